@@ -1,0 +1,141 @@
+// The hardware seam: devices, streams, events, memory, communicators.
+//
+// Shaped for asynchronous devices: everything that takes time is enqueued on a stream and returns
+// at once; work on one stream runs in order, work on different streams in any order unless an event
+// orders it. `host` runs streams as strands on a thread pool; `sim` runs them in an adversarial,
+// seeded order in an address space of its own; `cuda` comes later.
+//
+// Threads: a Device and what it makes are thread-compatible: one executor makes every call.
+//   Communicator::Abort may come from any thread. Callbacks run on threads of the backend, or
+//   inside a call that enqueues work on any of its streams; they must not block, and may enqueue.
+// Ownership: streams, events and communicators must not outlive their device, nor it its backend.
+//   Destroying a stream does not stop the work on it. Destroying a communicator ends the calls of
+//   other members that wait for this one with ABORTED. Destroying the backend waits for work that
+//   is running and drops work that waits: its callbacks never run.
+#ifndef CHORUS_CORE_BACKEND_BACKEND_H_
+#define CHORUS_CORE_BACKEND_BACKEND_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "core/graph/graph.h"
+#include "core/tensor/type.h"
+
+namespace chorus {
+
+struct NodeView;  // core/ops/op.h
+
+// An address in a device's own address space. Only backends with host_addressable may turn it into
+// a pointer. 0: no memory (zero bytes).
+using DeviceAddress = uint64_t;
+
+// A local op made ready for a device: attributes and types were read when it was made, running it
+// only needs addresses. Usable on every device of the backend that made it; it must not outlive
+// the backend and must outlive the calls that use it.
+class Kernel {
+ public:
+  virtual ~Kernel() = default;
+};
+
+struct KernelCall {
+  const Kernel* kernel = nullptr;
+  absl::InlinedVector<DeviceAddress, 4> inputs;  // of the types that the kernel was made for
+  absl::InlinedVector<DeviceAddress, 2> outputs;
+};
+
+// One member's part in a collective. Members of one communicator enqueue the same calls in the same
+// order; the i-th call of each member meets the i-th of the others.
+struct CollectiveCall {
+  CollectiveKind kind = CollectiveKind::kUnspecified;
+  Reduction reduction = Reduction::kNone;
+  DType dtype = DType::kUnspecified;
+  int64_t count = 0;  // elements of one input (reduce_scatter: of one of its inputs)
+  int32_t root = -1;  // broadcast, reduce: member; send, recv: the peer
+  // Which members take part, ascending; empty: all. Members that are missing give zeros (a missing
+  // broadcast root as well) and do not enqueue. Calls meet among equal sets of members: the i-th
+  // call of each member with this set. A send or recv meets in the pair of its two members.
+  std::vector<int32_t> present;
+  std::vector<DeviceAddress> inputs;  // all_reduce 1; reduce_scatter one a member; recv none ...
+  // all_gather one a member. Where devices share an address space, members may pass equal addresses
+  // (one copy of an equal result): such a result is written once. 0 for an output with elements:
+  // the caller reads the producer's memory itself (no move), the call only orders. in == out is
+  // allowed.
+  std::vector<DeviceAddress> outputs;
+};
+
+// A point in a stream's work. Recorded again, it means the latest record.
+class Event {
+ public:
+  virtual ~Event() = default;
+};
+
+class Stream {
+ public:
+  virtual ~Stream() = default;
+  virtual void Record(Event* event) = 0;
+  // What follows on this stream starts after the event's record (as of this call) has passed.
+  virtual void Wait(const Event* event) = 0;
+  virtual void Launch(KernelCall call) = 0;
+  // Within the memory of the stream's device; between devices bytes move in communicators.
+  virtual void Copy(DeviceAddress to, DeviceAddress from, int64_t bytes) = 0;
+  virtual void CopyFromHost(DeviceAddress to, const void* from, int64_t bytes) = 0;
+  virtual void CopyToHost(void* to, DeviceAddress from, int64_t bytes) = 0;
+  // Runs `done` when everything before it has passed. `status` is the first failure on this stream
+  // since the last Callback on it, or OK; a failed item does not stop those behind it.
+  virtual void Callback(std::function<void(absl::Status status)> done) = 0;
+};
+
+// Failure: after Abort, or after a call failed, the communicator is broken: calls that wait for a
+//   peer end with the abort's status, later ones fail with FAILED_PRECONDITION; only destruction is
+//   useful. The streams stay usable.
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  // INVALID_ARGUMENT (counts, root, members, operands) and UNIMPLEMENTED (kind, dtype, reduction):
+  // checked before anything is enqueued; still usable. A call that disagrees with the call of
+  // another member that it meets is enqueued, and ends with INTERNAL on all of them.
+  virtual absl::Status Enqueue(const CollectiveCall& call, Stream* stream) = 0;
+  virtual void Abort(absl::Status why) = 0;
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+  // RESOURCE_EXHAUSTED with need and free. Aligned to 64 bytes at least.
+  virtual absl::StatusOr<DeviceAddress> Allocate(int64_t bytes) = 0;
+  virtual void Free(DeviceAddress address) = 0;
+  virtual std::unique_ptr<Stream> CreateStream() = 0;
+  virtual std::unique_ptr<Event> CreateEvent() = 0;
+  // The kernel of a local node that passed InferTypes (core/ops/registry.h), with the output types
+  // that it gave; both are only read during the call. INTERNAL: the op has no kernel here.
+  virtual absl::StatusOr<std::unique_ptr<Kernel>> MakeKernel(
+      const NodeView& node, absl::Span<const TensorType> outputs) = 0;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual absl::string_view name() const = 0;  // "host"
+  virtual int device_count() const = 0;
+  virtual Device* device(int index) = 0;
+  // True: device addresses are pointers of this process and all devices share them, so that results
+  // may be shared and arenas are device memory.
+  virtual bool host_addressable() const = 0;
+  // Member `member` of the communicator of `devices` (indices; members on one device must enqueue
+  // on different streams). Members of the same `id` meet; an id is free again when all its members
+  // are gone. The call does not wait for the others. INVALID_ARGUMENT: devices that differ from
+  // those of the id's other members, or a member that is open already.
+  virtual absl::StatusOr<std::unique_ptr<Communicator>> OpenCommunicator(
+      uint64_t id, absl::Span<const int> devices, int member) = 0;
+};
+
+}  // namespace chorus
+
+#endif  // CHORUS_CORE_BACKEND_BACKEND_H_

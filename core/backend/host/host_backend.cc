@@ -1,0 +1,356 @@
+#include "core/backend/host/host_backend.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "core/backend/reduction.h"
+#include "core/backend/stream_engine.h"
+#include "core/base/error.h"
+
+namespace chorus {
+namespace {
+
+constexpr int64_t kAlignment = 64;
+// What an item costs beside its bytes, in bytes: a caller is not kept by any number of small items.
+constexpr int64_t kItemCost = 512;
+// Kernels state their cost in bytes or multiply-adds: so much of it runs where it is enqueued, and
+// larger kernels are cut into pieces of it.
+constexpr int64_t kInlineKernelCost = 256 << 10;
+// Work that reads and writes more than this writes past the caches, which would have to read each
+// line before it is overwritten and keep what nobody reads soon. (The cache that the system reports
+// is the whole machine's, of which a process has a share.)
+constexpr int64_t kStreamingBytes = 8 << 20;
+
+class HostEngine : public StreamEngine {
+ public:
+  explicit HostEngine(const HostBackendOptions& options)
+      : StreamEngine(options.make_kernel, nullptr), options_(options) {}
+
+  ~HostEngine() override {
+    MutexLock lock(&mutex_);
+    closing_ = true;
+    ready_.clear();
+    while (in_flight_ > 0) landed_.Wait(&mutex_);
+  }
+
+ private:
+  // The engine whose ready streams this thread is running, further up its stack: callbacks may
+  // enqueue, and what that makes ready is run when they have returned.
+  static thread_local const HostEngine* draining;
+
+  void Schedule() override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (ready_.empty() || draining == this) return;
+    Drain(/*on_pool=*/false);
+  }
+
+  void ScheduleElsewhere() override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { PostReady(); }
+
+  void PostReady() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    for (StreamState* stream : ready_) PostStream(stream);
+    ready_.clear();
+  }
+
+  void PostStream(StreamState* stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    ++in_flight_;
+    stream->run = [](ThreadPool::Task* task) {
+      auto* state = static_cast<StreamState*>(task);
+      static_cast<HostEngine*>(state->engine)->RunPosted(state);
+    };
+    options_.pool->Post(stream);
+  }
+
+  void RunPosted(StreamState* stream) ABSL_LOCKS_EXCLUDED(mutex_) {
+    MutexLock lock(&mutex_);
+    ready_.push_back(stream);
+    Drain(/*on_pool=*/true);
+    Land();
+  }
+
+  void Land() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (--in_flight_ == 0) landed_.SignalAll();
+  }
+
+  void Drain(bool on_pool) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (closing_) {
+      ready_.clear();
+      return;
+    }
+    const HostEngine* const outer = draining;
+    draining = this;
+    int64_t budget = options_.inline_bytes;
+    while (!ready_.empty()) {
+      if (budget < 0) {
+        PostReady();
+        break;
+      }
+      StreamState* stream = ready_.front();
+      ready_.erase(ready_.begin());
+      RunStream(stream, on_pool, &budget);
+    }
+    draining = outer;
+  }
+
+  void RunStream(StreamState* stream, bool on_pool, int64_t* budget)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    Item work;
+    while (!closing_ && Begin(stream, &work)) {
+      mutex_.Unlock();
+      absl::Status status;
+      bool ended = true;
+      Meeting* meeting = nullptr;
+      if (auto* callback = absl::get_if<CallbackItem>(&work)) {
+        callback->done(std::move(callback->status));
+        callback->done = nullptr;  // what it holds is released outside the mutex
+        *budget -= kItemCost;
+      } else if (auto* collective = absl::get_if<CollectiveItem>(&work)) {
+        meeting = collective->meeting;
+        status = RunMeeting(meeting, on_pool, budget, &ended);
+      } else if (auto* kernel = absl::get_if<KernelCall>(&work)) {
+        status = RunKernel(stream, *kernel, on_pool, budget, &ended);
+      } else {
+        status = RunCopy(stream, absl::get<CopyItem>(work), on_pool, budget, &ended);
+      }
+      mutex_.Lock();
+      if (!ended) return;
+      if (meeting != nullptr) {
+        FinishMeeting(meeting, status);
+        return;  // this stream is in ready_ like those of the other members, if it has more to do
+      }
+      Advance(stream, status);
+      if (*budget < 0) {
+        Requeue(stream);
+        return;
+      }
+    }
+  }
+
+  // Runs the chunks on the pool. `finish` is called with the mutex held when they have ended.
+  // A thread of the pool works on them itself, another only with the budget that it has left.
+  template <typename Chunk, typename Finish>
+  void RunOnPool(int64_t chunks, int64_t chunk_cost, bool on_pool, int64_t* budget, Chunk chunk,
+                 Finish finish) ABSL_LOCKS_EXCLUDED(mutex_) {
+    const int64_t own = on_pool ? chunks : std::max<int64_t>(0, *budget / chunk_cost);
+    *budget -= std::min(own, chunks) * chunk_cost;
+    {
+      MutexLock lock(&mutex_);
+      ++in_flight_;
+    }
+    RunInChunks(options_.pool, chunks, own, std::move(chunk), [this, finish] {
+      MutexLock lock(&mutex_);
+      finish();
+      // Where this thread joined in the work, it is draining already.
+      if (draining != this) Drain(/*on_pool=*/true);
+      Land();
+    });
+  }
+
+  absl::Status RunMeeting(Meeting* meeting, bool on_pool, int64_t* budget, bool* ended)
+      ABSL_LOCKS_EXCLUDED(mutex_) {
+    CHORUS_RETURN_IF_ERROR(PrepareMeeting(meeting));
+    const CollectiveWork& work = WorkOf(*meeting);
+    const int64_t traffic = work.traffic_bytes();
+    *budget -= kItemCost;
+    if (traffic <= options_.inline_bytes) {
+      constexpr int64_t kWhole = std::numeric_limits<int64_t>::max() / 2;
+      const int64_t chunks = work.num_chunks(kWhole);
+      for (int64_t i = 0; i < chunks; ++i) work.RunChunk(i, kWhole, false);
+      *budget -= traffic;
+      return absl::OkStatus();
+    }
+    *ended = false;
+    const int64_t chunk_bytes = work.ChunkBytes(options_.chunk_bytes);
+    const bool streaming = traffic > kStreamingBytes;
+    RunOnPool(
+        work.num_chunks(chunk_bytes), options_.chunk_bytes, on_pool, budget,
+        [&work, chunk_bytes, streaming](int64_t i) { work.RunChunk(i, chunk_bytes, streaming); },
+        [this, meeting]()
+            ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { FinishMeeting(meeting, absl::OkStatus()); });
+    return absl::OkStatus();
+  }
+
+  absl::Status RunCopy(StreamState* stream, const CopyItem& item, bool on_pool, int64_t* budget,
+                       bool* ended) ABSL_LOCKS_EXCLUDED(mutex_) {
+    CHORUS_ASSIGN_OR_RETURN(const ResolvedCopy copy, Resolve(item, stream->device));
+    *budget -= kItemCost;
+    if (2 * copy.bytes <= options_.inline_bytes) {
+      CopyBytes(copy.to, copy.from, copy.bytes, false);
+      *budget -= 2 * copy.bytes;
+      return absl::OkStatus();
+    }
+    *ended = false;
+    const int64_t chunk_bytes = std::max<int64_t>(1, options_.chunk_bytes / 2);
+    const bool streaming = 2 * copy.bytes > kStreamingBytes;
+    RunOnPool((copy.bytes + chunk_bytes - 1) / chunk_bytes, options_.chunk_bytes, on_pool, budget,
+              [copy, chunk_bytes, streaming](int64_t i) {
+                const int64_t begin = i * chunk_bytes;
+                CopyBytes(static_cast<char*>(copy.to) + begin,
+                          static_cast<const char*>(copy.from) + begin,
+                          std::min(chunk_bytes, copy.bytes - begin), streaming);
+              },
+              [this, stream]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+                Advance(stream, absl::OkStatus());
+                Requeue(stream);
+              });
+    return absl::OkStatus();
+  }
+
+  struct KernelRun {
+    ResolvedKernel call;
+    int64_t units_per_chunk = 1;
+    Mutex mutex;
+    absl::Status status ABSL_GUARDED_BY(mutex);
+  };
+
+  absl::Status RunKernel(StreamState* stream, const KernelCall& call, bool on_pool, int64_t* budget,
+                         bool* ended) ABSL_LOCKS_EXCLUDED(mutex_) {
+    CHORUS_ASSIGN_OR_RETURN(ResolvedKernel resolved, Resolve(call, stream->device));
+    const int64_t cost = CostOf(call);
+    *budget -= kItemCost;
+    if (cost <= kInlineKernelCost) {
+      *budget -= 4 * cost;
+      return resolved.kernel->RunAll(absl::MakeConstSpan(resolved.inputs),
+                                     absl::MakeConstSpan(resolved.outputs));
+    }
+    *ended = false;
+    auto run = std::make_shared<KernelRun>();
+    const int64_t units = resolved.kernel->units();
+    const int64_t chunks = std::min(units, (cost + kInlineKernelCost - 1) / kInlineKernelCost);
+    run->units_per_chunk = (units + chunks - 1) / chunks;
+    run->call = std::move(resolved);
+    RunOnPool((units + run->units_per_chunk - 1) / run->units_per_chunk, options_.inline_bytes + 1,
+              on_pool, budget,
+              [run, units](int64_t i) {
+                const int64_t begin = i * run->units_per_chunk;
+                absl::Status status = run->call.kernel->Run(
+                    absl::MakeConstSpan(run->call.inputs), absl::MakeConstSpan(run->call.outputs),
+                    begin, std::min(units, begin + run->units_per_chunk));
+                if (status.ok()) return;
+                MutexLock lock(&run->mutex);
+                if (run->status.ok()) run->status = std::move(status);
+              },
+              [this, stream, run]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+                absl::Status status;
+                {
+                  MutexLock lock(&run->mutex);
+                  status = run->status;
+                }
+                Advance(stream, status);
+                Requeue(stream);
+              });
+    return absl::OkStatus();
+  }
+
+  const HostBackendOptions options_;
+  bool closing_ ABSL_GUARDED_BY(mutex_) = false;
+  int64_t in_flight_ ABSL_GUARDED_BY(mutex_) = 0;  // posted streams and chunked work
+  CondVar landed_;
+};
+
+thread_local const HostEngine* HostEngine::draining = nullptr;
+
+class HostMemory {
+ public:
+  explicit HostMemory(int64_t limit) : limit_(limit) {}
+  ~HostMemory() {
+    for (const auto& block : blocks_) std::free(reinterpret_cast<void*>(block.first));
+  }
+
+  absl::StatusOr<DeviceAddress> Allocate(int64_t bytes) {
+    if (bytes < 0) return BadType(absl::StrCat("an allocation of ", bytes, " bytes"));
+    if (bytes == 0) return DeviceAddress{0};
+    MutexLock lock(&mutex_);
+    const int64_t free_bytes = limit_ - used_;
+    void* memory = nullptr;
+    if (bytes <= free_bytes) {
+      memory = std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
+    }
+    if (memory == nullptr) {
+      return MakeError(absl::StatusCode::kResourceExhausted, Reason::kOutOfMemory,
+                       absl::StrCat("host devices: need ", bytes, " bytes, ", free_bytes, " of ",
+                                    limit_, " are free"));
+    }
+    const auto address = reinterpret_cast<DeviceAddress>(memory);
+    blocks_[address] = bytes;
+    used_ += bytes;
+    return address;
+  }
+
+  void Free(DeviceAddress address) {
+    MutexLock lock(&mutex_);
+    const auto it = blocks_.find(address);
+    if (it == blocks_.end()) return;
+    used_ -= it->second;
+    blocks_.erase(it);
+    std::free(reinterpret_cast<void*>(address));
+  }
+
+ private:
+  const int64_t limit_;
+  Mutex mutex_;
+  int64_t used_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::flat_hash_map<DeviceAddress, int64_t> blocks_ ABSL_GUARDED_BY(mutex_);
+};
+
+class HostDevice : public Device {
+ public:
+  HostDevice(int index, StreamEngine* engine, HostMemory* memory)
+      : index_(index), engine_(engine), memory_(memory) {}
+  absl::StatusOr<DeviceAddress> Allocate(int64_t bytes) override {
+    return memory_->Allocate(bytes);
+  }
+  void Free(DeviceAddress address) override { memory_->Free(address); }
+  std::unique_ptr<Stream> CreateStream() override { return engine_->CreateStream(index_); }
+  std::unique_ptr<Event> CreateEvent() override { return engine_->CreateEvent(); }
+  absl::StatusOr<std::unique_ptr<Kernel>> MakeKernel(
+      const NodeView& node, absl::Span<const TensorType> outputs) override {
+    return engine_->MakeKernel(node, outputs);
+  }
+
+ private:
+  const int index_;
+  StreamEngine* const engine_;
+  HostMemory* const memory_;
+};
+
+class HostBackend : public Backend {
+ public:
+  explicit HostBackend(const HostBackendOptions& options)
+      : memory_(options.memory_bytes), engine_(options) {
+    for (int i = 0; i < options.devices; ++i) {
+      devices_.push_back(std::make_unique<HostDevice>(i, &engine_, &memory_));
+    }
+  }
+  absl::string_view name() const override { return "host"; }
+  int device_count() const override { return static_cast<int>(devices_.size()); }
+  Device* device(int index) override { return devices_[index].get(); }
+  bool host_addressable() const override { return true; }
+  absl::StatusOr<std::unique_ptr<Communicator>> OpenCommunicator(uint64_t id,
+                                                                 absl::Span<const int> devices,
+                                                                 int member) override {
+    for (const int device : devices) {
+      if (device < 0 || device >= device_count()) {
+        return BadType(absl::StrCat("communicator ", id, ": no device host:", device, " among ",
+                                    device_count()));
+      }
+    }
+    return engine_.OpenCommunicator(id, devices, member);
+  }
+
+ private:
+  HostMemory memory_;  // outlives the work that uses it
+  HostEngine engine_;
+  std::vector<std::unique_ptr<HostDevice>> devices_;
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> CreateHostBackend(const HostBackendOptions& options) {
+  return std::make_unique<HostBackend>(options);
+}
+
+}  // namespace chorus

@@ -1,0 +1,39 @@
+// The devices that every machine has: k virtual ones, computed by the CPU.
+//
+// Streams are strands: a stream's work runs in order, on whichever thread is at hand. Small work
+// runs at once inside the call that enqueued it, or that enqueued what it waited for; more than a
+// megabyte of it goes to the pool, large items cut over all of the pool's threads. No
+// thread ever blocks for a stream: one that waits for an event or for the members of a collective
+// is taken up again by the thread that lets it go on. So there may be more devices than cores.
+//
+// Threads: stricter users may rely on more than backend.h says: everything is thread-safe.
+#ifndef CHORUS_CORE_BACKEND_HOST_HOST_BACKEND_H_
+#define CHORUS_CORE_BACKEND_HOST_HOST_BACKEND_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "core/backend/backend.h"
+#include "core/base/thread_pool.h"
+#include "core/ops/host_kernel.h"
+
+namespace chorus {
+
+struct HostBackendOptions {
+  int devices = 1;
+  ThreadPool* pool = nullptr;               // must outlive the backend
+  HostKernelFactory make_kernel = nullptr;  // MakeHostKernel of core/ops/host_kernels.h
+  int64_t memory_bytes = int64_t{1} << 40;  // that all devices may allocate together
+  // Work up to this many bytes read and written runs where it is enqueued, and so much of larger
+  // work, while the pool's threads wake up. That takes about as long as the waking, some 20 us
+  // (benchmarks/backend_bench).
+  int64_t inline_bytes = 1 << 20;
+  // Larger work is cut into pieces of about so many bytes read and written.
+  int64_t chunk_bytes = 512 << 10;
+};
+
+std::unique_ptr<Backend> CreateHostBackend(const HostBackendOptions& options);
+
+}  // namespace chorus
+
+#endif  // CHORUS_CORE_BACKEND_HOST_HOST_BACKEND_H_

@@ -1,0 +1,96 @@
+#include "core/backend/sim/sim_memory.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/error.h"
+
+namespace chorus {
+namespace {
+
+// Bits 48 to 63 are not all equal, so no processor takes such an address.
+constexpr DeviceAddress kFirst = DeviceAddress{0x5100} << 48;
+constexpr int64_t kAlignment = 64;
+// Between allocations, so that running over the end of one never lands in the next.
+constexpr int64_t kGap = 4096;
+constexpr size_t kMostFreedBlocks = 4096;
+constexpr int64_t kMostFreedBytes = int64_t{128} << 20;
+
+absl::Status Wrong(absl::string_view what) {
+  return MakeError(absl::StatusCode::kInternal, Reason::kInternal, what);
+}
+
+}  // namespace
+
+absl::StatusOr<DeviceAddress> SimMemory::Allocate(int device, int64_t bytes) {
+  if (bytes < 0) return BadType(absl::StrCat("an allocation of ", bytes, " bytes"));
+  if (bytes == 0) return DeviceAddress{0};
+  MutexLock lock(&mutex_);
+  char* memory = nullptr;
+  const int64_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  if (bytes <= limit_ - used_) {
+    memory = static_cast<char*>(std::aligned_alloc(kAlignment, rounded));
+  }
+  if (memory == nullptr) {
+    return MakeError(absl::StatusCode::kResourceExhausted, Reason::kOutOfMemory,
+                     absl::StrCat("sim:", device, ": need ", bytes, " bytes, ", limit_ - used_,
+                                  " of ", limit_, " are free"));
+  }
+  for (int64_t i = 0; i < rounded; i += sizeof(kFresh)) {
+    std::memcpy(memory + i, &kFresh, sizeof(kFresh));
+  }
+  const DeviceAddress address = kFirst + next_;
+  next_ += rounded + kGap;
+  Block& block = blocks_[address];
+  block.device = device;
+  block.bytes = bytes;
+  block.memory.reset(memory);
+  used_ += bytes;
+  return address;
+}
+
+void SimMemory::Free(DeviceAddress address) {
+  MutexLock lock(&mutex_);
+  const auto it = blocks_.find(address);
+  if (it == blocks_.end() || it->second.freed) return;
+  Block& block = it->second;
+  std::memset(block.memory.get(), kFreed, block.bytes);
+  block.freed = true;
+  used_ -= block.bytes;
+  freed_.push_back(address);
+  freed_bytes_ += block.bytes;
+  while (freed_.size() > kMostFreedBlocks || freed_bytes_ > kMostFreedBytes) {
+    const auto oldest = blocks_.find(freed_.front());
+    freed_bytes_ -= oldest->second.bytes;
+    blocks_.erase(oldest);
+    freed_.pop_front();
+  }
+}
+
+absl::Status SimMemory::Resolve(int device, DeviceAddress address, int64_t bytes,
+                                void** pointer) const {
+  MutexLock lock(&mutex_);
+  const auto name = [address, bytes] {
+    return absl::StrCat(bytes, " bytes at 0x", absl::Hex(address));
+  };
+  auto it = blocks_.upper_bound(address);
+  if (it == blocks_.begin()) return Wrong(absl::StrCat(name(), " are no device memory"));
+  --it;
+  const Block& block = it->second;
+  const auto offset = static_cast<int64_t>(address - it->first);
+  if (offset >= block.bytes || bytes > block.bytes - offset) {
+    return Wrong(absl::StrCat(name(), " lie outside all allocations; the nearest before has ",
+                              block.bytes, " bytes at 0x", absl::Hex(it->first)));
+  }
+  if (block.freed) return Wrong(absl::StrCat(name(), " were freed before they were used"));
+  if (block.device != device) {
+    return Wrong(absl::StrCat(name(), " belong to sim:", block.device,
+                              ", but are used by work on sim:", device));
+  }
+  *pointer = block.memory.get() + offset;
+  return absl::OkStatus();
+}
+
+}  // namespace chorus

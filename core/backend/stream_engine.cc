@@ -1,0 +1,587 @@
+#include "core/backend/stream_engine.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "core/base/error.h"
+
+namespace chorus {
+
+// One collective as its members' calls meet.
+struct StreamEngine::Meeting {
+  struct Part {
+    StreamState* stream = nullptr;  // null: this member has not called
+    bool reached = false;           // its stream stands at the call
+    std::vector<DeviceAddress> inputs;
+    std::vector<DeviceAddress> outputs;
+  };
+
+  Group* group = nullptr;
+  // Of the first caller, without operands; send and recv have become one call whose root sends.
+  CollectiveCall call;
+  int32_t expected = 0;
+  int32_t arrived = 0;
+  int32_t reached = 0;
+  int32_t passed = 0;
+  bool started = false;
+  absl::Status failure;
+  std::vector<Part> parts;  // by member
+  std::vector<CollectiveWork::Operands> operands;
+  CollectiveWork work;
+};
+
+// The calls of one set of members: each member's i-th call meets the others' i-th.
+struct StreamEngine::Channel {
+  std::vector<int32_t> present;     // empty: all
+  std::deque<Meeting*> incomplete;  // in order; somebody has still to call
+  uint64_t first = 0;               // number of the first of them
+  std::vector<uint64_t> next;       // by member: the number of its next call
+};
+
+struct StreamEngine::Group {
+  uint64_t id = 0;
+  std::vector<int> devices;
+  std::vector<bool> open;
+  int32_t num_open = 0;
+  absl::Status broken;
+  Channel all;
+  std::vector<std::unique_ptr<Channel>> subsets;
+  std::vector<Meeting*> live;  // in any order
+  std::vector<Meeting*> free;
+  std::vector<std::unique_ptr<Meeting>> meetings;  // all of them
+
+  int size() const { return static_cast<int>(devices.size()); }
+};
+
+// --- Items ---
+
+void StreamEngine::ItemQueue::Push(Item item) {
+  if (size_ == slots_.size()) {
+    std::vector<Item> larger(std::max<size_t>(8, 2 * slots_.size()));
+    for (size_t i = 0; i < size_; ++i) {
+      larger[i] = std::move(slots_[(first_ + i) & (slots_.size() - 1)]);
+    }
+    slots_ = std::move(larger);
+    first_ = 0;
+  }
+  slots_[(first_ + size_) & (slots_.size() - 1)] = std::move(item);
+  ++size_;
+}
+
+void StreamEngine::ItemQueue::Pop() {
+  first_ = (first_ + 1) & (slots_.size() - 1);
+  --size_;
+}
+
+// --- Streams and events ---
+
+class StreamEngine::EngineEvent : public Event {
+ public:
+  // Guarded by the engine's mutex. Never recorded: passes at once.
+  StreamState* stream = nullptr;
+  uint64_t position = 0;
+};
+
+class StreamEngine::EngineStream : public Stream {
+ public:
+  EngineStream(StreamEngine* engine, StreamState* state) : engine_(engine), state_(state) {}
+  ~EngineStream() override {
+    MutexLock lock(&engine_->mutex_);
+    state_->released = true;
+    if (state_->state == StreamState::State::kIdle) engine_->Recycle(state_);
+  }
+
+  void Record(Event* event) override {
+    MutexLock lock(&engine_->mutex_);
+    auto* e = static_cast<EngineEvent*>(event);
+    e->stream = state_;
+    e->position = state_->enqueued;
+  }
+
+  void Wait(const Event* event) override {
+    MutexLock lock(&engine_->mutex_);
+    const auto* e = static_cast<const EngineEvent*>(event);
+    // Passed, or ordered by the stream itself.
+    if (e->stream == nullptr || e->stream == state_ || e->stream->completed >= e->position) return;
+    engine_->PushLocked(state_, WaitItem{e->stream, e->position});
+    engine_->Schedule();
+  }
+
+  void Launch(KernelCall call) override { engine_->Push(state_, std::move(call)); }
+
+  void Copy(DeviceAddress to, DeviceAddress from, int64_t bytes) override {
+    engine_->Push(state_, CopyItem{CopyItem::Direction::kOnDevice, to, from, bytes});
+  }
+  void CopyFromHost(DeviceAddress to, const void* from, int64_t bytes) override {
+    engine_->Push(state_, CopyItem{CopyItem::Direction::kFromHost, to,
+                                   reinterpret_cast<DeviceAddress>(from), bytes});
+  }
+  void CopyToHost(void* to, DeviceAddress from, int64_t bytes) override {
+    engine_->Push(state_, CopyItem{CopyItem::Direction::kToHost,
+                                   reinterpret_cast<DeviceAddress>(to), from, bytes});
+  }
+  void Callback(std::function<void(absl::Status)> done) override {
+    engine_->Push(state_, CallbackItem{std::move(done), absl::OkStatus()});
+  }
+
+  StreamState* state() const { return state_; }
+
+ private:
+  StreamEngine* const engine_;
+  StreamState* const state_;
+};
+
+StreamEngine::StreamEngine(HostKernelFactory make_kernel, const AddressSpace* space)
+    : make_kernel_(make_kernel), space_(space) {}
+
+StreamEngine::~StreamEngine() = default;
+
+std::unique_ptr<Stream> StreamEngine::CreateStream(int device) {
+  MutexLock lock(&mutex_);
+  if (free_streams_.empty()) {
+    streams_.push_back(std::make_unique<StreamState>());
+    streams_.back()->engine = this;
+    free_streams_.push_back(streams_.back().get());
+  }
+  StreamState* state = free_streams_.back();
+  free_streams_.pop_back();
+  state->released = false;
+  state->device = device;
+  return std::make_unique<EngineStream>(this, state);
+}
+
+std::unique_ptr<Event> StreamEngine::CreateEvent() { return std::make_unique<EngineEvent>(); }
+
+void StreamEngine::Push(StreamState* stream, Item item) {
+  MutexLock lock(&mutex_);
+  PushLocked(stream, std::move(item));
+  Schedule();
+}
+
+void StreamEngine::PushLocked(StreamState* stream, Item item) {
+  stream->items.Push(std::move(item));
+  ++stream->enqueued;
+  if (stream->state == StreamState::State::kIdle) MakeReady(stream);
+}
+
+void StreamEngine::MakeReady(StreamState* stream) {
+  stream->state = StreamState::State::kReady;
+  ready_.push_back(stream);
+}
+
+void StreamEngine::Recycle(StreamState* stream) {
+  stream->failure = absl::OkStatus();
+  free_streams_.push_back(stream);
+}
+
+void StreamEngine::Requeue(StreamState* stream) {
+  if (!stream->items.empty()) {
+    MakeReady(stream);
+    return;
+  }
+  stream->state = StreamState::State::kIdle;
+  if (stream->released) Recycle(stream);
+}
+
+bool StreamEngine::Begin(StreamState* stream, Item* work) {
+  while (!stream->items.empty()) {
+    Item& head = stream->items.front();
+    if (const auto* wait = absl::get_if<WaitItem>(&head)) {
+      if (wait->on->completed < wait->position) {
+        // The item stays: whoever makes the stream ready again has it looked at once more.
+        stream->state = StreamState::State::kBlocked;
+        wait->on->waiters.push_back({stream, wait->position});
+        return false;
+      }
+      stream->items.Pop();
+      Advance(stream, absl::OkStatus());
+      continue;
+    }
+    if (const auto* collective = absl::get_if<CollectiveItem>(&head)) {
+      Meeting* meeting = collective->meeting;
+      Meeting::Part& part = meeting->parts[collective->member];
+      if (!meeting->failure.ok()) {
+        stream->items.Pop();
+        Advance(stream, meeting->failure);
+        Pass(meeting);
+        continue;
+      }
+      part.reached = true;
+      if (++meeting->reached < meeting->expected) {
+        stream->items.Pop();
+        stream->state = StreamState::State::kBlocked;
+        return false;
+      }
+      meeting->started = true;
+    } else if (auto* callback = absl::get_if<CallbackItem>(&head)) {
+      callback->status = std::move(stream->failure);
+      stream->failure = absl::OkStatus();
+    }
+    *work = std::move(head);
+    stream->items.Pop();
+    return true;
+  }
+  Requeue(stream);
+  return false;
+}
+
+void StreamEngine::Advance(StreamState* stream, const absl::Status& status) {
+  ++stream->completed;
+  if (!status.ok() && stream->failure.ok()) stream->failure = Detached(status);
+  if (stream->waiters.empty()) return;
+  auto& waiters = stream->waiters;
+  size_t kept = 0;
+  for (const StreamState::Waiter& waiter : waiters) {
+    if (stream->completed >= waiter.position) {
+      MakeReady(waiter.stream);
+    } else {
+      waiters[kept++] = waiter;
+    }
+  }
+  waiters.resize(kept);
+}
+
+// --- Kernels and copies ---
+
+absl::StatusOr<std::unique_ptr<Kernel>> StreamEngine::MakeKernel(
+    const NodeView& node, absl::Span<const TensorType> outputs) {
+  auto prepared = std::make_unique<PreparedKernel>();
+  CHORUS_ASSIGN_OR_RETURN(prepared->kernel, make_kernel_(node, outputs));
+  for (const TensorType* input : node.inputs) prepared->input_bytes.push_back(input->num_bytes());
+  for (const TensorType& output : outputs) prepared->output_bytes.push_back(output.num_bytes());
+  prepared->cost = prepared->kernel->units() * prepared->kernel->cost_per_unit();
+  return std::unique_ptr<Kernel>(std::move(prepared));
+}
+
+int64_t StreamEngine::CostOf(const KernelCall& call) {
+  return static_cast<const PreparedKernel*>(call.kernel)->cost;
+}
+
+absl::StatusOr<StreamEngine::ResolvedKernel> StreamEngine::Resolve(const KernelCall& call,
+                                                                   int device) const {
+  const auto* prepared = static_cast<const PreparedKernel*>(call.kernel);
+  if (call.inputs.size() != prepared->input_bytes.size() ||
+      call.outputs.size() != prepared->output_bytes.size()) {
+    return MakeError(absl::StatusCode::kInternal, Reason::kInternal,
+                     absl::StrCat("a kernel of ", prepared->input_bytes.size(), " inputs and ",
+                                  prepared->output_bytes.size(), " outputs was launched with ",
+                                  call.inputs.size(), " and ", call.outputs.size()));
+  }
+  ResolvedKernel resolved;
+  resolved.kernel = prepared->kernel.get();
+  void* pointer = nullptr;
+  const auto resolve = [&](DeviceAddress address, int64_t bytes) {
+    if (space_ != nullptr && bytes > 0) return space_->Resolve(device, address, bytes, &pointer);
+    pointer = space_ == nullptr ? reinterpret_cast<void*>(address) : nullptr;
+    return absl::OkStatus();
+  };
+  for (size_t i = 0; i < call.inputs.size(); ++i) {
+    CHORUS_RETURN_IF_ERROR(resolve(call.inputs[i], prepared->input_bytes[i]));
+    resolved.inputs.push_back(pointer);
+  }
+  for (size_t i = 0; i < call.outputs.size(); ++i) {
+    CHORUS_RETURN_IF_ERROR(resolve(call.outputs[i], prepared->output_bytes[i]));
+    resolved.outputs.push_back(pointer);
+  }
+  return resolved;
+}
+
+absl::StatusOr<StreamEngine::ResolvedCopy> StreamEngine::Resolve(const CopyItem& item,
+                                                                 int device) const {
+  ResolvedCopy copy;
+  copy.bytes = item.bytes;
+  copy.to = reinterpret_cast<void*>(item.to);
+  void* from = reinterpret_cast<void*>(item.from);
+  if (space_ != nullptr && item.bytes > 0) {
+    if (item.direction != CopyItem::Direction::kToHost) {
+      CHORUS_RETURN_IF_ERROR(space_->Resolve(device, item.to, item.bytes, &copy.to));
+    }
+    if (item.direction != CopyItem::Direction::kFromHost) {
+      CHORUS_RETURN_IF_ERROR(space_->Resolve(device, item.from, item.bytes, &from));
+    }
+  }
+  copy.from = from;
+  return copy;
+}
+
+// --- Communicators ---
+
+class StreamEngine::EngineCommunicator : public Communicator {
+ public:
+  EngineCommunicator(StreamEngine* engine, Group* group, int member)
+      : engine_(engine), group_(group), member_(member) {}
+  ~EngineCommunicator() override { engine_->CloseMember(group_, member_); }
+
+  absl::Status Enqueue(const CollectiveCall& call, Stream* stream) override {
+    CHORUS_RETURN_IF_ERROR(CheckCall(call, group_->size(), member_));
+    return engine_->EnqueueCall(group_, member_, call, static_cast<EngineStream*>(stream)->state());
+  }
+
+  void Abort(absl::Status why) override {
+    MutexLock lock(&engine_->mutex_);
+    engine_->Break(group_, why);
+    engine_->ScheduleElsewhere();
+  }
+
+ private:
+  StreamEngine* const engine_;
+  Group* const group_;  // its devices never change
+  const int member_;
+};
+
+absl::StatusOr<std::unique_ptr<Communicator>> StreamEngine::OpenCommunicator(
+    uint64_t id, absl::Span<const int> devices, int member) {
+  const int size = static_cast<int>(devices.size());
+  if (member < 0 || member >= size) {
+    return BadType(absl::StrCat("communicator ", id, ": member ", member, " of ", size));
+  }
+  MutexLock lock(&mutex_);
+  std::unique_ptr<Group>& slot = groups_[id];
+  if (slot == nullptr) {
+    slot = std::make_unique<Group>();
+    slot->id = id;
+    slot->devices.assign(devices.begin(), devices.end());
+    slot->open.assign(size, false);
+    slot->all.next.assign(size, 0);
+  } else if (slot->devices != std::vector<int>(devices.begin(), devices.end())) {
+    return BadType(absl::StrCat("communicator ", id, " is of devices [",
+                                absl::StrJoin(slot->devices, ","), "], member ", member,
+                                " opens it for [", absl::StrJoin(devices, ","), "]"));
+  } else if (slot->open[member]) {
+    return BadType(absl::StrCat("communicator ", id, ": member ", member, " is open already"));
+  }
+  slot->open[member] = true;
+  ++slot->num_open;
+  return std::unique_ptr<Communicator>(
+      std::make_unique<EngineCommunicator>(this, slot.get(), member));
+}
+
+namespace {
+
+bool IsPair(CollectiveKind kind) {
+  return kind == CollectiveKind::kSend || kind == CollectiveKind::kRecv;
+}
+
+// The members that take part, when they are not all.
+std::vector<int32_t> Participants(const CollectiveCall& call, int size, int member) {
+  std::vector<int32_t> present = call.present;
+  if (IsPair(call.kind)) {
+    const bool peer =
+        present.empty() || std::find(present.begin(), present.end(), call.root) != present.end();
+    present = {member};
+    if (peer) present.push_back(call.root);
+    std::sort(present.begin(), present.end());
+  }
+  if (static_cast<int>(present.size()) == size) present.clear();
+  return present;
+}
+
+// The same for all members of one meeting.
+CollectiveKind MeetingKind(CollectiveKind kind) {
+  return kind == CollectiveKind::kRecv ? CollectiveKind::kSend : kind;
+}
+int32_t MeetingRoot(const CollectiveCall& call, int member) {
+  return call.kind == CollectiveKind::kSend ? member : call.root;
+}
+
+std::string Describe(const CollectiveCall& call) {
+  return absl::StrCat("{kind ", static_cast<int>(call.kind), ", reduction ",
+                      static_cast<int>(call.reduction), ", dtype ", static_cast<int>(call.dtype),
+                      ", count ", call.count, ", root ", call.root, "}");
+}
+
+}  // namespace
+
+StreamEngine::Meeting* StreamEngine::Join(Group* group, int member, const CollectiveCall& call) {
+  Channel* channel = &group->all;
+  std::vector<int32_t> present;
+  if (!call.present.empty() || IsPair(call.kind)) {
+    present = Participants(call, group->size(), member);
+    if (!present.empty()) {
+      const auto found = std::find_if(group->subsets.begin(), group->subsets.end(),
+                                      [&](const auto& c) { return c->present == present; });
+      if (found != group->subsets.end()) {
+        channel = found->get();
+      } else {
+        group->subsets.push_back(std::make_unique<Channel>());
+        channel = group->subsets.back().get();
+        channel->present = present;
+        channel->next.assign(group->size(), 0);
+      }
+    }
+  }
+
+  const uint64_t index = channel->next[member]++ - channel->first;
+  if (index == channel->incomplete.size()) {
+    if (group->free.empty()) {
+      group->meetings.push_back(std::make_unique<Meeting>());
+      group->free.push_back(group->meetings.back().get());
+      group->free.back()->group = group;
+      group->free.back()->parts.resize(group->size());
+    }
+    Meeting* fresh = group->free.back();
+    group->free.pop_back();
+    fresh->call.kind = MeetingKind(call.kind);
+    fresh->call.reduction = call.reduction;
+    fresh->call.dtype = call.dtype;
+    fresh->call.count = call.count;
+    fresh->call.root = MeetingRoot(call, member);
+    fresh->expected = present.empty() ? group->size() : static_cast<int32_t>(present.size());
+    fresh->arrived = fresh->reached = fresh->passed = 0;
+    fresh->started = false;
+    fresh->failure = absl::OkStatus();
+    for (Meeting::Part& part : fresh->parts) {
+      part.stream = nullptr;
+      part.reached = false;
+    }
+    group->live.push_back(fresh);
+    channel->incomplete.push_back(fresh);
+  }
+  Meeting* meeting = channel->incomplete[index];
+  Meeting::Part& part = meeting->parts[member];
+  part.inputs.assign(call.inputs.begin(), call.inputs.end());
+  part.outputs.assign(call.outputs.begin(), call.outputs.end());
+  // Members call in the same order, so the first meeting is complete first.
+  if (++meeting->arrived == meeting->expected) {
+    channel->incomplete.pop_front();
+    ++channel->first;
+    if (channel != &group->all && channel->incomplete.empty()) {
+      group->subsets.erase(std::find_if(group->subsets.begin(), group->subsets.end(),
+                                        [channel](const auto& c) { return c.get() == channel; }));
+    }
+  }
+  return meeting;
+}
+
+absl::Status StreamEngine::EnqueueCall(Group* group, int member, const CollectiveCall& call,
+                                       StreamState* stream) {
+  MutexLock lock(&mutex_);
+  if (!group->broken.ok()) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, ErrorOf(group->broken).reason,
+                     absl::StrCat("communicator ", group->id,
+                                  " is broken, open another: ", group->broken.message()));
+  }
+  Meeting* meeting = Join(group, member, call);
+  meeting->parts[member].stream = stream;
+  const CollectiveCall& first = meeting->call;
+  const bool barrier = first.kind == CollectiveKind::kBarrier;
+  const bool same =
+      MeetingKind(call.kind) == first.kind &&
+      (barrier || (call.dtype == first.dtype && call.count == first.count &&
+                   call.reduction == first.reduction && MeetingRoot(call, member) == first.root));
+  PushLocked(stream, CollectiveItem{meeting, member});
+  if (!same) {
+    Break(group, MakeError(absl::StatusCode::kInternal, Reason::kInternal,
+                           absl::StrCat("communicator ", group->id, ": member ", member, " calls ",
+                                        Describe(call), " where others call ", Describe(first))));
+  }
+  Schedule();
+  return absl::OkStatus();
+}
+
+absl::Status StreamEngine::PrepareMeeting(Meeting* meeting) {
+  const size_t size = meeting->parts.size();
+  meeting->operands.resize(size);
+  for (size_t m = 0; m < size; ++m) {
+    const Meeting::Part& part = meeting->parts[m];
+    meeting->operands[m] = {part.stream != nullptr, meeting->group->devices[m], &part.inputs,
+                            &part.outputs};
+  }
+  return meeting->work.Prepare(meeting->call, meeting->operands, space_);
+}
+
+const CollectiveWork& StreamEngine::WorkOf(const Meeting& meeting) { return meeting.work; }
+
+void StreamEngine::FinishMeeting(Meeting* meeting, const absl::Status& status) {
+  // A failed call breaks the communicator, for the members' data no longer agree.
+  if (!status.ok()) Break(meeting->group, status);
+  // The last Pass may free the meeting.
+  int32_t left = meeting->expected;
+  for (size_t m = 0; left > 0; ++m) {
+    StreamState* stream = meeting->parts[m].stream;
+    if (stream == nullptr) continue;
+    --left;
+    Advance(stream, status);
+    Requeue(stream);
+    Pass(meeting);
+  }
+}
+
+void StreamEngine::Pass(Meeting* meeting) {
+  // A failed meeting ends with the members that had called: nobody else can any more.
+  if (++meeting->passed < meeting->arrived) return;
+  Group* group = meeting->group;
+  group->live.erase(std::find(group->live.begin(), group->live.end(), meeting));
+  group->free.push_back(meeting);
+  RetireIfUnused(group);
+}
+
+void StreamEngine::FailMeeting(Meeting* meeting, const absl::Status& why) {
+  meeting->failure = why;
+  // Streams that stand at the call go on, the others find the failure when they come to it. The
+  // last Pass frees the meeting.
+  int32_t left = meeting->reached;
+  for (size_t m = 0; left > 0 && m < meeting->parts.size(); ++m) {
+    Meeting::Part& part = meeting->parts[m];
+    if (!part.reached) continue;
+    part.reached = false;
+    --left;
+    Advance(part.stream, why);
+    Requeue(part.stream);
+    Pass(meeting);
+  }
+}
+
+void StreamEngine::Break(Group* group, const absl::Status& why) {
+  if (!group->broken.ok()) return;
+  group->broken = why.ok() ? MakeError(absl::StatusCode::kAborted, Reason::kCancelled,
+                                       "the communicator was aborted")
+                           : Detached(why);
+  group->all.incomplete.clear();
+  group->subsets.clear();
+  const std::vector<Meeting*> live = group->live;  // failing them changes the list
+  const absl::Status cause = group->broken;        // and may free the group
+  for (Meeting* meeting : live) {
+    if (!meeting->started) FailMeeting(meeting, cause);
+  }
+}
+
+void StreamEngine::CloseMember(Group* group, int member) {
+  MutexLock lock(&mutex_);
+  group->open[member] = false;
+  const bool last = --group->num_open == 0;
+  if (group->broken.ok()) {
+    group->broken =
+        MakeError(absl::StatusCode::kAborted, Reason::kCancelled,
+                  absl::StrCat("communicator ", group->id, ": member ", member, " was closed"));
+    // Calls that all members have made still run. The others can never be complete.
+    std::vector<Meeting*> incomplete(group->all.incomplete.begin(), group->all.incomplete.end());
+    for (const auto& channel : group->subsets) {
+      incomplete.insert(incomplete.end(), channel->incomplete.begin(), channel->incomplete.end());
+    }
+    group->all.incomplete.clear();
+    group->subsets.clear();
+    const absl::Status why = group->broken;
+    ++group->num_open;  // keeps the group while its meetings end
+    for (Meeting* meeting : incomplete) FailMeeting(meeting, why);
+    --group->num_open;
+  }
+  if (last) {
+    const auto it = groups_.find(group->id);
+    retired_.push_back(std::move(it->second));
+    groups_.erase(it);
+    RetireIfUnused(group);
+  }
+  ScheduleElsewhere();
+}
+
+void StreamEngine::RetireIfUnused(Group* group) {
+  if (group->num_open > 0 || !group->live.empty()) return;
+  const auto it = std::find_if(retired_.begin(), retired_.end(),
+                               [group](const auto& g) { return g.get() == group; });
+  if (it != retired_.end()) retired_.erase(it);
+}
+
+}  // namespace chorus

@@ -1,0 +1,197 @@
+// Streams, events and communicators for backends that compute with the CPU.
+//
+// The engine keeps the queues and decides what may run: stream order, events and the meeting of
+// collective calls. A backend derives from it and decides where and when: `host` runs what is ready
+// at once, `sim` picks among it by a seeded generator. They share everything else, so that a
+// program that is right on one is wrong on the other only for what order lets happen.
+//
+// An event costs no work on its stream: its record is the number of items enqueued before it, and
+// it has passed when as many have completed. Stream states are recycled and never freed before the
+// engine, and their counts never go back, so an old event stays meaningful.
+//
+// Threads: one mutex guards every queue. Work and callbacks run outside it.
+#ifndef CHORUS_CORE_BACKEND_STREAM_ENGINE_H_
+#define CHORUS_CORE_BACKEND_STREAM_ENGINE_H_
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "absl/types/variant.h"
+#include "core/backend/backend.h"
+#include "core/backend/collective_work.h"
+#include "core/base/mutex.h"
+#include "core/base/thread_pool.h"
+#include "core/ops/host_kernel.h"
+
+namespace chorus {
+
+class StreamEngine {
+ public:
+  // `make_kernel` is MakeHostKernel (core/ops/host_kernels.h), or a test's. `space` turns addresses
+  // into pointers, null where they are pointers; it must outlive the engine.
+  StreamEngine(HostKernelFactory make_kernel, const AddressSpace* space);
+  virtual ~StreamEngine();
+  StreamEngine(const StreamEngine&) = delete;
+  StreamEngine& operator=(const StreamEngine&) = delete;
+
+  std::unique_ptr<Stream> CreateStream(int device);
+  std::unique_ptr<Event> CreateEvent();
+  absl::StatusOr<std::unique_ptr<Kernel>> MakeKernel(const NodeView& node,
+                                                     absl::Span<const TensorType> outputs);
+  absl::StatusOr<std::unique_ptr<Communicator>> OpenCommunicator(uint64_t id,
+                                                                 absl::Span<const int> devices,
+                                                                 int member);
+
+ protected:
+  struct StreamState;
+  struct Meeting;
+
+  struct WaitItem {
+    StreamState* on = nullptr;
+    uint64_t position = 0;
+  };
+  struct CopyItem {
+    enum class Direction : uint8_t { kOnDevice, kFromHost, kToHost };
+    Direction direction = Direction::kOnDevice;
+    DeviceAddress to = 0;    // kToHost: a pointer
+    DeviceAddress from = 0;  // kFromHost: a pointer
+    int64_t bytes = 0;
+  };
+  struct CallbackItem {
+    std::function<void(absl::Status)> done;
+    absl::Status status;
+  };
+  struct CollectiveItem {
+    Meeting* meeting = nullptr;
+    int32_t member = 0;
+  };
+  using Item = absl::variant<WaitItem, CopyItem, KernelCall, CallbackItem, CollectiveItem>;
+
+  // First in, first out, in memory that it keeps.
+  class ItemQueue {
+   public:
+    bool empty() const { return size_ == 0; }
+    Item& front() { return slots_[first_]; }
+    void Push(Item item);
+    void Pop();
+
+   private:
+    std::vector<Item> slots_;  // a power of two of them
+    size_t first_ = 0;
+    size_t size_ = 0;
+  };
+
+  // The task is for backends that run streams on a pool.
+  struct StreamState : ThreadPool::Task {
+    enum class State : uint8_t {
+      kIdle,     // nothing to do
+      kReady,    // in ready_, or in the hands of a thread that runs it
+      kBlocked,  // waits for another stream, or for the members of a meeting
+    };
+    struct Waiter {
+      StreamState* stream = nullptr;
+      uint64_t position = 0;
+    };
+
+    StreamEngine* engine = nullptr;
+    int device = 0;
+    ItemQueue items;
+    uint64_t enqueued = 0;
+    uint64_t completed = 0;
+    State state = State::kIdle;
+    bool released = false;  // its Stream is gone; recycled when it is idle
+    absl::Status failure;   // the first since the last callback
+    std::vector<Waiter> waiters;
+  };
+
+  // What KernelCall::kernel points to.
+  struct PreparedKernel : Kernel {
+    std::unique_ptr<HostKernel> kernel;
+    std::vector<int64_t> input_bytes;
+    std::vector<int64_t> output_bytes;
+    int64_t cost = 0;
+  };
+  struct ResolvedKernel {
+    const HostKernel* kernel = nullptr;
+    absl::InlinedVector<const void*, 4> inputs;
+    absl::InlinedVector<void*, 2> outputs;
+  };
+  struct ResolvedCopy {
+    void* to = nullptr;
+    const void* from = nullptr;
+    int64_t bytes = 0;
+  };
+
+  // --- For backends. All with the mutex held unless they say otherwise. ---
+
+  // ready_ may have grown: have it run. May release the mutex meanwhile.
+  virtual void Schedule() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) = 0;
+  // The same from a thread that enqueues nothing and must not be kept: an abort.
+  virtual void ScheduleElsewhere() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) = 0;
+
+  // Takes the next work from a stream that the caller has removed from ready_. True: `work` is to
+  // be run (a copy, kernel or callback, then Advance; or a collective that all members have
+  // reached, then FinishMeeting). False: the stream is idle or blocked, whoever changes that makes
+  // it ready.
+  bool Begin(StreamState* stream, Item* work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The work that Begin gave has ended. The stream stays in the caller's hands.
+  void Advance(StreamState* stream, const absl::Status& status)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Gives a stream back: ready when it has more to do, else idle.
+  void Requeue(StreamState* stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Ends a collective for all its members and gives back their streams.
+  void FinishMeeting(Meeting* meeting, const absl::Status& status)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // Without the mutex: only the thread that Begin gave the work to may use them.
+  absl::StatusOr<ResolvedCopy> Resolve(const CopyItem& item, int device) const;
+  absl::StatusOr<ResolvedKernel> Resolve(const KernelCall& call, int device) const;
+  absl::Status PrepareMeeting(Meeting* meeting);  // fills its work
+  static const CollectiveWork& WorkOf(const Meeting& meeting);
+  static int64_t CostOf(const KernelCall& call);
+
+  Mutex mutex_;
+  // Streams that may run, each once.
+  std::vector<StreamState*> ready_ ABSL_GUARDED_BY(mutex_);
+
+ private:
+  class EngineStream;
+  class EngineEvent;
+  class EngineCommunicator;
+  struct Channel;
+  struct Group;
+
+  void Push(StreamState* stream, Item item) ABSL_LOCKS_EXCLUDED(mutex_);
+  void PushLocked(StreamState* stream, Item item) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void MakeReady(StreamState* stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Recycle(StreamState* stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  absl::Status EnqueueCall(Group* group, int member, const CollectiveCall& call,
+                           StreamState* stream) ABSL_LOCKS_EXCLUDED(mutex_);
+  Meeting* Join(Group* group, int member, const CollectiveCall& call)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Breaks the group: its meetings that have not started end with `why`.
+  void Break(Group* group, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void FailMeeting(Meeting* meeting, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Counts a member's stream as past the meeting, which ends with the last.
+  void Pass(Meeting* meeting) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CloseMember(Group* group, int member) ABSL_LOCKS_EXCLUDED(mutex_);
+  void RetireIfUnused(Group* group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const HostKernelFactory make_kernel_;
+  const AddressSpace* const space_;
+  std::vector<std::unique_ptr<StreamState>> streams_ ABSL_GUARDED_BY(mutex_);
+  std::vector<StreamState*> free_streams_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<uint64_t, std::unique_ptr<Group>> groups_ ABSL_GUARDED_BY(mutex_);
+  // Groups without members whose last calls are still under way.
+  std::vector<std::unique_ptr<Group>> retired_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace chorus
+
+#endif  // CHORUS_CORE_BACKEND_STREAM_ENGINE_H_

@@ -1,0 +1,33 @@
+// Sleeping on a word of shared memory until another thread or process changes it.
+//
+// The words are shared between processes: the private flavour of the system call is not used.
+// Threads: any.
+#ifndef CHORUS_CORE_BASE_FUTEX_H_
+#define CHORUS_CORE_BASE_FUTEX_H_
+
+#include <atomic>
+#include <cstdint>
+
+#include "absl/time/time.h"
+
+namespace chorus {
+
+enum class FutexResult {
+  kAwake,    // woken, interrupted by a signal, or the word had another value: look again
+  kTimeout,  // nobody woke it within the timeout
+};
+
+// Sleeps while `word` is `expected`. A timeout that is not positive returns kTimeout at once;
+// absl::InfiniteDuration() is allowed. Reading the word again after the return is up to the caller.
+FutexResult FutexWait(const std::atomic<uint32_t>& word, uint32_t expected, absl::Duration timeout);
+// The same for the low half of a 64-bit word.
+FutexResult FutexWait(const std::atomic<uint64_t>& word, uint32_t expected_low,
+                      absl::Duration timeout);
+
+// Wakes everything that sleeps on `word`. The overload fits the 64-bit wait.
+void FutexWakeAll(const std::atomic<uint32_t>& word);
+void FutexWakeAll(const std::atomic<uint64_t>& word);
+
+}  // namespace chorus
+
+#endif  // CHORUS_CORE_BASE_FUTEX_H_

@@ -1,0 +1,23 @@
+// A deterministic topological order, or the circle that makes it impossible.
+#ifndef CHORUS_CORE_COLLECTIVE_ORDER_H_
+#define CHORUS_CORE_COLLECTIVE_ORDER_H_
+
+#include <cstdint>
+#include <vector>
+
+namespace chorus {
+
+struct OrderEdge {
+  int32_t before = 0;
+  int32_t after = 0;
+};
+
+// Orders 0..n-1 so that every edge's `before` comes first; among those that are free the one with
+// the least rank[i] is taken, so equal input gives equal output. False: there is a circle; `order`
+// then holds one, each element before the next and the last before the first.
+bool TopologicalOrder(const std::vector<int32_t>& rank, const std::vector<OrderEdge>& edges,
+                      std::vector<int32_t>* order);
+
+}  // namespace chorus
+
+#endif  // CHORUS_CORE_COLLECTIVE_ORDER_H_

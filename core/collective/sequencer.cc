@@ -1,0 +1,1707 @@
+#include "core/collective/sequencer.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "core/collective/order.h"
+
+namespace chorus {
+namespace {
+
+// Orders of gangs are kept for this many different gangs; a trainer has a handful.
+constexpr size_t kKnownOrders = 64;
+
+absl::Status Contradiction(absl::string_view message) {
+  return MakeError(absl::StatusCode::kInvalidArgument, Reason::kMalformed, message);
+}
+
+bool IsPairKind(CollectiveKind kind) {
+  return kind == CollectiveKind::kSend || kind == CollectiveKind::kRecv;
+}
+
+// What one rank asks for, with its end of a pair.
+std::string PartText(const Participation& part) {
+  return absl::StrCat(part.descriptor.ToString(), part.is_recv ? " (receiving)" : "");
+}
+
+// The first thing that differs, in words.
+struct Difference {
+  std::string what;
+  std::string expected;
+  std::string got;
+};
+Difference FirstDifference(const Participation& expected, const Participation& got) {
+  const Descriptor& e = expected.descriptor;
+  const Descriptor& g = got.descriptor;
+  const auto dims = [](const std::vector<int64_t>& d) {
+    return absl::StrCat("[", absl::StrJoin(d, ","), "]");
+  };
+  const auto name = [](absl::string_view text) { return std::string(text.data(), text.size()); };
+  if (e.kind != g.kind) {
+    return {"op", name(CollectiveKindName(e.kind)), name(CollectiveKindName(g.kind))};
+  }
+  if (e.reduction != g.reduction) {
+    return {"reduction", name(ReductionName(e.reduction)), name(ReductionName(g.reduction))};
+  }
+  if (e.root != g.root) {
+    return {"root", absl::StrCat(e.root.value()), absl::StrCat(g.root.value())};
+  }
+  if (e.dtype != g.dtype) return {"dtype", name(DTypeName(e.dtype)), name(DTypeName(g.dtype))};
+  if (e.dims != g.dims) return {"shape", dims(e.dims), dims(g.dims)};
+  return {"counts", dims(e.counts), dims(g.counts)};
+}
+
+bool SameDescriptor(const Descriptor& a, const Descriptor& b) {
+  return a.SameCommonPart(b) && a.counts == b.counts;
+}
+
+}  // namespace
+
+Sequencer::Sequencer(int world_size, SequencerOptions options) : options_(options) {
+  members_.resize(std::max(world_size, 0));
+  Group world;
+  for (int32_t rank = 0; rank < size(); ++rank) world.members.push_back(Rank(rank));
+  world.next.resize(world.members.size(), 0);
+  groups_.push_back(std::move(world));
+}
+
+// --- Membership ---------------------------------------------------------------------------------
+
+void Sequencer::SetMember(Rank rank, MemberInfo info) {
+  if (IsRank(rank)) members_[rank.value()].info = std::move(info);
+}
+
+absl::StatusOr<GroupId> Sequencer::AddGroup(Rank rank, absl::Span<const Rank> members) {
+  if (members.empty()) return Contradiction("a group needs at least one member; got none");
+  std::vector<int32_t> list;
+  std::vector<bool> seen(members_.size(), false);
+  for (const Rank member : members) {
+    if (!IsRank(member)) {
+      return Contradiction(absl::StrCat("group member ", member.value(),
+                                        " is no rank of a world of ", size(), "; expected 0 to ",
+                                        size() - 1));
+    }
+    if (seen[member.value()]) {
+      return Contradiction(absl::StrCat("rank ", member.value(), " is twice in the group's list"));
+    }
+    seen[member.value()] = true;
+    list.push_back(member.value());
+  }
+  if (!IsRank(rank) || !seen[rank.value()]) {
+    return Contradiction(absl::StrCat("rank ", rank.value(), " asked for a group of ranks ",
+                                      absl::StrJoin(list, ","), " and is not one of them"));
+  }
+  GroupRequests& requests = group_requests_[list];
+  const size_t k = requests.requested[rank.value()]++;
+  if (k == requests.groups.size()) {
+    Group group;
+    group.members.assign(members.begin(), members.end());
+    group.next.resize(members.size(), 0);
+    for (const Rank member : members) {
+      if (members_[member.value()].state == Member::State::kDead && group.dead.value() < 0) {
+        group.dead = member;
+      }
+    }
+    requests.groups.push_back(GroupId(num_groups()));
+    groups_.push_back(std::move(group));
+  }
+  return requests.groups[k];
+}
+
+absl::StatusOr<absl::Span<const Rank>> Sequencer::GroupMembers(GroupId group) const {
+  if (group.value() < 0 || group.value() >= num_groups() ||
+      groups_[group.value()].members.empty()) {
+    return UnknownName(absl::StrCat("no group ", group.value(), " in this world"));
+  }
+  return absl::MakeConstSpan(groups_[group.value()].members);
+}
+
+// --- Submit: what a vote names ------------------------------------------------------------------
+
+absl::Status Sequencer::CheckGroups(const Vote& vote) const {
+  const size_t slots = vote.slots == nullptr ? 0 : vote.slots->size();
+  if (vote.groups.size() != slots) {
+    return Contradiction(
+        absl::StrCat("the graph has ", slots, " group slots; the run binds ", vote.groups.size()));
+  }
+  for (size_t s = 0; s < slots; ++s) {
+    const GroupBinding& binding = vote.groups[s];
+    const GroupSlot& slot = (*vote.slots)[s];
+    const int32_t id = binding.group.value();
+    if (id < 0 || id >= num_groups() || groups_[id].members.empty()) {
+      return Contradiction(absl::StrCat("group slot ", s, " is bound to group ", id,
+                                        ", which this world does not have"));
+    }
+    if (binding.base.size() != slot.held.size()) {
+      return Contradiction(absl::StrCat("group slot ", s, " holds ", slot.held.size(),
+                                        " members; the run gives ", binding.base.size(),
+                                        " base indices"));
+    }
+    for (const GroupRank held : slot.held) {
+      if (held.value() < 0 || held.value() >= static_cast<int32_t>(groups_[id].members.size())) {
+        return Contradiction(absl::StrCat("group slot ", s, " holds member ", held.value(),
+                                          "; group ", id, " has ", groups_[id].members.size()));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Fills keys_ and positions_. Counters that several participations of this vote share are moved on
+// while it looks, and put back at the end: a refused vote leaves nothing behind.
+absl::Status Sequencer::ResolveKeys(const Vote& vote) {
+  CHORUS_RETURN_IF_ERROR(CheckGroups(vote));
+  const size_t n = vote.what->participations.size();
+  keys_.clear();
+  keys_.resize(n);
+  positions_.assign(n, 0);
+  asked_.assign(n, 0);
+  size_t held = 0;
+  for (const GroupBinding& binding : vote.groups) held += binding.base.size();
+  taken_.assign(held, 0);
+  absl::Status status;
+  for (size_t i = 0; i < n && status.ok(); ++i) status = ResolveOne(vote, i);
+  for (const auto& undo : tape_undo_) --tapes_[undo.first].entries[undo.second].next_request;
+  for (const PairEnd& undo : pair_undo_) {
+    const auto entry = pair_next_.find(undo);
+    if (--entry->second == 0) pair_next_.erase(entry);
+  }
+  tape_undo_.clear();
+  pair_undo_.clear();
+  return status;
+}
+
+absl::Status Sequencer::ResolveOne(const Vote& vote, size_t i) {
+  const Participation& part = vote.what->participations[i];
+  const auto refuse = [&part](const std::string& why) {
+    return Contradiction(absl::StrCat(part.descriptor.ToString(), " (", part.source, "): ", why));
+  };
+  if (part.group_slot < 0 || part.group_slot >= static_cast<int32_t>(vote.groups.size())) {
+    return refuse(absl::StrCat("group slot ", part.group_slot, " does not exist"));
+  }
+  const GroupBinding& binding = vote.groups[part.group_slot];
+  const Group& group = groups_[binding.group.value()];
+  const int32_t group_size = static_cast<int32_t>(group.members.size());
+  const std::vector<GroupRank>& held = (*vote.slots)[part.group_slot].held;
+  size_t place = 0;
+  while (place < held.size() && held[place] != part.member) ++place;
+  if (place == held.size()) {
+    return refuse(absl::StrCat("this session does not hold member ", part.member.value(),
+                               " of group ", binding.group.value()));
+  }
+  InstanceKey& key = keys_[i];
+  const bool is_pair = IsPairKind(part.descriptor.kind);
+
+  switch (part.instance.kind) {
+    case InstanceRef::Kind::kNext: {
+      key.group = binding.group;
+      key.epoch = epoch_;
+      if (is_pair) {
+        if (part.peer.value() < 0 || part.peer.value() >= group_size) {
+          return refuse(
+              absl::StrCat("peer ", part.peer.value(), " is no member of a group of ", group_size));
+        }
+        key.source = part.is_recv ? part.peer : part.member;
+        key.destination = part.is_recv ? part.member : part.peer;
+        key.tag = part.tag;
+        const PairEnd end{key.group, key.source, key.destination, key.tag, part.is_recv};
+        key.index = pair_next_[end]++;
+        pair_undo_.push_back(end);
+      } else {
+        const int64_t base = binding.base[place];
+        const int64_t expected = group.next[part.member.value()];
+        if (base != expected) {
+          return refuse(absl::StrCat("rank ", group.members[part.member.value()].value(),
+                                     "'s next index in group ", key.group.value(), " is ", expected,
+                                     "; the run starts at ", base));
+        }
+        // Slots that are bound to one group share its members' counts.
+        size_t offset = 0;
+        for (int32_t s = 0; s <= part.group_slot; offset += vote.groups[s++].base.size()) {
+          if (vote.groups[s].group != binding.group) continue;
+          const std::vector<GroupRank>& members = (*vote.slots)[s].held;
+          const auto same = std::find(members.begin(), members.end(), part.member);
+          if (same == members.end()) continue;
+          key.index = base + taken_[offset + (same - members.begin())]++;
+          break;
+        }
+      }
+      break;
+    }
+    case InstanceRef::Kind::kGradient: {
+      const int32_t node = part.instance.node;
+      if (node < 0 || node >= static_cast<int32_t>(i)) {
+        return refuse(absl::StrCat("it is the gradient of participation ", node,
+                                   ", which does not come before it"));
+      }
+      const Participation& forward = vote.what->participations[node];
+      if (forward.member != part.member || forward.group_slot != part.group_slot) {
+        return refuse("its forward collective speaks for another member");
+      }
+      if (part.instance.request != asked_[node]) {
+        return refuse(absl::StrCat("the next gradient of ", keys_[node].ToString(), " is request ",
+                                   asked_[node], "; this is request ", part.instance.request));
+      }
+      ++asked_[node];
+      if (keys_[node].path.size() >= kMaxGradientOrder) {
+        return refuse(absl::StrCat("gradients go up to order ", kMaxGradientOrder));
+      }
+      key = keys_[node].Gradient(part.instance.request);
+      break;
+    }
+    case InstanceRef::Kind::kBound: {
+      const int32_t slot = part.instance.slot;
+      if (slot < 0 || slot >= static_cast<int32_t>(vote.bound.size())) {
+        return refuse(absl::StrCat("instance slot ", slot, " is not bound"));
+      }
+      key = vote.bound[slot];
+      if (!key.is_gradient() || key.path.size() > kMaxGradientOrder) {
+        return refuse(absl::StrCat("instance slot ", slot, " is bound to ", key.ToString(),
+                                   "; expected a gradient of order 1 to ", kMaxGradientOrder));
+      }
+      if (key.group != binding.group) {
+        return refuse(absl::StrCat(key.ToString(), " is bound where group ", binding.group.value(),
+                                   " is used"));
+      }
+      break;
+    }
+  }
+
+  if (key.is_gradient()) {
+    const auto earlier = tape_by_key_.find(key);
+    if (earlier != tape_by_key_.end() && tapes_[earlier->second].instance == kNone) {
+      return refuse(absl::StrCat(
+          key.ToString(), " was launched in an earlier epoch, and a rank still ",
+          "holds what it returned; drop it before the gradient is asked for ", "again"));
+    }
+  }
+  if (key.is_pair() != is_pair) {
+    return refuse(absl::StrCat(key.ToString(), is_pair ? " is no pair's" : " is a pair's"));
+  }
+  const int32_t position = PositionOf(key, part);
+  positions_[i] = position;
+  if (is_pair && key.is_gradient() && MemberAt(key, position) != part.member) {
+    return refuse(absl::StrCat("member ", part.member.value(), " cannot be the ",
+                               part.is_recv ? "receiving" : "sending", " end of ", key.ToString()));
+  }
+  if (part.instance.kind == InstanceRef::Kind::kBound) {
+    const auto found = tape_by_key_.find(key.Parent());
+    if (found == tape_by_key_.end()) {
+      return refuse(absl::StrCat("no rank holds a tape entry for ", key.Parent().ToString()));
+    }
+    TapeEntry& entry = tapes_[found->second].entries[position];
+    if (entry.state == TapeEntry::State::kConsumed) {
+      return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kTapeConsumed,
+                       absl::StrCat(part.descriptor.ToString(), " (", part.source,
+                                    "): ", RankText(RankAt(key, position)),
+                                    " has consumed its tape entry for ", key.Parent().ToString()));
+    }
+    if (entry.state != TapeEntry::State::kLive) {
+      return refuse(absl::StrCat(RankText(RankAt(key, position)), " holds no tape entry for ",
+                                 key.Parent().ToString()));
+    }
+    if (key.path.back() != entry.next_request) {
+      return refuse(absl::StrCat("the next gradient of ", key.Parent().ToString(), " is request ",
+                                 entry.next_request, "; this is request ", key.path.back()));
+    }
+    ++entry.next_request;
+    tape_undo_.emplace_back(found->second, position);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<InstanceKey>> Sequencer::Resolve(const Vote& vote) {
+  CHORUS_RETURN_IF_ERROR(ResolveKeys(vote));
+  return keys_;
+}
+
+// --- Submit: recording it -----------------------------------------------------------------------
+
+// A vote that is well formed but can never be launched: its epoch ends.
+absl::optional<Error> Sequencer::FindRefusal(const Vote& vote) const {
+  for (size_t s = 0; s < vote.groups.size(); ++s) {
+    const GroupBinding& binding = vote.groups[s];
+    const Group& group = groups_[binding.group.value()];
+    const GroupSlot& slot = (*vote.slots)[s];
+    const int32_t group_size = static_cast<int32_t>(group.members.size());
+    Error error;
+    if (slot.size != group_size) {
+      const Rank rank = slot.held.empty() ? Rank(-1) : group.members[slot.held[0].value()];
+      error.code = absl::StatusCode::kInvalidArgument;
+      error.reason = Reason::kMismatch;
+      error.culprit = CulpritOf(rank);
+      error.expected = absl::StrCat(group_size, " members");
+      error.got = absl::StrCat(slot.size, " members");
+      error.message = absl::StrCat("group ", binding.group.value(), " has ", group_size,
+                                   " members; the graph of ", RankText(rank),
+                                   " was registered for a group of ", slot.size);
+      return error;
+    }
+    if (group.dead.value() >= 0) {
+      error.code = absl::StatusCode::kFailedPrecondition;
+      error.reason = Reason::kNeedsReform;
+      error.culprit = CulpritOf(group.dead);
+      error.message = absl::StrCat("group ", binding.group.value(), " has lost ",
+                                   RankText(group.dead), ", whose process ended; reform the world");
+      return error;
+    }
+  }
+  for (size_t i = 0; i < keys_.size(); ++i) {
+    if (keys_[i].is_gradient()) continue;  // who left has abandoned its gradients
+    for (int32_t p = 0; p < PositionCount(keys_[i]); ++p) {
+      const Rank rank = RankAt(keys_[i], p);
+      if (members_[rank.value()].state != Member::State::kLeft) continue;
+      const Participation& part = vote.what->participations[i];
+      Error error;
+      error.code = absl::StatusCode::kFailedPrecondition;
+      error.reason = Reason::kPeerLeft;
+      error.culprit = CulpritOf(rank);
+      error.instance = keys_[i].ToString();
+      error.op = std::string(CollectiveKindName(part.descriptor.kind));
+      error.source = part.source;
+      error.message = absl::StrCat(PartText(part), " (", error.instance, "): ", RankText(rank),
+                                   " has left the world");
+      return error;
+    }
+  }
+  return absl::nullopt;
+}
+
+int32_t Sequencer::AddRun(const Vote& vote) {
+  const int32_t r = runs_.New();
+  PendingRun& run = runs_[r];
+  run.handle = vote.run;
+  run.what = vote.what;
+  run.order = next_order_++;
+  run.submitted = clock_;
+  run.externally_blocked = vote.externally_blocked;
+  run.has_dependents = false;
+  run.component = kNone;
+  run.instances.clear();
+  run.producers.clear();
+  run.ranks.clear();
+  run.waiters.clear();
+  for (const RunHandle producer : vote.producers) {
+    const auto found = run_by_handle_.find(producer);
+    if (found == run_by_handle_.end()) continue;
+    runs_[found->second].has_dependents = true;
+    run.producers.push_back(producer);
+  }
+  for (const Participation& part : vote.what->participations) {
+    const Rank rank =
+        groups_[vote.groups[part.group_slot].group.value()].members[part.member.value()];
+    if (std::find(run.ranks.begin(), run.ranks.end(), rank) == run.ranks.end()) {
+      run.ranks.push_back(rank);
+    }
+  }
+  run_by_handle_.emplace(vote.run, r);
+  runs_.Append(&pending_, r);
+  if (run.externally_blocked) externally_blocked_.emplace(run.order, r);
+  return r;
+}
+
+absl::Status Sequencer::Submit(const Vote& vote, absl::Time now, Actions* actions) {
+  Tick(now);
+  if (vote.what == nullptr) return Contradiction("a vote without a template");
+  if (vote.epoch > epoch_) {
+    return Contradiction(absl::StrCat("the run is for epoch ", vote.epoch.value(), "; epoch ",
+                                      epoch_.value(), " is open"));
+  }
+  if (run_by_handle_.contains(vote.run)) {
+    return Contradiction(absl::StrCat("run ", vote.run.value(), " has voted already"));
+  }
+  if (vote.epoch < epoch_) {
+    FailRun(vote.run, vote.epoch, CauseOrForgotten(vote.epoch), actions);
+    return absl::OkStatus();
+  }
+  CHORUS_RETURN_IF_ERROR(ResolveKeys(vote));
+  const int32_t run = AddRun(vote);
+  absl::optional<Error> fault = FindRefusal(vote);
+  if (!fault.has_value()) Record(run, vote, &fault);
+  if (fault.has_value()) {
+    EndEpoch(*fault, actions);
+    return absl::OkStatus();
+  }
+  LaunchReady(actions);
+  return absl::OkStatus();
+}
+
+// Enters a resolved vote into its instances. `fault` is set when the epoch must end.
+void Sequencer::Record(int32_t r, const Vote& vote, absl::optional<Error>* fault) {
+  const std::vector<Participation>& parts = vote.what->participations;
+  int32_t component = kNone;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const InstanceKey& key = keys_[i];
+    const int32_t position = positions_[i];
+    const Participation& part = parts[i];
+    if (part.instance.kind == InstanceRef::Kind::kNext) {
+      if (key.is_pair()) {
+        ++pair_next_[PairEnd{key.group, key.source, key.destination, key.tag, part.is_recv}];
+      } else {
+        ++groups_[key.group.value()].next[part.member.value()];
+      }
+    }
+
+    const auto inserted = instance_by_key_.emplace(key, kNone);
+    if (inserted.second) {
+      const int32_t created = NewInstance(key, PositionCount(key), r, fault);
+      inserted.first->second = created;
+      if (component == kNone) component = components_.New();
+      instances_[created].component = component;
+      components_[component].instances.push_back(created);
+      components_[component].missing += instances_[created].missing;
+    } else {
+      Merge(&component, instances_[inserted.first->second].component);
+    }
+    const int32_t id = inserted.first->second;
+    runs_[r].instances.push_back(id);
+    Instance& instance = instances_[id];
+    instance.positions[position].run = r;
+    instance.positions[position].participation = static_cast<int32_t>(i);
+    if (instance.first == kNone) {
+      instance.first = position;
+    } else if (!fault->has_value()) {
+      const Position& first = instance.positions[instance.first];
+      const VoteTemplate& other = *runs_[first.run].what;
+      if (!SameDescriptor(other.participations[first.participation].descriptor, part.descriptor)) {
+        *fault = Mismatch(id, position);
+      }
+    }
+    CountVote(id);
+    if (instance.parent != kNone) {
+      Tape& tape = tapes_[instance.parent];
+      ++tape.entries[position].next_request;
+      if (tape.instance != kNone) {
+        // Who asks for a gradient has asked for the forward instance before.
+        runs_[instances_[tape.instance].positions[position].run].has_dependents = true;
+      }
+    }
+    if (part.wants_grad) EnsureTape(id);
+    if (instances_[id].tape != kNone) {
+      Tape& tape = tapes_[instances_[id].tape];
+      tape.entries[position].state =
+          part.wants_grad ? TapeEntry::State::kLive : TapeEntry::State::kAbandoned;
+      if (part.wants_grad) ++tape.live;
+    }
+  }
+  if (component == kNone) component = components_.New();  // a local run
+  runs_[r].component = component;
+  components_[component].runs.push_back(r);
+  ready_.push_back(component);
+  // Only now is it known which gradients this run asks for itself.
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const int32_t tape = instances_[runs_[r].instances[i]].tape;
+    if (tape != kNone && !parts[i].wants_grad) MarkAbandoned(tape, positions_[i]);
+  }
+}
+
+int32_t Sequencer::NewInstance(const InstanceKey& key, int32_t positions, int32_t run,
+                               absl::optional<Error>* fault) {
+  int32_t parent = kNone;
+  if (key.is_gradient()) {
+    const InstanceKey forward = key.Parent();
+    const auto tape = tape_by_key_.find(forward);
+    // Without a tape the forward instance is of this very vote: Resolve has seen to that.
+    parent = tape != tape_by_key_.end() ? tape->second : EnsureTape(instance_by_key_.at(forward));
+  }
+  const int32_t id = instances_.New();
+  Instance& instance = instances_[id];
+  instance.key = key;
+  instance.missing = positions;
+  instance.tape = kNone;
+  instance.parent = parent;
+  instance.first = kNone;
+  instance.first_vote = clock_;
+  instance.positions.assign(positions, Position());
+  if (parent != kNone) {
+    Tape& tape = tapes_[parent];
+    tape.children.push_back(id);
+    for (int32_t p = 0; p < positions; ++p) {
+      const TapeEntry& entry = tape.entries[p];
+      const bool gone =
+          entry.state == TapeEntry::State::kAbandoned || entry.state == TapeEntry::State::kConsumed;
+      if (!gone || entry.next_request > key.path.back()) continue;
+      // The run at hand may still ask for it itself; Record settles that at its end.
+      if (tape.instance != kNone && instances_[tape.instance].positions[p].run == run) continue;
+      if (entry.state == TapeEntry::State::kConsumed && entry.consumed_in < epoch_ &&
+          !fault->has_value()) {
+        Error error;
+        error.code = absl::StatusCode::kFailedPrecondition;
+        error.reason = Reason::kTapeConsumed;
+        error.culprit = CulpritOf(RankAt(key, p));
+        error.instance = key.ToString();
+        error.message = absl::StrCat(RankText(RankAt(key, p)), " consumed its tape entry for ",
+                                     tape.key.ToString(), " in epoch ", entry.consumed_in.value(),
+                                     ", which has failed: its gradient cannot be had again");
+        *fault = error;
+      }
+      instance.positions[p].absent = true;
+      --instance.missing;
+    }
+  }
+  instance.timed = true;
+  instances_.Append(&timed_, id);
+  return id;
+}
+
+// Joins `other` into `*into`; kNone is the empty component.
+void Sequencer::Merge(int32_t* into, int32_t other) {
+  if (*into == kNone || *into == other) {
+    *into = other;
+    return;
+  }
+  int32_t keep = *into;
+  if (components_[keep].runs.size() + components_[keep].instances.size() <
+      components_[other].runs.size() + components_[other].instances.size()) {
+    std::swap(keep, other);
+  }
+  Component& a = components_[keep];
+  Component& b = components_[other];
+  for (const int32_t run : b.runs) runs_[run].component = keep;
+  for (const int32_t instance : b.instances) instances_[instance].component = keep;
+  a.runs.insert(a.runs.end(), b.runs.begin(), b.runs.end());
+  a.instances.insert(a.instances.end(), b.instances.begin(), b.instances.end());
+  a.missing += b.missing;
+  b.runs.clear();
+  b.instances.clear();
+  b.missing = 0;
+  components_.Free(other);
+  *into = keep;
+}
+
+void Sequencer::CountVote(int32_t id) {
+  Instance& instance = instances_[id];
+  --components_[instance.component].missing;
+  --instance.missing;
+}
+
+void Sequencer::CountAbsent(int32_t id, int32_t position) {
+  instances_[id].positions[position].absent = true;
+  CountVote(id);
+  if (components_[instances_[id].component].missing == 0) {
+    ready_.push_back(instances_[id].component);
+  }
+}
+
+int32_t Sequencer::EnsureTape(int32_t id) {
+  if (instances_[id].tape != kNone) return instances_[id].tape;
+  const InstanceKey& key = instances_[id].key;
+  const int32_t t = tapes_.New();
+  tape_by_key_.emplace(key, t);
+  instances_[id].tape = t;
+  Tape& tape = tapes_[t];
+  tape.key = key;
+  tape.instance = id;
+  tape.live = 0;
+  tape.children.clear();
+  tape.entries.assign(instances_[id].positions.size(), TapeEntry());
+  for (size_t p = 0; p < tape.entries.size(); ++p) {
+    // Had one of these wanted a gradient, the tape would be there already.
+    const Position& position = instances_[id].positions[p];
+    if (position.run != kNone || position.absent) {
+      tape.entries[p].state = TapeEntry::State::kAbandoned;
+    }
+  }
+  return t;
+}
+
+// The position has no entry (any more): it gives zeros to what it has not asked for itself.
+void Sequencer::MarkAbandoned(int32_t t, int32_t position) {
+  const TapeEntry& entry = tapes_[t].entries[position];
+  for (const int32_t child : tapes_[t].children) {
+    const Position& vote = instances_[child].positions[position];
+    if (vote.run == kNone && !vote.absent &&
+        instances_[child].key.path.back() >= entry.next_request) {
+      CountAbsent(child, position);
+    }
+  }
+}
+
+void Sequencer::ForgetTapeIfUnused(int32_t t) {
+  const Tape& tape = tapes_[t];
+  if (tape.instance != kNone || tape.live > 0 || !tape.children.empty()) return;
+  tape_by_key_.erase(tape.key);
+  tapes_.Free(t);
+}
+
+Error Sequencer::Mismatch(int32_t id, int32_t position) const {
+  const Instance& instance = instances_[id];
+  const Participation& expected = PartAt(instance, instance.first);
+  const Participation& got = PartAt(instance, position);
+  const Rank differing = RankAt(instance.key, position);
+  const Rank first = RankAt(instance.key, instance.first);
+  const Difference difference = FirstDifference(expected, got);
+  Error error = MakeInstanceError(absl::StatusCode::kInvalidArgument, Reason::kMismatch, id);
+  error.source = got.source;
+  error.expected = difference.expected;
+  error.got = difference.got;
+  error.message = absl::StrCat("the ranks ask for different things in ", instance.key.ToString(),
+                               ": ", difference.what, " is ", difference.expected, " on ",
+                               RankText(first), " (", PartText(expected), " at ", expected.source,
+                               ") and ", difference.got, " on ", RankText(differing), " (",
+                               PartText(got), " at ", got.source, "); nothing was launched");
+  // The differing one first, then who agrees with the first, in order of rank.
+  error.ranks.push_back({differing.value(), PartText(got), got.source});
+  AddVersions(instance, &error);
+  // With two alone nobody can say who is wrong.
+  if (error.ranks.size() > 2) error.culprit = CulpritOf(differing);
+  return error;
+}
+
+// --- Launching ----------------------------------------------------------------------------------
+
+void Sequencer::LaunchReady(Actions* actions) {
+  std::vector<int32_t> runs;
+  std::vector<int32_t> instances;
+  while (!ready_.empty()) {
+    const int32_t component = ready_.back();
+    ready_.pop_back();
+    if (components_[component].runs.empty() || components_[component].missing > 0) continue;
+    if (IsBlocked(component)) {
+      MergeCircleThrough(component);
+      continue;
+    }
+    const absl::optional<Error> circle = Order(component, &runs, &instances);
+    if (circle.has_value()) {
+      EndEpoch(*circle, actions);
+      return;
+    }
+    Launch(runs, instances, actions);
+  }
+}
+
+// (waiting run, run of another component that it waits for), of a component's pending dependences:
+// results that it consumes, and forward instances of its gradients.
+void Sequencer::DependencesOf(int32_t component,
+                              std::vector<std::pair<int32_t, int32_t>>* out) const {
+  for (const int32_t r : components_[component].runs) {
+    for (const RunHandle producer : runs_[r].producers) {
+      const auto found = run_by_handle_.find(producer);
+      if (found != run_by_handle_.end() && runs_[found->second].component != component) {
+        out->emplace_back(r, found->second);
+      }
+    }
+  }
+  for (const int32_t id : components_[component].instances) {
+    const Instance& instance = instances_[id];
+    if (instance.parent == kNone || tapes_[instance.parent].instance == kNone) continue;
+    const Instance& forward = instances_[tapes_[instance.parent].instance];
+    if (forward.component == component) continue;
+    for (size_t p = 0; p < instance.positions.size(); ++p) {
+      if (instance.positions[p].run != kNone) {
+        out->emplace_back(instance.positions[p].run, forward.positions[p].run);
+      }
+    }
+  }
+}
+
+// A closed component is blocked while another world, or a run that is not launched, holds it up. It
+// is tried again when the first of these lets go, so each launch tries only what waited for it.
+bool Sequencer::IsBlocked(int32_t component) {
+  for (const int32_t r : components_[component].runs) {
+    if (runs_[r].externally_blocked) return true;
+  }
+  bool simple = true;
+  for (const int32_t r : components_[component].runs) simple &= runs_[r].producers.empty();
+  for (const int32_t id : components_[component].instances) {
+    simple &= instances_[id].parent == kNone;
+  }
+  if (simple) return false;
+  std::vector<std::pair<int32_t, int32_t>> dependences;
+  DependencesOf(component, &dependences);
+  if (dependences.empty()) return false;
+  runs_[dependences[0].second].waiters.push_back(component);
+  return true;
+}
+
+// Components that wait for each other in a circle can only be launched together: one of them may be
+// compiled on a rank that has no part in what lies between. They become one; whether their
+// collectives have an order is then Sort's to say.
+void Sequencer::MergeCircleThrough(int32_t start) {
+  bool has_dependents = false;
+  for (const int32_t r : components_[start].runs) has_dependents |= runs_[r].has_dependents;
+  if (!has_dependents) return;
+  ++search_;
+  // Depth first; the path holds, for each component on it, the dependences still to follow.
+  struct Step {
+    int32_t component;
+    std::vector<std::pair<int32_t, int32_t>> dependences;
+    size_t next = 0;
+  };
+  std::vector<Step> path;
+  const auto enter = [&](int32_t component) {
+    components_[component].mark = search_;
+    path.push_back({component, {}, 0});
+    DependencesOf(component, &path.back().dependences);
+  };
+  enter(start);
+  while (!path.empty()) {
+    Step& step = path.back();
+    if (step.next == step.dependences.size()) {
+      path.pop_back();
+      continue;
+    }
+    const int32_t target = runs_[step.dependences[step.next++].second].component;
+    if (target == start) {
+      int32_t merged = start;
+      for (const Step& at : path) Merge(&merged, at.component);
+      ready_.push_back(merged);
+      return;
+    }
+    if (components_[target].mark != search_) enter(target);
+  }
+}
+
+absl::optional<Error> Sequencer::Order(int32_t component, std::vector<int32_t>* runs,
+                                       std::vector<int32_t>* instances) {
+  const Component& gang = components_[component];
+  runs->assign(gang.runs.begin(), gang.runs.end());
+  std::sort(runs->begin(), runs->end(),
+            [this](int32_t a, int32_t b) { return runs_[a].order < runs_[b].order; });
+  instances->clear();
+  bool trivial = gang.instances.size() <= 1;
+  for (const int32_t r : *runs) {
+    trivial &= runs_[r].instances.size() <= 1 && runs_[r].producers.empty();
+  }
+  if (trivial) {
+    instances->assign(gang.instances.begin(), gang.instances.end());
+    return absl::nullopt;
+  }
+
+  // Places by first use. Together with the fingerprints they say everything that the order depends
+  // on, so an order once found holds for every gang with the same signature.
+  for (const int32_t id : gang.instances) instances_[id].mark = kNone;
+  std::vector<int64_t> signature;
+  for (const int32_t r : *runs) {
+    const PendingRun& run = runs_[r];
+    signature.push_back(static_cast<int64_t>(run.what->fingerprint.hi));
+    signature.push_back(static_cast<int64_t>(run.what->fingerprint.lo));
+    signature.push_back(static_cast<int64_t>(run.instances.size()));
+    signature.push_back(static_cast<int64_t>(run.ranks.size()));
+    for (const Rank rank : run.ranks) signature.push_back(rank.value());
+    for (const int32_t id : run.instances) {
+      Instance& instance = instances_[id];
+      if (instance.mark == kNone) {
+        instance.mark = static_cast<int32_t>(instances->size());
+        instances->push_back(id);
+      }
+      signature.push_back(instance.mark);
+    }
+    for (const RunHandle producer : run.producers) {
+      const auto found = run_by_handle_.find(producer);
+      if (found == run_by_handle_.end()) continue;
+      const auto place = std::find(runs->begin(), runs->end(), found->second);
+      signature.push_back(-1 - (place - runs->begin()));
+    }
+  }
+  for (const int32_t id : *instances) {
+    const Instance& instance = instances_[id];
+    if (instance.parent == kNone || tapes_[instance.parent].instance == kNone) continue;
+    signature.push_back(instances_[tapes_[instance.parent].instance].mark);
+  }
+  auto known = known_orders_.find(signature);
+  if (known == known_orders_.end()) {
+    GangOrder order;
+    absl::optional<Error> circle = Sort(*runs, *instances, &order);
+    if (circle.has_value()) return circle;
+    if (known_orders_.size() >= kKnownOrders) known_orders_.clear();
+    known = known_orders_.emplace(std::move(signature), std::move(order)).first;
+  }
+  const std::vector<int32_t> by_place = *instances;
+  const std::vector<int32_t> by_submission = *runs;
+  for (size_t i = 0; i < by_place.size(); ++i) {
+    (*instances)[i] = by_place[known->second.instances[i]];
+  }
+  for (size_t i = 0; i < by_submission.size(); ++i) {
+    (*runs)[i] = by_submission[known->second.runs[i]];
+  }
+  return absl::nullopt;
+}
+
+// `instances` by place: instances_[id].mark is the index.
+absl::optional<Error> Sequencer::Sort(const std::vector<int32_t>& runs,
+                                      const std::vector<int32_t>& instances,
+                                      GangOrder* order) const {
+  const int32_t n = static_cast<int32_t>(instances.size());
+  std::vector<int32_t> by_key(n);
+  std::iota(by_key.begin(), by_key.end(), 0);
+  std::sort(by_key.begin(), by_key.end(), [&](int32_t a, int32_t b) {
+    return instances_[instances[a]].key < instances_[instances[b]].key;
+  });
+  std::vector<int32_t> rank(n);
+  // 0 is for fences: these are taken as soon as they are free.
+  for (int32_t i = 0; i < n; ++i) rank[by_key[i]] = i + 1;
+
+  const auto mark = [this](const PendingRun& run, size_t participation) {
+    return instances_[run.instances[participation]].mark;
+  };
+  std::vector<OrderEdge> edges;
+  for (const int32_t r : runs) {
+    const std::vector<Participation>& parts = runs_[r].what->participations;
+    for (size_t i = 0; i < parts.size(); ++i) {
+      for (const int32_t before : parts[i].after) {
+        edges.push_back({mark(runs_[r], before), mark(runs_[r], i)});
+      }
+    }
+  }
+  for (const int32_t id : instances) {
+    const Instance& instance = instances_[id];
+    if (instance.parent == kNone || tapes_[instance.parent].instance == kNone) continue;
+    edges.push_back({instances_[tapes_[instance.parent].instance].mark, instance.mark});
+  }
+  // A fence is a node of its own: all of `before` stands ahead of it, all of `after` behind.
+  std::vector<std::pair<int32_t, int32_t>> fences;
+  const auto fence = [&](int32_t before, int32_t after) {
+    const int32_t node = static_cast<int32_t>(rank.size());
+    rank.push_back(0);
+    fences.emplace_back(before, after);
+    for (const int32_t id : runs_[before].instances) edges.push_back({instances_[id].mark, node});
+    for (const int32_t id : runs_[after].instances) edges.push_back({node, instances_[id].mark});
+  };
+  // A run starts when its inputs are there: all of it comes after all of its producers.
+  for (const int32_t r : runs) {
+    for (const RunHandle producer : runs_[r].producers) {
+      const auto found = run_by_handle_.find(producer);
+      if (found != run_by_handle_.end()) fence(found->second, r);
+    }
+  }
+
+  // A rank's runs in the order of its log, if the data allows; else in whatever order it does.
+  const size_t data_edges = edges.size();
+  const size_t data_nodes = rank.size();
+  std::map<int32_t, int32_t> last_of_rank;
+  for (const int32_t r : runs) {
+    for (const Rank member : runs_[r].ranks) {
+      const auto inserted = last_of_rank.emplace(member.value(), r);
+      if (!inserted.second) {
+        fence(inserted.first->second, r);
+        inserted.first->second = r;
+      }
+    }
+  }
+  std::vector<int32_t> sorted;
+  bool found_order = TopologicalOrder(rank, edges, &sorted);
+  if (!found_order && edges.size() > data_edges) {
+    rank.resize(data_nodes);
+    edges.resize(data_edges);
+    found_order = TopologicalOrder(rank, edges, &sorted);
+  }
+
+  const auto instance_text = [&](int32_t node) {
+    const Instance& instance = instances_[instances[node]];
+    const Participation& part = PartAt(instance, instance.first);
+    return absl::StrCat(PartText(part), " (", instance.key.ToString(), ")");
+  };
+  Error error;
+  error.code = absl::StatusCode::kInvalidArgument;
+  error.reason = Reason::kOrderCycle;
+  if (!found_order) {
+    std::vector<std::string> texts;
+    int32_t seed = kNone;
+    for (size_t i = 0; i < sorted.size(); ++i) {
+      const int32_t before = sorted[i];
+      const int32_t after = sorted[(i + 1) % sorted.size()];
+      if (before < n) seed = before;
+      if (after >= n) {
+        const auto& pair = fences[after - n];
+        texts.push_back(absl::StrCat(RunText(pair.second), " waits for ", RunText(pair.first)));
+      } else if (before < n) {
+        // Which rank says so?
+        std::string who = "autograd";
+        for (const int32_t r : runs) {
+          const std::vector<Participation>& parts = runs_[r].what->participations;
+          for (size_t p = 0; p < parts.size(); ++p) {
+            if (mark(runs_[r], p) != after) continue;
+            for (const int32_t q : parts[p].after) {
+              if (mark(runs_[r], q) != before) continue;
+              who = absl::StrCat(
+                  RankText(RankAt(instances_[instances[after]].key,
+                                  PositionOf(instances_[instances[after]].key, parts[p]))),
+                  ", ", parts[p].source);
+            }
+          }
+        }
+        texts.push_back(absl::StrCat(instance_text(after), " waits for ", instance_text(before),
+                                     " (", who, ")"));
+      }
+    }
+    error = MakeInstanceError(error.code, error.reason, instances[std::max(seed, 0)]);
+    error.message =
+        absl::StrCat("the ranks' data dependences order these collectives in a circle: ",
+                     absl::StrJoin(texts, "; "), ". Use them in the same order on every rank");
+    return error;
+  }
+
+  for (const int32_t node : sorted) {
+    if (node < n) order->instances.push_back(node);
+  }
+  // Runs by their first instance; a device enqueues whole runs, so a rank's may not interleave.
+  std::vector<int32_t> place(n);
+  for (int32_t i = 0; i < n; ++i) place[order->instances[i]] = i;
+  std::vector<std::pair<int32_t, int32_t>> range(runs.size());
+  for (size_t r = 0; r < runs.size(); ++r) {
+    range[r] = {n, -1};
+    for (size_t i = 0; i < runs_[runs[r]].instances.size(); ++i) {
+      const int32_t at = place[mark(runs_[runs[r]], i)];
+      range[r] = {std::min(range[r].first, at), std::max(range[r].second, at)};
+    }
+  }
+  order->runs.resize(runs.size());
+  std::iota(order->runs.begin(), order->runs.end(), 0);
+  std::stable_sort(order->runs.begin(), order->runs.end(),
+                   [&](int32_t a, int32_t b) { return range[a].first < range[b].first; });
+  std::map<int32_t, int32_t> previous;
+  for (const int32_t r : order->runs) {
+    for (const Rank member : runs_[runs[r]].ranks) {
+      const auto inserted = previous.emplace(member.value(), r);
+      if (inserted.second) continue;
+      if (range[r].first < range[inserted.first->second].second) {
+        error = MakeInstanceError(error.code, error.reason, runs_[runs[r]].instances[0]);
+        error.message = absl::StrCat(
+            "no order of collectives lets ", RankText(member),
+            " execute its runs one after the other: ", RunText(runs[r]), " and ",
+            RunText(runs[inserted.first->second]),
+            " would have to be interleaved. Compile the same collectives together on every rank");
+        return error;
+      }
+      inserted.first->second = r;
+    }
+  }
+  return absl::nullopt;
+}
+
+void Sequencer::Launch(const std::vector<int32_t>& runs, const std::vector<int32_t>& instances,
+                       Actions* actions) {
+  const int32_t component = runs_[runs[0]].component;
+  actions->emplace_back();
+  SequencerAction& action = actions->back();
+  action.kind = SequencerAction::Kind::kLaunch;
+  action.ticket = next_ticket_;
+  action.epoch = epoch_;
+  next_ticket_ = Ticket(next_ticket_.value() + 1);
+
+  const int32_t g = gangs_.New();
+  Gang& gang = gangs_[g];
+  gang.ticket = action.ticket;
+  gang.epoch = epoch_;
+  gang.launched = clock_;
+  gang.last_of_world.reset();
+  gang.runs.clear();
+  gang.what.clear();
+  gang.source.clear();
+  gangs_.Append(&launched_, g);
+  gang_by_ticket_.emplace(action.ticket, g);
+
+  action.instances.resize(instances.size());
+  for (size_t i = 0; i < instances.size(); ++i) {
+    const Instance& instance = instances_[instances[i]];
+    LaunchedInstance& out = action.instances[i];
+    out.parts.reserve(instance.positions.size());
+    for (int32_t p = 0; p < static_cast<int32_t>(instance.positions.size()); ++p) {
+      const Position& position = instance.positions[p];
+      const GroupRank member = MemberAt(instance.key, p);
+      if (position.absent) {
+        out.absent.push_back(member);
+      } else {
+        out.parts.push_back({runs_[position.run].handle, position.participation, member});
+      }
+    }
+    if (instance.key.is_pair() && out.parts.size() == 2 &&
+        out.parts[1].member < out.parts[0].member) {
+      std::swap(out.parts[0], out.parts[1]);
+    }
+    if (instance.key.is_pair() && out.absent.size() == 2 && out.absent[1] < out.absent[0]) {
+      std::swap(out.absent[0], out.absent[1]);
+    }
+    if (i == 0) {
+      const Participation& first = PartAt(instance, instance.first);
+      gang.what = first.descriptor.ToString();
+      gang.source = first.source;
+    }
+    if (instance.key.group == GroupId(0) && !instance.key.is_pair() &&
+        !instance.key.is_gradient()) {
+      gang.last_of_world = instance.key;
+    }
+    out.key = instance.key;
+  }
+
+  for (const int32_t r : runs) {
+    PendingRun& run = runs_[r];
+    action.runs.push_back(run.handle);
+    gang.runs.push_back(run.handle);
+    for (const int32_t waiter : run.waiters) ready_.push_back(waiter);
+    run_by_handle_.erase(run.handle);
+    run.what.reset();
+    runs_.Remove(&pending_, r);
+    runs_.Free(r);
+  }
+  for (const int32_t id : instances) {
+    Instance& instance = instances_[id];
+    if (instance.parent != kNone) {
+      auto& children = tapes_[instance.parent].children;
+      children.erase(std::find(children.begin(), children.end(), id));
+      ForgetTapeIfUnused(instance.parent);
+    }
+    if (instance.tape != kNone) {
+      tapes_[instance.tape].instance = kNone;
+      ForgetTapeIfUnused(instance.tape);
+    }
+    if (instance.timed) instances_.Remove(&timed_, id);
+    instance_by_key_.erase(instance.key);
+    instances_.Free(id);
+  }
+  components_[component].runs.clear();
+  components_[component].instances.clear();
+  components_.Free(component);
+}
+
+// --- Other events -------------------------------------------------------------------------------
+
+void Sequencer::Unblock(RunHandle run, absl::Time now, Actions* actions) {
+  Tick(now);
+  const auto found = run_by_handle_.find(run);
+  if (found == run_by_handle_.end()) return;
+  PendingRun& row = runs_[found->second];
+  if (!row.externally_blocked) return;
+  row.externally_blocked = false;
+  externally_blocked_.erase(row.order);
+  ready_.push_back(row.component);
+  LaunchReady(actions);
+}
+
+void Sequencer::Cancel(RunHandle run, Rank rank, absl::Time now, Actions* actions) {
+  Tick(now);
+  const auto found = run_by_handle_.find(run);
+  if (found == run_by_handle_.end()) return;
+  Error error;
+  error.code = absl::StatusCode::kCancelled;
+  error.reason = Reason::kCancelled;
+  if (!runs_[found->second].instances.empty()) {
+    error = MakeInstanceError(error.code, error.reason, runs_[found->second].instances[0]);
+  }
+  error.culprit = CulpritOf(rank);
+  error.message = absl::StrCat(RankText(rank), " cancelled ", RunText(found->second),
+                               " before it was launched");
+  EndEpoch(error, actions);
+}
+
+void Sequencer::Refuse(Rank rank, Epoch epoch, const Error& why, absl::Time now, Actions* actions) {
+  Tick(now);
+  if (epoch != epoch_) return;
+  Error error = why;
+  error.code = absl::StatusCode::kAborted;
+  error.reason = Reason::kPeerRefused;
+  error.id = ErrorId();
+  error.culprit = CulpritOf(rank);
+  error.message = absl::StrCat("the part of ", RankText(rank), " was refused: ", why.message);
+  EndEpoch(error, actions);
+}
+
+void Sequencer::Abort(const Error& cause, absl::Time now, Actions* actions) {
+  Tick(now);
+  EndEpoch(cause, actions);
+}
+
+void Sequencer::Dead(Rank rank, absl::Time now, Actions* actions) {
+  Tick(now);
+  if (!IsRank(rank) || members_[rank.value()].state != Member::State::kHere) return;
+  members_[rank.value()].state = Member::State::kDead;
+  for (Group& group : groups_) {
+    if (group.dead.value() < 0 &&
+        std::find(group.members.begin(), group.members.end(), rank) != group.members.end()) {
+      group.dead = rank;
+    }
+  }
+  // What waits for it is what the waiting ranks want to read about.
+  Error error;
+  error.code = absl::StatusCode::kAborted;
+  error.reason = Reason::kPeerDied;
+  std::string waiting;
+  for (int32_t id = timed_.head; id != kNone && waiting.empty(); id = instances_[id].next) {
+    const Instance& instance = instances_[id];
+    for (int32_t p = 0; p < static_cast<int32_t>(instance.positions.size()); ++p) {
+      if (instance.positions[p].run != kNone || instance.positions[p].absent ||
+          RankAt(instance.key, p) != rank) {
+        continue;
+      }
+      error = MakeInstanceError(error.code, error.reason, id);
+      const Participation& first = PartAt(instance, instance.first);
+      waiting =
+          absl::StrCat("; ", RankText(RankAt(instance.key, instance.first)), " waits for it in ",
+                       PartText(first), " (", instance.key.ToString(), ") at ", first.source);
+      break;
+    }
+  }
+  error.culprit = CulpritOf(rank);
+  error.message = absl::StrCat("the process of ", RankText(rank), " ended", waiting);
+  EndEpoch(error, actions);
+  // Nobody will drop its tape entries any more, and no gradient needs them: its groups are lost.
+  std::vector<std::pair<int32_t, int32_t>> entries;
+  for (const auto& entry : tape_by_key_) {
+    for (int32_t p = 0; p < PositionCount(entry.first); ++p) {
+      if (RankAt(entry.first, p) == rank) entries.emplace_back(entry.second, p);
+    }
+  }
+  for (const auto& entry : entries) {
+    TapeEntry& lost = tapes_[entry.first].entries[entry.second];
+    if (lost.state != TapeEntry::State::kLive) continue;
+    lost.state = TapeEntry::State::kAbandoned;
+    --tapes_[entry.first].live;
+    ForgetTapeIfUnused(entry.first);
+  }
+}
+
+void Sequencer::Left(Rank rank, absl::Time now, Actions* actions) {
+  Tick(now);
+  if (!IsRank(rank) || members_[rank.value()].state != Member::State::kHere) return;
+  members_[rank.value()].state = Member::State::kLeft;
+  int32_t needs_it = kNone;
+  for (int32_t r = pending_.head; r != kNone && needs_it == kNone; r = runs_[r].next) {
+    for (const int32_t id : runs_[r].instances) {
+      const Instance& instance = instances_[id];
+      for (int32_t p = 0; p < static_cast<int32_t>(instance.positions.size()); ++p) {
+        if (RankAt(instance.key, p) != rank) continue;
+        // Its own votes go with it; a gradient that it has not voted for gets zeros.
+        if (instance.positions[p].run != kNone || !instance.key.is_gradient()) needs_it = id;
+      }
+    }
+  }
+  if (needs_it != kNone) {
+    const Instance& instance = instances_[needs_it];
+    Error error = MakeInstanceError(absl::StatusCode::kAborted, Reason::kPeerLeft, needs_it);
+    error.culprit = CulpritOf(rank);
+    error.message = absl::StrCat(RankText(rank), " left the world while ",
+                                 PartText(PartAt(instance, instance.first)), " (",
+                                 instance.key.ToString(), ") was pending");
+    EndEpoch(error, actions);
+  }
+  std::vector<InstanceKey> keys;
+  for (const auto& entry : tape_by_key_) {
+    for (int32_t p = 0; p < PositionCount(entry.first); ++p) {
+      if (RankAt(entry.first, p) == rank) keys.push_back(entry.first);
+    }
+  }
+  std::sort(keys.begin(), keys.end());
+  for (const InstanceKey& key : keys) DropTape(rank, key, false, epoch_, now, actions);
+}
+
+void Sequencer::DropTape(Rank rank, const InstanceKey& key, bool consumed, Epoch epoch,
+                         absl::Time now, Actions* actions) {
+  Tick(now);
+  const auto found = tape_by_key_.find(key);
+  if (found == tape_by_key_.end()) return;
+  const int32_t t = found->second;
+  const int32_t positions = static_cast<int32_t>(tapes_[t].entries.size());
+  for (int32_t p = 0; p < positions; ++p) {
+    Tape& tape = tapes_[t];
+    TapeEntry& entry = tape.entries[p];
+    if (RankAt(tape.key, p) != rank || entry.state != TapeEntry::State::kLive) continue;
+    entry.state = consumed ? TapeEntry::State::kConsumed : TapeEntry::State::kAbandoned;
+    entry.consumed_in = std::min(epoch, epoch_);
+    --tape.live;
+    if (consumed && entry.consumed_in < epoch_) {
+      // Ranks that ask again in this epoch cannot get its share.
+      for (const int32_t child : tape.children) {
+        const Position& vote = instances_[child].positions[p];
+        if (vote.run != kNone || instances_[child].key.path.back() < entry.next_request) continue;
+        Error error =
+            MakeInstanceError(absl::StatusCode::kFailedPrecondition, Reason::kTapeConsumed, child);
+        error.culprit = CulpritOf(rank);
+        error.message = absl::StrCat(RankText(rank), " consumed its tape entry for ",
+                                     tape.key.ToString(), " in epoch ", entry.consumed_in.value(),
+                                     ", which has failed: its gradient cannot be had again");
+        EndEpoch(error, actions);
+        return;
+      }
+    }
+    MarkAbandoned(t, p);
+  }
+  ForgetTapeIfUnused(t);
+  LaunchReady(actions);
+}
+
+void Sequencer::Finished(Ticket ticket, const absl::Status& status, absl::Time now,
+                         Actions* actions) {
+  Tick(now);
+  const auto found = gang_by_ticket_.find(ticket);
+  if (found == gang_by_ticket_.end()) return;
+  const int32_t g = found->second;
+  if (status.ok()) {
+    if (gangs_[g].last_of_world.has_value()) {
+      const InstanceKey& key = *gangs_[g].last_of_world;
+      for (Member& member : members_) {
+        // Gangs may finish in another order than they were launched in.
+        if (!member.last_published.has_value() || *member.last_published < key) {
+          member.last_published = key;
+        }
+      }
+    }
+    ForgetGang(g);
+    return;
+  }
+  Error error = ErrorOf(status);
+  if (error.reason == Reason::kUnspecified) error.reason = Reason::kExecFailed;
+  if (error.op.empty()) error.op = gangs_[g].what;
+  if (error.source.empty()) error.source = gangs_[g].source;
+  FailGang(g, error, actions);
+}
+
+void Sequencer::Advance(absl::Time now, Actions* actions) {
+  Tick(now);
+  while (launched_.head != kNone &&
+         gangs_[launched_.head].launched + options_.exec_timeout <= clock_) {
+    const Gang& gang = gangs_[launched_.head];
+    Error error;
+    error.code = absl::StatusCode::kDeadlineExceeded;
+    error.reason = Reason::kExecTimeout;
+    error.op = gang.what;
+    error.source = gang.source;
+    error.message = absl::StrCat(gang.what, " (", gang.source, ", ticket ", gang.ticket.value(),
+                                 ") was launched and has not finished within ",
+                                 absl::FormatDuration(options_.exec_timeout));
+    FailGang(launched_.head, error, actions);
+  }
+  while (timed_.head != kNone &&
+         instances_[timed_.head].first_vote + options_.agree_timeout <= clock_) {
+    const int32_t late = timed_.head;
+    const int32_t lacking = FindLacking(instances_[late].component);
+    if (lacking == kNone) {
+      // Everybody has asked, and another world is what holds it up: that run's deadline counts.
+      instances_.Remove(&timed_, late);
+      instances_[late].timed = false;
+      continue;
+    }
+    EndEpoch(AgreeTimeout(late, lacking), actions);
+  }
+  if (!externally_blocked_.empty()) {
+    const int32_t r = externally_blocked_.begin()->second;
+    if (runs_[r].submitted + options_.agree_timeout + options_.exec_timeout <= clock_) {
+      Error error;
+      error.code = absl::StatusCode::kDeadlineExceeded;
+      error.reason = Reason::kAgreeTimeout;
+      if (!runs_[r].instances.empty()) {
+        error = MakeInstanceError(error.code, error.reason, runs_[r].instances[0]);
+        error.culprit = CulpritOf(runs_[r].ranks[0]);
+      }
+      error.message =
+          absl::StrCat(RunText(r), " has waited for results of another world for ",
+                       absl::FormatDuration(options_.agree_timeout + options_.exec_timeout));
+      EndEpoch(error, actions);
+    }
+  }
+}
+
+// An instance that lacks votes and holds the component up: its own, or one of a gang that it waits
+// for. kNone when every vote is there.
+int32_t Sequencer::FindLacking(int32_t component) {
+  ++search_;
+  std::vector<int32_t> open = {component};
+  components_[component].mark = search_;
+  std::vector<std::pair<int32_t, int32_t>> dependences;
+  while (!open.empty()) {
+    const int32_t at = open.back();
+    open.pop_back();
+    int32_t oldest = kNone;
+    for (const int32_t id : components_[at].instances) {
+      if (instances_[id].missing > 0 &&
+          (oldest == kNone || instances_[id].first_vote < instances_[oldest].first_vote)) {
+        oldest = id;
+      }
+    }
+    if (oldest != kNone) return oldest;
+    dependences.clear();
+    DependencesOf(at, &dependences);
+    for (const auto& dependence : dependences) {
+      const int32_t next = runs_[dependence.second].component;
+      if (components_[next].mark == search_) continue;
+      components_[next].mark = search_;
+      open.push_back(next);
+    }
+  }
+  return kNone;
+}
+
+// `late` is due; `lacking` is why: the same, or what it has to wait for.
+Error Sequencer::AgreeTimeout(int32_t late, int32_t lacking) const {
+  const Instance& instance = instances_[lacking];
+  const Participation& first = PartAt(instance, instance.first);
+  Error error =
+      MakeInstanceError(absl::StatusCode::kDeadlineExceeded, Reason::kAgreeTimeout, lacking);
+  std::vector<std::string> missing;
+  for (int32_t p = 0; p < static_cast<int32_t>(instance.positions.size()); ++p) {
+    if (instance.positions[p].run != kNone || instance.positions[p].absent) continue;
+    const Rank rank = RankAt(instance.key, p);
+    if (missing.empty()) error.culprit = CulpritOf(rank);
+    if (missing.size() == Error::kMaxRanks) {
+      missing.push_back(absl::StrCat("and ", instance.missing - Error::kMaxRanks, " more"));
+      break;
+    }
+    missing.push_back(RankText(rank));
+  }
+  AddVersions(instance, &error);
+  error.message = absl::StrCat(
+      PartText(first), " (", instance.key.ToString(), "): missing after ",
+      absl::FormatDuration(clock_ - instance.first_vote), ": ", absl::StrJoin(missing, ", "), "; ",
+      RankText(RankAt(instance.key, instance.first)), " asked first, at ", first.source);
+  if (late != lacking) {
+    const Instance& due = instances_[late];
+    const Participation& part = PartAt(due, due.first);
+    absl::StrAppend(&error.message, "; ", PartText(part), " (", due.key.ToString(), ", ",
+                    part.source, ") has waited for it for ",
+                    absl::FormatDuration(clock_ - due.first_vote));
+  }
+  absl::StrAppend(&error.message, "; nothing was launched");
+  return error;
+}
+
+absl::Time Sequencer::NextDeadline() const {
+  absl::Time next = absl::InfiniteFuture();
+  if (timed_.head != kNone) {
+    next = std::min(next, instances_[timed_.head].first_vote + options_.agree_timeout);
+  }
+  if (launched_.head != kNone) {
+    next = std::min(next, gangs_[launched_.head].launched + options_.exec_timeout);
+  }
+  if (!externally_blocked_.empty()) {
+    next = std::min(next, runs_[externally_blocked_.begin()->second].submitted +
+                              options_.agree_timeout + options_.exec_timeout);
+  }
+  return next;
+}
+
+std::vector<int32_t> Sequencer::Shrink(absl::Time now, Actions* actions) {
+  Tick(now);
+  Error error;
+  error.code = absl::StatusCode::kAborted;
+  error.reason = Reason::kEpochEnded;
+  error.message = "the world was reformed with the ranks that are left";
+  EndEpoch(error, actions);
+  std::vector<int32_t> new_rank(members_.size(), -1);
+  std::vector<Member> survivors;
+  for (size_t rank = 0; rank < members_.size(); ++rank) {
+    if (members_[rank].state != Member::State::kHere) continue;
+    new_rank[rank] = static_cast<int32_t>(survivors.size());
+    survivors.push_back(std::move(members_[rank]));
+  }
+  members_ = std::move(survivors);
+  for (Group& group : groups_) group = Group();
+  for (int32_t rank = 0; rank < size(); ++rank) groups_[0].members.push_back(Rank(rank));
+  groups_[0].next.resize(members_.size(), 0);
+  group_requests_.clear();
+  tapes_.Clear();
+  tape_by_key_.clear();
+  return new_rank;
+}
+
+// --- Ending -------------------------------------------------------------------------------------
+
+void Sequencer::FailRun(RunHandle run, Epoch epoch, const Error& error, Actions* actions) {
+  actions->emplace_back();
+  SequencerAction& action = actions->back();
+  action.kind = SequencerAction::Kind::kFail;
+  action.run = run;
+  action.epoch = epoch;
+  action.error = error;
+}
+
+void Sequencer::EndEpoch(const Error& cause, Actions* actions) {
+  for (int32_t r = pending_.head; r != kNone; r = runs_[r].next) {
+    FailRun(runs_[r].handle, epoch_, cause, actions);
+  }
+  actions->emplace_back();
+  SequencerAction& action = actions->back();
+  action.kind = SequencerAction::Kind::kEpochEnded;
+  action.epoch = epoch_;
+  action.error = cause;
+
+  causes_.emplace_back(epoch_, cause);
+  while (static_cast<int>(causes_.size()) > std::max(options_.kept_causes, 0)) causes_.pop_front();
+  epoch_ = Epoch(epoch_.value() + 1);
+
+  // Forward instances that were never launched have no gradients. The others keep their entries;
+  // requests count from 0 again.
+  std::vector<int32_t> kept;
+  for (const auto& entry : tape_by_key_) kept.push_back(entry.second);
+  for (const int32_t t : kept) {
+    Tape& tape = tapes_[t];
+    if (tape.instance != kNone) tape.live = 0;
+    tape.instance = kNone;
+    tape.children.clear();
+    for (TapeEntry& entry : tape.entries) entry.next_request = 0;
+    ForgetTapeIfUnused(t);
+  }
+  runs_.Clear();
+  pending_ = {};
+  run_by_handle_.clear();
+  instances_.Clear();
+  timed_ = {};
+  instance_by_key_.clear();
+  components_.Clear();
+  externally_blocked_.clear();
+  ready_.clear();
+  pair_next_.clear();
+  for (Group& group : groups_) std::fill(group.next.begin(), group.next.end(), 0);
+}
+
+// The runs of a gang that did not finish fail. What is pending may need their results, unless it
+// was asked for in a later epoch and consumes none of them.
+void Sequencer::FailGang(int32_t g, const Error& error, Actions* actions) {
+  const std::vector<RunHandle> failed = gangs_[g].runs;
+  const Epoch epoch = gangs_[g].epoch;
+  bool ends = epoch == epoch_;
+  for (int32_t r = pending_.head; r != kNone && !ends; r = runs_[r].next) {
+    for (const RunHandle producer : runs_[r].producers) {
+      ends |= std::find(failed.begin(), failed.end(), producer) != failed.end();
+    }
+  }
+  ForgetGang(g);
+  for (const RunHandle run : failed) FailRun(run, epoch, error, actions);
+  if (ends) EndEpoch(error, actions);
+}
+
+void Sequencer::ForgetGang(int32_t g) {
+  gang_by_ticket_.erase(gangs_[g].ticket);
+  gangs_.Remove(&launched_, g);
+  gangs_.Free(g);
+}
+
+Error Sequencer::CauseOrForgotten(Epoch epoch) const {
+  absl::optional<Error> cause = Cause(epoch);
+  if (cause.has_value()) return *std::move(cause);
+  Error error;
+  error.code = absl::StatusCode::kAborted;
+  error.reason = Reason::kEpochEnded;
+  error.message =
+      absl::StrCat("epoch ", epoch.value(), " ended long ago; epoch ", epoch_.value(), " is open");
+  return error;
+}
+
+// --- Views --------------------------------------------------------------------------------------
+
+Epoch Sequencer::epoch() const { return epoch_; }
+int Sequencer::size() const { return static_cast<int>(members_.size()); }
+int Sequencer::num_groups() const { return static_cast<int>(groups_.size()); }
+bool Sequencer::IsPending(RunHandle run) const { return run_by_handle_.contains(run); }
+
+std::vector<PendingInstance> Sequencer::Pending(absl::Time now) const {
+  std::vector<PendingInstance> result;
+  for (int32_t r = pending_.head; r != kNone; r = runs_[r].next) {
+    for (const int32_t id : runs_[r].instances) {
+      const Instance& instance = instances_[id];
+      if (instance.positions[instance.first].run != r) continue;  // the first voter lists it
+      PendingInstance pending;
+      pending.key = instance.key;
+      const Participation& first = PartAt(instance, instance.first);
+      pending.what = first.descriptor.ToString();
+      pending.source = first.source;
+      pending.waiting = std::max(now - instance.first_vote, absl::ZeroDuration());
+      for (int32_t p = 0; p < static_cast<int32_t>(instance.positions.size()); ++p) {
+        const Rank rank = RankAt(instance.key, p);
+        if (instance.positions[p].run != kNone) {
+          pending.voted.push_back(rank);
+        } else if (!instance.positions[p].absent) {
+          pending.missing.push_back(rank);
+        }
+      }
+      result.push_back(std::move(pending));
+    }
+  }
+  return result;
+}
+
+absl::optional<InstanceKey> Sequencer::LastPublished(Rank rank) const {
+  if (!IsRank(rank)) return absl::nullopt;
+  return members_[rank.value()].last_published;
+}
+
+absl::optional<Error> Sequencer::Cause(Epoch epoch) const {
+  for (const auto& cause : causes_) {
+    if (cause.first == epoch) return cause.second;
+  }
+  return absl::nullopt;
+}
+
+size_t Sequencer::StateSize() const {
+  size_t group_rows = 0;
+  for (const auto& requests : group_requests_) group_rows += requests.second.groups.size();
+  return groups_.size() + group_rows + pair_next_.size() + runs_.size() + run_by_handle_.size() +
+         instances_.size() + instance_by_key_.size() + components_.size() + tapes_.size() +
+         tape_by_key_.size() + gangs_.size() + gang_by_ticket_.size() + externally_blocked_.size() +
+         known_orders_.size() + causes_.size() + ready_.size();
+}
+
+std::string Sequencer::CanonicalState() const {
+  ByteWriter out;
+  const auto put_key = [&](InstanceKey key) {
+    key.epoch = Epoch(epoch_.value() - key.epoch.value());  // age
+    EncodeInstanceKey(key, &out);
+  };
+  for (const Member& member : members_) {
+    out.Put(member.state);
+    out.Put<uint8_t>(member.last_published.has_value());
+    if (member.last_published.has_value()) put_key(*member.last_published);
+  }
+  for (const Group& group : groups_) {
+    out.PutVarint(group.members.size());
+    for (const Rank rank : group.members) out.PutSigned(rank.value());
+    for (const int64_t next : group.next) out.PutSigned(next);
+  }
+  std::vector<PairEnd> ends;
+  for (const auto& entry : pair_next_) {
+    if (entry.second != 0) ends.push_back(entry.first);
+  }
+  const auto text = [](const PairEnd& e) {
+    return std::make_pair(std::make_pair(e.group, e.source),
+                          std::make_pair(e.destination, std::make_pair(e.tag, e.is_recv)));
+  };
+  std::sort(ends.begin(), ends.end(),
+            [&](const PairEnd& a, const PairEnd& b) { return text(a) < text(b); });
+  out.PutVarint(ends.size());
+  for (const PairEnd& end : ends) {
+    out.PutSigned(end.group.value());
+    out.PutSigned(end.source.value());
+    out.PutSigned(end.destination.value());
+    out.PutSigned(end.tag);
+    out.Put<uint8_t>(end.is_recv);
+    out.PutSigned(pair_next_.at(end));
+  }
+  // Pending runs by handle. Their order of submission settles a rank's own order inside a gang and
+  // the order of texts; a checker that lets each rank submit in order may leave it out.
+  std::map<int64_t, int32_t> runs;
+  for (int32_t r = pending_.head; r != kNone; r = runs_[r].next) {
+    runs.emplace(runs_[r].handle.value(), r);
+  }
+  out.PutVarint(runs.size());
+  for (const auto& entry : runs) {
+    const PendingRun& run = runs_[entry.second];
+    out.PutSigned(run.handle.value());
+    out.Put<uint8_t>(run.externally_blocked);
+    out.PutVarint(run.producers.size());
+    for (const RunHandle producer : run.producers) {
+      const auto found = run_by_handle_.find(producer);
+      out.PutSigned(found == run_by_handle_.end() ? 0 : producer.value());
+    }
+    for (const int32_t id : run.instances) {
+      const Instance& instance = instances_[id];
+      put_key(instance.key);
+      for (const Position& position : instance.positions) {
+        out.PutSigned(position.run == kNone ? (position.absent ? -2 : -1)
+                                            : runs_[position.run].handle.value());
+      }
+    }
+  }
+  std::map<InstanceKey, int32_t> tapes(tape_by_key_.begin(), tape_by_key_.end());
+  out.PutVarint(tapes.size());
+  for (const auto& entry : tapes) {
+    put_key(entry.first);
+    for (const TapeEntry& tape : tapes_[entry.second].entries) {
+      out.Put(tape.state);
+      out.PutSigned(tape.next_request);
+      out.Put<uint8_t>(tape.consumed_in == epoch_);
+    }
+  }
+  // Instances expire in the order of their first votes.
+  for (int32_t id = timed_.head; id != kNone; id = instances_[id].next) {
+    put_key(instances_[id].key);
+  }
+  out.PutSigned(-1);
+  for (int32_t g = launched_.head; g != kNone; g = gangs_[g].next) {
+    out.Put<uint8_t>(gangs_[g].epoch == epoch_);
+    for (const RunHandle run : gangs_[g].runs) out.PutSigned(run.value());
+    out.PutSigned(-1);
+  }
+  return out.Take();
+}
+
+// --- Small things -------------------------------------------------------------------------------
+
+// Time never runs backwards in here: the lists by time stay sorted whatever the caller's clock
+// does.
+void Sequencer::Tick(absl::Time now) { clock_ = std::max(clock_, now); }
+
+bool Sequencer::IsRank(Rank rank) const { return rank.value() >= 0 && rank.value() < size(); }
+
+// The k-th order gradient of a pair flows against the one before it; positions stay the forward
+// instance's source and destination.
+int32_t Sequencer::PositionOf(const InstanceKey& key, const Participation& part) {
+  if (!key.is_pair()) return part.member.value();
+  const bool reversed = key.path.size() % 2 == 1;
+  return part.is_recv != reversed ? 1 : 0;
+}
+
+GroupRank Sequencer::MemberAt(const InstanceKey& key, int32_t position) {
+  if (!key.is_pair()) return GroupRank(position);
+  return position == 0 ? key.source : key.destination;
+}
+
+Rank Sequencer::RankAt(const InstanceKey& key, int32_t position) const {
+  return groups_[key.group.value()].members[MemberAt(key, position).value()];
+}
+
+int32_t Sequencer::PositionCount(const InstanceKey& key) const {
+  return key.is_pair() ? 2 : static_cast<int32_t>(groups_[key.group.value()].members.size());
+}
+
+const Participation& Sequencer::PartAt(const Instance& instance, int32_t position) const {
+  const Position& vote = instance.positions[position];
+  return runs_[vote.run].what->participations[vote.participation];
+}
+
+std::string Sequencer::RankText(Rank rank) const {
+  std::string text = absl::StrCat("rank ", rank.value());
+  const Culprit culprit = CulpritOf(rank);
+  if (culprit.pid < 0) return text;
+  absl::StrAppend(&text, " (pid ", culprit.pid);
+  if (!culprit.node.empty()) absl::StrAppend(&text, " on ", culprit.node);
+  return absl::StrCat(text, ")");
+}
+
+Culprit Sequencer::CulpritOf(Rank rank) const {
+  Culprit culprit;
+  culprit.rank = rank.value();
+  if (IsRank(rank)) {
+    culprit.pid = members_[rank.value()].info.pid;
+    culprit.node = members_[rank.value()].info.node;
+  }
+  return culprit;
+}
+
+Error Sequencer::MakeInstanceError(absl::StatusCode code, Reason reason, int32_t id) const {
+  const Instance& instance = instances_[id];
+  const Participation& first = PartAt(instance, instance.first);
+  Error error;
+  error.code = code;
+  error.reason = reason;
+  error.instance = instance.key.ToString();
+  error.op = std::string(CollectiveKindName(first.descriptor.kind));
+  error.source = first.source;
+  return error;
+}
+
+// Adds what each rank has asked for, unless it is there already.
+void Sequencer::AddVersions(const Instance& instance, Error* error) const {
+  for (int32_t p = 0; p < static_cast<int32_t>(instance.positions.size()); ++p) {
+    if (error->ranks.size() == Error::kMaxRanks) return;
+    if (instance.positions[p].run == kNone) continue;
+    const int32_t rank = RankAt(instance.key, p).value();
+    if (!error->ranks.empty() && error->ranks[0].rank == rank) continue;
+    const Participation& part = PartAt(instance, p);
+    error->ranks.push_back({rank, PartText(part), part.source});
+  }
+}
+
+std::string Sequencer::RunText(int32_t r) const {
+  const PendingRun& run = runs_[r];
+  if (run.instances.empty()) return "a local run";
+  const Participation& part = run.what->participations[0];
+  return absl::StrCat(
+      part.descriptor.ToString(), " (", instances_[run.instances[0]].key.ToString(),
+      run.instances.size() > 1 ? absl::StrCat(", and ", run.instances.size() - 1, " more") : "",
+      ") of ", RankText(run.ranks[0]), " at ", part.source);
+}
+
+}  // namespace chorus

@@ -1,0 +1,1341 @@
+#include "core/collective/sequencer.h"
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "core/collective/test_run.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace chorus {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+using Actions = Sequencer::Actions;
+using Kind = SequencerAction::Kind;
+
+const GroupId kWorld(0);
+
+absl::Time At(double seconds) { return absl::UnixEpoch() + absl::Seconds(seconds); }
+
+Sequencer World(int size) {
+  SequencerOptions options;
+  options.agree_timeout = absl::Seconds(60);
+  options.exec_timeout = absl::Seconds(300);
+  Sequencer sequencer(size, options);
+  for (int rank = 0; rank < size; ++rank) sequencer.SetMember(Rank(rank), {100 + rank, ""});
+  return sequencer;
+}
+
+GroupId AddGroup(Sequencer* sequencer, const std::vector<int32_t>& members) {
+  std::vector<Rank> ranks;
+  for (const int32_t member : members) ranks.push_back(Rank(member));
+  return *sequencer->AddGroup(ranks[0], ranks);
+}
+
+// Submits and returns what came of it; the vote itself must be accepted.
+Actions Cast(Sequencer* sequencer, TestRun run, absl::Time now = At(0)) {
+  Actions actions;
+  const absl::Status status = sequencer->Submit(run.Build(), now, &actions);
+  EXPECT_TRUE(status.ok()) << status;
+  return actions;
+}
+
+// Refused, and as if it had never come.
+absl::Status Refused(Sequencer* sequencer, TestRun run) {
+  const std::string before = sequencer->CanonicalState();
+  const size_t size = sequencer->StateSize();
+  Actions actions;
+  const absl::Status status = sequencer->Submit(run.Build(), At(0), &actions);
+  EXPECT_FALSE(status.ok());
+  EXPECT_THAT(actions, IsEmpty());
+  EXPECT_EQ(sequencer->CanonicalState(), before);
+  EXPECT_EQ(sequencer->StateSize(), size);
+  return status;
+}
+
+std::vector<int64_t> Launched(const Actions& actions) {
+  std::vector<int64_t> runs;
+  for (const SequencerAction& action : actions) {
+    if (action.kind != Kind::kLaunch) continue;
+    for (const RunHandle run : action.runs) runs.push_back(run.value());
+  }
+  return runs;
+}
+
+std::vector<int64_t> Failed(const Actions& actions) {
+  std::vector<int64_t> runs;
+  for (const SequencerAction& action : actions) {
+    if (action.kind == Kind::kFail) runs.push_back(action.run.value());
+  }
+  return runs;
+}
+
+// The error of the epoch that these actions end; all failed runs have the same.
+Error EndedBy(const Actions& actions) {
+  if (actions.empty() || actions.back().kind != Kind::kEpochEnded) {
+    ADD_FAILURE() << "no epoch ended";
+    return Error();
+  }
+  const Error& cause = actions.back().error;
+  for (const SequencerAction& action : actions) {
+    EXPECT_NE(action.kind, Kind::kLaunch);
+    EXPECT_EQ(action.error.message, cause.message);
+    EXPECT_EQ(action.error.reason, cause.reason);
+  }
+  return cause;
+}
+
+InstanceKey WorldKey(int64_t epoch, int64_t index) {
+  InstanceKey key;
+  key.epoch = Epoch(epoch);
+  key.index = index;
+  return key;
+}
+
+TestRun Simple(const Sequencer& sequencer, int64_t run, int32_t member, int64_t base) {
+  return OneAllReduce(run, sequencer.epoch(), kWorld, sequencer.size(), member, base);
+}
+
+// The same, holding a tape entry.
+TestRun WithTape(const Sequencer& sequencer, int64_t run, int32_t member, int64_t base) {
+  TestRun result(run, sequencer.epoch());
+  result.AllReduce(result.Slot(kWorld, sequencer.size(), {member}, {base}), member).wants_grad =
+      true;
+  return result;
+}
+
+TestRun Gradient(const Sequencer& sequencer, int64_t run, int32_t member,
+                 const InstanceKey& forward, int32_t request) {
+  TestRun result(run, sequencer.epoch());
+  result.GradientOf(forward, request, result.Slot(kWorld, sequencer.size(), {member}, {0}), member);
+  return result;
+}
+
+// Launches the next all_reduce of the world with everyone's tape.
+InstanceKey Forward(Sequencer* sequencer, int64_t first_run, int64_t base,
+                    const std::vector<int32_t>& without_tape = {}) {
+  Actions actions;
+  for (int32_t member = 0; member < sequencer->size(); ++member) {
+    const bool tape =
+        std::find(without_tape.begin(), without_tape.end(), member) == without_tape.end();
+    actions = Cast(sequencer, tape ? WithTape(*sequencer, first_run + member, member, base)
+                                   : Simple(*sequencer, first_run + member, member, base));
+  }
+  EXPECT_THAT(Launched(actions), SizeIs(sequencer->size()));
+  return WorldKey(sequencer->epoch().value(), base);
+}
+
+// --- Closing and launching ----------------------------------------------------------------------
+
+TEST(SequencerTest, LaunchesWhenTheLastMemberHasVoted) {
+  Sequencer sequencer = World(3);
+  EXPECT_THAT(Cast(&sequencer, Simple(sequencer, 12, 2, 0)), IsEmpty());
+  EXPECT_THAT(Cast(&sequencer, Simple(sequencer, 10, 0, 0)), IsEmpty());
+  const Actions actions = Cast(&sequencer, Simple(sequencer, 11, 1, 0));
+  ASSERT_THAT(actions, SizeIs(1));
+  EXPECT_EQ(actions[0].kind, Kind::kLaunch);
+  EXPECT_EQ(actions[0].ticket, Ticket(1));
+  ASSERT_THAT(actions[0].instances, SizeIs(1));
+  const LaunchedInstance& instance = actions[0].instances[0];
+  EXPECT_EQ(instance.key, WorldKey(1, 0));
+  ASSERT_THAT(instance.parts, SizeIs(3));
+  for (int32_t member = 0; member < 3; ++member) {
+    EXPECT_EQ(instance.parts[member].member, GroupRank(member));
+    EXPECT_EQ(instance.parts[member].run, RunHandle(10 + member));
+  }
+  EXPECT_THAT(instance.absent, IsEmpty());
+}
+
+TEST(SequencerTest, RanksMayRunAheadOfEachOther) {
+  Sequencer sequencer = World(2);
+  for (int64_t i = 0; i < 5; ++i) {
+    EXPECT_THAT(Cast(&sequencer, Simple(sequencer, i, 0, i)), IsEmpty());
+  }
+  for (int64_t i = 0; i < 5; ++i) {
+    const Actions actions = Cast(&sequencer, Simple(sequencer, 10 + i, 1, i));
+    EXPECT_THAT(Launched(actions), ElementsAre(i, 10 + i));
+    EXPECT_EQ(actions[0].ticket, Ticket(i + 1));
+  }
+}
+
+TEST(SequencerTest, ALocalRunLaunchesAtOnceOrAfterItsProducer) {
+  Sequencer sequencer = World(2);
+  EXPECT_THAT(Launched(Cast(&sequencer, TestRun(1, Epoch(1)))), ElementsAre(1));
+  Cast(&sequencer, Simple(sequencer, 2, 0, 0));
+  TestRun consumer(3, Epoch(1));
+  consumer.producers() = {RunHandle(2)};
+  EXPECT_THAT(Cast(&sequencer, consumer), IsEmpty());
+  const Actions actions = Cast(&sequencer, Simple(sequencer, 4, 1, 0));
+  ASSERT_THAT(actions, SizeIs(2));
+  EXPECT_THAT(Launched(actions), ElementsAre(2, 4, 3));
+  EXPECT_LT(actions[0].ticket, actions[1].ticket);
+}
+
+TEST(SequencerTest, AClosedGangWaitsForItsProducersTicket) {
+  Sequencer sequencer = World(2);
+  const GroupId pair = AddGroup(&sequencer, {0, 1});
+  Cast(&sequencer, Simple(sequencer, 1, 0, 0));
+  TestRun consumer = OneAllReduce(2, Epoch(1), pair, 2, 0, 0);
+  consumer.producers() = {RunHandle(1)};
+  Cast(&sequencer, consumer);
+  EXPECT_THAT(Cast(&sequencer, OneAllReduce(3, Epoch(1), pair, 2, 1, 0)), IsEmpty());
+  const Actions actions = Cast(&sequencer, Simple(sequencer, 4, 1, 0));
+  ASSERT_THAT(actions, SizeIs(2));
+  EXPECT_THAT(actions[0].runs, ElementsAre(RunHandle(1), RunHandle(4)));
+  EXPECT_THAT(actions[1].runs, ElementsAre(RunHandle(2), RunHandle(3)));
+  EXPECT_LT(actions[0].ticket, actions[1].ticket);
+}
+
+TEST(SequencerTest, ALongChainOfBlockedGangsIsLaunchedInOrder) {
+  Sequencer sequencer = World(2);
+  constexpr int kLength = 500;
+  for (int side = 0; side < 2; ++side) {
+    for (int i = 0; i < kLength; ++i) {
+      TestRun run = OneAllReduce(side * 1000 + i, Epoch(1), kWorld, 2, side, i);
+      if (i > 0) run.producers() = {RunHandle(side * 1000 + i - 1)};
+      if (i == 0 && side == 1) run.BlockExternally();
+      EXPECT_THAT(Cast(&sequencer, run), IsEmpty());
+    }
+  }
+  Actions actions;
+  sequencer.Unblock(RunHandle(1000), At(0), &actions);
+  ASSERT_THAT(actions, SizeIs(kLength));
+  for (int i = 0; i < kLength; ++i) {
+    EXPECT_EQ(actions[i].ticket, Ticket(i + 1));
+    EXPECT_THAT(actions[i].runs, ElementsAre(RunHandle(i), RunHandle(1000 + i)));
+  }
+}
+
+TEST(SequencerTest, RunsWithSeveralInstancesFormOneGang) {
+  Sequencer sequencer = World(3);
+  const GroupId left = AddGroup(&sequencer, {0, 1});
+  const GroupId right = AddGroup(&sequencer, {1, 2});
+  Cast(&sequencer, OneAllReduce(1, Epoch(1), left, 2, 0, 0));
+  TestRun both(2, Epoch(1));
+  both.AllReduce(both.Slot(left, 2, {1}, {0}), 1);
+  both.AllReduce(both.Slot(right, 2, {0}, {0}), 0);
+  EXPECT_THAT(Cast(&sequencer, both), IsEmpty());
+  const Actions actions = Cast(&sequencer, OneAllReduce(3, Epoch(1), right, 2, 1, 0));
+  ASSERT_THAT(actions, SizeIs(1));
+  EXPECT_THAT(actions[0].runs, ElementsAre(RunHandle(1), RunHandle(2), RunHandle(3)));
+  EXPECT_THAT(actions[0].instances, SizeIs(2));
+}
+
+TEST(SequencerTest, OneSessionMayHoldSeveralMembers) {
+  Sequencer sequencer = World(3);
+  TestRun two(1, Epoch(1));
+  const int32_t slot = two.Slot(kWorld, 3, {0, 2}, {0, 0});
+  two.AllReduce(slot, 0);
+  two.AllReduce(slot, 2);
+  Cast(&sequencer, two);
+  const Actions actions = Cast(&sequencer, Simple(sequencer, 2, 1, 0));
+  ASSERT_THAT(Launched(actions), ElementsAre(1, 2));
+  const std::vector<LaunchedInstance::Part>& parts = actions[0].instances[0].parts;
+  ASSERT_THAT(parts, SizeIs(3));
+  EXPECT_EQ(parts[0].participation, 0);
+  EXPECT_EQ(parts[1].run, RunHandle(2));
+  EXPECT_EQ(parts[2].participation, 1);
+}
+
+TEST(SequencerTest, TwoSlotsOfOneGroupShareItsCount) {
+  Sequencer sequencer = World(2);
+  for (int32_t member = 0; member < 2; ++member) {
+    TestRun run(member, Epoch(1));
+    const int32_t a = run.Slot(kWorld, 2, {member}, {0});
+    const int32_t b = run.Slot(kWorld, 2, {member}, {0});
+    run.AllReduce(a, member);
+    run.AllReduce(b, member);
+    run.AllReduce(a, member);
+    const Actions actions = Cast(&sequencer, run);
+    if (member == 0) continue;
+    ASSERT_THAT(Launched(actions), SizeIs(2));
+    for (int64_t i = 0; i < 3; ++i) EXPECT_EQ(actions[0].instances[i].key, WorldKey(1, i));
+  }
+}
+
+TEST(SequencerTest, ExternallyBlockedRunsWaitAndTimeOut) {
+  Sequencer sequencer = World(2);
+  TestRun blocked = Simple(sequencer, 1, 0, 0);
+  blocked.BlockExternally();
+  Cast(&sequencer, blocked);
+  EXPECT_THAT(Cast(&sequencer, Simple(sequencer, 2, 1, 0)), IsEmpty());
+  Sequencer other = sequencer;
+  Actions actions;
+  sequencer.Unblock(RunHandle(1), At(1), &actions);
+  EXPECT_THAT(Launched(actions), ElementsAre(1, 2));
+
+  actions.clear();
+  other.Advance(At(60), &actions);  // both have asked: the other world has its time
+  EXPECT_THAT(actions, IsEmpty());
+  EXPECT_EQ(other.NextDeadline(), At(360));
+  other.Advance(At(360), &actions);
+  EXPECT_THAT(Failed(actions), ElementsAre(1, 2));
+  EXPECT_EQ(EndedBy(actions).reason, Reason::kAgreeTimeout);
+  EXPECT_EQ(EndedBy(actions).culprit.rank, 0);
+  EXPECT_EQ(other.NextDeadline(), absl::InfiniteFuture());
+}
+
+// --- Order --------------------------------------------------------------------------------------
+
+TEST(SequencerOrderTest, TheUnionOfTheRanksDependencesIsSorted) {
+  // Rank 0 needs B before A; rank 1 has no opinion and asks for A first.
+  Sequencer sequencer = World(2);
+  const GroupId a = AddGroup(&sequencer, {0, 1});
+  const GroupId b = AddGroup(&sequencer, {1, 0});
+  for (int64_t round = 0; round < 3; ++round) {  // later rounds take the order that is known
+    TestRun zero(round * 2, Epoch(1));
+    zero.AllReduce(zero.Slot(b, 2, {1}, {round}), 1);
+    zero.AllReduce(zero.Slot(a, 2, {0}, {round}), 0, {0});
+    Cast(&sequencer, zero);
+    TestRun one(round * 2 + 1, Epoch(1));
+    one.AllReduce(one.Slot(a, 2, {1}, {round}), 1);
+    one.AllReduce(one.Slot(b, 2, {0}, {round}), 0);
+    const Actions actions = Cast(&sequencer, one);
+    ASSERT_THAT(actions, SizeIs(1));
+    ASSERT_THAT(actions[0].instances, SizeIs(2));
+    EXPECT_EQ(actions[0].instances[0].key.group, b);
+    EXPECT_EQ(actions[0].instances[1].key.group, a);
+    EXPECT_EQ(actions[0].instances[1].key.index, round);
+  }
+}
+
+TEST(SequencerOrderTest, ACircleInsideAGangIsPrinted) {
+  Sequencer sequencer = World(2);
+  const GroupId a = AddGroup(&sequencer, {0, 1});
+  const GroupId b = AddGroup(&sequencer, {1, 0});
+  TestRun zero(1, Epoch(1));
+  zero.AllReduce(zero.Slot(a, 2, {0}, {0}), 0);
+  zero.AllReduce(zero.Slot(b, 2, {1}, {0}), 1, {0});
+  Cast(&sequencer, zero);
+  TestRun one(2, Epoch(1));
+  one.AllReduce(one.Slot(b, 2, {0}, {0}), 0);
+  one.AllReduce(one.Slot(a, 2, {1}, {0}), 1, {0});
+  const Actions actions = Cast(&sequencer, one);
+  EXPECT_THAT(Failed(actions), ElementsAre(1, 2));
+  const Error error = EndedBy(actions);
+  EXPECT_EQ(error.code, absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(error.reason, Reason::kOrderCycle);
+  EXPECT_THAT(error.message,
+              AllOf(HasSubstr("circle"), HasSubstr("group 1"), HasSubstr("group 2"),
+                    HasSubstr("rank 0"), HasSubstr("rank 1"), HasSubstr("rank1.cc:11")));
+}
+
+TEST(SequencerOrderTest, ACircleBetweenGangsIsPrinted) {
+  Sequencer sequencer = World(2);
+  const GroupId a = AddGroup(&sequencer, {0, 1});
+  const GroupId b = AddGroup(&sequencer, {1, 0});
+  Cast(&sequencer, OneAllReduce(1, Epoch(1), a, 2, 0, 0));
+  TestRun second = OneAllReduce(2, Epoch(1), b, 2, 1, 0);
+  second.producers() = {RunHandle(1)};
+  Cast(&sequencer, second);
+  Cast(&sequencer, OneAllReduce(3, Epoch(1), b, 2, 0, 0));
+  TestRun fourth = OneAllReduce(4, Epoch(1), a, 2, 1, 0);
+  fourth.producers() = {RunHandle(3)};
+  const Actions actions = Cast(&sequencer, fourth);
+  EXPECT_THAT(Failed(actions), ElementsAre(1, 2, 3, 4));
+  const Error error = EndedBy(actions);
+  EXPECT_EQ(error.reason, Reason::kOrderCycle);
+  EXPECT_THAT(error.message,
+              AllOf(HasSubstr("waits for"), HasSubstr("group 1"), HasSubstr("group 2"),
+                    HasSubstr("rank 0"), HasSubstr("rank 1"), HasSubstr("rank1.cc:10")));
+}
+
+TEST(SequencerOrderTest, GangsThatWaitForEachOtherLaunchTogetherIfTheyHaveAnOrder) {
+  // Rank 0 asks for A, B, A one by one, each fed by the one before; rank 1 compiled its two As.
+  Sequencer sequencer = World(3);
+  const GroupId a = AddGroup(&sequencer, {0, 1});
+  const GroupId b = AddGroup(&sequencer, {0, 2});
+  TestRun compiled(1, Epoch(1));
+  const int32_t slot = compiled.Slot(a, 2, {1}, {0});
+  compiled.AllReduce(slot, 1);
+  compiled.AllReduce(slot, 1, {0});
+  Cast(&sequencer, compiled);
+  Cast(&sequencer, OneAllReduce(2, Epoch(1), a, 2, 0, 0));
+  TestRun middle = OneAllReduce(3, Epoch(1), b, 2, 0, 0);
+  middle.producers() = {RunHandle(2)};
+  Cast(&sequencer, middle);
+  TestRun last = OneAllReduce(4, Epoch(1), a, 2, 0, 1);
+  last.producers() = {RunHandle(3)};
+  Cast(&sequencer, last);
+  const Actions actions = Cast(&sequencer, OneAllReduce(5, Epoch(1), b, 2, 1, 0));
+  ASSERT_THAT(actions, SizeIs(1));
+  EXPECT_THAT(actions[0].runs, SizeIs(5));
+  ASSERT_THAT(actions[0].instances, SizeIs(3));
+  EXPECT_EQ(actions[0].instances[0].key.group, a);
+  EXPECT_EQ(actions[0].instances[1].key.group, b);
+  EXPECT_EQ(actions[0].instances[2].key.group, a);
+}
+
+TEST(SequencerOrderTest, ARunThatNeedsItsOwnCollectiveIsACircle) {
+  // Two members in one session, the second fed by the first one's result of the same collective.
+  Sequencer sequencer = World(2);
+  TestRun run(1, Epoch(1));
+  const int32_t slot = run.Slot(kWorld, 2, {0, 1}, {0, 0});
+  run.AllReduce(slot, 0);
+  run.AllReduce(slot, 1, {0});
+  EXPECT_EQ(EndedBy(Cast(&sequencer, run)).reason, Reason::kOrderCycle);
+
+  Cast(&sequencer, Simple(sequencer, 2, 0, 0));
+  TestRun consumer = Simple(sequencer, 3, 1, 0);
+  consumer.producers() = {RunHandle(2)};
+  EXPECT_EQ(EndedBy(Cast(&sequencer, consumer)).reason, Reason::kOrderCycle);
+}
+
+TEST(SequencerOrderTest, ARanksRunsInOneGangDoNotInterleave) {
+  // Rank 0 compiled {X, Z} and {Y}; rank 1 compiled {X, Y, Z} in one.
+  for (const bool forced : {false, true}) {
+    Sequencer sequencer = World(2);
+    const GroupId x = AddGroup(&sequencer, {0, 1});
+    const GroupId y = AddGroup(&sequencer, {1, 0});
+    TestRun first(1, Epoch(1));
+    const int32_t slot = first.Slot(x, 2, {0}, {0});
+    first.AllReduce(slot, 0);
+    first.AllReduce(slot, 0);
+    Cast(&sequencer, first);
+    Cast(&sequencer, OneAllReduce(2, Epoch(1), y, 2, 1, 0));
+    TestRun all(3, Epoch(1));
+    const int32_t xs = all.Slot(x, 2, {1}, {0});
+    const int32_t ys = all.Slot(y, 2, {0}, {0});
+    all.AllReduce(xs, 1);
+    all.AllReduce(ys, 0, forced ? std::vector<int32_t>{0} : std::vector<int32_t>{});
+    all.AllReduce(xs, 1, forced ? std::vector<int32_t>{1} : std::vector<int32_t>{});
+    const Actions actions = Cast(&sequencer, all);
+    if (forced) {
+      const Error error = EndedBy(actions);
+      EXPECT_EQ(error.reason, Reason::kOrderCycle);
+      EXPECT_THAT(error.message, HasSubstr("interleaved"));
+      continue;
+    }
+    ASSERT_THAT(actions, SizeIs(1));
+    EXPECT_EQ(actions[0].instances[0].key.group, x);
+    EXPECT_EQ(actions[0].instances[1].key.group, x);
+    EXPECT_EQ(actions[0].instances[2].key.group, y);
+  }
+}
+
+TEST(SequencerOrderTest, ARanksRunsStayWholeWhereTheDataAllowsIt) {
+  // By key the order would be world, A, B; rank 0 runs {world, B} and {A}.
+  Sequencer sequencer = World(2);
+  const GroupId a = AddGroup(&sequencer, {0, 1});
+  const GroupId b = AddGroup(&sequencer, {1, 0});
+  TestRun outer(1, Epoch(1));
+  outer.AllReduce(outer.Slot(kWorld, 2, {0}, {0}), 0);
+  outer.AllReduce(outer.Slot(b, 2, {1}, {0}), 1);
+  Cast(&sequencer, outer);
+  Cast(&sequencer, OneAllReduce(2, Epoch(1), a, 2, 0, 0));
+  TestRun all(3, Epoch(1));
+  all.AllReduce(all.Slot(kWorld, 2, {1}, {0}), 1);
+  all.AllReduce(all.Slot(a, 2, {1}, {0}), 1);
+  all.AllReduce(all.Slot(b, 2, {0}, {0}), 0);
+  const Actions actions = Cast(&sequencer, all);
+  ASSERT_THAT(actions, SizeIs(1));
+  ASSERT_THAT(actions[0].instances, SizeIs(3));
+  EXPECT_EQ(actions[0].instances[0].key.group, kWorld);
+  EXPECT_EQ(actions[0].instances[1].key.group, b);
+  EXPECT_EQ(actions[0].instances[2].key.group, a);
+}
+
+TEST(SequencerOrderTest, AKnownOrderHoldsOnlyForVotesThatMeetInTheSameWay) {
+  // Equal graphs; the second time rank 1 binds its two group slots the other way round.
+  Sequencer sequencer = World(2);
+  const GroupId a = AddGroup(&sequencer, {0, 1});
+  const GroupId b = AddGroup(&sequencer, {1, 0});
+  for (int64_t round = 0; round < 4; ++round) {
+    TestRun zero(round * 2, Epoch(1));
+    zero.AllReduce(zero.Slot(a, 2, {0}, {round}), 0);
+    zero.AllReduce(zero.Slot(b, 2, {1}, {round}), 1);
+    Cast(&sequencer, zero);
+    const bool swapped = round % 2 == 1;
+    TestRun one(round * 2 + 1, Epoch(1));
+    one.AllReduce(one.Slot(swapped ? b : a, 2, {swapped ? 0 : 1}, {round}), swapped ? 0 : 1);
+    one.AllReduce(one.Slot(swapped ? a : b, 2, {swapped ? 1 : 0}, {round}), swapped ? 1 : 0, {0});
+    Vote vote = one.Build();
+    auto what = std::make_shared<VoteTemplate>(*vote.what);
+    what->fingerprint = Hash128();  // as if the members were no part of it
+    vote.what = what;
+    Actions actions;
+    ASSERT_TRUE(sequencer.Submit(vote, At(0), &actions).ok());
+    ASSERT_THAT(actions, SizeIs(1));
+    ASSERT_THAT(actions[0].instances, SizeIs(2));
+    EXPECT_EQ(actions[0].instances[0].key.group, swapped ? b : a) << round;
+  }
+}
+
+TEST(SequencerOrderTest, DataMayReverseARanksOwnOrder) {
+  Sequencer sequencer = World(2);
+  const GroupId x = AddGroup(&sequencer, {0, 1});
+  const GroupId y = AddGroup(&sequencer, {1, 0});
+  Cast(&sequencer, OneAllReduce(1, Epoch(1), x, 2, 0, 0));
+  Cast(&sequencer, OneAllReduce(2, Epoch(1), y, 2, 1, 0));
+  TestRun both(3, Epoch(1));
+  both.AllReduce(both.Slot(y, 2, {0}, {0}), 0);
+  both.AllReduce(both.Slot(x, 2, {1}, {0}), 1, {0});
+  const Actions actions = Cast(&sequencer, both);
+  ASSERT_THAT(actions, SizeIs(1));
+  EXPECT_EQ(actions[0].instances[0].key.group, y);
+  // Run 2 stands before run 1, as its collective does.
+  const auto& runs = actions[0].runs;
+  EXPECT_LT(std::find(runs.begin(), runs.end(), RunHandle(2)),
+            std::find(runs.begin(), runs.end(), RunHandle(1)));
+}
+
+// --- Mismatch -----------------------------------------------------------------------------------
+
+struct MismatchCase {
+  const char* what;
+  std::function<void(Participation*)> change;
+  const char* expected;
+  const char* got;
+};
+
+TEST(SequencerMismatchTest, EveryPartOfADescriptorIsCompared) {
+  const std::vector<MismatchCase> cases = {
+      {"op", [](Participation* p) { p->descriptor.kind = CollectiveKind::kReduceScatter; },
+       "all_reduce", "reduce_scatter"},
+      {"reduction", [](Participation* p) { p->descriptor.reduction = Reduction::kMax; }, "SUM",
+       "MAX"},
+      {"root", [](Participation* p) { p->descriptor.root = GroupRank(1); }, "-1", "1"},
+      {"dtype", [](Participation* p) { p->descriptor.dtype = DType::kF64; }, "f32", "f64"},
+      {"shape",
+       [](Participation* p) {
+         p->descriptor.dims = {4, 1};
+       },
+       "[4]", "[4,1]"},
+      {"counts",
+       [](Participation* p) {
+         p->descriptor.counts = {1, 2, 1};
+       },
+       "[]", "[1,2,1]"},
+  };
+  for (const MismatchCase& test : cases) {
+    SCOPED_TRACE(test.what);
+    Sequencer sequencer = World(4);
+    Cast(&sequencer, Simple(sequencer, 10, 0, 0));
+    Cast(&sequencer, Simple(sequencer, 13, 3, 0));
+    TestRun differing(11, Epoch(1));
+    test.change(&differing.AllReduce(differing.Slot(kWorld, 4, {1}, {0}), 1));
+    const Actions actions = Cast(&sequencer, differing);
+    EXPECT_THAT(Failed(actions), ElementsAre(10, 13, 11));
+    const Error error = EndedBy(actions);
+    EXPECT_EQ(error.code, absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(error.reason, Reason::kMismatch);
+    EXPECT_EQ(error.expected, test.expected);
+    EXPECT_EQ(error.got, test.got);
+    EXPECT_EQ(error.culprit.rank, 1);
+    EXPECT_EQ(error.culprit.pid, 101);
+    EXPECT_EQ(error.instance, "group 0 epoch 1 index 0");
+    EXPECT_EQ(error.source, "rank1.cc:10");
+    ASSERT_THAT(error.ranks, SizeIs(3));
+    EXPECT_EQ(error.ranks[0].rank, 1);
+    EXPECT_EQ(error.ranks[1].rank, 0);
+    EXPECT_EQ(error.ranks[2].rank, 3);
+    EXPECT_EQ(error.ranks[2].source, "rank3.cc:10");
+    EXPECT_THAT(error.message,
+                AllOf(HasSubstr(test.what), HasSubstr(test.expected), HasSubstr(test.got),
+                      HasSubstr("rank 1"), HasSubstr("rank 0"), HasSubstr("rank0.cc:10")));
+    // Who comes late gets the same; the next epoch is open at once.
+    TestRun late = OneAllReduce(12, Epoch(1), kWorld, 4, 2, 0);
+    const Actions after = Cast(&sequencer, late);
+    ASSERT_THAT(after, SizeIs(1));
+    EXPECT_EQ(after[0].kind, Kind::kFail);
+    EXPECT_EQ(after[0].error.message, error.message);
+    EXPECT_EQ(sequencer.epoch(), Epoch(2));
+    Forward(&sequencer, 20, 0);
+  }
+}
+
+TEST(SequencerMismatchTest, OfTwoNobodyIsBlamed) {
+  Sequencer sequencer = World(2);
+  Cast(&sequencer, Simple(sequencer, 1, 0, 0));
+  TestRun differing(2, Epoch(1));
+  differing.AllReduce(differing.Slot(kWorld, 2, {1}, {0}), 1).descriptor.dims = {5};
+  EXPECT_EQ(EndedBy(Cast(&sequencer, differing)).culprit.rank, -1);
+}
+
+TEST(SequencerMismatchTest, AtMostEightRanksAreListed) {
+  Sequencer sequencer = World(12);
+  for (int32_t member = 0; member < 11; ++member) {
+    Cast(&sequencer, Simple(sequencer, member, member, 0));
+  }
+  TestRun differing(11, Epoch(1));
+  differing.AllReduce(differing.Slot(kWorld, 12, {11}, {0}), 11).descriptor.dims = {5};
+  const Error error = EndedBy(Cast(&sequencer, differing));
+  EXPECT_THAT(error.ranks, SizeIs(Error::kMaxRanks));
+  EXPECT_EQ(error.ranks[0].rank, 11);
+}
+
+TEST(SequencerMismatchTest, EqualGraphsThatMeetAtDifferentPlacesAreCompared) {
+  // Both ranks run the same graph {f32[4], f32[5]}; rank 1 is one collective behind.
+  Sequencer sequencer = World(2);
+  const auto graph = [&](int64_t run, int32_t member, int64_t base) {
+    TestRun result(run, Epoch(1));
+    const int32_t slot = result.Slot(kWorld, 2, {member}, {base});
+    result.AllReduce(slot, member);
+    result.AllReduce(slot, member).descriptor.dims = {5};
+    return result;
+  };
+  Cast(&sequencer, graph(1, 0, 0));
+  Cast(&sequencer, Simple(sequencer, 2, 1, 0));
+  EXPECT_EQ(EndedBy(Cast(&sequencer, graph(3, 1, 1))).reason, Reason::kMismatch);
+}
+
+TEST(SequencerMismatchTest, AGroupSlotOfAnotherSizeIsAMismatch) {
+  Sequencer sequencer = World(3);
+  Cast(&sequencer, Simple(sequencer, 1, 0, 0));
+  const Actions actions = Cast(&sequencer, OneAllReduce(2, Epoch(1), kWorld, 2, 1, 0));
+  EXPECT_THAT(Failed(actions), ElementsAre(1, 2));
+  const Error error = EndedBy(actions);
+  EXPECT_EQ(error.reason, Reason::kMismatch);
+  EXPECT_EQ(error.culprit.rank, 1);
+  EXPECT_EQ(error.expected, "3 members");
+  EXPECT_EQ(error.got, "2 members");
+}
+
+// --- Send and recv ------------------------------------------------------------------------------
+
+TestRun Send(int64_t run, Epoch epoch, int32_t from, int32_t to, int64_t tag = 0) {
+  TestRun result(run, epoch);
+  result.SendTo(result.Slot(kWorld, 3, {from}, {0}), from, to, tag);
+  return result;
+}
+TestRun Recv(int64_t run, Epoch epoch, int32_t at, int32_t from, int64_t tag = 0) {
+  TestRun result(run, epoch);
+  result.RecvFrom(result.Slot(kWorld, 3, {at}, {0}), at, from, tag);
+  return result;
+}
+
+TEST(SequencerPairTest, ASendMeetsTheRecvOfItsPairAndTag) {
+  Sequencer sequencer = World(3);
+  EXPECT_THAT(Cast(&sequencer, Send(1, Epoch(1), 2, 0, 7)), IsEmpty());
+  EXPECT_THAT(Cast(&sequencer, Recv(2, Epoch(1), 0, 2, 8)), IsEmpty());  // another tag
+  EXPECT_THAT(Cast(&sequencer, Send(3, Epoch(1), 0, 2, 7)), IsEmpty());  // another direction
+  const Actions actions = Cast(&sequencer, Recv(4, Epoch(1), 0, 2, 7));
+  ASSERT_THAT(Launched(actions), ElementsAre(1, 4));
+  const std::vector<LaunchedInstance::Part>& parts = actions[0].instances[0].parts;
+  EXPECT_EQ(parts[0].member, GroupRank(0));
+  EXPECT_EQ(parts[1].member, GroupRank(2));
+  EXPECT_EQ(parts[1].run, RunHandle(1));
+}
+
+TEST(SequencerPairTest, ARankMaySendToItself) {
+  Sequencer sequencer = World(3);
+  TestRun run(1, Epoch(1));
+  const int32_t slot = run.Slot(kWorld, 3, {1}, {0});
+  run.SendTo(slot, 1, 1);
+  run.RecvFrom(slot, 1, 1);
+  const Actions actions = Cast(&sequencer, run);
+  ASSERT_THAT(Launched(actions), ElementsAre(1));
+  EXPECT_EQ(actions[0].instances[0].parts[0].participation, 0);
+  EXPECT_EQ(actions[0].instances[0].parts[1].participation, 1);
+}
+
+TEST(SequencerPairTest, AnotherShapeIsAMismatch) {
+  Sequencer sequencer = World(3);
+  Cast(&sequencer, Send(1, Epoch(1), 0, 1));
+  TestRun recv(2, Epoch(1));
+  recv.RecvFrom(recv.Slot(kWorld, 3, {1}, {0}), 1, 0).descriptor.dims = {3};
+  const Error error = EndedBy(Cast(&sequencer, recv));
+  EXPECT_EQ(error.reason, Reason::kMismatch);
+  EXPECT_THAT(error.message, HasSubstr("receiving"));
+}
+
+TEST(SequencerPairTest, TheGradientFlowsBack) {
+  Sequencer sequencer = World(3);
+  TestRun send(1, Epoch(1));
+  send.SendTo(send.Slot(kWorld, 3, {2}, {0}), 2, 0).wants_grad = true;
+  Cast(&sequencer, send);
+  TestRun recv(2, Epoch(1));
+  recv.RecvFrom(recv.Slot(kWorld, 3, {0}, {0}), 0, 2).wants_grad = true;
+  const Actions forward = Cast(&sequencer, recv);
+  ASSERT_THAT(Launched(forward), ElementsAre(1, 2));
+  const InstanceKey key = forward[0].instances[0].key;
+
+  const auto gradient = [&](int64_t run, int32_t member, bool is_recv) {
+    TestRun result(run, Epoch(1));
+    Participation& part = result.GradientOf(key, 0, result.Slot(kWorld, 3, {member}, {0}), member);
+    part.descriptor.kind = CollectiveKind::kSend;
+    part.descriptor.reduction = Reduction::kNone;
+    part.is_recv = is_recv;
+    return result;
+  };
+  EXPECT_EQ(Refused(&sequencer, gradient(3, 2, false)).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(Cast(&sequencer, gradient(4, 2, true)), IsEmpty());
+  EXPECT_THAT(Launched(Cast(&sequencer, gradient(5, 0, false))), ElementsAre(4, 5));
+}
+
+// --- Late, cancelled, refused -------------------------------------------------------------------
+
+TEST(SequencerFailureTest, AgreeTimeoutNamesWhoIsMissing) {
+  Sequencer sequencer = World(4);
+  Cast(&sequencer, Simple(sequencer, 10, 2, 0), At(5));
+  Cast(&sequencer, Simple(sequencer, 11, 0, 0), At(40));
+  EXPECT_EQ(sequencer.NextDeadline(), At(65));
+  const std::vector<PendingInstance> pending = sequencer.Pending(At(45));
+  ASSERT_THAT(pending, SizeIs(1));
+  EXPECT_THAT(pending[0].voted, ElementsAre(Rank(0), Rank(2)));
+  EXPECT_THAT(pending[0].missing, ElementsAre(Rank(1), Rank(3)));
+  EXPECT_EQ(pending[0].waiting, absl::Seconds(40));
+  EXPECT_EQ(pending[0].what, "all_reduce SUM f32[4]");
+  EXPECT_EQ(pending[0].source, "rank2.cc:10");
+
+  Actions actions;
+  sequencer.Advance(At(64), &actions);
+  EXPECT_THAT(actions, IsEmpty());
+  sequencer.Advance(At(65), &actions);
+  EXPECT_THAT(Failed(actions), ElementsAre(10, 11));
+  const Error error = EndedBy(actions);
+  EXPECT_EQ(error.code, absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(error.reason, Reason::kAgreeTimeout);
+  EXPECT_EQ(error.culprit.rank, 1);
+  EXPECT_EQ(error.culprit.pid, 101);
+  EXPECT_THAT(error.message, AllOf(HasSubstr("rank 1 (pid 101), rank 3 (pid 103)"), HasSubstr("1m"),
+                                   HasSubstr("rank2.cc:10")));
+  EXPECT_EQ(sequencer.NextDeadline(), absl::InfiniteFuture());
+  EXPECT_THAT(sequencer.Pending(At(65)), IsEmpty());
+}
+
+TEST(SequencerFailureTest, TheDeadlineIsThatOfTheOldestInstanceThatLacksVotes) {
+  Sequencer sequencer = World(2);
+  Cast(&sequencer, Simple(sequencer, 1, 0, 0), At(0));
+  Cast(&sequencer, Simple(sequencer, 2, 0, 1), At(10));
+  Cast(&sequencer, Simple(sequencer, 3, 1, 0), At(20));
+  EXPECT_EQ(sequencer.NextDeadline(), At(70));
+}
+
+TEST(SequencerFailureTest, WhatBelongsToALateGangIsDueAtItsOwnTime) {
+  // A has all its votes, but rank 1's run has B too, which rank 2 has not asked for yet; C consumes
+  // A's result.
+  Sequencer sequencer = World(3);
+  const GroupId a = AddGroup(&sequencer, {0, 1});
+  const GroupId b = AddGroup(&sequencer, {1, 2});
+  Cast(&sequencer, OneAllReduce(1, Epoch(1), a, 2, 0, 0), At(0));
+  TestRun both(2, Epoch(1));
+  both.AllReduce(both.Slot(a, 2, {1}, {0}), 1);
+  both.AllReduce(both.Slot(b, 2, {0}, {0}), 0);
+  Cast(&sequencer, both, At(50));
+  TestRun consumer(3, Epoch(1));
+  consumer.producers() = {RunHandle(1)};
+  Cast(&sequencer, consumer, At(55));
+  EXPECT_EQ(sequencer.NextDeadline(), At(60));
+  Actions actions;
+  sequencer.Advance(At(60), &actions);
+  EXPECT_THAT(Failed(actions), ElementsAre(1, 2, 3));
+  const Error error = EndedBy(actions);
+  EXPECT_EQ(error.reason, Reason::kAgreeTimeout);
+  EXPECT_EQ(error.culprit.rank, 2);
+  EXPECT_EQ(error.instance, "group 2 epoch 1 index 0");
+  EXPECT_THAT(error.message, AllOf(HasSubstr("missing after 10s: rank 2 (pid 102)"),
+                                   HasSubstr("group 1 epoch 1 index 0"), HasSubstr("for 1m")));
+}
+
+TEST(SequencerFailureTest, WhatWaitsForALateGangIsDueAtItsOwnTime) {
+  Sequencer sequencer = World(2);
+  const GroupId pair = AddGroup(&sequencer, {0, 1});
+  Cast(&sequencer, OneAllReduce(1, Epoch(1), pair, 2, 1, 0), At(0));
+  Cast(&sequencer, Simple(sequencer, 2, 0, 0), At(30));
+  TestRun consumer = OneAllReduce(3, Epoch(1), pair, 2, 0, 0);
+  consumer.producers() = {RunHandle(2)};
+  Cast(&sequencer, consumer, At(30));
+  EXPECT_EQ(sequencer.NextDeadline(), At(60));
+  Actions actions;
+  sequencer.Advance(At(60), &actions);
+  EXPECT_EQ(EndedBy(actions).culprit.rank, 1);
+  EXPECT_EQ(EndedBy(actions).instance, "group 0 epoch 1 index 0");
+}
+
+TEST(SequencerFailureTest, CancelBeforeTheLaunchEndsTheEpochAndAfterItDoesNothing) {
+  Sequencer sequencer = World(2);
+  Cast(&sequencer, Simple(sequencer, 1, 0, 0));
+  Sequencer other = sequencer;
+  Actions actions;
+  sequencer.Cancel(RunHandle(1), Rank(0), At(1), &actions);
+  EXPECT_THAT(Failed(actions), ElementsAre(1));
+  EXPECT_EQ(EndedBy(actions).code, absl::StatusCode::kCancelled);
+  EXPECT_EQ(EndedBy(actions).reason, Reason::kCancelled);
+  EXPECT_EQ(EndedBy(actions).culprit.rank, 0);
+
+  Cast(&other, Simple(other, 2, 1, 0));
+  actions.clear();
+  other.Cancel(RunHandle(1), Rank(0), At(1), &actions);
+  EXPECT_THAT(actions, IsEmpty());
+  EXPECT_EQ(other.epoch(), Epoch(1));
+}
+
+TEST(SequencerFailureTest, ARefusedPartIsToldToTheOthers) {
+  Sequencer sequencer = World(2);
+  Cast(&sequencer, Simple(sequencer, 1, 0, 0));
+  Error why;
+  why.code = absl::StatusCode::kResourceExhausted;
+  why.reason = Reason::kOutOfMemory;
+  why.message = "needs 9 bytes, 8 are free";
+  Actions actions;
+  sequencer.Refuse(Rank(1), Epoch(1), why, At(0), &actions);
+  const Error error = EndedBy(actions);
+  EXPECT_EQ(error.code, absl::StatusCode::kAborted);
+  EXPECT_EQ(error.reason, Reason::kPeerRefused);
+  EXPECT_EQ(error.culprit.rank, 1);
+  EXPECT_THAT(error.message, HasSubstr("needs 9 bytes"));
+  actions.clear();
+  sequencer.Refuse(Rank(1), Epoch(1), why, At(0), &actions);  // that epoch has ended
+  EXPECT_THAT(actions, IsEmpty());
+}
+
+TEST(SequencerFailureTest, AbortEndsTheEpochWithItsCause) {
+  Sequencer sequencer = World(2);
+  Cast(&sequencer, Simple(sequencer, 1, 0, 0));
+  Error cause;
+  cause.code = absl::StatusCode::kUnavailable;
+  cause.reason = Reason::kDraining;
+  cause.message = "draining";
+  Actions actions;
+  sequencer.Abort(cause, At(0), &actions);
+  EXPECT_THAT(Failed(actions), ElementsAre(1));
+  EXPECT_EQ(EndedBy(actions).reason, Reason::kDraining);
+  EXPECT_EQ(sequencer.Cause(Epoch(1))->message, "draining");
+}
+
+TEST(SequencerFailureTest, CausesThatAreForgottenAreAnsweredWithEpochEnded) {
+  SequencerOptions options;
+  options.kept_causes = 2;
+  Sequencer sequencer(2, options);
+  for (int epoch = 1; epoch <= 3; ++epoch) {
+    Cast(&sequencer, OneAllReduce(epoch, Epoch(epoch), kWorld, 2, 0, 0));
+    Actions actions;
+    sequencer.Cancel(RunHandle(epoch), Rank(0), At(0), &actions);
+  }
+  EXPECT_FALSE(sequencer.Cause(Epoch(1)).has_value());
+  const auto late = [&](int64_t epoch) {
+    return Cast(&sequencer, OneAllReduce(10 + epoch, Epoch(epoch), kWorld, 2, 1, 0));
+  };
+  EXPECT_EQ(late(1)[0].error.reason, Reason::kEpochEnded);
+  EXPECT_EQ(late(2)[0].error.reason, Reason::kCancelled);
+  EXPECT_EQ(late(3)[0].error.reason, Reason::kCancelled);
+}
+
+// --- Execution ----------------------------------------------------------------------------------
+
+TEST(SequencerExecutionTest, TheLastPublishedCollectiveOfTheWorldIsKnown) {
+  Sequencer sequencer = World(2);
+  for (int64_t i = 0; i < 2; ++i) {
+    Cast(&sequencer, Simple(sequencer, i * 2, 0, i));
+    Cast(&sequencer, Simple(sequencer, i * 2 + 1, 1, i));
+  }
+  EXPECT_FALSE(sequencer.LastPublished(Rank(0)).has_value());
+  Actions actions;
+  sequencer.Finished(Ticket(2), absl::OkStatus(), At(1), &actions);
+  sequencer.Finished(Ticket(1), absl::OkStatus(), At(1), &actions);
+  EXPECT_THAT(actions, IsEmpty());
+  EXPECT_EQ(*sequencer.LastPublished(Rank(1)), WorldKey(1, 1));
+}
+
+TEST(SequencerExecutionTest, ExecTimeoutFailsTheGangAndWhatIsPending) {
+  Sequencer sequencer = World(2);
+  Cast(&sequencer, Simple(sequencer, 1, 0, 0), At(0));
+  Cast(&sequencer, Simple(sequencer, 2, 1, 0), At(10));
+  Cast(&sequencer, Simple(sequencer, 3, 0, 1), At(290));
+  EXPECT_EQ(sequencer.NextDeadline(), At(310));
+  Actions actions;
+  sequencer.Advance(At(310), &actions);
+  EXPECT_THAT(Failed(actions), ElementsAre(1, 2, 3));
+  const Error error = EndedBy(actions);
+  EXPECT_EQ(error.code, absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(error.reason, Reason::kExecTimeout);
+  actions.clear();
+  sequencer.Finished(Ticket(1), absl::OkStatus(), At(311), &actions);
+  EXPECT_THAT(actions, IsEmpty());
+  EXPECT_FALSE(sequencer.LastPublished(Rank(0)).has_value());
+  EXPECT_EQ(sequencer.NextDeadline(), absl::InfiniteFuture());
+}
+
+TEST(SequencerExecutionTest, AFailedGangEndsItsEpochButNoLaterOne) {
+  Sequencer sequencer = World(2);
+  for (int64_t i = 0; i < 2; ++i) {
+    Cast(&sequencer, Simple(sequencer, i * 2, 0, i));
+    Cast(&sequencer, Simple(sequencer, i * 2 + 1, 1, i));
+  }
+  Cast(&sequencer, Simple(sequencer, 4, 0, 2));
+  Actions actions;
+  sequencer.Finished(Ticket(1), absl::InternalError("device lost"), At(1), &actions);
+  EXPECT_THAT(Failed(actions), ElementsAre(0, 1, 4));
+  EXPECT_EQ(EndedBy(actions).reason, Reason::kExecFailed);
+  EXPECT_EQ(EndedBy(actions).code, absl::StatusCode::kInternal);
+
+  Cast(&sequencer, Simple(sequencer, 5, 0, 0));
+  actions.clear();
+  sequencer.Finished(Ticket(2), absl::InternalError("device lost"), At(2), &actions);
+  EXPECT_THAT(Failed(actions), ElementsAre(2, 3));
+  EXPECT_EQ(sequencer.epoch(), Epoch(2));
+}
+
+TEST(SequencerExecutionTest, EndingAnEpochLeavesLaunchedGangsAlone) {
+  Sequencer sequencer = World(2);
+  Cast(&sequencer, Simple(sequencer, 1, 0, 0));
+  Cast(&sequencer, Simple(sequencer, 2, 1, 0));
+  Cast(&sequencer, Simple(sequencer, 3, 0, 1));
+  Actions actions;
+  sequencer.Dead(Rank(1), At(0), &actions);
+  EXPECT_THAT(Failed(actions), ElementsAre(3));
+  actions.clear();
+  sequencer.Finished(Ticket(1), absl::OkStatus(), At(1), &actions);
+  EXPECT_EQ(*sequencer.LastPublished(Rank(0)), WorldKey(1, 0));
+}
+
+// --- Members that go ----------------------------------------------------------------------------
+
+TEST(SequencerMemberTest, DeathIsToldToWhoWaitsAndToWhoAsksLater) {
+  Sequencer sequencer = World(3);
+  const GroupId pair = AddGroup(&sequencer, {0, 1});
+  Cast(&sequencer, Simple(sequencer, 1, 0, 0));
+  Actions actions;
+  sequencer.Dead(Rank(2), At(0), &actions);
+  Error error = EndedBy(actions);
+  EXPECT_EQ(error.code, absl::StatusCode::kAborted);
+  EXPECT_EQ(error.reason, Reason::kPeerDied);
+  EXPECT_EQ(error.culprit.rank, 2);
+  EXPECT_EQ(error.culprit.pid, 102);
+  EXPECT_EQ(error.op, "all_reduce");
+  EXPECT_THAT(error.message, AllOf(HasSubstr("rank 2 (pid 102)"), HasSubstr("rank0.cc:10")));
+  actions.clear();
+  sequencer.Dead(Rank(2), At(0), &actions);
+  EXPECT_THAT(actions, IsEmpty());
+
+  error = EndedBy(Cast(&sequencer, Simple(sequencer, 2, 0, 0)));
+  EXPECT_EQ(error.code, absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(error.reason, Reason::kNeedsReform);
+  EXPECT_EQ(error.culprit.rank, 2);
+  // Groups without the dead go on.
+  Cast(&sequencer, OneAllReduce(3, sequencer.epoch(), pair, 2, 0, 0));
+  EXPECT_THAT(Launched(Cast(&sequencer, OneAllReduce(4, sequencer.epoch(), pair, 2, 1, 0))),
+              ElementsAre(3, 4));
+}
+
+TEST(SequencerMemberTest, LeavingHurtsOnlyWhoNeedsTheLeaver) {
+  Sequencer sequencer = World(3);
+  const GroupId pair = AddGroup(&sequencer, {0, 1});
+  Cast(&sequencer, OneAllReduce(1, Epoch(1), pair, 2, 0, 0));
+  Actions actions;
+  sequencer.Left(Rank(2), At(0), &actions);
+  EXPECT_THAT(actions, IsEmpty());
+  EXPECT_THAT(Launched(Cast(&sequencer, OneAllReduce(2, Epoch(1), pair, 2, 1, 0))),
+              ElementsAre(1, 2));
+  const Error error = EndedBy(Cast(&sequencer, Simple(sequencer, 3, 0, 0)));
+  EXPECT_EQ(error.reason, Reason::kPeerLeft);
+  EXPECT_EQ(error.culprit.rank, 2);
+}
+
+TEST(SequencerMemberTest, LeavingWhileSomebodyWaitsEndsTheEpoch) {
+  for (const int32_t leaver : {0, 1}) {  // the one that has voted, the one that is waited for
+    Sequencer sequencer = World(2);
+    Cast(&sequencer, Simple(sequencer, 1, 0, 0));
+    Actions actions;
+    sequencer.Left(Rank(leaver), At(0), &actions);
+    EXPECT_THAT(Failed(actions), ElementsAre(1));
+    EXPECT_EQ(EndedBy(actions).reason, Reason::kPeerLeft);
+    EXPECT_EQ(EndedBy(actions).culprit.rank, leaver);
+  }
+}
+
+TEST(SequencerMemberTest, ShrinkRenumbersTheSurvivors) {
+  Sequencer sequencer = World(4);
+  const GroupId pair = AddGroup(&sequencer, {0, 3});
+  Forward(&sequencer, 1, 0);
+  Actions actions;
+  sequencer.Finished(Ticket(1), absl::OkStatus(), At(0), &actions);
+  sequencer.Dead(Rank(1), At(0), &actions);
+  actions.clear();
+  EXPECT_THAT(sequencer.Shrink(At(0), &actions), ElementsAre(0, -1, 1, 2));
+  EXPECT_EQ(sequencer.size(), 3);
+  EXPECT_EQ(*sequencer.LastPublished(Rank(2)), WorldKey(1, 0));
+  EXPECT_FALSE(sequencer.GroupMembers(pair).ok());
+  EXPECT_EQ(Refused(&sequencer, OneAllReduce(20, sequencer.epoch(), pair, 2, 0, 0)).code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(AddGroup(&sequencer, {0, 1}), pair);
+  Forward(&sequencer, 30, 0);
+}
+
+TEST(SequencerMemberTest, TheKthRequestForAListGivesTheSameGroup) {
+  Sequencer sequencer = World(3);
+  const std::vector<Rank> list = {Rank(2), Rank(0)};
+  const GroupId first = *sequencer.AddGroup(Rank(2), list);
+  const GroupId second = *sequencer.AddGroup(Rank(2), list);
+  EXPECT_NE(first, second);
+  EXPECT_EQ(*sequencer.AddGroup(Rank(0), list), first);
+  EXPECT_EQ(*sequencer.AddGroup(Rank(0), list), second);
+  EXPECT_EQ(*sequencer.GroupMembers(first), list);
+  EXPECT_NE(*sequencer.AddGroup(Rank(0), {Rank(0), Rank(2)}), first);  // another order
+  for (const std::vector<Rank>& bad : std::vector<std::vector<Rank>>{
+           {}, {Rank(0), Rank(3)}, {Rank(0), Rank(-1)}, {Rank(0), Rank(0)}, {Rank(1), Rank(2)}}) {
+    EXPECT_EQ(sequencer.AddGroup(Rank(0), bad).status().code(), absl::StatusCode::kInvalidArgument);
+  }
+}
+
+// --- Gradients ----------------------------------------------------------------------------------
+
+TEST(SequencerGradientTest, EveryHolderIsWaitedFor) {
+  Sequencer sequencer = World(2);
+  const InstanceKey forward = Forward(&sequencer, 1, 0);
+  EXPECT_THAT(Cast(&sequencer, Gradient(sequencer, 10, 0, forward, 0)), IsEmpty());
+  const Actions actions = Cast(&sequencer, Gradient(sequencer, 11, 1, forward, 0));
+  ASSERT_THAT(Launched(actions), ElementsAre(10, 11));
+  EXPECT_EQ(actions[0].instances[0].key, forward.Gradient(0));
+  EXPECT_THAT(actions[0].instances[0].absent, IsEmpty());
+}
+
+TEST(SequencerGradientTest, ALiveEntryIsLate) {
+  Sequencer sequencer = World(2);
+  const InstanceKey forward = Forward(&sequencer, 1, 0);
+  Cast(&sequencer, Gradient(sequencer, 10, 0, forward, 0), At(0));
+  Actions actions;
+  sequencer.Advance(At(60), &actions);
+  EXPECT_EQ(EndedBy(actions).reason, Reason::kAgreeTimeout);
+  EXPECT_EQ(EndedBy(actions).culprit.rank, 1);
+  EXPECT_THAT(EndedBy(actions).message, HasSubstr("gradient 0"));
+}
+
+TEST(SequencerGradientTest, AbandonedEntriesGiveZeros) {
+  Sequencer sequencer = World(3);
+  const InstanceKey forward = Forward(&sequencer, 1, 0, {2});  // rank 2 wants none
+  Actions actions;
+  sequencer.DropTape(Rank(1), forward, false, Epoch(1), At(0), &actions);
+  EXPECT_THAT(actions, IsEmpty());
+  actions = Cast(&sequencer, Gradient(sequencer, 10, 0, forward, 0));
+  ASSERT_THAT(Launched(actions), ElementsAre(10));
+  EXPECT_THAT(actions[0].instances[0].absent, ElementsAre(GroupRank(1), GroupRank(2)));
+  EXPECT_THAT(actions[0].instances[0].parts, SizeIs(1));
+}
+
+TEST(SequencerGradientTest, DroppingCompletesWhatIsPending) {
+  for (const bool consumed : {false, true}) {
+    Sequencer sequencer = World(2);
+    const InstanceKey forward = Forward(&sequencer, 1, 0);
+    Cast(&sequencer, Gradient(sequencer, 10, 0, forward, 0));
+    Actions actions;
+    sequencer.DropTape(Rank(1), forward, consumed, Epoch(1), At(0), &actions);
+    ASSERT_THAT(Launched(actions), ElementsAre(10));
+    EXPECT_THAT(actions[0].instances[0].absent, ElementsAre(GroupRank(1)));
+  }
+}
+
+TEST(SequencerGradientTest, DroppingBeforeTheForwardIsLaunchedCounts) {
+  Sequencer sequencer = World(2);
+  Cast(&sequencer, WithTape(sequencer, 1, 0, 0));
+  Actions actions;
+  sequencer.DropTape(Rank(0), WorldKey(1, 0), false, Epoch(1), At(0), &actions);
+  EXPECT_THAT(actions, IsEmpty());
+  EXPECT_THAT(Launched(Cast(&sequencer, WithTape(sequencer, 2, 1, 0))), ElementsAre(1, 2));
+  actions = Cast(&sequencer, Gradient(sequencer, 3, 1, WorldKey(1, 0), 0));
+  ASSERT_THAT(Launched(actions), ElementsAre(3));
+  EXPECT_THAT(actions[0].instances[0].absent, ElementsAre(GroupRank(0)));
+}
+
+TEST(SequencerGradientTest, AVoteStandsThoughItsEntryIsDroppedAfterwards) {
+  Sequencer sequencer = World(3);
+  const InstanceKey forward = Forward(&sequencer, 1, 0);
+  Cast(&sequencer, Gradient(sequencer, 10, 0, forward, 0));
+  Actions actions;
+  sequencer.DropTape(Rank(0), forward, true, Epoch(1), At(0), &actions);
+  Cast(&sequencer, Gradient(sequencer, 11, 1, forward, 0));
+  actions = Cast(&sequencer, Gradient(sequencer, 12, 2, forward, 0));
+  EXPECT_THAT(Launched(actions), ElementsAre(10, 11, 12));
+  EXPECT_THAT(actions[0].instances[0].absent, IsEmpty());
+}
+
+TEST(SequencerGradientTest, ConsumedGivesZerosToFurtherRequestsOfTheEpoch) {
+  Sequencer sequencer = World(2);
+  const InstanceKey forward = Forward(&sequencer, 1, 0);
+  Cast(&sequencer, Gradient(sequencer, 10, 0, forward, 0));
+  Cast(&sequencer, Gradient(sequencer, 11, 1, forward, 0));
+  Actions actions;
+  sequencer.DropTape(Rank(0), forward, true, Epoch(1), At(0), &actions);
+  actions = Cast(&sequencer, Gradient(sequencer, 12, 1, forward, 1));
+  ASSERT_THAT(Launched(actions), ElementsAre(12));
+  EXPECT_THAT(actions[0].instances[0].absent, ElementsAre(GroupRank(0)));
+  EXPECT_EQ(ErrorOf(Refused(&sequencer, Gradient(sequencer, 13, 0, forward, 1))).reason,
+            Reason::kTapeConsumed);
+}
+
+TEST(SequencerGradientTest, ConsumedInAFailedEpochCannotBeHadAgain) {
+  for (const bool drop_late : {false, true}) {  // the drop reaches the daemon before or after
+    SCOPED_TRACE(drop_late);
+    Sequencer sequencer = World(2);
+    const InstanceKey forward = Forward(&sequencer, 1, 0);
+    Cast(&sequencer, Gradient(sequencer, 10, 0, forward, 0));
+    Actions actions;
+    if (!drop_late) sequencer.DropTape(Rank(0), forward, true, Epoch(1), At(0), &actions);
+    sequencer.Cancel(RunHandle(10), Rank(0), At(0), &actions);
+    actions.clear();
+    if (drop_late) {
+      EXPECT_THAT(Cast(&sequencer, Gradient(sequencer, 11, 1, forward, 0)), IsEmpty());
+      sequencer.DropTape(Rank(0), forward, true, Epoch(1), At(0), &actions);
+    } else {
+      actions = Cast(&sequencer, Gradient(sequencer, 11, 1, forward, 0));
+    }
+    EXPECT_THAT(Failed(actions), ElementsAre(11));
+    const Error error = EndedBy(actions);
+    EXPECT_EQ(error.code, absl::StatusCode::kFailedPrecondition);
+    EXPECT_EQ(error.reason, Reason::kTapeConsumed);
+    EXPECT_EQ(error.culprit.rank, 0);
+  }
+}
+
+TEST(SequencerGradientTest, WhoStillHoldsItsTapeMayAskAgainInTheNextEpoch) {
+  Sequencer sequencer = World(2);
+  const InstanceKey forward = Forward(&sequencer, 1, 0);
+  Cast(&sequencer, Gradient(sequencer, 10, 0, forward, 0));
+  Actions actions;
+  sequencer.Cancel(RunHandle(10), Rank(0), At(0), &actions);
+  Cast(&sequencer, Gradient(sequencer, 11, 0, forward, 0));  // requests count from 0 again
+  EXPECT_THAT(Launched(Cast(&sequencer, Gradient(sequencer, 12, 1, forward, 0))),
+              ElementsAre(11, 12));
+}
+
+TEST(SequencerGradientTest, AnInstanceThatWasNeverLaunchedHasNoGradient) {
+  Sequencer sequencer = World(2);
+  Cast(&sequencer, WithTape(sequencer, 1, 0, 0));
+  Actions actions;
+  sequencer.Cancel(RunHandle(1), Rank(0), At(0), &actions);
+  EXPECT_EQ(Refused(&sequencer, Gradient(sequencer, 2, 0, WorldKey(1, 0), 0)).code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST(SequencerGradientTest, AGradientIsNeverLaunchedBeforeItsForward) {
+  Sequencer sequencer = World(2);
+  TestRun blocked = WithTape(sequencer, 1, 0, 0);
+  blocked.BlockExternally();
+  Cast(&sequencer, blocked);
+  Cast(&sequencer, WithTape(sequencer, 2, 1, 0));
+  Cast(&sequencer, Gradient(sequencer, 3, 0, WorldKey(1, 0), 0));
+  EXPECT_THAT(Cast(&sequencer, Gradient(sequencer, 4, 1, WorldKey(1, 0), 0)), IsEmpty());
+  Actions actions;
+  sequencer.Unblock(RunHandle(1), At(0), &actions);
+  EXPECT_THAT(Launched(actions), ElementsAre(1, 2, 3, 4));
+}
+
+TEST(SequencerGradientTest, ForwardThatNeedsItsOwnGradientIsACircle) {
+  // Rank 0 feeds the gradient of X into X: X waits for its producer, that for X.
+  Sequencer sequencer = World(2);
+  Cast(&sequencer, WithTape(sequencer, 1, 0, 0));
+  Cast(&sequencer, Gradient(sequencer, 2, 0, WorldKey(1, 0), 0));
+  // Rank 1's forward run consumes a result of rank 0's gradient run (one session holds both).
+  TestRun forward = WithTape(sequencer, 3, 1, 0);
+  forward.producers() = {RunHandle(2)};
+  EXPECT_THAT(Cast(&sequencer, forward), IsEmpty());
+  EXPECT_EQ(EndedBy(Cast(&sequencer, Gradient(sequencer, 4, 1, WorldKey(1, 0), 0))).reason,
+            Reason::kOrderCycle);
+}
+
+TEST(SequencerGradientTest, ForwardAndGradientInOneRun) {
+  // Rank 0 compiled forward and backward together; rank 1 has the forward alone.
+  Sequencer sequencer = World(2);
+  TestRun whole(1, Epoch(1));
+  const int32_t slot = whole.Slot(kWorld, 2, {0}, {0});
+  whole.AllReduce(slot, 0);
+  whole.GradientHere(0, 0, slot, 0);
+  EXPECT_THAT(Cast(&sequencer, whole), IsEmpty());
+  const Actions actions = Cast(&sequencer, Simple(sequencer, 2, 1, 0));
+  ASSERT_THAT(actions, SizeIs(1));
+  ASSERT_THAT(actions[0].instances, SizeIs(2));
+  EXPECT_EQ(actions[0].instances[0].key, WorldKey(1, 0));
+  EXPECT_EQ(actions[0].instances[1].key, WorldKey(1, 0).Gradient(0));
+  EXPECT_THAT(actions[0].instances[1].absent, ElementsAre(GroupRank(1)));
+}
+
+TEST(SequencerGradientTest, CompiledOnBothSidesMeets) {
+  Sequencer sequencer = World(2);
+  for (int32_t member = 0; member < 2; ++member) {
+    TestRun whole(member, Epoch(1));
+    const int32_t slot = whole.Slot(kWorld, 2, {member}, {0});
+    whole.AllReduce(slot, member);
+    whole.GradientHere(0, 0, slot, member);
+    whole.GradientHere(1, 0, slot, member);  // and the gradient of the gradient
+    const Actions actions = Cast(&sequencer, whole);
+    if (member == 0) {
+      EXPECT_THAT(actions, IsEmpty());
+      continue;
+    }
+    ASSERT_THAT(Launched(actions), ElementsAre(0, 1));
+    for (const LaunchedInstance& instance : actions[0].instances) {
+      EXPECT_THAT(instance.absent, IsEmpty());
+      EXPECT_THAT(instance.parts, SizeIs(2));
+    }
+  }
+}
+
+TEST(SequencerGradientTest, ALateForwardVoteWithoutTapeCompletesAGradient) {
+  // Rank 0 is a whole step ahead; rank 1 then shows that it wants no gradient.
+  Sequencer sequencer = World(2);
+  Cast(&sequencer, WithTape(sequencer, 1, 0, 0));
+  EXPECT_THAT(Cast(&sequencer, Gradient(sequencer, 2, 0, WorldKey(1, 0), 0)), IsEmpty());
+  const Actions actions = Cast(&sequencer, Simple(sequencer, 3, 1, 0));
+  EXPECT_THAT(Launched(actions), ElementsAre(1, 3, 2));
+  EXPECT_THAT(actions[1].instances[0].absent, ElementsAre(GroupRank(1)));
+}
+
+TEST(SequencerGradientTest, LeavingAbandonsAndDyingDoesNot) {
+  Sequencer sequencer = World(2);
+  const InstanceKey forward = Forward(&sequencer, 1, 0);
+  Cast(&sequencer, Gradient(sequencer, 10, 0, forward, 0));
+  Sequencer other = sequencer;
+  Actions actions;
+  sequencer.Left(Rank(1), At(0), &actions);
+  ASSERT_THAT(Launched(actions), ElementsAre(10));
+  EXPECT_THAT(actions[0].instances[0].absent, ElementsAre(GroupRank(1)));
+  actions.clear();
+  other.Dead(Rank(1), At(0), &actions);
+  EXPECT_THAT(Failed(actions), ElementsAre(10));
+}
+
+TEST(SequencerGradientTest, ANameThatIsStillHeldIsNotGivenTwice) {
+  Sequencer sequencer = World(2);
+  const InstanceKey forward = Forward(&sequencer, 1, 0);
+  for (int32_t member = 0; member < 2; ++member) {
+    TestRun run(10 + member, Epoch(1));
+    run.GradientOf(forward, 0, run.Slot(kWorld, 2, {member}, {0}), member).wants_grad = true;
+    Cast(&sequencer, run);
+  }
+  Cast(&sequencer, Simple(sequencer, 12, 0, 1));
+  Actions actions;
+  sequencer.Cancel(RunHandle(12), Rank(0), At(0), &actions);
+  // Epoch 2: the double backward still works; the first one's name is taken until it is dropped.
+  EXPECT_THAT(Refused(&sequencer, Gradient(sequencer, 13, 0, forward, 0)).message(),
+              HasSubstr("earlier epoch"));
+  Cast(&sequencer, Gradient(sequencer, 14, 0, forward.Gradient(0), 0));
+  EXPECT_THAT(Launched(Cast(&sequencer, Gradient(sequencer, 15, 1, forward.Gradient(0), 0))),
+              ElementsAre(14, 15));
+  for (int32_t rank = 0; rank < 2; ++rank) {
+    sequencer.DropTape(Rank(rank), forward.Gradient(0), false, Epoch(2), At(0), &actions);
+  }
+  Cast(&sequencer, Gradient(sequencer, 16, 0, forward, 0));
+  EXPECT_THAT(Launched(Cast(&sequencer, Gradient(sequencer, 17, 1, forward, 0))),
+              ElementsAre(16, 17));
+}
+
+// --- Votes that contradict their own past -------------------------------------------------------
+
+TEST(SequencerContradictionTest, AreRefusedAndLeaveNothingBehind) {
+  Sequencer sequencer = World(2);
+  const GroupId pair = AddGroup(&sequencer, {0, 1});
+  const InstanceKey forward = Forward(&sequencer, 1, 0);
+  Cast(&sequencer, Simple(sequencer, 5, 0, 1));
+  const auto code = [&](TestRun run) { return Refused(&sequencer, std::move(run)).code(); };
+  const absl::StatusCode kInvalid = absl::StatusCode::kInvalidArgument;
+
+  EXPECT_EQ(code(Simple(sequencer, 6, 0, 1)), kInvalid);  // asked before
+  EXPECT_EQ(code(Simple(sequencer, 6, 0, 3)), kInvalid);  // skips one
+  EXPECT_EQ(code(Simple(sequencer, 6, 0, -1)), kInvalid);
+  EXPECT_EQ(code(Simple(sequencer, 5, 1, 1)), kInvalid);                  // the run has voted
+  EXPECT_EQ(code(OneAllReduce(6, Epoch(2), kWorld, 2, 0, 2)), kInvalid);  // not open yet
+  EXPECT_EQ(code(OneAllReduce(6, Epoch(1), GroupId(7), 2, 0, 0)), kInvalid);
+  EXPECT_EQ(code(OneAllReduce(6, Epoch(1), GroupId(-1), 2, 0, 0)), kInvalid);
+  EXPECT_EQ(code(OneAllReduce(6, Epoch(1), kWorld, 2, 2, 0)), kInvalid);    // no such member
+  EXPECT_EQ(code(Gradient(sequencer, 6, 0, forward, 1)), kInvalid);         // request 0 first
+  EXPECT_EQ(code(Gradient(sequencer, 6, 0, WorldKey(1, 1), 0)), kInvalid);  // holds no tape for it
+  EXPECT_EQ(code(Gradient(sequencer, 6, 0, WorldKey(9, 9), 0)), kInvalid);
+
+  TestRun not_held(6, Epoch(1));
+  not_held.AllReduce(not_held.Slot(kWorld, 2, {0}, {2}), 1);
+  EXPECT_EQ(code(not_held), kInvalid);
+  TestRun bases(6, Epoch(1));
+  bases.AllReduce(bases.Slot(kWorld, 2, {0}, {2, 2}), 0);
+  EXPECT_EQ(code(bases), kInvalid);
+  TestRun slot(6, Epoch(1));
+  slot.AllReduce(1 + slot.Slot(kWorld, 2, {0}, {2}), 0);
+  EXPECT_EQ(code(slot), kInvalid);
+  TestRun forward_bound(6, Epoch(1));
+  forward_bound.GradientOf(forward.Gradient(0).Parent(), 0, forward_bound.Slot(pair, 2, {0}, {0}),
+                           0);
+  EXPECT_EQ(code(forward_bound), kInvalid);  // bound where another group is used
+  TestRun peer(6, Epoch(1));
+  peer.SendTo(peer.Slot(kWorld, 2, {0}, {2}), 0, 2);
+  EXPECT_EQ(code(peer), kInvalid);
+  TestRun two(6, Epoch(1));  // the first participation is good, the second is not
+  const int32_t good = two.Slot(kWorld, 2, {0}, {2});
+  two.SendTo(good, 0, 1, 77);
+  two.GradientOf(forward, 0, good, 0);
+  two.GradientOf(forward, 0, good, 0);
+  EXPECT_EQ(code(two), kInvalid);
+  TestRun later(6, Epoch(1));
+  const int32_t here = later.Slot(kWorld, 2, {0}, {2});
+  later.GradientHere(1, 0, here, 0);
+  later.AllReduce(here, 0);
+  EXPECT_EQ(code(later), kInvalid);
+  TestRun number(6, Epoch(1));
+  const int32_t there = number.Slot(kWorld, 2, {0}, {2});
+  number.AllReduce(there, 0);
+  number.GradientHere(0, 1, there, 0);
+  EXPECT_EQ(code(number), kInvalid);
+
+  Actions actions;
+  sequencer.DropTape(Rank(0), forward, false, Epoch(1), At(0), &actions);
+  EXPECT_EQ(code(Gradient(sequencer, 6, 0, forward, 0)), kInvalid);  // it has abandoned it
+  // And what is right still goes.
+  EXPECT_THAT(Launched(Cast(&sequencer, Simple(sequencer, 7, 1, 1))), ElementsAre(5, 7));
+}
+
+TEST(SequencerContradictionTest, ResolveSaysWhatSubmitWouldVoteFor) {
+  Sequencer sequencer = World(2);
+  const InstanceKey forward = Forward(&sequencer, 1, 0);
+  TestRun run(3, Epoch(1));
+  const int32_t slot = run.Slot(kWorld, 2, {0}, {1});
+  run.AllReduce(slot, 0);
+  run.GradientOf(forward, 0, slot, 0);
+  run.SendTo(slot, 0, 1, 4);
+  run.SendTo(slot, 0, 1, 4);
+  run.GradientHere(0, 0, slot, 0);
+  const std::string before = sequencer.CanonicalState();
+  const auto keys = sequencer.Resolve(run.Build());
+  ASSERT_TRUE(keys.ok()) << keys.status();
+  EXPECT_EQ(sequencer.CanonicalState(), before);
+  ASSERT_THAT(*keys, SizeIs(5));
+  EXPECT_EQ((*keys)[0], WorldKey(1, 1));
+  EXPECT_EQ((*keys)[1], forward.Gradient(0));
+  EXPECT_EQ((*keys)[3].index, 1);
+  EXPECT_EQ((*keys)[3].tag, 4);
+  EXPECT_EQ((*keys)[4], WorldKey(1, 1).Gradient(0));
+}
+
+// --- Memory -------------------------------------------------------------------------------------
+
+TEST(SequencerMemoryTest, DoesNotGrowWithTheNumberOfInstances) {
+  Sequencer sequencer = World(2);
+  size_t size = 0;
+  int64_t run = 0;
+  for (int64_t i = 0; i < 20000; ++i) {
+    const bool tape = i % 2 == 1;
+    Actions actions;
+    for (int32_t member = 0; member < 2; ++member) {
+      actions = Cast(&sequencer, tape ? WithTape(sequencer, ++run, member, i)
+                                      : Simple(sequencer, ++run, member, i));
+    }
+    ASSERT_THAT(actions, SizeIs(1));
+    sequencer.Finished(actions[0].ticket, absl::OkStatus(), At(0), &actions);
+    if (tape) {
+      // Even ones are consumed by a backward on both ranks, odd ones dropped unused.
+      for (int32_t member = 0; member < 2 && i % 4 == 1; ++member) {
+        actions = Cast(&sequencer, Gradient(sequencer, ++run, member, WorldKey(1, i), 0));
+        if (member == 1) {
+          ASSERT_THAT(actions, SizeIs(1));
+          sequencer.Finished(actions[0].ticket, absl::OkStatus(), At(0), &actions);
+        }
+      }
+      for (int32_t rank = 0; rank < 2; ++rank) {
+        sequencer.DropTape(Rank(rank), WorldKey(1, i), i % 4 == 1, Epoch(1), At(0), &actions);
+      }
+    }
+    if (i == 100) size = sequencer.StateSize();
+  }
+  EXPECT_EQ(sequencer.StateSize(), size);
+}
+
+}  // namespace
+}  // namespace chorus

@@ -1,0 +1,45 @@
+// Bytes from anywhere: what decodes has one canonical form, and what then passes the check can be
+// walked by everything that uses graphs.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+
+#include "absl/strings/string_view.h"
+#include "core/graph/graph.h"
+#include "core/graph/validate.h"
+
+namespace {
+
+void Require(bool condition) {
+  if (!condition) std::abort();
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using chorus::Graph;
+  const absl::StatusOr<Graph> graph =
+      chorus::DecodeGraph(absl::string_view(reinterpret_cast<const char*>(data), size));
+  if (!graph.ok()) return 0;
+  const std::string canonical = chorus::EncodeGraph(*graph);
+  const absl::StatusOr<Graph> again = chorus::DecodeGraph(canonical);
+  Require(again.ok());
+  Require(chorus::EncodeGraph(*again) == canonical);
+  Require(chorus::HashGraph(*again) == chorus::HashGraph(*graph));
+  chorus::DebugString(*graph);
+
+  if (!chorus::ValidateGraph(*graph, chorus::GraphLimits()).ok()) return 0;
+  const chorus::ValueTable values(*graph);
+  for (size_t n = 0; n < graph->nodes.size(); ++n) {
+    for (const chorus::ValueIndex input : graph->nodes[n].inputs) {
+      Require(input >= 0 && input < values.first_output(static_cast<int32_t>(n)));
+      Require(values.type(input).num_bytes() <= chorus::GraphLimits().max_value_bytes);
+    }
+  }
+  for (const chorus::GraphOutput& output : graph->outputs) {
+    Require(values.type(output.value).num_bytes() >= 0);
+  }
+  return 0;
+}

@@ -1,0 +1,60 @@
+// A tensor's value on its way: named at submit, placed at launch, readable at completion.
+//
+// Threads: the node thread.
+#ifndef CHORUS_CORE_NODE_CELL_H_
+#define CHORUS_CORE_NODE_CELL_H_
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/types/optional.h"
+#include "core/base/error.h"
+#include "core/base/ids.h"
+#include "core/runtime/executor.h"
+#include "core/runtime/memory.h"
+#include "core/tensor/type.h"
+
+namespace chorus {
+
+// What a client's tensor id stands for. Shared by the id, by runs that read it and by waiters, so
+// that releasing the id takes nothing away from work under way.
+struct Cell {
+  enum class State : uint8_t {
+    kPending,   // its run is not launched: no place yet
+    kLaunched,  // placed; written when launch `launch` has completed
+    kReady,
+    kFailed,
+  };
+  State state = State::kPending;
+  std::shared_ptr<const TensorType> type;
+  DeviceIndex device;
+  RunHandle producer;        // while kPending
+  LaunchId launch = 0;       // while kLaunched
+  BufferRef buffer;          // null: no bytes
+  int64_t offset = 0;        // in `buffer`
+  int64_t bytes = 0;
+  std::shared_ptr<const Error> error;  // kFailed
+  std::vector<std::function<void()>> on_settled;  // run once, when ready or failed
+
+  bool settled() const { return state == State::kReady || state == State::kFailed; }
+  DeviceAddress address() const {
+    return buffer ? buffer->address() + static_cast<DeviceAddress>(offset) : 0;
+  }
+  // Null when the host cannot read it (yet).
+  const char* host() const {
+    if (!buffer) return "";
+    if (buffer->host() != nullptr) return buffer->host() + offset;
+    return buffer->mirror() ? buffer->mirror()->host() + offset : nullptr;
+  }
+  // The buffer that clients map for reading.
+  const Buffer* readable() const {
+    if (!buffer || buffer->host() != nullptr) return buffer.get();
+    return buffer->mirror().get();
+  }
+};
+using CellRef = std::shared_ptr<Cell>;
+
+}  // namespace chorus
+
+#endif  // CHORUS_CORE_NODE_CELL_H_

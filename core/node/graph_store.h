@@ -1,0 +1,65 @@
+// Registered graphs with their plans, shared by every session that registers the same bytes.
+//
+// Threads: the node thread.
+#ifndef CHORUS_CORE_NODE_GRAPH_STORE_H_
+#define CHORUS_CORE_NODE_GRAPH_STORE_H_
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "core/graph/graph.h"
+#include "core/graph/validate.h"
+#include "core/runtime/executor.h"
+#include "core/runtime/plan.h"
+
+namespace chorus {
+
+// A plan and where it has been loaded.
+struct LoadedPlan {
+  Plan plan;
+  // Of the kPeer entries of `plan.buffers`, by participation: their indices.
+  std::vector<std::vector<int32_t>> peer_buffers;
+  std::vector<std::vector<std::pair<DeviceIndex, PlanId>>> places;  // by device slot
+};
+
+struct GraphRecord {
+  Graph graph;
+  Hash128 hash;
+  std::vector<std::shared_ptr<const TensorType>> output_types;
+  LoadedPlan main;                    // collectives in program order
+  // For gangs that agreed on another order: by that order. A gang asks for few of them, ever.
+  std::map<std::vector<int32_t>, std::unique_ptr<LoadedPlan>> reordered;
+};
+
+class GraphStore {
+ public:
+  // `unload` is told of every loaded plan whose last session has gone.
+  using Unload = std::function<void(DeviceIndex device, PlanId plan)>;
+  GraphStore(GraphLimits limits, PlanOptions options, Unload unload)
+      : limits_(limits), options_(options), unload_(std::move(unload)) {}
+
+  // Decodes, checks and plans; the record of equal bytes is shared.
+  absl::StatusOr<std::shared_ptr<GraphRecord>> Register(absl::string_view encoded);
+  // The plan of `record` with its collectives in this order, made at the first request.
+  absl::StatusOr<LoadedPlan*> InOrder(GraphRecord* record, const std::vector<int32_t>& order);
+
+ private:
+  absl::StatusOr<LoadedPlan> MakePlan(const Graph& graph, std::vector<int32_t> order) const;
+  void UnloadAll(const LoadedPlan& plan) const;
+
+  const GraphLimits limits_;
+  const PlanOptions options_;
+  const Unload unload_;
+  absl::flat_hash_map<std::string, std::weak_ptr<GraphRecord>> by_bytes_;
+};
+
+}  // namespace chorus
+
+#endif  // CHORUS_CORE_NODE_GRAPH_STORE_H_

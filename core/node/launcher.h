@@ -1,0 +1,81 @@
+// The device side of the node: executors, loaded plans, the pool of communicators, completions.
+//
+// Communicators are pooled by the ordered set of devices they join, so that they outlive the worlds
+// that use them and are warm for the next.
+//
+// Threads: the node thread; completions come from any thread and wait for Drain().
+#ifndef CHORUS_CORE_NODE_LAUNCHER_H_
+#define CHORUS_CORE_NODE_LAUNCHER_H_
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "core/backend/backend.h"
+#include "core/base/mutex.h"
+#include "core/node/graph_store.h"
+#include "core/runtime/executor.h"
+
+namespace chorus {
+
+class Launcher {
+ public:
+  // `wake` is called, from any thread, when a completion has come.
+  Launcher(Backend* backend, std::function<void()> wake);
+  ~Launcher();
+
+  int device_count() const { return static_cast<int>(executors_.size()); }
+  Executor* executor(DeviceIndex device) { return executors_[device.value()].get(); }
+  int64_t launches(DeviceIndex device) const { return launch_counts_[device.value()]; }
+
+  // The part of `plan` for device slot `slot` on `device`, loaded at its first use.
+  absl::StatusOr<PlanId> PlanOn(LoadedPlan* plan, int slot, DeviceIndex device);
+  void UnloadPlan(DeviceIndex device, PlanId plan);
+
+  // The communicator of these devices, opened at its first use.
+  absl::StatusOr<CommunicatorId> CommunicatorOf(absl::Span<const DeviceIndex> devices);
+  // It has failed or may hang: aborts it and takes it out of the pool.
+  void DropCommunicator(CommunicatorId id, const absl::Status& why);
+
+  // Ids ascend in the order of launches.
+  LaunchId NextLaunchId() { return ++last_launch_; }
+  void Launch(DeviceIndex device, const LaunchMessage& message);
+
+  // Posts a closure to be run by Drain(), from any thread.
+  void Post(std::function<void()> closure);
+  // Takes what has completed since the last call. Returns true when there was something.
+  bool Drain(std::vector<CompletionMessage>* completions);
+  bool HasCompletions() const { return ready_.load(std::memory_order_seq_cst); }
+
+ private:
+  struct Pooled {
+    std::vector<int> devices;
+    CommunicatorId id = 0;
+  };
+  void OnCompletion(absl::string_view bytes);
+
+  const std::function<void()> wake_;
+  Mutex mutex_;
+  std::vector<CompletionMessage> completed_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::function<void()>> posted_ ABSL_GUARDED_BY(mutex_);
+  std::atomic<bool> ready_{false};
+
+  std::vector<int64_t> launch_counts_;
+  PlanId last_plan_ = 0;
+  LaunchId last_launch_ = 0;
+  CommunicatorId last_communicator_ = 0;
+  absl::flat_hash_map<std::vector<int>, CommunicatorId> pool_;
+  absl::flat_hash_map<CommunicatorId, std::vector<int>> devices_of_;
+  ByteWriter scratch_;
+  // Last: its end waits for work that may still complete into the members above.
+  std::vector<std::unique_ptr<Executor>> executors_;
+};
+
+}  // namespace chorus
+
+#endif  // CHORUS_CORE_NODE_LAUNCHER_H_

@@ -1,0 +1,131 @@
+// What an all_reduce of W ranks costs the node itself: W frames in through real rings, W published
+// tensors out, on one thread, without any hand-off between processes.
+//
+// Run: bazel run //core/node:node_benchmark. Floor and hand-offs: tools/bench.
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "benchmark/benchmark.h"
+#include "core/backend/host/host_backend.h"
+#include "core/base/thread_pool.h"
+#include "core/node/node.h"
+#include "core/ops/graph_builder.h"
+#include "core/ops/host_kernels.h"
+#include "core/transport/command.h"
+#include "core/transport/completion.h"
+#include "core/transport/ring.h"
+#include "core/transport/session_memory.h"
+
+namespace chorus {
+namespace {
+
+Graph AllReduceGraph(int rank, int size) {
+  GroupSlot slot;
+  slot.size = size;
+  slot.held = {GroupRank(rank)};
+  slot.device_slots = {0};
+  GraphBuilder builder(1, {slot});
+  GraphInput input;
+  input.type = TensorType(DType::kF32, {1});
+  NodeSpec spec;
+  spec.op = "all_reduce";
+  spec.inputs = {builder.AddInput(input)};
+  spec.source = "benchmark.cc:1";
+  Collective collective;
+  collective.kind = CollectiveKind::kAllReduce;
+  collective.reduction = Reduction::kSum;
+  collective.rank = GroupRank(rank);
+  spec.collective = collective;
+  GraphOutput output;
+  output.value = builder.Emit(spec)->front();
+  builder.AddOutput(output);
+  return builder.Build();
+}
+
+struct Client {
+  SessionId session;
+  std::unique_ptr<SessionMemory> memory;
+  std::unique_ptr<SubmissionRingWriter> writer;
+  std::unique_ptr<CompletionWaiter> waiter;
+  int64_t sequence = 0;
+  ByteWriter frame;
+
+  void Submit(CommandBody body) {
+    Command command;
+    command.sequence = Sequence(++sequence);
+    command.body = std::move(body);
+    frame.Clear();
+    EncodeFrame(command, &frame);
+    if (!*writer->TryWrite(frame.bytes())) std::abort();
+  }
+};
+
+void BM_SmallAllReduce(benchmark::State& state) {
+  const int ranks = static_cast<int>(state.range(0));
+  ThreadPool pool(2);
+  HostBackendOptions host;
+  host.devices = ranks;
+  host.pool = &pool;
+  host.make_kernel = MakeHostKernel;
+  const std::unique_ptr<Backend> backend = CreateHostBackend(host);
+  LocalNode node({}, backend.get(), [] {});
+  std::vector<Client> clients(static_cast<size_t>(ranks));
+  WorldId world;
+  for (int r = 0; r < ranks; ++r) {
+    Client& client = clients[static_cast<size_t>(r)];
+    OpenSessionRequest open;
+    open.tenant = "uid:0";
+    open.attached = true;
+    open.devices = {DeviceIndex(r)};
+    client.session = node.OpenSession(open, absl::Now())->id;
+    client.memory = *MapSessionMemory(node.AttachMemory(client.session)->memory_fd);
+    client.writer = std::make_unique<SubmissionRingWriter>(client.memory.get(), WaitOptions());
+    client.waiter = std::make_unique<CompletionWaiter>(client.memory.get(), WaitOptions());
+    JoinRequest join;
+    join.name = "bench";
+    join.size = ranks;
+    join.rank = Rank(r);
+    join.device = DeviceIndex(r);
+    node.JoinWorld(client.session, join, absl::Now(),
+                   [&world](absl::StatusOr<WorldInfo> info) { world = info->id; });
+    RegisterGraph graph;
+    graph.graph = {0, 1};
+    graph.encoded = EncodeGraph(AllReduceGraph(r, ranks));
+    client.Submit(std::move(graph));
+  }
+  node.Poll(absl::Now());
+
+  Run run;
+  run.graph = {0, 1};
+  InlineData data;
+  data.bytes.assign(4, 0);
+  run.inputs.push_back(data);
+  OutBinding out;
+  out.kind = OutBinding::Kind::kFresh;
+  run.outputs.push_back(out);
+  RunGroup group;
+  group.world = world;
+  group.epoch = Epoch(1);
+  group.base.push_back(0);
+  run.groups.push_back(group);
+  uint32_t generation = 0;
+  for (auto _ : state) {
+    ++generation;
+    for (Client& client : clients) {
+      if (generation > 1) client.Submit(Release{{{0, generation - 1}}, {}});
+      run.groups[0].base[0] = generation - 1;
+      run.outputs[0].id = {0, generation};
+      client.Submit(run);
+    }
+    while (clients.back().waiter->Tensor({0, generation})->state != TensorState::kReady) {
+      node.Poll(absl::Now());
+    }
+  }
+  state.SetItemsProcessed(state.iterations() * ranks);
+}
+BENCHMARK(BM_SmallAllReduce)->Arg(2)->Arg(4)->Arg(8);
+
+}  // namespace
+}  // namespace chorus

@@ -1,0 +1,253 @@
+// The parts of LocalNode::Impl, split over node_sessions.cc (sessions, log, names), node_worlds.cc
+// (membership), node_runs.cc (submit, agree, launch, publish) and node_views.cc (diagnostics).
+//
+// Threads: the node thread.
+#ifndef CHORUS_CORE_NODE_NODE_IMPL_H_
+#define CHORUS_CORE_NODE_NODE_IMPL_H_
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "core/node/launcher.h"
+#include "core/node/node.h"
+#include "core/node/run_state.h"
+#include "core/node/session.h"
+#include "core/node/timers.h"
+#include "core/node/world.h"
+#include "core/transport/doorbell.h"
+
+namespace chorus {
+
+class LocalNode::Impl {
+ public:
+  Impl(NodeOptions options, Backend* backend, std::function<void()> wake);
+  ~Impl();
+
+  // --- node_sessions.cc -----------------------------------------------------------------------
+  bool Poll(absl::Time now);
+  absl::StatusOr<SessionInfo> OpenSession(const OpenSessionRequest& request, absl::Time now);
+  void EndSession(const std::shared_ptr<Session>& session, bool died, absl::Time now);
+  void SetDetached(const std::shared_ptr<Session>& session, bool detached, absl::Time now);
+  void RenewLease(Session* session, absl::Time now);
+  absl::StatusOr<SessionDescriptors> AttachMemory(Session* session);
+  absl::StatusOr<StagingArena> CreateStaging(Session* session, int64_t bytes);
+  absl::StatusOr<std::shared_ptr<Arena>> FindStaging(Session* session, ArenaId arena);
+  absl::Status ReleaseStaging(Session* session, ArenaId arena);
+  absl::Status WriteStaging(Session* session, ArenaId arena, int64_t offset,
+                            absl::string_view bytes);
+  absl::StatusOr<int> ResultArenaFd(Session* session, ArenaId arena);
+  void TakeFrame(const std::shared_ptr<Session>& session, absl::string_view frame, absl::Time now,
+                 OnOutcome done);
+  void WaitOutcome(const std::shared_ptr<Session>& session, Sequence sequence, absl::Time deadline,
+                   OnOutcome done);
+  void ReadTensor(const std::shared_ptr<Session>& session, TensorId id, absl::Time deadline,
+                  OnTensor done);
+  bool SleepUnlessBusy(const std::function<void()>& sleep);
+
+  // --- node_worlds.cc -------------------------------------------------------------------------
+  void JoinWorld(const std::shared_ptr<Session>& session, const JoinRequest& request,
+                 absl::Time now, OnJoined done);
+  absl::StatusOr<GroupId> CreateGroup(Session* session, WorldId world, Rank rank,
+                                      absl::Span<const Rank> members);
+  absl::Status LeaveWorld(Session* session, WorldId world, Rank rank, absl::Time now);
+  absl::Status AbortWorld(Session* session, WorldId world, Rank rank, absl::string_view message,
+                          absl::Time now);
+  void ReformWorld(Session* session, WorldId world, Rank rank, absl::Duration timeout,
+                   absl::Time now, OnReformed done);
+  void AbortAll(absl::Time now);
+
+  // --- node_views.cc --------------------------------------------------------------------------
+  std::vector<DeviceInfo> Devices() const;
+  SessionInfo Describe(const Session& session, absl::Time now) const;
+  WorldInfo Describe(const World& world, absl::Time now) const;
+  std::vector<SessionInfo> Sessions(absl::string_view tenant, absl::Time now) const;
+  std::vector<WorldInfo> Worlds(absl::string_view tenant, absl::Time now) const;
+  std::vector<PendingView> Pending(absl::string_view tenant, absl::Time now) const;
+  std::vector<FlightEvent> Flight(absl::string_view tenant, int64_t limit) const;
+  NodeStats Stats() const;
+
+  absl::StatusOr<std::shared_ptr<Session>> FindSession(SessionId id) const;
+
+  // Read by the thin wrappers of Node.
+  NodeOptions options;
+  TimerQueue timers;
+  ErrorStore errors{4096};
+  NodeStats stats;
+  RunTable runs;
+  bool draining = false;
+  std::unique_ptr<Doorbell> doorbell;
+  UniqueFd wake_epoll;
+
+ private:
+  // Runs of one gang, from launch to the last completion.
+  struct Gang {
+    std::shared_ptr<World> world;
+    Ticket ticket;
+    std::vector<RunHandle> runs;
+    int32_t launches_left = 0;
+    absl::Status status;
+    std::vector<CommunicatorId> communicators;
+
+    void Recycle() {
+      world.reset();
+      ticket = Ticket();
+      runs.clear();
+      launches_left = 0;
+      status = absl::OkStatus();
+      communicators.clear();
+    }
+  };
+
+  // --- Sessions and the log -------------------------------------------------------------------
+  std::shared_ptr<Tenant> TenantNamed(const std::string& name);
+  void ArmLease(const std::shared_ptr<Session>& session);
+  bool PollRing(const std::shared_ptr<Session>& session, absl::Time now);
+  void Execute(const std::shared_ptr<Session>& session, const Command& command, absl::Time now);
+  void ExecuteHeld(const std::shared_ptr<Session>& session, absl::Time now);
+  void HoldFrame(const std::shared_ptr<Session>& session, Sequence sequence,
+                 absl::string_view frame, absl::Time now, OnOutcome done);
+  // Gives `error` its id and ends the command with it; ok() ends it well.
+  void FinishCommand(Session* session, Sequence sequence, const Error& error);
+  void FinishCommand(Session* session, Sequence sequence, const absl::Status& status);
+  // Who waits in shared memory is woken once for all that one turn has published.
+  void MarkNews(Session* session);
+  void WakeWaiters();
+  absl::Status OutcomeStatus(const Session& session, const OutcomeLog::Record& record) const;
+  absl::Status DoRegister(Session* session, const RegisterGraph& command);
+  absl::Status DoCreateTensor(const std::shared_ptr<Session>& session, Sequence sequence,
+                              const CreateTensor& command, absl::Time now);
+  void DoMakeReadable(const std::shared_ptr<Session>& session, Sequence sequence,
+                      const MakeReadable& command);
+  absl::Status DoRelease(Session* session, const Release& command);
+  absl::Status DoDropTape(Session* session, const DropTape& command, absl::Time now);
+  absl::Status DoEnterEpoch(Session* session, const EnterEpoch& command);
+  absl::Status DoCancel(Session* session, const Cancel& command, absl::Time now);
+
+  // --- Names ----------------------------------------------------------------------------------
+  absl::StatusOr<CellRef> FindTensor(const Session& session, TensorId id) const;
+  absl::Status CheckFresh(const Session& session, TensorId id) const;
+  void NameTensor(Session* session, TensorId id, CellRef cell);
+  void PublishTensor(Session* session, TensorId id, const Cell& cell);
+  void Settle(Cell* cell);
+  // Calls `done` when the host can read the cell, or with the reason why it never can.
+  void WhenReadable(const CellRef& cell, std::shared_ptr<Tenant> tenant,
+                    std::function<void(absl::Status)> done);
+
+  // --- Bytes ----------------------------------------------------------------------------------
+  absl::StatusOr<BufferRef> Allocate(Tenant* tenant, DeviceIndex device, int64_t bytes);
+  // The bytes that `binding` names, as a buffer that the device can read. `stable`: they must not
+  // change any more, so client-writable memory is copied. `upload` is set when a transfer to the
+  // device is under way; it ends with a call of `uploaded`.
+  struct Bound {
+    BufferRef buffer;
+    DeviceAddress address = 0;
+  };
+  absl::StatusOr<Bound> BindBytes(Session* session, const Binding& binding,
+                                  const TensorType& type, DeviceIndex device, bool stable,
+                                  std::function<void(absl::Status)> uploaded, bool* upload);
+
+  // `done` will be called on the node thread; what is returned may be called, once, on any.
+  std::function<void(absl::Status)> BeginTransfer(std::function<void(absl::Status)> done);
+
+  // --- Runs (node_runs.cc) --------------------------------------------------------------------
+  void SubmitRun(const std::shared_ptr<Session>& session, Sequence sequence, const Run& command,
+                 absl::Time now);
+  absl::Status PrepareRun(const std::shared_ptr<Session>& session, const Run& command,
+                          RunState* run);
+  absl::Status PrepareWorld(Session* session, const Run& command, RunState* run);
+  absl::Status PrepareInputs(Session* session, const Run& command, RunState* run);
+  absl::Status PrepareOutputs(Session* session, const Run& command, RunState* run);
+  absl::Status PrepareBuffers(Session* session, RunState* run);
+  absl::Status ResolveKeys(RunState* run);
+  void FindProducers(RunState* run);
+  void VoteRun(RunState* run, absl::Time now);
+  void RefuseRun(const std::shared_ptr<Session>& session, Sequence sequence, const Run& command,
+                 RunState* run, const absl::Status& why, absl::Time now);
+  void RefuseVote(RunState* run, const absl::Status& why, absl::Time now);
+  void Unblock(RunHandle handle, absl::Time now);
+  void Uploaded(RunHandle handle, const absl::Status& status);
+
+  using Actions = Sequencer::Actions;
+  void Apply(const std::shared_ptr<World>& world, Actions* actions, absl::Time now);
+  void ApplyOne(const std::shared_ptr<World>& world, SequencerAction* action, absl::Time now);
+  void LaunchGang(const std::shared_ptr<World>& world, const SequencerAction& action,
+                  absl::Time now);
+  void LaunchLocal(RunState* run, absl::Time now);
+  absl::Status FollowOrder(RunState* run);
+  void BindInputs(RunState* run);
+  absl::Status ResolvePeers(const SequencerAction& action);
+  int32_t NewGang();
+  void DropCommunicator(CommunicatorId id, const absl::Status& why);
+  absl::Status PrepareLaunch(RunState* run, Gang* gang);
+  absl::StatusOr<CommunicatorId> GroupCommunicator(World* world, GroupId group);
+  absl::Status BindCommunicator(const RunState& run, const Plan::CollectiveSlot& wanted,
+                                LaunchMessage::CollectiveBinding* binding);
+  void LaunchRun(RunState* run);
+  void PlaceOutputs(RunState* run);
+  void ReleaseConsumers(RunState* run, absl::Time now);
+  void OnCompletion(const CompletionMessage& completion, absl::Time now);
+  void FinishGang(int32_t place, absl::Time now);
+  void PublishRun(RunState* run, absl::Time now);
+  void FailRun(RunState* run, const Error& error, absl::Time now);
+  void EndRun(RunState* run);
+
+  // --- Worlds ---------------------------------------------------------------------------------
+  struct MemberRef {
+    std::shared_ptr<World> world;
+    World::Member* member;
+  };
+  absl::StatusOr<MemberRef> FindMember(Session* session, WorldId world, Rank rank);
+  void FormWorld(const std::shared_ptr<World>& world, absl::Time now);
+  void RemoveMember(const std::shared_ptr<World>& world, Rank rank, bool died, absl::Time now);
+  void DropWorldIfEmpty(const std::shared_ptr<World>& world);
+  void ArmWorldTimer(const std::shared_ptr<World>& world);
+  void TryReform(const std::shared_ptr<World>& world, absl::Time now);
+
+  void Note(FlightKind kind, absl::Time now, const Session* session, const World* world,
+            Sequence sequence = Sequence(), Ticket ticket = Ticket(), ErrorId error = ErrorId());
+
+  Backend* const backend_;
+  const bool host_;  // the backend's memory is the host's
+  MemoryBudget budget_;
+  MemoryThread memory_thread_;
+  std::vector<std::unique_ptr<DeviceSet>> device_sets_;  // by device; empty on the host
+  absl::flat_hash_map<std::string, std::weak_ptr<Tenant>> tenants_;
+  FlightRecord flight_{65536};
+  bool ending_ = false;
+
+  GraphStore graphs_;
+  int64_t last_session_ = 0;
+  int64_t last_world_ = 0;
+  absl::flat_hash_map<SessionId, std::shared_ptr<Session>> sessions_;
+  std::vector<std::shared_ptr<Session>> polled_;  // those with a ring
+  std::vector<std::shared_ptr<Session>> news_;    // those with has_news
+  absl::flat_hash_map<WorldId, std::shared_ptr<World>> worlds_;
+  std::map<std::pair<std::string, std::string>, std::shared_ptr<World>> worlds_by_name_;
+  std::vector<int32_t> device_sessions_;
+
+  // The runs of launches under way: launch `first_launch_` + i. Null handles have completed.
+  std::deque<RunHandle> launches_;
+  LaunchId first_launch_ = 1;
+  std::deque<Gang> gangs_;  // a deque: references stay valid
+  std::vector<int32_t> free_gangs_;
+  std::deque<std::pair<std::shared_ptr<World>, SequencerAction>> actions_;
+  bool applying_ = false;
+  absl::flat_hash_map<uint64_t, std::function<void(absl::Status)>> transfers_;  // under way
+  uint64_t last_transfer_ = 0;
+  std::vector<CompletionMessage> completed_;
+  FrameBuffer frame_;  // the frame at hand, copied out of its ring
+  absl::Time now_;     // of the last Poll, for callbacks
+  // Last: ends first, and with it all work on the devices.
+  Launcher launcher_;
+};
+
+}  // namespace chorus
+
+#endif  // CHORUS_CORE_NODE_NODE_IMPL_H_

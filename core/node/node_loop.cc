@@ -1,0 +1,169 @@
+#include "core/node/node_loop.h"
+
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "core/base/adaptive_spin.h"
+#include "core/base/mutex.h"
+#include "core/base/unique_fd.h"
+#include "core/transport/doorbell.h"
+
+namespace chorus {
+
+class NodeLoop::Impl {
+ public:
+  Impl(NodeOptions options, Backend* backend)
+      : wake_event_(*CreateWakeEvent()),
+        epoll_(epoll_create1(EPOLL_CLOEXEC)),
+        node_(std::move(options), backend, [this] { Wake(); }),
+        spin_(SpinClock::Real()) {
+    Watch(wake_event_.get(), EPOLLIN | EPOLLET, kWakeTag);
+    Watch(node_.wake_epoll_fd(), EPOLLIN, kSessionsTag);
+    thread_ = std::thread([this] { Run(); });
+  }
+
+  ~Impl() {
+    stopping_.store(true, std::memory_order_relaxed);
+    Post([](LocalNode&, absl::Time) {});
+    thread_.join();
+  }
+
+  void Post(Task task) {
+    {
+      MutexLock lock(&mutex_);
+      tasks_.push_back(std::move(task));
+    }
+    has_tasks_.store(true, std::memory_order_seq_cst);
+    Wake();
+  }
+
+  void WatchProcess(SessionId session, int pidfd) {
+    Post([this, session, fd = std::make_shared<UniqueFd>(pidfd)](LocalNode&, absl::Time) {
+      Watch(fd->get(), EPOLLIN, session.value());
+      processes_[session] = std::move(*fd);
+    });
+  }
+
+ private:
+  // What an epoll event is about; sessions are positive.
+  static constexpr int64_t kWakeTag = -1;
+  static constexpr int64_t kSessionsTag = -2;
+
+  void Watch(int fd, uint32_t events, int64_t tag) {
+    epoll_event event{};
+    event.events = events;
+    event.data.u64 = static_cast<uint64_t>(tag);
+    epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event);
+  }
+
+  // The store of what there is to do comes before this look at `asleep_`, and the loop's store of
+  // `asleep_` before its last look at what there is to do: one of the two sees the other.
+  void Wake() {
+    if (asleep_.load(std::memory_order_seq_cst)) RingWakeEvent(wake_event_.get());
+  }
+
+  void Run() {
+    while (!stopping_.load(std::memory_order_relaxed)) {
+      if (Work()) continue;
+      if (spin_.Spin([this] { return Work(); })) continue;
+      Sleep();
+    }
+    Work();
+  }
+
+  bool Work() {
+    bool worked = false;
+    if (has_tasks_.load(std::memory_order_acquire)) worked |= RunTasks();
+    // Deaths are seen while the loop is busy as well as while it sleeps.
+    const absl::Time now = absl::Now();
+    if (!processes_.empty() && now >= next_look_) {
+      next_look_ = now + absl::Milliseconds(1);
+      worked |= TakeEvents(0);
+    }
+    worked |= node_.Poll(now);
+    return worked;
+  }
+
+  bool RunTasks() {
+    has_tasks_.store(false, std::memory_order_relaxed);
+    std::vector<Task> tasks;
+    {
+      MutexLock lock(&mutex_);
+      tasks.swap(tasks_);
+    }
+    const absl::Time now = absl::Now();
+    for (Task& task : tasks) task(node_, now);
+    return !tasks.empty();
+  }
+
+  void Sleep() {
+    const absl::Time started = absl::Now();
+    asleep_.store(true, std::memory_order_seq_cst);
+    if (!has_tasks_.load(std::memory_order_seq_cst)) {
+      node_.SleepUnlessBusy([this, started] {
+        const absl::Duration left = node_.NextDeadline() - started;
+        // Rounded up: a timer is due when this returns, not a moment later.
+        const int64_t millis =
+            left == absl::InfiniteDuration()
+                ? -1
+                : std::max<int64_t>(0, std::min<int64_t>(absl::ToInt64Milliseconds(left) + 1,
+                                                         60 * 60 * 1000));
+        TakeEvents(static_cast<int>(millis));
+      });
+    }
+    asleep_.store(false, std::memory_order_relaxed);
+    spin_.WaitEnded(absl::ToInt64Nanoseconds(absl::Now() - started));
+  }
+
+  bool TakeEvents(int timeout_ms) {
+    epoll_event events[64];
+    const int count = epoll_wait(epoll_.get(), events, 64, timeout_ms);
+    bool died = false;
+    for (int i = 0; i < count; ++i) {
+      const int64_t tag = static_cast<int64_t>(events[i].data.u64);
+      if (tag == kSessionsTag) {
+        epoll_event rung[64];
+        epoll_wait(node_.wake_epoll_fd(), rung, 64, 0);  // edge-triggered: this quiets it
+      } else if (tag != kWakeTag) {
+        const SessionId session(tag);
+        processes_.erase(session);  // closing the pidfd ends the watch
+        node_.SessionDied(session, absl::Now());
+        died = true;
+      }
+    }
+    return died;
+  }
+
+  Mutex mutex_;
+  std::vector<Task> tasks_ ABSL_GUARDED_BY(mutex_);
+  std::atomic<bool> has_tasks_{false};
+  std::atomic<bool> asleep_{false};
+  std::atomic<bool> stopping_{false};
+  UniqueFd wake_event_;
+  UniqueFd epoll_;
+
+  // The node thread's.
+  LocalNode node_;
+  AdaptiveSpin spin_;
+  absl::flat_hash_map<SessionId, UniqueFd> processes_;
+  absl::Time next_look_ = absl::InfinitePast();
+  std::thread thread_;
+};
+
+NodeLoop::NodeLoop(NodeOptions options, Backend* backend)
+    : impl_(std::make_unique<Impl>(std::move(options), backend)) {}
+NodeLoop::~NodeLoop() = default;
+void NodeLoop::Post(Task task) { impl_->Post(std::move(task)); }
+void NodeLoop::WatchProcess(SessionId session, int pidfd) {
+  impl_->WatchProcess(session, pidfd);
+}
+
+}  // namespace chorus

@@ -1,0 +1,35 @@
+// Runs a LocalNode on its thread: polls while there is work, sleeps when there is none.
+//
+// Threads: Post and Wake may be called from any thread; the rest from the thread that made it.
+#ifndef CHORUS_CORE_NODE_NODE_LOOP_H_
+#define CHORUS_CORE_NODE_NODE_LOOP_H_
+
+#include <functional>
+#include <memory>
+
+#include "core/node/node.h"
+
+namespace chorus {
+
+class NodeLoop {
+ public:
+  // Starts the thread. `backend` outlives the loop.
+  NodeLoop(NodeOptions options, Backend* backend);
+  // Stops the thread; posted closures that did not run are run before it ends.
+  ~NodeLoop();
+
+  // Runs `task` on the node thread, in order of posting.
+  using Task = std::function<void(LocalNode& node, absl::Time now)>;
+  void Post(Task task);
+
+  // Watches `pidfd` (taken over): when the process ends the node is told SessionDied at once.
+  void WatchProcess(SessionId session, int pidfd);
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace chorus
+
+#endif  // CHORUS_CORE_NODE_NODE_LOOP_H_

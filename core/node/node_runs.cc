@@ -1,0 +1,848 @@
+// A run's life: prepared, voted, launched with its gang, published or failed.
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/failpoint.h"
+#include "core/node/node_impl.h"
+
+namespace chorus {
+
+void LocalNode::Impl::SubmitRun(const std::shared_ptr<Session>& session, Sequence sequence,
+                                const Run& command, absl::Time now) {
+  if (!runs.HasRoom() || session->pending_runs >= options.max_pending_runs) {
+    RefuseRun(session, sequence, command, nullptr,
+              MakeError(absl::StatusCode::kResourceExhausted, Reason::kQuota,
+                        absl::StrCat("a session may have ", options.max_pending_runs,
+                                     " runs under way; wait for some of them")),
+              now);
+    return;
+  }
+  RunState* run = runs.Add();
+  run->session = session;
+  run->sequence = sequence;
+  ++session->pending_runs;
+  CHORUS_FAILPOINT("node.before_prepare");
+  const absl::Status prepared = PrepareRun(session, command, run);
+  if (!prepared.ok()) {
+    RefuseRun(session, sequence, command, run, prepared, now);
+    return;
+  }
+  FindProducers(run);
+  for (size_t i = 0; i < run->outputs.size(); ++i) {
+    if (run->outputs[i] != nullptr) NameTensor(session.get(), run->output_ids[i], run->outputs[i]);
+  }
+  if (run->world == nullptr) {
+    if (run->blockers == 0) LaunchLocal(run, now);
+    return;
+  }
+  VoteRun(run, now);
+}
+
+// --- Preparing: everything that can be wrong or missing is found here, before the vote -------------
+
+absl::Status LocalNode::Impl::PrepareRun(const std::shared_ptr<Session>& session,
+                                         const Run& command, RunState* run) {
+  const GraphId id = command.graph;
+  if (id.slot < 0 || static_cast<size_t>(id.slot) >= session->graphs.size() ||
+      session->graphs[static_cast<size_t>(id.slot)].record == nullptr ||
+      session->graphs[static_cast<size_t>(id.slot)].generation != id.generation) {
+    return UnknownName(absl::StrCat("graph ", id.slot, ".", id.generation,
+                                    " is not registered by this session"));
+  }
+  run->graph = session->graphs[static_cast<size_t>(id.slot)].record;
+  run->plan = &run->graph->main;
+  const Graph& graph = run->graph->graph;
+  const auto expect = [](absl::string_view what, size_t expected, size_t got) {
+    if (expected == got) return absl::OkStatus();
+    return Malformed(
+        absl::StrCat("the graph has ", expected, " ", what, ", the run binds ", got));
+  };
+  CHORUS_RETURN_IF_ERROR(expect("inputs", graph.inputs.size(), command.inputs.size()));
+  CHORUS_RETURN_IF_ERROR(expect("outputs", graph.outputs.size(), command.outputs.size()));
+  CHORUS_RETURN_IF_ERROR(expect("group slots", graph.group_slots.size(), command.groups.size()));
+  CHORUS_RETURN_IF_ERROR(expect("instance slots", static_cast<size_t>(graph.num_instance_slots),
+                                command.instances.size()));
+  if (!command.donate.empty()) {
+    CHORUS_RETURN_IF_ERROR(
+        expect("inputs (donations)", graph.inputs.size(), command.donate.size()));
+  }
+  const size_t slots = static_cast<size_t>(graph.num_device_slots);
+  if (command.devices.empty()) {
+    if (slots > session->devices.size()) {
+      return Malformed(absl::StrCat("the graph uses ", slots, " devices, the session holds ",
+                                    session->devices.size()));
+    }
+    run->devices.assign(session->devices.begin(),
+                        session->devices.begin() + static_cast<ptrdiff_t>(slots));
+  } else {
+    CHORUS_RETURN_IF_ERROR(expect("device slots", slots, command.devices.size()));
+    for (DeviceIndex device : command.devices) {
+      if (std::find(session->devices.begin(), session->devices.end(), device) ==
+          session->devices.end()) {
+        return Malformed(absl::StrCat("device ", device.value(), " is none of the session's"));
+      }
+      if (std::find(run->devices.begin(), run->devices.end(), device) != run->devices.end()) {
+        return Malformed(absl::StrCat("device ", device.value(), " is bound to two slots"));
+      }
+      run->devices.push_back(device);
+    }
+  }
+  CHORUS_RETURN_IF_ERROR(PrepareWorld(session.get(), command, run));
+  CHORUS_RETURN_IF_ERROR(PrepareOutputs(session.get(), command, run));
+  // Late for an epoch that has ended: the vote gets its cause, which an error of its own here (no
+  // memory, say, for the very reason that ended the epoch) must not hide. It needs no bytes.
+  if (run->world != nullptr && run->vote.epoch < run->world->sequencer->epoch()) {
+    return absl::OkStatus();
+  }
+  CHORUS_RETURN_IF_ERROR(PrepareInputs(session.get(), command, run));
+  return PrepareBuffers(session.get(), run);
+}
+
+// Finds the world of the run's groups and shows that the session is who the graph says it speaks for.
+absl::Status LocalNode::Impl::PrepareWorld(Session* session, const Run& command, RunState* run) {
+  const Graph& graph = run->graph->graph;
+  run->vote.run = run->handle;
+  run->vote.what = run->plan->plan.votes;
+  run->vote.slots = &graph.group_slots;
+  for (size_t slot = 0; slot < command.groups.size(); ++slot) {
+    const RunGroup& bound = command.groups[slot];
+    const GroupSlot& wanted = graph.group_slots[slot];
+    if (run->world == nullptr) {
+      for (const Session::Membership& membership : session->memberships) {
+        if (membership.world->id == bound.world) run->world = membership.world;
+      }
+      if (run->world == nullptr) {
+        return UnknownName(
+            absl::StrCat("this session is no member of world ", bound.world.value()));
+      }
+      if (!run->world->formed) {
+        return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kUnspecified,
+                         absl::StrCat("world \"", run->world->name, "\" is not complete yet"));
+      }
+      run->vote.epoch = bound.epoch;
+      run->vote.bound = command.instances;
+    } else if (run->world->id != bound.world) {
+      return Unsupported("a run whose groups belong to different worlds");
+    } else if (run->vote.epoch != bound.epoch) {
+      return Malformed("the groups of one run are bound in different epochs");
+    }
+    GroupBinding binding;
+    binding.group = bound.group;
+    binding.base.assign(bound.base.begin(), bound.base.end());
+    run->vote.groups.push_back(std::move(binding));
+    CHORUS_ASSIGN_OR_RETURN(const absl::Span<const Rank> members,
+                            run->world->sequencer->GroupMembers(bound.group));
+    if (static_cast<int32_t>(members.size()) != wanted.size) {
+      return Malformed(absl::StrCat("group ", bound.group.value(), " has ", members.size(),
+                                    " members; group slot ", slot, " is for ", wanted.size));
+    }
+    if (bound.base.size() != wanted.held.size()) {
+      return Malformed(absl::StrCat("group slot ", slot, " holds ", wanted.held.size(),
+                                    " members; the run gives ", bound.base.size(), " indices"));
+    }
+    for (size_t i = 0; i < wanted.held.size(); ++i) {
+      const Rank rank = members[static_cast<size_t>(wanted.held[i].value())];
+      const World::Member& member = run->world->members[static_cast<size_t>(rank.value())];
+      if (member.session.get() != session) {
+        return MakeError(absl::StatusCode::kPermissionDenied, Reason::kUnknownName,
+                         absl::StrCat("rank ", rank.value(), " is not held by this session"));
+      }
+      const DeviceIndex device =
+          run->devices[static_cast<size_t>(wanted.device_slots[i])];
+      if (member.device != device) {
+        return Malformed(absl::StrCat("rank ", rank.value(), " joined with device ",
+                                      member.device.value(), "; the run puts it on device ",
+                                      device.value()));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LocalNode::Impl::PrepareOutputs(Session* session, const Run& command, RunState* run) {
+  const GraphRecord& graph = *run->graph;
+  run->outputs.resize(command.outputs.size());
+  run->output_ids.resize(command.outputs.size());
+  for (size_t i = 0; i < command.outputs.size(); ++i) {
+    const OutBinding& binding = command.outputs[i];
+    if (binding.kind == OutBinding::Kind::kInto) {
+      return Unsupported("writing an output into client memory (Into)");
+    }
+    if (binding.kind == OutBinding::Kind::kDiscard) continue;
+    CHORUS_RETURN_IF_ERROR(CheckFresh(*session, binding.id));
+    for (size_t j = 0; j < i; ++j) {
+      if (run->outputs[j] != nullptr && run->output_ids[j].slot == binding.id.slot) {
+        return Malformed(absl::StrCat("tensor slot ", binding.id.slot, " is named by two outputs"));
+      }
+    }
+    auto cell = std::make_shared<Cell>();
+    cell->type = graph.output_types[i];
+    cell->bytes = run->plan->plan.outputs[i].bytes;
+    cell->producer = run->handle;
+    cell->device = run->devices[static_cast<size_t>(run->plan->plan.outputs[i].device_slot)];
+    run->outputs[i] = std::move(cell);
+    run->output_ids[i] = binding.id;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LocalNode::Impl::PrepareInputs(Session* session, const Run& command, RunState* run) {
+  const GraphRecord& graph = *run->graph;
+  run->inputs.resize(command.inputs.size());
+  run->refs.resize(run->plan->plan.buffers.size());
+  run->addresses.resize(run->plan->plan.buffers.size());
+  for (size_t i = 0; i < command.inputs.size(); ++i) {
+    const GraphInput& wanted = graph.graph.inputs[i];
+    const DeviceIndex device = run->devices[static_cast<size_t>(wanted.device_slot)];
+    if (const TensorId* id = absl::get_if<TensorId>(&command.inputs[i])) {
+      CHORUS_ASSIGN_OR_RETURN(CellRef cell, FindTensor(*session, *id));
+      if (cell->state == Cell::State::kFailed) return ToStatus(*cell->error);
+      if (*cell->type != wanted.type) {
+        return BadType(absl::StrCat("input ", i, " of the graph is ", wanted.type.ToString(),
+                                    ", tensor ", id->slot, ".", id->generation, " is ",
+                                    cell->type->ToString()));
+      }
+      if (cell->device != device) {
+        return Malformed(absl::StrCat("input ", i, " of the graph is on device ", device.value(),
+                                      ", tensor ", id->slot, ".", id->generation, " on device ",
+                                      cell->device.value(), "; copy it first"));
+      }
+      run->inputs[i] = std::move(cell);
+      continue;
+    }
+    bool upload = false;
+    const RunHandle handle = run->handle;
+    CHORUS_ASSIGN_OR_RETURN(
+        Bound bound,
+        BindBytes(session, command.inputs[i], wanted.type, device,
+                  /*stable=*/!run->plan->plan.input_may_be_staging[i],
+                  [this, handle](absl::Status status) { Uploaded(handle, status); }, &upload));
+    run->addresses[i] = bound.address;
+    run->refs[i] = std::move(bound.buffer);
+    if (upload) ++run->blockers;
+  }
+  if (!command.donate.empty()) {
+    run->donate.assign(command.donate.begin(), command.donate.end());
+  }
+  return absl::OkStatus();
+}
+
+// Reserves every byte that the run will write: nothing is allocated after commit.
+absl::Status LocalNode::Impl::PrepareBuffers(Session* session, RunState* run) {
+  const Plan& plan = run->plan->plan;
+  run->refs.resize(plan.buffers.size());
+  run->addresses.resize(plan.buffers.size());
+  bool resolved = !run->keys.empty();
+  for (size_t i = 0; i < plan.buffers.size(); ++i) {
+    const BufferSpec& spec = plan.buffers[i];
+    if (spec.kind == BufferSpec::Kind::kInput || spec.kind == BufferSpec::Kind::kPeer ||
+        spec.bytes == 0) {
+      continue;
+    }
+    const DeviceIndex device = run->devices[static_cast<size_t>(spec.device_slot)];
+    BufferRef buffer;
+    BufferRef* shared = nullptr;
+    if (spec.kind == BufferSpec::Kind::kShared) {
+      if (!resolved) {
+        resolved = true;
+        CHORUS_RETURN_IF_ERROR(ResolveKeys(run));
+      }
+      // No keys: the vote is for another epoch and will not be launched.
+      if (!run->keys.empty()) {
+        shared = &run->world->shared[run->keys[static_cast<size_t>(spec.index)]];
+        // Another size: the ranks disagree, and the vote will say so.
+        if (*shared && (*shared)->bytes() == spec.bytes) buffer = *shared;
+      }
+    }
+    if (!buffer) {
+      CHORUS_ASSIGN_OR_RETURN(buffer, Allocate(session->tenant.get(), device, spec.bytes));
+      if (shared != nullptr) *shared = buffer;
+    }
+    run->addresses[i] = buffer->address();
+    run->refs[i] = std::move(buffer);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LocalNode::Impl::ResolveKeys(RunState* run) {
+  if (run->vote.epoch != run->world->sequencer->epoch()) return absl::OkStatus();
+  CHORUS_ASSIGN_OR_RETURN(run->keys, run->world->sequencer->Resolve(run->vote));
+  return absl::OkStatus();
+}
+
+// --- Agreement ----------------------------------------------------------------------------------
+
+// What this run waits for. Producers that its own sequencer knows go into the vote, also those that
+// it reaches through local runs, so that circles are seen; everything else blocks it from outside.
+void LocalNode::Impl::FindProducers(RunState* run) {
+  const auto add_voted = [run](RunHandle handle) {
+    auto& voted = run->voted_producers;
+    if (std::find(voted.begin(), voted.end(), handle) == voted.end()) voted.push_back(handle);
+  };
+  for (const CellRef& cell : run->inputs) {
+    if (cell == nullptr || cell->state != Cell::State::kPending) continue;
+    RunState* producer = runs.Find(cell->producer);
+    if (producer == nullptr) continue;
+    const bool voted = producer->phase == RunState::Phase::kVoted;
+    if (voted) add_voted(producer->handle);
+    for (RunHandle handle : producer->voted_producers) {
+      if (producer->world == nullptr) add_voted(handle);
+    }
+    if (voted && producer->world == run->world) continue;
+    producer->consumers.push_back(run->handle);
+    ++run->blockers;
+  }
+}
+
+void LocalNode::Impl::VoteRun(RunState* run, absl::Time now) {
+  const RunHandle handle = run->handle;
+  const std::shared_ptr<World> world = run->world;
+  Vote& vote = run->vote;
+  for (RunHandle producer : run->voted_producers) {
+    RunState* found = runs.Find(producer);
+    if (found != nullptr && found->world == world && found->phase == RunState::Phase::kVoted) {
+      vote.producers.push_back(producer);
+    }
+  }
+  vote.externally_blocked = run->blockers > 0;
+  run->phase = RunState::Phase::kVoted;
+  Note(FlightKind::kVoted, now, run->session.get(), world.get(), run->sequence);
+  CHORUS_FAILPOINT("node.before_vote");
+  Actions actions;
+  const absl::Status voted = world->sequencer->Submit(vote, now, &actions);
+  CHORUS_FAILPOINT("node.after_vote");
+  Apply(world, &actions, now);
+  if (!voted.ok()) {
+    if (RunState* refused = runs.Find(handle)) RefuseVote(refused, voted, now);
+  }
+  ArmWorldTimer(world);
+}
+
+// The run cannot take part: its own session gets `why`, the other ranks that it could not.
+void LocalNode::Impl::RefuseRun(const std::shared_ptr<Session>& session, Sequence sequence,
+                                const Run& command, RunState* run, const absl::Status& why,
+                                absl::Time now) {
+  Error error = ErrorOf(why);
+  if (error.id == ErrorId()) errors.Record(session->tenant->name, &error);
+  // Names that were still free are taken by tensors that carry the error.
+  const auto shared_error = std::make_shared<Error>(error);
+  for (const OutBinding& binding : command.outputs) {
+    if (binding.kind != OutBinding::Kind::kFresh || !CheckFresh(*session, binding.id).ok()) {
+      continue;
+    }
+    auto cell = std::make_shared<Cell>();
+    cell->state = Cell::State::kFailed;
+    cell->error = shared_error;
+    cell->type = std::make_shared<TensorType>();
+    PublishTensor(session.get(), binding.id, *cell);
+    NameTensor(session.get(), binding.id, std::move(cell));
+  }
+  if (run != nullptr) EndRun(run);
+  ++stats.runs_failed;
+  Note(FlightKind::kFailed, now, session.get(), nullptr, sequence, Ticket(), error.id);
+  FinishCommand(session.get(), sequence, error);
+  for (const RunGroup& group : command.groups) {
+    for (const Session::Membership& membership : session->memberships) {
+      if (membership.world->id != group.world || !membership.world->formed) continue;
+      const std::shared_ptr<World> world = membership.world;
+      Actions actions;
+      world->sequencer->Refuse(membership.rank, group.epoch, error, now, &actions);
+      Apply(world, &actions, now);
+      break;
+    }
+  }
+}
+
+void LocalNode::Impl::RefuseVote(RunState* run, const absl::Status& why, absl::Time now) {
+  const std::shared_ptr<World> world = run->world;
+  const std::shared_ptr<Session> session = run->session;
+  const Epoch epoch = run->vote.epoch;
+  Error error = ErrorOf(why);
+  FailRun(run, error, now);
+  for (const Session::Membership& membership : session->memberships) {
+    if (membership.world != world) continue;
+    Actions actions;
+    world->sequencer->Refuse(membership.rank, epoch, error, now, &actions);
+    Apply(world, &actions, now);
+    break;
+  }
+}
+
+void LocalNode::Impl::Uploaded(RunHandle handle, const absl::Status& status) {
+  RunState* run = runs.Find(handle);
+  if (run == nullptr) return;
+  if (status.ok()) {
+    Unblock(handle, now_);
+  } else if (run->phase == RunState::Phase::kVoted) {
+    RefuseVote(run, status, now_);
+  } else {
+    FailRun(run, ErrorOf(status), now_);
+  }
+}
+
+void LocalNode::Impl::Unblock(RunHandle handle, absl::Time now) {
+  RunState* run = runs.Find(handle);
+  if (run == nullptr || --run->blockers > 0) return;
+  if (run->phase == RunState::Phase::kWaiting) {
+    LaunchLocal(run, now);
+  } else if (run->phase == RunState::Phase::kVoted) {
+    const std::shared_ptr<World> world = run->world;
+    Actions actions;
+    world->sequencer->Unblock(handle, now, &actions);
+    Apply(world, &actions, now);
+  }
+}
+
+// Actions are carried out in the order in which they were decided; those that follow from carrying
+// out one come after all that were there.
+void LocalNode::Impl::Apply(const std::shared_ptr<World>& world, Actions* actions,
+                            absl::Time now) {
+  if (applying_) {
+    for (SequencerAction& action : *actions) actions_.emplace_back(world, std::move(action));
+    return;
+  }
+  applying_ = true;
+  for (SequencerAction& action : *actions) ApplyOne(world, &action, now);
+  while (!actions_.empty()) {
+    std::pair<std::shared_ptr<World>, SequencerAction> next = std::move(actions_.front());
+    actions_.pop_front();
+    ApplyOne(next.first, &next.second, now);
+  }
+  applying_ = false;
+}
+
+void LocalNode::Impl::ApplyOne(const std::shared_ptr<World>& world, SequencerAction* action,
+                               absl::Time now) {
+  switch (action->kind) {
+    case SequencerAction::Kind::kLaunch:
+      LaunchGang(world, *action, now);
+      break;
+    case SequencerAction::Kind::kFail:
+      if (RunState* run = runs.Find(action->run)) FailRun(run, action->error, now);
+      break;
+    case SequencerAction::Kind::kEpochEnded:
+      world->shared.clear();
+      errors.Record(world->tenant, &action->error);
+      Note(FlightKind::kEpochEnded, now, nullptr, world.get(), Sequence(), Ticket(),
+           action->error.id);
+      break;
+  }
+}
+
+// --- Launch: the point of no return ---------------------------------------------------------------
+
+int32_t LocalNode::Impl::NewGang() {
+  if (free_gangs_.empty()) {
+    gangs_.emplace_back();
+    return static_cast<int32_t>(gangs_.size()) - 1;
+  }
+  const int32_t place = free_gangs_.back();
+  free_gangs_.pop_back();
+  return place;
+}
+
+void LocalNode::Impl::LaunchGang(const std::shared_ptr<World>& world,
+                                 const SequencerAction& action, absl::Time now) {
+  CHORUS_FAILPOINT("node.before_launch");
+  const int32_t place = NewGang();
+  Gang& gang = gangs_[static_cast<size_t>(place)];
+  gang.world = world;
+  gang.ticket = action.ticket;
+  gang.runs.assign(action.runs.begin(), action.runs.end());
+  absl::InlinedVector<RunState*, 8> members;
+  for (RunHandle handle : action.runs) {
+    RunState* run = runs.Find(handle);
+    run->phase = RunState::Phase::kLaunched;
+    run->ticket = action.ticket;
+    run->gang = place;
+    run->instances.assign(run->plan->plan.votes->participations.size(), nullptr);
+    members.push_back(run);
+  }
+  for (const LaunchedInstance& instance : action.instances) {
+    for (const LaunchedInstance::Part& part : instance.parts) {
+      RunState* run = runs.Find(part.run);
+      run->instances[static_cast<size_t>(part.participation)] = &instance;
+      run->order.push_back(part.participation);
+    }
+    world->shared.erase(instance.key);
+  }
+  absl::Status status;
+  for (RunState* run : members) {
+    if (status.ok()) status = FollowOrder(run);
+    BindInputs(run);
+  }
+  if (status.ok()) status = ResolvePeers(action);
+  for (RunState* run : members) {
+    PlaceOutputs(run);
+    if (status.ok()) status = PrepareLaunch(run, &gang);
+  }
+  // From here on every device gets its part, in ticket order. A failure so far launches nothing.
+  if (status.ok()) {
+    for (RunState* run : members) gang.launches_left += run->launches_left;
+    for (RunState* run : members) LaunchRun(run);
+  } else {
+    gang.status = status;
+    for (RunState* run : members) run->launches_left = 0;
+  }
+  CHORUS_FAILPOINT("node.after_launch");
+  for (RunState* run : members) {
+    run->instances.clear();
+    Note(FlightKind::kLaunched, now, run->session.get(), world.get(), run->sequence,
+         action.ticket);
+  }
+  for (RunHandle handle : action.runs) {
+    if (RunState* run = runs.Find(handle)) ReleaseConsumers(run, now);
+  }
+  if (!status.ok()) FinishGang(place, now);
+}
+
+void LocalNode::Impl::LaunchLocal(RunState* run, absl::Time now) {
+  const RunHandle handle = run->handle;
+  const int32_t place = NewGang();
+  Gang& gang = gangs_[static_cast<size_t>(place)];
+  gang.runs.push_back(handle);
+  run->phase = RunState::Phase::kLaunched;
+  run->gang = place;
+  BindInputs(run);
+  PlaceOutputs(run);
+  gang.status = PrepareLaunch(run, &gang);
+  const bool launched = gang.status.ok();
+  if (launched) {
+    gang.launches_left = run->launches_left;
+    LaunchRun(run);
+  } else {
+    run->launches_left = 0;
+  }
+  Note(FlightKind::kLaunched, now, run->session.get(), nullptr, run->sequence);
+  ReleaseConsumers(run, now);
+  if (!launched) FinishGang(place, now);
+}
+
+// The gang may have agreed on another order than this rank's program has: its streams are queues, so
+// its plan must follow. Other plans need other buffers, which is why this one case allocates late.
+absl::Status LocalNode::Impl::FollowOrder(RunState* run) {
+  if (std::is_sorted(run->order.begin(), run->order.end())) return absl::OkStatus();
+  CHORUS_ASSIGN_OR_RETURN(run->plan, graphs_.InOrder(run->graph.get(), run->order));
+  return PrepareBuffers(run->session.get(), run);
+}
+
+void LocalNode::Impl::BindInputs(RunState* run) {
+  for (size_t i = 0; i < run->inputs.size(); ++i) {
+    if (run->inputs[i] == nullptr) continue;
+    run->addresses[i] = run->inputs[i]->address();
+    run->refs[i] = run->inputs[i]->buffer;
+  }
+}
+
+// Finds the bytes that stand with other ranks. Instances come in launch order, so an operand that is
+// itself another rank's has been found before.
+absl::Status LocalNode::Impl::ResolvePeers(const SequencerAction& action) {
+  for (const LaunchedInstance& instance : action.instances) {
+    for (const LaunchedInstance::Part& part : instance.parts) {
+      RunState* run = runs.Find(part.run);
+      if (run == nullptr) continue;
+      for (int32_t buffer :
+           run->plan->peer_buffers[static_cast<size_t>(part.participation)]) {
+        const BufferSpec& spec = run->plan->plan.buffers[static_cast<size_t>(buffer)];
+        if (spec.bytes == 0) continue;
+        const LaunchedInstance::Part* peer = nullptr;
+        for (const LaunchedInstance::Part& other : instance.parts) {
+          if (other.member.value() == spec.list_member) peer = &other;
+        }
+        RunState* owner = peer == nullptr ? nullptr : runs.Find(peer->run);
+        if (owner == nullptr) {
+          // A member that abandoned this gradient gives zeros: the launch writes them.
+          CHORUS_ASSIGN_OR_RETURN(
+              BufferRef zeros,
+              Allocate(run->session->tenant.get(),
+                       run->devices[static_cast<size_t>(spec.device_slot)], spec.bytes));
+          run->addresses[static_cast<size_t>(buffer)] = zeros->address();
+          run->refs[static_cast<size_t>(buffer)] = std::move(zeros);
+          continue;
+        }
+        const Plan::Operand& operand =
+            owner->plan->plan.operands[static_cast<size_t>(peer->participation)]
+                                       [static_cast<size_t>(spec.list_index)];
+        const size_t from = static_cast<size_t>(operand.buffer);
+        run->addresses[static_cast<size_t>(buffer)] =
+            owner->addresses[from] + static_cast<DeviceAddress>(operand.offset);
+        run->refs[static_cast<size_t>(buffer)] = owner->refs[from];
+        stats.paths.aliased_bytes += spec.bytes;
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+void LocalNode::Impl::PlaceOutputs(RunState* run) {
+  const Plan& plan = run->plan->plan;
+  for (size_t i = 0; i < run->outputs.size(); ++i) {
+    Cell* cell = run->outputs[i].get();
+    if (cell == nullptr) continue;
+    const Plan::Output& place = plan.outputs[i];
+    cell->state = Cell::State::kLaunched;
+    if (place.bytes == 0) continue;
+    const size_t buffer = static_cast<size_t>(place.buffer);
+    cell->buffer = run->refs[buffer];
+    // An address says where in its buffer it lies: an alias may start anywhere in it.
+    cell->offset = static_cast<int64_t>(run->addresses[buffer] - cell->buffer->address()) +
+                   place.offset;
+  }
+}
+
+// Everything that may fail before the devices hear of the run.
+absl::Status LocalNode::Impl::PrepareLaunch(RunState* run, Gang* gang) {
+  const Plan& plan = run->plan->plan;
+  run->launches.resize(run->devices.size());
+  for (size_t slot = 0; slot < run->devices.size(); ++slot) {
+    LaunchMessage& message = run->launches[slot];
+    CHORUS_ASSIGN_OR_RETURN(
+        message.plan, launcher_.PlanOn(run->plan, static_cast<int>(slot), run->devices[slot]));
+    for (const Plan::CollectiveSlot& wanted : plan.collectives[slot]) {
+      message.collectives.emplace_back();
+      LaunchMessage::CollectiveBinding& binding = message.collectives.back();
+      CHORUS_RETURN_IF_ERROR(BindCommunicator(*run, wanted, &binding));
+      gang->communicators.push_back(binding.communicator);
+    }
+  }
+  run->launches_left = static_cast<int32_t>(run->devices.size());
+  return absl::OkStatus();
+}
+
+absl::Status LocalNode::Impl::BindCommunicator(const RunState& run,
+                                               const Plan::CollectiveSlot& wanted,
+                                               LaunchMessage::CollectiveBinding* binding) {
+  absl::InlinedVector<DeviceIndex, 8> devices;
+  if (wanted.participation < 0) {
+    devices = {run.devices[static_cast<size_t>(wanted.from_slot)],
+               run.devices[static_cast<size_t>(wanted.to_slot)]};
+  } else {
+    const LaunchedInstance& instance = *run.instances[static_cast<size_t>(wanted.participation)];
+    if (!instance.key.is_pair()) {
+      if (!instance.absent.empty()) {
+        for (const LaunchedInstance::Part& part : instance.parts) {
+          binding->present.push_back(part.member.value());
+        }
+      }
+      CHORUS_ASSIGN_OR_RETURN(binding->communicator,
+                              GroupCommunicator(run.world.get(), instance.key.group));
+      return absl::OkStatus();
+    }
+    CHORUS_ASSIGN_OR_RETURN(const absl::Span<const Rank> members,
+                            run.world->sequencer->GroupMembers(instance.key.group));
+    // The lower group rank is the pair's member 0.
+    const GroupRank low = std::min(instance.key.source, instance.key.destination);
+    const GroupRank high = std::max(instance.key.source, instance.key.destination);
+    if (!instance.absent.empty()) {
+      for (const LaunchedInstance::Part& part : instance.parts) {
+        binding->present.push_back(part.member == low ? 0 : 1);
+      }
+    }
+    for (GroupRank end : {low, high}) {
+      const Rank rank = members[static_cast<size_t>(end.value())];
+      devices.push_back(run.world->members[static_cast<size_t>(rank.value())].device);
+    }
+  }
+  CHORUS_ASSIGN_OR_RETURN(binding->communicator, launcher_.CommunicatorOf(devices));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<CommunicatorId> LocalNode::Impl::GroupCommunicator(World* world, GroupId group) {
+  const size_t place = static_cast<size_t>(group.value());
+  if (world->communicators.size() <= place) world->communicators.resize(place + 1);
+  CommunicatorId& known = world->communicators[place];
+  if (known == 0) {
+    CHORUS_ASSIGN_OR_RETURN(const absl::Span<const Rank> members,
+                            world->sequencer->GroupMembers(group));
+    std::vector<DeviceIndex> devices;
+    for (Rank rank : members) {
+      devices.push_back(world->members[static_cast<size_t>(rank.value())].device);
+    }
+    CHORUS_ASSIGN_OR_RETURN(known, launcher_.CommunicatorOf(devices));
+  }
+  return known;
+}
+
+void LocalNode::Impl::LaunchRun(RunState* run) {
+  const GraphRecord& graph = *run->graph;
+  for (size_t slot = 0; slot < run->devices.size(); ++slot) {
+    LaunchMessage& message = run->launches[slot];
+    message.launch = launcher_.NextLaunchId();
+    message.buffers.assign(run->addresses.begin(), run->addresses.end());
+    for (size_t i = 0; i < run->inputs.size(); ++i) {
+      const Cell* cell = run->inputs[i].get();
+      if (cell != nullptr && cell->state == Cell::State::kLaunched &&
+          graph.graph.inputs[i].device_slot == static_cast<int32_t>(slot)) {
+        message.after.push_back(cell->launch);
+      }
+    }
+    for (size_t i = 0; i < run->outputs.size(); ++i) {
+      if (run->outputs[i] != nullptr &&
+          run->plan->plan.outputs[i].device_slot == static_cast<int32_t>(slot)) {
+        run->outputs[i]->launch = message.launch;
+      }
+    }
+    launches_.push_back(run->handle);
+    launcher_.Launch(run->devices[slot], message);
+  }
+}
+
+void LocalNode::Impl::ReleaseConsumers(RunState* run, absl::Time now) {
+  absl::InlinedVector<RunHandle, 2> consumers;
+  consumers.swap(run->consumers);
+  for (RunHandle consumer : consumers) Unblock(consumer, now);
+}
+
+// --- The end --------------------------------------------------------------------------------------
+
+void LocalNode::Impl::OnCompletion(const CompletionMessage& completion, absl::Time now) {
+  if (completion.launch < first_launch_ ||
+      completion.launch - first_launch_ >= launches_.size()) {
+    return;
+  }
+  RunHandle& entry = launches_[static_cast<size_t>(completion.launch - first_launch_)];
+  RunState* run = runs.Find(entry);
+  entry = RunHandle();
+  while (!launches_.empty() && launches_.front() == RunHandle()) {
+    launches_.pop_front();
+    ++first_launch_;
+  }
+  if (run == nullptr) return;  // completed twice
+  --run->launches_left;
+  const int32_t place = run->gang;
+  Gang& gang = gangs_[static_cast<size_t>(place)];
+  gang.status.Update(completion.status);
+  if (--gang.launches_left == 0) FinishGang(place, now);
+}
+
+void LocalNode::Impl::FinishGang(int32_t place, absl::Time now) {
+  CHORUS_FAILPOINT("node.before_publish");
+  Gang& gang = gangs_[static_cast<size_t>(place)];
+  absl::Status status = gang.status;
+  // What was computed from a result that failed is no result either.
+  for (RunHandle handle : gang.runs) {
+    for (const CellRef& input : runs.Find(handle)->inputs) {
+      if (status.ok() && input != nullptr && input->state == Cell::State::kFailed) {
+        status = ToStatus(*input->error);
+      }
+    }
+  }
+  if (status.ok()) {
+    for (RunHandle handle : gang.runs) {
+      RunState* run = runs.Find(handle);
+      if (!run->failed) PublishRun(run, now);
+      EndRun(run);
+    }
+  } else {
+    for (CommunicatorId id : gang.communicators) DropCommunicator(id, status);
+  }
+  if (gang.world != nullptr) {
+    const std::shared_ptr<World> world = gang.world;
+    Actions actions;
+    world->sequencer->Finished(gang.ticket, status, now, &actions);
+    Apply(world, &actions, now);
+  }
+  if (!status.ok()) {
+    Error error = ErrorOf(status);
+    if (error.reason == Reason::kUnspecified) error.reason = Reason::kExecFailed;
+    for (RunHandle handle : gang.runs) {
+      RunState* run = runs.Find(handle);
+      if (run == nullptr) continue;  // the sequencer's actions have ended it
+      if (!run->failed) {
+        FailRun(run, error, now);
+      } else {
+        EndRun(run);
+      }
+    }
+  }
+  gang.Recycle();
+  free_gangs_.push_back(place);
+  CHORUS_FAILPOINT("node.after_publish");
+}
+
+void LocalNode::Impl::DropCommunicator(CommunicatorId id, const absl::Status& why) {
+  launcher_.DropCommunicator(id, why);
+  for (const auto& entry : worlds_) {
+    for (CommunicatorId& known : entry.second->communicators) {
+      if (known == id) known = 0;
+    }
+  }
+}
+
+void LocalNode::Impl::PublishRun(RunState* run, absl::Time now) {
+  Session* session = run->session.get();
+  ++stats.runs_published;
+  for (size_t i = 0; i < run->outputs.size(); ++i) {
+    Cell* cell = run->outputs[i].get();
+    if (cell == nullptr) continue;
+    cell->state = Cell::State::kReady;
+    cell->launch = 0;
+    if (!session->dead()) PublishTensor(session, run->output_ids[i], *cell);
+  }
+  Note(FlightKind::kPublished, now, session, run->world.get(), run->sequence, run->ticket);
+  if (!session->dead()) FinishCommand(session, run->sequence, Error());
+  for (const CellRef& cell : run->outputs) {
+    if (cell != nullptr) Settle(cell.get());
+  }
+}
+
+// Tells the session once that its run has failed. A launched run stays until its devices are done.
+void LocalNode::Impl::FailRun(RunState* run, const Error& cause, absl::Time now) {
+  if (run->failed) return;
+  run->failed = true;
+  const std::shared_ptr<Session> session = run->session;
+  Error error = cause;
+  errors.Record(session->tenant->name, &error);
+  ++stats.runs_failed;
+  const auto shared_error = std::make_shared<Error>(error);
+  for (size_t i = 0; i < run->outputs.size(); ++i) {
+    Cell* cell = run->outputs[i].get();
+    if (cell == nullptr) continue;
+    cell->state = Cell::State::kFailed;
+    cell->error = shared_error;
+    if (!session->dead()) PublishTensor(session.get(), run->output_ids[i], *cell);
+  }
+  Note(FlightKind::kFailed, now, session.get(), run->world.get(), run->sequence, run->ticket,
+       error.id);
+  if (!session->dead()) FinishCommand(session.get(), run->sequence, error);
+  const absl::InlinedVector<CellRef, 2> outputs = run->outputs;
+  absl::InlinedVector<RunHandle, 2> consumers;
+  consumers.swap(run->consumers);
+  if (run->launches_left == 0) EndRun(run);
+  for (const CellRef& cell : outputs) {
+    if (cell != nullptr) Settle(cell.get());
+  }
+  for (RunHandle handle : consumers) {
+    RunState* consumer = runs.Find(handle);
+    if (consumer == nullptr) continue;
+    if (consumer->phase == RunState::Phase::kWaiting) {
+      FailRun(consumer, error, now);
+    } else if (consumer->phase == RunState::Phase::kVoted) {
+      RefuseVote(consumer, ToStatus(error), now);
+    }
+  }
+}
+
+void LocalNode::Impl::EndRun(RunState* run) {
+  --run->session->pending_runs;
+  runs.Remove(run->handle);
+}
+
+void LocalNode::Impl::Note(FlightKind kind, absl::Time now, const Session* session,
+                           const World* world, Sequence sequence, Ticket ticket, ErrorId error) {
+  FlightEvent event;
+  event.time = now;
+  event.kind = kind;
+  if (session != nullptr) event.session = session->id;
+  if (world != nullptr) {
+    event.world = world->id;
+    if (world->sequencer != nullptr) event.epoch = world->sequencer->epoch();
+  }
+  event.sequence = sequence;
+  event.ticket = ticket;
+  event.error = error;
+  flight_.Add(event);
+}
+
+}  // namespace chorus

@@ -1,0 +1,296 @@
+// The node driven directly: frames in, outcomes and tensors out, over a real backend.
+#include "core/node/node.h"
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "core/backend/host/host_backend.h"
+#include "core/base/mutex.h"
+#include "core/base/thread_pool.h"
+#include "core/node/node_loop.h"
+#include "core/ops/graph_builder.h"
+#include "core/ops/host_kernels.h"
+#include "core/transport/command.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace chorus {
+namespace {
+
+constexpr absl::Duration kPatience = absl::Seconds(30);
+
+// Waits for something that happens on the node thread.
+template <typename T>
+class Promise {
+ public:
+  void Set(T value) {
+    MutexLock lock(&mutex_);
+    value_ = std::move(value);
+    done_ = true;
+    set_.SignalAll();
+  }
+  T Get() {
+    MutexLock lock(&mutex_);
+    const absl::Time deadline = absl::Now() + kPatience;
+    while (!done_ && absl::Now() < deadline) set_.WaitFor(&mutex_, deadline - absl::Now());
+    EXPECT_TRUE(done_) << "nothing came in time";
+    return std::move(value_);
+  }
+
+ private:
+  Mutex mutex_;
+  CondVar set_;
+  bool done_ ABSL_GUARDED_BY(mutex_) = false;
+  T value_ ABSL_GUARDED_BY(mutex_);
+};
+
+Graph AllReduceGraph(int rank, int size, TensorType type, const std::string& source) {
+  GroupSlot slot;
+  slot.size = size;
+  slot.held = {GroupRank(rank)};
+  slot.device_slots = {0};
+  GraphBuilder builder(1, {slot});
+  GraphInput input;
+  input.type = std::move(type);
+  const ValueIndex x = builder.AddInput(input);
+  NodeSpec spec;
+  spec.op = "all_reduce";
+  spec.inputs = {x};
+  spec.source = source;
+  Collective collective;
+  collective.kind = CollectiveKind::kAllReduce;
+  collective.reduction = Reduction::kSum;
+  collective.rank = GroupRank(rank);
+  spec.collective = collective;
+  const std::vector<ValueIndex> y = *builder.Emit(spec);
+  GraphOutput output;
+  output.value = y[0];
+  builder.AddOutput(output);
+  return builder.Build();
+}
+
+// One rank, as a client that submits frames by calls.
+class DirectRank {
+ public:
+  DirectRank(NodeLoop* loop, int rank, int size, const std::string& world) : loop_(loop), rank_(rank) {
+    OpenSessionRequest open;
+    open.tenant = "uid:0";
+    open.pid = 1000 + rank;
+    open.devices = {DeviceIndex(rank)};
+    open.lease = absl::Hours(1);
+    session_ = Call<absl::StatusOr<SessionInfo>>([&](LocalNode& node, absl::Time now, auto* done) {
+                 done->Set(node.OpenSession(open, now));
+               })->id;
+    JoinRequest join;
+    join.name = world;
+    join.size = size;
+    join.rank = Rank(rank);
+    join.device = DeviceIndex(rank);
+    loop_->Post([this, join](LocalNode& node, absl::Time now) {
+      node.JoinWorld(session_, join, now,
+                     [this](absl::StatusOr<WorldInfo> info) { joined_.Set(std::move(info)); });
+    });
+  }
+
+  void AwaitWorld() {
+    absl::StatusOr<WorldInfo> info = joined_.Get();
+    ASSERT_TRUE(info.ok()) << info.status();
+    world_ = info->id;
+    epoch_ = info->epoch;
+  }
+
+  void Submit(CommandBody body) {
+    Command command;
+    command.sequence = Sequence(next_++);
+    command.body = std::move(body);
+    ByteWriter out;
+    EncodeFrame(command, &out);
+    outcomes_.push_back(std::make_unique<Promise<Outcome>>());
+    Promise<Outcome>* outcome = outcomes_.back().get();
+    loop_->Post([this, frame = out.Take(), outcome](LocalNode& node, absl::Time now) {
+      node.Submit(session_, frame, now, [outcome](Outcome o) {
+        outcome->Set({o.sequence, Detached(o.status)});
+      });
+    });
+  }
+  absl::Status LastOutcome() { return outcomes_.back()->Get().status; }
+
+  void Register(int32_t slot, const Graph& graph) {
+    RegisterGraph command;
+    command.graph = {slot, 1};
+    command.encoded = EncodeGraph(graph);
+    Submit(std::move(command));
+  }
+
+  void RunInline(int32_t graph, const std::vector<float>& x, TensorId out) {
+    Run run;
+    run.graph = {graph, 1};
+    InlineData data;
+    data.bytes.assign(reinterpret_cast<const char*>(x.data()),
+                      reinterpret_cast<const char*>(x.data() + x.size()));
+    run.inputs.push_back(data);
+    OutBinding binding;
+    binding.kind = OutBinding::Kind::kFresh;
+    binding.id = out;
+    run.outputs.push_back(binding);
+    RunGroup group;
+    group.world = world_;
+    group.epoch = epoch_;
+    group.base.push_back(index_++);
+    run.groups.push_back(group);
+    Submit(std::move(run));
+  }
+
+  absl::StatusOr<std::vector<float>> Read(TensorId id) {
+    return Call<absl::StatusOr<std::vector<float>>>(
+        [&](LocalNode& node, absl::Time now, auto* done) {
+          node.ReadTensor(session_, id, now + kPatience,
+                          [done](absl::StatusOr<LocalNode::TensorView> view) {
+                            if (!view.ok()) return done->Set(Detached(view.status()));
+                            std::vector<float> values(static_cast<size_t>(view->bytes) / 4);
+                            std::memcpy(values.data(), view->data,
+                                        static_cast<size_t>(view->bytes));
+                            done->Set(std::move(values));
+                          });
+        });
+  }
+
+  void NextEpoch() {
+    epoch_ = Epoch(epoch_.value() + 1);
+    index_ = 0;
+  }
+  SessionId session() const { return session_; }
+
+  template <typename T, typename Fn>
+  T Call(Fn fn) {
+    Promise<T> done;
+    loop_->Post([&](LocalNode& node, absl::Time now) { fn(node, now, &done); });
+    return done.Get();
+  }
+
+ private:
+  NodeLoop* loop_;
+  int rank_;
+  SessionId session_;
+  WorldId world_;
+  Epoch epoch_;
+  int64_t index_ = 0;
+  int64_t next_ = 1;
+  Promise<absl::StatusOr<WorldInfo>> joined_;
+  std::vector<std::unique_ptr<Promise<Outcome>>> outcomes_;
+};
+
+class NodeTest : public testing::Test {
+ protected:
+  void Start(int ranks, NodeOptions options = {}) {
+    HostBackendOptions host;
+    host.devices = ranks;
+    host.pool = &pool_;
+    host.make_kernel = MakeHostKernel;
+    backend_ = CreateHostBackend(host);
+    loop_ = std::make_unique<NodeLoop>(options, backend_.get());
+    for (int rank = 0; rank < ranks; ++rank) {
+      ranks_.push_back(std::make_unique<DirectRank>(loop_.get(), rank, ranks, "job"));
+    }
+    for (auto& rank : ranks_) rank->AwaitWorld();
+  }
+  void TearDown() override { loop_.reset(); }
+
+  ThreadPool pool_{2};
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<NodeLoop> loop_;
+  std::vector<std::unique_ptr<DirectRank>> ranks_;
+};
+
+TEST_F(NodeTest, AllReduceGivesEveryRankTheSum) {
+  Start(3);
+  for (int r = 0; r < 3; ++r) {
+    ranks_[r]->Register(0, AllReduceGraph(r, 3, TensorType(DType::kF32, {4}), "train.cc:1"));
+    ranks_[r]->RunInline(0, {1.0f + r, 2, 3, 10.0f * r}, {0, 1});
+  }
+  for (int r = 0; r < 3; ++r) {
+    EXPECT_TRUE(ranks_[r]->LastOutcome().ok());
+    const auto got = ranks_[r]->Read({0, 1});
+    ASSERT_TRUE(got.ok()) << got.status();
+    EXPECT_THAT(*got, testing::ElementsAre(6, 6, 9, 30));
+  }
+}
+
+TEST_F(NodeTest, AMismatchFailsOnEveryRankAndTheNextEpochWorks) {
+  Start(2);
+  for (int r = 0; r < 2; ++r) {
+    ranks_[r]->Register(0, AllReduceGraph(r, 2, TensorType(DType::kF32, {2 + r}),
+                                          r == 0 ? "a.cc:1" : "b.cc:2"));
+    ranks_[r]->Register(1, AllReduceGraph(r, 2, TensorType(DType::kF32, {1}), "c.cc:3"));
+    ranks_[r]->RunInline(0, std::vector<float>(2 + r, 1.0f), {0, 1});
+  }
+  for (int r = 0; r < 2; ++r) {
+    const Error error = ErrorOf(ranks_[r]->LastOutcome());
+    EXPECT_EQ(error.reason, Reason::kMismatch) << error.message;
+    EXPECT_EQ(error.code, absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(error.ranks.size(), 2u);
+    EXPECT_NE(error.id, ErrorId());
+    EXPECT_FALSE(ranks_[r]->Read({0, 1}).ok());
+    ranks_[r]->NextEpoch();
+    ranks_[r]->RunInline(1, {5}, {1, 1});
+  }
+  for (int r = 0; r < 2; ++r) {
+    EXPECT_TRUE(ranks_[r]->LastOutcome().ok());
+    EXPECT_THAT(*ranks_[r]->Read({1, 1}), testing::ElementsAre(10));
+  }
+}
+
+TEST_F(NodeTest, ADeadRankIsNamedToThoseWhoWait) {
+  Start(2);
+  ranks_[0]->Register(0, AllReduceGraph(0, 2, TensorType(DType::kF32, {1}), "a.cc:1"));
+  ranks_[0]->RunInline(0, {1}, {0, 1});
+  const SessionId dying = ranks_[1]->session();
+  loop_->Post([dying](LocalNode& node, absl::Time now) { node.SessionDied(dying, now); });
+  const Error error = ErrorOf(ranks_[0]->LastOutcome());
+  EXPECT_EQ(error.code, absl::StatusCode::kAborted);
+  EXPECT_EQ(error.reason, Reason::kPeerDied);
+  EXPECT_EQ(error.culprit.rank, 1);
+  EXPECT_EQ(error.culprit.pid, 1001);
+}
+
+TEST_F(NodeTest, WhoIsLateForAnEndedEpochGetsItsCauseAlsoWithoutMemory) {
+  NodeOptions options;
+  options.memory_limit_bytes = 4095;  // registers, but no arena is smaller than a page
+  Start(2, options);
+  for (int r = 0; r < 2; ++r) {
+    ranks_[r]->Register(0, AllReduceGraph(r, 2, TensorType(DType::kF32, {4}), "a.cc:1"));
+    ASSERT_TRUE(ranks_[r]->LastOutcome().ok());
+  }
+  ranks_[0]->RunInline(0, {1, 2, 3, 4}, {0, 1});
+  const Error refused = ErrorOf(ranks_[0]->LastOutcome());
+  EXPECT_EQ(refused.code, absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(refused.reason, Reason::kOutOfMemory) << refused.message;
+  ranks_[1]->RunInline(0, {1, 2, 3, 4}, {0, 1});
+  const Error told = ErrorOf(ranks_[1]->LastOutcome());
+  EXPECT_EQ(told.code, absl::StatusCode::kAborted);
+  EXPECT_EQ(told.reason, Reason::kPeerRefused) << told.message;
+  EXPECT_EQ(told.culprit.rank, 0);
+  EXPECT_EQ(told.culprit.pid, 1000);
+}
+
+TEST_F(NodeTest, MemoryIsBackWhenSessionsAre) {
+  Start(2);
+  for (int r = 0; r < 2; ++r) {
+    ranks_[r]->Register(0, AllReduceGraph(r, 2, TensorType(DType::kF32, {4}), "a.cc:1"));
+    ranks_[r]->RunInline(0, {1, 2, 3, 4}, {0, 1});
+    EXPECT_TRUE(r == 0 || ranks_[r]->LastOutcome().ok());
+  }
+  for (int r = 0; r < 2; ++r) {
+    EXPECT_TRUE(ranks_[r]->Call<absl::Status>([&](LocalNode& node, absl::Time now, auto* done) {
+      done->Set(node.CloseSession(ranks_[r]->session(), now));
+    }).ok());
+  }
+  const NodeStats stats = ranks_[0]->Call<NodeStats>(
+      [&](LocalNode& node, absl::Time, auto* done) { done->Set(node.Stats()); });
+  EXPECT_EQ(stats.memory_used_bytes, 0);
+  EXPECT_EQ(stats.runs_published, 2);
+}
+
+}  // namespace
+}  // namespace chorus

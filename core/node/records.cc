@@ -1,0 +1,59 @@
+#include "core/node/records.h"
+
+#include <algorithm>
+
+namespace chorus {
+
+absl::string_view FlightKindName(FlightKind kind) {
+  switch (kind) {
+    case FlightKind::kSessionOpened: return "session_opened";
+    case FlightKind::kSessionEnded: return "session_ended";
+    case FlightKind::kWorldFormed: return "world_formed";
+    case FlightKind::kVoted: return "voted";
+    case FlightKind::kLaunched: return "launched";
+    case FlightKind::kPublished: return "published";
+    case FlightKind::kFailed: return "failed";
+    case FlightKind::kEpochEnded: return "epoch_ended";
+    case FlightKind::kReformed: return "reformed";
+  }
+  return "unknown";
+}
+
+std::vector<FlightEvent> FlightRecord::Latest(size_t limit) const {
+  const uint64_t kept = std::min<uint64_t>(count_, ring_.size());
+  const uint64_t wanted = std::min<uint64_t>(kept, limit);
+  std::vector<FlightEvent> events;
+  events.reserve(static_cast<size_t>(wanted));
+  for (uint64_t i = count_ - wanted; i < count_; ++i) {
+    events.push_back(ring_[static_cast<size_t>(i % ring_.size())]);
+  }
+  return events;
+}
+
+ErrorId ErrorStore::Record(absl::string_view tenant, Error* error) {
+  // One cause fails many runs one after the other: they share its record.
+  const size_t recent = std::min<size_t>(entries_.size(), 32);
+  for (size_t i = 0; i < recent; ++i) {
+    const Entry& entry = entries_[entries_.size() - 1 - i];
+    if (tenant != entry.tenant || entry.error.message != error->message) continue;
+    Error same = *error;
+    same.id = entry.error.id;
+    if (EncodeError(same) != EncodeError(entry.error)) continue;
+    error->id = entry.error.id;
+    return error->id;
+  }
+  error->id = ErrorId(next_++);
+  entries_.push_back({std::string(tenant), *error});
+  if (entries_.size() > capacity_) entries_.pop_front();
+  return error->id;
+}
+
+absl::optional<Error> ErrorStore::Find(ErrorId id, absl::string_view tenant) const {
+  const int64_t first = next_ - static_cast<int64_t>(entries_.size());
+  if (id.value() < first || id.value() >= next_) return absl::nullopt;
+  const Entry& entry = entries_[static_cast<size_t>(id.value() - first)];
+  if (!tenant.empty() && tenant != entry.tenant) return absl::nullopt;
+  return entry.error;
+}
+
+}  // namespace chorus

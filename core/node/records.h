@@ -1,0 +1,81 @@
+// What the node remembers for diagnostics: errors and the flight record. Bounded, always on.
+//
+// Threads: the node thread.
+#ifndef CHORUS_CORE_NODE_RECORDS_H_
+#define CHORUS_CORE_NODE_RECORDS_H_
+
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "absl/types/optional.h"
+#include "core/base/error.h"
+#include "core/base/ids.h"
+
+namespace chorus {
+
+enum class FlightKind : uint8_t {
+  kSessionOpened = 1,
+  kSessionEnded = 2,
+  kWorldFormed = 3,
+  kVoted = 4,
+  kLaunched = 5,
+  kPublished = 6,
+  kFailed = 7,
+  kEpochEnded = 8,
+  kReformed = 9,
+};
+absl::string_view FlightKindName(FlightKind kind);
+
+// One entry: fixed size, so that recording costs tens of nanoseconds.
+struct FlightEvent {
+  absl::Time time;
+  FlightKind kind = FlightKind::kVoted;
+  SessionId session;
+  WorldId world;
+  Sequence sequence;   // of the session's command
+  Ticket ticket;
+  Epoch epoch;
+  ErrorId error;
+};
+
+class FlightRecord {
+ public:
+  explicit FlightRecord(size_t capacity) : ring_(capacity) {}
+  void Add(const FlightEvent& event) {
+    ring_[static_cast<size_t>(count_ % ring_.size())] = event;
+    ++count_;
+  }
+  // The newest last; at most `limit`.
+  std::vector<FlightEvent> Latest(size_t limit) const;
+
+ private:
+  std::vector<FlightEvent> ring_;
+  uint64_t count_ = 0;
+};
+
+// Gives errors their ids and keeps the last `capacity` of them. The same cause told to many runs is
+// recorded once.
+class ErrorStore {
+ public:
+  explicit ErrorStore(size_t capacity) : capacity_(capacity) {}
+  // Sets error->id. `tenant` may ask for it later.
+  ErrorId Record(absl::string_view tenant, Error* error);
+  absl::optional<Error> Find(ErrorId id, absl::string_view tenant) const;
+
+ private:
+  struct Entry {
+    std::string tenant;
+    Error error;
+  };
+  size_t capacity_;
+  int64_t next_ = 1;
+  std::deque<Entry> entries_;  // ids next_ - size .. next_ - 1
+};
+
+}  // namespace chorus
+
+#endif  // CHORUS_CORE_NODE_RECORDS_H_

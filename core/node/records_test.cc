@@ -1,0 +1,61 @@
+#include "core/node/records.h"
+
+#include "gtest/gtest.h"
+
+namespace chorus {
+namespace {
+
+Error Make(const std::string& message) {
+  Error error;
+  error.code = absl::StatusCode::kAborted;
+  error.message = message;
+  return error;
+}
+
+TEST(ErrorStoreTest, OneCauseHasOneRecord) {
+  ErrorStore store(10);
+  Error a = Make("rank 1 died");
+  Error again = Make("rank 1 died");
+  Error other = Make("rank 2 died");
+  EXPECT_EQ(store.Record("uid:1", &a), store.Record("uid:1", &again));
+  EXPECT_NE(store.Record("uid:1", &a), store.Record("uid:1", &other));
+  EXPECT_EQ(store.Find(a.id, "uid:1")->message, "rank 1 died");
+}
+
+TEST(ErrorStoreTest, TenantsSeeTheirOwn) {
+  ErrorStore store(10);
+  Error a = Make("x");
+  Error b = Make("x");
+  store.Record("uid:1", &a);
+  store.Record("uid:2", &b);
+  EXPECT_NE(a.id, b.id);
+  EXPECT_FALSE(store.Find(a.id, "uid:2").has_value());
+  EXPECT_TRUE(store.Find(a.id, "").has_value());
+}
+
+TEST(ErrorStoreTest, ForgetsTheOldest) {
+  ErrorStore store(2);
+  Error errors[3] = {Make("0"), Make("1"), Make("2")};
+  for (Error& error : errors) store.Record("t", &error);
+  EXPECT_FALSE(store.Find(errors[0].id, "t").has_value());
+  EXPECT_EQ(store.Find(errors[1].id, "t")->message, "1");
+  EXPECT_EQ(store.Find(errors[2].id, "t")->message, "2");
+  EXPECT_FALSE(store.Find(ErrorId(99), "t").has_value());
+}
+
+TEST(FlightRecordTest, KeepsTheLatestInOrder) {
+  FlightRecord record(3);
+  for (int i = 1; i <= 5; ++i) {
+    FlightEvent event;
+    event.sequence = Sequence(i);
+    record.Add(event);
+  }
+  const std::vector<FlightEvent> all = record.Latest(10);
+  ASSERT_EQ(all.size(), 3u);
+  EXPECT_EQ(all.front().sequence, Sequence(3));
+  EXPECT_EQ(all.back().sequence, Sequence(5));
+  EXPECT_EQ(record.Latest(1).front().sequence, Sequence(5));
+}
+
+}  // namespace
+}  // namespace chorus

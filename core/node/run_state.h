@@ -1,0 +1,149 @@
+// One run between its frame and its outcome.
+//
+// Threads: the node thread.
+#ifndef CHORUS_CORE_NODE_RUN_STATE_H_
+#define CHORUS_CORE_NODE_RUN_STATE_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "core/base/error.h"
+#include "core/base/ids.h"
+#include "core/collective/sequencer.h"
+#include "core/node/cell.h"
+#include "core/node/graph_store.h"
+#include "core/runtime/memory.h"
+
+namespace chorus {
+
+struct Session;
+struct World;
+
+struct RunState {
+  enum class Phase : uint8_t {
+    kWaiting,   // for producers outside its world's agreement, or for uploads
+    kVoted,     // in its world's sequencer
+    kLaunched,
+  };
+
+  RunHandle handle;
+  Sequence sequence;
+  std::shared_ptr<Session> session;
+  std::shared_ptr<World> world;       // null: a local run
+  std::shared_ptr<GraphRecord> graph;
+  LoadedPlan* plan = nullptr;         // of `graph`
+  Phase phase = Phase::kWaiting;
+  Ticket ticket;
+
+  absl::InlinedVector<DeviceIndex, 1> devices;      // by device slot
+  absl::InlinedVector<CellRef, 2> inputs;           // by graph input; null: bound bytes
+  absl::InlinedVector<CellRef, 2> outputs;          // by graph output; null: discarded
+  absl::InlinedVector<TensorId, 2> output_ids;      // of `outputs`
+  absl::InlinedVector<BufferRef, 4> refs;           // by plan buffer: what keeps the bytes
+  absl::InlinedVector<DeviceAddress, 4> addresses;  // by plan buffer
+  std::vector<InstanceKey> keys;                    // by participation, where needed
+  Vote vote;                                        // of a run with groups
+  absl::InlinedVector<bool, 2> donate;              // by graph input
+
+  // Not launched runs of this node whose results it needs, and runs that need this one's.
+  int32_t blockers = 0;
+  absl::InlinedVector<RunHandle, 2> consumers;
+  // Those of its producers that its own world's sequencer knows, also through local runs.
+  absl::InlinedVector<RunHandle, 2> voted_producers;
+
+  // At launch: the instance of each participation, and what each device is told.
+  absl::InlinedVector<const LaunchedInstance*, 1> instances;
+  std::vector<int32_t> order;  // of its participations, as the gang agreed
+  absl::InlinedVector<LaunchMessage, 1> launches;
+  int32_t launches_left = 0;
+  int32_t gang = -1;           // since its launch: place in the node's gangs
+  // Its failure has been told already; what is still under way only gives its memory back.
+  bool failed = false;
+
+  // For the next run: what refers to others goes, what only has capacity stays.
+  void Recycle() {
+    handle = RunHandle();
+    session.reset();
+    world.reset();
+    graph.reset();
+    plan = nullptr;
+    phase = Phase::kWaiting;
+    ticket = Ticket();
+    devices.clear();
+    inputs.clear();
+    outputs.clear();
+    output_ids.clear();
+    refs.clear();
+    addresses.clear();
+    keys.clear();
+    vote.what.reset();
+    vote.groups.clear();
+    vote.bound.clear();
+    vote.producers.clear();
+    donate.clear();
+    blockers = 0;
+    consumers.clear();
+    voted_producers.clear();
+    instances.clear();
+    order.clear();
+    launches.clear();
+    launches_left = 0;
+    gang = -1;
+    failed = false;
+  }
+};
+
+// Runs by handle. A handle is never reused; its place is.
+class RunTable {
+ public:
+  RunState* Add() {
+    uint32_t place;
+    if (free_.empty()) {
+      place = static_cast<uint32_t>(runs_.size());
+      runs_.push_back(std::make_unique<RunState>());
+    } else {
+      place = free_.back();
+      free_.pop_back();
+    }
+    runs_[place]->handle = RunHandle((++serial_ << kPlaceBits) | place);
+    ++live_;
+    return runs_[place].get();
+  }
+  // Null when it has ended.
+  RunState* Find(RunHandle handle) {
+    // The handle of no run is what a free place has: it must not be found there.
+    if (handle == RunHandle()) return nullptr;
+    const size_t place = static_cast<size_t>(handle.value() & ((1 << kPlaceBits) - 1));
+    if (place >= runs_.size()) return nullptr;
+    return runs_[place]->handle == handle ? runs_[place].get() : nullptr;
+  }
+  void Remove(RunHandle handle) {
+    if (Find(handle) == nullptr) return;
+    const uint32_t place = static_cast<uint32_t>(handle.value() & ((1 << kPlaceBits) - 1));
+    runs_[place]->Recycle();
+    free_.push_back(place);
+    --live_;
+  }
+  int64_t live() const { return live_; }
+  // True below the number of runs that a handle can name.
+  bool HasRoom() const { return live_ < (1 << kPlaceBits) - 1; }
+  template <typename Fn>
+  void ForEach(Fn fn) {
+    for (size_t i = 0; i < runs_.size(); ++i) {
+      if (runs_[i]->handle != RunHandle()) fn(runs_[i].get());
+    }
+  }
+
+ private:
+  static constexpr int kPlaceBits = 22;
+  std::vector<std::unique_ptr<RunState>> runs_;
+  std::vector<uint32_t> free_;
+  int64_t serial_ = 0;
+  int64_t live_ = 0;
+};
+
+}  // namespace chorus
+
+#endif  // CHORUS_CORE_NODE_RUN_STATE_H_

@@ -1,0 +1,53 @@
+// Closures by due time. Threads: the node thread.
+#ifndef CHORUS_CORE_NODE_TIMERS_H_
+#define CHORUS_CORE_NODE_TIMERS_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <utility>
+
+#include "absl/time/time.h"
+
+namespace chorus {
+
+class TimerQueue {
+ public:
+  using Fn = std::function<void(absl::Time now)>;
+  // Names a timer until it has fired or was cancelled; never reused.
+  struct Id {
+    absl::Time due = absl::InfiniteFuture();
+    uint64_t serial = 0;
+  };
+
+  Id Add(absl::Time due, Fn fn) {
+    const Id id{due, ++serial_};
+    timers_.emplace(std::make_pair(due, id.serial), std::move(fn));
+    return id;
+  }
+  // A timer that has fired is ignored.
+  void Cancel(Id id) { timers_.erase(std::make_pair(id.due, id.serial)); }
+
+  // Runs what is due, the earliest first. A closure may add and cancel timers.
+  bool Fire(absl::Time now) {
+    bool fired = false;
+    while (!timers_.empty() && timers_.begin()->first.first <= now) {
+      Fn fn = std::move(timers_.begin()->second);
+      timers_.erase(timers_.begin());
+      fn(now);
+      fired = true;
+    }
+    return fired;
+  }
+  absl::Time Next() const {
+    return timers_.empty() ? absl::InfiniteFuture() : timers_.begin()->first.first;
+  }
+
+ private:
+  std::map<std::pair<absl::Time, uint64_t>, Fn> timers_;
+  uint64_t serial_ = 0;
+};
+
+}  // namespace chorus
+
+#endif  // CHORUS_CORE_NODE_TIMERS_H_

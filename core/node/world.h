@@ -1,0 +1,58 @@
+// What the node keeps of one world: its members, its sequencer, results reserved in common.
+//
+// Threads: the node thread.
+#ifndef CHORUS_CORE_NODE_WORLD_H_
+#define CHORUS_CORE_NODE_WORLD_H_
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/time/time.h"
+#include "absl/types/optional.h"
+#include "core/collective/sequencer.h"
+#include "core/node/node.h"
+#include "core/node/timers.h"
+#include "core/runtime/executor.h"
+#include "core/runtime/memory.h"
+
+namespace chorus {
+
+struct Session;
+
+struct World {
+  struct Member {
+    std::shared_ptr<Session> session;  // null: not joined yet, left, or dead
+    DeviceIndex device;
+    int32_t pid = -1;
+    enum class State { kMissing, kJoined, kLeft, kDead } state = State::kMissing;
+    LocalNode::OnJoined on_joined;          // while others are missing
+    LocalNode::OnReformed on_reformed;      // while others have not asked
+  };
+
+  WorldId id;
+  std::string tenant;
+  std::string name;
+  std::vector<Member> members;         // by rank
+  SequencerOptions options;
+  std::unique_ptr<Sequencer> sequencer;
+  bool formed = false;
+  absl::Time first_joined;
+  TimerQueue::Id join_timer;
+  TimerQueue::Id reform_timer;
+  // Wakes the sequencer; re-armed when an earlier deadline appears.
+  TimerQueue::Id timer;
+  absl::Time timer_due = absl::InfiniteFuture();
+  // One copy of an equal result: reserved by the first voter, taken by the others, let go at launch.
+  absl::flat_hash_map<InstanceKey, BufferRef> shared;
+  // By group: its communicator in the pool; 0: to be looked up.
+  std::vector<CommunicatorId> communicators;
+
+  int size() const { return static_cast<int>(members.size()); }
+};
+
+}  // namespace chorus
+
+#endif  // CHORUS_CORE_NODE_WORLD_H_

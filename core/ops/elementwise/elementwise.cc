@@ -1,0 +1,111 @@
+#include "core/ops/elementwise/elementwise.h"
+
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/error.h"
+
+namespace chorus {
+namespace {
+
+using Types = absl::StatusOr<std::vector<TensorType>>;
+using Gradients = absl::StatusOr<InputGradients>;
+
+Types SameTypes(const NodeView& node) {
+  for (int i = 1; i < node.num_inputs(); ++i) {
+    if (node.input(i) != node.input(0)) {
+      return ShapeError(node, absl::StrCat("inputs of one type, ", node.input(0).ToString()),
+                        absl::StrCat(node.input(i).ToString(), " as input ", i));
+    }
+  }
+  return std::vector<TensorType>{node.input(0)};
+}
+
+Types SameFloatingTypes(const NodeView& node) {
+  if (!IsFloating(node.input(0).dtype)) {
+    return ShapeError(node, "floating point", node.input(0).ToString());
+  }
+  return SameTypes(node);
+}
+
+Gradients AddGradient(GradientContext& c) { return InputGradients{c.grad(0), c.grad(0)}; }
+
+Gradients SubGradient(GradientContext& c) {
+  InputGradients result{c.grad(0), absl::nullopt};
+  if (c.needs(1)) {
+    CHORUS_ASSIGN_OR_RETURN(result[1], c.Emit("neg", {*c.grad(0)}));
+  }
+  return result;
+}
+
+Gradients MulGradient(GradientContext& c) {
+  InputGradients result(2);
+  for (int i = 0; i < 2; ++i) {
+    if (!c.needs(i)) continue;
+    CHORUS_ASSIGN_OR_RETURN(result[i], c.Emit("mul", {*c.grad(0), c.input(1 - i)}));
+  }
+  return result;
+}
+
+Gradients NegGradient(GradientContext& c) {
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.Emit("neg", {*c.grad(0)}));
+  return InputGradients{g};
+}
+
+Gradients ReluGradient(GradientContext& c) {
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.Emit("relu_grad", {c.input(0), *c.grad(0)}));
+  return InputGradients{g};
+}
+
+Gradients ReluGradGradient(GradientContext& c) {
+  InputGradients result(2);
+  if (c.needs(1)) {
+    CHORUS_ASSIGN_OR_RETURN(result[1], c.Emit("relu_grad", {c.input(0), *c.grad(0)}));
+  }
+  return result;
+}
+
+Gradients SinGradient(GradientContext& c) {
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex cos, c.Emit("cos", {c.input(0)}));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.Emit("mul", {*c.grad(0), cos}));
+  return InputGradients{g};
+}
+
+Gradients CosGradient(GradientContext& c) {
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex sin, c.Emit("sin", {c.input(0)}));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex product, c.Emit("mul", {*c.grad(0), sin}));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.Emit("neg", {product}));
+  return InputGradients{g};
+}
+
+const OpDef* Make(absl::string_view name, int inputs, absl::string_view doc,
+                  decltype(OpDef::infer_types) infer, decltype(OpDef::gradient) gradient,
+                  bool gradient_uses_inputs = false) {
+  auto* def = new OpDef;
+  def->name = name;
+  def->doc = doc;
+  def->min_inputs = def->max_inputs = inputs;
+  def->infer_types = infer;
+  def->gradient = gradient;
+  def->gradient_uses_inputs = gradient_uses_inputs;
+  def->elementwise = true;
+  return def;
+}
+
+}  // namespace
+
+absl::Span<const OpDef* const> ElementwiseOps() {
+  static const auto* const ops = new std::vector<const OpDef*>{
+      Make("add", 2, "a + b", SameTypes, AddGradient),
+      Make("cos", 1, "Cosine of radians.", SameFloatingTypes, CosGradient, true),
+      Make("mul", 2, "a * b", SameTypes, MulGradient, true),
+      Make("neg", 1, "-a", SameTypes, NegGradient),
+      Make("relu", 1, "x > 0 ? x : 0", SameTypes, ReluGradient, true),
+      Make("relu_grad", 2, "x > 0 ? g : 0", SameFloatingTypes, ReluGradGradient, true),
+      Make("sin", 1, "Sine of radians.", SameFloatingTypes, SinGradient, true),
+      Make("sub", 2, "a - b", SameTypes, SubGradient),
+  };
+  return *ops;
+}
+
+}  // namespace chorus

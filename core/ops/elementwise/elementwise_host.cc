@@ -1,0 +1,136 @@
+#include "core/ops/elementwise/elementwise_host.h"
+
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <type_traits>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/error.h"
+
+// The output may be an input's own memory, which hides from compilers that elements do not depend
+// on their neighbours. clang's way of saying it is an error where a loop cannot be vectorised (sin,
+// cos); it is left to its checks at run time.
+#if defined(__clang__)
+#define CHORUS_INDEPENDENT
+#else
+#define CHORUS_INDEPENDENT _Pragma("GCC ivdep")
+#endif
+
+namespace chorus {
+namespace {
+
+// What T is computed in: integers wrap, so they are computed as unsigned.
+template <typename T>
+using Wrapping = typename std::conditional<std::is_integral<T>::value, uint64_t, T>::type;
+
+struct Add {
+  template <typename T>
+  static T Of(T a, T b) {
+    return static_cast<T>(static_cast<Wrapping<T>>(a) + static_cast<Wrapping<T>>(b));
+  }
+};
+struct Sub {
+  template <typename T>
+  static T Of(T a, T b) {
+    return static_cast<T>(static_cast<Wrapping<T>>(a) - static_cast<Wrapping<T>>(b));
+  }
+};
+struct Mul {
+  template <typename T>
+  static T Of(T a, T b) {
+    return static_cast<T>(static_cast<Wrapping<T>>(a) * static_cast<Wrapping<T>>(b));
+  }
+};
+struct ReluGrad {
+  template <typename T>
+  static T Of(T x, T g) {
+    return x > 0 ? g : T{};
+  }
+};
+struct Neg {
+  static double Of(double a) { return -a; }
+  static float Of(float a) { return -a; }
+  static int64_t Of(int64_t a) { return static_cast<int64_t>(0 - static_cast<uint64_t>(a)); }
+};
+struct Relu {
+  template <typename T>
+  static T Of(T a) {
+    return a > 0 ? a : T{};
+  }
+};
+struct Sin {
+  template <typename T>
+  static T Of(T a) {
+    return std::sin(a);
+  }
+};
+struct Cos {
+  template <typename T>
+  static T Of(T a) {
+    return std::cos(a);
+  }
+};
+
+template <typename F, typename T>
+class Unary : public HostKernel {
+ public:
+  explicit Unary(int64_t size) : HostKernel(size, 2 * sizeof(T)) {}
+  absl::Status Run(absl::Span<const void* const> inputs, absl::Span<void* const> outputs,
+                   int64_t begin, int64_t end) const override {
+    const T* const a = static_cast<const T*>(inputs[0]);
+    T* const out = static_cast<T*>(outputs[0]);
+    CHORUS_INDEPENDENT
+    for (int64_t i = begin; i < end; ++i) out[i] = F::Of(a[i]);
+    return absl::OkStatus();
+  }
+};
+
+template <typename F, typename T>
+class Binary : public HostKernel {
+ public:
+  explicit Binary(int64_t size) : HostKernel(size, 3 * sizeof(T)) {}
+  absl::Status Run(absl::Span<const void* const> inputs, absl::Span<void* const> outputs,
+                   int64_t begin, int64_t end) const override {
+    const T* const a = static_cast<const T*>(inputs[0]);
+    const T* const b = static_cast<const T*>(inputs[1]);
+    T* const out = static_cast<T*>(outputs[0]);
+    CHORUS_INDEPENDENT
+    for (int64_t i = begin; i < end; ++i) out[i] = F::Of(a[i], b[i]);
+    return absl::OkStatus();
+  }
+};
+
+using Made = absl::StatusOr<std::unique_ptr<HostKernel>>;
+
+template <template <typename, typename> class Kernel, typename F>
+Made Make(const NodeView& node, absl::Span<const TensorType> outputs) {
+  const int64_t size = outputs[0].num_elements();
+  switch (outputs[0].dtype) {
+    case DType::kF32:
+      return std::make_unique<Kernel<F, float>>(size);
+    case DType::kF64:
+      return std::make_unique<Kernel<F, double>>(size);
+    case DType::kI64:
+      // sin and cos of integers do not pass the shape rule.
+      if constexpr (!std::is_same<F, Sin>::value && !std::is_same<F, Cos>::value) {
+        return std::make_unique<Kernel<F, int64_t>>(size);
+      }
+      break;
+    default:
+      break;
+  }
+  return NoHostKernel(node, outputs);
+}
+
+constexpr HostKernelEntry kEntries[] = {
+    {"add", Make<Binary, Add>}, {"cos", Make<Unary, Cos>},   {"mul", Make<Binary, Mul>},
+    {"neg", Make<Unary, Neg>},  {"relu", Make<Unary, Relu>}, {"relu_grad", Make<Binary, ReluGrad>},
+    {"sin", Make<Unary, Sin>},  {"sub", Make<Binary, Sub>},
+};
+
+}  // namespace
+
+absl::Span<const HostKernelEntry> ElementwiseHostKernels() { return kEntries; }
+
+}  // namespace chorus

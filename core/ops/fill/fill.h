@@ -1,0 +1,17 @@
+// fill(): a tensor of one value.
+//
+// Attributes dims, dtype (its name) and value: a double for floating-point dtypes, an integer for
+// integer ones. No inputs, so no gradient.
+#ifndef CHORUS_CORE_OPS_FILL_FILL_H_
+#define CHORUS_CORE_OPS_FILL_FILL_H_
+
+#include "absl/types/span.h"
+#include "core/ops/op.h"
+
+namespace chorus {
+
+absl::Span<const OpDef* const> FillOps();
+
+}  // namespace chorus
+
+#endif  // CHORUS_CORE_OPS_FILL_FILL_H_

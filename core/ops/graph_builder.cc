@@ -1,0 +1,107 @@
+#include "core/ops/graph_builder.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/error.h"
+#include "core/ops/registry.h"
+
+namespace chorus {
+
+GraphBuilder::GraphBuilder(int32_t num_device_slots, std::vector<GroupSlot> group_slots)
+    : num_device_slots_(num_device_slots), group_slots_(std::move(group_slots)) {}
+
+ValueIndex GraphBuilder::AddInput(GraphInput input) {
+  types_.push_back(input.type);
+  devices_.push_back(input.device_slot);
+  input_number_.push_back(static_cast<int32_t>(inputs_.size()));
+  output_number_.push_back(-1);
+  inputs_.push_back(std::move(input));
+  return static_cast<ValueIndex>(types_.size()) - 1;
+}
+
+void GraphBuilder::AddOutput(GraphOutput output) { outputs_.push_back(output); }
+
+int32_t GraphBuilder::AddGroupSlot(GroupSlot slot) {
+  group_slots_.push_back(std::move(slot));
+  return static_cast<int32_t>(group_slots_.size()) - 1;
+}
+
+absl::StatusOr<std::vector<ValueIndex>> GraphBuilder::Emit(NodeSpec spec) {
+  std::vector<const TensorType*> inputs;
+  inputs.reserve(spec.inputs.size());
+  for (const ValueIndex value : spec.inputs) {
+    if (value < 0 || value >= static_cast<ValueIndex>(types_.size())) {
+      return Malformed(
+          absl::StrCat(spec.op, ": value ", value, " is none of the ", types_.size(), " so far"));
+    }
+    inputs.push_back(&types_[value]);
+  }
+  NodeView view;
+  view.op = spec.op;
+  view.version = spec.version;
+  view.attributes = spec.attributes;
+  view.inputs = inputs;
+  if (spec.collective.has_value()) {
+    const int32_t slot = spec.collective->group_slot;
+    if (slot < 0 || slot >= static_cast<int32_t>(group_slots_.size())) {
+      return Malformed(absl::StrCat(spec.op, ": group slot ", slot, " is none of the ",
+                                    group_slots_.size(), " there are"));
+    }
+    view.collective = &*spec.collective;
+    view.group_size = group_slots_[slot].size;
+  }
+  CHORUS_ASSIGN_OR_RETURN(std::vector<TensorType> types, InferTypes(view));
+
+  RecordedNode node;
+  node.id = static_cast<int32_t>(nodes_.size());
+  for (TensorType& type : types) {
+    node.outputs.push_back(static_cast<ValueIndex>(types_.size()));
+    types_.push_back(std::move(type));
+    devices_.push_back(spec.device_slot);
+    input_number_.push_back(-1);
+    output_number_.push_back(num_node_outputs_++);
+  }
+  node.spec = std::move(spec);
+  nodes_.push_back(std::move(node));
+  gradient_requests_.push_back(0);
+  return nodes_.back().outputs;
+}
+
+void GraphBuilder::BindGradient(const RecordedNode& forward, Collective* gradient) {
+  gradient->instance.kind = InstanceRef::Kind::kGradient;
+  gradient->instance.node = forward.id;
+  gradient->instance.request = gradient_requests_[forward.id]++;
+  gradient->wants_grad = record_gradients_;
+}
+
+ValueIndex GraphBuilder::FinalIndex(ValueIndex value) const {
+  if (input_number_[value] >= 0) return input_number_[value];
+  return static_cast<ValueIndex>(inputs_.size()) + output_number_[value];
+}
+
+Graph GraphBuilder::Build() const {
+  Graph graph;
+  graph.num_device_slots = num_device_slots_;
+  graph.group_slots = group_slots_;
+  graph.inputs = inputs_;
+  graph.nodes.reserve(nodes_.size());
+  for (const RecordedNode& recorded : nodes_) {
+    Node node;
+    node.op = recorded.spec.op;
+    node.version = recorded.spec.version;
+    node.attributes = recorded.spec.attributes;
+    for (const ValueIndex value : recorded.spec.inputs) node.inputs.push_back(FinalIndex(value));
+    for (const ValueIndex value : recorded.outputs) node.outputs.push_back(types_[value]);
+    node.device_slot = recorded.spec.device_slot;
+    node.effect = FindOp(node.op)->effect;
+    node.collective = recorded.spec.collective;
+    node.source = recorded.spec.source;
+    graph.nodes.push_back(std::move(node));
+  }
+  graph.outputs = outputs_;
+  for (GraphOutput& output : graph.outputs) output.value = FinalIndex(output.value);
+  return graph;
+}
+
+}  // namespace chorus

@@ -1,0 +1,292 @@
+// Every kernel against the naive evaluator, whole and in pieces.
+
+#include "core/ops/host_kernels.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "core/ops/registry.h"
+#include "core/ops/testing/evaluator.h"
+#include "core/ops/testing/value.h"
+#include "gtest/gtest.h"
+
+namespace chorus {
+namespace {
+
+using testing::Value;
+using Ints = std::vector<int64_t>;
+
+constexpr uint64_t kSeed = 7;
+
+TensorType WithDType(DType dtype, const Ints& sizes) {
+  TensorType type(dtype, {});
+  for (const int64_t size : sizes) type.dims.emplace_back(size);
+  return type;
+}
+
+struct Case {
+  std::string op;
+  std::vector<Ints> inputs;
+  Attributes attributes;
+};
+
+std::vector<Case> Cases() {
+  std::vector<Case> cases;
+  for (const Ints& sizes : {Ints{}, Ints{0}, Ints{1}, Ints{7}, Ints{16}, Ints{1031}, Ints{3, 5}}) {
+    for (const char* op : {"neg", "relu", "sin", "cos", "copy"}) cases.push_back({op, {sizes}, {}});
+    for (const char* op : {"add", "sub", "mul", "relu_grad"}) {
+      cases.push_back({op, {sizes, sizes}, {}});
+    }
+  }
+  // m, n, k around the row block and Eigen's own small sizes.
+  for (const Ints& mnk :
+       {Ints{0, 3, 2}, Ints{3, 0, 2}, Ints{3, 2, 0}, Ints{1, 1, 1}, Ints{2, 3, 4}, Ints{17, 19, 23},
+        Ints{128, 5, 31}, Ints{129, 5, 31}, Ints{257, 64, 53}}) {
+    for (int flags = 0; flags < 4; ++flags) {
+      Ints a = {mnk[0], mnk[2]}, b = {mnk[2], mnk[1]};
+      Attributes attributes;
+      if (flags & 1) {
+        std::swap(a[0], a[1]);
+        attributes.push_back({"transpose_a", int64_t{1}});
+      }
+      if (flags & 2) {
+        std::swap(b[0], b[1]);
+        attributes.push_back({"transpose_b", int64_t{1}});
+      }
+      cases.push_back({"matmul", {a, b}, attributes});
+    }
+  }
+  // Every subset of the axes.
+  for (const Ints& sizes : {Ints{}, Ints{37}, Ints{0}, Ints{2, 3, 5, 7}, Ints{1, 31, 1, 2},
+                            Ints{3, 0, 2}, Ints{5, 1031}, Ints{1031, 5}}) {
+    for (uint32_t subset = 0; subset < 1u << sizes.size(); ++subset) {
+      Ints axes;
+      for (size_t i = 0; i < sizes.size(); ++i) {
+        if (subset >> i & 1) axes.push_back(static_cast<int64_t>(i));
+      }
+      for (const int64_t keep_dims : {0, 1}) {
+        cases.push_back({"sum", {sizes}, {{"axes", axes}, {"keep_dims", keep_dims}}});
+      }
+      Ints from = sizes;
+      for (const int64_t axis : axes) from[axis] = 1;
+      cases.push_back({"expand", {from}, {{"dims", sizes}}});
+    }
+  }
+  cases.push_back({"expand", {{}}, {{"dims", Ints{3, 4}}}});
+  cases.push_back({"expand", {{4}}, {{"dims", Ints{3, 4}}}});
+  cases.push_back({"expand", {{1}}, {{"dims", Ints{0}}}});
+  cases.push_back({"expand", {{3, 1, 5}}, {{"dims", Ints{2, 3, 4, 5}}}});
+  for (const Ints& sizes : {Ints{3, 4}, Ints{12}, Ints{2, 1, 6}}) {
+    cases.push_back({"reshape", {sizes}, {{"dims", Ints{4, 3}}}});
+  }
+  cases.push_back({"reshape", {{0, 3}}, {{"dims", Ints{0}}}});
+  for (const Ints& sizes : {Ints{2, 3, 5}, Ints{1, 7, 1}, Ints{0, 2, 3}, Ints{13, 1, 11}}) {
+    Ints perm = {0, 1, 2};
+    do {
+      cases.push_back({"transpose", {sizes}, {{"perm", perm}}});
+    } while (std::next_permutation(perm.begin(), perm.end()));
+  }
+  cases.push_back({"transpose", {{}}, {{"perm", Ints{}}}});
+  cases.push_back({"transpose", {{2, 3, 4, 5}}, {{"perm", Ints{2, 3, 0, 1}}}});
+  for (int64_t axis = 0; axis < 3; ++axis) {
+    const Ints sizes = {3, 5, 7};
+    for (const auto& range : {Ints{0, 3}, Ints{1, 3}, Ints{2, 2}, Ints{0, 1}}) {
+      cases.push_back({"slice", {sizes}, {{"axis", axis}, {"begin", range[0]}, {"end", range[1]}}});
+      cases.push_back(
+          {"pad", {sizes}, {{"after", range[0]}, {"axis", axis}, {"before", range[1]}}});
+    }
+    Ints other = sizes, empty = sizes;
+    other[axis] = 2;
+    empty[axis] = 0;
+    cases.push_back({"concat", {sizes}, {{"axis", axis}}});
+    cases.push_back({"concat", {sizes, empty, other, sizes}, {{"axis", axis}}});
+    cases.push_back({"concat", {empty, empty}, {{"axis", axis}}});
+    cases.push_back(
+        {"pad", {empty}, {{"after", int64_t{1}}, {"axis", axis}, {"before", int64_t{2}}}});
+  }
+  return cases;
+}
+
+class Kernel {
+ public:
+  // Fails the test and leaves `kernel` empty when the node is refused.
+  Kernel(const std::string& op, const std::vector<Value>& inputs, const Attributes& attributes)
+      : op_(op), attributes_(attributes), inputs_(inputs) {
+    for (const Value& input : inputs_) {
+      types_.push_back(&input.type);
+      values_.push_back(&input);
+      // A zero-sized buffer may be null.
+      pointers_.push_back(input.bytes.empty() ? nullptr : input.bytes.data());
+    }
+    node_.op = op_;
+    node_.attributes = attributes_;
+    node_.inputs = types_;
+    const auto types = InferTypes(node_);
+    EXPECT_TRUE(types.ok()) << types.status();
+    if (!types.ok()) return;
+    outputs_ = *types;
+    auto made = MakeHostKernel(node_, outputs_);
+    EXPECT_TRUE(made.ok()) << made.status();
+    if (made.ok()) kernel_ = *std::move(made);
+  }
+
+  const HostKernel& operator*() const { return *kernel_; }
+  bool ok() const { return kernel_ != nullptr; }
+  Value Expected() const {
+    const auto expected = testing::EvaluateLocal(node_, values_, outputs_);
+    EXPECT_TRUE(expected.ok()) << expected.status();
+    return (*expected)[0];
+  }
+  // Runs the units in pieces that end at `cuts`.
+  Value Run(const std::vector<int64_t>& cuts) const {
+    Value out{outputs_[0], std::string(outputs_[0].num_bytes(), '\x5a')};
+    void* const pointer = out.bytes.empty() ? nullptr : &out.bytes[0];
+    int64_t begin = 0;
+    for (int64_t cut : cuts) {
+      cut = std::min(cut, kernel_->units());
+      if (cut <= begin) continue;
+      EXPECT_TRUE(kernel_->Run(pointers_, {pointer}, begin, cut).ok());
+      begin = cut;
+    }
+    return out;
+  }
+
+ private:
+  const std::string op_;
+  const Attributes attributes_;
+  const std::vector<Value> inputs_;
+  std::vector<const TensorType*> types_;
+  std::vector<const Value*> values_;
+  std::vector<const void*> pointers_;
+  NodeView node_;
+  std::vector<TensorType> outputs_;
+  std::unique_ptr<HostKernel> kernel_;
+};
+
+void ExpectNear(const Value& got, const Value& expected, const std::string& what) {
+  ASSERT_EQ(got.type, expected.type) << what;
+  const bool exact = got.type.dtype == DType::kI64;
+  const double tolerance = exact ? 0 : got.type.dtype == DType::kF32 ? 1e-4 : 1e-12;
+  const std::vector<double> x = testing::ToDoubles(got);
+  const std::vector<double> y = testing::ToDoubles(expected);
+  for (size_t i = 0; i < x.size(); ++i) {
+    ASSERT_NEAR(x[i], y[i], tolerance * std::max(1.0, std::abs(y[i]))) << what << " at " << i;
+  }
+}
+
+TEST(HostKernelsTest, EqualTheNaiveEvaluatorWholeAndInPieces) {
+  SCOPED_TRACE(kSeed);
+  std::mt19937_64 random(kSeed);
+  for (const DType dtype : {DType::kF32, DType::kF64, DType::kI64}) {
+    for (const Case& c : Cases()) {
+      const bool floating_only = c.op == "sin" || c.op == "cos" || c.op == "relu_grad";
+      if (floating_only && !IsFloating(dtype)) continue;
+      std::string what = c.op + " " + std::string(DTypeName(dtype));
+      std::vector<Value> inputs;
+      for (const Ints& sizes : c.inputs) {
+        const TensorType type = WithDType(dtype, sizes);
+        what += " " + type.ToString();
+        inputs.push_back(IsFloating(dtype) ? testing::RandomNormal(type, &random)
+                                           : testing::RandomWhole(type, -9, 9, &random));
+      }
+      const Kernel kernel(c.op, inputs, c.attributes);
+      ASSERT_TRUE(kernel.ok()) << what;
+      const int64_t units = (*kernel).units();
+      const Value whole = kernel.Run({units});
+      ExpectNear(whole, kernel.Expected(), what);
+      // Any partition gives the same bits.
+      EXPECT_EQ(kernel.Run({1, units / 3, units / 2 + 1, units}), whole) << what;
+      std::vector<int64_t> ones;
+      for (int64_t i = 1; i <= units; ++i) ones.push_back(i);
+      EXPECT_EQ(kernel.Run(ones), whole) << what;
+    }
+  }
+}
+
+TEST(HostKernelsTest, FillWritesItsValue) {
+  for (const int64_t size : {0, 1, 1031}) {
+    const Attributes f32 = {{"dims", Ints{size}}, {"dtype", std::string("f32")}, {"value", 0.1}};
+    const Kernel kernel("fill", {}, f32);
+    ASSERT_TRUE(kernel.ok());
+    EXPECT_EQ(kernel.Run({size / 2, size}), kernel.Expected());
+  }
+  // Beyond what a double holds.
+  const int64_t large = (int64_t{1} << 62) + 1;
+  const Kernel kernel("fill", {},
+                      {{"dims", Ints{2}}, {"dtype", std::string("i64")}, {"value", large}});
+  ASSERT_TRUE(kernel.ok());
+  EXPECT_EQ(testing::Elements<int64_t>(kernel.Run({2})), (Ints{large, large}));
+}
+
+TEST(HostKernelsTest, IntegersWrap) {
+  const int64_t most = std::numeric_limits<int64_t>::max();
+  const int64_t least = std::numeric_limits<int64_t>::min();
+  const Value a = testing::MakeValue<int64_t>(Ints{2}, {most, least});
+  const Value b = testing::MakeValue<int64_t>(Ints{2}, {most, most});
+  const auto run = [](const std::string& op, const std::vector<Value>& inputs) {
+    const Kernel kernel(op, inputs, {});
+    return testing::Elements<int64_t>(kernel.Run({(*kernel).units()}));
+  };
+  EXPECT_EQ(run("add", {a, b}), (Ints{-2, -1}));
+  EXPECT_EQ(run("sub", {a, b}), (Ints{0, 1}));
+  EXPECT_EQ(run("mul", {a, b}), (Ints{1, least}));
+  EXPECT_EQ(run("neg", {a}), (Ints{-most, least}));
+  EXPECT_EQ(run("sum", {b}), (Ints{-2}));
+}
+
+TEST(HostKernelsTest, ReluSelectsAndDoesNotMultiply) {
+  const double inf = std::numeric_limits<double>::infinity();
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const Value x = testing::MakeValue<double>(Ints{5}, {1, 0, -1, nan, inf});
+  const Value g = testing::MakeValue<double>(Ints{5}, {inf, inf, nan, 3, 4});
+  const Kernel grad("relu_grad", {x, g}, {});
+  EXPECT_EQ(testing::Elements<double>(grad.Run({5})), (std::vector<double>{inf, 0, 0, 0, 4}));
+  const Kernel relu("relu", {x}, {});
+  EXPECT_EQ(testing::Elements<double>(relu.Run({5})), (std::vector<double>{1, 0, 0, 0, inf}));
+}
+
+TEST(HostKernelsTest, ElementwiseOpsRunInPlace) {
+  std::mt19937_64 random(kSeed);
+  for (const DType dtype : {DType::kF32, DType::kF64}) {
+    for (const OpDef* def : AllOps()) {
+      if (!def->elementwise) continue;
+      const TensorType type = WithDType(dtype, {1031});
+      std::vector<Value> inputs;
+      for (int i = 0; i < def->max_inputs; ++i) {
+        inputs.push_back(testing::RandomNormal(type, &random));
+      }
+      const Kernel kernel(std::string(def->name), inputs, {});
+      ASSERT_TRUE(kernel.ok());
+      const Value expected = kernel.Run({1031});
+      for (size_t in_place = 0; in_place < inputs.size(); ++in_place) {
+        std::vector<Value> copies = inputs;
+        std::vector<const void*> pointers;
+        for (Value& copy : copies) pointers.push_back(&copy.bytes[0]);
+        ASSERT_TRUE((*kernel).RunAll(pointers, {const_cast<void*>(pointers[in_place])}).ok());
+        EXPECT_EQ(copies[in_place], expected) << def->name << " in place of input " << in_place;
+      }
+    }
+  }
+}
+
+TEST(HostKernelsTest, EveryLocalOpHasOneAndNoCollective) {
+  std::set<std::string> tested = {"fill"};
+  for (const Case& c : Cases()) tested.insert(c.op);
+  for (const OpDef* def : AllOps()) {
+    EXPECT_EQ(tested.count(std::string(def->name)) != 0, def->effect != Effect::kCollective)
+        << def->name;
+  }
+  NodeView node;
+  node.op = "all_reduce";
+  EXPECT_EQ(MakeHostKernel(node, {}).status().code(), absl::StatusCode::kInternal);
+}
+
+}  // namespace
+}  // namespace chorus

@@ -1,0 +1,77 @@
+#include "core/ops/matmul/matmul.h"
+
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/error.h"
+
+namespace chorus {
+namespace {
+
+absl::StatusOr<std::vector<TensorType>> InferMatmul(const NodeView& node) {
+  const TensorType& a = node.input(0);
+  const TensorType& b = node.input(1);
+  const auto got = [&] { return absl::StrCat(a.ToString(), " and ", b.ToString()); };
+  if (a.dims.size() != 2 || b.dims.size() != 2) return ShapeError(node, "two matrices", got());
+  if (a.dtype != b.dtype) return ShapeError(node, "inputs of one dtype", got());
+  for (const absl::string_view flag : {"transpose_a", "transpose_b"}) {
+    const int64_t value = IntAttribute(node.attributes, flag);
+    if (value != 0 && value != 1) {
+      return ShapeError(node, absl::StrCat("0 or 1 as '", flag, "'"), absl::StrCat(value));
+    }
+  }
+  const int64_t ta = IntAttribute(node.attributes, "transpose_a");
+  const int64_t tb = IntAttribute(node.attributes, "transpose_b");
+  if (a.dims[1 - ta] != b.dims[tb]) {
+    return ShapeError(node,
+                      absl::StrCat("as many columns on the left as rows on the right (transpose_a=",
+                                   ta, ", transpose_b=", tb, ")"),
+                      got());
+  }
+  return std::vector<TensorType>{TensorType(a.dtype, {a.dims[ta], b.dims[1 - tb]})};
+}
+
+Attributes Flags(bool transpose_a, bool transpose_b) {
+  Attributes attributes;
+  if (transpose_a) attributes.push_back({"transpose_a", int64_t{1}});
+  if (transpose_b) attributes.push_back({"transpose_b", int64_t{1}});
+  return attributes;
+}
+
+absl::StatusOr<InputGradients> MatmulGradient(GradientContext& c) {
+  const bool ta = IntAttribute(c.node().attributes, "transpose_a") != 0;
+  const bool tb = IntAttribute(c.node().attributes, "transpose_b") != 0;
+  const ValueIndex g = *c.grad(0);
+  InputGradients result(2);
+  if (c.needs(0)) {
+    CHORUS_ASSIGN_OR_RETURN(result[0], ta ? c.Emit("matmul", {c.input(1), g}, Flags(tb, true))
+                                          : c.Emit("matmul", {g, c.input(1)}, Flags(false, !tb)));
+  }
+  if (c.needs(1)) {
+    CHORUS_ASSIGN_OR_RETURN(result[1], tb ? c.Emit("matmul", {g, c.input(0)}, Flags(true, ta))
+                                          : c.Emit("matmul", {c.input(0), g}, Flags(!ta, false)));
+  }
+  return result;
+}
+
+}  // namespace
+
+absl::Span<const OpDef* const> MatmulOps() {
+  static const auto* const ops = [] {
+    auto* def = new OpDef;
+    def->name = "matmul";
+    def->doc = "Matrix product; either factor may be transposed.";
+    def->attributes = {
+        {"transpose_a", AttributeSpec::Kind::kInt, false, "1: the left factor is transposed"},
+        {"transpose_b", AttributeSpec::Kind::kInt, false, "1: the right factor is transposed"},
+    };
+    def->min_inputs = def->max_inputs = 2;
+    def->infer_types = InferMatmul;
+    def->gradient = MatmulGradient;
+    def->gradient_uses_inputs = true;
+    return new std::vector<const OpDef*>{def};
+  }();
+  return *ops;
+}
+
+}  // namespace chorus

@@ -1,0 +1,21 @@
+// matmul(a, b): the product of two matrices, op(a) op(b).
+//
+// Attributes transpose_a, transpose_b (0 or 1, 0 if absent): op(x) is x or its transpose.
+// Shapes: op(a) [m,k], op(b) [k,n] -> [m,n], one dtype; k = 0 gives zeros. Integers wrap.
+// VJP for output gradient g [m,n], with the transposes folded into flags, so that nothing is
+// copied:
+//   a: g op(b)^T, transposed when transpose_a;   b: op(a)^T g, transposed when transpose_b.
+// Second order: the VJP is made of matmul, so it goes through matmul.
+#ifndef CHORUS_CORE_OPS_MATMUL_MATMUL_H_
+#define CHORUS_CORE_OPS_MATMUL_MATMUL_H_
+
+#include "absl/types/span.h"
+#include "core/ops/op.h"
+
+namespace chorus {
+
+absl::Span<const OpDef* const> MatmulOps();
+
+}  // namespace chorus
+
+#endif  // CHORUS_CORE_OPS_MATMUL_MATMUL_H_

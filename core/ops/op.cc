@@ -1,0 +1,121 @@
+#include "core/ops/op.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/error.h"
+
+namespace chorus {
+
+const AttributeValue* FindAttribute(absl::Span<const Attribute> attributes,
+                                    absl::string_view name) {
+  for (const Attribute& attribute : attributes) {
+    if (attribute.name == name) return &attribute.value;
+  }
+  return nullptr;
+}
+
+int64_t IntAttribute(absl::Span<const Attribute> attributes, absl::string_view name,
+                     int64_t otherwise) {
+  const AttributeValue* value = FindAttribute(attributes, name);
+  return value == nullptr ? otherwise : absl::get<int64_t>(*value);
+}
+
+std::vector<int64_t> IntsAttribute(absl::Span<const Attribute> attributes, absl::string_view name) {
+  const AttributeValue* value = FindAttribute(attributes, name);
+  if (value == nullptr) return {};
+  return absl::get<std::vector<int64_t>>(*value);
+}
+
+Attributes TypeAttributes(const TensorType& type) {
+  const absl::string_view name = DTypeName(type.dtype);
+  return {{"dims", type.sizes()}, {"dtype", std::string(name.data(), name.size())}};
+}
+
+absl::StatusOr<TensorType> TypeOfAttributes(const NodeView& node) {
+  const AttributeValue* dims = FindAttribute(node.attributes, "dims");
+  const AttributeValue* name = FindAttribute(node.attributes, "dtype");
+  if (dims == nullptr || name == nullptr) {
+    return ShapeError(node, "attributes 'dims' and 'dtype', for want of an input",
+                      dims == nullptr ? "no 'dims'" : "no 'dtype'");
+  }
+  TensorType type;
+  type.dtype = DTypeFromName(absl::get<std::string>(*name));
+  if (type.dtype == DType::kUnspecified) {
+    return ShapeError(node, "the name of a dtype as 'dtype'", "another text");
+  }
+  for (const int64_t size : absl::get<std::vector<int64_t>>(*dims)) type.dims.emplace_back(size);
+  return type;
+}
+
+absl::Status ShapeError(const NodeView& node, absl::string_view expected, absl::string_view got) {
+  Error error;
+  error.code = absl::StatusCode::kInvalidArgument;
+  error.reason = Reason::kBadType;
+  error.op.assign(node.op.data(), node.op.size());
+  error.expected.assign(expected.data(), expected.size());
+  error.got.assign(got.data(), got.size());
+  error.message = absl::StrCat(node.op, ": expected ", expected, ", got ", got);
+  return ToStatus(error);
+}
+
+absl::StatusOr<ValueIndex> GradientContext::GradOrZeros(int i) {
+  if (grads_[i].has_value()) return *grads_[i];
+  return EmitFill(output_type(i), 0);
+}
+
+absl::StatusOr<ValueIndex> GradientContext::Emit(absl::string_view op,
+                                                 std::vector<ValueIndex> inputs,
+                                                 Attributes attributes) {
+  return EmitOn(node().device_slot, op, std::move(inputs), std::move(attributes));
+}
+
+absl::StatusOr<ValueIndex> GradientContext::EmitOn(int32_t device_slot, absl::string_view op,
+                                                   std::vector<ValueIndex> inputs,
+                                                   Attributes attributes) {
+  NodeSpec spec;
+  spec.op.assign(op.data(), op.size());
+  spec.attributes = std::move(attributes);
+  spec.inputs = std::move(inputs);
+  spec.device_slot = device_slot;
+  spec.source = node().source;
+  CHORUS_ASSIGN_OR_RETURN(std::vector<ValueIndex> outputs, emitter_->Emit(std::move(spec)));
+  return outputs[0];
+}
+
+absl::StatusOr<ValueIndex> GradientContext::EmitFill(const TensorType& type, double value) {
+  Attributes attributes = TypeAttributes(type);
+  if (IsFloating(type.dtype)) {
+    attributes.push_back({"value", value});
+  } else {
+    attributes.push_back({"value", static_cast<int64_t>(value)});
+  }
+  return Emit("fill", {}, std::move(attributes));
+}
+
+absl::StatusOr<std::vector<ValueIndex>> GradientContext::EmitGradientCollective(
+    std::vector<ValueIndex> inputs, Attributes attributes) {
+  const Collective& forward = collective();
+  const CollectiveKind kind = GradientKind(forward.kind);
+  Collective gradient;
+  gradient.kind = kind;
+  gradient.group_slot = forward.group_slot;
+  gradient.rank = forward.rank;
+  gradient.root = forward.root;
+  gradient.peer = forward.peer;
+  gradient.tag = forward.tag;
+  if (IsReducing(kind)) gradient.reduction = Reduction::kSum;
+  emitter_->BindGradient(forward_, &gradient);
+
+  NodeSpec spec;
+  const absl::string_view op = CollectiveKindName(kind);
+  spec.op.assign(op.data(), op.size());
+  spec.attributes = std::move(attributes);
+  spec.inputs = std::move(inputs);
+  spec.device_slot = node().device_slot;
+  spec.collective = std::move(gradient);
+  spec.source = node().source;
+  return emitter_->Emit(std::move(spec));
+}
+
+}  // namespace chorus

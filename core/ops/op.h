@@ -1,0 +1,250 @@
+// What an op is: its shape rule, its gradient rule, its attributes and what a planner must know.
+//
+// An op is defined once, in its folder under core/ops, and linked by client and daemon alike; its
+// kernels are targets of their own beside it (core/ops/host_kernel.h). Adding an op touches one
+// folder and one line of registry.cc.
+//
+// Gradient rules are pure and work graph to graph: they emit ops through an Emitter, so a client's
+// tape, a compiled function and the tests all use the same rules, and gradients of gradients need
+// nothing more. The convention, everywhere: **the loss that is differentiated is the sum over ranks
+// of each rank's loss.**
+//
+// Threads: definitions are immutable; an Emitter belongs to one thread.
+#ifndef CHORUS_CORE_OPS_OP_H_
+#define CHORUS_CORE_OPS_OP_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/optional.h"
+#include "absl/types/span.h"
+#include "core/graph/graph.h"
+#include "core/tensor/type.h"
+
+namespace chorus {
+
+using Attributes = std::vector<Attribute>;  // sorted by name, no name twice
+
+// A node whose outputs are still to be inferred.
+struct NodeSpec {
+  std::string op;
+  int32_t version = 1;
+  Attributes attributes;
+  std::vector<ValueIndex> inputs;
+  int32_t device_slot = 0;
+  absl::optional<Collective> collective;  // present exactly for collective ops
+  std::string source;
+};
+
+// What a shape rule sees of a node. Refers to memory of the caller.
+struct NodeView {
+  absl::string_view op;
+  int32_t version = 1;
+  absl::Span<const Attribute> attributes;
+  absl::Span<const TensorType* const> inputs;
+  const Collective* collective = nullptr;
+  int32_t group_size = 0;  // of the collective's group
+
+  int num_inputs() const { return static_cast<int>(inputs.size()); }
+  const TensorType& input(int i) const { return *inputs[i]; }
+};
+
+// No value of any graph is larger than this: the daemon's own limits are below it, and it keeps
+// every product of sizes within 64 bits.
+inline constexpr int64_t kMaxValueBytes = int64_t{1} << 40;
+
+// --- Attributes ---
+
+const AttributeValue* FindAttribute(absl::Span<const Attribute> attributes, absl::string_view name);
+// The value, or `otherwise` when it is absent. Kinds were checked by InferTypes (registry.h).
+int64_t IntAttribute(absl::Span<const Attribute> attributes, absl::string_view name,
+                     int64_t otherwise = 0);
+std::vector<int64_t> IntsAttribute(absl::Span<const Attribute> attributes, absl::string_view name);
+
+// A type written as attributes `dims` and `dtype`, for ops that have no input to take it from.
+Attributes TypeAttributes(const TensorType& type);
+// INVALID_ARGUMENT when they are missing or are no type.
+absl::StatusOr<TensorType> TypeOfAttributes(const NodeView& node);
+
+// Which fields of a Collective its kind uses; the others keep their defaults.
+constexpr bool HasRoot(CollectiveKind kind) {
+  return kind == CollectiveKind::kBroadcast || kind == CollectiveKind::kReduce ||
+         kind == CollectiveKind::kGather || kind == CollectiveKind::kScatter;
+}
+constexpr bool HasPeer(CollectiveKind kind) {
+  return kind == CollectiveKind::kSend || kind == CollectiveKind::kRecv;
+}
+constexpr bool IsReducing(CollectiveKind kind) {
+  return kind == CollectiveKind::kAllReduce || kind == CollectiveKind::kReduce ||
+         kind == CollectiveKind::kReduceScatter;
+}
+// The kind of collective that a kind's gradient is made of; kUnspecified: it has none.
+constexpr CollectiveKind GradientKind(CollectiveKind kind) {
+  switch (kind) {
+    case CollectiveKind::kAllReduce:
+      return CollectiveKind::kAllReduce;
+    case CollectiveKind::kBroadcast:
+      return CollectiveKind::kReduce;
+    case CollectiveKind::kReduce:
+      return CollectiveKind::kBroadcast;
+    case CollectiveKind::kAllGather:
+      return CollectiveKind::kReduceScatter;
+    case CollectiveKind::kReduceScatter:
+      return CollectiveKind::kAllGather;
+    case CollectiveKind::kGather:
+      return CollectiveKind::kScatter;
+    case CollectiveKind::kScatter:
+      return CollectiveKind::kGather;
+    case CollectiveKind::kAllToAll:
+      return CollectiveKind::kAllToAll;
+    case CollectiveKind::kSend:
+      return CollectiveKind::kRecv;
+    case CollectiveKind::kRecv:
+      return CollectiveKind::kSend;
+    case CollectiveKind::kBarrier:
+    case CollectiveKind::kUnspecified:
+      break;
+  }
+  return CollectiveKind::kUnspecified;
+}
+
+struct AttributeSpec {
+  enum class Kind : uint8_t { kInt, kInts, kString, kNumber /* int64 or double */ };
+  absl::string_view name;
+  Kind kind = Kind::kInt;
+  bool required = false;
+  absl::string_view doc;
+};
+
+// INVALID_ARGUMENT, kBadType: "add: expected ..., got ...", with op, expected and got apart.
+absl::Status ShapeError(const NodeView& node, absl::string_view expected, absl::string_view got);
+
+// --- Differentiation ---
+
+// A node that was recorded, and what came of it: an entry of a tape, or a node of a graph.
+// Value, device slot and group slot numbers are those of the Emitter that takes the gradient.
+struct RecordedNode {
+  NodeSpec spec;
+  std::vector<ValueIndex> outputs;
+  int32_t id = -1;  // names the node to the emitter's BindGradient
+};
+
+// Where gradient rules put the ops that they are made of.
+class Emitter {
+ public:
+  virtual ~Emitter() = default;
+
+  // Appends a node and returns its outputs. Fails as InferTypes does.
+  virtual absl::StatusOr<std::vector<ValueIndex>> Emit(NodeSpec spec) = 0;
+  // Of any value that was given to or came from this emitter; the reference stays valid.
+  virtual const TensorType& TypeOf(ValueIndex value) const = 0;
+  virtual int32_t DeviceOf(ValueIndex value) const = 0;
+  virtual int32_t GroupSizeOf(int32_t group_slot) const = 0;
+  // Sets `instance` and `wants_grad` of a collective that is the gradient of `forward`'s
+  // collective: only the emitter knows how instances are named and whether it is recording.
+  virtual void BindGradient(const RecordedNode& forward, Collective* gradient) = 0;
+};
+
+// One call of a gradient rule: a forward node, the gradients of its outputs, and the means to emit.
+class GradientContext {
+ public:
+  // `grads`: one for each output of `forward`, absent where nothing depends on that output.
+  // `needs`: one for each input, whether its gradient is used.
+  GradientContext(const RecordedNode& forward, absl::Span<const absl::optional<ValueIndex>> grads,
+                  absl::Span<const bool> needs, Emitter* emitter)
+      : forward_(forward), grads_(grads), needs_(needs), emitter_(emitter) {}
+
+  const NodeSpec& node() const { return forward_.spec; }
+  const Collective& collective() const { return *forward_.spec.collective; }
+  int32_t group_size() const { return emitter_->GroupSizeOf(collective().group_slot); }
+  bool is_root() const { return collective().rank == collective().root; }
+
+  int num_inputs() const { return static_cast<int>(forward_.spec.inputs.size()); }
+  int num_outputs() const { return static_cast<int>(forward_.outputs.size()); }
+  ValueIndex input(int i) const { return forward_.spec.inputs[i]; }
+  ValueIndex output(int i) const { return forward_.outputs[i]; }
+  const TensorType& input_type(int i) const { return emitter_->TypeOf(input(i)); }
+  const TensorType& output_type(int i) const { return emitter_->TypeOf(output(i)); }
+  const TensorType& TypeOf(ValueIndex value) const { return emitter_->TypeOf(value); }
+  int32_t DeviceOf(ValueIndex value) const { return emitter_->DeviceOf(value); }
+
+  // False: the rule may leave that gradient out. A collective is emitted all the same: the other
+  // ranks wait for it.
+  bool needs(int i) const { return needs_[i]; }
+  const absl::optional<ValueIndex>& grad(int i) const { return grads_[i]; }
+  // The gradient of output i, or zeros of its type.
+  absl::StatusOr<ValueIndex> GradOrZeros(int i);
+
+  // A local op with one output, on the forward node's device.
+  absl::StatusOr<ValueIndex> Emit(absl::string_view op, std::vector<ValueIndex> inputs,
+                                  Attributes attributes = {});
+  absl::StatusOr<ValueIndex> EmitOn(int32_t device_slot, absl::string_view op,
+                                    std::vector<ValueIndex> inputs, Attributes attributes = {});
+  absl::StatusOr<ValueIndex> EmitFill(const TensorType& type, double value);
+  // The collective that the forward node's gradient is made of, for the same member of the same
+  // group, with the same root, peer and tag; reducing kinds get SUM.
+  absl::StatusOr<std::vector<ValueIndex>> EmitGradientCollective(std::vector<ValueIndex> inputs,
+                                                                 Attributes attributes = {});
+
+ private:
+  const RecordedNode& forward_;
+  absl::Span<const absl::optional<ValueIndex>> grads_;
+  absl::Span<const bool> needs_;
+  Emitter* emitter_;
+};
+
+// One for each input; absent: no gradient reaches it (which is zero, and costs nothing).
+using InputGradients = std::vector<absl::optional<ValueIndex>>;
+
+// --- The definition ---
+
+// What an op's outputs are made of, where that saves a copy. Permissions: a planner may ignore
+// them.
+enum class OutputAlias : uint8_t {
+  kFresh = 0,
+  kInput = 1,   // output 0 has the bytes of input 0: reshape; copy, where both devices share memory
+  kMember = 2,  // output i has the bytes of one member's input: broadcast, recv (its only output:
+                // the root's, the sender's), all_gather (output i: member i's)
+};
+
+// How inputs may be read while their client can still write to them (staging memory).
+enum class InputUse : uint8_t {
+  kDaemonCopy = 0,        // never: they are copied to daemon memory first
+  kReductionOperand = 1,  // each element once, as operand of a floating-point reduction; integers
+                          // and anything saved for backward are copied first all the same
+  kCopySource = 2,        // as the source of one copy into daemon memory, which is then used
+};
+
+struct OpDef {
+  absl::string_view name;
+  int32_t version = 1;
+  Effect effect = Effect::kPure;
+  CollectiveKind kind = CollectiveKind::kUnspecified;  // for Effect::kCollective
+  absl::string_view doc;                               // one line
+  std::vector<AttributeSpec> attributes;               // sorted by name
+  int min_inputs = 0;
+  int max_inputs = 0;  // -1: no limit
+  // Types of the outputs. Called with attributes, arity, collective and input types that passed the
+  // checks of InferTypes: known names and kinds, static and supported types.
+  absl::StatusOr<std::vector<TensorType>> (*infer_types)(const NodeView& node) = nullptr;
+  // Vector-Jacobian product; null: no gradient passes (barrier).
+  absl::StatusOr<InputGradients> (*gradient)(GradientContext& context) = nullptr;
+  // Whether the rule uses its inputs' values and not their types alone: a tape keeps them for it.
+  bool gradient_uses_inputs = false;
+  OutputAlias alias = OutputAlias::kFresh;
+  InputUse input_use = InputUse::kDaemonCopy;
+  bool crosses_devices = false;  // inputs may be on another device slot than the node: copy
+  bool equal_results = false;    // every member gets the same bytes, so a node may keep one copy
+  // Elements of the output depend on the same elements of the inputs only: kernels may run in
+  // place.
+  bool elementwise = false;
+};
+
+}  // namespace chorus
+
+#endif  // CHORUS_CORE_OPS_OP_H_

@@ -1,0 +1,243 @@
+#include "core/ops/registry.h"
+
+#include <algorithm>
+#include <string>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "core/base/error.h"
+#include "core/ops/all_gather/all_gather.h"
+#include "core/ops/all_reduce/all_reduce.h"
+#include "core/ops/barrier/barrier.h"
+#include "core/ops/broadcast/broadcast.h"
+#include "core/ops/elementwise/elementwise.h"
+#include "core/ops/fill/fill.h"
+#include "core/ops/matmul/matmul.h"
+#include "core/ops/send/send.h"
+#include "core/ops/shape/shape.h"
+#include "core/ops/slice/slice.h"
+#include "core/ops/sum/sum.h"
+
+namespace chorus {
+namespace {
+
+// The list. An op or family is one line here.
+constexpr absl::Span<const OpDef* const> (*kFamilies[])() = {
+    AllGatherOps,    //
+    AllReduceOps,    //
+    BarrierOps,      //
+    BroadcastOps,    //
+    ElementwiseOps,  //
+    FillOps,         //
+    MatmulOps,       //
+    SendOps,         //
+    ShapeOps,        //
+    SliceOps,        //
+    SumOps,          //
+};
+
+struct Registry {
+  Registry() {
+    for (const auto family : kFamilies) {
+      for (const OpDef* def : family()) {
+        all.push_back(def);
+        by_name.emplace(def->name, def);
+      }
+    }
+    std::sort(all.begin(), all.end(),
+              [](const OpDef* a, const OpDef* b) { return a->name < b->name; });
+  }
+  std::vector<const OpDef*> all;
+  absl::flat_hash_map<absl::string_view, const OpDef*> by_name;
+};
+
+const Registry& TheRegistry() {
+  static const Registry* const registry = new Registry();
+  return *registry;
+}
+
+// Names come from anywhere: what is repeated in an error is short and printable.
+std::string Printable(absl::string_view text) { return absl::CHexEscape(text.substr(0, 64)); }
+
+absl::string_view KindText(AttributeSpec::Kind kind) {
+  switch (kind) {
+    case AttributeSpec::Kind::kInt:
+      return "an integer";
+    case AttributeSpec::Kind::kInts:
+      return "a list of integers";
+    case AttributeSpec::Kind::kString:
+      return "a text";
+    case AttributeSpec::Kind::kNumber:
+      return "a number";
+  }
+  return "";
+}
+
+bool HasKind(const AttributeValue& value, AttributeSpec::Kind kind) {
+  switch (kind) {
+    case AttributeSpec::Kind::kInt:
+      return absl::holds_alternative<int64_t>(value);
+    case AttributeSpec::Kind::kInts:
+      return absl::holds_alternative<std::vector<int64_t>>(value);
+    case AttributeSpec::Kind::kString:
+      return absl::holds_alternative<std::string>(value);
+    case AttributeSpec::Kind::kNumber:
+      return absl::holds_alternative<int64_t>(value) || absl::holds_alternative<double>(value);
+  }
+  return false;
+}
+
+absl::Status CheckAttributes(const OpDef& def, const NodeView& node) {
+  for (size_t i = 0; i < node.attributes.size(); ++i) {
+    const Attribute& attribute = node.attributes[i];
+    if (i > 0 && !(node.attributes[i - 1].name < attribute.name)) {
+      return ShapeError(node, "attributes sorted by name, no name twice",
+                        absl::StrCat("'", Printable(attribute.name), "' after '",
+                                     Printable(node.attributes[i - 1].name), "'"));
+    }
+    const auto spec =
+        std::find_if(def.attributes.begin(), def.attributes.end(),
+                     [&](const AttributeSpec& s) { return s.name == attribute.name; });
+    if (spec == def.attributes.end()) {
+      std::string known;
+      for (const AttributeSpec& s : def.attributes) absl::StrAppend(&known, " '", s.name, "'");
+      return ShapeError(node,
+                        known.empty() ? "no attributes" : absl::StrCat("attributes among", known),
+                        absl::StrCat("'", Printable(attribute.name), "'"));
+    }
+    if (!HasKind(attribute.value, spec->kind)) {
+      return ShapeError(node, absl::StrCat(KindText(spec->kind), " as '", spec->name, "'"),
+                        "a value of another kind");
+    }
+  }
+  for (const AttributeSpec& spec : def.attributes) {
+    if (spec.required && FindAttribute(node.attributes, spec.name) == nullptr) {
+      return ShapeError(node, absl::StrCat(KindText(spec.kind), " as '", spec.name, "'"), "none");
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Of one node; with kMaxValueBytes it keeps sums of sizes over inputs within 64 bits.
+constexpr size_t kMaxInputs = size_t{1} << 20;
+
+absl::Status CheckArity(const OpDef& def, const NodeView& node) {
+  if (node.inputs.size() > kMaxInputs) {
+    return ShapeError(node, absl::StrCat("at most ", kMaxInputs, " inputs"),
+                      absl::StrCat(node.inputs.size()));
+  }
+  const int count = node.num_inputs();
+  if (count >= def.min_inputs && (def.max_inputs < 0 || count <= def.max_inputs)) {
+    return absl::OkStatus();
+  }
+  std::string expected;
+  if (def.max_inputs < 0) {
+    expected = absl::StrCat("at least ", def.min_inputs, " inputs");
+  } else if (def.min_inputs == def.max_inputs) {
+    expected = absl::StrCat(def.min_inputs, def.min_inputs == 1 ? " input" : " inputs");
+  } else {
+    expected = absl::StrCat(def.min_inputs, " to ", def.max_inputs, " inputs");
+  }
+  return ShapeError(node, expected, absl::StrCat(count));
+}
+
+absl::Status CheckRank(const NodeView& node, absl::string_view what, GroupRank rank) {
+  if (rank.value() >= 0 && rank.value() < node.group_size) return absl::OkStatus();
+  return ShapeError(node, absl::StrCat(what, " within the group of ", node.group_size),
+                    absl::StrCat(rank.value()));
+}
+
+absl::Status CheckCollective(const OpDef& def, const NodeView& node) {
+  if (def.effect != Effect::kCollective) {
+    if (node.collective == nullptr) return absl::OkStatus();
+    return ShapeError(node, "no collective: it is a local op", "one");
+  }
+  if (node.collective == nullptr) return ShapeError(node, "a collective", "none");
+  const Collective& c = *node.collective;
+  if (c.kind != def.kind) {
+    return ShapeError(node, absl::StrCat("collective kind ", CollectiveKindName(def.kind)),
+                      CollectiveKindName(c.kind));
+  }
+  CHORUS_RETURN_IF_ERROR(CheckRank(node, "a rank", c.rank));
+  if (HasRoot(c.kind)) {
+    CHORUS_RETURN_IF_ERROR(CheckRank(node, "a root", c.root));
+  } else if (c.root.value() != -1) {
+    return ShapeError(node, "no root", absl::StrCat("root ", c.root.value()));
+  }
+  if (HasPeer(c.kind)) {
+    CHORUS_RETURN_IF_ERROR(CheckRank(node, "a peer", c.peer));
+    if (c.peer == c.rank) {
+      return ShapeError(node, "a peer other than the rank itself", absl::StrCat(c.peer.value()));
+    }
+    if (c.tag < 0) return ShapeError(node, "a tag of 0 or more", absl::StrCat(c.tag));
+  } else if (c.peer.value() != -1 || c.tag != 0) {
+    return ShapeError(node, "neither peer nor tag",
+                      absl::StrCat("peer ", c.peer.value(), ", tag ", c.tag));
+  }
+  if (IsReducing(c.kind)) {
+    if (c.reduction == Reduction::kNone) return ShapeError(node, "a reduction", "none");
+    if (c.reduction != Reduction::kSum) {
+      return Unsupported(absl::StrCat(node.op, ": this build reduces by SUM, not by ",
+                                      ReductionName(c.reduction)));
+    }
+  } else if (c.reduction != Reduction::kNone) {
+    return ShapeError(node, "no reduction", ReductionName(c.reduction));
+  }
+  if (!c.counts.empty() || c.runtime_counts_input != -1 || c.runtime_count_maximum != 0) {
+    return Unsupported(
+        absl::StrCat(node.op, ": this build moves equal counts only; counts must be left out"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckType(const NodeView& node, absl::string_view what, int index,
+                       const TensorType& type) {
+  const absl::Status status = type.Validate(kMaxValueBytes);
+  if (!status.ok()) {
+    return ShapeError(node, absl::StrCat("a valid type as ", what, " ", index), status.message());
+  }
+  if (!type.is_static()) {
+    return Unsupported(absl::StrCat(node.op, ": ", what, " ", index, " is ", type.ToString(),
+                                    "; this build runs fixed dimensions only"));
+  }
+  if (!IsSupported(type.dtype)) {
+    return Unsupported(absl::StrCat(node.op, ": ", what, " ", index, " is ", type.ToString(),
+                                    "; this build computes with f32, f64 and i64"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+const OpDef* FindOp(absl::string_view name) {
+  const auto& by_name = TheRegistry().by_name;
+  const auto it = by_name.find(name);
+  return it == by_name.end() ? nullptr : it->second;
+}
+
+absl::Span<const OpDef* const> AllOps() { return TheRegistry().all; }
+
+absl::StatusOr<std::vector<TensorType>> InferTypes(const NodeView& node) {
+  const OpDef* def = FindOp(node.op);
+  if (def == nullptr) {
+    return Unsupported(absl::StrCat("this build has no op '", Printable(node.op), "'"));
+  }
+  if (node.version != def->version) {
+    return Unsupported(absl::StrCat(node.op, ": this build has version ", def->version,
+                                    " of the op, not ", node.version));
+  }
+  CHORUS_RETURN_IF_ERROR(CheckAttributes(*def, node));
+  CHORUS_RETURN_IF_ERROR(CheckArity(*def, node));
+  CHORUS_RETURN_IF_ERROR(CheckCollective(*def, node));
+  for (int i = 0; i < node.num_inputs(); ++i) {
+    CHORUS_RETURN_IF_ERROR(CheckType(node, "input", i, node.input(i)));
+  }
+  CHORUS_ASSIGN_OR_RETURN(std::vector<TensorType> outputs, def->infer_types(node));
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    CHORUS_RETURN_IF_ERROR(CheckType(node, "output", static_cast<int>(i), outputs[i]));
+  }
+  return outputs;
+}
+
+}  // namespace chorus

@@ -1,0 +1,30 @@
+// All ops of this build, and the check that every node passes before its own shape rule.
+//
+// Threads: any; the tables are immutable.
+#ifndef CHORUS_CORE_OPS_REGISTRY_H_
+#define CHORUS_CORE_OPS_REGISTRY_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "core/ops/op.h"
+
+namespace chorus {
+
+// Null for a name that this build does not have.
+const OpDef* FindOp(absl::string_view name);
+// Sorted by name.
+absl::Span<const OpDef* const> AllOps();
+
+// The types of a node's outputs. INVALID_ARGUMENT (kBadType): arity, attributes, collective fields
+// or shapes that the op does not take, with op, expected and got in the Error. UNIMPLEMENTED
+// (kUnsupported): an op, version, dtype, reduction or kind of counts that this build does not run.
+// The node's place in a graph is not its business: ValidateGraph checks device and group slots.
+absl::StatusOr<std::vector<TensorType>> InferTypes(const NodeView& node);
+
+}  // namespace chorus
+
+#endif  // CHORUS_CORE_OPS_REGISTRY_H_

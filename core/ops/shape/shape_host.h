@@ -1,0 +1,15 @@
+// copy, reshape and transpose on host memory. A unit is an element. copy may work in place, which
+// does nothing.
+#ifndef CHORUS_CORE_OPS_SHAPE_SHAPE_HOST_H_
+#define CHORUS_CORE_OPS_SHAPE_SHAPE_HOST_H_
+
+#include "absl/types/span.h"
+#include "core/ops/host_kernel.h"
+
+namespace chorus {
+
+absl::Span<const HostKernelEntry> ShapeHostKernels();
+
+}  // namespace chorus
+
+#endif  // CHORUS_CORE_OPS_SHAPE_SHAPE_HOST_H_

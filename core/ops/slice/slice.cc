@@ -1,0 +1,160 @@
+#include "core/ops/slice/slice.h"
+
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/error.h"
+
+namespace chorus {
+namespace {
+
+using Types = absl::StatusOr<std::vector<TensorType>>;
+
+absl::StatusOr<size_t> CheckedAxis(const NodeView& node) {
+  const int64_t axis = IntAttribute(node.attributes, "axis");
+  const size_t rank = node.input(0).dims.size();
+  if (axis < 0 || axis >= static_cast<int64_t>(rank)) {
+    return ShapeError(
+        node,
+        absl::StrCat("an axis within the ", rank, " dimensions of ", node.input(0).ToString()),
+        absl::StrCat(axis));
+  }
+  return static_cast<size_t>(axis);
+}
+
+Types InferSlice(const NodeView& node) {
+  CHORUS_ASSIGN_OR_RETURN(const size_t axis, CheckedAxis(node));
+  const int64_t begin = IntAttribute(node.attributes, "begin");
+  const int64_t end = IntAttribute(node.attributes, "end");
+  TensorType type = node.input(0);
+  if (begin < 0 || end < begin || end > type.dims[axis].size) {
+    return ShapeError(node,
+                      absl::StrCat("0 <= begin <= end <= ", type.dims[axis].size, " along axis ",
+                                   axis, " of ", type.ToString()),
+                      absl::StrCat("[", begin, ",", end, ")"));
+  }
+  type.dims[axis] = Dim(end - begin);
+  return std::vector<TensorType>{type};
+}
+
+Attributes SliceAttributes(int64_t axis, int64_t begin, int64_t end) {
+  return {{"axis", axis}, {"begin", begin}, {"end", end}};
+}
+
+absl::StatusOr<InputGradients> SliceGradient(GradientContext& c) {
+  const int64_t axis = IntAttribute(c.node().attributes, "axis");
+  const int64_t begin = IntAttribute(c.node().attributes, "begin");
+  const int64_t end = IntAttribute(c.node().attributes, "end");
+  const int64_t size = c.input_type(0).dims[axis].size;
+  CHORUS_ASSIGN_OR_RETURN(
+      const ValueIndex g,
+      c.Emit("pad", {*c.grad(0)}, {{"after", size - end}, {"axis", axis}, {"before", begin}}));
+  return InputGradients{g};
+}
+
+Types InferPad(const NodeView& node) {
+  CHORUS_ASSIGN_OR_RETURN(const size_t axis, CheckedAxis(node));
+  const int64_t before = IntAttribute(node.attributes, "before");
+  const int64_t after = IntAttribute(node.attributes, "after");
+  // Each is bounded alone, so that their sum cannot overflow.
+  if (before < 0 || after < 0 || before > kMaxValueBytes || after > kMaxValueBytes) {
+    return ShapeError(node, absl::StrCat("'before' and 'after' from 0 to ", kMaxValueBytes),
+                      absl::StrCat(before, " and ", after));
+  }
+  TensorType type = node.input(0);
+  type.dims[axis] = Dim(before + type.dims[axis].size + after);
+  return std::vector<TensorType>{type};
+}
+
+absl::StatusOr<InputGradients> PadGradient(GradientContext& c) {
+  const int64_t axis = IntAttribute(c.node().attributes, "axis");
+  const int64_t before = IntAttribute(c.node().attributes, "before");
+  const int64_t size = c.input_type(0).dims[axis].size;
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.Emit("slice", {*c.grad(0)},
+                                                     SliceAttributes(axis, before, before + size)));
+  return InputGradients{g};
+}
+
+Types InferConcat(const NodeView& node) {
+  CHORUS_ASSIGN_OR_RETURN(const size_t axis, CheckedAxis(node));
+  TensorType type = node.input(0);
+  for (int i = 1; i < node.num_inputs(); ++i) {
+    TensorType other = node.input(i);
+    const bool same_rank = other.dims.size() == type.dims.size();
+    const int64_t size = same_rank ? other.dims[axis].size : 0;
+    if (same_rank) other.dims[axis] = node.input(0).dims[axis];
+    if (other != node.input(0)) {
+      return ShapeError(
+          node, absl::StrCat("inputs like ", node.input(0).ToString(), " but for axis ", axis),
+          absl::StrCat(node.input(i).ToString(), " as input ", i));
+    }
+    // Cannot overflow: sizes are at most kMaxValueBytes (2^40), inputs at most 2^20.
+    type.dims[axis].size += size;
+  }
+  return std::vector<TensorType>{type};
+}
+
+absl::StatusOr<InputGradients> ConcatGradient(GradientContext& c) {
+  const int64_t axis = IntAttribute(c.node().attributes, "axis");
+  InputGradients result(c.num_inputs());
+  int64_t begin = 0;
+  for (int i = 0; i < c.num_inputs(); ++i) {
+    const int64_t end = begin + c.input_type(i).dims[axis].size;
+    if (c.needs(i)) {
+      CHORUS_ASSIGN_OR_RETURN(result[i],
+                              c.Emit("slice", {*c.grad(0)}, SliceAttributes(axis, begin, end)));
+    }
+    begin = end;
+  }
+  return result;
+}
+
+constexpr AttributeSpec kAxis = {"axis", AttributeSpec::Kind::kInt, true, "a dimension's number"};
+
+const OpDef* MakeSlice() {
+  auto* def = new OpDef;
+  def->name = "slice";
+  def->doc = "A range along one axis.";
+  def->attributes = {kAxis,
+                     {"begin", AttributeSpec::Kind::kInt, true, "first index"},
+                     {"end", AttributeSpec::Kind::kInt, true, "one past the last index"}};
+  def->min_inputs = def->max_inputs = 1;
+  def->infer_types = InferSlice;
+  def->gradient = SliceGradient;
+  return def;
+}
+
+const OpDef* MakePad() {
+  auto* def = new OpDef;
+  def->name = "pad";
+  def->doc = "Zeros around a tensor along one axis.";
+  def->attributes = {{"after", AttributeSpec::Kind::kInt, true, "zeros after"},
+                     kAxis,
+                     {"before", AttributeSpec::Kind::kInt, true, "zeros before"}};
+  def->min_inputs = def->max_inputs = 1;
+  def->infer_types = InferPad;
+  def->gradient = PadGradient;
+  return def;
+}
+
+const OpDef* MakeConcat() {
+  auto* def = new OpDef;
+  def->name = "concat";
+  def->doc = "Tensors one after another along one axis.";
+  def->attributes = {kAxis};
+  def->min_inputs = 1;
+  def->max_inputs = -1;
+  def->infer_types = InferConcat;
+  def->gradient = ConcatGradient;
+  return def;
+}
+
+}  // namespace
+
+absl::Span<const OpDef* const> SliceOps() {
+  static const auto* const ops =
+      new std::vector<const OpDef*>{MakeConcat(), MakePad(), MakeSlice()};
+  return *ops;
+}
+
+}  // namespace chorus

@@ -1,0 +1,109 @@
+#include "core/ops/slice/slice_host.h"
+
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "core/base/error.h"
+
+namespace chorus {
+namespace {
+
+// A part of each row of the result, in bytes.
+struct Segment {
+  int input = -1;      // -1: zeros
+  int64_t row = 0;     // from one row of the input to the next
+  int64_t offset = 0;  // within the input's row
+  int64_t size = 0;
+};
+
+class RowSegments : public HostKernel {
+ public:
+  RowSegments(int64_t rows, int64_t row_size, std::vector<Segment> segments)
+      : HostKernel(row_size == 0 ? 0 : rows, 2 * row_size),
+        row_size_(row_size),
+        segments_(std::move(segments)) {}
+
+  absl::Status Run(absl::Span<const void* const> inputs, absl::Span<void* const> outputs,
+                   int64_t begin, int64_t end) const override {
+    char* out = static_cast<char*>(outputs[0]) + begin * row_size_;
+    for (int64_t row = begin; row < end; ++row) {
+      for (const Segment& segment : segments_) {
+        // A zero-sized buffer may be null, which memcpy does not take even for nothing.
+        if (segment.size == 0) continue;
+        if (segment.input < 0) {
+          std::memset(out, 0, static_cast<size_t>(segment.size));
+        } else {
+          std::memcpy(
+              out,
+              static_cast<const char*>(inputs[segment.input]) + row * segment.row + segment.offset,
+              static_cast<size_t>(segment.size));
+        }
+        out += segment.size;
+      }
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  const int64_t row_size_;
+  const std::vector<Segment> segments_;
+};
+
+// A tensor as rows along an axis.
+struct Rows {
+  Rows(const TensorType& type, int64_t axis) {
+    for (int64_t d = 0; d < axis; ++d) count *= type.dims[d].size;
+    step = DTypeBytes(type.dtype);
+    for (size_t d = axis + 1; d < type.dims.size(); ++d) step *= type.dims[d].size;
+    size = step * type.dims[axis].size;
+  }
+  int64_t count = 1;
+  int64_t step = 0;  // bytes of one index of the axis
+  int64_t size = 0;  // bytes of a row
+};
+
+using Made = absl::StatusOr<std::unique_ptr<HostKernel>>;
+
+Made MakeSlice(const NodeView& node, absl::Span<const TensorType> outputs) {
+  const int64_t axis = IntAttribute(node.attributes, "axis");
+  const Rows in(node.input(0), axis);
+  const Rows out(outputs[0], axis);
+  return std::make_unique<RowSegments>(
+      out.count, out.size,
+      std::vector<Segment>{
+          {0, in.size, IntAttribute(node.attributes, "begin") * in.step, out.size}});
+}
+
+Made MakePad(const NodeView& node, absl::Span<const TensorType> outputs) {
+  const int64_t axis = IntAttribute(node.attributes, "axis");
+  const Rows in(node.input(0), axis);
+  const Rows out(outputs[0], axis);
+  return std::make_unique<RowSegments>(
+      out.count, out.size,
+      std::vector<Segment>{{-1, 0, 0, IntAttribute(node.attributes, "before") * in.step},
+                           {0, in.size, 0, in.size},
+                           {-1, 0, 0, IntAttribute(node.attributes, "after") * in.step}});
+}
+
+Made MakeConcat(const NodeView& node, absl::Span<const TensorType> outputs) {
+  const int64_t axis = IntAttribute(node.attributes, "axis");
+  const Rows out(outputs[0], axis);
+  std::vector<Segment> segments;
+  for (int i = 0; i < node.num_inputs(); ++i) {
+    const Rows in(node.input(i), axis);
+    segments.push_back({i, in.size, 0, in.size});
+  }
+  return std::make_unique<RowSegments>(out.count, out.size, std::move(segments));
+}
+
+constexpr HostKernelEntry kEntries[] = {
+    {"concat", MakeConcat}, {"pad", MakePad}, {"slice", MakeSlice}};
+
+}  // namespace
+
+absl::Span<const HostKernelEntry> SliceHostKernels() { return kEntries; }
+
+}  // namespace chorus

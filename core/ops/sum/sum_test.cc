@@ -1,0 +1,106 @@
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/ops/op.h"
+#include "core/ops/testing/gradient_check.h"
+#include "core/ops/testing/rank_builder.h"
+#include "gtest/gtest.h"
+
+namespace chorus {
+namespace {
+
+using testing::CheckAdjoint;
+using testing::CheckGradients;
+using testing::InferText;
+using testing::RankBuilder;
+using Values = std::vector<ValueIndex>;
+using Ints = std::vector<int64_t>;
+
+const TensorType kX(DType::kF32, {2, 3, 4});
+
+TEST(SumTest, ShapeTable) {
+  EXPECT_EQ(InferText("sum", {kX}), "f32[]");
+  EXPECT_EQ(InferText("sum", {kX}, {{"axes", Ints{}}, {"keep_dims", int64_t{1}}}), "f32[1,1,1]");
+  EXPECT_EQ(InferText("sum", {kX}, {{"axes", Ints{1}}}), "f32[2,4]");
+  EXPECT_EQ(InferText("sum", {kX}, {{"axes", Ints{0, 2}}, {"keep_dims", int64_t{1}}}),
+            "f32[1,3,1]");
+  EXPECT_EQ(InferText("sum", {TensorType(DType::kI64, {})}), "i64[]");
+  for (const Ints& axes : {Ints{3}, Ints{-1}, Ints{1, 0}, Ints{1, 1}}) {
+    EXPECT_EQ(InferText("sum", {kX}, {{"axes", axes}}).substr(0, 70),
+              "sum: expected ascending axes within the 3 dimensions of f32[2,3,4], go");
+  }
+  EXPECT_EQ(InferText("sum", {kX}, {{"keep_dims", int64_t{7}}}),
+            "sum: expected 0 or 1 as 'keep_dims', got 7");
+  EXPECT_EQ(InferText("sum", {kX}, {{"keep_dims", int64_t{1}}, {"axes", Ints{0}}}),
+            "sum: expected attributes sorted by name, no name twice, got 'axes' after 'keep_dims'");
+}
+
+TEST(ExpandTest, ShapeTable) {
+  const TensorType x(DType::kF32, {3, 1});
+  EXPECT_EQ(InferText("expand", {x}, {{"dims", Ints{3, 5}}}), "f32[3,5]");
+  EXPECT_EQ(InferText("expand", {x}, {{"dims", Ints{2, 3, 1}}}), "f32[2,3,1]");
+  EXPECT_EQ(InferText("expand", {x}, {{"dims", Ints{3, 0}}}), "f32[3,0]");
+  EXPECT_EQ(InferText("expand", {TensorType(DType::kF32, {})}, {{"dims", Ints{4}}}), "f32[4]");
+  for (const Ints& dims : {Ints{3}, Ints{2, 1}, Ints{3, 1, 1}, Ints{}}) {
+    EXPECT_EQ(InferText("expand", {x}, {{"dims", dims}}).substr(0, 57),
+              "expand: expected dims that end with those of f32[3,1], wh");
+  }
+  EXPECT_EQ(
+      InferText("expand", {x}, {{"dims", Ints{3, -2}}}),
+      "expand: expected a valid type as output 0, got f32[3,-2] has a negative dimension, -2");
+  EXPECT_EQ(InferText("expand", {x}, {{"dims", Ints{int64_t{1} << 62, 3, 1}}}).substr(0, 50),
+            "expand: expected a valid type as output 0, got f32");
+  EXPECT_EQ(InferText("expand", {x}), "expand: expected a list of integers as 'dims', got none");
+}
+
+TEST(SumTest, EqualsItsAdjoint) {
+  for (const Ints& axes :
+       {Ints{}, Ints{0}, Ints{1}, Ints{2}, Ints{0, 1}, Ints{1, 2}, Ints{0, 1, 2}}) {
+    for (const int64_t keep_dims : {0, 1}) {
+      CheckAdjoint(1, {kX}, [&](RankBuilder& b, const Values& x) {
+        return Values{b.Op("sum", x, {{"axes", axes}, {"keep_dims", keep_dims}})};
+      });
+    }
+  }
+  for (const TensorType& type : {TensorType(DType::kF64, {}), TensorType(DType::kF64, {1, 5}),
+                                 TensorType(DType::kF64, {0, 2})}) {
+    CheckAdjoint(1, {type, TensorType(DType::kF64, {})}, [](RankBuilder& b, const Values& x) {
+      return Values{b.Op("add", {b.Op("sum", {x[0]}), x[1]})};
+    });
+  }
+}
+
+TEST(ExpandTest, EqualsItsAdjoint) {
+  const struct {
+    TensorType type;
+    Ints dims;
+  } cases[] = {
+      {TensorType(DType::kF32, {}), {}},
+      {TensorType(DType::kF32, {}), {2, 3}},
+      {TensorType(DType::kF32, {1}), {4}},
+      {TensorType(DType::kF32, {3, 1}), {3, 5}},
+      {TensorType(DType::kF32, {3, 1}), {2, 3, 5}},
+      {TensorType(DType::kF32, {1, 1}), {1, 1, 1}},
+      {TensorType(DType::kF32, {3}), {3}},
+      {TensorType(DType::kF32, {1, 3}), {2, 3}},
+  };
+  for (const auto& c : cases) {
+    CheckAdjoint(1, {c.type}, [&](RankBuilder& b, const Values& x) {
+      return Values{b.Op("expand", x, {{"dims", c.dims}})};
+    });
+  }
+}
+
+TEST(SumTest, GradientsEqualDifferences) {
+  CheckGradients(1, {TensorType(DType::kF64, {2, 3}), TensorType(DType::kF64, {3})},
+                 [](RankBuilder& b, const Values& x) {
+                   const ValueIndex wide = b.Op("expand", {x[1]}, {{"dims", Ints{2, 3}}});
+                   const ValueIndex y = b.Op("sin", {b.Op("mul", {x[0], wide})});
+                   const ValueIndex s = b.Op("sum", {y}, {{"axes", Ints{1}}});
+                   return Values{b.Op("mul", {s, s})};
+                 });
+}
+
+}  // namespace
+}  // namespace chorus

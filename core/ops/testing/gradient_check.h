@@ -1,0 +1,44 @@
+// Checks gradient rules against numbers, over simulated ranks, to second order.
+#ifndef CHORUS_CORE_OPS_TESTING_GRADIENT_CHECK_H_
+#define CHORUS_CORE_OPS_TESTING_GRADIENT_CHECK_H_
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "core/graph/graph.h"
+#include "core/ops/op.h"
+#include "core/ops/testing/rank_builder.h"
+#include "core/tensor/type.h"
+
+namespace chorus {
+namespace testing {
+
+// What each rank computes: from its own `inputs` to the values that its loss depends on. Ranks may
+// compute different things.
+using RankBody =
+    std::function<std::vector<ValueIndex>(RankBuilder& b, const std::vector<ValueIndex>& inputs)>;
+
+// With loss L = sum over ranks of <u, outputs> for random u, and S = sum over ranks of
+// <v, dL/dinputs> for random v, expects that along random directions
+//   first order:  the derivative of L by the inputs, and
+//   second order: the derivative of S by the inputs and by u
+// equal central differences. For f64 inputs.
+void CheckGradients(int32_t ranks, const std::vector<TensorType>& inputs, const RankBody& body);
+
+// For what is linear in its inputs: the adjoint identity <A x, u> = <x, At u>, summed over ranks,
+// exactly, on whole numbers; and the same of the gradient, as a linear map of u. Any floating
+// dtype.
+void CheckAdjoint(int32_t ranks, const std::vector<TensorType>& inputs, const RankBody& body);
+
+// The types that a node is given, as "f32[2,3] f32[2]", or the text of the error. `group_size` and
+// `collective` are for collective ops.
+std::string InferText(absl::string_view op, const std::vector<TensorType>& inputs,
+                      const Attributes& attributes = {}, const Collective* collective = nullptr,
+                      int32_t group_size = 0);
+
+}  // namespace testing
+}  // namespace chorus
+
+#endif  // CHORUS_CORE_OPS_TESTING_GRADIENT_CHECK_H_

@@ -1,0 +1,95 @@
+// Tensors with bytes, for tests.
+#ifndef CHORUS_CORE_OPS_TESTING_VALUE_H_
+#define CHORUS_CORE_OPS_TESTING_VALUE_H_
+
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "core/tensor/type.h"
+
+namespace chorus {
+namespace testing {
+
+template <typename T>
+struct DTypeOf;
+template <>
+struct DTypeOf<float> {
+  static constexpr DType value = DType::kF32;
+};
+template <>
+struct DTypeOf<double> {
+  static constexpr DType value = DType::kF64;
+};
+template <>
+struct DTypeOf<int64_t> {
+  static constexpr DType value = DType::kI64;
+};
+
+// Calls `f` with a value of the C++ type of `dtype` (f32, f64 or i64).
+template <typename F>
+auto Dispatch(DType dtype, const F& f) {
+  switch (dtype) {
+    case DType::kF32:
+      return f(float{});
+    case DType::kF64:
+      return f(double{});
+    default:
+      return f(int64_t{});
+  }
+}
+
+// A tensor: row-major bytes of exactly its type.
+struct Value {
+  TensorType type;
+  std::string bytes;
+
+  friend bool operator==(const Value& a, const Value& b) {
+    return a.type == b.type && a.bytes == b.bytes;
+  }
+};
+
+template <typename T>
+std::vector<T> Elements(const Value& value) {
+  std::vector<T> elements(value.bytes.size() / sizeof(T));
+  if (!elements.empty()) std::memcpy(elements.data(), value.bytes.data(), value.bytes.size());
+  return elements;
+}
+
+template <typename T>
+Value MakeValue(const TensorType& type, const std::vector<T>& elements) {
+  return Value{type, std::string(reinterpret_cast<const char*>(elements.data()),
+                                 elements.size() * sizeof(T))};
+}
+
+// MakeValue<float>({2, 3}, {...}).
+template <typename T>
+Value MakeValue(const std::vector<int64_t>& sizes, const std::vector<T>& elements) {
+  TensorType type(DTypeOf<T>::value, {});
+  for (const int64_t size : sizes) type.dims.emplace_back(size);
+  return MakeValue<T>(type, elements);
+}
+
+// Of any dtype, by way of doubles: exact for whole numbers below 2^53.
+Value FromDoubles(const TensorType& type, const std::vector<double>& elements);
+std::vector<double> ToDoubles(const Value& value);
+
+Value Zeros(const TensorType& type);
+// Whole numbers within bounds: sums of few small ones are exact in every dtype.
+Value RandomWhole(const TensorType& type, int64_t least, int64_t most, std::mt19937_64* random);
+// Normally distributed.
+Value RandomNormal(const TensorType& type, std::mt19937_64* random);
+
+// Sum of the products of elements.
+double Dot(const Value& a, const Value& b);
+// a + scale * b.
+Value AddScaled(const Value& a, double scale, const Value& b);
+
+std::string ToString(const Value& value);  // "f32[2]{1, 2.5}"
+
+}  // namespace testing
+}  // namespace chorus
+
+#endif  // CHORUS_CORE_OPS_TESTING_VALUE_H_

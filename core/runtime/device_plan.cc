@@ -1,0 +1,175 @@
+#include "core/runtime/device_plan.h"
+
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/bytes.h"
+#include "core/base/error.h"
+
+namespace chorus {
+namespace {
+
+constexpr uint32_t kMagic = 0x4e4c5043;  // "CPLN"
+constexpr uint8_t kVersion = 1;
+
+void PutPlace(const DevicePlan::Place& place, ByteWriter* out) {
+  out->PutSigned(place.buffer);
+  out->PutSigned(place.offset);
+  out->PutSigned(place.producer);
+}
+
+// Reads numbers that must lie in a range; out of it the reader fails.
+int64_t GetInRange(ByteReader* in, int64_t least, int64_t limit) {
+  const int64_t value = in->GetSigned();
+  if (value >= least && value < limit) return value;
+  in->Fail();
+  return least;
+}
+
+constexpr int64_t kAnyInt64 = std::numeric_limits<int64_t>::max();
+constexpr int64_t kAnyInt32 = std::numeric_limits<int32_t>::max();
+
+int32_t GetInt32(ByteReader* in, int64_t least, int64_t limit) {
+  return static_cast<int32_t>(GetInRange(in, least, limit));
+}
+
+template <typename Enum>
+Enum GetEnum(ByteReader* in, Enum last) {
+  const uint8_t value = in->Get<uint8_t>();
+  if (value <= static_cast<uint8_t>(last)) return static_cast<Enum>(value);
+  in->Fail();
+  return Enum();
+}
+
+DevicePlan::Place GetPlace(const DevicePlan& plan, ByteReader* in) {
+  DevicePlan::Place place;
+  place.buffer = GetInt32(in, -1, plan.num_buffers);
+  place.offset = GetInRange(in, 0, kAnyInt64);
+  place.producer = GetInt32(in, -1, kAnyInt32);
+  return place;
+}
+
+}  // namespace
+
+// The nodes travel as a graph: its format has attributes, types and limits already.
+std::string EncodeDevicePlan(const DevicePlan& plan) {
+  ByteWriter out;
+  out.Put(kMagic);
+  out.Put(kVersion);
+  out.PutSigned(plan.num_buffers);
+  out.PutSigned(plan.num_bindings);
+  out.PutSigned(plan.num_events);
+  Graph nodes;
+  nodes.nodes.reserve(plan.nodes.size());
+  for (const DevicePlan::Kernel& kernel : plan.nodes) nodes.nodes.push_back(kernel.node);
+  out.PutString(EncodeGraph(nodes));
+  for (const DevicePlan::Kernel& kernel : plan.nodes) {
+    out.PutVarint(kernel.input_types.size());
+    for (const TensorType& type : kernel.input_types) EncodeType(type, &out);
+  }
+  out.PutVarint(plan.collectives.size());
+  for (const DevicePlan::CollectiveStep& collective : plan.collectives) {
+    out.Put(static_cast<uint8_t>(collective.kind));
+    out.Put(static_cast<uint8_t>(collective.reduction));
+    out.Put(static_cast<uint8_t>(collective.dtype));
+    out.PutSigned(collective.count);
+    out.PutSigned(collective.root);
+    out.PutSigned(collective.binding);
+  }
+  out.PutVarint(plan.steps.size());
+  for (const DevicePlan::Step& step : plan.steps) {
+    out.Put(static_cast<uint8_t>(step.stream));
+    out.PutSigned(step.node);
+    out.PutSigned(step.collective);
+    out.PutSigned(step.wait);
+    out.PutSigned(step.record);
+    out.PutVarint(step.inputs.size());
+    for (const DevicePlan::Place& place : step.inputs) PutPlace(place, &out);
+    out.PutVarint(step.outputs.size());
+    for (const DevicePlan::Place& place : step.outputs) PutPlace(place, &out);
+  }
+  return out.Take();
+}
+
+absl::StatusOr<DevicePlan> DecodeDevicePlan(absl::string_view bytes) {
+  ByteReader in(bytes);
+  DevicePlan plan;
+  if (in.Get<uint32_t>() != kMagic || in.Get<uint8_t>() != kVersion) {
+    return Malformed(absl::StrCat("a device plan of ", bytes.size(),
+                                  " bytes does not begin as one of version ", kVersion));
+  }
+  plan.num_buffers = GetInt32(&in, 0, kAnyInt32);
+  plan.num_bindings = GetInt32(&in, 0, kAnyInt32);
+  plan.num_events = GetInt32(&in, 0, kAnyInt32);
+  const absl::string_view encoded_nodes = in.GetString();
+  if (in.ok()) {
+    CHORUS_ASSIGN_OR_RETURN(Graph nodes, DecodeGraph(encoded_nodes));
+    plan.nodes.resize(nodes.nodes.size());
+    for (size_t i = 0; i < plan.nodes.size(); ++i) {
+      plan.nodes[i].node = std::move(nodes.nodes[i]);
+      const size_t types = in.GetCount();
+      for (size_t t = 0; t < types && in.ok(); ++t) {
+        plan.nodes[i].input_types.push_back(DecodeType(&in));
+      }
+    }
+  }
+  const size_t collectives = in.GetCount(6);
+  for (size_t i = 0; i < collectives && in.ok(); ++i) {
+    DevicePlan::CollectiveStep collective;
+    collective.kind = GetEnum(&in, CollectiveKind::kBarrier);
+    collective.reduction = GetEnum(&in, Reduction::kBxor);
+    collective.dtype = GetEnum(&in, DType::kComplex128);
+    collective.count = GetInRange(&in, 0, kAnyInt64);
+    collective.root = GetInt32(&in, -1, kAnyInt32);
+    collective.binding = GetInt32(&in, 0, plan.num_bindings);
+    plan.collectives.push_back(collective);
+  }
+  // An event is recorded by one step and waited for by one of the other stream, in turns.
+  enum class EventState : uint8_t { kFree, kRecorded };
+  struct EventUse {
+    EventState state = EventState::kFree;
+    DevicePlan::StreamId stream = DevicePlan::StreamId::kCompute;
+  };
+  const size_t steps = in.GetCount(7);
+  if (static_cast<size_t>(plan.num_events) > steps) in.Fail();
+  std::vector<EventUse> events(in.ok() ? static_cast<size_t>(plan.num_events) : 0);
+  for (size_t i = 0; i < steps && in.ok(); ++i) {
+    DevicePlan::Step step;
+    step.stream = GetEnum(&in, DevicePlan::StreamId::kCommunication);
+    step.node = GetInt32(&in, -1, static_cast<int64_t>(plan.nodes.size()));
+    step.collective = GetInt32(&in, -1, static_cast<int64_t>(plan.collectives.size()));
+    if ((step.node < 0) == (step.collective < 0)) in.Fail();
+    step.wait = GetInt32(&in, -1, plan.num_events);
+    step.record = GetInt32(&in, -1, plan.num_events);
+    const size_t inputs = in.GetCount(3);
+    for (size_t k = 0; k < inputs && in.ok(); ++k) step.inputs.push_back(GetPlace(plan, &in));
+    const size_t outputs = in.GetCount(3);
+    for (size_t k = 0; k < outputs && in.ok(); ++k) step.outputs.push_back(GetPlace(plan, &in));
+    if (!in.ok()) break;
+    if (step.node >= 0) {
+      const DevicePlan::Kernel& kernel = plan.nodes[static_cast<size_t>(step.node)];
+      if (step.inputs.size() != kernel.input_types.size() ||
+          step.outputs.size() != kernel.node.outputs.size()) {
+        in.Fail();
+      }
+    }
+    if (step.wait >= 0) {
+      EventUse& event = events[static_cast<size_t>(step.wait)];
+      if (event.state != EventState::kRecorded || event.stream == step.stream) in.Fail();
+      event.state = EventState::kFree;
+    }
+    if (step.record >= 0) {
+      EventUse& event = events[static_cast<size_t>(step.record)];
+      if (event.state != EventState::kFree) in.Fail();
+      event = {EventState::kRecorded, step.stream};
+    }
+    plan.steps.push_back(std::move(step));
+  }
+  if (!in.Done()) {
+    return Malformed(absl::StrCat("a device plan of ", bytes.size(), " bytes does not decode"));
+  }
+  return plan;
+}
+
+}  // namespace chorus

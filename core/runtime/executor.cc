@@ -1,0 +1,531 @@
+#include "core/runtime/executor.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <string>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "core/base/error.h"
+#include "core/base/mutex.h"
+#include "core/ops/op.h"
+#include "core/ops/registry.h"
+#include "core/runtime/device_plan.h"
+
+namespace chorus {
+
+// --- Messages ---
+
+void EncodeLaunch(const LaunchMessage& message, ByteWriter* out) {
+  out->PutVarint(message.launch);
+  out->PutVarint(message.plan);
+  out->PutVarint(message.buffers.size());
+  // Addresses fill their 64 bits: as varints they would be longer and slower.
+  for (const DeviceAddress address : message.buffers) out->Put(address);
+  out->PutVarint(message.collectives.size());
+  for (const LaunchMessage::CollectiveBinding& binding : message.collectives) {
+    out->PutVarint(binding.communicator);
+    out->PutVarint(binding.present.size());
+    for (const int32_t member : binding.present) out->PutSigned(member);
+  }
+  out->PutVarint(message.after.size());
+  for (const LaunchId launch : message.after) out->PutVarint(launch);
+}
+
+namespace {
+
+// `message` is used again and again, so that its memory is.
+bool DecodeLaunchInto(absl::string_view bytes, LaunchMessage* message) {
+  ByteReader in(bytes);
+  message->launch = in.GetVarint();
+  message->plan = in.GetVarint();
+  message->buffers.resize(in.GetCount(sizeof(DeviceAddress)));
+  for (DeviceAddress& address : message->buffers) address = in.Get<DeviceAddress>();
+  message->collectives.resize(in.GetCount(2));
+  for (LaunchMessage::CollectiveBinding& binding : message->collectives) {
+    binding.communicator = in.GetVarint();
+    binding.present.resize(in.GetCount());
+    for (int32_t& member : binding.present) member = static_cast<int32_t>(in.GetSigned());
+  }
+  message->after.resize(in.GetCount());
+  for (LaunchId& launch : message->after) launch = in.GetVarint();
+  return in.Done();
+}
+
+}  // namespace
+
+absl::StatusOr<LaunchMessage> DecodeLaunch(absl::string_view bytes) {
+  LaunchMessage message;
+  if (!DecodeLaunchInto(bytes, &message)) {
+    return Malformed(absl::StrCat("a launch of ", bytes.size(), " bytes does not decode"));
+  }
+  return message;
+}
+
+void EncodeCompletion(const CompletionMessage& message, ByteWriter* out) {
+  out->PutVarint(message.launch);
+  out->Put(static_cast<uint8_t>(message.status.ok() ? 0 : 1));
+  if (!message.status.ok()) out->PutString(EncodeError(ErrorOf(message.status)));
+}
+
+absl::StatusOr<CompletionMessage> DecodeCompletion(absl::string_view bytes) {
+  ByteReader in(bytes);
+  CompletionMessage message;
+  message.launch = in.GetVarint();
+  const uint8_t failed = in.Get<uint8_t>();
+  if (failed == 1) message.status = ToStatus(DecodeError(in.GetString()));
+  if (!in.Done() || failed > 1) {
+    return Malformed(absl::StrCat("a completion of ", bytes.size(), " bytes does not decode"));
+  }
+  return message;
+}
+
+// --- The executor ---
+
+namespace {
+
+constexpr int kCompute = static_cast<int>(DevicePlan::StreamId::kCompute);
+constexpr int kCommunication = static_cast<int>(DevicePlan::StreamId::kCommunication);
+constexpr int kStreams = DevicePlan::kStreams;
+
+// A plan as it is launched: kernels made, calls filled in but for addresses.
+struct LoadedPlan {
+  struct LoadedStep {
+    int stream = kCompute;
+    const Kernel* kernel = nullptr;  // null: a collective
+    CollectiveCall call;
+    int32_t binding = -1;
+    int32_t wait = -1;
+    int32_t record = -1;
+    absl::InlinedVector<DevicePlan::Place, 2> inputs;
+    absl::InlinedVector<DevicePlan::Place, 1> outputs;
+  };
+  size_t num_buffers = 0;
+  size_t num_bindings = 0;
+  size_t num_events = 0;
+  bool uses[kStreams] = {false, false};
+  std::vector<LoadedStep> steps;
+  std::vector<std::unique_ptr<Kernel>> kernels;
+};
+
+class DeviceExecutor final : public Executor {
+ public:
+  DeviceExecutor(Backend* backend, int index, OnCompletion on_completion)
+      : backend_(backend),
+        device_(backend->device(index)),
+        on_completion_(std::move(on_completion)) {
+    for (int s = 0; s < kStreams; ++s) {
+      streams_[s] = device_->CreateStream();
+      crossing_[s] = device_->CreateEvent();
+    }
+  }
+
+  ~DeviceExecutor() override {
+    // A stream's callbacks run in order: behind these nothing of ours is left.
+    Mutex mutex;
+    CondVar changed;
+    int left = kStreams;
+    for (auto& stream : streams_) {
+      stream->Callback([&](const absl::Status&) {
+        MutexLock lock(&mutex);
+        --left;
+        changed.Signal();
+      });
+    }
+    {
+      MutexLock lock(&mutex);
+      while (left > 0) changed.Wait(&mutex);
+    }
+    for (auto& stream : streams_) stream.reset();
+  }
+
+  absl::Status LoadPlan(PlanId id, absl::string_view bytes) override {
+    if (plans_.contains(id)) return Malformed(absl::StrCat("plan ", id, " is loaded already"));
+    CHORUS_ASSIGN_OR_RETURN(DevicePlan decoded, DecodeDevicePlan(bytes));
+    auto plan = std::make_unique<LoadedPlan>();
+    plan->num_buffers = static_cast<size_t>(decoded.num_buffers);
+    plan->num_bindings = static_cast<size_t>(decoded.num_bindings);
+    plan->num_events = static_cast<size_t>(decoded.num_events);
+    plan->kernels.reserve(decoded.nodes.size());
+    for (const DevicePlan::Kernel& kernel : decoded.nodes) {
+      CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<Kernel> made, MakeKernel(kernel));
+      plan->kernels.push_back(std::move(made));
+    }
+    plan->steps.reserve(decoded.steps.size());
+    for (DevicePlan::Step& step : decoded.steps) {
+      LoadedPlan::LoadedStep loaded;
+      loaded.stream = static_cast<int>(step.stream);
+      plan->uses[loaded.stream] = true;
+      loaded.wait = step.wait;
+      loaded.record = step.record;
+      if (step.node >= 0) {
+        loaded.kernel = plan->kernels[static_cast<size_t>(step.node)].get();
+      } else {
+        const DevicePlan::CollectiveStep& c =
+            decoded.collectives[static_cast<size_t>(step.collective)];
+        loaded.call.kind = c.kind;
+        loaded.call.reduction = c.reduction;
+        loaded.call.dtype = c.dtype;
+        loaded.call.count = c.count;
+        loaded.call.root = c.root;
+        loaded.call.inputs.resize(step.inputs.size());
+        loaded.call.outputs.resize(step.outputs.size());
+        loaded.binding = c.binding;
+      }
+      loaded.inputs = std::move(step.inputs);
+      loaded.outputs = std::move(step.outputs);
+      plan->steps.push_back(std::move(loaded));
+    }
+    while (events_.size() < plan->num_events) events_.push_back(device_->CreateEvent());
+    plans_.emplace(id, std::move(plan));
+    return absl::OkStatus();
+  }
+
+  void UnloadPlan(PlanId id) override {
+    const auto it = plans_.find(id);
+    if (it == plans_.end()) return;
+    retired_.plans.push_back(std::move(it->second));
+    plans_.erase(it);
+    Reap();
+  }
+
+  absl::Status OpenCommunicator(CommunicatorId id, absl::Span<const int> devices,
+                                int member) override {
+    if (communicators_.contains(id)) {
+      return Malformed(absl::StrCat("communicator ", id, " is open already"));
+    }
+    CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> communicator,
+                            backend_->OpenCommunicator(id, devices, member));
+    communicators_.emplace(id, std::move(communicator));
+    return absl::OkStatus();
+  }
+
+  void AbortCommunicator(CommunicatorId id, absl::Status why) override {
+    const auto it = communicators_.find(id);
+    if (it != communicators_.end()) it->second->Abort(std::move(why));
+  }
+
+  void CloseCommunicator(CommunicatorId id) override {
+    const auto it = communicators_.find(id);
+    if (it == communicators_.end()) return;
+    retired_.communicators.push_back(std::move(it->second));
+    communicators_.erase(it);
+    Reap();
+  }
+
+  void Launch(absl::string_view bytes) override {
+    if (!retired_.empty() || !dying_.empty()) Reap();
+    if (!DecodeLaunchInto(bytes, &message_)) {
+      Complete(message_.launch,
+               Malformed(absl::StrCat("a launch of ", bytes.size(), " bytes does not decode")));
+      return;
+    }
+    LoadedPlan* plan = nullptr;
+    if (absl::Status status = Bind(&plan); !status.ok()) {
+      Complete(message_.launch, status);
+      return;
+    }
+    bool uses[kStreams] = {plan->uses[kCompute], plan->uses[kCommunication]};
+    const Position needed = NeededBy(message_.after);
+    if (plan->steps.empty()) {
+      // Its results are its inputs: complete when they are.
+      if (AllDone()) {
+        Note();
+        Complete(message_.launch, absl::OkStatus());
+        return;
+      }
+      uses[kCompute] = true;
+    }
+    for (int s = 0; s < kStreams; ++s) {
+      if (uses[s]) Order(s, needed);
+    }
+    const int parity = Begin();
+    absl::Status status;
+    for (LoadedPlan::LoadedStep& step : plan->steps) Enqueue(&step, &status);
+    for (int s = 0; s < kStreams; ++s) enqueued_.end[s] += uses[s];
+    Note();
+    Finish(uses, parity, std::move(status));
+  }
+
+  void Upload(DeviceAddress to, const void* from, int64_t bytes,
+              std::function<void(absl::Status)> done) override {
+    const int parity = Begin();
+    ++enqueued_.end[kCompute];
+    uploaded_ = enqueued_.end[kCompute];
+    streams_[kCompute]->CopyFromHost(to, from, bytes);
+    CallBack(kCompute, parity, std::move(done));
+  }
+
+  void Download(void* to, DeviceAddress from, int64_t bytes, LaunchId after,
+                std::function<void(absl::Status)> done) override {
+    if (after != 0) Order(kCompute, NeededBy({after}));
+    const int parity = Begin();
+    ++enqueued_.end[kCompute];
+    streams_[kCompute]->CopyToHost(to, from, bytes);
+    CallBack(kCompute, parity, std::move(done));
+  }
+
+ private:
+  // How much work each stream had been given.
+  struct Position {
+    LaunchId launch = 0;
+    int64_t end[kStreams] = {0, 0};
+  };
+  struct Retired {
+    std::vector<std::unique_ptr<LoadedPlan>> plans;
+    std::vector<std::unique_ptr<Communicator>> communicators;
+    bool empty() const { return plans.empty() && communicators.empty(); }
+    void clear() {
+      plans.clear();
+      communicators.clear();
+    }
+  };
+  // What the two streams' ends of one launch have in common.
+  struct Ending {
+    std::atomic<int> left{0};
+    Mutex mutex;
+    absl::Status status ABSL_GUARDED_BY(mutex);
+  };
+  static constexpr size_t kPositions = 1024;
+
+  absl::StatusOr<std::unique_ptr<Kernel>> MakeKernel(const DevicePlan::Kernel& kernel) {
+    const Node& node = kernel.node;
+    if (node.collective.has_value() || node.effect == Effect::kCollective) {
+      return Malformed(absl::StrCat("a device plan has the collective ", node.op, " as a kernel"));
+    }
+    absl::InlinedVector<const TensorType*, 4> types;
+    for (const TensorType& type : kernel.input_types) types.push_back(&type);
+    NodeView view;
+    view.op = node.op;
+    view.version = node.version;
+    view.attributes = node.attributes;
+    view.inputs = types;
+    CHORUS_ASSIGN_OR_RETURN(const std::vector<TensorType> inferred, InferTypes(view));
+    if (inferred != node.outputs) {
+      return Malformed(absl::StrCat("a device plan has outputs for ", node.op,
+                                    " that are not what its inputs give"));
+    }
+    return device_->MakeKernel(view, node.outputs);
+  }
+
+  // Finds what the message names, before anything is enqueued.
+  absl::Status Bind(LoadedPlan** plan) {
+    const auto it = plans_.find(message_.plan);
+    if (it == plans_.end()) return UnknownName(absl::StrCat("plan ", message_.plan));
+    *plan = it->second.get();
+    if (message_.buffers.size() != (*plan)->num_buffers ||
+        message_.collectives.size() != (*plan)->num_bindings) {
+      return Malformed(absl::StrCat("a launch of plan ", message_.plan, " brings ",
+                                    message_.buffers.size(), " buffers and ",
+                                    message_.collectives.size(), " communicators, expected ",
+                                    (*plan)->num_buffers, " and ", (*plan)->num_bindings));
+    }
+    bound_.clear();
+    for (const LaunchMessage::CollectiveBinding& binding : message_.collectives) {
+      const auto found = communicators_.find(binding.communicator);
+      if (found == communicators_.end()) {
+        return UnknownName(absl::StrCat("communicator ", binding.communicator));
+      }
+      bound_.push_back(found->second.get());
+    }
+    return absl::OkStatus();
+  }
+
+  // --- Order between launches ---
+
+  // How far each stream must have come before a launch after `launches` may begin.
+  Position NeededBy(absl::Span<const LaunchId> launches) const {
+    Position needed;
+    needed.end[kCompute] = uploaded_;
+    for (const LaunchId id : launches) {
+      Position at = enqueued_;  // of a launch that is not known: all that there is
+      const size_t kept = std::min<size_t>(positions_count_, kPositions);
+      if (kept > 0) {
+        // Ascending, newest last; most often it is the newest.
+        const auto position = [&](size_t i) -> const Position& {
+          return positions_[(positions_count_ - kept + i) % kPositions];
+        };
+        size_t low = 0;
+        size_t high = kept;
+        if (position(kept - 1).launch == id) low = high = kept - 1;
+        while (low < high) {
+          const size_t middle = (low + high) / 2;
+          if (position(middle).launch < id) {
+            low = middle + 1;
+          } else {
+            high = middle;
+          }
+        }
+        // A launch that has been forgotten ended before the oldest that is kept.
+        if (low < kept && (position(low).launch == id || low == 0)) at = position(low);
+      }
+      for (int s = 0; s < kStreams; ++s) needed.end[s] = std::max(needed.end[s], at.end[s]);
+    }
+    return needed;
+  }
+
+  // Makes what follows on `stream` wait for what `needed` says of the other.
+  void Order(int stream, const Position& needed) {
+    const int other = 1 - stream;
+    int64_t& known = known_[stream];
+    if (needed.end[other] <= known) return;
+    known = enqueued_.end[other];
+    if (AllDone()) return;
+    streams_[other]->Record(crossing_[other].get());
+    streams_[stream]->Wait(crossing_[other].get());
+  }
+
+  void Note() {
+    Position& position = positions_[positions_count_++ % kPositions];
+    position = enqueued_;
+    position.launch = message_.launch;
+  }
+
+  // --- Steps ---
+
+  DeviceAddress AddressOf(const DevicePlan::Place& place) const {
+    if (place.buffer < 0) return 0;
+    const DeviceAddress base = message_.buffers[static_cast<size_t>(place.buffer)];
+    return base == 0 ? 0 : base + static_cast<DeviceAddress>(place.offset);
+  }
+
+  void Enqueue(LoadedPlan::LoadedStep* step, absl::Status* status) {
+    Stream* const stream = streams_[step->stream].get();
+    if (step->wait >= 0) stream->Wait(events_[static_cast<size_t>(step->wait)].get());
+    if (step->kernel != nullptr) {
+      KernelCall call;
+      call.kernel = step->kernel;
+      for (const DevicePlan::Place& place : step->inputs) call.inputs.push_back(AddressOf(place));
+      for (const DevicePlan::Place& place : step->outputs) call.outputs.push_back(AddressOf(place));
+      stream->Launch(std::move(call));
+    } else {
+      const auto binding = static_cast<size_t>(step->binding);
+      const auto& present = message_.collectives[binding].present;
+      CollectiveCall& call = step->call;
+      call.present.assign(present.begin(), present.end());
+      for (size_t i = 0; i < step->inputs.size(); ++i) call.inputs[i] = AddressOf(step->inputs[i]);
+      for (size_t i = 0; i < step->outputs.size(); ++i) {
+        const DevicePlan::Place& place = step->outputs[i];
+        const bool stands_there =
+            place.producer >= 0 && (present.empty() || std::find(present.begin(), present.end(),
+                                                                 place.producer) != present.end());
+        call.outputs[i] = stands_there ? 0 : AddressOf(place);
+      }
+      absl::Status enqueued = bound_[binding]->Enqueue(call, stream);
+      if (!enqueued.ok() && status->ok()) *status = std::move(enqueued);
+    }
+    if (step->record >= 0) stream->Record(events_[static_cast<size_t>(step->record)].get());
+  }
+
+  // --- The end of launches ---
+
+  bool AllDone() const {
+    return in_flight_[0].load(std::memory_order_acquire) == 0 &&
+           in_flight_[1].load(std::memory_order_acquire) == 0;
+  }
+  int Begin() {
+    in_flight_[parity_].fetch_add(1, std::memory_order_relaxed);
+    return parity_;
+  }
+  void End(int parity) { in_flight_[parity].fetch_sub(1, std::memory_order_release); }
+
+  void Complete(LaunchId launch, const absl::Status& status) {
+    ByteWriter out;
+    EncodeCompletion({launch, status}, &out);
+    on_completion_(out.bytes());
+  }
+
+  void CallBack(int stream, int parity, std::function<void(absl::Status)> done) {
+    streams_[stream]->Callback([this, parity, done = std::move(done)](absl::Status status) {
+      End(parity);
+      done(std::move(status));
+    });
+  }
+
+  void Finish(const bool (&uses)[kStreams], int parity, absl::Status status) {
+    const LaunchId launch = message_.launch;
+    if (uses[kCompute] != uses[kCommunication] && status.ok()) {
+      // Two words, so that std::function needs no memory for them.
+      const uint64_t tagged = launch << 1 | static_cast<uint64_t>(parity);
+      streams_[uses[kCompute] ? kCompute : kCommunication]->Callback(
+          [this, tagged](const absl::Status& result) {
+            End(static_cast<int>(tagged & 1));
+            Complete(tagged >> 1, result);
+          });
+      return;
+    }
+    auto ending = std::make_shared<Ending>();
+    ending->left = uses[kCompute] + uses[kCommunication];
+    {
+      MutexLock lock(&ending->mutex);
+      ending->status = std::move(status);
+    }
+    for (int s = 0; s < kStreams; ++s) {
+      if (!uses[s]) continue;
+      streams_[s]->Callback([this, ending, launch, parity](const absl::Status& result) {
+        absl::Status all;
+        {
+          MutexLock lock(&ending->mutex);
+          ending->status.Update(result);
+          if (ending->left.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+          all = ending->status;
+        }
+        End(parity);
+        Complete(launch, all);
+      });
+    }
+  }
+
+  // Frees what was unloaded or closed once no launch from before uses it. Launches are counted in
+  // two classes: those of before the last flip, and those since. What was retired before a flip may
+  // go when the older class is empty.
+  void Reap() {
+    if (in_flight_[1 - parity_].load(std::memory_order_acquire) != 0) return;
+    dying_.clear();
+    if (retired_.empty()) return;
+    if (in_flight_[parity_].load(std::memory_order_acquire) == 0) {
+      retired_.clear();
+      return;
+    }
+    std::swap(dying_, retired_);
+    parity_ = 1 - parity_;
+  }
+
+  Backend* const backend_;
+  Device* const device_;
+  const OnCompletion on_completion_;
+
+  absl::flat_hash_map<PlanId, std::unique_ptr<LoadedPlan>> plans_;
+  absl::flat_hash_map<CommunicatorId, std::unique_ptr<Communicator>> communicators_;
+  Retired retired_;                                        // since the last flip
+  Retired dying_;                                          // before it
+  std::vector<std::unique_ptr<Event>> events_;             // of plans; each launch uses them afresh
+  std::array<std::unique_ptr<Event>, kStreams> crossing_;  // between launches; [s]: recorded on s
+
+  Position enqueued_;
+  int64_t known_[kStreams] = {0, 0};            // how far of the other stream each has waited for
+  int64_t uploaded_ = 0;                        // where on the compute stream the last upload ended
+  std::array<Position, kPositions> positions_;  // of the last launches
+  size_t positions_count_ = 0;
+
+  LaunchMessage message_;  // the one being launched
+  absl::InlinedVector<Communicator*, 4> bound_;
+
+  // Written by completions.
+  std::atomic<int64_t> in_flight_[2] = {{0}, {0}};
+  int parity_ = 0;
+
+  // Last: the work on them uses the rest.
+  std::array<std::unique_ptr<Stream>, kStreams> streams_;
+};
+
+}  // namespace
+
+std::unique_ptr<Executor> CreateDeviceExecutor(Backend* backend, int index,
+                                               Executor::OnCompletion on_completion) {
+  return std::make_unique<DeviceExecutor>(backend, index, std::move(on_completion));
+}
+
+}  // namespace chorus

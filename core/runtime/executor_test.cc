@@ -1,0 +1,745 @@
+#include "core/runtime/executor.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <ostream>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "core/backend/host/host_backend.h"
+#include "core/backend/sim/sim_backend.h"
+#include "core/base/error.h"
+#include "core/base/thread_pool.h"
+#include "core/ops/testing/rank_builder.h"
+#include "core/ops/testing/value.h"
+#include "core/runtime/testing/gang_rig.h"
+#include "gtest/gtest.h"
+
+namespace chorus {
+namespace testing {
+namespace {
+
+using Session = GangRig::Session;
+
+ThreadPool* Pool() {
+  static ThreadPool* const pool = new ThreadPool(3);
+  return pool;
+}
+
+std::unique_ptr<Backend> OpenHost(int devices, uint64_t) {
+  HostBackendOptions options;
+  options.devices = devices;
+  options.pool = Pool();
+  options.make_kernel = &MakeReferenceKernel;
+  return CreateHostBackend(options);
+}
+
+// Every item goes through the pool, in small pieces.
+std::unique_ptr<Backend> OpenHostOnPool(int devices, uint64_t) {
+  HostBackendOptions options;
+  options.devices = devices;
+  options.pool = Pool();
+  options.make_kernel = &MakeReferenceKernel;
+  options.inline_bytes = 0;
+  options.chunk_bytes = 128;
+  return CreateHostBackend(options);
+}
+
+std::unique_ptr<Backend> OpenSim(int devices, uint64_t seed) {
+  static uint64_t opened = 0;
+  SimBackendOptions options;
+  options.devices = devices;
+  options.seed = seed + ++opened;
+  options.make_kernel = &MakeReferenceKernel;
+  return CreateSimBackend(options);
+}
+
+struct Param {
+  std::string name;
+  std::unique_ptr<Backend> (*open)(int devices, uint64_t seed);
+  int ranks;
+};
+
+std::ostream& operator<<(std::ostream& os, const Param& param) { return os << param.name; }
+
+uint64_t Seed() {
+  static const uint64_t seed = [] {
+    const char* const text = std::getenv("CHORUS_TEST_SEED");
+    const uint64_t value = text != nullptr ? std::strtoull(text, nullptr, 10)
+                                           : static_cast<uint64_t>(absl::GetCurrentTimeNanos());
+    std::printf("CHORUS_TEST_SEED=%llu\n", static_cast<unsigned long long>(value));
+    return value;
+  }();
+  return seed;
+}
+
+TensorType F32(std::vector<int64_t> sizes) {
+  TensorType type(DType::kF32, {});
+  for (const int64_t size : sizes) type.dims.emplace_back(size);
+  return type;
+}
+
+void AddOutput(RankBuilder* b, ValueIndex v) {
+  GraphOutput output;
+  output.value = v;
+  b->graph().AddOutput(output);
+}
+
+class ExecutorTest : public ::testing::TestWithParam<Param> {
+ protected:
+  ExecutorTest() : random_(Seed()), rig_(GetParam().open(GetParam().ranks, Seed())) {}
+
+  int ranks() const { return GetParam().ranks; }
+
+  // One session a rank, each on its own device, all in group 0.
+  Session MakeSession(RankBuilder* b) {
+    Session session;
+    session.graph = b->graph().Build();
+    session.devices = {b->rank()};
+    session.groups = {0};
+    for (const GraphInput& input : session.graph.inputs) {
+      session.inputs.push_back(RandomWhole(input.type, -3, 3, &random_));
+    }
+    return session;
+  }
+
+  template <typename F>
+  std::vector<Session> Sessions(const F& build) {
+    std::vector<Session> sessions;
+    for (int r = 0; r < ranks(); ++r) {
+      RankBuilder b(r, ranks());
+      build(&b);
+      sessions.push_back(MakeSession(&b));
+    }
+    return sessions;
+  }
+
+  std::mt19937_64 random_;
+  GangRig rig_;
+};
+
+TEST_P(ExecutorTest, OneAllReduceOfAnySize) {
+  for (const int64_t size : {0, 1, 7, 1031, 40009}) {
+    EXPECT_EQ(rig_.Check(Sessions(
+                  [&](RankBuilder* b) { AddOutput(b, b->AllReduce(b->Input(F32({size})))); })),
+              "")
+        << size;
+  }
+}
+
+TEST_P(ExecutorTest, LocalOpsBeforeAndAfterACollective) {
+  EXPECT_EQ(rig_.Check(Sessions([&](RankBuilder* b) {
+    const ValueIndex x = b->Input(F32({33}));
+    const ValueIndex y = b->Op("mul", {b->Op("relu", {x}), x});
+    const ValueIndex z = b->AllReduce(y);
+    AddOutput(b, b->Op("add", {b->Op("neg", {z}), x}));
+  })),
+            "");
+}
+
+TEST_P(ExecutorTest, CollectivesInARowWithAndWithoutWorkBetween) {
+  EXPECT_EQ(rig_.Check(Sessions([&](RankBuilder* b) {
+    const ValueIndex x = b->Input(F32({257}));
+    const ValueIndex twice = b->AllReduce(b->AllReduce(x));
+    const ValueIndex other = b->AllReduce(b->Op("neg", {x}));
+    const ValueIndex third = b->AllReduce(b->Op("add", {twice, other}));
+    AddOutput(b, third);
+    AddOutput(b, twice);
+    AddOutput(b, b->Op("mul", {other, x}));
+  })),
+            "");
+}
+
+TEST_P(ExecutorTest, EveryKindOfCollective) {
+  EXPECT_EQ(rig_.Check(Sessions([&](RankBuilder* b) {
+    const TensorType type = F32({19});
+    const ValueIndex x = b->Input(type);
+    const ValueIndex made = b->Op("add", {x, x});
+    std::vector<ValueIndex> gathered = b->AllGather(made);
+    ValueIndex sum = gathered[0];
+    for (size_t i = 1; i < gathered.size(); ++i) sum = b->Op("add", {sum, gathered[i]});
+    AddOutput(b, sum);
+    AddOutput(b, gathered.back());
+    b->Barrier();
+    AddOutput(b, b->ReduceScatter(gathered));
+    const int root = b->size() - 1;
+    const ValueIndex seen = b->Broadcast(b->rank() == root ? b->Op("neg", {made}) : -1, type, root);
+    AddOutput(b, seen);
+    AddOutput(b, b->Op("mul", {seen, x}));
+    for (const ValueIndex v : b->Reduce(seen, 0)) AddOutput(b, b->Op("neg", {v}));
+    // What was broadcast is broadcast on: an operand that stands with another rank.
+    const ValueIndex again = b->Broadcast(b->rank() == 0 ? seen : -1, type, 0);
+    AddOutput(b, b->Op("add", {again, x}));
+  })),
+            "");
+}
+
+TEST_P(ExecutorTest, SendAndRecvRoundARing) {
+  if (ranks() == 1) return;  // a ring of one has no other member to send to
+  EXPECT_EQ(rig_.Check(Sessions([&](RankBuilder* b) {
+    const TensorType type = F32({64});
+    const ValueIndex x = b->Op("add", {b->Input(type), b->Input(type)});
+    const int next = (b->rank() + 1) % b->size();
+    const int previous = (b->rank() + b->size() - 1) % b->size();
+    // Rank 0 sends first, the others pass on what they got.
+    ValueIndex got = -1;
+    if (b->rank() == 0) {
+      b->Send(x, next);
+      got = b->Recv(type, previous);
+    } else {
+      got = b->Recv(type, previous);
+      b->Send(b->Op("add", {got, x}), next);
+    }
+    AddOutput(b, b->Op("mul", {got, x}));
+    AddOutput(b, got);
+  })),
+            "");
+}
+
+TEST_P(ExecutorTest, OutputsThatAreInputsAliasesOrRepeated) {
+  EXPECT_EQ(rig_.Check(Sessions([&](RankBuilder* b) {
+    const ValueIndex x = b->Input(F32({2, 6}));
+    b->Input(F32({5}));  // unused
+    const Attributes flat = {{"dims", std::vector<int64_t>{12}}};
+    AddOutput(b, x);
+    AddOutput(b, b->Op("reshape", {x}, flat));
+    const ValueIndex y = b->Op("neg", {x});
+    const ValueIndex z = b->Op("reshape", {y}, flat);
+    AddOutput(b, z);
+    AddOutput(b, z);
+    AddOutput(b, y);
+    const ValueIndex w = b->AllReduce(z);
+    AddOutput(b, w);
+    AddOutput(b, w);
+    b->Op("add", {w, z});  // nobody reads it
+  })),
+            "");
+}
+
+// The same program on all ranks: local ops and collectives on whatever there is so far.
+void BuildRandom(RankBuilder* b, uint64_t seed, int nodes) {
+  std::mt19937_64 random(seed);
+  const auto below = [&](size_t n) { return static_cast<size_t>(random() % n); };
+  const std::vector<TensorType> types = {F32({40}), F32({3}), F32({129})};
+  std::vector<std::vector<ValueIndex>> values(types.size());
+  for (size_t t = 0; t < types.size(); ++t) {
+    values[t].push_back(b->Input(types[t]));
+    values[t].push_back(b->Input(types[t]));
+  }
+  for (int n = 0; n < nodes; ++n) {
+    const size_t t = below(types.size());
+    const auto pick = [&] {
+      // Mostly recent values, so that older ones die and their memory is used again.
+      const size_t back = std::min<size_t>(values[t].size(), 1 + below(4));
+      return values[t][values[t].size() - back];
+    };
+    const int root = static_cast<int>(below(static_cast<size_t>(b->size())));
+    switch (below(12)) {
+      case 0:
+        values[t].push_back(b->AllReduce(pick()));
+        break;
+      case 1: {
+        const ValueIndex v = pick();
+        values[t].push_back(b->Broadcast(b->rank() == root ? v : -1, types[t], root));
+        break;
+      }
+      case 2: {
+        const std::vector<ValueIndex> all = b->AllGather(pick());
+        values[t].push_back(all[below(all.size())]);
+        values[t].push_back(all[below(all.size())]);
+        break;
+      }
+      case 3: {
+        std::vector<ValueIndex> chunks;
+        for (int i = 0; i < b->size(); ++i) chunks.push_back(pick());
+        values[t].push_back(b->ReduceScatter(chunks));
+        break;
+      }
+      case 4: {
+        const ValueIndex v = pick();
+        const std::vector<ValueIndex> reduced = b->Reduce(v, root);
+        values[t].push_back(reduced.empty() ? v : reduced[0]);
+        break;
+      }
+      case 5:
+      case 6:
+        values[t].push_back(b->Op("relu", {pick()}));
+        break;
+      case 7:
+        values[t].push_back(b->Op("neg", {pick()}));
+        break;
+      default: {
+        const ValueIndex a = pick();
+        values[t].push_back(b->Op("add", {a, pick()}));
+        break;
+      }
+    }
+  }
+  for (const auto& of_type : values) {
+    for (size_t i = 0; i < of_type.size(); ++i) {
+      if (i + 1 == of_type.size() || below(8) == 0) AddOutput(b, of_type[i]);
+    }
+  }
+}
+
+TEST_P(ExecutorTest, RandomProgramsGiveWhatTheReferenceGives) {
+  for (int round = 0; round < 12; ++round) {
+    const uint64_t seed = random_();
+    EXPECT_EQ(rig_.Check(Sessions([&](RankBuilder* b) { BuildRandom(b, seed, 60); })), "")
+        << "program " << seed;
+  }
+}
+
+TEST_P(ExecutorTest, SessionsMayBeLaunchedInAnyOrder) {
+  std::vector<int> order;
+  for (int r = 0; r < ranks(); ++r) order.push_back(r);
+  for (int round = 0; round < 4; ++round) {
+    std::shuffle(order.begin(), order.end(), random_);
+    rig_.set_launch_order(order);
+    const uint64_t seed = random_();
+    EXPECT_EQ(rig_.Check(Sessions([&](RankBuilder* b) { BuildRandom(b, seed, 30); })), "")
+        << "program " << seed;
+  }
+}
+
+// Gangs follow each other without a wait on the host: `after` alone orders them.
+TEST_P(ExecutorTest, LaunchesReadWhatEarlierOnesWriteLater) {
+  const auto build = [](RankBuilder* b) {
+    const ValueIndex x = b->Input(F32({500}));
+    AddOutput(b, b->AllReduce(b->Op("relu", {x})));
+    AddOutput(b, b->Op("neg", {x}));
+  };
+  const auto local = [](RankBuilder* b) {
+    const ValueIndex x = b->Input(F32({500}));
+    AddOutput(b, b->Op("add", {x, b->Input(F32({500}))}));
+  };
+  const auto eager = [](RankBuilder* b) { AddOutput(b, b->AllReduce(b->Input(F32({500})))); };
+  std::vector<Session> first = Sessions(build);
+  std::vector<Session> second = Sessions(local);
+  std::vector<Session> third = Sessions(eager);
+  std::vector<Session> fourth = Sessions(eager);
+  std::vector<Session> fifth = Sessions(local);
+  const auto a = rig_.Prepare(first);
+  for (int r = 0; r < ranks(); ++r) {
+    second[static_cast<size_t>(r)].inputs = {{a.get(), r, 0}, {a.get(), r, 1}};
+  }
+  const auto b = rig_.Prepare(second);
+  for (int r = 0; r < ranks(); ++r) third[static_cast<size_t>(r)].inputs = {{b.get(), r, 0}};
+  const auto c = rig_.Prepare(third);
+  for (int r = 0; r < ranks(); ++r) fourth[static_cast<size_t>(r)].inputs = {{c.get(), r, 0}};
+  const auto d = rig_.Prepare(fourth);
+  for (int r = 0; r < ranks(); ++r) {
+    fifth[static_cast<size_t>(r)].inputs = {{d.get(), r, 0}, {b.get(), r, 0}};
+  }
+  const auto e = rig_.Prepare(fifth);
+  for (const auto* result : {&a, &b, &c, &d, &e}) rig_.Start(**result);
+  for (const auto* result : {&a, &b, &c, &d, &e}) ASSERT_TRUE(rig_.Wait(**result).ok());
+  EXPECT_EQ(rig_.Differences(first, *a), "");
+  EXPECT_EQ(rig_.Differences(second, *b), "");
+  EXPECT_EQ(rig_.Differences(third, *c), "");
+  EXPECT_EQ(rig_.Differences(fourth, *d), "");
+  EXPECT_EQ(rig_.Differences(fifth, *e), "");
+}
+
+TEST_P(ExecutorTest, RanksMayAgreeOnAnotherOrderThanTheirPrograms) {
+  // Rank 0 writes its collectives the other way round; all run them as rank 0 does.
+  std::vector<Session> sessions;
+  for (int r = 0; r < ranks(); ++r) {
+    GroupSlot slot;
+    slot.size = ranks();
+    slot.held = {GroupRank(r)};
+    slot.device_slots = {0};
+    RankBuilder b(r, ranks());
+    b.graph().AddGroupSlot(slot);
+    const ValueIndex x = b.Input(F32({65}));
+    const ValueIndex y = b.Input(F32({9}));
+    const auto in_group = [&](int32_t group, ValueIndex v) {
+      Collective c = b.MakeCollective(CollectiveKind::kAllReduce);
+      c.group_slot = group;
+      return b.Emit(c, {v})[0];
+    };
+    ValueIndex first = -1;
+    ValueIndex second = -1;
+    if (r == 0) {
+      second = in_group(1, b.Op("neg", {y}));
+      first = in_group(0, b.Op("relu", {x}));
+    } else {
+      first = in_group(0, b.Op("relu", {x}));
+      // Between them, on the compute stream, what needs the one and what the other needs.
+      AddOutput(&b, b.Op("add", {first, x}));
+      second = in_group(1, b.Op("neg", {y}));
+    }
+    AddOutput(&b, first);
+    AddOutput(&b, b.Op("mul", {second, y}));
+    sessions.push_back(MakeSession(&b));
+    sessions.back().groups = {0, 1};
+    if (r != 0) sessions.back().order = {1, 0};
+  }
+  EXPECT_EQ(rig_.Check(sessions), "");
+}
+
+TEST_P(ExecutorTest, AbsentMembersOfAGradientGiveZeros) {
+  if (ranks() < 3) return;
+  // The gradients of an all_gather, an all_reduce, a broadcast from 0 and a reduce to 0; the last
+  // rank and rank 0 take part in some of them only.
+  std::vector<Session> sessions;
+  for (int r = 0; r < ranks(); ++r) {
+    RankBuilder b(r, ranks());
+    const TensorType type = F32({23});
+    const ValueIndex x = b.Input(type);
+    int slots = 0;
+    const auto bound = [&](CollectiveKind kind) {
+      Collective c = b.MakeCollective(kind);
+      c.instance.kind = InstanceRef::Kind::kBound;
+      c.instance.slot = slots++;
+      return c;
+    };
+    Session session;
+    const ValueIndex made = b.Op("add", {x, x});
+    if (r != ranks() - 1) {
+      AddOutput(&b, b.Emit(bound(CollectiveKind::kAllReduce), {made})[0]);
+      for (const ValueIndex v : b.Emit(bound(CollectiveKind::kAllGather), {made})) {
+        AddOutput(&b, v);
+        AddOutput(&b, b.Op("add", {v, x}));
+      }
+      session.instances = {"all_reduce", "all_gather"};
+    }
+    if (r != 0) {
+      Collective broadcast = bound(CollectiveKind::kBroadcast);
+      broadcast.root = GroupRank(0);
+      AddOutput(&b, b.Op("add", {b.Emit(broadcast, {}, TypeAttributes(type))[0], x}));
+      session.instances.push_back("broadcast");
+    }
+    const std::vector<std::string> instances = session.instances;
+    session = MakeSession(&b);
+    session.graph.num_instance_slots = slots;
+    session.instances = instances;
+    sessions.push_back(std::move(session));
+  }
+  EXPECT_EQ(rig_.Check(sessions), "");
+}
+
+TEST_P(ExecutorTest, ValuesCrossDeviceSlotsByCopies) {
+  if (ranks() < 2) return;
+  const TensorType type = F32({77});
+  RankBuilder b(0, 1, 2);
+  const ValueIndex x = b.Input(type, 0);
+  const ValueIndex y = b.Input(type, 1);
+  const ValueIndex made = b.Op("add", {x, x});
+  const ValueIndex there = b.Op("copy", {made}, {}, 1);
+  const ValueIndex used = b.Op("mul", {there, y}, {}, 1);
+  const ValueIndex back = b.Op("copy", {used}, {}, 0);
+  AddOutput(&b, b.Op("add", {back, x}));
+  AddOutput(&b, there);
+  AddOutput(&b, b.Op("copy", {x}, {}, 1));
+  AddOutput(&b, b.Op("copy", {x}, {}, 0));
+  for (int i = 0; i < 3; ++i) {
+    Session session = MakeSession(&b);
+    session.devices = {1, 0};
+    EXPECT_EQ(rig_.Check({session}), "");
+  }
+}
+
+// An optimiser's step in place: parameter and momentum take over their memory.
+TEST_P(ExecutorTest, OutputsTakeOverDonatedInputs) {
+  RankBuilder b(0, 1);
+  const TensorType type = F32({300});
+  std::vector<ValueIndex> state;
+  for (int i = 0; i < 2; ++i) {
+    GraphInput input;
+    input.type = type;
+    input.role = InputRole::kState;
+    input.donatable = true;
+    state.push_back(b.graph().AddInput(input));
+  }
+  const ValueIndex gradient = b.Input(type);
+  const ValueIndex momentum = b.Op("add", {state[1], gradient});
+  const ValueIndex parameter = b.Op("add", {state[0], b.Op("neg", {momentum})});
+  GraphOutput output;
+  output.value = parameter;
+  output.may_alias = 0;
+  b.graph().AddOutput(output);
+  output.value = momentum;
+  output.may_alias = 1;
+  b.graph().AddOutput(output);
+  const std::vector<Session> sessions = {MakeSession(&b)};
+  rig_.set_donate(true);
+  const auto result = rig_.Launch(sessions);
+  ASSERT_TRUE(rig_.Wait(*result).ok());
+  EXPECT_EQ(rig_.Differences(sessions, *result), "");
+  const GangRig::Result::OnSession& on = result->sessions[0];
+  for (const int i : {0, 1}) {
+    EXPECT_EQ(on.plan.outputs[static_cast<size_t>(i)].donor, i);
+    EXPECT_EQ(on.addresses[static_cast<size_t>(i)],
+              on.addresses[static_cast<size_t>(on.plan.outputs[static_cast<size_t>(i)].buffer)]);
+  }
+}
+
+TEST_P(ExecutorTest, OneSessionMayHoldAllRanks) {
+  GroupSlot slot;
+  slot.size = ranks();
+  for (int r = 0; r < ranks(); ++r) {
+    slot.held.emplace_back(r);
+    slot.device_slots.push_back(r);
+  }
+  GraphBuilder b(ranks(), {slot});
+  Session session;
+  session.groups = {0};
+  std::vector<ValueIndex> sums;
+  for (int r = 0; r < ranks(); ++r) {
+    GraphInput input;
+    input.type = F32({31});
+    input.device_slot = r;
+    const ValueIndex x = b.AddInput(input);
+    NodeSpec spec;
+    spec.op = "add";
+    spec.inputs = {x, x};
+    spec.device_slot = r;
+    const ValueIndex made = (*b.Emit(spec))[0];
+    NodeSpec reduce;
+    reduce.op = "all_reduce";
+    reduce.inputs = {made};
+    reduce.device_slot = r;
+    reduce.collective = Collective();
+    reduce.collective->kind = CollectiveKind::kAllReduce;
+    reduce.collective->rank = GroupRank(r);
+    reduce.collective->reduction = Reduction::kSum;
+    const auto reduced = b.Emit(reduce);
+    ASSERT_TRUE(reduced.ok()) << reduced.status();
+    GraphOutput output;
+    output.value = (*reduced)[0];
+    b.AddOutput(output);
+    session.devices.push_back(ranks() - 1 - r);
+  }
+  session.graph = b.Build();
+  for (const GraphInput& input : session.graph.inputs) {
+    session.inputs.push_back(RandomWhole(input.type, -3, 3, &random_));
+  }
+  EXPECT_EQ(rig_.Check({session}), "");
+}
+
+// --- Waits ---
+
+// Takes the `n`-th wait out of a device plan, with its record; false when there are fewer.
+bool DropWait(DevicePlan* plan, int n) {
+  for (size_t i = 0; i < plan->steps.size(); ++i) {
+    if (plan->steps[i].wait < 0 || n-- > 0) continue;
+    for (size_t k = i; k-- > 0;) {
+      if (plan->steps[k].record != plan->steps[i].wait) continue;
+      plan->steps[k].record = -1;
+      break;
+    }
+    plan->steps[i].wait = -1;
+    return true;
+  }
+  return false;
+}
+
+// sim shows what a missing wait does: each one of this plan turns some seed's results wrong.
+TEST(WaitTest, EveryWaitIsMissedOnSim) {
+  constexpr int kRanks = 2;
+  constexpr int kSeeds = 60;
+  std::mt19937_64 random(Seed());
+  std::vector<Session> sessions;
+  for (int r = 0; r < kRanks; ++r) {
+    RankBuilder b(r, kRanks);
+    const ValueIndex x = b.Input(F32({50}));
+    const ValueIndex sum = b.AllReduce(b.Op("relu", {x}));
+    const ValueIndex scatter = b.ReduceScatter({b.Op("add", {sum, x}), b.Op("mul", {sum, x})});
+    AddOutput(&b, b.Op("neg", {scatter}));
+    Session session;
+    session.graph = b.graph().Build();
+    session.devices = {r};
+    session.groups = {0};
+    session.inputs.push_back(RandomWhole(F32({50}), 1, 9, &random));
+    sessions.push_back(std::move(session));
+  }
+  int waits = 0;
+  for (bool more = true; more; ++waits) {
+    int seeds = 0;
+    bool wrong = false;
+    for (; seeds < kSeeds && more && !wrong; ++seeds) {
+      GangRig rig(OpenSim(kRanks, Seed()));
+      rig.set_mutate([&](DevicePlan* plan) { more = DropWait(plan, waits); });
+      const std::string differences = rig.Check(sessions);
+      wrong = more && !differences.empty();
+    }
+    if (!more) break;
+    EXPECT_TRUE(wrong) << "wait " << waits << " is not missed in " << seeds << " seeds";
+  }
+  EXPECT_EQ(waits, 4);
+}
+
+// --- Failures ---
+
+class ExecutorFailureTest : public ExecutorTest {
+ protected:
+  absl::Status LaunchBytes(const LaunchMessage& message) {
+    ByteWriter bytes;
+    EncodeLaunch(message, &bytes);
+    rig_.executor(0)->Launch(bytes.bytes());
+    return rig_.WaitFor(message.launch);
+  }
+
+  Plan CompileEager() {
+    RankBuilder b(0, ranks());
+    AddOutput(&b, b.Op("neg", {b.AllReduce(b.Input(F32({4})))}));
+    PlanOptions options;
+    options.share_results = rig_.backend()->host_addressable();
+    auto plan = CompilePlan(b.graph().Build(), options);
+    EXPECT_TRUE(plan.ok()) << plan.status();
+    return *std::move(plan);
+  }
+  LaunchMessage MessageFor(const Plan& plan) {
+    LaunchMessage message;
+    message.launch = rig_.NextLaunch();
+    message.plan = 1000;
+    for (const BufferSpec& spec : plan.buffers) {
+      message.buffers.push_back(rig_.Allocate(0, spec.bytes));
+    }
+    std::vector<int> devices;
+    for (int r = 0; r < ranks(); ++r) devices.push_back(r);
+    message.collectives.emplace_back();
+    message.collectives.back().communicator = rig_.CommunicatorOf(devices);
+    return message;
+  }
+};
+
+TEST_P(ExecutorFailureTest, LaunchesThatNameUnknownThingsCompleteWithAnError) {
+  const Plan plan = CompileEager();
+  LaunchMessage message = MessageFor(plan);
+  EXPECT_EQ(LaunchBytes(message).code(), absl::StatusCode::kNotFound);
+  ASSERT_TRUE(rig_.executor(0)->LoadPlan(1000, plan.device_plans[0]).ok());
+  EXPECT_EQ(rig_.executor(0)->LoadPlan(1000, plan.device_plans[0]).code(),
+            absl::StatusCode::kInvalidArgument);
+  message.launch = rig_.NextLaunch();
+  message.buffers.pop_back();
+  EXPECT_EQ(LaunchBytes(message).code(), absl::StatusCode::kInvalidArgument);
+  message = MessageFor(plan);
+  message.collectives[0].communicator = 77;
+  EXPECT_EQ(LaunchBytes(message).code(), absl::StatusCode::kNotFound);
+  message = MessageFor(plan);
+  message.collectives.clear();
+  EXPECT_EQ(LaunchBytes(message).code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST_P(ExecutorFailureTest, AnAbortEndsTheLaunchThatWaitsAndLeavesTheDeviceUsable) {
+  if (ranks() < 2) return;
+  const Plan plan = CompileEager();
+  ASSERT_TRUE(rig_.executor(0)->LoadPlan(1000, plan.device_plans[0]).ok());
+  const LaunchMessage message = MessageFor(plan);
+  ByteWriter bytes;
+  EncodeLaunch(message, &bytes);
+  rig_.executor(0)->Launch(bytes.bytes());
+  const CommunicatorId id = message.collectives[0].communicator;
+  // Both go while the launch uses them.
+  rig_.executor(0)->UnloadPlan(1000);
+  rig_.executor(0)->AbortCommunicator(id, absl::AbortedError("rank 1 died"));
+  const absl::Status status = rig_.WaitFor(message.launch);
+  EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
+  EXPECT_EQ(status.message(), "rank 1 died");
+  for (int r = 0; r < ranks(); ++r) rig_.executor(r)->CloseCommunicator(id);
+  // The next gang opens new ones.
+  GangRig fresh(GetParam().open(ranks(), Seed()));
+  EXPECT_EQ(fresh.Check(
+                Sessions([&](RankBuilder* b) { AddOutput(b, b->AllReduce(b->Input(F32({4})))); })),
+            "");
+  RankBuilder alone(0, 1);
+  AddOutput(&alone, alone.Op("neg", {alone.Input(F32({3}))}));
+  EXPECT_EQ(rig_.Check({MakeSession(&alone)}), "");
+}
+
+TEST_P(ExecutorFailureTest, PlansMustBeSoundBeforeTheyAreLoaded) {
+  const std::string bytes = CompileEager().device_plans[0];
+  for (size_t size = 0; size < bytes.size(); ++size) {
+    EXPECT_EQ(rig_.executor(0)->LoadPlan(1000, bytes.substr(0, size)).code(),
+              absl::StatusCode::kInvalidArgument)
+        << size;
+  }
+  absl::StatusOr<DevicePlan> plan = DecodeDevicePlan(bytes);
+  ASSERT_TRUE(plan.ok());
+  plan->nodes[0].node.op = "no_such_op";
+  EXPECT_FALSE(rig_.executor(0)->LoadPlan(1000, EncodeDevicePlan(*plan)).ok());
+  plan->nodes[0].node.op = "neg";
+  plan->nodes[0].node.outputs[0] = F32({5});
+  EXPECT_EQ(rig_.executor(0)->LoadPlan(1000, EncodeDevicePlan(*plan)).code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+std::vector<Param> Params(const std::vector<int>& ranks) {
+  std::vector<Param> params;
+  for (const int r : ranks) {
+    params.push_back({absl::StrCat("host_", r), &OpenHost, r});
+    params.push_back({absl::StrCat("host_on_pool_", r), &OpenHostOnPool, r});
+    params.push_back({absl::StrCat("sim_", r), &OpenSim, r});
+  }
+  return params;
+}
+std::string Name(const ::testing::TestParamInfo<Param>& info) { return info.param.name; }
+
+INSTANTIATE_TEST_SUITE_P(Backends, ExecutorTest, ::testing::ValuesIn(Params({1, 2, 3, 5, 8})),
+                         Name);
+INSTANTIATE_TEST_SUITE_P(Backends, ExecutorFailureTest, ::testing::ValuesIn(Params({1, 3})), Name);
+
+// --- Messages ---
+
+TEST(MessageTest, LaunchesComeBackAsTheyWere) {
+  LaunchMessage message;
+  message.launch = 300;
+  message.plan = 70000;
+  message.buffers = {0, ~uint64_t{0}, 4096};
+  message.collectives.resize(2);
+  message.collectives[0].communicator = 5;
+  message.collectives[1].present = {0, 2, 7};
+  message.after = {1, 299};
+  ByteWriter out;
+  EncodeLaunch(message, &out);
+  const absl::StatusOr<LaunchMessage> back = DecodeLaunch(out.bytes());
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_EQ(back->launch, 300u);
+  EXPECT_EQ(back->plan, 70000u);
+  EXPECT_EQ(back->buffers, message.buffers);
+  ASSERT_EQ(back->collectives.size(), 2u);
+  EXPECT_EQ(back->collectives[0].communicator, 5u);
+  EXPECT_TRUE(back->collectives[0].present.empty());
+  EXPECT_EQ(back->collectives[1].present, message.collectives[1].present);
+  EXPECT_EQ(back->after, message.after);
+  for (size_t size = 0; size < out.size(); ++size) {
+    EXPECT_FALSE(DecodeLaunch(absl::string_view(out.bytes()).substr(0, size)).ok()) << size;
+  }
+}
+
+TEST(MessageTest, CompletionsCarryTheWholeError) {
+  ByteWriter out;
+  EncodeCompletion({9, absl::OkStatus()}, &out);
+  absl::StatusOr<CompletionMessage> back = DecodeCompletion(out.bytes());
+  ASSERT_TRUE(back.ok());
+  EXPECT_EQ(back->launch, 9u);
+  EXPECT_TRUE(back->status.ok());
+  Error error;
+  error.code = absl::StatusCode::kAborted;
+  error.reason = Reason::kPeerDied;
+  error.message = "rank 2 died";
+  error.culprit.rank = 2;
+  out.Clear();
+  EncodeCompletion({10, ToStatus(error)}, &out);
+  back = DecodeCompletion(out.bytes());
+  ASSERT_TRUE(back.ok());
+  EXPECT_EQ(back->status.code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(ErrorOf(back->status).reason, Reason::kPeerDied);
+  EXPECT_EQ(ErrorOf(back->status).culprit.rank, 2);
+  for (size_t size = 0; size < out.size(); ++size) {
+    EXPECT_FALSE(DecodeCompletion(absl::string_view(out.bytes()).substr(0, size)).ok()) << size;
+  }
+}
+
+}  // namespace
+}  // namespace testing
+}  // namespace chorus

@@ -1,0 +1,883 @@
+#include "core/runtime/plan.h"
+
+#include <xxhash.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "core/base/bytes.h"
+#include "core/base/error.h"
+#include "core/ops/op.h"
+#include "core/ops/registry.h"
+#include "core/runtime/device_plan.h"
+#include "core/runtime/size_class.h"
+
+namespace chorus {
+namespace {
+
+using StreamId = DevicePlan::StreamId;
+using Place = DevicePlan::Place;
+using Step = DevicePlan::Step;
+
+// --- What the run votes for ---
+
+// On which participations each value depends without another one in between. Sets move from a
+// value to what is computed from it where nobody else needs them, so that a long sum of independent
+// results costs no more than its length.
+class Dependences {
+ public:
+  Dependences(const Graph& graph, const ValueTable& values)
+      : values_(values),
+        sets_(static_cast<size_t>(values.size())),
+        uses_(static_cast<size_t>(values.size()), 0) {
+    for (const Node& node : graph.nodes) {
+      for (const ValueIndex v : node.inputs) ++uses_[v];
+    }
+  }
+
+  // Participations that the inputs depend on, ascending; each input is used up once.
+  std::vector<int32_t> Take(const std::vector<ValueIndex>& inputs) {
+    std::vector<int32_t> all;
+    for (const ValueIndex v : inputs) {
+      std::vector<int32_t>& set = sets_[v];
+      const bool last_use = --uses_[v] == 0;
+      if (set.size() > all.size()) {
+        std::vector<int32_t> larger = last_use ? std::move(set) : set;
+        std::swap(all, larger);
+        Merge(larger, &all);
+      } else {
+        Merge(set, &all);
+      }
+      if (last_use) std::vector<int32_t>().swap(set);
+    }
+    return all;
+  }
+
+  void Give(int32_t node, size_t outputs, std::vector<int32_t> set) {
+    const ValueIndex first = values_.first_output(node);
+    for (size_t i = 0; i < outputs; ++i) {
+      if (uses_[first + static_cast<ValueIndex>(i)] == 0) continue;
+      sets_[first + static_cast<ValueIndex>(i)] = i + 1 == outputs ? std::move(set) : set;
+    }
+  }
+
+ private:
+  static void Merge(const std::vector<int32_t>& from, std::vector<int32_t>* into) {
+    for (const int32_t x : from) {
+      if (into->empty() || x > into->back()) {
+        into->push_back(x);
+      } else {
+        const auto at = std::lower_bound(into->begin(), into->end(), x);
+        if (*at != x) into->insert(at, x);
+      }
+    }
+  }
+
+  const ValueTable& values_;
+  std::vector<std::vector<int32_t>> sets_;
+  std::vector<int32_t> uses_;
+};
+
+Descriptor DescriptorOf(const Node& node, const ValueTable& values) {
+  const Collective& c = *node.collective;
+  Descriptor descriptor;
+  descriptor.kind = c.kind == CollectiveKind::kRecv ? CollectiveKind::kSend : c.kind;
+  descriptor.reduction = c.reduction;
+  descriptor.root = c.root;
+  descriptor.counts = c.counts;
+  const TensorType* type = nullptr;
+  if (!node.inputs.empty()) {
+    type = &values.type(node.inputs[0]);
+  } else if (!node.outputs.empty()) {
+    type = &node.outputs[0];
+  }
+  if (type != nullptr) {
+    descriptor.dtype = type->dtype;
+    descriptor.dims = type->sizes();
+  }
+  return descriptor;
+}
+
+Hash128 FingerprintOf(const std::vector<Participation>& participations) {
+  ByteWriter out;
+  for (const Participation& p : participations) {
+    out.Put(static_cast<uint8_t>(p.descriptor.kind));
+    out.Put(static_cast<uint8_t>(p.descriptor.reduction));
+    out.Put(static_cast<uint8_t>(p.descriptor.dtype));
+    out.PutSigned(p.descriptor.root.value());
+    out.PutVarint(p.descriptor.dims.size());
+    for (const int64_t d : p.descriptor.dims) out.PutSigned(d);
+    out.PutVarint(p.descriptor.counts.size());
+    for (const int64_t c : p.descriptor.counts) out.PutSigned(c);
+    out.PutSigned(p.group_slot);
+    out.PutSigned(p.member.value());
+    out.Put(static_cast<uint8_t>(p.instance.kind));
+    out.PutSigned(p.instance.node);
+    out.PutSigned(p.instance.request);
+    out.PutSigned(p.instance.slot);
+    out.PutSigned(p.peer.value());
+    out.PutSigned(p.tag);
+    out.Put(static_cast<uint8_t>(p.is_recv));
+    out.Put(static_cast<uint8_t>(p.wants_grad));
+    out.PutVarint(p.after.size());
+    for (const int32_t a : p.after) out.PutSigned(a);
+    out.PutSigned(p.node);
+  }
+  const XXH128_hash_t hash = XXH3_128bits(out.bytes().data(), out.bytes().size());
+  return {hash.high64, hash.low64};
+}
+
+// Leaves out what another element waits for itself. Only short lists are worth it: a long one is
+// long because its elements are independent.
+void Reduce(const std::vector<Participation>& participations, std::vector<int32_t>* after) {
+  constexpr size_t kShort = 16;
+  if (after->size() < 2 || after->size() > kShort) return;
+  const std::vector<int32_t> all = *after;
+  after->clear();
+  for (const int32_t x : all) {
+    bool implied = false;
+    for (const int32_t y : all) {
+      const std::vector<int32_t>& before = participations[static_cast<size_t>(y)].after;
+      implied |= std::binary_search(before.begin(), before.end(), x);
+    }
+    if (!implied) after->push_back(x);
+  }
+}
+
+std::shared_ptr<const VoteTemplate> MakeVotes(const Graph& graph, const ValueTable& values,
+                                              std::vector<int32_t>* participation_of) {
+  auto votes = std::make_shared<VoteTemplate>();
+  participation_of->assign(graph.nodes.size(), -1);
+  Dependences dependences(graph, values);
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    const Node& node = graph.nodes[n];
+    std::vector<int32_t> needs = dependences.Take(node.inputs);
+    Reduce(votes->participations, &needs);
+    if (!node.collective.has_value()) {
+      dependences.Give(static_cast<int32_t>(n), node.outputs.size(), std::move(needs));
+      continue;
+    }
+    const Collective& c = *node.collective;
+    const auto index = static_cast<int32_t>(votes->participations.size());
+    (*participation_of)[n] = index;
+    Participation p;
+    p.descriptor = DescriptorOf(node, values);
+    p.group_slot = c.group_slot;
+    p.member = c.rank;
+    p.instance = c.instance;
+    if (p.instance.kind == InstanceRef::Kind::kGradient) {
+      p.instance.node = (*participation_of)[static_cast<size_t>(c.instance.node)];
+    }
+    p.peer = c.peer;
+    p.tag = c.tag;
+    p.is_recv = c.kind == CollectiveKind::kRecv;
+    p.wants_grad = c.wants_grad;
+    p.after = std::move(needs);
+    p.node = static_cast<int32_t>(n);
+    p.source = node.source;
+    votes->participations.push_back(std::move(p));
+    dependences.Give(static_cast<int32_t>(n), node.outputs.size(), {index});
+  }
+  votes->fingerprint = FingerprintOf(votes->participations);
+  return votes;
+}
+
+// --- Scratch memory ---
+
+// The last step of each stream that touches a piece of memory; steps of one slot are numbered
+// across both streams.
+struct LastTouch {
+  int32_t step[DevicePlan::kStreams] = {-1, -1};
+};
+
+// The workspace of one device slot: offsets for values that live for some steps only.
+class Workspace {
+ public:
+  struct Block {
+    int64_t offset = 0;
+    int size_class = 0;
+    LastTouch touched;
+  };
+
+  // A block that a step of `stream` may write, which knows that the other stream has passed step
+  // `known`.
+  Block Allocate(int64_t bytes, StreamId stream, int32_t known) {
+    constexpr size_t kLook = 8;
+    const SizeClass wanted = SizeClass::Of(bytes);
+    const int other = 1 - static_cast<int>(stream);
+    const int last_class = std::min(wanted.index + SizeClass::kPerDoubling, SizeClass::kCount - 1);
+    for (int c = wanted.index; c <= last_class && c < static_cast<int>(free_.size()); ++c) {
+      std::vector<Block>& blocks = free_[static_cast<size_t>(c)];
+      for (size_t i = 0; i < std::min(kLook, blocks.size()); ++i) {
+        Block& candidate = blocks[blocks.size() - 1 - i];
+        if (candidate.touched.step[other] > known) continue;
+        const Block block = candidate;
+        candidate = blocks.back();
+        blocks.pop_back();
+        return block;
+      }
+    }
+    Block block;
+    block.offset = bytes_;
+    block.size_class = wanted.index;
+    bytes_ += wanted.bytes;
+    return block;
+  }
+
+  void Free(const Block& block) {
+    if (free_.size() <= static_cast<size_t>(block.size_class)) {
+      free_.resize(static_cast<size_t>(block.size_class) + 1);
+    }
+    free_[static_cast<size_t>(block.size_class)].push_back(block);
+  }
+
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  std::vector<std::vector<Block>> free_;  // by size class
+  int64_t bytes_ = 0;
+};
+
+// --- The plan ---
+
+class Compiler {
+ public:
+  Compiler(const Graph& graph, const PlanOptions& options)
+      : graph_(graph), options_(options), values_(graph) {}
+
+  absl::StatusOr<Plan> Run() {
+    CHORUS_RETURN_IF_ERROR(CheckSlots());
+    CHORUS_RETURN_IF_ERROR(FindDefinitions());
+    plan_.votes = MakeVotes(graph_, values_, &participation_of_);
+    CHORUS_RETURN_IF_ERROR(ChooseOrder());
+    FindLive();
+    FindStorage();
+    FindLifetimes();
+    PlaceValues();
+    for (size_t at = 0; at < order_.size(); ++at) {
+      if (live_[static_cast<size_t>(order_[at])]) Schedule(order_[at], static_cast<int32_t>(at));
+    }
+    PlaceOutputs();
+    Finish();
+    return std::move(plan_);
+  }
+
+ private:
+  // How a node is executed.
+  enum class Form : uint8_t {
+    kKernel,
+    kCollective,
+    kAlias,  // its output is its input: nothing to do
+    kCopy,   // a value crosses to another device slot
+  };
+
+  // What is known of a value. Values that share memory have one root, which stands for it.
+  struct Value {
+    ValueIndex root = -1;
+    // The member whose operand it is (share_results); then it stands there.
+    int32_t list_member = -1;
+    int32_t ready_step = -1;  // of its slot, by which it is computed; -1: from the start
+    StreamId ready_stream = StreamId::kCompute;
+    bool used = false;  // by a live node or as an output
+    // Of roots:
+    bool counted = false;  // must not stand in a workspace
+    bool is_output = false;
+    bool is_donor = false;
+    int32_t last_use = -1;  // place in the order of the last node that touches it
+    int32_t buffer = -1;
+    Workspace::Block block;
+    bool in_workspace = false;
+  };
+
+  struct Slot {
+    DevicePlan plan;
+    Workspace workspace;
+    int32_t workspace_buffer = -1;
+    // The last step of the other stream that each stream has waited for.
+    int32_t known[DevicePlan::kStreams] = {-1, -1};
+    std::vector<int32_t> waits_for;  // by step: a step of the other stream, or -1
+  };
+
+  absl::Status CheckSlots() {
+    for (size_t g = 0; g < graph_.group_slots.size(); ++g) {
+      std::vector<int32_t> slots = graph_.group_slots[g].device_slots;
+      std::sort(slots.begin(), slots.end());
+      if (std::adjacent_find(slots.begin(), slots.end()) != slots.end()) {
+        return Unsupported(
+            absl::StrCat("group slot ", g,
+                         ": two of its members are held on one device slot, where a collective "
+                         "of both would wait for itself; give each its own"));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status FindDefinitions() {
+    defs_.resize(graph_.nodes.size());
+    forms_.resize(graph_.nodes.size());
+    for (size_t n = 0; n < graph_.nodes.size(); ++n) {
+      const Node& node = graph_.nodes[n];
+      const OpDef* def =
+          n > 0 && graph_.nodes[n - 1].op == node.op ? defs_[n - 1] : FindOp(node.op);
+      if (def == nullptr) return Unsupported(absl::StrCat("op '", node.op, "' is not run"));
+      defs_[n] = def;
+      if (node.collective.has_value()) {
+        forms_[n] = Form::kCollective;
+      } else if (def->alias == OutputAlias::kInput && !node.inputs.empty()) {
+        forms_[n] =
+            values_.device_slot(node.inputs[0]) == node.device_slot ? Form::kAlias : Form::kCopy;
+      } else {
+        forms_[n] = Form::kKernel;
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status ChooseOrder() {
+    const auto count = static_cast<int32_t>(graph_.nodes.size());
+    order_.reserve(graph_.nodes.size());
+    if (options_.order.empty()) {
+      for (int32_t n = 0; n < count; ++n) order_.push_back(n);
+      return absl::OkStatus();
+    }
+    const std::vector<Participation>& participations = plan_.votes->participations;
+    std::vector<bool> chosen(graph_.nodes.size(), false);
+    std::vector<bool> emitted(graph_.nodes.size(), false);
+    std::vector<std::pair<int32_t, size_t>> stack;  // node, next input to look at
+    if (options_.order.size() != participations.size()) {
+      return Malformed(absl::StrCat("an order of ", options_.order.size(),
+                                    " collectives for a run of ", participations.size()));
+    }
+    for (const int32_t p : options_.order) {
+      if (p < 0 || static_cast<size_t>(p) >= participations.size()) {
+        return Malformed(
+            absl::StrCat("participation ", p, " in an order of ", participations.size()));
+      }
+      const int32_t wanted = participations[static_cast<size_t>(p)].node;
+      if (chosen[static_cast<size_t>(wanted)]) {
+        return Malformed(absl::StrCat("participation ", p, " is twice in the order"));
+      }
+      chosen[static_cast<size_t>(wanted)] = true;
+      stack.emplace_back(wanted, 0);
+      while (!stack.empty()) {
+        auto& [n, next] = stack.back();
+        const Node& node = graph_.nodes[static_cast<size_t>(n)];
+        if (next < node.inputs.size()) {
+          const int32_t producer = values_.producer(node.inputs[next++]);
+          if (producer < 0 || emitted[static_cast<size_t>(producer)]) continue;
+          if (graph_.nodes[static_cast<size_t>(producer)].collective.has_value()) {
+            return Malformed(absl::StrCat("the order puts participation ", p, " before ",
+                                          participation_of_[static_cast<size_t>(producer)],
+                                          ", whose result it needs"));
+          }
+          stack.emplace_back(producer, 0);
+        } else {
+          if (!emitted[static_cast<size_t>(n)]) order_.push_back(n);
+          emitted[static_cast<size_t>(n)] = true;
+          stack.pop_back();
+        }
+      }
+    }
+    for (int32_t n = 0; n < count; ++n) {
+      if (!emitted[static_cast<size_t>(n)]) order_.push_back(n);
+    }
+    return absl::OkStatus();
+  }
+
+  // Local ops that nothing needs are left out. Collectives never are: other ranks wait for them.
+  void FindLive() {
+    table_.resize(static_cast<size_t>(values_.size()));
+    live_.assign(graph_.nodes.size(), false);
+    for (const GraphOutput& output : graph_.outputs) table_[output.value].used = true;
+    for (size_t n = graph_.nodes.size(); n-- > 0;) {
+      const Node& node = graph_.nodes[n];
+      bool live = node.collective.has_value();
+      const ValueIndex first = values_.first_output(static_cast<int32_t>(n));
+      for (size_t i = 0; i < node.outputs.size(); ++i) {
+        live |= table_[first + static_cast<ValueIndex>(i)].used;
+      }
+      live_[n] = live;
+      if (!live) continue;
+      for (const ValueIndex v : node.inputs) table_[v].used = true;
+    }
+  }
+
+  // The member whose operand output `i` of a moving collective is; -1: none.
+  int32_t MemberOf(const Node& node, const OpDef& def, size_t i) const {
+    if (def.alias != OutputAlias::kMember || !options_.share_results) return -1;
+    const Collective& c = *node.collective;
+    if (HasRoot(c.kind)) return c.root.value();
+    if (HasPeer(c.kind)) return c.peer.value();
+    return static_cast<int32_t>(i);
+  }
+
+  // Which values share memory, and which of it must be counted.
+  void FindStorage() {
+    for (ValueIndex v = 0; v < values_.size(); ++v) table_[v].root = v;
+    for (size_t n = 0; n < graph_.nodes.size(); ++n) {
+      const Node& node = graph_.nodes[n];
+      const ValueIndex first = values_.first_output(static_cast<int32_t>(n));
+      switch (forms_[n]) {
+        case Form::kAlias:
+          table_[first].root = table_[node.inputs[0]].root;
+          break;
+        case Form::kCopy:
+          if (options_.share_results) table_[first].root = table_[node.inputs[0]].root;
+          break;
+        case Form::kCollective:
+          for (size_t i = 0; i < node.outputs.size(); ++i) {
+            const int32_t member = MemberOf(node, *defs_[n], i);
+            if (member < 0) continue;
+            Value& value = table_[first + static_cast<ValueIndex>(i)];
+            if (member == node.collective->rank.value() && !node.inputs.empty()) {
+              value.root = table_[node.inputs[0]].root;
+            } else {
+              value.list_member = member;
+            }
+          }
+          break;
+        case Form::kKernel:
+          break;
+      }
+      // Other ranks, or other slots, read it where it stands and may keep it.
+      const bool moves = forms_[n] == Form::kCopy ||
+                         (forms_[n] == Form::kCollective && !IsReducing(node.collective->kind));
+      if (moves && live_[n] && options_.share_results) {
+        for (const ValueIndex v : node.inputs) table_[table_[v].root].counted = true;
+      }
+    }
+    for (const GraphOutput& output : graph_.outputs) {
+      Value& root = table_[table_[output.value].root];
+      root.counted = true;
+      root.is_output = true;
+    }
+  }
+
+  void FindLifetimes() {
+    for (size_t at = 0; at < order_.size(); ++at) {
+      const auto n = static_cast<size_t>(order_[at]);
+      if (!live_[n] || forms_[n] == Form::kAlias) continue;
+      const ValueIndex first = values_.first_output(order_[at]);
+      for (const ValueIndex v : graph_.nodes[n].inputs) Touch(v, at);
+      for (size_t i = 0; i < graph_.nodes[n].outputs.size(); ++i) {
+        Touch(first + static_cast<ValueIndex>(i), at);
+      }
+    }
+  }
+  void Touch(ValueIndex v, size_t at) {
+    table_[table_[v].root].last_use = static_cast<int32_t>(at);
+  }
+
+  int32_t AddBuffer(BufferSpec spec) {
+    plan_.buffers.push_back(spec);
+    return static_cast<int32_t>(plan_.buffers.size()) - 1;
+  }
+
+  BufferSpec SpecOf(BufferSpec::Kind kind, ValueIndex v) const {
+    BufferSpec spec;
+    spec.kind = kind;
+    spec.device_slot = values_.device_slot(v);
+    spec.bytes = values_.type(v).num_bytes();
+    return spec;
+  }
+
+  // Gives every value that stands in a buffer of its own its entry; the rest lives in a workspace,
+  // where Schedule() finds room for it.
+  void PlaceValues() {
+    slots_.resize(static_cast<size_t>(graph_.num_device_slots));
+    plan_.collectives.resize(slots_.size());
+    for (size_t i = 0; i < graph_.inputs.size(); ++i) {
+      BufferSpec spec = SpecOf(BufferSpec::Kind::kInput, static_cast<ValueIndex>(i));
+      spec.index = static_cast<int32_t>(i);
+      table_[i].buffer = AddBuffer(spec);
+    }
+    for (size_t n = 0; n < graph_.nodes.size(); ++n) {
+      if (!live_[n]) continue;
+      const Node& node = graph_.nodes[n];
+      const ValueIndex first = values_.first_output(static_cast<int32_t>(n));
+      for (size_t i = 0; i < node.outputs.size(); ++i) {
+        const ValueIndex v = first + static_cast<ValueIndex>(i);
+        Value& value = table_[v];
+        if (value.root != v) continue;
+        if (value.list_member >= 0) {
+          if (!value.used) continue;
+          BufferSpec spec = SpecOf(BufferSpec::Kind::kPeer, v);
+          spec.index = participation_of_[n];
+          spec.list_member = value.list_member;
+          value.buffer = AddBuffer(spec);
+        } else if (forms_[n] == Form::kCollective && defs_[n]->equal_results &&
+                   options_.share_results && value.used) {
+          BufferSpec spec = SpecOf(BufferSpec::Kind::kShared, v);
+          spec.index = participation_of_[n];
+          value.buffer = AddBuffer(spec);
+        } else if (value.counted) {
+          value.buffer = AddBuffer(SpecOf(BufferSpec::Kind::kOwned, v));
+        } else if (forms_[n] != Form::kCollective || IsReducing(node.collective->kind) ||
+                   value.used) {
+          value.in_workspace = true;
+        }
+      }
+    }
+    plan_.operands.resize(plan_.votes->participations.size());
+    plan_.input_may_be_staging.resize(graph_.inputs.size());
+    std::vector<StagingUse> uses(graph_.inputs.size());
+    for (size_t n = 0; n < graph_.nodes.size(); ++n) {
+      if (live_[n]) CountStagingUses(n, &uses);
+    }
+    for (size_t i = 0; i < uses.size(); ++i) {
+      const StagingUse& use = uses[i];
+      plan_.input_may_be_staging[i] = !table_[i].is_output && !use.other &&
+                                      (use.copies == 0 || (use.copies == 1 && !use.reduced));
+    }
+  }
+
+  struct StagingUse {
+    bool reduced = false;
+    bool other = false;
+    int32_t copies = 0;
+  };
+  void CountStagingUses(size_t n, std::vector<StagingUse>* uses) const {
+    const Node& node = graph_.nodes[n];
+    if (forms_[n] == Form::kAlias) return;  // those who read the alias count
+    for (const ValueIndex v : node.inputs) {
+      const ValueIndex root = table_[v].root;
+      if (static_cast<size_t>(root) >= uses->size()) continue;
+      StagingUse& use = (*uses)[static_cast<size_t>(root)];
+      if (defs_[n]->input_use == InputUse::kReductionOperand && IsFloating(values_.type(v).dtype)) {
+        use.reduced = true;
+      } else if (forms_[n] == Form::kCopy && !options_.share_results) {
+        ++use.copies;
+      } else {
+        use.other = true;
+      }
+    }
+  }
+
+  // --- Steps ---
+
+  Place PlaceOf(ValueIndex v) {
+    const Value& root = table_[table_[v].root];
+    Place place;
+    if (root.in_workspace) {
+      Slot& slot = slots_[static_cast<size_t>(values_.device_slot(table_[v].root))];
+      place.buffer = slot.workspace_buffer;
+      place.offset = root.block.offset;
+    } else {
+      place.buffer = root.buffer;
+    }
+    return place;
+  }
+
+  // Begins a step: what it reads, and the wait that this takes.
+  Step Begin(int32_t slot_index, StreamId stream, absl::Span<const ValueIndex> inputs,
+             int32_t also_after = -1) {
+    Slot& slot = slots_[static_cast<size_t>(slot_index)];
+    Step step;
+    step.stream = stream;
+    int32_t needed = also_after;
+    for (const ValueIndex v : inputs) {
+      const Value& value = table_[v];
+      if (value.ready_step >= 0 && value.ready_stream != stream) {
+        needed = std::max(needed, value.ready_step);
+      }
+      step.inputs.push_back(PlaceOf(v));
+    }
+    int32_t& known = slot.known[static_cast<int>(stream)];
+    if (needed > known) {
+      slot.waits_for.push_back(needed);
+      known = needed;
+    } else {
+      slot.waits_for.push_back(-1);
+    }
+    for (const ValueIndex v : inputs) TouchBlock(v, slot_index, stream);
+    return step;
+  }
+
+  int32_t CurrentStep(int32_t slot_index) const {
+    return static_cast<int32_t>(slots_[static_cast<size_t>(slot_index)].plan.steps.size());
+  }
+
+  void TouchBlock(ValueIndex v, int32_t slot_index, StreamId stream) {
+    Value& root = table_[table_[v].root];
+    if (root.in_workspace) {
+      root.block.touched.step[static_cast<int>(stream)] = CurrentStep(slot_index);
+    }
+  }
+
+  // Finds room for an output of the step that was begun.
+  void PlaceOutput(ValueIndex v, int32_t slot_index, StreamId stream, Step* step) {
+    Value& value = table_[v];
+    Slot& slot = slots_[static_cast<size_t>(slot_index)];
+    if (value.root == v && value.in_workspace) {
+      if (slot.workspace_buffer < 0) {
+        BufferSpec spec;
+        spec.kind = BufferSpec::Kind::kWorkspace;
+        spec.device_slot = slot_index;
+        slot.workspace_buffer = AddBuffer(spec);
+      }
+      value.block = slot.workspace.Allocate(values_.type(v).num_bytes(), stream,
+                                            slot.known[static_cast<int>(stream)]);
+      TouchBlock(v, slot_index, stream);
+    }
+    Place place;
+    if (value.root == v) {
+      place = PlaceOf(v);
+      place.producer = value.list_member;
+    }
+    step->outputs.push_back(place);
+    value.ready_step = CurrentStep(slot_index);
+    value.ready_stream = stream;
+  }
+
+  void Push(int32_t slot_index, Step step) {
+    slots_[static_cast<size_t>(slot_index)].plan.steps.push_back(std::move(step));
+  }
+
+  // Gives back what nobody touches after the node at place `at` of the order.
+  void FreeAfter(ValueIndex v, int32_t at) {
+    Value& root = table_[table_[v].root];
+    if (!root.in_workspace || root.last_use != at) return;
+    root.last_use = -1;  // once
+    slots_[static_cast<size_t>(values_.device_slot(table_[v].root))].workspace.Free(root.block);
+  }
+
+  void Schedule(int32_t n, int32_t at) {
+    const Node& node = graph_.nodes[static_cast<size_t>(n)];
+    const ValueIndex first = values_.first_output(n);
+    switch (forms_[static_cast<size_t>(n)]) {
+      case Form::kAlias: {
+        const Value& from = table_[node.inputs[0]];
+        table_[first].ready_step = from.ready_step;
+        table_[first].ready_stream = from.ready_stream;
+        return;
+      }
+      case Form::kKernel:
+        ScheduleKernel(n, at);
+        break;
+      case Form::kCollective:
+        ScheduleCollective(n);
+        break;
+      case Form::kCopy:
+        ScheduleCopy(n);
+        break;
+    }
+    for (const ValueIndex v : node.inputs) FreeAfter(v, at);
+    for (size_t i = 0; i < node.outputs.size(); ++i) {
+      FreeAfter(first + static_cast<ValueIndex>(i), at);
+    }
+  }
+
+  void ScheduleKernel(int32_t n, int32_t at) {
+    const Node& node = graph_.nodes[static_cast<size_t>(n)];
+    const ValueIndex first = values_.first_output(n);
+    Step step = Begin(node.device_slot, StreamId::kCompute, node.inputs);
+    // In place, where the op allows it and the input is not needed any more.
+    if (defs_[static_cast<size_t>(n)]->elementwise && node.outputs.size() == 1) {
+      for (const ValueIndex v : node.inputs) {
+        if (values_.type(v) == node.outputs[0]) FreeAfter(v, at);
+      }
+    }
+    for (size_t i = 0; i < node.outputs.size(); ++i) {
+      PlaceOutput(first + static_cast<ValueIndex>(i), node.device_slot, StreamId::kCompute, &step);
+    }
+    DevicePlan& plan = slots_[static_cast<size_t>(node.device_slot)].plan;
+    step.node = static_cast<int32_t>(plan.nodes.size());
+    DevicePlan::Kernel kernel;
+    kernel.node = node;
+    kernel.node.inputs.clear();
+    for (const ValueIndex v : node.inputs) kernel.input_types.push_back(values_.type(v));
+    plan.nodes.push_back(std::move(kernel));
+    Push(node.device_slot, std::move(step));
+  }
+
+  void ScheduleCollective(int32_t n) {
+    const Node& node = graph_.nodes[static_cast<size_t>(n)];
+    const Collective& c = *node.collective;
+    const ValueIndex first = values_.first_output(n);
+    const int32_t participation = participation_of_[static_cast<size_t>(n)];
+    Slot& slot = slots_[static_cast<size_t>(node.device_slot)];
+    Step step = Begin(node.device_slot, StreamId::kCommunication, node.inputs);
+    for (const Place& place : step.inputs) {
+      plan_.operands[static_cast<size_t>(participation)].push_back({place.buffer, place.offset});
+    }
+    // The peer's place in the pair's communicator.
+    const int32_t peer = c.peer.value() < c.rank.value() ? 0 : 1;
+    for (size_t i = 0; i < node.outputs.size(); ++i) {
+      PlaceOutput(first + static_cast<ValueIndex>(i), node.device_slot, StreamId::kCommunication,
+                  &step);
+      if (HasPeer(c.kind) && step.outputs.back().producer >= 0) step.outputs.back().producer = peer;
+    }
+    DevicePlan::CollectiveStep collective;
+    collective.kind = c.kind;
+    collective.reduction = c.reduction;
+    collective.root = HasPeer(c.kind) ? peer : c.root.value();
+    if (!node.inputs.empty()) {
+      SetElements(values_.type(node.inputs[0]), &collective);
+    } else if (!node.outputs.empty()) {
+      SetElements(node.outputs[0], &collective);
+    }
+    Plan::CollectiveSlot binding;
+    binding.participation = participation;
+    auto& bindings = plan_.collectives[static_cast<size_t>(node.device_slot)];
+    collective.binding = static_cast<int32_t>(bindings.size());
+    bindings.push_back(binding);
+    step.collective = static_cast<int32_t>(slot.plan.collectives.size());
+    slot.plan.collectives.push_back(collective);
+    Push(node.device_slot, std::move(step));
+  }
+
+  static void SetElements(const TensorType& type, DevicePlan::CollectiveStep* collective) {
+    collective->dtype = type.dtype;
+    collective->count = type.num_elements();
+  }
+
+  // A send on the one slot, a recv on the other. With shared memory the value stays where it is and
+  // the two only order.
+  void ScheduleCopy(int32_t n) {
+    const Node& node = graph_.nodes[static_cast<size_t>(n)];
+    const ValueIndex input = node.inputs[0];
+    const ValueIndex output = values_.first_output(n);
+    const int32_t from = values_.device_slot(input);
+    const int32_t to = node.device_slot;
+    Step send = Begin(from, StreamId::kCommunication, node.inputs);
+    Step recv = Begin(to, StreamId::kCommunication, {});
+    PlaceOutput(output, to, StreamId::kCommunication, &recv);
+    for (const bool sends : {true, false}) {
+      const int32_t here = sends ? from : to;
+      Slot& slot = slots_[static_cast<size_t>(here)];
+      DevicePlan::CollectiveStep collective;
+      collective.kind = sends ? CollectiveKind::kSend : CollectiveKind::kRecv;
+      collective.root = sends ? 1 : 0;
+      SetElements(values_.type(input), &collective);
+      collective.binding = PairBinding(here, from, to);
+      Step& step = sends ? send : recv;
+      step.collective = static_cast<int32_t>(slot.plan.collectives.size());
+      slot.plan.collectives.push_back(collective);
+      Push(here, std::move(step));
+    }
+  }
+
+  int32_t PairBinding(int32_t here, int32_t from, int32_t to) {
+    auto& bindings = plan_.collectives[static_cast<size_t>(here)];
+    std::vector<int32_t>& known = pair_bindings_[PairIndex(here == from ? 0 : 1, from, to)];
+    if (known.empty()) {
+      known.push_back(static_cast<int32_t>(bindings.size()));
+      Plan::CollectiveSlot binding;
+      binding.from_slot = from;
+      binding.to_slot = to;
+      bindings.push_back(binding);
+    }
+    return known[0];
+  }
+  size_t PairIndex(int end, int32_t from, int32_t to) {
+    const auto slots = static_cast<size_t>(graph_.num_device_slots);
+    pair_bindings_.resize(2 * slots * slots);
+    return (static_cast<size_t>(end) * slots + static_cast<size_t>(from)) * slots +
+           static_cast<size_t>(to);
+  }
+
+  // Whether an output may be written where the input stands that it may alias. A collective that
+  // fails does not stop the local ops behind it, and a failed run must leave its inputs intact: so
+  // runs with collectives never take anything over.
+  bool MayTakeOver(const GraphOutput& output) const {
+    if (output.may_alias < 0 || !plan_.votes->participations.empty() || slots_.size() != 1) {
+      return false;
+    }
+    const Value& value = table_[output.value];
+    const Value& input = table_[output.may_alias];
+    const TensorType& type = values_.type(output.value);
+    const int32_t producer = values_.producer(output.value);
+    if (value.root != output.value || producer < 0 || input.is_output || input.is_donor ||
+        type.num_bytes() != values_.type(output.may_alias).num_bytes()) {
+      return false;
+    }
+    for (const Plan::Output& earlier : plan_.outputs) {
+      if (earlier.donor >= 0 && earlier.buffer == value.buffer) return false;
+    }
+    // Local ops run in the order of their nodes: whoever else reads the input must come before.
+    if (input.last_use < producer) return true;
+    const Node& writer = graph_.nodes[static_cast<size_t>(producer)];
+    if (input.last_use > producer || !defs_[static_cast<size_t>(producer)]->elementwise) {
+      return false;
+    }
+    for (const ValueIndex v : writer.inputs) {
+      if (table_[v].root == output.may_alias && values_.type(v) != type) return false;
+    }
+    return true;
+  }
+
+  void PlaceOutputs() {
+    for (const GraphOutput& output : graph_.outputs) {
+      Plan::Output place;
+      const Place at = PlaceOf(output.value);
+      place.buffer = at.buffer;
+      place.offset = at.offset;
+      place.bytes = values_.type(output.value).num_bytes();
+      place.device_slot = values_.device_slot(output.value);
+      if (MayTakeOver(output)) {
+        place.donor = output.may_alias;
+        table_[output.may_alias].is_donor = true;
+      }
+      plan_.outputs.push_back(place);
+    }
+  }
+
+  // Numbers the events: one for each step that another stream waits for, free again after that
+  // wait.
+  void Finish() {
+    for (Slot& slot : slots_) {
+      std::vector<int32_t> event_of(slot.plan.steps.size(), -1);
+      std::vector<bool> waited_for(slot.plan.steps.size(), false);
+      for (const int32_t step : slot.waits_for) {
+        if (step >= 0) waited_for[static_cast<size_t>(step)] = true;
+      }
+      std::vector<int32_t> free;
+      for (size_t s = 0; s < slot.plan.steps.size(); ++s) {
+        Step& step = slot.plan.steps[s];
+        if (slot.waits_for[s] >= 0) {
+          step.wait = event_of[static_cast<size_t>(slot.waits_for[s])];
+          free.push_back(step.wait);
+        }
+        if (waited_for[s]) {
+          if (free.empty()) free.push_back(slot.plan.num_events++);
+          step.record = event_of[s] = free.back();
+          free.pop_back();
+        }
+      }
+    }
+    for (size_t i = 0; i < slots_.size(); ++i) {
+      Slot& slot = slots_[i];
+      const int64_t bytes = slot.workspace.bytes();
+      if (slot.workspace_buffer >= 0) {
+        plan_.buffers[static_cast<size_t>(slot.workspace_buffer)].bytes = bytes;
+      }
+      plan_.workspace_bytes.push_back(bytes);
+      slot.plan.num_buffers = static_cast<int32_t>(plan_.buffers.size());
+      slot.plan.num_bindings = static_cast<int32_t>(plan_.collectives[i].size());
+      plan_.device_plans.push_back(EncodeDevicePlan(slot.plan));
+    }
+  }
+
+  const Graph& graph_;
+  const PlanOptions& options_;
+  const ValueTable values_;
+  Plan plan_;
+  std::vector<const OpDef*> defs_;         // by node
+  std::vector<Form> forms_;                // by node
+  std::vector<int32_t> participation_of_;  // by node
+  std::vector<bool> live_;                 // by node
+  std::vector<int32_t> order_;             // nodes, as they are enqueued
+  std::vector<Value> table_;               // by value
+  std::vector<Slot> slots_;
+  std::vector<std::vector<int32_t>> pair_bindings_;
+};
+
+}  // namespace
+
+absl::StatusOr<Plan> CompilePlan(const Graph& graph, const PlanOptions& options) {
+  return Compiler(graph, options).Run();
+}
+
+}  // namespace chorus

@@ -1,0 +1,106 @@
+// What a graph becomes at registration.
+//
+// The plan says for each value where its bytes stand, splits the nodes by device slot into step
+// lists on two streams (compute, communication) with the waits between them, and lists what the run
+// votes for. Pure: no device, no threads.
+#ifndef CHORUS_CORE_RUNTIME_PLAN_H_
+#define CHORUS_CORE_RUNTIME_PLAN_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "core/collective/sequencer.h"
+#include "core/graph/graph.h"
+
+namespace chorus {
+
+// One entry of a plan's buffer table: what the node must supply as an address at launch. The table
+// is one for the whole run; every device slot's launch carries all of it.
+struct BufferSpec {
+  enum class Kind : uint8_t {
+    kInput = 0,   // the run's input `index`
+    kOwned = 1,   // a buffer of its own, counted, reserved at submit (outputs, operands of moves)
+    kShared = 2,  // the equal result of participation `index`: one buffer for all ranks of the
+                  // node, reserved by the first voter (host-addressable backends only)
+    kPeer = 3,    // operand `list_index` of member `list_member` of participation `index`: read
+                  // where it stands (host-addressable backends only). It may itself be a kPeer or
+                  // kShared entry of that member's run, of an instance that is earlier in the
+                  // gang's order. When that member is absent the node supplies a buffer of
+                  // `bytes` instead, which the launch fills with zeros; any number of ranks may
+                  // be given the same one.
+    kWorkspace = 4,  // scratch of the whole run on this device slot, one entry a slot
+  };
+  Kind kind = Kind::kOwned;
+  int32_t index = -1;
+  int32_t list_member = -1;
+  int32_t list_index = 0;
+  int32_t device_slot = 0;
+  int64_t bytes = 0;
+};
+
+struct PlanOptions {
+  // The backend's devices share one address space with the host: equal results are shared and
+  // moves of whole tensors are aliases.
+  bool share_results = true;
+  // The order in which the run's collectives are launched, as indices of Plan::votes; empty:
+  // program order. A gang whose common order differs from a rank's program order needs that rank's
+  // plan made for it (streams are queues: another order on another rank would be a deadlock). Must
+  // be a permutation that respects the participations' `after`.
+  std::vector<int32_t> order;
+};
+
+struct Plan {
+  // A run of the graph needs these addresses; index = the number that steps use. The graph's inputs
+  // come first, in their order.
+  std::vector<BufferSpec> buffers;
+  // Where each graph output stands. Outputs may share a buffer (the same value twice, reshapes),
+  // and the buffer may be of any kind but kWorkspace: an output that is just an input stands in it.
+  struct Output {
+    int32_t buffer = -1;
+    int64_t offset = 0;
+    int64_t bytes = 0;
+    int32_t device_slot = 0;  // on which it is produced, and where launches that read it belong
+    // The input whose memory this output may take over: when the run donates it and holds its only
+    // reference, the node may put that input's address into this output's kOwned entry as well. -1:
+    // never, which is so in every run with collectives: a failed run leaves its inputs intact. Each
+    // input is the donor of one output at most.
+    int32_t donor = -1;
+  };
+  std::vector<Output> outputs;
+  // Per input: true when client-writable memory may be bound to it: the plan reads it only as
+  // operand of floating-point reductions, or once as the source of a copy. Else it is copied to
+  // daemon memory first.
+  std::vector<bool> input_may_be_staging;
+  // What collectives of this run read: for kPeer entries of other ranks' plans. Operands of moves
+  // stand in counted buffers (input, owned, shared, peer), never in a workspace.
+  struct Operand {
+    int32_t buffer = -1;
+    int64_t offset = 0;
+  };
+  std::vector<std::vector<Operand>> operands;  // by participation, by list index
+  std::shared_ptr<const VoteTemplate> votes;   // participations in program order
+  // The communicators that each slot's launch binds, in the order of LaunchMessage::collectives:
+  // one for each participation on that slot, and one for each ordered pair of slots between which
+  // values are copied (members: 0 = from_slot's device, 1 = to_slot's). The communicator of a send
+  // or recv has its two members in the order of their group ranks, the lower first: which of them
+  // sends depends on the order of differentiation, and both directions share one communicator.
+  struct CollectiveSlot {
+    int32_t participation = -1;  // >= 0: that instance's communicator
+    int32_t from_slot = -1;      // else: internal copy
+    int32_t to_slot = -1;
+  };
+  std::vector<std::vector<CollectiveSlot>> collectives;  // by device slot
+  std::vector<std::string> device_plans;                 // by device slot: bytes for LoadPlan
+  std::vector<int64_t> workspace_bytes;                  // by device slot
+};
+
+// `graph` has passed ValidateGraph. UNIMPLEMENTED: what this build cannot run. INVALID_ARGUMENT: an
+// order that is none. Time is linear in the graph.
+absl::StatusOr<Plan> CompilePlan(const Graph& graph, const PlanOptions& options);
+
+}  // namespace chorus
+
+#endif  // CHORUS_CORE_RUNTIME_PLAN_H_

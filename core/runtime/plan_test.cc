@@ -1,0 +1,523 @@
+#include "core/runtime/plan.h"
+
+#include <time.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "core/base/error.h"
+#include "core/graph/validate.h"
+#include "core/ops/testing/rank_builder.h"
+#include "core/runtime/device_plan.h"
+#include "gtest/gtest.h"
+
+namespace chorus {
+namespace testing {
+namespace {
+
+using Kind = BufferSpec::Kind;
+using StreamId = DevicePlan::StreamId;
+
+TensorType F32(std::vector<int64_t> sizes) {
+  TensorType type(DType::kF32, {});
+  for (const int64_t size : sizes) type.dims.emplace_back(size);
+  return type;
+}
+
+void AddOutput(RankBuilder* b, ValueIndex v) {
+  GraphOutput output;
+  output.value = v;
+  b->graph().AddOutput(output);
+}
+
+Plan Compile(const Graph& graph, bool share = true, std::vector<int32_t> order = {}) {
+  const absl::Status valid = ValidateGraph(graph, GraphLimits());
+  EXPECT_TRUE(valid.ok()) << valid;
+  PlanOptions options;
+  options.share_results = share;
+  options.order = std::move(order);
+  absl::StatusOr<Plan> plan = CompilePlan(graph, options);
+  EXPECT_TRUE(plan.ok()) << plan.status();
+  return plan.ok() ? *std::move(plan) : Plan();
+}
+Plan Compile(const RankBuilder& b, bool share = true, std::vector<int32_t> order = {}) {
+  return Compile(const_cast<RankBuilder&>(b).graph().Build(), share, std::move(order));
+}
+
+DevicePlan Slot(const Plan& plan, size_t slot = 0) {
+  absl::StatusOr<DevicePlan> decoded = DecodeDevicePlan(plan.device_plans[slot]);
+  EXPECT_TRUE(decoded.ok()) << decoded.status();
+  return decoded.ok() ? *std::move(decoded) : DevicePlan();
+}
+
+const BufferSpec& OutputSpec(const Plan& plan, size_t output) {
+  return plan.buffers[static_cast<size_t>(plan.outputs[output].buffer)];
+}
+
+int64_t Count(const Plan& plan, Kind kind) {
+  return std::count_if(plan.buffers.begin(), plan.buffers.end(),
+                       [&](const BufferSpec& spec) { return spec.kind == kind; });
+}
+
+// --- Where values stand ---
+
+TEST(PlanTest, AnEagerAllReduceIsOneStepWithoutEvents) {
+  RankBuilder b(1, 4);
+  AddOutput(&b, b.AllReduce(b.Input(F32({6}))));
+  const Plan plan = Compile(b);
+  ASSERT_EQ(plan.buffers.size(), 2u);
+  EXPECT_EQ(plan.buffers[0].kind, Kind::kInput);
+  EXPECT_EQ(plan.buffers[0].index, 0);
+  EXPECT_EQ(plan.buffers[1].kind, Kind::kShared);
+  EXPECT_EQ(plan.buffers[1].index, 0);
+  EXPECT_EQ(plan.buffers[1].bytes, 24);
+  EXPECT_TRUE(plan.input_may_be_staging[0]);
+  const DevicePlan device = Slot(plan);
+  ASSERT_EQ(device.steps.size(), 1u);
+  EXPECT_EQ(device.num_events, 0);
+  EXPECT_EQ(device.steps[0].stream, StreamId::kCommunication);
+  EXPECT_EQ(device.collectives[0].count, 6);
+  ASSERT_EQ(plan.operands.size(), 1u);
+  EXPECT_EQ(plan.operands[0][0].buffer, 0);
+  // Where memory is not shared, the result is this rank's own.
+  EXPECT_EQ(OutputSpec(Compile(b, false), 0).kind, Kind::kOwned);
+}
+
+TEST(PlanTest, MovesAreAliasesAndTheirOperandsAreCounted) {
+  RankBuilder b(1, 3);
+  const ValueIndex x = b.Input(F32({4}));
+  const ValueIndex made = b.Op("neg", {x});
+  const std::vector<ValueIndex> all = b.AllGather(made);
+  AddOutput(&b, all[0]);
+  AddOutput(&b, all[1]);
+  const ValueIndex seen = b.Broadcast(-1, F32({4}), 2);
+  AddOutput(&b, b.Op("add", {seen, x}));
+  const Plan plan = Compile(b);
+  EXPECT_EQ(OutputSpec(plan, 0).kind, Kind::kPeer);
+  EXPECT_EQ(OutputSpec(plan, 0).index, 0);
+  EXPECT_EQ(OutputSpec(plan, 0).list_member, 0);
+  // Its own operand needs no other buffer, and it is the output as well.
+  EXPECT_EQ(OutputSpec(plan, 1).kind, Kind::kOwned);
+  EXPECT_EQ(plan.operands[0][0].buffer, plan.outputs[1].buffer);
+  EXPECT_FALSE(plan.input_may_be_staging[0]);
+  // all[2] is read by nobody: no buffer, no address.
+  EXPECT_EQ(Count(plan, Kind::kPeer), 2);
+  const DevicePlan device = Slot(plan);
+  const DevicePlan::Step& gather = device.steps[1];
+  ASSERT_EQ(gather.outputs.size(), 3u);
+  EXPECT_EQ(gather.outputs[0].buffer, plan.outputs[0].buffer);
+  EXPECT_EQ(gather.outputs[0].producer, 0);
+  EXPECT_EQ(gather.outputs[1].buffer, -1);
+  EXPECT_EQ(gather.outputs[2].buffer, -1);
+
+  const Plan apart = Compile(b, false);
+  EXPECT_EQ(Count(apart, Kind::kPeer), 0);
+  EXPECT_EQ(Count(apart, Kind::kOwned), 3);
+  EXPECT_EQ(Slot(apart).steps[1].outputs[0].producer, -1);
+}
+
+TEST(PlanTest, ARootReadsItsOwnBroadcast) {
+  RankBuilder b(2, 3);
+  const ValueIndex x = b.Input(F32({4}));
+  AddOutput(&b, b.Broadcast(x, F32({4}), 2));
+  const Plan plan = Compile(b);
+  EXPECT_EQ(plan.outputs[0].buffer, 0);
+  EXPECT_EQ(plan.operands[0][0].buffer, 0);
+  EXPECT_FALSE(plan.input_may_be_staging[0]) << "other ranks keep it";
+  EXPECT_EQ(Slot(plan).steps[0].outputs[0].buffer, -1);
+}
+
+TEST(PlanTest, PairsHaveTheirMembersInTheOrderOfTheirRanks) {
+  for (const bool low : {true, false}) {
+    RankBuilder b(low ? 1 : 4, 6);
+    const int peer = low ? 4 : 1;
+    b.Send(b.Input(F32({4})), peer);
+    AddOutput(&b, b.Recv(F32({4}), peer));
+    const Plan plan = Compile(b);
+    EXPECT_EQ(OutputSpec(plan, 0).kind, Kind::kPeer);
+    EXPECT_EQ(OutputSpec(plan, 0).list_member, peer);
+    const DevicePlan device = Slot(plan);
+    EXPECT_EQ(device.collectives[0].root, low ? 1 : 0);
+    EXPECT_EQ(device.collectives[1].root, low ? 1 : 0);
+    EXPECT_EQ(device.steps[1].outputs[0].producer, low ? 1 : 0);
+  }
+}
+
+TEST(PlanTest, OutputsMayBeInputsAliasesOrTheSameTwice) {
+  RankBuilder b;
+  const ValueIndex x = b.Input(F32({2, 3}));
+  const Attributes flat = {{"dims", std::vector<int64_t>{6}}};
+  const ValueIndex y = b.Op("neg", {x});
+  AddOutput(&b, x);
+  AddOutput(&b, b.Op("reshape", {x}, flat));
+  AddOutput(&b, b.Op("reshape", {y}, flat));
+  AddOutput(&b, y);
+  AddOutput(&b, y);
+  AddOutput(&b, b.Op("copy", {y}));
+  const Plan plan = Compile(b);
+  EXPECT_EQ(plan.outputs[0].buffer, 0);
+  EXPECT_EQ(plan.outputs[1].buffer, 0);
+  for (int i = 3; i < 6; ++i) EXPECT_EQ(plan.outputs[i].buffer, plan.outputs[2].buffer);
+  EXPECT_EQ(OutputSpec(plan, 2).kind, Kind::kOwned);
+  EXPECT_EQ(plan.buffers.size(), 2u);
+  EXPECT_EQ(Slot(plan).steps.size(), 1u) << "aliases cost nothing";
+  EXPECT_FALSE(plan.input_may_be_staging[0]);
+}
+
+TEST(PlanTest, StagingMemoryIsReadOnlyByFloatingPointReductions) {
+  RankBuilder b(0, 2);
+  const ValueIndex reduced = b.Input(F32({4}));
+  const ValueIndex whole = b.Input(TensorType(DType::kI64, {4}));
+  const ValueIndex both = b.Input(F32({4}));
+  const ValueIndex shaped = b.Input(F32({2, 2}));
+  const ValueIndex kept = b.Input(F32({4}));
+  b.Input(F32({4}));  // unused
+  AddOutput(&b, b.AllReduce(reduced));
+  AddOutput(&b, b.AllReduce(reduced));
+  AddOutput(&b, b.AllReduce(whole));
+  AddOutput(&b, b.Op("add", {b.AllReduce(both), both}));
+  AddOutput(&b, b.AllReduce(b.Op("reshape", {shaped}, {{"dims", std::vector<int64_t>{4}}})));
+  AddOutput(&b, b.AllReduce(kept));
+  AddOutput(&b, kept);
+  const Plan plan = Compile(b);
+  EXPECT_EQ(plan.input_may_be_staging, (std::vector<bool>{true, false, false, true, false, true}));
+}
+
+// --- Workspace ---
+
+TEST(PlanTest, DeadValuesMakeRoomForLaterOnes) {
+  RankBuilder b;
+  ValueIndex v = b.Input(F32({1000}));
+  for (int i = 0; i < 50; ++i) v = b.Op("sin", {v});
+  for (int i = 0; i < 50; ++i)
+    v = b.Op("reshape",
+             {b.Op("transpose", {b.Op("reshape", {v}, {{"dims", std::vector<int64_t>{10, 100}}})},
+                   {{"perm", std::vector<int64_t>{1, 0}}})},
+             {{"dims", std::vector<int64_t>{1000}}});
+  AddOutput(&b, v);
+  const Plan plan = Compile(b);
+  // In place as long as ops are elementwise; then each reads one block and writes another.
+  EXPECT_EQ(plan.workspace_bytes[0], 2 * 4096);
+  EXPECT_EQ(Count(plan, Kind::kWorkspace), 1);
+  const DevicePlan device = Slot(plan);
+  for (const DevicePlan::Step& step : device.steps) {
+    if (device.nodes[static_cast<size_t>(step.node)].node.op == "transpose") {
+      EXPECT_FALSE(step.inputs[0] == step.outputs[0]);
+    }
+  }
+}
+
+TEST(PlanTest, UnneededNodesAreLeftOutButNeverCollectives) {
+  RankBuilder b(0, 2);
+  const ValueIndex x = b.Input(F32({4}));
+  b.Op("add", {b.Op("neg", {x}), x});
+  b.AllReduce(b.Op("sin", {x}));
+  const Plan plan = Compile(b);
+  const DevicePlan device = Slot(plan);
+  ASSERT_EQ(device.steps.size(), 2u);
+  EXPECT_EQ(device.nodes[0].node.op, "sin");
+  EXPECT_GE(device.steps[1].collective, 0);
+  EXPECT_EQ(Count(plan, Kind::kShared), 0) << "nobody reads it";
+}
+
+// A block that a collective still reads is not written by the next local op, unless that op waits
+// for the collective anyway.
+TEST(PlanTest, MemoryThatTheOtherStreamStillReadsIsNotUsedAgain) {
+  RankBuilder b(0, 2);
+  const ValueIndex x = b.Input(F32({1000}));
+  const ValueIndex sum = b.AllReduce(b.Op("sin", {x}));  // reads block 0
+  const ValueIndex other = b.Op("cos", {x});             // not ordered behind it: block 1
+  const ValueIndex after = b.Op("add", {sum, other});    // waits: now block 0 is free, and 1
+  AddOutput(&b,
+            b.Op("mul", {b.Op("transpose", {after}, {{"perm", std::vector<int64_t>{0}}}), after}));
+  const DevicePlan device = Slot(Compile(b));
+  ASSERT_EQ(device.steps.size(), 6u);
+  EXPECT_EQ(device.steps[0].outputs[0].offset, 0);
+  EXPECT_EQ(device.steps[2].outputs[0].offset, 4096);
+  EXPECT_EQ(device.steps[2].wait, -1);
+  EXPECT_GE(device.steps[3].wait, 0);
+  EXPECT_EQ(device.steps[4].outputs[0].offset, 0);
+}
+
+TEST(PlanTest, WaitsStandOnlyWhereAValueCrossesStreams) {
+  RankBuilder b(0, 2);
+  const ValueIndex x = b.Input(F32({8}));
+  const ValueIndex a = b.Op("sin", {x});
+  const ValueIndex r1 = b.AllReduce(a);
+  const ValueIndex r2 = b.AllReduce(r1);
+  const ValueIndex r3 = b.AllReduce(a);  // has waited for a already
+  const ValueIndex c = b.Op("add", {r1, r2});
+  const ValueIndex d = b.Op("add", {r1, c});  // has waited for r2, hence for r1
+  AddOutput(&b, b.Op("add", {d, r3}));
+  const DevicePlan device = Slot(Compile(b));
+  std::vector<int> waits;
+  for (size_t i = 0; i < device.steps.size(); ++i) {
+    if (device.steps[i].wait >= 0) waits.push_back(static_cast<int>(i));
+  }
+  EXPECT_EQ(waits, (std::vector<int>{1, 4, 6}));
+  EXPECT_EQ(device.num_events, 2);
+}
+
+TEST(PlanTest, CopiesBetweenSlotsSendAndReceive) {
+  RankBuilder b(0, 1, 2);
+  const ValueIndex x = b.Input(F32({4}), 0);
+  const ValueIndex there = b.Op("copy", {b.Op("neg", {x})}, {}, 1);
+  const ValueIndex again = b.Op("copy", {x}, {}, 1);
+  AddOutput(&b, b.Op("add", {there, again}, {}, 1));
+  for (const bool share : {true, false}) {
+    const Plan plan = Compile(b, share);
+    const DevicePlan from = Slot(plan, 0);
+    const DevicePlan to = Slot(plan, 1);
+    ASSERT_EQ(from.steps.size(), 3u);
+    ASSERT_EQ(to.steps.size(), 3u);
+    EXPECT_EQ(from.collectives[0].kind, CollectiveKind::kSend);
+    EXPECT_EQ(from.collectives[0].root, 1);
+    EXPECT_EQ(to.collectives[0].kind, CollectiveKind::kRecv);
+    EXPECT_EQ(to.collectives[0].root, 0);
+    for (size_t slot : {0, 1}) {
+      ASSERT_EQ(plan.collectives[slot].size(), 1u) << "one communicator for both";
+      EXPECT_EQ(plan.collectives[slot][0].participation, -1);
+      EXPECT_EQ(plan.collectives[slot][0].from_slot, 0);
+      EXPECT_EQ(plan.collectives[slot][0].to_slot, 1);
+    }
+    EXPECT_EQ(to.steps[0].outputs[0].buffer < 0, share);
+    EXPECT_EQ(plan.outputs[0].device_slot, 1);
+    EXPECT_GE(to.steps[2].wait, 0);
+  }
+}
+
+// The donor of the only output of a graph that `build` makes of a donatable input.
+template <typename F>
+int32_t DonorOf(const F& build, int32_t ranks = 1) {
+  RankBuilder b(0, ranks);
+  GraphInput input;
+  input.type = F32({3, 3});
+  input.donatable = true;
+  const ValueIndex x = b.graph().AddInput(input);
+  GraphOutput output;
+  output.value = build(&b, x);
+  output.may_alias = 0;
+  b.graph().AddOutput(output);
+  return Compile(b).outputs.back().donor;
+}
+
+TEST(PlanTest, OutputsTakeOverAnInputOnlyWhereNobodyReadsItLater) {
+  using B = RankBuilder;
+  EXPECT_EQ(DonorOf([](B* b, ValueIndex x) { return b->Op("neg", {x}); }), 0);
+  EXPECT_EQ(DonorOf([](B* b, ValueIndex x) {
+              return b->Op("matmul", {x, x});
+            }),
+            -1)
+      << "not elementwise";
+  EXPECT_EQ(DonorOf([](B* b, ValueIndex x) {
+              return b->Op("neg", {b->Op("matmul", {x, x})});
+            }),
+            0)
+      << "read before";
+  EXPECT_EQ(DonorOf([](B* b, ValueIndex x) {
+              const ValueIndex y = b->Op("neg", {x});
+              AddOutput(b, b->Op("add", {y, x}));
+              return y;
+            }),
+            -1)
+      << "read afterwards";
+  EXPECT_EQ(DonorOf([](B* b, ValueIndex x) {
+              AddOutput(b, x);
+              return b->Op("neg", {x});
+            }),
+            -1)
+      << "an output itself";
+  EXPECT_EQ(DonorOf([](B* b, ValueIndex x) { return b->Op("neg", {b->AllReduce(x)}); }, 2), -1)
+      << "the run has a collective";
+}
+
+// --- Votes ---
+
+TEST(PlanTest, VotesSayWhatEachCollectiveIsAndWhatItFollows) {
+  RankBuilder b(1, 3);
+  const ValueIndex x = b.Input(F32({2, 2}));
+  const ValueIndex r0 = b.AllReduce(x);
+  const ValueIndex r1 = b.AllReduce(b.Op("neg", {r0}));
+  const std::vector<ValueIndex> g2 = b.AllGather(x);
+  const ValueIndex r3 = b.AllReduce(b.Op("add", {b.Op("add", {r0, r1}), g2[0]}));
+  b.Broadcast(-1, F32({7}), 2);
+  b.Recv(F32({5}), 0, 9);
+  b.Barrier();
+  AddOutput(&b, r3);
+  const Plan plan = Compile(b);
+  const auto& p = plan.votes->participations;
+  ASSERT_EQ(p.size(), 7u);
+  EXPECT_EQ(p[0].descriptor.ToString(), "all_reduce SUM f32[2,2]");
+  EXPECT_TRUE(p[0].after.empty());
+  EXPECT_EQ(p[1].after, (std::vector<int32_t>{0}));
+  EXPECT_TRUE(p[2].after.empty());
+  EXPECT_EQ(p[3].after, (std::vector<int32_t>{1, 2})) << "0 is before 1 anyway";
+  EXPECT_EQ(p[4].descriptor.root, GroupRank(2));
+  EXPECT_EQ(p[4].descriptor.dims, (std::vector<int64_t>{7}));
+  EXPECT_EQ(p[5].descriptor.kind, CollectiveKind::kSend);
+  EXPECT_TRUE(p[5].is_recv);
+  EXPECT_EQ(p[5].peer, GroupRank(0));
+  EXPECT_EQ(p[5].tag, 9);
+  EXPECT_EQ(p[6].descriptor.kind, CollectiveKind::kBarrier);
+  for (const Participation& part : p) {
+    EXPECT_EQ(part.member, GroupRank(1));
+    EXPECT_TRUE(part.wants_grad);
+  }
+  EXPECT_EQ(p[1].node, 2);
+}
+
+TEST(PlanTest, FingerprintsTellVotesApartButNotSources) {
+  const auto build = [](int64_t size, bool more, const std::string& source) {
+    RankBuilder b(0, 2);
+    const ValueIndex x = b.Input(F32({size}));
+    AddOutput(&b, b.AllReduce(x));
+    if (more) b.Barrier();
+    Graph graph = b.graph().Build();
+    graph.nodes[0].source = source;
+    return Compile(graph).votes->fingerprint;
+  };
+  EXPECT_EQ(build(4, false, "a.cc:1"), build(4, false, "b.cc:2"));
+  EXPECT_NE(build(4, false, ""), build(5, false, ""));
+  EXPECT_NE(build(4, false, ""), build(4, true, ""));
+}
+
+TEST(PlanTest, AnotherOrderOfCollectivesIsFollowed) {
+  RankBuilder b(0, 2);
+  const ValueIndex x = b.Input(F32({4}));
+  const ValueIndex r0 = b.AllReduce(x);
+  const ValueIndex y = b.Op("neg", {r0});
+  const ValueIndex r1 = b.AllReduce(b.Op("sin", {x}));
+  AddOutput(&b, b.Op("add", {y, r1}));
+  const DevicePlan device = Slot(Compile(b, true, {1, 0}));
+  ASSERT_EQ(device.steps.size(), 5u);
+  EXPECT_EQ(device.nodes[0].node.op, "sin");
+  EXPECT_EQ(device.steps[0].node, 0);
+  EXPECT_GE(device.steps[1].collective, 0);
+  EXPECT_GE(device.steps[2].collective, 0);
+
+  const Graph graph = b.graph().Build();
+  for (const std::vector<int32_t>& order :
+       std::vector<std::vector<int32_t>>{{0}, {0, 0}, {0, 2}, {0, -1}, {0, 1, 1}}) {
+    PlanOptions options;
+    options.order = order;
+    EXPECT_EQ(CompilePlan(graph, options).status().code(), absl::StatusCode::kInvalidArgument);
+  }
+  RankBuilder chain(0, 2);
+  AddOutput(&chain, chain.AllReduce(chain.Op("neg", {chain.AllReduce(chain.Input(F32({4})))})));
+  PlanOptions options;
+  options.order = {1, 0};
+  const absl::Status status = CompilePlan(chain.graph().Build(), options).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(status.message(), "the order puts participation 1 before 0, whose result it needs");
+}
+
+TEST(PlanTest, TwoMembersOnOneSlotAreRefused) {
+  GroupSlot slot;
+  slot.size = 2;
+  slot.held = {GroupRank(0), GroupRank(1)};
+  slot.device_slots = {0, 0};
+  Graph graph;
+  graph.group_slots = {slot};
+  EXPECT_EQ(CompilePlan(graph, {}).status().code(), absl::StatusCode::kUnimplemented);
+}
+
+// --- Bytes ---
+
+TEST(PlanTest, DevicePlansComeBackAsTheyWereAndTruncatedOnesDoNot) {
+  RankBuilder b(0, 3);
+  const ValueIndex x = b.Input(F32({4}));
+  AddOutput(&b, b.Op("add", {b.AllGather(b.Op("neg", {x}))[2], b.AllReduce(x)}));
+  const std::string bytes = Compile(b).device_plans[0];
+  const absl::StatusOr<DevicePlan> plan = DecodeDevicePlan(bytes);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(EncodeDevicePlan(*plan), bytes);
+  for (size_t size = 0; size < bytes.size(); ++size) {
+    EXPECT_EQ(DecodeDevicePlan(absl::string_view(bytes).substr(0, size)).status().code(),
+              absl::StatusCode::kInvalidArgument)
+        << size;
+  }
+  EXPECT_FALSE(DecodeDevicePlan(bytes + "x").ok());
+}
+
+TEST(PlanTest, UnsoundDevicePlansAreRefused) {
+  RankBuilder b(0, 3);
+  const ValueIndex x = b.Input(F32({4}));
+  AddOutput(&b, b.Op("add", {b.AllReduce(b.Op("neg", {x})), x}));
+  const absl::StatusOr<DevicePlan> good = DecodeDevicePlan(Compile(b).device_plans[0]);
+  ASSERT_TRUE(good.ok());
+  ASSERT_EQ(good->steps.size(), 3u);
+  const auto refused = [&](void (*change)(DevicePlan*)) {
+    DevicePlan plan = *good;
+    change(&plan);
+    return !DecodeDevicePlan(EncodeDevicePlan(plan)).ok();
+  };
+  EXPECT_FALSE(refused([](DevicePlan*) {}));
+  EXPECT_TRUE(refused([](DevicePlan* p) { p->steps[0].inputs[0].buffer = p->num_buffers; }));
+  EXPECT_TRUE(refused([](DevicePlan* p) { p->steps[0].inputs[0].buffer = -2; }));
+  EXPECT_TRUE(refused([](DevicePlan* p) { p->steps[0].outputs[0].offset = -1; }));
+  EXPECT_TRUE(refused([](DevicePlan* p) { p->steps[0].inputs.clear(); }));
+  EXPECT_TRUE(refused([](DevicePlan* p) { p->steps[0].node = 2; }));
+  EXPECT_TRUE(refused([](DevicePlan* p) { p->steps[0].node = -1; }));
+  EXPECT_TRUE(refused([](DevicePlan* p) { p->steps[1].node = 0; }));
+  EXPECT_TRUE(refused([](DevicePlan* p) { p->steps[1].collective = 1; }));
+  EXPECT_TRUE(refused([](DevicePlan* p) { p->collectives[0].binding = 1; }));
+  EXPECT_TRUE(refused([](DevicePlan* p) { p->collectives[0].count = -1; }));
+  EXPECT_TRUE(refused([](DevicePlan* p) { p->steps[0].record = -1; }))
+      << "waited for, not recorded";
+  EXPECT_TRUE(refused([](DevicePlan* p) { p->steps[1].wait = p->num_events; }));
+  EXPECT_TRUE(refused([](DevicePlan* p) { p->steps[1].stream = StreamId::kCompute; }))
+      << "a stream that waits for itself";
+  EXPECT_TRUE(refused([](DevicePlan* p) { p->num_events = 1 << 30; }));
+  EXPECT_TRUE(refused([](DevicePlan* p) { p->num_buffers = 0; }));
+}
+
+// --- Speed ---
+
+// What this thread has computed: a busy machine does not count.
+absl::Duration ThreadTime() {
+  timespec now;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return absl::DurationFromTimespec(now);
+}
+
+// 10,000 nodes take a few milliseconds; the bound is wide, for sanitizers and busy machines, but
+// not wide enough for anything quadratic.
+TEST(PlanTest, TenThousandNodesArePlannedInLinearTime) {
+  for (const int shape : {0, 1, 2, 3}) {
+    RankBuilder b(0, 2);
+    const ValueIndex x = b.Input(F32({16}));
+    ValueIndex v = x;
+    for (int i = 0; i < 5000; ++i) {
+      switch (shape) {
+        case 0:  // a chain of local ops
+          v = b.Op("add", {b.Op("neg", {v}), x});
+          break;
+        case 1:  // collectives that need each other
+          v = b.Op("neg", {b.AllReduce(v)});
+          break;
+        case 2:  // a sum of independent collectives
+          v = b.Op("add", {v, b.AllReduce(x)});
+          break;
+        default:  // a collective of each partial sum of collectives
+          v = b.Op("add", {v, b.AllReduce(v)});
+      }
+    }
+    AddOutput(&b, v);
+    const Graph graph = b.graph().Build();
+    const absl::Duration start = ThreadTime();
+    const absl::StatusOr<Plan> plan = CompilePlan(graph, {});
+    const absl::Duration took = ThreadTime() - start;
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    std::printf("shape %d: %s\n", shape, absl::FormatDuration(took).c_str());
+    EXPECT_LT(took, absl::Milliseconds(300)) << "shape " << shape;
+  }
+}
+
+}  // namespace
+}  // namespace testing
+}  // namespace chorus

@@ -1,0 +1,443 @@
+#include "core/transport/command.h"
+
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/error.h"
+#include "core/tensor/type.h"
+
+namespace chorus {
+namespace {
+
+constexpr uint64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
+constexpr uint64_t kMaxInt64 = std::numeric_limits<int64_t>::max();
+
+enum BindingKind : uint8_t { kTensorBinding = 0, kInlineBinding = 1, kExternalBinding = 2 };
+enum GraphPlace : uint8_t { kGraphInline = 0, kGraphStaged = 1 };
+
+// Names and offsets are never negative, so they go as plain varints; a negative one becomes a
+// number that is too large, which the decoder refuses.
+void Put32(int32_t value, ByteWriter* out) { out->PutVarint(static_cast<uint32_t>(value)); }
+void Put64(int64_t value, ByteWriter* out) { out->PutVarint(static_cast<uint64_t>(value)); }
+
+template <typename Tag>
+void PutId(SlotId<Tag> id, ByteWriter* out) {
+  Put32(id.slot, out);
+  out->PutVarint(id.generation);
+}
+
+void PutRange(const ExternalRange& range, ByteWriter* out) {
+  Put32(range.arena.value(), out);
+  Put64(range.offset, out);
+  out->PutVarint(range.strides.size());
+  for (const int64_t stride : range.strides) out->PutSigned(stride);
+}
+
+void PutBinding(const Binding& binding, ByteWriter* out) {
+  if (const TensorId* tensor = absl::get_if<TensorId>(&binding)) {
+    out->Put(kTensorBinding);
+    PutId(*tensor, out);
+  } else if (const InlineData* data = absl::get_if<InlineData>(&binding)) {
+    out->Put(kInlineBinding);
+    out->PutString(absl::string_view(data->bytes.data(), data->bytes.size()));
+  } else {
+    out->Put(kExternalBinding);
+    PutRange(absl::get<ExternalRange>(binding), out);
+  }
+}
+
+template <typename Id>
+void PutIds(const std::vector<Id>& ids, ByteWriter* out) {
+  out->PutVarint(ids.size());
+  for (const Id& id : ids) PutId(id, out);
+}
+
+// One overload for each body: the kind, then the bytes.
+CommandKind PutBody(const RegisterGraph& body, ByteWriter* out) {
+  PutId(body.graph, out);
+  if (!body.encoded.empty()) {
+    out->Put(kGraphInline);
+    out->PutString(body.encoded);
+  } else {
+    out->Put(kGraphStaged);
+    PutRange(body.staged, out);
+    Put64(body.staged_bytes, out);
+  }
+  return CommandKind::kRegisterGraph;
+}
+
+CommandKind PutBody(const Run& body, ByteWriter* out) {
+  PutId(body.graph, out);
+  out->PutVarint(body.inputs.size());
+  for (const Binding& input : body.inputs) PutBinding(input, out);
+  out->PutVarint(body.outputs.size());
+  for (const OutBinding& output : body.outputs) {
+    out->Put(output.kind);
+    if (output.kind == OutBinding::Kind::kFresh) PutId(output.id, out);
+    if (output.kind == OutBinding::Kind::kInto) PutRange(output.into, out);
+  }
+  out->PutVarint(body.groups.size());
+  for (const RunGroup& group : body.groups) {
+    Put64(group.world.value(), out);
+    Put32(group.group.value(), out);
+    Put64(group.epoch.value(), out);
+    out->PutVarint(group.base.size());
+    for (const int64_t base : group.base) Put64(base, out);
+  }
+  out->PutVarint(body.instances.size());
+  for (const InstanceKey& key : body.instances) EncodeInstanceKey(key, out);
+  // One bit an input, the first one lowest.
+  out->PutVarint(body.donate.size());
+  for (size_t i = 0; i < body.donate.size(); i += 8) {
+    uint8_t bits = 0;
+    for (size_t j = i; j < body.donate.size() && j < i + 8; ++j) {
+      bits = static_cast<uint8_t>(bits | (body.donate[j] ? 1 << (j - i) : 0));
+    }
+    out->Put(bits);
+  }
+  out->PutVarint(body.devices.size());
+  for (const DeviceIndex device : body.devices) Put32(device.value(), out);
+  out->PutVarint(body.gang);
+  return CommandKind::kRun;
+}
+
+CommandKind PutBody(const CreateTensor& body, ByteWriter* out) {
+  PutId(body.tensor, out);
+  EncodeType(body.type, out);
+  Put32(body.device.value(), out);
+  PutBinding(body.source, out);
+  return CommandKind::kCreateTensor;
+}
+
+CommandKind PutBody(const MakeReadable& body, ByteWriter* out) {
+  PutIds(body.tensors, out);
+  return CommandKind::kMakeReadable;
+}
+
+CommandKind PutBody(const Release& body, ByteWriter* out) {
+  PutIds(body.tensors, out);
+  PutIds(body.graphs, out);
+  return CommandKind::kRelease;
+}
+
+CommandKind PutBody(const DropTape& body, ByteWriter* out) {
+  out->PutVarint(body.entries.size());
+  for (const DropTape::Entry& entry : body.entries) {
+    Put64(entry.world.value(), out);
+    Put32(entry.member.value(), out);
+    EncodeInstanceKey(entry.key, out);
+    out->Put(static_cast<uint8_t>(entry.consumed ? 1 : 0));
+  }
+  return CommandKind::kDropTape;
+}
+
+CommandKind PutBody(const Cancel& body, ByteWriter* out) {
+  Put64(body.run.value(), out);
+  return CommandKind::kCancel;
+}
+
+CommandKind PutBody(const EnterEpoch& body, ByteWriter* out) {
+  Put64(body.world.value(), out);
+  Put64(body.epoch.value(), out);
+  return CommandKind::kEnterEpoch;
+}
+
+// Reads one frame's body and remembers the first field that was wrong.
+class BodyReader {
+ public:
+  explicit BodyReader(absl::string_view body) : in_(body) {}
+
+  bool ok() const { return in_.ok(); }
+  bool Done() const { return in_.Done(); }
+  size_t remaining() const { return in_.remaining(); }
+  // What was expected where decoding stopped.
+  const char* wrong() const { return wrong_ == nullptr ? "nothing more" : wrong_; }
+
+  // `expected` is what the error says.
+  int32_t Number32(const char* expected) {
+    return static_cast<int32_t>(Check(in_.GetVarint(), kMaxInt32, expected));
+  }
+  int64_t Number64(const char* expected) {
+    return static_cast<int64_t>(Check(in_.GetVarint(), kMaxInt64, expected));
+  }
+  uint64_t Unsigned64(const char* expected) {
+    return Check(in_.GetVarint(), ~uint64_t{0}, expected);
+  }
+  uint8_t Byte(uint8_t maximum, const char* expected) {
+    return static_cast<uint8_t>(Check(in_.Get<uint8_t>(), maximum, expected));
+  }
+  size_t Count(size_t min_bytes_each, const char* expected) {
+    return Check(in_.GetCount(min_bytes_each), ~uint64_t{0}, expected);
+  }
+  template <typename Id>
+  Id SlotName(const char* expected) {
+    Id id;
+    id.slot = Number32(expected);
+    id.generation = static_cast<uint32_t>(
+        Check(in_.GetVarint(), std::numeric_limits<uint32_t>::max(), expected));
+    return id;
+  }
+  absl::string_view String(size_t maximum, const char* expected) {
+    const absl::string_view bytes = in_.GetString();
+    Expect(bytes.size() <= maximum, expected);
+    return bytes;
+  }
+
+  ExternalRange Range() {
+    ExternalRange range;
+    range.arena = ArenaId(Number32("an arena's number"));
+    range.offset = Number64("an offset in an arena");
+    const size_t strides = Count(1, "a count of strides");
+    if (!Expect(strides <= TensorType::kMaxRank, "at most 16 strides")) return range;
+    range.strides.reserve(strides);
+    for (size_t i = 0; i < strides; ++i) range.strides.push_back(in_.GetSigned());
+    Expect(true, "strides");
+    return range;
+  }
+
+  Binding Source() {
+    switch (Byte(kExternalBinding, "a binding: 0 (tensor), 1 (inline) or 2 (external)")) {
+      case kInlineBinding: {
+        InlineData data;
+        const absl::string_view bytes =
+            String(InlineData::kMaxBytes, "inline data of at most 64 bytes");
+        if (ok()) data.bytes.assign(bytes.begin(), bytes.end());
+        return data;
+      }
+      case kExternalBinding:
+        return Range();
+      default:
+        return SlotName<TensorId>("a tensor's name");
+    }
+  }
+
+  InstanceKey Key() {
+    InstanceKey key = DecodeInstanceKey(&in_);
+    Expect(true, "an instance's key");
+    return key;
+  }
+
+  TensorType Type() {
+    TensorType type = DecodeType(&in_);
+    Expect(true, "a tensor type");
+    return type;
+  }
+
+  // Fails the whole frame unless `condition` holds and everything could be read.
+  bool Expect(bool condition, const char* expected) {
+    if (!condition) in_.Fail();
+    if (!in_.ok() && wrong_ == nullptr) wrong_ = expected;
+    return in_.ok();
+  }
+
+ private:
+  uint64_t Check(uint64_t value, uint64_t maximum, const char* expected) {
+    return Expect(value <= maximum, expected) ? value : 0;
+  }
+
+  ByteReader in_;
+  const char* wrong_ = nullptr;
+};
+
+void ReadBody(BodyReader* in, RegisterGraph* body) {
+  body->graph = in->SlotName<GraphId>("a graph's name");
+  if (in->Byte(kGraphStaged, "0 (the graph's bytes) or 1 (their place)") == kGraphInline) {
+    const absl::string_view encoded = in->String(kMaxFrameBytes, "a graph's bytes");
+    if (in->Expect(!encoded.empty(), "a graph's bytes")) {
+      body->encoded.assign(encoded.data(), encoded.size());
+    }
+  } else {
+    body->staged = in->Range();
+    in->Expect(body->staged.strides.empty(), "a graph without strides");
+    body->staged_bytes = in->Number64("the bytes of a staged graph");
+  }
+}
+
+void ReadBody(BodyReader* in, Run* body) {
+  body->graph = in->SlotName<GraphId>("a graph's name");
+  const size_t inputs = in->Count(2, "a count of inputs");
+  body->inputs.reserve(inputs);
+  for (size_t i = 0; i < inputs && in->ok(); ++i) body->inputs.push_back(in->Source());
+
+  const size_t outputs = in->Count(1, "a count of outputs");
+  body->outputs.reserve(outputs);
+  for (size_t i = 0; i < outputs && in->ok(); ++i) {
+    body->outputs.emplace_back();
+    OutBinding& output = body->outputs.back();
+    output.kind = static_cast<OutBinding::Kind>(
+        in->Byte(static_cast<uint8_t>(OutBinding::Kind::kDiscard),
+                 "an output's binding: 0 (fresh), 1 (into) or 2 (discard)"));
+    if (output.kind == OutBinding::Kind::kFresh)
+      output.id = in->SlotName<TensorId>("a tensor's name");
+    if (output.kind == OutBinding::Kind::kInto) output.into = in->Range();
+  }
+
+  const size_t groups = in->Count(4, "a count of groups");
+  body->groups.reserve(groups);
+  for (size_t i = 0; i < groups && in->ok(); ++i) {
+    body->groups.emplace_back();
+    RunGroup& group = body->groups.back();
+    group.world = WorldId(in->Number64("a world's number"));
+    group.group = GroupId(in->Number32("a group's number"));
+    group.epoch = Epoch(in->Number64("an epoch"));
+    const size_t members = in->Count(1, "a count of members");
+    group.base.reserve(members);
+    for (size_t j = 0; j < members && in->ok(); ++j) {
+      group.base.push_back(in->Number64("an instance's index"));
+    }
+  }
+
+  const size_t instances = in->Count(5, "a count of instances");
+  body->instances.reserve(instances);
+  for (size_t i = 0; i < instances && in->ok(); ++i) body->instances.push_back(in->Key());
+
+  // Not Count: eight take a byte.
+  const uint64_t donate = in->Unsigned64("a count of donation marks");
+  if (!in->Expect(donate == 0 || donate == inputs, "a donation mark for each input, or none"))
+    return;
+  body->donate.reserve(donate);
+  for (size_t i = 0; i < donate && in->ok(); i += 8) {
+    const size_t bits = donate - i < 8 ? donate - i : 8;
+    const uint8_t byte = in->Byte(static_cast<uint8_t>((1 << bits) - 1),
+                                  "donation marks, the rest of the byte zero");
+    for (size_t j = 0; j < bits; ++j) body->donate.push_back((byte >> j & 1) != 0);
+  }
+
+  const size_t devices = in->Count(1, "a count of devices");
+  body->devices.reserve(devices);
+  for (size_t i = 0; i < devices && in->ok(); ++i) {
+    body->devices.push_back(DeviceIndex(in->Number32("a device's number")));
+  }
+  body->gang = in->Unsigned64("a gang's id");
+}
+
+void ReadBody(BodyReader* in, CreateTensor* body) {
+  body->tensor = in->SlotName<TensorId>("a tensor's name");
+  body->type = in->Type();
+  body->device = DeviceIndex(in->Number32("a device's number"));
+  body->source = in->Source();
+  in->Expect(!absl::holds_alternative<TensorId>(body->source),
+             "a new tensor's source: 1 (inline) or 2 (external)");
+}
+
+template <typename Id>
+void ReadIds(BodyReader* in, std::vector<Id>* ids, const char* expected) {
+  const size_t count = in->Count(2, expected);
+  ids->reserve(count);
+  for (size_t i = 0; i < count && in->ok(); ++i) ids->push_back(in->SlotName<Id>(expected));
+}
+
+void ReadBody(BodyReader* in, MakeReadable* body) { ReadIds(in, &body->tensors, "tensors' names"); }
+
+void ReadBody(BodyReader* in, Release* body) {
+  ReadIds(in, &body->tensors, "tensors' names");
+  ReadIds(in, &body->graphs, "graphs' names");
+}
+
+void ReadBody(BodyReader* in, DropTape* body) {
+  const size_t entries = in->Count(8, "a count of tape entries");
+  body->entries.reserve(entries);
+  for (size_t i = 0; i < entries && in->ok(); ++i) {
+    body->entries.emplace_back();
+    DropTape::Entry& entry = body->entries.back();
+    entry.world = WorldId(in->Number64("a world's number"));
+    entry.member = GroupRank(in->Number32("a member's rank"));
+    entry.key = in->Key();
+    entry.consumed = in->Byte(1, "0 (abandoned) or 1 (consumed)") != 0;
+  }
+}
+
+void ReadBody(BodyReader* in, Cancel* body) {
+  body->run = Sequence(in->Number64("a run's number"));
+}
+
+void ReadBody(BodyReader* in, EnterEpoch* body) {
+  body->world = WorldId(in->Number64("a world's number"));
+  body->epoch = Epoch(in->Number64("an epoch"));
+}
+
+template <typename Body>
+absl::Status DecodeBody(absl::string_view bytes, const char* name, CommandBody* body) {
+  BodyReader in(bytes);
+  ReadBody(&in, &body->emplace<Body>());
+  if (in.Done()) return absl::OkStatus();
+  return Malformed(in.ok() ? absl::StrCat("frame of a ", name, ": expected its end, got ",
+                                          in.remaining(), " bytes more")
+                           : absl::StrCat("frame of a ", name, " with a body of ", bytes.size(),
+                                          " bytes: expected ", in.wrong(),
+                                          ", got something else or the end"));
+}
+
+}  // namespace
+
+void EncodeFrame(const Command& command, ByteWriter* out) {
+  const size_t start = out->size();
+  FrameStart header{0, 0, kFrameVersion};
+  out->PutRaw(&header, sizeof(header));
+  out->Put(command.sequence.value());
+  header.kind = static_cast<uint16_t>(
+      absl::visit([out](const auto& body) { return PutBody(body, out); }, command.body));
+  header.size = static_cast<uint32_t>(out->size() - start);
+  out->Overwrite(start, header.size);
+  out->Overwrite(start + sizeof(header.size), header.kind);
+}
+
+absl::StatusOr<Command> DecodeFrame(absl::string_view frame) {
+  if (frame.size() < kFrameHeaderBytes || frame.size() > kMaxFrameBytes) {
+    return Malformed(absl::StrCat("frame: expected ", kFrameHeaderBytes, " to ", kMaxFrameBytes,
+                                  " bytes, got ", frame.size()));
+  }
+  FrameStart header;
+  std::memcpy(&header, frame.data(), sizeof(header));
+  if (header.size != frame.size()) {
+    return Malformed(absl::StrCat("frame: expected the ", frame.size(),
+                                  " bytes that came, its header says ", header.size));
+  }
+  if (header.version != kFrameVersion) {
+    return MakeError(absl::StatusCode::kUnimplemented, Reason::kVersion,
+                     absl::StrCat("frame: this build speaks version ", kFrameVersion,
+                                  ", the frame has version ", header.version));
+  }
+  int64_t sequence = 0;
+  std::memcpy(&sequence, frame.data() + sizeof(header), sizeof(sequence));
+  if (sequence < 1) {
+    return Malformed(absl::StrCat("frame: expected a sequence from 1, got ", sequence));
+  }
+  const absl::string_view body = frame.substr(kFrameHeaderBytes);
+  absl::StatusOr<Command> command(absl::in_place);
+  command->sequence = Sequence(sequence);
+  absl::Status status;
+  switch (static_cast<CommandKind>(header.kind)) {
+    case CommandKind::kRegisterGraph:
+      status = DecodeBody<RegisterGraph>(body, "RegisterGraph", &command->body);
+      break;
+    case CommandKind::kRun:
+      status = DecodeBody<Run>(body, "Run", &command->body);
+      break;
+    case CommandKind::kCreateTensor:
+      status = DecodeBody<CreateTensor>(body, "CreateTensor", &command->body);
+      break;
+    case CommandKind::kMakeReadable:
+      status = DecodeBody<MakeReadable>(body, "MakeReadable", &command->body);
+      break;
+    case CommandKind::kRelease:
+      status = DecodeBody<Release>(body, "Release", &command->body);
+      break;
+    case CommandKind::kDropTape:
+      status = DecodeBody<DropTape>(body, "DropTape", &command->body);
+      break;
+    case CommandKind::kCancel:
+      status = DecodeBody<Cancel>(body, "Cancel", &command->body);
+      break;
+    case CommandKind::kEnterEpoch:
+      status = DecodeBody<EnterEpoch>(body, "EnterEpoch", &command->body);
+      break;
+    default:
+      status = Malformed(absl::StrCat("frame: expected a kind of 1 to 8, got ", header.kind));
+  }
+  if (!status.ok()) return status;
+  return command;
+}
+
+}  // namespace chorus

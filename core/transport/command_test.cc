@@ -1,0 +1,255 @@
+#include "core/transport/command.h"
+
+#include <cstring>
+#include <random>
+#include <string>
+
+#include "absl/strings/escaping.h"
+#include "core/base/error.h"
+#include "core/transport/sample_commands.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace chorus {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string Encode(const Command& command) {
+  ByteWriter out;
+  EncodeFrame(command, &out);
+  return out.Take();
+}
+
+Command Sample(int64_t sequence) {
+  for (const Command& command : SampleCommands()) {
+    if (command.sequence == Sequence(sequence)) return command;
+  }
+  ADD_FAILURE() << sequence;
+  return {};
+}
+
+std::string WithSize(std::string frame) {
+  const uint32_t size = static_cast<uint32_t>(frame.size());
+  std::memcpy(&frame[0], &size, sizeof(size));
+  return frame;
+}
+
+std::string ErrorText(const std::string& frame) {
+  const absl::StatusOr<Command> command = DecodeFrame(frame);
+  EXPECT_EQ(ErrorOf(command.status()).reason, Reason::kMalformed) << command.status();
+  return std::string(command.status().message());
+}
+
+TEST(FrameTest, EveryKindComesBackAsItWas) {
+  for (const Command& command : SampleCommands()) {
+    const std::string frame = Encode(command);
+    const absl::StatusOr<Command> decoded = DecodeFrame(frame);
+    ASSERT_TRUE(decoded.ok()) << decoded.status();
+    EXPECT_EQ(decoded->sequence, command.sequence);
+    EXPECT_EQ(decoded->body.index(), command.body.index());
+    EXPECT_EQ(absl::BytesToHexString(Encode(*decoded)), absl::BytesToHexString(frame));
+  }
+}
+
+TEST(FrameTest, EveryFieldOfARunComesBack) {
+  const absl::StatusOr<Command> decoded = DecodeFrame(Encode(Sample(4)));
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  const chorus::Run& run = absl::get<chorus::Run>(decoded->body);
+  const ExternalRange& range = absl::get<ExternalRange>(run.inputs[2]);
+  EXPECT_EQ(run.graph, (GraphId{0x7fffffff, 0xffffffff}));
+  ASSERT_EQ(run.inputs.size(), 4u);
+  EXPECT_EQ(absl::get<TensorId>(run.inputs[0]), (TensorId{1, 2}));
+  EXPECT_THAT(absl::get<InlineData>(run.inputs[1]).bytes,
+              ::testing::ElementsAre('d', 'a', 't', 'a', '\0', '\xff'));
+  EXPECT_EQ(range.arena, ArenaId(3));
+  EXPECT_EQ(range.offset, int64_t{1} << 33);
+  EXPECT_THAT(range.strides, ::testing::ElementsAre(-12, 4, 1));
+  EXPECT_TRUE(absl::get<InlineData>(run.inputs[3]).bytes.empty());
+  ASSERT_EQ(run.outputs.size(), 3u);
+  EXPECT_EQ(run.outputs[0].kind, OutBinding::Kind::kFresh);
+  EXPECT_EQ(run.outputs[0].id, (TensorId{65535, 9}));
+  EXPECT_EQ(run.outputs[1].kind, OutBinding::Kind::kInto);
+  EXPECT_THAT(run.outputs[1].into.strides, ::testing::ElementsAre(-12, 4, 1));
+  EXPECT_EQ(run.outputs[2].kind, OutBinding::Kind::kDiscard);
+  ASSERT_EQ(run.groups.size(), 2u);
+  EXPECT_EQ(run.groups[0].world, WorldId(1));
+  EXPECT_EQ(run.groups[0].epoch, Epoch(3));
+  EXPECT_THAT(run.groups[0].base, ::testing::ElementsAre(5, 6, 7));
+  EXPECT_EQ(run.groups[1].world, WorldId(int64_t{1} << 40));
+  EXPECT_EQ(run.groups[1].group, GroupId(4));
+  EXPECT_TRUE(run.groups[1].base.empty());
+  ASSERT_EQ(run.instances.size(), 2u);
+  EXPECT_EQ(run.instances[1].tag, -9);
+  EXPECT_THAT(run.instances[1].path, ::testing::ElementsAre(2, 0));
+  EXPECT_THAT(run.donate, ::testing::ElementsAre(true, false, false, true));
+  EXPECT_THAT(run.devices, ::testing::ElementsAre(DeviceIndex(0), DeviceIndex(3)));
+  EXPECT_EQ(run.gang, ~uint64_t{0});
+}
+
+TEST(FrameTest, OtherFieldsComeBack) {
+  const auto staged = DecodeFrame(Encode(Sample(2)));
+  ASSERT_TRUE(staged.ok()) << staged.status();
+  EXPECT_EQ(absl::get<RegisterGraph>(staged->body).staged.offset, 4096);
+  EXPECT_EQ(absl::get<RegisterGraph>(staged->body).staged_bytes, 100000);
+  const auto create = DecodeFrame(Encode(Sample(5)));
+  ASSERT_TRUE(create.ok()) << create.status();
+  EXPECT_EQ(absl::get<CreateTensor>(create->body).type.ToString(), "f32[4,3]");
+  EXPECT_EQ(absl::get<CreateTensor>(create->body).device, DeviceIndex(1));
+  const auto release = DecodeFrame(Encode(Sample(7)));
+  ASSERT_TRUE(release.ok()) << release.status();
+  EXPECT_EQ(absl::get<Release>(release->body).graphs.size(), 2u);
+  const auto tape = DecodeFrame(Encode(Sample(8)));
+  ASSERT_TRUE(tape.ok()) << tape.status();
+  EXPECT_TRUE(absl::get<DropTape>(tape->body).entries[0].consumed);
+  EXPECT_EQ(absl::get<DropTape>(tape->body).entries[0].member, GroupRank(2));
+  EXPECT_EQ(absl::get<DropTape>(tape->body).entries[1].key.source, GroupRank(1));
+}
+
+// The format is fixed: a client and a daemon of different builds but equal version meet here.
+TEST(FrameTest, TheBytesOfASmallRunAreWhatTheyWere) {
+  EXPECT_EQ(absl::BytesToHexString(Encode(SampleSmallRun(3))),
+            "25000000"  // size
+            "0200"
+            "0100"              // kind, version
+            "0300000000000000"  // sequence
+            "0201"              // graph 2.1
+            "01"
+            "00"
+            "0b03"  // one input: tensor 11.3
+            "01"
+            "00"
+            "0c04"  // one output: fresh 12.4
+            "01"
+            "01"
+            "00"
+            "01"
+            "01"
+            "e807"  // one group: world 1, group 0, epoch 1, base 1000
+            "00"
+            "00"
+            "00"
+            "00");  // instances, donation marks, devices, gang
+}
+
+TEST(FrameTest, EncodingAppends) {
+  ByteWriter out;
+  EncodeFrame(Sample(9), &out);
+  const size_t first = out.size();
+  EncodeFrame(Sample(3), &out);
+  EXPECT_EQ(out.bytes().substr(0, first), Encode(Sample(9)));
+  EXPECT_EQ(out.bytes().substr(first), Encode(Sample(3)));
+}
+
+TEST(FrameTest, NoPrefixAndNothingBehindDecodes) {
+  for (const Command& command : SampleCommands()) {
+    const std::string frame = Encode(command);
+    for (size_t size = 0; size < frame.size(); ++size) {
+      EXPECT_FALSE(DecodeFrame(frame.substr(0, size)).ok()) << size;
+      if (size < kFrameHeaderBytes) continue;
+      EXPECT_FALSE(DecodeFrame(WithSize(frame.substr(0, size))).ok()) << size;
+    }
+    EXPECT_THAT(ErrorText(WithSize(frame + '\0')), HasSubstr("expected its end, got 1 bytes more"));
+  }
+}
+
+// Whatever decodes is the one encoding of what it says.
+TEST(FrameTest, EveryChangedByteIsRefusedOrMeansSomethingElse) {
+  int decoded_count = 0;
+  int refused = 0;
+  for (const Command& command : SampleCommands()) {
+    const std::string frame = Encode(command);
+    for (size_t at = 0; at < frame.size(); ++at) {
+      for (int value = 0; value < 256; ++value) {
+        std::string changed = frame;
+        changed[at] = static_cast<char>(value);
+        const absl::StatusOr<Command> decoded = DecodeFrame(changed);
+        decoded.ok() ? ++decoded_count : ++refused;
+        if (decoded.ok()) {
+          ASSERT_EQ(absl::BytesToHexString(Encode(*decoded)), absl::BytesToHexString(changed));
+        }
+      }
+    }
+  }
+  EXPECT_GT(decoded_count, 1000);
+  EXPECT_GT(refused, 1000);
+}
+
+TEST(FrameTest, ErrorsSayWhatWasExpected) {
+  Command command = Sample(3);
+  chorus::Run& run = absl::get<chorus::Run>(command.body);
+  run.graph.slot = -1;
+  EXPECT_THAT(ErrorText(Encode(command)), HasSubstr("frame of a Run"));
+  EXPECT_THAT(ErrorText(Encode(command)), HasSubstr("expected a graph's name"));
+  run.graph.slot = 1;
+  InlineData large;
+  large.bytes.resize(InlineData::kMaxBytes + 1);
+  run.inputs[0] = large;
+  EXPECT_THAT(ErrorText(Encode(command)), HasSubstr("inline data of at most 64 bytes"));
+  run.inputs[0] = ExternalRange{ArenaId(1), 0, std::vector<int64_t>(17, 1)};
+  EXPECT_THAT(ErrorText(Encode(command)), HasSubstr("at most 16 strides"));
+  run.inputs[0] = ExternalRange{ArenaId(1), -8, {}};
+  EXPECT_THAT(ErrorText(Encode(command)), HasSubstr("an offset in an arena"));
+  run.inputs[0] = TensorId{1, 1};
+  run.donate = {true, false};
+  EXPECT_THAT(ErrorText(Encode(command)), HasSubstr("a donation mark for each input, or none"));
+
+  Command create = Sample(5);
+  absl::get<CreateTensor>(create.body).source = TensorId{1, 1};
+  EXPECT_THAT(ErrorText(Encode(create)), HasSubstr("a new tensor's source"));
+
+  Command graph = Sample(2);
+  absl::get<RegisterGraph>(graph.body).staged.strides = {1};
+  EXPECT_THAT(ErrorText(Encode(graph)), HasSubstr("a graph without strides"));
+
+  EXPECT_THAT(ErrorText(Encode(Command{Sequence(0), Cancel{Sequence(1)}})),
+              HasSubstr("expected a sequence from 1, got 0"));
+  EXPECT_THAT(ErrorText("short"), HasSubstr("expected 16 to 65536 bytes, got 5"));
+  EXPECT_THAT(ErrorText(std::string(kMaxFrameBytes + 1, '\0')), HasSubstr("got 65537"));
+  std::string frame = Encode(Sample(9));
+  frame[0] = 99;
+  EXPECT_THAT(ErrorText(frame), HasSubstr("its header says 99"));
+  frame = Encode(Sample(9));
+  frame[4] = 77;
+  EXPECT_THAT(ErrorText(frame), HasSubstr("expected a kind of 1 to 8, got 77"));
+  frame = Encode(Sample(9));
+  frame[6] = 2;
+  const absl::Status version = DecodeFrame(frame).status();
+  EXPECT_EQ(ErrorOf(version).reason, Reason::kVersion);
+  EXPECT_THAT(std::string(version.message()),
+              HasSubstr("speaks version 1, the frame has version 2"));
+}
+
+// A count that the frame has no bytes for allocates nothing.
+TEST(FrameTest, CountsThatCannotBeTrueAreRefused) {
+  ByteWriter body;
+  body.PutVarint(1);  // graph 1.1
+  body.PutVarint(1);
+  body.PutVarint(uint64_t{1} << 60);
+  ByteWriter out;
+  EncodeFrame(Command{Sequence(1), chorus::Run()}, &out);
+  const std::string frame = WithSize(out.bytes().substr(0, kFrameHeaderBytes) + body.bytes());
+  EXPECT_THAT(ErrorText(frame), HasSubstr("a count of inputs"));
+}
+
+TEST(FrameTest, RandomBytesNeverCrash) {
+  const uint64_t seed = std::random_device()();
+  SCOPED_TRACE(seed);
+  std::mt19937_64 random(seed);
+  const std::vector<Command> samples = SampleCommands();
+  for (int i = 0; i < 50000; ++i) {
+    std::string frame = Encode(samples[random() % samples.size()]);
+    for (uint64_t changes = 1 + random() % 8; changes > 0; --changes) {
+      frame[random() % frame.size()] = static_cast<char>(random());
+    }
+    if (random() % 4 == 0) frame.resize(16 + random() % 200, static_cast<char>(random()));
+    frame = WithSize(frame);
+    const absl::StatusOr<Command> decoded = DecodeFrame(frame);
+    if (decoded.ok()) {
+      ASSERT_EQ(Encode(*decoded), frame);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace chorus

@@ -1,0 +1,72 @@
+// A command of each kind, with every field used, for tests and benchmarks.
+#ifndef CHORUS_CORE_TRANSPORT_SAMPLE_COMMANDS_H_
+#define CHORUS_CORE_TRANSPORT_SAMPLE_COMMANDS_H_
+
+#include <vector>
+
+#include "core/transport/command.h"
+
+namespace chorus {
+
+// What an eager collective sends: one input, one output, one group.
+inline Command SampleSmallRun(int64_t sequence) {
+  Run run;
+  run.graph = GraphId{2, 1};
+  run.inputs.push_back(TensorId{11, 3});
+  run.outputs.push_back(OutBinding{OutBinding::Kind::kFresh, TensorId{12, 4}, {}});
+  run.groups.push_back(RunGroup{WorldId(1), GroupId(0), Epoch(1), {1000}});
+  return Command{Sequence(sequence), std::move(run)};
+}
+
+inline std::vector<Command> SampleCommands() {
+  const InlineData data{{'d', 'a', 't', 'a', '\0', '\xff'}};
+  const InlineData no_data;
+  const ExternalRange range{ArenaId(3), int64_t{1} << 33, {-12, 4, 1}};
+  const InstanceKey forward{GroupId(2), Epoch(5), 77, GroupRank(-1), GroupRank(-1), 0, {}};
+  const InstanceKey pair{GroupId(0), Epoch(1), 3, GroupRank(1), GroupRank(0), -9, {2, 0}};
+
+  RegisterGraph inline_graph;
+  inline_graph.graph = GraphId{1, 7};
+  inline_graph.encoded = "not looked at";
+  RegisterGraph staged_graph;
+  staged_graph.graph = GraphId{1, 8};
+  staged_graph.staged = ExternalRange{ArenaId(0), 4096, {}};
+  staged_graph.staged_bytes = 100000;
+
+  Run run;
+  run.graph = GraphId{0x7fffffff, 0xffffffff};
+  run.inputs = {Binding(TensorId{1, 2}), Binding(data), Binding(range), Binding(no_data)};
+  run.outputs = {OutBinding{OutBinding::Kind::kFresh, TensorId{65535, 9}, {}},
+                 OutBinding{OutBinding::Kind::kInto, {}, range},
+                 OutBinding{OutBinding::Kind::kDiscard, {}, {}}};
+  run.groups = {RunGroup{WorldId(1), GroupId(0), Epoch(3), {5, 6, 7}},
+                RunGroup{WorldId(int64_t{1} << 40), GroupId(4), Epoch(1), {}}};
+  run.instances = {forward, pair};
+  run.donate = {true, false, false, true};
+  run.devices = {DeviceIndex(0), DeviceIndex(3)};
+  run.gang = ~uint64_t{0};
+
+  CreateTensor create;
+  create.tensor = TensorId{5, 1};
+  create.type = TensorType(DType::kF32, {Dim(4), Dim(3)});
+  create.device = DeviceIndex(1);
+  create.source = range;
+
+  return {
+      Command{Sequence(1), inline_graph},
+      Command{Sequence(2), staged_graph},
+      SampleSmallRun(3),
+      Command{Sequence(4), run},
+      Command{Sequence(5), create},
+      Command{Sequence(6), MakeReadable{{TensorId{1, 1}, TensorId{2, 300}}}},
+      Command{Sequence(7), Release{{TensorId{1, 1}}, {GraphId{2, 2}, GraphId{3, 3}}}},
+      Command{Sequence(8), DropTape{{{WorldId(1), GroupRank(2), forward, true},
+                                     {WorldId(1), GroupRank(0), pair, false}}}},
+      Command{Sequence(9), Cancel{Sequence(4)}},
+      Command{Sequence(int64_t{1} << 62), EnterEpoch{WorldId(1), Epoch(4)}},
+  };
+}
+
+}  // namespace chorus
+
+#endif  // CHORUS_CORE_TRANSPORT_SAMPLE_COMMANDS_H_
