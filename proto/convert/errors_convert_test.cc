@@ -1,0 +1,143 @@
+#include "proto/convert/errors_convert.h"
+
+#include <string>
+
+#include "core/base/error.h"
+#include "gtest/gtest.h"
+
+namespace chorus {
+namespace {
+
+Error FullError() {
+  Error error;
+  error.code = absl::StatusCode::kInvalidArgument;
+  error.reason = Reason::kMismatch;
+  error.message = "all_reduce of group 0: rank 0 asked for f32[4], rank 1 for f32[5]";
+  error.id = ErrorId(77);
+  error.culprit.rank = 1;
+  error.culprit.pid = 4711;
+  error.culprit.node = "node-b";
+  error.instance = "group 0 epoch 3 index 17";
+  error.op = "all_reduce";
+  error.source = "train.cc:42";
+  error.expected = "f32[4]";
+  error.got = "f32[5]";
+  for (int rank = 0; rank < 8; ++rank) {
+    error.ranks.push_back({rank, rank == 1 ? "all_reduce SUM f32[5]" : "all_reduce SUM f32[4]",
+                           "train.cc:42"});
+  }
+  return error;
+}
+
+void ExpectEqual(const Error& a, const Error& b) {
+  EXPECT_EQ(a.code, b.code);
+  EXPECT_EQ(a.reason, b.reason);
+  EXPECT_EQ(a.message, b.message);
+  EXPECT_EQ(a.id, b.id);
+  EXPECT_EQ(a.culprit, b.culprit);
+  EXPECT_EQ(a.instance, b.instance);
+  EXPECT_EQ(a.op, b.op);
+  EXPECT_EQ(a.source, b.source);
+  EXPECT_EQ(a.expected, b.expected);
+  EXPECT_EQ(a.got, b.got);
+  EXPECT_EQ(a.ranks, b.ranks);
+}
+
+TEST(ErrorsConvertTest, AllOfAnErrorCrossesTheWire) {
+  const grpc::Status wire = ToGrpc(ToStatus(FullError()));
+  EXPECT_EQ(wire.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(wire.error_message(), FullError().message);
+  ExpectEqual(ErrorOf(FromGrpc(wire)), FullError());
+}
+
+TEST(ErrorsConvertTest, EveryCodeAndReasonCrossesTheWire) {
+  for (int code = 1; code <= 16; ++code) {
+    for (int reason = 0; reason <= 50; ++reason) {
+      const Reason r = static_cast<Reason>(reason);
+      if (reason != 0 && ReasonFromName(ReasonName(r)) != r) continue;  // a number not in use
+      const absl::Status status = MakeError(static_cast<absl::StatusCode>(code), r, "text");
+      const absl::Status back = FromGrpc(ToGrpc(status));
+      EXPECT_EQ(back.code(), status.code());
+      EXPECT_EQ(ErrorOf(back).reason, r);
+    }
+  }
+  EXPECT_TRUE(ToGrpc(absl::OkStatus()).ok());
+  EXPECT_TRUE(FromGrpc(grpc::Status::OK).ok());
+}
+
+TEST(ErrorsConvertTest, StaysBelowFourKibibytesWhateverTheTexts) {
+  for (const char filler : {'x', '\xff', '\n', '\0'}) {
+    Error error = FullError();
+    const std::string text(100000, filler);
+    error.message = error.culprit.node = error.instance = error.op = error.source = text;
+    error.expected = error.got = text;
+    for (Error::Version& version : error.ranks) version.what = version.source = text;
+    for (int i = 0; i < 100; ++i) error.ranks.push_back({i, text, text});
+    // As a status carries it, and as a handler makes it from texts of its own.
+    const v1::RpcStatus packed = ToRpcStatus(ToStatus(error));
+    EXPECT_LE(packed.ByteSizeLong(), 4096u);
+    EXPECT_LE(ToGrpc(ToStatus(error)).error_details().size(), 4096u);
+    const Error back = ErrorOf(FromRpcStatus(packed));
+    EXPECT_EQ(back.code, error.code);
+    EXPECT_EQ(back.reason, error.reason);
+    EXPECT_EQ(back.culprit.rank, 1);
+    EXPECT_LE(back.ranks.size(), Error::kMaxRanks);
+    EXPECT_GE(back.ranks.size(), 1u);
+    EXPECT_FALSE(back.message.empty());
+  }
+}
+
+TEST(ErrorsConvertTest, UsesGooglesTypeUrls) {
+  const v1::RpcStatus packed =
+      ToRpcStatus(MakeError(absl::StatusCode::kUnavailable, Reason::kDraining, "going down"));
+  ASSERT_EQ(packed.details_size(), 2);
+  EXPECT_EQ(packed.details(0).type_url(), "type.googleapis.com/google.rpc.ErrorInfo");
+  EXPECT_EQ(packed.details(1).type_url(), "type.googleapis.com/google.rpc.RetryInfo");
+  v1::ErrorInfo info;
+  ASSERT_TRUE(info.ParseFromString(packed.details(0).value()));
+  EXPECT_EQ(info.reason(), "DRAINING");
+  EXPECT_EQ(info.domain(), "chorus");
+  v1::RetryInfo retry;
+  ASSERT_TRUE(retry.ParseFromString(packed.details(1).value()));
+  EXPECT_GT(retry.retry_delay().seconds(), 0);
+}
+
+TEST(ErrorsConvertTest, StatusesOfTheTransportGetAReason) {
+  const auto reason = [](grpc::StatusCode code) {
+    return ErrorOf(FromGrpc(grpc::Status(code, "from the channel"))).reason;
+  };
+  EXPECT_EQ(reason(grpc::StatusCode::UNAVAILABLE), Reason::kDaemonLost);
+  EXPECT_EQ(reason(grpc::StatusCode::DEADLINE_EXCEEDED), Reason::kTransportTimeout);
+  EXPECT_EQ(reason(grpc::StatusCode::CANCELLED), Reason::kCancelled);
+  EXPECT_EQ(reason(grpc::StatusCode::INTERNAL), Reason::kUnspecified);
+}
+
+TEST(ErrorsConvertTest, StrangeDetailsDoNoHarm) {
+  const absl::Status garbage = FromGrpc(
+      grpc::Status(grpc::StatusCode::ABORTED, "text", std::string("\xff\xff\xff not a status")));
+  EXPECT_EQ(garbage.code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(garbage.message(), "text");
+
+  v1::RpcStatus message;
+  message.set_code(1000);
+  EXPECT_EQ(FromRpcStatus(message).code(), absl::StatusCode::kUnknown);
+  message.set_code(-3);
+  EXPECT_EQ(FromRpcStatus(message).code(), absl::StatusCode::kUnknown);
+
+  // Another system's ErrorInfo is not taken for ours; numbers that are none are left out.
+  v1::ErrorInfo info;
+  info.set_reason("MISMATCH");
+  info.set_domain("example.com");
+  (*info.mutable_metadata())["rank"] = "three";
+  message.set_code(10);
+  message.add_details()->set_type_url("type.googleapis.com/google.rpc.ErrorInfo");
+  message.mutable_details(0)->set_value(info.SerializeAsString());
+  EXPECT_EQ(ErrorOf(FromRpcStatus(message)).reason, Reason::kUnspecified);
+  info.set_domain("chorus");
+  message.mutable_details(0)->set_value(info.SerializeAsString());
+  EXPECT_EQ(ErrorOf(FromRpcStatus(message)).reason, Reason::kMismatch);
+  EXPECT_EQ(ErrorOf(FromRpcStatus(message)).culprit.rank, -1);
+}
+
+}  // namespace
+}  // namespace chorus
