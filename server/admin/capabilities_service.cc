@@ -1,0 +1,54 @@
+#include "server/admin/capabilities_service.h"
+
+#include <string>
+
+#include "core/graph/graph.h"
+#include "core/ops/registry.h"
+#include "core/tensor/type.h"
+#include "core/transport/command.h"
+#include "proto/convert/convert.h"
+#include "server/service/call.h"
+
+namespace chorus {
+namespace {
+
+void Fill(const ServiceContext& service, v1::GetCapabilitiesResponse* to) {
+  to->set_oldest_api_version(kApiVersion);
+  to->set_newest_api_version(kApiVersion);
+  to->set_daemon_version(kDaemonVersion);
+  to->set_incarnation(service.incarnation);
+  to->set_backend(service.backend);
+  for (const OpDef* op : AllOps()) {
+    v1::GetCapabilitiesResponse::Op* entry = to->add_ops();
+    entry->set_name(std::string(op->name));
+    entry->set_version(op->version);
+    if (op->kind != CollectiveKind::kUnspecified) to->add_collectives(ToProto(op->kind));
+  }
+  for (int i = v1::DType_MIN + 1; i <= v1::DType_MAX; ++i) {
+    if (IsSupported(static_cast<DType>(i))) to->add_dtypes(static_cast<v1::DType>(i));
+  }
+  to->add_reductions(v1::REDUCTION_SUM);
+  to->add_transports(v1::TRANSPORT_UNARY);
+  to->add_transports(v1::TRANSPORT_STREAM);
+  if (service.attach != nullptr) to->add_transports(v1::TRANSPORT_RING);
+  to->set_max_inline_bytes(InlineData::kMaxBytes);
+  to->set_max_frame_bytes(kMaxFrameBytes);
+  to->set_max_chunk_bytes(kMaxChunkBytes);
+  to->set_newest_ir_version(Graph::kIrVersion);
+  to->set_max_tensors(service.max_tensors);
+  to->set_attach_path(service.attach_path);
+}
+
+}  // namespace
+
+grpc::ServerUnaryReactor* CapabilitiesService::Get(grpc::CallbackServerContext* context,
+                                                   const v1::GetCapabilitiesRequest*,
+                                                   v1::GetCapabilitiesResponse* response) {
+  auto call = Call<v1::GetCapabilitiesResponse>::Start(service_, context, response);
+  call->Reply(absl::OkStatus(), [service = service_](v1::GetCapabilitiesResponse* to) {
+    Fill(*service, to);
+  });
+  return call.get();
+}
+
+}  // namespace chorus

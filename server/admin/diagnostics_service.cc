@@ -1,0 +1,207 @@
+#include "server/admin/diagnostics_service.h"
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/types/optional.h"
+#include "core/base/error.h"
+#include "proto/convert/convert.h"
+#include "server/service/call.h"
+#include "server/service/durations.h"
+
+namespace chorus {
+namespace {
+
+constexpr int32_t kDefaultFlightEvents = 100;
+constexpr int32_t kMaxFlightEvents = 10000;
+
+// Lets `look(node, now, tenant)` take what it needs on the node thread, and `fill(what, response)`
+// make a message of it elsewhere.
+template <typename Response, typename Look, typename Fill>
+grpc::ServerUnaryReactor* Show(const ServiceContext* service,
+                               grpc::CallbackServerContext* context, Response* response, Look look,
+                               Fill fill) {
+  auto call = Call<Response>::Start(service, context, response);
+  const absl::StatusOr<Caller> caller = call->caller();
+  if (!caller.ok()) {
+    call->Reply(caller.status());
+    return call.get();
+  }
+  service->loop->Post([call, sees = std::string(caller->sees()), look = std::move(look),
+                       fill = std::move(fill)](LocalNode& node, absl::Time now) {
+    call->Reply(absl::OkStatus(), [what = look(node, now, sees), fill](Response* to) {
+      fill(what, to);
+    });
+  });
+  return call.get();
+}
+
+v1::SessionState StateTo(SessionState state) {
+  switch (state) {
+    case SessionState::kActive:
+      return v1::SESSION_STATE_ACTIVE;
+    case SessionState::kDetached:
+      return v1::SESSION_STATE_DETACHED;
+    case SessionState::kDead:
+      return v1::SESSION_STATE_DEAD;
+  }
+  return v1::SESSION_STATE_UNSPECIFIED;
+}
+
+void SessionTo(int64_t incarnation, const SessionInfo& info,
+               v1::ListSessionsResponse::Session* message) {
+  message->set_session(WireSession(incarnation, info.id));
+  message->set_tenant(info.tenant);
+  message->set_label(info.label);
+  if (info.pid >= 0) message->set_pid(info.pid);
+  message->set_attached(info.attached);
+  message->set_state(StateTo(info.state));
+  for (DeviceIndex device : info.devices) message->add_devices(device.value());
+  message->set_tensor_count(info.live_tensors);
+  message->set_graph_count(info.live_graphs);
+  message->set_staging_bytes(info.staging_bytes);
+  message->set_command_count(info.commands);
+  if (!info.attached) DurationTo(info.lease_left, message->mutable_lease_left());
+}
+
+void PendingTo(const LocalNode::PendingView& view, v1::ListPendingResponse::Pending* message) {
+  message->set_world(view.world.value());
+  message->set_world_name(view.world_name);
+  ToProto(view.instance.key, message->mutable_instance());
+  message->set_what(view.instance.what);
+  for (Rank rank : view.instance.voted) message->add_voted_ranks(rank.value());
+  for (Rank rank : view.instance.missing) message->add_missing_ranks(rank.value());
+  DurationTo(view.instance.waiting, message->mutable_waiting());
+  message->set_source(view.instance.source);
+}
+
+void EventTo(int64_t incarnation, const FlightEvent& event,
+             v1::ListFlightEventsResponse::Event* message) {
+  const int64_t nanos = absl::ToUnixNanos(event.time);
+  message->mutable_time()->set_seconds(nanos / 1'000'000'000);
+  message->mutable_time()->set_nanos(static_cast<int32_t>(nanos % 1'000'000'000));
+  message->set_kind(static_cast<v1::FlightKind>(static_cast<int>(event.kind)));
+  message->set_session(WireSessionOrZero(incarnation, event.session));
+  message->set_world(event.world.value());
+  message->set_sequence(event.sequence.value());
+  message->set_ticket(event.ticket.value());
+  message->set_epoch(event.epoch.value());
+  message->set_error_id(event.error.value());
+}
+
+}  // namespace
+
+grpc::ServerUnaryReactor* DiagnosticsService::ListDevices(grpc::CallbackServerContext* context,
+                                                          const v1::ListDevicesRequest*,
+                                                          v1::ListDevicesResponse* response) {
+  return Show(
+      service_, context, response,
+      [](LocalNode& node, absl::Time, const std::string&) { return node.Devices(); },
+      [](const std::vector<DeviceInfo>& devices, v1::ListDevicesResponse* to) {
+        for (const DeviceInfo& info : devices) {
+          v1::ListDevicesResponse::Device* device = to->add_devices();
+          device->set_device(info.index.value());
+          device->set_name(info.name);
+          device->set_launch_count(info.launches);
+          device->set_session_count(info.sessions);
+        }
+      });
+}
+
+grpc::ServerUnaryReactor* DiagnosticsService::ListSessions(grpc::CallbackServerContext* context,
+                                                           const v1::ListSessionsRequest*,
+                                                           v1::ListSessionsResponse* response) {
+  return Show(
+      service_, context, response,
+      [](LocalNode& node, absl::Time now, const std::string& sees) {
+        return node.Sessions(sees, now);
+      },
+      [service = service_](const std::vector<SessionInfo>& sessions,
+                           v1::ListSessionsResponse* to) {
+        for (const SessionInfo& info : sessions) {
+          SessionTo(service->incarnation, info, to->add_sessions());
+        }
+      });
+}
+
+grpc::ServerUnaryReactor* DiagnosticsService::ListPending(grpc::CallbackServerContext* context,
+                                                          const v1::ListPendingRequest*,
+                                                          v1::ListPendingResponse* response) {
+  return Show(
+      service_, context, response,
+      [](LocalNode& node, absl::Time now, const std::string& sees) {
+        return node.Pending(sees, now);
+      },
+      [](const std::vector<LocalNode::PendingView>& views, v1::ListPendingResponse* to) {
+        for (const LocalNode::PendingView& view : views) PendingTo(view, to->add_pending());
+      });
+}
+
+grpc::ServerUnaryReactor* DiagnosticsService::GetError(grpc::CallbackServerContext* context,
+                                                       const v1::GetErrorRequest* request,
+                                                       v1::GetErrorResponse* response) {
+  auto call = Call<v1::GetErrorResponse>::Start(service_, context, response);
+  const absl::StatusOr<Caller> caller = call->caller();
+  if (!caller.ok()) {
+    call->Reply(caller.status());
+    return call.get();
+  }
+  service_->loop->Post([call, id = ErrorId(request->error_id()),
+                        sees = std::string(caller->sees())](LocalNode& node, absl::Time) {
+    const absl::optional<Error> error = node.FindError(id, sees);
+    if (!error.has_value()) {
+      return call->Reply(
+          UnknownName(absl::StrCat("error ", id.value(), " is not recorded, or no longer kept")));
+    }
+    call->Reply(absl::OkStatus(), [error = *error](v1::GetErrorResponse* to) {
+      ToProto(error, to->mutable_error());
+    });
+  });
+  return call.get();
+}
+
+grpc::ServerUnaryReactor* DiagnosticsService::ListFlightEvents(
+    grpc::CallbackServerContext* context, const v1::ListFlightEventsRequest* request,
+    v1::ListFlightEventsResponse* response) {
+  const int32_t limit = request->limit() == 0 ? kDefaultFlightEvents : request->limit();
+  if (limit < 0 || limit > kMaxFlightEvents) {
+    auto call = Call<v1::ListFlightEventsResponse>::Start(service_, context, response);
+    call->Reply(
+        Malformed(absl::StrCat("limit: expected 0 to ", kMaxFlightEvents, ", got ", limit)));
+    return call.get();
+  }
+  return Show(
+      service_, context, response,
+      [limit](LocalNode& node, absl::Time, const std::string& sees) {
+        return node.Flight(sees, limit);
+      },
+      [service = service_](const std::vector<FlightEvent>& events,
+                           v1::ListFlightEventsResponse* to) {
+        for (const FlightEvent& event : events) {
+          EventTo(service->incarnation, event, to->add_events());
+        }
+      });
+}
+
+grpc::ServerUnaryReactor* DiagnosticsService::GetStats(grpc::CallbackServerContext* context,
+                                                       const v1::GetStatsRequest*,
+                                                       v1::GetStatsResponse* response) {
+  return Show(
+      service_, context, response,
+      [](LocalNode& node, absl::Time, const std::string&) { return node.Stats(); },
+      [](const NodeStats& stats, v1::GetStatsResponse* to) {
+        to->set_memory_limit_bytes(stats.memory_limit_bytes);
+        to->set_memory_used_bytes(stats.memory_used_bytes);
+        to->set_published_run_count(stats.runs_published);
+        to->set_failed_run_count(stats.runs_failed);
+        to->set_aliased_bytes(stats.paths.aliased_bytes);
+        to->set_reduced_bytes(stats.paths.reduced_bytes);
+        to->set_copied_bytes(stats.paths.copied_bytes);
+        to->set_streamed_bytes(stats.paths.streamed_bytes);
+      });
+}
+
+}  // namespace chorus

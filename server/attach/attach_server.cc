@@ -1,0 +1,402 @@
+#include "server/attach/attach_server.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/error.h"
+#include "glog/logging.h"
+#include "server/unix_listener.h"
+
+namespace chorus {
+namespace {
+
+// What epoll_event.data.u64 says; connections count from kFirstConnection.
+constexpr uint64_t kStop = 0;
+constexpr uint64_t kFirstListener = 1;
+constexpr uint64_t kFirstConnection = 1 << 16;
+
+bool Exited(int pidfd) {
+  pollfd entry = {pidfd, POLLIN, 0};
+  return poll(&entry, 1, 0) != 0;
+}
+
+void Answer(int socket, uint32_t id, AttachReply reply, absl::Span<const int> fds) {
+  reply.id = id;
+  const absl::Status sent = SendPacket(socket, EncodeAttachReply(reply), fds);
+  // A client that does not take its answers: its connection ends, which its own thread sees.
+  if (!sent.ok()) shutdown(socket, SHUT_RDWR);
+}
+
+void AnswerError(int socket, uint32_t id, const absl::Status& status) {
+  AttachReply reply;
+  reply.status = status;
+  Answer(socket, id, std::move(reply), {});
+}
+
+absl::Status Denied(absl::string_view why) {
+  return MakeError(absl::StatusCode::kPermissionDenied, Reason::kNotAttached,
+                   absl::StrCat("attach: ", why));
+}
+
+int64_t FileBytes(int fd) {
+  struct stat info = {};
+  return fstat(fd, &info) == 0 ? static_cast<int64_t>(info.st_size) : 0;
+}
+
+}  // namespace
+
+std::string RandomToken() {
+  std::string token(kAttachTokenBytes, '\0');
+  // At most 256 bytes come whole or not at all, once the system is up.
+  const ssize_t size = getrandom(&token[0], token.size(), 0);
+  CHECK_EQ(size, static_cast<ssize_t>(token.size())) << "getrandom: " << strerror(errno);
+  return token;
+}
+
+AttachServer::AttachServer(std::vector<UniqueFd> listeners, AttachOptions options, NodeLoop* loop)
+    : listeners_(std::move(listeners)), options_(std::move(options)), loop_(loop),
+      epoll_(epoll_create1(EPOLL_CLOEXEC)), stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      next_id_(kFirstConnection) {
+  epoll_event event = {};
+  event.events = EPOLLIN;
+  event.data.u64 = kStop;
+  epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, stop_.get(), &event);
+  for (size_t i = 0; i < listeners_.size(); ++i) {
+    event.data.u64 = kFirstListener + i;
+    epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, listeners_[i].get(), &event);
+  }
+  thread_ = std::thread([this] { Loop(); });
+}
+
+AttachServer::~AttachServer() {
+  const uint64_t one = 1;
+  if (write(stop_.get(), &one, sizeof(one)) < 0) LOG(ERROR) << "attach: " << strerror(errno);
+  thread_.join();
+  std::vector<ConnectionRef> rest;
+  {
+    MutexLock lock(&mutex_);
+    for (const auto& [id, connection] : connections_) rest.push_back(connection);
+  }
+  for (const ConnectionRef& connection : rest) Close(connection);
+}
+
+void AttachServer::Loop() {
+  for (;;) {
+    epoll_event events[64];
+    const int count = epoll_wait(epoll_.get(), events, 64, Sweep());
+    if (count < 0 && errno != EINTR) {
+      LOG(ERROR) << "attach: epoll_wait: " << strerror(errno);
+      return;
+    }
+    for (int i = 0; i < count; ++i) {
+      const uint64_t source = events[i].data.u64;
+      if (source == kStop) return;
+      if (source < kFirstConnection) {
+        AcceptAll(listeners_[source - kFirstListener].get());
+        continue;
+      }
+      ConnectionRef connection;
+      {
+        MutexLock lock(&mutex_);
+        const auto it = connections_.find(source);
+        if (it != connections_.end()) connection = it->second;
+      }
+      if (connection != nullptr) Receive(connection);
+    }
+  }
+}
+
+void AttachServer::AcceptAll(int listener) {
+  for (;;) {
+    UniqueFd socket(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!socket.valid()) {
+      if (errno == EINTR || errno == ECONNABORTED) continue;
+      if (errno == EAGAIN || errno == EWOULDBLOCK) return;
+      // Out of descriptors: the connection stays in the queue. Pause instead of spinning.
+      LOG(ERROR) << "attach: accept: " << strerror(errno);
+      pollfd stopped = {stop_.get(), POLLIN, 0};
+      poll(&stopped, 1, 100);
+      return;
+    }
+    const absl::StatusOr<PeerCredentials> peer = GetPeerCredentials(socket.get());
+    if (!peer.ok() || peer->pid <= 0) {
+      AnswerError(socket.get(), 0,
+                  Denied("the daemon cannot see the client's process (another PID namespace?)"));
+      continue;
+    }
+    const int on = 1;
+    setsockopt(socket.get(), SOL_SOCKET, SO_PASSCRED, &on, sizeof(on));
+    auto connection = std::make_shared<Connection>();
+    connection->pid = peer->pid;
+    connection->uid = peer->uid;
+    connection->socket = std::move(socket);
+    connection->deadline = absl::Now() + options_.handshake_timeout;
+    {
+      MutexLock lock(&mutex_);
+      int32_t& of_uid = per_uid_[connection->uid];
+      if (of_uid >= options_.max_connections_per_uid ||
+          connections_.size() >= static_cast<size_t>(options_.max_connections)) {
+        AnswerError(connection->socket.get(), 0,
+                    MakeError(absl::StatusCode::kResourceExhausted, Reason::kQuota,
+                              absl::StrCat("attach: too many connections: ", of_uid, " of uid ",
+                                           connection->uid, ", ", connections_.size(),
+                                           " in all")));
+        continue;
+      }
+      ++of_uid;
+      connection->id = next_id_++;
+      connections_[connection->id] = connection;
+    }
+    epoll_event event = {};
+    event.events = EPOLLIN | EPOLLRDHUP;
+    event.data.u64 = connection->id;
+    if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, connection->socket.get(), &event) != 0) {
+      LOG(ERROR) << "attach: epoll_ctl: " << strerror(errno);
+      Close(connection);
+    }
+  }
+}
+
+void AttachServer::Receive(const ConnectionRef& connection) {
+  // A bound on one client's turn: the rest is still there at the next.
+  for (int turn = 0; turn < 16; ++turn) {
+    absl::StatusOr<absl::optional<Packet>> packet =
+        ReceivePacket(connection->socket.get(), kMaxAttachMessageBytes, 0);
+    if (packet.ok() && !packet->has_value()) return;
+    absl::Status status = packet.status();
+    uint32_t id = 0;
+    if (status.ok()) {
+      const absl::StatusOr<AttachRequest> request = DecodeAttachRequest((*packet)->bytes);
+      status = request.status();
+      if (status.ok()) {
+        id = request->id;
+        status = Handle(connection, *request, **packet);
+      }
+    }
+    if (!status.ok()) {
+      if (!absl::IsUnavailable(status)) {
+        LOG(WARNING) << "attach: pid " << connection->pid << " uid " << connection->uid
+                     << " is refused: " << status.message();
+        AnswerError(connection->socket.get(), id, status);
+      }
+      Close(connection);
+      return;
+    }
+  }
+}
+
+absl::Status AttachServer::Handle(const ConnectionRef& connection, const AttachRequest& request,
+                                  const Packet& packet) {
+  Connection::State state;
+  SessionId session;
+  {
+    MutexLock lock(&mutex_);
+    state = connection->state;
+    session = connection->session;
+  }
+  if (request.kind == AttachRequest::Kind::kHello && state == Connection::State::kNew) {
+    return HandleHello(connection, request);
+  }
+  if (request.kind == AttachRequest::Kind::kProof && state == Connection::State::kChallenged) {
+    return HandleProof(connection, request, packet);
+  }
+  if (request.kind == AttachRequest::Kind::kHello || request.kind == AttachRequest::Kind::kProof ||
+      state == Connection::State::kNew || state == Connection::State::kChallenged) {
+    return Malformed("attach: expected Hello, then Proof, then the rest");
+  }
+  if (state != Connection::State::kBound) {
+    AnswerError(connection->socket.get(), request.id,
+                MakeError(absl::StatusCode::kFailedPrecondition, Reason::kNotAttached,
+                          "attach: open a session with the token first (Sessions.Open)"));
+    return absl::OkStatus();
+  }
+  CarryOut(connection, request, session);
+  return absl::OkStatus();
+}
+
+absl::Status AttachServer::HandleHello(const ConnectionRef& connection,
+                                       const AttachRequest& request) {
+  if (request.oldest_version > kAttachVersion || request.newest_version < kAttachVersion) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kVersion,
+                     absl::StrCat("attach: the client speaks versions ", request.oldest_version,
+                                  " to ", request.newest_version, ", this daemon (",
+                                  options_.daemon_version, ") speaks ", kAttachVersion));
+  }
+  UniqueFd pidfd(static_cast<int>(syscall(SYS_pidfd_open, connection->pid, 0)));
+  if (!pidfd.valid()) {
+    return errno == ESRCH ? Denied("the process that connected has ended")
+                          : MakeError(absl::StatusCode::kResourceExhausted, Reason::kQuota,
+                                      absl::StrCat("attach: pidfd_open: ", strerror(errno)));
+  }
+  AttachReply reply;
+  reply.version = kAttachVersion;
+  reply.secret = RandomToken();
+  {
+    MutexLock lock(&mutex_);
+    connection->pidfd = std::move(pidfd);
+    connection->secret = reply.secret;
+    connection->state = Connection::State::kChallenged;
+  }
+  Answer(connection->socket.get(), request.id, std::move(reply), {});
+  return absl::OkStatus();
+}
+
+absl::Status AttachServer::HandleProof(const ConnectionRef& connection,
+                                       const AttachRequest& request, const Packet& packet) {
+  if (request.nonce != connection->secret) return Denied("the proof is not what was asked for");
+  // The nonce did not exist before the pidfd: who sends it now with this pid is whom the pidfd is
+  // of, unless that process has ended.
+  if (packet.sender != connection->pid) {
+    return Denied(absl::StrCat("pid ", connection->pid, " connected, but pid ",
+                               packet.sender.value_or(-1),
+                               " speaks (a connection cannot be handed on or used after fork)"));
+  }
+  if (Exited(connection->pidfd.get())) return Denied("the process that connected has ended");
+  AttachReply reply;
+  reply.secret = RandomToken();
+  reply.incarnation = options_.incarnation;
+  reply.daemon_version = options_.daemon_version;
+  {
+    MutexLock lock(&mutex_);
+    connection->secret = reply.secret;
+    connection->state = Connection::State::kWelcome;
+    connection->deadline = absl::Now() + options_.open_timeout;
+    tokens_[reply.secret] = connection;
+  }
+  // The doorbell's descriptor is the node's, so its thread sends it.
+  loop_->Post([connection, id = request.id, reply = std::move(reply)](LocalNode& node,
+                                                                      absl::Time) {
+    Answer(connection->socket.get(), id, reply, {node.doorbell_fd()});
+  });
+  return absl::OkStatus();
+}
+
+void AttachServer::CarryOut(const ConnectionRef& connection, const AttachRequest& request,
+                            SessionId session) {
+  loop_->Post([connection, request, session](LocalNode& node, absl::Time) {
+    const int socket = connection->socket.get();
+    switch (request.kind) {
+      case AttachRequest::Kind::kSessionMemory: {
+        const auto memory = node.AttachMemory(session);
+        if (!memory.ok()) return AnswerError(socket, request.id, memory.status());
+        return Answer(socket, request.id, AttachReply(), {memory->memory_fd, memory->wake_fd});
+      }
+      case AttachRequest::Kind::kCreateStaging: {
+        const auto staging = node.CreateStaging(session, request.bytes);
+        if (!staging.ok()) return AnswerError(socket, request.id, staging.status());
+        AttachReply reply;
+        reply.arena = staging->arena;
+        reply.bytes = staging->bytes;
+        return Answer(socket, request.id, std::move(reply), {staging->fd});
+      }
+      case AttachRequest::Kind::kConfirmStaging:
+        return AnswerError(socket, request.id, node.ConfirmStaging(session, request.arena));
+      case AttachRequest::Kind::kReleaseStaging:
+        return AnswerError(socket, request.id, node.ReleaseStaging(session, request.arena));
+      case AttachRequest::Kind::kResultArena: {
+        const auto fd = node.ResultArenaFd(session, request.arena);
+        if (!fd.ok()) return AnswerError(socket, request.id, fd.status());
+        AttachReply reply;
+        reply.arena = request.arena;
+        reply.bytes = FileBytes(*fd);
+        return Answer(socket, request.id, std::move(reply), {*fd});
+      }
+      case AttachRequest::Kind::kHello:
+      case AttachRequest::Kind::kProof:
+        break;  // the handshake is over before anything comes here
+    }
+  });
+}
+
+void AttachServer::Close(const ConnectionRef& connection) {
+  bool bound;
+  SessionId session;
+  {
+    MutexLock lock(&mutex_);
+    if (connections_.erase(connection->id) == 0) return;
+    tokens_.erase(connection->secret);
+    const auto count = per_uid_.find(connection->uid);
+    if (--count->second == 0) per_uid_.erase(count);
+    bound = connection->state == Connection::State::kBound;
+    session = connection->session;
+  }
+  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, connection->socket.get(), nullptr);
+  shutdown(connection->socket.get(), SHUT_RDWR);
+  if (bound) {
+    loop_->Post([session](LocalNode& node, absl::Time now) {
+      node.SetDetached(session, true, now);
+    });
+  }
+}
+
+int AttachServer::Sweep() {
+  std::vector<ConnectionRef> overdue;
+  absl::Time next = absl::InfiniteFuture();
+  const absl::Time now = absl::Now();
+  {
+    MutexLock lock(&mutex_);
+    for (const auto& [id, connection] : connections_) {
+      if (connection->state == Connection::State::kClaimed ||
+          connection->state == Connection::State::kBound) {
+        continue;
+      }
+      if (connection->deadline <= now) {
+        overdue.push_back(connection);
+      } else {
+        next = std::min(next, connection->deadline);
+      }
+    }
+  }
+  for (const ConnectionRef& connection : overdue) {
+    LOG(INFO) << "attach: pid " << connection->pid << " has opened no session in time";
+    Close(connection);
+  }
+  if (next == absl::InfiniteFuture()) return -1;
+  return static_cast<int>(
+      absl::ToInt64Milliseconds(std::min(absl::Ceil(next - now, absl::Milliseconds(1)),
+                                         absl::Hours(1))));
+}
+
+absl::StatusOr<AttachServer::Client> AttachServer::Claim(absl::string_view token, uid_t uid) {
+  MutexLock lock(&mutex_);
+  const auto it = tokens_.find(token);
+  if (it == tokens_.end() || it->second->uid != uid) {
+    return Denied("the token is unknown, used or of another uid; connect to the attach socket");
+  }
+  Connection* const connection = it->second.get();
+  Client client;
+  client.connection = connection->id;
+  client.pid = connection->pid;
+  client.pidfd = UniqueFd(fcntl(connection->pidfd.get(), F_DUPFD_CLOEXEC, 0));
+  if (!client.pidfd.valid()) {
+    return MakeError(absl::StatusCode::kResourceExhausted, Reason::kQuota,
+                     absl::StrCat("attach: ", strerror(errno)));
+  }
+  connection->state = Connection::State::kClaimed;
+  tokens_.erase(it);
+  return client;
+}
+
+bool AttachServer::Bind(uint64_t connection, SessionId session) {
+  MutexLock lock(&mutex_);
+  const auto it = connections_.find(connection);
+  if (it == connections_.end()) return false;
+  it->second->state = Connection::State::kBound;
+  it->second->session = session;
+  return true;
+}
+
+}  // namespace chorus

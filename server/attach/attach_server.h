@@ -1,0 +1,112 @@
+// The daemon's end of the attach socket (core/transport/attach/protocol.h).
+//
+// Threads: one of its own does the handshakes; requests are carried out on the node thread, which
+//   also sends their answers. Claim, Bind and Forget come from any thread.
+// A client that breaks the protocol, or does not read its answers, loses its connection; nobody
+//   else notices. A connection that has opened no session in time is closed.
+#ifndef CHORUS_SERVER_ATTACH_ATTACH_SERVER_H_
+#define CHORUS_SERVER_ATTACH_ATTACH_SERVER_H_
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "core/base/ids.h"
+#include "core/base/mutex.h"
+#include "core/base/unique_fd.h"
+#include "core/node/node_loop.h"
+#include "core/transport/attach/packet.h"
+#include "core/transport/attach/protocol.h"
+
+namespace chorus {
+
+struct AttachOptions {
+  int64_t incarnation = 0;
+  std::string daemon_version;
+  // For a handshake, and then for Sessions.Open.
+  absl::Duration handshake_timeout = absl::Seconds(10);
+  absl::Duration open_timeout = absl::Seconds(60);
+  // Connections of one uid, and in all.
+  int32_t max_connections_per_uid = 4096;
+  int32_t max_connections = 16384;
+};
+
+class AttachServer {
+ public:
+  // `loop` outlives it.
+  AttachServer(std::vector<UniqueFd> listeners, AttachOptions options, NodeLoop* loop);
+  // Closes every connection; sessions are then detached.
+  ~AttachServer();
+
+  // What a token is worth.
+  struct Client {
+    uint64_t connection = 0;
+    pid_t pid = -1;
+    UniqueFd pidfd;
+  };
+  // Takes a token, once. PERMISSION_DENIED (NOT_ATTACHED): unknown, used, of another uid, or its
+  // connection has closed.
+  absl::StatusOr<Client> Claim(absl::string_view token, uid_t uid);
+  // From now on the connection's requests are for `session`, which the claimer has opened. False:
+  // the connection has closed meanwhile; the session is detached from the start.
+  bool Bind(uint64_t connection, SessionId session);
+
+ private:
+  struct Connection {
+    uint64_t id = 0;
+    UniqueFd socket;
+    pid_t pid = -1;
+    uid_t uid = 0;
+    UniqueFd pidfd;
+    enum class State { kNew, kChallenged, kWelcome, kClaimed, kBound } state = State::kNew;
+    std::string secret;  // the nonce, then the token
+    SessionId session;   // kBound
+    absl::Time deadline;  // of kNew, kChallenged and kWelcome
+  };
+  using ConnectionRef = std::shared_ptr<Connection>;
+
+  void Loop();
+  void AcceptAll(int listener);
+  // Reads what `connection` has sent. Closes it when it is at fault, or gone.
+  void Receive(const ConnectionRef& connection);
+  // An error closes the connection after it was told.
+  absl::Status Handle(const ConnectionRef& connection, const AttachRequest& request,
+                      const Packet& packet);
+  absl::Status HandleHello(const ConnectionRef& connection, const AttachRequest& request);
+  absl::Status HandleProof(const ConnectionRef& connection, const AttachRequest& request,
+                           const Packet& packet);
+  void CarryOut(const ConnectionRef& connection, const AttachRequest& request, SessionId session);
+  void Close(const ConnectionRef& connection);
+  // Closes what is overdue; milliseconds to the next deadline, -1: none.
+  int Sweep();
+
+  const std::vector<UniqueFd> listeners_;
+  const AttachOptions options_;
+  NodeLoop* const loop_;
+  const UniqueFd epoll_;
+  const UniqueFd stop_;  // an eventfd
+
+  Mutex mutex_;
+  uint64_t next_id_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<uint64_t, ConnectionRef> connections_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<std::string, ConnectionRef> tokens_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<uid_t, int32_t> per_uid_ ABSL_GUARDED_BY(mutex_);
+
+  std::thread thread_;
+};
+
+// 128 bits that nobody can guess.
+std::string RandomToken();
+
+}  // namespace chorus
+
+#endif  // CHORUS_SERVER_ATTACH_ATTACH_SERVER_H_

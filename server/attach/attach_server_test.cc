@@ -1,0 +1,432 @@
+// Both ends of the attach socket against a live daemon, and clients that do not keep to the protocol.
+
+#include "server/attach/attach_server.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "client/attach/attach_client.h"
+#include "core/base/error.h"
+#include "core/base/unique_fd.h"
+#include "core/node/node_loop.h"
+#include "core/transport/attach/packet.h"
+#include "core/transport/attach/protocol.h"
+#include "core/transport/session_memory.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "server/testing/rpc.h"
+#include "server/testing/test_daemon.h"
+#include "server/unix_listener.h"
+
+namespace chorus {
+namespace {
+
+using testing::HasSubstr;
+
+absl::Time Soon() { return absl::Now() + absl::Seconds(20); }
+
+std::unique_ptr<AttachClient> Attach(const TestDaemon& daemon) {
+  absl::StatusOr<std::unique_ptr<AttachClient>> client =
+      AttachClient::Connect(daemon.attach_path(), Soon());
+  EXPECT_TRUE(client.ok()) << client.status();
+  return client.ok() ? *std::move(client) : nullptr;
+}
+
+absl::Status OpenWith(RpcRank* rank, const std::string& token) {
+  v1::OpenSessionRequest request;
+  request.set_attach_token(token);
+  request.set_label("attached");
+  return rank->Open(request);
+}
+
+// A client without manners.
+class RawClient {
+ public:
+  explicit RawClient(const TestDaemon& daemon)
+      : socket_(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)) {
+    sockaddr_un address = {};
+    address.sun_family = AF_UNIX;
+    const std::string path = daemon.attach_path();
+    memcpy(address.sun_path, path.data(), path.size());
+    EXPECT_EQ(connect(socket_.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  }
+
+  int fd() const { return socket_.get(); }
+  void Send(const std::string& bytes, const std::vector<int>& fds = {}) {
+    // The daemon may have closed already.
+    SendPacket(socket_.get(), bytes, fds).IgnoreError();
+  }
+  void Send(const AttachRequest& request) { Send(EncodeAttachRequest(request)); }
+
+  // The next answer; UNAVAILABLE when the daemon has closed, DEADLINE_EXCEEDED when nothing comes.
+  absl::StatusOr<AttachReply> Receive() {
+    pollfd entry = {socket_.get(), POLLIN, 0};
+    if (poll(&entry, 1, 20000) <= 0) return absl::DeadlineExceededError("no answer");
+    CHORUS_ASSIGN_OR_RETURN(const absl::optional<Packet> packet,
+                            ReceivePacket(socket_.get(), kMaxAttachMessageBytes, 2));
+    if (!packet.has_value()) return absl::DeadlineExceededError("no packet");
+    return DecodeAttachReply(packet->bytes);
+  }
+
+  // Reads an error, then the end of the connection.
+  void ExpectRefused(absl::StatusCode code, const std::string& text) {
+    const absl::StatusOr<AttachReply> reply = Receive();
+    ASSERT_TRUE(reply.ok()) << reply.status();
+    EXPECT_EQ(reply->status.code(), code) << reply->status;
+    EXPECT_THAT(std::string(reply->status.message()), HasSubstr(text));
+    EXPECT_EQ(Receive().status().code(), absl::StatusCode::kUnavailable);
+  }
+
+ private:
+  UniqueFd socket_;
+};
+
+AttachRequest Hello(int32_t oldest = kAttachVersion, int32_t newest = kAttachVersion) {
+  AttachRequest hello;
+  hello.kind = AttachRequest::Kind::kHello;
+  hello.id = 1;
+  hello.oldest_version = oldest;
+  hello.newest_version = newest;
+  return hello;
+}
+
+AttachRequest Proof(const std::string& nonce) {
+  AttachRequest proof;
+  proof.kind = AttachRequest::Kind::kProof;
+  proof.id = 2;
+  proof.nonce = nonce;
+  return proof;
+}
+
+int OpenDescriptors() {
+  int count = 0;
+  DIR* const folder = opendir("/proc/self/fd");
+  while (readdir(folder) != nullptr) ++count;
+  closedir(folder);
+  return count;
+}
+
+TEST(AttachTest, AnAttachedSessionGetsItsMemory) {
+  TestDaemon daemon;
+  const auto client = Attach(daemon);
+  ASSERT_NE(client, nullptr);
+  EXPECT_EQ(client->token().size(), kAttachTokenBytes);
+  EXPECT_EQ(client->incarnation(), daemon.daemon().incarnation());
+  EXPECT_THAT(client->daemon_version(), HasSubstr("chorusd"));
+  struct stat doorbell;
+  ASSERT_EQ(fstat(client->doorbell_fd(), &doorbell), 0);
+  EXPECT_GT(doorbell.st_size, 0);
+  // The doorbell is the daemon's to write.
+  EXPECT_EQ(mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, client->doorbell_fd(), 0),
+            MAP_FAILED);
+
+  // Not before the session is there.
+  EXPECT_EQ(ErrorOf(client->SessionMemory(Soon()).status()).reason, Reason::kNotAttached);
+  RpcRank rank(daemon.Connect());
+  ASSERT_TRUE(OpenWith(&rank, client->token()).ok());
+  absl::StatusOr<AttachClient::SessionMemoryFds> fds = client->SessionMemory(Soon());
+  ASSERT_TRUE(fds.ok()) << fds.status();
+  const auto memory = MapSessionMemory(fds->memory.get());
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  const uint64_t one = 1;
+  EXPECT_EQ(write(fds->wake.get(), &one, sizeof(one)), static_cast<ssize_t>(sizeof(one)));
+
+  const auto sessions = rank.ListSessions();
+  ASSERT_EQ(sessions->sessions_size(), 1);
+  EXPECT_TRUE(sessions->sessions(0).attached());
+  EXPECT_EQ(sessions->sessions(0).pid(), getpid());
+  EXPECT_FALSE(sessions->sessions(0).has_lease_left());
+}
+
+TEST(AttachTest, StagingIsSealedOnceItIsConfirmedAndResultsAreReadOnly) {
+  TestDaemon daemon;
+  const auto client = Attach(daemon);
+  RpcRank rank(daemon.Connect());
+  ASSERT_TRUE(OpenWith(&rank, client->token()).ok());
+  const auto fds = client->SessionMemory(Soon());
+  ASSERT_TRUE(fds.ok());
+  const auto memory = MapSessionMemory(fds->memory.get());
+  ASSERT_TRUE(memory.ok());
+
+  const absl::StatusOr<AttachClient::Staging> staging = client->CreateStaging(10000, Soon());
+  ASSERT_TRUE(staging.ok()) << staging.status();
+  EXPECT_GE(staging->bytes, 10000);
+  void* const mapped = mmap(nullptr, static_cast<size_t>(staging->bytes), PROT_READ | PROT_WRITE,
+                            MAP_SHARED, staging->fd.get(), 0);
+  ASSERT_NE(mapped, MAP_FAILED);
+  EXPECT_NE(ftruncate(staging->fd.get(), 0), 0);  // its size is sealed from the start
+  ASSERT_TRUE(client->ConfirmStaging(staging->arena, Soon()).ok());
+  EXPECT_EQ(mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, staging->fd.get(), 0),
+            MAP_FAILED);
+  for (int i = 0; i < 100; ++i) static_cast<float*>(mapped)[i] = static_cast<float>(i);
+
+  v1::Command command;
+  command.set_sequence(1);
+  v1::CreateTensor* create = command.mutable_create_tensor();
+  create->mutable_id()->set_slot(3);
+  create->mutable_id()->set_generation(1);
+  create->mutable_type()->set_dtype(v1::DTYPE_F32);
+  create->mutable_type()->add_dims(100);
+  create->mutable_source()->mutable_external()->set_arena(staging->arena.value());
+  ASSERT_TRUE(rank.Submit(command).ok());
+
+  const TensorSlot& slot = (*memory)->tensors()[3];
+  ASSERT_EQ(slot.word.load() & 0xff, static_cast<uint64_t>(TensorState::kReady));
+  const absl::StatusOr<AttachClient::ResultArenaFd> result =
+      client->ResultArena(ArenaId(slot.arena.load()), Soon());
+  ASSERT_TRUE(result.ok()) << result.status();
+  const size_t size = static_cast<size_t>(result->bytes);
+  EXPECT_EQ(mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, result->fd.get(), 0),
+            MAP_FAILED);
+  const char* const bytes = static_cast<const char*>(
+      mmap(nullptr, size, PROT_READ, MAP_SHARED, result->fd.get(), 0));
+  ASSERT_NE(bytes, MAP_FAILED);
+  float value;
+  memcpy(&value, bytes + slot.offset.load() + 42 * sizeof(float), sizeof(value));
+  EXPECT_EQ(value, 42);
+
+  EXPECT_TRUE(client->ReleaseStaging(staging->arena, Soon()).ok());
+  EXPECT_EQ(client->ReleaseStaging(staging->arena, Soon()).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(client->ConfirmStaging(ArenaId(-7), Soon()).code(), absl::StatusCode::kNotFound);
+  EXPECT_FALSE(client->ResultArena(ArenaId(12345), Soon()).ok());
+  EXPECT_FALSE(client->CreateStaging(-1, Soon()).ok());
+  EXPECT_FALSE(client->CreateStaging(int64_t{1} << 60, Soon()).ok());
+  // A refused request is no reason to hang up.
+  EXPECT_TRUE(client->CreateStaging(4096, Soon()).ok());
+}
+
+TEST(AttachTest, ATokenIsGoodOnce) {
+  TestDaemon daemon;
+  const auto client = Attach(daemon);
+  RpcRank first(daemon.Connect());
+  RpcRank second(daemon.Connect());
+  std::string wrong = client->token();
+  wrong[5] = static_cast<char>(wrong[5] ^ 1);
+  EXPECT_EQ(OpenWith(&second, wrong).code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_TRUE(OpenWith(&first, client->token()).ok());
+  EXPECT_EQ(OpenWith(&second, client->token()).code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_NE(RandomToken(), RandomToken());
+}
+
+TEST(AttachTest, AnAttachedCallerOfAnotherUidMayWrite) {
+  TestDaemon daemon([](DaemonOptions* o) { o->trusted_uid = geteuid() + 1; });
+  const auto client = Attach(daemon);
+  RpcRank rank(daemon.Connect());
+  EXPECT_EQ(rank.Open().code(), absl::StatusCode::kPermissionDenied);
+  ASSERT_TRUE(OpenWith(&rank, client->token()).ok());
+  EXPECT_TRUE(rank.Submit(rank.RegisterCommand(1, 1, 2)).ok());
+}
+
+TEST(AttachTest, ATokenIsOfItsUid) {
+  TestDaemon daemon;  // for its folder
+  // A server of its own, so that the test can claim as somebody else.
+  const std::string path = daemon.folder() + "/other.sock";
+  absl::StatusOr<UniqueFd> listener = ListenUnix(path, SOCK_SEQPACKET, SocketAccess());
+  ASSERT_TRUE(listener.ok()) << listener.status();
+  std::vector<UniqueFd> listeners;
+  listeners.push_back(*std::move(listener));
+  NodeLoop loop(NodeOptions(), daemon.backend());
+  AttachServer server(std::move(listeners), AttachOptions(), &loop);
+  const auto client = AttachClient::Connect(path, Soon());
+  ASSERT_TRUE(client.ok()) << client.status();
+  EXPECT_EQ(server.Claim((*client)->token(), geteuid() + 1).status().code(),
+            absl::StatusCode::kPermissionDenied);
+  EXPECT_TRUE(server.Claim((*client)->token(), geteuid()).ok());
+}
+
+TEST(AttachTest, AnotherVersionIsRefusedWithBothVersions) {
+  TestDaemon daemon;
+  RawClient newer(daemon);
+  newer.Send(Hello(17, 23));
+  newer.ExpectRefused(absl::StatusCode::kFailedPrecondition, "17 to 23");
+  RawClient older(daemon);
+  older.Send(Hello(-3, 0));
+  older.ExpectRefused(absl::StatusCode::kFailedPrecondition, "speaks 1");
+  RawClient wider(daemon);
+  wider.Send(Hello(-3, 9));
+  const absl::StatusOr<AttachReply> reply = wider.Receive();
+  ASSERT_TRUE(reply.ok());
+  EXPECT_TRUE(reply->status.ok()) << reply->status;
+  EXPECT_EQ(reply->version, kAttachVersion);
+}
+
+TEST(AttachTest, WhoBreaksTheProtocolLosesTheConnectionAndNobodyElseNotices) {
+  TestDaemon daemon;
+  const auto good = Attach(daemon);
+  RpcRank rank(daemon.Connect());
+  ASSERT_TRUE(OpenWith(&rank, good->token()).ok());
+  const int before = OpenDescriptors();
+
+  RawClient garbage(daemon);
+  garbage.Send(std::string("GET / HTTP/1.1\r\n\r\n"));
+  garbage.ExpectRefused(absl::StatusCode::kInvalidArgument, "magic");
+  RawClient large(daemon);
+  large.Send(std::string(kMaxAttachMessageBytes + 1, 'x'));
+  large.ExpectRefused(absl::StatusCode::kInvalidArgument, "at most");
+  RawClient impatient(daemon);
+  AttachRequest memory;
+  memory.kind = AttachRequest::Kind::kSessionMemory;
+  impatient.Send(memory);
+  impatient.ExpectRefused(absl::StatusCode::kInvalidArgument, "Hello");
+  RawClient liar(daemon);
+  liar.Send(Proof(std::string(kAttachTokenBytes, 'n')));
+  liar.ExpectRefused(absl::StatusCode::kInvalidArgument, "Hello");
+  RawClient guesser(daemon);
+  guesser.Send(Hello());
+  ASSERT_TRUE(guesser.Receive().ok());
+  guesser.Send(Proof(std::string(kAttachTokenBytes, 'n')));
+  guesser.ExpectRefused(absl::StatusCode::kPermissionDenied, "proof");
+  RawClient twice(daemon);
+  twice.Send(Hello());
+  ASSERT_TRUE(twice.Receive().ok());
+  twice.Send(Hello());
+  twice.ExpectRefused(absl::StatusCode::kInvalidArgument, "Hello");
+  {
+    // Hundreds of descriptors do not arrive in the daemon (this process, in this test).
+    RawClient giver(daemon);
+    for (int i = 0; i < 100; ++i) giver.Send("junk", {0, 1, 2, 0, 1, 2, 0, 1});
+    // What it had still to say is thrown away, so the end may come as a reset.
+    EXPECT_TRUE(Eventually([&] { return absl::IsUnavailable(giver.Receive().status()); }));
+    // One that stops in the middle, one that never begins.
+    RawClient half(daemon);
+    half.Send(Hello());
+    ASSERT_TRUE(half.Receive().ok());
+    RawClient silent(daemon);
+  }
+  EXPECT_TRUE(good->CreateStaging(4096, Soon()).ok());
+  EXPECT_NE(Attach(daemon), nullptr);
+  EXPECT_TRUE(Eventually([&] { return OpenDescriptors() <= before + 40; }));
+}
+
+TEST(AttachTest, AClientThatDoesNotReadItsAnswersIsDropped) {
+  TestDaemon daemon;
+  RawClient client(daemon);
+  client.Send(Hello());
+  const absl::StatusOr<AttachReply> challenge = client.Receive();
+  ASSERT_TRUE(challenge.ok());
+  client.Send(Proof(challenge->secret));
+  const absl::StatusOr<AttachReply> welcome = client.Receive();
+  ASSERT_TRUE(welcome.ok()) << welcome.status();
+  RpcRank rank(daemon.Connect());
+  ASSERT_TRUE(OpenWith(&rank, welcome->secret).ok());
+  AttachRequest ask;
+  ask.kind = AttachRequest::Kind::kReleaseStaging;
+  ask.arena = ArenaId(99);
+  EXPECT_TRUE(Eventually([&] {
+    client.Send(ask);
+    pollfd entry = {client.fd(), POLLRDHUP, 0};
+    return poll(&entry, 1, 0) > 0;
+  }));
+  EXPECT_NE(Attach(daemon), nullptr);
+}
+
+TEST(AttachTest, AForkedChildCannotSpeakForItsParent) {
+  TestDaemon daemon;
+  RawClient client(daemon);
+  client.Send(Hello());
+  const absl::StatusOr<AttachReply> challenge = client.Receive();
+  ASSERT_TRUE(challenge.ok()) << challenge.status();
+  const std::string proof = EncodeAttachRequest(Proof(challenge->secret));
+  const pid_t child = fork();
+  if (child == 0) {
+    const ssize_t sent = send(client.fd(), proof.data(), proof.size(), MSG_NOSIGNAL);
+    _exit(sent == static_cast<ssize_t>(proof.size()) ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_EQ(status, 0);
+  client.ExpectRefused(absl::StatusCode::kPermissionDenied, "after fork");
+}
+
+TEST(AttachTest, AClosedConnectionDetachesTheSessionUntilTheGraceEnds) {
+  TestDaemon daemon([](DaemonOptions* o) { o->node.detach_grace = absl::Milliseconds(300); });
+  auto client = Attach(daemon);
+  RpcRank rank(daemon.Connect());
+  ASSERT_TRUE(OpenWith(&rank, client->token()).ok());
+  RpcRank observer(daemon.Connect());
+  EXPECT_EQ(observer.ListSessions()->sessions(0).state(), v1::SESSION_STATE_ACTIVE);
+  client.reset();
+  EXPECT_TRUE(Eventually([&] {
+    const auto sessions = observer.ListSessions();
+    return sessions->sessions_size() == 1 &&
+           sessions->sessions(0).state() == v1::SESSION_STATE_DETACHED;
+  }));
+  EXPECT_TRUE(Eventually([&] { return observer.ListSessions()->sessions_size() == 0; }));
+  EXPECT_EQ(ErrorOf(rank.Renew()).reason, Reason::kSessionLost);
+}
+
+TEST(AttachTest, ADeadProcessIsSeenThoughItsForkedChildHoldsTheSocket) {
+  TestDaemon daemon;
+  int to_parent[2];
+  ASSERT_EQ(pipe(to_parent), 0);
+  const std::string path = daemon.attach_path();
+  const pid_t child = fork();
+  if (child == 0) {
+    setpgid(0, 0);
+    // Only plain system calls and the attach client from here on: gRPC does not survive a fork.
+    const auto client = AttachClient::Connect(path, Soon());
+    if (!client.ok()) _exit(1);
+    if (fork() == 0) {
+      // Holds the socket open until the test ends.
+      close(to_parent[1]);
+      for (;;) pause();
+    }
+    const std::string& token = (*client)->token();
+    if (write(to_parent[1], token.data(), token.size()) < 0) _exit(2);
+    for (;;) pause();
+  }
+  char token[kAttachTokenBytes];
+  ASSERT_EQ(read(to_parent[0], token, sizeof(token)), static_cast<ssize_t>(sizeof(token)));
+  RpcRank rank(daemon.Connect());
+  ASSERT_TRUE(OpenWith(&rank, std::string(token, sizeof(token))).ok());
+  ASSERT_EQ(rank.ListSessions()->sessions(0).pid(), child);
+  const absl::Time killed = absl::Now();
+  kill(child, SIGKILL);
+  EXPECT_TRUE(Eventually([&] { return rank.ListSessions()->sessions_size() == 0; },
+                         absl::Seconds(5)));
+  std::cout << "known after " << absl::Now() - killed << std::endl;
+  kill(-child, SIGKILL);  // the grandchild
+  waitpid(child, nullptr, 0);
+  close(to_parent[0]);
+  close(to_parent[1]);
+}
+
+TEST(AttachTest, AConnectionThatOpensNoSessionIsClosed) {
+  TestDaemon daemon([](DaemonOptions* o) { o->attach_open_timeout = absl::Milliseconds(100); });
+  const auto client = Attach(daemon);
+  ASSERT_NE(client, nullptr);
+  pollfd entry = {client->socket_fd(), POLLRDHUP, 0};
+  EXPECT_EQ(poll(&entry, 1, 20000), 1);
+  RpcRank rank(daemon.Connect());
+  EXPECT_EQ(OpenWith(&rank, client->token()).code(), absl::StatusCode::kPermissionDenied);
+}
+
+TEST(AttachTest, ClientsHearOfTheDaemonsEnd) {
+  auto daemon = std::make_unique<TestDaemon>();
+  const auto client = Attach(*daemon);
+  const std::string path = daemon->attach_path();
+  daemon.reset();
+  pollfd entry = {client->socket_fd(), POLLRDHUP, 0};
+  EXPECT_EQ(poll(&entry, 1, 20000), 1);
+  EXPECT_EQ(client->CreateStaging(4096, Soon()).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(ErrorOf(AttachClient::Connect(path, Soon()).status()).reason, Reason::kDaemonLost);
+}
+
+}  // namespace
+}  // namespace chorus

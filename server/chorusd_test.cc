@@ -1,0 +1,244 @@
+// The program: flags, lock file, socket modes, signals.
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "core/base/error.h"
+#include "core/base/unique_fd.h"
+#include "gmock/gmock.h"
+#include "grpcpp/create_channel.h"
+#include "gtest/gtest.h"
+#include "server/testing/rpc.h"
+
+namespace chorus {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+constexpr char kProgram[] = "server/chorusd";
+
+std::string ReadFile(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+bool Connects(const std::string& path) {
+  UniqueFd client(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  memcpy(address.sun_path, path.data(), path.size());
+  return connect(client.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0;
+}
+
+mode_t ModeOf(const std::string& path) {
+  struct stat info = {};
+  EXPECT_EQ(lstat(path.c_str(), &info), 0) << path;
+  return info.st_mode & 07777;
+}
+
+// A chorusd of this test. Its output goes to a file.
+class Process {
+ public:
+  Process(const std::string& folder, std::vector<std::string> flags)
+      : log_(absl::StrCat(folder, "/log", count_++)) {
+    std::vector<std::string> words = {kProgram};
+    for (std::string& flag : flags) words.push_back(std::move(flag));
+    std::vector<char*> argv;
+    for (std::string& word : words) argv.push_back(&word[0]);
+    argv.push_back(nullptr);
+    pid_ = fork();
+    if (pid_ == 0) {
+      const int out = open(log_.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
+      dup2(out, 1);
+      dup2(out, 2);
+      execv(kProgram, argv.data());
+      _exit(127);
+    }
+  }
+  ~Process() {
+    if (pid_ < 0) return;
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+  }
+
+  pid_t pid() const { return pid_; }
+  std::string output() const { return ReadFile(log_); }
+  bool WaitForStart() {
+    return Eventually([&] { return absl::StrContains(output(), "devices on") || Ended(); }) &&
+           pid_ >= 0;
+  }
+  void Signal(int number) { kill(pid_, number); }
+  // The exit status, -1: it did not end, -2: by a signal.
+  int Wait() { return Eventually([&] { return Ended(); }) ? status_ : -1; }
+
+ private:
+  bool Ended() {
+    if (pid_ < 0) return true;
+    int status = 0;
+    if (waitpid(pid_, &status, WNOHANG) != pid_) return false;
+    pid_ = -1;
+    status_ = WIFEXITED(status) ? WEXITSTATUS(status) : -2;
+    return true;
+  }
+
+  static int count_;
+  const std::string log_;
+  pid_t pid_ = -1;
+  int status_ = -1;
+};
+int Process::count_ = 0;
+
+class ChorusdTest : public testing::Test {
+ protected:
+  ChorusdTest() {
+    std::string pattern = "/tmp/chorusd-test-XXXXXX";
+    EXPECT_NE(mkdtemp(&pattern[0]), nullptr);
+    folder_ = pattern;
+    path_ = absl::StrCat(folder_, "/sub/chorusd.sock");
+  }
+  ~ChorusdTest() override {
+    std::error_code ignored;
+    std::filesystem::remove_all(folder_, ignored);
+  }
+  std::string Listen() const { return absl::StrCat("--listen=unix:", path_); }
+  // Starts it with `flags`, expects it to end by itself, and returns what it said.
+  std::string Refusal(std::vector<std::string> flags) {
+    Process process(folder_, std::move(flags));
+    const int status = process.Wait();
+    EXPECT_GT(status, 0);
+    return process.output();
+  }
+
+  std::string folder_;
+  std::string path_;
+};
+
+TEST_F(ChorusdTest, ServesAndEndsOnSigterm) {
+  for (const int number : {SIGTERM, SIGINT}) {
+    Process chorusd(folder_, {Listen(), "--host_devices=3", "--listen=127.0.0.1:0",
+                              "--insecure_loopback"});
+    ASSERT_TRUE(chorusd.WaitForStart()) << chorusd.output();
+    EXPECT_THAT(chorusd.output(), HasSubstr(absl::StrCat("serves 3 host devices on unix:", path_)));
+    EXPECT_THAT(chorusd.output(), HasSubstr("incarnation"));
+    EXPECT_THAT(chorusd.output(), Not(HasSubstr("127.0.0.1:0")));  // the port that it got
+    EXPECT_TRUE(Connects(path_));
+    chorusd.Signal(number);
+    EXPECT_EQ(chorusd.Wait(), 0) << chorusd.output();
+    EXPECT_FALSE(std::filesystem::exists(path_));
+    EXPECT_FALSE(std::filesystem::exists(path_ + ".attach"));
+  }
+}
+
+TEST_F(ChorusdTest, SigtermTellsWhoWaitsAndStillEndsWell) {
+  Process chorusd(folder_, {Listen(), "--drain_timeout=200ms"});
+  ASSERT_TRUE(chorusd.WaitForStart()) << chorusd.output();
+  RpcRank rank(
+      grpc::CreateChannel(absl::StrCat("unix:", path_), grpc::InsecureChannelCredentials()));
+  RpcRank observer(
+      grpc::CreateChannel(absl::StrCat("unix:", path_), grpc::InsecureChannelCredentials()));
+  ASSERT_TRUE(rank.Open().ok());
+  absl::Status told;
+  std::thread waiting([&] { told = rank.Join("never complete", 2, 0); });
+  ASSERT_TRUE(Eventually([&] {
+    v1::DescribeWorldsResponse worlds;
+    return Ask(*observer.worlds, &v1::Worlds::Stub::Describe, v1::DescribeWorldsRequest(), &worlds)
+               .ok() &&
+           worlds.worlds_size() == 1;
+  }));
+  chorusd.Signal(SIGTERM);
+  waiting.join();
+  EXPECT_EQ(told.code(), absl::StatusCode::kUnavailable) << told;
+  EXPECT_EQ(ErrorOf(told).reason, Reason::kDraining) << told;
+  EXPECT_EQ(chorusd.Wait(), 0) << chorusd.output();
+}
+
+TEST_F(ChorusdTest, ASecondDaemonIsKeptOffThePath) {
+  Process first(folder_, {Listen()});
+  ASSERT_TRUE(first.WaitForStart()) << first.output();
+  const std::string said = Refusal({Listen()});
+  EXPECT_THAT(said, HasSubstr(absl::StrCat("another chorusd (pid ", first.pid(), ")")));
+  EXPECT_TRUE(Connects(path_));
+  // A killed one leaves its sockets, and no lock.
+  first.Signal(SIGKILL);
+  EXPECT_EQ(first.Wait(), -2);
+  EXPECT_TRUE(std::filesystem::exists(path_));
+  Process second(folder_, {Listen()});
+  ASSERT_TRUE(second.WaitForStart()) << second.output();
+  EXPECT_TRUE(Connects(path_));
+}
+
+TEST_F(ChorusdTest, SocketsHaveTheModeAndGroupThatWereAsked) {
+  {
+    Process chorusd(folder_, {Listen()});
+    ASSERT_TRUE(chorusd.WaitForStart()) << chorusd.output();
+    EXPECT_EQ(ModeOf(path_), mode_t{0600});
+    EXPECT_EQ(ModeOf(path_ + ".attach"), mode_t{0600});
+  }
+  Process chorusd(folder_, {Listen(), "--socket_mode=0660",
+                            absl::StrCat("--socket_group=", getegid())});
+  ASSERT_TRUE(chorusd.WaitForStart()) << chorusd.output();
+  EXPECT_EQ(ModeOf(path_), mode_t{0660});
+  EXPECT_EQ(ModeOf(path_ + ".attach"), mode_t{0660});
+}
+
+TEST_F(ChorusdTest, RefusesWhatItCannotServeWithAClearText) {
+  EXPECT_THAT(Refusal({"--listen=0.0.0.0:9440", "--insecure_loopback"}), HasSubstr("TLS"));
+  EXPECT_THAT(Refusal({"--listen=10.1.2.3:9440"}), HasSubstr("TLS"));
+  EXPECT_THAT(Refusal({"--listen=127.0.0.1:0"}), HasSubstr("--insecure_loopback"));
+  EXPECT_THAT(Refusal({"--listen=unix:relative.sock"}), HasSubstr("absolute path"));
+  EXPECT_THAT(Refusal({absl::StrCat("--listen=unix:/", std::string(120, 'x'))}),
+              HasSubstr("at most"));
+  EXPECT_THAT(Refusal({"--listen=nonsense"}), HasSubstr("HOST:PORT"));
+  EXPECT_THAT(Refusal({"--listen=localhost:99999"}), HasSubstr("65535"));
+  EXPECT_THAT(Refusal({Listen(), "--host_devices=0"}), HasSubstr("host_devices"));
+  EXPECT_THAT(Refusal({Listen(), "--backend=cuda"}), HasSubstr("host or sim"));
+  EXPECT_THAT(Refusal({Listen(), "--socket_mode=rw"}), HasSubstr("octal"));
+  EXPECT_THAT(Refusal({Listen(), "--socket_group=no-such-group"}), HasSubstr("no-such-group"));
+  EXPECT_THAT(Refusal({Listen(), "--lease=-1s"}), HasSubstr("lease"));
+  EXPECT_THAT(Refusal({Listen(), "stray"}), HasSubstr("stray"));
+  // Something else stands where the socket should.
+  std::filesystem::create_directories(path_);
+  EXPECT_THAT(Refusal({Listen()}), HasSubstr("no socket"));
+}
+
+TEST_F(ChorusdTest, FlagsMayComeFromAFileAndListenMayRepeat) {
+  const std::string file = absl::StrCat(folder_, "/flags");
+  std::ofstream(file) << Listen() << "\n--listen=unix:" << folder_ << "/second.sock\n"
+                      << "--host_devices=2\n";
+  Process chorusd(folder_, {absl::StrCat("--flagfile=", file)});
+  ASSERT_TRUE(chorusd.WaitForStart()) << chorusd.output();
+  EXPECT_THAT(chorusd.output(), HasSubstr("2 host devices"));
+  EXPECT_TRUE(Connects(path_));
+  EXPECT_TRUE(Connects(absl::StrCat(folder_, "/second.sock")));
+}
+
+TEST_F(ChorusdTest, TheSimulatedBackendServes) {
+  Process chorusd(folder_, {Listen(), "--backend=sim", "--sim_seed=7"});
+  ASSERT_TRUE(chorusd.WaitForStart()) << chorusd.output();
+  EXPECT_THAT(chorusd.output(), HasSubstr("4 sim devices"));
+  chorusd.Signal(SIGTERM);
+  EXPECT_EQ(chorusd.Wait(), 0) << chorusd.output();
+}
+
+}  // namespace
+}  // namespace chorus

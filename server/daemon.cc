@@ -1,0 +1,245 @@
+#include "server/daemon.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <future>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "core/base/error.h"
+#include "core/base/unique_fd.h"
+#include "core/node/node_loop.h"
+#include "core/transport/attach/protocol.h"
+#include "glog/logging.h"
+#include "grpc/health/v1/health.pb.h"
+#include "grpcpp/ext/channelz_service_plugin.h"
+#include "grpcpp/ext/proto_server_reflection_plugin.h"
+#include "grpcpp/grpcpp.h"
+#include "grpcpp/health_check_service_interface.h"
+#include "server/acceptor.h"
+#include "server/admin/capabilities_service.h"
+#include "server/admin/diagnostics_service.h"
+#include "server/attach/attach_server.h"
+#include "server/lock_file.h"
+#include "server/peers.h"
+#include "server/service/context.h"
+#include "server/service/graphs_service.h"
+#include "server/service/sessions_service.h"
+#include "server/service/tensors_service.h"
+#include "server/service/worker.h"
+#include "server/service/worlds_service.h"
+
+namespace chorus {
+namespace {
+
+// Of one message in: a chunk of bytes or a large graph, with room for the rest.
+constexpr int kMaxMessageBytes = 4 << 20;
+// How often a drain looks whether the node has become idle.
+constexpr absl::Duration kDrainLook = absl::Milliseconds(5);
+// For clients to take the last errors.
+constexpr absl::Duration kDrainFarewell = absl::Milliseconds(500);
+
+// 1 .. 2^31 - 1.
+int64_t NewIncarnation() {
+  uint32_t number = 0;
+  const ssize_t size = getrandom(&number, sizeof(number), 0);
+  CHECK_EQ(size, static_cast<ssize_t>(sizeof(number))) << "getrandom: " << strerror(errno);
+  return std::max<int64_t>(number & 0x7fffffff, 1);
+}
+
+// A lease that is half used up is renewed while a call of its session is under way.
+absl::Duration RenewPeriod(absl::Duration lease) {
+  return std::max(std::min(lease / 4, absl::Seconds(5)), absl::Milliseconds(50));
+}
+
+absl::Status MakeDirectory(const std::string& path) {
+  const std::string directory = path.substr(0, path.rfind('/'));
+  if (directory.empty() || mkdir(directory.c_str(), 0755) == 0 || errno == EEXIST) {
+    return absl::OkStatus();
+  }
+  return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kUnsupported,
+                   absl::StrCat("directory ", directory, ": ", strerror(errno)));
+}
+
+// Runs `look` on the node thread and waits for what it gives.
+template <typename Look>
+auto AskNode(NodeLoop* loop, Look look) {
+  using Result = decltype(look(std::declval<LocalNode&>(), absl::Time()));
+  auto promise = std::make_shared<std::promise<Result>>();
+  std::future<Result> future = promise->get_future();
+  loop->Post([promise, look](LocalNode& node, absl::Time now) {
+    promise->set_value(look(node, now));
+  });
+  return future.get();
+}
+
+}  // namespace
+
+// Members are destroyed from the last to the first: what uses something stands below it.
+struct Daemon::Impl {
+  explicit Impl(const DaemonOptions& options, Backend* backend)
+      : options(options), peers(options.trusted_uid), loop(options.node, backend),
+        worker(&loop, RenewPeriod(options.node.lease)), sessions(&context), worlds(&context),
+        tensors(&context), graphs(&context), diagnostics(&context), capabilities(&context) {
+    context.loop = &loop;
+    context.worker = &worker;
+    context.peers = &peers;
+    context.incarnation = NewIncarnation();
+    context.max_wait = options.max_wait;
+    context.backend = std::string(backend->name());
+    context.max_tensors = options.node.max_tensors;
+  }
+
+  absl::Status Listen();
+  absl::Status Serve();
+  void Drain(absl::Time deadline);
+
+  const DaemonOptions options;
+  std::vector<UniqueFd> locks;
+  std::vector<UniqueFd> grpc_listeners;    // until Serve
+  std::vector<UniqueFd> attach_listeners;  // until Serve
+  std::vector<std::string> paths;          // made by Listen, for removal
+  std::vector<ListenAddress> addresses;
+
+  ServiceContext context;
+  PeerTable peers;
+  NodeLoop loop;
+  ServiceWorker worker;
+  SessionsService sessions;
+  WorldsService worlds;
+  TensorsService tensors;
+  GraphsService graphs;
+  DiagnosticsService diagnostics;
+  CapabilitiesService capabilities;
+  std::unique_ptr<AttachServer> attach;
+  std::unique_ptr<grpc::Server> server;
+  std::unique_ptr<Acceptor> acceptor;
+  bool drained = false;
+};
+
+absl::Status Daemon::Impl::Listen() {
+  if (options.listen.empty()) return Malformed("--listen: expected at least one address");
+  for (const ListenAddress& address : options.listen) {
+    CHORUS_RETURN_IF_ERROR(CheckListenAddress(address, options.insecure_loopback));
+    if (!address.is_unix()) continue;
+    CHORUS_RETURN_IF_ERROR(MakeDirectory(address.path));
+    CHORUS_ASSIGN_OR_RETURN(UniqueFd lock, TakeLockFile(address.path));
+    locks.push_back(std::move(lock));
+    // First the attach socket: who finds the gRPC socket finds the other one as well.
+    const std::string attach_path = AttachPath(address.path);
+    CHORUS_ASSIGN_OR_RETURN(UniqueFd attach_listener,
+                            ListenUnix(attach_path, SOCK_SEQPACKET, options.access));
+    paths.push_back(attach_path);
+    attach_listeners.push_back(std::move(attach_listener));
+    CHORUS_ASSIGN_OR_RETURN(UniqueFd listener,
+                            ListenUnix(address.path, SOCK_STREAM, options.access));
+    paths.push_back(address.path);
+    grpc_listeners.push_back(std::move(listener));
+    if (context.attach_path.empty()) context.attach_path = attach_path;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Daemon::Impl::Serve() {
+  if (!attach_listeners.empty()) {
+    AttachOptions attach_options;
+    attach_options.incarnation = context.incarnation;
+    attach_options.daemon_version = kDaemonVersion;
+    attach_options.open_timeout = options.attach_open_timeout;
+    attach = std::make_unique<AttachServer>(std::move(attach_listeners),
+                                            std::move(attach_options), &loop);
+    context.attach = attach.get();
+  }
+  grpc::EnableDefaultHealthCheckService(true);
+  // gRPC serves health without its descriptor; naming it here links it, for reflection.
+  grpc::health::v1::HealthCheckRequest::descriptor();
+  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  grpc::channelz::experimental::InitChannelzService();
+  grpc::ServerBuilder builder;
+  builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
+  // Two servers on one port would each get some of the clients.
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.RegisterService(&sessions);
+  builder.RegisterService(&worlds);
+  builder.RegisterService(&tensors);
+  builder.RegisterService(&graphs);
+  builder.RegisterService(&diagnostics);
+  builder.RegisterService(&capabilities);
+  addresses = options.listen;
+  std::vector<int> ports(addresses.size(), -1);
+  for (size_t i = 0; i < addresses.size(); ++i) {
+    if (addresses[i].is_unix()) continue;
+    builder.AddListeningPort(addresses[i].ToString(), grpc::InsecureServerCredentials(),
+                             &ports[i]);
+  }
+  server = builder.BuildAndStart();
+  for (size_t i = 0; i < addresses.size(); ++i) {
+    if (addresses[i].is_unix()) continue;
+    if (server == nullptr || ports[i] <= 0) {
+      return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kUnsupported,
+                       absl::StrCat("--listen=", addresses[i].ToString(),
+                                    ": the address is in use, or not this machine's"));
+    }
+    addresses[i].port = ports[i];
+  }
+  if (server == nullptr) {
+    return MakeError(absl::StatusCode::kInternal, Reason::kInternal, "gRPC does not start");
+  }
+  acceptor = std::make_unique<Acceptor>(std::move(grpc_listeners), &peers, server.get());
+  return absl::OkStatus();
+}
+
+void Daemon::Impl::Drain(absl::Time deadline) {
+  if (std::exchange(drained, true)) return;
+  if (server != nullptr) {
+    server->GetHealthCheckService()->SetServingStatus(false);
+    AskNode(&loop, [](LocalNode& node, absl::Time) {
+      node.StartDraining();
+      return true;
+    });
+    const auto idle = [](LocalNode& node, absl::Time) { return node.Idle(); };
+    while (!AskNode(&loop, idle) && absl::Now() < deadline) {
+      absl::SleepFor(std::min(kDrainLook, deadline - absl::Now()));
+    }
+    AskNode(&loop, [](LocalNode& node, absl::Time now) {
+      node.AbortAll(now);
+      return true;
+    });
+  }
+  acceptor.reset();
+  if (server != nullptr) {
+    // Calls that have their answer end well, the rest is cancelled.
+    server->Shutdown(absl::ToChronoTime(absl::Now() + kDrainFarewell));
+    server->Wait();
+    server.reset();
+  }
+  context.attach = nullptr;
+  attach.reset();
+  for (const std::string& path : paths) unlink(path.c_str());
+  paths.clear();
+}
+
+absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& options,
+                                                      Backend* backend) {
+  std::unique_ptr<Daemon> daemon(new Daemon(std::make_unique<Impl>(options, backend)));
+  CHORUS_RETURN_IF_ERROR(daemon->impl_->Listen());
+  CHORUS_RETURN_IF_ERROR(daemon->impl_->Serve());
+  return daemon;
+}
+
+Daemon::Daemon(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Daemon::~Daemon() { impl_->Drain(absl::Now()); }
+
+const std::vector<ListenAddress>& Daemon::addresses() const { return impl_->addresses; }
+int64_t Daemon::incarnation() const { return impl_->context.incarnation; }
+void Daemon::Drain(absl::Time deadline) { impl_->Drain(deadline); }
+
+}  // namespace chorus

@@ -1,0 +1,58 @@
+// chorusd as an object: everything that main.cc starts, for main.cc and for tests.
+//
+// Threads: Start, Drain and the destructor from one thread.
+#ifndef CHORUS_SERVER_DAEMON_H_
+#define CHORUS_SERVER_DAEMON_H_
+
+#include <unistd.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "core/backend/backend.h"
+#include "core/node/node.h"
+#include "server/listen_address.h"
+#include "server/unix_listener.h"
+
+namespace chorus {
+
+struct DaemonOptions {
+  std::vector<ListenAddress> listen;
+  bool insecure_loopback = false;
+  SocketAccess access;
+  NodeOptions node;
+  absl::Duration max_wait = absl::Minutes(10);       // of one call
+  absl::Duration attach_open_timeout = absl::Seconds(60);
+  // Whose processes may write without attaching.
+  uid_t trusted_uid = geteuid();
+};
+
+class Daemon {
+ public:
+  // Takes the paths' locks, listens and serves. `backend` outlives the daemon.
+  // FAILED_PRECONDITION, INVALID_ARGUMENT: an address that cannot be served; nothing is left behind.
+  static absl::StatusOr<std::unique_ptr<Daemon>> Start(const DaemonOptions& options,
+                                                       Backend* backend);
+  // Drains without patience where Drain was not called.
+  ~Daemon();
+
+  // What it listens on, with the ports that the system has chosen.
+  const std::vector<ListenAddress>& addresses() const;
+  int64_t incarnation() const;
+
+  // Refuses what is new, waits for what is under way until `deadline`, then ends the rest with
+  // UNAVAILABLE (DRAINING). Nothing is served when it returns.
+  void Drain(absl::Time deadline);
+
+ private:
+  struct Impl;
+  explicit Daemon(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace chorus
+
+#endif  // CHORUS_SERVER_DAEMON_H_

@@ -1,0 +1,278 @@
+// chorusd: the daemon.
+
+#include <errno.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/marshalling.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
+#include "absl/flags/usage_config.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "core/backend/host/host_backend.h"
+#include "core/backend/sim/sim_backend.h"
+#include "core/base/thread_pool.h"
+#include "core/ops/host_kernels.h"
+#include "core/transport/attach/protocol.h"
+#include "glog/logging.h"
+#include "server/daemon.h"
+#include "server/listen_address.h"
+#include "server/service/context.h"
+
+namespace chorus {
+
+// --listen, given once for each address. Without it: DefaultSocketPath().
+struct ListenFlag {
+  std::vector<std::string> addresses;
+};
+
+// absl::Flags calls this for each occurrence, with a fresh value.
+std::vector<std::string>& ListenOccurrences() {
+  static auto* const occurrences = new std::vector<std::string>;
+  return *occurrences;
+}
+
+bool AbslParseFlag(absl::string_view text, ListenFlag* flag, std::string* error) {
+  for (absl::string_view part : absl::StrSplit(text, ',', absl::SkipEmpty())) {
+    const absl::StatusOr<ListenAddress> address = ParseListenAddress(part);
+    if (!address.ok()) {
+      *error = std::string(address.status().message());
+      return false;
+    }
+    ListenOccurrences().push_back(std::string(part));
+  }
+  flag->addresses = ListenOccurrences();
+  return true;
+}
+
+std::string AbslUnparseFlag(const ListenFlag& flag) { return absl::StrJoin(flag.addresses, ","); }
+
+// A file mode: octal digits.
+struct ModeFlag {
+  mode_t mode = 0600;
+};
+
+bool AbslParseFlag(absl::string_view text, ModeFlag* flag, std::string* error) {
+  uint32_t mode = 0;
+  for (char digit : text) {
+    if (digit < '0' || digit > '7' || mode > 0777) {
+      mode = 01000;
+      break;
+    }
+    mode = mode * 8 + static_cast<uint32_t>(digit - '0');
+  }
+  if (text.empty() || mode > 0777) {
+    *error = absl::StrCat("expected octal digits of 0 to 0777, got \"", text, "\"");
+    return false;
+  }
+  flag->mode = mode;
+  return true;
+}
+
+std::string AbslUnparseFlag(const ModeFlag& flag) {
+  return absl::StrCat("0", absl::Hex(flag.mode >> 6 & 7), absl::Hex(flag.mode >> 3 & 7),
+                      absl::Hex(flag.mode & 7));
+}
+
+}  // namespace chorus
+
+ABSL_FLAG(chorus::ListenFlag, listen, {},
+          "Where to listen: unix:/PATH or HOST:PORT; give it once for each address. Default: "
+          "unix:/run/chorus/chorusd.sock for root, else unix:/run/user/UID/chorus/chorusd.sock, or "
+          "unix:/tmp/chorus-UID/chorusd.sock where there is no /run/user/UID. The attach socket "
+          "and the lock file lie beside it (PATH.attach, PATH.lock). TCP only on loopback, with "
+          "--insecure_loopback.");
+ABSL_FLAG(bool, insecure_loopback, false,
+          "Serve TCP on loopback addresses to every user of this machine, without TLS or "
+          "credentials.");
+ABSL_FLAG(chorus::ModeFlag, socket_mode, {}, "Mode of the Unix sockets (octal).");
+ABSL_FLAG(std::string, socket_group, "", "Group of the Unix sockets: name or number.");
+ABSL_FLAG(std::string, backend, "host",
+          "host: virtual devices on the CPU. sim: devices that run in an adversarial order in an "
+          "address space of their own, for tests.");
+ABSL_FLAG(int32_t, host_devices, 4, "Number of devices; they may outnumber the cores.");
+ABSL_FLAG(uint64_t, sim_seed, 0, "Seed of --backend=sim; 0: another one at each start (printed).");
+ABSL_FLAG(int64_t, memory_limit_bytes, int64_t{8} << 30, "Of all tensors and arenas together.");
+ABSL_FLAG(int32_t, max_sessions, 4096, "Sessions at a time.");
+ABSL_FLAG(int32_t, max_worlds, 1024, "Worlds at a time.");
+ABSL_FLAG(int32_t, max_groups_per_world, 4096, "Groups of one world.");
+ABSL_FLAG(int32_t, max_tensors, 65536, "Tensors of one session.");
+ABSL_FLAG(int32_t, max_graphs, 16384, "Registered graphs of one session.");
+ABSL_FLAG(int32_t, max_graph_nodes, 1 << 20, "Nodes of one graph.");
+ABSL_FLAG(int32_t, max_pending_runs, 1024, "Runs of one session that have not ended.");
+ABSL_FLAG(int32_t, max_staging_arenas, 256, "Staging arenas of one session.");
+ABSL_FLAG(int64_t, max_staging_bytes, int64_t{8} << 30, "Bytes of them together.");
+ABSL_FLAG(absl::Duration, lease, absl::Seconds(60),
+          "How long a session that is not attached lives without a call.");
+ABSL_FLAG(absl::Duration, detach_grace, absl::Seconds(30),
+          "How long the votes of a session stand that has lost its channel.");
+ABSL_FLAG(absl::Duration, join_timeout, absl::Seconds(300), "For all ranks to join a world.");
+ABSL_FLAG(absl::Duration, agree_timeout, absl::Seconds(60),
+          "For all ranks to ask for an instance, from the first one.");
+ABSL_FLAG(absl::Duration, exec_timeout, absl::Seconds(300), "For a launched gang to finish.");
+ABSL_FLAG(absl::Duration, gap_timeout, absl::Seconds(10),
+          "For a command whose predecessor is missing.");
+ABSL_FLAG(absl::Duration, max_wait, absl::Minutes(10),
+          "Of one call, whatever deadline its client has set.");
+ABSL_FLAG(absl::Duration, drain_timeout, absl::Seconds(10),
+          "For what is under way when SIGTERM or SIGINT comes; the rest is aborted.");
+
+namespace chorus {
+namespace {
+
+// 1,000 attached clients take 5 descriptors each.
+void RaiseDescriptorLimit() {
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  const rlim_t wanted = std::min<rlim_t>(limit.rlim_max, 65536);
+  if (limit.rlim_cur >= wanted) return;
+  limit.rlim_cur = wanted;
+  if (setrlimit(RLIMIT_NOFILE, &limit) != 0) {
+    LOG(WARNING) << "only " << limit.rlim_cur << " descriptors: " << strerror(errno);
+  }
+}
+
+template <typename T>
+void RequirePositive(const char* flag, T value, T zero) {
+  if (value > zero) return;
+  std::cerr << "chorusd: --" << flag << ": expected a positive value\n";
+  exit(2);
+}
+
+DaemonOptions OptionsFromFlags() {
+  DaemonOptions options;
+  for (const std::string& text : absl::GetFlag(FLAGS_listen).addresses) {
+    options.listen.push_back(*ParseListenAddress(text));  // checked when the flag was parsed
+  }
+  if (options.listen.empty()) {
+    ListenAddress address;
+    address.path = DefaultSocketPath();
+    options.listen.push_back(address);
+  }
+  options.insecure_loopback = absl::GetFlag(FLAGS_insecure_loopback);
+  options.access.mode = absl::GetFlag(FLAGS_socket_mode).mode;
+  options.access.group = absl::GetFlag(FLAGS_socket_group);
+  options.max_wait = absl::GetFlag(FLAGS_max_wait);
+  NodeOptions& node = options.node;
+#define CHORUS_NODE_FLAG(flag, field)         \
+  RequirePositive(#flag, absl::GetFlag(FLAGS_##flag), decltype(node.field)()); \
+  node.field = absl::GetFlag(FLAGS_##flag)
+  CHORUS_NODE_FLAG(memory_limit_bytes, memory_limit_bytes);
+  CHORUS_NODE_FLAG(max_sessions, max_sessions);
+  CHORUS_NODE_FLAG(max_worlds, max_worlds);
+  CHORUS_NODE_FLAG(max_groups_per_world, max_groups_per_world);
+  CHORUS_NODE_FLAG(max_tensors, max_tensors);
+  CHORUS_NODE_FLAG(max_graphs, max_graphs);
+  CHORUS_NODE_FLAG(max_graph_nodes, max_graph_nodes);
+  CHORUS_NODE_FLAG(max_pending_runs, max_pending_runs);
+  CHORUS_NODE_FLAG(max_staging_arenas, max_staging_arenas);
+  CHORUS_NODE_FLAG(max_staging_bytes, max_staging_bytes);
+  CHORUS_NODE_FLAG(lease, lease);
+  CHORUS_NODE_FLAG(detach_grace, detach_grace);
+  CHORUS_NODE_FLAG(join_timeout, join_timeout);
+  CHORUS_NODE_FLAG(gap_timeout, gap_timeout);
+  CHORUS_NODE_FLAG(agree_timeout, sequencer.agree_timeout);
+  CHORUS_NODE_FLAG(exec_timeout, sequencer.exec_timeout);
+#undef CHORUS_NODE_FLAG
+  RequirePositive("max_wait", options.max_wait, absl::ZeroDuration());
+  return options;
+}
+
+std::unique_ptr<Backend> MakeBackend(ThreadPool* pool) {
+  const std::string name = absl::GetFlag(FLAGS_backend);
+  const int32_t devices = absl::GetFlag(FLAGS_host_devices);
+  if (devices < 1 || devices > 64) {
+    std::cerr << "chorusd: --host_devices: expected 1 to 64, got " << devices << "\n";
+    exit(2);
+  }
+  if (name == "host") {
+    HostBackendOptions options;
+    options.devices = devices;
+    options.pool = pool;
+    options.make_kernel = MakeHostKernel;
+    return CreateHostBackend(options);
+  }
+  if (name == "sim") {
+    SimBackendOptions options;
+    options.devices = devices;
+    options.make_kernel = MakeHostKernel;
+    options.seed = absl::GetFlag(FLAGS_sim_seed);
+    return CreateSimBackend(options);
+  }
+  std::cerr << "chorusd: --backend: expected host or sim, got \"" << name << "\"\n";
+  exit(2);
+}
+
+std::string StartLine(const Daemon& daemon, const Backend& backend) {
+  std::vector<std::string> addresses;
+  for (const ListenAddress& address : daemon.addresses()) addresses.push_back(address.ToString());
+  return absl::StrCat(kDaemonVersion, " serves ", backend.device_count(), " ", backend.name(),
+                      " devices on ", absl::StrJoin(addresses, ", "), " (incarnation ",
+                      daemon.incarnation(), ")");
+}
+
+int Main() {
+  // Every thread inherits the mask, so the signals come to sigwait alone.
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  signal(SIGPIPE, SIG_IGN);
+
+  const DaemonOptions options = OptionsFromFlags();
+  RaiseDescriptorLimit();
+  ThreadPool pool(UsableCpus());
+  const std::unique_ptr<Backend> backend = MakeBackend(&pool);
+  absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(options, backend.get());
+  if (!daemon.ok()) {
+    std::cerr << "chorusd: " << daemon.status().message() << std::endl;
+    return 1;
+  }
+  const std::string line = StartLine(**daemon, *backend);
+  LOG(INFO) << line;
+  std::cout << line << std::endl;
+
+  int signal_number = 0;
+  sigwait(&signals, &signal_number);
+  LOG(INFO) << strsignal(signal_number) << ": draining for at most "
+            << absl::FormatDuration(absl::GetFlag(FLAGS_drain_timeout));
+  (*daemon)->Drain(absl::Now() + absl::GetFlag(FLAGS_drain_timeout));
+  LOG(INFO) << "stopped";
+  return 0;
+}
+
+}  // namespace
+}  // namespace chorus
+
+int main(int argc, char** argv) {
+  absl::SetProgramUsageMessage(
+      "The Chorus daemon: owns this node's devices and runs collective graphs for its clients.\n"
+      "It logs to standard error and stops on SIGTERM.");
+  absl::FlagsUsageConfig config;
+  config.version_string = [] { return absl::StrCat(chorus::kDaemonVersion, "\n"); };
+  absl::SetFlagsUsageConfig(config);
+  const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
+  if (rest.size() > 1) {
+    std::cerr << "chorusd: expected flags only, got \"" << rest[1] << "\"\n";
+    return 2;
+  }
+  FLAGS_logtostderr = true;
+  google::InitGoogleLogging(argv[0]);
+  return chorus::Main();
+}

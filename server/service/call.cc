@@ -1,0 +1,31 @@
+#include "server/service/call.h"
+
+#include <string>
+#include <utility>
+
+namespace chorus {
+
+void PostForSession(const ServiceContext& context, const std::string& peer, int64_t name,
+                    SessionTask task, std::function<void(absl::Status)> refuse) {
+  absl::StatusOr<Caller> caller = context.peers->Resolve(peer);
+  if (!caller.ok()) return refuse(caller.status());
+  const absl::StatusOr<SessionId> session = ParseSession(context.incarnation, name);
+  if (!session.ok()) return refuse(session.status());
+  context.loop->Post([tenant = std::move(caller->tenant), name, id = *session,
+                      task = std::move(task), refuse = std::move(refuse)](LocalNode& node,
+                                                                          absl::Time now) {
+    const absl::StatusOr<std::string> owner = node.TenantOf(id);
+    if (!owner.ok() || *owner != tenant) return refuse(SessionLost(name));
+    const absl::Status renewed = node.RenewLease(id, now);
+    if (!renewed.ok()) return refuse(renewed);
+    task(node, now, id);
+  });
+}
+
+absl::Status CallTimedOut() {
+  return MakeError(absl::StatusCode::kDeadlineExceeded, Reason::kTransportTimeout,
+                   "the call's deadline has passed; what it asked for goes on (Graphs.Wait tells "
+                   "the outcome of a command)");
+}
+
+}  // namespace chorus

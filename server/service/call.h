@@ -1,0 +1,132 @@
+// One unary RPC, from its handler to its end.
+//
+// A handler takes what it needs out of the request (which is gone once the call has ended), lets
+// the node thread do the work and ends the call with Reply. Three may end a call: the work, the
+// client's cancel and the call's deadline (its own, at most ServiceContext::max_wait). The first
+// one wins; for the others nothing happens. The work itself is not withdrawn by either: a command
+// stays in its log, and its outcome can be asked for.
+//
+// Threads: Reply from any thread. The reply is made and sent on the worker's thread.
+#ifndef CHORUS_SERVER_SERVICE_CALL_H_
+#define CHORUS_SERVER_SERVICE_CALL_H_
+
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "core/base/error.h"
+#include "core/base/ids.h"
+#include "core/base/mutex.h"
+#include "grpcpp/alarm.h"
+#include "grpcpp/server_context.h"
+#include "grpcpp/support/server_callback.h"
+#include "proto/convert/errors_convert.h"
+#include "server/service/context.h"
+
+namespace chorus {
+
+// What the node thread does for a session of the caller's.
+using SessionTask = std::function<void(LocalNode& node, absl::Time now, SessionId session)>;
+
+// Posts `task` when `caller` may use the session `name`; else tells `refuse` (on any thread).
+void PostForSession(const ServiceContext& context, const std::string& peer, int64_t name,
+                    SessionTask task, std::function<void(absl::Status)> refuse);
+
+absl::Status CallTimedOut();
+
+template <typename Response>
+class Call : public grpc::ServerUnaryReactor,
+             public std::enable_shared_from_this<Call<Response>> {
+ public:
+  using Fill = std::function<void(Response* response)>;
+
+  static std::shared_ptr<Call> Start(const ServiceContext* service,
+                                     grpc::CallbackServerContext* context, Response* response) {
+    std::shared_ptr<Call> call(new Call(service, context, response));
+    call->self_ = call;
+    const absl::Time deadline = std::min(absl::FromChrono(context->deadline()),
+                                         absl::Now() + service->max_wait);
+    std::weak_ptr<Call> weak = call;
+    call->alarm_.Set(absl::ToChronoTime(deadline), [weak](bool fired) {
+      if (std::shared_ptr<Call> late = weak.lock()) {
+        if (fired) late->End(CallTimedOut(), nullptr);
+      }
+    });
+    return call;
+  }
+
+  // The caller, for handlers that need no session.
+  absl::StatusOr<Caller> caller() const { return service_->peers->Resolve(context_->peer()); }
+
+  // Does `task` on the node thread for the caller's session `name`, or ends the call. While the call
+  // is under way the session's lease does not run out.
+  void ForSession(int64_t name, SessionTask task) {
+    std::shared_ptr<Call> call = this->shared_from_this();
+    PostForSession(
+        *service_, context_->peer(), name,
+        [call, task = std::move(task)](LocalNode& node, absl::Time now, SessionId session) {
+          call->Hold(session);
+          task(node, now, session);
+        },
+        [call](absl::Status status) { call->Reply(std::move(status)); });
+  }
+
+  // Ends the call; `fill` makes the response of a good one.
+  void Reply(absl::Status status, Fill fill = nullptr) {
+    service_->worker->Post([call = this->shared_from_this(), status = std::move(status),
+                            fill = std::move(fill)] { call->End(status, fill); });
+  }
+
+ private:
+  Call(const ServiceContext* service, grpc::CallbackServerContext* context, Response* response)
+      : service_(service), context_(context), response_(response) {}
+
+  void End(const absl::Status& status, const Fill& fill) {
+    if (ended_.exchange(true)) return;
+    if (status.ok() && fill) fill(response_);
+    this->Finish(ToGrpc(status));
+  }
+
+  void OnCancel() override {
+    End(MakeError(absl::StatusCode::kCancelled, Reason::kCancelled, "the caller has cancelled"),
+        nullptr);
+  }
+  void OnDone() override {
+    alarm_.Cancel();
+    {
+      MutexLock lock(&mutex_);
+      done_ = true;
+      if (held_.value() != 0) service_->worker->Drop(held_);
+    }
+    self_.reset();
+  }
+
+  void Hold(SessionId session) {
+    MutexLock lock(&mutex_);
+    if (done_) return;
+    held_ = session;
+    service_->worker->Hold(session);
+  }
+
+  const ServiceContext* const service_;
+  grpc::CallbackServerContext* const context_;  // until OnDone
+  Response* const response_;                    // until OnDone; for whoever ends the call
+  std::atomic<bool> ended_{false};
+  Mutex mutex_;
+  bool done_ ABSL_GUARDED_BY(mutex_) = false;
+  SessionId held_ ABSL_GUARDED_BY(mutex_);  // 0: none
+  grpc::Alarm alarm_;
+  std::shared_ptr<Call> self_;  // gRPC's reference, until OnDone
+};
+
+}  // namespace chorus
+
+#endif  // CHORUS_SERVER_SERVICE_CALL_H_

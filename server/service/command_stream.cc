@@ -1,0 +1,167 @@
+#include "server/service/command_stream.h"
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "core/base/error.h"
+#include "core/base/mutex.h"
+#include "proto/convert/convert.h"
+#include "proto/convert/errors_convert.h"
+#include "server/service/call.h"
+#include "server/service/submit.h"
+
+namespace chorus {
+namespace {
+
+class CommandStream : public grpc::ServerBidiReactor<v1::CommandsRequest, v1::CommandsResponse>,
+                      public std::enable_shared_from_this<CommandStream> {
+ public:
+  CommandStream(const ServiceContext* service, grpc::CallbackServerContext* context)
+      : service_(service), context_(context) {}
+
+  void Start() {
+    self_ = shared_from_this();
+    StartRead(&request_);
+  }
+
+ private:
+  void OnReadDone(bool ok) override {
+    if (!ok) {
+      MutexLock lock(&mutex_);
+      half_closed_ = true;
+      EndIfDone();
+      return;
+    }
+    if (request_.session() != 0 && session_ != 0 && request_.session() != session_) {
+      return End(Malformed(absl::StrCat("session: the stream is for ", session_, ", got ",
+                                        request_.session())));
+    }
+    if (request_.session() != 0) session_ = request_.session();
+    TakeCommand();
+    MutexLock lock(&mutex_);
+    ++under_way_;
+    if (ended_) return;
+    if (under_way_ < kMaxCommandsUnderWay) {
+      StartRead(&request_);
+    } else {
+      read_paused_ = true;
+    }
+  }
+
+  void TakeCommand() {
+    const int64_t sequence = request_.command().sequence();
+    absl::StatusOr<Command> command = FromProto(request_.command());
+    absl::StatusOr<std::string> frame =
+        command.ok() ? FrameOf(sequence, std::move(command->body)) : command.status();
+    // Not a command of the log then: the next one may be the right one with the same sequence.
+    if (!frame.ok()) return PostOutcome(sequence, frame.status());
+    PostForSession(
+        *service_, context_->peer(), session_,
+        [stream = self_, sequence, frame = *std::move(frame)](LocalNode& node, absl::Time now,
+                                                              SessionId session) {
+          stream->Hold(session);
+          node.Submit(session, frame, now, [stream, sequence](Outcome outcome) {
+            stream->PostOutcome(sequence, outcome.status);
+          });
+        },
+        [stream = self_](absl::Status status) {
+          stream->service_->worker->Post([stream, status] { stream->End(status); });
+        });
+  }
+
+  void PostOutcome(int64_t sequence, absl::Status status) {
+    service_->worker->Post(
+        [stream = shared_from_this(), sequence, status = std::move(status)] {
+          stream->HaveOutcome(sequence, status);
+        });
+  }
+
+  void HaveOutcome(int64_t sequence, const absl::Status& status) {
+    v1::CommandsResponse response;
+    response.set_sequence(sequence);
+    if (!status.ok()) *response.mutable_error() = ToRpcStatus(status);
+    MutexLock lock(&mutex_);
+    if (ended_) return;
+    outcomes_.push_back(std::move(response));
+    if (outcomes_.size() == 1) StartWrite(&outcomes_.front());
+  }
+
+  void OnWriteDone(bool ok) override {
+    if (!ok) {
+      return End(MakeError(absl::StatusCode::kCancelled, Reason::kCancelled,
+                           "the caller does not take outcomes any more"));
+    }
+    MutexLock lock(&mutex_);
+    if (ended_) return;
+    outcomes_.pop_front();
+    --under_way_;
+    if (!outcomes_.empty()) StartWrite(&outcomes_.front());
+    if (read_paused_) {
+      read_paused_ = false;
+      StartRead(&request_);
+    }
+    EndIfDone();
+  }
+
+  void EndIfDone() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (ended_ || !half_closed_ || under_way_ > 0) return;
+    ended_ = true;
+    Finish(grpc::Status::OK);
+  }
+
+  void End(const absl::Status& status) {
+    MutexLock lock(&mutex_);
+    if (std::exchange(ended_, true)) return;
+    Finish(ToGrpc(status));
+  }
+
+  // The session's lease does not run out while the stream is open.
+  void Hold(SessionId session) {
+    MutexLock lock(&mutex_);
+    if (done_ || held_.value() != 0) return;
+    held_ = session;
+    service_->worker->Hold(session);
+  }
+
+  void OnCancel() override {
+    End(MakeError(absl::StatusCode::kCancelled, Reason::kCancelled, "the caller has cancelled"));
+  }
+  void OnDone() override {
+    {
+      MutexLock lock(&mutex_);
+      done_ = true;
+      if (held_.value() != 0) service_->worker->Drop(held_);
+    }
+    self_.reset();
+  }
+
+  const ServiceContext* const service_;
+  grpc::CallbackServerContext* const context_;
+  v1::CommandsRequest request_;  // of the read under way
+  int64_t session_ = 0;          // by OnReadDone alone
+
+  Mutex mutex_;
+  std::deque<v1::CommandsResponse> outcomes_ ABSL_GUARDED_BY(mutex_);  // the first is being written
+  int under_way_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool half_closed_ ABSL_GUARDED_BY(mutex_) = false;
+  bool read_paused_ ABSL_GUARDED_BY(mutex_) = false;
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
+  bool done_ ABSL_GUARDED_BY(mutex_) = false;
+  SessionId held_ ABSL_GUARDED_BY(mutex_);  // 0: none
+  std::shared_ptr<CommandStream> self_;     // gRPC's reference, until OnDone
+};
+
+}  // namespace
+
+grpc::ServerBidiReactor<v1::CommandsRequest, v1::CommandsResponse>* StartCommandStream(
+    const ServiceContext* service, grpc::CallbackServerContext* context) {
+  auto stream = std::make_shared<CommandStream>(service, context);
+  stream->Start();
+  return stream.get();
+}
+
+}  // namespace chorus

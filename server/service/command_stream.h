@@ -1,0 +1,20 @@
+// One Graphs.Commands: a session's log by messages.
+#ifndef CHORUS_SERVER_SERVICE_COMMAND_STREAM_H_
+#define CHORUS_SERVER_SERVICE_COMMAND_STREAM_H_
+
+#include "chorus/v1/graphs.pb.h"
+#include "grpcpp/support/server_callback.h"
+#include "server/service/context.h"
+
+namespace chorus {
+
+// A stream with kMaxCommandsUnderWay commands without an outcome is not read further until one has
+// ended, so that a client that does not read its outcomes stops itself.
+inline constexpr int kMaxCommandsUnderWay = 1024;
+
+grpc::ServerBidiReactor<v1::CommandsRequest, v1::CommandsResponse>* StartCommandStream(
+    const ServiceContext* service, grpc::CallbackServerContext* context);
+
+}  // namespace chorus
+
+#endif  // CHORUS_SERVER_SERVICE_COMMAND_STREAM_H_

@@ -1,0 +1,49 @@
+// What the handlers share, and how they name sessions to clients.
+//
+// Threads: constant once the server runs; what it points to is thread-safe.
+#ifndef CHORUS_SERVER_SERVICE_CONTEXT_H_
+#define CHORUS_SERVER_SERVICE_CONTEXT_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "core/base/ids.h"
+#include "core/node/node_loop.h"
+#include "server/attach/attach_server.h"
+#include "server/peers.h"
+#include "server/service/worker.h"
+
+namespace chorus {
+
+inline constexpr int32_t kApiVersion = 1;
+inline constexpr char kDaemonVersion[] = "chorusd 0.1.0";
+// Bytes of one part of an upload or download; well below gRPC's own limit of 4 MiB a message.
+inline constexpr int64_t kMaxChunkBytes = 1 << 20;
+
+struct ServiceContext {
+  NodeLoop* loop = nullptr;
+  ServiceWorker* worker = nullptr;
+  const PeerTable* peers = nullptr;
+  AttachServer* attach = nullptr;  // null: the daemon listens on TCP alone
+  int64_t incarnation = 0;         // 1 .. 2^31 - 1, other after each start
+  absl::Duration max_wait = absl::Minutes(10);  // of one call, whatever deadline its client set
+  std::string backend;             // "host"
+  std::string attach_path;         // empty: none
+  int32_t max_tensors = 0;
+};
+
+// Sessions' names on the wire carry the daemon's incarnation, so that a name from before a restart
+// is told from an unknown one.
+int64_t WireSession(int64_t incarnation, SessionId session);
+// NOT_FOUND (SESSION_LOST): of another start of the daemon. INVALID_ARGUMENT: no session's name.
+absl::StatusOr<SessionId> ParseSession(int64_t incarnation, int64_t name);
+// 0 for no session.
+int64_t WireSessionOrZero(int64_t incarnation, SessionId session);
+
+absl::Status SessionLost(int64_t name);
+
+}  // namespace chorus
+
+#endif  // CHORUS_SERVER_SERVICE_CONTEXT_H_

@@ -1,0 +1,19 @@
+// One Tensors.Download.
+#ifndef CHORUS_SERVER_SERVICE_DOWNLOAD_H_
+#define CHORUS_SERVER_SERVICE_DOWNLOAD_H_
+
+#include "chorus/v1/tensors.pb.h"
+#include "grpcpp/support/server_callback.h"
+#include "server/service/context.h"
+
+namespace chorus {
+
+// Waits for the tensor, then sends it part by part, each made when the one before is on its way.
+// The tensor's bytes are kept as long as that takes, whatever becomes of its name.
+grpc::ServerWriteReactor<v1::DownloadTensorResponse>* StartDownload(
+    const ServiceContext* service, grpc::CallbackServerContext* context,
+    const v1::DownloadTensorRequest& request);
+
+}  // namespace chorus
+
+#endif  // CHORUS_SERVER_SERVICE_DOWNLOAD_H_

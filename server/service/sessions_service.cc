@@ -1,0 +1,149 @@
+#include "server/service/sessions_service.h"
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/error.h"
+#include "glog/logging.h"
+#include "server/service/call.h"
+#include "server/service/durations.h"
+
+namespace chorus {
+namespace {
+
+constexpr size_t kMaxLabelBytes = 256;
+
+absl::Status CheckVersion(int32_t version) {
+  if (version == 0 || version == kApiVersion) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kVersion,
+                   absl::StrCat("the client speaks version ", version,
+                                " of the API, this daemon (", kDaemonVersion, ") version ",
+                                kApiVersion));
+}
+
+absl::StatusOr<OpenSessionRequest> RequestFrom(const v1::OpenSessionRequest& message) {
+  CHORUS_RETURN_IF_ERROR(CheckVersion(message.api_version()));
+  OpenSessionRequest request;
+  if (message.label().size() > kMaxLabelBytes) {
+    return Malformed(absl::StrCat("label: expected at most ", kMaxLabelBytes, " bytes, got ",
+                                  message.label().size()));
+  }
+  request.label = message.label();
+  CHORUS_ASSIGN_OR_RETURN(request.lease, DurationFrom(message.lease(), "lease"));
+  for (int32_t device : message.devices()) {
+    if (device < 0) {
+      return Malformed(absl::StrCat("devices: expected numbers >= 0, got ", device));
+    }
+    request.devices.push_back(DeviceIndex(device));
+  }
+  if (message.device_count() < 0) {
+    return Malformed(
+        absl::StrCat("device_count: expected a number >= 0, got ", message.device_count()));
+  }
+  request.device_count = message.device_count() == 0 ? 1 : message.device_count();
+  return request;
+}
+
+// Who the session is for. With a token: the attached process, whose pidfd comes along.
+absl::StatusOr<AttachServer::Client> Authorize(const ServiceContext& service, const Caller& caller,
+                                               const std::string& token,
+                                               OpenSessionRequest* request) {
+  request->tenant = caller.tenant;
+  if (token.empty()) {
+    if (caller.may_write()) return AttachServer::Client();
+    return MakeError(absl::StatusCode::kPermissionDenied, Reason::kNotAttached,
+                     absl::StrCat("a caller of uid ", caller.uid,
+                                  ", which is not the daemon's, may only read until it has "
+                                  "attached (attach_token)"));
+  }
+  if (service.attach == nullptr || !caller.is_unix) {
+    return MakeError(absl::StatusCode::kPermissionDenied, Reason::kNotAttached,
+                     "attach_token: only good on a Unix socket");
+  }
+  CHORUS_ASSIGN_OR_RETURN(AttachServer::Client client, service.attach->Claim(token, caller.uid));
+  request->attached = true;
+  request->pid = client.pid;
+  return client;
+}
+
+void ResponseTo(const ServiceContext& service, const SessionInfo& info,
+                v1::OpenSessionResponse* response) {
+  response->set_session(WireSession(service.incarnation, info.id));
+  for (DeviceIndex device : info.devices) response->add_devices(device.value());
+  if (!info.attached) DurationTo(info.lease_left, response->mutable_lease());
+  response->set_api_version(kApiVersion);
+  response->set_daemon_version(kDaemonVersion);
+}
+
+}  // namespace
+
+grpc::ServerUnaryReactor* SessionsService::Open(grpc::CallbackServerContext* context,
+                                                const v1::OpenSessionRequest* request,
+                                                v1::OpenSessionResponse* response) {
+  auto call = Call<v1::OpenSessionResponse>::Start(service_, context, response);
+  const absl::StatusOr<Caller> caller = call->caller();
+  absl::StatusOr<OpenSessionRequest> open = RequestFrom(*request);
+  absl::Status status = caller.ok() ? open.status() : caller.status();
+  absl::StatusOr<AttachServer::Client> client = AttachServer::Client();
+  if (status.ok()) {
+    client = Authorize(*service_, *caller, request->attach_token(), &*open);
+    status = client.status();
+  }
+  if (!status.ok()) {
+    call->Reply(status);
+    return call.get();
+  }
+  service_->loop->Post([service = service_, call, open = *std::move(open),
+                        client = std::make_shared<AttachServer::Client>(*std::move(client))](
+                           LocalNode& node, absl::Time now) {
+    const absl::StatusOr<SessionInfo> info = node.OpenSession(open, now);
+    if (!info.ok()) return call->Reply(info.status());
+    if (open.attached) {
+      service->loop->WatchProcess(info->id, client->pidfd.Release());
+      if (!service->attach->Bind(client->connection, info->id)) {
+        node.SetDetached(info->id, true, now);
+      }
+    }
+    call->Reply(absl::OkStatus(), [service, info = *info](v1::OpenSessionResponse* to) {
+      LOG(INFO) << "session " << info.id << " opened: " << info.tenant << " pid " << info.pid
+                << (info.attached ? " attached" : " by lease") << " \"" << info.label << "\"";
+      ResponseTo(*service, info, to);
+    });
+  });
+  return call.get();
+}
+
+grpc::ServerUnaryReactor* SessionsService::Close(grpc::CallbackServerContext* context,
+                                                 const v1::CloseSessionRequest* request,
+                                                 v1::CloseSessionResponse* response) {
+  auto call = Call<v1::CloseSessionResponse>::Start(service_, context, response);
+  call->ForSession(request->session(),
+                   [call](LocalNode& node, absl::Time now, SessionId session) {
+                     const absl::Status status = node.CloseSession(session, now);
+                     call->Reply(status, [session](v1::CloseSessionResponse*) {
+                       LOG(INFO) << "session " << session << " closed";
+                     });
+                   });
+  return call.get();
+}
+
+grpc::ServerUnaryReactor* SessionsService::Renew(grpc::CallbackServerContext* context,
+                                                 const v1::RenewSessionRequest* request,
+                                                 v1::RenewSessionResponse* response) {
+  auto call = Call<v1::RenewSessionResponse>::Start(service_, context, response);
+  call->ForSession(request->session(), [call](LocalNode& node, absl::Time now,
+                                              SessionId session) {
+    absl::Duration left = absl::InfiniteDuration();
+    for (const SessionInfo& info : node.Sessions("", now)) {
+      if (info.id == session) left = info.lease_left;
+    }
+    call->Reply(absl::OkStatus(), [left](v1::RenewSessionResponse* to) {
+      if (left != absl::InfiniteDuration()) DurationTo(left, to->mutable_lease_left());
+    });
+  });
+  return call.get();
+}
+
+}  // namespace chorus

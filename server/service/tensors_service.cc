@@ -1,0 +1,130 @@
+#include "server/service/tensors_service.h"
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/error.h"
+#include "proto/convert/convert.h"
+#include "server/service/call.h"
+#include "server/service/download.h"
+#include "server/service/submit.h"
+
+namespace chorus {
+namespace {
+
+// Written to staging by the node thread in one go: small enough that other sessions do not wait.
+constexpr size_t kSliceBytes = 128 * 1024;
+
+template <typename Names>
+v1::Release ReleaseOf(const Names& tensors) {
+  v1::Release release;
+  *release.mutable_tensors() = tensors;
+  return release;
+}
+
+// Writes `bytes` from `offset` slice by slice, each in its own turn of the node thread.
+void WriteSlices(const ServiceContext* service,
+                 const std::shared_ptr<Call<v1::WriteStagingResponse>>& call, SessionId session,
+                 ArenaId arena, int64_t offset, std::shared_ptr<const std::string> bytes,
+                 size_t done, LocalNode& node) {
+  const absl::string_view slice = absl::string_view(*bytes).substr(done, kSliceBytes);
+  const absl::Status status =
+      node.WriteStaging(session, arena, offset + static_cast<int64_t>(done), slice);
+  const size_t next = done + slice.size();
+  if (!status.ok() || next == bytes->size()) {
+    node.CountStreamed(static_cast<int64_t>(next));
+    return call->Reply(status);
+  }
+  service->loop->Post([=](LocalNode& later, absl::Time) {
+    WriteSlices(service, call, session, arena, offset, bytes, next, later);
+  });
+}
+
+}  // namespace
+
+grpc::ServerUnaryReactor* TensorsService::Create(grpc::CallbackServerContext* context,
+                                                 const v1::CreateTensorRequest* request,
+                                                 v1::CreateTensorResponse* response) {
+  auto call = Call<v1::CreateTensorResponse>::Start(service_, context, response);
+  SubmitCommand(call, request->session(), request->sequence(), FromProto(request->tensor()));
+  return call.get();
+}
+
+grpc::ServerUnaryReactor* TensorsService::MakeReadable(grpc::CallbackServerContext* context,
+                                                       const v1::MakeReadableRequest* request,
+                                                       v1::MakeReadableResponse* response) {
+  auto call = Call<v1::MakeReadableResponse>::Start(service_, context, response);
+  v1::MakeReadable command;
+  *command.mutable_tensors() = request->tensors();
+  SubmitCommand(call, request->session(), request->sequence(), FromProto(command));
+  return call.get();
+}
+
+grpc::ServerUnaryReactor* TensorsService::Release(grpc::CallbackServerContext* context,
+                                                  const v1::ReleaseTensorsRequest* request,
+                                                  v1::ReleaseTensorsResponse* response) {
+  auto call = Call<v1::ReleaseTensorsResponse>::Start(service_, context, response);
+  SubmitCommand(call, request->session(), request->sequence(),
+                FromProto(ReleaseOf(request->tensors())));
+  return call.get();
+}
+
+grpc::ServerUnaryReactor* TensorsService::CreateStaging(grpc::CallbackServerContext* context,
+                                                        const v1::CreateStagingRequest* request,
+                                                        v1::CreateStagingResponse* response) {
+  auto call = Call<v1::CreateStagingResponse>::Start(service_, context, response);
+  call->ForSession(request->session(), [call, bytes = request->size_bytes()](
+                                           LocalNode& node, absl::Time, SessionId session) {
+    const auto staging = node.CreateStaging(session, bytes);
+    if (!staging.ok()) return call->Reply(staging.status());
+    call->Reply(absl::OkStatus(), [arena = staging->arena,
+                                   size = staging->bytes](v1::CreateStagingResponse* to) {
+      to->set_arena(arena.value());
+      to->set_size_bytes(size);
+    });
+  });
+  return call.get();
+}
+
+grpc::ServerUnaryReactor* TensorsService::WriteStaging(grpc::CallbackServerContext* context,
+                                                       const v1::WriteStagingRequest* request,
+                                                       v1::WriteStagingResponse* response) {
+  auto call = Call<v1::WriteStagingResponse>::Start(service_, context, response);
+  const int64_t size = static_cast<int64_t>(request->data().size());
+  if (size > kMaxChunkBytes || request->offset_bytes() < 0) {
+    call->Reply(Malformed(absl::StrCat("expected at most ", kMaxChunkBytes,
+                                       " bytes from offset_bytes >= 0, got ", size,
+                                       " bytes from ", request->offset_bytes())));
+    return call.get();
+  }
+  call->ForSession(
+      request->session(),
+      [service = service_, call, arena = ArenaId(request->arena()),
+       offset = request->offset_bytes(),
+       bytes = std::make_shared<const std::string>(request->data())](
+          LocalNode& node, absl::Time, SessionId session) {
+        WriteSlices(service, call, session, arena, offset, bytes, 0, node);
+      });
+  return call.get();
+}
+
+grpc::ServerUnaryReactor* TensorsService::ReleaseStaging(grpc::CallbackServerContext* context,
+                                                         const v1::ReleaseStagingRequest* request,
+                                                         v1::ReleaseStagingResponse* response) {
+  auto call = Call<v1::ReleaseStagingResponse>::Start(service_, context, response);
+  call->ForSession(request->session(), [call, arena = ArenaId(request->arena())](
+                                           LocalNode& node, absl::Time, SessionId session) {
+    call->Reply(node.ReleaseStaging(session, arena));
+  });
+  return call.get();
+}
+
+grpc::ServerWriteReactor<v1::DownloadTensorResponse>* TensorsService::Download(
+    grpc::CallbackServerContext* context, const v1::DownloadTensorRequest* request) {
+  return StartDownload(service_, context, *request);
+}
+
+}  // namespace chorus

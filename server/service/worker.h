@@ -1,0 +1,52 @@
+// A thread for what must not run on the node thread: serializing and sending replies, and keeping
+// leases.
+//
+// Threads: Post, Hold and Drop from any thread. The destructor runs what was posted before it.
+#ifndef CHORUS_SERVER_SERVICE_WORKER_H_
+#define CHORUS_SERVER_SERVICE_WORKER_H_
+
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/time/time.h"
+#include "core/base/ids.h"
+#include "core/base/mutex.h"
+#include "core/node/node_loop.h"
+
+namespace chorus {
+
+class ServiceWorker {
+ public:
+  // `loop` outlives it. A session with a call under way is renewed every `renew_period`, so that a
+  // long wait does not outlive its own lease.
+  ServiceWorker(NodeLoop* loop, absl::Duration renew_period);
+  ~ServiceWorker();
+
+  void Post(std::function<void()> task);
+
+  // Calls of `session` under way: as many Drops as Holds.
+  void Hold(SessionId session);
+  void Drop(SessionId session);
+
+ private:
+  void Loop();
+  void RenewAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  NodeLoop* const loop_;
+  const absl::Duration renew_period_;
+
+  Mutex mutex_;
+  CondVar changed_;
+  std::vector<std::function<void()>> tasks_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<SessionId, int> held_ ABSL_GUARDED_BY(mutex_);
+  bool stop_ ABSL_GUARDED_BY(mutex_) = false;
+
+  std::thread thread_;
+};
+
+}  // namespace chorus
+
+#endif  // CHORUS_SERVER_SERVICE_WORKER_H_

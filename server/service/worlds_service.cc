@@ -1,0 +1,223 @@
+#include "server/service/worlds_service.h"
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/error.h"
+#include "proto/convert/convert.h"
+#include "server/service/call.h"
+#include "server/service/durations.h"
+
+namespace chorus {
+namespace {
+
+constexpr size_t kMaxNameBytes = 256;
+constexpr size_t kMaxMessageBytes = 1024;
+constexpr absl::Duration kReformTimeout = absl::Seconds(60);
+
+v1::MemberState StateOf(const WorldInfo::Member& member) {
+  if (!member.joined) return v1::MEMBER_STATE_MISSING;
+  return member.alive ? v1::MEMBER_STATE_ALIVE : v1::MEMBER_STATE_GONE;
+}
+
+void WorldTo(int64_t incarnation, const WorldInfo& info, v1::World* message) {
+  message->set_world(info.id.value());
+  message->set_name(info.name);
+  message->set_size(info.size);
+  message->set_epoch(info.epoch.value());
+  for (const WorldInfo::Member& member : info.members) {
+    v1::World::Member* to = message->add_members();
+    to->set_rank(member.rank.value());
+    to->set_session(WireSessionOrZero(incarnation, member.session));
+    to->set_device(member.device.value());
+    if (member.pid >= 0) to->set_pid(member.pid);
+    to->set_state(StateOf(member));
+  }
+  for (size_t group = 0; group < info.groups.size(); ++group) {
+    v1::World::Group* to = message->add_groups();
+    to->set_group(static_cast<int32_t>(group));
+    for (Rank rank : info.groups[group]) to->add_ranks(rank.value());
+  }
+  DurationTo(info.agree_timeout, message->mutable_agree_timeout());
+  if (info.waiting > absl::ZeroDuration()) DurationTo(info.waiting, message->mutable_waiting());
+}
+
+absl::StatusOr<JoinRequest> RequestFrom(const v1::JoinWorldRequest& message) {
+  JoinRequest request;
+  if (message.name().empty() || message.name().size() > kMaxNameBytes) {
+    return Malformed(absl::StrCat("name: expected 1 to ", kMaxNameBytes, " bytes, got ",
+                                  message.name().size()));
+  }
+  request.name = message.name();
+  request.size = message.size();
+  request.rank = Rank(message.rank());
+  // -1: the session's first, which the node thread puts in.
+  request.device = DeviceIndex(message.has_device() ? message.device() : -1);
+  if (message.has_device() && message.device() < 0) {
+    return Malformed(absl::StrCat("device: expected a number >= 0, got ", message.device()));
+  }
+  CHORUS_ASSIGN_OR_RETURN(request.join_timeout,
+                          DurationFrom(message.join_timeout(), "join_timeout"));
+  CHORUS_ASSIGN_OR_RETURN(request.agree_timeout,
+                          DurationFrom(message.agree_timeout(), "agree_timeout"));
+  CHORUS_ASSIGN_OR_RETURN(request.exec_timeout,
+                          DurationFrom(message.exec_timeout(), "exec_timeout"));
+  return request;
+}
+
+DeviceIndex FirstDevice(const LocalNode& node, SessionId session, absl::Time now) {
+  for (const SessionInfo& info : node.Sessions("", now)) {
+    if (info.id == session && !info.devices.empty()) return info.devices[0];
+  }
+  return DeviceIndex(0);
+}
+
+void ResponseTo(const ReformResult& result, v1::ReformWorldResponse* response) {
+  response->set_rank(result.rank.value());
+  response->set_size(result.size);
+  response->set_epoch(result.epoch.value());
+  for (const ReformResult::Survivor& survivor : result.survivors) {
+    v1::ReformWorldResponse::Survivor* to = response->add_survivors();
+    to->set_old_rank(survivor.old_rank.value());
+    if (survivor.last_published.has_value()) {
+      ToProto(*survivor.last_published, to->mutable_last_published());
+    }
+  }
+}
+
+}  // namespace
+
+grpc::ServerUnaryReactor* WorldsService::Join(grpc::CallbackServerContext* context,
+                                              const v1::JoinWorldRequest* request,
+                                              v1::JoinWorldResponse* response) {
+  auto call = Call<v1::JoinWorldResponse>::Start(service_, context, response);
+  absl::StatusOr<JoinRequest> join = RequestFrom(*request);
+  if (!join.ok()) {
+    call->Reply(join.status());
+    return call.get();
+  }
+  call->ForSession(request->session(), [service = service_, call, join = *std::move(join)](
+                                           LocalNode& node, absl::Time now, SessionId session) {
+    JoinRequest placed = join;
+    if (placed.device.value() < 0) placed.device = FirstDevice(node, session, now);
+    node.JoinWorld(session, placed, now, [service, call](absl::StatusOr<WorldInfo> world) {
+      if (!world.ok()) return call->Reply(world.status());
+      call->Reply(absl::OkStatus(), [service, world = *std::move(world)](
+                                        v1::JoinWorldResponse* to) {
+        WorldTo(service->incarnation, world, to->mutable_world());
+      });
+    });
+  });
+  return call.get();
+}
+
+grpc::ServerUnaryReactor* WorldsService::CreateGroup(grpc::CallbackServerContext* context,
+                                                     const v1::CreateGroupRequest* request,
+                                                     v1::CreateGroupResponse* response) {
+  auto call = Call<v1::CreateGroupResponse>::Start(service_, context, response);
+  std::vector<Rank> ranks;
+  for (int32_t rank : request->ranks()) ranks.push_back(Rank(rank));
+  call->ForSession(
+      request->session(),
+      [call, world = WorldId(request->world()), rank = Rank(request->rank()),
+       ranks = std::move(ranks)](LocalNode& node, absl::Time, SessionId session) {
+        const absl::StatusOr<GroupId> group = node.CreateGroup(session, world, rank, ranks);
+        if (!group.ok()) return call->Reply(group.status());
+        call->Reply(absl::OkStatus(), [group = *group](v1::CreateGroupResponse* to) {
+          to->set_group(group.value());
+        });
+      });
+  return call.get();
+}
+
+grpc::ServerUnaryReactor* WorldsService::Leave(grpc::CallbackServerContext* context,
+                                               const v1::LeaveWorldRequest* request,
+                                               v1::LeaveWorldResponse* response) {
+  auto call = Call<v1::LeaveWorldResponse>::Start(service_, context, response);
+  call->ForSession(request->session(),
+                   [call, world = WorldId(request->world()), rank = Rank(request->rank())](
+                       LocalNode& node, absl::Time now, SessionId session) {
+                     call->Reply(node.LeaveWorld(session, world, rank, now));
+                   });
+  return call.get();
+}
+
+grpc::ServerUnaryReactor* WorldsService::Abort(grpc::CallbackServerContext* context,
+                                               const v1::AbortWorldRequest* request,
+                                               v1::AbortWorldResponse* response) {
+  auto call = Call<v1::AbortWorldResponse>::Start(service_, context, response);
+  if (request->message().size() > kMaxMessageBytes) {
+    call->Reply(Malformed(absl::StrCat("message: expected at most ", kMaxMessageBytes,
+                                       " bytes, got ", request->message().size())));
+    return call.get();
+  }
+  call->ForSession(request->session(),
+                   [call, world = WorldId(request->world()), rank = Rank(request->rank()),
+                    message = request->message()](LocalNode& node, absl::Time now,
+                                                  SessionId session) {
+                     call->Reply(node.AbortWorld(session, world, rank, message, now));
+                   });
+  return call.get();
+}
+
+grpc::ServerUnaryReactor* WorldsService::Reform(grpc::CallbackServerContext* context,
+                                                const v1::ReformWorldRequest* request,
+                                                v1::ReformWorldResponse* response) {
+  auto call = Call<v1::ReformWorldResponse>::Start(service_, context, response);
+  absl::StatusOr<absl::Duration> timeout = DurationFrom(request->timeout(), "timeout");
+  if (!timeout.ok() || request->has_grow_to()) {
+    call->Reply(!timeout.ok() ? timeout.status()
+                              : Unsupported("grow_to: this daemon shrinks worlds, but cannot grow "
+                                            "them again; make a new world"));
+    return call.get();
+  }
+  if (*timeout == absl::ZeroDuration()) timeout = kReformTimeout;
+  call->ForSession(
+      request->session(),
+      [call, world = WorldId(request->world()), rank = Rank(request->rank()),
+       timeout = *timeout](LocalNode& node, absl::Time now, SessionId session) {
+        node.ReformWorld(session, world, rank, timeout, now,
+                         [call](absl::StatusOr<ReformResult> result) {
+                           if (!result.ok()) return call->Reply(result.status());
+                           call->Reply(absl::OkStatus(), [result = *std::move(result)](
+                                                             v1::ReformWorldResponse* to) {
+                             ResponseTo(result, to);
+                           });
+                         });
+      });
+  return call.get();
+}
+
+grpc::ServerUnaryReactor* WorldsService::Describe(grpc::CallbackServerContext* context,
+                                                  const v1::DescribeWorldsRequest* request,
+                                                  v1::DescribeWorldsResponse* response) {
+  auto call = Call<v1::DescribeWorldsResponse>::Start(service_, context, response);
+  const absl::StatusOr<Caller> caller = call->caller();
+  if (!caller.ok()) {
+    call->Reply(caller.status());
+    return call.get();
+  }
+  const bool one = request->has_world();
+  service_->loop->Post([service = service_, call, one, world = WorldId(request->world()),
+                        sees = std::string(caller->sees())](LocalNode& node, absl::Time now) {
+    std::vector<WorldInfo> worlds;
+    for (WorldInfo& info : node.Worlds(sees, now)) {
+      if (!one || info.id == world) worlds.push_back(std::move(info));
+    }
+    if (one && worlds.empty()) {
+      return call->Reply(UnknownName(absl::StrCat("there is no world ", world.value())));
+    }
+    call->Reply(absl::OkStatus(),
+                [service, worlds = std::move(worlds)](v1::DescribeWorldsResponse* to) {
+                  for (const WorldInfo& info : worlds) {
+                    WorldTo(service->incarnation, info, to->add_worlds());
+                  }
+                });
+  });
+  return call.get();
+}
+
+}  // namespace chorus

@@ -1,0 +1,666 @@
+// The services, against a live daemon over the host backend.
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <limits>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "core/base/error.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "server/testing/rpc.h"
+#include "server/testing/test_daemon.h"
+
+namespace chorus {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+#define EXPECT_OK(expression)                     \
+  do {                                            \
+    const absl::Status expect_ok = (expression);  \
+    EXPECT_TRUE(expect_ok.ok()) << expect_ok;     \
+  } while (false)
+#define ASSERT_OK(expression)                     \
+  do {                                            \
+    const absl::Status assert_ok = (expression);  \
+    ASSERT_TRUE(assert_ok.ok()) << assert_ok;     \
+  } while (false)
+
+void ExpectError(const absl::Status& status, absl::StatusCode code, Reason reason) {
+  EXPECT_EQ(status.code(), code) << status;
+  EXPECT_EQ(ErrorOf(status).reason, reason) << status;
+}
+
+// Two ranks of one world on connections of their own, with graph 1 (two floats) registered: the next
+// sequence of both is 2.
+struct Pair {
+  explicit Pair(const TestDaemon& daemon, const std::string& address = "")
+      : a(Connect(daemon, address)), b(Connect(daemon, address)) {
+    EXPECT_OK(a.Open());
+    EXPECT_OK(b.Open());
+    std::thread other([this] { EXPECT_OK(b.Join("pair", 2, 1)); });
+    EXPECT_OK(a.Join("pair", 2, 0));
+    other.join();
+    EXPECT_OK(a.Submit(a.RegisterCommand(1, 1, 2)));
+    EXPECT_OK(b.Submit(b.RegisterCommand(1, 1, 2)));
+  }
+  static std::shared_ptr<grpc::Channel> Connect(const TestDaemon& daemon,
+                                                const std::string& address) {
+    return address.empty() ? daemon.Connect() : daemon.ConnectTo(address);
+  }
+  RpcRank a;
+  RpcRank b;
+};
+
+TEST(SessionsTest, AnotherVersionIsRefusedWithBothVersions) {
+  TestDaemon daemon;
+  RpcRank client(daemon.Connect());
+  v1::OpenSessionRequest request;
+  request.set_api_version(7);
+  const absl::Status status = client.Open(request);
+  ExpectError(status, absl::StatusCode::kFailedPrecondition, Reason::kVersion);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("version 7"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("version 1"));
+  request.set_api_version(1);
+  EXPECT_OK(client.Open(request));
+}
+
+TEST(SessionsTest, AClosedSessionIsLost) {
+  TestDaemon daemon;
+  RpcRank client(daemon.Connect());
+  ASSERT_OK(client.Open());
+  EXPECT_OK(client.Renew());
+  EXPECT_OK(client.Close());
+  ExpectError(client.Renew(), absl::StatusCode::kNotFound, Reason::kSessionLost);
+  ExpectError(client.Close(), absl::StatusCode::kNotFound, Reason::kSessionLost);
+  ExpectError(client.Join("w", 1, 0), absl::StatusCode::kNotFound, Reason::kSessionLost);
+  ExpectError(client.Submit(client.RegisterCommand(1, 1, 2)), absl::StatusCode::kNotFound,
+              Reason::kSessionLost);
+  ExpectError(client.Download(1).status(), absl::StatusCode::kNotFound, Reason::kSessionLost);
+}
+
+TEST(SessionsTest, ARestartedDaemonTellsTheSessionFromAnUnknownOne) {
+  TestDaemon daemon;
+  RpcRank client(daemon.Connect());
+  ASSERT_OK(client.Open());
+  const int64_t before = client.session;
+  daemon.Restart();
+  RpcRank again(daemon.Connect());
+  // Another client has the same number by now; the old name must not reach it.
+  ASSERT_OK(again.Open());
+  EXPECT_NE(again.session, before);
+  again.session = before;
+  const absl::Status status = again.Renew();
+  ExpectError(status, absl::StatusCode::kNotFound, Reason::kSessionLost);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("another start"));
+}
+
+TEST(SessionsTest, ALeaseRunsOutWithoutCalls) {
+  TestDaemon daemon([](DaemonOptions* o) { o->node.lease = absl::Milliseconds(200); });
+  RpcRank client(daemon.Connect());
+  ASSERT_OK(client.Open());
+  EXPECT_EQ(client.ListSessions()->sessions_size(), 1);
+  EXPECT_TRUE(Eventually([&] { return client.ListSessions()->sessions_size() == 0; }));
+  ExpectError(client.Renew(), absl::StatusCode::kNotFound, Reason::kSessionLost);
+}
+
+TEST(SessionsTest, ALongCallKeepsItsLease) {
+  TestDaemon daemon([](DaemonOptions* o) { o->node.lease = absl::Milliseconds(300); });
+  RpcRank client(daemon.Connect());
+  ASSERT_OK(client.Open());
+  // Five leases long; rank 1 never comes.
+  v1::JoinWorldRequest request;
+  request.set_session(client.session);
+  request.set_name("alone");
+  request.set_size(2);
+  request.mutable_join_timeout()->set_seconds(1);
+  request.mutable_join_timeout()->set_nanos(500'000'000);
+  v1::JoinWorldResponse response;
+  const absl::Status status =
+      Ask(*client.worlds, &v1::Worlds::Stub::Join, request, &response);
+  ExpectError(status, absl::StatusCode::kDeadlineExceeded, Reason::kJoinTimeout);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("1"));
+  EXPECT_OK(client.Renew());
+}
+
+TEST(SessionsTest, UnattachedCallersOfAnotherUidMayOnlyRead) {
+  TestDaemon daemon([](DaemonOptions* o) { o->trusted_uid = geteuid() + 1; });
+  RpcRank client(daemon.Connect());
+  ExpectError(client.Open(), absl::StatusCode::kPermissionDenied, Reason::kNotAttached);
+  v1::ListDevicesResponse devices;
+  EXPECT_OK(Ask(*client.diagnostics, &v1::Diagnostics::Stub::ListDevices,
+                v1::ListDevicesRequest(), &devices));
+  EXPECT_EQ(devices.devices_size(), 4);
+  v1::OpenSessionRequest request;
+  request.set_attach_token(std::string(16, 'x'));
+  ExpectError(client.Open(request), absl::StatusCode::kPermissionDenied, Reason::kNotAttached);
+}
+
+TEST(SessionsTest, TenantsSeeAndUseOnlyTheirOwn) {
+  TestDaemon daemon([](DaemonOptions* o) {
+    o->insecure_loopback = true;
+    o->listen.push_back(*ParseListenAddress("127.0.0.1:0"));
+  });
+  const std::string tcp = daemon.daemon().addresses()[1].ToString();
+  RpcRank here(daemon.Connect());
+  RpcRank there(daemon.ConnectTo(tcp));
+  ASSERT_OK(here.Open());
+  ASSERT_OK(there.Open());
+  // The daemon's own uid sees all; loopback sees what came over loopback.
+  EXPECT_EQ(here.ListSessions()->sessions_size(), 2);
+  ASSERT_EQ(there.ListSessions()->sessions_size(), 1);
+  EXPECT_EQ(there.ListSessions()->sessions(0).tenant(), "loopback");
+  there.session = here.session;
+  ExpectError(there.Renew(), absl::StatusCode::kNotFound, Reason::kSessionLost);
+  ExpectError(there.Close(), absl::StatusCode::kNotFound, Reason::kSessionLost);
+  ExpectError(there.Submit(there.RegisterCommand(1, 1, 2)), absl::StatusCode::kNotFound,
+              Reason::kSessionLost);
+  EXPECT_OK(here.Renew());
+}
+
+TEST(SessionsTest, HostileRequestsAreRefusedWithTheField) {
+  TestDaemon daemon;
+  RpcRank client(daemon.Connect());
+  v1::OpenSessionRequest request;
+  request.set_device_count(-1);
+  EXPECT_THAT(std::string(client.Open(request).message()), HasSubstr("device_count"));
+  request.Clear();
+  request.add_devices(-5);
+  EXPECT_THAT(std::string(client.Open(request).message()), HasSubstr("devices"));
+  request.Clear();
+  request.add_devices(4);
+  ExpectError(client.Open(request), absl::StatusCode::kInvalidArgument, Reason::kUnknownName);
+  request.Clear();
+  request.mutable_lease()->set_seconds(std::numeric_limits<int64_t>::min());
+  EXPECT_THAT(std::string(client.Open(request).message()), HasSubstr("lease"));
+  request.Clear();
+  request.set_label(std::string(257, 'x'));
+  EXPECT_THAT(std::string(client.Open(request).message()), HasSubstr("label"));
+
+  ASSERT_OK(client.Open());
+  EXPECT_THAT(std::string(client.Join("", 1, 0).message()), HasSubstr("name"));
+  for (const auto& [size, rank] : std::vector<std::pair<int, int>>{
+           {0, 0}, {-1, 0}, {2, 2}, {2, -1}, {std::numeric_limits<int>::max(), 0}}) {
+    const absl::Status status = client.Join("w", size, rank, absl::Milliseconds(10));
+    EXPECT_FALSE(status.ok()) << size << " " << rank;
+  }
+  v1::Command command;
+  EXPECT_EQ(client.Submit(command).code(), absl::StatusCode::kInvalidArgument);
+  command.set_sequence(-1);
+  command.mutable_cancel()->set_run_sequence(1);
+  EXPECT_THAT(std::string(client.Submit(command).message()), HasSubstr("sequence"));
+  ExpectError(client.Wait(0), absl::StatusCode::kInvalidArgument, Reason::kMalformed);
+  client.session = -1;
+  ExpectError(client.Renew(), absl::StatusCode::kInvalidArgument, Reason::kMalformed);
+}
+
+TEST(GraphsTest, TwoRanksReduceByUnaryCalls) {
+  TestDaemon daemon;
+  Pair pair(daemon);
+  std::thread other([&] { EXPECT_OK(pair.b.Submit(pair.b.RunCommand(2, 1, 1, 0, {10, 20}))); });
+  EXPECT_OK(pair.a.Submit(pair.a.RunCommand(2, 1, 1, 0, {1, 2})));
+  other.join();
+  EXPECT_THAT(*pair.a.DownloadFloats(2), ElementsAre(11, 22));
+  EXPECT_THAT(*pair.b.DownloadFloats(2), ElementsAre(11, 22));
+}
+
+TEST(GraphsTest, TwoRanksReduceOverLoopback) {
+  TestDaemon daemon([](DaemonOptions* o) {
+    o->insecure_loopback = true;
+    o->listen.push_back(*ParseListenAddress("[::1]:0"));
+    o->listen.push_back(*ParseListenAddress("127.0.0.1:0"));
+  });
+  Pair pair(daemon, daemon.daemon().addresses()[2].ToString());
+  std::thread other([&] { EXPECT_OK(pair.b.Submit(pair.b.RunCommand(2, 1, 1, 0, {3, 4}))); });
+  EXPECT_OK(pair.a.Submit(pair.a.RunCommand(2, 1, 1, 0, {1, 2})));
+  other.join();
+  EXPECT_THAT(*pair.a.DownloadFloats(2), ElementsAre(4, 6));
+}
+
+TEST(GraphsTest, AMismatchIsToldToBothAndKept) {
+  TestDaemon daemon;
+  Pair pair(daemon);
+  EXPECT_OK(pair.b.Submit(pair.b.RegisterCommand(2, 2, 3)));
+  absl::Status at_b;
+  std::thread other([&] { at_b = pair.b.Submit(pair.b.RunCommand(3, 2, 1, 0, {1, 2, 3})); });
+  const absl::Status at_a = pair.a.Submit(pair.a.RunCommand(2, 1, 1, 0, {1, 2}));
+  other.join();
+  for (const absl::Status& status : {at_a, at_b}) {
+    ExpectError(status, absl::StatusCode::kInvalidArgument, Reason::kMismatch);
+    EXPECT_EQ(ErrorOf(status).op, "all_reduce");
+    EXPECT_EQ(ErrorOf(status).ranks.size(), 2u);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("f32[3]"));
+  }
+  EXPECT_EQ(ErrorOf(at_a).id, ErrorOf(at_b).id);
+
+  v1::GetErrorRequest request;
+  request.set_error_id(ErrorOf(at_a).id.value());
+  v1::GetErrorResponse response;
+  EXPECT_OK(Ask(*pair.a.diagnostics, &v1::Diagnostics::Stub::GetError, request, &response));
+  EXPECT_EQ(response.error().reason(), "MISMATCH");
+  EXPECT_EQ(response.error().message(), at_a.message());
+  request.set_error_id(123456);
+  ExpectError(Ask(*pair.a.diagnostics, &v1::Diagnostics::Stub::GetError, request, &response),
+              absl::StatusCode::kNotFound, Reason::kUnknownName);
+}
+
+TEST(GraphsTest, ACallThatRanOutOfTimeLeavesItsRun) {
+  TestDaemon daemon([](DaemonOptions* o) { o->max_wait = absl::Milliseconds(300); });
+  Pair pair(daemon);
+  // The client's own deadline.
+  const absl::Status own =
+      pair.a.Submit(pair.a.RunCommand(2, 1, 1, 0, {1, 2}), absl::Milliseconds(100));
+  EXPECT_EQ(own.code(), absl::StatusCode::kDeadlineExceeded) << own;
+  // The daemon's, for a client that has patience.
+  ExpectError(pair.a.Wait(2), absl::StatusCode::kDeadlineExceeded, Reason::kTransportTimeout);
+  // A repeat waits for the same run.
+  ExpectError(pair.a.Submit(pair.a.RunCommand(2, 1, 1, 0, {1, 2})),
+              absl::StatusCode::kDeadlineExceeded, Reason::kTransportTimeout);
+  EXPECT_OK(pair.b.Submit(pair.b.RunCommand(2, 1, 1, 0, {10, 20})));
+  EXPECT_OK(pair.a.Wait(2));
+  EXPECT_OK(pair.a.Submit(pair.a.RunCommand(2, 1, 1, 0, {5, 5})));  // answered, not executed
+  EXPECT_THAT(*pair.a.DownloadFloats(2), ElementsAre(11, 22));
+}
+
+TEST(GraphsTest, AGapIsWaitedForAndThenAnError) {
+  TestDaemon daemon([](DaemonOptions* o) { o->node.gap_timeout = absl::Milliseconds(200); });
+  Pair pair(daemon);
+  ExpectError(pair.a.Submit(pair.a.RegisterCommand(3, 3, 2)),
+              absl::StatusCode::kFailedPrecondition, Reason::kSequenceGap);
+  // In the wrong order, but in time.
+  std::thread late([&] { EXPECT_OK(pair.a.Submit(pair.a.RegisterCommand(3, 3, 2))); });
+  RpcRank second(daemon.Connect());
+  second.session = pair.a.session;
+  EXPECT_OK(second.Submit(second.RegisterCommand(2, 2, 2)));
+  late.join();
+}
+
+TEST(GraphsTest, PendingNamesWhoIsMissing) {
+  TestDaemon daemon;
+  Pair pair(daemon);
+  std::thread first([&] { EXPECT_OK(pair.a.Submit(pair.a.RunCommand(2, 1, 1, 0, {1, 2}))); });
+  RpcRank observer(daemon.Connect());
+  v1::ListPendingResponse pending;
+  EXPECT_TRUE(Eventually([&] {
+    pending = *observer.ListPending();
+    return pending.pending_size() == 1;
+  }));
+  EXPECT_EQ(pending.pending(0).world_name(), "pair");
+  EXPECT_EQ(pending.pending(0).what(), "all_reduce SUM f32[2]");
+  EXPECT_EQ(pending.pending(0).source(), "rpc_test.cc:1");
+  EXPECT_THAT(pending.pending(0).voted_ranks(), ElementsAre(0));
+  EXPECT_THAT(pending.pending(0).missing_ranks(), ElementsAre(1));
+  EXPECT_OK(pair.b.Submit(pair.b.RunCommand(2, 1, 1, 0, {1, 2})));
+  first.join();
+  EXPECT_EQ(observer.ListPending()->pending_size(), 0);
+}
+
+TEST(WorldsTest, AbortAndLeaveAreToldToWhoWaits) {
+  TestDaemon daemon;
+  Pair pair(daemon);
+  absl::Status told;
+  std::thread waiting([&] { told = pair.a.Submit(pair.a.RunCommand(2, 1, 1, 0, {1, 2})); });
+  ASSERT_TRUE(Eventually([&] { return pair.b.ListPending()->pending_size() == 1; }));
+  v1::AbortWorldRequest abort;
+  abort.set_session(pair.b.session);
+  abort.set_world(pair.b.world);
+  abort.set_rank(1);
+  abort.set_message("bad data on rank 1");
+  v1::AbortWorldResponse aborted;
+  EXPECT_OK(Ask(*pair.b.worlds, &v1::Worlds::Stub::Abort, abort, &aborted));
+  waiting.join();
+  ExpectError(told, absl::StatusCode::kAborted, Reason::kCancelled);
+  EXPECT_EQ(ErrorOf(told).culprit.rank, 1);
+  EXPECT_THAT(std::string(told.message()), HasSubstr("bad data on rank 1"));
+
+  std::thread again([&] { told = pair.a.Submit(pair.a.RunCommand(3, 1, 2, 0, {1, 2})); });
+  ASSERT_TRUE(Eventually([&] { return pair.b.ListPending()->pending_size() == 1; }));
+  EXPECT_OK(pair.b.Close());
+  again.join();
+  ExpectError(told, absl::StatusCode::kAborted, Reason::kPeerLeft);
+  EXPECT_EQ(ErrorOf(told).culprit.rank, 1);
+}
+
+TEST(SessionsTest, ASessionThatEndsAnswersWhoeverWaitsInIt) {
+  TestDaemon daemon;
+  Pair pair(daemon);
+  const auto twin = [&] {
+    auto rank = std::make_unique<RpcRank>(daemon.Connect());
+    rank->session = pair.a.session;
+    return rank;
+  };
+  std::vector<absl::Status> told(4);
+  const absl::Time started = absl::Now();
+  std::vector<std::thread> waits;
+  waits.emplace_back([&] { told[0] = pair.a.Submit(pair.a.RunCommand(2, 1, 1, 0, {1, 2})); });
+  ASSERT_TRUE(Eventually([&] { return pair.b.ListPending()->pending_size() == 1; }));
+  waits.emplace_back([&] { told[1] = twin()->Wait(2); });
+  waits.emplace_back([&] { told[2] = twin()->Download(2).status(); });
+  waits.emplace_back([&] { told[3] = twin()->Join("another", 2, 0); });
+  ASSERT_TRUE(Eventually([&] {
+    v1::DescribeWorldsResponse worlds;
+    return Ask(*pair.b.worlds, &v1::Worlds::Stub::Describe, v1::DescribeWorldsRequest(), &worlds)
+               .ok() &&
+           worlds.worlds_size() == 2;
+  }));
+  EXPECT_OK(twin()->Close());
+  for (std::thread& wait : waits) wait.join();
+  for (const absl::Status& status : told) {
+    EXPECT_FALSE(status.ok());
+    EXPECT_NE(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+  }
+  EXPECT_LT(absl::Now() - started, absl::Seconds(20));
+}
+
+TEST(WorldsTest, DescribeGroupsAndRefusals) {
+  TestDaemon daemon;
+  Pair pair(daemon);
+  v1::CreateGroupRequest create;
+  create.set_session(pair.a.session);
+  create.set_world(pair.a.world);
+  create.set_rank(0);
+  create.add_ranks(1);
+  create.add_ranks(0);
+  v1::CreateGroupResponse group;
+  EXPECT_OK(Ask(*pair.a.worlds, &v1::Worlds::Stub::CreateGroup, create, &group));
+  EXPECT_GT(group.group(), 0);
+  create.add_ranks(0);
+  EXPECT_EQ(Ask(*pair.a.worlds, &v1::Worlds::Stub::CreateGroup, create, &group).code(),
+            absl::StatusCode::kInvalidArgument);
+  // Somebody else's rank.
+  create.set_rank(1);
+  EXPECT_FALSE(Ask(*pair.a.worlds, &v1::Worlds::Stub::CreateGroup, create, &group).ok());
+
+  v1::DescribeWorldsResponse worlds;
+  EXPECT_OK(Ask(*pair.a.worlds, &v1::Worlds::Stub::Describe, v1::DescribeWorldsRequest(),
+                &worlds));
+  ASSERT_EQ(worlds.worlds_size(), 1);
+  EXPECT_EQ(worlds.worlds(0).name(), "pair");
+  EXPECT_EQ(worlds.worlds(0).members_size(), 2);
+  EXPECT_EQ(worlds.worlds(0).members(1).session(), pair.b.session);
+  ASSERT_EQ(worlds.worlds(0).groups_size(), 2);
+  EXPECT_THAT(worlds.worlds(0).groups(1).ranks(), ElementsAre(1, 0));
+  v1::DescribeWorldsRequest one;
+  one.set_world(999);
+  ExpectError(Ask(*pair.a.worlds, &v1::Worlds::Stub::Describe, one, &worlds),
+              absl::StatusCode::kNotFound, Reason::kUnknownName);
+
+  RpcRank third(daemon.Connect());
+  ASSERT_OK(third.Open());
+  ExpectError(third.Join("pair", 2, 1), absl::StatusCode::kAlreadyExists,
+              Reason::kDuplicateRank);
+  ExpectError(third.Join("pair", 3, 2), absl::StatusCode::kInvalidArgument, Reason::kWorldSize);
+
+  v1::ReformWorldRequest reform;
+  reform.set_session(pair.a.session);
+  reform.set_world(pair.a.world);
+  reform.set_grow_to(4);
+  v1::ReformWorldResponse reformed;
+  ExpectError(Ask(*pair.a.worlds, &v1::Worlds::Stub::Reform, reform, &reformed),
+              absl::StatusCode::kUnimplemented, Reason::kUnsupported);
+}
+
+TEST(TensorsTest, BytesGoThroughStagingAndBackInParts) {
+  TestDaemon daemon;
+  RpcRank client(daemon.Connect());
+  ASSERT_OK(client.Open());
+  const int64_t count = 3 * (1 << 18) + 7;  // floats: three chunks and a bit
+  std::string bytes(static_cast<size_t>(count) * 4, '\0');
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(i * 7 + i / 251);
+
+  v1::CreateStagingRequest create;
+  create.set_session(client.session);
+  create.set_size_bytes(static_cast<int64_t>(bytes.size()));
+  v1::CreateStagingResponse staging;
+  ASSERT_OK(Ask(*client.tensors, &v1::Tensors::Stub::CreateStaging, create, &staging));
+  EXPECT_GE(staging.size_bytes(), static_cast<int64_t>(bytes.size()));
+  constexpr size_t kChunk = 1 << 20;
+  v1::WriteStagingRequest write;
+  v1::WriteStagingResponse written;
+  write.set_session(client.session);
+  write.set_arena(staging.arena());
+  for (size_t at = 0; at < bytes.size(); at += kChunk) {
+    write.set_offset_bytes(static_cast<int64_t>(at));
+    write.set_data(bytes.substr(at, kChunk));
+    ASSERT_OK(Ask(*client.tensors, &v1::Tensors::Stub::WriteStaging, write, &written));
+  }
+  // Outside, too long, negative, another arena.
+  write.set_offset_bytes(staging.size_bytes() - 1);
+  write.set_data("ab");
+  EXPECT_EQ(Ask(*client.tensors, &v1::Tensors::Stub::WriteStaging, write, &written).code(),
+            absl::StatusCode::kInvalidArgument);
+  write.set_offset_bytes(std::numeric_limits<int64_t>::max());
+  EXPECT_EQ(Ask(*client.tensors, &v1::Tensors::Stub::WriteStaging, write, &written).code(),
+            absl::StatusCode::kInvalidArgument);
+  write.set_offset_bytes(-1);
+  EXPECT_EQ(Ask(*client.tensors, &v1::Tensors::Stub::WriteStaging, write, &written).code(),
+            absl::StatusCode::kInvalidArgument);
+  write.set_offset_bytes(0);
+  write.set_data(std::string(kChunk + 1, 'x'));
+  EXPECT_EQ(Ask(*client.tensors, &v1::Tensors::Stub::WriteStaging, write, &written).code(),
+            absl::StatusCode::kInvalidArgument);
+  write.set_arena(staging.arena() + 1000);
+  write.set_data("a");
+  EXPECT_EQ(Ask(*client.tensors, &v1::Tensors::Stub::WriteStaging, write, &written).code(),
+            absl::StatusCode::kNotFound);
+
+  v1::Command command;
+  command.set_sequence(1);
+  v1::CreateTensor* tensor = command.mutable_create_tensor();
+  tensor->mutable_id()->set_slot(5);
+  tensor->mutable_id()->set_generation(1);
+  tensor->mutable_type()->set_dtype(v1::DTYPE_F32);
+  tensor->mutable_type()->add_dims(count);
+  tensor->mutable_source()->mutable_external()->set_arena(staging.arena());
+  ASSERT_OK(client.Submit(command));
+
+  const auto parts = client.Download(5);
+  ASSERT_TRUE(parts.ok()) << parts.status();
+  ASSERT_EQ(parts->size(), 4u);
+  std::string back;
+  for (size_t i = 0; i < parts->size(); ++i) {
+    EXPECT_LE((*parts)[i].data().size(), kChunk);
+    EXPECT_EQ((*parts)[i].offset_bytes(), static_cast<int64_t>(back.size()));
+    EXPECT_EQ((*parts)[i].has_type(), i == 0);
+    back += (*parts)[i].data();
+  }
+  EXPECT_EQ((*parts)[0].type().dims(0), count);
+  EXPECT_TRUE(back == bytes);
+
+  const auto range = client.Download(5, 1000, 2000);
+  ASSERT_TRUE(range.ok()) << range.status();
+  ASSERT_EQ(range->size(), 1u);
+  EXPECT_TRUE((*range)[0].data() == bytes.substr(1000, 2000));
+  const auto rest = client.Download(5, static_cast<int64_t>(bytes.size()) - 3, 100);
+  ASSERT_TRUE(rest.ok()) << rest.status();
+  EXPECT_EQ((*rest)[0].data().size(), 3u);
+  EXPECT_EQ(client.Download(5, static_cast<int64_t>(bytes.size()) + 1).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(client.Download(5, -1).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(client.Download(6).status().code(), absl::StatusCode::kNotFound);
+
+  v1::ReleaseTensorsRequest release;
+  release.set_session(client.session);
+  release.set_sequence(2);
+  *release.add_tensors() = tensor->id();
+  v1::ReleaseTensorsResponse released;
+  EXPECT_OK(Ask(*client.tensors, &v1::Tensors::Stub::Release, release, &released));
+  EXPECT_EQ(client.Download(5).status().code(), absl::StatusCode::kNotFound);
+}
+
+using Stream = grpc::ClientReaderWriter<v1::CommandsRequest, v1::CommandsResponse>;
+
+struct OpenStream {
+  explicit OpenStream(RpcRank& rank) {
+    context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(60)));
+    stream = rank.graphs->Commands(&context);
+  }
+  bool Send(int64_t session, const v1::Command& command) {
+    v1::CommandsRequest request;
+    request.set_session(session);
+    *request.mutable_command() = command;
+    return stream->Write(request);
+  }
+  grpc::ClientContext context;
+  std::unique_ptr<Stream> stream;
+};
+
+TEST(CommandStreamTest, CarriesTheLogWithAnOutcomeForEachCommand) {
+  TestDaemon daemon;
+  Pair pair(daemon);
+  constexpr int kRuns = 100;
+  const auto drive = [&](RpcRank& rank) {
+    OpenStream open(rank);
+    for (int i = 0; i < kRuns; ++i) {
+      // The session is named once.
+      ASSERT_TRUE(open.Send(i == 0 ? rank.session : 0,
+                            rank.RunCommand(2 + i, 1, 1, i, {static_cast<float>(i), 1})));
+    }
+    open.stream->WritesDone();
+    std::vector<int64_t> ended;
+    v1::CommandsResponse response;
+    while (open.stream->Read(&response)) {
+      EXPECT_FALSE(response.has_error()) << response.error().message();
+      ended.push_back(response.sequence());
+    }
+    EXPECT_TRUE(open.stream->Finish().ok());
+    std::sort(ended.begin(), ended.end());
+    ASSERT_EQ(ended.size(), static_cast<size_t>(kRuns));
+    for (int i = 0; i < kRuns; ++i) EXPECT_EQ(ended[i], 2 + i);
+  };
+  std::thread other([&] { drive(pair.b); });
+  drive(pair.a);
+  other.join();
+  EXPECT_THAT(*pair.a.DownloadFloats(2 + 42), ElementsAre(84, 2));
+}
+
+TEST(CommandStreamTest, AWrongCommandIsToldAndMayBeSentAgain) {
+  TestDaemon daemon;
+  Pair pair(daemon);
+  OpenStream open(pair.a);
+  v1::Command wrong = pair.a.RegisterCommand(2, 2, 2);
+  wrong.mutable_register_graph()->mutable_graph()->mutable_nodes(0)->set_inputs(0, -1);
+  ASSERT_TRUE(open.Send(pair.a.session, wrong));
+  v1::CommandsResponse response;
+  ASSERT_TRUE(open.stream->Read(&response));
+  EXPECT_EQ(response.sequence(), 2);
+  ExpectError(FromRpcStatus(response.error()), absl::StatusCode::kInvalidArgument,
+              Reason::kMalformed);
+  ASSERT_TRUE(open.Send(pair.a.session, pair.a.RegisterCommand(2, 2, 2)));
+  ASSERT_TRUE(open.stream->Read(&response));
+  EXPECT_EQ(response.sequence(), 2);
+  EXPECT_FALSE(response.has_error()) << response.error().message();
+  // Another session on the same stream.
+  ASSERT_TRUE(open.Send(pair.b.session, pair.a.RegisterCommand(3, 3, 2)));
+  EXPECT_FALSE(open.stream->Read(&response));
+  ExpectError(FromGrpc(open.stream->Finish()), absl::StatusCode::kInvalidArgument,
+              Reason::kMalformed);
+}
+
+TEST(CommandStreamTest, AStreamOfNoSessionEnds) {
+  TestDaemon daemon;
+  RpcRank client(daemon.Connect());
+  v1::CommandsResponse response;
+  {
+    OpenStream open(client);
+    ASSERT_TRUE(open.Send(0, client.RegisterCommand(1, 1, 2)));
+    EXPECT_FALSE(open.stream->Read(&response));
+    ExpectError(FromGrpc(open.stream->Finish()), absl::StatusCode::kInvalidArgument,
+                Reason::kMalformed);
+  }
+  ASSERT_OK(client.Open());
+  ASSERT_OK(client.Close());
+  OpenStream open(client);
+  ASSERT_TRUE(open.Send(client.session, client.RegisterCommand(1, 1, 2)));
+  EXPECT_FALSE(open.stream->Read(&response));
+  ExpectError(FromGrpc(open.stream->Finish()), absl::StatusCode::kNotFound,
+              Reason::kSessionLost);
+}
+
+TEST(CommandStreamTest, AClientThatDoesNotReadStopsItselfOnly) {
+  TestDaemon daemon;
+  Pair pair(daemon);
+  OpenStream open(pair.a);
+  constexpr int kCommands = 4000;  // more than may be under way
+  std::thread writer([&] {
+    for (int i = 0; i < kCommands; ++i) {
+      v1::Command command;
+      command.set_sequence(2 + i);
+      v1::CreateTensor* tensor = command.mutable_create_tensor();
+      tensor->mutable_id()->set_slot(10 + i);
+      tensor->mutable_id()->set_generation(1);
+      tensor->mutable_type()->set_dtype(v1::DTYPE_F32);
+      tensor->mutable_source()->set_inline_(Floats({static_cast<float>(i)}));
+      if (!open.Send(pair.a.session, command)) break;
+    }
+    open.stream->WritesDone();
+  });
+  // Meanwhile others are served.
+  EXPECT_OK(pair.b.Renew());
+  int outcomes = 0;
+  v1::CommandsResponse response;
+  while (open.stream->Read(&response)) {
+    EXPECT_FALSE(response.has_error()) << response.error().message();
+    ++outcomes;
+  }
+  writer.join();
+  EXPECT_TRUE(open.stream->Finish().ok());
+  EXPECT_EQ(outcomes, kCommands);
+}
+
+TEST(DiagnosticsTest, StatsAndFlightRecord) {
+  TestDaemon daemon;
+  Pair pair(daemon);
+  std::thread other([&] { EXPECT_OK(pair.b.Submit(pair.b.RunCommand(2, 1, 1, 0, {10, 20}))); });
+  EXPECT_OK(pair.a.Submit(pair.a.RunCommand(2, 1, 1, 0, {1, 2})));
+  other.join();
+  v1::GetStatsResponse stats;
+  EXPECT_OK(
+      Ask(*pair.a.diagnostics, &v1::Diagnostics::Stub::GetStats, v1::GetStatsRequest(), &stats));
+  EXPECT_EQ(stats.memory_limit_bytes(), int64_t{1} << 30);
+  EXPECT_EQ(stats.published_run_count(), 2);
+  EXPECT_GE(stats.memory_used_bytes(), 0);
+  EXPECT_LE(stats.memory_used_bytes(), stats.memory_limit_bytes());
+  v1::ListFlightEventsResponse events;
+  EXPECT_OK(Ask(*pair.a.diagnostics, &v1::Diagnostics::Stub::ListFlightEvents,
+                v1::ListFlightEventsRequest(), &events));
+  std::vector<int> kinds;
+  for (const auto& event : events.events()) {
+    kinds.push_back(event.kind());
+    EXPECT_NEAR(static_cast<double>(event.time().seconds()),
+                static_cast<double>(absl::ToUnixSeconds(absl::Now())), 300);
+  }
+  EXPECT_THAT(kinds, testing::IsSupersetOf(
+                         {v1::FLIGHT_KIND_SESSION_OPENED, v1::FLIGHT_KIND_WORLD_FORMED,
+                          v1::FLIGHT_KIND_VOTED, v1::FLIGHT_KIND_LAUNCHED,
+                          v1::FLIGHT_KIND_PUBLISHED}));
+  v1::ListFlightEventsRequest limited;
+  limited.set_limit(-1);
+  EXPECT_EQ(Ask(*pair.a.diagnostics, &v1::Diagnostics::Stub::ListFlightEvents, limited, &events)
+                .code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST(DrainTest, WhoWaitsIsToldAndNothingNewIsTaken) {
+  TestDaemon daemon;
+  Pair pair(daemon);
+  absl::Status told;
+  std::thread waiting([&] { told = pair.a.Submit(pair.a.RunCommand(2, 1, 1, 0, {1, 2})); });
+  ASSERT_TRUE(Eventually([&] { return pair.b.ListPending()->pending_size() == 1; }));
+  daemon.daemon().Drain(absl::Now() + absl::Milliseconds(100));
+  waiting.join();
+  ExpectError(told, absl::StatusCode::kUnavailable, Reason::kDraining);
+  EXPECT_EQ(pair.b.Renew().code(), absl::StatusCode::kUnavailable);
+}
+
+}  // namespace
+}  // namespace chorus

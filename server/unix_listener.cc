@@ -1,0 +1,89 @@
+#include "server/unix_listener.h"
+
+#include <errno.h>
+#include <grp.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "core/base/error.h"
+
+namespace chorus {
+namespace {
+
+absl::Status Failed(absl::string_view path, absl::string_view what, int error) {
+  return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kUnsupported,
+                   absl::StrCat("socket ", path, ": ", what, ": ", strerror(error)));
+}
+
+absl::StatusOr<gid_t> FindGroup(const std::string& path, const std::string& name) {
+  uint32_t number;
+  if (absl::SimpleAtoi(name, &number)) return gid_t{number};
+  std::vector<char> buffer(16384);
+  group entry;
+  group* found = nullptr;
+  getgrnam_r(name.c_str(), &entry, buffer.data(), buffer.size(), &found);
+  if (found == nullptr) {
+    return Malformed(absl::StrCat("socket ", path, ": there is no group \"", name, "\""));
+  }
+  return found->gr_gid;
+}
+
+absl::Status RemoveStale(const std::string& path) {
+  struct stat info;
+  if (lstat(path.c_str(), &info) != 0) return absl::OkStatus();
+  if (!S_ISSOCK(info.st_mode)) {
+    return Failed(path, "something that is no socket stands there", EEXIST);
+  }
+  if (unlink(path.c_str()) != 0) return Failed(path, "remove a dead daemon's socket", errno);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<UniqueFd> ListenUnix(const std::string& path, int type,
+                                    const SocketAccess& access) {
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof(address.sun_path)) return Failed(path, "bind", ENAMETOOLONG);
+  memcpy(address.sun_path, path.data(), path.size());
+  CHORUS_RETURN_IF_ERROR(RemoveStale(path));
+  UniqueFd listener(socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!listener.valid()) return Failed(path, "socket", errno);
+  // A bound socket takes its mode from the descriptor's: nobody gets in before chmod below.
+  if (fchmod(listener.get(), 0) != 0) return Failed(path, "fchmod", errno);
+  if (bind(listener.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
+    return Failed(path, "bind", errno);
+  }
+  if (!access.group.empty()) {
+    CHORUS_ASSIGN_OR_RETURN(const gid_t gid, FindGroup(path, access.group));
+    if (chown(path.c_str(), static_cast<uid_t>(-1), gid) != 0) {
+      return Failed(path, absl::StrCat("give it to group ", access.group), errno);
+    }
+  }
+  if (listen(listener.get(), SOMAXCONN) != 0) return Failed(path, "listen", errno);
+  if (chmod(path.c_str(), access.mode) != 0) return Failed(path, "chmod", errno);
+  return listener;
+}
+
+absl::StatusOr<PeerCredentials> GetPeerCredentials(int socket) {
+  ucred credentials = {};
+  socklen_t size = sizeof(credentials);
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0) {
+    return MakeError(absl::StatusCode::kInternal, Reason::kInternal,
+                     absl::StrCat("SO_PEERCRED: ", strerror(errno)));
+  }
+  PeerCredentials peer;
+  peer.pid = credentials.pid;
+  peer.uid = credentials.uid;
+  peer.gid = credentials.gid;
+  return peer;
+}
+
+}  // namespace chorus

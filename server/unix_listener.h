@@ -1,0 +1,37 @@
+// Unix sockets that the daemon listens on.
+#ifndef CHORUS_SERVER_UNIX_LISTENER_H_
+#define CHORUS_SERVER_UNIX_LISTENER_H_
+
+#include <sys/types.h>
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "core/base/unique_fd.h"
+
+namespace chorus {
+
+// Who may connect: the mode and group of both sockets of a path.
+struct SocketAccess {
+  mode_t mode = 0600;
+  std::string group;  // name or number; empty: the daemon's
+};
+
+// Listens on `path` (`type`: SOCK_STREAM or SOCK_SEQPACKET), in place of a socket that a dead
+// daemon left there; call it with the path's lock held. The socket never is more open than `access`
+// says, not even while it is made. Makes the last directory of the path where it is missing.
+absl::StatusOr<UniqueFd> ListenUnix(const std::string& path, int type, const SocketAccess& access);
+
+// The process at the other end, as it was when it connected. pid 0: not visible from here (another
+// PID namespace).
+struct PeerCredentials {
+  pid_t pid = 0;
+  uid_t uid = 0;
+  gid_t gid = 0;
+};
+absl::StatusOr<PeerCredentials> GetPeerCredentials(int socket);
+
+}  // namespace chorus
+
+#endif  // CHORUS_SERVER_UNIX_LISTENER_H_
