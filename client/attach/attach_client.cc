@@ -1,0 +1,181 @@
+#include "client/attach/attach_client.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/types/optional.h"
+#include "core/base/error.h"
+
+namespace chorus {
+namespace {
+
+absl::Status TimedOut(absl::string_view what) {
+  return MakeError(absl::StatusCode::kDeadlineExceeded, Reason::kTransportTimeout,
+                   absl::StrCat("attach socket: no answer to ", what, " in time"));
+}
+
+// Waits until there is something to read. False at the deadline.
+bool AwaitReadable(int fd, absl::Time deadline) {
+  for (;;) {
+    const absl::Duration left = deadline - absl::Now();
+    // An hour at a time, so that an infinite deadline is no overflow.
+    const int64_t wait_ms =
+        std::min<int64_t>(absl::ToInt64Milliseconds(absl::Ceil(left, absl::Milliseconds(1))),
+                          3'600'000);
+    pollfd entry = {fd, POLLIN, 0};
+    const int ready = poll(&entry, 1, static_cast<int>(std::max<int64_t>(wait_ms, 0)));
+    if (ready > 0) return true;
+    if (ready == 0 && absl::Now() >= deadline) return false;
+  }
+}
+
+absl::string_view KindName(AttachRequest::Kind kind) {
+  switch (kind) {
+    case AttachRequest::Kind::kHello:
+      return "Hello";
+    case AttachRequest::Kind::kProof:
+      return "Proof";
+    case AttachRequest::Kind::kSessionMemory:
+      return "SessionMemory";
+    case AttachRequest::Kind::kCreateStaging:
+      return "CreateStaging";
+    case AttachRequest::Kind::kConfirmStaging:
+      return "ConfirmStaging";
+    case AttachRequest::Kind::kReleaseStaging:
+      return "ReleaseStaging";
+    case AttachRequest::Kind::kResultArena:
+      return "ResultArena";
+  }
+  return "?";
+}
+
+absl::StatusOr<UniqueFd> ConnectSocket(absl::string_view path, absl::Time deadline) {
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  if (path.empty() || path.size() >= sizeof(address.sun_path)) {
+    return Malformed(absl::StrCat("attach socket: expected a path of 1 to ",
+                                  sizeof(address.sun_path) - 1, " bytes, got ", path.size()));
+  }
+  memcpy(address.sun_path, path.data(), path.size());
+  UniqueFd socket_fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  if (!socket_fd.valid()) {
+    return MakeError(absl::StatusCode::kResourceExhausted, Reason::kQuota,
+                     absl::StrCat("attach socket: ", strerror(errno)));
+  }
+  // connect() waits while the daemon's queue is full; this bounds it.
+  const absl::Duration left =
+      std::min(std::max(deadline - absl::Now(), absl::Milliseconds(1)), absl::Hours(1));
+  const timeval timeout = absl::ToTimeval(left);
+  setsockopt(socket_fd.get(), SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout));
+  if (connect(socket_fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
+    if (errno == EAGAIN || errno == EINPROGRESS) return TimedOut("connect");
+    const absl::StatusCode code = errno == EACCES ? absl::StatusCode::kPermissionDenied
+                                                  : absl::StatusCode::kUnavailable;
+    return MakeError(code, errno == EACCES ? Reason::kNotAttached : Reason::kDaemonLost,
+                     absl::StrCat("no chorusd answers at ", path, ": ", strerror(errno)));
+  }
+  return socket_fd;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<AttachClient>> AttachClient::Connect(absl::string_view path,
+                                                                    absl::Time deadline) {
+  CHORUS_ASSIGN_OR_RETURN(UniqueFd socket_fd, ConnectSocket(path, deadline));
+  std::unique_ptr<AttachClient> client(new AttachClient(std::move(socket_fd)));
+  AttachRequest hello;
+  hello.kind = AttachRequest::Kind::kHello;
+  CHORUS_ASSIGN_OR_RETURN(Answer challenge, client->Ask(std::move(hello), 0, deadline));
+  AttachRequest proof;
+  proof.kind = AttachRequest::Kind::kProof;
+  proof.nonce = challenge.reply.secret;
+  CHORUS_ASSIGN_OR_RETURN(Answer welcome, client->Ask(std::move(proof), 1, deadline));
+  client->token_ = std::move(welcome.reply.secret);
+  client->incarnation_ = welcome.reply.incarnation;
+  client->daemon_version_ = std::move(welcome.reply.daemon_version);
+  client->doorbell_ = std::move(welcome.fds[0]);
+  return client;
+}
+
+absl::StatusOr<AttachClient::Answer> AttachClient::Ask(AttachRequest request, size_t fds,
+                                                       absl::Time deadline) {
+  MutexLock lock(&mutex_);
+  request.id = next_id_++;
+  CHORUS_RETURN_IF_ERROR(SendPacket(socket_.get(), EncodeAttachRequest(request), {}));
+  for (;;) {
+    if (!AwaitReadable(socket_.get(), deadline)) return TimedOut(KindName(request.kind));
+    CHORUS_ASSIGN_OR_RETURN(
+        absl::optional<Packet> packet,
+        ReceivePacket(socket_.get(), kMaxAttachMessageBytes, kMaxAttachDescriptors));
+    if (!packet.has_value()) continue;
+    Answer answer;
+    CHORUS_ASSIGN_OR_RETURN(answer.reply, DecodeAttachReply(packet->bytes));
+    if (answer.reply.id != request.id) continue;  // of a request that ended by its deadline
+    CHORUS_RETURN_IF_ERROR(answer.reply.status);
+    answer.fds = std::move(packet->fds);
+    if (answer.fds.size() != fds) {
+      return MakeError(absl::StatusCode::kInternal, Reason::kInternal,
+                       absl::StrCat("attach socket: the answer to ", KindName(request.kind),
+                                    " has ", answer.fds.size(), " descriptors, expected ", fds));
+    }
+    return answer;
+  }
+}
+
+absl::StatusOr<AttachClient::SessionMemoryFds> AttachClient::SessionMemory(absl::Time deadline) {
+  AttachRequest request;
+  request.kind = AttachRequest::Kind::kSessionMemory;
+  CHORUS_ASSIGN_OR_RETURN(Answer answer, Ask(std::move(request), 2, deadline));
+  SessionMemoryFds result;
+  result.memory = std::move(answer.fds[0]);
+  result.wake = std::move(answer.fds[1]);
+  return result;
+}
+
+absl::StatusOr<AttachClient::Staging> AttachClient::CreateStaging(int64_t bytes,
+                                                                  absl::Time deadline) {
+  AttachRequest request;
+  request.kind = AttachRequest::Kind::kCreateStaging;
+  request.bytes = bytes;
+  CHORUS_ASSIGN_OR_RETURN(Answer answer, Ask(std::move(request), 1, deadline));
+  Staging staging;
+  staging.arena = answer.reply.arena;
+  staging.bytes = answer.reply.bytes;
+  staging.fd = std::move(answer.fds[0]);
+  return staging;
+}
+
+absl::Status AttachClient::ConfirmStaging(ArenaId arena, absl::Time deadline) {
+  AttachRequest request;
+  request.kind = AttachRequest::Kind::kConfirmStaging;
+  request.arena = arena;
+  return Ask(std::move(request), 0, deadline).status();
+}
+
+absl::Status AttachClient::ReleaseStaging(ArenaId arena, absl::Time deadline) {
+  AttachRequest request;
+  request.kind = AttachRequest::Kind::kReleaseStaging;
+  request.arena = arena;
+  return Ask(std::move(request), 0, deadline).status();
+}
+
+absl::StatusOr<AttachClient::ResultArenaFd> AttachClient::ResultArena(ArenaId arena,
+                                                                      absl::Time deadline) {
+  AttachRequest request;
+  request.kind = AttachRequest::Kind::kResultArena;
+  request.arena = arena;
+  CHORUS_ASSIGN_OR_RETURN(Answer answer, Ask(std::move(request), 1, deadline));
+  ResultArenaFd result;
+  result.bytes = answer.reply.bytes;
+  result.fd = std::move(answer.fds[0]);
+  return result;
+}
+
+}  // namespace chorus

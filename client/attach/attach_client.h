@@ -1,0 +1,94 @@
+// The client's end of the attach socket (core/transport/attach/protocol.h).
+//
+// Threads: every method may be called from any thread; requests go one after another.
+// Deadlines: each request ends by its own. A late answer is thrown away, with its descriptors.
+// Failure: UNAVAILABLE (DAEMON_LOST): the connection is gone and stays gone; so is the session's
+//   channel. Open another.
+#ifndef CHORUS_CLIENT_ATTACH_ATTACH_CLIENT_H_
+#define CHORUS_CLIENT_ATTACH_ATTACH_CLIENT_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "core/base/ids.h"
+#include "core/base/mutex.h"
+#include "core/base/unique_fd.h"
+#include "core/transport/attach/packet.h"
+#include "core/transport/attach/protocol.h"
+
+namespace chorus {
+
+class AttachClient {
+ public:
+  // Connects to the attach socket at `path` and proves who this process is.
+  // UNAVAILABLE (DAEMON_LOST): nobody listens there. FAILED_PRECONDITION (VERSION): the text has
+  // both versions. DEADLINE_EXCEEDED (TRANSPORT_TIMEOUT).
+  static absl::StatusOr<std::unique_ptr<AttachClient>> Connect(absl::string_view path,
+                                                               absl::Time deadline);
+  AttachClient(const AttachClient&) = delete;
+  AttachClient& operator=(const AttachClient&) = delete;
+
+  // For OpenSessionRequest.attach_token, once.
+  const std::string& token() const { return token_; }
+  // Other after each start of the daemon.
+  int64_t incarnation() const { return incarnation_; }
+  const std::string& daemon_version() const { return daemon_version_; }
+  // The daemon's page that says whether it sleeps; to be mapped read-only.
+  int doorbell_fd() const { return doorbell_.get(); }
+  // For a watcher: POLLRDHUP tells that the daemon is gone. Nobody else reads or writes it.
+  int socket_fd() const { return socket_.get(); }
+
+  // The rest needs the session that was opened with the token; FAILED_PRECONDITION before that.
+  struct SessionMemoryFds {
+    UniqueFd memory;
+    UniqueFd wake;  // an eventfd
+  };
+  absl::StatusOr<SessionMemoryFds> SessionMemory(absl::Time deadline);
+
+  struct Staging {
+    ArenaId arena;
+    int64_t bytes = 0;
+    UniqueFd fd;  // to be mapped shared and writable, then confirmed
+  };
+  absl::StatusOr<Staging> CreateStaging(int64_t bytes, absl::Time deadline);
+  absl::Status ConfirmStaging(ArenaId arena, absl::Time deadline);
+  absl::Status ReleaseStaging(ArenaId arena, absl::Time deadline);
+
+  struct ResultArenaFd {
+    int64_t bytes = 0;
+    UniqueFd fd;  // to be mapped read-only
+  };
+  absl::StatusOr<ResultArenaFd> ResultArena(ArenaId arena, absl::Time deadline);
+
+ private:
+  struct Answer {
+    AttachReply reply;
+    std::vector<UniqueFd> fds;
+  };
+
+  explicit AttachClient(UniqueFd socket) : socket_(std::move(socket)) {}
+
+  // Sends `request` and waits for its answer, which must carry `fds` descriptors when it is OK.
+  absl::StatusOr<Answer> Ask(AttachRequest request, size_t fds, absl::Time deadline);
+
+  const UniqueFd socket_;
+  // Constant once Connect has returned.
+  std::string token_;
+  int64_t incarnation_ = 0;
+  std::string daemon_version_;
+  UniqueFd doorbell_;
+
+  Mutex mutex_;
+  uint32_t next_id_ ABSL_GUARDED_BY(mutex_) = 1;
+};
+
+}  // namespace chorus
+
+#endif  // CHORUS_CLIENT_ATTACH_ATTACH_CLIENT_H_

@@ -1,0 +1,482 @@
+#include <string>
+#include <vector>
+
+#include "client/chorus.h"
+#include "client/testing/fake_daemon.h"
+#include "client/testing/ranks.h"
+#include "core/base/error.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace chorus {
+namespace {
+
+using ::testing::ElementsAre;
+using testing::FakeDaemon;
+using ::testing::HasSubstr;
+using testing::Ranks;
+using testing::Values;
+
+using Doubles = std::vector<double>;
+
+Tensor Leaf(const DeviceRef& device, const Doubles& values) {
+  return FromHost<double>(device, values, {static_cast<int64_t>(values.size())}).RequireGrad();
+}
+
+void ExpectNoLeaks(const FakeDaemon& daemon) { EXPECT_EQ(daemon.live_tapes(), 0); }
+
+TEST(AutogradTest, LocalGradients) {
+  FakeDaemon daemon;
+  const sdk::Session session = daemon.Open();
+  const Tensor x = Leaf(session, {1, 2, 3});
+  EXPECT_TRUE(x.requires_grad());
+  EXPECT_FALSE(x.grad().defined());
+  ASSERT_TRUE(Backward(Sum(x * x * x)).ok());
+  EXPECT_THAT(Values<double>(x.grad()), ElementsAre(3, 12, 27));
+  EXPECT_FALSE(x.grad().requires_grad());
+  // Adds up.
+  ASSERT_TRUE(Backward(Sum(2 * x)).ok());
+  EXPECT_THAT(Values<double>(x.grad()), ElementsAre(5, 14, 29));
+  x.ClearGrad();
+  EXPECT_FALSE(x.grad().defined());
+}
+
+TEST(AutogradTest, AnInputUsedTwiceGetsBothGradientsOnce) {
+  FakeDaemon daemon;
+  const sdk::Session session = daemon.Open();
+  const Tensor x = Leaf(session, {2});
+  const Tensor y = x * 3;
+  ASSERT_TRUE(Backward(Sum(y + y * y)).ok());
+  EXPECT_THAT(Values<double>(x.grad()), ElementsAre(3 + 2 * 9 * 2));
+}
+
+TEST(AutogradTest, SeedsWeighTheRoots) {
+  FakeDaemon daemon;
+  const sdk::Session session = daemon.Open();
+  const Tensor x = Leaf(session, {1, 2});
+  const Tensor y = x * x;
+  BackwardOptions options;
+  options.seeds = {FromHost<double>(session, {10, 100}, {2})};
+  ASSERT_TRUE(Backward(y, options).ok());
+  EXPECT_THAT(Values<double>(x.grad()), ElementsAre(20, 400));
+  const Tensor z = x * x;
+  const absl::Status no_seed = Backward(z);
+  EXPECT_THAT(std::string(no_seed.message()), HasSubstr("a root of one element"));
+}
+
+TEST(AutogradTest, DetachAndNoGradCutTheHistory) {
+  FakeDaemon daemon;
+  const sdk::Session session = daemon.Open();
+  const Tensor x = Leaf(session, {3});
+  const Tensor y = x * x;
+  const Tensor cut = y.Detach();
+  EXPECT_FALSE(cut.requires_grad());
+  // d/dx (cut * x + y) = cut + 2x
+  ASSERT_TRUE(Backward(Sum(cut * x + y)).ok());
+  EXPECT_THAT(Values<double>(x.grad()), ElementsAre(9 + 6));
+  const NoGrad no_grad;
+  EXPECT_FALSE((x * x).requires_grad());
+}
+
+TEST(AutogradTest, TheTapeIsUsedUpUnlessRetained) {
+  FakeDaemon daemon;
+  const sdk::Session session = daemon.Open();
+  const Tensor x = Leaf(session, {3});
+  const Tensor y = Sum(x * x);
+  BackwardOptions retain;
+  retain.retain_graph = true;
+  ASSERT_TRUE(Backward(y, retain).ok());
+  ASSERT_TRUE(Backward(y).ok());
+  EXPECT_THAT(Values<double>(x.grad()), ElementsAre(12));
+  const absl::Status again = Backward(y);
+  EXPECT_EQ(again.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(again.message()), HasSubstr("retain_graph"));
+}
+
+TEST(AutogradTest, WrongUseIsAnError) {
+  FakeDaemon daemon;
+  const sdk::Session session = daemon.Open();
+  const sdk::Session other = daemon.Open();
+  const Tensor x = Leaf(session, {3});
+  EXPECT_EQ(Backward(FromHost<double>(session, {1}, {1})).code(),
+            absl::StatusCode::kFailedPrecondition);
+  EXPECT_FALSE(Backward(Tensor()).ok());
+  EXPECT_FALSE(Backward(std::vector<Tensor>()).ok());
+  EXPECT_FALSE(Grad({Sum(x * x)}, {Tensor()}).ok());
+  EXPECT_FALSE(Grad({Sum(x * x)}, {x.Detach()}).ok());
+  EXPECT_FALSE(Grad({Sum(x * x)}, {Leaf(other, {1})}).ok());
+  EXPECT_FALSE(Backward({Sum(x), Sum(Leaf(other, {1}))}).ok());
+  BackwardOptions options;
+  options.seeds = {FromHost<double>(session, {1, 2}, {2})};
+  EXPECT_FALSE(Backward(Sum(x), options).ok());
+  EXPECT_FALSE(FromHost<int64_t>(session, {1}, {1}).RequireGrad().status().ok());
+  Tensor result = x * x;
+  EXPECT_FALSE(result.RequireGrad().status().ok());
+}
+
+TEST(AutogradTest, GradLeavesLeavesAlone) {
+  FakeDaemon daemon;
+  const sdk::Session session = daemon.Open();
+  const Tensor x = Leaf(session, {3});
+  const Tensor w = Leaf(session, {5});
+  const Tensor unused = Leaf(session, {5, 6});
+  const Tensor h = x * w;
+  const absl::StatusOr<std::vector<Tensor>> g = Grad({Sum(h * h)}, {x, h, unused});
+  ASSERT_TRUE(g.ok()) << g.status();
+  EXPECT_THAT(Values<double>((*g)[0]), ElementsAre(2 * 15 * 5));
+  EXPECT_THAT(Values<double>((*g)[1]), ElementsAre(30));
+  EXPECT_THAT(Values<double>((*g)[2]), ElementsAre(0, 0));
+  EXPECT_FALSE(x.grad().defined());
+}
+
+TEST(AutogradTest, GradientsOfGradients) {
+  FakeDaemon daemon;
+  const sdk::Session session = daemon.Open();
+  const Tensor x = Leaf(session, {2});
+  BackwardOptions create;
+  create.create_graph = true;
+  Tensor y = Sum(x * x * x * x);
+  const double expected[] = {32, 48, 48, 24};  // 4x^3, 12x^2, 24x, 24
+  for (const double e : expected) {
+    const absl::StatusOr<std::vector<Tensor>> g = Grad({y}, {x}, create);
+    ASSERT_TRUE(g.ok()) << g.status();
+    EXPECT_THAT(Values<double>((*g)[0]), ElementsAre(e));
+    y = Sum((*g)[0]);
+  }
+}
+
+TEST(AutogradTest, MappedMemoryIsFrozenWhenItIsSaved) {
+  FakeDaemon daemon;
+  const sdk::Session session = daemon.Open();
+  absl::StatusOr<MappedTensor<double>> mapped = Map<double>(session, {1});
+  ASSERT_TRUE(mapped.ok());
+  mapped->data()[0] = 3;
+  const Tensor w = Leaf(session, {1});
+  const Tensor y = Sum(w * *mapped);
+  EXPECT_THAT(Values<double>(y), ElementsAre(3));
+  mapped->data()[0] = 1000;
+  ASSERT_TRUE(Backward(y).ok());
+  EXPECT_THAT(Values<double>(w.grad()), ElementsAre(3));
+}
+
+// --- Across ranks -------------------------------------------------------------------------------
+
+// L = sum_r sum(w_r * y_r^2) with y = all_reduce(x): dL/dx = 2 y sum(w).
+TEST(CollectiveGradientTest, AllReduce) {
+  FakeDaemon daemon;
+  {
+    Ranks ranks(3, &daemon);
+    std::vector<Tensor> x, loss;
+    for (int r = 0; r < 3; ++r) {
+      x.push_back(Leaf(ranks.worlds[r], {1.0 + r, 2.0}));
+      const Tensor y = AllReduce(x[r], ranks.worlds[r]);
+      loss.push_back(Sum(y * y) * (r + 1));
+    }
+    for (int r = 0; r < 3; ++r) ASSERT_TRUE(Backward(loss[r]).ok());
+    for (int r = 0; r < 3; ++r) {
+      EXPECT_THAT(Values<double>(x[r].grad()), ElementsAre(2 * 6 * 6, 2 * 6 * 6));
+    }
+    EXPECT_EQ(daemon.counts().drops_consumed, 3);
+  }
+  ExpectNoLeaks(daemon);
+}
+
+TEST(CollectiveGradientTest, EveryCollective) {
+  FakeDaemon daemon;
+  {
+    Ranks ranks(3, &daemon);
+    std::vector<Tensor> a, b, c, d;
+    for (int r = 0; r < 3; ++r) {
+      const World& world = ranks.worlds[r];
+      a.push_back(Leaf(world, {1.0 + r}));
+      b.push_back(Leaf(world, {1.0 + r}));
+      c.push_back(Leaf(world, {1.0 + r}));
+      d.push_back(Leaf(world, {1.0 + r}));
+    }
+    std::vector<std::vector<Tensor>> roots(3);
+    for (int r = 0; r < 3; ++r) {
+      const World& world = ranks.worlds[r];
+      const Tensor ya = Broadcast(a[r], 1, world);
+      const Tensor yb = Reduce(b[r], 2, world);
+      const std::vector<Tensor> yc = AllGather(c[r], world);
+      const Tensor yd = ReduceScatter({d[r], d[r] * 10, d[r] * 100}, world);
+      roots[r].push_back(Sum(ya * (r + 1)));
+      roots[r].push_back(yb.absent() ? yb : Sum(yb * 7));
+      roots[r].push_back(Sum(yc[0] * 1 + yc[2] * 3) * (r + 1));
+      roots[r].push_back(Sum(yd * (r + 1)));
+    }
+    for (int r = 0; r < 3; ++r) ASSERT_TRUE(Backward(roots[r]).ok());
+    EXPECT_FALSE(a[0].grad().defined());
+    EXPECT_THAT(Values<double>(a[1].grad()), ElementsAre(6));
+    for (int r = 0; r < 3; ++r) {
+      EXPECT_THAT(Values<double>(b[r].grad()), ElementsAre(7));
+      EXPECT_THAT(Values<double>(c[r].grad()), ElementsAre(r == 0 ? 6 : r == 1 ? 0 : 18));
+      EXPECT_THAT(Values<double>(d[r].grad()), ElementsAre(1 + 20 + 300));
+    }
+  }
+  ExpectNoLeaks(daemon);
+}
+
+TEST(CollectiveGradientTest, SendAndRecv) {
+  FakeDaemon daemon;
+  {
+    Ranks ranks(2, &daemon);
+    const Tensor x = Leaf(ranks.worlds[0], {3});
+    const Tensor sent = Send(x * x, 1, ranks.worlds[0]);
+    const Tensor y = Recv(DType::kF64, {1}, 0, ranks.worlds[1]);
+    EXPECT_TRUE(sent.requires_grad());
+    EXPECT_TRUE(y.requires_grad());
+    ASSERT_TRUE(Backward(Sum(y * 5)).ok());
+    ASSERT_TRUE(Backward(sent).ok());
+    EXPECT_THAT(Values<double>(x.grad()), ElementsAre(30));
+  }
+  ExpectNoLeaks(daemon);
+}
+
+TEST(CollectiveGradientTest, SendAndRecvInTheNextEpoch) {
+  FakeDaemon daemon;
+  {
+    Ranks ranks(2, &daemon);
+    const Tensor x = Leaf(ranks.worlds[0], {3});
+    const auto pass = [&] {
+      const Tensor sent = Send(x * x, 1, ranks.worlds[0]);
+      const Tensor y = Recv(DType::kF64, {1}, 0, ranks.worlds[1]);
+      EXPECT_TRUE(Backward(Sum(y * 5)).ok());
+      EXPECT_TRUE(Backward(sent).ok());
+      EXPECT_THAT(Values<double>(x.grad()), ElementsAre(30));
+      x.ClearGrad();
+    };
+    pass();
+    pass();
+    const Tensor a = AllReduce(FromHost<float>(ranks.worlds[0], {1, 2}, {2}), ranks.worlds[0]);
+    const Tensor b = AllReduce(FromHost<float>(ranks.worlds[1], {1}, {1}), ranks.worlds[1]);
+    EXPECT_FALSE(a.Wait().ok());
+    EXPECT_FALSE(b.Wait().ok());
+    pass();
+  }
+  ExpectNoLeaks(daemon);
+}
+
+TEST(CollectiveGradientTest, ARankWhoseInputIsFrozenStillCounts) {
+  FakeDaemon daemon;
+  {
+    Ranks ranks(2, &daemon);
+    const Tensor x0 = FromHost<double>(ranks.worlds[0], {1}, {1});
+    const Tensor x1 = Leaf(ranks.worlds[1], {2});
+    const Tensor y0 = AllReduce(x0, ranks.worlds[0]);
+    const Tensor y1 = AllReduce(x1, ranks.worlds[1]);
+    ASSERT_TRUE(Backward(Sum(y0 * 10)).ok());
+    ASSERT_TRUE(Backward(Sum(y1 * 3)).ok());
+    EXPECT_THAT(Values<double>(x1.grad()), ElementsAre(13));
+  }
+  ExpectNoLeaks(daemon);
+}
+
+TEST(CollectiveGradientTest, ARankThatAbandonsItsTapeCountsAsZeros) {
+  FakeDaemon daemon;
+  {
+    Ranks ranks(3, &daemon);
+    const Tensor x = Leaf(ranks.worlds[0], {2});
+    const Tensor y0 = AllReduce(x, ranks.worlds[0]);
+    Tensor y1 = AllReduce(Leaf(ranks.worlds[1], {1}), ranks.worlds[1]);
+    {
+      const NoGrad no_grad;
+      const Tensor y2 = AllReduce(Leaf(ranks.worlds[2], {1}), ranks.worlds[2]);
+      EXPECT_FALSE(y2.requires_grad());
+    }
+    ASSERT_TRUE(Backward(Sum(y0 * 5)).ok());
+    // Rank 1 may still ask: the gradient is late, not wrong.
+    EXPECT_EQ(x.grad().Wait(std::chrono::milliseconds(5)).code(),
+              absl::StatusCode::kDeadlineExceeded);
+    y1 = Tensor();
+    EXPECT_THAT(Values<double>(x.grad()), ElementsAre(5));
+    EXPECT_EQ(daemon.counts().drops_abandoned, 1);
+  }
+  ExpectNoLeaks(daemon);
+}
+
+TEST(CollectiveGradientTest, RanksWithDifferentLocalGraphsAgree) {
+  FakeDaemon daemon;
+  {
+    Ranks ranks(2, &daemon);
+    const Tensor x0 = Leaf(ranks.worlds[0], {1});
+    const Tensor x1 = Leaf(ranks.worlds[1], {2});
+    const Tensor a0 = AllReduce(x0, ranks.worlds[0]);
+    const Tensor a1 = AllReduce(x1, ranks.worlds[1]);
+    const Tensor b0 = AllReduce(Sin(a0) * 0 + x0, ranks.worlds[0]);
+    const Tensor b1 = AllReduce(x1 * a1, ranks.worlds[1]);
+    // Rank 0 does not use a0 beyond that, rank 1 uses both in another order.
+    ASSERT_TRUE(Backward(Sum(b0)).ok());
+    ASSERT_TRUE(Backward(Sum(b1 * 2 + a1)).ok());
+    // L = b + 2b + a, b = x0 + 0*sin(a) + x1*a, a = x0 + x1.
+    EXPECT_THAT(Values<double>(x0.grad()), ElementsAre(3 * (1 + 2) + 1));
+    EXPECT_THAT(Values<double>(x1.grad()), ElementsAre(3 * (3 + 2) + 1));
+  }
+  ExpectNoLeaks(daemon);
+}
+
+// y = all_reduce(x); G = d/dx sum_r w_r y^3; S = sum_r v_r G; dS/dx = sum v * 6 y sum w, on all.
+TEST(CollectiveGradientTest, DoubleBackwardOfAllReduce) {
+  FakeDaemon daemon;
+  {
+    Ranks ranks(3, &daemon);
+    std::vector<Tensor> x, g;
+    BackwardOptions create;
+    create.create_graph = true;
+    for (int r = 0; r < 3; ++r) {
+      x.push_back(Leaf(ranks.worlds[r], {1.0 + r}));
+      const Tensor y = AllReduce(x[r], ranks.worlds[r]);
+      const absl::StatusOr<std::vector<Tensor>> grads =
+          Grad({Sum(y * y * y) * (r + 1)}, {x[r]}, create);
+      ASSERT_TRUE(grads.ok()) << grads.status();
+      g.push_back((*grads)[0]);
+    }
+    for (int r = 0; r < 3; ++r) {
+      EXPECT_THAT(Values<double>(g[r]), ElementsAre(3 * 36 * 6));
+    }
+    for (int r = 0; r < 3; ++r) ASSERT_TRUE(Backward(Sum(g[r] * (10 * r + 1))).ok());
+    for (int r = 0; r < 3; ++r) {
+      EXPECT_THAT(Values<double>(x[r].grad()), ElementsAre(33 * 6 * 6 * 6));
+    }
+  }
+  ExpectNoLeaks(daemon);
+}
+
+// Only the root has a gradient of x, but all ranks' losses count in its second derivative.
+TEST(CollectiveGradientTest, DoubleBackwardOfBroadcast) {
+  FakeDaemon daemon;
+  {
+    Ranks ranks(3, &daemon);
+    std::vector<Tensor> x, g;
+    BackwardOptions create;
+    create.create_graph = true;
+    for (int r = 0; r < 3; ++r) {
+      x.push_back(Leaf(ranks.worlds[r], {2.0 + r}));
+      const Tensor y = Broadcast(x[r], 0, ranks.worlds[r]);
+      const absl::StatusOr<std::vector<Tensor>> grads =
+          Grad({Sum(y * y * y) * (r + 1)}, {x[r]}, create);
+      ASSERT_TRUE(grads.ok()) << grads.status();
+      g.push_back((*grads)[0]);
+    }
+    EXPECT_THAT(Values<double>(g[0]), ElementsAre(3 * 4 * 6));
+    EXPECT_THAT(Values<double>(g[1]), ElementsAre(0));
+    for (int r = 0; r < 3; ++r) ASSERT_TRUE(Backward(Sum(g[r] * 5)).ok());
+    EXPECT_THAT(Values<double>(x[0].grad()), ElementsAre(5 * 6 * 2 * 6));
+  }
+  ExpectNoLeaks(daemon);
+}
+
+TEST(CollectiveGradientTest, DoubleBackwardOfSendAndRecv) {
+  FakeDaemon daemon;
+  {
+    Ranks ranks(2, &daemon);
+    BackwardOptions create;
+    create.create_graph = true;
+    const Tensor x = Leaf(ranks.worlds[0], {3});
+    const Tensor w = Leaf(ranks.worlds[1], {2});
+    const Tensor sent = Send(x, 1, ranks.worlds[0]);
+    const Tensor y = Recv(DType::kF64, {1}, 0, ranks.worlds[1]);
+    // L = w y^3: dL/dx = 3 w x^2, dL/dw = x^3.
+    const absl::StatusOr<std::vector<Tensor>> gw = Grad({Sum(w * y * y * y)}, {w}, create);
+    const absl::StatusOr<std::vector<Tensor>> gx = Grad({sent}, {x}, create);
+    ASSERT_TRUE(gw.ok() && gx.ok());
+    EXPECT_THAT(Values<double>((*gw)[0]), ElementsAre(27));
+    EXPECT_THAT(Values<double>((*gx)[0]), ElementsAre(54));
+    // S = dL/dx + 10 dL/dw: dS/dx = 6 w x + 30 x^2, dS/dw = 3 x^2.
+    // Rank 0 takes part in the gradient of what it sent, and of its gradient.
+    ASSERT_TRUE(Backward({Sum((*gw)[0] * 10)}).ok());
+    ASSERT_TRUE(Backward({Sum((*gx)[0]), sent}).ok());
+    EXPECT_THAT(Values<double>(x.grad()), ElementsAre(36 + 270));
+    EXPECT_THAT(Values<double>(w.grad()), ElementsAre(27));
+  }
+  ExpectNoLeaks(daemon);
+}
+
+TEST(CollectiveGradientTest, TwoGroupsInOneLoss) {
+  FakeDaemon daemon;
+  {
+    Ranks ranks(4, &daemon);
+    std::vector<Tensor> x, loss;
+    for (int r = 0; r < 4; ++r) {
+      const absl::StatusOr<Group> row =
+          ranks.worlds[r].NewGroup(r < 2 ? std::vector<int>{0, 1} : std::vector<int>{2, 3});
+      const absl::StatusOr<Group> column =
+          ranks.worlds[r].NewGroup(r % 2 == 0 ? std::vector<int>{0, 2} : std::vector<int>{1, 3});
+      ASSERT_TRUE(row.ok() && column.ok());
+      x.push_back(Leaf(ranks.worlds[r], {1.0 + r}));
+      const Tensor a = AllReduce(x[r], *row);
+      const Tensor b = AllReduce(a * a, *column);
+      loss.push_back(Sum(b) * (r + 1));
+    }
+    for (int r = 0; r < 4; ++r) ASSERT_TRUE(Backward(loss[r]).ok());
+    // a: 3, 3, 7, 7. The weights of a column's losses: 4 and 6; of both members of a row: 10.
+    for (int r = 0; r < 4; ++r) {
+      EXPECT_THAT(Values<double>(x[r].grad()), ElementsAre(2 * (r < 2 ? 3 : 7) * 10));
+    }
+  }
+  ExpectNoLeaks(daemon);
+}
+
+TEST(CollectiveGradientTest, TwoRanksInOneSession) {
+  FakeDaemon daemon;
+  {
+    const sdk::Session session = daemon.Open(2);
+    std::vector<Tensor> x, loss;
+    for (int r = 0; r < 2; ++r) {
+      WorldOptions options;
+      options.name = "both";
+      options.rank = r;
+      options.size = 2;
+      options.device = r;
+      const World world = *session.Join(options);
+      x.push_back(Leaf(world, {1.0 + r}));
+      const Tensor y = AllReduce(x[r], world);
+      loss.push_back(Sum(y * y) * (r + 1));
+    }
+    ASSERT_TRUE(Backward(loss).ok());
+    for (int r = 0; r < 2; ++r) {
+      EXPECT_THAT(Values<double>(x[r].grad()), ElementsAre(2 * 3 * 3));
+    }
+  }
+  ExpectNoLeaks(daemon);
+}
+
+TEST(CollectiveGradientTest, AskedForAgainInTheNextEpoch) {
+  FakeDaemon daemon;
+  {
+    Ranks ranks(2, &daemon);
+    std::vector<Tensor> x, y;
+    BackwardOptions retain;
+    retain.retain_graph = true;
+    for (int r = 0; r < 2; ++r) {
+      x.push_back(Leaf(ranks.worlds[r], {1.0 + r}));
+      y.push_back(AllReduce(x[r], ranks.worlds[r]));
+    }
+    // Rank 0 asks, then a mismatch ends the epoch before rank 1 does.
+    ASSERT_TRUE(Backward(Sum(y[0] * 3), retain).ok());
+    const Tensor a = AllReduce(FromHost<float>(ranks.worlds[0], {1, 2}, {2}), ranks.worlds[0]);
+    const Tensor b = AllReduce(FromHost<float>(ranks.worlds[1], {1}, {1}), ranks.worlds[1]);
+    EXPECT_FALSE(a.Wait().ok());
+    EXPECT_FALSE(b.Wait().ok());
+    EXPECT_FALSE(x[0].grad().Wait().ok());
+    x[0].ClearGrad();
+    for (int r = 0; r < 2; ++r) ASSERT_TRUE(Backward(Sum(y[r] * 3)).ok());
+    for (int r = 0; r < 2; ++r) {
+      EXPECT_THAT(Values<double>(x[r].grad()), ElementsAre(6));
+    }
+  }
+  ExpectNoLeaks(daemon);
+}
+
+TEST(CollectiveGradientTest, ALongTapeIsTakenDownWithoutRecursion) {
+  FakeDaemon daemon;
+  const sdk::Session session = daemon.Open();
+  Tensor x = Leaf(session, {1});
+  Tensor y = x;
+  for (int i = 0; i < 200000; ++i) y = -y;
+  EXPECT_THAT(Values<double>(y), ElementsAre(1));
+  y = Tensor();
+}
+
+}  // namespace
+}  // namespace chorus

@@ -1,0 +1,589 @@
+// Chorus for trainers: sessions, worlds, tensors, collectives and their gradients.
+//
+// Start here. A trainer opens a session with the daemon of its node, joins a world as one of its
+// ranks, and calls collectives on tensors that the daemon owns:
+//
+//   CHORUS_ASSIGN_OR_RETURN(chorus::Session session, chorus::Session::Open());
+//   CHORUS_ASSIGN_OR_RETURN(chorus::World world, session.Join());   // RANK, WORLD_SIZE, ...
+//   chorus::Tensor x = chorus::FromHost<float>(world, {1, 2, 3}, {3}).RequireGrad();
+//   chorus::Tensor y = chorus::AllReduce(x, world);                 // returns at once
+//   CHORUS_RETURN_IF_ERROR(chorus::Backward(chorus::Sum(y * y)));
+//   CHORUS_ASSIGN_OR_RETURN(std::vector<float> g, x.grad().Read<float>());
+//
+// Nothing here waits but what says so: Open, Join, NewGroup, Reform, and a tensor's Wait, Read,
+// Item and View. A call that fails returns a tensor that carries the error and the line of the
+// call; so does every op on that tensor; the next synchronising call hands it out.
+//
+// **The loss that is differentiated is the sum over ranks of each rank's loss.** So the gradient of
+// AllReduce is an AllReduce, and a loss that each rank computes alike counts once for every rank.
+// A gradient is a collective like any other: every rank that took part in the forward collective
+// takes part in its gradient, by Backward or Grad, or has given up its tape (NoGrad, Detach, or the
+// result's last handle dropped) and then counts as zeros. While gradients are on, every collective
+// of a floating type is recorded, also where this rank's input wants no gradient: another rank's
+// may, and then needs this rank's part of the loss. Put metrics under NoGrad.
+//
+// Threads: every function and class here may be used from any thread; a Tensor, World or Group
+//   object itself is a handle like a std::shared_ptr: copy it, do not change one object from two
+//   threads. Members of several ranks may live in one session.
+// Order: the calls of one thread take effect in its order. Members of one group must issue their
+//   collectives in one order; several threads that use one member must order themselves.
+// Fork: in a forked child every object made before the fork is inert: calls return kForked, and
+//   destructors touch nothing.
+#ifndef CHORUS_CLIENT_CHORUS_H_
+#define CHORUS_CLIENT_CHORUS_H_
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "core/base/error.h"
+#include "core/graph/graph.h"
+#include "core/tensor/type.h"
+
+namespace chorus {
+// Inline: the SDK's classes never share a name with one of the daemon's in a program with both.
+inline namespace sdk {
+
+class SessionCore;   // internal
+class MemberCore;    // internal
+struct GroupCore;    // internal
+class TensorImpl;    // internal
+class CompiledImpl;  // internal
+class GradMode;      // internal
+
+class Group;
+class Session;
+class Tensor;
+class World;
+
+using Shape = std::vector<int64_t>;
+using Timeout = std::chrono::nanoseconds;
+
+// The line of the trainer that made a call: errors name it. Never pass it yourself.
+struct CallSite {
+  const char* file = "";
+  int line = 0;
+  static constexpr CallSite Here(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+    return CallSite{file, line};
+  }
+};
+
+// The dtype of a C++ type: DTypeOf<float>() is DType::kF32. Only the types below.
+template <typename T>
+constexpr DType DTypeOf();
+template <>
+constexpr DType DTypeOf<float>() {
+  return DType::kF32;
+}
+template <>
+constexpr DType DTypeOf<double>() {
+  return DType::kF64;
+}
+template <>
+constexpr DType DTypeOf<int64_t>() {
+  return DType::kI64;
+}
+template <>
+constexpr DType DTypeOf<int32_t>() {
+  return DType::kI32;
+}
+template <>
+constexpr DType DTypeOf<int16_t>() {
+  return DType::kI16;
+}
+template <>
+constexpr DType DTypeOf<int8_t>() {
+  return DType::kI8;
+}
+template <>
+constexpr DType DTypeOf<uint8_t>() {
+  return DType::kU8;
+}
+
+// --- Sessions -----------------------------------------------------------------------------------
+
+// How commands reach the daemon. All carry the same commands in the same order and give the same
+// results and errors; they differ in speed.
+enum class Transport {
+  kAuto,    // the ring where the daemon is on this machine (unix:), else the stream
+  kRing,    // shared memory
+  kStream,  // one gRPC stream
+  kUnary,   // one gRPC call a command
+};
+
+struct SessionOptions {
+  // "unix:/run/user/1000/chorus.sock", "localhost:7070". Empty: $CHORUS_ADDRESS, else the path on
+  // which chorusd listens unless told otherwise.
+  std::string address;
+  Transport transport = Transport::kAuto;
+  // Numbers of the daemon's devices; empty: the `device_count` least used ones.
+  std::vector<int> devices;
+  int device_count = 1;
+  Timeout open_timeout = std::chrono::seconds(10);
+  // What a wait without its own timeout waits at most. Longer than the daemon's agree and exec
+  // timeouts together, so that their errors, which say more, come first.
+  Timeout wait_timeout = std::chrono::minutes(10);
+  std::string label;  // shown in diagnostics; empty: the program's name and pid
+};
+
+struct WorldOptions {
+  // Empty: the job's id, from CHORUS_WORLD, TORCHELASTIC_RUN_ID, SLURM_JOB_ID,
+  // OMPI_MCA_ess_base_jobid or PMIX_NAMESPACE, whichever is set first; else "default".
+  std::string name;
+  int rank = -1;   // -1: RANK, SLURM_PROCID, OMPI_COMM_WORLD_RANK or PMI_RANK
+  int size = -1;   // -1: WORLD_SIZE, SLURM_NTASKS, OMPI_COMM_WORLD_SIZE or PMI_SIZE
+  int device = 0;  // the member's device: a place in the session's list
+  Timeout join_timeout = Timeout::zero();   // 0: the daemon's
+  Timeout agree_timeout = Timeout::zero();  // 0: the daemon's (60 s); how late a rank may be
+  Timeout exec_timeout = Timeout::zero();   // 0: the daemon's (300 s)
+};
+
+// One of a session's devices. A Session stands for its first, a World for its member's.
+class DeviceRef {
+ public:
+  DeviceRef() = default;
+  DeviceRef(const Session& session);  // NOLINT: stands for device 0
+  DeviceRef(const World& world);      // NOLINT: stands for its member's device
+  DeviceRef(std::shared_ptr<SessionCore> session, int slot)
+      : session_(std::move(session)), slot_(slot) {}
+
+  const std::shared_ptr<SessionCore>& session() const { return session_; }
+  int slot() const { return slot_; }  // place in the session's list
+
+ private:
+  std::shared_ptr<SessionCore> session_;
+  int slot_ = 0;
+};
+
+// One client's lease with a daemon. What is made through it is released when it is closed, when the
+// last handle of it, its worlds and its tensors goes, or when the process ends.
+class Session {
+ public:
+  Session() = default;  // empty: calls return FAILED_PRECONDITION
+
+  // UNAVAILABLE kDaemonLost: nobody answers at the address. UNIMPLEMENTED kVersion: the daemon is
+  // of another version. UNAUTHENTICATED kNotAttached: the ring was asked for and is not to be had.
+  static absl::StatusOr<Session> Open(const SessionOptions& options = {});
+
+  // Waits until every rank of the world has joined. ALREADY_EXISTS kDuplicateRank,
+  // INVALID_ARGUMENT kWorldSize, DEADLINE_EXCEEDED kJoinTimeout naming the missing ranks.
+  absl::StatusOr<World> Join(const WorldOptions& options = {}) const;
+
+  // Releases everything now: members leave their worlds, tensors become unusable (NOT_FOUND
+  // kSessionLost). Later calls do nothing.
+  absl::Status Close() const;
+
+  int device_count() const;
+  DeviceRef device(int slot) const { return DeviceRef(core_, slot); }
+  Transport transport() const;  // the one in use, never kAuto
+  bool is_open() const;
+
+  const std::shared_ptr<SessionCore>& core() const { return core_; }
+  explicit Session(std::shared_ptr<SessionCore> core) : core_(std::move(core)) {}
+
+ private:
+  std::shared_ptr<SessionCore> core_;
+};
+
+// An ordered subset of a world's ranks, as one of its members sees it. Roots, peers, sources and
+// destinations are places in the group.
+class Group {
+ public:
+  Group() = default;
+  Group(const World& world);  // NOLINT: everybody
+
+  int rank() const;  // this member's place
+  int size() const;
+  // The place of a rank of the world; -1 when it is not in the group.
+  int GroupRankOf(int world_rank) const;
+  const std::vector<int>& world_ranks() const;  // by place
+
+  Group(std::shared_ptr<MemberCore> member, GroupCore* core)
+      : member_(std::move(member)), core_(core) {}
+  const std::shared_ptr<MemberCore>& member() const { return member_; }
+  GroupCore* core() const { return core_; }
+
+ private:
+  std::shared_ptr<MemberCore> member_;
+  GroupCore* core_ = nullptr;  // its member's
+};
+
+// One member of a job: this rank.
+class World {
+ public:
+  World() = default;
+
+  int rank() const;
+  int size() const;
+  const std::string& name() const;
+  // Counts the world's lives, from 1. A collective that fails (a mismatch, a late rank, a cancel, a
+  // death) ends the epoch for all its ranks; the wait that hands out the error enters the next one,
+  // in which collectives work again at once. Tensors stay valid.
+  int64_t epoch() const;
+  DeviceRef device() const;
+  Group group() const;  // everybody
+  // `world_ranks` in the order of the new group; this rank is one of them. Every member calls it;
+  // the k-th request of each for the same list is the same group, so nobody waits for anybody.
+  absl::StatusOr<Group> NewGroup(const std::vector<int>& world_ranks) const;
+
+  // Orderly: only collectives that need this rank fail from now on (kPeerLeft).
+  absl::Status Leave() const;
+  // Ends the epoch with ABORTED kCancelled naming this rank, with `why`, for every rank.
+  absl::Status Abort(const std::string& why) const;
+
+  struct Survivor {
+    int old_rank = -1;
+    std::string last_published;  // its last finished collective, "" when it has none
+  };
+  struct Reformed {
+    int rank = -1;
+    int size = 0;
+    int64_t epoch = 0;
+    std::vector<Survivor> survivors;  // by new rank: where to resume
+  };
+  // After a member's death: waits until every survivor has asked; those left get new ranks, in
+  // their old order. This handle is changed; its groups but group() are gone.
+  absl::StatusOr<Reformed> Reform(Timeout timeout = std::chrono::seconds(60));
+
+  explicit World(std::shared_ptr<MemberCore> member) : member_(std::move(member)) {}
+  const std::shared_ptr<MemberCore>& member() const { return member_; }
+
+ private:
+  std::shared_ptr<MemberCore> member_;
+};
+
+// --- Tensors ------------------------------------------------------------------------------------
+
+// A tensor's bytes, mapped read-only where the daemon has them. Keeps them alive.
+template <typename T>
+class TensorView {
+ public:
+  TensorView() = default;
+  TensorView(std::shared_ptr<const void> keep, const T* data, size_t size)
+      : keep_(std::move(keep)), data_(data), size_(size) {}
+  const T* data() const { return data_; }
+  size_t size() const { return size_; }
+  const T& operator[](size_t i) const { return data_[i]; }
+  const T* begin() const { return data_; }
+  const T* end() const { return data_ + size_; }
+
+ private:
+  std::shared_ptr<const void> keep_;
+  const T* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+// A handle to an immutable tensor of the daemon: to what it is at once, to its bytes when they are
+// computed. It is its own future: Wait.
+class Tensor {
+ public:
+  Tensor() = default;  // no tensor: waits and ops give FAILED_PRECONDITION
+
+  // Known at once, also while it is pending. kUnspecified and {} for a failed or absent one.
+  DType dtype() const;
+  const Shape& shape() const;
+  int64_t num_elements() const;
+  DeviceRef device() const;
+
+  // True for a result that this rank does not get: of Send and Barrier, of Reduce off its root. It
+  // can be waited for, and be a root of Backward: then this rank takes part with nothing.
+  bool absent() const;
+  bool defined() const { return impl_ != nullptr; }  // false: Tensor()
+
+  // What is known without waiting: an error that it carries, OK while it is pending or ready.
+  absl::Status status() const;
+
+  // Waits until it is computed, or failed: then the error of the op that failed, with the line that
+  // called it. DEADLINE_EXCEEDED kTransportTimeout: the timeout passed; nothing has changed, the
+  // outcome is still to be had. Without a timeout: SessionOptions::wait_timeout.
+  absl::Status Wait() const;
+  absl::Status Wait(Timeout timeout) const;
+
+  // The elements, row-major; waits. INVALID_ARGUMENT kBadType: T is not its dtype.
+  template <typename T>
+  absl::StatusOr<std::vector<T>> Read() const;
+  // The one element of a tensor of one.
+  template <typename T>
+  absl::StatusOr<T> Item() const;
+  // The elements in place, without a copy; waits. UNIMPLEMENTED where the daemon is remote: Read.
+  template <typename T>
+  absl::StatusOr<TensorView<T>> View() const;
+
+  // --- Gradients ---
+  // Marks a tensor that was not computed from others (a leaf) as one whose gradient is wanted.
+  // Returns itself. INVALID (status() tells): not floating point, or a result.
+  Tensor& RequireGrad();
+  // True for such a leaf and for everything that is recorded as depending on one.
+  bool requires_grad() const;
+  // What Backward has added up so far; an undefined tensor when nothing has.
+  Tensor grad() const;
+  void ClearGrad() const;
+  // The same tensor without its history.
+  Tensor Detach() const;
+
+  explicit Tensor(std::shared_ptr<TensorImpl> impl) : impl_(std::move(impl)) {}
+  const std::shared_ptr<TensorImpl>& impl() const { return impl_; }
+
+ private:
+  absl::Status ReadInto(DType dtype, std::function<char*(int64_t elements)> allocate) const;
+  absl::StatusOr<std::pair<std::shared_ptr<const void>, const char*>> Map(DType dtype) const;
+
+  std::shared_ptr<TensorImpl> impl_;
+};
+
+// Memory of the trainer's that the daemon reads in place: staging. Fill data(), then use tensor()
+// as an operand: nothing is copied on this side, and a floating-point AllReduce reads it where it
+// is. Do not write while an op that uses it is pending: only this rank's own contribution is
+// undefined then, the ranks still agree on the result.
+template <typename T>
+class MappedTensor {
+ public:
+  MappedTensor() = default;
+  T* data() const { return data_; }
+  size_t size() const { return size_; }
+  T& operator[](size_t i) const { return data_[i]; }
+  const Tensor& tensor() const { return tensor_; }
+  operator const Tensor&() const { return tensor_; }  // NOLINT: an operand
+
+  MappedTensor(Tensor tensor, T* data, size_t size)
+      : tensor_(std::move(tensor)), data_(data), size_(size) {}
+
+ private:
+  Tensor tensor_;
+  T* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+// Internal: what the templates below are made of.
+Tensor FromBytes(const DeviceRef& device, DType dtype, const Shape& shape, const char* bytes,
+                 int64_t elements, CallSite site);
+absl::StatusOr<std::pair<Tensor, char*>> MapBytes(const DeviceRef& device, DType dtype,
+                                                  const Shape& shape, CallSite site);
+
+// A tensor with a copy of `values`; as many as `shape` has elements, row-major.
+template <typename T>
+Tensor FromHost(const DeviceRef& device, const std::vector<T>& values, const Shape& shape,
+                CallSite site = CallSite::Here()) {
+  return FromBytes(device, DTypeOf<T>(), shape, reinterpret_cast<const char*>(values.data()),
+                   static_cast<int64_t>(values.size()), site);
+}
+template <typename T>
+Tensor FromHost(const DeviceRef& device, const T* values, size_t count, const Shape& shape,
+                CallSite site = CallSite::Here()) {
+  return FromBytes(device, DTypeOf<T>(), shape, reinterpret_cast<const char*>(values),
+                   static_cast<int64_t>(count), site);
+}
+// Of no dimensions.
+template <typename T>
+Tensor Scalar(const DeviceRef& device, T value, CallSite site = CallSite::Here()) {
+  return FromBytes(device, DTypeOf<T>(), {}, reinterpret_cast<const char*>(&value), 1, site);
+}
+Tensor Full(const DeviceRef& device, DType dtype, const Shape& shape, double value,
+            CallSite site = CallSite::Here());
+Tensor Zeros(const DeviceRef& device, DType dtype, const Shape& shape,
+             CallSite site = CallSite::Here());
+
+// Waits for the daemon to make the memory. UNIMPLEMENTED where it is remote. RESOURCE_EXHAUSTED.
+template <typename T>
+absl::StatusOr<MappedTensor<T>> Map(const DeviceRef& device, const Shape& shape,
+                                    CallSite site = CallSite::Here()) {
+  auto mapped = MapBytes(device, DTypeOf<T>(), shape, site);
+  if (!mapped.ok()) return mapped.status();
+  const size_t size = static_cast<size_t>(mapped->first.num_elements());
+  return MappedTensor<T>(std::move(mapped->first), reinterpret_cast<T*>(mapped->second), size);
+}
+
+// --- Collectives --------------------------------------------------------------------------------
+// Each goes out at once and returns at once. `group` may be a World: everybody. Every member calls
+// the same, in the same order; what must be equal on all is said. A mismatch is INVALID_ARGUMENT
+// kMismatch on every rank, with each rank's version and line; nothing was executed.
+
+// The reduction of all members' tensors (same shape and dtype), to all. Bits are equal on all.
+// Gradient: AllReduce of the gradients.
+Tensor AllReduce(const Tensor& x, const Group& group, Reduction reduction = Reduction::kSum,
+                 CallSite site = CallSite::Here());
+// The root's tensor, to all. All give a tensor of the same shape and dtype; only the root's values
+// matter. Gradient: Reduce to the root.
+Tensor Broadcast(const Tensor& x, int root, const Group& group, CallSite site = CallSite::Here());
+// The reduction, to the root; absent elsewhere. Gradient: Broadcast from the root.
+Tensor Reduce(const Tensor& x, int root, const Group& group, Reduction reduction = Reduction::kSum,
+              CallSite site = CallSite::Here());
+// Every member's tensor (same shape and dtype), by place. Gradient: ReduceScatter.
+std::vector<Tensor> AllGather(const Tensor& x, const Group& group,
+                              CallSite site = CallSite::Here());
+// `xs`: one for each member, by place, all of one shape and dtype. Gives the reduction of what the
+// members have for this one. Gradient: AllGather.
+Tensor ReduceScatter(const std::vector<Tensor>& xs, const Group& group,
+                     Reduction reduction = Reduction::kSum, CallSite site = CallSite::Here());
+// To and from one member. The n-th Send to a member with a tag meets the n-th Recv from this one
+// with that tag. Send's result is absent. Gradient: the opposite direction.
+Tensor Send(const Tensor& x, int to, const Group& group, int64_t tag = 0,
+            CallSite site = CallSite::Here());
+Tensor Recv(DType dtype, const Shape& shape, int from, const Group& group, int64_t tag = 0,
+            CallSite site = CallSite::Here());
+// Absent; Wait for it returns when every member has called.
+Tensor Barrier(const Group& group, CallSite site = CallSite::Here());
+
+// --- Local ops ----------------------------------------------------------------------------------
+// Recorded, and sent together when a result is needed: at a collective, a read, a limit, or the end
+// of Backward. Shapes of two operands broadcast as usual (sizes 1 and missing leading dimensions
+// stretch); dtypes and devices must be equal.
+Tensor Add(const Tensor& a, const Tensor& b, CallSite site = CallSite::Here());
+Tensor Sub(const Tensor& a, const Tensor& b, CallSite site = CallSite::Here());
+Tensor Mul(const Tensor& a, const Tensor& b, CallSite site = CallSite::Here());
+Tensor Neg(const Tensor& x, CallSite site = CallSite::Here());
+Tensor MatMul(const Tensor& a, const Tensor& b, CallSite site = CallSite::Here());
+Tensor Relu(const Tensor& x, CallSite site = CallSite::Here());
+Tensor Sin(const Tensor& x, CallSite site = CallSite::Here());
+Tensor Cos(const Tensor& x, CallSite site = CallSite::Here());
+// Of all elements, to no dimensions; or over `axes` (negative: from the end).
+Tensor Sum(const Tensor& x, CallSite site = CallSite::Here());
+Tensor Sum(const Tensor& x, const std::vector<int64_t>& axes, bool keep_dims = false,
+           CallSite site = CallSite::Here());
+Tensor Expand(const Tensor& x, const Shape& shape, CallSite site = CallSite::Here());
+Tensor Reshape(const Tensor& x, const Shape& shape, CallSite site = CallSite::Here());
+// Swaps the last two axes, or permutes all.
+Tensor Transpose(const Tensor& x, CallSite site = CallSite::Here());
+Tensor Transpose(const Tensor& x, const std::vector<int64_t>& permutation,
+                 CallSite site = CallSite::Here());
+// [begin, end) of one axis.
+Tensor Slice(const Tensor& x, int64_t axis, int64_t begin, int64_t end,
+             CallSite site = CallSite::Here());
+Tensor Concat(const std::vector<Tensor>& xs, int64_t axis, CallSite site = CallSite::Here());
+// To another device of the same session.
+Tensor CopyTo(const Tensor& x, const DeviceRef& device, CallSite site = CallSite::Here());
+
+// For operators: a tensor, or a number that takes the other side's dtype.
+class Operand {
+ public:
+  Operand(const Tensor& tensor, CallSite site = CallSite::Here())  // NOLINT: implicit
+      : tensor_(tensor), site_(site) {}
+  template <typename T>
+  Operand(const MappedTensor<T>& mapped, CallSite site = CallSite::Here())  // NOLINT: implicit
+      : tensor_(mapped.tensor()), site_(site) {}
+  Operand(double value, CallSite site = CallSite::Here())  // NOLINT: implicit
+      : value_(value), is_value_(true), site_(site) {}
+
+  const Tensor& tensor() const { return tensor_; }
+  double value() const { return value_; }
+  bool is_value() const { return is_value_; }
+  CallSite site() const { return site_; }
+
+ private:
+  Tensor tensor_;
+  double value_ = 0;
+  bool is_value_ = false;
+  CallSite site_;
+};
+Tensor operator+(const Operand& a, const Operand& b);
+Tensor operator-(const Operand& a, const Operand& b);
+Tensor operator*(const Operand& a, const Operand& b);
+Tensor operator-(const Operand& x);
+
+// --- Gradients ----------------------------------------------------------------------------------
+
+// Adds the gradients of the sum of `roots` (weighted by `seeds`, of the roots' shapes) to grad() of
+// every leaf that they depend on. Without seeds a root has one element, or is absent. Returns when
+// everything is recorded and sent, not computed. Afterwards the tape is used up, unless
+// `retain_graph`. FAILED_PRECONDITION: a root has no history, or it is used up.
+struct BackwardOptions {
+  std::vector<Tensor> seeds;  // empty: ones
+  bool retain_graph = false;
+  bool create_graph = false;  // record the gradients, so that they can be differentiated
+};
+absl::Status Backward(const Tensor& root, const BackwardOptions& options = {},
+                      CallSite site = CallSite::Here());
+absl::Status Backward(const std::vector<Tensor>& roots, const BackwardOptions& options = {},
+                      CallSite site = CallSite::Here());
+
+// The gradients with respect to `inputs`, one for each; leaves' grad() stays as it is. An input
+// that the outputs do not depend on gets zeros. `create_graph` implies `retain_graph`.
+absl::StatusOr<std::vector<Tensor>> Grad(const std::vector<Tensor>& outputs,
+                                         const std::vector<Tensor>& inputs,
+                                         const BackwardOptions& options = {},
+                                         CallSite site = CallSite::Here());
+
+// While one lives, the calls of this thread are not recorded, and this rank counts as zeros in the
+// gradients of its collectives.
+class NoGrad {
+ public:
+  NoGrad();
+  ~NoGrad();
+  NoGrad(const NoGrad&) = delete;
+  NoGrad& operator=(const NoGrad&) = delete;
+
+ private:
+  std::unique_ptr<GradMode> mode_;
+};
+
+// --- Compile ------------------------------------------------------------------------------------
+
+using Function = std::function<std::vector<Tensor>(const std::vector<Tensor>& inputs)>;
+
+struct CompileOptions {
+  // Inputs whose memory the outputs may take over (parameters that the step replaces), by place.
+  // Honoured where nobody else holds the tensor; a failed step leaves it intact.
+  std::vector<int> donate;
+};
+
+// A function of tensors as one registered graph: local ops, collectives, Backward and Grad inside,
+// one small message a call.
+class Compiled {
+ public:
+  Compiled() = default;
+  // Runs it; the first call with inputs of these types, devices and `requires_grad` traces the
+  // function, which sees tensors without bytes (Read and Wait fail in it). Tensors that it captures
+  // become further inputs; groups that it captures are bound anew at each call. Results carry no
+  // history: differentiate inside. Returns at once, like any op.
+  absl::StatusOr<std::vector<Tensor>> Run(const std::vector<Tensor>& inputs,
+                                          CallSite site = CallSite::Here()) const;
+  int traces() const;  // how often the function was traced
+
+  explicit Compiled(std::shared_ptr<CompiledImpl> impl) : impl_(std::move(impl)) {}
+
+ private:
+  std::shared_ptr<CompiledImpl> impl_;
+};
+Compiled Compile(Function function, const CompileOptions& options = {});
+
+// --- Templates ----------------------------------------------------------------------------------
+
+template <typename T>
+absl::StatusOr<std::vector<T>> Tensor::Read() const {
+  std::vector<T> values;
+  const absl::Status status = ReadInto(DTypeOf<T>(), [&values](int64_t elements) {
+    values.resize(static_cast<size_t>(elements));
+    return reinterpret_cast<char*>(values.data());
+  });
+  if (!status.ok()) return status;
+  return values;
+}
+
+template <typename T>
+absl::StatusOr<T> Tensor::Item() const {
+  absl::StatusOr<std::vector<T>> values = Read<T>();
+  if (!values.ok()) return values.status();
+  if (values->size() != 1) {
+    return BadType("Item: expected a tensor of one element, got " + std::to_string(values->size()));
+  }
+  return values->front();
+}
+
+template <typename T>
+absl::StatusOr<TensorView<T>> Tensor::View() const {
+  auto mapped = Map(DTypeOf<T>());
+  if (!mapped.ok()) return mapped.status();
+  return TensorView<T>(std::move(mapped->first), reinterpret_cast<const T*>(mapped->second),
+                       static_cast<size_t>(num_elements()));
+}
+
+}  // namespace sdk
+}  // namespace chorus
+
+#endif  // CHORUS_CLIENT_CHORUS_H_

@@ -1,0 +1,369 @@
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "client/chorus.h"
+#include "client/internal/core.h"
+#include "client/internal/tape.h"
+#include "client/internal/trace.h"
+#include "core/base/error.h"
+#include "core/base/mutex.h"
+
+namespace chorus {
+inline namespace sdk {
+
+namespace {
+
+// What a trace depends on of one input.
+struct InputKey {
+  const TensorInfo* info = nullptr;
+  int32_t device_slot = 0;
+  bool requires_grad = false;
+  friend bool operator==(const InputKey& a, const InputKey& b) {
+    return a.info == b.info && a.device_slot == b.device_slot && a.requires_grad == b.requires_grad;
+  }
+};
+
+// Where a result of the function comes from.
+struct Result {
+  int32_t output = -1;               // of the graph
+  TensorDataPtr outside;             // a tensor from outside that the function returned
+  int32_t input = -1;                // an input, returned as it is
+  const TensorInfo* info = nullptr;  // null: absent
+  int32_t device_slot = 0;
+};
+
+struct Program {
+  std::shared_ptr<SessionCore> session;
+  std::vector<InputKey> key;
+  std::vector<Result> results;
+  std::vector<const TensorInfo*> output_infos;
+  std::vector<int32_t> output_devices;
+  Trace::Finished trace;
+  GraphId graph;
+
+  // The groups are those that were traced: a Reform changes ranks and sizes.
+  bool IsCurrent() const {
+    for (const Trace::Slot& slot : trace.slots) {
+      for (size_t i = 0; i < slot.groups.size(); ++i) {
+        if (slot.groups[i]->generation != slot.generations[i]) return false;
+      }
+    }
+    return true;
+  }
+};
+
+}  // namespace
+
+class CompiledImpl {
+ public:
+  CompiledImpl(Function function, CompileOptions options)
+      : function_(std::move(function)), options_(std::move(options)) {}
+  ~CompiledImpl() {
+    for (const auto& program : programs_) Forget(*program);
+  }
+
+  absl::StatusOr<std::vector<Tensor>> Run(const std::vector<Tensor>& inputs, CallSite site) {
+    const std::string source = SourceOf(site);
+    if (Trace::Current() != nullptr) {
+      // One graph is the point: the inner function becomes part of the outer one.
+      return function_(inputs);
+    }
+    std::shared_ptr<SessionCore> session;
+    std::vector<InputKey> key;
+    for (const Tensor& input : inputs) {
+      if (!input.defined() || input.absent()) {
+        return WithSource(BadType("compiled function: expected tensors, got an undefined or absent "
+                                  "one"),
+                          source);
+      }
+      CHORUS_RETURN_IF_ERROR(input.status());
+      const TensorData& data = *input.impl()->data;
+      if (session == nullptr) session = data.session;
+      if (session != data.session) {
+        return WithSource(BadType("compiled function: expected inputs of one session"), source);
+      }
+      key.push_back({data.info, data.device_slot, input.requires_grad()});
+    }
+    if (session == nullptr) {
+      return WithSource(BadType("compiled function: expected at least one input: it says on which "
+                                "session the function runs"),
+                        source);
+    }
+    std::shared_ptr<Program> program;
+    {
+      MutexLock lock(&mutex_);
+      for (size_t i = 0; i < programs_.size(); ++i) {
+        if (programs_[i]->session != session || programs_[i]->key != key) continue;
+        if (programs_[i]->IsCurrent()) {
+          program = programs_[i];
+        } else {
+          Forget(*programs_[i]);
+          programs_.erase(programs_.begin() + static_cast<int64_t>(i));
+        }
+        break;
+      }
+      if (program == nullptr) {
+        absl::StatusOr<std::shared_ptr<Program>> traced = MakeProgram(session, inputs, key);
+        if (!traced.ok()) return WithSource(traced.status(), source);
+        program = *std::move(traced);
+        programs_.push_back(program);
+        ++traces_;
+      }
+    }
+    return Call(*program, inputs);
+  }
+
+  int traces() const {
+    MutexLock lock(&mutex_);
+    return traces_;
+  }
+
+ private:
+  static void Forget(const Program& program) {
+    SessionLock lock(program.session.get());
+    if (lock.status().ok()) program.session->ReleaseGraphLocked(program.graph);
+  }
+
+  absl::StatusOr<std::shared_ptr<Program>> MakeProgram(const std::shared_ptr<SessionCore>& session,
+                                                       const std::vector<Tensor>& inputs,
+                                                       const std::vector<InputKey>& key) {
+    for (const int donated : options_.donate) {
+      if (donated < 0 || donated >= static_cast<int>(inputs.size())) {
+        return BadType(
+            absl::StrCat("compiled function: donates input ", donated, " of ", inputs.size()));
+      }
+    }
+    auto program = std::make_shared<Program>();
+    program->session = session;
+    program->key = key;
+    Trace trace(session);
+    std::vector<Tensor> placeholders;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const bool donated = std::find(options_.donate.begin(), options_.donate.end(),
+                                     static_cast<int>(i)) != options_.donate.end();
+      auto impl = std::make_shared<TensorImpl>();
+      impl->data = trace.AddInput(key[i].info, key[i].device_slot,
+                                  donated ? InputRole::kState : InputRole::kData, donated);
+      impl->leaf_requires_grad = key[i].requires_grad;
+      placeholders.emplace_back(std::move(impl));
+    }
+    std::vector<Tensor> returned;
+    {
+      const GradMode mode(true);
+      trace.Begin();
+      returned = function_(placeholders);
+      trace.End();
+    }
+    std::vector<TensorDataPtr> outputs;
+    for (size_t i = 0; i < returned.size(); ++i) {
+      if (!returned[i].defined()) {
+        return BadType(absl::StrCat("compiled function: result ", i, " is an undefined tensor"));
+      }
+      CHORUS_RETURN_IF_ERROR(returned[i].status());
+      const TensorDataPtr& data = returned[i].impl()->data;
+      Result result;
+      result.info = data->info;
+      result.device_slot = data->device_slot;
+      const TensorData::State state = data->state.load(std::memory_order_acquire);
+      if (state == TensorData::State::kTraced) {
+        for (size_t p = 0; p < placeholders.size(); ++p) {
+          if (placeholders[p].impl()->data == data) result.input = static_cast<int32_t>(p);
+        }
+        if (result.input < 0) {
+          const auto found = std::find(outputs.begin(), outputs.end(), data);
+          result.output = static_cast<int32_t>(found - outputs.begin());
+          if (found == outputs.end()) outputs.push_back(data);
+        }
+      } else if (state != TensorData::State::kAbsent) {
+        result.outside = data;
+      }
+      program->results.push_back(std::move(result));
+    }
+    for (const TensorDataPtr& output : outputs) {
+      program->output_infos.push_back(output->info);
+      program->output_devices.push_back(output->device_slot);
+    }
+    CHORUS_ASSIGN_OR_RETURN(program->trace, trace.Finish(outputs));
+    Graph& graph = program->trace.graph;
+    // An output of a donated input's type may take its memory over, each at most once.
+    std::vector<bool> taken(graph.inputs.size(), false);
+    for (size_t o = 0; o < graph.outputs.size(); ++o) {
+      for (size_t i = 0; i < inputs.size(); ++i) {
+        if (!graph.inputs[i].donatable || taken[i] || key[i].info != program->output_infos[o] ||
+            key[i].device_slot != program->output_devices[o]) {
+          continue;
+        }
+        graph.outputs[o].may_alias = static_cast<int32_t>(i);
+        graph.outputs[o].role = InputRole::kState;
+        taken[i] = true;
+        break;
+      }
+    }
+    for (const Trace::Slot& slot : program->trace.slots) {
+      if (slot.groups[0]->member->world != program->trace.slots[0].groups[0]->member->world) {
+        return Unsupported("compiled function: its groups belong to different worlds");
+      }
+    }
+    SessionLock lock(session.get());
+    CHORUS_RETURN_IF_ERROR(lock.status());
+    CHORUS_ASSIGN_OR_RETURN(program->graph, session->RegisterLocked(EncodeGraph(graph)));
+    return program;
+  }
+
+  absl::StatusOr<std::vector<Tensor>> Call(const Program& program,
+                                           const std::vector<Tensor>& inputs) {
+    SessionCore* const session = program.session.get();
+    const Trace::Finished& trace = program.trace;
+    TensorDatas outputs;
+    Sequence sequence;
+    const Dependences* after = nullptr;
+    session->Throttle();
+    {
+      SessionLock lock(session);
+      CHORUS_RETURN_IF_ERROR(lock.status());
+      session->FlushLocked();
+      chorus::Run run;
+      run.graph = program.graph;
+      const auto bind = [&](const TensorDataPtr& data) {
+        if (data->failure != nullptr) return data->failure->status;
+        run.inputs.push_back(session->BindingOf(*data));
+        return absl::OkStatus();
+      };
+      for (const Tensor& input : inputs) {
+        CHORUS_RETURN_IF_ERROR(bind(input.impl()->data));
+        after = session->Union(after, input.impl()->data->after);
+      }
+      for (const Trace::Capture& capture : trace.captures) {
+        CHORUS_RETURN_IF_ERROR(bind(capture.data));
+        after = session->Union(after, capture.data->after);
+      }
+      if (!options_.donate.empty()) {
+        run.donate.assign(run.inputs.size(), false);
+        for (const int donated : options_.donate) run.donate[static_cast<size_t>(donated)] = true;
+      }
+      std::vector<TensorId> ids;
+      for (size_t i = 0; i < program.output_infos.size(); ++i) {
+        CHORUS_ASSIGN_OR_RETURN(const TensorId id, session->NewTensorIdLocked());
+        OutBinding out;
+        out.kind = OutBinding::Kind::kFresh;
+        out.id = id;
+        run.outputs.push_back(std::move(out));
+        ids.push_back(id);
+      }
+      // One run is of one epoch. Members that are behind bring the run down with the cause that
+      // they have not handed out yet.
+      int64_t epoch = 0;
+      for (const auto& member : trace.members) {
+        const int64_t e = member->epoch.load(std::memory_order_relaxed);
+        epoch = epoch == 0 ? e : std::min(epoch, e);
+      }
+      for (const Trace::Slot& slot : trace.slots) {
+        RunGroup group;
+        group.world = slot.groups[0]->member->world;
+        group.group = slot.groups[0]->id;
+        group.epoch = Epoch(epoch);
+        for (const GroupCore* g : slot.groups) group.base.push_back(g->next_index);
+        run.groups.push_back(std::move(group));
+        // All results come at once, when the last of the collectives is done.
+        for (GroupCore* g : slot.groups) after = session->Union(after, session->AfterGroup(g));
+      }
+      std::vector<DropTape::Entry> drops = Drops(trace, epoch);
+      CHORUS_ASSIGN_OR_RETURN(sequence, session->SubmitLocked(std::move(run)));
+      for (const Trace::Slot& slot : trace.slots) {
+        for (size_t i = 0; i < slot.groups.size(); ++i) slot.groups[i]->next_index += slot.used[i];
+      }
+      for (const Trace::PairUse& pair : trace.pairs) {
+        pair.group->pairs[{{pair.peer, pair.send ? 1 : 0}, pair.tag}].next += pair.used;
+      }
+      for (const auto& member : trace.members) session->CountRunLocked(member.get(), sequence);
+      session->CountUnderWayLocked(sequence);
+      for (DropTape::Entry& drop : drops) session->RetireTape(std::move(drop));
+      for (size_t i = 0; i < ids.size(); ++i) {
+        outputs.push_back(session->NewSentLocked(program.output_infos[i], program.output_devices[i],
+                                                 ids[i], sequence));
+        outputs.back()->after = after;
+      }
+    }
+    std::vector<Tensor> results;
+    for (const Result& result : program.results) {
+      if (result.outside != nullptr) {
+        results.push_back(MakeTensor(result.outside));
+      } else if (result.input >= 0) {
+        results.push_back(MakeTensor(inputs[static_cast<size_t>(result.input)].impl()->data));
+      } else if (result.output >= 0) {
+        results.push_back(MakeTensor(outputs[static_cast<size_t>(result.output)]));
+      } else {
+        auto absent = std::make_shared<TensorData>(program.session);
+        absent->device_slot = result.device_slot;
+        absent->producer = sequence;
+        absent->state.store(TensorData::State::kAbsent, std::memory_order_release);
+        results.push_back(MakeTensor(std::move(absent)));
+      }
+    }
+    return results;
+  }
+
+  // The tape entries that the run holds: they are used up when it is over.
+  static std::vector<DropTape::Entry> Drops(const Trace::Finished& trace, int64_t epoch) {
+    std::vector<DropTape::Entry> drops;
+    std::vector<InstanceKey> keys;
+    keys.reserve(trace.tapes.size());
+    for (const Trace::TapeUse& use : trace.tapes) {
+      const Trace::Slot& slot = trace.slots[use.group_slot];
+      InstanceKey key;
+      if (use.parent >= 0) {
+        key = keys[use.parent].Gradient(static_cast<int32_t>(use.offset));
+      } else {
+        const auto found =
+            std::find_if(slot.groups.begin(), slot.groups.end(),
+                         [&](const GroupCore* g) { return g->rank == use.member.value(); });
+        GroupCore* const group = *found;
+        key.group = group->id;
+        key.epoch = Epoch(epoch);
+        if (use.source.value() >= 0) {
+          key.source = use.source;
+          key.destination = use.destination;
+          key.tag = use.tag;
+          const bool send = use.source == use.member;
+          const int32_t peer = (send ? use.destination : use.source).value();
+          key.index = use.offset + group->pairs[{{peer, send ? 1 : 0}, use.tag}].next;
+        } else {
+          key.index = group->next_index + use.offset;
+        }
+      }
+      if (use.live) {
+        drops.push_back({slot.groups[0]->member->world, use.member, key, /*consumed=*/true});
+      }
+      keys.push_back(std::move(key));
+    }
+    return drops;
+  }
+
+  const Function function_;
+  const CompileOptions options_;
+  mutable Mutex mutex_;
+  std::vector<std::shared_ptr<Program>> programs_;
+  int traces_ = 0;
+};
+
+Compiled Compile(Function function, const CompileOptions& options) {
+  return Compiled(std::make_shared<CompiledImpl>(std::move(function), options));
+}
+
+absl::StatusOr<std::vector<Tensor>> Compiled::Run(const std::vector<Tensor>& inputs,
+                                                  CallSite site) const {
+  if (impl_ == nullptr) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kUnsupported,
+                     "an empty Compiled: make one with Compile");
+  }
+  return impl_->Run(inputs, site);
+}
+
+int Compiled::traces() const { return impl_ == nullptr ? 0 : impl_->traces(); }
+
+}  // namespace sdk
+}  // namespace chorus

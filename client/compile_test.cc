@@ -1,0 +1,307 @@
+#include <string>
+#include <vector>
+
+#include "client/chorus.h"
+#include "client/testing/fake_daemon.h"
+#include "client/testing/ranks.h"
+#include "core/base/error.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace chorus {
+namespace {
+
+using ::testing::ElementsAre;
+using testing::FakeDaemon;
+using ::testing::HasSubstr;
+using testing::Ranks;
+using testing::Values;
+
+using Doubles = std::vector<double>;
+
+Tensor Vector(const DeviceRef& device, const Doubles& values) {
+  return FromHost<double>(device, values, {static_cast<int64_t>(values.size())});
+}
+
+TEST(CompileTest, ALocalFunctionIsOneRun) {
+  FakeDaemon daemon;
+  const sdk::Session session = daemon.Open();
+  const Tensor captured = Vector(session, {10, 20});
+  const Compiled f = Compile([captured](const std::vector<Tensor>& in) {
+    const Tensor y = in[0] * in[0] + captured;
+    return std::vector<Tensor>{y, Sum(y), in[0], y, captured};
+  });
+  for (int i = 1; i < 4; ++i) {
+    const absl::StatusOr<std::vector<Tensor>> out = f.Run({Vector(session, {1.0 * i, 2.0 * i})});
+    ASSERT_TRUE(out.ok()) << out.status();
+    ASSERT_EQ(out->size(), 5u);
+    EXPECT_THAT(Values<double>((*out)[0]), ElementsAre(i * i + 10, 4 * i * i + 20));
+    EXPECT_THAT(Values<double>((*out)[1]), ElementsAre(5 * i * i + 30));
+    EXPECT_THAT(Values<double>((*out)[2]), ElementsAre(i, 2 * i));
+    EXPECT_THAT(Values<double>((*out)[3]), ElementsAre(i * i + 10, 4 * i * i + 20));
+    EXPECT_THAT(Values<double>((*out)[4]), ElementsAre(10, 20));
+    EXPECT_FALSE((*out)[0].requires_grad());
+  }
+  EXPECT_EQ(f.traces(), 1);
+  EXPECT_EQ(daemon.counts().runs, 3);
+  EXPECT_EQ(daemon.counts().registered, 1);
+  ASSERT_TRUE(f.Run({Vector(session, {1, 2}).RequireGrad()}).ok());
+  EXPECT_EQ(f.traces(), 2);
+  EXPECT_FALSE(f.Run({Vector(session, {1, 2, 3})}).ok());
+}
+
+// One step of data-parallel descent: forward, backward, all_reduce of the gradient, update.
+TEST(CompileTest, AWholeStepIsOneRunARank) {
+  FakeDaemon daemon;
+  {
+    Ranks ranks(3, &daemon);
+    std::vector<Tensor> w;
+    std::vector<Compiled> step;
+    for (int r = 0; r < 3; ++r) {
+      const World world = ranks.worlds[r];
+      w.push_back(Vector(world, {1, 1}).RequireGrad());
+      CompileOptions options;
+      options.donate = {0};
+      step.push_back(Compile(
+          [world](const std::vector<Tensor>& in) {
+            const Tensor loss = Sum(in[0] * in[0] * in[1]);
+            const absl::Status status = Backward(loss);
+            if (!status.ok()) return std::vector<Tensor>{Tensor()};
+            const Tensor total = AllReduce(in[0].grad(), world);
+            return std::vector<Tensor>{in[0] - in[2] * total, AllReduce(loss, world)};
+          },
+          options));
+    }
+    double expected[] = {1, 1};
+    for (int i = 0; i < 4; ++i) {
+      const double rate = 0.01 * (i + 1);
+      std::vector<std::vector<Tensor>> out;
+      for (int r = 0; r < 3; ++r) {
+        const absl::StatusOr<std::vector<Tensor>> results = step[r].Run(
+            {w[r], Vector(ranks.worlds[r], {1.0 * r, 2.0}), Scalar<double>(ranks.worlds[r], rate)});
+        ASSERT_TRUE(results.ok()) << results.status();
+        out.push_back(*results);
+      }
+      const double loss = expected[0] * expected[0] * 3 + expected[1] * expected[1] * 6;
+      expected[0] -= rate * 2 * expected[0] * 3;
+      expected[1] -= rate * 2 * expected[1] * 6;
+      for (int r = 0; r < 3; ++r) {
+        const Doubles values = Values<double>(out[r][0]);
+        ASSERT_EQ(values.size(), 2u);
+        EXPECT_NEAR(values[0], expected[0], 1e-12);
+        EXPECT_NEAR(values[1], expected[1], 1e-12);
+        EXPECT_NEAR(Values<double>(out[r][1])[0], loss, 1e-12);
+        w[r] = out[r][0].Detach().RequireGrad();
+      }
+    }
+    for (int r = 0; r < 3; ++r) EXPECT_EQ(step[r].traces(), 1);
+    EXPECT_EQ(daemon.counts().runs, 12);
+  }
+  EXPECT_EQ(daemon.live_tapes(), 0);
+}
+
+TEST(CompileTest, GradientsOfGradientsAcrossRanksInside) {
+  FakeDaemon daemon;
+  {
+    Ranks ranks(3, &daemon);
+    std::vector<std::vector<Tensor>> out;
+    for (int r = 0; r < 3; ++r) {
+      const World world = ranks.worlds[r];
+      const Compiled f = Compile([world, r](const std::vector<Tensor>& in) {
+        BackwardOptions create;
+        create.create_graph = true;
+        const Tensor y = AllReduce(in[0], world);
+        const auto g = Grad({Sum(y * y * y) * (r + 1)}, {in[0]}, create);
+        if (!g.ok()) return std::vector<Tensor>{Tensor()};
+        const auto h = Grad({Sum((*g)[0] * (10 * r + 1))}, {in[0]});
+        if (!h.ok()) return std::vector<Tensor>{Tensor()};
+        return std::vector<Tensor>{(*g)[0], (*h)[0]};
+      });
+      for (int i = 0; i < 2; ++i) {
+        const auto results = f.Run({Vector(world, {1.0 + r}).RequireGrad()});
+        ASSERT_TRUE(results.ok()) << results.status();
+        out.push_back(*results);
+      }
+    }
+    for (const std::vector<Tensor>& results : out) {
+      EXPECT_THAT(Values<double>(results[0]), ElementsAre(3 * 36 * 6));
+      EXPECT_THAT(Values<double>(results[1]), ElementsAre(33 * 6 * 6 * 6));
+    }
+  }
+  EXPECT_EQ(daemon.live_tapes(), 0);
+}
+
+TEST(CompileTest, ARankThatDoesNotDifferentiateCountsAsZeros) {
+  FakeDaemon daemon;
+  {
+    Ranks ranks(2, &daemon);
+    const auto make = [](const World& world, bool differentiate) {
+      return Compile([world, differentiate](const std::vector<Tensor>& in) {
+        const Tensor y = AllReduce(in[0], world);
+        if (!differentiate) return std::vector<Tensor>{y};
+        const auto g = Grad({Sum(y * y)}, {in[0]});
+        return std::vector<Tensor>{g.ok() ? (*g)[0] : Tensor()};
+      });
+    };
+    const auto a = make(ranks.worlds[0], true).Run({Vector(ranks.worlds[0], {1}).RequireGrad()});
+    const auto b = make(ranks.worlds[1], false).Run({Vector(ranks.worlds[1], {2}).RequireGrad()});
+    ASSERT_TRUE(a.ok() && b.ok());
+    EXPECT_THAT(Values<double>((*a)[0]), ElementsAre(6));
+    EXPECT_THAT(Values<double>((*b)[0]), ElementsAre(3));
+  }
+  EXPECT_EQ(daemon.live_tapes(), 0);
+}
+
+TEST(CompileTest, CompiledAndEagerCollectivesShareOneOrder) {
+  FakeDaemon daemon;
+  Ranks ranks(2, &daemon);
+  std::vector<Compiled> f;
+  for (int r = 0; r < 2; ++r) {
+    const World world = ranks.worlds[r];
+    f.push_back(Compile([world, r](const std::vector<Tensor>& in) {
+      const Tensor twice = AllReduce(AllReduce(in[0], world), world);
+      if (r == 0) return std::vector<Tensor>{twice, Send(twice, 1, world)};
+      return std::vector<Tensor>{twice, Recv(DType::kF64, {1}, 0, world)};
+    }));
+  }
+  for (int i = 0; i < 3; ++i) {
+    std::vector<Tensor> eager, compiled, passed;
+    for (int r = 0; r < 2; ++r) {
+      const Tensor x = Vector(ranks.worlds[r], {1.0 + r});
+      const NoGrad no_grad;
+      eager.push_back(AllReduce(x, ranks.worlds[r]));
+      const auto out = f[r].Run({x});
+      ASSERT_TRUE(out.ok()) << out.status();
+      compiled.push_back((*out)[0]);
+      passed.push_back((*out)[1]);
+      eager.push_back(r == 0 ? Send(x, 1, ranks.worlds[r])
+                             : Recv(DType::kF64, {1}, 0, ranks.worlds[r]));
+    }
+    EXPECT_THAT(Values<double>(eager[0]), ElementsAre(3));
+    EXPECT_THAT(Values<double>(eager[3]), ElementsAre(1));
+    for (const Tensor& t : compiled) EXPECT_THAT(Values<double>(t), ElementsAre(6));
+    EXPECT_TRUE(passed[0].absent());
+    EXPECT_TRUE(passed[0].Wait().ok());
+    EXPECT_THAT(Values<double>(passed[1]), ElementsAre(6));
+  }
+}
+
+TEST(CompileTest, SeveralRanksInOneGraph) {
+  FakeDaemon daemon;
+  {
+    const sdk::Session session = daemon.Open(3);
+    std::vector<World> worlds;
+    for (int r = 0; r < 3; ++r) {
+      WorldOptions options;
+      options.name = "three";
+      options.rank = r;
+      options.size = 3;
+      options.device = r;
+      worlds.push_back(*session.Join(options));
+    }
+    const Compiled f = Compile([worlds](const std::vector<Tensor>& in) {
+      std::vector<Tensor> losses;
+      // Not in the order of ranks.
+      for (const int r : {2, 0, 1}) {
+        const Tensor y = AllReduce(in[r], worlds[r]);
+        losses.push_back(Sum(y * y) * (r + 1));
+      }
+      const auto g = Grad(losses, in);
+      return g.ok() ? *g : std::vector<Tensor>{Tensor()};
+    });
+    std::vector<Tensor> inputs;
+    for (int r = 0; r < 3; ++r) inputs.push_back(Vector(worlds[r], {1.0 + r}).RequireGrad());
+    for (int i = 0; i < 2; ++i) {
+      const auto out = f.Run(inputs);
+      ASSERT_TRUE(out.ok()) << out.status();
+      for (const Tensor& t : *out) EXPECT_THAT(Values<double>(t), ElementsAre(2 * 6 * 6));
+    }
+    EXPECT_EQ(daemon.counts().runs, 2);
+  }
+  EXPECT_EQ(daemon.live_tapes(), 0);
+}
+
+TEST(CompileTest, AFailedStepLeavesTheFunctionUsable) {
+  FakeDaemon daemon;
+  Ranks ranks(2, &daemon);
+  std::vector<Compiled> f;
+  for (int r = 0; r < 2; ++r) {
+    const World world = ranks.worlds[r];
+    f.push_back(Compile([world](const std::vector<Tensor>& in) {
+      return std::vector<Tensor>{AllReduce(AllReduce(in[0], world) + in[0], world)};
+    }));
+  }
+  const auto run = [&](int r, const Doubles& values) {
+    const auto out = f[r].Run({Vector(ranks.worlds[r], values)});
+    return out.ok() ? (*out)[0] : Tensor();
+  };
+  const Tensor a = run(0, {1, 2});
+  const Tensor b = run(1, {1});
+  EXPECT_EQ(ErrorOf(a.Wait()).reason, Reason::kMismatch);
+  EXPECT_EQ(ErrorOf(b.Wait()).reason, Reason::kMismatch);
+  const Tensor c = run(0, {1});
+  const Tensor d = run(1, {2});
+  EXPECT_THAT(Values<double>(c), ElementsAre(9));
+  EXPECT_THAT(Values<double>(d), ElementsAre(9));
+}
+
+TEST(CompileTest, WrongUseIsAnError) {
+  FakeDaemon daemon;
+  const sdk::Session session = daemon.Open();
+  const Tensor x = Vector(session, {1});
+  const auto run = [&](Function f, CompileOptions options = {}) {
+    return Compile(std::move(f), options).Run({x}).status();
+  };
+  EXPECT_THAT(std::string(run([](const std::vector<Tensor>& in) {
+                            return std::vector<Tensor>{MatMul(in[0], in[0])};
+                          }).message()),
+              HasSubstr("compile_test.cc"));
+  EXPECT_FALSE(run([](const std::vector<Tensor>&) { return std::vector<Tensor>{Tensor()}; }).ok());
+  EXPECT_FALSE(Compile([](const std::vector<Tensor>& in) { return in; }).Run({}).ok());
+  EXPECT_FALSE(Compile([](const std::vector<Tensor>& in) { return in; }).Run({Tensor()}).ok());
+  CompileOptions donate;
+  donate.donate = {3};
+  EXPECT_FALSE(run([](const std::vector<Tensor>& in) { return in; }, donate).ok());
+  // Reading inside cannot work, and a tensor that escapes cannot be used.
+  Tensor escaped;
+  absl::Status read;
+  EXPECT_TRUE(run([&](const std::vector<Tensor>& in) {
+                escaped = in[0] * 2;
+                read = escaped.Wait();
+                return std::vector<Tensor>{escaped};
+              }).ok());
+  EXPECT_EQ(read.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ((escaped * 2).status().code(), absl::StatusCode::kFailedPrecondition);
+  // A captured leaf's gradient would have to outlive the trace.
+  const Tensor leaf = Vector(session, {2}).RequireGrad();
+  absl::Status backward;
+  run([&](const std::vector<Tensor>& in) {
+    backward = Backward(Sum(in[0] * leaf));
+    return in;
+  }).IgnoreError();
+  EXPECT_EQ(backward.code(), absl::StatusCode::kFailedPrecondition);
+  // Results have no history, and say so.
+  const auto out = Compile([](const std::vector<Tensor>& in) {
+                     return std::vector<Tensor>{Sum(in[0] * in[0])};
+                   }).Run({Vector(session, {1}).RequireGrad()});
+  ASSERT_TRUE(out.ok());
+  EXPECT_THAT(std::string(Backward((*out)[0]).message()), HasSubstr("compiled function"));
+}
+
+TEST(CompileTest, CapturedLeavesWorkWithGrad) {
+  FakeDaemon daemon;
+  const sdk::Session session = daemon.Open();
+  const Tensor leaf = Vector(session, {2}).RequireGrad();
+  const Tensor mid = leaf * 3;  // has a history outside
+  const auto out = Compile([&](const std::vector<Tensor>& in) {
+                     const auto g = Grad({Sum(in[0] * leaf * mid)}, {leaf, mid, in[0]});
+                     return g.ok() ? *g : std::vector<Tensor>{Tensor()};
+                   }).Run({Vector(session, {5}).RequireGrad()});
+  ASSERT_TRUE(out.ok()) << out.status();
+  EXPECT_THAT(Values<double>((*out)[0]), ElementsAre(30));
+  EXPECT_THAT(Values<double>((*out)[1]), ElementsAre(10));
+  EXPECT_THAT(Values<double>((*out)[2]), ElementsAre(12));
+}
+
+}  // namespace
+}  // namespace chorus

@@ -1,0 +1,431 @@
+// The SDK against a whole daemon in this process, over every transport.
+#include "server/daemon.h"
+
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "client/chorus.h"
+#include "client/testing/values.h"
+#include "core/backend/host/host_backend.h"
+#include "core/base/error.h"
+#include "core/base/thread_pool.h"
+#include "core/ops/host_kernels.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace chorus {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using testing::Values;
+
+struct Way {
+  Transport transport;
+  bool tcp;
+  const char* name;
+};
+
+class DaemonTest : public ::testing::TestWithParam<Way> {
+ protected:
+  void SetUp() override {
+    char directory[] = "/tmp/chorus_XXXXXX";
+    ASSERT_NE(::mkdtemp(directory), nullptr);
+    directory_ = directory;
+    pool_ = std::make_unique<ThreadPool>(2);
+    HostBackendOptions backend;
+    backend.devices = 4;
+    backend.pool = pool_.get();
+    backend.make_kernel = MakeHostKernel;
+    backend_ = CreateHostBackend(backend);
+    Start();
+  }
+  void TearDown() override {
+    daemon_.reset();
+    backend_.reset();
+    std::system(("rm -rf " + directory_).c_str());
+  }
+
+  void Start() {
+    DaemonOptions options;
+    options.listen = {*ParseListenAddress("unix:" + directory_ + "/d.sock"),
+                      *ParseListenAddress("127.0.0.1:0")};
+    options.insecure_loopback = true;
+    options.node.sequencer.agree_timeout = absl::Seconds(20);
+    absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(options, backend_.get());
+    ASSERT_TRUE(daemon.ok()) << daemon.status();
+    daemon_ = *std::move(daemon);
+    address_ = daemon_->addresses()[GetParam().tcp ? 1 : 0].ToString();
+  }
+
+  absl::StatusOr<sdk::Session> TryOpen(int devices = 1) {
+    SessionOptions options;
+    options.address = address_;
+    options.transport = GetParam().transport;
+    options.device_count = devices;
+    options.wait_timeout = std::chrono::seconds(30);
+    return sdk::Session::Open(options);
+  }
+  sdk::Session Open(int devices = 1) {
+    absl::StatusOr<sdk::Session> session = TryOpen(devices);
+    EXPECT_TRUE(session.ok()) << session.status();
+    return session.ok() ? *session : sdk::Session();
+  }
+
+  // Runs `body` as every rank of a world, each in a thread with a session of its own.
+  void RunRanks(int size, const std::function<void(const World&)>& body) {
+    std::vector<std::thread> threads;
+    for (int r = 0; r < size; ++r) {
+      threads.emplace_back([this, r, size, &body] {
+        const sdk::Session session = Open();
+        ASSERT_TRUE(session.is_open());
+        WorldOptions options;
+        options.name = "job";
+        options.rank = r;
+        options.size = size;
+        absl::StatusOr<World> world = session.Join(options);
+        ASSERT_TRUE(world.ok()) << world.status();
+        body(*world);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+
+  std::string directory_;
+  std::unique_ptr<ThreadPool> pool_;
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<Daemon> daemon_;
+  std::string address_;
+};
+
+TEST_P(DaemonTest, UsesTheTransportThatWasAskedFor) {
+  EXPECT_EQ(Open().transport(), GetParam().transport);
+}
+
+TEST_P(DaemonTest, LocalOpsOfAllSizes) {
+  const sdk::Session session = Open(2);
+  for (const size_t count : {0u, 1u, 16u, 17u, 1000u, 3000000u}) {
+    std::vector<float> values(count);
+    for (size_t i = 0; i < count; ++i) values[i] = static_cast<float>(i % 1000);
+    const Tensor x = FromHost<float>(session, values, {static_cast<int64_t>(count)});
+    EXPECT_EQ(Values<float>(x), values);
+    const Tensor y = x + x - 1 * x;
+    EXPECT_EQ(Values<float>(y), values);
+    EXPECT_EQ(Values<float>(CopyTo(y, session.device(1))), values);
+  }
+}
+
+TEST_P(DaemonTest, EveryCollective) {
+  RunRanks(3, [](const World& world) {
+    const int r = world.rank();
+    const Tensor x = FromHost<float>(world, {10.0f * r, 10.0f * r + 1}, {2});
+    EXPECT_THAT(Values<float>(AllReduce(x, world)), ElementsAre(30, 33));
+    EXPECT_THAT(Values<float>(Broadcast(x, 1, world)), ElementsAre(10, 11));
+    const Tensor reduced = Reduce(x, 2, world);
+    EXPECT_EQ(reduced.absent(), r != 2);
+    if (r == 2) {
+      EXPECT_THAT(Values<float>(reduced), ElementsAre(30, 33));
+    }
+    const std::vector<Tensor> gathered = AllGather(x, world);
+    ASSERT_EQ(gathered.size(), 3u);
+    for (int s = 0; s < 3; ++s) {
+      EXPECT_THAT(Values<float>(gathered[s]), ElementsAre(10 * s, 10 * s + 1));
+    }
+    EXPECT_THAT(Values<float>(ReduceScatter({x, x * 2, x * 3}, world)),
+                ElementsAre(30 * (r + 1), 33 * (r + 1)));
+    EXPECT_TRUE(Barrier(world).Wait().ok());
+    if (r == 0) {
+      EXPECT_TRUE(Send(x + 5, 2, world, 3).Wait().ok());
+    }
+    if (r == 2) {
+      EXPECT_THAT(Values<float>(Recv(DType::kF32, {2}, 0, world, 3)), ElementsAre(5, 6));
+    }
+    const absl::StatusOr<Group> all = world.NewGroup({2, 0, 1});
+    ASSERT_TRUE(all.ok()) << all.status();
+    EXPECT_THAT(Values<float>(Broadcast(x, 0, *all)), ElementsAre(20, 21));
+  });
+}
+
+TEST_P(DaemonTest, ManySmallCollectives) {
+  RunRanks(4, [](const World& world) {
+    const NoGrad no_grad;
+    Tensor x = Scalar<double>(world, world.rank());
+    for (int i = 0; i < 300; ++i) x = AllReduce(x, world) * 0.25;
+    EXPECT_THAT(Values<double>(x), ElementsAre(1.5));
+  });
+}
+
+TEST_P(DaemonTest, ARankMayRunFarAhead) {
+  RunRanks(2, [](const World& world) {
+    const NoGrad no_grad;
+    const Tensor x = Scalar<double>(world, 1);
+    Tensor last;
+    // More than a session may have under way.
+    for (int i = 0; i < 2500; ++i) {
+      last = AllReduce(x, world);
+      if (world.rank() == 1) {
+        ASSERT_TRUE(last.Wait().ok()) << i;
+      }
+    }
+    EXPECT_THAT(Values<double>(last), ElementsAre(2));
+  });
+}
+
+TEST_P(DaemonTest, GradientsOfGradients) {
+  RunRanks(3, [](const World& world) {
+    const int r = world.rank();
+    const Tensor x = FromHost<double>(world, {1.0 + r}, {1}).RequireGrad();
+    BackwardOptions create;
+    create.create_graph = true;
+    const Tensor y = AllReduce(x, world);
+    const absl::StatusOr<std::vector<Tensor>> g = Grad({Sum(y * y * y) * (r + 1)}, {x}, create);
+    ASSERT_TRUE(g.ok()) << g.status();
+    EXPECT_THAT(Values<double>((*g)[0]), ElementsAre(3 * 36 * 6));
+    ASSERT_TRUE(Backward(Sum((*g)[0] * (10 * r + 1))).ok());
+    EXPECT_THAT(Values<double>(x.grad()), ElementsAre(33 * 6 * 6 * 6));
+  });
+}
+
+TEST_P(DaemonTest, ARankMayAbandonItsTape) {
+  RunRanks(3, [](const World& world) {
+    const int r = world.rank();
+    const Tensor x = FromHost<double>(world, {1.0 + r}, {1}).RequireGrad();
+    Tensor y = AllReduce(x, world);
+    const Tensor z = Broadcast(x, 1, world);
+    if (r == 0) {
+      y = Tensor();
+      ASSERT_TRUE(Backward(Sum(z * 3)).ok());
+    } else {
+      ASSERT_TRUE(Backward(Sum(y * 5 + z)).ok());
+      EXPECT_THAT(Values<double>(x.grad()), ElementsAre(r == 1 ? 10 + 5 : 10));
+    }
+    // A session that ends takes its pending part along.
+    EXPECT_TRUE(Barrier(world).Wait().ok());
+  });
+}
+
+TEST_P(DaemonTest, ACompiledStep) {
+  RunRanks(3, [](const World& world) {
+    const int r = world.rank();
+    Tensor w = FromHost<double>(world, {1, 1}, {2}).RequireGrad();
+    CompileOptions options;
+    options.donate = {0};
+    const Compiled step = Compile(
+        [world](const std::vector<Tensor>& in) {
+          const Tensor loss = Sum(in[0] * in[0] * in[1]);
+          const absl::Status status = Backward(loss);
+          if (!status.ok()) return std::vector<Tensor>{Tensor()};
+          const Tensor total = AllReduce(in[0].grad(), world);
+          return std::vector<Tensor>{in[0] - in[2] * total, AllReduce(loss, world)};
+        },
+        options);
+    double expected[] = {1, 1};
+    for (int i = 0; i < 5; ++i) {
+      const double rate = 0.01 * (i + 1);
+      const absl::StatusOr<std::vector<Tensor>> out =
+          step.Run({w, FromHost<double>(world, {1.0 * r, 2.0}, {2}), Scalar<double>(world, rate)});
+      ASSERT_TRUE(out.ok()) << out.status();
+      const double loss = expected[0] * expected[0] * 3 + expected[1] * expected[1] * 6;
+      expected[0] -= rate * 2 * expected[0] * 3;
+      expected[1] -= rate * 2 * expected[1] * 6;
+      EXPECT_NEAR(Values<double>((*out)[1])[0], loss, 1e-12);
+      w = (*out)[0];
+      w.RequireGrad();
+    }
+    const std::vector<double> values = Values<double>(w);
+    EXPECT_NEAR(values[0], expected[0], 1e-12);
+    EXPECT_NEAR(values[1], expected[1], 1e-12);
+  });
+}
+
+TEST_P(DaemonTest, GradientsOfGradientsInOneGraph) {
+  RunRanks(2, [](const World& world) {
+    const int r = world.rank();
+    const Compiled f = Compile([world, r](const std::vector<Tensor>& in) {
+      BackwardOptions create;
+      create.create_graph = true;
+      const Tensor y = AllReduce(in[0], world);
+      const auto g = Grad({Sum(y * y * y) * (r + 1)}, {in[0]}, create);
+      if (!g.ok()) return std::vector<Tensor>{Tensor()};
+      const auto h = Grad({Sum((*g)[0] * (10 * r + 1))}, {in[0]});
+      if (!h.ok()) return std::vector<Tensor>{Tensor()};
+      return std::vector<Tensor>{(*g)[0], (*h)[0]};
+    });
+    for (int i = 0; i < 3; ++i) {
+      const auto out = f.Run({FromHost<double>(world, {1.0 + r}, {1}).RequireGrad()});
+      ASSERT_TRUE(out.ok()) << out.status();
+      EXPECT_THAT(Values<double>((*out)[0]), ElementsAre(3 * 9 * 3));
+      EXPECT_THAT(Values<double>((*out)[1]), ElementsAre(12 * 6 * 3 * 3));
+    }
+  });
+}
+
+TEST_P(DaemonTest, AMismatchIsToldToEveryRankWithItsLineAndWorkGoesOn) {
+  RunRanks(3, [](const World& world) {
+    const int r = world.rank();
+    const Tensor x = FromHost<float>(world, std::vector<float>(r + 1, 1.0f), {r + 1});
+    const Tensor bad = AllReduce(x, world);
+    const absl::Status status = bad.Wait();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    const Error error = ErrorOf(status);
+    EXPECT_EQ(error.reason, Reason::kMismatch);
+    EXPECT_THAT(error.message, HasSubstr("f32["));
+    EXPECT_THAT(error.source, HasSubstr("daemon_test.cc"));
+    EXPECT_GE(error.ranks.size(), 2u);
+    EXPECT_EQ(world.epoch(), 2);
+    for (int i = 0; i < 3; ++i) {
+      EXPECT_THAT(Values<float>(AllReduce(Sum(x), world)), ElementsAre(6));
+    }
+  });
+}
+
+TEST_P(DaemonTest, ARefusedCallIsToldToTheOthers) {
+  RunRanks(2, [](const World& world) {
+    const Tensor x = FromHost<float>(world, {1, 2}, {2});
+    const Tensor y = AllReduce(world.rank() == 0 ? MatMul(x, x) : x, world);
+    const Error error = ErrorOf(y.Wait());
+    EXPECT_EQ(error.reason, world.rank() == 0 ? Reason::kBadType : Reason::kCancelled);
+    EXPECT_THAT(error.message, HasSubstr("matmul"));
+    EXPECT_THAT(Values<float>(AllReduce(x, world)), ElementsAre(2, 4));
+  });
+}
+
+TEST_P(DaemonTest, AUsersOwnTimeoutChangesNothing) {
+  RunRanks(2, [](const World& world) {
+    if (world.rank() == 0) {
+      const Tensor y = AllReduce(Scalar<float>(world, 1), world);
+      const absl::Status early = y.Wait(std::chrono::milliseconds(1));
+      if (!early.ok()) {
+        EXPECT_EQ(ErrorOf(early).reason, Reason::kTransportTimeout);
+      }
+      EXPECT_TRUE(Send(Scalar<float>(world, 7), 1, world).Wait().ok());
+      EXPECT_THAT(Values<float>(y), ElementsAre(3));
+    } else {
+      EXPECT_THAT(Values<float>(Recv(DType::kF32, {}, 0, world)), ElementsAre(7));
+      EXPECT_THAT(Values<float>(AllReduce(Scalar<float>(world, 2), world)), ElementsAre(3));
+    }
+  });
+}
+
+TEST_P(DaemonTest, SeveralRanksInOneSession) {
+  const sdk::Session session = Open(3);
+  std::vector<World> worlds(3);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < 3; ++r) {
+    threads.emplace_back([&, r] {
+      WorldOptions options;
+      options.name = "three";
+      options.rank = r;
+      options.size = 3;
+      options.device = r;
+      const absl::StatusOr<World> world = session.Join(options);
+      ASSERT_TRUE(world.ok()) << world.status();
+      worlds[r] = *world;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  std::vector<Tensor> x, loss;
+  for (int r = 0; r < 3; ++r) {
+    x.push_back(FromHost<double>(worlds[r], {1.0 + r}, {1}).RequireGrad());
+    const Tensor y = AllReduce(x[r], worlds[r]);
+    loss.push_back(Sum(y * y) * (r + 1));
+  }
+  ASSERT_TRUE(Backward(loss).ok());
+  for (int r = 0; r < 3; ++r) {
+    EXPECT_THAT(Values<double>(x[r].grad()), ElementsAre(2 * 6 * 6));
+  }
+  const Compiled f = Compile([worlds](const std::vector<Tensor>& in) {
+    std::vector<Tensor> out;
+    for (int r = 0; r < 3; ++r) out.push_back(AllReduce(in[r] * in[r], worlds[r]));
+    return out;
+  });
+  const auto out = f.Run(x);
+  ASSERT_TRUE(out.ok()) << out.status();
+  for (const Tensor& t : *out) EXPECT_THAT(Values<double>(t), ElementsAre(14));
+}
+
+TEST_P(DaemonTest, ALostDaemonEndsEveryWait) {
+  const sdk::Session session = Open(2);
+  std::vector<World> worlds(2);
+  std::vector<std::thread> joining;
+  for (int r = 0; r < 2; ++r) {
+    joining.emplace_back([&, r] {
+      WorldOptions options;
+      options.name = "two";
+      options.rank = r;
+      options.size = 2;
+      options.device = r;
+      const absl::StatusOr<World> world = session.Join(options);
+      ASSERT_TRUE(world.ok()) << world.status();
+      worlds[r] = *world;
+    });
+  }
+  for (std::thread& thread : joining) thread.join();
+  const Tensor waiting = AllReduce(Scalar<float>(worlds[0], 1), worlds[0]);
+  EXPECT_EQ(waiting.Wait(std::chrono::milliseconds(20)).code(),
+            absl::StatusCode::kDeadlineExceeded);
+  std::thread waiter([&] { EXPECT_FALSE(waiting.Wait().ok()); });
+  daemon_.reset();
+  waiter.join();
+  const auto started = std::chrono::steady_clock::now();
+  EXPECT_FALSE(AllReduce(Scalar<float>(worlds[1], 1), worlds[1]).Wait().ok());
+  EXPECT_FALSE(Barrier(worlds[0]).Wait().ok());
+  EXPECT_FALSE(session.Join().ok());
+  EXPECT_LT(std::chrono::steady_clock::now() - started, std::chrono::seconds(5));
+}
+
+TEST_P(DaemonTest, MappedMemoryAndViews) {
+  const sdk::Session session = Open();
+  absl::StatusOr<MappedTensor<float>> mapped = Map<float>(session, {2});
+  if (GetParam().transport != Transport::kRing) {
+    EXPECT_EQ(mapped.status().code(), absl::StatusCode::kUnimplemented);
+    EXPECT_EQ(Scalar<float>(session, 1).View<float>().status().code(),
+              absl::StatusCode::kUnimplemented);
+    return;
+  }
+  ASSERT_TRUE(mapped.ok()) << mapped.status();
+  mapped->data()[0] = 3;
+  mapped->data()[1] = 4;
+  const Tensor y = *mapped * *mapped;
+  absl::StatusOr<TensorView<float>> view = y.View<float>();
+  ASSERT_TRUE(view.ok()) << view.status();
+  EXPECT_THAT(std::vector<float>(view->begin(), view->end()), ElementsAre(9, 16));
+}
+
+TEST_P(DaemonTest, ALargeGraphGoesThroughStaging) {
+  const sdk::Session session = Open();
+  const Compiled f = Compile([](const std::vector<Tensor>& in) {
+    Tensor y = in[0];
+    for (int i = 0; i < 3000; ++i) y = y + in[0];
+    return std::vector<Tensor>{y};
+  });
+  const auto out = f.Run({Scalar<double>(session, 1)});
+  ASSERT_TRUE(out.ok()) << out.status();
+  EXPECT_THAT(Values<double>((*out)[0]), ElementsAre(3001));
+}
+
+INSTANTIATE_TEST_SUITE_P(Transports, DaemonTest,
+                         ::testing::Values(Way{Transport::kRing, false, "Ring"},
+                                           Way{Transport::kStream, false, "Stream"},
+                                           Way{Transport::kStream, true, "StreamOverTcp"},
+                                           Way{Transport::kUnary, true, "UnaryOverTcp"}),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST(OpenTest, SaysWhereNobodyAnswers) {
+  SessionOptions options;
+  options.address = "unix:/nowhere/chorusd.sock";
+  const absl::Status status = sdk::Session::Open(options).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(ErrorOf(status).reason, Reason::kDaemonLost);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("/nowhere/chorusd.sock"));
+  options.address = "localhost:1";
+  options.transport = Transport::kRing;
+  EXPECT_EQ(ErrorOf(sdk::Session::Open(options).status()).reason, Reason::kNotAttached);
+}
+
+}  // namespace
+}  // namespace chorus

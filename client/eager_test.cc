@@ -1,0 +1,525 @@
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "client/chorus.h"
+#include "client/testing/fake_daemon.h"
+#include "client/testing/ranks.h"
+#include "core/base/error.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace chorus {
+namespace {
+
+using ::testing::ElementsAre;
+using testing::FakeDaemon;
+using ::testing::HasSubstr;
+using testing::Ranks;
+using testing::Values;
+
+using Floats = std::vector<float>;
+
+std::vector<Tensor> Inputs(const Ranks& ranks, const Shape& shape) {
+  std::vector<Tensor> inputs;
+  for (int r = 0; r < ranks.size(); ++r) {
+    Floats values;
+    int64_t count = 1;
+    for (const int64_t size : shape) count *= size;
+    for (int64_t i = 0; i < count; ++i) values.push_back(static_cast<float>(10 * r + i));
+    inputs.push_back(FromHost<float>(ranks.worlds[r], values, shape));
+  }
+  return inputs;
+}
+
+TEST(EagerTest, AllReduceGivesEveryRankTheSum) {
+  FakeDaemon daemon;
+  Ranks ranks(3, &daemon);
+  const std::vector<Tensor> x = Inputs(ranks, {3});
+  std::vector<Tensor> y;
+  for (int r = 0; r < 3; ++r) y.push_back(AllReduce(x[r], ranks.worlds[r]));
+  for (const Tensor& t : y) {
+    EXPECT_EQ(t.dtype(), DType::kF32);
+    EXPECT_EQ(t.shape(), Shape({3}));
+    EXPECT_THAT(Values<float>(t), ElementsAre(30, 33, 36));
+  }
+}
+
+TEST(EagerTest, MovesTensorsBetweenRanks) {
+  FakeDaemon daemon;
+  Ranks ranks(3, &daemon);
+  const std::vector<Tensor> x = Inputs(ranks, {2});
+  std::vector<Tensor> b, re, rs;
+  std::vector<std::vector<Tensor>> g;
+  for (int r = 0; r < 3; ++r) {
+    b.push_back(Broadcast(x[r], 1, ranks.worlds[r]));
+    re.push_back(Reduce(x[r], 2, ranks.worlds[r]));
+    g.push_back(AllGather(x[r], ranks.worlds[r]));
+    rs.push_back(ReduceScatter({x[r], x[r] * 2, x[r] * 3}, ranks.worlds[r]));
+  }
+  const Tensor sent = Send(x[0], 2, ranks.worlds[0], 7);
+  const Tensor received = Recv(DType::kF32, {2}, 0, ranks.worlds[2], 7);
+  for (int r = 0; r < 3; ++r) {
+    EXPECT_THAT(Values<float>(b[r]), ElementsAre(10, 11));
+    EXPECT_EQ(re[r].absent(), r != 2);
+    EXPECT_TRUE(re[r].Wait().ok());
+    ASSERT_EQ(g[r].size(), 3u);
+    for (int s = 0; s < 3; ++s) {
+      EXPECT_THAT(Values<float>(g[r][s]), ElementsAre(10 * s, 10 * s + 1));
+    }
+    EXPECT_THAT(Values<float>(rs[r]), ElementsAre(30 * (r + 1), 33 * (r + 1)));
+  }
+  EXPECT_THAT(Values<float>(re[2]), ElementsAre(30, 33));
+  EXPECT_TRUE(sent.absent());
+  EXPECT_TRUE(sent.Wait().ok());
+  EXPECT_THAT(Values<float>(received), ElementsAre(0, 1));
+}
+
+TEST(EagerTest, BarrierWaitsForAll) {
+  FakeDaemon daemon;
+  Ranks ranks(2, &daemon);
+  const Tensor first = Barrier(ranks.worlds[0]);
+  const absl::Status early = first.Wait(std::chrono::milliseconds(5));
+  EXPECT_EQ(early.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(ErrorOf(early).reason, Reason::kTransportTimeout);
+  const Tensor second = Barrier(ranks.worlds[1]);
+  EXPECT_TRUE(first.Wait().ok());
+  EXPECT_TRUE(second.Wait().ok());
+}
+
+TEST(EagerTest, GroupsHaveTheirOwnOrder) {
+  FakeDaemon daemon;
+  Ranks ranks(3, &daemon);
+  const absl::StatusOr<Group> g1 = ranks.worlds[1].NewGroup({2, 1});
+  const absl::StatusOr<Group> g2 = ranks.worlds[2].NewGroup({2, 1});
+  ASSERT_TRUE(g1.ok() && g2.ok());
+  EXPECT_EQ(g1->rank(), 1);
+  EXPECT_EQ(g2->rank(), 0);
+  EXPECT_EQ(g1->size(), 2);
+  EXPECT_EQ(g1->GroupRankOf(2), 0);
+  EXPECT_EQ(g1->GroupRankOf(0), -1);
+  const std::vector<Tensor> x = Inputs(ranks, {1});
+  const Tensor y1 = Broadcast(x[1], 0, *g1);
+  const Tensor y2 = Broadcast(x[2], 0, *g2);
+  EXPECT_THAT(Values<float>(y1), ElementsAre(20));
+  EXPECT_THAT(Values<float>(y2), ElementsAre(20));
+}
+
+TEST(EagerTest, LocalOpsAreSentTogetherAndOnlyWhenNeeded) {
+  FakeDaemon daemon;
+  const sdk::Session session = daemon.Open();
+  const Tensor x = FromHost<float>(session, {1, 2, 3, 4}, {2, 2});
+  const Tensor y = 2 * x + Transpose(x) - 1;
+  const Tensor z = Sum(Relu(MatMul(y, x)), {1});
+  EXPECT_EQ(daemon.counts().runs, 0);
+  // y = [[2, 6], [7, 11]]; yx = [[20, 28], [40, 58]]
+  EXPECT_THAT(Values<float>(z), ElementsAre(48, 98));
+  EXPECT_EQ(daemon.counts().runs, 1);
+  EXPECT_THAT(Values<float>(y), ElementsAre(2, 6, 7, 11));
+  EXPECT_EQ(daemon.counts().runs, 1);
+}
+
+TEST(EagerTest, RepeatedFragmentsAreRegisteredOnce) {
+  FakeDaemon daemon;
+  const sdk::Session session = daemon.Open();
+  const Tensor x = FromHost<float>(session, {1, 2}, {2});
+  for (int i = 0; i < 5; ++i) {
+    const Tensor y = (i * 1.5) * x;
+    EXPECT_THAT(Values<float>(y), ElementsAre(i * 1.5, i * 3.0));
+  }
+  EXPECT_EQ(daemon.counts().registered, 1);
+  EXPECT_EQ(daemon.counts().runs, 5);
+}
+
+TEST(EagerTest, RepeatedCollectivesAreRegisteredOnce) {
+  FakeDaemon daemon;
+  Ranks ranks(2, &daemon);
+  const std::vector<Tensor> x = Inputs(ranks, {2});
+  for (int i = 0; i < 4; ++i) {
+    std::vector<Tensor> y;
+    for (int r = 0; r < 2; ++r) y.push_back(AllReduce(x[r], ranks.worlds[r]));
+    for (const Tensor& t : y) EXPECT_THAT(Values<float>(t), ElementsAre(10, 12));
+  }
+  EXPECT_EQ(daemon.counts().registered, 2);
+}
+
+TEST(EagerTest, BroadcastsShapesAndRefusesThoseThatDoNotMeet) {
+  FakeDaemon daemon;
+  const sdk::Session session = daemon.Open();
+  const Tensor x = FromHost<double>(session, {1, 2, 3, 4, 5, 6}, {2, 3});
+  const Tensor row = FromHost<double>(session, {10, 20, 30}, {3});
+  const Tensor column = FromHost<double>(session, {1, 2}, {2, 1});
+  EXPECT_THAT(Values<double>(x + row), ElementsAre(11, 22, 33, 14, 25, 36));
+  EXPECT_THAT(Values<double>(column * row), ElementsAre(10, 20, 30, 20, 40, 60));
+  const Tensor bad = x + FromHost<double>(session, {1, 2}, {2});
+  EXPECT_EQ(bad.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(bad.status().message()), HasSubstr("f64[2,3] and f64[2]"));
+}
+
+TEST(EagerTest, ShapeOps) {
+  FakeDaemon daemon;
+  const sdk::Session session = daemon.Open(2);
+  const Tensor x = FromHost<int64_t>(session, {1, 2, 3, 4, 5, 6}, {2, 3});
+  EXPECT_THAT(Values<int64_t>(Slice(x, -1, 1, 3)), ElementsAre(2, 3, 5, 6));
+  EXPECT_THAT(Values<int64_t>(Concat({x, x}, 1)), ElementsAre(1, 2, 3, 1, 2, 3, 4, 5, 6, 4, 5, 6));
+  EXPECT_THAT(Values<int64_t>(Reshape(x, {3, 2})), ElementsAre(1, 2, 3, 4, 5, 6));
+  EXPECT_THAT(Values<int64_t>(Sum(x, {0}, true)), ElementsAre(5, 7, 9));
+  EXPECT_EQ(Sum(x, {0}, true).shape(), Shape({1, 3}));
+  EXPECT_THAT(Values<int64_t>(-x * 3 + 1), ElementsAre(-2, -5, -8, -11, -14, -17));
+  EXPECT_THAT(Values<float>(Full(session, DType::kF32, {2}, 1.5)), ElementsAre(1.5, 1.5));
+  const Tensor moved = CopyTo(x, session.device(1));
+  EXPECT_EQ(moved.device().slot(), 1);
+  EXPECT_THAT(Values<int64_t>(moved + moved), ElementsAre(2, 4, 6, 8, 10, 12));
+  const Tensor mixed = x + moved;
+  EXPECT_THAT(std::string(mixed.status().message()), HasSubstr("CopyTo"));
+}
+
+TEST(EagerTest, ErrorsNameTheLineAndAreCarriedOn) {
+  FakeDaemon daemon;
+  const sdk::Session session = daemon.Open();
+  const Tensor x = FromHost<float>(session, {1, 2}, {2});
+  const Tensor y = FromHost<float>(session, {1, 2, 3}, {3});
+  const int line = __LINE__ + 1;
+  const Tensor bad = MatMul(x, y);
+  const Tensor later = Relu(bad) * 2;
+  EXPECT_EQ(ErrorOf(later.status()).source, std::string(__FILE__) + ":" + std::to_string(line));
+  EXPECT_EQ(later.Wait(), bad.status());
+  EXPECT_EQ(later.Read<float>().status(), bad.status());
+  EXPECT_EQ(later.dtype(), DType::kUnspecified);
+  // Operators know their line too.
+  const int sum_line = __LINE__ + 1;
+  const Tensor sum = x + y;
+  EXPECT_EQ(ErrorOf(sum.status()).source, std::string(__FILE__) + ":" + std::to_string(sum_line));
+}
+
+TEST(EagerTest, WrongUseIsAnErrorNotACrash) {
+  FakeDaemon daemon;
+  const sdk::Session session = daemon.Open();
+  const sdk::Session other = daemon.Open();
+  const Tensor x = FromHost<float>(session, {1, 2}, {2});
+  EXPECT_FALSE((x + Tensor()).status().ok());
+  EXPECT_FALSE((Tensor() + Tensor()).status().ok());
+  EXPECT_FALSE((x + FromHost<float>(other, {1, 2}, {2})).status().ok());
+  EXPECT_FALSE(FromHost<float>(session, {1, 2}, {3}).status().ok());
+  EXPECT_FALSE(FromHost<float>(session, {}, {-1}).status().ok());
+  EXPECT_FALSE(FromHost<float>(DeviceRef(), {}, {0}).status().ok());
+  EXPECT_FALSE(AllReduce(x, Group()).status().ok());
+  EXPECT_FALSE(x.Read<double>().ok());
+  EXPECT_FALSE(x.Item<float>().ok());
+  EXPECT_FALSE(Tensor().Wait().ok());
+  EXPECT_FALSE(Tensor().Read<float>().ok());
+  EXPECT_FALSE(Transpose(FromHost<float>(session, {1}, {1})).status().ok());
+  EXPECT_FALSE(Sum(x, {3}).status().ok());
+  EXPECT_FALSE(Slice(x, 0, 1, 5).status().ok());
+  EXPECT_FALSE(Concat({}, 0).status().ok());
+  EXPECT_FALSE(sdk::Session().Join().ok());
+  EXPECT_FALSE(World().NewGroup({0}).ok());
+  EXPECT_FALSE(Compiled().Run({x}).ok());
+}
+
+TEST(EagerTest, UploadsOfAllSizes) {
+  FakeDaemon daemon;
+  const sdk::Session session = daemon.Open();
+  for (const size_t count : {0u, 1u, 16u, 17u, 1000u, 3000000u}) {
+    Floats values(count);
+    for (size_t i = 0; i < count; ++i) values[i] = static_cast<float>(i % 1000);
+    const Tensor x = FromHost<float>(session, values, {static_cast<int64_t>(count)});
+    EXPECT_EQ(Values<float>(x), values);
+  }
+  EXPECT_EQ(*Scalar<double>(session, 2.5).Item<double>(), 2.5);
+}
+
+TEST(EagerTest, StagingIsUsedAgain) {
+  FakeDaemon daemon;
+  const sdk::Session session = daemon.Open();
+  std::vector<Tensor> kept;
+  for (int i = 0; i < 100; ++i) {
+    kept.push_back(FromHost<float>(session, Floats(100000, static_cast<float>(i)), {100000}));
+  }
+  for (int i = 0; i < 100; ++i) EXPECT_EQ(Values<float>(kept[i])[99999], i);
+}
+
+TEST(EagerTest, MappedMemoryIsReadInPlace) {
+  FakeDaemon daemon;
+  Ranks ranks(2, &daemon);
+  std::vector<MappedTensor<float>> x;
+  for (int r = 0; r < 2; ++r) {
+    absl::StatusOr<MappedTensor<float>> mapped = Map<float>(ranks.worlds[r], {2});
+    ASSERT_TRUE(mapped.ok());
+    x.push_back(*std::move(mapped));
+  }
+  for (int step = 0; step < 3; ++step) {
+    std::vector<Tensor> y;
+    for (int r = 0; r < 2; ++r) {
+      x[r][0] = static_cast<float>(step);
+      x[r][1] = static_cast<float>(r);
+      y.push_back(AllReduce(x[r], ranks.worlds[r]));
+    }
+    for (const Tensor& t : y) EXPECT_THAT(Values<float>(t), ElementsAre(2 * step, 1));
+    EXPECT_THAT(Values<float>(x[1] * 2), ElementsAre(2 * step, 2));
+  }
+}
+
+TEST(EagerTest, ViewsReadInPlace) {
+  FakeDaemon daemon;
+  const sdk::Session session = daemon.Open();
+  Tensor x = FromHost<float>(session, {1, 2, 3}, {3});
+  const absl::StatusOr<TensorView<float>> view = x.View<float>();
+  ASSERT_TRUE(view.ok());
+  x = Tensor();
+  EXPECT_THAT(std::vector<float>(view->begin(), view->end()), ElementsAre(1, 2, 3));
+}
+
+TEST(EagerTest, AnOpWaitsForNothingButItsOperands) {
+  FakeDaemon daemon;
+  const sdk::Session session = daemon.Open(2);
+  const sdk::Session peer = daemon.Open();
+  const auto join = [](const sdk::Session& s, const std::string& name, int rank, int device) {
+    WorldOptions options;
+    options.name = name;
+    options.rank = rank;
+    options.size = 2;
+    options.device = device;
+    return *s.Join(options);
+  };
+  const World a = join(session, "a", 0, 0);
+  const World b = join(session, "b", 0, 1);
+  const World peer_a = join(peer, "a", 1, 0);
+  const World peer_b = join(peer, "b", 1, 0);
+  const Tensor in_a = AllReduce(Scalar<float>(a, 1), a);
+  const Tensor in_b = AllReduce(Scalar<float>(b, 2), b);
+  const Tensor u = in_a * 10;
+  const Tensor v = in_b * 10;
+  const Tensor w = CopyTo(u, session.device(1)) + v;
+  const Tensor from_peer = AllReduce(Scalar<float>(peer_a, 1), peer_a);
+  // World b's other rank has not come yet.
+  EXPECT_TRUE(u.Wait(std::chrono::seconds(2)).ok());
+  EXPECT_FALSE(v.Wait(std::chrono::milliseconds(5)).ok());
+  EXPECT_THAT(Values<float>(u), ElementsAre(20));
+  const Tensor late = AllReduce(Scalar<float>(peer_b, 2), peer_b);
+  EXPECT_THAT(Values<float>(w), ElementsAre(60));
+}
+
+TEST(EagerTest, TensorsAreReleased) {
+  FakeDaemon daemon;
+  {
+    Ranks ranks(2, &daemon);
+    for (int i = 0; i < 500; ++i) {
+      std::vector<Tensor> y;
+      for (int r = 0; r < 2; ++r) {
+        y.push_back(AllReduce(FromHost<float>(ranks.worlds[r], {1}, {1}), ranks.worlds[r]) * 2);
+      }
+      for (const Tensor& t : y) EXPECT_THAT(Values<float>(t), ElementsAre(4));
+    }
+    EXPECT_LT(daemon.live_tensors(), 2 * 2 * 64 + 16);
+    EXPECT_EQ(daemon.live_tapes(), 0);
+  }
+}
+
+TEST(EagerTest, LargeTensorsAreReleasedAtOnce) {
+  FakeDaemon daemon;
+  const sdk::Session session = daemon.Open();
+  Tensor x = Zeros(session, DType::kF32, {1 << 20});
+  ASSERT_TRUE(x.Wait().ok());
+  EXPECT_EQ(daemon.live_tensors(), 1);
+  x = Tensor();
+  EXPECT_EQ(daemon.live_tensors(), 0);
+}
+
+// --- Epochs -------------------------------------------------------------------------------------
+
+TEST(EpochTest, AMismatchIsHandedToEveryRankAndTheNextEpochWorks) {
+  FakeDaemon daemon;
+  Ranks ranks(2, &daemon);
+  const Tensor good0 = AllReduce(FromHost<float>(ranks.worlds[0], {1}, {1}), ranks.worlds[0]);
+  const Tensor good1 = AllReduce(FromHost<float>(ranks.worlds[1], {2}, {1}), ranks.worlds[1]);
+  const Tensor a = AllReduce(FromHost<float>(ranks.worlds[0], {1, 2}, {2}), ranks.worlds[0]);
+  const Tensor b = AllReduce(FromHost<float>(ranks.worlds[1], {1}, {1}), ranks.worlds[1]);
+  // Rank 0 goes on before it looks.
+  const Tensor a2 = AllReduce(FromHost<float>(ranks.worlds[0], {5}, {1}), ranks.worlds[0]) * 2;
+  for (int r = 0; r < 2; ++r) EXPECT_EQ(ranks.worlds[r].epoch(), 1);
+  EXPECT_EQ(ErrorOf(a.Wait()).reason, Reason::kMismatch);
+  EXPECT_EQ(ErrorOf(b.Wait()).reason, Reason::kMismatch);
+  for (int r = 0; r < 2; ++r) EXPECT_EQ(ranks.worlds[r].epoch(), 2);
+  // Handed out again by what depends on it, without another epoch.
+  EXPECT_EQ(ErrorOf(a2.Wait()).reason, Reason::kMismatch);
+  EXPECT_EQ(ErrorOf(a.Read<float>().status()).reason, Reason::kMismatch);
+  EXPECT_EQ(ranks.worlds[0].epoch(), 2);
+  EXPECT_EQ(daemon.counts().entered_epochs, 2);
+  for (int i = 0; i < 3; ++i) {
+    const Tensor c = AllReduce(good0, ranks.worlds[0]);
+    const Tensor d = AllReduce(good1, ranks.worlds[1]);
+    EXPECT_THAT(Values<float>(c), ElementsAre(6));
+    EXPECT_THAT(Values<float>(d), ElementsAre(6));
+  }
+}
+
+TEST(EpochTest, ADerivedTensorIsEnoughToEnterTheNextEpoch) {
+  FakeDaemon daemon;
+  Ranks ranks(2, &daemon);
+  const Tensor a =
+      Sum(AllReduce(FromHost<float>(ranks.worlds[0], {1, 2}, {2}), ranks.worlds[0]) * 3);
+  const Tensor b = Sum(AllReduce(FromHost<float>(ranks.worlds[1], {1}, {1}), ranks.worlds[1]));
+  EXPECT_EQ(ErrorOf(a.Item<float>().status()).reason, Reason::kMismatch);
+  EXPECT_EQ(ErrorOf(b.Item<float>().status()).reason, Reason::kMismatch);
+  const Tensor c = AllReduce(FromHost<float>(ranks.worlds[0], {1}, {1}), ranks.worlds[0]);
+  const Tensor d = AllReduce(FromHost<float>(ranks.worlds[1], {2}, {1}), ranks.worlds[1]);
+  EXPECT_THAT(Values<float>(c), ElementsAre(3));
+  EXPECT_THAT(Values<float>(d), ElementsAre(3));
+}
+
+TEST(EpochTest, SendAndRecvCountAnewInTheNextEpoch) {
+  FakeDaemon daemon;
+  Ranks ranks(2, &daemon);
+  const Tensor x = FromHost<float>(ranks.worlds[0], {1}, {1});
+  for (int i = 0; i < 2; ++i) {
+    const Tensor sent = Send(x, 1, ranks.worlds[0]);
+    EXPECT_THAT(Values<float>(Recv(DType::kF32, {1}, 0, ranks.worlds[1])), ElementsAre(1));
+    ASSERT_TRUE(sent.Wait().ok());
+  }
+  const Tensor sent = Send(x, 1, ranks.worlds[0]);
+  const Tensor received = Recv(DType::kF32, {2}, 0, ranks.worlds[1]);
+  EXPECT_EQ(ErrorOf(sent.Wait()).reason, Reason::kMismatch);
+  EXPECT_EQ(ErrorOf(received.Wait()).reason, Reason::kMismatch);
+  const Tensor again = Send(x, 1, ranks.worlds[0]);
+  EXPECT_THAT(Values<float>(Recv(DType::kF32, {1}, 0, ranks.worlds[1])), ElementsAre(1));
+}
+
+TEST(EpochTest, ACallThatIsRefusedHereEndsTheEpochForTheOthers) {
+  FakeDaemon daemon;
+  Ranks ranks(2, &daemon);
+  const Tensor x = FromHost<float>(ranks.worlds[0], {1, 2}, {2});
+  const Tensor waiting = AllReduce(FromHost<float>(ranks.worlds[1], {1}, {1}), ranks.worlds[1]);
+  const Tensor bad = AllReduce(MatMul(x, x), ranks.worlds[0]);
+  EXPECT_EQ(ErrorOf(waiting.Wait()).reason, Reason::kCancelled);
+  EXPECT_THAT(std::string(waiting.Wait().message()), HasSubstr("matmul"));
+  EXPECT_EQ(ErrorOf(bad.Wait()).reason, Reason::kBadType);
+  const Tensor a = AllReduce(Sum(x), ranks.worlds[0]);
+  const Tensor b = AllReduce(Scalar<float>(ranks.worlds[1], 1), ranks.worlds[1]);
+  EXPECT_THAT(Values<float>(a), ElementsAre(4));
+  EXPECT_THAT(Values<float>(b), ElementsAre(4));
+}
+
+TEST(EpochTest, MembersOfOneSessionEnterEachForItself) {
+  FakeDaemon daemon;
+  const sdk::Session session = daemon.Open(2);
+  std::vector<World> worlds;
+  for (int r = 0; r < 2; ++r) {
+    WorldOptions options;
+    options.name = "one";
+    options.rank = r;
+    options.size = 2;
+    options.device = r;
+    worlds.push_back(*session.Join(options));
+  }
+  const Tensor a = AllReduce(FromHost<float>(worlds[0], {1, 2}, {2}), worlds[0]);
+  const Tensor b = AllReduce(FromHost<float>(worlds[1], {1}, {1}), worlds[1]);
+  EXPECT_FALSE(a.Wait().ok());
+  EXPECT_EQ(worlds[0].epoch(), 2);
+  EXPECT_FALSE(b.Wait().ok());
+  EXPECT_EQ(worlds[1].epoch(), 2);
+  const Tensor c = AllReduce(FromHost<float>(worlds[0], {1}, {1}), worlds[0]);
+  const Tensor d = AllReduce(FromHost<float>(worlds[1], {2}, {1}), worlds[1]);
+  EXPECT_THAT(Values<float>(c), ElementsAre(3));
+  EXPECT_THAT(Values<float>(d), ElementsAre(3));
+}
+
+// --- Processes and threads ----------------------------------------------------------------------
+
+TEST(SessionTest, TakesRankAndNameFromTheEnvironment) {
+  FakeDaemon daemon;
+  const sdk::Session session = daemon.Open();
+  for (const char* name : {"CHORUS_WORLD", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "RANK",
+                           "SLURM_PROCID", "WORLD_SIZE", "SLURM_NTASKS"}) {
+    ::unsetenv(name);
+  }
+  const absl::StatusOr<World> none = session.Join();
+  EXPECT_EQ(none.status().code(), absl::StatusCode::kInvalidArgument);
+  ::setenv("SLURM_JOB_ID", "77", 1);
+  ::setenv("RANK", "2", 1);
+  ::setenv("WORLD_SIZE", "4", 1);
+  const absl::StatusOr<World> world = session.Join();
+  ASSERT_TRUE(world.ok()) << world.status();
+  EXPECT_EQ(world->rank(), 2);
+  EXPECT_EQ(world->size(), 4);
+  EXPECT_EQ(world->name(), "77");
+  ::setenv("RANK", "two", 1);
+  EXPECT_THAT(std::string(session.Join().status().message()), HasSubstr("\"two\""));
+  ::unsetenv("RANK");
+}
+
+TEST(SessionTest, AClosedSessionRefusesEverything) {
+  FakeDaemon daemon;
+  Ranks ranks(1, &daemon);
+  const Tensor x = FromHost<float>(ranks.sessions[0], {1}, {1});
+  EXPECT_TRUE(ranks.sessions[0].is_open());
+  EXPECT_TRUE(ranks.sessions[0].Close().ok());
+  EXPECT_TRUE(ranks.sessions[0].Close().ok());
+  EXPECT_FALSE(ranks.sessions[0].is_open());
+  EXPECT_EQ(ErrorOf((x + x).status()).reason, Reason::kSessionLost);
+  EXPECT_EQ(ErrorOf(AllReduce(x, ranks.worlds[0]).Wait()).reason, Reason::kSessionLost);
+}
+
+TEST(SessionTest, AForkedChildCannotTouchItsParentsSession) {
+  FakeDaemon daemon;
+  auto ranks = std::make_unique<Ranks>(1, &daemon);
+  auto x = std::make_unique<Tensor>(FromHost<float>(ranks->sessions[0], {1}, {1}));
+  auto y = std::make_unique<Tensor>(*x + *x);
+  const int runs = daemon.counts().runs;
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    int wrong = 0;
+    wrong += ErrorOf(y->Wait()).reason == Reason::kForked ? 0 : 1;
+    wrong += ErrorOf(x->Read<float>().status()).reason == Reason::kForked ? 0 : 2;
+    wrong += ErrorOf((*x * *x).status()).reason == Reason::kForked ? 0 : 4;
+    wrong += ErrorOf(AllReduce(*x, ranks->worlds[0]).Wait()).reason == Reason::kForked ? 0 : 8;
+    wrong += ErrorOf(ranks->sessions[0].Join().status()).reason == Reason::kForked ? 0 : 16;
+    wrong +=
+        ErrorOf(FromHost<float>(ranks->sessions[0], {1}, {1}).status()).reason == Reason::kForked
+            ? 0
+            : 32;
+    wrong += ranks->sessions[0].Close().ok() ? 64 : 0;
+    x.reset();
+    y.reset();
+    ranks.reset();
+    ::_exit(wrong);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  EXPECT_EQ(daemon.counts().runs, runs);
+  EXPECT_THAT(Values<float>(*y), ElementsAre(2));
+}
+
+TEST(SessionTest, ThreadsOfOneSessionMayHoldARankEach) {
+  FakeDaemon daemon;
+  const sdk::Session session = daemon.Open(4);
+  std::vector<std::thread> threads;
+  std::vector<float> results(4);
+  for (int r = 0; r < 4; ++r) {
+    threads.emplace_back([&, r] {
+      WorldOptions options;
+      options.name = "threads";
+      options.rank = r;
+      options.size = 4;
+      options.device = r;
+      const World world = *session.Join(options);
+      Tensor x = Scalar<float>(world, static_cast<float>(r));
+      for (int i = 0; i < 50; ++i) {
+        const NoGrad no_grad;
+        x = AllReduce(x, world) * 0.25;
+      }
+      results[r] = Values<float>(x)[0];
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_THAT(results, ElementsAre(1.5, 1.5, 1.5, 1.5));
+}
+
+}  // namespace
+}  // namespace chorus

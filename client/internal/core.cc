@@ -1,0 +1,944 @@
+#include "client/internal/core.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/error.h"
+#include "core/graph/graph.h"
+#include "core/ops/registry.h"
+
+namespace chorus {
+inline namespace sdk {
+namespace {
+
+// Local ops that wait at most: a loop without collectives or reads still gets going.
+constexpr size_t kMaxFragmentNodes = 256;
+constexpr size_t kMaxFragments = 1024;
+// Released tensors wait for company, unless they hold memory that others could use.
+constexpr size_t kMaxRetiredTensors = 64;
+constexpr int64_t kMaxRetiredBytes = 256 * 1024;
+// Larger graphs go through staging memory: a frame must fit the ring more than once.
+constexpr size_t kMaxInlineGraphBytes = 32 * 1024;
+constexpr size_t kDropsPerFrame = 512;
+constexpr int64_t kStagingBlockBytes = 4 << 20;
+constexpr int64_t kMaxStagingBytes = 64 << 20;
+constexpr int64_t kStagingAlign = 64;
+constexpr size_t kCountedRuns = 64;
+// Half of what a daemon allows unless told otherwise: flushes come on top.
+constexpr size_t kMaxUnderWay = 512;
+
+std::atomic<uint64_t> fork_count{0};
+
+void CountFork() { fork_count.fetch_add(1, std::memory_order_relaxed); }
+
+uint64_t ForkCount() {
+  static const int registered = pthread_atfork(nullptr, nullptr, CountFork);
+  (void)registered;
+  return fork_count.load(std::memory_order_relaxed);
+}
+
+// The session whose lock this thread holds.
+thread_local const SessionCore* locked_session = nullptr;
+
+}  // namespace
+
+absl::Status ForkedError() {
+  return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kForked,
+                   "this object belongs to the parent process; open a session of your own after "
+                   "fork");
+}
+
+std::string SourceOf(CallSite site) { return absl::StrCat(site.file, ":", site.line); }
+
+absl::Status WithSource(const absl::Status& status, const std::string& source) {
+  Error error = ErrorOf(status);
+  if (!error.source.empty() || source.empty()) return status;
+  error.source = source;
+  error.message = absl::StrCat(error.message, " (", source, ")");
+  return ToStatus(error);
+}
+
+// --- TensorData ---------------------------------------------------------------------------------
+
+TensorData::~TensorData() {
+  const State s = state.load(std::memory_order_acquire);
+  if (s != State::kSent && s != State::kExternal) return;
+  session->Retire(*this);
+  session->DrainIfUrgent();
+}
+
+// --- SessionLock --------------------------------------------------------------------------------
+
+SessionLock::SessionLock(SessionCore* core) : core_(core) {
+  if (core_->Forked()) {
+    status_ = ForkedError();
+    return;
+  }
+  core_->Lock();
+  held_ = true;
+  locked_session = core_;
+  if (core_->closed_) {
+    status_ = MakeError(absl::StatusCode::kNotFound, Reason::kSessionLost, "the session is closed");
+  } else {
+    status_ = core_->broken_;
+  }
+}
+
+SessionLock::~SessionLock() {
+  if (!held_) return;
+  if (core_->urgent_.load(std::memory_order_relaxed)) core_->DrainLocked(/*all=*/false);
+  locked_session = nullptr;
+  core_->Unlock();
+}
+
+// --- SessionCore --------------------------------------------------------------------------------
+
+SessionCore::SessionCore(std::unique_ptr<Link> link, absl::Duration wait_timeout)
+    : link_(link.release()),
+      wait_timeout_(wait_timeout),
+      devices_(link_->devices()),
+      fork_count_(ForkCount()) {}
+
+SessionCore::~SessionCore() {
+  // In a forked child the link's threads do not exist, and its session is the parent's.
+  if (Forked()) return;
+  Close().IgnoreError();
+  delete link_;
+}
+
+bool SessionCore::Forked() const {
+  return fork_count.load(std::memory_order_relaxed) != fork_count_;
+}
+
+void SessionCore::Lock() { mutex_.Lock(); }
+void SessionCore::Unlock() { mutex_.Unlock(); }
+
+const TensorInfo* SessionCore::Intern(const TensorType& type) {
+  encoder_.Clear();
+  EncodeType(type, &encoder_);
+  std::unique_ptr<TensorInfo>& info = infos_[encoder_.bytes()];
+  if (info == nullptr) {
+    info = std::make_unique<TensorInfo>();
+    info->type = type;
+    info->shape = type.sizes();
+    info->elements = type.num_elements();
+    info->bytes = type.num_bytes();
+  }
+  return info.get();
+}
+
+const std::string* SessionCore::InternSource(const std::string& source) {
+  std::unique_ptr<std::string>& entry = sources_[source];
+  if (entry == nullptr) entry = std::make_unique<std::string>(source);
+  return entry.get();
+}
+
+const std::string* SessionCore::InternSource(CallSite site) {
+  const std::string*& entry = sites_[{site.file, site.line}];
+  if (entry == nullptr) entry = InternSource(SourceOf(site));
+  return entry;
+}
+
+absl::StatusOr<Sequence> SessionCore::SubmitLocked(CommandBody body) {
+  CHORUS_RETURN_IF_ERROR(broken_);
+  Command command;
+  command.sequence = Sequence(next_sequence_);
+  command.body = std::move(body);
+  const absl::Status status = link_->Submit(command);
+  if (!status.ok()) {
+    // A full ring may have room later; a daemon that is gone stays so.
+    if (ErrorOf(status).reason != Reason::kTransportTimeout) broken_ = status;
+    return status;
+  }
+  return Sequence(next_sequence_++);
+}
+
+absl::StatusOr<TensorId> SessionCore::NewTensorIdLocked() {
+  if (free_tensors_.empty() && next_tensor_ >= link_->max_tensors()) DrainLocked(/*all=*/true);
+  if (!free_tensors_.empty()) {
+    const TensorId id = free_tensors_.back();
+    free_tensors_.pop_back();
+    return id;
+  }
+  if (next_tensor_ >= link_->max_tensors()) {
+    return MakeError(
+        absl::StatusCode::kResourceExhausted, Reason::kQuota,
+        absl::StrCat("the session holds ", next_tensor_, " tensors, as many as it may; drop some"));
+  }
+  return TensorId{next_tensor_++, 1};
+}
+
+TensorDataPtr SessionCore::NewSentLocked(const TensorInfo* info, int32_t device_slot, TensorId id,
+                                         Sequence producer) {
+  auto data = std::make_shared<TensorData>(shared_from_this());
+  data->info = info;
+  data->device_slot = device_slot;
+  data->id = id;
+  data->producer = producer;
+  data->state.store(TensorData::State::kSent, std::memory_order_release);
+  return data;
+}
+
+Binding SessionCore::BindingOf(const TensorData& data) const {
+  switch (data.state.load(std::memory_order_relaxed)) {
+    case TensorData::State::kInline:
+      return data.inline_data;
+    case TensorData::State::kExternal:
+      return data.external;
+    default:
+      return data.id;
+  }
+}
+
+// --- Local ops ----------------------------------------------------------------------------------
+
+const Dependences* SessionCore::InternDependences(Dependences set) {
+  std::unique_ptr<const Dependences>& entry = dependences_[set];
+  if (entry == nullptr) entry = std::make_unique<const Dependences>(std::move(set));
+  return entry.get();
+}
+
+const Dependences* SessionCore::Union(const Dependences* a, const Dependences* b) {
+  if (a == b || b == nullptr) return a;
+  if (a == nullptr) return b;
+  Dependences both;
+  std::set_union(a->begin(), a->end(), b->begin(), b->end(), std::back_inserter(both));
+  return InternDependences(std::move(both));
+}
+
+const Dependences* SessionCore::AfterGroup(GroupCore* group) {
+  if (group->after == nullptr) group->after = InternDependences({next_token_++});
+  return group->after;
+}
+
+const Dependences* SessionCore::After(GroupCore* group, const CallKey& call,
+                                      absl::Span<const TensorDataPtr> inputs) {
+  const Dependences* after = nullptr;
+  if (HasPeer(call.kind)) {
+    GroupCore::Pair& pair =
+        group->pairs[{{call.peer, call.kind == CollectiveKind::kSend ? 1 : 0}, call.tag}];
+    if (pair.token == 0) pair.token = next_token_++;
+    after = InternDependences({pair.token});
+  } else {
+    after = AfterGroup(group);
+  }
+  for (const TensorDataPtr& input : inputs) after = Union(after, input->after);
+  return after;
+}
+
+int32_t SessionCore::FragmentInput(Fragment* fragment, const TensorDataPtr& data) {
+  const TensorData::State state = data->state.load(std::memory_order_relaxed);
+  if (state == TensorData::State::kLazy) return data->value;
+  // Names are compared, not handles: a handle may die before the fragment is sent, its name may
+  // not.
+  for (size_t i = 0; i < fragment->inputs.size(); ++i) {
+    const Binding& binding = fragment->inputs[i];
+    if (state == TensorData::State::kSent && absl::holds_alternative<TensorId>(binding) &&
+        absl::get<TensorId>(binding) == data->id) {
+      return ~static_cast<int32_t>(i);
+    }
+    if (state == TensorData::State::kExternal && absl::holds_alternative<ExternalRange>(binding) &&
+        absl::get<ExternalRange>(binding).arena == data->external.arena) {
+      return ~static_cast<int32_t>(i);
+    }
+  }
+  GraphInput input;
+  input.type = data->info->type;
+  input.role = state == TensorData::State::kInline ? InputRole::kScalar : InputRole::kData;
+  input.device_slot = data->device_slot;
+  fragment->input_types.push_back(std::move(input));
+  fragment->inputs.push_back(BindingOf(*data));
+  return ~static_cast<int32_t>(fragment->inputs.size() - 1);
+}
+
+TensorDatas SessionCore::AppendLocked(NodeSpec spec, absl::Span<const TensorDataPtr> inputs,
+                                      absl::Span<const TensorType> outputs) {
+  const Dependences* after = nullptr;
+  for (const TensorDataPtr& input : inputs) after = Union(after, input->after);
+  for (const TensorDataPtr& input : inputs) {
+    if (input->state.load(std::memory_order_relaxed) == TensorData::State::kLazy &&
+        input->fragment->after != after) {
+      FlushLocked(input->fragment);
+    }
+  }
+  Fragment* fragment = nullptr;
+  for (const auto& open : open_) {
+    if (open->after == after) fragment = open.get();
+  }
+  if (fragment == nullptr) {
+    for (const auto& open : open_) {
+      if (open->nodes.empty()) fragment = open.get();
+    }
+    if (fragment == nullptr) {
+      open_.push_back(std::make_unique<Fragment>());
+      fragment = open_.back().get();
+    }
+    fragment->after = after;
+  }
+  if (fragment->nodes.size() >= kMaxFragmentNodes) FlushLocked(fragment);
+  fragment->after = after;
+
+  Fragment::Op node;
+  spec.inputs.clear();
+  TensorDatas results;
+  std::shared_ptr<const Failure> failure;
+  for (const TensorDataPtr& input : inputs) {
+    // Flushing may have failed.
+    if (input->failure != nullptr) failure = input->failure;
+  }
+  if (failure == nullptr) {
+    for (const TensorDataPtr& input : inputs) {
+      spec.inputs.push_back(FragmentInput(fragment, input));
+    }
+  }
+  node.first_value = fragment->num_values;
+  for (const TensorType& type : outputs) {
+    auto data = std::make_shared<TensorData>(shared_from_this());
+    data->info = Intern(type);
+    data->device_slot = spec.device_slot;
+    data->after = after;
+    if (failure != nullptr) {
+      data->failure = failure;
+      data->state.store(TensorData::State::kFailed, std::memory_order_release);
+    } else {
+      data->fragment = fragment;
+      data->value = fragment->num_values++;
+      node.outputs.push_back(data);
+    }
+    results.push_back(std::move(data));
+  }
+  if (failure != nullptr) return results;
+  node.spec = std::move(spec);
+  node.types.assign(outputs.begin(), outputs.end());
+  fragment->nodes.push_back(std::move(node));
+  return results;
+}
+
+void SessionCore::FlushLocked() {
+  for (const auto& fragment : open_) FlushLocked(fragment.get());
+}
+
+void SessionCore::FlushLocked(Fragment* fragment) {
+  if (fragment->nodes.empty()) return;
+  std::vector<TensorDataPtr> alive;
+  for (const Fragment::Op& node : fragment->nodes) {
+    for (const auto& output : node.outputs) {
+      if (TensorDataPtr data = output.lock()) alive.push_back(std::move(data));
+    }
+  }
+  const absl::Status status = SendLocked(fragment);
+  *fragment = Fragment();
+  if (status.ok()) return;
+  const auto failure = std::make_shared<Failure>(Failure{status, nullptr, 0});
+  for (const TensorDataPtr& data : alive) {
+    if (data->state.load(std::memory_order_relaxed) != TensorData::State::kLazy) continue;
+    data->failure = failure;
+    data->state.store(TensorData::State::kFailed, std::memory_order_release);
+  }
+}
+
+absl::Status SessionCore::SendLocked(Fragment* fragment) {
+  std::vector<Fragment::Op>& nodes = fragment->nodes;
+  // What nobody holds any more and nothing needs is not computed.
+  std::vector<TensorDataPtr> held(fragment->num_values);
+  std::vector<bool> needed(fragment->num_values, false);
+  std::vector<bool> kept(nodes.size(), false);
+  for (size_t n = nodes.size(); n-- > 0;) {
+    for (size_t o = 0; o < nodes[n].outputs.size(); ++o) {
+      const int32_t value = nodes[n].first_value + static_cast<int32_t>(o);
+      held[value] = nodes[n].outputs[o].lock();
+      kept[n] = kept[n] || held[value] != nullptr || needed[value];
+    }
+    if (!kept[n]) continue;
+    for (const ValueIndex input : nodes[n].spec.inputs) {
+      if (input >= 0) needed[input] = true;
+    }
+  }
+  Run run;
+  Graph graph;
+  graph.num_device_slots = device_count();
+  std::vector<int32_t> input_number(fragment->inputs.size(), -1);
+  for (size_t n = 0; n < nodes.size(); ++n) {
+    if (!kept[n]) continue;
+    for (const ValueIndex input : nodes[n].spec.inputs) {
+      if (input >= 0 || input_number[~input] >= 0) continue;
+      input_number[~input] = static_cast<int32_t>(graph.inputs.size());
+      graph.inputs.push_back(fragment->input_types[~input]);
+      run.inputs.push_back(fragment->inputs[~input]);
+    }
+  }
+  std::vector<TensorDataPtr> results;
+  std::vector<ValueIndex> number(fragment->num_values, -1);
+  ValueIndex next = static_cast<ValueIndex>(graph.inputs.size());
+  for (size_t n = 0; n < nodes.size(); ++n) {
+    if (!kept[n]) continue;
+    Node node;
+    NodeSpec& spec = nodes[n].spec;
+    for (const ValueIndex input : spec.inputs) {
+      node.inputs.push_back(input >= 0 ? number[input] : input_number[~input]);
+    }
+    for (size_t o = 0; o < nodes[n].outputs.size(); ++o) {
+      const int32_t value = nodes[n].first_value + static_cast<int32_t>(o);
+      number[value] = next;
+      if (held[value] != nullptr) {
+        GraphOutput output;
+        output.value = next;
+        graph.outputs.push_back(output);
+        results.push_back(std::move(held[value]));
+      }
+      ++next;
+    }
+    node.op = std::move(spec.op);
+    node.version = spec.version;
+    node.attributes = std::move(spec.attributes);
+    node.outputs = std::move(nodes[n].types);
+    node.device_slot = spec.device_slot;
+    node.effect = FindOp(node.op)->effect;
+    node.source = std::move(spec.source);
+    graph.nodes.push_back(std::move(node));
+  }
+  if (results.empty()) return absl::OkStatus();
+
+  std::string encoded = EncodeGraph(graph);
+  auto found = fragments_.find(encoded);
+  if (found == fragments_.end()) {
+    if (fragments_.size() >= kMaxFragments) {
+      for (const auto& entry : fragments_) ReleaseGraphLocked(entry.second);
+      fragments_.clear();
+    }
+    CHORUS_ASSIGN_OR_RETURN(const GraphId id, RegisterLocked(encoded));
+    found = fragments_.emplace(std::move(encoded), id).first;
+  }
+  run.graph = found->second;
+  std::vector<TensorId> ids;
+  for (size_t i = 0; i < results.size(); ++i) {
+    CHORUS_ASSIGN_OR_RETURN(const TensorId id, NewTensorIdLocked());
+    OutBinding out;
+    out.kind = OutBinding::Kind::kFresh;
+    out.id = id;
+    run.outputs.push_back(std::move(out));
+    ids.push_back(id);
+  }
+  CHORUS_ASSIGN_OR_RETURN(const Sequence sequence, SubmitLocked(std::move(run)));
+  CountUnderWayLocked(sequence);
+  for (size_t i = 0; i < results.size(); ++i) {
+    results[i]->id = ids[i];
+    results[i]->producer = sequence;
+    results[i]->state.store(TensorData::State::kSent, std::memory_order_release);
+  }
+  return absl::OkStatus();
+}
+
+// --- Graphs -------------------------------------------------------------------------------------
+
+absl::StatusOr<GraphId> SessionCore::RegisterLocked(const std::string& encoded) {
+  GraphId id{next_graph_, 1};
+  if (!free_graphs_.empty()) id = free_graphs_.back();
+  RegisterGraph body;
+  body.graph = id;
+  StagingBlock* block = nullptr;
+  if (encoded.size() <= kMaxInlineGraphBytes) {
+    body.encoded = encoded;
+  } else {
+    const int64_t bytes = static_cast<int64_t>(encoded.size());
+    CHORUS_ASSIGN_OR_RETURN(block, StagingLocked(bytes));
+    body.staged.arena = block->staging.arena;
+    body.staged.offset = block->used;
+    body.staged_bytes = bytes;
+    if (block->staging.data != nullptr) {
+      std::memcpy(block->staging.data + block->used, encoded.data(), encoded.size());
+    } else {
+      CHORUS_RETURN_IF_ERROR(link_->WriteStaging(block->staging.arena, block->used, encoded));
+    }
+    block->used += (bytes + kStagingAlign - 1) / kStagingAlign * kStagingAlign;
+  }
+  CHORUS_ASSIGN_OR_RETURN(const Sequence sequence, SubmitLocked(std::move(body)));
+  if (block != nullptr) block->last = sequence;
+  if (!free_graphs_.empty()) {
+    free_graphs_.pop_back();
+  } else {
+    ++next_graph_;
+  }
+  return id;
+}
+
+void SessionCore::ReleaseGraphLocked(GraphId graph) {
+  Release release;
+  release.graphs.push_back(graph);
+  if (SubmitLocked(std::move(release)).ok()) {
+    free_graphs_.push_back(GraphId{graph.slot, graph.generation + 1});
+  }
+}
+
+// --- Bytes --------------------------------------------------------------------------------------
+
+absl::StatusOr<SessionCore::StagingBlock*> SessionCore::StagingLocked(int64_t bytes) {
+  int64_t total = 0;
+  StagingBlock* oldest = nullptr;
+  for (const auto& block : staging_) {
+    total += block->bytes;
+    if (block->bytes < bytes) continue;
+    if (block->bytes - block->used >= bytes) return block.get();
+    const auto outcome = link_->Peek(block->last);
+    // A forgotten outcome is an outcome.
+    if (!outcome.ok() || outcome->has_value()) {
+      block->used = 0;
+      return block.get();
+    }
+    if (oldest == nullptr || block->last < oldest->last) oldest = block.get();
+  }
+  if (oldest != nullptr && total + bytes > kMaxStagingBytes) {
+    const absl::Status done = link_->WaitCommand(oldest->last, wait_timeout_);
+    if (ErrorOf(done).reason == Reason::kTransportTimeout) return done;
+    oldest->used = 0;
+    return oldest;
+  }
+  auto block = std::make_unique<StagingBlock>();
+  block->bytes = kStagingBlockBytes;
+  while (block->bytes < bytes) block->bytes *= 2;
+  CHORUS_ASSIGN_OR_RETURN(block->staging, link_->CreateStaging(block->bytes));
+  staging_.push_back(std::move(block));
+  return staging_.back().get();
+}
+
+absl::StatusOr<TensorDataPtr> SessionCore::UploadLocked(const TensorInfo* info, int32_t device_slot,
+                                                        const char* bytes) {
+  CreateTensor create;
+  create.type = info->type;
+  create.device = devices_[device_slot];
+  StagingBlock* block = nullptr;
+  if (info->bytes <= static_cast<int64_t>(InlineData::kMaxBytes)) {
+    InlineData data;
+    data.bytes.assign(bytes, bytes + info->bytes);
+    create.source = std::move(data);
+  } else {
+    CHORUS_ASSIGN_OR_RETURN(block, StagingLocked(info->bytes));
+    ExternalRange range;
+    range.arena = block->staging.arena;
+    range.offset = block->used;
+    if (block->staging.data != nullptr) {
+      std::memcpy(block->staging.data + block->used, bytes, static_cast<size_t>(info->bytes));
+    } else {
+      CHORUS_RETURN_IF_ERROR(
+          link_->WriteStaging(block->staging.arena, block->used,
+                              absl::string_view(bytes, static_cast<size_t>(info->bytes))));
+    }
+    block->used += (info->bytes + kStagingAlign - 1) / kStagingAlign * kStagingAlign;
+    create.source = std::move(range);
+  }
+  CHORUS_ASSIGN_OR_RETURN(const TensorId id, NewTensorIdLocked());
+  create.tensor = id;
+  CHORUS_ASSIGN_OR_RETURN(const Sequence sequence, SubmitLocked(std::move(create)));
+  if (block != nullptr) block->last = sequence;
+  return NewSentLocked(info, device_slot, id, sequence);
+}
+
+absl::StatusOr<TensorDataPtr> SessionCore::FreezeLocked(const TensorData& data) {
+  CreateTensor create;
+  create.type = data.info->type;
+  create.device = devices_[data.device_slot];
+  create.source = data.external;
+  CHORUS_ASSIGN_OR_RETURN(const TensorId id, NewTensorIdLocked());
+  create.tensor = id;
+  CHORUS_ASSIGN_OR_RETURN(const Sequence sequence, SubmitLocked(std::move(create)));
+  return NewSentLocked(data.info, data.device_slot, id, sequence);
+}
+
+// --- Collectives --------------------------------------------------------------------------------
+
+InstanceKey SessionCore::NextInstance(GroupCore* group, CollectiveKind kind, int32_t peer,
+                                      int64_t tag) {
+  InstanceKey key;
+  key.group = group->id;
+  key.epoch = Epoch(group->member->epoch.load(std::memory_order_relaxed));
+  if (HasPeer(kind)) {
+    const bool send = kind == CollectiveKind::kSend;
+    key.source = GroupRank(send ? group->rank : peer);
+    key.destination = GroupRank(send ? peer : group->rank);
+    key.tag = tag;
+    key.index = group->pairs[{{peer, send ? 1 : 0}, tag}].next++;
+  } else {
+    key.index = group->next_index++;
+  }
+  return key;
+}
+
+absl::StatusOr<CallEntry*> SessionCore::EntryLocked(GroupCore* group, const CallKey& call) {
+  if (group->last_entry != nullptr && group->last_key == call) return group->last_entry;
+  std::unique_ptr<CallEntry>& entry = group->calls[call];
+  if (entry == nullptr) {
+    auto made = std::make_unique<CallEntry>();
+    NodeSpec spec;
+    const absl::string_view name = CollectiveKindName(call.kind);
+    spec.op.assign(name.data(), name.size());
+    spec.device_slot = group->member->device_slot;
+    spec.source = *call.source;
+    if (call.num_inputs == 0 && call.info != nullptr) {
+      spec.attributes = TypeAttributes(call.info->type);
+    }
+    Collective collective;
+    collective.kind = call.kind;
+    collective.rank = GroupRank(group->rank);
+    collective.root = GroupRank(call.root);
+    collective.reduction = call.reduction;
+    collective.wants_grad = call.wants_grad;
+    collective.peer = GroupRank(call.peer);
+    collective.tag = call.tag;
+    if (call.bound) {
+      collective.instance.kind = InstanceRef::Kind::kBound;
+      collective.instance.slot = 0;
+    }
+    spec.collective = std::move(collective);
+
+    NodeView view;
+    view.op = spec.op;
+    view.attributes = spec.attributes;
+    const std::vector<const TensorType*> inputs(call.num_inputs,
+                                                call.info == nullptr ? nullptr : &call.info->type);
+    view.inputs = inputs;
+    view.collective = &*spec.collective;
+    view.group_size = static_cast<int32_t>(group->ranks.size());
+    CHORUS_ASSIGN_OR_RETURN(const std::vector<TensorType> types, InferTypes(view));
+
+    Graph graph;
+    graph.num_device_slots = device_count();
+    graph.num_instance_slots = call.bound ? 1 : 0;
+    GroupSlot slot;
+    slot.size = view.group_size;
+    slot.held = {GroupRank(group->rank)};
+    slot.device_slots = {spec.device_slot};
+    graph.group_slots.push_back(std::move(slot));
+    Node node;
+    for (int i = 0; i < call.num_inputs; ++i) {
+      GraphInput input;
+      input.type = call.info->type;
+      input.device_slot = spec.device_slot;
+      graph.inputs.push_back(std::move(input));
+      node.inputs.push_back(i);
+    }
+    for (const TensorType& type : types) {
+      made->outputs.push_back(Intern(type));
+      GraphOutput output;
+      output.value = static_cast<ValueIndex>(graph.inputs.size() + graph.outputs.size());
+      graph.outputs.push_back(output);
+    }
+    node.op = spec.op;
+    node.attributes = spec.attributes;
+    node.outputs = types;
+    node.device_slot = spec.device_slot;
+    node.effect = Effect::kCollective;
+    node.collective = spec.collective;
+    node.source = spec.source;
+    graph.nodes.push_back(std::move(node));
+    CHORUS_ASSIGN_OR_RETURN(made->graph, RegisterLocked(EncodeGraph(graph)));
+    made->spec = std::make_shared<const NodeSpec>(std::move(spec));
+    entry = std::move(made);
+  }
+  group->last_key = call;
+  group->last_entry = entry.get();
+  return entry.get();
+}
+
+absl::StatusOr<TensorDatas> SessionCore::CollectiveLocked(GroupCore* group, const CallKey& call,
+                                                          absl::Span<const TensorDataPtr> inputs,
+                                                          const InstanceKey* bound,
+                                                          InstanceKey* instance,
+                                                          const CallEntry** used) {
+  FlushLocked();
+  for (const TensorDataPtr& input : inputs) {
+    // Flushing may have failed.
+    if (input->failure != nullptr) return input->failure->status;
+  }
+  const auto found = EntryLocked(group, call);
+  if (!found.ok()) {
+    group->calls.erase(call);
+    return found.status();
+  }
+  CallEntry* const entry = *found;
+  *used = entry;
+  CHORUS_RETURN_IF_ERROR(broken_);
+
+  if (!absl::holds_alternative<Run>(scratch_.body)) scratch_.body = Run();
+  Run& run = absl::get<Run>(scratch_.body);
+  run.graph = entry->graph;
+  run.inputs.clear();
+  for (const TensorDataPtr& input : inputs) run.inputs.push_back(BindingOf(*input));
+  run.outputs.clear();
+  for (size_t i = 0; i < entry->outputs.size(); ++i) {
+    CHORUS_ASSIGN_OR_RETURN(const TensorId id, NewTensorIdLocked());
+    OutBinding out;
+    out.kind = OutBinding::Kind::kFresh;
+    out.id = id;
+    run.outputs.push_back(std::move(out));
+  }
+  MemberCore* const member = group->member;
+  run.groups.resize(1);
+  run.groups[0].world = member->world;
+  run.groups[0].group = group->id;
+  run.groups[0].epoch = Epoch(member->epoch.load(std::memory_order_relaxed));
+  run.groups[0].base.assign(1, group->next_index);
+  run.instances.clear();
+  if (bound != nullptr) {
+    run.instances.push_back(*bound);
+    *instance = *bound;
+  } else {
+    *instance = NextInstance(group, call.kind, call.peer, call.tag);
+  }
+  scratch_.sequence = Sequence(next_sequence_);
+  const absl::Status status = link_->Submit(scratch_);
+  if (!status.ok()) {
+    if (ErrorOf(status).reason != Reason::kTransportTimeout) broken_ = status;
+    return status;
+  }
+  const Sequence sequence(next_sequence_++);
+  CountRunLocked(member, sequence);
+  CountUnderWayLocked(sequence);
+  const Dependences* const after = After(group, call, inputs);
+  TensorDatas results;
+  for (size_t i = 0; i < entry->outputs.size(); ++i) {
+    results.push_back(
+        NewSentLocked(entry->outputs[i], member->device_slot, run.outputs[i].id, sequence));
+    results.back()->after = after;
+  }
+  if (results.empty()) {
+    auto absent = std::make_shared<TensorData>(shared_from_this());
+    absent->device_slot = member->device_slot;
+    absent->producer = sequence;
+    absent->state.store(TensorData::State::kAbsent, std::memory_order_release);
+    results.push_back(std::move(absent));
+  }
+  return results;
+}
+
+void SessionCore::CountRunLocked(MemberCore* member, Sequence run) {
+  if (member->runs.size() >= kCountedRuns) {
+    while (!member->runs.empty()) {
+      const auto outcome = link_->Peek(member->runs.front());
+      if (!outcome.ok()) {
+        // Forgotten: so long ago that a failure would have been handed out, or never asked for.
+        member->runs.pop_front();
+        continue;
+      }
+      if (!outcome->has_value() || (*outcome)->code != absl::StatusCode::kOk) break;
+      member->runs.pop_front();
+    }
+  }
+  member->runs.push_back(run);
+}
+
+void SessionCore::CountUnderWayLocked(Sequence run) {
+  under_way_.push_back(run);
+  under_way_count_.store(under_way_.size(), std::memory_order_relaxed);
+}
+
+void SessionCore::Throttle() {
+  if (under_way_count_.load(std::memory_order_relaxed) < kMaxUnderWay) return;
+  Sequence oldest;
+  {
+    SessionLock lock(this);
+    if (!lock.status().ok()) return;
+    // Runs end in any order.
+    under_way_.erase(std::remove_if(under_way_.begin(), under_way_.end(),
+                                    [this](Sequence run) {
+                                      const auto outcome = link_->Peek(run);
+                                      return !outcome.ok() || outcome->has_value();
+                                    }),
+                     under_way_.end());
+    under_way_count_.store(under_way_.size(), std::memory_order_relaxed);
+    if (under_way_.size() < kMaxUnderWay) return;
+    oldest = under_way_.front();
+  }
+  link_->WaitCommand(oldest, wait_timeout_).IgnoreError();
+}
+
+void SessionCore::EnterEpochLocked(MemberCore* member, int64_t ended) {
+  if (member->epoch.load(std::memory_order_relaxed) != ended) return;
+  member->epoch.store(ended + 1, std::memory_order_relaxed);
+  member->runs.clear();
+  for (const auto& group : member->groups) {
+    group->next_index = 0;
+    for (auto& pair : group->pairs) pair.second.next = 0;
+  }
+  SubmitLocked(EnterEpoch{member->world, Epoch(ended + 1)}).status().IgnoreError();
+}
+
+// --- Waiting ------------------------------------------------------------------------------------
+
+void SessionCore::OnError(const absl::Status& status) {
+  const Error error = ErrorOf(status);
+  switch (error.reason) {
+    case Reason::kTransportTimeout:
+    case Reason::kDaemonLost:
+    case Reason::kSessionLost:
+    case Reason::kForked:
+      return;
+    default:
+      break;
+  }
+  SessionLock lock(this);
+  if (!lock.status().ok()) return;
+  // A collective that failed has ended its epoch. The members whose run is meant are those with a
+  // failed run of the same cause.
+  for (size_t m = 0; m < members_.size(); ++m) {
+    const std::shared_ptr<MemberCore> member = members_[m].lock();
+    if (member == nullptr) continue;
+    for (const Sequence run : member->runs) {
+      const auto outcome = link_->Peek(run);
+      if (!outcome.ok() || !outcome->has_value() || (*outcome)->code == absl::StatusCode::kOk ||
+          (*outcome)->error != error.id) {
+        continue;
+      }
+      EnterEpochLocked(member.get(), member->epoch.load(std::memory_order_relaxed));
+      break;
+    }
+  }
+}
+
+absl::Status SessionCore::Wait(const TensorDataPtr& data, absl::Duration timeout) {
+  if (Forked()) return ForkedError();
+  TensorData::State state = data->state.load(std::memory_order_acquire);
+  if (state == TensorData::State::kLazy) {
+    SessionLock lock(this);
+    CHORUS_RETURN_IF_ERROR(lock.status());
+    FlushLocked();
+    state = data->state.load(std::memory_order_acquire);
+  }
+  switch (state) {
+    case TensorData::State::kSent: {
+      const absl::StatusOr<bool> done = link_->WaitTensor(data->id, data->producer, timeout);
+      if (done.ok()) return absl::OkStatus();
+      OnError(done.status());
+      return done.status();
+    }
+    case TensorData::State::kAbsent: {
+      if (data->producer == Sequence()) return absl::OkStatus();
+      const absl::Status status = link_->WaitCommand(data->producer, timeout);
+      if (!status.ok()) OnError(status);
+      return status;
+    }
+    case TensorData::State::kFailed: {
+      if (data->failure->member != nullptr) {
+        SessionLock lock(this);
+        if (lock.status().ok()) {
+          EnterEpochLocked(data->failure->member.get(), data->failure->epoch);
+        }
+      }
+      return data->failure->status;
+    }
+    case TensorData::State::kTraced:
+      return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kUnsupported,
+                       "a tensor inside a compiled function has no bytes: return it, and read the "
+                       "result of the call");
+    case TensorData::State::kInline:
+    case TensorData::State::kExternal:
+    case TensorData::State::kLazy:
+      break;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SessionCore::ReadTensor(const TensorDataPtr& data, char* out) {
+  const absl::StatusOr<bool> on_device = link_->WaitTensor(data->id, data->producer, wait_timeout_);
+  CHORUS_RETURN_IF_ERROR(on_device.status());
+  if (*on_device) {
+    SessionLock lock(this);
+    CHORUS_RETURN_IF_ERROR(lock.status());
+    CHORUS_RETURN_IF_ERROR(SubmitLocked(MakeReadable{{data->id}}).status());
+  }
+  return link_->Read(data->id, data->producer, out, data->info->bytes, wait_timeout_);
+}
+
+absl::StatusOr<const char*> SessionCore::MapTensor(const TensorDataPtr& data) {
+  const absl::StatusOr<bool> on_device = link_->WaitTensor(data->id, data->producer, wait_timeout_);
+  CHORUS_RETURN_IF_ERROR(on_device.status());
+  if (*on_device) {
+    SessionLock lock(this);
+    CHORUS_RETURN_IF_ERROR(lock.status());
+    CHORUS_RETURN_IF_ERROR(SubmitLocked(MakeReadable{{data->id}}).status());
+  }
+  return link_->MapTensor(data->id, data->producer, data->info->bytes, wait_timeout_);
+}
+
+absl::Status SessionCore::Close() {
+  {
+    SessionLock lock(this);
+    if (Forked()) return lock.status();
+    if (closed_) return absl::OkStatus();
+    closed_ = true;
+    open_.clear();
+  }
+  return link_->Close();
+}
+
+// --- Releasing ----------------------------------------------------------------------------------
+
+void SessionCore::Retire(const TensorData& data) {
+  if (Forked()) return;
+  MutexLock lock(&retired_mutex_);
+  if (data.state.load(std::memory_order_relaxed) == TensorData::State::kExternal) {
+    retired_.arenas.push_back(data.external.arena);
+    urgent_.store(true, std::memory_order_relaxed);
+    return;
+  }
+  retired_.tensors.push_back(data.id);
+  retired_.bytes += data.info->bytes;
+  if (retired_.tensors.size() >= kMaxRetiredTensors || retired_.bytes >= kMaxRetiredBytes) {
+    urgent_.store(true, std::memory_order_relaxed);
+  }
+}
+
+void SessionCore::RetireTape(DropTape::Entry entry) {
+  if (Forked()) return;
+  MutexLock lock(&retired_mutex_);
+  retired_.tapes.push_back(std::move(entry));
+  urgent_.store(true, std::memory_order_relaxed);
+}
+
+void SessionCore::DrainIfUrgent() {
+  if (!urgent_.load(std::memory_order_relaxed) || locked_session == this || Forked()) return;
+  SessionLock lock(this);  // drains when it ends
+}
+
+void SessionCore::DrainLocked(bool all) {
+  Retired retired;
+  {
+    MutexLock lock(&retired_mutex_);
+    urgent_.store(false, std::memory_order_relaxed);
+    // Tape entries are urgent by themselves: tensors need not go with each of them.
+    if (all || retired_.tensors.size() >= kMaxRetiredTensors ||
+        retired_.bytes >= kMaxRetiredBytes) {
+      std::swap(retired.tensors, retired_.tensors);
+      retired_.bytes = 0;
+    }
+    std::swap(retired.arenas, retired_.arenas);
+    std::swap(retired.tapes, retired_.tapes);
+  }
+  if (closed_) return;
+  for (size_t begin = 0; begin < retired.tapes.size(); begin += kDropsPerFrame) {
+    const size_t end = std::min(begin + kDropsPerFrame, retired.tapes.size());
+    DropTape drop;
+    drop.entries.assign(std::make_move_iterator(retired.tapes.begin() + begin),
+                        std::make_move_iterator(retired.tapes.begin() + end));
+    SubmitLocked(std::move(drop)).status().IgnoreError();
+  }
+  if (retired.tensors.empty() && retired.arenas.empty()) return;
+  // The pending fragment may use them.
+  FlushLocked();
+  if (!retired.tensors.empty()) {
+    Release release;
+    release.tensors = retired.tensors;
+    if (SubmitLocked(std::move(release)).ok()) {
+      for (const TensorId id : retired.tensors) {
+        free_tensors_.push_back(TensorId{id.slot, id.generation + 1});
+      }
+    }
+  }
+  for (const ArenaId arena : retired.arenas) link_->ReleaseStaging(arena).IgnoreError();
+}
+
+}  // namespace sdk
+}  // namespace chorus

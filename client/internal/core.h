@@ -1,0 +1,348 @@
+// A session's log as the SDK writes it: names of tensors and graphs, lazy local ops, instances.
+//
+// Threads: everything is guarded by the session's lock (SessionLock) unless it says otherwise.
+//   Waits do not hold it. Destructors of tensors and tape entries may run anywhere, under the lock
+//   too: they only queue what is to be released, and the queue is sent at the end of the next
+//   locked section, or at once when that matters to others (tape entries, many bytes).
+// Fork: the child's objects do nothing; see SessionCore::Forked.
+#ifndef CHORUS_CLIENT_INTERNAL_CORE_H_
+#define CHORUS_CLIENT_INTERNAL_CORE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/inlined_vector.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "client/chorus.h"
+#include "client/internal/link.h"
+#include "core/base/mutex.h"
+#include "core/collective/instance.h"
+#include "core/ops/op.h"
+#include "core/transport/command.h"
+
+namespace chorus {
+inline namespace sdk {
+
+class Trace;
+struct Fragment;
+
+// What a tensor may have to wait for: groups (of one member each) and pairs, by token, ascending.
+// Local ops are sent together only where these are equal: an op never waits for a collective that
+// it does not depend on, which could be waiting for what comes after the op on another rank.
+using Dependences = std::vector<int64_t>;  // interned by the session
+
+// A type that tensors share; interned by the session, so equal types are equal pointers.
+struct TensorInfo {
+  TensorType type;
+  Shape shape;
+  int64_t elements = 0;
+  int64_t bytes = 0;
+};
+
+// Why a tensor has no value, known without the daemon. Where this rank's part of a collective was
+// refused here, its member and the epoch that ended by it.
+struct Failure {
+  absl::Status status;
+  std::shared_ptr<MemberCore> member;
+  int64_t epoch = 0;
+};
+
+// A tensor of the session, without its history. Immutable but for its way from recorded to sent.
+struct TensorData {
+  enum class State : uint8_t {
+    kLazy,      // a value of the session's pending fragment
+    kSent,      // named to the daemon
+    kInline,    // a number that travels with the runs that use it
+    kExternal,  // a staging arena of the trainer's
+    kTraced,    // a value of a function that is being compiled
+    kAbsent,    // this rank gets no result
+    kFailed,
+  };
+
+  explicit TensorData(std::shared_ptr<SessionCore> s) : session(std::move(s)) {}
+  ~TensorData();
+  TensorData(const TensorData&) = delete;
+  TensorData& operator=(const TensorData&) = delete;
+
+  const std::shared_ptr<SessionCore> session;
+  const TensorInfo* info = nullptr;  // null: absent or failed
+  int32_t device_slot = 0;
+  std::atomic<State> state{State::kLazy};  // kLazy -> kSent or kFailed under the lock, last
+  TensorId id;                             // kSent
+  Sequence producer;                       // kSent, kAbsent (0: nothing to wait for)
+  int32_t value = -1;                      // kLazy, kTraced: its number there
+  Fragment* fragment = nullptr;            // kLazy
+  const Dependences* after = nullptr;      // collectives it may have to wait for; null: none
+  Trace* trace = nullptr;                  // kTraced
+  InlineData inline_data;                  // kInline
+  ExternalRange external;                  // kExternal
+  char* staging = nullptr;                 // kExternal: where it is here
+  std::shared_ptr<const Failure> failure;  // kFailed
+};
+
+using TensorDataPtr = std::shared_ptr<TensorData>;
+using TensorDatas = absl::InlinedVector<TensorDataPtr, 1>;
+
+// What decides which one-node graph an eager collective is.
+struct CallKey {
+  CollectiveKind kind = CollectiveKind::kUnspecified;
+  Reduction reduction = Reduction::kNone;
+  bool wants_grad = false;
+  bool bound = false;  // its instance is bound, not the next one
+  int32_t root = -1;
+  int32_t peer = -1;
+  int32_t num_inputs = 0;
+  int64_t tag = 0;
+  const TensorInfo* info = nullptr;     // of the inputs; without inputs, of the output
+  const std::string* source = nullptr;  // interned
+
+  friend bool operator==(const CallKey& a, const CallKey& b) {
+    return a.info == b.info && a.source == b.source && a.kind == b.kind &&
+           a.reduction == b.reduction && a.wants_grad == b.wants_grad && a.bound == b.bound &&
+           a.root == b.root && a.peer == b.peer && a.num_inputs == b.num_inputs && a.tag == b.tag;
+  }
+  template <typename H>
+  friend H AbslHashValue(H h, const CallKey& k) {
+    return H::combine(std::move(h), k.kind, k.reduction, k.wants_grad, k.bound, k.root, k.peer,
+                      k.num_inputs, k.tag, k.info, k.source);
+  }
+};
+
+struct CallEntry {
+  GraphId graph;
+  absl::InlinedVector<const TensorInfo*, 1> outputs;
+  std::shared_ptr<const NodeSpec> spec;  // without inputs
+};
+
+// A group as one member sees it. Owned by its member for the session's life: the counters are the
+// names of its instances.
+struct GroupCore {
+  MemberCore* member = nullptr;
+  GroupId id;
+  std::vector<int> ranks;  // world ranks, by place
+  int rank = -1;           // this member's place
+  bool alive = true;       // false: gone with a Reform
+  int64_t generation = 0;  // counts Reforms
+  int64_t next_index = 0;  // in the member's epoch
+  struct Pair {
+    int64_t next = 0;   // index in the member's epoch
+    int64_t token = 0;  // 0: none yet
+  };
+  // By peer, direction (1: send) and tag.
+  absl::flat_hash_map<std::pair<std::pair<int32_t, int32_t>, int64_t>, Pair> pairs;
+  const Dependences* after = nullptr;  // what its results depend on; null: none so far
+  // Calls seen, and the last one: a loop asks for the same again.
+  absl::flat_hash_map<CallKey, std::unique_ptr<CallEntry>> calls;
+  CallKey last_key;
+  CallEntry* last_entry = nullptr;
+};
+
+class MemberCore : public std::enable_shared_from_this<MemberCore> {
+ public:
+  MemberCore(std::shared_ptr<SessionCore> s, std::string n)
+      : session(std::move(s)), name(std::move(n)) {}
+
+  const std::shared_ptr<SessionCore> session;
+  const std::string name;
+  WorldId world;
+  int device_slot = 0;
+  // Read without the lock by World's accessors.
+  std::atomic<int> rank{-1};
+  std::atomic<int> size{0};
+  std::atomic<int64_t> epoch{0};
+  std::deque<std::unique_ptr<GroupCore>> groups;  // groups[0]: everybody
+  // Runs with collectives of this epoch whose good end has not been seen.
+  std::deque<Sequence> runs;
+};
+
+// Local ops that have been recorded and not sent yet.
+struct Fragment {
+  struct Op {
+    NodeSpec spec;  // inputs: >= 0 a value of the fragment, < 0: ~ place among its inputs
+    std::vector<TensorType> types;
+    int32_t first_value = 0;
+    absl::InlinedVector<std::weak_ptr<TensorData>, 1> outputs;
+  };
+  const Dependences* after = nullptr;
+  std::vector<GraphInput> input_types;
+  std::vector<Binding> inputs;
+  std::vector<Op> nodes;
+  int32_t num_values = 0;
+};
+
+class SessionCore : public std::enable_shared_from_this<SessionCore> {
+ public:
+  SessionCore(std::unique_ptr<Link> link, absl::Duration wait_timeout);
+  ~SessionCore();
+
+  Link& link() { return *link_; }
+  absl::Duration wait_timeout() const { return wait_timeout_; }
+  int device_count() const { return static_cast<int>(devices_.size()); }
+  DeviceIndex device(int slot) const { return devices_[slot]; }
+
+  // True in a child of the process that opened the session. Any thread, no lock.
+  bool Forked() const;
+
+  // --- Under the lock -------------------------------------------------------------------------
+  const TensorInfo* Intern(const TensorType& type);
+  const std::string* InternSource(CallSite site);
+  const std::string* InternSource(const std::string& source);
+
+  // Dependences of what needs both.
+  const Dependences* Union(const Dependences* a, const Dependences* b);
+  // What a group's results depend on.
+  const Dependences* AfterGroup(GroupCore* group);
+
+  // The next command of the log.
+  absl::StatusOr<Sequence> SubmitLocked(CommandBody body);
+
+  // Adds a local op to a pending fragment. `inputs` are this session's and not failed.
+  TensorDatas AppendLocked(NodeSpec spec, absl::Span<const TensorDataPtr> inputs,
+                           absl::Span<const TensorType> outputs);
+  // Sends all pending fragments. What fails to be sent marks its tensors.
+  void FlushLocked();
+
+  // Sends one collective as a run of its own. `key` names the forward instance (by `bound`, or the
+  // next one); it is stored in *instance. Inputs as for AppendLocked.
+  absl::StatusOr<TensorDatas> CollectiveLocked(GroupCore* group, const CallKey& call,
+                                               absl::Span<const TensorDataPtr> inputs,
+                                               const InstanceKey* bound, InstanceKey* instance,
+                                               const CallEntry** entry);
+  // The name of the next instance of `group` that `call` takes, and counts it.
+  static InstanceKey NextInstance(GroupCore* group, CollectiveKind kind, int32_t peer, int64_t tag);
+
+  // Registers a graph under a new name.
+  absl::StatusOr<GraphId> RegisterLocked(const std::string& encoded);
+  void ReleaseGraphLocked(GraphId graph);
+
+  absl::StatusOr<TensorId> NewTensorIdLocked();
+  TensorDataPtr NewSentLocked(const TensorInfo* info, int32_t device_slot, TensorId id,
+                              Sequence producer);
+  Binding BindingOf(const TensorData& data) const;
+
+  // A copy of `bytes` as a tensor of the daemon.
+  absl::StatusOr<TensorDataPtr> UploadLocked(const TensorInfo* info, int32_t device_slot,
+                                             const char* bytes);
+  // A tensor that `data`'s staging memory holds now: the trainer may write there afterwards.
+  absl::StatusOr<TensorDataPtr> FreezeLocked(const TensorData& data);
+
+  // Notes that `run` takes part in `member`'s world.
+  void CountRunLocked(MemberCore* member, Sequence run);
+  // Notes a run of this session, for Throttle.
+  void CountUnderWayLocked(Sequence run);
+  // Moves a member out of an epoch that has ended, if it is still in it.
+  void EnterEpochLocked(MemberCore* member, int64_t ended);
+  void AddMemberLocked(const std::shared_ptr<MemberCore>& member) { members_.push_back(member); }
+
+  // --- Without the lock -----------------------------------------------------------------------
+  // Waits while as many runs are under way as a daemon lets a session have: called before one more
+  // is recorded. Errors of runs are not its business.
+  void Throttle();
+  // Waits until `data` is computed; enters the epochs that its failure ended.
+  absl::Status Wait(const TensorDataPtr& data, absl::Duration timeout);
+  absl::Status ReadTensor(const TensorDataPtr& data, char* out);
+  absl::StatusOr<const char*> MapTensor(const TensorDataPtr& data);
+  // What handing out `status` to the caller means for the members' epochs.
+  void OnError(const absl::Status& status);
+  absl::Status Close();
+
+  // --- Queues, any thread, also under the lock ------------------------------------------------
+  void Retire(const TensorData& data);
+  void RetireTape(DropTape::Entry entry);
+  // Sends what is queued if anybody may be waiting for it. Never called under the lock.
+  void DrainIfUrgent();
+
+ private:
+  friend class SessionLock;
+
+  struct StagingBlock {
+    Link::Staging staging;
+    int64_t bytes = 0;
+    int64_t used = 0;
+    Sequence last;  // the last command that reads from it
+  };
+
+  void Lock() ABSL_EXCLUSIVE_LOCK_FUNCTION(mutex_);
+  void Unlock() ABSL_UNLOCK_FUNCTION(mutex_);
+  // `all`: also the few tensors that could wait for company.
+  void DrainLocked(bool all);
+  void FlushLocked(Fragment* fragment);
+  absl::Status SendLocked(Fragment* fragment);
+  int32_t FragmentInput(Fragment* fragment, const TensorDataPtr& data);
+  const Dependences* InternDependences(Dependences set);
+  const Dependences* After(GroupCore* group, const CallKey& call,
+                           absl::Span<const TensorDataPtr> inputs);
+  absl::StatusOr<StagingBlock*> StagingLocked(int64_t bytes);
+  absl::StatusOr<CallEntry*> EntryLocked(GroupCore* group, const CallKey& call);
+
+  Link* const link_;  // owned, but for a forked child
+  const absl::Duration wait_timeout_;
+  const std::vector<DeviceIndex> devices_;
+  const uint64_t fork_count_;
+
+  Mutex mutex_;
+  bool closed_ = false;
+  absl::Status broken_;  // the log takes nothing any more
+  int64_t next_sequence_ = 1;
+  std::deque<Sequence> under_way_;  // runs whose end has not been seen
+  std::atomic<size_t> under_way_count_{0};
+  int32_t next_tensor_ = 0;
+  std::vector<TensorId> free_tensors_;  // with the generation to use next
+  int32_t next_graph_ = 0;
+  std::vector<GraphId> free_graphs_;
+  std::vector<std::unique_ptr<Fragment>> open_;  // one for each set of dependences; reused
+  absl::flat_hash_map<Dependences, std::unique_ptr<const Dependences>> dependences_;
+  int64_t next_token_ = 1;
+  absl::flat_hash_map<std::string, GraphId> fragments_;                  // by encoded graph
+  absl::flat_hash_map<std::string, std::unique_ptr<TensorInfo>> infos_;  // by encoded type
+  absl::flat_hash_map<std::string, std::unique_ptr<std::string>> sources_;
+  absl::flat_hash_map<std::pair<const char*, int>, const std::string*> sites_;
+  std::vector<std::unique_ptr<StagingBlock>> staging_;
+  std::vector<std::weak_ptr<MemberCore>> members_;
+  Command scratch_;  // keeps its memory from run to run
+  ByteWriter encoder_;
+
+  // What destructors leave. Its own lock, held for a few instructions.
+  struct Retired {
+    std::vector<TensorId> tensors;
+    std::vector<ArenaId> arenas;
+    std::vector<DropTape::Entry> tapes;
+    int64_t bytes = 0;
+  };
+  Mutex retired_mutex_;
+  Retired retired_ ABSL_GUARDED_BY(retired_mutex_);
+  std::atomic<bool> urgent_{false};
+};
+
+// Holds a session's lock. In a forked child, or when the session is closed or lost, status() says
+// so, and in the child nothing is locked.
+class SessionLock {
+ public:
+  explicit SessionLock(SessionCore* core);
+  ~SessionLock();
+  SessionLock(const SessionLock&) = delete;
+  SessionLock& operator=(const SessionLock&) = delete;
+  const absl::Status& status() const { return status_; }
+
+ private:
+  SessionCore* const core_;
+  bool held_ = false;
+  absl::Status status_;
+};
+
+absl::Status ForkedError();
+std::string SourceOf(CallSite site);
+// `status` with the call site, where it has none.
+absl::Status WithSource(const absl::Status& status, const std::string& source);
+
+}  // namespace sdk
+}  // namespace chorus
+
+#endif  // CHORUS_CLIENT_INTERNAL_CORE_H_

@@ -1,0 +1,105 @@
+// What a session asks of its daemon, whatever carries it.
+//
+// The log (Submit and the outcomes of what was submitted) goes over the ring, the gRPC stream or
+// unary calls; requests outside the log go over gRPC and the attach socket. All implementations
+// show the same order, the same outcomes and the same errors.
+//
+// Threads: Submit is called by one thread at a time, in the order of sequences (the session's lock
+//   sees to it). Everything else: any thread.
+// Failure: once the daemon is gone every call returns UNAVAILABLE kDaemonLost, also calls that
+//   wait at that moment.
+#ifndef CHORUS_CLIENT_INTERNAL_LINK_H_
+#define CHORUS_CLIENT_INTERNAL_LINK_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "absl/types/optional.h"
+#include "absl/types/span.h"
+#include "client/chorus.h"
+#include "core/base/ids.h"
+#include "core/transport/command.h"
+
+namespace chorus {
+inline namespace sdk {
+
+struct CommandOutcome {
+  absl::StatusCode code = absl::StatusCode::kOk;
+  ErrorId error;  // 0: none recorded
+};
+
+struct JoinedWorld {
+  WorldId world;
+  Epoch epoch;
+};
+
+struct ReformedWorld {
+  int rank = -1;
+  int size = 0;
+  Epoch epoch;
+  std::vector<World::Survivor> survivors;
+};
+
+class Link {
+ public:
+  virtual ~Link() = default;
+
+  virtual Transport transport() const = 0;
+  // The daemon's numbers of the session's devices, in the session's order.
+  virtual std::vector<DeviceIndex> devices() const = 0;
+  virtual int32_t max_tensors() const = 0;
+
+  // --- The log ---
+  // Appends a command. Waits while there is no room for it; what it does is not waited for.
+  virtual absl::Status Submit(const Command& command) = 0;
+  // The outcome if it is known here and now; NOT_FOUND kOutcomeForgotten: it was, long ago.
+  virtual absl::StatusOr<absl::optional<CommandOutcome>> Peek(Sequence sequence) = 0;
+  // The outcome, with all that the daemon knows of an error. DEADLINE_EXCEEDED kTransportTimeout:
+  // not within `timeout`; ask again.
+  virtual absl::Status WaitCommand(Sequence sequence, absl::Duration timeout) = 0;
+  // Waits until `tensor` is computed or failed. `producer` is the command that makes it. True: it
+  // is where only its device can read it.
+  virtual absl::StatusOr<bool> WaitTensor(TensorId tensor, Sequence producer,
+                                          absl::Duration timeout) = 0;
+
+  // --- Bytes ---
+  // Copies out a tensor that WaitTensor has seen (and that MakeReadable was asked for).
+  virtual absl::Status Read(TensorId tensor, Sequence producer, char* out, int64_t bytes,
+                            absl::Duration timeout) = 0;
+  // The same in place, read-only, as long as the session and the tensor live. UNIMPLEMENTED where
+  // there is no shared memory.
+  virtual absl::StatusOr<const char*> MapTensor(TensorId tensor, Sequence producer, int64_t bytes,
+                                                absl::Duration timeout) = 0;
+  struct Staging {
+    ArenaId arena;
+    char* data = nullptr;  // null: filled by WriteStaging
+  };
+  virtual absl::StatusOr<Staging> CreateStaging(int64_t bytes) = 0;
+  virtual absl::Status WriteStaging(ArenaId arena, int64_t offset, absl::string_view bytes) = 0;
+  virtual absl::Status ReleaseStaging(ArenaId arena) = 0;
+
+  // --- Worlds ---
+  virtual absl::StatusOr<JoinedWorld> Join(const WorldOptions& options, DeviceIndex device) = 0;
+  virtual absl::StatusOr<GroupId> CreateGroup(WorldId world, Rank rank,
+                                              absl::Span<const int> members) = 0;
+  virtual absl::Status Leave(WorldId world, Rank rank) = 0;
+  virtual absl::Status Abort(WorldId world, Rank rank, const std::string& why) = 0;
+  virtual absl::StatusOr<ReformedWorld> Reform(WorldId world, Rank rank, Timeout timeout) = 0;
+
+  // Ends the session. Later calls return NOT_FOUND kSessionLost.
+  virtual absl::Status Close() = 0;
+};
+
+// Opens a session at options.address: the one place where transports are chosen.
+absl::StatusOr<std::unique_ptr<Link>> OpenLink(const SessionOptions& options);
+
+}  // namespace sdk
+}  // namespace chorus
+
+#endif  // CHORUS_CLIENT_INTERNAL_LINK_H_

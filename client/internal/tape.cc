@@ -1,0 +1,877 @@
+#include "client/internal/tape.h"
+
+#include <algorithm>
+#include <atomic>
+#include <deque>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/str_cat.h"
+#include "client/internal/trace.h"
+#include "core/autograd/backward.h"
+#include "core/base/error.h"
+#include "core/ops/registry.h"
+
+namespace chorus {
+inline namespace sdk {
+namespace {
+
+thread_local bool grad_enabled = true;
+std::atomic<uint64_t> next_order{1};
+
+// Entries that die while another one dies: long tapes are taken down without recursion.
+struct Graveyard {
+  bool active = false;
+  std::vector<absl::InlinedVector<Edge, 2>> edges;
+  std::vector<std::shared_ptr<SessionCore>> sessions;
+};
+thread_local Graveyard graveyard;
+
+absl::Status Precondition(absl::string_view message) {
+  return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kUnsupported, message);
+}
+
+absl::Status NoTensor(absl::string_view op) {
+  return BadType(absl::StrCat(op, ": expected a tensor, got an undefined one"));
+}
+
+// What is wrong with an operand before its type is looked at. *failure is set where the operand
+// carries an error of its own.
+absl::Status CheckOperand(absl::string_view op, const Tensor& x, const SessionCore* session,
+                          const Trace* trace, std::shared_ptr<const Failure>* failure) {
+  if (!x.defined()) return NoTensor(op);
+  const TensorData& data = *x.impl()->data;
+  switch (data.state.load(std::memory_order_acquire)) {
+    case TensorData::State::kFailed:
+      *failure = data.failure;
+      return data.failure->status;
+    case TensorData::State::kAbsent:
+      return BadType(
+          absl::StrCat(op, ": expected a tensor, got the absent result of another rank"));
+    case TensorData::State::kTraced:
+      if (data.trace != trace) {
+        return Precondition(absl::StrCat(
+            op, ": a tensor of a compiled function was used outside; return it instead"));
+      }
+      break;
+    default:
+      break;
+  }
+  if (data.session.get() != session) {
+    return BadType(absl::StrCat(op, ": expected tensors of one session, got one of another"));
+  }
+  return absl::OkStatus();
+}
+
+Edge EdgeTo(const Tensor& x, const Trace* trace, bool keep_data) {
+  const TensorImpl& impl = *x.impl();
+  Edge edge;
+  edge.info = impl.data->info;
+  edge.device_slot = impl.data->device_slot;
+  if (keep_data) edge.data = impl.data;
+  // What an outer tape says about a captured tensor is not the function's business.
+  const bool own = impl.node == nullptr || impl.node->trace == trace;
+  if (impl.node != nullptr && own) {
+    edge.node = impl.node;
+    edge.output = impl.output;
+  } else if (keep_data || impl.requires_grad()) {
+    edge.leaf = impl.leaf != nullptr ? impl.leaf : x.impl();
+  }
+  if (own) edge.companions = impl.companions;
+  return edge;
+}
+
+void Attach(const GradNodePtr& node, absl::Span<Tensor> results) {
+  for (size_t i = 0; i < results.size(); ++i) {
+    const TensorInfo* info = results[i].impl()->data->info;
+    if (info != nullptr && !IsFloating(info->type.dtype)) continue;
+    results[i].impl()->node = node;
+    results[i].impl()->output = static_cast<int>(i);
+  }
+}
+
+}  // namespace
+
+// --- Tape entries -------------------------------------------------------------------------------
+
+GradNode::~GradNode() {
+  if (member != nullptr && trace == nullptr && !consumed) {
+    session->RetireTape({member->world, GroupRank(group->rank), key, /*consumed=*/false});
+  }
+  if (graveyard.active) {
+    graveyard.edges.push_back(std::move(inputs));
+    graveyard.sessions.push_back(std::move(session));
+    return;
+  }
+  graveyard.active = true;
+  graveyard.edges.push_back(std::move(inputs));
+  graveyard.sessions.push_back(std::move(session));
+  while (!graveyard.edges.empty()) {
+    const absl::InlinedVector<Edge, 2> edges = std::move(graveyard.edges.back());
+    graveyard.edges.pop_back();
+  }
+  graveyard.active = false;
+  const std::vector<std::shared_ptr<SessionCore>> sessions = std::move(graveyard.sessions);
+  graveyard.sessions.clear();
+  for (const auto& s : sessions) s->DrainIfUrgent();
+}
+
+void GradNode::Consume() {
+  if (consumed) return;
+  consumed = true;
+  if (member != nullptr && trace == nullptr) {
+    session->RetireTape({member->world, GroupRank(group->rank), key, /*consumed=*/true});
+  }
+  const absl::InlinedVector<Edge, 2> edges = std::move(inputs);
+  inputs.clear();
+}
+
+bool GradEnabled() { return grad_enabled; }
+
+GradMode::GradMode(bool enabled) : before_(grad_enabled) { grad_enabled = enabled; }
+GradMode::~GradMode() { grad_enabled = before_; }
+
+Tensor MakeTensor(TensorDataPtr data) {
+  auto impl = std::make_shared<TensorImpl>();
+  impl->data = std::move(data);
+  return Tensor(std::move(impl));
+}
+
+namespace {
+
+Tensor FailedTensor(const std::shared_ptr<SessionCore>& session,
+                    std::shared_ptr<const Failure> failure) {
+  auto data = std::make_shared<TensorData>(session);
+  data->failure = std::move(failure);
+  data->state.store(TensorData::State::kFailed, std::memory_order_release);
+  return MakeTensor(std::move(data));
+}
+
+}  // namespace
+
+Tensor FailedTensor(const std::shared_ptr<SessionCore>& session, absl::Status status) {
+  return FailedTensor(session, std::make_shared<Failure>(Failure{std::move(status), nullptr, 0}));
+}
+
+// --- Local ops ----------------------------------------------------------------------------------
+
+Tensor ApplyLocal(NodeSpec spec, absl::Span<const Tensor> inputs, const DeviceRef* device) {
+  Trace* const trace = Trace::Current();
+  std::shared_ptr<SessionCore> session;
+  if (device != nullptr) session = device->session();
+  for (const Tensor& input : inputs) {
+    if (session == nullptr && input.defined()) session = input.impl()->data->session;
+  }
+  if (session == nullptr) {
+    return FailedTensor(nullptr, WithSource(NoTensor(spec.op), spec.source));
+  }
+  std::shared_ptr<const Failure> failure;
+  absl::InlinedVector<TensorDataPtr, 2> datas;
+  absl::InlinedVector<const TensorType*, 2> types;
+  const bool crosses = FindOp(spec.op) != nullptr && FindOp(spec.op)->crosses_devices;
+  for (const Tensor& input : inputs) {
+    const absl::Status status = CheckOperand(spec.op, input, session.get(), trace, &failure);
+    if (!status.ok()) {
+      if (failure != nullptr) return FailedTensor(session, failure);
+      return FailedTensor(session, WithSource(status, spec.source));
+    }
+    datas.push_back(input.impl()->data);
+    types.push_back(&datas.back()->info->type);
+    if (crosses) continue;
+    if (datas.size() == 1 && device == nullptr) spec.device_slot = datas[0]->device_slot;
+    if (datas.back()->device_slot != spec.device_slot) {
+      return FailedTensor(session,
+                          WithSource(BadType(absl::StrCat(
+                                         spec.op, ": expected operands on one device, got devices ",
+                                         spec.device_slot, " and ", datas.back()->device_slot,
+                                         " of the session; CopyTo moves a tensor")),
+                                     spec.source));
+    }
+  }
+  NodeView view;
+  view.op = spec.op;
+  view.version = spec.version;
+  view.attributes = spec.attributes;
+  view.inputs = types;
+  const absl::StatusOr<std::vector<TensorType>> outputs = InferTypes(view);
+  if (!outputs.ok()) return FailedTensor(session, WithSource(outputs.status(), spec.source));
+
+  bool record = false;
+  if (grad_enabled) {
+    for (const Tensor& input : inputs) record = record || input.impl()->requires_grad();
+  }
+  GradNodePtr node;
+  if (record) {
+    node = std::make_shared<GradNode>();
+    node->spec = std::make_shared<NodeSpec>(spec);
+    node->session = session;
+    node->device_slot = spec.device_slot;
+    const bool keep = FindOp(spec.op)->gradient_uses_inputs;
+    for (const Tensor& input : inputs) node->inputs.push_back(EdgeTo(input, trace, keep));
+  }
+  TensorDatas results;
+  if (trace != nullptr) {
+    if (trace->session() != session) {
+      return FailedTensor(session,
+                          Precondition("a compiled function uses tensors of two sessions"));
+    }
+    int32_t number = -1;
+    absl::StatusOr<TensorDatas> added = trace->Add(std::move(spec), datas, nullptr, &number);
+    if (!added.ok()) return FailedTensor(session, added.status());
+    results = *std::move(added);
+    if (record) {
+      node->trace = trace;
+      node->trace_node = number;
+    }
+  } else {
+    session->Throttle();
+    for (size_t i = 0; record && i < datas.size(); ++i) {
+      if (node->inputs[i].data == nullptr) continue;
+      // The trainer may write to its own memory again before the gradient is asked for.
+      if (datas[i]->state.load(std::memory_order_relaxed) != TensorData::State::kExternal) continue;
+      SessionLock lock(session.get());
+      if (!lock.status().ok()) return FailedTensor(session, lock.status());
+      absl::StatusOr<TensorDataPtr> frozen = session->FreezeLocked(*datas[i]);
+      if (!frozen.ok()) return FailedTensor(session, WithSource(frozen.status(), spec.source));
+      node->inputs[i].data = *frozen;
+      datas[i] = *std::move(frozen);
+    }
+    SessionLock lock(session.get());
+    if (!lock.status().ok()) return FailedTensor(session, lock.status());
+    results = session->AppendLocked(std::move(spec), datas, *outputs);
+  }
+  Tensor result = MakeTensor(results[0]);
+  if (record) {
+    node->order = next_order.fetch_add(1, std::memory_order_relaxed);
+    node->outputs.push_back(results[0]->info);
+    Attach(node, absl::MakeSpan(&result, 1));
+  }
+  return result;
+}
+
+// --- Collectives --------------------------------------------------------------------------------
+
+namespace {
+
+// This rank cannot take part. The others are told: they would wait for it.
+Tensor Refused(const std::shared_ptr<MemberCore>& member, absl::Status status,
+               const std::string& source, std::shared_ptr<const Failure> cause) {
+  const std::shared_ptr<SessionCore>& session = member->session;
+  if (cause != nullptr) {
+    status = cause->status;
+  } else {
+    status = WithSource(status, source);
+  }
+  const Reason reason = ErrorOf(status).reason;
+  if (reason == Reason::kForked || reason == Reason::kDaemonLost ||
+      reason == Reason::kSessionLost) {
+    return FailedTensor(session, std::move(status));
+  }
+  auto failure = std::make_shared<Failure>();
+  failure->member = member;
+  failure->epoch = member->epoch.load(std::memory_order_relaxed);
+  const absl::string_view message = status.message();
+  session->link()
+      .Abort(member->world, Rank(member->rank.load(std::memory_order_relaxed)),
+             absl::StrCat("its part was refused: ", message))
+      .IgnoreError();
+  failure->status = std::move(status);
+  return FailedTensor(session, std::move(failure));
+}
+
+}  // namespace
+
+absl::InlinedVector<Tensor, 1> ApplyCollective(const CollectiveCall& call,
+                                               absl::Span<const Tensor> inputs,
+                                               const std::shared_ptr<MemberCore>& member,
+                                               GroupCore* group) {
+  const absl::string_view op = CollectiveKindName(call.kind);
+  if (member == nullptr) {
+    return {FailedTensor(nullptr, BadType(absl::StrCat(op, ": expected a group, got none")))};
+  }
+  const std::shared_ptr<SessionCore>& session = member->session;
+  Trace* const trace = Trace::Current();
+  const auto source = [&] { return call.source != nullptr ? *call.source : SourceOf(call.site); };
+
+  std::shared_ptr<const Failure> failure;
+  absl::Status status;
+  if (!group->alive) {
+    status = Precondition(absl::StrCat(op, ": the group ended when its world was reformed"));
+  }
+  TensorDatas datas;
+  const TensorType* type = call.type;
+  bool unequal = false;
+  for (const Tensor& input : inputs) {
+    if (!status.ok()) break;
+    status = CheckOperand(op, input, session.get(), trace, &failure);
+    if (!status.ok()) break;
+    datas.push_back(input.impl()->data);
+    const TensorData& data = *datas.back();
+    if (data.device_slot != member->device_slot) {
+      status = BadType(absl::StrCat(op, ": expected a tensor on the member's device, ",
+                                    member->device_slot, ", got one on device ", data.device_slot,
+                                    " of the session; CopyTo moves it"));
+    }
+    unequal = unequal || data.info != datas[0]->info;
+    type = &data.info->type;
+  }
+  if (status.ok() && unequal) {
+    NodeView view;
+    view.op = op;
+    Collective collective;
+    collective.kind = call.kind;
+    collective.rank = GroupRank(group->rank);
+    collective.root = GroupRank(call.root);
+    collective.reduction = call.reduction;
+    std::vector<const TensorType*> types;
+    for (const TensorDataPtr& data : datas) types.push_back(&data->info->type);
+    view.inputs = types;
+    view.collective = &collective;
+    view.group_size = static_cast<int32_t>(group->ranks.size());
+    status = InferTypes(view).status();
+    if (status.ok()) status = Unsupported(absl::StrCat(op, ": inputs of different types"));
+  }
+  if (!status.ok()) return {Refused(member, std::move(status), source(), failure)};
+
+  const bool record = grad_enabled && call.kind != CollectiveKind::kBarrier && type != nullptr &&
+                      IsFloating(type->dtype);
+  GradNodePtr node;
+  if (record) {
+    node = std::make_shared<GradNode>();
+    node->session = session;
+    node->device_slot = member->device_slot;
+    const bool keep = FindOp(op)->gradient_uses_inputs;
+    for (const Tensor& input : inputs) node->inputs.push_back(EdgeTo(input, trace, keep));
+  }
+
+  absl::InlinedVector<Tensor, 1> results;
+  const auto wrap = [&results](TensorDatas from) {
+    for (TensorDataPtr& data : from) results.push_back(MakeTensor(std::move(data)));
+  };
+  if (trace != nullptr) {
+    NodeSpec spec;
+    spec.op.assign(op.data(), op.size());
+    spec.device_slot = member->device_slot;
+    spec.source = source();
+    if (inputs.empty() && type != nullptr) spec.attributes = TypeAttributes(*type);
+    Collective collective;
+    collective.kind = call.kind;
+    collective.rank = GroupRank(group->rank);
+    collective.root = GroupRank(call.root);
+    collective.reduction = call.reduction;
+    collective.wants_grad = record;
+    collective.peer = GroupRank(call.peer);
+    collective.tag = call.tag;
+    if (call.ref != nullptr) collective.instance = *call.ref;
+    spec.collective = std::move(collective);
+    int32_t number = -1;
+    if (record) node->spec = std::make_shared<NodeSpec>(spec);
+    absl::StatusOr<TensorDatas> added = trace->Add(std::move(spec), datas, group, &number);
+    if (!added.ok()) return {FailedTensor(session, added.status())};
+    if (record) {
+      node->trace = trace;
+      node->trace_node = number;
+      for (const TensorDataPtr& data : *added) node->outputs.push_back(data->info);
+    }
+    if (added->empty()) {
+      auto absent = std::make_shared<TensorData>(session);
+      absent->device_slot = member->device_slot;
+      absent->trace = trace;
+      absent->state.store(TensorData::State::kAbsent, std::memory_order_release);
+      added->push_back(std::move(absent));
+    }
+    wrap(*std::move(added));
+  } else {
+    session->Throttle();
+    InstanceKey instance;
+    absl::StatusOr<TensorDatas> sent = TensorDatas();
+    bool locked = true;
+    {
+      SessionLock lock(session.get());
+      status = lock.status();
+      if (status.ok()) {
+        CallKey key;
+        key.kind = call.kind;
+        key.reduction = call.reduction;
+        key.wants_grad = record;
+        key.bound = call.bound != nullptr;
+        key.root = call.root;
+        key.peer = call.peer;
+        key.tag = call.tag;
+        key.num_inputs = static_cast<int32_t>(datas.size());
+        if (!datas.empty()) {
+          key.info = datas[0]->info;
+        } else if (type != nullptr) {
+          key.info = session->Intern(*type);
+        }
+        key.source = call.source != nullptr ? session->InternSource(*call.source)
+                                            : session->InternSource(call.site);
+        const CallEntry* entry = nullptr;
+        sent = session->CollectiveLocked(group, key, datas, call.bound, &instance, &entry);
+        if (sent.ok() && record) {
+          node->spec = entry->spec;
+          for (const TensorInfo* info : entry->outputs) node->outputs.push_back(info);
+        }
+      } else {
+        locked = false;
+      }
+    }
+    if (!locked) return {FailedTensor(session, std::move(status))};
+    if (!sent.ok()) return {Refused(member, sent.status(), source(), nullptr)};
+    wrap(*std::move(sent));
+    if (record) {
+      node->key = std::move(instance);
+      node->request_epoch = member->epoch.load(std::memory_order_relaxed);
+    }
+  }
+  if (record) {
+    node->member = member;
+    node->group = group;
+    node->order = next_order.fetch_add(1, std::memory_order_relaxed);
+    Attach(node, absl::MakeSpan(results));
+  }
+  return results;
+}
+
+// --- Gradients ----------------------------------------------------------------------------------
+
+namespace {
+
+// Gradient rules number values; here a value is a tensor, or what is left of one on the tape.
+class TapeEmitter : public Emitter {
+ public:
+  explicit TapeEmitter(std::shared_ptr<SessionCore> session) : session_(std::move(session)) {}
+
+  ValueIndex AddTensor(const Tensor& tensor) {
+    Value value;
+    value.tensor = tensor;
+    value.info = tensor.impl()->data->info;
+    value.device_slot = tensor.impl()->data->device_slot;
+    values_.push_back(std::move(value));
+    return static_cast<ValueIndex>(values_.size()) - 1;
+  }
+  ValueIndex AddType(const TensorInfo* info, int32_t device_slot) {
+    Value value;
+    value.info = info;
+    value.device_slot = device_slot;
+    values_.push_back(std::move(value));
+    return static_cast<ValueIndex>(values_.size()) - 1;
+  }
+  // Gives a value that only had a type its tensor.
+  void SetTensor(ValueIndex value, const Tensor& tensor) { values_[value].tensor = tensor; }
+  bool HasTensor(ValueIndex value) const { return values_[value].tensor.defined(); }
+
+  const Tensor& tensor(ValueIndex value) const { return values_[value].tensor; }
+
+  int32_t AddGroup(const GradNodePtr& node) {
+    for (size_t i = 0; i < groups_.size(); ++i) {
+      if (groups_[i]->group == node->group) return static_cast<int32_t>(i);
+    }
+    groups_.push_back(node);
+    return static_cast<int32_t>(groups_.size()) - 1;
+  }
+  void SetRecord(const std::vector<GradNodePtr>* record) { record_ = record; }
+
+  absl::StatusOr<std::vector<ValueIndex>> Emit(NodeSpec spec) override {
+    std::vector<Tensor> inputs;
+    for (const ValueIndex value : spec.inputs) {
+      if (!values_[value].tensor.defined()) {
+        return MakeError(
+            absl::StatusCode::kInternal, Reason::kInternal,
+            absl::StrCat("the gradient of ", spec.op, " needs a result that was not kept"));
+      }
+      inputs.push_back(values_[value].tensor);
+    }
+    std::vector<ValueIndex> outputs;
+    if (!spec.collective.has_value()) {
+      const DeviceRef device(session_, spec.device_slot);
+      spec.inputs.clear();
+      const Tensor result = ApplyLocal(std::move(spec), inputs, &device);
+      CHORUS_RETURN_IF_ERROR(result.status());
+      outputs.push_back(AddTensor(result));
+      return outputs;
+    }
+    const Collective& collective = *spec.collective;
+    CollectiveCall call;
+    call.kind = collective.kind;
+    call.reduction = collective.reduction;
+    call.root = collective.root.value();
+    call.peer = collective.peer.value();
+    call.tag = collective.tag;
+    call.source = &spec.source;
+    TensorType type;
+    if (inputs.empty()) {
+      NodeView view;
+      view.op = spec.op;
+      view.attributes = spec.attributes;
+      CHORUS_ASSIGN_OR_RETURN(type, TypeOfAttributes(view));
+      call.type = &type;
+    }
+    if (Trace::Current() != nullptr) {
+      call.ref = &collective.instance;
+    } else {
+      call.bound = &bound_;
+    }
+    const GradNodePtr& group = groups_[collective.group_slot];
+    const absl::InlinedVector<Tensor, 1> results =
+        ApplyCollective(call, inputs, group->member, group->group);
+    for (const Tensor& result : results) {
+      CHORUS_RETURN_IF_ERROR(result.status());
+      if (!result.absent()) {
+        outputs.push_back(AddTensor(result));
+      } else if (result.impl()->node != nullptr) {
+        companions_.push_back(result.impl()->node);
+      }
+    }
+    return outputs;
+  }
+  const TensorType& TypeOf(ValueIndex value) const override { return values_[value].info->type; }
+  int32_t DeviceOf(ValueIndex value) const override { return values_[value].device_slot; }
+  int32_t GroupSizeOf(int32_t group_slot) const override {
+    return static_cast<int32_t>(groups_[group_slot]->group->ranks.size());
+  }
+  void BindGradient(const RecordedNode& forward, Collective* gradient) override {
+    GradNode& node = *(*record_)[forward.id];
+    gradient->wants_grad = grad_enabled;
+    if (node.trace != nullptr) {
+      gradient->instance.kind = InstanceRef::Kind::kGradient;
+      gradient->instance.node = node.trace_node;
+      gradient->instance.request = static_cast<int32_t>(node.next_request++);
+      return;
+    }
+    const int64_t epoch = node.member->epoch.load(std::memory_order_relaxed);
+    if (node.request_epoch != epoch) {
+      // The ranks may have come to different numbers before the failure.
+      node.request_epoch = epoch;
+      node.next_request = 0;
+    }
+    gradient->instance.kind = InstanceRef::Kind::kBound;
+    gradient->instance.slot = 0;
+    bound_ = node.key.Gradient(static_cast<int32_t>(node.next_request++));
+  }
+
+  std::vector<GradNodePtr> TakeCompanions() { return std::move(companions_); }
+
+ private:
+  struct Value {
+    Tensor tensor;
+    const TensorInfo* info = nullptr;
+    int32_t device_slot = 0;
+  };
+  const std::shared_ptr<SessionCore> session_;
+  std::deque<Value> values_;
+  std::vector<GradNodePtr> groups_;  // one entry of each group
+  const std::vector<GradNodePtr>* record_ = nullptr;
+  InstanceKey bound_;
+  std::vector<GradNodePtr> companions_;
+};
+
+// The entries that the roots lead to, and how their values are numbered.
+class Tape {
+  // (entry, output), (leaf, 0), or (reader, ~place).
+  using Name = std::pair<const void*, int>;
+
+ public:
+  Tape(TapeEmitter* emitter, const Trace* trace) : emitter_(emitter), trace_(trace) {}
+
+  // Gathers what `tensor` was computed from.
+  absl::Status Gather(const Tensor& tensor) {
+    Push(EdgeTo(tensor, trace_, false));
+    while (!stack_.empty()) {
+      const GradNodePtr node = std::move(stack_.back());
+      stack_.pop_back();
+      if (!seen_.insert(node.get()).second) continue;
+      if (node->consumed) {
+        return Precondition(absl::StrCat(
+            "the gradient through ", node->spec->op, " at ", node->spec->source,
+            " was taken before; BackwardOptions::retain_graph keeps it for another time"));
+      }
+      for (const Edge& edge : node->inputs) Push(edge);
+      nodes_.push_back(node);
+    }
+    return absl::OkStatus();
+  }
+
+  void Number() {
+    std::sort(nodes_.begin(), nodes_.end(),
+              [](const GradNodePtr& a, const GradNodePtr& b) { return a->order < b->order; });
+    for (size_t n = 0; n < nodes_.size(); ++n) {
+      const GradNodePtr& node = nodes_[n];
+      RecordedNode recorded;
+      recorded.spec = *node->spec;
+      recorded.id = static_cast<int32_t>(n);
+      place_[node.get()] = recorded.id;
+      for (size_t i = 0; i < node->inputs.size(); ++i) {
+        const Edge& edge = node->inputs[i];
+        const ValueIndex value = NumberOf(edge, *node, static_cast<int>(i));
+        recorded.spec.inputs.push_back(value);
+        // Any reader's view of the value serves: they are the same tensor.
+        if (emitter_->HasTensor(value) || edge.data == nullptr) continue;
+        auto impl = std::make_shared<TensorImpl>();
+        impl->data = edge.data;
+        impl->leaf = edge.leaf;
+        impl->leaf_requires_grad = edge.leaf != nullptr && edge.leaf->leaf_requires_grad;
+        impl->node = edge.node;
+        impl->output = edge.output;
+        impl->companions = edge.companions;
+        emitter_->SetTensor(value, Tensor(std::move(impl)));
+      }
+      for (size_t o = 0; o < node->outputs.size(); ++o) {
+        recorded.outputs.push_back(emitter_->AddType(node->outputs[o], node->device_slot));
+        numbers_[{node.get(), static_cast<int>(o)}] = recorded.outputs.back();
+      }
+      if (recorded.spec.collective.has_value()) {
+        recorded.spec.collective->group_slot = emitter_->AddGroup(node);
+        // Recorded means wanted; a trace decides later what it says about it.
+        recorded.spec.collective->wants_grad = true;
+      }
+      record_.push_back(std::move(recorded));
+    }
+    emitter_->SetRecord(&nodes_);
+  }
+
+  // -1: not on this tape.
+  ValueIndex Find(const Tensor& tensor) const {
+    const auto found = numbers_.find(NameOf(EdgeTo(tensor, trace_, false)));
+    return found == numbers_.end() ? -1 : found->second;
+  }
+  // As Find, and numbers what is not there yet.
+  ValueIndex FindOrAdd(const Tensor& tensor) {
+    const ValueIndex found = Find(tensor);
+    if (found >= 0) return found;
+    const ValueIndex added = emitter_->AddTensor(tensor);
+    numbers_[NameOf(EdgeTo(tensor, trace_, false))] = added;
+    return added;
+  }
+  int32_t PlaceOf(const GradNode* node) const { return place_.at(node); }
+
+  const std::vector<GradNodePtr>& nodes() const { return nodes_; }
+  const std::vector<RecordedNode>& record() const { return record_; }
+  const std::vector<GradNodePtr>& absent_roots() const { return absent_; }
+  // Leaves whose gradient is wanted, in the order in which they were first used.
+  std::vector<std::shared_ptr<TensorImpl>> Leaves() const {
+    std::vector<std::shared_ptr<TensorImpl>> leaves;
+    absl::flat_hash_set<const TensorImpl*> seen;
+    for (const GradNodePtr& node : nodes_) {
+      for (const Edge& edge : node->inputs) {
+        if (edge.leaf == nullptr || !edge.leaf->leaf_requires_grad) continue;
+        if (seen.insert(edge.leaf.get()).second) leaves.push_back(edge.leaf);
+      }
+    }
+    return leaves;
+  }
+
+ private:
+  void Push(const Edge& edge) {
+    if (edge.node != nullptr) stack_.push_back(edge.node);
+    if (edge.companions == nullptr) return;
+    for (const GradNodePtr& companion : *edge.companions) {
+      if (std::find(absent_.begin(), absent_.end(), companion) == absent_.end()) {
+        absent_.push_back(companion);
+        stack_.push_back(companion);
+      }
+    }
+  }
+  static Name NameOf(const Edge& edge) {
+    return edge.node != nullptr ? Name{edge.node.get(), edge.output} : Name{edge.leaf.get(), 0};
+  }
+  ValueIndex NumberOf(const Edge& edge, const GradNode& reader, int place) {
+    Name name = NameOf(edge);
+    // Nobody can ask for the gradient of what has no history and requires none.
+    if (name.first == nullptr) name = {&reader, ~place};
+    const auto found = numbers_.find(name);
+    if (found != numbers_.end()) return found->second;
+    const ValueIndex added = emitter_->AddType(edge.info, edge.device_slot);
+    numbers_[name] = added;
+    return added;
+  }
+
+  TapeEmitter* const emitter_;
+  const Trace* const trace_;
+  std::vector<GradNodePtr> stack_;
+  absl::flat_hash_set<const GradNode*> seen_;
+  std::vector<GradNodePtr> nodes_;
+  std::vector<GradNodePtr> absent_;
+  std::vector<RecordedNode> record_;
+  absl::flat_hash_map<Name, ValueIndex> numbers_;
+  absl::flat_hash_map<const GradNode*, int32_t> place_;
+};
+
+Tensor FillLike(const Tensor& like, double value, const std::string& source) {
+  const TensorData& data = *like.impl()->data;
+  NodeSpec spec;
+  spec.op = "fill";
+  spec.attributes = TypeAttributes(data.info->type);
+  spec.attributes.push_back({"value", value});
+  spec.device_slot = data.device_slot;
+  spec.source = source;
+  const DeviceRef device(data.session, data.device_slot);
+  return ApplyLocal(std::move(spec), {}, &device);
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<Tensor>> TakeGradients(const GradientRequest& request, CallSite site) {
+  const std::string source = SourceOf(site);
+  const auto refuse = [&source](const absl::Status& status) { return WithSource(status, source); };
+  std::shared_ptr<SessionCore> session;
+  if (request.roots.empty()) return refuse(BadType("backward: expected a root, got none"));
+  if (!request.seeds.empty() && request.seeds.size() != request.roots.size()) {
+    return refuse(
+        BadType(absl::StrCat("backward: expected one seed for each of ", request.roots.size(),
+                             " roots, got ", request.seeds.size())));
+  }
+  for (const Tensor& root : request.roots) {
+    if (!root.defined()) return refuse(NoTensor("backward"));
+    CHORUS_RETURN_IF_ERROR(root.status());
+    if (session == nullptr) session = root.impl()->data->session;
+    if (root.impl()->data->session != session) {
+      return refuse(BadType("backward: expected roots of one session, got one of another"));
+    }
+    if (!root.requires_grad()) {
+      return refuse(Precondition(
+          "backward: a root has no history: nothing that it was computed from requires a gradient, "
+          "or it comes from under NoGrad, Detach or a compiled function (differentiate inside "
+          "it)"));
+    }
+  }
+  for (const Tensor& wanted : request.wanted) {
+    if (!wanted.defined()) return refuse(NoTensor("grad"));
+    CHORUS_RETURN_IF_ERROR(wanted.status());
+    if (wanted.impl()->data->session != session) {
+      return refuse(BadType("grad: expected inputs of the outputs' session, got one of another"));
+    }
+    if (wanted.absent()) return refuse(BadType("grad: an absent result has no gradient"));
+    if (!wanted.requires_grad()) {
+      return refuse(Precondition("grad: an input does not require a gradient; RequireGrad first"));
+    }
+  }
+  if (session->Forked()) return ForkedError();
+
+  const GradMode mode(request.create);
+  const Trace* const trace = Trace::Current();
+  TapeEmitter emitter(session);
+  Tape tape(&emitter, trace);
+  for (const Tensor& root : request.roots) {
+    const absl::Status gathered = tape.Gather(root);
+    if (!gathered.ok()) return refuse(gathered);
+  }
+  tape.Number();
+
+  std::vector<BackwardRoot> roots;
+  for (size_t i = 0; i < request.roots.size(); ++i) {
+    const Tensor& root = request.roots[i];
+    if (root.absent()) {
+      roots.push_back(BackwardRoot::AbsentResult(tape.PlaceOf(root.impl()->node.get())));
+      continue;
+    }
+    Tensor seed;
+    if (!request.seeds.empty() && request.seeds[i].defined()) {
+      seed = request.seeds[i];
+      CHORUS_RETURN_IF_ERROR(seed.status());
+      if (seed.impl()->data->session != session || seed.absent()) {
+        return refuse(BadType("backward: a seed must be a tensor of the roots' session"));
+      }
+    } else if (root.num_elements() == 1) {
+      seed = FillLike(root, 1, source);
+      CHORUS_RETURN_IF_ERROR(seed.status());
+    } else {
+      return refuse(
+          BadType(absl::StrCat("backward: expected a root of one element, or a seed, got ",
+                               root.impl()->data->info->type.ToString())));
+    }
+    const ValueIndex value = tape.FindOrAdd(root);
+    roots.push_back(BackwardRoot::Value(value, emitter.AddTensor(seed)));
+  }
+  for (const GradNodePtr& node : tape.absent_roots()) {
+    roots.push_back(BackwardRoot::AbsentResult(tape.PlaceOf(node.get())));
+  }
+
+  std::vector<Tensor> wanted(request.wanted.begin(), request.wanted.end());
+  if (request.leaves) {
+    for (const std::shared_ptr<TensorImpl>& leaf : tape.Leaves()) wanted.push_back(Tensor(leaf));
+    for (const Tensor& root : request.roots) {
+      // A leaf may be a root itself.
+      if (root.impl()->leaf_requires_grad && tape.Find(root) >= 0 &&
+          std::find_if(wanted.begin(), wanted.end(), [&root](const Tensor& w) {
+            return w.impl() == root.impl();
+          }) == wanted.end()) {
+        wanted.push_back(root);
+      }
+    }
+    for (const Tensor& leaf : wanted) {
+      if (trace != nullptr &&
+          leaf.impl()->data->state.load(std::memory_order_acquire) != TensorData::State::kTraced) {
+        return refuse(Precondition(
+            "backward: inside a compiled function, the gradient of a captured tensor has no place "
+            "to stay; make it an input of the function, or use Grad"));
+      }
+    }
+  }
+  std::vector<ValueIndex> wanted_values;
+  std::vector<int> place(wanted.size(), -1);
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    const ValueIndex value = tape.Find(wanted[i]);
+    if (value < 0) continue;
+    place[i] = static_cast<int>(wanted_values.size());
+    wanted_values.push_back(value);
+  }
+
+  std::vector<const RecordedNode*> record;
+  for (const RecordedNode& node : tape.record()) record.push_back(&node);
+  const absl::StatusOr<BackwardResult> built =
+      BuildBackward(record, roots, wanted_values, &emitter);
+  if (!built.ok()) return refuse(built.status());
+
+  Companions companions;
+  std::vector<GradNodePtr> absent = emitter.TakeCompanions();
+  if (!absent.empty()) {
+    companions = std::make_shared<const std::vector<GradNodePtr>>(std::move(absent));
+  }
+  // Gradients that are the seeds themselves, or one value for two inputs, get handles of their own.
+  const auto own = [&](const Tensor& gradient) {
+    auto impl = std::make_shared<TensorImpl>(*gradient.impl());
+    if (companions == nullptr) return Tensor(std::move(impl));
+    if (impl->companions == nullptr) {
+      impl->companions = companions;
+    } else {
+      auto both = std::make_shared<std::vector<GradNodePtr>>(*impl->companions);
+      both->insert(both->end(), companions->begin(), companions->end());
+      impl->companions = std::move(both);
+    }
+    return Tensor(std::move(impl));
+  };
+  std::vector<Tensor> gradients;
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    if (place[i] >= 0 && built->gradients[place[i]].has_value()) {
+      gradients.push_back(own(emitter.tensor(*built->gradients[place[i]])));
+    } else if (request.leaves) {
+      gradients.emplace_back();
+    } else {
+      const Tensor zeros = FillLike(wanted[i], 0, source);
+      CHORUS_RETURN_IF_ERROR(zeros.status());
+      gradients.push_back(own(zeros));
+    }
+  }
+  if (request.leaves) {
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      if (!gradients[i].defined()) continue;
+      Tensor& grad = wanted[i].impl()->grad;
+      grad = grad.defined() ? Add(grad, gradients[i], site) : gradients[i];
+      CHORUS_RETURN_IF_ERROR(grad.status());
+    }
+  }
+  if (!request.retain && !request.create) {
+    for (const int32_t visited : built->visited) tape.nodes()[visited]->Consume();
+  }
+  if (trace == nullptr) {
+    SessionLock lock(session.get());
+    CHORUS_RETURN_IF_ERROR(lock.status());
+    session->FlushLocked();
+  }
+  return gradients;
+}
+
+}  // namespace sdk
+}  // namespace chorus

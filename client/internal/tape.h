@@ -1,0 +1,147 @@
+// Recording: from a call on tensors to commands or nodes of a trace, and to entries of the tape.
+//
+// A tape entry (GradNode) belongs to the results of one op: it lives as long as one of them, or an
+// entry that depends on one, does. Backward gathers the entries that its roots lead to, in the
+// order of recording, and core/autograd turns them into more ops, which are recorded like any
+// other.
+//
+// Threads: any; one tensor's gradients are accumulated by one thread at a time.
+#ifndef CHORUS_CLIENT_INTERNAL_TAPE_H_
+#define CHORUS_CLIENT_INTERNAL_TAPE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "client/chorus.h"
+#include "client/internal/core.h"
+#include "core/collective/instance.h"
+#include "core/ops/op.h"
+
+namespace chorus {
+inline namespace sdk {
+
+struct GradNode;
+using GradNodePtr = std::shared_ptr<GradNode>;
+// Entries without a local result (reduce off its root, send) that the gradients of a backward pass
+// stand for as well: whoever differentiates one of those gradients takes part in them.
+using Companions = std::shared_ptr<const std::vector<GradNodePtr>>;
+
+class TensorImpl {
+ public:
+  TensorDataPtr data;
+  GradNodePtr node;  // what computed it; null for a leaf and for what is not recorded
+  int output = 0;    // of `node`
+  Companions companions;
+  bool leaf_requires_grad = false;
+  // Set where this stands for a leaf, with a copy of its bytes as they were when it was recorded.
+  std::shared_ptr<TensorImpl> leaf;
+  Tensor grad;  // of a leaf
+
+  bool requires_grad() const {
+    return leaf_requires_grad || node != nullptr || companions != nullptr;
+  }
+};
+
+// An input of a recorded op.
+struct Edge {
+  GradNodePtr node;
+  int output = 0;
+  Companions companions;
+  std::shared_ptr<TensorImpl> leaf;  // without node: whose gradient it may be; null: nobody's
+  const TensorInfo* info = nullptr;
+  int32_t device_slot = 0;
+  TensorDataPtr data;  // where the gradient rule uses it
+};
+
+struct GradNode {
+  ~GradNode();
+
+  uint64_t order = 0;                    // of recording, in this process
+  std::shared_ptr<const NodeSpec> spec;  // without inputs
+  absl::InlinedVector<Edge, 2> inputs;
+  // What the outputs are; `session` keeps the infos.
+  std::shared_ptr<SessionCore> session;
+  absl::InlinedVector<const TensorInfo*, 1> outputs;
+  int32_t device_slot = 0;
+  bool consumed = false;
+
+  // Collectives.
+  std::shared_ptr<MemberCore> member;
+  GroupCore* group = nullptr;
+  InstanceKey key;           // eager
+  int64_t next_request = 0;  // of gradients, in `request_epoch`
+  int64_t request_epoch = 0;
+
+  // In a trace.
+  Trace* trace = nullptr;
+  int32_t trace_node = -1;
+
+  // Frees what the rule would need, and tells the daemon that the entry is gone.
+  void Consume();
+};
+
+bool GradEnabled();
+// Sets it for this thread and puts it back.
+class GradMode {
+ public:
+  explicit GradMode(bool enabled);
+  ~GradMode();
+  GradMode(const GradMode&) = delete;
+  GradMode& operator=(const GradMode&) = delete;
+
+ private:
+  const bool before_;
+};
+
+Tensor MakeTensor(TensorDataPtr data);
+Tensor FailedTensor(const std::shared_ptr<SessionCore>& session, absl::Status status);
+
+// A local op on tensors of one session: its one result, or a tensor with the error. Ops without
+// inputs say on which device they run.
+Tensor ApplyLocal(NodeSpec spec, absl::Span<const Tensor> inputs,
+                  const DeviceRef* device = nullptr);
+
+// Everything that an eager collective is called with.
+struct CollectiveCall {
+  CollectiveKind kind = CollectiveKind::kUnspecified;
+  Reduction reduction = Reduction::kNone;
+  int32_t root = -1;
+  int32_t peer = -1;
+  int64_t tag = 0;
+  // The output's type where there is no input that has it.
+  const TensorType* type = nullptr;
+  // The instance, where it is not the group's next one.
+  const InstanceKey* bound = nullptr;  // eager
+  const InstanceRef* ref = nullptr;    // in a trace
+  CallSite site;
+  const std::string* source = nullptr;  // instead of `site`
+};
+
+// Its results; one absent tensor where there are none. Errors are in the tensors: a call that is
+// refused here ends the epoch, so that the other ranks need not wait for this one.
+absl::InlinedVector<Tensor, 1> ApplyCollective(const CollectiveCall& call,
+                                               absl::Span<const Tensor> inputs,
+                                               const std::shared_ptr<MemberCore>& member,
+                                               GroupCore* group);
+
+// Roots and wanted tensors for the gradients of their sum. The result is one tensor for each wanted
+// one (undefined: the roots do not depend on it).
+struct GradientRequest {
+  absl::Span<const Tensor> roots;
+  absl::Span<const Tensor> seeds;  // empty: ones
+  absl::Span<const Tensor> wanted;
+  bool leaves = false;  // instead of `wanted`: adds to every leaf's grad
+  bool retain = false;
+  bool create = false;
+};
+absl::StatusOr<std::vector<Tensor>> TakeGradients(const GradientRequest& request, CallSite site);
+
+}  // namespace sdk
+}  // namespace chorus
+
+#endif  // CHORUS_CLIENT_INTERNAL_TAPE_H_

@@ -1,0 +1,191 @@
+#include "client/internal/trace.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/error.h"
+
+namespace chorus {
+inline namespace sdk {
+namespace {
+
+thread_local Trace* current_trace = nullptr;
+
+}  // namespace
+
+Trace::Trace(std::shared_ptr<SessionCore> session)
+    : session_(std::move(session)), builder_(session_->device_count()) {}
+
+Trace* Trace::Current() { return current_trace; }
+
+void Trace::Begin() {
+  outer_ = current_trace;
+  current_trace = this;
+}
+
+void Trace::End() { current_trace = outer_; }
+
+TensorDataPtr Trace::AddInput(const TensorInfo* info, int32_t device_slot, InputRole role,
+                              bool donatable) {
+  GraphInput input;
+  input.type = info->type;
+  input.role = role;
+  input.donatable = donatable;
+  input.device_slot = device_slot;
+  auto data = std::make_shared<TensorData>(session_);
+  data->info = info;
+  data->device_slot = device_slot;
+  data->trace = this;
+  data->value = builder_.AddInput(std::move(input));
+  data->state.store(TensorData::State::kTraced, std::memory_order_release);
+  return data;
+}
+
+int32_t Trace::SlotOf(GroupCore* group) {
+  for (size_t s = 0; s < slots_.size(); ++s) {
+    std::vector<GroupCore*>& groups = slots_[s].groups;
+    if (groups[0]->member->world != group->member->world || groups[0]->id != group->id) continue;
+    if (std::find(groups.begin(), groups.end(), group) == groups.end()) {
+      groups.insert(std::upper_bound(
+                        groups.begin(), groups.end(), group,
+                        [](const GroupCore* a, const GroupCore* b) { return a->rank < b->rank; }),
+                    group);
+    }
+    return static_cast<int32_t>(s);
+  }
+  GroupSlot slot;
+  slot.size = static_cast<int32_t>(group->ranks.size());
+  slots_.push_back({{group}});
+  return builder_.AddGroupSlot(std::move(slot));
+}
+
+absl::StatusOr<TensorDatas> Trace::Add(NodeSpec spec, absl::Span<const TensorDataPtr> inputs,
+                                       GroupCore* group, int32_t* node) {
+  spec.inputs.clear();
+  for (const TensorDataPtr& input : inputs) {
+    if (input->state.load(std::memory_order_acquire) == TensorData::State::kTraced) {
+      spec.inputs.push_back(input->value);
+      continue;
+    }
+    TensorDataPtr& placeholder = captured_[input.get()];
+    if (placeholder == nullptr) {
+      const bool number =
+          input->state.load(std::memory_order_acquire) == TensorData::State::kInline;
+      placeholder = AddInput(input->info, input->device_slot,
+                             number ? InputRole::kScalar : InputRole::kData, /*donatable=*/false);
+      captures_.push_back({input});
+    }
+    spec.inputs.push_back(placeholder->value);
+  }
+  if (group != nullptr) {
+    spec.collective->group_slot = SlotOf(group);
+    const auto& member = group->member;
+    const bool known = std::any_of(members_.begin(), members_.end(),
+                                   [member](const auto& m) { return m.get() == member; });
+    if (!known) members_.push_back(member->shared_from_this());
+  }
+  const int32_t device_slot = spec.device_slot;
+  *node = static_cast<int32_t>(builder_.nodes().size());
+  CHORUS_ASSIGN_OR_RETURN(const std::vector<ValueIndex> values, builder_.Emit(std::move(spec)));
+  TensorDatas results;
+  for (const ValueIndex value : values) {
+    auto data = std::make_shared<TensorData>(session_);
+    {
+      SessionLock lock(session_.get());
+      CHORUS_RETURN_IF_ERROR(lock.status());
+      data->info = session_->Intern(builder_.TypeOf(value));
+    }
+    data->device_slot = device_slot;
+    data->trace = this;
+    data->value = value;
+    data->state.store(TensorData::State::kTraced, std::memory_order_release);
+    results.push_back(std::move(data));
+  }
+  return results;
+}
+
+absl::StatusOr<Trace::Finished> Trace::Finish(absl::Span<const TensorDataPtr> outputs) {
+  for (const TensorDataPtr& output : outputs) {
+    GraphOutput added;
+    added.value = output->value;
+    builder_.AddOutput(added);
+  }
+  Finished finished;
+  finished.graph = builder_.Build();
+  finished.captures = std::move(captures_);
+  finished.members = std::move(members_);
+  Graph& graph = finished.graph;
+  for (size_t s = 0; s < slots_.size(); ++s) {
+    Slot slot;
+    slot.groups = slots_[s].groups;
+    for (GroupCore* group : slot.groups) {
+      graph.group_slots[s].held.push_back(GroupRank(group->rank));
+      graph.group_slots[s].device_slots.push_back(group->member->device_slot);
+      slot.generations.push_back(group->generation);
+    }
+    slot.used.assign(slot.groups.size(), 0);
+    finished.slots.push_back(std::move(slot));
+  }
+
+  // A node holds a tape entry exactly where the graph takes its gradient: nothing is left of the
+  // tape when the run is over.
+  std::vector<bool> differentiated(graph.nodes.size(), false);
+  for (const Node& node : graph.nodes) {
+    if (node.collective.has_value() &&
+        node.collective->instance.kind == InstanceRef::Kind::kGradient) {
+      differentiated[node.collective->instance.node] = true;
+    }
+  }
+  std::vector<int32_t> tape_of(graph.nodes.size(), -1);
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    if (!graph.nodes[n].collective.has_value()) continue;
+    Collective& collective = *graph.nodes[n].collective;
+    collective.wants_grad = differentiated[n];
+    TapeUse use;
+    use.group_slot = collective.group_slot;
+    use.member = collective.rank;
+    use.live = differentiated[n];
+    if (collective.instance.kind == InstanceRef::Kind::kGradient) {
+      use.parent = tape_of[collective.instance.node];
+      use.offset = collective.instance.request;
+    } else {
+      Slot& slot = finished.slots[collective.group_slot];
+      const size_t place = static_cast<size_t>(
+          std::find_if(slot.groups.begin(), slot.groups.end(),
+                       [&](const GroupCore* g) { return g->rank == collective.rank.value(); }) -
+          slot.groups.begin());
+      if (HasPeer(collective.kind)) {
+        const bool send = collective.kind == CollectiveKind::kSend;
+        use.source = send ? collective.rank : collective.peer;
+        use.destination = send ? collective.peer : collective.rank;
+        use.tag = collective.tag;
+        GroupCore* const group = slot.groups[place];
+        PairUse* pair = nullptr;
+        for (PairUse& p : finished.pairs) {
+          if (p.group == group && p.peer == collective.peer.value() && p.send == send &&
+              p.tag == use.tag) {
+            pair = &p;
+          }
+        }
+        if (pair == nullptr) {
+          finished.pairs.push_back({group, collective.peer.value(), send, use.tag, 0});
+          pair = &finished.pairs.back();
+        }
+        use.offset = pair->used++;
+      } else {
+        use.offset = slot.used[place]++;
+      }
+    }
+    tape_of[n] = static_cast<int32_t>(finished.tapes.size());
+    finished.tapes.push_back(std::move(use));
+  }
+  // Only entries that live, and what they descend from, need names.
+  bool any = false;
+  for (const TapeUse& use : finished.tapes) any = any || use.live;
+  if (!any) finished.tapes.clear();
+  return finished;
+}
+
+}  // namespace sdk
+}  // namespace chorus

@@ -1,0 +1,101 @@
+// Tracing for Compile: the ops of one call of a function, as one graph.
+//
+// Threads: a trace belongs to the thread that makes it, from Begin to Finish; Compiled::Run is
+//   guarded by the compiled function's own lock.
+#ifndef CHORUS_CLIENT_INTERNAL_TRACE_H_
+#define CHORUS_CLIENT_INTERNAL_TRACE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "client/chorus.h"
+#include "client/internal/core.h"
+#include "core/ops/graph_builder.h"
+
+namespace chorus {
+inline namespace sdk {
+
+class Trace {
+ public:
+  explicit Trace(std::shared_ptr<SessionCore> session);
+
+  // The one that this thread is making; null outside Compile.
+  static Trace* Current();
+  // Makes it current, until End.
+  void Begin();
+  void End();
+
+  const std::shared_ptr<SessionCore>& session() const { return session_; }
+
+  // A placeholder for an input of the function.
+  TensorDataPtr AddInput(const TensorInfo* info, int32_t device_slot, InputRole role,
+                         bool donatable);
+  // Appends a node. Tensors from outside become inputs. `group` for collectives: fills in its slot.
+  // *node is its number.
+  absl::StatusOr<TensorDatas> Add(NodeSpec spec, absl::Span<const TensorDataPtr> inputs,
+                                  GroupCore* group, int32_t* node);
+
+  // One of the graph's inputs that is not one of the function's.
+  struct Capture {
+    TensorDataPtr data;
+  };
+  // How to name an instance of which a member held a tape entry within the run.
+  struct TapeUse {
+    int32_t parent = -1;  // place in this list: a gradient of that, request `offset`
+    int32_t group_slot = 0;
+    GroupRank member;
+    GroupRank source{-1};
+    GroupRank destination{-1};
+    int64_t tag = 0;
+    int64_t offset = 0;  // from the member's next index, or the pair's
+    bool live = false;   // false: only a parent of others
+  };
+  struct Slot {
+    std::vector<GroupCore*> groups;  // the members held here, by place
+    std::vector<int64_t> generations;
+    std::vector<int64_t> used;  // instances that each takes in a run
+  };
+  // Send and recv: counted by pair and tag.
+  struct PairUse {
+    GroupCore* group = nullptr;
+    int32_t peer = -1;
+    bool send = false;
+    int64_t tag = 0;
+    int64_t used = 0;
+  };
+  struct Finished {
+    Graph graph;
+    std::vector<Capture> captures;  // inputs after the function's own
+    std::vector<Slot> slots;
+    std::vector<PairUse> pairs;
+    std::vector<TapeUse> tapes;
+    std::vector<std::shared_ptr<MemberCore>> members;  // kept for the slots
+  };
+  // The graph with these values of it as outputs. `num_inputs`: of the function.
+  absl::StatusOr<Finished> Finish(absl::Span<const TensorDataPtr> outputs);
+
+ private:
+  int32_t SlotOf(GroupCore* group);
+
+  const std::shared_ptr<SessionCore> session_;
+  GraphBuilder builder_;
+  Trace* outer_ = nullptr;
+  std::vector<Capture> captures_;
+  absl::flat_hash_map<const TensorData*, TensorDataPtr> captured_;  // -> placeholder
+  struct OpenSlot {
+    std::vector<GroupCore*> groups;  // ascending by place
+  };
+  std::vector<OpenSlot> slots_;
+  std::vector<std::shared_ptr<MemberCore>> members_;
+};
+
+}  // namespace sdk
+}  // namespace chorus
+
+#endif  // CHORUS_CLIENT_INTERNAL_TRACE_H_

@@ -1,0 +1,19 @@
+// The log by gRPC: one stream for all commands, or one unary call each.
+#ifndef CHORUS_CLIENT_LINK_GRPC_LINKS_H_
+#define CHORUS_CLIENT_LINK_GRPC_LINKS_H_
+
+#include <memory>
+
+#include "client/internal/link.h"
+#include "client/link/rpc_link.h"
+
+namespace chorus {
+inline namespace sdk {
+
+std::unique_ptr<Link> MakeStreamLink(OpenedSession opened);
+std::unique_ptr<Link> MakeUnaryLink(OpenedSession opened);
+
+}  // namespace sdk
+}  // namespace chorus
+
+#endif  // CHORUS_CLIENT_LINK_GRPC_LINKS_H_

@@ -1,0 +1,235 @@
+#include "client/link/ring_link.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "core/base/bytes.h"
+#include "core/base/error.h"
+#include "core/base/mutex.h"
+#include "core/transport/completion.h"
+#include "core/transport/doorbell.h"
+#include "core/transport/ring.h"
+#include "core/transport/session_memory.h"
+
+namespace chorus {
+inline namespace sdk {
+namespace {
+
+constexpr absl::Duration kRequestTimeout = absl::Seconds(30);
+// For room in the ring: the daemon empties it without waiting for anybody.
+constexpr absl::Duration kSubmitTimeout = absl::Seconds(60);
+
+// A mapping of an arena.
+class Mapping {
+ public:
+  static absl::StatusOr<std::unique_ptr<Mapping>> Make(int fd, int64_t bytes, int protection) {
+    if (bytes <= 0) {
+      return MakeError(absl::StatusCode::kInternal, Reason::kInternal,
+                       absl::StrCat("an arena of ", bytes, " bytes"));
+    }
+    void* const at = ::mmap(nullptr, static_cast<size_t>(bytes), protection, MAP_SHARED, fd, 0);
+    if (at == MAP_FAILED) {
+      return MakeError(
+          absl::StatusCode::kResourceExhausted, Reason::kOutOfMemory,
+          absl::StrCat("cannot map an arena of ", bytes, " bytes: ", ::strerror(errno)));
+    }
+    // A forked child has no business with it.
+    ::madvise(at, static_cast<size_t>(bytes), MADV_DONTFORK);
+    return std::unique_ptr<Mapping>(new Mapping(static_cast<char*>(at), bytes));
+  }
+  ~Mapping() { ::munmap(data_, static_cast<size_t>(bytes_)); }
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+
+  char* data() const { return data_; }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  Mapping(char* data, int64_t bytes) : data_(data), bytes_(bytes) {}
+  char* const data_;
+  const int64_t bytes_;
+};
+
+class RingLink : public RpcLink {
+ public:
+  RingLink(OpenedSession opened, std::unique_ptr<DoorbellView> doorbell,
+           std::unique_ptr<SessionMemory> memory, UniqueFd wake)
+      : RpcLink(std::move(opened)),
+        doorbell_(std::move(doorbell)),
+        memory_(std::move(memory)),
+        submitter_(memory_.get(), doorbell_.get(), std::move(wake), Options()),
+        waiter_(memory_.get(), Options()) {
+    StartWatching();
+  }
+  ~RingLink() override { StopWatching(); }
+
+  Transport transport() const override { return Transport::kRing; }
+  int32_t max_tensors() const override {
+    const int32_t slots = static_cast<int32_t>(memory_->tensor_slots());
+    const int32_t daemon = RpcLink::max_tensors();
+    return daemon > 0 ? std::min(slots, daemon) : slots;
+  }
+
+  absl::Status Submit(const Command& command) override {
+    encoder_.Clear();
+    EncodeFrame(command, &encoder_);
+    return submitter_.Submit(encoder_.bytes(), absl::Now() + kSubmitTimeout);
+  }
+
+  absl::StatusOr<absl::optional<CommandOutcome>> Peek(Sequence sequence) override {
+    CHORUS_ASSIGN_OR_RETURN(const absl::optional<RunOutcome> outcome, waiter_.Run(sequence));
+    if (!outcome.has_value()) return absl::optional<CommandOutcome>();
+    return absl::optional<CommandOutcome>(CommandOutcome{outcome->code, outcome->error});
+  }
+
+  absl::Status WaitCommand(Sequence sequence, absl::Duration timeout) override {
+    const absl::StatusOr<RunOutcome> outcome = waiter_.WaitForRun(sequence, absl::Now() + timeout);
+    if (outcome.ok()) return FetchError(outcome->code, outcome->error);
+    if (ErrorOf(outcome.status()).reason == Reason::kOutcomeForgotten) {
+      return WaitByRpc(sequence, timeout);
+    }
+    return outcome.status();
+  }
+
+  absl::StatusOr<bool> WaitTensor(TensorId tensor, Sequence, absl::Duration timeout) override {
+    CHORUS_ASSIGN_OR_RETURN(const TensorRecord record,
+                            Await(tensor, CompletionWaiter::Until::kDone, timeout));
+    return record.state == TensorState::kOnDevice;
+  }
+
+  absl::Status Read(TensorId tensor, Sequence, char* out, int64_t bytes,
+                    absl::Duration timeout) override {
+    CHORUS_ASSIGN_OR_RETURN(const char* const data, Find(tensor, bytes, timeout));
+    std::memcpy(out, data, static_cast<size_t>(bytes));
+    return absl::OkStatus();
+  }
+  absl::StatusOr<const char*> MapTensor(TensorId tensor, Sequence, int64_t bytes,
+                                        absl::Duration timeout) override {
+    return Find(tensor, bytes, timeout);
+  }
+
+  absl::StatusOr<Staging> CreateStaging(int64_t bytes) override {
+    CHORUS_RETURN_IF_ERROR(liveness());
+    AttachClient& attach = *this->opened().attach;
+    CHORUS_ASSIGN_OR_RETURN(AttachClient::Staging made,
+                            attach.CreateStaging(bytes, absl::Now() + kRequestTimeout));
+    CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<Mapping> mapping,
+                            Mapping::Make(made.fd.get(), made.bytes, PROT_READ | PROT_WRITE));
+    CHORUS_RETURN_IF_ERROR(attach.ConfirmStaging(made.arena, absl::Now() + kRequestTimeout));
+    Staging staging;
+    staging.arena = made.arena;
+    staging.data = mapping->data();
+    MutexLock lock(&mutex_);
+    staging_[made.arena.value()] = std::move(mapping);
+    return staging;
+  }
+  absl::Status WriteStaging(ArenaId arena, int64_t offset, absl::string_view bytes) override {
+    MutexLock lock(&mutex_);
+    const auto found = staging_.find(arena.value());
+    if (found == staging_.end()) return UnknownName("no such staging arena");
+    std::memcpy(found->second->data() + offset, bytes.data(), bytes.size());
+    return absl::OkStatus();
+  }
+  absl::Status ReleaseStaging(ArenaId arena) override {
+    {
+      MutexLock lock(&mutex_);
+      staging_.erase(arena.value());
+    }
+    CHORUS_RETURN_IF_ERROR(liveness());
+    return this->opened().attach->ReleaseStaging(arena, absl::Now() + kRequestTimeout);
+  }
+
+ protected:
+  void OnLost() override { waiter_.WakeAll(); }
+
+ private:
+  WaitOptions Options() {
+    WaitOptions options;
+    options.liveness = [this] { return liveness(); };
+    return options;
+  }
+
+  absl::StatusOr<TensorRecord> Await(TensorId tensor, CompletionWaiter::Until until,
+                                     absl::Duration timeout) {
+    // Mostly it is there already, and then no clock is read.
+    absl::StatusOr<TensorRecord> record = waiter_.Tensor(tensor);
+    const auto done = [&] {
+      return record->state == TensorState::kReady || record->state == TensorState::kFailed ||
+             (record->state == TensorState::kOnDevice && until == CompletionWaiter::Until::kDone);
+    };
+    if (!record.ok() || !done()) {
+      record = waiter_.WaitForTensor(tensor, until, absl::Now() + timeout);
+    }
+    CHORUS_RETURN_IF_ERROR(record.status());
+    if (record->state == TensorState::kFailed) return FetchError(record->code, record->error);
+    return record;
+  }
+
+  // Where a readable tensor's bytes are.
+  absl::StatusOr<const char*> Find(TensorId tensor, int64_t bytes, absl::Duration timeout) {
+    CHORUS_ASSIGN_OR_RETURN(const TensorRecord record,
+                            Await(tensor, CompletionWaiter::Until::kReadable, timeout));
+    const Mapping* arena = nullptr;
+    {
+      MutexLock lock(&mutex_);
+      std::unique_ptr<Mapping>& entry = results_[record.arena.value()];
+      if (entry == nullptr) {
+        const auto made = MapResults(record.arena, &entry);
+        if (!made.ok()) {
+          results_.erase(record.arena.value());
+          return made;
+        }
+      }
+      arena = entry.get();
+    }
+    if (record.bytes != bytes || record.offset < 0 || record.offset > arena->bytes() - bytes) {
+      return MakeError(
+          absl::StatusCode::kInternal, Reason::kInternal,
+          absl::StrCat("a tensor of ", bytes, " bytes is said to be ", record.bytes, " bytes at ",
+                       record.offset, " of an arena of ", arena->bytes()));
+    }
+    return arena->data() + record.offset;
+  }
+  absl::Status MapResults(ArenaId arena, std::unique_ptr<Mapping>* mapping)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    CHORUS_RETURN_IF_ERROR(liveness());
+    CHORUS_ASSIGN_OR_RETURN(
+        const AttachClient::ResultArenaFd made,
+        this->opened().attach->ResultArena(arena, absl::Now() + kRequestTimeout));
+    CHORUS_ASSIGN_OR_RETURN(*mapping, Mapping::Make(made.fd.get(), made.bytes, PROT_READ));
+    return absl::OkStatus();
+  }
+
+  const std::unique_ptr<DoorbellView> doorbell_;
+  const std::unique_ptr<SessionMemory> memory_;
+  Submitter submitter_;
+  CompletionWaiter waiter_;
+  ByteWriter encoder_;  // Submit's
+
+  Mutex mutex_;
+  absl::flat_hash_map<int32_t, std::unique_ptr<Mapping>> results_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<int32_t, std::unique_ptr<Mapping>> staging_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Link>> MakeRingLink(OpenedSession opened, absl::Time deadline) {
+  CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<DoorbellView> doorbell,
+                          DoorbellView::Map(opened.attach->doorbell_fd()));
+  CHORUS_ASSIGN_OR_RETURN(AttachClient::SessionMemoryFds fds,
+                          opened.attach->SessionMemory(deadline));
+  CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<SessionMemory> memory,
+                          MapSessionMemory(fds.memory.get()));
+  return std::unique_ptr<Link>(std::make_unique<RingLink>(std::move(opened), std::move(doorbell),
+                                                          std::move(memory), std::move(fds.wake)));
+}
+
+}  // namespace sdk
+}  // namespace chorus

@@ -1,0 +1,21 @@
+// The log through shared memory, and bytes in place: for attached sessions.
+#ifndef CHORUS_CLIENT_LINK_RING_LINK_H_
+#define CHORUS_CLIENT_LINK_RING_LINK_H_
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "client/internal/link.h"
+#include "client/link/rpc_link.h"
+
+namespace chorus {
+inline namespace sdk {
+
+// UNIMPLEMENTED kVersion: the daemon's shared memory is of another layout.
+absl::StatusOr<std::unique_ptr<Link>> MakeRingLink(OpenedSession opened, absl::Time deadline);
+
+}  // namespace sdk
+}  // namespace chorus
+
+#endif  // CHORUS_CLIENT_LINK_RING_LINK_H_

@@ -1,0 +1,371 @@
+#include "client/link/rpc_link.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/error.h"
+#include "proto/convert/convert.h"
+#include "proto/convert/errors_convert.h"
+
+namespace chorus {
+inline namespace sdk {
+namespace {
+
+// Of a request that the daemon answers at once.
+constexpr absl::Duration kRequestTimeout = absl::Seconds(30);
+// What the daemon's own deadlines may be late.
+constexpr absl::Duration kMargin = absl::Seconds(10);
+// Of one without a deadline of its own: the daemon's decides.
+constexpr absl::Duration kDaemonsTimeout = absl::Hours(1);
+constexpr size_t kChunkBytes = 1 << 20;
+constexpr size_t kMaxErrors = 256;
+
+google::protobuf::Duration ProtoDuration(absl::Duration duration) {
+  google::protobuf::Duration message;
+  message.set_seconds(absl::IDivDuration(duration, absl::Seconds(1), &duration));
+  message.set_nanos(static_cast<int32_t>(absl::ToInt64Nanoseconds(duration)));
+  return message;
+}
+
+Error ErrorFrom(const v1::Error& message) {
+  Error error;
+  error.id = ErrorId(message.error_id());
+  error.code = static_cast<absl::StatusCode>(message.code());
+  error.reason = ReasonFromName(message.reason());
+  error.message = message.message();
+  if (message.culprit().has_rank()) error.culprit.rank = message.culprit().rank();
+  if (message.culprit().has_pid()) error.culprit.pid = message.culprit().pid();
+  error.culprit.node = message.culprit().node();
+  error.instance = message.instance();
+  error.op = message.op();
+  error.source = message.source();
+  error.expected = message.expected();
+  error.got = message.got();
+  for (const v1::Error::Version& version : message.ranks()) {
+    error.ranks.push_back({version.rank(), version.what(), version.source()});
+  }
+  return error;
+}
+
+}  // namespace
+
+RpcLink::RpcLink(OpenedSession opened)
+    : opened_(std::move(opened)),
+      sessions_(v1::Sessions::NewStub(opened_.channel)),
+      worlds_(v1::Worlds::NewStub(opened_.channel)),
+      tensors_(v1::Tensors::NewStub(opened_.channel)),
+      graphs_(v1::Graphs::NewStub(opened_.channel)),
+      diagnostics_(v1::Diagnostics::NewStub(opened_.channel)) {}
+
+RpcLink::~RpcLink() = default;
+
+// --- The daemon's life --------------------------------------------------------------------------
+
+void RpcLink::StartWatching() {
+  if (opened_.attach != nullptr) {
+    watch_ = WatchForHangup(opened_.attach->socket_fd(), [this] {
+      Lose(MakeError(absl::StatusCode::kUnavailable, Reason::kDaemonLost,
+                     absl::StrCat("the daemon at ", opened_.address, " is gone")));
+    });
+  }
+  if (opened_.attach == nullptr && opened_.lease > absl::ZeroDuration()) {
+    renewer_ = std::thread([this] { RenewLease(); });
+  }
+}
+
+void RpcLink::StopWatching() {
+  watch_.reset();
+  {
+    MutexLock lock(&mutex_);
+    stop_ = true;
+    stopped_.SignalAll();
+  }
+  if (renewer_.joinable()) renewer_.join();
+}
+
+void RpcLink::RenewLease() {
+  const absl::Duration period = opened_.lease / 3;
+  while (true) {
+    {
+      const absl::Time due = absl::Now() + period;
+      MutexLock lock(&mutex_);
+      while (!stop_ && absl::Now() < due) stopped_.WaitFor(&mutex_, due - absl::Now());
+      if (stop_) return;
+    }
+    grpc::ClientContext context;
+    SetDeadline(&context, period);
+    v1::RenewSessionRequest request;
+    v1::RenewSessionResponse response;
+    request.set_session(opened_.session);
+    const absl::Status status = Done(sessions_->Renew(&context, request, &response));
+    // Lost, and everybody knows.
+    if (ErrorOf(status).reason == Reason::kSessionLost) Lose(status);
+    if (lost_.load(std::memory_order_acquire)) return;
+  }
+}
+
+void RpcLink::Lose(const absl::Status& why) {
+  {
+    MutexLock lock(&mutex_);
+    if (!why_lost_.ok()) return;
+    why_lost_ = why;
+    lost_.store(true, std::memory_order_release);
+  }
+  OnLost();
+}
+
+absl::Status RpcLink::liveness() const {
+  if (!lost_.load(std::memory_order_acquire)) return absl::OkStatus();
+  MutexLock lock(&mutex_);
+  return why_lost_;
+}
+
+absl::Status RpcLink::Done(const grpc::Status& status) {
+  const absl::Status converted = FromGrpc(status);
+  if (ErrorOf(converted).reason == Reason::kDaemonLost) Lose(converted);
+  return converted;
+}
+
+void RpcLink::SetDeadline(grpc::ClientContext* context, absl::Duration timeout) {
+  context->set_deadline(absl::ToChronoTime(absl::Now() + std::min(timeout, absl::Hours(24))));
+}
+
+absl::Status RpcLink::FetchError(absl::StatusCode code, ErrorId id) {
+  if (code == absl::StatusCode::kOk) return absl::OkStatus();
+  {
+    MutexLock lock(&mutex_);
+    const auto found = errors_.find(id.value());
+    if (found != errors_.end()) return found->second;
+  }
+  Error error;
+  error.code = code;
+  error.id = id;
+  error.message = absl::StrCat("error ", id.value(), " of the daemon");
+  if (id.value() != 0) {
+    grpc::ClientContext context;
+    SetDeadline(&context, kRequestTimeout);
+    v1::GetErrorRequest request;
+    v1::GetErrorResponse response;
+    request.set_error_id(id.value());
+    const grpc::Status got = diagnostics_->GetError(&context, request, &response);
+    if (!got.ok()) {
+      // A daemon that drains fails what is under way, then takes no more calls.
+      if (code == absl::StatusCode::kUnavailable) error.reason = Reason::kDraining;
+      error.message =
+          absl::StrCat(error.message, ", whose text is not to be had: ", got.error_message());
+      return ToStatus(error);
+    }
+    error = ErrorFrom(response.error());
+  }
+  const absl::Status status = ToStatus(error);
+  MutexLock lock(&mutex_);
+  if (errors_.size() >= kMaxErrors) errors_.clear();
+  errors_[id.value()] = status;
+  return status;
+}
+
+absl::Status RpcLink::WaitByRpc(Sequence sequence, absl::Duration timeout) {
+  CHORUS_RETURN_IF_ERROR(liveness());
+  grpc::ClientContext context;
+  SetDeadline(&context, timeout);
+  v1::WaitRequest request;
+  v1::WaitResponse response;
+  request.set_session(opened_.session);
+  request.set_sequence(sequence.value());
+  return Done(graphs_->Wait(&context, request, &response));
+}
+
+// --- Bytes --------------------------------------------------------------------------------------
+
+absl::Status RpcLink::Read(TensorId tensor, Sequence, char* out, int64_t bytes,
+                           absl::Duration timeout) {
+  CHORUS_RETURN_IF_ERROR(liveness());
+  grpc::ClientContext context;
+  SetDeadline(&context, timeout);
+  v1::DownloadTensorRequest request;
+  request.set_session(opened_.session);
+  ToProto(tensor, request.mutable_tensor());
+  const auto reader = tensors_->Download(&context, request);
+  v1::DownloadTensorResponse part;
+  int64_t have = 0;
+  while (reader->Read(&part)) {
+    const int64_t size = static_cast<int64_t>(part.data().size());
+    if (part.offset_bytes() != have || size > bytes - have) {
+      context.TryCancel();
+      reader->Finish();
+      return MakeError(absl::StatusCode::kInternal, Reason::kInternal,
+                       absl::StrCat("download: expected byte ", have, " of ", bytes, ", got ", size,
+                                    " bytes at ", part.offset_bytes()));
+    }
+    std::memcpy(out + have, part.data().data(), part.data().size());
+    have += size;
+  }
+  CHORUS_RETURN_IF_ERROR(Done(reader->Finish()));
+  if (have != bytes) {
+    return MakeError(absl::StatusCode::kInternal, Reason::kInternal,
+                     absl::StrCat("download: expected ", bytes, " bytes, got ", have));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<const char*> RpcLink::MapTensor(TensorId, Sequence, int64_t, absl::Duration) {
+  return Unsupported("View: this transport shares no memory with the daemon; use Read");
+}
+
+absl::StatusOr<Link::Staging> RpcLink::CreateStaging(int64_t bytes) {
+  CHORUS_RETURN_IF_ERROR(liveness());
+  grpc::ClientContext context;
+  SetDeadline(&context, kRequestTimeout);
+  v1::CreateStagingRequest request;
+  v1::CreateStagingResponse response;
+  request.set_session(opened_.session);
+  request.set_size_bytes(bytes);
+  CHORUS_RETURN_IF_ERROR(Done(tensors_->CreateStaging(&context, request, &response)));
+  Staging staging;
+  staging.arena = ArenaId(response.arena());
+  return staging;
+}
+
+absl::Status RpcLink::WriteStaging(ArenaId arena, int64_t offset, absl::string_view bytes) {
+  while (!bytes.empty()) {
+    CHORUS_RETURN_IF_ERROR(liveness());
+    const absl::string_view chunk = bytes.substr(0, kChunkBytes);
+    grpc::ClientContext context;
+    SetDeadline(&context, kRequestTimeout);
+    v1::WriteStagingRequest request;
+    v1::WriteStagingResponse response;
+    request.set_session(opened_.session);
+    request.set_arena(arena.value());
+    request.set_offset_bytes(offset);
+    request.set_data(chunk.data(), chunk.size());
+    CHORUS_RETURN_IF_ERROR(Done(tensors_->WriteStaging(&context, request, &response)));
+    offset += static_cast<int64_t>(chunk.size());
+    bytes.remove_prefix(chunk.size());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RpcLink::ReleaseStaging(ArenaId arena) {
+  CHORUS_RETURN_IF_ERROR(liveness());
+  grpc::ClientContext context;
+  SetDeadline(&context, kRequestTimeout);
+  v1::ReleaseStagingRequest request;
+  v1::ReleaseStagingResponse response;
+  request.set_session(opened_.session);
+  request.set_arena(arena.value());
+  return Done(tensors_->ReleaseStaging(&context, request, &response));
+}
+
+// --- Worlds -------------------------------------------------------------------------------------
+
+absl::StatusOr<JoinedWorld> RpcLink::Join(const WorldOptions& options, DeviceIndex device) {
+  CHORUS_RETURN_IF_ERROR(liveness());
+  grpc::ClientContext context;
+  const absl::Duration join = absl::FromChrono(options.join_timeout);
+  SetDeadline(&context, join == absl::ZeroDuration() ? kDaemonsTimeout : join + kMargin);
+  v1::JoinWorldRequest request;
+  v1::JoinWorldResponse response;
+  request.set_session(opened_.session);
+  request.set_name(options.name);
+  request.set_size(options.size);
+  request.set_rank(options.rank);
+  request.set_device(device.value());
+  const auto set = [](Timeout timeout, google::protobuf::Duration* message) {
+    if (timeout > Timeout::zero()) *message = ProtoDuration(absl::FromChrono(timeout));
+  };
+  if (options.join_timeout > Timeout::zero()) {
+    set(options.join_timeout, request.mutable_join_timeout());
+  }
+  if (options.agree_timeout > Timeout::zero()) {
+    set(options.agree_timeout, request.mutable_agree_timeout());
+  }
+  if (options.exec_timeout > Timeout::zero()) {
+    set(options.exec_timeout, request.mutable_exec_timeout());
+  }
+  CHORUS_RETURN_IF_ERROR(Done(worlds_->Join(&context, request, &response)));
+  return JoinedWorld{WorldId(response.world().world()), Epoch(response.world().epoch())};
+}
+
+absl::StatusOr<GroupId> RpcLink::CreateGroup(WorldId world, Rank rank,
+                                             absl::Span<const int> members) {
+  CHORUS_RETURN_IF_ERROR(liveness());
+  grpc::ClientContext context;
+  SetDeadline(&context, kRequestTimeout);
+  v1::CreateGroupRequest request;
+  v1::CreateGroupResponse response;
+  request.set_session(opened_.session);
+  request.set_world(world.value());
+  request.set_rank(rank.value());
+  for (const int member : members) request.add_ranks(member);
+  CHORUS_RETURN_IF_ERROR(Done(worlds_->CreateGroup(&context, request, &response)));
+  return GroupId(response.group());
+}
+
+absl::Status RpcLink::Leave(WorldId world, Rank rank) {
+  CHORUS_RETURN_IF_ERROR(liveness());
+  grpc::ClientContext context;
+  SetDeadline(&context, kRequestTimeout);
+  v1::LeaveWorldRequest request;
+  v1::LeaveWorldResponse response;
+  request.set_session(opened_.session);
+  request.set_world(world.value());
+  request.set_rank(rank.value());
+  return Done(worlds_->Leave(&context, request, &response));
+}
+
+absl::Status RpcLink::Abort(WorldId world, Rank rank, const std::string& why) {
+  CHORUS_RETURN_IF_ERROR(liveness());
+  grpc::ClientContext context;
+  SetDeadline(&context, kRequestTimeout);
+  v1::AbortWorldRequest request;
+  v1::AbortWorldResponse response;
+  request.set_session(opened_.session);
+  request.set_world(world.value());
+  request.set_rank(rank.value());
+  request.set_message(why);
+  return Done(worlds_->Abort(&context, request, &response));
+}
+
+absl::StatusOr<ReformedWorld> RpcLink::Reform(WorldId world, Rank rank, Timeout timeout) {
+  CHORUS_RETURN_IF_ERROR(liveness());
+  grpc::ClientContext context;
+  SetDeadline(&context, absl::FromChrono(timeout) + kMargin);
+  v1::ReformWorldRequest request;
+  v1::ReformWorldResponse response;
+  request.set_session(opened_.session);
+  request.set_world(world.value());
+  request.set_rank(rank.value());
+  *request.mutable_timeout() = ProtoDuration(absl::FromChrono(timeout));
+  CHORUS_RETURN_IF_ERROR(Done(worlds_->Reform(&context, request, &response)));
+  ReformedWorld result;
+  result.rank = response.rank();
+  result.size = response.size();
+  result.epoch = Epoch(response.epoch());
+  for (const v1::ReformWorldResponse::Survivor& survivor : response.survivors()) {
+    World::Survivor entry;
+    entry.old_rank = survivor.old_rank();
+    if (survivor.has_last_published()) {
+      CHORUS_ASSIGN_OR_RETURN(const InstanceKey key, FromProto(survivor.last_published()));
+      entry.last_published = key.ToString();
+    }
+    result.survivors.push_back(std::move(entry));
+  }
+  return result;
+}
+
+absl::Status RpcLink::Close() {
+  if (!liveness().ok()) return absl::OkStatus();
+  grpc::ClientContext context;
+  SetDeadline(&context, kRequestTimeout);
+  v1::CloseSessionRequest request;
+  v1::CloseSessionResponse response;
+  request.set_session(opened_.session);
+  const absl::Status status = FromGrpc(sessions_->Close(&context, request, &response));
+  Lose(MakeError(absl::StatusCode::kNotFound, Reason::kSessionLost, "the session is closed"));
+  return status;
+}
+
+}  // namespace sdk
+}  // namespace chorus

@@ -1,0 +1,115 @@
+// What all links share: a session opened by gRPC, requests outside the log, bytes by gRPC, and what
+// happens when the daemon is gone.
+//
+// Threads: as Link.
+#ifndef CHORUS_CLIENT_LINK_RPC_LINK_H_
+#define CHORUS_CLIENT_LINK_RPC_LINK_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "chorus/v1/diagnostics.grpc.pb.h"
+#include "chorus/v1/graphs.grpc.pb.h"
+#include "chorus/v1/sessions.grpc.pb.h"
+#include "chorus/v1/tensors.grpc.pb.h"
+#include "chorus/v1/worlds.grpc.pb.h"
+#include "client/attach/attach_client.h"
+#include "client/internal/link.h"
+#include "client/link/watcher.h"
+#include "core/base/mutex.h"
+#include "grpcpp/channel.h"
+#include "grpcpp/client_context.h"
+
+namespace chorus {
+inline namespace sdk {
+
+// A session that Sessions.Open has made, and how to reach it.
+struct OpenedSession {
+  std::shared_ptr<grpc::Channel> channel;
+  std::unique_ptr<AttachClient> attach;  // null: not attached, it lives by its lease
+  int64_t session = 0;
+  std::vector<DeviceIndex> devices;
+  int32_t max_tensors = 0;
+  absl::Duration lease;  // of a session that is not attached
+  std::string address;
+};
+
+class RpcLink : public Link {
+ public:
+  explicit RpcLink(OpenedSession opened);
+  ~RpcLink() override;
+
+  std::vector<DeviceIndex> devices() const override { return opened_.devices; }
+  int32_t max_tensors() const override { return opened_.max_tensors; }
+
+  absl::Status Read(TensorId tensor, Sequence producer, char* out, int64_t bytes,
+                    absl::Duration timeout) override;
+  absl::StatusOr<const char*> MapTensor(TensorId tensor, Sequence producer, int64_t bytes,
+                                        absl::Duration timeout) override;
+  absl::StatusOr<Staging> CreateStaging(int64_t bytes) override;
+  absl::Status WriteStaging(ArenaId arena, int64_t offset, absl::string_view bytes) override;
+  absl::Status ReleaseStaging(ArenaId arena) override;
+
+  absl::StatusOr<JoinedWorld> Join(const WorldOptions& options, DeviceIndex device) override;
+  absl::StatusOr<GroupId> CreateGroup(WorldId world, Rank rank,
+                                      absl::Span<const int> members) override;
+  absl::Status Leave(WorldId world, Rank rank) override;
+  absl::Status Abort(WorldId world, Rank rank, const std::string& why) override;
+  absl::StatusOr<ReformedWorld> Reform(WorldId world, Rank rank, Timeout timeout) override;
+  absl::Status Close() override;
+
+ protected:
+  // Starts watching the daemon: at the end of the derived class's constructor, and stopped at the
+  // beginning of its destructor.
+  void StartWatching();
+  void StopWatching();
+
+  // Once: everyone who waits is to be told. Called on any thread.
+  virtual void OnLost() = 0;
+  void Lose(const absl::Status& why);
+  // OK, or why the daemon is no longer to be had.
+  absl::Status liveness() const;
+
+  // The whole error behind an id, and the daemon's word for it when that cannot be had.
+  absl::Status FetchError(absl::StatusCode code, ErrorId id);
+  // Asks for an outcome that no record has any more.
+  absl::Status WaitByRpc(Sequence sequence, absl::Duration timeout);
+
+  // FromGrpc, and a lost daemon is noted.
+  absl::Status Done(const grpc::Status& status);
+  static void SetDeadline(grpc::ClientContext* context, absl::Duration timeout);
+
+  const OpenedSession& opened() const { return opened_; }
+  v1::Graphs::Stub* graphs() { return graphs_.get(); }
+
+ private:
+  void RenewLease();
+
+  OpenedSession opened_;
+  const std::unique_ptr<v1::Sessions::Stub> sessions_;
+  const std::unique_ptr<v1::Worlds::Stub> worlds_;
+  const std::unique_ptr<v1::Tensors::Stub> tensors_;
+  const std::unique_ptr<v1::Graphs::Stub> graphs_;
+  const std::unique_ptr<v1::Diagnostics::Stub> diagnostics_;
+
+  std::atomic<bool> lost_{false};
+  mutable Mutex mutex_;
+  absl::Status why_lost_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<int64_t, absl::Status> errors_ ABSL_GUARDED_BY(mutex_);
+  bool stop_ ABSL_GUARDED_BY(mutex_) = false;
+  CondVar stopped_;
+  std::unique_ptr<Watch> watch_;
+  std::thread renewer_;
+};
+
+}  // namespace sdk
+}  // namespace chorus
+
+#endif  // CHORUS_CLIENT_LINK_RPC_LINK_H_

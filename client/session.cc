@@ -1,0 +1,233 @@
+#include <unistd.h>
+
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "client/chorus.h"
+#include "client/internal/core.h"
+#include "core/base/error.h"
+
+namespace chorus {
+inline namespace sdk {
+namespace {
+
+absl::Status NoSession() {
+  return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kSessionLost,
+                   "an empty session: make one with Session::Open");
+}
+
+absl::Status NoWorld() {
+  return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kUnknownName,
+                   "an empty world: get one from Session::Join");
+}
+
+// The first of these variables that is set and not empty.
+std::string FromEnvironment(std::initializer_list<const char*> names) {
+  for (const char* name : names) {
+    const char* const value = std::getenv(name);
+    if (value != nullptr && *value != '\0') return value;
+  }
+  return "";
+}
+
+absl::StatusOr<int> NumberFromEnvironment(const char* what,
+                                          std::initializer_list<const char*> names) {
+  for (const char* name : names) {
+    const char* const value = std::getenv(name);
+    if (value == nullptr || *value == '\0') continue;
+    int number = 0;
+    if (absl::SimpleAtoi(value, &number) && number >= 0) return number;
+    return BadType(
+        absl::StrCat("environment variable ", name, ": expected a number, got \"", value, "\""));
+  }
+  return BadType(absl::StrCat("WorldOptions: no ", what, " given, and none of the variables ",
+                              *names.begin(), ", ... is set"));
+}
+
+}  // namespace
+
+DeviceRef::DeviceRef(const Session& session) : session_(session.core()) {}
+DeviceRef::DeviceRef(const World& world) {
+  if (world.member() == nullptr) return;
+  session_ = world.member()->session;
+  slot_ = world.member()->device_slot;
+}
+
+// --- Session ------------------------------------------------------------------------------------
+
+absl::StatusOr<Session> Session::Open(const SessionOptions& options) {
+  absl::StatusOr<std::unique_ptr<Link>> link = OpenLink(options);
+  if (!link.ok()) return link.status();
+  return Session(
+      std::make_shared<SessionCore>(*std::move(link), absl::FromChrono(options.wait_timeout)));
+}
+
+absl::StatusOr<World> Session::Join(const WorldOptions& given) const {
+  if (core_ == nullptr) return NoSession();
+  if (core_->Forked()) return ForkedError();
+  WorldOptions options = given;
+  if (options.name.empty()) {
+    options.name = FromEnvironment({"CHORUS_WORLD", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID",
+                                    "OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE"});
+    if (options.name.empty()) options.name = "default";
+  }
+  if (options.rank < 0) {
+    CHORUS_ASSIGN_OR_RETURN(
+        options.rank, NumberFromEnvironment(
+                          "rank", {"RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"}));
+  }
+  if (options.size < 0) {
+    CHORUS_ASSIGN_OR_RETURN(options.size,
+                            NumberFromEnvironment("size", {"WORLD_SIZE", "SLURM_NTASKS",
+                                                           "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}));
+  }
+  if (options.device < 0 || options.device >= core_->device_count()) {
+    return BadType(absl::StrCat("WorldOptions: device ", options.device,
+                                " is none of the session's ", core_->device_count()));
+  }
+  absl::StatusOr<JoinedWorld> joined = core_->link().Join(options, core_->device(options.device));
+  if (!joined.ok()) return joined.status();
+  auto member = std::make_shared<MemberCore>(core_, options.name);
+  member->world = joined->world;
+  member->device_slot = options.device;
+  member->rank = options.rank;
+  member->size = options.size;
+  member->epoch = joined->epoch.value();
+  auto everybody = std::make_unique<GroupCore>();
+  everybody->member = member.get();
+  everybody->id = GroupId(0);
+  for (int r = 0; r < options.size; ++r) everybody->ranks.push_back(r);
+  everybody->rank = options.rank;
+  member->groups.push_back(std::move(everybody));
+  SessionLock lock(core_.get());
+  if (!lock.status().ok()) return lock.status();
+  core_->AddMemberLocked(member);
+  return World(std::move(member));
+}
+
+absl::Status Session::Close() const { return core_ == nullptr ? NoSession() : core_->Close(); }
+
+int Session::device_count() const { return core_ == nullptr ? 0 : core_->device_count(); }
+
+Transport Session::transport() const {
+  return core_ == nullptr ? Transport::kAuto : core_->link().transport();
+}
+
+bool Session::is_open() const {
+  if (core_ == nullptr || core_->Forked()) return false;
+  SessionLock lock(core_.get());
+  return lock.status().ok();
+}
+
+// --- Group --------------------------------------------------------------------------------------
+
+Group::Group(const World& world) {
+  if (world.member() == nullptr) return;
+  member_ = world.member();
+  core_ = member_->groups[0].get();
+}
+
+int Group::rank() const { return core_ == nullptr ? -1 : core_->rank; }
+int Group::size() const { return core_ == nullptr ? 0 : static_cast<int>(core_->ranks.size()); }
+
+int Group::GroupRankOf(int world_rank) const {
+  for (int place = 0; place < size(); ++place) {
+    if (core_->ranks[static_cast<size_t>(place)] == world_rank) return place;
+  }
+  return -1;
+}
+
+const std::vector<int>& Group::world_ranks() const {
+  static const auto* const none = new std::vector<int>();
+  return core_ == nullptr ? *none : core_->ranks;
+}
+
+// --- World --------------------------------------------------------------------------------------
+
+int World::rank() const { return member_ == nullptr ? -1 : member_->rank.load(); }
+int World::size() const { return member_ == nullptr ? 0 : member_->size.load(); }
+
+const std::string& World::name() const {
+  static const auto* const none = new std::string();
+  return member_ == nullptr ? *none : member_->name;
+}
+
+int64_t World::epoch() const { return member_ == nullptr ? 0 : member_->epoch.load(); }
+DeviceRef World::device() const { return DeviceRef(*this); }
+Group World::group() const { return Group(*this); }
+
+absl::StatusOr<Group> World::NewGroup(const std::vector<int>& world_ranks) const {
+  if (member_ == nullptr) return NoWorld();
+  SessionCore* const session = member_->session.get();
+  if (session->Forked()) return ForkedError();
+  absl::StatusOr<GroupId> id =
+      session->link().CreateGroup(member_->world, Rank(rank()), world_ranks);
+  if (!id.ok()) return id.status();
+  auto group = std::make_unique<GroupCore>();
+  group->member = member_.get();
+  group->id = *id;
+  group->ranks = world_ranks;
+  for (size_t place = 0; place < world_ranks.size(); ++place) {
+    if (world_ranks[place] == rank()) group->rank = static_cast<int>(place);
+  }
+  SessionLock lock(session);
+  if (!lock.status().ok()) return lock.status();
+  member_->groups.push_back(std::move(group));
+  return Group(member_, member_->groups.back().get());
+}
+
+absl::Status World::Leave() const {
+  if (member_ == nullptr) return NoWorld();
+  if (member_->session->Forked()) return ForkedError();
+  return member_->session->link().Leave(member_->world, Rank(rank()));
+}
+
+absl::Status World::Abort(const std::string& why) const {
+  if (member_ == nullptr) return NoWorld();
+  if (member_->session->Forked()) return ForkedError();
+  return member_->session->link().Abort(member_->world, Rank(rank()), why);
+}
+
+absl::StatusOr<World::Reformed> World::Reform(Timeout timeout) {
+  if (member_ == nullptr) return NoWorld();
+  SessionCore* const session = member_->session.get();
+  if (session->Forked()) return ForkedError();
+  absl::StatusOr<ReformedWorld> reformed =
+      session->link().Reform(member_->world, Rank(rank()), timeout);
+  if (!reformed.ok()) return reformed.status();
+  SessionLock lock(session);
+  if (!lock.status().ok()) return lock.status();
+  member_->rank = reformed->rank;
+  member_->size = reformed->size;
+  member_->epoch = reformed->epoch.value();
+  member_->runs.clear();
+  for (const auto& group : member_->groups) {
+    group->alive = group->id == GroupId(0);
+    ++group->generation;
+    group->next_index = 0;
+    for (auto& pair : group->pairs) pair.second.next = 0;
+    for (const auto& call : group->calls) {
+      if (call.second != nullptr) session->ReleaseGraphLocked(call.second->graph);
+    }
+    group->calls.clear();
+    group->last_entry = nullptr;
+  }
+  GroupCore* const everybody = member_->groups[0].get();
+  everybody->ranks.clear();
+  for (int r = 0; r < reformed->size; ++r) everybody->ranks.push_back(r);
+  everybody->rank = reformed->rank;
+  Reformed result;
+  result.rank = reformed->rank;
+  result.size = reformed->size;
+  result.epoch = reformed->epoch.value();
+  result.survivors = std::move(reformed->survivors);
+  return result;
+}
+
+}  // namespace sdk
+}  // namespace chorus

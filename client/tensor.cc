@@ -1,0 +1,224 @@
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/chorus.h"
+#include "client/internal/core.h"
+#include "client/internal/tape.h"
+#include "core/base/error.h"
+
+namespace chorus {
+inline namespace sdk {
+namespace {
+
+absl::Status Undefined() {
+  return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kUnknownName,
+                   "an undefined tensor");
+}
+
+// The type of a tensor that a caller describes, checked.
+absl::StatusOr<TensorType> TypeOf(DType dtype, const Shape& shape) {
+  TensorType type(dtype, {});
+  for (const int64_t size : shape) type.dims.emplace_back(size);
+  CHORUS_RETURN_IF_ERROR(type.Validate(int64_t{1} << 40));
+  return type;
+}
+
+}  // namespace
+
+// --- What it is ---------------------------------------------------------------------------------
+
+DType Tensor::dtype() const {
+  if (impl_ == nullptr || impl_->data->info == nullptr) return DType::kUnspecified;
+  return impl_->data->info->type.dtype;
+}
+
+const Shape& Tensor::shape() const {
+  static const auto* const none = new Shape();
+  return impl_ == nullptr || impl_->data->info == nullptr ? *none : impl_->data->info->shape;
+}
+
+int64_t Tensor::num_elements() const {
+  return impl_ == nullptr || impl_->data->info == nullptr ? 0 : impl_->data->info->elements;
+}
+
+DeviceRef Tensor::device() const {
+  if (impl_ == nullptr) return DeviceRef();
+  return DeviceRef(impl_->data->session, impl_->data->device_slot);
+}
+
+bool Tensor::absent() const {
+  return impl_ != nullptr &&
+         impl_->data->state.load(std::memory_order_acquire) == TensorData::State::kAbsent;
+}
+
+absl::Status Tensor::status() const {
+  if (impl_ == nullptr) return Undefined();
+  const TensorData& data = *impl_->data;
+  if (data.state.load(std::memory_order_acquire) != TensorData::State::kFailed) {
+    return absl::OkStatus();
+  }
+  return data.failure->status;
+}
+
+// --- Waiting and reading ------------------------------------------------------------------------
+
+absl::Status Tensor::Wait() const {
+  if (impl_ == nullptr) return Undefined();
+  const TensorDataPtr& data = impl_->data;
+  if (data->session == nullptr) return status();
+  return data->session->Wait(data, data->session->wait_timeout());
+}
+
+absl::Status Tensor::Wait(Timeout timeout) const {
+  if (impl_ == nullptr) return Undefined();
+  const TensorDataPtr& data = impl_->data;
+  if (data->session == nullptr) return status();
+  return data->session->Wait(data, absl::FromChrono(timeout));
+}
+
+absl::Status Tensor::ReadInto(DType dtype, std::function<char*(int64_t elements)> allocate) const {
+  CHORUS_RETURN_IF_ERROR(Wait());
+  const TensorData& data = *impl_->data;
+  if (data.info == nullptr) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kBadType,
+                     "read: this rank gets no result of that collective");
+  }
+  const absl::string_view asked = DTypeName(dtype);
+  if (data.info->type.dtype != dtype) {
+    return BadType(
+        absl::StrCat("read: expected a tensor of ", asked, ", got ", data.info->type.ToString()));
+  }
+  char* const out = allocate(data.info->elements);
+  switch (data.state.load(std::memory_order_acquire)) {
+    case TensorData::State::kInline:
+      std::memcpy(out, data.inline_data.bytes.data(), data.inline_data.bytes.size());
+      return absl::OkStatus();
+    case TensorData::State::kExternal:
+      std::memcpy(out, data.staging, static_cast<size_t>(data.info->bytes));
+      return absl::OkStatus();
+    default:
+      if (data.info->bytes == 0) return absl::OkStatus();
+      return data.session->ReadTensor(impl_->data, out);
+  }
+}
+
+absl::StatusOr<std::pair<std::shared_ptr<const void>, const char*>> Tensor::Map(DType dtype) const {
+  CHORUS_RETURN_IF_ERROR(Wait());
+  const TensorDataPtr& data = impl_->data;
+  if (data->info == nullptr || data->info->type.dtype != dtype) {
+    const absl::string_view asked = DTypeName(dtype);
+    return BadType(
+        absl::StrCat("view: expected a tensor of ", asked, ", got ",
+                     data->info == nullptr ? "an absent result" : data->info->type.ToString()));
+  }
+  std::pair<std::shared_ptr<const void>, const char*> mapped(data, nullptr);
+  switch (data->state.load(std::memory_order_acquire)) {
+    case TensorData::State::kInline:
+      mapped.second = data->inline_data.bytes.data();
+      break;
+    case TensorData::State::kExternal:
+      mapped.second = data->staging;
+      break;
+    default:
+      if (data->info->bytes == 0) break;
+      CHORUS_ASSIGN_OR_RETURN(mapped.second, data->session->MapTensor(data));
+  }
+  return mapped;
+}
+
+// --- Gradients ----------------------------------------------------------------------------------
+
+Tensor& Tensor::RequireGrad() {
+  if (impl_ == nullptr || !status().ok()) return *this;
+  absl::Status error;
+  if (impl_->data->info == nullptr || !IsFloating(impl_->data->info->type.dtype)) {
+    error = BadType(absl::StrCat(
+        "RequireGrad: expected a floating-point tensor, got ",
+        impl_->data->info == nullptr ? "an absent result" : impl_->data->info->type.ToString()));
+  } else if (impl_->node != nullptr) {
+    error = BadType(
+        "RequireGrad: expected a leaf, got a result, which has a gradient already; "
+        "Detach it first");
+  }
+  if (!error.ok()) {
+    *this = FailedTensor(impl_->data->session, std::move(error));
+  } else {
+    impl_->leaf_requires_grad = true;
+  }
+  return *this;
+}
+
+bool Tensor::requires_grad() const { return impl_ != nullptr && impl_->requires_grad(); }
+Tensor Tensor::grad() const { return impl_ == nullptr ? Tensor() : impl_->grad; }
+void Tensor::ClearGrad() const {
+  if (impl_ != nullptr) impl_->grad = Tensor();
+}
+Tensor Tensor::Detach() const { return impl_ == nullptr ? Tensor() : MakeTensor(impl_->data); }
+
+NoGrad::NoGrad() : mode_(std::make_unique<GradMode>(false)) {}
+NoGrad::~NoGrad() = default;
+
+// --- From the host ------------------------------------------------------------------------------
+
+Tensor FromBytes(const DeviceRef& device, DType dtype, const Shape& shape, const char* bytes,
+                 int64_t elements, CallSite site) {
+  const std::shared_ptr<SessionCore>& session = device.session();
+  const auto fail = [&](const absl::Status& status) {
+    return FailedTensor(session, WithSource(status, SourceOf(site)));
+  };
+  if (session == nullptr) return fail(Undefined());
+  if (session->Forked()) return fail(ForkedError());
+  const absl::StatusOr<TensorType> type = TypeOf(dtype, shape);
+  if (!type.ok()) return fail(type.status());
+  if (type->num_elements() != elements) {
+    return fail(BadType(absl::StrCat("FromHost: expected ", type->num_elements(), " values for ",
+                                     type->ToString(), ", got ", elements)));
+  }
+  if (device.slot() < 0 || device.slot() >= session->device_count()) {
+    return fail(BadType(absl::StrCat("FromHost: device ", device.slot(),
+                                     " is none of the session's ", session->device_count())));
+  }
+  absl::StatusOr<TensorDataPtr> data = TensorDataPtr();
+  {
+    SessionLock lock(session.get());
+    if (!lock.status().ok()) return fail(lock.status());
+    data = session->UploadLocked(session->Intern(*type), device.slot(), bytes);
+  }
+  if (!data.ok()) return fail(data.status());
+  return MakeTensor(*std::move(data));
+}
+
+absl::StatusOr<std::pair<Tensor, char*>> MapBytes(const DeviceRef& device, DType dtype,
+                                                  const Shape& shape, CallSite site) {
+  const std::shared_ptr<SessionCore>& session = device.session();
+  if (session == nullptr) return Undefined();
+  if (session->Forked()) return ForkedError();
+  const absl::StatusOr<TensorType> type = TypeOf(dtype, shape);
+  if (!type.ok()) return WithSource(type.status(), SourceOf(site));
+  absl::StatusOr<Link::Staging> staging =
+      session->link().CreateStaging(std::max<int64_t>(type->num_bytes(), 1));
+  if (!staging.ok()) return WithSource(staging.status(), SourceOf(site));
+  if (staging->data == nullptr) {
+    session->link().ReleaseStaging(staging->arena).IgnoreError();
+    return WithSource(Unsupported("Map: the daemon is remote; there is no memory to share with it, "
+                                  "use FromHost"),
+                      SourceOf(site));
+  }
+  auto data = std::make_shared<TensorData>(session);
+  data->device_slot = device.slot();
+  data->external.arena = staging->arena;
+  data->staging = staging->data;
+  {
+    SessionLock lock(session.get());
+    CHORUS_RETURN_IF_ERROR(lock.status());
+    data->info = session->Intern(*type);
+  }
+  data->state.store(TensorData::State::kExternal, std::memory_order_release);
+  return std::make_pair(MakeTensor(std::move(data)), staging->data);
+}
+
+}  // namespace sdk
+}  // namespace chorus

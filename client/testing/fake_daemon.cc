@@ -1,0 +1,784 @@
+#include "client/testing/fake_daemon.h"
+
+#include <algorithm>
+#include <chrono>
+#include <deque>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "client/internal/core.h"
+#include "core/base/error.h"
+#include "core/base/mutex.h"
+#include "core/graph/graph.h"
+#include "core/graph/validate.h"
+#include "core/ops/testing/evaluator.h"
+#include "core/ops/testing/value.h"
+
+namespace chorus {
+namespace testing {
+namespace {
+
+struct FakeTensor {
+  uint32_t generation = 0;
+  bool alive = false;
+  bool done = false;
+  absl::Status status;
+  Value value;
+};
+
+struct FakeLinkState {
+  int64_t next_sequence = 1;
+  // Runs keep what they name: a name may be released and used again before they are over.
+  std::map<int32_t, std::shared_ptr<FakeTensor>> tensors;
+
+  FakeTensor& Tensor(int32_t slot) {
+    std::shared_ptr<FakeTensor>& tensor = tensors[slot];
+    if (tensor == nullptr) tensor = std::make_shared<FakeTensor>();
+    return *tensor;
+  }
+  std::map<int32_t, std::pair<uint32_t, std::shared_ptr<const Graph>>> graphs;
+  std::map<int64_t, absl::Status> outcomes;
+  std::map<int32_t, std::unique_ptr<std::vector<char>>> arenas;
+  int number = 0;
+  int devices = 1;
+  bool closed = false;
+};
+
+struct Member {
+  FakeLinkState* link = nullptr;
+  std::map<int64_t, std::map<int32_t, int64_t>> next_index;  // epoch -> group -> index
+};
+
+struct FakeTape {
+  enum State { kNone, kLive, kAbandoned, kConsumed };
+  State state = kNone;
+  std::map<int64_t, int32_t> next_request;  // by epoch
+};
+
+struct FakeWorld {
+  int64_t id = 0;
+  int size = 0;
+  int64_t epoch = 1;
+  std::map<int64_t, absl::Status> causes;
+  std::map<int, Member> members;
+  std::vector<std::vector<int>> groups;
+  std::map<std::pair<int, std::vector<int>>, int> group_requests;
+  std::map<std::vector<int>, std::vector<int>> groups_by_list;
+  // Key's text -> member's world rank -> entry.
+  std::map<std::string, std::map<int, FakeTape>> tapes;
+};
+
+struct PendingRun {
+  FakeLinkState* link = nullptr;
+  int64_t sequence = 0;
+  std::shared_ptr<const Graph> graph;
+  Run run;
+  FakeWorld* world = nullptr;
+  int64_t epoch = 0;
+  std::vector<std::shared_ptr<FakeTensor>> operands;  // by input; null: not a tensor
+  std::vector<std::shared_ptr<FakeTensor>> results;   // by output
+  std::vector<InstanceKey> keys;                      // by node
+  std::vector<bool> posted;                           // by node
+  std::vector<bool> finished;                         // by node
+  std::vector<bool> have;                             // by value
+  std::vector<Value> values;
+  bool over = false;
+};
+
+struct Contribution {
+  std::shared_ptr<PendingRun> run;
+  int node = 0;
+  std::vector<Value> inputs;
+};
+
+struct FakeInstance {
+  InstanceKey key;
+  std::string what;
+  std::map<int, Contribution> parts;  // by world rank
+};
+
+absl::Status Refuse(const std::string& text) {
+  return MakeError(absl::StatusCode::kInvalidArgument, Reason::kMalformed, text);
+}
+
+}  // namespace
+
+class FakeDaemon::Impl {
+ public:
+  Mutex mutex;
+  CondVar changed;
+  Counts counts;
+  std::vector<std::unique_ptr<FakeLinkState>> links;
+  std::map<std::string, std::unique_ptr<FakeWorld>> worlds;
+  std::map<int64_t, FakeWorld*> worlds_by_id;
+  std::deque<std::shared_ptr<PendingRun>> pending;
+  std::map<std::pair<int64_t, std::string>, FakeInstance> instances;
+  int64_t next_error = 1;
+
+  absl::Status Record(absl::Status status) {
+    Error error = ErrorOf(status);
+    if (error.id.value() == 0) error.id = ErrorId(next_error++);
+    return ToStatus(error);
+  }
+
+  void EndEpoch(FakeWorld* world, const absl::Status& cause) {
+    const int64_t ended = world->epoch++;
+    world->causes[ended] = cause;
+    for (const auto& run : pending) {
+      if (run->world == world && run->epoch == ended && !run->over) Finish(run.get(), cause);
+    }
+    for (auto it = instances.begin(); it != instances.end();) {
+      it = it->first.first == world->id ? instances.erase(it) : std::next(it);
+    }
+  }
+
+  void Finish(PendingRun* run, const absl::Status& status) {
+    run->over = true;
+    run->link->outcomes[run->sequence] = status;
+    size_t o = 0;
+    while (o < run->results.size()) {
+      FakeTensor& tensor = *run->results[o];
+      if (!tensor.done) {
+        tensor.done = true;
+        tensor.status = status;
+        if (status.ok()) tensor.value = run->values[run->graph->outputs[o].value];
+      }
+      ++o;
+    }
+    changed.SignalAll();
+  }
+
+  // For a wait that was in vain.
+  std::string Pending() {
+    std::string text;
+    for (const auto& run : pending) {
+      absl::StrAppend(&text, "\n  run ", run->sequence, " of session ", run->link->number, ":");
+      for (size_t i = 0; i < run->run.inputs.size(); ++i) {
+        if (!run->have[i]) absl::StrAppend(&text, " lacks input ", i, ";");
+      }
+      for (size_t n = 0; n < run->finished.size(); ++n) {
+        if (run->finished[n]) continue;
+        absl::StrAppend(&text, " ", run->graph->nodes[n].op, " ",
+                        run->keys.empty() ? "" : run->keys[n].ToString(),
+                        run->posted[n] ? " posted;" : " waits;");
+      }
+    }
+    return text;
+  }
+
+  // A run's own instances, checked against the members' past.
+  absl::Status NameInstances(PendingRun* run) {
+    const Graph& graph = *run->graph;
+    std::map<std::pair<int, int>, int64_t> used;  // slot, member
+    std::map<std::string, int64_t> pairs;
+    run->keys.resize(graph.nodes.size());
+    for (size_t n = 0; n < graph.nodes.size(); ++n) {
+      if (!graph.nodes[n].collective.has_value()) continue;
+      const Collective& c = *graph.nodes[n].collective;
+      const RunGroup& bound = run->run.groups[c.group_slot];
+      const std::vector<int>& ranks = run->world->groups[bound.group.value()];
+      const int rank = ranks[c.rank.value()];
+      Member& member = run->world->members[rank];
+      if (member.link != run->link) return Refuse("a member of another session");
+      InstanceKey key;
+      key.group = bound.group;
+      key.epoch = Epoch(run->epoch);
+      if (c.instance.kind == InstanceRef::Kind::kNext) {
+        if (HasPeer(c.kind)) {
+          const bool send = c.kind == CollectiveKind::kSend;
+          key.source = send ? c.rank : c.peer;
+          key.destination = send ? c.peer : c.rank;
+          key.tag = c.tag;
+          key.index = pair_index[{run->world->id, run->epoch, rank, key.ToString()}]++;
+        } else {
+          const GroupSlot& slot = graph.group_slots[c.group_slot];
+          size_t place = 0;
+          while (slot.held[place] != c.rank) ++place;
+          key.index = bound.base[place] + used[{c.group_slot, c.rank.value()}]++;
+          int64_t& next = member.next_index[run->epoch][bound.group.value()];
+          if (key.index != next) {
+            return Refuse(absl::StrCat("expected index ", next, ", got ", key.index));
+          }
+          ++next;
+        }
+      } else {
+        InstanceKey parent;
+        int32_t request = 0;
+        if (c.instance.kind == InstanceRef::Kind::kGradient) {
+          parent = run->keys[c.instance.node];
+          request = c.instance.request;
+          key = parent.Gradient(request);
+        } else {
+          key = run->run.instances[c.instance.slot];
+          parent = key.Parent();
+          request = key.path.back();
+        }
+        FakeTape& tape = run->world->tapes[parent.ToString()][rank];
+        if (tape.state != FakeTape::kLive) {
+          return Refuse(absl::StrCat("rank ", rank, " holds no tape for ", parent.ToString()));
+        }
+        if (request != tape.next_request[run->epoch]++) {
+          return Refuse(absl::StrCat("wrong request ", request, " of ", parent.ToString()));
+        }
+      }
+      run->keys[n] = key;
+      // A member that was told that nobody asks is told nothing more.
+      FakeTape& own = run->world->tapes[key.ToString()][rank];
+      own.state = c.wants_grad ? FakeTape::kLive : FakeTape::kAbandoned;
+    }
+    return absl::OkStatus();
+  }
+  std::map<std::tuple<int64_t, int64_t, int, std::string>, int64_t> pair_index;
+
+  std::vector<int> Members(FakeWorld* world, const InstanceKey& key) {
+    const std::vector<int>& ranks = world->groups[key.group.value()];
+    if (!key.is_pair()) return ranks;
+    return {ranks[key.source.value()], ranks[key.destination.value()]};
+  }
+
+  bool IsAbsent(FakeWorld* world, const InstanceKey& key, int rank) {
+    if (!key.is_gradient()) return false;
+    const auto found = world->tapes.find(key.Parent().ToString());
+    if (found == world->tapes.end()) return false;
+    auto entry = found->second.find(rank);
+    if (entry == found->second.end()) return false;
+    FakeTape& tape = entry->second;
+    // A vote stands, though its part may not be here yet.
+    if (tape.next_request[world->epoch] > key.path.back()) return false;
+    return tape.state == FakeTape::kAbandoned || tape.state == FakeTape::kConsumed;
+  }
+
+  static Value Sum(const std::vector<const Value*>& values) {
+    Value total = Zeros(values[0]->type);
+    for (const Value* value : values) total = AddScaled(total, 1, *value);
+    return total;
+  }
+
+  void Deliver(PendingRun* run, int node, std::vector<Value> results) {
+    const ValueTable table(*run->graph);
+    for (size_t o = 0; o < results.size(); ++o) {
+      const ValueIndex v = table.first_output(node) + static_cast<int>(o);
+      run->values[v] = std::move(results[o]);
+      run->have[v] = true;
+    }
+    run->finished[node] = true;
+  }
+
+  void Complete(FakeWorld* world, FakeInstance* instance) {
+    const std::vector<int>& ranks = world->groups[instance->key.group.value()];
+    const Contribution& any = instance->parts.begin()->second;
+    const Node& first = any.run->graph->nodes[any.node];
+    const CollectiveKind kind = first.collective->kind;
+    const auto rank_of_place = [&](int place) { return ranks[place]; };
+    for (auto& entry : instance->parts) {
+      PendingRun* const run = entry.second.run.get();
+      const Node& node = run->graph->nodes[entry.second.node];
+      const Collective& c = *node.collective;
+      std::vector<Value> results;
+      const auto part = [&](int place) -> const Contribution* {
+        const auto found = instance->parts.find(rank_of_place(place));
+        return found == instance->parts.end() ? nullptr : &found->second;
+      };
+      switch (kind) {
+        case CollectiveKind::kAllReduce:
+        case CollectiveKind::kReduce: {
+          if (node.outputs.empty()) break;
+          std::vector<const Value*> inputs;
+          for (size_t p = 0; p < ranks.size(); ++p) {
+            if (part(p) != nullptr) inputs.push_back(&part(p)->inputs[0]);
+          }
+          results.push_back(Sum(inputs));
+          break;
+        }
+        case CollectiveKind::kBroadcast: {
+          const Contribution* root = part(c.root.value());
+          results.push_back(root == nullptr ? Zeros(node.outputs[0]) : root->inputs[0]);
+          break;
+        }
+        case CollectiveKind::kAllGather:
+          for (size_t p = 0; p < ranks.size(); ++p) {
+            results.push_back(part(p) == nullptr ? Zeros(node.outputs[0]) : part(p)->inputs[0]);
+          }
+          break;
+        case CollectiveKind::kReduceScatter: {
+          std::vector<const Value*> inputs;
+          for (size_t p = 0; p < ranks.size(); ++p) {
+            if (part(p) != nullptr) inputs.push_back(&part(p)->inputs[c.rank.value()]);
+          }
+          results.push_back(Sum(inputs));
+          break;
+        }
+        case CollectiveKind::kSend:
+        case CollectiveKind::kRecv: {
+          if (node.outputs.empty()) break;
+          const Contribution* peer = part(c.peer.value());
+          results.push_back(peer == nullptr ? Zeros(node.outputs[0]) : peer->inputs[0]);
+          break;
+        }
+        default:
+          break;
+      }
+      Deliver(run, entry.second.node, std::move(results));
+    }
+  }
+
+  // Posts a node's part; true when something moved.
+  bool Post(const std::shared_ptr<PendingRun>& run, int n) {
+    const Node& node = run->graph->nodes[n];
+    const Collective& c = *node.collective;
+    const InstanceKey& key = run->keys[n];
+    const int rank = run->world->groups[key.group.value()][c.rank.value()];
+    FakeInstance& instance = instances[{run->world->id, key.ToString()}];
+    instance.key = key;
+    std::string dims;
+    if (!node.inputs.empty() || !node.outputs.empty()) {
+      const ValueTable table(*run->graph);
+      dims =
+          node.inputs.empty() ? node.outputs[0].ToString() : table.type(node.inputs[0]).ToString();
+    }
+    // The kind matters but for the two ends of a pair.
+    const std::string what =
+        absl::StrCat(HasPeer(c.kind) ? "pair" : std::string(CollectiveKindName(c.kind)), " ", dims,
+                     " root ", c.root.value());
+    if (instance.parts.empty()) {
+      instance.what = what;
+    } else if (instance.what != what) {
+      Error error;
+      error.code = absl::StatusCode::kInvalidArgument;
+      error.reason = Reason::kMismatch;
+      error.message = absl::StrCat("mismatch: ", instance.what, " and ", what, " at ", node.source);
+      EndEpoch(run->world, Record(ToStatus(error)));
+      return true;
+    }
+    Contribution part;
+    part.run = run;
+    part.node = n;
+    for (const ValueIndex v : node.inputs) part.inputs.push_back(run->values[v]);
+    instance.parts[rank] = std::move(part);
+    run->posted[n] = true;
+    return true;
+  }
+
+  void Progress() {
+    bool moved = true;
+    while (moved) {
+      moved = false;
+      const std::deque<std::shared_ptr<PendingRun>> now = pending;
+      for (const auto& run : now) {
+        if (run->over) continue;
+        moved = Advance(run) || moved;
+      }
+      for (auto it = instances.begin(); it != instances.end();) {
+        FakeWorld* const world = worlds_by_id[it->first.first];
+        bool complete = true;
+        for (const int rank : Members(world, it->second.key)) {
+          if (it->second.parts.count(rank) == 0 && !IsAbsent(world, it->second.key, rank)) {
+            complete = false;
+          }
+        }
+        if (complete && !it->second.parts.empty()) {
+          Complete(world, &it->second);
+          it = instances.erase(it);
+          moved = true;
+        } else {
+          ++it;
+        }
+      }
+      pending.erase(
+          std::remove_if(pending.begin(), pending.end(), [](const auto& run) { return run->over; }),
+          pending.end());
+    }
+  }
+
+  bool Advance(const std::shared_ptr<PendingRun>& run) {
+    bool moved = false;
+    const Graph& graph = *run->graph;
+    for (size_t i = 0; i < run->run.inputs.size(); ++i) {
+      if (run->have[i]) continue;
+      const TensorType& type = graph.inputs[i].type;
+      Value value;
+      value.type = type;
+      const Binding& binding = run->run.inputs[i];
+      if (absl::holds_alternative<InlineData>(binding)) {
+        const auto& bytes = absl::get<InlineData>(binding).bytes;
+        value.bytes.assign(bytes.begin(), bytes.end());
+      } else if (absl::holds_alternative<ExternalRange>(binding)) {
+        const ExternalRange& range = absl::get<ExternalRange>(binding);
+        value.bytes.assign(run->link->arenas[range.arena.value()]->data() + range.offset,
+                           static_cast<size_t>(type.num_bytes()));
+      } else {
+        const FakeTensor& tensor = *run->operands[i];
+        if (!tensor.done) continue;
+        if (!tensor.status.ok()) {
+          const absl::Status status = tensor.status;
+          if (run->world != nullptr && run->epoch == run->world->epoch) {
+            EndEpoch(run->world, status);
+          } else {
+            Finish(run.get(), status);
+          }
+          return true;
+        }
+        value = tensor.value;
+      }
+      run->values[i] = std::move(value);
+      run->have[i] = true;
+      moved = true;
+    }
+    const ValueTable table(graph);
+    bool all = true;
+    for (size_t i = 0; i < run->run.inputs.size(); ++i) all = all && run->have[i];
+    for (size_t n = 0; n < graph.nodes.size(); ++n) {
+      if (run->finished[n]) continue;
+      all = false;
+      const Node& node = graph.nodes[n];
+      bool ready = !run->posted[n];
+      for (const ValueIndex v : node.inputs) ready = ready && run->have[v];
+      if (!ready) continue;
+      if (node.collective.has_value()) {
+        moved = Post(run, static_cast<int>(n)) || moved;
+        if (run->over) return true;
+        continue;
+      }
+      NodeView view;
+      view.op = node.op;
+      view.attributes = node.attributes;
+      std::vector<const TensorType*> types;
+      std::vector<const Value*> inputs;
+      for (const ValueIndex v : node.inputs) {
+        types.push_back(&table.type(v));
+        inputs.push_back(&run->values[v]);
+      }
+      view.inputs = types;
+      absl::StatusOr<std::vector<Value>> results = EvaluateLocal(view, inputs, node.outputs);
+      if (!results.ok()) {
+        Finish(run.get(), Record(results.status()));
+        return true;
+      }
+      Deliver(run.get(), static_cast<int>(n), *std::move(results));
+      moved = true;
+    }
+    if (all && !run->over) {
+      bool finished = true;
+      for (const bool f : run->finished) finished = finished && f;
+      if (finished) {
+        Finish(run.get(), absl::OkStatus());
+        moved = true;
+      }
+    }
+    return moved;
+  }
+
+  absl::Status Submit(FakeLinkState* link, const Command& original) {
+    // Through the frames, like everywhere.
+    ByteWriter writer;
+    EncodeFrame(original, &writer);
+    CHORUS_ASSIGN_OR_RETURN(const Command command, DecodeFrame(writer.bytes()));
+    if (command.sequence.value() != link->next_sequence) return Refuse("wrong sequence");
+    ++link->next_sequence;
+    const absl::Status status = Take(link, command);
+    if (!absl::holds_alternative<Run>(command.body) || !status.ok()) {
+      link->outcomes[command.sequence.value()] = status.ok() ? status : Record(status);
+    }
+    Progress();
+    changed.SignalAll();
+    return absl::OkStatus();
+  }
+
+  FakeTensor* Fresh(FakeLinkState* link, TensorId id) {
+    std::shared_ptr<FakeTensor>& tensor = link->tensors[id.slot];
+    const uint32_t last = tensor == nullptr ? 0 : tensor->generation;
+    if ((tensor != nullptr && tensor->alive) || id.generation != last + 1) return nullptr;
+    tensor = std::make_shared<FakeTensor>();
+    tensor->generation = id.generation;
+    tensor->alive = true;
+    return tensor.get();
+  }
+
+  absl::Status Take(FakeLinkState* link, const Command& command) {
+    if (const auto* reg = absl::get_if<RegisterGraph>(&command.body)) {
+      ++counts.registered;
+      std::string bytes = reg->encoded;
+      if (bytes.empty()) {
+        bytes.assign(link->arenas[reg->staged.arena.value()]->data() + reg->staged.offset,
+                     static_cast<size_t>(reg->staged_bytes));
+      }
+      CHORUS_ASSIGN_OR_RETURN(Graph graph, DecodeGraph(bytes));
+      CHORUS_RETURN_IF_ERROR(ValidateGraph(graph, GraphLimits()));
+      link->graphs[reg->graph.slot] = {reg->graph.generation,
+                                       std::make_shared<const Graph>(std::move(graph))};
+      return absl::OkStatus();
+    }
+    if (const auto* create = absl::get_if<CreateTensor>(&command.body)) {
+      FakeTensor* const tensor = Fresh(link, create->tensor);
+      if (tensor == nullptr) return Refuse("a tensor's name is taken");
+      tensor->done = true;
+      tensor->value.type = create->type;
+      if (const auto* data = absl::get_if<InlineData>(&create->source)) {
+        tensor->value.bytes.assign(data->bytes.begin(), data->bytes.end());
+      } else {
+        const ExternalRange& range = absl::get<ExternalRange>(create->source);
+        tensor->value.bytes.assign(link->arenas[range.arena.value()]->data() + range.offset,
+                                   static_cast<size_t>(create->type.num_bytes()));
+      }
+      return absl::OkStatus();
+    }
+    if (const auto* release = absl::get_if<Release>(&command.body)) {
+      for (const TensorId id : release->tensors) {
+        FakeTensor& tensor = link->Tensor(id.slot);
+        if (!tensor.alive || tensor.generation != id.generation) {
+          return Refuse("released a tensor that does not exist");
+        }
+        tensor.alive = false;
+        ++counts.released_tensors;
+      }
+      for (const GraphId id : release->graphs) link->graphs.erase(id.slot);
+      return absl::OkStatus();
+    }
+    if (const auto* drop = absl::get_if<DropTape>(&command.body)) {
+      for (const DropTape::Entry& entry : drop->entries) {
+        FakeWorld* const world = worlds_by_id[entry.world.value()];
+        const int rank = world->groups[entry.key.group.value()][entry.member.value()];
+        FakeTape& tape = world->tapes[entry.key.ToString()][rank];
+        if (tape.state != FakeTape::kLive) return Refuse("dropped a tape that is not live");
+        tape.state = entry.consumed ? FakeTape::kConsumed : FakeTape::kAbandoned;
+        ++(entry.consumed ? counts.drops_consumed : counts.drops_abandoned);
+      }
+      return absl::OkStatus();
+    }
+    if (const auto* enter = absl::get_if<EnterEpoch>(&command.body)) {
+      ++counts.entered_epochs;
+      FakeWorld* const world = worlds_by_id[enter->world.value()];
+      if (enter->epoch.value() > world->epoch) return Refuse("entered an epoch too early");
+      return absl::OkStatus();
+    }
+    const auto* body = absl::get_if<Run>(&command.body);
+    if (body == nullptr) return absl::OkStatus();
+    ++counts.runs;
+    auto run = std::make_shared<PendingRun>();
+    run->link = link;
+    run->sequence = command.sequence.value();
+    run->run = *body;
+    const auto graph = link->graphs.find(body->graph.slot);
+    if (graph == link->graphs.end() || graph->second.first != body->graph.generation) {
+      return Refuse("a run of a graph that does not exist");
+    }
+    run->graph = graph->second.second;
+    for (const Binding& binding : body->inputs) {
+      const auto* id = absl::get_if<TensorId>(&binding);
+      run->operands.emplace_back();
+      if (id == nullptr) continue;
+      const FakeTensor& tensor = link->Tensor(id->slot);
+      if (!tensor.alive || tensor.generation != id->generation) {
+        return Refuse("a run uses a tensor that does not exist");
+      }
+      run->operands.back() = link->tensors[id->slot];
+    }
+    for (const OutBinding& out : body->outputs) {
+      if (Fresh(link, out.id) == nullptr) return Refuse("a result's name is taken");
+      run->results.push_back(link->tensors[out.id.slot]);
+    }
+    run->have.assign(run->graph->num_values(), false);
+    run->values.resize(run->graph->num_values());
+    run->posted.assign(run->graph->nodes.size(), false);
+    run->finished.assign(run->graph->nodes.size(), false);
+    if (!body->groups.empty()) {
+      run->world = worlds_by_id[body->groups[0].world.value()];
+      run->epoch = body->groups[0].epoch.value();
+      if (run->epoch > run->world->epoch) return Refuse("a vote for an epoch that is not open");
+      if (run->epoch < run->world->epoch) {
+        Finish(run.get(), run->world->causes[run->epoch]);
+        return absl::OkStatus();
+      }
+      const absl::Status named = NameInstances(run.get());
+      if (!named.ok()) {
+        const absl::Status cause = Record(named);
+        Finish(run.get(), cause);
+        EndEpoch(run->world, cause);
+        return absl::OkStatus();
+      }
+    }
+    pending.push_back(run);
+    return absl::OkStatus();
+  }
+};
+
+namespace {
+
+class FakeLink : public Link {
+ public:
+  FakeLink(std::shared_ptr<FakeDaemon::Impl> daemon, FakeLinkState* state)
+      : daemon_(std::move(daemon)), state_(state) {}
+
+  Transport transport() const override { return Transport::kRing; }
+  std::vector<DeviceIndex> devices() const override {
+    std::vector<DeviceIndex> devices;
+    for (int i = 0; i < state_->devices; ++i) devices.push_back(DeviceIndex(i));
+    return devices;
+  }
+  int32_t max_tensors() const override { return 4096; }
+
+  absl::Status Submit(const Command& command) override {
+    MutexLock lock(&daemon_->mutex);
+    return daemon_->Submit(state_, command);
+  }
+  absl::StatusOr<absl::optional<CommandOutcome>> Peek(Sequence sequence) override {
+    MutexLock lock(&daemon_->mutex);
+    const auto found = state_->outcomes.find(sequence.value());
+    if (found == state_->outcomes.end()) return absl::optional<CommandOutcome>();
+    return absl::optional<CommandOutcome>(
+        CommandOutcome{found->second.code(), ErrorOf(found->second).id});
+  }
+  absl::Status WaitCommand(Sequence sequence, absl::Duration timeout) override {
+    return Await(timeout, [&]() -> absl::optional<absl::Status> {
+      const auto found = state_->outcomes.find(sequence.value());
+      if (found == state_->outcomes.end()) return absl::nullopt;
+      return found->second;
+    });
+  }
+  absl::StatusOr<bool> WaitTensor(TensorId id, Sequence producer, absl::Duration timeout) override {
+    const absl::Status status = Await(timeout, [&]() -> absl::optional<absl::Status> {
+      const FakeTensor& tensor = state_->Tensor(id.slot);
+      if (tensor.generation == id.generation && tensor.done) return tensor.status;
+      const auto found = state_->outcomes.find(producer.value());
+      if (found != state_->outcomes.end()) return found->second;
+      return absl::nullopt;
+    });
+    CHORUS_RETURN_IF_ERROR(status);
+    return false;
+  }
+  absl::Status Read(TensorId id, Sequence, char* out, int64_t bytes, absl::Duration) override {
+    MutexLock lock(&daemon_->mutex);
+    const FakeTensor& tensor = state_->Tensor(id.slot);
+    if (static_cast<int64_t>(tensor.value.bytes.size()) != bytes) return Refuse("wrong size");
+    std::memcpy(out, tensor.value.bytes.data(), tensor.value.bytes.size());
+    return absl::OkStatus();
+  }
+  absl::StatusOr<const char*> MapTensor(TensorId id, Sequence, int64_t, absl::Duration) override {
+    MutexLock lock(&daemon_->mutex);
+    return state_->Tensor(id.slot).value.bytes.data();
+  }
+  absl::StatusOr<Staging> CreateStaging(int64_t bytes) override {
+    MutexLock lock(&daemon_->mutex);
+    Staging staging;
+    staging.arena = ArenaId(static_cast<int32_t>(state_->arenas.size()));
+    auto arena = std::make_unique<std::vector<char>>(static_cast<size_t>(bytes));
+    staging.data = arena->data();
+    state_->arenas[staging.arena.value()] = std::move(arena);
+    return staging;
+  }
+  absl::Status WriteStaging(ArenaId, int64_t, absl::string_view) override {
+    return Unsupported("mapped memory is written in place");
+  }
+  absl::Status ReleaseStaging(ArenaId) override { return absl::OkStatus(); }
+
+  absl::StatusOr<JoinedWorld> Join(const WorldOptions& options, DeviceIndex) override {
+    MutexLock lock(&daemon_->mutex);
+    std::unique_ptr<FakeWorld>& world = daemon_->worlds[options.name];
+    if (world == nullptr) {
+      world = std::make_unique<FakeWorld>();
+      world->id = static_cast<int64_t>(daemon_->worlds.size());
+      world->size = options.size;
+      world->groups.emplace_back();
+      for (int r = 0; r < options.size; ++r) world->groups[0].push_back(r);
+      daemon_->worlds_by_id[world->id] = world.get();
+    }
+    world->members[options.rank].link = state_;
+    return JoinedWorld{WorldId(world->id), Epoch(world->epoch)};
+  }
+  absl::StatusOr<GroupId> CreateGroup(WorldId id, Rank rank,
+                                      absl::Span<const int> members) override {
+    MutexLock lock(&daemon_->mutex);
+    FakeWorld* const world = daemon_->worlds_by_id[id.value()];
+    const std::vector<int> list(members.begin(), members.end());
+    const int request = world->group_requests[{rank.value(), list}]++;
+    std::vector<int>& made = world->groups_by_list[list];
+    if (request == static_cast<int>(made.size())) {
+      made.push_back(static_cast<int>(world->groups.size()));
+      world->groups.push_back(list);
+    }
+    return GroupId(made[request]);
+  }
+  absl::Status Leave(WorldId, Rank) override { return absl::OkStatus(); }
+  absl::Status Abort(WorldId id, Rank rank, const std::string& why) override {
+    MutexLock lock(&daemon_->mutex);
+    daemon_->EndEpoch(
+        daemon_->worlds_by_id[id.value()],
+        daemon_->Record(MakeError(absl::StatusCode::kAborted, Reason::kCancelled,
+                                  absl::StrCat("rank ", rank.value(), " aborted: ", why))));
+    daemon_->Progress();
+    return absl::OkStatus();
+  }
+  absl::StatusOr<ReformedWorld> Reform(WorldId, Rank, Timeout) override {
+    return Unsupported("reform");
+  }
+  absl::Status Close() override {
+    MutexLock lock(&daemon_->mutex);
+    state_->closed = true;
+    return absl::OkStatus();
+  }
+
+ private:
+  template <typename F>
+  absl::Status Await(absl::Duration timeout, const F& done) {
+    const absl::Time deadline = absl::Now() + timeout;
+    MutexLock lock(&daemon_->mutex);
+    while (true) {
+      const absl::optional<absl::Status> status = done();
+      if (status.has_value()) return *status;
+      const absl::Duration left = deadline - absl::Now();
+      if (left <= absl::ZeroDuration()) {
+        return MakeError(absl::StatusCode::kDeadlineExceeded, Reason::kTransportTimeout,
+                         absl::StrCat("not done in time; pending: ", daemon_->Pending()));
+      }
+      daemon_->changed.WaitFor(&daemon_->mutex, left);
+    }
+  }
+
+  const std::shared_ptr<FakeDaemon::Impl> daemon_;
+  FakeLinkState* const state_;
+};
+
+}  // namespace
+
+FakeDaemon::FakeDaemon() : impl_(std::make_shared<Impl>()) {}
+FakeDaemon::~FakeDaemon() = default;
+
+sdk::Session FakeDaemon::Open(int devices) {
+  MutexLock lock(&impl_->mutex);
+  impl_->links.push_back(std::make_unique<FakeLinkState>());
+  impl_->links.back()->devices = devices;
+  impl_->links.back()->number = static_cast<int>(impl_->links.size()) - 1;
+  return sdk::Session(std::make_shared<SessionCore>(
+      std::make_unique<FakeLink>(impl_, impl_->links.back().get()), absl::Seconds(20)));
+}
+
+FakeDaemon::Counts FakeDaemon::counts() const {
+  MutexLock lock(&impl_->mutex);
+  return impl_->counts;
+}
+
+int FakeDaemon::live_tapes() const {
+  MutexLock lock(&impl_->mutex);
+  int live = 0;
+  for (const auto& world : impl_->worlds) {
+    for (const auto& key : world.second->tapes) {
+      for (const auto& entry : key.second) live += entry.second.state == FakeTape::kLive ? 1 : 0;
+    }
+  }
+  return live;
+}
+
+int FakeDaemon::live_tensors() const {
+  MutexLock lock(&impl_->mutex);
+  int live = 0;
+  for (const auto& link : impl_->links) {
+    for (const auto& tensor : link->tensors) live += tensor.second->alive ? 1 : 0;
+  }
+  return live;
+}
+
+}  // namespace testing
+}  // namespace chorus

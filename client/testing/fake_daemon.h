@@ -1,0 +1,55 @@
+// A daemon in memory, for tests of the SDK alone: it executes graphs with the naive evaluator and
+// matches instances by their names, at once and in the calling thread.
+//
+// It keeps to the contract of the log (names in order, outcomes by sequence, epochs, tapes) and to
+// nothing else: no gangs, no memory limits, no deaths. It checks what the SDK must get right: the
+// index of every vote, the request number of every gradient, names that exist.
+//
+// Threads: any.
+#ifndef CHORUS_CLIENT_TESTING_FAKE_DAEMON_H_
+#define CHORUS_CLIENT_TESTING_FAKE_DAEMON_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "client/chorus.h"
+#include "client/internal/link.h"
+
+namespace chorus {
+namespace testing {
+
+class FakeDaemon {
+ public:
+  FakeDaemon();
+  ~FakeDaemon();
+
+  // A session with `devices` devices. The daemon outlives it.
+  sdk::Session Open(int devices = 1);
+
+  // What the sessions have sent, all together.
+  struct Counts {
+    int runs = 0;
+    int registered = 0;
+    int entered_epochs = 0;
+    int drops_abandoned = 0;
+    int drops_consumed = 0;
+    int released_tensors = 0;
+  };
+  Counts counts() const;
+  // Tape entries that are live.
+  int live_tapes() const;
+  // Tensors that have a name.
+  int live_tensors() const;
+
+  class Impl;
+
+ private:
+  const std::shared_ptr<Impl> impl_;
+};
+
+}  // namespace testing
+}  // namespace chorus
+
+#endif  // CHORUS_CLIENT_TESTING_FAKE_DAEMON_H_

@@ -1,0 +1,38 @@
+// Several ranks of one world in one thread, each with a session of its own.
+#ifndef CHORUS_CLIENT_TESTING_RANKS_H_
+#define CHORUS_CLIENT_TESTING_RANKS_H_
+
+#include <string>
+#include <vector>
+
+#include "client/chorus.h"
+#include "client/testing/fake_daemon.h"
+#include "client/testing/values.h"
+#include "gtest/gtest.h"
+
+namespace chorus {
+namespace testing {
+
+struct Ranks {
+  explicit Ranks(int size, FakeDaemon* daemon) {
+    for (int r = 0; r < size; ++r) {
+      sessions.push_back(daemon->Open());
+      WorldOptions options;
+      options.name = "job";
+      options.rank = r;
+      options.size = size;
+      absl::StatusOr<World> world = sessions.back().Join(options);
+      EXPECT_TRUE(world.ok()) << world.status();
+      worlds.push_back(*std::move(world));
+    }
+  }
+  int size() const { return static_cast<int>(worlds.size()); }
+
+  std::vector<sdk::Session> sessions;
+  std::vector<World> worlds;
+};
+
+}  // namespace testing
+}  // namespace chorus
+
+#endif  // CHORUS_CLIENT_TESTING_RANKS_H_
