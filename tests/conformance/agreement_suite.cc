@@ -1,0 +1,431 @@
+// What happens when the ranks do not ask for the same: who learns what, and that the next epoch is
+// open at once.
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
+#include "client/internal/core.h"
+#include "client/internal/tape.h"
+#include "core/base/error.h"
+#include "gmock/gmock.h"
+#include "tests/conformance/job.h"
+
+namespace chorus {
+namespace conformance {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr absl::Duration kPatience = absl::Seconds(60);
+
+// A rank's call, as if it stood in line 10 x (rank + 1) of train.cc.
+CallSite Site(int rank) { return CallSite{"train.cc", 10 * (rank + 1)}; }
+std::string SourceOf(int rank) { return absl::StrCat("train.cc:", 10 * (rank + 1)); }
+
+void ExpectWorldWorks(int rank, const World& world) {
+  const NoGrad no_grad;
+  const double n = world.size();
+  EXPECT_THAT(Values<double>(AllReduce(Scalar<double>(world, rank + 1), world)),
+              ElementsAre(n * (n + 1) / 2));
+}
+
+// --- Mismatches ---------------------------------------------------------------------------------
+
+struct Mismatch {
+  const char* name;
+  // The first is what rank 0 asks for, the second what all others do; both say so in these words.
+  std::function<Tensor(const World&, CallSite)> calls[2];
+  const char* words[2];
+};
+
+std::vector<Mismatch> Mismatches() {
+  const auto zeros = [](const World& world, DType dtype, const Shape& shape) {
+    return Zeros(world, dtype, shape);
+  };
+  return {
+      {"collective",
+       {[=](const World& w, CallSite s) {
+          return AllReduce(zeros(w, DType::kF32, {4}), w, Reduction::kSum, s);
+        },
+        [=](const World& w, CallSite s) {
+          return Broadcast(zeros(w, DType::kF32, {4}), 0, w, s);
+        }},
+       {"all_reduce", "broadcast"}},
+      {"barrier",
+       {[=](const World& w, CallSite s) { return Barrier(w, s); },
+        [=](const World& w, CallSite s) {
+          return AllReduce(zeros(w, DType::kF32, {4}), w, Reduction::kSum, s);
+        }},
+       {"barrier", "all_reduce"}},
+      {"dtype",
+       {[=](const World& w, CallSite s) {
+          return AllReduce(zeros(w, DType::kF32, {4}), w, Reduction::kSum, s);
+        },
+        [=](const World& w, CallSite s) {
+          return AllReduce(zeros(w, DType::kF64, {4}), w, Reduction::kSum, s);
+        }},
+       {"f32[4]", "f64[4]"}},
+      {"shape",
+       {[=](const World& w, CallSite s) {
+          return AllReduce(zeros(w, DType::kF32, {4}), w, Reduction::kSum, s);
+        },
+        [=](const World& w, CallSite s) {
+          return AllReduce(zeros(w, DType::kF32, {2, 2}), w, Reduction::kSum, s);
+        }},
+       {"f32[4]", "f32[2,2]"}},
+      {"shape of a chunk",
+       {[=](const World& w, CallSite s) {
+          return ReduceScatter(std::vector<Tensor>(static_cast<size_t>(w.size()),
+                                                   zeros(w, DType::kF32, {4})),
+                               w, Reduction::kSum, s);
+        },
+        [=](const World& w, CallSite s) {
+          return ReduceScatter(std::vector<Tensor>(static_cast<size_t>(w.size()),
+                                                   zeros(w, DType::kF32, {5})),
+                               w, Reduction::kSum, s);
+        }},
+       {"f32[4]", "f32[5]"}},
+      {"root of a broadcast",
+       {[=](const World& w, CallSite s) {
+          return Broadcast(zeros(w, DType::kF32, {4}), 0, w, s);
+        },
+        [=](const World& w, CallSite s) {
+          return Broadcast(zeros(w, DType::kF32, {4}), 1, w, s);
+        }},
+       {"root=0", "root=1"}},
+      {"root of a reduction",
+       {[=](const World& w, CallSite s) {
+          return Reduce(zeros(w, DType::kF32, {4}), 1, w, Reduction::kSum, s);
+        },
+        [=](const World& w, CallSite s) {
+          return Reduce(zeros(w, DType::kF32, {4}), 0, w, Reduction::kSum, s);
+        }},
+       {"root=1", "root=0"}},
+      {"order",
+       {[=](const World& w, CallSite s) {
+          const Tensor first = AllReduce(zeros(w, DType::kF32, {4}), w, Reduction::kSum, s);
+          AllGather(zeros(w, DType::kF32, {4}), w, s);
+          return first;
+        },
+        [=](const World& w, CallSite s) {
+          const Tensor first = AllGather(zeros(w, DType::kF32, {4}), w, s)[0];
+          AllReduce(zeros(w, DType::kF32, {4}), w, Reduction::kSum, s);
+          return first;
+        }},
+       {"all_reduce", "all_gather"}},
+  };
+}
+
+void CheckMismatches(const ConformanceParam& param, int ranks) {
+  Job job(param, ranks);
+  for (const Mismatch& mismatch : Mismatches()) {
+    std::vector<std::string> messages(static_cast<size_t>(ranks));
+    job.Run([&](int rank, World& world) {
+      SCOPED_TRACE(absl::StrCat(mismatch.name, ", rank ", rank));
+      const int64_t epoch = world.epoch();
+      const Tensor result = mismatch.calls[rank == 0 ? 0 : 1](world, Site(rank));
+      const absl::Status status = result.Wait();
+      const Error error = ErrorOf(status);
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+      EXPECT_EQ(error.reason, Reason::kMismatch) << status;
+      messages[static_cast<size_t>(rank)] = error.message;
+      // Two versions suffice; each says whose it is and where it was asked for.
+      EXPECT_GE(error.ranks.size(), 2u);
+      bool seen[2] = {false, false};
+      for (const Error::Version& version : error.ranks) {
+        const int side = version.rank == 0 ? 0 : 1;
+        seen[side] = true;
+        EXPECT_THAT(version.what, HasSubstr(mismatch.words[side]));
+        EXPECT_EQ(version.source, SourceOf(version.rank));
+      }
+      EXPECT_TRUE(seen[0] && seen[1]) << "only one side of it is told";
+      EXPECT_EQ(world.epoch(), epoch + 1);
+      ExpectWorldWorks(rank, world);
+    });
+    for (const std::string& message : messages) EXPECT_EQ(message, messages[0]);
+    if (::testing::Test::HasFailure()) return;
+  }
+}
+
+TEST_P(Conformance, AMismatchIsToldToBothRanksWithBothVersions) { CheckMismatches(GetParam(), 2); }
+TEST_P(Conformance, AMismatchIsToldToAllRanksWithOneMessage) { CheckMismatches(GetParam(), 5); }
+
+TEST_P(Conformance, ASendThatDoesNotFitItsRecvIsToldToBoth) {
+  Job job(GetParam(), 3);
+  job.Run([](int rank, World& world) {
+    if (rank < 2) {
+      const Tensor end = rank == 0 ? Send(Zeros(world, DType::kF32, {4}), 1, world, 7, Site(0))
+                                   : Recv(DType::kF32, {5}, 0, world, 7, Site(1));
+      const Error error = ErrorOf(end.Wait());
+      EXPECT_EQ(error.code, absl::StatusCode::kInvalidArgument);
+      EXPECT_EQ(error.reason, Reason::kMismatch);
+      EXPECT_EQ(error.ranks.size(), 2u);
+      for (const Error::Version& version : error.ranks) {
+        EXPECT_THAT(version.what, HasSubstr(version.rank == 0 ? "f32[4]" : "f32[5]"));
+        EXPECT_EQ(version.source, SourceOf(version.rank));
+      }
+      ExpectWorldWorks(rank, world);
+      return;
+    }
+    // Rank 2 asked for nothing in that epoch: it learns of its end by its next collective.
+    const Tensor next = AllReduce(Scalar<double>(world, 3), world);
+    const absl::Status status = next.Wait();
+    if (!status.ok()) {
+      EXPECT_EQ(ErrorOf(status).reason, Reason::kMismatch) << status;
+      ExpectWorldWorks(rank, world);
+      return;
+    }
+    EXPECT_THAT(Values<double>(next), ElementsAre(6));
+  });
+}
+
+TEST_P(Conformance, AMismatchInsideACompiledStepLeavesItsInputsAndDonationsIntact) {
+  Job job(GetParam(), 2);
+  job.Run([](int rank, World& world) {
+    CompileOptions donate;
+    donate.donate = {0};
+    const Compiled step = Compile(
+        [&world](const std::vector<Tensor>& in) {
+          const Tensor mean = AllReduce(in[1], world) * 0.5;
+          return std::vector<Tensor>{in[0] - Sum(mean)};
+        },
+        donate);
+    const Tensor w = Upload<double>(world, {10, 20});
+    ASSERT_TRUE(w.Wait().ok());
+    const auto failed = step.Run({w, Zeros(world, DType::kF64, {3 + rank})});
+    ASSERT_TRUE(failed.ok()) << failed.status();
+    EXPECT_EQ(ErrorOf((*failed)[0].Wait()).reason, Reason::kMismatch);
+    EXPECT_THAT(Values<double>(w), ElementsAre(10, 20));
+    const auto done = step.Run({w, Upload<double>(world, {1.0 + rank, 2})});
+    ASSERT_TRUE(done.ok()) << done.status();
+    EXPECT_THAT(Values<double>((*done)[0]), ElementsAre(10 - 3.5, 20 - 3.5));
+  });
+}
+
+// A failed epoch fails whatever was on its way in it, and nothing that was published.
+TEST_P(Conformance, WhatWasPublishedBeforeAMismatchStaysValid) {
+  Job job(GetParam(), 3);
+  job.Run([](int rank, World& world) {
+    const NoGrad no_grad;
+    const Tensor before = AllReduce(Upload<double>(world, {1.0 * rank, 1}), world);
+    ASSERT_TRUE(before.Wait().ok());
+    const Tensor bad = AllReduce(Zeros(world, DType::kF64, {1 + rank / 2}), world);
+    const Tensor behind = AllReduce(before, world);
+    EXPECT_EQ(ErrorOf(bad.Wait()).reason, Reason::kMismatch);
+    EXPECT_EQ(ErrorOf(behind.Wait()).reason, Reason::kMismatch);
+    EXPECT_EQ(world.epoch(), 2);
+    EXPECT_THAT(Values<double>(before), ElementsAre(3, 3));
+    EXPECT_THAT(Values<double>(AllReduce(before, world)), ElementsAre(9, 9));
+  });
+}
+
+TEST_P(Conformance, ManyEpochsMayEnd) {
+  Job job(GetParam(), 3);
+  job.Run([](int rank, World& world) {
+    const NoGrad no_grad;
+    for (int i = 0; i < 25; ++i) {
+      const Tensor bad = AllReduce(Zeros(world, DType::kF32, {i % 3 == rank ? 2 : 3}), world);
+      EXPECT_EQ(ErrorOf(bad.Wait()).reason, Reason::kMismatch);
+      ExpectWorldWorks(rank, world);
+      EXPECT_EQ(world.epoch(), 2 + i);
+    }
+  });
+}
+
+// --- Refused, late, cancelled -------------------------------------------------------------------
+
+TEST_P(Conformance, AReductionThatIsNotThereYetIsRefusedAndTheOthersAreToldWhose) {
+  Job job(GetParam(), 3);
+  job.Run([](int rank, World& world) {
+    const Reduction reduction = rank == 1 ? Reduction::kMax : Reduction::kSum;
+    const Tensor y = AllReduce(Zeros(world, DType::kF32, {4}), world, reduction, Site(rank));
+    const Error error = ErrorOf(y.Wait());
+    if (rank == 1) {
+      EXPECT_EQ(error.code, absl::StatusCode::kUnimplemented) << error.message;
+      EXPECT_EQ(error.source, SourceOf(1));
+    } else {
+      EXPECT_EQ(error.code, absl::StatusCode::kAborted) << error.message;
+      EXPECT_EQ(error.culprit.rank, 1) << error.message;
+    }
+    ExpectWorldWorks(rank, world);
+  });
+}
+
+TEST_P(Conformance, ALateRankIsNamedWhenTheAgreementTimesOut) {
+  JobOptions options;
+  options.ranks = 3;
+  options.agree_timeout = std::chrono::milliseconds(150);
+  Job job(GetParam(), options);
+  absl::Notification told[2];
+  job.Run([&told](int rank, World& world) {
+    const NoGrad no_grad;
+    if (rank == 2) {
+      // Late until both others have been told.
+      for (absl::Notification& one : told) {
+        ASSERT_TRUE(one.WaitForNotificationWithTimeout(kPatience));
+      }
+    }
+    const Tensor y = AllReduce(Zeros(world, DType::kF32, {4}), world, Reduction::kSum, Site(rank));
+    const Error error = ErrorOf(y.Wait());
+    EXPECT_EQ(error.code, absl::StatusCode::kDeadlineExceeded) << error.message;
+    EXPECT_EQ(error.reason, Reason::kAgreeTimeout) << error.message;
+    EXPECT_EQ(error.culprit.rank, 2) << error.message;
+    EXPECT_EQ(world.epoch(), 2);
+    if (rank < 2) told[rank].Notify();
+    // No deadline can be met on a machine that is busy enough: what they learn then is the same.
+    const absl::Status next = AllReduce(Scalar<double>(world, 1), world).Wait();
+    if (!next.ok()) {
+      EXPECT_EQ(ErrorOf(next).reason, Reason::kAgreeTimeout);
+    }
+  });
+}
+
+TEST_P(Conformance, RanksThatAskInDifferentGroupsTimeOutAndAreNamed) {
+  JobOptions options;
+  options.ranks = 2;
+  options.agree_timeout = std::chrono::milliseconds(150);
+  Job job(GetParam(), options);
+  job.Run([](int rank, World& world) {
+    const absl::StatusOr<Group> pair = world.NewGroup({1, 0});
+    ASSERT_TRUE(pair.ok()) << pair.status();
+    const Tensor y =
+        AllReduce(Zeros(world, DType::kF32, {4}), rank == 0 ? world.group() : *pair);
+    const Error error = ErrorOf(y.Wait());
+    EXPECT_EQ(error.code, absl::StatusCode::kDeadlineExceeded) << error.message;
+    EXPECT_EQ(error.reason, Reason::kAgreeTimeout) << error.message;
+    EXPECT_TRUE(error.culprit.rank == 0 || error.culprit.rank == 1) << error.message;
+  });
+}
+
+TEST_P(Conformance, ARankMayAbortTheEpochForAll) {
+  Job job(GetParam(), 3);
+  job.Run([](int rank, World& world) {
+    const NoGrad no_grad;
+    const Tensor y = AllReduce(Zeros(world, DType::kF32, {4}), rank == 1 ? Group() : world.group());
+    if (rank == 1) {
+      EXPECT_TRUE(world.Abort("the loss is not a number").ok());
+    } else {
+      const Error error = ErrorOf(y.Wait());
+      EXPECT_EQ(error.code, absl::StatusCode::kAborted) << error.message;
+      EXPECT_EQ(error.reason, Reason::kCancelled) << error.message;
+      EXPECT_EQ(error.culprit.rank, 1);
+      EXPECT_THAT(error.message, HasSubstr("the loss is not a number"));
+      ExpectWorldWorks(rank, world);
+      return;
+    }
+    // The one that aborted learns of the next epoch like everybody, by its next collective.
+    const Tensor mine = AllReduce(Scalar<double>(world, 2), world);
+    EXPECT_EQ(ErrorOf(mine.Wait()).reason, Reason::kCancelled);
+    ExpectWorldWorks(rank, world);
+  });
+}
+
+// A cancel withdraws a vote; where it comes too late, the result is everybody's.
+TEST_P(Conformance, ACancelledRunFailsForAllOrForNobody) {
+  Job job(GetParam(), 2);
+  absl::Notification cancelled;
+  job.Run([&cancelled](int rank, World& world) {
+    const NoGrad no_grad;
+    const auto cancel = [&world](const Tensor& y) {
+      SessionCore* const core = world.device().session().get();
+      SessionLock lock(core);
+      return core->SubmitLocked(Cancel{y.impl()->data->producer}).status();
+    };
+    if (rank == 0) {
+      const Tensor y = AllReduce(Scalar<double>(world, 1), world);
+      ASSERT_TRUE(cancel(y).ok());
+      const Error error = ErrorOf(y.Wait());
+      EXPECT_EQ(error.reason, Reason::kCancelled) << error.message;
+      cancelled.Notify();
+    } else {
+      ASSERT_TRUE(cancelled.WaitForNotificationWithTimeout(kPatience));
+      const Error error = ErrorOf(AllReduce(Scalar<double>(world, 1), world).Wait());
+      EXPECT_EQ(error.reason, Reason::kCancelled) << error.message;
+      EXPECT_EQ(error.culprit.rank, 0) << error.message;
+    }
+    ExpectWorldWorks(rank, world);
+    // Both have asked: it is too late for a cancel.
+    const Tensor done = AllReduce(Scalar<double>(world, 1), world);
+    ASSERT_TRUE(done.Wait().ok());
+    EXPECT_TRUE(cancel(done).ok());
+    EXPECT_THAT(Values<double>(done), ElementsAre(2));
+    ExpectWorldWorks(rank, world);
+  });
+}
+
+// --- Losing a rank ------------------------------------------------------------------------------
+
+// Ranks 0, 1 and 3 go on after rank 2's end, of which they learn by `reason`.
+void CheckReform(Job* job, Reason reason, const std::function<void()>& end_rank_2) {
+  absl::Notification asked;
+  job->Run([&](int rank, World& world) {
+    const NoGrad no_grad;
+    const absl::StatusOr<Group> old = world.NewGroup({0, 1, 2, 3});
+    ASSERT_TRUE(old.ok());
+    ExpectWorldWorks(rank, world);
+    if (rank == 2) {
+      ASSERT_TRUE(asked.WaitForNotificationWithTimeout(kPatience));
+      end_rank_2();
+      return;
+    }
+    const Tensor y = AllReduce(Scalar<double>(world, 1), world);
+    if (rank == 0) asked.Notify();
+    const Error error = ErrorOf(y.Wait());
+    // Who asks after an orderly leave, which only ends what needs that rank, has to repair first.
+    EXPECT_TRUE(error.code == absl::StatusCode::kAborted ||
+                (reason == Reason::kPeerLeft &&
+                 error.code == absl::StatusCode::kFailedPrecondition))
+        << absl::StatusCodeToString(error.code) << " " << error.message;
+    EXPECT_EQ(error.reason, reason) << error.message;
+    EXPECT_EQ(error.culprit.rank, 2) << error.message;
+    // Without it there is no collective of the whole world until the survivors have reformed.
+    EXPECT_FALSE(AllReduce(Scalar<double>(world, 1), world).Wait().ok());
+    const absl::StatusOr<World::Reformed> reformed = world.Reform(kWaitTimeout);
+    ASSERT_TRUE(reformed.ok()) << reformed.status();
+    EXPECT_EQ(reformed->size, 3);
+    EXPECT_EQ(reformed->rank, rank == 3 ? 2 : rank);
+    EXPECT_EQ(world.rank(), reformed->rank);
+    EXPECT_EQ(world.size(), 3);
+    EXPECT_EQ(world.epoch(), reformed->epoch);
+    ASSERT_EQ(reformed->survivors.size(), 3u);
+    const int old_ranks[] = {0, 1, 3};
+    for (size_t i = 0; i < 3; ++i) {
+      EXPECT_EQ(reformed->survivors[i].old_rank, old_ranks[i]);
+      EXPECT_EQ(reformed->survivors[i].last_published, "group 0 epoch 1 index 0");
+    }
+    ExpectWorldWorks(world.rank(), world);
+    // New groups can be made; the old ones are gone.
+    const absl::StatusOr<Group> pair = world.NewGroup({2, 0});
+    ASSERT_EQ(pair.ok(), world.rank() != 1) << pair.status();
+    if (pair.ok()) {
+      EXPECT_THAT(Values<double>(AllReduce(Scalar<double>(world, 1), *pair)), ElementsAre(2));
+    }
+    ExpectWorldWorks(world.rank(), world);
+    EXPECT_FALSE(AllReduce(Scalar<double>(world, 1), *old).Wait().ok());
+  });
+}
+
+TEST_P(Conformance, SurvivorsReformAfterARankHasLeft) {
+  Job job(GetParam(), 4);
+  CheckReform(&job, Reason::kPeerLeft, [&job] {
+    EXPECT_TRUE(job.world(2).Leave().ok());
+  });
+}
+
+TEST_P(Conformance, SurvivorsReformAfterASessionWasClosed) {
+  Job job(GetParam(), 4);
+  CheckReform(&job, Reason::kPeerLeft, [&job] { EXPECT_TRUE(job.session(2).Close().ok()); });
+}
+
+TEST_P(ConformanceInside, SurvivorsReformAfterADeath) {
+  Job job(GetParam(), 4);
+  CheckReform(&job, Reason::kPeerDied, [&job] { job.cluster().Kill(job.session(2)); });
+}
+
+}  // namespace
+}  // namespace conformance
+}  // namespace chorus

@@ -1,0 +1,45 @@
+// What the conformance suite runs against: a daemon, however it is reached.
+#ifndef CHORUS_TESTS_CONFORMANCE_CLUSTER_H_
+#define CHORUS_TESTS_CONFORMANCE_CLUSTER_H_
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "client/chorus.h"
+
+namespace chorus {
+namespace conformance {
+
+// No wait of a session lasts longer.
+constexpr std::chrono::seconds kWaitTimeout(60);
+
+struct ClusterOptions {
+  int devices = 1;
+  uint64_t seed = 1;  // of sim
+};
+
+// Threads: Open, from any; the rest from the thread that made it.
+class Cluster {
+ public:
+  virtual ~Cluster() = default;
+
+  // A session that holds these of the cluster's devices, with kWaitTimeout.
+  virtual absl::StatusOr<sdk::Session> Open(const std::vector<int>& devices) = 0;
+
+  // Only on clusters without a transport:
+  // Does what the daemon does when the session's process has died.
+  virtual void Kill(const sdk::Session& session);
+  // Bytes that the daemon holds for anybody.
+  virtual int64_t MemoryInUse();
+};
+
+using OpenCluster = std::function<absl::StatusOr<std::unique_ptr<Cluster>>(const ClusterOptions&)>;
+
+}  // namespace conformance
+}  // namespace chorus
+
+#endif  // CHORUS_TESTS_CONFORMANCE_CLUSTER_H_

@@ -1,0 +1,50 @@
+// What every transport on every backend must do, as one suite of tests.
+//
+// A transport's test instantiates it in a few lines:
+//   INSTANTIATE_TEST_SUITE_P(Direct, Conformance,
+//                            Values(ConformanceParam{"Host", DirectCluster(BackendKind::kHost),
+//                                                    ConformanceParam::kEverything}, ...),
+//                            ConformanceName);
+// and links the library "suite". Ranks are threads of the test's process, each with a session of
+// its own unless a test says otherwise.
+//
+// Expected values come from naive loops over whole numbers, so they are exact; gradients of
+// compositions from the naive evaluator and, in it, from finite differences. Seeds are printed;
+// CHORUS_TEST_SEED sets one. Every wait has a deadline.
+#ifndef CHORUS_TESTS_CONFORMANCE_CONFORMANCE_H_
+#define CHORUS_TESTS_CONFORMANCE_CONFORMANCE_H_
+
+#include <ostream>
+#include <string>
+
+#include "gtest/gtest.h"
+#include "tests/conformance/cluster.h"
+
+namespace chorus {
+namespace conformance {
+
+struct ConformanceParam {
+  // How much of a matrix (collective x ranks x size x dtype x eager or compiled) is tried.
+  enum Cover { kEverything, kEveryPair };
+
+  std::string name;
+  OpenCluster open;
+  Cover cover = kEveryPair;
+};
+
+inline void PrintTo(const ConformanceParam& param, std::ostream* out) { *out << param.name; }
+
+inline std::string ConformanceName(const ::testing::TestParamInfo<ConformanceParam>& info) {
+  return info.param.name;
+}
+
+class Conformance : public ::testing::TestWithParam<ConformanceParam> {};
+
+// What only shows where the test is inside the daemon's process without a transport between:
+// deaths of sessions, memory in use. Instantiated there alone.
+class ConformanceInside : public Conformance {};
+
+}  // namespace conformance
+}  // namespace chorus
+
+#endif  // CHORUS_TESTS_CONFORMANCE_CONFORMANCE_H_

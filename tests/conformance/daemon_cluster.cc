@@ -1,0 +1,84 @@
+// First: the SDK's names hide the daemon's where both are seen, so the daemon's headers must come
+// before them.
+// clang-format off
+#include "server/daemon.h"
+// clang-format on
+
+#include "tests/conformance/daemon_cluster.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <string>
+#include <utility>
+
+#include "core/base/error.h"
+#include "core/base/thread_pool.h"
+
+namespace chorus {
+namespace conformance {
+namespace {
+
+class DaemonInProcess : public Cluster {
+ public:
+  static absl::StatusOr<std::unique_ptr<Cluster>> Start(BackendKind kind, Transport transport,
+                                                        Wire wire, const ClusterOptions& options) {
+    std::unique_ptr<DaemonInProcess> cluster(new DaemonInProcess(kind, transport, options));
+    // Short: the path of a Unix socket has at most 107 characters.
+    char directory[] = "/tmp/chorus_XXXXXX";
+    if (::mkdtemp(directory) == nullptr) {
+      return MakeError(absl::StatusCode::kInternal, Reason::kInternal, "mkdtemp");
+    }
+    cluster->directory_ = directory;
+    DaemonOptions daemon;
+    const std::string address =
+        wire == Wire::kUnix ? "unix:" + cluster->directory_ + "/s" : "127.0.0.1:0";
+    CHORUS_ASSIGN_OR_RETURN(const ListenAddress listen, ParseListenAddress(address));
+    daemon.listen = {listen};
+    daemon.insecure_loopback = wire == Wire::kTcp;
+    CHORUS_ASSIGN_OR_RETURN(cluster->daemon_, Daemon::Start(daemon, cluster->backend_.get()));
+    return std::unique_ptr<Cluster>(std::move(cluster));
+  }
+
+  ~DaemonInProcess() override {
+    daemon_.reset();
+    // What a daemon may leave: its lock.
+    for (const char* name : {"/s", "/s.attach", "/s.lock"}) {
+      ::unlink((directory_ + name).c_str());
+    }
+    ::rmdir(directory_.c_str());
+  }
+
+  absl::StatusOr<sdk::Session> Open(const std::vector<int>& devices) override {
+    SessionOptions options;
+    options.address = daemon_->addresses()[0].ToString();
+    options.transport = transport_;
+    options.devices = devices;
+    options.open_timeout = kWaitTimeout;
+    options.wait_timeout = kWaitTimeout;
+    options.label = "conformance";
+    return sdk::Session::Open(options);
+  }
+
+ private:
+  DaemonInProcess(BackendKind kind, Transport transport, const ClusterOptions& options)
+      : transport_(transport),
+        backend_(MakeBackend(kind, options.devices, options.seed, &pool_)) {}
+
+  const Transport transport_;
+  ThreadPool pool_{2};
+  const std::unique_ptr<Backend> backend_;
+  std::string directory_;
+  std::unique_ptr<Daemon> daemon_;
+};
+
+}  // namespace
+
+OpenCluster DaemonCluster(BackendKind backend, Transport transport, Wire wire) {
+  return [=](const ClusterOptions& options) {
+    return DaemonInProcess::Start(backend, transport, wire, options);
+  };
+}
+
+}  // namespace conformance
+}  // namespace chorus

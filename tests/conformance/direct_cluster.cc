@@ -1,0 +1,79 @@
+// First: the SDK's names hide the daemon's where both are seen, so the daemon's headers must come
+// before them.
+// clang-format off
+#include "core/node/node_loop.h"
+// clang-format on
+
+#include "tests/conformance/direct_cluster.h"
+
+#include <map>
+#include <utility>
+
+#include "absl/synchronization/notification.h"
+#include "client/internal/core.h"
+#include "core/base/mutex.h"
+#include "core/base/thread_pool.h"
+#include "tests/conformance/direct_link.h"
+
+namespace chorus {
+namespace conformance {
+namespace {
+
+// Pids of the trainers that the sessions stand for: no process has such a one.
+constexpr int kFirstPid = 1 << 23;
+
+class Direct : public Cluster {
+ public:
+  Direct(BackendKind kind, const ClusterOptions& options)
+      : backend_(MakeBackend(kind, options.devices, options.seed, &pool_)),
+        loop_(NodeOptions(), backend_.get()) {}
+
+  absl::StatusOr<sdk::Session> Open(const std::vector<int>& devices) override {
+    SessionId id;
+    MutexLock lock(&mutex_);
+    CHORUS_ASSIGN_OR_RETURN(
+        std::unique_ptr<Link> link,
+        OpenDirectLink(&loop_, devices, next_pid_++, backend_->host_addressable(), &id));
+    auto core = std::make_shared<SessionCore>(std::move(link), absl::FromChrono(kWaitTimeout));
+    sessions_[core.get()] = id;
+    return sdk::Session(std::move(core));
+  }
+
+  void Kill(const sdk::Session& session) override {
+    MutexLock lock(&mutex_);
+    loop_.Post([id = sessions_[session.core().get()]](LocalNode& node, absl::Time now) {
+      node.SessionDied(id, now);
+    });
+  }
+
+  int64_t MemoryInUse() override {
+    int64_t bytes = -1;
+    absl::Notification done;
+    loop_.Post([&](LocalNode& node, absl::Time) {
+      bytes = node.Stats().memory_used_bytes;
+      done.Notify();
+    });
+    // A loop that does not answer cannot be left either: `done` is on this stack.
+    done.WaitForNotification();
+    return bytes;
+  }
+
+ private:
+  ThreadPool pool_{2};
+  const std::unique_ptr<Backend> backend_;
+  Mutex mutex_;
+  int next_pid_ ABSL_GUARDED_BY(mutex_) = kFirstPid;
+  std::map<const SessionCore*, SessionId> sessions_ ABSL_GUARDED_BY(mutex_);
+  NodeLoop loop_;
+};
+
+}  // namespace
+
+OpenCluster DirectCluster(BackendKind backend) {
+  return [backend](const ClusterOptions& options) -> absl::StatusOr<std::unique_ptr<Cluster>> {
+    return std::unique_ptr<Cluster>(std::make_unique<Direct>(backend, options));
+  };
+}
+
+}  // namespace conformance
+}  // namespace chorus

@@ -1,0 +1,377 @@
+// First: the SDK's names hide the daemon's where both are seen, so the daemon's headers must come
+// before them.
+// clang-format off
+#include "core/node/node_loop.h"
+// clang-format on
+
+#include "tests/conformance/direct_link.h"
+
+#include <sys/mman.h>
+
+#include <cstring>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "core/base/error.h"
+#include "core/base/mutex.h"
+
+namespace chorus {
+namespace conformance {
+namespace {
+
+// The node answers at once whatever is not a wait; longer means that it is stuck.
+constexpr absl::Duration kAnswer = absl::Seconds(60);
+constexpr size_t kKeptOutcomes = 1024;
+
+absl::Status Late(absl::string_view what) {
+  return MakeError(absl::StatusCode::kDeadlineExceeded, Reason::kTransportTimeout,
+                   absl::StrCat("no answer yet to: ", what));
+}
+
+// What a callback on the node thread hands over; the callback may come after the waiter has gone.
+template <typename T>
+class Answer {
+ public:
+  Answer() : state_(std::make_shared<State>()) {}
+  void Set(T value) const {
+    MutexLock lock(&state_->mutex);
+    state_->value = std::move(value);
+    state_->changed.SignalAll();
+  }
+  // Empty: not within `timeout`.
+  absl::optional<T> Get(absl::Duration timeout) const {
+    const absl::Time deadline = absl::Now() + timeout;
+    MutexLock lock(&state_->mutex);
+    while (!state_->value.has_value()) {
+      const absl::Duration left = deadline - absl::Now();
+      if (left <= absl::ZeroDuration()) return absl::nullopt;
+      state_->changed.WaitFor(&state_->mutex, left);
+    }
+    return std::move(state_->value);
+  }
+
+ private:
+  struct State {
+    Mutex mutex;
+    CondVar changed;
+    absl::optional<T> value ABSL_GUARDED_BY(mutex);
+  };
+  const std::shared_ptr<State> state_;
+};
+
+class DirectLink : public Link {
+ public:
+  DirectLink(NodeLoop* loop, SessionId session, std::vector<DeviceIndex> devices,
+             bool host_readable)
+      : loop_(loop),
+        session_(session),
+        devices_(std::move(devices)),
+        host_readable_(host_readable),
+        log_(std::make_shared<Log>()) {}
+
+  ~DirectLink() override {
+    for (const auto& arena : mappings_) munmap(arena.second.first, arena.second.second);
+  }
+
+  Transport transport() const override { return Transport::kAuto; }
+  std::vector<DeviceIndex> devices() const override { return devices_; }
+  int32_t max_tensors() const override { return NodeOptions().max_tensors; }
+
+  absl::Status Submit(const Command& command) override {
+    ByteWriter out;
+    EncodeFrame(command, &out);
+    const std::shared_ptr<Log> log = log_;
+    loop_->Post([session = session_, frame = out.Take(), log, sequence = command.sequence](
+                    LocalNode& node, absl::Time now) {
+      node.Submit(session, frame, now, [log, sequence](Outcome outcome) {
+        MutexLock lock(&log->mutex);
+        log->outcomes[sequence] = Detached(outcome.status);
+        if (log->outcomes.size() > kKeptOutcomes) log->outcomes.erase(log->outcomes.begin());
+        log->changed.SignalAll();
+      });
+    });
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<absl::optional<CommandOutcome>> Peek(Sequence sequence) override {
+    MutexLock lock(&log_->mutex);
+    absl::StatusOr<absl::optional<absl::Status>> found = FindLocked(sequence);
+    if (!found.ok()) return found.status();
+    if (!found->has_value()) return absl::optional<CommandOutcome>();
+    return absl::optional<CommandOutcome>(CommandOutcome{(*found)->code(), ErrorOf(**found).id});
+  }
+
+  absl::Status WaitCommand(Sequence sequence, absl::Duration timeout) override {
+    const absl::Time deadline = absl::Now() + timeout;
+    {
+      MutexLock lock(&log_->mutex);
+      while (true) {
+        absl::StatusOr<absl::optional<absl::Status>> found = FindLocked(sequence);
+        if (!found.ok()) return found.status();
+        if (found->has_value()) return Detached(**found);
+        const absl::Duration left = deadline - absl::Now();
+        if (left <= absl::ZeroDuration()) break;
+        log_->changed.WaitFor(&log_->mutex, left);
+      }
+    }
+    return Late(absl::StrCat("command ", sequence.value(), "; pending: ", Pending()));
+  }
+
+  absl::StatusOr<bool> WaitTensor(TensorId tensor, Sequence producer,
+                                  absl::Duration timeout) override {
+    const absl::Status done = WaitCommand(producer, timeout);
+    if (ErrorOf(done).reason != Reason::kOutcomeForgotten) CHORUS_RETURN_IF_ERROR(done);
+    (void)tensor;
+    return !host_readable_;
+  }
+
+  absl::Status Read(TensorId tensor, Sequence, char* out, int64_t bytes,
+                    absl::Duration timeout) override {
+    const Answer<absl::StatusOr<std::string>> answer;
+    loop_->Post([session = session_, tensor, timeout, answer](LocalNode& node, absl::Time now) {
+      node.ReadTensor(session, tensor, now + timeout,
+                      [answer](absl::StatusOr<LocalNode::TensorView> view) {
+                        if (!view.ok()) return answer.Set(Detached(view.status()));
+                        answer.Set(std::string(view->data, static_cast<size_t>(view->bytes)));
+                      });
+    });
+    const absl::optional<absl::StatusOr<std::string>> read = answer.Get(timeout + kAnswer);
+    if (!read.has_value()) return Late("read");
+    CHORUS_RETURN_IF_ERROR(read->status());
+    if (static_cast<int64_t>((*read)->size()) != bytes) {
+      return MakeError(absl::StatusCode::kInternal, Reason::kInternal,
+                       absl::StrCat("a tensor of ", bytes, " bytes has ", (*read)->size()));
+    }
+    std::memcpy(out, (*read)->data(), (*read)->size());
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<const char*> MapTensor(TensorId tensor, Sequence, int64_t bytes,
+                                        absl::Duration timeout) override {
+    const Answer<absl::StatusOr<std::pair<const char*, int64_t>>> answer;
+    loop_->Post([session = session_, tensor, timeout, answer](LocalNode& node, absl::Time now) {
+      node.ReadTensor(session, tensor, now + timeout,
+                      [answer](absl::StatusOr<LocalNode::TensorView> view) {
+                        if (!view.ok()) return answer.Set(Detached(view.status()));
+                        answer.Set(std::make_pair(view->data, view->bytes));
+                      });
+    });
+    const auto mapped = answer.Get(timeout + kAnswer);
+    if (!mapped.has_value()) return Late("map");
+    CHORUS_RETURN_IF_ERROR(mapped->status());
+    if ((*mapped)->second != bytes) {
+      return MakeError(absl::StatusCode::kInternal, Reason::kInternal,
+                       absl::StrCat("a tensor of ", bytes, " bytes has ", (*mapped)->second));
+    }
+    return (*mapped)->first;
+  }
+
+  absl::StatusOr<Staging> CreateStaging(int64_t bytes) override {
+    // Mapped on the node thread: the node closes its descriptor when the arena goes.
+    using Made = std::pair<Staging, int64_t>;
+    const absl::StatusOr<Made> made = Ask<absl::StatusOr<Made>>(
+        "create staging", [session = session_, bytes](LocalNode& node, absl::Time) {
+          const auto arena = node.CreateStaging(session, bytes);
+          if (!arena.ok()) return absl::StatusOr<Made>(Detached(arena.status()));
+          void* const data = mmap(nullptr, static_cast<size_t>(arena->bytes),
+                                  PROT_READ | PROT_WRITE, MAP_SHARED, arena->fd, 0);
+          if (data == MAP_FAILED) {
+            return absl::StatusOr<Made>(MakeError(absl::StatusCode::kResourceExhausted,
+                                                  Reason::kOutOfMemory, "mmap of an arena"));
+          }
+          const absl::Status confirmed = node.ConfirmStaging(session, arena->arena);
+          if (!confirmed.ok()) return absl::StatusOr<Made>(Detached(confirmed));
+          Staging staging;
+          staging.arena = arena->arena;
+          staging.data = static_cast<char*>(data);
+          return absl::StatusOr<Made>(Made(staging, arena->bytes));
+        });
+    CHORUS_RETURN_IF_ERROR(made.status());
+    MutexLock lock(&mappings_mutex_);
+    mappings_[made->first.arena.value()] = {made->first.data, static_cast<size_t>(made->second)};
+    return made->first;
+  }
+
+  absl::Status WriteStaging(ArenaId arena, int64_t offset, absl::string_view bytes) override {
+    MutexLock lock(&mappings_mutex_);
+    std::memcpy(mappings_[arena.value()].first + offset, bytes.data(), bytes.size());
+    return absl::OkStatus();
+  }
+
+  absl::Status ReleaseStaging(ArenaId arena) override {
+    return Ask<absl::Status>("release staging",
+                             [session = session_, arena](LocalNode& node, absl::Time) {
+                               return Detached(node.ReleaseStaging(session, arena));
+                             });
+  }
+
+  absl::StatusOr<JoinedWorld> Join(const WorldOptions& options, DeviceIndex device) override {
+    JoinRequest join;
+    join.name = options.name;
+    join.size = options.size;
+    join.rank = Rank(options.rank);
+    join.device = device;
+    join.join_timeout = absl::FromChrono(options.join_timeout);
+    join.agree_timeout = absl::FromChrono(options.agree_timeout);
+    join.exec_timeout = absl::FromChrono(options.exec_timeout);
+    const Answer<absl::StatusOr<JoinedWorld>> answer;
+    loop_->Post([session = session_, join, answer](LocalNode& node, absl::Time now) {
+      node.JoinWorld(session, join, now, [answer](absl::StatusOr<WorldInfo> info) {
+        if (!info.ok()) return answer.Set(Detached(info.status()));
+        answer.Set(JoinedWorld{info->id, info->epoch});
+      });
+    });
+    const auto joined = answer.Get(join.join_timeout + kAnswer);
+    return joined.has_value() ? *joined : Late("join");
+  }
+
+  absl::StatusOr<GroupId> CreateGroup(WorldId world, Rank rank,
+                                      absl::Span<const int> members) override {
+    std::vector<Rank> ranks;
+    for (const int member : members) ranks.push_back(Rank(member));
+    return Ask<absl::StatusOr<GroupId>>(
+        "create group", [session = session_, world, rank, ranks](LocalNode& node, absl::Time) {
+          absl::StatusOr<GroupId> made = node.CreateGroup(session, world, rank, ranks);
+          return made.ok() ? made : absl::StatusOr<GroupId>(Detached(made.status()));
+        });
+  }
+
+  absl::Status Leave(WorldId world, Rank rank) override {
+    return Ask<absl::Status>("leave",
+                             [session = session_, world, rank](LocalNode& node, absl::Time now) {
+                               return Detached(node.LeaveWorld(session, world, rank, now));
+                             });
+  }
+
+  absl::Status Abort(WorldId world, Rank rank, const std::string& why) override {
+    return Ask<absl::Status>(
+        "abort", [session = session_, world, rank, why](LocalNode& node, absl::Time now) {
+          return Detached(node.AbortWorld(session, world, rank, why, now));
+        });
+  }
+
+  absl::StatusOr<ReformedWorld> Reform(WorldId world, Rank rank, Timeout timeout) override {
+    const Answer<absl::StatusOr<ReformedWorld>> answer;
+    loop_->Post([session = session_, world, rank, timeout, answer](LocalNode& node,
+                                                                   absl::Time now) {
+      node.ReformWorld(session, world, rank, absl::FromChrono(timeout), now,
+                       [answer](absl::StatusOr<ReformResult> result) {
+                         if (!result.ok()) return answer.Set(Detached(result.status()));
+                         ReformedWorld reformed;
+                         reformed.rank = result->rank.value();
+                         reformed.size = result->size;
+                         reformed.epoch = result->epoch;
+                         for (const ReformResult::Survivor& survivor : result->survivors) {
+                           const auto& last = survivor.last_published;
+                           reformed.survivors.push_back(
+                               {survivor.old_rank.value(),
+                                last.has_value() ? last->ToString() : std::string()});
+                         }
+                         answer.Set(std::move(reformed));
+                       });
+    });
+    const auto reformed = answer.Get(absl::FromChrono(timeout) + kAnswer);
+    return reformed.has_value() ? *reformed : Late("reform");
+  }
+
+  absl::Status Close() override {
+    return Ask<absl::Status>("close", [session = session_](LocalNode& node, absl::Time now) {
+      return Detached(node.CloseSession(session, now));
+    });
+  }
+
+ private:
+  struct Log {
+    Mutex mutex;
+    CondVar changed;
+    std::map<Sequence, absl::Status> outcomes ABSL_GUARDED_BY(mutex);
+  };
+
+  // Runs `f` on the node thread and returns what it does.
+  template <typename T, typename F>
+  T Ask(absl::string_view what, F f) {
+    const Answer<T> answer;
+    loop_->Post([f, answer](LocalNode& node, absl::Time now) { answer.Set(f(node, now)); });
+    absl::optional<T> got = answer.Get(kAnswer);
+    return got.has_value() ? *std::move(got) : T(Late(what));
+  }
+
+  // The instances that wait for somebody, and what was last seen of each session: for the reader of
+  // a test that failed.
+  std::string Pending() {
+    return Ask<absl::StatusOr<std::string>>("pending", [](LocalNode& node, absl::Time now) {
+             std::string text;
+             for (const LocalNode::PendingView& view : node.Pending("", now)) {
+               absl::StrAppend(&text, view.instance.key.ToString(), " (", view.instance.what,
+                               ", missing ranks:");
+               for (const Rank rank : view.instance.missing) {
+                 absl::StrAppend(&text, " ", rank.value());
+               }
+               absl::StrAppend(&text, ") ");
+             }
+             for (const FlightEvent& event : node.Flight("", 12)) {
+               absl::StrAppend(&text, "[session ", event.session.value(), " command ",
+                               event.sequence.value(), " event ", static_cast<int>(event.kind),
+                               "] ");
+             }
+             return absl::StatusOr<std::string>(text);
+           })
+        .value_or("");
+  }
+
+  absl::StatusOr<absl::optional<absl::Status>> FindLocked(Sequence sequence) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(log_->mutex) {
+    const auto found = log_->outcomes.find(sequence);
+    if (found != log_->outcomes.end()) return absl::optional<absl::Status>(found->second);
+    if (!log_->outcomes.empty() && log_->outcomes.size() == kKeptOutcomes &&
+        sequence < log_->outcomes.begin()->first) {
+      return MakeError(absl::StatusCode::kNotFound, Reason::kOutcomeForgotten,
+                       absl::StrCat("command ", sequence.value(), " is too long ago"));
+    }
+    return absl::optional<absl::Status>();
+  }
+
+  NodeLoop* const loop_;
+  const SessionId session_;
+  const std::vector<DeviceIndex> devices_;
+  const bool host_readable_;
+  const std::shared_ptr<Log> log_;
+  Mutex mappings_mutex_;
+  // By arena: where it is mapped, and how large. Kept until the end: a trainer may still hold it.
+  absl::flat_hash_map<int32_t, std::pair<char*, size_t>> mappings_
+      ABSL_GUARDED_BY(mappings_mutex_);
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Link>> OpenDirectLink(NodeLoop* loop,
+                                                     const std::vector<int>& devices, int pid,
+                                                     bool host_readable, SessionId* session) {
+  OpenSessionRequest request;
+  request.tenant = "uid:0";
+  request.label = "conformance";
+  request.pid = pid;
+  request.attached = true;
+  std::vector<DeviceIndex> held;
+  for (const int device : devices) held.push_back(DeviceIndex(device));
+  request.devices = held;
+  const Answer<absl::StatusOr<SessionId>> answer;
+  loop->Post([request, answer](LocalNode& node, absl::Time now) {
+    const absl::StatusOr<SessionInfo> info = node.OpenSession(request, now);
+    if (!info.ok()) return answer.Set(Detached(info.status()));
+    answer.Set(info->id);
+  });
+  const absl::optional<absl::StatusOr<SessionId>> opened = answer.Get(kAnswer);
+  if (!opened.has_value()) return Late("open");
+  CHORUS_RETURN_IF_ERROR(opened->status());
+  *session = **opened;
+  return std::unique_ptr<Link>(
+      std::make_unique<DirectLink>(loop, *session, std::move(held), host_readable));
+}
+
+}  // namespace conformance
+}  // namespace chorus

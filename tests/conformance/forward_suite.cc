@@ -1,0 +1,205 @@
+// Values of every collective, eager and compiled, against naive loops.
+#include <cstring>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "tests/conformance/collectives.h"
+#include "tests/conformance/cover.h"
+#include "tests/conformance/job.h"
+
+namespace chorus {
+namespace conformance {
+namespace {
+
+constexpr int kRanks[] = {1, 2, 3, 5, 8};
+// Zero, one, primes, and either side of a chunk: of work for two ranks, and for eight.
+constexpr int64_t kSizes[] = {0, 1, 2, 7, 97, 341, 1023, 1024, 1025, 2049};
+constexpr int kDTypes = 3;
+
+template <typename T>
+void Check(const Place& p, const World& world, bool compiled) {
+  SCOPED_TRACE(absl::StrCat("rank ", p.rank, " of ", p.ranks, ", ", DTypeName(DTypeOf<T>()), "[",
+                            p.size, "]", compiled ? ", compiled" : ""));
+  std::vector<Tuple<T>> all(static_cast<size_t>(p.ranks));
+  std::vector<Tensor> inputs;
+  for (int r = 0; r < p.ranks; ++r) {
+    for (int i = 0; i < p.num_inputs(); ++i) {
+      all[static_cast<size_t>(r)].push_back(Elements<T>(r, p.size, i));
+      if (r == p.rank) inputs.push_back(Upload(world, Elements<T>(r, p.size, i)));
+    }
+  }
+  std::vector<Tensor> outputs;
+  if (compiled) {
+    const Compiled function = Compile([&p, &world](const std::vector<Tensor>& in) {
+      return Call(p, world, DTypeOf<T>(), in);
+    });
+    absl::StatusOr<std::vector<Tensor>> run = function.Run(inputs);
+    ASSERT_TRUE(run.ok()) << run.status();
+    outputs = *std::move(run);
+  } else {
+    outputs = Call(p, world, DTypeOf<T>(), inputs);
+  }
+  const Tuple<T> expected = Apply<T>(p.kind, p.size, all)[static_cast<size_t>(p.rank)];
+  ASSERT_EQ(outputs.size(), expected.size());
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    ASSERT_EQ(outputs[i].absent(), !expected[i].has_value()) << outputs[i].status();
+    if (!expected[i].has_value()) {
+      EXPECT_TRUE(outputs[i].Wait().ok()) << outputs[i].Wait();
+      continue;
+    }
+    EXPECT_EQ(outputs[i].shape(), Shape({p.size}));
+    EXPECT_EQ(Values<T>(outputs[i]), *expected[i]) << "output " << i;
+  }
+}
+
+std::vector<Combination> Cases(Kind kind, ConformanceParam::Cover cover) {
+  const std::vector<int> levels = {static_cast<int>(Kind::kCount), 5, 10, kDTypes, 2};
+  static_assert(sizeof(kRanks) / sizeof(*kRanks) == 5 && sizeof(kSizes) / sizeof(*kSizes) == 10,
+                "levels");
+  static const auto* const every = new std::vector<Combination>(EveryCombination(levels));
+  static const auto* const pairs = new std::vector<Combination>(EveryPair(levels));
+  std::vector<Combination> cases;
+  for (const Combination& c : cover == ConformanceParam::kEverything ? *every : *pairs) {
+    if (NeedsTwo(kind) && kRanks[c[1]] < 2) continue;
+    if (c[0] == static_cast<int>(kind)) cases.push_back(c);
+  }
+  return cases;
+}
+
+void CheckKind(const ConformanceParam& param, Kind kind) {
+  std::map<int, std::vector<Combination>> by_ranks;
+  for (const Combination& c : Cases(kind, param.cover)) {
+    by_ranks[kRanks[c[1]]].push_back(c);
+  }
+  ASSERT_GE(by_ranks.size(), 4u);
+  for (const auto& entry : by_ranks) {
+    Job job(param, entry.first);
+    job.Run([&](int rank, World& world) {
+      for (const Combination& c : entry.second) {
+        const Place place{kind, rank, job.size(), kSizes[c[2]]};
+        const bool compiled = c[4] == 1;
+        if (c[3] == 0) Check<float>(place, world, compiled);
+        if (c[3] == 1) Check<double>(place, world, compiled);
+        if (c[3] == 2) Check<int64_t>(place, world, compiled);
+        if (::testing::Test::HasFailure()) return;
+      }
+    });
+  }
+}
+
+TEST_P(Conformance, AllReduceGivesEveryRankTheSum) { CheckKind(GetParam(), Kind::kAllReduce); }
+TEST_P(Conformance, BroadcastGivesEveryRankTheRootsTensor) {
+  CheckKind(GetParam(), Kind::kBroadcast);
+}
+TEST_P(Conformance, ReduceGivesTheRootAloneTheSum) { CheckKind(GetParam(), Kind::kReduce); }
+TEST_P(Conformance, AllGatherGivesEveryRankEveryTensor) {
+  CheckKind(GetParam(), Kind::kAllGather);
+}
+TEST_P(Conformance, ReduceScatterGivesEachRankItsSum) {
+  CheckKind(GetParam(), Kind::kReduceScatter);
+}
+TEST_P(Conformance, SendAndRecvMoveTensorsAroundARing) { CheckKind(GetParam(), Kind::kShift); }
+TEST_P(Conformance, SendAndRecvMeetByTagInBothDirections) {
+  CheckKind(GetParam(), Kind::kExchange);
+}
+TEST_P(Conformance, BarrierIsPassedByAll) { CheckKind(GetParam(), Kind::kBarrier); }
+
+// Not whole numbers: any other order of summation gives other bits.
+TEST_P(Conformance, BitsAreEqualOnAllRanksAndInAllRuns) {
+  constexpr int kRanks = 5;
+  constexpr int64_t kSize = 3 * kChunkElements + 5;
+  std::vector<float> expected(kSize, 0);
+  const auto element = [](int rank, int64_t i) {
+    return 1.0f / static_cast<float>(3 + 7 * rank + i) * (i % 2 == 0 ? 1e6f : 1.0f);
+  };
+  for (int r = 0; r < kRanks; ++r) {
+    for (int64_t i = 0; i < kSize; ++i) expected[static_cast<size_t>(i)] += element(r, i);
+  }
+  Job job(GetParam(), kRanks);
+  job.Run([&](int rank, World& world) {
+    std::vector<float> mine;
+    for (int64_t i = 0; i < kSize; ++i) mine.push_back(element(rank, i));
+    const Tensor x = Upload(world, mine);
+    for (int run = 0; run < 4; ++run) {
+      const std::vector<float> got = Values<float>(AllReduce(x, world));
+      ASSERT_EQ(got.size(), expected.size());
+      EXPECT_EQ(std::memcmp(got.data(), expected.data(), got.size() * sizeof(float)), 0)
+          << "run " << run << " on rank " << rank << " is not the sum in the order of ranks";
+    }
+  });
+}
+
+TEST_P(Conformance, TensorsOfManyDimensionsKeepTheirShape) {
+  Job job(GetParam(), 2);
+  job.Run([&](int rank, World& world) {
+    const Tensor x = FromHost<float>(world, Elements<float>(rank, 24), {2, 3, 1, 4});
+    const Tensor y = AllReduce(x, world);
+    EXPECT_EQ(y.shape(), Shape({2, 3, 1, 4}));
+    const std::vector<float> a = Elements<float>(0, 24);
+    const std::vector<float> b = Elements<float>(1, 24);
+    std::vector<float> transposed;
+    for (int64_t i : {0, 1}) {
+      for (int64_t j : {0, 1, 2, 3}) {
+        for (int64_t k : {0, 1, 2}) {
+          const size_t at = static_cast<size_t>(i * 12 + k * 4 + j);
+          transposed.push_back(a[at] + b[at]);
+        }
+      }
+    }
+    EXPECT_EQ(Values<float>(Transpose(y, {0, 3, 2, 1})), transposed);
+    EXPECT_EQ(Values<float>(AllReduce(Scalar<float>(world, 2), world)),
+              std::vector<float>({4}));
+  });
+}
+
+// Larger than one message of any transport, and than one block of staging memory.
+TEST_P(Conformance, LargeTensorsGoInAndOutWhole) {
+  constexpr int64_t kSize = (5 << 20) / 4 + 13;
+  Job job(GetParam(), 2);
+  job.Run([&](int rank, World& world) {
+    const std::vector<float> mine = Elements<float>(rank, kSize);
+    const std::vector<float> other = Elements<float>(1 - rank, kSize);
+    const std::vector<float> sum = Values<float>(AllReduce(Upload(world, mine), world));
+    ASSERT_EQ(sum.size(), mine.size());
+    for (size_t i = 0; i < sum.size(); ++i) {
+      ASSERT_EQ(sum[i], mine[i] + other[i]) << "at " << i;
+    }
+  });
+}
+
+TEST_P(Conformance, TensorsOfOneElementTravelInline) {
+  Job job(GetParam(), 3);
+  job.Run([&](int rank, World& world) {
+    for (int i = 0; i < 20; ++i) {
+      const Tensor x = Scalar<double>(world, rank * 10 + i);
+      EXPECT_EQ(Values<double>(AllReduce(x, world) * 2), std::vector<double>({60.0 + 6 * i}));
+    }
+  });
+}
+
+// Nobody waits between the steps: each depends on the one before it on every rank.
+TEST_P(Conformance, LongChainsRunWithoutWaiting) {
+  constexpr int kSteps = 60;
+  Job job(GetParam(), 3);
+  job.Run([&](int rank, World& world) {
+    const NoGrad no_grad;
+    Tensor x = Upload(world, Elements<double>(rank, 50));
+    std::vector<double> expected(50);
+    for (int64_t i = 0; i < 50; ++i) {
+      for (int r = 0; r < 3; ++r) expected[static_cast<size_t>(i)] += Element<double>(r, i);
+    }
+    for (int step = 0; step < kSteps; ++step) {
+      x = AllReduce(x, world);
+      // The sum of three equal tensors, less two of them: the first sum again.
+      if (step > 0) x = x - 2 * Upload(world, expected);
+    }
+    EXPECT_EQ(Values<double>(x), expected);
+  });
+}
+
+}  // namespace
+}  // namespace conformance
+}  // namespace chorus

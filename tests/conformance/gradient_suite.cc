@@ -1,0 +1,526 @@
+// Gradients of first and second order: of every collective against naive loops, and of what is made
+// of them and local ops against the naive evaluator and finite differences.
+#include <cmath>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "client/testing/fake_daemon.h"
+#include "gmock/gmock.h"
+#include "tests/conformance/collectives.h"
+#include "tests/conformance/job.h"
+
+namespace chorus {
+namespace conformance {
+namespace {
+
+using ::testing::ElementsAre;
+
+// --- Each collective ----------------------------------------------------------------------------
+
+// With y = A x, the loss sum(u y^2) and S = sum(v dL/dx):
+//   dL/dx = At (2 u y),  dS/dx = At (2 u (A v)).
+// S is taken from the gradient that is in use, so both orders must be right.
+struct Expectation {
+  std::vector<Tuple<double>> first;
+  std::vector<Tuple<double>> second;
+};
+
+// Small enough that f32 holds every intermediate result exactly.
+double Small(int rank, int64_t i, int64_t salt) {
+  return static_cast<double>(((rank + 1) * 3 + i * 5 + salt * 7) % 9 - 4);
+}
+
+std::vector<double> Smalls(int rank, int64_t size, int64_t salt) {
+  std::vector<double> values;
+  for (int64_t i = 0; i < size; ++i) values.push_back(Small(rank, i, salt));
+  return values;
+}
+
+constexpr int64_t kWeightSalt = 100;
+constexpr int64_t kDirectionSalt = 200;
+
+Expectation Expect(Kind kind, int ranks, int64_t size) {
+  std::vector<Tuple<double>> x(static_cast<size_t>(ranks));
+  std::vector<Tuple<double>> v(static_cast<size_t>(ranks));
+  for (int r = 0; r < ranks; ++r) {
+    const Place p{kind, r, ranks, size};
+    for (int i = 0; i < p.num_inputs(); ++i) {
+      x[static_cast<size_t>(r)].push_back(Smalls(r, size, i));
+      v[static_cast<size_t>(r)].push_back(Smalls(r, size, kDirectionSalt + i));
+    }
+  }
+  const auto weighted = [&](std::vector<Tuple<double>> y) {
+    for (int r = 0; r < ranks; ++r) {
+      Tuple<double>& mine = y[static_cast<size_t>(r)];
+      for (size_t o = 0; o < mine.size(); ++o) {
+        const std::vector<double> u = Smalls(r, size, kWeightSalt + static_cast<int64_t>(o));
+        for (size_t i = 0; mine[o].has_value() && i < u.size(); ++i) (*mine[o])[i] *= 2 * u[i];
+      }
+    }
+    return y;
+  };
+  Expectation expected;
+  expected.first = ApplyTransposed(kind, size, weighted(Apply(kind, size, x)));
+  expected.second = ApplyTransposed(kind, size, weighted(Apply(kind, size, v)));
+  return expected;
+}
+
+template <typename T>
+Tensor UploadAs(const World& world, const std::vector<double>& values) {
+  return Upload(world, std::vector<T>(values.begin(), values.end()));
+}
+
+// The gradients of both orders, of all inputs: first, then second.
+template <typename T>
+absl::StatusOr<std::vector<Tensor>> BothOrders(const Place& p, const World& world,
+                                               const std::vector<Tensor>& in) {
+  const std::vector<Tensor> y = Call(p, world, DTypeOf<T>(), in);
+  std::vector<Tensor> losses;
+  std::vector<Tensor> absents;
+  for (size_t o = 0; o < y.size(); ++o) {
+    if (y[o].absent()) {
+      absents.push_back(y[o]);
+    } else {
+      const std::vector<double> u = Smalls(p.rank, p.size, kWeightSalt + static_cast<int64_t>(o));
+      losses.push_back(Sum(y[o] * y[o] * UploadAs<T>(world, u)));
+    }
+  }
+  losses.insert(losses.end(), absents.begin(), absents.end());
+  BackwardOptions create;
+  create.create_graph = true;
+  CHORUS_ASSIGN_OR_RETURN(std::vector<Tensor> first, Grad(losses, in, create));
+  std::vector<Tensor> again;
+  for (size_t i = 0; i < first.size(); ++i) {
+    const std::vector<double> v =
+        Smalls(p.rank, p.size, kDirectionSalt + static_cast<int64_t>(i));
+    if (first[i].requires_grad()) again.push_back(Sum(first[i] * UploadAs<T>(world, v)));
+  }
+  again.insert(again.end(), absents.begin(), absents.end());
+  std::vector<Tensor> second;
+  if (again.empty()) {
+    for (size_t i = 0; i < in.size(); ++i) second.push_back(Zeros(world, DTypeOf<T>(), {p.size}));
+  } else {
+    CHORUS_ASSIGN_OR_RETURN(second, Grad(again, in));
+  }
+  std::vector<Tensor> all;
+  for (const Tensor& g : first) all.push_back(g.Detach());
+  all.insert(all.end(), second.begin(), second.end());
+  return all;
+}
+
+template <typename T>
+void CheckGradients(const Place& p, const World& world, bool compiled) {
+  SCOPED_TRACE(absl::StrCat("rank ", p.rank, " of ", p.ranks, ", ", DTypeName(DTypeOf<T>()), "[",
+                            p.size, "]", compiled ? ", compiled" : ""));
+  std::vector<Tensor> in;
+  for (int i = 0; i < p.num_inputs(); ++i) {
+    in.push_back(UploadAs<T>(world, Smalls(p.rank, p.size, i)).RequireGrad());
+  }
+  absl::StatusOr<std::vector<Tensor>> got;
+  if (compiled) {
+    absl::Status traced;
+    const Compiled function = Compile([&](const std::vector<Tensor>& inputs) {
+      absl::StatusOr<std::vector<Tensor>> both = BothOrders<T>(p, world, inputs);
+      traced = both.status();
+      return both.ok() ? *both : std::vector<Tensor>{Tensor()};
+    });
+    got = function.Run(in);
+    ASSERT_TRUE(traced.ok()) << traced;
+  } else {
+    got = BothOrders<T>(p, world, in);
+  }
+  ASSERT_TRUE(got.ok()) << got.status();
+  const Expectation expected = Expect(p.kind, p.ranks, p.size);
+  for (size_t i = 0; i < in.size(); ++i) {
+    const auto as = [](const absl::optional<std::vector<double>>& values) {
+      return std::vector<T>(values->begin(), values->end());
+    };
+    EXPECT_EQ(Values<T>((*got)[i]), as(expected.first[static_cast<size_t>(p.rank)][i]))
+        << "first order, input " << i;
+    EXPECT_EQ(Values<T>((*got)[in.size() + i]), as(expected.second[static_cast<size_t>(p.rank)][i]))
+        << "second order, input " << i;
+  }
+}
+
+void CheckKind(const ConformanceParam& param, Kind kind) {
+  const bool everything = param.cover == ConformanceParam::kEverything;
+  int turn = 0;
+  for (const int ranks : {1, 2, 3, 5, 8}) {
+    if (NeedsTwo(kind) && ranks < 2) continue;
+    Job job(param, ranks);
+    for (const int64_t size : {int64_t{0}, int64_t{1}, int64_t{7}, kChunkElements + 1}) {
+      for (int variant = 0; variant < 4; ++variant) {
+        // Otherwise one of the four, another each time.
+        if (!everything && variant != ++turn % 4) continue;
+        job.Run([&](int rank, World& world) {
+          const Place place{kind, rank, ranks, size};
+          if (variant % 2 == 0) {
+            CheckGradients<float>(place, world, variant >= 2);
+          } else {
+            CheckGradients<double>(place, world, variant >= 2);
+          }
+        });
+        if (::testing::Test::HasFailure()) return;
+      }
+    }
+  }
+}
+
+TEST_P(Conformance, AllReduceHasGradientsOfBothOrders) { CheckKind(GetParam(), Kind::kAllReduce); }
+TEST_P(Conformance, BroadcastHasGradientsOfBothOrders) { CheckKind(GetParam(), Kind::kBroadcast); }
+TEST_P(Conformance, ReduceHasGradientsOfBothOrders) { CheckKind(GetParam(), Kind::kReduce); }
+TEST_P(Conformance, AllGatherHasGradientsOfBothOrders) { CheckKind(GetParam(), Kind::kAllGather); }
+TEST_P(Conformance, ReduceScatterHasGradientsOfBothOrders) {
+  CheckKind(GetParam(), Kind::kReduceScatter);
+}
+TEST_P(Conformance, SendAndRecvHaveGradientsOfBothOrders) { CheckKind(GetParam(), Kind::kShift); }
+TEST_P(Conformance, ExchangesHaveGradientsOfBothOrders) { CheckKind(GetParam(), Kind::kExchange); }
+
+// --- Compositions -------------------------------------------------------------------------------
+
+// What each rank computes, from its leaves to what its loss depends on. Ranks may differ.
+struct Composition {
+  const char* name;
+  int ranks;
+  std::vector<Shape> inputs;
+  std::function<std::vector<Tensor>(const World& world, const std::vector<Tensor>& in)> compute;
+};
+
+std::vector<Composition> Compositions() {
+  return {
+      {"a layer whose weights are reduced", 3, {{2, 3}, {3, 2}},
+       [](const World& world, const std::vector<Tensor>& in) {
+         const Tensor w = AllReduce(in[1], world) * 0.25;
+         return std::vector<Tensor>{Sin(MatMul(in[0], w))};
+       }},
+      {"a chain of collectives", 3, {{3}},
+       [](const World& world, const std::vector<Tensor>& in) {
+         const Tensor a = AllReduce(Sin(in[0]), world);
+         const std::vector<Tensor> b = AllGather(a * in[0], world);
+         const Tensor c = ReduceScatter({Cos(b[2]), b[0] * b[1], b[1] + in[0]}, world);
+         return std::vector<Tensor>{Broadcast(c * c, 1, world), c};
+       }},
+      {"ranks with other local graphs", 3, {{2}},
+       [](const World& world, const std::vector<Tensor>& in) {
+         Tensor x = in[0];
+         for (int i = 0; i < world.rank(); ++i) x = Sin(x) * in[0] + x;
+         const Tensor y = AllReduce(x, world);
+         if (world.rank() == 1) return std::vector<Tensor>{y, Cos(y) * in[0]};
+         return std::vector<Tensor>{Sum(y * y)};
+       }},
+      {"a ring of sends and a reduction to one", 3, {{2}},
+       [](const World& world, const std::vector<Tensor>& in) {
+         const int next = (world.rank() + 1) % 3;
+         const Tensor sent = Send(Sin(in[0]), next, world);
+         const Tensor got = Recv(DType::kF64, {2}, (world.rank() + 2) % 3, world);
+         return std::vector<Tensor>{sent, Reduce(got * in[0] * got, 2, world)};
+       }},
+      {"views of one tensor", 2, {{4, 2}},
+       [](const World& world, const std::vector<Tensor>& in) {
+         const Tensor rows = Concat({Slice(in[0], 0, 2, 4), Slice(in[0], 0, 0, 2)}, 0);
+         const Tensor y = AllReduce(Transpose(rows), world);
+         const Tensor z = Relu(Reshape(y, {8})) + Expand(Sum(y), {8});
+         return std::vector<Tensor>{Sum(Reshape(z * z, {2, 4}), {1}), -y};
+       }},
+  };
+}
+
+using Numbers = std::vector<std::vector<double>>;  // by input or output
+
+int64_t Count(const Shape& shape) {
+  int64_t count = 1;
+  for (const int64_t size : shape) count *= size;
+  return count;
+}
+
+Numbers Random(const std::vector<Shape>& shapes, std::mt19937_64* random) {
+  std::uniform_real_distribution<double> uniform(-1.5, 1.5);
+  Numbers numbers;
+  for (const Shape& shape : shapes) {
+    numbers.emplace_back();
+    for (int64_t i = 0; i < Count(shape); ++i) numbers.back().push_back(uniform(*random));
+  }
+  return numbers;
+}
+
+std::vector<Tensor> Leaves(const Composition& c, const World& world, const Numbers& x) {
+  std::vector<Tensor> leaves;
+  for (size_t i = 0; i < x.size(); ++i) {
+    leaves.push_back(FromHost<double>(world, x[i], c.inputs[i]).RequireGrad());
+  }
+  return leaves;
+}
+
+// Weights of the outputs in the loss: other ones everywhere.
+Tensor Weighted(const World& world, const Tensor& y, size_t place) {
+  std::vector<double> weights;
+  for (int64_t i = 0; i < y.num_elements(); ++i) {
+    weights.push_back(1 + 0.5 * world.rank() - 0.25 * static_cast<double>(i) +
+                      0.125 * static_cast<double>(place));
+  }
+  return Sum(y * FromHost<double>(world, weights, y.shape()));
+}
+
+struct Results {
+  std::vector<Tensor> losses;
+  std::vector<Tensor> first;
+  std::vector<Tensor> inner;  // <v, first>
+  std::vector<Tensor> second;
+};
+
+// Nothing here waits: all ranks may be done by one thread, one after the other.
+absl::StatusOr<Results> Differentiate(const Composition& c, const World& world, const Numbers& x,
+                                      const Numbers& v) {
+  const std::vector<Tensor> in = Leaves(c, world, x);
+  const std::vector<Tensor> y = c.compute(world, in);
+  Results results;
+  std::vector<Tensor> roots;
+  std::vector<Tensor> absents;
+  for (size_t o = 0; o < y.size(); ++o) {
+    if (y[o].absent()) {
+      absents.push_back(y[o]);
+      continue;
+    }
+    roots.push_back(Weighted(world, y[o], o));
+    results.losses.push_back(roots.back().Detach());
+  }
+  // A rank takes part in the gradient of a collective that its roots lead to. That S depends on a
+  // forward collective on some rank does not mean that it does here: so all name it, without weight.
+  std::vector<Tensor> again;
+  for (const Tensor& root : roots) again.push_back(root * 0);
+  roots.insert(roots.end(), absents.begin(), absents.end());
+  BackwardOptions create;
+  create.create_graph = true;
+  CHORUS_ASSIGN_OR_RETURN(const std::vector<Tensor> first, Grad(roots, in, create));
+  for (size_t i = 0; i < first.size(); ++i) {
+    results.first.push_back(first[i].Detach());
+    const Tensor product = Sum(first[i] * FromHost<double>(world, v[i], c.inputs[i]));
+    results.inner.push_back(product.Detach());
+    if (product.requires_grad()) again.push_back(product);
+  }
+  again.insert(again.end(), absents.begin(), absents.end());
+  CHORUS_ASSIGN_OR_RETURN(results.second, Grad(again, in));
+  return results;
+}
+
+// All ranks of a composition by the naive evaluator.
+struct Evaluated {
+  double loss = 0;                  // of all ranks
+  double inner = 0;                 // of all ranks
+  std::vector<Numbers> first;       // by rank
+  std::vector<Numbers> second;
+};
+
+Numbers ReadAll(const std::vector<Tensor>& tensors) {
+  Numbers numbers;
+  for (const Tensor& tensor : tensors) numbers.push_back(Values<double>(tensor));
+  return numbers;
+}
+
+double Total(const Numbers& numbers) {
+  double total = 0;
+  for (const std::vector<double>& values : numbers) {
+    for (const double value : values) total += value;
+  }
+  return total;
+}
+
+Evaluated EvaluateNaively(const Composition& c, const std::vector<Numbers>& x,
+                          const std::vector<Numbers>& v) {
+  chorus::testing::FakeDaemon daemon;
+  std::vector<sdk::Session> sessions;
+  std::vector<Results> results;
+  for (int r = 0; r < c.ranks; ++r) {
+    sessions.push_back(daemon.Open());
+    WorldOptions join;
+    join.name = "naive";
+    join.rank = r;
+    join.size = c.ranks;
+    const World world = *sessions.back().Join(join);
+    absl::StatusOr<Results> mine = Differentiate(c, world, x[static_cast<size_t>(r)],
+                                                 v[static_cast<size_t>(r)]);
+    EXPECT_TRUE(mine.ok()) << mine.status();
+    if (!mine.ok()) return {};
+    results.push_back(*std::move(mine));
+  }
+  Evaluated evaluated;
+  for (const Results& mine : results) {
+    evaluated.loss += Total(ReadAll(mine.losses));
+    evaluated.inner += Total(ReadAll(mine.inner));
+    evaluated.first.push_back(ReadAll(mine.first));
+    evaluated.second.push_back(ReadAll(mine.second));
+  }
+  return evaluated;
+}
+
+double Dot(const std::vector<Numbers>& a, const std::vector<Numbers>& b) {
+  double dot = 0;
+  for (size_t r = 0; r < a.size(); ++r) {
+    for (size_t k = 0; k < a[r].size(); ++k) {
+      for (size_t i = 0; i < a[r][k].size(); ++i) dot += a[r][k][i] * b[r][k][i];
+    }
+  }
+  return dot;
+}
+
+std::vector<Numbers> Moved(std::vector<Numbers> x, double step, const std::vector<Numbers>& d) {
+  for (size_t r = 0; r < x.size(); ++r) {
+    for (size_t k = 0; k < x[r].size(); ++k) {
+      for (size_t i = 0; i < x[r][k].size(); ++i) x[r][k][i] += step * d[r][k][i];
+    }
+  }
+  return x;
+}
+
+TEST_P(Conformance, CompositionsHaveGradientsOfBothOrders) {
+  // Of the derivatives themselves; of central differences with the step below.
+  constexpr double kSame = 1e-12;
+  constexpr double kDifference = 1e-6;
+  constexpr double kStep = 1e-5;
+  std::mt19937_64 random(TestSeed());
+  for (const Composition& c : Compositions()) {
+    SCOPED_TRACE(c.name);
+    std::vector<Numbers> x, v, d;
+    for (int r = 0; r < c.ranks; ++r) {
+      x.push_back(Random(c.inputs, &random));
+      v.push_back(Random(c.inputs, &random));
+      d.push_back(Random(c.inputs, &random));
+    }
+    const Evaluated expected = EvaluateNaively(c, x, v);
+    ASSERT_FALSE(HasFailure());
+    // The expected derivatives are derivatives.
+    const Evaluated above = EvaluateNaively(c, Moved(x, kStep, d), v);
+    const Evaluated below = EvaluateNaively(c, Moved(x, -kStep, d), v);
+    const double first = Dot(expected.first, d);
+    const double second = Dot(expected.second, d);
+    EXPECT_NEAR(first, (above.loss - below.loss) / (2 * kStep), kDifference * (1 + std::abs(first)));
+    EXPECT_NEAR(second, (above.inner - below.inner) / (2 * kStep),
+                kDifference * (1 + std::abs(second)));
+    // And those of the system are the same.
+    Job job(GetParam(), c.ranks);
+    job.Run([&](int rank, World& world) {
+      const size_t r = static_cast<size_t>(rank);
+      const absl::StatusOr<Results> got = Differentiate(c, world, x[r], v[r]);
+      ASSERT_TRUE(got.ok()) << got.status();
+      const auto expect_same = [&](const std::vector<Tensor>& tensors, const Numbers& numbers,
+                                   const char* what) {
+        for (size_t k = 0; k < tensors.size(); ++k) {
+          const std::vector<double> values = Values<double>(tensors[k]);
+          ASSERT_EQ(values.size(), numbers[k].size());
+          for (size_t i = 0; i < values.size(); ++i) {
+            EXPECT_NEAR(values[i], numbers[k][i], kSame * (1 + std::abs(numbers[k][i])))
+                << what << " by input " << k << " at " << i << " on rank " << rank;
+          }
+        }
+      };
+      expect_same(got->first, expected.first[r], "first order");
+      expect_same(got->second, expected.second[r], "second order");
+    });
+    if (HasFailure()) return;
+  }
+}
+
+// --- Ranks that do not take part like the others ------------------------------------------------
+
+Tensor Leaf(const World& world, const std::vector<double>& values) {
+  return Upload(world, values).RequireGrad();
+}
+
+TEST_P(Conformance, ARankThatDropsItsResultCountsAsZerosInTheGradient) {
+  Job job(GetParam(), 3);
+  job.Run([](int rank, World& world) {
+    const Tensor x = Leaf(world, {1.0 + rank, 2});
+    Tensor y = AllReduce(x, world);
+    if (rank == 1) {
+      y = Tensor();
+      return;
+    }
+    ASSERT_TRUE(Backward(Sum(y * y) * (rank + 1)).ok());
+    // 2 y (1 + 3), without rank 1's part of the loss.
+    EXPECT_THAT(Values<double>(x.grad()), ElementsAre(2 * 6 * 4, 2 * 6 * 4));
+  });
+}
+
+TEST_P(Conformance, ARankWithoutATapeCountsAsZerosInTheGradient) {
+  Job job(GetParam(), 3);
+  job.Run([](int rank, World& world) {
+    const Tensor x = Leaf(world, {1.0 + rank});
+    if (rank == 2) {
+      const NoGrad no_grad;
+      EXPECT_THAT(Values<double>(AllReduce(x, world)), ElementsAre(6));
+      return;
+    }
+    const Tensor y = AllReduce(x, world);
+    ASSERT_TRUE(Backward(Sum(y * 5)).ok());
+    EXPECT_THAT(Values<double>(x.grad()), ElementsAre(10));
+  });
+}
+
+TEST_P(Conformance, ARankWhoseInputIsFrozenStillHasItsPartOfTheLoss) {
+  Job job(GetParam(), 2);
+  job.Run([](int rank, World& world) {
+    const Tensor x = rank == 0 ? Upload<double>(world, {1}) : Leaf(world, {2});
+    const Tensor y = AllReduce(x, world);
+    ASSERT_TRUE(Backward(Sum(y * (rank == 0 ? 10.0 : 3.0))).ok());
+    if (rank == 1) {
+      EXPECT_THAT(Values<double>(x.grad()), ElementsAre(13));
+    }
+  });
+}
+
+TEST_P(Conformance, ARankThatNeverReadsItsResultsHoldsNobodyUp) {
+  Job job(GetParam(), 2);
+  std::vector<Tensor> kept(40);
+  job.Run([&kept](int rank, World& world) {
+    for (int step = 0; step < 20; ++step) {
+      const Tensor x = Leaf(world, {1.0 + rank, 1.0 * step});
+      const Tensor y = AllReduce(x, world);
+      ASSERT_TRUE(Backward(Sum(y * y)).ok());
+      if (rank == 1) {
+        kept[static_cast<size_t>(2 * step)] = y;
+        kept[static_cast<size_t>(2 * step + 1)] = x.grad();
+        continue;
+      }
+      EXPECT_THAT(Values<double>(y), ElementsAre(3, 2 * step));
+      EXPECT_THAT(Values<double>(x.grad()), ElementsAre(4 * 3, 4 * 2 * step));
+    }
+  });
+  // They are there all the same.
+  EXPECT_THAT(Values<double>(kept[38]), ElementsAre(3, 38));
+}
+
+TEST_P(Conformance, GradientsAreMatchedByTheForwardInstanceNotByTheirOrder) {
+  Job job(GetParam(), 2);
+  job.Run([](int rank, World& world) {
+    const Tensor x = Leaf(world, {1.0 + rank});
+    const Tensor a = AllReduce(x, world);
+    const Tensor b = AllReduce(x * 2, world);
+    const Tensor first = Sum(a * a);
+    const Tensor second = Sum(b * b);
+    // da/dx: 2*3*2 = 12; db/dx: 2*6*2*2 = 48, in whichever order they are asked for.
+    ASSERT_TRUE(Backward(rank == 0 ? first : second).ok());
+    ASSERT_TRUE(Backward(rank == 0 ? second : first).ok());
+    EXPECT_THAT(Values<double>(x.grad()), ElementsAre(60));
+  });
+}
+
+TEST_P(Conformance, AGradientIsAskedForAgainInTheNextEpoch) {
+  Job job(GetParam(), 2);
+  job.Run([](int rank, World& world) {
+    const Tensor x = Leaf(world, {1.0 + rank});
+    const Tensor y = AllReduce(x, world);
+    ASSERT_TRUE(y.Wait().ok());
+    const Tensor bad = AllReduce(Upload(world, std::vector<float>(1 + rank)), world);
+    EXPECT_EQ(ErrorOf(bad.Wait()).reason, Reason::kMismatch);
+    EXPECT_EQ(world.epoch(), 2);
+    ASSERT_TRUE(Backward(Sum(y * y)).ok());
+    EXPECT_THAT(Values<double>(x.grad()), ElementsAre(2 * 3 * 2));
+  });
+}
+
+}  // namespace
+}  // namespace conformance
+}  // namespace chorus

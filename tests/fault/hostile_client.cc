@@ -1,0 +1,265 @@
+#include "tests/fault/hostile_client.h"
+
+#include <cstring>
+#include <limits>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "chorus/v1/sessions.grpc.pb.h"
+#include "chorus/v1/worlds.grpc.pb.h"
+#include "client/attach/attach_client.h"
+#include "core/base/bytes.h"
+#include "core/base/error.h"
+#include "core/tensor/type.h"
+#include "core/transport/attach/protocol.h"
+#include "core/transport/command.h"
+#include "core/transport/completion.h"
+#include "core/transport/doorbell.h"
+#include "core/transport/frame_format.h"
+#include "core/transport/ring.h"
+#include "core/transport/session_memory.h"
+#include "grpcpp/create_channel.h"
+#include "grpcpp/security/credentials.h"
+#include "proto/convert/errors_convert.h"
+
+namespace chorus {
+namespace {
+
+constexpr absl::Duration kPatience = absl::Seconds(60);
+
+void SetDeadline(grpc::ClientContext* context) {
+  context->set_deadline(absl::ToChronoTime(absl::Now() + kPatience));
+}
+
+}  // namespace
+
+struct HostileClient::Impl {
+  std::mt19937_64 random;
+  std::unique_ptr<AttachClient> attach;
+  std::shared_ptr<grpc::Channel> channel;
+  int64_t session = 0;
+  std::unique_ptr<DoorbellView> doorbell;
+  std::unique_ptr<SessionMemory> memory;
+  UniqueFd wake;
+
+  uint64_t Below(uint64_t bound) { return random() % bound; }
+
+  // Puts `record` where the next frame would stand and moves the tail by `published`.
+  void Publish(absl::string_view record, uint64_t published) {
+    SessionControl& control = memory->control();
+    const uint64_t tail = control.client.tail.load();
+    std::memcpy(memory->ring() + tail % memory->ring_bytes(), record.data(), record.size());
+    control.client.tail.store(tail + published);
+    RingWakeEvent(wake.get());
+  }
+  void PublishStart(uint32_t size, uint16_t kind, uint64_t published) {
+    const FrameStart start{size, kind, kFrameVersion};
+    std::string record(kFrameHeaderBytes, '\0');
+    std::memcpy(&record[0], &start, sizeof(start));
+    Publish(record, published);
+  }
+
+  // Asks until the daemon no longer knows the session.
+  absl::Status WaitForTheEnd() {
+    const absl::Time deadline = absl::Now() + kPatience;
+    const auto stub = v1::Sessions::NewStub(channel);
+    while (absl::Now() < deadline) {
+      grpc::ClientContext context;
+      SetDeadline(&context);
+      v1::RenewSessionRequest request;
+      v1::RenewSessionResponse response;
+      request.set_session(session);
+      const absl::Status status = FromGrpc(stub->Renew(&context, request, &response));
+      if (ErrorOf(status).reason == Reason::kSessionLost) return absl::OkStatus();
+      CHORUS_RETURN_IF_ERROR(status);
+    }
+    return absl::DeadlineExceededError("the session still lives");
+  }
+
+  void RandomBytes();
+  void RandomBodies();
+  absl::StatusOr<std::string> WildNumbers();
+
+  int64_t WildNumber();
+  Command WildCommand();
+};
+
+void HostileClient::Impl::RandomBytes() {
+  std::string record(8 * (2 + Below(64)), '\0');
+  for (char& byte : record) byte = static_cast<char>(random());
+  Publish(record, record.size());
+}
+
+// Some may even decode: a session that cancels a run which does not exist does no harm. The last
+// one does not.
+void HostileClient::Impl::RandomBodies() {
+  for (int64_t sequence = 1; sequence <= 16; ++sequence) {
+    std::string record(kFrameHeaderBytes + 8 * Below(16), '\0');
+    for (char& byte : record) byte = static_cast<char>(random());
+    const FrameStart start{static_cast<uint32_t>(record.size()),
+                           static_cast<uint16_t>(sequence == 16 ? 999 : 1 + Below(8)),
+                           kFrameVersion};
+    std::memcpy(&record[0], &start, sizeof(start));
+    std::memcpy(&record[sizeof(start)], &sequence, sizeof(sequence));
+    Publish(record, record.size());
+  }
+}
+
+int64_t HostileClient::Impl::WildNumber() {
+  static constexpr int64_t kWild[] = {-1,
+                                      1 << 30,
+                                      std::numeric_limits<int32_t>::max(),
+                                      std::numeric_limits<int32_t>::min(),
+                                      65536,
+                                      1000,
+                                      7};
+  return kWild[Below(sizeof(kWild) / sizeof(kWild[0]))];
+}
+
+Command HostileClient::Impl::WildCommand() {
+  const auto wild32 = [this] { return static_cast<int32_t>(WildNumber()); };
+  Command command;
+  switch (Below(6)) {
+    case 0: {
+      Run run;
+      run.graph = GraphId{wild32(), 1};
+      run.inputs.push_back(ExternalRange{ArenaId(wild32()), WildNumber(), {}});
+      command.body = run;
+      break;
+    }
+    case 1: {
+      CreateTensor create;
+      create.tensor = TensorId{wild32(), 1};
+      create.type = TensorType(DType::kF32, {Dim(int64_t{1} << 38)});
+      create.source = InlineData{{1, 2, 3, 4}};
+      command.body = create;
+      break;
+    }
+    case 2: {
+      CreateTensor create;
+      create.tensor = TensorId{0, 1};
+      create.type = TensorType(DType::kF32, {Dim(int64_t{1024})});
+      create.source = ExternalRange{ArenaId(wild32()), WildNumber(), {}};
+      command.body = create;
+      break;
+    }
+    case 3: {
+      MakeReadable readable;
+      readable.tensors.push_back(TensorId{wild32(), static_cast<uint32_t>(random())});
+      command.body = readable;
+      break;
+    }
+    case 4:
+      command.body = EnterEpoch{WorldId(WildNumber()), Epoch(WildNumber())};
+      break;
+    default: {
+      RegisterGraph graph;
+      graph.graph = GraphId{wild32(), 1};
+      graph.staged = ExternalRange{ArenaId(wild32()), WildNumber(), {}};
+      graph.staged_bytes = WildNumber();
+      command.body = graph;
+      break;
+    }
+  }
+  return command;
+}
+
+absl::StatusOr<std::string> HostileClient::Impl::WildNumbers() {
+  Submitter submitter(memory.get(), doorbell.get(), std::move(wake));
+  CompletionWaiter waiter(memory.get());
+  const absl::Time deadline = absl::Now() + kPatience;
+  constexpr int kCommands = 64;
+  int refused = 0;
+  int unreadable = 0;
+  int64_t sequence = 0;
+  while (refused + unreadable < kCommands) {
+    Command command = WildCommand();
+    command.sequence = Sequence(++sequence);
+    ByteWriter frame;
+    EncodeFrame(command, &frame);
+    // The limits of form are the decoder's: what breaks them ends a session.
+    if (!DecodeFrame(frame.bytes()).ok()) {
+      --sequence;
+      ++unreadable;
+      continue;
+    }
+    CHORUS_RETURN_IF_ERROR(submitter.Submit(frame.bytes(), deadline));
+    CHORUS_ASSIGN_OR_RETURN(const RunOutcome outcome,
+                            waiter.WaitForRun(command.sequence, deadline));
+    if (outcome.code == absl::StatusCode::kOk || outcome.code == absl::StatusCode::kInternal) {
+      return absl::DataLossError(
+          absl::StrCat("a command with wild numbers gave code ", static_cast<int>(outcome.code)));
+    }
+    ++refused;
+  }
+  return absl::StrCat("refused=", refused);
+}
+
+HostileClient::HostileClient(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+HostileClient::~HostileClient() = default;
+
+absl::StatusOr<std::unique_ptr<HostileClient>> HostileClient::Open(const std::string& address) {
+  auto impl = std::make_unique<Impl>();
+  const absl::Time deadline = absl::Now() + kPatience;
+  const absl::string_view path = absl::string_view(address).substr(5);
+  CHORUS_ASSIGN_OR_RETURN(impl->attach, AttachClient::Connect(AttachPath(path), deadline));
+  impl->channel = grpc::CreateChannel(address, grpc::InsecureChannelCredentials());
+  grpc::ClientContext context;
+  SetDeadline(&context);
+  v1::OpenSessionRequest request;
+  v1::OpenSessionResponse response;
+  request.set_attach_token(impl->attach->token());
+  request.set_label("hostile");
+  CHORUS_RETURN_IF_ERROR(
+      FromGrpc(v1::Sessions::NewStub(impl->channel)->Open(&context, request, &response)));
+  impl->session = response.session();
+  CHORUS_ASSIGN_OR_RETURN(impl->doorbell, DoorbellView::Map(impl->attach->doorbell_fd()));
+  CHORUS_ASSIGN_OR_RETURN(AttachClient::SessionMemoryFds fds,
+                          impl->attach->SessionMemory(deadline));
+  CHORUS_ASSIGN_OR_RETURN(impl->memory, MapSessionMemory(fds.memory.get()));
+  impl->wake = std::move(fds.wake);
+  return std::unique_ptr<HostileClient>(new HostileClient(std::move(impl)));
+}
+
+absl::Status HostileClient::Join(const std::string& name, int rank, int size) {
+  grpc::ClientContext context;
+  SetDeadline(&context);
+  v1::JoinWorldRequest request;
+  v1::JoinWorldResponse response;
+  request.set_session(impl_->session);
+  request.set_name(name);
+  request.set_rank(rank);
+  request.set_size(size);
+  return FromGrpc(v1::Worlds::NewStub(impl_->channel)->Join(&context, request, &response));
+}
+
+absl::StatusOr<std::string> HostileClient::Attack(const std::string& kind, uint64_t seed) {
+  impl_->random.seed(seed);
+  if (kind == "numbers") return impl_->WildNumbers();
+  if (kind == "tail") {
+    const uint64_t ring = impl_->memory->ring_bytes();
+    const uint64_t tails[] = {ring + 8, 3, ~uint64_t{7}, uint64_t{1} << 63};
+    impl_->Publish("", tails[impl_->Below(4)]);
+  } else if (kind == "bytes") {
+    impl_->RandomBytes();
+  } else if (kind == "skip") {
+    impl_->PublishStart(impl_->Below(2) == 0 ? 0 : impl_->memory->ring_bytes(), kSkipKind,
+                        kFrameHeaderBytes);
+  } else if (kind == "size") {
+    const uint32_t sizes[] = {0, 8, 24, kMaxFrameBytes + 1, ~uint32_t{0}};
+    impl_->PublishStart(sizes[impl_->Below(5)], 2, kFrameHeaderBytes);
+  } else if (kind == "body") {
+    impl_->RandomBodies();
+  } else {
+    return absl::InvalidArgumentError(kind);
+  }
+  CHORUS_RETURN_IF_ERROR(impl_->WaitForTheEnd());
+  return std::string("ended=1");
+}
+
+}  // namespace chorus

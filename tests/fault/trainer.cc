@@ -1,0 +1,500 @@
+// A trainer that a fault test leads by the hand: one command a line comes in, one line goes out.
+//
+//   fault_trainer IN_FD OUT_FD
+//
+// Replies start with "ok" or "error"; both are followed by key=value words, an error also by its
+// text after "message=". A line that starts with "at" says how far a long command has come. The end
+// of the input ends the trainer.
+//
+// What every all_reduce gives is checked here, element by element: a test that sees no error has
+// seen right numbers.
+
+#include <poll.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
+#include "client/chorus.h"
+#include "core/base/error.h"
+#include "core/base/failpoint.h"
+#include "tests/fault/hostile_client.h"
+
+namespace chorus {
+namespace {
+
+using Words = std::vector<std::string>;
+
+int out_fd = STDOUT_FILENO;
+
+// One write a line: also a failpoint's hook may say something.
+void Say(absl::string_view line) {
+  const std::string text = absl::StrCat(line, "\n");
+  if (write(out_fd, text.data(), text.size()) != static_cast<ssize_t>(text.size())) _exit(3);
+}
+
+std::string ErrorLine(const absl::Status& status) {
+  const Error error = ErrorOf(status);
+  return absl::StrCat("error code=", absl::StatusCodeToString(error.code),
+                      " reason=", ReasonName(error.reason), " rank=", error.culprit.rank,
+                      " pid=", error.culprit.pid, " versions=", error.ranks.size(),
+                      " source=", error.source.empty() ? "-" : error.source,
+                      " message=", absl::StrReplaceAll(error.message, {{"\n", " "}}));
+}
+
+int64_t Number(const Words& words, size_t i, int64_t otherwise = -1) {
+  int64_t value = otherwise;
+  if (i < words.size() && !absl::SimpleAtoi(words[i], &value)) value = otherwise;
+  return value;
+}
+
+const std::string& Text(const Words& words, size_t i) {
+  static const auto* const none = new std::string();
+  return i < words.size() ? words[i] : *none;
+}
+
+// What `rank` gives to `step`: whole numbers, so that sums are exact, other ones at each place.
+float Part(int64_t step, int rank, int64_t i) {
+  return static_cast<float>((step * 31 + rank * 7 + i * 3) % 101);
+}
+
+std::vector<float> Parts(int64_t step, int rank, int64_t elements) {
+  std::vector<float> values(static_cast<size_t>(elements));
+  for (int64_t i = 0; i < elements; ++i) values[static_cast<size_t>(i)] = Part(step, rank, i);
+  return values;
+}
+
+absl::Status CheckSum(int64_t step, int size, const std::vector<float>& got) {
+  for (size_t i = 0; i < got.size(); ++i) {
+    float expected = 0;
+    for (int r = 0; r < size; ++r) expected += Part(step, r, static_cast<int64_t>(i));
+    if (got[i] == expected) continue;
+    return absl::DataLossError(
+        absl::StrCat("step ", step, ", element ", i, ": expected ", expected, ", got ", got[i]));
+  }
+  return absl::OkStatus();
+}
+
+uint64_t HashOf(const std::vector<float>& values, uint64_t hash) {
+  for (const float value : values) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof(bits));
+    hash = (hash ^ bits) * 1099511628211u;
+  }
+  return hash;
+}
+
+// --- Failpoints ----------------------------------------------------------------------------------
+
+// Constant while the hook is set, but for the count.
+std::string trap_name;
+int trap_signal = 0;  // 0: only say so
+std::atomic<int> trap_count{0};
+
+void Trap(absl::string_view name) {
+  if (name != trap_name || trap_count.fetch_sub(1) != 1) return;
+  Say(absl::StrCat("at ", name));
+  if (trap_signal != 0) raise(trap_signal);
+}
+
+// --- A pair of ranks that runs by itself ---------------------------------------------------------
+
+// Two ranks, each with a session and a thread, all_reduce until they are told to stop. They agree
+// when: rank 0 says so in the last element.
+class Pair {
+ public:
+  Pair(const SessionOptions& options, const std::string& name) {
+    for (int rank = 0; rank < 2; ++rank) {
+      threads_[rank] = std::thread([this, options, name, rank] {
+        status_[rank] = Loop(options, name, rank);
+        ended_.store(true);
+      });
+    }
+  }
+
+  int64_t steps() const { return steps_.load(); }
+  // One of the two has ended, so has or will the other.
+  bool ended() const { return ended_.load(); }
+
+  absl::Status Stop() {
+    stop_.store(true);
+    for (std::thread& thread : threads_) thread.join();
+    return status_[0].ok() ? status_[1] : status_[0];
+  }
+
+ private:
+  absl::Status Loop(const SessionOptions& options, const std::string& name, int rank) {
+    CHORUS_ASSIGN_OR_RETURN(const Session session, Session::Open(options));
+    WorldOptions world_options;
+    world_options.name = name;
+    world_options.rank = rank;
+    world_options.size = 2;
+    CHORUS_ASSIGN_OR_RETURN(const World world, session.Join(world_options));
+    const NoGrad no_grad;
+    for (int64_t step = 0;; ++step) {
+      const float last = rank == 0 && stop_.load() ? 1 : 0;
+      std::vector<float> values = Parts(step, rank, 64);
+      values.push_back(last);
+      CHORUS_ASSIGN_OR_RETURN(std::vector<float> got,
+                              AllReduce(FromHost<float>(world, values, {65}), world).Read<float>());
+      const bool end = got.back() != 0;
+      got.pop_back();
+      CHORUS_RETURN_IF_ERROR(CheckSum(step, 2, got));
+      if (rank == 0) steps_.store(step + 1);
+      if (end) return session.Close();
+    }
+  }
+
+  std::atomic<bool> stop_{false};
+  std::atomic<bool> ended_{false};
+  std::atomic<int64_t> steps_{0};
+  absl::Status status_[2];
+  std::thread threads_[2];
+};
+
+// --- The trainer ---------------------------------------------------------------------------------
+
+class Trainer {
+ public:
+  std::string Obey(const Words& words) {
+    const auto found = Commands().find(words[0]);
+    if (found == Commands().end()) return absl::StrCat("error code=USAGE message=", words[0]);
+    answer_.clear();
+    const absl::Status status = (this->*found->second)(words);
+    return absl::StrCat(status.ok() ? "ok" : "", answer_, status.ok() ? "" : ErrorLine(status));
+  }
+
+ private:
+  static constexpr int64_t kFlood = 17;  // floats: more than travel in a command
+
+  using Command = absl::Status (Trainer::*)(const Words&);
+
+  static const std::map<std::string, Command>& Commands() {
+    static const auto* const commands = new std::map<std::string, Command>{
+        {"open", &Trainer::Open},
+        {"join", &Trainer::Join},
+        {"steps", &Trainer::Steps},
+        {"call", &Trainer::Call},
+        {"flood", &Trainer::Flood},
+        {"flooded", &Trainer::Flooded},
+        {"cancel", &Trainer::Cancel},
+        {"leave", &Trainer::Leave},
+        {"reform", &Trainer::Reform},
+        {"close", &Trainer::Close},
+        {"trap", &Trainer::SetTrap},
+        {"fork", &Trainer::Fork},
+        {"mapped", &Trainer::Mapped},
+        {"hog", &Trainer::Hog},
+        {"drop", &Trainer::Drop},
+        {"pair", &Trainer::StartPair},
+        {"pair-steps", &Trainer::WaitPair},
+        {"pair-stop", &Trainer::StopPair},
+        {"hostile", &Trainer::Hostile},
+        {"hostile-join", &Trainer::HostileJoin},
+        {"attack", &Trainer::Attack},
+        {"prepare", &Trainer::Prepare},
+        {"reduce", &Trainer::ReducePrepared},
+    };
+    return *commands;
+  }
+
+  template <typename... Args>
+  void Tell(const Args&... args) {
+    absl::StrAppend(&answer_, " ", args...);
+  }
+
+  // open ADDRESS
+  absl::Status Open(const Words& words) {
+    SessionOptions options;
+    options.address = Text(words, 1);
+    CHORUS_ASSIGN_OR_RETURN(session_, Session::Open(options));
+    return absl::OkStatus();
+  }
+
+  // join NAME RANK SIZE AGREE_MILLISECONDS (0: the daemon's)
+  absl::Status Join(const Words& words) {
+    WorldOptions options;
+    options.name = Text(words, 1);
+    options.rank = static_cast<int>(Number(words, 2));
+    options.size = static_cast<int>(Number(words, 3));
+    options.agree_timeout = std::chrono::milliseconds(Number(words, 4, 0));
+    CHORUS_ASSIGN_OR_RETURN(world_, session_.Join(options));
+    return absl::OkStatus();
+  }
+
+  // steps COUNT ELEMENTS FIRST [SAY]: all_reduces in turn; after SAY of them "at N".
+  absl::Status Steps(const Words& words) {
+    const NoGrad no_grad;
+    const int64_t first = Number(words, 3);
+    const int64_t say = Number(words, 4);
+    int64_t done = 0;
+    absl::Status status;
+    for (; done < Number(words, 1); ++done) {
+      if (done == say) Say(absl::StrCat("at ", done));
+      const int64_t step = first + done;
+      const int64_t elements = Number(words, 2);
+      const absl::StatusOr<std::vector<float>> got =
+          AllReduce(FromHost<float>(world_, Parts(step, world_.rank(), elements), {elements}),
+                    world_)
+              .Read<float>();
+      status = got.ok() ? CheckSum(step, world_.size(), *got) : got.status();
+      if (!status.ok()) break;
+    }
+    // In front of an error too.
+    if (status.ok()) Tell("done=", done, " epoch=", world_.epoch());
+    return status;
+  }
+
+  // call OP DTYPE ELEMENTS PEER: one collective as this rank sees it.
+  absl::Status Call(const Words& words) {
+    const NoGrad no_grad;
+    const std::string& op = Text(words, 1);
+    const int64_t elements = Number(words, 3);
+    const int peer = static_cast<int>(Number(words, 4, 0));
+    const DType dtype = Text(words, 2) == "f64" ? DType::kF64 : DType::kF32;
+    const Tensor x = dtype == DType::kF64
+                         ? FromHost<double>(world_, std::vector<double>(elements, 1), {elements})
+                         : FromHost<float>(world_, std::vector<float>(elements, 1), {elements});
+    if (op == "all_reduce") return AllReduce(x, world_).Wait();
+    if (op == "broadcast") return Broadcast(x, peer, world_).Wait();
+    if (op == "reduce") return Reduce(x, peer, world_).Wait();
+    if (op == "all_gather") return AllGather(x, world_)[0].Wait();
+    if (op == "reduce_scatter") {
+      return ReduceScatter(std::vector<Tensor>(static_cast<size_t>(world_.size()), x), world_)
+          .Wait();
+    }
+    if (op == "barrier") return Barrier(world_).Wait();
+    if (op == "send") return Send(x, peer, world_).Wait();
+    if (op == "recv") return Recv(dtype, {elements}, peer, world_).Wait();
+    return absl::InvalidArgumentError(op);
+  }
+
+  // flood COUNT: sends so many commands that wait for nobody, and waits for none: tensors that are
+  // too large to be part of the commands that use them.
+  absl::Status Flood(const Words& words) {
+    for (int64_t i = 0; i < Number(words, 1); ++i) {
+      const auto step = static_cast<int64_t>(flood_.size());
+      flood_.push_back(FromHost<float>(world_, Parts(step, world_.rank(), kFlood), {kFlood}));
+      CHORUS_RETURN_IF_ERROR(flood_.back().status());
+    }
+    return absl::OkStatus();
+  }
+
+  // flooded: what came of it, checked.
+  absl::Status Flooded(const Words&) {
+    std::vector<Tensor> flood;
+    flood.swap(flood_);
+    for (size_t i = 0; i < flood.size(); ++i) {
+      CHORUS_ASSIGN_OR_RETURN(const std::vector<float> got, flood[i].Read<float>());
+      if (got == Parts(static_cast<int64_t>(i), world_.rank(), kFlood)) continue;
+      return absl::DataLossError(absl::StrCat("tensor ", i, " is another"));
+    }
+    Tell("done=", flood.size());
+    return absl::OkStatus();
+  }
+
+  absl::Status Cancel(const Words& words) { return world_.Abort(Text(words, 1)); }
+  absl::Status Leave(const Words&) { return world_.Leave(); }
+
+  absl::Status Reform(const Words&) {
+    CHORUS_ASSIGN_OR_RETURN(const World::Reformed reformed, world_.Reform());
+    Tell("rank=", reformed.rank, " size=", reformed.size, " epoch=", reformed.epoch,
+         " survivors=", reformed.survivors.size());
+    return absl::OkStatus();
+  }
+
+  absl::Status Close(const Words&) {
+    flood_.clear();
+    hog_.clear();
+    prepared_ = Tensor();
+    // Not of a session that is closed already, or lost.
+    const absl::Status status = session_.is_open() ? session_.Close() : absl::OkStatus();
+    world_ = World();
+    session_ = Session();
+    return status;
+  }
+
+  // trap FAILPOINT kill|say COUNT
+  absl::Status SetTrap(const Words& words) {
+    SetFailpointHook(nullptr);
+    trap_name = Text(words, 1);
+    trap_signal = Text(words, 2) == "kill" ? SIGKILL : 0;
+    trap_count.store(static_cast<int>(Number(words, 3, 1)));
+    SetFailpointHook(&Trap);
+    return absl::OkStatus();
+  }
+
+  // fork: a child that holds every descriptor of this process, and stays until the input ends.
+  absl::Status Fork(const Words&) {
+    int said[2];
+    if (pipe(said) != 0) return absl::InternalError("pipe");
+    const pid_t child = fork();
+    if (child < 0) return absl::InternalError("fork");
+    if (child == 0) {
+      // It may get nothing but kForked from what was made before the fork.
+      const absl::Status status = AllReduce(Scalar<float>(world_, 1), world_).Wait();
+      const auto reason = static_cast<uint16_t>(ErrorOf(status).reason);
+      if (write(said[1], &reason, sizeof(reason)) != sizeof(reason)) _exit(3);
+      // Reading would take the parent's commands away.
+      pollfd input{in_fd, 0, 0};
+      while (poll(&input, 1, -1) <= 0) {
+      }
+      _exit(0);
+    }
+    close(said[1]);
+    uint16_t reason = 0;
+    const bool read_all = read(said[0], &reason, sizeof(reason)) == sizeof(reason);
+    close(said[0]);
+    if (!read_all) return absl::InternalError("the child said nothing");
+    Tell("child=", child, " child_reason=", ReasonName(static_cast<Reason>(reason)));
+    return absl::OkStatus();
+  }
+
+  // mapped COUNT ELEMENTS SCRIBBLE SEED: all_reduces of staging memory, which another thread writes
+  // to all the time when SCRIBBLE is 1. What came out, as a hash.
+  absl::Status Mapped(const Words& words) {
+    const NoGrad no_grad;
+    const int64_t elements = Number(words, 2);
+    CHORUS_ASSIGN_OR_RETURN(MappedTensor<float> mapped, Map<float>(world_, {elements}));
+    for (int64_t i = 0; i < elements; ++i) mapped[i] = Part(0, world_.rank(), i);
+    std::atomic<bool> stop{false};
+    std::thread scribbler;
+    if (Number(words, 3) == 1) {
+      scribbler = std::thread([&stop, &mapped, elements, seed = Number(words, 4)] {
+        std::minstd_rand random(static_cast<uint32_t>(seed) + 1);
+        // Any bits, NaNs too, wherever they fall.
+        auto* const bits = reinterpret_cast<volatile uint32_t*>(mapped.data());
+        while (!stop.load(std::memory_order_relaxed)) {
+          bits[random() % static_cast<uint64_t>(elements)] = static_cast<uint32_t>(random()) * 3;
+        }
+      });
+    }
+    uint64_t hash = 14695981039346656037u;
+    absl::Status status;
+    for (int64_t i = 0; i < Number(words, 1) && status.ok(); ++i) {
+      const absl::StatusOr<std::vector<float>> got = AllReduce(mapped, world_).Read<float>();
+      status = got.status();
+      if (got.ok()) hash = HashOf(*got, hash);
+    }
+    stop.store(true);
+    if (scribbler.joinable()) scribbler.join();
+    if (status.ok()) Tell("hash=", hash);
+    return status;
+  }
+
+  // hog BYTES: that much of the daemon's memory.
+  absl::Status Hog(const Words& words) {
+    const int64_t elements = Number(words, 1) / static_cast<int64_t>(sizeof(float));
+    const Tensor hog = Full(world_, DType::kF32, {elements}, 1);
+    CHORUS_RETURN_IF_ERROR(hog.Wait());
+    hog_.push_back(hog);
+    return absl::OkStatus();
+  }
+  // prepare ELEMENTS: an operand in the daemon's memory; reduce: all_reduces it
+  absl::Status Prepare(const Words& words) {
+    const int64_t elements = Number(words, 1);
+    prepared_ = FromHost<float>(world_, Parts(0, world_.rank(), elements), {elements});
+    return prepared_.Wait();
+  }
+  absl::Status ReducePrepared(const Words&) {
+    const NoGrad no_grad;
+    CHORUS_ASSIGN_OR_RETURN(const std::vector<float> got,
+                            AllReduce(prepared_, world_).Read<float>());
+    CHORUS_RETURN_IF_ERROR(CheckSum(0, world_.size(), got));
+    Tell("epoch=", world_.epoch());
+    return absl::OkStatus();
+  }
+  absl::Status Drop(const Words&) {
+    hog_.clear();
+    // What dropped handles leave is sent at the latest with the next op that is sent.
+    return Full(world_, DType::kF32, {1}, 1).Wait();
+  }
+
+  // pair ADDRESS NAME; pair-steps COUNT: until so many more are done; pair-stop
+  absl::Status StartPair(const Words& words) {
+    SessionOptions options;
+    options.address = Text(words, 1);
+    pair_ = std::make_unique<Pair>(options, Text(words, 2));
+    return absl::OkStatus();
+  }
+  absl::Status WaitPair(const Words& words) {
+    const int64_t until = pair_->steps() + Number(words, 1);
+    while (pair_->steps() < until && !pair_->ended()) std::this_thread::yield();
+    return pair_->ended() ? pair_->Stop() : absl::OkStatus();
+  }
+  absl::Status StopPair(const Words&) {
+    const absl::Status status = pair_->Stop();
+    Tell("done=", pair_->steps());
+    return status;
+  }
+
+  // hostile ADDRESS; hostile-join NAME RANK SIZE; attack KIND SEED
+  absl::Status Hostile(const Words& words) {
+    CHORUS_ASSIGN_OR_RETURN(hostile_, HostileClient::Open(Text(words, 1)));
+    return absl::OkStatus();
+  }
+  absl::Status HostileJoin(const Words& words) {
+    return hostile_->Join(Text(words, 1), static_cast<int>(Number(words, 2)),
+                          static_cast<int>(Number(words, 3)));
+  }
+  absl::Status Attack(const Words& words) {
+    CHORUS_ASSIGN_OR_RETURN(
+        const std::string what,
+        hostile_->Attack(Text(words, 1), static_cast<uint64_t>(Number(words, 2))));
+    Tell(what);
+    return absl::OkStatus();
+  }
+
+ public:
+  int in_fd = STDIN_FILENO;
+
+ private:
+  std::string answer_;
+  Session session_;
+  World world_;
+  std::vector<Tensor> flood_;
+  std::vector<Tensor> hog_;
+  Tensor prepared_;
+  std::unique_ptr<Pair> pair_;
+  std::unique_ptr<HostileClient> hostile_;
+};
+
+int Main(int argc, char** argv) {
+  if (argc != 3 || !absl::SimpleAtoi(argv[2], &out_fd)) return 2;
+  signal(SIGPIPE, SIG_IGN);
+  Trainer trainer;
+  if (!absl::SimpleAtoi(argv[1], &trainer.in_fd)) return 2;
+  std::string pending;
+  for (;;) {
+    const size_t end = pending.find('\n');
+    if (end == std::string::npos) {
+      char bytes[512];
+      const ssize_t size = read(trainer.in_fd, bytes, sizeof(bytes));
+      if (size <= 0) return 0;
+      pending.append(bytes, static_cast<size_t>(size));
+      continue;
+    }
+    const Words words = absl::StrSplit(pending.substr(0, end), ' ', absl::SkipEmpty());
+    pending.erase(0, end + 1);
+    if (!words.empty()) Say(trainer.Obey(words));
+  }
+}
+
+}  // namespace
+}  // namespace chorus
+
+int main(int argc, char** argv) { return chorus::Main(argc, argv); }

@@ -1,0 +1,71 @@
+// All reachable states of three ranks, two groups and three runs a rank, in several programs.
+#include "tests/model/enumeration.h"
+
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
+#include <map>
+#include <set>
+#include <sstream>
+#include <string>
+#include <utility>
+
+#include "gtest/gtest.h"
+
+namespace chorus {
+namespace {
+
+const ModelResult& ResultOf(const ModelConfig& config) {
+  static auto* results = new std::map<std::string, ModelResult>;
+  const auto found = results->find(config.name);
+  if (found != results->end()) return found->second;
+  return results->emplace(config.name, Enumerate(config)).first->second;
+}
+
+class EnumerationTest : public ::testing::TestWithParam<ModelConfig> {};
+
+TEST_P(EnumerationTest, EveryReachableStateKeepsThePromises) {
+  const ModelResult& result = ResultOf(GetParam());
+  std::cout << GetParam().name << ": " << result.states << " states, " << result.transitions
+            << " transitions\n";
+  ASSERT_EQ(result.fault, "");
+  // Far fewer would mean that the program was cut short.
+  EXPECT_GT(result.states, 1000);
+  RecordProperty("states", std::to_string(result.states));
+}
+
+INSTANTIATE_TEST_SUITE_P(Programs, EnumerationTest, ::testing::ValuesIn(ModelConfigs()),
+                         [](const auto& info) { return info.param.name; });
+
+TEST(ProgramsTest, ThoseWithoutAFaultOfTheirOwnCanPublishEverything) {
+  // Otherwise the enumeration would never have seen the good end of a program.
+  const std::set<std::string> faulty = {"nested", "circle", "inner_circle", "mismatch"};
+  for (const ModelConfig& config : ModelConfigs()) {
+    EXPECT_EQ(ResultOf(config).all_published > 0, faulty.count(config.name) == 0) << config.name;
+  }
+}
+
+// Where a run can stand when something happens to it. Fault tests read the committed table: each of
+// its places is a failpoint, each line a thing that can happen there.
+TEST(FailpointsTest, TheCommittedTableIsComplete) {
+  std::set<std::pair<std::string, std::string>> points;
+  for (const ModelConfig& config : ModelConfigs()) {
+    const ModelResult& result = ResultOf(config);
+    points.insert(result.points.begin(), result.points.end());
+  }
+  std::ostringstream table;
+  table << "# Place of a rank in its run, and what can happen to it there. Made by\n"
+           "# bazel run //tests/model:enumeration_test (set CHORUS_WRITE_FAILPOINTS to this file's "
+           "path).\n";
+  for (const auto& point : points) table << point.first << " " << point.second << "\n";
+  if (const char* path = std::getenv("CHORUS_WRITE_FAILPOINTS")) {
+    std::ofstream(path) << table.str();
+  }
+  std::ifstream file("tests/model/failpoints.txt");
+  std::ostringstream committed;
+  committed << file.rdbuf();
+  EXPECT_EQ(committed.str(), table.str());
+}
+
+}  // namespace
+}  // namespace chorus

@@ -1,0 +1,441 @@
+#include "tests/model/oracle.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/bytes.h"
+
+namespace chorus {
+namespace {
+
+bool SameError(const Error& a, const Error& b) {
+  return a.code == b.code && a.reason == b.reason && a.message == b.message &&
+         a.culprit == b.culprit;
+}
+
+}  // namespace
+
+void Oracle::Submitted(int64_t run, Run what) {
+  if (what.epoch == open_) {
+    for (const Part& part : what.parts) {
+      votes_[part.key][part.rank] = run;
+      Tape tape;
+      tape.live = part.wants_grad && left_.count(part.rank) == 0;
+      tapes_[part.key][part.rank] = tape;
+      if (part.key.is_gradient()) ++asked_[part.key.Parent()][part.rank];
+    }
+  }
+  runs_[run] = std::move(what);
+}
+
+void Oracle::Dropped(int32_t rank, const InstanceKey& key, bool consumed, Epoch epoch) {
+  const auto found = tapes_.find(key);
+  if (found == tapes_.end() || found->second.count(rank) == 0) return;
+  Tape& tape = found->second[rank];
+  if (!tape.live) return;
+  tape.live = false;
+  tape.consumed = consumed;
+  tape.consumed_in = epoch;
+}
+
+void Oracle::Left(int32_t rank) {
+  left_.insert(rank);
+  for (auto& tape : tapes_) {
+    const auto entry = tape.second.find(rank);
+    if (entry != tape.second.end()) entry->second.live = false;
+  }
+}
+
+void Oracle::Finished(int64_t ticket, bool ok) {
+  for (const int64_t run : unfinished_.at(ticket)) {
+    if (ok) runs_[run].status = Status::kPublished;
+  }
+  if (!ok) failed_gangs_[ticket] = unfinished_.at(ticket);
+  unfinished_.erase(ticket);
+}
+
+bool Oracle::AnyPending() const { return !votes_.empty() || !Pending().empty(); }
+
+std::vector<int64_t> Oracle::Pending() const {
+  std::vector<int64_t> result;
+  for (const auto& run : runs_) {
+    if (run.second.status == Status::kPending) result.push_back(run.first);
+  }
+  return result;
+}
+
+std::vector<int64_t> Oracle::Unfinished() const {
+  std::vector<int64_t> result;
+  for (const auto& gang : unfinished_) result.push_back(gang.first);
+  return result;
+}
+
+const Error* Oracle::Cause(Epoch epoch) const {
+  const auto found = causes_.find(epoch.value());
+  return found == causes_.end() ? nullptr : &found->second;
+}
+
+// A rank gives zeros to a gradient when it has voted for the forward instance, holds no entry for
+// it (any more), and has not asked for this gradient itself.
+bool Oracle::IsAbsent(const InstanceKey& key, int32_t rank) const {
+  if (!key.is_gradient()) return false;
+  const auto tape = tapes_.find(key.Parent());
+  if (tape == tapes_.end()) return false;
+  const auto entry = tape->second.find(rank);
+  if (entry == tape->second.end()) {
+    // It gave zeros to the forward instance, a gradient itself.
+    return IsAbsent(key.Parent(), rank);
+  }
+  if (entry->second.live) return false;
+  if (entry->second.consumed && entry->second.consumed_in < open_) return false;
+  const auto asked = asked_.find(key.Parent());
+  const auto count = asked == asked_.end()       ? 0
+                     : asked->second.count(rank) ? asked->second.at(rank)
+                                                 : 0;
+  return key.path.back() >= count;
+}
+
+std::vector<int64_t> Oracle::Sharers(int64_t run) const {
+  std::vector<int64_t> result;
+  for (const Part& part : runs_.at(run).parts) {
+    for (const auto& vote : votes_.at(part.key)) {
+      if (vote.second != run) result.push_back(vote.second);
+    }
+  }
+  return result;
+}
+
+std::vector<int64_t> Oracle::Needs(int64_t id) const {
+  std::vector<int64_t> result = Sharers(id);
+  const Run& run = runs_.at(id);
+  for (const int64_t producer : run.producers) {
+    const auto found = runs_.find(producer);
+    if (found != runs_.end() && found->second.status == Status::kPending) {
+      result.push_back(producer);
+    }
+  }
+  for (const Part& part : run.parts) {
+    if (!part.key.is_gradient()) continue;
+    const auto forward = votes_.find(part.key.Parent());
+    if (forward == votes_.end()) continue;
+    for (const auto& vote : forward->second) {
+      if (vote.second != id) result.push_back(vote.second);
+    }
+  }
+  return result;
+}
+
+bool Oracle::Closed(int64_t run) const {
+  for (const Part& part : runs_.at(run).parts) {
+    const auto& votes = votes_.at(part.key);
+    for (const int32_t rank : part.all) {
+      if (votes.count(rank) == 0 && !IsAbsent(part.key, rank)) return false;
+    }
+  }
+  return true;
+}
+
+bool Oracle::LacksVotes(int64_t run) const {
+  std::set<int64_t> seen = {run};
+  std::vector<int64_t> open = {run};
+  while (!open.empty()) {
+    const int64_t at = open.back();
+    open.pop_back();
+    if (!Closed(at)) return true;
+    for (const int64_t other : Sharers(at)) {
+      if (seen.insert(other).second) open.push_back(other);
+    }
+  }
+  return false;
+}
+
+std::string Oracle::Launch(const SequencerAction& action) {
+  const std::string name = absl::StrCat("launch of ticket ", action.ticket.value(), ": ");
+  if (action.ticket.value() <= last_ticket_) {
+    return absl::StrCat(name, "the last ticket was ", last_ticket_);
+  }
+  last_ticket_ = action.ticket.value();
+  if (action.runs.empty()) return absl::StrCat(name, "no runs");
+  std::set<int64_t> runs;
+  for (const RunHandle handle : action.runs) {
+    const auto found = runs_.find(handle.value());
+    if (found == runs_.end() || found->second.status != Status::kPending) {
+      return absl::StrCat(name, "run ", handle.value(), " is not pending");
+    }
+    if (!runs.insert(handle.value()).second) return absl::StrCat(name, "a run is listed twice");
+  }
+  // Nothing that it needs is outside, and none of it could go without the rest.
+  std::map<int64_t, std::vector<int64_t>> needs;
+  std::map<int64_t, std::vector<int64_t>> needed_by;
+  for (const int64_t run : runs) {
+    if (!Closed(run)) return absl::StrCat(name, "a member has not voted");
+    if (runs_[run].externally_blocked) return absl::StrCat(name, "another world is not ready");
+    needs[run] = Needs(run);
+    for (const int64_t other : needs[run]) {
+      if (runs.count(other) == 0) {
+        return absl::StrCat(name, "run ", other, ", which run ", run, " needs, has no ticket");
+      }
+      needed_by[other].push_back(run);
+    }
+  }
+  for (auto* edges : {&needs, &needed_by}) {
+    std::set<int64_t> reached = {*runs.begin()};
+    std::vector<int64_t> open = {*runs.begin()};
+    while (!open.empty()) {
+      const int64_t at = open.back();
+      open.pop_back();
+      for (const int64_t other : (*edges)[at]) {
+        if (reached.insert(other).second) open.push_back(other);
+      }
+    }
+    if (reached != runs) return absl::StrCat(name, "its runs are not the smallest closed set");
+  }
+
+  // Producers inside the gang stand before their consumers.
+  std::set<int64_t> earlier;
+  for (const RunHandle handle : action.runs) {
+    for (const int64_t producer : runs_[handle.value()].producers) {
+      if (runs.count(producer) > 0 && earlier.count(producer) == 0) {
+        return absl::StrCat(name, "run ", handle.value(), " stands before its producer ", producer);
+      }
+    }
+    earlier.insert(handle.value());
+  }
+
+  // Each vote is in the list once, each instance has every member once, and the order respects what
+  // the ranks said.
+  std::map<InstanceKey, size_t> place;
+  size_t votes = 0;
+  for (size_t i = 0; i < action.instances.size(); ++i) {
+    const LaunchedInstance& instance = action.instances[i];
+    if (!place.emplace(instance.key, i).second) {
+      return absl::StrCat(name, instance.key.ToString(), " is listed twice");
+    }
+    const Part* sample = nullptr;
+    std::set<int32_t> members;
+    GroupRank last(-1);
+    for (const LaunchedInstance::Part& part : instance.parts) {
+      ++votes;
+      if (runs.count(part.run.value()) == 0) return absl::StrCat(name, "a part of another run");
+      const std::vector<Part>& parts = runs_[part.run.value()].parts;
+      if (part.participation < 0 || part.participation >= static_cast<int32_t>(parts.size()) ||
+          parts[part.participation].key != instance.key) {
+        return absl::StrCat(name, "a part that did not vote for ", instance.key.ToString());
+      }
+      sample = &parts[part.participation];
+      if (part.member < last) return absl::StrCat(name, "parts are not in order of member");
+      last = part.member;
+      if (!members.insert(sample->rank).second) return absl::StrCat(name, "a member twice");
+    }
+    if (sample == nullptr) return absl::StrCat(name, instance.key.ToString(), " has no part");
+    if (members.size() + instance.absent.size() != sample->all.size()) {
+      return absl::StrCat(name, instance.key.ToString(), " has ", members.size(), " parts and ",
+                          instance.absent.size(), " absent of ", sample->all.size());
+    }
+    for (const int32_t rank : sample->all) {
+      if (members.count(rank) == 0 && !IsAbsent(instance.key, rank)) {
+        return absl::StrCat(name, "rank ", rank, " is counted absent from ",
+                            instance.key.ToString(), " though it holds its tape entry");
+      }
+    }
+  }
+  size_t expected_votes = 0;
+  for (const int64_t run : runs) {
+    const std::vector<Part>& parts = runs_[run].parts;
+    expected_votes += parts.size();
+    for (const Part& part : parts) {
+      if (part.key.is_gradient() && place.count(part.key.Parent()) > 0 &&
+          place.at(part.key.Parent()) > place.at(part.key)) {
+        return absl::StrCat(name, part.key.ToString(), " stands before its forward instance");
+      }
+      for (const int32_t before : part.after) {
+        if (place.at(parts[before].key) >= place.at(part.key)) {
+          return absl::StrCat(name, part.key.ToString(), " stands before what it depends on");
+        }
+      }
+    }
+  }
+  if (votes != expected_votes) return absl::StrCat(name, "votes are missing from its instances");
+  // A rank's runs are whole.
+  std::map<int32_t, std::pair<int64_t, size_t>> at;  // by rank: run and last place
+  for (const RunHandle handle : action.runs) {
+    std::map<int32_t, std::pair<size_t, size_t>> range;
+    for (const Part& part : runs_[handle.value()].parts) {
+      const size_t here = place.at(part.key);
+      const auto inserted = range.emplace(part.rank, std::make_pair(here, here));
+      inserted.first->second.first = std::min(inserted.first->second.first, here);
+      inserted.first->second.second = std::max(inserted.first->second.second, here);
+    }
+    for (const auto& entry : range) {
+      const auto previous = at.find(entry.first);
+      if (previous != at.end() && entry.second.first < previous->second.second) {
+        return absl::StrCat(name, "runs of rank ", entry.first, " interleave");
+      }
+      at[entry.first] = {handle.value(), entry.second.second};
+    }
+  }
+
+  for (const int64_t run : runs) {
+    runs_[run].status = Status::kLaunched;
+    runs_[run].ticket = action.ticket.value();
+    for (const Part& part : runs_[run].parts) votes_.erase(part.key);
+  }
+  unfinished_[action.ticket.value()].assign(runs.begin(), runs.end());
+  return "";
+}
+
+std::string Oracle::FailOf(int64_t run, const Error& error, std::set<int64_t>* may_fail) {
+  const auto found = runs_.find(run);
+  if (found == runs_.end()) return absl::StrCat("run ", run, " failed and was never submitted");
+  Run& record = found->second;
+  if (record.status == Status::kPublished)
+    return absl::StrCat("run ", run, " failed after it was published");
+  if (record.status == Status::kFailed) return absl::StrCat("run ", run, " failed twice");
+  if (error.code == absl::StatusCode::kOk || error.message.empty()) {
+    return absl::StrCat("run ", run, " failed without an error");
+  }
+  if (record.status == Status::kLaunched) {
+    if (may_fail->erase(run) == 0) return absl::StrCat("run ", run, " failed after its launch");
+  } else if (record.epoch < open_) {
+    const Error* cause = Cause(record.epoch);
+    if (cause == nullptr || !SameError(*cause, error)) {
+      return absl::StrCat("run ", run, " of ended epoch ", record.epoch.value(),
+                          " was not told that epoch's cause but: ", error.message);
+    }
+  }
+  record.status = Status::kFailed;
+  return "";
+}
+
+// What remains after everything that must wait has been struck out, and all that needs it, could be
+// launched.
+std::string Oracle::NothingLaunchable() const {
+  std::map<int64_t, std::vector<int64_t>> needed_by;
+  std::set<int64_t> remaining;
+  std::vector<int64_t> struck;
+  for (const int64_t run : Pending()) {
+    remaining.insert(run);
+    for (const int64_t other : Needs(run)) needed_by[other].push_back(run);
+    if (runs_.at(run).externally_blocked || !Closed(run)) struck.push_back(run);
+  }
+  while (!struck.empty()) {
+    const int64_t run = struck.back();
+    struck.pop_back();
+    if (remaining.erase(run) == 0) continue;
+    for (const int64_t other : needed_by[run]) struck.push_back(other);
+  }
+  if (remaining.empty()) return "";
+  return absl::StrCat("run ", *remaining.begin(), " could be launched and was not");
+}
+
+std::string Oracle::Apply(const Sequencer::Actions& actions, Epoch open) {
+  std::set<int64_t> may_fail;  // launched runs whose gang has not finished well
+  for (const auto& gang : failed_gangs_) may_fail.insert(gang.second.begin(), gang.second.end());
+  failed_gangs_.clear();
+  std::vector<const Error*> failures;
+  for (const SequencerAction& action : actions) {
+    std::string fault;
+    switch (action.kind) {
+      case SequencerAction::Kind::kLaunch:
+        fault = Launch(action);
+        break;
+      case SequencerAction::Kind::kFail: {
+        // An execution timeout fails a gang without Finished.
+        const auto found = runs_.find(action.run.value());
+        if (action.error.reason == Reason::kExecTimeout && found != runs_.end() &&
+            found->second.status == Status::kLaunched) {
+          const auto gang = unfinished_.find(found->second.ticket);
+          if (gang != unfinished_.end()) {
+            may_fail.insert(gang->second.begin(), gang->second.end());
+            unfinished_.erase(gang);
+          }
+        }
+        const bool of_open_epoch = found != runs_.end() && found->second.epoch == open_ &&
+                                   found->second.status == Status::kPending;
+        fault = FailOf(action.run.value(), action.error, &may_fail);
+        if (of_open_epoch) failures.push_back(&action.error);
+        break;
+      }
+      case SequencerAction::Kind::kEpochEnded:
+        if (action.epoch != open_) {
+          fault =
+              absl::StrCat("epoch ", action.epoch.value(), " ended; ", open_.value(), " was open");
+          break;
+        }
+        for (const Error* error : failures) {
+          if (!SameError(*error, action.error)) {
+            fault = absl::StrCat("one epoch, two causes: ", error->message, " and ",
+                                 action.error.message);
+          }
+        }
+        failures.clear();
+        for (const auto& run : runs_) {
+          if (run.second.status == Status::kPending && run.second.epoch == open_) {
+            fault = absl::StrCat("run ", run.first, " is still pending after its epoch ended");
+          }
+        }
+        causes_[open_.value()] = action.error;
+        open_ = Epoch(open_.value() + 1);
+        // What was never launched has no gradients.
+        for (const auto& vote : votes_) tapes_.erase(vote.first);
+        votes_.clear();
+        asked_.clear();
+        break;
+    }
+    if (!fault.empty()) return fault;
+  }
+  if (!failures.empty()) return "runs of the open epoch failed, and it did not end";
+  if (!may_fail.empty()) {
+    return absl::StrCat("run ", *may_fail.begin(), " did not finish and was not failed");
+  }
+  if (open != open_) {
+    return absl::StrCat("epoch ", open.value(), " is open; by its actions it is ", open_.value());
+  }
+  return check_pending_ ? CheckPending() : "";
+}
+
+std::string Oracle::CheckPending() const {
+  for (const auto& run : runs_) {
+    if (run.second.status == Status::kPending && run.second.epoch < open_) {
+      return absl::StrCat("run ", run.first, " of an ended epoch was not failed");
+    }
+  }
+  return NothingLaunchable();
+}
+
+void Oracle::Forget() {
+  for (auto it = runs_.begin(); it != runs_.end();) {
+    const bool ended =
+        it->second.status == Status::kPublished || it->second.status == Status::kFailed;
+    it = ended ? runs_.erase(it) : std::next(it);
+  }
+  for (auto it = causes_.begin(); it != causes_.end() && it->first + 50 < open_.value();) {
+    it = causes_.erase(it);
+  }
+}
+
+std::string Oracle::Canonical() const {
+  ByteWriter out;
+  for (const auto& run : runs_) {
+    out.PutSigned(run.first);
+    out.Put(run.second.status);
+    out.PutSigned(open_.value() - run.second.epoch.value());
+    if (run.second.status != Status::kPending) continue;
+    out.Put<uint8_t>(run.second.externally_blocked);
+  }
+  for (const auto& tape : tapes_) {
+    InstanceKey key = tape.first;
+    key.epoch = Epoch(open_.value() - key.epoch.value());
+    EncodeInstanceKey(key, &out);
+    for (const auto& entry : tape.second) {
+      out.PutSigned(entry.first);
+      out.Put<uint8_t>(entry.second.live + 2 * entry.second.consumed);
+      out.Put<uint8_t>(entry.second.consumed && entry.second.consumed_in == open_);
+    }
+  }
+  for (const int32_t rank : left_) out.PutSigned(rank);
+  return out.Take();
+}
+
+}  // namespace chorus

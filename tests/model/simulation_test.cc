@@ -1,0 +1,62 @@
+// Many ranks, random programs, loss, delay, deaths: every run has an outcome in time, and the
+// oracle finds no broken promise. --seeds=N and --first_seed=S choose the histories.
+#include "tests/model/simulation.h"
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <iostream>
+#include <map>
+#include <string>
+
+#include "gtest/gtest.h"
+
+namespace chorus {
+namespace {
+
+uint64_t first_seed = 1;
+uint64_t seeds = 5;
+
+TEST(SimulationTest, EveryRunHasAnOutcomeInTime) {
+  std::map<std::string, int64_t> causes;
+  int64_t absences = 0;
+  for (uint64_t seed = first_seed; seed < first_seed + seeds; ++seed) {
+    const SimulationResult result = Simulate(seed, 64);
+    std::cout << "seed " << seed << ": " << result.runs << " runs, " << result.published
+              << " published, " << result.gangs << " gangs, " << result.epochs << " epochs";
+    for (const auto& cause : result.causes) {
+      std::cout << ", " << cause.first << " " << cause.second;
+      causes[cause.first] += cause.second;
+    }
+    std::cout << std::endl;
+    ASSERT_EQ(result.fault, "") << "seed " << seed;
+    EXPECT_GT(result.published, 64);
+    absences += result.absences;
+  }
+  EXPECT_GT(absences, 0);
+  EXPECT_GE(causes.size(), 4u) << "too few kinds of faults to mean anything";
+}
+
+TEST(SimulationTest, EqualSeedsGiveEqualHistories) {
+  const SimulationResult a = Simulate(first_seed, 16);
+  const SimulationResult b = Simulate(first_seed, 16);
+  EXPECT_EQ(a.fault, "");
+  EXPECT_EQ(a.runs, b.runs);
+  EXPECT_EQ(a.gangs, b.gangs);
+  EXPECT_EQ(a.causes, b.causes);
+}
+
+}  // namespace
+}  // namespace chorus
+
+int main(int argc, char** argv) {
+  ::testing::InitGoogleTest(&argc, argv);
+  for (int i = 1; i < argc; ++i) {
+    if (std::strncmp(argv[i], "--seeds=", 8) == 0)
+      chorus::seeds = std::strtoull(argv[i] + 8, nullptr, 10);
+    if (std::strncmp(argv[i], "--first_seed=", 13) == 0) {
+      chorus::first_seed = std::strtoull(argv[i] + 13, nullptr, 10);
+    }
+  }
+  return RUN_ALL_TESTS();
+}
