@@ -1,0 +1,144 @@
+// Measures Chorus beside the machine's own limits and Open MPI. See docs/performance.md.
+//
+//   chorus_bench --daemon=PATH [--quick] [--json=FILE] [floor] [small] [owned] [compute] [death]
+//
+// Without names: all of them. The exit status is not 0 when a result was wrong or something failed;
+// a missed goal is reported, and no failure.
+
+#include <cstdint>
+#include <cstdio>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "benchmarks/grpc_round_trip.h"
+#include "benchmarks/handoff.h"
+#include "benchmarks/machine.h"
+#include "benchmarks/memory_floor.h"
+#include "benchmarks/open_mpi.h"
+#include "benchmarks/report.h"
+#include "benchmarks/suites.h"
+#include "benchmarks/trainer.h"
+
+ABSL_FLAG(std::string, daemon, "", "The chorusd to measure.");
+ABSL_FLAG(bool, quick, false, "Fewer and shorter rounds: for a first look.");
+ABSL_FLAG(bool, smoke, false, "A few iterations of everything: shows that it works.");
+ABSL_FLAG(std::vector<std::string>, ranks, std::vector<std::string>({"2", "4", "8"}),
+          "How many ranks take part.");
+ABSL_FLAG(int64_t, most_mib, 256, "The largest result of a rank.");
+ABSL_FLAG(std::string, json, "", "Where all figures go.");
+ABSL_FLAG(std::string, commit, "", "What was built, for the heading.");
+// Of the helper processes, which are this program too.
+ABSL_FLAG(std::string, helper, "", "Internal: which helper to be.");
+ABSL_FLAG(std::string, control, "", "Internal: where the driver listens.");
+ABSL_FLAG(int, index, 0, "Internal: which of the helpers.");
+ABSL_FLAG(std::string, socket, "", "Internal: a gRPC server's socket.");
+ABSL_FLAG(std::string, address, "", "Internal: where chorusd listens.");
+
+namespace chorus {
+namespace bench {
+namespace {
+
+int BeHelper(const std::string& helper) {
+  const std::string control = absl::GetFlag(FLAGS_control);
+  if (helper == "memory") return RunMemoryFloorHelper(control);
+  if (helper == "open_mpi") return RunOpenMpiHelper(control);
+  if (helper == "grpc_server") return RunGrpcServerHelper(control, absl::GetFlag(FLAGS_socket));
+  if (helper == "grpc_client") return RunGrpcClientHelper(control, absl::GetFlag(FLAGS_socket));
+  if (helper == "trainer")
+    return RunTrainerHelper(control, absl::GetFlag(FLAGS_index), absl::GetFlag(FLAGS_address));
+  std::cerr << "no helper " << helper << "\n";
+  return 2;
+}
+
+struct Suite {
+  const char* name;
+  absl::Status (*run)(const Context&);
+};
+constexpr Suite kSuites[] = {{"floor", &RunFloor},
+                             {"small", &RunSmall},
+                             {"owned", &RunOwned},
+                             {"compute", &RunCompute},
+                             {"death", &RunDeath}};
+
+absl::StatusOr<std::vector<Suite>> Chosen(const std::vector<char*>& arguments) {
+  std::vector<Suite> chosen;
+  for (size_t i = 1; i < arguments.size(); ++i) {
+    bool found = false;
+    for (const Suite& suite : kSuites) {
+      if (std::string(suite.name) != arguments[i]) continue;
+      chosen.push_back(suite);
+      found = true;
+    }
+    if (!found) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "no benchmark ", arguments[i], "; there are floor, small, owned, compute, death"));
+    }
+  }
+  if (chosen.empty()) chosen.assign(std::begin(kSuites), std::end(kSuites));
+  return chosen;
+}
+
+int Main(int argc, char** argv) {
+  absl::SetProgramUsageMessage("measures Chorus: [floor] [small] [owned] [compute] [death]");
+  const std::vector<char*> arguments = absl::ParseCommandLine(argc, argv);
+  if (!absl::GetFlag(FLAGS_helper).empty()) return BeHelper(absl::GetFlag(FLAGS_helper));
+
+  const absl::StatusOr<std::vector<Suite>> suites = Chosen(arguments);
+  if (!suites.ok()) {
+    std::cerr << suites.status().message() << "\n";
+    return 2;
+  }
+  const ScratchDirectory scratch;
+  Report report(DescribeMachine(absl::GetFlag(FLAGS_commit)));
+  Context context;
+  context.scratch = &scratch;
+  context.report = &report;
+  context.daemon_program = absl::GetFlag(FLAGS_daemon);
+  context.effort = absl::GetFlag(FLAGS_smoke)   ? Effort::kSmoke
+                   : absl::GetFlag(FLAGS_quick) ? Effort::kQuick
+                                                : Effort::kFull;
+  context.most_bytes = absl::GetFlag(FLAGS_most_mib) << 20;
+  context.ranks.clear();
+  for (const std::string& text : absl::GetFlag(FLAGS_ranks)) {
+    int ranks = 0;
+    if (!absl::SimpleAtoi(text, &ranks) || ranks < 2 || ranks > HandoffGroup::kMostClients) {
+      std::cerr << "--ranks: expected numbers from 2 to " << HandoffGroup::kMostClients << ", got "
+                << text << "\n";
+      return 2;
+    }
+    context.ranks.push_back(ranks);
+  }
+  std::cout << report.MachineText() << std::flush;
+  int status = 0;
+  for (const Suite& suite : *suites) {
+    std::cout << "\n== " << suite.name << "\n" << std::flush;
+    const absl::Status done = suite.run(context);
+    context.Show();
+    if (!done.ok()) {
+      std::cerr << suite.name << ": " << done << "\n";
+      status = 1;
+    }
+  }
+  std::cout << "\n" << report.GoalsText();
+  const std::string json = absl::GetFlag(FLAGS_json);
+  if (!json.empty()) {
+    const absl::Status written = report.WriteJson(json);
+    if (!written.ok()) {
+      std::cerr << written.message() << "\n";
+      status = 1;
+    }
+  }
+  return status;
+}
+
+}  // namespace
+}  // namespace bench
+}  // namespace chorus
+
+int main(int argc, char** argv) { return chorus::bench::Main(argc, argv); }

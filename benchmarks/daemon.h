@@ -1,0 +1,37 @@
+// The chorusd that a benchmark measures.
+#ifndef CHORUS_BENCHMARKS_DAEMON_H_
+#define CHORUS_BENCHMARKS_DAEMON_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "benchmarks/process.h"
+
+namespace chorus {
+namespace bench {
+
+class Daemon {
+ public:
+  // Starts `program` with `host_devices` devices on a socket in `scratch`; returns when it listens.
+  static absl::StatusOr<std::unique_ptr<Daemon>> Start(const std::string& program,
+                                                       const ScratchDirectory& scratch,
+                                                       int host_devices);
+  // SIGTERM; killed if that takes longer than ten seconds.
+  ~Daemon();
+
+  const std::string& address() const { return address_; }
+  pid_t pid() const { return process_.pid(); }
+  // What it has logged so far.
+  std::string Log() const { return FileText(log_); }
+
+ private:
+  std::string address_;
+  std::string log_;
+  Process process_;
+};
+
+}  // namespace bench
+}  // namespace chorus
+
+#endif  // CHORUS_BENCHMARKS_DAEMON_H_

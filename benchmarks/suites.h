@@ -1,0 +1,73 @@
+// The benchmarks themselves, each a sub-command of chorus_bench.
+#ifndef CHORUS_BENCHMARKS_SUITES_H_
+#define CHORUS_BENCHMARKS_SUITES_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "benchmarks/daemon.h"
+#include "benchmarks/helper.h"
+#include "benchmarks/interleave.h"
+#include "benchmarks/open_mpi.h"
+#include "benchmarks/process.h"
+#include "benchmarks/report.h"
+#include "benchmarks/trainer.h"
+
+namespace chorus {
+namespace bench {
+
+// How much is measured. A smoke run shows that everything works and says nothing about speed.
+enum class Effort { kSmoke, kQuick, kFull };
+
+struct Context {
+  const ScratchDirectory* scratch = nullptr;
+  Report* report = nullptr;
+  std::string daemon_program;
+  Effort effort = Effort::kFull;
+  std::vector<int> ranks = {2, 4, 8};
+  int64_t most_bytes = int64_t{256} << 20;  // of one rank's result
+
+  InterleaveOptions Interleave() const;
+  // Prints the rows that the report has got since the last time.
+  void Show() const;
+  // Those of `sizes` that the effort, most_bytes and the memory allow, where each of `copies` of
+  // them is held at a time.
+  std::vector<int64_t> Sizes(const std::vector<int64_t>& sizes, int copies) const;
+  absl::StatusOr<std::unique_ptr<Daemon>> StartDaemon() const;
+  // Null, with a note in the report, where it is not installed.
+  absl::StatusOr<std::unique_ptr<OpenMpi>> StartOpenMpi(int ranks) const;
+};
+
+// The peer's contender for a task; its name is Open MPI's version, perhaps after a prefix.
+// `samples` makes the outcomes of a round into samples: GroupSamples, where nothing else is said.
+using Samples = std::function<std::vector<double>(const std::vector<Outcome>&)>;
+Contender OpenMpiContender(OpenMpi* mpi, const Task& task, const std::string& prefix = "",
+                           const Samples& samples = &GroupSamples);
+// Takes notice of settings that were far slower than another one: they are left out from now on.
+// Null: does nothing.
+void DropHopeless(const std::vector<Measured>& measured, OpenMpi* mpi);
+// One round of a task on all ranks of a job: all their samples.
+absl::StatusOr<std::vector<double>> RunJob(Job* job, Task task, int64_t iterations);
+// Iterations of a task's warm-up for that many measured ones.
+int64_t WarmUpFor(int64_t iterations);
+
+// What the machine itself takes: memory traffic, bare hand-offs, a gRPC call.
+absl::Status RunFloor(const Context& context);
+// all_reduce of 4 B to 64 KiB, against the bare hand-off and Open MPI.
+absl::Status RunSmall(const Context& context);
+// all_reduce of 64 KiB to 256 MiB on the daemon's memory, against the memory's speed and Open MPI;
+// all_gather and broadcast in list form.
+absl::Status RunOwned(const Context& context);
+// What an all_reduce each millisecond costs four ranks that compute.
+absl::Status RunCompute(const Context& context);
+// From kill -9 of a waiting rank to the others' error; processor time of idle sessions.
+absl::Status RunDeath(const Context& context);
+
+}  // namespace bench
+}  // namespace chorus
+
+#endif  // CHORUS_BENCHMARKS_SUITES_H_

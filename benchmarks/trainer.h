@@ -1,0 +1,50 @@
+// The ranks of a job that uses Chorus: helpers, each a process with a session of its own.
+//
+// Tasks of a rank, on float32 operands of `bytes`:
+//   all_reduce         operand in memory mapped from the daemon; number 1: then read every byte
+//   all_reduce_owned   operand is a tensor that the daemon owns
+//   all_gather, broadcast   of such tensors
+//   compute            number rounds of arithmetic, then an all_reduce (bytes 0: none)
+//   join               leave the present world, join the one called `text`, of number ranks
+//   await_failure      all_reduce that is to fail; end_ns says when it did, text with what
+#ifndef CHORUS_BENCHMARKS_TRAINER_H_
+#define CHORUS_BENCHMARKS_TRAINER_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "benchmarks/daemon.h"
+#include "benchmarks/helper.h"
+
+namespace chorus {
+namespace bench {
+
+class Job {
+ public:
+  // Starts the ranks, and has them join a world.
+  static absl::StatusOr<std::unique_ptr<Job>> Start(const ScratchDirectory& scratch,
+                                                    const Daemon& daemon, int ranks);
+  absl::StatusOr<std::vector<Outcome>> Run(const Task& task) { return helpers_->Run(task); }
+  HelperGroup& helpers() { return *helpers_; }
+  int ranks() const { return helpers_->count(); }
+
+  // Starts the ranks that are missing, and has all join a new world.
+  absl::Status JoinAnew();
+
+ private:
+  std::string address_;
+  int worlds_ = 0;
+  std::unique_ptr<HelperGroup> helpers_;
+};
+
+int RunTrainerHelper(const std::string& control_path, int index, const std::string& address);
+
+// What an awaited failure said: "PEER_DIED rank 2 pid 4711".
+std::string FailureText(const std::string& reason, int rank, pid_t pid);
+
+}  // namespace bench
+}  // namespace chorus
+
+#endif  // CHORUS_BENCHMARKS_TRAINER_H_
