@@ -130,6 +130,9 @@ TEST(ProcessTest, SaysHowItEnded) {
   ASSERT_TRUE(process.ok());
   EXPECT_EQ(process->Wait(1000000).status().code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_TRUE(CpuNanosOf(process->pid()).ok());
+  process->Stop();
+  EXPECT_THAT(FileText(absl::StrCat("/proc/", process->pid(), "/stat")), HasSubstr(" T "));
+  process->Signal(SIGCONT);
   process->Signal(SIGTERM);
   EXPECT_EQ(*process->Wait(int64_t{20} * 1000000000), 128 + SIGTERM);
   EXPECT_EQ(Process::Start({"no-such-program-at-all"}, {}).status().code(),

@@ -125,6 +125,17 @@ void Process::Signal(int signal) const {
   if (running()) kill(pid_, signal);
 }
 
+void Process::Stop() const {
+  if (!running()) return;
+  Signal(SIGSTOP);
+  // The signal alone only asks: until one of its threads is scheduled and takes it, all run on.
+  // Not consumed: an end is for Wait().
+  siginfo_t info;
+  while (waitid(P_PID, static_cast<id_t>(pid_), &info, WSTOPPED | WEXITED | WNOWAIT) != 0 &&
+         errno == EINTR) {
+  }
+}
+
 absl::StatusOr<int> Process::Wait(int64_t timeout_ns) {
   if (!running()) return absl::FailedPreconditionError("no process");
   // A descriptor of a process becomes readable when it ends.

@@ -44,6 +44,8 @@ class Process {
   bool running() const { return pid_ > 0; }
   // Also returns when it has gone; does not wait.
   void Signal(int signal) const;
+  // Stops it, as SIGSTOP does; returns when every thread of it stands still, or it has ended.
+  void Stop() const;
   // Waits until it has ended, at most `timeout_ns`. Its exit status (128 + signal when killed), or
   // DEADLINE_EXCEEDED: it still runs.
   absl::StatusOr<int> Wait(int64_t timeout_ns);

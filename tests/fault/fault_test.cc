@@ -198,7 +198,7 @@ class FaultTest : public ::testing::Test {
     // Of one tensor first: the memory that they go through is there then.
     const Reply first = rank(r).Ask("flood 1");
     ASSERT_TRUE(first.ok) << first;
-    daemon_->Signal(SIGSTOP);
+    daemon_->Stop();
     rank(r).Send(absl::StrCat("flood ", count));
   }
 
@@ -351,7 +351,7 @@ TEST_F(FaultTest, AStoppedRankIsLateThenNamedAndGoesOnInTheNextEpoch) {
     Send(StepsCommand(kForever, Elements(), moment));
     const absl::Status status = rank(victim).WaitFor(absl::StrCat(moment));
     ASSERT_TRUE(status.ok()) << status;
-    rank(victim).Signal(SIGSTOP);
+    rank(victim).Stop();
     WaitUntilPendingFor({victim});
     for (int r = 0; r < kRanks; ++r) {
       if (r == victim) continue;

@@ -53,6 +53,8 @@ class Trainer {
   // Waits for a line "at WHAT".
   absl::Status WaitFor(absl::string_view what);
   void Signal(int signal) { process_.Signal(signal); }
+  // Stops it, until SIGCONT; returns when all its threads stand still.
+  void Stop() { process_.Stop(); }
   // Waits until it has ended: its exit status, 128 + the signal that killed it.
   absl::StatusOr<int> WaitForEnd();
 
@@ -81,6 +83,8 @@ class Daemon {
   const std::string& address() const { return address_; }
   bool Lives();
   void Signal(int signal) { process_.Signal(signal); }
+  // Stops it, until SIGCONT; returns when all its threads stand still.
+  void Stop() { process_.Stop(); }
   absl::StatusOr<int> WaitForEnd();
 
   // Over gRPC.
