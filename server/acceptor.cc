@@ -18,8 +18,11 @@
 namespace chorus {
 
 Acceptor::Acceptor(std::vector<UniqueFd> listeners, PeerTable* peers, grpc::Server* server)
-    : listeners_(std::move(listeners)), peers_(peers), server_(server),
-      stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), thread_([this] { Loop(); }) {}
+    : listeners_(std::move(listeners)),
+      peers_(peers),
+      server_(server),
+      stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      thread_([this] { Loop(); }) {}
 
 Acceptor::~Acceptor() {
   const uint64_t one = 1;

@@ -89,7 +89,9 @@ class Process {
   }
   void Signal(int number) { kill(pid_, number); }
   // The exit status, -1: it did not end, -2: by a signal.
-  int Wait() { return Eventually([&] { return Ended(); }) ? status_ : -1; }
+  int Wait() {
+    return Eventually([&] { return Ended(); }) ? status_ : -1;
+  }
 
  private:
   bool Ended() {
@@ -135,8 +137,8 @@ class ChorusdTest : public testing::Test {
 
 TEST_F(ChorusdTest, ServesAndEndsOnSigterm) {
   for (const int number : {SIGTERM, SIGINT}) {
-    Process chorusd(folder_, {Listen(), "--host_devices=3", "--listen=127.0.0.1:0",
-                              "--insecure_loopback"});
+    Process chorusd(folder_,
+                    {Listen(), "--host_devices=3", "--listen=127.0.0.1:0", "--insecure_loopback"});
     ASSERT_TRUE(chorusd.WaitForStart()) << chorusd.output();
     EXPECT_THAT(chorusd.output(), HasSubstr(absl::StrCat("serves 3 host devices on unix:", path_)));
     EXPECT_THAT(chorusd.output(), HasSubstr("incarnation"));
@@ -194,8 +196,8 @@ TEST_F(ChorusdTest, SocketsHaveTheModeAndGroupThatWereAsked) {
     EXPECT_EQ(ModeOf(path_), mode_t{0600});
     EXPECT_EQ(ModeOf(path_ + ".attach"), mode_t{0600});
   }
-  Process chorusd(folder_, {Listen(), "--socket_mode=0660",
-                            absl::StrCat("--socket_group=", getegid())});
+  Process chorusd(folder_,
+                  {Listen(), "--socket_mode=0660", absl::StrCat("--socket_group=", getegid())});
   ASSERT_TRUE(chorusd.WaitForStart()) << chorusd.output();
   EXPECT_EQ(ModeOf(path_), mode_t{0660});
   EXPECT_EQ(ModeOf(path_ + ".attach"), mode_t{0660});

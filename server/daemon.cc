@@ -75,9 +75,8 @@ auto AskNode(NodeLoop* loop, Look look) {
   using Result = decltype(look(std::declval<LocalNode&>(), absl::Time()));
   auto promise = std::make_shared<std::promise<Result>>();
   std::future<Result> future = promise->get_future();
-  loop->Post([promise, look](LocalNode& node, absl::Time now) {
-    promise->set_value(look(node, now));
-  });
+  loop->Post(
+      [promise, look](LocalNode& node, absl::Time now) { promise->set_value(look(node, now)); });
   return future.get();
 }
 
@@ -86,9 +85,16 @@ auto AskNode(NodeLoop* loop, Look look) {
 // Members are destroyed from the last to the first: what uses something stands below it.
 struct Daemon::Impl {
   explicit Impl(const DaemonOptions& options, Backend* backend)
-      : options(options), peers(options.trusted_uid), loop(options.node, backend),
-        worker(&loop, RenewPeriod(options.node.lease)), sessions(&context), worlds(&context),
-        tensors(&context), graphs(&context), diagnostics(&context), capabilities(&context) {
+      : options(options),
+        peers(options.trusted_uid),
+        loop(options.node, backend),
+        worker(&loop, RenewPeriod(options.node.lease)),
+        sessions(&context),
+        worlds(&context),
+        tensors(&context),
+        graphs(&context),
+        diagnostics(&context),
+        capabilities(&context) {
     context.loop = &loop;
     context.worker = &worker;
     context.peers = &peers;
@@ -154,8 +160,8 @@ absl::Status Daemon::Impl::Serve() {
     attach_options.incarnation = context.incarnation;
     attach_options.daemon_version = kDaemonVersion;
     attach_options.open_timeout = options.attach_open_timeout;
-    attach = std::make_unique<AttachServer>(std::move(attach_listeners),
-                                            std::move(attach_options), &loop);
+    attach = std::make_unique<AttachServer>(std::move(attach_listeners), std::move(attach_options),
+                                            &loop);
     context.attach = attach.get();
   }
   grpc::EnableDefaultHealthCheckService(true);
@@ -177,8 +183,7 @@ absl::Status Daemon::Impl::Serve() {
   std::vector<int> ports(addresses.size(), -1);
   for (size_t i = 0; i < addresses.size(); ++i) {
     if (addresses[i].is_unix()) continue;
-    builder.AddListeningPort(addresses[i].ToString(), grpc::InsecureServerCredentials(),
-                             &ports[i]);
+    builder.AddListeningPort(addresses[i].ToString(), grpc::InsecureServerCredentials(), &ports[i]);
   }
   server = builder.BuildAndStart();
   for (size_t i = 0; i < addresses.size(); ++i) {

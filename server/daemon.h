@@ -24,7 +24,7 @@ struct DaemonOptions {
   bool insecure_loopback = false;
   SocketAccess access;
   NodeOptions node;
-  absl::Duration max_wait = absl::Minutes(10);       // of one call
+  absl::Duration max_wait = absl::Minutes(10);  // of one call
   absl::Duration attach_open_timeout = absl::Seconds(60);
   // Whose processes may write without attaching.
   uid_t trusted_uid = geteuid();
@@ -33,7 +33,8 @@ struct DaemonOptions {
 class Daemon {
  public:
   // Takes the paths' locks, listens and serves. `backend` outlives the daemon.
-  // FAILED_PRECONDITION, INVALID_ARGUMENT: an address that cannot be served; nothing is left behind.
+  // FAILED_PRECONDITION, INVALID_ARGUMENT: an address that cannot be served; nothing is left
+  // behind.
   static absl::StatusOr<std::unique_ptr<Daemon>> Start(const DaemonOptions& options,
                                                        Backend* backend);
   // Drains without patience where Drain was not called.

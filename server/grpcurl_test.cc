@@ -74,8 +74,8 @@ TEST(GrpcurlTest, ThePageDoesWhatItSays) {
                     absl::StrCat(folder, "/bin/grpcurl").c_str()),
             0);
 
-  std::string script = absl::StrCat("set -eu -o pipefail\nPATH=", folder, "/bin:$PATH\nTMP=", folder,
-                                    "\nCHORUS=", daemon.path(), "\n");
+  std::string script = absl::StrCat("set -eu -o pipefail\nPATH=", folder,
+                                    "/bin:$PATH\nTMP=", folder, "\nCHORUS=", daemon.path(), "\n");
   for (size_t i = 0; i < blocks.size(); ++i) {
     absl::StrAppend(&script, "exec > ", folder, "/", i, ".out\n", blocks[i].commands);
   }
@@ -90,11 +90,10 @@ TEST(GrpcurlTest, ThePageDoesWhatItSays) {
   for (size_t i = 0; i < blocks.size(); ++i) {
     if (!blocks[i].has_expected) continue;
     const std::string got = ReadFile(absl::StrCat(folder, "/", i, ".out"));
-    EXPECT_TRUE(Matches(blocks[i].expected, got))
-        << "docs/grpcurl.md:" << blocks[i].line << ":\n"
-        << blocks[i].commands << "expected:\n"
-        << blocks[i].expected << "got:\n"
-        << got;
+    EXPECT_TRUE(Matches(blocks[i].expected, got)) << "docs/grpcurl.md:" << blocks[i].line << ":\n"
+                                                  << blocks[i].commands << "expected:\n"
+                                                  << blocks[i].expected << "got:\n"
+                                                  << got;
   }
 }
 

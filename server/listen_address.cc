@@ -41,8 +41,8 @@ absl::StatusOr<ListenAddress> ParseListenAddress(absl::string_view text) {
     // The longest name beside it is that of the attach socket.
     constexpr size_t kMaxPath = sizeof(sockaddr_un::sun_path) - 1;
     if (AttachPath(rest).size() > kMaxPath) {
-      return BadAddress(text, absl::StrCat("a path of at most ",
-                                           kMaxPath - AttachPath("").size(), " bytes"));
+      return BadAddress(
+          text, absl::StrCat("a path of at most ", kMaxPath - AttachPath("").size(), " bytes"));
     }
     address.path = std::string(rest);
     return address;

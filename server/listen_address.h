@@ -15,15 +15,15 @@ struct ListenAddress {
   int port = 0;      // 0: the system chooses
 
   bool is_unix() const { return !path.empty(); }
-  bool is_loopback() const;       // TCP only: 127.0.0.0/8, ::1 or localhost
-  std::string ToString() const;   // "unix:/run/chorus/chorusd.sock", "127.0.0.1:9440"
+  bool is_loopback() const;      // TCP only: 127.0.0.0/8, ::1 or localhost
+  std::string ToString() const;  // "unix:/run/chorus/chorusd.sock", "127.0.0.1:9440"
 };
 
 // INVALID_ARGUMENT: neither form, a relative or too long path, a port out of range.
 absl::StatusOr<ListenAddress> ParseListenAddress(absl::string_view text);
 
-// FAILED_PRECONDITION: a TCP address that this build does not serve. Only loopback is, and only when
-// the operator says that it may be insecure: TLS comes later.
+// FAILED_PRECONDITION: a TCP address that this build does not serve. Only loopback is, and only
+// when the operator says that it may be insecure: TLS comes later.
 absl::Status CheckListenAddress(const ListenAddress& address, bool insecure_loopback);
 
 }  // namespace chorus

@@ -169,7 +169,7 @@ DaemonOptions OptionsFromFlags() {
   options.access.group = absl::GetFlag(FLAGS_socket_group);
   options.max_wait = absl::GetFlag(FLAGS_max_wait);
   NodeOptions& node = options.node;
-#define CHORUS_NODE_FLAG(flag, field)         \
+#define CHORUS_NODE_FLAG(flag, field)                                          \
   RequirePositive(#flag, absl::GetFlag(FLAGS_##flag), decltype(node.field)()); \
   node.field = absl::GetFlag(FLAGS_##flag)
   CHORUS_NODE_FLAG(memory_limit_bytes, memory_limit_bytes);

@@ -26,7 +26,9 @@ int DescriptorLimit() {
 
 // The upper half of the numbers is for connections.
 PeerTable::PeerTable(uid_t daemon_uid)
-    : daemon_uid_(daemon_uid), first_(DescriptorLimit() / 2), last_(DescriptorLimit()),
+    : daemon_uid_(daemon_uid),
+      first_(DescriptorLimit() / 2),
+      last_(DescriptorLimit()),
       next_(first_) {}
 
 absl::StatusOr<UniqueFd> PeerTable::Add(UniqueFd connection, const PeerCredentials& peer) {

@@ -25,7 +25,7 @@
 namespace chorus {
 
 struct Caller {
-  std::string tenant;      // "uid:1000", "loopback"
+  std::string tenant;  // "uid:1000", "loopback"
   bool is_unix = false;
   uid_t uid = 0;           // of a Unix caller
   bool is_daemon = false;  // a Unix caller of the daemon's own uid

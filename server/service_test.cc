@@ -24,15 +24,15 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-#define EXPECT_OK(expression)                     \
-  do {                                            \
-    const absl::Status expect_ok = (expression);  \
-    EXPECT_TRUE(expect_ok.ok()) << expect_ok;     \
+#define EXPECT_OK(expression)                    \
+  do {                                           \
+    const absl::Status expect_ok = (expression); \
+    EXPECT_TRUE(expect_ok.ok()) << expect_ok;    \
   } while (false)
-#define ASSERT_OK(expression)                     \
-  do {                                            \
-    const absl::Status assert_ok = (expression);  \
-    ASSERT_TRUE(assert_ok.ok()) << assert_ok;     \
+#define ASSERT_OK(expression)                    \
+  do {                                           \
+    const absl::Status assert_ok = (expression); \
+    ASSERT_TRUE(assert_ok.ok()) << assert_ok;    \
   } while (false)
 
 void ExpectError(const absl::Status& status, absl::StatusCode code, Reason reason) {
@@ -40,8 +40,8 @@ void ExpectError(const absl::Status& status, absl::StatusCode code, Reason reaso
   EXPECT_EQ(ErrorOf(status).reason, reason) << status;
 }
 
-// Two ranks of one world on connections of their own, with graph 1 (two floats) registered: the next
-// sequence of both is 2.
+// Two ranks of one world on connections of their own, with graph 1 (two floats) registered: the
+// next sequence of both is 2.
 struct Pair {
   explicit Pair(const TestDaemon& daemon, const std::string& address = "")
       : a(Connect(daemon, address)), b(Connect(daemon, address)) {
@@ -125,8 +125,7 @@ TEST(SessionsTest, ALongCallKeepsItsLease) {
   request.mutable_join_timeout()->set_seconds(1);
   request.mutable_join_timeout()->set_nanos(500'000'000);
   v1::JoinWorldResponse response;
-  const absl::Status status =
-      Ask(*client.worlds, &v1::Worlds::Stub::Join, request, &response);
+  const absl::Status status = Ask(*client.worlds, &v1::Worlds::Stub::Join, request, &response);
   ExpectError(status, absl::StatusCode::kDeadlineExceeded, Reason::kJoinTimeout);
   EXPECT_THAT(std::string(status.message()), HasSubstr("1"));
   EXPECT_OK(client.Renew());
@@ -137,8 +136,8 @@ TEST(SessionsTest, UnattachedCallersOfAnotherUidMayOnlyRead) {
   RpcRank client(daemon.Connect());
   ExpectError(client.Open(), absl::StatusCode::kPermissionDenied, Reason::kNotAttached);
   v1::ListDevicesResponse devices;
-  EXPECT_OK(Ask(*client.diagnostics, &v1::Diagnostics::Stub::ListDevices,
-                v1::ListDevicesRequest(), &devices));
+  EXPECT_OK(Ask(*client.diagnostics, &v1::Diagnostics::Stub::ListDevices, v1::ListDevicesRequest(),
+                &devices));
   EXPECT_EQ(devices.devices_size(), 4);
   v1::OpenSessionRequest request;
   request.set_attach_token(std::string(16, 'x'));
@@ -274,8 +273,8 @@ TEST(GraphsTest, ACallThatRanOutOfTimeLeavesItsRun) {
 TEST(GraphsTest, AGapIsWaitedForAndThenAnError) {
   TestDaemon daemon([](DaemonOptions* o) { o->node.gap_timeout = absl::Milliseconds(200); });
   Pair pair(daemon);
-  ExpectError(pair.a.Submit(pair.a.RegisterCommand(3, 3, 2)),
-              absl::StatusCode::kFailedPrecondition, Reason::kSequenceGap);
+  ExpectError(pair.a.Submit(pair.a.RegisterCommand(3, 3, 2)), absl::StatusCode::kFailedPrecondition,
+              Reason::kSequenceGap);
   // In the wrong order, but in time.
   std::thread late([&] { EXPECT_OK(pair.a.Submit(pair.a.RegisterCommand(3, 3, 2))); });
   RpcRank second(daemon.Connect());
@@ -381,8 +380,7 @@ TEST(WorldsTest, DescribeGroupsAndRefusals) {
   EXPECT_FALSE(Ask(*pair.a.worlds, &v1::Worlds::Stub::CreateGroup, create, &group).ok());
 
   v1::DescribeWorldsResponse worlds;
-  EXPECT_OK(Ask(*pair.a.worlds, &v1::Worlds::Stub::Describe, v1::DescribeWorldsRequest(),
-                &worlds));
+  EXPECT_OK(Ask(*pair.a.worlds, &v1::Worlds::Stub::Describe, v1::DescribeWorldsRequest(), &worlds));
   ASSERT_EQ(worlds.worlds_size(), 1);
   EXPECT_EQ(worlds.worlds(0).name(), "pair");
   EXPECT_EQ(worlds.worlds(0).members_size(), 2);
@@ -396,8 +394,7 @@ TEST(WorldsTest, DescribeGroupsAndRefusals) {
 
   RpcRank third(daemon.Connect());
   ASSERT_OK(third.Open());
-  ExpectError(third.Join("pair", 2, 1), absl::StatusCode::kAlreadyExists,
-              Reason::kDuplicateRank);
+  ExpectError(third.Join("pair", 2, 1), absl::StatusCode::kAlreadyExists, Reason::kDuplicateRank);
   ExpectError(third.Join("pair", 3, 2), absl::StatusCode::kInvalidArgument, Reason::kWorldSize);
 
   v1::ReformWorldRequest reform;
@@ -582,8 +579,7 @@ TEST(CommandStreamTest, AStreamOfNoSessionEnds) {
   OpenStream open(client);
   ASSERT_TRUE(open.Send(client.session, client.RegisterCommand(1, 1, 2)));
   EXPECT_FALSE(open.stream->Read(&response));
-  ExpectError(FromGrpc(open.stream->Finish()), absl::StatusCode::kNotFound,
-              Reason::kSessionLost);
+  ExpectError(FromGrpc(open.stream->Finish()), absl::StatusCode::kNotFound, Reason::kSessionLost);
 }
 
 TEST(CommandStreamTest, AClientThatDoesNotReadStopsItselfOnly) {
@@ -639,15 +635,14 @@ TEST(DiagnosticsTest, StatsAndFlightRecord) {
     EXPECT_NEAR(static_cast<double>(event.time().seconds()),
                 static_cast<double>(absl::ToUnixSeconds(absl::Now())), 300);
   }
-  EXPECT_THAT(kinds, testing::IsSupersetOf(
-                         {v1::FLIGHT_KIND_SESSION_OPENED, v1::FLIGHT_KIND_WORLD_FORMED,
-                          v1::FLIGHT_KIND_VOTED, v1::FLIGHT_KIND_LAUNCHED,
-                          v1::FLIGHT_KIND_PUBLISHED}));
+  EXPECT_THAT(kinds, testing::IsSupersetOf({v1::FLIGHT_KIND_SESSION_OPENED,
+                                            v1::FLIGHT_KIND_WORLD_FORMED, v1::FLIGHT_KIND_VOTED,
+                                            v1::FLIGHT_KIND_LAUNCHED, v1::FLIGHT_KIND_PUBLISHED}));
   v1::ListFlightEventsRequest limited;
   limited.set_limit(-1);
-  EXPECT_EQ(Ask(*pair.a.diagnostics, &v1::Diagnostics::Stub::ListFlightEvents, limited, &events)
-                .code(),
-            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(
+      Ask(*pair.a.diagnostics, &v1::Diagnostics::Stub::ListFlightEvents, limited, &events).code(),
+      absl::StatusCode::kInvalidArgument);
 }
 
 TEST(DrainTest, WhoWaitsIsToldAndNothingNewIsTaken) {

@@ -47,8 +47,7 @@ absl::Status RemoveStale(const std::string& path) {
 
 }  // namespace
 
-absl::StatusOr<UniqueFd> ListenUnix(const std::string& path, int type,
-                                    const SocketAccess& access) {
+absl::StatusOr<UniqueFd> ListenUnix(const std::string& path, int type, const SocketAccess& access) {
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof(address.sun_path)) return Failed(path, "bind", ENAMETOOLONG);

@@ -26,9 +26,8 @@ bool AwaitReadable(int fd, absl::Time deadline) {
   for (;;) {
     const absl::Duration left = deadline - absl::Now();
     // An hour at a time, so that an infinite deadline is no overflow.
-    const int64_t wait_ms =
-        std::min<int64_t>(absl::ToInt64Milliseconds(absl::Ceil(left, absl::Milliseconds(1))),
-                          3'600'000);
+    const int64_t wait_ms = std::min<int64_t>(
+        absl::ToInt64Milliseconds(absl::Ceil(left, absl::Milliseconds(1))), 3'600'000);
     pollfd entry = {fd, POLLIN, 0};
     const int ready = poll(&entry, 1, static_cast<int>(std::max<int64_t>(wait_ms, 0)));
     if (ready > 0) return true;
@@ -76,8 +75,8 @@ absl::StatusOr<UniqueFd> ConnectSocket(absl::string_view path, absl::Time deadli
   setsockopt(socket_fd.get(), SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout));
   if (connect(socket_fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
     if (errno == EAGAIN || errno == EINPROGRESS) return TimedOut("connect");
-    const absl::StatusCode code = errno == EACCES ? absl::StatusCode::kPermissionDenied
-                                                  : absl::StatusCode::kUnavailable;
+    const absl::StatusCode code =
+        errno == EACCES ? absl::StatusCode::kPermissionDenied : absl::StatusCode::kUnavailable;
     return MakeError(code, errno == EACCES ? Reason::kNotAttached : Reason::kDaemonLost,
                      absl::StrCat("no chorusd answers at ", path, ": ", strerror(errno)));
   }

@@ -1,9 +1,9 @@
 // What went wrong, whose fault it was and what to do next.
 //
 // Every failure travels as absl::Status. An Error is what such a status carries beyond its code and
-// text: a reason (one of the list below, each with cause and remedy in docs/errors.md), the culprit,
-// the collective it belongs to and where in the trainer's source it was asked for. It is attached as
-// a payload, so it survives every function that only passes the status on.
+// text: a reason (one of the list below, each with cause and remedy in docs/errors.md), the
+// culprit, the collective it belongs to and where in the trainer's source it was asked for. It is
+// attached as a payload, so it survives every function that only passes the status on.
 #ifndef CHORUS_CORE_BASE_ERROR_H_
 #define CHORUS_CORE_BASE_ERROR_H_
 
@@ -22,24 +22,24 @@ namespace chorus {
 enum class Reason : uint16_t {
   kUnspecified = 0,
   // The request itself.
-  kMalformed = 1,            // bytes that do not decode, or numbers out of bounds
-  kBadType = 2,              // shape, dtype or attribute that the op does not take
-  kVersion = 3,              // client and daemon speak different versions
-  kUnsupported = 4,          // decoded, but not run by this build
-  kUnknownName = 5,          // tensor, graph, world, group or session that does not exist
-  kSequenceGap = 6,          // a command's predecessor did not arrive in time
-  kOutcomeForgotten = 7,     // the run is older than the outcomes that are kept
+  kMalformed = 1,         // bytes that do not decode, or numbers out of bounds
+  kBadType = 2,           // shape, dtype or attribute that the op does not take
+  kVersion = 3,           // client and daemon speak different versions
+  kUnsupported = 4,       // decoded, but not run by this build
+  kUnknownName = 5,       // tensor, graph, world, group or session that does not exist
+  kSequenceGap = 6,       // a command's predecessor did not arrive in time
+  kOutcomeForgotten = 7,  // the run is older than the outcomes that are kept
   // Agreement.
-  kMismatch = 10,            // the ranks asked for different things
-  kOrderCycle = 11,          // the groups of a gang wait for each other in a circle
-  kAgreeTimeout = 12,        // a rank did not ask in time; nothing was executed
-  kPeerDied = 13,            // a rank's process ended
-  kPeerLeft = 14,            // a rank left the world
-  kPeerRefused = 15,         // a rank's part of the collective was refused
-  kCancelled = 16,           // a rank withdrew its part
-  kEpochEnded = 17,          // the request belongs to an epoch that has ended, cause forgotten
-  kNeedsReform = 18,         // the world has lost a member for good
-  kTapeConsumed = 19,        // a rank no longer holds what this gradient needs from it
+  kMismatch = 10,      // the ranks asked for different things
+  kOrderCycle = 11,    // the groups of a gang wait for each other in a circle
+  kAgreeTimeout = 12,  // a rank did not ask in time; nothing was executed
+  kPeerDied = 13,      // a rank's process ended
+  kPeerLeft = 14,      // a rank left the world
+  kPeerRefused = 15,   // a rank's part of the collective was refused
+  kCancelled = 16,     // a rank withdrew its part
+  kEpochEnded = 17,    // the request belongs to an epoch that has ended, cause forgotten
+  kNeedsReform = 18,   // the world has lost a member for good
+  kTapeConsumed = 19,  // a rank no longer holds what this gradient needs from it
   // Joining.
   kDuplicateRank = 30,
   kWorldSize = 31,
@@ -48,13 +48,13 @@ enum class Reason : uint16_t {
   kOutOfMemory = 40,
   kQuota = 41,
   kDraining = 42,
-  kSessionLost = 43,         // the daemon was restarted, or the lease ran out
-  kDaemonLost = 44,          // the daemon does not answer any more
-  kExecTimeout = 45,         // committed, but not finished in time
-  kExecFailed = 46,          // a device failed while executing
-  kNotAttached = 47,         // needs the credentials that only the attach socket gives
-  kForked = 48,              // an SDK object used in a forked child
-  kTransportTimeout = 49,    // the caller's own wait ended; the outcome is still to be had
+  kSessionLost = 43,       // the daemon was restarted, or the lease ran out
+  kDaemonLost = 44,        // the daemon does not answer any more
+  kExecTimeout = 45,       // committed, but not finished in time
+  kExecFailed = 46,        // a device failed while executing
+  kNotAttached = 47,       // needs the credentials that only the attach socket gives
+  kForked = 48,            // an SDK object used in a forked child
+  kTransportTimeout = 49,  // the caller's own wait ended; the outcome is still to be had
   kInternal = 50,
 };
 
@@ -127,10 +127,10 @@ Error DecodeError(absl::string_view bytes);
 
 }  // namespace chorus
 
-#define CHORUS_RETURN_IF_ERROR(expression)              \
-  do {                                                  \
-    ::absl::Status chorus_status = (expression);        \
-    if (!chorus_status.ok()) return chorus_status;      \
+#define CHORUS_RETURN_IF_ERROR(expression)         \
+  do {                                             \
+    ::absl::Status chorus_status = (expression);   \
+    if (!chorus_status.ok()) return chorus_status; \
   } while (false)
 
 #define CHORUS_CONCAT_INNER(a, b) a##b

@@ -53,8 +53,8 @@ class CondVar {
     const auto limit = absl::ToChronoNanoseconds(timeout);
     // A steady-clock deadline would overflow for an infinite timeout: an hour is asked for again.
     const bool signalled =
-        condition_.wait_for(lock, std::min<std::chrono::nanoseconds>(limit, std::chrono::hours(1))) ==
-        std::cv_status::no_timeout;
+        condition_.wait_for(lock, std::min<std::chrono::nanoseconds>(
+                                      limit, std::chrono::hours(1))) == std::cv_status::no_timeout;
     lock.release();
     return signalled;
   }

@@ -29,12 +29,12 @@ struct Cell {
   State state = State::kPending;
   std::shared_ptr<const TensorType> type;
   DeviceIndex device;
-  RunHandle producer;        // while kPending
-  LaunchId launch = 0;       // while kLaunched
-  BufferRef buffer;          // null: no bytes
-  int64_t offset = 0;        // in `buffer`
+  RunHandle producer;   // while kPending
+  LaunchId launch = 0;  // while kLaunched
+  BufferRef buffer;     // null: no bytes
+  int64_t offset = 0;   // in `buffer`
   int64_t bytes = 0;
-  std::shared_ptr<const Error> error;  // kFailed
+  std::shared_ptr<const Error> error;             // kFailed
   std::vector<std::function<void()>> on_settled;  // run once, when ready or failed
 
   bool settled() const { return state == State::kReady || state == State::kFailed; }

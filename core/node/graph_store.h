@@ -33,7 +33,7 @@ struct GraphRecord {
   Graph graph;
   Hash128 hash;
   std::vector<std::shared_ptr<const TensorType>> output_types;
-  LoadedPlan main;                    // collectives in program order
+  LoadedPlan main;  // collectives in program order
   // For gangs that agreed on another order: by that order. A gang asks for few of them, ever.
   std::map<std::vector<int32_t>, std::unique_ptr<LoadedPlan>> reordered;
 };

@@ -9,8 +9,8 @@ namespace chorus {
 Launcher::Launcher(Backend* backend, std::function<void()> wake)
     : wake_(std::move(wake)), launch_counts_(static_cast<size_t>(backend->device_count())) {
   for (int i = 0; i < backend->device_count(); ++i) {
-    executors_.push_back(CreateDeviceExecutor(
-        backend, i, [this](absl::string_view bytes) { OnCompletion(bytes); }));
+    executors_.push_back(
+        CreateDeviceExecutor(backend, i, [this](absl::string_view bytes) { OnCompletion(bytes); }));
   }
 }
 

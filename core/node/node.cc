@@ -84,8 +84,7 @@ absl::StatusOr<int> LocalNode::ResultArenaFd(SessionId id, ArenaId arena) {
   });
 }
 
-void LocalNode::JoinWorld(SessionId id, const JoinRequest& request, absl::Time now,
-                          OnJoined done) {
+void LocalNode::JoinWorld(SessionId id, const JoinRequest& request, absl::Time now, OnJoined done) {
   const auto session = impl_->FindSession(id);
   if (!session.ok()) return done(session.status());
   impl_->JoinWorld(*session, request, now, std::move(done));
@@ -119,8 +118,7 @@ void LocalNode::Submit(SessionId id, std::string frame, absl::Time now, OnOutcom
   if (!session.ok()) return done({Sequence(), session.status()});
   impl_->TakeFrame(*session, frame, now, std::move(done));
 }
-void LocalNode::WaitOutcome(SessionId id, Sequence sequence, absl::Time deadline,
-                            OnOutcome done) {
+void LocalNode::WaitOutcome(SessionId id, Sequence sequence, absl::Time deadline, OnOutcome done) {
   const auto session = impl_->FindSession(id);
   if (!session.ok()) return done({sequence, session.status()});
   impl_->WaitOutcome(*session, sequence, deadline, std::move(done));

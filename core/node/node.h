@@ -1,7 +1,8 @@
 // The daemon without its front ends: sessions, worlds, graphs, tensors and their runs.
 //
-// A LocalNode turns the frames of its sessions' logs into votes, gangs into launches and completions
-// into published tensors. It is embeddable: tests drive it without gRPC, and chorusd wraps it.
+// A LocalNode turns the frames of its sessions' logs into votes, gangs into launches and
+// completions into published tensors. It is embeddable: tests drive it without gRPC, and chorusd
+// wraps it.
 //
 // Threads: one thread, the node thread, makes every call (NodeLoop runs it and lets others post).
 //   Callbacks run on the node thread, exactly once each, perhaps inside the call that takes them.
@@ -41,22 +42,22 @@ struct NodeOptions {
   int32_t max_graph_nodes = 1 << 20;
   int32_t max_worlds = 1024;
   int32_t max_groups_per_world = 4096;
-  absl::Duration lease = absl::Seconds(60);           // of unattached sessions
-  absl::Duration detach_grace = absl::Seconds(30);    // votes of a session without channel stand
+  absl::Duration lease = absl::Seconds(60);         // of unattached sessions
+  absl::Duration detach_grace = absl::Seconds(30);  // votes of a session without channel stand
   absl::Duration join_timeout = absl::Seconds(300);
-  absl::Duration gap_timeout = absl::Seconds(10);     // for a missing predecessor in a log
-  SequencerOptions sequencer;                         // a world's own options override it
+  absl::Duration gap_timeout = absl::Seconds(10);  // for a missing predecessor in a log
+  SequencerOptions sequencer;                      // a world's own options override it
 };
 
 enum class SessionState { kActive, kDetached, kDead };
 
 struct OpenSessionRequest {
-  std::string tenant;                 // "uid:1000"
-  std::string label;                  // for diagnostics
-  int32_t pid = -1;                   // of an attached client
-  bool attached = false;              // lives by its pidfd; else by its lease
-  absl::Duration lease;               // 0: the node's
-  std::vector<DeviceIndex> devices;   // empty: `device_count` free-est ones
+  std::string tenant;                // "uid:1000"
+  std::string label;                 // for diagnostics
+  int32_t pid = -1;                  // of an attached client
+  bool attached = false;             // lives by its pidfd; else by its lease
+  absl::Duration lease;              // 0: the node's
+  std::vector<DeviceIndex> devices;  // empty: `device_count` free-est ones
   int32_t device_count = 1;
 };
 
@@ -71,17 +72,17 @@ struct SessionInfo {
   int64_t live_tensors = 0;
   int64_t live_graphs = 0;
   int64_t staging_bytes = 0;
-  int64_t commands = 0;               // taken from the log so far
-  absl::Duration lease_left;          // infinite when attached
+  int64_t commands = 0;       // taken from the log so far
+  absl::Duration lease_left;  // infinite when attached
 };
 
 struct JoinRequest {
   std::string name;
   int32_t size = 0;
   Rank rank;
-  DeviceIndex device;                 // one of the session's
-  absl::Duration join_timeout;        // 0: the node's
-  absl::Duration agree_timeout;       // 0: the node's; the first member's counts
+  DeviceIndex device;            // one of the session's
+  absl::Duration join_timeout;   // 0: the node's
+  absl::Duration agree_timeout;  // 0: the node's; the first member's counts
   absl::Duration exec_timeout;
 };
 
@@ -91,7 +92,7 @@ struct WorldInfo {
     SessionId session;
     DeviceIndex device;
     int32_t pid = -1;
-    bool alive = true;                // false: dead or left
+    bool alive = true;  // false: dead or left
     bool joined = false;
   };
   WorldId id;
@@ -101,12 +102,12 @@ struct WorldInfo {
   Epoch epoch;
   std::vector<Member> members;
   std::vector<std::vector<Rank>> groups;  // by GroupId
-  absl::Duration waiting;             // while members are missing: since the first joined
+  absl::Duration waiting;                 // while members are missing: since the first joined
   absl::Duration agree_timeout;
 };
 
 struct ReformResult {
-  Rank rank;                          // the caller's new one
+  Rank rank;  // the caller's new one
   int32_t size = 0;
   Epoch epoch;
   // Old rank and last published instance of every survivor, by new rank: where to resume.
@@ -119,17 +120,17 @@ struct ReformResult {
 
 struct DeviceInfo {
   DeviceIndex index;
-  std::string name;                   // "host:0"
+  std::string name;  // "host:0"
   int64_t launches = 0;
   int32_t sessions = 0;
 };
 
 // How bytes took their way, summed since the start: shows that nothing fell back silently.
 struct PathCounters {
-  int64_t aliased_bytes = 0;          // results that moved nothing
-  int64_t reduced_bytes = 0;          // results written by reductions
-  int64_t copied_bytes = 0;           // into daemon memory: uploads, frozen inputs
-  int64_t streamed_bytes = 0;         // over gRPC
+  int64_t aliased_bytes = 0;   // results that moved nothing
+  int64_t reduced_bytes = 0;   // results written by reductions
+  int64_t copied_bytes = 0;    // into daemon memory: uploads, frozen inputs
+  int64_t streamed_bytes = 0;  // over gRPC
 };
 
 struct NodeStats {
@@ -143,7 +144,7 @@ struct NodeStats {
 // The end of one command of a session's log.
 struct Outcome {
   Sequence sequence;
-  absl::Status status;                // carries the recorded Error
+  absl::Status status;  // carries the recorded Error
 };
 
 class LocalNode {
@@ -176,7 +177,7 @@ class LocalNode {
   // Shared memory of an attached session; made at the first call. The descriptors stay the node's.
   struct SessionDescriptors {
     int memory_fd = -1;
-    int wake_fd = -1;                 // the client writes it when the doorbell says asleep
+    int wake_fd = -1;  // the client writes it when the doorbell says asleep
   };
   absl::StatusOr<SessionDescriptors> AttachMemory(SessionId session);
   // A staging arena: memfd that the client maps writable (attached) or fills with WriteStaging.
@@ -221,7 +222,7 @@ class LocalNode {
   struct TensorView {
     TensorType type;
     DeviceIndex device;
-    BufferRef buffer;                 // host-readable; keeps the bytes while held (node thread!)
+    BufferRef buffer;  // host-readable; keeps the bytes while held (node thread!)
     const char* data = nullptr;
     int64_t bytes = 0;
   };

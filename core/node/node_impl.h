@@ -149,8 +149,8 @@ class LocalNode::Impl {
     BufferRef buffer;
     DeviceAddress address = 0;
   };
-  absl::StatusOr<Bound> BindBytes(Session* session, const Binding& binding,
-                                  const TensorType& type, DeviceIndex device, bool stable,
+  absl::StatusOr<Bound> BindBytes(Session* session, const Binding& binding, const TensorType& type,
+                                  DeviceIndex device, bool stable,
                                   std::function<void(absl::Status)> uploaded, bool* upload);
 
   // `done` will be called on the node thread; what is returned may be called, once, on any.

@@ -114,8 +114,8 @@ class NodeLoop::Impl {
         const int64_t millis =
             left == absl::InfiniteDuration()
                 ? -1
-                : std::max<int64_t>(0, std::min<int64_t>(absl::ToInt64Milliseconds(left) + 1,
-                                                         60 * 60 * 1000));
+                : std::max<int64_t>(
+                      0, std::min<int64_t>(absl::ToInt64Milliseconds(left) + 1, 60 * 60 * 1000));
         TakeEvents(static_cast<int>(millis));
       });
     }
@@ -162,8 +162,6 @@ NodeLoop::NodeLoop(NodeOptions options, Backend* backend)
     : impl_(std::make_unique<Impl>(std::move(options), backend)) {}
 NodeLoop::~NodeLoop() = default;
 void NodeLoop::Post(Task task) { impl_->Post(std::move(task)); }
-void NodeLoop::WatchProcess(SessionId session, int pidfd) {
-  impl_->WatchProcess(session, pidfd);
-}
+void NodeLoop::WatchProcess(SessionId session, int pidfd) { impl_->WatchProcess(session, pidfd); }
 
 }  // namespace chorus

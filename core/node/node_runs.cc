@@ -39,7 +39,8 @@ void LocalNode::Impl::SubmitRun(const std::shared_ptr<Session>& session, Sequenc
   VoteRun(run, now);
 }
 
-// --- Preparing: everything that can be wrong or missing is found here, before the vote -------------
+// --- Preparing: everything that can be wrong or missing is found here, before the vote
+// -------------
 
 absl::Status LocalNode::Impl::PrepareRun(const std::shared_ptr<Session>& session,
                                          const Run& command, RunState* run) {
@@ -47,16 +48,15 @@ absl::Status LocalNode::Impl::PrepareRun(const std::shared_ptr<Session>& session
   if (id.slot < 0 || static_cast<size_t>(id.slot) >= session->graphs.size() ||
       session->graphs[static_cast<size_t>(id.slot)].record == nullptr ||
       session->graphs[static_cast<size_t>(id.slot)].generation != id.generation) {
-    return UnknownName(absl::StrCat("graph ", id.slot, ".", id.generation,
-                                    " is not registered by this session"));
+    return UnknownName(
+        absl::StrCat("graph ", id.slot, ".", id.generation, " is not registered by this session"));
   }
   run->graph = session->graphs[static_cast<size_t>(id.slot)].record;
   run->plan = &run->graph->main;
   const Graph& graph = run->graph->graph;
   const auto expect = [](absl::string_view what, size_t expected, size_t got) {
     if (expected == got) return absl::OkStatus();
-    return Malformed(
-        absl::StrCat("the graph has ", expected, " ", what, ", the run binds ", got));
+    return Malformed(absl::StrCat("the graph has ", expected, " ", what, ", the run binds ", got));
   };
   CHORUS_RETURN_IF_ERROR(expect("inputs", graph.inputs.size(), command.inputs.size()));
   CHORUS_RETURN_IF_ERROR(expect("outputs", graph.outputs.size(), command.outputs.size()));
@@ -99,7 +99,8 @@ absl::Status LocalNode::Impl::PrepareRun(const std::shared_ptr<Session>& session
   return PrepareBuffers(session.get(), run);
 }
 
-// Finds the world of the run's groups and shows that the session is who the graph says it speaks for.
+// Finds the world of the run's groups and shows that the session is who the graph says it speaks
+// for.
 absl::Status LocalNode::Impl::PrepareWorld(Session* session, const Run& command, RunState* run) {
   const Graph& graph = run->graph->graph;
   run->vote.run = run->handle;
@@ -148,8 +149,7 @@ absl::Status LocalNode::Impl::PrepareWorld(Session* session, const Run& command,
         return MakeError(absl::StatusCode::kPermissionDenied, Reason::kUnknownName,
                          absl::StrCat("rank ", rank.value(), " is not held by this session"));
       }
-      const DeviceIndex device =
-          run->devices[static_cast<size_t>(wanted.device_slots[i])];
+      const DeviceIndex device = run->devices[static_cast<size_t>(wanted.device_slots[i])];
       if (member.device != device) {
         return Malformed(absl::StrCat("rank ", rank.value(), " joined with device ",
                                       member.device.value(), "; the run puts it on device ",
@@ -215,9 +215,10 @@ absl::Status LocalNode::Impl::PrepareInputs(Session* session, const Run& command
     const RunHandle handle = run->handle;
     CHORUS_ASSIGN_OR_RETURN(
         Bound bound,
-        BindBytes(session, command.inputs[i], wanted.type, device,
-                  /*stable=*/!run->plan->plan.input_may_be_staging[i],
-                  [this, handle](absl::Status status) { Uploaded(handle, status); }, &upload));
+        BindBytes(
+            session, command.inputs[i], wanted.type, device,
+            /*stable=*/!run->plan->plan.input_may_be_staging[i],
+            [this, handle](absl::Status status) { Uploaded(handle, status); }, &upload));
     run->addresses[i] = bound.address;
     run->refs[i] = std::move(bound.buffer);
     if (upload) ++run->blockers;
@@ -396,8 +397,7 @@ void LocalNode::Impl::Unblock(RunHandle handle, absl::Time now) {
 
 // Actions are carried out in the order in which they were decided; those that follow from carrying
 // out one come after all that were there.
-void LocalNode::Impl::Apply(const std::shared_ptr<World>& world, Actions* actions,
-                            absl::Time now) {
+void LocalNode::Impl::Apply(const std::shared_ptr<World>& world, Actions* actions, absl::Time now) {
   if (applying_) {
     for (SequencerAction& action : *actions) actions_.emplace_back(world, std::move(action));
     return;
@@ -430,7 +430,8 @@ void LocalNode::Impl::ApplyOne(const std::shared_ptr<World>& world, SequencerAct
   }
 }
 
-// --- Launch: the point of no return ---------------------------------------------------------------
+// --- Launch: the point of no return
+// ---------------------------------------------------------------
 
 int32_t LocalNode::Impl::NewGang() {
   if (free_gangs_.empty()) {
@@ -442,8 +443,8 @@ int32_t LocalNode::Impl::NewGang() {
   return place;
 }
 
-void LocalNode::Impl::LaunchGang(const std::shared_ptr<World>& world,
-                                 const SequencerAction& action, absl::Time now) {
+void LocalNode::Impl::LaunchGang(const std::shared_ptr<World>& world, const SequencerAction& action,
+                                 absl::Time now) {
   CHORUS_FAILPOINT("node.before_launch");
   const int32_t place = NewGang();
   Gang& gang = gangs_[static_cast<size_t>(place)];
@@ -488,8 +489,7 @@ void LocalNode::Impl::LaunchGang(const std::shared_ptr<World>& world,
   CHORUS_FAILPOINT("node.after_launch");
   for (RunState* run : members) {
     run->instances.clear();
-    Note(FlightKind::kLaunched, now, run->session.get(), world.get(), run->sequence,
-         action.ticket);
+    Note(FlightKind::kLaunched, now, run->session.get(), world.get(), run->sequence, action.ticket);
   }
   for (RunHandle handle : action.runs) {
     if (RunState* run = runs.Find(handle)) ReleaseConsumers(run, now);
@@ -519,8 +519,9 @@ void LocalNode::Impl::LaunchLocal(RunState* run, absl::Time now) {
   if (!launched) FinishGang(place, now);
 }
 
-// The gang may have agreed on another order than this rank's program has: its streams are queues, so
-// its plan must follow. Other plans need other buffers, which is why this one case allocates late.
+// The gang may have agreed on another order than this rank's program has: its streams are queues,
+// so its plan must follow. Other plans need other buffers, which is why this one case allocates
+// late.
 absl::Status LocalNode::Impl::FollowOrder(RunState* run) {
   if (std::is_sorted(run->order.begin(), run->order.end())) return absl::OkStatus();
   CHORUS_ASSIGN_OR_RETURN(run->plan, graphs_.InOrder(run->graph.get(), run->order));
@@ -535,15 +536,14 @@ void LocalNode::Impl::BindInputs(RunState* run) {
   }
 }
 
-// Finds the bytes that stand with other ranks. Instances come in launch order, so an operand that is
-// itself another rank's has been found before.
+// Finds the bytes that stand with other ranks. Instances come in launch order, so an operand that
+// is itself another rank's has been found before.
 absl::Status LocalNode::Impl::ResolvePeers(const SequencerAction& action) {
   for (const LaunchedInstance& instance : action.instances) {
     for (const LaunchedInstance::Part& part : instance.parts) {
       RunState* run = runs.Find(part.run);
       if (run == nullptr) continue;
-      for (int32_t buffer :
-           run->plan->peer_buffers[static_cast<size_t>(part.participation)]) {
+      for (int32_t buffer : run->plan->peer_buffers[static_cast<size_t>(part.participation)]) {
         const BufferSpec& spec = run->plan->plan.buffers[static_cast<size_t>(buffer)];
         if (spec.bytes == 0) continue;
         const LaunchedInstance::Part* peer = nullptr;
@@ -563,7 +563,7 @@ absl::Status LocalNode::Impl::ResolvePeers(const SequencerAction& action) {
         }
         const Plan::Operand& operand =
             owner->plan->plan.operands[static_cast<size_t>(peer->participation)]
-                                       [static_cast<size_t>(spec.list_index)];
+                                      [static_cast<size_t>(spec.list_index)];
         const size_t from = static_cast<size_t>(operand.buffer);
         run->addresses[static_cast<size_t>(buffer)] =
             owner->addresses[from] + static_cast<DeviceAddress>(operand.offset);
@@ -586,8 +586,8 @@ void LocalNode::Impl::PlaceOutputs(RunState* run) {
     const size_t buffer = static_cast<size_t>(place.buffer);
     cell->buffer = run->refs[buffer];
     // An address says where in its buffer it lies: an alias may start anywhere in it.
-    cell->offset = static_cast<int64_t>(run->addresses[buffer] - cell->buffer->address()) +
-                   place.offset;
+    cell->offset =
+        static_cast<int64_t>(run->addresses[buffer] - cell->buffer->address()) + place.offset;
   }
 }
 
@@ -694,11 +694,11 @@ void LocalNode::Impl::ReleaseConsumers(RunState* run, absl::Time now) {
   for (RunHandle consumer : consumers) Unblock(consumer, now);
 }
 
-// --- The end --------------------------------------------------------------------------------------
+// --- The end
+// --------------------------------------------------------------------------------------
 
 void LocalNode::Impl::OnCompletion(const CompletionMessage& completion, absl::Time now) {
-  if (completion.launch < first_launch_ ||
-      completion.launch - first_launch_ >= launches_.size()) {
+  if (completion.launch < first_launch_ || completion.launch - first_launch_ >= launches_.size()) {
     return;
   }
   RunHandle& entry = launches_[static_cast<size_t>(completion.launch - first_launch_)];

@@ -124,7 +124,7 @@ std::shared_ptr<Tenant> LocalNode::Impl::TenantNamed(const std::string& name) {
 }
 
 absl::StatusOr<SessionInfo> LocalNode::Impl::OpenSession(const OpenSessionRequest& request,
-                                                    absl::Time now) {
+                                                         absl::Time now) {
   if (draining) {
     return MakeError(absl::StatusCode::kUnavailable, Reason::kDraining,
                      "the daemon is shutting down and takes no new sessions");
@@ -200,7 +200,7 @@ void LocalNode::Impl::ArmLease(const std::shared_ptr<Session>& session) {
 }
 
 void LocalNode::Impl::SetDetached(const std::shared_ptr<Session>& session, bool detached,
-                             absl::Time now) {
+                                  absl::Time now) {
   if (session->dead() || detached == (session->state == SessionState::kDetached)) return;
   timers.Cancel(session->detach_timer);
   if (!detached) {
@@ -209,15 +209,15 @@ void LocalNode::Impl::SetDetached(const std::shared_ptr<Session>& session, bool 
   }
   session->state = SessionState::kDetached;
   const std::weak_ptr<Session> weak = session;
-  session->detach_timer =
-      timers.Add(now + options.detach_grace, [this, weak](absl::Time then) {
-        const std::shared_ptr<Session> session = weak.lock();
-        if (session != nullptr) EndSession(session, /*died=*/true, then);
-      });
+  session->detach_timer = timers.Add(now + options.detach_grace, [this, weak](absl::Time then) {
+    const std::shared_ptr<Session> session = weak.lock();
+    if (session != nullptr) EndSession(session, /*died=*/true, then);
+  });
 }
 
 // The one path by which everything that a session made is released.
-void LocalNode::Impl::EndSession(const std::shared_ptr<Session>& session, bool died, absl::Time now) {
+void LocalNode::Impl::EndSession(const std::shared_ptr<Session>& session, bool died,
+                                 absl::Time now) {
   if (session->dead()) return;
   session->state = SessionState::kDead;
   Note(FlightKind::kSessionEnded, now, session.get(), nullptr);
@@ -292,7 +292,8 @@ absl::StatusOr<LocalNode::SessionDescriptors> LocalNode::Impl::AttachMemory(Sess
 
 // --- Staging ------------------------------------------------------------------------------------
 
-absl::StatusOr<LocalNode::StagingArena> LocalNode::Impl::CreateStaging(Session* session, int64_t bytes) {
+absl::StatusOr<LocalNode::StagingArena> LocalNode::Impl::CreateStaging(Session* session,
+                                                                       int64_t bytes) {
   if (bytes <= 0) {
     return Malformed(absl::StrCat("a staging arena has at least one byte, not ", bytes));
   }
@@ -301,9 +302,8 @@ absl::StatusOr<LocalNode::StagingArena> LocalNode::Impl::CreateStaging(Session* 
     return MakeError(
         absl::StatusCode::kResourceExhausted, Reason::kQuota,
         absl::StrCat("a session may have ", options.max_staging_arenas, " staging arenas of ",
-                     options.max_staging_bytes, " bytes together; it has ",
-                     session->staging.size(), " of ", session->staging_bytes, " and asks for ",
-                     bytes, " more"));
+                     options.max_staging_bytes, " bytes together; it has ", session->staging.size(),
+                     " of ", session->staging_bytes, " and asks for ", bytes, " more"));
   }
   CHORUS_ASSIGN_OR_RETURN(std::shared_ptr<Arena> arena,
                           Arena::CreateStaging(&budget_, bytes, &memory_thread_));
@@ -316,7 +316,8 @@ absl::StatusOr<LocalNode::StagingArena> LocalNode::Impl::CreateStaging(Session* 
   return made;
 }
 
-absl::StatusOr<std::shared_ptr<Arena>> LocalNode::Impl::FindStaging(Session* session, ArenaId arena) {
+absl::StatusOr<std::shared_ptr<Arena>> LocalNode::Impl::FindStaging(Session* session,
+                                                                    ArenaId arena) {
   const auto it = session->staging.find(arena);
   if (it == session->staging.end()) {
     return UnknownName(
@@ -333,7 +334,7 @@ absl::Status LocalNode::Impl::ReleaseStaging(Session* session, ArenaId arena) {
 }
 
 absl::Status LocalNode::Impl::WriteStaging(Session* session, ArenaId arena, int64_t offset,
-                                      absl::string_view bytes) {
+                                           absl::string_view bytes) {
   CHORUS_ASSIGN_OR_RETURN(std::shared_ptr<Arena> found, FindStaging(session, arena));
   const int64_t size = static_cast<int64_t>(bytes.size());
   if (offset < 0 || offset > found->bytes() || size > found->bytes() - offset) {
@@ -348,8 +349,9 @@ absl::Status LocalNode::Impl::WriteStaging(Session* session, ArenaId arena, int6
     if (wrote < 0 && errno == EINTR) continue;
     if (wrote <= 0) {
       return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kUnspecified,
-                       absl::StrCat("arena ", arena.value(), " cannot be written by the daemon: ",
-                                    strerror(errno), "; an attached client writes its own mapping"));
+                       absl::StrCat("arena ", arena.value(),
+                                    " cannot be written by the daemon: ", strerror(errno),
+                                    "; an attached client writes its own mapping"));
     }
     done += static_cast<size_t>(wrote);
   }
@@ -368,7 +370,7 @@ absl::StatusOr<int> LocalNode::Impl::ResultArenaFd(Session* session, ArenaId are
 // --- The log ------------------------------------------------------------------------------------
 
 void LocalNode::Impl::TakeFrame(const std::shared_ptr<Session>& session, absl::string_view frame,
-                           absl::Time now, OnOutcome done) {
+                                absl::Time now, OnOutcome done) {
   absl::StatusOr<Command> command = DecodeFrame(frame);
   if (!command.ok()) {
     if (done != nullptr) {
@@ -397,7 +399,7 @@ void LocalNode::Impl::TakeFrame(const std::shared_ptr<Session>& session, absl::s
 }
 
 void LocalNode::Impl::HoldFrame(const std::shared_ptr<Session>& session, Sequence sequence,
-                           absl::string_view frame, absl::Time now, OnOutcome done) {
+                                absl::string_view frame, absl::Time now, OnOutcome done) {
   const auto it = session->held.find(sequence.value());
   if (it != session->held.end()) {
     if (done != nullptr) it->second.done.push_back(std::move(done));
@@ -418,21 +420,20 @@ void LocalNode::Impl::HoldFrame(const std::shared_ptr<Session>& session, Sequenc
   if (session->held.size() > 1) return;  // the timer runs
   const std::weak_ptr<Session> weak = session;
   const int64_t missing = session->next_sequence;
-  session->gap_timer =
-      timers.Add(now + options.gap_timeout, [this, weak, missing](absl::Time) {
-        const std::shared_ptr<Session> session = weak.lock();
-        if (session == nullptr || session->dead()) return;
-        const absl::Status gap = MakeError(
-            absl::StatusCode::kFailedPrecondition, Reason::kSequenceGap,
-            absl::StrCat("command ", missing, " did not arrive within ",
-                         absl::FormatDuration(options.gap_timeout),
-                         "; the commands after it were not executed: send it, then them again"));
-        auto held = std::move(session->held);
-        session->held.clear();
-        for (auto& entry : held) {
-          for (OnOutcome& done : entry.second.done) done({Sequence(entry.first), gap});
-        }
-      });
+  session->gap_timer = timers.Add(now + options.gap_timeout, [this, weak, missing](absl::Time) {
+    const std::shared_ptr<Session> session = weak.lock();
+    if (session == nullptr || session->dead()) return;
+    const absl::Status gap = MakeError(
+        absl::StatusCode::kFailedPrecondition, Reason::kSequenceGap,
+        absl::StrCat("command ", missing, " did not arrive within ",
+                     absl::FormatDuration(options.gap_timeout),
+                     "; the commands after it were not executed: send it, then them again"));
+    auto held = std::move(session->held);
+    session->held.clear();
+    for (auto& entry : held) {
+      for (OnOutcome& done : entry.second.done) done({Sequence(entry.first), gap});
+    }
+  });
 }
 
 void LocalNode::Impl::ExecuteHeld(const std::shared_ptr<Session>& session, absl::Time now) {
@@ -452,7 +453,7 @@ void LocalNode::Impl::ExecuteHeld(const std::shared_ptr<Session>& session, absl:
 }
 
 void LocalNode::Impl::Execute(const std::shared_ptr<Session>& session, const Command& command,
-                         absl::Time now) {
+                              absl::Time now) {
   ++session->next_sequence;
   session->outcomes.Begin(command.sequence);
   RenewLease(session.get(), now);
@@ -482,7 +483,8 @@ void LocalNode::Impl::Execute(const std::shared_ptr<Session>& session, const Com
   FinishCommand(session.get(), command.sequence, status);
 }
 
-void LocalNode::Impl::FinishCommand(Session* session, Sequence sequence, const absl::Status& status) {
+void LocalNode::Impl::FinishCommand(Session* session, Sequence sequence,
+                                    const absl::Status& status) {
   if (status.ok()) {
     FinishCommand(session, sequence, Error());
     return;
@@ -508,7 +510,7 @@ void LocalNode::Impl::FinishCommand(Session* session, Sequence sequence, const E
 }
 
 absl::Status LocalNode::Impl::OutcomeStatus(const Session& session,
-                                       const OutcomeLog::Record& record) const {
+                                            const OutcomeLog::Record& record) const {
   if (record.code == absl::StatusCode::kOk) return absl::OkStatus();
   if (absl::optional<Error> error = errors.Find(record.error, session.tenant->name)) {
     return ToStatus(*error);
@@ -518,17 +520,16 @@ absl::Status LocalNode::Impl::OutcomeStatus(const Session& session,
 }
 
 void LocalNode::Impl::WaitOutcome(const std::shared_ptr<Session>& session, Sequence sequence,
-                             absl::Time deadline, OnOutcome done) {
+                                  absl::Time deadline, OnOutcome done) {
   const OutcomeLog::Record* record = session->outcomes.Find(sequence);
   if (record != nullptr && record->done) {
     done({sequence, OutcomeStatus(*session, *record)});
     return;
   }
   if (record == nullptr && sequence.value() < session->next_sequence) {
-    done({sequence,
-          MakeError(absl::StatusCode::kFailedPrecondition, Reason::kOutcomeForgotten,
-                    absl::StrCat("command ", sequence.value(), " is not among the last ",
-                                 OutcomeLog::kKept, " of this session"))});
+    done({sequence, MakeError(absl::StatusCode::kFailedPrecondition, Reason::kOutcomeForgotten,
+                              absl::StrCat("command ", sequence.value(), " is not among the last ",
+                                           OutcomeLog::kKept, " of this session"))});
     return;
   }
   if (deadline == absl::InfiniteFuture()) {
@@ -537,15 +538,14 @@ void LocalNode::Impl::WaitOutcome(const std::shared_ptr<Session>& session, Seque
   }
   // Whichever comes first takes the callback.
   auto once = std::make_shared<OnOutcome>(std::move(done));
-  const TimerQueue::Id timer =
-      timers.Add(deadline, [once, sequence](absl::Time) {
-        if (*once == nullptr) return;
-        OnOutcome call = std::move(*once);
-        *once = nullptr;
-        call({sequence, MakeError(absl::StatusCode::kDeadlineExceeded, Reason::kTransportTimeout,
-                                  absl::StrCat("command ", sequence.value(),
-                                               " has no outcome yet; ask again"))});
-      });
+  const TimerQueue::Id timer = timers.Add(deadline, [once, sequence](absl::Time) {
+    if (*once == nullptr) return;
+    OnOutcome call = std::move(*once);
+    *once = nullptr;
+    call({sequence,
+          MakeError(absl::StatusCode::kDeadlineExceeded, Reason::kTransportTimeout,
+                    absl::StrCat("command ", sequence.value(), " has no outcome yet; ask again"))});
+  });
   session->outcome_waiters[sequence.value()].push_back([this, once, timer](Outcome outcome) {
     if (*once == nullptr) return;
     timers.Cancel(timer);
@@ -593,14 +593,14 @@ absl::Status LocalNode::Impl::DoRegister(Session* session, const RegisterGraph& 
   return absl::OkStatus();
 }
 
-absl::Status LocalNode::Impl::DoCreateTensor(const std::shared_ptr<Session>& session, Sequence sequence,
-                                        const CreateTensor& command, absl::Time now) {
+absl::Status LocalNode::Impl::DoCreateTensor(const std::shared_ptr<Session>& session,
+                                             Sequence sequence, const CreateTensor& command,
+                                             absl::Time now) {
   CHORUS_RETURN_IF_ERROR(CheckFresh(*session, command.tensor));
   CHORUS_RETURN_IF_ERROR(command.type.Validate(options.memory_limit_bytes));
   if (std::find(session->devices.begin(), session->devices.end(), command.device) ==
       session->devices.end()) {
-    return Malformed(
-        absl::StrCat("device ", command.device.value(), " is none of the session's"));
+    return Malformed(absl::StrCat("device ", command.device.value(), " is none of the session's"));
   }
   if (absl::holds_alternative<TensorId>(command.source)) {
     return Malformed("a tensor is made from inline bytes or from staging, not from a tensor");
@@ -636,7 +636,7 @@ absl::Status LocalNode::Impl::DoCreateTensor(const std::shared_ptr<Session>& ses
 }
 
 void LocalNode::Impl::DoMakeReadable(const std::shared_ptr<Session>& session, Sequence sequence,
-                                const MakeReadable& command) {
+                                     const MakeReadable& command) {
   // Ends when the last of them is readable, or with the first failure.
   struct Progress {
     size_t left;
@@ -684,7 +684,8 @@ absl::Status LocalNode::Impl::DoRelease(Session* session, const Release& command
   return absl::OkStatus();
 }
 
-absl::Status LocalNode::Impl::DoDropTape(Session* session, const DropTape& command, absl::Time now) {
+absl::Status LocalNode::Impl::DoDropTape(Session* session, const DropTape& command,
+                                         absl::Time now) {
   for (const DropTape::Entry& entry : command.entries) {
     for (const Session::Membership& membership : session->memberships) {
       if (membership.world->id != entry.world || !membership.world->formed) continue;
@@ -697,8 +698,8 @@ absl::Status LocalNode::Impl::DoDropTape(Session* session, const DropTape& comma
       }
       const std::shared_ptr<World> world = membership.world;
       Actions actions;
-      world->sequencer->DropTape(membership.rank, entry.key, entry.consumed,
-                                 membership.epoch, now, &actions);
+      world->sequencer->DropTape(membership.rank, entry.key, entry.consumed, membership.epoch, now,
+                                 &actions);
       Apply(world, &actions, now);
       break;
     }
@@ -755,14 +756,14 @@ absl::StatusOr<CellRef> LocalNode::Impl::FindTensor(const Session& session, Tens
     const Session::TensorSlot& place = session.tensors[static_cast<size_t>(id.slot)];
     if (place.cell != nullptr && place.generation == id.generation) return place.cell;
   }
-  return UnknownName(absl::StrCat("tensor ", id.slot, ".", id.generation,
-                                  " does not exist, or was released"));
+  return UnknownName(
+      absl::StrCat("tensor ", id.slot, ".", id.generation, " does not exist, or was released"));
 }
 
 absl::Status LocalNode::Impl::CheckFresh(const Session& session, TensorId id) const {
   if (id.slot < 0 || id.slot >= options.max_tensors) {
-    return Malformed(absl::StrCat("tensor slots go from 0 to ", options.max_tensors - 1, ", not ",
-                                  id.slot));
+    return Malformed(
+        absl::StrCat("tensor slots go from 0 to ", options.max_tensors - 1, ", not ", id.slot));
   }
   if (static_cast<size_t>(id.slot) >= session.tensors.size()) {
     return id.generation > 0 ? absl::OkStatus()
@@ -830,7 +831,7 @@ void LocalNode::Impl::Settle(Cell* cell) {
 }
 
 void LocalNode::Impl::WhenReadable(const CellRef& cell, std::shared_ptr<Tenant> tenant,
-                              std::function<void(absl::Status)> done) {
+                                   std::function<void(absl::Status)> done) {
   if (!cell->settled()) {
     cell->on_settled.push_back([this, cell, tenant, done] { WhenReadable(cell, tenant, done); });
     return;
@@ -858,7 +859,7 @@ void LocalNode::Impl::WhenReadable(const CellRef& cell, std::shared_ptr<Tenant> 
 }
 
 void LocalNode::Impl::ReadTensor(const std::shared_ptr<Session>& session, TensorId id,
-                            absl::Time deadline, OnTensor done) {
+                                 absl::Time deadline, OnTensor done) {
   absl::StatusOr<CellRef> found = FindTensor(*session, id);
   if (!found.ok()) {
     done(found.status());
@@ -870,9 +871,9 @@ void LocalNode::Impl::ReadTensor(const std::shared_ptr<Session>& session, Tensor
     if (*once == nullptr) return;
     OnTensor call = std::move(*once);
     *once = nullptr;
-    call(MakeError(absl::StatusCode::kDeadlineExceeded, Reason::kTransportTimeout,
-                   absl::StrCat("tensor ", id.slot, ".", id.generation,
-                                " is not computed yet; ask again")));
+    call(MakeError(
+        absl::StatusCode::kDeadlineExceeded, Reason::kTransportTimeout,
+        absl::StrCat("tensor ", id.slot, ".", id.generation, " is not computed yet; ask again")));
   });
   WhenReadable(cell, session->tenant, [this, once, timer, cell](absl::Status status) {
     if (*once == nullptr) return;
@@ -895,7 +896,8 @@ void LocalNode::Impl::ReadTensor(const std::shared_ptr<Session>& session, Tensor
 
 // --- Bytes --------------------------------------------------------------------------------------
 
-absl::StatusOr<BufferRef> LocalNode::Impl::Allocate(Tenant* tenant, DeviceIndex device, int64_t bytes) {
+absl::StatusOr<BufferRef> LocalNode::Impl::Allocate(Tenant* tenant, DeviceIndex device,
+                                                    int64_t bytes) {
   if (host_) return tenant->arenas->Allocate(bytes);
   return device_sets_[static_cast<size_t>(device.value())]->Allocate(bytes);
 }
@@ -921,10 +923,9 @@ absl::StatusOr<LocalNode::Impl::Bound> LocalNode::Impl::BindBytes(
                             CheckStrided(type, range.strides, range.offset, arena->bytes()));
     if (bytes == 0) return bound;
     const char* source = arena->data() + range.offset;
-    const bool direct = !stable && host_ && extent.contiguous &&
-                        reinterpret_cast<uintptr_t>(source) %
-                                static_cast<uintptr_t>(DTypeBytes(type.dtype)) ==
-                            0;
+    const bool direct =
+        !stable && host_ && extent.contiguous &&
+        reinterpret_cast<uintptr_t>(source) % static_cast<uintptr_t>(DTypeBytes(type.dtype)) == 0;
     if (direct) {
       CHORUS_ASSIGN_OR_RETURN(bound.buffer,
                               Buffer::OfStaging(std::move(arena), range.offset, bytes));
@@ -946,11 +947,9 @@ absl::StatusOr<LocalNode::Impl::Bound> LocalNode::Impl::BindBytes(
   bound.address = bound.buffer->address();
   *upload = true;
   const BufferRef target = bound.buffer;
-  launcher_.executor(device)->Upload(
-      target->address(), copy->host(), bytes,
-      BeginTransfer([copy, target, uploaded = std::move(uploaded)](absl::Status status) {
-        uploaded(status);
-      }));
+  launcher_.executor(device)->Upload(target->address(), copy->host(), bytes,
+                                     BeginTransfer([copy, target, uploaded = std::move(uploaded)](
+                                                       absl::Status status) { uploaded(status); }));
   return bound;
 }
 

@@ -73,7 +73,8 @@ Graph AllReduceGraph(int rank, int size, TensorType type, const std::string& sou
 // One rank, as a client that submits frames by calls.
 class DirectRank {
  public:
-  DirectRank(NodeLoop* loop, int rank, int size, const std::string& world) : loop_(loop), rank_(rank) {
+  DirectRank(NodeLoop* loop, int rank, int size, const std::string& world)
+      : loop_(loop), rank_(rank) {
     OpenSessionRequest open;
     open.tenant = "uid:0";
     open.pid = 1000 + rank;
@@ -145,14 +146,13 @@ class DirectRank {
   absl::StatusOr<std::vector<float>> Read(TensorId id) {
     return Call<absl::StatusOr<std::vector<float>>>(
         [&](LocalNode& node, absl::Time now, auto* done) {
-          node.ReadTensor(session_, id, now + kPatience,
-                          [done](absl::StatusOr<LocalNode::TensorView> view) {
-                            if (!view.ok()) return done->Set(Detached(view.status()));
-                            std::vector<float> values(static_cast<size_t>(view->bytes) / 4);
-                            std::memcpy(values.data(), view->data,
-                                        static_cast<size_t>(view->bytes));
-                            done->Set(std::move(values));
-                          });
+          node.ReadTensor(
+              session_, id, now + kPatience, [done](absl::StatusOr<LocalNode::TensorView> view) {
+                if (!view.ok()) return done->Set(Detached(view.status()));
+                std::vector<float> values(static_cast<size_t>(view->bytes) / 4);
+                std::memcpy(values.data(), view->data, static_cast<size_t>(view->bytes));
+                done->Set(std::move(values));
+              });
         });
   }
 
@@ -220,8 +220,8 @@ TEST_F(NodeTest, AllReduceGivesEveryRankTheSum) {
 TEST_F(NodeTest, AMismatchFailsOnEveryRankAndTheNextEpochWorks) {
   Start(2);
   for (int r = 0; r < 2; ++r) {
-    ranks_[r]->Register(0, AllReduceGraph(r, 2, TensorType(DType::kF32, {2 + r}),
-                                          r == 0 ? "a.cc:1" : "b.cc:2"));
+    ranks_[r]->Register(
+        0, AllReduceGraph(r, 2, TensorType(DType::kF32, {2 + r}), r == 0 ? "a.cc:1" : "b.cc:2"));
     ranks_[r]->Register(1, AllReduceGraph(r, 2, TensorType(DType::kF32, {1}), "c.cc:3"));
     ranks_[r]->RunInline(0, std::vector<float>(2 + r, 1.0f), {0, 1});
   }
@@ -282,9 +282,11 @@ TEST_F(NodeTest, MemoryIsBackWhenSessionsAre) {
     EXPECT_TRUE(r == 0 || ranks_[r]->LastOutcome().ok());
   }
   for (int r = 0; r < 2; ++r) {
-    EXPECT_TRUE(ranks_[r]->Call<absl::Status>([&](LocalNode& node, absl::Time now, auto* done) {
-      done->Set(node.CloseSession(ranks_[r]->session(), now));
-    }).ok());
+    EXPECT_TRUE(ranks_[r]
+                    ->Call<absl::Status>([&](LocalNode& node, absl::Time now, auto* done) {
+                      done->Set(node.CloseSession(ranks_[r]->session(), now));
+                    })
+                    .ok());
   }
   const NodeStats stats = ranks_[0]->Call<NodeStats>(
       [&](LocalNode& node, absl::Time, auto* done) { done->Set(node.Stats()); });

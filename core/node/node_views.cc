@@ -33,9 +33,9 @@ SessionInfo LocalNode::Impl::Describe(const Session& session, absl::Time now) co
   info.live_graphs = session.live_graphs;
   info.staging_bytes = session.staging_bytes;
   info.commands = session.next_sequence - 1;
-  info.lease_left = session.request.attached ? absl::InfiniteDuration()
-                                             : std::max(absl::ZeroDuration(),
-                                                        session.lease_until - now);
+  info.lease_left = session.request.attached
+                        ? absl::InfiniteDuration()
+                        : std::max(absl::ZeroDuration(), session.lease_until - now);
   return info;
 }
 
@@ -70,8 +70,7 @@ WorldInfo LocalNode::Impl::Describe(const World& world, absl::Time now) const {
   return info;
 }
 
-std::vector<SessionInfo> LocalNode::Impl::Sessions(absl::string_view tenant,
-                                                   absl::Time now) const {
+std::vector<SessionInfo> LocalNode::Impl::Sessions(absl::string_view tenant, absl::Time now) const {
   std::vector<SessionInfo> found;
   for (const auto& entry : sessions_) {
     if (tenant.empty() || tenant == entry.second->tenant->name) {

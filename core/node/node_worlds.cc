@@ -10,8 +10,8 @@ namespace {
 
 std::string MissingRanks(const std::vector<int>& ranks) {
   const size_t shown = std::min(ranks.size(), Error::kMaxRanks);
-  std::string text = absl::StrJoin(ranks.begin(), ranks.begin() + static_cast<ptrdiff_t>(shown),
-                                   ", ");
+  std::string text =
+      absl::StrJoin(ranks.begin(), ranks.begin() + static_cast<ptrdiff_t>(shown), ", ");
   if (shown < ranks.size()) absl::StrAppend(&text, " and ", ranks.size() - shown, " more");
   return text;
 }
@@ -21,8 +21,8 @@ absl::Status MembersMissing(absl::StatusCode code, Reason reason, absl::string_v
   Error error;
   error.code = code;
   error.reason = reason;
-  error.message = absl::StrCat(what, ": missing ", ranks.size() == 1 ? "rank " : "ranks ",
-                               MissingRanks(ranks));
+  error.message =
+      absl::StrCat(what, ": missing ", ranks.size() == 1 ? "rank " : "ranks ", MissingRanks(ranks));
   if (!ranks.empty()) error.culprit.rank = ranks[0];
   return ToStatus(error);
 }
@@ -37,12 +37,12 @@ absl::StatusOr<LocalNode::Impl::MemberRef> LocalNode::Impl::FindMember(Session* 
                        &membership.world->members[static_cast<size_t>(rank.value())]};
     }
   }
-  return UnknownName(absl::StrCat("this session is not rank ", rank.value(), " of world ",
-                                  world.value()));
+  return UnknownName(
+      absl::StrCat("this session is not rank ", rank.value(), " of world ", world.value()));
 }
 
-void LocalNode::Impl::JoinWorld(const std::shared_ptr<Session>& session,
-                                const JoinRequest& request, absl::Time now, OnJoined done) {
+void LocalNode::Impl::JoinWorld(const std::shared_ptr<Session>& session, const JoinRequest& request,
+                                absl::Time now, OnJoined done) {
   const auto refuse = [&done](absl::StatusCode code, Reason reason, std::string text) {
     done(MakeError(code, reason, text));
   };
@@ -91,9 +91,8 @@ void LocalNode::Impl::JoinWorld(const std::shared_ptr<Session>& session,
       world->options.exec_timeout = request.exec_timeout;
     }
     world->first_joined = now;
-    const absl::Duration patience = request.join_timeout > absl::ZeroDuration()
-                                        ? request.join_timeout
-                                        : options.join_timeout;
+    const absl::Duration patience =
+        request.join_timeout > absl::ZeroDuration() ? request.join_timeout : options.join_timeout;
     const std::weak_ptr<World> weak = world;
     world->join_timer = timers.Add(now + patience, [this, weak, patience](absl::Time then) {
       const std::shared_ptr<World> world = weak.lock();
@@ -107,11 +106,11 @@ void LocalNode::Impl::JoinWorld(const std::shared_ptr<Session>& session,
           missing.push_back(rank);
         }
       }
-      const absl::Status late = MembersMissing(
-          absl::StatusCode::kDeadlineExceeded, Reason::kJoinTimeout,
-          absl::StrCat("world \"", world->name, "\" of ", world->size(), " was not complete after ",
-                       absl::FormatDuration(patience)),
-          missing);
+      const absl::Status late =
+          MembersMissing(absl::StatusCode::kDeadlineExceeded, Reason::kJoinTimeout,
+                         absl::StrCat("world \"", world->name, "\" of ", world->size(),
+                                      " was not complete after ", absl::FormatDuration(patience)),
+                         missing);
       for (Rank rank : joined) {
         OnJoined done = std::move(world->members[static_cast<size_t>(rank.value())].on_joined);
         RemoveMember(world, rank, /*died=*/false, then);
@@ -124,9 +123,8 @@ void LocalNode::Impl::JoinWorld(const std::shared_ptr<Session>& session,
   const std::shared_ptr<World> world = known;
   if (world->size() != request.size) {
     return refuse(absl::StatusCode::kInvalidArgument, Reason::kWorldSize,
-                  absl::StrCat("world \"", request.name, "\" has ", world->size(),
-                               " ranks; rank ", request.rank.value(), " asked for ",
-                               request.size));
+                  absl::StrCat("world \"", request.name, "\" has ", world->size(), " ranks; rank ",
+                               request.rank.value(), " asked for ", request.size));
   }
   World::Member& member = world->members[static_cast<size_t>(request.rank.value())];
   if (member.state == World::Member::State::kJoined) {
@@ -136,8 +134,7 @@ void LocalNode::Impl::JoinWorld(const std::shared_ptr<Session>& session,
   }
   if (world->formed) {
     return refuse(absl::StatusCode::kFailedPrecondition, Reason::kNeedsReform,
-                  absl::StrCat("world \"", request.name, "\" has lost rank ",
-                               request.rank.value(),
+                  absl::StrCat("world \"", request.name, "\" has lost rank ", request.rank.value(),
                                " and is still in use by others; a world does not grow again: let "
                                "the others leave or reform, or choose another name"));
   }
@@ -158,9 +155,8 @@ void LocalNode::Impl::JoinWorld(const std::shared_ptr<Session>& session,
   member.on_joined = std::move(done);
   session->memberships.push_back({world, request.rank, Epoch(1)});
   const bool complete =
-      std::all_of(world->members.begin(), world->members.end(), [](const World::Member& m) {
-        return m.state == World::Member::State::kJoined;
-      });
+      std::all_of(world->members.begin(), world->members.end(),
+                  [](const World::Member& m) { return m.state == World::Member::State::kJoined; });
   if (complete) FormWorld(world, now);
 }
 
@@ -236,8 +232,7 @@ void LocalNode::Impl::RemoveMember(const std::shared_ptr<World>& world, Rank ran
     // Its own pending runs end first: an orderly leaver does not leave votes behind.
     std::vector<RunHandle> pending;
     runs.ForEach([&](RunState* run) {
-      if (run->world == world && run->session == session &&
-          run->phase == RunState::Phase::kVoted) {
+      if (run->world == world && run->session == session && run->phase == RunState::Phase::kVoted) {
         pending.push_back(run->handle);
       }
     });
@@ -296,9 +291,9 @@ void LocalNode::Impl::ReformWorld(Session* session, WorldId world, Rank rank,
     return done(MakeError(absl::StatusCode::kFailedPrecondition, Reason::kDuplicateRank,
                           absl::StrCat("rank ", rank.value(), " has asked already")));
   }
-  const bool first = std::none_of(
-      kept->members.begin(), kept->members.end(),
-      [](const World::Member& member) { return member.on_reformed != nullptr; });
+  const bool first =
+      std::none_of(kept->members.begin(), kept->members.end(),
+                   [](const World::Member& member) { return member.on_reformed != nullptr; });
   found->member->on_reformed = std::move(done);
   if (first) {
     const absl::Duration patience =
@@ -318,11 +313,11 @@ void LocalNode::Impl::ReformWorld(Session* session, WorldId world, Rank rank,
           missing.push_back(i);
         }
       }
-      const absl::Status late = MembersMissing(
-          absl::StatusCode::kDeadlineExceeded, Reason::kAgreeTimeout,
-          absl::StrCat("world \"", world->name, "\" was not reformed after ",
-                       absl::FormatDuration(patience)),
-          missing);
+      const absl::Status late =
+          MembersMissing(absl::StatusCode::kDeadlineExceeded, Reason::kAgreeTimeout,
+                         absl::StrCat("world \"", world->name, "\" was not reformed after ",
+                                      absl::FormatDuration(patience)),
+                         missing);
       for (OnReformed& done : asked) done(late);
     });
   }

@@ -6,15 +6,24 @@ namespace chorus {
 
 absl::string_view FlightKindName(FlightKind kind) {
   switch (kind) {
-    case FlightKind::kSessionOpened: return "session_opened";
-    case FlightKind::kSessionEnded: return "session_ended";
-    case FlightKind::kWorldFormed: return "world_formed";
-    case FlightKind::kVoted: return "voted";
-    case FlightKind::kLaunched: return "launched";
-    case FlightKind::kPublished: return "published";
-    case FlightKind::kFailed: return "failed";
-    case FlightKind::kEpochEnded: return "epoch_ended";
-    case FlightKind::kReformed: return "reformed";
+    case FlightKind::kSessionOpened:
+      return "session_opened";
+    case FlightKind::kSessionEnded:
+      return "session_ended";
+    case FlightKind::kWorldFormed:
+      return "world_formed";
+    case FlightKind::kVoted:
+      return "voted";
+    case FlightKind::kLaunched:
+      return "launched";
+    case FlightKind::kPublished:
+      return "published";
+    case FlightKind::kFailed:
+      return "failed";
+    case FlightKind::kEpochEnded:
+      return "epoch_ended";
+    case FlightKind::kReformed:
+      return "reformed";
   }
   return "unknown";
 }

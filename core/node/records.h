@@ -36,7 +36,7 @@ struct FlightEvent {
   FlightKind kind = FlightKind::kVoted;
   SessionId session;
   WorldId world;
-  Sequence sequence;   // of the session's command
+  Sequence sequence;  // of the session's command
   Ticket ticket;
   Epoch epoch;
   ErrorId error;

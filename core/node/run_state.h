@@ -23,17 +23,17 @@ struct World;
 
 struct RunState {
   enum class Phase : uint8_t {
-    kWaiting,   // for producers outside its world's agreement, or for uploads
-    kVoted,     // in its world's sequencer
+    kWaiting,  // for producers outside its world's agreement, or for uploads
+    kVoted,    // in its world's sequencer
     kLaunched,
   };
 
   RunHandle handle;
   Sequence sequence;
   std::shared_ptr<Session> session;
-  std::shared_ptr<World> world;       // null: a local run
+  std::shared_ptr<World> world;  // null: a local run
   std::shared_ptr<GraphRecord> graph;
-  LoadedPlan* plan = nullptr;         // of `graph`
+  LoadedPlan* plan = nullptr;  // of `graph`
   Phase phase = Phase::kWaiting;
   Ticket ticket;
 
@@ -58,7 +58,7 @@ struct RunState {
   std::vector<int32_t> order;  // of its participations, as the gang agreed
   absl::InlinedVector<LaunchMessage, 1> launches;
   int32_t launches_left = 0;
-  int32_t gang = -1;           // since its launch: place in the node's gangs
+  int32_t gang = -1;  // since its launch: place in the node's gangs
   // Its failure has been told already; what is still under way only gives its memory back.
   bool failed = false;
 

@@ -28,14 +28,14 @@ struct World {
     DeviceIndex device;
     int32_t pid = -1;
     enum class State { kMissing, kJoined, kLeft, kDead } state = State::kMissing;
-    LocalNode::OnJoined on_joined;          // while others are missing
-    LocalNode::OnReformed on_reformed;      // while others have not asked
+    LocalNode::OnJoined on_joined;      // while others are missing
+    LocalNode::OnReformed on_reformed;  // while others have not asked
   };
 
   WorldId id;
   std::string tenant;
   std::string name;
-  std::vector<Member> members;         // by rank
+  std::vector<Member> members;  // by rank
   SequencerOptions options;
   std::unique_ptr<Sequencer> sequencer;
   bool formed = false;
@@ -45,7 +45,8 @@ struct World {
   // Wakes the sequencer; re-armed when an earlier deadline appears.
   TimerQueue::Id timer;
   absl::Time timer_due = absl::InfiniteFuture();
-  // One copy of an equal result: reserved by the first voter, taken by the others, let go at launch.
+  // One copy of an equal result: reserved by the first voter, taken by the others, let go at
+  // launch.
   absl::flat_hash_map<InstanceKey, BufferRef> shared;
   // By group: its communicator in the pool; 0: to be looked up.
   std::vector<CommunicatorId> communicators;

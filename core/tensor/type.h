@@ -30,17 +30,17 @@ enum class DType : uint8_t {
   kComplex128 = 12,
 };
 
-absl::string_view DTypeName(DType dtype);          // "f32"
-DType DTypeFromName(absl::string_view name);       // kUnspecified when unknown
-int64_t DTypeBytes(DType dtype);                   // of one element; 0 for kUnspecified
-bool IsFloating(DType dtype);                      // f16, bf16, f32, f64: may carry a gradient
+absl::string_view DTypeName(DType dtype);     // "f32"
+DType DTypeFromName(absl::string_view name);  // kUnspecified when unknown
+int64_t DTypeBytes(DType dtype);              // of one element; 0 for kUnspecified
+bool IsFloating(DType dtype);                 // f16, bf16, f32, f64: may carry a gradient
 // True for what this build computes with (now f32, f64, i64); others decode and are refused.
 bool IsSupported(DType dtype);
 
 // One dimension: a number, or a symbol that a run fixes, with the most that it may be.
 struct Dim {
-  int64_t size = 0;      // the number, or the symbol's maximum
-  int32_t symbol = -1;   // >= 0: symbol number within the graph
+  int64_t size = 0;     // the number, or the symbol's maximum
+  int32_t symbol = -1;  // >= 0: symbol number within the graph
 
   Dim() = default;
   Dim(int64_t n) : size(n) {}  // NOLINT: a number is a dimension

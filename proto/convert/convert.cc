@@ -32,7 +32,9 @@ std::string Indexed(absl::string_view field, int index) {
   return absl::StrCat(field, "[", index, "]");
 }
 
-absl::Status Missing(absl::string_view what) { return Malformed(absl::StrCat(": expected ", what)); }
+absl::Status Missing(absl::string_view what) {
+  return Malformed(absl::StrCat(": expected ", what));
+}
 
 absl::StatusOr<int32_t> Natural(int32_t value, absl::string_view field) {
   if (value < 0) {
@@ -179,9 +181,8 @@ absl::StatusOr<Collective> CollectiveFrom(const v1::Collective& message) {
   if (message.has_runtime_counts()) {
     CHORUS_ASSIGN_OR_RETURN(c.runtime_counts_input,
                             Natural(message.runtime_counts().input(), "runtime_counts.input"));
-    CHORUS_ASSIGN_OR_RETURN(
-        c.runtime_count_maximum,
-        NonNegative(message.runtime_counts().maximum(), "runtime_counts.maximum"));
+    CHORUS_ASSIGN_OR_RETURN(c.runtime_count_maximum, NonNegative(message.runtime_counts().maximum(),
+                                                                 "runtime_counts.maximum"));
   }
   return c;
 }
@@ -751,8 +752,7 @@ absl::StatusOr<CommandBody> FromProto(const v1::Run& message) {
     run.groups.push_back(std::move(group));
   }
   for (int i = 0; i < message.instances_size(); ++i) {
-    CHORUS_ASSIGN_FIELD(Indexed("instances", i), InstanceKey key,
-                        FromProto(message.instances(i)));
+    CHORUS_ASSIGN_FIELD(Indexed("instances", i), InstanceKey key, FromProto(message.instances(i)));
     run.instances.push_back(std::move(key));
   }
   run.donate.assign(message.donate().begin(), message.donate().end());

@@ -133,7 +133,8 @@ TEST(ConvertTest, HostileGraphsAreRefusedByField) {
            [](auto* c) { GraphOf(c)->mutable_inputs(0)->set_device_slot(-1); }},
           {"graph.nodes[0].inputs[0]",
            [](auto* c) { GraphOf(c)->mutable_nodes(0)->set_inputs(0, -1); }},
-          {"graph.nodes[0].version", [](auto* c) { GraphOf(c)->mutable_nodes(0)->set_version(-1); }},
+          {"graph.nodes[0].version",
+           [](auto* c) { GraphOf(c)->mutable_nodes(0)->set_version(-1); }},
           {"graph.nodes[0].device_slot",
            [](auto* c) { GraphOf(c)->mutable_nodes(0)->set_device_slot(-1); }},
           {"graph.nodes[0].effect: -1",
@@ -157,8 +158,7 @@ TEST(ConvertTest, HostileGraphsAreRefusedByField) {
           {"graph.nodes[0].collective.rank", [](auto* c) { CollectiveOf(c)->set_rank(-1); }},
           {"graph.nodes[0].collective.root", [](auto* c) { CollectiveOf(c)->set_root(-1); }},
           {"graph.nodes[0].collective.peer", [](auto* c) { CollectiveOf(c)->set_peer(-1); }},
-          {"graph.nodes[0].collective.counts[0]",
-           [](auto* c) { CollectiveOf(c)->add_counts(-1); }},
+          {"graph.nodes[0].collective.counts[0]", [](auto* c) { CollectiveOf(c)->add_counts(-1); }},
           {"graph.nodes[0].collective.runtime_counts.input",
            [](auto* c) { CollectiveOf(c)->mutable_runtime_counts()->set_input(-1); }},
           {"graph.nodes[0].collective.runtime_counts.maximum",
@@ -171,7 +171,8 @@ TEST(ConvertTest, HostileGraphsAreRefusedByField) {
            }},
           {"graph.nodes[0].collective.instance.bound.slot",
            [](auto* c) { CollectiveOf(c)->mutable_instance()->mutable_bound()->set_slot(-1); }},
-          {"graph.outputs[0].value", [](auto* c) { GraphOf(c)->mutable_outputs(0)->set_value(-1); }},
+          {"graph.outputs[0].value",
+           [](auto* c) { GraphOf(c)->mutable_outputs(0)->set_value(-1); }},
           {"graph.outputs[0].may_alias",
            [](auto* c) { GraphOf(c)->mutable_outputs(0)->set_may_alias(-1); }},
           {"graph.group_slots[0].size",
@@ -191,9 +192,7 @@ TEST(ConvertTest, HostileRunsAndOtherCommandsAreRefusedByField) {
           {"inputs[0].tensor.generation",
            [](auto* c) { c->mutable_run()->mutable_inputs(0)->mutable_tensor()->Clear(); }},
           {"inputs[1].inline: expected at most 64 bytes, got 65",
-           [](auto* c) {
-             c->mutable_run()->mutable_inputs(1)->set_inline_(std::string(65, 'x'));
-           }},
+           [](auto* c) { c->mutable_run()->mutable_inputs(1)->set_inline_(std::string(65, 'x')); }},
           {"inputs[1]: expected tensor, inline or external",
            [](auto* c) { c->mutable_run()->mutable_inputs(1)->Clear(); }},
           {"inputs[2].external.arena",
@@ -230,8 +229,7 @@ TEST(ConvertTest, HostileRunsAndOtherCommandsAreRefusedByField) {
           {"epoch", [](auto* c) { c->mutable_enter_epoch()->set_epoch(-1); }},
           {"entries[0].member",
            [](auto* c) { c->mutable_drop_tape()->add_entries()->set_member(-1); }},
-          {"tensors[0].slot",
-           [](auto* c) { c->mutable_release()->add_tensors()->set_slot(-1); }},
+          {"tensors[0].slot", [](auto* c) { c->mutable_release()->add_tensors()->set_slot(-1); }},
           {"graphs[0].generation", [](auto* c) { c->mutable_release()->add_graphs(); }},
           {"tensors[0].generation", [](auto* c) { c->mutable_make_readable()->add_tensors(); }},
           {"type.dtype",
@@ -273,7 +271,8 @@ TEST(ConvertTest, DefaultsThatMakeHandWrittenMessagesShort) {
   v1::Command command = SoundRegister();
   const absl::StatusOr<Command> converted = FromProto(command);
   ASSERT_TRUE(converted.ok());
-  const absl::StatusOr<Graph> graph = DecodeGraph(absl::get<RegisterGraph>(converted->body).encoded);
+  const absl::StatusOr<Graph> graph =
+      DecodeGraph(absl::get<RegisterGraph>(converted->body).encoded);
   ASSERT_TRUE(graph.ok());
   EXPECT_EQ(graph->ir_version, 1);
   EXPECT_EQ(graph->num_device_slots, 1);

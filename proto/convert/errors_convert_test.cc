@@ -23,8 +23,8 @@ Error FullError() {
   error.expected = "f32[4]";
   error.got = "f32[5]";
   for (int rank = 0; rank < 8; ++rank) {
-    error.ranks.push_back({rank, rank == 1 ? "all_reduce SUM f32[5]" : "all_reduce SUM f32[4]",
-                           "train.cc:42"});
+    error.ranks.push_back(
+        {rank, rank == 1 ? "all_reduce SUM f32[5]" : "all_reduce SUM f32[4]", "train.cc:42"});
   }
   return error;
 }

@@ -45,9 +45,8 @@ grpc::ServerUnaryReactor* CapabilitiesService::Get(grpc::CallbackServerContext* 
                                                    const v1::GetCapabilitiesRequest*,
                                                    v1::GetCapabilitiesResponse* response) {
   auto call = Call<v1::GetCapabilitiesResponse>::Start(service_, context, response);
-  call->Reply(absl::OkStatus(), [service = service_](v1::GetCapabilitiesResponse* to) {
-    Fill(*service, to);
-  });
+  call->Reply(absl::OkStatus(),
+              [service = service_](v1::GetCapabilitiesResponse* to) { Fill(*service, to); });
   return call.get();
 }
 

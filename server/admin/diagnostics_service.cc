@@ -21,9 +21,8 @@ constexpr int32_t kMaxFlightEvents = 10000;
 // Lets `look(node, now, tenant)` take what it needs on the node thread, and `fill(what, response)`
 // make a message of it elsewhere.
 template <typename Response, typename Look, typename Fill>
-grpc::ServerUnaryReactor* Show(const ServiceContext* service,
-                               grpc::CallbackServerContext* context, Response* response, Look look,
-                               Fill fill) {
+grpc::ServerUnaryReactor* Show(const ServiceContext* service, grpc::CallbackServerContext* context,
+                               Response* response, Look look, Fill fill) {
   auto call = Call<Response>::Start(service, context, response);
   const absl::StatusOr<Caller> caller = call->caller();
   if (!caller.ok()) {
@@ -32,9 +31,8 @@ grpc::ServerUnaryReactor* Show(const ServiceContext* service,
   }
   service->loop->Post([call, sees = std::string(caller->sees()), look = std::move(look),
                        fill = std::move(fill)](LocalNode& node, absl::Time now) {
-    call->Reply(absl::OkStatus(), [what = look(node, now, sees), fill](Response* to) {
-      fill(what, to);
-    });
+    call->Reply(absl::OkStatus(),
+                [what = look(node, now, sees), fill](Response* to) { fill(what, to); });
   });
   return call.get();
 }
@@ -119,8 +117,7 @@ grpc::ServerUnaryReactor* DiagnosticsService::ListSessions(grpc::CallbackServerC
       [](LocalNode& node, absl::Time now, const std::string& sees) {
         return node.Sessions(sees, now);
       },
-      [service = service_](const std::vector<SessionInfo>& sessions,
-                           v1::ListSessionsResponse* to) {
+      [service = service_](const std::vector<SessionInfo>& sessions, v1::ListSessionsResponse* to) {
         for (const SessionInfo& info : sessions) {
           SessionTo(service->incarnation, info, to->add_sessions());
         }

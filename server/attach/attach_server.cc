@@ -67,8 +67,11 @@ std::string RandomToken() {
 }
 
 AttachServer::AttachServer(std::vector<UniqueFd> listeners, AttachOptions options, NodeLoop* loop)
-    : listeners_(std::move(listeners)), options_(std::move(options)), loop_(loop),
-      epoll_(epoll_create1(EPOLL_CLOEXEC)), stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+    : listeners_(std::move(listeners)),
+      options_(std::move(options)),
+      loop_(loop),
+      epoll_(epoll_create1(EPOLL_CLOEXEC)),
+      stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       next_id_(kFirstConnection) {
   epoll_event event = {};
   event.events = EPOLLIN;
@@ -152,8 +155,7 @@ void AttachServer::AcceptAll(int listener) {
         AnswerError(connection->socket.get(), 0,
                     MakeError(absl::StatusCode::kResourceExhausted, Reason::kQuota,
                               absl::StrCat("attach: too many connections: ", of_uid, " of uid ",
-                                           connection->uid, ", ", connections_.size(),
-                                           " in all")));
+                                           connection->uid, ", ", connections_.size(), " in all")));
         continue;
       }
       ++of_uid;
@@ -277,8 +279,7 @@ absl::Status AttachServer::HandleProof(const ConnectionRef& connection,
     tokens_[reply.secret] = connection;
   }
   // The doorbell's descriptor is the node's, so its thread sends it.
-  loop_->Post([connection, id = request.id, reply = std::move(reply)](LocalNode& node,
-                                                                      absl::Time) {
+  loop_->Post([connection, id = request.id, reply = std::move(reply)](LocalNode& node, absl::Time) {
     Answer(connection->socket.get(), id, reply, {node.doorbell_fd()});
   });
   return absl::OkStatus();
@@ -336,9 +337,8 @@ void AttachServer::Close(const ConnectionRef& connection) {
   epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, connection->socket.get(), nullptr);
   shutdown(connection->socket.get(), SHUT_RDWR);
   if (bound) {
-    loop_->Post([session](LocalNode& node, absl::Time now) {
-      node.SetDetached(session, true, now);
-    });
+    loop_->Post(
+        [session](LocalNode& node, absl::Time now) { node.SetDetached(session, true, now); });
   }
 }
 
@@ -365,9 +365,8 @@ int AttachServer::Sweep() {
     Close(connection);
   }
   if (next == absl::InfiniteFuture()) return -1;
-  return static_cast<int>(
-      absl::ToInt64Milliseconds(std::min(absl::Ceil(next - now, absl::Milliseconds(1)),
-                                         absl::Hours(1))));
+  return static_cast<int>(absl::ToInt64Milliseconds(
+      std::min(absl::Ceil(next - now, absl::Milliseconds(1)), absl::Hours(1))));
 }
 
 absl::StatusOr<AttachServer::Client> AttachServer::Claim(absl::string_view token, uid_t uid) {

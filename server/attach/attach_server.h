@@ -68,8 +68,8 @@ class AttachServer {
     uid_t uid = 0;
     UniqueFd pidfd;
     enum class State { kNew, kChallenged, kWelcome, kClaimed, kBound } state = State::kNew;
-    std::string secret;  // the nonce, then the token
-    SessionId session;   // kBound
+    std::string secret;   // the nonce, then the token
+    SessionId session;    // kBound
     absl::Time deadline;  // of kNew, kChallenged and kWelcome
   };
   using ConnectionRef = std::shared_ptr<Connection>;

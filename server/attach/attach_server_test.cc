@@ -1,4 +1,5 @@
-// Both ends of the attach socket against a live daemon, and clients that do not keep to the protocol.
+// Both ends of the attach socket against a live daemon, and clients that do not keep to the
+// protocol.
 
 #include "server/attach/attach_server.h"
 
@@ -194,8 +195,8 @@ TEST(AttachTest, StagingIsSealedOnceItIsConfirmedAndResultsAreReadOnly) {
   const size_t size = static_cast<size_t>(result->bytes);
   EXPECT_EQ(mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, result->fd.get(), 0),
             MAP_FAILED);
-  const char* const bytes = static_cast<const char*>(
-      mmap(nullptr, size, PROT_READ, MAP_SHARED, result->fd.get(), 0));
+  const char* const bytes =
+      static_cast<const char*>(mmap(nullptr, size, PROT_READ, MAP_SHARED, result->fd.get(), 0));
   ASSERT_NE(bytes, MAP_FAILED);
   float value;
   memcpy(&value, bytes + slot.offset.load() + 42 * sizeof(float), sizeof(value));
@@ -398,8 +399,8 @@ TEST(AttachTest, ADeadProcessIsSeenThoughItsForkedChildHoldsTheSocket) {
   ASSERT_EQ(rank.ListSessions()->sessions(0).pid(), child);
   const absl::Time killed = absl::Now();
   kill(child, SIGKILL);
-  EXPECT_TRUE(Eventually([&] { return rank.ListSessions()->sessions_size() == 0; },
-                         absl::Seconds(5)));
+  EXPECT_TRUE(
+      Eventually([&] { return rank.ListSessions()->sessions_size() == 0; }, absl::Seconds(5)));
   std::cout << "known after " << absl::Now() - killed << std::endl;
   kill(-child, SIGKILL);  // the grandchild
   waitpid(child, nullptr, 0);

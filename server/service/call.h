@@ -43,8 +43,7 @@ void PostForSession(const ServiceContext& context, const std::string& peer, int6
 absl::Status CallTimedOut();
 
 template <typename Response>
-class Call : public grpc::ServerUnaryReactor,
-             public std::enable_shared_from_this<Call<Response>> {
+class Call : public grpc::ServerUnaryReactor, public std::enable_shared_from_this<Call<Response>> {
  public:
   using Fill = std::function<void(Response* response)>;
 
@@ -52,8 +51,8 @@ class Call : public grpc::ServerUnaryReactor,
                                      grpc::CallbackServerContext* context, Response* response) {
     std::shared_ptr<Call> call(new Call(service, context, response));
     call->self_ = call;
-    const absl::Time deadline = std::min(absl::FromChrono(context->deadline()),
-                                         absl::Now() + service->max_wait);
+    const absl::Time deadline =
+        std::min(absl::FromChrono(context->deadline()), absl::Now() + service->max_wait);
     std::weak_ptr<Call> weak = call;
     call->alarm_.Set(absl::ToChronoTime(deadline), [weak](bool fired) {
       if (std::shared_ptr<Call> late = weak.lock()) {
@@ -66,8 +65,8 @@ class Call : public grpc::ServerUnaryReactor,
   // The caller, for handlers that need no session.
   absl::StatusOr<Caller> caller() const { return service_->peers->Resolve(context_->peer()); }
 
-  // Does `task` on the node thread for the caller's session `name`, or ends the call. While the call
-  // is under way the session's lease does not run out.
+  // Does `task` on the node thread for the caller's session `name`, or ends the call. While the
+  // call is under way the session's lease does not run out.
   void ForSession(int64_t name, SessionTask task) {
     std::shared_ptr<Call> call = this->shared_from_this();
     PostForSession(

@@ -37,8 +37,8 @@ class CommandStream : public grpc::ServerBidiReactor<v1::CommandsRequest, v1::Co
       return;
     }
     if (request_.session() != 0 && session_ != 0 && request_.session() != session_) {
-      return End(Malformed(absl::StrCat("session: the stream is for ", session_, ", got ",
-                                        request_.session())));
+      return End(Malformed(
+          absl::StrCat("session: the stream is for ", session_, ", got ", request_.session())));
     }
     if (request_.session() != 0) session_ = request_.session();
     TakeCommand();
@@ -74,10 +74,9 @@ class CommandStream : public grpc::ServerBidiReactor<v1::CommandsRequest, v1::Co
   }
 
   void PostOutcome(int64_t sequence, absl::Status status) {
-    service_->worker->Post(
-        [stream = shared_from_this(), sequence, status = std::move(status)] {
-          stream->HaveOutcome(sequence, status);
-        });
+    service_->worker->Post([stream = shared_from_this(), sequence, status = std::move(status)] {
+      stream->HaveOutcome(sequence, status);
+    });
   }
 
   void HaveOutcome(int64_t sequence, const absl::Status& status) {

@@ -15,22 +15,21 @@ int64_t WireSessionOrZero(int64_t incarnation, SessionId session) {
 
 absl::StatusOr<SessionId> ParseSession(int64_t incarnation, int64_t name) {
   if (name <= 0) {
-    return Malformed(absl::StrCat("session: expected the number that Sessions.Open gave, got ",
-                                  name));
+    return Malformed(
+        absl::StrCat("session: expected the number that Sessions.Open gave, got ", name));
   }
   if ((name >> 32) != incarnation) {
     return MakeError(absl::StatusCode::kNotFound, Reason::kSessionLost,
                      absl::StrCat("session ", name, " is of another start of the daemon (",
-                                  name >> 32, ", this one is ", incarnation,
-                                  "); open a new one"));
+                                  name >> 32, ", this one is ", incarnation, "); open a new one"));
   }
   return SessionId(name & 0xffffffff);
 }
 
 absl::Status SessionLost(int64_t name) {
-  return MakeError(absl::StatusCode::kNotFound, Reason::kSessionLost,
-                   absl::StrCat("session ", name,
-                                " has ended, or is not the caller's own; open a new one"));
+  return MakeError(
+      absl::StatusCode::kNotFound, Reason::kSessionLost,
+      absl::StrCat("session ", name, " has ended, or is not the caller's own; open a new one"));
 }
 
 }  // namespace chorus

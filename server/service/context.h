@@ -26,11 +26,11 @@ struct ServiceContext {
   NodeLoop* loop = nullptr;
   ServiceWorker* worker = nullptr;
   const PeerTable* peers = nullptr;
-  AttachServer* attach = nullptr;  // null: the daemon listens on TCP alone
-  int64_t incarnation = 0;         // 1 .. 2^31 - 1, other after each start
+  AttachServer* attach = nullptr;               // null: the daemon listens on TCP alone
+  int64_t incarnation = 0;                      // 1 .. 2^31 - 1, other after each start
   absl::Duration max_wait = absl::Minutes(10);  // of one call, whatever deadline its client set
-  std::string backend;             // "host"
-  std::string attach_path;         // empty: none
+  std::string backend;                          // "host"
+  std::string attach_path;                      // empty: none
   int32_t max_tensors = 0;
 };
 

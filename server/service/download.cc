@@ -32,12 +32,11 @@ class Download : public grpc::ServerWriteReactor<v1::DownloadTensorResponse>,
       return End(Malformed(absl::StrCat("offset_bytes, size_bytes: expected numbers >= 0, got ",
                                         offset_, " and ", size_)));
     }
-    const absl::Time deadline = std::min(absl::FromChrono(context_->deadline()),
-                                         absl::Now() + service_->max_wait);
+    const absl::Time deadline =
+        std::min(absl::FromChrono(context_->deadline()), absl::Now() + service_->max_wait);
     PostForSession(
         *service_, context_->peer(), request.session(),
-        [download = self_, id = *tensor, deadline](LocalNode& node, absl::Time,
-                                                   SessionId session) {
+        [download = self_, id = *tensor, deadline](LocalNode& node, absl::Time, SessionId session) {
           node.ReadTensor(session, id, deadline,
                           [download](absl::StatusOr<LocalNode::TensorView> view) {
                             download->HaveTensor(std::move(view));
@@ -52,9 +51,8 @@ class Download : public grpc::ServerWriteReactor<v1::DownloadTensorResponse>,
   // On the node thread. The view's buffer belongs to that thread, so its end is sent back there.
   void HaveTensor(absl::StatusOr<LocalNode::TensorView> view) {
     if (!view.ok()) {
-      service_->worker->Post([download = shared_from_this(), status = view.status()] {
-        download->End(status);
-      });
+      service_->worker->Post(
+          [download = shared_from_this(), status = view.status()] { download->End(status); });
       return;
     }
     NodeLoop* const loop = service_->loop;
@@ -72,8 +70,8 @@ class Download : public grpc::ServerWriteReactor<v1::DownloadTensorResponse>,
 
   void Begin(ViewRef view) {
     if (offset_ > view->bytes) {
-      return End(Malformed(absl::StrCat("offset_bytes: expected at most the tensor's ",
-                                        view->bytes, " bytes, got ", offset_)));
+      return End(Malformed(absl::StrCat("offset_bytes: expected at most the tensor's ", view->bytes,
+                                        " bytes, got ", offset_)));
     }
     end_ = size_ == 0 ? view->bytes : offset_ + std::min(size_, view->bytes - offset_);
     ToProto(view->type, part_.mutable_type());

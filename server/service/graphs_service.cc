@@ -56,8 +56,8 @@ grpc::ServerUnaryReactor* GraphsService::Wait(grpc::CallbackServerContext* conte
                                               v1::WaitResponse* response) {
   auto call = Call<v1::WaitResponse>::Start(service_, context, response);
   if (request->sequence() < 1) {
-    call->Reply(Malformed(
-        absl::StrCat("sequence: expected a number >= 1, got ", request->sequence())));
+    call->Reply(
+        Malformed(absl::StrCat("sequence: expected a number >= 1, got ", request->sequence())));
     return call.get();
   }
   const absl::Time deadline =

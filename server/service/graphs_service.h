@@ -15,17 +15,17 @@ class GraphsService : public v1::Graphs::CallbackService {
   explicit GraphsService(const ServiceContext* service) : service_(service) {}
 
   grpc::ServerUnaryReactor* Register(grpc::CallbackServerContext* context,
-                                 const v1::RegisterGraphRequest* request,
-                                 v1::RegisterGraphResponse* response) override;
+                                     const v1::RegisterGraphRequest* request,
+                                     v1::RegisterGraphResponse* response) override;
   grpc::ServerUnaryReactor* Run(grpc::CallbackServerContext* context,
-                                 const v1::RunGraphRequest* request,
-                                 v1::RunGraphResponse* response) override;
+                                const v1::RunGraphRequest* request,
+                                v1::RunGraphResponse* response) override;
   grpc::ServerUnaryReactor* Release(grpc::CallbackServerContext* context,
-                                 const v1::ReleaseGraphsRequest* request,
-                                 v1::ReleaseGraphsResponse* response) override;
+                                    const v1::ReleaseGraphsRequest* request,
+                                    v1::ReleaseGraphsResponse* response) override;
   grpc::ServerUnaryReactor* Submit(grpc::CallbackServerContext* context,
-                                 const v1::SubmitRequest* request,
-                                 v1::SubmitResponse* response) override;
+                                   const v1::SubmitRequest* request,
+                                   v1::SubmitResponse* response) override;
   grpc::ServerUnaryReactor* Wait(grpc::CallbackServerContext* context,
                                  const v1::WaitRequest* request,
                                  v1::WaitResponse* response) override;

@@ -18,9 +18,8 @@ constexpr size_t kMaxLabelBytes = 256;
 absl::Status CheckVersion(int32_t version) {
   if (version == 0 || version == kApiVersion) return absl::OkStatus();
   return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kVersion,
-                   absl::StrCat("the client speaks version ", version,
-                                " of the API, this daemon (", kDaemonVersion, ") version ",
-                                kApiVersion));
+                   absl::StrCat("the client speaks version ", version, " of the API, this daemon (",
+                                kDaemonVersion, ") version ", kApiVersion));
 }
 
 absl::StatusOr<OpenSessionRequest> RequestFrom(const v1::OpenSessionRequest& message) {
@@ -119,13 +118,12 @@ grpc::ServerUnaryReactor* SessionsService::Close(grpc::CallbackServerContext* co
                                                  const v1::CloseSessionRequest* request,
                                                  v1::CloseSessionResponse* response) {
   auto call = Call<v1::CloseSessionResponse>::Start(service_, context, response);
-  call->ForSession(request->session(),
-                   [call](LocalNode& node, absl::Time now, SessionId session) {
-                     const absl::Status status = node.CloseSession(session, now);
-                     call->Reply(status, [session](v1::CloseSessionResponse*) {
-                       LOG(INFO) << "session " << session << " closed";
-                     });
-                   });
+  call->ForSession(request->session(), [call](LocalNode& node, absl::Time now, SessionId session) {
+    const absl::Status status = node.CloseSession(session, now);
+    call->Reply(status, [session](v1::CloseSessionResponse*) {
+      LOG(INFO) << "session " << session << " closed";
+    });
+  });
   return call.get();
 }
 
@@ -133,8 +131,7 @@ grpc::ServerUnaryReactor* SessionsService::Renew(grpc::CallbackServerContext* co
                                                  const v1::RenewSessionRequest* request,
                                                  v1::RenewSessionResponse* response) {
   auto call = Call<v1::RenewSessionResponse>::Start(service_, context, response);
-  call->ForSession(request->session(), [call](LocalNode& node, absl::Time now,
-                                              SessionId session) {
+  call->ForSession(request->session(), [call](LocalNode& node, absl::Time now, SessionId session) {
     absl::Duration left = absl::InfiniteDuration();
     for (const SessionInfo& info : node.Sessions("", now)) {
       if (info.id == session) left = info.lease_left;

@@ -18,11 +18,11 @@ class SessionsService : public v1::Sessions::CallbackService {
                                  const v1::OpenSessionRequest* request,
                                  v1::OpenSessionResponse* response) override;
   grpc::ServerUnaryReactor* Close(grpc::CallbackServerContext* context,
-                                 const v1::CloseSessionRequest* request,
-                                 v1::CloseSessionResponse* response) override;
+                                  const v1::CloseSessionRequest* request,
+                                  v1::CloseSessionResponse* response) override;
   grpc::ServerUnaryReactor* Renew(grpc::CallbackServerContext* context,
-                                 const v1::RenewSessionRequest* request,
-                                 v1::RenewSessionResponse* response) override;
+                                  const v1::RenewSessionRequest* request,
+                                  v1::RenewSessionResponse* response) override;
 
  private:
   const ServiceContext* const service_;

@@ -80,11 +80,11 @@ grpc::ServerUnaryReactor* TensorsService::CreateStaging(grpc::CallbackServerCont
                                            LocalNode& node, absl::Time, SessionId session) {
     const auto staging = node.CreateStaging(session, bytes);
     if (!staging.ok()) return call->Reply(staging.status());
-    call->Reply(absl::OkStatus(), [arena = staging->arena,
-                                   size = staging->bytes](v1::CreateStagingResponse* to) {
-      to->set_arena(arena.value());
-      to->set_size_bytes(size);
-    });
+    call->Reply(absl::OkStatus(),
+                [arena = staging->arena, size = staging->bytes](v1::CreateStagingResponse* to) {
+                  to->set_arena(arena.value());
+                  to->set_size_bytes(size);
+                });
   });
   return call.get();
 }
@@ -96,18 +96,17 @@ grpc::ServerUnaryReactor* TensorsService::WriteStaging(grpc::CallbackServerConte
   const int64_t size = static_cast<int64_t>(request->data().size());
   if (size > kMaxChunkBytes || request->offset_bytes() < 0) {
     call->Reply(Malformed(absl::StrCat("expected at most ", kMaxChunkBytes,
-                                       " bytes from offset_bytes >= 0, got ", size,
-                                       " bytes from ", request->offset_bytes())));
+                                       " bytes from offset_bytes >= 0, got ", size, " bytes from ",
+                                       request->offset_bytes())));
     return call.get();
   }
-  call->ForSession(
-      request->session(),
-      [service = service_, call, arena = ArenaId(request->arena()),
-       offset = request->offset_bytes(),
-       bytes = std::make_shared<const std::string>(request->data())](
-          LocalNode& node, absl::Time, SessionId session) {
-        WriteSlices(service, call, session, arena, offset, bytes, 0, node);
-      });
+  call->ForSession(request->session(),
+                   [service = service_, call, arena = ArenaId(request->arena()),
+                    offset = request->offset_bytes(),
+                    bytes = std::make_shared<const std::string>(request->data())](
+                       LocalNode& node, absl::Time, SessionId session) {
+                     WriteSlices(service, call, session, arena, offset, bytes, 0, node);
+                   });
   return call.get();
 }
 

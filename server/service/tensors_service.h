@@ -15,23 +15,23 @@ class TensorsService : public v1::Tensors::CallbackService {
   explicit TensorsService(const ServiceContext* service) : service_(service) {}
 
   grpc::ServerUnaryReactor* Create(grpc::CallbackServerContext* context,
-                                 const v1::CreateTensorRequest* request,
-                                 v1::CreateTensorResponse* response) override;
+                                   const v1::CreateTensorRequest* request,
+                                   v1::CreateTensorResponse* response) override;
   grpc::ServerUnaryReactor* MakeReadable(grpc::CallbackServerContext* context,
-                                 const v1::MakeReadableRequest* request,
-                                 v1::MakeReadableResponse* response) override;
+                                         const v1::MakeReadableRequest* request,
+                                         v1::MakeReadableResponse* response) override;
   grpc::ServerUnaryReactor* Release(grpc::CallbackServerContext* context,
-                                 const v1::ReleaseTensorsRequest* request,
-                                 v1::ReleaseTensorsResponse* response) override;
+                                    const v1::ReleaseTensorsRequest* request,
+                                    v1::ReleaseTensorsResponse* response) override;
   grpc::ServerUnaryReactor* CreateStaging(grpc::CallbackServerContext* context,
-                                 const v1::CreateStagingRequest* request,
-                                 v1::CreateStagingResponse* response) override;
+                                          const v1::CreateStagingRequest* request,
+                                          v1::CreateStagingResponse* response) override;
   grpc::ServerUnaryReactor* WriteStaging(grpc::CallbackServerContext* context,
-                                 const v1::WriteStagingRequest* request,
-                                 v1::WriteStagingResponse* response) override;
+                                         const v1::WriteStagingRequest* request,
+                                         v1::WriteStagingResponse* response) override;
   grpc::ServerUnaryReactor* ReleaseStaging(grpc::CallbackServerContext* context,
-                                 const v1::ReleaseStagingRequest* request,
-                                 v1::ReleaseStagingResponse* response) override;
+                                           const v1::ReleaseStagingRequest* request,
+                                           v1::ReleaseStagingResponse* response) override;
   grpc::ServerWriteReactor<v1::DownloadTensorResponse>* Download(
       grpc::CallbackServerContext* context, const v1::DownloadTensorRequest* request) override;
 

@@ -48,8 +48,8 @@ void WorldTo(int64_t incarnation, const WorldInfo& info, v1::World* message) {
 absl::StatusOr<JoinRequest> RequestFrom(const v1::JoinWorldRequest& message) {
   JoinRequest request;
   if (message.name().empty() || message.name().size() > kMaxNameBytes) {
-    return Malformed(absl::StrCat("name: expected 1 to ", kMaxNameBytes, " bytes, got ",
-                                  message.name().size()));
+    return Malformed(
+        absl::StrCat("name: expected 1 to ", kMaxNameBytes, " bytes, got ", message.name().size()));
   }
   request.name = message.name();
   request.size = message.size();
@@ -105,10 +105,10 @@ grpc::ServerUnaryReactor* WorldsService::Join(grpc::CallbackServerContext* conte
     if (placed.device.value() < 0) placed.device = FirstDevice(node, session, now);
     node.JoinWorld(session, placed, now, [service, call](absl::StatusOr<WorldInfo> world) {
       if (!world.ok()) return call->Reply(world.status());
-      call->Reply(absl::OkStatus(), [service, world = *std::move(world)](
-                                        v1::JoinWorldResponse* to) {
-        WorldTo(service->incarnation, world, to->mutable_world());
-      });
+      call->Reply(absl::OkStatus(),
+                  [service, world = *std::move(world)](v1::JoinWorldResponse* to) {
+                    WorldTo(service->incarnation, world, to->mutable_world());
+                  });
     });
   });
   return call.get();
@@ -120,16 +120,14 @@ grpc::ServerUnaryReactor* WorldsService::CreateGroup(grpc::CallbackServerContext
   auto call = Call<v1::CreateGroupResponse>::Start(service_, context, response);
   std::vector<Rank> ranks;
   for (int32_t rank : request->ranks()) ranks.push_back(Rank(rank));
-  call->ForSession(
-      request->session(),
-      [call, world = WorldId(request->world()), rank = Rank(request->rank()),
-       ranks = std::move(ranks)](LocalNode& node, absl::Time, SessionId session) {
-        const absl::StatusOr<GroupId> group = node.CreateGroup(session, world, rank, ranks);
-        if (!group.ok()) return call->Reply(group.status());
-        call->Reply(absl::OkStatus(), [group = *group](v1::CreateGroupResponse* to) {
-          to->set_group(group.value());
-        });
-      });
+  call->ForSession(request->session(), [call, world = WorldId(request->world()),
+                                        rank = Rank(request->rank()), ranks = std::move(ranks)](
+                                           LocalNode& node, absl::Time, SessionId session) {
+    const absl::StatusOr<GroupId> group = node.CreateGroup(session, world, rank, ranks);
+    if (!group.ok()) return call->Reply(group.status());
+    call->Reply(absl::OkStatus(),
+                [group = *group](v1::CreateGroupResponse* to) { to->set_group(group.value()); });
+  });
   return call.get();
 }
 
@@ -154,12 +152,11 @@ grpc::ServerUnaryReactor* WorldsService::Abort(grpc::CallbackServerContext* cont
                                        " bytes, got ", request->message().size())));
     return call.get();
   }
-  call->ForSession(request->session(),
-                   [call, world = WorldId(request->world()), rank = Rank(request->rank()),
-                    message = request->message()](LocalNode& node, absl::Time now,
-                                                  SessionId session) {
-                     call->Reply(node.AbortWorld(session, world, rank, message, now));
-                   });
+  call->ForSession(request->session(), [call, world = WorldId(request->world()),
+                                        rank = Rank(request->rank()), message = request->message()](
+                                           LocalNode& node, absl::Time now, SessionId session) {
+    call->Reply(node.AbortWorld(session, world, rank, message, now));
+  });
   return call.get();
 }
 
@@ -175,19 +172,17 @@ grpc::ServerUnaryReactor* WorldsService::Reform(grpc::CallbackServerContext* con
     return call.get();
   }
   if (*timeout == absl::ZeroDuration()) timeout = kReformTimeout;
-  call->ForSession(
-      request->session(),
-      [call, world = WorldId(request->world()), rank = Rank(request->rank()),
-       timeout = *timeout](LocalNode& node, absl::Time now, SessionId session) {
-        node.ReformWorld(session, world, rank, timeout, now,
-                         [call](absl::StatusOr<ReformResult> result) {
-                           if (!result.ok()) return call->Reply(result.status());
-                           call->Reply(absl::OkStatus(), [result = *std::move(result)](
-                                                             v1::ReformWorldResponse* to) {
-                             ResponseTo(result, to);
-                           });
-                         });
-      });
+  call->ForSession(request->session(), [call, world = WorldId(request->world()),
+                                        rank = Rank(request->rank()), timeout = *timeout](
+                                           LocalNode& node, absl::Time now, SessionId session) {
+    node.ReformWorld(
+        session, world, rank, timeout, now, [call](absl::StatusOr<ReformResult> result) {
+          if (!result.ok()) return call->Reply(result.status());
+          call->Reply(absl::OkStatus(), [result = *std::move(result)](v1::ReformWorldResponse* to) {
+            ResponseTo(result, to);
+          });
+        });
+  });
   return call.get();
 }
 

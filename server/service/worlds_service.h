@@ -18,20 +18,20 @@ class WorldsService : public v1::Worlds::CallbackService {
                                  const v1::JoinWorldRequest* request,
                                  v1::JoinWorldResponse* response) override;
   grpc::ServerUnaryReactor* CreateGroup(grpc::CallbackServerContext* context,
-                                 const v1::CreateGroupRequest* request,
-                                 v1::CreateGroupResponse* response) override;
+                                        const v1::CreateGroupRequest* request,
+                                        v1::CreateGroupResponse* response) override;
   grpc::ServerUnaryReactor* Leave(grpc::CallbackServerContext* context,
-                                 const v1::LeaveWorldRequest* request,
-                                 v1::LeaveWorldResponse* response) override;
+                                  const v1::LeaveWorldRequest* request,
+                                  v1::LeaveWorldResponse* response) override;
   grpc::ServerUnaryReactor* Abort(grpc::CallbackServerContext* context,
-                                 const v1::AbortWorldRequest* request,
-                                 v1::AbortWorldResponse* response) override;
+                                  const v1::AbortWorldRequest* request,
+                                  v1::AbortWorldResponse* response) override;
   grpc::ServerUnaryReactor* Reform(grpc::CallbackServerContext* context,
-                                 const v1::ReformWorldRequest* request,
-                                 v1::ReformWorldResponse* response) override;
+                                   const v1::ReformWorldRequest* request,
+                                   v1::ReformWorldResponse* response) override;
   grpc::ServerUnaryReactor* Describe(grpc::CallbackServerContext* context,
-                                 const v1::DescribeWorldsRequest* request,
-                                 v1::DescribeWorldsResponse* response) override;
+                                     const v1::DescribeWorldsRequest* request,
+                                     v1::DescribeWorldsResponse* response) override;
 
  private:
   const ServiceContext* const service_;

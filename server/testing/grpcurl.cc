@@ -1,6 +1,6 @@
 // What docs/grpcurl.md needs of grpcurl, which Debian does not package: the same options, the same
-// protocol (server reflection, then JSON to dynamic messages), the same output. So the test runs the
-// commands of the page as they stand there.
+// protocol (server reflection, then JSON to dynamic messages), the same output. So the test runs
+// the commands of the page as they stand there.
 //
 //   grpcurl -plaintext [-unix] [-max-time SECONDS] [-d JSON] ADDRESS list [SERVICE]
 //   grpcurl ... ADDRESS describe SYMBOL
@@ -183,10 +183,10 @@ bool Deserialize(grpc::ByteBuffer* buffer, google::protobuf::Message* message) {
 
 const char* CodeName(grpc::StatusCode code) {
   static const char* const kNames[] = {
-      "OK",          "Canceled",           "Unknown",   "InvalidArgument", "DeadlineExceeded",
-      "NotFound",    "AlreadyExists",      "PermissionDenied", "ResourceExhausted",
-      "FailedPrecondition", "Aborted",     "OutOfRange", "Unimplemented",  "Internal",
-      "Unavailable", "DataLoss",           "Unauthenticated"};
+      "OK",       "Canceled",       "Unknown",          "InvalidArgument",   "DeadlineExceeded",
+      "NotFound", "AlreadyExists",  "PermissionDenied", "ResourceExhausted", "FailedPrecondition",
+      "Aborted",  "OutOfRange",     "Unimplemented",    "Internal",          "Unavailable",
+      "DataLoss", "Unauthenticated"};
   return code >= 0 && code <= 16 ? kNames[code] : "Code";
 }
 
@@ -209,8 +209,8 @@ int Invoke(const Options& options, const std::shared_ptr<grpc::Channel>& channel
         factory.GetPrototype(method->input_type())->New());
     const auto status = google::protobuf::util::JsonStringToMessage(text, request.get());
     if (!status.ok()) {
-      Die("Error invoking method \"" + name + "\": error getting request data: " +
-          status.message().ToString());
+      Die("Error invoking method \"" + name +
+          "\": error getting request data: " + status.message().ToString());
     }
     requests.push_back(Serialize(*request));
   }

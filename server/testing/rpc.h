@@ -44,8 +44,10 @@ inline std::string Floats(const std::vector<float>& values) {
 class RpcRank {
  public:
   explicit RpcRank(const std::shared_ptr<grpc::Channel>& channel)
-      : sessions(v1::Sessions::NewStub(channel)), worlds(v1::Worlds::NewStub(channel)),
-        tensors(v1::Tensors::NewStub(channel)), graphs(v1::Graphs::NewStub(channel)),
+      : sessions(v1::Sessions::NewStub(channel)),
+        worlds(v1::Worlds::NewStub(channel)),
+        tensors(v1::Tensors::NewStub(channel)),
+        graphs(v1::Graphs::NewStub(channel)),
         diagnostics(v1::Diagnostics::NewStub(channel)) {}
 
   absl::Status Open(const v1::OpenSessionRequest& request = {}) {

@@ -51,9 +51,7 @@ std::vector<Mismatch> Mismatches() {
        {[=](const World& w, CallSite s) {
           return AllReduce(zeros(w, DType::kF32, {4}), w, Reduction::kSum, s);
         },
-        [=](const World& w, CallSite s) {
-          return Broadcast(zeros(w, DType::kF32, {4}), 0, w, s);
-        }},
+        [=](const World& w, CallSite s) { return Broadcast(zeros(w, DType::kF32, {4}), 0, w, s); }},
        {"all_reduce", "broadcast"}},
       {"barrier",
        {[=](const World& w, CallSite s) { return Barrier(w, s); },
@@ -79,23 +77,19 @@ std::vector<Mismatch> Mismatches() {
        {"f32[4]", "f32[2,2]"}},
       {"shape of a chunk",
        {[=](const World& w, CallSite s) {
-          return ReduceScatter(std::vector<Tensor>(static_cast<size_t>(w.size()),
-                                                   zeros(w, DType::kF32, {4})),
-                               w, Reduction::kSum, s);
+          return ReduceScatter(
+              std::vector<Tensor>(static_cast<size_t>(w.size()), zeros(w, DType::kF32, {4})), w,
+              Reduction::kSum, s);
         },
         [=](const World& w, CallSite s) {
-          return ReduceScatter(std::vector<Tensor>(static_cast<size_t>(w.size()),
-                                                   zeros(w, DType::kF32, {5})),
-                               w, Reduction::kSum, s);
+          return ReduceScatter(
+              std::vector<Tensor>(static_cast<size_t>(w.size()), zeros(w, DType::kF32, {5})), w,
+              Reduction::kSum, s);
         }},
        {"f32[4]", "f32[5]"}},
       {"root of a broadcast",
-       {[=](const World& w, CallSite s) {
-          return Broadcast(zeros(w, DType::kF32, {4}), 0, w, s);
-        },
-        [=](const World& w, CallSite s) {
-          return Broadcast(zeros(w, DType::kF32, {4}), 1, w, s);
-        }},
+       {[=](const World& w, CallSite s) { return Broadcast(zeros(w, DType::kF32, {4}), 0, w, s); },
+        [=](const World& w, CallSite s) { return Broadcast(zeros(w, DType::kF32, {4}), 1, w, s); }},
        {"root=0", "root=1"}},
       {"root of a reduction",
        {[=](const World& w, CallSite s) {
@@ -292,8 +286,7 @@ TEST_P(Conformance, RanksThatAskInDifferentGroupsTimeOutAndAreNamed) {
   job.Run([](int rank, World& world) {
     const absl::StatusOr<Group> pair = world.NewGroup({1, 0});
     ASSERT_TRUE(pair.ok()) << pair.status();
-    const Tensor y =
-        AllReduce(Zeros(world, DType::kF32, {4}), rank == 0 ? world.group() : *pair);
+    const Tensor y = AllReduce(Zeros(world, DType::kF32, {4}), rank == 0 ? world.group() : *pair);
     const Error error = ErrorOf(y.Wait());
     EXPECT_EQ(error.code, absl::StatusCode::kDeadlineExceeded) << error.message;
     EXPECT_EQ(error.reason, Reason::kAgreeTimeout) << error.message;
@@ -376,9 +369,9 @@ void CheckReform(Job* job, Reason reason, const std::function<void()>& end_rank_
     if (rank == 0) asked.Notify();
     const Error error = ErrorOf(y.Wait());
     // Who asks after an orderly leave, which only ends what needs that rank, has to repair first.
-    EXPECT_TRUE(error.code == absl::StatusCode::kAborted ||
-                (reason == Reason::kPeerLeft &&
-                 error.code == absl::StatusCode::kFailedPrecondition))
+    EXPECT_TRUE(
+        error.code == absl::StatusCode::kAborted ||
+        (reason == Reason::kPeerLeft && error.code == absl::StatusCode::kFailedPrecondition))
         << absl::StatusCodeToString(error.code) << " " << error.message;
     EXPECT_EQ(error.reason, reason) << error.message;
     EXPECT_EQ(error.culprit.rank, 2) << error.message;
@@ -411,9 +404,7 @@ void CheckReform(Job* job, Reason reason, const std::function<void()>& end_rank_
 
 TEST_P(Conformance, SurvivorsReformAfterARankHasLeft) {
   Job job(GetParam(), 4);
-  CheckReform(&job, Reason::kPeerLeft, [&job] {
-    EXPECT_TRUE(job.world(2).Leave().ok());
-  });
+  CheckReform(&job, Reason::kPeerLeft, [&job] { EXPECT_TRUE(job.world(2).Leave().ok()); });
 }
 
 TEST_P(Conformance, SurvivorsReformAfterASessionWasClosed) {

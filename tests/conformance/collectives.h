@@ -125,7 +125,7 @@ std::vector<Tuple<T>> Apply(Kind kind, int64_t size, const std::vector<Tuple<T>>
         mine = {absl::nullopt, times(p.previous(), 1)};
         break;
       case Kind::kExchange:
-        mine = {absl::nullopt,        absl::nullopt,           absl::nullopt,
+        mine = {absl::nullopt,      absl::nullopt,          absl::nullopt,
                 times(p.next(), 3), times(p.previous(), 2), times(p.previous(), 1)};
         break;
       case Kind::kBarrier:

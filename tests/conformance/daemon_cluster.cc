@@ -62,8 +62,7 @@ class DaemonInProcess : public Cluster {
 
  private:
   DaemonInProcess(BackendKind kind, Transport transport, const ClusterOptions& options)
-      : transport_(transport),
-        backend_(MakeBackend(kind, options.devices, options.seed, &pool_)) {}
+      : transport_(transport), backend_(MakeBackend(kind, options.devices, options.seed, &pool_)) {}
 
   const Transport transport_;
   ThreadPool pool_{2};

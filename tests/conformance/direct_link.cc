@@ -258,21 +258,21 @@ class DirectLink : public Link {
     const Answer<absl::StatusOr<ReformedWorld>> answer;
     loop_->Post([session = session_, world, rank, timeout, answer](LocalNode& node,
                                                                    absl::Time now) {
-      node.ReformWorld(session, world, rank, absl::FromChrono(timeout), now,
-                       [answer](absl::StatusOr<ReformResult> result) {
-                         if (!result.ok()) return answer.Set(Detached(result.status()));
-                         ReformedWorld reformed;
-                         reformed.rank = result->rank.value();
-                         reformed.size = result->size;
-                         reformed.epoch = result->epoch;
-                         for (const ReformResult::Survivor& survivor : result->survivors) {
-                           const auto& last = survivor.last_published;
-                           reformed.survivors.push_back(
-                               {survivor.old_rank.value(),
-                                last.has_value() ? last->ToString() : std::string()});
-                         }
-                         answer.Set(std::move(reformed));
-                       });
+      node.ReformWorld(
+          session, world, rank, absl::FromChrono(timeout), now,
+          [answer](absl::StatusOr<ReformResult> result) {
+            if (!result.ok()) return answer.Set(Detached(result.status()));
+            ReformedWorld reformed;
+            reformed.rank = result->rank.value();
+            reformed.size = result->size;
+            reformed.epoch = result->epoch;
+            for (const ReformResult::Survivor& survivor : result->survivors) {
+              const auto& last = survivor.last_published;
+              reformed.survivors.push_back(
+                  {survivor.old_rank.value(), last.has_value() ? last->ToString() : std::string()});
+            }
+            answer.Set(std::move(reformed));
+          });
     });
     const auto reformed = answer.Get(absl::FromChrono(timeout) + kAnswer);
     return reformed.has_value() ? *reformed : Late("reform");
@@ -303,23 +303,25 @@ class DirectLink : public Link {
   // The instances that wait for somebody, and what was last seen of each session: for the reader of
   // a test that failed.
   std::string Pending() {
-    return Ask<absl::StatusOr<std::string>>("pending", [](LocalNode& node, absl::Time now) {
-             std::string text;
-             for (const LocalNode::PendingView& view : node.Pending("", now)) {
-               absl::StrAppend(&text, view.instance.key.ToString(), " (", view.instance.what,
-                               ", missing ranks:");
-               for (const Rank rank : view.instance.missing) {
-                 absl::StrAppend(&text, " ", rank.value());
-               }
-               absl::StrAppend(&text, ") ");
-             }
-             for (const FlightEvent& event : node.Flight("", 12)) {
-               absl::StrAppend(&text, "[session ", event.session.value(), " command ",
-                               event.sequence.value(), " event ", static_cast<int>(event.kind),
-                               "] ");
-             }
-             return absl::StatusOr<std::string>(text);
-           })
+    return Ask<absl::StatusOr<std::string>>(
+               "pending",
+               [](LocalNode& node, absl::Time now) {
+                 std::string text;
+                 for (const LocalNode::PendingView& view : node.Pending("", now)) {
+                   absl::StrAppend(&text, view.instance.key.ToString(), " (", view.instance.what,
+                                   ", missing ranks:");
+                   for (const Rank rank : view.instance.missing) {
+                     absl::StrAppend(&text, " ", rank.value());
+                   }
+                   absl::StrAppend(&text, ") ");
+                 }
+                 for (const FlightEvent& event : node.Flight("", 12)) {
+                   absl::StrAppend(&text, "[session ", event.session.value(), " command ",
+                                   event.sequence.value(), " event ", static_cast<int>(event.kind),
+                                   "] ");
+                 }
+                 return absl::StatusOr<std::string>(text);
+               })
         .value_or("");
   }
 
@@ -342,8 +344,7 @@ class DirectLink : public Link {
   const std::shared_ptr<Log> log_;
   Mutex mappings_mutex_;
   // By arena: where it is mapped, and how large. Kept until the end: a trainer may still hold it.
-  absl::flat_hash_map<int32_t, std::pair<char*, size_t>> mappings_
-      ABSL_GUARDED_BY(mappings_mutex_);
+  absl::flat_hash_map<int32_t, std::pair<char*, size_t>> mappings_ ABSL_GUARDED_BY(mappings_mutex_);
 };
 
 }  // namespace

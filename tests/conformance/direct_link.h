@@ -1,4 +1,5 @@
-// The SDK's way to a node in the same process, without any transport: frames are posted to its loop.
+// The SDK's way to a node in the same process, without any transport: frames are posted to its
+// loop.
 //
 // It shows what the transports must show too: the same frames, order, outcomes and errors.
 #ifndef CHORUS_TESTS_CONFORMANCE_DIRECT_LINK_H_

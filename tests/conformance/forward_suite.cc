@@ -33,9 +33,8 @@ void Check(const Place& p, const World& world, bool compiled) {
   }
   std::vector<Tensor> outputs;
   if (compiled) {
-    const Compiled function = Compile([&p, &world](const std::vector<Tensor>& in) {
-      return Call(p, world, DTypeOf<T>(), in);
-    });
+    const Compiled function = Compile(
+        [&p, &world](const std::vector<Tensor>& in) { return Call(p, world, DTypeOf<T>(), in); });
     absl::StatusOr<std::vector<Tensor>> run = function.Run(inputs);
     ASSERT_TRUE(run.ok()) << run.status();
     outputs = *std::move(run);
@@ -95,9 +94,7 @@ TEST_P(Conformance, BroadcastGivesEveryRankTheRootsTensor) {
   CheckKind(GetParam(), Kind::kBroadcast);
 }
 TEST_P(Conformance, ReduceGivesTheRootAloneTheSum) { CheckKind(GetParam(), Kind::kReduce); }
-TEST_P(Conformance, AllGatherGivesEveryRankEveryTensor) {
-  CheckKind(GetParam(), Kind::kAllGather);
-}
+TEST_P(Conformance, AllGatherGivesEveryRankEveryTensor) { CheckKind(GetParam(), Kind::kAllGather); }
 TEST_P(Conformance, ReduceScatterGivesEachRankItsSum) {
   CheckKind(GetParam(), Kind::kReduceScatter);
 }
@@ -150,8 +147,7 @@ TEST_P(Conformance, TensorsOfManyDimensionsKeepTheirShape) {
       }
     }
     EXPECT_EQ(Values<float>(Transpose(y, {0, 3, 2, 1})), transposed);
-    EXPECT_EQ(Values<float>(AllReduce(Scalar<float>(world, 2), world)),
-              std::vector<float>({4}));
+    EXPECT_EQ(Values<float>(AllReduce(Scalar<float>(world, 2), world)), std::vector<float>({4}));
   });
 }
 

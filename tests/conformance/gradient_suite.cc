@@ -94,8 +94,7 @@ absl::StatusOr<std::vector<Tensor>> BothOrders(const Place& p, const World& worl
   CHORUS_ASSIGN_OR_RETURN(std::vector<Tensor> first, Grad(losses, in, create));
   std::vector<Tensor> again;
   for (size_t i = 0; i < first.size(); ++i) {
-    const std::vector<double> v =
-        Smalls(p.rank, p.size, kDirectionSalt + static_cast<int64_t>(i));
+    const std::vector<double> v = Smalls(p.rank, p.size, kDirectionSalt + static_cast<int64_t>(i));
     if (first[i].requires_grad()) again.push_back(Sum(first[i] * UploadAs<T>(world, v)));
   }
   again.insert(again.end(), absents.begin(), absents.end());
@@ -191,19 +190,25 @@ struct Composition {
 
 std::vector<Composition> Compositions() {
   return {
-      {"a layer whose weights are reduced", 3, {{2, 3}, {3, 2}},
+      {"a layer whose weights are reduced",
+       3,
+       {{2, 3}, {3, 2}},
        [](const World& world, const std::vector<Tensor>& in) {
          const Tensor w = AllReduce(in[1], world) * 0.25;
          return std::vector<Tensor>{Sin(MatMul(in[0], w))};
        }},
-      {"a chain of collectives", 3, {{3}},
+      {"a chain of collectives",
+       3,
+       {{3}},
        [](const World& world, const std::vector<Tensor>& in) {
          const Tensor a = AllReduce(Sin(in[0]), world);
          const std::vector<Tensor> b = AllGather(a * in[0], world);
          const Tensor c = ReduceScatter({Cos(b[2]), b[0] * b[1], b[1] + in[0]}, world);
          return std::vector<Tensor>{Broadcast(c * c, 1, world), c};
        }},
-      {"ranks with other local graphs", 3, {{2}},
+      {"ranks with other local graphs",
+       3,
+       {{2}},
        [](const World& world, const std::vector<Tensor>& in) {
          Tensor x = in[0];
          for (int i = 0; i < world.rank(); ++i) x = Sin(x) * in[0] + x;
@@ -211,14 +216,18 @@ std::vector<Composition> Compositions() {
          if (world.rank() == 1) return std::vector<Tensor>{y, Cos(y) * in[0]};
          return std::vector<Tensor>{Sum(y * y)};
        }},
-      {"a ring of sends and a reduction to one", 3, {{2}},
+      {"a ring of sends and a reduction to one",
+       3,
+       {{2}},
        [](const World& world, const std::vector<Tensor>& in) {
          const int next = (world.rank() + 1) % 3;
          const Tensor sent = Send(Sin(in[0]), next, world);
          const Tensor got = Recv(DType::kF64, {2}, (world.rank() + 2) % 3, world);
          return std::vector<Tensor>{sent, Reduce(got * in[0] * got, 2, world)};
        }},
-      {"views of one tensor", 2, {{4, 2}},
+      {"views of one tensor",
+       2,
+       {{4, 2}},
        [](const World& world, const std::vector<Tensor>& in) {
          const Tensor rows = Concat({Slice(in[0], 0, 2, 4), Slice(in[0], 0, 0, 2)}, 0);
          const Tensor y = AllReduce(Transpose(rows), world);
@@ -288,7 +297,8 @@ absl::StatusOr<Results> Differentiate(const Composition& c, const World& world, 
     results.losses.push_back(roots.back().Detach());
   }
   // A rank takes part in the gradient of a collective that its roots lead to. That S depends on a
-  // forward collective on some rank does not mean that it does here: so all name it, without weight.
+  // forward collective on some rank does not mean that it does here: so all name it, without
+  // weight.
   std::vector<Tensor> again;
   for (const Tensor& root : roots) again.push_back(root * 0);
   roots.insert(roots.end(), absents.begin(), absents.end());
@@ -308,9 +318,9 @@ absl::StatusOr<Results> Differentiate(const Composition& c, const World& world, 
 
 // All ranks of a composition by the naive evaluator.
 struct Evaluated {
-  double loss = 0;                  // of all ranks
-  double inner = 0;                 // of all ranks
-  std::vector<Numbers> first;       // by rank
+  double loss = 0;             // of all ranks
+  double inner = 0;            // of all ranks
+  std::vector<Numbers> first;  // by rank
   std::vector<Numbers> second;
 };
 
@@ -340,8 +350,8 @@ Evaluated EvaluateNaively(const Composition& c, const std::vector<Numbers>& x,
     join.rank = r;
     join.size = c.ranks;
     const World world = *sessions.back().Join(join);
-    absl::StatusOr<Results> mine = Differentiate(c, world, x[static_cast<size_t>(r)],
-                                                 v[static_cast<size_t>(r)]);
+    absl::StatusOr<Results> mine =
+        Differentiate(c, world, x[static_cast<size_t>(r)], v[static_cast<size_t>(r)]);
     EXPECT_TRUE(mine.ok()) << mine.status();
     if (!mine.ok()) return {};
     results.push_back(*std::move(mine));
@@ -396,7 +406,8 @@ TEST_P(Conformance, CompositionsHaveGradientsOfBothOrders) {
     const Evaluated below = EvaluateNaively(c, Moved(x, -kStep, d), v);
     const double first = Dot(expected.first, d);
     const double second = Dot(expected.second, d);
-    EXPECT_NEAR(first, (above.loss - below.loss) / (2 * kStep), kDifference * (1 + std::abs(first)));
+    EXPECT_NEAR(first, (above.loss - below.loss) / (2 * kStep),
+                kDifference * (1 + std::abs(first)));
     EXPECT_NEAR(second, (above.inner - below.inner) / (2 * kStep),
                 kDifference * (1 + std::abs(second)));
     // And those of the system are the same.

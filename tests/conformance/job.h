@@ -38,8 +38,8 @@ class Job {
   }
   Cluster& cluster() { return *cluster_; }
 
-  // Calls `body` for each rank, each on a thread of its own, and waits for them all. Threads that do
-  // not end in time end the process: they hold what the test would destroy.
+  // Calls `body` for each rank, each on a thread of its own, and waits for them all. Threads that
+  // do not end in time end the process: they hold what the test would destroy.
   void Run(const std::function<void(int rank, World& world)>& body);
 
  private:

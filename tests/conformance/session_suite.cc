@@ -184,8 +184,7 @@ void CheckEveryKind(Job* job) {
           }
         }
         const std::vector<Tensor> out = Call(p, world, DType::kF64, in);
-        const Tuple<double> expected =
-            Apply<double>(p.kind, size, all)[static_cast<size_t>(rank)];
+        const Tuple<double> expected = Apply<double>(p.kind, size, all)[static_cast<size_t>(rank)];
         ASSERT_EQ(out.size(), expected.size());
         for (size_t i = 0; i < out.size(); ++i) {
           ASSERT_EQ(out[i].absent(), !expected[i].has_value());

@@ -8,9 +8,10 @@ namespace {
 
 INSTANTIATE_TEST_SUITE_P(
     Stream, Conformance,
-    ::testing::Values(
-        ConformanceParam{"Host", DaemonCluster(BackendKind::kHost, Transport::kStream, Wire::kUnix)},
-        ConformanceParam{"Sim", DaemonCluster(BackendKind::kSim, Transport::kStream, Wire::kUnix)}),
+    ::testing::Values(ConformanceParam{"Host", DaemonCluster(BackendKind::kHost, Transport::kStream,
+                                                             Wire::kUnix)},
+                      ConformanceParam{"Sim", DaemonCluster(BackendKind::kSim, Transport::kStream,
+                                                            Wire::kUnix)}),
     ConformanceName);
 
 }  // namespace

@@ -8,8 +8,10 @@
 //   connect                                  reads SO_PEERCRED: pid and uid at the time of connect
 //   Hello{magic, versions}               ->  opens a pidfd of that pid
 //                                        <-  Challenge{version, nonce}
-//   Proof{nonce}                         ->  the kernel says that this pid sent it (SCM_CREDENTIALS),
-//                                            after the pidfd was opened: so the pidfd is the client's
+//   Proof{nonce}                         ->  the kernel says that this pid sent it
+//   (SCM_CREDENTIALS),
+//                                            after the pidfd was opened: so the pidfd is the
+//                                            client's
 //                                        <-  Welcome{token, incarnation} + the doorbell page
 //   Sessions.Open{attach_token} by gRPC
 //   SessionMemory, CreateStaging ...     ->
@@ -55,15 +57,15 @@ struct AttachRequest {
     kCreateStaging = 4,   // answer: arena, its size and descriptor
     kConfirmStaging = 5,  // the client has mapped it: it is sealed against new writable mappings
     kReleaseStaging = 6,
-    kResultArena = 7,     // answer: its descriptor and size
+    kResultArena = 7,  // answer: its descriptor and size
   };
   Kind kind = Kind::kHello;
-  uint32_t id = 0;                        // of the client's choosing; its answer carries it
+  uint32_t id = 0;                          // of the client's choosing; its answer carries it
   int32_t oldest_version = kAttachVersion;  // kHello
   int32_t newest_version = kAttachVersion;
-  std::string nonce;                      // kProof: kAttachTokenBytes
-  int64_t bytes = 0;                      // kCreateStaging
-  ArenaId arena;                          // kConfirmStaging, kReleaseStaging, kResultArena
+  std::string nonce;  // kProof: kAttachTokenBytes
+  int64_t bytes = 0;  // kCreateStaging
+  ArenaId arena;      // kConfirmStaging, kReleaseStaging, kResultArena
 
   friend bool operator==(const AttachRequest& a, const AttachRequest& b) {
     return a.kind == b.kind && a.id == b.id && a.oldest_version == b.oldest_version &&
@@ -84,9 +86,9 @@ struct AttachReply {
   int64_t bytes = 0;           // to kCreateStaging, kResultArena: size of the descriptor's file
 
   friend bool operator==(const AttachReply& a, const AttachReply& b) {
-    return a.id == b.id && a.status == b.status && a.version == b.version &&
-           a.secret == b.secret && a.incarnation == b.incarnation &&
-           a.daemon_version == b.daemon_version && a.arena == b.arena && a.bytes == b.bytes;
+    return a.id == b.id && a.status == b.status && a.version == b.version && a.secret == b.secret &&
+           a.incarnation == b.incarnation && a.daemon_version == b.daemon_version &&
+           a.arena == b.arena && a.bytes == b.bytes;
   }
 };
 

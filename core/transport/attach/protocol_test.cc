@@ -151,8 +151,7 @@ TEST(PacketTest, TellsTooLongFromGone) {
   EXPECT_EQ(ReceivePacket(sockets.b.get(), 100, 0).status().code(),
             absl::StatusCode::kInvalidArgument);
   sockets.a.Reset();
-  EXPECT_EQ(ReceivePacket(sockets.b.get(), 100, 0).status().code(),
-            absl::StatusCode::kUnavailable);
+  EXPECT_EQ(ReceivePacket(sockets.b.get(), 100, 0).status().code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(SendPacket(sockets.b.get(), "x", {}).code(), absl::StatusCode::kUnavailable);
 }
 
