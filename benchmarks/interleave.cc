@@ -40,6 +40,9 @@ struct Choice {
 absl::StatusOr<Choice> Try(const Contender& contender, const InterleaveOptions& options) {
   // A few iterations say how many are needed, and which settings are out of the question.
   constexpr double kHopeless = 10;
+  if (contender.settings.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(contender.name, " has no setting to run"));
+  }
   std::vector<double> medians;
   for (const Setting& setting : contender.settings) {
     CHORUS_ASSIGN_OR_RETURN(RoundStats first,

@@ -106,6 +106,12 @@ TEST(InterleaveTest, AHopelessSettingGetsNoTrial) {
   EXPECT_EQ(measured->front().tried[0].second, 5e9);
 }
 
+TEST(InterleaveTest, AContenderWithoutASettingIsAnError) {
+  const auto measured = MeasureInterleaved({{"none", Role::kPeer, {}}}, InterleaveOptions());
+  EXPECT_EQ(measured.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(measured.status().message()), HasSubstr("none"));
+}
+
 TEST(InterleaveTest, AnErrorNamesTheContender) {
   Setting broken{"fast", [](int64_t) -> absl::StatusOr<std::vector<double>> {
                    return absl::DataLossError("element 3: expected 6, got 5");

@@ -91,12 +91,13 @@ Contender OpenMpiContender(OpenMpi* mpi, const Task& task, const std::string& pr
 void DropHopeless(const std::vector<Measured>& measured, OpenMpi* mpi) {
   if (mpi == nullptr) return;
   for (const Measured& one : measured) {
-    if (one.role != Role::kPeer) continue;
+    if (one.role != Role::kPeer || one.tried.empty()) continue;
+    // Beside the best of the trial, which so always stays.
+    double best = one.tried.front().second;
+    for (const auto& tried : one.tried) best = std::min(best, tried.second);
     for (const auto& tried : one.tried) {
       for (OpenMpi::Setting& setting : mpi->settings()) {
-        if (setting.name == tried.first && tried.second > 20 * one.summary.p50) {
-          setting.hopeless = true;
-        }
+        if (setting.name == tried.first && tried.second > 20 * best) setting.hopeless = true;
       }
     }
   }
