@@ -23,7 +23,7 @@ LocalNode::~LocalNode() = default;
 
 bool LocalNode::Poll(absl::Time now) { return impl_->Poll(now); }
 absl::Time LocalNode::NextDeadline() const { return impl_->timers.Next(); }
-bool LocalNode::Busy() const { return impl_->runs.live() > 0; }
+bool LocalNode::Busy() const { return impl_->HasRuns(); }
 
 absl::StatusOr<SessionInfo> LocalNode::OpenSession(const OpenSessionRequest& request,
                                                    absl::Time now) {
@@ -156,7 +156,7 @@ absl::StatusOr<std::string> LocalNode::TenantOf(SessionId id) const {
 }
 
 void LocalNode::StartDraining() { impl_->draining = true; }
-bool LocalNode::Idle() const { return impl_->runs.live() == 0; }
+bool LocalNode::Idle() const { return !impl_->HasRuns(); }
 void LocalNode::AbortAll(absl::Time now) { impl_->AbortAll(now); }
 
 int LocalNode::doorbell_fd() const { return impl_->doorbell->fd(); }

@@ -72,6 +72,7 @@ class LocalNode::Impl {
   std::vector<PendingView> Pending(absl::string_view tenant, absl::Time now) const;
   std::vector<FlightEvent> Flight(absl::string_view tenant, int64_t limit) const;
   NodeStats Stats() const;
+  bool HasRuns() const { return runs_.live() > 0; }
 
   absl::StatusOr<std::shared_ptr<Session>> FindSession(SessionId id) const;
 
@@ -80,7 +81,6 @@ class LocalNode::Impl {
   TimerQueue timers;
   ErrorStore errors{4096};
   NodeStats stats;
-  RunTable runs;
   bool draining = false;
   std::unique_ptr<Doorbell> doorbell;
   UniqueFd wake_epoll;
@@ -244,6 +244,8 @@ class LocalNode::Impl {
   std::vector<CompletionMessage> completed_;
   FrameBuffer frame_;  // the frame at hand, copied out of its ring
   absl::Time now_;     // of the last Poll, for callbacks
+  // Behind all that their memory, graphs and sessions belong to: some may be waiting to the end.
+  RunTable runs_;
   // Last: ends first, and with it all work on the devices.
   Launcher launcher_;
 };

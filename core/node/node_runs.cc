@@ -10,7 +10,7 @@ namespace chorus {
 
 void LocalNode::Impl::SubmitRun(const std::shared_ptr<Session>& session, Sequence sequence,
                                 const Run& command, absl::Time now) {
-  if (!runs.HasRoom() || session->pending_runs >= options.max_pending_runs) {
+  if (!runs_.HasRoom() || session->pending_runs >= options.max_pending_runs) {
     RefuseRun(session, sequence, command, nullptr,
               MakeError(absl::StatusCode::kResourceExhausted, Reason::kQuota,
                         absl::StrCat("a session may have ", options.max_pending_runs,
@@ -18,7 +18,7 @@ void LocalNode::Impl::SubmitRun(const std::shared_ptr<Session>& session, Sequenc
               now);
     return;
   }
-  RunState* run = runs.Add();
+  RunState* run = runs_.Add();
   run->session = session;
   run->sequence = sequence;
   ++session->pending_runs;
@@ -283,7 +283,7 @@ void LocalNode::Impl::FindProducers(RunState* run) {
   };
   for (const CellRef& cell : run->inputs) {
     if (cell == nullptr || cell->state != Cell::State::kPending) continue;
-    RunState* producer = runs.Find(cell->producer);
+    RunState* producer = runs_.Find(cell->producer);
     if (producer == nullptr) continue;
     const bool voted = producer->phase == RunState::Phase::kVoted;
     if (voted) add_voted(producer->handle);
@@ -301,7 +301,7 @@ void LocalNode::Impl::VoteRun(RunState* run, absl::Time now) {
   const std::shared_ptr<World> world = run->world;
   Vote& vote = run->vote;
   for (RunHandle producer : run->voted_producers) {
-    RunState* found = runs.Find(producer);
+    RunState* found = runs_.Find(producer);
     if (found != nullptr && found->world == world && found->phase == RunState::Phase::kVoted) {
       vote.producers.push_back(producer);
     }
@@ -315,7 +315,7 @@ void LocalNode::Impl::VoteRun(RunState* run, absl::Time now) {
   CHORUS_FAILPOINT("node.after_vote");
   Apply(world, &actions, now);
   if (!voted.ok()) {
-    if (RunState* refused = runs.Find(handle)) RefuseVote(refused, voted, now);
+    if (RunState* refused = runs_.Find(handle)) RefuseVote(refused, voted, now);
   }
   ArmWorldTimer(world);
 }
@@ -371,7 +371,7 @@ void LocalNode::Impl::RefuseVote(RunState* run, const absl::Status& why, absl::T
 }
 
 void LocalNode::Impl::Uploaded(RunHandle handle, const absl::Status& status) {
-  RunState* run = runs.Find(handle);
+  RunState* run = runs_.Find(handle);
   if (run == nullptr) return;
   if (status.ok()) {
     Unblock(handle, now_);
@@ -383,7 +383,7 @@ void LocalNode::Impl::Uploaded(RunHandle handle, const absl::Status& status) {
 }
 
 void LocalNode::Impl::Unblock(RunHandle handle, absl::Time now) {
-  RunState* run = runs.Find(handle);
+  RunState* run = runs_.Find(handle);
   if (run == nullptr || --run->blockers > 0) return;
   if (run->phase == RunState::Phase::kWaiting) {
     LaunchLocal(run, now);
@@ -419,7 +419,7 @@ void LocalNode::Impl::ApplyOne(const std::shared_ptr<World>& world, SequencerAct
       LaunchGang(world, *action, now);
       break;
     case SequencerAction::Kind::kFail:
-      if (RunState* run = runs.Find(action->run)) FailRun(run, action->error, now);
+      if (RunState* run = runs_.Find(action->run)) FailRun(run, action->error, now);
       break;
     case SequencerAction::Kind::kEpochEnded:
       world->shared.clear();
@@ -453,7 +453,7 @@ void LocalNode::Impl::LaunchGang(const std::shared_ptr<World>& world, const Sequ
   gang.runs.assign(action.runs.begin(), action.runs.end());
   absl::InlinedVector<RunState*, 8> members;
   for (RunHandle handle : action.runs) {
-    RunState* run = runs.Find(handle);
+    RunState* run = runs_.Find(handle);
     run->phase = RunState::Phase::kLaunched;
     run->ticket = action.ticket;
     run->gang = place;
@@ -462,7 +462,7 @@ void LocalNode::Impl::LaunchGang(const std::shared_ptr<World>& world, const Sequ
   }
   for (const LaunchedInstance& instance : action.instances) {
     for (const LaunchedInstance::Part& part : instance.parts) {
-      RunState* run = runs.Find(part.run);
+      RunState* run = runs_.Find(part.run);
       run->instances[static_cast<size_t>(part.participation)] = &instance;
       run->order.push_back(part.participation);
     }
@@ -492,7 +492,7 @@ void LocalNode::Impl::LaunchGang(const std::shared_ptr<World>& world, const Sequ
     Note(FlightKind::kLaunched, now, run->session.get(), world.get(), run->sequence, action.ticket);
   }
   for (RunHandle handle : action.runs) {
-    if (RunState* run = runs.Find(handle)) ReleaseConsumers(run, now);
+    if (RunState* run = runs_.Find(handle)) ReleaseConsumers(run, now);
   }
   if (!status.ok()) FinishGang(place, now);
 }
@@ -541,7 +541,7 @@ void LocalNode::Impl::BindInputs(RunState* run) {
 absl::Status LocalNode::Impl::ResolvePeers(const SequencerAction& action) {
   for (const LaunchedInstance& instance : action.instances) {
     for (const LaunchedInstance::Part& part : instance.parts) {
-      RunState* run = runs.Find(part.run);
+      RunState* run = runs_.Find(part.run);
       if (run == nullptr) continue;
       for (int32_t buffer : run->plan->peer_buffers[static_cast<size_t>(part.participation)]) {
         const BufferSpec& spec = run->plan->plan.buffers[static_cast<size_t>(buffer)];
@@ -550,7 +550,7 @@ absl::Status LocalNode::Impl::ResolvePeers(const SequencerAction& action) {
         for (const LaunchedInstance::Part& other : instance.parts) {
           if (other.member.value() == spec.list_member) peer = &other;
         }
-        RunState* owner = peer == nullptr ? nullptr : runs.Find(peer->run);
+        RunState* owner = peer == nullptr ? nullptr : runs_.Find(peer->run);
         if (owner == nullptr) {
           // A member that abandoned this gradient gives zeros: the launch writes them.
           CHORUS_ASSIGN_OR_RETURN(
@@ -702,7 +702,7 @@ void LocalNode::Impl::OnCompletion(const CompletionMessage& completion, absl::Ti
     return;
   }
   RunHandle& entry = launches_[static_cast<size_t>(completion.launch - first_launch_)];
-  RunState* run = runs.Find(entry);
+  RunState* run = runs_.Find(entry);
   entry = RunHandle();
   while (!launches_.empty() && launches_.front() == RunHandle()) {
     launches_.pop_front();
@@ -722,7 +722,7 @@ void LocalNode::Impl::FinishGang(int32_t place, absl::Time now) {
   absl::Status status = gang.status;
   // What was computed from a result that failed is no result either.
   for (RunHandle handle : gang.runs) {
-    for (const CellRef& input : runs.Find(handle)->inputs) {
+    for (const CellRef& input : runs_.Find(handle)->inputs) {
       if (status.ok() && input != nullptr && input->state == Cell::State::kFailed) {
         status = ToStatus(*input->error);
       }
@@ -730,7 +730,7 @@ void LocalNode::Impl::FinishGang(int32_t place, absl::Time now) {
   }
   if (status.ok()) {
     for (RunHandle handle : gang.runs) {
-      RunState* run = runs.Find(handle);
+      RunState* run = runs_.Find(handle);
       if (!run->failed) PublishRun(run, now);
       EndRun(run);
     }
@@ -747,7 +747,7 @@ void LocalNode::Impl::FinishGang(int32_t place, absl::Time now) {
     Error error = ErrorOf(status);
     if (error.reason == Reason::kUnspecified) error.reason = Reason::kExecFailed;
     for (RunHandle handle : gang.runs) {
-      RunState* run = runs.Find(handle);
+      RunState* run = runs_.Find(handle);
       if (run == nullptr) continue;  // the sequencer's actions have ended it
       if (!run->failed) {
         FailRun(run, error, now);
@@ -814,7 +814,7 @@ void LocalNode::Impl::FailRun(RunState* run, const Error& cause, absl::Time now)
     if (cell != nullptr) Settle(cell.get());
   }
   for (RunHandle handle : consumers) {
-    RunState* consumer = runs.Find(handle);
+    RunState* consumer = runs_.Find(handle);
     if (consumer == nullptr) continue;
     if (consumer->phase == RunState::Phase::kWaiting) {
       FailRun(consumer, error, now);
@@ -826,7 +826,7 @@ void LocalNode::Impl::FailRun(RunState* run, const Error& cause, absl::Time now)
 
 void LocalNode::Impl::EndRun(RunState* run) {
   --run->session->pending_runs;
-  runs.Remove(run->handle);
+  runs_.Remove(run->handle);
 }
 
 void LocalNode::Impl::Note(FlightKind kind, absl::Time now, const Session* session,

@@ -230,14 +230,14 @@ void LocalNode::Impl::EndSession(const std::shared_ptr<Session>& session, bool d
   }
   // Local runs that wait for something: nobody will read their results.
   std::vector<RunHandle> waiting;
-  runs.ForEach([&](RunState* run) {
+  runs_.ForEach([&](RunState* run) {
     if (run->session == session && run->phase == RunState::Phase::kWaiting) {
       waiting.push_back(run->handle);
     }
   });
   Error gone = ErrorOf(SessionLost());
   for (RunHandle handle : waiting) {
-    if (RunState* run = runs.Find(handle)) FailRun(run, gone, now);
+    if (RunState* run = runs_.Find(handle)) FailRun(run, gone, now);
   }
   for (auto& held : session->held) {
     for (OnOutcome& done : held.second.done) done({Sequence(held.first), SessionLost()});
@@ -726,7 +726,7 @@ absl::Status LocalNode::Impl::DoEnterEpoch(Session* session, const EnterEpoch& c
 
 absl::Status LocalNode::Impl::DoCancel(Session* session, const Cancel& command, absl::Time now) {
   RunState* found = nullptr;
-  runs.ForEach([&](RunState* run) {
+  runs_.ForEach([&](RunState* run) {
     if (run->session.get() == session && run->sequence == command.run) found = run;
   });
   // Ended or launched: commit wins.

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/backend/host/host_backend.h"
+#include "core/backend/sim/sim_backend.h"
 #include "core/base/mutex.h"
 #include "core/base/thread_pool.h"
 #include "core/node/node_loop.h"
@@ -125,12 +126,15 @@ class DirectRank {
   }
 
   void RunInline(int32_t graph, const std::vector<float>& x, TensorId out) {
-    Run run;
-    run.graph = {graph, 1};
     InlineData data;
     data.bytes.assign(reinterpret_cast<const char*>(x.data()),
                       reinterpret_cast<const char*>(x.data() + x.size()));
-    run.inputs.push_back(data);
+    RunOn(graph, data, out);
+  }
+  void RunOn(int32_t graph, const Binding& input, TensorId out) {
+    Run run;
+    run.graph = {graph, 1};
+    run.inputs.push_back(input);
     OutBinding binding;
     binding.kind = OutBinding::Kind::kFresh;
     binding.id = out;
@@ -188,7 +192,16 @@ class NodeTest : public testing::Test {
     host.devices = ranks;
     host.pool = &pool_;
     host.make_kernel = MakeHostKernel;
-    backend_ = CreateHostBackend(host);
+    StartOn(CreateHostBackend(host), ranks, options);
+  }
+  void StartOnSim(int ranks) {
+    SimBackendOptions sim;
+    sim.devices = ranks;
+    sim.make_kernel = MakeHostKernel;
+    StartOn(CreateSimBackend(sim), ranks, {});
+  }
+  void StartOn(std::unique_ptr<Backend> backend, int ranks, const NodeOptions& options) {
+    backend_ = std::move(backend);
     loop_ = std::make_unique<NodeLoop>(options, backend_.get());
     for (int rank = 0; rank < ranks; ++rank) {
       ranks_.push_back(std::make_unique<DirectRank>(loop_.get(), rank, ranks, "job"));
@@ -196,6 +209,17 @@ class NodeTest : public testing::Test {
     for (auto& rank : ranks_) rank->AwaitWorld();
   }
   void TearDown() override { loop_.reset(); }
+
+  // Ends the node while rank 0's run, with all its memory, waits for rank 1.
+  void EndWhileARunWaits() {
+    ranks_[0]->Register(0, AllReduceGraph(0, 2, TensorType(DType::kF32, {4}), "a.cc:1"));
+    EXPECT_TRUE(ranks_[0]->LastOutcome().ok());
+    ranks_[0]->RunInline(0, {1, 2, 3, 4}, {0, 1});
+    // Tasks run in the order in which they are posted.
+    EXPECT_FALSE(ranks_[0]->Call<bool>(
+        [](LocalNode& node, absl::Time, auto* done) { done->Set(node.Idle()); }));
+    loop_.reset();
+  }
 
   ThreadPool pool_{2};
   std::unique_ptr<Backend> backend_;
@@ -292,6 +316,43 @@ TEST_F(NodeTest, MemoryIsBackWhenSessionsAre) {
       [&](LocalNode& node, absl::Time, auto* done) { done->Set(node.Stats()); });
   EXPECT_EQ(stats.memory_used_bytes, 0);
   EXPECT_EQ(stats.runs_published, 2);
+}
+
+TEST_F(NodeTest, ItMayEndWhileARunWaitsOnHost) {
+  Start(2);
+  EndWhileARunWaits();
+}
+
+// There the run's memory belongs to the devices.
+TEST_F(NodeTest, ItMayEndWhileARunWaitsOnSim) {
+  StartOnSim(2);
+  EndWhileARunWaits();
+}
+
+// A client of ours finds these mistakes itself; another may not.
+TEST_F(NodeTest, WhatARunBindsIsCheckedWhateverItsClientHasChecked) {
+  Start(2);
+  DirectRank& rank = *ranks_[0];
+  CreateTensor create;
+  create.tensor = {5, 1};
+  create.type = TensorType(DType::kF32, {2});
+  create.device = DeviceIndex(0);
+  InlineData two;
+  two.bytes.assign(2 * sizeof(float), 0);
+  create.source = two;
+  rank.Submit(std::move(create));
+  EXPECT_TRUE(rank.LastOutcome().ok());
+  rank.Register(0, AllReduceGraph(0, 2, TensorType(DType::kF32, {4}), "a.cc:1"));
+  rank.RunOn(0, TensorId{5, 1}, {0, 1});
+  const absl::Status type = rank.LastOutcome();
+  EXPECT_EQ(type.code(), absl::StatusCode::kInvalidArgument) << type;
+  EXPECT_THAT(std::string(type.message()), testing::HasSubstr("f32[2]"));
+  rank.NextEpoch();
+  // The other session's rank.
+  rank.Register(1, AllReduceGraph(1, 2, TensorType(DType::kF32, {4}), "a.cc:2"));
+  rank.RunInline(1, {1, 2, 3, 4}, {1, 1});
+  const absl::Status member = rank.LastOutcome();
+  EXPECT_EQ(member.code(), absl::StatusCode::kPermissionDenied) << member;
 }
 
 }  // namespace

@@ -231,7 +231,7 @@ void LocalNode::Impl::RemoveMember(const std::shared_ptr<World>& world, Rank ran
   } else {
     // Its own pending runs end first: an orderly leaver does not leave votes behind.
     std::vector<RunHandle> pending;
-    runs.ForEach([&](RunState* run) {
+    runs_.ForEach([&](RunState* run) {
       if (run->world == world && run->session == session && run->phase == RunState::Phase::kVoted) {
         pending.push_back(run->handle);
       }
