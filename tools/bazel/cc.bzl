@@ -27,12 +27,12 @@ def chorus_cc_binary(name, copts = [], **kwargs):
         **kwargs
     )
 
-def chorus_cc_test(name, deps = [], copts = [], size = "small", timeout = "moderate", main = True, **kwargs):
+def chorus_cc_test(name, deps = [], copts = [], size = "small", timeout = "long", main = True, **kwargs):
     """A GoogleTest.
 
     Args:
       main: False if `srcs` or `deps` have a main function of their own.
-      timeout: moderate is five minutes: room for a sanitizer on a loaded machine.
+      timeout: long is a quarter of an hour: room for a sanitizer on a machine that does much else.
     """
     native.cc_test(
         name = name,
@@ -44,7 +44,7 @@ def chorus_cc_test(name, deps = [], copts = [], size = "small", timeout = "moder
         **kwargs
     )
 
-def chorus_cc_fuzz_test(name, srcs, corpus, deps = [], copts = [], size = "small", timeout = "moderate", data = [], **kwargs):
+def chorus_cc_fuzz_test(name, srcs, corpus, deps = [], copts = [], size = "small", timeout = "long", data = [], **kwargs):
     """A fuzz target: `srcs` define LLVMFuzzerTestOneInput.
 
     As a test, in every configuration, it runs once over each file of `corpus`. Built with
