@@ -232,7 +232,9 @@ std::vector<Composition> Compositions() {
          const Tensor rows = Concat({Slice(in[0], 0, 2, 4), Slice(in[0], 0, 0, 2)}, 0);
          const Tensor y = AllReduce(Transpose(rows), world);
          const Tensor z = Relu(Reshape(y, {8})) + Expand(Sum(y), {8});
-         return std::vector<Tensor>{Sum(Reshape(z * z, {2, 4}), {1}), -y};
+         // Its order of axes is not its own inverse.
+         const Tensor turned = Transpose(Reshape(y * y, {2, 2, 2}), {1, 2, 0});
+         return std::vector<Tensor>{Sum(Reshape(z * z, {2, 4}), {1}), -y, turned};
        }},
   };
 }
@@ -467,6 +469,37 @@ TEST_P(Conformance, ARankWithoutATapeCountsAsZerosInTheGradient) {
     const Tensor y = AllReduce(x, world);
     ASSERT_TRUE(Backward(Sum(y * 5)).ok());
     EXPECT_THAT(Values<double>(x.grad()), ElementsAre(10));
+  });
+}
+
+// Where bytes only move, what the absent one would have given must be written by somebody: memory
+// that was used before shows it.
+TEST_P(Conformance, ARankThatDropsWhatWasMovedCountsAsZerosInTheGradient) {
+  Job job(GetParam(), 3);
+  job.Run([](int rank, World& world) {
+    for (int step = 0; step < 5; ++step) {
+      const std::vector<Tensor> x = {Leaf(world, {1, 2}), Leaf(world, {3, 4}), Leaf(world, {5, 6})};
+      const Tensor chunk = ReduceScatter(x, world);
+      if (rank != 1) {
+        ASSERT_TRUE(Backward(Sum(chunk * (rank + 1))).ok());
+        EXPECT_THAT(Values<double>(x[0].grad()), ElementsAre(1, 1));
+        EXPECT_THAT(Values<double>(x[1].grad()), ElementsAre(0, 0));
+        EXPECT_THAT(Values<double>(x[2].grad()), ElementsAre(3, 3));
+      }
+    }
+    for (int step = 0; step < 5 && rank < 2; ++step) {
+      // Once from the lower rank to the higher, once the other way.
+      const bool sends = rank == step % 2;
+      if (!sends) {
+        Recv(DType::kF64, {2}, 1 - rank, world);
+        continue;
+      }
+      const Tensor x = Leaf(world, {7, 8});
+      const Tensor sent = Send(x, 1 - rank, world);
+      const auto g = Grad({Sum(x * x), sent}, {x});
+      ASSERT_TRUE(g.ok()) << g.status();
+      EXPECT_THAT(Values<double>((*g)[0]), ElementsAre(14, 16));
+    }
   });
 }
 
