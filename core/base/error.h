@@ -33,7 +33,7 @@ enum class Reason : uint16_t {
   kMismatch = 10,      // the ranks asked for different things
   kOrderCycle = 11,    // the groups of a gang wait for each other in a circle
   kAgreeTimeout = 12,  // a rank did not ask in time; nothing was executed
-  kPeerDied = 13,      // a rank's process ended
+  kPeerDied = 13,      // a rank's process ended, or its session did; the text says how
   kPeerLeft = 14,      // a rank left the world
   kPeerRefused = 15,   // a rank's part of the collective was refused
   kCancelled = 16,     // a rank withdrew its part

@@ -345,8 +345,9 @@ absl::optional<Error> Sequencer::FindRefusal(const Vote& vote) const {
       error.code = absl::StatusCode::kFailedPrecondition;
       error.reason = Reason::kNeedsReform;
       error.culprit = CulpritOf(group.dead);
-      error.message = absl::StrCat("group ", binding.group.value(), " has lost ",
-                                   RankText(group.dead), ", whose process ended; reform the world");
+      error.message =
+          absl::StrCat("group ", binding.group.value(), " has lost ", RankText(group.dead), ": ",
+                       members_[group.dead.value()].how_dead, "; reform the world");
       return error;
     }
   }
@@ -1106,10 +1107,11 @@ void Sequencer::Abort(const Error& cause, absl::Time now, Actions* actions) {
   EndEpoch(cause, actions);
 }
 
-void Sequencer::Dead(Rank rank, absl::Time now, Actions* actions) {
+void Sequencer::Dead(Rank rank, absl::string_view how, absl::Time now, Actions* actions) {
   Tick(now);
   if (!IsRank(rank) || members_[rank.value()].state != Member::State::kHere) return;
   members_[rank.value()].state = Member::State::kDead;
+  members_[rank.value()].how_dead = std::string(how);
   for (Group& group : groups_) {
     if (group.dead.value() < 0 &&
         std::find(group.members.begin(), group.members.end(), rank) != group.members.end()) {
@@ -1137,7 +1139,7 @@ void Sequencer::Dead(Rank rank, absl::Time now, Actions* actions) {
     }
   }
   error.culprit = CulpritOf(rank);
-  error.message = absl::StrCat("the process of ", RankText(rank), " ended", waiting);
+  error.message = absl::StrCat(RankText(rank), " is dead: ", how, waiting);
   EndEpoch(error, actions);
   // Nobody will drop its tape entries any more, and no gradient needs them: its groups are lost.
   std::vector<std::pair<int32_t, int32_t>> entries;

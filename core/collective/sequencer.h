@@ -171,9 +171,10 @@ class Sequencer {
   void Refuse(Rank rank, Epoch epoch, const Error& why, absl::Time now, Actions* actions);
   // Ends the open epoch with `cause` as it is: a world aborted by hand, a daemon that drains.
   void Abort(const Error& cause, absl::Time now, Actions* actions);
-  // A member's process ended. The epoch ends (if other ranks wait or not), and until Reform every
-  // vote for a group with that member ends the epoch with kNeedsReform naming it.
-  void Dead(Rank rank, absl::Time now, Actions* actions);
+  // A member is dead: `how`, in words for the others. The epoch ends (if other ranks wait or not),
+  // and until Reform every vote for a group with that member ends the epoch with kNeedsReform
+  // naming it.
+  void Dead(Rank rank, absl::string_view how, absl::Time now, Actions* actions);
   // A member left in an orderly way: its tape entries are abandoned. Only instances that need it
   // fail: those pending, and those voted for later, end their epoch with kPeerLeft.
   void Left(Rank rank, absl::Time now, Actions* actions);
@@ -269,6 +270,7 @@ class Sequencer {
   struct Member {
     enum class State : uint8_t { kHere, kLeft, kDead };
     State state = State::kHere;
+    std::string how_dead;
     MemberInfo info;
     absl::optional<InstanceKey> last_published;
   };

@@ -883,7 +883,7 @@ TEST(SequencerExecutionTest, EndingAnEpochLeavesLaunchedGangsAlone) {
   Cast(&sequencer, Simple(sequencer, 2, 1, 0));
   Cast(&sequencer, Simple(sequencer, 3, 0, 1));
   Actions actions;
-  sequencer.Dead(Rank(1), At(0), &actions);
+  sequencer.Dead(Rank(1), "its process ended", At(0), &actions);
   EXPECT_THAT(Failed(actions), ElementsAre(3));
   actions.clear();
   sequencer.Finished(Ticket(1), absl::OkStatus(), At(1), &actions);
@@ -897,22 +897,24 @@ TEST(SequencerMemberTest, DeathIsToldToWhoWaitsAndToWhoAsksLater) {
   const GroupId pair = AddGroup(&sequencer, {0, 1});
   Cast(&sequencer, Simple(sequencer, 1, 0, 0));
   Actions actions;
-  sequencer.Dead(Rank(2), At(0), &actions);
+  sequencer.Dead(Rank(2), "its process ended", At(0), &actions);
   Error error = EndedBy(actions);
   EXPECT_EQ(error.code, absl::StatusCode::kAborted);
   EXPECT_EQ(error.reason, Reason::kPeerDied);
   EXPECT_EQ(error.culprit.rank, 2);
   EXPECT_EQ(error.culprit.pid, 102);
   EXPECT_EQ(error.op, "all_reduce");
-  EXPECT_THAT(error.message, AllOf(HasSubstr("rank 2 (pid 102)"), HasSubstr("rank0.cc:10")));
+  EXPECT_THAT(error.message, AllOf(HasSubstr("rank 2 (pid 102) is dead: its process ended"),
+                                   HasSubstr("rank0.cc:10")));
   actions.clear();
-  sequencer.Dead(Rank(2), At(0), &actions);
+  sequencer.Dead(Rank(2), "its process ended", At(0), &actions);
   EXPECT_THAT(actions, IsEmpty());
 
   error = EndedBy(Cast(&sequencer, Simple(sequencer, 2, 0, 0)));
   EXPECT_EQ(error.code, absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(error.reason, Reason::kNeedsReform);
   EXPECT_EQ(error.culprit.rank, 2);
+  EXPECT_THAT(error.message, HasSubstr("its process ended; reform"));
   // Groups without the dead go on.
   Cast(&sequencer, OneAllReduce(3, sequencer.epoch(), pair, 2, 0, 0));
   EXPECT_THAT(Launched(Cast(&sequencer, OneAllReduce(4, sequencer.epoch(), pair, 2, 1, 0))),
@@ -951,7 +953,7 @@ TEST(SequencerMemberTest, ShrinkRenumbersTheSurvivors) {
   Forward(&sequencer, 1, 0);
   Actions actions;
   sequencer.Finished(Ticket(1), absl::OkStatus(), At(0), &actions);
-  sequencer.Dead(Rank(1), At(0), &actions);
+  sequencer.Dead(Rank(1), "its process ended", At(0), &actions);
   actions.clear();
   EXPECT_THAT(sequencer.Shrink(At(0), &actions), ElementsAre(0, -1, 1, 2));
   EXPECT_EQ(sequencer.size(), 3);
@@ -1191,7 +1193,7 @@ TEST(SequencerGradientTest, LeavingAbandonsAndDyingDoesNot) {
   ASSERT_THAT(Launched(actions), ElementsAre(10));
   EXPECT_THAT(actions[0].instances[0].absent, ElementsAre(GroupRank(1)));
   actions.clear();
-  other.Dead(Rank(1), At(0), &actions);
+  other.Dead(Rank(1), "its process ended", At(0), &actions);
   EXPECT_THAT(Failed(actions), ElementsAre(10));
 }
 

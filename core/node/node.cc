@@ -31,13 +31,13 @@ absl::StatusOr<SessionInfo> LocalNode::OpenSession(const OpenSessionRequest& req
 }
 absl::Status LocalNode::CloseSession(SessionId id, absl::Time now) {
   return WithSession(*impl_, id, [&](const std::shared_ptr<Session>& session) {
-    impl_->EndSession(session, /*died=*/false, now);
+    impl_->EndSession(session, /*died=*/"", now);
     return absl::OkStatus();
   });
 }
 void LocalNode::SessionDied(SessionId id, absl::Time now) {
   const auto session = impl_->FindSession(id);
-  if (session.ok()) impl_->EndSession(*session, /*died=*/true, now);
+  if (session.ok()) impl_->EndSession(*session, "its process ended", now);
 }
 void LocalNode::SetDetached(SessionId id, bool detached, absl::Time now) {
   const auto session = impl_->FindSession(id);
@@ -149,11 +149,7 @@ std::vector<FlightEvent> LocalNode::Flight(absl::string_view tenant, int64_t lim
   return impl_->Flight(tenant, limit);
 }
 NodeStats LocalNode::Stats() const { return impl_->Stats(); }
-absl::StatusOr<std::string> LocalNode::TenantOf(SessionId id) const {
-  const auto session = impl_->FindSession(id);
-  if (!session.ok()) return session.status();
-  return (*session)->tenant->name;
-}
+absl::StatusOr<std::string> LocalNode::TenantOf(SessionId id) const { return impl_->TenantOf(id); }
 
 void LocalNode::StartDraining() { impl_->draining = true; }
 bool LocalNode::Idle() const { return !impl_->HasRuns(); }

@@ -244,7 +244,8 @@ class LocalNode {
   absl::optional<Error> FindError(ErrorId id, absl::string_view tenant) const;
   std::vector<FlightEvent> Flight(absl::string_view tenant, int64_t limit) const;
   NodeStats Stats() const;
-  // The tenant of a session, for authorisation. NOT_FOUND kSessionLost when it is gone.
+  // The tenant of a session, for authorisation; also of one that has died lately, so that its owner
+  // may be told how. NOT_FOUND kSessionLost when it is gone.
   absl::StatusOr<std::string> TenantOf(SessionId session) const;
 
   // Refuses new sessions and worlds with UNAVAILABLE kDraining.

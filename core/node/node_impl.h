@@ -33,7 +33,8 @@ class LocalNode::Impl {
   // --- node_sessions.cc -----------------------------------------------------------------------
   bool Poll(absl::Time now);
   absl::StatusOr<SessionInfo> OpenSession(const OpenSessionRequest& request, absl::Time now);
-  void EndSession(const std::shared_ptr<Session>& session, bool died, absl::Time now);
+  // `died`: how, in words for its peers; empty: in an orderly way.
+  void EndSession(const std::shared_ptr<Session>& session, const std::string& died, absl::Time now);
   void SetDetached(const std::shared_ptr<Session>& session, bool detached, absl::Time now);
   void RenewLease(Session* session, absl::Time now);
   absl::StatusOr<SessionDescriptors> AttachMemory(Session* session);
@@ -75,6 +76,7 @@ class LocalNode::Impl {
   bool HasRuns() const { return runs_.live() > 0; }
 
   absl::StatusOr<std::shared_ptr<Session>> FindSession(SessionId id) const;
+  absl::StatusOr<std::string> TenantOf(SessionId id) const;
 
   // Read by the thin wrappers of Node.
   NodeOptions options;
@@ -205,7 +207,9 @@ class LocalNode::Impl {
   };
   absl::StatusOr<MemberRef> FindMember(Session* session, WorldId world, Rank rank);
   void FormWorld(const std::shared_ptr<World>& world, absl::Time now);
-  void RemoveMember(const std::shared_ptr<World>& world, Rank rank, bool died, absl::Time now);
+  // `died` as for EndSession.
+  void RemoveMember(const std::shared_ptr<World>& world, Rank rank, const std::string& died,
+                    absl::Time now);
   void DropWorldIfEmpty(const std::shared_ptr<World>& world);
   void ArmWorldTimer(const std::shared_ptr<World>& world);
   void TryReform(const std::shared_ptr<World>& world, absl::Time now);
@@ -226,6 +230,12 @@ class LocalNode::Impl {
   int64_t last_session_ = 0;
   int64_t last_world_ = 0;
   absl::flat_hash_map<SessionId, std::shared_ptr<Session>> sessions_;
+  // The last of those that died, for their owners who ask again.
+  struct Death {
+    std::string tenant;
+    std::string how;
+  };
+  std::map<SessionId, Death> deaths_;
   std::vector<std::shared_ptr<Session>> polled_;  // those with a ring
   std::vector<std::shared_ptr<Session>> news_;    // those with has_news
   absl::flat_hash_map<WorldId, std::shared_ptr<World>> worlds_;

@@ -17,10 +17,21 @@ constexpr int kFramesPerTurn = 32;
 // Frames of one session that may wait for a predecessor.
 constexpr size_t kMaxHeldFrames = 1024;
 
-absl::Status SessionLost() {
-  return MakeError(absl::StatusCode::kNotFound, Reason::kSessionLost,
-                   "the session has ended, or belongs to an earlier life of the daemon; open a new "
-                   "one");
+// Sessions that died, of which is known how.
+constexpr size_t kKeptDeaths = 1024;
+
+// `how` it died; empty: not known any more, or it was closed.
+absl::Status SessionLost(const std::string& how) {
+  return MakeError(
+      absl::StatusCode::kNotFound, Reason::kSessionLost,
+      how.empty()
+          ? "the session has ended, or belongs to an earlier life of the daemon; open a new one"
+          : absl::StrCat("the session has ended: ", how, "; open a new one"));
+}
+
+// For a session whose bytes cannot be believed any more; nobody else is concerned.
+std::string EndedFor(const absl::Status& malformed) {
+  return absl::StrCat("its session was ended for malformed bytes (", malformed.message(), ")");
 }
 
 }  // namespace
@@ -92,8 +103,7 @@ bool LocalNode::Impl::PollRing(const std::shared_ptr<Session>& session, absl::Ti
     if (got == SubmissionRingReader::Result::kEmpty) break;
     worked = true;
     if (got == SubmissionRingReader::Result::kMalformed) {
-      // Its memory cannot be believed any more; nobody else is concerned.
-      EndSession(session, /*died=*/true, now);
+      EndSession(session, EndedFor(session->ring->status()), now);
       break;
     }
     TakeFrame(session, frame, now, nullptr);
@@ -105,8 +115,16 @@ bool LocalNode::Impl::PollRing(const std::shared_ptr<Session>& session, absl::Ti
 
 absl::StatusOr<std::shared_ptr<Session>> LocalNode::Impl::FindSession(SessionId id) const {
   const auto it = sessions_.find(id);
-  if (it == sessions_.end()) return SessionLost();
-  return it->second;
+  if (it != sessions_.end()) return it->second;
+  const auto death = deaths_.find(id);
+  return SessionLost(death == deaths_.end() ? "" : death->second.how);
+}
+
+absl::StatusOr<std::string> LocalNode::Impl::TenantOf(SessionId id) const {
+  const auto death = deaths_.find(id);
+  if (death != deaths_.end()) return death->second.tenant;
+  CHORUS_ASSIGN_OR_RETURN(const std::shared_ptr<Session> session, FindSession(id));
+  return session->tenant->name;
 }
 
 std::shared_ptr<Tenant> LocalNode::Impl::TenantNamed(const std::string& name) {
@@ -192,7 +210,9 @@ void LocalNode::Impl::ArmLease(const std::shared_ptr<Session>& session) {
     const std::shared_ptr<Session> session = weak.lock();
     if (session == nullptr || session->dead()) return;
     if (session->lease_until <= now) {
-      EndSession(session, /*died=*/true, now);
+      EndSession(session,
+                 absl::StrCat("its lease of ", absl::FormatDuration(session->lease), " ran out"),
+                 now);
     } else {
       ArmLease(session);
     }
@@ -211,16 +231,26 @@ void LocalNode::Impl::SetDetached(const std::shared_ptr<Session>& session, bool 
   const std::weak_ptr<Session> weak = session;
   session->detach_timer = timers.Add(now + options.detach_grace, [this, weak](absl::Time then) {
     const std::shared_ptr<Session> session = weak.lock();
-    if (session != nullptr) EndSession(session, /*died=*/true, then);
+    if (session == nullptr) return;
+    EndSession(session,
+               absl::StrCat("its connection was lost and did not come back within ",
+                            absl::FormatDuration(options.detach_grace)),
+               then);
   });
 }
 
 // The one path by which everything that a session made is released.
-void LocalNode::Impl::EndSession(const std::shared_ptr<Session>& session, bool died,
+void LocalNode::Impl::EndSession(const std::shared_ptr<Session>& session, const std::string& died,
                                  absl::Time now) {
   if (session->dead()) return;
   session->state = SessionState::kDead;
-  Note(FlightKind::kSessionEnded, now, session.get(), nullptr);
+  Error gone = ErrorOf(SessionLost(died));
+  if (!died.empty()) {
+    errors.Record(session->tenant->name, &gone);
+    deaths_[session->id] = {session->tenant->name, died};
+    if (deaths_.size() > kKeptDeaths) deaths_.erase(deaths_.begin());
+  }
+  Note(FlightKind::kSessionEnded, now, session.get(), nullptr, Sequence(), Ticket(), gone.id);
   timers.Cancel(session->lease_timer);
   timers.Cancel(session->detach_timer);
   timers.Cancel(session->gap_timer);
@@ -235,18 +265,17 @@ void LocalNode::Impl::EndSession(const std::shared_ptr<Session>& session, bool d
       waiting.push_back(run->handle);
     }
   });
-  Error gone = ErrorOf(SessionLost());
   for (RunHandle handle : waiting) {
     if (RunState* run = runs_.Find(handle)) FailRun(run, gone, now);
   }
   for (auto& held : session->held) {
-    for (OnOutcome& done : held.second.done) done({Sequence(held.first), SessionLost()});
+    for (OnOutcome& done : held.second.done) done({Sequence(held.first), ToStatus(gone)});
   }
   session->held.clear();
   auto waiters = std::move(session->outcome_waiters);
   session->outcome_waiters.clear();
   for (auto& entry : waiters) {
-    for (OnOutcome& done : entry.second) done({Sequence(entry.first), SessionLost()});
+    for (OnOutcome& done : entry.second) done({Sequence(entry.first), ToStatus(gone)});
   }
   session->tensors.clear();
   session->graphs.clear();
@@ -378,7 +407,7 @@ void LocalNode::Impl::TakeFrame(const std::shared_ptr<Session>& session, absl::s
       return;
     }
     // A ring's frames have no other answer than their sequence, which cannot be believed here.
-    EndSession(session, /*died=*/true, now);
+    EndSession(session, EndedFor(command.status()), now);
     return;
   }
   const Sequence sequence = command->sequence;

@@ -113,7 +113,7 @@ void LocalNode::Impl::JoinWorld(const std::shared_ptr<Session>& session, const J
                          missing);
       for (Rank rank : joined) {
         OnJoined done = std::move(world->members[static_cast<size_t>(rank.value())].on_joined);
-        RemoveMember(world, rank, /*died=*/false, then);
+        RemoveMember(world, rank, /*died=*/"", then);
         if (done != nullptr) done(late);
       }
     });
@@ -192,7 +192,7 @@ absl::Status LocalNode::Impl::LeaveWorld(Session* session, WorldId world, Rank r
                                          absl::Time now) {
   CHORUS_ASSIGN_OR_RETURN(const MemberRef member, FindMember(session, world, rank));
   OnJoined done = std::move(member.member->on_joined);
-  RemoveMember(member.world, rank, /*died=*/false, now);
+  RemoveMember(member.world, rank, /*died=*/"", now);
   if (done != nullptr) {
     done(MakeError(absl::StatusCode::kCancelled, Reason::kCancelled,
                    absl::StrCat("rank ", rank.value(), " left before the world was complete")));
@@ -200,8 +200,8 @@ absl::Status LocalNode::Impl::LeaveWorld(Session* session, WorldId world, Rank r
   return absl::OkStatus();
 }
 
-void LocalNode::Impl::RemoveMember(const std::shared_ptr<World>& world, Rank rank, bool died,
-                                   absl::Time now) {
+void LocalNode::Impl::RemoveMember(const std::shared_ptr<World>& world, Rank rank,
+                                   const std::string& died, absl::Time now) {
   World::Member& member = world->members[static_cast<size_t>(rank.value())];
   const std::shared_ptr<Session> session = member.session;
   if (session == nullptr) return;
@@ -224,10 +224,10 @@ void LocalNode::Impl::RemoveMember(const std::shared_ptr<World>& world, Rank ran
     DropWorldIfEmpty(world);
     return;
   }
-  member.state = died ? World::Member::State::kDead : World::Member::State::kLeft;
+  member.state = died.empty() ? World::Member::State::kLeft : World::Member::State::kDead;
   Actions actions;
-  if (died) {
-    world->sequencer->Dead(rank, now, &actions);
+  if (!died.empty()) {
+    world->sequencer->Dead(rank, died, now, &actions);
   } else {
     // Its own pending runs end first: an orderly leaver does not leave votes behind.
     std::vector<RunHandle> pending;

@@ -332,7 +332,7 @@ class Enumerator {
       case Kind::kDie:
         point(event.rank, "die");
         state->ranks[event.rank].here = false;
-        sequencer.Dead(Rank(event.rank), Now(*state), &actions);
+        sequencer.Dead(Rank(event.rank), "its process ended", Now(*state), &actions);
         allowed = {Reason::kPeerDied};
         if (actions.empty()) return "a death did not end the epoch";
         break;

@@ -526,7 +526,7 @@ class Simulation {
       Later(Uniform(0.001, 0.01), [this, rank, dies] {
         Sequencer::Actions actions;
         if (dies) {
-          sequencer_.Dead(Rank(rank), Now(), &actions);
+          sequencer_.Dead(Rank(rank), "its process ended", Now(), &actions);
         } else {
           oracle_.Left(rank);
           sequencer_.Left(Rank(rank), Now(), &actions);
