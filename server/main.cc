@@ -24,6 +24,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "core/backend/fault/fault_backend.h"
 #include "core/backend/host/host_backend.h"
 #include "core/backend/sim/sim_backend.h"
 #include "core/base/thread_pool.h"
@@ -107,6 +108,9 @@ ABSL_FLAG(std::string, backend, "host",
           "address space of their own, for tests.");
 ABSL_FLAG(int32_t, host_devices, 4, "Number of devices; they may outnumber the cores.");
 ABSL_FLAG(uint64_t, sim_seed, 0, "Seed of --backend=sim; 0: another one at each start (printed).");
+ABSL_FLAG(std::string, fault_script, "",
+          "For tests: faults of the devices, as core/backend/fault/fault_script.h has them: "
+          "\"collective lost device=1 skip=20\".");
 ABSL_FLAG(int64_t, memory_limit_bytes, int64_t{8} << 30, "Of all tensors and arenas together.");
 ABSL_FLAG(int32_t, max_sessions, 4096, "Sessions at a time.");
 ABSL_FLAG(int32_t, max_worlds, 1024, "Worlds at a time.");
@@ -193,7 +197,7 @@ DaemonOptions OptionsFromFlags() {
   return options;
 }
 
-std::unique_ptr<Backend> MakeBackend(ThreadPool* pool) {
+std::unique_ptr<Backend> MakeSoundBackend(ThreadPool* pool) {
   const std::string name = absl::GetFlag(FLAGS_backend);
   const int32_t devices = absl::GetFlag(FLAGS_host_devices);
   if (devices < 1 || devices > 64) {
@@ -216,6 +220,19 @@ std::unique_ptr<Backend> MakeBackend(ThreadPool* pool) {
   }
   std::cerr << "chorusd: --backend: expected host or sim, got \"" << name << "\"\n";
   exit(2);
+}
+
+std::unique_ptr<Backend> MakeBackend(ThreadPool* pool) {
+  std::unique_ptr<Backend> backend = MakeSoundBackend(pool);
+  const std::string text = absl::GetFlag(FLAGS_fault_script);
+  if (text.empty()) return backend;
+  absl::StatusOr<FaultScript> script = ParseFaultScript(text);
+  if (!script.ok()) {
+    std::cerr << "chorusd: --fault_script: " << script.status().message() << "\n";
+    exit(2);
+  }
+  return CreateFaultBackend(std::move(backend), *std::move(script),
+                            [](const std::string& fault) { LOG(WARNING) << fault; });
 }
 
 std::string StartLine(const Daemon& daemon, const Backend& backend) {

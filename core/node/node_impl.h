@@ -186,6 +186,7 @@ class LocalNode::Impl {
   void BindInputs(RunState* run);
   absl::Status ResolvePeers(const SequencerAction& action);
   int32_t NewGang();
+  void AbortGang(int32_t place, const absl::Status& why);
   void DropCommunicator(CommunicatorId id, const absl::Status& why);
   absl::Status PrepareLaunch(RunState* run, Gang* gang);
   absl::StatusOr<CommunicatorId> GroupCommunicator(World* world, GroupId group);

@@ -419,7 +419,10 @@ void LocalNode::Impl::ApplyOne(const std::shared_ptr<World>& world, SequencerAct
       LaunchGang(world, *action, now);
       break;
     case SequencerAction::Kind::kFail:
-      if (RunState* run = runs_.Find(action->run)) FailRun(run, action->error, now);
+      if (RunState* run = runs_.Find(action->run)) {
+        if (run->launches_left > 0) AbortGang(run->gang, ToStatus(action->error));
+        FailRun(run, action->error, now);
+      }
       break;
     case SequencerAction::Kind::kEpochEnded:
       world->shared.clear();
@@ -735,7 +738,7 @@ void LocalNode::Impl::FinishGang(int32_t place, absl::Time now) {
       EndRun(run);
     }
   } else {
-    for (CommunicatorId id : gang.communicators) DropCommunicator(id, status);
+    AbortGang(place, status);
   }
   if (gang.world != nullptr) {
     const std::shared_ptr<World> world = gang.world;
@@ -759,6 +762,14 @@ void LocalNode::Impl::FinishGang(int32_t place, absl::Time now) {
   gang.Recycle();
   free_gangs_.push_back(place);
   CHORUS_FAILPOINT("node.after_publish");
+}
+
+// Its devices have not finished in time: those that wait for each other would for ever. What holds
+// its memory ends when they have.
+void LocalNode::Impl::AbortGang(int32_t place, const absl::Status& why) {
+  for (CommunicatorId id : gangs_[static_cast<size_t>(place)].communicators) {
+    DropCommunicator(id, why);
+  }
 }
 
 void LocalNode::Impl::DropCommunicator(CommunicatorId id, const absl::Status& why) {
