@@ -70,9 +70,8 @@ absl::StatusOr<Process> Process::Start(const std::vector<std::string>& argv,
   std::vector<char*> arguments;
   for (const std::string& argument : argv) arguments.push_back(const_cast<char*>(argument.c_str()));
   arguments.push_back(nullptr);
-  std::vector<std::string> environment;
+  std::vector<std::string> environment = options.env;  // of two with one name the first counts
   for (char** entry = environ; *entry != nullptr; ++entry) environment.push_back(*entry);
-  for (const std::string& entry : options.env) environment.push_back(entry);
   std::vector<char*> variables;
   for (std::string& entry : environment) variables.push_back(&entry[0]);
   variables.push_back(nullptr);

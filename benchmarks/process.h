@@ -22,7 +22,7 @@ class Process {
  public:
   struct Options {
     std::string log;               // file that takes stdout and stderr; empty: ours
-    std::vector<std::string> env;  // NAME=VALUE, besides ours
+    std::vector<std::string> env;  // NAME=VALUE; what else it gets is ours
     std::vector<int> keep_fds;     // open in the child too, under the same numbers
   };
   // argv[0] is looked up on PATH. NOT_FOUND: no such program.

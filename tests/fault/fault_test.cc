@@ -6,24 +6,34 @@
 // is told, and lets the world go on. At the end of every test the daemon lives, nothing is left of
 // its sessions, and its memory is back.
 //
+// No deadline of the daemon is waited for, nor missed by chance: its clock is the test's
+// (clock.cc).
+//
 // Seeds choose victims, moments and sizes. --seeds=N (or CHORUS_FAULT_SEEDS) runs so many of them
 // per fault, from --first_seed=S (1) on; each is printed.
 #include <signal.h>
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <iostream>
+#include <iterator>
 #include <memory>
 #include <random>
+#include <set>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "absl/time/time.h"
 #include "core/base/error.h"
 #include "core/base/failpoint.h"
 #include "gtest/gtest.h"
@@ -37,14 +47,32 @@ uint64_t seed_count = 2;
 uint64_t first_seed = 1;
 
 constexpr int kRanks = 3;
-// How late a rank may be in the worlds of those tests that are about late ranks. Long enough for a
-// loaded machine not to make another one late.
-constexpr int kAgreeMilliseconds = 3000;
+// A moment more than the daemon's --agree_timeout, --exec_timeout and --lease are.
+constexpr absl::Duration kAgreeTimeout = absl::Seconds(61);
+constexpr absl::Duration kExecTimeout = absl::Seconds(301);
+constexpr absl::Duration kLease = absl::Seconds(61);
 // More steps than any test lets happen.
 constexpr int kForever = 100000000;
 
+// What the ranks of a test run on, how their commands travel, and what these are: one op at a time,
+// or whole graphs with their Backward.
+struct Mode {
+  const char* name;
+  const char* backend;
+  const char* transport;
+  bool compiled;
+};
+// Any two of the three together.
+constexpr Mode kModes[] = {
+    {"HostRingEager", "host", "ring", false},   {"HostStreamCompiled", "host", "stream", true},
+    {"HostUnaryEager", "host", "unary", false}, {"SimRingCompiled", "sim", "ring", true},
+    {"SimStreamEager", "sim", "stream", false}, {"SimUnaryCompiled", "sim", "unary", true},
+};
+
 class FaultTest : public ::testing::Test {
  protected:
+  explicit FaultTest(const Mode& mode = kModes[0]) : mode_(mode) {}
+
   void TearDown() override {
     if (HasFatalFailure() || IsSkipped()) return;
     if (daemon_ == nullptr) return;
@@ -53,11 +81,7 @@ class FaultTest : public ::testing::Test {
       const Reply reply = trainer->Ask("close");
       EXPECT_TRUE(reply.ok) << reply;
     }
-    if (bystander_ != nullptr) {
-      const Reply reply = bystander_->Ask("pair-stop");
-      EXPECT_TRUE(reply.ok) << reply;
-      EXPECT_GT(reply.number("done"), 0);
-    }
+    EndBystander();
     EXPECT_TRUE(daemon_->Lives());
     ExpectNothingLeft();
   }
@@ -68,10 +92,14 @@ class FaultTest : public ::testing::Test {
     Daemon::Options options;
     options.socket = scratch_.path() + "/chorusd";
     options.log = scratch_.path() + "/chorusd.log";
-    options.flags = {"--host_devices=8"};
+    options.clock = scratch_.path() + "/clock";
+    options.flags = {"--host_devices=8", absl::StrCat("--backend=", mode_.backend),
+                     absl::StrCat("--sim_seed=", seed_)};
     options.flags.insert(options.flags.end(), flags.begin(), flags.end());
     options.failpoint = failpoint;
     daemon_.reset();
+    std::error_code ignored;
+    std::filesystem::remove(options.log, ignored);
     absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(options);
     ASSERT_TRUE(daemon.ok()) << daemon.status() << "\n" << bench::FileText(options.log);
     daemon_ = *std::move(daemon);
@@ -90,6 +118,14 @@ class FaultTest : public ::testing::Test {
     EXPECT_TRUE(reply.ok) << reply;
   }
 
+  void EndBystander() {
+    if (bystander_ == nullptr) return;
+    const Reply reply = bystander_->Ask("pair-stop");
+    EXPECT_TRUE(reply.ok) << reply;
+    EXPECT_GT(reply.number("done"), 0);
+    bystander_.reset();
+  }
+
   void StartTrainer(std::unique_ptr<Trainer>* trainer) {
     absl::StatusOr<std::unique_ptr<Trainer>> started =
         Trainer::Start(scratch_.path() + "/trainers.log");
@@ -98,16 +134,21 @@ class FaultTest : public ::testing::Test {
   }
 
   // A new world of `size` ranks, each a trainer of `ranks_`; those that were killed are replaced.
-  void StartWorld(int size = kRanks, int agree_milliseconds = 0) {
+  // Rank `odd`, if any, opens and joins by commands of its own, followed by the same words.
+  void StartWorld(int size = kRanks, int odd = -1, const std::string& odd_open = "",
+                  const std::string& odd_join = "join", int64_t agree_seconds = 0) {
     ranks_.resize(static_cast<size_t>(size));
     for (auto& trainer : ranks_) {
       if (trainer == nullptr) StartTrainer(&trainer);
       ASSERT_NE(trainer, nullptr);
     }
-    ExpectAllOk(absl::StrCat("open ", daemon_->address()));
+    const std::string open = absl::StrCat("open ", daemon_->address(), " ", mode_.transport);
+    for (int r = 0; r < size; ++r) rank(r).Send(r == odd ? odd_open : open);
+    for (const Reply& reply : Receive()) ASSERT_TRUE(reply.ok) << reply;
     const std::string name = absl::StrCat("world", ++worlds_);
     for (int r = 0; r < size; ++r) {
-      rank(r).Send(absl::StrCat("join ", name, " ", r, " ", size, " ", agree_milliseconds));
+      rank(r).Send(absl::StrCat(r == odd ? odd_join : "join", " ", name, " ", r, " ", size, " ",
+                                agree_seconds));
     }
     for (const Reply& reply : Receive()) ASSERT_TRUE(reply.ok) << reply;
     first_step_ = 0;
@@ -138,7 +179,8 @@ class FaultTest : public ::testing::Test {
   }
   std::string StepsCommand(int64_t count, int64_t elements, int64_t say = -1) {
     first_step_ += 1000;  // never numbers that were used before
-    return absl::StrCat("steps ", count, " ", elements, " ", first_step_, " ", say);
+    return absl::StrCat(mode_.compiled ? "compiled-steps " : "steps ", count, " ", elements, " ",
+                        first_step_, " ", say);
   }
   // Collectives work, on all ranks, in one epoch.
   void ExpectWorldGoesOn() {
@@ -171,6 +213,9 @@ class FaultTest : public ::testing::Test {
     for (const Reply& reply : replies) {
       ExpectError(reply, absl::StatusCode::kAborted, Reason::kPeerDied, victim, pid);
     }
+    Reform();
+  }
+  void Reform() {
     Send("reform");
     int64_t next = 0;
     for (const Reply& reply : Receive()) {
@@ -200,6 +245,18 @@ class FaultTest : public ::testing::Test {
     ASSERT_TRUE(first.ok) << first;
     daemon_->Stop();
     rank(r).Send(absl::StrCat("flood ", count));
+  }
+
+  void LetTimePass(absl::Duration time) {
+    const absl::Status status = daemon_->LetTimePass(time);
+    EXPECT_TRUE(status.ok()) << status;
+  }
+  // Until the daemon's log has `text`.
+  void WaitForLog(const std::string& text) {
+    const absl::Status status = AskUntil([&]() -> absl::StatusOr<bool> {
+      return absl::StrContains(bench::FileText(scratch_.path() + "/chorusd.log"), text);
+    });
+    EXPECT_TRUE(status.ok()) << status << ": " << text;
   }
 
   // Waits until the daemon lists an instance of the world of now that waits for exactly `missing`.
@@ -241,6 +298,7 @@ class FaultTest : public ::testing::Test {
       std::cout << "seed " << seed << std::endl;
       SCOPED_TRACE(absl::StrCat("--first_seed=", seed));
       random_.seed(seed);
+      seed_ = seed;
       body();
       if (HasFailure()) return;  // what follows would only fail after it
     }
@@ -251,7 +309,12 @@ class FaultTest : public ::testing::Test {
     static constexpr int64_t kElements[] = {1, 16, 17, 1000, 100003};
     return kElements[Below(5)];
   }
+  // After so many steps. Those that are not one op over the ring take longer.
+  int Moment() {
+    return Below(mode_.compiled || absl::string_view(mode_.transport) != "ring" ? 20 : 200);
+  }
 
+  Mode mode_;
   const bench::ScratchDirectory scratch_;
   std::unique_ptr<Daemon> daemon_;
   std::unique_ptr<Trainer> bystander_;
@@ -259,12 +322,20 @@ class FaultTest : public ::testing::Test {
   int64_t memory_before_ = 0;
   int worlds_ = 0;
   int64_t first_step_ = 0;
+  uint64_t seed_ = first_seed;
   std::mt19937_64 random_;
 };
 
+class FaultModesTest : public FaultTest, public ::testing::WithParamInterface<Mode> {
+ protected:
+  FaultModesTest() : FaultTest(GetParam()) {}
+};
+INSTANTIATE_TEST_SUITE_P(Modes, FaultModesTest, ::testing::ValuesIn(kModes),
+                         [](const auto& info) { return info.param.name; });
+
 // --- Ranks that disagree, are late, or give up ---------------------------------------------------
 
-TEST_F(FaultTest, AMismatchOfEachKindIsToldToEveryRank) {
+TEST_P(FaultModesTest, AMismatchOfEachKindIsToldToEveryRank) {
   struct Kind {
     const char* call;  // of all ranks
     const char* odd;   // but one
@@ -276,6 +347,7 @@ TEST_F(FaultTest, AMismatchOfEachKindIsToldToEveryRank) {
       {"all_reduce f32 4", "barrier f32 0"},     {"reduce_scatter f32 4", "reduce_scatter f64 4"},
       {"reduce f32 16 0", "all_gather f32 16"},
   };
+  const std::string call = mode_.compiled ? "compiled-call " : "call ";
   StartDaemon();
   StartBystander();
   StartWorld();
@@ -284,7 +356,7 @@ TEST_F(FaultTest, AMismatchOfEachKindIsToldToEveryRank) {
       SCOPED_TRACE(kind.odd);
       const int odd = Below(kRanks);
       for (int r = 0; r < kRanks; ++r) {
-        rank(r).Send(absl::StrCat("call ", r == odd ? kind.odd : kind.call));
+        rank(r).Send(absl::StrCat(call, r == odd ? kind.odd : kind.call));
       }
       for (const Reply& reply : Receive()) {
         EXPECT_EQ(reply.word("code"), "INVALID_ARGUMENT") << reply;
@@ -295,7 +367,8 @@ TEST_F(FaultTest, AMismatchOfEachKindIsToldToEveryRank) {
       ExpectWorldGoesOn();
       if (HasFailure()) return;
     }
-    // Of a pair; the third rank hears of it at its next call.
+    // Of a pair; the third rank hears of it at its next call. (Before it in a compiled graph there
+    // would be a collective of all three.)
     for (const char* recv : {"recv f64 4", "recv f32 5"}) {
       SCOPED_TRACE(recv);
       const int to = Below(kRanks);
@@ -315,10 +388,10 @@ TEST_F(FaultTest, AMismatchOfEachKindIsToldToEveryRank) {
   ExpectBystanderGoesOn();
 }
 
-TEST_F(FaultTest, ALateRankIsNamed) {
+TEST_P(FaultModesTest, ALateRankIsNamed) {
   StartDaemon();
   StartBystander();
-  StartWorld(kRanks, kAgreeMilliseconds);
+  StartWorld();
   ForEachSeed([&] {
     const int late = Below(kRanks);
     const std::string steps = StepsCommand(1, Elements());
@@ -326,11 +399,12 @@ TEST_F(FaultTest, ALateRankIsNamed) {
       if (r != late) rank(r).Send(steps);
     }
     WaitUntilPendingFor({late});
+    LetTimePass(kAgreeTimeout);
     const pid_t pid = rank(late).pid();
     for (int r = 0; r < kRanks; ++r) {
-      const Reply reply = r == late ? Reply() : rank(r).Receive();
       if (r == late) continue;
-      ExpectError(reply, absl::StatusCode::kDeadlineExceeded, Reason::kAgreeTimeout, late, pid);
+      ExpectError(rank(r).Receive(), absl::StatusCode::kDeadlineExceeded, Reason::kAgreeTimeout,
+                  late, pid);
     }
     // It is told the same when it comes.
     ExpectError(rank(late).Ask(steps), absl::StatusCode::kDeadlineExceeded, Reason::kAgreeTimeout,
@@ -340,19 +414,20 @@ TEST_F(FaultTest, ALateRankIsNamed) {
   ExpectBystanderGoesOn();
 }
 
-TEST_F(FaultTest, AStoppedRankIsLateThenNamedAndGoesOnInTheNextEpoch) {
+TEST_P(FaultModesTest, AStoppedRankIsLateThenNamedAndGoesOnInTheNextEpoch) {
   StartDaemon();
   StartBystander();
-  StartWorld(kRanks, kAgreeMilliseconds);
+  StartWorld();
   ForEachSeed([&] {
     const int victim = Below(kRanks);
-    const int moment = Below(200);
+    const int moment = Moment();
     const pid_t pid = rank(victim).pid();
     Send(StepsCommand(kForever, Elements(), moment));
     const absl::Status status = rank(victim).WaitFor(absl::StrCat(moment));
     ASSERT_TRUE(status.ok()) << status;
     rank(victim).Stop();
     WaitUntilPendingFor({victim});
+    LetTimePass(kAgreeTimeout);
     for (int r = 0; r < kRanks; ++r) {
       if (r == victim) continue;
       ExpectError(rank(r).Receive(), absl::StatusCode::kDeadlineExceeded, Reason::kAgreeTimeout,
@@ -366,7 +441,7 @@ TEST_F(FaultTest, AStoppedRankIsLateThenNamedAndGoesOnInTheNextEpoch) {
   ExpectBystanderGoesOn();
 }
 
-TEST_F(FaultTest, ACancelEndsTheEpochForAllRanks) {
+TEST_P(FaultModesTest, ACancelEndsTheEpochForAllRanks) {
   StartDaemon();
   StartBystander();
   StartWorld();
@@ -391,7 +466,7 @@ TEST_F(FaultTest, ACancelEndsTheEpochForAllRanks) {
   ExpectBystanderGoesOn();
 }
 
-TEST_F(FaultTest, ARankThatLeavesWhileItIsNeededIsNamed) {
+TEST_P(FaultModesTest, ARankThatLeavesWhileItIsNeededIsNamed) {
   StartDaemon();
   StartBystander();
   ForEachSeed([&] {
@@ -414,15 +489,81 @@ TEST_F(FaultTest, ARankThatLeavesWhileItIsNeededIsNamed) {
   ExpectBystanderGoesOn();
 }
 
+// Two ranks' groups wait for each other; the third rank hears of it at its next call.
+TEST_P(FaultModesTest, ACircleBetweenGroupsIsToldToTheRanksInItAndTheEpoch) {
+  StartDaemon();
+  StartBystander();
+  StartWorld();
+  ForEachSeed([&] {
+    const int third = Below(kRanks);
+    const int pair[] = {(third + 1) % kRanks, (third + 2) % kRanks};
+    rank(pair[0]).Send(absl::StrCat("circle ", pair[1]));
+    rank(pair[1]).Send(absl::StrCat("circle ", pair[0]));
+    for (const Reply& reply : {rank(pair[0]).Receive(), rank(pair[1]).Receive(),
+                               rank(third).Ask("call barrier f32 0")}) {
+      EXPECT_EQ(reply.word("code"), "INVALID_ARGUMENT") << reply;
+      EXPECT_EQ(reply.word("reason"), "ORDER_CYCLE") << reply;
+      EXPECT_TRUE(absl::StrContains(reply.word("message"), "group")) << reply;
+    }
+    ExpectWorldGoesOn();
+  });
+  ExpectBystanderGoesOn();
+}
+
+// --- Devices -------------------------------------------------------------------------------------
+
+TEST_P(FaultModesTest, ADeviceThatFailsOrNeverEndsACollectiveFailsItForAllRanks) {
+  ForEachSeed([&] {
+    const bool lost = Below(2) == 0;
+    // The bystander opens its two sessions first and gets the first two devices.
+    const int device = 2 + Below(kRanks);
+    StartDaemon({absl::StrCat("--fault_script=collective ", lost ? "lost" : "error",
+                              " device=", device, " skip=", Below(30))});
+    ASSERT_FALSE(HasFatalFailure());
+    StartBystander();
+    StartWorld();
+    Send(StepsCommand(kForever, Elements()));
+    if (lost) {
+      WaitForLog("collective lost");
+      LetTimePass(kExecTimeout);
+    }
+    for (const Reply& reply : Receive()) {
+      if (lost) {
+        ExpectError(reply, absl::StatusCode::kDeadlineExceeded, Reason::kExecTimeout);
+      } else {
+        ExpectError(reply, absl::StatusCode::kInternal, Reason::kExecFailed);
+      }
+    }
+    ExpectWorldGoesOn();
+    EndWorld();
+    ExpectBystanderGoesOn();
+    EndBystander();
+    ExpectNothingLeft();
+  });
+}
+
 // --- Trainers that are killed --------------------------------------------------------------------
+
+// The client's failpoints, and the daemon's.
+bool IsOfClient(absl::string_view failpoint) {
+  return absl::StartsWith(failpoint, "ring.") || absl::StartsWith(failpoint, "completion.");
+}
+bool IsOfDaemon(absl::string_view failpoint) {
+  return absl::StartsWith(failpoint, "node.") || absl::StartsWith(failpoint, "ring_reader.");
+}
+
+TEST(FailpointsTest, SomeProcessIsKilledAtEachOfThem) {
+  for (const absl::string_view failpoint : AllFailpoints()) {
+    EXPECT_NE(IsOfClient(failpoint), IsOfDaemon(failpoint))
+        << failpoint << ": say whose it is, so that it is among those below";
+  }
+}
 
 TEST_F(FaultTest, ATrainerKilledAtEveryFailpointOfTheClient) {
   StartDaemon();
   StartBystander();
   for (const absl::string_view failpoint : AllFailpoints()) {
-    if (!absl::StartsWith(failpoint, "ring.") && !absl::StartsWith(failpoint, "completion.")) {
-      continue;
-    }
+    if (!IsOfClient(failpoint) || HasFailure()) continue;
     SCOPED_TRACE(std::string(failpoint));
     std::cout << failpoint << ": ";
     ForEachSeed([&] {
@@ -458,13 +599,13 @@ TEST_F(FaultTest, ATrainerKilledAtEveryFailpointOfTheClient) {
   }
 }
 
-TEST_F(FaultTest, ATrainerKilledAtAnyMoment) {
+TEST_P(FaultModesTest, ATrainerKilledAtAnyMoment) {
   StartDaemon();
   StartBystander();
   ForEachSeed([&] {
     StartWorld();
     const int victim = Below(kRanks);
-    const int moment = Below(200);
+    const int moment = Moment();
     const pid_t pid = rank(victim).pid();
     Send(StepsCommand(kForever, Elements(), moment));
     const absl::Status status = rank(victim).WaitFor(absl::StrCat(moment));
@@ -477,7 +618,7 @@ TEST_F(FaultTest, ATrainerKilledAtAnyMoment) {
 }
 
 // The child holds the dead trainer's sockets and memory open; only the process itself tells.
-TEST_F(FaultTest, ATrainerWithAForkedChildIsKilled) {
+TEST_P(FaultModesTest, ATrainerWithAForkedChildIsKilled) {
   StartDaemon();
   StartBystander();
   ForEachSeed([&] {
@@ -497,6 +638,33 @@ TEST_F(FaultTest, ATrainerWithAForkedChildIsKilled) {
     // Kept until the survivors have heard: its end of the child's input is what keeps the child.
     std::unique_ptr<Trainer> killed = std::move(ranks_[static_cast<size_t>(victim)]);
     ExpectDeathIsTold(victim, pid, Receive());
+    EndWorld();
+  });
+  ExpectBystanderGoesOn();
+}
+
+// A rank that did not come through the attach socket: nobody sees its process.
+TEST_P(FaultModesTest, ALeaseThatRunsOutNamesItsRank) {
+  StartDaemon();
+  StartBystander();
+  ForEachSeed([&] {
+    const int victim = Below(kRanks);
+    // The others may wait for longer than a lease.
+    StartWorld(kRanks, victim, absl::StrCat("leased ", daemon_->address()), "hostile-join",
+               absl::ToInt64Seconds(2 * kLease));
+    ASSERT_FALSE(HasFailure());
+    const std::string steps = StepsCommand(1, Elements());
+    for (int r = 0; r < kRanks; ++r) {
+      if (r != victim) rank(r).Send(steps);
+    }
+    WaitUntilPendingFor({victim});
+    Kill(victim);
+    LetTimePass(kLease);
+    const std::vector<Reply> replies = Receive();
+    for (const Reply& reply : replies) {
+      EXPECT_TRUE(absl::StrContains(reply.word("message"), "its lease of 1m ran out")) << reply;
+    }
+    ExpectDeathIsTold(victim, /*pid=*/-1, replies);
     EndWorld();
   });
   ExpectBystanderGoesOn();
@@ -529,25 +697,14 @@ TEST_F(FaultTest, HostileBytesInARingEndThatSessionOnly) {
   StartDaemon();
   StartBystander();
   for (const char* kind : {"tail", "bytes", "skip", "size", "body"}) {
+    if (HasFailure()) return;
     SCOPED_TRACE(kind);
     std::cout << kind << ": ";
     ForEachSeed([&] {
       // Two honest ranks and the hostile one in one world.
       const int victim = Below(kRanks);
-      const std::string name = absl::StrCat("world", ++worlds_);
-      ranks_.resize(kRanks);
-      for (int r = 0; r < kRanks; ++r) {
-        auto& trainer = ranks_[static_cast<size_t>(r)];
-        if (trainer == nullptr) StartTrainer(&trainer);
-        ASSERT_NE(trainer, nullptr);
-        trainer->Send(absl::StrCat(r == victim ? "hostile " : "open ", daemon_->address()));
-      }
-      for (const Reply& reply : Receive()) ASSERT_TRUE(reply.ok) << reply;
-      for (int r = 0; r < kRanks; ++r) {
-        rank(r).Send(
-            absl::StrCat(r == victim ? "hostile-join " : "join ", name, " ", r, " ", kRanks));
-      }
-      for (const Reply& reply : Receive()) ASSERT_TRUE(reply.ok) << reply;
+      StartWorld(kRanks, victim, absl::StrCat("hostile ", daemon_->address()), "hostile-join");
+      ASSERT_FALSE(HasFailure());
       const std::string steps = StepsCommand(kForever, Elements());
       for (int r = 0; r < kRanks; ++r) {
         if (r != victim) rank(r).Send(steps);
@@ -558,7 +715,14 @@ TEST_F(FaultTest, HostileBytesInARingEndThatSessionOnly) {
       EXPECT_TRUE(attack.ok) << attack;
       // Its process lives on; nobody waits for it any more.
       const std::unique_ptr<Trainer> hostile = std::move(ranks_[static_cast<size_t>(victim)]);
-      ExpectDeathIsTold(victim, pid, Receive());
+      std::vector<Reply> replies = Receive();
+      ExpectDeathIsTold(victim, pid, replies);
+      replies.push_back(attack);
+      for (const Reply& reply : replies) {
+        for (const char* text : {"its session was ended for malformed bytes", "expected", "got"}) {
+          EXPECT_TRUE(absl::StrContains(reply.word("message"), text)) << reply;
+        }
+      }
       EndWorld();
       ExpectBystanderGoesOn();
     });
@@ -647,12 +811,12 @@ TEST_F(FaultTest, FullMemoryIsToldWithNeedAndFreeAndTheNextEpochWorks) {
 // Whatever a trainer read before was checked by it: nothing half reduced was ever published.
 TEST_F(FaultTest, ADaemonKilledAtEachOfItsFailpointsIsToldToAllAndReplaced) {
   for (const absl::string_view failpoint : AllFailpoints()) {
-    if (!absl::StartsWith(failpoint, "node.") && !absl::StartsWith(failpoint, "ring_reader.")) {
-      continue;
-    }
+    if (!IsOfDaemon(failpoint) || HasFailure()) continue;
     SCOPED_TRACE(std::string(failpoint));
     std::cout << failpoint << ": ";
     ForEachSeed([&] {
+      // The other transports have no ring.
+      if (absl::StartsWith(failpoint, "node.")) mode_ = kModes[Below(std::size(kModes))];
       StartDaemon({}, absl::StrCat(failpoint, ":", 20 + Below(200), "=kill"));
       ASSERT_FALSE(HasFatalFailure());
       StartWorld();
@@ -683,7 +847,8 @@ TEST_F(FaultTest, ADaemonKilledAtEachOfItsFailpointsIsToldToAllAndReplaced) {
 
 TEST_F(FaultTest, SigtermEndsWhatIsUnderWayAndExitsWithZero) {
   ForEachSeed([&] {
-    StartDaemon({"--drain_timeout=1s"});
+    mode_ = kModes[Below(std::size(kModes))];
+    StartDaemon({"--drain_timeout=50ms"});
     ASSERT_FALSE(HasFatalFailure());
     StartWorld();
     const bool one_is_missing = Below(2) == 0;
@@ -713,6 +878,159 @@ TEST_F(FaultTest, SigtermEndsWhatIsUnderWayAndExitsWithZero) {
     Receive();  // the daemon is gone: whatever it says
     daemon_.reset();
   });
+}
+
+// --- Every place ---------------------------------------------------------------------------------
+
+// Where a rank can stand in a run and what can happen to it there, as the state enumeration has
+// found (//tests/model:enumeration_test): by place.
+std::vector<std::pair<std::string, std::string>> FaultsByPlace() {
+  // No faults: the run goes on, and every other test goes through them.
+  const std::set<std::string> good = {"vote", "unblock", "finish", "enter", "drop_tape"};
+  std::vector<std::pair<std::string, std::string>> faults;
+  std::ifstream file("tests/model/failpoints.txt");
+  std::string line;
+  while (std::getline(file, line)) {
+    const std::pair<std::string, std::string> words = absl::StrSplit(line, absl::MaxSplits(' ', 1));
+    if (words.first != "#" && good.count(words.second) == 0) faults.push_back(words);
+  }
+  return faults;
+}
+
+class PlacesTest : public FaultTest {
+ protected:
+  // Leads the ranks to where `victim_` stands at `place`. Who has voted waits for `outcome`.
+  void Lead(const std::string& place) {
+    std::vector<int> voters;
+    if (place == "before_vote") {
+      voters = {other_, third_};
+    } else if (place == "voted_waiting") {
+      voters = {victim_, other_};
+    } else if (place == "launched") {
+      voters = {victim_, other_, third_};
+    } else if (place == "gang_blocked") {
+      Vote(victim_, absl::StrCat("vote-blocked ", other_, " ", third_));
+      Vote(other_, absl::StrCat("vote-blocked ", victim_, " -1"));
+      WaitUntilPendingFor({third_});
+    } else if (place == "published") {
+      ExpectWorldGoesOn();
+    } else if (place == "epoch_ended_unseen" || place == "cause_received" ||
+               place == "entered_next_epoch") {
+      // The SDK enters the next epoch when it hands out the cause: these two are one place.
+      const Reply reply = rank(third_).Ask("cancel before");
+      EXPECT_TRUE(reply.ok) << reply;
+      for (int r = 0; r < kRanks; ++r) {
+        if (r == victim_ && place == "epoch_ended_unseen") continue;
+        ExpectError(rank(r).Ask(StepsCommand(1, 1)), absl::StatusCode::kAborted, Reason::kCancelled,
+                    third_, rank(third_).pid());
+      }
+    } else {
+      FAIL() << "no test leads a rank there";
+    }
+    for (const int r : voters) Vote(r, "vote");
+    if (place == "launched") WaitForLog("collective lost");
+    if (place == "before_vote") WaitUntilPendingFor({victim_});
+    if (place == "voted_waiting") WaitUntilPendingFor({third_});
+  }
+  void Vote(int r, const std::string& command) {
+    const Reply reply = rank(r).Ask(command);
+    EXPECT_TRUE(reply.ok) << reply;
+    voted_.insert(r);
+  }
+  // What `r` is told: of what it has asked for, or asks for now.
+  Reply Told(int r) { return rank(r).Ask(voted_.erase(r) > 0 ? "outcome" : StepsCommand(1, 1)); }
+
+  int victim_ = 0;
+  int other_ = 0;
+  int third_ = 0;
+  std::set<int> voted_;
+};
+
+TEST_F(PlacesTest, WhatMayHappenToARankIsToldToAllWhereverItStands) {
+  const auto faults = FaultsByPlace();
+  EXPECT_GE(faults.size(), 30u);
+  StartDaemon();
+  for (const auto& fault : faults) {
+    const std::string& place = fault.first;
+    const std::string& event = fault.second;
+    SCOPED_TRACE(absl::StrCat(place, " ", event));
+    std::cout << place << " " << event << ": ";
+    const bool launched = place == "launched";
+    ForEachSeed([&] {
+      victim_ = Below(kRanks);
+      other_ = (victim_ + 1 + Below(kRanks - 1)) % kRanks;
+      third_ = kRanks - victim_ - other_;
+      voted_.clear();
+      if (launched) StartDaemon({"--fault_script=collective lost"});
+      StartWorld();
+      ASSERT_FALSE(HasFailure());
+      Lead(place);
+      ASSERT_FALSE(HasFailure());
+
+      absl::StatusCode code = absl::StatusCode::kAborted;
+      Reason reason = Reason::kUnspecified;
+      int culprit = victim_;
+      const bool gone = event == "die" || event == "leave";
+      const pid_t pids[] = {rank(0).pid(), rank(1).pid(), rank(2).pid()};
+      if (event == "die") {
+        reason = Reason::kPeerDied;
+        Kill(victim_);
+      } else if (event == "cancel" || event == "leave") {
+        reason = event == "cancel" ? Reason::kCancelled : Reason::kPeerLeft;
+        // Who leaves takes its votes back; who needs it later finds that it is gone.
+        if (event == "leave" && place != "before_vote")
+          code = absl::StatusCode::kFailedPrecondition;
+        if (event == "leave" && voted_.count(victim_) != 0 && !launched) {
+          code = absl::StatusCode::kCancelled;
+          reason = Reason::kCancelled;
+        }
+        const Reply reply = rank(victim_).Ask(absl::StrCat(event, " after"));
+        EXPECT_TRUE(reply.ok) << reply;
+      } else if (event == "expire") {
+        code = absl::StatusCode::kDeadlineExceeded;
+        reason = Reason::kAgreeTimeout;
+        if (place == "voted_waiting" || place == "gang_blocked") culprit = third_;
+        // Else the victim itself is late: the others ask for what it does not.
+        if (voted_.empty()) {
+          Vote(other_, "vote");
+          Vote(third_, "vote");
+          WaitUntilPendingFor({victim_});
+        }
+        LetTimePass(kAgreeTimeout);
+      } else {
+        ASSERT_EQ(event, "exec_fail") << "no test makes this happen";
+      }
+      if (launched) {
+        // Committed: the devices alone decide. Who hears of it enters the next epoch, in which a
+        // rank that is gone is missed.
+        LetTimePass(kExecTimeout);
+        for (const int r : {victim_, other_, third_}) {
+          if (r == victim_ && gone) continue;
+          ExpectError(Told(r), absl::StatusCode::kDeadlineExceeded, Reason::kExecTimeout);
+        }
+        code = absl::StatusCode::kFailedPrecondition;
+        if (event == "die") reason = Reason::kNeedsReform;
+      }
+      for (const int r : {other_, third_, victim_}) {
+        if (gone ? r == victim_ : launched) continue;  // cannot be told; has been
+        Reply reply = Told(r);
+        if (r == victim_ && place == "epoch_ended_unseen") {
+          ExpectError(reply, absl::StatusCode::kAborted, Reason::kCancelled, third_, pids[third_]);
+          reply = Told(r);
+        }
+        ExpectError(reply, code, reason, culprit, pids[culprit]);
+      }
+      if (event == "die") {
+        Reform();
+      } else if (event != "leave") {
+        ExpectWorldGoesOn();
+      }
+      EndWorld();
+      if (launched) ExpectNothingLeft();
+    });
+    if (launched) StartDaemon();
+    if (HasFailure()) return;
+  }
 }
 
 // Takes NAME from "--NAME=N".

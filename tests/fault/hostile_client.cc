@@ -64,8 +64,8 @@ struct HostileClient::Impl {
     Publish(record, published);
   }
 
-  // Asks until the daemon no longer knows the session.
-  absl::Status WaitForTheEnd() {
+  // Asks until the daemon no longer knows the session: what it says then.
+  absl::StatusOr<std::string> WaitForTheEnd() {
     const absl::Time deadline = absl::Now() + kPatience;
     const auto stub = v1::Sessions::NewStub(channel);
     while (absl::Now() < deadline) {
@@ -75,7 +75,7 @@ struct HostileClient::Impl {
       v1::RenewSessionResponse response;
       request.set_session(session);
       const absl::Status status = FromGrpc(stub->Renew(&context, request, &response));
-      if (ErrorOf(status).reason == Reason::kSessionLost) return absl::OkStatus();
+      if (ErrorOf(status).reason == Reason::kSessionLost) return std::string(status.message());
       CHORUS_RETURN_IF_ERROR(status);
     }
     return absl::DeadlineExceededError("the session still lives");
@@ -203,21 +203,25 @@ absl::StatusOr<std::string> HostileClient::Impl::WildNumbers() {
 HostileClient::HostileClient(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 HostileClient::~HostileClient() = default;
 
-absl::StatusOr<std::unique_ptr<HostileClient>> HostileClient::Open(const std::string& address) {
+absl::StatusOr<std::unique_ptr<HostileClient>> HostileClient::Open(const std::string& address,
+                                                                   bool attached) {
   auto impl = std::make_unique<Impl>();
   const absl::Time deadline = absl::Now() + kPatience;
   const absl::string_view path = absl::string_view(address).substr(5);
-  CHORUS_ASSIGN_OR_RETURN(impl->attach, AttachClient::Connect(AttachPath(path), deadline));
+  if (attached) {
+    CHORUS_ASSIGN_OR_RETURN(impl->attach, AttachClient::Connect(AttachPath(path), deadline));
+  }
   impl->channel = grpc::CreateChannel(address, grpc::InsecureChannelCredentials());
   grpc::ClientContext context;
   SetDeadline(&context);
   v1::OpenSessionRequest request;
   v1::OpenSessionResponse response;
-  request.set_attach_token(impl->attach->token());
+  if (attached) request.set_attach_token(impl->attach->token());
   request.set_label("hostile");
   CHORUS_RETURN_IF_ERROR(
       FromGrpc(v1::Sessions::NewStub(impl->channel)->Open(&context, request, &response)));
   impl->session = response.session();
+  if (!attached) return std::unique_ptr<HostileClient>(new HostileClient(std::move(impl)));
   CHORUS_ASSIGN_OR_RETURN(impl->doorbell, DoorbellView::Map(impl->attach->doorbell_fd()));
   CHORUS_ASSIGN_OR_RETURN(AttachClient::SessionMemoryFds fds,
                           impl->attach->SessionMemory(deadline));
@@ -258,8 +262,8 @@ absl::StatusOr<std::string> HostileClient::Attack(const std::string& kind, uint6
   } else {
     return absl::InvalidArgumentError(kind);
   }
-  CHORUS_RETURN_IF_ERROR(impl_->WaitForTheEnd());
-  return std::string("ended=1");
+  CHORUS_ASSIGN_OR_RETURN(const std::string told, impl_->WaitForTheEnd());
+  return absl::StrCat("ended=1 message=", told);
 }
 
 }  // namespace chorus

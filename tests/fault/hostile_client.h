@@ -1,4 +1,4 @@
-// A client that keeps to the attach protocol, so that it gets a ring, and to nothing afterwards.
+// A client that opens a session as any other and keeps to nothing afterwards.
 //
 // Threads: one at a time.
 #ifndef CHORUS_TESTS_FAULT_HOSTILE_CLIENT_H_
@@ -15,8 +15,9 @@ namespace chorus {
 
 class HostileClient {
  public:
-  // "unix:PATH"
-  static absl::StatusOr<std::unique_ptr<HostileClient>> Open(const std::string& address);
+  // "unix:PATH". With the attach protocol it gets a ring; without, it lives by a lease.
+  static absl::StatusOr<std::unique_ptr<HostileClient>> Open(const std::string& address,
+                                                             bool attached);
   ~HostileClient();
 
   // Waits until the world is complete.
@@ -31,8 +32,8 @@ class HostileClient {
   //   numbers  commands of the right form with names, indices and ranges out of any bound: each
   //   must
   //            be answered with an error, and the session goes on
-  // All but the last end the session; this returns when the daemon says so. DEADLINE_EXCEEDED: it
-  // has not.
+  // All but the last end the session; this returns when the daemon says so, with what it says as
+  // "message=". DEADLINE_EXCEEDED: it has not.
   absl::StatusOr<std::string> Attack(const std::string& kind, uint64_t seed);
 
  private:

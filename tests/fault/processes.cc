@@ -5,7 +5,9 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <ostream>
 #include <utility>
 
@@ -27,6 +29,7 @@ namespace {
 
 constexpr char kTrainer[] = "tests/fault/trainer";
 constexpr char kDaemon[] = "server/chorusd";
+constexpr char kClock[] = "tests/fault/libclock.so";
 
 Reply ReplyOf(absl::string_view line) {
   Reply reply;
@@ -151,8 +154,12 @@ absl::StatusOr<int> Trainer::WaitForEnd() { return fault::WaitFor(&process_); }
 
 // --- Daemon -------------------------------------------------------------------------------------
 
-Daemon::Daemon(bench::Process process, std::string address, std::shared_ptr<grpc::Channel> channel)
-    : process_(std::move(process)), address_(std::move(address)), channel_(std::move(channel)) {}
+Daemon::Daemon(bench::Process process, const Options& options,
+               std::shared_ptr<grpc::Channel> channel)
+    : process_(std::move(process)),
+      address_(absl::StrCat("unix:", options.socket)),
+      clock_(open(options.clock.c_str(), O_RDWR | O_CLOEXEC)),
+      channel_(std::move(channel)) {}
 
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Options& options) {
   const std::string address = absl::StrCat("unix:", options.socket);
@@ -160,6 +167,14 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Options& options) {
   argv.insert(argv.end(), options.flags.begin(), options.flags.end());
   bench::Process::Options process_options;
   process_options.log = options.log;
+  const UniqueFd clock(open(options.clock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  if (ftruncate(clock.get(), sizeof(int64_t)) != 0) return absl::InternalError(options.clock);
+  // The sanitizer, where there is one, would rather be the first library.
+  const char* const asan = std::getenv("ASAN_OPTIONS");
+  process_options.env = {
+      absl::StrCat("CHORUS_TEST_CLOCK=", options.clock),
+      absl::StrCat("LD_PRELOAD=", std::filesystem::absolute(kClock).string()),
+      absl::StrCat("ASAN_OPTIONS=", asan == nullptr ? "" : asan, ":verify_asan_link_order=0")};
   if (!options.failpoint.empty()) {
     process_options.env.push_back(absl::StrCat("CHORUS_FAILPOINT=", options.failpoint));
   }
@@ -170,7 +185,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Options& options) {
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 20);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 100);
   std::unique_ptr<Daemon> daemon(new Daemon(
-      std::move(process), address,
+      std::move(process), options,
       grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments)));
   CHORUS_RETURN_IF_ERROR(AskUntil([&daemon]() -> absl::StatusOr<bool> {
     if (daemon->channel_->WaitForConnected(
@@ -186,6 +201,17 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Options& options) {
 bool Daemon::Lives() { return process_.running() && !process_.Wait(0).ok(); }
 
 absl::StatusOr<int> Daemon::WaitForEnd() { return fault::WaitFor(&process_); }
+
+absl::Status Daemon::LetTimePass(absl::Duration time) {
+  int64_t ahead = 0;
+  const auto size = static_cast<ssize_t>(sizeof(ahead));
+  if (pread(clock_.get(), &ahead, sizeof(ahead), 0) != size) return absl::InternalError("clock");
+  ahead += absl::ToInt64Nanoseconds(time);
+  if (pwrite(clock_.get(), &ahead, sizeof(ahead), 0) != size) return absl::InternalError("clock");
+  // Its thread may sleep: a call wakes it, and the one after that comes behind what was due.
+  CHORUS_RETURN_IF_ERROR(Stats().status());
+  return Stats().status();
+}
 
 absl::StatusOr<v1::GetStatsResponse> Daemon::Stats() {
   grpc::ClientContext context;

@@ -76,6 +76,7 @@ class Daemon {
     std::string log;                 // file
     std::vector<std::string> flags;  // besides --listen
     std::string failpoint;           // CHORUS_FAILPOINT; empty: none
+    std::string clock;               // file; a daemon after another goes on with its time
   };
   // Returns when it serves.
   static absl::StatusOr<std::unique_ptr<Daemon>> Start(const Options& options);
@@ -86,6 +87,8 @@ class Daemon {
   // Stops it, until SIGCONT; returns when all its threads stand still.
   void Stop() { process_.Stop(); }
   absl::StatusOr<int> WaitForEnd();
+  // On its clock, at once: what was due by then has been done when this returns.
+  absl::Status LetTimePass(absl::Duration time);
 
   // Over gRPC.
   absl::StatusOr<v1::GetStatsResponse> Stats();
@@ -94,10 +97,11 @@ class Daemon {
   absl::Status Renew(int64_t session);
 
  private:
-  Daemon(bench::Process process, std::string address, std::shared_ptr<grpc::Channel> channel);
+  Daemon(bench::Process process, const Options& options, std::shared_ptr<grpc::Channel> channel);
 
   bench::Process process_;
   const std::string address_;
+  const UniqueFd clock_;
   const std::shared_ptr<grpc::Channel> channel_;
 };
 

@@ -12,11 +12,13 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <random>
@@ -143,6 +145,8 @@ class Pair {
     world_options.name = name;
     world_options.rank = rank;
     world_options.size = 2;
+    // The test lets hours pass.
+    world_options.agree_timeout = world_options.exec_timeout = std::chrono::hours(10000);
     CHORUS_ASSIGN_OR_RETURN(const World world, session.Join(world_options));
     const NoGrad no_grad;
     for (int64_t step = 0;; ++step) {
@@ -183,12 +187,55 @@ class Trainer {
 
   using Command = absl::Status (Trainer::*)(const Words&);
 
+  // What this rank gives to `step`.
+  Tensor Given(int64_t step, int64_t elements) {
+    return FromHost<float>(world_, Parts(step, world_.rank(), elements), {elements});
+  }
+
+  absl::Status ForEachStep(
+      const Words& words, const std::function<absl::Status(int64_t step, int64_t elements)>& take) {
+    const int64_t say = Number(words, 4);
+    int64_t done = 0;
+    for (; done < Number(words, 1); ++done) {
+      if (done == say) Say(absl::StrCat("at ", done));
+      CHORUS_RETURN_IF_ERROR(take(Number(words, 3) + done, Number(words, 2)));
+    }
+    Tell("done=", done, " epoch=", world_.epoch());
+    return absl::OkStatus();
+  }
+
+  Tensor OperandOf(const Words& words) {
+    const int64_t elements = Number(words, 3);
+    return Full(world_, Text(words, 2) == "f64" ? DType::kF64 : DType::kF32, {elements}, 1);
+  }
+
+  Tensor Called(const Words& words, const Tensor& x) {
+    const std::string& op = Text(words, 1);
+    const int peer = static_cast<int>(Number(words, 4, 0));
+    if (op == "all_reduce") return AllReduce(x, world_);
+    if (op == "broadcast") return Broadcast(x, peer, world_);
+    if (op == "reduce") return Reduce(x, peer, world_);
+    if (op == "all_gather") return AllGather(x, world_)[0];
+    if (op == "reduce_scatter") {
+      return ReduceScatter(std::vector<Tensor>(static_cast<size_t>(world_.size()), x), world_);
+    }
+    if (op == "send") return Send(x, peer, world_);
+    if (op == "recv") return Recv(x.dtype(), x.shape(), peer, world_);
+    return Barrier(world_);
+  }
+
   static const std::map<std::string, Command>& Commands() {
     static const auto* const commands = new std::map<std::string, Command>{
         {"open", &Trainer::Open},
         {"join", &Trainer::Join},
         {"steps", &Trainer::Steps},
         {"call", &Trainer::Call},
+        {"compiled-steps", &Trainer::CompiledSteps},
+        {"compiled-call", &Trainer::CompiledCall},
+        {"circle", &Trainer::Circle},
+        {"vote", &Trainer::Vote},
+        {"vote-blocked", &Trainer::VoteBlocked},
+        {"outcome", &Trainer::Outcome},
         {"flood", &Trainer::Flood},
         {"flooded", &Trainer::Flooded},
         {"cancel", &Trainer::Cancel},
@@ -204,6 +251,7 @@ class Trainer {
         {"pair-steps", &Trainer::WaitPair},
         {"pair-stop", &Trainer::StopPair},
         {"hostile", &Trainer::Hostile},
+        {"leased", &Trainer::Hostile},
         {"hostile-join", &Trainer::HostileJoin},
         {"attack", &Trainer::Attack},
         {"prepare", &Trainer::Prepare},
@@ -217,21 +265,23 @@ class Trainer {
     absl::StrAppend(&answer_, " ", args...);
   }
 
-  // open ADDRESS
+  // open ADDRESS [ring|stream|unary]
   absl::Status Open(const Words& words) {
     SessionOptions options;
     options.address = Text(words, 1);
+    if (Text(words, 2) == "stream") options.transport = Transport::kStream;
+    if (Text(words, 2) == "unary") options.transport = Transport::kUnary;
     CHORUS_ASSIGN_OR_RETURN(session_, Session::Open(options));
     return absl::OkStatus();
   }
 
-  // join NAME RANK SIZE AGREE_MILLISECONDS (0: the daemon's)
+  // join NAME RANK SIZE [AGREE_SECONDS] (0: the daemon's)
   absl::Status Join(const Words& words) {
     WorldOptions options;
     options.name = Text(words, 1);
     options.rank = static_cast<int>(Number(words, 2));
     options.size = static_cast<int>(Number(words, 3));
-    options.agree_timeout = std::chrono::milliseconds(Number(words, 4, 0));
+    options.agree_timeout = std::chrono::seconds(Number(words, 4, 0));
     CHORUS_ASSIGN_OR_RETURN(world_, session_.Join(options));
     return absl::OkStatus();
   }
@@ -239,48 +289,97 @@ class Trainer {
   // steps COUNT ELEMENTS FIRST [SAY]: all_reduces in turn; after SAY of them "at N".
   absl::Status Steps(const Words& words) {
     const NoGrad no_grad;
-    const int64_t first = Number(words, 3);
-    const int64_t say = Number(words, 4);
-    int64_t done = 0;
-    absl::Status status;
-    for (; done < Number(words, 1); ++done) {
-      if (done == say) Say(absl::StrCat("at ", done));
-      const int64_t step = first + done;
-      const int64_t elements = Number(words, 2);
-      const absl::StatusOr<std::vector<float>> got =
-          AllReduce(FromHost<float>(world_, Parts(step, world_.rank(), elements), {elements}),
-                    world_)
-              .Read<float>();
-      status = got.ok() ? CheckSum(step, world_.size(), *got) : got.status();
-      if (!status.ok()) break;
-    }
-    // In front of an error too.
-    if (status.ok()) Tell("done=", done, " epoch=", world_.epoch());
-    return status;
+    return ForEachStep(words, [this](int64_t step, int64_t elements) {
+      CHORUS_ASSIGN_OR_RETURN(const std::vector<float> got,
+                              AllReduce(Given(step, elements), world_).Read<float>());
+      return CheckSum(step, world_.size(), got);
+    });
+  }
+
+  // compiled-steps, as steps: each is a whole graph with its Backward. The loss is the square of
+  // the weighted sum over ranks; the gradient of each rank's weights, and so what their sum is, has
+  // one right value.
+  absl::Status CompiledSteps(const Words& words) {
+    constexpr int64_t kWeights = 3;
+    const Compiled function = Compile([this](const std::vector<Tensor>& in) {
+      const Tensor sum = AllReduce(in[0] * in[1], world_);
+      if (!Backward(Sum(sum * sum)).ok()) return std::vector<Tensor>{Tensor(), Tensor()};
+      return std::vector<Tensor>{sum, AllReduce(in[0].grad(), world_)};
+    });
+    return ForEachStep(words, [this, &function](int64_t step, int64_t elements) -> absl::Status {
+      const float weight = static_cast<float>(1 + step % kWeights);
+      Tensor weights = Full(world_, DType::kF32, {elements}, weight);
+      CHORUS_ASSIGN_OR_RETURN(const std::vector<Tensor> out,
+                              function.Run({weights.RequireGrad(), Given(step, elements)}));
+      for (size_t i = 0; i < out.size(); ++i) {
+        CHORUS_ASSIGN_OR_RETURN(std::vector<float> got, out[i].Read<float>());
+        const auto size = static_cast<float>(world_.size());
+        for (size_t k = 0; k < got.size(); ++k) {
+          float sum = 0;
+          for (int r = 0; r < world_.size(); ++r) sum += Part(step, r, static_cast<int64_t>(k));
+          const float expected = i == 0 ? weight * sum : 2 * size * weight * sum * sum;
+          if (got[k] == expected) continue;
+          return absl::DataLossError(absl::StrCat("step ", step, ", output ", i, ", element ", k,
+                                                  ": expected ", expected, ", got ", got[k]));
+        }
+      }
+      return absl::OkStatus();
+    });
   }
 
   // call OP DTYPE ELEMENTS PEER: one collective as this rank sees it.
   absl::Status Call(const Words& words) {
     const NoGrad no_grad;
-    const std::string& op = Text(words, 1);
-    const int64_t elements = Number(words, 3);
-    const int peer = static_cast<int>(Number(words, 4, 0));
-    const DType dtype = Text(words, 2) == "f64" ? DType::kF64 : DType::kF32;
-    const Tensor x = dtype == DType::kF64
-                         ? FromHost<double>(world_, std::vector<double>(elements, 1), {elements})
-                         : FromHost<float>(world_, std::vector<float>(elements, 1), {elements});
-    if (op == "all_reduce") return AllReduce(x, world_).Wait();
-    if (op == "broadcast") return Broadcast(x, peer, world_).Wait();
-    if (op == "reduce") return Reduce(x, peer, world_).Wait();
-    if (op == "all_gather") return AllGather(x, world_)[0].Wait();
-    if (op == "reduce_scatter") {
-      return ReduceScatter(std::vector<Tensor>(static_cast<size_t>(world_.size()), x), world_)
-          .Wait();
-    }
-    if (op == "barrier") return Barrier(world_).Wait();
-    if (op == "send") return Send(x, peer, world_).Wait();
-    if (op == "recv") return Recv(dtype, {elements}, peer, world_).Wait();
-    return absl::InvalidArgumentError(op);
+    return Called(words, OperandOf(words)).Wait();
+  }
+
+  // compiled-call, as call: in a graph that has another collective and its gradient in front.
+  absl::Status CompiledCall(const Words& words) {
+    const Compiled function = Compile([this, &words](const std::vector<Tensor>& in) {
+      const Tensor sum = AllReduce(in[0], world_);
+      if (!Backward(sum * sum).ok()) return std::vector<Tensor>{Tensor()};
+      return std::vector<Tensor>{in[0].grad(), Called(words, in[1])};
+    });
+    Tensor scalar = Scalar<float>(world_, 1);
+    CHORUS_ASSIGN_OR_RETURN(const std::vector<Tensor> out,
+                            function.Run({scalar.RequireGrad(), OperandOf(words)}));
+    return out[0].Wait();
+  }
+
+  // circle OTHER FIRST: two groups of this rank and another, one after the other; the two ranks use
+  // them in different orders.
+  absl::Status Circle(const Words& words) {
+    const NoGrad no_grad;
+    const int rank = world_.rank();
+    const int other = static_cast<int>(Number(words, 1));
+    const std::vector<int> pair = {std::min(rank, other), std::max(rank, other)};
+    CHORUS_ASSIGN_OR_RETURN(const Group up, world_.NewGroup(pair));
+    CHORUS_ASSIGN_OR_RETURN(const Group down, world_.NewGroup({pair[1], pair[0]}));
+    const bool up_first = rank < other;
+    const Tensor first = AllReduce(Scalar<float>(world_, 1), up_first ? up : down);
+    return AllReduce(first, up_first ? down : up).Wait();
+  }
+
+  // vote: an all_reduce that is not waited for. vote-blocked OTHER FROM: one with OTHER alone, of
+  // what rank FROM is to send; -1: of a number of its own. outcome: waits for the last one
+  absl::Status Vote(const Words&) {
+    const NoGrad no_grad;
+    voted_ = AllReduce(Scalar<float>(world_, 1), world_);
+    return voted_.status();
+  }
+  absl::Status VoteBlocked(const Words& words) {
+    const NoGrad no_grad;
+    const int other = static_cast<int>(Number(words, 1));
+    const int from = static_cast<int>(Number(words, 2));
+    CHORUS_ASSIGN_OR_RETURN(const Group pair, world_.NewGroup({std::min(world_.rank(), other),
+                                                               std::max(world_.rank(), other)}));
+    voted_ =
+        AllReduce(from < 0 ? Scalar<float>(world_, 1) : Recv(DType::kF32, {}, from, world_), pair);
+    return voted_.status();
+  }
+  absl::Status Outcome(const Words&) {
+    const Tensor voted = std::exchange(voted_, Tensor());
+    return voted.Wait();
   }
 
   // flood COUNT: sends so many commands that wait for nobody, and waits for none: tensors that are
@@ -320,7 +419,7 @@ class Trainer {
   absl::Status Close(const Words&) {
     flood_.clear();
     hog_.clear();
-    prepared_ = Tensor();
+    prepared_ = voted_ = Tensor();
     // Not of a session that is closed already, or lost.
     const absl::Status status = session_.is_open() ? session_.Close() : absl::OkStatus();
     world_ = World();
@@ -442,9 +541,11 @@ class Trainer {
     return status;
   }
 
-  // hostile ADDRESS; hostile-join NAME RANK SIZE; attack KIND SEED
+  // hostile ADDRESS, leased ADDRESS (which is not attached); hostile-join NAME RANK SIZE; attack
+  // KIND SEED
   absl::Status Hostile(const Words& words) {
-    CHORUS_ASSIGN_OR_RETURN(hostile_, HostileClient::Open(Text(words, 1)));
+    CHORUS_ASSIGN_OR_RETURN(hostile_,
+                            HostileClient::Open(Text(words, 1), Text(words, 0) == "hostile"));
     return absl::OkStatus();
   }
   absl::Status HostileJoin(const Words& words) {
@@ -469,6 +570,7 @@ class Trainer {
   std::vector<Tensor> flood_;
   std::vector<Tensor> hog_;
   Tensor prepared_;
+  Tensor voted_;
   std::unique_ptr<Pair> pair_;
   std::unique_ptr<HostileClient> hostile_;
 };
