@@ -327,7 +327,7 @@ TEST(HostileRingStressTest, ScribblingNeverGetsPastTheChecks) {
   int64_t malformed = 0;
   const absl::Time deadline = Soon() + absl::Seconds(60);
   // Enough of both that every check has met its match, also where the threads share a processor.
-  while (frames < 5000 || malformed < 200) {
+  while (frames < 2000 || malformed < 50) {
     ASSERT_LT(absl::Now(), deadline) << frames << " frames, " << malformed << " refused";
     const auto memory = NewMemory();
     auto theirs = MapSessionMemory(memory->fd());
@@ -389,7 +389,7 @@ TEST(RingThreadsTest, ManyFramesOfManySizesInOrder) {
   const uint64_t seed = std::random_device()();
   SCOPED_TRACE(seed);
   const auto memory = NewMemory();
-  constexpr int64_t kFrames = 50000;
+  constexpr int64_t kFrames = 20000;
   std::thread client([&] {
     std::mt19937_64 random(seed);
     SubmissionRingWriter writer(memory.get());
@@ -426,7 +426,7 @@ TEST(RingThreadsTest, ManyFramesOfManySizesInOrder) {
 // The writer sleeps each time the ring is full; nobody but the reader wakes it.
 TEST(RingThreadsTest, NoWakeOfAFullRingIsLost) {
   const auto memory = NewMemory();
-  constexpr int64_t kFrames = 40000;
+  constexpr int64_t kFrames = 4000;
   absl::Status status;
   std::thread client([&] {
     SubmissionRingWriter writer(memory.get(), SleepOnly());
@@ -460,7 +460,7 @@ thread_local bool waited = false;
 TEST(RingThreadsTest, NoWakeIsLostWhenSleepMeetsRoom) {
   const uint64_t seed = std::random_device()();
   SCOPED_TRACE(seed);
-  constexpr int kRounds = 30000;
+  constexpr int kRounds = 4000;
   const auto memory = NewMemory();
   SubmissionRingWriter writer(memory.get(), SleepOnly());
   SubmissionRingReader reader(memory.get());
@@ -502,7 +502,7 @@ TEST(RingThreadsTest, NoWakeIsLostWhenSleepMeetsRoom) {
 TEST(RingThreadsTest, NoWakeIsLostWhenSleepMeetsAFrame) {
   const uint64_t seed = std::random_device()();
   SCOPED_TRACE(seed);
-  constexpr int kRounds = 100000;
+  constexpr int kRounds = 10000;
   const auto memory = NewMemory();
   auto doorbell = Doorbell::Create();
   ASSERT_TRUE(doorbell.ok()) << doorbell.status();
