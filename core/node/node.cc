@@ -43,6 +43,9 @@ void LocalNode::SetDetached(SessionId id, bool detached, absl::Time now) {
   const auto session = impl_->FindSession(id);
   if (session.ok()) impl_->SetDetached(*session, detached, now);
 }
+void LocalNode::OnSessionEnded(std::function<void(SessionId)> ended) {
+  impl_->on_session_ended = std::move(ended);
+}
 absl::Status LocalNode::RenewLease(SessionId id, absl::Time now) {
   return WithSession(*impl_, id, [&](const std::shared_ptr<Session>& session) {
     impl_->RenewLease(session.get(), now);

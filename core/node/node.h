@@ -172,6 +172,8 @@ class LocalNode {
   void SessionDied(SessionId session, absl::Time now);
   // Its channel was lost though the process lives, or is back.
   void SetDetached(SessionId session, bool detached, absl::Time now);
+  // `ended` is told of every session that ends, whatever ends it, on the node thread.
+  void OnSessionEnded(std::function<void(SessionId)> ended);
   absl::Status RenewLease(SessionId session, absl::Time now);
 
   // Shared memory of an attached session; made at the first call. The descriptors stay the node's.

@@ -84,6 +84,7 @@ class LocalNode::Impl {
   ErrorStore errors{4096};
   NodeStats stats;
   bool draining = false;
+  std::function<void(SessionId)> on_session_ended;
   std::unique_ptr<Doorbell> doorbell;
   UniqueFd wake_epoll;
 

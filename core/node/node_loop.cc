@@ -25,6 +25,8 @@ class NodeLoop::Impl {
         epoll_(epoll_create1(EPOLL_CLOEXEC)),
         node_(std::move(options), backend, [this] { Wake(); }),
         spin_(SpinClock::Real()) {
+    // However a session ends: closing its pidfd ends the watch.
+    node_.OnSessionEnded([this](SessionId session) { processes_.erase(session); });
     Watch(wake_event_.get(), EPOLLIN | EPOLLET, kWakeTag);
     Watch(node_.wake_epoll_fd(), EPOLLIN, kSessionsTag);
     thread_ = std::thread([this] { Run(); });
@@ -46,7 +48,8 @@ class NodeLoop::Impl {
   }
 
   void WatchProcess(SessionId session, int pidfd) {
-    Post([this, session, fd = std::make_shared<UniqueFd>(pidfd)](LocalNode&, absl::Time) {
+    Post([this, session, fd = std::make_shared<UniqueFd>(pidfd)](LocalNode& node, absl::Time) {
+      if (!node.TenantOf(session).ok()) return;  // it has ended meanwhile
       Watch(fd->get(), EPOLLIN, session.value());
       processes_[session] = std::move(*fd);
     });
@@ -133,9 +136,7 @@ class NodeLoop::Impl {
         epoll_event rung[64];
         epoll_wait(node_.wake_epoll_fd(), rung, 64, 0);  // edge-triggered: this quiets it
       } else if (tag != kWakeTag) {
-        const SessionId session(tag);
-        processes_.erase(session);  // closing the pidfd ends the watch
-        node_.SessionDied(session, absl::Now());
+        node_.SessionDied(SessionId(tag), absl::Now());
         died = true;
       }
     }
@@ -151,9 +152,9 @@ class NodeLoop::Impl {
   UniqueFd epoll_;
 
   // The node thread's.
+  absl::flat_hash_map<SessionId, UniqueFd> processes_;  // of sessions that live
   LocalNode node_;
   AdaptiveSpin spin_;
-  absl::flat_hash_map<SessionId, UniqueFd> processes_;
   absl::Time next_look_ = absl::InfinitePast();
   std::thread thread_;
 };

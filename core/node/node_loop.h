@@ -22,7 +22,8 @@ class NodeLoop {
   using Task = std::function<void(LocalNode& node, absl::Time now)>;
   void Post(Task task);
 
-  // Watches `pidfd` (taken over): when the process ends the node is told SessionDied at once.
+  // Watches `pidfd` (taken over): when the process ends the node is told SessionDied at once. The
+  // descriptor is closed when the session ends, whatever ends it.
   void WatchProcess(SessionId session, int pidfd);
 
  private:

@@ -293,6 +293,7 @@ void LocalNode::Impl::EndSession(const std::shared_ptr<Session>& session, const 
     --device_sessions_[static_cast<size_t>(device.value())];
   }
   sessions_.erase(session->id);
+  if (on_session_ended != nullptr) on_session_ended(session->id);
 }
 
 absl::StatusOr<LocalNode::SessionDescriptors> LocalNode::Impl::AttachMemory(Session* session) {

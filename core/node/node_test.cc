@@ -1,6 +1,10 @@
 // The node driven directly: frames in, outcomes and tensors out, over a real backend.
 #include "core/node/node.h"
 
+#include <fcntl.h>
+#include <poll.h>
+#include <unistd.h>
+
 #include <cstring>
 #include <string>
 #include <vector>
@@ -9,6 +13,7 @@
 #include "core/backend/sim/sim_backend.h"
 #include "core/base/mutex.h"
 #include "core/base/thread_pool.h"
+#include "core/base/unique_fd.h"
 #include "core/node/node_loop.h"
 #include "core/ops/graph_builder.h"
 #include "core/ops/host_kernels.h"
@@ -353,6 +358,33 @@ TEST_F(NodeTest, WhatARunBindsIsCheckedWhateverItsClientHasChecked) {
   rank.RunInline(1, {1, 2, 3, 4}, {1, 1});
   const absl::Status member = rank.LastOutcome();
   EXPECT_EQ(member.code(), absl::StatusCode::kPermissionDenied) << member;
+}
+
+// A pipe stands for a pidfd: who holds its other end sees when it is closed.
+TEST_F(NodeTest, AClosedSessionIsNotWatchedAnyMore) {
+  Start(2);
+  const auto watch = [&](const DirectRank& rank) {
+    int ends[2] = {-1, -1};
+    EXPECT_EQ(pipe2(ends, O_CLOEXEC), 0);
+    loop_->WatchProcess(rank.session(), ends[0]);
+    return UniqueFd(ends[1]);
+  };
+  const auto is_closed = [](const UniqueFd& end, absl::Duration patience) {
+    pollfd poll_end{end.get(), 0, 0};  // POLLERR: nobody can read it
+    return poll(&poll_end, 1, static_cast<int>(absl::ToInt64Milliseconds(patience))) == 1;
+  };
+  const UniqueFd first = watch(*ranks_[0]);
+  const UniqueFd second = watch(*ranks_[1]);
+  const auto close = [&](DirectRank* rank) {
+    return rank->Call<absl::Status>([&](LocalNode& node, absl::Time now, auto* done) {
+      done->Set(node.CloseSession(rank->session(), now));
+    });
+  };
+  ASSERT_TRUE(close(ranks_[0].get()).ok());
+  EXPECT_TRUE(is_closed(first, kPatience));
+  EXPECT_FALSE(is_closed(second, absl::ZeroDuration()));
+  // Too late: the session has ended.
+  EXPECT_TRUE(is_closed(watch(*ranks_[0]), kPatience));
 }
 
 }  // namespace
