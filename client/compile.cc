@@ -316,7 +316,7 @@ class CompiledImpl {
       const Trace::Slot& slot = trace.slots[use.group_slot];
       InstanceKey key;
       if (use.parent >= 0) {
-        key = keys[use.parent].Gradient(static_cast<int32_t>(use.offset));
+        key = keys[use.parent].Gradient(Epoch(epoch), static_cast<int32_t>(use.offset));
       } else {
         const auto found =
             std::find_if(slot.groups.begin(), slot.groups.end(),

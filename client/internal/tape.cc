@@ -548,7 +548,7 @@ class TapeEmitter : public Emitter {
     }
     gradient->instance.kind = InstanceRef::Kind::kBound;
     gradient->instance.slot = 0;
-    bound_ = node.key.Gradient(static_cast<int32_t>(node.next_request++));
+    bound_ = node.key.Gradient(Epoch(epoch), static_cast<int32_t>(node.next_request++));
   }
 
   std::vector<GradNodePtr> TakeCompanions() { return std::move(companions_); }

@@ -210,11 +210,11 @@ class FakeDaemon::Impl {
         if (c.instance.kind == InstanceRef::Kind::kGradient) {
           parent = run->keys[c.instance.node];
           request = c.instance.request;
-          key = parent.Gradient(request);
+          key = parent.Gradient(Epoch(run->epoch), request);
         } else {
           key = run->run.instances[c.instance.slot];
           parent = key.Parent();
-          request = key.path.back();
+          request = key.path.back().number;
         }
         FakeTape& tape = run->world->tapes[parent.ToString()][rank];
         if (tape.state != FakeTape::kLive) {
@@ -247,7 +247,7 @@ class FakeDaemon::Impl {
     if (entry == found->second.end()) return false;
     FakeTape& tape = entry->second;
     // A vote stands, though its part may not be here yet.
-    if (tape.next_request[world->epoch] > key.path.back()) return false;
+    if (tape.next_request[world->epoch] > key.path.back().number) return false;
     return tape.state == FakeTape::kAbandoned || tape.state == FakeTape::kConsumed;
   }
 

@@ -14,7 +14,13 @@ std::string InstanceKey::ToString() const {
     absl::StrAppend(&text, " from ", source.value(), " to ", destination.value(), " tag ", tag);
   }
   absl::StrAppend(&text, " index ", index);
-  if (is_gradient()) absl::StrAppend(&text, ", gradient ", absl::StrJoin(path, "."));
+  if (is_gradient()) {
+    const auto step = [this](std::string* out, const Request& request) {
+      absl::StrAppend(out, request.number);
+      if (request.epoch != epoch) absl::StrAppend(out, "@", request.epoch.value());
+    };
+    absl::StrAppend(&text, ", gradient ", absl::StrJoin(path, ".", step));
+  }
   return text;
 }
 
@@ -33,7 +39,10 @@ void EncodeInstanceKey(const InstanceKey& key, ByteWriter* out) {
     out->PutSigned(key.tag);
   }
   out->PutVarint(key.path.size());
-  for (const int32_t request : key.path) out->PutSigned(request);
+  for (const InstanceKey::Request& request : key.path) {
+    out->PutSigned(request.epoch.value());
+    out->PutSigned(request.number);
+  }
 }
 
 InstanceKey DecodeInstanceKey(ByteReader* in) {
@@ -56,7 +65,8 @@ InstanceKey DecodeInstanceKey(ByteReader* in) {
   const size_t order = in->GetCount();
   if (order > kMaxGradientOrder) in->Fail();
   for (size_t i = 0; i < order && in->ok(); ++i) {
-    key.path.push_back(static_cast<int32_t>(number(0, kMax32)));
+    const Epoch epoch(number(0, kMax64));
+    key.path.push_back({epoch, static_cast<int32_t>(number(0, kMax32))});
   }
   return in->ok() ? key : InstanceKey();
 }

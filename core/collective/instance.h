@@ -20,15 +20,32 @@ namespace chorus {
 //   gradient          the forward instance's name and the path of requests that leads from it:
 //                     path {2} is the third gradient asked of it, {2, 0} the first gradient of that
 //                     gradient. The order of differentiation is the path's length.
-// `epoch` is the forward instance's own, also when its gradient is asked for in a later epoch.
+// `epoch` is the forward instance's own, also when its gradient is asked for in a later epoch:
+// requests count from 0 in every epoch, so each has the epoch in which it was asked beside it.
 struct InstanceKey {
+  struct Request {
+    Epoch epoch;  // in which it was asked
+    int32_t number = 0;
+
+    friend bool operator==(const Request& a, const Request& b) {
+      return a.epoch == b.epoch && a.number == b.number;
+    }
+    friend bool operator<(const Request& a, const Request& b) {
+      return a.epoch < b.epoch || (a.epoch == b.epoch && a.number < b.number);
+    }
+    template <typename H>
+    friend H AbslHashValue(H h, const Request& r) {
+      return H::combine(std::move(h), r.epoch, r.number);
+    }
+  };
+
   GroupId group;
   Epoch epoch;
   int64_t index = 0;
   GroupRank source{-1};
   GroupRank destination{-1};
   int64_t tag = 0;
-  absl::InlinedVector<int32_t, 2> path;
+  absl::InlinedVector<Request, 2> path;
 
   bool is_pair() const { return source.value() >= 0; }
   bool is_gradient() const { return !path.empty(); }
@@ -38,12 +55,13 @@ struct InstanceKey {
     parent.path.pop_back();
     return parent;
   }
-  InstanceKey Gradient(int32_t request) const {
+  InstanceKey Gradient(Epoch asked_in, int32_t request) const {
     InstanceKey child = *this;
-    child.path.push_back(request);
+    child.path.push_back({asked_in, request});
     return child;
   }
-  // "group 0 epoch 3 index 17", "group 0 epoch 3 from 1 to 2 tag 7 index 0"; then ", gradient 0.1".
+  // "group 0 epoch 3 index 17", "group 0 epoch 3 from 1 to 2 tag 7 index 0"; then ", gradient 0.1",
+  // or ", gradient 0@4.1@4" where it was asked for in epoch 4.
   std::string ToString() const;
 
   friend bool operator==(const InstanceKey& a, const InstanceKey& b) {

@@ -250,7 +250,7 @@ absl::Status Sequencer::ResolveOne(const Vote& vote, size_t i) {
       if (keys_[node].path.size() >= kMaxGradientOrder) {
         return refuse(absl::StrCat("gradients go up to order ", kMaxGradientOrder));
       }
-      key = keys_[node].Gradient(part.instance.request);
+      key = keys_[node].Gradient(epoch_, part.instance.request);
       break;
     }
     case InstanceRef::Kind::kBound: {
@@ -263,6 +263,11 @@ absl::Status Sequencer::ResolveOne(const Vote& vote, size_t i) {
         return refuse(absl::StrCat("instance slot ", slot, " is bound to ", key.ToString(),
                                    "; expected a gradient of order 1 to ", kMaxGradientOrder));
       }
+      if (key.path.back().epoch != epoch_) {
+        return refuse(absl::StrCat(key.ToString(), " is asked for in epoch ",
+                                   key.path.back().epoch.value(), "; epoch ", epoch_.value(),
+                                   " is open"));
+      }
       if (key.group != binding.group) {
         return refuse(absl::StrCat(key.ToString(), " is bound where group ", binding.group.value(),
                                    " is used"));
@@ -271,14 +276,6 @@ absl::Status Sequencer::ResolveOne(const Vote& vote, size_t i) {
     }
   }
 
-  if (key.is_gradient()) {
-    const auto earlier = tape_by_key_.find(key);
-    if (earlier != tape_by_key_.end() && tapes_[earlier->second].instance == kNone) {
-      return refuse(absl::StrCat(
-          key.ToString(), " was launched in an earlier epoch, and a rank still ",
-          "holds what it returned; drop it before the gradient is asked for ", "again"));
-    }
-  }
   if (key.is_pair() != is_pair) {
     return refuse(absl::StrCat(key.ToString(), is_pair ? " is no pair's" : " is a pair's"));
   }
@@ -304,9 +301,9 @@ absl::Status Sequencer::ResolveOne(const Vote& vote, size_t i) {
       return refuse(absl::StrCat(RankText(RankAt(key, position)), " holds no tape entry for ",
                                  key.Parent().ToString()));
     }
-    if (key.path.back() != entry.next_request) {
+    if (key.path.back().number != entry.next_request) {
       return refuse(absl::StrCat("the next gradient of ", key.Parent().ToString(), " is request ",
-                                 entry.next_request, "; this is request ", key.path.back()));
+                                 entry.next_request, "; this is request ", key.path.back().number));
     }
     ++entry.next_request;
     tape_undo_.emplace_back(found->second, position);
@@ -525,7 +522,7 @@ int32_t Sequencer::NewInstance(const InstanceKey& key, int32_t positions, int32_
       const TapeEntry& entry = tape.entries[p];
       const bool gone =
           entry.state == TapeEntry::State::kAbandoned || entry.state == TapeEntry::State::kConsumed;
-      if (!gone || entry.next_request > key.path.back()) continue;
+      if (!gone || entry.next_request > key.path.back().number) continue;
       // The run at hand may still ask for it itself; Record settles that at its end.
       if (tape.instance != kNone && instances_[tape.instance].positions[p].run == run) continue;
       if (entry.state == TapeEntry::State::kConsumed && entry.consumed_in < epoch_ &&
@@ -616,7 +613,7 @@ void Sequencer::MarkAbandoned(int32_t t, int32_t position) {
   for (const int32_t child : tapes_[t].children) {
     const Position& vote = instances_[child].positions[position];
     if (vote.run == kNone && !vote.absent &&
-        instances_[child].key.path.back() >= entry.next_request) {
+        instances_[child].key.path.back().number >= entry.next_request) {
       CountAbsent(child, position);
     }
   }
@@ -1209,7 +1206,8 @@ void Sequencer::DropTape(Rank rank, const InstanceKey& key, bool consumed, Epoch
       // Ranks that ask again in this epoch cannot get its share.
       for (const int32_t child : tape.children) {
         const Position& vote = instances_[child].positions[p];
-        if (vote.run != kNone || instances_[child].key.path.back() < entry.next_request) continue;
+        if (vote.run != kNone || instances_[child].key.path.back().number < entry.next_request)
+          continue;
         Error error =
             MakeInstanceError(absl::StatusCode::kFailedPrecondition, Reason::kTapeConsumed, child);
         error.culprit = CulpritOf(rank);
@@ -1540,6 +1538,9 @@ std::string Sequencer::CanonicalState() const {
   ByteWriter out;
   const auto put_key = [&](InstanceKey key) {
     key.epoch = Epoch(epoch_.value() - key.epoch.value());  // age
+    for (InstanceKey::Request& request : key.path) {
+      request.epoch = Epoch(epoch_.value() - request.epoch.value());
+    }
     EncodeInstanceKey(key, &out);
   };
   for (const Member& member : members_) {

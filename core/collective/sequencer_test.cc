@@ -989,7 +989,7 @@ TEST(SequencerGradientTest, EveryHolderIsWaitedFor) {
   EXPECT_THAT(Cast(&sequencer, Gradient(sequencer, 10, 0, forward, 0)), IsEmpty());
   const Actions actions = Cast(&sequencer, Gradient(sequencer, 11, 1, forward, 0));
   ASSERT_THAT(Launched(actions), ElementsAre(10, 11));
-  EXPECT_EQ(actions[0].instances[0].key, forward.Gradient(0));
+  EXPECT_EQ(actions[0].instances[0].key, forward.Gradient(Epoch(1), 0));
   EXPECT_THAT(actions[0].instances[0].absent, IsEmpty());
 }
 
@@ -1148,7 +1148,7 @@ TEST(SequencerGradientTest, ForwardAndGradientInOneRun) {
   ASSERT_THAT(actions, SizeIs(1));
   ASSERT_THAT(actions[0].instances, SizeIs(2));
   EXPECT_EQ(actions[0].instances[0].key, WorldKey(1, 0));
-  EXPECT_EQ(actions[0].instances[1].key, WorldKey(1, 0).Gradient(0));
+  EXPECT_EQ(actions[0].instances[1].key, WorldKey(1, 0).Gradient(Epoch(1), 0));
   EXPECT_THAT(actions[0].instances[1].absent, ElementsAre(GroupRank(1)));
 }
 
@@ -1197,9 +1197,11 @@ TEST(SequencerGradientTest, LeavingAbandonsAndDyingDoesNot) {
   EXPECT_THAT(Failed(actions), ElementsAre(10));
 }
 
-TEST(SequencerGradientTest, ANameThatIsStillHeldIsNotGivenTwice) {
+// Requests count from 0 in every epoch: those of an earlier one have other names.
+TEST(SequencerGradientTest, ARequestOfAnEarlierEpochMayStillBeHeld) {
   Sequencer sequencer = World(2);
   const InstanceKey forward = Forward(&sequencer, 1, 0);
+  const InstanceKey held = forward.Gradient(Epoch(1), 0);
   for (int32_t member = 0; member < 2; ++member) {
     TestRun run(10 + member, Epoch(1));
     run.GradientOf(forward, 0, run.Slot(kWorld, 2, {member}, {0}), member).wants_grad = true;
@@ -1208,18 +1210,21 @@ TEST(SequencerGradientTest, ANameThatIsStillHeldIsNotGivenTwice) {
   Cast(&sequencer, Simple(sequencer, 12, 0, 1));
   Actions actions;
   sequencer.Cancel(RunHandle(12), Rank(0), At(0), &actions);
-  // Epoch 2: the double backward still works; the first one's name is taken until it is dropped.
-  EXPECT_THAT(Refused(&sequencer, Gradient(sequencer, 13, 0, forward, 0)).message(),
-              HasSubstr("earlier epoch"));
-  Cast(&sequencer, Gradient(sequencer, 14, 0, forward.Gradient(0), 0));
-  EXPECT_THAT(Launched(Cast(&sequencer, Gradient(sequencer, 15, 1, forward.Gradient(0), 0))),
-              ElementsAre(14, 15));
-  for (int32_t rank = 0; rank < 2; ++rank) {
-    sequencer.DropTape(Rank(rank), forward.Gradient(0), false, Epoch(2), At(0), &actions);
-  }
-  Cast(&sequencer, Gradient(sequencer, 16, 0, forward, 0));
-  EXPECT_THAT(Launched(Cast(&sequencer, Gradient(sequencer, 17, 1, forward, 0))),
-              ElementsAre(16, 17));
+  // Epoch 2: both the gradient and the gradient of the one that is held.
+  Cast(&sequencer, Gradient(sequencer, 13, 0, forward, 0));
+  actions = Cast(&sequencer, Gradient(sequencer, 14, 1, forward, 0));
+  ASSERT_THAT(Launched(actions), ElementsAre(13, 14));
+  EXPECT_EQ(actions[0].instances[0].key, forward.Gradient(Epoch(2), 0));
+  Cast(&sequencer, Gradient(sequencer, 15, 0, held, 0));
+  actions = Cast(&sequencer, Gradient(sequencer, 16, 1, held, 0));
+  ASSERT_THAT(Launched(actions), ElementsAre(15, 16));
+  EXPECT_EQ(actions[0].instances[0].key, held.Gradient(Epoch(2), 0));
+  // A request cannot be made in an epoch that has ended.
+  TestRun late(17, Epoch(1));
+  late.GradientOf(forward, 1, late.Slot(kWorld, 2, {0}, {0}), 0);
+  Vote vote = late.Build();
+  vote.epoch = sequencer.epoch();
+  EXPECT_THAT(sequencer.Submit(vote, At(0), &actions).message(), HasSubstr("epoch 2 is open"));
 }
 
 // --- Votes that contradict their own past -------------------------------------------------------
@@ -1254,8 +1259,8 @@ TEST(SequencerContradictionTest, AreRefusedAndLeaveNothingBehind) {
   slot.AllReduce(1 + slot.Slot(kWorld, 2, {0}, {2}), 0);
   EXPECT_EQ(code(slot), kInvalid);
   TestRun forward_bound(6, Epoch(1));
-  forward_bound.GradientOf(forward.Gradient(0).Parent(), 0, forward_bound.Slot(pair, 2, {0}, {0}),
-                           0);
+  forward_bound.GradientOf(forward.Gradient(Epoch(1), 0).Parent(), 0,
+                           forward_bound.Slot(pair, 2, {0}, {0}), 0);
   EXPECT_EQ(code(forward_bound), kInvalid);  // bound where another group is used
   TestRun peer(6, Epoch(1));
   peer.SendTo(peer.Slot(kWorld, 2, {0}, {2}), 0, 2);
@@ -1300,10 +1305,10 @@ TEST(SequencerContradictionTest, ResolveSaysWhatSubmitWouldVoteFor) {
   EXPECT_EQ(sequencer.CanonicalState(), before);
   ASSERT_THAT(*keys, SizeIs(5));
   EXPECT_EQ((*keys)[0], WorldKey(1, 1));
-  EXPECT_EQ((*keys)[1], forward.Gradient(0));
+  EXPECT_EQ((*keys)[1], forward.Gradient(Epoch(1), 0));
   EXPECT_EQ((*keys)[3].index, 1);
   EXPECT_EQ((*keys)[3].tag, 4);
-  EXPECT_EQ((*keys)[4], WorldKey(1, 1).Gradient(0));
+  EXPECT_EQ((*keys)[4], WorldKey(1, 1).Gradient(Epoch(1), 0));
 }
 
 // --- Memory -------------------------------------------------------------------------------------

@@ -67,7 +67,7 @@ class TestRun {
     Participation& part = AllReduce(slot, member);
     part.instance.kind = InstanceRef::Kind::kBound;
     part.instance.slot = static_cast<int32_t>(vote_.bound.size());
-    vote_.bound.push_back(forward.Gradient(request));
+    vote_.bound.push_back(forward.Gradient(vote_.epoch, request));
     return part;
   }
   // Adds a gradient of participation `forward` of this run.

@@ -81,7 +81,8 @@ TEST(FrameTest, EveryFieldOfARunComesBack) {
   EXPECT_TRUE(run.groups[1].base.empty());
   ASSERT_EQ(run.instances.size(), 2u);
   EXPECT_EQ(run.instances[1].tag, -9);
-  EXPECT_THAT(run.instances[1].path, ::testing::ElementsAre(2, 0));
+  EXPECT_THAT(run.instances[1].path, ::testing::ElementsAre(InstanceKey::Request{Epoch(2), 2},
+                                                            InstanceKey::Request{Epoch(3), 0}));
   EXPECT_THAT(run.donate, ::testing::ElementsAre(true, false, false, true));
   EXPECT_THAT(run.devices, ::testing::ElementsAre(DeviceIndex(0), DeviceIndex(3)));
   EXPECT_EQ(run.gang, ~uint64_t{0});

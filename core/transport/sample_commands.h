@@ -23,7 +23,8 @@ inline std::vector<Command> SampleCommands() {
   const InlineData no_data;
   const ExternalRange range{ArenaId(3), int64_t{1} << 33, {-12, 4, 1}};
   const InstanceKey forward{GroupId(2), Epoch(5), 77, GroupRank(-1), GroupRank(-1), 0, {}};
-  const InstanceKey pair{GroupId(0), Epoch(1), 3, GroupRank(1), GroupRank(0), -9, {2, 0}};
+  const InstanceKey pair{
+      GroupId(0), Epoch(1), 3, GroupRank(1), GroupRank(0), -9, {{Epoch(2), 2}, {Epoch(3), 0}}};
 
   RegisterGraph inline_graph;
   inline_graph.graph = GraphId{1, 7};

@@ -636,7 +636,19 @@ absl::StatusOr<InstanceKey> FromProto(const v1::InstanceKey& message) {
   for (int i = 0; i < message.gradient_path_size(); ++i) {
     CHORUS_ASSIGN_OR_RETURN(const int32_t request,
                             Natural(message.gradient_path(i), Indexed("gradient_path", i)));
-    key.path.push_back(request);
+    key.path.push_back({key.epoch, request});
+  }
+  if (message.gradient_epochs_size() != 0) {
+    if (message.gradient_epochs_size() != message.gradient_path_size()) {
+      return Malformed(absl::StrCat("gradient_epochs: expected none or ",
+                                    message.gradient_path_size(), ", got ",
+                                    message.gradient_epochs_size()));
+    }
+    for (int i = 0; i < message.gradient_epochs_size(); ++i) {
+      CHORUS_ASSIGN_OR_RETURN(const int64_t asked, NonNegative(message.gradient_epochs(i),
+                                                               Indexed("gradient_epochs", i)));
+      key.path[static_cast<size_t>(i)].epoch = Epoch(asked);
+    }
   }
   return key;
 }
@@ -650,7 +662,15 @@ void ToProto(const InstanceKey& key, v1::InstanceKey* message) {
     message->set_destination(key.destination.value());
   }
   message->set_tag(key.tag);
-  message->mutable_gradient_path()->Add(key.path.begin(), key.path.end());
+  bool all_in_epoch = true;
+  for (const InstanceKey::Request& request : key.path) {
+    message->add_gradient_path(request.number);
+    all_in_epoch = all_in_epoch && request.epoch == key.epoch;
+  }
+  if (all_in_epoch) return;
+  for (const InstanceKey::Request& request : key.path) {
+    message->add_gradient_epochs(request.epoch.value());
+  }
 }
 
 absl::StatusOr<Graph> FromProto(const v1::Graph& message) {

@@ -221,6 +221,17 @@ TEST(ConvertTest, HostileRunsAndOtherCommandsAreRefusedByField) {
            [](auto* c) { c->mutable_run()->mutable_instances(0)->set_index(-1); }},
           {"instances[0].source, destination: expected both or none",
            [](auto* c) { c->mutable_run()->mutable_instances(0)->set_source(0); }},
+          {"instances[0].gradient_epochs[0]",
+           [](auto* c) {
+             c->mutable_run()->mutable_instances(0)->add_gradient_path(0);
+             c->mutable_run()->mutable_instances(0)->add_gradient_epochs(-1);
+           }},
+          {"instances[0].gradient_epochs: expected none or 1, got 2",
+           [](auto* c) {
+             c->mutable_run()->mutable_instances(0)->add_gradient_path(0);
+             c->mutable_run()->mutable_instances(0)->add_gradient_epochs(1);
+             c->mutable_run()->mutable_instances(0)->add_gradient_epochs(1);
+           }},
           {"instances[0].gradient_path[0]",
            [](auto* c) { c->mutable_run()->mutable_instances(0)->add_gradient_path(-1); }},
           {"devices[0]", [](auto* c) { c->mutable_run()->set_devices(0, -1); }},

@@ -248,7 +248,7 @@ class Enumerator {
           const int32_t request = static_cast<int32_t>(count([&](const Oracle::Part& p) {
             return p.key.is_gradient() && p.key.Parent() == forward;
           }));
-          voted.key = forward.Gradient(request);
+          voted.key = forward.Gradient(epoch, request);
           out = here ? &run.GradientHere(part.of_part, request, slots[part.group], member)
                      : &run.GradientOf(forward, request, slots[part.group], member);
           break;

@@ -93,7 +93,7 @@ bool Oracle::IsAbsent(const InstanceKey& key, int32_t rank) const {
   const auto count = asked == asked_.end()       ? 0
                      : asked->second.count(rank) ? asked->second.at(rank)
                                                  : 0;
-  return key.path.back() >= count;
+  return key.path.back().number >= count;
 }
 
 std::vector<int64_t> Oracle::Sharers(int64_t run) const {

@@ -341,7 +341,7 @@ class Simulation {
         out = &run->AllReduce(slot, member);
       } else {
         const InstanceKey forward = state.keys.at(op.gradient_of);
-        part.key = forward.Gradient(0);
+        part.key = forward.Gradient(state.epoch, 0);
         const auto here = places.find(op.gradient_of);
         out = here != places.end() ? &run->GradientHere(here->second, 0, slot, member)
                                    : &run->GradientOf(forward, 0, slot, member);
