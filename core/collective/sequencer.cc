@@ -377,7 +377,9 @@ int32_t Sequencer::AddRun(const Vote& vote) {
   run.order = next_order_++;
   run.submitted = clock_;
   run.externally_blocked = vote.externally_blocked;
+  run.donates = vote.donates;
   run.has_dependents = false;
+  run.reserve = PendingRun::Reserve::kNotAsked;
   run.component = kNone;
   run.instances.clear();
   run.producers.clear();
@@ -668,6 +670,7 @@ void Sequencer::LaunchReady(Actions* actions) {
       EndEpoch(*circle, actions);
       return;
     }
+    if (AwaitReserves(actions)) continue;
     Launch(runs, instances, actions);
   }
 }
@@ -761,6 +764,7 @@ absl::optional<Error> Sequencer::Order(int32_t component, std::vector<int32_t>* 
   std::sort(runs->begin(), runs->end(),
             [this](int32_t a, int32_t b) { return runs_[a].order < runs_[b].order; });
   instances->clear();
+  reordered_.clear();
   bool trivial = gang.instances.size() <= 1;
   for (const int32_t r : *runs) {
     trivial &= runs_[r].instances.size() <= 1 && runs_[r].producers.empty();
@@ -816,6 +820,8 @@ absl::optional<Error> Sequencer::Order(int32_t component, std::vector<int32_t>* 
   }
   for (size_t i = 0; i < by_submission.size(); ++i) {
     (*runs)[i] = by_submission[known->second.runs[i]];
+    if (known->second.reordered[i].empty()) continue;
+    reordered_.emplace_back(by_submission[i], &known->second.reordered[i]);
   }
   return absl::nullopt;
 }
@@ -941,12 +947,24 @@ absl::optional<Error> Sequencer::Sort(const std::vector<int32_t>& runs,
   std::vector<int32_t> place(n);
   for (int32_t i = 0; i < n; ++i) place[order->instances[i]] = i;
   std::vector<std::pair<int32_t, int32_t>> range(runs.size());
+  order->reordered.resize(runs.size());
   for (size_t r = 0; r < runs.size(); ++r) {
     range[r] = {n, -1};
+    std::vector<std::pair<int32_t, int32_t>> at;  // by participation
     for (size_t i = 0; i < runs_[runs[r]].instances.size(); ++i) {
-      const int32_t at = place[mark(runs_[runs[r]], i)];
-      range[r] = {std::min(range[r].first, at), std::max(range[r].second, at)};
+      const InstanceKey& key = instances_[runs_[runs[r]].instances[i]].key;
+      const int32_t here = place[mark(runs_[runs[r]], i)];
+      range[r] = {std::min(range[r].first, here), std::max(range[r].second, here)};
+      // Who sends to itself takes part twice, the sender first.
+      at.emplace_back(here,
+                      key.is_pair() ? PositionOf(key, runs_[runs[r]].what->participations[i]) : 0);
     }
+    if (std::is_sorted(at.begin(), at.end())) continue;
+    std::vector<int32_t>& reordered = order->reordered[r];
+    reordered.resize(at.size());
+    std::iota(reordered.begin(), reordered.end(), 0);
+    std::stable_sort(reordered.begin(), reordered.end(),
+                     [&](int32_t a, int32_t b) { return at[a] < at[b]; });
   }
   order->runs.resize(runs.size());
   std::iota(order->runs.begin(), order->runs.end(), 0);
@@ -970,6 +988,26 @@ absl::optional<Error> Sequencer::Sort(const std::vector<int32_t>& runs,
     }
   }
   return absl::nullopt;
+}
+
+// A closed component that nothing blocks does not change any more, so its order stands while its
+// runs get ready for it: nothing may be lacking once it is launched.
+bool Sequencer::AwaitReserves(Actions* actions) {
+  bool waits = false;
+  for (const auto& wanted : reordered_) {
+    PendingRun& run = runs_[wanted.first];
+    if (run.reserve == PendingRun::Reserve::kDone) continue;
+    waits = true;
+    if (run.reserve == PendingRun::Reserve::kAsked) continue;
+    run.reserve = PendingRun::Reserve::kAsked;
+    actions->emplace_back();
+    SequencerAction& action = actions->back();
+    action.kind = SequencerAction::Kind::kReserve;
+    action.run = run.handle;
+    action.order = *wanted.second;
+    action.epoch = epoch_;
+  }
+  return waits;
 }
 
 void Sequencer::Launch(const std::vector<int32_t>& runs, const std::vector<int32_t>& instances,
@@ -1030,6 +1068,7 @@ void Sequencer::Launch(const std::vector<int32_t>& runs, const std::vector<int32
   for (const int32_t r : runs) {
     PendingRun& run = runs_[r];
     action.runs.push_back(run.handle);
+    if (run.donates) action.donating.push_back(run.handle);
     gang.runs.push_back(run.handle);
     for (const int32_t waiter : run.waiters) ready_.push_back(waiter);
     run_by_handle_.erase(run.handle);
@@ -1067,6 +1106,17 @@ void Sequencer::Unblock(RunHandle run, absl::Time now, Actions* actions) {
   if (!row.externally_blocked) return;
   row.externally_blocked = false;
   externally_blocked_.erase(row.order);
+  ready_.push_back(row.component);
+  LaunchReady(actions);
+}
+
+void Sequencer::Reserved(RunHandle run, absl::Time now, Actions* actions) {
+  Tick(now);
+  const auto found = run_by_handle_.find(run);
+  if (found == run_by_handle_.end()) return;
+  PendingRun& row = runs_[found->second];
+  if (row.reserve != PendingRun::Reserve::kAsked) return;
+  row.reserve = PendingRun::Reserve::kDone;
   ready_.push_back(row.component);
   LaunchReady(actions);
 }
@@ -1268,7 +1318,19 @@ void Sequencer::Advance(absl::Time now, Actions* actions) {
   while (timed_.head != kNone &&
          instances_[timed_.head].first_vote + options_.agree_timeout <= clock_) {
     const int32_t late = timed_.head;
-    const int32_t lacking = FindLacking(instances_[late].component);
+    const std::vector<int32_t> awaited = AwaitedBy(instances_[late].component);
+    const int32_t lacking = FindLacking(awaited);
+    const int32_t unready = FindUnready(awaited);
+    if (lacking == kNone && unready != kNone) {
+      Error error = MakeInstanceError(absl::StatusCode::kDeadlineExceeded, Reason::kAgreeTimeout,
+                                      runs_[unready].instances[0]);
+      error.culprit = CulpritOf(runs_[unready].ranks[0]);
+      error.message =
+          absl::StrCat(RunText(unready), " has not got ready for its gang's order within ",
+                       absl::FormatDuration(options_.agree_timeout), "; nothing was launched");
+      EndEpoch(error, actions);
+      continue;
+    }
     if (lacking == kNone) {
       // Everybody has asked, and another world is what holds it up: that run's deadline counts.
       instances_.Remove(&timed_, late);
@@ -1295,31 +1357,46 @@ void Sequencer::Advance(absl::Time now, Actions* actions) {
   }
 }
 
-// An instance that lacks votes and holds the component up: its own, or one of a gang that it waits
-// for. kNone when every vote is there.
-int32_t Sequencer::FindLacking(int32_t component) {
+// The component and those that it waits for.
+std::vector<int32_t> Sequencer::AwaitedBy(int32_t component) {
   ++search_;
-  std::vector<int32_t> open = {component};
+  std::vector<int32_t> awaited = {component};
   components_[component].mark = search_;
   std::vector<std::pair<int32_t, int32_t>> dependences;
-  while (!open.empty()) {
-    const int32_t at = open.back();
-    open.pop_back();
+  for (size_t at = 0; at < awaited.size(); ++at) {
+    dependences.clear();
+    DependencesOf(awaited[at], &dependences);
+    for (const auto& dependence : dependences) {
+      const int32_t next = runs_[dependence.second].component;
+      if (components_[next].mark == search_) continue;
+      components_[next].mark = search_;
+      awaited.push_back(next);
+    }
+  }
+  return awaited;
+}
+
+// The oldest instance that lacks votes, of the first component that has one. kNone when every vote
+// is there.
+int32_t Sequencer::FindLacking(const std::vector<int32_t>& components) const {
+  for (const int32_t component : components) {
     int32_t oldest = kNone;
-    for (const int32_t id : components_[at].instances) {
+    for (const int32_t id : components_[component].instances) {
       if (instances_[id].missing > 0 &&
           (oldest == kNone || instances_[id].first_vote < instances_[oldest].first_vote)) {
         oldest = id;
       }
     }
     if (oldest != kNone) return oldest;
-    dependences.clear();
-    DependencesOf(at, &dependences);
-    for (const auto& dependence : dependences) {
-      const int32_t next = runs_[dependence.second].component;
-      if (components_[next].mark == search_) continue;
-      components_[next].mark = search_;
-      open.push_back(next);
+  }
+  return kNone;
+}
+
+// A run that was asked to get ready for its gang's order and has not answered.
+int32_t Sequencer::FindUnready(const std::vector<int32_t>& components) const {
+  for (const int32_t component : components) {
+    for (const int32_t r : components_[component].runs) {
+      if (runs_[r].reserve == PendingRun::Reserve::kAsked) return r;
     }
   }
   return kNone;
@@ -1582,7 +1659,8 @@ std::string Sequencer::CanonicalState() const {
   for (const auto& entry : runs) {
     const PendingRun& run = runs_[entry.second];
     out.PutSigned(run.handle.value());
-    out.Put<uint8_t>(run.externally_blocked);
+    out.Put<uint8_t>(run.externally_blocked + 2 * run.donates);
+    out.Put(run.reserve);
     out.PutVarint(run.producers.size());
     for (const RunHandle producer : run.producers) {
       const auto found = run_by_handle_.find(producer);

@@ -81,6 +81,8 @@ struct Vote {
   std::vector<RunHandle> producers;
   // True: it also consumes results of runs outside this sequencer; Unblock() or Cancel() follows.
   bool externally_blocked = false;
+  // It may take over the memory of inputs that were given to it. Granted with its launch only.
+  bool donates = false;
 };
 
 struct SequencerOptions {
@@ -111,7 +113,9 @@ struct LaunchedInstance {
 // What the caller must do, in this order.
 struct SequencerAction {
   enum class Kind {
-    kLaunch,  // start `runs` as the gang with `ticket`
+    kLaunch,   // start `runs` as the gang with `ticket`
+    kReserve,  // `run` must follow `order` in its gang: reserve what that takes, then Reserved(),
+               // or Refuse() its rank; the gang is not launched before
     kFail,  // tell `run`'s owner `error`; it never launches (or, after kLaunch, it did not finish)
     kEpochEnded,  // `epoch` has ended with `error`; votes now belong to `epoch` + 1
   };
@@ -121,8 +125,10 @@ struct SequencerAction {
   // instances of one come before all of the next, so that a device may enqueue whole runs in this
   // order.
   std::vector<RunHandle> runs;
+  std::vector<RunHandle> donating;          // of `runs`: those whose donations are granted by this
   std::vector<LaunchedInstance> instances;  // in the one order that all ranks use
   RunHandle run;
+  std::vector<int32_t> order;  // kReserve: its participations, as the gang orders them
   Epoch epoch;
   Error error;
 };
@@ -163,6 +169,8 @@ class Sequencer {
   absl::StatusOr<std::vector<InstanceKey>> Resolve(const Vote& vote);
   // All results from outside are there.
   void Unblock(RunHandle run, absl::Time now, Actions* actions);
+  // The run can follow the order that kReserve asked for.
+  void Reserved(RunHandle run, absl::Time now, Actions* actions);
   // The caller withdraws a run. If it is pending the epoch ends with CANCELLED naming `rank`; after
   // its launch nothing happens: commit wins.
   void Cancel(RunHandle run, Rank rank, absl::Time now, Actions* actions);
@@ -326,7 +334,11 @@ class Sequencer {
     int64_t order = 0;  // of submission
     absl::Time submitted;
     bool externally_blocked = false;
+    bool donates = false;
     bool has_dependents = false;  // a pending run, or a gradient, waits for its launch
+    // Whether it can follow its gang's order where that is not its program's.
+    enum class Reserve : uint8_t { kNotAsked, kAsked, kDone };
+    Reserve reserve = Reserve::kNotAsked;
     int32_t component = kNone;
     absl::InlinedVector<int32_t, 2> instances;  // by participation
     absl::InlinedVector<RunHandle, 2> producers;
@@ -378,6 +390,9 @@ class Sequencer {
   struct GangOrder {
     std::vector<int32_t> instances;
     std::vector<int32_t> runs;
+    // By run, in order of submission: its participations, where they do not stand in the order of
+    // its program. Else empty.
+    std::vector<std::vector<int32_t>> reordered;
   };
 
   // Submit.
@@ -405,12 +420,15 @@ class Sequencer {
                               std::vector<int32_t>* instances);
   absl::optional<Error> Sort(const std::vector<int32_t>& runs,
                              const std::vector<int32_t>& instances, GangOrder* order) const;
+  bool AwaitReserves(Actions* actions);
   void Launch(const std::vector<int32_t>& runs, const std::vector<int32_t>& instances,
               Actions* actions);
   void DependencesOf(int32_t component, std::vector<std::pair<int32_t, int32_t>>* out) const;
 
   // Ending.
-  int32_t FindLacking(int32_t component);
+  std::vector<int32_t> AwaitedBy(int32_t component);
+  int32_t FindLacking(const std::vector<int32_t>& components) const;
+  int32_t FindUnready(const std::vector<int32_t>& components) const;
   Error AgreeTimeout(int32_t late, int32_t lacking) const;
   void EndEpoch(const Error& cause, Actions* actions);
   void FailRun(RunHandle run, Epoch epoch, const Error& error, Actions* actions);
@@ -470,7 +488,9 @@ class Sequencer {
   std::vector<std::pair<int32_t, int32_t>> tape_undo_;  // tape, position
   std::vector<PairEnd> pair_undo_;
   std::vector<int32_t> ready_;  // components to try
-  int32_t search_ = 0;          // number of the last search for circles
+  // Of the gang whose order was found last: runs that must follow another order than their own.
+  std::vector<std::pair<int32_t, const std::vector<int32_t>*>> reordered_;
+  int32_t search_ = 0;  // number of the last search for circles
 };
 
 }  // namespace chorus

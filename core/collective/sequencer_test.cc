@@ -42,12 +42,28 @@ GroupId AddGroup(Sequencer* sequencer, const std::vector<int32_t>& members) {
   return *sequencer->AddGroup(ranks[0], ranks);
 }
 
+// Runs that are asked to follow another order than their own do; what comes of it.
+Actions Follow(Sequencer* sequencer, const Actions& actions) {
+  Actions rest;
+  for (const SequencerAction& action : actions) {
+    if (action.kind == Kind::kReserve) {
+      sequencer->Reserved(action.run, At(0), &rest);
+    } else {
+      rest.push_back(action);
+    }
+  }
+  return rest;
+}
+
 // Submits and returns what came of it; the vote itself must be accepted.
-Actions Cast(Sequencer* sequencer, TestRun run, absl::Time now = At(0)) {
+Actions Submitted(Sequencer* sequencer, TestRun run, absl::Time now = At(0)) {
   Actions actions;
   const absl::Status status = sequencer->Submit(run.Build(), now, &actions);
   EXPECT_TRUE(status.ok()) << status;
   return actions;
+}
+Actions Cast(Sequencer* sequencer, TestRun run, absl::Time now = At(0)) {
+  return Follow(sequencer, Submitted(sequencer, std::move(run), now));
 }
 
 // Refused, and as if it had never come.
@@ -465,6 +481,7 @@ TEST(SequencerOrderTest, AKnownOrderHoldsOnlyForVotesThatMeetInTheSameWay) {
     vote.what = what;
     Actions actions;
     ASSERT_TRUE(sequencer.Submit(vote, At(0), &actions).ok());
+    actions = Follow(&sequencer, actions);
     ASSERT_THAT(actions, SizeIs(1));
     ASSERT_THAT(actions[0].instances, SizeIs(2));
     EXPECT_EQ(actions[0].instances[0].key.group, swapped ? b : a) << round;
@@ -1225,6 +1242,68 @@ TEST(SequencerGradientTest, ARequestOfAnEarlierEpochMayStillBeHeld) {
   Vote vote = late.Build();
   vote.epoch = sequencer.epoch();
   EXPECT_THAT(sequencer.Submit(vote, At(0), &actions).message(), HasSubstr("epoch 2 is open"));
+}
+
+// --- Orders other than a rank's own -------------------------------------------------------------
+
+// Rank 0 asks for the pair first, rank 1 for the world; the gang takes the world first.
+struct ReorderedGang {
+  ReorderedGang() : sequencer(World(2)), pair(AddGroup(&sequencer, {1, 0})) {
+    TestRun first(1, Epoch(1));
+    const int32_t first_pair = first.Slot(pair, 2, {1}, {0});
+    first.AllReduce(first_pair, 1);
+    first.AllReduce(first.Slot(kWorld, 2, {0}, {0}), 0);
+    first.Donate();
+    Cast(&sequencer, first);
+    TestRun second(2, Epoch(1));
+    second.AllReduce(second.Slot(kWorld, 2, {1}, {0}), 1);
+    second.AllReduce(second.Slot(pair, 2, {0}, {0}), 0);
+    asked = Submitted(&sequencer, second);
+  }
+  Sequencer sequencer;
+  GroupId pair;
+  Actions asked;
+};
+
+TEST(SequencerOrderTest, AsksForWhatAnotherOrderTakesBeforeTheLaunch) {
+  ReorderedGang gang;
+  ASSERT_EQ(gang.asked.size(), 1u);
+  EXPECT_EQ(gang.asked[0].kind, Kind::kReserve);
+  EXPECT_EQ(gang.asked[0].run, RunHandle(1));
+  EXPECT_THAT(gang.asked[0].order, ElementsAre(1, 0));
+  EXPECT_THAT(gang.asked[0].donating, IsEmpty());
+  EXPECT_TRUE(gang.sequencer.IsPending(RunHandle(1)));
+  Actions actions;
+  gang.sequencer.Reserved(RunHandle(2), At(0), &actions);  // it was not asked
+  EXPECT_THAT(actions, IsEmpty());
+  gang.sequencer.Reserved(RunHandle(1), At(0), &actions);
+  ASSERT_THAT(Launched(actions), ElementsAre(1, 2));
+  EXPECT_EQ(actions[0].instances[0].key.group, kWorld);
+  EXPECT_THAT(actions[0].donating, ElementsAre(RunHandle(1)));
+}
+
+TEST(SequencerOrderTest, WhoCannotFollowEndsTheEpochAndNothingIsLaunchedOrDonated) {
+  ReorderedGang gang;
+  Error why;
+  why.message = "no memory";
+  Actions actions;
+  gang.sequencer.Refuse(Rank(0), Epoch(1), why, At(0), &actions);
+  EXPECT_THAT(Failed(actions), ElementsAre(1, 2));
+  EXPECT_EQ(EndedBy(actions).reason, Reason::kPeerRefused);
+  for (const SequencerAction& action : actions) EXPECT_THAT(action.donating, IsEmpty());
+  actions.clear();
+  gang.sequencer.Reserved(RunHandle(1), At(0), &actions);
+  EXPECT_THAT(actions, IsEmpty());
+}
+
+TEST(SequencerOrderTest, WhoNeverAnswersIsNamedAtTheTimeout) {
+  ReorderedGang gang;
+  Actions actions;
+  gang.sequencer.Advance(gang.sequencer.NextDeadline(), &actions);
+  const Error error = EndedBy(actions);
+  EXPECT_EQ(error.reason, Reason::kAgreeTimeout);
+  EXPECT_EQ(error.culprit.rank, 0);
+  EXPECT_THAT(error.message, HasSubstr("has not got ready for its gang's order"));
 }
 
 // --- Votes that contradict their own past -------------------------------------------------------

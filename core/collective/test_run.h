@@ -80,6 +80,7 @@ class TestRun {
   }
 
   std::vector<RunHandle>& producers() { return vote_.producers; }
+  void Donate() { vote_.donates = true; }
   void BlockExternally() { vote_.externally_blocked = true; }
 
   // Valid while this object is, and unchanged.

@@ -183,7 +183,7 @@ class LocalNode::Impl {
   void LaunchGang(const std::shared_ptr<World>& world, const SequencerAction& action,
                   absl::Time now);
   void LaunchLocal(RunState* run, absl::Time now);
-  absl::Status FollowOrder(RunState* run);
+  absl::Status FollowOrder(RunState* run, const std::vector<int32_t>& order);
   void BindInputs(RunState* run);
   absl::Status ResolvePeers(const SequencerAction& action);
   int32_t NewGang();

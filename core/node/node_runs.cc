@@ -418,6 +418,18 @@ void LocalNode::Impl::ApplyOne(const std::shared_ptr<World>& world, SequencerAct
     case SequencerAction::Kind::kLaunch:
       LaunchGang(world, *action, now);
       break;
+    case SequencerAction::Kind::kReserve:
+      if (RunState* run = runs_.Find(action->run)) {
+        const absl::Status reserved = FollowOrder(run, action->order);
+        if (!reserved.ok()) {
+          RefuseVote(run, reserved, now);
+          break;
+        }
+        Actions actions;
+        world->sequencer->Reserved(action->run, now, &actions);
+        Apply(world, &actions, now);
+      }
+      break;
     case SequencerAction::Kind::kFail:
       if (RunState* run = runs_.Find(action->run)) {
         if (run->launches_left > 0) AbortGang(run->gang, ToStatus(action->error));
@@ -467,15 +479,11 @@ void LocalNode::Impl::LaunchGang(const std::shared_ptr<World>& world, const Sequ
     for (const LaunchedInstance::Part& part : instance.parts) {
       RunState* run = runs_.Find(part.run);
       run->instances[static_cast<size_t>(part.participation)] = &instance;
-      run->order.push_back(part.participation);
     }
     world->shared.erase(instance.key);
   }
   absl::Status status;
-  for (RunState* run : members) {
-    if (status.ok()) status = FollowOrder(run);
-    BindInputs(run);
-  }
+  for (RunState* run : members) BindInputs(run);
   if (status.ok()) status = ResolvePeers(action);
   for (RunState* run : members) {
     PlaceOutputs(run);
@@ -522,13 +530,42 @@ void LocalNode::Impl::LaunchLocal(RunState* run, absl::Time now) {
   if (!launched) FinishGang(place, now);
 }
 
-// The gang may have agreed on another order than this rank's program has: its streams are queues,
-// so its plan must follow. Other plans need other buffers, which is why this one case allocates
-// late.
-absl::Status LocalNode::Impl::FollowOrder(RunState* run) {
-  if (std::is_sorted(run->order.begin(), run->order.end())) return absl::OkStatus();
-  CHORUS_ASSIGN_OR_RETURN(run->plan, graphs_.InOrder(run->graph.get(), run->order));
-  return PrepareBuffers(run->session.get(), run);
+// The gang has agreed on another order than this rank's program has: its streams are queues, so its
+// plan must follow. Where values stand is the same in every order but for those that live in a
+// workspace.
+absl::Status LocalNode::Impl::FollowOrder(RunState* run, const std::vector<int32_t>& order) {
+  CHORUS_ASSIGN_OR_RETURN(LoadedPlan * follows, graphs_.InOrder(run->graph.get(), order));
+  const std::vector<BufferSpec>& before = run->plan->plan.buffers;
+  const std::vector<BufferSpec>& after = follows->plan.buffers;
+  const auto is_workspace = [](const BufferSpec& spec) {
+    return spec.kind == BufferSpec::Kind::kWorkspace;
+  };
+  absl::InlinedVector<BufferRef, 4> refs(after.size());
+  absl::InlinedVector<DeviceAddress, 4> addresses(after.size());
+  for (size_t i = 0; i < after.size(); ++i) {
+    size_t from = i;
+    if (is_workspace(after[i])) {
+      from = 0;
+      while (from < before.size() &&
+             !(is_workspace(before[from]) && before[from].device_slot == after[i].device_slot)) {
+        ++from;
+      }
+      if (after[i].bytes > (from < before.size() ? before[from].bytes : 0)) {
+        const DeviceIndex device = run->devices[static_cast<size_t>(after[i].device_slot)];
+        CHORUS_ASSIGN_OR_RETURN(refs[i],
+                                Allocate(run->session->tenant.get(), device, after[i].bytes));
+        addresses[i] = refs[i]->address();
+        continue;
+      }
+      if (from == before.size()) continue;  // none was needed and none is
+    }
+    refs[i] = run->refs[from];
+    addresses[i] = run->addresses[from];
+  }
+  run->plan = follows;
+  run->refs = std::move(refs);
+  run->addresses = std::move(addresses);
+  return absl::OkStatus();
 }
 
 void LocalNode::Impl::BindInputs(RunState* run) {

@@ -76,6 +76,46 @@ Graph AllReduceGraph(int rank, int size, TensorType type, const std::string& sou
   return builder.Build();
 }
 
+constexpr int64_t kLarge = int64_t{1} << 20;  // elements of f32: 4 MiB
+
+// Two large all_reduces that nothing orders, that of group slot 0 first. The gang takes group 0,
+// the world, before any other. In the program's order one large operand follows the other; in the
+// gang's both stand at once.
+Graph TwoGroupsGraph(int rank, int size) {
+  GroupSlot slot;
+  slot.size = size;
+  slot.held = {GroupRank(rank)};
+  slot.device_slots = {0};
+  GraphBuilder builder(1, {slot, slot});
+  std::vector<ValueIndex> sums;
+  for (int group_slot = 0; group_slot < 2; ++group_slot) {
+    NodeSpec fill;
+    fill.op = "fill";
+    fill.attributes = {
+        {"dims", std::vector<int64_t>{kLarge}}, {"dtype", "f32"}, {"value", 1.0 + group_slot}};
+    NodeSpec reduce;
+    reduce.op = "all_reduce";
+    reduce.inputs = *builder.Emit(fill);
+    reduce.source = "order.cc:1";
+    reduce.collective = Collective();
+    reduce.collective->kind = CollectiveKind::kAllReduce;
+    reduce.collective->reduction = Reduction::kSum;
+    reduce.collective->rank = GroupRank(rank);
+    reduce.collective->group_slot = group_slot;
+    NodeSpec sum;
+    sum.op = "sum";
+    sum.inputs = *builder.Emit(reduce);
+    sums.push_back((*builder.Emit(sum))[0]);
+  }
+  NodeSpec add;
+  add.op = "add";
+  add.inputs = sums;
+  GraphOutput output;
+  output.value = (*builder.Emit(add))[0];
+  builder.AddOutput(output);
+  return builder.Build();
+}
+
 // One rank, as a client that submits frames by calls.
 class DirectRank {
  public:
@@ -149,6 +189,28 @@ class DirectRank {
     group.epoch = epoch_;
     group.base.push_back(index_++);
     run.groups.push_back(group);
+    Submit(std::move(run));
+  }
+
+  GroupId CreateGroup(const std::vector<Rank>& members) {
+    return *Call<absl::StatusOr<GroupId>>([&](LocalNode& node, absl::Time, auto* done) {
+      done->Set(node.CreateGroup(session_, world_, Rank(rank_), members));
+    });
+  }
+  void RunTwoGroups(int32_t graph, GroupId first, TensorId out) {
+    Run run;
+    run.graph = {graph, 1};
+    run.outputs.emplace_back();
+    run.outputs[0].kind = OutBinding::Kind::kFresh;
+    run.outputs[0].id = out;
+    for (const GroupId group : {first, GroupId(0)}) {
+      RunGroup bound;
+      bound.world = world_;
+      bound.group = group;
+      bound.epoch = epoch_;
+      bound.base.push_back(0);
+      run.groups.push_back(bound);
+    }
     Submit(std::move(run));
   }
 
@@ -301,6 +363,45 @@ TEST_F(NodeTest, WhoIsLateForAnEndedEpochGetsItsCauseAlsoWithoutMemory) {
   EXPECT_EQ(told.reason, Reason::kPeerRefused) << told.message;
   EXPECT_EQ(told.culprit.rank, 0);
   EXPECT_EQ(told.culprit.pid, 1000);
+}
+
+// Asks for memory for the gang's order before anything is launched.
+TEST_F(NodeTest, AGangWhoseOrderTakesTooMuchMemoryIsRefusedBeforeItsLaunch) {
+  for (const bool enough : {false, true}) {
+    NodeOptions options;
+    // Two results, and for each rank one large operand, or two.
+    options.memory_limit_bytes = int64_t{enough ? 48 : 20} << 20;
+    loop_.reset();  // before its backend
+    ranks_.clear();
+    Start(2, options);
+    for (int r = 0; r < 2; ++r) {
+      const GroupId group = ranks_[r]->CreateGroup({Rank(0), Rank(1)});
+      ranks_[r]->Register(0, TwoGroupsGraph(r, 2));
+      ASSERT_TRUE(ranks_[r]->LastOutcome().ok());
+      ranks_[r]->RunTwoGroups(0, group, {0, 1});
+    }
+    if (enough) {
+      for (int r = 0; r < 2; ++r) {
+        const absl::Status status = ranks_[r]->LastOutcome();
+        EXPECT_TRUE(status.ok()) << status;
+        EXPECT_THAT(*ranks_[r]->Read({0, 1}), testing::ElementsAre(6.0f * kLarge));
+      }
+      continue;
+    }
+    std::vector<Reason> reasons;
+    for (int r = 0; r < 2; ++r) {
+      const Error error = ErrorOf(ranks_[r]->LastOutcome());
+      EXPECT_THAT(error.message, testing::HasSubstr("bytes are needed")) << r;
+      reasons.push_back(error.reason);
+    }
+    EXPECT_THAT(reasons, testing::UnorderedElementsAre(Reason::kOutOfMemory, Reason::kPeerRefused));
+    const auto flight = ranks_[0]->Call<std::vector<FlightEvent>>(
+        [&](LocalNode& node, absl::Time, auto* done) { done->Set(node.Flight("", 100)); });
+    for (const FlightEvent& event : flight) EXPECT_NE(event.kind, FlightKind::kLaunched);
+    const auto devices = ranks_[0]->Call<std::vector<DeviceInfo>>(
+        [&](LocalNode& node, absl::Time, auto* done) { done->Set(node.Devices()); });
+    for (const DeviceInfo& device : devices) EXPECT_EQ(device.launches, 0) << device.name;
+  }
 }
 
 TEST_F(NodeTest, MemoryIsBackWhenSessionsAre) {

@@ -33,7 +33,7 @@ struct RunState {
   std::shared_ptr<Session> session;
   std::shared_ptr<World> world;  // null: a local run
   std::shared_ptr<GraphRecord> graph;
-  LoadedPlan* plan = nullptr;  // of `graph`
+  LoadedPlan* plan = nullptr;  // of `graph`; in its gang's order once that is known
   Phase phase = Phase::kWaiting;
   Ticket ticket;
 
@@ -55,7 +55,6 @@ struct RunState {
 
   // At launch: the instance of each participation, and what each device is told.
   absl::InlinedVector<const LaunchedInstance*, 1> instances;
-  std::vector<int32_t> order;  // of its participations, as the gang agreed
   absl::InlinedVector<LaunchMessage, 1> launches;
   int32_t launches_left = 0;
   int32_t gang = -1;  // since its launch: place in the node's gangs
@@ -87,7 +86,6 @@ struct RunState {
     consumers.clear();
     voted_producers.clear();
     instances.clear();
-    order.clear();
     launches.clear();
     launches_left = 0;
     gang = -1;

@@ -39,6 +39,8 @@ struct Event {
     kFinish,
     kExecFail,
     kUnblock,
+    kReserved,
+    kRefuse,
   };
   Kind kind;
   int rank = 0;
@@ -128,6 +130,10 @@ class Enumerator {
         const bool in_flight =
             record.status == Oracle::Status::kPending || record.status == Oracle::Status::kLaunched;
         if (config_.cancel && in_flight) events.push_back({Kind::kCancel, rank, step, 0});
+        if (record.reserving && record.status == Oracle::Status::kPending) {
+          events.push_back({Kind::kReserved, rank, step, 0});
+          events.push_back({Kind::kRefuse, rank, step, 0});
+        }
         if (record.externally_blocked && record.status == Oracle::Status::kPending) {
           events.push_back({Kind::kUnblock, rank, step, 0});
         }
@@ -180,6 +186,9 @@ class Enumerator {
     record.epoch = epoch;
     record.externally_blocked = what.externally_blocked;
     if (what.externally_blocked) run.BlockExternally();
+    // Ranks donate or not, as they like.
+    record.donates = rank != 2;
+    if (record.donates) run.Donate();
     for (const int32_t producer : what.producers) {
       run.producers().push_back(RunHandle(RunOf(rank, producer)));
       record.producers.push_back(RunOf(rank, producer));
@@ -383,6 +392,23 @@ class Enumerator {
         if (config_.may_circle) allowed.insert(Reason::kOrderCycle);
         break;
       }
+      case Kind::kReserved: {
+        const int64_t run = RunOf(event.rank, event.step);
+        state->oracle.Reserved(run);
+        sequencer.Reserved(RunHandle(run), Now(*state), &actions);
+        break;
+      }
+      case Kind::kRefuse: {
+        Error error;
+        error.code = absl::StatusCode::kResourceExhausted;
+        error.reason = Reason::kOutOfMemory;
+        error.message = "no memory for that order";
+        sequencer.Refuse(Rank(event.rank), state->ranks[event.rank].epoch, error, Now(*state),
+                         &actions);
+        allowed = {Reason::kPeerRefused};
+        if (actions.empty()) return "a refusal did not end the epoch";
+        break;
+      }
     }
 
     for (const SequencerAction& action : actions) {
@@ -441,6 +467,10 @@ class Enumerator {
         return absl::StrCat("ticket ", event.ticket, " fails");
       case Kind::kUnblock:
         return absl::StrCat("rank ", event.rank, " step ", event.step, " is unblocked");
+      case Kind::kReserved:
+        return absl::StrCat("rank ", event.rank, " is ready for the order of step ", event.step);
+      case Kind::kRefuse:
+        return absl::StrCat("rank ", event.rank, " refuses the order of step ", event.step);
     }
     return "";
   }
@@ -650,6 +680,17 @@ std::vector<ModelConfig> ModelConfigs() {
     config.programs = {{blocked, Step({All(0)}, {0}), Step({All(1)})},
                        {Step({All(1)}), Step({All(0)}), Step({All(1)}, {1})},
                        {Step({All(0)}), blocked_local, Step({}, {1})}};
+    configs.push_back(config);
+  }
+  {
+    // Ranks 0 and 1 compile the same collectives in different orders: one of them must follow the
+    // other's, or refuse to. Rank 2's second run waits for both.
+    ModelConfig config;
+    config.name = "reordered";
+    config.groups = nested;
+    config.programs = {{Step({All(1), All(0)}), Step({All(1), All(0)}, {0})},
+                       {Step({All(0), All(1)}), Step({All(1), All(0)}, {0})},
+                       {Step({All(0)}), Step({All(0)}, {0}), Step({}, {1})}};
     configs.push_back(config);
   }
   {

@@ -150,6 +150,27 @@ bool Oracle::LacksVotes(int64_t run) const {
   return false;
 }
 
+std::string Oracle::Reserve(const SequencerAction& action) {
+  const std::string name = absl::StrCat("reserve for run ", action.run.value(), ": ");
+  const auto found = runs_.find(action.run.value());
+  if (found == runs_.end() || found->second.status != Status::kPending) {
+    return absl::StrCat(name, "it is not pending");
+  }
+  Run& run = found->second;
+  if (!run.order.empty()) return absl::StrCat(name, "it was asked before");
+  if (LacksVotes(found->first)) return absl::StrCat(name, "its gang is not closed");
+  std::vector<int32_t> sorted = action.order;
+  std::sort(sorted.begin(), sorted.end());
+  for (size_t i = 0; i < sorted.size(); ++i) {
+    if (sorted[i] != static_cast<int32_t>(i)) return absl::StrCat(name, "its order is none");
+  }
+  if (sorted.size() != run.parts.size()) return absl::StrCat(name, "its order is not of its parts");
+  if (sorted == action.order) return absl::StrCat(name, "the order is its own");
+  run.order = action.order;
+  run.reserving = true;
+  return "";
+}
+
 std::string Oracle::Launch(const SequencerAction& action) {
   const std::string name = absl::StrCat("launch of ticket ", action.ticket.value(), ": ");
   if (action.ticket.value() <= last_ticket_) {
@@ -170,6 +191,7 @@ std::string Oracle::Launch(const SequencerAction& action) {
   std::map<int64_t, std::vector<int64_t>> needed_by;
   for (const int64_t run : runs) {
     if (!Closed(run)) return absl::StrCat(name, "a member has not voted");
+    if (runs_[run].reserving) return absl::StrCat(name, "run ", run, " is not ready for its order");
     if (runs_[run].externally_blocked) return absl::StrCat(name, "another world is not ready");
     needs[run] = Needs(run);
     for (const int64_t other : needs[run]) {
@@ -276,6 +298,33 @@ std::string Oracle::Launch(const SequencerAction& action) {
     }
   }
 
+  // Each run's instances come as its program has them, or as it was asked to follow.
+  std::map<int64_t, std::vector<int32_t>> followed;
+  for (const LaunchedInstance& instance : action.instances) {
+    for (const LaunchedInstance::Part& part : instance.parts) {
+      followed[part.run.value()].push_back(part.participation);
+    }
+  }
+  for (const auto& entry : followed) {
+    std::vector<int32_t> expected = runs_[entry.first].order;
+    for (size_t i = 0; expected.size() < entry.second.size(); ++i) {
+      expected.push_back(static_cast<int32_t>(i));
+    }
+    if (entry.second != expected) {
+      return absl::StrCat(name, "run ", entry.first, " has got ready for another order");
+    }
+  }
+  // The permission goes with the launch, and only to those who gave it.
+  std::set<int64_t> donating;
+  for (const RunHandle run : action.donating) donating.insert(run.value());
+  for (const int64_t run : runs) {
+    if (runs_[run].donates != (donating.erase(run) > 0)) {
+      return absl::StrCat(name, "run ", run, runs_[run].donates ? " donates" : " does not donate");
+    }
+    runs_[run].granted = runs_[run].donates;
+  }
+  if (!donating.empty()) return absl::StrCat(name, "it donates for a run of another gang");
+
   for (const int64_t run : runs) {
     runs_[run].status = Status::kLaunched;
     runs_[run].ticket = action.ticket.value();
@@ -294,6 +343,9 @@ std::string Oracle::FailOf(int64_t run, const Error& error, std::set<int64_t>* m
   if (record.status == Status::kFailed) return absl::StrCat("run ", run, " failed twice");
   if (error.code == absl::StatusCode::kOk || error.message.empty()) {
     return absl::StrCat("run ", run, " failed without an error");
+  }
+  if (record.status == Status::kPending && record.granted) {
+    return absl::StrCat("run ", run, " was refused after its donation was granted");
   }
   if (record.status == Status::kLaunched) {
     if (may_fail->erase(run) == 0) return absl::StrCat("run ", run, " failed after its launch");
@@ -317,7 +369,8 @@ std::string Oracle::NothingLaunchable() const {
   for (const int64_t run : Pending()) {
     remaining.insert(run);
     for (const int64_t other : Needs(run)) needed_by[other].push_back(run);
-    if (runs_.at(run).externally_blocked || !Closed(run)) struck.push_back(run);
+    const Run& at = runs_.at(run);
+    if (at.externally_blocked || at.reserving || !Closed(run)) struck.push_back(run);
   }
   while (!struck.empty()) {
     const int64_t run = struck.back();
@@ -336,7 +389,13 @@ std::string Oracle::Apply(const Sequencer::Actions& actions, Epoch open) {
   std::vector<const Error*> failures;
   for (const SequencerAction& action : actions) {
     std::string fault;
+    if (action.kind != SequencerAction::Kind::kLaunch && !action.donating.empty()) {
+      return "a donation was granted without a launch";
+    }
     switch (action.kind) {
+      case SequencerAction::Kind::kReserve:
+        fault = Reserve(action);
+        break;
       case SequencerAction::Kind::kLaunch:
         fault = Launch(action);
         break;
@@ -422,11 +481,15 @@ std::string Oracle::Canonical() const {
     out.Put(run.second.status);
     out.PutSigned(open_.value() - run.second.epoch.value());
     if (run.second.status != Status::kPending) continue;
-    out.Put<uint8_t>(run.second.externally_blocked);
+    out.Put<uint8_t>(run.second.externally_blocked + 2 * run.second.reserving +
+                     4 * !run.second.order.empty());
   }
   for (const auto& tape : tapes_) {
     InstanceKey key = tape.first;
     key.epoch = Epoch(open_.value() - key.epoch.value());
+    for (InstanceKey::Request& request : key.path) {
+      request.epoch = Epoch(open_.value() - request.epoch.value());
+    }
     EncodeInstanceKey(key, &out);
     for (const auto& entry : tape.second) {
       out.PutSigned(entry.first);

@@ -35,11 +35,16 @@ class Oracle {
     std::vector<Part> parts;
     std::vector<int64_t> producers;
     int64_t ticket = 0;
+    bool donates = false;
+    bool granted = false;        // its donation, by its launch
+    std::vector<int32_t> order;  // asked for by kReserve; empty: its program's
+    bool reserving = false;      // asked for and not answered
   };
 
   // Events, told before the sequencer's actions on them are applied.
   void Submitted(int64_t run, Run what);
   void Unblocked(int64_t run) { runs_[run].externally_blocked = false; }
+  void Reserved(int64_t run) { runs_[run].reserving = false; }
   void Dropped(int32_t rank, const InstanceKey& key, bool consumed, Epoch epoch);
   void Left(int32_t rank);
   void Finished(int64_t ticket, bool ok);  // failed: kFail must follow for its runs
@@ -74,6 +79,7 @@ class Oracle {
     Epoch consumed_in;
   };
 
+  std::string Reserve(const SequencerAction& action);
   std::string Launch(const SequencerAction& action);
   std::string NothingLaunchable() const;
   std::string FailOf(int64_t run, const Error& error, std::set<int64_t>* may_fail);

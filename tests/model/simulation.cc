@@ -313,6 +313,10 @@ class Simulation {
       run->BlockExternally();
       record.externally_blocked = true;
     }
+    if (Chance(0.3)) {
+      run->Donate();
+      record.donates = true;
+    }
     std::map<int32_t, int32_t> slots;
     std::map<int32_t, int32_t> places;  // op: its part of this run
     for (const int32_t i : planned.ops) {
@@ -422,6 +426,23 @@ class Simulation {
           if (Faulty() && Chance(0.001)) break;  // the device hangs: it never finishes
           const bool ok = !(Faulty() && Chance(0.001));
           Later(Uniform(0.0001, 0.005), [this, ticket, ok] { Finish(ticket, ok); });
+          break;
+        }
+        case SequencerAction::Kind::kReserve: {
+          const int64_t id = action.run.value();
+          const Epoch epoch = action.epoch;
+          const int32_t rank = owner_.at(id).first;
+          const bool ok = !(Faulty() && Chance(0.01));
+          Later(Uniform(0, 0.001), [this, id, rank, epoch, ok] {
+            Sequencer::Actions then;
+            if (ok) {
+              if (oracle_.Has(id)) oracle_.Reserved(id);
+              sequencer_.Reserved(RunHandle(id), Now(), &then);
+            } else {
+              sequencer_.Refuse(Rank(rank), epoch, Error(), Now(), &then);
+            }
+            Obey(then);
+          });
           break;
         }
         case SequencerAction::Kind::kFail:
