@@ -527,8 +527,12 @@ class NoGrad {
 using Function = std::function<std::vector<Tensor>(const std::vector<Tensor>& inputs)>;
 
 struct CompileOptions {
-  // Inputs whose memory the outputs may take over (parameters that the step replaces), by place.
-  // Honoured where nobody else holds the tensor; a failed step leaves it intact.
+  // Inputs whose memory outputs of their types may take over (parameters that the step replaces),
+  // by place. Honoured where nobody else holds the tensor (detached from it, for a gradient, or in
+  // a run that is not over: wait for one step before the next is asked for), the function runs on
+  // one device, and no collective needs the output; else the step gets memory of its own. Then the
+  // tensor, and every copy of its handle, is gone: its use is FAILED_PRECONDITION `DONATED`. A step
+  // that fails before it is launched, or in a collective, leaves it intact.
   std::vector<int> donate;
 };
 

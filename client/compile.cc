@@ -243,7 +243,11 @@ class CompiledImpl {
       }
       if (!options_.donate.empty()) {
         run.donate.assign(run.inputs.size(), false);
-        for (const int donated : options_.donate) run.donate[static_cast<size_t>(donated)] = true;
+        for (const int donated : options_.donate) {
+          // Detached tensors, and what autograd keeps, hold the same name.
+          const TensorDataPtr& data = inputs[static_cast<size_t>(donated)].impl()->data;
+          run.donate[static_cast<size_t>(donated)] = data.use_count() == 1;
+        }
       }
       std::vector<TensorId> ids;
       for (size_t i = 0; i < program.output_infos.size(); ++i) {

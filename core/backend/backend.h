@@ -15,6 +15,7 @@
 #ifndef CHORUS_CORE_BACKEND_BACKEND_H_
 #define CHORUS_CORE_BACKEND_BACKEND_H_
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -48,6 +49,9 @@ struct KernelCall {
   const Kernel* kernel = nullptr;
   absl::InlinedVector<DeviceAddress, 4> inputs;  // of the types that the kernel was made for
   absl::InlinedVector<DeviceAddress, 2> outputs;
+  // Set when its turn comes: the kernel is left out. Null: it never is. Must stand until a Callback
+  // behind it.
+  const std::atomic<bool>* unless = nullptr;
 };
 
 // One member's part in a collective. Members of one communicator enqueue the same calls in the same

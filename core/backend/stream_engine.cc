@@ -199,6 +199,13 @@ bool StreamEngine::Begin(StreamState* stream, Item* work) {
       Advance(stream, absl::OkStatus());
       continue;
     }
+    if (const auto* kernel = absl::get_if<KernelCall>(&head)) {
+      if (kernel->unless != nullptr && kernel->unless->load(std::memory_order_acquire)) {
+        stream->items.Pop();
+        Advance(stream, absl::OkStatus());
+        continue;
+      }
+    }
     if (const auto* collective = absl::get_if<CollectiveItem>(&head)) {
       Meeting* meeting = collective->meeting;
       Meeting::Part& part = meeting->parts[collective->member];

@@ -26,6 +26,7 @@ constexpr ReasonEntry kReasons[] = {
     {Reason::kUnknownName, "UNKNOWN_NAME"},
     {Reason::kSequenceGap, "SEQUENCE_GAP"},
     {Reason::kOutcomeForgotten, "OUTCOME_FORGOTTEN"},
+    {Reason::kDonated, "DONATED"},
     {Reason::kMismatch, "MISMATCH"},
     {Reason::kOrderCycle, "ORDER_CYCLE"},
     {Reason::kAgreeTimeout, "AGREE_TIMEOUT"},

@@ -29,6 +29,7 @@ enum class Reason : uint16_t {
   kUnknownName = 5,       // tensor, graph, world, group or session that does not exist
   kSequenceGap = 6,       // a command's predecessor did not arrive in time
   kOutcomeForgotten = 7,  // the run is older than the outcomes that are kept
+  kDonated = 8,           // a tensor whose memory was given to a run
   // Agreement.
   kMismatch = 10,      // the ranks asked for different things
   kOrderCycle = 11,    // the groups of a gang wait for each other in a circle

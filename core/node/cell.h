@@ -34,6 +34,7 @@ struct Cell {
   BufferRef buffer;     // null: no bytes
   int64_t offset = 0;   // in `buffer`
   int64_t bytes = 0;
+  Sequence donated_to;                            // the run that it is promised to; 0: none
   std::shared_ptr<const Error> error;             // kFailed
   std::vector<std::function<void()>> on_settled;  // run once, when ready or failed
 

@@ -137,6 +137,8 @@ class LocalNode::Impl {
   absl::StatusOr<CellRef> FindTensor(const Session& session, TensorId id) const;
   absl::Status CheckFresh(const Session& session, TensorId id) const;
   void NameTensor(Session* session, TensorId id, CellRef cell);
+  // The name, unless it was released, stands for `cell` now.
+  void ReplaceTensor(Session* session, TensorId id, CellRef cell);
   void PublishTensor(Session* session, TensorId id, const Cell& cell);
   void Settle(Cell* cell);
   // Calls `done` when the host can read the cell, or with the reason why it never can.
@@ -167,6 +169,10 @@ class LocalNode::Impl {
   absl::Status PrepareWorld(Session* session, const Run& command, RunState* run);
   absl::Status PrepareInputs(Session* session, const Run& command, RunState* run);
   absl::Status PrepareOutputs(Session* session, const Run& command, RunState* run);
+  absl::Status PromiseDonations(const Run& command, RunState* run);
+  void NameDonated(RunState* run, const RunState::Donation& donation, absl::string_view what);
+  void TakeDonations(RunState* run);
+  void ReturnDonations(RunState* run);
   absl::Status PrepareBuffers(Session* session, RunState* run);
   absl::Status ResolveKeys(RunState* run);
   void FindProducers(RunState* run);

@@ -96,6 +96,7 @@ absl::Status LocalNode::Impl::PrepareRun(const std::shared_ptr<Session>& session
     return absl::OkStatus();
   }
   CHORUS_RETURN_IF_ERROR(PrepareInputs(session.get(), command, run));
+  CHORUS_RETURN_IF_ERROR(PromiseDonations(command, run));
   return PrepareBuffers(session.get(), run);
 }
 
@@ -223,10 +224,87 @@ absl::Status LocalNode::Impl::PrepareInputs(Session* session, const Run& command
     run->refs[i] = std::move(bound.buffer);
     if (upload) ++run->blockers;
   }
-  if (!command.donate.empty()) {
-    run->donate.assign(command.donate.begin(), command.donate.end());
-  }
   return absl::OkStatus();
+}
+
+// Where the run gives the last reference to an input away, an output will stand in its place and
+// nothing is reserved for it. From here on the name cannot be used, so that the reference stays the
+// last; it can again if the run is not launched.
+absl::Status LocalNode::Impl::PromiseDonations(const Run& command, RunState* run) {
+  const std::vector<GraphInput>& inputs = run->graph->graph.inputs;
+  for (size_t i = 0; i < command.donate.size(); ++i) {
+    if (command.donate[i] && !inputs[i].donatable) {
+      return Malformed(absl::StrCat("input ", i, " of the graph cannot be donated"));
+    }
+  }
+  if (command.donate.empty()) return absl::OkStatus();
+  const Plan& plan = run->plan->plan;
+  for (size_t o = 0; o < plan.outputs.size(); ++o) {
+    const Plan::Output& place = plan.outputs[o];
+    if (place.donor < 0 || !command.donate[static_cast<size_t>(place.donor)] || place.bytes == 0 ||
+        run->outputs[o] == nullptr) {
+      continue;
+    }
+    Cell* cell = run->inputs[static_cast<size_t>(place.donor)].get();
+    // The name's reference and this run's; the cell's on the buffer. Who reads or writes it has
+    // more; so has whoever shares its bytes. Its memory is the session's tenant's like all that the
+    // session names, and written by the daemon alone.
+    if (cell == nullptr || cell->state != Cell::State::kReady ||
+        run->inputs[static_cast<size_t>(place.donor)].use_count() != 2 ||
+        cell->buffer->references() != 1 || cell->buffer->state() == Buffer::State::kStaging ||
+        cell->offset != 0 || cell->buffer->bytes() != place.bytes) {
+      continue;
+    }
+    cell->donated_to = run->sequence;
+    const TensorId id = absl::get<TensorId>(command.inputs[static_cast<size_t>(place.donor)]);
+    run->donations.push_back({place.donor, static_cast<int32_t>(o), id});
+    run->refs[static_cast<size_t>(place.buffer)] = cell->buffer;
+    run->addresses[static_cast<size_t>(place.buffer)] = cell->address();
+  }
+  run->vote.donates = !run->donations.empty();
+  return absl::OkStatus();
+}
+
+// The name of what was given away stands for an error.
+void LocalNode::Impl::NameDonated(RunState* run, const RunState::Donation& donation,
+                                  absl::string_view what) {
+  const CellRef& given = run->inputs[static_cast<size_t>(donation.input)];
+  Error error =
+      ErrorOf(MakeError(absl::StatusCode::kFailedPrecondition, Reason::kDonated,
+                        absl::StrCat("tensor ", donation.id.slot, ".", donation.id.generation,
+                                     " was donated to run ", run->sequence.value(), ", ", what)));
+  errors.Record(run->session->tenant->name, &error);
+  auto gone = std::make_shared<Cell>();
+  gone->state = Cell::State::kFailed;
+  gone->error = std::make_shared<Error>(std::move(error));
+  gone->type = given->type;
+  gone->device = given->device;
+  ReplaceTensor(run->session.get(), donation.id, std::move(gone));
+}
+
+// The run is being launched: the promise is kept.
+void LocalNode::Impl::TakeDonations(RunState* run) {
+  run->donated = !run->donations.empty();
+  for (const RunState::Donation& donation : run->donations) {
+    const Cell& given = *run->inputs[static_cast<size_t>(donation.input)];
+    given.buffer->set_state(Buffer::State::kResult);
+    given.buffer->set_mirror(BufferRef());  // of what stood there
+    NameDonated(run, donation, "whose result has its memory");
+  }
+}
+
+// The run has failed. Where nothing was written all is as before; else the name tells.
+void LocalNode::Impl::ReturnDonations(RunState* run) {
+  for (const RunState::Donation& donation : run->donations) {
+    const CellRef& given = run->inputs[static_cast<size_t>(donation.input)];
+    if (run->donated && !run->held_back) {
+      NameDonated(run, donation, "which failed after it had written there");
+      continue;
+    }
+    given->donated_to = Sequence();
+    if (run->donated) ReplaceTensor(run->session.get(), donation.id, given);
+  }
+  run->donations.clear();
 }
 
 // Reserves every byte that the run will write: nothing is allocated after commit.
@@ -238,7 +316,7 @@ absl::Status LocalNode::Impl::PrepareBuffers(Session* session, RunState* run) {
   for (size_t i = 0; i < plan.buffers.size(); ++i) {
     const BufferSpec& spec = plan.buffers[i];
     if (spec.kind == BufferSpec::Kind::kInput || spec.kind == BufferSpec::Kind::kPeer ||
-        spec.bytes == 0) {
+        spec.bytes == 0 || run->refs[i]) {  // donated
       continue;
     }
     const DeviceIndex device = run->devices[static_cast<size_t>(spec.device_slot)];
@@ -491,6 +569,7 @@ void LocalNode::Impl::LaunchGang(const std::shared_ptr<World>& world, const Sequ
   }
   // From here on every device gets its part, in ticket order. A failure so far launches nothing.
   if (status.ok()) {
+    for (RunHandle handle : action.donating) TakeDonations(runs_.Find(handle));
     for (RunState* run : members) gang.launches_left += run->launches_left;
     for (RunState* run : members) LaunchRun(run);
   } else {
@@ -520,6 +599,7 @@ void LocalNode::Impl::LaunchLocal(RunState* run, absl::Time now) {
   gang.status = PrepareLaunch(run, &gang);
   const bool launched = gang.status.ok();
   if (launched) {
+    TakeDonations(run);
     gang.launches_left = run->launches_left;
     LaunchRun(run);
   } else {
@@ -709,6 +789,7 @@ void LocalNode::Impl::LaunchRun(RunState* run) {
   for (size_t slot = 0; slot < run->devices.size(); ++slot) {
     LaunchMessage& message = run->launches[slot];
     message.launch = launcher_.NextLaunchId();
+    message.hold_back = run->donated;
     message.buffers.assign(run->addresses.begin(), run->addresses.end());
     for (size_t i = 0; i < run->inputs.size(); ++i) {
       const Cell* cell = run->inputs[i].get();
@@ -750,6 +831,7 @@ void LocalNode::Impl::OnCompletion(const CompletionMessage& completion, absl::Ti
   }
   if (run == nullptr) return;  // completed twice
   --run->launches_left;
+  run->held_back = run->held_back && completion.held_back;
   const int32_t place = run->gang;
   Gang& gang = gangs_[static_cast<size_t>(place)];
   gang.status.Update(completion.status);
@@ -821,6 +903,10 @@ void LocalNode::Impl::DropCommunicator(CommunicatorId id, const absl::Status& wh
 void LocalNode::Impl::PublishRun(RunState* run, absl::Time now) {
   Session* session = run->session.get();
   ++stats.runs_published;
+  for (const RunState::Donation& donation : run->donations) {
+    stats.paths.donated_bytes += run->inputs[static_cast<size_t>(donation.input)]->bytes;
+  }
+  run->donations.clear();
   for (size_t i = 0; i < run->outputs.size(); ++i) {
     Cell* cell = run->outputs[i].get();
     if (cell == nullptr) continue;
@@ -844,11 +930,13 @@ void LocalNode::Impl::FailRun(RunState* run, const Error& cause, absl::Time now)
   errors.Record(session->tenant->name, &error);
   ++stats.runs_failed;
   const auto shared_error = std::make_shared<Error>(error);
+  if (run->launches_left == 0) ReturnDonations(run);
   for (size_t i = 0; i < run->outputs.size(); ++i) {
     Cell* cell = run->outputs[i].get();
     if (cell == nullptr) continue;
     cell->state = Cell::State::kFailed;
     cell->error = shared_error;
+    cell->buffer = BufferRef();
     if (!session->dead()) PublishTensor(session.get(), run->output_ids[i], *cell);
   }
   Note(FlightKind::kFailed, now, session.get(), run->world.get(), run->sequence, run->ticket,
@@ -873,6 +961,7 @@ void LocalNode::Impl::FailRun(RunState* run, const Error& cause, absl::Time now)
 }
 
 void LocalNode::Impl::EndRun(RunState* run) {
+  ReturnDonations(run);
   --run->session->pending_runs;
   runs_.Remove(run->handle);
 }

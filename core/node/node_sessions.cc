@@ -784,7 +784,14 @@ absl::Status LocalNode::Impl::DoCancel(Session* session, const Cancel& command, 
 absl::StatusOr<CellRef> LocalNode::Impl::FindTensor(const Session& session, TensorId id) const {
   if (id.slot >= 0 && static_cast<size_t>(id.slot) < session.tensors.size()) {
     const Session::TensorSlot& place = session.tensors[static_cast<size_t>(id.slot)];
-    if (place.cell != nullptr && place.generation == id.generation) return place.cell;
+    if (place.cell != nullptr && place.generation == id.generation) {
+      if (place.cell->donated_to == Sequence()) return place.cell;
+      return MakeError(
+          absl::StatusCode::kFailedPrecondition, Reason::kDonated,
+          absl::StrCat("tensor ", id.slot, ".", id.generation, " is donated to run ",
+                       place.cell->donated_to.value(),
+                       ", which is not launched yet: it can be used again if that run fails"));
+    }
   }
   return UnknownName(
       absl::StrCat("tensor ", id.slot, ".", id.generation, " does not exist, or was released"));
@@ -816,6 +823,14 @@ void LocalNode::Impl::NameTensor(Session* session, TensorId id, CellRef cell) {
   session->tensors[slot].generation = id.generation;
   session->tensors[slot].cell = std::move(cell);
   ++session->live_tensors;
+}
+
+void LocalNode::Impl::ReplaceTensor(Session* session, TensorId id, CellRef cell) {
+  if (static_cast<size_t>(id.slot) >= session->tensors.size()) return;
+  Session::TensorSlot& place = session->tensors[static_cast<size_t>(id.slot)];
+  if (place.cell == nullptr || place.generation != id.generation) return;
+  PublishTensor(session, id, *cell);
+  place.cell = std::move(cell);
 }
 
 void LocalNode::Impl::PublishTensor(Session* session, TensorId id, const Cell& cell) {

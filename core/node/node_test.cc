@@ -9,6 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "core/backend/fault/fault_backend.h"
+#include "core/backend/fault/fault_script.h"
 #include "core/backend/host/host_backend.h"
 #include "core/backend/sim/sim_backend.h"
 #include "core/base/mutex.h"
@@ -116,6 +119,63 @@ Graph TwoGroupsGraph(int rank, int size) {
   return builder.Build();
 }
 
+// Makes a tensor of `kLarge` ones.
+Graph OnesGraph() {
+  GraphBuilder builder(1, {});
+  NodeSpec fill;
+  fill.op = "fill";
+  fill.attributes = {{"dims", std::vector<int64_t>{kLarge}}, {"dtype", "f32"}, {"value", 1.0}};
+  GraphOutput output;
+  output.value = (*builder.Emit(fill))[0];
+  builder.AddOutput(output);
+  return builder.Build();
+}
+
+// A tensor under a second name.
+Graph SameGraph() {
+  GraphBuilder builder(1, {});
+  GraphInput input;
+  input.type = TensorType(DType::kF32, {kLarge});
+  GraphOutput output;
+  output.value = builder.AddInput(input);
+  builder.AddOutput(output);
+  return builder.Build();
+}
+
+// A step: its first input, negated, may take that input's place; its second one is all_reduced.
+Graph StepGraph(int rank, int size, int64_t reduced) {
+  GroupSlot slot;
+  slot.size = size;
+  slot.held = {GroupRank(rank)};
+  slot.device_slots = {0};
+  GraphBuilder builder(1, {slot});
+  GraphInput input;
+  input.type = TensorType(DType::kF32, {kLarge});
+  input.role = InputRole::kState;
+  input.donatable = true;
+  NodeSpec negate;
+  negate.op = "neg";
+  negate.inputs = {builder.AddInput(input)};
+  input.type = TensorType(DType::kF32, {reduced});
+  input.donatable = false;
+  NodeSpec reduce;
+  reduce.op = "all_reduce";
+  reduce.inputs = {builder.AddInput(input)};
+  reduce.source = "step.cc:1";
+  reduce.collective = Collective();
+  reduce.collective->kind = CollectiveKind::kAllReduce;
+  reduce.collective->reduction = Reduction::kSum;
+  reduce.collective->rank = GroupRank(rank);
+  GraphOutput output;
+  output.value = (*builder.Emit(negate))[0];
+  output.may_alias = 0;
+  builder.AddOutput(output);
+  output.value = (*builder.Emit(reduce))[0];
+  output.may_alias = -1;
+  builder.AddOutput(output);
+  return builder.Build();
+}
+
 // One rank, as a client that submits frames by calls.
 class DirectRank {
  public:
@@ -214,6 +274,43 @@ class DirectRank {
     Submit(std::move(run));
   }
 
+  // A run of a graph without groups.
+  void RunLocal(int32_t graph, const std::vector<TensorId>& inputs, TensorId out) {
+    Run run;
+    run.graph = {graph, 1};
+    run.inputs.assign(inputs.begin(), inputs.end());
+    run.outputs.emplace_back();
+    run.outputs[0].kind = OutBinding::Kind::kFresh;
+    run.outputs[0].id = out;
+    Submit(std::move(run));
+  }
+  // A run of a StepGraph.
+  void RunStep(int32_t graph, TensorId donated, int64_t reduced, TensorId out, TensorId sum) {
+    Run run;
+    run.graph = {graph, 1};
+    run.inputs.push_back(donated);
+    InlineData data;
+    data.bytes.assign(static_cast<size_t>(reduced) * sizeof(float), 0);
+    run.inputs.push_back(data);
+    run.donate = {true, false};
+    for (const TensorId id : {out, sum}) {
+      run.outputs.emplace_back();
+      run.outputs.back().kind = OutBinding::Kind::kFresh;
+      run.outputs.back().id = id;
+    }
+    RunGroup group;
+    group.world = world_;
+    group.epoch = epoch_;
+    group.base.push_back(index_++);
+    run.groups.push_back(group);
+    Submit(std::move(run));
+  }
+  Sequence last_sequence() const { return Sequence(next_ - 1); }
+  NodeStats Stats() {
+    return Call<NodeStats>(
+        [](LocalNode& node, absl::Time, auto* done) { done->Set(node.Stats()); });
+  }
+
   absl::StatusOr<std::vector<float>> Read(TensorId id) {
     return Call<absl::StatusOr<std::vector<float>>>(
         [&](LocalNode& node, absl::Time now, auto* done) {
@@ -254,12 +351,16 @@ class DirectRank {
 
 class NodeTest : public testing::Test {
  protected:
-  void Start(int ranks, NodeOptions options = {}) {
+  void Start(int ranks, NodeOptions options = {}, absl::string_view faults = "") {
     HostBackendOptions host;
     host.devices = ranks;
     host.pool = &pool_;
     host.make_kernel = MakeHostKernel;
-    StartOn(CreateHostBackend(host), ranks, options);
+    std::unique_ptr<Backend> backend = CreateHostBackend(host);
+    if (!faults.empty()) {
+      backend = CreateFaultBackend(std::move(backend), *ParseFaultScript(faults), nullptr);
+    }
+    StartOn(std::move(backend), ranks, options);
   }
   void StartOnSim(int ranks) {
     SimBackendOptions sim;
@@ -402,6 +503,114 @@ TEST_F(NodeTest, AGangWhoseOrderTakesTooMuchMemoryIsRefusedBeforeItsLaunch) {
         [&](LocalNode& node, absl::Time, auto* done) { done->Set(node.Devices()); });
     for (const DeviceInfo& device : devices) EXPECT_EQ(device.launches, 0) << device.name;
   }
+}
+
+class DonationTest : public NodeTest {
+ protected:
+  static constexpr int64_t kBytes = kLarge * static_cast<int64_t>(sizeof(float));
+  const TensorId given_{0, 1};
+
+  // Every rank has one large tensor of ones, and the step's graphs.
+  void Begin(absl::string_view faults = "") {
+    Start(2, NodeOptions(), faults);
+    // Small buffers have their arena before memory is looked at.
+    for (int r = 0; r < 2; ++r) {
+      ranks_[r]->Register(4, AllReduceGraph(r, 2, TensorType(DType::kF32, {2}), "small.cc:1"));
+      ranks_[r]->RunInline(4, {1, 2}, {6, 1});
+    }
+    for (int r = 0; r < 2; ++r) {
+      ASSERT_TRUE(ranks_[r]->LastOutcome().ok()) << ranks_[r]->LastOutcome();
+      ranks_[r]->Register(0, OnesGraph());
+      ranks_[r]->Register(1, SameGraph());
+      ranks_[r]->Register(2, StepGraph(r, 2, 2));
+      ranks_[r]->Register(3, StepGraph(r, 2, 3));
+      ranks_[r]->RunLocal(0, {}, given_);
+      ASSERT_TRUE(ranks_[r]->LastOutcome().ok()) << ranks_[r]->LastOutcome();
+    }
+  }
+  void ExpectAll(int rank, TensorId id, float value) {
+    const auto got = ranks_[rank]->Read(id);
+    ASSERT_TRUE(got.ok()) << got.status();
+    ASSERT_EQ(got->size(), static_cast<size_t>(kLarge));
+    for (int64_t i = 0; i < kLarge; ++i) {
+      if ((*got)[i] != value) FAIL() << "element " << i << " is " << (*got)[i];
+    }
+  }
+};
+
+TEST_F(DonationTest, TheResultHasTheMemoryAndTheNameIsGone) {
+  Begin();
+  const int64_t used = ranks_[0]->Stats().memory_used_bytes;
+  for (int r = 0; r < 2; ++r) ranks_[r]->RunStep(2, given_, 2, {1, 1}, {2, 1});
+  for (int r = 0; r < 2; ++r) {
+    EXPECT_TRUE(ranks_[r]->LastOutcome().ok()) << ranks_[r]->LastOutcome();
+    ExpectAll(r, {1, 1}, -1);
+    const Error error = ErrorOf(ranks_[r]->Read(given_).status());
+    EXPECT_EQ(error.reason, Reason::kDonated);
+    EXPECT_EQ(error.code, absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(error.message,
+                testing::HasSubstr(absl::StrCat("tensor 0.1 was donated to run ",
+                                                ranks_[r]->last_sequence().value(), ",")));
+    // A run that uses it is refused with the same.
+    ranks_[r]->RunLocal(1, {given_}, {3, 1});
+    EXPECT_EQ(ErrorOf(ranks_[r]->LastOutcome()).reason, Reason::kDonated);
+  }
+  EXPECT_EQ(ranks_[0]->Stats().paths.donated_bytes, 2 * kBytes);
+  EXPECT_EQ(ranks_[0]->Stats().memory_used_bytes, used);
+  // And on, with what the step has made.
+  for (int r = 0; r < 2; ++r) ranks_[r]->RunStep(2, {1, 1}, 2, {4, 1}, {5, 1});
+  for (int r = 0; r < 2; ++r) ExpectAll(r, {4, 1}, 1);
+  EXPECT_EQ(ranks_[0]->Stats().memory_used_bytes, used);
+}
+
+TEST_F(DonationTest, ARefusedRunGivesItBack) {
+  Begin();
+  ranks_[0]->RunStep(2, given_, 2, {1, 1}, {2, 1});
+  // Until its fate is known nobody else may hold it.
+  const Error promised = ErrorOf(ranks_[0]->Read(given_).status());
+  EXPECT_EQ(promised.reason, Reason::kDonated);
+  EXPECT_THAT(promised.message, testing::HasSubstr("not launched yet"));
+  ranks_[1]->RunStep(3, given_, 3, {1, 1}, {2, 1});
+  for (int r = 0; r < 2; ++r) {
+    EXPECT_EQ(ErrorOf(ranks_[r]->LastOutcome()).reason, Reason::kMismatch);
+    ExpectAll(r, given_, 1);
+    ranks_[r]->NextEpoch();
+  }
+  EXPECT_EQ(ranks_[0]->Stats().paths.donated_bytes, 0);
+  for (int r = 0; r < 2; ++r) ranks_[r]->RunStep(2, given_, 2, {3, 1}, {4, 1});
+  for (int r = 0; r < 2; ++r) ExpectAll(r, {3, 1}, -1);
+  EXPECT_EQ(ranks_[0]->Stats().paths.donated_bytes, 2 * kBytes);
+}
+
+TEST_F(DonationTest, WithASecondReferenceItIsLeftAlone) {
+  Begin();
+  for (int r = 0; r < 2; ++r) ranks_[r]->RunLocal(1, {given_}, {5, 1});
+  for (int r = 0; r < 2; ++r) EXPECT_TRUE(ranks_[r]->LastOutcome().ok());
+  const int64_t used = ranks_[0]->Stats().memory_used_bytes;
+  for (int r = 0; r < 2; ++r) ranks_[r]->RunStep(2, given_, 2, {1, 1}, {2, 1});
+  for (int r = 0; r < 2; ++r) {
+    EXPECT_TRUE(ranks_[r]->LastOutcome().ok());
+    ExpectAll(r, {1, 1}, -1);
+    ExpectAll(r, given_, 1);
+    ExpectAll(r, {5, 1}, 1);
+  }
+  EXPECT_EQ(ranks_[0]->Stats().paths.donated_bytes, 0);
+  EXPECT_GE(ranks_[0]->Stats().memory_used_bytes, used + 2 * kBytes);
+}
+
+// Launched, but the collective failed: what would have been written there is held back.
+TEST_F(DonationTest, AFailureOfTheCollectiveLeavesItIntact) {
+  Begin("collective error device=1 skip=1");  // the first is no step
+  for (int r = 0; r < 2; ++r) ranks_[r]->RunStep(2, given_, 2, {1, 1}, {2, 1});
+  for (int r = 0; r < 2; ++r) {
+    EXPECT_FALSE(ranks_[r]->LastOutcome().ok());
+    EXPECT_FALSE(ranks_[r]->Read({1, 1}).ok());
+    ExpectAll(r, given_, 1);
+    ranks_[r]->NextEpoch();
+  }
+  EXPECT_EQ(ranks_[0]->Stats().paths.donated_bytes, 0);
+  for (int r = 0; r < 2; ++r) ranks_[r]->RunStep(2, given_, 2, {3, 1}, {4, 1});
+  for (int r = 0; r < 2; ++r) ExpectAll(r, {3, 1}, -1);
 }
 
 TEST_F(NodeTest, MemoryIsBackWhenSessionsAre) {

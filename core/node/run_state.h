@@ -45,7 +45,14 @@ struct RunState {
   absl::InlinedVector<DeviceAddress, 4> addresses;  // by plan buffer
   std::vector<InstanceKey> keys;                    // by participation, where needed
   Vote vote;                                        // of a run with groups
-  absl::InlinedVector<bool, 2> donate;              // by graph input
+  // Inputs whose memory outputs take over: promised at submit, taken at launch.
+  struct Donation {
+    int32_t input = -1;
+    int32_t output = -1;
+    TensorId id;  // of the input
+  };
+  absl::InlinedVector<Donation, 1> donations;
+  bool donated = false;  // launched with them
 
   // Not launched runs of this node whose results it needs, and runs that need this one's.
   int32_t blockers = 0;
@@ -58,6 +65,8 @@ struct RunState {
   absl::InlinedVector<LaunchMessage, 1> launches;
   int32_t launches_left = 0;
   int32_t gang = -1;  // since its launch: place in the node's gangs
+  // Launched with donations and failed, but nothing was written over them.
+  bool held_back = true;
   // Its failure has been told already; what is still under way only gives its memory back.
   bool failed = false;
 
@@ -81,7 +90,10 @@ struct RunState {
     vote.groups.clear();
     vote.bound.clear();
     vote.producers.clear();
-    donate.clear();
+    vote.donates = false;
+    donations.clear();
+    donated = false;
+    held_back = true;
     blockers = 0;
     consumers.clear();
     voted_producers.clear();

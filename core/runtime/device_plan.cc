@@ -11,7 +11,7 @@ namespace chorus {
 namespace {
 
 constexpr uint32_t kMagic = 0x4e4c5043;  // "CPLN"
-constexpr uint8_t kVersion = 1;
+constexpr uint8_t kVersion = 2;
 
 void PutPlace(const DevicePlan::Place& place, ByteWriter* out) {
   out->PutSigned(place.buffer);
@@ -84,6 +84,7 @@ std::string EncodeDevicePlan(const DevicePlan& plan) {
     out.PutSigned(step.collective);
     out.PutSigned(step.wait);
     out.PutSigned(step.record);
+    out.Put(static_cast<uint8_t>(step.held_back));
     out.PutVarint(step.inputs.size());
     for (const DevicePlan::Place& place : step.inputs) PutPlace(place, &out);
     out.PutVarint(step.outputs.size());
@@ -131,7 +132,7 @@ absl::StatusOr<DevicePlan> DecodeDevicePlan(absl::string_view bytes) {
     EventState state = EventState::kFree;
     DevicePlan::StreamId stream = DevicePlan::StreamId::kCompute;
   };
-  const size_t steps = in.GetCount(7);
+  const size_t steps = in.GetCount(8);
   if (static_cast<size_t>(plan.num_events) > steps) in.Fail();
   std::vector<EventUse> events(in.ok() ? static_cast<size_t>(plan.num_events) : 0);
   for (size_t i = 0; i < steps && in.ok(); ++i) {
@@ -142,6 +143,9 @@ absl::StatusOr<DevicePlan> DecodeDevicePlan(absl::string_view bytes) {
     if ((step.node < 0) == (step.collective < 0)) in.Fail();
     step.wait = GetInt32(&in, -1, plan.num_events);
     step.record = GetInt32(&in, -1, plan.num_events);
+    const uint8_t held_back = in.Get<uint8_t>();
+    step.held_back = held_back == 1;
+    if (held_back > 1 || (step.held_back && step.node < 0)) in.Fail();
     const size_t inputs = in.GetCount(3);
     for (size_t k = 0; k < inputs && in.ok(); ++k) step.inputs.push_back(GetPlace(plan, &in));
     const size_t outputs = in.GetCount(3);

@@ -39,6 +39,9 @@ struct DevicePlan {
     int32_t collective = -1;  // else: index into `collectives`
     int32_t wait = -1;        // an event of the other stream, recorded by an earlier step
     int32_t record = -1;      // an event that a later step of the other stream waits for
+    // A kernel that writes where a donated input may stand, behind all collectives of the launch:
+    // in a launch that holds back it is left out when something before it failed.
+    bool held_back = false;
     absl::InlinedVector<Place, 2> inputs;
     absl::InlinedVector<Place, 1> outputs;
   };

@@ -32,6 +32,7 @@ void EncodeLaunch(const LaunchMessage& message, ByteWriter* out) {
   }
   out->PutVarint(message.after.size());
   for (const LaunchId launch : message.after) out->PutVarint(launch);
+  out->Put(static_cast<uint8_t>(message.hold_back));
 }
 
 namespace {
@@ -51,7 +52,9 @@ bool DecodeLaunchInto(absl::string_view bytes, LaunchMessage* message) {
   }
   message->after.resize(in.GetCount());
   for (LaunchId& launch : message->after) launch = in.GetVarint();
-  return in.Done();
+  const uint8_t hold_back = in.Get<uint8_t>();
+  message->hold_back = hold_back == 1;
+  return in.Done() && hold_back <= 1;
 }
 
 }  // namespace
@@ -66,7 +69,7 @@ absl::StatusOr<LaunchMessage> DecodeLaunch(absl::string_view bytes) {
 
 void EncodeCompletion(const CompletionMessage& message, ByteWriter* out) {
   out->PutVarint(message.launch);
-  out->Put(static_cast<uint8_t>(message.status.ok() ? 0 : 1));
+  out->Put(static_cast<uint8_t>(message.status.ok() ? 0 : message.held_back ? 2 : 1));
   if (!message.status.ok()) out->PutString(EncodeError(ErrorOf(message.status)));
 }
 
@@ -75,8 +78,9 @@ absl::StatusOr<CompletionMessage> DecodeCompletion(absl::string_view bytes) {
   CompletionMessage message;
   message.launch = in.GetVarint();
   const uint8_t failed = in.Get<uint8_t>();
-  if (failed == 1) message.status = ToStatus(DecodeError(in.GetString()));
-  if (!in.Done() || failed > 1) {
+  message.held_back = failed == 2;
+  if (failed != 0) message.status = ToStatus(DecodeError(in.GetString()));
+  if (!in.Done() || failed > 2) {
     return Malformed(absl::StrCat("a completion of ", bytes.size(), " bytes does not decode"));
   }
   return message;
@@ -99,6 +103,7 @@ struct LoadedPlan {
     int32_t binding = -1;
     int32_t wait = -1;
     int32_t record = -1;
+    bool held_back = false;
     absl::InlinedVector<DevicePlan::Place, 2> inputs;
     absl::InlinedVector<DevicePlan::Place, 1> outputs;
   };
@@ -160,6 +165,7 @@ class DeviceExecutor final : public Executor {
       plan->uses[loaded.stream] = true;
       loaded.wait = step.wait;
       loaded.record = step.record;
+      loaded.held_back = step.held_back;
       if (step.node >= 0) {
         loaded.kernel = plan->kernels[static_cast<size_t>(step.node)].get();
       } else {
@@ -219,12 +225,13 @@ class DeviceExecutor final : public Executor {
     if (!retired_.empty() || !dying_.empty()) Reap();
     if (!DecodeLaunchInto(bytes, &message_)) {
       Complete(message_.launch,
-               Malformed(absl::StrCat("a launch of ", bytes.size(), " bytes does not decode")));
+               Malformed(absl::StrCat("a launch of ", bytes.size(), " bytes does not decode")),
+               /*held_back=*/true);
       return;
     }
     LoadedPlan* plan = nullptr;
     if (absl::Status status = Bind(&plan); !status.ok()) {
-      Complete(message_.launch, status);
+      Complete(message_.launch, status, /*held_back=*/true);
       return;
     }
     bool uses[kStreams] = {plan->uses[kCompute], plan->uses[kCommunication]};
@@ -243,10 +250,14 @@ class DeviceExecutor final : public Executor {
     }
     const int parity = Begin();
     absl::Status status;
-    for (LoadedPlan::LoadedStep& step : plan->steps) Enqueue(&step, &status);
+    std::shared_ptr<Hold> hold;
+    for (LoadedPlan::LoadedStep& step : plan->steps) {
+      if (message_.hold_back && step.held_back && hold == nullptr) hold = HoldBack(uses, status);
+      Enqueue(&step, hold.get(), &status);
+    }
     for (int s = 0; s < kStreams; ++s) enqueued_.end[s] += uses[s];
     Note();
-    Finish(uses, parity, std::move(status));
+    Finish(uses, parity, std::move(hold), std::move(status));
   }
 
   void Upload(DeviceAddress to, const void* from, int64_t bytes,
@@ -280,6 +291,23 @@ class DeviceExecutor final : public Executor {
     void clear() {
       plans.clear();
       communicators.clear();
+    }
+  };
+  // What decides whether a launch may write over what was given to it.
+  struct Hold {
+    std::atomic<bool> failed{false};
+    Mutex mutex;
+    absl::Status status ABSL_GUARDED_BY(mutex);
+
+    void Add(const absl::Status& result) {
+      if (result.ok()) return;
+      MutexLock lock(&mutex);
+      status.Update(Detached(result));
+      failed.store(true, std::memory_order_release);
+    }
+    absl::Status Result() {
+      MutexLock lock(&mutex);
+      return Detached(status);
     }
   };
   // What the two streams' ends of one launch have in common.
@@ -391,12 +419,28 @@ class DeviceExecutor final : public Executor {
     return base == 0 ? 0 : base + static_cast<DeviceAddress>(place.offset);
   }
 
-  void Enqueue(LoadedPlan::LoadedStep* step, absl::Status* status) {
+  // What follows on the compute stream waits for all of the launch so far, collectives too, and
+  // learns whether any of it has failed.
+  std::shared_ptr<Hold> HoldBack(const bool (&uses)[kStreams], const absl::Status& enqueued) {
+    auto hold = std::make_shared<Hold>();
+    hold->Add(enqueued);
+    const auto add = [hold](const absl::Status& result) { hold->Add(result); };
+    if (uses[kCommunication]) {
+      streams_[kCommunication]->Callback(add);
+      streams_[kCommunication]->Record(crossing_[kCommunication].get());
+      streams_[kCompute]->Wait(crossing_[kCommunication].get());
+    }
+    streams_[kCompute]->Callback(add);
+    return hold;
+  }
+
+  void Enqueue(LoadedPlan::LoadedStep* step, const Hold* hold, absl::Status* status) {
     Stream* const stream = streams_[step->stream].get();
     if (step->wait >= 0) stream->Wait(events_[static_cast<size_t>(step->wait)].get());
     if (step->kernel != nullptr) {
       KernelCall call;
       call.kernel = step->kernel;
+      if (hold != nullptr && step->held_back) call.unless = &hold->failed;
       for (const DevicePlan::Place& place : step->inputs) call.inputs.push_back(AddressOf(place));
       for (const DevicePlan::Place& place : step->outputs) call.outputs.push_back(AddressOf(place));
       stream->Launch(std::move(call));
@@ -431,9 +475,9 @@ class DeviceExecutor final : public Executor {
   }
   void End(int parity) { in_flight_[parity].fetch_sub(1, std::memory_order_release); }
 
-  void Complete(LaunchId launch, const absl::Status& status) {
+  void Complete(LaunchId launch, const absl::Status& status, bool held_back = false) {
     ByteWriter out;
-    EncodeCompletion({launch, status}, &out);
+    EncodeCompletion({launch, status, held_back}, &out);
     on_completion_(out.bytes());
   }
 
@@ -444,9 +488,10 @@ class DeviceExecutor final : public Executor {
     });
   }
 
-  void Finish(const bool (&uses)[kStreams], int parity, absl::Status status) {
+  void Finish(const bool (&uses)[kStreams], int parity, std::shared_ptr<Hold> hold,
+              absl::Status status) {
     const LaunchId launch = message_.launch;
-    if (uses[kCompute] != uses[kCommunication] && status.ok()) {
+    if (uses[kCompute] != uses[kCommunication] && status.ok() && hold == nullptr) {
       // Two words, so that std::function needs no memory for them.
       const uint64_t tagged = launch << 1 | static_cast<uint64_t>(parity);
       streams_[uses[kCompute] ? kCompute : kCommunication]->Callback(
@@ -464,7 +509,7 @@ class DeviceExecutor final : public Executor {
     }
     for (int s = 0; s < kStreams; ++s) {
       if (!uses[s]) continue;
-      streams_[s]->Callback([this, ending, launch, parity](const absl::Status& result) {
+      streams_[s]->Callback([this, ending, hold, launch, parity](const absl::Status& result) {
         absl::Status all;
         {
           MutexLock lock(&ending->mutex);
@@ -473,7 +518,8 @@ class DeviceExecutor final : public Executor {
           all = ending->status;
         }
         End(parity);
-        Complete(launch, all);
+        const absl::Status before = hold == nullptr ? absl::OkStatus() : hold->Result();
+        Complete(launch, before.ok() ? all : before, /*held_back=*/!before.ok());
       });
     }
   }

@@ -38,6 +38,9 @@ struct LaunchMessage {
   absl::InlinedVector<DeviceAddress, 8> buffers;          // the plan's buffer table
   absl::InlinedVector<CollectiveBinding, 1> collectives;  // in the plan's order
   absl::InlinedVector<LaunchId, 4> after;  // earlier launches on this device to wait for
+  // Outputs stand where donated inputs do: nothing is written there before everything else is
+  // complete, nor when anything has failed.
+  bool hold_back = false;
 };
 void EncodeLaunch(const LaunchMessage& message, ByteWriter* out);
 absl::StatusOr<LaunchMessage> DecodeLaunch(absl::string_view bytes);
@@ -45,6 +48,7 @@ absl::StatusOr<LaunchMessage> DecodeLaunch(absl::string_view bytes);
 struct CompletionMessage {
   LaunchId launch = 0;
   absl::Status status;
+  bool held_back = false;  // of a failed launch that was to hold back: the inputs are intact
 };
 void EncodeCompletion(const CompletionMessage& message, ByteWriter* out);
 absl::StatusOr<CompletionMessage> DecodeCompletion(absl::string_view bytes);

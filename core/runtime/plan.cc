@@ -255,6 +255,7 @@ class Compiler {
     FindLive();
     FindStorage();
     FindLifetimes();
+    ChooseDonors();
     PlaceValues();
     for (size_t at = 0; at < order_.size(); ++at) {
       if (live_[static_cast<size_t>(order_[at])]) Schedule(order_[at], static_cast<int32_t>(at));
@@ -284,8 +285,8 @@ class Compiler {
     // Of roots:
     bool counted = false;  // must not stand in a workspace
     bool is_output = false;
-    bool is_donor = false;
-    int32_t last_use = -1;  // place in the order of the last node that touches it
+    bool takes_over = false;  // an output that may stand where its donor does
+    int32_t last_use = -1;    // place in the order of the last node that touches it
     int32_t buffer = -1;
     Workspace::Block block;
     bool in_workspace = false;
@@ -336,6 +337,43 @@ class Compiler {
   }
 
   absl::Status ChooseOrder() {
+    CHORUS_RETURN_IF_ERROR(OrderCollectives());
+    PutOffWriters();
+    return absl::OkStatus();
+  }
+
+  // A donated input is not written before the last collective is complete. So what may be written
+  // there, and what needs it, comes at the very end, unless a collective needs it.
+  void PutOffWriters() {
+    if (plan_.votes->participations.empty()) return;
+    std::vector<bool> needed(graph_.nodes.size(), false);  // by a collective
+    for (size_t n = graph_.nodes.size(); n-- > 0;) {
+      const Node& node = graph_.nodes[n];
+      if (!needed[n] && !node.collective.has_value()) continue;
+      needed[n] = true;
+      for (const ValueIndex v : node.inputs) {
+        if (values_.producer(v) >= 0) needed[static_cast<size_t>(values_.producer(v))] = true;
+      }
+    }
+    put_off_.assign(graph_.nodes.size(), false);
+    for (const GraphOutput& output : graph_.outputs) {
+      const int32_t producer = values_.producer(output.value);
+      if (output.may_alias < 0 || producer < 0 || needed[static_cast<size_t>(producer)]) continue;
+      put_off_[static_cast<size_t>(producer)] = true;
+    }
+    for (size_t n = 0; n < graph_.nodes.size(); ++n) {
+      for (const ValueIndex v : graph_.nodes[n].inputs) {
+        if (values_.producer(v) < 0 || needed[n]) continue;
+        if (put_off_[static_cast<size_t>(values_.producer(v))]) put_off_[n] = true;
+      }
+    }
+    const auto middle = std::stable_partition(order_.begin(), order_.end(), [this](int32_t n) {
+      return !put_off_[static_cast<size_t>(n)];
+    });
+    std::sort(middle, order_.end());  // one order, whatever that of the collectives
+  }
+
+  absl::Status OrderCollectives() {
     const auto count = static_cast<int32_t>(graph_.nodes.size());
     order_.reserve(graph_.nodes.size());
     if (options_.order.empty()) {
@@ -468,6 +506,45 @@ class Compiler {
   }
   void Touch(ValueIndex v, size_t at) {
     table_[table_[v].root].last_use = static_cast<int32_t>(at);
+  }
+
+  // Whether an output may be written where the input stands that it may alias.
+  bool MayTakeOver(const GraphOutput& output) const {
+    if (output.may_alias < 0 || graph_.num_device_slots != 1) return false;
+    const Value& value = table_[output.value];
+    const Value& input = table_[output.may_alias];
+    const TensorType& type = values_.type(output.value);
+    const int32_t producer = values_.producer(output.value);
+    // Counted inputs are read by others, who may keep them, or are outputs themselves.
+    if (value.root != output.value || value.takes_over || producer < 0 || input.counted ||
+        forms_[static_cast<size_t>(producer)] != Form::kKernel ||
+        type.num_bytes() != values_.type(output.may_alias).num_bytes()) {
+      return false;
+    }
+    if (!put_off_.empty() && !put_off_[static_cast<size_t>(producer)]) return false;
+    // Local ops run in their order: whoever else reads the input must come before.
+    const int32_t writes = place_of_[static_cast<size_t>(producer)];
+    if (input.last_use < writes) return true;
+    const Node& writer = graph_.nodes[static_cast<size_t>(producer)];
+    if (input.last_use > writes || !defs_[static_cast<size_t>(producer)]->elementwise) {
+      return false;
+    }
+    for (const ValueIndex v : writer.inputs) {
+      if (table_[v].root == output.may_alias && values_.type(v) != type) return false;
+    }
+    return true;
+  }
+
+  void ChooseDonors() {
+    place_of_.resize(graph_.nodes.size());
+    for (size_t at = 0; at < order_.size(); ++at) {
+      place_of_[static_cast<size_t>(order_[at])] = static_cast<int32_t>(at);
+    }
+    for (const GraphOutput& output : graph_.outputs) {
+      const bool takes_over = MayTakeOver(output);
+      donors_.push_back(takes_over ? output.may_alias : -1);
+      if (takes_over) table_[output.value].takes_over = true;
+    }
   }
 
   int32_t AddBuffer(BufferSpec spec) {
@@ -681,6 +758,7 @@ class Compiler {
     }
     for (size_t i = 0; i < node.outputs.size(); ++i) {
       PlaceOutput(first + static_cast<ValueIndex>(i), node.device_slot, StreamId::kCompute, &step);
+      step.held_back |= table_[first + static_cast<ValueIndex>(i)].takes_over;
     }
     DevicePlan& plan = slots_[static_cast<size_t>(node.device_slot)].plan;
     step.node = static_cast<int32_t>(plan.nodes.size());
@@ -778,36 +856,6 @@ class Compiler {
            static_cast<size_t>(to);
   }
 
-  // Whether an output may be written where the input stands that it may alias. A collective that
-  // fails does not stop the local ops behind it, and a failed run must leave its inputs intact: so
-  // runs with collectives never take anything over.
-  bool MayTakeOver(const GraphOutput& output) const {
-    if (output.may_alias < 0 || !plan_.votes->participations.empty() || slots_.size() != 1) {
-      return false;
-    }
-    const Value& value = table_[output.value];
-    const Value& input = table_[output.may_alias];
-    const TensorType& type = values_.type(output.value);
-    const int32_t producer = values_.producer(output.value);
-    if (value.root != output.value || producer < 0 || input.is_output || input.is_donor ||
-        type.num_bytes() != values_.type(output.may_alias).num_bytes()) {
-      return false;
-    }
-    for (const Plan::Output& earlier : plan_.outputs) {
-      if (earlier.donor >= 0 && earlier.buffer == value.buffer) return false;
-    }
-    // Local ops run in the order of their nodes: whoever else reads the input must come before.
-    if (input.last_use < producer) return true;
-    const Node& writer = graph_.nodes[static_cast<size_t>(producer)];
-    if (input.last_use > producer || !defs_[static_cast<size_t>(producer)]->elementwise) {
-      return false;
-    }
-    for (const ValueIndex v : writer.inputs) {
-      if (table_[v].root == output.may_alias && values_.type(v) != type) return false;
-    }
-    return true;
-  }
-
   void PlaceOutputs() {
     for (const GraphOutput& output : graph_.outputs) {
       Plan::Output place;
@@ -816,10 +864,7 @@ class Compiler {
       place.offset = at.offset;
       place.bytes = values_.type(output.value).num_bytes();
       place.device_slot = values_.device_slot(output.value);
-      if (MayTakeOver(output)) {
-        place.donor = output.may_alias;
-        table_[output.may_alias].is_donor = true;
-      }
+      place.donor = donors_[plan_.outputs.size()];
       plan_.outputs.push_back(place);
     }
   }
@@ -869,6 +914,9 @@ class Compiler {
   std::vector<int32_t> participation_of_;  // by node
   std::vector<bool> live_;                 // by node
   std::vector<int32_t> order_;             // nodes, as they are enqueued
+  std::vector<int32_t> place_of_;          // by node: its place in `order_`
+  std::vector<bool> put_off_;              // by node; empty: there are no collectives
+  std::vector<int32_t> donors_;            // by output
   std::vector<Value> table_;               // by value
   std::vector<Slot> slots_;
   std::vector<std::vector<int32_t>> pair_bindings_;

@@ -64,9 +64,11 @@ struct Plan {
     int64_t bytes = 0;
     int32_t device_slot = 0;  // on which it is produced, and where launches that read it belong
     // The input whose memory this output may take over: when the run donates it and holds its only
-    // reference, the node may put that input's address into this output's kOwned entry as well. -1:
-    // never, which is so in every run with collectives: a failed run leaves its inputs intact. Each
-    // input is the donor of one output at most.
+    // reference, the node may put that input's address into this output's kOwned entry as well, and
+    // launch with LaunchMessage::hold_back. Then nothing is written there before the run's last
+    // collective is complete, or if anything failed before. The same in every order of collectives.
+    // -1: never: it is needed longer, or the graph has several device slots. Each input is the
+    // donor of one output at most.
     int32_t donor = -1;
   };
   std::vector<Output> outputs;

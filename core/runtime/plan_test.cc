@@ -332,8 +332,54 @@ TEST(PlanTest, OutputsTakeOverAnInputOnlyWhereNobodyReadsItLater) {
             }),
             -1)
       << "an output itself";
-  EXPECT_EQ(DonorOf([](B* b, ValueIndex x) { return b->Op("neg", {b->AllReduce(x)}); }, 2), -1)
-      << "the run has a collective";
+  EXPECT_EQ(DonorOf([](B* b, ValueIndex x) { return b->Op("neg", {b->AllReduce(x)}); }, 2), 0)
+      << "behind the collective";
+  EXPECT_EQ(DonorOf(
+                [](B* b, ValueIndex x) {
+                  const ValueIndex y = b->Op("neg", {x});
+                  AddOutput(b, b->AllReduce(y));
+                  return y;
+                },
+                2),
+            -1)
+      << "a collective needs it";
+  EXPECT_EQ(DonorOf(
+                [](B* b, ValueIndex x) {
+                  b->AllGather(x);
+                  return b->Op("neg", {x});
+                },
+                2),
+            -1)
+      << "other ranks read it where it stands, and may keep it";
+}
+
+// Whatever may be written over comes behind all collectives, in every order of them.
+TEST(PlanTest, WhatTakesOverAnInputIsHeldBack) {
+  RankBuilder b(0, 2);
+  GraphInput input;
+  input.type = F32({4});
+  input.donatable = true;
+  const ValueIndex x = b.graph().AddInput(input);
+  const ValueIndex y = b.graph().AddInput(input);
+  GraphOutput output;
+  output.value = b.Op("add", {x, b.AllReduce(x)});
+  output.may_alias = 0;
+  b.graph().AddOutput(output);
+  output.value = b.Op("mul", {y, b.AllReduce(b.Op("sin", {y}))});
+  output.may_alias = 1;
+  b.graph().AddOutput(output);
+  AddOutput(&b, b.AllReduce(y));
+  for (const std::vector<int32_t>& order :
+       std::vector<std::vector<int32_t>>{{}, {0, 1, 2}, {2, 1, 0}}) {
+    const Plan plan = Compile(b, true, order);
+    EXPECT_EQ(plan.outputs[0].donor, 0);
+    EXPECT_EQ(plan.outputs[1].donor, 1);
+    EXPECT_EQ(plan.outputs[2].donor, -1);
+    const DevicePlan device = Slot(plan);
+    ASSERT_EQ(device.steps.size(), 6u);
+    for (size_t i = 0; i < 6; ++i) EXPECT_EQ(device.steps[i].held_back, i >= 4) << i;
+    EXPECT_EQ(device.nodes[device.steps[4].node].node.op, "add");
+  }
 }
 
 // --- Votes ---

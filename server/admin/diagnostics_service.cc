@@ -198,6 +198,7 @@ grpc::ServerUnaryReactor* DiagnosticsService::GetStats(grpc::CallbackServerConte
         to->set_reduced_bytes(stats.paths.reduced_bytes);
         to->set_copied_bytes(stats.paths.copied_bytes);
         to->set_streamed_bytes(stats.paths.streamed_bytes);
+        to->set_donated_bytes(stats.paths.donated_bytes);
       });
 }
 

@@ -421,6 +421,41 @@ TEST_P(Conformance, DonatedParametersAreReplacedStepByStep) {
   });
 }
 
+TEST_P(Conformance, ADonatedTensorIsGoneAndOneThatSomebodyHoldsIsNot) {
+  Job job(GetParam(), 2);
+  job.Run([](int rank, World& world) {
+    const NoGrad no_grad;
+    CompileOptions donate;
+    donate.donate = {0};
+    const Compiled step = Compile(
+        [&world](const std::vector<Tensor>& in) {
+          return std::vector<Tensor>{in[0] - AllReduce(in[1], world)};
+        },
+        donate);
+    const std::vector<double> ones(50, 1);
+    Tensor w = Upload(world, Elements<double>(rank, 50));
+    std::vector<double> expected = Elements<double>(rank, 50);
+    for (int i = 0; i < 4; ++i) {
+      ASSERT_TRUE(w.Wait().ok());
+      const Tensor kept = i == 2 ? w.Detach() : Tensor();
+      const auto out = step.Run({w, Upload(world, ones)});
+      ASSERT_TRUE(out.ok()) << out.status();
+      const std::vector<double> before = expected;
+      for (double& value : expected) value -= 2;
+      EXPECT_EQ(Values<double>((*out)[0]), expected);
+      const auto read = w.Read<double>();
+      if (i == 2) {
+        EXPECT_EQ(Values<double>(kept), before);
+      } else {
+        EXPECT_EQ(ErrorOf(read.status()).reason, Reason::kDonated) << read.status();
+        EXPECT_THAT(read.status().message(), HasSubstr("was donated to run"));
+        EXPECT_EQ(ErrorOf((w * 2).Wait()).reason, Reason::kDonated);
+      }
+      w = (*out)[0].Detach();
+    }
+  });
+}
+
 TEST_P(ConformanceInside, MemoryIsBackWhenTheSessionsAreClosed) {
   Job job(GetParam(), 2);
   job.Run([](int rank, World& world) {

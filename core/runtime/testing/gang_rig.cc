@@ -336,6 +336,7 @@ absl::Status GangRig::PrepareInto(const std::vector<Session>& sessions, Result* 
       }
       CHORUS_RETURN_IF_ERROR(executor(on.devices[slot])->LoadPlan(message.plan, bytes));
       message.buffers.assign(on.addresses.begin(), on.addresses.end());
+      message.hold_back = donate_;
       for (const Plan::CollectiveSlot& wanted : on.plan.collectives[slot]) {
         LaunchMessage::CollectiveBinding binding;
         std::vector<int> devices;
