@@ -1,6 +1,8 @@
 // Preloaded into a daemon: its wall clock, which all its deadlines follow, runs ahead of the real
-// one by the nanoseconds in the file $CHORUS_TEST_CLOCK (8 bytes). A test that writes there need not
-// wait for a deadline, and no rank of a loaded machine is late by chance.
+// one by the nanoseconds in the file $CHORUS_TEST_CLOCK (8 bytes). A test that writes there need
+// not wait for a deadline, and no rank of a loaded machine is late by chance.
+#include "absl/time/clock.h"
+
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -11,7 +13,6 @@
 #include <cstdint>
 #include <cstdlib>
 
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 
 namespace {

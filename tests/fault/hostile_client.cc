@@ -230,7 +230,8 @@ absl::StatusOr<std::unique_ptr<HostileClient>> HostileClient::Open(const std::st
   return std::unique_ptr<HostileClient>(new HostileClient(std::move(impl)));
 }
 
-absl::Status HostileClient::Join(const std::string& name, int rank, int size) {
+absl::Status HostileClient::Join(const std::string& name, int rank, int size,
+                                 int64_t agree_seconds) {
   grpc::ClientContext context;
   SetDeadline(&context);
   v1::JoinWorldRequest request;
@@ -239,6 +240,7 @@ absl::Status HostileClient::Join(const std::string& name, int rank, int size) {
   request.set_name(name);
   request.set_rank(rank);
   request.set_size(size);
+  request.mutable_agree_timeout()->set_seconds(agree_seconds);
   return FromGrpc(v1::Worlds::NewStub(impl_->channel)->Join(&context, request, &response));
 }
 

@@ -20,8 +20,8 @@ class HostileClient {
                                                              bool attached);
   ~HostileClient();
 
-  // Waits until the world is complete.
-  absl::Status Join(const std::string& name, int rank, int size);
+  // Waits until the world is complete. `agree_seconds`: 0: the daemon's.
+  absl::Status Join(const std::string& name, int rank, int size, int64_t agree_seconds);
 
   // Does it, and gives words about it. `kind`:
   //   tail     the ring's tail where it cannot be

@@ -541,8 +541,8 @@ class Trainer {
     return status;
   }
 
-  // hostile ADDRESS, leased ADDRESS (which is not attached); hostile-join NAME RANK SIZE; attack
-  // KIND SEED
+  // hostile ADDRESS, leased ADDRESS (which is not attached); hostile-join as join; attack KIND
+  // SEED
   absl::Status Hostile(const Words& words) {
     CHORUS_ASSIGN_OR_RETURN(hostile_,
                             HostileClient::Open(Text(words, 1), Text(words, 0) == "hostile"));
@@ -550,7 +550,7 @@ class Trainer {
   }
   absl::Status HostileJoin(const Words& words) {
     return hostile_->Join(Text(words, 1), static_cast<int>(Number(words, 2)),
-                          static_cast<int>(Number(words, 3)));
+                          static_cast<int>(Number(words, 3)), Number(words, 4, 0));
   }
   absl::Status Attack(const Words& words) {
     CHORUS_ASSIGN_OR_RETURN(
