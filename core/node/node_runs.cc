@@ -7,6 +7,21 @@
 #include "core/node/node_impl.h"
 
 namespace chorus {
+namespace {
+
+// What the ranks are told of a device that failed. A call behind the one that has broken its
+// communicator fails in another way: what they can do about it is the same.
+absl::Status ExecFailure(const absl::Status& status) {
+  Error error = ErrorOf(status);
+  if (error.reason == Reason::kUnspecified) error.reason = Reason::kExecFailed;
+  if (error.code == absl::StatusCode::kFailedPrecondition) {
+    if (error.reason == Reason::kExecFailed) error.code = absl::StatusCode::kInternal;
+    if (error.reason == Reason::kExecTimeout) error.code = absl::StatusCode::kDeadlineExceeded;
+  }
+  return ToStatus(error);
+}
+
+}  // namespace
 
 void LocalNode::Impl::SubmitRun(const std::shared_ptr<Session>& session, Sequence sequence,
                                 const Run& command, absl::Time now) {
@@ -850,6 +865,7 @@ void LocalNode::Impl::FinishGang(int32_t place, absl::Time now) {
       }
     }
   }
+  if (!status.ok()) status = ExecFailure(status);
   if (status.ok()) {
     for (RunHandle handle : gang.runs) {
       RunState* run = runs_.Find(handle);
@@ -866,8 +882,7 @@ void LocalNode::Impl::FinishGang(int32_t place, absl::Time now) {
     Apply(world, &actions, now);
   }
   if (!status.ok()) {
-    Error error = ErrorOf(status);
-    if (error.reason == Reason::kUnspecified) error.reason = Reason::kExecFailed;
+    const Error error = ErrorOf(status);
     for (RunHandle handle : gang.runs) {
       RunState* run = runs_.Find(handle);
       if (run == nullptr) continue;  // the sequencer's actions have ended it
