@@ -738,10 +738,15 @@ absl::StatusOr<CommandBody> FromProto(const v1::RegisterGraph& message) {
     case v1::RegisterGraph::kGraph: {
       CHORUS_ASSIGN_FIELD("graph", const Graph graph, FromProto(message.graph()));
       command.encoded = EncodeGraph(graph);
+      // Of a converted graph the node sees the bytes alone: what cannot be read again ends here.
+      CHORUS_RETURN_IF_ERROR(DecodeGraph(command.encoded).status());
       return CommandBody(std::move(command));
     }
     case v1::RegisterGraph::kStaged: {
       CHORUS_ASSIGN_FIELD("staged.range", command.staged, RangeFrom(message.staged().range()));
+      if (!command.staged.strides.empty()) {
+        return Malformed("staged.range.strides: expected none, a graph is a row of bytes");
+      }
       if (message.staged().size_bytes() < 1) {
         return Malformed(absl::StrCat("staged.size_bytes: expected a number >= 1, got ",
                                       message.staged().size_bytes()));

@@ -102,6 +102,10 @@ TEST(ConvertTest, HostileGraphsAreRefusedByField) {
            [](auto* c) { c->mutable_register_graph()->mutable_id()->clear_generation(); }},
           {"graph or staged", [](auto* c) { c->mutable_register_graph()->clear_graph(); }},
           {"staged.size_bytes", [](auto* c) { c->mutable_register_graph()->mutable_staged(); }},
+          {"staged.range.strides",
+           [](auto* c) {
+             c->mutable_register_graph()->mutable_staged()->mutable_range()->add_strides(1);
+           }},
           {"graph.ir_version", [](auto* c) { GraphOf(c)->set_ir_version(-1); }},
           {"graph.device_slot_count", [](auto* c) { GraphOf(c)->set_device_slot_count(-2); }},
           {"graph.instance_slot_count", [](auto* c) { GraphOf(c)->set_instance_slot_count(-2); }},
@@ -182,6 +186,14 @@ TEST(ConvertTest, HostileGraphsAreRefusedByField) {
           {"graph.group_slots[0].device_slots[0]",
            [](auto* c) { GraphOf(c)->mutable_group_slots(0)->add_device_slots(-1); }},
       });
+}
+
+TEST(ConvertTest, AGraphOfAnotherVersionIsRefusedBeforeTheNodeSeesIt) {
+  v1::Command command = SoundRegister();
+  GraphOf(&command)->set_ir_version(99);
+  const absl::Status status = FromProto(command).status();
+  EXPECT_EQ(ErrorOf(status).reason, Reason::kVersion) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("99"));
 }
 
 TEST(ConvertTest, HostileRunsAndOtherCommandsAreRefusedByField) {
