@@ -19,6 +19,8 @@ uint64_t Word(uint32_t generation, TensorState state) {
   return static_cast<uint64_t>(generation) << kStateBits | static_cast<uint64_t>(state);
 }
 
+uint32_t Generation(uint64_t word) { return static_cast<uint32_t>(word >> kStateBits); }
+
 std::string Name(TensorId id) { return absl::StrCat("tensor ", id.slot, ".", id.generation); }
 
 absl::Status Damaged(absl::string_view what) {
@@ -35,6 +37,8 @@ absl::Status Damaged(absl::string_view what) {
 bool CompletionWriter::PublishTensor(TensorId id, const TensorRecord& record) {
   if (id.slot < 0 || static_cast<uint32_t>(id.slot) >= memory_->tensor_slots()) return false;
   TensorSlot& slot = memory_->tensors()[id.slot];
+  // Released while it was pending, and its slot has been given away and settled since.
+  if (Generation(slot.word.load(std::memory_order_relaxed)) > id.generation) return true;
   const bool ready = record.state == TensorState::kReady;
   const bool failed = record.state == TensorState::kFailed;
   if (ready || failed) {
@@ -53,6 +57,7 @@ bool CompletionWriter::PublishTensor(TensorId id, const TensorRecord& record) {
 
 void CompletionWriter::PublishRun(Sequence sequence, const RunOutcome& outcome) {
   RunSlot& slot = memory_->runs()[static_cast<uint64_t>(sequence.value()) % kRunSlots];
+  if (slot.sequence.load(std::memory_order_relaxed) > sequence.value()) return;
   slot.sequence.store(0, std::memory_order_relaxed);
   slot.code.store(static_cast<int32_t>(outcome.code), std::memory_order_release);
   slot.error.store(outcome.error.value(), std::memory_order_release);
@@ -81,7 +86,7 @@ absl::StatusOr<TensorRecord> CompletionWaiter::Tensor(TensorId id) const {
   const TensorSlot& slot = memory_->tensors()[id.slot];
   TensorRecord record;
   const uint64_t word = slot.word.load(std::memory_order_acquire);
-  const uint32_t generation = static_cast<uint32_t>(word >> kStateBits);
+  const uint32_t generation = Generation(word);
   if (generation != id.generation) {
     if (static_cast<int32_t>(generation - id.generation) > 0) {
       return UnknownName(
@@ -175,13 +180,13 @@ absl::StatusOr<TensorRecord> CompletionWaiter::WaitForTensor(TensorId id, Until 
   uint64_t seen = Word(id.generation, TensorState::kPending);
   CHORUS_RETURN_IF_ERROR(Await(
       [&] {
-        if (in_table) {
-          const uint64_t now = word->load(std::memory_order_relaxed);
-          if (now == seen) return false;
-          seen = now;
-        }
+        const uint64_t now = in_table ? word->load(std::memory_order_relaxed) : 0;
+        if (in_table && now == seen) return false;
         record = Tensor(id);
         if (!record.ok()) return true;
+        // Of this generation: what the record says, which may be older or newer than `now`. A
+        // record may change and end with the same word.
+        seen = record->state == TensorState::kEmpty ? now : Word(id.generation, record->state);
         return record->state == TensorState::kReady || record->state == TensorState::kFailed ||
                (record->state == TensorState::kOnDevice && until == Until::kDone);
       },

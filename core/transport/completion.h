@@ -43,6 +43,9 @@ struct RunOutcome {
 
 // Daemon side.
 //
+// What comes late stays silent: a record that a later generation or run has is not touched. (That
+// is read from the client's memory: one that changes it there misses its own outcomes.)
+//
 // Threads: one at a time.
 class CompletionWriter {
  public:

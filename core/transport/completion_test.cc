@@ -121,6 +121,18 @@ TEST_F(CompletionTest, GenerationsKeepNamesApart) {
   EXPECT_EQ(waiter_.Tensor(TensorId{8, 0})->state, TensorState::kEmpty);
 }
 
+TEST_F(CompletionTest, WhatComesLateLeavesTheLaterRecordAlone) {
+  EXPECT_TRUE(writer_.PublishTensor(TensorId{7, 6}, Failed(absl::StatusCode::kAborted, 9)));
+  EXPECT_TRUE(writer_.PublishTensor(TensorId{7, 5}, Ready(0, 0, 8)));
+  EXPECT_TRUE(writer_.PublishTensor(TensorId{7, 5}, State(TensorState::kOnDevice)));
+  EXPECT_EQ(waiter_.WaitForTensor(TensorId{7, 6}, Until::kDone, Soon())->error, ErrorId(9));
+  RunOutcome outcome;
+  outcome.error = ErrorId(10);
+  writer_.PublishRun(Sequence(3 + kRunSlots), outcome);
+  writer_.PublishRun(Sequence(3), {});
+  EXPECT_EQ(waiter_.WaitForRun(Sequence(3 + kRunSlots), Soon())->error, ErrorId(10));
+}
+
 TEST_F(CompletionTest, SlotsOutsideTheTableAreRefused) {
   for (int32_t slot : {-1, 16, 1 << 30}) {
     EXPECT_FALSE(writer_.PublishTensor(TensorId{slot, 1}, Ready(0, 0, 8)));
@@ -354,6 +366,29 @@ TEST_F(CompletionTest, RecordsAreNeverMixed) {
   }
   daemon.join();
   EXPECT_GT(seen, 0);
+}
+
+// A record may be told twice, between two looks of one who waits.
+TEST_F(CompletionTest, ARecordToldTwiceIsSeen) {
+  constexpr uint32_t kRounds = 300000;
+  std::atomic<uint32_t> asked{0};
+  std::atomic<bool> lost{false};
+  std::thread daemon([&] {
+    for (uint32_t i = 1; i <= kRounds && !lost; ++i) {
+      while (asked.load(std::memory_order_acquire) < i && !lost) {
+      }
+      for (int n = 0; n < 4; ++n) writer_.PublishTensor(TensorId{1, i}, Ready(0, 0, 8));
+      writer_.Signal();
+    }
+  });
+  for (uint32_t i = 1; i <= kRounds && !lost; ++i) {
+    asked.store(i, std::memory_order_release);
+    const auto record =
+        waiter_.WaitForTensor(TensorId{1, i}, Until::kDone, absl::Now() + absl::Seconds(10));
+    if (!record.ok()) lost = true;
+  }
+  daemon.join();
+  EXPECT_FALSE(lost);
 }
 
 // Client and daemon as threads, both asleep whenever they can be: every frame must wake the daemon
