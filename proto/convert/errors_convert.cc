@@ -133,8 +133,6 @@ Reason ReasonOfTransport(absl::StatusCode code) {
       return Reason::kDaemonLost;
     case absl::StatusCode::kDeadlineExceeded:
       return Reason::kTransportTimeout;
-    case absl::StatusCode::kCancelled:
-      return Reason::kCancelled;
     default:
       return Reason::kUnspecified;
   }
@@ -190,6 +188,11 @@ absl::Status FromGrpc(const grpc::Status& status) {
     return FromRpcStatus(message);
   }
   const absl::StatusCode code = CodeFrom(status.error_code());
+  // A daemon that ends cancels what still waits there. (Nobody reads a call that he cancelled.)
+  if (code == absl::StatusCode::kCancelled) {
+    return MakeError(absl::StatusCode::kUnavailable, Reason::kDaemonLost,
+                     "the daemon has ended the call");
+  }
   return MakeError(code, ReasonOfTransport(code), status.error_message());
 }
 

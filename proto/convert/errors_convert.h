@@ -22,8 +22,8 @@ absl::Status FromRpcStatus(const v1::RpcStatus& message);
 grpc::Status ToGrpc(const absl::Status& status);
 
 // What a client makes of a failed call. A status that did not come from a daemon's handler gets a
-// reason by its code: UNAVAILABLE is kDaemonLost, DEADLINE_EXCEEDED kTransportTimeout, CANCELLED
-// kCancelled.
+// reason by its code: UNAVAILABLE is kDaemonLost, DEADLINE_EXCEEDED kTransportTimeout. CANCELLED is
+// UNAVAILABLE kDaemonLost: a daemon that ends cancels what still waits there.
 absl::Status FromGrpc(const grpc::Status& status);
 
 }  // namespace chorus

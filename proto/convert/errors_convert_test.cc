@@ -108,7 +108,7 @@ TEST(ErrorsConvertTest, StatusesOfTheTransportGetAReason) {
   };
   EXPECT_EQ(reason(grpc::StatusCode::UNAVAILABLE), Reason::kDaemonLost);
   EXPECT_EQ(reason(grpc::StatusCode::DEADLINE_EXCEEDED), Reason::kTransportTimeout);
-  EXPECT_EQ(reason(grpc::StatusCode::CANCELLED), Reason::kCancelled);
+  EXPECT_EQ(reason(grpc::StatusCode::CANCELLED), Reason::kDaemonLost);
   EXPECT_EQ(reason(grpc::StatusCode::INTERNAL), Reason::kUnspecified);
 }
 
