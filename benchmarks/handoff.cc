@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "benchmarks/memory_traffic.h"
 #include "benchmarks/pattern.h"
 #include "benchmarks/timed_loop.h"
 #include "core/base/adaptive_spin.h"
@@ -85,7 +86,8 @@ class WordServer {
  public:
   WordServer(Words* words, int clients) : words_(*words), clients_(clients) {}
 
-  absl::Status Answer(bool sleeps) {
+  template <typename Work>
+  absl::Status Answer(bool sleeps, const Work& work) {
     ++turn_;
     for (int i = 0; i < clients_; ++i) {
       while (true) {
@@ -98,6 +100,7 @@ class WordServer {
         }
       }
     }
+    work();
     for (int i = 0; i < clients_; ++i) {
       words_.clients[i].answered.store(turn_, std::memory_order_release);
       if (sleeps) FutexWakeAll(words_.clients[i].answered);
@@ -167,7 +170,8 @@ class RingServer {
     }
   }
 
-  absl::Status Answer() {
+  template <typename Work>
+  absl::Status Answer(const Work& work) {
     ++turn_;
     size_t asked = 0;
     while (asked < ends_.size()) {
@@ -183,6 +187,7 @@ class RingServer {
         ++asked;
       }
     }
+    work();
     for (End& end : ends_) {
       TensorRecord record;
       record.state = TensorState::kReady;
@@ -251,12 +256,29 @@ int BeServer(const std::string& control_path, int index, Words* words,
              const std::vector<RingSession>& sessions, Doorbell* doorbell) {
   WordServer by_word(words, index);
   RingServer by_ring(sessions, doorbell);
+  TrafficMemory memory;
   return RunHelper(control_path, index, [&](const Task& task) {
-    Outcome outcome = TimedLoop(task, [&] {
-      if (task.op == "ring") return by_ring.Answer();
-      if (task.op == "yield" || task.op == "futex") return by_word.Answer(task.op == "futex");
-      return NoSuchWay(task.op);
-    });
+    const auto answer = [&](const auto& work) {
+      return TimedLoop(task, [&] {
+        if (task.op == "ring") return by_ring.Answer(work);
+        if (task.op == "yield" || task.op == "futex") {
+          return by_word.Answer(task.op == "futex", work);
+        }
+        return NoSuchWay(task.op);
+      });
+    };
+    Outcome outcome;
+    if (task.bytes == 0) {
+      outcome = answer([] {});
+    } else {
+      outcome.status = memory.Reserve(index, /*outputs=*/2, task.bytes);
+      if (!outcome.status.ok()) return outcome;
+      Traffic traffic = memory.AsTraffic();
+      traffic.in_turn = true;
+      TrafficTeam team(std::move(traffic), TrafficVariant::Decode(task.text));
+      outcome = answer([&team] { team.Move(); });
+      if (outcome.status.ok()) outcome.status = memory.CheckOutputs();
+    }
     outcome.samples.clear();
     return outcome;
   });
@@ -318,6 +340,28 @@ absl::StatusOr<std::vector<double>> HandoffGroup::Run(const std::string& way, in
   task.warm_up = iterations / 10 + 1;
   CHORUS_ASSIGN_OR_RETURN(std::vector<Outcome> outcomes, Run(task));
   return GroupSamples(outcomes);
+}
+
+Contender HandoffGroup::WithTraffic(int64_t bytes) const {
+  Contender contender;
+  contender.name = "transport and memory alone";
+  contender.role = Role::kPart;
+  Task task;
+  task.op = "ring";
+  task.bytes = bytes;
+  task.warm_up = 2;
+  HelperGroup* const helpers = helpers_.get();
+  for (const TrafficVariant& variant : AllTrafficVariants()) {
+    task.text = variant.Encode();
+    contender.settings.push_back(
+        {variant.Name(),
+         [helpers, task](int64_t iterations) mutable -> absl::StatusOr<std::vector<double>> {
+           task.iterations = iterations;
+           CHORUS_ASSIGN_OR_RETURN(std::vector<Outcome> outcomes, helpers->Run(task));
+           return GroupSamples(outcomes);
+         }});
+  }
+  return contender;
 }
 
 }  // namespace bench

@@ -7,6 +7,9 @@
 //   ring    core/transport: a frame of a small run through the submission ring, decoded; a tensor's
 //           and a run's record back; adaptive spin, then eventfd and futex
 // With the ring it is what the daemon's transport costs, without the daemon's work.
+//
+// The server may also move a reduction's bytes between the last question and the answers: what no
+// daemon that is asked over this transport can do without.
 #ifndef CHORUS_BENCHMARKS_HANDOFF_H_
 #define CHORUS_BENCHMARKS_HANDOFF_H_
 
@@ -16,6 +19,7 @@
 
 #include "absl/status/statusor.h"
 #include "benchmarks/helper.h"
+#include "benchmarks/interleave.h"
 
 namespace chorus {
 namespace bench {
@@ -32,6 +36,10 @@ class HandoffGroup {
   // clients' outcomes; the last one is the server's, without samples.
   absl::StatusOr<std::vector<Outcome>> Run(const Task& task) { return helpers_->Run(task); }
   absl::StatusOr<std::vector<double>> Run(const std::string& way, int64_t iterations);
+  // By the ring, and each time one array of `bytes` is read for each client and their sum written
+  // to one of two arrays in turn: a result is still the clients' while the next one is made. The
+  // settings are the ways to move; the best one counts. Lives no longer than this.
+  Contender WithTraffic(int64_t bytes) const;
 
  private:
   std::unique_ptr<HelperGroup> helpers_;

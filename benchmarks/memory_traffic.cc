@@ -1,17 +1,25 @@
 #include "benchmarks/memory_traffic.h"
 
 #include <sched.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "benchmarks/pattern.h"
 #include "core/backend/reduction.h"
+#include "core/base/error.h"
 #include "core/base/thread_pool.h"
+#include "core/base/unique_fd.h"
 
 namespace chorus {
 namespace bench {
@@ -103,7 +111,71 @@ void MoveRange(const Traffic& traffic, const TrafficVariant& variant, int64_t be
   }
 }
 
+int64_t WholePages(int64_t bytes) { return (bytes + 4095) / 4096 * 4096; }
+
 }  // namespace
+
+std::string TrafficVariant::Encode() const {
+  return absl::StrCat(threads, " ", streaming ? 1 : 0, " ", prefetch ? 1 : 0);
+}
+
+TrafficVariant TrafficVariant::Decode(absl::string_view text) {
+  const std::vector<std::string> words = absl::StrSplit(text, ' ');
+  TrafficVariant variant;
+  if (words.size() != 3 || !absl::SimpleAtoi(words[0], &variant.threads)) return TrafficVariant();
+  variant.streaming = words[1] == "1";
+  variant.prefetch = words[2] == "1";
+  return variant;
+}
+
+absl::Status TrafficMemory::Reserve(int inputs, int outputs, int64_t bytes) {
+  const int64_t total = (inputs + outputs) * WholePages(bytes);
+  if (inputs != inputs_ || outputs != outputs_ || bytes != bytes_) {
+    Release();
+    const UniqueFd fd(memfd_create("chorus-bench", MFD_CLOEXEC));
+    if (!fd.valid() || ftruncate(fd.get(), total) != 0) {
+      return absl::ResourceExhaustedError(absl::StrCat("no memory of ", total, " bytes"));
+    }
+    void* const data = mmap(nullptr, total, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+    if (data == MAP_FAILED) {
+      return absl::ResourceExhaustedError(absl::StrCat("cannot map ", total, " bytes"));
+    }
+    data_ = static_cast<char*>(data);
+    total_ = total;
+    inputs_ = inputs;
+    outputs_ = outputs;
+    bytes_ = bytes;
+    for (int k = 0; k < inputs; ++k) FillPattern(k, Part(k), count());
+  }
+  for (int k = 0; k < outputs; ++k) std::memset(Part(inputs + k), 0xff, bytes);
+  return absl::OkStatus();
+}
+
+void TrafficMemory::Release() {
+  if (data_ != nullptr) munmap(data_, total_);
+  data_ = nullptr;
+  inputs_ = outputs_ = 0;
+  bytes_ = 0;
+}
+
+Traffic TrafficMemory::AsTraffic() const {
+  Traffic traffic;
+  for (int k = 0; k < inputs_; ++k) traffic.inputs.push_back(Part(k));
+  for (int k = 0; k < outputs_; ++k) traffic.outputs.push_back(Part(inputs_ + k));
+  traffic.count = count();
+  return traffic;
+}
+
+absl::Status TrafficMemory::CheckOutputs() const {
+  for (int k = 0; k < outputs_; ++k) {
+    CHORUS_RETURN_IF_ERROR(CheckPatternSum(inputs_, Part(inputs_ + k), count()));
+  }
+  return absl::OkStatus();
+}
+
+float* TrafficMemory::Part(int k) const {
+  return reinterpret_cast<float*>(data_ + k * WholePages(bytes_));
+}
 
 std::string TrafficVariant::Name() const {
   return absl::StrCat(threads, threads == 1 ? " thread, " : " threads, ",
@@ -124,7 +196,7 @@ std::vector<TrafficVariant> AllTrafficVariants() {
 }
 
 TrafficTeam::TrafficTeam(Traffic traffic, const TrafficVariant& variant)
-    : traffic_(std::move(traffic)), variant_(variant) {
+    : traffic_(std::move(traffic)), outputs_(traffic_.outputs), variant_(variant) {
   for (int i = 1; i < variant.threads; ++i) threads_.emplace_back([this] { Work(); });
 }
 
@@ -146,6 +218,7 @@ void TrafficTeam::Work() {
 }
 
 void TrafficTeam::Move() {
+  if (traffic_.in_turn) traffic_.outputs = {outputs_[moves_++ % outputs_.size()]};
   if (threads_.empty()) {
     MoveRange(traffic_, variant_, 0, traffic_.count);
     return;

@@ -1,4 +1,5 @@
 #include "absl/strings/str_cat.h"
+#include "benchmarks/handoff.h"
 #include "benchmarks/memory_floor.h"
 #include "benchmarks/suites.h"
 #include "benchmarks/trainer.h"
@@ -22,6 +23,13 @@ void AddGoals(const Context& context, int ranks, int64_t bytes,
     goal.value = RatioTo(measured, measured[0].name, Role::kFloor);
     context.report->AddGoal(goal);
   }
+  const double to_part = RatioTo(measured, measured[0].name, Role::kPart);
+  if (to_part > 0) {
+    goal.what = at + ", time over transport and memory alone";
+    goal.limit = 1.3;
+    goal.value = to_part;
+    context.report->AddGoal(goal);
+  }
   const double to_peer = RatioTo(measured, measured[0].name, Role::kPeer);
   if (to_peer > 0) {
     goal.what = at + ", speed over Open MPI's";
@@ -36,6 +44,7 @@ struct Contestants {
   Job* job;
   OpenMpi* mpi;               // null: missing
   const MemoryFloor* memory;  // null: no floor for this
+  const HandoffGroup* alone;  // the same
 };
 
 absl::StatusOr<std::vector<Measured>> MeasureCase(const Context& context, const Contestants& who,
@@ -55,6 +64,7 @@ absl::StatusOr<std::vector<Measured>> MeasureCase(const Context& context, const 
   if (who.memory != nullptr) {
     contenders.push_back(who.memory->AsContender(ranks, 1, peer.bytes));
   }
+  if (who.alone != nullptr) contenders.push_back(who.alone->WithTraffic(peer.bytes));
   if (who.mpi != nullptr) contenders.push_back(OpenMpiContender(who.mpi, peer));
   CHORUS_ASSIGN_OR_RETURN(std::vector<Measured> measured,
                           MeasureInterleaved(contenders, context.Interleave()));
@@ -73,16 +83,18 @@ absl::Status MeasureRanks(const Context& context, const Daemon& daemon, int rank
   CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<Job> job, Job::Start(*context.scratch, daemon, ranks));
   CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<MemoryFloor> memory,
                           MemoryFloor::Start(*context.scratch));
+  CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<HandoffGroup> alone,
+                          HandoffGroup::Start(*context.scratch, ranks));
   CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<OpenMpi> mpi, context.StartOpenMpi(ranks));
-  // Ours: operands mapped and owned, three results; the floor's operands and result; two jobs of
-  // Open MPI with operand and result each.
-  const int copies = 2 * ranks + 3 + ranks + 1 + 4 * ranks;
+  // Ours: operands mapped and owned, three results; the floor's operands and result, those
+  // of the transport alone with two results; two jobs of Open MPI with operand and result each.
+  const int copies = 2 * ranks + 3 + ranks + 1 + ranks + 2 + 4 * ranks;
   for (const int64_t bytes : context.Sizes(
            {64 * kKiB, 256 * kKiB, kMiB, 4 * kMiB, 16 * kMiB, 64 * kMiB, 256 * kMiB}, copies)) {
     Task task;
     task.op = "all_reduce";
     task.bytes = bytes;
-    const Contestants all{job.get(), mpi.get(), memory.get()};
+    const Contestants all{job.get(), mpi.get(), memory.get(), alone.get()};
     CHORUS_ASSIGN_OR_RETURN(
         std::vector<Measured> measured,
         MeasureCase(context, all, "all_reduce", {"all_reduce", "all_reduce_owned"}, task,
@@ -90,7 +102,7 @@ absl::Status MeasureRanks(const Context& context, const Daemon& daemon, int rank
     AddGoals(context, ranks, bytes, measured);
     CHORUS_RETURN_IF_ERROR(memory->Forget());
     task.number = 1;
-    const Contestants no_floor{job.get(), mpi.get(), nullptr};
+    const Contestants no_floor{job.get(), mpi.get(), nullptr, nullptr};
     CHORUS_RETURN_IF_ERROR(MeasureCase(context, no_floor, "all_reduce, all then read it",
                                        {"all_reduce"}, task, bytes * (2 * ranks + 1))
                                .status());
@@ -103,7 +115,7 @@ absl::Status MeasureRanks(const Context& context, const Daemon& daemon, int rank
       Task task;
       task.op = op;
       task.bytes = bytes;
-      const Contestants no_floor{job.get(), mpi.get(), nullptr};
+      const Contestants no_floor{job.get(), mpi.get(), nullptr, nullptr};
       CHORUS_RETURN_IF_ERROR(MeasureCase(context, no_floor, op, {op}, task, 0).status());
     }
   }

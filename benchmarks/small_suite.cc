@@ -18,6 +18,11 @@ void AddGoals(const Context& context, int ranks, const std::vector<Measured>& me
   goal.value = measured[0].summary.p50 / 1000;
   goal.unit = " us";
   context.report->AddGoal(goal);
+  goal.what = absl::StrCat("small: 4 B, ", ranks, " ranks, time over transport alone");
+  goal.limit = 1.3;
+  goal.value = RatioTo(measured, measured[0].name, Role::kPart);
+  goal.unit = "x";
+  context.report->AddGoal(goal);
   goal.what = absl::StrCat("small: 4 B, ", ranks, " ranks, p99 over the hand-off's p99");
   goal.limit = 2;
   goal.value = measured[0].summary.p99 / measured[1].summary.p99;
