@@ -44,7 +44,7 @@ class Promise {
     const absl::Time deadline = absl::Now() + kPatience;
     while (!done_ && absl::Now() < deadline) set_.WaitFor(&mutex_, deadline - absl::Now());
     EXPECT_TRUE(done_) << "nothing came in time";
-    return std::move(value_);
+    return value_;
   }
 
  private:
@@ -132,10 +132,10 @@ Graph OnesGraph() {
 }
 
 // A tensor under a second name.
-Graph SameGraph() {
+Graph SameGraph(int64_t elements) {
   GraphBuilder builder(1, {});
   GraphInput input;
-  input.type = TensorType(DType::kF32, {kLarge});
+  input.type = TensorType(DType::kF32, {elements});
   GraphOutput output;
   output.value = builder.AddInput(input);
   builder.AddOutput(output);
@@ -176,15 +176,16 @@ Graph StepGraph(int rank, int size, int64_t reduced) {
   return builder.Build();
 }
 
-// One rank, as a client that submits frames by calls.
+// One rank, as a client that submits frames by calls. It joins with the first of its devices.
 class DirectRank {
  public:
-  DirectRank(NodeLoop* loop, int rank, int size, const std::string& world)
+  DirectRank(NodeLoop* loop, int rank, int size, const std::string& world,
+             std::vector<DeviceIndex> devices)
       : loop_(loop), rank_(rank) {
     OpenSessionRequest open;
     open.tenant = "uid:0";
     open.pid = 1000 + rank;
-    open.devices = {DeviceIndex(rank)};
+    open.devices = devices;
     open.lease = absl::Hours(1);
     session_ = Call<absl::StatusOr<SessionInfo>>([&](LocalNode& node, absl::Time now, auto* done) {
                  done->Set(node.OpenSession(open, now));
@@ -193,7 +194,7 @@ class DirectRank {
     join.name = world;
     join.size = size;
     join.rank = Rank(rank);
-    join.device = DeviceIndex(rank);
+    join.device = devices[0];
     loop_->Post([this, join](LocalNode& node, absl::Time now) {
       node.JoinWorld(session_, join, now,
                      [this](absl::StatusOr<WorldInfo> info) { joined_.Set(std::move(info)); });
@@ -207,18 +208,26 @@ class DirectRank {
     epoch_ = info->epoch;
   }
 
-  void Submit(CommandBody body) {
-    Command command;
-    command.sequence = Sequence(next_++);
-    command.body = std::move(body);
-    ByteWriter out;
-    EncodeFrame(command, &out);
-    outcomes_.push_back(std::make_unique<Promise<Outcome>>());
-    Promise<Outcome>* outcome = outcomes_.back().get();
-    loop_->Post([this, frame = out.Take(), outcome](LocalNode& node, absl::Time now) {
-      node.Submit(session_, frame, now, [outcome](Outcome o) {
-        outcome->Set({o.sequence, Detached(o.status)});
-      });
+  void Submit(CommandBody body) { SubmitTogether({std::move(body)}); }
+  // Nothing else happens on the node thread between them: what the first of them launches is not
+  // seen to be complete when the last is submitted.
+  void SubmitTogether(std::vector<CommandBody> bodies) {
+    std::vector<std::pair<std::string, Promise<Outcome>*>> frames;
+    for (CommandBody& body : bodies) {
+      Command command;
+      command.sequence = Sequence(next_++);
+      command.body = std::move(body);
+      ByteWriter out;
+      EncodeFrame(command, &out);
+      outcomes_.push_back(std::make_unique<Promise<Outcome>>());
+      frames.emplace_back(out.Take(), outcomes_.back().get());
+    }
+    loop_->Post([this, frames = std::move(frames)](LocalNode& node, absl::Time now) {
+      for (const auto& entry : frames) {
+        node.Submit(session_, entry.first, now, [outcome = entry.second](Outcome o) {
+          outcome->Set({o.sequence, Detached(o.status)});
+        });
+      }
     });
   }
   absl::Status LastOutcome() { return outcomes_.back()->Get().status; }
@@ -230,26 +239,38 @@ class DirectRank {
     Submit(std::move(command));
   }
 
-  void RunInline(int32_t graph, const std::vector<float>& x, TensorId out) {
+  static InlineData Inline(const std::vector<float>& x) {
     InlineData data;
     data.bytes.assign(reinterpret_cast<const char*>(x.data()),
                       reinterpret_cast<const char*>(x.data() + x.size()));
-    RunOn(graph, data, out);
+    return data;
+  }
+  void RunInline(int32_t graph, const std::vector<float>& x, TensorId out) {
+    RunOn(graph, Inline(x), out);
   }
   void RunOn(int32_t graph, const Binding& input, TensorId out) {
+    Submit(WorldRun(graph, {input}, {out}));
+  }
+
+  // A run of a graph without groups.
+  static Run LocalRun(int32_t graph, const std::vector<Binding>& inputs,
+                      const std::vector<TensorId>& outs) {
     Run run;
     run.graph = {graph, 1};
-    run.inputs.push_back(input);
-    OutBinding binding;
-    binding.kind = OutBinding::Kind::kFresh;
-    binding.id = out;
-    run.outputs.push_back(binding);
-    RunGroup group;
-    group.world = world_;
-    group.epoch = epoch_;
-    group.base.push_back(index_++);
-    run.groups.push_back(group);
-    Submit(std::move(run));
+    run.inputs.assign(inputs.begin(), inputs.end());
+    for (const TensorId id : outs) {
+      run.outputs.emplace_back();
+      run.outputs.back().kind = OutBinding::Kind::kFresh;
+      run.outputs.back().id = id;
+    }
+    return run;
+  }
+  // A run of a graph with one group, the world, and one collective in it.
+  Run WorldRun(int32_t graph, const std::vector<Binding>& inputs,
+               const std::vector<TensorId>& outs) {
+    Run run = LocalRun(graph, inputs, outs);
+    run.groups.push_back(BindGroup(GroupId(0), index_++));
+    return run;
   }
 
   GroupId CreateGroup(const std::vector<Rank>& members) {
@@ -257,52 +278,24 @@ class DirectRank {
       done->Set(node.CreateGroup(session_, world_, Rank(rank_), members));
     });
   }
+  void AbortWorld(const std::string& why) {
+    EXPECT_TRUE(Call<absl::Status>([&](LocalNode& node, absl::Time now, auto* done) {
+                  done->Set(node.AbortWorld(session_, world_, Rank(rank_), why, now));
+                }).ok());
+  }
   void RunTwoGroups(int32_t graph, GroupId first, TensorId out) {
-    Run run;
-    run.graph = {graph, 1};
-    run.outputs.emplace_back();
-    run.outputs[0].kind = OutBinding::Kind::kFresh;
-    run.outputs[0].id = out;
-    for (const GroupId group : {first, GroupId(0)}) {
-      RunGroup bound;
-      bound.world = world_;
-      bound.group = group;
-      bound.epoch = epoch_;
-      bound.base.push_back(0);
-      run.groups.push_back(bound);
-    }
+    Run run = LocalRun(graph, {}, {out});
+    for (const GroupId group : {first, GroupId(0)}) run.groups.push_back(BindGroup(group, 0));
     Submit(std::move(run));
   }
-
-  // A run of a graph without groups.
-  void RunLocal(int32_t graph, const std::vector<TensorId>& inputs, TensorId out) {
-    Run run;
-    run.graph = {graph, 1};
-    run.inputs.assign(inputs.begin(), inputs.end());
-    run.outputs.emplace_back();
-    run.outputs[0].kind = OutBinding::Kind::kFresh;
-    run.outputs[0].id = out;
-    Submit(std::move(run));
+  void RunLocal(int32_t graph, const std::vector<Binding>& inputs, TensorId out) {
+    Submit(LocalRun(graph, inputs, {out}));
   }
   // A run of a StepGraph.
   void RunStep(int32_t graph, TensorId donated, int64_t reduced, TensorId out, TensorId sum) {
-    Run run;
-    run.graph = {graph, 1};
-    run.inputs.push_back(donated);
-    InlineData data;
-    data.bytes.assign(static_cast<size_t>(reduced) * sizeof(float), 0);
-    run.inputs.push_back(data);
+    const std::vector<float> zeros(static_cast<size_t>(reduced));
+    Run run = WorldRun(graph, {donated, Inline(zeros)}, {out, sum});
     run.donate = {true, false};
-    for (const TensorId id : {out, sum}) {
-      run.outputs.emplace_back();
-      run.outputs.back().kind = OutBinding::Kind::kFresh;
-      run.outputs.back().id = id;
-    }
-    RunGroup group;
-    group.world = world_;
-    group.epoch = epoch_;
-    group.base.push_back(index_++);
-    run.groups.push_back(group);
     Submit(std::move(run));
   }
   Sequence last_sequence() const { return Sequence(next_ - 1); }
@@ -338,6 +331,15 @@ class DirectRank {
   }
 
  private:
+  RunGroup BindGroup(GroupId group, int64_t base) const {
+    RunGroup bound;
+    bound.world = world_;
+    bound.group = group;
+    bound.epoch = epoch_;
+    bound.base.push_back(base);
+    return bound;
+  }
+
   NodeLoop* loop_;
   int rank_;
   SessionId session_;
@@ -352,29 +354,41 @@ class DirectRank {
 class NodeTest : public testing::Test {
  protected:
   void Start(int ranks, NodeOptions options = {}, absl::string_view faults = "") {
-    HostBackendOptions host;
-    host.devices = ranks;
-    host.pool = &pool_;
-    host.make_kernel = MakeHostKernel;
-    std::unique_ptr<Backend> backend = CreateHostBackend(host);
+    std::unique_ptr<Backend> backend = HostDevices(ranks);
     if (!faults.empty()) {
       backend = CreateFaultBackend(std::move(backend), *ParseFaultScript(faults), nullptr);
     }
-    StartOn(std::move(backend), ranks, options);
+    StartOn(std::move(backend), OneEach(ranks), options);
   }
   void StartOnSim(int ranks) {
     SimBackendOptions sim;
     sim.devices = ranks;
     sim.make_kernel = MakeHostKernel;
-    StartOn(CreateSimBackend(sim), ranks, {});
+    StartOn(CreateSimBackend(sim), OneEach(ranks), {});
   }
-  void StartOn(std::unique_ptr<Backend> backend, int ranks, const NodeOptions& options) {
+  // `devices`: of each rank's session.
+  void StartOn(std::unique_ptr<Backend> backend,
+               const std::vector<std::vector<DeviceIndex>>& devices, const NodeOptions& options) {
     backend_ = std::move(backend);
     loop_ = std::make_unique<NodeLoop>(options, backend_.get());
+    const int ranks = static_cast<int>(devices.size());
     for (int rank = 0; rank < ranks; ++rank) {
-      ranks_.push_back(std::make_unique<DirectRank>(loop_.get(), rank, ranks, "job"));
+      ranks_.push_back(std::make_unique<DirectRank>(loop_.get(), rank, ranks, "job",
+                                                    devices[static_cast<size_t>(rank)]));
     }
     for (auto& rank : ranks_) rank->AwaitWorld();
+  }
+  std::unique_ptr<Backend> HostDevices(int count) {
+    HostBackendOptions host;
+    host.devices = count;
+    host.pool = &pool_;
+    host.make_kernel = MakeHostKernel;
+    return CreateHostBackend(host);
+  }
+  static std::vector<std::vector<DeviceIndex>> OneEach(int ranks) {
+    std::vector<std::vector<DeviceIndex>> devices;
+    for (int rank = 0; rank < ranks; ++rank) devices.push_back({DeviceIndex(rank)});
+    return devices;
   }
   void TearDown() override { loop_.reset(); }
 
@@ -505,6 +519,32 @@ TEST_F(NodeTest, AGangWhoseOrderTakesTooMuchMemoryIsRefusedBeforeItsLaunch) {
   }
 }
 
+// A result that the ranks have in common is reserved by the first of them to vote.
+TEST_F(NodeTest, AnEndedEpochKeepsNoSharedResult) {
+  Start(2);
+  const TensorId ones{0, 1};
+  for (int r = 0; r < 2; ++r) {
+    ranks_[r]->Register(0, OnesGraph());
+    ranks_[r]->Register(1, AllReduceGraph(r, 2, TensorType(DType::kF32, {kLarge}), "a.cc:1"));
+    ranks_[r]->RunLocal(0, {}, ones);
+    ASSERT_TRUE(ranks_[r]->LastOutcome().ok()) << ranks_[r]->LastOutcome();
+  }
+  int64_t used = 0;
+  for (int32_t epoch = 1; epoch <= 3; ++epoch) {
+    ranks_[0]->RunOn(1, ones, {epoch, 1});
+    ranks_[1]->AbortWorld("enough");
+    EXPECT_EQ(ErrorOf(ranks_[0]->LastOutcome()).reason, Reason::kCancelled);
+    for (auto& rank : ranks_) rank->NextEpoch();
+    if (epoch == 1) used = ranks_[0]->Stats().memory_used_bytes;
+  }
+  for (int r = 0; r < 2; ++r) ranks_[r]->RunOn(1, ones, {4, 1});
+  for (int r = 0; r < 2; ++r) {
+    EXPECT_TRUE(ranks_[r]->LastOutcome().ok()) << ranks_[r]->LastOutcome();
+  }
+  // One after the other they had the same memory.
+  EXPECT_EQ(ranks_[0]->Stats().memory_used_bytes, used);
+}
+
 class DonationTest : public NodeTest {
  protected:
   static constexpr int64_t kBytes = kLarge * static_cast<int64_t>(sizeof(float));
@@ -521,7 +561,7 @@ class DonationTest : public NodeTest {
     for (int r = 0; r < 2; ++r) {
       ASSERT_TRUE(ranks_[r]->LastOutcome().ok()) << ranks_[r]->LastOutcome();
       ranks_[r]->Register(0, OnesGraph());
-      ranks_[r]->Register(1, SameGraph());
+      ranks_[r]->Register(1, SameGraph(kLarge));
       ranks_[r]->Register(2, StepGraph(r, 2, 2));
       ranks_[r]->Register(3, StepGraph(r, 2, 3));
       ranks_[r]->RunLocal(0, {}, given_);
@@ -652,9 +692,7 @@ TEST_F(NodeTest, WhatARunBindsIsCheckedWhateverItsClientHasChecked) {
   create.tensor = {5, 1};
   create.type = TensorType(DType::kF32, {2});
   create.device = DeviceIndex(0);
-  InlineData two;
-  two.bytes.assign(2 * sizeof(float), 0);
-  create.source = two;
+  create.source = DirectRank::Inline({1, 2});
   rank.Submit(std::move(create));
   EXPECT_TRUE(rank.LastOutcome().ok());
   rank.Register(0, AllReduceGraph(0, 2, TensorType(DType::kF32, {4}), "a.cc:1"));
@@ -668,6 +706,83 @@ TEST_F(NodeTest, WhatARunBindsIsCheckedWhateverItsClientHasChecked) {
   rank.RunInline(1, {1, 2, 3, 4}, {1, 1});
   const absl::Status member = rank.LastOutcome();
   EXPECT_EQ(member.code(), absl::StatusCode::kPermissionDenied) << member;
+}
+
+// One rank whose session holds two devices, the first of which it joined with.
+TEST_F(NodeTest, ARunUsesWhatStandsOnItsDevicesOnly) {
+  StartOn(HostDevices(2), {{DeviceIndex(0), DeviceIndex(1)}}, {});
+  DirectRank& rank = *ranks_[0];
+  CreateTensor create;
+  create.tensor = {0, 1};
+  create.type = TensorType(DType::kF32, {2});
+  create.device = DeviceIndex(1);
+  create.source = DirectRank::Inline({3, 4});
+  rank.Submit(std::move(create));
+  ASSERT_TRUE(rank.LastOutcome().ok()) << rank.LastOutcome();
+  rank.Register(0, SameGraph(2));
+  ASSERT_TRUE(rank.LastOutcome().ok()) << rank.LastOutcome();
+  chorus::Run run = DirectRank::LocalRun(0, {TensorId{0, 1}}, {{1, 1}});
+  rank.Submit(run);  // on the session's first device
+  const absl::Status elsewhere = rank.LastOutcome();
+  EXPECT_EQ(elsewhere.code(), absl::StatusCode::kInvalidArgument) << elsewhere;
+  EXPECT_THAT(std::string(elsewhere.message()),
+              testing::HasSubstr("is on device 0, tensor 0.1 on device 1; copy it first"));
+  run.outputs[0].id = {2, 1};
+  run.devices = {DeviceIndex(1)};
+  rank.Submit(run);
+  EXPECT_TRUE(rank.LastOutcome().ok()) << rank.LastOutcome();
+  EXPECT_THAT(*rank.Read({2, 1}), testing::ElementsAre(3, 4));
+}
+
+TEST_F(NodeTest, ARankRunsOnTheDeviceThatItJoinedWith) {
+  StartOn(HostDevices(2), {{DeviceIndex(0), DeviceIndex(1)}}, {});
+  DirectRank& rank = *ranks_[0];
+  rank.Register(0, AllReduceGraph(0, 1, TensorType(DType::kF32, {2}), "a.cc:1"));
+  ASSERT_TRUE(rank.LastOutcome().ok()) << rank.LastOutcome();
+  chorus::Run run = rank.WorldRun(0, {DirectRank::Inline({3, 4})}, {{0, 1}});
+  run.devices = {DeviceIndex(1)};
+  rank.Submit(std::move(run));
+  const absl::Status elsewhere = rank.LastOutcome();
+  EXPECT_EQ(elsewhere.code(), absl::StatusCode::kInvalidArgument) << elsewhere;
+  EXPECT_THAT(std::string(elsewhere.message()),
+              testing::HasSubstr("rank 0 joined with device 0; the run puts it on device 1"));
+  rank.NextEpoch();
+  run = rank.WorldRun(0, {DirectRank::Inline({3, 4})}, {{1, 1}});
+  run.devices = {DeviceIndex(0)};
+  rank.Submit(std::move(run));
+  EXPECT_TRUE(rank.LastOutcome().ok()) << rank.LastOutcome();
+  EXPECT_THAT(*rank.Read({1, 1}), testing::ElementsAre(3, 4));
+}
+
+// Both are launched before the first is known to have failed; its device then goes on, and the
+// second itself succeeds.
+TEST_F(NodeTest, WhatIsComputedFromAFailedResultHasFailedToo) {
+  Start(2, {}, "launch error device=0 times=2");
+  for (int r = 0; r < 2; ++r) {
+    ranks_[r]->Register(0, OnesGraph());
+    ranks_[r]->Register(1, SameGraph(kLarge));
+    ranks_[r]->Register(2, AllReduceGraph(r, 2, TensorType(DType::kF32, {kLarge}), "a.cc:1"));
+    ASSERT_TRUE(ranks_[r]->LastOutcome().ok()) << ranks_[r]->LastOutcome();
+  }
+  const auto expect_failed = [this](int rank, TensorId id) {
+    const Error error = ErrorOf(ranks_[rank]->LastOutcome());
+    EXPECT_EQ(error.code, absl::StatusCode::kInternal) << error.message;
+    EXPECT_EQ(error.reason, Reason::kExecFailed) << error.message;
+    EXPECT_THAT(error.message, testing::HasSubstr("launch failed on device 0"));
+    EXPECT_EQ(ErrorOf(ranks_[rank]->Read(id).status()).reason, Reason::kExecFailed);
+  };
+  // In a run of the rank's own.
+  ranks_[0]->SubmitTogether(
+      {DirectRank::LocalRun(0, {}, {{0, 1}}), DirectRank::LocalRun(1, {TensorId{0, 1}}, {{1, 1}})});
+  expect_failed(0, {1, 1});
+  // In a gang: on all of its ranks.
+  ranks_[1]->RunLocal(0, {}, {0, 1});
+  ranks_[1]->RunOn(2, TensorId{0, 1}, {1, 1});
+  ranks_[0]->SubmitTogether(
+      {DirectRank::LocalRun(0, {}, {{2, 1}}), ranks_[0]->WorldRun(2, {TensorId{2, 1}}, {{3, 1}})});
+  expect_failed(0, {3, 1});
+  expect_failed(1, {1, 1});
+  EXPECT_EQ(ranks_[0]->Stats().runs_published, 1);  // rank 1's ones
 }
 
 // A pipe stands for a pidfd: who holds its other end sees when it is closed.

@@ -358,7 +358,6 @@ void LocalNode::Impl::TryReform(const std::shared_ptr<World>& world, absl::Time 
     members[static_cast<size_t>(rank.value())] = std::move(member);
   }
   world->members = std::move(members);
-  world->shared.clear();
   world->communicators.clear();
   result.size = survivors;
   result.epoch = world->sequencer->epoch();
