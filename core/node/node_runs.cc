@@ -345,8 +345,9 @@ absl::Status LocalNode::Impl::PrepareBuffers(Session* session, RunState* run) {
       // No keys: the vote is for another epoch and will not be launched.
       if (!run->keys.empty()) {
         shared = &run->world->shared[run->keys[static_cast<size_t>(spec.index)]];
-        // Another size: the ranks disagree, and the vote will say so.
-        if (*shared && (*shared)->bytes() == spec.bytes) buffer = *shared;
+        // Of another size where the ranks disagree. The vote then says so, and nothing is launched:
+        // equal descriptors have equal results.
+        buffer = *shared;
       }
     }
     if (!buffer) {

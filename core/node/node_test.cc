@@ -545,6 +545,26 @@ TEST_F(NodeTest, AnEndedEpochKeepsNoSharedResult) {
   EXPECT_EQ(ranks_[0]->Stats().memory_used_bytes, used);
 }
 
+// There is memory for the smaller one's result and not for the other's: they disagree first.
+TEST_F(NodeTest, RanksThatDisagreeAboutTheSizeAreToldThatWhateverMemoryThereIs) {
+  NodeOptions options;
+  options.memory_limit_bytes = 3 * kLarge * static_cast<int64_t>(sizeof(float)) / 2;
+  Start(2, options);
+  ranks_[1]->Register(0, OnesGraph());
+  ranks_[1]->RunLocal(0, {}, {0, 1});
+  for (int r = 0; r < 2; ++r) {
+    ranks_[r]->Register(
+        1, AllReduceGraph(r, 2, TensorType(DType::kF32, {r == 0 ? 1 : kLarge}), "a.cc:1"));
+    ASSERT_TRUE(ranks_[r]->LastOutcome().ok()) << ranks_[r]->LastOutcome();
+  }
+  ranks_[0]->RunInline(1, {1}, {1, 1});
+  ranks_[1]->RunOn(1, TensorId{0, 1}, {1, 1});
+  for (int r = 0; r < 2; ++r) {
+    const Error error = ErrorOf(ranks_[r]->LastOutcome());
+    EXPECT_EQ(error.reason, Reason::kMismatch) << error.message;
+  }
+}
+
 class DonationTest : public NodeTest {
  protected:
   static constexpr int64_t kBytes = kLarge * static_cast<int64_t>(sizeof(float));
