@@ -17,8 +17,8 @@
 
 namespace chorus {
 
-// What a client's tensor id stands for. Shared by the id, by runs that read it and by waiters, so
-// that releasing the id takes nothing away from work under way.
+// What a client's tensor id stands for. Shared by the id, by who computes it and by who reads it,
+// so that releasing the id takes nothing away from work under way.
 struct Cell {
   enum class State : uint8_t {
     kPending,   // its run is not launched: no place yet
@@ -34,9 +34,11 @@ struct Cell {
   BufferRef buffer;     // null: no bytes
   int64_t offset = 0;   // in `buffer`
   int64_t bytes = 0;
-  Sequence donated_to;                            // the run that it is promised to; 0: none
-  std::shared_ptr<const Error> error;             // kFailed
-  std::vector<std::function<void()>> on_settled;  // run once, when ready or failed
+  Sequence donated_to;                 // the run that it is promised to; 0: none
+  std::shared_ptr<const Error> error;  // kFailed
+  // Run once with this cell, when ready or failed. They must not hold it: it would hold itself, and
+  // some are never settled, because the node ends before.
+  std::vector<std::function<void(const std::shared_ptr<Cell>&)>> on_settled;
 
   bool settled() const { return state == State::kReady || state == State::kFailed; }
   DeviceAddress address() const {

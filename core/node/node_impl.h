@@ -140,10 +140,11 @@ class LocalNode::Impl {
   // The name, unless it was released, stands for `cell` now.
   void ReplaceTensor(Session* session, TensorId id, CellRef cell);
   void PublishTensor(Session* session, TensorId id, const Cell& cell);
-  void Settle(Cell* cell);
-  // Calls `done` when the host can read the cell, or with the reason why it never can.
-  void WhenReadable(const CellRef& cell, std::shared_ptr<Tenant> tenant,
-                    std::function<void(absl::Status)> done);
+  void Settle(const CellRef& cell);
+  // Calls `done` when the host can read the cell, or with the reason why it never can. `done` must
+  // not hold the cell.
+  using OnReadable = std::function<void(const CellRef& cell, const absl::Status& status)>;
+  void WhenReadable(const CellRef& cell, std::shared_ptr<Tenant> tenant, OnReadable done);
 
   // --- Bytes ----------------------------------------------------------------------------------
   absl::StatusOr<BufferRef> Allocate(Tenant* tenant, DeviceIndex device, int64_t bytes);

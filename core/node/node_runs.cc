@@ -933,7 +933,7 @@ void LocalNode::Impl::PublishRun(RunState* run, absl::Time now) {
   Note(FlightKind::kPublished, now, session, run->world.get(), run->sequence, run->ticket);
   if (!session->dead()) FinishCommand(session, run->sequence, Error());
   for (const CellRef& cell : run->outputs) {
-    if (cell != nullptr) Settle(cell.get());
+    if (cell != nullptr) Settle(cell);
   }
 }
 
@@ -963,7 +963,7 @@ void LocalNode::Impl::FailRun(RunState* run, const Error& cause, absl::Time now)
   consumers.swap(run->consumers);
   if (run->launches_left == 0) EndRun(run);
   for (const CellRef& cell : outputs) {
-    if (cell != nullptr) Settle(cell.get());
+    if (cell != nullptr) Settle(cell);
   }
   for (RunHandle handle : consumers) {
     RunState* consumer = runs_.Find(handle);

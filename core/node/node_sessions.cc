@@ -70,8 +70,11 @@ LocalNode::Impl::Impl(NodeOptions node_options, Backend* backend, std::function<
 
 LocalNode::Impl::~Impl() {
   ending_ = true;
-  // Sessions and worlds hold each other.
-  for (const auto& session : sessions_) session.second->memberships.clear();
+  // Sessions and worlds hold each other; so do sessions and what waits for their tensors.
+  for (const auto& session : sessions_) {
+    session.second->memberships.clear();
+    session.second->tensors.clear();
+  }
 }
 
 bool LocalNode::Impl::Poll(absl::Time now) {
@@ -653,7 +656,7 @@ absl::Status LocalNode::Impl::DoCreateTensor(const std::shared_ptr<Session>& ses
       PublishTensor(session.get(), id, *cell);
       FinishCommand(session.get(), sequence, status);
     }
-    Settle(cell.get());
+    Settle(cell);
   };
   bool upload = false;
   CHORUS_ASSIGN_OR_RETURN(Bound bound, BindBytes(session.get(), command.source, command.type,
@@ -686,11 +689,13 @@ void LocalNode::Impl::DoMakeReadable(const std::shared_ptr<Session>& session, Se
       step(cell.status());
       continue;
     }
-    const CellRef found = *cell;
-    WhenReadable(found, session->tenant, [this, session, id, found, step](absl::Status status) {
-      if (status.ok() && !session->dead()) PublishTensor(session.get(), id, *found);
-      step(status);
-    });
+    WhenReadable(*cell, session->tenant,
+                 [this, session, id, step](const CellRef& readable, const absl::Status& status) {
+                   if (status.ok() && !session->dead()) {
+                     PublishTensor(session.get(), id, *readable);
+                   }
+                   step(status);
+                 });
   }
   step(absl::OkStatus());
 }
@@ -869,29 +874,30 @@ void LocalNode::Impl::WakeWaiters() {
   news_.clear();
 }
 
-void LocalNode::Impl::Settle(Cell* cell) {
-  std::vector<std::function<void()>> waiting;
+void LocalNode::Impl::Settle(const CellRef& cell) {
+  decltype(cell->on_settled) waiting;
   waiting.swap(cell->on_settled);
-  for (std::function<void()>& done : waiting) done();
+  for (const auto& done : waiting) done(cell);
 }
 
 void LocalNode::Impl::WhenReadable(const CellRef& cell, std::shared_ptr<Tenant> tenant,
-                                   std::function<void(absl::Status)> done) {
+                                   OnReadable done) {
   if (!cell->settled()) {
-    cell->on_settled.push_back([this, cell, tenant, done] { WhenReadable(cell, tenant, done); });
+    cell->on_settled.push_back(
+        [this, tenant, done](const CellRef& settled) { WhenReadable(settled, tenant, done); });
     return;
   }
   if (cell->state == Cell::State::kFailed) {
-    done(ToStatus(*cell->error));
+    done(cell, ToStatus(*cell->error));
     return;
   }
   if (cell->host() != nullptr) {
-    done(absl::OkStatus());
+    done(cell, absl::OkStatus());
     return;
   }
   absl::StatusOr<BufferRef> mirror = tenant->arenas->Allocate(cell->buffer->bytes());
   if (!mirror.ok()) {
-    done(mirror.status());
+    done(cell, mirror.status());
     return;
   }
   const BufferRef target = *mirror;
@@ -899,7 +905,7 @@ void LocalNode::Impl::WhenReadable(const CellRef& cell, std::shared_ptr<Tenant> 
       ->Download(target->host(), cell->buffer->address(), cell->buffer->bytes(), 0,
                  BeginTransfer([cell, target, done](absl::Status status) {
                    if (status.ok()) cell->buffer->set_mirror(target);
-                   done(status);
+                   done(cell, status);
                  }));
 }
 
@@ -910,7 +916,6 @@ void LocalNode::Impl::ReadTensor(const std::shared_ptr<Session>& session, Tensor
     done(found.status());
     return;
   }
-  const CellRef cell = *found;
   auto once = std::make_shared<OnTensor>(std::move(done));
   const TimerQueue::Id timer = timers.Add(deadline, [once, id](absl::Time) {
     if (*once == nullptr) return;
@@ -920,7 +925,7 @@ void LocalNode::Impl::ReadTensor(const std::shared_ptr<Session>& session, Tensor
         absl::StatusCode::kDeadlineExceeded, Reason::kTransportTimeout,
         absl::StrCat("tensor ", id.slot, ".", id.generation, " is not computed yet; ask again")));
   });
-  WhenReadable(cell, session->tenant, [this, once, timer, cell](absl::Status status) {
+  const auto answer = [this, once, timer](const CellRef& cell, const absl::Status& status) {
     if (*once == nullptr) return;
     timers.Cancel(timer);
     OnTensor call = std::move(*once);
@@ -936,7 +941,8 @@ void LocalNode::Impl::ReadTensor(const std::shared_ptr<Session>& session, Tensor
     view.data = cell->host();
     view.bytes = cell->bytes;
     call(std::move(view));
-  });
+  };
+  WhenReadable(*found, session->tenant, answer);
 }
 
 // --- Bytes --------------------------------------------------------------------------------------

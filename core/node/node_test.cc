@@ -317,6 +317,14 @@ class DirectRank {
         });
   }
 
+  // Holds `reader` until something has come of it.
+  void StartReading(TensorId id, std::shared_ptr<int> reader) {
+    loop_->Post([this, id, reader = std::move(reader)](LocalNode& node, absl::Time now) {
+      node.ReadTensor(session_, id, now + absl::Hours(1),
+                      [reader](const absl::StatusOr<LocalNode::TensorView>&) {});
+    });
+  }
+
   void NextEpoch() {
     epoch_ = Epoch(epoch_.value() + 1);
     index_ = 0;
@@ -392,15 +400,24 @@ class NodeTest : public testing::Test {
   }
   void TearDown() override { loop_.reset(); }
 
-  // Ends the node while rank 0's run, with all its memory, waits for rank 1.
+  // Ends the node while rank 0's run, with all its memory, waits for rank 1, and a reader of its
+  // result, by a call and by a command, for it.
   void EndWhileARunWaits() {
     ranks_[0]->Register(0, AllReduceGraph(0, 2, TensorType(DType::kF32, {4}), "a.cc:1"));
     EXPECT_TRUE(ranks_[0]->LastOutcome().ok());
     ranks_[0]->RunInline(0, {1, 2, 3, 4}, {0, 1});
+    auto reader = std::make_shared<int>();
+    const std::weak_ptr<int> reads = reader;
+    ranks_[0]->StartReading({0, 1}, std::move(reader));
+    MakeReadable readable;
+    readable.tensors = {{0, 1}};
+    ranks_[0]->Submit(std::move(readable));
     // Tasks run in the order in which they are posted.
     EXPECT_FALSE(ranks_[0]->Call<bool>(
         [](LocalNode& node, absl::Time, auto* done) { done->Set(node.Idle()); }));
+    EXPECT_FALSE(reads.expired());
     loop_.reset();
+    EXPECT_TRUE(reads.expired()) << "what waited for the result is kept";
   }
 
   ThreadPool pool_{2};
