@@ -176,6 +176,22 @@ Graph StepGraph(int rank, int size, int64_t reduced) {
   return builder.Build();
 }
 
+// Its input negated, in its place where that is given away.
+Graph NegateGraph(int64_t elements) {
+  GraphBuilder builder(1, {});
+  GraphInput input;
+  input.type = TensorType(DType::kF32, {elements});
+  input.donatable = true;
+  NodeSpec negate;
+  negate.op = "neg";
+  negate.inputs = {builder.AddInput(input)};
+  GraphOutput output;
+  output.value = (*builder.Emit(negate))[0];
+  output.may_alias = 0;
+  builder.AddOutput(output);
+  return builder.Build();
+}
+
 // One rank, as a client that submits frames by calls. It joins with the first of its devices.
 class DirectRank {
  public:
@@ -292,11 +308,14 @@ class DirectRank {
     Submit(LocalRun(graph, inputs, {out}));
   }
   // A run of a StepGraph.
-  void RunStep(int32_t graph, TensorId donated, int64_t reduced, TensorId out, TensorId sum) {
+  Run StepRun(int32_t graph, TensorId donated, int64_t reduced, TensorId out, TensorId sum) {
     const std::vector<float> zeros(static_cast<size_t>(reduced));
     Run run = WorldRun(graph, {donated, Inline(zeros)}, {out, sum});
     run.donate = {true, false};
-    Submit(std::move(run));
+    return run;
+  }
+  void RunStep(int32_t graph, TensorId donated, int64_t reduced, TensorId out, TensorId sum) {
+    Submit(StepRun(graph, donated, reduced, out, sum));
   }
   Sequence last_sequence() const { return Sequence(next_ - 1); }
   NodeStats Stats() {
@@ -587,9 +606,12 @@ class DonationTest : public NodeTest {
   static constexpr int64_t kBytes = kLarge * static_cast<int64_t>(sizeof(float));
   const TensorId given_{0, 1};
 
-  // Every rank has one large tensor of ones, and the step's graphs.
   void Begin(absl::string_view faults = "") {
     Start(2, NodeOptions(), faults);
+    Prepare();
+  }
+  // Every rank has one large tensor of ones, and the step's graphs.
+  void Prepare() {
     // Small buffers have their arena before memory is looked at.
     for (int r = 0; r < 2; ++r) {
       ranks_[r]->Register(4, AllReduceGraph(r, 2, TensorType(DType::kF32, {2}), "small.cc:1"));
@@ -688,6 +710,102 @@ TEST_F(DonationTest, AFailureOfTheCollectiveLeavesItIntact) {
   EXPECT_EQ(ranks_[0]->Stats().paths.donated_bytes, 0);
   for (int r = 0; r < 2; ++r) ranks_[r]->RunStep(2, given_, 2, {3, 1}, {4, 1});
   for (int r = 0; r < 2; ++r) ExpectAll(r, {3, 1}, -1);
+}
+
+// The device of rank 0 fails in what comes after the collective: who can tell what stands there?
+TEST_F(DonationTest, AFailureAfterTheCollectiveLosesIt) {
+  Begin("launch error device=0 skip=1");  // the first makes what is given
+  for (int r = 0; r < 2; ++r) ranks_[r]->RunStep(2, given_, 2, {1, 1}, {2, 1});
+  for (int r = 0; r < 2; ++r) {
+    EXPECT_EQ(ErrorOf(ranks_[r]->LastOutcome()).reason, Reason::kExecFailed);
+    EXPECT_FALSE(ranks_[r]->Read({1, 1}).ok());
+    const Error error = ErrorOf(ranks_[r]->Read(given_).status());
+    EXPECT_EQ(error.reason, Reason::kDonated);
+    EXPECT_THAT(error.message, testing::HasSubstr("failed after it had written there"));
+  }
+  EXPECT_EQ(ranks_[0]->Stats().paths.donated_bytes, 0);
+}
+
+// Another run reads it, which on rank 0 is not launched when the step is submitted.
+TEST_F(DonationTest, WhatAnotherRunReadsIsLeftAlone) {
+  Begin();
+  for (int r = 0; r < 2; ++r) {
+    ranks_[r]->Register(5, AllReduceGraph(r, 2, TensorType(DType::kF32, {kLarge}), "a.cc:1"));
+    ranks_[r]->SubmitTogether({ranks_[r]->WorldRun(5, {given_}, {{3, 1}}),
+                               ranks_[r]->StepRun(2, given_, 2, {1, 1}, {2, 1})});
+  }
+  for (int r = 0; r < 2; ++r) {
+    EXPECT_TRUE(ranks_[r]->LastOutcome().ok()) << ranks_[r]->LastOutcome();
+    ExpectAll(r, {1, 1}, -1);
+    ExpectAll(r, {3, 1}, 2);
+    ExpectAll(r, given_, 1);
+  }
+  EXPECT_EQ(ranks_[0]->Stats().paths.donated_bytes, 0);
+}
+
+TEST_F(DonationTest, ItTakesARunAGraphAndAResultThatPermitIt) {
+  Begin();
+  DirectRank& rank = *ranks_[0];
+  rank.Register(5, NegateGraph(kLarge));
+  chorus::Run run = DirectRank::LocalRun(5, {given_}, {{1, 1}});
+  run.donate = {false};
+  rank.Submit(run);
+  ExpectAll(0, {1, 1}, -1);
+  ExpectAll(0, given_, 1);
+  // A result that nobody wants takes over nothing.
+  run.donate = {true};
+  run.outputs[0].kind = OutBinding::Kind::kDiscard;
+  rank.Submit(run);
+  EXPECT_TRUE(rank.LastOutcome().ok()) << rank.LastOutcome();
+  ExpectAll(0, given_, 1);
+  chorus::Run same = DirectRank::LocalRun(1, {given_}, {{2, 1}});
+  same.donate = {true};
+  rank.Submit(same);
+  const absl::Status refused = rank.LastOutcome();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << refused;
+  EXPECT_THAT(std::string(refused.message()), testing::HasSubstr("cannot be donated"));
+  EXPECT_EQ(rank.Stats().paths.donated_bytes, 0);
+  run.outputs[0].kind = OutBinding::Kind::kFresh;
+  run.outputs[0].id = {3, 1};
+  rank.Submit(run);
+  ExpectAll(0, {3, 1}, -1);
+  const Error gone = ErrorOf(rank.Read(given_).status());
+  EXPECT_EQ(gone.reason, Reason::kDonated);
+  EXPECT_THAT(gone.message, testing::HasSubstr("whose result has its memory"));
+  EXPECT_EQ(rank.Stats().paths.donated_bytes, kBytes);
+}
+
+// They have no memory to give.
+TEST_F(DonationTest, BytesBesideTheRunAndEmptyTensorsMayBeGivenToo) {
+  Begin();
+  DirectRank& rank = *ranks_[0];
+  rank.Register(5, NegateGraph(2));
+  chorus::Run run = DirectRank::LocalRun(5, {DirectRank::Inline({1, 2})}, {{1, 1}});
+  run.donate = {true};
+  rank.Submit(run);
+  EXPECT_THAT(*rank.Read({1, 1}), testing::ElementsAre(-1, -2));
+  CreateTensor create;
+  create.tensor = {2, 1};
+  create.type = TensorType(DType::kF32, {0});
+  create.device = DeviceIndex(0);
+  create.source = DirectRank::Inline({});
+  rank.Submit(std::move(create));
+  rank.Register(6, NegateGraph(0));
+  run = DirectRank::LocalRun(6, {TensorId{2, 1}}, {{3, 1}});
+  run.donate = {true};
+  rank.Submit(run);
+  EXPECT_THAT(*rank.Read({3, 1}), testing::IsEmpty());
+  EXPECT_EQ(rank.Stats().paths.donated_bytes, 0);
+}
+
+// There readers have a copy, which is of what stood there before.
+TEST_F(DonationTest, OnSimTheResultIsRead) {
+  StartOnSim(2);
+  Prepare();
+  for (int r = 0; r < 2; ++r) ExpectAll(r, given_, 1);
+  for (int r = 0; r < 2; ++r) ranks_[r]->RunStep(2, given_, 2, {1, 1}, {2, 1});
+  for (int r = 0; r < 2; ++r) ExpectAll(r, {1, 1}, -1);
+  EXPECT_EQ(ranks_[0]->Stats().paths.donated_bytes, 2 * kBytes);
 }
 
 TEST_F(NodeTest, MemoryIsBackWhenSessionsAre) {
