@@ -606,8 +606,8 @@ class DonationTest : public NodeTest {
   static constexpr int64_t kBytes = kLarge * static_cast<int64_t>(sizeof(float));
   const TensorId given_{0, 1};
 
-  void Begin(absl::string_view faults = "") {
-    Start(2, NodeOptions(), faults);
+  void Begin(absl::string_view faults = "", const NodeOptions& options = {}) {
+    Start(2, options, faults);
     Prepare();
   }
   // Every rank has one large tensor of ones, and the step's graphs.
@@ -647,9 +647,9 @@ TEST_F(DonationTest, TheResultHasTheMemoryAndTheNameIsGone) {
     const Error error = ErrorOf(ranks_[r]->Read(given_).status());
     EXPECT_EQ(error.reason, Reason::kDonated);
     EXPECT_EQ(error.code, absl::StatusCode::kFailedPrecondition);
-    EXPECT_THAT(error.message,
-                testing::HasSubstr(absl::StrCat("tensor 0.1 was donated to run ",
-                                                ranks_[r]->last_sequence().value(), ",")));
+    EXPECT_THAT(error.message, testing::HasSubstr(absl::StrCat("tensor 0.1 was donated to run ",
+                                                               ranks_[r]->last_sequence().value(),
+                                                               ", whose result has its memory")));
     // A run that uses it is refused with the same.
     ranks_[r]->RunLocal(1, {given_}, {3, 1});
     EXPECT_EQ(ErrorOf(ranks_[r]->LastOutcome()).reason, Reason::kDonated);
@@ -669,12 +669,26 @@ TEST_F(DonationTest, ARefusedRunGivesItBack) {
   const Error promised = ErrorOf(ranks_[0]->Read(given_).status());
   EXPECT_EQ(promised.reason, Reason::kDonated);
   EXPECT_THAT(promised.message, testing::HasSubstr("not launched yet"));
+  // Who hears of the refusal finds it there again.
+  Promise<absl::Status> found;
+  const SessionId session = ranks_[0]->session();
+  const Sequence step = ranks_[0]->last_sequence();
+  loop_->Post([&](LocalNode& node, absl::Time now) {
+    node.WaitOutcome(session, step, now + kPatience, [&, now](const Outcome&) {
+      node.ReadTensor(session, given_, now + kPatience,
+                      [&](const absl::StatusOr<LocalNode::TensorView>& view) {
+                        found.Set(Detached(view.status()));
+                      });
+    });
+  });
   ranks_[1]->RunStep(3, given_, 3, {1, 1}, {2, 1});
   for (int r = 0; r < 2; ++r) {
     EXPECT_EQ(ErrorOf(ranks_[r]->LastOutcome()).reason, Reason::kMismatch);
     ExpectAll(r, given_, 1);
     ranks_[r]->NextEpoch();
   }
+  const absl::Status there = found.Get();
+  EXPECT_TRUE(there.ok()) << there;
   EXPECT_EQ(ranks_[0]->Stats().paths.donated_bytes, 0);
   for (int r = 0; r < 2; ++r) ranks_[r]->RunStep(2, given_, 2, {3, 1}, {4, 1});
   for (int r = 0; r < 2; ++r) ExpectAll(r, {3, 1}, -1);
@@ -724,6 +738,34 @@ TEST_F(DonationTest, AFailureAfterTheCollectiveLosesIt) {
     EXPECT_THAT(error.message, testing::HasSubstr("failed after it had written there"));
   }
   EXPECT_EQ(ranks_[0]->Stats().paths.donated_bytes, 0);
+}
+
+// It may still be written: what was given away is not back before the devices have done with it.
+TEST_F(DonationTest, ALateRunKeepsItWhileItIsUnderWay) {
+  NodeOptions options;
+  options.sequencer.exec_timeout = absl::Seconds(1);
+  Begin("launch delay device=0 skip=1 for=2s", options);  // the first makes what is given
+  for (int r = 0; r < 2; ++r) ranks_[r]->RunStep(2, given_, 2, {1, 1}, {2, 1});
+  for (int r = 0; r < 2; ++r) {
+    EXPECT_EQ(ErrorOf(ranks_[r]->LastOutcome()).reason, Reason::kExecTimeout);
+    EXPECT_EQ(ErrorOf(ranks_[r]->Read(given_).status()).reason, Reason::kDonated);
+  }
+}
+
+// What stands in the way is found after the promise.
+TEST_F(DonationTest, ARunThatGetsNoMemoryGivesItBack) {
+  NodeOptions options;
+  options.memory_limit_bytes = 7 * kBytes / 2;  // for three tensors: no sum of one of them
+  Begin("", options);
+  DirectRank& rank = *ranks_[0];
+  rank.RunLocal(0, {}, {1, 1});
+  rank.Register(5, StepGraph(0, 2, kLarge));
+  chorus::Run step = rank.WorldRun(5, {given_, TensorId{1, 1}}, {{2, 1}, {3, 1}});
+  step.donate = {true, false};
+  rank.Submit(std::move(step));
+  EXPECT_EQ(ErrorOf(rank.LastOutcome()).reason, Reason::kOutOfMemory);
+  ExpectAll(0, given_, 1);
+  EXPECT_EQ(rank.Stats().paths.donated_bytes, 0);
 }
 
 // Another run reads it, which on rank 0 is not launched when the step is submitted.
