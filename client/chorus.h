@@ -248,7 +248,8 @@ class World {
     std::vector<Survivor> survivors;  // by new rank: where to resume
   };
   // After a member's death: waits until every survivor has asked; those left get new ranks, in
-  // their old order. This handle is changed; its groups but group() are gone.
+  // their old order. This handle is changed; its groups but group() are gone. Meanwhile no other
+  // thread may use the world's groups.
   absl::StatusOr<Reformed> Reform(Timeout timeout = std::chrono::seconds(60));
 
   explicit World(std::shared_ptr<MemberCore> member) : member_(std::move(member)) {}

@@ -49,7 +49,9 @@ struct Program {
   bool IsCurrent() const {
     for (const Trace::Slot& slot : trace.slots) {
       for (size_t i = 0; i < slot.groups.size(); ++i) {
-        if (slot.groups[i]->generation != slot.generations[i]) return false;
+        if (slot.groups[i]->generation.load(std::memory_order_relaxed) != slot.generations[i]) {
+          return false;
+        }
       }
     }
     return true;
@@ -228,7 +230,7 @@ class CompiledImpl {
       session->FlushLocked();
       chorus::Run run;
       run.graph = program.graph;
-      const auto bind = [&](const TensorDataPtr& data) {
+      const auto bind = [&](const TensorDataPtr& data) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
         if (data->failure != nullptr) return data->failure->status;
         run.inputs.push_back(session->BindingOf(*data));
         return absl::OkStatus();
@@ -312,7 +314,8 @@ class CompiledImpl {
   }
 
   // The tape entries that the run holds: they are used up when it is over.
-  static std::vector<DropTape::Entry> Drops(const Trace::Finished& trace, int64_t epoch) {
+  static std::vector<DropTape::Entry> Drops(const Trace::Finished& trace, int64_t epoch)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
     std::vector<DropTape::Entry> drops;
     std::vector<InstanceKey> keys;
     keys.reserve(trace.tapes.size());
@@ -350,8 +353,8 @@ class CompiledImpl {
   const Function function_;
   const CompileOptions options_;
   mutable Mutex mutex_;
-  std::vector<std::shared_ptr<Program>> programs_;
-  int traces_ = 0;
+  std::vector<std::shared_ptr<Program>> programs_ ABSL_GUARDED_BY(mutex_);
+  int traces_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 Compiled Compile(Function function, const CompileOptions& options) {

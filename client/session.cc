@@ -103,9 +103,10 @@ absl::StatusOr<World> Session::Join(const WorldOptions& given) const {
   everybody->id = GroupId(0);
   for (int r = 0; r < options.size; ++r) everybody->ranks.push_back(r);
   everybody->rank = options.rank;
-  member->groups.push_back(std::move(everybody));
+  member->everybody = everybody.get();
   SessionLock lock(core_.get());
   if (!lock.status().ok()) return lock.status();
+  member->groups.push_back(std::move(everybody));
   core_->AddMemberLocked(member);
   return World(std::move(member));
 }
@@ -129,7 +130,7 @@ bool Session::is_open() const {
 Group::Group(const World& world) {
   if (world.member() == nullptr) return;
   member_ = world.member();
-  core_ = member_->groups[0].get();
+  core_ = member_->everybody;
 }
 
 int Group::rank() const { return core_ == nullptr ? -1 : core_->rank; }
@@ -217,7 +218,7 @@ absl::StatusOr<World::Reformed> World::Reform(Timeout timeout) {
     group->calls.clear();
     group->last_entry = nullptr;
   }
-  GroupCore* const everybody = member_->groups[0].get();
+  GroupCore* const everybody = member_->everybody;
   everybody->ranks.clear();
   for (int r = 0; r < reformed->size; ++r) everybody->ranks.push_back(r);
   everybody->rank = reformed->rank;

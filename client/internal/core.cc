@@ -78,7 +78,7 @@ SessionLock::SessionLock(SessionCore* core) : core_(core) {
     status_ = ForkedError();
     return;
   }
-  core_->Lock();
+  core_->mutex_.Lock();
   held_ = true;
   locked_session = core_;
   if (core_->closed_) {
@@ -92,7 +92,7 @@ SessionLock::~SessionLock() {
   if (!held_) return;
   if (core_->urgent_.load(std::memory_order_relaxed)) core_->DrainLocked(/*all=*/false);
   locked_session = nullptr;
-  core_->Unlock();
+  core_->mutex_.Unlock();
 }
 
 // --- SessionCore --------------------------------------------------------------------------------
@@ -113,9 +113,6 @@ SessionCore::~SessionCore() {
 bool SessionCore::Forked() const {
   return fork_count.load(std::memory_order_relaxed) != fork_count_;
 }
-
-void SessionCore::Lock() { mutex_.Lock(); }
-void SessionCore::Unlock() { mutex_.Unlock(); }
 
 const TensorInfo* SessionCore::Intern(const TensorType& type) {
   encoder_.Clear();

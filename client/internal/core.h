@@ -1,9 +1,10 @@
 // A session's log as the SDK writes it: names of tensors and graphs, lazy local ops, instances.
 //
-// Threads: everything is guarded by the session's lock (SessionLock) unless it says otherwise.
-//   Waits do not hold it. Destructors of tensors and tape entries may run anywhere, under the lock
-//   too: they only queue what is to be released, and the queue is sent at the end of the next
-//   locked section, or at once when that matters to others (tape entries, many bytes).
+// Threads: any. The session's lock (SessionLock) guards what is annotated with session_lock; the
+//   rest is atomic, or does not change once other threads can see it.
+//   Destructors of tensors and tape entries may run anywhere, under the lock too: they only queue
+//   what is to be released, and the queue is sent at the end of the next locked section, or at once
+//   when that matters to others (tape entries, many bytes).
 // Fork: the child's objects do nothing; see SessionCore::Forked.
 #ifndef CHORUS_CLIENT_INTERNAL_CORE_H_
 #define CHORUS_CLIENT_INTERNAL_CORE_H_
@@ -32,6 +33,12 @@ inline namespace sdk {
 
 class Trace;
 struct Fragment;
+
+// Stands for the lock of a session in clang's thread-safety analysis. Sessions share the name: the
+// analysis cannot see that a group or a tensor belongs to the session that is locked, and no thread
+// holds two of them.
+class ABSL_LOCKABLE SessionLockName {};
+inline SessionLockName session_lock;
 
 // What a tensor may have to wait for: groups (of one member each) and pairs, by token, ascending.
 // Local ops are sent together only where these are equal: an op never waits for a collective that
@@ -78,7 +85,7 @@ struct TensorData {
   TensorId id;                             // kSent
   Sequence producer;                       // kSent, kAbsent (0: nothing to wait for)
   int32_t value = -1;                      // kLazy, kTraced: its number there
-  Fragment* fragment = nullptr;            // kLazy
+  Fragment* fragment ABSL_GUARDED_BY(session_lock) = nullptr;  // kLazy
   const Dependences* after = nullptr;      // collectives it may have to wait for; null: none
   Trace* trace = nullptr;                  // kTraced
   InlineData inline_data;                  // kInline
@@ -126,22 +133,25 @@ struct CallEntry {
 struct GroupCore {
   MemberCore* member = nullptr;
   GroupId id;
-  std::vector<int> ranks;  // world ranks, by place
-  int rank = -1;           // this member's place
-  bool alive = true;       // false: gone with a Reform
-  int64_t generation = 0;  // counts Reforms
-  int64_t next_index = 0;  // in the member's epoch
+  // Not guarded: only a Reform changes them, and no other thread may use the group meanwhile.
+  std::vector<int> ranks;                                // world ranks, by place
+  int rank = -1;                                         // this member's place
+  std::atomic<bool> alive{true};                         // false: gone with a Reform
+  std::atomic<int64_t> generation{0};                    // counts Reforms
+  int64_t next_index ABSL_GUARDED_BY(session_lock) = 0;  // in the member's epoch
   struct Pair {
     int64_t next = 0;   // index in the member's epoch
     int64_t token = 0;  // 0: none yet
   };
   // By peer, direction (1: send) and tag.
-  absl::flat_hash_map<std::pair<std::pair<int32_t, int32_t>, int64_t>, Pair> pairs;
-  const Dependences* after = nullptr;  // what its results depend on; null: none so far
+  absl::flat_hash_map<std::pair<std::pair<int32_t, int32_t>, int64_t>, Pair> pairs
+      ABSL_GUARDED_BY(session_lock);
+  // What its results depend on; null: none so far.
+  const Dependences* after ABSL_GUARDED_BY(session_lock) = nullptr;
   // Calls seen, and the last one: a loop asks for the same again.
-  absl::flat_hash_map<CallKey, std::unique_ptr<CallEntry>> calls;
-  CallKey last_key;
-  CallEntry* last_entry = nullptr;
+  absl::flat_hash_map<CallKey, std::unique_ptr<CallEntry>> calls ABSL_GUARDED_BY(session_lock);
+  CallKey last_key ABSL_GUARDED_BY(session_lock);
+  CallEntry* last_entry ABSL_GUARDED_BY(session_lock) = nullptr;
 };
 
 class MemberCore : public std::enable_shared_from_this<MemberCore> {
@@ -153,13 +163,13 @@ class MemberCore : public std::enable_shared_from_this<MemberCore> {
   const std::string name;
   WorldId world;
   int device_slot = 0;
-  // Read without the lock by World's accessors.
+  GroupCore* everybody = nullptr;  // the first of the groups
   std::atomic<int> rank{-1};
   std::atomic<int> size{0};
   std::atomic<int64_t> epoch{0};
-  std::deque<std::unique_ptr<GroupCore>> groups;  // groups[0]: everybody
+  std::deque<std::unique_ptr<GroupCore>> groups ABSL_GUARDED_BY(session_lock);
   // Runs with collectives of this epoch whose good end has not been seen.
-  std::deque<Sequence> runs;
+  std::deque<Sequence> runs ABSL_GUARDED_BY(session_lock);
 };
 
 // Local ops that have been recorded and not sent yet.
@@ -190,73 +200,88 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   // True in a child of the process that opened the session. Any thread, no lock.
   bool Forked() const;
 
-  // --- Under the lock -------------------------------------------------------------------------
-  const TensorInfo* Intern(const TensorType& type);
-  const std::string* InternSource(CallSite site);
-  const std::string* InternSource(const std::string& source);
+  // --- The log --------------------------------------------------------------------------------
+  const TensorInfo* Intern(const TensorType& type) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  const std::string* InternSource(CallSite site) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  const std::string* InternSource(const std::string& source)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 
   // Dependences of what needs both.
-  const Dependences* Union(const Dependences* a, const Dependences* b);
+  const Dependences* Union(const Dependences* a, const Dependences* b)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // What a group's results depend on.
-  const Dependences* AfterGroup(GroupCore* group);
+  const Dependences* AfterGroup(GroupCore* group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 
   // The next command of the log.
-  absl::StatusOr<Sequence> SubmitLocked(CommandBody body);
+  absl::StatusOr<Sequence> SubmitLocked(CommandBody body)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 
   // Adds a local op to a pending fragment. `inputs` are this session's and not failed.
   TensorDatas AppendLocked(NodeSpec spec, absl::Span<const TensorDataPtr> inputs,
-                           absl::Span<const TensorType> outputs);
+                           absl::Span<const TensorType> outputs)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // Sends all pending fragments. What fails to be sent marks its tensors.
-  void FlushLocked();
+  void FlushLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 
   // Sends one collective as a run of its own. `key` names the forward instance (by `bound`, or the
   // next one); it is stored in *instance. Inputs as for AppendLocked.
   absl::StatusOr<TensorDatas> CollectiveLocked(GroupCore* group, const CallKey& call,
                                                absl::Span<const TensorDataPtr> inputs,
                                                const InstanceKey* bound, InstanceKey* instance,
-                                               const CallEntry** entry);
+                                               const CallEntry** entry)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // The name of the next instance of `group` that `call` takes, and counts it.
-  static InstanceKey NextInstance(GroupCore* group, CollectiveKind kind, int32_t peer, int64_t tag);
+  static InstanceKey NextInstance(GroupCore* group, CollectiveKind kind, int32_t peer, int64_t tag)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 
   // Registers a graph under a new name.
-  absl::StatusOr<GraphId> RegisterLocked(const std::string& encoded);
-  void ReleaseGraphLocked(GraphId graph);
+  absl::StatusOr<GraphId> RegisterLocked(const std::string& encoded)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  void ReleaseGraphLocked(GraphId graph) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 
-  absl::StatusOr<TensorId> NewTensorIdLocked();
+  absl::StatusOr<TensorId> NewTensorIdLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   TensorDataPtr NewSentLocked(const TensorInfo* info, int32_t device_slot, TensorId id,
-                              Sequence producer);
-  Binding BindingOf(const TensorData& data) const;
+                              Sequence producer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  Binding BindingOf(const TensorData& data) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 
   // A copy of `bytes` as a tensor of the daemon.
   absl::StatusOr<TensorDataPtr> UploadLocked(const TensorInfo* info, int32_t device_slot,
-                                             const char* bytes);
+                                             const char* bytes)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // A tensor that `data`'s staging memory holds now: the trainer may write there afterwards.
-  absl::StatusOr<TensorDataPtr> FreezeLocked(const TensorData& data);
+  absl::StatusOr<TensorDataPtr> FreezeLocked(const TensorData& data)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 
   // Notes that `run` takes part in `member`'s world.
-  void CountRunLocked(MemberCore* member, Sequence run);
+  void CountRunLocked(MemberCore* member, Sequence run) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // Notes a run of this session, for Throttle.
-  void CountUnderWayLocked(Sequence run);
+  void CountUnderWayLocked(Sequence run) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // Moves a member out of an epoch that has ended, if it is still in it.
-  void EnterEpochLocked(MemberCore* member, int64_t ended);
-  void AddMemberLocked(const std::shared_ptr<MemberCore>& member) { members_.push_back(member); }
+  void EnterEpochLocked(MemberCore* member, int64_t ended)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  void AddMemberLocked(const std::shared_ptr<MemberCore>& member)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
+    members_.push_back(member);
+  }
 
-  // --- Without the lock -----------------------------------------------------------------------
+  // --- Waiting --------------------------------------------------------------------------------
   // Waits while as many runs are under way as a daemon lets a session have: called before one more
   // is recorded. Errors of runs are not its business.
-  void Throttle();
+  void Throttle() ABSL_LOCKS_EXCLUDED(session_lock);
   // Waits until `data` is computed; enters the epochs that its failure ended.
-  absl::Status Wait(const TensorDataPtr& data, absl::Duration timeout);
-  absl::Status ReadTensor(const TensorDataPtr& data, char* out);
-  absl::StatusOr<const char*> MapTensor(const TensorDataPtr& data);
+  absl::Status Wait(const TensorDataPtr& data, absl::Duration timeout)
+      ABSL_LOCKS_EXCLUDED(session_lock);
+  absl::Status ReadTensor(const TensorDataPtr& data, char* out) ABSL_LOCKS_EXCLUDED(session_lock);
+  absl::StatusOr<const char*> MapTensor(const TensorDataPtr& data)
+      ABSL_LOCKS_EXCLUDED(session_lock);
   // What handing out `status` to the caller means for the members' epochs.
-  void OnError(const absl::Status& status);
-  absl::Status Close();
+  void OnError(const absl::Status& status) ABSL_LOCKS_EXCLUDED(session_lock);
+  absl::Status Close() ABSL_LOCKS_EXCLUDED(session_lock);
 
-  // --- Queues, any thread, also under the lock ------------------------------------------------
+  // --- Queues, also under the lock ------------------------------------------------------------
   void Retire(const TensorData& data);
   void RetireTape(DropTape::Entry entry);
-  // Sends what is queued if anybody may be waiting for it. Never called under the lock.
+  // Sends what is queued if anybody may be waiting for it. Under the lock, its end does that.
   void DrainIfUrgent();
 
  private:
@@ -269,45 +294,56 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
     Sequence last;  // the last command that reads from it
   };
 
-  void Lock() ABSL_EXCLUSIVE_LOCK_FUNCTION(mutex_);
-  void Unlock() ABSL_UNLOCK_FUNCTION(mutex_);
   // `all`: also the few tensors that could wait for company.
-  void DrainLocked(bool all);
-  void FlushLocked(Fragment* fragment);
-  absl::Status SendLocked(Fragment* fragment);
-  int32_t FragmentInput(Fragment* fragment, const TensorDataPtr& data);
-  const Dependences* InternDependences(Dependences set);
+  void DrainLocked(bool all) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  void FlushLocked(Fragment* fragment) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  absl::Status SendLocked(Fragment* fragment) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  int32_t FragmentInput(Fragment* fragment, const TensorDataPtr& data)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  const Dependences* InternDependences(Dependences set) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   const Dependences* After(GroupCore* group, const CallKey& call,
-                           absl::Span<const TensorDataPtr> inputs);
-  absl::StatusOr<StagingBlock*> StagingLocked(int64_t bytes);
-  absl::StatusOr<CallEntry*> EntryLocked(GroupCore* group, const CallKey& call);
+                           absl::Span<const TensorDataPtr> inputs)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  absl::StatusOr<StagingBlock*> StagingLocked(int64_t bytes)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  absl::StatusOr<CallEntry*> EntryLocked(GroupCore* group, const CallKey& call)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 
   Link* const link_;  // owned, but for a forked child
   const absl::Duration wait_timeout_;
   const std::vector<DeviceIndex> devices_;
   const uint64_t fork_count_;
 
-  Mutex mutex_;
-  bool closed_ = false;
-  absl::Status broken_;  // the log takes nothing any more
-  int64_t next_sequence_ = 1;
-  std::deque<Sequence> under_way_;  // runs whose end has not been seen
+  Mutex mutex_;  // what session_lock stands for
+  bool closed_ ABSL_GUARDED_BY(session_lock) = false;
+  absl::Status broken_ ABSL_GUARDED_BY(session_lock);  // the log takes nothing any more
+  int64_t next_sequence_ ABSL_GUARDED_BY(session_lock) = 1;
+  // Runs whose end has not been seen.
+  std::deque<Sequence> under_way_ ABSL_GUARDED_BY(session_lock);
   std::atomic<size_t> under_way_count_{0};
-  int32_t next_tensor_ = 0;
-  std::vector<TensorId> free_tensors_;  // with the generation to use next
-  int32_t next_graph_ = 0;
-  std::vector<GraphId> free_graphs_;
-  std::vector<std::unique_ptr<Fragment>> open_;  // one for each set of dependences; reused
-  absl::flat_hash_map<Dependences, std::unique_ptr<const Dependences>> dependences_;
-  int64_t next_token_ = 1;
-  absl::flat_hash_map<std::string, GraphId> fragments_;                  // by encoded graph
-  absl::flat_hash_map<std::string, std::unique_ptr<TensorInfo>> infos_;  // by encoded type
-  absl::flat_hash_map<std::string, std::unique_ptr<std::string>> sources_;
-  absl::flat_hash_map<std::pair<const char*, int>, const std::string*> sites_;
-  std::vector<std::unique_ptr<StagingBlock>> staging_;
-  std::vector<std::weak_ptr<MemberCore>> members_;
-  Command scratch_;  // keeps its memory from run to run
-  ByteWriter encoder_;
+  int32_t next_tensor_ ABSL_GUARDED_BY(session_lock) = 0;
+  // With the generation to use next.
+  std::vector<TensorId> free_tensors_ ABSL_GUARDED_BY(session_lock);
+  int32_t next_graph_ ABSL_GUARDED_BY(session_lock) = 0;
+  std::vector<GraphId> free_graphs_ ABSL_GUARDED_BY(session_lock);
+  // One for each set of dependences; reused.
+  std::vector<std::unique_ptr<Fragment>> open_ ABSL_GUARDED_BY(session_lock);
+  absl::flat_hash_map<Dependences, std::unique_ptr<const Dependences>> dependences_
+      ABSL_GUARDED_BY(session_lock);
+  int64_t next_token_ ABSL_GUARDED_BY(session_lock) = 1;
+  // By encoded graph.
+  absl::flat_hash_map<std::string, GraphId> fragments_ ABSL_GUARDED_BY(session_lock);
+  // By encoded type.
+  absl::flat_hash_map<std::string, std::unique_ptr<TensorInfo>> infos_
+      ABSL_GUARDED_BY(session_lock);
+  absl::flat_hash_map<std::string, std::unique_ptr<std::string>> sources_
+      ABSL_GUARDED_BY(session_lock);
+  absl::flat_hash_map<std::pair<const char*, int>, const std::string*> sites_
+      ABSL_GUARDED_BY(session_lock);
+  std::vector<std::unique_ptr<StagingBlock>> staging_ ABSL_GUARDED_BY(session_lock);
+  std::vector<std::weak_ptr<MemberCore>> members_ ABSL_GUARDED_BY(session_lock);
+  Command scratch_ ABSL_GUARDED_BY(session_lock);  // keeps its memory from run to run
+  ByteWriter encoder_ ABSL_GUARDED_BY(session_lock);
 
   // What destructors leave. Its own lock, held for a few instructions.
   struct Retired {
@@ -322,11 +358,12 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
 };
 
 // Holds a session's lock. In a forked child, or when the session is closed or lost, status() says
-// so, and in the child nothing is locked.
-class SessionLock {
+// so. In the child nothing is locked: whoever goes on there without an OK status holds no lock,
+// which the analysis cannot see, as it looks into no constructor or destructor.
+class ABSL_SCOPED_LOCKABLE SessionLock {
  public:
-  explicit SessionLock(SessionCore* core);
-  ~SessionLock();
+  explicit SessionLock(SessionCore* core) ABSL_EXCLUSIVE_LOCK_FUNCTION(session_lock);
+  ~SessionLock() ABSL_UNLOCK_FUNCTION();
   SessionLock(const SessionLock&) = delete;
   SessionLock& operator=(const SessionLock&) = delete;
   const absl::Status& status() const { return status_; }

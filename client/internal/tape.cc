@@ -296,7 +296,7 @@ absl::InlinedVector<Tensor, 1> ApplyCollective(const CollectiveCall& call,
 
   std::shared_ptr<const Failure> failure;
   absl::Status status;
-  if (!group->alive) {
+  if (!group->alive.load(std::memory_order_relaxed)) {
     status = Precondition(absl::StrCat(op, ": the group ended when its world was reformed"));
   }
   TensorDatas datas;

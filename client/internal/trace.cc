@@ -122,7 +122,7 @@ absl::StatusOr<Trace::Finished> Trace::Finish(absl::Span<const TensorDataPtr> ou
     for (GroupCore* group : slot.groups) {
       graph.group_slots[s].held.push_back(GroupRank(group->rank));
       graph.group_slots[s].device_slots.push_back(group->member->device_slot);
-      slot.generations.push_back(group->generation);
+      slot.generations.push_back(group->generation.load(std::memory_order_relaxed));
     }
     slot.used.assign(slot.groups.size(), 0);
     finished.slots.push_back(std::move(slot));

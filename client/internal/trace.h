@@ -1,7 +1,6 @@
 // Tracing for Compile: the ops of one call of a function, as one graph.
 //
-// Threads: a trace belongs to the thread that makes it, from Begin to Finish; Compiled::Run is
-//   guarded by the compiled function's own lock.
+// Threads: a trace belongs to the thread that makes it, from Begin to Finish.
 #ifndef CHORUS_CLIENT_INTERNAL_TRACE_H_
 #define CHORUS_CLIENT_INTERNAL_TRACE_H_
 

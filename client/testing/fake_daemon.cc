@@ -43,7 +43,6 @@ struct FakeLinkState {
   std::map<int64_t, absl::Status> outcomes;
   std::map<int32_t, std::unique_ptr<std::vector<char>>> arenas;
   int number = 0;
-  int devices = 1;
   bool closed = false;
 };
 
@@ -110,21 +109,23 @@ class FakeDaemon::Impl {
  public:
   Mutex mutex;
   CondVar changed;
-  Counts counts;
-  std::vector<std::unique_ptr<FakeLinkState>> links;
-  std::map<std::string, std::unique_ptr<FakeWorld>> worlds;
-  std::map<int64_t, FakeWorld*> worlds_by_id;
-  std::deque<std::shared_ptr<PendingRun>> pending;
-  std::map<std::pair<int64_t, std::string>, FakeInstance> instances;
-  int64_t next_error = 1;
+  Counts counts ABSL_GUARDED_BY(mutex);
+  std::vector<std::unique_ptr<FakeLinkState>> links ABSL_GUARDED_BY(mutex);
+  std::map<std::string, std::unique_ptr<FakeWorld>> worlds ABSL_GUARDED_BY(mutex);
+  std::map<int64_t, FakeWorld*> worlds_by_id ABSL_GUARDED_BY(mutex);
+  std::deque<std::shared_ptr<PendingRun>> pending ABSL_GUARDED_BY(mutex);
+  std::map<std::pair<int64_t, std::string>, FakeInstance> instances ABSL_GUARDED_BY(mutex);
+  std::map<std::tuple<int64_t, int64_t, int, std::string>, int64_t> pair_index
+      ABSL_GUARDED_BY(mutex);
+  int64_t next_error ABSL_GUARDED_BY(mutex) = 1;
 
-  absl::Status Record(absl::Status status) {
+  absl::Status Record(absl::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     Error error = ErrorOf(status);
     if (error.id.value() == 0) error.id = ErrorId(next_error++);
     return ToStatus(error);
   }
 
-  void EndEpoch(FakeWorld* world, const absl::Status& cause) {
+  void EndEpoch(FakeWorld* world, const absl::Status& cause) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     const int64_t ended = world->epoch++;
     world->causes[ended] = cause;
     for (const auto& run : pending) {
@@ -135,7 +136,7 @@ class FakeDaemon::Impl {
     }
   }
 
-  void Finish(PendingRun* run, const absl::Status& status) {
+  void Finish(PendingRun* run, const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     run->over = true;
     run->link->outcomes[run->sequence] = status;
     size_t o = 0;
@@ -152,7 +153,7 @@ class FakeDaemon::Impl {
   }
 
   // For a wait that was in vain.
-  std::string Pending() {
+  std::string Pending() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     std::string text;
     for (const auto& run : pending) {
       absl::StrAppend(&text, "\n  run ", run->sequence, " of session ", run->link->number, ":");
@@ -170,7 +171,7 @@ class FakeDaemon::Impl {
   }
 
   // A run's own instances, checked against the members' past.
-  absl::Status NameInstances(PendingRun* run) {
+  absl::Status NameInstances(PendingRun* run) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     const Graph& graph = *run->graph;
     std::map<std::pair<int, int>, int64_t> used;  // slot, member
     std::map<std::string, int64_t> pairs;
@@ -231,7 +232,6 @@ class FakeDaemon::Impl {
     }
     return absl::OkStatus();
   }
-  std::map<std::tuple<int64_t, int64_t, int, std::string>, int64_t> pair_index;
 
   std::vector<int> Members(FakeWorld* world, const InstanceKey& key) {
     const std::vector<int>& ranks = world->groups[key.group.value()];
@@ -326,7 +326,7 @@ class FakeDaemon::Impl {
   }
 
   // Posts a node's part; true when something moved.
-  bool Post(const std::shared_ptr<PendingRun>& run, int n) {
+  bool Post(const std::shared_ptr<PendingRun>& run, int n) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     const Node& node = run->graph->nodes[n];
     const Collective& c = *node.collective;
     const InstanceKey& key = run->keys[n];
@@ -362,7 +362,7 @@ class FakeDaemon::Impl {
     return true;
   }
 
-  void Progress() {
+  void Progress() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     bool moved = true;
     while (moved) {
       moved = false;
@@ -393,7 +393,7 @@ class FakeDaemon::Impl {
     }
   }
 
-  bool Advance(const std::shared_ptr<PendingRun>& run) {
+  bool Advance(const std::shared_ptr<PendingRun>& run) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     bool moved = false;
     const Graph& graph = *run->graph;
     for (size_t i = 0; i < run->run.inputs.size(); ++i) {
@@ -471,7 +471,8 @@ class FakeDaemon::Impl {
     return moved;
   }
 
-  absl::Status Submit(FakeLinkState* link, const Command& original) {
+  absl::Status Submit(FakeLinkState* link, const Command& original)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     // Through the frames, like everywhere.
     ByteWriter writer;
     EncodeFrame(original, &writer);
@@ -497,7 +498,8 @@ class FakeDaemon::Impl {
     return tensor.get();
   }
 
-  absl::Status Take(FakeLinkState* link, const Command& command) {
+  absl::Status Take(FakeLinkState* link, const Command& command)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     if (const auto* reg = absl::get_if<RegisterGraph>(&command.body)) {
       ++counts.registered;
       std::string bytes = reg->encoded;
@@ -609,13 +611,13 @@ namespace {
 
 class FakeLink : public Link {
  public:
-  FakeLink(std::shared_ptr<FakeDaemon::Impl> daemon, FakeLinkState* state)
-      : daemon_(std::move(daemon)), state_(state) {}
+  FakeLink(std::shared_ptr<FakeDaemon::Impl> daemon, FakeLinkState* state, int devices)
+      : daemon_(std::move(daemon)), state_(state), devices_(devices) {}
 
   Transport transport() const override { return Transport::kRing; }
   std::vector<DeviceIndex> devices() const override {
     std::vector<DeviceIndex> devices;
-    for (int i = 0; i < state_->devices; ++i) devices.push_back(DeviceIndex(i));
+    for (int i = 0; i < devices_; ++i) devices.push_back(DeviceIndex(i));
     return devices;
   }
   int32_t max_tensors() const override { return 4096; }
@@ -632,20 +634,21 @@ class FakeLink : public Link {
         CommandOutcome{found->second.code(), ErrorOf(found->second).id});
   }
   absl::Status WaitCommand(Sequence sequence, absl::Duration timeout) override {
-    return Await(timeout, [&]() -> absl::optional<absl::Status> {
-      const auto found = state_->outcomes.find(sequence.value());
-      if (found == state_->outcomes.end()) return absl::nullopt;
+    return Await(timeout, [&](FakeLinkState& state) -> absl::optional<absl::Status> {
+      const auto found = state.outcomes.find(sequence.value());
+      if (found == state.outcomes.end()) return absl::nullopt;
       return found->second;
     });
   }
   absl::StatusOr<bool> WaitTensor(TensorId id, Sequence producer, absl::Duration timeout) override {
-    const absl::Status status = Await(timeout, [&]() -> absl::optional<absl::Status> {
-      const FakeTensor& tensor = state_->Tensor(id.slot);
-      if (tensor.generation == id.generation && tensor.done) return tensor.status;
-      const auto found = state_->outcomes.find(producer.value());
-      if (found != state_->outcomes.end()) return found->second;
-      return absl::nullopt;
-    });
+    const absl::Status status =
+        Await(timeout, [&](FakeLinkState& state) -> absl::optional<absl::Status> {
+          const FakeTensor& tensor = state.Tensor(id.slot);
+          if (tensor.generation == id.generation && tensor.done) return tensor.status;
+          const auto found = state.outcomes.find(producer.value());
+          if (found != state.outcomes.end()) return found->second;
+          return absl::nullopt;
+        });
     CHORUS_RETURN_IF_ERROR(status);
     return false;
   }
@@ -726,7 +729,7 @@ class FakeLink : public Link {
     const absl::Time deadline = absl::Now() + timeout;
     MutexLock lock(&daemon_->mutex);
     while (true) {
-      const absl::optional<absl::Status> status = done();
+      const absl::optional<absl::Status> status = done(*state_);
       if (status.has_value()) return *status;
       const absl::Duration left = deadline - absl::Now();
       if (left <= absl::ZeroDuration()) {
@@ -738,7 +741,8 @@ class FakeLink : public Link {
   }
 
   const std::shared_ptr<FakeDaemon::Impl> daemon_;
-  FakeLinkState* const state_;
+  FakeLinkState* const state_ ABSL_PT_GUARDED_BY(daemon_->mutex);
+  const int devices_;
 };
 
 }  // namespace
@@ -749,10 +753,9 @@ FakeDaemon::~FakeDaemon() = default;
 sdk::Session FakeDaemon::Open(int devices) {
   MutexLock lock(&impl_->mutex);
   impl_->links.push_back(std::make_unique<FakeLinkState>());
-  impl_->links.back()->devices = devices;
   impl_->links.back()->number = static_cast<int>(impl_->links.size()) - 1;
   return sdk::Session(std::make_shared<SessionCore>(
-      std::make_unique<FakeLink>(impl_, impl_->links.back().get()), absl::Seconds(20)));
+      std::make_unique<FakeLink>(impl_, impl_->links.back().get(), devices), absl::Seconds(20)));
 }
 
 FakeDaemon::Counts FakeDaemon::counts() const {
