@@ -130,7 +130,7 @@ class StreamEngine::EngineStream : public Stream {
 
  private:
   StreamEngine* const engine_;
-  StreamState* const state_;
+  StreamState* const state_ ABSL_PT_GUARDED_BY(engine_->mutex_);
 };
 
 StreamEngine::StreamEngine(HostKernelFactory make_kernel, const AddressSpace* space)

@@ -30,7 +30,7 @@ class Countdown {
  private:
   Mutex mutex_;
   CondVar changed_;
-  int left_;
+  int left_ ABSL_GUARDED_BY(mutex_);
 };
 
 TEST(ThreadPoolTest, RunsEverythingOnceInOrderOnOneThread) {

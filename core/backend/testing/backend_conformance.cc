@@ -670,7 +670,7 @@ struct Chain {
   size_t step = 0;
   Mutex mutex;
   CondVar changed;
-  bool done = false;
+  bool done ABSL_GUARDED_BY(mutex) = false;
 
   void Step() {
     const size_t i = step++;

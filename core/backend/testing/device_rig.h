@@ -89,8 +89,8 @@ class DeviceRig {
     struct Passed {
       Mutex mutex;
       CondVar changed;
-      bool passed = false;
-      absl::Status status;
+      bool passed ABSL_GUARDED_BY(mutex) = false;
+      absl::Status status ABSL_GUARDED_BY(mutex);
     };
     auto state = std::make_shared<Passed>();
     stream->Callback([state](absl::Status status) {
