@@ -1,5 +1,6 @@
 #include "core/transport/command.h"
 
+#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -16,25 +17,68 @@ constexpr uint64_t kMaxInt64 = std::numeric_limits<int64_t>::max();
 enum BindingKind : uint8_t { kTensorBinding = 0, kInlineBinding = 1, kExternalBinding = 2 };
 enum GraphPlace : uint8_t { kGraphInline = 0, kGraphStaged = 1 };
 
+// Gathers numbers on the stack: a ByteWriter checks its room for each byte, and most frames are a
+// few dozen small numbers.
+class FrameWriter {
+ public:
+  explicit FrameWriter(ByteWriter* out) : out_(out) {}
+  FrameWriter(const FrameWriter&) = delete;
+  FrameWriter& operator=(const FrameWriter&) = delete;
+
+  template <typename T>
+  void Put(T value) {
+    Reserve(sizeof(value));
+    std::memcpy(end_, &value, sizeof(value));
+    end_ += sizeof(value);
+  }
+  void PutVarint(uint64_t value) {
+    Reserve(kMaxVarintBytes);
+    char* at = end_;
+    for (; value >= 0x80; value >>= 7) *at++ = static_cast<char>(value | 0x80);
+    *at++ = static_cast<char>(value);
+    end_ = at;
+  }
+  void PutSigned(int64_t value) { Flushed()->PutSigned(value); }
+  void PutString(absl::string_view value) { Flushed()->PutString(value); }
+
+  // The writer behind this, with all that was put so far.
+  ByteWriter* Flushed() {
+    out_->PutRaw(bytes_, static_cast<size_t>(end_ - bytes_));
+    end_ = bytes_;
+    return out_;
+  }
+
+ private:
+  static constexpr size_t kMaxVarintBytes = 10;
+
+  void Reserve(size_t bytes) {
+    if (static_cast<size_t>(bytes_ + sizeof(bytes_) - end_) < bytes) Flushed();
+  }
+
+  ByteWriter* const out_;
+  char* end_ = bytes_;
+  char bytes_[128];
+};
+
 // Names and offsets are never negative, so they go as plain varints; a negative one becomes a
 // number that is too large, which the decoder refuses.
-void Put32(int32_t value, ByteWriter* out) { out->PutVarint(static_cast<uint32_t>(value)); }
-void Put64(int64_t value, ByteWriter* out) { out->PutVarint(static_cast<uint64_t>(value)); }
+void Put32(int32_t value, FrameWriter* out) { out->PutVarint(static_cast<uint32_t>(value)); }
+void Put64(int64_t value, FrameWriter* out) { out->PutVarint(static_cast<uint64_t>(value)); }
 
 template <typename Tag>
-void PutId(SlotId<Tag> id, ByteWriter* out) {
+void PutId(SlotId<Tag> id, FrameWriter* out) {
   Put32(id.slot, out);
   out->PutVarint(id.generation);
 }
 
-void PutRange(const ExternalRange& range, ByteWriter* out) {
+void PutRange(const ExternalRange& range, FrameWriter* out) {
   Put32(range.arena.value(), out);
   Put64(range.offset, out);
   out->PutVarint(range.strides.size());
   for (const int64_t stride : range.strides) out->PutSigned(stride);
 }
 
-void PutBinding(const Binding& binding, ByteWriter* out) {
+void PutBinding(const Binding& binding, FrameWriter* out) {
   if (const TensorId* tensor = absl::get_if<TensorId>(&binding)) {
     out->Put(kTensorBinding);
     PutId(*tensor, out);
@@ -48,13 +92,13 @@ void PutBinding(const Binding& binding, ByteWriter* out) {
 }
 
 template <typename Id>
-void PutIds(const std::vector<Id>& ids, ByteWriter* out) {
+void PutIds(const std::vector<Id>& ids, FrameWriter* out) {
   out->PutVarint(ids.size());
   for (const Id& id : ids) PutId(id, out);
 }
 
 // One overload for each body: the kind, then the bytes.
-CommandKind PutBody(const RegisterGraph& body, ByteWriter* out) {
+CommandKind PutBody(const RegisterGraph& body, FrameWriter* out) {
   PutId(body.graph, out);
   if (!body.encoded.empty()) {
     out->Put(kGraphInline);
@@ -67,7 +111,7 @@ CommandKind PutBody(const RegisterGraph& body, ByteWriter* out) {
   return CommandKind::kRegisterGraph;
 }
 
-CommandKind PutBody(const Run& body, ByteWriter* out) {
+CommandKind PutBody(const Run& body, FrameWriter* out) {
   PutId(body.graph, out);
   out->PutVarint(body.inputs.size());
   for (const Binding& input : body.inputs) PutBinding(input, out);
@@ -86,7 +130,7 @@ CommandKind PutBody(const Run& body, ByteWriter* out) {
     for (const int64_t base : group.base) Put64(base, out);
   }
   out->PutVarint(body.instances.size());
-  for (const InstanceKey& key : body.instances) EncodeInstanceKey(key, out);
+  for (const InstanceKey& key : body.instances) EncodeInstanceKey(key, out->Flushed());
   // One bit an input, the first one lowest.
   out->PutVarint(body.donate.size());
   for (size_t i = 0; i < body.donate.size(); i += 8) {
@@ -102,42 +146,42 @@ CommandKind PutBody(const Run& body, ByteWriter* out) {
   return CommandKind::kRun;
 }
 
-CommandKind PutBody(const CreateTensor& body, ByteWriter* out) {
+CommandKind PutBody(const CreateTensor& body, FrameWriter* out) {
   PutId(body.tensor, out);
-  EncodeType(body.type, out);
+  EncodeType(body.type, out->Flushed());
   Put32(body.device.value(), out);
   PutBinding(body.source, out);
   return CommandKind::kCreateTensor;
 }
 
-CommandKind PutBody(const MakeReadable& body, ByteWriter* out) {
+CommandKind PutBody(const MakeReadable& body, FrameWriter* out) {
   PutIds(body.tensors, out);
   return CommandKind::kMakeReadable;
 }
 
-CommandKind PutBody(const Release& body, ByteWriter* out) {
+CommandKind PutBody(const Release& body, FrameWriter* out) {
   PutIds(body.tensors, out);
   PutIds(body.graphs, out);
   return CommandKind::kRelease;
 }
 
-CommandKind PutBody(const DropTape& body, ByteWriter* out) {
+CommandKind PutBody(const DropTape& body, FrameWriter* out) {
   out->PutVarint(body.entries.size());
   for (const DropTape::Entry& entry : body.entries) {
     Put64(entry.world.value(), out);
     Put32(entry.member.value(), out);
-    EncodeInstanceKey(entry.key, out);
+    EncodeInstanceKey(entry.key, out->Flushed());
     out->Put(static_cast<uint8_t>(entry.consumed ? 1 : 0));
   }
   return CommandKind::kDropTape;
 }
 
-CommandKind PutBody(const Cancel& body, ByteWriter* out) {
+CommandKind PutBody(const Cancel& body, FrameWriter* out) {
   Put64(body.run.value(), out);
   return CommandKind::kCancel;
 }
 
-CommandKind PutBody(const EnterEpoch& body, ByteWriter* out) {
+CommandKind PutBody(const EnterEpoch& body, FrameWriter* out) {
   Put64(body.world.value(), out);
   Put64(body.epoch.value(), out);
   return CommandKind::kEnterEpoch;
@@ -374,10 +418,12 @@ absl::Status DecodeBody(absl::string_view bytes, const char* name, CommandBody* 
 void EncodeFrame(const Command& command, ByteWriter* out) {
   const size_t start = out->size();
   FrameStart header{0, 0, kFrameVersion};
-  out->PutRaw(&header, sizeof(header));
-  out->Put(command.sequence.value());
+  FrameWriter frame(out);
+  frame.Put(header);
+  frame.Put(command.sequence.value());
   header.kind = static_cast<uint16_t>(
-      absl::visit([out](const auto& body) { return PutBody(body, out); }, command.body));
+      absl::visit([&frame](const auto& body) { return PutBody(body, &frame); }, command.body));
+  frame.Flushed();
   header.size = static_cast<uint32_t>(out->size() - start);
   out->Overwrite(start, header.size);
   out->Overwrite(start + sizeof(header.size), header.kind);
