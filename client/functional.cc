@@ -120,6 +120,7 @@ absl::StatusOr<int64_t> Axis(const char* op, const Tensor& x, int64_t axis) {
   return axis < 0 ? axis + rank : axis;
 }
 
+absl::Span<const Tensor> Only(const Tensor& x) { return absl::MakeConstSpan(&x, 1); }
 Tensor One(absl::InlinedVector<Tensor, 1> results) { return std::move(results[0]); }
 
 }  // namespace
@@ -131,7 +132,7 @@ Tensor AllReduce(const Tensor& x, const Group& group, Reduction reduction, CallS
   call.kind = CollectiveKind::kAllReduce;
   call.reduction = reduction;
   call.site = site;
-  return One(ApplyCollective(call, {x}, group.member(), group.core()));
+  return One(ApplyCollective(call, Only(x), group.member(), group.core()));
 }
 
 Tensor Broadcast(const Tensor& x, int root, const Group& group, CallSite site) {
@@ -144,7 +145,7 @@ Tensor Broadcast(const Tensor& x, int root, const Group& group, CallSite site) {
     call.type = &x.impl()->data->info->type;
     return One(ApplyCollective(call, {}, group.member(), group.core()));
   }
-  return One(ApplyCollective(call, {x}, group.member(), group.core()));
+  return One(ApplyCollective(call, Only(x), group.member(), group.core()));
 }
 
 Tensor Reduce(const Tensor& x, int root, const Group& group, Reduction reduction, CallSite site) {
@@ -153,14 +154,15 @@ Tensor Reduce(const Tensor& x, int root, const Group& group, Reduction reduction
   call.root = root;
   call.reduction = reduction;
   call.site = site;
-  return One(ApplyCollective(call, {x}, group.member(), group.core()));
+  return One(ApplyCollective(call, Only(x), group.member(), group.core()));
 }
 
 std::vector<Tensor> AllGather(const Tensor& x, const Group& group, CallSite site) {
   CollectiveCall call;
   call.kind = CollectiveKind::kAllGather;
   call.site = site;
-  absl::InlinedVector<Tensor, 1> results = ApplyCollective(call, {x}, group.member(), group.core());
+  absl::InlinedVector<Tensor, 1> results =
+      ApplyCollective(call, Only(x), group.member(), group.core());
   // A refused call carries its error in every place.
   if (!results[0].status().ok()) {
     return std::vector<Tensor>(std::max<size_t>(1, static_cast<size_t>(group.size())), results[0]);
@@ -184,7 +186,7 @@ Tensor Send(const Tensor& x, int to, const Group& group, int64_t tag, CallSite s
   call.peer = to;
   call.tag = tag;
   call.site = site;
-  return One(ApplyCollective(call, {x}, group.member(), group.core()));
+  return One(ApplyCollective(call, Only(x), group.member(), group.core()));
 }
 
 Tensor Recv(DType dtype, const Shape& shape, int from, const Group& group, int64_t tag,

@@ -213,7 +213,7 @@ const Dependences* SessionCore::AfterGroup(GroupCore* group) {
 }
 
 const Dependences* SessionCore::After(GroupCore* group, const CallKey& call,
-                                      absl::Span<const TensorDataPtr> inputs) {
+                                      absl::Span<const TensorData* const> inputs) {
   const Dependences* after = nullptr;
   if (HasPeer(call.kind)) {
     GroupCore::Pair& pair =
@@ -223,7 +223,7 @@ const Dependences* SessionCore::After(GroupCore* group, const CallKey& call,
   } else {
     after = AfterGroup(group);
   }
-  for (const TensorDataPtr& input : inputs) after = Union(after, input->after);
+  for (const TensorData* input : inputs) after = Union(after, input->after);
   return after;
 }
 
@@ -640,13 +640,13 @@ absl::StatusOr<CallEntry*> SessionCore::EntryLocked(GroupCore* group, const Call
   return entry.get();
 }
 
-absl::StatusOr<TensorDatas> SessionCore::CollectiveLocked(GroupCore* group, const CallKey& call,
-                                                          absl::Span<const TensorDataPtr> inputs,
-                                                          const InstanceKey* bound,
-                                                          InstanceKey* instance,
-                                                          const CallEntry** used) {
+absl::Status SessionCore::CollectiveLocked(GroupCore* group, const CallKey& call,
+                                           absl::Span<const TensorData* const> inputs,
+                                           const InstanceKey* bound, InstanceKey* instance,
+                                           const CallEntry** used,
+                                           absl::FunctionRef<void(TensorDataPtr)> add) {
   FlushLocked();
-  for (const TensorDataPtr& input : inputs) {
+  for (const TensorData* input : inputs) {
     // Flushing may have failed.
     if (input->failure != nullptr) return input->failure->status;
   }
@@ -663,7 +663,7 @@ absl::StatusOr<TensorDatas> SessionCore::CollectiveLocked(GroupCore* group, cons
   Run& run = absl::get<Run>(scratch_.body);
   run.graph = entry->graph;
   run.inputs.clear();
-  for (const TensorDataPtr& input : inputs) run.inputs.push_back(BindingOf(*input));
+  for (const TensorData* input : inputs) run.inputs.push_back(BindingOf(*input));
   run.outputs.clear();
   for (size_t i = 0; i < entry->outputs.size(); ++i) {
     CHORUS_ASSIGN_OR_RETURN(const TensorId id, NewTensorIdLocked());
@@ -695,20 +695,20 @@ absl::StatusOr<TensorDatas> SessionCore::CollectiveLocked(GroupCore* group, cons
   CountRunLocked(member, sequence);
   CountUnderWayLocked(sequence);
   const Dependences* const after = After(group, call, inputs);
-  TensorDatas results;
   for (size_t i = 0; i < entry->outputs.size(); ++i) {
-    results.push_back(
-        NewSentLocked(entry->outputs[i], member->device_slot, run.outputs[i].id, sequence));
-    results.back()->after = after;
+    TensorDataPtr result =
+        NewSentLocked(entry->outputs[i], member->device_slot, run.outputs[i].id, sequence);
+    result->after = after;
+    add(std::move(result));
   }
-  if (results.empty()) {
+  if (entry->outputs.empty()) {
     auto absent = std::make_shared<TensorData>(shared_from_this());
     absent->device_slot = member->device_slot;
     absent->producer = sequence;
     absent->state.store(TensorData::State::kAbsent, std::memory_order_release);
-    results.push_back(std::move(absent));
+    add(std::move(absent));
   }
-  return results;
+  return absl::OkStatus();
 }
 
 void SessionCore::CountRunLocked(MemberCore* member, Sequence run) {

@@ -19,6 +19,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/inlined_vector.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "client/chorus.h"
@@ -224,11 +225,11 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   void FlushLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 
   // Sends one collective as a run of its own. `key` names the forward instance (by `bound`, or the
-  // next one); it is stored in *instance. Inputs as for AppendLocked.
-  absl::StatusOr<TensorDatas> CollectiveLocked(GroupCore* group, const CallKey& call,
-                                               absl::Span<const TensorDataPtr> inputs,
-                                               const InstanceKey* bound, InstanceKey* instance,
-                                               const CallEntry** entry)
+  // next one); it is stored in *instance. Inputs as for AppendLocked. Hands each result to `add`.
+  absl::Status CollectiveLocked(GroupCore* group, const CallKey& call,
+                                absl::Span<const TensorData* const> inputs,
+                                const InstanceKey* bound, InstanceKey* instance,
+                                const CallEntry** entry, absl::FunctionRef<void(TensorDataPtr)> add)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // The name of the next instance of `group` that `call` takes, and counts it.
   static InstanceKey NextInstance(GroupCore* group, CollectiveKind kind, int32_t peer, int64_t tag)
@@ -302,7 +303,7 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   const Dependences* InternDependences(Dependences set) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   const Dependences* After(GroupCore* group, const CallKey& call,
-                           absl::Span<const TensorDataPtr> inputs)
+                           absl::Span<const TensorData* const> inputs)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   absl::StatusOr<StagingBlock*> StagingLocked(int64_t bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);

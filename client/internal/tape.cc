@@ -210,7 +210,7 @@ Tensor ApplyLocal(NodeSpec spec, absl::Span<const Tensor> inputs, const DeviceRe
     const bool keep = FindOp(spec.op)->gradient_uses_inputs;
     for (const Tensor& input : inputs) node->inputs.push_back(EdgeTo(input, trace, keep));
   }
-  TensorDatas results;
+  TensorDataPtr data;
   if (trace != nullptr) {
     if (trace->session() != session) {
       return FailedTensor(session,
@@ -219,7 +219,7 @@ Tensor ApplyLocal(NodeSpec spec, absl::Span<const Tensor> inputs, const DeviceRe
     int32_t number = -1;
     absl::StatusOr<TensorDatas> added = trace->Add(std::move(spec), datas, nullptr, &number);
     if (!added.ok()) return FailedTensor(session, added.status());
-    results = *std::move(added);
+    data = std::move((*added)[0]);
     if (record) {
       node->trace = trace;
       node->trace_node = number;
@@ -239,12 +239,13 @@ Tensor ApplyLocal(NodeSpec spec, absl::Span<const Tensor> inputs, const DeviceRe
     }
     SessionLock lock(session.get());
     if (!lock.status().ok()) return FailedTensor(session, lock.status());
-    results = session->AppendLocked(std::move(spec), datas, *outputs);
+    data = std::move(session->AppendLocked(std::move(spec), datas, *outputs)[0]);
   }
-  Tensor result = MakeTensor(results[0]);
+  const TensorInfo* const info = data->info;
+  Tensor result = MakeTensor(std::move(data));
   if (record) {
     node->order = next_order.fetch_add(1, std::memory_order_relaxed);
-    node->outputs.push_back(results[0]->info);
+    node->outputs.push_back(info);
     Attach(node, absl::MakeSpan(&result, 1));
   }
   return result;
@@ -287,8 +288,11 @@ absl::InlinedVector<Tensor, 1> ApplyCollective(const CollectiveCall& call,
                                                const std::shared_ptr<MemberCore>& member,
                                                GroupCore* group) {
   const absl::string_view op = CollectiveKindName(call.kind);
+  absl::InlinedVector<Tensor, 1> results;
   if (member == nullptr) {
-    return {FailedTensor(nullptr, BadType(absl::StrCat(op, ": expected a group, got none")))};
+    results.push_back(
+        FailedTensor(nullptr, BadType(absl::StrCat(op, ": expected a group, got none"))));
+    return results;
   }
   const std::shared_ptr<SessionCore>& session = member->session;
   Trace* const trace = Trace::Current();
@@ -299,14 +303,14 @@ absl::InlinedVector<Tensor, 1> ApplyCollective(const CollectiveCall& call,
   if (!group->alive.load(std::memory_order_relaxed)) {
     status = Precondition(absl::StrCat(op, ": the group ended when its world was reformed"));
   }
-  TensorDatas datas;
+  absl::InlinedVector<const TensorData*, 2> datas;
   const TensorType* type = call.type;
   bool unequal = false;
   for (const Tensor& input : inputs) {
     if (!status.ok()) break;
     status = CheckOperand(op, input, session.get(), trace, &failure);
     if (!status.ok()) break;
-    datas.push_back(input.impl()->data);
+    datas.push_back(input.impl()->data.get());
     const TensorData& data = *datas.back();
     if (data.device_slot != member->device_slot) {
       status = BadType(absl::StrCat(op, ": expected a tensor on the member's device, ",
@@ -325,14 +329,17 @@ absl::InlinedVector<Tensor, 1> ApplyCollective(const CollectiveCall& call,
     collective.root = GroupRank(call.root);
     collective.reduction = call.reduction;
     std::vector<const TensorType*> types;
-    for (const TensorDataPtr& data : datas) types.push_back(&data->info->type);
+    for (const TensorData* data : datas) types.push_back(&data->info->type);
     view.inputs = types;
     view.collective = &collective;
     view.group_size = static_cast<int32_t>(group->ranks.size());
     status = InferTypes(view).status();
     if (status.ok()) status = Unsupported(absl::StrCat(op, ": inputs of different types"));
   }
-  if (!status.ok()) return {Refused(member, std::move(status), source(), failure)};
+  if (!status.ok()) {
+    results.push_back(Refused(member, std::move(status), source(), failure));
+    return results;
+  }
 
   const bool record = grad_enabled && call.kind != CollectiveKind::kBarrier && type != nullptr &&
                       IsFloating(type->dtype);
@@ -345,9 +352,8 @@ absl::InlinedVector<Tensor, 1> ApplyCollective(const CollectiveCall& call,
     for (const Tensor& input : inputs) node->inputs.push_back(EdgeTo(input, trace, keep));
   }
 
-  absl::InlinedVector<Tensor, 1> results;
-  const auto wrap = [&results](TensorDatas from) {
-    for (TensorDataPtr& data : from) results.push_back(MakeTensor(std::move(data)));
+  const auto add = [&results](TensorDataPtr data) {
+    results.push_back(MakeTensor(std::move(data)));
   };
   if (trace != nullptr) {
     NodeSpec spec;
@@ -367,8 +373,13 @@ absl::InlinedVector<Tensor, 1> ApplyCollective(const CollectiveCall& call,
     spec.collective = std::move(collective);
     int32_t number = -1;
     if (record) node->spec = std::make_shared<NodeSpec>(spec);
-    absl::StatusOr<TensorDatas> added = trace->Add(std::move(spec), datas, group, &number);
-    if (!added.ok()) return {FailedTensor(session, added.status())};
+    TensorDatas operands;
+    for (const Tensor& input : inputs) operands.push_back(input.impl()->data);
+    absl::StatusOr<TensorDatas> added = trace->Add(std::move(spec), operands, group, &number);
+    if (!added.ok()) {
+      results.push_back(FailedTensor(session, added.status()));
+      return results;
+    }
     if (record) {
       node->trace = trace;
       node->trace_node = number;
@@ -381,12 +392,11 @@ absl::InlinedVector<Tensor, 1> ApplyCollective(const CollectiveCall& call,
       absent->state.store(TensorData::State::kAbsent, std::memory_order_release);
       added->push_back(std::move(absent));
     }
-    wrap(*std::move(added));
+    for (TensorDataPtr& data : *added) add(std::move(data));
   } else {
     session->Throttle();
     InstanceKey instance;
-    absl::StatusOr<TensorDatas> sent = TensorDatas();
-    bool locked = true;
+    absl::Status sent;
     {
       SessionLock lock(session.get());
       status = lock.status();
@@ -408,18 +418,21 @@ absl::InlinedVector<Tensor, 1> ApplyCollective(const CollectiveCall& call,
         key.source = call.source != nullptr ? session->InternSource(*call.source)
                                             : session->InternSource(call.site);
         const CallEntry* entry = nullptr;
-        sent = session->CollectiveLocked(group, key, datas, call.bound, &instance, &entry);
+        sent = session->CollectiveLocked(group, key, datas, call.bound, &instance, &entry, add);
         if (sent.ok() && record) {
           node->spec = entry->spec;
           for (const TensorInfo* info : entry->outputs) node->outputs.push_back(info);
         }
-      } else {
-        locked = false;
       }
     }
-    if (!locked) return {FailedTensor(session, std::move(status))};
-    if (!sent.ok()) return {Refused(member, sent.status(), source(), nullptr)};
-    wrap(*std::move(sent));
+    if (!status.ok()) {
+      results.push_back(FailedTensor(session, std::move(status)));
+      return results;
+    }
+    if (!sent.ok()) {
+      results.push_back(Refused(member, std::move(sent), source(), nullptr));
+      return results;
+    }
     if (record) {
       node->key = std::move(instance);
       node->request_epoch = member->epoch.load(std::memory_order_relaxed);
