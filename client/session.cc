@@ -213,7 +213,7 @@ absl::StatusOr<World::Reformed> World::Reform(Timeout timeout) {
     group->next_index = 0;
     for (auto& pair : group->pairs) pair.second.next = 0;
     for (const auto& call : group->calls) {
-      if (call.second != nullptr) session->ReleaseGraphLocked(call.second->graph);
+      if (call.second != nullptr) session->ReleaseGraphLocked(call.second->run().graph);
     }
     group->calls.clear();
     group->last_entry = nullptr;

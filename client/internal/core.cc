@@ -134,12 +134,6 @@ const std::string* SessionCore::InternSource(const std::string& source) {
   return entry.get();
 }
 
-const std::string* SessionCore::InternSource(CallSite site) {
-  const std::string*& entry = sites_[{site.file, site.line}];
-  if (entry == nullptr) entry = InternSource(SourceOf(site));
-  return entry;
-}
-
 absl::StatusOr<Sequence> SessionCore::SubmitLocked(CommandBody body) {
   CHORUS_RETURN_IF_ERROR(broken_);
   Command command;
@@ -573,7 +567,7 @@ absl::StatusOr<CallEntry*> SessionCore::EntryLocked(GroupCore* group, const Call
     const absl::string_view name = CollectiveKindName(call.kind);
     spec.op.assign(name.data(), name.size());
     spec.device_slot = group->member->device_slot;
-    spec.source = *call.source;
+    spec.source = call.source != nullptr ? *call.source : SourceOf(call.site);
     if (call.num_inputs == 0 && call.info != nullptr) {
       spec.attributes = TypeAttributes(call.info->type);
     }
@@ -631,7 +625,16 @@ absl::StatusOr<CallEntry*> SessionCore::EntryLocked(GroupCore* group, const Call
     node.collective = spec.collective;
     node.source = spec.source;
     graph.nodes.push_back(std::move(node));
-    CHORUS_ASSIGN_OR_RETURN(made->graph, RegisterLocked(EncodeGraph(graph)));
+    Run run;
+    CHORUS_ASSIGN_OR_RETURN(run.graph, RegisterLocked(EncodeGraph(graph)));
+    run.inputs.resize(graph.inputs.size());
+    run.outputs.resize(graph.outputs.size());
+    for (OutBinding& output : run.outputs) output.kind = OutBinding::Kind::kFresh;
+    run.groups.resize(1);
+    run.groups[0].group = group->id;
+    run.groups[0].base.resize(1);
+    run.instances.resize(graph.num_instance_slots);
+    made->command.body = std::move(run);
     made->spec = std::make_shared<const NodeSpec>(std::move(spec));
     entry = std::move(made);
   }
@@ -659,34 +662,23 @@ absl::Status SessionCore::CollectiveLocked(GroupCore* group, const CallKey& call
   *used = entry;
   CHORUS_RETURN_IF_ERROR(broken_);
 
-  if (!absl::holds_alternative<Run>(scratch_.body)) scratch_.body = Run();
-  Run& run = absl::get<Run>(scratch_.body);
-  run.graph = entry->graph;
-  run.inputs.clear();
-  for (const TensorData* input : inputs) run.inputs.push_back(BindingOf(*input));
-  run.outputs.clear();
-  for (size_t i = 0; i < entry->outputs.size(); ++i) {
-    CHORUS_ASSIGN_OR_RETURN(const TensorId id, NewTensorIdLocked());
-    OutBinding out;
-    out.kind = OutBinding::Kind::kFresh;
-    out.id = id;
-    run.outputs.push_back(std::move(out));
+  Run& run = entry->run();
+  for (size_t i = 0; i < inputs.size(); ++i) run.inputs[i] = BindingOf(*inputs[i]);
+  for (OutBinding& output : run.outputs) {
+    CHORUS_ASSIGN_OR_RETURN(output.id, NewTensorIdLocked());
   }
   MemberCore* const member = group->member;
-  run.groups.resize(1);
   run.groups[0].world = member->world;
-  run.groups[0].group = group->id;
   run.groups[0].epoch = Epoch(member->epoch.load(std::memory_order_relaxed));
-  run.groups[0].base.assign(1, group->next_index);
-  run.instances.clear();
+  run.groups[0].base[0] = group->next_index;
   if (bound != nullptr) {
-    run.instances.push_back(*bound);
+    run.instances[0] = *bound;
     *instance = *bound;
   } else {
     *instance = NextInstance(group, call.kind, call.peer, call.tag);
   }
-  scratch_.sequence = Sequence(next_sequence_);
-  const absl::Status status = link_->Submit(scratch_);
+  entry->command.sequence = Sequence(next_sequence_);
+  const absl::Status status = link_->Submit(entry->command);
   if (!status.ok()) {
     if (ErrorOf(status).reason != Reason::kTransportTimeout) broken_ = status;
     return status;

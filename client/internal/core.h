@@ -108,23 +108,29 @@ struct CallKey {
   int32_t peer = -1;
   int32_t num_inputs = 0;
   int64_t tag = 0;
-  const TensorInfo* info = nullptr;     // of the inputs; without inputs, of the output
-  const std::string* source = nullptr;  // interned
+  const TensorInfo* info = nullptr;  // of the inputs; without inputs, of the output
+  // Where the call was made. Files are compared by address: another one is only another entry.
+  CallSite site;
+  const std::string* source = nullptr;  // interned; instead of `site`
 
   friend bool operator==(const CallKey& a, const CallKey& b) {
-    return a.info == b.info && a.source == b.source && a.kind == b.kind &&
-           a.reduction == b.reduction && a.wants_grad == b.wants_grad && a.bound == b.bound &&
-           a.root == b.root && a.peer == b.peer && a.num_inputs == b.num_inputs && a.tag == b.tag;
+    return a.info == b.info && a.site.line == b.site.line && a.site.file == b.site.file &&
+           a.source == b.source && a.kind == b.kind && a.reduction == b.reduction &&
+           a.wants_grad == b.wants_grad && a.bound == b.bound && a.root == b.root &&
+           a.peer == b.peer && a.num_inputs == b.num_inputs && a.tag == b.tag;
   }
   template <typename H>
   friend H AbslHashValue(H h, const CallKey& k) {
     return H::combine(std::move(h), k.kind, k.reduction, k.wants_grad, k.bound, k.root, k.peer,
-                      k.num_inputs, k.tag, k.info, k.source);
+                      k.num_inputs, k.tag, k.info, static_cast<const void*>(k.site.file),
+                      k.site.line, k.source);
   }
 };
 
 struct CallEntry {
-  GraphId graph;
+  Run& run() { return absl::get<Run>(command.body); }
+
+  Command command;  // a run, with the names of the last call
   absl::InlinedVector<const TensorInfo*, 1> outputs;
   std::shared_ptr<const NodeSpec> spec;  // without inputs
 };
@@ -203,7 +209,6 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
 
   // --- The log --------------------------------------------------------------------------------
   const TensorInfo* Intern(const TensorType& type) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
-  const std::string* InternSource(CallSite site) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   const std::string* InternSource(const std::string& source)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 
@@ -339,11 +344,8 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
       ABSL_GUARDED_BY(session_lock);
   absl::flat_hash_map<std::string, std::unique_ptr<std::string>> sources_
       ABSL_GUARDED_BY(session_lock);
-  absl::flat_hash_map<std::pair<const char*, int>, const std::string*> sites_
-      ABSL_GUARDED_BY(session_lock);
   std::vector<std::unique_ptr<StagingBlock>> staging_ ABSL_GUARDED_BY(session_lock);
   std::vector<std::weak_ptr<MemberCore>> members_ ABSL_GUARDED_BY(session_lock);
-  Command scratch_ ABSL_GUARDED_BY(session_lock);  // keeps its memory from run to run
   ByteWriter encoder_ ABSL_GUARDED_BY(session_lock);
 
   // What destructors leave. Its own lock, held for a few instructions.

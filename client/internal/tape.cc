@@ -415,8 +415,11 @@ absl::InlinedVector<Tensor, 1> ApplyCollective(const CollectiveCall& call,
         } else if (type != nullptr) {
           key.info = session->Intern(*type);
         }
-        key.source = call.source != nullptr ? session->InternSource(*call.source)
-                                            : session->InternSource(call.site);
+        if (call.source != nullptr) {
+          key.source = session->InternSource(*call.source);
+        } else {
+          key.site = call.site;
+        }
         const CallEntry* entry = nullptr;
         sent = session->CollectiveLocked(group, key, datas, call.bound, &instance, &entry, add);
         if (sent.ok() && record) {
