@@ -1027,8 +1027,6 @@ void Sequencer::Launch(const std::vector<int32_t>& runs, const std::vector<int32
   gang.launched = clock_;
   gang.last_of_world.reset();
   gang.runs.clear();
-  gang.what.clear();
-  gang.source.clear();
   gangs_.Append(&launched_, g);
   gang_by_ticket_.emplace(action.ticket, g);
 
@@ -1054,9 +1052,9 @@ void Sequencer::Launch(const std::vector<int32_t>& runs, const std::vector<int32
       std::swap(out.absent[0], out.absent[1]);
     }
     if (i == 0) {
-      const Participation& first = PartAt(instance, instance.first);
-      gang.what = first.descriptor.ToString();
-      gang.source = first.source;
+      const Position& first = instance.positions[instance.first];
+      gang.what = runs_[first.run].what;
+      gang.participation = first.participation;
     }
     if (instance.key.group == GroupId(0) && !instance.key.is_pair() &&
         !instance.key.is_gradient()) {
@@ -1295,8 +1293,7 @@ void Sequencer::Finished(Ticket ticket, const absl::Status& status, absl::Time n
   }
   Error error = ErrorOf(status);
   if (error.reason == Reason::kUnspecified) error.reason = Reason::kExecFailed;
-  if (error.op.empty()) error.op = gangs_[g].what;
-  if (error.source.empty()) error.source = gangs_[g].source;
+  NameGang(gangs_[g], &error);
   FailGang(g, error, actions);
 }
 
@@ -1308,9 +1305,8 @@ void Sequencer::Advance(absl::Time now, Actions* actions) {
     Error error;
     error.code = absl::StatusCode::kDeadlineExceeded;
     error.reason = Reason::kExecTimeout;
-    error.op = gang.what;
-    error.source = gang.source;
-    error.message = absl::StrCat(gang.what, " (", gang.source, ", ticket ", gang.ticket.value(),
+    NameGang(gang, &error);
+    error.message = absl::StrCat(error.op, " (", error.source, ", ticket ", gang.ticket.value(),
                                  ") was launched and has not finished within ",
                                  absl::FormatDuration(options_.exec_timeout));
     FailGang(launched_.head, error, actions);
@@ -1542,6 +1538,7 @@ void Sequencer::FailGang(int32_t g, const Error& error, Actions* actions) {
 
 void Sequencer::ForgetGang(int32_t g) {
   gang_by_ticket_.erase(gangs_[g].ticket);
+  gangs_[g].what.reset();
   gangs_.Remove(&launched_, g);
   gangs_.Free(g);
 }
@@ -1749,6 +1746,13 @@ Culprit Sequencer::CulpritOf(Rank rank) const {
     culprit.node = members_[rank.value()].info.node;
   }
   return culprit;
+}
+
+void Sequencer::NameGang(const Gang& gang, Error* error) {
+  if (gang.what == nullptr) return;
+  const Participation& first = gang.what->participations[gang.participation];
+  if (error->op.empty()) error->op = first.descriptor.ToString();
+  if (error->source.empty()) error->source = first.source;
 }
 
 Error Sequencer::MakeInstanceError(absl::StatusCode code, Reason reason, int32_t id) const {

@@ -380,8 +380,9 @@ class Sequencer {
     absl::Time launched;
     std::vector<RunHandle> runs;
     absl::optional<InstanceKey> last_of_world;
-    std::string what;  // of its first instance, for texts
-    std::string source;
+    // Its first instance as the first voter asks for it, for texts. Null: it has no instance.
+    std::shared_ptr<const VoteTemplate> what;
+    int32_t participation = kNone;
     int32_t previous = kNone;
     int32_t next = kNone;
   };
@@ -447,6 +448,8 @@ class Sequencer {
   std::string RankText(Rank rank) const;
   Culprit CulpritOf(Rank rank) const;
   Error MakeInstanceError(absl::StatusCode code, Reason reason, int32_t instance) const;
+  // Fills what `error` does not say of op and source.
+  static void NameGang(const Gang& gang, Error* error);
   void AddVersions(const Instance& instance, Error* error) const;
   std::string RunText(int32_t run) const;
 

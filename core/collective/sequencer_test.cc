@@ -867,6 +867,9 @@ TEST(SequencerExecutionTest, ExecTimeoutFailsTheGangAndWhatIsPending) {
   const Error error = EndedBy(actions);
   EXPECT_EQ(error.code, absl::StatusCode::kDeadlineExceeded);
   EXPECT_EQ(error.reason, Reason::kExecTimeout);
+  EXPECT_EQ(error.op, "all_reduce SUM f32[4]");
+  EXPECT_EQ(error.source, "rank0.cc:10");
+  EXPECT_THAT(error.message, HasSubstr("all_reduce SUM f32[4] (rank0.cc:10, ticket 1)"));
   actions.clear();
   sequencer.Finished(Ticket(1), absl::OkStatus(), At(311), &actions);
   EXPECT_THAT(actions, IsEmpty());
