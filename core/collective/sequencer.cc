@@ -311,9 +311,11 @@ absl::Status Sequencer::ResolveOne(const Vote& vote, size_t i) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<InstanceKey>> Sequencer::Resolve(const Vote& vote) {
+absl::StatusOr<absl::Span<const InstanceKey>> Sequencer::Resolve(const Vote& vote) {
+  resolved_ = RunHandle();
   CHORUS_RETURN_IF_ERROR(ResolveKeys(vote));
-  return keys_;
+  resolved_ = vote.run;
+  return absl::MakeConstSpan(keys_);
 }
 
 // --- Submit: recording it -----------------------------------------------------------------------
@@ -405,6 +407,7 @@ int32_t Sequencer::AddRun(const Vote& vote) {
 }
 
 absl::Status Sequencer::Submit(const Vote& vote, absl::Time now, Actions* actions) {
+  const bool resolved = resolved_ == vote.run && vote.run != RunHandle();
   Tick(now);
   if (vote.what == nullptr) return Contradiction("a vote without a template");
   if (vote.epoch > epoch_) {
@@ -418,7 +421,7 @@ absl::Status Sequencer::Submit(const Vote& vote, absl::Time now, Actions* action
     FailRun(vote.run, vote.epoch, CauseOrForgotten(vote.epoch), actions);
     return absl::OkStatus();
   }
-  CHORUS_RETURN_IF_ERROR(ResolveKeys(vote));
+  if (!resolved) CHORUS_RETURN_IF_ERROR(ResolveKeys(vote));
   const int32_t run = AddRun(vote);
   absl::optional<Error> fault = FindRefusal(vote);
   if (!fault.has_value()) Record(run, vote, &fault);
@@ -1699,7 +1702,11 @@ std::string Sequencer::CanonicalState() const {
 
 // Time never runs backwards in here: the lists by time stay sorted whatever the caller's clock
 // does.
-void Sequencer::Tick(absl::Time now) { clock_ = std::max(clock_, now); }
+// Every event begins with it.
+void Sequencer::Tick(absl::Time now) {
+  clock_ = std::max(clock_, now);
+  resolved_ = RunHandle();
+}
 
 bool Sequencer::IsRank(Rank rank) const { return rank.value() >= 0 && rank.value() < size(); }
 

@@ -165,8 +165,9 @@ class Sequencer {
   // gets kFail with that epoch's cause; for an epoch that is not open yet, INVALID_ARGUMENT.
   absl::Status Submit(const Vote& vote, absl::Time now, Actions* actions);
   // The instances that Submit(vote) would vote for, by participation, or the error with which it
-  // would refuse. Requires vote.epoch == epoch().
-  absl::StatusOr<std::vector<InstanceKey>> Resolve(const Vote& vote);
+  // would refuse. Requires vote.epoch == epoch(). Valid until the next event. A Submit of the same
+  // run that is that event does not look again: its groups and bound instances must be the same.
+  absl::StatusOr<absl::Span<const InstanceKey>> Resolve(const Vote& vote);
   // All results from outside are there.
   void Unblock(RunHandle run, absl::Time now, Actions* actions);
   // The run can follow the order that kReserve asked for.
@@ -485,6 +486,7 @@ class Sequencer {
 
   // Scratch of one event.
   std::vector<InstanceKey> keys_;  // by participation of the vote at hand
+  RunHandle resolved_;             // whose keys_ and positions_ hold until the next event; 0: none
   std::vector<int32_t> positions_;
   std::vector<int64_t> taken_;
   std::vector<int32_t> asked_;

@@ -1393,6 +1393,31 @@ TEST(SequencerContradictionTest, ResolveSaysWhatSubmitWouldVoteFor) {
   EXPECT_EQ((*keys)[4], WorldKey(1, 1).Gradient(Epoch(1), 0));
 }
 
+TEST(SequencerContradictionTest, WhatResolveHasFoundHoldsUntilTheNextEvent) {
+  Sequencer sequencer = World(2);
+  // Another vote is resolved in between: what was found is the other's.
+  ASSERT_TRUE(sequencer.Resolve(Simple(sequencer, 1, 0, 0).Build()).ok());
+  ASSERT_TRUE(sequencer.Resolve(Simple(sequencer, 2, 1, 0).Build()).ok());
+  EXPECT_THAT(Launched(Cast(&sequencer, Simple(sequencer, 1, 0, 0))), IsEmpty());
+  const Actions actions = Cast(&sequencer, Simple(sequencer, 2, 1, 0));
+  EXPECT_THAT(Launched(actions), ElementsAre(1, 2));
+  EXPECT_EQ(actions[0].instances[0].parts[0].run, RunHandle(1));
+  EXPECT_EQ(actions[0].instances[0].parts[1].run, RunHandle(2));
+  // One that would be refused leaves nothing of the one before it.
+  ASSERT_TRUE(sequencer.Resolve(Simple(sequencer, 3, 0, 1).Build()).ok());
+  EXPECT_FALSE(sequencer.Resolve(Simple(sequencer, 3, 0, 2).Build()).ok());
+  EXPECT_FALSE(Refused(&sequencer, Simple(sequencer, 3, 0, 2)).ok());
+  // An event in between has counted on, or has ended the epoch.
+  ASSERT_TRUE(sequencer.Resolve(Simple(sequencer, 3, 0, 1).Build()).ok());
+  Cast(&sequencer, Simple(sequencer, 4, 0, 1));
+  EXPECT_FALSE(Refused(&sequencer, Simple(sequencer, 3, 0, 1)).ok());
+  TestRun late = Simple(sequencer, 5, 1, 1);
+  ASSERT_TRUE(sequencer.Resolve(late.Build()).ok());
+  Actions ended;
+  sequencer.Abort(Error(), At(0), &ended);
+  EXPECT_THAT(Failed(Cast(&sequencer, std::move(late))), ElementsAre(5));
+}
+
 // --- Memory -------------------------------------------------------------------------------------
 
 TEST(SequencerMemoryTest, DoesNotGrowWithTheNumberOfInstances) {

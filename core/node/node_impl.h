@@ -175,7 +175,6 @@ class LocalNode::Impl {
   void TakeDonations(RunState* run);
   void ReturnDonations(RunState* run);
   absl::Status PrepareBuffers(Session* session, RunState* run);
-  absl::Status ResolveKeys(RunState* run);
   void FindProducers(RunState* run);
   void VoteRun(RunState* run, absl::Time now);
   void RefuseRun(const std::shared_ptr<Session>& session, Sequence sequence, const Run& command,

@@ -325,9 +325,10 @@ void LocalNode::Impl::ReturnDonations(RunState* run) {
 // Reserves every byte that the run will write: nothing is allocated after commit.
 absl::Status LocalNode::Impl::PrepareBuffers(Session* session, RunState* run) {
   const Plan& plan = run->plan->plan;
-  run->refs.resize(plan.buffers.size());
-  run->addresses.resize(plan.buffers.size());
-  bool resolved = !run->keys.empty();
+  // By participation, when they are needed. None for a vote of another epoch, which will not be
+  // launched.
+  absl::Span<const InstanceKey> keys;
+  bool resolved = false;
   for (size_t i = 0; i < plan.buffers.size(); ++i) {
     const BufferSpec& spec = plan.buffers[i];
     if (spec.kind == BufferSpec::Kind::kInput || spec.kind == BufferSpec::Kind::kPeer ||
@@ -340,11 +341,12 @@ absl::Status LocalNode::Impl::PrepareBuffers(Session* session, RunState* run) {
     if (spec.kind == BufferSpec::Kind::kShared) {
       if (!resolved) {
         resolved = true;
-        CHORUS_RETURN_IF_ERROR(ResolveKeys(run));
+        if (run->vote.epoch == run->world->sequencer->epoch()) {
+          CHORUS_ASSIGN_OR_RETURN(keys, run->world->sequencer->Resolve(run->vote));
+        }
       }
-      // No keys: the vote is for another epoch and will not be launched.
-      if (!run->keys.empty()) {
-        shared = &run->world->shared[run->keys[static_cast<size_t>(spec.index)]];
+      if (!keys.empty()) {
+        shared = &run->world->shared[keys[static_cast<size_t>(spec.index)]];
         // Of another size where the ranks disagree. The vote then says so, and nothing is launched:
         // equal descriptors have equal results.
         buffer = *shared;
@@ -357,12 +359,6 @@ absl::Status LocalNode::Impl::PrepareBuffers(Session* session, RunState* run) {
     run->addresses[i] = buffer->address();
     run->refs[i] = std::move(buffer);
   }
-  return absl::OkStatus();
-}
-
-absl::Status LocalNode::Impl::ResolveKeys(RunState* run) {
-  if (run->vote.epoch != run->world->sequencer->epoch()) return absl::OkStatus();
-  CHORUS_ASSIGN_OR_RETURN(run->keys, run->world->sequencer->Resolve(run->vote));
   return absl::OkStatus();
 }
 

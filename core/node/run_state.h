@@ -43,7 +43,6 @@ struct RunState {
   absl::InlinedVector<TensorId, 2> output_ids;      // of `outputs`
   absl::InlinedVector<BufferRef, 4> refs;           // by plan buffer: what keeps the bytes
   absl::InlinedVector<DeviceAddress, 4> addresses;  // by plan buffer
-  std::vector<InstanceKey> keys;                    // by participation, where needed
   Vote vote;                                        // of a run with groups
   // Inputs whose memory outputs take over: promised at submit, taken at launch.
   struct Donation {
@@ -85,7 +84,6 @@ struct RunState {
     output_ids.clear();
     refs.clear();
     addresses.clear();
-    keys.clear();
     vote.what.reset();
     vote.groups.clear();
     vote.bound.clear();
