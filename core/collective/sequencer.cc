@@ -158,11 +158,13 @@ absl::Status Sequencer::ResolveKeys(const Vote& vote) {
   const size_t n = vote.what->participations.size();
   keys_.clear();
   keys_.resize(n);
-  positions_.assign(n, 0);
-  asked_.assign(n, 0);
+  positions_.resize(n);
+  asked_.resize(n);
+  std::fill(asked_.begin(), asked_.end(), 0);
   size_t held = 0;
   for (const GroupBinding& binding : vote.groups) held += binding.base.size();
-  taken_.assign(held, 0);
+  taken_.resize(held);
+  std::fill(taken_.begin(), taken_.end(), 0);
   absl::Status status;
   for (size_t i = 0; i < n && status.ok(); ++i) status = ResolveOne(vote, i);
   for (const auto& undo : tape_undo_) --tapes_[undo.first].entries[undo.second].next_request;
@@ -327,8 +329,8 @@ absl::optional<Error> Sequencer::FindRefusal(const Vote& vote) const {
     const Group& group = groups_[binding.group.value()];
     const GroupSlot& slot = (*vote.slots)[s];
     const int32_t group_size = static_cast<int32_t>(group.members.size());
-    Error error;
     if (slot.size != group_size) {
+      Error error;
       const Rank rank = slot.held.empty() ? Rank(-1) : group.members[slot.held[0].value()];
       error.code = absl::StatusCode::kInvalidArgument;
       error.reason = Reason::kMismatch;
@@ -341,6 +343,7 @@ absl::optional<Error> Sequencer::FindRefusal(const Vote& vote) const {
       return error;
     }
     if (group.dead.value() >= 0) {
+      Error error;
       error.code = absl::StatusCode::kFailedPrecondition;
       error.reason = Reason::kNeedsReform;
       error.culprit = CulpritOf(group.dead);
@@ -350,6 +353,7 @@ absl::optional<Error> Sequencer::FindRefusal(const Vote& vote) const {
       return error;
     }
   }
+  if (!somebody_left_) return absl::nullopt;
   for (size_t i = 0; i < keys_.size(); ++i) {
     if (keys_[i].is_gradient()) continue;  // who left has abandoned its gradients
     for (int32_t p = 0; p < PositionCount(keys_[i]); ++p) {
@@ -658,8 +662,6 @@ Error Sequencer::Mismatch(int32_t id, int32_t position) const {
 // --- Launching ----------------------------------------------------------------------------------
 
 void Sequencer::LaunchReady(Actions* actions) {
-  std::vector<int32_t> runs;
-  std::vector<int32_t> instances;
   while (!ready_.empty()) {
     const int32_t component = ready_.back();
     ready_.pop_back();
@@ -668,13 +670,13 @@ void Sequencer::LaunchReady(Actions* actions) {
       MergeCircleThrough(component);
       continue;
     }
-    const absl::optional<Error> circle = Order(component, &runs, &instances);
+    const absl::optional<Error> circle = Order(component, &gang_runs_, &gang_instances_);
     if (circle.has_value()) {
       EndEpoch(*circle, actions);
       return;
     }
     if (AwaitReserves(actions)) continue;
-    Launch(runs, instances, actions);
+    Launch(gang_runs_, gang_instances_, actions);
   }
 }
 
@@ -1066,6 +1068,7 @@ void Sequencer::Launch(const std::vector<int32_t>& runs, const std::vector<int32
     out.key = instance.key;
   }
 
+  action.runs.reserve(runs.size());
   for (const int32_t r : runs) {
     PendingRun& run = runs_[r];
     action.runs.push_back(run.handle);
@@ -1209,6 +1212,7 @@ void Sequencer::Left(Rank rank, absl::Time now, Actions* actions) {
   Tick(now);
   if (!IsRank(rank) || members_[rank.value()].state != Member::State::kHere) return;
   members_[rank.value()].state = Member::State::kLeft;
+  somebody_left_ = true;
   int32_t needs_it = kNone;
   for (int32_t r = pending_.head; r != kNone && needs_it == kNone; r = runs_[r].next) {
     for (const int32_t id : runs_[r].instances) {
@@ -1283,13 +1287,9 @@ void Sequencer::Finished(Ticket ticket, const absl::Status& status, absl::Time n
   const int32_t g = found->second;
   if (status.ok()) {
     if (gangs_[g].last_of_world.has_value()) {
+      // Gangs may finish in another order than they were launched in.
       const InstanceKey& key = *gangs_[g].last_of_world;
-      for (Member& member : members_) {
-        // Gangs may finish in another order than they were launched in.
-        if (!member.last_published.has_value() || *member.last_published < key) {
-          member.last_published = key;
-        }
-      }
+      if (!last_published_.has_value() || *last_published_ < key) last_published_ = key;
     }
     ForgetGang(g);
     return;
@@ -1464,6 +1464,7 @@ std::vector<int32_t> Sequencer::Shrink(absl::Time now, Actions* actions) {
     survivors.push_back(std::move(members_[rank]));
   }
   members_ = std::move(survivors);
+  somebody_left_ = false;
   for (Group& group : groups_) group = Group();
   for (int32_t rank = 0; rank < size(); ++rank) groups_[0].members.push_back(Rank(rank));
   groups_[0].next.resize(members_.size(), 0);
@@ -1592,7 +1593,7 @@ std::vector<PendingInstance> Sequencer::Pending(absl::Time now) const {
 
 absl::optional<InstanceKey> Sequencer::LastPublished(Rank rank) const {
   if (!IsRank(rank)) return absl::nullopt;
-  return members_[rank.value()].last_published;
+  return last_published_;
 }
 
 absl::optional<Error> Sequencer::Cause(Epoch epoch) const {
@@ -1620,11 +1621,9 @@ std::string Sequencer::CanonicalState() const {
     }
     EncodeInstanceKey(key, &out);
   };
-  for (const Member& member : members_) {
-    out.Put(member.state);
-    out.Put<uint8_t>(member.last_published.has_value());
-    if (member.last_published.has_value()) put_key(*member.last_published);
-  }
+  for (const Member& member : members_) out.Put(member.state);
+  out.Put<uint8_t>(last_published_.has_value());
+  if (last_published_.has_value()) put_key(*last_published_);
   for (const Group& group : groups_) {
     out.PutVarint(group.members.size());
     for (const Rank rank : group.members) out.PutSigned(rank.value());

@@ -281,7 +281,6 @@ class Sequencer {
     State state = State::kHere;
     std::string how_dead;
     MemberInfo info;
-    absl::optional<InstanceKey> last_published;
   };
 
   struct Group {
@@ -460,6 +459,8 @@ class Sequencer {
   Ticket next_ticket_{1};
   int64_t next_order_ = 0;
   std::vector<Member> members_;
+  bool somebody_left_ = false;  // a member's state is kLeft
+  absl::optional<InstanceKey> last_published_;
   std::vector<Group> groups_;
   struct GroupRequests {
     std::vector<GroupId> groups;          // of the k-th request
@@ -492,8 +493,10 @@ class Sequencer {
   std::vector<int32_t> asked_;
   std::vector<std::pair<int32_t, int32_t>> tape_undo_;  // tape, position
   std::vector<PairEnd> pair_undo_;
-  std::vector<int32_t> ready_;  // components to try
-  // Of the gang whose order was found last: runs that must follow another order than their own.
+  std::vector<int32_t> ready_;           // components to try
+  std::vector<int32_t> gang_runs_;       // of the gang whose order was found last
+  std::vector<int32_t> gang_instances_;  // the same
+  // The same: runs that must follow another order than their own.
   std::vector<std::pair<int32_t, const std::vector<int32_t>*>> reordered_;
   int32_t search_ = 0;  // number of the last search for circles
 };
