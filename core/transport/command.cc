@@ -240,19 +240,20 @@ class BodyReader {
     return range;
   }
 
-  Binding Source() {
+  void Source(Binding* source) {
     switch (Byte(kExternalBinding, "a binding: 0 (tensor), 1 (inline) or 2 (external)")) {
       case kInlineBinding: {
-        InlineData data;
         const absl::string_view bytes =
             String(InlineData::kMaxBytes, "inline data of at most 64 bytes");
+        InlineData& data = source->emplace<InlineData>();
         if (ok()) data.bytes.assign(bytes.begin(), bytes.end());
-        return data;
+        break;
       }
       case kExternalBinding:
-        return Range();
+        *source = Range();
+        break;
       default:
-        return SlotName<TensorId>("a tensor's name");
+        *source = SlotName<TensorId>("a tensor's name");
     }
   }
 
@@ -302,7 +303,7 @@ void ReadBody(BodyReader* in, Run* body) {
   body->graph = in->SlotName<GraphId>("a graph's name");
   const size_t inputs = in->Count(2, "a count of inputs");
   body->inputs.reserve(inputs);
-  for (size_t i = 0; i < inputs && in->ok(); ++i) body->inputs.push_back(in->Source());
+  for (size_t i = 0; i < inputs && in->ok(); ++i) in->Source(&body->inputs.emplace_back());
 
   const size_t outputs = in->Count(1, "a count of outputs");
   body->outputs.reserve(outputs);
@@ -360,7 +361,7 @@ void ReadBody(BodyReader* in, CreateTensor* body) {
   body->tensor = in->SlotName<TensorId>("a tensor's name");
   body->type = in->Type();
   body->device = DeviceIndex(in->Number32("a device's number"));
-  body->source = in->Source();
+  in->Source(&body->source);
   in->Expect(!absl::holds_alternative<TensorId>(body->source),
              "a new tensor's source: 1 (inline) or 2 (external)");
 }
@@ -413,23 +414,7 @@ absl::Status DecodeBody(absl::string_view bytes, const char* name, CommandBody* 
                                           ", got something else or the end"));
 }
 
-}  // namespace
-
-void EncodeFrame(const Command& command, ByteWriter* out) {
-  const size_t start = out->size();
-  FrameStart header{0, 0, kFrameVersion};
-  FrameWriter frame(out);
-  frame.Put(header);
-  frame.Put(command.sequence.value());
-  header.kind = static_cast<uint16_t>(
-      absl::visit([&frame](const auto& body) { return PutBody(body, &frame); }, command.body));
-  frame.Flushed();
-  header.size = static_cast<uint32_t>(out->size() - start);
-  out->Overwrite(start, header.size);
-  out->Overwrite(start + sizeof(header.size), header.kind);
-}
-
-absl::StatusOr<Command> DecodeFrame(absl::string_view frame) {
+absl::Status DecodeInto(absl::string_view frame, Command* command) {
   if (frame.size() < kFrameHeaderBytes || frame.size() > kMaxFrameBytes) {
     return Malformed(absl::StrCat("frame: expected ", kFrameHeaderBytes, " to ", kMaxFrameBytes,
                                   " bytes, got ", frame.size()));
@@ -451,38 +436,50 @@ absl::StatusOr<Command> DecodeFrame(absl::string_view frame) {
     return Malformed(absl::StrCat("frame: expected a sequence from 1, got ", sequence));
   }
   const absl::string_view body = frame.substr(kFrameHeaderBytes);
-  absl::StatusOr<Command> command(absl::in_place);
   command->sequence = Sequence(sequence);
-  absl::Status status;
   switch (static_cast<CommandKind>(header.kind)) {
     case CommandKind::kRegisterGraph:
-      status = DecodeBody<RegisterGraph>(body, "RegisterGraph", &command->body);
-      break;
+      return DecodeBody<RegisterGraph>(body, "RegisterGraph", &command->body);
     case CommandKind::kRun:
-      status = DecodeBody<Run>(body, "Run", &command->body);
-      break;
+      return DecodeBody<Run>(body, "Run", &command->body);
     case CommandKind::kCreateTensor:
-      status = DecodeBody<CreateTensor>(body, "CreateTensor", &command->body);
-      break;
+      return DecodeBody<CreateTensor>(body, "CreateTensor", &command->body);
     case CommandKind::kMakeReadable:
-      status = DecodeBody<MakeReadable>(body, "MakeReadable", &command->body);
-      break;
+      return DecodeBody<MakeReadable>(body, "MakeReadable", &command->body);
     case CommandKind::kRelease:
-      status = DecodeBody<Release>(body, "Release", &command->body);
-      break;
+      return DecodeBody<Release>(body, "Release", &command->body);
     case CommandKind::kDropTape:
-      status = DecodeBody<DropTape>(body, "DropTape", &command->body);
-      break;
+      return DecodeBody<DropTape>(body, "DropTape", &command->body);
     case CommandKind::kCancel:
-      status = DecodeBody<Cancel>(body, "Cancel", &command->body);
-      break;
+      return DecodeBody<Cancel>(body, "Cancel", &command->body);
     case CommandKind::kEnterEpoch:
-      status = DecodeBody<EnterEpoch>(body, "EnterEpoch", &command->body);
-      break;
+      return DecodeBody<EnterEpoch>(body, "EnterEpoch", &command->body);
     default:
-      status = Malformed(absl::StrCat("frame: expected a kind of 1 to 8, got ", header.kind));
+      return Malformed(absl::StrCat("frame: expected a kind of 1 to 8, got ", header.kind));
   }
-  if (!status.ok()) return status;
+}
+
+}  // namespace
+
+void EncodeFrame(const Command& command, ByteWriter* out) {
+  const size_t start = out->size();
+  FrameStart header{0, 0, kFrameVersion};
+  FrameWriter frame(out);
+  frame.Put(header);
+  frame.Put(command.sequence.value());
+  header.kind = static_cast<uint16_t>(
+      absl::visit([&frame](const auto& body) { return PutBody(body, &frame); }, command.body));
+  frame.Flushed();
+  header.size = static_cast<uint32_t>(out->size() - start);
+  out->Overwrite(start, header.size);
+  out->Overwrite(start + sizeof(header.size), header.kind);
+}
+
+absl::StatusOr<Command> DecodeFrame(absl::string_view frame) {
+  // One variable and one return: it is made where the caller wants it, for it is costly to move.
+  absl::StatusOr<Command> command(absl::in_place);
+  absl::Status status = DecodeInto(frame, &*command);
+  if (!status.ok()) command = std::move(status);
   return command;
 }
 
