@@ -116,9 +116,12 @@ class LocalNode::Impl {
   void ExecuteHeld(const std::shared_ptr<Session>& session, absl::Time now);
   void HoldFrame(const std::shared_ptr<Session>& session, Sequence sequence,
                  absl::string_view frame, absl::Time now, OnOutcome done);
-  // Gives `error` its id and ends the command with it; ok() ends it well.
+  // Ends a command well, with an error that has its id, or with what `status` says.
+  void FinishCommand(Session* session, Sequence sequence);
   void FinishCommand(Session* session, Sequence sequence, const Error& error);
   void FinishCommand(Session* session, Sequence sequence, const absl::Status& status);
+  void RecordOutcome(Session* session, Sequence sequence, const RunOutcome& outcome);
+  void TellWaiters(Session* session, Sequence sequence, const absl::Status& status);
   // Who waits in shared memory is woken once for all that one turn has published.
   void MarkNews(Session* session);
   void WakeWaiters();

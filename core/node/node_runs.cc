@@ -69,18 +69,24 @@ absl::Status LocalNode::Impl::PrepareRun(const std::shared_ptr<Session>& session
   run->graph = session->graphs[static_cast<size_t>(id.slot)].record;
   run->plan = &run->graph->main;
   const Graph& graph = run->graph->graph;
-  const auto expect = [](absl::string_view what, size_t expected, size_t got) {
-    if (expected == got) return absl::OkStatus();
-    return Malformed(absl::StrCat("the graph has ", expected, " ", what, ", the run binds ", got));
+  const struct {
+    const char* what;
+    size_t expected;
+    size_t got;
+  } counts[] = {
+      {"inputs", graph.inputs.size(), command.inputs.size()},
+      {"outputs", graph.outputs.size(), command.outputs.size()},
+      {"group slots", graph.group_slots.size(), command.groups.size()},
+      {"instance slots", static_cast<size_t>(graph.num_instance_slots), command.instances.size()},
+      {"inputs (donations)", command.donate.empty() ? 0 : graph.inputs.size(),
+       command.donate.size()},
+      {"device slots", command.devices.empty() ? 0 : static_cast<size_t>(graph.num_device_slots),
+       command.devices.size()},
   };
-  CHORUS_RETURN_IF_ERROR(expect("inputs", graph.inputs.size(), command.inputs.size()));
-  CHORUS_RETURN_IF_ERROR(expect("outputs", graph.outputs.size(), command.outputs.size()));
-  CHORUS_RETURN_IF_ERROR(expect("group slots", graph.group_slots.size(), command.groups.size()));
-  CHORUS_RETURN_IF_ERROR(expect("instance slots", static_cast<size_t>(graph.num_instance_slots),
-                                command.instances.size()));
-  if (!command.donate.empty()) {
-    CHORUS_RETURN_IF_ERROR(
-        expect("inputs (donations)", graph.inputs.size(), command.donate.size()));
+  for (const auto& count : counts) {
+    if (count.expected == count.got) continue;
+    return Malformed(absl::StrCat("the graph has ", count.expected, " ", count.what,
+                                  ", the run binds ", count.got));
   }
   const size_t slots = static_cast<size_t>(graph.num_device_slots);
   if (command.devices.empty()) {
@@ -91,7 +97,6 @@ absl::Status LocalNode::Impl::PrepareRun(const std::shared_ptr<Session>& session
     run->devices.assign(session->devices.begin(),
                         session->devices.begin() + static_cast<ptrdiff_t>(slots));
   } else {
-    CHORUS_RETURN_IF_ERROR(expect("device slots", slots, command.devices.size()));
     for (DeviceIndex device : command.devices) {
       if (std::find(session->devices.begin(), session->devices.end(), device) ==
           session->devices.end()) {
@@ -144,10 +149,9 @@ absl::Status LocalNode::Impl::PrepareWorld(Session* session, const Run& command,
     } else if (run->vote.epoch != bound.epoch) {
       return Malformed("the groups of one run are bound in different epochs");
     }
-    GroupBinding binding;
-    binding.group = bound.group;
-    binding.base.assign(bound.base.begin(), bound.base.end());
-    run->vote.groups.push_back(std::move(binding));
+    run->vote.groups.emplace_back();
+    run->vote.groups.back().group = bound.group;
+    run->vote.groups.back().base = bound.base;
     CHORUS_ASSIGN_OR_RETURN(const absl::Span<const Rank> members,
                             run->world->sequencer->GroupMembers(bound.group));
     if (static_cast<int32_t>(members.size()) != wanted.size) {
@@ -310,6 +314,7 @@ void LocalNode::Impl::TakeDonations(RunState* run) {
 
 // The run has failed. Where nothing was written all is as before; else the name tells.
 void LocalNode::Impl::ReturnDonations(RunState* run) {
+  if (run->donations.empty()) return;
   for (const RunState::Donation& donation : run->donations) {
     const CellRef& given = run->inputs[static_cast<size_t>(donation.input)];
     if (run->donated && !run->held_back) {
@@ -822,6 +827,7 @@ void LocalNode::Impl::LaunchRun(RunState* run) {
 }
 
 void LocalNode::Impl::ReleaseConsumers(RunState* run, absl::Time now) {
+  if (run->consumers.empty()) return;
   absl::InlinedVector<RunHandle, 2> consumers;
   consumers.swap(run->consumers);
   for (RunHandle consumer : consumers) Unblock(consumer, now);
@@ -927,7 +933,7 @@ void LocalNode::Impl::PublishRun(RunState* run, absl::Time now) {
     if (!session->dead()) PublishTensor(session, run->output_ids[i], *cell);
   }
   Note(FlightKind::kPublished, now, session, run->world.get(), run->sequence, run->ticket);
-  if (!session->dead()) FinishCommand(session, run->sequence, Error());
+  if (!session->dead()) FinishCommand(session, run->sequence);
   for (const CellRef& cell : run->outputs) {
     if (cell != nullptr) Settle(cell);
   }

@@ -81,6 +81,7 @@ bool LocalNode::Impl::Poll(absl::Time now) {
   now_ = now;
   bool worked = timers.Fire(now);
   for (size_t i = 0; i < polled_.size(); ++i) {
+    if (!polled_[i]->ring->HasFrame()) continue;
     // A frame may end its session, which shortens the list.
     const std::shared_ptr<Session> session = polled_[i];
     worked |= PollRing(session, now);
@@ -428,7 +429,7 @@ void LocalNode::Impl::TakeFrame(const std::shared_ptr<Session>& session, absl::s
   }
   if (done != nullptr) session->outcome_waiters[sequence.value()].push_back(std::move(done));
   Execute(session, *command, now);
-  ExecuteHeld(session, now);
+  if (!session->held.empty()) ExecuteHeld(session, now);
 }
 
 void LocalNode::Impl::HoldFrame(const std::shared_ptr<Session>& session, Sequence sequence,
@@ -470,7 +471,6 @@ void LocalNode::Impl::HoldFrame(const std::shared_ptr<Session>& session, Sequenc
 }
 
 void LocalNode::Impl::ExecuteHeld(const std::shared_ptr<Session>& session, absl::Time now) {
-  if (session->held.empty()) return;
   while (!session->dead() && !session->held.empty() &&
          session->held.begin()->first == session->next_sequence) {
     Session::HeldFrame held = std::move(session->held.begin()->second);
@@ -519,7 +519,7 @@ void LocalNode::Impl::Execute(const std::shared_ptr<Session>& session, const Com
 void LocalNode::Impl::FinishCommand(Session* session, Sequence sequence,
                                     const absl::Status& status) {
   if (status.ok()) {
-    FinishCommand(session, sequence, Error());
+    FinishCommand(session, sequence);
     return;
   }
   Error error = ErrorOf(status);
@@ -528,17 +528,28 @@ void LocalNode::Impl::FinishCommand(Session* session, Sequence sequence,
 }
 
 void LocalNode::Impl::FinishCommand(Session* session, Sequence sequence, const Error& error) {
-  session->outcomes.Finish(sequence, error.code, error.id);
-  if (session->completions != nullptr) {
-    session->completions->PublishRun(sequence, {error.code, error.id});
-    MarkNews(session);
-  }
-  if (session->outcome_waiters.empty()) return;
+  RecordOutcome(session, sequence, {error.code, error.id});
+  if (!session->outcome_waiters.empty()) TellWaiters(session, sequence, ToStatus(error));
+}
+
+void LocalNode::Impl::FinishCommand(Session* session, Sequence sequence) {
+  RecordOutcome(session, sequence, {absl::StatusCode::kOk, ErrorId()});
+  if (!session->outcome_waiters.empty()) TellWaiters(session, sequence, absl::OkStatus());
+}
+
+void LocalNode::Impl::RecordOutcome(Session* session, Sequence sequence,
+                                    const RunOutcome& outcome) {
+  session->outcomes.Finish(sequence, outcome.code, outcome.error);
+  if (session->completions == nullptr) return;
+  session->completions->PublishRun(sequence, outcome);
+  MarkNews(session);
+}
+
+void LocalNode::Impl::TellWaiters(Session* session, Sequence sequence, const absl::Status& status) {
   const auto it = session->outcome_waiters.find(sequence.value());
   if (it == session->outcome_waiters.end()) return;
   std::vector<OnOutcome> waiters = std::move(it->second);
   session->outcome_waiters.erase(it);
-  const absl::Status status = ToStatus(error);
   for (OnOutcome& done : waiters) done({sequence, status});
 }
 
@@ -875,6 +886,7 @@ void LocalNode::Impl::WakeWaiters() {
 }
 
 void LocalNode::Impl::Settle(const CellRef& cell) {
+  if (cell->on_settled.empty()) return;
   decltype(cell->on_settled) waiting;
   waiting.swap(cell->on_settled);
   for (const auto& done : waiting) done(cell);
