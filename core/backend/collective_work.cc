@@ -72,13 +72,15 @@ absl::Status CheckOperands(const CollectiveCall& call, int size, int member) {
     default:
       inputs = outputs = 0;
   }
-  const auto check = [&](const char* what, int64_t expected, size_t got) {
-    if (expected < 0 || static_cast<size_t>(expected) == got) return absl::OkStatus();
+  const auto wrong = [](int64_t expected, size_t got) {
+    return expected >= 0 && static_cast<size_t>(expected) != got;
+  };
+  const auto refuse = [&](const char* what, int64_t expected, size_t got) {
     return BadType(absl::StrCat(Name(call.kind), " of ", size, " members: member ", member,
                                 " passes ", got, " ", what, ", expected ", expected));
   };
-  CHORUS_RETURN_IF_ERROR(check("inputs", inputs, call.inputs.size()));
-  CHORUS_RETURN_IF_ERROR(check("outputs", outputs, call.outputs.size()));
+  if (wrong(inputs, call.inputs.size())) return refuse("inputs", inputs, call.inputs.size());
+  if (wrong(outputs, call.outputs.size())) return refuse("outputs", outputs, call.outputs.size());
   if (inputs > 0 && call.count > 0) {
     for (const DeviceAddress address : call.inputs) {
       if (address == 0) {

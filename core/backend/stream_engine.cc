@@ -57,7 +57,7 @@ struct StreamEngine::Group {
 
 // --- Items ---
 
-void StreamEngine::ItemQueue::Push(Item item) {
+StreamEngine::Item& StreamEngine::ItemQueue::Push() {
   if (size_ == slots_.size()) {
     std::vector<Item> larger(std::max<size_t>(8, 2 * slots_.size()));
     for (size_t i = 0; i < size_; ++i) {
@@ -66,8 +66,7 @@ void StreamEngine::ItemQueue::Push(Item item) {
     slots_ = std::move(larger);
     first_ = 0;
   }
-  slots_[(first_ + size_) & (slots_.size() - 1)] = std::move(item);
-  ++size_;
+  return slots_[(first_ + size_++) & (slots_.size() - 1)];
 }
 
 void StreamEngine::ItemQueue::Pop() {
@@ -76,6 +75,20 @@ void StreamEngine::ItemQueue::Pop() {
 }
 
 // --- Streams and events ---
+
+template <typename T>
+void StreamEngine::Push(StreamState* stream, T item) {
+  MutexLock lock(&mutex_);
+  PushLocked(stream, std::move(item));
+  Schedule();
+}
+
+template <typename T>
+void StreamEngine::PushLocked(StreamState* stream, T item) {
+  stream->items.Push() = std::move(item);
+  ++stream->enqueued;
+  if (stream->state == StreamState::State::kIdle) MakeReady(stream);
+}
 
 class StreamEngine::EngineEvent : public Event {
  public:
@@ -153,18 +166,6 @@ std::unique_ptr<Stream> StreamEngine::CreateStream(int device) {
 }
 
 std::unique_ptr<Event> StreamEngine::CreateEvent() { return std::make_unique<EngineEvent>(); }
-
-void StreamEngine::Push(StreamState* stream, Item item) {
-  MutexLock lock(&mutex_);
-  PushLocked(stream, std::move(item));
-  Schedule();
-}
-
-void StreamEngine::PushLocked(StreamState* stream, Item item) {
-  stream->items.Push(std::move(item));
-  ++stream->enqueued;
-  if (stream->state == StreamState::State::kIdle) MakeReady(stream);
-}
 
 void StreamEngine::MakeReady(StreamState* stream) {
   stream->state = StreamState::State::kReady;

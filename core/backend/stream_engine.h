@@ -77,7 +77,7 @@ class StreamEngine {
    public:
     bool empty() const { return size_ == 0; }
     Item& front() { return slots_[first_]; }
-    void Push(Item item);
+    Item& Push();  // a place at the end, to be assigned
     void Pop();
 
    private:
@@ -166,8 +166,11 @@ class StreamEngine {
   struct Channel;
   struct Group;
 
-  void Push(StreamState* stream, Item item) ABSL_LOCKS_EXCLUDED(mutex_);
-  void PushLocked(StreamState* stream, Item item) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Of one of Item's kinds: it is moved once, into its place.
+  template <typename T>
+  void Push(StreamState* stream, T item) ABSL_LOCKS_EXCLUDED(mutex_);
+  template <typename T>
+  void PushLocked(StreamState* stream, T item) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void MakeReady(StreamState* stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Recycle(StreamState* stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
