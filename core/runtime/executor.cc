@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstring>
 #include <string>
 #include <utility>
 
@@ -18,21 +19,65 @@ namespace chorus {
 
 // --- Messages ---
 
+namespace {
+
+// For a small collective these bytes are more work than its arithmetic, so they are laid out to be
+// copied: a head with the counts, then the arrays, numbers as they stand in memory.
+struct LaunchHead {
+  uint64_t launch;
+  uint64_t plan;
+  uint32_t buffers;
+  uint32_t collectives;
+  uint32_t after;
+  uint32_t hold_back;
+};
+struct BindingHead {
+  uint64_t communicator;
+  uint64_t present;
+};
+static_assert(sizeof(LaunchHead) == 32 && sizeof(BindingHead) == 16, "no padding is sent");
+
+template <typename Array>
+void PutArray(const Array& array, ByteWriter* out) {
+  if (!array.empty()) out->PutRaw(array.data(), array.size() * sizeof(array[0]));
+}
+
+template <typename Head>
+bool GetHead(ByteReader* in, Head* head) {
+  const absl::string_view bytes = in->GetRaw(sizeof(Head));
+  if (bytes.size() != sizeof(Head)) return false;
+  std::memcpy(head, bytes.data(), sizeof(Head));
+  return true;
+}
+
+template <typename Array>
+bool GetArray(ByteReader* in, uint64_t count, Array* array) {
+  constexpr size_t kEach = sizeof(typename Array::value_type);
+  if (count > in->remaining() / kEach) return false;
+  array->resize(static_cast<size_t>(count));
+  if (count == 0) return true;
+  const absl::string_view bytes = in->GetRaw(static_cast<size_t>(count) * kEach);
+  std::memcpy(array->data(), bytes.data(), bytes.size());
+  return true;
+}
+
+}  // namespace
+
 void EncodeLaunch(const LaunchMessage& message, ByteWriter* out) {
-  out->PutVarint(message.launch);
-  out->PutVarint(message.plan);
-  out->PutVarint(message.buffers.size());
-  // Addresses fill their 64 bits: as varints they would be longer and slower.
-  for (const DeviceAddress address : message.buffers) out->Put(address);
-  out->PutVarint(message.collectives.size());
+  const LaunchHead head{message.launch,
+                        message.plan,
+                        static_cast<uint32_t>(message.buffers.size()),
+                        static_cast<uint32_t>(message.collectives.size()),
+                        static_cast<uint32_t>(message.after.size()),
+                        message.hold_back};
+  out->PutRaw(&head, sizeof(head));
+  PutArray(message.buffers, out);
   for (const LaunchMessage::CollectiveBinding& binding : message.collectives) {
-    out->PutVarint(binding.communicator);
-    out->PutVarint(binding.present.size());
-    for (const int32_t member : binding.present) out->PutSigned(member);
+    const BindingHead bound{binding.communicator, binding.present.size()};
+    out->PutRaw(&bound, sizeof(bound));
+    PutArray(binding.present, out);
   }
-  out->PutVarint(message.after.size());
-  for (const LaunchId launch : message.after) out->PutVarint(launch);
-  out->Put(static_cast<uint8_t>(message.hold_back));
+  PutArray(message.after, out);
 }
 
 namespace {
@@ -40,21 +85,21 @@ namespace {
 // `message` is used again and again, so that its memory is.
 bool DecodeLaunchInto(absl::string_view bytes, LaunchMessage* message) {
   ByteReader in(bytes);
-  message->launch = in.GetVarint();
-  message->plan = in.GetVarint();
-  message->buffers.resize(in.GetCount(sizeof(DeviceAddress)));
-  for (DeviceAddress& address : message->buffers) address = in.Get<DeviceAddress>();
-  message->collectives.resize(in.GetCount(2));
+  LaunchHead head;
+  if (!GetHead(&in, &head)) return false;
+  message->launch = head.launch;
+  message->plan = head.plan;
+  message->hold_back = head.hold_back == 1;
+  if (!GetArray(&in, head.buffers, &message->buffers)) return false;
+  if (head.collectives > in.remaining() / sizeof(BindingHead)) return false;
+  message->collectives.resize(head.collectives);
   for (LaunchMessage::CollectiveBinding& binding : message->collectives) {
-    binding.communicator = in.GetVarint();
-    binding.present.resize(in.GetCount());
-    for (int32_t& member : binding.present) member = static_cast<int32_t>(in.GetSigned());
+    BindingHead bound;
+    if (!GetHead(&in, &bound)) return false;
+    binding.communicator = bound.communicator;
+    if (!GetArray(&in, bound.present, &binding.present)) return false;
   }
-  message->after.resize(in.GetCount());
-  for (LaunchId& launch : message->after) launch = in.GetVarint();
-  const uint8_t hold_back = in.Get<uint8_t>();
-  message->hold_back = hold_back == 1;
-  return in.Done() && hold_back <= 1;
+  return GetArray(&in, head.after, &message->after) && in.Done() && head.hold_back <= 1;
 }
 
 }  // namespace

@@ -714,6 +714,17 @@ TEST(MessageTest, LaunchesComeBackAsTheyWere) {
   for (size_t size = 0; size < out.size(); ++size) {
     EXPECT_FALSE(DecodeLaunch(absl::string_view(out.bytes()).substr(0, size)).ok()) << size;
   }
+  EXPECT_FALSE(DecodeLaunch(out.bytes() + "x").ok());
+  // Every count in it, made too large: refused, and nothing is allocated for it.
+  for (size_t at = 0; at + sizeof(uint32_t) <= out.size(); at += sizeof(uint32_t)) {
+    std::string changed = out.bytes();
+    changed.replace(at, sizeof(uint32_t), "\xff\xff\xff\x7f");
+    const absl::StatusOr<LaunchMessage> large = DecodeLaunch(changed);
+    if (!large.ok()) continue;
+    EXPECT_EQ(large->buffers.size(), 3u) << at;
+    EXPECT_EQ(large->collectives.size(), 2u) << at;
+    EXPECT_EQ(large->after.size(), 2u) << at;
+  }
 }
 
 TEST(MessageTest, CompletionsCarryTheWholeError) {
