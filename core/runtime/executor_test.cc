@@ -725,6 +725,12 @@ TEST(MessageTest, LaunchesComeBackAsTheyWere) {
     EXPECT_EQ(large->collectives.size(), 2u) << at;
     EXPECT_EQ(large->after.size(), 2u) << at;
   }
+  // The last number of the head is neither 0 nor 1.
+  std::string neither = out.bytes();
+  neither[28] = 2;
+  EXPECT_FALSE(DecodeLaunch(neither).ok());
+  neither[28] = 1;
+  EXPECT_TRUE(DecodeLaunch(neither)->hold_back);
 }
 
 TEST(MessageTest, CompletionsCarryTheWholeError) {
