@@ -115,9 +115,7 @@ bool SessionCore::Forked() const {
 }
 
 const TensorInfo* SessionCore::Intern(const TensorType& type) {
-  encoder_.Clear();
-  EncodeType(type, &encoder_);
-  std::unique_ptr<TensorInfo>& info = infos_[encoder_.bytes()];
+  std::unique_ptr<TensorInfo>& info = infos_[type];
   if (info == nullptr) {
     info = std::make_unique<TensorInfo>();
     info->type = type;
@@ -135,11 +133,14 @@ const std::string* SessionCore::InternSource(const std::string& source) {
 }
 
 absl::StatusOr<Sequence> SessionCore::SubmitLocked(CommandBody body) {
+  Command command{Sequence(), std::move(body)};
+  return SubmitLocked(&command);
+}
+
+absl::StatusOr<Sequence> SessionCore::SubmitLocked(Command* command) {
   CHORUS_RETURN_IF_ERROR(broken_);
-  Command command;
-  command.sequence = Sequence(next_sequence_);
-  command.body = std::move(body);
-  const absl::Status status = link_->Submit(command);
+  command->sequence = Sequence(next_sequence_);
+  const absl::Status status = link_->Submit(*command);
   if (!status.ok()) {
     // A full ring may have room later; a daemon that is gone stays so.
     if (ErrorOf(status).reason != Reason::kTransportTimeout) broken_ = status;
@@ -498,7 +499,8 @@ absl::StatusOr<SessionCore::StagingBlock*> SessionCore::StagingLocked(int64_t by
 
 absl::StatusOr<TensorDataPtr> SessionCore::UploadLocked(const TensorInfo* info, int32_t device_slot,
                                                         const char* bytes) {
-  CreateTensor create;
+  Command command{Sequence(), CreateTensor()};
+  CreateTensor& create = absl::get<CreateTensor>(command.body);
   create.type = info->type;
   create.device = devices_[device_slot];
   StagingBlock* block = nullptr;
@@ -523,7 +525,7 @@ absl::StatusOr<TensorDataPtr> SessionCore::UploadLocked(const TensorInfo* info, 
   }
   CHORUS_ASSIGN_OR_RETURN(const TensorId id, NewTensorIdLocked());
   create.tensor = id;
-  CHORUS_ASSIGN_OR_RETURN(const Sequence sequence, SubmitLocked(std::move(create)));
+  CHORUS_ASSIGN_OR_RETURN(const Sequence sequence, SubmitLocked(&command));
   if (block != nullptr) block->last = sequence;
   return NewSentLocked(info, device_slot, id, sequence);
 }
@@ -660,8 +662,6 @@ absl::Status SessionCore::CollectiveLocked(GroupCore* group, const CallKey& call
   }
   CallEntry* const entry = *found;
   *used = entry;
-  CHORUS_RETURN_IF_ERROR(broken_);
-
   Run& run = entry->run();
   for (size_t i = 0; i < inputs.size(); ++i) run.inputs[i] = BindingOf(*inputs[i]);
   for (OutBinding& output : run.outputs) {
@@ -677,13 +677,7 @@ absl::Status SessionCore::CollectiveLocked(GroupCore* group, const CallKey& call
   } else {
     *instance = NextInstance(group, call.kind, call.peer, call.tag);
   }
-  entry->command.sequence = Sequence(next_sequence_);
-  const absl::Status status = link_->Submit(entry->command);
-  if (!status.ok()) {
-    if (ErrorOf(status).reason != Reason::kTransportTimeout) broken_ = status;
-    return status;
-  }
-  const Sequence sequence(next_sequence_++);
+  CHORUS_ASSIGN_OR_RETURN(const Sequence sequence, SubmitLocked(&entry->command));
   CountRunLocked(member, sequence);
   CountUnderWayLocked(sequence);
   const Dependences* const after = After(group, call, inputs);
@@ -901,6 +895,7 @@ void SessionCore::DrainLocked(bool all) {
     if (all || retired_.tensors.size() >= kMaxRetiredTensors ||
         retired_.bytes >= kMaxRetiredBytes) {
       std::swap(retired.tensors, retired_.tensors);
+      retired_.tensors.reserve(kMaxRetiredTensors);
       retired_.bytes = 0;
     }
     std::swap(retired.arenas, retired_.arenas);

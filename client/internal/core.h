@@ -14,12 +14,14 @@
 #include <deque>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/inlined_vector.h"
 #include "absl/functional/function_ref.h"
+#include "absl/hash/hash.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "client/chorus.h"
@@ -52,6 +54,15 @@ struct TensorInfo {
   Shape shape;
   int64_t elements = 0;
   int64_t bytes = 0;
+};
+
+struct TensorTypeHash {
+  size_t operator()(const TensorType& type) const {
+    using Part = std::tuple<size_t, int64_t, int32_t>;
+    size_t hash = static_cast<size_t>(type.dtype);
+    for (const Dim& dim : type.dims) hash = absl::Hash<Part>()(Part(hash, dim.size, dim.symbol));
+    return hash;
+  }
 };
 
 // Why a tensor has no value, known without the daemon. Where this rank's part of a collective was
@@ -218,7 +229,9 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   // What a group's results depend on.
   const Dependences* AfterGroup(GroupCore* group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 
-  // The next command of the log.
+  // The next command of the log: gives it its sequence.
+  absl::StatusOr<Sequence> SubmitLocked(Command* command)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   absl::StatusOr<Sequence> SubmitLocked(CommandBody body)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 
@@ -339,14 +352,12 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   int64_t next_token_ ABSL_GUARDED_BY(session_lock) = 1;
   // By encoded graph.
   absl::flat_hash_map<std::string, GraphId> fragments_ ABSL_GUARDED_BY(session_lock);
-  // By encoded type.
-  absl::flat_hash_map<std::string, std::unique_ptr<TensorInfo>> infos_
+  absl::flat_hash_map<TensorType, std::unique_ptr<TensorInfo>, TensorTypeHash> infos_
       ABSL_GUARDED_BY(session_lock);
   absl::flat_hash_map<std::string, std::unique_ptr<std::string>> sources_
       ABSL_GUARDED_BY(session_lock);
   std::vector<std::unique_ptr<StagingBlock>> staging_ ABSL_GUARDED_BY(session_lock);
   std::vector<std::weak_ptr<MemberCore>> members_ ABSL_GUARDED_BY(session_lock);
-  ByteWriter encoder_ ABSL_GUARDED_BY(session_lock);
 
   // What destructors leave. Its own lock, held for a few instructions.
   struct Retired {
