@@ -80,7 +80,7 @@ class RingLink : public RpcLink {
   absl::Status Submit(const Command& command) override {
     encoder_.Clear();
     EncodeFrame(command, &encoder_);
-    return submitter_.Submit(encoder_.bytes(), absl::Now() + kSubmitTimeout);
+    return submitter_.Submit(encoder_.bytes(), kSubmitTimeout);
   }
 
   absl::StatusOr<absl::optional<CommandOutcome>> Peek(Sequence sequence) override {

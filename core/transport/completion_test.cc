@@ -441,7 +441,7 @@ TEST_F(CompletionTest, NoWakeIsLostEitherWay) {
   CompletionWaiter waiter(memory_.get(), SleepOnly());
   std::mt19937_64 random(seed + 1);
   for (int64_t i = 1; i <= kRounds; ++i) {
-    ASSERT_TRUE(submitter.Submit(MakeTestFrame(i, 16 + random() % 100), Soon()).ok());
+    ASSERT_TRUE(submitter.Submit(MakeTestFrame(i, 16 + random() % 100), absl::Seconds(60)).ok());
     Dither(random() % 64);
     const auto run = waiter.WaitForRun(Sequence(i), Soon());
     ASSERT_TRUE(run.ok()) << run.status();

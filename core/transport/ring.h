@@ -125,9 +125,10 @@ class Submitter {
   Submitter(SessionMemory* memory, const DoorbellView* doorbell, UniqueFd wake_event,
             WaitOptions options = {});
 
-  // Writes the frame, waiting for room until `deadline`, and wakes the daemon if it sleeps.
-  // On an error nothing was written; errors are the writer's.
-  absl::Status Submit(absl::string_view frame, absl::Time deadline);
+  // Writes the frame, waiting for room at most `timeout` (mostly there is some, and then no clock
+  // is read), and wakes the daemon if it sleeps. On an error nothing was written; errors are the
+  // writer's.
+  absl::Status Submit(absl::string_view frame, absl::Duration timeout);
 
   size_t max_frame_bytes() const { return writer_.max_frame_bytes(); }
 

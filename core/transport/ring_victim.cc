@@ -18,15 +18,17 @@
 namespace chorus {
 namespace {
 
+constexpr absl::Duration kPatience = absl::Seconds(60);
+
 absl::Status Main(int memory_fd, int doorbell_fd, int event_fd, bool fill) {
-  const absl::Time deadline = absl::Now() + absl::Seconds(60);
+  const absl::Time deadline = absl::Now() + kPatience;
   CHORUS_ASSIGN_OR_RETURN(const auto memory, MapSessionMemory(memory_fd));
   CHORUS_ASSIGN_OR_RETURN(const auto doorbell, DoorbellView::Map(doorbell_fd));
   WaitOptions options;
   options.look_around = absl::Milliseconds(1);
   Submitter submitter(memory.get(), doorbell.get(), UniqueFd(event_fd), options);
   for (int64_t sequence = 1;; ++sequence) {
-    CHORUS_RETURN_IF_ERROR(submitter.Submit(MakeTestFrame(sequence, 1000), deadline));
+    CHORUS_RETURN_IF_ERROR(submitter.Submit(MakeTestFrame(sequence, 1000), kPatience));
     if (!fill) break;
   }
   CompletionWaiter waiter(memory.get(), options);

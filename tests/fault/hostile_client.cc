@@ -188,7 +188,7 @@ absl::StatusOr<std::string> HostileClient::Impl::WildNumbers() {
       ++unreadable;
       continue;
     }
-    CHORUS_RETURN_IF_ERROR(submitter.Submit(frame.bytes(), deadline));
+    CHORUS_RETURN_IF_ERROR(submitter.Submit(frame.bytes(), kPatience));
     CHORUS_ASSIGN_OR_RETURN(const RunOutcome outcome,
                             waiter.WaitForRun(command.sequence, deadline));
     if (outcome.code == absl::StatusCode::kOk || outcome.code == absl::StatusCode::kInternal) {
