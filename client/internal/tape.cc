@@ -24,7 +24,7 @@ std::atomic<uint64_t> next_order{1};
 struct Graveyard {
   bool active = false;
   std::vector<absl::InlinedVector<Edge, 2>> edges;
-  std::vector<std::shared_ptr<SessionCore>> sessions;
+  absl::InlinedVector<std::shared_ptr<SessionCore>, 1> sessions;
 };
 thread_local Graveyard graveyard;
 
@@ -112,7 +112,7 @@ GradNode::~GradNode() {
     graveyard.edges.pop_back();
   }
   graveyard.active = false;
-  const std::vector<std::shared_ptr<SessionCore>> sessions = std::move(graveyard.sessions);
+  const auto sessions = std::move(graveyard.sessions);
   graveyard.sessions.clear();
   for (const auto& s : sessions) s->DrainIfUrgent();
 }
