@@ -25,14 +25,10 @@
 #include "client/chorus.h"
 #include "core/base/ids.h"
 #include "core/transport/command.h"
+#include "core/transport/completion.h"
 
 namespace chorus {
 inline namespace sdk {
-
-struct CommandOutcome {
-  absl::StatusCode code = absl::StatusCode::kOk;
-  ErrorId error;  // 0: none recorded
-};
 
 struct JoinedWorld {
   WorldId world;
@@ -59,7 +55,7 @@ class Link {
   // Appends a command. Waits while there is no room for it; what it does is not waited for.
   virtual absl::Status Submit(const Command& command) = 0;
   // The outcome if it is known here and now; NOT_FOUND kOutcomeForgotten: it was, long ago.
-  virtual absl::StatusOr<absl::optional<CommandOutcome>> Peek(Sequence sequence) = 0;
+  virtual absl::StatusOr<absl::optional<RunOutcome>> Peek(Sequence sequence) = 0;
   // The outcome, with all that the daemon knows of an error. DEADLINE_EXCEEDED kTransportTimeout:
   // not within `timeout`; ask again.
   virtual absl::Status WaitCommand(Sequence sequence, absl::Duration timeout) = 0;

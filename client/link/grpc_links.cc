@@ -19,10 +19,10 @@ class OutcomeLink : public RpcLink {
  public:
   using RpcLink::RpcLink;
 
-  absl::StatusOr<absl::optional<CommandOutcome>> Peek(Sequence sequence) override {
+  absl::StatusOr<absl::optional<RunOutcome>> Peek(Sequence sequence) override {
     CHORUS_ASSIGN_OR_RETURN(const absl::optional<absl::Status> outcome, outcomes_.Peek(sequence));
-    if (!outcome.has_value()) return absl::optional<CommandOutcome>();
-    return absl::optional<CommandOutcome>(CommandOutcome{outcome->code(), ErrorOf(*outcome).id});
+    if (!outcome.has_value()) return absl::optional<RunOutcome>();
+    return absl::optional<RunOutcome>(RunOutcome{outcome->code(), ErrorOf(*outcome).id});
   }
   absl::Status WaitCommand(Sequence sequence, absl::Duration timeout) override {
     const absl::Status status = outcomes_.Wait(sequence, timeout);

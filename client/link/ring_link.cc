@@ -83,10 +83,8 @@ class RingLink : public RpcLink {
     return submitter_.Submit(encoder_.bytes(), kSubmitTimeout);
   }
 
-  absl::StatusOr<absl::optional<CommandOutcome>> Peek(Sequence sequence) override {
-    CHORUS_ASSIGN_OR_RETURN(const absl::optional<RunOutcome> outcome, waiter_.Run(sequence));
-    if (!outcome.has_value()) return absl::optional<CommandOutcome>();
-    return absl::optional<CommandOutcome>(CommandOutcome{outcome->code, outcome->error});
+  absl::StatusOr<absl::optional<RunOutcome>> Peek(Sequence sequence) override {
+    return waiter_.Run(sequence);
   }
 
   absl::Status WaitCommand(Sequence sequence, absl::Duration timeout) override {

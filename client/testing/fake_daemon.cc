@@ -626,12 +626,11 @@ class FakeLink : public Link {
     MutexLock lock(&daemon_->mutex);
     return daemon_->Submit(state_, command);
   }
-  absl::StatusOr<absl::optional<CommandOutcome>> Peek(Sequence sequence) override {
+  absl::StatusOr<absl::optional<RunOutcome>> Peek(Sequence sequence) override {
     MutexLock lock(&daemon_->mutex);
     const auto found = state_->outcomes.find(sequence.value());
-    if (found == state_->outcomes.end()) return absl::optional<CommandOutcome>();
-    return absl::optional<CommandOutcome>(
-        CommandOutcome{found->second.code(), ErrorOf(found->second).id});
+    if (found == state_->outcomes.end()) return absl::optional<RunOutcome>();
+    return absl::optional<RunOutcome>(RunOutcome{found->second.code(), ErrorOf(found->second).id});
   }
   absl::Status WaitCommand(Sequence sequence, absl::Duration timeout) override {
     return Await(timeout, [&](FakeLinkState& state) -> absl::optional<absl::Status> {

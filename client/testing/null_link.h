@@ -26,8 +26,8 @@ class NullLink : public Link {
     bytes_ += static_cast<int64_t>(encoder_.size());
     return absl::OkStatus();
   }
-  absl::StatusOr<absl::optional<CommandOutcome>> Peek(Sequence) override {
-    return absl::optional<CommandOutcome>(CommandOutcome());
+  absl::StatusOr<absl::optional<RunOutcome>> Peek(Sequence) override {
+    return absl::optional<RunOutcome>(RunOutcome());
   }
   absl::Status WaitCommand(Sequence, absl::Duration) override { return absl::OkStatus(); }
   absl::StatusOr<bool> WaitTensor(TensorId, Sequence, absl::Duration) override { return false; }

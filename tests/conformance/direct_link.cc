@@ -97,12 +97,12 @@ class DirectLink : public Link {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<absl::optional<CommandOutcome>> Peek(Sequence sequence) override {
+  absl::StatusOr<absl::optional<RunOutcome>> Peek(Sequence sequence) override {
     MutexLock lock(&log_->mutex);
     absl::StatusOr<absl::optional<absl::Status>> found = FindLocked(sequence);
     if (!found.ok()) return found.status();
-    if (!found->has_value()) return absl::optional<CommandOutcome>();
-    return absl::optional<CommandOutcome>(CommandOutcome{(*found)->code(), ErrorOf(**found).id});
+    if (!found->has_value()) return absl::optional<RunOutcome>();
+    return absl::optional<RunOutcome>(RunOutcome{(*found)->code(), ErrorOf(**found).id});
   }
 
   absl::Status WaitCommand(Sequence sequence, absl::Duration timeout) override {
