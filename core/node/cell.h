@@ -4,13 +4,12 @@
 #ifndef CHORUS_CORE_NODE_CELL_H_
 #define CHORUS_CORE_NODE_CELL_H_
 
-#include <functional>
 #include <memory>
-#include <vector>
 
 #include "absl/types/optional.h"
 #include "core/base/error.h"
 #include "core/base/ids.h"
+#include "core/node/waiters.h"
 #include "core/runtime/executor.h"
 #include "core/runtime/memory.h"
 #include "core/tensor/type.h"
@@ -38,7 +37,7 @@ struct Cell {
   std::shared_ptr<const Error> error;  // kFailed
   // Run once with this cell, when ready or failed. They must not hold it: it would hold itself, and
   // some are never settled, because the node ends before.
-  std::vector<std::function<void(const std::shared_ptr<Cell>&)>> on_settled;
+  Waiters<std::shared_ptr<Cell>> on_settled;
 
   bool settled() const { return state == State::kReady || state == State::kFailed; }
   DeviceAddress address() const {

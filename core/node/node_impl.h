@@ -147,7 +147,9 @@ class LocalNode::Impl {
   // Calls `done` when the host can read the cell, or with the reason why it never can. `done` must
   // not hold the cell.
   using OnReadable = std::function<void(const CellRef& cell, const absl::Status& status)>;
-  void WhenReadable(const CellRef& cell, std::shared_ptr<Tenant> tenant, OnReadable done);
+  // What waits in the cell's `on_settled`; 0: nothing.
+  Waiters<CellRef>::Id WhenReadable(const CellRef& cell, std::shared_ptr<Tenant> tenant,
+                                    OnReadable done);
 
   // --- Bytes ----------------------------------------------------------------------------------
   absl::StatusOr<BufferRef> Allocate(Tenant* tenant, DeviceIndex device, int64_t bytes);

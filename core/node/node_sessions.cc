@@ -278,9 +278,7 @@ void LocalNode::Impl::EndSession(const std::shared_ptr<Session>& session, const 
   session->held.clear();
   auto waiters = std::move(session->outcome_waiters);
   session->outcome_waiters.clear();
-  for (auto& entry : waiters) {
-    for (OnOutcome& done : entry.second) done({Sequence(entry.first), ToStatus(gone)});
-  }
+  for (auto& entry : waiters) entry.second.Call({Sequence(entry.first), ToStatus(gone)});
   session->tensors.clear();
   session->graphs.clear();
   session->staging.clear();
@@ -427,7 +425,7 @@ void LocalNode::Impl::TakeFrame(const std::shared_ptr<Session>& session, absl::s
     }
     return;
   }
-  if (done != nullptr) session->outcome_waiters[sequence.value()].push_back(std::move(done));
+  if (done != nullptr) session->outcome_waiters[sequence.value()].Add(std::move(done));
   Execute(session, *command, now);
   if (!session->held.empty()) ExecuteHeld(session, now);
 }
@@ -478,7 +476,7 @@ void LocalNode::Impl::ExecuteHeld(const std::shared_ptr<Session>& session, absl:
     absl::StatusOr<Command> command = DecodeFrame(held.frame);
     if (!command.ok()) return;  // cannot be: it decoded when it came
     for (OnOutcome& done : held.done) {
-      session->outcome_waiters[command->sequence.value()].push_back(std::move(done));
+      session->outcome_waiters[command->sequence.value()].Add(std::move(done));
     }
     Execute(session, *command, now);
   }
@@ -548,9 +546,9 @@ void LocalNode::Impl::RecordOutcome(Session* session, Sequence sequence,
 void LocalNode::Impl::TellWaiters(Session* session, Sequence sequence, const absl::Status& status) {
   const auto it = session->outcome_waiters.find(sequence.value());
   if (it == session->outcome_waiters.end()) return;
-  std::vector<OnOutcome> waiters = std::move(it->second);
+  Waiters<Outcome> waiters = std::move(it->second);
   session->outcome_waiters.erase(it);
-  for (OnOutcome& done : waiters) done({sequence, status});
+  waiters.Call({sequence, status});
 }
 
 absl::Status LocalNode::Impl::OutcomeStatus(const Session& session,
@@ -577,25 +575,25 @@ void LocalNode::Impl::WaitOutcome(const std::shared_ptr<Session>& session, Seque
     return;
   }
   if (deadline == absl::InfiniteFuture()) {
-    session->outcome_waiters[sequence.value()].push_back(std::move(done));
+    session->outcome_waiters[sequence.value()].Add(std::move(done));
     return;
   }
-  // Whichever comes first takes the callback.
-  auto once = std::make_shared<OnOutcome>(std::move(done));
-  const TimerQueue::Id timer = timers.Add(deadline, [once, sequence](absl::Time) {
-    if (*once == nullptr) return;
-    OnOutcome call = std::move(*once);
-    *once = nullptr;
-    call({sequence,
+  // Whichever comes first ends the other.
+  auto waiter = std::make_shared<Waiters<Outcome>::Id>();
+  const std::weak_ptr<Session> weak = session;
+  const TimerQueue::Id timer = timers.Add(deadline, [weak, waiter, sequence, done](absl::Time) {
+    if (const std::shared_ptr<Session> waited = weak.lock()) {
+      const auto it = waited->outcome_waiters.find(sequence.value());
+      it->second.Remove(*waiter);
+      if (it->second.empty()) waited->outcome_waiters.erase(it);
+    }
+    done({sequence,
           MakeError(absl::StatusCode::kDeadlineExceeded, Reason::kTransportTimeout,
                     absl::StrCat("command ", sequence.value(), " has no outcome yet; ask again"))});
   });
-  session->outcome_waiters[sequence.value()].push_back([this, once, timer](Outcome outcome) {
-    if (*once == nullptr) return;
+  *waiter = session->outcome_waiters[sequence.value()].Add([this, timer, done](Outcome outcome) {
     timers.Cancel(timer);
-    OnOutcome call = std::move(*once);
-    *once = nullptr;
-    call(std::move(outcome));
+    done(std::move(outcome));
   });
 }
 
@@ -886,31 +884,28 @@ void LocalNode::Impl::WakeWaiters() {
 }
 
 void LocalNode::Impl::Settle(const CellRef& cell) {
-  if (cell->on_settled.empty()) return;
-  decltype(cell->on_settled) waiting;
-  waiting.swap(cell->on_settled);
-  for (const auto& done : waiting) done(cell);
+  if (!cell->on_settled.empty()) cell->on_settled.Call(cell);
 }
 
-void LocalNode::Impl::WhenReadable(const CellRef& cell, std::shared_ptr<Tenant> tenant,
-                                   OnReadable done) {
+Waiters<CellRef>::Id LocalNode::Impl::WhenReadable(const CellRef& cell,
+                                                   std::shared_ptr<Tenant> tenant,
+                                                   OnReadable done) {
   if (!cell->settled()) {
-    cell->on_settled.push_back(
+    return cell->on_settled.Add(
         [this, tenant, done](const CellRef& settled) { WhenReadable(settled, tenant, done); });
-    return;
   }
   if (cell->state == Cell::State::kFailed) {
     done(cell, ToStatus(*cell->error));
-    return;
+    return 0;
   }
   if (cell->host() != nullptr) {
     done(cell, absl::OkStatus());
-    return;
+    return 0;
   }
   absl::StatusOr<BufferRef> mirror = tenant->arenas->Allocate(cell->buffer->bytes());
   if (!mirror.ok()) {
     done(cell, mirror.status());
-    return;
+    return 0;
   }
   const BufferRef target = *mirror;
   launcher_.executor(cell->device)
@@ -919,6 +914,7 @@ void LocalNode::Impl::WhenReadable(const CellRef& cell, std::shared_ptr<Tenant> 
                    if (status.ok()) cell->buffer->set_mirror(target);
                    done(cell, status);
                  }));
+  return 0;
 }
 
 void LocalNode::Impl::ReadTensor(const std::shared_ptr<Session>& session, TensorId id,
@@ -928,9 +924,13 @@ void LocalNode::Impl::ReadTensor(const std::shared_ptr<Session>& session, Tensor
     done(found.status());
     return;
   }
+  // Whichever comes first takes the callback; bytes that are on their way to the host cannot be
+  // stopped.
   auto once = std::make_shared<OnTensor>(std::move(done));
-  const TimerQueue::Id timer = timers.Add(deadline, [once, id](absl::Time) {
-    if (*once == nullptr) return;
+  auto waiter = std::make_shared<Waiters<CellRef>::Id>();
+  const std::weak_ptr<Cell> weak = *found;
+  const TimerQueue::Id timer = timers.Add(deadline, [once, weak, waiter, id](absl::Time) {
+    if (const CellRef cell = weak.lock()) cell->on_settled.Remove(*waiter);
     OnTensor call = std::move(*once);
     *once = nullptr;
     call(MakeError(
@@ -954,7 +954,7 @@ void LocalNode::Impl::ReadTensor(const std::shared_ptr<Session>& session, Tensor
     view.bytes = cell->bytes;
     call(std::move(view));
   };
-  WhenReadable(*found, session->tenant, answer);
+  *waiter = WhenReadable(*found, session->tenant, answer);
 }
 
 // --- Bytes --------------------------------------------------------------------------------------

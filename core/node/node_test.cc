@@ -982,6 +982,27 @@ TEST_F(NodeTest, WhatIsComputedFromAFailedResultHasFailedToo) {
   EXPECT_EQ(ranks_[0]->Stats().runs_published, 1);  // rank 1's ones
 }
 
+TEST_F(NodeTest, WhoGivesUpWaitingForAnOutcomeLeavesNothingBehind) {
+  Start(2);
+  ranks_[0]->Register(0, AllReduceGraph(0, 2, TensorType(DType::kF32, {4}), "a.cc:1"));
+  ranks_[0]->RunInline(0, {1, 2, 3, 4}, {0, 1});
+  // Of a run that waits for the other rank, and of one that was never asked for.
+  for (const int64_t ahead : {0, 1000}) {
+    auto token = std::make_shared<int>();
+    const std::weak_ptr<int> left = token;
+    Promise<Reason> told;
+    loop_->Post([&, token = std::move(token)](LocalNode& node, absl::Time now) {
+      node.WaitOutcome(ranks_[0]->session(), Sequence(ranks_[0]->last_sequence().value() + ahead),
+                       now,
+                       [&told, token](const Outcome& o) { told.Set(ErrorOf(o.status).reason); });
+    });
+    EXPECT_EQ(told.Get(), Reason::kTransportTimeout);
+    // The timer's own copy goes when it has been called.
+    ranks_[0]->Stats();
+    EXPECT_TRUE(left.expired()) << ahead;
+  }
+}
+
 // A pipe stands for a pidfd: who holds its other end sees when it is closed.
 TEST_F(NodeTest, AClosedSessionIsNotWatchedAnyMore) {
   Start(2);

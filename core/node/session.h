@@ -19,6 +19,7 @@
 #include "core/node/graph_store.h"
 #include "core/node/node.h"
 #include "core/node/timers.h"
+#include "core/node/waiters.h"
 #include "core/transport/command.h"
 #include "core/transport/completion.h"
 #include "core/transport/ring.h"
@@ -103,7 +104,7 @@ struct Session : std::enable_shared_from_this<Session> {
   std::map<int64_t, HeldFrame> held;
   TimerQueue::Id gap_timer;
   OutcomeLog outcomes;
-  absl::flat_hash_map<int64_t, std::vector<LocalNode::OnOutcome>> outcome_waiters;
+  absl::flat_hash_map<int64_t, Waiters<Outcome>> outcome_waiters;  // none is empty
 
   // Its names.
   std::vector<TensorSlot> tensors;

@@ -1,0 +1,41 @@
+// Closures that wait for one event. Threads: the node thread.
+#ifndef CHORUS_CORE_NODE_WAITERS_H_
+#define CHORUS_CORE_NODE_WAITERS_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <utility>
+
+namespace chorus {
+
+template <typename... Args>
+class Waiters {
+ public:
+  using Fn = std::function<void(Args...)>;
+  using Id = int64_t;  // 0: none
+
+  Id Add(Fn fn) {
+    waiting_.emplace(++last_, std::move(fn));
+    return last_;
+  }
+  // It gives up; one that was called, or none, is ignored. Who asks again and again with short
+  // deadlines leaves nothing behind.
+  void Remove(Id id) { waiting_.erase(id); }
+  bool empty() const { return waiting_.empty(); }
+
+  // Calls and forgets those that are there, in their order; what they add waits for the next time.
+  void Call(const Args&... args) {
+    std::map<Id, Fn> waiting;
+    waiting.swap(waiting_);
+    for (const auto& entry : waiting) entry.second(args...);
+  }
+
+ private:
+  std::map<Id, Fn> waiting_;
+  Id last_ = 0;
+};
+
+}  // namespace chorus
+
+#endif  // CHORUS_CORE_NODE_WAITERS_H_
