@@ -330,7 +330,9 @@ class DirectRank {
               session_, id, now + kPatience, [done](absl::StatusOr<LocalNode::TensorView> view) {
                 if (!view.ok()) return done->Set(Detached(view.status()));
                 std::vector<float> values(static_cast<size_t>(view->bytes) / 4);
-                std::memcpy(values.data(), view->data, static_cast<size_t>(view->bytes));
+                if (view->bytes > 0) {
+                  std::memcpy(values.data(), view->data, static_cast<size_t>(view->bytes));
+                }
                 done->Set(std::move(values));
               });
         });
