@@ -468,6 +468,24 @@ TEST(CollectiveGradientTest, AskedForAgainInTheNextEpoch) {
   ExpectNoLeaks(daemon);
 }
 
+TEST(CollectiveGradientTest, EqualCallsOnTwoLinesAreToldApart) {
+  FakeDaemon daemon;
+  const Ranks ranks(1, &daemon);
+  const World& world = ranks.worlds[0];
+  const Tensor x = Scalar<double>(world, 1);
+  for (int round = 0; round < 2; ++round) {
+    const int line = __LINE__ + 1;
+    const Tensor y = AllReduce(x, world);
+    const Tensor z = AllReduce(x, world);
+    for (const Tensor& root : {y, z}) {
+      ASSERT_TRUE(Backward(root).ok());
+      const std::string taken(Backward(root).message());
+      EXPECT_THAT(taken, HasSubstr(std::string(__FILE__) + ":" +
+                                   std::to_string(line + (root.impl() == z.impl() ? 1 : 0))));
+    }
+  }
+}
+
 TEST(CollectiveGradientTest, ALongTapeIsTakenDownWithoutRecursion) {
   FakeDaemon daemon;
   const sdk::Session session = daemon.Open();

@@ -88,6 +88,17 @@ TEST(FrameTest, EveryFieldOfARunComesBack) {
   EXPECT_EQ(run.gang, ~uint64_t{0});
 }
 
+// Longer than what the encoder gathers before it writes.
+TEST(FrameTest, ManyNumbersComeBack) {
+  Release release;
+  for (int32_t i = 0; i < 1000; ++i) {
+    release.tensors.push_back({i * i, static_cast<uint32_t>(i)});
+  }
+  const auto decoded = DecodeFrame(Encode({Sequence(1), release}));
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_EQ(absl::get<Release>(decoded->body).tensors, release.tensors);
+}
+
 TEST(FrameTest, OtherFieldsComeBack) {
   const auto staged = DecodeFrame(Encode(Sample(2)));
   ASSERT_TRUE(staged.ok()) << staged.status();
