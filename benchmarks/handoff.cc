@@ -50,7 +50,7 @@ absl::Status WrongAnswer(uint32_t turn, uint64_t answer) {
   return absl::DataLossError(absl::StrCat("turn ", turn, " was answered with ", answer));
 }
 
-absl::Time Deadline() { return absl::Now() + absl::Seconds(30); }
+constexpr absl::Duration kPatience = absl::Seconds(30);
 
 // A client's end of the words.
 class WordClient {
@@ -137,10 +137,10 @@ class RingClient {
     run.groups.push_back(RunGroup{WorldId(1), GroupId(0), Epoch(1), {turn_}});
     frame_.Clear();
     EncodeFrame(Command{Sequence(turn_), std::move(run)}, &frame_);
-    CHORUS_RETURN_IF_ERROR(submitter_->Submit(frame_.bytes(), Deadline()));
-    CHORUS_ASSIGN_OR_RETURN(
-        const TensorRecord record,
-        waiter_->WaitForTensor(output, CompletionWaiter::Until::kReadable, Deadline()));
+    CHORUS_RETURN_IF_ERROR(submitter_->Submit(frame_.bytes(), kPatience));
+    CHORUS_ASSIGN_OR_RETURN(const TensorRecord record,
+                            waiter_->WaitForTensor(output, CompletionWaiter::Until::kReadable,
+                                                   absl::Now() + kPatience));
     if (record.offset != turn_) return WrongAnswer(turn_, record.offset);
     return absl::OkStatus();
   }
