@@ -32,7 +32,8 @@ AdaptiveSpin::AdaptiveSpin(SpinClock* clock, const AdaptiveSpinOptions& options)
       options_(options),
       budget_(options.burst_ns),
       typical_(options.max_bound_ns / 2),
-      last_(clock->NowNanos()) {}
+      last_(clock->NowNanos()),
+      ended_(last_.load(kRelaxed)) {}
 
 int64_t AdaptiveSpin::bound_ns() const {
   return std::min(std::max(2 * typical_.load(kRelaxed), options_.min_bound_ns),
@@ -47,11 +48,14 @@ int64_t AdaptiveSpin::Begin(int64_t now) {
   return budget_.load(kRelaxed) >= bound ? bound : 0;
 }
 
-void AdaptiveSpin::Succeeded(int64_t waited_ns, int64_t used_ns, int64_t bound) {
+void AdaptiveSpin::Succeeded(int64_t start, int64_t now, int64_t used_ns, int64_t bound) {
+  const int64_t waited = now - start;
+  const bool mostly_waits = waited >= start - ended_.load(kRelaxed);
+  ended_.store(now, kRelaxed);
   // A round that lasted beyond the bound gave the processor to somebody with long work: asleep this
   // thread would have been woken ahead of it.
-  Earn(waited_ns <= bound ? options_.credit_ns - used_ns : -bound);
-  Learn(waited_ns);
+  Earn(waited <= bound ? options_.credit_ns - (mostly_waits ? 0 : used_ns) : -bound);
+  Learn(waited);
 }
 
 // A step up is 7 times a step down, so the value rests where one wait in eight is longer.

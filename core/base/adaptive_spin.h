@@ -10,8 +10,10 @@
 //               at once.
 // So spinning goes on as long as it pays for itself, and a process whose waits last longer than
 // that spends at most `credit` a wait plus `share` of its time on it. With the defaults and one
-// wait a millisecond that is the 2 % of DESIGN section 11. Processor time is counted by rounds: a
-// round that took longer than looking takes went to somebody else, which is what yielding is for.
+// wait a millisecond that is the 2 % of DESIGN section 11. Who has waited for at least as long as
+// it has worked before has nothing better to do: a wait that ends while it spins costs it nothing.
+// Processor time is counted by rounds: a round that took longer than looking takes went to somebody
+// else, which is what yielding is for.
 //
 // Threads: any number may spin with one object; the accounts are then approximate.
 #ifndef CHORUS_CORE_BASE_ADAPTIVE_SPIN_H_
@@ -36,8 +38,8 @@ struct AdaptiveSpinOptions {
   int64_t credit_ns = 16000;
   double share = 0.004;  // of the time that passes
   int64_t min_bound_ns = 10000;
-  int64_t max_bound_ns = 100000;
-  int64_t burst_ns = 400000;  // most that the budget holds, and what it starts with
+  int64_t max_bound_ns = 400000;
+  int64_t burst_ns = 800000;  // most that the budget holds, and what it starts with
   int64_t round_ns = 1000;    // most processor time that one look and one yield can take
 };
 
@@ -64,7 +66,7 @@ class AdaptiveSpin {
       now = clock_->NowNanos();
       used += now - before < options_.round_ns ? now - before : options_.round_ns;
       if (done) {
-        Succeeded(now - start, used, bound);
+        Succeeded(start, now, used, bound);
         return true;
       }
     }
@@ -73,7 +75,10 @@ class AdaptiveSpin {
   }
 
   // After a false Spin: the whole wait lasted this long.
-  void WaitEnded(int64_t waited_ns) { Learn(waited_ns); }
+  void WaitEnded(int64_t waited_ns) {
+    ended_.store(clock_->NowNanos(), std::memory_order_relaxed);
+    Learn(waited_ns);
+  }
 
   // For tests and diagnostics.
   int64_t bound_ns() const;
@@ -82,7 +87,7 @@ class AdaptiveSpin {
  private:
   // The bound of the spin that starts now; 0: none.
   int64_t Begin(int64_t now);
-  void Succeeded(int64_t waited_ns, int64_t used_ns, int64_t bound);
+  void Succeeded(int64_t start, int64_t now, int64_t used_ns, int64_t bound);
   void Learn(int64_t waited_ns);
   void Earn(int64_t ns);
 
@@ -92,6 +97,7 @@ class AdaptiveSpin {
   std::atomic<int64_t> budget_;
   std::atomic<int64_t> typical_;  // near the 90th percentile of recent waits
   std::atomic<int64_t> last_;     // when the share was last earned
+  std::atomic<int64_t> ended_;    // when the last wait was over
 };
 
 }  // namespace chorus

@@ -53,6 +53,20 @@ TEST_F(AdaptiveSpinTest, ShortWaitsAreCaughtForEver) {
   for (int i = 0; i < 100000; ++i) ASSERT_TRUE(Wait(8000)) << i;
 }
 
+TEST_F(AdaptiveSpinTest, WhoMostlyWaitsGoesOnSpinning) {
+  for (int i = 0; i < 10000; ++i) {
+    ASSERT_TRUE(Wait(150000)) << i;
+    clock_.now += 20000;
+  }
+  // Until there is work again.
+  int64_t caught = 0;
+  for (int i = 0; i < 1000; ++i) {
+    caught += Wait(150000) ? 1 : 0;
+    clock_.now += 300000;
+  }
+  EXPECT_LT(caught, 100);
+}
+
 TEST_F(AdaptiveSpinTest, TheBoundFollowsShortWaitsDown) {
   for (int i = 0; i < 1000; ++i) Wait(8000);
   EXPECT_LT(spin_.bound_ns(), 40000);
