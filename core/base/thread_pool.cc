@@ -12,6 +12,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "core/base/adaptive_spin.h"
 
 namespace chorus {
 namespace {
@@ -106,6 +107,7 @@ ThreadPool::~ThreadPool() {
   {
     MutexLock lock(&mutex_);
     stopping_ = true;
+    has_tasks_.store(true, std::memory_order_relaxed);
   }
   posted_.SignalAll();
   for (std::thread& thread : threads_) thread.join();
@@ -113,6 +115,7 @@ ThreadPool::~ThreadPool() {
 
 void ThreadPool::Post(Task* task) {
   task->next = nullptr;
+  bool wake = false;
   {
     MutexLock lock(&mutex_);
     if (last_ == nullptr) {
@@ -121,8 +124,10 @@ void ThreadPool::Post(Task* task) {
       last_->next = task;
     }
     last_ = task;
+    has_tasks_.store(true, std::memory_order_relaxed);
+    wake = asleep_ > 0;
   }
-  posted_.Signal();
+  if (wake) posted_.Signal();
 }
 
 void ThreadPool::Post(std::function<void()> function) {
@@ -139,16 +144,31 @@ void ThreadPool::Post(std::function<void()> function) {
 }
 
 void ThreadPool::Work() {
+  AdaptiveSpin spin(SpinClock::Real());
   while (true) {
+    int64_t start = 0;
+    const bool seen =
+        spin.Spin([this] { return has_tasks_.load(std::memory_order_relaxed); }, &start);
     Task* task = nullptr;
     {
       MutexLock lock(&mutex_);
-      while (first_ == nullptr && !stopping_) posted_.Wait(&mutex_);
-      if (first_ == nullptr) return;
+      if (!seen) {
+        ++asleep_;
+        while (first_ == nullptr && !stopping_) posted_.Wait(&mutex_);
+        --asleep_;
+      }
+      if (first_ == nullptr) {
+        if (stopping_) return;
+        continue;  // another thread was faster
+      }
       task = first_;
       first_ = task->next;
-      if (first_ == nullptr) last_ = nullptr;
+      if (first_ == nullptr) {
+        last_ = nullptr;
+        has_tasks_.store(stopping_, std::memory_order_relaxed);
+      }
     }
+    if (!seen) spin.WaitEnded(SpinClock::Real()->NowNanos() - start);
     task->run(task);
   }
 }

@@ -2,6 +2,7 @@
 #ifndef CHORUS_CORE_BASE_THREAD_POOL_H_
 #define CHORUS_CORE_BASE_THREAD_POOL_H_
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -19,7 +20,9 @@ int UsableCpus();
 // are mounted. 0: no limit found.
 int CgroupCpuLimit(const std::string& proc_self_cgroup, const std::string& mount_root);
 
-// A fixed set of threads that run tasks in the order in which they were posted.
+// A fixed set of threads that run tasks in the order in which they were posted. A thread without a
+// task looks for one for a while, as long as that has lately paid (adaptive_spin.h), before it
+// sleeps: waking it costs more than a chunk of most collectives.
 //
 // Threads: Post may come from anywhere, tasks included. Tasks must not wait for other tasks: what
 //   has to wait is posted again by whoever completes it.
@@ -50,6 +53,9 @@ class ThreadPool {
   Task* first_ ABSL_GUARDED_BY(mutex_) = nullptr;
   Task* last_ ABSL_GUARDED_BY(mutex_) = nullptr;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  int asleep_ ABSL_GUARDED_BY(mutex_) = 0;
+  // There is a task, or the end; a hint for those who look without the mutex.
+  std::atomic<bool> has_tasks_{false};
   std::vector<std::thread> threads_;
 };
 

@@ -27,7 +27,7 @@ struct HostBackendOptions {
   // Work up to this many bytes read and written runs where it is enqueued, and so much of larger
   // work, while the pool's threads wake up. That takes about as long as the waking, some 20 us
   // (benchmarks/backend_bench).
-  int64_t inline_bytes = 1 << 20;
+  int64_t inline_bytes = 2 << 20;
   // Larger work is cut into pieces of about so many bytes read and written.
   int64_t chunk_bytes = 512 << 10;
 };
