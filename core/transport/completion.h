@@ -69,7 +69,7 @@ class CompletionWriter {
 // Client side.
 //
 // Threads: any number. Deadlines: absl::InfiniteFuture() is allowed; a wait may end a spin (at most
-// 100 us) late.
+// 400 us) late.
 class CompletionWaiter {
  public:
   // `memory` outlives this. `liveness` is also asked after WakeAll(); on the waiting thread.
