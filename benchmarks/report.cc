@@ -36,7 +36,7 @@ const Measured* Best(const std::vector<Measured>& measured, Role role) {
 }
 
 std::string RatioText(double ratio) {
-  return ratio == 0 ? "" : absl::StrFormat(ratio < 10 ? "%.2fx" : "%.1fx", ratio);
+  return ratio == 0 ? "" : absl::StrFormat("%.*fx", ratio < 10 ? 2 : 1, ratio);
 }
 
 // Left-aligned text columns, right-aligned numbers.
