@@ -69,10 +69,8 @@ absl::StatusOr<std::unique_ptr<GrpcRoundTrip>> GrpcRoundTrip::Start(
 absl::StatusOr<std::vector<double>> GrpcRoundTrip::Run(int64_t iterations) {
   Task task;
   task.op = "check";
-  task.iterations = iterations;
   task.warm_up = iterations / 10 + 1;
-  CHORUS_ASSIGN_OR_RETURN(std::vector<Outcome> outcomes, client_->Run(task));
-  return GroupSamples(outcomes);
+  return client_->Sample(task, iterations);
 }
 
 int RunGrpcServerHelper(const std::string& control_path, const std::string& socket) {

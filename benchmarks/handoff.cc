@@ -336,10 +336,8 @@ absl::StatusOr<std::unique_ptr<HandoffGroup>> HandoffGroup::Start(const ScratchD
 absl::StatusOr<std::vector<double>> HandoffGroup::Run(const std::string& way, int64_t iterations) {
   Task task;
   task.op = way;
-  task.iterations = iterations;
   task.warm_up = iterations / 10 + 1;
-  CHORUS_ASSIGN_OR_RETURN(std::vector<Outcome> outcomes, Run(task));
-  return GroupSamples(outcomes);
+  return helpers_->Sample(task, iterations);
 }
 
 Contender HandoffGroup::WithTraffic(int64_t bytes) const {
@@ -354,12 +352,7 @@ Contender HandoffGroup::WithTraffic(int64_t bytes) const {
   for (const TrafficVariant& variant : AllTrafficVariants()) {
     task.text = variant.Encode();
     contender.settings.push_back(
-        {variant.Name(),
-         [helpers, task](int64_t iterations) mutable -> absl::StatusOr<std::vector<double>> {
-           task.iterations = iterations;
-           CHORUS_ASSIGN_OR_RETURN(std::vector<Outcome> outcomes, helpers->Run(task));
-           return GroupSamples(outcomes);
-         }});
+        {variant.Name(), [helpers, task](int64_t n) { return helpers->Sample(task, n); }});
   }
   return contender;
 }

@@ -260,6 +260,12 @@ void HelperGroup::Kill(int index) {
   pids_[index] = -1;
 }
 
+absl::StatusOr<std::vector<double>> HelperGroup::Sample(Task task, int64_t iterations) {
+  task.iterations = iterations;
+  CHORUS_ASSIGN_OR_RETURN(const std::vector<Outcome> outcomes, Run(task));
+  return GroupSamples(outcomes);
+}
+
 std::vector<double> GroupSamples(const std::vector<Outcome>& outcomes) {
   size_t count = 0;
   double before = 0;  // when the last one started; then, had the previous result

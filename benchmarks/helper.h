@@ -68,6 +68,8 @@ class HelperGroup {
   absl::StatusOr<Outcome> Receive(int index);
   // The same task to all, then all outcomes by index; the first one's error that has one.
   absl::StatusOr<std::vector<Outcome>> Run(const Task& task);
+  // GroupSamples() of so many iterations of `task`.
+  absl::StatusOr<std::vector<double>> Sample(Task task, int64_t iterations);
   // The process id that it said hello with.
   pid_t pid(int index) const { return pids_[index]; }
   // SIGKILL, and forgets its connection: AwaitHellos waits for another one of that index.

@@ -66,12 +66,7 @@ Contender MemoryFloor::AsContender(int inputs, int outputs, int64_t bytes) const
     task.text = absl::StrCat(outputs, " ", variant.Encode());
     HelperGroup* const helper = helper_.get();
     contender.settings.push_back(
-        {variant.Name(),
-         [helper, task](int64_t iterations) mutable -> absl::StatusOr<std::vector<double>> {
-           task.iterations = iterations;
-           CHORUS_ASSIGN_OR_RETURN(std::vector<Outcome> outcomes, helper->Run(task));
-           return GroupSamples(outcomes);
-         }});
+        {variant.Name(), [helper, task](int64_t n) { return helper->Sample(task, n); }});
   }
   return contender;
 }
