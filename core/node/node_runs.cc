@@ -276,7 +276,7 @@ absl::Status LocalNode::Impl::PromiseDonations(const Run& command, RunState* run
     }
     cell->donated_to = run->sequence;
     const TensorId id = absl::get<TensorId>(command.inputs[static_cast<size_t>(place.donor)]);
-    run->donations.push_back({place.donor, static_cast<int32_t>(o), id});
+    run->donations.push_back({place.donor, id});
     run->refs[static_cast<size_t>(place.buffer)] = cell->buffer;
     run->addresses[static_cast<size_t>(place.buffer)] = cell->address();
   }

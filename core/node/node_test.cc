@@ -54,141 +54,117 @@ class Promise {
   T value_ ABSL_GUARDED_BY(mutex_);
 };
 
-Graph AllReduceGraph(int rank, int size, TensorType type, const std::string& source) {
+// The slot of a group of `size` of which the session holds place `rank`, with its first device.
+GroupSlot SlotOf(int rank, int size) {
   GroupSlot slot;
   slot.size = size;
   slot.held = {GroupRank(rank)};
   slot.device_slots = {0};
-  GraphBuilder builder(1, {slot});
-  GraphInput input;
-  input.type = std::move(type);
-  const ValueIndex x = builder.AddInput(input);
+  return slot;
+}
+
+ValueIndex AddAllReduce(GraphBuilder* builder, ValueIndex x, int rank, const std::string& source,
+                        int group_slot = 0) {
   NodeSpec spec;
   spec.op = "all_reduce";
   spec.inputs = {x};
   spec.source = source;
-  Collective collective;
-  collective.kind = CollectiveKind::kAllReduce;
-  collective.reduction = Reduction::kSum;
-  collective.rank = GroupRank(rank);
-  spec.collective = collective;
-  const std::vector<ValueIndex> y = *builder.Emit(spec);
+  spec.collective = Collective();
+  spec.collective->kind = CollectiveKind::kAllReduce;
+  spec.collective->reduction = Reduction::kSum;
+  spec.collective->rank = GroupRank(rank);
+  spec.collective->group_slot = group_slot;
+  return (*builder->Emit(spec))[0];
+}
+
+// An op without attributes.
+ValueIndex AddOp(GraphBuilder* builder, const std::string& op, std::vector<ValueIndex> inputs) {
+  NodeSpec spec;
+  spec.op = op;
+  spec.inputs = std::move(inputs);
+  return (*builder->Emit(spec))[0];
+}
+
+ValueIndex AddInput(GraphBuilder* builder, TensorType type, bool donatable = false) {
+  GraphInput input;
+  input.type = std::move(type);
+  input.donatable = donatable;
+  return builder->AddInput(input);
+}
+
+// `may_alias`: the input whose place it may take; -1: none.
+void AddOutput(GraphBuilder* builder, ValueIndex value, int32_t may_alias = -1) {
   GraphOutput output;
-  output.value = y[0];
-  builder.AddOutput(output);
+  output.value = value;
+  output.may_alias = may_alias;
+  builder->AddOutput(output);
+}
+
+Graph AllReduceGraph(int rank, int size, TensorType type, const std::string& source) {
+  GraphBuilder builder(1, {SlotOf(rank, size)});
+  const ValueIndex x = AddInput(&builder, std::move(type));
+  AddOutput(&builder, AddAllReduce(&builder, x, rank, source));
   return builder.Build();
 }
 
 constexpr int64_t kLarge = int64_t{1} << 20;  // elements of f32: 4 MiB
 
+ValueIndex AddLargeFill(GraphBuilder* builder, double value) {
+  NodeSpec spec;
+  spec.op = "fill";
+  spec.attributes = {{"dims", std::vector<int64_t>{kLarge}}, {"dtype", "f32"}, {"value", value}};
+  return (*builder->Emit(spec))[0];
+}
+
 // Two large all_reduces that nothing orders, that of group slot 0 first. The gang takes group 0,
 // the world, before any other. In the program's order one large operand follows the other; in the
 // gang's both stand at once.
 Graph TwoGroupsGraph(int rank, int size) {
-  GroupSlot slot;
-  slot.size = size;
-  slot.held = {GroupRank(rank)};
-  slot.device_slots = {0};
-  GraphBuilder builder(1, {slot, slot});
+  GraphBuilder builder(1, {SlotOf(rank, size), SlotOf(rank, size)});
   std::vector<ValueIndex> sums;
   for (int group_slot = 0; group_slot < 2; ++group_slot) {
-    NodeSpec fill;
-    fill.op = "fill";
-    fill.attributes = {
-        {"dims", std::vector<int64_t>{kLarge}}, {"dtype", "f32"}, {"value", 1.0 + group_slot}};
-    NodeSpec reduce;
-    reduce.op = "all_reduce";
-    reduce.inputs = *builder.Emit(fill);
-    reduce.source = "order.cc:1";
-    reduce.collective = Collective();
-    reduce.collective->kind = CollectiveKind::kAllReduce;
-    reduce.collective->reduction = Reduction::kSum;
-    reduce.collective->rank = GroupRank(rank);
-    reduce.collective->group_slot = group_slot;
-    NodeSpec sum;
-    sum.op = "sum";
-    sum.inputs = *builder.Emit(reduce);
-    sums.push_back((*builder.Emit(sum))[0]);
+    const ValueIndex x = AddLargeFill(&builder, 1.0 + group_slot);
+    const ValueIndex y = AddAllReduce(&builder, x, rank, "order.cc:1", group_slot);
+    sums.push_back(AddOp(&builder, "sum", {y}));
   }
-  NodeSpec add;
-  add.op = "add";
-  add.inputs = sums;
-  GraphOutput output;
-  output.value = (*builder.Emit(add))[0];
-  builder.AddOutput(output);
+  AddOutput(&builder, AddOp(&builder, "add", sums));
   return builder.Build();
 }
 
 // Makes a tensor of `kLarge` ones.
 Graph OnesGraph() {
   GraphBuilder builder(1, {});
-  NodeSpec fill;
-  fill.op = "fill";
-  fill.attributes = {{"dims", std::vector<int64_t>{kLarge}}, {"dtype", "f32"}, {"value", 1.0}};
-  GraphOutput output;
-  output.value = (*builder.Emit(fill))[0];
-  builder.AddOutput(output);
+  AddOutput(&builder, AddLargeFill(&builder, 1.0));
   return builder.Build();
 }
 
 // A tensor under a second name.
 Graph SameGraph(int64_t elements) {
   GraphBuilder builder(1, {});
-  GraphInput input;
-  input.type = TensorType(DType::kF32, {elements});
-  GraphOutput output;
-  output.value = builder.AddInput(input);
-  builder.AddOutput(output);
+  AddOutput(&builder, AddInput(&builder, TensorType(DType::kF32, {elements})));
   return builder.Build();
 }
 
 // A step: its first input, negated, may take that input's place; its second one is all_reduced.
 Graph StepGraph(int rank, int size, int64_t reduced) {
-  GroupSlot slot;
-  slot.size = size;
-  slot.held = {GroupRank(rank)};
-  slot.device_slots = {0};
-  GraphBuilder builder(1, {slot});
-  GraphInput input;
-  input.type = TensorType(DType::kF32, {kLarge});
-  input.role = InputRole::kState;
-  input.donatable = true;
-  NodeSpec negate;
-  negate.op = "neg";
-  negate.inputs = {builder.AddInput(input)};
-  input.type = TensorType(DType::kF32, {reduced});
-  input.donatable = false;
-  NodeSpec reduce;
-  reduce.op = "all_reduce";
-  reduce.inputs = {builder.AddInput(input)};
-  reduce.source = "step.cc:1";
-  reduce.collective = Collective();
-  reduce.collective->kind = CollectiveKind::kAllReduce;
-  reduce.collective->reduction = Reduction::kSum;
-  reduce.collective->rank = GroupRank(rank);
-  GraphOutput output;
-  output.value = (*builder.Emit(negate))[0];
-  output.may_alias = 0;
-  builder.AddOutput(output);
-  output.value = (*builder.Emit(reduce))[0];
-  output.may_alias = -1;
-  builder.AddOutput(output);
+  GraphBuilder builder(1, {SlotOf(rank, size)});
+  GraphInput state;
+  state.type = TensorType(DType::kF32, {kLarge});
+  state.role = InputRole::kState;
+  state.donatable = true;
+  const ValueIndex negated = AddOp(&builder, "neg", {builder.AddInput(state)});
+  const ValueIndex x = AddInput(&builder, TensorType(DType::kF32, {reduced}));
+  const ValueIndex sum = AddAllReduce(&builder, x, rank, "step.cc:1");
+  AddOutput(&builder, negated, /*may_alias=*/0);
+  AddOutput(&builder, sum);
   return builder.Build();
 }
 
 // Its input negated, in its place where that is given away.
 Graph NegateGraph(int64_t elements) {
   GraphBuilder builder(1, {});
-  GraphInput input;
-  input.type = TensorType(DType::kF32, {elements});
-  input.donatable = true;
-  NodeSpec negate;
-  negate.op = "neg";
-  negate.inputs = {builder.AddInput(input)};
-  GraphOutput output;
-  output.value = (*builder.Emit(negate))[0];
-  output.may_alias = 0;
-  builder.AddOutput(output);
+  const ValueIndex x = AddInput(&builder, TensorType(DType::kF32, {elements}), /*donatable=*/true);
+  AddOutput(&builder, AddOp(&builder, "neg", {x}), /*may_alias=*/0);
   return builder.Build();
 }
 

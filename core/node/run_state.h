@@ -47,8 +47,7 @@ struct RunState {
   // Inputs whose memory outputs take over: promised at submit, taken at launch.
   struct Donation {
     int32_t input = -1;
-    int32_t output = -1;
-    TensorId id;  // of the input
+    TensorId id;  // its name
   };
   absl::InlinedVector<Donation, 1> donations;
   bool donated = false;  // launched with them
