@@ -1,0 +1,89 @@
+#include "core/tensor/half.h"
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#include "gtest/gtest.h"
+
+namespace chorus {
+namespace {
+
+// The value of 16 bits as the standard defines it.
+double ValueOf(uint32_t bits, int exponent_bits, int fraction_bits) {
+  const double sign = bits >> 15 ? -1 : 1;
+  const int bias = (1 << (exponent_bits - 1)) - 1;
+  const int exponent = static_cast<int>(bits >> fraction_bits) & ((1 << exponent_bits) - 1);
+  const double fraction = bits & ((1u << fraction_bits) - 1);
+  if (exponent == (1 << exponent_bits) - 1) {
+    return fraction != 0 ? std::numeric_limits<double>::quiet_NaN() : sign * HUGE_VAL;
+  }
+  if (exponent == 0) return sign * std::ldexp(fraction, 1 - bias - fraction_bits);
+  return sign * std::ldexp(1 + std::ldexp(fraction, -fraction_bits), exponent - bias);
+}
+
+template <typename Half>
+class HalfTest : public ::testing::Test {
+ public:
+  static double Value(uint32_t bits) {
+    return std::is_same<Half, F16>::value ? ValueOf(bits, 5, 10) : ValueOf(bits, 8, 7);
+  }
+  static Half OfBits(uint32_t bits) {
+    Half half;
+    half.bits = static_cast<uint16_t>(bits);
+    return half;
+  }
+};
+using Halves = ::testing::Types<F16, BF16>;
+TYPED_TEST_SUITE(HalfTest, Halves);
+
+TYPED_TEST(HalfTest, EveryValueIsWhatTheStandardSaysAndComesBack) {
+  for (uint32_t bits = 0; bits < 0x10000; ++bits) {
+    const TypeParam half = this->OfBits(bits);
+    const double want = this->Value(bits);
+    const float got = half;
+    if (std::isnan(want)) {
+      EXPECT_TRUE(std::isnan(got)) << bits;
+      EXPECT_TRUE(std::isnan(static_cast<float>(TypeParam(got)))) << bits;
+      continue;
+    }
+    ASSERT_EQ(got, want) << bits;
+    ASSERT_EQ(std::signbit(got), (bits >> 15) != 0) << bits;
+    ASSERT_EQ(TypeParam(got).bits, bits);
+  }
+}
+
+// Between each two neighbours: below, at and above the middle.
+TYPED_TEST(HalfTest, RoundsToTheNearestAndTiesToEven) {
+  for (uint32_t sign = 0; sign < 0x10000; sign += 0x8000) {
+    for (uint32_t low = 0; std::isfinite(this->Value(low + 1)); ++low) {
+      const uint32_t high = low + 1;
+      const double middle = (this->Value(low) + this->Value(high)) / 2;
+      const float at = static_cast<float>(sign ? -middle : middle);
+      const float towards_low = std::nextafter(at, 0.0f);
+      const float towards_high = std::nextafter(at, sign ? -HUGE_VALF : HUGE_VALF);
+      ASSERT_EQ(TypeParam(at).bits, sign | (low % 2 == 0 ? low : high)) << low;
+      // The smallest bf16 values lie closer to each other than floats can tell apart.
+      if (static_cast<double>(std::fabs(at)) != middle) continue;
+      ASSERT_EQ(TypeParam(towards_low).bits, sign | low) << low;
+      ASSERT_EQ(TypeParam(towards_high).bits, sign | high) << low;
+    }
+  }
+}
+
+TYPED_TEST(HalfTest, WhatIsTooLargeBecomesInfinite) {
+  const float largest = static_cast<float>(this->Value(this->Value(0x7bff) < 1e5 ? 0x7bff : 0x7f7f));
+  EXPECT_EQ(static_cast<float>(TypeParam(largest)), largest);
+  EXPECT_EQ(static_cast<float>(TypeParam(std::numeric_limits<float>::max())), HUGE_VALF);
+  EXPECT_EQ(static_cast<float>(TypeParam(-HUGE_VALF)), -HUGE_VALF);
+  EXPECT_TRUE(std::isnan(static_cast<float>(TypeParam(std::nanf("")))));
+}
+
+TEST(F16Test, RoundsToInfinityFromHalfAStepAboveTheLargest) {
+  EXPECT_EQ(static_cast<float>(F16(65519.99f)), 65504.0f);
+  EXPECT_EQ(static_cast<float>(F16(65520.0f)), HUGE_VALF);
+}
+
+}  // namespace
+}  // namespace chorus
