@@ -56,22 +56,50 @@ struct KernelCall {
 
 // One member's part in a collective. Members of one communicator enqueue the same calls in the same
 // order; the i-th call of each member meets the i-th of the others.
+//
+// A piece is what goes from one member to another: its count is stated by the sender (of its input)
+// and by the receiver (of its output), who must agree.
+//   kind            inputs                  outputs
+//   all_reduce      1                       1
+//   reduce          1                       root 1, others any (nobody writes them)
+//   broadcast       root 1, others any      1
+//   all_gather      1                       one from each member
+//   gather          1                       root: one from each member, others any
+//   reduce_scatter  one for each member     1
+//   scatter         root: one for each      1
+//   all_to_all      one for each member     one from each member
+//   send, recv      1, 0                    0, 1
+// A caller that fills a call again with operands of the same number allocates nothing.
 struct CollectiveCall {
   CollectiveKind kind = CollectiveKind::kUnspecified;
   Reduction reduction = Reduction::kNone;
   DType dtype = DType::kUnspecified;
-  int64_t count = 0;  // elements of one input (reduce_scatter: of one of its inputs)
-  int32_t root = -1;  // broadcast, reduce: member; send, recv: the peer
+  int32_t root = -1;  // broadcast, reduce, gather, scatter: member; send, recv: the peer
+  int64_t count = 0;  // elements of every piece; of every input, or output, whose list is empty
+  std::vector<int64_t> input_counts;   // elements of each of `inputs`, or empty
+  std::vector<int64_t> output_counts;  // elements of each of `outputs`, or empty
   // Which members take part, ascending; empty: all. Members that are missing give zeros (a missing
-  // broadcast root as well) and do not enqueue. Calls meet among equal sets of members: the i-th
-  // call of each member with this set. A send or recv meets in the pair of its two members.
+  // root as well) and do not enqueue; so none may be missing from PRODUCT, MIN, MAX and BAND, where
+  // zeros would not be neutral. Calls meet among equal sets of members: the i-th call of each
+  // member with this set. A send or recv meets in the pair of its two members.
   std::vector<int32_t> present;
-  std::vector<DeviceAddress> inputs;  // all_reduce 1; reduce_scatter one a member; recv none ...
-  // all_gather one a member. Where devices share an address space, members may pass equal addresses
-  // (one copy of an equal result): such a result is written once. 0 for an output with elements:
-  // the caller reads the producer's memory itself (no move), the call only orders. in == out is
-  // allowed.
+  std::vector<DeviceAddress> inputs;
+  // Where devices share an address space, members may pass equal addresses (one copy of an equal
+  // result): such a result is written once. 0 for an output with elements: the caller reads the
+  // producer's memory itself (no move), the call only orders. in == out is allowed.
   std::vector<DeviceAddress> outputs;
+
+  // --- Reductions: all_reduce, reduce, reduce_scatter ---
+
+  // PREMUL_SUM: this member's factor, f64 for f64 and else f32; read when the call runs.
+  DeviceAddress factor = 0;
+  // MIN, MAX: one f32 for each element of each of `inputs`, or empty (0 for some: not wanted). The
+  // number of members whose element holds the result (equals it, +0 and -0 too; is NaN where the
+  // result is) where this member's element does, else 0. Each member asks for itself.
+  std::vector<DeviceAddress> holders;
+  // PRODUCT: copies of what is reduced for this member: one from each, with the rules of
+  // `outputs`; or empty. On every member (reduce: on the root); each member asks for itself.
+  std::vector<DeviceAddress> factors;
 };
 
 // A point in a stream's work. Recorded again, it means the latest record.

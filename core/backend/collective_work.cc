@@ -110,6 +110,13 @@ absl::Status CheckCall(const CollectiveCall& call, int size, int member) {
     default:
       return Unsupported(absl::StrCat(Name(kind), " is not run by this backend"));
   }
+  if (!call.input_counts.empty() || !call.output_counts.empty()) {
+    return Unsupported(absl::StrCat(Name(kind), " of uneven pieces is not run by this backend"));
+  }
+  if (call.factor != 0 || !call.holders.empty() || !call.factors.empty()) {
+    return Unsupported(
+        absl::StrCat(Name(kind), " with a factor, holders or factors is not run by this backend"));
+  }
   if (call.count < 0) {
     return BadType(absl::StrCat(Name(kind), ": count ", call.count, " is negative"));
   }
