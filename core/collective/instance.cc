@@ -1,10 +1,12 @@
 #include "core/collective/instance.h"
 
+#include <algorithm>
 #include <limits>
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/types/span.h"
 
 namespace chorus {
 
@@ -71,15 +73,93 @@ InstanceKey DecodeInstanceKey(ByteReader* in) {
   return in->ok() ? key : InstanceKey();
 }
 
+namespace {
+
+std::string DimsText(const std::vector<int64_t>& dims) {
+  std::vector<std::string> texts;
+  for (const int64_t dim : dims) {
+    texts.push_back(dim == Descriptor::kRowsDiffer ? "*" : absl::StrCat(dim));
+  }
+  return absl::StrCat("[", absl::StrJoin(texts, ","), "]");
+}
+
+// Errors hold at most 4 KiB: of many members the first are enough.
+std::string RowsText(const std::vector<int64_t>& rows) {
+  if (rows.size() == 1) return absl::StrCat(rows[0], rows[0] == 1 ? " row" : " rows");
+  constexpr size_t kShown = 16;
+  const auto shown = absl::MakeConstSpan(rows).subspan(0, kShown);
+  return absl::StrCat("[", absl::StrJoin(shown, ","), rows.size() > kShown ? ",..." : "",
+                      "] rows");
+}
+
+}  // namespace
+
 std::string Descriptor::ToString() const {
   std::string text(CollectiveKindName(kind));
   if (reduction != Reduction::kNone) absl::StrAppend(&text, " ", ReductionName(reduction));
   if (root.value() >= 0) absl::StrAppend(&text, " root=", root.value());
   if (dtype != DType::kUnspecified) {
-    absl::StrAppend(&text, " ", DTypeName(dtype), "[", absl::StrJoin(dims, ","), "]");
+    absl::StrAppend(&text, " ", DTypeName(dtype), DimsText(dims));
   }
-  if (!counts.empty()) absl::StrAppend(&text, " counts=[", absl::StrJoin(counts, ","), "]");
+  if (!sends.empty()) absl::StrAppend(&text, " sends ", RowsText(sends));
+  if (!receives.empty()) absl::StrAppend(&text, " receives ", RowsText(receives));
+  if (runtime_counts) absl::StrAppend(&text, " with run-time counts");
   return text;
+}
+
+absl::optional<int64_t> Descriptor::RowsOf(const std::vector<int64_t>& rows,
+                                           GroupRank member) const {
+  if (!RowsDiffer()) return dims.empty() ? 1 : dims[0];
+  if (rows.empty()) return absl::nullopt;
+  return rows.size() == 1 ? rows[0] : rows[static_cast<size_t>(member.value())];
+}
+
+absl::optional<Difference> FirstDifference(GroupRank member, const Descriptor& expected,
+                                           GroupRank other, const Descriptor& got) {
+  const Descriptor& e = expected;
+  const Descriptor& g = got;
+  const auto name = [](absl::string_view text) { return std::string(text.data(), text.size()); };
+  if (e.kind != g.kind) {
+    return Difference{"op", name(CollectiveKindName(e.kind)), name(CollectiveKindName(g.kind))};
+  }
+  if (e.reduction != g.reduction) {
+    return Difference{"reduction", name(ReductionName(e.reduction)),
+                      name(ReductionName(g.reduction))};
+  }
+  if (e.root != g.root) {
+    return Difference{"root", absl::StrCat(e.root.value()), absl::StrCat(g.root.value())};
+  }
+  if (e.dtype != g.dtype) {
+    return Difference{"dtype", name(DTypeName(e.dtype)), name(DTypeName(g.dtype))};
+  }
+  const bool rows_differ = e.RowsDiffer() || g.RowsDiffer();
+  const size_t skipped = rows_differ ? 1 : 0;  // dimension 0
+  if (e.dims.size() != g.dims.size() ||
+      !std::equal(e.dims.begin() + skipped, e.dims.end(), g.dims.begin() + skipped)) {
+    return Difference{"shape", DimsText(e.dims), DimsText(g.dims)};
+  }
+  if (e.runtime_counts != g.runtime_counts) {
+    const auto counts = [](const Descriptor& d) {
+      return std::string(d.runtime_counts ? "known at run time" : "fixed");
+    };
+    return Difference{"counts", counts(e), counts(g)};
+  }
+  if (!rows_differ) return absl::nullopt;
+  const auto contradict = [](absl::optional<int64_t> sent, absl::optional<int64_t> received) {
+    return sent.has_value() && received.has_value() && *sent != *received;
+  };
+  const auto rows = [](const char* verb, int64_t n, const char* to, GroupRank whom) {
+    return absl::StrCat(verb, " ", n, n == 1 ? " row " : " rows ", to, " member ", whom.value());
+  };
+  if (contradict(e.SendsTo(other), g.ReceivesFrom(member))) {
+    return Difference{"counts", rows("sends", *e.SendsTo(other), "to", other),
+                      rows("receives", *g.ReceivesFrom(member), "from", member)};
+  }
+  if (contradict(g.SendsTo(member), e.ReceivesFrom(other))) {
+    return Difference{"counts", rows("receives", *e.ReceivesFrom(other), "from", other),
+                      rows("sends", *g.SendsTo(member), "to", member)};
+  }
+  return absl::nullopt;
 }
 
 }  // namespace chorus

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
+#include "absl/types/optional.h"
 #include "core/base/bytes.h"
 #include "core/base/ids.h"
 #include "core/graph/graph.h"
@@ -87,22 +88,45 @@ InstanceKey DecodeInstanceKey(ByteReader* in);
 // Longest path of a key: gradients of gradients ... of a collective.
 inline constexpr size_t kMaxGradientOrder = 64;
 
-// What a rank asks for. Everything but `counts` must be equal on all ranks (a send equals the recv
-// it meets: both say kSend here and differ in role only).
+// What a rank asks for. The ranks of an instance must agree (a send equals the recv it meets: both
+// say kSend here and differ in role only): FirstDifference.
+//
+// A collective moves pieces from members to members. Most often all are alike, and `dims` says it
+// all. Where their rows (dimension 0) may differ, dims[0] is kRowsDiffer and the rows are in `sends`
+// and `receives`: by member, or one number for all members alike, or empty where this rank has
+// nothing to do with it, or cannot know.
 struct Descriptor {
+  static constexpr int64_t kRowsDiffer = -1;
+
   CollectiveKind kind = CollectiveKind::kUnspecified;
   Reduction reduction = Reduction::kNone;
   DType dtype = DType::kUnspecified;
   GroupRank root{-1};
-  std::vector<int64_t> dims;    // of one rank's input (reduce_scatter: of one chunk)
-  std::vector<int64_t> counts;  // what this rank knows of all ranks' sizes; all must know the same
+  std::vector<int64_t> dims;  // of one piece
+  std::vector<int64_t> sends;
+  std::vector<int64_t> receives;
+  bool runtime_counts = false;  // rows are known when it runs, and compared then
 
-  bool SameCommonPart(const Descriptor& other) const {
-    return kind == other.kind && reduction == other.reduction && dtype == other.dtype &&
-           root == other.root && dims == other.dims;
-  }
-  std::string ToString() const;  // "all_reduce SUM f32[4]", "broadcast root=2 f64[3,3]"
+  bool RowsDiffer() const { return !dims.empty() && dims[0] == kRowsDiffer; }
+  // Rows for and from a member; absent where nothing is said.
+  absl::optional<int64_t> SendsTo(GroupRank member) const { return RowsOf(sends, member); }
+  absl::optional<int64_t> ReceivesFrom(GroupRank member) const { return RowsOf(receives, member); }
+
+  std::string ToString() const;  // "all_reduce SUM f32[4]", "gather root=2 f64[*,3] sends 4 rows"
+
+ private:
+  absl::optional<int64_t> RowsOf(const std::vector<int64_t>& rows, GroupRank member) const;
 };
+
+// The first thing in which two members' descriptors contradict each other: as the one says it, and
+// as the other does. Rows are compared piece by piece.
+struct Difference {
+  std::string what;  // "shape"
+  std::string expected;
+  std::string got;
+};
+absl::optional<Difference> FirstDifference(GroupRank member, const Descriptor& expected,
+                                           GroupRank other, const Descriptor& got);
 
 }  // namespace chorus
 

@@ -28,37 +28,6 @@ std::string PartText(const Participation& part) {
   return absl::StrCat(part.descriptor.ToString(), part.is_recv ? " (receiving)" : "");
 }
 
-// The first thing that differs, in words.
-struct Difference {
-  std::string what;
-  std::string expected;
-  std::string got;
-};
-Difference FirstDifference(const Participation& expected, const Participation& got) {
-  const Descriptor& e = expected.descriptor;
-  const Descriptor& g = got.descriptor;
-  const auto dims = [](const std::vector<int64_t>& d) {
-    return absl::StrCat("[", absl::StrJoin(d, ","), "]");
-  };
-  const auto name = [](absl::string_view text) { return std::string(text.data(), text.size()); };
-  if (e.kind != g.kind) {
-    return {"op", name(CollectiveKindName(e.kind)), name(CollectiveKindName(g.kind))};
-  }
-  if (e.reduction != g.reduction) {
-    return {"reduction", name(ReductionName(e.reduction)), name(ReductionName(g.reduction))};
-  }
-  if (e.root != g.root) {
-    return {"root", absl::StrCat(e.root.value()), absl::StrCat(g.root.value())};
-  }
-  if (e.dtype != g.dtype) return {"dtype", name(DTypeName(e.dtype)), name(DTypeName(g.dtype))};
-  if (e.dims != g.dims) return {"shape", dims(e.dims), dims(g.dims)};
-  return {"counts", dims(e.counts), dims(g.counts)};
-}
-
-bool SameDescriptor(const Descriptor& a, const Descriptor& b) {
-  return a.SameCommonPart(b) && a.counts == b.counts;
-}
-
 }  // namespace
 
 Sequencer::Sequencer(int world_size, SequencerOptions options) : options_(options) {
@@ -472,11 +441,7 @@ void Sequencer::Record(int32_t r, const Vote& vote, absl::optional<Error>* fault
     if (instance.first == kNone) {
       instance.first = position;
     } else if (!fault->has_value()) {
-      const Position& first = instance.positions[instance.first];
-      const VoteTemplate& other = *runs_[first.run].what;
-      if (!SameDescriptor(other.participations[first.participation].descriptor, part.descriptor)) {
-        *fault = Mismatch(id, position);
-      }
+      *fault = Mismatch(id, position);
     }
     CountVote(id);
     if (instance.parent != kNone) {
@@ -635,13 +600,37 @@ void Sequencer::ForgetTapeIfUnused(int32_t t) {
   tapes_.Free(t);
 }
 
-Error Sequencer::Mismatch(int32_t id, int32_t position) const {
+// With the first voter where rows are alike; where they differ, with everybody: each has pieces of
+// its own for each.
+absl::optional<Error> Sequencer::Mismatch(int32_t id, int32_t position) const {
   const Instance& instance = instances_[id];
-  const Participation& expected = PartAt(instance, instance.first);
+  const auto difference = [&](int32_t with) {
+    return FirstDifference(MemberAt(instance.key, with), PartAt(instance, with).descriptor,
+                           MemberAt(instance.key, position),
+                           PartAt(instance, position).descriptor);
+  };
+  int32_t with = instance.first;
+  absl::optional<Difference> found = difference(with);
+  if (PartAt(instance, position).descriptor.RowsDiffer() ||
+      PartAt(instance, instance.first).descriptor.RowsDiffer()) {
+    for (int32_t p = 0; !found.has_value() && p < static_cast<int32_t>(instance.positions.size());
+         ++p) {
+      if (p == position || p == instance.first || instance.positions[p].run == kNone) continue;
+      with = p;
+      found = difference(p);
+    }
+  }
+  if (!found.has_value()) return absl::nullopt;
+  return MismatchError(id, with, position, *found);
+}
+
+Error Sequencer::MismatchError(int32_t id, int32_t with, int32_t position,
+                               const Difference& difference) const {
+  const Instance& instance = instances_[id];
+  const Participation& expected = PartAt(instance, with);
   const Participation& got = PartAt(instance, position);
   const Rank differing = RankAt(instance.key, position);
-  const Rank first = RankAt(instance.key, instance.first);
-  const Difference difference = FirstDifference(expected, got);
+  const Rank first = RankAt(instance.key, with);
   Error error = MakeInstanceError(absl::StatusCode::kInvalidArgument, Reason::kMismatch, id);
   error.source = got.source;
   error.expected = difference.expected;

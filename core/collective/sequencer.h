@@ -411,7 +411,10 @@ class Sequencer {
   int32_t EnsureTape(int32_t instance);
   void MarkAbandoned(int32_t tape, int32_t position);
   void ForgetTapeIfUnused(int32_t tape);
-  Error Mismatch(int32_t instance, int32_t position) const;
+  // Whether the vote at `position` contradicts another of the instance.
+  absl::optional<Error> Mismatch(int32_t instance, int32_t position) const;
+  Error MismatchError(int32_t instance, int32_t with, int32_t position,
+                      const Difference& difference) const;
 
   // Launching.
   void LaunchReady(Actions* actions);

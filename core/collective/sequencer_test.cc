@@ -530,9 +530,15 @@ TEST(SequencerMismatchTest, EveryPartOfADescriptorIsCompared) {
        "[4]", "[4,1]"},
       {"counts",
        [](Participation* p) {
-         p->descriptor.counts = {1, 2, 1};
+         p->descriptor.runtime_counts = true;
        },
-       "[]", "[1,2,1]"},
+       "fixed", "known at run time"},
+      {"counts",
+       [](Participation* p) {
+         p->descriptor.dims = {Descriptor::kRowsDiffer};
+         p->descriptor.sends = {5, 4, 4, 4};
+       },
+       "receives 4 rows from member 1", "sends 5 rows to member 0"},
   };
   for (const MismatchCase& test : cases) {
     SCOPED_TRACE(test.what);
@@ -577,6 +583,86 @@ TEST(SequencerMismatchTest, OfTwoNobodyIsBlamed) {
   TestRun differing(2, Epoch(1));
   differing.AllReduce(differing.Slot(kWorld, 2, {1}, {0}), 1).descriptor.dims = {5};
   EXPECT_EQ(EndedBy(Cast(&sequencer, differing)).culprit.rank, -1);
+}
+
+// Every member says what it knows of the pieces that it sends and receives: each pair must agree.
+TEST(SequencerMismatchTest, RowsAreComparedPieceByPiece) {
+  constexpr int64_t kAny = Descriptor::kRowsDiffer;
+  struct Rows {
+    std::vector<int64_t> sends;
+    std::vector<int64_t> receives;
+  };
+  struct Case {
+    CollectiveKind kind;
+    int32_t root;
+    std::vector<Rows> by_member;
+    const char* expected;  // null: they agree
+    const char* got;
+  };
+  const std::vector<Case> cases = {
+      {CollectiveKind::kAllGather,
+       -1,
+       {{{3}, {3, 0, 1}}, {{0}, {3, 0, 1}}, {{1}, {3, 0, 1}}},
+       nullptr,
+       nullptr},
+      {CollectiveKind::kAllGather,
+       -1,
+       {{{3}, {3, 0, 1}}, {{0}, {3, 0, 1}}, {{2}, {3, 0, 1}}},
+       "receives 1 row from member 2",
+       "sends 2 rows to member 0"},
+      {CollectiveKind::kGather, 1, {{{3}, {}}, {{0}, {3, 0, 1}}, {{1}, {}}}, nullptr, nullptr},
+      // Neither of the two that disagree has voted first.
+      {CollectiveKind::kGather,
+       1,
+       {{{3}, {}}, {{0}, {3, 0, 2}}, {{1}, {}}},
+       "receives 2 rows from member 2",
+       "sends 1 row to member 1"},
+      {CollectiveKind::kScatter, 2, {{{}, {4}}, {{}, {0}}, {{4, 0, 2}, {2}}}, nullptr, nullptr},
+      {CollectiveKind::kScatter,
+       2,
+       {{{}, {4}}, {{}, {1}}, {{4, 0, 2}, {2}}},
+       "receives 1 row from member 2",
+       "sends 0 rows to member 1"},
+      // Member 1 knows no difference between the members.
+      {CollectiveKind::kAllToAll,
+       -1,
+       {{{1, 2, 0}, {1, 2, 3}}, {{2}, {2}}, {{3, 2, 1}, {0, 2, 1}}},
+       nullptr,
+       nullptr},
+      {CollectiveKind::kAllToAll,
+       -1,
+       {{{1, 2, 0}, {1, 2, 3}}, {{2}, {2}}, {{3, 1, 1}, {0, 2, 1}}},
+       "receives 2 rows from member 2",
+       "sends 1 row to member 1"},
+  };
+  for (size_t i = 0; i < cases.size(); ++i) {
+    SCOPED_TRACE(i);
+    const Case& test = cases[i];
+    Sequencer sequencer = World(3);
+    Actions actions;
+    for (int32_t member = 0; member < 3; ++member) {
+      TestRun run(member + 1, Epoch(1));
+      Descriptor& what =
+          run.AllReduce(run.Slot(kWorld, 3, {member}, {0}), member).descriptor;
+      what.kind = test.kind;
+      what.reduction = Reduction::kNone;
+      what.root = GroupRank(test.root);
+      what.dims = {kAny, 2};
+      what.sends = test.by_member[static_cast<size_t>(member)].sends;
+      what.receives = test.by_member[static_cast<size_t>(member)].receives;
+      actions = Cast(&sequencer, run);
+    }
+    if (test.expected == nullptr) {
+      ASSERT_THAT(actions, SizeIs(1));
+      EXPECT_EQ(actions[0].kind, Kind::kLaunch);
+      continue;
+    }
+    const Error error = EndedBy(actions);
+    EXPECT_EQ(error.reason, Reason::kMismatch);
+    EXPECT_EQ(error.expected, test.expected);
+    EXPECT_EQ(error.got, test.got);
+    EXPECT_THAT(error.message, AllOf(HasSubstr("counts"), HasSubstr("[*,2]")));
+  }
 }
 
 TEST(SequencerMismatchTest, AtMostEightRanksAreListed) {

@@ -86,7 +86,6 @@ Descriptor DescriptorOf(const Node& node, const ValueTable& values) {
   descriptor.kind = c.kind == CollectiveKind::kRecv ? CollectiveKind::kSend : c.kind;
   descriptor.reduction = c.reduction;
   descriptor.root = c.root;
-  descriptor.counts = c.counts;
   const TensorType* type = nullptr;
   if (!node.inputs.empty()) {
     type = &values.type(node.inputs[0]);
@@ -109,8 +108,11 @@ Hash128 FingerprintOf(const std::vector<Participation>& participations) {
     out.PutSigned(p.descriptor.root.value());
     out.PutVarint(p.descriptor.dims.size());
     for (const int64_t d : p.descriptor.dims) out.PutSigned(d);
-    out.PutVarint(p.descriptor.counts.size());
-    for (const int64_t c : p.descriptor.counts) out.PutSigned(c);
+    for (const auto* rows : {&p.descriptor.sends, &p.descriptor.receives}) {
+      out.PutVarint(rows->size());
+      for (const int64_t n : *rows) out.PutSigned(n);
+    }
+    out.Put(static_cast<uint8_t>(p.descriptor.runtime_counts));
     out.PutSigned(p.group_slot);
     out.PutSigned(p.member.value());
     out.Put(static_cast<uint8_t>(p.instance.kind));
