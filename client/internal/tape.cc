@@ -207,8 +207,11 @@ Tensor ApplyLocal(NodeSpec spec, absl::Span<const Tensor> inputs, const DeviceRe
     node->spec = std::make_shared<NodeSpec>(spec);
     node->session = session;
     node->device_slot = spec.device_slot;
-    const bool keep = FindOp(spec.op)->gradient_uses_inputs;
-    for (const Tensor& input : inputs) node->inputs.push_back(EdgeTo(input, trace, keep));
+    const Saved saved = SavedBy(*FindOp(spec.op), spec, static_cast<int>(inputs.size()),
+                                static_cast<int>(outputs->size()));
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      node->inputs.push_back(EdgeTo(inputs[i], trace, static_cast<int>(i) >= saved.inputs_from));
+    }
   }
   TensorDataPtr data;
   if (trace != nullptr) {
@@ -348,8 +351,7 @@ absl::InlinedVector<Tensor, 1> ApplyCollective(const CollectiveCall& call,
     node = std::make_shared<GradNode>();
     node->session = session;
     node->device_slot = member->device_slot;
-    const bool keep = FindOp(op)->gradient_uses_inputs;
-    for (const Tensor& input : inputs) node->inputs.push_back(EdgeTo(input, trace, keep));
+    for (const Tensor& input : inputs) node->inputs.push_back(EdgeTo(input, trace, false));
   }
 
   const auto add = [&results](TensorDataPtr data) {

@@ -4,6 +4,7 @@
 #include "core/ops/elementwise/elementwise_host.h"
 #include "core/ops/fill/fill_host.h"
 #include "core/ops/matmul/matmul_host.h"
+#include "core/ops/reduction/reduction_host.h"
 #include "core/ops/shape/shape_host.h"
 #include "core/ops/slice/slice_host.h"
 #include "core/ops/sum/sum_host.h"
@@ -16,6 +17,7 @@ constexpr absl::Span<const HostKernelEntry> (*kFamilies[])() = {
     ElementwiseHostKernels,  //
     FillHostKernels,         //
     MatmulHostKernels,       //
+    ReductionHostKernels,    //
     ShapeHostKernels,        //
     SliceHostKernels,        //
     SumHostKernels,          //

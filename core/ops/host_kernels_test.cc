@@ -41,8 +41,12 @@ std::vector<Case> Cases() {
   std::vector<Case> cases;
   for (const Ints& sizes : {Ints{}, Ints{0}, Ints{1}, Ints{7}, Ints{16}, Ints{1031}, Ints{3, 5}}) {
     for (const char* op : {"neg", "relu", "sin", "cos", "copy"}) cases.push_back({op, {sizes}, {}});
-    for (const char* op : {"add", "sub", "mul", "relu_grad"}) {
+    for (const char* op : {"add", "sub", "mul", "relu_grad", "share"}) {
       cases.push_back({op, {sizes, sizes}, {}});
+    }
+    cases.push_back({"scale", {sizes, {}}, {}});
+    for (const size_t n : {1, 2, 5}) {
+      cases.push_back({"product", std::vector<Ints>(n, sizes), {}});
     }
   }
   // m, n, k around the row block and Eigen's own small sizes.
@@ -112,6 +116,13 @@ std::vector<Case> Cases() {
         {"pad", {empty}, {{"after", int64_t{1}}, {"axis", axis}, {"before", int64_t{2}}}});
   }
   return cases;
+}
+
+// Holders and factors have dtypes of their own.
+DType InputType(const std::string& op, size_t i, DType dtype) {
+  if (op == "share" && i == 1) return DType::kF32;
+  if (op == "scale" && i == 1) return FactorType(dtype);
+  return dtype;
 }
 
 class Kernel {
@@ -186,15 +197,18 @@ TEST(HostKernelsTest, EqualTheNaiveEvaluatorWholeAndInPieces) {
   std::mt19937_64 random(kSeed);
   for (const DType dtype : {DType::kF32, DType::kF64, DType::kI64}) {
     for (const Case& c : Cases()) {
-      const bool floating_only = c.op == "sin" || c.op == "cos" || c.op == "relu_grad";
+      const bool floating_only = c.op == "sin" || c.op == "cos" || c.op == "relu_grad" ||
+                                 c.op == "share" || c.op == "scale" || c.op == "product";
       if (floating_only && !IsFloating(dtype)) continue;
       std::string what = c.op + " " + std::string(DTypeName(dtype));
       std::vector<Value> inputs;
-      for (const Ints& sizes : c.inputs) {
-        const TensorType type = WithDType(dtype, sizes);
+      for (size_t i = 0; i < c.inputs.size(); ++i) {
+        const TensorType type = WithDType(InputType(c.op, i, dtype), c.inputs[i]);
         what += " " + type.ToString();
-        inputs.push_back(IsFloating(dtype) ? testing::RandomNormal(type, &random)
-                                           : testing::RandomWhole(type, -9, 9, &random));
+        const bool holders = c.op == "share" && i == 1;
+        inputs.push_back(holders             ? testing::RandomWhole(type, 0, 3, &random)
+                         : IsFloating(dtype) ? testing::RandomNormal(type, &random)
+                                             : testing::RandomWhole(type, -9, 9, &random));
       }
       const Kernel kernel(c.op, inputs, c.attributes);
       ASSERT_TRUE(kernel.ok()) << what;
@@ -259,13 +273,18 @@ TEST(HostKernelsTest, ElementwiseOpsRunInPlace) {
       if (!def->elementwise) continue;
       const TensorType type = WithDType(dtype, {1031});
       std::vector<Value> inputs;
-      for (int i = 0; i < def->max_inputs; ++i) {
-        inputs.push_back(testing::RandomNormal(type, &random));
+      const size_t num_inputs = def->max_inputs < 0 ? 3 : static_cast<size_t>(def->max_inputs);
+      for (size_t i = 0; i < num_inputs; ++i) {
+        const bool is_factor = def->name == "scale" && i == 1;
+        inputs.push_back(testing::RandomNormal(
+            WithDType(InputType(std::string(def->name), i, dtype), is_factor ? Ints{} : Ints{1031}),
+            &random));
       }
       const Kernel kernel(std::string(def->name), inputs, {});
       ASSERT_TRUE(kernel.ok());
       const Value expected = kernel.Run({1031});
       for (size_t in_place = 0; in_place < inputs.size(); ++in_place) {
+        if (inputs[in_place].type != type) continue;
         std::vector<Value> copies = inputs;
         std::vector<const void*> pointers;
         for (Value& copy : copies) pointers.push_back(&copy.bytes[0]);

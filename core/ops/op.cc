@@ -94,21 +94,21 @@ absl::StatusOr<ValueIndex> GradientContext::EmitFill(const TensorType& type, dou
 }
 
 absl::StatusOr<std::vector<ValueIndex>> GradientContext::EmitGradientCollective(
-    std::vector<ValueIndex> inputs, Attributes attributes) {
+    absl::string_view op, std::vector<ValueIndex> inputs, Attributes attributes,
+    std::vector<int64_t> counts, Reduction reduction) {
   const Collective& forward = collective();
-  const CollectiveKind kind = GradientKind(forward.kind);
   Collective gradient;
-  gradient.kind = kind;
+  gradient.kind = GradientKind(forward.kind, forward.reduction);
   gradient.group_slot = forward.group_slot;
   gradient.rank = forward.rank;
   gradient.root = forward.root;
   gradient.peer = forward.peer;
   gradient.tag = forward.tag;
-  if (IsReducing(kind)) gradient.reduction = Reduction::kSum;
+  gradient.counts = std::move(counts);
+  if (IsReducing(gradient.kind)) gradient.reduction = reduction;
   emitter_->BindGradient(forward_, &gradient);
 
   NodeSpec spec;
-  const absl::string_view op = CollectiveKindName(kind);
   spec.op.assign(op.data(), op.size());
   spec.attributes = std::move(attributes);
   spec.inputs = std::move(inputs);
@@ -116,6 +116,13 @@ absl::StatusOr<std::vector<ValueIndex>> GradientContext::EmitGradientCollective(
   spec.collective = std::move(gradient);
   spec.source = node().source;
   return emitter_->Emit(std::move(spec));
+}
+
+Saved SaveInputs(const NodeSpec&, int, int num_outputs) { return {0, num_outputs}; }
+
+Saved SaveForReduction(const NodeSpec& spec, int num_inputs, int num_outputs) {
+  return {NumPieces(*spec.collective, num_inputs),
+          NumVisibleOutputs(*spec.collective, num_outputs)};
 }
 
 }  // namespace chorus

@@ -83,19 +83,21 @@ constexpr bool IsReducing(CollectiveKind kind) {
   return kind == CollectiveKind::kAllReduce || kind == CollectiveKind::kReduce ||
          kind == CollectiveKind::kReduceScatter;
 }
-// The kind of collective that a kind's gradient is made of; kUnspecified: it has none.
-constexpr CollectiveKind GradientKind(CollectiveKind kind) {
+// The kind of collective that a collective's gradient is made of; kUnspecified: it has none.
+constexpr CollectiveKind GradientKind(CollectiveKind kind, Reduction reduction) {
+  // Of a product every member's factor gets another gradient.
+  const bool product = reduction == Reduction::kProduct;
   switch (kind) {
     case CollectiveKind::kAllReduce:
-      return CollectiveKind::kAllReduce;
+      return product ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce;
     case CollectiveKind::kBroadcast:
       return CollectiveKind::kReduce;
     case CollectiveKind::kReduce:
-      return CollectiveKind::kBroadcast;
+      return product ? CollectiveKind::kScatter : CollectiveKind::kBroadcast;
     case CollectiveKind::kAllGather:
       return CollectiveKind::kReduceScatter;
     case CollectiveKind::kReduceScatter:
-      return CollectiveKind::kAllGather;
+      return product ? CollectiveKind::kAllToAll : CollectiveKind::kAllGather;
     case CollectiveKind::kGather:
       return CollectiveKind::kScatter;
     case CollectiveKind::kScatter:
@@ -111,6 +113,40 @@ constexpr CollectiveKind GradientKind(CollectiveKind kind) {
       break;
   }
   return CollectiveKind::kUnspecified;
+}
+
+// --- Operands and results of a collective ---
+
+// How many of a collective node's inputs are its pieces; the factor of PREMUL_SUM comes after them.
+constexpr int NumPieces(const Collective& c, int num_inputs) {
+  return c.reduction == Reduction::kPremulSum ? num_inputs - 1 : num_inputs;
+}
+// The dtype of the factor of PREMUL_SUM, a 0-dim tensor.
+constexpr DType FactorType(DType dtype) { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
+
+// Outputs that a reducing collective has after its visible ones, for its gradient rule: what
+// backward needs from other members is computed in forward, so that every backward collective is
+// linear in the gradients that come in. Each rank has them or not, as it wants a gradient.
+enum class Extras : uint8_t {
+  kNone = 0,
+  // MIN, MAX: for each piece that goes in, f32 of its dims: how many members hold the result
+  // (their element equals it, +0 = -0, or is NaN where the result is), where this member does;
+  // else 0. Every member has them, where the result is absent as well.
+  kHolders = 1,
+  // PRODUCT, where the result is: each member's factors of it, in rank order. They only move, like
+  // what OutputAlias::kMember names. The inputs are then saved for backward by everybody.
+  kFactors = 2,
+};
+inline Extras ExtrasOf(const Collective& c, DType dtype) {
+  if (!c.wants_grad || !IsReducing(c.kind) || !IsFloating(dtype)) return Extras::kNone;
+  if (c.reduction == Reduction::kProduct) return Extras::kFactors;
+  const bool selects = c.reduction == Reduction::kMin || c.reduction == Reduction::kMax;
+  return selects ? Extras::kHolders : Extras::kNone;
+}
+// How many of a collective node's outputs are not extras.
+constexpr int NumVisibleOutputs(const Collective& c, int num_outputs) {
+  if (!IsReducing(c.kind)) return num_outputs;
+  return c.kind == CollectiveKind::kReduce && c.rank != c.root ? 0 : 1;
 }
 
 struct AttributeSpec {
@@ -180,16 +216,22 @@ class GradientContext {
   // The gradient of output i, or zeros of its type.
   absl::StatusOr<ValueIndex> GradOrZeros(int i);
 
+  // Of a collective: its inputs without the factor, and its outputs without the extras.
+  int num_pieces() const { return NumPieces(collective(), num_inputs()); }
+  int num_visible() const { return NumVisibleOutputs(collective(), num_outputs()); }
+
   // A local op with one output, on the forward node's device.
   absl::StatusOr<ValueIndex> Emit(absl::string_view op, std::vector<ValueIndex> inputs,
                                   Attributes attributes = {});
   absl::StatusOr<ValueIndex> EmitOn(int32_t device_slot, absl::string_view op,
                                     std::vector<ValueIndex> inputs, Attributes attributes = {});
   absl::StatusOr<ValueIndex> EmitFill(const TensorType& type, double value);
-  // The collective that the forward node's gradient is made of, for the same member of the same
-  // group, with the same root, peer and tag; reducing kinds get SUM.
-  absl::StatusOr<std::vector<ValueIndex>> EmitGradientCollective(std::vector<ValueIndex> inputs,
-                                                                 Attributes attributes = {});
+  // The collective that the forward node's gradient is made of (GradientKind): `op` names its form.
+  // It is for the same member of the same group, with the same root, peer and tag. A rule emits one
+  // whatever gradients there are: the other ranks cannot know.
+  absl::StatusOr<std::vector<ValueIndex>> EmitGradientCollective(
+      absl::string_view op, std::vector<ValueIndex> inputs, Attributes attributes = {},
+      std::vector<int64_t> counts = {}, Reduction reduction = Reduction::kSum);
 
  private:
   const RecordedNode& forward_;
@@ -207,9 +249,11 @@ using InputGradients = std::vector<absl::optional<ValueIndex>>;
 // them.
 enum class OutputAlias : uint8_t {
   kFresh = 0,
-  kInput = 1,   // output 0 has the bytes of input 0: reshape; copy, where both devices share memory
-  kMember = 2,  // output i has the bytes of one member's input: broadcast, recv (its only output:
-                // the root's, the sender's), all_gather (output i: member i's)
+  kInput = 1,  // output 0 has the bytes of input 0: reshape; copy, where both devices share memory
+  // Output i has the bytes of one member's input: broadcast, recv (their only output: the root's,
+  // the sender's), all_gather and gather (member i's), scatter (the root's input for this rank),
+  // all_to_all (member i's input for this rank).
+  kMember = 2,
 };
 
 // How inputs may be read while their client can still write to them (staging memory).
@@ -220,6 +264,17 @@ enum class InputUse : uint8_t {
   kCopySource = 2,        // as the source of one copy into daemon memory, which is then used
 };
 
+// Which values a gradient rule uses beside the gradients: the inputs from `inputs_from` on and the
+// outputs from `outputs_from` on. A tape keeps them for it.
+struct Saved {
+  int inputs_from = 0;
+  int outputs_from = 0;
+};
+// What most rules save that save anything.
+Saved SaveInputs(const NodeSpec& spec, int num_inputs, int num_outputs);
+// What those of reducing collectives save: the extras, and the factor of PREMUL_SUM.
+Saved SaveForReduction(const NodeSpec& spec, int num_inputs, int num_outputs);
+
 struct OpDef {
   absl::string_view name;
   int32_t version = 1;
@@ -227,23 +282,36 @@ struct OpDef {
   CollectiveKind kind = CollectiveKind::kUnspecified;  // for Effect::kCollective
   absl::string_view doc;                               // one line
   std::vector<AttributeSpec> attributes;               // sorted by name
-  int min_inputs = 0;
-  int max_inputs = 0;  // -1: no limit
-  // Types of the outputs. Called with attributes, arity, collective and input types that passed the
-  // checks of InferTypes: known names and kinds, static and supported types.
+  int min_inputs = 0;                                  // without the factor of PREMUL_SUM
+  int max_inputs = 0;                                  // -1: no limit
+  // Types of the visible outputs. Called with attributes, arity, collective and input types that
+  // passed the checks of InferTypes: known names and kinds, static and supported types, counts in
+  // their number and range. Does not see the factor of PREMUL_SUM.
   absl::StatusOr<std::vector<TensorType>> (*infer_types)(const NodeView& node) = nullptr;
   // Vector-Jacobian product; null: no gradient passes (barrier).
   absl::StatusOr<InputGradients> (*gradient)(GradientContext& context) = nullptr;
-  // Whether the rule uses its inputs' values and not their types alone: a tape keeps them for it.
-  bool gradient_uses_inputs = false;
+  // Null: the rule uses no values, only types. `spec` may lack its inputs.
+  Saved (*gradient_saves)(const NodeSpec& spec, int num_inputs, int num_outputs) = nullptr;
   OutputAlias alias = OutputAlias::kFresh;
   InputUse input_use = InputUse::kDaemonCopy;
   bool crosses_devices = false;  // inputs may be on another device slot than the node: copy
-  bool equal_results = false;    // every member gets the same bytes, so a node may keep one copy
+  // Every member that gets a visible output gets the same bytes, so a node may keep one copy.
+  bool equal_results = false;
+  // The pieces that go in, or come out, stand in one tensor, one after the other along dimension 0.
+  // Forms of one kind may meet in an instance: they move the same pieces.
+  bool one_input = false;
+  bool one_output = false;
+  // How many numbers Collective::counts may have for each member: 0 (it must be empty), 1 or 2.
+  int counts_per_member = 0;
   // Elements of the output depend on the same elements of the inputs only: kernels may run in
   // place.
   bool elementwise = false;
 };
+
+inline Saved SavedBy(const OpDef& def, const NodeSpec& spec, int num_inputs, int num_outputs) {
+  if (def.gradient_saves == nullptr) return {num_inputs, num_outputs};
+  return def.gradient_saves(spec, num_inputs, num_outputs);
+}
 
 }  // namespace chorus
 

@@ -9,11 +9,14 @@
 #include "core/base/error.h"
 #include "core/ops/all_gather/all_gather.h"
 #include "core/ops/all_reduce/all_reduce.h"
+#include "core/ops/all_to_all/all_to_all.h"
 #include "core/ops/barrier/barrier.h"
 #include "core/ops/broadcast/broadcast.h"
 #include "core/ops/elementwise/elementwise.h"
 #include "core/ops/fill/fill.h"
+#include "core/ops/gather/gather.h"
 #include "core/ops/matmul/matmul.h"
+#include "core/ops/reduction/reduction.h"
 #include "core/ops/send/send.h"
 #include "core/ops/shape/shape.h"
 #include "core/ops/slice/slice.h"
@@ -26,11 +29,14 @@ namespace {
 constexpr absl::Span<const OpDef* const> (*kFamilies[])() = {
     AllGatherOps,    //
     AllReduceOps,    //
+    AllToAllOps,     //
     BarrierOps,      //
     BroadcastOps,    //
     ElementwiseOps,  //
     FillOps,         //
+    GatherOps,       //
     MatmulOps,       //
+    ReductionOps,    //
     SendOps,         //
     ShapeOps,        //
     SliceOps,        //
@@ -127,25 +133,57 @@ absl::Status CheckArity(const OpDef& def, const NodeView& node) {
     return ShapeError(node, absl::StrCat("at most ", kMaxInputs, " inputs"),
                       absl::StrCat(node.inputs.size()));
   }
-  const int count = node.num_inputs();
+  const int factors = node.collective == nullptr
+                          ? 0
+                          : node.num_inputs() - NumPieces(*node.collective, node.num_inputs());
+  const int count = node.num_inputs() - factors;
   if (count >= def.min_inputs && (def.max_inputs < 0 || count <= def.max_inputs)) {
     return absl::OkStatus();
   }
   std::string expected;
   if (def.max_inputs < 0) {
-    expected = absl::StrCat("at least ", def.min_inputs, " inputs");
+    expected = absl::StrCat("at least ", def.min_inputs);
   } else if (def.min_inputs == def.max_inputs) {
-    expected = absl::StrCat(def.min_inputs, def.min_inputs == 1 ? " input" : " inputs");
+    expected = absl::StrCat(def.min_inputs);
   } else {
-    expected = absl::StrCat(def.min_inputs, " to ", def.max_inputs, " inputs");
+    expected = absl::StrCat(def.min_inputs, " to ", def.max_inputs);
   }
-  return ShapeError(node, expected, absl::StrCat(count));
+  absl::StrAppend(&expected, expected == "1" ? " input" : " inputs",
+                  factors > 0 ? " and a factor" : "");
+  return ShapeError(node, expected, absl::StrCat(node.num_inputs()));
 }
 
 absl::Status CheckRank(const NodeView& node, absl::string_view what, GroupRank rank) {
   if (rank.value() >= 0 && rank.value() < node.group_size) return absl::OkStatus();
   return ShapeError(node, absl::StrCat(what, " within the group of ", node.group_size),
                     absl::StrCat(rank.value()));
+}
+
+// Whose rows they are is the shape rule's business.
+absl::Status CheckCounts(const OpDef& def, const NodeView& node) {
+  const std::vector<int64_t>& counts = node.collective->counts;
+  if (counts.empty()) return absl::OkStatus();
+  if (def.counts_per_member == 0) {
+    return ShapeError(node, "no counts", absl::StrCat(counts.size()));
+  }
+  const int64_t wanted = int64_t{def.counts_per_member} * node.group_size;
+  if (static_cast<int64_t>(counts.size()) != wanted) {
+    return ShapeError(node,
+                      absl::StrCat(def.counts_per_member, " counts for each of ", node.group_size,
+                                   " members, or none"),
+                      absl::StrCat(counts.size()));
+  }
+  int64_t sum = 0;
+  for (size_t i = 0; i < counts.size(); ++i) {
+    if (i % static_cast<size_t>(node.group_size) == 0) sum = 0;
+    // Compared so that nothing overflows.
+    if (counts[i] < 0 || counts[i] > kMaxValueBytes - sum) {
+      return ShapeError(node, absl::StrCat("counts of 0 or more, ", kMaxValueBytes, " in all"),
+                        absl::StrCat(counts[i], " as count ", i));
+    }
+    sum += counts[i];
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckCollective(const OpDef& def, const NodeView& node) {
@@ -177,18 +215,61 @@ absl::Status CheckCollective(const OpDef& def, const NodeView& node) {
   }
   if (IsReducing(c.kind)) {
     if (c.reduction == Reduction::kNone) return ShapeError(node, "a reduction", "none");
-    if (c.reduction != Reduction::kSum) {
-      return Unsupported(absl::StrCat(node.op, ": this build reduces by SUM, not by ",
-                                      ReductionName(c.reduction)));
-    }
   } else if (c.reduction != Reduction::kNone) {
     return ShapeError(node, "no reduction", ReductionName(c.reduction));
   }
-  if (!c.counts.empty() || c.runtime_counts_input != -1 || c.runtime_count_maximum != 0) {
-    return Unsupported(
-        absl::StrCat(node.op, ": this build moves equal counts only; counts must be left out"));
+  if (c.runtime_counts_input != -1 || c.runtime_count_maximum != 0) {
+    return Unsupported(absl::StrCat(node.op, ": this build takes no counts at run time"));
   }
-  return absl::OkStatus();
+  return CheckCounts(def, node);
+}
+
+// What a reduction takes; the factor of PREMUL_SUM, and the view without it.
+absl::Status CheckReduction(NodeView* node) {
+  const Collective& c = *node->collective;
+  const TensorType& type = node->input(0);
+  const bool floating = IsFloating(type.dtype);
+  switch (c.reduction) {
+    case Reduction::kAvg:
+      if (!floating) return ShapeError(*node, "floating point for AVG", type.ToString());
+      return absl::OkStatus();
+    case Reduction::kBand:
+    case Reduction::kBor:
+    case Reduction::kBxor:
+      if (!floating) return absl::OkStatus();
+      return ShapeError(*node, absl::StrCat("integers or bool for ", ReductionName(c.reduction)),
+                        type.ToString());
+    case Reduction::kPremulSum: {
+      if (!floating) return ShapeError(*node, "floating point for PREMUL_SUM", type.ToString());
+      const TensorType factor(FactorType(type.dtype), {});
+      const TensorType& last = *node->inputs.back();
+      if (last != factor) {
+        return ShapeError(
+            *node, absl::StrCat("the factor of PREMUL_SUM as the last input, ", factor.ToString()),
+            last.ToString());
+      }
+      node->inputs.remove_suffix(1);
+      return absl::OkStatus();
+    }
+    default:
+      return absl::OkStatus();
+  }
+}
+
+void AppendExtras(const NodeView& node, std::vector<TensorType>* outputs) {
+  switch (ExtrasOf(*node.collective, node.input(0).dtype)) {
+    case Extras::kNone:
+      return;
+    case Extras::kHolders:
+      for (const TensorType* input : node.inputs) {
+        outputs->emplace_back(DType::kF32, input->dims);
+      }
+      return;
+    case Extras::kFactors:
+      if (!outputs->empty())
+        outputs->insert(outputs->end(), node.group_size, TensorType((*outputs)[0]));
+      return;
+  }
 }
 
 absl::Status CheckType(const NodeView& node, absl::string_view what, int index,
@@ -218,7 +299,8 @@ const OpDef* FindOp(absl::string_view name) {
 
 absl::Span<const OpDef* const> AllOps() { return TheRegistry().all; }
 
-absl::StatusOr<std::vector<TensorType>> InferTypes(const NodeView& node) {
+absl::StatusOr<std::vector<TensorType>> InferTypes(const NodeView& given) {
+  NodeView node = given;
   const OpDef* def = FindOp(node.op);
   if (def == nullptr) {
     return Unsupported(absl::StrCat("this build has no op '", Printable(node.op), "'"));
@@ -228,12 +310,15 @@ absl::StatusOr<std::vector<TensorType>> InferTypes(const NodeView& node) {
                                     " of the op, not ", node.version));
   }
   CHORUS_RETURN_IF_ERROR(CheckAttributes(*def, node));
-  CHORUS_RETURN_IF_ERROR(CheckArity(*def, node));
   CHORUS_RETURN_IF_ERROR(CheckCollective(*def, node));
+  CHORUS_RETURN_IF_ERROR(CheckArity(*def, node));
   for (int i = 0; i < node.num_inputs(); ++i) {
     CHORUS_RETURN_IF_ERROR(CheckType(node, "input", i, node.input(i)));
   }
+  const bool reduces = IsReducing(def->kind);
+  if (reduces) CHORUS_RETURN_IF_ERROR(CheckReduction(&node));
   CHORUS_ASSIGN_OR_RETURN(std::vector<TensorType> outputs, def->infer_types(node));
+  if (reduces) AppendExtras(node, &outputs);
   for (size_t i = 0; i < outputs.size(); ++i) {
     CHORUS_RETURN_IF_ERROR(CheckType(node, "output", static_cast<int>(i), outputs[i]));
   }

@@ -317,6 +317,33 @@ class Compiler {
     return absl::OkStatus();
   }
 
+  // What the rules know and this build does not run yet.
+  absl::Status CheckRuns(const Node& node, const OpDef& def) const {
+    const Collective& c = *node.collective;
+    const bool new_kind = c.kind == CollectiveKind::kGather || c.kind == CollectiveKind::kScatter ||
+                          c.kind == CollectiveKind::kAllToAll;
+    if (new_kind || def.one_input || def.one_output) {
+      return Unsupported(absl::StrCat(node.op, " is not run by this build"));
+    }
+    if (IsReducing(c.kind)) {
+      if (c.reduction != Reduction::kSum) {
+        return Unsupported(absl::StrCat(node.op, ": this build reduces by SUM, not by ",
+                                        ReductionName(c.reduction)));
+      }
+      const DType dtype = values_.type(node.inputs[0]).dtype;
+      if (dtype != DType::kF32 && dtype != DType::kF64 && dtype != DType::kI64) {
+        return Unsupported(
+            absl::StrCat(node.op, ": this build reduces f32, f64 and i64, not ", DTypeName(dtype)));
+      }
+    }
+    bool uneven = !c.counts.empty();
+    for (const ValueIndex v : node.inputs) {
+      uneven = uneven || values_.type(v) != values_.type(node.inputs[0]);
+    }
+    if (!uneven) return absl::OkStatus();
+    return Unsupported(absl::StrCat(node.op, ": this build moves equal counts only"));
+  }
+
   absl::Status FindDefinitions() {
     defs_.resize(graph_.nodes.size());
     forms_.resize(graph_.nodes.size());
@@ -326,6 +353,7 @@ class Compiler {
           n > 0 && graph_.nodes[n - 1].op == node.op ? defs_[n - 1] : FindOp(node.op);
       if (def == nullptr) return Unsupported(absl::StrCat("op '", node.op, "' is not run"));
       defs_[n] = def;
+      if (node.collective.has_value()) CHORUS_RETURN_IF_ERROR(CheckRuns(node, *def));
       if (node.collective.has_value()) {
         forms_[n] = Form::kCollective;
       } else if (def->alias == OutputAlias::kInput && !node.inputs.empty()) {

@@ -1,81 +1,158 @@
 #include "core/ops/all_gather/all_gather.h"
 
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
+#include "core/ops/pieces.h"
+#include "core/ops/reduction/reduction.h"
 
 namespace chorus {
 namespace {
 
-absl::StatusOr<std::vector<TensorType>> InferAllGather(const NodeView& node) {
-  return std::vector<TensorType>(node.group_size, node.input(0));
+using Types = absl::StatusOr<std::vector<TensorType>>;
+using Gradients = absl::StatusOr<InputGradients>;
+using Emitted = absl::StatusOr<std::vector<ValueIndex>>;
+
+Types InferAllGather(const NodeView& node) {
+  const Collective& c = *node.collective;
+  if (c.counts.empty()) return std::vector<TensorType>(node.group_size, node.input(0));
+  CHORUS_RETURN_IF_ERROR(CheckRows(node, 0, c.counts[c.rank.value()]));
+  return PiecesOf(node.input(0), c.counts);
 }
 
-absl::StatusOr<InputGradients> AllGatherGradient(GradientContext& c) {
-  std::vector<ValueIndex> grads;
-  for (int i = 0; i < c.num_outputs(); ++i) {
-    CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.GradOrZeros(i));
-    grads.push_back(g);
-  }
-  CHORUS_ASSIGN_OR_RETURN(const std::vector<ValueIndex> result, c.EmitGradientCollective(grads));
+Types InferAllGatherIntoTensor(const NodeView& node) {
+  CHORUS_ASSIGN_OR_RETURN(TensorType type, PiecesInOneTensor(node));
+  return std::vector<TensorType>{std::move(type)};
+}
+
+Gradients AllGatherGradient(GradientContext& c) {
+  CHORUS_ASSIGN_OR_RETURN(const std::vector<ValueIndex> grads, VisibleGradients(&c));
+  CHORUS_ASSIGN_OR_RETURN(const std::vector<ValueIndex> result,
+                          c.EmitGradientCollective("reduce_scatter", grads));
   return InputGradients{result[0]};
 }
 
-absl::StatusOr<std::vector<TensorType>> InferReduceScatter(const NodeView& node) {
-  if (node.num_inputs() != node.group_size) {
-    return ShapeError(node, absl::StrCat("one input for each of ", node.group_size, " members"),
-                      absl::StrCat(node.num_inputs()));
-  }
-  for (int i = 1; i < node.num_inputs(); ++i) {
-    if (node.input(i) != node.input(0)) {
-      return ShapeError(node, absl::StrCat("inputs of one type, ", node.input(0).ToString()),
-                        absl::StrCat(node.input(i).ToString(), " as input ", i));
-    }
-  }
-  return std::vector<TensorType>{node.input(0)};
+Gradients AllGatherIntoTensorGradient(GradientContext& c) {
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.GradOrZeros(0));
+  CHORUS_ASSIGN_OR_RETURN(
+      const std::vector<ValueIndex> result,
+      c.EmitGradientCollective("reduce_scatter_tensor", {g}, {}, c.collective().counts));
+  return InputGradients{result[0]};
 }
 
-absl::StatusOr<InputGradients> ReduceScatterGradient(GradientContext& c) {
-  CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.GradOrZeros(0));
-  CHORUS_ASSIGN_OR_RETURN(const std::vector<ValueIndex> result, c.EmitGradientCollective({g}));
-  return InputGradients(result.begin(), result.end());
+Types InferReduceScatter(const NodeView& node) {
+  CHORUS_RETURN_IF_ERROR(CheckInputPieces(node));
+  return std::vector<TensorType>{node.input(node.collective->rank.value())};
+}
+
+Types InferReduceScatterTensor(const NodeView& node) {
+  const Collective& c = *node.collective;
+  CHORUS_ASSIGN_OR_RETURN(const int64_t rows, RowsOfPiece(node, c.counts, c.rank.value()));
+  return std::vector<TensorType>{WithRows(node.input(0), rows)};
+}
+
+// Each member's gradient of what it put into this rank's result goes back to it.
+Emitted ProductGradients(GradientContext& c, std::vector<int64_t> counts) {
+  CHORUS_ASSIGN_OR_RETURN(const std::vector<ValueIndex> factors, FactorGradients(&c));
+  return c.EmitGradientCollective("all_to_all", factors, {}, std::move(counts));
+}
+
+Gradients ReduceScatterGradient(GradientContext& c) {
+  std::vector<ValueIndex> grads;
+  if (c.collective().reduction == Reduction::kProduct) {
+    CHORUS_ASSIGN_OR_RETURN(grads, ProductGradients(c, CountsOfInputs(c)));
+  } else {
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.GradOrZeros(0));
+    CHORUS_ASSIGN_OR_RETURN(grads,
+                            c.EmitGradientCollective("all_gather", {g}, {}, CountsOfInputs(c)));
+  }
+  return GradientsFromSum(&c, grads);
+}
+
+Gradients ReduceScatterTensorGradient(GradientContext& c) {
+  const std::vector<int64_t>& counts = c.collective().counts;
+  std::vector<ValueIndex> grads;
+  if (c.collective().reduction == Reduction::kProduct) {
+    CHORUS_ASSIGN_OR_RETURN(grads, ProductGradients(c, counts));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex whole,
+                            c.Emit("concat", grads, {{"axis", int64_t{0}}}));
+    grads = {whole};
+  } else {
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.GradOrZeros(0));
+    CHORUS_ASSIGN_OR_RETURN(grads,
+                            c.EmitGradientCollective("all_gather_into_tensor", {g}, {}, counts));
+  }
+  return GradientsFromSum(&c, grads);
+}
+
+OpDef* MakeGather(absl::string_view name, absl::string_view doc) {
+  auto* def = new OpDef;
+  def->name = name;
+  def->effect = Effect::kCollective;
+  def->kind = CollectiveKind::kAllGather;
+  def->doc = doc;
+  def->min_inputs = def->max_inputs = 1;
+  def->input_use = InputUse::kCopySource;
+  def->equal_results = true;
+  def->counts_per_member = 1;
+  return def;
 }
 
 const OpDef* MakeAllGather() {
-  auto* def = new OpDef;
-  def->name = "all_gather";
-  def->effect = Effect::kCollective;
-  def->kind = CollectiveKind::kAllGather;
-  def->doc = "Every member's input, as a list, on every member.";
-  def->min_inputs = def->max_inputs = 1;
+  OpDef* def = MakeGather("all_gather", "Every member's input, as a list, on every member.");
   def->infer_types = InferAllGather;
   def->gradient = AllGatherGradient;
   def->alias = OutputAlias::kMember;
-  def->input_use = InputUse::kCopySource;
-  def->equal_results = true;
+  return def;
+}
+
+const OpDef* MakeAllGatherIntoTensor() {
+  OpDef* def = MakeGather("all_gather_into_tensor",
+                          "Every member's input, one after the other, on every member.");
+  def->infer_types = InferAllGatherIntoTensor;
+  def->gradient = AllGatherIntoTensorGradient;
+  def->one_output = true;
+  return def;
+}
+
+OpDef* MakeScatter(absl::string_view name, absl::string_view doc) {
+  auto* def = new OpDef;
+  def->name = name;
+  def->effect = Effect::kCollective;
+  def->kind = CollectiveKind::kReduceScatter;
+  def->doc = doc;
+  def->min_inputs = def->max_inputs = 1;
+  def->gradient_saves = SaveForReduction;
+  def->input_use = InputUse::kReductionOperand;
   return def;
 }
 
 const OpDef* MakeReduceScatter() {
-  auto* def = new OpDef;
-  def->name = "reduce_scatter";
-  def->effect = Effect::kCollective;
-  def->kind = CollectiveKind::kReduceScatter;
-  def->doc = "Member r gets the reduction of all members' input r.";
-  def->min_inputs = 1;
+  OpDef* def =
+      MakeScatter("reduce_scatter", "Member r gets the reduction of all members' input r.");
   def->max_inputs = -1;
   def->infer_types = InferReduceScatter;
   def->gradient = ReduceScatterGradient;
-  def->input_use = InputUse::kReductionOperand;
+  return def;
+}
+
+const OpDef* MakeReduceScatterTensor() {
+  OpDef* def = MakeScatter("reduce_scatter_tensor",
+                           "Member r gets the reduction of part r of all members' inputs.");
+  def->infer_types = InferReduceScatterTensor;
+  def->gradient = ReduceScatterTensorGradient;
+  def->one_input = true;
+  def->counts_per_member = 1;
   return def;
 }
 
 }  // namespace
 
 absl::Span<const OpDef* const> AllGatherOps() {
-  static const auto* const ops =
-      new std::vector<const OpDef*>{MakeAllGather(), MakeReduceScatter()};
+  static const auto* const ops = new std::vector<const OpDef*>{
+      MakeAllGather(), MakeAllGatherIntoTensor(), MakeReduceScatter(), MakeReduceScatterTensor()};
   return *ops;
 }
 

@@ -35,8 +35,9 @@ TEST(ReduceScatterTest, ShapeTable) {
             "reduce_scatter: expected one input for each of 3 members, got 2");
   EXPECT_EQ(InferText("reduce_scatter", {}, {}, &c, 3),
             "reduce_scatter: expected at least 1 inputs, got 0");
-  EXPECT_EQ(InferText("reduce_scatter", {kX, TensorType(DType::kF64, {3, 2})}, {}, &c, 2),
-            "reduce_scatter: expected inputs of one type, f64[2,3], got f64[3,2] as input 1");
+  EXPECT_EQ(
+      InferText("reduce_scatter", {kX, TensorType(DType::kF64, {3, 2})}, {}, &c, 2),
+      "reduce_scatter: expected inputs like f64[2,3] but for dimension 0, got f64[3,2] as input 1");
 }
 
 TEST(AllGatherTest, EqualsItsAdjoint) {

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/ops/reduction/reduction.h"
 
 namespace chorus {
 namespace {
@@ -12,9 +13,21 @@ absl::StatusOr<std::vector<TensorType>> InferAllReduce(const NodeView& node) {
 }
 
 absl::StatusOr<InputGradients> AllReduceGradient(GradientContext& c) {
+  const Reduction reduction = c.collective().reduction;
+  if (reduction == Reduction::kProduct) {
+    // Member k's gradient is the sum of what each member has for factor k.
+    CHORUS_ASSIGN_OR_RETURN(const std::vector<ValueIndex> factors, FactorGradients(&c));
+    CHORUS_ASSIGN_OR_RETURN(const std::vector<ValueIndex> result,
+                            c.EmitGradientCollective("reduce_scatter", factors));
+    return InputGradients{result[0]};
+  }
   CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.GradOrZeros(0));
-  CHORUS_ASSIGN_OR_RETURN(const std::vector<ValueIndex> result, c.EmitGradientCollective({g}));
-  return InputGradients{result[0]};
+  const bool average = reduction == Reduction::kAvg;
+  CHORUS_ASSIGN_OR_RETURN(const std::vector<ValueIndex> result,
+                          c.EmitGradientCollective("all_reduce", {g}, {}, {},
+                                                   average ? Reduction::kAvg : Reduction::kSum));
+  if (average) return InputGradients{result[0]};
+  return GradientsFromSum(&c, result);
 }
 
 }  // namespace
@@ -29,6 +42,7 @@ absl::Span<const OpDef* const> AllReduceOps() {
     def->min_inputs = def->max_inputs = 1;
     def->infer_types = InferAllReduce;
     def->gradient = AllReduceGradient;
+    def->gradient_saves = SaveForReduction;
     def->input_use = InputUse::kReductionOperand;
     def->equal_results = true;
     return new std::vector<const OpDef*>{def};

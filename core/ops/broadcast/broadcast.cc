@@ -1,56 +1,51 @@
 #include "core/ops/broadcast/broadcast.h"
 
+#include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "core/base/error.h"
+#include "core/ops/pieces.h"
+#include "core/ops/reduction/reduction.h"
 
 namespace chorus {
 namespace {
 
 absl::StatusOr<std::vector<TensorType>> InferBroadcast(const NodeView& node) {
-  const Collective& c = *node.collective;
-  if (c.rank != c.root) {
-    if (node.num_inputs() != 0) {
-      return ShapeError(
-          node,
-          absl::StrCat("no input on rank ", c.rank.value(), ", as the root is ", c.root.value()),
-          "one");
-    }
-    CHORUS_ASSIGN_OR_RETURN(TensorType type, TypeOfAttributes(node));
-    return std::vector<TensorType>{type};
+  if (!IsRoot(node)) {
+    CHORUS_ASSIGN_OR_RETURN(TensorType type, TypeOffRoot(node));
+    return std::vector<TensorType>{std::move(type)};
   }
-  if (node.num_inputs() != 1) return ShapeError(node, "one input on the root", "none");
-  if (!node.attributes.empty()) {
-    return ShapeError(node, "no attributes on the root", "'dims' or 'dtype'");
-  }
+  CHORUS_RETURN_IF_ERROR(CheckOnRoot(node, 1));
   return std::vector<TensorType>{node.input(0)};
 }
 
 absl::StatusOr<InputGradients> BroadcastGradient(GradientContext& c) {
   CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.GradOrZeros(0));
-  CHORUS_ASSIGN_OR_RETURN(const std::vector<ValueIndex> result, c.EmitGradientCollective({g}));
-  if (!c.is_root()) return InputGradients();
-  return InputGradients{result[0]};
+  CHORUS_ASSIGN_OR_RETURN(const std::vector<ValueIndex> result,
+                          c.EmitGradientCollective("reduce", {g}));
+  return InputGradients(result.begin(), result.end());
 }
 
 absl::StatusOr<std::vector<TensorType>> InferReduce(const NodeView& node) {
-  if (node.collective->rank != node.collective->root) return std::vector<TensorType>();
+  if (!IsRoot(node)) return std::vector<TensorType>();
   return std::vector<TensorType>{node.input(0)};
 }
 
 absl::StatusOr<InputGradients> ReduceGradient(GradientContext& c) {
-  std::vector<ValueIndex> inputs;
+  const bool product = c.collective().reduction == Reduction::kProduct;
+  std::vector<ValueIndex> grads;
   Attributes attributes;
-  if (c.is_root()) {
-    CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.GradOrZeros(0));
-    inputs.push_back(g);
-  } else {
+  if (!c.is_root()) {
     attributes = TypeAttributes(c.input_type(0));
+  } else if (product) {
+    CHORUS_ASSIGN_OR_RETURN(grads, FactorGradients(&c));
+  } else {
+    CHORUS_ASSIGN_OR_RETURN(grads, VisibleGradients(&c));
   }
-  CHORUS_ASSIGN_OR_RETURN(const std::vector<ValueIndex> result,
-                          c.EmitGradientCollective(inputs, attributes));
-  return InputGradients{result[0]};
+  CHORUS_ASSIGN_OR_RETURN(
+      const std::vector<ValueIndex> result,
+      c.EmitGradientCollective(product ? "scatter" : "broadcast", grads, attributes));
+  return GradientsFromSum(&c, result);
 }
 
 const OpDef* MakeBroadcast() {
@@ -81,6 +76,7 @@ const OpDef* MakeReduce() {
   def->min_inputs = def->max_inputs = 1;
   def->infer_types = InferReduce;
   def->gradient = ReduceGradient;
+  def->gradient_saves = SaveForReduction;
   def->input_use = InputUse::kReductionOperand;
   return def;
 }

@@ -5,11 +5,15 @@
 //   that the root's x has as attributes dims and dtype. The result, everywhere, is the root's x.
 //   VJP, the loss being the sum over ranks: the root's input gradient is sum_r g_r, a reduce SUM to
 //   the root. The others have no input, so no gradient, but take part.
-// reduce (SUM in this build): one input x on every member; the result exists on the root alone, in
-//   rank order, integers wrap. Off the root there is no output: absent, not undefined.
-//   VJP: every member's input gradient is the root's g, a broadcast from the root. Off the root
-//   backward starts at the node itself (BackwardRoot::AbsentResult), since it has no value.
-// Second order: each other's.
+// reduce: one input x on every member; the result exists on the root alone. Off the root there is
+// no
+//   output: absent, not undefined. Reductions and extra outputs as for all_reduce
+//   (core/ops/all_reduce/all_reduce.h); the holders of MIN and MAX are on every member, the factors
+//   of PRODUCT on the root.
+//   VJP: as for all_reduce with the root's g for G, a broadcast from the root; for PRODUCT a
+//   scatter of the products that the root makes. Off the root backward starts at the node itself
+//   (BackwardRoot::AbsentResult), since it has no value.
+// Second order: through the same rules.
 #ifndef CHORUS_CORE_OPS_BROADCAST_BROADCAST_H_
 #define CHORUS_CORE_OPS_BROADCAST_BROADCAST_H_
 

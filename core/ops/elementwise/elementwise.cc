@@ -80,14 +80,14 @@ Gradients CosGradient(GradientContext& c) {
 
 const OpDef* Make(absl::string_view name, int inputs, absl::string_view doc,
                   decltype(OpDef::infer_types) infer, decltype(OpDef::gradient) gradient,
-                  bool gradient_uses_inputs = false) {
+                  decltype(OpDef::gradient_saves) gradient_saves = nullptr) {
   auto* def = new OpDef;
   def->name = name;
   def->doc = doc;
   def->min_inputs = def->max_inputs = inputs;
   def->infer_types = infer;
   def->gradient = gradient;
-  def->gradient_uses_inputs = gradient_uses_inputs;
+  def->gradient_saves = gradient_saves;
   def->elementwise = true;
   return def;
 }
@@ -97,12 +97,12 @@ const OpDef* Make(absl::string_view name, int inputs, absl::string_view doc,
 absl::Span<const OpDef* const> ElementwiseOps() {
   static const auto* const ops = new std::vector<const OpDef*>{
       Make("add", 2, "a + b", SameTypes, AddGradient),
-      Make("cos", 1, "Cosine of radians.", SameFloatingTypes, CosGradient, true),
-      Make("mul", 2, "a * b", SameTypes, MulGradient, true),
+      Make("cos", 1, "Cosine of radians.", SameFloatingTypes, CosGradient, SaveInputs),
+      Make("mul", 2, "a * b", SameTypes, MulGradient, SaveInputs),
       Make("neg", 1, "-a", SameTypes, NegGradient),
-      Make("relu", 1, "x > 0 ? x : 0", SameTypes, ReluGradient, true),
-      Make("relu_grad", 2, "x > 0 ? g : 0", SameFloatingTypes, ReluGradGradient, true),
-      Make("sin", 1, "Sine of radians.", SameFloatingTypes, SinGradient, true),
+      Make("relu", 1, "x > 0 ? x : 0", SameTypes, ReluGradient, SaveInputs),
+      Make("relu_grad", 2, "x > 0 ? g : 0", SameFloatingTypes, ReluGradGradient, SaveInputs),
+      Make("sin", 1, "Sine of radians.", SameFloatingTypes, SinGradient, SaveInputs),
       Make("sub", 2, "a - b", SameTypes, SubGradient),
   };
   return *ops;

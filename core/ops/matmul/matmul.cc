@@ -68,7 +68,7 @@ absl::Span<const OpDef* const> MatmulOps() {
     def->min_inputs = def->max_inputs = 2;
     def->infer_types = InferMatmul;
     def->gradient = MatmulGradient;
-    def->gradient_uses_inputs = true;
+    def->gradient_saves = SaveInputs;
     return new std::vector<const OpDef*>{def};
   }();
   return *ops;

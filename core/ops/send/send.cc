@@ -13,7 +13,7 @@ absl::StatusOr<std::vector<TensorType>> InferSend(const NodeView&) {
 
 absl::StatusOr<InputGradients> SendGradient(GradientContext& c) {
   CHORUS_ASSIGN_OR_RETURN(const std::vector<ValueIndex> result,
-                          c.EmitGradientCollective({}, TypeAttributes(c.input_type(0))));
+                          c.EmitGradientCollective("recv", {}, TypeAttributes(c.input_type(0))));
   return InputGradients{result[0]};
 }
 
@@ -24,7 +24,7 @@ absl::StatusOr<std::vector<TensorType>> InferRecv(const NodeView& node) {
 
 absl::StatusOr<InputGradients> RecvGradient(GradientContext& c) {
   CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.GradOrZeros(0));
-  CHORUS_RETURN_IF_ERROR(c.EmitGradientCollective({g}).status());
+  CHORUS_RETURN_IF_ERROR(c.EmitGradientCollective("send", {g}).status());
   return InputGradients();
 }
 

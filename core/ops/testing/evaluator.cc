@@ -13,7 +13,33 @@ namespace chorus {
 namespace testing {
 namespace {
 
-// Integers wrap: the sum of what is added as unsigned.
+// What elements are computed in: half types in float, integers in 64 bits, so that they wrap when
+// they are written back. bool is a byte here.
+template <typename F>
+auto DispatchWide(DType dtype, const F& f) {
+  if (dtype == DType::kF64) return f(double());
+  if (IsFloating(dtype)) return f(float());
+  return f(int64_t());
+}
+
+template <typename W>
+std::vector<W> Read(const Value& value) {
+  return Dispatch(value.type.dtype, [&](auto t) {
+    std::vector<W> wide;
+    for (const auto element : Elements<decltype(t)>(value)) wide.push_back(static_cast<W>(element));
+    return wide;
+  });
+}
+
+template <typename W>
+Value Write(const TensorType& type, const std::vector<W>& wide) {
+  return Dispatch(type.dtype, [&](auto t) {
+    std::vector<decltype(t)> elements;
+    for (const W element : wide) elements.push_back(static_cast<decltype(t)>(element));
+    return MakeValue(type, elements);
+  });
+}
+
 double Add(double a, double b) { return a + b; }
 float Add(float a, float b) { return a + b; }
 int64_t Add(int64_t a, int64_t b) {
@@ -54,7 +80,7 @@ class Local {
  public:
   Local(const NodeView& node, absl::Span<const Value* const> inputs, const TensorType& output)
       : node_(node), type_(output), out_(output.num_elements(), T{}) {
-    for (const Value* input : inputs) in_.push_back(Elements<T>(*input));
+    for (const Value* input : inputs) in_.push_back(Read<T>(*input));
   }
 
   bool Run() {
@@ -76,9 +102,12 @@ class Local {
     if (op == "pad") return Shift(0, Int("before"));
     if (op == "concat") return Concat();
     if (op == "fill") return Fill();
+    if (op == "share") return Elementwise([](T x, T h) { return h == 0 ? T{} : x / h; });
+    if (op == "scale") return Scale();
+    if (op == "product") return Product();
     return false;
   }
-  Value Take() { return MakeValue<T>(type_, out_); }
+  Value Take() { return Write(type_, out_); }
 
  private:
   int64_t Int(absl::string_view name) const { return IntAttribute(node_.attributes, name); }
@@ -169,6 +198,19 @@ class Local {
     return true;
   }
 
+  bool Scale() {
+    for (size_t i = 0; i < out_.size(); ++i) out_[i] = Mul(in_[0][i], in_[1][0]);
+    return true;
+  }
+
+  bool Product() {
+    out_ = in_[0];
+    for (size_t n = 1; n < in_.size(); ++n) {
+      for (size_t i = 0; i < out_.size(); ++i) out_[i] = Mul(out_[i], in_[n][i]);
+    }
+    return true;
+  }
+
   bool Fill() {
     const AttributeValue& value = *FindAttribute(node_.attributes, "value");
     const auto* integer = absl::get_if<int64_t>(&value);
@@ -184,13 +226,99 @@ class Local {
   std::vector<std::vector<T>> in_;
 };
 
-Value SumOf(const Value& a, const Value& b) {
-  return Dispatch(a.type.dtype, [&](auto t) {
-    using T = decltype(t);
-    std::vector<T> x = Elements<T>(a);
-    const std::vector<T> y = Elements<T>(b);
-    for (size_t i = 0; i < x.size(); ++i) x[i] = Add(x[i], y[i]);
-    return MakeValue<T>(a.type, x);
+// --- Collectives ---
+
+// The pieces of one tensor, one after the other along dimension 0, and back.
+std::vector<Value> Split(const Value& whole, const std::vector<int64_t>& rows) {
+  TensorType type = whole.type;
+  std::vector<Value> pieces;
+  size_t offset = 0;
+  for (const int64_t n : rows) {
+    type.dims[0] = Dim(n);
+    const auto bytes = static_cast<size_t>(type.num_bytes());
+    pieces.push_back(Value{type, whole.bytes.substr(offset, bytes)});
+    offset += bytes;
+  }
+  return pieces;
+}
+Value Join(const TensorType& type, const std::vector<Value>& pieces) {
+  Value whole{type, ""};
+  for (const Value& piece : pieces) whole.bytes += piece.bytes;
+  return whole;
+}
+
+template <typename W>
+bool IsNan(W x) {
+  return x != x;
+}
+
+// Of two elements in rank order, `b` already times its factor.
+template <typename W>
+W Reduce(Reduction reduction, W a, W b) {
+  switch (reduction) {
+    case Reduction::kProduct:
+      return Mul(a, b);
+    case Reduction::kMin:
+      return IsNan(a) || (!IsNan(b) && a <= b) ? a : b;
+    case Reduction::kMax:
+      return IsNan(a) || (!IsNan(b) && a >= b) ? a : b;
+    case Reduction::kBand:
+      return static_cast<W>(static_cast<int64_t>(a) & static_cast<int64_t>(b));
+    case Reduction::kBor:
+      return static_cast<W>(static_cast<int64_t>(a) | static_cast<int64_t>(b));
+    case Reduction::kBxor:
+      return static_cast<W>(static_cast<int64_t>(a) ^ static_cast<int64_t>(b));
+    default:
+      return Add(a, b);
+  }
+}
+
+// `pieces` and `factors` by rank. Factors are there for PREMUL_SUM alone.
+Value ReduceAll(Reduction reduction, const std::vector<Value>& pieces,
+                const std::vector<Value>& factors) {
+  const TensorType& type = pieces[0].type;
+  const bool is_bool = type.dtype == DType::kBool;
+  return DispatchWide(type.dtype, [&](auto t) {
+    using W = decltype(t);
+    std::vector<W> result;
+    for (size_t rank = 0; rank < pieces.size(); ++rank) {
+      std::vector<W> x = Read<W>(pieces[rank]);
+      for (W& element : x) {
+        if (is_bool) element = element != 0 ? 1 : 0;
+        if (!factors.empty()) element = Mul(element, Read<W>(factors[rank])[0]);
+      }
+      if (rank == 0) {
+        result = x;
+      } else {
+        for (size_t i = 0; i < x.size(); ++i) result[i] = Reduce(reduction, result[i], x[i]);
+      }
+    }
+    for (W& element : result) {
+      if (reduction == Reduction::kAvg) element = element / static_cast<W>(pieces.size());
+      if (is_bool) element = element != 0 ? 1 : 0;
+    }
+    return Write(type, result);
+  });
+}
+
+// For member `rank`: how many members hold the result, where it does.
+Value Holders(const std::vector<Value>& pieces, size_t rank, const Value& result) {
+  const TensorType type(DType::kF32, result.type.dims);
+  return DispatchWide(result.type.dtype, [&](auto t) {
+    using W = decltype(t);
+    const std::vector<W> y = Read<W>(result);
+    std::vector<std::vector<W>> x;
+    for (const Value& piece : pieces) x.push_back(Read<W>(piece));
+    const auto holds = [&](size_t r, size_t i) {
+      return x[r][i] == y[i] || (IsNan(y[i]) && IsNan(x[r][i]));
+    };
+    std::vector<float> holders;
+    for (size_t i = 0; i < y.size(); ++i) {
+      float count = 0;
+      for (size_t r = 0; r < x.size(); ++r) count += holds(r, i) ? 1 : 0;
+      holders.push_back(holds(rank, i) ? count : 0);
+    }
+    return MakeValue<float>(type, holders);
   });
 }
 
@@ -233,7 +361,7 @@ class Evaluation {
           done_[s][n] = true;
           progress = true;
           if (node(s, n).collective.has_value()) {
-            CHORUS_RETURN_IF_ERROR(Join(s, n));
+            CHORUS_RETURN_IF_ERROR(Vote(s, n));
           } else {
             CHORUS_RETURN_IF_ERROR(RunLocal(s, n));
           }
@@ -330,7 +458,7 @@ class Evaluation {
     return absl::OkStatus();
   }
 
-  absl::Status Join(size_t s, int32_t n) {
+  absl::Status Vote(size_t s, int32_t n) {
     const Collective& c = *node(s, n).collective;
     Instance& instance = waiting_[names_[s][n]];
     instance.is_gradient = c.instance.kind != InstanceRef::Kind::kNext;
@@ -346,81 +474,155 @@ class Evaluation {
     return Complete(complete);
   }
 
-  // Type of what one member puts in or takes out, whatever its role.
-  static TensorType ElementType(const Evaluation& e, const Part& part) {
-    const Node& node = e.node(part.session, part.node);
-    if (!node.inputs.empty()) return e.values_[part.session][node.inputs[0]].type;
-    return node.outputs.empty() ? TensorType() : node.outputs[0];
+  // --- An instance that is complete ---
+
+  using Pieces = std::vector<Value>;
+
+  static bool OneInput(const Node& node) {
+    return node.op == "reduce_scatter_tensor" || node.op == "scatter_tensor" ||
+           node.op == "all_to_all_single";
+  }
+  static bool OneOutput(const Node& node) {
+    return node.op == "all_gather_into_tensor" || node.op == "gather_into_tensor" ||
+           node.op == "all_to_all_single";
+  }
+  // Rows of each of `size` pieces of one tensor: `counts` from `first` on, or equal parts.
+  static std::vector<int64_t> Rows(const Collective& c, size_t first, size_t size, int64_t rows) {
+    if (c.counts.empty()) return std::vector<int64_t>(size, rows / static_cast<int64_t>(size));
+    const auto begin = c.counts.begin() + static_cast<std::ptrdiff_t>(first);
+    return std::vector<int64_t>(begin, begin + static_cast<std::ptrdiff_t>(size));
   }
 
-  // Input i of a rank's part; zeros for a member that is missing.
-  Value InputOf(const Instance& instance, int32_t rank, size_t i, const TensorType& type) const {
-    const auto it = instance.parts.find(rank);
-    if (it == instance.parts.end()) return Zeros(type);
-    const Part& part = it->second;
-    return values_[part.session][node(part.session, part.node).inputs[i]];
+  // What one member puts in, piece by piece.
+  Pieces PiecesIn(const Instance& instance, const Part& part) const {
+    const Node& n = node(part.session, part.node);
+    Pieces pieces;
+    for (const ValueIndex input : n.inputs) pieces.push_back(values_[part.session][input]);
+    if (n.collective->reduction == Reduction::kPremulSum) pieces.pop_back();
+    if (!OneInput(n) || pieces.empty()) return pieces;
+    const auto size = static_cast<size_t>(instance.group_size);
+    return Split(pieces[0], Rows(*n.collective, 0, size, pieces[0].type.dims[0].size));
   }
 
-  Value SumOverRanks(const Instance& instance, size_t i, const TensorType& type) const {
-    Value sum = InputOf(instance, 0, i, type);
-    for (int32_t rank = 1; rank < instance.group_size; ++rank) {
-      sum = SumOf(sum, InputOf(instance, rank, i, type));
+  // The types of what comes out for one member of a collective that only moves.
+  static std::vector<TensorType> TypesOut(const Instance& instance, const Node& n) {
+    if (!OneOutput(n) || n.outputs.empty()) return n.outputs;
+    const auto size = static_cast<size_t>(instance.group_size);
+    const size_t first = n.op == "all_to_all_single" ? size : 0;
+    std::vector<TensorType> types;
+    for (const int64_t rows : Rows(*n.collective, first, size, n.outputs[0].dims[0].size)) {
+      types.push_back(n.outputs[0]);
+      types.back().dims[0] = Dim(rows);
     }
-    return sum;
+    return types;
+  }
+
+  // Piece `i` of member `rank`, which has to be of that type; zeros for a member that is missing.
+  absl::StatusOr<Value> PieceOf(const std::map<int32_t, Pieces>& pieces, int32_t rank, size_t i,
+                                const TensorType& type, const std::string& name) const {
+    const auto it = pieces.find(rank);
+    if (it == pieces.end()) return Zeros(type);
+    if (i >= it->second.size() || it->second[i].type != type) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(name, ": rank ", rank, " has ",
+                       i < it->second.size() ? it->second[i].type.ToString() : "nothing",
+                       " as piece ", i, " where another has ", type.ToString()));
+    }
+    return it->second[i];
+  }
+
+  // From which member, and which of its pieces, piece `i` of what comes out for `rank` is.
+  static std::pair<int32_t, size_t> SourceOf(const Collective& c, int32_t rank, size_t i) {
+    switch (c.kind) {
+      case CollectiveKind::kBroadcast:
+        return {c.root.value(), 0};
+      case CollectiveKind::kScatter:
+        return {c.root.value(), static_cast<size_t>(rank)};
+      case CollectiveKind::kAllToAll:
+        return {static_cast<int32_t>(i), static_cast<size_t>(rank)};
+      case CollectiveKind::kRecv:
+        return {c.peer.value(), 0};
+      default:  // all_gather, gather
+        return {static_cast<int32_t>(i), 0};
+    }
   }
 
   absl::Status Complete(const Instance& instance) {
     const Part& first = instance.parts.begin()->second;
     const Collective& c = *node(first.session, first.node).collective;
     const std::string& name = names_[first.session][first.node];
-    const TensorType type = ElementType(*this, first);
-    for (const auto& entry : instance.parts) {
-      const Part& part = entry.second;
+    std::map<int32_t, Pieces> pieces;
+    for (const auto& [rank, part] : instance.parts) {
       const Collective& other = *node(part.session, part.node).collective;
       const bool same_kind = instance.is_pair ? HasPeer(other.kind) : other.kind == c.kind;
-      if (!same_kind || other.root != c.root || other.reduction != c.reduction ||
-          ElementType(*this, part) != type) {
+      if (!same_kind || other.root != c.root || other.reduction != c.reduction) {
         return absl::InvalidArgumentError(
             absl::StrCat(name, ": rank ", c.rank.value(), " asks for ", CollectiveKindName(c.kind),
-                         " ", type.ToString(), ", rank ", entry.first, " for ",
-                         CollectiveKindName(other.kind), " ", ElementType(*this, part).ToString()));
+                         ", rank ", rank, " for ", CollectiveKindName(other.kind)));
+      }
+      pieces[rank] = PiecesIn(instance, part);
+    }
+    for (const auto& [rank, part] : instance.parts) {
+      if (c.reduction != Reduction::kNone) {
+        CHORUS_RETURN_IF_ERROR(CompleteReduction(instance, rank, part, pieces, name));
+        continue;
+      }
+      const Node& n = node(part.session, part.node);
+      const std::vector<TensorType> types = TypesOut(instance, n);
+      Pieces out;
+      for (size_t i = 0; i < types.size(); ++i) {
+        const auto [source, piece] = SourceOf(*n.collective, rank, i);
+        CHORUS_ASSIGN_OR_RETURN(Value value, PieceOf(pieces, source, piece, types[i], name));
+        out.push_back(std::move(value));
+      }
+      if (OneOutput(n) && !out.empty()) out = {Join(n.outputs[0], out)};
+      for (size_t i = 0; i < out.size(); ++i) {
+        Publish(part.session, part.node, static_cast<int32_t>(i), std::move(out[i]));
       }
     }
-    for (const auto& entry : instance.parts) {
-      const Part& part = entry.second;
-      const int32_t rank = entry.first;
-      const Collective& mine = *node(part.session, part.node).collective;
-      switch (mine.kind) {
-        case CollectiveKind::kAllReduce:
-          Publish(part.session, part.node, 0, SumOverRanks(instance, 0, type));
-          break;
-        case CollectiveKind::kReduce:
-          if (rank == mine.root.value()) {
-            Publish(part.session, part.node, 0, SumOverRanks(instance, 0, type));
-          }
-          break;
-        case CollectiveKind::kReduceScatter:
-          Publish(part.session, part.node, 0,
-                  SumOverRanks(instance, static_cast<size_t>(rank), type));
-          break;
-        case CollectiveKind::kBroadcast:
-          Publish(part.session, part.node, 0, InputOf(instance, mine.root.value(), 0, type));
-          break;
-        case CollectiveKind::kAllGather:
-          for (int32_t r = 0; r < instance.group_size; ++r) {
-            Publish(part.session, part.node, r, InputOf(instance, r, 0, type));
-          }
-          break;
-        case CollectiveKind::kRecv:
-          Publish(part.session, part.node, 0, InputOf(instance, mine.peer.value(), 0, type));
-          break;
-        case CollectiveKind::kSend:
-        case CollectiveKind::kBarrier:
-          break;
-        default:
-          return absl::UnimplementedError(
-              absl::StrCat("evaluator: ", CollectiveKindName(mine.kind)));
+    return absl::OkStatus();
+  }
+
+  absl::Status CompleteReduction(const Instance& instance, int32_t rank, const Part& part,
+                                 const std::map<int32_t, Pieces>& pieces, const std::string& name) {
+    const Node& n = node(part.session, part.node);
+    const Collective& c = *n.collective;
+    const Pieces& own = pieces.at(rank);
+    const bool scatters = c.kind == CollectiveKind::kReduceScatter;
+    const bool has_result = c.kind != CollectiveKind::kReduce || c.rank == c.root;
+    std::vector<Value> factors;
+    if (c.reduction == Reduction::kPremulSum) {
+      for (const auto& entry : instance.parts) {
+        const Part& other = entry.second;
+        factors.push_back(values_[other.session][node(other.session, other.node).inputs.back()]);
       }
+    }
+    // Every member's piece i and their reduction.
+    std::vector<Pieces> operands(own.size());
+    std::vector<Value> results;
+    for (size_t i = 0; i < own.size(); ++i) {
+      for (int32_t r = 0; r < instance.group_size; ++r) {
+        CHORUS_ASSIGN_OR_RETURN(Value piece, PieceOf(pieces, r, i, own[i].type, name));
+        operands[i].push_back(std::move(piece));
+      }
+      results.push_back(ReduceAll(c.reduction, operands[i], factors));
+    }
+    const size_t mine = scatters ? static_cast<size_t>(rank) : 0;
+    std::vector<Value> out;
+    if (has_result) out.push_back(results[mine]);
+    if (out.size() < n.outputs.size() && c.reduction == Reduction::kProduct) {
+      out.insert(out.end(), operands[mine].begin(), operands[mine].end());
+    } else if (out.size() < n.outputs.size()) {
+      const bool whole = OneInput(n);
+      Pieces holders;
+      for (size_t i = 0; i < own.size(); ++i) {
+        holders.push_back(Holders(operands[i], static_cast<size_t>(rank), results[i]));
+      }
+      if (whole) holders = {Join(n.outputs.back(), holders)};
+      out.insert(out.end(), holders.begin(), holders.end());
+    }
+    for (size_t i = 0; i < n.outputs.size(); ++i) {
+      Publish(part.session, part.node, static_cast<int32_t>(i), std::move(out[i]));
     }
     return absl::OkStatus();
   }
@@ -438,7 +640,7 @@ class Evaluation {
 absl::StatusOr<std::vector<Value>> EvaluateLocal(const NodeView& node,
                                                  absl::Span<const Value* const> inputs,
                                                  absl::Span<const TensorType> outputs) {
-  return Dispatch(outputs[0].dtype, [&](auto t) -> absl::StatusOr<std::vector<Value>> {
+  return DispatchWide(outputs[0].dtype, [&](auto t) -> absl::StatusOr<std::vector<Value>> {
     Local<decltype(t)> local(node, inputs, outputs[0]);
     if (!local.Run()) return absl::UnimplementedError(absl::StrCat("evaluator: ", node.op));
     return std::vector<Value>{local.Take()};

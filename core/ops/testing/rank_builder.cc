@@ -4,6 +4,8 @@
 #include <cstdlib>
 #include <utility>
 
+#include "core/ops/registry.h"
+
 namespace chorus {
 namespace testing {
 namespace {
@@ -58,14 +60,25 @@ Collective RankBuilder::MakeCollective(CollectiveKind kind) const {
 }
 
 std::vector<ValueIndex> RankBuilder::Emit(const Collective& collective,
-                                          std::vector<ValueIndex> inputs, Attributes attributes) {
+                                          std::vector<ValueIndex> inputs, Attributes attributes,
+                                          absl::string_view op) {
   NodeSpec spec;
-  const absl::string_view name = CollectiveKindName(collective.kind);
+  const absl::string_view name = op.empty() ? CollectiveKindName(collective.kind) : op;
   spec.op.assign(name.data(), name.size());
   spec.inputs = std::move(inputs);
   spec.attributes = std::move(attributes);
   spec.collective = collective;
   return Must(builder_.Emit(std::move(spec)));
+}
+
+std::vector<ValueIndex> RankBuilder::Apply(absl::string_view op, std::vector<ValueIndex> inputs,
+                                           const How& how, Attributes attributes) {
+  Collective c = MakeCollective(FindOp(op)->kind);
+  if (how.reduction != Reduction::kNone) c.reduction = how.reduction;
+  c.root = GroupRank(how.root);
+  c.counts = how.counts;
+  c.wants_grad = how.wants_grad;
+  return Emit(c, std::move(inputs), std::move(attributes), op);
 }
 
 ValueIndex RankBuilder::AllReduce(ValueIndex x) {

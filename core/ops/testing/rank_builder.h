@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/graph/graph.h"
@@ -38,10 +39,24 @@ class RankBuilder {
   ValueIndex Recv(const TensorType& type, int32_t peer, int64_t tag = 0);
   void Barrier();
 
+  // Any collective op, on this rank of group slot 0.
+  struct How {
+    Reduction reduction = Reduction::kNone;  // kNone: SUM, where there has to be one
+    int32_t root = -1;
+    std::vector<int64_t> counts;
+    bool wants_grad = true;
+  };
+  std::vector<ValueIndex> Apply(absl::string_view op, std::vector<ValueIndex> inputs,
+                                const How& how, Attributes attributes = {});
+  std::vector<ValueIndex> Apply(absl::string_view op, std::vector<ValueIndex> inputs) {
+    return Apply(op, std::move(inputs), How());
+  }
+
   // A collective on this rank of group slot 0, with defaults for the rest.
   Collective MakeCollective(CollectiveKind kind) const;
+  // `op` is the kind's own name unless it is given.
   std::vector<ValueIndex> Emit(const Collective& collective, std::vector<ValueIndex> inputs,
-                               Attributes attributes = {});
+                               Attributes attributes = {}, absl::string_view op = "");
 
  private:
   const int32_t rank_;

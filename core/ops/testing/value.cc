@@ -1,5 +1,7 @@
 #include "core/ops/testing/value.h"
 
+#include <type_traits>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
@@ -10,7 +12,15 @@ Value FromDoubles(const TensorType& type, const std::vector<double>& elements) {
   return Dispatch(type.dtype, [&](auto t) {
     using T = decltype(t);
     std::vector<T> converted;
-    for (const double element : elements) converted.push_back(static_cast<T>(element));
+    for (const double element : elements) {
+      if constexpr (std::is_integral<T>::value) {
+        converted.push_back(static_cast<T>(static_cast<int64_t>(element)));
+      } else if constexpr (sizeof(T) == 2) {
+        converted.push_back(T(static_cast<float>(element)));
+      } else {
+        converted.push_back(static_cast<T>(element));
+      }
+    }
     return MakeValue<T>(type, converted);
   });
 }

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "core/tensor/half.h"
 #include "core/tensor/type.h"
 
 namespace chorus {
@@ -24,20 +25,56 @@ struct DTypeOf<double> {
   static constexpr DType value = DType::kF64;
 };
 template <>
+struct DTypeOf<F16> {
+  static constexpr DType value = DType::kF16;
+};
+template <>
+struct DTypeOf<BF16> {
+  static constexpr DType value = DType::kBF16;
+};
+template <>
+struct DTypeOf<int8_t> {
+  static constexpr DType value = DType::kI8;
+};
+template <>
+struct DTypeOf<uint8_t> {
+  static constexpr DType value = DType::kU8;
+};
+template <>
+struct DTypeOf<int16_t> {
+  static constexpr DType value = DType::kI16;
+};
+template <>
+struct DTypeOf<int32_t> {
+  static constexpr DType value = DType::kI32;
+};
+template <>
 struct DTypeOf<int64_t> {
   static constexpr DType value = DType::kI64;
 };
 
-// Calls `f` with a value of the C++ type of `dtype` (f32, f64 or i64).
+// Calls `f` with a value of the C++ type of `dtype`; bool is a byte, as it lies in memory.
 template <typename F>
 auto Dispatch(DType dtype, const F& f) {
   switch (dtype) {
+    case DType::kF16:
+      return f(F16());
+    case DType::kBF16:
+      return f(BF16());
     case DType::kF32:
-      return f(float{});
+      return f(float());
     case DType::kF64:
-      return f(double{});
+      return f(double());
+    case DType::kI8:
+      return f(int8_t());
+    case DType::kI16:
+      return f(int16_t());
+    case DType::kI32:
+      return f(int32_t());
+    case DType::kI64:
+      return f(int64_t());
     default:
-      return f(int64_t{});
+      return f(uint8_t());
   }
 }
 

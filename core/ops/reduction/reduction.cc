@@ -1,0 +1,147 @@
+#include "core/ops/reduction/reduction.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/error.h"
+
+namespace chorus {
+namespace {
+
+using Types = absl::StatusOr<std::vector<TensorType>>;
+using Gradients = absl::StatusOr<InputGradients>;
+
+absl::Status CheckFloating(const NodeView& node) {
+  if (IsFloating(node.input(0).dtype)) return absl::OkStatus();
+  return ShapeError(node, "floating point", node.input(0).ToString());
+}
+
+absl::Status CheckInput(const NodeView& node, int i, const TensorType& expected) {
+  if (node.input(i) == expected) return absl::OkStatus();
+  return ShapeError(node, absl::StrCat(expected.ToString(), " as input ", i),
+                    node.input(i).ToString());
+}
+
+Types InferShare(const NodeView& node) {
+  CHORUS_RETURN_IF_ERROR(CheckFloating(node));
+  CHORUS_RETURN_IF_ERROR(CheckInput(node, 1, TensorType(DType::kF32, node.input(0).dims)));
+  return std::vector<TensorType>{node.input(0)};
+}
+
+Types InferScale(const NodeView& node) {
+  CHORUS_RETURN_IF_ERROR(CheckFloating(node));
+  CHORUS_RETURN_IF_ERROR(CheckInput(node, 1, TensorType(FactorType(node.input(0).dtype), {})));
+  return std::vector<TensorType>{node.input(0)};
+}
+
+Types InferProduct(const NodeView& node) {
+  CHORUS_RETURN_IF_ERROR(CheckFloating(node));
+  for (int i = 1; i < node.num_inputs(); ++i) {
+    CHORUS_RETURN_IF_ERROR(CheckInput(node, i, node.input(0)));
+  }
+  return std::vector<TensorType>{node.input(0)};
+}
+
+// share and scale: the same again.
+Gradients LinearGradient(GradientContext& c) {
+  InputGradients result(2);
+  if (c.needs(0)) {
+    CHORUS_ASSIGN_OR_RETURN(result[0], c.Emit(c.node().op, {*c.grad(0), c.input(1)}));
+  }
+  return result;
+}
+
+// The product of all but one of `factors`, and `last`.
+absl::StatusOr<ValueIndex> ProductOfOthers(GradientContext* c,
+                                           const std::vector<ValueIndex>& factors, size_t but,
+                                           ValueIndex last) {
+  std::vector<ValueIndex> others = factors;
+  others.erase(others.begin() + static_cast<std::ptrdiff_t>(but));
+  if (others.empty()) return last;
+  others.push_back(last);
+  return c->Emit("product", std::move(others));
+}
+
+Gradients ProductGradient(GradientContext& c) {
+  InputGradients result(c.num_inputs());
+  for (int i = 0; i < c.num_inputs(); ++i) {
+    if (!c.needs(i)) continue;
+    CHORUS_ASSIGN_OR_RETURN(result[i], ProductOfOthers(&c, c.node().inputs, i, *c.grad(0)));
+  }
+  return result;
+}
+
+Saved SaveSecondInput(const NodeSpec&, int, int num_outputs) { return {1, num_outputs}; }
+
+const OpDef* Make(absl::string_view name, absl::string_view doc, int max_inputs,
+                  decltype(OpDef::infer_types) infer, decltype(OpDef::gradient) gradient,
+                  decltype(OpDef::gradient_saves) gradient_saves) {
+  auto* def = new OpDef;
+  def->name = name;
+  def->doc = doc;
+  def->min_inputs = max_inputs < 0 ? 1 : max_inputs;
+  def->max_inputs = max_inputs;
+  def->infer_types = infer;
+  def->gradient = gradient;
+  def->gradient_saves = gradient_saves;
+  def->elementwise = true;
+  return def;
+}
+
+}  // namespace
+
+absl::Span<const OpDef* const> ReductionOps() {
+  static const auto* const ops = new std::vector<const OpDef*>{
+      Make("product", "The product of the inputs.", -1, InferProduct, ProductGradient, SaveInputs),
+      Make("scale", "x * factor, a number.", 2, InferScale, LinearGradient, SaveSecondInput),
+      Make("share", "holders == 0 ? 0 : x / holders.", 2, InferShare, LinearGradient,
+           SaveSecondInput),
+  };
+  return *ops;
+}
+
+absl::StatusOr<InputGradients> GradientsFromSum(GradientContext* c,
+                                                absl::Span<const ValueIndex> grads) {
+  const Reduction reduction = c->collective().reduction;
+  InputGradients result(c->num_inputs());
+  ValueIndex factor = -1;
+  if (reduction == Reduction::kPremulSum) factor = c->input(c->num_pieces());
+  if (reduction == Reduction::kAvg) {
+    const TensorType type(FactorType(c->input_type(0).dtype), {});
+    CHORUS_ASSIGN_OR_RETURN(factor, c->EmitFill(type, 1.0 / c->group_size()));
+  }
+  for (int i = 0; i < c->num_pieces(); ++i) {
+    if (!c->needs(i)) continue;
+    if (factor >= 0) {
+      CHORUS_ASSIGN_OR_RETURN(result[i], c->Emit("scale", {grads[i], factor}));
+    } else if (reduction == Reduction::kMin || reduction == Reduction::kMax) {
+      CHORUS_ASSIGN_OR_RETURN(result[i],
+                              c->Emit("share", {grads[i], c->output(c->num_visible() + i)}));
+    } else {
+      result[i] = grads[i];
+    }
+  }
+  return result;
+}
+
+absl::StatusOr<std::vector<ValueIndex>> FactorGradients(GradientContext* c) {
+  std::vector<ValueIndex> factors;
+  for (int i = c->num_visible(); i < c->num_outputs(); ++i) factors.push_back(c->output(i));
+  std::vector<ValueIndex> grads;
+  for (size_t k = 0; k < factors.size(); ++k) {
+    const int own = c->num_visible() + static_cast<int>(k);
+    if (!c->grad(0).has_value()) {
+      CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c->GradOrZeros(own));
+      grads.push_back(g);
+      continue;
+    }
+    CHORUS_ASSIGN_OR_RETURN(ValueIndex g, ProductOfOthers(c, factors, k, *c->grad(0)));
+    if (c->grad(own).has_value()) {
+      CHORUS_ASSIGN_OR_RETURN(g, c->Emit("add", {g, *c->grad(own)}));
+    }
+    grads.push_back(g);
+  }
+  return grads;
+}
+
+}  // namespace chorus

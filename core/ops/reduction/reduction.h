@@ -1,0 +1,39 @@
+// What the gradients of reductions are made of beside collectives: share, scale and product, local
+// ops; and what the gradient rules of all_reduce, reduce and reduce_scatter have in common.
+//
+// All are for floating point; half types are computed in f32 (f64 in f64) and rounded once.
+//
+//   op                     forward                              VJP for output gradient g
+//   share(x, holders)      holders == 0 ? 0 : x / holders       share(g, holders) for x
+//   scale(x, factor)       x * factor                           scale(g, factor) for x
+//   product(x_0 ... x_n)   x_0 * ... * x_n, left to right       product(the others ..., g) for x_i
+//
+// share: holders is f32 of x's dims. It selects and does not multiply: what is not a number in x
+//   stays out where there is no holder. Holders have no gradient.
+// scale: factor is 0-dim, f64 for f64 and else f32. It has no gradient: it is a number.
+// product: one input or more, of one type. Its gradient never divides.
+#ifndef CHORUS_CORE_OPS_REDUCTION_REDUCTION_H_
+#define CHORUS_CORE_OPS_REDUCTION_REDUCTION_H_
+
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "core/ops/op.h"
+
+namespace chorus {
+
+absl::Span<const OpDef* const> ReductionOps();
+
+// The input gradients of a reducing node, from those that its pieces would have if it were a SUM;
+// of a PRODUCT, from the pieces' own.
+absl::StatusOr<InputGradients> GradientsFromSum(GradientContext* context,
+                                                absl::Span<const ValueIndex> grads);
+
+// Of a PRODUCT, where its result is: the gradients of its factors, by member: the product of the
+// others and the result's gradient, and what reaches the factor itself, which is an output.
+absl::StatusOr<std::vector<ValueIndex>> FactorGradients(GradientContext* context);
+
+}  // namespace chorus
+
+#endif  // CHORUS_CORE_OPS_REDUCTION_REDUCTION_H_

@@ -1,0 +1,14 @@
+// share, scale and product on host memory. A unit is an element. In place is allowed.
+#ifndef CHORUS_CORE_OPS_REDUCTION_REDUCTION_HOST_H_
+#define CHORUS_CORE_OPS_REDUCTION_REDUCTION_HOST_H_
+
+#include "absl/types/span.h"
+#include "core/ops/host_kernel.h"
+
+namespace chorus {
+
+absl::Span<const HostKernelEntry> ReductionHostKernels();
+
+}  // namespace chorus
+
+#endif  // CHORUS_CORE_OPS_REDUCTION_REDUCTION_HOST_H_
