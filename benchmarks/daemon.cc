@@ -27,17 +27,16 @@ bool Listens(const std::string& path) {
 
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const std::string& program,
                                                       const ScratchDirectory& scratch,
-                                                      int host_devices) {
+                                                      const std::vector<std::string>& flags) {
   auto daemon = std::make_unique<Daemon>();
   const std::string socket = absl::StrCat(scratch.path(), "/chorusd");
   daemon->address_ = absl::StrCat("unix:", socket);
   daemon->log_ = absl::StrCat(scratch.path(), "/chorusd.log");
   Process::Options options;
   options.log = daemon->log_;
-  CHORUS_ASSIGN_OR_RETURN(daemon->process_,
-                          Process::Start({program, absl::StrCat("--listen=", daemon->address_),
-                                          absl::StrCat("--host_devices=", host_devices)},
-                                         options));
+  std::vector<std::string> argv = {program, absl::StrCat("--listen=", daemon->address_)};
+  argv.insert(argv.end(), flags.begin(), flags.end());
+  CHORUS_ASSIGN_OR_RETURN(daemon->process_, Process::Start(argv, options));
   const int64_t deadline = NowNanos() + int64_t{30} * 1000000000;
   while (!Listens(socket)) {
     const absl::StatusOr<int> ended = daemon->process_.Wait(10000000);
@@ -52,6 +51,8 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const std::string& program
   }
   return daemon;
 }
+
+bool Daemon::Lives() { return process_.running() && !process_.Wait(0).ok(); }
 
 Daemon::~Daemon() {
   process_.Signal(SIGTERM);

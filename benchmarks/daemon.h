@@ -1,9 +1,10 @@
-// The chorusd that a benchmark measures.
+// A chorusd of one's own: what a benchmark measures, what golden vectors run on.
 #ifndef CHORUS_BENCHMARKS_DAEMON_H_
 #define CHORUS_BENCHMARKS_DAEMON_H_
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "benchmarks/process.h"
@@ -13,15 +14,16 @@ namespace bench {
 
 class Daemon {
  public:
-  // Starts `program` with `host_devices` devices on a socket in `scratch`; returns when it listens.
+  // Starts `program` with `flags` on a socket in `scratch`; returns when it listens.
   static absl::StatusOr<std::unique_ptr<Daemon>> Start(const std::string& program,
                                                        const ScratchDirectory& scratch,
-                                                       int host_devices);
+                                                       const std::vector<std::string>& flags);
   // SIGTERM; killed if that takes longer than ten seconds.
   ~Daemon();
 
   const std::string& address() const { return address_; }
   pid_t pid() const { return process_.pid(); }
+  bool Lives();
   // What it has logged so far.
   std::string Log() const { return FileText(log_); }
 

@@ -55,7 +55,8 @@ absl::StatusOr<std::unique_ptr<Daemon>> Context::StartDaemon() const {
   if (daemon_program.empty()) {
     return absl::InvalidArgumentError("--daemon=PATH of chorusd is needed");
   }
-  return Daemon::Start(daemon_program, *scratch, *std::max_element(ranks.begin(), ranks.end()));
+  const int devices = *std::max_element(ranks.begin(), ranks.end());
+  return Daemon::Start(daemon_program, *scratch, {absl::StrCat("--host_devices=", devices)});
 }
 
 absl::StatusOr<std::unique_ptr<OpenMpi>> Context::StartOpenMpi(int ranks_of_job) const {
