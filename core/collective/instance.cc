@@ -88,8 +88,7 @@ std::string RowsText(const std::vector<int64_t>& rows) {
   if (rows.size() == 1) return absl::StrCat(rows[0], rows[0] == 1 ? " row" : " rows");
   constexpr size_t kShown = 16;
   const auto shown = absl::MakeConstSpan(rows).subspan(0, kShown);
-  return absl::StrCat("[", absl::StrJoin(shown, ","), rows.size() > kShown ? ",..." : "",
-                      "] rows");
+  return absl::StrCat("[", absl::StrJoin(shown, ","), rows.size() > kShown ? ",..." : "", "] rows");
 }
 
 }  // namespace

@@ -92,9 +92,9 @@ inline constexpr size_t kMaxGradientOrder = 64;
 // say kSend here and differ in role only): FirstDifference.
 //
 // A collective moves pieces from members to members. Most often all are alike, and `dims` says it
-// all. Where their rows (dimension 0) may differ, dims[0] is kRowsDiffer and the rows are in `sends`
-// and `receives`: by member, or one number for all members alike, or empty where this rank has
-// nothing to do with it, or cannot know.
+// all. Where their rows (dimension 0) may differ, dims[0] is kRowsDiffer and the rows are in
+// `sends` and `receives`: by member, or one number for all members alike, or empty where this rank
+// has nothing to do with it, or cannot know.
 struct Descriptor {
   static constexpr int64_t kRowsDiffer = -1;
 

@@ -606,8 +606,7 @@ absl::optional<Error> Sequencer::Mismatch(int32_t id, int32_t position) const {
   const Instance& instance = instances_[id];
   const auto difference = [&](int32_t with) {
     return FirstDifference(MemberAt(instance.key, with), PartAt(instance, with).descriptor,
-                           MemberAt(instance.key, position),
-                           PartAt(instance, position).descriptor);
+                           MemberAt(instance.key, position), PartAt(instance, position).descriptor);
   };
   int32_t with = instance.first;
   absl::optional<Difference> found = difference(with);

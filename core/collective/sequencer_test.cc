@@ -528,11 +528,8 @@ TEST(SequencerMismatchTest, EveryPartOfADescriptorIsCompared) {
          p->descriptor.dims = {4, 1};
        },
        "[4]", "[4,1]"},
-      {"counts",
-       [](Participation* p) {
-         p->descriptor.runtime_counts = true;
-       },
-       "fixed", "known at run time"},
+      {"counts", [](Participation* p) { p->descriptor.runtime_counts = true; }, "fixed",
+       "known at run time"},
       {"counts",
        [](Participation* p) {
          p->descriptor.dims = {Descriptor::kRowsDiffer};
@@ -642,8 +639,7 @@ TEST(SequencerMismatchTest, RowsAreComparedPieceByPiece) {
     Actions actions;
     for (int32_t member = 0; member < 3; ++member) {
       TestRun run(member + 1, Epoch(1));
-      Descriptor& what =
-          run.AllReduce(run.Slot(kWorld, 3, {member}, {0}), member).descriptor;
+      Descriptor& what = run.AllReduce(run.Slot(kWorld, 3, {member}, {0}), member).descriptor;
       what.kind = test.kind;
       what.reduction = Reduction::kNone;
       what.root = GroupRank(test.root);

@@ -73,7 +73,8 @@ TYPED_TEST(HalfTest, RoundsToTheNearestAndTiesToEven) {
 }
 
 TYPED_TEST(HalfTest, WhatIsTooLargeBecomesInfinite) {
-  const float largest = static_cast<float>(this->Value(this->Value(0x7bff) < 1e5 ? 0x7bff : 0x7f7f));
+  const float largest =
+      static_cast<float>(this->Value(this->Value(0x7bff) < 1e5 ? 0x7bff : 0x7f7f));
   EXPECT_EQ(static_cast<float>(TypeParam(largest)), largest);
   EXPECT_EQ(static_cast<float>(TypeParam(std::numeric_limits<float>::max())), HUGE_VALF);
   EXPECT_EQ(static_cast<float>(TypeParam(-HUGE_VALF)), -HUGE_VALF);

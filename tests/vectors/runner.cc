@@ -1,0 +1,109 @@
+#include "tests/vectors/runner.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "core/base/error.h"
+#include "tests/vectors/check.h"
+
+namespace chorus {
+namespace vectors {
+namespace {
+
+constexpr int kDevices = 8;  // and more where a vector has more ranks
+
+}  // namespace
+
+absl::Status Runner::Prepare(int devices) {
+  if (daemon_ != nullptr && daemon_->Lives() && devices <= devices_) return absl::OkStatus();
+  trainers_.reset();
+  daemon_.reset();
+  devices_ = std::max(devices, kDevices);
+  CHORUS_ASSIGN_OR_RETURN(daemon_,
+                          bench::Daemon::Start(options_.daemon, scratch_,
+                                               {absl::StrCat("--host_devices=", devices_),
+                                                absl::StrCat("--backend=", options_.backend),
+                                                absl::StrCat("--sim_seed=", options_.sim_seed)}));
+  TrainerOptions trainers;
+  trainers.address = daemon_->address();
+  trainers.transport = options_.transport;
+  trainers.patience = options_.patience;
+  trainers_ = std::make_unique<Trainers>(trainers);
+  return absl::OkStatus();
+}
+
+std::string Runner::RunPass(const Vector& v, const Tolerance& tolerance, Pass pass) {
+  const absl::StatusOr<std::vector<RankResults>> got = trainers_->Run(v, pass);
+  if (!got.ok()) return std::string(got.status().message());
+  const std::vector<std::string> failures = Check(v, tolerance, pass, *got);
+  if (failures.empty()) return "";
+  if (failures.size() == 1) return failures[0];
+  return absl::StrCat(failures[0], " (and ", failures.size() - 1, " more)");
+}
+
+std::string Runner::Run(const Vector& v, const Tolerance& tolerance) {
+  const absl::Status prepared = Prepare(v.world);
+  if (!prepared.ok()) return std::string(prepared.message());
+  std::string failure = RunPass(v, tolerance, Pass::kAsItStands);
+  if (failure.empty() && NeedsAllJoin(v)) {
+    failure = RunPass(v, tolerance, Pass::kAllJoin);
+    if (!failure.empty()) failure = absl::StrCat(failure, ", where all ranks join");
+  }
+  if (!failure.empty() && !daemon_->Lives()) {
+    failure = absl::StrCat(failure, "; chorusd has ended: ", daemon_->Log());
+  }
+  return failure;
+}
+
+Tally Runner::RunFile(const std::string& path, const std::function<void(const std::string&)>& say) {
+  Tally tally;
+  const auto fail = [&](absl::string_view id, absl::string_view what) {
+    ++tally.failed;
+    say(absl::StrReplaceAll(absl::StrCat("FAILED ", id, ": ", what), {{"\n", " "}}));
+  };
+  const std::string name = std::filesystem::path(path).filename().string();
+  std::ifstream stream(path, std::ios::binary);
+  std::stringstream text;
+  text << stream.rdbuf();
+  if (!stream) {
+    fail(name, "cannot be read");
+    return tally;
+  }
+  const absl::StatusOr<VectorFile> file = ParseVectorFile(name, text.str());
+  if (!file.ok()) {
+    fail(name, file.status().message());
+    return tally;
+  }
+  for (const VectorFile::Entry& entry : file->entries) {
+    const std::string failure = entry.vector.ok() ? Run(*entry.vector, file->tolerance)
+                                                  : std::string(entry.vector.status().message());
+    if (failure.empty()) {
+      ++tally.passed;
+    } else {
+      fail(entry.id, failure);
+    }
+  }
+  return tally;
+}
+
+absl::StatusOr<std::vector<std::string>> VectorFiles(const std::string& directory) {
+  std::vector<std::string> files;
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry(directory, error), end; !error && entry != end;
+       entry.increment(error)) {
+    if (entry->path().extension() == ".json") files.push_back(entry->path().string());
+  }
+  if (error) return absl::NotFoundError(absl::StrCat(directory, ": ", error.message()));
+  if (files.empty()) return absl::NotFoundError(absl::StrCat(directory, ": no JSON files"));
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+}  // namespace vectors
+}  // namespace chorus
