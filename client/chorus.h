@@ -37,6 +37,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -44,6 +45,7 @@
 #include "absl/status/statusor.h"
 #include "core/base/error.h"
 #include "core/graph/graph.h"
+#include "core/tensor/half.h"
 #include "core/tensor/type.h"
 
 namespace chorus {
@@ -105,6 +107,20 @@ template <>
 constexpr DType DTypeOf<uint8_t>() {
   return DType::kU8;
 }
+// The half types of core/tensor/half.h: F16(1.5f) rounds, float(half) is exact.
+template <>
+constexpr DType DTypeOf<F16>() {
+  return DType::kF16;
+}
+template <>
+constexpr DType DTypeOf<BF16>() {
+  return DType::kBF16;
+}
+template <>
+constexpr DType DTypeOf<bool>() {
+  return DType::kBool;
+}
+static_assert(sizeof(bool) == 1, "elements of a bool tensor are bytes");
 
 // --- Sessions -----------------------------------------------------------------------------------
 
@@ -367,12 +383,20 @@ Tensor FromBytes(const DeviceRef& device, DType dtype, const Shape& shape, const
 absl::StatusOr<std::pair<Tensor, char*>> MapBytes(const DeviceRef& device, DType dtype,
                                                   const Shape& shape, CallSite site);
 
-// A tensor with a copy of `values`; as many as `shape` has elements, row-major.
+// A tensor with a copy of `values`; as many as `shape` has elements, row-major. FromHost<bool>
+// takes a std::vector<bool> or a bool*, and Read<bool> gives a std::vector<bool>.
 template <typename T>
 Tensor FromHost(const DeviceRef& device, const std::vector<T>& values, const Shape& shape,
                 CallSite site = CallSite::Here()) {
-  return FromBytes(device, DTypeOf<T>(), shape, reinterpret_cast<const char*>(values.data()),
-                   static_cast<int64_t>(values.size()), site);
+  const int64_t count = static_cast<int64_t>(values.size());
+  if constexpr (std::is_same_v<T, bool>) {
+    // Its elements are bits.
+    const std::vector<char> bytes(values.begin(), values.end());
+    return FromBytes(device, DType::kBool, shape, bytes.data(), count, site);
+  } else {
+    return FromBytes(device, DTypeOf<T>(), shape, reinterpret_cast<const char*>(values.data()),
+                     count, site);
+  }
 }
 template <typename T>
 Tensor FromHost(const DeviceRef& device, const T* values, size_t count, const Shape& shape,
@@ -402,34 +426,172 @@ absl::StatusOr<MappedTensor<T>> Map(const DeviceRef& device, const Shape& shape,
 
 // --- Collectives --------------------------------------------------------------------------------
 // Each goes out at once and returns at once. `group` may be a World: everybody. Every member calls
-// the same, in the same order; what must be equal on all is said. A mismatch is INVALID_ARGUMENT
-// kMismatch on every rank, with each rank's version and line; nothing was executed.
+// the same, in the same order, and each says what must be equal on all of them; dtypes always must.
+// A mismatch is INVALID_ARGUMENT kMismatch on every rank, with each rank's version and line;
+// nothing was executed. A call that is refused on one rank (a wrong number of tensors or of rows, a
+// root outside the group, ...) carries that error there, and ends the epoch for the others, who are
+// told.
+//
+// Ranks (`root`, `to`, `from`) are places in the group: Group::GroupRankOf translates those of the
+// world. A *piece* is what goes from one member to another; its *rows* are its dimension 0. Pieces
+// of one collective are alike but for their rows: where these differ, and only there, `rows` says
+// how many each member's piece has, by place; empty means that all are equal. Forms "IntoTensor",
+// "Tensor" and "Single" have all pieces in one tensor, one after the other along `dim` (negative:
+// from the end), and then rows are sizes of that dimension; list forms have a tensor a piece. Both
+// forms of one collective may meet. Tensors of no dimensions are pieces of one type, and count as
+// one row where pieces come into one tensor.
+//
+// Reductions are taken in the order of the members, in f32 for the half types, and rounded once;
+// integers wrap; of bool, SUM and MAX are "or", PRODUCT and MIN "and". Bits are equal from run to
+// run, and on all ranks that get the same.
 
-// The reduction of all members' tensors (same shape and dtype), to all. Bits are equal on all.
-// Gradient: AllReduce of the gradients.
-Tensor AllReduce(const Tensor& x, const Group& group, Reduction reduction = Reduction::kSum,
+// How tensors are reduced: AllReduce(x, world, Reduction::kMax),
+// AllReduce(x, world, ReduceOp::PremulSum(0.25)).
+//   SUM                     gradient: that of the result, where the rule below says nothing else
+//   AVG                     the sum by the number of members; floating point. The same by it
+//   PREMUL_SUM              the sum of each member's tensor times its own factor; floating point.
+//                           The same times this rank's factor, which itself is a number
+//   PRODUCT                 the product of the other members' elements, never a quotient: zeros and
+//                           overflow are no special case
+//   MIN, MAX                NaN anywhere gives NaN. The members that hold the result (equal to it,
+//                           +0 = -0; or NaN like it) share the gradient evenly, others get exactly
+//                           0
+//   BAND, BOR, BXOR         integers and bool; no gradient
+// Where gradients are on, PRODUCT, MIN and MAX keep in forward what theirs needs of other ranks.
+class ReduceOp {
+ public:
+  ReduceOp(Reduction reduction = Reduction::kSum)  // NOLINT: implicit
+      : reduction_(reduction) {}
+  static ReduceOp PremulSum(double factor) {
+    ReduceOp op(Reduction::kPremulSum);
+    op.factor_ = factor;
+    op.has_factor_ = true;
+    return op;
+  }
+  Reduction reduction() const { return reduction_; }
+  double factor() const { return factor_; }
+  bool has_factor() const { return has_factor_; }  // kPremulSum is nothing without
+
+ private:
+  Reduction reduction_;
+  bool has_factor_ = false;
+  double factor_ = 1;
+};
+
+// The reduction of all members' tensors (of one shape), to all. Equal on all: shape, reduction.
+// Gradient: AllReduce of the gradients; of PRODUCT, ReduceScatter.
+Tensor AllReduce(const Tensor& x, const Group& group, ReduceOp op = {},
                  CallSite site = CallSite::Here());
-// The root's tensor, to all. All give a tensor of the same shape and dtype; only the root's values
-// matter. Gradient: Reduce to the root.
+// The root's tensor, to all. All give a tensor of one shape; only the root's values matter.
+// Equal on all: shape, root. Gradient: Reduce to the root.
 Tensor Broadcast(const Tensor& x, int root, const Group& group, CallSite site = CallSite::Here());
-// The reduction, to the root; absent elsewhere. Gradient: Broadcast from the root.
-Tensor Reduce(const Tensor& x, int root, const Group& group, Reduction reduction = Reduction::kSum,
+// The reduction, to the root; absent elsewhere. Equal on all: shape, reduction, root.
+// Gradient: Broadcast from the root; of PRODUCT, Scatter.
+Tensor Reduce(const Tensor& x, int root, const Group& group, ReduceOp op = {},
               CallSite site = CallSite::Here());
-// Every member's tensor (same shape and dtype), by place. Gradient: ReduceScatter.
+
+// Every member's tensor, by place. Equal on all: rows, and the other dimensions.
+// Gradient: ReduceScatter.
 std::vector<Tensor> AllGather(const Tensor& x, const Group& group,
+                              const std::vector<int64_t>& rows = {},
                               CallSite site = CallSite::Here());
-// `xs`: one for each member, by place, all of one shape and dtype. Gives the reduction of what the
-// members have for this one. Gradient: AllGather.
-Tensor ReduceScatter(const std::vector<Tensor>& xs, const Group& group,
-                     Reduction reduction = Reduction::kSum, CallSite site = CallSite::Here());
-// To and from one member. The n-th Send to a member with a tag meets the n-th Recv from this one
-// with that tag. Send's result is absent. Gradient: the opposite direction.
+// The same one after the other along `dim`.
+Tensor AllGatherIntoTensor(const Tensor& x, const Group& group,
+                           const std::vector<int64_t>& rows = {}, int64_t dim = 0,
+                           CallSite site = CallSite::Here());
+// Every member's tensor, by place, on the root; elsewhere one absent tensor. Equal on all: root,
+// and the dimensions but for the rows. The root gives the rows where they differ; others may.
+// Gradient: Scatter.
+std::vector<Tensor> Gather(const Tensor& x, int root, const Group& group,
+                           const std::vector<int64_t>& rows = {}, CallSite site = CallSite::Here());
+// The same one after the other along `dim`; absent off the root.
+Tensor GatherIntoTensor(const Tensor& x, int root, const Group& group,
+                        const std::vector<int64_t>& rows = {}, int64_t dim = 0,
+                        CallSite site = CallSite::Here());
+
+// The piece for this member of the root's `xs`, which has one for each, by place, and is not looked
+// at elsewhere (leave it empty). `dtype` and `shape` are those of this member's piece, on the root
+// too. Equal on all: root, and the dimensions but for the rows. Gradient: Gather.
+Tensor Scatter(const std::vector<Tensor>& xs, DType dtype, const Shape& shape, int root,
+               const Group& group, CallSite site = CallSite::Here());
+// The same from one tensor of the root's (elsewhere Tensor()), split along `dim`. The root gives
+// the rows where they differ; others may.
+Tensor ScatterTensor(const Tensor& x, DType dtype, const Shape& shape, int root, const Group& group,
+                     const std::vector<int64_t>& rows = {}, int64_t dim = 0,
+                     CallSite site = CallSite::Here());
+
+// `xs`: one for each member, by place. Gives the reduction of what the members have for this one.
+// Equal on all: the shape of each member's piece, reduction. Gradient: AllGather; of PRODUCT,
+// AllToAll.
+Tensor ReduceScatter(const std::vector<Tensor>& xs, const Group& group, ReduceOp op = {},
+                     CallSite site = CallSite::Here());
+// The same from one tensor, split along `dim`. Equal on all: also the rows.
+Tensor ReduceScatterTensor(const Tensor& x, const Group& group, ReduceOp op = {},
+                           const std::vector<int64_t>& rows = {}, int64_t dim = 0,
+                           CallSite site = CallSite::Here());
+
+// `xs`: one for each member, by place; what comes back is what each has for this one. `rows`: of
+// what comes from each. What two members say of what goes between them must be the same; all other
+// dimensions are equal on all. Gradient: AllToAll back.
+std::vector<Tensor> AllToAll(const std::vector<Tensor>& xs, const Group& group,
+                             const std::vector<int64_t>& rows = {},
+                             CallSite site = CallSite::Here());
+// The same from one tensor into one, along dimension 0: `send_rows` go to each member and
+// `receive_rows` come from each; both or neither.
+Tensor AllToAllSingle(const Tensor& x, const Group& group,
+                      const std::vector<int64_t>& send_rows = {},
+                      const std::vector<int64_t>& receive_rows = {},
+                      CallSite site = CallSite::Here());
+
+// To and from one other member. The n-th Send to a member with a tag meets the n-th Recv from this
+// one with that tag: their dtypes and shapes must be equal. Send's result is absent. Gradient: the
+// opposite direction.
 Tensor Send(const Tensor& x, int to, const Group& group, int64_t tag = 0,
             CallSite site = CallSite::Here());
 Tensor Recv(DType dtype, const Shape& shape, int from, const Group& group, int64_t tag = 0,
             CallSite site = CallSite::Here());
+// Any number of them, in one call. Each is done as soon as its peer has come, whatever the others
+// wait for; results are by place, absent for sends.
+struct Transfer {
+  static Transfer Send(Tensor x, int to, int64_t tag = 0) {
+    return Transfer{true, std::move(x), DType::kUnspecified, {}, to, tag};
+  }
+  static Transfer Recv(DType dtype, Shape shape, int from, int64_t tag = 0) {
+    return Transfer{false, Tensor(), dtype, std::move(shape), from, tag};
+  }
+  bool send = false;
+  Tensor tensor;  // of a send
+  DType dtype = DType::kUnspecified;
+  Shape shape;
+  int peer = -1;
+  int64_t tag = 0;
+};
+std::vector<Tensor> BatchSendRecv(const std::vector<Transfer>& transfers, const Group& group,
+                                  CallSite site = CallSite::Here());
 // Absent; Wait for it returns when every member has called.
 Tensor Barrier(const Group& group, CallSite site = CallSite::Here());
+
+// Coalesced: as many collectives in one call, for many small tensors. Results, gradients and bits
+// are those of the single calls in that order; what they cost is not. Every member coalesces the
+// same ones. Results come when all are done; an error in one of them is an error of all, and names
+// its place. Shapes and dtypes may differ from place to place; nothing in, nothing out.
+std::vector<Tensor> AllReduceCoalesced(const std::vector<Tensor>& xs, const Group& group,
+                                       ReduceOp op = {}, CallSite site = CallSite::Here());
+std::vector<Tensor> BroadcastCoalesced(const std::vector<Tensor>& xs, int root, const Group& group,
+                                       CallSite site = CallSite::Here());
+std::vector<Tensor> ReduceCoalesced(const std::vector<Tensor>& xs, int root, const Group& group,
+                                    ReduceOp op = {}, CallSite site = CallSite::Here());
+std::vector<std::vector<Tensor>> AllGatherCoalesced(const std::vector<Tensor>& xs,
+                                                    const Group& group,
+                                                    CallSite site = CallSite::Here());
+std::vector<Tensor> AllGatherIntoTensorCoalesced(const std::vector<Tensor>& xs, const Group& group,
+                                                 CallSite site = CallSite::Here());
+std::vector<Tensor> ReduceScatterCoalesced(const std::vector<std::vector<Tensor>>& xs,
+                                           const Group& group, ReduceOp op = {},
+                                           CallSite site = CallSite::Here());
+std::vector<Tensor> ReduceScatterTensorCoalesced(const std::vector<Tensor>& xs, const Group& group,
+                                                 ReduceOp op = {},
+                                                 CallSite site = CallSite::Here());
 
 // --- Local ops ----------------------------------------------------------------------------------
 // Recorded, and sent together when a result is needed: at a collective, a read, a limit, or the end
@@ -561,13 +723,18 @@ Compiled Compile(Function function, const CompileOptions& options = {});
 
 template <typename T>
 absl::StatusOr<std::vector<T>> Tensor::Read() const {
-  std::vector<T> values;
+  // The elements of a std::vector<bool> are bits.
+  std::vector<std::conditional_t<std::is_same_v<T, bool>, char, T>> values;
   const absl::Status status = ReadInto(DTypeOf<T>(), [&values](int64_t elements) {
     values.resize(static_cast<size_t>(elements));
     return reinterpret_cast<char*>(values.data());
   });
   if (!status.ok()) return status;
-  return values;
+  if constexpr (std::is_same_v<T, bool>) {
+    return std::vector<bool>(values.begin(), values.end());
+  } else {
+    return values;
+  }
 }
 
 template <typename T>

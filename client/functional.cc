@@ -1,5 +1,7 @@
 #include <algorithm>
-#include <cstring>
+#include <cmath>
+#include <cstddef>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <utility>
@@ -11,6 +13,7 @@
 #include "client/internal/core.h"
 #include "client/internal/tape.h"
 #include "core/base/error.h"
+#include "core/ops/registry.h"
 
 namespace chorus {
 inline namespace sdk {
@@ -60,47 +63,84 @@ Tensor Binary(const char* op, const Tensor& a, const Tensor& b, CallSite site) {
                                      b.shape() == *shape ? b : Expand(b, *shape, site)});
 }
 
-// A number beside a tensor: it travels with the run, so that another number is no other graph.
-Tensor NumberLike(double value, const Tensor& like, CallSite site) {
-  if (!IsUsable(like)) return like;
-  InlineData bytes;
-  const auto put = [&bytes](auto number) {
+// The bytes of a number as an element of that dtype; an error where it is none of its values.
+absl::StatusOr<InlineData> ElementOf(DType dtype, double value) {
+  InlineData data;
+  const auto put = [&data](auto number) {
     const char* const begin = reinterpret_cast<const char*>(&number);
-    bytes.bytes.assign(begin, begin + sizeof(number));
+    data.bytes.assign(begin, begin + sizeof(number));
   };
-  switch (like.dtype()) {
+  // NaN is no whole number: both comparisons fail.
+  const auto put_whole = [&](auto zero, double least, double beyond) -> absl::Status {
+    using T = decltype(zero);
+    if (!(value >= least && value < beyond) || value != std::trunc(value)) {
+      return BadType(absl::StrCat("expected a whole number of ", DTypeName(dtype),
+                                  " beside a tensor of that dtype, got ", value));
+    }
+    put(static_cast<T>(value));
+    return absl::OkStatus();
+  };
+  absl::Status status;
+  switch (dtype) {
+    case DType::kF16:
+      put(F16(static_cast<float>(value)));
+      break;
+    case DType::kBF16:
+      put(BF16(static_cast<float>(value)));
+      break;
     case DType::kF32:
       put(static_cast<float>(value));
       break;
     case DType::kF64:
       put(value);
       break;
+    case DType::kI8:
+      status = put_whole(int8_t{}, -0x1p7, 0x1p7);
+      break;
+    case DType::kU8:
+      status = put_whole(uint8_t{}, 0, 0x1p8);
+      break;
+    case DType::kI16:
+      status = put_whole(int16_t{}, -0x1p15, 0x1p15);
+      break;
+    case DType::kI32:
+      status = put_whole(int32_t{}, -0x1p31, 0x1p31);
+      break;
     case DType::kI64:
-      if (value != static_cast<double>(static_cast<int64_t>(value))) {
-        return Fail(
-            like,
-            BadType(absl::StrCat("expected a whole number beside a tensor of i64, got ", value)),
-            site);
-      }
-      put(static_cast<int64_t>(value));
+      status = put_whole(int64_t{}, -0x1p63, 0x1p63);
+      break;
+    case DType::kBool:
+      status = put_whole(uint8_t{}, 0, 2);
       break;
     default:
-      return Fail(like,
-                  Unsupported(absl::StrCat("numbers beside tensors of ",
-                                           like.impl()->data->info->type.ToString())),
-                  site);
+      status = Unsupported(absl::StrCat("numbers beside tensors of ", DTypeName(dtype)));
   }
-  const std::shared_ptr<SessionCore>& session = like.impl()->data->session;
+  if (!status.ok()) return status;
+  return data;
+}
+
+// A 0-dim tensor that travels with the run, so that another number is no other graph.
+Tensor NumberOf(DType dtype, double value, const std::shared_ptr<SessionCore>& session,
+                int32_t device_slot, CallSite site) {
+  absl::StatusOr<InlineData> bytes = ElementOf(dtype, value);
+  if (!bytes.ok()) return FailedTensor(session, WithSource(bytes.status(), SourceOf(site)));
   auto data = std::make_shared<TensorData>(session);
   {
     SessionLock lock(session.get());
     if (!lock.status().ok()) return FailedTensor(session, lock.status());
-    data->info = session->Intern(TensorType(like.dtype(), {}));
+    data->info = session->Intern(TensorType(dtype, {}));
   }
-  data->device_slot = like.impl()->data->device_slot;
-  data->inline_data = std::move(bytes);
+  data->device_slot = device_slot;
+  data->inline_data = *std::move(bytes);
   data->state.store(TensorData::State::kInline, std::memory_order_release);
   return MakeTensor(std::move(data));
+}
+
+// A number beside a tensor.
+Tensor NumberLike(double value, const Tensor& like, CallSite site) {
+  if (!IsUsable(like)) return like;
+  const TensorData& data = *like.impl()->data;
+  return NumberOf(data.info->type.dtype, value, data.session, data.device_slot, site);
 }
 
 template <typename Op>
@@ -120,93 +160,437 @@ absl::StatusOr<int64_t> Axis(const char* op, const Tensor& x, int64_t axis) {
   return axis < 0 ? axis + rank : axis;
 }
 
-absl::Span<const Tensor> Only(const Tensor& x) { return absl::MakeConstSpan(&x, 1); }
-Tensor One(absl::InlinedVector<Tensor, 1> results) { return std::move(results[0]); }
-
 }  // namespace
 
 // --- Collectives --------------------------------------------------------------------------------
 
-Tensor AllReduce(const Tensor& x, const Group& group, Reduction reduction, CallSite site) {
-  CollectiveCall call;
-  call.kind = CollectiveKind::kAllReduce;
-  call.reduction = reduction;
-  call.site = site;
-  return One(ApplyCollective(call, Only(x), group.member(), group.core()));
+namespace {
+
+// Looked up once.
+struct CollectiveOps {
+  const OpDef* all_gather = FindOp("all_gather");
+  const OpDef* all_gather_into_tensor = FindOp("all_gather_into_tensor");
+  const OpDef* all_reduce = FindOp("all_reduce");
+  const OpDef* all_to_all = FindOp("all_to_all");
+  const OpDef* all_to_all_single = FindOp("all_to_all_single");
+  const OpDef* barrier = FindOp("barrier");
+  const OpDef* broadcast = FindOp("broadcast");
+  const OpDef* gather = FindOp("gather");
+  const OpDef* gather_into_tensor = FindOp("gather_into_tensor");
+  const OpDef* recv = FindOp("recv");
+  const OpDef* reduce = FindOp("reduce");
+  const OpDef* reduce_scatter = FindOp("reduce_scatter");
+  const OpDef* reduce_scatter_tensor = FindOp("reduce_scatter_tensor");
+  const OpDef* scatter = FindOp("scatter");
+  const OpDef* scatter_tensor = FindOp("scatter_tensor");
+  const OpDef* send = FindOp("send");
+};
+const CollectiveOps& Ops() {
+  static const CollectiveOps ops;
+  return ops;
 }
 
-Tensor Broadcast(const Tensor& x, int root, const Group& group, CallSite site) {
+CollectiveCall CallOf(const OpDef* op, CallSite site) {
   CollectiveCall call;
-  call.kind = CollectiveKind::kBroadcast;
-  call.root = root;
+  call.op = op;
   call.site = site;
-  // Off the root only the type counts.
-  if (IsUsable(x) && group.rank() != root) {
-    call.type = &x.impl()->data->info->type;
-    return One(ApplyCollective(call, {}, group.member(), group.core()));
-  }
-  return One(ApplyCollective(call, Only(x), group.member(), group.core()));
+  return call;
 }
 
-Tensor Reduce(const Tensor& x, int root, const Group& group, Reduction reduction, CallSite site) {
-  CollectiveCall call;
-  call.kind = CollectiveKind::kReduce;
-  call.root = root;
-  call.reduction = reduction;
-  call.site = site;
-  return One(ApplyCollective(call, Only(x), group.member(), group.core()));
-}
+absl::Span<const Tensor> Only(const Tensor& x) { return absl::MakeConstSpan(&x, 1); }
+Tensor One(Results results) { return std::move(results[0]); }
 
-std::vector<Tensor> AllGather(const Tensor& x, const Group& group, CallSite site) {
-  CollectiveCall call;
-  call.kind = CollectiveKind::kAllGather;
-  call.site = site;
-  absl::InlinedVector<Tensor, 1> results =
-      ApplyCollective(call, Only(x), group.member(), group.core());
-  // A refused call carries its error in every place.
+// Of a list form; a refused call carries its error in every place.
+std::vector<Tensor> List(Results results, int places) {
   if (!results[0].status().ok()) {
-    return std::vector<Tensor>(std::max<size_t>(1, static_cast<size_t>(group.size())), results[0]);
+    return std::vector<Tensor>(static_cast<size_t>(std::max(1, places)), results[0]);
   }
   return std::vector<Tensor>(std::make_move_iterator(results.begin()),
                              std::make_move_iterator(results.end()));
 }
 
-Tensor ReduceScatter(const std::vector<Tensor>& xs, const Group& group, Reduction reduction,
+Results Apply(const CollectiveCall& call, absl::Span<const Tensor> inputs, const Group& group) {
+  return ApplyCollective(call, inputs, group.member(), group.core());
+}
+
+// This member is refused: as if its operand had failed.
+Results Refuse(const CollectiveCall& call, const Group& group, absl::string_view problem) {
+  const std::string text = absl::StrCat(call.op->name, ": ", problem);
+  const Tensor bad = FailedTensor(group.member() == nullptr ? nullptr : group.member()->session,
+                                  WithSource(BadType(text), SourceOf(call.site)));
+  return Apply(call, Only(bad), group);
+}
+
+// The factor of PREMUL_SUM beside such tensors.
+Tensor FactorOf(const ReduceOp& op, absl::Span<const Tensor> xs, CallSite site) {
+  // What is wrong with the tensors is said of them.
+  if (xs.empty() || !IsUsable(xs[0])) return Tensor();
+  const TensorData& data = *xs[0].impl()->data;
+  if (!op.has_factor()) {
+    return Fail(xs[0], BadType("PREMUL_SUM: expected ReduceOp::PremulSum(factor), got no factor"),
+                site);
+  }
+  return NumberOf(FactorType(data.info->type.dtype), op.factor(), data.session, data.device_slot,
+                  site);
+}
+
+Results ApplyReduction(CollectiveCall call, absl::Span<const Tensor> xs, const Group& group,
+                       const ReduceOp& op) {
+  call.reduction = op.reduction();
+  if (op.reduction() != Reduction::kPremulSum) return Apply(call, xs, group);
+  std::vector<Tensor> operands(xs.begin(), xs.end());
+  operands.push_back(FactorOf(op, xs, call.site));
+  return Apply(call, operands, group);
+}
+
+// `x` with axis `dim` in front, which collectives take apart; and back.
+Tensor ToFront(const char* op, const Tensor& x, int64_t dim, CallSite site) {
+  if (!IsUsable(x) || dim == 0) return x;
+  const absl::StatusOr<int64_t> axis = Axis(op, x, dim);
+  if (!axis.ok()) return Fail(x, axis.status(), site);
+  if (*axis == 0) return x;
+  std::vector<int64_t> permutation = {*axis};
+  for (int64_t i = 0; i < static_cast<int64_t>(x.shape().size()); ++i) {
+    if (i != *axis) permutation.push_back(i);
+  }
+  return Transpose(x, permutation, site);
+}
+Tensor FromFront(const Tensor& y, int64_t dim, CallSite site) {
+  if (!IsUsable(y) || dim == 0) return y;
+  const int64_t rank = static_cast<int64_t>(y.shape().size());
+  const int64_t axis = dim < 0 ? dim + rank : dim;
+  if (axis == 0) return y;
+  std::vector<int64_t> permutation;
+  for (int64_t i = 1; i <= axis; ++i) permutation.push_back(i);
+  permutation.push_back(0);
+  for (int64_t i = axis + 1; i < rank; ++i) permutation.push_back(i);
+  return Transpose(y, permutation, site);
+}
+// Pieces of no dimensions count as one row where they come into one tensor.
+Tensor AsRow(const Tensor& x, CallSite site) {
+  return IsUsable(x) && x.shape().empty() ? Reshape(x, {1}, site) : x;
+}
+
+TensorType TypeOfPiece(DType dtype, const Shape& shape) {
+  TensorType type(dtype, {});
+  for (const int64_t size : shape) type.dims.emplace_back(size);
+  return type;
+}
+
+Results ApplyBroadcast(const Tensor& x, int root, const Group& group, CallSite site) {
+  CollectiveCall call = CallOf(Ops().broadcast, site);
+  call.root = root;
+  if (!IsUsable(x) || group.rank() == root) return Apply(call, Only(x), group);
+  // Off the root only the type counts.
+  call.type = &x.impl()->data->info->type;
+  return Apply(call, {}, group);
+}
+
+}  // namespace
+
+Tensor AllReduce(const Tensor& x, const Group& group, ReduceOp op, CallSite site) {
+  return One(ApplyReduction(CallOf(Ops().all_reduce, site), Only(x), group, op));
+}
+
+Tensor Broadcast(const Tensor& x, int root, const Group& group, CallSite site) {
+  return One(ApplyBroadcast(x, root, group, site));
+}
+
+Tensor Reduce(const Tensor& x, int root, const Group& group, ReduceOp op, CallSite site) {
+  CollectiveCall call = CallOf(Ops().reduce, site);
+  call.root = root;
+  return One(ApplyReduction(call, Only(x), group, op));
+}
+
+std::vector<Tensor> AllGather(const Tensor& x, const Group& group, const std::vector<int64_t>& rows,
+                              CallSite site) {
+  CollectiveCall call = CallOf(Ops().all_gather, site);
+  call.counts = rows;
+  return List(Apply(call, Only(x), group), group.size());
+}
+
+Tensor AllGatherIntoTensor(const Tensor& x, const Group& group, const std::vector<int64_t>& rows,
+                           int64_t dim, CallSite site) {
+  CollectiveCall call = CallOf(Ops().all_gather_into_tensor, site);
+  call.counts = rows;
+  const Tensor piece = ToFront("all_gather_into_tensor", AsRow(x, site), dim, site);
+  return FromFront(One(Apply(call, Only(piece), group)), dim, site);
+}
+
+std::vector<Tensor> Gather(const Tensor& x, int root, const Group& group,
+                           const std::vector<int64_t>& rows, CallSite site) {
+  CollectiveCall call = CallOf(Ops().gather, site);
+  call.root = root;
+  call.counts = rows;
+  return List(Apply(call, Only(x), group), group.rank() == root ? group.size() : 1);
+}
+
+Tensor GatherIntoTensor(const Tensor& x, int root, const Group& group,
+                        const std::vector<int64_t>& rows, int64_t dim, CallSite site) {
+  CollectiveCall call = CallOf(Ops().gather_into_tensor, site);
+  call.root = root;
+  call.counts = rows;
+  const Tensor piece = ToFront("gather_into_tensor", AsRow(x, site), dim, site);
+  return FromFront(One(Apply(call, Only(piece), group)), dim, site);
+}
+
+Tensor Scatter(const std::vector<Tensor>& xs, DType dtype, const Shape& shape, int root,
+               const Group& group, CallSite site) {
+  CollectiveCall call = CallOf(Ops().scatter, site);
+  call.root = root;
+  const TensorType type = TypeOfPiece(dtype, shape);
+  if (group.rank() != root || group.core() == nullptr) {
+    call.type = &type;
+    return One(Apply(call, {}, group));
+  }
+  const size_t place = static_cast<size_t>(root);
+  if (xs.size() == static_cast<size_t>(group.size()) && IsUsable(xs[place]) &&
+      xs[place].impl()->data->info->type != type) {
+    return One(Refuse(
+        call, group,
+        absl::StrCat("expected the root's own piece, tensor ", root, ", as ", type.ToString(),
+                     ", which it says, got ", xs[place].impl()->data->info->type.ToString())));
+  }
+  return One(Apply(call, xs, group));
+}
+
+Tensor ScatterTensor(const Tensor& x, DType dtype, const Shape& shape, int root, const Group& group,
+                     const std::vector<int64_t>& rows, int64_t dim, CallSite site) {
+  CollectiveCall call = CallOf(Ops().scatter_tensor, site);
+  call.root = root;
+  const int64_t rank = static_cast<int64_t>(shape.size());
+  if (dim < -rank || dim >= rank) {
+    return One(Refuse(call, group,
+                      absl::StrCat("expected an axis of the pieces, ",
+                                   TypeOfPiece(dtype, shape).ToString(), ", got ", dim)));
+  }
+  const size_t axis = static_cast<size_t>(dim < 0 ? dim + rank : dim);
+  Shape turned = shape;
+  std::rotate(turned.begin(), turned.begin() + static_cast<std::ptrdiff_t>(axis),
+              turned.begin() + static_cast<std::ptrdiff_t>(axis) + 1);
+  if (!rows.empty() && rows.size() == static_cast<size_t>(group.size()) &&
+      rows[static_cast<size_t>(group.rank())] != turned[0]) {
+    return One(Refuse(call, group,
+                      absl::StrCat("expected ", rows[static_cast<size_t>(group.rank())],
+                                   " rows for this rank, by the list of them, got ",
+                                   TypeOfPiece(dtype, shape).ToString())));
+  }
+  const TensorType type = TypeOfPiece(dtype, turned);
+  if (group.rank() != root || group.core() == nullptr) {
+    call.type = &type;
+    return FromFront(One(Apply(call, {}, group)), dim, site);
+  }
+  call.counts = rows;
+  const Tensor whole = ToFront("scatter_tensor", x, dim, site);
+  if (IsUsable(whole)) {
+    // What the root says of its own piece; how the tensor is split is the op's to check.
+    TensorType piece = whole.impl()->data->info->type;
+    const int64_t size = group.size();
+    if (!piece.dims.empty() && (!rows.empty() || piece.dims[0].size % size == 0)) {
+      piece.dims[0] = rows.empty() ? piece.dims[0].size / size : turned[0];
+      if (piece != type) {
+        return One(Refuse(
+            call, group,
+            absl::StrCat("expected pieces like ", type.ToString(), ", which the root says, got ",
+                         piece.ToString(), " of ", x.impl()->data->info->type.ToString())));
+      }
+    }
+  }
+  return FromFront(One(Apply(call, Only(whole), group)), dim, site);
+}
+
+Tensor ReduceScatter(const std::vector<Tensor>& xs, const Group& group, ReduceOp op,
                      CallSite site) {
-  CollectiveCall call;
-  call.kind = CollectiveKind::kReduceScatter;
-  call.reduction = reduction;
-  call.site = site;
-  return One(ApplyCollective(call, xs, group.member(), group.core()));
+  return One(ApplyReduction(CallOf(Ops().reduce_scatter, site), xs, group, op));
+}
+
+Tensor ReduceScatterTensor(const Tensor& x, const Group& group, ReduceOp op,
+                           const std::vector<int64_t>& rows, int64_t dim, CallSite site) {
+  CollectiveCall call = CallOf(Ops().reduce_scatter_tensor, site);
+  call.counts = rows;
+  const Tensor whole = ToFront("reduce_scatter_tensor", x, dim, site);
+  return FromFront(One(ApplyReduction(call, Only(whole), group, op)), dim, site);
+}
+
+std::vector<Tensor> AllToAll(const std::vector<Tensor>& xs, const Group& group,
+                             const std::vector<int64_t>& rows, CallSite site) {
+  CollectiveCall call = CallOf(Ops().all_to_all, site);
+  call.counts = rows;
+  return List(Apply(call, xs, group), group.size());
+}
+
+Tensor AllToAllSingle(const Tensor& x, const Group& group, const std::vector<int64_t>& send_rows,
+                      const std::vector<int64_t>& receive_rows, CallSite site) {
+  CollectiveCall call = CallOf(Ops().all_to_all_single, site);
+  const size_t size = static_cast<size_t>(group.size());
+  const bool even = send_rows.empty() && receive_rows.empty();
+  if (!even && (send_rows.size() != size || receive_rows.size() != size)) {
+    return One(Refuse(call, group,
+                      absl::StrCat("expected rows to send to and to receive from each of ", size,
+                                   " members, or neither, got ", send_rows.size(), " and ",
+                                   receive_rows.size())));
+  }
+  std::vector<int64_t> counts = send_rows;
+  counts.insert(counts.end(), receive_rows.begin(), receive_rows.end());
+  call.counts = counts;
+  return One(Apply(call, Only(x), group));
 }
 
 Tensor Send(const Tensor& x, int to, const Group& group, int64_t tag, CallSite site) {
-  CollectiveCall call;
-  call.kind = CollectiveKind::kSend;
+  CollectiveCall call = CallOf(Ops().send, site);
   call.peer = to;
   call.tag = tag;
-  call.site = site;
-  return One(ApplyCollective(call, Only(x), group.member(), group.core()));
+  return One(Apply(call, Only(x), group));
 }
 
 Tensor Recv(DType dtype, const Shape& shape, int from, const Group& group, int64_t tag,
             CallSite site) {
-  CollectiveCall call;
-  call.kind = CollectiveKind::kRecv;
+  CollectiveCall call = CallOf(Ops().recv, site);
   call.peer = from;
   call.tag = tag;
-  call.site = site;
-  TensorType type(dtype, {});
-  for (const int64_t size : shape) type.dims.emplace_back(size);
+  const TensorType type = TypeOfPiece(dtype, shape);
   call.type = &type;
-  return One(ApplyCollective(call, {}, group.member(), group.core()));
+  return One(Apply(call, {}, group));
+}
+
+std::vector<Tensor> BatchSendRecv(const std::vector<Transfer>& transfers, const Group& group,
+                                  CallSite site) {
+  std::vector<Tensor> results;
+  results.reserve(transfers.size());
+  for (const Transfer& t : transfers) {
+    results.push_back(t.send ? Send(t.tensor, t.peer, group, t.tag, site)
+                             : Recv(t.dtype, t.shape, t.peer, group, t.tag, site));
+  }
+  return results;
 }
 
 Tensor Barrier(const Group& group, CallSite site) {
-  CollectiveCall call;
-  call.kind = CollectiveKind::kBarrier;
-  call.site = site;
-  return One(ApplyCollective(call, {}, group.member(), group.core()));
+  return One(Apply(CallOf(Ops().barrier, site), {}, group));
+}
+
+// --- Coalesced ----------------------------------------------------------------------------------
+
+namespace {
+
+// A run has at most so many inputs and results: a frame holds their names.
+constexpr size_t kMaxCoalescedValues = 4096;
+
+// `calls[i]` on `inputs[i]`, as few runs as may be. `results_each`: the most that one has.
+std::vector<Results> ApplyAll(const std::vector<CollectiveCall>& calls,
+                              const std::vector<absl::Span<const Tensor>>& inputs,
+                              size_t results_each, const Group& group) {
+  std::vector<Results> results;
+  results.reserve(calls.size());
+  std::vector<MemberCall> run;
+  size_t values = 0;
+  const auto go = [&] {
+    std::vector<Results> some = ApplyCollectives(run);
+    std::move(some.begin(), some.end(), std::back_inserter(results));
+    run.clear();
+    values = 0;
+  };
+  for (size_t i = 0; i < calls.size(); ++i) {
+    const size_t more = inputs[i].size() + results_each;
+    if (!run.empty() && values + more > kMaxCoalescedValues) go();
+    run.push_back({&calls[i], inputs[i], &group.member(), group.core()});
+    values += more;
+  }
+  if (!run.empty()) go();
+  return results;
+}
+
+std::vector<Tensor> OneEach(std::vector<Results> results) {
+  std::vector<Tensor> tensors;
+  tensors.reserve(results.size());
+  for (Results& result : results) tensors.push_back(std::move(result[0]));
+  return tensors;
+}
+
+// The same call on each of `xs`.
+std::vector<Results> ApplyEach(const CollectiveCall& call,
+                               const std::vector<absl::Span<const Tensor>>& xs, size_t results_each,
+                               const Group& group) {
+  return ApplyAll(std::vector<CollectiveCall>(xs.size(), call), xs, results_each, group);
+}
+
+std::vector<absl::Span<const Tensor>> Singly(const std::vector<Tensor>& xs) {
+  std::vector<absl::Span<const Tensor>> spans;
+  spans.reserve(xs.size());
+  for (const Tensor& x : xs) spans.push_back(Only(x));
+  return spans;
+}
+
+std::vector<Tensor> ReduceEach(CollectiveCall call, const std::vector<absl::Span<const Tensor>>& xs,
+                               const Group& group, const ReduceOp& op) {
+  call.reduction = op.reduction();
+  const size_t extras = static_cast<size_t>(std::max(1, group.size()));
+  if (op.reduction() != Reduction::kPremulSum) {
+    return OneEach(ApplyEach(call, xs, 1 + extras, group));
+  }
+  std::vector<std::vector<Tensor>> operands;
+  std::vector<absl::Span<const Tensor>> spans;
+  for (const absl::Span<const Tensor> x : xs) {
+    operands.emplace_back(x.begin(), x.end());
+    operands.back().push_back(FactorOf(op, x, call.site));
+  }
+  for (const std::vector<Tensor>& x : operands) spans.push_back(x);
+  return OneEach(ApplyEach(call, spans, 1, group));
+}
+
+}  // namespace
+
+std::vector<Tensor> AllReduceCoalesced(const std::vector<Tensor>& xs, const Group& group,
+                                       ReduceOp op, CallSite site) {
+  return ReduceEach(CallOf(Ops().all_reduce, site), Singly(xs), group, op);
+}
+
+std::vector<Tensor> BroadcastCoalesced(const std::vector<Tensor>& xs, int root, const Group& group,
+                                       CallSite site) {
+  CollectiveCall call = CallOf(Ops().broadcast, site);
+  call.root = root;
+  std::vector<CollectiveCall> calls(xs.size(), call);
+  std::vector<absl::Span<const Tensor>> inputs = Singly(xs);
+  for (size_t i = 0; i < xs.size(); ++i) {
+    if (!IsUsable(xs[i]) || group.rank() == root) continue;
+    calls[i].type = &xs[i].impl()->data->info->type;
+    inputs[i] = {};
+  }
+  return OneEach(ApplyAll(calls, inputs, 1, group));
+}
+
+std::vector<Tensor> ReduceCoalesced(const std::vector<Tensor>& xs, int root, const Group& group,
+                                    ReduceOp op, CallSite site) {
+  CollectiveCall call = CallOf(Ops().reduce, site);
+  call.root = root;
+  return ReduceEach(call, Singly(xs), group, op);
+}
+
+std::vector<std::vector<Tensor>> AllGatherCoalesced(const std::vector<Tensor>& xs,
+                                                    const Group& group, CallSite site) {
+  const size_t places = static_cast<size_t>(std::max(1, group.size()));
+  std::vector<std::vector<Tensor>> lists;
+  for (Results& results : ApplyEach(CallOf(Ops().all_gather, site), Singly(xs), places, group)) {
+    lists.push_back(List(std::move(results), group.size()));
+  }
+  return lists;
+}
+
+std::vector<Tensor> AllGatherIntoTensorCoalesced(const std::vector<Tensor>& xs, const Group& group,
+                                                 CallSite site) {
+  std::vector<Tensor> pieces;
+  for (const Tensor& x : xs) pieces.push_back(AsRow(x, site));
+  return OneEach(ApplyEach(CallOf(Ops().all_gather_into_tensor, site), Singly(pieces), 1, group));
+}
+
+std::vector<Tensor> ReduceScatterCoalesced(const std::vector<std::vector<Tensor>>& xs,
+                                           const Group& group, ReduceOp op, CallSite site) {
+  std::vector<absl::Span<const Tensor>> spans(xs.begin(), xs.end());
+  return ReduceEach(CallOf(Ops().reduce_scatter, site), spans, group, op);
+}
+
+std::vector<Tensor> ReduceScatterTensorCoalesced(const std::vector<Tensor>& xs, const Group& group,
+                                                 ReduceOp op, CallSite site) {
+  return ReduceEach(CallOf(Ops().reduce_scatter_tensor, site), Singly(xs), group, op);
 }
 
 // --- Local ops ----------------------------------------------------------------------------------

@@ -212,11 +212,7 @@ absl::StatusOr<World::Reformed> World::Reform(Timeout timeout) {
     ++group->generation;
     group->next_index = 0;
     for (auto& pair : group->pairs) pair.second.next = 0;
-    for (const auto& call : group->calls) {
-      if (call.second != nullptr) session->ReleaseGraphLocked(call.second->run().graph);
-    }
-    group->calls.clear();
-    group->last_entry = nullptr;
+    session->ForgetCallsLocked(group.get());
   }
   GroupCore* const everybody = member_->everybody;
   everybody->ranks.clear();

@@ -18,6 +18,8 @@ namespace {
 // Local ops that wait at most: a loop without collectives or reads still gets going.
 constexpr size_t kMaxFragmentNodes = 256;
 constexpr size_t kMaxFragments = 1024;
+// Graphs of one group's collectives.
+constexpr size_t kMaxCalls = 1024;
 // Released tensors wait for company, unless they hold memory that others could use.
 constexpr size_t kMaxRetiredTensors = 64;
 constexpr int64_t kMaxRetiredBytes = 256 * 1024;
@@ -59,6 +61,12 @@ absl::Status WithSource(const absl::Status& status, const std::string& source) {
   if (!error.source.empty() || source.empty()) return status;
   error.source = source;
   error.message = absl::StrCat(error.message, " (", source, ")");
+  return ToStatus(error);
+}
+
+absl::Status AtPlace(const absl::Status& status, size_t place) {
+  Error error = ErrorOf(status);
+  error.message = absl::StrCat("in place ", place, " of the coalesced call: ", error.message);
   return ToStatus(error);
 }
 
@@ -207,18 +215,19 @@ const Dependences* SessionCore::AfterGroup(GroupCore* group) {
   return group->after;
 }
 
-const Dependences* SessionCore::After(GroupCore* group, const CallKey& call,
-                                      absl::Span<const TensorData* const> inputs) {
+const Dependences* SessionCore::After(const CallPart& part) {
+  GroupCore* const group = part.group;
   const Dependences* after = nullptr;
-  if (HasPeer(call.kind)) {
+  const CollectiveKind kind = part.key.op->kind;
+  if (HasPeer(kind)) {
     GroupCore::Pair& pair =
-        group->pairs[{{call.peer, call.kind == CollectiveKind::kSend ? 1 : 0}, call.tag}];
+        group->pairs[{{part.key.peer, kind == CollectiveKind::kSend ? 1 : 0}, part.key.tag}];
     if (pair.token == 0) pair.token = next_token_++;
     after = InternDependences({pair.token});
   } else {
     after = AfterGroup(group);
   }
-  for (const TensorData* input : inputs) after = Union(after, input->after);
+  for (const TensorData* input : part.inputs) after = Union(after, input->after);
   return after;
 }
 
@@ -560,27 +569,106 @@ InstanceKey SessionCore::NextInstance(GroupCore* group, CollectiveKind kind, int
   return key;
 }
 
-absl::StatusOr<CallEntry*> SessionCore::EntryLocked(GroupCore* group, const CallKey& call) {
-  if (group->last_entry != nullptr && group->last_key == call) return group->last_entry;
-  std::unique_ptr<CallEntry>& entry = group->calls[call];
-  if (entry == nullptr) {
-    auto made = std::make_unique<CallEntry>();
+const CallShape* SessionCore::InternShape(CallShape shape) {
+  if (shape.inputs.empty() && shape.counts.empty()) return nullptr;
+  std::unique_ptr<const CallShape>& entry = shapes_[shape];
+  if (entry == nullptr) entry = std::make_unique<const CallShape>(std::move(shape));
+  return entry.get();
+}
+
+void SessionCore::ForgetCallsLocked(GroupCore* group) {
+  for (const auto& call : group->calls) ReleaseGraphLocked(call.second->run().graph);
+  for (const auto& batch : group->batches) ReleaseGraphLocked(batch.second->run().graph);
+  group->calls.clear();
+  group->batches.clear();
+  group->last_entry = nullptr;
+}
+
+absl::StatusOr<CallEntry*> SessionCore::EntryLocked(absl::Span<const CallPart> parts) {
+  GroupCore* const group = parts[0].group;
+  const CallKey& first = parts[0].key;
+  // Counts that change with every call must not fill the daemon with graphs.
+  const auto make_room = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
+    if (group->calls.size() + group->batches.size() >= kMaxCalls) ForgetCallsLocked(group);
+  };
+  if (parts.size() == 1) {
+    if (group->last_entry != nullptr && group->last_key == first) return group->last_entry;
+    auto found = group->calls.find(first);
+    if (found == group->calls.end()) {
+      make_room();
+      CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<CallEntry> made, MakeEntryLocked(parts));
+      found = group->calls.emplace(first, std::move(made)).first;
+    }
+    group->last_key = first;
+    group->last_entry = found->second.get();
+    return group->last_entry;
+  }
+  GroupCore::BatchKey key;
+  key.reserve(parts.size());
+  for (const CallPart& part : parts) key.emplace_back(part.group, part.key);
+  auto found = group->batches.find(key);
+  if (found == group->batches.end()) {
+    make_room();
+    CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<CallEntry> made, MakeEntryLocked(parts));
+    found = group->batches.emplace(std::move(key), std::move(made)).first;
+  }
+  return found->second.get();
+}
+
+absl::StatusOr<std::unique_ptr<CallEntry>> SessionCore::MakeEntryLocked(
+    absl::Span<const CallPart> parts) {
+  auto entry = std::make_unique<CallEntry>();
+  Graph graph;
+  graph.num_device_slots = device_count();
+  graph.num_instance_slots = parts[0].key.bound ? 1 : 0;
+  // The members that the run holds, by rank.
+  std::vector<GroupCore*> held;
+  for (const CallPart& part : parts) {
+    if (std::find(held.begin(), held.end(), part.group) == held.end()) held.push_back(part.group);
+  }
+  std::sort(held.begin(), held.end(),
+            [](const GroupCore* a, const GroupCore* b) { return a->rank < b->rank; });
+  GroupSlot slot;
+  slot.size = static_cast<int32_t>(held[0]->ranks.size());
+  for (const GroupCore* group : held) {
+    slot.held.push_back(GroupRank(group->rank));
+    slot.device_slots.push_back(group->member->device_slot);
+  }
+  graph.group_slots.push_back(std::move(slot));
+  // Inputs of all parts come first.
+  ValueIndex next_input = 0;
+  for (const CallPart& part : parts) {
+    for (const TensorData* input : part.inputs) {
+      GraphInput added;
+      added.type = input->info->type;
+      // A number of the run, like a factor.
+      if (input->state.load(std::memory_order_relaxed) == TensorData::State::kInline) {
+        added.role = InputRole::kScalar;
+      }
+      added.device_slot = part.group->member->device_slot;
+      graph.inputs.push_back(std::move(added));
+    }
+  }
+  ValueIndex next_value = static_cast<ValueIndex>(graph.inputs.size());
+  for (const CallPart& part : parts) {
+    const CallKey& call = part.key;
     NodeSpec spec;
-    const absl::string_view name = CollectiveKindName(call.kind);
-    spec.op.assign(name.data(), name.size());
-    spec.device_slot = group->member->device_slot;
+    spec.op.assign(call.op->name.data(), call.op->name.size());
+    spec.version = call.op->version;
+    spec.device_slot = part.group->member->device_slot;
     spec.source = call.source != nullptr ? *call.source : SourceOf(call.site);
     if (call.num_inputs == 0 && call.info != nullptr) {
       spec.attributes = TypeAttributes(call.info->type);
     }
     Collective collective;
-    collective.kind = call.kind;
-    collective.rank = GroupRank(group->rank);
+    collective.kind = call.op->kind;
+    collective.rank = GroupRank(part.group->rank);
     collective.root = GroupRank(call.root);
     collective.reduction = call.reduction;
     collective.wants_grad = call.wants_grad;
     collective.peer = GroupRank(call.peer);
     collective.tag = call.tag;
+    if (call.shape != nullptr) collective.counts = call.shape->counts;
     if (call.bound) {
       collective.instance.kind = InstanceRef::Kind::kBound;
       collective.instance.slot = 0;
@@ -589,112 +677,115 @@ absl::StatusOr<CallEntry*> SessionCore::EntryLocked(GroupCore* group, const Call
 
     NodeView view;
     view.op = spec.op;
+    view.version = spec.version;
     view.attributes = spec.attributes;
-    const std::vector<const TensorType*> inputs(call.num_inputs,
-                                                call.info == nullptr ? nullptr : &call.info->type);
+    std::vector<const TensorType*> inputs;
+    for (const TensorData* input : part.inputs) inputs.push_back(&input->info->type);
     view.inputs = inputs;
     view.collective = &*spec.collective;
-    view.group_size = static_cast<int32_t>(group->ranks.size());
-    CHORUS_ASSIGN_OR_RETURN(const std::vector<TensorType> types, InferTypes(view));
-
-    Graph graph;
-    graph.num_device_slots = device_count();
-    graph.num_instance_slots = call.bound ? 1 : 0;
-    GroupSlot slot;
-    slot.size = view.group_size;
-    slot.held = {GroupRank(group->rank)};
-    slot.device_slots = {spec.device_slot};
-    graph.group_slots.push_back(std::move(slot));
-    Node node;
-    for (int i = 0; i < call.num_inputs; ++i) {
-      GraphInput input;
-      input.type = call.info->type;
-      input.device_slot = spec.device_slot;
-      graph.inputs.push_back(std::move(input));
-      node.inputs.push_back(i);
+    view.group_size = graph.group_slots[0].size;
+    absl::StatusOr<std::vector<TensorType>> inferred = InferTypes(view);
+    if (!inferred.ok()) {
+      if (parts.size() == 1) return inferred.status();
+      return AtPlace(inferred.status(), static_cast<size_t>(&part - parts.data()));
     }
+    std::vector<TensorType>& types = *inferred;
+
+    CallEntry::Part made;
+    made.visible = NumVisibleOutputs(*spec.collective, static_cast<int>(types.size()));
+    made.saved = SavedBy(*call.op, spec, static_cast<int>(part.inputs.size()),
+                         static_cast<int>(types.size()));
+    made.rank =
+        static_cast<int32_t>(std::find(held.begin(), held.end(), part.group) - held.begin());
+    Node node;
+    for (size_t i = 0; i < part.inputs.size(); ++i) node.inputs.push_back(next_input++);
     for (const TensorType& type : types) {
-      made->outputs.push_back(Intern(type));
+      made.outputs.push_back(Intern(type));
       GraphOutput output;
-      output.value = static_cast<ValueIndex>(graph.inputs.size() + graph.outputs.size());
+      output.value = next_value++;
       graph.outputs.push_back(output);
     }
     node.op = spec.op;
+    node.version = spec.version;
     node.attributes = spec.attributes;
-    node.outputs = types;
+    node.outputs = std::move(types);
     node.device_slot = spec.device_slot;
     node.effect = Effect::kCollective;
     node.collective = spec.collective;
     node.source = spec.source;
     graph.nodes.push_back(std::move(node));
-    Run run;
-    CHORUS_ASSIGN_OR_RETURN(run.graph, RegisterLocked(EncodeGraph(graph)));
-    run.inputs.resize(graph.inputs.size());
-    run.outputs.resize(graph.outputs.size());
-    for (OutBinding& output : run.outputs) output.kind = OutBinding::Kind::kFresh;
-    run.groups.resize(1);
-    run.groups[0].group = group->id;
-    run.groups[0].base.resize(1);
-    run.instances.resize(graph.num_instance_slots);
-    made->command.body = std::move(run);
-    made->spec = std::make_shared<const NodeSpec>(std::move(spec));
-    entry = std::move(made);
+    made.spec = std::make_shared<const NodeSpec>(std::move(spec));
+    entry->parts.push_back(std::move(made));
   }
-  group->last_key = call;
-  group->last_entry = entry.get();
-  return entry.get();
+  Run run;
+  CHORUS_ASSIGN_OR_RETURN(run.graph, RegisterLocked(EncodeGraph(graph)));
+  run.inputs.resize(graph.inputs.size());
+  run.outputs.resize(graph.outputs.size());
+  for (OutBinding& output : run.outputs) output.kind = OutBinding::Kind::kFresh;
+  run.groups.resize(1);
+  run.groups[0].group = held[0]->id;
+  run.groups[0].base.resize(held.size());
+  run.instances.resize(graph.num_instance_slots);
+  entry->command.body = std::move(run);
+  return entry;
 }
 
-absl::Status SessionCore::CollectiveLocked(GroupCore* group, const CallKey& call,
-                                           absl::Span<const TensorData* const> inputs,
-                                           const InstanceKey* bound, InstanceKey* instance,
-                                           const CallEntry** used,
-                                           absl::FunctionRef<void(TensorDataPtr)> add) {
+absl::StatusOr<Sequence> SessionCore::CollectivesLocked(
+    absl::Span<CallPart> parts, const InstanceKey* bound, const CallEntry** used,
+    absl::FunctionRef<void(size_t part, size_t output, TensorDataPtr)> add) {
   FlushLocked();
-  for (const TensorData* input : inputs) {
-    // Flushing may have failed.
-    if (input->failure != nullptr) return input->failure->status;
+  for (const CallPart& part : parts) {
+    for (const TensorData* input : part.inputs) {
+      // Flushing may have failed.
+      if (input->failure != nullptr) return input->failure->status;
+    }
   }
-  const auto found = EntryLocked(group, call);
-  if (!found.ok()) {
-    group->calls.erase(call);
-    return found.status();
-  }
-  CallEntry* const entry = *found;
+  CHORUS_ASSIGN_OR_RETURN(CallEntry* const entry, EntryLocked(parts));
   *used = entry;
   Run& run = entry->run();
-  for (size_t i = 0; i < inputs.size(); ++i) run.inputs[i] = BindingOf(*inputs[i]);
+  Binding* operand = run.inputs.data();
+  for (const CallPart& part : parts) {
+    for (const TensorData* input : part.inputs) *operand++ = BindingOf(*input);
+  }
   for (OutBinding& output : run.outputs) {
     CHORUS_ASSIGN_OR_RETURN(output.id, NewTensorIdLocked());
   }
-  MemberCore* const member = group->member;
+  MemberCore* const member = parts[0].group->member;
   run.groups[0].world = member->world;
   run.groups[0].epoch = Epoch(member->epoch.load(std::memory_order_relaxed));
-  run.groups[0].base[0] = group->next_index;
+  for (size_t p = 0; p < parts.size(); ++p) {
+    run.groups[0].base[entry->parts[p].rank] = parts[p].group->next_index;
+  }
   if (bound != nullptr) {
     run.instances[0] = *bound;
-    *instance = *bound;
+    parts[0].instance = *bound;
   } else {
-    *instance = NextInstance(group, call.kind, call.peer, call.tag);
+    // Only now: what is refused before takes no instance.
+    for (CallPart& part : parts) {
+      part.instance = NextInstance(part.group, part.key.op->kind, part.key.peer, part.key.tag);
+    }
   }
   CHORUS_ASSIGN_OR_RETURN(const Sequence sequence, SubmitLocked(&entry->command));
-  CountRunLocked(member, sequence);
   CountUnderWayLocked(sequence);
-  const Dependences* const after = After(group, call, inputs);
-  for (size_t i = 0; i < entry->outputs.size(); ++i) {
-    TensorDataPtr result =
-        NewSentLocked(entry->outputs[i], member->device_slot, run.outputs[i].id, sequence);
-    result->after = after;
-    add(std::move(result));
+  CountRunLocked(member, sequence);
+  // All results come at once, when the last of the collectives is done.
+  const Dependences* after = After(parts[0]);
+  for (size_t p = 1; p < parts.size(); ++p) {
+    after = Union(after, After(parts[p]));
+    MemberCore* const other = parts[p].group->member;
+    if (other != parts[p - 1].group->member) CountRunLocked(other, sequence);
   }
-  if (entry->outputs.empty()) {
-    auto absent = std::make_shared<TensorData>(shared_from_this());
-    absent->device_slot = member->device_slot;
-    absent->producer = sequence;
-    absent->state.store(TensorData::State::kAbsent, std::memory_order_release);
-    add(std::move(absent));
+  const OutBinding* binding = run.outputs.data();
+  for (size_t p = 0; p < parts.size(); ++p) {
+    const CallEntry::Part& part = entry->parts[p];
+    const int32_t device_slot = parts[p].group->member->device_slot;
+    for (size_t o = 0; o < part.outputs.size(); ++o) {
+      TensorDataPtr result = NewSentLocked(part.outputs[o], device_slot, (binding++)->id, sequence);
+      result->after = after;
+      add(p, o, std::move(result));
+    }
   }
-  return absl::OkStatus();
+  return sequence;
 }
 
 void SessionCore::CountRunLocked(MemberCore* member, Sequence run) {

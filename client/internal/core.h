@@ -109,9 +109,24 @@ struct TensorData {
 using TensorDataPtr = std::shared_ptr<TensorData>;
 using TensorDatas = absl::InlinedVector<TensorDataPtr, 1>;
 
-// What decides which one-node graph an eager collective is.
+// What a collective's signature has beside its first input's type: the types of inputs that differ,
+// and counts. Interned by the session.
+struct CallShape {
+  std::vector<const TensorInfo*> inputs;  // empty: all of one type
+  std::vector<int64_t> counts;
+
+  friend bool operator==(const CallShape& a, const CallShape& b) {
+    return a.inputs == b.inputs && a.counts == b.counts;
+  }
+  template <typename H>
+  friend H AbslHashValue(H h, const CallShape& s) {
+    return H::combine(std::move(h), s.inputs, s.counts);
+  }
+};
+
+// What decides which graph an eager collective is.
 struct CallKey {
-  CollectiveKind kind = CollectiveKind::kUnspecified;
+  const OpDef* op = nullptr;
   Reduction reduction = Reduction::kNone;
   bool wants_grad = false;
   bool bound = false;  // its instance is bound, not the next one
@@ -119,31 +134,48 @@ struct CallKey {
   int32_t peer = -1;
   int32_t num_inputs = 0;
   int64_t tag = 0;
-  const TensorInfo* info = nullptr;  // of the inputs; without inputs, of the output
+  const TensorInfo* info = nullptr;  // of the first input; without inputs, of the output
+  const CallShape* shape = nullptr;  // null: that is all
   // Where the call was made. Files are compared by address: another one is only another entry.
   CallSite site;
   const std::string* source = nullptr;  // interned; instead of `site`
 
   friend bool operator==(const CallKey& a, const CallKey& b) {
     return a.info == b.info && a.site.line == b.site.line && a.site.file == b.site.file &&
-           a.source == b.source && a.kind == b.kind && a.reduction == b.reduction &&
-           a.wants_grad == b.wants_grad && a.bound == b.bound && a.root == b.root &&
-           a.peer == b.peer && a.num_inputs == b.num_inputs && a.tag == b.tag;
+           a.source == b.source && a.op == b.op && a.shape == b.shape &&
+           a.reduction == b.reduction && a.wants_grad == b.wants_grad && a.bound == b.bound &&
+           a.root == b.root && a.peer == b.peer && a.num_inputs == b.num_inputs && a.tag == b.tag;
   }
   template <typename H>
   friend H AbslHashValue(H h, const CallKey& k) {
-    return H::combine(std::move(h), k.kind, k.reduction, k.wants_grad, k.bound, k.root, k.peer,
-                      k.num_inputs, k.tag, k.info, static_cast<const void*>(k.site.file),
+    return H::combine(std::move(h), k.op, k.shape, k.reduction, k.wants_grad, k.bound, k.root,
+                      k.peer, k.num_inputs, k.tag, k.info, static_cast<const void*>(k.site.file),
                       k.site.line, k.source);
   }
+};
+
+struct GroupCore;
+
+// One of the collectives of an eager run, as a member calls it.
+struct CallPart {
+  GroupCore* group = nullptr;
+  CallKey key;
+  absl::InlinedVector<const TensorData*, 2> inputs;  // this session's and not failed
+  InstanceKey instance;                              // out
 };
 
 struct CallEntry {
   Run& run() { return absl::get<Run>(command.body); }
 
+  struct Part {
+    std::shared_ptr<const NodeSpec> spec;               // without inputs
+    absl::InlinedVector<const TensorInfo*, 1> outputs;  // extras last
+    int32_t rank = 0;     // place of its member among those that the run holds
+    int32_t visible = 0;  // outputs that are no extras
+    Saved saved;          // what the gradient rule uses
+  };
   Command command;  // a run, with the names of the last call
-  absl::InlinedVector<const TensorInfo*, 1> outputs;
-  std::shared_ptr<const NodeSpec> spec;  // without inputs
+  absl::InlinedVector<Part, 1> parts;
 };
 
 // A group as one member sees it. Owned by its member for the session's life: the counters are the
@@ -168,6 +200,9 @@ struct GroupCore {
   const Dependences* after ABSL_GUARDED_BY(session_lock) = nullptr;
   // Calls seen, and the last one: a loop asks for the same again.
   absl::flat_hash_map<CallKey, std::unique_ptr<CallEntry>> calls ABSL_GUARDED_BY(session_lock);
+  // Runs of several collectives, of this group's members in this session; this one's is the first.
+  using BatchKey = std::vector<std::pair<GroupCore*, CallKey>>;
+  absl::flat_hash_map<BatchKey, std::unique_ptr<CallEntry>> batches ABSL_GUARDED_BY(session_lock);
   CallKey last_key ABSL_GUARDED_BY(session_lock);
   CallEntry* last_entry ABSL_GUARDED_BY(session_lock) = nullptr;
 };
@@ -242,13 +277,18 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   // Sends all pending fragments. What fails to be sent marks its tensors.
   void FlushLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 
-  // Sends one collective as a run of its own. `key` names the forward instance (by `bound`, or the
-  // next one); it is stored in *instance. Inputs as for AppendLocked. Hands each result to `add`.
-  absl::Status CollectiveLocked(GroupCore* group, const CallKey& call,
-                                absl::Span<const TensorData* const> inputs,
-                                const InstanceKey* bound, InstanceKey* instance,
-                                const CallEntry** entry, absl::FunctionRef<void(TensorDataPtr)> add)
+  // What a call's key says about inputs of different types and about counts; null where there is
+  // nothing to say.
+  const CallShape* InternShape(CallShape shape) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  // Sends collectives as one run: of one group, or of its members in this session. Each takes its
+  // member's next instance, or (one alone) the one that is `bound`. Gives the run's sequence; hands
+  // each result to `add`, with the place of its part and its number among that part's outputs.
+  absl::StatusOr<Sequence> CollectivesLocked(
+      absl::Span<CallPart> parts, const InstanceKey* bound, const CallEntry** entry,
+      absl::FunctionRef<void(size_t part, size_t output, TensorDataPtr)> add)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  // Drops the graphs of all calls of a group.
+  void ForgetCallsLocked(GroupCore* group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // The name of the next instance of `group` that `call` takes, and counts it.
   static InstanceKey NextInstance(GroupCore* group, CollectiveKind kind, int32_t peer, int64_t tag)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
@@ -320,12 +360,12 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   int32_t FragmentInput(Fragment* fragment, const TensorDataPtr& data)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   const Dependences* InternDependences(Dependences set) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
-  const Dependences* After(GroupCore* group, const CallKey& call,
-                           absl::Span<const TensorData* const> inputs)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  const Dependences* After(const CallPart& part) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   absl::StatusOr<StagingBlock*> StagingLocked(int64_t bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
-  absl::StatusOr<CallEntry*> EntryLocked(GroupCore* group, const CallKey& call)
+  absl::StatusOr<CallEntry*> EntryLocked(absl::Span<const CallPart> parts)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  absl::StatusOr<std::unique_ptr<CallEntry>> MakeEntryLocked(absl::Span<const CallPart> parts)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 
   Link* const link_;  // owned, but for a forked child
@@ -353,6 +393,8 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   // By encoded graph.
   absl::flat_hash_map<std::string, GraphId> fragments_ ABSL_GUARDED_BY(session_lock);
   absl::flat_hash_map<TensorType, std::unique_ptr<TensorInfo>, TensorTypeHash> infos_
+      ABSL_GUARDED_BY(session_lock);
+  absl::flat_hash_map<CallShape, std::unique_ptr<const CallShape>> shapes_
       ABSL_GUARDED_BY(session_lock);
   absl::flat_hash_map<std::string, std::unique_ptr<std::string>> sources_
       ABSL_GUARDED_BY(session_lock);
@@ -392,6 +434,8 @@ absl::Status ForkedError();
 std::string SourceOf(CallSite site);
 // `status` with the call site, where it has none.
 absl::Status WithSource(const absl::Status& status, const std::string& source);
+// `status` of one of the calls of a coalesced one.
+absl::Status AtPlace(const absl::Status& status, size_t place);
 
 }  // namespace sdk
 }  // namespace chorus

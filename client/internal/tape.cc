@@ -82,13 +82,18 @@ Edge EdgeTo(const Tensor& x, const Trace* trace, bool keep_data) {
   return edge;
 }
 
-void Attach(const GradNodePtr& node, absl::Span<Tensor> results) {
-  for (size_t i = 0; i < results.size(); ++i) {
-    const TensorInfo* info = results[i].impl()->data->info;
-    if (info != nullptr && !IsFloating(info->type.dtype)) continue;
-    results[i].impl()->node = node;
-    results[i].impl()->output = static_cast<int>(i);
+void AddEdges(GradNode* node, absl::Span<const Tensor> inputs, const Trace* trace, Saved saved) {
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    node->inputs.push_back(EdgeTo(inputs[i], trace, static_cast<int>(i) >= saved.inputs_from));
   }
+}
+
+// Makes `result` the output `output` of a tape entry.
+void Attach(const GradNodePtr& node, size_t output, Tensor* result) {
+  const TensorInfo* info = result->impl()->data->info;
+  if (info != nullptr && !IsFloating(info->type.dtype)) return;
+  result->impl()->node = node;
+  result->impl()->output = static_cast<int>(output);
 }
 
 }  // namespace
@@ -125,6 +130,7 @@ void GradNode::Consume() {
   }
   const absl::InlinedVector<Edge, 2> edges = std::move(inputs);
   inputs.clear();
+  saved.clear();
 }
 
 bool GradEnabled() { return grad_enabled; }
@@ -169,7 +175,8 @@ Tensor ApplyLocal(NodeSpec spec, absl::Span<const Tensor> inputs, const DeviceRe
   std::shared_ptr<const Failure> failure;
   absl::InlinedVector<TensorDataPtr, 2> datas;
   absl::InlinedVector<const TensorType*, 2> types;
-  const bool crosses = FindOp(spec.op) != nullptr && FindOp(spec.op)->crosses_devices;
+  const OpDef* const op = FindOp(spec.op);
+  const bool crosses = op != nullptr && op->crosses_devices;
   for (const Tensor& input : inputs) {
     const absl::Status status = CheckOperand(spec.op, input, session.get(), trace, &failure);
     if (!status.ok()) {
@@ -202,16 +209,14 @@ Tensor ApplyLocal(NodeSpec spec, absl::Span<const Tensor> inputs, const DeviceRe
     for (const Tensor& input : inputs) record = record || input.impl()->requires_grad();
   }
   GradNodePtr node;
+  Saved saved;
   if (record) {
     node = std::make_shared<GradNode>();
     node->spec = std::make_shared<NodeSpec>(spec);
     node->session = session;
     node->device_slot = spec.device_slot;
-    const Saved saved = SavedBy(*FindOp(spec.op), spec, static_cast<int>(inputs.size()),
-                                static_cast<int>(outputs->size()));
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      node->inputs.push_back(EdgeTo(inputs[i], trace, static_cast<int>(i) >= saved.inputs_from));
-    }
+    saved = SavedBy(*op, spec, static_cast<int>(inputs.size()), static_cast<int>(outputs->size()));
+    AddEdges(node.get(), inputs, trace, saved);
   }
   TensorDataPtr data;
   if (trace != nullptr) {
@@ -249,7 +254,8 @@ Tensor ApplyLocal(NodeSpec spec, absl::Span<const Tensor> inputs, const DeviceRe
   if (record) {
     node->order = next_order.fetch_add(1, std::memory_order_relaxed);
     node->outputs.push_back(info);
-    Attach(node, absl::MakeSpan(&result, 1));
+    if (saved.outputs_from == 0) node->saved.push_back(result.impl()->data);
+    Attach(node, 0, &result);
   }
   return result;
 }
@@ -284,171 +290,240 @@ Tensor Refused(const std::shared_ptr<MemberCore>& member, absl::Status status,
   return FailedTensor(session, std::move(failure));
 }
 
-}  // namespace
-
-absl::InlinedVector<Tensor, 1> ApplyCollective(const CollectiveCall& call,
-                                               absl::Span<const Tensor> inputs,
-                                               const std::shared_ptr<MemberCore>& member,
-                                               GroupCore* group) {
-  const absl::string_view op = CollectiveKindName(call.kind);
-  absl::InlinedVector<Tensor, 1> results;
-  if (member == nullptr) {
-    results.push_back(
-        FailedTensor(nullptr, BadType(absl::StrCat(op, ": expected a group, got none"))));
-    return results;
+// What is wrong with a member's call before its types are looked at; else its operands.
+absl::Status CheckCall(const MemberCall& call, const Trace* trace, CallPart* part,
+                       std::shared_ptr<const Failure>* failure) {
+  const absl::string_view op = call.call->op->name;
+  const MemberCore& member = **call.member;
+  if (call.call->type != nullptr) CHORUS_RETURN_IF_ERROR(call.call->type->Validate(kMaxValueBytes));
+  if (!call.group->alive.load(std::memory_order_relaxed)) {
+    return Precondition(absl::StrCat(op, ": the group ended when its world was reformed"));
   }
+  for (const Tensor& input : call.inputs) {
+    CHORUS_RETURN_IF_ERROR(CheckOperand(op, input, member.session.get(), trace, failure));
+    const TensorData& data = *input.impl()->data;
+    part->inputs.push_back(&data);
+    if (data.device_slot != member.device_slot) {
+      return BadType(absl::StrCat(op, ": expected a tensor on the member's device, ",
+                                  member.device_slot, ", got one on device ", data.device_slot,
+                                  " of the session; CopyTo moves it"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+void SetKey(const CollectiveCall& call, bool record, SessionCore* session, CallPart* made)
+    ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
+  const CallPart& part = *made;
+  CallKey& key = made->key;
+  key.op = call.op;
+  key.reduction = call.reduction;
+  key.wants_grad = record;
+  key.bound = call.bound != nullptr;
+  key.root = call.root;
+  key.peer = call.peer;
+  key.tag = call.tag;
+  key.num_inputs = static_cast<int32_t>(part.inputs.size());
+  bool differ = false;
+  if (!part.inputs.empty()) {
+    key.info = part.inputs[0]->info;
+    for (const TensorData* input : part.inputs) differ = differ || input->info != key.info;
+  } else if (call.type != nullptr) {
+    key.info = session->Intern(*call.type);
+  }
+  if (differ || !call.counts.empty()) {
+    CallShape shape;
+    shape.counts.assign(call.counts.begin(), call.counts.end());
+    for (const TensorData* input : part.inputs) {
+      if (differ) shape.inputs.push_back(input->info);
+    }
+    key.shape = session->InternShape(std::move(shape));
+  }
+  if (call.source != nullptr) {
+    key.source = session->InternSource(*call.source);
+  } else {
+    key.site = call.site;
+  }
+}
+
+TensorDataPtr AbsentResult(const MemberCore& member, Trace* trace, Sequence producer) {
+  auto absent = std::make_shared<TensorData>(member.session);
+  absent->device_slot = member.device_slot;
+  absent->trace = trace;
+  absent->producer = producer;
+  absent->state.store(TensorData::State::kAbsent, std::memory_order_release);
+  return absent;
+}
+
+// A collective on its way from a call to results.
+struct Recording {
+  MemberCall call;
+  bool record = false;
+  absl::InlinedVector<TensorDataPtr, 1> outputs;  // extras last
+  std::shared_ptr<const NodeSpec> spec;
+  int visible = 0;
+  Saved saved;
+  Sequence producer;               // eager
+  const CallPart* part = nullptr;  // eager
+  int32_t trace_node = -1;         // in a trace
+  Results results;
+};
+
+// The results, with a tape entry where the call is recorded.
+void Finish(Recording* r, Trace* trace) {
+  const std::shared_ptr<MemberCore>& member = *r->call.member;
+  Results& results = r->results;
+  if (!r->record) {
+    for (TensorDataPtr& output : r->outputs) results.push_back(MakeTensor(std::move(output)));
+    if (results.empty()) results.push_back(MakeTensor(AbsentResult(*member, trace, r->producer)));
+    return;
+  }
+  for (int i = 0; i < r->visible; ++i) results.push_back(MakeTensor(r->outputs[i]));
+  if (results.empty()) results.push_back(MakeTensor(AbsentResult(*member, trace, r->producer)));
+  auto node = std::make_shared<GradNode>();
+  node->session = member->session;
+  node->device_slot = member->device_slot;
+  node->spec = std::move(r->spec);
+  AddEdges(node.get(), r->call.inputs, trace, r->saved);
+  for (const TensorDataPtr& output : r->outputs) node->outputs.push_back(output->info);
+  for (size_t o = static_cast<size_t>(r->saved.outputs_from); o < r->outputs.size(); ++o) {
+    node->saved.push_back(std::move(r->outputs[o]));
+  }
+  node->member = member;
+  node->group = r->call.group;
+  if (trace != nullptr) {
+    node->trace = trace;
+    node->trace_node = r->trace_node;
+  } else {
+    node->key = r->part->instance;
+    node->request_epoch = member->epoch.load(std::memory_order_relaxed);
+  }
+  node->order = next_order.fetch_add(1, std::memory_order_relaxed);
+  for (size_t i = 0; i < results.size(); ++i) Attach(node, i, &results[i]);
+}
+
+absl::Status AddToTrace(Recording* r, Trace* trace) {
+  const CollectiveCall& call = *r->call.call;
+  const MemberCore& member = **r->call.member;
+  NodeSpec spec;
+  spec.op.assign(call.op->name.data(), call.op->name.size());
+  spec.version = call.op->version;
+  spec.device_slot = member.device_slot;
+  spec.source = call.source != nullptr ? *call.source : SourceOf(call.site);
+  if (r->call.inputs.empty() && call.type != nullptr) spec.attributes = TypeAttributes(*call.type);
+  Collective collective;
+  collective.kind = call.op->kind;
+  collective.rank = GroupRank(r->call.group->rank);
+  collective.root = GroupRank(call.root);
+  collective.reduction = call.reduction;
+  collective.wants_grad = r->record;
+  collective.peer = GroupRank(call.peer);
+  collective.tag = call.tag;
+  collective.counts.assign(call.counts.begin(), call.counts.end());
+  if (call.ref != nullptr) collective.instance = *call.ref;
+  spec.collective = std::move(collective);
+  TensorDatas operands;
+  for (const Tensor& input : r->call.inputs) operands.push_back(input.impl()->data);
+  auto kept = std::make_shared<NodeSpec>(spec);
+  CHORUS_ASSIGN_OR_RETURN(TensorDatas added,
+                          trace->Add(std::move(spec), operands, r->call.group, &r->trace_node));
+  r->visible = NumVisibleOutputs(*kept->collective, static_cast<int>(added.size()));
+  r->saved =
+      SavedBy(*call.op, *kept, static_cast<int>(operands.size()), static_cast<int>(added.size()));
+  r->spec = std::move(kept);
+  r->outputs = std::move(added);
+  return absl::OkStatus();
+}
+
+// Fills in the results of `number` recordings. `parts` are room for as many. kOne: of one, which is
+// the usual case; then the loops are none.
+template <bool kOne>
+void Apply(size_t number, Recording* recordings, CallPart* parts) {
+  const size_t count = kOne ? 1 : number;
+  const auto fail = [&](const Tensor& failed) {
+    for (size_t i = 0; i < count; ++i) recordings[i].results = {failed};
+  };
+  for (size_t i = 0; i < count; ++i) {
+    const MemberCall& call = recordings[i].call;
+    if (*call.member != nullptr) continue;
+    return fail(sdk::FailedTensor(
+        nullptr, BadType(absl::StrCat(call.call->op->name, ": expected a group, got none"))));
+  }
+  const std::shared_ptr<MemberCore>& member = *recordings[0].call.member;
   const std::shared_ptr<SessionCore>& session = member->session;
   Trace* const trace = Trace::Current();
-  const auto source = [&] { return call.source != nullptr ? *call.source : SourceOf(call.site); };
-
-  std::shared_ptr<const Failure> failure;
-  absl::Status status;
-  if (!group->alive.load(std::memory_order_relaxed)) {
-    status = Precondition(absl::StrCat(op, ": the group ended when its world was reformed"));
-  }
-  absl::InlinedVector<const TensorData*, 2> datas;
-  const TensorType* type = call.type;
-  bool unequal = false;
-  for (const Tensor& input : inputs) {
-    if (!status.ok()) break;
-    status = CheckOperand(op, input, session.get(), trace, &failure);
-    if (!status.ok()) break;
-    datas.push_back(input.impl()->data.get());
-    const TensorData& data = *datas.back();
-    if (data.device_slot != member->device_slot) {
-      status = BadType(absl::StrCat(op, ": expected a tensor on the member's device, ",
-                                    member->device_slot, ", got one on device ", data.device_slot,
-                                    " of the session; CopyTo moves it"));
-    }
-    unequal = unequal || data.info != datas[0]->info;
-    type = &data.info->type;
-  }
-  if (status.ok() && unequal) {
-    NodeView view;
-    view.op = op;
-    Collective collective;
-    collective.kind = call.kind;
-    collective.rank = GroupRank(group->rank);
-    collective.root = GroupRank(call.root);
-    collective.reduction = call.reduction;
-    std::vector<const TensorType*> types;
-    for (const TensorData* data : datas) types.push_back(&data->info->type);
-    view.inputs = types;
-    view.collective = &collective;
-    view.group_size = static_cast<int32_t>(group->ranks.size());
-    status = InferTypes(view).status();
-    if (status.ok()) status = Unsupported(absl::StrCat(op, ": inputs of different types"));
-  }
-  if (!status.ok()) {
-    results.push_back(Refused(member, std::move(status), source(), failure));
-    return results;
-  }
-
-  const bool record = grad_enabled && call.kind != CollectiveKind::kBarrier && type != nullptr &&
-                      IsFloating(type->dtype);
-  GradNodePtr node;
-  if (record) {
-    node = std::make_shared<GradNode>();
-    node->session = session;
-    node->device_slot = member->device_slot;
-    for (const Tensor& input : inputs) node->inputs.push_back(EdgeTo(input, trace, false));
-  }
-
-  const auto add = [&results](TensorDataPtr data) {
-    results.push_back(MakeTensor(std::move(data)));
+  const auto refuse = [&](absl::Status status, std::shared_ptr<const Failure> cause) {
+    const CollectiveCall& c = *recordings[0].call.call;
+    fail(Refused(member, std::move(status), c.source != nullptr ? *c.source : SourceOf(c.site),
+                 std::move(cause)));
   };
+  for (size_t i = 0; i < count; ++i) {
+    const MemberCall& call = recordings[i].call;
+    std::shared_ptr<const Failure> failure;
+    absl::Status status = CheckCall(call, trace, &parts[i], &failure);
+    if (!status.ok()) {
+      if (count > 1 && failure == nullptr) status = AtPlace(status, i);
+      return refuse(std::move(status), std::move(failure));
+    }
+    parts[i].group = call.group;
+    const TensorType* const type =
+        parts[i].inputs.empty() ? call.call->type : &parts[i].inputs[0]->info->type;
+    recordings[i].part = &parts[i];
+    recordings[i].record = grad_enabled && call.call->op->kind != CollectiveKind::kBarrier &&
+                           type != nullptr && IsFloating(type->dtype);
+  }
   if (trace != nullptr) {
-    NodeSpec spec;
-    spec.op.assign(op.data(), op.size());
-    spec.device_slot = member->device_slot;
-    spec.source = source();
-    if (inputs.empty() && type != nullptr) spec.attributes = TypeAttributes(*type);
-    Collective collective;
-    collective.kind = call.kind;
-    collective.rank = GroupRank(group->rank);
-    collective.root = GroupRank(call.root);
-    collective.reduction = call.reduction;
-    collective.wants_grad = record;
-    collective.peer = GroupRank(call.peer);
-    collective.tag = call.tag;
-    if (call.ref != nullptr) collective.instance = *call.ref;
-    spec.collective = std::move(collective);
-    int32_t number = -1;
-    if (record) node->spec = std::make_shared<NodeSpec>(spec);
-    TensorDatas operands;
-    for (const Tensor& input : inputs) operands.push_back(input.impl()->data);
-    absl::StatusOr<TensorDatas> added = trace->Add(std::move(spec), operands, group, &number);
-    if (!added.ok()) {
-      results.push_back(FailedTensor(session, added.status()));
-      return results;
+    for (size_t i = 0; i < count; ++i) {
+      const absl::Status added = AddToTrace(&recordings[i], trace);
+      if (!added.ok()) return fail(FailedTensor(session, added));
     }
-    if (record) {
-      node->trace = trace;
-      node->trace_node = number;
-      for (const TensorDataPtr& data : *added) node->outputs.push_back(data->info);
-    }
-    if (added->empty()) {
-      auto absent = std::make_shared<TensorData>(session);
-      absent->device_slot = member->device_slot;
-      absent->trace = trace;
-      absent->state.store(TensorData::State::kAbsent, std::memory_order_release);
-      added->push_back(std::move(absent));
-    }
-    for (TensorDataPtr& data : *added) add(std::move(data));
   } else {
     session->Throttle();
-    InstanceKey instance;
-    absl::Status sent;
+    absl::Status refused;
     {
       SessionLock lock(session.get());
-      status = lock.status();
-      if (status.ok()) {
-        CallKey key;
-        key.kind = call.kind;
-        key.reduction = call.reduction;
-        key.wants_grad = record;
-        key.bound = call.bound != nullptr;
-        key.root = call.root;
-        key.peer = call.peer;
-        key.tag = call.tag;
-        key.num_inputs = static_cast<int32_t>(datas.size());
-        if (!datas.empty()) {
-          key.info = datas[0]->info;
-        } else if (type != nullptr) {
-          key.info = session->Intern(*type);
-        }
-        if (call.source != nullptr) {
-          key.source = session->InternSource(*call.source);
-        } else {
-          key.site = call.site;
-        }
-        const CallEntry* entry = nullptr;
-        sent = session->CollectiveLocked(group, key, datas, call.bound, &instance, &entry, add);
-        if (sent.ok() && record) {
-          node->spec = entry->spec;
-          for (const TensorInfo* info : entry->outputs) node->outputs.push_back(info);
-        }
+      if (!lock.status().ok()) return fail(FailedTensor(session, lock.status()));
+      for (size_t i = 0; i < count; ++i) {
+        const CollectiveCall& call = *recordings[i].call.call;
+        SetKey(call, recordings[i].record, session.get(), &parts[i]);
+      }
+      const CallEntry* entry = nullptr;
+      const absl::StatusOr<Sequence> sequence =
+          session->CollectivesLocked(absl::MakeSpan(parts, count), recordings[0].call.call->bound,
+                                     &entry, [&](size_t part, size_t, TensorDataPtr data) {
+                                       recordings[part].outputs.push_back(std::move(data));
+                                     });
+      refused = sequence.status();
+      for (size_t i = 0; refused.ok() && i < count; ++i) {
+        if (recordings[i].record) recordings[i].spec = entry->parts[i].spec;
+        recordings[i].visible = entry->parts[i].visible;
+        recordings[i].saved = entry->parts[i].saved;
+        recordings[i].producer = *sequence;
       }
     }
-    if (!status.ok()) {
-      results.push_back(FailedTensor(session, std::move(status)));
-      return results;
-    }
-    if (!sent.ok()) {
-      results.push_back(Refused(member, std::move(sent), source(), nullptr));
-      return results;
-    }
-    if (record) {
-      node->key = std::move(instance);
-      node->request_epoch = member->epoch.load(std::memory_order_relaxed);
-    }
+    if (!refused.ok()) return refuse(std::move(refused), nullptr);
   }
-  if (record) {
-    node->member = member;
-    node->group = group;
-    node->order = next_order.fetch_add(1, std::memory_order_relaxed);
-    Attach(node, absl::MakeSpan(results));
-  }
+  for (size_t i = 0; i < count; ++i) Finish(&recordings[i], trace);
+}
+
+}  // namespace
+
+Results ApplyCollective(const CollectiveCall& call, absl::Span<const Tensor> inputs,
+                        const std::shared_ptr<MemberCore>& member, GroupCore* group) {
+  Recording recording;
+  recording.call = {&call, inputs, &member, group};
+  CallPart part;
+  Apply<true>(1, &recording, &part);
+  return std::move(recording.results);
+}
+
+std::vector<Results> ApplyCollectives(absl::Span<const MemberCall> calls) {
+  std::vector<Recording> recordings(calls.size());
+  for (size_t i = 0; i < calls.size(); ++i) recordings[i].call = calls[i];
+  std::vector<CallPart> parts(calls.size());
+  if (!calls.empty()) Apply<false>(calls.size(), recordings.data(), parts.data());
+  std::vector<Results> results;
+  for (Recording& recording : recordings) results.push_back(std::move(recording.results));
   return results;
 }
 
@@ -512,14 +587,19 @@ class TapeEmitter : public Emitter {
     }
     const Collective& collective = *spec.collective;
     CollectiveCall call;
-    call.kind = collective.kind;
+    call.op = FindOp(spec.op);
+    if (call.op == nullptr) {
+      return MakeError(absl::StatusCode::kInternal, Reason::kInternal,
+                       absl::StrCat("a gradient rule emits an op '", spec.op, "', which is none"));
+    }
     call.reduction = collective.reduction;
     call.root = collective.root.value();
     call.peer = collective.peer.value();
     call.tag = collective.tag;
+    call.counts = collective.counts;
     call.source = &spec.source;
     TensorType type;
-    if (inputs.empty()) {
+    if (inputs.empty()) {  // then the attributes are the type
       NodeView view;
       view.op = spec.op;
       view.attributes = spec.attributes;
@@ -532,8 +612,7 @@ class TapeEmitter : public Emitter {
       call.bound = &bound_;
     }
     const GradNodePtr& group = groups_[collective.group_slot];
-    const absl::InlinedVector<Tensor, 1> results =
-        ApplyCollective(call, inputs, group->member, group->group);
+    const Results results = ApplyCollective(call, inputs, group->member, group->group);
     for (const Tensor& result : results) {
       CHORUS_RETURN_IF_ERROR(result.status());
       if (!result.absent()) {
@@ -638,6 +717,15 @@ class Tape {
       for (size_t o = 0; o < node->outputs.size(); ++o) {
         recorded.outputs.push_back(emitter_->AddType(node->outputs[o], node->device_slot));
         numbers_[{node.get(), static_cast<int>(o)}] = recorded.outputs.back();
+      }
+      // What the rule uses of them stands for itself in the record: its own gradients flow on.
+      const size_t first_saved = node->outputs.size() - node->saved.size();
+      for (size_t k = 0; k < node->saved.size(); ++k) {
+        auto impl = std::make_shared<TensorImpl>();
+        impl->data = node->saved[k];
+        Tensor saved(std::move(impl));
+        Attach(node, first_saved + k, &saved);
+        emitter_->SetTensor(recorded.outputs[first_saved + k], saved);
       }
       if (recorded.spec.collective.has_value()) {
         recorded.spec.collective->group_slot = emitter_->AddGroup(node);

@@ -67,6 +67,8 @@ struct GradNode {
   // What the outputs are; `session` keeps the infos.
   std::shared_ptr<SessionCore> session;
   absl::InlinedVector<const TensorInfo*, 1> outputs;
+  // Outputs that the gradient rule uses, which need no handle of the trainer's: the last ones.
+  absl::InlinedVector<TensorDataPtr, 1> saved;
   int32_t device_slot = 0;
   bool consumed = false;
 
@@ -106,13 +108,14 @@ Tensor FailedTensor(const std::shared_ptr<SessionCore>& session, absl::Status st
 Tensor ApplyLocal(NodeSpec spec, absl::Span<const Tensor> inputs,
                   const DeviceRef* device = nullptr);
 
-// Everything that an eager collective is called with.
+// A collective as one member calls it.
 struct CollectiveCall {
-  CollectiveKind kind = CollectiveKind::kUnspecified;
+  const OpDef* op = nullptr;
   Reduction reduction = Reduction::kNone;
   int32_t root = -1;
   int32_t peer = -1;
   int64_t tag = 0;
+  absl::Span<const int64_t> counts;
   // The output's type where there is no input that has it.
   const TensorType* type = nullptr;
   // The instance, where it is not the group's next one.
@@ -122,12 +125,21 @@ struct CollectiveCall {
   const std::string* source = nullptr;  // instead of `site`
 };
 
-// Its results; one absent tensor where there are none. Errors are in the tensors: a call that is
-// refused here ends the epoch, so that the other ranks need not wait for this one.
-absl::InlinedVector<Tensor, 1> ApplyCollective(const CollectiveCall& call,
-                                               absl::Span<const Tensor> inputs,
-                                               const std::shared_ptr<MemberCore>& member,
-                                               GroupCore* group);
+// Its visible results; one absent tensor where there are none. Errors are in the tensors: a call
+// that is refused here ends the epoch, so that the other ranks need not wait for this one.
+using Results = absl::InlinedVector<Tensor, 1>;
+Results ApplyCollective(const CollectiveCall& call, absl::Span<const Tensor> inputs,
+                        const std::shared_ptr<MemberCore>& member, GroupCore* group);
+
+// Several in one run: of one group, or of its members in this session (whose calls meet). Results
+// are by call. One that is refused refuses them all: each result carries the error.
+struct MemberCall {
+  const CollectiveCall* call = nullptr;
+  absl::Span<const Tensor> inputs;
+  const std::shared_ptr<MemberCore>* member = nullptr;
+  GroupCore* group = nullptr;
+};
+std::vector<Results> ApplyCollectives(absl::Span<const MemberCall> calls);
 
 // Roots and wanted tensors for the gradients of their sum. The result is one tensor for each wanted
 // one (undefined: the roots do not depend on it).

@@ -12,6 +12,27 @@ namespace {
 
 thread_local Trace* current_trace = nullptr;
 
+// Takes the extra outputs of collectives that no gradient is taken of: nobody uses them, and who
+// wants no gradient has none. `recorded`: which nodes had them when they were added.
+void DropExtras(Graph* graph, const std::vector<bool>& recorded) {
+  std::vector<ValueIndex> number(graph->num_values(), -1);
+  ValueIndex before = 0;
+  ValueIndex after = 0;
+  for (size_t i = 0; i < graph->inputs.size(); ++i) number[before++] = after++;
+  for (size_t n = 0; n < graph->nodes.size(); ++n) {
+    Node& node = graph->nodes[n];
+    for (ValueIndex& input : node.inputs) input = number[input];
+    const int outputs = static_cast<int>(node.outputs.size());
+    int kept = outputs;
+    if (recorded[n] && !node.collective->wants_grad) {
+      kept = NumVisibleOutputs(*node.collective, outputs);
+    }
+    for (int o = 0; o < outputs; ++o) number[before++] = o < kept ? after++ : -1;
+    node.outputs.resize(static_cast<size_t>(kept));
+  }
+  for (GraphOutput& output : graph->outputs) output.value = number[output.value];
+}
+
 }  // namespace
 
 Trace::Trace(std::shared_ptr<SessionCore> session)
@@ -137,10 +158,12 @@ absl::StatusOr<Trace::Finished> Trace::Finish(absl::Span<const TensorDataPtr> ou
       differentiated[node.collective->instance.node] = true;
     }
   }
+  std::vector<bool> recorded(graph.nodes.size(), false);
   std::vector<int32_t> tape_of(graph.nodes.size(), -1);
   for (size_t n = 0; n < graph.nodes.size(); ++n) {
     if (!graph.nodes[n].collective.has_value()) continue;
     Collective& collective = *graph.nodes[n].collective;
+    recorded[n] = collective.wants_grad;
     collective.wants_grad = differentiated[n];
     TapeUse use;
     use.group_slot = collective.group_slot;
@@ -180,6 +203,7 @@ absl::StatusOr<Trace::Finished> Trace::Finish(absl::Span<const TensorDataPtr> ou
     tape_of[n] = static_cast<int32_t>(finished.tapes.size());
     finished.tapes.push_back(std::move(use));
   }
+  DropExtras(&graph, recorded);
   // Only entries that live, and what they descend from, need names.
   bool any = false;
   for (const TapeUse& use : finished.tapes) any = any || use.live;

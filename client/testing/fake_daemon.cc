@@ -95,7 +95,6 @@ struct Contribution {
 
 struct FakeInstance {
   InstanceKey key;
-  std::string what;
   std::map<int, Contribution> parts;  // by world rank
 };
 
@@ -251,12 +250,6 @@ class FakeDaemon::Impl {
     return tape.state == FakeTape::kAbandoned || tape.state == FakeTape::kConsumed;
   }
 
-  static Value Sum(const std::vector<const Value*>& values) {
-    Value total = Zeros(values[0]->type);
-    for (const Value* value : values) total = AddScaled(total, 1, *value);
-    return total;
-  }
-
   void Deliver(PendingRun* run, int node, std::vector<Value> results) {
     const ValueTable table(*run->graph);
     for (size_t o = 0; o < results.size(); ++o) {
@@ -267,61 +260,52 @@ class FakeDaemon::Impl {
     run->finished[node] = true;
   }
 
-  void Complete(FakeWorld* world, FakeInstance* instance) {
-    const std::vector<int>& ranks = world->groups[instance->key.group.value()];
-    const Contribution& any = instance->parts.begin()->second;
-    const Node& first = any.run->graph->nodes[any.node];
-    const CollectiveKind kind = first.collective->kind;
-    const auto rank_of_place = [&](int place) { return ranks[place]; };
+  // Gives all parts of an instance their results: the naive evaluator's, of graphs of one node
+  // each. Members that are missing count as zeros: that they may be missing was checked.
+  void Complete(FakeWorld* world, FakeInstance* instance) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    std::vector<Graph> graphs;
+    graphs.reserve(instance->parts.size());
+    std::vector<Session> sessions;
     for (auto& entry : instance->parts) {
-      PendingRun* const run = entry.second.run.get();
-      const Node& node = run->graph->nodes[entry.second.node];
-      const Collective& c = *node.collective;
-      std::vector<Value> results;
-      const auto part = [&](int place) -> const Contribution* {
-        const auto found = instance->parts.find(rank_of_place(place));
-        return found == instance->parts.end() ? nullptr : &found->second;
-      };
-      switch (kind) {
-        case CollectiveKind::kAllReduce:
-        case CollectiveKind::kReduce: {
-          if (node.outputs.empty()) break;
-          std::vector<const Value*> inputs;
-          for (size_t p = 0; p < ranks.size(); ++p) {
-            if (part(p) != nullptr) inputs.push_back(&part(p)->inputs[0]);
-          }
-          results.push_back(Sum(inputs));
-          break;
-        }
-        case CollectiveKind::kBroadcast: {
-          const Contribution* root = part(c.root.value());
-          results.push_back(root == nullptr ? Zeros(node.outputs[0]) : root->inputs[0]);
-          break;
-        }
-        case CollectiveKind::kAllGather:
-          for (size_t p = 0; p < ranks.size(); ++p) {
-            results.push_back(part(p) == nullptr ? Zeros(node.outputs[0]) : part(p)->inputs[0]);
-          }
-          break;
-        case CollectiveKind::kReduceScatter: {
-          std::vector<const Value*> inputs;
-          for (size_t p = 0; p < ranks.size(); ++p) {
-            if (part(p) != nullptr) inputs.push_back(&part(p)->inputs[c.rank.value()]);
-          }
-          results.push_back(Sum(inputs));
-          break;
-        }
-        case CollectiveKind::kSend:
-        case CollectiveKind::kRecv: {
-          if (node.outputs.empty()) break;
-          const Contribution* peer = part(c.peer.value());
-          results.push_back(peer == nullptr ? Zeros(node.outputs[0]) : peer->inputs[0]);
-          break;
-        }
-        default:
-          break;
+      Contribution& part = entry.second;
+      const Graph& whole = *part.run->graph;
+      Graph graph;
+      Session session;
+      graph.num_device_slots = whole.num_device_slots;
+      graph.group_slots = whole.group_slots;
+      graph.num_instance_slots = 1;
+      Node node = whole.nodes[part.node];
+      for (ValueIndex& input : node.inputs) {
+        const size_t place = graph.inputs.size();
+        graph.inputs.emplace_back();
+        graph.inputs.back().type = part.inputs[place].type;
+        input = static_cast<ValueIndex>(place);
       }
-      Deliver(run, entry.second.node, std::move(results));
+      node.collective->instance.kind = InstanceRef::Kind::kBound;
+      node.collective->instance.slot = 0;
+      graph.nodes.push_back(std::move(node));
+      graphs.push_back(std::move(graph));
+      session.graph = &graphs.back();
+      session.inputs = part.inputs;
+      session.groups.assign(whole.group_slots.size(), 0);
+      session.instances = {instance->key.ToString()};
+      sessions.push_back(std::move(session));
+    }
+    absl::StatusOr<std::vector<std::vector<Value>>> values = Evaluate(sessions);
+    if (!values.ok()) {
+      Error error;
+      error.code = absl::StatusCode::kInvalidArgument;
+      error.reason = Reason::kMismatch;
+      const absl::string_view message = values.status().message();
+      error.message.assign(message.data(), message.size());
+      EndEpoch(world, Record(ToStatus(error)));
+      return;
+    }
+    size_t s = 0;
+    for (auto& entry : instance->parts) {
+      std::vector<Value>& all = (*values)[s++];
+      all.erase(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(entry.second.inputs.size()));
+      Deliver(entry.second.run.get(), entry.second.node, std::move(all));
     }
   }
 
@@ -333,26 +317,6 @@ class FakeDaemon::Impl {
     const int rank = run->world->groups[key.group.value()][c.rank.value()];
     FakeInstance& instance = instances[{run->world->id, key.ToString()}];
     instance.key = key;
-    std::string dims;
-    if (!node.inputs.empty() || !node.outputs.empty()) {
-      const ValueTable table(*run->graph);
-      dims =
-          node.inputs.empty() ? node.outputs[0].ToString() : table.type(node.inputs[0]).ToString();
-    }
-    // The kind matters but for the two ends of a pair.
-    const std::string what =
-        absl::StrCat(HasPeer(c.kind) ? "pair" : std::string(CollectiveKindName(c.kind)), " ", dims,
-                     " root ", c.root.value());
-    if (instance.parts.empty()) {
-      instance.what = what;
-    } else if (instance.what != what) {
-      Error error;
-      error.code = absl::StatusCode::kInvalidArgument;
-      error.reason = Reason::kMismatch;
-      error.message = absl::StrCat("mismatch: ", instance.what, " and ", what, " at ", node.source);
-      EndEpoch(run->world, Record(ToStatus(error)));
-      return true;
-    }
     Contribution part;
     part.run = run;
     part.node = n;
@@ -380,9 +344,12 @@ class FakeDaemon::Impl {
           }
         }
         if (complete && !it->second.parts.empty()) {
-          Complete(world, &it->second);
+          FakeInstance instance = std::move(it->second);
           it = instances.erase(it);
           moved = true;
+          const int64_t epoch = world->epoch;
+          Complete(world, &instance);
+          if (world->epoch != epoch) break;  // instances are gone
         } else {
           ++it;
         }
