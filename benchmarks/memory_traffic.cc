@@ -70,18 +70,16 @@ __attribute__((target("avx2"))) void SumPrefetched(const void* const* inputs, vo
   if (streaming) _mm_sfence();
 }
 
-void SumByPrefetch(const void* const* inputs, int count, void* output, int64_t begin, int64_t end,
-                   bool streaming) {
-  switch (count) {
+void SumByPrefetch(const ReducePass& pass, int64_t begin, int64_t end, bool streaming) {
+  switch (pass.num_inputs) {
     case 2:
-      return SumPrefetched<2>(inputs, output, begin, end, streaming);
+      return SumPrefetched<2>(pass.inputs, pass.output, begin, end, streaming);
     case 4:
-      return SumPrefetched<4>(inputs, output, begin, end, streaming);
+      return SumPrefetched<4>(pass.inputs, pass.output, begin, end, streaming);
     case 8:
-      return SumPrefetched<8>(inputs, output, begin, end, streaming);
+      return SumPrefetched<8>(pass.inputs, pass.output, begin, end, streaming);
     default:
-      return FindReduction(Reduction::kSum, DType::kF32)(inputs, count, output, begin, end,
-                                                         streaming);
+      return FindReduction(Reduction::kSum, DType::kF32)(pass, begin, end, streaming);
   }
 }
 bool CanPrefetch() { return __builtin_cpu_supports("avx2") != 0; }
@@ -96,15 +94,20 @@ void MoveRange(const Traffic& traffic, const TrafficVariant& variant, int64_t be
   const int count = static_cast<int>(traffic.inputs.size());
   const void* inputs[Traffic::kMostInputs];
   std::copy(traffic.inputs.begin(), traffic.inputs.end(), inputs);
+  ReducePass pass;
+  pass.inputs = inputs;
+  pass.num_inputs = count;
   if (traffic.outputs.size() == 1) {
-    sum(inputs, count, traffic.outputs[0], begin, end, variant.streaming);
+    pass.output = traffic.outputs[0];
+    sum(pass, begin, end, variant.streaming);
     return;
   }
   alignas(64) float tile[kTile];
+  pass.output = tile;
   for (int64_t at = begin; at < end; at += kTile) {
     const int64_t length = std::min(kTile, end - at);
     for (int k = 0; k < count; ++k) inputs[k] = traffic.inputs[k] + at;
-    sum(inputs, count, tile, 0, length, false);
+    sum(pass, 0, length, false);
     for (float* const output : traffic.outputs) {
       CopyBytes(output + at, tile, length * sizeof(float), variant.streaming);
     }

@@ -86,10 +86,12 @@ struct CollectiveCall {
   std::vector<DeviceAddress> inputs;
   // Where devices share an address space, members may pass equal addresses (one copy of an equal
   // result): such a result is written once. 0 for an output with elements: the caller reads the
-  // producer's memory itself (no move), the call only orders. in == out is allowed.
+  // producer's memory itself (no move), the call only orders. An output may be the very input that
+  // goes into it (reduce_scatter: the one for this member); other overlaps are not allowed.
   std::vector<DeviceAddress> outputs;
 
-  // --- Reductions: all_reduce, reduce, reduce_scatter ---
+  // --- Reductions: all_reduce, reduce, reduce_scatter. core/backend/reduction.h has the rules of
+  // their bits; AVG divides by the number of all members, also where some are missing. ---
 
   // PREMUL_SUM: this member's factor, f64 for f64 and else f32; read when the call runs.
   DeviceAddress factor = 0;

@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
+#include <utility>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
 
@@ -11,83 +14,161 @@ namespace {
 
 constexpr int64_t kCacheLine = 64;
 
-bool Reduces(CollectiveKind kind) {
+// Of one piece, so that sums of their sizes stay within 64 bits. What a graph can ask for is no
+// larger (kMaxValueBytes of core/ops/op.h).
+constexpr int64_t kMaxPieceBytes = int64_t{1} << 40;
+// Elements whose results and holders are computed before any of the results is written.
+constexpr int64_t kHoldersBlock = 1024;
+
+bool IsReduction(CollectiveKind kind) {
   return kind == CollectiveKind::kAllReduce || kind == CollectiveKind::kReduce ||
          kind == CollectiveKind::kReduceScatter;
 }
 
 bool Rooted(CollectiveKind kind) {
-  return kind == CollectiveKind::kBroadcast || kind == CollectiveKind::kReduce ||
-         kind == CollectiveKind::kSend || kind == CollectiveKind::kRecv;
-}
-
-std::string Name(CollectiveKind kind) {
   switch (kind) {
-    case CollectiveKind::kAllReduce:
-      return "all_reduce";
     case CollectiveKind::kBroadcast:
-      return "broadcast";
     case CollectiveKind::kReduce:
-      return "reduce";
-    case CollectiveKind::kAllGather:
-      return "all_gather";
-    case CollectiveKind::kReduceScatter:
-      return "reduce_scatter";
+    case CollectiveKind::kGather:
+    case CollectiveKind::kScatter:
     case CollectiveKind::kSend:
-      return "send";
     case CollectiveKind::kRecv:
-      return "recv";
-    case CollectiveKind::kBarrier:
-      return "barrier";
+      return true;
     default:
-      return absl::StrCat("collective kind ", static_cast<int>(kind));
+      return false;
   }
 }
 
-// How many operands a member must pass. A member whose operands nobody reads may pass any number.
-absl::Status CheckOperands(const CollectiveCall& call, int size, int member) {
+// Whether zeros change nothing, so that members may be missing.
+bool ZeroIsNeutral(Reduction reduction) {
+  switch (reduction) {
+    case Reduction::kProduct:
+    case Reduction::kMin:
+    case Reduction::kMax:
+    case Reduction::kBand:
+      return false;
+    default:
+      return true;
+  }
+}
+
+int64_t CountOf(const CollectiveCall& call, const std::vector<int64_t>& counts, size_t index) {
+  return counts.empty() ? call.count : counts[index];
+}
+
+// How many operands a member must pass. -1: nobody reads them, any number will do.
+struct NumOperands {
   int64_t inputs = 1;
   int64_t outputs = 1;
+};
+NumOperands OperandsOf(const CollectiveCall& call, int size, int member) {
+  const bool root = member == call.root;
   switch (call.kind) {
     case CollectiveKind::kAllReduce:
-      break;
-    case CollectiveKind::kBroadcast:
-      inputs = member == call.root ? 1 : -1;
-      break;
+      return {1, 1};
     case CollectiveKind::kReduce:
-      outputs = member == call.root ? 1 : -1;
-      break;
+      return {1, root ? 1 : -1};
+    case CollectiveKind::kBroadcast:
+      return {root ? 1 : -1, 1};
     case CollectiveKind::kAllGather:
-      outputs = size;
-      break;
+      return {1, size};
+    case CollectiveKind::kGather:
+      return {1, root ? size : -1};
     case CollectiveKind::kReduceScatter:
-      inputs = size;
-      break;
+      return {size, 1};
+    case CollectiveKind::kScatter:
+      return {root ? size : -1, 1};
+    case CollectiveKind::kAllToAll:
+      return {size, size};
     case CollectiveKind::kSend:
-      outputs = 0;
-      break;
+      return {1, 0};
     case CollectiveKind::kRecv:
-      inputs = 0;
-      break;
+      return {0, 1};
     default:
-      inputs = outputs = 0;
+      return {0, 0};
   }
-  const auto wrong = [](int64_t expected, size_t got) {
-    return expected >= 0 && static_cast<size_t>(expected) != got;
-  };
-  const auto refuse = [&](const char* what, int64_t expected, size_t got) {
-    return BadType(absl::StrCat(Name(call.kind), " of ", size, " members: member ", member,
-                                " passes ", got, " ", what, ", expected ", expected));
-  };
-  if (wrong(inputs, call.inputs.size())) return refuse("inputs", inputs, call.inputs.size());
-  if (wrong(outputs, call.outputs.size())) return refuse("outputs", outputs, call.outputs.size());
-  if (inputs > 0 && call.count > 0) {
-    for (const DeviceAddress address : call.inputs) {
-      if (address == 0) {
-        return BadType(absl::StrCat(Name(call.kind), ": member ", member,
-                                    " passes an input without memory for ", call.count,
-                                    " elements"));
+}
+
+absl::Status CheckOperands(const CollectiveCall& call, int size, int member) {
+  const absl::string_view name = CollectiveKindName(call.kind);
+  const NumOperands expected = OperandsOf(call, size, member);
+  const auto check = [&](const char* what, int64_t number, const std::vector<DeviceAddress>& list,
+                         const std::vector<int64_t>& counts) -> absl::Status {
+    if (number >= 0 && static_cast<size_t>(number) != list.size()) {
+      return BadType(absl::StrCat(name, " of ", size, " members: member ", member, " passes ",
+                                  list.size(), " ", what, "s, expected ", number));
+    }
+    if (!counts.empty() && counts.size() != list.size()) {
+      return BadType(absl::StrCat(name, ": member ", member, " passes ", counts.size(),
+                                  " counts for ", list.size(), " ", what, "s"));
+    }
+    const int64_t most = kMaxPieceBytes / std::max<int64_t>(1, DTypeBytes(call.dtype));
+    for (size_t i = 0; i < list.size(); ++i) {
+      const int64_t count = CountOf(call, counts, i);
+      if (count < 0 || count > most) {
+        return BadType(absl::StrCat(name, ": member ", member, "'s ", what, " ", i, " of ", count,
+                                    " elements, expected 0 to ", most));
       }
+    }
+    return absl::OkStatus();
+  };
+  CHORUS_RETURN_IF_ERROR(check("input", expected.inputs, call.inputs, call.input_counts));
+  CHORUS_RETURN_IF_ERROR(check("output", expected.outputs, call.outputs, call.output_counts));
+  for (size_t i = 0; expected.inputs > 0 && i < call.inputs.size(); ++i) {
+    const int64_t count = CountOf(call, call.input_counts, i);
+    if (call.inputs[i] == 0 && count > 0) {
+      return BadType(absl::StrCat(name, ": member ", member, " passes input ", i,
+                                  " without memory for ", count, " elements"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckReduction(const CollectiveCall& call) {
+  if (FindReduction(call.reduction, call.dtype) != nullptr) return absl::OkStatus();
+  const std::string what =
+      absl::StrCat(CollectiveKindName(call.kind), " with reduction ", ReductionName(call.reduction),
+                   " of dtype ", DTypeName(call.dtype));
+  const bool known = FindReduction(Reduction::kSum, call.dtype) != nullptr;
+  switch (call.reduction) {
+    case Reduction::kAvg:
+    case Reduction::kPremulSum:
+      if (!known) break;
+      return BadType(absl::StrCat(what, ", expected a floating dtype"));
+    case Reduction::kBand:
+    case Reduction::kBor:
+    case Reduction::kBxor:
+      if (!known) break;
+      return BadType(absl::StrCat(what, ", expected an integer dtype or bool"));
+    default:
+      break;
+  }
+  return Unsupported(absl::StrCat(what, " is not run by this backend"));
+}
+
+// What only some reductions have.
+absl::Status CheckExtras(const CollectiveCall& call, int size, int member) {
+  const bool reduces = IsReduction(call.kind);
+  const auto refuse = [&](absl::string_view what) {
+    return BadType(absl::StrCat(CollectiveKindName(call.kind), " with reduction ",
+                                ReductionName(call.reduction), " of dtype ", DTypeName(call.dtype),
+                                ": member ", member, " passes ", what));
+  };
+  const bool scaled = reduces && call.reduction == Reduction::kPremulSum;
+  if (scaled != (call.factor != 0)) return refuse(scaled ? "no factor" : "a factor");
+  if (!call.holders.empty()) {
+    const bool has = reduces && IsFloating(call.dtype) &&
+                     (call.reduction == Reduction::kMin || call.reduction == Reduction::kMax);
+    if (!has || call.holders.size() != call.inputs.size()) {
+      return refuse(
+          absl::StrCat(call.holders.size(), " holders, expected ", has ? call.inputs.size() : 0));
+    }
+  }
+  if (!call.factors.empty()) {
+    const bool has = reduces && call.reduction == Reduction::kProduct &&
+                     (call.kind != CollectiveKind::kReduce || call.root == member);
+    if (!has || call.factors.size() != static_cast<size_t>(size)) {
+      return refuse(absl::StrCat(call.factors.size(), " factors, expected ", has ? size : 0));
     }
   }
   return absl::OkStatus();
@@ -97,90 +178,131 @@ absl::Status CheckOperands(const CollectiveCall& call, int size, int member) {
 
 absl::Status CheckCall(const CollectiveCall& call, int size, int member) {
   const CollectiveKind kind = call.kind;
-  switch (kind) {
-    case CollectiveKind::kAllReduce:
-    case CollectiveKind::kBroadcast:
-    case CollectiveKind::kReduce:
-    case CollectiveKind::kAllGather:
-    case CollectiveKind::kReduceScatter:
-    case CollectiveKind::kSend:
-    case CollectiveKind::kRecv:
-    case CollectiveKind::kBarrier:
-      break;
-    default:
-      return Unsupported(absl::StrCat(Name(kind), " is not run by this backend"));
-  }
-  if (!call.input_counts.empty() || !call.output_counts.empty()) {
-    return Unsupported(absl::StrCat(Name(kind), " of uneven pieces is not run by this backend"));
-  }
-  if (call.factor != 0 || !call.holders.empty() || !call.factors.empty()) {
+  const absl::string_view name = CollectiveKindName(kind);
+  if (kind == CollectiveKind::kUnspecified || kind > CollectiveKind::kBarrier) {
     return Unsupported(
-        absl::StrCat(Name(kind), " with a factor, holders or factors is not run by this backend"));
-  }
-  if (call.count < 0) {
-    return BadType(absl::StrCat(Name(kind), ": count ", call.count, " is negative"));
-  }
-  if (Reduces(kind) && FindReduction(call.reduction, call.dtype) == nullptr) {
-    return Unsupported(absl::StrCat(
-        Name(kind), " with reduction ", static_cast<int>(call.reduction), " of dtype ",
-        static_cast<int>(call.dtype), " is not run by this backend; SUM of f32, f64 and i64 is"));
+        absl::StrCat("collective kind ", static_cast<int>(kind), " is not run by this backend"));
   }
   if (kind != CollectiveKind::kBarrier && DTypeBytes(call.dtype) == 0) {
-    return BadType(absl::StrCat(Name(kind), ": unknown dtype ", static_cast<int>(call.dtype)));
+    return BadType(absl::StrCat(name, ": unknown dtype ", static_cast<int>(call.dtype)));
   }
+  if (IsReduction(kind)) CHORUS_RETURN_IF_ERROR(CheckReduction(call));
   if (Rooted(kind) && (call.root < 0 || call.root >= size)) {
     return BadType(
-        absl::StrCat(Name(kind), ": root or peer ", call.root, " is no member of 0..", size - 1));
+        absl::StrCat(name, ": root or peer ", call.root, " is no member of 0..", size - 1));
   }
   if ((kind == CollectiveKind::kSend || kind == CollectiveKind::kRecv) && call.root == member) {
-    return BadType(absl::StrCat(Name(kind), ": member ", member, " names itself as its peer"));
+    return BadType(absl::StrCat(name, ": member ", member, " names itself as its peer"));
   }
   if (!call.present.empty()) {
     bool self = false;
     int32_t previous = -1;
     for (const int32_t m : call.present) {
       if (m <= previous || m >= size) {
-        return BadType(absl::StrCat(Name(kind), ": present members must ascend within 0..",
-                                    size - 1, ", got ", m, " after ", previous));
+        return BadType(absl::StrCat(name, ": present members must ascend within 0..", size - 1,
+                                    ", got ", m, " after ", previous));
       }
       previous = m;
       self = self || m == member;
     }
     if (!self) {
-      return BadType(absl::StrCat(Name(kind), ": member ", member,
+      return BadType(absl::StrCat(name, ": member ", member,
                                   " enqueues a call in which it does not take part"));
     }
+    if (IsReduction(kind) && !ZeroIsNeutral(call.reduction) &&
+        call.present.size() < static_cast<size_t>(size)) {
+      return BadType(absl::StrCat(name, " with reduction ", ReductionName(call.reduction),
+                                  " takes all ", size, " members, got ", call.present.size()));
+    }
   }
-  return CheckOperands(call, size, member);
+  CHORUS_RETURN_IF_ERROR(CheckOperands(call, size, member));
+  return CheckExtras(call, size, member);
 }
 
-absl::Status CollectiveWork::Resolve(const Operands& member, DeviceAddress address,
+absl::Status CollectiveWork::Resolve(const Member& member, DeviceAddress address, int64_t bytes,
                                      void** pointer) const {
   if (space_ == nullptr) {
     *pointer = reinterpret_cast<void*>(address);
     return absl::OkStatus();
   }
-  return space_->Resolve(member.device, address, count_ * element_bytes_, pointer);
+  return space_->Resolve(member.device, address, bytes, pointer);
 }
 
 void CollectiveWork::BeginMove() {
   move_ = Move();
+  first_ = Operand();
   move_.first_input = static_cast<int32_t>(inputs_.size());
   move_.first_output = static_cast<int32_t>(outputs_.size());
+  move_.first_factor = static_cast<int32_t>(factors_.size());
 }
 
-absl::Status CollectiveWork::AddInput(const Operands& member, DeviceAddress address) {
+absl::Status CollectiveWork::Agree(const Operand& operand, int64_t count) {
+  if (first_.member < 0) {
+    first_ = operand;
+    move_.count = count;
+    return absl::OkStatus();
+  }
+  if (count == move_.count) return absl::OkStatus();
+  const auto name = [](const Operand& o) {
+    return absl::StrCat("member ", o.member, "'s ", o.list, " ", o.index);
+  };
+  return MakeError(absl::StatusCode::kInternal, Reason::kInternal,
+                   absl::StrCat(CollectiveKindName(common_.kind), ": ", name(operand), " has ",
+                                count, " elements, ", name(first_), " has ", move_.count));
+}
+
+absl::Status CollectiveWork::AddInput(absl::Span<const Member> members, int member, size_t index) {
+  const CollectiveCall& call = *members[member].call;
+  CHORUS_RETURN_IF_ERROR(Agree({member, "input", index}, CountOf(call, call.input_counts, index)));
+  if (move_.count == 0) return absl::OkStatus();
   void* pointer = nullptr;
-  CHORUS_RETURN_IF_ERROR(Resolve(member, address, &pointer));
+  CHORUS_RETURN_IF_ERROR(
+      Resolve(members[member], call.inputs[index], move_.count * element_bytes_, &pointer));
   inputs_.push_back(pointer);
   return absl::OkStatus();
 }
 
-absl::Status CollectiveWork::AddOutput(const Operands& member, DeviceAddress address) {
-  if (address == 0) return absl::OkStatus();
+absl::Status CollectiveWork::AddOutput(absl::Span<const Member> members, int member, size_t index) {
+  const CollectiveCall& call = *members[member].call;
+  CHORUS_RETURN_IF_ERROR(
+      Agree({member, "output", index}, CountOf(call, call.output_counts, index)));
+  if (move_.count == 0 || call.outputs[index] == 0) return absl::OkStatus();
   void* pointer = nullptr;
-  CHORUS_RETURN_IF_ERROR(Resolve(member, address, &pointer));
+  CHORUS_RETURN_IF_ERROR(
+      Resolve(members[member], call.outputs[index], move_.count * element_bytes_, &pointer));
   outputs_.push_back(pointer);
+  return absl::OkStatus();
+}
+
+absl::Status CollectiveWork::AddReducedInputs(absl::Span<const Member> members, size_t index) {
+  const auto first_holders = static_cast<int32_t>(holders_.size());
+  for (size_t m = 0; m < members.size(); ++m) {
+    const Member& member = members[m];
+    if (member.call == nullptr) continue;
+    CHORUS_RETURN_IF_ERROR(AddInput(members, static_cast<int>(m), index));
+    if (count_holders_ == nullptr) continue;
+    void* holders = nullptr;
+    if (move_.count > 0 && !member.call->holders.empty() && member.call->holders[index] != 0) {
+      CHORUS_RETURN_IF_ERROR(Resolve(member, member.call->holders[index],
+                                     move_.count * int64_t{sizeof(float)}, &holders));
+      move_.first_holders = first_holders;
+    }
+    holders_.push_back(static_cast<float*>(holders));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CollectiveWork::AddFactors(const Member& member) {
+  if (move_.count == 0) return absl::OkStatus();
+  // Nobody is missing from a product: the move's inputs are the members'.
+  for (size_t k = 0; k < member.call->factors.size(); ++k) {
+    const DeviceAddress address = member.call->factors[k];
+    if (address == 0) continue;
+    Factor factor;
+    factor.input = static_cast<int32_t>(k);
+    CHORUS_RETURN_IF_ERROR(Resolve(member, address, move_.count * element_bytes_, &factor.to));
+    if (factor.to != inputs_[move_.first_input + k]) factors_.push_back(factor);
+  }
   return absl::OkStatus();
 }
 
@@ -193,80 +315,140 @@ void CollectiveWork::EndMove() {
     std::sort(first, outputs_.end());
     outputs_.erase(std::unique(first, outputs_.end()), outputs_.end());
   }
+  const auto first_factor = factors_.begin() + move_.first_factor;
+  if (first_factor != factors_.end()) {
+    const auto key = [](const Factor& f) { return std::make_pair(f.input, f.to); };
+    std::sort(first_factor, factors_.end(),
+              [key](const Factor& a, const Factor& b) { return key(a) < key(b); });
+    factors_.erase(
+        std::unique(first_factor, factors_.end(),
+                    [key](const Factor& a, const Factor& b) { return key(a) == key(b); }),
+        factors_.end());
+  }
   move_.num_inputs = static_cast<int32_t>(inputs_.size()) - move_.first_input;
   move_.num_outputs = static_cast<int32_t>(outputs_.size()) - move_.first_output;
-  const bool in_place =
-      move_.num_inputs == 1 && move_.num_outputs == 1 && inputs_.back() == outputs_.back();
-  if (move_.num_outputs == 0 || in_place) {
+  move_.num_factors = static_cast<int32_t>(factors_.size()) - move_.first_factor;
+  const bool only_results = move_.num_factors == 0 && move_.first_holders < 0;
+  const bool in_place = move_.num_inputs == 1 && move_.num_outputs == 1 &&
+                        inputs_.back() == outputs_.back() && !changes_single_input_;
+  if (only_results && (move_.num_outputs == 0 || in_place)) {
     inputs_.resize(move_.first_input);
     outputs_.resize(move_.first_output);
     return;
   }
   moves_.push_back(move_);
-  traffic_bytes_ += (int64_t{move_.num_inputs} + move_.num_outputs) * count_ * element_bytes_;
+  traffic_bytes_ += OperandsPerElement(move_) * move_.count * element_bytes_;
 }
 
-absl::Status CollectiveWork::Prepare(const CollectiveCall& call, absl::Span<const Operands> members,
-                                     const AddressSpace* space) {
-  moves_.clear();
-  inputs_.clear();
-  outputs_.clear();
-  space_ = space;
-  traffic_bytes_ = 0;
-  count_ = call.count;
-  if (count_ == 0 || call.kind == CollectiveKind::kBarrier) return absl::OkStatus();
-  element_bytes_ = DTypeBytes(call.dtype);
-  reduce_ = Reduces(call.kind) ? FindReduction(call.reduction, call.dtype) : nullptr;
-  const int size = static_cast<int>(members.size());
+absl::Status CollectiveWork::ReadScales(absl::Span<const Member> members) {
+  scales_.clear();
+  divisor_ = 1;
+  if (common_.reduction == Reduction::kAvg) {
+    scales_.resize(members.size(), 1);
+    divisor_ = static_cast<double>(members.size());
+  }
+  if (common_.reduction != Reduction::kPremulSum) return absl::OkStatus();
+  const bool wide = common_.dtype == DType::kF64;
+  for (const Member& member : members) {
+    if (member.call == nullptr) continue;
+    void* pointer = nullptr;
+    CHORUS_RETURN_IF_ERROR(
+        Resolve(member, member.call->factor, wide ? sizeof(double) : sizeof(float), &pointer));
+    float narrow = 0;
+    double scale = 0;
+    if (wide) {
+      std::memcpy(&scale, pointer, sizeof(scale));
+    } else {
+      std::memcpy(&narrow, pointer, sizeof(narrow));
+      scale = narrow;
+    }
+    scales_.push_back(scale);
+  }
+  return absl::OkStatus();
+}
 
-  switch (call.kind) {
-    case CollectiveKind::kAllReduce:
-    case CollectiveKind::kReduce:
+absl::Status CollectiveWork::PrepareReduction(absl::Span<const Member> members) {
+  const int size = static_cast<int>(members.size());
+  reduce_ = FindReduction(common_.reduction, common_.dtype);
+  changes_single_input_ = ChangesSingleInput(common_.reduction, common_.dtype);
+  const bool ordered = common_.reduction == Reduction::kMin || common_.reduction == Reduction::kMax;
+  count_holders_ = ordered ? FindHolders(common_.dtype) : nullptr;
+  CHORUS_RETURN_IF_ERROR(ReadScales(members));
+  if (common_.kind == CollectiveKind::kReduceScatter) {
+    for (int to = 0; to < size; ++to) {
+      if (members[to].call == nullptr) continue;
       BeginMove();
-      for (int m = 0; m < size; ++m) {
-        const Operands& member = members[m];
-        if (!member.present) continue;
-        CHORUS_RETURN_IF_ERROR(AddInput(member, (*member.inputs)[0]));
-        if (call.kind == CollectiveKind::kAllReduce || m == call.root) {
-          CHORUS_RETURN_IF_ERROR(AddOutput(member, (*member.outputs)[0]));
-        }
-      }
+      CHORUS_RETURN_IF_ERROR(AddReducedInputs(members, to));
+      CHORUS_RETURN_IF_ERROR(AddOutput(members, to, 0));
+      CHORUS_RETURN_IF_ERROR(AddFactors(members[to]));
       EndMove();
-      break;
+    }
+    return absl::OkStatus();
+  }
+  BeginMove();
+  CHORUS_RETURN_IF_ERROR(AddReducedInputs(members, 0));
+  for (int m = 0; m < size; ++m) {
+    if (members[m].call == nullptr) continue;
+    if (common_.kind == CollectiveKind::kReduce && m != common_.root) continue;
+    CHORUS_RETURN_IF_ERROR(AddOutput(members, m, 0));
+    CHORUS_RETURN_IF_ERROR(AddFactors(members[m]));
+  }
+  EndMove();
+  return absl::OkStatus();
+}
+
+absl::Status CollectiveWork::PrepareMovement(absl::Span<const Member> members) {
+  const int size = static_cast<int>(members.size());
+  reduce_ = nullptr;
+  changes_single_input_ = false;
+  const auto present = [members](int m) { return members[m].call != nullptr; };
+  const int root = common_.root;
+  switch (common_.kind) {
     case CollectiveKind::kBroadcast:
     case CollectiveKind::kSend:
-    case CollectiveKind::kRecv: {
       BeginMove();
-      const Operands& root = members[call.root];
-      if (root.present) CHORUS_RETURN_IF_ERROR(AddInput(root, (*root.inputs)[0]));
-      for (const Operands& member : members) {
-        if (!member.present || member.outputs->empty()) continue;
-        CHORUS_RETURN_IF_ERROR(AddOutput(member, (*member.outputs)[0]));
+      if (present(root)) CHORUS_RETURN_IF_ERROR(AddInput(members, root, 0));
+      for (int to = 0; to < size; ++to) {
+        if (!present(to) || members[to].call->outputs.empty()) continue;
+        CHORUS_RETURN_IF_ERROR(AddOutput(members, to, 0));
       }
       EndMove();
       break;
-    }
     case CollectiveKind::kAllGather:
       for (int from = 0; from < size; ++from) {
         BeginMove();
-        if (members[from].present) {
-          CHORUS_RETURN_IF_ERROR(AddInput(members[from], (*members[from].inputs)[0]));
-        }
-        for (const Operands& member : members) {
-          if (member.present) CHORUS_RETURN_IF_ERROR(AddOutput(member, (*member.outputs)[from]));
+        if (present(from)) CHORUS_RETURN_IF_ERROR(AddInput(members, from, 0));
+        for (int to = 0; to < size; ++to) {
+          if (present(to)) CHORUS_RETURN_IF_ERROR(AddOutput(members, to, from));
         }
         EndMove();
       }
       break;
-    case CollectiveKind::kReduceScatter:
-      for (int to = 0; to < size; ++to) {
-        if (!members[to].present) continue;
+    case CollectiveKind::kGather:
+      for (int from = 0; present(root) && from < size; ++from) {
         BeginMove();
-        for (const Operands& member : members) {
-          if (member.present) CHORUS_RETURN_IF_ERROR(AddInput(member, (*member.inputs)[to]));
-        }
-        CHORUS_RETURN_IF_ERROR(AddOutput(members[to], (*members[to].outputs)[0]));
+        if (present(from)) CHORUS_RETURN_IF_ERROR(AddInput(members, from, 0));
+        CHORUS_RETURN_IF_ERROR(AddOutput(members, root, from));
         EndMove();
+      }
+      break;
+    case CollectiveKind::kScatter:
+      for (int to = 0; to < size; ++to) {
+        if (!present(to)) continue;
+        BeginMove();
+        if (present(root)) CHORUS_RETURN_IF_ERROR(AddInput(members, root, to));
+        CHORUS_RETURN_IF_ERROR(AddOutput(members, to, 0));
+        EndMove();
+      }
+      break;
+    case CollectiveKind::kAllToAll:
+      for (int to = 0; to < size; ++to) {
+        for (int from = 0; present(to) && from < size; ++from) {
+          BeginMove();
+          if (present(from)) CHORUS_RETURN_IF_ERROR(AddInput(members, from, to));
+          CHORUS_RETURN_IF_ERROR(AddOutput(members, to, from));
+          EndMove();
+        }
       }
       break;
     default:
@@ -275,35 +457,50 @@ absl::Status CollectiveWork::Prepare(const CollectiveCall& call, absl::Span<cons
   return absl::OkStatus();
 }
 
-namespace {
-
-int64_t ElementsOfChunk(int64_t chunk_bytes, int64_t element_bytes) {
-  const int64_t lines = std::max<int64_t>(1, chunk_bytes / kCacheLine);
-  return std::max<int64_t>(1, lines * kCacheLine / element_bytes);
+absl::Status CollectiveWork::Prepare(const Common& common, absl::Span<const Member> members,
+                                     const AddressSpace* space) {
+  common_ = common;
+  space_ = space;
+  element_bytes_ = DTypeBytes(common.dtype);
+  traffic_bytes_ = 0;
+  moves_.clear();
+  inputs_.clear();
+  outputs_.clear();
+  holders_.clear();
+  factors_.clear();
+  return IsReduction(common.kind) ? PrepareReduction(members) : PrepareMovement(members);
 }
 
-}  // namespace
+int64_t CollectiveWork::OperandsPerElement(const Move& move) {
+  // Holders are about as large as the inputs.
+  return int64_t{move.num_inputs} * (move.first_holders < 0 ? 1 : 2) + move.num_outputs +
+         move.num_factors;
+}
 
 int64_t CollectiveWork::ChunkBytes(int64_t traffic_bytes) const {
   int64_t operands = 1;
-  for (const Move& move : moves_) {
-    operands = std::max<int64_t>(operands, int64_t{move.num_inputs} + move.num_outputs);
-  }
+  for (const Move& move : moves_) operands = std::max(operands, OperandsPerElement(move));
   return std::max<int64_t>(kCacheLine, traffic_bytes / operands / kCacheLine * kCacheLine);
 }
 
-int64_t CollectiveWork::num_chunks(int64_t chunk_bytes) const {
-  if (moves_.empty()) return 0;
-  const int64_t elements = ElementsOfChunk(chunk_bytes, element_bytes_);
-  return static_cast<int64_t>(moves_.size()) * ((count_ + elements - 1) / elements);
+int64_t CollectiveWork::Cut(int64_t chunk_bytes) {
+  const int64_t lines = std::max<int64_t>(1, chunk_bytes / kCacheLine);
+  chunk_elements_ = std::max<int64_t>(1, lines * kCacheLine / std::max<int64_t>(1, element_bytes_));
+  int64_t chunks = 0;
+  for (Move& move : moves_) {
+    move.first_chunk = chunks;
+    chunks += (move.count + chunk_elements_ - 1) / chunk_elements_;
+  }
+  return chunks;
 }
 
-void CollectiveWork::RunChunk(int64_t chunk, int64_t chunk_bytes, bool streaming) const {
-  const int64_t elements = ElementsOfChunk(chunk_bytes, element_bytes_);
-  const int64_t per_move = (count_ + elements - 1) / elements;
-  const Move& move = moves_[chunk / per_move];
-  const int64_t begin = chunk % per_move * elements;
-  const int64_t end = std::min(count_, begin + elements);
+void CollectiveWork::RunChunk(int64_t chunk, bool streaming) const {
+  const auto behind =
+      std::upper_bound(moves_.begin(), moves_.end(), chunk,
+                       [](int64_t c, const Move& move) { return c < move.first_chunk; });
+  const Move& move = *(behind - 1);
+  const int64_t begin = (chunk - move.first_chunk) * chunk_elements_;
+  const int64_t end = std::min(move.count, begin + chunk_elements_);
   const int64_t offset = begin * element_bytes_;
   const int64_t bytes = (end - begin) * element_bytes_;
   void* const* outputs = outputs_.data() + move.first_output;
@@ -311,10 +508,15 @@ void CollectiveWork::RunChunk(int64_t chunk, int64_t chunk_bytes, bool streaming
   const auto at = [offset](const void* base) { return static_cast<const char*>(base) + offset; };
   const auto to = [offset](void* base) { return static_cast<char*>(base) + offset; };
 
+  for (int i = 0; i < move.num_factors; ++i) {
+    const Factor& factor = factors_[move.first_factor + i];
+    CopyBytes(to(factor.to), at(inputs[factor.input]), bytes, /*streaming=*/false);
+  }
+  if (move.first_holders >= 0) return ReduceWithHolders(move, begin, end);
   int copied_from = -1;  // the output that already holds the result
-  if (move.num_inputs > 1) {
+  if (move.num_outputs > 0 && Reduces(move)) {
     // Further outputs are copied from the first, which therefore stays in the caches.
-    reduce_(inputs, move.num_inputs, outputs[0], begin, end, streaming && move.num_outputs == 1);
+    reduce_(PassOf(inputs, move, outputs[0]), begin, end, streaming && move.num_outputs == 1);
     copied_from = 0;
   }
   for (int i = 0; i < move.num_outputs; ++i) {
@@ -324,6 +526,42 @@ void CollectiveWork::RunChunk(int64_t chunk, int64_t chunk_bytes, bool streaming
     } else {
       CopyBytes(to(outputs[i]), copied_from < 0 ? at(inputs[0]) : at(outputs[copied_from]), bytes,
                 streaming);
+    }
+  }
+}
+
+ReducePass CollectiveWork::PassOf(const void* const* inputs, const Move& move, void* output) const {
+  ReducePass pass;
+  pass.inputs = inputs;
+  pass.num_inputs = move.num_inputs;
+  pass.output = output;
+  pass.factors = scales_.data();
+  pass.divisor = divisor_;
+  return pass;
+}
+
+void CollectiveWork::ReduceWithHolders(const Move& move, int64_t begin, int64_t end) const {
+  alignas(kCacheLine) char result[kHoldersBlock * sizeof(double)];
+  absl::InlinedVector<const void*, 64> inputs(move.num_inputs);
+  absl::InlinedVector<float*, 64> holders(move.num_inputs);
+  for (int64_t at = begin; at < end; at += kHoldersBlock) {
+    const int64_t count = std::min(kHoldersBlock, end - at);
+    for (int k = 0; k < move.num_inputs; ++k) {
+      inputs[k] = static_cast<const char*>(inputs_[move.first_input + k]) + at * element_bytes_;
+      float* const to = holders_[move.first_holders + k];
+      holders[k] = to == nullptr ? nullptr : to + at;
+    }
+    // A single input is copied, as it is without holders.
+    if (Reduces(move)) {
+      reduce_(PassOf(inputs.data(), move, result), 0, count, /*streaming=*/false);
+    } else {
+      CopyBytes(result, inputs[0], count * element_bytes_, /*streaming=*/false);
+    }
+    // An output may be one of the inputs: they are not needed after this.
+    count_holders_(inputs.data(), move.num_inputs, result, holders.data(), 0, count);
+    for (int i = 0; i < move.num_outputs; ++i) {
+      CopyBytes(static_cast<char*>(outputs_[move.first_output + i]) + at * element_bytes_, result,
+                count * element_bytes_, /*streaming=*/false);
     }
   }
 }

@@ -33,55 +33,102 @@ class AddressSpace {
 // Threads: thread-compatible; RunChunk is const and may be called for different chunks at once.
 class CollectiveWork {
  public:
-  // One member's operands; a member that does not take part has none.
-  struct Operands {
-    bool present = false;
+  // What the calls of all members have in common. A pair of kSend and kRecv is a kSend whose root
+  // is the sender.
+  struct Common {
+    CollectiveKind kind = CollectiveKind::kUnspecified;
+    Reduction reduction = Reduction::kNone;
+    DType dtype = DType::kUnspecified;
+    int32_t root = -1;
+  };
+  struct Member {
     int device = 0;
-    const std::vector<DeviceAddress>* inputs = nullptr;
-    const std::vector<DeviceAddress>* outputs = nullptr;
+    const CollectiveCall* call = nullptr;  // null: it does not take part
   };
 
-  // `call`: kind, reduction, dtype, count and root, the same for all members; each member's call
-  // has passed CheckCall. For kSend and kRecv, `call.root` is the sender. `space` is null where
-  // addresses are pointers. Keeps no reference to its arguments; may be called again, and then
-  // allocates nothing unless the new call is larger.
-  absl::Status Prepare(const CollectiveCall& call, absl::Span<const Operands> members,
+  // Each member's call has passed CheckCall. `space` is null where addresses are pointers. Keeps no
+  // reference to its arguments; may be called again, and then allocates nothing unless the new call
+  // is larger. INTERNAL: members disagree about a piece, or memory is not what it should be.
+  absl::Status Prepare(const Common& common, absl::Span<const Member> members,
                        const AddressSpace* space);
 
   // Bytes read and written in all.
   int64_t traffic_bytes() const { return traffic_bytes_; }
   // The bytes of each result in a chunk that reads and writes about `traffic_bytes`.
   int64_t ChunkBytes(int64_t traffic_bytes) const;
-  // For chunks of at most `chunk_bytes` bytes (rounded to whole cache lines) of each result.
-  int64_t num_chunks(int64_t chunk_bytes) const;
-  void RunChunk(int64_t chunk, int64_t chunk_bytes, bool streaming) const;
+  // Cuts the work into chunks of at most `chunk_bytes` bytes (rounded to whole cache lines) of each
+  // result. How many they are.
+  int64_t Cut(int64_t chunk_bytes);
+  void RunChunk(int64_t chunk, bool streaming) const;
 
  private:
   // One pass: the elements of the inputs, reduced, to every output.
   struct Move {
+    int64_t count = 0;  // elements
+    int64_t first_chunk = 0;
     int32_t first_input = 0;
     int32_t num_inputs = 0;  // 0: zeros
     int32_t first_output = 0;
     int32_t num_outputs = 0;
+    int32_t first_holders = -1;  // one for each input; -1: none is wanted
+    int32_t first_factor = 0;
+    int32_t num_factors = 0;
+  };
+  // A copy of an input as it was before the output was written, which may be the same memory.
+  struct Factor {
+    int32_t input = 0;  // of the move
+    void* to = nullptr;
   };
 
-  // The pointer of a member's operand.
-  absl::Status Resolve(const Operands& member, DeviceAddress address, void** pointer) const;
+  // For texts: "member 2's input 0".
+  struct Operand {
+    int member = -1;
+    const char* list = nullptr;
+    size_t index = 0;
+  };
+
+  absl::Status PrepareReduction(absl::Span<const Member> members);
+  absl::Status PrepareMovement(absl::Span<const Member> members);
+  absl::Status ReadScales(absl::Span<const Member> members);
+  // Every member's input `index`, with its holders.
+  absl::Status AddReducedInputs(absl::Span<const Member> members, size_t index);
+  absl::Status AddFactors(const Member& member);
+
+  absl::Status Resolve(const Member& member, DeviceAddress address, int64_t bytes,
+                       void** pointer) const;
   void BeginMove();
-  absl::Status AddInput(const Operands& member, DeviceAddress address);
-  absl::Status AddOutput(const Operands& member, DeviceAddress address);
+  absl::Status AddInput(absl::Span<const Member> members, int member, size_t index);
+  absl::Status AddOutput(absl::Span<const Member> members, int member, size_t index);
+  // The first operand gives the move its number of elements, the others must agree.
+  absl::Status Agree(const Operand& operand, int64_t count);
   // Outputs that are named twice or that are already there are left out.
   void EndMove();
 
+  bool Reduces(const Move& move) const {
+    return move.num_inputs > 1 || (move.num_inputs == 1 && changes_single_input_);
+  }
+  // How many of a move's elements are read and written for each result.
+  static int64_t OperandsPerElement(const Move& move);
+  ReducePass PassOf(const void* const* inputs, const Move& move, void* output) const;
+  void ReduceWithHolders(const Move& move, int64_t begin, int64_t end) const;
+
+  Common common_;
   const AddressSpace* space_ = nullptr;
   ReduceFunction reduce_ = nullptr;
+  HoldersFunction count_holders_ = nullptr;
+  bool changes_single_input_ = false;
   int64_t element_bytes_ = 0;
-  int64_t count_ = 0;
   int64_t traffic_bytes_ = 0;
-  Move move_;
+  int64_t chunk_elements_ = 1;
+  double divisor_ = 1;
+  std::vector<double> scales_;  // AVG, PREMUL_SUM: by input of a move
+  Move move_;                   // being made
+  Operand first_;               // that gave move_ its number of elements
   std::vector<Move> moves_;
   std::vector<const void*> inputs_;
   std::vector<void*> outputs_;
+  std::vector<float*> holders_;
+  std::vector<Factor> factors_;
 };
 
 }  // namespace chorus

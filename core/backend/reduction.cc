@@ -1,8 +1,11 @@
 #include "core/backend/reduction.h"
 
 #include <cstring>
-#include <type_traits>
+#include <limits>
 
+// Processors that have SSSE3 but not SSE4 are from 2006; each instruction set costs time to
+// compile.
+#define HWY_DISABLED_TARGETS HWY_SSSE3
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "core/backend/reduction.cc"
 #include "hwy/foreach_target.h"  // compiles this file once for each instruction set
@@ -16,122 +19,455 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// How a dtype is held in memory and in registers. A half type would load to float and round here.
-template <typename T>
-struct Plain {
-  using Stored = T;
-  using Tag = hn::ScalableTag<T>;
-  // Signed overflow is undefined in C++, so lanes that do not fill a vector add as unsigned.
-  using Scalar = typename std::conditional_t<std::is_integral<T>::value, std::make_unsigned<T>,
-                                             std::common_type<T>>::type;
+// --- Types: how a dtype is held in memory (Stored) and in registers (Lane) ---
+//
+// Each loads and stores vectors of any number of lanes, also of one: what is left over of a range
+// goes through the same instructions as the rest of it.
 
-  template <typename D>
+template <typename T>
+struct Integer {
+  using Stored = T;
+  using Lane = T;
+  template <class D>
   static HWY_INLINE hn::Vec<D> Load(D d, const T* from) {
     return hn::LoadU(d, from);
   }
-  static HWY_INLINE Scalar LoadScalar(const void* base, int64_t i) {
-    Scalar value;
-    std::memcpy(&value, static_cast<const char*>(base) + i * sizeof(T), sizeof(T));
-    return value;
-  }
-  static HWY_INLINE void StoreScalar(Scalar value, void* base, int64_t i) {
-    std::memcpy(static_cast<char*>(base) + i * sizeof(T), &value, sizeof(T));
+  // As it is stored, for StoreU and Stream.
+  template <class D>
+  static HWY_INLINE hn::Vec<D> Encode(D /*d*/, hn::Vec<D> v) {
+    return v;
   }
 };
 
-struct Sum {
-  template <typename V>
-  static HWY_INLINE V Vector(V a, V b) {
-    return hn::Add(a, b);
-  }
-  template <typename S>
-  static HWY_INLINE S Scalar(S a, S b) {
-    return a + b;
+template <class D>
+HWY_INLINE hn::Vec<D> OneNaN(D d, hn::Vec<D> v) {
+  using T = hn::TFromD<D>;
+  return hn::IfThenElse(hn::IsNaN(v), hn::Set(d, std::numeric_limits<T>::quiet_NaN()), v);
+}
+
+template <typename T>
+struct Float : Integer<T> {
+  template <class D>
+  static HWY_INLINE hn::Vec<D> Encode(D d, hn::Vec<D> v) {
+    return OneNaN(d, v);
   }
 };
+
+// The half types are converted with integers: Highway's own conversions truncate, but for f16 on
+// processors that have an instruction for it. core/tensor/half.h is the same for single numbers.
+template <class D>
+using HalfVec = hn::Vec<hn::Rebind<uint16_t, D>>;
+
+template <class D>
+HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> LoadHalf(D /*d*/, const uint16_t* from) {
+  const hn::RebindToUnsigned<D> du;
+  const hn::Rebind<uint16_t, D> dh;
+  return hn::PromoteTo(du, hn::LoadU(dh, from));
+}
+
+// Lanes of at most 0xffff.
+template <class D>
+HWY_INLINE HalfVec<D> NarrowHalf(D /*d*/, hn::Vec<hn::RebindToUnsigned<D>> bits) {
+  const hn::RebindToSigned<D> di;
+  const hn::Rebind<uint16_t, D> dh;
+  return hn::DemoteTo(dh, hn::BitCast(di, bits));
+}
+
+// Adding it before the lower `kShift` bits are cut off rounds to nearest even.
+template <int kShift, class DU>
+HWY_INLINE hn::Vec<DU> RoundingBias(DU du, hn::Vec<DU> bits) {
+  const auto odd = hn::And(hn::ShiftRight<kShift>(bits), hn::Set(du, 1));
+  return hn::Add(odd, hn::Set(du, (1u << (kShift - 1)) - 1));
+}
+
+struct BFloat16 {
+  using Stored = uint16_t;
+  using Lane = float;
+  template <class D>
+  static HWY_INLINE hn::Vec<D> Load(D d, const uint16_t* from) {
+    return hn::BitCast(d, hn::ShiftLeft<16>(LoadHalf(d, from)));
+  }
+  template <class D>
+  static HWY_INLINE HalfVec<D> Encode(D d, hn::Vec<D> v) {
+    const hn::RebindToUnsigned<D> du;
+    const auto bits = hn::BitCast(du, OneNaN(d, v));
+    return NarrowHalf(d, hn::ShiftRight<16>(hn::Add(bits, RoundingBias<16>(du, bits))));
+  }
+};
+
+struct Float16 {
+  using Stored = uint16_t;
+  using Lane = float;
+  template <class D>
+  static HWY_INLINE hn::Vec<D> Load(D d, const uint16_t* from) {
+    const hn::RebindToUnsigned<D> du;
+    const hn::RebindToSigned<D> di;
+    const auto bits = LoadHalf(d, from);
+    const auto magnitude = hn::And(bits, hn::Set(du, 0x7fff));
+    // The exponents' biases differ by 112; infinity and NaN need it twice.
+    const auto bias = hn::Set(du, 112u << 23);
+    auto normal = hn::Add(hn::ShiftLeft<13>(magnitude), bias);
+    const auto special = hn::Gt(hn::BitCast(di, magnitude), hn::Set(di, 0x7bff));
+    normal = hn::Add(normal, hn::IfThenElseZero(hn::RebindMask(du, special), bias));
+    const auto subnormal =
+        hn::Mul(hn::ConvertTo(d, hn::BitCast(di, magnitude)), hn::Set(d, 0x1p-24f));
+    const auto small = hn::Lt(hn::BitCast(di, magnitude), hn::Set(di, 0x400));
+    const auto value =
+        hn::IfThenElse(hn::RebindMask(du, small), hn::BitCast(du, subnormal), normal);
+    return hn::BitCast(d, hn::Or(value, hn::ShiftLeft<16>(hn::Xor(bits, magnitude))));
+  }
+  template <class D>
+  static HWY_INLINE HalfVec<D> Encode(D d, hn::Vec<D> v) {
+    const hn::RebindToUnsigned<D> du;
+    const hn::RebindToSigned<D> di;
+    const auto bits = hn::BitCast(du, OneNaN(d, v));
+    const auto magnitude = hn::And(bits, hn::Set(du, 0x7fffffff));
+    const auto sign = hn::ShiftRight<16>(hn::Xor(bits, magnitude));
+    const auto rounded = hn::Add(magnitude, RoundingBias<13>(du, magnitude));
+    const auto normal = hn::ShiftRight<13>(hn::Sub(rounded, hn::Set(du, 112u << 23)));
+    // Adding 0.5 leaves the rounded multiple of 2^-24 in the sum's last bits.
+    const auto half = hn::Set(d, 0.5f);
+    const auto subnormal =
+        hn::Sub(hn::BitCast(du, hn::Add(hn::BitCast(d, magnitude), half)), hn::BitCast(du, half));
+    const auto size = hn::BitCast(di, magnitude);
+    const auto is_small = hn::RebindMask(du, hn::Lt(size, hn::Set(di, 0x38800000)));  // 2^-14
+    const auto is_large = hn::RebindMask(du, hn::Gt(size, hn::Set(di, 0x477fffff)));  // 2^16 on
+    const auto is_nan = hn::RebindMask(du, hn::Gt(size, hn::Set(di, 0x7f800000)));
+    auto result = hn::IfThenElse(is_small, subnormal, normal);
+    result = hn::IfThenElse(is_large, hn::Set(du, 0x7c00), result);
+    result = hn::IfThenElse(is_nan, hn::Set(du, 0x7e00), result);
+    return NarrowHalf(d, hn::Or(result, sign));
+  }
+};
+
+// Bytes as lanes of two, for there is no product of bytes.
+struct WideByte {
+  using Stored = uint8_t;
+  using Lane = uint16_t;
+  template <class D>
+  static HWY_INLINE hn::Vec<D> Load(D d, const uint8_t* from) {
+    return hn::PromoteTo(d, hn::LoadU(hn::Rebind<uint8_t, D>(), from));
+  }
+  template <class D>
+  static HWY_INLINE hn::Vec<hn::Rebind<uint8_t, D>> Encode(D d, hn::Vec<D> v) {
+    const hn::RebindToSigned<D> di;
+    return hn::DemoteTo(hn::Rebind<uint8_t, D>(), hn::BitCast(di, hn::And(v, hn::Set(d, 0xff))));
+  }
+};
+
+// True is all ones in registers.
+struct Bool {
+  using Stored = uint8_t;
+  using Lane = uint8_t;
+  template <class D>
+  static HWY_INLINE hn::Vec<D> Load(D d, const uint8_t* from) {
+    return hn::VecFromMask(d, hn::Ne(hn::LoadU(d, from), hn::Zero(d)));
+  }
+  template <class D>
+  static HWY_INLINE hn::Vec<D> Encode(D d, hn::Vec<D> v) {
+    return hn::And(v, hn::Set(d, 1));
+  }
+};
+
+// --- Operations: a term of each input, terms combined, a result of them ---
+
+struct Unscaled {
+  template <class D>
+  static HWY_INLINE hn::Vec<D> Term(D /*d*/, hn::Vec<D> x, const ReducePass& /*pass*/, int /*k*/) {
+    return x;
+  }
+  template <class D>
+  static HWY_INLINE hn::Vec<D> Result(D /*d*/, hn::Vec<D> v, const ReducePass& /*pass*/) {
+    return v;
+  }
+};
+
+struct Sum : Unscaled {
+  template <class V>
+  static HWY_INLINE V Combine(V v, V x) {
+    return hn::Add(v, x);
+  }
+};
+
+// AVG and PREMUL_SUM. The target is built without contraction, so that a product and a sum round
+// twice on every instruction set.
+struct ScaledSum : Sum {
+  template <class D>
+  static HWY_INLINE hn::Vec<D> Term(D d, hn::Vec<D> x, const ReducePass& pass, int k) {
+    return hn::Mul(x, hn::Set(d, static_cast<hn::TFromD<D>>(pass.factors[k])));
+  }
+  template <class D>
+  static HWY_INLINE hn::Vec<D> Result(D d, hn::Vec<D> v, const ReducePass& pass) {
+    return hn::Div(v, hn::Set(d, static_cast<hn::TFromD<D>>(pass.divisor)));
+  }
+};
+
+struct Product : Unscaled {
+  template <class V>
+  static HWY_INLINE V Combine(V v, V x) {
+    return hn::Mul(v, x);
+  }
+};
+
+struct Min : Unscaled {
+  template <class V>
+  static HWY_INLINE V Combine(V v, V x) {
+    return hn::Min(v, x);
+  }
+};
+struct Max : Unscaled {
+  template <class V>
+  static HWY_INLINE V Combine(V v, V x) {
+    return hn::Max(v, x);
+  }
+};
+// A later operand wins only by being less, or NaN; a NaN that stands loses only to another.
+struct FloatMin : Unscaled {
+  template <class V>
+  static HWY_INLINE V Combine(V v, V x) {
+    return hn::IfThenElse(hn::Or(hn::Lt(x, v), hn::IsNaN(x)), x, v);
+  }
+};
+struct FloatMax : Unscaled {
+  template <class V>
+  static HWY_INLINE V Combine(V v, V x) {
+    return hn::IfThenElse(hn::Or(hn::Gt(x, v), hn::IsNaN(x)), x, v);
+  }
+};
+
+struct BitAnd : Unscaled {
+  template <class V>
+  static HWY_INLINE V Combine(V v, V x) {
+    return hn::And(v, x);
+  }
+};
+struct BitOr : Unscaled {
+  template <class V>
+  static HWY_INLINE V Combine(V v, V x) {
+    return hn::Or(v, x);
+  }
+};
+struct BitXor : Unscaled {
+  template <class V>
+  static HWY_INLINE V Combine(V v, V x) {
+    return hn::Xor(v, x);
+  }
+};
+
+// --- Loops ---
+
+// One element, from any address, by way of vectors of one lane.
+template <class Type>
+HWY_INLINE hn::Vec<hn::CappedTag<typename Type::Lane, 1>> LoadOne(const void* base, int64_t i) {
+  typename Type::Stored one;
+  std::memcpy(&one, static_cast<const char*>(base) + i * sizeof(one), sizeof(one));
+  return Type::Load(hn::CappedTag<typename Type::Lane, 1>(), &one);
+}
 
 template <class Type, class Op>
-void ReduceScalars(const void* const* inputs, int n, void* output, int64_t begin, int64_t end) {
+void ReduceOnes(const ReducePass& pass, int64_t begin, int64_t end) {
+  using T = typename Type::Stored;
+  const hn::CappedTag<typename Type::Lane, 1> d;
   for (int64_t i = begin; i < end; ++i) {
-    typename Type::Scalar sum = Type::LoadScalar(inputs[0], i);
-    for (int k = 1; k < n; ++k) sum = Op::Scalar(sum, Type::LoadScalar(inputs[k], i));
-    Type::StoreScalar(sum, output, i);
+    auto v = Op::Term(d, LoadOne<Type>(pass.inputs[0], i), pass, 0);
+    for (int k = 1; k < pass.num_inputs; ++k) {
+      v = Op::Combine(v, Op::Term(d, LoadOne<Type>(pass.inputs[k], i), pass, k));
+    }
+    T one;
+    hn::StoreU(Type::Encode(d, Op::Result(d, v, pass)), hn::Rebind<T, decltype(d)>(), &one);
+    std::memcpy(static_cast<char*>(pass.output) + i * sizeof(T), &one, sizeof(T));
+  }
+}
+
+template <class V, typename T>
+HWY_INLINE void Put(V v, T* to, bool streaming) {
+  const hn::ScalableTag<T> d;
+  if (streaming) {
+    hn::Stream(v, d, to);
+  } else {
+    hn::StoreU(v, d, to);
+  }
+}
+
+// Two neighbours. Only whole vectors can be streamed, so halves are put together first.
+template <class V, typename T>
+HWY_INLINE void PutPair(V low, V high, T* to, int64_t lanes, bool streaming) {
+#if HWY_TARGET != HWY_SCALAR
+  if constexpr (hn::MaxLanes(hn::DFromV<V>()) < hn::MaxLanes(hn::ScalableTag<T>())) {
+    Put(hn::Combine(hn::ScalableTag<T>(), high, low), to, streaming);
+  } else
+#endif
+  {
+    Put(low, to, streaming);
+    Put(high, to + lanes, streaming);
   }
 }
 
 // The elements [begin, end), of which there is a whole number of blocks of four vectors. With four
 // of them in flight the cost of fetching the inputs' addresses again and again disappears.
-template <class Type, class Op, bool kStreaming>
-void ReduceBlocks(const void* const* inputs, int n, typename Type::Stored* output, int64_t begin,
-                  int64_t end) {
+template <class Type, class Op>
+void ReduceBlocks(const ReducePass& pass, int64_t begin, int64_t end, bool streaming) {
   using T = typename Type::Stored;
-  const typename Type::Tag d;
+  const hn::ScalableTag<typename Type::Lane> d;
   const int64_t lanes = hn::Lanes(d);
   for (int64_t i = begin; i < end; i += 4 * lanes) {
-    const T* first = static_cast<const T*>(inputs[0]) + i;
-    auto v0 = Type::Load(d, first);
-    auto v1 = Type::Load(d, first + lanes);
-    auto v2 = Type::Load(d, first + 2 * lanes);
-    auto v3 = Type::Load(d, first + 3 * lanes);
-    for (int k = 1; k < n; ++k) {
-      const T* next = static_cast<const T*>(inputs[k]) + i;
-      v0 = Op::Vector(v0, Type::Load(d, next));
-      v1 = Op::Vector(v1, Type::Load(d, next + lanes));
-      v2 = Op::Vector(v2, Type::Load(d, next + 2 * lanes));
-      v3 = Op::Vector(v3, Type::Load(d, next + 3 * lanes));
+    const T* first = static_cast<const T*>(pass.inputs[0]) + i;
+    auto v0 = Op::Term(d, Type::Load(d, first), pass, 0);
+    auto v1 = Op::Term(d, Type::Load(d, first + lanes), pass, 0);
+    auto v2 = Op::Term(d, Type::Load(d, first + 2 * lanes), pass, 0);
+    auto v3 = Op::Term(d, Type::Load(d, first + 3 * lanes), pass, 0);
+    for (int k = 1; k < pass.num_inputs; ++k) {
+      const T* next = static_cast<const T*>(pass.inputs[k]) + i;
+      v0 = Op::Combine(v0, Op::Term(d, Type::Load(d, next), pass, k));
+      v1 = Op::Combine(v1, Op::Term(d, Type::Load(d, next + lanes), pass, k));
+      v2 = Op::Combine(v2, Op::Term(d, Type::Load(d, next + 2 * lanes), pass, k));
+      v3 = Op::Combine(v3, Op::Term(d, Type::Load(d, next + 3 * lanes), pass, k));
     }
-    T* to = output + i;
-    if (kStreaming) {
-      hn::Stream(v0, d, to);
-      hn::Stream(v1, d, to + lanes);
-      hn::Stream(v2, d, to + 2 * lanes);
-      hn::Stream(v3, d, to + 3 * lanes);
-    } else {
-      hn::StoreU(v0, d, to);
-      hn::StoreU(v1, d, to + lanes);
-      hn::StoreU(v2, d, to + 2 * lanes);
-      hn::StoreU(v3, d, to + 3 * lanes);
-    }
+    const auto e0 = Type::Encode(d, Op::Result(d, v0, pass));
+    const auto e1 = Type::Encode(d, Op::Result(d, v1, pass));
+    const auto e2 = Type::Encode(d, Op::Result(d, v2, pass));
+    const auto e3 = Type::Encode(d, Op::Result(d, v3, pass));
+    T* to = static_cast<T*>(pass.output) + i;
+    PutPair(e0, e1, to, lanes, streaming);
+    PutPair(e2, e3, to + 2 * lanes, lanes, streaming);
   }
 }
 
 template <class Type, class Op>
-void Reduce(const void* const* inputs, int n, void* output, int64_t begin, int64_t end,
-            bool streaming) {
+void Reduce(const ReducePass& pass, int64_t begin, int64_t end, bool streaming) {
   using T = typename Type::Stored;
-  const int64_t block = 4 * hn::Lanes(typename Type::Tag());
-  T* out = static_cast<T*>(output);
-  const auto address = reinterpret_cast<uintptr_t>(out) + begin * sizeof(T);
-  const uintptr_t alignment = block / 4 * sizeof(T);
+  const int64_t block = 4 * hn::Lanes(hn::ScalableTag<typename Type::Lane>());
+  const auto address = reinterpret_cast<uintptr_t>(pass.output) + begin * sizeof(T);
+  const uintptr_t alignment = hn::Lanes(hn::ScalableTag<T>()) * sizeof(T);
   streaming = streaming && address % sizeof(T) == 0;
   if (streaming && address % alignment != 0) {
     int64_t head = (alignment - address % alignment) / sizeof(T);
     if (head > end - begin) head = end - begin;
-    ReduceScalars<Type, Op>(inputs, n, output, begin, begin + head);
+    ReduceOnes<Type, Op>(pass, begin, begin + head);
     begin += head;
   }
   const int64_t blocks_end = begin + (end - begin) / block * block;
-  if (streaming) {
-    ReduceBlocks<Type, Op, true>(inputs, n, out, begin, blocks_end);
-    hwy::FlushStream();
-  } else {
-    ReduceBlocks<Type, Op, false>(inputs, n, out, begin, blocks_end);
-  }
-  ReduceScalars<Type, Op>(inputs, n, output, blocks_end, end);
+  ReduceBlocks<Type, Op>(pass, begin, blocks_end, streaming);
+  if (streaming) hwy::FlushStream();
+  ReduceOnes<Type, Op>(pass, blocks_end, end);
 }
 
-// One line for each pair that this build can reduce; FindReduction has the other.
-#define CHORUS_REDUCTION(name, type, op)                                                \
-  void name(const void* const* inputs, int n, void* output, int64_t begin, int64_t end, \
-            bool streaming) {                                                           \
-    Reduce<type, op>(inputs, n, output, begin, end, streaming);                         \
+template <class V>
+HWY_INLINE auto Holds(V x, V result) {
+  return hn::Or(hn::Eq(x, result), hn::And(hn::IsNaN(x), hn::IsNaN(result)));
+}
+
+HWY_INLINE hn::Vec<hn::ScalableTag<float>> ToFloat(hn::ScalableTag<float> /*d*/,
+                                                   hn::Vec<hn::ScalableTag<float>> v) {
+  return v;
+}
+HWY_INLINE hn::Vec<hn::Rebind<float, hn::ScalableTag<double>>> ToFloat(
+    hn::ScalableTag<double> d, hn::Vec<hn::ScalableTag<double>> v) {
+  return hn::DemoteTo(hn::Rebind<float, decltype(d)>(), v);
+}
+
+template <class Type>
+void CountHolders(const void* const* inputs, int n, const void* result, float* const* holders,
+                  int64_t begin, int64_t end) {
+  using T = typename Type::Stored;
+  const hn::ScalableTag<typename Type::Lane> d;
+  const hn::Rebind<float, decltype(d)> df;
+  const int64_t lanes = hn::Lanes(d);
+  const auto one = hn::Set(d, 1);
+  int64_t i = begin;
+  for (; i + lanes <= end; i += lanes) {
+    const auto y = Type::Load(d, static_cast<const T*>(result) + i);
+    auto count = hn::Zero(d);
+    for (int k = 0; k < n; ++k) {
+      const auto x = Type::Load(d, static_cast<const T*>(inputs[k]) + i);
+      count = hn::Add(count, hn::IfThenElseZero(Holds(x, y), one));
+    }
+    for (int k = 0; k < n; ++k) {
+      if (holders[k] == nullptr) continue;
+      const auto x = Type::Load(d, static_cast<const T*>(inputs[k]) + i);
+      hn::StoreU(ToFloat(d, hn::IfThenElseZero(Holds(x, y), count)), df, holders[k] + i);
+    }
   }
-CHORUS_REDUCTION(SumF32, Plain<float>, Sum)
-CHORUS_REDUCTION(SumF64, Plain<double>, Sum)
-CHORUS_REDUCTION(SumI64, Plain<int64_t>, Sum)
-// A reduction of one input copies it, and bytes are as good as any type.
-CHORUS_REDUCTION(StreamBytes, Plain<uint8_t>, Sum)
-#undef CHORUS_REDUCTION
+  for (; i < end; ++i) {
+    const auto y = LoadOne<Type>(result, i);
+    const hn::CappedTag<typename Type::Lane, 1> d1;
+    int count = 0;
+    for (int k = 0; k < n; ++k) {
+      if (hn::AllTrue(d1, Holds(LoadOne<Type>(inputs[k], i), y))) ++count;
+    }
+    for (int k = 0; k < n; ++k) {
+      if (holders[k] == nullptr) continue;
+      const bool holds = hn::AllTrue(d1, Holds(LoadOne<Type>(inputs[k], i), y));
+      holders[k][i] = holds ? static_cast<float>(count) : 0.0f;
+    }
+  }
+}
+
+// One line for each function; kReductions says what they are for.
+#define CHORUS_REDUCTIONS(X)                \
+  X(SumF16, Float16, Sum)                   \
+  X(SumBF16, BFloat16, Sum)                 \
+  X(SumF32, Float<float>, Sum)              \
+  X(SumF64, Float<double>, Sum)             \
+  X(SumI8, Integer<uint8_t>, Sum)           \
+  X(SumI16, Integer<uint16_t>, Sum)         \
+  X(SumI32, Integer<uint32_t>, Sum)         \
+  X(SumI64, Integer<uint64_t>, Sum)         \
+  X(ScaledSumF16, Float16, ScaledSum)       \
+  X(ScaledSumBF16, BFloat16, ScaledSum)     \
+  X(ScaledSumF32, Float<float>, ScaledSum)  \
+  X(ScaledSumF64, Float<double>, ScaledSum) \
+  X(ProductF16, Float16, Product)           \
+  X(ProductBF16, BFloat16, Product)         \
+  X(ProductF32, Float<float>, Product)      \
+  X(ProductF64, Float<double>, Product)     \
+  X(ProductI8, WideByte, Product)           \
+  X(ProductI16, Integer<uint16_t>, Product) \
+  X(ProductI32, Integer<uint32_t>, Product) \
+  X(ProductI64, Integer<uint64_t>, Product) \
+  X(MinF16, Float16, FloatMin)              \
+  X(MinBF16, BFloat16, FloatMin)            \
+  X(MinF32, Float<float>, FloatMin)         \
+  X(MinF64, Float<double>, FloatMin)        \
+  X(MinI8, Integer<int8_t>, Min)            \
+  X(MinU8, Integer<uint8_t>, Min)           \
+  X(MinI16, Integer<int16_t>, Min)          \
+  X(MinI32, Integer<int32_t>, Min)          \
+  X(MinI64, Integer<int64_t>, Min)          \
+  X(MaxF16, Float16, FloatMax)              \
+  X(MaxBF16, BFloat16, FloatMax)            \
+  X(MaxF32, Float<float>, FloatMax)         \
+  X(MaxF64, Float<double>, FloatMax)        \
+  X(MaxI8, Integer<int8_t>, Max)            \
+  X(MaxU8, Integer<uint8_t>, Max)           \
+  X(MaxI16, Integer<int16_t>, Max)          \
+  X(MaxI32, Integer<int32_t>, Max)          \
+  X(MaxI64, Integer<int64_t>, Max)          \
+  X(AndBytes, Integer<uint8_t>, BitAnd)     \
+  X(OrBytes, Integer<uint8_t>, BitOr)       \
+  X(XorBytes, Integer<uint8_t>, BitXor)     \
+  X(AndBool, Bool, BitAnd)                  \
+  X(OrBool, Bool, BitOr)                    \
+  X(XorBool, Bool, BitXor)
+#define CHORUS_HOLDERS(X)     \
+  X(HoldersF16, Float16)      \
+  X(HoldersBF16, BFloat16)    \
+  X(HoldersF32, Float<float>) \
+  X(HoldersF64, Float<double>)
+
+#define CHORUS_DEFINE(name, type, op)                                             \
+  void name(const ReducePass& pass, int64_t begin, int64_t end, bool streaming) { \
+    Reduce<type, op>(pass, begin, end, streaming);                                \
+  }
+CHORUS_REDUCTIONS(CHORUS_DEFINE)
+#undef CHORUS_DEFINE
+#define CHORUS_DEFINE(name, type)                                                        \
+  void name(const void* const* inputs, int n, const void* result, float* const* holders, \
+            int64_t begin, int64_t end) {                                                \
+    CountHolders<type>(inputs, n, result, holders, begin, end);                          \
+  }
+CHORUS_HOLDERS(CHORUS_DEFINE)
+#undef CHORUS_DEFINE
 
 }  // namespace HWY_NAMESPACE
 }  // namespace chorus
@@ -142,42 +478,95 @@ HWY_AFTER_NAMESPACE();
 namespace chorus {
 namespace {
 
-#define CHORUS_REDUCTION(name)                                                          \
-  HWY_EXPORT(name);                                                                     \
-  void name(const void* const* inputs, int n, void* output, int64_t begin, int64_t end, \
-            bool streaming) {                                                           \
-    HWY_DYNAMIC_DISPATCH(name)(inputs, n, output, begin, end, streaming);               \
+#define CHORUS_DISPATCH(name, type, op)                                           \
+  HWY_EXPORT(name);                                                               \
+  void name(const ReducePass& pass, int64_t begin, int64_t end, bool streaming) { \
+    HWY_DYNAMIC_DISPATCH(name)(pass, begin, end, streaming);                      \
   }
-CHORUS_REDUCTION(SumF32)
-CHORUS_REDUCTION(SumF64)
-CHORUS_REDUCTION(SumI64)
-CHORUS_REDUCTION(StreamBytes)
-#undef CHORUS_REDUCTION
+CHORUS_REDUCTIONS(CHORUS_DISPATCH)
+#undef CHORUS_DISPATCH
+#define CHORUS_DISPATCH(name, type)                                                      \
+  HWY_EXPORT(name);                                                                      \
+  void name(const void* const* inputs, int n, const void* result, float* const* holders, \
+            int64_t begin, int64_t end) {                                                \
+    HWY_DYNAMIC_DISPATCH(name)(inputs, n, result, holders, begin, end);                  \
+  }
+CHORUS_HOLDERS(CHORUS_DISPATCH)
+#undef CHORUS_DISPATCH
 
-struct Entry {
-  Reduction reduction;
+// Bits need no lanes: of elements of any width.
+template <ReduceFunction function, int64_t kElementBytes>
+void Bits(const ReducePass& pass, int64_t begin, int64_t end, bool streaming) {
+  function(pass, begin * kElementBytes, end * kElementBytes, streaming);
+}
+
+struct Row {
   DType dtype;
-  ReduceFunction function;
+  // From kSum on, as Reduction counts them: SUM AVG PRODUCT MIN MAX PREMUL_SUM BAND BOR BXOR.
+  ReduceFunction functions[9];
 };
-constexpr Entry kReductions[] = {
-    {Reduction::kSum, DType::kF32, &SumF32},
-    {Reduction::kSum, DType::kF64, &SumF64},
-    {Reduction::kSum, DType::kI64, &SumI64},
+// Signed and unsigned integers of one width share what does not depend on the sign.
+constexpr Row kReductions[] = {
+    {DType::kF16, {&SumF16, &ScaledSumF16, &ProductF16, &MinF16, &MaxF16, &ScaledSumF16}},
+    {DType::kBF16, {&SumBF16, &ScaledSumBF16, &ProductBF16, &MinBF16, &MaxBF16, &ScaledSumBF16}},
+    {DType::kF32, {&SumF32, &ScaledSumF32, &ProductF32, &MinF32, &MaxF32, &ScaledSumF32}},
+    {DType::kF64, {&SumF64, &ScaledSumF64, &ProductF64, &MinF64, &MaxF64, &ScaledSumF64}},
+    {DType::kI8,
+     {&SumI8, nullptr, &ProductI8, &MinI8, &MaxI8, nullptr, &AndBytes, &OrBytes, &XorBytes}},
+    {DType::kU8,
+     {&SumI8, nullptr, &ProductI8, &MinU8, &MaxU8, nullptr, &AndBytes, &OrBytes, &XorBytes}},
+    {DType::kI16,
+     {&SumI16, nullptr, &ProductI16, &MinI16, &MaxI16, nullptr, &Bits<AndBytes, 2>,
+      &Bits<OrBytes, 2>, &Bits<XorBytes, 2>}},
+    {DType::kI32,
+     {&SumI32, nullptr, &ProductI32, &MinI32, &MaxI32, nullptr, &Bits<AndBytes, 4>,
+      &Bits<OrBytes, 4>, &Bits<XorBytes, 4>}},
+    {DType::kI64,
+     {&SumI64, nullptr, &ProductI64, &MinI64, &MaxI64, nullptr, &Bits<AndBytes, 8>,
+      &Bits<OrBytes, 8>, &Bits<XorBytes, 8>}},
+    {DType::kBool,
+     {&OrBool, nullptr, &AndBool, &AndBool, &OrBool, nullptr, &AndBool, &OrBool, &XorBool}},
 };
 
 }  // namespace
 
 ReduceFunction FindReduction(Reduction reduction, DType dtype) {
-  for (const Entry& entry : kReductions) {
-    if (entry.reduction == reduction && entry.dtype == dtype) return entry.function;
+  const int column = static_cast<int>(reduction) - static_cast<int>(Reduction::kSum);
+  if (column < 0 || column >= 9) return nullptr;
+  for (const Row& row : kReductions) {
+    if (row.dtype == dtype) return row.functions[column];
   }
   return nullptr;
+}
+
+bool ChangesSingleInput(Reduction reduction, DType dtype) {
+  return reduction == Reduction::kAvg || reduction == Reduction::kPremulSum ||
+         dtype == DType::kBool;
+}
+
+HoldersFunction FindHolders(DType dtype) {
+  switch (dtype) {
+    case DType::kF16:
+      return &HoldersF16;
+    case DType::kBF16:
+      return &HoldersBF16;
+    case DType::kF32:
+      return &HoldersF32;
+    case DType::kF64:
+      return &HoldersF64;
+    default:
+      return nullptr;
+  }
 }
 
 void CopyBytes(void* to, const void* from, int64_t bytes, bool streaming) {
   if (bytes == 0 || to == from) return;
   if (streaming) {
-    StreamBytes(&from, 1, to, 0, bytes, true);
+    ReducePass pass;
+    pass.inputs = &from;
+    pass.num_inputs = 1;
+    pass.output = to;
+    OrBytes(pass, 0, bytes, true);
   } else {
     std::memcpy(to, from, bytes);
   }

@@ -14,13 +14,11 @@ struct StreamEngine::Meeting {
   struct Part {
     StreamState* stream = nullptr;  // null: this member has not called
     bool reached = false;           // its stream stands at the call
-    std::vector<DeviceAddress> inputs;
-    std::vector<DeviceAddress> outputs;
+    CollectiveCall call;
   };
 
   Group* group = nullptr;
-  // Of the first caller, without operands; send and recv have become one call whose root sends.
-  CollectiveCall call;
+  CollectiveWork::Common common;  // of the first caller
   int32_t expected = 0;
   int32_t arrived = 0;
   int32_t reached = 0;
@@ -28,7 +26,7 @@ struct StreamEngine::Meeting {
   bool started = false;
   absl::Status failure;
   std::vector<Part> parts;  // by member
-  std::vector<CollectiveWork::Operands> operands;
+  std::vector<CollectiveWork::Member> members;
   CollectiveWork work;
 };
 
@@ -387,17 +385,20 @@ std::vector<int32_t> Participants(const CollectiveCall& call, int size, int memb
 }
 
 // The same for all members of one meeting.
-CollectiveKind MeetingKind(CollectiveKind kind) {
-  return kind == CollectiveKind::kRecv ? CollectiveKind::kSend : kind;
-}
-int32_t MeetingRoot(const CollectiveCall& call, int member) {
-  return call.kind == CollectiveKind::kSend ? member : call.root;
+CollectiveWork::Common CommonOf(const CollectiveCall& call, int member) {
+  if (call.kind == CollectiveKind::kBarrier) return {call.kind, Reduction::kNone, DType(), -1};
+  if (!IsPair(call.kind)) return {call.kind, call.reduction, call.dtype, call.root};
+  return {CollectiveKind::kSend, call.reduction, call.dtype,
+          call.kind == CollectiveKind::kSend ? member : call.root};
 }
 
-std::string Describe(const CollectiveCall& call) {
-  return absl::StrCat("{kind ", static_cast<int>(call.kind), ", reduction ",
-                      static_cast<int>(call.reduction), ", dtype ", static_cast<int>(call.dtype),
-                      ", count ", call.count, ", root ", call.root, "}");
+bool Same(const CollectiveWork::Common& a, const CollectiveWork::Common& b) {
+  return a.kind == b.kind && a.reduction == b.reduction && a.dtype == b.dtype && a.root == b.root;
+}
+
+std::string Describe(const CollectiveWork::Common& call) {
+  return absl::StrCat("{", CollectiveKindName(call.kind), " ", ReductionName(call.reduction), " ",
+                      DTypeName(call.dtype), ", root ", call.root, "}");
 }
 
 }  // namespace
@@ -431,11 +432,7 @@ StreamEngine::Meeting* StreamEngine::Join(Group* group, int member, const Collec
     }
     Meeting* fresh = group->free.back();
     group->free.pop_back();
-    fresh->call.kind = MeetingKind(call.kind);
-    fresh->call.reduction = call.reduction;
-    fresh->call.dtype = call.dtype;
-    fresh->call.count = call.count;
-    fresh->call.root = MeetingRoot(call, member);
+    fresh->common = CommonOf(call, member);
     fresh->expected = present.empty() ? group->size() : static_cast<int32_t>(present.size());
     fresh->arrived = fresh->reached = fresh->passed = 0;
     fresh->started = false;
@@ -449,8 +446,7 @@ StreamEngine::Meeting* StreamEngine::Join(Group* group, int member, const Collec
   }
   Meeting* meeting = channel->incomplete[index];
   Meeting::Part& part = meeting->parts[member];
-  part.inputs.assign(call.inputs.begin(), call.inputs.end());
-  part.outputs.assign(call.outputs.begin(), call.outputs.end());
+  part.call = call;  // in the memory of the call before it
   // Members call in the same order, so the first meeting is complete first.
   if (++meeting->arrived == meeting->expected) {
     channel->incomplete.pop_front();
@@ -473,17 +469,13 @@ absl::Status StreamEngine::EnqueueCall(Group* group, int member, const Collectiv
   }
   Meeting* meeting = Join(group, member, call);
   meeting->parts[member].stream = stream;
-  const CollectiveCall& first = meeting->call;
-  const bool barrier = first.kind == CollectiveKind::kBarrier;
-  const bool same =
-      MeetingKind(call.kind) == first.kind &&
-      (barrier || (call.dtype == first.dtype && call.count == first.count &&
-                   call.reduction == first.reduction && MeetingRoot(call, member) == first.root));
+  const CollectiveWork::Common common = CommonOf(call, member);
   PushLocked(stream, CollectiveItem{meeting, member});
-  if (!same) {
+  if (!Same(common, meeting->common)) {
     Break(group, MakeError(absl::StatusCode::kInternal, Reason::kInternal,
                            absl::StrCat("communicator ", group->id, ": member ", member, " calls ",
-                                        Describe(call), " where others call ", Describe(first))));
+                                        Describe(common), " where others call ",
+                                        Describe(meeting->common))));
   }
   Schedule();
   return absl::OkStatus();
@@ -491,16 +483,16 @@ absl::Status StreamEngine::EnqueueCall(Group* group, int member, const Collectiv
 
 absl::Status StreamEngine::PrepareMeeting(Meeting* meeting) {
   const size_t size = meeting->parts.size();
-  meeting->operands.resize(size);
+  meeting->members.resize(size);
   for (size_t m = 0; m < size; ++m) {
     const Meeting::Part& part = meeting->parts[m];
-    meeting->operands[m] = {part.stream != nullptr, meeting->group->devices[m], &part.inputs,
-                            &part.outputs};
+    meeting->members[m] = {meeting->group->devices[m],
+                           part.stream != nullptr ? &part.call : nullptr};
   }
-  return meeting->work.Prepare(meeting->call, meeting->operands, space_);
+  return meeting->work.Prepare(meeting->common, meeting->members, space_);
 }
 
-const CollectiveWork& StreamEngine::WorkOf(const Meeting& meeting) { return meeting.work; }
+CollectiveWork& StreamEngine::WorkOf(Meeting* meeting) { return meeting->work; }
 
 void StreamEngine::FinishMeeting(Meeting* meeting, const absl::Status& status) {
   // A failed call breaks the communicator, for the members' data no longer agree.

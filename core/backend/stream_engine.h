@@ -152,7 +152,7 @@ class StreamEngine {
   absl::StatusOr<ResolvedCopy> Resolve(const CopyItem& item, int device) const;
   absl::StatusOr<ResolvedKernel> Resolve(const KernelCall& call, int device) const;
   absl::Status PrepareMeeting(Meeting* meeting);  // fills its work
-  static const CollectiveWork& WorkOf(const Meeting& meeting);
+  static CollectiveWork& WorkOf(Meeting* meeting);
   static int64_t CostOf(const KernelCall& call);
 
   Mutex mutex_;

@@ -152,22 +152,22 @@ class HostEngine : public StreamEngine {
   absl::Status RunMeeting(Meeting* meeting, bool on_pool, int64_t* budget, bool* ended)
       ABSL_LOCKS_EXCLUDED(mutex_) {
     CHORUS_RETURN_IF_ERROR(PrepareMeeting(meeting));
-    const CollectiveWork& work = WorkOf(*meeting);
+    CollectiveWork& work = WorkOf(meeting);
     const int64_t traffic = work.traffic_bytes();
     *budget -= kItemCost;
     if (traffic <= options_.inline_bytes) {
       constexpr int64_t kWhole = std::numeric_limits<int64_t>::max() / 2;
-      const int64_t chunks = work.num_chunks(kWhole);
-      for (int64_t i = 0; i < chunks; ++i) work.RunChunk(i, kWhole, false);
+      const int64_t chunks = work.Cut(kWhole);
+      for (int64_t i = 0; i < chunks; ++i) work.RunChunk(i, /*streaming=*/false);
       *budget -= traffic;
       return absl::OkStatus();
     }
     *ended = false;
-    const int64_t chunk_bytes = work.ChunkBytes(options_.chunk_bytes);
+    const int64_t chunks = work.Cut(work.ChunkBytes(options_.chunk_bytes));
     const bool streaming = traffic > kStreamingBytes;
     RunOnPool(
-        work.num_chunks(chunk_bytes), options_.chunk_bytes, on_pool, budget,
-        [&work, chunk_bytes, streaming](int64_t i) { work.RunChunk(i, chunk_bytes, streaming); },
+        chunks, options_.chunk_bytes, on_pool, budget,
+        [&work, streaming](int64_t i) { work.RunChunk(i, streaming); },
         [this, meeting]()
             ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { FinishMeeting(meeting, absl::OkStatus()); });
     return absl::OkStatus();

@@ -136,9 +136,9 @@ class SimEngine : public StreamEngine {
   absl::Status RunMeeting(Meeting* meeting) {
     CHORUS_RETURN_IF_ERROR(PrepareMeeting(meeting));
     constexpr int64_t kWhole = std::numeric_limits<int64_t>::max() / 2;
-    const CollectiveWork& work = WorkOf(*meeting);
-    const int64_t chunks = work.num_chunks(kWhole);
-    for (int64_t i = 0; i < chunks; ++i) work.RunChunk(i, kWhole, /*streaming=*/false);
+    CollectiveWork& work = WorkOf(meeting);
+    const int64_t chunks = work.Cut(kWhole);
+    for (int64_t i = 0; i < chunks; ++i) work.RunChunk(i, /*streaming=*/false);
     return absl::OkStatus();
   }
 

@@ -10,10 +10,12 @@
 #include <numeric>
 #include <random>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "core/backend/testing/device_rig.h"
+#include "core/backend/testing/naive_reduction.h"
 #include "core/base/error.h"
 #include "core/base/mutex.h"
 #include "core/ops/op.h"
@@ -73,7 +75,18 @@ namespace {
 using Kind = CollectiveKind;
 
 constexpr Kind kKinds[] = {Kind::kAllReduce, Kind::kReduce,        Kind::kBroadcast,
-                           Kind::kAllGather, Kind::kReduceScatter, Kind::kBarrier};
+                           Kind::kAllGather, Kind::kReduceScatter, Kind::kGather,
+                           Kind::kScatter,   Kind::kAllToAll,      Kind::kBarrier};
+
+// Kinds of which each member gives, or gets, several pieces or one of its own size.
+bool HasPieces(Kind kind) {
+  return kind == Kind::kAllGather || kind == Kind::kGather || kind == Kind::kScatter ||
+         kind == Kind::kReduceScatter || kind == Kind::kAllToAll;
+}
+
+bool Reduces(Kind kind) {
+  return kind == Kind::kAllReduce || kind == Kind::kReduce || kind == Kind::kReduceScatter;
+}
 
 template <typename T>
 constexpr DType DTypeOf() {
@@ -99,8 +112,11 @@ enum class Outputs {
 
 struct Case {
   Kind kind = Kind::kAllReduce;
+  Reduction reduction = Reduction::kSum;
+  DType dtype = DType::kF32;
   int size = 2;
   int64_t count = 1;
+  bool uneven = false;  // pieces of several sizes, none of some
   int root = 0;
   std::vector<int32_t> present;  // empty: all
   Outputs outputs = Outputs::kOwn;
@@ -108,103 +124,251 @@ struct Case {
   bool IsPresent(int m) const {
     return present.empty() || std::find(present.begin(), present.end(), m) != present.end();
   }
-  bool HasInput(int m) const {
-    return kind != Kind::kBarrier && (kind != Kind::kBroadcast || m == root);
+  int NumInputs(int m) const {
+    switch (kind) {
+      case Kind::kBarrier:
+        return 0;
+      case Kind::kBroadcast:
+        return m == root ? 1 : 0;
+      case Kind::kScatter:
+        return m == root ? size : 0;
+      case Kind::kReduceScatter:
+      case Kind::kAllToAll:
+        return size;
+      default:
+        return 1;
+    }
   }
-  bool HasOutput(int m) const {
-    return kind != Kind::kBarrier && (kind != Kind::kReduce || m == root);
+  int NumOutputs(int m) const {
+    switch (kind) {
+      case Kind::kBarrier:
+        return 0;
+      case Kind::kReduce:
+        return m == root ? 1 : 0;
+      case Kind::kGather:
+        return m == root ? size : 0;
+      case Kind::kAllGather:
+      case Kind::kAllToAll:
+        return size;
+      default:
+        return 1;
+    }
   }
-  int NumInputs() const { return kind == Kind::kReduceScatter ? size : 1; }
-  int NumOutputs() const { return kind == Kind::kAllGather ? size : 1; }
+  // Elements of what `from` gives to `to`.
+  int64_t CountOf(int from, int to) const {
+    if (!uneven) return count;
+    switch (kind) {
+      case Kind::kAllGather:
+      case Kind::kGather:
+        return (count + 13 * from) % (count + 3);
+      case Kind::kScatter:
+      case Kind::kReduceScatter:
+        return (count + 13 * to) % (count + 3);
+      case Kind::kAllToAll:
+        return (count + 7 * from + 13 * to) % (count + 3);
+      default:
+        return count;
+    }
+  }
+  int64_t InputCount(int m, int operand) const { return CountOf(m, operand); }
+  int64_t OutputCount(int m, int operand) const { return CountOf(operand, m); }
+  // Which of m's inputs stands where its output `operand` may be written.
+  int InPlace(int m, int operand) const {
+    switch (kind) {
+      case Kind::kReduceScatter:
+      case Kind::kScatter:
+        return m < NumInputs(m) ? m : -1;
+      case Kind::kAllToAll:
+        return operand == m ? m : -1;
+      case Kind::kAllGather:
+      case Kind::kGather:
+        return operand == m ? 0 : -1;
+      default:
+        return NumInputs(m) > 0 ? 0 : -1;
+    }
+  }
+  bool WantsHolders() const {
+    return Reduces(kind) && IsFloating(dtype) &&
+           (reduction == Reduction::kMin || reduction == Reduction::kMax);
+  }
+  bool WantsFactors(int m) const {
+    return Reduces(kind) && reduction == Reduction::kProduct &&
+           (kind != Kind::kReduce || m == root);
+  }
   std::string ToString() const {
     std::string text =
-        absl::StrCat("kind ", static_cast<int>(kind), " size ", size, " count ", count, " root ",
-                     root, " outputs ", static_cast<int>(outputs), " present");
+        absl::StrCat(CollectiveKindName(kind), " ", ReductionName(reduction), " ", DTypeName(dtype),
+                     " size ", size, " count ", count, " uneven ", uneven, " root ", root,
+                     " outputs ", static_cast<int>(outputs), " present");
     for (const int32_t m : present) absl::StrAppend(&text, " ", m);
     return text;
   }
 };
 
-// What member m's output `operand` must hold: the definition, element by element.
-template <typename T>
-std::vector<T> Expected(const Case& c, int m, int operand) {
-  std::vector<T> result(c.count, T{0});
-  for (int64_t i = 0; i < c.count; ++i) {
-    switch (c.kind) {
-      case Kind::kAllReduce:
-      case Kind::kReduce:
-        for (int k = 0; k < c.size; ++k) {
-          if (c.IsPresent(k)) result[i] += Value<T>(k, 0, i);
-        }
-        break;
-      case Kind::kReduceScatter:
-        for (int k = 0; k < c.size; ++k) {
-          if (c.IsPresent(k)) result[i] += Value<T>(k, m, i);
-        }
-        break;
-      case Kind::kBroadcast:
-        if (c.IsPresent(c.root)) result[i] = Value<T>(c.root, 0, i);
-        break;
-      case Kind::kAllGather:
-        if (c.IsPresent(operand)) result[i] = Value<T>(operand, 0, i);
-        break;
-      default:
-        break;
+using Bytes = std::vector<uint8_t>;
+
+// What goes in, and by the definition what must come out.
+class Model {
+ public:
+  Model(const Case& c, std::mt19937_64* random) : c_(c), element_(DTypeBytes(c.dtype)) {
+    for (int m = 0; m < c.size; ++m) {
+      factors_.push_back(static_cast<float>(0.3 * (m + 1)));
+      data_.emplace_back();
+      for (int j = 0; j < c.NumInputs(m); ++j) {
+        data_[m].push_back(RandomElements(c.dtype, c.InputCount(m, j), /*with_nan=*/true, random));
+        if (Reduces(c.kind) && c.size > 1) MakeTies(m, j, random);
+      }
     }
   }
-  return result;
-}
 
-template <typename T>
+  const Bytes& Input(int m, int operand) const { return data_[m][operand]; }
+  double Factor(int m) const { return factors_[m]; }
+
+  // Of member m's output `operand`.
+  Bytes Output(int m, int operand) const {
+    const int64_t count = c_.OutputCount(m, operand);
+    Bytes result(count * element_, 0);
+    if (Reduces(c_.kind)) return Reduced(c_.kind == Kind::kReduceScatter ? m : 0);
+    int from = operand;
+    int index = 0;
+    if (c_.kind == Kind::kBroadcast || c_.kind == Kind::kScatter) from = c_.root;
+    if (c_.kind == Kind::kScatter || c_.kind == Kind::kAllToAll) index = m;
+    return c_.IsPresent(from) ? data_[from][index] : result;
+  }
+  // Of member m's input `operand`.
+  std::vector<float> Holders(int m, int operand) const {
+    const Bytes result = Reduced(operand);
+    std::vector<float> holders;
+    for (size_t i = 0; i < result.size(); i += element_) {
+      holders.push_back(NaiveHolders(c_.dtype, Operands(operand, i), result.data() + i, m));
+    }
+    return holders;
+  }
+  const Bytes& FactorOf(int m, int from) const {
+    return data_[from][c_.kind == Kind::kReduceScatter ? m : 0];
+  }
+
+ private:
+  void MakeTies(int m, int j, std::mt19937_64* random) {
+    for (size_t i = 0; m > 0 && i < data_[m][j].size(); i += element_) {
+      if ((*random)() % 3 != 0) continue;
+      std::copy_n(data_[m - 1][j].begin() + i, element_, data_[m][j].begin() + i);
+    }
+  }
+  std::vector<const uint8_t*> Operands(int operand, size_t i) const {
+    std::vector<const uint8_t*> operands;
+    for (int m = 0; m < c_.size; ++m) {
+      if (c_.IsPresent(m)) operands.push_back(data_[m][operand].data() + i);
+    }
+    return operands;
+  }
+  Bytes Reduced(int operand) const {
+    std::vector<double> factors;
+    const Bytes* only = nullptr;
+    int present = 0;
+    for (int m = 0; m < c_.size; ++m) {
+      if (!c_.IsPresent(m)) continue;
+      factors.push_back(factors_[m]);
+      only = &data_[m][operand];
+      ++present;
+    }
+    const bool scaled = c_.reduction == Reduction::kAvg || c_.reduction == Reduction::kPremulSum;
+    // A copy: a NaN keeps its payload.
+    if (present == 1 && !scaled && c_.dtype != DType::kBool) return *only;
+    Bytes result(only->size());
+    for (size_t i = 0; i < result.size(); i += element_) {
+      NaiveReduce(c_.reduction, c_.dtype, Operands(operand, i), factors, c_.size,
+                  result.data() + i);
+    }
+    return result;
+  }
+
+  const Case c_;
+  const int64_t element_;
+  std::vector<double> factors_;
+  std::vector<std::vector<Bytes>> data_;  // [member][operand]
+};
+
 class CaseRunner {
  public:
   CaseRunner(DeviceRig* rig, std::mt19937_64* random) : rig_(rig), random_(random) {}
 
   void Run(const Case& c, std::vector<std::unique_ptr<Communicator>>* members) {
     SCOPED_TRACE(c.ToString());
+    const Model model(c, random_);
+    const int64_t element = DTypeBytes(c.dtype);
     std::vector<CollectiveCall> calls(c.size);
-    const std::vector<T> untouched(c.count, static_cast<T>(kUntouched));
-    std::vector<DeviceAddress> shared(c.NumOutputs());
+    const int most_outputs = c.NumOutputs(c.root);
+    std::vector<DeviceAddress> shared(most_outputs);
+    std::vector<DeviceAddress> shared_factors(c.size);
     if (c.outputs == Outputs::kShared) {
-      for (DeviceAddress& address : shared) address = rig_->Upload(0, untouched);
+      for (int j = 0; j < most_outputs; ++j) {
+        shared[j] = Untouched(0, c.OutputCount(c.root, j) * element);
+      }
+      if (c.WantsFactors(c.root)) {
+        for (DeviceAddress& factor : shared_factors) factor = Untouched(0, c.count * element);
+      }
     }
     for (int m = 0; m < c.size; ++m) {
       if (!c.IsPresent(m)) continue;
       CollectiveCall& call = calls[m];
       call.kind = c.kind;
-      call.dtype = DTypeOf<T>();
+      call.dtype = c.dtype;
       call.count = c.count;
       call.present = c.present;
       call.root = c.root;
-      call.reduction = Reduction::kSum;
-      if (c.HasInput(m)) {
-        for (int j = 0; j < c.NumInputs(); ++j) {
-          std::vector<T> data(c.count);
-          for (int64_t i = 0; i < c.count; ++i) data[i] = Value<T>(m, j, i);
-          call.inputs.push_back(rig_->Upload(m, data));
+      call.reduction = c.reduction;
+      for (int j = 0; j < c.NumInputs(m); ++j) {
+        call.inputs.push_back(rig_->Upload(m, model.Input(m, j)));
+        call.input_counts.push_back(c.InputCount(m, j));
+      }
+      for (int j = 0; j < c.NumOutputs(m); ++j) {
+        DeviceAddress address = 0;
+        const int source = c.InPlace(m, j);
+        if (c.outputs == Outputs::kShared) {
+          address = shared[j];
+        } else if (c.outputs == Outputs::kInPlace && source >= 0) {
+          address = call.inputs[source];
+        } else if (c.outputs != Outputs::kNone) {
+          address = Untouched(m, c.OutputCount(m, j) * element);
+        }
+        call.outputs.push_back(address);
+        call.output_counts.push_back(c.OutputCount(m, j));
+      }
+      // Members may state sizes one way or the other.
+      const auto drop = [&](std::vector<int64_t>* counts) {
+        const auto differs = [&](int64_t n) { return n != call.count; };
+        if (std::none_of(counts->begin(), counts->end(), differs) && (*random_)() % 2 == 0) {
+          counts->clear();
+        }
+      };
+      if (c.uneven && !call.output_counts.empty() && (*random_)() % 2 == 0) {
+        call.count = call.output_counts[0];
+      }
+      drop(&call.input_counts);
+      drop(&call.output_counts);
+      if (Reduces(c.kind) && c.reduction == Reduction::kPremulSum) {
+        call.factor =
+            c.dtype == DType::kF64
+                ? rig_->Upload(m, std::vector<double>{model.Factor(m)})
+                : rig_->Upload(m, std::vector<float>{static_cast<float>(model.Factor(m))});
+      }
+      // Not every member asks for everything.
+      if (c.WantsHolders() && (m == c.root || (*random_)() % 4 != 0)) {
+        for (int j = 0; j < c.NumInputs(m); ++j) {
+          const bool wanted = j == m || (*random_)() % 4 != 0;
+          call.holders.push_back(wanted ? Untouched(m, c.InputCount(m, j) * 4) : 0);
         }
       }
-      if (c.HasOutput(m)) {
-        for (int j = 0; j < c.NumOutputs(); ++j) {
-          DeviceAddress address = 0;
-          switch (c.outputs) {
-            case Outputs::kOwn:
-              address = rig_->Upload(m, untouched);
-              break;
-            case Outputs::kShared:
-              address = shared[j];
-              break;
-            case Outputs::kInPlace: {
-              // The operand of the same place.
-              const int source = c.kind == Kind::kReduceScatter ? m : 0;
-              const bool has = c.HasInput(m) && (c.kind != Kind::kAllGather || j == m);
-              address = has ? call.inputs[source] : rig_->Upload(m, untouched);
-              break;
-            }
-            case Outputs::kNone:
-              break;
+      if (c.WantsFactors(m) && (m == c.root || (*random_)() % 4 != 0)) {
+        for (int k = 0; k < c.size; ++k) {
+          DeviceAddress address = shared_factors[k];
+          if (c.outputs == Outputs::kInPlace && k == m && c.kind == Kind::kReduceScatter) {
+            address = 0;
+          } else if (c.outputs != Outputs::kShared) {
+            address = Untouched(m, c.OutputCount(m, 0) * element);
           }
-          call.outputs.push_back(address);
+          call.factors.push_back(address);
         }
       }
     }
@@ -223,54 +387,110 @@ class CaseRunner {
     }
     for (int m = 0; m < c.size; ++m) {
       for (size_t j = 0; j < calls[m].outputs.size(); ++j) {
-        if (calls[m].outputs[j] == 0) continue;
-        const auto got = rig_->Download<T>(m, calls[m].outputs[j], c.count);
-        ASSERT_EQ(got, Expected<T>(c, m, static_cast<int>(j))) << "member " << m << " output " << j;
+        const int operand = static_cast<int>(j);
+        CheckMemory(m, calls[m].outputs[j], model.Output(m, operand), "output", operand);
       }
+      for (size_t k = 0; k < calls[m].factors.size(); ++k) {
+        const int from = static_cast<int>(k);
+        CheckMemory(m, calls[m].factors[k], model.FactorOf(m, from), "factor", from);
+      }
+      for (size_t j = 0; j < calls[m].holders.size(); ++j) {
+        if (calls[m].holders[j] == 0) continue;
+        const std::vector<float> expected = model.Holders(m, static_cast<int>(j));
+        const auto got =
+            rig_->Download<float>(m, calls[m].holders[j], static_cast<int64_t>(expected.size()));
+        ASSERT_EQ(got, expected) << "member " << m << " holders " << j;
+      }
+      if (testing::Test::HasFatalFailure()) return;
     }
     rig_->FreeAll();
+    bordered_.clear();
   }
 
  private:
+  static constexpr uint8_t kFill = 0x5d;
+  static constexpr int64_t kBehind = 32;
+
+  // Memory with a border behind it.
+  DeviceAddress Untouched(int device, int64_t bytes) {
+    const DeviceAddress address = rig_->Upload(device, Bytes(bytes + kBehind, kFill));
+    bordered_.push_back(address);
+    return address;
+  }
+  void CheckMemory(int m, DeviceAddress address, Bytes expected, const char* what, int index) {
+    if (address == 0) return;
+    const bool bordered = std::find(bordered_.begin(), bordered_.end(), address) != bordered_.end();
+    if (bordered) expected.resize(expected.size() + kBehind, kFill);
+    const auto got = rig_->Download<uint8_t>(m, address, static_cast<int64_t>(expected.size()));
+    const auto differ = std::mismatch(got.begin(), got.end(), expected.begin());
+    ASSERT_TRUE(got == expected) << "member " << m << " " << what << " " << index << " of "
+                                 << expected.size() << " bytes, first wrong at byte "
+                                 << differ.first - got.begin();
+  }
+
   DeviceRig* const rig_;
   std::mt19937_64* const random_;
+  std::vector<DeviceAddress> bordered_;
 };
 
 // Results are shared where there is one address space and they are equal.
 bool Sensible(const Case& c, const Backend& backend) {
-  return c.outputs != Outputs::kShared ||
-         (backend.host_addressable() && c.kind != Kind::kReduceScatter);
+  const bool equal =
+      c.kind != Kind::kReduceScatter && c.kind != Kind::kScatter && c.kind != Kind::kAllToAll;
+  return c.outputs != Outputs::kShared || (backend.host_addressable() && equal);
 }
 
-template <typename T>
-void RunMatrix(const BackendConformanceParam& param, const std::vector<int>& sizes,
-               const std::vector<int64_t>& counts, const std::vector<Outputs>& outputs) {
+struct Matrix {
+  std::vector<int> sizes = {1, 2, 3, 5, 8};
+  std::vector<int64_t> counts;
+  std::vector<Outputs> outputs = {Outputs::kOwn};
+  std::vector<bool> uneven = {false};
+  std::vector<Kind> kinds = {std::begin(kKinds), std::end(kKinds)};
+  std::vector<std::pair<Reduction, DType>> types = {{Reduction::kSum, DType::kF32}};
+  bool in_turns = false;  // one of the counts and outputs for each combination of the others
+};
+
+void RunMatrix(const BackendConformanceParam& param, const Matrix& matrix) {
   std::mt19937_64 random(TestSeed());
-  for (const int size : sizes) {
+  size_t turn = 0;
+  for (const int size : matrix.sizes) {
     DeviceRig rig(param.open(size, &MakeTestKernel));
     auto members = rig.OpenAll(1);
-    CaseRunner<T> runner(&rig, &random);
-    for (const Kind kind : kKinds) {
-      for (const int64_t count : counts) {
-        for (const Outputs o : outputs) {
-          Case c;
-          c.kind = kind;
-          c.size = size;
-          c.count = count;
-          c.outputs = o;
-          c.root = static_cast<int>(random() % size);
-          if (!Sensible(c, *rig.backend())) continue;
-          runner.Run(c, &members);
-          if (testing::Test::HasFatalFailure()) return;
+    CaseRunner runner(&rig, &random);
+    for (const Kind kind : matrix.kinds) {
+      for (const auto& type : matrix.types) {
+        for (const bool uneven : matrix.uneven) {
+          if (uneven && !HasPieces(kind)) continue;
+          std::vector<Outputs> outputs = matrix.outputs;
+          std::vector<int64_t> counts = matrix.counts;
+          if (matrix.in_turns) {
+            outputs = {outputs[turn % outputs.size()]};
+            counts = {counts[turn % counts.size()]};
+            ++turn;
+          }
+          for (const Outputs o : outputs) {
+            for (const int64_t count : counts) {
+              Case c;
+              c.kind = kind;
+              c.reduction = type.first;
+              c.dtype = type.second;
+              c.size = size;
+              c.count = count;
+              c.uneven = uneven;
+              c.outputs = o;
+              c.root = static_cast<int>(random() % size);
+              if (!Sensible(c, *rig.backend())) {
+                if (!matrix.in_turns) continue;
+                c.outputs = Outputs::kOwn;
+              }
+              runner.Run(c, &members);
+              if (testing::Test::HasFatalFailure()) return;
+            }
+          }
         }
       }
     }
   }
-}
-
-const std::vector<int>& Sizes() {
-  static const auto* sizes = new std::vector<int>{1, 2, 3, 5, 8};
-  return *sizes;
 }
 
 // 0, 1, primes, and one on each side of vectors, cache lines and 1 KiB.
@@ -281,37 +501,89 @@ const std::vector<int64_t>& SmallCounts() {
 }
 
 TEST_P(BackendConformance, CollectivesOfF32EqualTheNaiveLoop) {
-  RunMatrix<float>(GetParam(), Sizes(), SmallCounts(), {Outputs::kOwn, Outputs::kShared});
+  Matrix matrix;
+  matrix.counts = SmallCounts();
+  matrix.outputs = {Outputs::kOwn, Outputs::kShared};
+  RunMatrix(GetParam(), matrix);
 }
 
-TEST_P(BackendConformance, CollectivesOfF64EqualTheNaiveLoop) {
-  RunMatrix<double>(GetParam(), Sizes(), SmallCounts(), {Outputs::kOwn});
+TEST_P(BackendConformance, PiecesMayDifferInSizeOrBeEmpty) {
+  Matrix matrix;
+  matrix.counts = {0, 1, 2, 12, 33, 257, 1021};
+  matrix.uneven = {true};
+  matrix.outputs = {Outputs::kOwn, Outputs::kShared, Outputs::kInPlace, Outputs::kNone};
+  matrix.types = {{Reduction::kSum, DType::kF32}, {Reduction::kSum, DType::kI16}};
+  RunMatrix(GetParam(), matrix);
 }
 
-TEST_P(BackendConformance, CollectivesOfI64EqualTheNaiveLoop) {
-  RunMatrix<int64_t>(GetParam(), Sizes(), SmallCounts(), {Outputs::kOwn});
+TEST_P(BackendConformance, EveryReductionOfEveryDTypeEqualsTheNaiveLoop) {
+  Matrix matrix;
+  matrix.kinds = {Kind::kAllReduce, Kind::kReduce, Kind::kReduceScatter};
+  matrix.types.clear();
+  for (const DType dtype : ReducedDTypes()) {
+    for (const Reduction reduction : ReductionsOf(dtype))
+      matrix.types.push_back({reduction, dtype});
+  }
+  matrix.counts = {1, 17, 65, 300, 2053};
+  matrix.uneven = {false, true};
+  matrix.outputs = {Outputs::kOwn, Outputs::kShared, Outputs::kInPlace};
+  matrix.in_turns = true;
+  RunMatrix(GetParam(), matrix);
+}
+
+TEST_P(BackendConformance, EveryDTypeMoves) {
+  Matrix matrix;
+  matrix.kinds = {Kind::kBroadcast, Kind::kAllGather, Kind::kGather, Kind::kScatter,
+                  Kind::kAllToAll};
+  matrix.types.clear();
+  for (const DType dtype : ReducedDTypes()) matrix.types.push_back({Reduction::kNone, dtype});
+  matrix.counts = {1, 17, 300};
+  matrix.uneven = {false, true};
+  matrix.in_turns = true;
+  RunMatrix(GetParam(), matrix);
 }
 
 TEST_P(BackendConformance, CollectivesMayWorkInPlaceOrOnlyOrder) {
-  RunMatrix<float>(GetParam(), {2, 3, 8}, {0, 1, 17, 1021}, {Outputs::kInPlace, Outputs::kNone});
+  Matrix matrix;
+  matrix.sizes = {2, 3, 8};
+  matrix.counts = {0, 1, 17, 1021};
+  matrix.outputs = {Outputs::kInPlace, Outputs::kNone};
+  RunMatrix(GetParam(), matrix);
 }
 
 TEST_P(BackendConformance, LargeCollectivesEqualTheNaiveLoopAtChunkEdges) {
-  RunMatrix<float>(GetParam(), {2, 5}, {65535, 65536, 65537, 200003},
-                   {Outputs::kOwn, Outputs::kShared, Outputs::kInPlace});
+  Matrix matrix;
+  matrix.sizes = {2, 5};
+  matrix.counts = {65536, 65537};
+  matrix.outputs = {Outputs::kOwn, Outputs::kInPlace, Outputs::kShared};
+  matrix.uneven = {false, true};
+  matrix.in_turns = true;
+  RunMatrix(GetParam(), matrix);
+  matrix.kinds = {Kind::kAllReduce, Kind::kReduceScatter};
+  matrix.counts = {70001};
+  matrix.types = {{Reduction::kMax, DType::kBF16}, {Reduction::kProduct, DType::kF32}};
+  RunMatrix(GetParam(), matrix);
 }
 
 TEST_P(BackendConformance, MissingMembersGiveZeros) {
   std::mt19937_64 random(TestSeed());
+  constexpr std::pair<Reduction, DType> kNeutral[] = {
+      {Reduction::kSum, DType::kF32},       {Reduction::kAvg, DType::kF32},
+      {Reduction::kPremulSum, DType::kF16}, {Reduction::kAvg, DType::kBF16},
+      {Reduction::kBxor, DType::kI32},      {Reduction::kBor, DType::kBool}};
   for (const int size : {2, 3, 5, 8}) {
     DeviceRig rig(GetParam().open(size, &MakeTestKernel));
     auto members = rig.OpenAll(1);
-    CaseRunner<float> runner(&rig, &random);
-    for (int round = 0; round < 30; ++round) {
+    CaseRunner runner(&rig, &random);
+    for (int round = 0; round < 70; ++round) {
       Case c;
-      c.kind = kKinds[random() % 6];
+      c.kind = kKinds[random() % std::size(kKinds)];
+      const auto& type = kNeutral[random() % std::size(kNeutral)];
+      c.reduction = type.first;
+      c.dtype = type.second;
       c.size = size;
       c.count = round % 3 == 0 ? 1021 : 3;
+      c.uneven = random() % 2 == 0;
       c.root = static_cast<int>(random() % size);
       for (int m = 0; m < size; ++m) {
         if (random() % 2 == 0) c.present.push_back(m);
@@ -712,7 +984,7 @@ TEST_P(BackendConformance, DevicesMayOutnumberCores) {
   DeviceRig rig(GetParam().open(kSize, &MakeTestKernel));
   auto members = rig.OpenAll(1);
   std::mt19937_64 random(TestSeed());
-  CaseRunner<float> runner(&rig, &random);
+  CaseRunner runner(&rig, &random);
   for (const Kind kind : {Kind::kAllReduce, Kind::kBarrier, Kind::kAllGather}) {
     Case c;
     c.kind = kind;
@@ -756,8 +1028,11 @@ TEST_P(BackendConformance, AbortEndsWhatWaitsForAPeerAndBreaksTheCommunicator) {
       call.count = 1;
       call.root = 0;
       if (kind != Kind::kBarrier) {
-        call.inputs.assign(kind == Kind::kReduceScatter ? kSize : 1, memory);
-        call.outputs.assign(kind == Kind::kAllGather ? kSize : 1, memory);
+        Case c;
+        c.kind = kind;
+        c.size = kSize;
+        call.inputs.assign(c.NumInputs(m), memory);
+        call.outputs.assign(c.NumOutputs(m), memory);
       }
       EXPECT_EQ(members[m]->Enqueue(call, rig.stream(m)).code(),
                 absl::StatusCode::kFailedPrecondition)
@@ -811,22 +1086,82 @@ TEST_P(BackendConformance, CallsThatDisagreeFailOnAllMembers) {
   DeviceRig rig(GetParam().open(2, &MakeTestKernel));
   const DeviceAddress memory = rig.Upload(0, std::vector<double>(8));
   const DeviceAddress others = rig.Upload(1, std::vector<double>(8));
-  for (int variant = 0; variant < 4; ++variant) {
+  using Change = std::function<void(CollectiveCall*)>;
+  const auto movement = [&](Kind kind, Change change) -> Change {
+    return [=](CollectiveCall* call) {
+      const DeviceAddress place = call->inputs[0];
+      const int m = place == memory ? 0 : 1;
+      Case c;
+      c.kind = kind;
+      c.size = 2;
+      call->kind = kind;
+      call->root = 0;
+      call->inputs.assign(c.NumInputs(m), place);
+      call->outputs.clear();
+      for (int j = 0; j < c.NumOutputs(m); ++j) call->outputs.push_back(place + 16 + 16 * j);
+      if (m == 1) change(call);
+    };
+  };
+  const auto second = [&](Change change) -> Change {
+    return [=](CollectiveCall* call) {
+      if (call->inputs[0] == others) change(call);
+    };
+  };
+  const std::vector<Change> variants = {
+      second([](CollectiveCall* c) { c->count = 1; }),
+      second([](CollectiveCall* c) { c->count = 1 << 20; }),
+      second([](CollectiveCall* c) { c->output_counts = {1}; }),
+      second([](CollectiveCall* c) { c->input_counts = {0}; }),
+      second([](CollectiveCall* c) { c->dtype = DType::kF64; }),
+      second([](CollectiveCall* c) { c->reduction = Reduction::kProduct; }),
+      second([](CollectiveCall* c) { c->kind = Kind::kReduce, c->root = 0; }),
+      movement(Kind::kGather, [](CollectiveCall* c) { c->root = 1, c->outputs.resize(2, 0); }),
+      movement(Kind::kGather, [](CollectiveCall* c) { c->count = 3; }),
+      movement(Kind::kGather, [](CollectiveCall* c) { c->input_counts = {0}; }),
+      movement(Kind::kScatter, [](CollectiveCall* c) { c->count = 3; }),
+      movement(Kind::kAllGather,
+               [](CollectiveCall* c) {
+                 c->output_counts = {1, 2};
+               }),
+      movement(Kind::kAllGather,
+               [](CollectiveCall* c) {
+                 c->outputs = {0, 0}, c->count = 1;
+               }),
+      movement(Kind::kBroadcast, [](CollectiveCall* c) { c->count = 1; }),
+      movement(Kind::kReduceScatter,
+               [](CollectiveCall* c) {
+                 c->input_counts = {1, 2};
+               }),
+      movement(Kind::kReduceScatter, [](CollectiveCall* c) { c->output_counts = {0}; }),
+      movement(Kind::kAllToAll,
+               [](CollectiveCall* c) {
+                 c->input_counts = {4, 2};
+               }),
+      movement(Kind::kAllToAll,
+               [](CollectiveCall* c) {
+                 c->output_counts = {1, 2};
+               }),
+      [&](CollectiveCall* c) {
+        *c = PairCall(Kind::kSend, c->inputs[0] == memory ? 1 : 0, 1, c->inputs[0]);
+      },
+      [&](CollectiveCall* c) {
+        *c = c->inputs[0] == memory ? PairCall(Kind::kSend, 1, 2, memory)
+                                    : PairCall(Kind::kRecv, 0, 3, others);
+      },
+  };
+  for (size_t variant = 0; variant < variants.size(); ++variant) {
+    SCOPED_TRACE(variant);
     auto members = rig.OpenAll(10 + variant);
-    CollectiveCall first = rig.AllReduceCall(DType::kF32, 2, memory, memory);
-    CollectiveCall second = rig.AllReduceCall(DType::kF32, 2, others, others);
-    if (variant == 0) second.count = 1;
-    if (variant == 1) second.dtype = DType::kF64;
-    if (variant == 2) second.kind = Kind::kReduce, second.root = 0;
-    if (variant == 3) {
-      first = PairCall(Kind::kSend, 1, 1, memory);
-      second = PairCall(Kind::kSend, 0, 1, others);
-    }
-    ASSERT_TRUE(members[0]->Enqueue(first, rig.stream(0)).ok());
-    ASSERT_TRUE(members[1]->Enqueue(second, rig.stream(1)).ok());
+    CollectiveCall calls[] = {rig.AllReduceCall(DType::kF32, 2, memory, memory),
+                              rig.AllReduceCall(DType::kF32, 2, others, others)};
     for (int m = 0; m < 2; ++m) {
-      EXPECT_EQ(rig.Synchronize(m).code(), absl::StatusCode::kInternal) << "variant " << variant;
-      EXPECT_EQ(members[m]->Enqueue(m == 0 ? first : second, rig.stream(m)).code(),
+      variants[variant](&calls[m]);
+      const absl::Status enqueued = members[m]->Enqueue(calls[m], rig.stream(m));
+      ASSERT_TRUE(enqueued.ok()) << enqueued;
+    }
+    for (int m = 0; m < 2; ++m) {
+      EXPECT_EQ(rig.Synchronize(m).code(), absl::StatusCode::kInternal);
+      EXPECT_EQ(members[m]->Enqueue(calls[m], rig.stream(m)).code(),
                 absl::StatusCode::kFailedPrecondition);
     }
   }
@@ -847,20 +1182,69 @@ TEST_P(BackendConformance, BadCallsAreRefusedAndLeaveTheCommunicatorUsable) {
   };
   constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
   constexpr auto kUnimplemented = absl::StatusCode::kUnimplemented;
-  EXPECT_EQ(changed([](CollectiveCall* c) { c->count = -1; }), kInvalid);
-  EXPECT_EQ(changed([](CollectiveCall* c) { c->dtype = DType::kBool; }), kUnimplemented);
-  EXPECT_EQ(changed([](CollectiveCall* c) { c->reduction = Reduction::kBxor; }), kUnimplemented);
-  EXPECT_EQ(changed([](CollectiveCall* c) { c->kind = Kind::kUnspecified; }), kUnimplemented);
-  EXPECT_EQ(changed([](CollectiveCall* c) { c->inputs.clear(); }), kInvalid);
-  EXPECT_EQ(changed([](CollectiveCall* c) { c->inputs = {0}; }), kInvalid);
-  EXPECT_EQ(changed([](CollectiveCall* c) { c->outputs.push_back(8); }), kInvalid);
-  EXPECT_EQ(changed([](CollectiveCall* c) { c->kind = Kind::kAllGather; }), kInvalid);
-  EXPECT_EQ(changed([](CollectiveCall* c) { c->kind = Kind::kReduceScatter; }), kInvalid);
-  EXPECT_EQ(changed([](CollectiveCall* c) { c->kind = Kind::kBroadcast; }), kInvalid);  // no root
-  EXPECT_EQ(changed([](CollectiveCall* c) { c->kind = Kind::kReduce, c->root = 2; }), kInvalid);
-  EXPECT_EQ(changed([](CollectiveCall* c) { c->present = {1}; }), kInvalid);
-  EXPECT_EQ(changed([](CollectiveCall* c) { c->present = {1, 0}; }), kInvalid);
-  EXPECT_EQ(changed([](CollectiveCall* c) { c->present = {0, 2}; }), kInvalid);
+  using Call = CollectiveCall;
+  EXPECT_EQ(changed([](Call* c) { c->count = -1; }), kInvalid);
+  EXPECT_EQ(changed([](Call* c) { c->count = std::numeric_limits<int64_t>::min(); }), kInvalid);
+  EXPECT_EQ(changed([](Call* c) { c->count = std::numeric_limits<int64_t>::max(); }), kInvalid);
+  EXPECT_EQ(changed([](Call* c) { c->count = int64_t{1} << 62; }), kInvalid);
+  EXPECT_EQ(changed([](Call* c) { c->input_counts = {-1}; }), kInvalid);
+  EXPECT_EQ(changed([](Call* c) { c->output_counts = {-1}; }), kInvalid);
+  EXPECT_EQ(changed([](Call* c) { c->output_counts = {int64_t{1} << 61}; }), kInvalid);
+  EXPECT_EQ(changed([](Call* c) { c->input_counts = {1, 1}; }), kInvalid);
+  EXPECT_EQ(changed([](Call* c) { c->output_counts = {1, 1}; }), kInvalid);
+  EXPECT_EQ(changed([](Call* c) { c->dtype = DType::kUnspecified; }), kInvalid);
+  EXPECT_EQ(changed([](Call* c) { c->dtype = static_cast<DType>(99); }), kInvalid);
+  EXPECT_EQ(changed([](Call* c) { c->dtype = DType::kComplex64; }), kUnimplemented);
+  EXPECT_EQ(changed([](Call* c) { c->reduction = Reduction::kNone; }), kUnimplemented);
+  EXPECT_EQ(changed([](Call* c) { c->reduction = static_cast<Reduction>(99); }), kUnimplemented);
+  EXPECT_EQ(changed([](Call* c) { c->reduction = Reduction::kBxor; }), kInvalid);
+  for (const DType dtype : {DType::kI32, DType::kU8, DType::kBool}) {
+    EXPECT_EQ(changed([&](Call* c) { c->reduction = Reduction::kAvg, c->dtype = dtype; }),
+              kInvalid);
+    EXPECT_EQ(changed([&](Call* c) {
+                c->reduction = Reduction::kPremulSum, c->dtype = dtype, c->factor = memory;
+              }),
+              kInvalid);
+  }
+  EXPECT_EQ(changed([](Call* c) { c->kind = Kind::kUnspecified; }), kUnimplemented);
+  EXPECT_EQ(changed([](Call* c) { c->kind = static_cast<Kind>(99); }), kUnimplemented);
+  EXPECT_EQ(changed([](Call* c) { c->inputs.clear(); }), kInvalid);
+  EXPECT_EQ(changed([](Call* c) { c->inputs = {0}; }), kInvalid);
+  EXPECT_EQ(changed([](Call* c) { c->outputs.push_back(8); }), kInvalid);
+  for (const Kind kind : {Kind::kAllGather, Kind::kReduceScatter, Kind::kAllToAll}) {
+    EXPECT_EQ(changed([&](Call* c) { c->kind = kind; }), kInvalid);
+  }
+  for (const Kind kind : {Kind::kGather, Kind::kScatter}) {
+    EXPECT_EQ(changed([&](Call* c) { c->kind = kind, c->root = 0; }), kInvalid);
+    EXPECT_EQ(changed([&](Call* c) { c->kind = kind, c->root = 2; }), kInvalid);
+  }
+  EXPECT_EQ(changed([](Call* c) { c->kind = Kind::kBroadcast; }), kInvalid);  // no root
+  EXPECT_EQ(changed([](Call* c) { c->kind = Kind::kReduce, c->root = 2; }), kInvalid);
+  EXPECT_EQ(changed([](Call* c) { c->present = {1}; }), kInvalid);
+  EXPECT_EQ(changed([](Call* c) { c->present = {1, 0}; }), kInvalid);
+  EXPECT_EQ(changed([](Call* c) { c->present = {0, 2}; }), kInvalid);
+  for (const Reduction reduction : {Reduction::kProduct, Reduction::kMin, Reduction::kMax}) {
+    EXPECT_EQ(changed([&](Call* c) { c->present = {0}, c->reduction = reduction; }), kInvalid);
+  }
+  EXPECT_EQ(changed([&](Call* c) { c->factor = memory; }), kInvalid);
+  EXPECT_EQ(changed([](Call* c) { c->reduction = Reduction::kPremulSum; }), kInvalid);
+  EXPECT_EQ(changed([](Call* c) { c->holders = {0}; }), kInvalid);
+  EXPECT_EQ(changed([](Call* c) {
+              c->reduction = Reduction::kMax, c->holders = {0, 0};
+            }),
+            kInvalid);
+  EXPECT_EQ(changed([](Call* c) {
+              c->reduction = Reduction::kMax, c->holders = {0}, c->dtype = DType::kI32;
+            }),
+            kInvalid);
+  EXPECT_EQ(changed([](Call* c) { c->factors = {0, 0}; }), kInvalid);
+  EXPECT_EQ(changed([](Call* c) { c->reduction = Reduction::kProduct, c->factors = {0}; }),
+            kInvalid);
+  EXPECT_EQ(changed([](Call* c) {
+              c->reduction = Reduction::kProduct, c->factors = {0, 0};
+              c->kind = Kind::kReduce, c->root = 1;
+            }),
+            kInvalid);
   EXPECT_EQ(code(PairCall(Kind::kSend, 0, 1, memory)), kInvalid);
   EXPECT_EQ(code(PairCall(Kind::kRecv, 2, 1, memory)), kInvalid);
   const DeviceAddress others = rig.Upload(1, std::vector<float>(8, 1.0f));
