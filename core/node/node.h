@@ -129,7 +129,7 @@ struct DeviceInfo {
 struct PathCounters {
   int64_t aliased_bytes = 0;   // results that moved nothing
   int64_t reduced_bytes = 0;   // results written by reductions
-  int64_t copied_bytes = 0;    // into daemon memory: uploads, frozen inputs
+  int64_t copied_bytes = 0;    // uploads, frozen inputs, pieces moved by collectives
   int64_t streamed_bytes = 0;  // over gRPC
   int64_t donated_bytes = 0;   // results that took over donated inputs
 };

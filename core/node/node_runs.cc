@@ -680,6 +680,12 @@ absl::Status LocalNode::Impl::ResolvePeers(const SequencerAction& action) {
     for (const LaunchedInstance::Part& part : instance.parts) {
       RunState* run = runs_.Find(part.run);
       if (run == nullptr) continue;
+      const Plan::Written& written =
+          run->plan->plan.written[static_cast<size_t>(part.participation)];
+      if (!written.shared || &part == &instance.parts.front()) {
+        stats.paths.reduced_bytes += written.reduced;
+        stats.paths.copied_bytes += written.copied;
+      }
       for (int32_t buffer : run->plan->peer_buffers[static_cast<size_t>(part.participation)]) {
         const BufferSpec& spec = run->plan->plan.buffers[static_cast<size_t>(buffer)];
         if (spec.bytes == 0) continue;

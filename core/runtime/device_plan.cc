@@ -50,6 +50,27 @@ DevicePlan::Place GetPlace(const DevicePlan& plan, ByteReader* in) {
   return place;
 }
 
+void PutCounts(const std::vector<int64_t>& counts, ByteWriter* out) {
+  out->PutVarint(counts.size());
+  for (const int64_t count : counts) out->PutSigned(count);
+}
+
+// One for each of `pieces`, or none.
+std::vector<int64_t> GetCounts(int32_t pieces, ByteReader* in) {
+  std::vector<int64_t> counts;
+  const size_t size = in->GetCount();
+  if (size != 0 && size != static_cast<size_t>(pieces)) in->Fail();
+  for (size_t i = 0; i < size && in->ok(); ++i) counts.push_back(GetInRange(in, 0, kAnyInt64));
+  return counts;
+}
+
+// Behind the pieces: the factor, and either nothing or what backward needs.
+bool HasSoundOperands(const DevicePlan::CollectiveStep& collective, const DevicePlan::Step& step) {
+  const size_t factor = collective.reduction == Reduction::kPremulSum ? 1 : 0;
+  return step.inputs.size() == static_cast<size_t>(collective.num_inputs) + factor &&
+         step.outputs.size() >= static_cast<size_t>(collective.num_outputs);
+}
+
 }  // namespace
 
 // The nodes travel as a graph: its format has attributes, types and limits already.
@@ -76,6 +97,10 @@ std::string EncodeDevicePlan(const DevicePlan& plan) {
     out.PutSigned(collective.count);
     out.PutSigned(collective.root);
     out.PutSigned(collective.binding);
+    out.PutSigned(collective.num_inputs);
+    out.PutSigned(collective.num_outputs);
+    PutCounts(collective.input_counts, &out);
+    PutCounts(collective.output_counts, &out);
   }
   out.PutVarint(plan.steps.size());
   for (const DevicePlan::Step& step : plan.steps) {
@@ -115,7 +140,7 @@ absl::StatusOr<DevicePlan> DecodeDevicePlan(absl::string_view bytes) {
       }
     }
   }
-  const size_t collectives = in.GetCount(6);
+  const size_t collectives = in.GetCount(10);
   for (size_t i = 0; i < collectives && in.ok(); ++i) {
     DevicePlan::CollectiveStep collective;
     collective.kind = GetEnum(&in, CollectiveKind::kBarrier);
@@ -124,6 +149,10 @@ absl::StatusOr<DevicePlan> DecodeDevicePlan(absl::string_view bytes) {
     collective.count = GetInRange(&in, 0, kAnyInt64);
     collective.root = GetInt32(&in, -1, kAnyInt32);
     collective.binding = GetInt32(&in, 0, plan.num_bindings);
+    collective.num_inputs = GetInt32(&in, 0, kAnyInt32);
+    collective.num_outputs = GetInt32(&in, 0, kAnyInt32);
+    collective.input_counts = GetCounts(collective.num_inputs, &in);
+    collective.output_counts = GetCounts(collective.num_outputs, &in);
     plan.collectives.push_back(collective);
   }
   // An event is recorded by one step and waited for by one of the other stream, in turns.
@@ -151,6 +180,10 @@ absl::StatusOr<DevicePlan> DecodeDevicePlan(absl::string_view bytes) {
     const size_t outputs = in.GetCount(3);
     for (size_t k = 0; k < outputs && in.ok(); ++k) step.outputs.push_back(GetPlace(plan, &in));
     if (!in.ok()) break;
+    if (step.collective >= 0 &&
+        !HasSoundOperands(plan.collectives[static_cast<size_t>(step.collective)], step)) {
+      in.Fail();
+    }
     if (step.node >= 0) {
       const DevicePlan::Kernel& kernel = plan.nodes[static_cast<size_t>(step.node)];
       if (step.inputs.size() != kernel.input_types.size() ||

@@ -50,9 +50,15 @@ struct DevicePlan {
     CollectiveKind kind = CollectiveKind::kUnspecified;
     Reduction reduction = Reduction::kNone;
     DType dtype = DType::kUnspecified;
-    int64_t count = 0;
+    int64_t count = 0;  // of every piece, or of those whose list below is empty
+    std::vector<int64_t> input_counts;
+    std::vector<int64_t> output_counts;
     int32_t root = -1;     // member of the communicator: root, or the peer of send and recv
     int32_t binding = -1;  // index into LaunchMessage::collectives
+    // How many of the step's inputs and outputs are pieces. Behind them stand the factor of a
+    // PREMUL_SUM, and what a reduction keeps for backward (CollectiveCall).
+    int32_t num_inputs = 0;
+    int32_t num_outputs = 0;
   };
 
   struct Kernel {

@@ -220,9 +220,14 @@ class DeviceExecutor final : public Executor {
         loaded.call.reduction = c.reduction;
         loaded.call.dtype = c.dtype;
         loaded.call.count = c.count;
+        loaded.call.input_counts = c.input_counts;
+        loaded.call.output_counts = c.output_counts;
         loaded.call.root = c.root;
-        loaded.call.inputs.resize(step.inputs.size());
-        loaded.call.outputs.resize(step.outputs.size());
+        loaded.call.inputs.resize(static_cast<size_t>(c.num_inputs));
+        loaded.call.outputs.resize(static_cast<size_t>(c.num_outputs));
+        const size_t extras = step.outputs.size() - loaded.call.outputs.size();
+        (c.reduction == Reduction::kProduct ? loaded.call.factors : loaded.call.holders)
+            .resize(extras);
         loaded.binding = c.binding;
       }
       loaded.inputs = std::move(step.inputs);
@@ -494,13 +499,18 @@ class DeviceExecutor final : public Executor {
       const auto& present = message_.collectives[binding].present;
       CollectiveCall& call = step->call;
       call.present.assign(present.begin(), present.end());
-      for (size_t i = 0; i < step->inputs.size(); ++i) call.inputs[i] = AddressOf(step->inputs[i]);
-      for (size_t i = 0; i < step->outputs.size(); ++i) {
-        const DevicePlan::Place& place = step->outputs[i];
+      const auto result = [&](const DevicePlan::Place& place) {
         const bool stands_there =
             place.producer >= 0 && (present.empty() || std::find(present.begin(), present.end(),
                                                                  place.producer) != present.end());
-        call.outputs[i] = stands_there ? 0 : AddressOf(place);
+        return stands_there ? 0 : AddressOf(place);
+      };
+      const size_t inputs = call.inputs.size();
+      for (size_t i = 0; i < inputs; ++i) call.inputs[i] = AddressOf(step->inputs[i]);
+      if (step->inputs.size() > inputs) call.factor = AddressOf(step->inputs[inputs]);
+      const DevicePlan::Place* place = step->outputs.data();
+      for (std::vector<DeviceAddress>* to : {&call.outputs, &call.factors, &call.holders}) {
+        for (DeviceAddress& address : *to) address = result(*place++);
       }
       absl::Status enqueued = bound_[binding]->Enqueue(call, stream);
       if (!enqueued.ok() && status->ok()) *status = std::move(enqueued);

@@ -12,6 +12,7 @@
 #include "core/ops/op.h"
 #include "core/ops/registry.h"
 #include "core/runtime/device_plan.h"
+#include "core/runtime/collective_pieces.h"
 #include "core/runtime/size_class.h"
 
 namespace chorus {
@@ -80,25 +81,6 @@ class Dependences {
   std::vector<int32_t> uses_;
 };
 
-Descriptor DescriptorOf(const Node& node, const ValueTable& values) {
-  const Collective& c = *node.collective;
-  Descriptor descriptor;
-  descriptor.kind = c.kind == CollectiveKind::kRecv ? CollectiveKind::kSend : c.kind;
-  descriptor.reduction = c.reduction;
-  descriptor.root = c.root;
-  const TensorType* type = nullptr;
-  if (!node.inputs.empty()) {
-    type = &values.type(node.inputs[0]);
-  } else if (!node.outputs.empty()) {
-    type = &node.outputs[0];
-  }
-  if (type != nullptr) {
-    descriptor.dtype = type->dtype;
-    descriptor.dims = type->sizes();
-  }
-  return descriptor;
-}
-
 Hash128 FingerprintOf(const std::vector<Participation>& participations) {
   ByteWriter out;
   for (const Participation& p : participations) {
@@ -149,6 +131,7 @@ void Reduce(const std::vector<Participation>& participations, std::vector<int32_
 }
 
 std::shared_ptr<const VoteTemplate> MakeVotes(const Graph& graph, const ValueTable& values,
+                                              const std::vector<CollectivePieces>& pieces,
                                               std::vector<int32_t>* participation_of) {
   auto votes = std::make_shared<VoteTemplate>();
   participation_of->assign(graph.nodes.size(), -1);
@@ -165,7 +148,7 @@ std::shared_ptr<const VoteTemplate> MakeVotes(const Graph& graph, const ValueTab
     const auto index = static_cast<int32_t>(votes->participations.size());
     (*participation_of)[n] = index;
     Participation p;
-    p.descriptor = DescriptorOf(node, values);
+    p.descriptor = DescriptorOf(node, pieces[n]);
     p.group_slot = c.group_slot;
     p.member = c.rank;
     p.instance = c.instance;
@@ -252,10 +235,11 @@ class Compiler {
   absl::StatusOr<Plan> Run() {
     CHORUS_RETURN_IF_ERROR(CheckSlots());
     CHORUS_RETURN_IF_ERROR(FindDefinitions());
-    plan_.votes = MakeVotes(graph_, values_, &participation_of_);
+    plan_.votes = MakeVotes(graph_, values_, pieces_, &participation_of_);
     CHORUS_RETURN_IF_ERROR(ChooseOrder());
     FindLive();
     FindStorage();
+    PlaceOperandsInResults();
     FindLifetimes();
     ChooseDonors();
     PlaceValues();
@@ -279,8 +263,12 @@ class Compiler {
   // What is known of a value. Values that share memory have one root, which stands for it.
   struct Value {
     ValueIndex root = -1;
-    // The member whose operand it is (share_results); then it stands there.
+    int64_t offset = 0;  // in its root, bytes; of a root: in its buffer
+    // The member whose operand it is, and which of them (share_results); then it stands there.
     int32_t list_member = -1;
+    int32_t list_index = 0;
+    // The result of whose slice it is an operand: it is produced there.
+    ValueIndex slice_of = -1;
     int32_t ready_step = -1;  // of its slot, by which it is computed; -1: from the start
     StreamId ready_stream = StreamId::kCompute;
     bool used = false;  // by a live node or as an output
@@ -317,45 +305,21 @@ class Compiler {
     return absl::OkStatus();
   }
 
-  // What the rules know and this build does not run yet.
-  absl::Status CheckRuns(const Node& node, const OpDef& def) const {
-    const Collective& c = *node.collective;
-    const bool new_kind = c.kind == CollectiveKind::kGather || c.kind == CollectiveKind::kScatter ||
-                          c.kind == CollectiveKind::kAllToAll;
-    if (new_kind || def.one_input || def.one_output) {
-      return Unsupported(absl::StrCat(node.op, " is not run by this build"));
-    }
-    if (IsReducing(c.kind)) {
-      if (c.reduction != Reduction::kSum) {
-        return Unsupported(absl::StrCat(node.op, ": this build reduces by SUM, not by ",
-                                        ReductionName(c.reduction)));
-      }
-      const DType dtype = values_.type(node.inputs[0]).dtype;
-      if (dtype != DType::kF32 && dtype != DType::kF64 && dtype != DType::kI64) {
-        return Unsupported(
-            absl::StrCat(node.op, ": this build reduces f32, f64 and i64, not ", DTypeName(dtype)));
-      }
-    }
-    bool uneven = !c.counts.empty();
-    for (const ValueIndex v : node.inputs) {
-      uneven = uneven || values_.type(v) != values_.type(node.inputs[0]);
-    }
-    if (!uneven) return absl::OkStatus();
-    return Unsupported(absl::StrCat(node.op, ": this build moves equal counts only"));
-  }
-
   absl::Status FindDefinitions() {
     defs_.resize(graph_.nodes.size());
     forms_.resize(graph_.nodes.size());
+    pieces_.resize(graph_.nodes.size());
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
       const Node& node = graph_.nodes[n];
       const OpDef* def =
           n > 0 && graph_.nodes[n - 1].op == node.op ? defs_[n - 1] : FindOp(node.op);
       if (def == nullptr) return Unsupported(absl::StrCat("op '", node.op, "' is not run"));
       defs_[n] = def;
-      if (node.collective.has_value()) CHORUS_RETURN_IF_ERROR(CheckRuns(node, *def));
       if (node.collective.has_value()) {
         forms_[n] = Form::kCollective;
+        pieces_[n] = FindPieces(
+            node, *def, values_,
+            graph_.group_slots[static_cast<size_t>(node.collective->group_slot)].size);
       } else if (def->alias == OutputAlias::kInput && !node.inputs.empty()) {
         forms_[n] =
             values_.device_slot(node.inputs[0]) == node.device_slot ? Form::kAlias : Form::kCopy;
@@ -472,13 +436,61 @@ class Compiler {
     }
   }
 
-  // The member whose operand output `i` of a moving collective is; -1: none.
-  int32_t MemberOf(const Node& node, const OpDef& def, size_t i) const {
-    if (def.alias != OutputAlias::kMember || !options_.share_results) return -1;
+  // --- Operands of collectives ---
+
+  static int NumVisible(const Node& node) {
+    return NumVisibleOutputs(*node.collective, static_cast<int>(node.outputs.size()));
+  }
+  // Of a PRODUCT: output `i` is a member's operand, kept for backward.
+  static bool IsFactor(const Node& node, size_t i) {
+    return node.collective->reduction == Reduction::kProduct &&
+           static_cast<int>(i) >= NumVisible(node);
+  }
+  // Other ranks may read its operands where they stand, and keep them: those of moves; and of a
+  // PRODUCT, of which another rank may want a gradient though this one does not.
+  bool GivesOperands(const Node& node) const {
+    if (!IsReducing(node.collective->kind)) return true;
+    return node.collective->reduction == Reduction::kProduct && !node.inputs.empty() &&
+           IsFloating(values_.type(node.inputs[0]).dtype);
+  }
+  // Each element is read once. Backward needs more of the others, and of the same bytes.
+  static bool ReadsOnce(const Node& node) {
+    switch (node.collective->reduction) {
+      case Reduction::kSum:
+      case Reduction::kAvg:
+      case Reduction::kPremulSum:
+        return true;
+      default:
+        return false;
+    }
+  }
+
+  // The operand whose bytes output `i` of a collective has: of which member, and which of its
+  // pieces. -1: it has bytes of its own.
+  struct Source {
+    int32_t member = -1;
+    int32_t piece = 0;
+  };
+  Source SourceOf(const Node& node, const OpDef& def, size_t i) const {
+    Source source;
+    if (!options_.share_results) return source;
     const Collective& c = *node.collective;
-    if (HasRoot(c.kind)) return c.root.value();
-    if (HasPeer(c.kind)) return c.peer.value();
-    return static_cast<int32_t>(i);
+    if (IsFactor(node, i)) {
+      source.member = static_cast<int32_t>(i) - NumVisible(node);
+    } else if (def.alias != OutputAlias::kMember || def.one_output) {
+      return source;
+    } else if (HasRoot(c.kind) && c.kind != CollectiveKind::kGather) {
+      source.member = c.root.value();
+    } else if (HasPeer(c.kind)) {
+      source.member = c.peer.value();
+    } else {
+      source.member = static_cast<int32_t>(i);
+    }
+    if (c.kind == CollectiveKind::kScatter || c.kind == CollectiveKind::kAllToAll ||
+        c.kind == CollectiveKind::kReduceScatter) {
+      source.piece = c.rank.value();
+    }
+    return source;
   }
 
   // Which values share memory, and which of it must be counted.
@@ -489,21 +501,26 @@ class Compiler {
       const ValueIndex first = values_.first_output(static_cast<int32_t>(n));
       switch (forms_[n]) {
         case Form::kAlias:
-          table_[first].root = table_[node.inputs[0]].root;
+          AliasInput(node, first);
           break;
         case Form::kCopy:
-          if (options_.share_results) table_[first].root = table_[node.inputs[0]].root;
+          if (options_.share_results) AliasInput(node, first);
           break;
         case Form::kCollective:
           for (size_t i = 0; i < node.outputs.size(); ++i) {
-            const int32_t member = MemberOf(node, *defs_[n], i);
-            if (member < 0) continue;
+            const Source source = SourceOf(node, *defs_[n], i);
+            if (source.member < 0) continue;
             Value& value = table_[first + static_cast<ValueIndex>(i)];
-            if (member == node.collective->rank.value() && !node.inputs.empty()) {
-              value.root = table_[node.inputs[0]].root;
-            } else {
-              value.list_member = member;
+            if (source.member != node.collective->rank.value()) {
+              value.list_member = source.member;
+              value.list_index = source.piece;
+              continue;
             }
+            const auto piece = static_cast<size_t>(source.piece);
+            const bool one = defs_[n]->one_input;
+            const Value& own = table_[node.inputs[one ? 0 : piece]];
+            value.root = own.root;
+            value.offset = own.offset + (one ? pieces_[n].InputOffset(piece) : 0);
           }
           break;
         case Form::kKernel:
@@ -511,7 +528,7 @@ class Compiler {
       }
       // Other ranks, or other slots, read it where it stands and may keep it.
       const bool moves = forms_[n] == Form::kCopy ||
-                         (forms_[n] == Form::kCollective && !IsReducing(node.collective->kind));
+                         (forms_[n] == Form::kCollective && GivesOperands(node));
       if (moves && live_[n] && options_.share_results) {
         for (const ValueIndex v : node.inputs) table_[table_[v].root].counted = true;
       }
@@ -520,6 +537,37 @@ class Compiler {
       Value& root = table_[table_[output.value].root];
       root.counted = true;
       root.is_output = true;
+    }
+  }
+
+  void AliasInput(const Node& node, ValueIndex output) {
+    const Value& input = table_[node.inputs[0]];
+    table_[output].root = input.root;
+    table_[output].offset = input.offset;
+  }
+
+  // Operands that local ops make for a single tensor of all ranks' pieces are made in their place
+  // in it: nothing is left to be moved. Outputs of the graph are not: they would keep all of it.
+  void PlaceOperandsInResults() {
+    for (size_t n = 0; n < graph_.nodes.size(); ++n) {
+      const Node& node = graph_.nodes[n];
+      if (!live_[n] || forms_[n] != Form::kCollective || !defs_[n]->one_output ||
+          node.collective->kind != CollectiveKind::kAllGather) {
+        continue;
+      }
+      const ValueIndex result = values_.first_output(static_cast<int32_t>(n));
+      const ValueIndex input = node.inputs[0];
+      const int32_t producer = values_.producer(input);
+      Value& operand = table_[input];
+      if (!table_[result].used || producer < 0 ||
+          forms_[static_cast<size_t>(producer)] != Form::kKernel || operand.root != input ||
+          operand.is_output || operand.slice_of >= 0 || values_.type(input).num_bytes() == 0) {
+        continue;
+      }
+      operand.slice_of = result;
+      operand.offset =
+          pieces_[n].OutputOffset(static_cast<size_t>(node.collective->rank.value()));
+      table_[result].counted = true;
     }
   }
 
@@ -607,27 +655,30 @@ class Compiler {
       for (size_t i = 0; i < node.outputs.size(); ++i) {
         const ValueIndex v = first + static_cast<ValueIndex>(i);
         Value& value = table_[v];
-        if (value.root != v) continue;
+        if (value.root != v || value.slice_of >= 0) continue;
         if (value.list_member >= 0) {
           if (!value.used) continue;
           BufferSpec spec = SpecOf(BufferSpec::Kind::kPeer, v);
           spec.index = participation_of_[n];
           spec.list_member = value.list_member;
+          spec.list_index = value.list_index;
           value.buffer = AddBuffer(spec);
-        } else if (forms_[n] == Form::kCollective && defs_[n]->equal_results &&
-                   options_.share_results && value.used) {
+        } else if (value.used && IsShared(n, i)) {
           BufferSpec spec = SpecOf(BufferSpec::Kind::kShared, v);
           spec.index = participation_of_[n];
           value.buffer = AddBuffer(spec);
         } else if (value.counted) {
           value.buffer = AddBuffer(SpecOf(BufferSpec::Kind::kOwned, v));
-        } else if (forms_[n] != Form::kCollective || IsReducing(node.collective->kind) ||
-                   value.used) {
+        } else if (value.used || forms_[n] != Form::kCollective || MustBeWritten(node, i)) {
           value.in_workspace = true;
         }
       }
     }
+    for (Value& value : table_) {
+      if (value.slice_of >= 0) value.buffer = table_[value.slice_of].buffer;
+    }
     plan_.operands.resize(plan_.votes->participations.size());
+    plan_.written.resize(plan_.votes->participations.size());
     plan_.input_may_be_staging.resize(graph_.inputs.size());
     std::vector<StagingUse> uses(graph_.inputs.size());
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
@@ -638,6 +689,22 @@ class Compiler {
       plan_.input_may_be_staging[i] = !table_[i].is_output && !use.other &&
                                       (use.copies == 0 || (use.copies == 1 && !use.reduced));
     }
+  }
+
+  // Whether output `i` of node `n` is one for all ranks of the node. What only the root gets is its
+  // own.
+  bool IsShared(size_t n, size_t i) const {
+    if (!options_.share_results || forms_[n] != Form::kCollective || !defs_[n]->equal_results) {
+      return false;
+    }
+    const Node& node = graph_.nodes[n];
+    return node.collective->kind != CollectiveKind::kGather &&
+           static_cast<int>(i) < NumVisible(node);
+  }
+  // Reductions are computed whether or not this rank uses them; what only moves, and extras, are
+  // not asked for.
+  static bool MustBeWritten(const Node& node, size_t i) {
+    return IsReducing(node.collective->kind) && static_cast<int>(i) < NumVisible(node);
   }
 
   struct StagingUse {
@@ -652,7 +719,8 @@ class Compiler {
       const ValueIndex root = table_[v].root;
       if (static_cast<size_t>(root) >= uses->size()) continue;
       StagingUse& use = (*uses)[static_cast<size_t>(root)];
-      if (defs_[n]->input_use == InputUse::kReductionOperand && IsFloating(values_.type(v).dtype)) {
+      if (defs_[n]->input_use == InputUse::kReductionOperand &&
+          IsFloating(values_.type(v).dtype) && ReadsOnce(node)) {
         use.reduced = true;
       } else if (forms_[n] == Form::kCopy && !options_.share_results) {
         ++use.copies;
@@ -674,6 +742,8 @@ class Compiler {
     } else {
       place.buffer = root.buffer;
     }
+    place.offset += root.offset;
+    if (table_[v].root != v) place.offset += table_[v].offset;
     return place;
   }
 
@@ -714,7 +784,7 @@ class Compiler {
   }
 
   // Finds room for an output of the step that was begun.
-  void PlaceOutput(ValueIndex v, int32_t slot_index, StreamId stream, Step* step) {
+  Place PlaceOutput(ValueIndex v, int32_t slot_index, StreamId stream) {
     Value& value = table_[v];
     Slot& slot = slots_[static_cast<size_t>(slot_index)];
     if (value.root == v && value.in_workspace) {
@@ -733,9 +803,9 @@ class Compiler {
       place = PlaceOf(v);
       place.producer = value.list_member;
     }
-    step->outputs.push_back(place);
     value.ready_step = CurrentStep(slot_index);
     value.ready_stream = stream;
+    return place;
   }
 
   void Push(int32_t slot_index, Step step) {
@@ -787,7 +857,8 @@ class Compiler {
       }
     }
     for (size_t i = 0; i < node.outputs.size(); ++i) {
-      PlaceOutput(first + static_cast<ValueIndex>(i), node.device_slot, StreamId::kCompute, &step);
+      step.outputs.push_back(PlaceOutput(first + static_cast<ValueIndex>(i), node.device_slot,
+                                         StreamId::kCompute));
       step.held_back |= table_[first + static_cast<ValueIndex>(i)].takes_over;
     }
     DevicePlan& plan = slots_[static_cast<size_t>(node.device_slot)].plan;
@@ -802,43 +873,91 @@ class Compiler {
 
   void ScheduleCollective(int32_t n) {
     const Node& node = graph_.nodes[static_cast<size_t>(n)];
+    const OpDef& def = *defs_[static_cast<size_t>(n)];
+    const CollectivePieces& pieces = pieces_[static_cast<size_t>(n)];
     const Collective& c = *node.collective;
     const ValueIndex first = values_.first_output(n);
     const int32_t participation = participation_of_[static_cast<size_t>(n)];
     Slot& slot = slots_[static_cast<size_t>(node.device_slot)];
     Step step = Begin(node.device_slot, StreamId::kCommunication, node.inputs);
-    for (const Place& place : step.inputs) {
+    if (def.one_input && !node.inputs.empty()) {
+      const auto operands = step.inputs;
+      step.inputs.clear();
+      for (size_t i = 0; i < pieces.inputs.size(); ++i) {
+        step.inputs.push_back(operands[0]);
+        step.inputs.back().offset += pieces.InputOffset(i);
+      }
+      for (size_t i = 1; i < operands.size(); ++i) step.inputs.push_back(operands[i]);
+    }
+    for (size_t i = 0; i < pieces.inputs.size(); ++i) {
+      const Place& place = step.inputs[i];
       plan_.operands[static_cast<size_t>(participation)].push_back({place.buffer, place.offset});
     }
     // The peer's place in the pair's communicator.
     const int32_t peer = c.peer.value() < c.rank.value() ? 0 : 1;
     for (size_t i = 0; i < node.outputs.size(); ++i) {
-      PlaceOutput(first + static_cast<ValueIndex>(i), node.device_slot, StreamId::kCommunication,
-                  &step);
-      if (HasPeer(c.kind) && step.outputs.back().producer >= 0) step.outputs.back().producer = peer;
+      const Place place = PlaceOutput(first + static_cast<ValueIndex>(i), node.device_slot,
+                                      StreamId::kCommunication);
+      if (def.one_output && i == 0) {
+        for (size_t k = 0; k < pieces.outputs.size(); ++k) {
+          step.outputs.push_back(place);
+          step.outputs.back().offset += pieces.OutputOffset(k);
+        }
+        continue;
+      }
+      step.outputs.push_back(place);
+      if (HasPeer(c.kind) && place.producer >= 0) step.outputs.back().producer = peer;
     }
+    plan_.written[static_cast<size_t>(participation)] = WrittenBy(n);
     DevicePlan::CollectiveStep collective;
     collective.kind = c.kind;
     collective.reduction = c.reduction;
     collective.root = HasPeer(c.kind) ? peer : c.root.value();
-    if (!node.inputs.empty()) {
-      SetElements(values_.type(node.inputs[0]), &collective);
-    } else if (!node.outputs.empty()) {
-      SetElements(node.outputs[0], &collective);
-    }
+    collective.dtype = pieces.dtype;
+    collective.num_inputs = static_cast<int32_t>(pieces.inputs.size());
+    collective.num_outputs = static_cast<int32_t>(pieces.outputs.size());
+    SetCounts(pieces, &collective);
     Plan::CollectiveSlot binding;
     binding.participation = participation;
     auto& bindings = plan_.collectives[static_cast<size_t>(node.device_slot)];
     collective.binding = static_cast<int32_t>(bindings.size());
     bindings.push_back(binding);
     step.collective = static_cast<int32_t>(slot.plan.collectives.size());
-    slot.plan.collectives.push_back(collective);
+    slot.plan.collectives.push_back(std::move(collective));
     Push(node.device_slot, std::move(step));
   }
 
-  static void SetElements(const TensorType& type, DevicePlan::CollectiveStep* collective) {
-    collective->dtype = type.dtype;
-    collective->count = type.num_elements();
+  Plan::Written WrittenBy(int32_t n) const {
+    const Node& node = graph_.nodes[static_cast<size_t>(n)];
+    Plan::Written written;
+    for (size_t i = 0; i < node.outputs.size(); ++i) {
+      const ValueIndex v = values_.first_output(n) + static_cast<ValueIndex>(i);
+      const Value& value = table_[v];
+      if (value.root != v || value.list_member >= 0) continue;
+      if (value.buffer < 0 && !value.in_workspace) continue;
+      const bool reduces = IsReducing(node.collective->kind) && !IsFactor(node, i);
+      (reduces ? written.reduced : written.copied) += node.outputs[i].num_bytes();
+      written.shared |= IsShared(static_cast<size_t>(n), i);
+      if (!node.inputs.empty() && table_[node.inputs[0]].slice_of == v) {
+        written.copied -= values_.type(node.inputs[0]).num_bytes();
+      }
+    }
+    return written;
+  }
+
+  static void SetCounts(const CollectivePieces& pieces, DevicePlan::CollectiveStep* collective) {
+    collective->count = pieces.dims.empty() ? 1 : pieces.dims[0] * pieces.row_elements;
+    const auto differ = [&](const std::vector<int64_t>& rows) {
+      return std::any_of(rows.begin(), rows.end(), [&](int64_t n) { return n != pieces.dims[0]; });
+    };
+    const auto elements = [&](const std::vector<int64_t>& rows) {
+      std::vector<int64_t> counts;
+      for (const int64_t n : rows) counts.push_back(n * pieces.row_elements);
+      return counts;
+    };
+    if (pieces.dims.empty()) return;
+    if (differ(pieces.inputs)) collective->input_counts = elements(pieces.inputs);
+    if (differ(pieces.outputs)) collective->output_counts = elements(pieces.outputs);
   }
 
   // A send on the one slot, a recv on the other. With shared memory the value stays where it is and
@@ -851,14 +970,16 @@ class Compiler {
     const int32_t to = node.device_slot;
     Step send = Begin(from, StreamId::kCommunication, node.inputs);
     Step recv = Begin(to, StreamId::kCommunication, {});
-    PlaceOutput(output, to, StreamId::kCommunication, &recv);
+    recv.outputs.push_back(PlaceOutput(output, to, StreamId::kCommunication));
     for (const bool sends : {true, false}) {
       const int32_t here = sends ? from : to;
       Slot& slot = slots_[static_cast<size_t>(here)];
       DevicePlan::CollectiveStep collective;
       collective.kind = sends ? CollectiveKind::kSend : CollectiveKind::kRecv;
       collective.root = sends ? 1 : 0;
-      SetElements(values_.type(input), &collective);
+      collective.dtype = values_.type(input).dtype;
+      collective.count = values_.type(input).num_elements();
+      (sends ? collective.num_inputs : collective.num_outputs) = 1;
       collective.binding = PairBinding(here, from, to);
       Step& step = sends ? send : recv;
       step.collective = static_cast<int32_t>(slot.plan.collectives.size());
@@ -941,6 +1062,7 @@ class Compiler {
   Plan plan_;
   std::vector<const OpDef*> defs_;         // by node
   std::vector<Form> forms_;                // by node
+  std::vector<CollectivePieces> pieces_;             // by node; of collectives
   std::vector<int32_t> participation_of_;  // by node
   std::vector<bool> live_;                 // by node
   std::vector<int32_t> order_;             // nodes, as they are enqueued

@@ -84,6 +84,14 @@ struct Plan {
   };
   std::vector<std::vector<Operand>> operands;  // by participation, by list index
   std::shared_ptr<const VoteTemplate> votes;   // participations in program order
+  // Bytes that collectives write for this rank: results of reductions, and copies of pieces; what
+  // is an alias, or stands in its place already, is not written.
+  struct Written {
+    int64_t reduced = 0;
+    int64_t copied = 0;
+    bool shared = false;  // once for all ranks of the node
+  };
+  std::vector<Written> written;  // by participation
   // The communicators that each slot's launch binds, in the order of LaunchMessage::collectives:
   // one for each participation on that slot, and one for each ordered pair of slots between which
   // values are copied (members: 0 = from_slot's device, 1 = to_slot's). The communicator of a send

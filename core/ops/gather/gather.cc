@@ -144,6 +144,7 @@ const OpDef* MakeScatterTensor() {
   def->infer_types = InferScatterTensor;
   def->gradient = ScatterTensorGradient;
   def->one_input = true;
+  def->alias = OutputAlias::kMember;
   def->counts_per_member = 1;
   return def;
 }
