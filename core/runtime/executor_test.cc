@@ -181,6 +181,131 @@ TEST_P(ExecutorTest, EveryKindOfCollective) {
             "");
 }
 
+// Rows of the piece from one member to another.
+int64_t RowsBetween(int from, int to) { return (from * 3 + to * 2) % 4; }
+
+// Rows differ, and list and single-tensor forms of one collective meet.
+TEST_P(ExecutorTest, PiecesOfDifferentRows) {
+  EXPECT_EQ(rig_.Check(Sessions([&](RankBuilder* b) {
+    const int rank = b->rank();
+    const bool one = rank % 2 == 0;
+    const auto made = [&](int64_t rows) {
+      return b->Op("neg", {b->Input(F32({rows, 5}))});
+    };
+    const auto output = [&](const std::vector<ValueIndex>& values) {
+      for (const ValueIndex v : values) AddOutput(b, b->Op("neg", {v}));
+    };
+    const auto use = [&](const std::vector<ValueIndex>& values) {
+      output(values);
+      for (const ValueIndex v : values) AddOutput(b, v);
+    };
+    std::vector<int64_t> own;  // by member
+    std::vector<int64_t> sent;
+    std::vector<int64_t> received;
+    int64_t all_own = 0;
+    int64_t all_sent = 0;
+    for (int m = 0; m < ranks(); ++m) {
+      own.push_back(RowsBetween(m, m));
+      sent.push_back(RowsBetween(rank, m));
+      received.push_back(RowsBetween(m, rank));
+      all_own += own.back();
+      all_sent += sent.back();
+    }
+    const auto pieces = [&](const std::vector<int64_t>& rows) {
+      std::vector<ValueIndex> values;
+      for (const int64_t n : rows) values.push_back(made(n));
+      return values;
+    };
+
+    Collective gather = b->MakeCollective(CollectiveKind::kAllGather);
+    gather.counts = own;
+    const ValueIndex x = made(own[static_cast<size_t>(rank)]);
+    use(b->Emit(gather, {x}, {}, one ? "all_gather_into_tensor" : "all_gather"));
+    use(b->Emit(gather, {x}, {}, one ? "all_gather" : "all_gather_into_tensor"));
+
+    for (const int32_t root : {0, ranks() - 1}) {
+      Collective c = b->MakeCollective(CollectiveKind::kGather);
+      c.root = GroupRank(root);
+      if (rank == root) c.counts = own;
+      use(b->Emit(c, {x}, {}, root == 0 ? "gather_into_tensor" : "gather"));
+      c = b->MakeCollective(CollectiveKind::kScatter);
+      c.root = GroupRank(root);
+      if (rank != root) {
+        use(b->Emit(c, {}, TypeAttributes(F32({own[static_cast<size_t>(rank)], 5}))));
+      } else if (root == 0) {
+        use(b->Emit(c, pieces(own)));
+      } else {
+        c.counts = own;
+        use(b->Emit(c, {made(all_own)}, {}, "scatter_tensor"));
+      }
+    }
+
+    Collective scatter = b->MakeCollective(CollectiveKind::kReduceScatter);
+    if (one) {
+      use(b->Emit(scatter, pieces(own)));
+    } else {
+      scatter.counts = own;
+      use(b->Emit(scatter, {made(all_own)}, {}, "reduce_scatter_tensor"));
+    }
+
+    Collective exchange = b->MakeCollective(CollectiveKind::kAllToAll);
+    if (one) {
+      exchange.counts = received;
+      use(b->Emit(exchange, pieces(sent)));
+    } else {
+      exchange.counts = sent;
+      exchange.counts.insert(exchange.counts.end(), received.begin(), received.end());
+      use(b->Emit(exchange, {made(all_sent)}, {}, "all_to_all_single"));
+    }
+  })),
+            "");
+}
+
+TEST_P(ExecutorTest, EqualPiecesInListsAndSingleTensors) {
+  EXPECT_EQ(rig_.Check(Sessions([&](RankBuilder* b) {
+    const bool one = b->rank() % 2 == 1;
+    const ValueIndex x = b->Op("neg", {b->Input(F32({2 * ranks(), 3}))});
+    std::vector<ValueIndex> pieces;
+    for (int m = 0; m < ranks(); ++m) pieces.push_back(b->Input(F32({2, 3})));
+    const auto emit = [&](CollectiveKind kind, const char* single) {
+      const Collective c = b->MakeCollective(kind);
+      const std::vector<ValueIndex> results =
+          one ? b->Emit(c, {x}, {}, single) : b->Emit(c, pieces);
+      for (const ValueIndex v : results) AddOutput(b, v);
+    };
+    emit(CollectiveKind::kAllToAll, "all_to_all_single");
+    emit(CollectiveKind::kReduceScatter, "reduce_scatter_tensor");
+  })),
+            "");
+}
+
+// Every reduction, with what backward needs of it; some ranks want no gradient.
+TEST_P(ExecutorTest, EveryReductionAndItsExtras) {
+  for (const Reduction reduction :
+       {Reduction::kSum, Reduction::kAvg, Reduction::kPremulSum, Reduction::kProduct,
+        Reduction::kMin, Reduction::kMax}) {
+    SCOPED_TRACE(ReductionName(reduction));
+    EXPECT_EQ(rig_.Check(Sessions([&](RankBuilder* b) {
+      const TensorType type = F32({2, 7});
+      const auto emit = [&](Collective c, std::vector<ValueIndex> inputs) {
+        c.reduction = reduction;
+        c.wants_grad = b->rank() != 1;
+        if (reduction == Reduction::kPremulSum) inputs.push_back(b->Input(F32({})));
+        for (const ValueIndex v : b->Emit(c, inputs)) AddOutput(b, v);
+      };
+      const ValueIndex x = b->Input(type);
+      emit(b->MakeCollective(CollectiveKind::kAllReduce), {b->Op("neg", {x})});
+      Collective reduce = b->MakeCollective(CollectiveKind::kReduce);
+      reduce.root = GroupRank(ranks() - 1);
+      emit(reduce, {b->Op("neg", {x})});
+      std::vector<ValueIndex> pieces;
+      for (int m = 0; m < ranks(); ++m) pieces.push_back(b->Op("neg", {b->Input(type)}));
+      emit(b->MakeCollective(CollectiveKind::kReduceScatter), pieces);
+    })),
+              "");
+  }
+}
+
 TEST_P(ExecutorTest, SendAndRecvRoundARing) {
   if (ranks() == 1) return;  // a ring of one has no other member to send to
   EXPECT_EQ(rig_.Check(Sessions([&](RankBuilder* b) {
