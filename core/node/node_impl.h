@@ -163,6 +163,10 @@ class LocalNode::Impl {
   absl::StatusOr<Bound> BindBytes(Session* session, const Binding& binding, const TensorType& type,
                                   DeviceIndex device, bool stable,
                                   std::function<void(absl::Status)> uploaded, bool* upload);
+  // Keeps `keep`, which holds the source, until it is copied.
+  template <typename Keep>
+  void UploadTo(DeviceIndex device, const BufferRef& target, const char* source, Keep keep,
+                std::function<void(absl::Status)> uploaded);
 
   // `done` will be called on the node thread; what is returned may be called, once, on any.
   std::function<void(absl::Status)> BeginTransfer(std::function<void(absl::Status)> done);

@@ -16,6 +16,8 @@ namespace {
 constexpr int kFramesPerTurn = 32;
 // Frames of one session that may wait for a predecessor.
 constexpr size_t kMaxHeldFrames = 1024;
+// Copies from staging of this size and more are not made by the node's thread.
+constexpr int64_t kBackgroundCopyBytes = 256 << 10;
 
 // Sessions that died, of which is known how.
 constexpr size_t kKeptDeaths = 1024;
@@ -995,9 +997,17 @@ absl::StatusOr<LocalNode::Impl::Bound> LocalNode::Impl::BindBytes(
       bound.address = bound.buffer->address();
       return bound;
     }
+    stats.paths.copied_bytes += bytes;
+    if (extent.contiguous && (!host_ || bytes >= kBackgroundCopyBytes)) {
+      CHORUS_ASSIGN_OR_RETURN(bound.buffer, Allocate(session->tenant.get(), device, bytes));
+      bound.buffer->set_state(Buffer::State::kFrozen);
+      bound.address = bound.buffer->address();
+      *upload = true;
+      UploadTo(device, bound.buffer, source, std::move(arena), std::move(uploaded));
+      return bound;
+    }
     CHORUS_ASSIGN_OR_RETURN(copy, session->tenant->arenas->Allocate(bytes));
     CopyStrided(type, range.strides, source, copy->host());
-    stats.paths.copied_bytes += bytes;
   }
   copy->set_state(Buffer::State::kFrozen);
   if (host_) {
@@ -1009,11 +1019,19 @@ absl::StatusOr<LocalNode::Impl::Bound> LocalNode::Impl::BindBytes(
   bound.buffer->set_state(Buffer::State::kFrozen);
   bound.address = bound.buffer->address();
   *upload = true;
-  const BufferRef target = bound.buffer;
-  launcher_.executor(device)->Upload(target->address(), copy->host(), bytes,
-                                     BeginTransfer([copy, target, uploaded = std::move(uploaded)](
-                                                       absl::Status status) { uploaded(status); }));
+  const char* const source = copy->host();
+  UploadTo(device, bound.buffer, source, std::move(copy), std::move(uploaded));
   return bound;
+}
+
+// On the device's copy stream, beside what the device and the node do meanwhile.
+template <typename Keep>
+void LocalNode::Impl::UploadTo(DeviceIndex device, const BufferRef& target, const char* source,
+                               Keep keep, std::function<void(absl::Status)> uploaded) {
+  launcher_.executor(device)->Upload(
+      target->address(), source, target->bytes(),
+      BeginTransfer([keep = std::move(keep), target,
+                     uploaded = std::move(uploaded)](absl::Status status) { uploaded(status); }));
 }
 
 // What a transfer keeps alive counts its references on this thread alone: the backend's thread gets

@@ -137,7 +137,10 @@ namespace {
 
 constexpr int kCompute = static_cast<int>(DevicePlan::StreamId::kCompute);
 constexpr int kCommunication = static_cast<int>(DevicePlan::StreamId::kCommunication);
-constexpr int kStreams = DevicePlan::kStreams;
+constexpr int kPlanStreams = DevicePlan::kStreams;
+// Uploads and downloads go on beside the plans' work.
+constexpr int kCopy = kPlanStreams;
+constexpr int kStreams = kPlanStreams + 1;
 
 // A plan as it is launched: kernels made, calls filled in but for addresses.
 struct LoadedPlan {
@@ -155,7 +158,7 @@ struct LoadedPlan {
   size_t num_buffers = 0;
   size_t num_bindings = 0;
   size_t num_events = 0;
-  bool uses[kStreams] = {false, false};
+  bool uses[kPlanStreams] = {false, false};
   std::vector<LoadedStep> steps;
   std::vector<std::unique_ptr<Kernel>> kernels;
 };
@@ -284,7 +287,7 @@ class DeviceExecutor final : public Executor {
       Complete(message_.launch, status, /*held_back=*/true);
       return;
     }
-    bool uses[kStreams] = {plan->uses[kCompute], plan->uses[kCommunication]};
+    bool uses[kPlanStreams] = {plan->uses[kCompute], plan->uses[kCommunication]};
     const Position needed = NeededBy(message_.after);
     if (plan->steps.empty()) {
       // Its results are its inputs: complete when they are.
@@ -295,7 +298,7 @@ class DeviceExecutor final : public Executor {
       }
       uses[kCompute] = true;
     }
-    for (int s = 0; s < kStreams; ++s) {
+    for (int s = 0; s < kPlanStreams; ++s) {
       if (uses[s]) Order(s, needed);
     }
     const int parity = Begin();
@@ -305,7 +308,7 @@ class DeviceExecutor final : public Executor {
       if (message_.hold_back && step.held_back && hold == nullptr) hold = HoldBack(uses, status);
       Enqueue(&step, hold.get(), &status);
     }
-    for (int s = 0; s < kStreams; ++s) enqueued_.end[s] += uses[s];
+    for (int s = 0; s < kPlanStreams; ++s) enqueued_.end[s] += uses[s];
     Note();
     Finish(uses, parity, std::move(hold), std::move(status));
   }
@@ -313,26 +316,25 @@ class DeviceExecutor final : public Executor {
   void Upload(DeviceAddress to, const void* from, int64_t bytes,
               std::function<void(absl::Status)> done) override {
     const int parity = Begin();
-    ++enqueued_.end[kCompute];
-    uploaded_ = enqueued_.end[kCompute];
-    streams_[kCompute]->CopyFromHost(to, from, bytes);
-    CallBack(kCompute, parity, std::move(done));
+    uploaded_ = ++enqueued_.end[kCopy];
+    streams_[kCopy]->CopyFromHost(to, from, bytes);
+    CallBack(kCopy, parity, std::move(done));
   }
 
   void Download(void* to, DeviceAddress from, int64_t bytes, LaunchId after,
                 std::function<void(absl::Status)> done) override {
-    if (after != 0) Order(kCompute, NeededBy({after}));
+    if (after != 0) Order(kCopy, NeededBy({after}));
     const int parity = Begin();
-    ++enqueued_.end[kCompute];
-    streams_[kCompute]->CopyToHost(to, from, bytes);
-    CallBack(kCompute, parity, std::move(done));
+    ++enqueued_.end[kCopy];
+    streams_[kCopy]->CopyToHost(to, from, bytes);
+    CallBack(kCopy, parity, std::move(done));
   }
 
  private:
   // How much work each stream had been given.
   struct Position {
     LaunchId launch = 0;
-    int64_t end[kStreams] = {0, 0};
+    int64_t end[kStreams] = {};
   };
   struct Retired {
     std::vector<std::unique_ptr<LoadedPlan>> plans;
@@ -360,7 +362,7 @@ class DeviceExecutor final : public Executor {
       return Detached(status);
     }
   };
-  // What the two streams' ends of one launch have in common.
+  // What the ends of one launch on its streams have in common.
   struct Ending {
     std::atomic<int> left{0};
     Mutex mutex;
@@ -416,7 +418,7 @@ class DeviceExecutor final : public Executor {
   // How far each stream must have come before a launch after `launches` may begin.
   Position NeededBy(absl::Span<const LaunchId> launches) const {
     Position needed;
-    needed.end[kCompute] = uploaded_;
+    needed.end[kCopy] = uploaded_;
     for (const LaunchId id : launches) {
       Position at = enqueued_;  // of a launch that is not known: all that there is
       const size_t kept = std::min<size_t>(positions_count_, kPositions);
@@ -444,15 +446,17 @@ class DeviceExecutor final : public Executor {
     return needed;
   }
 
-  // Makes what follows on `stream` wait for what `needed` says of the other.
+  // Makes what follows on `stream` wait for what `needed` says of the others.
   void Order(int stream, const Position& needed) {
-    const int other = 1 - stream;
-    int64_t& known = known_[stream];
-    if (needed.end[other] <= known) return;
-    known = enqueued_.end[other];
-    if (AllDone()) return;
-    streams_[other]->Record(crossing_[other].get());
-    streams_[stream]->Wait(crossing_[other].get());
+    for (int other = 0; other < kStreams; ++other) {
+      if (other == stream) continue;
+      int64_t& known = known_[stream][other];
+      if (needed.end[other] <= known) continue;
+      known = enqueued_.end[other];
+      if (AllDone()) continue;
+      streams_[other]->Record(crossing_[other].get());
+      streams_[stream]->Wait(crossing_[other].get());
+    }
   }
 
   void Note() {
@@ -471,7 +475,7 @@ class DeviceExecutor final : public Executor {
 
   // What follows on the compute stream waits for all of the launch so far, collectives too, and
   // learns whether any of it has failed.
-  std::shared_ptr<Hold> HoldBack(const bool (&uses)[kStreams], const absl::Status& enqueued) {
+  std::shared_ptr<Hold> HoldBack(const bool (&uses)[kPlanStreams], const absl::Status& enqueued) {
     auto hold = std::make_shared<Hold>();
     hold->Add(enqueued);
     const auto add = [hold](const absl::Status& result) { hold->Add(result); };
@@ -543,7 +547,7 @@ class DeviceExecutor final : public Executor {
     });
   }
 
-  void Finish(const bool (&uses)[kStreams], int parity, std::shared_ptr<Hold> hold,
+  void Finish(const bool (&uses)[kPlanStreams], int parity, std::shared_ptr<Hold> hold,
               absl::Status status) {
     const LaunchId launch = message_.launch;
     if (uses[kCompute] != uses[kCommunication] && status.ok() && hold == nullptr) {
@@ -562,7 +566,7 @@ class DeviceExecutor final : public Executor {
       MutexLock lock(&ending->mutex);
       ending->status = std::move(status);
     }
-    for (int s = 0; s < kStreams; ++s) {
+    for (int s = 0; s < kPlanStreams; ++s) {
       if (!uses[s]) continue;
       streams_[s]->Callback([this, ending, hold, launch, parity](const absl::Status& result) {
         absl::Status all;
@@ -606,8 +610,8 @@ class DeviceExecutor final : public Executor {
   std::array<std::unique_ptr<Event>, kStreams> crossing_;  // between launches; [s]: recorded on s
 
   Position enqueued_;
-  int64_t known_[kStreams] = {0, 0};            // how far of the other stream each has waited for
-  int64_t uploaded_ = 0;                        // where on the compute stream the last upload ended
+  int64_t known_[kStreams][kStreams] = {};      // how far of each other stream each has waited for
+  int64_t uploaded_ = 0;                        // where on the copy stream the last upload ended
   std::array<Position, kPositions> positions_;  // of the last launches
   size_t positions_count_ = 0;
 

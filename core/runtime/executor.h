@@ -74,7 +74,7 @@ class Executor {
   virtual void CloseCommunicator(CommunicatorId id) = 0;
   // Enqueues one launch; never waits. A failure comes as its completion.
   virtual void Launch(absl::string_view launch) = 0;
-  // Copies between host memory and the device, for backends whose memory the host cannot address.
+  // Copies between host memory and the device, on a stream of their own beside the launches' work.
   // Launches that follow an Upload see it; a Download sees what launch `after` wrote (0: nothing to
   // wait for). The host memory must stand until `done`, which is called as completions are.
   virtual void Upload(DeviceAddress to, const void* from, int64_t bytes,

@@ -473,6 +473,31 @@ TEST_P(ExecutorTest, LaunchesReadWhatEarlierOnesWriteLater) {
   EXPECT_EQ(rig_.Differences(fifth, *e), "");
 }
 
+// Uploads and downloads have a stream of their own: they do not wait for a plan's work that waits
+// for another rank.
+TEST_P(ExecutorTest, CopiesGoOnBesideWorkThatWaits) {
+  if (ranks() == 1) return;  // nothing waits for another rank
+  const std::vector<Session> sessions = Sessions([&](RankBuilder* b) {
+    const ValueIndex sum = b->AllReduce(b->Input(F32({8})));
+    AddOutput(b, b->Op("neg", {sum}));
+  });
+  const auto result = rig_.Prepare(sessions);
+  ASSERT_TRUE(result->status.ok()) << result->status;
+  const auto launch = [&](size_t i) {
+    ByteWriter bytes;
+    EncodeLaunch(result->messages[i].second, &bytes);
+    rig_.executor(result->messages[i].first)->Launch(bytes.bytes());
+  };
+  launch(0);
+  const int device = result->messages[0].first;
+  const DeviceAddress address = rig_.Allocate(device, 4);
+  ASSERT_TRUE(rig_.Upload(device, address, "abcd").ok());
+  EXPECT_EQ(rig_.Download(device, address, 4), "abcd");
+  for (size_t i = 1; i < result->messages.size(); ++i) launch(i);
+  EXPECT_TRUE(rig_.Wait(*result).ok());
+  EXPECT_EQ(rig_.Differences(sessions, *result), "");
+}
+
 TEST_P(ExecutorTest, RanksMayAgreeOnAnotherOrderThanTheirPrograms) {
   // Rank 0 writes its collectives the other way round; all run them as rank 0 does.
   std::vector<Session> sessions;
