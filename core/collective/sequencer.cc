@@ -557,6 +557,12 @@ void Sequencer::CountAbsent(int32_t id, int32_t position) {
   if (components_[instances_[id].component].missing == 0) {
     ready_.push_back(instances_[id].component);
   }
+  // Others hold tape entries of the gradient: who is absent from it has none, so nobody waits for
+  // its part in the gradient's own gradients.
+  const int32_t tape = instances_[id].tape;
+  if (tape == kNone) return;
+  tapes_[tape].entries[position].state = TapeEntry::State::kAbandoned;
+  MarkAbandoned(tape, position);
 }
 
 int32_t Sequencer::EnsureTape(int32_t id) {

@@ -1130,6 +1130,52 @@ TEST(SequencerGradientTest, DroppingCompletesWhatIsPending) {
   }
 }
 
+// Who is absent from a gradient is absent from the gradients of that, whenever it dropped its
+// entry: before they were asked for, between, or after.
+TEST(SequencerGradientTest, WhoIsAbsentFromAGradientIsAbsentFromItsGradients) {
+  constexpr int kOrders = 4;
+  for (int drop_at = 0; drop_at <= kOrders; ++drop_at) {
+    SCOPED_TRACE(drop_at);
+    Sequencer sequencer = World(3);
+    const InstanceKey forward = Forward(&sequencer, 1, 0);
+    const InstanceKey first = forward.Gradient(Epoch(1), 0);
+    const InstanceKey second = first.Gradient(Epoch(1), 0);
+    std::vector<RunHandle> launched;
+    const auto count = [&](const Actions& actions) {
+      for (const SequencerAction& action : actions) {
+        ASSERT_EQ(action.kind, Kind::kLaunch);
+        for (const LaunchedInstance& instance : action.instances) {
+          EXPECT_THAT(instance.absent, ElementsAre(GroupRank(0))) << instance.key.ToString();
+        }
+        launched.insert(launched.end(), action.runs.begin(), action.runs.end());
+      }
+    };
+    // Members 1 and 2 ask for the gradient, with entries of their own, and for that one's gradient.
+    for (int step = 0; step <= kOrders; ++step) {
+      if (step == drop_at) {
+        Actions actions;
+        sequencer.DropTape(Rank(0), forward, false, Epoch(1), At(0), &actions);
+        count(actions);
+      }
+      if (step == kOrders) break;
+      const int32_t member = 1 + step % 2;
+      TestRun run(10 + step, Epoch(1));
+      run.GradientOf(step < 2 ? forward : first, 0, run.Slot(kWorld, 3, {member}, {0}), member)
+          .wants_grad = true;
+      count(Cast(&sequencer, run));
+    }
+    EXPECT_THAT(launched, testing::UnorderedElementsAre(RunHandle(10), RunHandle(11),
+                                                        RunHandle(12), RunHandle(13)));
+    // And a third order, of which nothing was said before.
+    for (int32_t member = 1; member < 3; ++member) {
+      TestRun run(20 + member, Epoch(1));
+      run.GradientOf(second, 0, run.Slot(kWorld, 3, {member}, {0}), member);
+      count(Cast(&sequencer, run));
+    }
+    EXPECT_THAT(launched, SizeIs(6));
+  }
+}
+
 TEST(SequencerGradientTest, DroppingBeforeTheForwardIsLaunchedCounts) {
   Sequencer sequencer = World(2);
   Cast(&sequencer, WithTape(sequencer, 1, 0, 0));
