@@ -102,11 +102,11 @@ std::vector<Mismatch> Mismatches() {
       {"order",
        {[=](const World& w, CallSite s) {
           const Tensor first = AllReduce(zeros(w, DType::kF32, {4}), w, Reduction::kSum, s);
-          AllGather(zeros(w, DType::kF32, {4}), w, s);
+          AllGather(zeros(w, DType::kF32, {4}), w, {}, s);
           return first;
         },
         [=](const World& w, CallSite s) {
-          const Tensor first = AllGather(zeros(w, DType::kF32, {4}), w, s)[0];
+          const Tensor first = AllGather(zeros(w, DType::kF32, {4}), w, {}, s)[0];
           AllReduce(zeros(w, DType::kF32, {4}), w, Reduction::kSum, s);
           return first;
         }},
