@@ -89,36 +89,44 @@ NumOperands OperandsOf(const CollectiveCall& call, int size, int member) {
   }
 }
 
-absl::Status CheckOperands(const CollectiveCall& call, int size, int member) {
-  const absl::string_view name = CollectiveKindName(call.kind);
-  const NumOperands expected = OperandsOf(call, size, member);
-  const auto check = [&](const char* what, int64_t number, const std::vector<DeviceAddress>& list,
-                         const std::vector<int64_t>& counts) -> absl::Status {
-    if (number >= 0 && static_cast<size_t>(number) != list.size()) {
-      return BadType(absl::StrCat(name, " of ", size, " members: member ", member, " passes ",
-                                  list.size(), " ", what, "s, expected ", number));
-    }
-    if (!counts.empty() && counts.size() != list.size()) {
-      return BadType(absl::StrCat(name, ": member ", member, " passes ", counts.size(),
-                                  " counts for ", list.size(), " ", what, "s"));
-    }
-    const int64_t most = kMaxPieceBytes / std::max<int64_t>(1, DTypeBytes(call.dtype));
-    for (size_t i = 0; i < list.size(); ++i) {
-      const int64_t count = CountOf(call, counts, i);
-      if (count < 0 || count > most) {
-        return BadType(absl::StrCat(name, ": member ", member, "'s ", what, " ", i, " of ", count,
-                                    " elements, expected 0 to ", most));
-      }
-    }
-    return absl::OkStatus();
+absl::Status CheckOperandList(const CollectiveCall& call, int size, int member, const char* what,
+                              int64_t expected, const std::vector<DeviceAddress>& list,
+                              const std::vector<int64_t>& counts) {
+  const auto name = [&] { return CollectiveKindName(call.kind); };
+  if (expected >= 0 && static_cast<size_t>(expected) != list.size()) {
+    return BadType(absl::StrCat(name(), " of ", size, " members: member ", member, " passes ",
+                                list.size(), " ", what, "s, expected ", expected));
+  }
+  if (!counts.empty() && counts.size() != list.size()) {
+    return BadType(absl::StrCat(name(), ": member ", member, " passes ", counts.size(),
+                                " counts for ", list.size(), " ", what, "s"));
+  }
+  const int64_t bytes = DTypeBytes(call.dtype);
+  const auto fits = [bytes](int64_t count) {
+    return count >= 0 && count <= kMaxPieceBytes && count * bytes <= kMaxPieceBytes;
   };
-  CHORUS_RETURN_IF_ERROR(check("input", expected.inputs, call.inputs, call.input_counts));
-  CHORUS_RETURN_IF_ERROR(check("output", expected.outputs, call.outputs, call.output_counts));
+  const auto wrong = std::find_if_not(counts.begin(), counts.end(), fits);
+  if (wrong == counts.end() && (!counts.empty() || list.empty() || fits(call.count))) {
+    return absl::OkStatus();
+  }
+  return BadType(absl::StrCat(name(), ": member ", member, " passes an ", what, " of ",
+                              wrong == counts.end() ? call.count : *wrong,
+                              " elements, expected 0 to ",
+                              kMaxPieceBytes / std::max<int64_t>(1, bytes)));
+}
+
+absl::Status CheckOperands(const CollectiveCall& call, int size, int member) {
+  const NumOperands expected = OperandsOf(call, size, member);
+  CHORUS_RETURN_IF_ERROR(CheckOperandList(call, size, member, "input", expected.inputs, call.inputs,
+                                          call.input_counts));
+  CHORUS_RETURN_IF_ERROR(CheckOperandList(call, size, member, "output", expected.outputs,
+                                          call.outputs, call.output_counts));
   for (size_t i = 0; expected.inputs > 0 && i < call.inputs.size(); ++i) {
+    if (call.inputs[i] != 0) continue;
     const int64_t count = CountOf(call, call.input_counts, i);
-    if (call.inputs[i] == 0 && count > 0) {
-      return BadType(absl::StrCat(name, ": member ", member, " passes input ", i,
-                                  " without memory for ", count, " elements"));
+    if (count > 0) {
+      return BadType(absl::StrCat(CollectiveKindName(call.kind), ": member ", member,
+                                  " passes input ", i, " without memory for ", count, " elements"));
     }
   }
   return absl::OkStatus();
@@ -178,40 +186,40 @@ absl::Status CheckExtras(const CollectiveCall& call, int size, int member) {
 
 absl::Status CheckCall(const CollectiveCall& call, int size, int member) {
   const CollectiveKind kind = call.kind;
-  const absl::string_view name = CollectiveKindName(kind);
+  const auto name = [kind] { return CollectiveKindName(kind); };
   if (kind == CollectiveKind::kUnspecified || kind > CollectiveKind::kBarrier) {
     return Unsupported(
         absl::StrCat("collective kind ", static_cast<int>(kind), " is not run by this backend"));
   }
   if (kind != CollectiveKind::kBarrier && DTypeBytes(call.dtype) == 0) {
-    return BadType(absl::StrCat(name, ": unknown dtype ", static_cast<int>(call.dtype)));
+    return BadType(absl::StrCat(name(), ": unknown dtype ", static_cast<int>(call.dtype)));
   }
   if (IsReduction(kind)) CHORUS_RETURN_IF_ERROR(CheckReduction(call));
   if (Rooted(kind) && (call.root < 0 || call.root >= size)) {
     return BadType(
-        absl::StrCat(name, ": root or peer ", call.root, " is no member of 0..", size - 1));
+        absl::StrCat(name(), ": root or peer ", call.root, " is no member of 0..", size - 1));
   }
   if ((kind == CollectiveKind::kSend || kind == CollectiveKind::kRecv) && call.root == member) {
-    return BadType(absl::StrCat(name, ": member ", member, " names itself as its peer"));
+    return BadType(absl::StrCat(name(), ": member ", member, " names itself as its peer"));
   }
   if (!call.present.empty()) {
     bool self = false;
     int32_t previous = -1;
     for (const int32_t m : call.present) {
       if (m <= previous || m >= size) {
-        return BadType(absl::StrCat(name, ": present members must ascend within 0..", size - 1,
+        return BadType(absl::StrCat(name(), ": present members must ascend within 0..", size - 1,
                                     ", got ", m, " after ", previous));
       }
       previous = m;
       self = self || m == member;
     }
     if (!self) {
-      return BadType(absl::StrCat(name, ": member ", member,
+      return BadType(absl::StrCat(name(), ": member ", member,
                                   " enqueues a call in which it does not take part"));
     }
     if (IsReduction(kind) && !ZeroIsNeutral(call.reduction) &&
         call.present.size() < static_cast<size_t>(size)) {
-      return BadType(absl::StrCat(name, " with reduction ", ReductionName(call.reduction),
+      return BadType(absl::StrCat(name(), " with reduction ", ReductionName(call.reduction),
                                   " takes all ", size, " members, got ", call.present.size()));
     }
   }
@@ -236,13 +244,7 @@ void CollectiveWork::BeginMove() {
   move_.first_factor = static_cast<int32_t>(factors_.size());
 }
 
-absl::Status CollectiveWork::Agree(const Operand& operand, int64_t count) {
-  if (first_.member < 0) {
-    first_ = operand;
-    move_.count = count;
-    return absl::OkStatus();
-  }
-  if (count == move_.count) return absl::OkStatus();
+absl::Status CollectiveWork::Disagree(const Operand& operand, int64_t count) const {
   const auto name = [](const Operand& o) {
     return absl::StrCat("member ", o.member, "'s ", o.list, " ", o.index);
   };
@@ -251,27 +253,32 @@ absl::Status CollectiveWork::Agree(const Operand& operand, int64_t count) {
                                 count, " elements, ", name(first_), " has ", move_.count));
 }
 
+template <typename Pointer>
+absl::Status CollectiveWork::AddOperand(const Member& member, const Operand& operand, int64_t count,
+                                        DeviceAddress address, std::vector<Pointer>* to) {
+  if (first_.member < 0) {
+    first_ = operand;
+    move_.count = count;
+  } else if (count != move_.count) {
+    return Disagree(operand, count);
+  }
+  if (count == 0 || address == 0) return absl::OkStatus();
+  void* pointer = nullptr;
+  CHORUS_RETURN_IF_ERROR(Resolve(member, address, count * element_bytes_, &pointer));
+  to->push_back(pointer);
+  return absl::OkStatus();
+}
+
 absl::Status CollectiveWork::AddInput(absl::Span<const Member> members, int member, size_t index) {
   const CollectiveCall& call = *members[member].call;
-  CHORUS_RETURN_IF_ERROR(Agree({member, "input", index}, CountOf(call, call.input_counts, index)));
-  if (move_.count == 0) return absl::OkStatus();
-  void* pointer = nullptr;
-  CHORUS_RETURN_IF_ERROR(
-      Resolve(members[member], call.inputs[index], move_.count * element_bytes_, &pointer));
-  inputs_.push_back(pointer);
-  return absl::OkStatus();
+  return AddOperand(members[member], {member, "input", index},
+                    CountOf(call, call.input_counts, index), call.inputs[index], &inputs_);
 }
 
 absl::Status CollectiveWork::AddOutput(absl::Span<const Member> members, int member, size_t index) {
   const CollectiveCall& call = *members[member].call;
-  CHORUS_RETURN_IF_ERROR(
-      Agree({member, "output", index}, CountOf(call, call.output_counts, index)));
-  if (move_.count == 0 || call.outputs[index] == 0) return absl::OkStatus();
-  void* pointer = nullptr;
-  CHORUS_RETURN_IF_ERROR(
-      Resolve(members[member], call.outputs[index], move_.count * element_bytes_, &pointer));
-  outputs_.push_back(pointer);
-  return absl::OkStatus();
+  return AddOperand(members[member], {member, "output", index},
+                    CountOf(call, call.output_counts, index), call.outputs[index], &outputs_);
 }
 
 absl::Status CollectiveWork::AddReducedInputs(absl::Span<const Member> members, size_t index) {

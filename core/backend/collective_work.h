@@ -99,8 +99,12 @@ class CollectiveWork {
   void BeginMove();
   absl::Status AddInput(absl::Span<const Member> members, int member, size_t index);
   absl::Status AddOutput(absl::Span<const Member> members, int member, size_t index);
-  // The first operand gives the move its number of elements, the others must agree.
-  absl::Status Agree(const Operand& operand, int64_t count);
+  // The first operand gives the move its number of elements, the others must agree. Nothing is
+  // added where there is no memory.
+  template <typename Pointer>
+  absl::Status AddOperand(const Member& member, const Operand& operand, int64_t count,
+                          DeviceAddress address, std::vector<Pointer>* to);
+  absl::Status Disagree(const Operand& operand, int64_t count) const;
   // Outputs that are named twice or that are already there are left out.
   void EndMove();
 

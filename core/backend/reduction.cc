@@ -500,43 +500,38 @@ void Bits(const ReducePass& pass, int64_t begin, int64_t end, bool streaming) {
   function(pass, begin * kElementBytes, end * kElementBytes, streaming);
 }
 
-struct Row {
-  DType dtype;
-  // From kSum on, as Reduction counts them: SUM AVG PRODUCT MIN MAX PREMUL_SUM BAND BOR BXOR.
-  ReduceFunction functions[9];
-};
+// Rows and columns as DType and Reduction count them, from kF16 and kSum on: f16 bf16 f32 f64 i8 u8
+// i16 i32 i64 bool; SUM AVG PRODUCT MIN MAX PREMUL_SUM BAND BOR BXOR.
+constexpr int kRows = 10;
+constexpr int kColumns = 9;
 // Signed and unsigned integers of one width share what does not depend on the sign.
-constexpr Row kReductions[] = {
-    {DType::kF16, {&SumF16, &ScaledSumF16, &ProductF16, &MinF16, &MaxF16, &ScaledSumF16}},
-    {DType::kBF16, {&SumBF16, &ScaledSumBF16, &ProductBF16, &MinBF16, &MaxBF16, &ScaledSumBF16}},
-    {DType::kF32, {&SumF32, &ScaledSumF32, &ProductF32, &MinF32, &MaxF32, &ScaledSumF32}},
-    {DType::kF64, {&SumF64, &ScaledSumF64, &ProductF64, &MinF64, &MaxF64, &ScaledSumF64}},
-    {DType::kI8,
-     {&SumI8, nullptr, &ProductI8, &MinI8, &MaxI8, nullptr, &AndBytes, &OrBytes, &XorBytes}},
-    {DType::kU8,
-     {&SumI8, nullptr, &ProductI8, &MinU8, &MaxU8, nullptr, &AndBytes, &OrBytes, &XorBytes}},
-    {DType::kI16,
-     {&SumI16, nullptr, &ProductI16, &MinI16, &MaxI16, nullptr, &Bits<AndBytes, 2>,
-      &Bits<OrBytes, 2>, &Bits<XorBytes, 2>}},
-    {DType::kI32,
-     {&SumI32, nullptr, &ProductI32, &MinI32, &MaxI32, nullptr, &Bits<AndBytes, 4>,
-      &Bits<OrBytes, 4>, &Bits<XorBytes, 4>}},
-    {DType::kI64,
-     {&SumI64, nullptr, &ProductI64, &MinI64, &MaxI64, nullptr, &Bits<AndBytes, 8>,
-      &Bits<OrBytes, 8>, &Bits<XorBytes, 8>}},
-    {DType::kBool,
-     {&OrBool, nullptr, &AndBool, &AndBool, &OrBool, nullptr, &AndBool, &OrBool, &XorBool}},
+constexpr ReduceFunction kReductions[kRows][kColumns] = {
+    /* f16 */ {&SumF16, &ScaledSumF16, &ProductF16, &MinF16, &MaxF16, &ScaledSumF16},
+    /* bf16 */ {&SumBF16, &ScaledSumBF16, &ProductBF16, &MinBF16, &MaxBF16, &ScaledSumBF16},
+    /* f32 */ {&SumF32, &ScaledSumF32, &ProductF32, &MinF32, &MaxF32, &ScaledSumF32},
+    /* f64 */ {&SumF64, &ScaledSumF64, &ProductF64, &MinF64, &MaxF64, &ScaledSumF64},
+    /* i8 */ {&SumI8, nullptr, &ProductI8, &MinI8, &MaxI8, nullptr, &AndBytes, &OrBytes, &XorBytes},
+    /* u8 */ {&SumI8, nullptr, &ProductI8, &MinU8, &MaxU8, nullptr, &AndBytes, &OrBytes, &XorBytes},
+    /* i16 */
+    {&SumI16, nullptr, &ProductI16, &MinI16, &MaxI16, nullptr, &Bits<AndBytes, 2>,
+     &Bits<OrBytes, 2>, &Bits<XorBytes, 2>},
+    /* i32 */
+    {&SumI32, nullptr, &ProductI32, &MinI32, &MaxI32, nullptr, &Bits<AndBytes, 4>,
+     &Bits<OrBytes, 4>, &Bits<XorBytes, 4>},
+    /* i64 */
+    {&SumI64, nullptr, &ProductI64, &MinI64, &MaxI64, nullptr, &Bits<AndBytes, 8>,
+     &Bits<OrBytes, 8>, &Bits<XorBytes, 8>},
+    /* bool */
+    {&OrBool, nullptr, &AndBool, &AndBool, &OrBool, nullptr, &AndBool, &OrBool, &XorBool},
 };
 
 }  // namespace
 
 ReduceFunction FindReduction(Reduction reduction, DType dtype) {
+  const int row = static_cast<int>(dtype) - static_cast<int>(DType::kF16);
   const int column = static_cast<int>(reduction) - static_cast<int>(Reduction::kSum);
-  if (column < 0 || column >= 9) return nullptr;
-  for (const Row& row : kReductions) {
-    if (row.dtype == dtype) return row.functions[column];
-  }
-  return nullptr;
+  if (row < 0 || row >= kRows || column < 0 || column >= kColumns) return nullptr;
+  return kReductions[row][column];
 }
 
 bool ChangesSingleInput(Reduction reduction, DType dtype) {

@@ -396,6 +396,27 @@ bool Same(const CollectiveWork::Common& a, const CollectiveWork::Common& b) {
   return a.kind == b.kind && a.reduction == b.reduction && a.dtype == b.dtype && a.root == b.root;
 }
 
+// Into the memory of the call before it. Most lists are empty, and stay so.
+template <typename T>
+void CopyList(const std::vector<T>& from, std::vector<T>* to) {
+  if (!from.empty() || !to->empty()) to->assign(from.begin(), from.end());
+}
+// All but which members are present: the meeting is theirs.
+void CopyCall(const CollectiveCall& from, CollectiveCall* to) {
+  to->kind = from.kind;
+  to->reduction = from.reduction;
+  to->dtype = from.dtype;
+  to->root = from.root;
+  to->count = from.count;
+  to->factor = from.factor;
+  CopyList(from.input_counts, &to->input_counts);
+  CopyList(from.output_counts, &to->output_counts);
+  CopyList(from.inputs, &to->inputs);
+  CopyList(from.outputs, &to->outputs);
+  CopyList(from.holders, &to->holders);
+  CopyList(from.factors, &to->factors);
+}
+
 std::string Describe(const CollectiveWork::Common& call) {
   return absl::StrCat("{", CollectiveKindName(call.kind), " ", ReductionName(call.reduction), " ",
                       DTypeName(call.dtype), ", root ", call.root, "}");
@@ -446,7 +467,7 @@ StreamEngine::Meeting* StreamEngine::Join(Group* group, int member, const Collec
   }
   Meeting* meeting = channel->incomplete[index];
   Meeting::Part& part = meeting->parts[member];
-  part.call = call;  // in the memory of the call before it
+  CopyCall(call, &part.call);
   // Members call in the same order, so the first meeting is complete first.
   if (++meeting->arrived == meeting->expected) {
     channel->incomplete.pop_front();
