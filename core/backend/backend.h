@@ -25,6 +25,7 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/optional.h"
 #include "absl/types/span.h"
 #include "core/graph/graph.h"
 #include "core/tensor/type.h"
@@ -102,6 +103,32 @@ struct CollectiveCall {
   // PRODUCT: copies of what is reduced for this member: one from each, with the rules of
   // `outputs`; or empty. On every member (reduce: on the root); each member asks for itself.
   std::vector<DeviceAddress> factors;
+
+  // --- all_gather, gather, reduce_scatter, scatter, all_to_all ---
+
+  // The rows of the pieces are only known when the call runs. Where the table above has a list of
+  // operands there is one tensor of all of them: each a run of whole rows, in member order, from
+  // the first row on. Rows of an output, of holders and of factors behind the last piece become
+  // zeros. Nothing may overlap. The counts above say nothing.
+  //
+  // Counts are copied when the call runs, then checked: one that is negative or beyond its tensor,
+  // a piece of which its members state different rows, and members of a reduce_scatter that state
+  // different rows end the call with INVALID_ARGUMENT on all members, before anything is written.
+  struct RuntimeCounts {
+    // i64, of each member that has an input: the rows for each member (all_gather, gather: one
+    // number, the rows of its input that count).
+    DeviceAddress sends = 0;
+    // i64, or 0 (whatever comes): the rows expected from each member (reduce_scatter, scatter: one
+    // number, its own rows). A member that is missing gives as many rows of zeros, else none; what
+    // all_gather's members expect of it must be equal.
+    DeviceAddress receives = 0;
+    // i64, or 0 (not wanted): written as `receives` would be, for what came.
+    DeviceAddress received = 0;
+    int64_t row_elements = 0;  // equal on all members
+    int64_t input_rows = 0;    // of the whole input; 0 where there is none
+    int64_t output_rows = 0;
+  };
+  absl::optional<RuntimeCounts> runtime;
 };
 
 // A point in a stream's work. Recorded again, it means the latest record.

@@ -61,7 +61,7 @@ struct NumOperands {
   int64_t inputs = 1;
   int64_t outputs = 1;
 };
-NumOperands OperandsOf(const CollectiveCall& call, int size, int member) {
+NumOperands ListedOperands(const CollectiveCall& call, int size, int member) {
   const bool root = member == call.root;
   switch (call.kind) {
     case CollectiveKind::kAllReduce:
@@ -87,6 +87,15 @@ NumOperands OperandsOf(const CollectiveCall& call, int size, int member) {
     default:
       return {0, 0};
   }
+}
+
+NumOperands OperandsOf(const CollectiveCall& call, int size, int member) {
+  NumOperands operands = ListedOperands(call, size, member);
+  if (call.runtime.has_value()) {
+    operands.inputs = std::min<int64_t>(operands.inputs, 1);
+    operands.outputs = std::min<int64_t>(operands.outputs, 1);
+  }
+  return operands;
 }
 
 absl::Status CheckOperandList(const CollectiveCall& call, int size, int member, const char* what,
@@ -123,11 +132,44 @@ absl::Status CheckOperands(const CollectiveCall& call, int size, int member) {
                                           call.outputs, call.output_counts));
   for (size_t i = 0; expected.inputs > 0 && i < call.inputs.size(); ++i) {
     if (call.inputs[i] != 0) continue;
-    const int64_t count = CountOf(call, call.input_counts, i);
+    const int64_t count = call.runtime.has_value()
+                              ? call.runtime->input_rows * call.runtime->row_elements
+                              : CountOf(call, call.input_counts, i);
     if (count > 0) {
       return BadType(absl::StrCat(CollectiveKindName(call.kind), ": member ", member,
                                   " passes input ", i, " without memory for ", count, " elements"));
     }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckRuntime(const CollectiveCall& call, int size, int member) {
+  const CollectiveCall::RuntimeCounts& runtime = *call.runtime;
+  const auto refuse = [&](absl::string_view what) {
+    return BadType(absl::StrCat(CollectiveKindName(call.kind), " with runtime counts: member ",
+                                member, " passes ", what));
+  };
+  switch (call.kind) {
+    case CollectiveKind::kAllGather:
+    case CollectiveKind::kGather:
+    case CollectiveKind::kReduceScatter:
+    case CollectiveKind::kScatter:
+    case CollectiveKind::kAllToAll:
+      break;
+    default:
+      return refuse("them to a kind that has no pieces");
+  }
+  if (!call.input_counts.empty() || !call.output_counts.empty()) return refuse("others as well");
+  const bool sends = RuntimePieces::NumSends(call.kind, size, call.root == member) > 0;
+  if (sends && runtime.sends == 0) return refuse("no rows to send");
+  const int64_t row_bytes = DTypeBytes(call.dtype);
+  const bool row_fits = runtime.row_elements >= 0 && runtime.row_elements <= kMaxPieceBytes &&
+                        runtime.row_elements * row_bytes <= kMaxPieceBytes;
+  const int64_t most =
+      row_fits ? kMaxPieceBytes / std::max<int64_t>(1, runtime.row_elements * row_bytes) : 0;
+  for (const int64_t rows : {runtime.input_rows, runtime.output_rows}) {
+    if (row_fits && rows >= 0 && rows <= most) continue;
+    return refuse(absl::StrCat(rows, " rows of ", runtime.row_elements, " elements"));
   }
   return absl::OkStatus();
 }
@@ -223,6 +265,7 @@ absl::Status CheckCall(const CollectiveCall& call, int size, int member) {
                                   " takes all ", size, " members, got ", call.present.size()));
     }
   }
+  if (call.runtime.has_value()) CHORUS_RETURN_IF_ERROR(CheckRuntime(call, size, member));
   CHORUS_RETURN_IF_ERROR(CheckOperands(call, size, member));
   return CheckExtras(call, size, member);
 }
@@ -253,32 +296,52 @@ absl::Status CollectiveWork::Disagree(const Operand& operand, int64_t count) con
                                 count, " elements, ", name(first_), " has ", move_.count));
 }
 
+CollectiveWork::Slice CollectiveWork::SliceOf(const RuntimePieces::Rows& rows,
+                                              const CollectiveCall::RuntimeCounts& runtime,
+                                              const std::vector<DeviceAddress>& operands) const {
+  Slice slice;
+  slice.first = rows.first * runtime.row_elements;
+  slice.count = rows.count * runtime.row_elements;
+  if (operands[0] != 0) slice.address = operands[0] + slice.first * element_bytes_;
+  return slice;
+}
+
+CollectiveWork::Slice CollectiveWork::InputOf(const CollectiveCall& call, int member,
+                                              size_t index) const {
+  if (!common_.runtime) return {call.inputs[index], CountOf(call, call.input_counts, index), 0};
+  return SliceOf(pieces_.Input(member, index), *call.runtime, call.inputs);
+}
+
+CollectiveWork::Slice CollectiveWork::OutputOf(const CollectiveCall& call, int member,
+                                               size_t index) const {
+  if (!common_.runtime) return {call.outputs[index], CountOf(call, call.output_counts, index), 0};
+  return SliceOf(pieces_.Output(member, index), *call.runtime, call.outputs);
+}
+
 template <typename Pointer>
-absl::Status CollectiveWork::AddOperand(const Member& member, const Operand& operand, int64_t count,
-                                        DeviceAddress address, std::vector<Pointer>* to) {
+absl::Status CollectiveWork::AddOperand(const Member& member, const Operand& operand,
+                                        const Slice& slice, std::vector<Pointer>* to) {
   if (first_.member < 0) {
     first_ = operand;
-    move_.count = count;
-  } else if (count != move_.count) {
-    return Disagree(operand, count);
+    move_.count = slice.count;
+  } else if (slice.count != move_.count) {
+    return Disagree(operand, slice.count);
   }
-  if (count == 0 || address == 0) return absl::OkStatus();
+  if (slice.count == 0 || slice.address == 0) return absl::OkStatus();
   void* pointer = nullptr;
-  CHORUS_RETURN_IF_ERROR(Resolve(member, address, count * element_bytes_, &pointer));
+  CHORUS_RETURN_IF_ERROR(Resolve(member, slice.address, slice.count * element_bytes_, &pointer));
   to->push_back(pointer);
   return absl::OkStatus();
 }
 
 absl::Status CollectiveWork::AddInput(absl::Span<const Member> members, int member, size_t index) {
-  const CollectiveCall& call = *members[member].call;
   return AddOperand(members[member], {member, "input", index},
-                    CountOf(call, call.input_counts, index), call.inputs[index], &inputs_);
+                    InputOf(*members[member].call, member, index), &inputs_);
 }
 
 absl::Status CollectiveWork::AddOutput(absl::Span<const Member> members, int member, size_t index) {
-  const CollectiveCall& call = *members[member].call;
   return AddOperand(members[member], {member, "output", index},
-                    CountOf(call, call.output_counts, index), call.outputs[index], &outputs_);
+                    OutputOf(*members[member].call, member, index), &outputs_);
 }
 
 absl::Status CollectiveWork::AddReducedInputs(absl::Span<const Member> members, size_t index) {
@@ -289,8 +352,11 @@ absl::Status CollectiveWork::AddReducedInputs(absl::Span<const Member> members, 
     CHORUS_RETURN_IF_ERROR(AddInput(members, static_cast<int>(m), index));
     if (count_holders_ == nullptr) continue;
     void* holders = nullptr;
-    if (move_.count > 0 && !member.call->holders.empty() && member.call->holders[index] != 0) {
-      CHORUS_RETURN_IF_ERROR(Resolve(member, member.call->holders[index],
+    const std::vector<DeviceAddress>& wanted = member.call->holders;
+    const DeviceAddress base = wanted.empty() ? 0 : wanted[common_.runtime ? 0 : index];
+    if (move_.count > 0 && base != 0) {
+      const int64_t first = InputOf(*member.call, static_cast<int>(m), index).first;
+      CHORUS_RETURN_IF_ERROR(Resolve(member, base + first * sizeof(float),
                                      move_.count * int64_t{sizeof(float)}, &holders));
       move_.first_holders = first_holders;
     }
@@ -464,6 +530,106 @@ absl::Status CollectiveWork::PrepareMovement(absl::Span<const Member> members) {
   return absl::OkStatus();
 }
 
+absl::Status CollectiveWork::CopyCounts(const Member& member, DeviceAddress address, int count) {
+  if (count == 0 || address == 0) return absl::OkStatus();
+  const int64_t bytes = count * int64_t{sizeof(int64_t)};
+  void* from = nullptr;
+  CHORUS_RETURN_IF_ERROR(Resolve(member, address, bytes, &from));
+  counts_.resize(counts_.size() + count);
+  std::memcpy(counts_.data() + counts_.size() - count, from, bytes);
+  return absl::OkStatus();
+}
+
+absl::Status CollectiveWork::ReadRuntimeCounts(absl::Span<const Member> members) {
+  const int size = static_cast<int>(members.size());
+  counts_.clear();
+  counts_.reserve(2 * members.size() * members.size());  // it must not move below
+  parts_.assign(members.size(), RuntimePieces::Part());
+  int64_t row_elements = -1;
+  for (int m = 0; m < size; ++m) {
+    if (members[m].call == nullptr) continue;
+    const CollectiveCall::RuntimeCounts& runtime = *members[m].call->runtime;
+    const bool is_root = m == common_.root;
+    RuntimePieces::Part& part = parts_[m];
+    part.present = true;
+    part.input_rows = runtime.input_rows;
+    part.output_rows = runtime.output_rows;
+    const auto copy = [&](DeviceAddress address, int count, absl::Span<const int64_t>* to) {
+      const size_t before = counts_.size();
+      CHORUS_RETURN_IF_ERROR(CopyCounts(members[m], address, count));
+      *to = absl::MakeConstSpan(counts_).subspan(before);
+      return absl::OkStatus();
+    };
+    CHORUS_RETURN_IF_ERROR(
+        copy(runtime.sends, RuntimePieces::NumSends(common_.kind, size, is_root), &part.sends));
+    CHORUS_RETURN_IF_ERROR(copy(
+        runtime.receives, RuntimePieces::NumReceives(common_.kind, size, is_root), &part.receives));
+    if (row_elements < 0) row_elements = runtime.row_elements;
+    if (row_elements != runtime.row_elements) {
+      return MakeError(
+          absl::StatusCode::kInternal, Reason::kInternal,
+          absl::StrCat(CollectiveKindName(common_.kind), ": member ", m, " has rows of ",
+                       runtime.row_elements, " elements, others have ", row_elements));
+    }
+  }
+  return pieces_.Place(common_.kind, common_.root, parts_);
+}
+
+absl::Status CollectiveWork::Clear(const Member& member, DeviceAddress address, int64_t begin,
+                                   int64_t end, int64_t element_bytes) {
+  if (address == 0 || begin == end) return absl::OkStatus();
+  const int64_t bytes = (end - begin) * element_bytes;
+  void* to = nullptr;
+  CHORUS_RETURN_IF_ERROR(Resolve(member, address + begin * element_bytes, bytes, &to));
+  std::memset(to, 0, bytes);
+  return absl::OkStatus();
+}
+
+absl::Status CollectiveWork::FinishRuntime(absl::Span<const Member> members) {
+  const int size = static_cast<int>(members.size());
+  for (int m = 0; m < size; ++m) {
+    const Member& member = members[m];
+    if (member.call == nullptr) continue;
+    const CollectiveCall& call = *member.call;
+    const CollectiveCall::RuntimeCounts& runtime = *call.runtime;
+    const int64_t row = runtime.row_elements;
+    const int num_received = RuntimePieces::NumReceives(common_.kind, size, m == common_.root);
+    const int64_t output_end = pieces_.OutputEnd(m) * row;
+    const int64_t outputs = runtime.output_rows * row;
+    // Members that share a result share what is behind its pieces.
+    bool done = num_received == 0;
+    for (int k = 0; k < m && !done; ++k) {
+      done = members[k].call != nullptr && !members[k].call->outputs.empty() &&
+             members[k].call->outputs[0] == call.outputs[0];
+    }
+    if (!done) {
+      BeginMove();
+      CHORUS_RETURN_IF_ERROR(
+          AddOperand(member, {m, "output", 0},
+                     SliceOf({pieces_.OutputEnd(m), runtime.output_rows - pieces_.OutputEnd(m)},
+                             runtime, call.outputs),
+                     &outputs_));
+      EndMove();
+    }
+    for (const DeviceAddress factor : call.factors) {
+      CHORUS_RETURN_IF_ERROR(Clear(member, factor, output_end, outputs, element_bytes_));
+    }
+    for (const DeviceAddress holders : call.holders) {
+      CHORUS_RETURN_IF_ERROR(Clear(member, holders, pieces_.InputEnd(m) * row,
+                                   runtime.input_rows * row, sizeof(float)));
+    }
+    if (runtime.received == 0) continue;
+    void* to = nullptr;
+    CHORUS_RETURN_IF_ERROR(
+        Resolve(member, runtime.received, num_received * int64_t{sizeof(int64_t)}, &to));
+    for (int k = 0; k < num_received; ++k) {
+      const int64_t rows = pieces_.Output(m, k).count;
+      std::memcpy(static_cast<char*>(to) + k * sizeof(rows), &rows, sizeof(rows));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CollectiveWork::Prepare(const Common& common, absl::Span<const Member> members,
                                      const AddressSpace* space) {
   common_ = common;
@@ -475,7 +641,10 @@ absl::Status CollectiveWork::Prepare(const Common& common, absl::Span<const Memb
   outputs_.clear();
   holders_.clear();
   factors_.clear();
-  return IsReduction(common.kind) ? PrepareReduction(members) : PrepareMovement(members);
+  if (common.runtime) CHORUS_RETURN_IF_ERROR(ReadRuntimeCounts(members));
+  CHORUS_RETURN_IF_ERROR(IsReduction(common.kind) ? PrepareReduction(members)
+                                                  : PrepareMovement(members));
+  return common.runtime ? FinishRuntime(members) : absl::OkStatus();
 }
 
 int64_t CollectiveWork::OperandsPerElement(const Move& move) {

@@ -14,6 +14,7 @@
 #include "absl/types/span.h"
 #include "core/backend/backend.h"
 #include "core/backend/reduction.h"
+#include "core/backend/runtime_pieces.h"
 
 namespace chorus {
 
@@ -40,6 +41,7 @@ class CollectiveWork {
     Reduction reduction = Reduction::kNone;
     DType dtype = DType::kUnspecified;
     int32_t root = -1;
+    bool runtime = false;  // pieces are placed by runtime counts
   };
   struct Member {
     int device = 0;
@@ -49,6 +51,7 @@ class CollectiveWork {
   // Each member's call has passed CheckCall. `space` is null where addresses are pointers. Keeps no
   // reference to its arguments; may be called again, and then allocates nothing unless the new call
   // is larger. INTERNAL: members disagree about a piece, or memory is not what it should be.
+  // INVALID_ARGUMENT: runtime counts that are wrong.
   absl::Status Prepare(const Common& common, absl::Span<const Member> members,
                        const AddressSpace* space);
 
@@ -87,6 +90,24 @@ class CollectiveWork {
     size_t index = 0;
   };
 
+  // A piece in a member's operand.
+  struct Slice {
+    DeviceAddress address = 0;  // 0: no memory, or none of interest
+    int64_t count = 0;          // elements
+    int64_t first = 0;          // elements before it
+  };
+
+  absl::Status ReadRuntimeCounts(absl::Span<const Member> members);
+  absl::Status CopyCounts(const Member& member, DeviceAddress address, int count);
+  // What stands behind the pieces, and what is told of them.
+  absl::Status FinishRuntime(absl::Span<const Member> members);
+  absl::Status Clear(const Member& member, DeviceAddress address, int64_t begin, int64_t end,
+                     int64_t element_bytes);
+  Slice SliceOf(const RuntimePieces::Rows& rows, const CollectiveCall::RuntimeCounts& runtime,
+                const std::vector<DeviceAddress>& operands) const;
+  Slice InputOf(const CollectiveCall& call, int member, size_t index) const;
+  Slice OutputOf(const CollectiveCall& call, int member, size_t index) const;
+
   absl::Status PrepareReduction(absl::Span<const Member> members);
   absl::Status PrepareMovement(absl::Span<const Member> members);
   absl::Status ReadScales(absl::Span<const Member> members);
@@ -102,8 +123,8 @@ class CollectiveWork {
   // The first operand gives the move its number of elements, the others must agree. Nothing is
   // added where there is no memory.
   template <typename Pointer>
-  absl::Status AddOperand(const Member& member, const Operand& operand, int64_t count,
-                          DeviceAddress address, std::vector<Pointer>* to);
+  absl::Status AddOperand(const Member& member, const Operand& operand, const Slice& slice,
+                          std::vector<Pointer>* to);
   absl::Status Disagree(const Operand& operand, int64_t count) const;
   // Outputs that are named twice or that are already there are left out.
   void EndMove();
@@ -133,6 +154,9 @@ class CollectiveWork {
   std::vector<void*> outputs_;
   std::vector<float*> holders_;
   std::vector<Factor> factors_;
+  RuntimePieces pieces_;
+  std::vector<int64_t> counts_;  // the members' sends and receives, copied
+  std::vector<RuntimePieces::Part> parts_;
 };
 
 }  // namespace chorus

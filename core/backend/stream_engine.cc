@@ -387,13 +387,16 @@ std::vector<int32_t> Participants(const CollectiveCall& call, int size, int memb
 // The same for all members of one meeting.
 CollectiveWork::Common CommonOf(const CollectiveCall& call, int member) {
   if (call.kind == CollectiveKind::kBarrier) return {call.kind, Reduction::kNone, DType(), -1};
-  if (!IsPair(call.kind)) return {call.kind, call.reduction, call.dtype, call.root};
+  if (!IsPair(call.kind)) {
+    return {call.kind, call.reduction, call.dtype, call.root, call.runtime.has_value()};
+  }
   return {CollectiveKind::kSend, call.reduction, call.dtype,
           call.kind == CollectiveKind::kSend ? member : call.root};
 }
 
 bool Same(const CollectiveWork::Common& a, const CollectiveWork::Common& b) {
-  return a.kind == b.kind && a.reduction == b.reduction && a.dtype == b.dtype && a.root == b.root;
+  return a.kind == b.kind && a.reduction == b.reduction && a.dtype == b.dtype && a.root == b.root &&
+         a.runtime == b.runtime;
 }
 
 // Into the memory of the call before it. Most lists are empty, and stay so.
@@ -409,6 +412,7 @@ void CopyCall(const CollectiveCall& from, CollectiveCall* to) {
   to->root = from.root;
   to->count = from.count;
   to->factor = from.factor;
+  to->runtime = from.runtime;
   CopyList(from.input_counts, &to->input_counts);
   CopyList(from.output_counts, &to->output_counts);
   CopyList(from.inputs, &to->inputs);
@@ -419,7 +423,8 @@ void CopyCall(const CollectiveCall& from, CollectiveCall* to) {
 
 std::string Describe(const CollectiveWork::Common& call) {
   return absl::StrCat("{", CollectiveKindName(call.kind), " ", ReductionName(call.reduction), " ",
-                      DTypeName(call.dtype), ", root ", call.root, "}");
+                      DTypeName(call.dtype), ", root ", call.root,
+                      call.runtime ? ", runtime counts}" : "}");
 }
 
 }  // namespace

@@ -1,0 +1,65 @@
+// Where the pieces of a collective stand in its tensors, when their rows are only known as it runs.
+//
+// Arithmetic on numbers that were copied from the members' memory; it checks all of them, for they
+// may be a client's. Threads: thread-compatible.
+#ifndef CHORUS_CORE_BACKEND_RUNTIME_PIECES_H_
+#define CHORUS_CORE_BACKEND_RUNTIME_PIECES_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "core/graph/graph.h"
+
+namespace chorus {
+
+class RuntimePieces {
+ public:
+  struct Part {
+    bool present = false;
+    absl::Span<const int64_t> sends;     // NumSends of them
+    absl::Span<const int64_t> receives;  // NumReceives of them, or none: whatever comes
+    int64_t input_rows = 0;              // capacities
+    int64_t output_rows = 0;
+  };
+  struct Rows {
+    int64_t first = 0;
+    int64_t count = 0;
+  };
+
+  // How many pieces a member's counts speak of: one for each member, one, or none.
+  static int NumSends(CollectiveKind kind, int size, bool is_root);
+  static int NumReceives(CollectiveKind kind, int size, bool is_root);
+
+  // INVALID_ARGUMENT kBadType: a count that is negative or exceeds its tensor; kMismatch: members
+  // contradict each other. Who, expected and got are in the text. Allocates nothing unless there
+  // are more members than ever before.
+  absl::Status Place(CollectiveKind kind, int root, absl::Span<const Part> parts);
+
+  // Of member m's input, piece `index` of NumSends; of its output, piece `index` of NumReceives.
+  Rows Input(int m, size_t index) const { return inputs_[m * size_ + index]; }
+  Rows Output(int m, size_t index) const { return outputs_[m * size_ + index]; }
+  // How many rows of the tensor are in pieces; those behind them belong to nobody.
+  int64_t InputEnd(int m) const { return input_ends_[m]; }
+  int64_t OutputEnd(int m) const { return output_ends_[m]; }
+
+ private:
+  absl::Status PlaceInputs(absl::Span<const Part> parts);
+  absl::Status PlaceOutputs(absl::Span<const Part> parts);
+  absl::Status CheckAgreement(absl::Span<const Part> parts) const;
+  // The rows that member `from` has for member `to`.
+  int64_t Sent(absl::Span<const Part> parts, int from, int to) const;
+
+  CollectiveKind kind_ = CollectiveKind::kUnspecified;
+  int root_ = -1;
+  int size_ = 0;
+  std::vector<Rows> inputs_;  // [member][piece]
+  std::vector<Rows> outputs_;
+  std::vector<int64_t> input_ends_;
+  std::vector<int64_t> output_ends_;
+};
+
+}  // namespace chorus
+
+#endif  // CHORUS_CORE_BACKEND_RUNTIME_PIECES_H_
