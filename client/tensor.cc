@@ -91,18 +91,7 @@ absl::Status Tensor::ReadInto(DType dtype, std::function<char*(int64_t elements)
     return BadType(
         absl::StrCat("read: expected a tensor of ", asked, ", got ", data.info->type.ToString()));
   }
-  char* const out = allocate(data.info->elements);
-  switch (data.state.load(std::memory_order_acquire)) {
-    case TensorData::State::kInline:
-      std::memcpy(out, data.inline_data.bytes.data(), data.inline_data.bytes.size());
-      return absl::OkStatus();
-    case TensorData::State::kExternal:
-      std::memcpy(out, data.staging, static_cast<size_t>(data.info->bytes));
-      return absl::OkStatus();
-    default:
-      if (data.info->bytes == 0) return absl::OkStatus();
-      return data.session->ReadTensor(impl_->data, out);
-  }
+  return data.session->ReadTensor(impl_->data, allocate(data.info->elements));
 }
 
 absl::StatusOr<std::pair<std::shared_ptr<const void>, const char*>> Tensor::Map(DType dtype) const {

@@ -831,6 +831,20 @@ void SessionCore::Throttle() {
 
 void SessionCore::EnterEpochLocked(MemberCore* member, int64_t ended) {
   if (member->epoch.load(std::memory_order_relaxed) != ended) return;
+  if (member->in_device_group.load(std::memory_order_relaxed)) {
+    for (const auto& other : members_) {
+      const std::shared_ptr<MemberCore> sibling = other.lock();
+      if (sibling != nullptr && sibling->world == member->world) {
+        EnterAloneLocked(sibling.get(), ended);
+      }
+    }
+    return;
+  }
+  EnterAloneLocked(member, ended);
+}
+
+void SessionCore::EnterAloneLocked(MemberCore* member, int64_t ended) {
+  if (member->epoch.load(std::memory_order_relaxed) != ended) return;
   member->epoch.store(ended + 1, std::memory_order_relaxed);
   member->runs.clear();
   for (const auto& group : member->groups) {
@@ -916,6 +930,16 @@ absl::Status SessionCore::Wait(const TensorDataPtr& data, absl::Duration timeout
 }
 
 absl::Status SessionCore::ReadTensor(const TensorDataPtr& data, char* out) {
+  switch (data->state.load(std::memory_order_acquire)) {
+    case TensorData::State::kInline:
+      std::memcpy(out, data->inline_data.bytes.data(), data->inline_data.bytes.size());
+      return absl::OkStatus();
+    case TensorData::State::kExternal:
+      std::memcpy(out, data->staging, static_cast<size_t>(data->info->bytes));
+      return absl::OkStatus();
+    default:
+      if (data->info->bytes == 0) return absl::OkStatus();
+  }
   const absl::StatusOr<bool> on_device = link_->WaitTensor(data->id, data->producer, wait_timeout_);
   CHORUS_RETURN_IF_ERROR(on_device.status());
   if (*on_device) {

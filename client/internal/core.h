@@ -220,6 +220,9 @@ class MemberCore : public std::enable_shared_from_this<MemberCore> {
   std::atomic<int> rank{-1};
   std::atomic<int> size{0};
   std::atomic<int64_t> epoch{0};
+  // All members of its world are this session's, and call together: they enter epochs together, and
+  // whoever differentiates takes part for all. Set before the member is used.
+  std::atomic<bool> in_device_group{false};
   std::deque<std::unique_ptr<GroupCore>> groups ABSL_GUARDED_BY(session_lock);
   // Runs with collectives of this epoch whose good end has not been seen.
   std::deque<Sequence> runs ABSL_GUARDED_BY(session_lock);
@@ -315,7 +318,8 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   void CountRunLocked(MemberCore* member, Sequence run) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // Notes a run of this session, for Throttle.
   void CountUnderWayLocked(Sequence run) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
-  // Moves a member out of an epoch that has ended, if it is still in it.
+  // Moves a member, and those of its device group, out of an epoch that has ended, if it is still
+  // in it.
   void EnterEpochLocked(MemberCore* member, int64_t ended)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   void AddMemberLocked(const std::shared_ptr<MemberCore>& member)
@@ -330,6 +334,7 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   // Waits until `data` is computed; enters the epochs that its failure ended.
   absl::Status Wait(const TensorDataPtr& data, absl::Duration timeout)
       ABSL_LOCKS_EXCLUDED(session_lock);
+  // Copies out what Wait has seen.
   absl::Status ReadTensor(const TensorDataPtr& data, char* out) ABSL_LOCKS_EXCLUDED(session_lock);
   absl::StatusOr<const char*> MapTensor(const TensorDataPtr& data)
       ABSL_LOCKS_EXCLUDED(session_lock);
@@ -361,6 +366,8 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   const Dependences* InternDependences(Dependences set) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   const Dependences* After(const CallPart& part) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  void EnterAloneLocked(MemberCore* member, int64_t ended)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   absl::StatusOr<StagingBlock*> StagingLocked(int64_t bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   absl::StatusOr<CallEntry*> EntryLocked(absl::Span<const CallPart> parts)

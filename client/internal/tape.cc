@@ -469,8 +469,9 @@ void Apply(size_t number, Recording* recordings, CallPart* parts) {
     const TensorType* const type =
         parts[i].inputs.empty() ? call.call->type : &parts[i].inputs[0]->info->type;
     recordings[i].part = &parts[i];
-    recordings[i].record = grad_enabled && call.call->op->kind != CollectiveKind::kBarrier &&
-                           type != nullptr && IsFloating(type->dtype);
+    recordings[i].record = grad_enabled && call.call->record &&
+                           call.call->op->kind != CollectiveKind::kBarrier && type != nullptr &&
+                           IsFloating(type->dtype);
   }
   if (trace != nullptr) {
     for (size_t i = 0; i < count; ++i) {
@@ -615,11 +616,13 @@ class TapeEmitter : public Emitter {
     const Results results = ApplyCollective(call, inputs, group->member, group->group);
     for (const Tensor& result : results) {
       CHORUS_RETURN_IF_ERROR(result.status());
-      if (!result.absent()) {
-        outputs.push_back(AddTensor(result));
-      } else if (result.impl()->node != nullptr) {
-        companions_.push_back(result.impl()->node);
-      }
+      if (!result.absent()) outputs.push_back(AddTensor(result));
+    }
+    // In a device group nobody else asks for the entries whose results are not used.
+    const GradNodePtr& node = results[0].impl()->node;
+    if (node != nullptr &&
+        (results[0].absent() || group->member->in_device_group.load(std::memory_order_relaxed))) {
+      companions_.push_back(node);
     }
     return outputs;
   }

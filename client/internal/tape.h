@@ -116,6 +116,7 @@ struct CollectiveCall {
   int32_t peer = -1;
   int64_t tag = 0;
   absl::Span<const int64_t> counts;
+  bool record = true;  // where gradients are on; false: it is known that nobody wants one
   // The output's type where there is no input that has it.
   const TensorType* type = nullptr;
   // The instance, where it is not the group's next one.
