@@ -30,6 +30,7 @@ CollectivePieces FindPieces(const Node& node, const OpDef& def, const ValueTable
                             int32_t group_size) {
   const Collective& c = *node.collective;
   CollectivePieces pieces;
+  const bool runtime = c.runtime_counts_input >= 0;
   const auto size = static_cast<size_t>(group_size);
   // The rows of pieces in one tensor: what `counts` says from `first` on, or equal parts.
   const auto add_single = [&](const TensorType& type, size_t first, std::vector<int64_t>* rows) {
@@ -41,17 +42,18 @@ CollectivePieces FindPieces(const Node& node, const OpDef& def, const ValueTable
   const TensorType* type = nullptr;
   for (int i = 0; i < num_inputs; ++i) {
     type = &values.type(node.inputs[static_cast<size_t>(i)]);
-    if (def.one_input) {
+    if (def.one_input && !runtime) {
       add_single(*type, 0, &pieces.inputs);
     } else {
       pieces.inputs.push_back(RowsOf(*type));
     }
   }
-  const int num_outputs = NumVisibleOutputs(c, static_cast<int>(node.outputs.size()));
+  const int num_results = NumVisibleOutputs(c, static_cast<int>(node.outputs.size()));
+  const int num_outputs = runtime ? std::min(num_results, 1) : num_results;
   for (int i = 0; i < num_outputs; ++i) {
     const TensorType& output = node.outputs[static_cast<size_t>(i)];
     if (type == nullptr) type = &output;
-    if (def.one_output) {
+    if (def.one_output && !runtime) {
       add_single(output, def.one_input ? size : 0, &pieces.outputs);
     } else {
       pieces.outputs.push_back(RowsOf(output));
@@ -76,6 +78,11 @@ Descriptor DescriptorOf(const Node& node, const CollectivePieces& pieces) {
   descriptor.dtype = pieces.dtype;
   descriptor.dims = pieces.dims;
   if (pieces.dims.empty()) return descriptor;
+  if (c.runtime_counts_input >= 0) {
+    descriptor.dims[0] = Descriptor::kRowsDiffer;
+    descriptor.runtime_counts = true;
+    return descriptor;
+  }
   // Of gather and scatter a rank knows its own piece only, the root all of them; of the others all
   // ranks know that pieces are alike, when they are.
   const bool rooted = c.kind == CollectiveKind::kGather || c.kind == CollectiveKind::kScatter;

@@ -64,11 +64,41 @@ std::vector<int64_t> GetCounts(int32_t pieces, ByteReader* in) {
   return counts;
 }
 
-// Behind the pieces: the factor, and either nothing or what backward needs.
+bool GetBool(ByteReader* in) {
+  const uint8_t value = in->Get<uint8_t>();
+  if (value > 1) in->Fail();
+  return value == 1;
+}
+
+void PutRuntime(const DevicePlan::RuntimeCounts& runtime, ByteWriter* out) {
+  out->PutSigned(runtime.row_elements);
+  out->PutSigned(runtime.input_rows);
+  out->PutSigned(runtime.output_rows);
+  for (const bool has : {runtime.sends, runtime.receives, runtime.received}) {
+    out->Put(static_cast<uint8_t>(has));
+  }
+}
+
+DevicePlan::RuntimeCounts GetRuntime(ByteReader* in) {
+  DevicePlan::RuntimeCounts runtime;
+  runtime.row_elements = GetInRange(in, 0, kAnyInt64);
+  runtime.input_rows = GetInRange(in, 0, kAnyInt64);
+  runtime.output_rows = GetInRange(in, 0, kAnyInt64);
+  for (bool* has : {&runtime.sends, &runtime.receives, &runtime.received}) *has = GetBool(in);
+  return runtime;
+}
+
+// Behind the pieces: counts and the factor; counts, and either nothing or what backward needs.
 bool HasSoundOperands(const DevicePlan::CollectiveStep& collective, const DevicePlan::Step& step) {
-  const size_t factor = collective.reduction == Reduction::kPremulSum ? 1 : 0;
-  return step.inputs.size() == static_cast<size_t>(collective.num_inputs) + factor &&
-         step.outputs.size() >= static_cast<size_t>(collective.num_outputs);
+  auto inputs = static_cast<size_t>(collective.num_inputs);
+  auto outputs = static_cast<size_t>(collective.num_outputs);
+  if (collective.reduction == Reduction::kPremulSum) ++inputs;
+  if (collective.runtime.has_value()) {
+    inputs += static_cast<size_t>(collective.runtime->sends) +
+              static_cast<size_t>(collective.runtime->receives);
+    outputs += static_cast<size_t>(collective.runtime->received);
+  }
+  return step.inputs.size() == inputs && step.outputs.size() >= outputs;
 }
 
 }  // namespace
@@ -101,6 +131,8 @@ std::string EncodeDevicePlan(const DevicePlan& plan) {
     out.PutSigned(collective.num_outputs);
     PutCounts(collective.input_counts, &out);
     PutCounts(collective.output_counts, &out);
+    out.Put(static_cast<uint8_t>(collective.runtime.has_value()));
+    if (collective.runtime.has_value()) PutRuntime(*collective.runtime, &out);
   }
   out.PutVarint(plan.steps.size());
   for (const DevicePlan::Step& step : plan.steps) {
@@ -140,7 +172,7 @@ absl::StatusOr<DevicePlan> DecodeDevicePlan(absl::string_view bytes) {
       }
     }
   }
-  const size_t collectives = in.GetCount(10);
+  const size_t collectives = in.GetCount(11);
   for (size_t i = 0; i < collectives && in.ok(); ++i) {
     DevicePlan::CollectiveStep collective;
     collective.kind = GetEnum(&in, CollectiveKind::kBarrier);
@@ -153,6 +185,7 @@ absl::StatusOr<DevicePlan> DecodeDevicePlan(absl::string_view bytes) {
     collective.num_outputs = GetInt32(&in, 0, kAnyInt32);
     collective.input_counts = GetCounts(collective.num_inputs, &in);
     collective.output_counts = GetCounts(collective.num_outputs, &in);
+    if (GetBool(&in)) collective.runtime = GetRuntime(&in);
     plan.collectives.push_back(collective);
   }
   // An event is recorded by one step and waited for by one of the other stream, in turns.
@@ -172,9 +205,8 @@ absl::StatusOr<DevicePlan> DecodeDevicePlan(absl::string_view bytes) {
     if ((step.node < 0) == (step.collective < 0)) in.Fail();
     step.wait = GetInt32(&in, -1, plan.num_events);
     step.record = GetInt32(&in, -1, plan.num_events);
-    const uint8_t held_back = in.Get<uint8_t>();
-    step.held_back = held_back == 1;
-    if (held_back > 1 || (step.held_back && step.node < 0)) in.Fail();
+    step.held_back = GetBool(&in);
+    if (step.held_back && step.node < 0) in.Fail();
     const size_t inputs = in.GetCount(3);
     for (size_t k = 0; k < inputs && in.ok(); ++k) step.inputs.push_back(GetPlace(plan, &in));
     const size_t outputs = in.GetCount(3);

@@ -11,6 +11,7 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/optional.h"
 #include "core/graph/graph.h"
 #include "core/tensor/type.h"
 
@@ -46,6 +47,16 @@ struct DevicePlan {
     absl::InlinedVector<Place, 1> outputs;
   };
 
+  // See CollectiveCall::RuntimeCounts; which of its operands the step has.
+  struct RuntimeCounts {
+    int64_t row_elements = 0;
+    int64_t input_rows = 0;
+    int64_t output_rows = 0;
+    bool sends = false;
+    bool receives = false;
+    bool received = false;
+  };
+
   struct CollectiveStep {
     CollectiveKind kind = CollectiveKind::kUnspecified;
     Reduction reduction = Reduction::kNone;
@@ -55,8 +66,10 @@ struct DevicePlan {
     std::vector<int64_t> output_counts;
     int32_t root = -1;     // member of the communicator: root, or the peer of send and recv
     int32_t binding = -1;  // index into LaunchMessage::collectives
-    // How many of the step's inputs and outputs are pieces. Behind them stand the factor of a
-    // PREMUL_SUM, and what a reduction keeps for backward (CollectiveCall).
+    absl::optional<RuntimeCounts> runtime;
+    // How many of the step's inputs and outputs are pieces. Behind the inputs stand the counts
+    // that are sent and received, and the factor of a PREMUL_SUM; behind the outputs the counts
+    // that came, and what a reduction keeps for backward (CollectiveCall).
     int32_t num_inputs = 0;
     int32_t num_outputs = 0;
   };

@@ -148,6 +148,7 @@ struct LoadedPlan {
     int stream = kCompute;
     const Kernel* kernel = nullptr;  // null: a collective
     CollectiveCall call;
+    DevicePlan::RuntimeCounts runtime;  // which of its operands there are, where call.runtime is
     int32_t binding = -1;
     int32_t wait = -1;
     int32_t record = -1;
@@ -228,7 +229,15 @@ class DeviceExecutor final : public Executor {
         loaded.call.root = c.root;
         loaded.call.inputs.resize(static_cast<size_t>(c.num_inputs));
         loaded.call.outputs.resize(static_cast<size_t>(c.num_outputs));
-        const size_t extras = step.outputs.size() - loaded.call.outputs.size();
+        if (c.runtime.has_value()) {
+          CollectiveCall::RuntimeCounts& runtime = loaded.call.runtime.emplace();
+          runtime.row_elements = c.runtime->row_elements;
+          runtime.input_rows = c.runtime->input_rows;
+          runtime.output_rows = c.runtime->output_rows;
+          loaded.runtime = *c.runtime;
+        }
+        const size_t extras = step.outputs.size() - loaded.call.outputs.size() -
+                              static_cast<size_t>(loaded.runtime.received);
         (c.reduction == Reduction::kProduct ? loaded.call.factors : loaded.call.holders)
             .resize(extras);
         loaded.binding = c.binding;
@@ -509,12 +518,18 @@ class DeviceExecutor final : public Executor {
                                                                  place.producer) != present.end());
         return stands_there ? 0 : AddressOf(place);
       };
-      const size_t inputs = call.inputs.size();
-      for (size_t i = 0; i < inputs; ++i) call.inputs[i] = AddressOf(step->inputs[i]);
-      if (step->inputs.size() > inputs) call.factor = AddressOf(step->inputs[inputs]);
-      const DevicePlan::Place* place = step->outputs.data();
-      for (std::vector<DeviceAddress>* to : {&call.outputs, &call.factors, &call.holders}) {
-        for (DeviceAddress& address : *to) address = result(*place++);
+      const DevicePlan::Place* from = step->inputs.data();
+      for (DeviceAddress& address : call.inputs) address = AddressOf(*from++);
+      const DevicePlan::Place* to = step->outputs.data();
+      for (DeviceAddress& address : call.outputs) address = result(*to++);
+      if (call.runtime.has_value()) {
+        if (step->runtime.sends) call.runtime->sends = AddressOf(*from++);
+        if (step->runtime.receives) call.runtime->receives = AddressOf(*from++);
+        if (step->runtime.received) call.runtime->received = result(*to++);
+      }
+      if (call.reduction == Reduction::kPremulSum) call.factor = AddressOf(*from++);
+      for (std::vector<DeviceAddress>* extras : {&call.factors, &call.holders}) {
+        for (DeviceAddress& address : *extras) address = result(*to++);
       }
       absl::Status enqueued = bound_[binding]->Enqueue(call, stream);
       if (!enqueued.ok() && status->ok()) *status = std::move(enqueued);

@@ -473,8 +473,9 @@ class Compiler {
   };
   Source SourceOf(const Node& node, const OpDef& def, size_t i) const {
     Source source;
-    if (!options_.share_results) return source;
     const Collective& c = *node.collective;
+    // Where a piece stands is then only known when the collective runs.
+    if (!options_.share_results || c.runtime_counts_input >= 0) return source;
     if (IsFactor(node, i)) {
       source.member = static_cast<int32_t>(i) - NumVisible(node);
     } else if (def.alias != OutputAlias::kMember || def.one_output) {
@@ -552,7 +553,8 @@ class Compiler {
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
       const Node& node = graph_.nodes[n];
       if (!live_[n] || forms_[n] != Form::kCollective || !defs_[n]->one_output ||
-          node.collective->kind != CollectiveKind::kAllGather) {
+          node.collective->kind != CollectiveKind::kAllGather ||
+          node.collective->runtime_counts_input >= 0) {
         continue;
       }
       const ValueIndex result = values_.first_output(static_cast<int32_t>(n));
@@ -880,7 +882,8 @@ class Compiler {
     const int32_t participation = participation_of_[static_cast<size_t>(n)];
     Slot& slot = slots_[static_cast<size_t>(node.device_slot)];
     Step step = Begin(node.device_slot, StreamId::kCommunication, node.inputs);
-    if (def.one_input && !node.inputs.empty()) {
+    const bool runtime = c.runtime_counts_input >= 0;
+    if (def.one_input && !runtime && !node.inputs.empty()) {
       const auto operands = step.inputs;
       step.inputs.clear();
       for (size_t i = 0; i < pieces.inputs.size(); ++i) {
@@ -898,7 +901,7 @@ class Compiler {
     for (size_t i = 0; i < node.outputs.size(); ++i) {
       const Place place = PlaceOutput(first + static_cast<ValueIndex>(i), node.device_slot,
                                       StreamId::kCommunication);
-      if (def.one_output && i == 0) {
+      if (def.one_output && !runtime && i == 0) {
         for (size_t k = 0; k < pieces.outputs.size(); ++k) {
           step.outputs.push_back(place);
           step.outputs.back().offset += pieces.OutputOffset(k);
@@ -916,7 +919,11 @@ class Compiler {
     collective.dtype = pieces.dtype;
     collective.num_inputs = static_cast<int32_t>(pieces.inputs.size());
     collective.num_outputs = static_cast<int32_t>(pieces.outputs.size());
-    SetCounts(pieces, &collective);
+    if (runtime) {
+      collective.runtime = RuntimeOf(node, pieces);
+    } else {
+      SetCounts(pieces, &collective);
+    }
     Plan::CollectiveSlot binding;
     binding.participation = participation;
     auto& bindings = plan_.collectives[static_cast<size_t>(node.device_slot)];
@@ -925,6 +932,20 @@ class Compiler {
     step.collective = static_cast<int32_t>(slot.plan.collectives.size());
     slot.plan.collectives.push_back(std::move(collective));
     Push(node.device_slot, std::move(step));
+  }
+
+  static DevicePlan::RuntimeCounts RuntimeOf(const Node& node, const CollectivePieces& pieces) {
+    const Collective& c = *node.collective;
+    DevicePlan::RuntimeCounts runtime;
+    runtime.row_elements = pieces.row_elements;
+    if (!pieces.inputs.empty()) runtime.input_rows = pieces.inputs[0];
+    if (!pieces.outputs.empty()) runtime.output_rows = pieces.outputs[0];
+    const int counts = static_cast<int>(node.inputs.size()) - c.runtime_counts_input -
+                       (c.reduction == Reduction::kPremulSum ? 1 : 0);
+    runtime.sends = !pieces.inputs.empty();
+    runtime.receives = counts > (runtime.sends ? 1 : 0);
+    runtime.received = !pieces.outputs.empty();
+    return runtime;
   }
 
   Plan::Written WrittenBy(int32_t n) const {
