@@ -53,8 +53,17 @@ struct Float : Integer<T> {
   }
 };
 
-// The half types are converted with integers: Highway's own conversions truncate, but for f16 on
-// processors that have an instruction for it. core/tensor/half.h is the same for single numbers.
+// The half types are converted with integers, for Highway's own conversions truncate. Only for f16
+// there are instructions that do not, from AVX2 on; they give the same bits (but for the payload of
+// a NaN). core/tensor/half.h is the same for single numbers.
+#undef CHORUS_HAS_F16C
+#if (HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL) && \
+    !defined(HWY_DISABLE_F16C)
+#define CHORUS_HAS_F16C 1
+#else
+#define CHORUS_HAS_F16C 0
+#endif
+
 template <class D>
 using HalfVec = hn::Vec<hn::Rebind<uint16_t, D>>;
 
@@ -100,6 +109,10 @@ struct Float16 {
   using Lane = float;
   template <class D>
   static HWY_INLINE hn::Vec<D> Load(D d, const uint16_t* from) {
+#if CHORUS_HAS_F16C
+    const hn::Rebind<hwy::float16_t, D> dh;
+    return hn::PromoteTo(d, hn::BitCast(dh, hn::LoadU(hn::Rebind<uint16_t, D>(), from)));
+#else
     const hn::RebindToUnsigned<D> du;
     const hn::RebindToSigned<D> di;
     const auto bits = LoadHalf(d, from);
@@ -115,9 +128,14 @@ struct Float16 {
     const auto value =
         hn::IfThenElse(hn::RebindMask(du, small), hn::BitCast(du, subnormal), normal);
     return hn::BitCast(d, hn::Or(value, hn::ShiftLeft<16>(hn::Xor(bits, magnitude))));
+#endif
   }
   template <class D>
   static HWY_INLINE HalfVec<D> Encode(D d, hn::Vec<D> v) {
+#if CHORUS_HAS_F16C
+    const hn::Rebind<hwy::float16_t, D> dh;
+    return hn::BitCast(hn::Rebind<uint16_t, D>(), hn::DemoteTo(dh, OneNaN(d, v)));
+#else
     const hn::RebindToUnsigned<D> du;
     const hn::RebindToSigned<D> di;
     const auto bits = hn::BitCast(du, OneNaN(d, v));
@@ -137,6 +155,7 @@ struct Float16 {
     result = hn::IfThenElse(is_large, hn::Set(du, 0x7c00), result);
     result = hn::IfThenElse(is_nan, hn::Set(du, 0x7e00), result);
     return NarrowHalf(d, hn::Or(result, sign));
+#endif
   }
 };
 
@@ -306,7 +325,8 @@ HWY_INLINE void PutPair(V low, V high, T* to, int64_t lanes, bool streaming) {
 // The elements [begin, end), of which there is a whole number of blocks of four vectors. With four
 // of them in flight the cost of fetching the inputs' addresses again and again disappears.
 template <class Type, class Op>
-void ReduceBlocks(const ReducePass& pass, int64_t begin, int64_t end, bool streaming) {
+void ReduceBlocks(const ReducePass& given, int64_t begin, int64_t end, bool streaming) {
+  const ReducePass pass = given;  // in registers: a store could change it where it stands
   using T = typename Type::Stored;
   const hn::ScalableTag<typename Type::Lane> d;
   const int64_t lanes = hn::Lanes(d);
