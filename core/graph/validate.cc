@@ -96,7 +96,7 @@ absl::Status CheckInputs(const Graph& graph, const GraphLimits& limits) {
     }
     if (!IsSupported(input.type.dtype)) {
       return Unsupported(absl::StrCat(what, ": ", input.type.ToString(),
-                                      "; this build computes with f32, f64 and i64"));
+                                      "; this build computes with ", DTypeNames(kSupportedDTypes)));
     }
     CHORUS_RETURN_IF_ERROR(
         CheckIndex(absl::StrCat(what, ": device slot"), input.device_slot, graph.num_device_slots));

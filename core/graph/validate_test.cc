@@ -138,8 +138,10 @@ TEST(ValidateTest, RefusesEachFault) {
        "input 0: f32[1099511627776] is larger than the limit of 8589934592 bytes"},
       {[](Graph* g) { g->inputs[0].type.dtype = DType::kUnspecified; },
        "input 0: unknown dtype number 0"},
-      {[](Graph* g) { g->inputs[0].type.dtype = DType::kF16; },
-       "input 0: f16[4]; this build computes with f32, f64 and i64", kUnimplemented},
+      {[](Graph* g) { g->inputs[0].type.dtype = DType::kComplex64; },
+       "input 0: c64[4]; this build computes with f16, bf16, f32, f64, i8, u8, i16, i32, i64 and "
+       "bool",
+       kUnimplemented},
       {[](Graph* g) { g->inputs[0].type.dims[0].symbol = 1; },
        "input 0: f32[s1<=4]; this build runs fixed dimensions only", kUnimplemented},
       {[](Graph* g) { g->inputs[0].device_slot = 2; },

@@ -181,10 +181,33 @@ class Kernel {
   std::unique_ptr<HostKernel> kernel_;
 };
 
+std::vector<DType> AllDTypes() {
+  std::vector<DType> all;
+  for (int i = 0; i < 32; ++i) {
+    if (IsSupported(static_cast<DType>(i))) all.push_back(static_cast<DType>(i));
+  }
+  return all;
+}
+
+// Half types are rounded once, so they are as near as their own precision.
+double ToleranceOf(DType dtype) {
+  switch (dtype) {
+    case DType::kF16:
+      return 1e-3;
+    case DType::kBF16:
+      return 8e-3;
+    case DType::kF32:
+      return 1e-4;
+    case DType::kF64:
+      return 1e-12;
+    default:
+      return 0;
+  }
+}
+
 void ExpectNear(const Value& got, const Value& expected, const std::string& what) {
   ASSERT_EQ(got.type, expected.type) << what;
-  const bool exact = got.type.dtype == DType::kI64;
-  const double tolerance = exact ? 0 : got.type.dtype == DType::kF32 ? 1e-4 : 1e-12;
+  const double tolerance = ToleranceOf(got.type.dtype);
   const std::vector<double> x = testing::ToDoubles(got);
   const std::vector<double> y = testing::ToDoubles(expected);
   for (size_t i = 0; i < x.size(); ++i) {
@@ -192,24 +215,30 @@ void ExpectNear(const Value& got, const Value& expected, const std::string& what
   }
 }
 
+std::vector<Value> InputsOf(const Case& c, DType dtype, std::mt19937_64* random) {
+  std::vector<Value> inputs;
+  for (size_t i = 0; i < c.inputs.size(); ++i) {
+    const TensorType type = WithDType(InputType(c.op, i, dtype), c.inputs[i]);
+    const bool holders = c.op == "share" && i == 1;
+    inputs.push_back(holders             ? testing::RandomWhole(type, 0, 3, random)
+                     : IsFloating(dtype) ? testing::RandomNormal(type, random)
+                                         : testing::RandomWhole(type, -9, 9, random));
+  }
+  return inputs;
+}
+
 TEST(HostKernelsTest, EqualTheNaiveEvaluatorWholeAndInPieces) {
   SCOPED_TRACE(kSeed);
   std::mt19937_64 random(kSeed);
-  for (const DType dtype : {DType::kF32, DType::kF64, DType::kI64}) {
+  const std::set<std::string> floating_only = {"sin",   "cos",   "relu_grad",
+                                               "share", "scale", "product"};
+  for (const DType dtype : AllDTypes()) {
     for (const Case& c : Cases()) {
-      const bool floating_only = c.op == "sin" || c.op == "cos" || c.op == "relu_grad" ||
-                                 c.op == "share" || c.op == "scale" || c.op == "product";
-      if (floating_only && !IsFloating(dtype)) continue;
+      if (floating_only.count(c.op) != 0 && !IsFloating(dtype)) continue;
+      if (!Contains(FindOp(c.op)->dtypes, dtype)) continue;
       std::string what = c.op + " " + std::string(DTypeName(dtype));
-      std::vector<Value> inputs;
-      for (size_t i = 0; i < c.inputs.size(); ++i) {
-        const TensorType type = WithDType(InputType(c.op, i, dtype), c.inputs[i]);
-        what += " " + type.ToString();
-        const bool holders = c.op == "share" && i == 1;
-        inputs.push_back(holders             ? testing::RandomWhole(type, 0, 3, &random)
-                         : IsFloating(dtype) ? testing::RandomNormal(type, &random)
-                                             : testing::RandomWhole(type, -9, 9, &random));
-      }
+      const std::vector<Value> inputs = InputsOf(c, dtype, &random);
+      for (const Value& input : inputs) what += " " + input.type.ToString();
       const Kernel kernel(c.op, inputs, c.attributes);
       ASSERT_TRUE(kernel.ok()) << what;
       const int64_t units = (*kernel).units();
@@ -224,12 +253,32 @@ TEST(HostKernelsTest, EqualTheNaiveEvaluatorWholeAndInPieces) {
   }
 }
 
+TEST(HostKernelsTest, AnOpSaysWhichDTypesItTakes) {
+  const auto text = [](const std::string& op, const TensorType& a) {
+    const std::vector<const TensorType*> inputs = {&a, &a};
+    NodeView node;
+    node.op = op;
+    node.inputs = inputs;
+    const absl::Status status = InferTypes(node).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+    return std::string(status.message().data(), status.message().size());
+  };
+  EXPECT_EQ(text("add", WithDType(DType::kBool, {2})),
+            "add: input 0 is bool[2]; the op takes f16, bf16, f32, f64, i8, u8, i16, i32 and i64");
+  EXPECT_EQ(text("matmul", WithDType(DType::kBF16, {2, 2})),
+            "matmul: input 0 is bf16[2,2]; the op takes f32, f64 and i64");
+}
+
 TEST(HostKernelsTest, FillWritesItsValue) {
-  for (const int64_t size : {0, 1, 1031}) {
-    const Attributes f32 = {{"dims", Ints{size}}, {"dtype", std::string("f32")}, {"value", 0.1}};
-    const Kernel kernel("fill", {}, f32);
-    ASSERT_TRUE(kernel.ok());
-    EXPECT_EQ(kernel.Run({size / 2, size}), kernel.Expected());
+  for (const DType dtype : AllDTypes()) {
+    for (const int64_t size : {0, 1, 1031}) {
+      Attributes attributes = TypeAttributes(WithDType(dtype, {size}));
+      const AttributeValue integer = int64_t{1};
+      attributes.push_back({"value", IsFloating(dtype) ? AttributeValue(0.1) : integer});
+      const Kernel kernel("fill", {}, attributes);
+      ASSERT_TRUE(kernel.ok());
+      EXPECT_EQ(kernel.Run({size / 2, size}), kernel.Expected());
+    }
   }
   // Beyond what a double holds.
   const int64_t large = (int64_t{1} << 62) + 1;
@@ -237,6 +286,35 @@ TEST(HostKernelsTest, FillWritesItsValue) {
                       {{"dims", Ints{2}}, {"dtype", std::string("i64")}, {"value", large}});
   ASSERT_TRUE(kernel.ok());
   EXPECT_EQ(testing::Elements<int64_t>(kernel.Run({2})), (Ints{large, large}));
+}
+
+// In f16 a quarter more than 512 is 512.
+TEST(HostKernelsTest, HalfTypesAreRoundedOnce) {
+  const TensorType type = WithDType(DType::kF16, {3});
+  const Value x = testing::FromDoubles(type, {0.25, 512, 0.25});
+  for (const Ints& sizes : {Ints{3}, Ints{3, 1}}) {
+    const Value value{WithDType(DType::kF16, sizes), x.bytes};
+    const Kernel kernel("sum", {value}, {{"axes", Ints{0}}});
+    ASSERT_TRUE(kernel.ok());
+    EXPECT_EQ(testing::ToDoubles(kernel.Run({1}))[0], 512.5);
+  }
+  // 256 * 256 is infinite in f16.
+  std::vector<Value> factors;
+  for (const double factor : {256.0, 256.0, 0.5}) {
+    factors.push_back(testing::FromDoubles(WithDType(DType::kF16, {}), {factor}));
+  }
+  const Kernel product("product", factors, {});
+  ASSERT_TRUE(product.ok());
+  EXPECT_EQ(testing::ToDoubles(product.Run({1}))[0], 32768);
+}
+
+TEST(HostKernelsTest, ShareSelectsAndDoesNotMultiply) {
+  const double inf = std::numeric_limits<double>::infinity();
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const Value x = testing::MakeValue<double>(Ints{4}, {nan, inf, 3, inf});
+  const Value holders = testing::MakeValue<float>(Ints{4}, {0, 0, 2, 1});
+  const Kernel share("share", {x, holders}, {});
+  EXPECT_EQ(testing::Elements<double>(share.Run({4})), (std::vector<double>{0, 0, 1.5, inf}));
 }
 
 TEST(HostKernelsTest, IntegersWrap) {
@@ -253,6 +331,14 @@ TEST(HostKernelsTest, IntegersWrap) {
   EXPECT_EQ(run("mul", {a, b}), (Ints{1, least}));
   EXPECT_EQ(run("neg", {a}), (Ints{-most, least}));
   EXPECT_EQ(run("sum", {b}), (Ints{-2}));
+  // Smaller ones too, also where their product does not fit an int.
+  const TensorType i16 = WithDType(DType::kI16, {2});
+  const Value c = testing::FromDoubles(i16, {32767, -32768});
+  const Kernel mul("mul", {c, c}, {});
+  EXPECT_EQ(testing::ToDoubles(mul.Run({2})), (std::vector<double>{1, 0}));
+  const Value d = testing::FromDoubles(WithDType(DType::kU8, {2}), {200, 200});
+  const Kernel sum("sum", {d}, {});
+  EXPECT_EQ(testing::ToDoubles(sum.Run({1})), (std::vector<double>{144}));
 }
 
 TEST(HostKernelsTest, ReluSelectsAndDoesNotMultiply) {

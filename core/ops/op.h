@@ -284,6 +284,7 @@ struct OpDef {
   std::vector<AttributeSpec> attributes;               // sorted by name
   int min_inputs = 0;                                  // without the factor of PREMUL_SUM
   int max_inputs = 0;                                  // -1: no limit
+  DTypes dtypes = kSupportedDTypes;                    // that there are kernels for
   // Types of the visible outputs. Called with attributes, arity, collective and input types that
   // passed the checks of InferTypes: known names and kinds, static and supported types, counts in
   // their number and range. Does not see the factor of PREMUL_SUM.

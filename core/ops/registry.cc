@@ -272,7 +272,7 @@ void AppendExtras(const NodeView& node, std::vector<TensorType>* outputs) {
   }
 }
 
-absl::Status CheckType(const NodeView& node, absl::string_view what, int index,
+absl::Status CheckType(const OpDef& def, const NodeView& node, absl::string_view what, int index,
                        const TensorType& type) {
   const absl::Status status = type.Validate(kMaxValueBytes);
   if (!status.ok()) {
@@ -284,7 +284,11 @@ absl::Status CheckType(const NodeView& node, absl::string_view what, int index,
   }
   if (!IsSupported(type.dtype)) {
     return Unsupported(absl::StrCat(node.op, ": ", what, " ", index, " is ", type.ToString(),
-                                    "; this build computes with f32, f64 and i64"));
+                                    "; this build computes with ", DTypeNames(kSupportedDTypes)));
+  }
+  if (!Contains(def.dtypes, type.dtype)) {
+    return Unsupported(absl::StrCat(node.op, ": ", what, " ", index, " is ", type.ToString(),
+                                    "; the op takes ", DTypeNames(def.dtypes)));
   }
   return absl::OkStatus();
 }
@@ -313,14 +317,14 @@ absl::StatusOr<std::vector<TensorType>> InferTypes(const NodeView& given) {
   CHORUS_RETURN_IF_ERROR(CheckCollective(*def, node));
   CHORUS_RETURN_IF_ERROR(CheckArity(*def, node));
   for (int i = 0; i < node.num_inputs(); ++i) {
-    CHORUS_RETURN_IF_ERROR(CheckType(node, "input", i, node.input(i)));
+    CHORUS_RETURN_IF_ERROR(CheckType(*def, node, "input", i, node.input(i)));
   }
   const bool reduces = IsReducing(def->kind);
   if (reduces) CHORUS_RETURN_IF_ERROR(CheckReduction(&node));
   CHORUS_ASSIGN_OR_RETURN(std::vector<TensorType> outputs, def->infer_types(node));
   if (reduces) AppendExtras(node, &outputs);
   for (size_t i = 0; i < outputs.size(); ++i) {
-    CHORUS_RETURN_IF_ERROR(CheckType(node, "output", static_cast<int>(i), outputs[i]));
+    CHORUS_RETURN_IF_ERROR(CheckType(*def, node, "output", static_cast<int>(i), outputs[i]));
   }
   return outputs;
 }

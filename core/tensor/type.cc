@@ -11,17 +11,12 @@ namespace {
 struct DTypeInfo {
   absl::string_view name;
   int64_t bytes;
-  bool floating;
-  bool supported;
 };
 
 // Indexed by the enum's number.
 constexpr DTypeInfo kDTypes[] = {
-    {"unspecified", 0, false, false}, {"f16", 2, true, false},   {"bf16", 2, true, false},
-    {"f32", 4, true, true},           {"f64", 8, true, true},    {"i8", 1, false, false},
-    {"u8", 1, false, false},          {"i16", 2, false, false},  {"i32", 4, false, false},
-    {"i64", 8, false, true},          {"bool", 1, false, false}, {"c64", 8, false, false},
-    {"c128", 16, false, false},
+    {"unspecified", 0}, {"f16", 2}, {"bf16", 2}, {"f32", 4},  {"f64", 8}, {"i8", 1},    {"u8", 1},
+    {"i16", 2},         {"i32", 4}, {"i64", 8},  {"bool", 1}, {"c64", 8}, {"c128", 16},
 };
 constexpr size_t kNumDTypes = sizeof(kDTypes) / sizeof(kDTypes[0]);
 
@@ -42,8 +37,19 @@ DType DTypeFromName(absl::string_view name) {
 }
 
 int64_t DTypeBytes(DType dtype) { return Info(dtype).bytes; }
-bool IsFloating(DType dtype) { return Info(dtype).floating; }
-bool IsSupported(DType dtype) { return Info(dtype).supported; }
+bool IsFloating(DType dtype) { return Contains(kFloatingDTypes, dtype); }
+
+std::string DTypeNames(DTypes set) {
+  std::vector<absl::string_view> names;
+  for (size_t i = 1; i < kNumDTypes; ++i) {
+    if (Contains(set, static_cast<DType>(i))) names.push_back(kDTypes[i].name);
+  }
+  std::string text;
+  for (size_t i = 0; i < names.size(); ++i) {
+    absl::StrAppend(&text, i == 0 ? "" : i + 1 == names.size() ? " and " : ", ", names[i]);
+  }
+  return text;
+}
 
 bool TensorType::is_static() const {
   for (const Dim& dim : dims) {

@@ -34,8 +34,22 @@ absl::string_view DTypeName(DType dtype);     // "f32"
 DType DTypeFromName(absl::string_view name);  // kUnspecified when unknown
 int64_t DTypeBytes(DType dtype);              // of one element; 0 for kUnspecified
 bool IsFloating(DType dtype);                 // f16, bf16, f32, f64: may carry a gradient
-// True for what this build computes with (now f32, f64, i64); others decode and are refused.
-bool IsSupported(DType dtype);
+
+// A set of dtypes: a bit for each number.
+using DTypes = uint32_t;
+constexpr DTypes OneDType(DType dtype) { return DTypes{1} << static_cast<int>(dtype); }
+inline constexpr DTypes kFloatingDTypes =
+    OneDType(DType::kF16) | OneDType(DType::kBF16) | OneDType(DType::kF32) | OneDType(DType::kF64);
+inline constexpr DTypes kNumberDTypes = kFloatingDTypes | OneDType(DType::kI8) |
+                                        OneDType(DType::kU8) | OneDType(DType::kI16) |
+                                        OneDType(DType::kI32) | OneDType(DType::kI64);
+// What this build computes with: all but complex, which decode and are refused.
+inline constexpr DTypes kSupportedDTypes = kNumberDTypes | OneDType(DType::kBool);
+constexpr bool Contains(DTypes set, DType dtype) {
+  return static_cast<int>(dtype) < 32 && (set & OneDType(dtype)) != 0;
+}
+constexpr bool IsSupported(DType dtype) { return Contains(kSupportedDTypes, dtype); }
+std::string DTypeNames(DTypes set);  // "f16, f32 and i64"
 
 // One dimension: a number, or a symbol that a run fixes, with the most that it may be.
 struct Dim {

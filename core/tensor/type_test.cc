@@ -23,7 +23,12 @@ TEST(TypeTest, EveryDTypeHasANameThatLeadsBack) {
   EXPECT_EQ(DTypeBytes(DType::kI64), 8);
   EXPECT_TRUE(IsFloating(DType::kBF16));
   EXPECT_FALSE(IsFloating(DType::kI64));
-  EXPECT_FALSE(IsSupported(DType::kF16));
+  EXPECT_TRUE(IsSupported(DType::kF16));
+  EXPECT_TRUE(IsSupported(DType::kBool));
+  EXPECT_FALSE(IsSupported(DType::kComplex64));
+  EXPECT_FALSE(IsSupported(DType::kUnspecified));
+  EXPECT_EQ(DTypeNames(kSupportedDTypes), "f16, bf16, f32, f64, i8, u8, i16, i32, i64 and bool");
+  EXPECT_EQ(DTypeNames(OneDType(DType::kF32)), "f32");
   EXPECT_TRUE(IsSupported(DType::kF32));
 }
 

@@ -5,18 +5,26 @@
 #include "core/ops/op.h"
 #include "core/ops/testing/gradient_check.h"
 #include "core/ops/testing/rank_builder.h"
+#include "core/ops/testing/reduction_check.h"
 #include "gtest/gtest.h"
 
 namespace chorus {
 namespace {
 
+using testing::CheckAbandonedReductions;
 using testing::CheckAdjoint;
 using testing::CheckGradients;
+using testing::CheckProductOfZeros;
+using testing::CheckReductionDTypes;
+using testing::CheckReductionGradients;
+using testing::CheckReductionTexts;
+using testing::CheckReductionValues;
 using testing::InferText;
 using testing::RankBuilder;
+using testing::ReducingOp;
 using Values = std::vector<ValueIndex>;
 
-const int32_t kRanks[] = {1, 2, 3, 5};
+const int32_t kRanks[] = {1, 2, 3, 5, 8};
 const TensorType kX(DType::kF64, {2, 3});
 
 Collective Sum(int32_t rank) {
@@ -34,8 +42,9 @@ TEST(AllReduceTest, ShapeTable) {
   EXPECT_EQ(InferText("all_reduce", {kX}, {}, &c, 2),
             "all_reduce: expected a rank within the group of 2, got 2");
   EXPECT_EQ(InferText("all_reduce", {kX}), "all_reduce: expected a collective, got none");
-  EXPECT_EQ(InferText("all_reduce", {TensorType(DType::kBF16, {4})}, {}, &c, 3),
-            "all_reduce: input 0 is bf16[4]; this build computes with f32, f64 and i64");
+  EXPECT_EQ(InferText("all_reduce", {TensorType(DType::kComplex64, {4})}, {}, &c, 3),
+            "all_reduce: input 0 is c64[4]; this build computes with f16, bf16, f32, f64, i8, u8, "
+            "i16, i32, i64 and bool");
   EXPECT_EQ(InferText("all_reduce", {TensorType(DType::kF32, {Dim::Symbol(0, 4)})}, {}, &c, 3),
             "all_reduce: input 0 is f32[s0<=4]; this build runs fixed dimensions only");
   EXPECT_EQ(InferText("add", {kX, kX}, {}, &c, 3),
@@ -87,6 +96,26 @@ TEST(AllReduceTest, RanksMayComputeDifferentThings) {
       return Values{b.Op("mul", {y, x[0]})};
     });
   }
+}
+
+TEST(AllReduceTest, ReductionsTakeWhatTheyCan) { CheckReductionTexts("all_reduce"); }
+
+TEST(AllReduceTest, EveryReductionsGradientsEqualDifferences) {
+  for (const int32_t ranks : kRanks) {
+    CheckReductionGradients(ranks, ReducingOp{"all_reduce"});
+  }
+}
+
+TEST(AllReduceTest, AProductOfZerosHasGradients) { CheckProductOfZeros(ReducingOp{"all_reduce"}); }
+
+TEST(AllReduceTest, ValuesAndGradientsEqualTheFormulas) {
+  CheckReductionValues(ReducingOp{"all_reduce"});
+}
+
+TEST(AllReduceTest, EachDTypeReducesInItsWay) { CheckReductionDTypes(ReducingOp{"all_reduce"}); }
+
+TEST(AllReduceTest, AbandonedRanksCountAsZeros) {
+  CheckAbandonedReductions(ReducingOp{"all_reduce"});
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 namespace chorus {
 namespace {
 
+using testing::CheckAbandoned;
 using testing::CheckAdjoint;
 using testing::CheckGradients;
 using testing::InferText;
@@ -139,6 +140,15 @@ TEST(AllToAllTest, FormsMeetInOneInstance) {
       for (ValueIndex& part : y) part = b.Op("mul", {part, part});
       return y;
     });
+  }
+}
+
+TEST(AllToAllTest, AbandonedRanksCountAsZeros) {
+  for (const int32_t ranks : {2, 3}) {
+    for (const char* op : {"all_to_all", "all_to_all_single"}) {
+      CheckAbandoned(ranks, {Rows(3)},
+                     [&](RankBuilder& b, const Values& x) { return Exchange(b, op, x[0]); });
+    }
   }
 }
 

@@ -5,18 +5,27 @@
 #include "core/ops/op.h"
 #include "core/ops/testing/gradient_check.h"
 #include "core/ops/testing/rank_builder.h"
+#include "core/ops/testing/reduction_check.h"
 #include "gtest/gtest.h"
 
 namespace chorus {
 namespace {
 
+using testing::CheckAbandoned;
+using testing::CheckAbandonedReductions;
 using testing::CheckAdjoint;
 using testing::CheckGradients;
+using testing::CheckProductOfZeros;
+using testing::CheckReductionDTypes;
+using testing::CheckReductionGradients;
+using testing::CheckReductionTexts;
+using testing::CheckReductionValues;
 using testing::InferText;
 using testing::RankBuilder;
+using testing::ReducingOp;
 using Values = std::vector<ValueIndex>;
 
-const int32_t kRanks[] = {1, 2, 3, 5};
+const int32_t kRanks[] = {1, 2, 3, 5, 8};
 const TensorType kX(DType::kF64, {2, 3});
 
 Collective Rooted(CollectiveKind kind, int32_t rank, int32_t root) {
@@ -89,6 +98,32 @@ TEST(BroadcastTest, GradientsEqualDifferencesBetweenLocalOps) {
       for (ValueIndex& sum : sums) sum = b.Op("mul", {sum, b.Op("sin", {sum})});
       return sums;
     });
+  }
+}
+
+TEST(ReduceTest, ReductionsTakeWhatTheyCan) { CheckReductionTexts("reduce"); }
+
+TEST(ReduceTest, EveryReductionsGradientsEqualDifferences) {
+  for (const int32_t ranks : kRanks) {
+    CheckReductionGradients(ranks, ReducingOp{"reduce"});
+  }
+}
+
+TEST(ReduceTest, AProductOfZerosHasGradients) { CheckProductOfZeros(ReducingOp{"reduce"}); }
+
+TEST(ReduceTest, ValuesAndGradientsEqualTheFormulas) { CheckReductionValues(ReducingOp{"reduce"}); }
+
+TEST(ReduceTest, EachDTypeReducesInItsWay) { CheckReductionDTypes(ReducingOp{"reduce"}); }
+
+TEST(ReduceTest, AbandonedRanksCountAsZeros) { CheckAbandonedReductions(ReducingOp{"reduce"}); }
+
+TEST(BroadcastTest, AbandonedRanksCountAsZeros) {
+  for (const int32_t ranks : {1, 2, 3}) {
+    for (int32_t root = 0; root < ranks; ++root) {
+      CheckAbandoned(ranks, {kX}, [&](RankBuilder& b, const Values& x) {
+        return Values{b.Broadcast(x[0], kX, root)};
+      });
+    }
   }
 }
 

@@ -85,6 +85,7 @@ const OpDef* Make(absl::string_view name, int inputs, absl::string_view doc,
   def->name = name;
   def->doc = doc;
   def->min_inputs = def->max_inputs = inputs;
+  def->dtypes = kNumberDTypes;
   def->infer_types = infer;
   def->gradient = gradient;
   def->gradient_saves = gradient_saves;

@@ -1,7 +1,8 @@
 // Elementwise ops: add, sub, mul, neg, relu, relu_grad, sin, cos.
 //
 // Shapes: all inputs and the output have one type; nothing is broadcast implicitly (`expand` does
-// that). sin, cos and relu_grad take floating point only; integers wrap.
+// that). All dtypes but bool; sin, cos and relu_grad take floating point only. Integers wrap; half
+// types are computed in f32 and rounded once.
 //
 //   op               forward          VJP for output gradient g         second order
 //   add(a, b)        a + b            g; g                              none of its own

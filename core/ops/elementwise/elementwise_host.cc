@@ -5,8 +5,8 @@
 #include <memory>
 #include <type_traits>
 
-#include "absl/strings/str_cat.h"
 #include "core/base/error.h"
+#include "core/ops/host_arithmetic.h"
 
 // The output may be an input's own memory, which hides from compilers that elements do not depend
 // on their neighbours. clang's way of saying it is an error where a loop cannot be vectorised (sin,
@@ -20,26 +20,22 @@
 namespace chorus {
 namespace {
 
-// What T is computed in: integers wrap, so they are computed as unsigned.
-template <typename T>
-using Wrapping = typename std::conditional<std::is_integral<T>::value, uint64_t, T>::type;
-
 struct Add {
   template <typename T>
   static T Of(T a, T b) {
-    return static_cast<T>(static_cast<Wrapping<T>>(a) + static_cast<Wrapping<T>>(b));
+    return static_cast<T>(static_cast<Arithmetic<T>>(a) + static_cast<Arithmetic<T>>(b));
   }
 };
 struct Sub {
   template <typename T>
   static T Of(T a, T b) {
-    return static_cast<T>(static_cast<Wrapping<T>>(a) - static_cast<Wrapping<T>>(b));
+    return static_cast<T>(static_cast<Arithmetic<T>>(a) - static_cast<Arithmetic<T>>(b));
   }
 };
 struct Mul {
   template <typename T>
   static T Of(T a, T b) {
-    return static_cast<T>(static_cast<Wrapping<T>>(a) * static_cast<Wrapping<T>>(b));
+    return static_cast<T>(static_cast<Arithmetic<T>>(a) * static_cast<Arithmetic<T>>(b));
   }
 };
 struct ReluGrad {
@@ -49,9 +45,10 @@ struct ReluGrad {
   }
 };
 struct Neg {
-  static double Of(double a) { return -a; }
-  static float Of(float a) { return -a; }
-  static int64_t Of(int64_t a) { return static_cast<int64_t>(0 - static_cast<uint64_t>(a)); }
+  template <typename T>
+  static T Of(T a) {
+    return static_cast<T>(-static_cast<Arithmetic<T>>(a));
+  }
 };
 struct Relu {
   template <typename T>
@@ -62,13 +59,13 @@ struct Relu {
 struct Sin {
   template <typename T>
   static T Of(T a) {
-    return std::sin(a);
+    return static_cast<T>(std::sin(static_cast<Arithmetic<T>>(a)));
   }
 };
 struct Cos {
   template <typename T>
   static T Of(T a) {
-    return std::cos(a);
+    return static_cast<T>(std::cos(static_cast<Arithmetic<T>>(a)));
   }
 };
 
@@ -105,22 +102,16 @@ using Made = absl::StatusOr<std::unique_ptr<HostKernel>>;
 
 template <template <typename, typename> class Kernel, typename F>
 Made Make(const NodeView& node, absl::Span<const TensorType> outputs) {
-  const int64_t size = outputs[0].num_elements();
-  switch (outputs[0].dtype) {
-    case DType::kF32:
-      return std::make_unique<Kernel<F, float>>(size);
-    case DType::kF64:
-      return std::make_unique<Kernel<F, double>>(size);
-    case DType::kI64:
-      // sin and cos of integers do not pass the shape rule.
-      if constexpr (!std::is_same<F, Sin>::value && !std::is_same<F, Cos>::value) {
-        return std::make_unique<Kernel<F, int64_t>>(size);
-      }
-      break;
-    default:
-      break;
+  const auto make = [&](auto t) -> Made {
+    return std::make_unique<Kernel<F, decltype(t)>>(outputs[0].num_elements());
+  };
+  const auto none = [&] { return Made(NoHostKernel(node, outputs)); };
+  // sin and cos of integers do not pass the shape rule.
+  if constexpr (std::is_same<F, Sin>::value || std::is_same<F, Cos>::value) {
+    return VisitFloating(outputs[0].dtype, make, none);
+  } else {
+    return VisitNumbers(outputs[0].dtype, make, none);
   }
-  return NoHostKernel(node, outputs);
 }
 
 constexpr HostKernelEntry kEntries[] = {

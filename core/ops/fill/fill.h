@@ -1,7 +1,8 @@
 // fill(): a tensor of one value.
 //
-// Attributes dims, dtype (its name) and value: a double for floating-point dtypes, an integer for
-// integer ones. No inputs, so no gradient.
+// Attributes dims, dtype (its name) and value: a double for floating-point dtypes, which half types
+// get by way of f32, else an integer that the dtype holds; 0 or 1 for bool. No inputs, so no
+// gradient.
 #ifndef CHORUS_CORE_OPS_FILL_FILL_H_
 #define CHORUS_CORE_OPS_FILL_FILL_H_
 

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <type_traits>
 
 #include "core/base/error.h"
+#include "core/ops/host_arithmetic.h"
 
 namespace chorus {
 namespace {
@@ -24,20 +26,26 @@ class Fill : public HostKernel {
   const T value_;
 };
 
-absl::StatusOr<std::unique_ptr<HostKernel>> Make(const NodeView& node,
-                                                 absl::Span<const TensorType> outputs) {
+using Made = absl::StatusOr<std::unique_ptr<HostKernel>>;
+
+Made Make(const NodeView& node, absl::Span<const TensorType> outputs) {
   const AttributeValue& value = *FindAttribute(node.attributes, "value");
   const int64_t size = outputs[0].num_elements();
-  switch (outputs[0].dtype) {
-    case DType::kF32:
-      return std::make_unique<Fill<float>>(size, static_cast<float>(absl::get<double>(value)));
-    case DType::kF64:
-      return std::make_unique<Fill<double>>(size, absl::get<double>(value));
-    case DType::kI64:
-      return std::make_unique<Fill<int64_t>>(size, absl::get<int64_t>(value));
-    default:
-      return NoHostKernel(node, outputs);
+  if (outputs[0].dtype == DType::kBool) {
+    return std::make_unique<Fill<uint8_t>>(size, static_cast<uint8_t>(absl::get<int64_t>(value)));
   }
+  return VisitNumbers(
+      outputs[0].dtype,
+      [&](auto t) -> Made {
+        using T = decltype(t);
+        if constexpr (std::is_integral<T>::value) {
+          return std::make_unique<Fill<T>>(size, static_cast<T>(absl::get<int64_t>(value)));
+        } else {
+          return std::make_unique<Fill<T>>(
+              size, static_cast<T>(static_cast<Arithmetic<T>>(absl::get<double>(value))));
+        }
+      },
+      [&] { return Made(NoHostKernel(node, outputs)); });
 }
 
 constexpr HostKernelEntry kEntries[] = {{"fill", Make}};

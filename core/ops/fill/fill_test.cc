@@ -29,8 +29,17 @@ TEST(FillTest, ShapeTable) {
             "fill: expected an integer as 'value', got a double");
   EXPECT_EQ(InferText("fill", {}, Fill(Ints{2}, "f31", 1.0)),
             "fill: expected the name of a dtype as 'dtype', got another text");
-  EXPECT_EQ(InferText("fill", {}, Fill(Ints{2}, "f16", 1.0)),
-            "fill: output 0 is f16[2]; this build computes with f32, f64 and i64");
+  EXPECT_EQ(InferText("fill", {}, Fill(Ints{2}, "f16", 1.0)), "f16[2]");
+  EXPECT_EQ(InferText("fill", {}, Fill(Ints{2}, "c64", int64_t{1})),
+            "fill: output 0 is c64[2]; this build computes with f16, bf16, f32, f64, i8, u8, i16, "
+            "i32, i64 and bool");
+  EXPECT_EQ(InferText("fill", {}, Fill(Ints{2}, "u8", int64_t{255})), "u8[2]");
+  EXPECT_EQ(InferText("fill", {}, Fill(Ints{2}, "u8", int64_t{256})),
+            "fill: expected from 0 to 255 as 'value' of u8, got 256");
+  EXPECT_EQ(InferText("fill", {}, Fill(Ints{2}, "i8", int64_t{-129})),
+            "fill: expected from -128 to 127 as 'value' of i8, got -129");
+  EXPECT_EQ(InferText("fill", {}, Fill(Ints{2}, "bool", int64_t{2})),
+            "fill: expected from 0 to 1 as 'value' of bool, got 2");
   EXPECT_EQ(InferText("fill", {}, Fill(Ints{-2}, "f32", 1.0)),
             "fill: expected a valid type as output 0, got f32[-2] has a negative dimension, -2");
   EXPECT_EQ(InferText("fill", {}), "fill: expected a list of integers as 'dims', got none");

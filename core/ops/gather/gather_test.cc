@@ -12,6 +12,7 @@
 namespace chorus {
 namespace {
 
+using testing::CheckAbandoned;
 using testing::CheckAdjoint;
 using testing::CheckGradients;
 using testing::InferText;
@@ -237,6 +238,22 @@ TEST(GatherTest, GradientsEqualDifferencesBetweenLocalOps) {
         parts.push_back(b.Op("mul", {piece, piece}));
         return parts;
       });
+    }
+  }
+}
+
+TEST(GatherTest, AbandonedRanksCountAsZeros) {
+  for (const int32_t ranks : {1, 3}) {
+    for (const std::string tensor : {"", "_tensor"}) {
+      const std::string gather = tensor.empty() ? "gather" : "gather_into_tensor";
+      for (const int32_t root : {0, ranks - 1}) {
+        CheckAbandoned(ranks, {Rows(3)}, [&](RankBuilder& b, const Values& x) {
+          return UnevenGather(b, gather, x[0], root);
+        });
+        CheckAbandoned(ranks, {Rows(3)}, [&](RankBuilder& b, const Values& x) {
+          return UnevenScatter(b, "scatter" + tensor, x[0], root);
+        });
+      }
     }
   }
 }

@@ -66,6 +66,7 @@ absl::Span<const OpDef* const> MatmulOps() {
         {"transpose_b", AttributeSpec::Kind::kInt, false, "1: the right factor is transposed"},
     };
     def->min_inputs = def->max_inputs = 2;
+    def->dtypes = OneDType(DType::kF32) | OneDType(DType::kF64) | OneDType(DType::kI64);
     def->infer_types = InferMatmul;
     def->gradient = MatmulGradient;
     def->gradient_saves = SaveInputs;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/ops/host_arithmetic.h"
 
 namespace chorus {
 namespace {
@@ -93,13 +94,10 @@ Made MakeCopy(const NodeView&, absl::Span<const TensorType> outputs) {
 
 Made MakeTranspose(const NodeView& node, absl::Span<const TensorType> outputs) {
   const std::vector<int64_t> perm = IntsAttribute(node.attributes, "perm");
-  if (DTypeBytes(outputs[0].dtype) == 4) {
-    return std::make_unique<Transpose<uint32_t>>(node.input(0), perm);
-  }
-  if (DTypeBytes(outputs[0].dtype) == 8) {
-    return std::make_unique<Transpose<uint64_t>>(node.input(0), perm);
-  }
-  return NoHostKernel(node, outputs);
+  return VisitWidth(
+      outputs[0].dtype,
+      [&](auto t) -> Made { return std::make_unique<Transpose<decltype(t)>>(node.input(0), perm); },
+      [&] { return Made(NoHostKernel(node, outputs)); });
 }
 
 constexpr HostKernelEntry kEntries[] = {

@@ -111,6 +111,7 @@ const OpDef* MakeSum() {
       {"keep_dims", AttributeSpec::Kind::kInt, false, "1: summed dimensions stay, as 1"},
   };
   def->min_inputs = def->max_inputs = 1;
+  def->dtypes = kNumberDTypes;
   def->infer_types = InferSum;
   def->gradient = SumGradient;
   return def;

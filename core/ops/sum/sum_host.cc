@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/ops/host_arithmetic.h"
 
 namespace chorus {
 namespace {
@@ -56,21 +58,22 @@ int64_t RowOf(int64_t index, const std::vector<Loop>& loops) {
 
 // Sixteen partial sums, which vector registers hold, then a tree: the same bits for every caller.
 template <typename T>
-T SumContiguous(const T* x, int64_t size) {
+Arithmetic<T> SumContiguous(const T* x, int64_t size) {
   constexpr int kLanes = 16;
-  T lanes[kLanes] = {};
+  Arithmetic<T> lanes[kLanes] = {};
   int64_t i = 0;
   for (; i + kLanes <= size; i += kLanes) {
-    for (int lane = 0; lane < kLanes; ++lane) lanes[lane] += x[i + lane];
+    for (int lane = 0; lane < kLanes; ++lane)
+      lanes[lane] += static_cast<Arithmetic<T>>(x[i + lane]);
   }
-  for (int lane = 0; i < size; ++i, ++lane) lanes[lane] += x[i];
+  for (int lane = 0; i < size; ++i, ++lane) lanes[lane] += static_cast<Arithmetic<T>>(x[i]);
   for (int width = kLanes / 2; width > 0; width /= 2) {
     for (int lane = 0; lane < width; ++lane) lanes[lane] += lanes[lane + width];
   }
   return lanes[0];
 }
 
-// T is unsigned for integers, so that they wrap.
+// T is unsigned for integers, which is what they are computed in.
 template <typename T>
 class Sum : public HostKernel {
  public:
@@ -92,23 +95,29 @@ class Sum : public HostKernel {
     if (inner_.reduced) {
       for (int64_t o = begin; o < end; ++o) {
         const T* const first = in + RowOf(o, kept_) * inner_.size;
-        T sum{};
+        A sum{};
         for (int64_t term = 0; term < num_terms_; ++term) {
           sum += SumContiguous(first + RowOf(term, reduced_) * inner_.size, inner_.size);
         }
-        out[o] = sum;
+        out[o] = static_cast<T>(sum);
       }
       return absl::OkStatus();
     }
     while (begin < end) {
       const int64_t column = begin % inner_.size;
-      const int64_t columns = std::min(inner_.size - column, end - begin);
+      const int64_t columns =
+          std::min({inner_.size - column, end - begin, in_place ? end : kPiece});
       const T* const first = in + RowOf(begin / inner_.size, kept_) * inner_.size + column;
-      T* const result = out + begin;
-      std::fill(result, result + columns, T{});
+      A piece[in_place ? 1 : kPiece];
+      A* sums = piece;
+      if constexpr (in_place) sums = out + begin;
+      std::fill(sums, sums + columns, A{});
       for (int64_t term = 0; term < num_terms_; ++term) {
         const T* const x = first + RowOf(term, reduced_) * inner_.size;
-        for (int64_t i = 0; i < columns; ++i) result[i] += x[i];
+        for (int64_t i = 0; i < columns; ++i) sums[i] += static_cast<A>(x[i]);
+      }
+      if constexpr (!in_place) {
+        for (int64_t i = 0; i < columns; ++i) out[begin + i] = static_cast<T>(sums[i]);
       }
       begin += columns;
     }
@@ -116,6 +125,11 @@ class Sum : public HostKernel {
   }
 
  private:
+  using A = Arithmetic<T>;
+  // Sums grow where the result stands, or, where they are wider than it, in pieces.
+  static constexpr bool in_place = std::is_same<A, T>::value;
+  static constexpr int64_t kPiece = 512;
+
   const Extent inner_;
   std::vector<Loop> kept_;  // runs outside the inner one, last first
   std::vector<Loop> reduced_;
@@ -168,16 +182,17 @@ Made MakeSum(const NodeView& node, absl::Span<const TensorType> outputs) {
   for (const int64_t axis : axes) dims[axis].reduced = true;
   const int64_t units = outputs[0].num_elements();
   const int64_t cost = input.num_bytes() / std::max<int64_t>(units, 1);
-  switch (input.dtype) {
-    case DType::kF32:
-      return std::make_unique<Sum<float>>(units, cost, Extents(dims));
-    case DType::kF64:
-      return std::make_unique<Sum<double>>(units, cost, Extents(dims));
-    case DType::kI64:
-      return std::make_unique<Sum<uint64_t>>(units, cost, Extents(dims));
-    default:
-      return NoHostKernel(node, outputs);
-  }
+  return VisitNumbers(
+      input.dtype,
+      [&](auto t) -> Made {
+        using T = decltype(t);
+        if constexpr (std::is_integral<T>::value) {
+          return std::make_unique<Sum<std::make_unsigned_t<T>>>(units, cost, Extents(dims));
+        } else {
+          return std::make_unique<Sum<T>>(units, cost, Extents(dims));
+        }
+      },
+      [&] { return Made(NoHostKernel(node, outputs)); });
 }
 
 Made MakeExpand(const NodeView& node, absl::Span<const TensorType> outputs) {
@@ -188,14 +203,12 @@ Made MakeExpand(const NodeView& node, absl::Span<const TensorType> outputs) {
   for (size_t i = 0; i < output.dims.size(); ++i) {
     dims.push_back({output.dims[i].size, i < added || input.dims[i - added].size == 1});
   }
-  // Only the width of an element matters here.
-  if (DTypeBytes(output.dtype) == 4) {
-    return std::make_unique<Expand<uint32_t>>(output.num_elements(), Extents(dims));
-  }
-  if (DTypeBytes(output.dtype) == 8) {
-    return std::make_unique<Expand<uint64_t>>(output.num_elements(), Extents(dims));
-  }
-  return NoHostKernel(node, outputs);
+  return VisitWidth(
+      output.dtype,
+      [&](auto t) -> Made {
+        return std::make_unique<Expand<decltype(t)>>(output.num_elements(), Extents(dims));
+      },
+      [&] { return Made(NoHostKernel(node, outputs)); });
 }
 
 constexpr HostKernelEntry kEntries[] = {{"expand", MakeExpand}, {"sum", MakeSum}};

@@ -37,7 +37,8 @@ struct RankGraph {
 std::vector<BackwardRoot> Collectives(const GraphBuilder& builder) {
   std::vector<BackwardRoot> roots;
   for (const RecordedNode& node : builder.nodes()) {
-    if (node.spec.collective.has_value() && node.spec.op != "barrier") {
+    if (node.spec.collective.has_value() && node.spec.collective->wants_grad &&
+        node.spec.op != "barrier") {
       roots.push_back(BackwardRoot::AbsentResult(node.id));
     }
   }
@@ -60,7 +61,7 @@ class Check {
 
   // Random values for every input: normally distributed, or positive whole numbers, whose sums are
   // exact and do not vanish by chance.
-  void Draw(bool whole) {
+  void Draw(bool whole, const Adjust& adjust = nullptr) {
     values_.clear();
     for (const RankGraph& r : ranks_) {
       values_.emplace_back();
@@ -68,6 +69,8 @@ class Check {
         values_.back().push_back(whole ? RandomWhole(input.type, 1, 9, &random_)
                                        : RandomNormal(input.type, &random_));
       }
+      // The body's inputs are the graph's first.
+      if (adjust != nullptr) adjust(r.builder->rank(), &values_.back());
     }
   }
   const std::vector<std::vector<Value>>& values() const { return values_; }
@@ -204,10 +207,15 @@ MaybeValues Ddu(const RankGraph& r) { return r.ddu; }
 }  // namespace
 
 void CheckGradients(int32_t ranks, const std::vector<TensorType>& inputs, const RankBody& body) {
+  CheckGradients(ranks, inputs, body, nullptr);
+}
+
+void CheckGradients(int32_t ranks, const std::vector<TensorType>& inputs, const RankBody& body,
+                    const Adjust& adjust) {
   SCOPED_TRACE(absl::StrCat("ranks ", ranks, ", seed ", kSeed));
   Check check(ranks, inputs, body);
   if (::testing::Test::HasFatalFailure()) return;
-  check.Draw(/*whole=*/false);
+  check.Draw(/*whole=*/false, adjust);
   const Check::Results results = check.Run(check.values());
   if (results.empty()) return;
   constexpr double kStep = 1e-5;
@@ -246,6 +254,100 @@ void CheckAdjoint(int32_t ranks, const std::vector<TensorType>& inputs, const Ra
   EXPECT_EQ(check.Sum(results, Ddx, X), 0);
   EXPECT_EQ(check.Sum(results, Dx, V), second);
   EXPECT_TRUE(AllEmpty(check) || (forward != 0 && second != 0)) << "a check of zeros shows nothing";
+}
+
+std::vector<RankResult> RunBackward(const std::vector<RankCase>& ranks, const RankBody& body) {
+  struct Built {
+    std::unique_ptr<RankBuilder> builder;
+    std::vector<ValueIndex> x, y, dx;
+    Graph graph;
+    std::vector<Value> inputs;
+  };
+  std::vector<Built> built(ranks.size());
+  std::vector<Session> sessions;
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    Built& b = built[r];
+    b.builder = std::make_unique<RankBuilder>(static_cast<int32_t>(r),
+                                              static_cast<int32_t>(ranks.size()), 2);
+    b.builder->set_wants_grad(ranks[r].wants_grad);
+    GraphBuilder& graph = b.builder->graph();
+    b.inputs = ranks[r].inputs;
+    for (const Value& input : b.inputs) b.x.push_back(b.builder->Input(input.type));
+    b.y = body(*b.builder, b.x);
+    if (ranks[r].wants_grad && ranks[r].takes_part) {
+      std::vector<BackwardRoot> roots = Collectives(graph);
+      for (size_t i = 0; i < b.y.size(); ++i) {
+        const TensorType& type = graph.TypeOf(b.y[i]);
+        roots.push_back(BackwardRoot::Value(b.y[i], b.builder->Input(type)));
+        b.inputs.push_back(ranks[r].grads.empty() ? Zeros(type) : ranks[r].grads[i]);
+      }
+      const auto backward = AppendBackward(roots, b.x, &graph);
+      EXPECT_TRUE(backward.ok()) << backward.status();
+      if (!backward.ok()) return {};
+      for (const auto& gradient : backward->gradients) b.dx.push_back(gradient.value_or(-1));
+    }
+    b.graph = graph.Build();
+    const absl::Status valid = ValidateGraph(b.graph, GraphLimits());
+    EXPECT_TRUE(valid.ok()) << valid << "\n" << DebugString(b.graph);
+    sessions.push_back(Session{&b.graph, b.inputs, {0}, {}});
+  }
+  const auto values = Evaluate(sessions);
+  EXPECT_TRUE(values.ok()) << values.status();
+  std::vector<RankResult> results;
+  for (size_t r = 0; values.ok() && r < built.size(); ++r) {
+    const Built& b = built[r];
+    const auto at = [&](ValueIndex v) { return (*values)[r][b.builder->graph().FinalIndex(v)]; };
+    results.emplace_back();
+    for (const ValueIndex y : b.y) results.back().outputs.push_back(at(y));
+    for (size_t i = 0; i < b.dx.size(); ++i) {
+      results.back().gradients.push_back(b.dx[i] < 0 ? Zeros(ranks[r].inputs[i].type)
+                                                     : at(b.dx[i]));
+    }
+  }
+  return results;
+}
+
+void CheckAbandoned(int32_t ranks, const std::vector<TensorType>& inputs, const RankBody& body) {
+  SCOPED_TRACE(absl::StrCat("ranks ", ranks, ", seed ", kSeed));
+  std::mt19937_64 random(kSeed);
+  std::vector<RankCase> cases(static_cast<size_t>(ranks));
+  for (RankCase& rank : cases) {
+    for (const TensorType& type : inputs) rank.inputs.push_back(RandomNormal(type, &random));
+    rank.takes_part = false;
+  }
+  // Once, to know the types of the outputs.
+  std::vector<RankResult> forward = RunBackward(cases, body);
+  if (forward.empty()) return;
+  bool any = false;
+  for (size_t r = 0; r < cases.size(); ++r) {
+    cases[r].takes_part = true;
+    for (const Value& y : forward[r].outputs) {
+      cases[r].grads.push_back(RandomNormal(y.type, &random));
+    }
+  }
+  for (size_t absent = 0; absent < cases.size(); ++absent) {
+    std::vector<RankCase> changed = cases;
+    for (Value& g : changed[absent].grads) g = Zeros(g.type);
+    const std::vector<RankResult> zeros = RunBackward(changed, body);
+    changed[absent].takes_part = false;
+    const std::vector<RankResult> abandoned = RunBackward(changed, body);
+    changed[absent].wants_grad = false;
+    const std::vector<RankResult> never = RunBackward(changed, body);
+    ASSERT_TRUE(!zeros.empty() && !abandoned.empty() && !never.empty());
+    for (size_t r = 0; r < cases.size(); ++r) {
+      EXPECT_EQ(abandoned[r].outputs, zeros[r].outputs);
+      EXPECT_EQ(never[r].outputs, zeros[r].outputs);
+      if (r == absent) continue;
+      // -0 and +0 are the same number.
+      for (size_t i = 0; i < zeros[r].gradients.size(); ++i) {
+        const std::vector<double> expected = ToDoubles(zeros[r].gradients[i]);
+        EXPECT_EQ(ToDoubles(abandoned[r].gradients[i]), expected);
+        EXPECT_EQ(ToDoubles(never[r].gradients[i]), expected);
+        for (const double element : expected) any = any || element != 0;
+      }
+    }
+  }
+  EXPECT_TRUE(any || ranks == 1) << "a check of zeros shows nothing";
 }
 
 std::string InferText(absl::string_view op, const std::vector<TensorType>& inputs,

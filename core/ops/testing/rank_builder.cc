@@ -54,7 +54,7 @@ Collective RankBuilder::MakeCollective(CollectiveKind kind) const {
   Collective c;
   c.kind = kind;
   c.rank = GroupRank(rank_);
-  c.wants_grad = true;
+  c.wants_grad = wants_grad_;
   if (IsReducing(kind)) c.reduction = Reduction::kSum;
   return c;
 }
@@ -77,7 +77,6 @@ std::vector<ValueIndex> RankBuilder::Apply(absl::string_view op, std::vector<Val
   if (how.reduction != Reduction::kNone) c.reduction = how.reduction;
   c.root = GroupRank(how.root);
   c.counts = how.counts;
-  c.wants_grad = how.wants_grad;
   return Emit(c, std::move(inputs), std::move(attributes), op);
 }
 

@@ -15,8 +15,8 @@
 namespace chorus {
 namespace testing {
 
-// Rank `rank` of a group of `size` (group slot 0). Collectives are recorded with wants_grad, also
-// those that gradients are made of.
+// Rank `rank` of a group of `size` (group slot 0). Collectives are recorded with wants_grad (unless
+// that is turned off), also those that gradients are made of.
 class RankBuilder {
  public:
   explicit RankBuilder(int32_t rank = 0, int32_t size = 1, int32_t num_device_slots = 1);
@@ -24,6 +24,7 @@ class RankBuilder {
   int32_t rank() const { return rank_; }
   int32_t size() const { return size_; }
   GraphBuilder& graph() { return builder_; }
+  void set_wants_grad(bool wants_grad) { wants_grad_ = wants_grad; }
 
   ValueIndex Input(const TensorType& type, int32_t device_slot = 0);
   ValueIndex Op(const std::string& op, std::vector<ValueIndex> inputs, Attributes attributes = {},
@@ -44,7 +45,6 @@ class RankBuilder {
     Reduction reduction = Reduction::kNone;  // kNone: SUM, where there has to be one
     int32_t root = -1;
     std::vector<int64_t> counts;
-    bool wants_grad = true;
   };
   std::vector<ValueIndex> Apply(absl::string_view op, std::vector<ValueIndex> inputs,
                                 const How& how, Attributes attributes = {});
@@ -61,6 +61,7 @@ class RankBuilder {
  private:
   const int32_t rank_;
   const int32_t size_;
+  bool wants_grad_ = true;
   GraphBuilder builder_;
 };
 
