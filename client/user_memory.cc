@@ -1,0 +1,190 @@
+#include "client/user_memory.h"
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <tuple>
+#include <utility>
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+#include "client/internal/core.h"
+#include "client/internal/tape.h"
+#include "core/base/error.h"
+
+namespace chorus {
+inline namespace sdk {
+namespace {
+
+// Large beside what an all_reduce of 4 B takes, small beside the caches that the ranks share:
+// docs/performance.md has the measurement.
+constexpr size_t kChunkBytes = 1 << 20;
+// What each further chunk takes off the first one, until half of it is left.
+constexpr size_t kStepBytes = 64;
+// Being copied in, being reduced, being copied out.
+constexpr size_t kUnderWay = 3;
+// Less than this is uploaded: that takes no memory of its own.
+constexpr size_t kLeastStagedBytes = 32 << 10;
+// Lengths come and go; what was used last is kept.
+constexpr size_t kMostStagings = 16;
+
+// A result this large does not fit the caches: it is written past them, so that the chunks stay.
+constexpr size_t kLeastStreamedBytes = 8 << 20;
+
+void CopyOut(char* to, const char* from, size_t bytes, bool streaming) {
+#if defined(__SSE2__)
+  constexpr size_t kLine = 64;
+  if (streaming && bytes >= kLine) {
+    const size_t head = (kLine - reinterpret_cast<uintptr_t>(to) % kLine) % kLine;
+    std::memcpy(to, from, head);
+    to += head;
+    from += head;
+    bytes -= head;
+    for (; bytes >= kLine; bytes -= kLine, to += kLine, from += kLine) {
+      const __m128i* const source = reinterpret_cast<const __m128i*>(from);
+      __m128i* const target = reinterpret_cast<__m128i*>(to);
+      const __m128i a = _mm_loadu_si128(source);
+      const __m128i b = _mm_loadu_si128(source + 1);
+      const __m128i c = _mm_loadu_si128(source + 2);
+      const __m128i d = _mm_loadu_si128(source + 3);
+      _mm_stream_si128(target, a);
+      _mm_stream_si128(target + 1, b);
+      _mm_stream_si128(target + 2, c);
+      _mm_stream_si128(target + 3, d);
+    }
+    _mm_sfence();
+  }
+#else
+  (void)streaming;
+#endif
+  std::memcpy(to, from, bytes);
+}
+
+}  // namespace
+
+std::vector<size_t> UserMemory::ChunksOf(size_t count, size_t element_bytes) {
+  const size_t most = kChunkBytes / element_bytes;
+  const size_t step = kStepBytes / element_bytes;
+  // As few as hold them all with a first one that is shorter by a step for each further one.
+  size_t chunks = std::max<size_t>(1, (count + most - 1) / most);
+  const auto first = [&](size_t n) { return most - std::min(step * (n - 1), most / 2); };
+  while (first(chunks) + (chunks - 1) * most < count) ++chunks;
+  std::vector<size_t> lengths(chunks, most);
+  lengths.front() = std::min(count, first(chunks));
+  lengths.back() = chunks == 1 ? count : count - lengths.front() - (chunks - 2) * most;
+  return lengths;
+}
+
+DeviceRef UserMemory::Device() const {
+  return DeviceRef(group_.member()->session, group_.member()->device_slot);
+}
+
+absl::Status UserMemory::Run(DType dtype, size_t element_bytes, const char* in, char* out,
+                             size_t count, const ReduceOp& op, CallSite site) {
+  if (group_.core() == nullptr) {
+    return WithSource(MakeError(absl::StatusCode::kFailedPrecondition, Reason::kUnknownName,
+                                "UserMemory: a group that was never joined"),
+                      SourceOf(site));
+  }
+  path_ = Path::kUpload;
+  const NoGrad not_recorded;
+  const bool streaming = count * element_bytes >= kLeastStreamedBytes;
+  std::deque<UnderWay> under_way;
+  absl::Status first_error;
+  const auto finish_oldest = [&] {
+    const absl::Status finished = Finish(&under_way.front(), streaming);
+    if (first_error.ok()) first_error = finished;
+    under_way.pop_front();
+  };
+  for (const size_t length : ChunksOf(count, element_bytes)) {
+    if (under_way.size() == kUnderWay) finish_oldest();
+    // The epoch is over for all ranks: none goes on.
+    if (!first_error.ok()) break;
+    const size_t bytes = length * element_bytes;
+    absl::StatusOr<UnderWay> chunk = Start(dtype, in, length, bytes, op, site);
+    if (!chunk.ok()) {
+      first_error = chunk.status();
+      break;
+    }
+    chunk->out = out;
+    chunk->bytes = bytes;
+    under_way.push_back(*std::move(chunk));
+    in += bytes;
+    out += bytes;
+  }
+  while (!under_way.empty()) finish_oldest();
+  return first_error;
+}
+
+absl::StatusOr<UserMemory::UnderWay> UserMemory::Start(DType dtype, const char* in, size_t count,
+                                                       size_t bytes, const ReduceOp& op,
+                                                       CallSite site) {
+  UnderWay chunk;
+  if (bytes >= kLeastStagedBytes && !remote_) {
+    CHORUS_ASSIGN_OR_RETURN(chunk.staging, Take(dtype, count, site));
+  }
+  const Shape shape = {static_cast<int64_t>(count)};
+  if (chunk.staging != nullptr) {
+    path_ = Path::kStaging;
+    std::memcpy(chunk.staging->data, in, bytes);
+    chunk.result = sdk::AllReduce(chunk.staging->tensor, group_, op, site);
+  } else {
+    const Tensor x = FromBytes(Device(), dtype, shape, in, static_cast<int64_t>(count), site);
+    chunk.result = sdk::AllReduce(x, group_, op, site);
+  }
+  return chunk;
+}
+
+absl::Status UserMemory::Finish(UnderWay* chunk, bool streaming) {
+  const absl::Status done = chunk->result.Wait();
+  if (chunk->staging != nullptr) {
+    chunk->staging->taken = false;
+    // After a timeout the run may go on, and read it: nobody writes there again.
+    if (!done.ok()) *chunk->staging = Staging();
+  }
+  CHORUS_RETURN_IF_ERROR(done);
+  if (chunk->bytes == 0) return absl::OkStatus();
+  const TensorDataPtr& data = chunk->result.impl()->data;
+  if (!remote_) {
+    const absl::StatusOr<const char*> mapped = data->session->MapTensor(data);
+    if (mapped.ok()) CopyOut(chunk->out, *mapped, chunk->bytes, streaming);
+    if (mapped.status().code() != absl::StatusCode::kUnimplemented) return mapped.status();
+    remote_ = true;
+  }
+  return data->session->ReadTensor(data, chunk->out);
+}
+
+absl::StatusOr<UserMemory::Staging*> UserMemory::Take(DType dtype, size_t count, CallSite site) {
+  Staging* staging = nullptr;
+  Staging* oldest = nullptr;
+  for (const std::unique_ptr<Staging>& one : stagings_) {
+    if (one->taken) continue;
+    if (one->dtype == dtype && one->count == count) staging = one.get();
+    if (oldest == nullptr || one->last_use < oldest->last_use) oldest = one.get();
+  }
+  if (staging == nullptr) {
+    if (stagings_.size() < kMostStagings) {
+      stagings_.push_back(std::make_unique<Staging>());
+      oldest = stagings_.back().get();
+    }
+    absl::StatusOr<std::pair<Tensor, char*>> mapped =
+        MapBytes(Device(), dtype, {static_cast<int64_t>(count)}, site);
+    if (mapped.status().code() == absl::StatusCode::kUnimplemented) {
+      remote_ = true;
+      return nullptr;
+    }
+    CHORUS_RETURN_IF_ERROR(mapped.status());
+    staging = oldest;
+    staging->dtype = dtype;
+    staging->count = count;
+    std::tie(staging->tensor, staging->data) = *std::move(mapped);
+  }
+  staging->taken = true;
+  staging->last_use = ++uses_;
+  return staging;
+}
+
+}  // namespace sdk
+}  // namespace chorus

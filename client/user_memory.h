@@ -1,0 +1,102 @@
+// all_reduce from the trainer's own memory to the trainer's own memory, such as a vector's.
+//
+//   UserMemory memory(world);
+//   CHORUS_RETURN_IF_ERROR(memory.AllReduce(gradients.data(), gradients.data(), gradients.size()));
+//
+// The daemon cannot see such memory, so its bytes have to pass through memory that is shared. They
+// do so in chunks, a few of them under way at a time: while one is reduced, the next is copied in
+// and the one before is copied out. The chunks and their results stay in the caches, so that memory
+// sees each operand read once and each result written once.
+//
+// A call is synchronous and not recorded: for gradients through a collective use tensors
+// (chorus.h). Every rank gives the same count, type and reduction, and the result's bits are those
+// of AllReduce. A call is one all_reduce a chunk, in order with the member's other collectives;
+// where the chunks begin is a function of the size alone. A rank with another count is a kMismatch
+// on every rank, at the first chunk or at the last.
+//
+// Where the daemon is remote no memory is shared: then each chunk is uploaded and read, and path()
+// says so.
+//
+// Threads: thread-compatible.
+#ifndef CHORUS_CLIENT_USER_MEMORY_H_
+#define CHORUS_CLIENT_USER_MEMORY_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/chorus.h"
+
+namespace chorus {
+inline namespace sdk {
+
+class UserMemory {
+ public:
+  // How the bytes of the last call reached the daemon.
+  enum class Path {
+    kNone,     // there was no call
+    kStaging,  // shared memory
+    kUpload,   // copies, as by FromHost and Read: the call was small, or the daemon is remote
+  };
+
+  explicit UserMemory(const Group& group) : group_(group) {}
+
+  // The reduction of all members' `in`, to `out`, which is `in` or does not overlap it. After an
+  // error `out` holds anything.
+  template <typename T>
+  absl::Status AllReduce(const T* in, T* out, size_t count, ReduceOp op = {},
+                         CallSite site = CallSite::Here());
+
+  Path path() const { return path_; }
+
+  // Elements of each chunk of a call. The first is shorter the more of them there are (up to some
+  // thousands), the last has what is left: so calls of different sizes differ in one of the two.
+  static std::vector<size_t> ChunksOf(size_t count, size_t element_bytes);
+
+ private:
+  // A chunk's way in: a tensor of some length in staging memory.
+  struct Staging {
+    DType dtype = DType::kUnspecified;
+    size_t count = 0;
+    bool taken = false;  // by a chunk that is under way
+    uint64_t last_use = 0;
+    Tensor tensor;
+    char* data = nullptr;
+  };
+  struct UnderWay {
+    Staging* staging = nullptr;  // null: uploaded
+    Tensor result;
+    char* out = nullptr;
+    size_t bytes = 0;
+  };
+
+  DeviceRef Device() const;
+  absl::Status Run(DType dtype, size_t element_bytes, const char* in, char* out, size_t count,
+                   const ReduceOp& op, CallSite site);
+  absl::StatusOr<UnderWay> Start(DType dtype, const char* in, size_t count, size_t bytes,
+                                 const ReduceOp& op, CallSite site);
+  absl::Status Finish(UnderWay* chunk, bool streaming);
+  // Null: the daemon is remote.
+  absl::StatusOr<Staging*> Take(DType dtype, size_t count, CallSite site);
+
+  Group group_;
+  bool remote_ = false;
+  Path path_ = Path::kNone;
+  uint64_t uses_ = 0;
+  std::vector<std::unique_ptr<Staging>> stagings_;
+};
+
+template <typename T>
+absl::Status UserMemory::AllReduce(const T* in, T* out, size_t count, ReduceOp op, CallSite site) {
+  return Run(DTypeOf<T>(), sizeof(T), reinterpret_cast<const char*>(in),
+             reinterpret_cast<char*>(out), count, op, site);
+}
+
+}  // namespace sdk
+}  // namespace chorus
+
+#endif  // CHORUS_CLIENT_USER_MEMORY_H_

@@ -1,0 +1,227 @@
+// All_reduce of the trainer's own memory, against a whole daemon in this process.
+#include "client/user_memory.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "client/chorus.h"
+#include "core/backend/host/host_backend.h"
+#include "core/base/error.h"
+#include "core/base/thread_pool.h"
+#include "core/ops/host_kernels.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "server/daemon.h"
+
+namespace chorus {
+namespace {
+
+using Path = UserMemory::Path;
+
+size_t Total(const std::vector<size_t>& chunks) {
+  size_t total = 0;
+  for (const size_t chunk : chunks) total += chunk;
+  return total;
+}
+
+// As many elements as three whole chunks and a part of one have.
+template <typename T>
+size_t SeveralChunks() {
+  return UserMemory::ChunksOf(size_t{1} << 22, sizeof(T))[1] * 7 / 2;
+}
+
+TEST(ChunksTest, HoldEverythingAndAreNeverLongerThanTheSecond) {
+  for (const size_t bytes : {1, 2, 4, 8}) {
+    const size_t most = UserMemory::ChunksOf(size_t{1} << 24, bytes)[1];
+    for (const size_t count :
+         {size_t{0}, size_t{1}, most - 1, most, most + 1, 2 * most - 64, 2 * most - 63, 2 * most,
+          2 * most + 1, 100 * most, size_t{123456789}, size_t{1} << 33}) {
+      SCOPED_TRACE(count);
+      const std::vector<size_t> chunks = UserMemory::ChunksOf(count, bytes);
+      EXPECT_EQ(Total(chunks), count);
+      for (const size_t chunk : chunks) {
+        EXPECT_LE(chunk, most);
+        EXPECT_TRUE(chunk > 0 || count == 0);
+      }
+      // They begin where a line of the cache does, where the memory does.
+      EXPECT_TRUE(chunks.size() == 1 || chunks.front() * bytes % 64 == 0);
+    }
+    EXPECT_EQ(most * bytes % 64, 0u);
+  }
+}
+
+TEST(ChunksTest, OtherSizesDifferInTheFirstChunkOrTheLast) {
+  std::set<std::pair<size_t, size_t>> seen;
+  size_t counts = 0;
+  for (size_t count = 1; count < (size_t{64} << 20); count += 16 * 1024, ++counts) {
+    const std::vector<size_t> chunks = UserMemory::ChunksOf(count, 4);
+    seen.emplace(chunks.front(), chunks.back());
+  }
+  EXPECT_EQ(seen.size(), counts);
+}
+
+struct Way {
+  Transport transport;
+  bool tcp;
+  const char* name;
+};
+
+class UserMemoryTest : public ::testing::TestWithParam<Way> {
+ protected:
+  void SetUp() override {
+    char directory[] = "/tmp/chorus_XXXXXX";
+    ASSERT_NE(::mkdtemp(directory), nullptr);
+    directory_ = directory;
+    pool_ = std::make_unique<ThreadPool>(2);
+    HostBackendOptions backend;
+    backend.devices = 4;
+    backend.pool = pool_.get();
+    backend.make_kernel = MakeHostKernel;
+    backend_ = CreateHostBackend(backend);
+    DaemonOptions options;
+    options.listen = {*ParseListenAddress("unix:" + directory_ + "/d.sock"),
+                      *ParseListenAddress("127.0.0.1:0")};
+    options.insecure_loopback = true;
+    options.node.sequencer.agree_timeout = absl::Seconds(60);
+    absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(options, backend_.get());
+    ASSERT_TRUE(daemon.ok()) << daemon.status();
+    daemon_ = *std::move(daemon);
+  }
+  void TearDown() override {
+    daemon_.reset();
+    backend_.reset();
+    std::system(("rm -rf " + directory_).c_str());
+  }
+
+  // Runs `body` as every rank of a world, each in a thread with a session of its own.
+  void RunRanks(int size, const std::function<void(const World&)>& body) {
+    std::vector<std::thread> threads;
+    for (int r = 0; r < size; ++r) {
+      threads.emplace_back([this, r, size, &body] {
+        SessionOptions options;
+        options.address = daemon_->addresses()[GetParam().tcp ? 1 : 0].ToString();
+        options.transport = GetParam().transport;
+        options.wait_timeout = std::chrono::seconds(90);
+        const absl::StatusOr<sdk::Session> session = sdk::Session::Open(options);
+        ASSERT_TRUE(session.ok()) << session.status();
+        WorldOptions member;
+        member.name = "job";
+        member.rank = r;
+        member.size = size;
+        const absl::StatusOr<World> world = session->Join(member);
+        ASSERT_TRUE(world.ok()) << world.status();
+        body(*world);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+
+  std::string directory_;
+  std::unique_ptr<ThreadPool> pool_;
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<Daemon> daemon_;
+};
+
+// Different on every rank and at every place, and not exact in a sum of floats.
+template <typename T>
+std::vector<T> Numbers(int rank, size_t count) {
+  std::vector<T> numbers(count);
+  for (size_t i = 0; i < count; ++i) {
+    numbers[i] = static_cast<T>((i * 2654435761u % 1000003) * (rank + 1)) / static_cast<T>(7);
+  }
+  return numbers;
+}
+
+template <typename T>
+void ExpectTheBitsOfAllReduce(UserMemory* memory, const World& world, size_t count, Path path) {
+  SCOPED_TRACE(count);
+  const std::vector<T> in = Numbers<T>(world.rank(), count);
+  std::vector<T> out(count + 2, T{77});
+  const absl::Status status = memory->AllReduce(in.data(), out.data() + 1, count);
+  ASSERT_TRUE(status.ok()) << status;
+  const auto expected = sdk::AllReduce(FromHost<T>(world, in, {static_cast<int64_t>(count)}), world)
+                            .template Read<T>();
+  ASSERT_TRUE(expected.ok()) << expected.status();
+  EXPECT_EQ(std::memcmp(out.data() + 1, expected->data(), count * sizeof(T)), 0);
+  // Nothing beside it was touched.
+  EXPECT_EQ(out.front(), T{77});
+  EXPECT_EQ(out.back(), T{77});
+  EXPECT_EQ(memory->path(), path);
+}
+
+TEST_P(UserMemoryTest, GivesTheBitsOfAllReduceAtEverySize) {
+  RunRanks(3, [](const World& world) {
+    UserMemory memory(world);
+    const Path large = GetParam().transport == Transport::kRing ? Path::kStaging : Path::kUpload;
+    const size_t chunk = UserMemory::ChunksOf(1 << 24, 4)[1];
+    for (const size_t count : {size_t{0}, size_t{1}, size_t{1000}}) {
+      ExpectTheBitsOfAllReduce<float>(&memory, world, count, Path::kUpload);
+    }
+    for (const size_t count : {size_t{100001}, chunk, chunk + 1, SeveralChunks<float>()}) {
+      ExpectTheBitsOfAllReduce<float>(&memory, world, count, large);
+    }
+    ExpectTheBitsOfAllReduce<float>(&memory, world, 9 * chunk + 5, large);
+    ExpectTheBitsOfAllReduce<double>(&memory, world, SeveralChunks<double>(), large);
+    ExpectTheBitsOfAllReduce<int64_t>(&memory, world, SeveralChunks<int64_t>(), large);
+  });
+}
+
+TEST_P(UserMemoryTest, WorksInPlaceAndOverAndOver) {
+  RunRanks(2, [](const World& world) {
+    UserMemory memory(world);
+    // More lengths than it keeps memory for.
+    for (size_t k = 0; k < 40; ++k) {
+      const size_t count = 50000 + k % 20 * 1000;
+      std::vector<float> values(count, static_cast<float>(world.rank() + k));
+      ASSERT_TRUE(memory.AllReduce(values.data(), values.data(), count).ok());
+      EXPECT_THAT(values, ::testing::Each(static_cast<float>(2 * k + 1)));
+    }
+    std::vector<float> values = Numbers<float>(world.rank(), SeveralChunks<float>());
+    const std::vector<float> zero = Numbers<float>(0, values.size());
+    const std::vector<float> one = Numbers<float>(1, values.size());
+    ASSERT_TRUE(memory.AllReduce(values.data(), values.data(), values.size()).ok());
+    for (size_t i = 0; i < values.size(); ++i) ASSERT_EQ(values[i], zero[i] + one[i]) << i;
+  });
+}
+
+TEST_P(UserMemoryTest, AnotherCountIsAMismatchOnEveryRankAndTheNextCallWorks) {
+  RunRanks(2, [](const World& world) {
+    UserMemory memory(world);
+    const size_t count = SeveralChunks<float>();
+    const size_t chunk = UserMemory::ChunksOf(1 << 24, 4)[1];
+    // As many chunks, one more, many more, and none.
+    for (const size_t other : {count + 1, count + chunk, count + 9 * chunk, size_t{1}}) {
+      SCOPED_TRACE(other);
+      std::vector<float> values(world.rank() == 0 ? count : other, 1);
+      const absl::Status status = memory.AllReduce(values.data(), values.data(), values.size());
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+      EXPECT_EQ(ErrorOf(status).reason, Reason::kMismatch) << status;
+      std::vector<float> right(count, 1);
+      const absl::Status again = memory.AllReduce(right.data(), right.data(), count);
+      ASSERT_TRUE(again.ok()) << again;
+      EXPECT_THAT(right, ::testing::Each(2.0f));
+    }
+  });
+}
+
+TEST_P(UserMemoryTest, NoGroupIsAnError) {
+  UserMemory memory((Group()));
+  float value = 1;
+  EXPECT_EQ(memory.AllReduce(&value, &value, 1).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(memory.path(), Path::kNone);
+}
+
+INSTANTIATE_TEST_SUITE_P(Ways, UserMemoryTest,
+                         ::testing::Values(Way{Transport::kRing, false, "Ring"},
+                                           Way{Transport::kStream, true, "Stream"}),
+                         [](const ::testing::TestParamInfo<Way>& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace chorus
