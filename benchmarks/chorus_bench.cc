@@ -1,6 +1,7 @@
-// Measures Chorus beside the machine's own limits and Open MPI. See docs/performance.md.
+// Measures Chorus beside the machine's own limits, Open MPI and c10d/Gloo. See docs/performance.md.
 //
-//   chorus_bench --daemon=PATH [--quick] [--json=FILE] [floor] [small] [owned] [compute] [death]
+//   chorus_bench --daemon=PATH [--quick] [--json=FILE] [floor] [small] [owned] [user] [compute]
+//   [death]
 //
 // Without names: all of them. The exit status is not 0 when a result was wrong or something failed;
 // a missed goal is reported, and no failure.
@@ -31,6 +32,10 @@ ABSL_FLAG(bool, smoke, false, "A few iterations of everything: shows that it wor
 ABSL_FLAG(std::vector<std::string>, ranks, std::vector<std::string>({"2", "4", "8"}),
           "How many ranks take part.");
 ABSL_FLAG(int64_t, most_mib, 256, "The largest result of a rank.");
+ABSL_FLAG(
+    std::string, torch_python, "",
+    "A Python that has torch: measures c10d/Gloo too. tools/bench --peer=torch installs one.");
+ABSL_FLAG(std::string, torch_rank, "benchmarks/torch_rank.py", "A rank of that peer.");
 ABSL_FLAG(std::string, json, "", "Where all figures go.");
 ABSL_FLAG(std::string, commit, "", "What was built, for the heading.");
 // Of the helper processes, which are this program too.
@@ -60,11 +65,8 @@ struct Suite {
   const char* name;
   absl::Status (*run)(const Context&);
 };
-constexpr Suite kSuites[] = {{"floor", &RunFloor},
-                             {"small", &RunSmall},
-                             {"owned", &RunOwned},
-                             {"compute", &RunCompute},
-                             {"death", &RunDeath}};
+constexpr Suite kSuites[] = {{"floor", &RunFloor}, {"small", &RunSmall},     {"owned", &RunOwned},
+                             {"user", &RunUser},   {"compute", &RunCompute}, {"death", &RunDeath}};
 
 absl::StatusOr<std::vector<Suite>> Chosen(const std::vector<char*>& arguments) {
   std::vector<Suite> chosen;
@@ -77,7 +79,7 @@ absl::StatusOr<std::vector<Suite>> Chosen(const std::vector<char*>& arguments) {
     }
     if (!found) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "no benchmark ", arguments[i], "; there are floor, small, owned, compute, death"));
+          "no benchmark ", arguments[i], "; there are floor, small, owned, user, compute, death"));
     }
   }
   if (chosen.empty()) chosen.assign(std::begin(kSuites), std::end(kSuites));
@@ -85,7 +87,7 @@ absl::StatusOr<std::vector<Suite>> Chosen(const std::vector<char*>& arguments) {
 }
 
 int Main(int argc, char** argv) {
-  absl::SetProgramUsageMessage("measures Chorus: [floor] [small] [owned] [compute] [death]");
+  absl::SetProgramUsageMessage("measures Chorus: [floor] [small] [owned] [user] [compute] [death]");
   const std::vector<char*> arguments = absl::ParseCommandLine(argc, argv);
   if (!absl::GetFlag(FLAGS_helper).empty()) return BeHelper(absl::GetFlag(FLAGS_helper));
 
@@ -104,6 +106,8 @@ int Main(int argc, char** argv) {
                    : absl::GetFlag(FLAGS_quick) ? Effort::kQuick
                                                 : Effort::kFull;
   context.most_bytes = absl::GetFlag(FLAGS_most_mib) << 20;
+  context.torch_python = absl::GetFlag(FLAGS_torch_python);
+  context.torch_rank = absl::GetFlag(FLAGS_torch_rank);
   context.ranks.clear();
   for (const std::string& text : absl::GetFlag(FLAGS_ranks)) {
     int ranks = 0;

@@ -290,6 +290,8 @@ std::vector<double> GroupSamples(const std::vector<Outcome>& outcomes) {
   return last;
 }
 
+int64_t WarmUpFor(int64_t iterations) { return iterations / 10 + 1; }
+
 int64_t WallNanos(const std::vector<Outcome>& outcomes) {
   int64_t start = outcomes.front().start_ns;
   int64_t end = outcomes.front().end_ns;

@@ -90,6 +90,8 @@ class HelperGroup {
 // mislead: who comes last finds everything ready, and a broadcast's root does not wait at all.
 // Outcomes without samples do not count; the others have equally many.
 std::vector<double> GroupSamples(const std::vector<Outcome>& outcomes);
+// Iterations of a task's warm-up for that many measured ones.
+int64_t WarmUpFor(int64_t iterations);
 // From the first one's start to the last one's end.
 int64_t WallNanos(const std::vector<Outcome>& outcomes);
 

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "benchmarks/collective_case.h"
 #include "benchmarks/pattern.h"
 #include "benchmarks/timed_loop.h"
 #include "core/base/error.h"
@@ -42,7 +43,13 @@ class Library {
     find("MPI_Get_library_version", &library.get_version);
     find("MPI_Allreduce", &library.all_reduce);
     find("MPI_Allgather", &library.all_gather);
+    find("MPI_Alltoall", &library.all_to_all);
     find("MPI_Bcast", &library.broadcast);
+    find("MPI_Gather", &library.gather);
+    find("MPI_Reduce", &library.reduce);
+    find("MPI_Reduce_scatter_block", &library.reduce_scatter);
+    find("MPI_Scatter", &library.scatter);
+    find("MPI_Sendrecv", &library.send_recv);
     find("ompi_mpi_comm_world", &library.world);
     find("ompi_mpi_float", &library.f32);
     find("ompi_mpi_op_sum", &library.sum);
@@ -57,7 +64,14 @@ class Library {
   int (*get_version)(char*, int*);
   int (*all_reduce)(const void*, void*, int count, void* type, void* op, void* comm);
   int (*all_gather)(const void*, int, void* type, void*, int, void* to_type, void* comm);
+  int (*all_to_all)(const void*, int, void* type, void*, int, void* to_type, void* comm);
   int (*broadcast)(void*, int count, void* type, int root, void* comm);
+  int (*gather)(const void*, int, void* type, void*, int, void* to_type, int root, void* comm);
+  int (*reduce)(const void*, void*, int count, void* type, void* op, int root, void* comm);
+  int (*reduce_scatter)(const void*, void*, int count, void* type, void* op, void* comm);
+  int (*scatter)(const void*, int, void* type, void*, int, void* to_type, int root, void* comm);
+  int (*send_recv)(const void*, int, void* type, int to, int tag, void*, int, void* to_type,
+                   int from, int with_tag, void* comm, void* status);
   void* world;
   void* f32;
   void* sum;
@@ -76,59 +90,87 @@ class Rank {
       outcome.text = std::string(text, strcspn(text, ","));
       return outcome;
     }
-    const int64_t count = task.bytes / static_cast<int64_t>(sizeof(float));
-    if (count > INT_MAX) {
-      outcome.status = absl::InvalidArgumentError("more elements than MPI counts");
+    if (task.op == "forget") {
+      Forget();
       return outcome;
     }
-    const int n = static_cast<int>(count);
-    Prepare(task.op, count);
-    const bool reads = task.op != "compute" && task.number == 1;
+    const bool computes = task.op == "compute";
+    absl::StatusOr<CollectiveCase> c =
+        CollectiveCase::Of(computes ? "all_reduce" : task.op, size_, task.bytes);
+    if (c.ok() && c->count > INT_MAX) {
+      c = absl::InvalidArgumentError("more elements than MPI counts");
+    }
+    if (!c.ok()) {
+      outcome.status = c.status();
+      return outcome;
+    }
+    Prepare(*c);
+    const bool reads = !computes && task.number == 1;
     const auto step = [&]() -> absl::Status {
-      int code = 0;
-      if (task.op == "all_reduce" || task.op == "compute") {
-        if (task.op == "compute") Compute(task.number);
-        if (n > 0)
-          code = mpi_.all_reduce(in_.data(), out_.data(), n, mpi_.f32, mpi_.sum, mpi_.world);
-      } else if (task.op == "all_gather") {
-        code = mpi_.all_gather(in_.data(), n, mpi_.f32, out_.data(), n, mpi_.f32, mpi_.world);
-      } else if (task.op == "broadcast") {
-        code = mpi_.broadcast(out_.data(), n, mpi_.f32, 0, mpi_.world);
-      } else {
-        return absl::InvalidArgumentError(absl::StrCat("no task ", task.op));
-      }
+      if (computes) Compute(task.number);
+      const int code = c->count == 0 ? 0 : Call(*c);
       if (code != 0) return absl::InternalError(absl::StrCat("MPI returned ", code));
       if (reads) read_ ^= ReadAll(out_.data(), out_.size() * sizeof(float));
       return absl::OkStatus();
     };
     outcome = TimedLoop(task, step);
-    if (outcome.status.ok()) outcome.status = Check(task.op, count);
+    if (outcome.status.ok()) outcome.status = c->Check(rank_, out_.data());
     return outcome;
   }
 
  private:
-  void Prepare(const std::string& op, int64_t count) {
-    const int64_t out_count = op == "all_gather" ? count * size_ : count;
-    if (static_cast<int64_t>(in_.size()) != count) {
-      in_ = std::vector<float>(count);
-      FillPattern(rank_, in_.data(), count);
+  void Prepare(const CollectiveCase& c) {
+    if (c.op != op_ || c.count != count_) {
+      Forget();
+      op_ = c.op;
+      count_ = c.count;
+      in_.resize(static_cast<size_t>(c.InputPieces(rank_) * c.count));
+      out_.resize(static_cast<size_t>(c.OutputPieces(rank_) * c.count));
+      c.Fill(rank_, in_.data());
     }
-    if (static_cast<int64_t>(out_.size()) != out_count) out_ = std::vector<float>(out_count);
     std::memset(out_.data(), 0xff, out_.size() * sizeof(float));
-    if (op == "broadcast" && rank_ == 0) FillPattern(0, out_.data(), count);
+    // A broadcast has one buffer.
+    if (c.op == "broadcast" && rank_ == 0) out_ = in_;
   }
-  absl::Status Check(const std::string& op, int64_t count) const {
-    if (op == "broadcast") return CheckPattern(0, out_.data(), count);
-    if (op != "all_gather") return CheckPatternSum(size_, out_.data(), count);
-    for (int k = 0; k < size_; ++k) {
-      CHORUS_RETURN_IF_ERROR(CheckPattern(k, out_.data() + k * count, count));
+
+  void Forget() {
+    count_ = -1;
+    in_ = std::vector<float>();
+    out_ = std::vector<float>();
+  }
+
+  int Call(const CollectiveCase& c) {
+    const std::string& op = c.op;
+    const int n = static_cast<int>(c.count);
+    const float* const in = in_.data();
+    float* const out = out_.data();
+    void* const f32 = mpi_.f32;
+    void* const world = mpi_.world;
+    if (op == "all_reduce") return mpi_.all_reduce(in, out, n, f32, mpi_.sum, world);
+    if (op == "broadcast") return mpi_.broadcast(out, n, f32, 0, world);
+    if (op == "reduce") return mpi_.reduce(in, out, n, f32, mpi_.sum, 0, world);
+    if (op == "gather") return mpi_.gather(in, n, f32, out, n, f32, 0, world);
+    if (op == "scatter") return mpi_.scatter(in, n, f32, out, n, f32, 0, world);
+    // All of a rank's pieces lie one after the other, as in the single-tensor forms.
+    if (op == "all_gather" || op == "all_gather_into_tensor") {
+      return mpi_.all_gather(in, n, f32, out, n, f32, world);
     }
-    return absl::OkStatus();
+    if (op == "reduce_scatter" || op == "reduce_scatter_tensor") {
+      return mpi_.reduce_scatter(in, out, n, f32, mpi_.sum, world);
+    }
+    if (op == "all_to_all" || op == "all_to_all_single") {
+      return mpi_.all_to_all(in, n, f32, out, n, f32, world);
+    }
+    const int other = c.Neighbour(rank_);
+    if (other < 0) return 0;
+    return mpi_.send_recv(in, n, f32, other, 0, out, n, f32, other, 0, world, nullptr);
   }
 
   const Library mpi_;
   const int rank_;
   const int size_;
+  std::string op_;
+  int64_t count_ = -1;
   std::vector<float> in_;
   std::vector<float> out_;
   uint64_t read_ = 0;

@@ -2,9 +2,9 @@
 //
 // Its library is loaded when a rank starts, so that benchmarks build and run where it is not
 // installed. Tasks of a rank:
-//   all_reduce, all_gather, broadcast   `bytes` of one rank's operand; number 1: then read the
-//   result compute                             number rounds of arithmetic, then an all_reduce of
-//   `bytes`
+//   any op of collective_case.h   on pieces of `bytes`; number 1: then read the rank's whole result
+//   forget                        give the memory back
+//   compute                       number rounds of arithmetic, then an all_reduce of `bytes`
 #ifndef CHORUS_BENCHMARKS_OPEN_MPI_H_
 #define CHORUS_BENCHMARKS_OPEN_MPI_H_
 

@@ -57,9 +57,10 @@ absl::StatusOr<std::vector<Measured>> MeasureCase(const Context& context, const 
     Task task = peer;
     task.op = op;
     Job* const job = who.job;
-    contenders.push_back({op == "all_reduce" ? "chorus, mapped memory" : "chorus, owned tensor",
-                          Role::kOurs,
-                          {{"ring", [job, task](int64_t n) { return RunJob(job, task, n); }}}});
+    contenders.push_back(
+        {op == "all_reduce_mapped" ? "chorus, mapped memory" : "chorus, owned tensor",
+         Role::kOurs,
+         {{"ring", [job, task](int64_t n) { return RunJob(job, task, n); }}}});
   }
   if (who.memory != nullptr) {
     contenders.push_back(who.memory->AsContender(ranks, 1, peer.bytes));
@@ -97,29 +98,17 @@ absl::Status MeasureRanks(const Context& context, const Daemon& daemon, int rank
     const Contestants all{job.get(), mpi.get(), memory.get(), alone.get()};
     CHORUS_ASSIGN_OR_RETURN(
         std::vector<Measured> measured,
-        MeasureCase(context, all, "all_reduce", {"all_reduce", "all_reduce_owned"}, task,
+        MeasureCase(context, all, "all_reduce", {"all_reduce_mapped", "all_reduce"}, task,
                     bytes * (ranks + 1)));
     AddGoals(context, ranks, bytes, measured);
     CHORUS_RETURN_IF_ERROR(memory->Forget());
     task.number = 1;
     const Contestants no_floor{job.get(), mpi.get(), nullptr, nullptr};
     CHORUS_RETURN_IF_ERROR(MeasureCase(context, no_floor, "all_reduce, all then read it",
-                                       {"all_reduce"}, task, bytes * (2 * ranks + 1))
+                                       {"all_reduce_mapped"}, task, bytes * (2 * ranks + 1))
                                .status());
     context.Show();
   }
-  // Movement in list form hands out what is there: as quick with any size.
-  for (const std::string op : {"all_gather", "broadcast"}) {
-    for (const int64_t bytes :
-         context.Sizes({64 * kKiB, 16 * kMiB}, ranks * (2 + 2 * (ranks + 1)))) {
-      Task task;
-      task.op = op;
-      task.bytes = bytes;
-      const Contestants no_floor{job.get(), mpi.get(), nullptr, nullptr};
-      CHORUS_RETURN_IF_ERROR(MeasureCase(context, no_floor, op, {op}, task, 0).status());
-    }
-  }
-  context.Show();
   return absl::OkStatus();
 }
 
@@ -130,7 +119,7 @@ absl::Status RunOwned(const Context& context) {
   for (const int ranks : context.ranks) {
     CHORUS_RETURN_IF_ERROR(MeasureRanks(context, *daemon, ranks));
   }
-  return absl::OkStatus();
+  return RunCollectives(context, *daemon);
 }
 
 }  // namespace bench

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <numeric>
 
 #include "absl/strings/str_cat.h"
 #include "benchmarks/process.h"
@@ -52,8 +53,14 @@ absl::Status CheckPattern(int rank, const float* values, int64_t count) {
 }
 
 absl::Status CheckPatternSum(int ranks, const float* values, int64_t count) {
+  std::vector<int> all(ranks);
+  std::iota(all.begin(), all.end(), 0);
+  return CheckPatternSumOf(all, values, count);
+}
+
+absl::Status CheckPatternSumOf(const std::vector<int>& ranks, const float* values, int64_t count) {
   Period expected{};
-  for (int rank = 0; rank < ranks; ++rank) {
+  for (const int rank : ranks) {
     const Period one = PeriodOf(rank);
     for (int64_t i = 0; i < kPeriod; ++i) expected[i] += one[i];
   }
@@ -69,7 +76,10 @@ uint64_t ReadAll(const void* data, int64_t bytes) {
     for (int k = 0; k < 4; ++k) sums[k] += lanes[i * 4 + k];
   }
   const Lanes all = sums[0] + sums[1] + sums[2] + sums[3];
-  return all[0] + all[1];
+  uint64_t sum = all[0] + all[1];
+  const unsigned char* const rest = static_cast<const unsigned char*>(data);
+  for (int64_t i = bytes / 64 * 64; i < bytes; ++i) sum = sum * 31 + rest[i];
+  return sum;
 }
 
 uint64_t Compute(int64_t rounds) {

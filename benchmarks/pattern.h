@@ -7,6 +7,7 @@
 #define CHORUS_BENCHMARKS_PATTERN_H_
 
 #include <cstdint>
+#include <vector>
 
 #include "absl/status/status.h"
 
@@ -19,8 +20,10 @@ void FillPattern(int rank, float* to, int64_t count);
 // DATA_LOSS naming the first element that is not the rank's, or not the sum of all `ranks` ranks'.
 absl::Status CheckPattern(int rank, const float* values, int64_t count);
 absl::Status CheckPatternSum(int ranks, const float* values, int64_t count);
+// Or the sum of those `ranks`.
+absl::Status CheckPatternSumOf(const std::vector<int>& ranks, const float* values, int64_t count);
 
-// Reads every byte (a whole number of 64 B) and returns something that depends on all of them.
+// Reads every byte and returns something that depends on all of them.
 uint64_t ReadAll(const void* data, int64_t bytes);
 
 // `rounds` dependent steps of arithmetic in registers; depends on all of them.

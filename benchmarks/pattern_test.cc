@@ -40,6 +40,10 @@ TEST(PatternTest, ReadAllDependsOnEveryWord) {
     EXPECT_NE(ReadAll(data.data(), 512), before) << i;
     --data[i];
   }
+  // Also what is no whole line.
+  const uint64_t of_four = ReadAll(data.data(), 4);
+  reinterpret_cast<char*>(data.data())[3] = 1;
+  EXPECT_NE(ReadAll(data.data(), 4), of_four);
 }
 
 TEST(PatternTest, MoreRoundsOfComputingAreOtherNumbers) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -33,6 +34,13 @@ const Measured* Best(const std::vector<Measured>& measured, Role role) {
     if (one.role == role && (best == nullptr || one.summary.p50 < best->summary.p50)) best = &one;
   }
   return best;
+}
+
+const Measured* Named(const std::vector<Measured>& measured, const std::string& name) {
+  for (const Measured& one : measured) {
+    if (one.name == name) return &one;
+  }
+  return nullptr;
 }
 
 std::string RatioText(double ratio) {
@@ -116,8 +124,46 @@ double RatioTo(const std::vector<Measured>& measured, const std::string& name, R
   return 0;
 }
 
+double RatioToNamed(const std::vector<Measured>& measured, const std::string& name) {
+  const Measured* const other = Named(measured, name);
+  return other == nullptr || other->summary.p50 <= 0
+             ? 0
+             : measured.front().summary.p50 / other->summary.p50;
+}
+
 void Report::Add(const Case& c, std::vector<Measured> measured) {
   entries_.push_back({c, std::move(measured)});
+}
+
+void Report::AddComparison(const Case& c, std::vector<Measured> measured,
+                           std::vector<Measured> read) {
+  std::vector<std::string> head = {"what", "ranks", "size"};
+  std::vector<std::string> row = {c.what, absl::StrCat(c.ranks), BytesText(c.bytes)};
+  const auto add = [&](const std::string& title, const std::string& text) {
+    head.push_back(title);
+    row.push_back(text);
+  };
+  for (const Measured& one : measured) {
+    add(one.name, TimeText(one.summary.p50));
+    const Measured* const then_read = Named(read, one.name);
+    if (then_read != nullptr) add("+ read", TimeText(then_read->summary.p50));
+  }
+  for (const Measured& one : measured) {
+    if (one.role != Role::kPeer) continue;
+    add(absl::StrCat("to ", one.name), RatioText(RatioToNamed(measured, one.name)));
+    if (Named(read, one.name) == nullptr) continue;
+    add("+ read", RatioText(RatioToNamed(read, one.name)));
+  }
+  // Rows of one table have equal columns: where a peer begins or ends to take part, so does a
+  // table.
+  if (comparisons_.empty() || last_head_ != head) comparisons_.push_back(head);
+  last_head_ = std::move(head);
+  comparisons_.push_back(std::move(row));
+  entries_.push_back({c, std::move(measured), false});
+  if (read.empty()) return;
+  Case reading = c;
+  reading.what += ", all then read it";
+  entries_.push_back({reading, std::move(read), false});
 }
 
 void Report::AddNote(const std::string& note) {
@@ -131,12 +177,14 @@ std::string Report::MachineText() const {
 }
 
 std::string Report::TakeTable() {
-  if (printed_ == entries_.size()) return "";
+  std::string comparisons;
+  if (!comparisons_.empty()) comparisons = Aligned(std::exchange(comparisons_, {}), 1);
   std::vector<std::vector<std::string>> rows = {{"what", "ranks", "size", "contender", "median",
                                                  "p99", "spread of medians", "GB/s", "to floor",
                                                  "to peer", "setting"}};
   for (; printed_ < entries_.size(); ++printed_) {
     const Entry& entry = entries_[printed_];
+    if (!entry.listed) continue;
     for (const Measured& one : entry.measured) {
       const Summary& s = one.summary;
       const bool compares = one.role == Role::kOurs || one.role == Role::kPeer;
@@ -150,7 +198,7 @@ std::string Report::TakeTable() {
            one.setting});
     }
   }
-  return Aligned(rows, 1);
+  return rows.size() == 1 ? comparisons : Aligned(rows, 1) + comparisons;
 }
 
 std::string Report::GoalsText() const {
@@ -176,6 +224,10 @@ std::string Report::Json() const {
       if (one.role == Role::kOurs) {
         j["ratio_to_floor"] = RatioTo(entry.measured, one.name, Role::kFloor);
         j["ratio_to_peer"] = RatioTo(entry.measured, one.name, Role::kPeer);
+        for (const Measured& peer : entry.measured) {
+          if (peer.role != Role::kPeer || peer.summary.p50 <= 0) continue;
+          j["ratios_to_peers"][peer.name] = one.summary.p50 / peer.summary.p50;
+        }
       }
       contenders.push_back(std::move(j));
     }

@@ -43,6 +43,10 @@ class Report {
 
   // `ours` over the others of the same case: the floor with the least median, and each peer.
   void Add(const Case& c, std::vector<Measured> measured);
+  // The same as one line of a table of its own: the first of `measured` is ours, peers follow; in
+  // `read` are those of them, by name, that were measured also with every rank reading its whole
+  // result.
+  void AddComparison(const Case& c, std::vector<Measured> measured, std::vector<Measured> read);
   void AddGoal(const Goal& goal) { goals_.push_back(goal); }
   // A line of text for readers of the table, such as a peer that is missing; said once.
   void AddNote(const std::string& note);
@@ -58,10 +62,13 @@ class Report {
   struct Entry {
     Case c;
     std::vector<Measured> measured;
+    bool listed = true;  // in the table with a row for each of them
   };
   const std::vector<std::pair<std::string, std::string>> machine_;
   std::vector<Entry> entries_;
   size_t printed_ = 0;
+  std::vector<std::vector<std::string>> comparisons_;  // lines not printed yet, heads among them
+  std::vector<std::string> last_head_;
   std::vector<Goal> goals_;
   std::vector<std::string> notes_;
 };
@@ -69,6 +76,8 @@ class Report {
 // The ratio of medians of the contender `name` to the one of that role with the least median; 0
 // when one of the two is not there.
 double RatioTo(const std::vector<Measured>& measured, const std::string& name, Role role);
+// The ratio of the first one's median to that of the one called `name`; 0 when it is not there.
+double RatioToNamed(const std::vector<Measured>& measured, const std::string& name);
 
 }  // namespace bench
 }  // namespace chorus

@@ -77,6 +77,43 @@ TEST(ReportTest, ATableHasEachRowOnce) {
   EXPECT_THAT(report.MachineText(), HasSubstr("commit: abc"));
 }
 
+TEST(ReportTest, AComparisonIsOneLineAndTwoCasesOfTheJson) {
+  Report report(Facts{});
+  Case c;
+  c.what = "scatter";
+  c.ranks = 2;
+  c.bytes = 4;
+  const std::vector<Measured> measured = {Row("chorus", Role::kOurs, 3000, 1),
+                                          Row("MPI", Role::kPeer, 6000, 1),
+                                          Row("Gloo", Role::kPeer, 30000, 1)};
+  const std::vector<Measured> read = {Row("chorus", Role::kOurs, 5000, 1),
+                                      Row("MPI", Role::kPeer, 8000, 1)};
+  EXPECT_EQ(RatioToNamed(measured, "Gloo"), 0.1);
+  EXPECT_EQ(RatioToNamed(measured, "nobody"), 0);
+  report.AddComparison(c, measured, read);
+  c.ranks = 4;
+  report.AddComparison(c, measured, read);
+  EXPECT_EQ(
+      report.TakeTable(),
+      "what     ranks  size   chorus   + read      MPI   + read     Gloo  to MPI  + read  to Gloo\n"
+      "scatter      2   4 B  3.00 us  5.00 us  6.00 us  8.00 us  30.0 us   0.50x   0.62x  0.10x\n"
+      "scatter      4   4 B  3.00 us  5.00 us  6.00 us  8.00 us  30.0 us   0.50x   0.62x  0.10x\n");
+  EXPECT_THAT(report.TakeTable(), IsEmpty());
+  // Without a peer: other columns, so another heading.
+  report.AddComparison(c, {measured[0], measured[2]}, {});
+  report.AddComparison(c, {measured[0]}, {});
+  EXPECT_EQ(report.TakeTable(),
+            "what     ranks  size   chorus     Gloo  to Gloo\n"
+            "scatter      4   4 B  3.00 us  30.0 us  0.10x\n"
+            "what     ranks  size  chorus\n"
+            "scatter      4   4 B  3.00 us\n");
+  const auto json = nlohmann::json::parse(report.Json());
+  EXPECT_EQ(json["results"][1]["what"], "scatter, all then read it");
+  const auto& ours = json["results"][0]["contenders"][0];
+  EXPECT_EQ(ours["ratios_to_peers"]["MPI"], 0.5);
+  EXPECT_EQ(ours["ratios_to_peers"]["Gloo"], 0.1);
+}
+
 TEST(ReportTest, JsonHasEveryRoundAndTheMachine) {
   Report report(Facts{{"commit", "abc"}, {"cores", "2"}});
   Case c;

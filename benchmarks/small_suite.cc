@@ -44,7 +44,9 @@ absl::Status RunSmall(const Context& context) {
       Task task;
       task.op = "all_reduce";
       task.bytes = bytes;
-      const auto ours = [&](int64_t iterations) { return RunJob(job.get(), task, iterations); };
+      Task mapped = task;
+      mapped.op = "all_reduce_mapped";
+      const auto ours = [&](int64_t iterations) { return RunJob(job.get(), mapped, iterations); };
       const auto by_yield = [&](int64_t iterations) { return handoff->Run("yield", iterations); };
       const auto by_ring = [&](int64_t iterations) { return handoff->Run("ring", iterations); };
       std::vector<Contender> contenders;

@@ -68,6 +68,18 @@ absl::StatusOr<std::unique_ptr<OpenMpi>> Context::StartOpenMpi(int ranks_of_job)
   return mpi;
 }
 
+absl::StatusOr<std::unique_ptr<TorchPeer>> Context::StartTorch(int ranks_of_job) const {
+  if (torch_python.empty()) return std::unique_ptr<TorchPeer>();
+  absl::StatusOr<std::unique_ptr<TorchPeer>> torch =
+      TorchPeer::Start(*scratch, torch_python, torch_rank, ranks_of_job);
+  if (torch.status().code() == absl::StatusCode::kNotFound) {
+    report->AddNote(absl::StrCat("no c10d/Gloo, so that column is missing: ", torch_python, ": ",
+                                 torch.status().message()));
+    return std::unique_ptr<TorchPeer>();
+  }
+  return torch;
+}
+
 Contender OpenMpiContender(OpenMpi* mpi, const Task& task, const std::string& prefix,
                            const Samples& samples) {
   Contender contender;
@@ -110,8 +122,6 @@ absl::StatusOr<std::vector<double>> RunJob(Job* job, Task task, int64_t iteratio
   CHORUS_ASSIGN_OR_RETURN(std::vector<Outcome> outcomes, job->Run(task));
   return GroupSamples(outcomes);
 }
-
-int64_t WarmUpFor(int64_t iterations) { return iterations / 10 + 1; }
 
 }  // namespace bench
 }  // namespace chorus

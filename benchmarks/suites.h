@@ -15,6 +15,7 @@
 #include "benchmarks/open_mpi.h"
 #include "benchmarks/process.h"
 #include "benchmarks/report.h"
+#include "benchmarks/torch_peer.h"
 #include "benchmarks/trainer.h"
 
 namespace chorus {
@@ -30,6 +31,8 @@ struct Context {
   Effort effort = Effort::kFull;
   std::vector<int> ranks = {2, 4, 8};
   int64_t most_bytes = int64_t{256} << 20;  // of one rank's result
+  std::string torch_python;                 // one that has torch; empty: that peer is not asked for
+  std::string torch_rank;                   // benchmarks/torch_rank.py
 
   InterleaveOptions Interleave() const;
   // Prints the rows that the report has got since the last time.
@@ -40,6 +43,8 @@ struct Context {
   absl::StatusOr<std::unique_ptr<Daemon>> StartDaemon() const;
   // Null, with a note in the report, where it is not installed.
   absl::StatusOr<std::unique_ptr<OpenMpi>> StartOpenMpi(int ranks) const;
+  // Null where it was not asked for, or, with a note in the report, there is no torch.
+  absl::StatusOr<std::unique_ptr<TorchPeer>> StartTorch(int ranks) const;
 };
 
 // The peer's contender for a task; its name is Open MPI's version, perhaps after a prefix.
@@ -52,16 +57,20 @@ Contender OpenMpiContender(OpenMpi* mpi, const Task& task, const std::string& pr
 void DropHopeless(const std::vector<Measured>& measured, OpenMpi* mpi);
 // One round of a task on all ranks of a job: all their samples.
 absl::StatusOr<std::vector<double>> RunJob(Job* job, Task task, int64_t iterations);
-// Iterations of a task's warm-up for that many measured ones.
-int64_t WarmUpFor(int64_t iterations);
 
 // What the machine itself takes: memory traffic, bare hand-offs, a gRPC call.
 absl::Status RunFloor(const Context& context);
 // all_reduce of 4 B to 64 KiB, against the bare hand-off and Open MPI.
 absl::Status RunSmall(const Context& context);
 // all_reduce of 64 KiB to 256 MiB on the daemon's memory, against the memory's speed and Open MPI;
-// all_gather and broadcast in list form.
+// then RunCollectives.
 absl::Status RunOwned(const Context& context);
+// Every collective, results of 4 B to 256 MiB of a rank, against Open MPI and c10d/Gloo; also when
+// every rank then reads its whole result.
+absl::Status RunCollectives(const Context& context, const Daemon& daemon);
+// all_reduce from the ranks' own memory to their own memory, against the memory's speed, Open MPI
+// and c10d/Gloo.
+absl::Status RunUser(const Context& context);
 // What an all_reduce each millisecond costs four ranks that compute.
 absl::Status RunCompute(const Context& context);
 // From kill -9 of a waiting rank to the others' error; processor time of idle sessions.

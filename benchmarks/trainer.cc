@@ -2,12 +2,17 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <memory>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "benchmarks/collective_case.h"
 #include "benchmarks/pattern.h"
 #include "benchmarks/timed_loop.h"
 #include "client/chorus.h"
+#include "client/user_memory.h"
 #include "core/base/error.h"
 
 namespace chorus {
@@ -27,16 +32,17 @@ class Trainer {
     // Open MPI keeps no tape either.
     const NoGrad no_grad;
     if (task.op == "await_failure") return AwaitFailure();
-    const int64_t count = task.bytes / static_cast<int64_t>(sizeof(float));
-    outcome.status = Prepare(count, task.op != "all_reduce" && task.op != "compute");
-    if (!outcome.status.ok()) return outcome;
-    if (task.op == "all_reduce" || task.op == "all_reduce_owned") {
-      return AllReduces(task, count, task.op == "all_reduce" ? mapped_.tensor() : owned_);
+    if (task.op == "forget") {
+      Forget();
+    } else if (task.op == "compute") {
+      return Computes(task);
+    } else if (task.op == "all_reduce_mapped") {
+      return MappedAllReduces(task);
+    } else if (task.op == "all_reduce_user") {
+      return UserAllReduces(task);
+    } else {
+      return Collectives(task);
     }
-    if (task.op == "compute") return Computes(task, count);
-    if (task.op == "all_gather") return AllGathers(task, count);
-    if (task.op == "broadcast") return Broadcasts(task, count);
-    outcome.status = absl::InvalidArgumentError(absl::StrCat("no task ", task.op));
     return outcome;
   }
 
@@ -59,73 +65,188 @@ class Trainer {
   }
 
   void Forget() {
+    operand_ = "";
     mapped_ = MappedTensor<float>();
-    owned_ = Tensor();
-    count_ = -1;
+    owned_.clear();
+    results_.clear();
+    user_in_ = std::vector<float>();
+    user_out_ = std::vector<float>();
   }
 
-  // The operands, unless they are there from the task before.
-  absl::Status Prepare(int64_t count, bool owned) {
-    if (count != count_) {
-      Forget();
-      if (count > 0) {
-        CHORUS_ASSIGN_OR_RETURN(mapped_, Map<float>(world_, {count}));
-        FillPattern(rank_, mapped_.data(), count);
-      }
-      count_ = count;
+  // True when the operands of that name are there from the task before; else they have all gone.
+  bool HasOperand(const std::string& name) {
+    if (operand_ == name) return true;
+    Forget();
+    operand_ = name;
+    return false;
+  }
+
+  absl::Status PrepareMapped(int64_t count) {
+    if (HasOperand(absl::StrCat("mapped ", count)) || count == 0) return absl::OkStatus();
+    CHORUS_ASSIGN_OR_RETURN(mapped_, Map<float>(world_, {count}));
+    FillPattern(rank_, mapped_.data(), count);
+    return absl::OkStatus();
+  }
+
+  // A tensor of the daemon's with what `fill` writes.
+  template <typename Fill>
+  absl::StatusOr<Tensor> Owned(int64_t count, const Fill& fill) {
+    CHORUS_ASSIGN_OR_RETURN(const MappedTensor<float> staging, Map<float>(world_, {count}));
+    fill(staging.data());
+    Tensor owned = staging.tensor() + 0.0;
+    CHORUS_RETURN_IF_ERROR(owned.Wait());
+    return owned;
+  }
+
+  absl::Status PrepareOwned(const CollectiveCase& c) {
+    if (HasOperand(absl::StrCat(c.op, " ", c.count))) return absl::OkStatus();
+    if (TakesOneTensor(c.op)) {
+      CHORUS_ASSIGN_OR_RETURN(
+          Tensor all, Owned(c.InputPieces(rank_) * c.count, [&](float* to) { c.Fill(rank_, to); }));
+      owned_.push_back(std::move(all));
+      return absl::OkStatus();
     }
-    if (owned && !owned_.defined()) {
-      owned_ = mapped_.tensor() + 0.0;
-      CHORUS_RETURN_IF_ERROR(owned_.Wait());
+    // Off a broadcast's root only the type counts.
+    const int pieces = c.op == "broadcast" ? 1 : c.InputPieces(rank_);
+    for (int k = 0; k < pieces; ++k) {
+      CHORUS_ASSIGN_OR_RETURN(Tensor piece,
+                              Owned(c.count, [&](float* to) { c.FillPiece(rank_, k, to); }));
+      owned_.push_back(std::move(piece));
     }
     return absl::OkStatus();
   }
 
-  Outcome AllReduces(const Task& task, int64_t count, const Tensor& x) {
+  static bool TakesOneTensor(const std::string& op) {
+    return op == "reduce_scatter_tensor" || op == "all_to_all_single";
+  }
+
+  Outcome Collectives(const Task& task) {
+    Outcome outcome;
+    const absl::StatusOr<CollectiveCase> c = CollectiveCase::Of(task.op, world_.size(), task.bytes);
+    outcome.status = c.ok() ? PrepareOwned(*c) : c.status();
+    if (!outcome.status.ok()) return outcome;
+    outcome = TimedLoop(task, [&]() -> absl::Status {
+      Call(*c);
+      for (const Tensor& result : results_) CHORUS_RETURN_IF_ERROR(result.Wait());
+      if (task.number == 1) CHORUS_RETURN_IF_ERROR(ReadResults());
+      return absl::OkStatus();
+    });
+    if (outcome.status.ok()) outcome.status = CheckResults(*c);
+    return outcome;
+  }
+
+  // Asks for a collective; afterwards results_ are to be waited for.
+  void Call(const CollectiveCase& c) {
+    const std::string& op = c.op;
+    if (op == "all_reduce") {
+      results_ = {AllReduce(owned_[0], world_)};
+    } else if (op == "broadcast") {
+      results_ = {Broadcast(owned_[0], 0, world_)};
+    } else if (op == "reduce") {
+      results_ = {Reduce(owned_[0], 0, world_)};
+    } else if (op == "reduce_scatter") {
+      results_ = {ReduceScatter(owned_, world_)};
+    } else if (op == "all_gather") {
+      results_ = AllGather(owned_[0], world_);
+    } else if (op == "reduce_scatter_tensor") {
+      results_ = {ReduceScatterTensor(owned_[0], world_)};
+    } else if (op == "all_gather_into_tensor") {
+      results_ = {AllGatherIntoTensor(owned_[0], world_)};
+    } else if (op == "gather") {
+      results_ = Gather(owned_[0], 0, world_);
+    } else if (op == "scatter") {
+      results_ = {Scatter(owned_, DType::kF32, {c.count}, 0, world_)};
+    } else if (op == "all_to_all") {
+      results_ = AllToAll(owned_, world_);
+    } else if (op == "all_to_all_single") {
+      results_ = {AllToAllSingle(owned_[0], world_)};
+    } else if (op == "send_recv") {
+      const int other = c.Neighbour(rank_);
+      if (other < 0) return;
+      results_ = BatchSendRecv(
+          {Transfer::Send(owned_[0], other), Transfer::Recv(DType::kF32, {c.count}, other)},
+          world_);
+    }
+  }
+
+  absl::Status ReadResults() {
+    for (const Tensor& result : results_) {
+      if (result.absent()) continue;
+      CHORUS_ASSIGN_OR_RETURN(TensorView<float> view, result.View<float>());
+      read_ ^= ReadAll(view.data(), static_cast<int64_t>(view.size() * sizeof(float)));
+    }
+    return absl::OkStatus();
+  }
+
+  // Every element of every piece, however many tensors there are.
+  absl::Status CheckResults(const CollectiveCase& c) const {
+    int piece = 0;
+    for (const Tensor& result : results_) {
+      if (result.absent()) continue;
+      CHORUS_ASSIGN_OR_RETURN(TensorView<float> view, result.View<float>());
+      if (static_cast<int64_t>(view.size()) % c.count != 0) {
+        return absl::DataLossError("a result that is no whole number of pieces");
+      }
+      for (size_t i = 0; i < view.size(); i += c.count) {
+        CHORUS_RETURN_IF_ERROR(c.CheckPiece(rank_, piece++, view.data() + i));
+      }
+    }
+    if (piece == c.OutputPieces(rank_)) return absl::OkStatus();
+    return absl::DataLossError(
+        absl::StrCat("expected ", c.OutputPieces(rank_), " pieces, got ", piece));
+  }
+
+  Outcome MappedAllReduces(const Task& task) {
+    Outcome outcome;
+    const int64_t count = task.bytes / static_cast<int64_t>(sizeof(float));
+    outcome.status = PrepareMapped(count);
+    if (!outcome.status.ok()) return outcome;
     Tensor y;
-    Outcome outcome = TimedLoop(task, [&]() -> absl::Status {
-      y = AllReduce(x, world_);
+    outcome = TimedLoop(task, [&]() -> absl::Status {
+      y = AllReduce(mapped_, world_);
       if (task.number != 1) return y.Wait();
       CHORUS_ASSIGN_OR_RETURN(TensorView<float> view, y.View<float>());
-      read_ ^= ReadAll(view.data(), count * sizeof(float));
+      read_ ^= ReadAll(view.data(), task.bytes);
       return absl::OkStatus();
     });
     if (outcome.status.ok()) outcome.status = CheckSum(y, count);
     return outcome;
   }
 
-  Outcome Computes(const Task& task, int64_t count) {
-    Tensor y;
+  Outcome UserAllReduces(const Task& task) {
+    const int64_t count = task.bytes / static_cast<int64_t>(sizeof(float));
+    if (!HasOperand(absl::StrCat("user ", count))) {
+      user_in_.resize(count);
+      user_out_.resize(count);
+      FillPattern(rank_, user_in_.data(), count);
+      user_memory_ = std::make_unique<UserMemory>(world_);
+    }
+    std::fill(user_out_.begin(), user_out_.end(), -1.0f);
     Outcome outcome = TimedLoop(task, [&]() -> absl::Status {
+      CHORUS_RETURN_IF_ERROR(
+          user_memory_->AllReduce(user_in_.data(), user_out_.data(), user_in_.size()));
+      if (task.number == 1) read_ ^= ReadAll(user_out_.data(), task.bytes);
+      return absl::OkStatus();
+    });
+    if (outcome.status.ok()) {
+      outcome.status = CheckPatternSum(world_.size(), user_out_.data(), count);
+    }
+    return outcome;
+  }
+
+  Outcome Computes(const Task& task) {
+    Outcome outcome;
+    const int64_t count = task.bytes / static_cast<int64_t>(sizeof(float));
+    outcome.status = PrepareMapped(count);
+    if (!outcome.status.ok()) return outcome;
+    Tensor y;
+    outcome = TimedLoop(task, [&]() -> absl::Status {
       Compute(task.number);
       if (count == 0) return absl::OkStatus();
       y = AllReduce(mapped_, world_);
       return y.Wait();
     });
     if (outcome.status.ok() && count > 0) outcome.status = CheckSum(y, count);
-    return outcome;
-  }
-
-  Outcome AllGathers(const Task& task, int64_t count) {
-    std::vector<Tensor> ys;
-    Outcome outcome = TimedLoop(task, [&]() -> absl::Status {
-      ys = AllGather(owned_, world_);
-      for (const Tensor& y : ys) CHORUS_RETURN_IF_ERROR(y.Wait());
-      return absl::OkStatus();
-    });
-    for (int k = 0; outcome.status.ok() && k < world_.size(); ++k) {
-      outcome.status = CheckOne(k, ys[k], count);
-    }
-    return outcome;
-  }
-
-  Outcome Broadcasts(const Task& task, int64_t count) {
-    Tensor y;
-    Outcome outcome = TimedLoop(task, [&] {
-      y = Broadcast(owned_, 0, world_);
-      return y.Wait();
-    });
-    if (outcome.status.ok()) outcome.status = CheckOne(0, y, count);
     return outcome;
   }
 
@@ -148,19 +269,17 @@ class Trainer {
     if (static_cast<int64_t>(view.size()) != count) return absl::DataLossError("a wrong size");
     return CheckPatternSum(world_.size(), view.data(), count);
   }
-  absl::Status CheckOne(int rank, const Tensor& y, int64_t count) const {
-    CHORUS_ASSIGN_OR_RETURN(TensorView<float> view, y.View<float>());
-    if (static_cast<int64_t>(view.size()) != count) return absl::DataLossError("a wrong size");
-    return CheckPattern(rank, view.data(), count);
-  }
-
   const int rank_;
   const std::string address_;
   Session session_;
   World world_;
-  int64_t count_ = -1;
+  std::string operand_;  // of which task the operands are
   MappedTensor<float> mapped_;
-  Tensor owned_;
+  std::vector<Tensor> owned_;
+  std::vector<Tensor> results_;
+  std::vector<float> user_in_;
+  std::vector<float> user_out_;
+  std::unique_ptr<UserMemory> user_memory_;
   uint64_t read_ = 0;
 };
 

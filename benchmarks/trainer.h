@@ -1,12 +1,17 @@
 // The ranks of a job that uses Chorus: helpers, each a process with a session of its own.
 //
 // Tasks of a rank, on float32 operands of `bytes`:
-//   all_reduce         operand in memory mapped from the daemon; number 1: then read every byte
-//   all_reduce_owned   operand is a tensor that the daemon owns
-//   all_gather, broadcast   of such tensors
-//   compute            number rounds of arithmetic, then an all_reduce (bytes 0: none)
-//   join               leave the present world, join the one called `text`, of number ranks
-//   await_failure      all_reduce that is to fail; end_ns says when it did, text with what
+//   any op of collective_case.h   on pieces of `bytes` that the daemon owns
+//   all_reduce_mapped             operand in memory mapped from the daemon
+//   all_reduce_user               from the rank's own memory to its own memory
+//                                 all of these, number 1: then read every byte of the rank's result
+//   forget                        give the operands and results back
+//   compute                       number rounds of arithmetic, then an all_reduce_mapped (bytes 0:
+//                                 none)
+//   join                          leave the present world, join the one called `text`, of number
+//                                 ranks
+//   await_failure                 all_reduce that is to fail; end_ns says when it did, text with
+//                                 what
 #ifndef CHORUS_BENCHMARKS_TRAINER_H_
 #define CHORUS_BENCHMARKS_TRAINER_H_
 

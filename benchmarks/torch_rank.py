@@ -1,0 +1,302 @@
+"""One rank of PyTorch's c10d with Gloo over loopback: a helper like those of helper.h.
+
+    torch_rank.py CONTROL INDEX
+
+Speaks helper.cc's messages with the driver. Tasks, all with one thread:
+  init       text: a file for the ranks to meet at, number: how many they are. UNAVAILABLE: there is
+             no torch. Gives its version.
+  any op of collective_case.h, on pieces of `bytes`. UNIMPLEMENTED: Gloo has none.
+  forget     give the memory back
+"""
+
+import os
+import socket
+import struct
+import sys
+import time
+
+OK = 0
+INVALID_ARGUMENT = 3
+UNIMPLEMENTED = 12
+UNAVAILABLE = 14
+DATA_LOSS = 15
+
+PERIOD = 251  # pattern.cc
+
+
+# --- Messages: helper.cc and core/base/bytes.h ---------------------------------------------------
+
+
+def varint(value):
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+class Reader:
+    def __init__(self, data):
+        self.data = data
+        self.at = 0
+
+    def raw(self, size):
+        self.at += size
+        return self.data[self.at - size : self.at]
+
+    def string(self):
+        size = shift = 0
+        while True:
+            byte = self.raw(1)[0]
+            size |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return self.raw(size).decode()
+
+    def i64(self):
+        return struct.unpack("<q", self.raw(8))[0]
+
+
+class Task:
+    def __init__(self, message):
+        reader = Reader(message)
+        self.op = reader.string()
+        self.bytes = reader.i64()
+        self.iterations = reader.i64()
+        self.warm_up = reader.i64()
+        self.number = reader.i64()
+        self.text = reader.string()
+
+
+class Outcome:
+    def __init__(self, code=OK, error="", text=""):
+        self.code = code
+        self.error = error
+        self.text = text
+        self.start_ns = self.end_ns = self.cpu_ns = 0
+        self.samples = []
+
+    def encode(self):
+        error = self.error.encode()
+        text = self.text.encode()
+        return (
+            struct.pack("<i", self.code)
+            + varint(len(error))
+            + error
+            + struct.pack("<qqq", self.start_ns, self.end_ns, self.cpu_ns)
+            + varint(len(text))
+            + text
+            + struct.pack("<Q%dd" % len(self.samples), len(self.samples), *self.samples)
+        )
+
+
+def receive(connection, size):
+    data = b""
+    while len(data) < size:
+        part = connection.recv(size - len(data))
+        if not part:
+            return None
+        data += part
+    return data
+
+
+def serve(control, index, handle):
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.connect(control)
+    connection.sendall(struct.pack("<ii", index, os.getpid()))
+    while True:
+        size = receive(connection, 8)
+        message = size and receive(connection, struct.unpack("<Q", size)[0])
+        if not message:
+            return
+        answer = handle(Task(message)).encode()
+        connection.sendall(struct.pack("<Q", len(answer)) + answer)
+
+
+def timed_loop(task, step):
+    """timed_loop.h."""
+    outcome = Outcome()
+    for _ in range(task.warm_up):
+        step()
+    cpu_before = time.process_time_ns()
+    before = outcome.start_ns = time.monotonic_ns()
+    for _ in range(task.iterations):
+        step()
+        now = time.monotonic_ns()
+        outcome.samples.append(float(now - before))
+        before = now
+    outcome.end_ns = before
+    outcome.cpu_ns = time.process_time_ns() - cpu_before
+    return outcome
+
+
+# --- The collectives: collective_case.cc ---------------------------------------------------------
+
+
+class Rank:
+    def __init__(self, rank):
+        self.rank = rank
+        self.forget()
+
+    def forget(self):
+        self.key = None
+        self.inputs = self.outputs = None
+
+    def handle(self, task):
+        if task.op == "init":
+            return self.init(task)
+        if task.op == "forget":
+            self.forget()
+            return Outcome()
+        step = getattr(self, "step_" + task.op, None)
+        if step is None:
+            return Outcome(INVALID_ARGUMENT, "no collective " + task.op)
+        try:
+            self.prepare(task)
+            outcome = timed_loop(task, step)
+        except (NotImplementedError, RuntimeError) as error:
+            # Gloo says "does not support".
+            known = "support" in str(error) or "implement" in str(error)
+            return Outcome(UNIMPLEMENTED if known else UNAVAILABLE, str(error)[:500])
+        if task.op in ("all_reduce", "reduce"):
+            # In place: what the loop has summed up and up says nothing, one more from fresh numbers
+            # does.
+            self.fill(self.inputs, self.rank)
+            step()
+        outcome.code, outcome.error = self.check(task.op)
+        return outcome
+
+    def init(self, task):
+        # Before torch is there: it reads them once.
+        os.environ["OMP_NUM_THREADS"] = "1"
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        try:
+            import torch
+            import torch.distributed
+        except ImportError as error:
+            return Outcome(UNAVAILABLE, str(error))
+        self.torch = torch
+        self.dist = torch.distributed
+        self.size = task.number
+        torch.set_num_threads(1)
+        self.dist.init_process_group(
+            "gloo", init_method="file://" + task.text, rank=self.rank, world_size=self.size
+        )
+        return Outcome(text="c10d/Gloo %s" % torch.__version__.split("+")[0])
+
+    def pattern(self, stream):
+        places = self.torch.arange(PERIOD)
+        return (places * (stream + 3) % 61 + stream + 1).float()
+
+    def fill(self, piece, stream):
+        period = self.pattern(stream)
+        whole = piece.numel() // PERIOD * PERIOD
+        piece[:whole].view(-1, PERIOD)[:] = period
+        piece[whole:] = period[: piece.numel() - whole]
+
+    def prepare(self, task):
+        op, size, rank = task.op, self.size, self.rank
+        count = task.bytes // 4
+        if self.key != (op, count):
+            self.forget()
+            root = rank == 0
+            ins = {"broadcast": int(root), "scatter": size if root else 0, "reduce_scatter": size}
+            ins.update({"reduce_scatter_tensor": size, "all_to_all": size})
+            ins.update({"all_to_all_single": size})
+            outs = {"all_reduce": 0, "reduce": 0, "gather": size if root else 0}
+            outs.update({"all_gather": size, "all_gather_into_tensor": size})
+            outs.update({"all_to_all": size, "all_to_all_single": size})
+            pieces = ins.get(op, 1)
+            self.inputs = self.torch.empty(pieces * count)
+            for k in range(pieces):
+                several = pieces > 1
+                self.fill(
+                    self.inputs[k * count : (k + 1) * count], rank * size + k if several else rank
+                )
+            self.outputs = self.torch.empty(outs.get(op, 1) * count)
+            # Lists of pieces: views of the same memory.
+            self.input_list = list(self.inputs.split(count)) if pieces else []
+            self.output_list = list(self.outputs.split(count)) if outs.get(op, 1) else []
+            self.count = count
+            self.key = (op, count)
+        if op in ("all_reduce", "reduce"):
+            self.inputs.zero_()  # so that sums of sums stay numbers
+        self.outputs.fill_(-1)
+        if op == "broadcast" and rank == 0:
+            self.outputs.copy_(self.inputs)
+
+    def check(self, op):
+        rank, size = self.rank, self.size
+        result = self.inputs if op in ("all_reduce", "reduce") else self.outputs
+        if op == "reduce" and rank != 0:
+            return OK, ""
+        for k in range(result.numel() // self.count):
+            several = op.startswith("reduce_scatter")
+            if op in ("all_reduce", "reduce") or several:
+                streams = [r * size + rank if several else r for r in range(size)]
+            elif op == "send_recv":
+                streams = [rank ^ 1] if rank ^ 1 < size else []
+            elif op == "broadcast":
+                streams = [0]
+            elif op == "scatter":
+                streams = [rank]
+            elif op.startswith("all_to_all"):
+                streams = [k * size + rank]
+            else:
+                streams = [k]
+            if not streams:
+                continue
+            expected = sum(self.pattern(stream) for stream in streams)
+            piece = result[k * self.count : (k + 1) * self.count]
+            whole = self.count // PERIOD * PERIOD
+            right = bool((piece[:whole].view(-1, PERIOD) == expected).all())
+            right = right and bool((piece[whole:] == expected[: self.count - whole]).all())
+            if not right:
+                return DATA_LOSS, "piece %d is wrong" % k
+        return OK, ""
+
+    def step_broadcast(self):
+        self.dist.broadcast(self.outputs, 0)
+
+    def step_reduce(self):
+        self.dist.reduce(self.inputs, 0)
+
+    def step_all_reduce(self):
+        self.dist.all_reduce(self.inputs)
+
+    def step_reduce_scatter(self):
+        self.dist.reduce_scatter(self.outputs, self.input_list)
+
+    def step_reduce_scatter_tensor(self):
+        self.dist.reduce_scatter_tensor(self.outputs, self.inputs)
+
+    def step_all_gather(self):
+        self.dist.all_gather(self.output_list, self.inputs)
+
+    def step_all_gather_into_tensor(self):
+        self.dist.all_gather_into_tensor(self.outputs, self.inputs)
+
+    def step_gather(self):
+        self.dist.gather(self.inputs, self.output_list if self.rank == 0 else None, 0)
+
+    def step_scatter(self):
+        self.dist.scatter(self.outputs, self.input_list if self.rank == 0 else None, 0)
+
+    def step_all_to_all(self):
+        self.dist.all_to_all(self.output_list, self.input_list)
+
+    def step_all_to_all_single(self):
+        self.dist.all_to_all_single(self.outputs, self.inputs)
+
+    def step_send_recv(self):
+        other = self.rank ^ 1
+        if other >= self.size:
+            return
+        works = [self.dist.isend(self.inputs, other), self.dist.irecv(self.outputs, other)]
+        for work in works:
+            work.wait()
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1], int(sys.argv[2]), Rank(int(sys.argv[2])).handle)
