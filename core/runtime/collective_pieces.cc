@@ -20,10 +20,10 @@ std::vector<int64_t> Shortened(std::vector<int64_t> rows) {
 
 }  // namespace
 
-int64_t CollectivePieces::Offset(const std::vector<int64_t>& rows, size_t i) const {
+int64_t CollectivePieces::Before(const std::vector<int64_t>& rows, size_t i) const {
   int64_t before = 0;
   for (size_t k = 0; k < i; ++k) before += rows[k];
-  return before * row_elements * DTypeBytes(dtype);
+  return before * row_elements;
 }
 
 CollectivePieces FindPieces(const Node& node, const OpDef& def, const ValueTable& values,

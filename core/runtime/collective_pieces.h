@@ -24,12 +24,13 @@ struct CollectivePieces {
   std::vector<int64_t> inputs;   // rows of each piece that goes in
   std::vector<int64_t> outputs;  // rows of each that comes out (of the op's result, no extras)
 
-  // Where piece `i` begins in a single tensor.
-  int64_t InputOffset(size_t i) const { return Offset(inputs, i); }
-  int64_t OutputOffset(size_t i) const { return Offset(outputs, i); }
+  // Where piece `i` begins in a single tensor: elements before it, and bytes.
+  int64_t InputElements(size_t i) const { return Before(inputs, i); }
+  int64_t InputOffset(size_t i) const { return Before(inputs, i) * DTypeBytes(dtype); }
+  int64_t OutputOffset(size_t i) const { return Before(outputs, i) * DTypeBytes(dtype); }
 
  private:
-  int64_t Offset(const std::vector<int64_t>& rows, size_t i) const;  // bytes
+  int64_t Before(const std::vector<int64_t>& rows, size_t i) const;
 };
 
 // `node` is a collective that passed InferTypes; `def` is its op, `group_size` its group's.

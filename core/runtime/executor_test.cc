@@ -287,11 +287,12 @@ TEST_P(ExecutorTest, EveryReductionAndItsExtras) {
     SCOPED_TRACE(ReductionName(reduction));
     EXPECT_EQ(rig_.Check(Sessions([&](RankBuilder* b) {
       const TensorType type = F32({2, 7});
-      const auto emit = [&](Collective c, std::vector<ValueIndex> inputs) {
+      const auto emit = [&](Collective c, std::vector<ValueIndex> inputs,
+                            absl::string_view op = "") {
         c.reduction = reduction;
         c.wants_grad = b->rank() != 1;
         if (reduction == Reduction::kPremulSum) inputs.push_back(b->Input(F32({})));
-        for (const ValueIndex v : b->Emit(c, inputs)) AddOutput(b, v);
+        for (const ValueIndex v : b->Emit(c, inputs, {}, op)) AddOutput(b, v);
       };
       const ValueIndex x = b->Input(type);
       emit(b->MakeCollective(CollectiveKind::kAllReduce), {b->Op("neg", {x})});
@@ -301,6 +302,14 @@ TEST_P(ExecutorTest, EveryReductionAndItsExtras) {
       std::vector<ValueIndex> pieces;
       for (int m = 0; m < ranks(); ++m) pieces.push_back(b->Op("neg", {b->Input(type)}));
       emit(b->MakeCollective(CollectiveKind::kReduceScatter), pieces);
+      // In one tensor, of pieces of different rows.
+      Collective one = b->MakeCollective(CollectiveKind::kReduceScatter);
+      int64_t rows = 0;
+      for (int m = 0; m < ranks(); ++m) {
+        one.counts.push_back(RowsBetween(m, m));
+        rows += one.counts.back();
+      }
+      emit(one, {b->Op("neg", {b->Input(F32({rows, 3}))})}, "reduce_scatter_tensor");
     })),
               "");
   }

@@ -908,6 +908,14 @@ class Compiler {
         }
         continue;
       }
+      const bool holders = static_cast<int>(i) >= NumVisible(node) && !IsFactor(node, i);
+      if (def.one_input && !runtime && holders) {
+        for (size_t k = 0; k < pieces.inputs.size(); ++k) {
+          step.outputs.push_back(place);
+          step.outputs.back().offset += pieces.InputElements(k) * DTypeBytes(DType::kF32);
+        }
+        continue;
+      }
       step.outputs.push_back(place);
       if (HasPeer(c.kind) && place.producer >= 0) step.outputs.back().producer = peer;
     }
