@@ -114,7 +114,7 @@ absl::Status CheckGradientOf(const Graph& graph, int32_t n) {
                absl::StrCat("node ", c.instance.node, ", ", Printable(forward_node.op)));
   }
   const Collective& forward = *forward_node.collective;
-  if (GradientKind(forward.kind, forward.reduction) != c.kind) {
+  if (!MayBeGradientOf(forward.kind, forward.reduction, c.kind)) {
     return Bad("gradient",
                absl::StrCat("the kind that belongs to ", CollectiveKindName(forward.kind),
                             " of node ", c.instance.node),

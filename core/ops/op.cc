@@ -95,10 +95,11 @@ absl::StatusOr<ValueIndex> GradientContext::EmitFill(const TensorType& type, dou
 
 absl::StatusOr<std::vector<ValueIndex>> GradientContext::EmitGradientCollective(
     absl::string_view op, std::vector<ValueIndex> inputs, Attributes attributes,
-    std::vector<int64_t> counts, Reduction reduction) {
+    std::vector<int64_t> counts, Reduction reduction, CollectiveKind kind) {
   const Collective& forward = collective();
   Collective gradient;
-  gradient.kind = GradientKind(forward.kind, forward.reduction);
+  gradient.kind =
+      kind == CollectiveKind::kUnspecified ? GradientKind(forward.kind, forward.reduction) : kind;
   gradient.group_slot = forward.group_slot;
   gradient.rank = forward.rank;
   gradient.root = forward.root;

@@ -115,6 +115,14 @@ constexpr CollectiveKind GradientKind(CollectiveKind kind, Reduction reduction) 
   return CollectiveKind::kUnspecified;
 }
 
+// Whether it may be of another kind. An all_reduce PRODUCT has two gradients: of its result, which
+// members sum before they multiply (an infinite factor would make a sum of products NaN), and of
+// its factors.
+constexpr bool MayBeGradientOf(CollectiveKind forward, Reduction reduction, CollectiveKind kind) {
+  return kind == GradientKind(forward, reduction) ||
+         (forward == CollectiveKind::kAllReduce && kind == CollectiveKind::kAllReduce);
+}
+
 // --- Operands and results of a collective ---
 
 // How many of a collective node's inputs are its pieces; the factor of PREMUL_SUM comes after them.
@@ -226,12 +234,14 @@ class GradientContext {
   absl::StatusOr<ValueIndex> EmitOn(int32_t device_slot, absl::string_view op,
                                     std::vector<ValueIndex> inputs, Attributes attributes = {});
   absl::StatusOr<ValueIndex> EmitFill(const TensorType& type, double value);
-  // The collective that the forward node's gradient is made of (GradientKind): `op` names its form.
+  // A collective that the forward node's gradient is made of: `op` names its form, and `kind` its
+  // kind where it is not GradientKind's.
   // It is for the same member of the same group, with the same root, peer and tag. A rule emits one
   // whatever gradients there are: the other ranks cannot know.
   absl::StatusOr<std::vector<ValueIndex>> EmitGradientCollective(
       absl::string_view op, std::vector<ValueIndex> inputs, Attributes attributes = {},
-      std::vector<int64_t> counts = {}, Reduction reduction = Reduction::kSum);
+      std::vector<int64_t> counts = {}, Reduction reduction = Reduction::kSum,
+      CollectiveKind kind = CollectiveKind::kUnspecified);
 
  private:
   const RecordedNode& forward_;

@@ -12,15 +12,33 @@ absl::StatusOr<std::vector<TensorType>> InferAllReduce(const NodeView& node) {
   return std::vector<TensorType>{node.input(0)};
 }
 
+// The sum of the result's gradients times the other members' factors, and the sum of what each
+// member has for this one's factor.
+absl::StatusOr<InputGradients> ProductGradient(GradientContext& c) {
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.GradOrZeros(0));
+  CHORUS_ASSIGN_OR_RETURN(const std::vector<ValueIndex> sum,
+                          c.EmitGradientCollective("all_reduce", {g}, {}, {}, Reduction::kSum,
+                                                   CollectiveKind::kAllReduce));
+  std::vector<ValueIndex> for_factors;
+  ValueIndex zeros = -1;
+  for (int i = c.num_visible(); i < c.num_outputs(); ++i) {
+    if (!c.grad(i).has_value() && zeros < 0) {
+      CHORUS_ASSIGN_OR_RETURN(zeros, c.EmitFill(c.output_type(i), 0));
+    }
+    for_factors.push_back(c.grad(i).has_value() ? *c.grad(i) : zeros);
+  }
+  CHORUS_ASSIGN_OR_RETURN(const std::vector<ValueIndex> own,
+                          c.EmitGradientCollective("reduce_scatter", for_factors));
+  if (!c.needs(0)) return InputGradients(1);
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex product,
+                          ProductOfOthers(&c, c.collective().rank.value(), sum[0]));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex result, c.Emit("add", {product, own[0]}));
+  return InputGradients{result};
+}
+
 absl::StatusOr<InputGradients> AllReduceGradient(GradientContext& c) {
   const Reduction reduction = c.collective().reduction;
-  if (reduction == Reduction::kProduct) {
-    // Member k's gradient is the sum of what each member has for factor k.
-    CHORUS_ASSIGN_OR_RETURN(const std::vector<ValueIndex> factors, FactorGradients(&c));
-    CHORUS_ASSIGN_OR_RETURN(const std::vector<ValueIndex> result,
-                            c.EmitGradientCollective("reduce_scatter", factors));
-    return InputGradients{result[0]};
-  }
+  if (reduction == Reduction::kProduct) return ProductGradient(c);
   CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.GradOrZeros(0));
   const bool average = reduction == Reduction::kAvg;
   CHORUS_ASSIGN_OR_RETURN(const std::vector<ValueIndex> result,

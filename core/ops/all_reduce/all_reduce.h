@@ -17,10 +17,12 @@
 //
 // PREMUL_SUM has one more input, the last: this member's factor, 0-dim, f64 for f64 and else f32.
 // It is a number, which has no gradient. AVG, PREMUL_SUM: floating point only. With wants_grad,
-// MIN, MAX and PRODUCT have extra outputs (Extras in core/ops/op.h), so that backward is one
-// collective that is linear in the gradients: an all_reduce (AVG for AVG, else SUM), for PRODUCT a
-// reduce_scatter SUM of each member's products. Second order: through the same rules; the shares of
-// MIN and MAX are constants there, the factors of PRODUCT are not.
+// MIN, MAX and PRODUCT have extra outputs (Extras in core/ops/op.h), so that backward is
+// collectives that are linear in the gradients: an all_reduce (AVG for AVG, else SUM); for PRODUCT
+// also a reduce_scatter SUM of what each member has for the others' factors, at second order. The
+// gradients are summed before they are multiplied: with an infinite factor a sum of products would
+// be NaN. Second order: through the same rules; the shares of MIN and MAX are constants there, the
+// factors of PRODUCT are not.
 #ifndef CHORUS_CORE_OPS_ALL_REDUCE_ALL_REDUCE_H_
 #define CHORUS_CORE_OPS_ALL_REDUCE_ALL_REDUCE_H_
 

@@ -124,18 +124,22 @@ absl::StatusOr<InputGradients> GradientsFromSum(GradientContext* c,
   return result;
 }
 
-absl::StatusOr<std::vector<ValueIndex>> FactorGradients(GradientContext* c) {
+absl::StatusOr<ValueIndex> ProductOfOthers(GradientContext* c, int member, ValueIndex last) {
   std::vector<ValueIndex> factors;
   for (int i = c->num_visible(); i < c->num_outputs(); ++i) factors.push_back(c->output(i));
+  return ProductOfOthers(c, factors, static_cast<size_t>(member), last);
+}
+
+absl::StatusOr<std::vector<ValueIndex>> FactorGradients(GradientContext* c) {
   std::vector<ValueIndex> grads;
-  for (size_t k = 0; k < factors.size(); ++k) {
-    const int own = c->num_visible() + static_cast<int>(k);
+  for (int own = c->num_visible(); own < c->num_outputs(); ++own) {
     if (!c->grad(0).has_value()) {
       CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c->GradOrZeros(own));
       grads.push_back(g);
       continue;
     }
-    CHORUS_ASSIGN_OR_RETURN(ValueIndex g, ProductOfOthers(c, factors, k, *c->grad(0)));
+    CHORUS_ASSIGN_OR_RETURN(ValueIndex g,
+                            ProductOfOthers(c, own - c->num_visible(), *c->grad(0)));
     if (c->grad(own).has_value()) {
       CHORUS_ASSIGN_OR_RETURN(g, c->Emit("add", {g, *c->grad(own)}));
     }

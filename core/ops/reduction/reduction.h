@@ -30,8 +30,12 @@ absl::Span<const OpDef* const> ReductionOps();
 absl::StatusOr<InputGradients> GradientsFromSum(GradientContext* context,
                                                 absl::Span<const ValueIndex> grads);
 
-// Of a PRODUCT, where its result is: the gradients of its factors, by member: the product of the
-// others and the result's gradient, and what reaches the factor itself, which is an output.
+// Of a PRODUCT, where its result is: the product of all members' factors but that of `member`, and
+// `last`.
+absl::StatusOr<ValueIndex> ProductOfOthers(GradientContext* context, int member, ValueIndex last);
+
+// Of a PRODUCT that has one owner, there: the gradients of its factors, by member: the product of
+// the others and the result's gradient, and what reaches the factor itself, which is an output.
 absl::StatusOr<std::vector<ValueIndex>> FactorGradients(GradientContext* context);
 
 }  // namespace chorus
