@@ -437,6 +437,52 @@ TEST_F(NodeTest, AllReduceGivesEveryRankTheSum) {
   }
 }
 
+// An all_reduce, and the ranks' inputs as a list and in one tensor.
+Graph PathsGraph(int rank, int size) {
+  GraphBuilder builder(1, {SlotOf(rank, size)});
+  const ValueIndex x = AddInput(&builder, TensorType(DType::kF32, {4}));
+  AddOutput(&builder, AddAllReduce(&builder, x, rank, "paths.cc:1"));
+  for (const char* op : {"all_gather", "all_gather_into_tensor"}) {
+    NodeSpec spec;
+    spec.op = op;
+    spec.inputs = {x};
+    spec.collective = Collective();
+    spec.collective->kind = CollectiveKind::kAllGather;
+    spec.collective->rank = GroupRank(rank);
+    const std::vector<ValueIndex> results = *builder.Emit(spec);
+    for (const ValueIndex v : results) AddOutput(&builder, v);
+  }
+  return builder.Build();
+}
+
+TEST_F(NodeTest, StatsTellWhichWayBytesTook) {
+  constexpr int kRanks = 3;
+  constexpr int64_t kBytes = 16;
+  for (const bool host : {true, false}) {
+    SCOPED_TRACE(host ? "host" : "sim");
+    ranks_.clear();
+    loop_.reset();
+    host ? Start(kRanks) : StartOnSim(kRanks);
+    for (int r = 0; r < kRanks; ++r) {
+      ranks_[r]->Register(0, PathsGraph(r, kRanks));
+      std::vector<TensorId> outs;
+      for (int i = 0; i < 2 + kRanks; ++i) outs.push_back({i, 1});
+      ranks_[r]->Submit(
+          ranks_[r]->WorldRun(0, {DirectRank::Inline({1, 2, 3, 4.0f + r})}, outs));
+    }
+    for (int r = 0; r < kRanks; ++r) {
+      ASSERT_TRUE(ranks_[r]->LastOutcome().ok());
+      EXPECT_THAT(*ranks_[r]->Read({1 + kRanks, 1}),
+                  testing::ElementsAre(1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 3, 6));
+    }
+    const PathCounters paths = ranks_[0]->Stats().paths;
+    // On host the sum and the tensor are one for the node, and the list is where the ranks have it.
+    EXPECT_EQ(paths.reduced_bytes, host ? kBytes : kRanks * kBytes);
+    EXPECT_EQ(paths.copied_bytes, (host ? kRanks : 2 * kRanks * kRanks) * kBytes);
+    EXPECT_EQ(paths.aliased_bytes, host ? kRanks * (kRanks - 1) * kBytes : 0);
+  }
+}
+
 TEST_F(NodeTest, AMismatchFailsOnEveryRankAndTheNextEpochWorks) {
   Start(2);
   for (int r = 0; r < 2; ++r) {
