@@ -2,26 +2,53 @@
 #ifndef CHORUS_TESTS_VECTORS_CALLS_H_
 #define CHORUS_TESTS_VECTORS_CALLS_H_
 
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "client/chorus.h"
+#include "client/parallel.h"
 #include "tests/vectors/array.h"
 #include "tests/vectors/vector.h"
 
 namespace chorus {
 namespace vectors {
 
-// A tensor of `array`. Another layout than contiguous: the result of an op that turns or stretches
-// what was uploaded. `requires_grad` is of the uploaded leaf, so the result has a gradient too.
-Tensor Upload(const DeviceRef& device, const Array& array, Layout layout, bool requires_grad);
-
 // Waits.
 absl::StatusOr<Array> Download(const Tensor& tensor);
 
-// The op of `v` as its rank `rank` calls it. Results that this rank does not get are absent.
-absl::StatusOr<std::vector<Tensor>> Call(const Vector& v, int rank, const Group& group,
-                                         const std::vector<Tensor>& x);
+// Tensors of some of a vector's ranks.
+using Tensors = std::vector<std::vector<Tensor>>;
+
+// The op of one vector as one session calls it: for one rank, or for all devices of one process.
+class Caller {
+ public:
+  Caller(const Vector& v, std::vector<int> ranks) : v_(v), ranks_(std::move(ranks)) {}
+  virtual ~Caller() = default;
+
+  // Those that it stands for. What follows is by place among them.
+  const std::vector<int>& ranks() const { return ranks_; }
+  virtual DeviceRef device(size_t place) const = 0;
+  // A tensor without gradient, on the device.
+  Tensor Upload(size_t place, const Array& array, Layout layout) const;
+
+  // Undefined where the op takes an input in another form and wants no gradient of it.
+  virtual Tensors Inputs(const std::vector<bool>& requires_grad);
+  // Results that a rank does not get are absent, or are not there.
+  virtual Tensors Call(const Tensors& x) = 0;
+  // What `y` of the last Call has; waits.
+  virtual absl::StatusOr<std::vector<Array>> Outputs(size_t place, const std::vector<Tensor>& y);
+
+ protected:
+  const Vector& v_;
+  const std::vector<int> ranks_;
+};
+
+// `v` and `group` outlive it.
+std::unique_ptr<Caller> MakeRankCaller(const Vector& v, int rank, const Group& group,
+                                       const DeviceRef& device);
+std::unique_ptr<Caller> MakeDevicesCaller(const Vector& v, const parallel::DeviceGroup& devices);
 
 }  // namespace vectors
 }  // namespace chorus

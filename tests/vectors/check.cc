@@ -150,9 +150,9 @@ bool Skips(const Rows& rows) {
   return false;
 }
 
-bool Asks(const Vector& v, const Rows& upstream, int rank, Pass pass) {
+bool Asks(const Vector& v, const Rows& upstream, size_t rank, Pass pass) {
   if (pass == Pass::kAllJoin) return true;
-  if (!v.one_process()) return upstream[static_cast<size_t>(rank)].has_value();
+  if (!v.one_process()) return upstream[rank].has_value();
   for (const absl::optional<Row>& row : upstream) {
     if (row.has_value() && !row->empty()) return true;
   }
@@ -165,11 +165,11 @@ bool NeedsAllJoin(const Vector& v) {
   return (v.first.has_value() && Skips(v.first->g)) || (v.second.has_value() && Skips(v.second->w));
 }
 
-bool AsksFirst(const Vector& v, int rank, Pass pass) {
+bool AsksFirst(const Vector& v, size_t rank, Pass pass) {
   return v.first.has_value() && Asks(v, v.first->g, rank, pass);
 }
 
-bool AsksSecond(const Vector& v, int rank, Pass pass) {
+bool AsksSecond(const Vector& v, size_t rank, Pass pass) {
   return v.second.has_value() && Asks(v, v.second->w, rank, pass);
 }
 

@@ -21,8 +21,8 @@ enum class Pass { kAsItStands, kAllJoin };
 bool NeedsAllJoin(const Vector& v);
 // Whether a rank asks for its gradients of first (second) order. In one process all devices do, if
 // any has an upstream gradient: it is one call.
-bool AsksFirst(const Vector& v, int rank, Pass pass);
-bool AsksSecond(const Vector& v, int rank, Pass pass);
+bool AsksFirst(const Vector& v, size_t rank, Pass pass);
+bool AsksSecond(const Vector& v, size_t rank, Pass pass);
 
 struct RankResults {
   std::vector<Array> y;        // without absent ones

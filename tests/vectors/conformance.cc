@@ -8,45 +8,29 @@
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
+#include "tests/vectors/flags.h"
 #include "tests/vectors/runner.h"
 
 ABSL_FLAG(std::string, vectors, "", "Directory with the JSON files of the vectors.");
-ABSL_FLAG(std::string, transport, "ring", "How the SDK reaches the daemon: ring, stream or unary.");
-ABSL_FLAG(std::string, backend, "host", "The daemon's backend: host or sim.");
-ABSL_FLAG(uint64_t, sim_seed, 1, "Of --backend=sim: the order in which it runs its work.");
-ABSL_FLAG(std::string, daemon, "", "The program chorusd.");
 
 namespace chorus {
 namespace vectors {
 namespace {
 
 int Main() {
-  RunnerOptions options;
-  options.daemon = absl::GetFlag(FLAGS_daemon);
-  options.backend = absl::GetFlag(FLAGS_backend);
-  options.sim_seed = absl::GetFlag(FLAGS_sim_seed);
-  const std::string transport = absl::GetFlag(FLAGS_transport);
-  if (transport == "ring") {
-    options.transport = Transport::kRing;
-  } else if (transport == "stream") {
-    options.transport = Transport::kStream;
-  } else if (transport == "unary") {
-    options.transport = Transport::kUnary;
-  } else {
-    std::cerr << "conformance: --transport: expected ring, stream or unary, got \"" << transport
-              << "\"\n";
+  const absl::StatusOr<RunnerOptions> options = OptionsFromFlags();
+  if (!options.ok()) {
+    std::cerr << "conformance: " << options.status().message() << "\n";
     return 2;
   }
-  if (options.backend != "host" && options.backend != "sim") {
-    std::cerr << "conformance: --backend: expected host or sim, got \"" << options.backend
-              << "\"\n";
-    return 2;
+  if (options->backend == "sim") {
+    std::cout << "conformance: --sim_seed=" << options->sim_seed << std::endl;
   }
   const auto say = [](const std::string& line) { std::cout << line << std::endl; };
   Tally all;
   const absl::StatusOr<std::vector<std::string>> files = VectorFiles(absl::GetFlag(FLAGS_vectors));
   if (files.ok()) {
-    Runner runner(options);
+    Runner runner(*options);
     for (const std::string& file : *files) {
       const Tally tally = runner.RunFile(file, say);
       all.passed += tally.passed;

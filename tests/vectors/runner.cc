@@ -8,8 +8,13 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
+#include "absl/time/clock.h"
+#include "chorus/v1/diagnostics.grpc.pb.h"
 #include "core/base/error.h"
+#include "grpcpp/create_channel.h"
+#include "grpcpp/security/credentials.h"
 #include "tests/vectors/check.h"
 
 namespace chorus {
@@ -17,6 +22,25 @@ namespace vectors {
 namespace {
 
 constexpr int kDevices = 8;  // and more where a vector has more ranks
+
+// What the daemon waits for.
+std::string PendingText(const std::string& address) {
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(5)));
+  v1::ListPendingResponse response;
+  const grpc::Status status =
+      v1::Diagnostics::NewStub(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()))
+          ->ListPending(&context, v1::ListPendingRequest(), &response);
+  if (!status.ok())
+    return absl::StrCat("unknown, the daemon does not say: ", status.error_message());
+  std::vector<std::string> waiting;
+  for (const auto& pending : response.pending()) {
+    waiting.push_back(absl::StrCat(pending.what(), " (", pending.source(), ") of ",
+                                   pending.world_name(), " waits for ranks ",
+                                   absl::StrJoin(pending.missing_ranks(), ",")));
+  }
+  return waiting.empty() ? "nothing" : absl::StrJoin(waiting, "; ");
+}
 
 }  // namespace
 
@@ -30,10 +54,20 @@ absl::Status Runner::Prepare(int devices) {
                                                {absl::StrCat("--host_devices=", devices_),
                                                 absl::StrCat("--backend=", options_.backend),
                                                 absl::StrCat("--sim_seed=", options_.sim_seed)}));
+  SessionOptions session;
+  session.address = daemon_->address();
+  session.transport = options_.transport;
+  session.open_timeout = absl::ToChronoNanoseconds(options_.patience);
+  session.wait_timeout = absl::ToChronoNanoseconds(2 * options_.patience);
+  session.label = "golden vectors";
   TrainerOptions trainers;
-  trainers.address = daemon_->address();
-  trainers.transport = options_.transport;
   trainers.patience = options_.patience;
+  trainers.open = [session](const std::vector<int>& devices) {
+    SessionOptions mine = session;
+    mine.devices = devices;
+    return sdk::Session::Open(mine);
+  };
+  trainers.pending = [address = daemon_->address()] { return PendingText(address); };
   trainers_ = std::make_unique<Trainers>(trainers);
   return absl::OkStatus();
 }

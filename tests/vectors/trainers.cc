@@ -8,14 +8,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
-#include "chorus/v1/diagnostics.grpc.pb.h"
+#include "client/parallel.h"
 #include "core/base/error.h"
 #include "core/base/mutex.h"
-#include "grpcpp/create_channel.h"
-#include "grpcpp/security/credentials.h"
-#include "tests/vectors/rank_run.h"
+#include "tests/vectors/run.h"
 
 namespace chorus {
 namespace vectors {
@@ -31,9 +28,8 @@ class Trainers::Rank {
     CHORUS_ASSIGN_OR_RETURN(const World world, Join(v.world));
     const auto place = std::find(v.group.begin(), v.group.end(), rank_);
     if (place == v.group.end()) return absl::OkStatus();
-    const auto group_rank = static_cast<size_t>(place - v.group.begin());
     const absl::Status status =
-        RunIn(world, v, static_cast<int>(group_rank), pass, &(*out)[group_rank]);
+        RunIn(world, v, static_cast<int>(place - v.group.begin()), pass, out);
     // The others need not wait for this one. They may be the cause.
     if (!status.ok()) world.Abort(std::string(status.message())).IgnoreError();
     return status;
@@ -41,24 +37,17 @@ class Trainers::Rank {
 
  private:
   absl::Status RunIn(const World& world, const Vector& v, int group_rank, Pass pass,
-                     RankResults* out) {
+                     std::vector<RankResults>* out) {
     CHORUS_ASSIGN_OR_RETURN(const Group group, GroupOf(world, v));
-    return RunRank(v, group_rank, pass, group, world, out);
+    return RunVector(v, pass, MakeRankCaller(v, group_rank, group, world).get(), out);
   }
 
   absl::StatusOr<World> Join(int size) {
     const auto found = worlds_.find(size);
     if (found != worlds_.end()) return found->second;
+    // A device has one rank of a world at most.
     if (!session_.is_open()) {
-      SessionOptions session;
-      session.address = options_.address;
-      session.transport = options_.transport;
-      // A device has one rank of a world at most.
-      session.devices = {rank_};
-      session.open_timeout = absl::ToChronoNanoseconds(options_.patience);
-      session.wait_timeout = absl::ToChronoNanoseconds(2 * options_.patience);
-      session.label = absl::StrCat("vectors, rank ", rank_);
-      CHORUS_ASSIGN_OR_RETURN(session_, sdk::Session::Open(session));
+      CHORUS_ASSIGN_OR_RETURN(session_, options_.open({rank_}));
     }
     WorldOptions join;
     join.name = absl::StrCat(name_, "-", size);
@@ -87,19 +76,43 @@ class Trainers::Rank {
   std::map<std::pair<int, std::vector<int>>, Group> groups_;  // by world's size and ranks
 };
 
+// One process with several devices. Threads: one at a time.
+class Trainers::Process {
+ public:
+  explicit Process(const TrainerOptions& options) : options_(options) {}
+
+  absl::Status Run(const Vector& v, Pass pass, std::vector<RankResults>* out) {
+    Devices& devices = devices_[v.world];
+    if (!devices.session.is_open()) {
+      CHORUS_ASSIGN_OR_RETURN(devices.session, options_.open(v.group));
+      CHORUS_ASSIGN_OR_RETURN(devices.group, parallel::DeviceGroup::Create(devices.session));
+    }
+    return RunVector(v, pass, MakeDevicesCaller(v, devices.group).get(), out);
+  }
+
+ private:
+  struct Devices {
+    sdk::Session session;
+    parallel::DeviceGroup group;
+  };
+
+  const TrainerOptions options_;
+  std::map<int, Devices> devices_;  // by number
+};
+
 namespace {
 
 // One run, as its threads share it with who waits for them.
 struct Running {
-  explicit Running(const Vector& vector)
-      : v(vector), results(v.group.size()), statuses(static_cast<size_t>(v.world)), left(v.world) {}
+  Running(const Vector& vector, size_t threads)
+      : v(vector), results(v.group.size()), statuses(threads), left(threads) {}
 
   const Vector v;
   std::vector<RankResults> results;    // by group rank
-  std::vector<absl::Status> statuses;  // by world rank
+  std::vector<absl::Status> statuses;  // by thread
   Mutex mutex;
   CondVar changed;
-  int left ABSL_GUARDED_BY(mutex);  // threads
+  size_t left ABSL_GUARDED_BY(mutex);  // threads
 };
 
 // False: not within `patience`.
@@ -124,7 +137,8 @@ absl::Status FirstCause(const std::vector<absl::Status>& statuses) {
       if (!echoes && ErrorOf(status).reason == Reason::kCancelled) continue;
       first = absl::Status(
           status.code(),
-          absl::StrCat("world rank ", r, ": ", absl::StatusCodeToString(status.code()), " ",
+          absl::StrCat(statuses.size() == 1 ? "" : absl::StrCat("world rank ", r, ": "),
+                       absl::StatusCodeToString(status.code()), " ",
                        ReasonName(ErrorOf(status).reason), ": ", status.message()));
     }
   }
@@ -139,14 +153,29 @@ Trainers::Trainers(TrainerOptions options)
 Trainers::~Trainers() = default;
 
 absl::StatusOr<std::vector<RankResults>> Trainers::Run(const Vector& v, Pass pass) {
-  for (int r = static_cast<int>(ranks_.size()); r < v.world; ++r) {
-    ranks_.push_back(std::make_shared<Rank>(options_, absl::StrCat(name_, "-", lives_), r));
+  using Part = std::function<absl::Status(const Vector&, std::vector<RankResults>*)>;
+  std::vector<Part> parts;  // a thread each
+  if (v.one_process()) {
+    if (process_ == nullptr) process_ = std::make_shared<Process>(options_);
+    parts.push_back(
+        [pass, process = process_](const Vector& vector, std::vector<RankResults>* results) {
+          return process->Run(vector, pass, results);
+        });
   }
-  const auto running = std::make_shared<Running>(v);
+  for (int r = 0; r < v.world && !v.one_process(); ++r) {
+    if (r == static_cast<int>(ranks_.size())) {
+      ranks_.push_back(std::make_shared<Rank>(options_, absl::StrCat(name_, "-", lives_), r));
+    }
+    parts.push_back([pass, rank = ranks_[static_cast<size_t>(r)]](
+                        const Vector& vector, std::vector<RankResults>* results) {
+      return rank->Run(vector, pass, results);
+    });
+  }
+  const auto running = std::make_shared<Running>(v, parts.size());
   std::vector<std::thread> threads;
-  for (size_t r = 0; r < running->statuses.size(); ++r) {
-    threads.emplace_back([running, pass, r, rank = ranks_[r]] {
-      running->statuses[r] = rank->Run(running->v, pass, &running->results);
+  for (size_t i = 0; i < parts.size(); ++i) {
+    threads.emplace_back([running, i, part = std::move(parts[i])] {
+      running->statuses[i] = part(running->v, &running->results);
       MutexLock lock(&running->mutex);
       if (--running->left == 0) running->changed.SignalAll();
     });
@@ -163,29 +192,12 @@ absl::StatusOr<std::vector<RankResults>> Trainers::Run(const Vector& v, Pass pas
   }
   if (absl::IsDeadlineExceeded(status)) {
     status = absl::DeadlineExceededError(
-        absl::StrCat(status.message(), "; pending: ", PendingText(options_.address)));
+        absl::StrCat(status.message(), "; pending: ", options_.pending()));
   }
   ranks_.clear();
+  process_.reset();
   ++lives_;
   return status;
-}
-
-std::string PendingText(const std::string& address) {
-  grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(5)));
-  v1::ListPendingResponse response;
-  const grpc::Status status =
-      v1::Diagnostics::NewStub(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()))
-          ->ListPending(&context, v1::ListPendingRequest(), &response);
-  if (!status.ok())
-    return absl::StrCat("unknown, the daemon does not say: ", status.error_message());
-  std::vector<std::string> waiting;
-  for (const auto& pending : response.pending()) {
-    waiting.push_back(absl::StrCat(pending.what(), " (", pending.source(), ") of ",
-                                   pending.world_name(), " waits for ranks ",
-                                   absl::StrJoin(pending.missing_ranks(), ",")));
-  }
-  return waiting.empty() ? "nothing" : absl::StrJoin(waiting, "; ");
 }
 
 }  // namespace vectors

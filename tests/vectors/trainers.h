@@ -1,7 +1,9 @@
-// The ranks that run vectors: threads of this process, each with a session of its own.
+// The ranks that run vectors: threads of this process, each with a session of its own; or one
+// thread with a session of several devices.
 #ifndef CHORUS_TESTS_VECTORS_TRAINERS_H_
 #define CHORUS_TESTS_VECTORS_TRAINERS_H_
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -16,10 +18,13 @@ namespace chorus {
 namespace vectors {
 
 struct TrainerOptions {
-  std::string address;
-  Transport transport = Transport::kRing;
-  // How late a rank may be, and how long a launched collective may take. Waits of a session end
-  // after twice that, and what then still runs is given up after three times that.
+  // A session with these of the daemon's devices. Called by several threads at a time. Its waits
+  // should end after twice the patience.
+  std::function<absl::StatusOr<sdk::Session>(const std::vector<int>& devices)> open;
+  // What the daemon waits for, in one line.
+  std::function<std::string()> pending;
+  // How late a rank may be, and how long a launched collective may take. What still runs after
+  // three times that is given up.
   absl::Duration patience = absl::Seconds(20);
 };
 
@@ -35,16 +40,15 @@ class Trainers {
 
  private:
   class Rank;
+  class Process;
 
   const TrainerOptions options_;
   std::string name_;  // of the worlds
   int lives_ = 0;
-  // By world rank; shared with threads that hang.
-  std::vector<std::shared_ptr<Rank>> ranks_;
+  // Shared with threads that hang.
+  std::vector<std::shared_ptr<Rank>> ranks_;  // by world rank
+  std::shared_ptr<Process> process_;
 };
-
-// What the daemon waits for, in one line.
-std::string PendingText(const std::string& address);
 
 }  // namespace vectors
 }  // namespace chorus
