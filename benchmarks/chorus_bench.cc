@@ -32,6 +32,8 @@ ABSL_FLAG(bool, smoke, false, "A few iterations of everything: shows that it wor
 ABSL_FLAG(std::vector<std::string>, ranks, std::vector<std::string>({"2", "4", "8"}),
           "How many ranks take part.");
 ABSL_FLAG(int64_t, most_mib, 256, "The largest result of a rank.");
+ABSL_FLAG(std::vector<std::string>, ops, {},
+          "owned: only these collectives, such as reduce,all_to_all_single.");
 ABSL_FLAG(
     std::string, torch_python, "",
     "A Python that has torch: measures c10d/Gloo too. tools/bench --peer=torch installs one.");
@@ -106,6 +108,7 @@ int Main(int argc, char** argv) {
                    : absl::GetFlag(FLAGS_quick) ? Effort::kQuick
                                                 : Effort::kFull;
   context.most_bytes = absl::GetFlag(FLAGS_most_mib) << 20;
+  context.ops = absl::GetFlag(FLAGS_ops);
   context.torch_python = absl::GetFlag(FLAGS_torch_python);
   context.torch_rank = absl::GetFlag(FLAGS_torch_rank);
   context.ranks.clear();

@@ -198,18 +198,19 @@ absl::Status MeasureOp(const Context& context, const Contestants& who, const std
 }  // namespace
 
 absl::Status RunCollectives(const Context& context, const Daemon& daemon) {
+  const std::vector<std::string>& ops = context.ops.empty() ? CollectiveOps() : context.ops;
   std::map<std::string, Goals> goals;
   for (const int ranks : context.ranks) {
     CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<Job> job, Job::Start(*context.scratch, daemon, ranks));
     CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<OpenMpi> mpi, context.StartOpenMpi(ranks));
     CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<TorchPeer> torch, context.StartTorch(ranks));
-    for (const std::string& op : CollectiveOps()) {
+    for (const std::string& op : ops) {
       CHORUS_RETURN_IF_ERROR(
           MeasureOp(context, {job.get(), mpi.get(), torch.get()}, op, &goals[op]));
       context.Show();
     }
   }
-  for (const std::string& op : CollectiveOps()) {
+  for (const std::string& op : ops) {
     const Goals& of_op = goals[op];
     of_op.to_mpi.Report(context, op + " from 64 KiB, time over Open MPI's", 1);
     of_op.read_to_mpi.Report(context, op + " from 64 KiB, all then read it, time over Open MPI's",

@@ -116,8 +116,10 @@ absl::Status MeasureRanks(const Context& context, const Daemon& daemon, int rank
 
 absl::Status RunOwned(const Context& context) {
   CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<Daemon> daemon, context.StartDaemon());
-  for (const int ranks : context.ranks) {
-    CHORUS_RETURN_IF_ERROR(MeasureRanks(context, *daemon, ranks));
+  if (context.ops.empty()) {
+    for (const int ranks : context.ranks) {
+      CHORUS_RETURN_IF_ERROR(MeasureRanks(context, *daemon, ranks));
+    }
   }
   return RunCollectives(context, *daemon);
 }

@@ -31,6 +31,7 @@ struct Context {
   Effort effort = Effort::kFull;
   std::vector<int> ranks = {2, 4, 8};
   int64_t most_bytes = int64_t{256} << 20;  // of one rank's result
+  std::vector<std::string> ops;             // of the collectives only these; empty: all
   std::string torch_python;                 // one that has torch; empty: that peer is not asked for
   std::string torch_rank;                   // benchmarks/torch_rank.py
 
