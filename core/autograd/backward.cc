@@ -38,8 +38,13 @@ class Walk {
         return Malformed(absl::StrCat("backward: root node ", root.node, " is none of the ",
                                       record_.size(), " recorded"));
       }
-      for (const ValueIndex input : record_[root.node]->spec.inputs) {
-        CHORUS_RETURN_IF_ERROR(CheckRootType(emitter_->TypeOf(input)));
+      // Counts beside the pieces are integers.
+      const NodeSpec& spec = record_[root.node]->spec;
+      const auto num_inputs = static_cast<int>(spec.inputs.size());
+      const int pieces =
+          spec.collective.has_value() ? NumPieces(*spec.collective, num_inputs) : num_inputs;
+      for (int i = 0; i < pieces; ++i) {
+        CHORUS_RETURN_IF_ERROR(CheckRootType(emitter_->TypeOf(spec.inputs[i])));
       }
       is_root_[root.node] = true;
       return absl::OkStatus();

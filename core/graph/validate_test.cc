@@ -183,7 +183,9 @@ TEST(ValidateTest, RefusesEachFault) {
       {[](Graph* g) { g->nodes[1].collective->reduction = Reduction::kMax; },
        "node 1 (all_reduce): outputs: expected 2, got 1"},
       {[](Graph* g) { g->nodes[1].collective->runtime_counts_input = 0; },
-       "node 1 (all_reduce): all_reduce: this build takes no counts at run time", kUnimplemented},
+       "node 1 (all_reduce): all_reduce: expected no counts at run time, which are for pieces in "
+       "one "
+       "tensor, got input 0"},
       {[](Graph* g) { g->nodes[4].collective->instance.node = 4; },
        "node 4 (all_reduce): node of which it is the gradient: expected a number from 0 to 3, got "
        "4"},

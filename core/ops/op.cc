@@ -1,5 +1,6 @@
 #include "core/ops/op.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -93,9 +94,7 @@ absl::StatusOr<ValueIndex> GradientContext::EmitFill(const TensorType& type, dou
   return Emit("fill", {}, std::move(attributes));
 }
 
-absl::StatusOr<std::vector<ValueIndex>> GradientContext::EmitGradientCollective(
-    absl::string_view op, std::vector<ValueIndex> inputs, Attributes attributes,
-    std::vector<int64_t> counts, Reduction reduction, CollectiveKind kind) {
+Collective GradientContext::GradientCollective(CollectiveKind kind) const {
   const Collective& forward = collective();
   Collective gradient;
   gradient.kind =
@@ -105,10 +104,14 @@ absl::StatusOr<std::vector<ValueIndex>> GradientContext::EmitGradientCollective(
   gradient.root = forward.root;
   gradient.peer = forward.peer;
   gradient.tag = forward.tag;
-  gradient.counts = std::move(counts);
-  if (IsReducing(gradient.kind)) gradient.reduction = reduction;
-  emitter_->BindGradient(forward_, &gradient);
+  if (IsReducing(gradient.kind)) gradient.reduction = Reduction::kSum;
+  return gradient;
+}
 
+absl::StatusOr<std::vector<ValueIndex>> GradientContext::EmitCollective(
+    absl::string_view op, Collective gradient, std::vector<ValueIndex> inputs,
+    Attributes attributes) {
+  emitter_->BindGradient(forward_, &gradient);
   NodeSpec spec;
   spec.op.assign(op.data(), op.size());
   spec.attributes = std::move(attributes);
@@ -119,11 +122,46 @@ absl::StatusOr<std::vector<ValueIndex>> GradientContext::EmitGradientCollective(
   return emitter_->Emit(std::move(spec));
 }
 
+absl::StatusOr<std::vector<ValueIndex>> GradientContext::EmitGradientCollective(
+    absl::string_view op, std::vector<ValueIndex> inputs, Attributes attributes,
+    std::vector<int64_t> counts, Reduction reduction, CollectiveKind kind) {
+  Collective gradient = GradientCollective(kind);
+  gradient.counts = std::move(counts);
+  if (IsReducing(gradient.kind)) gradient.reduction = reduction;
+  return EmitCollective(op, std::move(gradient), std::move(inputs), std::move(attributes));
+}
+
+absl::StatusOr<absl::optional<ValueIndex>> GradientContext::EmitRuntimeGradient(
+    absl::string_view op) {
+  const Collective& forward = collective();
+  Collective gradient = GradientCollective(CollectiveKind::kUnspecified);
+  const bool has_x = num_pieces() > 0;
+  std::vector<ValueIndex> inputs;
+  Attributes attributes;
+  if (num_outputs() > 0) {
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, GradOrZeros(0));
+    inputs = {g, output(1)};  // what came is what goes back
+  } else {
+    attributes = TypeAttributes(input_type(0));
+  }
+  gradient.runtime_counts_input = inputs.empty() ? 0 : 1;
+  if (has_x) {
+    inputs.push_back(input(forward.runtime_counts_input));
+    gradient.runtime_count_maximum = input_type(0).dims[0].size;
+  }
+  CHORUS_ASSIGN_OR_RETURN(
+      const std::vector<ValueIndex> result,
+      EmitCollective(op, std::move(gradient), std::move(inputs), std::move(attributes)));
+  if (!has_x) return absl::optional<ValueIndex>();
+  return absl::optional<ValueIndex>(result[0]);
+}
+
 Saved SaveInputs(const NodeSpec&, int, int num_outputs) { return {0, num_outputs}; }
 
-Saved SaveForReduction(const NodeSpec& spec, int num_inputs, int num_outputs) {
-  return {NumPieces(*spec.collective, num_inputs),
-          NumVisibleOutputs(*spec.collective, num_outputs)};
+Saved SaveForCollective(const NodeSpec& spec, int num_inputs, int num_outputs) {
+  const Collective& c = *spec.collective;
+  const int outputs_from = HasRuntimeCounts(c) ? 1 : NumVisibleOutputs(c, num_outputs);
+  return {NumPieces(c, num_inputs), std::min(outputs_from, num_outputs)};
 }
 
 }  // namespace chorus

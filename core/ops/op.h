@@ -125,8 +125,30 @@ constexpr bool MayBeGradientOf(CollectiveKind forward, Reduction reduction, Coll
 
 // --- Operands and results of a collective ---
 
-// How many of a collective node's inputs are its pieces; the factor of PREMUL_SUM comes after them.
+// Counts that are known only when a collective runs, of the forms with one tensor: Collective says
+// which input is the first that holds them (runtime_counts_input) and how many rows the output has
+// room for (runtime_count_maximum). All are i64 of one dimension.
+//   inputs   x, the pieces one after the other from its first row on; then `sends`, the rows for
+//            each member (all_gather, gather: how many of x count), where there is an x; then, if
+//            there, `receives`, what is expected from each member (reduce_scatter, scatter: of
+//            one's own piece): a member that is absent from a gradient gives as many zeros
+//   outputs  y, with zeros behind the last piece; then `received`, like `receives`: what came
+// Wrong counts end the run; the shape rules see none of them. They have no gradient.
+constexpr bool HasRuntimeCounts(const Collective& c) { return c.runtime_counts_input >= 0; }
+// How many numbers `sends`, and `receives` and `received`, are on this member; 0: it has none.
+constexpr int32_t NumRuntimeSends(const Collective& c, int32_t group_size) {
+  if (c.kind == CollectiveKind::kAllGather || c.kind == CollectiveKind::kGather) return 1;
+  return c.kind == CollectiveKind::kScatter && c.rank != c.root ? 0 : group_size;
+}
+constexpr int32_t NumRuntimeReceives(const Collective& c, int32_t group_size) {
+  if (c.kind == CollectiveKind::kReduceScatter || c.kind == CollectiveKind::kScatter) return 1;
+  return c.kind == CollectiveKind::kGather && c.rank != c.root ? 0 : group_size;
+}
+
+// How many of a collective node's inputs are its pieces. Counts come after them, and last of all
+// the factor of PREMUL_SUM.
 constexpr int NumPieces(const Collective& c, int num_inputs) {
+  if (HasRuntimeCounts(c)) return c.runtime_counts_input;
   return c.reduction == Reduction::kPremulSum ? num_inputs - 1 : num_inputs;
 }
 // The dtype of the factor of PREMUL_SUM, a 0-dim tensor.
@@ -154,6 +176,7 @@ inline Extras ExtrasOf(const Collective& c, DType dtype) {
 // How many of a collective node's outputs are not extras.
 constexpr int NumVisibleOutputs(const Collective& c, int num_outputs) {
   if (!IsReducing(c.kind)) return num_outputs;
+  if (HasRuntimeCounts(c)) return 2;
   return c.kind == CollectiveKind::kReduce && c.rank != c.root ? 0 : 1;
 }
 
@@ -224,7 +247,7 @@ class GradientContext {
   // The gradient of output i, or zeros of its type.
   absl::StatusOr<ValueIndex> GradOrZeros(int i);
 
-  // Of a collective: its inputs without the factor, and its outputs without the extras.
+  // Of a collective: its inputs without counts and factor, and its outputs without the extras.
   int num_pieces() const { return NumPieces(collective(), num_inputs()); }
   int num_visible() const { return NumVisibleOutputs(collective(), num_outputs()); }
 
@@ -242,8 +265,16 @@ class GradientContext {
       absl::string_view op, std::vector<ValueIndex> inputs, Attributes attributes = {},
       std::vector<int64_t> counts = {}, Reduction reduction = Reduction::kSum,
       CollectiveKind kind = CollectiveKind::kUnspecified);
+  // The same, back along the way that counts at run time have shown: to this member's x from its
+  // gradient of y. Absent where it has no x.
+  absl::StatusOr<absl::optional<ValueIndex>> EmitRuntimeGradient(absl::string_view op);
 
  private:
+  Collective GradientCollective(CollectiveKind kind) const;
+  absl::StatusOr<std::vector<ValueIndex>> EmitCollective(absl::string_view op, Collective gradient,
+                                                         std::vector<ValueIndex> inputs,
+                                                         Attributes attributes);
+
   const RecordedNode& forward_;
   absl::Span<const absl::optional<ValueIndex>> grads_;
   absl::Span<const bool> needs_;
@@ -282,8 +313,8 @@ struct Saved {
 };
 // What most rules save that save anything.
 Saved SaveInputs(const NodeSpec& spec, int num_inputs, int num_outputs);
-// What those of reducing collectives save: the extras, and the factor of PREMUL_SUM.
-Saved SaveForReduction(const NodeSpec& spec, int num_inputs, int num_outputs);
+// What those of collectives save: extras, the factor of PREMUL_SUM, counts that came at run time.
+Saved SaveForCollective(const NodeSpec& spec, int num_inputs, int num_outputs);
 
 struct OpDef {
   absl::string_view name;
@@ -295,9 +326,10 @@ struct OpDef {
   int min_inputs = 0;                                  // without the factor of PREMUL_SUM
   int max_inputs = 0;                                  // -1: no limit
   DTypes dtypes = kSupportedDTypes;                    // that there are kernels for
-  // Types of the visible outputs. Called with attributes, arity, collective and input types that
-  // passed the checks of InferTypes: known names and kinds, static and supported types, counts in
-  // their number and range. Does not see the factor of PREMUL_SUM.
+  // Types of the visible outputs. Not called where counts come at run time. Called with attributes,
+  // arity, collective and input types that passed the checks of InferTypes: known names and kinds,
+  // static and supported types, counts in their number and range. Does not see the factor of
+  // PREMUL_SUM.
   absl::StatusOr<std::vector<TensorType>> (*infer_types)(const NodeView& node) = nullptr;
   // Vector-Jacobian product; null: no gradient passes (barrier).
   absl::StatusOr<InputGradients> (*gradient)(GradientContext& context) = nullptr;

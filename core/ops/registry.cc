@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/escaping.h"
@@ -128,10 +129,30 @@ absl::Status CheckAttributes(const OpDef& def, const NodeView& node) {
 // Of one node; with kMaxValueBytes it keeps sums of sizes over inputs within 64 bits.
 constexpr size_t kMaxInputs = size_t{1} << 20;
 
+bool IsScatterOffRoot(const Collective& c) {
+  return c.kind == CollectiveKind::kScatter && c.rank != c.root;
+}
+
+// x, `sends` and, as the caller likes, `receives`, as far as this member has them.
+absl::Status CheckRuntimeArity(const NodeView& node) {
+  const Collective& c = *node.collective;
+  const int factors = c.reduction == Reduction::kPremulSum ? 1 : 0;
+  const int least = (IsScatterOffRoot(c) ? 0 : 2) + factors;
+  const int most = least + (NumRuntimeReceives(c, node.group_size) > 0 ? 1 : 0);
+  if (node.num_inputs() >= least && node.num_inputs() <= most) return absl::OkStatus();
+  return ShapeError(node,
+                    absl::StrCat(least, most > least ? absl::StrCat(" to ", most) : "",
+                                 " inputs with counts at run time"),
+                    absl::StrCat(node.num_inputs()));
+}
+
 absl::Status CheckArity(const OpDef& def, const NodeView& node) {
   if (node.inputs.size() > kMaxInputs) {
     return ShapeError(node, absl::StrCat("at most ", kMaxInputs, " inputs"),
                       absl::StrCat(node.inputs.size()));
+  }
+  if (node.collective != nullptr && HasRuntimeCounts(*node.collective)) {
+    return CheckRuntimeArity(node);
   }
   const int factors = node.collective == nullptr
                           ? 0
@@ -186,6 +207,30 @@ absl::Status CheckCounts(const OpDef& def, const NodeView& node) {
   return absl::OkStatus();
 }
 
+absl::Status CheckRuntimeForm(const OpDef& def, const NodeView& node) {
+  const Collective& c = *node.collective;
+  if (c.runtime_counts_input == -1) {
+    if (c.runtime_count_maximum == 0) return absl::OkStatus();
+    return ShapeError(node, "no maximum of counts without counts at run time",
+                      absl::StrCat(c.runtime_count_maximum));
+  }
+  if (!def.one_input && !def.one_output) {
+    return ShapeError(node, "no counts at run time, which are for pieces in one tensor",
+                      absl::StrCat("input ", c.runtime_counts_input));
+  }
+  const int x = IsScatterOffRoot(c) ? 0 : 1;
+  if (c.runtime_counts_input != x) {
+    return ShapeError(node, absl::StrCat("counts at run time from input ", x, " on"),
+                      absl::StrCat("from input ", c.runtime_counts_input));
+  }
+  if (c.runtime_count_maximum < 0 || c.runtime_count_maximum > kMaxValueBytes) {
+    return ShapeError(node, absl::StrCat("from 0 to ", kMaxValueBytes, " rows as the output's"),
+                      absl::StrCat(c.runtime_count_maximum));
+  }
+  if (c.counts.empty()) return absl::OkStatus();
+  return ShapeError(node, "counts either in the collective or at run time", "both");
+}
+
 absl::Status CheckCollective(const OpDef& def, const NodeView& node) {
   if (def.effect != Effect::kCollective) {
     if (node.collective == nullptr) return absl::OkStatus();
@@ -218,9 +263,7 @@ absl::Status CheckCollective(const OpDef& def, const NodeView& node) {
   } else if (c.reduction != Reduction::kNone) {
     return ShapeError(node, "no reduction", ReductionName(c.reduction));
   }
-  if (c.runtime_counts_input != -1 || c.runtime_count_maximum != 0) {
-    return Unsupported(absl::StrCat(node.op, ": this build takes no counts at run time"));
-  }
+  CHORUS_RETURN_IF_ERROR(CheckRuntimeForm(def, node));
   return CheckCounts(def, node);
 }
 
@@ -254,6 +297,48 @@ absl::Status CheckReduction(NodeView* node) {
     default:
       return absl::OkStatus();
   }
+}
+
+// Of every op that takes counts at run time; leaves x alone in the view.
+absl::StatusOr<std::vector<TensorType>> InferWithRuntimeCounts(NodeView* node) {
+  const Collective& c = *node->collective;
+  const int32_t receives = NumRuntimeReceives(c, node->group_size);
+  if (ExtrasOf(c, node->num_inputs() > 0 ? node->input(0).dtype : DType::kUnspecified) ==
+      Extras::kFactors) {
+    return Unsupported(
+        absl::StrCat(node->op, ": this build has no gradient of PRODUCT with counts at run time"));
+  }
+  for (int i = c.runtime_counts_input; i < node->num_inputs(); ++i) {
+    const bool sends = i == c.runtime_counts_input && !IsScatterOffRoot(c);
+    const TensorType counts(DType::kI64, {sends ? NumRuntimeSends(c, node->group_size) : receives});
+    if (node->input(i) != counts) {
+      return ShapeError(*node,
+                        absl::StrCat(counts.ToString(), " as input ", i, ", the rows ",
+                                     sends ? "that are sent" : "that are received"),
+                        node->input(i).ToString());
+    }
+  }
+  TensorType y;
+  if (IsScatterOffRoot(c)) {
+    CHORUS_ASSIGN_OR_RETURN(y, TypeOfAttributes(*node));
+  } else {
+    if (!node->attributes.empty()) {
+      return ShapeError(*node, "no attributes on the root", "'dims' or 'dtype'");
+    }
+    y = node->input(0);
+  }
+  node->inputs = node->inputs.subspan(0, static_cast<size_t>(c.runtime_counts_input));
+  if (y.dims.empty()) {
+    return ShapeError(*node, "a tensor with rows, which has at least one dimension", y.ToString());
+  }
+  if (IsScatterOffRoot(c) && y.dims[0].size != c.runtime_count_maximum) {
+    return ShapeError(*node,
+                      absl::StrCat("dims with the maximum of ", c.runtime_count_maximum, " rows"),
+                      y.ToString());
+  }
+  if (receives == 0) return std::vector<TensorType>();
+  y.dims[0] = Dim(c.runtime_count_maximum);
+  return std::vector<TensorType>{std::move(y), TensorType(DType::kI64, {receives})};
 }
 
 void AppendExtras(const NodeView& node, std::vector<TensorType>* outputs) {
@@ -321,7 +406,9 @@ absl::StatusOr<std::vector<TensorType>> InferTypes(const NodeView& given) {
   }
   const bool reduces = IsReducing(def->kind);
   if (reduces) CHORUS_RETURN_IF_ERROR(CheckReduction(&node));
-  CHORUS_ASSIGN_OR_RETURN(std::vector<TensorType> outputs, def->infer_types(node));
+  const bool at_run_time = node.collective != nullptr && HasRuntimeCounts(*node.collective);
+  CHORUS_ASSIGN_OR_RETURN(std::vector<TensorType> outputs,
+                          at_run_time ? InferWithRuntimeCounts(&node) : def->infer_types(node));
   if (reduces) AppendExtras(node, &outputs);
   for (size_t i = 0; i < outputs.size(); ++i) {
     CHORUS_RETURN_IF_ERROR(CheckType(*def, node, "output", static_cast<int>(i), outputs[i]));

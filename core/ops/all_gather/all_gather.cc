@@ -35,6 +35,11 @@ Gradients AllGatherGradient(GradientContext& c) {
 }
 
 Gradients AllGatherIntoTensorGradient(GradientContext& c) {
+  if (HasRuntimeCounts(c.collective())) {
+    InputGradients gradients(c.num_inputs());
+    CHORUS_ASSIGN_OR_RETURN(gradients[0], c.EmitRuntimeGradient("reduce_scatter_tensor"));
+    return gradients;
+  }
   CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.GradOrZeros(0));
   CHORUS_ASSIGN_OR_RETURN(
       const std::vector<ValueIndex> result,
@@ -74,7 +79,10 @@ Gradients ReduceScatterGradient(GradientContext& c) {
 Gradients ReduceScatterTensorGradient(GradientContext& c) {
   const std::vector<int64_t>& counts = c.collective().counts;
   std::vector<ValueIndex> grads;
-  if (c.collective().reduction == Reduction::kProduct) {
+  if (HasRuntimeCounts(c.collective())) {
+    CHORUS_ASSIGN_OR_RETURN(const auto whole, c.EmitRuntimeGradient("all_gather_into_tensor"));
+    grads = {*whole};
+  } else if (c.collective().reduction == Reduction::kProduct) {
     CHORUS_ASSIGN_OR_RETURN(grads, ProductGradients(c, counts));
     CHORUS_ASSIGN_OR_RETURN(const ValueIndex whole,
                             c.Emit("concat", grads, {{"axis", int64_t{0}}}));
@@ -113,6 +121,7 @@ const OpDef* MakeAllGatherIntoTensor() {
                           "Every member's input, one after the other, on every member.");
   def->infer_types = InferAllGatherIntoTensor;
   def->gradient = AllGatherIntoTensorGradient;
+  def->gradient_saves = SaveForCollective;
   def->one_output = true;
   return def;
 }
@@ -124,7 +133,7 @@ OpDef* MakeScatter(absl::string_view name, absl::string_view doc) {
   def->kind = CollectiveKind::kReduceScatter;
   def->doc = doc;
   def->min_inputs = def->max_inputs = 1;
-  def->gradient_saves = SaveForReduction;
+  def->gradient_saves = SaveForCollective;
   def->input_use = InputUse::kReductionOperand;
   return def;
 }

@@ -21,6 +21,8 @@
 //     PRODUCT     member j has every member's factor of its result: it sends each the product of
 //                 the others and g_j, an all_to_all
 // Second order: through the same rules.
+// Counts of the forms in one tensor may come at run time (NumRuntimeSends in core/ops/op.h): then
+// only PRODUCT has no gradient.
 #ifndef CHORUS_CORE_OPS_ALL_GATHER_ALL_GATHER_H_
 #define CHORUS_CORE_OPS_ALL_GATHER_ALL_GATHER_H_
 

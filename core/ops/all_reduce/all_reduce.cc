@@ -60,7 +60,7 @@ absl::Span<const OpDef* const> AllReduceOps() {
     def->min_inputs = def->max_inputs = 1;
     def->infer_types = InferAllReduce;
     def->gradient = AllReduceGradient;
-    def->gradient_saves = SaveForReduction;
+    def->gradient_saves = SaveForCollective;
     def->input_use = InputUse::kReductionOperand;
     def->equal_results = true;
     return new std::vector<const OpDef*>{def};

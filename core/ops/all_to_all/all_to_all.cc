@@ -59,6 +59,11 @@ Gradients AllToAllGradient(GradientContext& c) {
 }
 
 Gradients AllToAllSingleGradient(GradientContext& c) {
+  if (HasRuntimeCounts(c.collective())) {
+    InputGradients gradients(c.num_inputs());
+    CHORUS_ASSIGN_OR_RETURN(gradients[0], c.EmitRuntimeGradient("all_to_all_single"));
+    return gradients;
+  }
   CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.GradOrZeros(0));
   const std::vector<int64_t>& forward = c.collective().counts;
   const auto half = forward.begin() + static_cast<std::ptrdiff_t>(forward.size() / 2);
@@ -97,6 +102,7 @@ const OpDef* MakeAllToAllSingle() {
                     "from member k.");
   def->infer_types = InferAllToAllSingle;
   def->gradient = AllToAllSingleGradient;
+  def->gradient_saves = SaveForCollective;
   def->one_input = true;
   def->one_output = true;
   def->counts_per_member = 2;

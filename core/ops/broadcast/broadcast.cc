@@ -76,7 +76,7 @@ const OpDef* MakeReduce() {
   def->min_inputs = def->max_inputs = 1;
   def->infer_types = InferReduce;
   def->gradient = ReduceGradient;
-  def->gradient_saves = SaveForReduction;
+  def->gradient_saves = SaveForCollective;
   def->input_use = InputUse::kReductionOperand;
   return def;
 }

@@ -69,7 +69,16 @@ Gradients ScatterBack(GradientContext& c, absl::string_view op, std::vector<int6
 
 Gradients GatherGradient(GradientContext& c) { return ScatterBack(c, "scatter", {}); }
 
+// Both ways, with counts at run time.
+Gradients RuntimeBack(GradientContext& c, absl::string_view op) {
+  InputGradients gradients(c.num_inputs());
+  CHORUS_ASSIGN_OR_RETURN(const auto g, c.EmitRuntimeGradient(op));
+  if (g.has_value()) gradients[0] = g;
+  return gradients;
+}
+
 Gradients GatherIntoTensorGradient(GradientContext& c) {
+  if (HasRuntimeCounts(c.collective())) return RuntimeBack(c, "scatter_tensor");
   return ScatterBack(c, "scatter_tensor", c.collective().counts);
 }
 
@@ -83,6 +92,7 @@ Gradients GatherBack(GradientContext& c, absl::string_view op, std::vector<int64
 Gradients ScatterGradient(GradientContext& c) { return GatherBack(c, "gather", CountsOfInputs(c)); }
 
 Gradients ScatterTensorGradient(GradientContext& c) {
+  if (HasRuntimeCounts(c.collective())) return RuntimeBack(c, "gather_into_tensor");
   return GatherBack(c, "gather_into_tensor", c.collective().counts);
 }
 
@@ -118,6 +128,7 @@ const OpDef* MakeGatherIntoTensor() {
                           "Every member's input, one after the other, on the root alone.");
   def->infer_types = InferGatherIntoTensor;
   def->gradient = GatherIntoTensorGradient;
+  def->gradient_saves = SaveForCollective;
   def->one_output = true;
   return def;
 }
@@ -143,6 +154,7 @@ const OpDef* MakeScatterTensor() {
   OpDef* def = MakeScatter("scatter_tensor", "Member r gets part r of the root's input.");
   def->infer_types = InferScatterTensor;
   def->gradient = ScatterTensorGradient;
+  def->gradient_saves = SaveForCollective;
   def->one_input = true;
   def->alias = OutputAlias::kMember;
   def->counts_per_member = 1;

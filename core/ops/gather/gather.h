@@ -16,6 +16,7 @@
 //   VJP: the root's gradient of x_r is member r's g, a gather(_into_tensor). The others have no
 //   input, so no gradient, but take part.
 // Second order: each other's.
+// Counts of the forms in one tensor may come at run time (NumRuntimeSends in core/ops/op.h).
 #ifndef CHORUS_CORE_OPS_GATHER_GATHER_H_
 #define CHORUS_CORE_OPS_GATHER_GATHER_H_
 

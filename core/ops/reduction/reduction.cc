@@ -105,7 +105,7 @@ absl::StatusOr<InputGradients> GradientsFromSum(GradientContext* c,
   const Reduction reduction = c->collective().reduction;
   InputGradients result(c->num_inputs());
   ValueIndex factor = -1;
-  if (reduction == Reduction::kPremulSum) factor = c->input(c->num_pieces());
+  if (reduction == Reduction::kPremulSum) factor = c->input(c->num_inputs() - 1);
   if (reduction == Reduction::kAvg) {
     const TensorType type(FactorType(c->input_type(0).dtype), {});
     CHORUS_ASSIGN_OR_RETURN(factor, c->EmitFill(type, 1.0 / c->group_size()));

@@ -493,9 +493,83 @@ class Evaluation {
     return std::vector<int64_t>(begin, begin + static_cast<std::ptrdiff_t>(size));
   }
 
-  // What one member puts in, piece by piece.
-  Pieces PiecesIn(const Instance& instance, const Part& part) const {
+  // --- Counts at run time ---
+
+  static bool AtRunTime(const Collective& c) { return c.runtime_counts_input >= 0; }
+  static bool HasX(const Collective& c) {
+    return c.kind != CollectiveKind::kScatter || c.rank == c.root;
+  }
+  // The operand with the rows to send, or to receive; null: there is none.
+  const Value* Counts(const Part& part, bool sends) const {
     const Node& n = node(part.session, part.node);
+    const Collective& c = *n.collective;
+    size_t i = static_cast<size_t>(c.runtime_counts_input);
+    if (sends && !HasX(c)) return nullptr;
+    if (!sends && HasX(c)) ++i;
+    const size_t factor = c.reduction == Reduction::kPremulSum ? 1 : 0;
+    if (i + factor >= n.inputs.size()) return nullptr;
+    return &values_[part.session][n.inputs[i]];
+  }
+  absl::StatusOr<Pieces> RuntimePiecesIn(const Part& part) const {
+    const Value* const sends = Counts(part, true);
+    if (sends == nullptr) return Pieces();
+    const Value& x = values_[part.session][node(part.session, part.node).inputs[0]];
+    const auto rows = Elements<int64_t>(*sends);
+    int64_t sum = 0;
+    for (const int64_t n : rows) {
+      if (n < 0 || n > x.type.dims[0].size - sum) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("counts at run time: ", n, " rows of ", x.type.ToString()));
+      }
+      sum += n;
+    }
+    return Split(x, rows);
+  }
+  // What comes out for one member: y, and the rows of each piece.
+  absl::Status RuntimeOutputs(const Part& part, const Pieces& pieces, Pieces* out) const {
+    const Node& n = node(part.session, part.node);
+    Value y = Join(n.outputs[0], pieces);
+    std::vector<int64_t> received;
+    for (const Value& piece : pieces) received.push_back(piece.type.dims[0].size);
+    const auto capacity = static_cast<size_t>(y.type.num_bytes());
+    if (y.bytes.size() > capacity) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("counts at run time: more than ", y.type.ToString(), " holds"));
+    }
+    y.bytes.resize(capacity, '\0');
+    out->push_back(std::move(y));
+    out->push_back(MakeValue<int64_t>(n.outputs[1], received));
+    return absl::OkStatus();
+  }
+  // The types of the pieces that come to one member.
+  absl::StatusOr<std::vector<TensorType>> RuntimeTypesOut(
+      int32_t rank, const Part& part, const std::map<int32_t, Pieces>& pieces) const {
+    const Node& n = node(part.session, part.node);
+    std::vector<TensorType> types;
+    if (n.outputs.empty()) return types;
+    const Value* const receives = Counts(part, false);
+    for (int64_t i = 0; i < n.outputs[1].num_elements(); ++i) {
+      const auto [source, piece] = SourceOf(*n.collective, rank, static_cast<size_t>(i));
+      const auto it = pieces.find(source);
+      int64_t rows = receives != nullptr ? Elements<int64_t>(*receives)[i] : 0;
+      if (it != pieces.end()) {
+        const int64_t comes = it->second[piece].type.dims[0].size;
+        if (receives != nullptr && comes != rows) {
+          return absl::InvalidArgumentError(
+              absl::StrCat("counts at run time: ", rows, " rows expected, ", comes, " come"));
+        }
+        rows = comes;
+      }
+      types.push_back(n.outputs[0]);
+      types.back().dims[0] = Dim(rows);
+    }
+    return types;
+  }
+
+  // What one member puts in, piece by piece.
+  absl::StatusOr<Pieces> PiecesIn(const Instance& instance, const Part& part) const {
+    const Node& n = node(part.session, part.node);
+    if (AtRunTime(*n.collective)) return RuntimePiecesIn(part);
     Pieces pieces;
     for (const ValueIndex input : n.inputs) pieces.push_back(values_[part.session][input]);
     if (n.collective->reduction == Reduction::kPremulSum) pieces.pop_back();
@@ -560,7 +634,7 @@ class Evaluation {
             absl::StrCat(name, ": rank ", c.rank.value(), " asks for ", CollectiveKindName(c.kind),
                          ", rank ", rank, " for ", CollectiveKindName(other.kind)));
       }
-      pieces[rank] = PiecesIn(instance, part);
+      CHORUS_ASSIGN_OR_RETURN(pieces[rank], PiecesIn(instance, part));
     }
     for (const auto& [rank, part] : instance.parts) {
       if (c.reduction != Reduction::kNone) {
@@ -568,14 +642,26 @@ class Evaluation {
         continue;
       }
       const Node& n = node(part.session, part.node);
-      const std::vector<TensorType> types = TypesOut(instance, n);
+      const bool at_run_time = AtRunTime(*n.collective);
+      std::vector<TensorType> types;
+      if (at_run_time) {
+        CHORUS_ASSIGN_OR_RETURN(types, RuntimeTypesOut(rank, part, pieces));
+      } else {
+        types = TypesOut(instance, n);
+      }
       Pieces out;
       for (size_t i = 0; i < types.size(); ++i) {
         const auto [source, piece] = SourceOf(*n.collective, rank, i);
         CHORUS_ASSIGN_OR_RETURN(Value value, PieceOf(pieces, source, piece, types[i], name));
         out.push_back(std::move(value));
       }
-      if (OneOutput(n) && !out.empty()) out = {Join(n.outputs[0], out)};
+      if (at_run_time && !n.outputs.empty()) {
+        const Pieces parts = std::move(out);
+        out.clear();
+        CHORUS_RETURN_IF_ERROR(RuntimeOutputs(part, parts, &out));
+      } else if (OneOutput(n) && !out.empty()) {
+        out = {Join(n.outputs[0], out)};
+      }
       for (size_t i = 0; i < out.size(); ++i) {
         Publish(part.session, part.node, static_cast<int32_t>(i), std::move(out[i]));
       }
@@ -609,7 +695,16 @@ class Evaluation {
     }
     const size_t mine = scatters ? static_cast<size_t>(rank) : 0;
     std::vector<Value> out;
-    if (has_result) out.push_back(results[mine]);
+    if (AtRunTime(c)) {
+      const Value* const receives = Counts(part, false);
+      if (receives != nullptr &&
+          Elements<int64_t>(*receives)[0] != results[mine].type.dims[0].size) {
+        return absl::InvalidArgumentError("counts at run time: other rows than expected");
+      }
+      CHORUS_RETURN_IF_ERROR(RuntimeOutputs(part, {results[mine]}, &out));
+    } else if (has_result) {
+      out.push_back(results[mine]);
+    }
     if (out.size() < n.outputs.size() && c.reduction == Reduction::kProduct) {
       out.insert(out.end(), operands[mine].begin(), operands[mine].end());
     } else if (out.size() < n.outputs.size()) {
@@ -618,7 +713,10 @@ class Evaluation {
       for (size_t i = 0; i < own.size(); ++i) {
         holders.push_back(Holders(operands[i], static_cast<size_t>(rank), results[i]));
       }
-      if (whole) holders = {Join(n.outputs.back(), holders)};
+      if (whole) {
+        holders = {Join(n.outputs.back(), holders)};
+        holders[0].bytes.resize(static_cast<size_t>(holders[0].type.num_bytes()), '\0');
+      }
       out.insert(out.end(), holders.begin(), holders.end());
     }
     for (size_t i = 0; i < n.outputs.size(); ++i) {

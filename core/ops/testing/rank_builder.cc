@@ -77,6 +77,8 @@ std::vector<ValueIndex> RankBuilder::Apply(absl::string_view op, std::vector<Val
   if (how.reduction != Reduction::kNone) c.reduction = how.reduction;
   c.root = GroupRank(how.root);
   c.counts = how.counts;
+  c.runtime_counts_input = how.runtime_counts_input;
+  c.runtime_count_maximum = how.runtime_count_maximum;
   return Emit(c, std::move(inputs), std::move(attributes), op);
 }
 

@@ -45,6 +45,9 @@ class RankBuilder {
     Reduction reduction = Reduction::kNone;  // kNone: SUM, where there has to be one
     int32_t root = -1;
     std::vector<int64_t> counts;
+    // Counts at run time: the first input that holds them, and the output's rows.
+    int32_t runtime_counts_input = -1;
+    int64_t runtime_count_maximum = 0;
   };
   std::vector<ValueIndex> Apply(absl::string_view op, std::vector<ValueIndex> inputs,
                                 const How& how, Attributes attributes = {});

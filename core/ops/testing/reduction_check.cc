@@ -106,8 +106,8 @@ void ExpectNear(const Doubles& got, const Doubles& expected) {
   }
 }
 
-// Results and gradients of all ranks against the formulas. `x` and `g` by rank; `g` is of the whole,
-// of which each member has its part.
+// Results and gradients of all ranks against the formulas. `x` and `g` by rank; `g` is of the
+// whole, of which each member has its part.
 void CheckValues(const ReducingOp& op, Reduction reduction, const std::vector<Doubles>& x,
                  const std::vector<Doubles>& g) {
   SCOPED_TRACE(absl::StrCat(op.op, op.uneven ? " uneven " : " ", ReductionName(reduction)));
@@ -125,10 +125,9 @@ void CheckValues(const ReducingOp& op, Reduction reduction, const std::vector<Do
     part.dims[0] = Dim((end - begin) / kColumns);
     cases[r].grads = {FromDoubles(part, Doubles(g[r].begin() + begin, g[r].begin() + end))};
   }
-  const std::vector<RankResult> results =
-      RunBackward(cases, [&](RankBuilder& b, const Values& inputs) {
-        return op.Apply(b, reduction, inputs[0]);
-      });
+  const std::vector<RankResult> results = RunBackward(
+      cases,
+      [&](RankBuilder& b, const Values& inputs) { return op.Apply(b, reduction, inputs[0]); });
   ASSERT_EQ(results.size(), x.size());
   for (size_t r = 0; r < x.size(); ++r) {
     SCOPED_TRACE(absl::StrCat("rank ", r));
@@ -156,8 +155,7 @@ int64_t ReducingOp::Rows(int32_t ranks) const {
   return Scatters(*this) ? sum : 2;
 }
 
-std::vector<ValueIndex> ReducingOp::Apply(RankBuilder& b, Reduction reduction,
-                                          ValueIndex x) const {
+std::vector<ValueIndex> ReducingOp::Apply(RankBuilder& b, Reduction reduction, ValueIndex x) const {
   RankBuilder::How how;
   how.reduction = reduction;
   if (op == "reduce") how.root = b.size() - 1;
@@ -227,10 +225,10 @@ void CheckProductOfZeros(const ReducingOp& op) {
 void CheckReductionValues(const ReducingOp& op) {
   // By element: what members 0, 1 and 2 have.
   const std::vector<Doubles> columns = {
-      {1, 2, 3},       {2, 2, 1},        {5, 5, 5},         {0.0, -0.0, 1},    {-0.0, 0.0, -1},
-      {kNan, 1, 2},    {1, kNan, kNan},  {kNan, kNan, kNan}, {kInf, 1, kInf},  {-kInf, 2, 3},
-      {0, 2, 3},       {0, 0, 3},        {0, 0, 0},         {1e200, 1e200, 3}, {1e-200, 1e-200, 3},
-      {0, kNan, 3},    {0.1, 0.2, 0.3},  {-1, -2, -3},
+      {1, 2, 3},    {2, 2, 1},       {5, 5, 5},          {0.0, -0.0, 1},    {-0.0, 0.0, -1},
+      {kNan, 1, 2}, {1, kNan, kNan}, {kNan, kNan, kNan}, {kInf, 1, kInf},   {-kInf, 2, 3},
+      {0, 2, 3},    {0, 0, 3},       {0, 0, 0},          {1e200, 1e200, 3}, {1e-200, 1e-200, 3},
+      {0, kNan, 3}, {0.1, 0.2, 0.3}, {-1, -2, -3},
   };
   const auto ranks = static_cast<int32_t>(columns[0].size());
   const auto size = static_cast<size_t>(op.Rows(ranks) * kColumns);
@@ -243,7 +241,8 @@ void CheckReductionValues(const ReducingOp& op) {
       for (size_t i = 0; i < size; ++i) {
         for (size_t r = 0; r < x.size(); ++r) {
           x[r][i] = columns[(i + shift) % columns.size()][r];
-          g[r][i] = 1 + static_cast<double>(r) + 0.25 * static_cast<double>(i);
+          // Of both signs: where a factor is infinite, products must not be summed.
+          g[r][i] = (r == 1 ? -1 : 1 + static_cast<double>(r)) + 0.25 * static_cast<double>(i);
         }
       }
       CheckValues(op, reduction, x, g);
@@ -303,10 +302,9 @@ void CheckReductionDTypes(const ReducingOp& op) {
       ranks[r].inputs = {FromDoubles(type, Doubles(type.num_elements(), c.x[r]))};
       ranks[r].takes_part = false;
     }
-    const std::vector<RankResult> results =
-        RunBackward(ranks, [&](RankBuilder& b, const Values& inputs) {
-          return op.Apply(b, c.reduction, inputs[0]);
-        });
+    const std::vector<RankResult> results = RunBackward(
+        ranks,
+        [&](RankBuilder& b, const Values& inputs) { return op.Apply(b, c.reduction, inputs[0]); });
     ASSERT_EQ(results.size(), ranks.size());
     for (const RankResult& result : results) {
       for (const Value& y : result.outputs) {
@@ -321,9 +319,8 @@ void CheckAbandonedReductions(const ReducingOp& op) {
   for (const Reduction reduction : kFloatingReductions) {
     for (const int32_t ranks : {1, 2, 3}) {
       SCOPED_TRACE(absl::StrCat(op.op, op.uneven ? " uneven " : " ", ReductionName(reduction)));
-      CheckAbandoned(
-          ranks, {WholeType(op, ranks, DType::kF64)},
-          [&](RankBuilder& b, const Values& x) { return op.Apply(b, reduction, x[0]); });
+      CheckAbandoned(ranks, {WholeType(op, ranks, DType::kF64)},
+                     [&](RankBuilder& b, const Values& x) { return op.Apply(b, reduction, x[0]); });
     }
   }
 }
@@ -363,9 +360,9 @@ void CheckReductionTexts(const std::string& op) {
               floating ? ok : op + ": expected floating point for PREMUL_SUM, got " + name + in);
     for (const Reduction reduction : {Reduction::kBand, Reduction::kBor, Reduction::kBxor}) {
       const std::string what(ReductionName(reduction));
-      EXPECT_EQ(infer(reduction, dtype),
-                floating ? op + ": expected integers or bool for " + what + ", got " + name + in
-                         : ok);
+      EXPECT_EQ(
+          infer(reduction, dtype),
+          floating ? op + ": expected integers or bool for " + what + ", got " + name + in : ok);
     }
     // Only floating point has a gradient.
     const std::string holders = op == "reduce_scatter" ? " f32[4] f32[4]" : " f32[4]";

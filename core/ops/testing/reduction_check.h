@@ -1,8 +1,8 @@
 // Checks of the gradients of reducing ops: all_reduce, reduce, reduce_scatter and
 // reduce_scatter_tensor, every reduction, by the same naive formulas.
 //
-// The formulas are those of the whole: with every op, member r puts in x_r, some rows; the reduction
-// y of all x_r, element by element, comes out on every member, on the root, or in pieces.
+// The formulas are those of the whole: with every op, member r puts in x_r, some rows; the
+// reduction y of all x_r, element by element, comes out on every member, on the root, or in pieces.
 #ifndef CHORUS_CORE_OPS_TESTING_REDUCTION_CHECK_H_
 #define CHORUS_CORE_OPS_TESTING_REDUCTION_CHECK_H_
 
@@ -24,8 +24,8 @@ struct ReducingOp {
 
   // Rows of x for that many members.
   int64_t Rows(int32_t ranks) const;
-  // The op on `x`, its visible outputs. The factor of PREMUL_SUM is 1.5 + rank; the root is the last
-  // member.
+  // The op on `x`, its visible outputs. The factor of PREMUL_SUM is 1.5 + rank; the root is the
+  // last member.
   std::vector<ValueIndex> Apply(RankBuilder& b, Reduction reduction, ValueIndex x) const;
 };
 
