@@ -151,8 +151,8 @@ std::vector<int64_t> FromFront(int64_t rank, int64_t axis) {
 struct GroupCall {
   explicit GroupCall(const DeviceGroup& devices) : inputs(static_cast<size_t>(devices.size())) {}
 
-  CollectiveCall call;          // of a member that gives inputs
-  std::vector<Tensors> inputs;  // by place
+  CollectiveCall call;            // of a member that gives inputs
+  std::vector<Tensors> inputs;    // by place
   std::vector<TensorType> types;  // by place: of what a member without inputs gets; empty: nothing
 };
 
@@ -305,9 +305,8 @@ HostTensor::HostTensor(std::shared_ptr<const void> keep, DType dtype, const char
   impl_->data = data;
   impl_->status = impl_->type.Validate(kMaxValueBytes);
   if (impl_->status.ok() && impl_->type.num_elements() != static_cast<int64_t>(count)) {
-    impl_->status =
-        BadType(absl::StrCat("HostTensor: expected ", impl_->type.num_elements(), " values for ",
-                             impl_->type.ToString(), ", got ", count));
+    impl_->status = BadType(absl::StrCat("HostTensor: expected ", impl_->type.num_elements(),
+                                         " values for ", impl_->type.ToString(), ", got ", count));
   }
 }
 
@@ -334,8 +333,9 @@ HostTensor& HostTensor::RequireGrad(const DeviceGroup& devices) {
   };
   if (devices.size() == 0) return fail(NoDevices("RequireGrad"));
   if (!impl_->pieces.empty()) {
-    return fail(BadType("RequireGrad: expected memory of the trainer's, got what was gathered, "
-                        "which has its gradient from there"));
+    return fail(
+        BadType("RequireGrad: expected memory of the trainer's, got what was gathered, "
+                "which has its gradient from there"));
   }
   Tensor stand_in = FromBytes(devices.device(0), impl_->type.dtype, impl_->shape, impl_->data,
                               impl_->type.num_elements(), CallSite::Here());
@@ -470,9 +470,9 @@ Tensors ReduceAddCoalesced(const std::vector<Tensors>& xs, const DeviceGroup& de
     bool record = false;
     for (size_t d = 0; d < xs.size(); ++d) {
       if (xs[d].size() != count) {
-        return refuse(BadType(absl::StrCat("reduce_add: expected ", count,
-                                           " tensors on every device, got ", xs[d].size(),
-                                           " in list ", d)));
+        return refuse(
+            BadType(absl::StrCat("reduce_add: expected ", count, " tensors on every device, got ",
+                                 xs[d].size(), " in list ", d)));
       }
       const std::string what = absl::StrCat("tensor ", i, " of list ", d);
       const absl::StatusOr<int> place = PlaceOf("reduce_add", what, xs[d][i], devices);
@@ -483,9 +483,9 @@ Tensors ReduceAddCoalesced(const std::vector<Tensors>& xs, const DeviceGroup& de
                                            what, " on the device of another")));
       }
       if (TypeOf(xs[d][i]) != TypeOf(xs[0][i])) {
-        return refuse(BadType(absl::StrCat("reduce_add: expected tensors like ",
-                                           TypeOf(xs[0][i]).ToString(), ", got ",
-                                           TypeOf(xs[d][i]).ToString(), " as ", what)));
+        return refuse(
+            BadType(absl::StrCat("reduce_add: expected tensors like ", TypeOf(xs[0][i]).ToString(),
+                                 ", got ", TypeOf(xs[d][i]).ToString(), " as ", what)));
       }
       own = {xs[d][i]};
       record = record || xs[d][i].requires_grad();
@@ -515,8 +515,8 @@ Tensors Scatter(const Tensor& x, const DeviceGroup& devices, const std::vector<i
   const absl::StatusOr<int64_t> axis = AxisOf("scatter", TypeOf(x), dim);
   if (!axis.ok()) return refuse(axis.status());
   const int64_t rank = static_cast<int64_t>(x.shape().size());
-  const absl::StatusOr<std::vector<int64_t>> chunks = ChunkSizes(
-      "scatter", x.shape()[static_cast<size_t>(*axis)], sizes, devices.size());
+  const absl::StatusOr<std::vector<int64_t>> chunks =
+      ChunkSizes("scatter", x.shape()[static_cast<size_t>(*axis)], sizes, devices.size());
   if (!chunks.ok()) return refuse(chunks.status());
 
   const Tensor whole = *axis == 0 ? x : Transpose(x, ToFront(rank, *axis), site);
@@ -554,8 +554,8 @@ Tensors Scatter(const HostTensor& x, const DeviceGroup& devices, const std::vect
   const HostTensorImpl& host = *x.impl();
   const absl::StatusOr<int64_t> axis = AxisOf("scatter", host.type, dim);
   if (!axis.ok()) return refuse(axis.status());
-  const absl::StatusOr<std::vector<int64_t>> chunks = ChunkSizes(
-      "scatter", host.shape[static_cast<size_t>(*axis)], sizes, devices.size());
+  const absl::StatusOr<std::vector<int64_t>> chunks =
+      ChunkSizes("scatter", host.shape[static_cast<size_t>(*axis)], sizes, devices.size());
   if (!chunks.ok()) return refuse(chunks.status());
   // [before, dim, after]: each chunk has a block in each of the `before` rows.
   int64_t before = 1;

@@ -4,7 +4,8 @@
 // They are the collectives of chorus.h, called by all members of a world that lives in one session
 // (a DeviceGroup): one run a call, the same gradients to any order, the same bits. What differs
 // comes of there being one caller, who knows everything:
-//   * A call is recorded only where an input requires a gradient; otherwise its results require none
+//   * A call is recorded only where an input requires a gradient; otherwise its results require
+//   none
 //     on any device.
 //   * Backward takes part for every device as soon as one result is reached: a result that no loss
 //     uses counts as zeros, and nobody waits for it.
@@ -79,16 +80,18 @@ class HostTensor {
   absl::Status status() const;  // an error that it carries
 
   // Marks it as one whose gradient is wanted. From then on a tensor on the group's first device
-  // stands for it: it is uploaded there once, and scattered from there. Its gradient, tensor().grad()
-  // or that which Grad gives for tensor(), has its shape, and is gathered back to that device.
+  // stands for it: it is uploaded there once, and scattered from there. Its gradient,
+  // tensor().grad() or that which Grad gives for tensor(), has its shape, and is gathered back to
+  // that device.
   HostTensor& RequireGrad(const DeviceGroup& devices);
   bool requires_grad() const;
   // The tensor that stands for it on the first device. Of one that requires no gradient or was not
-  // gathered: an undefined tensor. Of a gathered one: its elements, recorded, so that a loss of them
-  // has gradients, which are scattered back; gathered there when it is first asked for.
+  // gathered: an undefined tensor. Of a gathered one: its elements, recorded, so that a loss of
+  // them has gradients, which are scattered back; gathered there when it is first asked for.
   Tensor tensor() const;
 
-  // The elements, row-major; of a gathered one, waits for them. INVALID_ARGUMENT: T is not its dtype.
+  // The elements, row-major; of a gathered one, waits for them. INVALID_ARGUMENT: T is not its
+  // dtype.
   template <typename T>
   absl::StatusOr<std::vector<T>> Read() const;
 
@@ -106,8 +109,8 @@ class HostTensor {
 // What coalescing takes together, in bytes, where somebody asks. It has no influence on results.
 inline constexpr int64_t kBufferSize = 10485760;
 
-// A copy of `x`, which is on a device of the group, on each device, by place. Gradient: ReduceAdd to
-// x's device.
+// A copy of `x`, which is on a device of the group, on each device, by place. Gradient: ReduceAdd
+// to x's device.
 std::vector<Tensor> Broadcast(const Tensor& x, const DeviceGroup& devices,
                               CallSite site = CallSite::Here());
 // The same of several tensors, all on one device: [place][tensor]. A tensor that requires no
@@ -128,10 +131,10 @@ std::vector<Tensor> ReduceAddCoalesced(const std::vector<std::vector<Tensor>>& x
                                        int64_t buffer_size = kBufferSize,
                                        CallSite site = CallSite::Here());
 
-// Chunks of `x` along `dim` (negative: from the end), chunk i on device i. `sizes`: of each device's
-// chunk, zeros allowed, `dim`'s size in all; empty: chunks of ceil(size / devices), so that there may
-// be fewer chunks than devices, or as many empty ones as devices where the size is 0. `x` has at
-// least one dimension. Gradient: Gather to x's device.
+// Chunks of `x` along `dim` (negative: from the end), chunk i on device i. `sizes`: of each
+// device's chunk, zeros allowed, `dim`'s size in all; empty: chunks of ceil(size / devices), so
+// that there may be fewer chunks than devices, or as many empty ones as devices where the size is
+// 0. `x` has at least one dimension. Gradient: Gather to x's device.
 std::vector<Tensor> Scatter(const Tensor& x, const DeviceGroup& devices,
                             const std::vector<int64_t>& sizes = {}, int64_t dim = 0,
                             CallSite site = CallSite::Here());
@@ -149,8 +152,9 @@ std::vector<Tensor> Scatter(const MappedTensor<T>& x, const DeviceGroup& devices
 }
 
 // `xs`, on different devices of the group, one after the other along `dim`, on the device at place
-// `destination`. Of one dtype, and of one shape but for `dim`. Tensors of no dimensions make a vector
-// where `dim` is 0, and `warnings` says so where it is given. Gradient: Scatter by their sizes.
+// `destination`. Of one dtype, and of one shape but for `dim`. Tensors of no dimensions make a
+// vector where `dim` is 0, and `warnings` says so where it is given. Gradient: Scatter by their
+// sizes.
 Tensor Gather(const std::vector<Tensor>& xs, const DeviceGroup& devices, int destination = 0,
               int64_t dim = 0, std::vector<std::string>* warnings = nullptr,
               CallSite site = CallSite::Here());
@@ -168,7 +172,7 @@ class Nest {
   using Items = std::vector<Nest>;
   using Fields = std::map<std::string, Nest>;
 
-  Nest() = default;                                                     // nothing
+  Nest() = default;                                                          // nothing
   Nest(Tensor tensor) : kind_(Kind::kTensor), tensor_(std::move(tensor)) {}  // NOLINT: implicit
   Nest(HostTensor host) : kind_(Kind::kHost), host_(std::move(host)) {}      // NOLINT: implicit
   static Nest List(Items items) { return Nest(Kind::kList, std::move(items)); }
@@ -206,8 +210,8 @@ class Nest {
 };
 
 // `nest` for each device: its tensors scattered along `dim` by the chunk rule, everything else
-// repeated. As many as the tensor with the fewest chunks gives; one for each device where there is no
-// tensor. The error of the first tensor that is refused.
+// repeated. As many as the tensor with the fewest chunks gives; one for each device where there is
+// no tensor. The error of the first tensor that is refused.
 absl::StatusOr<std::vector<Nest>> ScatterNest(const Nest& nest, const DeviceGroup& devices,
                                               int64_t dim = 0, CallSite site = CallSite::Here());
 

@@ -125,7 +125,7 @@ TEST_F(ParallelTest, ScatterChunksByTheRuleOrBySizes) {
     int64_t size;
     std::vector<int64_t> sizes, expected;
   } cases[] = {
-      {9, {}, {3, 3, 3}}, {5, {}, {2, 2, 1}}, {4, {}, {2, 2}},       {2, {}, {1, 1}},
+      {9, {}, {3, 3, 3}}, {5, {}, {2, 2, 1}}, {4, {}, {2, 2}},           {2, {}, {1, 1}},
       {0, {}, {0, 0, 0}}, {1, {}, {1}},       {5, {0, 4, 1}, {0, 4, 1}},
   };
   for (const auto& c : cases) {
@@ -230,8 +230,8 @@ TEST_F(ParallelTest, MemoryOfTheTrainersHasAGradient) {
   const HostTensor z = GatherToHost(squares, devices_, 1);
   EXPECT_TRUE(z.requires_grad());
   EXPECT_EQ(*z.Read<double>(), (Doubles{1, 4, 9, 16, 25, 36}));
-  ASSERT_TRUE(Backward(Sum(z.tensor() * FromHost<double>(session_, {1, 1, 1, 2, 2, 2}, {2, 3})))
-                  .ok());
+  ASSERT_TRUE(
+      Backward(Sum(z.tensor() * FromHost<double>(session_, {1, 1, 1, 2, 2, 2}, {2, 3}))).ok());
   EXPECT_EQ(Values<double>(x.tensor().grad()), (Doubles{2, 4, 6, 16, 20, 24}));
 }
 
@@ -324,42 +324,68 @@ TEST_F(ParallelTest, BadInputIsRefusedAndTheGroupStaysUsable) {
       {"tensor 0 is on device 2 of the session, which is not in the group",
        [&] { return Broadcast(at(2), two)[0].status(); }},
       {"place 0, got tensor 1 at place 1",
-       [&] { return BroadcastCoalesced({at(0), at(1)}, two)[1][1].status(); }},
+       [&] {
+         return BroadcastCoalesced({at(0), at(1)}, two)[1][1].status();
+       }},
       {"at least 1 byte, got 0",
        [&] { return BroadcastCoalesced({at(0)}, two, 0)[0][0].status(); }},
       {"tensors on each of 2 devices, got those of 1",
        [&] { return ReduceAdd({at(0)}, two).status(); }},
       {"on each of 2 devices, got those of 0", [&] { return ReduceAdd({}, two).status(); }},
       {"tensor 0 of list 1 on the device of another",
-       [&] { return ReduceAdd({at(0), at(0)}, two).status(); }},
+       [&] {
+         return ReduceAdd({at(0), at(0)}, two).status();
+       }},
       {"tensors like f64[2], got f64[]",
-       [&] { return ReduceAdd({at(1), scalar}, two).status(); }},
+       [&] {
+         return ReduceAdd({at(1), scalar}, two).status();
+       }},
       {"a destination among 2 devices, got 2",
-       [&] { return ReduceAdd({at(0), at(1)}, two, 2).status(); }},
+       [&] {
+         return ReduceAdd({at(0), at(1)}, two, 2).status();
+       }},
       {"1 tensors on every device, got 0 in list 1",
-       [&] { return ReduceAddCoalesced({{at(0)}, {}}, two)[0].status(); }},
+       [&] {
+         return ReduceAddCoalesced({{at(0)}, {}}, two)[0].status();
+       }},
       {"at least one dimension, got f64[]", [&] { return Scatter(scalar, two)[0].status(); }},
       {"a dimension from -1 to 0 of f64[2], got 1",
        [&] { return Scatter(at(0), two, {}, 1)[0].status(); }},
       {"one size for each of 2 devices, got 1",
        [&] { return Scatter(at(0), two, {2})[0].status(); }},
-      {"sizes of 0 or more, got -1", [&] { return Scatter(at(0), two, {-1, 3})[0].status(); }},
-      {"sizes that make 2, got 1 + 2", [&] { return Scatter(at(0), two, {1, 2})[0].status(); }},
-      {"sizes that make 2, got 1 + 0", [&] { return Scatter(at(0), two, {1, 0})[0].status(); }},
+      {"sizes of 0 or more, got -1",
+       [&] {
+         return Scatter(at(0), two, {-1, 3})[0].status();
+       }},
+      {"sizes that make 2, got 1 + 2",
+       [&] {
+         return Scatter(at(0), two, {1, 2})[0].status();
+       }},
+      {"sizes that make 2, got 1 + 0",
+       [&] {
+         return Scatter(at(0), two, {1, 0})[0].status();
+       }},
       {"at least one tensor, got none", [&] { return Gather({}, two).status(); }},
       {"tensor 1 on the device of another",
-       [&] { return Gather({at(0), at(0)}, two).status(); }},
+       [&] {
+         return Gather({at(0), at(0)}, two).status();
+       }},
       {"tensors like f64[2] but for dimension 0, got f64[] as tensor 1",
-       [&] { return Gather({at(1), scalar}, two).status(); }},
-      {"a destination among 2 devices, got -1",
-       [&] { return Gather({at(0)}, two, -1).status(); }},
+       [&] {
+         return Gather({at(1), scalar}, two).status();
+       }},
+      {"a destination among 2 devices, got -1", [&] { return Gather({at(0)}, two, -1).status(); }},
       {"expected 3 values for f64[3], got 2",
-       [&] { return Scatter(HostTensor::Of(Doubles{1, 2}, {3}), two)[0].status(); }},
+       [&] {
+         return Scatter(HostTensor::Of(Doubles{1, 2}, {3}), two)[0].status();
+       }},
       {"an undefined tensor of the host", [&] { return Scatter(HostTensor(), two)[0].status(); }},
       {"at least one dimension",
        [&] { return Scatter(HostTensor::Of(Doubles{1}, {}), two)[0].status(); }},
       {"expected a tensor of f32, got f64[2]",
-       [&] { return HostTensor::Of(Doubles{1, 2}, {2}).Read<float>().status(); }},
+       [&] {
+         return HostTensor::Of(Doubles{1, 2}, {2}).Read<float>().status();
+       }},
       {"has its gradient from there",
        [&] { return GatherToHost({at(0)}, two).RequireGrad(two).status(); }},
       {"RequireGrad: expected a floating-point tensor",

@@ -17,7 +17,7 @@ namespace {
 constexpr int kRanks[] = {1, 2, 3, 5, 8};
 // Zero, one, primes, and either side of a chunk: of work for two ranks, and for eight.
 constexpr int64_t kSizes[] = {0, 1, 2, 7, 97, 341, 1023, 1024, 1025, 2049};
-constexpr int kDTypes = 3;
+constexpr int kDTypes = 4;
 
 template <typename T>
 void Check(const Place& p, const World& world, bool compiled) {
@@ -26,9 +26,10 @@ void Check(const Place& p, const World& world, bool compiled) {
   std::vector<Tuple<T>> all(static_cast<size_t>(p.ranks));
   std::vector<Tensor> inputs;
   for (int r = 0; r < p.ranks; ++r) {
-    for (int i = 0; i < p.num_inputs(); ++i) {
-      all[static_cast<size_t>(r)].push_back(Elements<T>(r, p.size, i));
-      if (r == p.rank) inputs.push_back(Upload(world, Elements<T>(r, p.size, i)));
+    const Place place{p.kind, r, p.ranks, p.size};
+    for (int i = 0; i < place.num_inputs(); ++i) {
+      all[static_cast<size_t>(r)].push_back(Elements<T>(r, place.input_size(), i));
+      if (r == p.rank) inputs.push_back(Upload(world, Elements<T>(r, place.input_size(), i)));
     }
   }
   std::vector<Tensor> outputs;
@@ -49,7 +50,7 @@ void Check(const Place& p, const World& world, bool compiled) {
       EXPECT_TRUE(outputs[i].Wait().ok()) << outputs[i].Wait();
       continue;
     }
-    EXPECT_EQ(outputs[i].shape(), Shape({p.size}));
+    EXPECT_EQ(outputs[i].shape(), Shape({static_cast<int64_t>(expected[i]->size())}));
     EXPECT_EQ(Values<T>(outputs[i]), *expected[i]) << "output " << i;
   }
 }
@@ -83,6 +84,7 @@ void CheckKind(const ConformanceParam& param, Kind kind) {
         if (c[3] == 0) Check<float>(place, world, compiled);
         if (c[3] == 1) Check<double>(place, world, compiled);
         if (c[3] == 2) Check<int64_t>(place, world, compiled);
+        if (c[3] == 3) Check<uint8_t>(place, world, compiled);
         if (::testing::Test::HasFailure()) return;
       }
     });
@@ -101,6 +103,26 @@ TEST_P(Conformance, ReduceScatterGivesEachRankItsSum) {
 TEST_P(Conformance, SendAndRecvMoveTensorsAroundARing) { CheckKind(GetParam(), Kind::kShift); }
 TEST_P(Conformance, SendAndRecvMeetByTagInBothDirections) {
   CheckKind(GetParam(), Kind::kExchange);
+}
+TEST_P(Conformance, GatherGivesTheRootEveryTensor) { CheckKind(GetParam(), Kind::kGather); }
+TEST_P(Conformance, GatherIntoTensorGivesTheRootOneOfAll) {
+  CheckKind(GetParam(), Kind::kGatherIntoTensor);
+}
+TEST_P(Conformance, ScatterGivesEachRankItsTensor) { CheckKind(GetParam(), Kind::kScatter); }
+TEST_P(Conformance, ScatterTensorGivesEachRankItsPart) {
+  CheckKind(GetParam(), Kind::kScatterTensor);
+}
+TEST_P(Conformance, AllGatherIntoTensorGivesEveryRankOneOfAll) {
+  CheckKind(GetParam(), Kind::kAllGatherIntoTensor);
+}
+TEST_P(Conformance, ReduceScatterTensorGivesEachRankItsPartOfTheSum) {
+  CheckKind(GetParam(), Kind::kReduceScatterTensor);
+}
+TEST_P(Conformance, AllToAllGivesEachRankWhatAllHaveForIt) {
+  CheckKind(GetParam(), Kind::kAllToAll);
+}
+TEST_P(Conformance, AllToAllSingleGivesEachRankItsPartOfAll) {
+  CheckKind(GetParam(), Kind::kAllToAllSingle);
 }
 TEST_P(Conformance, BarrierIsPassedByAll) { CheckKind(GetParam(), Kind::kBarrier); }
 

@@ -48,16 +48,18 @@ Expectation Expect(Kind kind, int ranks, int64_t size) {
   for (int r = 0; r < ranks; ++r) {
     const Place p{kind, r, ranks, size};
     for (int i = 0; i < p.num_inputs(); ++i) {
-      x[static_cast<size_t>(r)].push_back(Smalls(r, size, i));
-      v[static_cast<size_t>(r)].push_back(Smalls(r, size, kDirectionSalt + i));
+      x[static_cast<size_t>(r)].push_back(Smalls(r, p.input_size(), i));
+      v[static_cast<size_t>(r)].push_back(Smalls(r, p.input_size(), kDirectionSalt + i));
     }
   }
   const auto weighted = [&](std::vector<Tuple<double>> y) {
     for (int r = 0; r < ranks; ++r) {
       Tuple<double>& mine = y[static_cast<size_t>(r)];
       for (size_t o = 0; o < mine.size(); ++o) {
-        const std::vector<double> u = Smalls(r, size, kWeightSalt + static_cast<int64_t>(o));
-        for (size_t i = 0; mine[o].has_value() && i < u.size(); ++i) (*mine[o])[i] *= 2 * u[i];
+        if (!mine[o].has_value()) continue;
+        const std::vector<double> u =
+            Smalls(r, static_cast<int64_t>(mine[o]->size()), kWeightSalt + static_cast<int64_t>(o));
+        for (size_t i = 0; i < u.size(); ++i) (*mine[o])[i] *= 2 * u[i];
       }
     }
     return y;
@@ -84,7 +86,8 @@ absl::StatusOr<std::vector<Tensor>> BothOrders(const Place& p, const World& worl
     if (y[o].absent()) {
       absents.push_back(y[o]);
     } else {
-      const std::vector<double> u = Smalls(p.rank, p.size, kWeightSalt + static_cast<int64_t>(o));
+      const std::vector<double> u =
+          Smalls(p.rank, y[o].num_elements(), kWeightSalt + static_cast<int64_t>(o));
       losses.push_back(Sum(y[o] * y[o] * UploadAs<T>(world, u)));
     }
   }
@@ -94,13 +97,15 @@ absl::StatusOr<std::vector<Tensor>> BothOrders(const Place& p, const World& worl
   CHORUS_ASSIGN_OR_RETURN(std::vector<Tensor> first, Grad(losses, in, create));
   std::vector<Tensor> again;
   for (size_t i = 0; i < first.size(); ++i) {
-    const std::vector<double> v = Smalls(p.rank, p.size, kDirectionSalt + static_cast<int64_t>(i));
+    const std::vector<double> v =
+        Smalls(p.rank, p.input_size(), kDirectionSalt + static_cast<int64_t>(i));
     if (first[i].requires_grad()) again.push_back(Sum(first[i] * UploadAs<T>(world, v)));
   }
   again.insert(again.end(), absents.begin(), absents.end());
   std::vector<Tensor> second;
   if (again.empty()) {
-    for (size_t i = 0; i < in.size(); ++i) second.push_back(Zeros(world, DTypeOf<T>(), {p.size}));
+    for (size_t i = 0; i < in.size(); ++i)
+      second.push_back(Zeros(world, DTypeOf<T>(), in[i].shape()));
   } else {
     CHORUS_ASSIGN_OR_RETURN(second, Grad(again, in));
   }
@@ -116,7 +121,7 @@ void CheckGradients(const Place& p, const World& world, bool compiled) {
                             p.size, "]", compiled ? ", compiled" : ""));
   std::vector<Tensor> in;
   for (int i = 0; i < p.num_inputs(); ++i) {
-    in.push_back(UploadAs<T>(world, Smalls(p.rank, p.size, i)).RequireGrad());
+    in.push_back(UploadAs<T>(world, Smalls(p.rank, p.input_size(), i)).RequireGrad());
   }
   absl::StatusOr<std::vector<Tensor>> got;
   if (compiled) {
@@ -174,6 +179,22 @@ TEST_P(Conformance, ReduceHasGradientsOfBothOrders) { CheckKind(GetParam(), Kind
 TEST_P(Conformance, AllGatherHasGradientsOfBothOrders) { CheckKind(GetParam(), Kind::kAllGather); }
 TEST_P(Conformance, ReduceScatterHasGradientsOfBothOrders) {
   CheckKind(GetParam(), Kind::kReduceScatter);
+}
+TEST_P(Conformance, GatherHasGradientsOfBothOrders) {
+  CheckKind(GetParam(), Kind::kGather);
+  CheckKind(GetParam(), Kind::kGatherIntoTensor);
+}
+TEST_P(Conformance, ScatterHasGradientsOfBothOrders) {
+  CheckKind(GetParam(), Kind::kScatter);
+  CheckKind(GetParam(), Kind::kScatterTensor);
+}
+TEST_P(Conformance, FormsOfOneTensorHaveGradientsOfBothOrders) {
+  CheckKind(GetParam(), Kind::kAllGatherIntoTensor);
+  CheckKind(GetParam(), Kind::kReduceScatterTensor);
+}
+TEST_P(Conformance, AllToAllHasGradientsOfBothOrders) {
+  CheckKind(GetParam(), Kind::kAllToAll);
+  CheckKind(GetParam(), Kind::kAllToAllSingle);
 }
 TEST_P(Conformance, SendAndRecvHaveGradientsOfBothOrders) { CheckKind(GetParam(), Kind::kShift); }
 TEST_P(Conformance, ExchangesHaveGradientsOfBothOrders) { CheckKind(GetParam(), Kind::kExchange); }
@@ -235,6 +256,81 @@ std::vector<Composition> Compositions() {
          // Its order of axes is not its own inverse.
          const Tensor turned = Transpose(Reshape(y * y, {2, 2, 2}), {1, 2, 0});
          return std::vector<Tensor>{Sum(Reshape(z * z, {2, 4}), {1}), -y, turned};
+       }},
+      {"every reduction",
+       3,
+       {{3, 2}},
+       [](const World& world, const std::vector<Tensor>& in) {
+         const Tensor x = Sin(in[0]) + in[0];
+         std::vector<Tensor> rows;
+         for (int i = 0; i < 3; ++i) rows.push_back(Slice(x, 0, i, i + 1));
+         // Far apart, with another rank in front from element to element: a difference of two
+         // values crosses nothing.
+         std::vector<double> apart;
+         for (int i = 0; i < 6; ++i) apart.push_back(6 * ((world.rank() + i) % 3));
+         const Tensor z = x + FromHost<double>(world, apart, {3, 2});
+         std::vector<Tensor> far;
+         for (int i = 0; i < 3; ++i) far.push_back(Slice(z, 0, i, i + 1));
+         return std::vector<Tensor>{
+             AllReduce(x, world, Reduction::kProduct),
+             Reduce(x, 1, world, Reduction::kProduct),
+             ReduceScatter(rows, world, Reduction::kProduct),
+             ReduceScatterTensor(x, world, Reduction::kProduct, {0, 2, 1}),
+             AllReduce(z, world, Reduction::kMax),
+             Reduce(z, 2, world, Reduction::kMin),
+             ReduceScatter(far, world, Reduction::kMax),
+             ReduceScatterTensor(z, world, Reduction::kMin, {1, 0, 2}),
+             AllReduce(x, world, Reduction::kAvg) * x,
+             Reduce(x, 0, world, Reduction::kAvg),
+             ReduceScatterTensor(x, world, ReduceOp::PremulSum(0.5 + world.rank())),
+             AllReduce(x * x, world, ReduceOp::PremulSum(2.0 - world.rank())),
+         };
+       }},
+      {"pieces of different rows",
+       3,
+       {{4, 2}},
+       [](const World& world, const std::vector<Tensor>& in) {
+         const int r = world.rank();
+         const std::vector<int64_t> rows = {0, 1, 3};
+         const Tensor own = Slice(Sin(in[0]), 0, 0, rows[static_cast<size_t>(r)]);
+         std::vector<Tensor> y = AllGather(own, world, rows);
+         y.push_back(AllGatherIntoTensor(own, world, rows) * in[0]);
+         const std::vector<Tensor> gathered = Gather(own, 2, world, rows);
+         y.insert(y.end(), gathered.begin(), gathered.end());
+         y.push_back(GatherIntoTensor(own, 1, world, rows));
+         y.push_back(ScatterTensor(r == 0 ? Sin(in[0]) : Tensor(), DType::kF64,
+                                   {rows[static_cast<size_t>(r)], 2}, 0, world, rows));
+         // Columns are cut: one for rank 0, none for rank 1, one for rank 2.
+         y.push_back(ReduceScatterTensor(in[0] * in[0], world, {}, {1, 0, 1}, 1));
+         // (r + k) % 2 rows from r to k.
+         std::vector<Tensor> pieces;
+         std::vector<int64_t> counts;
+         for (int k = 0; k < 3; ++k) {
+           counts.push_back((r + k) % 2);
+           pieces.push_back(Slice(in[0], 0, k, k + counts.back()));
+         }
+         const std::vector<Tensor> swapped = AllToAll(pieces, world, counts);
+         y.insert(y.end(), swapped.begin(), swapped.end());
+         y.push_back(AllToAllSingle(Concat(pieces, 0), world, counts, counts));
+         for (Tensor& t : y) {
+           if (!t.absent()) t = t * t;
+         }
+         return y;
+       }},
+      {"a group in another order, coalesced",
+       3,
+       {{2}, {1, 3}},
+       [](const World& world, const std::vector<Tensor>& in) {
+         const Tensor a = Sin(in[0]);
+         if (world.rank() == 1) return std::vector<Tensor>{a * in[0]};
+         const Group group = *world.NewGroup({2, 0});
+         std::vector<Tensor> y = AllReduceCoalesced({a, in[1]}, group, Reduction::kProduct);
+         for (const Tensor& t : BroadcastCoalesced({in[1], a}, 1, group)) y.push_back(t * t);
+         for (const Tensor& t : ReduceCoalesced({a, in[1]}, 0, group)) {
+           y.push_back(t.absent() ? t : t * t);
+         }
+         y.push_back(ReduceScatterTensorCoalesced({a}, group)[0]);
+         return y;
        }},
   };
 }

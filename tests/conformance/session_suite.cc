@@ -178,9 +178,11 @@ void CheckEveryKind(Job* job) {
         std::vector<Tuple<double>> all(static_cast<size_t>(p.ranks));
         std::vector<Tensor> in;
         for (int r = 0; r < p.ranks; ++r) {
-          for (int i = 0; i < p.num_inputs(); ++i) {
-            all[static_cast<size_t>(r)].push_back(Elements<double>(r, size, i));
-            if (r == rank) in.push_back(Upload(world, Elements<double>(r, size, i)));
+          const Place place{p.kind, r, p.ranks, size};
+          for (int i = 0; i < place.num_inputs(); ++i) {
+            const std::vector<double> x = Elements<double>(r, place.input_size(), i);
+            all[static_cast<size_t>(r)].push_back(x);
+            if (r == rank) in.push_back(Upload(world, x));
           }
         }
         const std::vector<Tensor> out = Call(p, world, DType::kF64, in);
