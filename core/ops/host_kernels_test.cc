@@ -290,14 +290,18 @@ TEST(HostKernelsTest, FillWritesItsValue) {
 
 // In f16 a quarter more than 512 is 512.
 TEST(HostKernelsTest, HalfTypesAreRoundedOnce) {
-  const TensorType type = WithDType(DType::kF16, {3});
-  const Value x = testing::FromDoubles(type, {0.25, 512, 0.25});
-  for (const Ints& sizes : {Ints{3}, Ints{3, 1}}) {
-    const Value value{WithDType(DType::kF16, sizes), x.bytes};
-    const Kernel kernel("sum", {value}, {{"axes", Ints{0}}});
-    ASSERT_TRUE(kernel.ok());
-    EXPECT_EQ(testing::ToDoubles(kernel.Run({1}))[0], 512.5);
-  }
+  // Along a row they meet in one of its sixteen partial sums.
+  std::vector<double> row(33, 0);
+  row[0] = row[32] = 0.25;
+  row[16] = 512;
+  const Kernel rows("sum", {testing::FromDoubles(WithDType(DType::kF16, {33}), row)}, {});
+  ASSERT_TRUE(rows.ok());
+  EXPECT_EQ(testing::ToDoubles(rows.Run({1})), (std::vector<double>{512.5}));
+  const Value columns =
+      testing::FromDoubles(WithDType(DType::kF16, {3, 2}), {0.25, 0.25, 512, 512, 0.25, 0.25});
+  const Kernel down("sum", {columns}, {{"axes", Ints{0}}});
+  ASSERT_TRUE(down.ok());
+  EXPECT_EQ(testing::ToDoubles(down.Run({2})), (std::vector<double>{512.5, 512.5}));
   // 256 * 256 is infinite in f16.
   std::vector<Value> factors;
   for (const double factor : {256.0, 256.0, 0.5}) {

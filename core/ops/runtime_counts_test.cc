@@ -89,9 +89,9 @@ TEST(RuntimeCountsTest, Types) {
   EXPECT_EQ(
       Infer({"reduce_scatter_tensor", 0, {Rows(4), Counts(3)}, 1, 10, {}, Reduction::kMax, true}),
       "f64[10,3] i64[1] f32[4,3]");
-  EXPECT_EQ(Infer({"reduce_scatter_tensor", 0, {Rows(4), Counts(3)}, 1, 10, {},
-                   Reduction::kProduct}),
-            "f64[10,3] i64[1]");
+  EXPECT_EQ(
+      Infer({"reduce_scatter_tensor", 0, {Rows(4), Counts(3)}, 1, 10, {}, Reduction::kProduct}),
+      "f64[10,3] i64[1]");
 }
 
 TEST(RuntimeCountsTest, WhatIsRefused) {
@@ -110,10 +110,12 @@ TEST(RuntimeCountsTest, WhatIsRefused) {
           "expected i64[3] as input 1, the rows that are sent, got i32[3]");
   refused({op, 0, {TensorType(DType::kF64, {}), Counts(3)}},
           "expected a tensor with rows, which has at least one dimension, got f64[]");
-  refused({op, 0, {Rows(4), Counts(3)}, 0}, "expected counts at run time from input 1 on, got from "
-                                           "input 0");
-  refused({op, 0, {Rows(4), Counts(3)}, 7}, "expected counts at run time from input 1 on, got from "
-                                           "input 7");
+  refused({op, 0, {Rows(4), Counts(3)}, 0},
+          "expected counts at run time from input 1 on, got from "
+          "input 0");
+  refused({op, 0, {Rows(4), Counts(3)}, 7},
+          "expected counts at run time from input 1 on, got from "
+          "input 7");
   refused({op, 0, {Rows(4), Counts(3)}, -2},
           "expected counts at run time from input 1 on, got from input -2");
   refused({op, 0, {Rows(4), Counts(3)}, 1, -1},
@@ -123,8 +125,9 @@ TEST(RuntimeCountsTest, WhatIsRefused) {
   refused({op, 0, {Rows(4), Counts(3)}, 1, int64_t{1} << 40},
           "expected a valid type as output 0, got f64[1099511627776,3] is larger than the limit of "
           "1099511627776 bytes");
-  refused({op, 0, {Rows(4)}, -1}, "expected no maximum of counts without counts at run time, got "
-                                  "10");
+  refused({op, 0, {Rows(4)}, -1},
+          "expected no maximum of counts without counts at run time, got "
+          "10");
   refused({op, 0, {Rows(4), Counts(3)}, 1, 10, {}, Reduction::kSum, false, {1, 1, 2, 1, 1, 2}},
           "expected counts either in the collective or at run time, got both");
   refused({"all_gather_into_tensor", 0, {Rows(4), Counts(3)}},
@@ -147,9 +150,8 @@ TEST(RuntimeCountsTest, WhatIsRefused) {
           "expected no counts at run time, which are for pieces in one tensor, got input 1");
   refused({"all_reduce", 0, {Rows(4), Counts(3)}},
           "expected no counts at run time, which are for pieces in one tensor, got input 1");
-  refused(
-      {"reduce_scatter_tensor", 0, {Rows(4), Counts(3)}, 1, 10, {}, Reduction::kProduct, true},
-      "this build has no gradient of PRODUCT with counts at run time");
+  refused({"reduce_scatter_tensor", 0, {Rows(4), Counts(3)}, 1, 10, {}, Reduction::kProduct, true},
+          "this build has no gradient of PRODUCT with counts at run time");
 }
 
 // --- Values ---
@@ -261,10 +263,8 @@ TEST(RuntimeCountsTest, ValuesAreThoseOfTheSameCountsInTheCollective) {
           rank.inputs = {testing::RandomNormal(Rows(exchange.InputRows(ranks)), &random)};
           rank.takes_part = false;
         }
-        const std::vector<RankResult> got =
-            RunBackward(cases, [&](RankBuilder& b, const Values& x) {
-              return exchange.Apply(b, x[0]);
-            });
+        const std::vector<RankResult> got = RunBackward(
+            cases, [&](RankBuilder& b, const Values& x) { return exchange.Apply(b, x[0]); });
         exchange.fixed = true;
         const std::vector<RankResult> fixed = RunBackward(
             cases, [&](RankBuilder& b, const Values& x) { return exchange.Apply(b, x[0]); });

@@ -131,6 +131,20 @@ TEST(AllToAllTest, EqualsItsAdjoint) {
   }
 }
 
+// What a member sends is all of one size, what comes to it is not.
+TEST(AllToAllTest, EvenPiecesMeetUnevenOnes) {
+  for (const int32_t ranks : {2, 3, 5}) {
+    CheckAdjoint(ranks, {Rows(ranks)}, [](RankBuilder& b, const Values& x) {
+      const ValueIndex piece =
+          b.Op("slice", {x[0]},
+               {{"axis", int64_t{0}}, {"begin", int64_t{0}}, {"end", int64_t{1} + b.rank()}});
+      RankBuilder::How how;
+      for (int32_t from = 0; from < b.size(); ++from) how.counts.push_back(1 + from);
+      return b.Apply("all_to_all", Values(b.size(), piece), how);
+    });
+  }
+}
+
 // The two forms meet, in forward and in backward.
 TEST(AllToAllTest, FormsMeetInOneInstance) {
   for (const int32_t ranks : {2, 3, 5}) {

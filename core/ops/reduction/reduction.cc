@@ -138,8 +138,7 @@ absl::StatusOr<std::vector<ValueIndex>> FactorGradients(GradientContext* c) {
       grads.push_back(g);
       continue;
     }
-    CHORUS_ASSIGN_OR_RETURN(ValueIndex g,
-                            ProductOfOthers(c, own - c->num_visible(), *c->grad(0)));
+    CHORUS_ASSIGN_OR_RETURN(ValueIndex g, ProductOfOthers(c, own - c->num_visible(), *c->grad(0)));
     if (c->grad(own).has_value()) {
       CHORUS_ASSIGN_OR_RETURN(g, c->Emit("add", {g, *c->grad(own)}));
     }
