@@ -261,6 +261,69 @@ TEST_P(ExecutorTest, PiecesOfDifferentRows) {
             "");
 }
 
+// Counts are operands: what comes and how much of it is only known when it runs.
+TEST_P(ExecutorTest, PiecesWhoseRowsComeAtRunTime) {
+  const int64_t capacity = 4 * ranks();
+  for (const bool expect : {false, true}) {
+    SCOPED_TRACE(expect ? "expected rows are said" : "whatever comes");
+    std::vector<Session> sessions;
+    for (int rank = 0; rank < ranks(); ++rank) {
+      RankBuilder b(rank, ranks());
+      std::vector<std::vector<int64_t>> counts;  // the inputs behind the first
+      const auto add_counts = [&](std::vector<int64_t> rows) {
+        counts.push_back(std::move(rows));
+        const auto size = static_cast<int64_t>(counts.back().size());
+        return b.Input(TensorType(DType::kI64, {size}));
+      };
+      const ValueIndex x = b.Op("neg", {b.Input(F32({capacity, 3}))});
+      const auto emit = [&](const char* op, Collective c, std::vector<int64_t> sends,
+                            std::vector<int64_t> receives) {
+        std::vector<ValueIndex> inputs;
+        if (!sends.empty()) inputs.push_back(x);
+        c.runtime_counts_input = static_cast<int32_t>(inputs.size());
+        c.runtime_count_maximum = capacity + 1;
+        if (!sends.empty()) inputs.push_back(add_counts(std::move(sends)));
+        if (expect && !receives.empty()) inputs.push_back(add_counts(std::move(receives)));
+        const Attributes type =
+            inputs.empty() || b.graph().TypeOf(inputs[0]).dtype == DType::kI64
+                ? TypeAttributes(F32({capacity + 1, 3}))
+                : Attributes();
+        for (const ValueIndex v : b.Emit(c, inputs, type, op)) AddOutput(&b, v);
+      };
+      std::vector<int64_t> own;
+      std::vector<int64_t> sent;
+      std::vector<int64_t> received;
+      for (int m = 0; m < ranks(); ++m) {
+        own.push_back(RowsBetween(m, m));
+        sent.push_back(RowsBetween(rank, m));
+        received.push_back(RowsBetween(m, rank));
+      }
+      const int64_t mine = own[static_cast<size_t>(rank)];
+      const int32_t root = ranks() - 1;
+      emit("all_to_all_single", b.MakeCollective(CollectiveKind::kAllToAll), sent, received);
+      emit("all_gather_into_tensor", b.MakeCollective(CollectiveKind::kAllGather), {mine}, own);
+      emit("reduce_scatter_tensor", b.MakeCollective(CollectiveKind::kReduceScatter), own, {mine});
+      Collective greatest = b.MakeCollective(CollectiveKind::kReduceScatter);
+      greatest.reduction = Reduction::kMax;
+      emit("reduce_scatter_tensor", greatest, own, {mine});
+      Collective gather = b.MakeCollective(CollectiveKind::kGather);
+      gather.root = GroupRank(root);
+      emit("gather_into_tensor", gather, {mine}, rank == root ? own : std::vector<int64_t>());
+      Collective scatter = b.MakeCollective(CollectiveKind::kScatter);
+      scatter.root = GroupRank(root);
+      emit("scatter_tensor", scatter, rank == root ? own : std::vector<int64_t>(), {mine});
+      Session session = MakeSession(&b);
+      ASSERT_EQ(session.inputs.size(), 1 + counts.size());
+      for (size_t i = 0; i < counts.size(); ++i) {
+        session.inputs[1 + i] =
+            MakeValue<int64_t>({static_cast<int64_t>(counts[i].size())}, counts[i]);
+      }
+      sessions.push_back(std::move(session));
+    }
+    EXPECT_EQ(rig_.Check(sessions), "");
+  }
+}
+
 TEST_P(ExecutorTest, EqualPiecesInListsAndSingleTensors) {
   EXPECT_EQ(rig_.Check(Sessions([&](RankBuilder* b) {
     const bool one = b->rank() % 2 == 1;

@@ -693,15 +693,13 @@ class Compiler {
     }
   }
 
-  // Whether output `i` of node `n` is one for all ranks of the node. What only the root gets is its
-  // own.
+  // Whether output `i` of node `n` is one for all ranks of the node: the result alone, and not
+  // where only the root gets it.
   bool IsShared(size_t n, size_t i) const {
     if (!options_.share_results || forms_[n] != Form::kCollective || !defs_[n]->equal_results) {
       return false;
     }
-    const Node& node = graph_.nodes[n];
-    return node.collective->kind != CollectiveKind::kGather &&
-           static_cast<int>(i) < NumVisible(node);
+    return i == 0 && graph_.nodes[n].collective->kind != CollectiveKind::kGather;
   }
   // Reductions are computed whether or not this rank uses them; what only moves, and extras, are
   // not asked for.
