@@ -63,8 +63,12 @@ class Run {
       }
     }
     AddAbsent(y, &roots);
-    CHORUS_ASSIGN_OR_RETURN(const std::vector<Tensor> xbar,
-                            Gradients(roots, AllDifferentiable(x), false));
+    const std::vector<Tensor> inputs = AllDifferentiable(x);
+    std::vector<Tensor> xbar;
+    // In one process nothing is recorded, and nothing to ask, where no input wants a gradient.
+    if (!v_.one_process() || !inputs.empty()) {
+      CHORUS_ASSIGN_OR_RETURN(xbar, Gradients(roots, inputs, false));
+    }
     return ReadGradients(x, xbar, &RankResults::xbar);
   }
 
@@ -143,7 +147,7 @@ class Run {
     return row;
   }
 
-  // In one process a call is not recorded where no input wants a gradient.
+  // In one process a result has no history where none of its inputs wants a gradient.
   void AddRoot(const Tensor& tensor, const Tensor& seed, Roots* roots) const {
     if (v_.one_process() && tensor.status().ok() && !tensor.requires_grad()) return;
     roots->Add(tensor, seed);

@@ -123,6 +123,54 @@ TEST_F(RunnerTest, ARankThatSkipsIsRunBothWays) {
                           "1.07e-14, where all ranks join"));
 }
 
+// S depends on the losses of ranks whose own inputs want no gradient.
+TEST_F(RunnerTest, RanksWhoseInputsAreFrozenStillCount) {
+  const auto freeze = [](Json* v) {
+    (*v)["requires_grad"] = {true, false};
+    (*v)["grad"]["xbar"][1][0] = nullptr;
+  };
+  EXPECT_THAT(Run({Changed("frozen", freeze)}), IsEmpty());
+  EXPECT_THAT(Run({Changed("frozen",
+                           [&](Json* v) {
+                             freeze(v);
+                             (*v)["requires_grad"][0] = false;
+                           })}),
+              ElementsAre("frozen: xbar rank 0 tensor 0: got none"));
+}
+
+// One session's two devices: the sum of both, on the first.
+TEST_F(RunnerTest, OneProcessRunsAllItsDevices) {
+  const auto devices = [](Json* v) {
+    (*v)["op"] = "reduce_add_coalesced";
+    (*v)["attrs"] = {{"dst", 0}, {"buffer_size", 8}};
+    (*v)["outputs"][1] = (*v)["grad"]["g"][1] = (*v)["second"]["w"][1] = Json::array();
+    for (auto& rank : (*v)["grad"]["xbar"]) rank[0]["data"] = {1, -1};
+    (*v)["second"]["w"][0][0]["data"] = {3, 1};
+  };
+  const auto skip = [&](Json* v) {
+    devices(v);
+    (*v)["grad"]["g"][0] = (*v)["second"]["w"][0] = nullptr;
+    for (auto& rank : (*v)["grad"]["xbar"]) rank[0]["data"] = {0, 0};
+    for (const char* const key : {"G", "dS"}) {
+      for (auto& rank : (*v)["second"][key]) rank[0]["data"] = {0, 0};
+    }
+    (*v)["second"]["S"] = 0;
+  };
+  const auto freeze = [&](Json* v) {
+    devices(v);
+    (*v)["requires_grad"] = {false, false};
+    for (auto& rank : (*v)["grad"]["xbar"]) rank[0] = nullptr;
+  };
+  const auto wrong = [&](Json* v) {
+    devices(v);
+    (*v)["second"]["dS"][1][0]["data"][1] = 35;
+  };
+  EXPECT_THAT(Run({Changed("devices", devices), Changed("skip", skip), Changed("freeze", freeze),
+                   Changed("wrong", wrong)}),
+              ElementsAre("wrong: dS rank 1 tensor 0 element 1: got 34, want 35, tolerance "
+                          "1.42e-11"));
+}
+
 TEST_F(RunnerTest, AnErrorOfOneVectorIsItsOwn) {
   const auto lines = Run({
       Changed("mismatch",
@@ -187,7 +235,7 @@ TEST_F(RunnerTest, GoesOnAfterADaemonThatIsGone) {
 
 TEST_F(RunnerTest, AHangIsAFailureWithWhatIsPending) {
   RunnerOptions options = Options();
-  options.patience = absl::Seconds(1);
+  options.patience = absl::Seconds(3);
   Runner runner(options);
   const absl::StatusOr<VectorFile> file = ParseVectorFile("f", FileText({SmallVector()}));
   const Vector& v = *file->entries[0].vector;
