@@ -1164,8 +1164,8 @@ TEST(SequencerGradientTest, WhoIsAbsentFromAGradientIsAbsentFromItsGradients) {
           .wants_grad = true;
       count(Cast(&sequencer, run));
     }
-    EXPECT_THAT(launched, testing::UnorderedElementsAre(RunHandle(10), RunHandle(11),
-                                                        RunHandle(12), RunHandle(13)));
+    EXPECT_THAT(launched, testing::UnorderedElementsAre(RunHandle(10), RunHandle(11), RunHandle(12),
+                                                        RunHandle(13)));
     // And a third order, of which nothing was said before.
     for (int32_t member = 1; member < 3; ++member) {
       TestRun run(20 + member, Epoch(1));

@@ -467,8 +467,7 @@ TEST_F(NodeTest, StatsTellWhichWayBytesTook) {
       ranks_[r]->Register(0, PathsGraph(r, kRanks));
       std::vector<TensorId> outs;
       for (int i = 0; i < 2 + kRanks; ++i) outs.push_back({i, 1});
-      ranks_[r]->Submit(
-          ranks_[r]->WorldRun(0, {DirectRank::Inline({1, 2, 3, 4.0f + r})}, outs));
+      ranks_[r]->Submit(ranks_[r]->WorldRun(0, {DirectRank::Inline({1, 2, 3, 4.0f + r})}, outs));
     }
     for (int r = 0; r < kRanks; ++r) {
       ASSERT_TRUE(ranks_[r]->LastOutcome().ok());

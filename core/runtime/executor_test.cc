@@ -189,9 +189,7 @@ TEST_P(ExecutorTest, PiecesOfDifferentRows) {
   EXPECT_EQ(rig_.Check(Sessions([&](RankBuilder* b) {
     const int rank = b->rank();
     const bool one = rank % 2 == 0;
-    const auto made = [&](int64_t rows) {
-      return b->Op("neg", {b->Input(F32({rows, 5}))});
-    };
+    const auto made = [&](int64_t rows) { return b->Op("neg", {b->Input(F32({rows, 5}))}); };
     const auto output = [&](const std::vector<ValueIndex>& values) {
       for (const ValueIndex v : values) AddOutput(b, b->Op("neg", {v}));
     };
@@ -284,10 +282,9 @@ TEST_P(ExecutorTest, PiecesWhoseRowsComeAtRunTime) {
         c.runtime_count_maximum = capacity + 1;
         if (!sends.empty()) inputs.push_back(add_counts(std::move(sends)));
         if (expect && !receives.empty()) inputs.push_back(add_counts(std::move(receives)));
-        const Attributes type =
-            inputs.empty() || b.graph().TypeOf(inputs[0]).dtype == DType::kI64
-                ? TypeAttributes(F32({capacity + 1, 3}))
-                : Attributes();
+        const Attributes type = inputs.empty() || b.graph().TypeOf(inputs[0]).dtype == DType::kI64
+                                    ? TypeAttributes(F32({capacity + 1, 3}))
+                                    : Attributes();
         for (const ValueIndex v : b.Emit(c, inputs, type, op)) AddOutput(&b, v);
       };
       std::vector<int64_t> own;
@@ -344,9 +341,8 @@ TEST_P(ExecutorTest, EqualPiecesInListsAndSingleTensors) {
 
 // Every reduction, with what backward needs of it; some ranks want no gradient.
 TEST_P(ExecutorTest, EveryReductionAndItsExtras) {
-  for (const Reduction reduction :
-       {Reduction::kSum, Reduction::kAvg, Reduction::kPremulSum, Reduction::kProduct,
-        Reduction::kMin, Reduction::kMax}) {
+  for (const Reduction reduction : {Reduction::kSum, Reduction::kAvg, Reduction::kPremulSum,
+                                    Reduction::kProduct, Reduction::kMin, Reduction::kMax}) {
     SCOPED_TRACE(ReductionName(reduction));
     EXPECT_EQ(rig_.Check(Sessions([&](RankBuilder* b) {
       const TensorType type = F32({2, 7});

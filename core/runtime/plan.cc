@@ -11,8 +11,8 @@
 #include "core/base/error.h"
 #include "core/ops/op.h"
 #include "core/ops/registry.h"
-#include "core/runtime/device_plan.h"
 #include "core/runtime/collective_pieces.h"
+#include "core/runtime/device_plan.h"
 #include "core/runtime/size_class.h"
 
 namespace chorus {
@@ -317,9 +317,9 @@ class Compiler {
       defs_[n] = def;
       if (node.collective.has_value()) {
         forms_[n] = Form::kCollective;
-        pieces_[n] = FindPieces(
-            node, *def, values_,
-            graph_.group_slots[static_cast<size_t>(node.collective->group_slot)].size);
+        pieces_[n] =
+            FindPieces(node, *def, values_,
+                       graph_.group_slots[static_cast<size_t>(node.collective->group_slot)].size);
       } else if (def->alias == OutputAlias::kInput && !node.inputs.empty()) {
         forms_[n] =
             values_.device_slot(node.inputs[0]) == node.device_slot ? Form::kAlias : Form::kCopy;
@@ -528,8 +528,8 @@ class Compiler {
           break;
       }
       // Other ranks, or other slots, read it where it stands and may keep it.
-      const bool moves = forms_[n] == Form::kCopy ||
-                         (forms_[n] == Form::kCollective && GivesOperands(node));
+      const bool moves =
+          forms_[n] == Form::kCopy || (forms_[n] == Form::kCollective && GivesOperands(node));
       if (moves && live_[n] && options_.share_results) {
         for (const ValueIndex v : node.inputs) table_[table_[v].root].counted = true;
       }
@@ -567,8 +567,7 @@ class Compiler {
         continue;
       }
       operand.slice_of = result;
-      operand.offset =
-          pieces_[n].OutputOffset(static_cast<size_t>(node.collective->rank.value()));
+      operand.offset = pieces_[n].OutputOffset(static_cast<size_t>(node.collective->rank.value()));
       table_[result].counted = true;
     }
   }
@@ -719,8 +718,8 @@ class Compiler {
       const ValueIndex root = table_[v].root;
       if (static_cast<size_t>(root) >= uses->size()) continue;
       StagingUse& use = (*uses)[static_cast<size_t>(root)];
-      if (defs_[n]->input_use == InputUse::kReductionOperand &&
-          IsFloating(values_.type(v).dtype) && ReadsOnce(node)) {
+      if (defs_[n]->input_use == InputUse::kReductionOperand && IsFloating(values_.type(v).dtype) &&
+          ReadsOnce(node)) {
         use.reduced = true;
       } else if (forms_[n] == Form::kCopy && !options_.share_results) {
         ++use.copies;
@@ -857,8 +856,8 @@ class Compiler {
       }
     }
     for (size_t i = 0; i < node.outputs.size(); ++i) {
-      step.outputs.push_back(PlaceOutput(first + static_cast<ValueIndex>(i), node.device_slot,
-                                         StreamId::kCompute));
+      step.outputs.push_back(
+          PlaceOutput(first + static_cast<ValueIndex>(i), node.device_slot, StreamId::kCompute));
       step.held_back |= table_[first + static_cast<ValueIndex>(i)].takes_over;
     }
     DevicePlan& plan = slots_[static_cast<size_t>(node.device_slot)].plan;
@@ -1089,7 +1088,7 @@ class Compiler {
   Plan plan_;
   std::vector<const OpDef*> defs_;         // by node
   std::vector<Form> forms_;                // by node
-  std::vector<CollectivePieces> pieces_;             // by node; of collectives
+  std::vector<CollectivePieces> pieces_;   // by node; of collectives
   std::vector<int32_t> participation_of_;  // by node
   std::vector<bool> live_;                 // by node
   std::vector<int32_t> order_;             // nodes, as they are enqueued
