@@ -571,6 +571,37 @@ std::vector<Tensor> BatchSendRecv(const std::vector<Transfer>& transfers, const 
 // Absent; Wait for it returns when every member has called.
 Tensor Barrier(const Group& group, CallSite site = CallSite::Here());
 
+// Ragged: rows that are known only when the collective runs, like those of the tokens for an
+// expert. They come as a tensor of i64, and another split is no other graph. `x` has its pieces one
+// after the other from its first row on, and may have more rows than they take. `values` has
+// `max_rows` rows: the pieces that came, one after the other, and zeros behind them; `counts` says
+// how many rows came in each. Slice what is needed, once the counts have been read, or mask it.
+// Equal on all: the dimensions but for the rows, root, reduction. Rows that two members do not
+// agree on, that are negative, more than `x` has or than `max_rows` are INVALID_ARGUMENT on every
+// rank when it runs. Gradients are those of the forms above, to any order, but for PRODUCT, which
+// has none here (UNIMPLEMENTED where gradients are on); counts have none.
+struct Ragged {
+  Tensor values;
+  Tensor counts;
+};
+// `send_counts`: rows for each member. What comes: a count of each.
+Ragged AllToAllRagged(const Tensor& x, const Tensor& send_counts, int64_t max_rows,
+                      const Group& group, CallSite site = CallSite::Here());
+// `count`: rows of this member's piece (a tensor of one element). What comes: a count of each.
+Ragged AllGatherRagged(const Tensor& x, const Tensor& count, int64_t max_rows, const Group& group,
+                       CallSite site = CallSite::Here());
+// The same to the root; absent elsewhere.
+Ragged GatherRagged(const Tensor& x, const Tensor& count, int64_t max_rows, int root,
+                    const Group& group, CallSite site = CallSite::Here());
+// From the root, where `counts` says the rows for each member; elsewhere both are Tensor(). `dtype`
+// and `shape` are those of `values`, so its first dimension is the most rows that may come. What
+// comes: one count.
+Ragged ScatterRagged(const Tensor& x, const Tensor& counts, DType dtype, const Shape& shape,
+                     int root, const Group& group, CallSite site = CallSite::Here());
+// `counts`: rows of each member's piece, equal on all. What comes: one count.
+Ragged ReduceScatterRagged(const Tensor& x, const Tensor& counts, int64_t max_rows,
+                           const Group& group, ReduceOp op = {}, CallSite site = CallSite::Here());
+
 // Coalesced: as many collectives in one call, for many small tensors. Results, gradients and bits
 // are those of the single calls in that order; what they cost is not. Every member coalesces the
 // same ones. Results come when all are done; an error in one of them is an error of all, and names

@@ -175,6 +175,26 @@ TEST(CollectivesTest, PiecesWithoutDimensionsAreRowsOfOneTensor) {
   EXPECT_THAT(Values<double>(one[0]), ElementsAre(0, 1, 2));
 }
 
+TEST(CollectivesTest, RowsThatChangeWithEveryCallDoNotFillTheDaemon) {
+  FakeDaemon daemon;
+  Ranks ranks(1, &daemon);
+  const World& w = ranks.worlds[0];
+  const NoGrad no_grad;
+  // More than what is kept of one group, and of all of them.
+  constexpr int kCalls = 5000;
+  const Tensor x = Row(w, {1, 2, 3});
+  for (int i = 0; i < kCalls; ++i) {
+    const absl::StatusOr<Group> group = i % 500 == 0 ? w.NewGroup({0}) : absl::StatusOr<Group>(w);
+    ASSERT_TRUE(group.ok());
+    const Tensor y = AllGather(Zeros(w, DType::kF64, {i}), *group, {i})[0];
+    EXPECT_EQ(y.shape(), Shape({i}));
+    if (i % 100 == 0) {
+      EXPECT_THAT(Values<double>(AllToAll({x}, w, {3})[0]), ElementsAre(1, 2, 3));
+    }
+  }
+  EXPECT_LT(daemon.live_graphs(), kCalls / 2);
+}
+
 TEST(CollectivesTest, BatchesOfSendsAndRecvs) {
   FakeDaemon daemon;
   Ranks ranks(3, &daemon);
@@ -189,6 +209,134 @@ TEST(CollectivesTest, BatchesOfSendsAndRecvs) {
     EXPECT_THAT(Values<double>(y[r][0]), ElementsAre((r + 2) % 3));
     EXPECT_TRUE(y[r][1].absent());
     EXPECT_THAT(Values<double>(y[r][3]), ElementsAre((r + 1) % 3, 7));
+  }
+}
+
+// --- Ragged -------------------------------------------------------------------------------------
+
+Tensor Counts(const DeviceRef& device, const std::vector<int64_t>& counts) {
+  return FromHost<int64_t>(device, counts, {static_cast<int64_t>(counts.size())});
+}
+
+// Rank r sends r + k rows of value 10 r + k to member k.
+TEST(RaggedTest, AllToAllTakesAnotherSplitWithoutAnotherGraph) {
+  FakeDaemon daemon;
+  {
+    Ranks ranks(2, &daemon);
+    for (const int more : {0, 1}) {
+      std::vector<Tensor> x;
+      std::vector<Ragged> y;
+      for (int r = 0; r < 2; ++r) {
+        const World& w = ranks.worlds[r];
+        Doubles values;
+        for (int k = 0; k < 2; ++k) {
+          values.insert(values.end(), static_cast<size_t>(r + k + more), 10 * r + k);
+        }
+        values.resize(6, 99);  // not sent
+        x.push_back(Leaf(w, values, {6, 1}));
+        y.push_back(AllToAllRagged(x[r], Counts(w, {r + more, r + 1 + more}), 5, w));
+      }
+      for (int r = 0; r < 2; ++r) {
+        Doubles expected(static_cast<size_t>(r + more), r);
+        expected.insert(expected.end(), static_cast<size_t>(r + 1 + more), 10 + r);
+        expected.resize(5, 0);
+        EXPECT_EQ(y[r].values.shape(), Shape({5, 1}));
+        EXPECT_EQ(Values<double>(y[r].values), expected);
+        EXPECT_EQ(Values<int64_t>(y[r].counts), (std::vector<int64_t>{r + more, r + 1 + more}));
+        EXPECT_FALSE(y[r].counts.requires_grad());
+        const absl::Status status =
+            Backward(Sum(y[r].values * y[r].values * static_cast<double>(r + 2)));
+        ASSERT_TRUE(status.ok()) << status;
+      }
+      for (int r = 0; r < 2; ++r) {
+        Doubles expected;
+        for (int k = 0; k < 2; ++k) {
+          expected.insert(expected.end(), static_cast<size_t>(r + k + more),
+                          2 * (10 * r + k) * (k + 2));
+        }
+        expected.resize(6, 0);
+        EXPECT_EQ(Values<double>(x[r].grad()), expected);
+      }
+    }
+    // Each rank's forward, its gradient, and the local ops between: none for the second split.
+    EXPECT_LE(daemon.counts().registered, 2 * 6);
+  }
+  EXPECT_EQ(daemon.live_tapes(), 0);
+}
+
+TEST(RaggedTest, EveryOtherForm) {
+  FakeDaemon daemon;
+  {
+    Ranks ranks(3, &daemon);
+    std::vector<Tensor> x, z;
+    std::vector<Ragged> all, one, part, sum;
+    for (int r = 0; r < 3; ++r) {
+      const World& w = ranks.worlds[r];
+      const double v = r + 1;
+      x.push_back(Leaf(w, {v, 10 * v, 100 * v}));
+      z.push_back(Leaf(w, {1, 2, 3, 4}));
+      all.push_back(AllGatherRagged(x[r], Scalar<int64_t>(w, r), 4, w));
+      one.push_back(GatherRagged(x[r], Counts(w, {3 - r}), 6, 1, w));
+      part.push_back(ScatterRagged(r == 2 ? z[r] : Tensor(),
+                                   r == 2 ? Counts(w, {1, 0, 3}) : Tensor(), DType::kF64, {3}, 2,
+                                   w));
+      sum.push_back(ReduceScatterRagged(z[r] * v, Counts(w, {2, 1, 1}), 2, w, Reduction::kMax));
+    }
+    for (int r = 0; r < 3; ++r) {
+      EXPECT_EQ(Values<double>(all[r].values), (Doubles{2, 3, 30, 0}));
+      EXPECT_EQ(Values<int64_t>(all[r].counts), (std::vector<int64_t>{0, 1, 2}));
+      EXPECT_EQ(one[r].values.absent(), r != 1);
+      EXPECT_EQ(one[r].counts.absent(), r != 1);
+    }
+    EXPECT_EQ(Values<double>(one[1].values), (Doubles{1, 10, 100, 2, 20, 3}));
+    EXPECT_EQ(Values<double>(part[0].values), (Doubles{1, 0, 0}));
+    EXPECT_EQ(Values<double>(part[2].values), (Doubles{2, 3, 4}));
+    EXPECT_EQ(Values<int64_t>(part[1].counts), (std::vector<int64_t>{0}));
+    EXPECT_EQ(Values<double>(sum[0].values), (Doubles{3, 6}));
+    EXPECT_EQ(Values<double>(sum[2].values), (Doubles{12, 0}));
+    for (int r = 0; r < 3; ++r) {
+      std::vector<Tensor> roots = {Sum(all[r].values), Sum(part[r].values * 2.0),
+                                   Sum(sum[r].values * 7.0)};
+      roots.push_back(one[r].values.absent() ? one[r].values : Sum(one[r].values * 5.0));
+      const absl::Status status = Backward(roots);
+      ASSERT_TRUE(status.ok()) << status;
+    }
+    EXPECT_EQ(Values<double>(x[0].grad()), (Doubles{5, 5, 5}));
+    EXPECT_EQ(Values<double>(x[1].grad()), (Doubles{3 + 5, 5, 0}));
+    EXPECT_EQ(Values<double>(x[2].grad()), (Doubles{3 + 5, 3, 0}));
+    EXPECT_EQ(Values<double>(z[0].grad()), (Doubles{0, 0, 0, 0}));
+    EXPECT_EQ(Values<double>(z[2].grad()), (Doubles{2 + 21, 2 + 21, 2 + 21, 2 + 21}));
+  }
+  EXPECT_EQ(daemon.live_tapes(), 0);
+}
+
+TEST(RaggedTest, BadInputIsRefused) {
+  FakeDaemon daemon;
+  Ranks ranks(2, &daemon);
+  const World& w = ranks.worlds[0];
+  const Tensor x = Row(w, {1, 2});
+  const Tensor two = Counts(w, {1, 1});
+  const struct {
+    const char* text;
+    std::function<Ragged()> call;
+  } cases[] = {
+      {"i64[2] as input 1, the rows that are sent, got f64[2]",
+       [&] { return AllToAllRagged(x, x, 2, w); }},
+      {"i64[1] as input 1", [&] { return AllGatherRagged(x, two, 2, w); }},
+      {"an undefined one", [&] { return AllToAllRagged(x, Tensor(), 2, w); }},
+      {"a tensor with rows", [&] { return AllToAllRagged(Scalar<double>(w, 1), two, 2, w); }},
+      {"rows as the output's, got -1", [&] { return AllToAllRagged(x, two, -1, w); }},
+      {"PRODUCT with counts at run time",
+       [&] { return ReduceScatterRagged(x, two, 2, w, Reduction::kProduct); }},
+      {"rows like those of f32[2], which the root says, got f64[2]",
+       [&] { return ScatterRagged(x, two, DType::kF32, {2}, 0, w); }},
+      {"a group, got none", [&] { return AllToAllRagged(x, two, 2, Group()); }},
+  };
+  for (const auto& c : cases) {
+    const Ragged y = c.call();
+    EXPECT_FALSE(y.values.status().ok()) << c.text;
+    EXPECT_THAT(std::string(y.values.status().message()), HasSubstr(c.text));
+    EXPECT_FALSE(y.counts.Wait().ok());
   }
 }
 

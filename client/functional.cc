@@ -468,6 +468,69 @@ Tensor Barrier(const Group& group, CallSite site) {
   return One(Apply(CallOf(Ops().barrier, site), {}, group));
 }
 
+// --- Ragged -------------------------------------------------------------------------------------
+
+namespace {
+
+// A call on `x` and its counts, whose result has room for so many rows.
+CollectiveCall RaggedCall(const OpDef* op, int64_t max_rows, CallSite site) {
+  CollectiveCall call = CallOf(op, site);
+  call.runtime_counts_input = 1;
+  call.runtime_count_maximum = max_rows;
+  return call;
+}
+
+Ragged Both(const Results& results) { return {results.front(), results.back()}; }
+
+}  // namespace
+
+Ragged AllToAllRagged(const Tensor& x, const Tensor& send_counts, int64_t max_rows,
+                      const Group& group, CallSite site) {
+  return Both(Apply(RaggedCall(Ops().all_to_all_single, max_rows, site), {x, send_counts}, group));
+}
+
+Ragged AllGatherRagged(const Tensor& x, const Tensor& count, int64_t max_rows, const Group& group,
+                       CallSite site) {
+  return Both(Apply(RaggedCall(Ops().all_gather_into_tensor, max_rows, site),
+                    {x, AsRow(count, site)}, group));
+}
+
+Ragged GatherRagged(const Tensor& x, const Tensor& count, int64_t max_rows, int root,
+                    const Group& group, CallSite site) {
+  CollectiveCall call = RaggedCall(Ops().gather_into_tensor, max_rows, site);
+  call.root = root;
+  return Both(Apply(call, {x, AsRow(count, site)}, group));
+}
+
+Ragged ScatterRagged(const Tensor& x, const Tensor& counts, DType dtype, const Shape& shape,
+                     int root, const Group& group, CallSite site) {
+  CollectiveCall call = RaggedCall(Ops().scatter_tensor, shape.empty() ? 0 : shape[0], site);
+  call.root = root;
+  const TensorType type = TypeOfPiece(dtype, shape);
+  if (group.rank() != root || group.core() == nullptr) {
+    call.type = &type;
+    call.runtime_counts_input = 0;
+    return Both(Apply(call, {}, group));
+  }
+  if (IsUsable(x)) {
+    TensorType own = x.impl()->data->info->type;
+    if (!own.dims.empty() && !shape.empty()) own.dims[0] = Dim(shape[0]);
+    if (own != type) {
+      return Both(Refuse(
+          call, group,
+          absl::StrCat("expected rows like those of ", type.ToString(),
+                       ", which the root says, got ", x.impl()->data->info->type.ToString())));
+    }
+  }
+  return Both(Apply(call, {x, counts}, group));
+}
+
+Ragged ReduceScatterRagged(const Tensor& x, const Tensor& counts, int64_t max_rows,
+                           const Group& group, ReduceOp op, CallSite site) {
+  return Both(ApplyReduction(RaggedCall(Ops().reduce_scatter_tensor, max_rows, site), {x, counts},
+                             group, op));
+}
+
 // --- Coalesced ----------------------------------------------------------------------------------
 
 namespace {

@@ -20,6 +20,8 @@ constexpr size_t kMaxFragmentNodes = 256;
 constexpr size_t kMaxFragments = 1024;
 // Graphs of one group's collectives.
 constexpr size_t kMaxCalls = 1024;
+// Lists of counts and of types, of all groups together.
+constexpr size_t kMaxShapes = 4096;
 // Released tensors wait for company, unless they hold memory that others could use.
 constexpr size_t kMaxRetiredTensors = 64;
 constexpr int64_t kMaxRetiredBytes = 256 * 1024;
@@ -570,10 +572,19 @@ InstanceKey SessionCore::NextInstance(GroupCore* group, CollectiveKind kind, int
 }
 
 const CallShape* SessionCore::InternShape(CallShape shape) {
-  if (shape.inputs.empty() && shape.counts.empty()) return nullptr;
   std::unique_ptr<const CallShape>& entry = shapes_[shape];
   if (entry == nullptr) entry = std::make_unique<const CallShape>(std::move(shape));
   return entry.get();
+}
+
+void SessionCore::TrimShapesLocked() {
+  if (shapes_.size() < kMaxShapes) return;
+  for (const auto& held : members_) {
+    const std::shared_ptr<MemberCore> member = held.lock();
+    if (member == nullptr) continue;
+    for (const auto& group : member->groups) ForgetCallsLocked(group.get());
+  }
+  shapes_.clear();
 }
 
 void SessionCore::ForgetCallsLocked(GroupCore* group) {
@@ -657,9 +668,7 @@ absl::StatusOr<std::unique_ptr<CallEntry>> SessionCore::MakeEntryLocked(
     spec.version = call.op->version;
     spec.device_slot = part.group->member->device_slot;
     spec.source = call.source != nullptr ? *call.source : SourceOf(call.site);
-    if (call.num_inputs == 0 && call.info != nullptr) {
-      spec.attributes = TypeAttributes(call.info->type);
-    }
+    if (call.declared) spec.attributes = TypeAttributes(call.info->type);
     Collective collective;
     collective.kind = call.op->kind;
     collective.rank = GroupRank(part.group->rank);
@@ -668,7 +677,11 @@ absl::StatusOr<std::unique_ptr<CallEntry>> SessionCore::MakeEntryLocked(
     collective.wants_grad = call.wants_grad;
     collective.peer = GroupRank(call.peer);
     collective.tag = call.tag;
-    if (call.shape != nullptr) collective.counts = call.shape->counts;
+    if (call.shape != nullptr) {
+      collective.counts = call.shape->counts;
+      collective.runtime_counts_input = call.shape->runtime_counts_input;
+      collective.runtime_count_maximum = call.shape->runtime_count_maximum;
+    }
     if (call.bound) {
       collective.instance.kind = InstanceRef::Kind::kBound;
       collective.instance.slot = 0;

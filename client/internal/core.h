@@ -109,18 +109,24 @@ struct TensorData {
 using TensorDataPtr = std::shared_ptr<TensorData>;
 using TensorDatas = absl::InlinedVector<TensorDataPtr, 1>;
 
-// What a collective's signature has beside its first input's type: the types of inputs that differ,
-// and counts. Interned by the session.
+// What a collective's signature has beside one type: the types of inputs that differ, and counts.
+// Interned by the session.
 struct CallShape {
   std::vector<const TensorInfo*> inputs;  // empty: all of one type
   std::vector<int64_t> counts;
+  // Counts at run time, as in Collective.
+  int32_t runtime_counts_input = -1;
+  int64_t runtime_count_maximum = 0;
 
   friend bool operator==(const CallShape& a, const CallShape& b) {
-    return a.inputs == b.inputs && a.counts == b.counts;
+    return a.inputs == b.inputs && a.counts == b.counts &&
+           a.runtime_counts_input == b.runtime_counts_input &&
+           a.runtime_count_maximum == b.runtime_count_maximum;
   }
   template <typename H>
   friend H AbslHashValue(H h, const CallShape& s) {
-    return H::combine(std::move(h), s.inputs, s.counts);
+    return H::combine(std::move(h), s.inputs, s.counts, s.runtime_counts_input,
+                      s.runtime_count_maximum);
   }
 };
 
@@ -129,12 +135,13 @@ struct CallKey {
   const OpDef* op = nullptr;
   Reduction reduction = Reduction::kNone;
   bool wants_grad = false;
-  bool bound = false;  // its instance is bound, not the next one
+  bool bound = false;     // its instance is bound, not the next one
+  bool declared = false;  // `info` is the type that the call names for its result
   int32_t root = -1;
   int32_t peer = -1;
   int32_t num_inputs = 0;
   int64_t tag = 0;
-  const TensorInfo* info = nullptr;  // of the first input; without inputs, of the output
+  const TensorInfo* info = nullptr;  // else of the first input
   const CallShape* shape = nullptr;  // null: that is all
   // Where the call was made. Files are compared by address: another one is only another entry.
   CallSite site;
@@ -144,13 +151,14 @@ struct CallKey {
     return a.info == b.info && a.site.line == b.site.line && a.site.file == b.site.file &&
            a.source == b.source && a.op == b.op && a.shape == b.shape &&
            a.reduction == b.reduction && a.wants_grad == b.wants_grad && a.bound == b.bound &&
-           a.root == b.root && a.peer == b.peer && a.num_inputs == b.num_inputs && a.tag == b.tag;
+           a.declared == b.declared && a.root == b.root && a.peer == b.peer &&
+           a.num_inputs == b.num_inputs && a.tag == b.tag;
   }
   template <typename H>
   friend H AbslHashValue(H h, const CallKey& k) {
-    return H::combine(std::move(h), k.op, k.shape, k.reduction, k.wants_grad, k.bound, k.root,
-                      k.peer, k.num_inputs, k.tag, k.info, static_cast<const void*>(k.site.file),
-                      k.site.line, k.source);
+    return H::combine(std::move(h), k.op, k.shape, k.reduction, k.wants_grad, k.bound, k.declared,
+                      k.root, k.peer, k.num_inputs, k.tag, k.info,
+                      static_cast<const void*>(k.site.file), k.site.line, k.source);
   }
 };
 
@@ -280,8 +288,6 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   // Sends all pending fragments. What fails to be sent marks its tensors.
   void FlushLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 
-  // What a call's key says about inputs of different types and about counts; null where there is
-  // nothing to say.
   const CallShape* InternShape(CallShape shape) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // Sends collectives as one run: of one group, or of its members in this session. Each takes its
   // member's next instance, or (one alone) the one that is `bound`. Gives the run's sequence; hands
@@ -292,6 +298,9 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // Drops the graphs of all calls of a group.
   void ForgetCallsLocked(GroupCore* group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  // Forgets what calls of the past had that was interned, once it is much. No key of a call may be
+  // in use.
+  void TrimShapesLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // The name of the next instance of `group` that `call` takes, and counts it.
   static InstanceKey NextInstance(GroupCore* group, CollectiveKind kind, int32_t peer, int64_t tag)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);

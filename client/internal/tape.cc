@@ -324,15 +324,18 @@ void SetKey(const CollectiveCall& call, bool record, SessionCore* session, CallP
   key.peer = call.peer;
   key.tag = call.tag;
   key.num_inputs = static_cast<int32_t>(part.inputs.size());
-  bool differ = false;
-  if (!part.inputs.empty()) {
-    key.info = part.inputs[0]->info;
-    for (const TensorData* input : part.inputs) differ = differ || input->info != key.info;
-  } else if (call.type != nullptr) {
+  key.declared = call.type != nullptr;
+  if (key.declared) {
     key.info = session->Intern(*call.type);
+  } else if (!part.inputs.empty()) {
+    key.info = part.inputs[0]->info;
   }
-  if (differ || !call.counts.empty()) {
+  bool differ = false;
+  for (const TensorData* input : part.inputs) differ = differ || input->info != key.info;
+  if (differ || !call.counts.empty() || call.runtime_counts_input >= 0) {
     CallShape shape;
+    shape.runtime_counts_input = call.runtime_counts_input;
+    shape.runtime_count_maximum = call.runtime_count_maximum;
     shape.counts.assign(call.counts.begin(), call.counts.end());
     for (const TensorData* input : part.inputs) {
       if (differ) shape.inputs.push_back(input->info);
@@ -410,7 +413,7 @@ absl::Status AddToTrace(Recording* r, Trace* trace) {
   spec.version = call.op->version;
   spec.device_slot = member.device_slot;
   spec.source = call.source != nullptr ? *call.source : SourceOf(call.site);
-  if (r->call.inputs.empty() && call.type != nullptr) spec.attributes = TypeAttributes(*call.type);
+  if (call.type != nullptr) spec.attributes = TypeAttributes(*call.type);
   Collective collective;
   collective.kind = call.op->kind;
   collective.rank = GroupRank(r->call.group->rank);
@@ -420,6 +423,8 @@ absl::Status AddToTrace(Recording* r, Trace* trace) {
   collective.peer = GroupRank(call.peer);
   collective.tag = call.tag;
   collective.counts.assign(call.counts.begin(), call.counts.end());
+  collective.runtime_counts_input = call.runtime_counts_input;
+  collective.runtime_count_maximum = call.runtime_count_maximum;
   if (call.ref != nullptr) collective.instance = *call.ref;
   spec.collective = std::move(collective);
   TensorDatas operands;
@@ -466,8 +471,8 @@ void Apply(size_t number, Recording* recordings, CallPart* parts) {
       return refuse(std::move(status), std::move(failure));
     }
     parts[i].group = call.group;
-    const TensorType* const type =
-        parts[i].inputs.empty() ? call.call->type : &parts[i].inputs[0]->info->type;
+    const TensorType* type = call.call->type;
+    if (type == nullptr && !parts[i].inputs.empty()) type = &parts[i].inputs[0]->info->type;
     recordings[i].part = &parts[i];
     recordings[i].record = grad_enabled && call.call->record &&
                            call.call->op->kind != CollectiveKind::kBarrier && type != nullptr &&
@@ -484,6 +489,7 @@ void Apply(size_t number, Recording* recordings, CallPart* parts) {
     {
       SessionLock lock(session.get());
       if (!lock.status().ok()) return fail(FailedTensor(session, lock.status()));
+      session->TrimShapesLocked();
       for (size_t i = 0; i < count; ++i) {
         const CollectiveCall& call = *recordings[i].call.call;
         SetKey(call, recordings[i].record, session.get(), &parts[i]);
@@ -598,9 +604,11 @@ class TapeEmitter : public Emitter {
     call.peer = collective.peer.value();
     call.tag = collective.tag;
     call.counts = collective.counts;
+    call.runtime_counts_input = collective.runtime_counts_input;
+    call.runtime_count_maximum = collective.runtime_count_maximum;
     call.source = &spec.source;
     TensorType type;
-    if (inputs.empty()) {  // then the attributes are the type
+    if (!spec.attributes.empty()) {
       NodeView view;
       view.op = spec.op;
       view.attributes = spec.attributes;

@@ -116,8 +116,10 @@ struct CollectiveCall {
   int32_t peer = -1;
   int64_t tag = 0;
   absl::Span<const int64_t> counts;
+  int32_t runtime_counts_input = -1;  // as in Collective
+  int64_t runtime_count_maximum = 0;
   bool record = true;  // where gradients are on; false: it is known that nobody wants one
-  // The output's type where there is no input that has it.
+  // The result's type where no input has it.
   const TensorType* type = nullptr;
   // The instance, where it is not the group's next one.
   const InstanceKey* bound = nullptr;  // eager

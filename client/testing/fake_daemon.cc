@@ -740,6 +740,13 @@ int FakeDaemon::live_tapes() const {
   return live;
 }
 
+int FakeDaemon::live_graphs() const {
+  MutexLock lock(&impl_->mutex);
+  size_t live = 0;
+  for (const auto& link : impl_->links) live += link->graphs.size();
+  return static_cast<int>(live);
+}
+
 int FakeDaemon::live_tensors() const {
   MutexLock lock(&impl_->mutex);
   int live = 0;

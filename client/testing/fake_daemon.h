@@ -42,6 +42,8 @@ class FakeDaemon {
   int live_tapes() const;
   // Tensors that have a name.
   int live_tensors() const;
+  // Graphs that have one.
+  int live_graphs() const;
 
   class Impl;
 

@@ -397,6 +397,93 @@ TEST_P(Conformance, ACallThatIsRefusedOnOneRankIsHeardOfByTheOthers) {
   });
 }
 
+// --- Rows that are known when it runs -----------------------------------------------------------
+
+// The splits of a step change with every step: the same compiled step each time.
+TEST_P(Conformance, RaggedAllToAllGoesThereAndBackInOneGraph) {
+  Job job(GetParam(), 3);
+  job.Run([](int rank, World& world) {
+    const Compiled step = Compile([&world](const std::vector<Tensor>& in) {
+      const Ragged there = AllToAllRagged(in[0], in[1], 8, world);
+      // An expert: squares what came, and sends it back.
+      const Ragged back = AllToAllRagged(there.values * there.values, there.counts, 6, world);
+      const auto g = Grad({Sum(back.values * in[2])}, {in[0]});
+      return std::vector<Tensor>{back.values, back.counts, g.ok() ? (*g)[0] : Tensor()};
+    });
+    for (int i = 0; i < 3; ++i) {
+      std::vector<int64_t> counts;
+      std::vector<double> x, weights, squares, gradient;
+      for (int k = 0; k < 3; ++k) counts.push_back((rank + k + i) % 3);
+      int64_t sent = 0;
+      for (const int64_t n : counts) sent += n;
+      for (int64_t row = 0; row < 6; ++row) {
+        const double v = 1.0 + rank + static_cast<double>(row);
+        x.push_back(v);
+        weights.push_back(static_cast<double>(row - 2));
+        squares.push_back(row < sent ? v * v : 0);
+        gradient.push_back(row < sent ? 2 * v * weights.back() : 0);
+      }
+      const auto y = step.Run({FromHost<double>(world, x, {6, 1}).RequireGrad(),
+                               FromHost<int64_t>(world, counts, {3}),
+                               FromHost<double>(world, weights, {6, 1})});
+      ASSERT_TRUE(y.ok()) << y.status();
+      EXPECT_EQ(Values<double>((*y)[0]), squares);
+      EXPECT_EQ(Values<int64_t>((*y)[1]), counts);
+      EXPECT_EQ(Values<double>((*y)[2]), gradient);
+    }
+    EXPECT_EQ(step.traces(), 1);
+  });
+}
+
+TEST_P(Conformance, RaggedFormsMoveAndReduceWhatTheCountsSay) {
+  Job job(GetParam(), 3);
+  job.Run([](int rank, World& world) {
+    const double v = rank + 1;
+    const Tensor x = Leaf(world, {v, 10 * v, 100 * v});
+    const Tensor z = Leaf(world, {1, 2, 3, 4});
+    const auto counts = [&](const std::vector<int64_t>& c) {
+      return FromHost<int64_t>(world, c, {static_cast<int64_t>(c.size())});
+    };
+    const Ragged all = AllGatherRagged(x, counts({rank}), 4, world);
+    const Ragged one = GatherRagged(x, counts({3 - rank}), 6, 1, world);
+    const Ragged part =
+        ScatterRagged(rank == 2 ? z : Tensor(), rank == 2 ? counts({1, 0, 3}) : Tensor(),
+                      DType::kF64, {3}, 2, world);
+    const Ragged most = ReduceScatterRagged(z * v, counts({2, 1, 1}), 2, world, Reduction::kMax);
+    EXPECT_EQ(Values<double>(all.values), (std::vector<double>{2, 3, 30, 0}));
+    EXPECT_EQ(Values<int64_t>(all.counts), (std::vector<int64_t>{0, 1, 2}));
+    if (rank == 1) {
+      EXPECT_EQ(Values<double>(one.values), (std::vector<double>{1, 10, 100, 2, 20, 3}));
+    }
+    EXPECT_EQ(Values<int64_t>(part.counts), std::vector<int64_t>{rank == 0   ? 1
+                                                                 : rank == 1 ? 0
+                                                                             : 3});
+    const std::vector<double> expected[] = {{3, 6}, {9, 0}, {12, 0}};
+    EXPECT_EQ(Values<double>(most.values), expected[rank]);
+    ASSERT_TRUE(Backward({Sum(all.values), Sum(part.values * 2), Sum(most.values * 7),
+                          rank == 1 ? Sum(one.values * 5) : one.values})
+                    .ok());
+    const std::vector<double> gradients[] = {{5, 5, 5}, {8, 5, 0}, {8, 3, 0}};
+    EXPECT_EQ(Values<double>(x.grad()), gradients[rank]);
+    EXPECT_EQ(Values<double>(z.grad()), std::vector<double>(4, rank == 2 ? 23 : 0));
+  });
+}
+
+TEST_P(Conformance, RaggedRowsThatDoNotFitAreAnErrorOnEveryRank) {
+  Job job(GetParam(), 2);
+  job.Run([](int rank, World& world) {
+    for (const int64_t sent : {5, -1, 3}) {
+      const Tensor x = Upload(world, std::vector<float>(4));
+      // Rank 1 sends more than it has, less than nothing, or more than there is room for.
+      const Ragged y =
+          AllToAllRagged(x, FromHost<int64_t>(world, {rank == 1 ? sent : 1, 1}, {2}), 3, world);
+      const absl::Status status = y.values.Wait();
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << sent << ": " << status;
+      EXPECT_THAT(Values<float>(AllReduce(Scalar<float>(world, 1), world)), ElementsAre(2));
+    }
+  });
+}
+
 // --- The devices of one session -----------------------------------------------------------------
 
 class OneSession {
