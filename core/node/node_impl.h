@@ -127,6 +127,8 @@ class LocalNode::Impl {
   void WakeWaiters();
   absl::Status OutcomeStatus(const Session& session, const OutcomeLog::Record& record) const;
   absl::Status DoRegister(Session* session, const RegisterGraph& command);
+  absl::StatusOr<std::shared_ptr<GraphRecord>> MakeGraph(Session* session,
+                                                         const RegisterGraph& command);
   absl::Status DoCreateTensor(const std::shared_ptr<Session>& session, Sequence sequence,
                               const CreateTensor& command, absl::Time now);
   void DoMakeReadable(const std::shared_ptr<Session>& session, Sequence sequence,

@@ -60,13 +60,17 @@ void LocalNode::Impl::SubmitRun(const std::shared_ptr<Session>& session, Sequenc
 absl::Status LocalNode::Impl::PrepareRun(const std::shared_ptr<Session>& session,
                                          const Run& command, RunState* run) {
   const GraphId id = command.graph;
-  if (id.slot < 0 || static_cast<size_t>(id.slot) >= session->graphs.size() ||
-      session->graphs[static_cast<size_t>(id.slot)].record == nullptr ||
-      session->graphs[static_cast<size_t>(id.slot)].generation != id.generation) {
+  const bool known = id.slot >= 0 && static_cast<size_t>(id.slot) < session->graphs.size() &&
+                     session->graphs[static_cast<size_t>(id.slot)].generation == id.generation;
+  if (known) {
+    const Session::GraphSlot& place = session->graphs[static_cast<size_t>(id.slot)];
+    CHORUS_RETURN_IF_ERROR(place.refused);
+    run->graph = place.record;
+  }
+  if (run->graph == nullptr) {
     return UnknownName(
         absl::StrCat("graph ", id.slot, ".", id.generation, " is not registered by this session"));
   }
-  run->graph = session->graphs[static_cast<size_t>(id.slot)].record;
   run->plan = &run->graph->main;
   const Graph& graph = run->graph->graph;
   const struct {

@@ -613,6 +613,17 @@ absl::Status LocalNode::Impl::DoRegister(Session* session, const RegisterGraph& 
     return Malformed(absl::StrCat("graph slot ", slot, " is in use, or generation ",
                                   command.graph.generation, " of it is not new"));
   }
+  place.generation = command.graph.generation;
+  absl::StatusOr<std::shared_ptr<GraphRecord>> record = MakeGraph(session, command);
+  place.refused = record.status();
+  CHORUS_RETURN_IF_ERROR(place.refused);
+  place.record = *std::move(record);
+  ++session->live_graphs;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<GraphRecord>> LocalNode::Impl::MakeGraph(
+    Session* session, const RegisterGraph& command) {
   // The copy comes first: nothing is decoded while the client can still write it.
   std::string encoded = command.encoded;
   if (command.staged_bytes > 0) {
@@ -631,10 +642,7 @@ absl::Status LocalNode::Impl::DoRegister(Session* session, const RegisterGraph& 
                      absl::StrCat("a run of this graph needs ", workspace,
                                   " bytes of workspace; the daemon may use ", budget_.limit()));
   }
-  place.generation = command.graph.generation;
-  place.record = std::move(record);
-  ++session->live_graphs;
-  return absl::OkStatus();
+  return record;
 }
 
 absl::Status LocalNode::Impl::DoCreateTensor(const std::shared_ptr<Session>& session,

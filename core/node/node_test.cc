@@ -482,6 +482,27 @@ TEST_F(NodeTest, StatsTellWhichWayBytesTook) {
   }
 }
 
+// Commands are not waited for one by one: who runs a graph that was refused learns why.
+TEST_F(NodeTest, RunsOfARefusedGraphTellWhyItWasRefused) {
+  NodeOptions options;
+  options.memory_limit_bytes = 6 * kLarge;  // for one of the values below, not for two
+  Start(1, options);
+  GraphBuilder builder(1, {});
+  const ValueIndex x = AddLargeFill(&builder, 1);
+  const ValueIndex both = AddOp(&builder, "add", {x, AddLargeFill(&builder, 2)});
+  AddOutput(&builder, AddOp(&builder, "sum", {both}));
+  ranks_[0]->Register(0, builder.Build());
+  EXPECT_EQ(ErrorOf(ranks_[0]->LastOutcome()).reason, Reason::kOutOfMemory);
+  ranks_[0]->RunLocal(0, {}, {0, 1});
+  EXPECT_EQ(ErrorOf(ranks_[0]->LastOutcome()).reason, Reason::kOutOfMemory);
+  EXPECT_EQ(ErrorOf(ranks_[0]->Read({0, 1}).status()).reason, Reason::kOutOfMemory);
+  // Another generation is another graph.
+  auto later = ranks_[0]->LocalRun(0, {}, {{1, 1}});
+  later.graph.generation = 2;
+  ranks_[0]->Submit(std::move(later));
+  EXPECT_EQ(ErrorOf(ranks_[0]->LastOutcome()).reason, Reason::kUnknownName);
+}
+
 TEST_F(NodeTest, AMismatchFailsOnEveryRankAndTheNextEpochWorks) {
   Start(2);
   for (int r = 0; r < 2; ++r) {

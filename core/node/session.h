@@ -77,6 +77,7 @@ struct Session : std::enable_shared_from_this<Session> {
   struct GraphSlot {
     uint32_t generation = 0;
     std::shared_ptr<GraphRecord> record;
+    absl::Status refused;  // why there is no record of this generation: runs of it are told
   };
   // A frame that came before its predecessor.
   struct HeldFrame {
