@@ -404,6 +404,14 @@ TEST_F(ParallelTest, BadInputIsRefusedAndTheGroupStaysUsable) {
   EXPECT_THAT(Values<double>(ReduceAdd({at(0), at(1)}, two)), ElementsAre(2, 4));
 }
 
+// A member's own collective is refused: who waits for that enters the next epoch for all members.
+TEST_F(ParallelTest, MembersEnterAnEpochTogether) {
+  const Tensor bad = AllReduce(Tensor(), devices_.world(1));
+  EXPECT_FALSE(bad.Wait().ok());
+  for (int d = 0; d < 3; ++d) EXPECT_EQ(devices_.world(d).epoch(), 2);
+  EXPECT_THAT(Values<double>(Broadcast(Row(session_, {4}), devices_)[2]), ElementsAre(4));
+}
+
 TEST_F(ParallelTest, ACompiledFunctionTakesThemIn) {
   const Compiled step = Compile([this](const std::vector<Tensor>& in) {
     const std::vector<Tensor> y = Scatter(in[0], devices_);
