@@ -479,7 +479,7 @@ class ReduceOp {
 };
 
 // The reduction of all members' tensors (of one shape), to all. Equal on all: shape, reduction.
-// Gradient: AllReduce of the gradients; of PRODUCT, ReduceScatter.
+// Gradient: AllReduce of the gradients; of PRODUCT also a ReduceScatter, for those of its factors.
 Tensor AllReduce(const Tensor& x, const Group& group, ReduceOp op = {},
                  CallSite site = CallSite::Here());
 // The root's tensor, to all. All give a tensor of one shape; only the root's values matter.
