@@ -369,13 +369,13 @@ struct Recording {
   Sequence producer;               // eager
   const CallPart* part = nullptr;  // eager
   int32_t trace_node = -1;         // in a trace
-  Results results;
+  Results* results = nullptr;
 };
 
 // The results, with a tape entry where the call is recorded.
 void Finish(Recording* r, Trace* trace) {
   const std::shared_ptr<MemberCore>& member = *r->call.member;
-  Results& results = r->results;
+  Results& results = *r->results;
   if (!r->record) {
     for (TensorDataPtr& output : r->outputs) results.push_back(MakeTensor(std::move(output)));
     if (results.empty()) results.push_back(MakeTensor(AbsentResult(*member, trace, r->producer)));
@@ -446,7 +446,7 @@ template <bool kOne>
 void Apply(size_t number, Recording* recordings, CallPart* parts) {
   const size_t count = kOne ? 1 : number;
   const auto fail = [&](const Tensor& failed) {
-    for (size_t i = 0; i < count; ++i) recordings[i].results = {failed};
+    for (size_t i = 0; i < count; ++i) *recordings[i].results = {failed};
   };
   for (size_t i = 0; i < count; ++i) {
     const MemberCall& call = recordings[i].call;
@@ -498,7 +498,12 @@ void Apply(size_t number, Recording* recordings, CallPart* parts) {
       const absl::StatusOr<Sequence> sequence =
           session->CollectivesLocked(absl::MakeSpan(parts, count), recordings[0].call.call->bound,
                                      &entry, [&](size_t part, size_t, TensorDataPtr data) {
-                                       recordings[part].outputs.push_back(std::move(data));
+                                       Recording& r = recordings[part];
+                                       if (r.record) {
+                                         r.outputs.push_back(std::move(data));
+                                       } else {
+                                         r.results->push_back(MakeTensor(std::move(data)));
+                                       }
                                      });
       refused = sequence.status();
       for (size_t i = 0; refused.ok() && i < count; ++i) {
@@ -517,20 +522,24 @@ void Apply(size_t number, Recording* recordings, CallPart* parts) {
 
 Results ApplyCollective(const CollectiveCall& call, absl::Span<const Tensor> inputs,
                         const std::shared_ptr<MemberCore>& member, GroupCore* group) {
+  Results results;
   Recording recording;
   recording.call = {&call, inputs, &member, group};
+  recording.results = &results;
   CallPart part;
   Apply<true>(1, &recording, &part);
-  return std::move(recording.results);
+  return results;
 }
 
 std::vector<Results> ApplyCollectives(absl::Span<const MemberCall> calls) {
+  std::vector<Results> results(calls.size());
   std::vector<Recording> recordings(calls.size());
-  for (size_t i = 0; i < calls.size(); ++i) recordings[i].call = calls[i];
+  for (size_t i = 0; i < calls.size(); ++i) {
+    recordings[i].call = calls[i];
+    recordings[i].results = &results[i];
+  }
   std::vector<CallPart> parts(calls.size());
   if (!calls.empty()) Apply<false>(calls.size(), recordings.data(), parts.data());
-  std::vector<Results> results;
-  for (Recording& recording : recordings) results.push_back(std::move(recording.results));
   return results;
 }
 
