@@ -438,6 +438,7 @@ void Sequencer::Record(int32_t r, const Vote& vote, absl::optional<Error>* fault
     Instance& instance = instances_[id];
     instance.positions[position].run = r;
     instance.positions[position].participation = static_cast<int32_t>(i);
+    instance.rows_differ |= part.descriptor.RowsDiffer();
     if (instance.first == kNone) {
       instance.first = position;
     } else if (!fault->has_value()) {
@@ -487,6 +488,7 @@ int32_t Sequencer::NewInstance(const InstanceKey& key, int32_t positions, int32_
   instance.tape = kNone;
   instance.parent = parent;
   instance.first = kNone;
+  instance.rows_differ = false;
   instance.first_vote = clock_;
   instance.positions.assign(positions, Position());
   if (parent != kNone) {
@@ -616,14 +618,11 @@ absl::optional<Error> Sequencer::Mismatch(int32_t id, int32_t position) const {
   };
   int32_t with = instance.first;
   absl::optional<Difference> found = difference(with);
-  if (PartAt(instance, position).descriptor.RowsDiffer() ||
-      PartAt(instance, instance.first).descriptor.RowsDiffer()) {
-    for (int32_t p = 0; !found.has_value() && p < static_cast<int32_t>(instance.positions.size());
-         ++p) {
-      if (p == position || p == instance.first || instance.positions[p].run == kNone) continue;
-      with = p;
-      found = difference(p);
-    }
+  const auto positions = instance.rows_differ ? static_cast<int32_t>(instance.positions.size()) : 0;
+  for (int32_t p = 0; !found.has_value() && p < positions; ++p) {
+    if (p == position || p == instance.first || instance.positions[p].run == kNone) continue;
+    with = p;
+    found = difference(p);
   }
   if (!found.has_value()) return absl::nullopt;
   return MismatchError(id, with, position, *found);

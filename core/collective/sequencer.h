@@ -317,10 +317,11 @@ class Sequencer {
     InstanceKey key;
     int32_t component = kNone;
     int32_t missing = 0;
-    int32_t tape = kNone;    // its own
-    int32_t parent = kNone;  // a gradient's: tape of the instance that it is asked of
-    int32_t first = kNone;   // position of the first vote
-    int32_t mark = kNone;    // scratch of the gang's order
+    int32_t tape = kNone;      // its own
+    int32_t parent = kNone;    // a gradient's: tape of the instance that it is asked of
+    int32_t first = kNone;     // position of the first vote
+    int32_t mark = kNone;      // scratch of the gang's order
+    bool rows_differ = false;  // somebody has voted with pieces of different rows
     absl::Time first_vote;
     bool timed = false;        // in timed_
     int32_t previous = kNone;  // in timed_, by first vote
