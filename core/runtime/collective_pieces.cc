@@ -30,7 +30,7 @@ CollectivePieces FindPieces(const Node& node, const OpDef& def, const ValueTable
                             int32_t group_size) {
   const Collective& c = *node.collective;
   CollectivePieces pieces;
-  const bool runtime = c.runtime_counts_input >= 0;
+  const bool runtime = HasRuntimeCounts(c);
   const auto size = static_cast<size_t>(group_size);
   // The rows of pieces in one tensor: what `counts` says from `first` on, or equal parts.
   const auto add_single = [&](const TensorType& type, size_t first, std::vector<int64_t>* rows) {
@@ -78,7 +78,7 @@ Descriptor DescriptorOf(const Node& node, const CollectivePieces& pieces) {
   descriptor.dtype = pieces.dtype;
   descriptor.dims = pieces.dims;
   if (pieces.dims.empty()) return descriptor;
-  if (c.runtime_counts_input >= 0) {
+  if (HasRuntimeCounts(c)) {
     descriptor.dims[0] = Descriptor::kRowsDiffer;
     descriptor.runtime_counts = true;
     return descriptor;

@@ -475,7 +475,7 @@ class Compiler {
     Source source;
     const Collective& c = *node.collective;
     // Where a piece stands is then only known when the collective runs.
-    if (!options_.share_results || c.runtime_counts_input >= 0) return source;
+    if (!options_.share_results || HasRuntimeCounts(c)) return source;
     if (IsFactor(node, i)) {
       source.member = static_cast<int32_t>(i) - NumVisible(node);
     } else if (def.alias != OutputAlias::kMember || def.one_output) {
@@ -554,7 +554,7 @@ class Compiler {
       const Node& node = graph_.nodes[n];
       if (!live_[n] || forms_[n] != Form::kCollective || !defs_[n]->one_output ||
           node.collective->kind != CollectiveKind::kAllGather ||
-          node.collective->runtime_counts_input >= 0) {
+          HasRuntimeCounts(*node.collective)) {
         continue;
       }
       const ValueIndex result = values_.first_output(static_cast<int32_t>(n));
@@ -879,15 +879,21 @@ class Compiler {
     const int32_t participation = participation_of_[static_cast<size_t>(n)];
     Slot& slot = slots_[static_cast<size_t>(node.device_slot)];
     Step step = Begin(node.device_slot, StreamId::kCommunication, node.inputs);
-    const bool runtime = c.runtime_counts_input >= 0;
+    const bool runtime = HasRuntimeCounts(c);
+    // A tensor that holds pieces, as the places of all of them.
+    const auto push_pieces = [](const Place& place, size_t count, const auto& offset_of, auto* to) {
+      for (size_t i = 0; i < count; ++i) {
+        to->push_back(place);
+        to->back().offset += offset_of(i);
+      }
+    };
     if (def.one_input && !runtime && !node.inputs.empty()) {
       const auto operands = step.inputs;
       step.inputs.clear();
-      for (size_t i = 0; i < pieces.inputs.size(); ++i) {
-        step.inputs.push_back(operands[0]);
-        step.inputs.back().offset += pieces.InputOffset(i);
-      }
-      for (size_t i = 1; i < operands.size(); ++i) step.inputs.push_back(operands[i]);
+      push_pieces(
+          operands[0], pieces.inputs.size(), [&](size_t i) { return pieces.InputOffset(i); },
+          &step.inputs);
+      step.inputs.insert(step.inputs.end(), operands.begin() + 1, operands.end());
     }
     for (size_t i = 0; i < pieces.inputs.size(); ++i) {
       const Place& place = step.inputs[i];
@@ -898,19 +904,18 @@ class Compiler {
     for (size_t i = 0; i < node.outputs.size(); ++i) {
       const Place place = PlaceOutput(first + static_cast<ValueIndex>(i), node.device_slot,
                                       StreamId::kCommunication);
+      const bool holders = static_cast<int>(i) >= NumVisible(node) && !IsFactor(node, i);
       if (def.one_output && !runtime && i == 0) {
-        for (size_t k = 0; k < pieces.outputs.size(); ++k) {
-          step.outputs.push_back(place);
-          step.outputs.back().offset += pieces.OutputOffset(k);
-        }
+        push_pieces(
+            place, pieces.outputs.size(), [&](size_t k) { return pieces.OutputOffset(k); },
+            &step.outputs);
         continue;
       }
-      const bool holders = static_cast<int>(i) >= NumVisible(node) && !IsFactor(node, i);
       if (def.one_input && !runtime && holders) {
-        for (size_t k = 0; k < pieces.inputs.size(); ++k) {
-          step.outputs.push_back(place);
-          step.outputs.back().offset += pieces.InputElements(k) * DTypeBytes(DType::kF32);
-        }
+        push_pieces(
+            place, pieces.inputs.size(),
+            [&](size_t k) { return pieces.InputElements(k) * DTypeBytes(DType::kF32); },
+            &step.outputs);
         continue;
       }
       step.outputs.push_back(place);
