@@ -159,6 +159,21 @@ TEST(EagerTest, BroadcastsShapesAndRefusesThoseThatDoNotMeet) {
   EXPECT_THAT(std::string(bad.status().message()), HasSubstr("f64[2,3] and f64[2]"));
 }
 
+TEST(EagerTest, AZeroDimTensorStandsForAllElements) {
+  FakeDaemon daemon;
+  const sdk::Session session = daemon.Open();
+  const Tensor x = FromHost<double>(session, {1, 2, 3, 4, 5, 6}, {2, 3}).RequireGrad();
+  const Tensor rate = FromHost<double>(session, {0.5}, {}).RequireGrad();
+  const Tensor y = x - rate * x;
+  EXPECT_THAT(Values<double>(y), ElementsAre(0.5, 1, 1.5, 2, 2.5, 3));
+  EXPECT_THAT(Values<double>(rate - x), ElementsAre(-0.5, -1.5, -2.5, -3.5, -4.5, -5.5));
+  EXPECT_EQ((rate + rate).shape(), Shape{});
+  ASSERT_TRUE(Backward(Sum(y)).ok());
+  EXPECT_THAT(Values<double>(rate.grad()), ElementsAre(-21));
+  EXPECT_EQ(rate.grad().shape(), Shape{});
+  EXPECT_THAT(Values<double>(x.grad()), ElementsAre(0.5, 0.5, 0.5, 0.5, 0.5, 0.5));
+}
+
 TEST(EagerTest, ShapeOps) {
   FakeDaemon daemon;
   const sdk::Session session = daemon.Open(2);

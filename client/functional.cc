@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <iterator>
 #include <memory>
@@ -11,156 +10,13 @@
 #include "absl/strings/str_join.h"
 #include "client/chorus.h"
 #include "client/internal/core.h"
+#include "client/internal/local.h"
 #include "client/internal/tape.h"
 #include "core/base/error.h"
 #include "core/ops/registry.h"
 
 namespace chorus {
 inline namespace sdk {
-namespace {
-
-NodeSpec Spec(const char* op, CallSite site, Attributes attributes = {}) {
-  NodeSpec spec;
-  spec.op = op;
-  spec.attributes = std::move(attributes);
-  spec.source = SourceOf(site);
-  return spec;
-}
-
-Tensor Fail(const Tensor& like, const absl::Status& status, CallSite site) {
-  return FailedTensor(like.defined() ? like.impl()->data->session : nullptr,
-                      WithSource(status, SourceOf(site)));
-}
-
-bool IsUsable(const Tensor& x) { return x.defined() && !x.absent() && x.status().ok(); }
-
-// The shape to which both stretch; an error where they do not meet.
-absl::StatusOr<Shape> Broadcasted(const char* op, const Tensor& a, const Tensor& b) {
-  const Shape& x = a.shape();
-  const Shape& y = b.shape();
-  Shape shape(std::max(x.size(), y.size()));
-  for (size_t i = 0; i < shape.size(); ++i) {
-    const size_t from_end = shape.size() - i;
-    const int64_t m = from_end <= x.size() ? x[x.size() - from_end] : 1;
-    const int64_t n = from_end <= y.size() ? y[y.size() - from_end] : 1;
-    if (m != n && m != 1 && n != 1) {
-      return BadType(absl::StrCat(op, ": expected shapes that broadcast, got ",
-                                  a.impl()->data->info->type.ToString(), " and ",
-                                  b.impl()->data->info->type.ToString()));
-    }
-    shape[i] = m == 1 ? n : m;
-  }
-  return shape;
-}
-
-Tensor Binary(const char* op, const Tensor& a, const Tensor& b, CallSite site) {
-  if (!IsUsable(a) || !IsUsable(b) || a.shape() == b.shape()) {
-    return ApplyLocal(Spec(op, site), {a, b});
-  }
-  const absl::StatusOr<Shape> shape = Broadcasted(op, a, b);
-  if (!shape.ok()) return Fail(a, shape.status(), site);
-  return ApplyLocal(Spec(op, site), {a.shape() == *shape ? a : Expand(a, *shape, site),
-                                     b.shape() == *shape ? b : Expand(b, *shape, site)});
-}
-
-// The bytes of a number as an element of that dtype; an error where it is none of its values.
-absl::StatusOr<InlineData> ElementOf(DType dtype, double value) {
-  InlineData data;
-  const auto put = [&data](auto number) {
-    const char* const begin = reinterpret_cast<const char*>(&number);
-    data.bytes.assign(begin, begin + sizeof(number));
-  };
-  // NaN is no whole number: both comparisons fail.
-  const auto put_whole = [&](auto zero, double least, double beyond) -> absl::Status {
-    using T = decltype(zero);
-    if (!(value >= least && value < beyond) || value != std::trunc(value)) {
-      return BadType(absl::StrCat("expected a whole number of ", DTypeName(dtype),
-                                  " beside a tensor of that dtype, got ", value));
-    }
-    put(static_cast<T>(value));
-    return absl::OkStatus();
-  };
-  absl::Status status;
-  switch (dtype) {
-    case DType::kF16:
-      put(F16(static_cast<float>(value)));
-      break;
-    case DType::kBF16:
-      put(BF16(static_cast<float>(value)));
-      break;
-    case DType::kF32:
-      put(static_cast<float>(value));
-      break;
-    case DType::kF64:
-      put(value);
-      break;
-    case DType::kI8:
-      status = put_whole(int8_t{}, -0x1p7, 0x1p7);
-      break;
-    case DType::kU8:
-      status = put_whole(uint8_t{}, 0, 0x1p8);
-      break;
-    case DType::kI16:
-      status = put_whole(int16_t{}, -0x1p15, 0x1p15);
-      break;
-    case DType::kI32:
-      status = put_whole(int32_t{}, -0x1p31, 0x1p31);
-      break;
-    case DType::kI64:
-      status = put_whole(int64_t{}, -0x1p63, 0x1p63);
-      break;
-    case DType::kBool:
-      status = put_whole(uint8_t{}, 0, 2);
-      break;
-    default:
-      status = Unsupported(absl::StrCat("numbers beside tensors of ", DTypeName(dtype)));
-  }
-  if (!status.ok()) return status;
-  return data;
-}
-
-// A 0-dim tensor that travels with the run, so that another number is no other graph.
-Tensor NumberOf(DType dtype, double value, const std::shared_ptr<SessionCore>& session,
-                int32_t device_slot, CallSite site) {
-  absl::StatusOr<InlineData> bytes = ElementOf(dtype, value);
-  if (!bytes.ok()) return FailedTensor(session, WithSource(bytes.status(), SourceOf(site)));
-  auto data = std::make_shared<TensorData>(session);
-  {
-    SessionLock lock(session.get());
-    if (!lock.status().ok()) return FailedTensor(session, lock.status());
-    data->info = session->Intern(TensorType(dtype, {}));
-  }
-  data->device_slot = device_slot;
-  data->inline_data = *std::move(bytes);
-  data->state.store(TensorData::State::kInline, std::memory_order_release);
-  return MakeTensor(std::move(data));
-}
-
-// A number beside a tensor.
-Tensor NumberLike(double value, const Tensor& like, CallSite site) {
-  if (!IsUsable(like)) return like;
-  const TensorData& data = *like.impl()->data;
-  return NumberOf(data.info->type.dtype, value, data.session, data.device_slot, site);
-}
-
-template <typename Op>
-Tensor Operate(const Operand& a, const Operand& b, const Op& op) {
-  const CallSite site = a.is_value() ? b.site() : a.site();
-  if (a.is_value()) return op(NumberLike(a.value(), b.tensor(), site), b.tensor(), site);
-  if (b.is_value()) return op(a.tensor(), NumberLike(b.value(), a.tensor(), site), site);
-  return op(a.tensor(), b.tensor(), site);
-}
-
-absl::StatusOr<int64_t> Axis(const char* op, const Tensor& x, int64_t axis) {
-  const int64_t rank = static_cast<int64_t>(x.shape().size());
-  if (axis < -rank || axis >= rank) {
-    return BadType(absl::StrCat(op, ": expected an axis from ", -rank, " to ", rank - 1, " of ",
-                                x.impl()->data->info->type.ToString(), ", got ", axis));
-  }
-  return axis < 0 ? axis + rank : axis;
-}
-
-}  // namespace
 
 // --- Collectives --------------------------------------------------------------------------------
 
@@ -392,7 +248,7 @@ Tensor ScatterTensor(const Tensor& x, DType dtype, const Shape& shape, int root,
         return One(Refuse(
             call, group,
             absl::StrCat("expected pieces like ", type.ToString(), ", which the root says, got ",
-                         piece.ToString(), " of ", x.impl()->data->info->type.ToString())));
+                         piece.ToString(), " of ", TypeText(x))));
       }
     }
   }
@@ -516,10 +372,9 @@ Ragged ScatterRagged(const Tensor& x, const Tensor& counts, DType dtype, const S
     TensorType own = x.impl()->data->info->type;
     if (!own.dims.empty() && !shape.empty()) own.dims[0] = Dim(shape[0]);
     if (own != type) {
-      return Both(Refuse(
-          call, group,
-          absl::StrCat("expected rows like those of ", type.ToString(),
-                       ", which the root says, got ", x.impl()->data->info->type.ToString())));
+      return Both(Refuse(call, group,
+                         absl::StrCat("expected rows like those of ", type.ToString(),
+                                      ", which the root says, got ", TypeText(x))));
     }
   }
   return Both(Apply(call, {x, counts}, group));
@@ -676,9 +531,15 @@ Tensor Zeros(const DeviceRef& device, DType dtype, const Shape& shape, CallSite 
   return Full(device, dtype, shape, 0, site);
 }
 
-Tensor Add(const Tensor& a, const Tensor& b, CallSite site) { return Binary("add", a, b, site); }
-Tensor Sub(const Tensor& a, const Tensor& b, CallSite site) { return Binary("sub", a, b, site); }
-Tensor Mul(const Tensor& a, const Tensor& b, CallSite site) { return Binary("mul", a, b, site); }
+Tensor Add(const Tensor& a, const Tensor& b, CallSite site) {
+  return Elementwise("add", {a, b}, site);
+}
+Tensor Sub(const Tensor& a, const Tensor& b, CallSite site) {
+  return Elementwise("sub", {a, b}, site);
+}
+Tensor Mul(const Tensor& a, const Tensor& b, CallSite site) {
+  return Elementwise("mul", {a, b}, site);
+}
 Tensor Neg(const Tensor& x, CallSite site) { return ApplyLocal(Spec("neg", site), {x}); }
 Tensor MatMul(const Tensor& a, const Tensor& b, CallSite site) {
   return ApplyLocal(Spec("matmul", site), {a, b});
@@ -716,10 +577,9 @@ Tensor Transpose(const Tensor& x, CallSite site) {
   std::vector<int64_t> permutation(x.shape().size());
   for (size_t i = 0; i < permutation.size(); ++i) permutation[i] = static_cast<int64_t>(i);
   if (IsUsable(x) && permutation.size() < 2) {
-    return Fail(x,
-                BadType(absl::StrCat("transpose: expected at least two dimensions, got ",
-                                     x.impl()->data->info->type.ToString())),
-                site);
+    return Fail(
+        x, BadType(absl::StrCat("transpose: expected at least two dimensions, got ", TypeText(x))),
+        site);
   }
   if (permutation.size() >= 2) std::swap(permutation.end()[-1], permutation.end()[-2]);
   return Transpose(x, permutation, site);

@@ -85,13 +85,14 @@ TEST(ValidateTest, AnErrorNamesNodeOpSourceExpectedAndGot) {
   const absl::Status status = ValidateGraph(graph, GraphLimits());
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(status.message(),
-            "node 0 (add at train.cc:42): add: expected inputs of one type, f32[4], got f32[5] as "
+            "node 0 (add at train.cc:42): add: expected inputs of one type, f32[4] or f32[], got "
+            "f32[5] as "
             "input 1");
   const Error error = ErrorOf(status);
   EXPECT_EQ(error.reason, Reason::kBadType);
   EXPECT_EQ(error.op, "add");
   EXPECT_EQ(error.source, "train.cc:42");
-  EXPECT_EQ(error.expected, "inputs of one type, f32[4]");
+  EXPECT_EQ(error.expected, "inputs of one type, f32[4] or f32[]");
   EXPECT_EQ(error.got, "f32[5] as input 1");
 }
 

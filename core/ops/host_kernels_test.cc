@@ -41,9 +41,12 @@ std::vector<Case> Cases() {
   std::vector<Case> cases;
   for (const Ints& sizes : {Ints{}, Ints{0}, Ints{1}, Ints{7}, Ints{16}, Ints{1031}, Ints{3, 5}}) {
     for (const char* op : {"neg", "relu", "sin", "cos", "copy"}) cases.push_back({op, {sizes}, {}});
-    for (const char* op : {"add", "sub", "mul", "relu_grad", "share"}) {
+    for (const char* op : {"add", "sub", "mul", "relu_grad"}) {
       cases.push_back({op, {sizes, sizes}, {}});
+      cases.push_back({op, {{}, sizes}, {}});
+      cases.push_back({op, {sizes, {}}, {}});
     }
+    cases.push_back({"share", {sizes, sizes}, {}});
     cases.push_back({"scale", {sizes, {}}, {}});
     for (const size_t n : {1, 2, 5}) {
       cases.push_back({"product", std::vector<Ints>(n, sizes), {}});
@@ -215,6 +218,14 @@ void ExpectNear(const Value& got, const Value& expected, const std::string& what
   }
 }
 
+// Whether the op has a kernel for that dtype.
+bool Takes(const std::string& op, DType dtype) {
+  static const auto* const floating_only =
+      new std::set<std::string>{"sin", "cos", "relu_grad", "share", "scale", "product"};
+  if (floating_only->count(op) != 0 && !IsFloating(dtype)) return false;
+  return Contains(FindOp(op)->dtypes, dtype);
+}
+
 std::vector<Value> InputsOf(const Case& c, DType dtype, std::mt19937_64* random) {
   std::vector<Value> inputs;
   for (size_t i = 0; i < c.inputs.size(); ++i) {
@@ -230,12 +241,9 @@ std::vector<Value> InputsOf(const Case& c, DType dtype, std::mt19937_64* random)
 TEST(HostKernelsTest, EqualTheNaiveEvaluatorWholeAndInPieces) {
   SCOPED_TRACE(kSeed);
   std::mt19937_64 random(kSeed);
-  const std::set<std::string> floating_only = {"sin",   "cos",   "relu_grad",
-                                               "share", "scale", "product"};
   for (const DType dtype : AllDTypes()) {
     for (const Case& c : Cases()) {
-      if (floating_only.count(c.op) != 0 && !IsFloating(dtype)) continue;
-      if (!Contains(FindOp(c.op)->dtypes, dtype)) continue;
+      if (!Takes(c.op, dtype)) continue;
       std::string what = c.op + " " + std::string(DTypeName(dtype));
       const std::vector<Value> inputs = InputsOf(c, dtype, &random);
       for (const Value& input : inputs) what += " " + input.type.ToString();
@@ -358,28 +366,22 @@ TEST(HostKernelsTest, ReluSelectsAndDoesNotMultiply) {
 
 TEST(HostKernelsTest, ElementwiseOpsRunInPlace) {
   std::mt19937_64 random(kSeed);
-  for (const DType dtype : {DType::kF32, DType::kF64}) {
-    for (const OpDef* def : AllOps()) {
-      if (!def->elementwise) continue;
-      const TensorType type = WithDType(dtype, {1031});
-      std::vector<Value> inputs;
-      const size_t num_inputs = def->max_inputs < 0 ? 3 : static_cast<size_t>(def->max_inputs);
-      for (size_t i = 0; i < num_inputs; ++i) {
-        const bool is_factor = def->name == "scale" && i == 1;
-        inputs.push_back(testing::RandomNormal(
-            WithDType(InputType(std::string(def->name), i, dtype), is_factor ? Ints{} : Ints{1031}),
-            &random));
-      }
-      const Kernel kernel(std::string(def->name), inputs, {});
+  for (const DType dtype : AllDTypes()) {
+    for (const Case& c : Cases()) {
+      const OpDef* const def = FindOp(c.op);
+      if (!def->elementwise || !Takes(c.op, dtype)) continue;
+      const std::vector<Value> inputs = InputsOf(c, dtype, &random);
+      const Kernel kernel(c.op, inputs, c.attributes);
       ASSERT_TRUE(kernel.ok());
-      const Value expected = kernel.Run({1031});
+      const Value expected = kernel.Run({(*kernel).units()});
       for (size_t in_place = 0; in_place < inputs.size(); ++in_place) {
-        if (inputs[in_place].type != type) continue;
+        if (inputs[in_place].type != expected.type || expected.bytes.empty()) continue;
         std::vector<Value> copies = inputs;
         std::vector<const void*> pointers;
         for (Value& copy : copies) pointers.push_back(&copy.bytes[0]);
         ASSERT_TRUE((*kernel).RunAll(pointers, {const_cast<void*>(pointers[in_place])}).ok());
-        EXPECT_EQ(copies[in_place], expected) << def->name << " in place of input " << in_place;
+        EXPECT_EQ(copies[in_place], expected)
+            << c.op << " " << expected.type.ToString() << " in place of input " << in_place;
       }
     }
   }

@@ -60,6 +60,24 @@ absl::Status ShapeError(const NodeView& node, absl::string_view expected, absl::
   return ToStatus(error);
 }
 
+absl::StatusOr<TensorType> StretchedType(const NodeView& node, int first) {
+  const TensorType* type = &node.input(first);
+  for (int i = node.num_inputs() - 1; i >= first; --i) {
+    if (!node.input(i).dims.empty()) type = &node.input(i);
+  }
+  for (int i = first; i < node.num_inputs(); ++i) {
+    const TensorType& input = node.input(i);
+    if (input.dtype == type->dtype && (input.dims.empty() || input.dims == type->dims)) continue;
+    const TensorType scalar(type->dtype, {});
+    return ShapeError(
+        node,
+        absl::StrCat("inputs of one type, ", type->ToString(),
+                     type->dims.empty() ? "" : absl::StrCat(" or ", scalar.ToString())),
+        absl::StrCat(input.ToString(), " as input ", i));
+  }
+  return *type;
+}
+
 absl::StatusOr<ValueIndex> GradientContext::GradOrZeros(int i) {
   if (grads_[i].has_value()) return *grads_[i];
   return EmitFill(output_type(i), 0);
@@ -92,6 +110,11 @@ absl::StatusOr<ValueIndex> GradientContext::EmitFill(const TensorType& type, dou
     attributes.push_back({"value", static_cast<int64_t>(value)});
   }
   return Emit("fill", {}, std::move(attributes));
+}
+
+absl::StatusOr<ValueIndex> GradientContext::SumToInput(ValueIndex g, int i) {
+  if (!input_type(i).dims.empty() || TypeOf(g).dims.empty()) return g;
+  return Emit("sum", {g});
 }
 
 Collective GradientContext::GradientCollective(CollectiveKind kind) const {

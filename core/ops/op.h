@@ -191,6 +191,10 @@ struct AttributeSpec {
 // INVALID_ARGUMENT, kBadType: "add: expected ..., got ...", with op, expected and got apart.
 absl::Status ShapeError(const NodeView& node, absl::string_view expected, absl::string_view got);
 
+// For shape rules of elementwise ops: the one type that all inputs from `first` on have, where any
+// of them may be 0-dim instead and then stands for all elements. Nothing else is broadcast.
+absl::StatusOr<TensorType> StretchedType(const NodeView& node, int first = 0);
+
 // --- Differentiation ---
 
 // A node that was recorded, and what came of it: an entry of a tape, or a node of a graph.
@@ -257,6 +261,9 @@ class GradientContext {
   absl::StatusOr<ValueIndex> EmitOn(int32_t device_slot, absl::string_view op,
                                     std::vector<ValueIndex> inputs, Attributes attributes = {});
   absl::StatusOr<ValueIndex> EmitFill(const TensorType& type, double value);
+  // The gradient of input i from that of what it was stretched to: the sum over all elements, where
+  // the input is 0-dim and `g` is not.
+  absl::StatusOr<ValueIndex> SumToInput(ValueIndex g, int i);
   // A collective that the forward node's gradient is made of: `op` names its form, and `kind` its
   // kind where it is not GradientKind's.
   // It is for the same member of the same group, with the same root, peer and tag. A rule emits one
@@ -346,8 +353,9 @@ struct OpDef {
   bool one_output = false;
   // How many numbers Collective::counts may have for each member: 0 (it must be empty), 1 or 2.
   int counts_per_member = 0;
-  // Elements of the output depend on the same elements of the inputs only: kernels may run in
-  // place.
+  // Element i of the output depends on element i of the inputs of the output's type only, and on
+  // whatever it likes of inputs of other types (a 0-dim one is read for all elements): kernels may
+  // run in the place of an input of the output's type.
   bool elementwise = false;
 };
 

@@ -1,8 +1,8 @@
 #include "core/ops/elementwise/elementwise.h"
 
+#include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "core/base/error.h"
 
 namespace chorus {
@@ -12,13 +12,8 @@ using Types = absl::StatusOr<std::vector<TensorType>>;
 using Gradients = absl::StatusOr<InputGradients>;
 
 Types SameTypes(const NodeView& node) {
-  for (int i = 1; i < node.num_inputs(); ++i) {
-    if (node.input(i) != node.input(0)) {
-      return ShapeError(node, absl::StrCat("inputs of one type, ", node.input(0).ToString()),
-                        absl::StrCat(node.input(i).ToString(), " as input ", i));
-    }
-  }
-  return std::vector<TensorType>{node.input(0)};
+  CHORUS_ASSIGN_OR_RETURN(TensorType type, StretchedType(node));
+  return std::vector<TensorType>{std::move(type)};
 }
 
 Types SameFloatingTypes(const NodeView& node) {
@@ -28,12 +23,23 @@ Types SameFloatingTypes(const NodeView& node) {
   return SameTypes(node);
 }
 
-Gradients AddGradient(GradientContext& c) { return InputGradients{c.grad(0), c.grad(0)}; }
+Gradients AddGradient(GradientContext& c) {
+  InputGradients result(2);
+  for (int i = 0; i < 2; ++i) {
+    if (!c.needs(i)) continue;
+    CHORUS_ASSIGN_OR_RETURN(result[i], c.SumToInput(*c.grad(0), i));
+  }
+  return result;
+}
 
 Gradients SubGradient(GradientContext& c) {
-  InputGradients result{c.grad(0), absl::nullopt};
+  InputGradients result(2);
+  if (c.needs(0)) {
+    CHORUS_ASSIGN_OR_RETURN(result[0], c.SumToInput(*c.grad(0), 0));
+  }
   if (c.needs(1)) {
-    CHORUS_ASSIGN_OR_RETURN(result[1], c.Emit("neg", {*c.grad(0)}));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.SumToInput(*c.grad(0), 1));
+    CHORUS_ASSIGN_OR_RETURN(result[1], c.Emit("neg", {g}));
   }
   return result;
 }
@@ -42,7 +48,8 @@ Gradients MulGradient(GradientContext& c) {
   InputGradients result(2);
   for (int i = 0; i < 2; ++i) {
     if (!c.needs(i)) continue;
-    CHORUS_ASSIGN_OR_RETURN(result[i], c.Emit("mul", {*c.grad(0), c.input(1 - i)}));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.Emit("mul", {*c.grad(0), c.input(1 - i)}));
+    CHORUS_ASSIGN_OR_RETURN(result[i], c.SumToInput(g, i));
   }
   return result;
 }
@@ -60,7 +67,8 @@ Gradients ReluGradient(GradientContext& c) {
 Gradients ReluGradGradient(GradientContext& c) {
   InputGradients result(2);
   if (c.needs(1)) {
-    CHORUS_ASSIGN_OR_RETURN(result[1], c.Emit("relu_grad", {c.input(0), *c.grad(0)}));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.Emit("relu_grad", {c.input(0), *c.grad(0)}));
+    CHORUS_ASSIGN_OR_RETURN(result[1], c.SumToInput(g, 1));
   }
   return result;
 }

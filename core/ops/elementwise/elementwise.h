@@ -1,7 +1,8 @@
 // Elementwise ops: add, sub, mul, neg, relu, relu_grad, sin, cos.
 //
-// Shapes: all inputs and the output have one type; nothing is broadcast implicitly (`expand` does
-// that). All dtypes but bool; sin, cos and relu_grad take floating point only. Integers wrap; half
+// Shapes: all inputs and the output have one type, but any input may be 0-dim instead and then
+// stands for all elements; its gradient is the sum over them. Nothing else is broadcast (`expand`
+// does that). All dtypes but bool; sin, cos and relu_grad take floating point only. Integers wrap; half
 // types are computed in f32 and rounded once.
 //
 //   op               forward          VJP for output gradient g         second order

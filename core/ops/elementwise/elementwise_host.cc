@@ -7,6 +7,7 @@
 
 #include "core/base/error.h"
 #include "core/ops/host_arithmetic.h"
+#include "core/ops/host_operand.h"
 
 // The output may be an input's own memory, which hides from compilers that elements do not depend
 // on their neighbours. clang's way of saying it is an error where a loop cannot be vectorised (sin,
@@ -72,7 +73,7 @@ struct Cos {
 template <typename F, typename T>
 class Unary : public HostKernel {
  public:
-  explicit Unary(int64_t size) : HostKernel(size, 2 * sizeof(T)) {}
+  Unary(const NodeView&, int64_t size) : HostKernel(size, 2 * sizeof(T)) {}
   absl::Status Run(absl::Span<const void* const> inputs, absl::Span<void* const> outputs,
                    int64_t begin, int64_t end) const override {
     const T* const a = static_cast<const T*>(inputs[0]);
@@ -86,16 +87,27 @@ class Unary : public HostKernel {
 template <typename F, typename T>
 class Binary : public HostKernel {
  public:
-  explicit Binary(int64_t size) : HostKernel(size, 3 * sizeof(T)) {}
+  Binary(const NodeView& node, int64_t size)
+      : HostKernel(size, 3 * sizeof(T)),
+        stretched_{IsStretched(node.input(0)), IsStretched(node.input(1))} {}
   absl::Status Run(absl::Span<const void* const> inputs, absl::Span<void* const> outputs,
                    int64_t begin, int64_t end) const override {
-    const T* const a = static_cast<const T*>(inputs[0]);
-    const T* const b = static_cast<const T*>(inputs[1]);
+    const HostOperand<T> a(inputs[0], stretched_[0], end - begin);
+    const HostOperand<T> b(inputs[1], stretched_[1], end - begin);
     T* const out = static_cast<T*>(outputs[0]);
-    CHORUS_INDEPENDENT
-    for (int64_t i = begin; i < end; ++i) out[i] = F::Of(a[i], b[i]);
+    ForEachPiece(begin, end, [&](int64_t first, int64_t size) {
+      Piece(a.At(first), b.At(first), out + first, size);
+    });
     return absl::OkStatus();
   }
+
+ private:
+  static void Piece(const T* a, const T* b, T* out, int64_t size) {
+    CHORUS_INDEPENDENT
+    for (int64_t i = 0; i < size; ++i) out[i] = F::Of(a[i], b[i]);
+  }
+
+  const bool stretched_[2];
 };
 
 using Made = absl::StatusOr<std::unique_ptr<HostKernel>>;
@@ -103,7 +115,7 @@ using Made = absl::StatusOr<std::unique_ptr<HostKernel>>;
 template <template <typename, typename> class Kernel, typename F>
 Made Make(const NodeView& node, absl::Span<const TensorType> outputs) {
   const auto make = [&](auto t) -> Made {
-    return std::make_unique<Kernel<F, decltype(t)>>(outputs[0].num_elements());
+    return std::make_unique<Kernel<F, decltype(t)>>(node, outputs[0].num_elements());
   };
   const auto none = [&] { return Made(NoHostKernel(node, outputs)); };
   // sin and cos of integers do not pass the shape rule.

@@ -26,9 +26,26 @@ TEST(ElementwiseTest, ShapeTable) {
     EXPECT_EQ(InferText(op, {i64, i64}), "i64[0]");
     EXPECT_EQ(InferText(op, {f32}), std::string(op) + ": expected 2 inputs, got 1");
     EXPECT_EQ(InferText(op, {f32, i64}),
-              std::string(op) + ": expected inputs of one type, f32[2,3], got i64[0] as input 1");
+              std::string(op) +
+                  ": expected inputs of one type, f32[2,3] or f32[], got i64[0] as input 1");
     EXPECT_EQ(InferText(op, {f32, TensorType(DType::kF32, {3, 2})}),
-              std::string(op) + ": expected inputs of one type, f32[2,3], got f32[3,2] as input 1");
+              std::string(op) +
+                  ": expected inputs of one type, f32[2,3] or f32[], got f32[3,2] as input 1");
+  }
+  const TensorType scalar(DType::kF32, {});
+  for (const char* op : {"add", "sub", "mul", "relu_grad"}) {
+    EXPECT_EQ(InferText(op, {f32, scalar}), "f32[2,3]");
+    EXPECT_EQ(InferText(op, {scalar, f32}), "f32[2,3]");
+    EXPECT_EQ(InferText(op, {scalar, scalar}), "f32[]");
+    EXPECT_EQ(
+        InferText(op, {scalar, TensorType(DType::kF64, {3})}),
+        std::string(op) + ": expected inputs of one type, f64[3] or f64[], got f32[] as input 0");
+    EXPECT_EQ(InferText(op, {scalar, TensorType(DType::kF64, {})}),
+              std::string(op) + ": expected inputs of one type, f32[], got f64[] as input 1");
+    // One element is not 0-dim.
+    EXPECT_EQ(InferText(op, {f32, TensorType(DType::kF32, {1})}),
+              std::string(op) +
+                  ": expected inputs of one type, f32[2,3] or f32[], got f32[1] as input 1");
   }
   EXPECT_EQ(InferText("neg", {i64}), "i64[0]");
   EXPECT_EQ(InferText("relu", {f32}), "f32[2,3]");
@@ -37,7 +54,7 @@ TEST(ElementwiseTest, ShapeTable) {
   EXPECT_EQ(InferText("cos", {i64}), "cos: expected floating point, got i64[0]");
   EXPECT_EQ(InferText("relu_grad", {f32, f32}), "f32[2,3]");
   EXPECT_EQ(InferText("relu_grad", {f32, i64}),
-            "relu_grad: expected inputs of one type, f32[2,3], got i64[0] as input 1");
+            "relu_grad: expected inputs of one type, f32[2,3] or f32[], got i64[0] as input 1");
 }
 
 TEST(ElementwiseTest, LinearOpsEqualTheirAdjoints) {
@@ -67,6 +84,27 @@ TEST(ElementwiseTest, GradientsEqualDifferences) {
   }
   CheckGradients(1, {kF64x5, kF64x5},
                  [](RankBuilder& b, const Values& x) { return Values{b.Op("relu_grad", x)}; });
+}
+
+TEST(ElementwiseTest, AZeroDimOperandsGradientIsTheSumOverAllElements) {
+  const TensorType scalar(DType::kF64, {});
+  for (const char* op : {"add", "sub"}) {
+    for (const auto& types :
+         {std::vector<TensorType>{kF64x5, scalar}, std::vector<TensorType>{scalar, kF64x5},
+          std::vector<TensorType>{scalar, scalar}}) {
+      CheckAdjoint(1, types, [&](RankBuilder& b, const Values& x) { return Values{b.Op(op, x)}; });
+    }
+  }
+  for (const char* op : {"add", "sub", "mul", "relu_grad"}) {
+    SCOPED_TRACE(op);
+    for (const auto& types :
+         {std::vector<TensorType>{kF64x5, scalar}, std::vector<TensorType>{scalar, kF64x5}}) {
+      CheckGradients(1, types, [&](RankBuilder& b, const Values& x) {
+        const ValueIndex y = b.Op(op, x);
+        return Values{b.Op("mul", {y, y})};
+      });
+    }
+  }
 }
 
 TEST(ElementwiseTest, OneValueUsedTwiceGetsBothGradients) {

@@ -96,7 +96,7 @@ class Local {
     if (op == "matmul") return Matmul();
     if (op == "sum") return Sum();
     if (op == "expand") return Expand();
-    if (op == "copy" || op == "reshape") return Elementwise([](T a, T) { return a; });
+    if (op == "copy" || op == "reshape") return Same();
     if (op == "transpose") return Transpose();
     if (op == "slice") return Shift(0, -Int("begin"));
     if (op == "pad") return Shift(0, Int("before"));
@@ -112,9 +112,17 @@ class Local {
  private:
   int64_t Int(absl::string_view name) const { return IntAttribute(node_.attributes, name); }
 
+  // Element `i` of input `n`, which may be 0-dim and stand for all.
+  T At(int n, size_t i) const { return in_[n][node_.input(n).dims.empty() ? 0 : i]; }
+
   bool Elementwise(T (*f)(T, T)) {
-    const std::vector<T>& second = in_.size() > 1 ? in_[1] : in_[0];
-    for (size_t i = 0; i < out_.size(); ++i) out_[i] = f(in_[0][i], second[i]);
+    const int second = node_.num_inputs() - 1;
+    for (size_t i = 0; i < out_.size(); ++i) out_[i] = f(At(0, i), At(second, i));
+    return true;
+  }
+
+  bool Same() {
+    out_ = in_[0];
     return true;
   }
 

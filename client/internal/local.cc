@@ -1,0 +1,176 @@
+#include "client/internal/local.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/strings/str_cat.h"
+#include "core/base/error.h"
+
+namespace chorus {
+inline namespace sdk {
+
+NodeSpec Spec(const char* op, CallSite site, Attributes attributes) {
+  NodeSpec spec;
+  spec.op = op;
+  spec.attributes = std::move(attributes);
+  spec.source = SourceOf(site);
+  return spec;
+}
+
+Tensor Fail(const Tensor& like, const absl::Status& status, CallSite site) {
+  return FailedTensor(like.defined() ? like.impl()->data->session : nullptr,
+                      WithSource(status, SourceOf(site)));
+}
+
+bool IsUsable(const Tensor& x) { return x.defined() && !x.absent() && x.status().ok(); }
+
+std::string TypeText(const Tensor& x) { return x.impl()->data->info->type.ToString(); }
+
+namespace {
+
+// Widens `shape` to what both stretch to; false where they do not meet.
+bool Broadcast(const Shape& other, Shape* shape) {
+  if (shape->size() < other.size()) shape->insert(shape->begin(), other.size() - shape->size(), 1);
+  const size_t added = shape->size() - other.size();
+  for (size_t i = 0; i < other.size(); ++i) {
+    int64_t& size = (*shape)[added + i];
+    if (size != other[i] && size != 1 && other[i] != 1) return false;
+    if (size == 1) size = other[i];
+  }
+  return true;
+}
+
+// The bytes of a number as an element of that dtype; an error where it is none of its values.
+absl::StatusOr<InlineData> ElementOf(DType dtype, double value) {
+  InlineData data;
+  const auto put = [&data](auto number) {
+    const char* const begin = reinterpret_cast<const char*>(&number);
+    data.bytes.assign(begin, begin + sizeof(number));
+  };
+  // NaN is no whole number: both comparisons fail.
+  const auto put_whole = [&](auto zero, double least, double beyond) -> absl::Status {
+    using T = decltype(zero);
+    if (!(value >= least && value < beyond) || value != std::trunc(value)) {
+      return BadType(absl::StrCat("expected a whole number of ", DTypeName(dtype),
+                                  " beside a tensor of that dtype, got ", value));
+    }
+    put(static_cast<T>(value));
+    return absl::OkStatus();
+  };
+  absl::Status status;
+  switch (dtype) {
+    case DType::kF16:
+      put(F16(static_cast<float>(value)));
+      break;
+    case DType::kBF16:
+      put(BF16(static_cast<float>(value)));
+      break;
+    case DType::kF32:
+      put(static_cast<float>(value));
+      break;
+    case DType::kF64:
+      put(value);
+      break;
+    case DType::kI8:
+      status = put_whole(int8_t{}, -0x1p7, 0x1p7);
+      break;
+    case DType::kU8:
+      status = put_whole(uint8_t{}, 0, 0x1p8);
+      break;
+    case DType::kI16:
+      status = put_whole(int16_t{}, -0x1p15, 0x1p15);
+      break;
+    case DType::kI32:
+      status = put_whole(int32_t{}, -0x1p31, 0x1p31);
+      break;
+    case DType::kI64:
+      status = put_whole(int64_t{}, -0x1p63, 0x1p63);
+      break;
+    case DType::kBool:
+      status = put_whole(uint8_t{}, 0, 2);
+      break;
+    default:
+      status = Unsupported(absl::StrCat("numbers beside tensors of ", DTypeName(dtype)));
+  }
+  if (!status.ok()) return status;
+  return data;
+}
+
+Tensor InlineTensor(const TensorType& type, InlineData bytes,
+                    const std::shared_ptr<SessionCore>& session, int32_t device_slot) {
+  auto data = std::make_shared<TensorData>(session);
+  {
+    SessionLock lock(session.get());
+    if (!lock.status().ok()) return FailedTensor(session, lock.status());
+    data->info = session->Intern(type);
+  }
+  data->device_slot = device_slot;
+  data->inline_data = std::move(bytes);
+  data->state.store(TensorData::State::kInline, std::memory_order_release);
+  return MakeTensor(std::move(data));
+}
+
+}  // namespace
+
+Tensor Elementwise(const char* op, absl::Span<const Tensor> inputs, CallSite site) {
+  const Shape* first = nullptr;
+  bool fit = true;
+  for (const Tensor& input : inputs) {
+    if (!IsUsable(input)) return ApplyLocal(Spec(op, site), inputs);
+    if (input.shape().empty()) continue;
+    if (first == nullptr) first = &input.shape();
+    fit = fit && input.shape() == *first;
+  }
+  if (fit) return ApplyLocal(Spec(op, site), inputs);
+
+  Shape shape;
+  for (const Tensor& input : inputs) {
+    if (Broadcast(input.shape(), &shape)) continue;
+    std::string types;
+    for (const Tensor& each : inputs) {
+      absl::StrAppend(&types, types.empty() ? "" : " and ", TypeText(each));
+    }
+    return Fail(input, BadType(absl::StrCat(op, ": expected shapes that broadcast, got ", types)),
+                site);
+  }
+  absl::InlinedVector<Tensor, 3> stretched(inputs.begin(), inputs.end());
+  for (Tensor& x : stretched) {
+    if (x.shape().empty() || x.shape() == shape) continue;
+    x = ApplyLocal(Spec("expand", site, {{"dims", shape}}), {x});
+  }
+  return ApplyLocal(Spec(op, site), stretched);
+}
+
+Tensor NumberOf(DType dtype, double value, const std::shared_ptr<SessionCore>& session,
+                int32_t device_slot, CallSite site) {
+  absl::StatusOr<InlineData> bytes = ElementOf(dtype, value);
+  if (!bytes.ok()) return FailedTensor(session, WithSource(bytes.status(), SourceOf(site)));
+  return InlineTensor(TensorType(dtype, {}), *std::move(bytes), session, device_slot);
+}
+
+Tensor IntegerOf(int64_t value, const std::shared_ptr<SessionCore>& session, int32_t device_slot) {
+  InlineData data;
+  const char* const begin = reinterpret_cast<const char*>(&value);
+  data.bytes.assign(begin, begin + sizeof(value));
+  return InlineTensor(TensorType(DType::kI64, {}), std::move(data), session, device_slot);
+}
+
+Tensor NumberLike(double value, const Tensor& like, CallSite site) {
+  if (!IsUsable(like)) return like;
+  const TensorData& data = *like.impl()->data;
+  return NumberOf(data.info->type.dtype, value, data.session, data.device_slot, site);
+}
+
+absl::StatusOr<int64_t> Axis(const char* op, const Tensor& x, int64_t axis) {
+  const int64_t rank = static_cast<int64_t>(x.shape().size());
+  if (axis < -rank || axis >= rank) {
+    return BadType(absl::StrCat(op, ": expected an axis from ", -rank, " to ", rank - 1, " of ",
+                                TypeText(x), ", got ", axis));
+  }
+  return axis < 0 ? axis + rank : axis;
+}
+
+}  // namespace sdk
+}  // namespace chorus

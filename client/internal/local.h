@@ -1,0 +1,63 @@
+// What the SDK's functions on local ops have in common: client/functional.cc and
+// client/functional/*.cc.
+//
+// Threads: any.
+#ifndef CHORUS_CLIENT_INTERNAL_LOCAL_H_
+#define CHORUS_CLIENT_INTERNAL_LOCAL_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "client/chorus.h"
+#include "client/internal/core.h"
+#include "client/internal/tape.h"
+#include "core/ops/op.h"
+
+namespace chorus {
+inline namespace sdk {
+
+NodeSpec Spec(const char* op, CallSite site, Attributes attributes = {});
+
+// A tensor that carries the error and the line of the call.
+Tensor Fail(const Tensor& like, const absl::Status& status, CallSite site);
+
+// Has a type to look at. What has none is refused by ApplyLocal, in its words.
+bool IsUsable(const Tensor& x);
+
+// "f32[2,3]", of a usable one.
+std::string TypeText(const Tensor& x);
+
+// An op on tensors whose shapes are broadcast: sizes 1 and missing leading dimensions stretch. A
+// 0-dim operand goes to the op as it is.
+Tensor Elementwise(const char* op, absl::Span<const Tensor> inputs, CallSite site);
+
+// A 0-dim tensor that travels with the run, so that another number is no other graph. The first
+// gives an error where the number is none of the dtype's values.
+Tensor NumberOf(DType dtype, double value, const std::shared_ptr<SessionCore>& session,
+                int32_t device_slot, CallSite site);
+Tensor IntegerOf(int64_t value, const std::shared_ptr<SessionCore>& session, int32_t device_slot);
+// A number beside a tensor.
+Tensor NumberLike(double value, const Tensor& like, CallSite site);
+
+// A binary operator: `op` is a function of two tensors and a call site.
+template <typename Op>
+Tensor Operate(const Operand& a, const Operand& b, const Op& op) {
+  const CallSite site = a.is_value() ? b.site() : a.site();
+  if (a.is_value()) return op(NumberLike(a.value(), b.tensor(), site), b.tensor(), site);
+  if (b.is_value()) return op(a.tensor(), NumberLike(b.value(), a.tensor(), site), site);
+  return op(a.tensor(), b.tensor(), site);
+}
+
+// An axis of a usable tensor, counted from the front; negative ones come from the end.
+absl::StatusOr<int64_t> Axis(const char* op, const Tensor& x, int64_t axis);
+
+}  // namespace sdk
+}  // namespace chorus
+
+#endif  // CHORUS_CLIENT_INTERNAL_LOCAL_H_
