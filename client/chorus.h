@@ -738,7 +738,9 @@ class Compiled {
   // Runs it; the first call with inputs of these types, devices and `requires_grad` traces the
   // function, which sees tensors without bytes (Read and Wait fail in it). Tensors that it captures
   // become further inputs; groups that it captures are bound anew at each call. Results carry no
-  // history: differentiate inside. Returns at once, like any op.
+  // history: differentiate inside. Returns at once, like any op. A few bytes from the host (Scalar,
+  // or FromHost of 64 bytes at most) travel with the call: a learning rate, a step number or a seed
+  // that changes costs nothing beside it, and no other graph.
   absl::StatusOr<std::vector<Tensor>> Run(const std::vector<Tensor>& inputs,
                                           CallSite site = CallSite::Here()) const;
   int traces() const;  // how often the function was traced

@@ -148,8 +148,9 @@ class CompiledImpl {
       const bool donated = std::find(options_.donate.begin(), options_.donate.end(),
                                      static_cast<int>(i)) != options_.donate.end();
       auto impl = std::make_shared<TensorImpl>();
-      impl->data = trace.AddInput(key[i].info, key[i].device_slot,
-                                  donated ? InputRole::kState : InputRole::kData, donated);
+      impl->data =
+          trace.AddInput(key[i].info, key[i].device_slot,
+                         donated ? InputRole::kState : RoleOf(*inputs[i].impl()->data), donated);
       impl->leaf_requires_grad = key[i].requires_grad;
       placeholders.emplace_back(std::move(impl));
     }

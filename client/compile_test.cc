@@ -50,6 +50,41 @@ TEST(CompileTest, ALocalFunctionIsOneRun) {
   EXPECT_FALSE(f.Run({Vector(session, {1, 2, 3})}).ok());
 }
 
+// A schedule changes numbers, never the graph; and they need no message of their own.
+TEST(CompileTest, NumbersAndSeedsTravelWithTheCall) {
+  FakeDaemon daemon;
+  const sdk::Session session = daemon.Open();
+  const Tensor captured = Scalar<double>(session, 100);
+  const Compiled f = Compile([captured](const std::vector<Tensor>& in) {
+    return std::vector<Tensor>{in[0] * in[1] + captured, in[2] + in[3]};
+  });
+  const Tensor x = Vector(session, Doubles(16, 2));  // more than travels
+  EXPECT_EQ(daemon.counts().created_tensors, 1);
+  for (int i = 1; i < 5; ++i) {
+    const auto out = f.Run({x, Scalar<double>(session, 0.5 * i), Scalar<int64_t>(session, i),
+                            FromHost<int64_t>(session, {10 * i, 0, 0, 0, 0, 0, 0, 1}, {8})});
+    ASSERT_TRUE(out.ok()) << out.status();
+    EXPECT_EQ(Values<double>((*out)[0]), Doubles(16, 100.0 + i));
+    EXPECT_THAT(Values<int64_t>((*out)[1]), ElementsAre(11 * i, i, i, i, i, i, i, i + 1));
+  }
+  EXPECT_EQ(f.traces(), 1);
+  EXPECT_EQ(daemon.counts().registered, 1);
+  EXPECT_EQ(daemon.counts().created_tensors, 1);
+  EXPECT_EQ(daemon.counts().runs, 4);
+  // Elsewhere it is a tensor like any other, from its first use on; in a call it still is.
+  const Tensor rate = Scalar<double>(session, 3);
+  EXPECT_THAT(Values<double>(rate), ElementsAre(3));
+  EXPECT_EQ(daemon.counts().created_tensors, 1);
+  EXPECT_THAT(Values<double>(rate + rate), ElementsAre(6));
+  EXPECT_EQ(daemon.counts().created_tensors, 2);
+  const auto out =
+      f.Run({x, rate, Scalar<int64_t>(session, 1), FromHost<int64_t>(session, Shape(8, 1), {8})});
+  ASSERT_TRUE(out.ok()) << out.status();
+  EXPECT_EQ(Values<double>((*out)[0]), Doubles(16, 106));
+  EXPECT_THAT(Values<double>(rate), ElementsAre(3));
+  EXPECT_EQ(f.traces(), 1);
+}
+
 // One step of data-parallel descent: forward, backward, all_reduce of the gradient, update.
 TEST(CompileTest, AWholeStepIsOneRunARank) {
   FakeDaemon daemon;

@@ -188,6 +188,7 @@ TensorDataPtr SessionCore::NewSentLocked(const TensorInfo* info, int32_t device_
 Binding SessionCore::BindingOf(const TensorData& data) const {
   switch (data.state.load(std::memory_order_relaxed)) {
     case TensorData::State::kInline:
+    case TensorData::State::kHost:
       return data.inline_data;
     case TensorData::State::kExternal:
       return data.external;
@@ -292,6 +293,8 @@ TensorDatas SessionCore::AppendLocked(NodeSpec spec, absl::Span<const TensorData
   for (const TensorDataPtr& input : inputs) {
     // Flushing may have failed.
     if (input->failure != nullptr) failure = input->failure;
+    const absl::Status named = NameLocked(input.get());
+    if (!named.ok()) failure = std::make_shared<Failure>(Failure{named, nullptr, 0});
   }
   if (failure == nullptr) {
     for (const TensorDataPtr& input : inputs) {
@@ -508,48 +511,63 @@ absl::StatusOr<SessionCore::StagingBlock*> SessionCore::StagingLocked(int64_t by
   return staging_.back().get();
 }
 
-absl::StatusOr<TensorDataPtr> SessionCore::UploadLocked(const TensorInfo* info, int32_t device_slot,
-                                                        const char* bytes) {
-  Command command{Sequence(), CreateTensor()};
-  CreateTensor& create = absl::get<CreateTensor>(command.body);
+absl::StatusOr<SessionCore::Created> SessionCore::CreateLocked(const TensorInfo* info,
+                                                               int32_t device_slot,
+                                                               Binding source) {
+  CreateTensor create;
   create.type = info->type;
   create.device = devices_[device_slot];
-  StagingBlock* block = nullptr;
+  create.source = std::move(source);
+  Created created;
+  CHORUS_ASSIGN_OR_RETURN(created.id, NewTensorIdLocked());
+  create.tensor = created.id;
+  CHORUS_ASSIGN_OR_RETURN(created.sequence, SubmitLocked(std::move(create)));
+  return created;
+}
+
+absl::StatusOr<TensorDataPtr> SessionCore::FromHostLocked(const TensorInfo* info,
+                                                          int32_t device_slot, const char* bytes) {
   if (info->bytes <= static_cast<int64_t>(InlineData::kMaxBytes)) {
-    InlineData data;
-    data.bytes.assign(bytes, bytes + info->bytes);
-    create.source = std::move(data);
-  } else {
-    CHORUS_ASSIGN_OR_RETURN(block, StagingLocked(info->bytes));
-    ExternalRange range;
-    range.arena = block->staging.arena;
-    range.offset = block->used;
-    if (block->staging.data != nullptr) {
-      std::memcpy(block->staging.data + block->used, bytes, static_cast<size_t>(info->bytes));
-    } else {
-      CHORUS_RETURN_IF_ERROR(
-          link_->WriteStaging(block->staging.arena, block->used,
-                              absl::string_view(bytes, static_cast<size_t>(info->bytes))));
-    }
-    block->used += (info->bytes + kStagingAlign - 1) / kStagingAlign * kStagingAlign;
-    create.source = std::move(range);
+    auto data = std::make_shared<TensorData>(shared_from_this());
+    data->info = info;
+    data->device_slot = device_slot;
+    data->inline_data.bytes.assign(bytes, bytes + info->bytes);
+    data->state.store(TensorData::State::kHost, std::memory_order_release);
+    return data;
   }
-  CHORUS_ASSIGN_OR_RETURN(const TensorId id, NewTensorIdLocked());
-  create.tensor = id;
-  CHORUS_ASSIGN_OR_RETURN(const Sequence sequence, SubmitLocked(&command));
-  if (block != nullptr) block->last = sequence;
-  return NewSentLocked(info, device_slot, id, sequence);
+  CHORUS_ASSIGN_OR_RETURN(StagingBlock* const block, StagingLocked(info->bytes));
+  ExternalRange range;
+  range.arena = block->staging.arena;
+  range.offset = block->used;
+  if (block->staging.data != nullptr) {
+    std::memcpy(block->staging.data + block->used, bytes, static_cast<size_t>(info->bytes));
+  } else {
+    CHORUS_RETURN_IF_ERROR(
+        link_->WriteStaging(block->staging.arena, block->used,
+                            absl::string_view(bytes, static_cast<size_t>(info->bytes))));
+  }
+  block->used += (info->bytes + kStagingAlign - 1) / kStagingAlign * kStagingAlign;
+  CHORUS_ASSIGN_OR_RETURN(const Created created, CreateLocked(info, device_slot, std::move(range)));
+  block->last = created.sequence;
+  return NewSentLocked(info, device_slot, created.id, created.sequence);
+}
+
+absl::Status SessionCore::NameLocked(TensorData* data) {
+  if (data->state.load(std::memory_order_relaxed) != TensorData::State::kHost) {
+    return absl::OkStatus();
+  }
+  CHORUS_ASSIGN_OR_RETURN(const Created created,
+                          CreateLocked(data->info, data->device_slot, data->inline_data));
+  data->id = created.id;
+  data->producer = created.sequence;
+  data->state.store(TensorData::State::kSent, std::memory_order_release);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<TensorDataPtr> SessionCore::FreezeLocked(const TensorData& data) {
-  CreateTensor create;
-  create.type = data.info->type;
-  create.device = devices_[data.device_slot];
-  create.source = data.external;
-  CHORUS_ASSIGN_OR_RETURN(const TensorId id, NewTensorIdLocked());
-  create.tensor = id;
-  CHORUS_ASSIGN_OR_RETURN(const Sequence sequence, SubmitLocked(std::move(create)));
-  return NewSentLocked(data.info, data.device_slot, id, sequence);
+  CHORUS_ASSIGN_OR_RETURN(const Created created,
+                          CreateLocked(data.info, data.device_slot, data.external));
+  return NewSentLocked(data.info, data.device_slot, created.id, created.sequence);
 }
 
 // --- Collectives --------------------------------------------------------------------------------
@@ -748,9 +766,10 @@ absl::StatusOr<Sequence> SessionCore::CollectivesLocked(
     absl::FunctionRef<void(size_t part, size_t output, TensorDataPtr)> add) {
   FlushLocked();
   for (const CallPart& part : parts) {
-    for (const TensorData* input : part.inputs) {
+    for (TensorData* const input : part.inputs) {
       // Flushing may have failed.
       if (input->failure != nullptr) return input->failure->status;
+      CHORUS_RETURN_IF_ERROR(NameLocked(input));
     }
   }
   CHORUS_ASSIGN_OR_RETURN(CallEntry* const entry, EntryLocked(parts));
@@ -935,6 +954,7 @@ absl::Status SessionCore::Wait(const TensorDataPtr& data, absl::Duration timeout
                        "a tensor inside a compiled function has no bytes: return it, and read the "
                        "result of the call");
     case TensorData::State::kInline:
+    case TensorData::State::kHost:
     case TensorData::State::kExternal:
     case TensorData::State::kLazy:
       break;
@@ -943,15 +963,17 @@ absl::Status SessionCore::Wait(const TensorDataPtr& data, absl::Duration timeout
 }
 
 absl::Status SessionCore::ReadTensor(const TensorDataPtr& data, char* out) {
+  if (data->info->bytes == 0) return absl::OkStatus();
   switch (data->state.load(std::memory_order_acquire)) {
     case TensorData::State::kInline:
+    case TensorData::State::kHost:
       std::memcpy(out, data->inline_data.bytes.data(), data->inline_data.bytes.size());
       return absl::OkStatus();
     case TensorData::State::kExternal:
       std::memcpy(out, data->staging, static_cast<size_t>(data->info->bytes));
       return absl::OkStatus();
     default:
-      if (data->info->bytes == 0) return absl::OkStatus();
+      break;
   }
   const absl::StatusOr<bool> on_device = link_->WaitTensor(data->id, data->producer, wait_timeout_);
   CHORUS_RETURN_IF_ERROR(on_device.status());
@@ -964,6 +986,12 @@ absl::Status SessionCore::ReadTensor(const TensorDataPtr& data, char* out) {
 }
 
 absl::StatusOr<const char*> SessionCore::MapTensor(const TensorDataPtr& data) {
+  if (data->state.load(std::memory_order_acquire) == TensorData::State::kHost) {
+    // Like any tensor: what works does not depend on how large it is.
+    SessionLock lock(this);
+    CHORUS_RETURN_IF_ERROR(lock.status());
+    CHORUS_RETURN_IF_ERROR(NameLocked(data.get()));
+  }
   const absl::StatusOr<bool> on_device = link_->WaitTensor(data->id, data->producer, wait_timeout_);
   CHORUS_RETURN_IF_ERROR(on_device.status());
   if (*on_device) {

@@ -79,6 +79,8 @@ struct TensorData {
     kLazy,      // a value of the session's pending fragment
     kSent,      // named to the daemon
     kInline,    // a number that travels with the runs that use it
+    kHost,      // a few bytes of the trainer's that the daemon has not got yet: they travel with
+                // the compiled runs that use them, and get a name at their first other use
     kExternal,  // a staging arena of the trainer's
     kTraced,    // a value of a function that is being compiled
     kAbsent,    // this rank gets no result
@@ -93,14 +95,15 @@ struct TensorData {
   const std::shared_ptr<SessionCore> session;
   const TensorInfo* info = nullptr;  // null: absent or failed
   int32_t device_slot = 0;
-  std::atomic<State> state{State::kLazy};  // kLazy -> kSent or kFailed under the lock, last
-  TensorId id;                             // kSent
-  Sequence producer;                       // kSent, kAbsent (0: nothing to wait for)
-  int32_t value = -1;                      // kLazy, kTraced: its number there
+  // kLazy -> kSent or kFailed, kHost -> kSent: under the lock, last.
+  std::atomic<State> state{State::kLazy};
+  TensorId id;         // kSent
+  Sequence producer;   // kSent, kAbsent (0: nothing to wait for)
+  int32_t value = -1;  // kLazy, kTraced: its number there
   Fragment* fragment ABSL_GUARDED_BY(session_lock) = nullptr;  // kLazy
   const Dependences* after = nullptr;      // collectives it may have to wait for; null: none
   Trace* trace = nullptr;                  // kTraced
-  InlineData inline_data;                  // kInline
+  InlineData inline_data;                  // kInline, kHost
   ExternalRange external;                  // kExternal
   char* staging = nullptr;                 // kExternal: where it is here
   std::shared_ptr<const Failure> failure;  // kFailed
@@ -168,8 +171,8 @@ struct GroupCore;
 struct CallPart {
   GroupCore* group = nullptr;
   CallKey key;
-  absl::InlinedVector<const TensorData*, 2> inputs;  // this session's and not failed
-  InstanceKey instance;                              // out
+  absl::InlinedVector<TensorData*, 2> inputs;  // this session's and not failed
+  InstanceKey instance;                        // out
 };
 
 struct CallEntry {
@@ -315,10 +318,12 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
                               Sequence producer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   Binding BindingOf(const TensorData& data) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 
-  // A copy of `bytes` as a tensor of the daemon.
-  absl::StatusOr<TensorDataPtr> UploadLocked(const TensorInfo* info, int32_t device_slot,
-                                             const char* bytes)
+  // A tensor with a copy of `bytes`: the daemon's, or, where they are few, kHost.
+  absl::StatusOr<TensorDataPtr> FromHostLocked(const TensorInfo* info, int32_t device_slot,
+                                               const char* bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  // Makes a kHost tensor one of the daemon's; nothing to do for others.
+  absl::Status NameLocked(TensorData* data) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // A tensor that `data`'s staging memory holds now: the trainer may write there afterwards.
   absl::StatusOr<TensorDataPtr> FreezeLocked(const TensorData& data)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
@@ -367,6 +372,12 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
     Sequence last;  // the last command that reads from it
   };
 
+  struct Created {
+    TensorId id;
+    Sequence sequence;
+  };
+  absl::StatusOr<Created> CreateLocked(const TensorInfo* info, int32_t device_slot, Binding source)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // `all`: also the few tensors that could wait for company.
   void DrainLocked(bool all) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   void FlushLocked(Fragment* fragment) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);

@@ -301,7 +301,7 @@ absl::Status CheckCall(const MemberCall& call, const Trace* trace, CallPart* par
   }
   for (const Tensor& input : call.inputs) {
     CHORUS_RETURN_IF_ERROR(CheckOperand(op, input, member.session.get(), trace, failure));
-    const TensorData& data = *input.impl()->data;
+    TensorData& data = *input.impl()->data;
     part->inputs.push_back(&data);
     if (data.device_slot != member.device_slot) {
       return BadType(absl::StrCat(op, ": expected a tensor on the member's device, ",

@@ -35,6 +35,12 @@ void DropExtras(Graph* graph, const std::vector<bool>& recorded) {
 
 }  // namespace
 
+InputRole RoleOf(const TensorData& data) {
+  const TensorData::State state = data.state.load(std::memory_order_acquire);
+  const bool travels = state == TensorData::State::kInline || state == TensorData::State::kHost;
+  return travels && data.info->type.dims.empty() ? InputRole::kScalar : InputRole::kData;
+}
+
 Trace::Trace(std::shared_ptr<SessionCore> session)
     : session_(std::move(session)), builder_(session_->device_count()) {}
 
@@ -91,10 +97,7 @@ absl::StatusOr<TensorDatas> Trace::Add(NodeSpec spec, absl::Span<const TensorDat
     }
     TensorDataPtr& placeholder = captured_[input.get()];
     if (placeholder == nullptr) {
-      const bool number =
-          input->state.load(std::memory_order_acquire) == TensorData::State::kInline;
-      placeholder = AddInput(input->info, input->device_slot,
-                             number ? InputRole::kScalar : InputRole::kData, /*donatable=*/false);
+      placeholder = AddInput(input->info, input->device_slot, RoleOf(*input), /*donatable=*/false);
       captures_.push_back({input});
     }
     spec.inputs.push_back(placeholder->value);

@@ -20,6 +20,9 @@
 namespace chorus {
 inline namespace sdk {
 
+// A tensor's role as an input of a graph: of no dimensions and the trainer's own, it is a number.
+InputRole RoleOf(const TensorData& data);
+
 class Trace {
  public:
   explicit Trace(std::shared_ptr<SessionCore> session);

@@ -481,6 +481,7 @@ class FakeDaemon::Impl {
       return absl::OkStatus();
     }
     if (const auto* create = absl::get_if<CreateTensor>(&command.body)) {
+      ++counts.created_tensors;
       FakeTensor* const tensor = Fresh(link, create->tensor);
       if (tensor == nullptr) return Refuse("a tensor's name is taken");
       tensor->done = true;

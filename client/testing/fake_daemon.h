@@ -32,6 +32,7 @@ class FakeDaemon {
   struct Counts {
     int runs = 0;
     int registered = 0;
+    int created_tensors = 0;
     int entered_epochs = 0;
     int drops_abandoned = 0;
     int drops_consumed = 0;
