@@ -1,6 +1,7 @@
 #include "core/ops/host_kernels.h"
 
 #include "absl/container/flat_hash_map.h"
+#include "core/ops/compare/compare_host.h"
 #include "core/ops/elementwise/elementwise_host.h"
 #include "core/ops/fill/fill_host.h"
 #include "core/ops/matmul/matmul_host.h"
@@ -14,6 +15,7 @@ namespace {
 
 // The list. An op or family is one line here.
 constexpr absl::Span<const HostKernelEntry> (*kFamilies[])() = {
+    CompareHostKernels,      //
     ElementwiseHostKernels,  //
     FillHostKernels,         //
     MatmulHostKernels,       //

@@ -3,6 +3,7 @@
 #include "core/ops/host_kernels.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -31,6 +32,14 @@ TensorType WithDType(DType dtype, const Ints& sizes) {
   return type;
 }
 
+std::vector<DType> AllDTypes() {
+  std::vector<DType> all;
+  for (int i = 0; i < 32; ++i) {
+    if (IsSupported(static_cast<DType>(i))) all.push_back(static_cast<DType>(i));
+  }
+  return all;
+}
+
 struct Case {
   std::string op;
   std::vector<Ints> inputs;
@@ -40,12 +49,27 @@ struct Case {
 std::vector<Case> Cases() {
   std::vector<Case> cases;
   for (const Ints& sizes : {Ints{}, Ints{0}, Ints{1}, Ints{7}, Ints{16}, Ints{1031}, Ints{3, 5}}) {
-    for (const char* op : {"neg", "relu", "sin", "cos", "copy"}) cases.push_back({op, {sizes}, {}});
-    for (const char* op : {"add", "sub", "mul", "relu_grad"}) {
+    for (const char* op :
+         {"abs", "ceil", "copy", "cos", "erf", "exp", "expm1", "floor", "log", "log1p", "neg",
+          "relu", "rsqrt", "sigmoid", "sign", "sin", "sqrt", "logical_not", "tanh"}) {
+      cases.push_back({op, {sizes}, {}});
+    }
+    for (const DType dtype : AllDTypes()) {
+      cases.push_back({"cast", {sizes}, {{"dtype", std::string(DTypeName(dtype))}}});
+    }
+    for (const char* op :
+         {"add", "div", "eq", "ge", "gt", "holds", "le", "logical_and", "logical_or", "logical_xor",
+          "lt", "maximum", "minimum", "mul", "ne", "pow", "relu_grad", "sub"}) {
       cases.push_back({op, {sizes, sizes}, {}});
       cases.push_back({op, {{}, sizes}, {}});
       cases.push_back({op, {sizes, {}}, {}});
     }
+    for (const Ints& condition : {sizes, Ints{}}) {
+      cases.push_back({"where", {condition, sizes, sizes}, {}});
+      cases.push_back({"where", {condition, {}, sizes}, {}});
+      cases.push_back({"where", {condition, sizes, {}}, {}});
+    }
+    cases.push_back({"where", {sizes, {}, {}}, {}});
     cases.push_back({"share", {sizes, sizes}, {}});
     cases.push_back({"scale", {sizes, {}}, {}});
     for (const size_t n : {1, 2, 5}) {
@@ -121,8 +145,9 @@ std::vector<Case> Cases() {
   return cases;
 }
 
-// Holders and factors have dtypes of their own.
+// Conditions, holders and factors have dtypes of their own.
 DType InputType(const std::string& op, size_t i, DType dtype) {
+  if (op == "where" && i == 0) return DType::kBool;
   if (op == "share" && i == 1) return DType::kF32;
   if (op == "scale" && i == 1) return FactorType(dtype);
   return dtype;
@@ -184,14 +209,6 @@ class Kernel {
   std::unique_ptr<HostKernel> kernel_;
 };
 
-std::vector<DType> AllDTypes() {
-  std::vector<DType> all;
-  for (int i = 0; i < 32; ++i) {
-    if (IsSupported(static_cast<DType>(i))) all.push_back(static_cast<DType>(i));
-  }
-  return all;
-}
-
 // Half types are rounded once, so they are as near as their own precision.
 double ToleranceOf(DType dtype) {
   switch (dtype) {
@@ -214,16 +231,24 @@ void ExpectNear(const Value& got, const Value& expected, const std::string& what
   const std::vector<double> x = testing::ToDoubles(got);
   const std::vector<double> y = testing::ToDoubles(expected);
   for (size_t i = 0; i < x.size(); ++i) {
+    if (x[i] == y[i] || (std::isnan(x[i]) && std::isnan(y[i]))) continue;
     ASSERT_NEAR(x[i], y[i], tolerance * std::max(1.0, std::abs(y[i]))) << what << " at " << i;
   }
 }
 
-// Whether the op has a kernel for that dtype.
-bool Takes(const std::string& op, DType dtype) {
-  static const auto* const floating_only =
-      new std::set<std::string>{"sin", "cos", "relu_grad", "share", "scale", "product"};
-  if (floating_only->count(op) != 0 && !IsFloating(dtype)) return false;
-  return Contains(FindOp(op)->dtypes, dtype);
+// Whether the op takes that dtype.
+bool Takes(const Case& c, DType dtype) {
+  std::vector<TensorType> types;
+  for (size_t i = 0; i < c.inputs.size(); ++i) {
+    types.push_back(WithDType(InputType(c.op, i, dtype), c.inputs[i]));
+  }
+  std::vector<const TensorType*> inputs;
+  for (const TensorType& type : types) inputs.push_back(&type);
+  NodeView node;
+  node.op = c.op;
+  node.attributes = c.attributes;
+  node.inputs = inputs;
+  return InferTypes(node).ok();
 }
 
 std::vector<Value> InputsOf(const Case& c, DType dtype, std::mt19937_64* random) {
@@ -231,9 +256,12 @@ std::vector<Value> InputsOf(const Case& c, DType dtype, std::mt19937_64* random)
   for (size_t i = 0; i < c.inputs.size(); ++i) {
     const TensorType type = WithDType(InputType(c.op, i, dtype), c.inputs[i]);
     const bool holders = c.op == "share" && i == 1;
-    inputs.push_back(holders             ? testing::RandomWhole(type, 0, 3, random)
-                     : IsFloating(dtype) ? testing::RandomNormal(type, random)
-                                         : testing::RandomWhole(type, -9, 9, random));
+    const bool divisor = c.op == "div" && i == 1;
+    inputs.push_back(type.dtype == DType::kBool      ? testing::RandomWhole(type, 0, 1, random)
+                     : holders                       ? testing::RandomWhole(type, 0, 3, random)
+                     : divisor && !IsFloating(dtype) ? testing::RandomWhole(type, 1, 9, random)
+                     : IsFloating(dtype)             ? testing::RandomNormal(type, random)
+                                                     : testing::RandomWhole(type, -9, 9, random));
   }
   return inputs;
 }
@@ -241,9 +269,11 @@ std::vector<Value> InputsOf(const Case& c, DType dtype, std::mt19937_64* random)
 TEST(HostKernelsTest, EqualTheNaiveEvaluatorWholeAndInPieces) {
   SCOPED_TRACE(kSeed);
   std::mt19937_64 random(kSeed);
+  std::set<std::string> taken;
   for (const DType dtype : AllDTypes()) {
     for (const Case& c : Cases()) {
-      if (!Takes(c.op, dtype)) continue;
+      if (!Takes(c, dtype)) continue;
+      taken.insert(c.op);
       std::string what = c.op + " " + std::string(DTypeName(dtype));
       const std::vector<Value> inputs = InputsOf(c, dtype, &random);
       for (const Value& input : inputs) what += " " + input.type.ToString();
@@ -259,6 +289,7 @@ TEST(HostKernelsTest, EqualTheNaiveEvaluatorWholeAndInPieces) {
       EXPECT_EQ(kernel.Run(ones), whole) << what;
     }
   }
+  for (const Case& c : Cases()) EXPECT_EQ(taken.count(c.op), 1) << c.op;
 }
 
 TEST(HostKernelsTest, AnOpSaysWhichDTypesItTakes) {
@@ -353,6 +384,204 @@ TEST(HostKernelsTest, IntegersWrap) {
   EXPECT_EQ(testing::ToDoubles(sum.Run({1})), (std::vector<double>{144}));
 }
 
+// The distance to the next number of the dtype, away from 0.
+template <typename T>
+double Ulp(double x) {
+  const double size = std::abs(x);
+  if constexpr (sizeof(T) == 2) {
+    T next{static_cast<float>(size)};
+    ++next.bits;
+    return static_cast<double>(static_cast<float>(next)) - size;
+  } else {
+    const T value = static_cast<T>(size);
+    return static_cast<double>(std::nextafter(value, std::numeric_limits<T>::infinity()) - value);
+  }
+}
+
+// The evaluator computes them in long double and rounds.
+TEST(HostKernelsTest, FunctionsAreWithinThreeUnitsInTheLastPlace) {
+  const double inf = std::numeric_limits<double>::infinity();
+  std::mt19937_64 random(kSeed);
+  for (const DType dtype : {DType::kF16, DType::kBF16, DType::kF32, DType::kF64}) {
+    std::vector<double> points = {0,    -0.0,         1,  -1,  0.5, -0.5, inf,
+                                  -inf, std::nan(""), 88, -88, 1e-7};
+    std::uniform_real_distribution<double> exponent(-20, 6);
+    for (int i = 0; i < 4000; ++i) {
+      points.push_back((i % 2 == 0 ? 1 : -1) * std::exp2(exponent(random)));
+    }
+    const Value x =
+        testing::FromDoubles(WithDType(dtype, {static_cast<int64_t>(points.size())}), points);
+    for (const char* op : {"ceil", "cos", "erf", "exp", "expm1", "floor", "log", "log1p", "rsqrt",
+                           "sigmoid", "sin", "sqrt", "tanh"}) {
+      const Kernel kernel(op, {x}, {});
+      ASSERT_TRUE(kernel.ok());
+      const std::vector<double> got = testing::ToDoubles(kernel.Run({(*kernel).units()}));
+      const std::vector<double> expected = testing::ToDoubles(kernel.Expected());
+      const std::vector<double> at = testing::ToDoubles(x);
+      testing::Dispatch(dtype, [&](auto t) {
+        using T = decltype(t);
+        if constexpr (!std::is_integral<T>::value) {
+          for (size_t i = 0; i < got.size(); ++i) {
+            if (got[i] == expected[i] || (std::isnan(got[i]) && std::isnan(expected[i]))) continue;
+            // Half types are rounded from f32: once.
+            const double limit = (sizeof(T) == 2 ? 1 : 3) * Ulp<T>(expected[i]);
+            ASSERT_LE(std::abs(got[i] - expected[i]), limit)
+                << op << " of " << DTypeName(dtype) << " " << at[i];
+          }
+        }
+      });
+    }
+  }
+}
+
+TEST(HostKernelsTest, MaximumAndMinimumLetNaNWin) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const Value a = testing::MakeValue<double>(Ints{5}, {1, nan, 2, nan, 0.0});
+  const Value b = testing::MakeValue<double>(Ints{5}, {2, 1, nan, nan, -0.0});
+  const auto run = [&](const std::string& op) {
+    const Kernel kernel(op, {a, b}, {});
+    return testing::Elements<double>(kernel.Run({5}));
+  };
+  const std::vector<double> most = run("maximum");
+  const std::vector<double> least = run("minimum");
+  EXPECT_EQ(most[0], 2);
+  EXPECT_EQ(least[0], 1);
+  for (const int i : {1, 2, 3}) {
+    EXPECT_TRUE(std::isnan(most[i])) << i;
+    EXPECT_TRUE(std::isnan(least[i])) << i;
+  }
+  // Of zeros the first.
+  EXPECT_FALSE(std::signbit(most[4]));
+  EXPECT_FALSE(std::signbit(least[4]));
+}
+
+TEST(HostKernelsTest, IntegersAreNotDividedByZero) {
+  const int64_t least = std::numeric_limits<int64_t>::min();
+  const Value a = testing::MakeValue<int64_t>(Ints{4}, {7, -7, least, 5});
+  const Kernel div("div", {a, testing::MakeValue<int64_t>(Ints{4}, {2, 2, -1, -2})}, {});
+  EXPECT_EQ(testing::Elements<int64_t>(div.Run({4})), (Ints{3, -3, least, -2}));
+  const Value zero = testing::MakeValue<int64_t>(Ints{4}, {1, 1, 0, 0});
+  const Kernel bad("div", {a, zero}, {});
+  Ints out(4);
+  const absl::Status status = (*bad).Run({a.bytes.data(), zero.bytes.data()}, {out.data()}, 0, 4);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(std::string(status.message()), "div: element 2 of i64[4] is an integer divided by 0");
+  EXPECT_TRUE((*bad).Run({a.bytes.data(), zero.bytes.data()}, {out.data()}, 0, 2).ok());
+}
+
+// Bit by bit, at the values where conversions go wrong.
+TEST(HostKernelsTest, CastRoundsOnceAndSaturates) {
+  const double inf = std::numeric_limits<double>::infinity();
+  std::vector<double> reals = {0,
+                               -0.0,
+                               0.5,
+                               -0.5,
+                               1.5,
+                               -1.5,
+                               127.5,
+                               128,
+                               -128,
+                               -128.5,
+                               -129,
+                               255,
+                               256,
+                               32767.5,
+                               32768,
+                               -32769,
+                               65504,
+                               65519,
+                               65519.9999999999,
+                               65520,
+                               65536,
+                               1e5,
+                               -1e5,
+                               0x1p31,
+                               -0x1p31,
+                               0x1p63,
+                               -0x1p63,
+                               0x1p64,
+                               1e30,
+                               -1e30,
+                               1e300,
+                               -1e300,
+                               3.4e38,
+                               3.3961e38,
+                               inf,
+                               -inf,
+                               std::nan(""),
+                               1e-8,
+                               3e-8,
+                               0x1p-25,
+                               0x1.0000000001p-25,
+                               1e-320,
+                               1 + 0x1p-11 + 0x1p-40,
+                               1 + 0x1p-11,
+                               1 + 3 * 0x1p-11,
+                               1 + 0x1p-8 + 0x1p-30,
+                               1 + 0x1p-8,
+                               1 + 0x1p-24};
+  const Ints integers = {0,
+                         1,
+                         -1,
+                         2,
+                         127,
+                         128,
+                         255,
+                         256,
+                         -129,
+                         32768,
+                         65519,
+                         65520,
+                         65535,
+                         0x1010001,
+                         -0x1010001,
+                         (int64_t{1} << 24) + 1,
+                         (int64_t{1} << 53) + 1,
+                         (int64_t{1} << 60) + (int64_t{1} << 52) + 1,
+                         std::numeric_limits<int64_t>::max(),
+                         std::numeric_limits<int64_t>::min()};
+  for (const DType from : AllDTypes()) {
+    Value x;
+    if (IsFloating(from)) {
+      x = testing::FromDoubles(WithDType(from, {static_cast<int64_t>(reals.size())}), reals);
+    } else {
+      x = testing::MakeValue<int64_t>(Ints{static_cast<int64_t>(integers.size())}, integers);
+      if (from != DType::kI64) {
+        std::vector<double> all(integers.begin(), integers.end());
+        x = testing::FromDoubles(WithDType(from, {static_cast<int64_t>(all.size()) - 4}),
+                                 {all.begin(), all.end() - 4});
+      }
+    }
+    for (const DType to : AllDTypes()) {
+      const Kernel cast("cast", {x}, {{"dtype", std::string(DTypeName(to))}});
+      ASSERT_TRUE(cast.ok());
+      const Value got = cast.Run({(*cast).units()});
+      const Value expected = cast.Expected();
+      const std::vector<double> a = testing::ToDoubles(got);
+      const std::vector<double> b = testing::ToDoubles(expected);
+      for (size_t i = 0; i < a.size(); ++i) {
+        EXPECT_TRUE(a[i] == b[i] || (std::isnan(a[i]) && std::isnan(b[i])))
+            << DTypeName(from) << " " << testing::ToDoubles(x)[i] << " to " << DTypeName(to)
+            << ": got " << a[i] << ", expected " << b[i];
+      }
+    }
+  }
+}
+
+TEST(HostKernelsTest, BoolsAreTrueWhereTheirByteIsNotZero) {
+  const TensorType type = WithDType(DType::kBool, {4});
+  const Value a = testing::MakeValue<uint8_t>(type, {0, 1, 7, 0});
+  const Value b = testing::MakeValue<uint8_t>(type, {0, 2, 1, 3});
+  const auto run = [&](const std::string& op) {
+    const Kernel kernel(op, {a, b}, {});
+    return testing::Elements<uint8_t>(kernel.Run({4}));
+  };
+  EXPECT_EQ(run("eq"), (std::vector<uint8_t>{1, 1, 1, 0}));
+  EXPECT_EQ(run("lt"), (std::vector<uint8_t>{0, 0, 0, 1}));
+  EXPECT_EQ(run("logical_and"), (std::vector<uint8_t>{0, 1, 1, 0}));
+  EXPECT_EQ(run("logical_xor"), (std::vector<uint8_t>{0, 0, 0, 1}));
+}
+
 TEST(HostKernelsTest, ReluSelectsAndDoesNotMultiply) {
   const double inf = std::numeric_limits<double>::infinity();
   const double nan = std::numeric_limits<double>::quiet_NaN();
@@ -369,7 +598,7 @@ TEST(HostKernelsTest, ElementwiseOpsRunInPlace) {
   for (const DType dtype : AllDTypes()) {
     for (const Case& c : Cases()) {
       const OpDef* const def = FindOp(c.op);
-      if (!def->elementwise || !Takes(c.op, dtype)) continue;
+      if (!def->elementwise || !Takes(c, dtype)) continue;
       const std::vector<Value> inputs = InputsOf(c, dtype, &random);
       const Kernel kernel(c.op, inputs, c.attributes);
       ASSERT_TRUE(kernel.ok());

@@ -13,6 +13,7 @@
 #include "core/ops/all_to_all/all_to_all.h"
 #include "core/ops/barrier/barrier.h"
 #include "core/ops/broadcast/broadcast.h"
+#include "core/ops/compare/compare.h"
 #include "core/ops/elementwise/elementwise.h"
 #include "core/ops/fill/fill.h"
 #include "core/ops/gather/gather.h"
@@ -33,6 +34,7 @@ constexpr absl::Span<const OpDef* const> (*kFamilies[])() = {
     AllToAllOps,     //
     BarrierOps,      //
     BroadcastOps,    //
+    CompareOps,      //
     ElementwiseOps,  //
     FillOps,         //
     GatherOps,       //

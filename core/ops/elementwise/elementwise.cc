@@ -86,6 +86,144 @@ Gradients CosGradient(GradientContext& c) {
   return InputGradients{g};
 }
 
+absl::StatusOr<ValueIndex> Number(GradientContext& c, double value) {
+  return c.EmitFill(TensorType(c.output_type(0).dtype, {}), value);
+}
+
+// g times the derivative.
+Gradients Times(GradientContext& c, ValueIndex derivative) {
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.Emit("mul", {*c.grad(0), derivative}));
+  return InputGradients{g};
+}
+
+Gradients Over(GradientContext& c, ValueIndex divisor) {
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.Emit("div", {*c.grad(0), divisor}));
+  return InputGradients{g};
+}
+
+Gradients NoGradient(GradientContext& c) { return InputGradients(c.num_inputs()); }
+
+Gradients DivGradient(GradientContext& c) {
+  InputGradients result(2);
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.Emit("div", {*c.grad(0), c.input(1)}));
+  if (c.needs(0)) {
+    CHORUS_ASSIGN_OR_RETURN(result[0], c.SumToInput(g, 0));
+  }
+  if (c.needs(1)) {
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex gy, c.Emit("mul", {g, c.output(0)}));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex sum, c.SumToInput(gy, 1));
+    CHORUS_ASSIGN_OR_RETURN(result[1], c.Emit("neg", {sum}));
+  }
+  return result;
+}
+
+// The numbers 0 and 1 where a formula would make NaN of them are put in place of its operands, not
+// of its result: so the gradient of the gradient does not meet the NaN either.
+Gradients PowGradient(GradientContext& c) {
+  InputGradients result(2);
+  const ValueIndex a = c.input(0);
+  const ValueIndex b = c.input(1);
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex zero, Number(c, 0));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex one, Number(c, 1));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex a_is_zero, c.Emit("eq", {a, zero}));
+  if (c.needs(0)) {
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex b_is_zero, c.Emit("eq", {b, zero}));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex both, c.Emit("logical_and", {a_is_zero, b_is_zero}));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex less, c.Emit("sub", {b, one}));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex exponent, c.Emit("where", {both, zero, less}));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex power, c.Emit("pow", {a, exponent}));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex slope, c.Emit("mul", {b, power}));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.Emit("mul", {*c.grad(0), slope}));
+    CHORUS_ASSIGN_OR_RETURN(result[0], c.SumToInput(g, 0));
+  }
+  if (c.needs(1)) {
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex base, c.Emit("where", {a_is_zero, one, a}));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex log, c.Emit("log", {base}));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex slope, c.Emit("mul", {c.output(0), log}));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.Emit("mul", {*c.grad(0), slope}));
+    CHORUS_ASSIGN_OR_RETURN(result[1], c.SumToInput(g, 1));
+  }
+  return result;
+}
+
+Gradients ExtremeGradient(GradientContext& c) {
+  InputGradients result(2);
+  ValueIndex holds[2];
+  for (int i = 0; i < 2; ++i) {
+    CHORUS_ASSIGN_OR_RETURN(holds[i], c.Emit("holds", {c.input(i), c.output(0)}));
+  }
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex count, c.Emit("add", {holds[0], holds[1]}));
+  for (int i = 0; i < 2; ++i) {
+    if (!c.needs(i)) continue;
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex holders, c.Emit("mul", {holds[i], count}));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.Emit("share", {*c.grad(0), holders}));
+    CHORUS_ASSIGN_OR_RETURN(result[i], c.SumToInput(g, i));
+  }
+  return result;
+}
+
+Gradients AbsGradient(GradientContext& c) {
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex sign, c.Emit("sign", {c.input(0)}));
+  return Times(c, sign);
+}
+
+Gradients ExpGradient(GradientContext& c) { return Times(c, c.output(0)); }
+
+Gradients Expm1Gradient(GradientContext& c) {
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex exp, c.Emit("exp", {c.input(0)}));
+  return Times(c, exp);
+}
+
+Gradients LogGradient(GradientContext& c) { return Over(c, c.input(0)); }
+
+Gradients Log1pGradient(GradientContext& c) {
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex one, Number(c, 1));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex sum, c.Emit("add", {c.input(0), one}));
+  return Over(c, sum);
+}
+
+Gradients SqrtGradient(GradientContext& c) {
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex twice, c.Emit("add", {c.output(0), c.output(0)}));
+  return Over(c, twice);
+}
+
+Gradients RsqrtGradient(GradientContext& c) {
+  const ValueIndex y = c.output(0);
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex half, Number(c, -0.5));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex square, c.Emit("mul", {y, y}));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex cube, c.Emit("mul", {square, y}));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex slope, c.Emit("mul", {cube, half}));
+  return Times(c, slope);
+}
+
+Gradients TanhGradient(GradientContext& c) {
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex one, Number(c, 1));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex square, c.Emit("mul", {c.output(0), c.output(0)}));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex slope, c.Emit("sub", {one, square}));
+  return Times(c, slope);
+}
+
+Gradients SigmoidGradient(GradientContext& c) {
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex one, Number(c, 1));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex other, c.Emit("sub", {one, c.output(0)}));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex slope, c.Emit("mul", {c.output(0), other}));
+  return Times(c, slope);
+}
+
+Gradients ErfGradient(GradientContext& c) {
+  constexpr double kTwoOverRootPi = 1.1283791670955125739;
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex factor, Number(c, kTwoOverRootPi));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex square, c.Emit("mul", {c.input(0), c.input(0)}));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex minus, c.Emit("neg", {square}));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex exp, c.Emit("exp", {minus}));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex slope, c.Emit("mul", {exp, factor}));
+  return Times(c, slope);
+}
+
+Saved SaveAll(const NodeSpec&, int, int) { return {0, 0}; }
+Saved SaveOutput(const NodeSpec&, int num_inputs, int) { return {num_inputs, 0}; }
+Saved SaveDivisorAndOutput(const NodeSpec&, int, int) { return {1, 0}; }
+
 const OpDef* Make(absl::string_view name, int inputs, absl::string_view doc,
                   decltype(OpDef::infer_types) infer, decltype(OpDef::gradient) gradient,
                   decltype(OpDef::gradient_saves) gradient_saves = nullptr) {
@@ -105,14 +243,31 @@ const OpDef* Make(absl::string_view name, int inputs, absl::string_view doc,
 
 absl::Span<const OpDef* const> ElementwiseOps() {
   static const auto* const ops = new std::vector<const OpDef*>{
+      Make("abs", 1, "|x|", SameTypes, AbsGradient, SaveInputs),
       Make("add", 2, "a + b", SameTypes, AddGradient),
+      Make("ceil", 1, "The next whole number, upwards.", SameFloatingTypes, NoGradient),
       Make("cos", 1, "Cosine of radians.", SameFloatingTypes, CosGradient, SaveInputs),
+      Make("div", 2, "a / b; of integers truncated.", SameTypes, DivGradient, SaveDivisorAndOutput),
+      Make("erf", 1, "The error function.", SameFloatingTypes, ErfGradient, SaveInputs),
+      Make("exp", 1, "e to the power of x.", SameFloatingTypes, ExpGradient, SaveOutput),
+      Make("expm1", 1, "exp(x) - 1, exact near 0.", SameFloatingTypes, Expm1Gradient, SaveInputs),
+      Make("floor", 1, "The next whole number, downwards.", SameFloatingTypes, NoGradient),
+      Make("log", 1, "Natural logarithm.", SameFloatingTypes, LogGradient, SaveInputs),
+      Make("log1p", 1, "log(1 + x), exact near 0.", SameFloatingTypes, Log1pGradient, SaveInputs),
+      Make("maximum", 2, "The larger one of a and b.", SameTypes, ExtremeGradient, SaveAll),
+      Make("minimum", 2, "The smaller one of a and b.", SameTypes, ExtremeGradient, SaveAll),
       Make("mul", 2, "a * b", SameTypes, MulGradient, SaveInputs),
       Make("neg", 1, "-a", SameTypes, NegGradient),
+      Make("pow", 2, "a to the power of b.", SameFloatingTypes, PowGradient, SaveAll),
       Make("relu", 1, "x > 0 ? x : 0", SameTypes, ReluGradient, SaveInputs),
       Make("relu_grad", 2, "x > 0 ? g : 0", SameFloatingTypes, ReluGradGradient, SaveInputs),
+      Make("rsqrt", 1, "1 / sqrt(x)", SameFloatingTypes, RsqrtGradient, SaveOutput),
+      Make("sigmoid", 1, "1 / (1 + exp(-x))", SameFloatingTypes, SigmoidGradient, SaveOutput),
+      Make("sign", 1, "-1, 0 or 1.", SameTypes, NoGradient),
       Make("sin", 1, "Sine of radians.", SameFloatingTypes, SinGradient, SaveInputs),
+      Make("sqrt", 1, "Square root.", SameFloatingTypes, SqrtGradient, SaveOutput),
       Make("sub", 2, "a - b", SameTypes, SubGradient),
+      Make("tanh", 1, "Hyperbolic tangent.", SameFloatingTypes, TanhGradient, SaveOutput),
   };
   return *ops;
 }

@@ -1,23 +1,50 @@
-// Elementwise ops: add, sub, mul, neg, relu, relu_grad, sin, cos.
+// Elementwise ops: arithmetic and functions of one or two tensors.
 //
 // Shapes: all inputs and the output have one type, but any input may be 0-dim instead and then
 // stands for all elements; its gradient is the sum over them. Nothing else is broadcast (`expand`
-// does that). All dtypes but bool; sin, cos and relu_grad take floating point only. Integers wrap; half
-// types are computed in f32 and rounded once.
+// does that). Integers wrap; half types are computed in f32 and rounded once.
 //
-//   op               forward          VJP for output gradient g         second order
-//   add(a, b)        a + b            g; g                              none of its own
-//   sub(a, b)        a - b            g; -g                             none of its own
-//   mul(a, b)        a * b            g b; g a                          through mul
-//   neg(a)           -a               -g                                through neg
-//   relu(x)          x > 0 ? x : 0    relu_grad(x, g)                   through relu_grad
-//   relu_grad(x, g)  x > 0 ? g : 0    for g: relu_grad(x, gg); for x: zero almost everywhere, so
-//                                     absent. It selects and does not multiply: an infinite or NaN
-//                                     g stays out where x <= 0.
-//   sin(x)           sin x            g cos x                           through cos and mul
-//   cos(x)           cos x            -(g sin x)                        through sin, mul and neg
+//   op               forward            dtypes    VJP for output gradient g, with output y
+//   add(a, b)        a + b              numbers   g; g
+//   sub(a, b)        a - b              numbers   g; -g
+//   mul(a, b)        a b                numbers   g b; g a
+//   div(a, b)        a / b              numbers   g / b; -(g / b) y
+//   pow(a, b)        a^b                floating  g b a^(b - 1); g y log a
+//   maximum(a, b)    the larger one     numbers   share(g, holders) each, see below
+//   minimum(a, b)    the smaller one    numbers   the same
+//   neg(x)           -x                 numbers   -g
+//   abs(x)           |x|                numbers   g sign x
+//   sign(x)          -1, 0 or 1         numbers   none: zero almost everywhere
+//   relu(x)          x > 0 ? x : 0      numbers   relu_grad(x, g)
+//   relu_grad(x, g)  x > 0 ? g : 0      floating  for g: relu_grad(x, gg); for x: none
+//   floor(x), ceil(x)                   floating  none
+//   exp(x)                              floating  g y
+//   expm1(x)         exp(x) - 1         floating  g exp x
+//   log(x)                              floating  g / x
+//   log1p(x)         log(1 + x)         floating  g / (1 + x)
+//   sqrt(x)                             floating  g / (y + y)
+//   rsqrt(x)         1 / sqrt x         floating  g (-1/2 y^3)
+//   sin(x), cos(x)   of radians         floating  g cos x; -(g sin x)
+//   tanh(x)                             floating  g (1 - y^2)
+//   sigmoid(x)       1 / (1 + exp(-x))  floating  g y (1 - y)
+//   erf(x)                              floating  g 2 / sqrt(pi) exp(-x^2)
 //
-// relu: the derivative at 0 is taken as 0; a NaN input gives 0 (NaN > 0 is false).
+// The second order comes through the ops that the first is made of. Sources: any calculus; where
+// there is a choice, it is the following.
+//
+// relu: the derivative at 0 is taken as 0; a NaN input gives 0 (NaN > 0 is false). relu_grad
+// selects
+//   and does not multiply: an infinite or NaN g stays out where x <= 0.
+// div of integers truncates towards zero and wraps (the least one by -1 is itself). By zero it is
+//   INVALID_ARGUMENT when it runs, naming the element.
+// pow is std::pow: of a negative base NaN unless b is whole; x^0 is 1. At a = 0 the gradient by b
+// is
+//   0 where b >= 0 (the limit for b > 0), and that by a is 0 where b = 0.
+// maximum, minimum: NaN wins; of +0 and -0 they give the first operand. The gradient goes to the
+//   operand that holds the result (equals it, or is NaN where it is) and is split evenly where both
+//   do, like that of an all_reduce MAX; it selects (see share and holds in core/ops/reduction).
+// abs, sign: of NaN NaN; the derivative of abs at 0 is 0.
+// sqrt of a negative number and log of one are NaN; log(0) is -infinity.
 #ifndef CHORUS_CORE_OPS_ELEMENTWISE_ELEMENTWISE_H_
 #define CHORUS_CORE_OPS_ELEMENTWISE_ELEMENTWISE_H_
 

@@ -5,6 +5,7 @@
 #include <memory>
 #include <type_traits>
 
+#include "absl/strings/str_cat.h"
 #include "core/base/error.h"
 #include "core/ops/host_arithmetic.h"
 #include "core/ops/host_operand.h"
@@ -21,22 +22,76 @@
 namespace chorus {
 namespace {
 
-struct Add {
+// What elements are compared in: half types in float, integers as they are.
+template <typename T>
+using Ordered = typename std::conditional<std::is_integral<T>::value, T, Arithmetic<T>>::type;
+
+#define CHORUS_UNARY(Name, expression)     \
+  struct Name {                            \
+    template <typename T>                  \
+    static T Of(T element) {               \
+      using A = Arithmetic<T>;             \
+      const A x = static_cast<A>(element); \
+      return static_cast<T>(expression);   \
+    }                                      \
+  };
+#define CHORUS_BINARY(Name, expression)   \
+  struct Name {                           \
+    template <typename T>                 \
+    static T Of(T first, T second) {      \
+      using A = Arithmetic<T>;            \
+      const A a = static_cast<A>(first);  \
+      const A b = static_cast<A>(second); \
+      return static_cast<T>(expression);  \
+    }                                     \
+  };
+
+CHORUS_BINARY(Add, a + b)
+CHORUS_BINARY(Sub, a - b)
+CHORUS_BINARY(Mul, a* b)
+CHORUS_BINARY(Div, a / b)
+CHORUS_BINARY(Pow, std::pow(a, b))
+CHORUS_UNARY(Neg, -x)
+CHORUS_UNARY(Sin, std::sin(x))
+CHORUS_UNARY(Cos, std::cos(x))
+CHORUS_UNARY(Exp, std::exp(x))
+CHORUS_UNARY(Expm1, std::expm1(x))
+CHORUS_UNARY(Log, std::log(x))
+CHORUS_UNARY(Log1p, std::log1p(x))
+CHORUS_UNARY(Sqrt, std::sqrt(x))
+CHORUS_UNARY(Rsqrt, 1 / std::sqrt(x))
+CHORUS_UNARY(Tanh, std::tanh(x))
+CHORUS_UNARY(Erf, std::erf(x))
+CHORUS_UNARY(Floor, std::floor(x))
+CHORUS_UNARY(Ceil, std::ceil(x))
+#undef CHORUS_UNARY
+#undef CHORUS_BINARY
+
+struct Sigmoid {
   template <typename T>
-  static T Of(T a, T b) {
-    return static_cast<T>(static_cast<Arithmetic<T>>(a) + static_cast<Arithmetic<T>>(b));
+  static T Of(T element) {
+    using A = Arithmetic<T>;
+    const A x = static_cast<A>(element);
+    const A small = std::exp(-std::abs(x));  // never overflows
+    return static_cast<T>((x < 0 ? small : 1) / (1 + small));
   }
 };
-struct Sub {
+
+// Selections: what comes out is an operand, bit by bit. NaN is larger than nothing and not itself.
+struct Maximum {
   template <typename T>
-  static T Of(T a, T b) {
-    return static_cast<T>(static_cast<Arithmetic<T>>(a) - static_cast<Arithmetic<T>>(b));
+  static T Of(T first, T second) {
+    const auto a = static_cast<Ordered<T>>(first);
+    const auto b = static_cast<Ordered<T>>(second);
+    return a >= b || a != a ? first : second;
   }
 };
-struct Mul {
+struct Minimum {
   template <typename T>
-  static T Of(T a, T b) {
-    return static_cast<T>(static_cast<Arithmetic<T>>(a) * static_cast<Arithmetic<T>>(b));
+  static T Of(T first, T second) {
+    const auto a = static_cast<Ordered<T>>(first);
+    const auto b = static_cast<Ordered<T>>(second);
+    return a <= b || a != a ? first : second;
   }
 };
 struct ReluGrad {
@@ -45,28 +100,27 @@ struct ReluGrad {
     return x > 0 ? g : T{};
   }
 };
-struct Neg {
-  template <typename T>
-  static T Of(T a) {
-    return static_cast<T>(-static_cast<Arithmetic<T>>(a));
-  }
-};
 struct Relu {
   template <typename T>
-  static T Of(T a) {
-    return a > 0 ? a : T{};
+  static T Of(T x) {
+    return x > 0 ? x : T{};
   }
 };
-struct Sin {
+struct Abs {
   template <typename T>
-  static T Of(T a) {
-    return static_cast<T>(std::sin(static_cast<Arithmetic<T>>(a)));
+  static T Of(T x) {
+    if constexpr (std::is_integral<T>::value) {
+      return x < 0 ? Neg::Of(x) : x;
+    } else {
+      return static_cast<T>(std::abs(static_cast<Arithmetic<T>>(x)));
+    }
   }
 };
-struct Cos {
+struct Sign {
   template <typename T>
-  static T Of(T a) {
-    return static_cast<T>(std::cos(static_cast<Arithmetic<T>>(a)));
+  static T Of(T x) {
+    using O = Ordered<T>;
+    return x > 0 ? static_cast<T>(O{1}) : x < 0 ? static_cast<T>(static_cast<O>(-1)) : x;
   }
 };
 
@@ -110,26 +164,104 @@ class Binary : public HostKernel {
   const bool stretched_[2];
 };
 
+// Division of integers, which may fail.
+template <typename T>
+class IntegerDiv : public HostKernel {
+ public:
+  IntegerDiv(const NodeView& node, const TensorType& type)
+      : HostKernel(type.num_elements(), 8 * sizeof(T)),
+        type_(type),
+        stretched_{IsStretched(node.input(0)), IsStretched(node.input(1))} {}
+  absl::Status Run(absl::Span<const void* const> inputs, absl::Span<void* const> outputs,
+                   int64_t begin, int64_t end) const override {
+    const T* const a = static_cast<const T*>(inputs[0]);
+    const T* const b = static_cast<const T*>(inputs[1]);
+    T* const out = static_cast<T*>(outputs[0]);
+    for (int64_t i = begin; i < end; ++i) {
+      const T dividend = a[stretched_[0] ? 0 : i];
+      const T divisor = b[stretched_[1] ? 0 : i];
+      if (divisor == 0) {
+        return Malformed(absl::StrCat("div: element ", i, " of ", type_.ToString(),
+                                      " is an integer divided by 0"));
+      }
+      // The least one by -1 is no value of its type.
+      if constexpr (std::is_signed<T>::value) {
+        out[i] = divisor == -1 ? Neg::Of(dividend) : static_cast<T>(dividend / divisor);
+      } else {
+        out[i] = static_cast<T>(dividend / divisor);
+      }
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  const TensorType type_;
+  const bool stretched_[2];
+};
+
 using Made = absl::StatusOr<std::unique_ptr<HostKernel>>;
 
 template <template <typename, typename> class Kernel, typename F>
 Made Make(const NodeView& node, absl::Span<const TensorType> outputs) {
-  const auto make = [&](auto t) -> Made {
-    return std::make_unique<Kernel<F, decltype(t)>>(node, outputs[0].num_elements());
-  };
-  const auto none = [&] { return Made(NoHostKernel(node, outputs)); };
-  // sin and cos of integers do not pass the shape rule.
-  if constexpr (std::is_same<F, Sin>::value || std::is_same<F, Cos>::value) {
-    return VisitFloating(outputs[0].dtype, make, none);
-  } else {
-    return VisitNumbers(outputs[0].dtype, make, none);
-  }
+  return VisitNumbers(
+      outputs[0].dtype,
+      [&](auto t) -> Made {
+        return std::make_unique<Kernel<F, decltype(t)>>(node, outputs[0].num_elements());
+      },
+      [&] { return Made(NoHostKernel(node, outputs)); });
+}
+
+// The same of ops whose shape rules admit floating point only.
+template <template <typename, typename> class Kernel, typename F>
+Made MakeFloating(const NodeView& node, absl::Span<const TensorType> outputs) {
+  return VisitFloating(
+      outputs[0].dtype,
+      [&](auto t) -> Made {
+        return std::make_unique<Kernel<F, decltype(t)>>(node, outputs[0].num_elements());
+      },
+      [&] { return Made(NoHostKernel(node, outputs)); });
+}
+
+Made MakeDiv(const NodeView& node, absl::Span<const TensorType> outputs) {
+  if (IsFloating(outputs[0].dtype)) return MakeFloating<Binary, Div>(node, outputs);
+  return VisitNumbers(
+      outputs[0].dtype,
+      [&](auto t) -> Made {
+        using T = decltype(t);
+        if constexpr (std::is_integral<T>::value) {
+          return std::make_unique<IntegerDiv<T>>(node, outputs[0]);
+        }
+        return NoHostKernel(node, outputs);
+      },
+      [&] { return Made(NoHostKernel(node, outputs)); });
 }
 
 constexpr HostKernelEntry kEntries[] = {
-    {"add", Make<Binary, Add>}, {"cos", Make<Unary, Cos>},   {"mul", Make<Binary, Mul>},
-    {"neg", Make<Unary, Neg>},  {"relu", Make<Unary, Relu>}, {"relu_grad", Make<Binary, ReluGrad>},
-    {"sin", Make<Unary, Sin>},  {"sub", Make<Binary, Sub>},
+    {"abs", Make<Unary, Abs>},
+    {"add", Make<Binary, Add>},
+    {"ceil", MakeFloating<Unary, Ceil>},
+    {"cos", MakeFloating<Unary, Cos>},
+    {"div", MakeDiv},
+    {"erf", MakeFloating<Unary, Erf>},
+    {"exp", MakeFloating<Unary, Exp>},
+    {"expm1", MakeFloating<Unary, Expm1>},
+    {"floor", MakeFloating<Unary, Floor>},
+    {"log", MakeFloating<Unary, Log>},
+    {"log1p", MakeFloating<Unary, Log1p>},
+    {"maximum", Make<Binary, Maximum>},
+    {"minimum", Make<Binary, Minimum>},
+    {"mul", Make<Binary, Mul>},
+    {"neg", Make<Unary, Neg>},
+    {"pow", MakeFloating<Binary, Pow>},
+    {"relu", Make<Unary, Relu>},
+    {"relu_grad", MakeFloating<Binary, ReluGrad>},
+    {"rsqrt", MakeFloating<Unary, Rsqrt>},
+    {"sigmoid", MakeFloating<Unary, Sigmoid>},
+    {"sign", Make<Unary, Sign>},
+    {"sin", MakeFloating<Unary, Sin>},
+    {"sqrt", MakeFloating<Unary, Sqrt>},
+    {"sub", Make<Binary, Sub>},
+    {"tanh", MakeFloating<Unary, Tanh>},
 };
 
 }  // namespace

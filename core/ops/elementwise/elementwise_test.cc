@@ -1,10 +1,13 @@
+#include <cmath>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
 #include "core/ops/op.h"
 #include "core/ops/testing/gradient_check.h"
 #include "core/ops/testing/rank_builder.h"
+#include "core/ops/testing/value.h"
 #include "gtest/gtest.h"
 
 namespace chorus {
@@ -51,7 +54,13 @@ TEST(ElementwiseTest, ShapeTable) {
   EXPECT_EQ(InferText("relu", {f32}), "f32[2,3]");
   EXPECT_EQ(InferText("sin", {f32}), "f32[2,3]");
   EXPECT_EQ(InferText("sin", {i64}), "sin: expected floating point, got i64[0]");
-  EXPECT_EQ(InferText("cos", {i64}), "cos: expected floating point, got i64[0]");
+  for (const char* op : {"ceil", "cos", "erf", "exp", "expm1", "floor", "log", "log1p", "rsqrt",
+                         "sigmoid", "sqrt", "tanh"}) {
+    EXPECT_EQ(InferText(op, {i64}), std::string(op) + ": expected floating point, got i64[0]");
+  }
+  EXPECT_EQ(InferText("pow", {i64, i64}), "pow: expected floating point, got i64[0]");
+  EXPECT_EQ(InferText("div", {i64, i64}), "i64[0]");
+  EXPECT_EQ(InferText("maximum", {i64, i64}), "i64[0]");
   EXPECT_EQ(InferText("relu_grad", {f32, f32}), "f32[2,3]");
   EXPECT_EQ(InferText("relu_grad", {f32, i64}),
             "relu_grad: expected inputs of one type, f32[2,3] or f32[], got i64[0] as input 1");
@@ -66,24 +75,99 @@ TEST(ElementwiseTest, LinearOpsEqualTheirAdjoints) {
                [](RankBuilder& b, const Values& x) { return Values{b.Op("neg", x)}; });
 }
 
+ValueIndex Number(RankBuilder& b, double value) {
+  Attributes attributes = TypeAttributes(TensorType(DType::kF64, {}));
+  attributes.push_back({"value", value});
+  return b.Op("fill", {}, attributes);
+}
+
+// A positive number from any.
+ValueIndex Positive(RankBuilder& b, ValueIndex x) {
+  return b.Op("add", {b.Op("mul", {x, x}), Number(b, 0.25)});
+}
+
 TEST(ElementwiseTest, GradientsEqualDifferences) {
-  for (const char* op : {"add", "sub", "mul"}) {
+  for (const char* op : {"add", "sub", "mul", "div", "maximum", "minimum"}) {
     SCOPED_TRACE(op);
     CheckGradients(1, {kF64x5, kF64x5},
                    [&](RankBuilder& b, const Values& x) { return Values{b.Op(op, x)}; });
   }
-  for (const char* op : {"neg", "relu", "sin", "cos"}) {
+  for (const char* op :
+       {"abs", "neg", "relu", "sin", "cos", "exp", "expm1", "tanh", "sigmoid", "erf"}) {
     SCOPED_TRACE(op);
     CheckGradients(1, {kF64x5},
                    [&](RankBuilder& b, const Values& x) { return Values{b.Op(op, x)}; });
+  }
+  for (const char* op : {"abs", "neg", "relu", "sin", "cos", "exp", "expm1", "tanh", "sigmoid",
+                         "erf", "log", "log1p", "sqrt", "rsqrt"}) {
+    SCOPED_TRACE(op);
     // Squared, so that the second order by the inputs is not zero.
     CheckGradients(1, {kF64x5}, [&](RankBuilder& b, const Values& x) {
-      const ValueIndex y = b.Op(op, {b.Op("mul", {x[0], x[0]})});
+      const ValueIndex y = b.Op(op, {Positive(b, x[0])});
       return Values{b.Op("mul", {y, y})};
+    });
+  }
+  // They are constant between their jumps.
+  for (const char* op : {"sign", "floor", "ceil"}) {
+    SCOPED_TRACE(op);
+    CheckGradients(1, {kF64x5}, [&](RankBuilder& b, const Values& x) {
+      return Values{b.Op("mul", {x[0], b.Op("add", {b.Op(op, x), Number(b, 0.5)})})};
     });
   }
   CheckGradients(1, {kF64x5, kF64x5},
                  [](RankBuilder& b, const Values& x) { return Values{b.Op("relu_grad", x)}; });
+  CheckGradients(1, {kF64x5, kF64x5}, [](RankBuilder& b, const Values& x) {
+    return Values{b.Op("pow", {Positive(b, x[0]), x[1]})};
+  });
+}
+
+// Of sum(g * op(a, b)).
+std::vector<std::vector<double>> GradientsAt(const std::string& op, const std::vector<double>& a,
+                                             const std::vector<double>& b,
+                                             const std::vector<double>& g) {
+  const TensorType type(DType::kF64, {static_cast<int64_t>(a.size())});
+  testing::RankCase c;
+  c.inputs = {testing::FromDoubles(type, a), testing::FromDoubles(type, b)};
+  c.grads = {testing::FromDoubles(type, g)};
+  const auto results = testing::RunBackward(
+      {c}, [&](RankBuilder& builder, const Values& x) { return Values{builder.Op(op, x)}; });
+  if (results.empty()) return {{}, {}};
+  return {testing::ToDoubles(results[0].gradients[0]), testing::ToDoubles(results[0].gradients[1])};
+}
+
+TEST(ElementwiseTest, TheGradientOfMaximumGoesToTheHoldersEvenly) {
+  const double nan = std::nan("");
+  const double inf = std::numeric_limits<double>::infinity();
+  const std::vector<double> a = {1, 2, nan, 3, nan, 0.0, 1};
+  const std::vector<double> b = {1, 3, 4, nan, nan, -0.0, 2};
+  const std::vector<double> g = {10, 10, 10, 10, 10, 10, inf};
+  const auto most = GradientsAt("maximum", a, b, g);
+  EXPECT_EQ(most[0], (std::vector<double>{5, 0, 10, 0, 5, 5, 0}));
+  EXPECT_EQ(most[1], (std::vector<double>{5, 10, 0, 10, 5, 5, inf}));
+  const auto least = GradientsAt("minimum", a, b, g);
+  EXPECT_EQ(least[0], (std::vector<double>{5, 10, 10, 0, 5, 5, inf}));
+  EXPECT_EQ(least[1], (std::vector<double>{5, 0, 0, 10, 5, 5, 0}));
+}
+
+TEST(ElementwiseTest, TheGradientOfPowIsANumberWhereTheBaseIsZero) {
+  const auto grads =
+      GradientsAt("pow", {0, 0, 0, 0, -2, 3}, {0, 1, 2, 0.5, 3, 0}, {1, 1, 1, 1, 1, 1});
+  EXPECT_EQ(grads[0],
+            (std::vector<double>{0, 1, 0, std::numeric_limits<double>::infinity(), 12, 0}));
+  for (const int i : {0, 1, 2, 3}) EXPECT_EQ(grads[1][i], 0) << i;
+  EXPECT_TRUE(std::isnan(grads[1][4]));  // of a negative base there is none
+  EXPECT_DOUBLE_EQ(grads[1][5], std::log(3));
+  // Nor does a NaN come into the second order.
+  testing::RankCase c;
+  const TensorType type(DType::kF64, {1});
+  c.inputs = {testing::FromDoubles(type, {0})};
+  c.grads = {testing::FromDoubles(type, {1})};
+  const auto results = testing::RunBackward({c}, [&](RankBuilder& b, const Values& x) {
+    return Values{
+        b.Op("mul", {b.Op("pow", {x[0], Number(b, 2)}), b.Op("add", {x[0], Number(b, 1)})})};
+  });
+  ASSERT_EQ(results.size(), 1u);
+  EXPECT_EQ(testing::ToDoubles(results[0].gradients[0]), (std::vector<double>{0}));
 }
 
 TEST(ElementwiseTest, AZeroDimOperandsGradientIsTheSumOverAllElements) {
@@ -95,12 +179,14 @@ TEST(ElementwiseTest, AZeroDimOperandsGradientIsTheSumOverAllElements) {
       CheckAdjoint(1, types, [&](RankBuilder& b, const Values& x) { return Values{b.Op(op, x)}; });
     }
   }
-  for (const char* op : {"add", "sub", "mul", "relu_grad"}) {
+  for (const char* op : {"add", "sub", "mul", "div", "maximum", "minimum", "relu_grad"}) {
     SCOPED_TRACE(op);
     for (const auto& types :
          {std::vector<TensorType>{kF64x5, scalar}, std::vector<TensorType>{scalar, kF64x5}}) {
       CheckGradients(1, types, [&](RankBuilder& b, const Values& x) {
-        const ValueIndex y = b.Op(op, x);
+        // No quotient by a number near 0, whose differences are not near its derivatives.
+        const ValueIndex second = std::string(op) == "div" ? Positive(b, x[1]) : x[1];
+        const ValueIndex y = b.Op(op, {x[0], second});
         return Values{b.Op("mul", {y, y})};
       });
     }

@@ -42,6 +42,15 @@ Types InferProduct(const NodeView& node) {
   return std::vector<TensorType>{node.input(0)};
 }
 
+Types InferHolds(const NodeView& node) {
+  CHORUS_ASSIGN_OR_RETURN(TensorType type, StretchedType(node));
+  CHORUS_RETURN_IF_ERROR(CheckFloating(node));
+  type.dtype = DType::kF32;
+  return std::vector<TensorType>{std::move(type)};
+}
+
+Gradients NoGradient(GradientContext& c) { return InputGradients(c.num_inputs()); }
+
 // share and scale: the same again.
 Gradients LinearGradient(GradientContext& c) {
   InputGradients result(2);
@@ -92,6 +101,7 @@ const OpDef* Make(absl::string_view name, absl::string_view doc, int max_inputs,
 
 absl::Span<const OpDef* const> ReductionOps() {
   static const auto* const ops = new std::vector<const OpDef*>{
+      Make("holds", "1 where x == y or both are NaN, else 0.", 2, InferHolds, NoGradient, nullptr),
       Make("product", "The product of the inputs.", -1, InferProduct, ProductGradient, SaveInputs),
       Make("scale", "x * factor, a number.", 2, InferScale, LinearGradient, SaveSecondInput),
       Make("share", "holders == 0 ? 0 : x / holders.", 2, InferShare, LinearGradient,

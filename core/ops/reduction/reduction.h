@@ -1,13 +1,15 @@
-// What the gradients of reductions are made of beside collectives: share, scale and product, local
-// ops; and what the gradient rules of all_reduce, reduce and reduce_scatter have in common.
+// What the gradients of reductions are made of beside collectives: holds, share, scale and product,
+// local ops; and what the gradient rules of all_reduce, reduce and reduce_scatter have in common.
 //
 // All are for floating point; half types are computed in f32 (f64 in f64) and rounded once.
 //
 //   op                     forward                              VJP for output gradient g
+//   holds(x, y)            x == y, or both NaN ? 1 : 0, in f32  none
 //   share(x, holders)      holders == 0 ? 0 : x / holders       share(g, holders) for x
 //   scale(x, factor)       x * factor                           scale(g, factor) for x
 //   product(x_0 ... x_n)   x_0 * ... * x_n, left to right       product(the others ..., g) for x_i
 //
+// holds: of one type, or one of them 0-dim and then standing for all elements. -0 holds +0.
 // share: holders is f32 of x's dims. It selects and does not multiply: what is not a number in x
 //   stays out where there is no holder. Holders have no gradient.
 // scale: factor is 0-dim, f64 for f64 and else f32. It has no gradient: it is a number.

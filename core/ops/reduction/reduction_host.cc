@@ -6,9 +6,40 @@
 
 #include "core/base/error.h"
 #include "core/ops/host_arithmetic.h"
+#include "core/ops/host_operand.h"
 
 namespace chorus {
 namespace {
+
+template <typename T>
+class Holds : public HostKernel {
+ public:
+  Holds(int64_t size, const NodeView& node)
+      : HostKernel(size, 2 * sizeof(T) + sizeof(float)),
+        stretched_{IsStretched(node.input(0)), IsStretched(node.input(1))} {}
+  absl::Status Run(absl::Span<const void* const> inputs, absl::Span<void* const> outputs,
+                   int64_t begin, int64_t end) const override {
+    const HostOperand<T> x(inputs[0], stretched_[0], end - begin);
+    const HostOperand<T> y(inputs[1], stretched_[1], end - begin);
+    float* const out = static_cast<float*>(outputs[0]);
+    ForEachPiece(begin, end, [&](int64_t first, int64_t size) {
+      Piece(x.At(first), y.At(first), out + first, size);
+    });
+    return absl::OkStatus();
+  }
+
+ private:
+  static void Piece(const T* x, const T* y, float* out, int64_t size) {
+    using A = Arithmetic<T>;
+    for (int64_t i = 0; i < size; ++i) {
+      const A a = static_cast<A>(x[i]);
+      const A b = static_cast<A>(y[i]);
+      out[i] = a == b || (a != a && b != b) ? 1 : 0;
+    }
+  }
+
+  const bool stretched_[2];
+};
 
 template <typename T>
 class Share : public HostKernel {
@@ -76,7 +107,7 @@ using Made = absl::StatusOr<std::unique_ptr<HostKernel>>;
 template <template <typename> class Kernel, typename... Args>
 Made Make(const NodeView& node, absl::Span<const TensorType> outputs, Args... args) {
   return VisitFloating(
-      outputs[0].dtype,
+      node.input(0).dtype,
       [&](auto t) -> Made {
         return std::make_unique<Kernel<decltype(t)>>(outputs[0].num_elements(), args...);
       },
@@ -87,8 +118,12 @@ Made MakeProduct(const NodeView& node, absl::Span<const TensorType> outputs) {
   return Make<Product>(node, outputs, node.num_inputs());
 }
 
+Made MakeHolds(const NodeView& node, absl::Span<const TensorType> outputs) {
+  return Make<Holds, const NodeView&>(node, outputs, node);
+}
+
 constexpr HostKernelEntry kEntries[] = {
-    {"product", MakeProduct}, {"scale", Make<Scale>}, {"share", Make<Share>}};
+    {"holds", MakeHolds}, {"product", MakeProduct}, {"scale", Make<Scale>}, {"share", Make<Share>}};
 
 }  // namespace
 

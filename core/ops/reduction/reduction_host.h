@@ -1,4 +1,4 @@
-// share, scale and product on host memory. A unit is an element. In place is allowed.
+// holds, share, scale and product on host memory. A unit is an element. In place is allowed.
 #ifndef CHORUS_CORE_OPS_REDUCTION_REDUCTION_HOST_H_
 #define CHORUS_CORE_OPS_REDUCTION_REDUCTION_HOST_H_
 

@@ -36,6 +36,11 @@ TEST(ReductionTest, ShapeTable) {
   EXPECT_EQ(InferText("share", {kF64x5, kF32}), "share: expected f32[5] as input 1, got f32[]");
   EXPECT_EQ(InferText("share", {kI64x5, kF32x5}), "share: expected floating point, got i64[5]");
   EXPECT_EQ(InferText("share", {kF64x5}), "share: expected 2 inputs, got 1");
+  EXPECT_EQ(InferText("holds", {kF64x5, kF64x5}), "f32[5]");
+  EXPECT_EQ(InferText("holds", {kF64x5, kF64}), "f32[5]");
+  EXPECT_EQ(InferText("holds", {kI64x5, kI64x5}), "holds: expected floating point, got i64[5]");
+  EXPECT_EQ(InferText("holds", {kF64x5, kF32x5}),
+            "holds: expected inputs of one type, f64[5] or f64[], got f32[5] as input 1");
   EXPECT_EQ(InferText("scale", {kF64x5, kF64}), "f64[5]");
   EXPECT_EQ(InferText("scale", {kF32, kF32}), "f32[]");
   EXPECT_EQ(InferText("scale", {kF64x5, kF32}), "scale: expected f64[] as input 1, got f32[]");

@@ -2,8 +2,10 @@
 
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <map>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -29,6 +31,34 @@ std::vector<W> Read(const Value& value) {
     for (const auto element : Elements<decltype(t)>(value)) wide.push_back(static_cast<W>(element));
     return wide;
   });
+}
+
+// What rounding `x` to T gives, as something that T holds. Half types: by looking at the neighbours
+// of one that is near.
+template <typename T>
+T Nearest(long double x) {
+  if constexpr (sizeof(T) != 2) {
+    return static_cast<T>(x);
+  } else {
+    // What comes after the largest stands for infinity.
+    const auto distance = [x](T half) {
+      const float value = static_cast<float>(half);
+      const float beyond = std::is_same<T, F16>::value ? 0x1p16f : 0x1p127f;
+      const long double scale = std::is_same<T, F16>::value ? 1 : 2;
+      const long double at = std::isinf(value) ? scale * std::copysign(beyond, value)
+                                               : static_cast<long double>(value);
+      return std::abs(at - x);
+    };
+    T best(static_cast<float>(x));
+    const T near = best;
+    for (const int step : {-1, 1}) {
+      T other = near;
+      other.bits = static_cast<uint16_t>(other.bits + step);
+      const bool tie = distance(other) == distance(best) && (best.bits & 1) != 0;
+      if (distance(other) < distance(best) || tie) best = other;
+    }
+    return best;
+  }
 }
 
 template <typename W>
@@ -91,8 +121,25 @@ class Local {
     if (op == "neg") return Elementwise([](T a, T) { return Neg(a); });
     if (op == "relu") return Elementwise([](T a, T) { return a > 0 ? a : T{}; });
     if (op == "relu_grad") return Elementwise([](T a, T b) { return a > 0 ? b : T{}; });
-    if (op == "sin") return Elementwise([](T a, T) { return static_cast<T>(std::sin(a)); });
-    if (op == "cos") return Elementwise([](T a, T) { return static_cast<T>(std::cos(a)); });
+    if (op == "div") return Elementwise(Div);
+    if (op == "abs") return Elementwise([](T a, T) { return a < 0 ? Neg(a) : a; });
+    if (op == "sign") {
+      return Elementwise([](T a, T) { return a > 0 ? T{1} : a < 0 ? static_cast<T>(-1) : a; });
+    }
+    if (op == "maximum") return Elementwise([](T a, T b) { return a >= b || a != a ? a : b; });
+    if (op == "minimum") return Elementwise([](T a, T b) { return a <= b || a != a ? a : b; });
+    if (op == "where") return Where();
+    if (op == "logical_and") return Elementwise([](T a, T b) { return T(a != 0 && b != 0); });
+    if (op == "logical_or") return Elementwise([](T a, T b) { return T(a != 0 || b != 0); });
+    if (op == "logical_xor") return Elementwise([](T a, T b) { return T((a != 0) != (b != 0)); });
+    if (op == "logical_not") return Elementwise([](T a, T) { return T(a == 0); });
+    if (const auto f = FunctionOf(op); f != nullptr) {
+      for (size_t i = 0; i < out_.size(); ++i) out_[i] = static_cast<T>(f(At(0, i)));
+      return true;
+    }
+    if (op == "pow") {
+      return Elementwise([](T a, T b) { return static_cast<T>(std::pow<Wide, Wide>(a, b)); });
+    }
     if (op == "matmul") return Matmul();
     if (op == "sum") return Sum();
     if (op == "expand") return Expand();
@@ -118,6 +165,34 @@ class Local {
   bool Elementwise(T (*f)(T, T)) {
     const int second = node_.num_inputs() - 1;
     for (size_t i = 0; i < out_.size(); ++i) out_[i] = f(At(0, i), At(second, i));
+    return true;
+  }
+
+  static T Div(T a, T b) {
+    if constexpr (std::is_floating_point<T>::value) return a / b;
+    return b == -1 ? Neg(a) : a / b;
+  }
+
+  using Wide = long double;
+  static Wide (*FunctionOf(absl::string_view op))(Wide) {
+    if (op == "ceil") return [](Wide x) { return std::ceil(x); };
+    if (op == "cos") return [](Wide x) { return std::cos(x); };
+    if (op == "erf") return [](Wide x) { return std::erf(x); };
+    if (op == "exp") return [](Wide x) { return std::exp(x); };
+    if (op == "expm1") return [](Wide x) { return std::expm1(x); };
+    if (op == "floor") return [](Wide x) { return std::floor(x); };
+    if (op == "log") return [](Wide x) { return std::log(x); };
+    if (op == "log1p") return [](Wide x) { return std::log1p(x); };
+    if (op == "rsqrt") return [](Wide x) { return 1 / std::sqrt(x); };
+    if (op == "sigmoid") return [](Wide x) { return 1 / (1 + std::exp(-x)); };
+    if (op == "sin") return [](Wide x) { return std::sin(x); };
+    if (op == "sqrt") return [](Wide x) { return std::sqrt(x); };
+    if (op == "tanh") return [](Wide x) { return std::tanh(x); };
+    return nullptr;
+  }
+
+  bool Where() {
+    for (size_t i = 0; i < out_.size(); ++i) out_[i] = At(0, i) != 0 ? At(1, i) : At(2, i);
     return true;
   }
 
@@ -233,6 +308,75 @@ class Local {
   std::vector<T> out_;
   std::vector<std::vector<T>> in_;
 };
+
+// --- Local ops whose output has another dtype than what they look at ---
+
+bool IsComparison(absl::string_view op) {
+  return op == "eq" || op == "ne" || op == "lt" || op == "le" || op == "gt" || op == "ge" ||
+         op == "holds";
+}
+
+template <typename W>
+Value Compare(const NodeView& node, absl::Span<const Value* const> inputs, const TensorType& type) {
+  const absl::string_view op = node.op;
+  const std::vector<W> a = Read<W>(*inputs[0]);
+  const std::vector<W> b = Read<W>(*inputs[1]);
+  const bool is_bool = inputs[0]->type.dtype == DType::kBool;
+  std::vector<int64_t> out(static_cast<size_t>(type.num_elements()));
+  for (size_t i = 0; i < out.size(); ++i) {
+    W x = a[inputs[0]->type.dims.empty() ? 0 : i];
+    W y = b[inputs[1]->type.dims.empty() ? 0 : i];
+    if (is_bool) {
+      x = x != 0;
+      y = y != 0;
+    }
+    if (op == "eq") {
+      out[i] = x == y;
+    } else if (op == "ne") {
+      out[i] = !(x == y);
+    } else if (op == "lt") {
+      out[i] = x < y;
+    } else if (op == "le") {
+      out[i] = x < y || x == y;
+    } else if (op == "gt") {
+      out[i] = x > y;
+    } else if (op == "ge") {
+      out[i] = x > y || x == y;
+    } else {
+      out[i] = x == y || (x != x && y != y);  // holds
+    }
+  }
+  return Write(type, out);
+}
+
+// By way of long double, which holds every element exactly.
+Value Cast(const Value& from, const TensorType& type) {
+  return Dispatch(type.dtype, [&](auto t) {
+    using T = decltype(t);
+    std::vector<T> out;
+    Dispatch(from.type.dtype, [&](auto s) {
+      for (const auto element : Elements<decltype(s)>(from)) {
+        long double x = static_cast<long double>(element);
+        if (from.type.dtype == DType::kBool) x = x != 0;
+        if (type.dtype == DType::kBool) {
+          out.push_back(T(x != 0));
+        } else if constexpr (!std::is_integral<T>::value) {
+          out.push_back(T(Nearest<T>(x)));
+        } else if (!IsFloating(from.type.dtype)) {
+          out.push_back(static_cast<T>(static_cast<int64_t>(x)));
+        } else if (x != x) {
+          out.push_back(0);
+        } else {
+          using Limits = std::numeric_limits<T>;
+          const long double least = Limits::min();
+          const long double most = Limits::max();
+          out.push_back(x < least ? Limits::min() : x > most ? Limits::max() : static_cast<T>(x));
+        }
+      }
+    });
+    return MakeValue<T>(type, out);
+  });
+}
 
 // --- Collectives ---
 
@@ -746,6 +890,12 @@ class Evaluation {
 absl::StatusOr<std::vector<Value>> EvaluateLocal(const NodeView& node,
                                                  absl::Span<const Value* const> inputs,
                                                  absl::Span<const TensorType> outputs) {
+  if (node.op == "cast") return std::vector<Value>{Cast(*inputs[0], outputs[0])};
+  if (IsComparison(node.op)) {
+    return DispatchWide(inputs[0]->type.dtype, [&](auto t) {
+      return std::vector<Value>{Compare<decltype(t)>(node, inputs, outputs[0])};
+    });
+  }
   return DispatchWide(outputs[0].dtype, [&](auto t) -> absl::StatusOr<std::vector<Value>> {
     Local<decltype(t)> local(node, inputs, outputs[0]);
     if (!local.Run()) return absl::UnimplementedError(absl::StrCat("evaluator: ", node.op));

@@ -1,0 +1,86 @@
+#include "client/functional/math.h"
+
+#include <string>
+
+#include "client/internal/local.h"
+#include "client/internal/tape.h"
+
+namespace chorus {
+inline namespace sdk {
+namespace {
+
+Tensor Unary(const char* op, const Tensor& x, CallSite site) {
+  return ApplyLocal(Spec(op, site), {x});
+}
+
+Tensor Binary(const char* op, const Operand& a, const Operand& b) {
+  return Operate(a, b, [op](const Tensor& x, const Tensor& y, CallSite site) {
+    return Elementwise(op, {x, y}, site);
+  });
+}
+
+}  // namespace
+
+// --- Arithmetic ---------------------------------------------------------------------------------
+
+Tensor Div(const Operand& a, const Operand& b) { return Binary("div", a, b); }
+Tensor operator/(const Operand& a, const Operand& b) { return Binary("div", a, b); }
+Tensor Pow(const Operand& a, const Operand& b) { return Binary("pow", a, b); }
+Tensor Maximum(const Operand& a, const Operand& b) { return Binary("maximum", a, b); }
+Tensor Minimum(const Operand& a, const Operand& b) { return Binary("minimum", a, b); }
+
+// --- Functions, element by element --------------------------------------------------------------
+
+Tensor Abs(const Tensor& x, CallSite site) { return Unary("abs", x, site); }
+Tensor Ceil(const Tensor& x, CallSite site) { return Unary("ceil", x, site); }
+Tensor Erf(const Tensor& x, CallSite site) { return Unary("erf", x, site); }
+Tensor Exp(const Tensor& x, CallSite site) { return Unary("exp", x, site); }
+Tensor Expm1(const Tensor& x, CallSite site) { return Unary("expm1", x, site); }
+Tensor Floor(const Tensor& x, CallSite site) { return Unary("floor", x, site); }
+Tensor Log(const Tensor& x, CallSite site) { return Unary("log", x, site); }
+Tensor Log1p(const Tensor& x, CallSite site) { return Unary("log1p", x, site); }
+Tensor Rsqrt(const Tensor& x, CallSite site) { return Unary("rsqrt", x, site); }
+Tensor Sigmoid(const Tensor& x, CallSite site) { return Unary("sigmoid", x, site); }
+Tensor Sign(const Tensor& x, CallSite site) { return Unary("sign", x, site); }
+Tensor Sqrt(const Tensor& x, CallSite site) { return Unary("sqrt", x, site); }
+Tensor Tanh(const Tensor& x, CallSite site) { return Unary("tanh", x, site); }
+
+// --- Comparisons and logic ----------------------------------------------------------------------
+
+Tensor Equal(const Operand& a, const Operand& b) { return Binary("eq", a, b); }
+Tensor NotEqual(const Operand& a, const Operand& b) { return Binary("ne", a, b); }
+Tensor Less(const Operand& a, const Operand& b) { return Binary("lt", a, b); }
+Tensor LessEqual(const Operand& a, const Operand& b) { return Binary("le", a, b); }
+Tensor Greater(const Operand& a, const Operand& b) { return Binary("gt", a, b); }
+Tensor GreaterEqual(const Operand& a, const Operand& b) { return Binary("ge", a, b); }
+Tensor operator<(const Operand& a, const Operand& b) { return Less(a, b); }
+Tensor operator<=(const Operand& a, const Operand& b) { return LessEqual(a, b); }
+Tensor operator>(const Operand& a, const Operand& b) { return Greater(a, b); }
+Tensor operator>=(const Operand& a, const Operand& b) { return GreaterEqual(a, b); }
+
+Tensor LogicalAnd(const Tensor& a, const Tensor& b, CallSite site) {
+  return Elementwise("logical_and", {a, b}, site);
+}
+Tensor LogicalOr(const Tensor& a, const Tensor& b, CallSite site) {
+  return Elementwise("logical_or", {a, b}, site);
+}
+Tensor LogicalXor(const Tensor& a, const Tensor& b, CallSite site) {
+  return Elementwise("logical_xor", {a, b}, site);
+}
+Tensor LogicalNot(const Tensor& x, CallSite site) { return Unary("logical_not", x, site); }
+
+// --- Selection and conversion -------------------------------------------------------------------
+
+Tensor Where(const Tensor& condition, const Operand& a, const Operand& b) {
+  return Operate(a, b, [&condition](const Tensor& x, const Tensor& y, CallSite site) {
+    return Elementwise("where", {condition, x, y}, site);
+  });
+}
+
+Tensor Cast(const Tensor& x, DType dtype, CallSite site) {
+  const absl::string_view name = DTypeName(dtype);
+  return ApplyLocal(Spec("cast", site, {{"dtype", std::string(name.data(), name.size())}}), {x});
+}
+
+}  // namespace sdk
+}  // namespace chorus
