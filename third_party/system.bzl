@@ -78,7 +78,8 @@ _LIBRARIES = {
         ["-lbenchmark"],
         deps = ["pthread"],
     ),
-    "dnnl": _library("libdnnl-dev", "dnnl.hpp", ["-ldnnl"]),
+    # It computes by OpenMP, whose threads its users choose.
+    "dnnl": _library("libdnnl-dev", "dnnl.hpp", ["-ldnnl", "-lgomp"]),
     # Included as <eigen3/Eigen/Core>.
     "eigen": _library("libeigen3-dev", "eigen3/Eigen/Core"),
     "glog": _library("libgoogle-glog-dev", "glog/logging.h", ["-lglog"]),

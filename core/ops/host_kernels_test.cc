@@ -76,21 +76,23 @@ std::vector<Case> Cases() {
       cases.push_back({"product", std::vector<Ints>(n, sizes), {}});
     }
   }
-  // m, n, k around the row block and Eigen's own small sizes.
+  // m, n, k around the row block, the tiles of half types and Eigen's own small sizes; then what is
+  // in front of the matrices.
   for (const Ints& mnk :
        {Ints{0, 3, 2}, Ints{3, 0, 2}, Ints{3, 2, 0}, Ints{1, 1, 1}, Ints{2, 3, 4}, Ints{17, 19, 23},
-        Ints{128, 5, 31}, Ints{129, 5, 31}, Ints{257, 64, 53}}) {
+        Ints{256, 5, 31}, Ints{257, 5, 31}, Ints{513, 64, 13}, Ints{3, 300, 520}, Ints{2, 3, 4, 3},
+        Ints{258, 5, 7, 2, 1, 3}, Ints{2, 3, 4, 0, 2}, Ints{2, 3, 0, 2}}) {
     for (int flags = 0; flags < 4; ++flags) {
-      Ints a = {mnk[0], mnk[2]}, b = {mnk[2], mnk[1]};
+      Ints a(mnk.begin() + 3, mnk.end()), b = a;
       Attributes attributes;
-      if (flags & 1) {
-        std::swap(a[0], a[1]);
-        attributes.push_back({"transpose_a", int64_t{1}});
-      }
-      if (flags & 2) {
-        std::swap(b[0], b[1]);
-        attributes.push_back({"transpose_b", int64_t{1}});
-      }
+      const auto append = [](int64_t rows, int64_t columns, bool transposed, Ints* sizes) {
+        sizes->push_back(transposed ? columns : rows);
+        sizes->push_back(transposed ? rows : columns);
+      };
+      append(mnk[0], mnk[2], flags & 1, &a);
+      append(mnk[2], mnk[1], flags & 2, &b);
+      if (flags & 1) attributes.push_back({"transpose_a", int64_t{1}});
+      if (flags & 2) attributes.push_back({"transpose_b", int64_t{1}});
       cases.push_back({"matmul", {a, b}, attributes});
     }
   }
@@ -185,7 +187,7 @@ class Kernel {
   }
   // Runs the units in pieces that end at `cuts`.
   Value Run(const std::vector<int64_t>& cuts) const {
-    Value out{outputs_[0], std::string(outputs_[0].num_bytes(), '\x5a')};
+    Value out{outputs_[0], std::string(outputs_[0].num_bytes(), '\xff')};
     void* const pointer = out.bytes.empty() ? nullptr : &out.bytes[0];
     int64_t begin = 0;
     for (int64_t cut : cuts) {
@@ -304,8 +306,8 @@ TEST(HostKernelsTest, AnOpSaysWhichDTypesItTakes) {
   };
   EXPECT_EQ(text("add", WithDType(DType::kBool, {2})),
             "add: input 0 is bool[2]; the op takes f16, bf16, f32, f64, i8, u8, i16, i32 and i64");
-  EXPECT_EQ(text("matmul", WithDType(DType::kBF16, {2, 2})),
-            "matmul: input 0 is bf16[2,2]; the op takes f32, f64 and i64");
+  EXPECT_EQ(text("matmul", WithDType(DType::kI8, {2, 2})),
+            "matmul: input 0 is i8[2,2]; the op takes f16, bf16, f32, f64 and i64");
 }
 
 TEST(HostKernelsTest, FillWritesItsValue) {
@@ -349,6 +351,17 @@ TEST(HostKernelsTest, HalfTypesAreRoundedOnce) {
   const Kernel product("product", factors, {});
   ASSERT_TRUE(product.ok());
   EXPECT_EQ(testing::ToDoubles(product.Run({1}))[0], 32768);
+  // The terms of a matmul are in different tiles.
+  std::vector<double> terms(600, 0);
+  terms[0] = terms[599] = 0.25;
+  terms[300] = 512;
+  const Kernel matmul(
+      "matmul",
+      {testing::FromDoubles(WithDType(DType::kF16, {1, 600}), terms),
+       testing::FromDoubles(WithDType(DType::kF16, {600, 1}), std::vector<double>(600, 1))},
+      {});
+  ASSERT_TRUE(matmul.ok());
+  EXPECT_EQ(testing::ToDoubles(matmul.Run({1}))[0], 512.5);
 }
 
 TEST(HostKernelsTest, ShareSelectsAndDoesNotMultiply) {

@@ -1,5 +1,6 @@
 #include "core/ops/matmul/matmul.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -12,7 +13,12 @@ absl::StatusOr<std::vector<TensorType>> InferMatmul(const NodeView& node) {
   const TensorType& a = node.input(0);
   const TensorType& b = node.input(1);
   const auto got = [&] { return absl::StrCat(a.ToString(), " and ", b.ToString()); };
-  if (a.dims.size() != 2 || b.dims.size() != 2) return ShapeError(node, "two matrices", got());
+  const size_t batch = a.dims.size() - 2;
+  if (a.dims.size() < 2 || b.dims.size() != a.dims.size() ||
+      !std::equal(a.dims.begin(), a.dims.end() - 2, b.dims.begin())) {
+    return ShapeError(node, "two matrices, or two tensors of them with equal leading dimensions",
+                      got());
+  }
   if (a.dtype != b.dtype) return ShapeError(node, "inputs of one dtype", got());
   for (const absl::string_view flag : {"transpose_a", "transpose_b"}) {
     const int64_t value = IntAttribute(node.attributes, flag);
@@ -20,15 +26,18 @@ absl::StatusOr<std::vector<TensorType>> InferMatmul(const NodeView& node) {
       return ShapeError(node, absl::StrCat("0 or 1 as '", flag, "'"), absl::StrCat(value));
     }
   }
-  const int64_t ta = IntAttribute(node.attributes, "transpose_a");
-  const int64_t tb = IntAttribute(node.attributes, "transpose_b");
-  if (a.dims[1 - ta] != b.dims[tb]) {
+  const size_t ta = IntAttribute(node.attributes, "transpose_a") != 0 ? 1 : 0;
+  const size_t tb = IntAttribute(node.attributes, "transpose_b") != 0 ? 1 : 0;
+  if (a.dims[batch + 1 - ta] != b.dims[batch + tb]) {
     return ShapeError(node,
                       absl::StrCat("as many columns on the left as rows on the right (transpose_a=",
                                    ta, ", transpose_b=", tb, ")"),
                       got());
   }
-  return std::vector<TensorType>{TensorType(a.dtype, {a.dims[ta], b.dims[1 - tb]})};
+  TensorType type = a;
+  type.dims[batch] = a.dims[batch + ta];
+  type.dims[batch + 1] = b.dims[batch + 1 - tb];
+  return std::vector<TensorType>{type};
 }
 
 Attributes Flags(bool transpose_a, bool transpose_b) {
@@ -60,13 +69,13 @@ absl::Span<const OpDef* const> MatmulOps() {
   static const auto* const ops = [] {
     auto* def = new OpDef;
     def->name = "matmul";
-    def->doc = "Matrix product; either factor may be transposed.";
+    def->doc = "Matrix products; either factor may be transposed.";
     def->attributes = {
         {"transpose_a", AttributeSpec::Kind::kInt, false, "1: the left factor is transposed"},
         {"transpose_b", AttributeSpec::Kind::kInt, false, "1: the right factor is transposed"},
     };
     def->min_inputs = def->max_inputs = 2;
-    def->dtypes = OneDType(DType::kF32) | OneDType(DType::kF64) | OneDType(DType::kI64);
+    def->dtypes = kFloatingDTypes | OneDType(DType::kI64);
     def->infer_types = InferMatmul;
     def->gradient = MatmulGradient;
     def->gradient_saves = SaveInputs;

@@ -204,12 +204,16 @@ class Local {
   bool Matmul() {
     const bool ta = Int("transpose_a") != 0;
     const bool tb = Int("transpose_b") != 0;
-    const int64_t depth = node_.input(0).dims[ta ? 0 : 1].size;
+    const size_t row = type_.dims.size() - 2;
+    const int64_t depth = node_.input(0).dims[ta ? row : row + 1].size;
     ForEach(type_, [&](const Index& i) {
       T sum{};
+      Index a = i, b = i;
       for (int64_t k = 0; k < depth; ++k) {
-        const Index a = ta ? Index{k, i[0]} : Index{i[0], k};
-        const Index b = tb ? Index{i[1], k} : Index{k, i[1]};
+        a[row] = ta ? k : i[row];
+        a[row + 1] = ta ? i[row] : k;
+        b[row] = tb ? i[row + 1] : k;
+        b[row + 1] = tb ? k : i[row + 1];
         sum =
             Add(sum, Mul(in_[0][Position(node_.input(0), a)], in_[1][Position(node_.input(1), b)]));
       }
