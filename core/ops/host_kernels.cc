@@ -2,12 +2,15 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "core/ops/compare/compare_host.h"
+#include "core/ops/cross_entropy/cross_entropy_host.h"
 #include "core/ops/elementwise/elementwise_host.h"
 #include "core/ops/fill/fill_host.h"
+#include "core/ops/index/index_host.h"
 #include "core/ops/matmul/matmul_host.h"
 #include "core/ops/reduction/reduction_host.h"
 #include "core/ops/shape/shape_host.h"
 #include "core/ops/slice/slice_host.h"
+#include "core/ops/softmax/softmax_host.h"
 #include "core/ops/sum/sum_host.h"
 
 namespace chorus {
@@ -15,14 +18,17 @@ namespace {
 
 // The list. An op or family is one line here.
 constexpr absl::Span<const HostKernelEntry> (*kFamilies[])() = {
-    CompareHostKernels,      //
-    ElementwiseHostKernels,  //
-    FillHostKernels,         //
-    MatmulHostKernels,       //
-    ReductionHostKernels,    //
-    ShapeHostKernels,        //
-    SliceHostKernels,        //
-    SumHostKernels,          //
+    CompareHostKernels,       //
+    CrossEntropyHostKernels,  //
+    ElementwiseHostKernels,   //
+    FillHostKernels,          //
+    IndexHostKernels,         //
+    MatmulHostKernels,        //
+    ReductionHostKernels,     //
+    ShapeHostKernels,         //
+    SliceHostKernels,         //
+    SoftmaxHostKernels,       //
+    SumHostKernels,           //
 };
 
 using Factories = absl::flat_hash_map<absl::string_view, HostKernelFactory>;

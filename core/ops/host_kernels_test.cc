@@ -44,10 +44,103 @@ struct Case {
   std::string op;
   std::vector<Ints> inputs;
   Attributes attributes;
+  // An input of indices from 0 to limit - 1, of that dtype.
+  int index_input = -1;
+  int64_t limit = 0;
+  DType index_dtype = DType::kI64;
 };
+
+// softmax, cross_entropy and what goes by index.
+void AppendRowCases(std::vector<Case>* cases) {
+  const auto axis_is = [](int64_t axis) { return Attributes{{"axis", axis}}; };
+  for (const Ints& sizes : {Ints{5}, Ints{1}, Ints{0}, Ints{3, 7}, Ints{2, 5, 131}, Ints{2, 0, 3},
+                            Ints{0, 4}, Ints{130, 3}}) {
+    for (int64_t axis = 0; axis < static_cast<int64_t>(sizes.size()); ++axis) {
+      cases->push_back({"softmax", {sizes}, axis_is(axis)});
+      cases->push_back({"log_softmax", {sizes}, axis_is(axis)});
+      if (sizes[axis] == 0) continue;
+      for (const int64_t keep_dims : {0, 1}) {
+        for (const char* op : {"arg_max", "arg_min"}) {
+          cases->push_back({op, {sizes}, {{"axis", axis}, {"keep_dims", keep_dims}}});
+        }
+      }
+    }
+  }
+  const DType index_dtypes[] = {DType::kI8, DType::kU8, DType::kI16, DType::kI32, DType::kI64};
+  for (const DType dtype : index_dtypes) {
+    for (const Ints& rows : {Ints{}, Ints{7}, Ints{0}, Ints{3, 5}}) {
+      const int64_t classes = 10;
+      Ints logits = rows;
+      logits.push_back(classes);
+      // That one of the labels is ignored does not make it less of a label.
+      for (const Attributes& attributes :
+           {Attributes{}, Attributes{{"ignore_index", int64_t{3}}}}) {
+        cases->push_back({"cross_entropy", {logits, rows}, attributes, 1, classes, dtype});
+        cases->push_back(
+            {"cross_entropy_grad", {logits, rows, rows}, attributes, 1, classes, dtype});
+        for (const char* to : {"f16", "bf16", "f32", "f64", "u8", "i64", "bool"}) {
+          Attributes all = {{"depth", classes}, {"dtype", std::string(to)}};
+          all.insert(all.end(), attributes.begin(), attributes.end());
+          cases->push_back({"one_hot", {rows}, all, 0, classes, dtype});
+        }
+      }
+    }
+    cases->push_back(
+        {"one_hot", {{0}}, {{"depth", int64_t{0}}, {"dtype", std::string("f32")}}, 0, 1, dtype});
+  }
+  int next = 0;
+  for (const Ints& sizes : {Ints{5}, Ints{4, 3}, Ints{2, 7, 131}, Ints{3, 2, 0}, Ints{300, 2}}) {
+    for (int64_t axis = 0; axis < static_cast<int64_t>(sizes.size()); ++axis) {
+      const int64_t size = sizes[axis];
+      for (const Ints& indices : {Ints{}, Ints{9}, Ints{0}, Ints{2, 3}}) {
+        if (size == 0 && indices != Ints{0}) continue;
+        const DType dtype = size > 127 ? DType::kI16 : index_dtypes[next++ % 5];
+        cases->push_back({"take", {sizes, indices}, axis_is(axis), 1, size, dtype});
+        Ints updates = sizes;
+        updates.erase(updates.begin() + axis);
+        updates.insert(updates.begin() + axis, indices.begin(), indices.end());
+        cases->push_back(
+            {"scatter_add", {updates, indices}, {{"axis", axis}, {"size", size}}, 1, size, dtype});
+      }
+      for (const int64_t count : {0, 1, 11}) {
+        if (size == 0 && count > 0) continue;
+        const DType dtype = size > 127 ? DType::kI16 : index_dtypes[next++ % 5];
+        Ints places = sizes;
+        places[axis] = count;
+        cases->push_back({"take_along", {sizes, places}, axis_is(axis), 1, size, dtype});
+        cases->push_back({"scatter_add_along",
+                          {places, places},
+                          {{"axis", axis}, {"size", size}},
+                          1,
+                          size,
+                          dtype});
+      }
+    }
+  }
+  // More rows than half types add up at once: 256 of 64 columns, 16384 of one.
+  cases->push_back({"scatter_add",
+                    {{600, 70}, {600}},
+                    {{"axis", int64_t{0}}, {"size", int64_t{520}}},
+                    1,
+                    520,
+                    DType::kI32});
+  cases->push_back({"scatter_add",
+                    {{600}, {600}},
+                    {{"axis", int64_t{0}}, {"size", int64_t{40000}}},
+                    1,
+                    40000,
+                    DType::kI32});
+  cases->push_back({"scatter_add_along",
+                    {{600, 70}, {600, 70}},
+                    {{"axis", int64_t{0}}, {"size", int64_t{520}}},
+                    1,
+                    520,
+                    DType::kI32});
+}
 
 std::vector<Case> Cases() {
   std::vector<Case> cases;
+  AppendRowCases(&cases);
   for (const Ints& sizes : {Ints{}, Ints{0}, Ints{1}, Ints{7}, Ints{16}, Ints{1031}, Ints{3, 5}}) {
     for (const char* op :
          {"abs", "ceil", "copy", "cos", "erf", "exp", "expm1", "floor", "log", "log1p", "neg",
@@ -185,6 +278,10 @@ class Kernel {
     EXPECT_TRUE(expected.ok()) << expected.status();
     return (*expected)[0];
   }
+  absl::Status TryRun() const {
+    std::string out(outputs_[0].num_bytes(), '\0');
+    return kernel_->RunAll(pointers_, {out.empty() ? nullptr : &out[0]});
+  }
   // Runs the units in pieces that end at `cuts`.
   Value Run(const std::vector<int64_t>& cuts) const {
     Value out{outputs_[0], std::string(outputs_[0].num_bytes(), '\xff')};
@@ -238,11 +335,16 @@ void ExpectNear(const Value& got, const Value& expected, const std::string& what
   }
 }
 
+TensorType TypeOfInput(const Case& c, size_t i, DType dtype) {
+  const bool is_index = static_cast<int>(i) == c.index_input;
+  return WithDType(is_index ? c.index_dtype : InputType(c.op, i, dtype), c.inputs[i]);
+}
+
 // Whether the op takes that dtype.
 bool Takes(const Case& c, DType dtype) {
   std::vector<TensorType> types;
   for (size_t i = 0; i < c.inputs.size(); ++i) {
-    types.push_back(WithDType(InputType(c.op, i, dtype), c.inputs[i]));
+    types.push_back(TypeOfInput(c, i, dtype));
   }
   std::vector<const TensorType*> inputs;
   for (const TensorType& type : types) inputs.push_back(&type);
@@ -256,7 +358,12 @@ bool Takes(const Case& c, DType dtype) {
 std::vector<Value> InputsOf(const Case& c, DType dtype, std::mt19937_64* random) {
   std::vector<Value> inputs;
   for (size_t i = 0; i < c.inputs.size(); ++i) {
-    const TensorType type = WithDType(InputType(c.op, i, dtype), c.inputs[i]);
+    const TensorType type = TypeOfInput(c, i, dtype);
+    if (static_cast<int>(i) == c.index_input) {
+      const int64_t last = std::max<int64_t>(c.limit - 1, 0);
+      inputs.push_back(testing::RandomWhole(type, 0, last, random));
+      continue;
+    }
     const bool holders = c.op == "share" && i == 1;
     const bool divisor = c.op == "div" && i == 1;
     inputs.push_back(type.dtype == DType::kBool      ? testing::RandomWhole(type, 0, 1, random)
@@ -604,6 +711,147 @@ TEST(HostKernelsTest, ReluSelectsAndDoesNotMultiply) {
   EXPECT_EQ(testing::Elements<double>(grad.Run({5})), (std::vector<double>{inf, 0, 0, 0, 4}));
   const Kernel relu("relu", {x}, {});
   EXPECT_EQ(testing::Elements<double>(relu.Run({5})), (std::vector<double>{1, 0, 0, 0, inf}));
+}
+
+TEST(HostKernelsTest, SoftmaxOfInfinitiesAndNan) {
+  const double inf = std::numeric_limits<double>::infinity();
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  // Large scores do not overflow; what is -inf takes no part; the other rows are NaN throughout.
+  const std::vector<double> x = {1000, 1000, -inf, -inf, nan, 1, -inf, -inf, inf, 1, 5, -inf};
+  for (const DType dtype : {DType::kF16, DType::kBF16, DType::kF32, DType::kF64}) {
+    const Value rows = testing::FromDoubles(WithDType(dtype, {6, 2}), x);
+    const Value columns = [&] {
+      std::vector<double> transposed;
+      for (int j = 0; j < 2; ++j) {
+        for (int i = 0; i < 6; ++i) transposed.push_back(x[i * 2 + j]);
+      }
+      return testing::FromDoubles(WithDType(dtype, {2, 6}), transposed);
+    }();
+    const Kernel along_rows("softmax", {rows}, {{"axis", int64_t{1}}});
+    const Kernel along_columns("softmax", {columns}, {{"axis", int64_t{0}}});
+    const Kernel log("log_softmax", {rows}, {{"axis", int64_t{1}}});
+    const std::vector<double> y = testing::ToDoubles(along_rows.Run({6}));
+    const std::vector<double> z = testing::ToDoubles(along_columns.Run({6}));
+    const std::vector<double> l = testing::ToDoubles(log.Run({6}));
+    for (int i = 0; i < 6; ++i) {
+      for (int j = 0; j < 2; ++j) {
+        SCOPED_TRACE(i * 2 + j);
+        if (i == 0) {
+          EXPECT_EQ(y[i * 2 + j], 0.5);
+          EXPECT_NEAR(l[i * 2 + j], -0.6931, 3e-3);
+        } else if (i == 5) {
+          EXPECT_EQ(y[i * 2 + j], 1 - j);
+          EXPECT_EQ(l[i * 2 + j], j == 0 ? 0 : -inf);
+        } else {
+          EXPECT_TRUE(std::isnan(y[i * 2 + j]) && std::isnan(l[i * 2 + j]));
+        }
+        EXPECT_TRUE(z[j * 6 + i] == y[i * 2 + j] || std::isnan(y[i * 2 + j]));
+        EXPECT_EQ(std::isnan(z[j * 6 + i]), std::isnan(y[i * 2 + j]));
+      }
+    }
+  }
+}
+
+TEST(HostKernelsTest, CrossEntropyOfLargeScoresAndOfIgnoredRows) {
+  const double inf = std::numeric_limits<double>::infinity();
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const Value logits =
+      testing::MakeValue<double>(Ints{4, 2}, {1000, 0, 0, 1000, nan, inf, -inf, 3});
+  const Value labels = testing::MakeValue<int64_t>(Ints{4}, {0, 0, -1, 0});
+  const Value g = testing::MakeValue<double>(Ints{4}, {2, 2, nan, 1});
+  const Attributes ignoring = {{"ignore_index", int64_t{-1}}};
+  const Kernel losses("cross_entropy", {logits, labels}, ignoring);
+  EXPECT_EQ(testing::Elements<double>(losses.Run({4})), (std::vector<double>{0, 1000, 0, inf}));
+  const Kernel grad("cross_entropy_grad", {logits, labels, g}, ignoring);
+  EXPECT_EQ(testing::Elements<double>(grad.Run({4})),
+            (std::vector<double>{0, 0, -2, 2, 0, 0, -1, 1}));
+}
+
+TEST(HostKernelsTest, ArgMaxPrefersTheFirstAndNan) {
+  const double inf = std::numeric_limits<double>::infinity();
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const Value x = testing::MakeValue<double>(Ints{4, 4}, {1, 3, 3, 1,            //
+                                                          1, nan, inf, nan,      //
+                                                          -inf, -inf, inf, inf,  //
+                                                          0.0, -0.0, 0.0, -0.0});
+  const auto run = [&](const char* op) {
+    const Kernel kernel(op, {x}, {{"axis", int64_t{1}}});
+    return testing::Elements<int64_t>(kernel.Run({4}));
+  };
+  EXPECT_EQ(run("arg_max"), (Ints{1, 1, 2, 0}));
+  EXPECT_EQ(run("arg_min"), (Ints{0, 1, 0, 0}));
+  // Beyond what a double tells apart.
+  const int64_t large = int64_t{1} << 62;
+  const Kernel integers("arg_max",
+                        {testing::MakeValue<int64_t>(Ints{3}, {large, large + 1, large})},
+                        {{"axis", int64_t{0}}});
+  EXPECT_EQ(testing::Elements<int64_t>(integers.Run({1})), Ints{1});
+}
+
+TEST(HostKernelsTest, IndicesAreChecked) {
+  const auto text = [](const std::string& op, const std::vector<Value>& inputs,
+                       const Attributes& attributes) {
+    const Kernel kernel(op, inputs, attributes);
+    const absl::Status status = kernel.TryRun();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << op;
+    return std::string(status.message().data(), status.message().size());
+  };
+  const auto floats = [](const Ints& sizes) {
+    return testing::Zeros(WithDType(DType::kF32, sizes));
+  };
+  const Value bad = testing::MakeValue<int32_t>(Ints{2, 2}, {0, 2, 3, -1});
+  const Attributes axis = {{"axis", int64_t{0}}};
+  EXPECT_EQ(text("take", {floats({3, 5}), bad}, axis),
+            "take: input 1, i32[2,2], holds 3 at [1,0], expected from 0 to 2");
+  EXPECT_EQ(text("take_along", {floats({4, 2}), bad}, axis),
+            "take_along: input 1, i32[2,2], holds -1 at [1,1], expected from 0 to 3");
+  EXPECT_EQ(text("take", {floats({0, 5}), bad}, axis),
+            "take: input 1, i32[2,2], holds 0 at [0,0], expected none, for there is nothing to "
+            "choose from");
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kI8}) {
+    EXPECT_EQ(text("scatter_add", {testing::Zeros(WithDType(dtype, {2, 2, 5})), bad},
+                   {{"axis", int64_t{0}}, {"size", int64_t{4}}}),
+              "scatter_add: input 1, i32[2,2], holds -1 at [1,1], expected from 0 to 3");
+    EXPECT_EQ(text("scatter_add_along", {testing::Zeros(WithDType(dtype, {2, 2})), bad},
+                   {{"axis", int64_t{1}}, {"size", int64_t{3}}}),
+              "scatter_add_along: input 1, i32[2,2], holds 3 at [1,0], expected from 0 to 2");
+    EXPECT_EQ(text("scatter_add", {testing::Zeros(WithDType(dtype, {2, 2, 5})), bad},
+                   {{"axis", int64_t{0}}, {"size", int64_t{0}}}),
+              "scatter_add: input 1, i32[2,2], holds 0 at [0,0], expected none, for there is "
+              "nothing to choose from");
+  }
+  EXPECT_EQ(text("one_hot", {bad}, {{"depth", int64_t{3}}, {"dtype", std::string("f32")}}),
+            "one_hot: input 0, i32[2,2], holds 3 at [1,0], expected from 0 to 2");
+  EXPECT_EQ(text("cross_entropy", {floats({2, 2, 3}), bad}, {}),
+            "cross_entropy: input 1, i32[2,2], holds 3 at [1,0], expected from 0 to 2");
+  EXPECT_EQ(text("cross_entropy", {floats({2, 2, 3}), bad}, {{"ignore_index", int64_t{3}}}),
+            "cross_entropy: input 1, i32[2,2], holds -1 at [1,1], expected from 0 to 2, or 3, "
+            "which is ignored");
+  EXPECT_EQ(text("cross_entropy_grad", {floats({2, 2, 3}), bad, floats({2, 2})}, {}),
+            "cross_entropy_grad: input 1, i32[2,2], holds 3 at [1,0], expected from 0 to 2");
+  // Every dtype is read as what it is.
+  EXPECT_EQ(text("take", {floats({255}), testing::MakeValue<uint8_t>(Ints{1}, {255})}, axis),
+            "take: input 1, u8[1], holds 255 at [0], expected from 0 to 254");
+  EXPECT_EQ(text("take", {floats({300}), testing::MakeValue<int8_t>(Ints{1}, {-1})}, axis),
+            "take: input 1, i8[1], holds -1 at [0], expected from 0 to 299");
+  EXPECT_EQ(text("take", {floats({2}), testing::MakeValue<int16_t>(Ints{}, {-300})}, axis),
+            "take: input 1, i16[], holds -300 at [], expected from 0 to 1");
+  EXPECT_EQ(
+      text("take", {floats({2}), testing::MakeValue<int64_t>(Ints{1}, {int64_t{1} << 32})}, axis),
+      "take: input 1, i64[1], holds 4294967296 at [0], expected from 0 to 1");
+}
+
+TEST(HostKernelsTest, ScatterAddRoundsHalfTypesOnceAndWraps) {
+  const Value zeros = testing::MakeValue<int32_t>(Ints{3}, {1, 1, 1});
+  const Attributes two = {{"axis", int64_t{0}}, {"size", int64_t{2}}};
+  const Kernel halves("scatter_add",
+                      {testing::FromDoubles(WithDType(DType::kF16, {3}), {0.25, 512, 0.25}), zeros},
+                      two);
+  EXPECT_EQ(testing::ToDoubles(halves.Run({1})), (std::vector<double>{0, 512.5}));
+  const Kernel bytes("scatter_add_along",
+                     {testing::FromDoubles(WithDType(DType::kI8, {3}), {100, 100, 100}), zeros},
+                     two);
+  EXPECT_EQ(testing::ToDoubles(bytes.Run({1})), (std::vector<double>{0, 44}));
 }
 
 TEST(HostKernelsTest, ElementwiseOpsRunInPlace) {

@@ -14,14 +14,17 @@
 #include "core/ops/barrier/barrier.h"
 #include "core/ops/broadcast/broadcast.h"
 #include "core/ops/compare/compare.h"
+#include "core/ops/cross_entropy/cross_entropy.h"
 #include "core/ops/elementwise/elementwise.h"
 #include "core/ops/fill/fill.h"
 #include "core/ops/gather/gather.h"
+#include "core/ops/index/index.h"
 #include "core/ops/matmul/matmul.h"
 #include "core/ops/reduction/reduction.h"
 #include "core/ops/send/send.h"
 #include "core/ops/shape/shape.h"
 #include "core/ops/slice/slice.h"
+#include "core/ops/softmax/softmax.h"
 #include "core/ops/sum/sum.h"
 
 namespace chorus {
@@ -29,21 +32,24 @@ namespace {
 
 // The list. An op or family is one line here.
 constexpr absl::Span<const OpDef* const> (*kFamilies[])() = {
-    AllGatherOps,    //
-    AllReduceOps,    //
-    AllToAllOps,     //
-    BarrierOps,      //
-    BroadcastOps,    //
-    CompareOps,      //
-    ElementwiseOps,  //
-    FillOps,         //
-    GatherOps,       //
-    MatmulOps,       //
-    ReductionOps,    //
-    SendOps,         //
-    ShapeOps,        //
-    SliceOps,        //
-    SumOps,          //
+    AllGatherOps,     //
+    AllReduceOps,     //
+    AllToAllOps,      //
+    BarrierOps,       //
+    BroadcastOps,     //
+    CompareOps,       //
+    CrossEntropyOps,  //
+    ElementwiseOps,   //
+    FillOps,          //
+    GatherOps,        //
+    IndexOps,         //
+    MatmulOps,        //
+    ReductionOps,     //
+    SendOps,          //
+    ShapeOps,         //
+    SliceOps,         //
+    SoftmaxOps,       //
+    SumOps,           //
 };
 
 struct Registry {

@@ -45,9 +45,8 @@ struct Product {
         if (c[static_cast<size_t>(i * n + j)] != sum) state.SkipWithError("wrong result");
       }
     }
-    state.counters["GFLOP/s"] =
-        benchmark::Counter(2e-9 * static_cast<double>(m * n * k),
-                           benchmark::Counter::kIsIterationInvariantRate);
+    state.counters["GFLOP/s"] = benchmark::Counter(2e-9 * static_cast<double>(m * n * k),
+                                                   benchmark::Counter::kIsIterationInvariantRate);
   }
 
   const int64_t m, n, k;

@@ -141,6 +141,17 @@ class Local {
       return Elementwise([](T a, T b) { return static_cast<T>(std::pow<Wide, Wide>(a, b)); });
     }
     if (op == "matmul") return Matmul();
+    if (op == "softmax") return Softmax(/*log=*/false);
+    if (op == "log_softmax") return Softmax(/*log=*/true);
+    if (op == "cross_entropy") return CrossEntropy(/*gradient=*/false);
+    if (op == "cross_entropy_grad") return CrossEntropy(/*gradient=*/true);
+    if (op == "one_hot") return OneHot();
+    if (op == "take") return TakeSlices();
+    if (op == "take_along") return TakeAlong();
+    if (op == "scatter_add") return ScatterAdd();
+    if (op == "scatter_add_along") return ScatterAddAlong();
+    if (op == "arg_max") return Arg([](T a, T b) { return a > b; });
+    if (op == "arg_min") return Arg([](T a, T b) { return a < b; });
     if (op == "sum") return Sum();
     if (op == "expand") return Expand();
     if (op == "copy" || op == "reshape") return Same();
@@ -218,6 +229,121 @@ class Local {
             Add(sum, Mul(in_[0][Position(node_.input(0), a)], in_[1][Position(node_.input(1), b)]));
       }
       out_[Position(type_, i)] = sum;
+    });
+    return true;
+  }
+
+  // The elements of input 0 that share all other indices, in wide numbers.
+  std::vector<long double> Row(Index i, size_t axis) const {
+    std::vector<long double> row;
+    for (i[axis] = 0; i[axis] < node_.input(0).dims[axis].size; ++i[axis]) {
+      row.push_back(static_cast<long double>(in_[0][Position(node_.input(0), i)]));
+    }
+    return row;
+  }
+  static long double LogSumExp(const std::vector<long double>& row) {
+    long double most = -std::numeric_limits<long double>::infinity(), sum = 0;
+    for (const long double x : row) most = x > most ? x : most;
+    for (const long double x : row) sum += std::exp(x - most);
+    return most + std::log(sum);
+  }
+
+  bool Softmax(bool log) {
+    const auto axis = static_cast<size_t>(Int("axis"));
+    ForEach(type_, [&](const Index& i) {
+      const std::vector<long double> row = Row(i, axis);
+      const long double y = row[i[axis]] - LogSumExp(row);
+      out_[Position(type_, i)] = static_cast<T>(log ? y : std::exp(y));
+    });
+    return true;
+  }
+
+  bool IsIgnored(T index) const {
+    return FindAttribute(node_.attributes, "ignore_index") != nullptr &&
+           index == static_cast<T>(Int("ignore_index"));
+  }
+
+  bool CrossEntropy(bool gradient) {
+    ForEach(type_, [&](const Index& i) {
+      Index label = i, first = i;
+      if (gradient) label.pop_back();
+      if (!gradient) first.push_back(0);
+      const int64_t position = Position(node_.input(1), label);
+      const T wanted = in_[1][position];
+      if (IsIgnored(wanted)) return;
+      const std::vector<long double> row = Row(first, first.size() - 1);
+      const long double sum = LogSumExp(row);
+      long double y = sum - row[static_cast<size_t>(wanted)];
+      if (gradient) {
+        y = std::exp(row[i.back()] - sum) - (static_cast<T>(i.back()) == wanted ? 1 : 0);
+        y *= in_[2][position];
+      }
+      out_[Position(type_, i)] = static_cast<T>(y);
+    });
+    return true;
+  }
+
+  bool OneHot() {
+    ForEach(type_, [&](const Index& i) {
+      const T index = in_[0][Position(node_.input(0), Index(i.begin(), i.end() - 1))];
+      const bool hot = !IsIgnored(index) && index == static_cast<T>(i.back());
+      out_[Position(type_, i)] = static_cast<T>(hot ? 1 : 0);
+    });
+    return true;
+  }
+
+  // Where `i` leads: the indices stand in the place of one axis.
+  Index Indexed(const Index& i) const {
+    const auto begin = i.begin() + Int("axis");
+    const auto end = begin + static_cast<std::ptrdiff_t>(node_.input(1).dims.size());
+    Index result(i.begin(), begin);
+    result.push_back(static_cast<int64_t>(in_[1][Position(node_.input(1), Index(begin, end))]));
+    result.insert(result.end(), end, i.end());
+    return result;
+  }
+  Index IndexedAlong(Index i) const {
+    i[Int("axis")] = static_cast<int64_t>(in_[1][Position(node_.input(1), i)]);
+    return i;
+  }
+  bool TakeSlices() {
+    ForEach(type_, [&](const Index& i) {
+      out_[Position(type_, i)] = in_[0][Position(node_.input(0), Indexed(i))];
+    });
+    return true;
+  }
+  bool TakeAlong() {
+    ForEach(type_, [&](const Index& i) {
+      out_[Position(type_, i)] = in_[0][Position(node_.input(0), IndexedAlong(i))];
+    });
+    return true;
+  }
+  bool ScatterAdd() {
+    ForEach(node_.input(0), [&](const Index& i) {
+      T& sum = out_[Position(type_, Indexed(i))];
+      sum = Add(sum, in_[0][Position(node_.input(0), i)]);
+    });
+    return true;
+  }
+  bool ScatterAddAlong() {
+    ForEach(node_.input(0), [&](const Index& i) {
+      T& sum = out_[Position(type_, IndexedAlong(i))];
+      sum = Add(sum, in_[0][Position(node_.input(0), i)]);
+    });
+    return true;
+  }
+
+  bool Arg(bool (*is_better)(T, T)) {
+    const auto axis = static_cast<size_t>(Int("axis"));
+    ForEach(type_, [&](const Index& o) {
+      Index i = o;
+      if (Int("keep_dims") == 0) i.insert(i.begin() + static_cast<std::ptrdiff_t>(axis), 0);
+      Index best = i;
+      for (; i[axis] < node_.input(0).dims[axis].size; ++i[axis]) {
+        const T x = in_[0][Position(node_.input(0), i)];
+        const T least = in_[0][Position(node_.input(0), best)];
+        if (least == least && (x != x || is_better(x, least))) best = i;
+      }
+      out_[Position(type_, o)] = static_cast<T>(best[axis]);
     });
     return true;
   }
@@ -900,7 +1026,10 @@ absl::StatusOr<std::vector<Value>> EvaluateLocal(const NodeView& node,
       return std::vector<Value>{Compare<decltype(t)>(node, inputs, outputs[0])};
     });
   }
-  return DispatchWide(outputs[0].dtype, [&](auto t) -> absl::StatusOr<std::vector<Value>> {
+  // Indices come of comparing what the inputs are.
+  const bool arg = node.op == "arg_max" || node.op == "arg_min";
+  const DType computed = arg ? inputs[0]->type.dtype : outputs[0].dtype;
+  return DispatchWide(computed, [&](auto t) -> absl::StatusOr<std::vector<Value>> {
     Local<decltype(t)> local(node, inputs, outputs[0]);
     if (!local.Run()) return absl::UnimplementedError(absl::StrCat("evaluator: ", node.op));
     return std::vector<Value>{local.Take()};

@@ -1,0 +1,25 @@
+// cross_entropy(logits, labels): what a classifier loses, of each row of scores.
+//
+// Shapes: logits [...,classes], floating point; labels [...], of any integer dtype -> [...] in the
+// dtype of logits. loss = -log_softmax(logits)[label]; nothing is summed.
+// Attribute ignore_index (absent: none): rows with that label have loss 0 and take no part. Another
+// label below 0 or beyond the last class is INVALID_ARGUMENT from the run.
+// Rows with NaN or +inf, or nothing but -inf, lose NaN.
+// VJP: cross_entropy_grad(logits, labels, g) = g (softmax(logits) - one_hot(labels)), or 0 in
+// ignored rows whatever stands there; labels have none.
+// VJP of cross_entropy_grad for h, where p = softmax(logits), 0 in ignored rows, and u = g h:
+//   logits: p (u - sum u p) along the classes;   g: sum h (p - one_hot(labels)) along the classes.
+// It is made of cross_entropy_grad, one_hot, mul, add, sub, sum, reshape and expand: any order.
+#ifndef CHORUS_CORE_OPS_CROSS_ENTROPY_CROSS_ENTROPY_H_
+#define CHORUS_CORE_OPS_CROSS_ENTROPY_CROSS_ENTROPY_H_
+
+#include "absl/types/span.h"
+#include "core/ops/op.h"
+
+namespace chorus {
+
+absl::Span<const OpDef* const> CrossEntropyOps();
+
+}  // namespace chorus
+
+#endif  // CHORUS_CORE_OPS_CROSS_ENTROPY_CROSS_ENTROPY_H_

@@ -1,0 +1,117 @@
+#include "core/ops/cross_entropy/cross_entropy_host.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <memory>
+
+#include "core/base/error.h"
+#include "core/ops/host_arithmetic.h"
+#include "core/ops/host_indices.h"
+
+namespace chorus {
+namespace {
+
+// What both kernels do with a row.
+template <typename T>
+class RowKernel : public HostKernel {
+ protected:
+  using A = Arithmetic<T>;
+
+  RowKernel(const NodeView& node, int64_t outputs_per_row)
+      : HostKernel(outputs_per_row == 0 ? 0 : node.input(1).num_elements(),
+                   // exp takes as long as several bytes.
+                   node.input(0).dims.back().size * static_cast<int64_t>(4 * sizeof(T) + 16) + 16),
+        labels_(node, 1, node.input(0).dims.back().size) {}
+
+  int64_t classes() const { return labels_.limit(); }
+
+  // Sum of exp(x - most) over a row.
+  A SumExp(const T* row, A* most) const {
+    *most = -std::numeric_limits<A>::infinity();
+    for (int64_t i = 0; i < classes(); ++i) {
+      const A x = static_cast<A>(row[i]);
+      *most = x > *most ? x : *most;
+    }
+    A sum{};
+    for (int64_t i = 0; i < classes(); ++i) sum += std::exp(static_cast<A>(row[i]) - *most);
+    return sum;
+  }
+
+  const HostIndices labels_;
+};
+
+template <typename T>
+class CrossEntropy : public RowKernel<T> {
+ public:
+  explicit CrossEntropy(const NodeView& node) : RowKernel<T>(node, 1) {}
+
+  absl::Status Run(absl::Span<const void* const> inputs, absl::Span<void* const> outputs,
+                   int64_t begin, int64_t end) const override {
+    T* const out = static_cast<T*>(outputs[0]);
+    for (int64_t row = begin; row < end; ++row) {
+      const int64_t label = this->labels_.At(inputs[1], row);
+      if (this->labels_.IsIgnored(label)) {
+        out[row] = T{};
+        continue;
+      }
+      if (!this->labels_.IsWithin(label)) return this->labels_.OutOfRange(row, label);
+      const T* const x = static_cast<const T*>(inputs[0]) + row * this->classes();
+      typename RowKernel<T>::A most;
+      const auto sum = this->SumExp(x, &most);
+      out[row] =
+          static_cast<T>(std::log(sum) - (static_cast<typename RowKernel<T>::A>(x[label]) - most));
+    }
+    return absl::OkStatus();
+  }
+};
+
+template <typename T>
+class CrossEntropyGrad : public RowKernel<T> {
+ public:
+  explicit CrossEntropyGrad(const NodeView& node)
+      : RowKernel<T>(node, node.input(0).dims.back().size) {}
+
+  absl::Status Run(absl::Span<const void* const> inputs, absl::Span<void* const> outputs,
+                   int64_t begin, int64_t end) const override {
+    using A = typename RowKernel<T>::A;
+    const int64_t classes = this->classes();
+    for (int64_t row = begin; row < end; ++row) {
+      T* const out = static_cast<T*>(outputs[0]) + row * classes;
+      const int64_t label = this->labels_.At(inputs[1], row);
+      if (this->labels_.IsIgnored(label)) {
+        std::fill_n(out, classes, T{});
+        continue;
+      }
+      if (!this->labels_.IsWithin(label)) return this->labels_.OutOfRange(row, label);
+      const T* const x = static_cast<const T*>(inputs[0]) + row * classes;
+      const A g = static_cast<A>(static_cast<const T*>(inputs[2])[row]);
+      A most;
+      const A sum = this->SumExp(x, &most);
+      for (int64_t i = 0; i < classes; ++i) {
+        const A p = std::exp(static_cast<A>(x[i]) - most) / sum;
+        out[i] = static_cast<T>(g * (i == label ? p - 1 : p));
+      }
+    }
+    return absl::OkStatus();
+  }
+};
+
+template <template <typename> class Kernel>
+absl::StatusOr<std::unique_ptr<HostKernel>> Make(const NodeView& node,
+                                                 absl::Span<const TensorType> outputs) {
+  using Made = absl::StatusOr<std::unique_ptr<HostKernel>>;
+  return VisitFloating(
+      outputs[0].dtype, [&](auto t) -> Made { return std::make_unique<Kernel<decltype(t)>>(node); },
+      [&] { return Made(NoHostKernel(node, outputs)); });
+}
+
+constexpr HostKernelEntry kEntries[] = {{"cross_entropy", Make<CrossEntropy>},
+                                        {"cross_entropy_grad", Make<CrossEntropyGrad>}};
+
+}  // namespace
+
+absl::Span<const HostKernelEntry> CrossEntropyHostKernels() { return kEntries; }
+
+}  // namespace chorus

@@ -1,0 +1,39 @@
+#include "core/ops/host_indices.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "core/base/error.h"
+
+namespace chorus {
+
+HostIndices::HostIndices(const NodeView& node, int input, int64_t limit)
+    : op_(node.op.data(), node.op.size()), input_(input), type_(node.input(input)), limit_(limit) {
+  const AttributeValue* const ignored = FindAttribute(node.attributes, "ignore_index");
+  if (ignored != nullptr) ignored_ = absl::get<int64_t>(*ignored);
+}
+
+absl::Status HostIndices::OutOfRange(int64_t i, int64_t index) const {
+  std::vector<int64_t> place;
+  for (size_t d = type_.dims.size(); d-- > 0;) {
+    place.push_back(i % type_.dims[d].size);
+    i /= type_.dims[d].size;
+  }
+  std::reverse(place.begin(), place.end());
+  const std::string range = limit_ == 0 ? "none, for there is nothing to choose from"
+                                        : absl::StrCat("from 0 to ", limit_ - 1);
+  Error error;
+  error.code = absl::StatusCode::kInvalidArgument;
+  error.reason = Reason::kBadType;
+  error.op = op_;
+  error.expected = absl::StrCat(
+      range, ignored_.has_value() ? absl::StrCat(", or ", *ignored_, ", which is ignored") : "");
+  error.got = absl::StrCat(index);
+  error.message = absl::StrCat(op_, ": input ", input_, ", ", type_.ToString(), ", holds ", index,
+                               " at [", absl::StrJoin(place, ","), "], expected ", error.expected);
+  return ToStatus(error);
+}
+
+}  // namespace chorus

@@ -1,0 +1,15 @@
+// softmax and log_softmax on host memory. A unit is a row: what one index of all dimensions but the
+// axis selects.
+#ifndef CHORUS_CORE_OPS_SOFTMAX_SOFTMAX_HOST_H_
+#define CHORUS_CORE_OPS_SOFTMAX_SOFTMAX_HOST_H_
+
+#include "absl/types/span.h"
+#include "core/ops/host_kernel.h"
+
+namespace chorus {
+
+absl::Span<const HostKernelEntry> SoftmaxHostKernels();
+
+}  // namespace chorus
+
+#endif  // CHORUS_CORE_OPS_SOFTMAX_SOFTMAX_HOST_H_
