@@ -632,6 +632,8 @@ Tensor Add(const Tensor& a, const Tensor& b, CallSite site = CallSite::Here());
 Tensor Sub(const Tensor& a, const Tensor& b, CallSite site = CallSite::Here());
 Tensor Mul(const Tensor& a, const Tensor& b, CallSite site = CallSite::Here());
 Tensor Neg(const Tensor& x, CallSite site = CallSite::Here());
+// Of matrices: [..., m, k] and [..., k, n]. Leading dimensions broadcast; one matrix on the right
+// for all on the left costs nothing more.
 Tensor MatMul(const Tensor& a, const Tensor& b, CallSite site = CallSite::Here());
 Tensor Relu(const Tensor& x, CallSite site = CallSite::Here());
 Tensor Sin(const Tensor& x, CallSite site = CallSite::Here());

@@ -542,7 +542,32 @@ Tensor Mul(const Tensor& a, const Tensor& b, CallSite site) {
 }
 Tensor Neg(const Tensor& x, CallSite site) { return ApplyLocal(Spec("neg", site), {x}); }
 Tensor MatMul(const Tensor& a, const Tensor& b, CallSite site) {
-  return ApplyLocal(Spec("matmul", site), {a, b});
+  const auto is_matrix = [](const Tensor& x) { return IsUsable(x) && x.shape().size() >= 2; };
+  const auto one_by_one = [&] { return ApplyLocal(Spec("matmul", site), {a, b}); };
+  if (!is_matrix(a) || !is_matrix(b)) return one_by_one();
+  Shape leading(a.shape().begin(), a.shape().end() - 2);
+  const Shape of_b(b.shape().begin(), b.shape().end() - 2);
+  if (leading == of_b) return one_by_one();
+  if (of_b.empty()) {
+    // The rows of all matrices of a are those of one.
+    Shape shape = a.shape();
+    int64_t rows = 1;
+    for (size_t i = 0; i + 1 < shape.size(); ++i) rows *= shape[i];
+    shape.back() = b.shape().back();
+    return Reshape(MatMul(Reshape(a, {rows, a.shape().back()}, site), b, site), shape, site);
+  }
+  if (!BroadcastShapes(of_b, &leading)) {
+    return Fail(a,
+                BadType(absl::StrCat("matmul: expected leading dimensions that broadcast, got ",
+                                     TypeText(a), " and ", TypeText(b))),
+                site);
+  }
+  const auto stretched = [&](const Tensor& x) {
+    Shape shape = leading;
+    shape.insert(shape.end(), x.shape().end() - 2, x.shape().end());
+    return x.shape() == shape ? x : Expand(x, shape, site);
+  };
+  return ApplyLocal(Spec("matmul", site), {stretched(a), stretched(b)});
 }
 Tensor Relu(const Tensor& x, CallSite site) { return ApplyLocal(Spec("relu", site), {x}); }
 Tensor Sin(const Tensor& x, CallSite site) { return ApplyLocal(Spec("sin", site), {x}); }

@@ -28,10 +28,7 @@ bool IsUsable(const Tensor& x) { return x.defined() && !x.absent() && x.status()
 
 std::string TypeText(const Tensor& x) { return x.impl()->data->info->type.ToString(); }
 
-namespace {
-
-// Widens `shape` to what both stretch to; false where they do not meet.
-bool Broadcast(const Shape& other, Shape* shape) {
+bool BroadcastShapes(const Shape& other, Shape* shape) {
   if (shape->size() < other.size()) shape->insert(shape->begin(), other.size() - shape->size(), 1);
   const size_t added = shape->size() - other.size();
   for (size_t i = 0; i < other.size(); ++i) {
@@ -41,6 +38,8 @@ bool Broadcast(const Shape& other, Shape* shape) {
   }
   return true;
 }
+
+namespace {
 
 // The bytes of a number as an element of that dtype; an error where it is none of its values.
 absl::StatusOr<InlineData> ElementOf(DType dtype, double value) {
@@ -127,7 +126,7 @@ Tensor Elementwise(const char* op, absl::Span<const Tensor> inputs, CallSite sit
 
   Shape shape;
   for (const Tensor& input : inputs) {
-    if (Broadcast(input.shape(), &shape)) continue;
+    if (BroadcastShapes(input.shape(), &shape)) continue;
     std::string types;
     for (const Tensor& each : inputs) {
       absl::StrAppend(&types, types.empty() ? "" : " and ", TypeText(each));

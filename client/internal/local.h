@@ -33,6 +33,9 @@ bool IsUsable(const Tensor& x);
 // "f32[2,3]", of a usable one.
 std::string TypeText(const Tensor& x);
 
+// Widens `shape` to what both stretch to; false where they do not meet.
+bool BroadcastShapes(const Shape& other, Shape* shape);
+
 // An op on tensors whose shapes are broadcast: sizes 1 and missing leading dimensions stretch. A
 // 0-dim operand goes to the op as it is.
 Tensor Elementwise(const char* op, absl::Span<const Tensor> inputs, CallSite site);

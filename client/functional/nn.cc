@@ -1,0 +1,85 @@
+#include "client/functional/nn.h"
+
+#include <string>
+#include <utility>
+
+#include "absl/types/span.h"
+#include "client/internal/local.h"
+#include "client/internal/tape.h"
+
+namespace chorus {
+inline namespace sdk {
+namespace {
+
+// An op with attribute `axis` of its first input, and others, which come after it.
+Tensor Along(const char* op, absl::Span<const Tensor> inputs, int64_t axis, Attributes others,
+             CallSite site) {
+  int64_t place = axis;
+  if (IsUsable(inputs[0])) {
+    const absl::StatusOr<int64_t> checked = Axis(op, inputs[0], axis);
+    if (!checked.ok()) return Fail(inputs[0], checked.status(), site);
+    place = *checked;
+  }
+  others.insert(others.begin(), {"axis", place});
+  return ApplyLocal(Spec(op, site, std::move(others)), inputs);
+}
+
+Attributes KeepDims(bool keep_dims) {
+  return keep_dims ? Attributes{{"keep_dims", int64_t{1}}} : Attributes{};
+}
+
+}  // namespace
+
+Tensor Softmax(const Tensor& x, int64_t axis, CallSite site) {
+  return Along("softmax", {x}, axis, {}, site);
+}
+Tensor LogSoftmax(const Tensor& x, int64_t axis, CallSite site) {
+  return Along("log_softmax", {x}, axis, {}, site);
+}
+
+Tensor CrossEntropy(const Tensor& logits, const Tensor& labels, CallSite site) {
+  return ApplyLocal(Spec("cross_entropy", site), {logits, labels});
+}
+Tensor CrossEntropy(const Tensor& logits, const Tensor& labels, int64_t ignored, CallSite site) {
+  return ApplyLocal(Spec("cross_entropy", site, {{"ignore_index", ignored}}), {logits, labels});
+}
+
+Tensor OneHot(const Tensor& indices, int64_t depth, DType dtype, CallSite site) {
+  const absl::string_view name = DTypeName(dtype);
+  return ApplyLocal(
+      Spec("one_hot", site, {{"depth", depth}, {"dtype", std::string(name.data(), name.size())}}),
+      {indices});
+}
+
+Tensor Take(const Tensor& x, const Tensor& indices, int64_t axis, CallSite site) {
+  return Along("take", {x, indices}, axis, {}, site);
+}
+
+Tensor ScatterAdd(const Tensor& updates, const Tensor& indices, int64_t size, int64_t axis,
+                  CallSite site) {
+  int64_t place = axis;
+  if (axis < 0 && IsUsable(updates) && IsUsable(indices)) {
+    place += static_cast<int64_t>(updates.shape().size()) + 1 -
+             static_cast<int64_t>(indices.shape().size());
+  }
+  return ApplyLocal(Spec("scatter_add", site, {{"axis", place}, {"size", size}}),
+                    {updates, indices});
+}
+
+Tensor TakeAlong(const Tensor& x, const Tensor& indices, int64_t axis, CallSite site) {
+  return Along("take_along", {x, indices}, axis, {}, site);
+}
+Tensor ScatterAddAlong(const Tensor& updates, const Tensor& indices, int64_t size, int64_t axis,
+                       CallSite site) {
+  return Along("scatter_add_along", {updates, indices}, axis, {{"size", size}}, site);
+}
+
+Tensor ArgMax(const Tensor& x, int64_t axis, bool keep_dims, CallSite site) {
+  return Along("arg_max", {x}, axis, KeepDims(keep_dims), site);
+}
+Tensor ArgMin(const Tensor& x, int64_t axis, bool keep_dims, CallSite site) {
+  return Along("arg_min", {x}, axis, KeepDims(keep_dims), site);
+}
+
+}  // namespace sdk
+}  // namespace chorus
