@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -91,9 +92,9 @@ class Trainer {
   // A tensor of the daemon's with what `fill` writes.
   template <typename Fill>
   absl::StatusOr<Tensor> Owned(int64_t count, const Fill& fill) {
-    CHORUS_ASSIGN_OR_RETURN(const MappedTensor<float> staging, Map<float>(world_, {count}));
-    fill(staging.data());
-    Tensor owned = staging.tensor() + 0.0;
+    std::vector<float> values(static_cast<size_t>(count));
+    fill(values.data());
+    Tensor owned = FromHost(world_, values, {count});
     CHORUS_RETURN_IF_ERROR(owned.Wait());
     return owned;
   }
@@ -124,7 +125,11 @@ class Trainer {
     Outcome outcome;
     const absl::StatusOr<CollectiveCase> c = CollectiveCase::Of(task.op, world_.size(), task.bytes);
     outcome.status = c.ok() ? PrepareOwned(*c) : c.status();
-    if (!outcome.status.ok()) return outcome;
+    if (!outcome.status.ok()) {
+      // The others need not wait for this rank, and learn why.
+      world_.Abort(std::string(outcome.status.message())).IgnoreError();
+      return outcome;
+    }
     outcome = TimedLoop(task, [&]() -> absl::Status {
       Call(*c);
       for (const Tensor& result : results_) CHORUS_RETURN_IF_ERROR(result.Wait());

@@ -11,7 +11,10 @@ namespace chorus {
 namespace {
 
 constexpr uint32_t kMagic = 0x4e4c5043;  // "CPLN"
-constexpr uint8_t kVersion = 2;
+constexpr uint8_t kVersion = 3;
+
+// An executor keeps a bit for each.
+constexpr int64_t kMaxEqualGroups = int64_t{1} << 20;
 
 void PutPlace(const DevicePlan::Place& place, ByteWriter* out) {
   out->PutSigned(place.buffer);
@@ -111,6 +114,7 @@ std::string EncodeDevicePlan(const DevicePlan& plan) {
   out.PutSigned(plan.num_buffers);
   out.PutSigned(plan.num_bindings);
   out.PutSigned(plan.num_events);
+  out.PutSigned(plan.num_equal_groups);
   Graph nodes;
   nodes.nodes.reserve(plan.nodes.size());
   for (const DevicePlan::Kernel& kernel : plan.nodes) nodes.nodes.push_back(kernel.node);
@@ -142,6 +146,7 @@ std::string EncodeDevicePlan(const DevicePlan& plan) {
     out.PutSigned(step.wait);
     out.PutSigned(step.record);
     out.Put(static_cast<uint8_t>(step.held_back));
+    out.PutSigned(step.equal_group);
     out.PutVarint(step.inputs.size());
     for (const DevicePlan::Place& place : step.inputs) PutPlace(place, &out);
     out.PutVarint(step.outputs.size());
@@ -160,6 +165,7 @@ absl::StatusOr<DevicePlan> DecodeDevicePlan(absl::string_view bytes) {
   plan.num_buffers = GetInt32(&in, 0, kAnyInt32);
   plan.num_bindings = GetInt32(&in, 0, kAnyInt32);
   plan.num_events = GetInt32(&in, 0, kAnyInt32);
+  plan.num_equal_groups = GetInt32(&in, 0, kMaxEqualGroups);
   const absl::string_view encoded_nodes = in.GetString();
   if (in.ok()) {
     CHORUS_ASSIGN_OR_RETURN(Graph nodes, DecodeGraph(encoded_nodes));
@@ -194,7 +200,7 @@ absl::StatusOr<DevicePlan> DecodeDevicePlan(absl::string_view bytes) {
     EventState state = EventState::kFree;
     DevicePlan::StreamId stream = DevicePlan::StreamId::kCompute;
   };
-  const size_t steps = in.GetCount(8);
+  const size_t steps = in.GetCount(9);
   if (static_cast<size_t>(plan.num_events) > steps) in.Fail();
   std::vector<EventUse> events(in.ok() ? static_cast<size_t>(plan.num_events) : 0);
   for (size_t i = 0; i < steps && in.ok(); ++i) {
@@ -206,7 +212,8 @@ absl::StatusOr<DevicePlan> DecodeDevicePlan(absl::string_view bytes) {
     step.wait = GetInt32(&in, -1, plan.num_events);
     step.record = GetInt32(&in, -1, plan.num_events);
     step.held_back = GetBool(&in);
-    if (step.held_back && step.node < 0) in.Fail();
+    step.equal_group = GetInt32(&in, -1, plan.num_equal_groups);
+    if ((step.held_back || step.equal_group >= 0) && step.node < 0) in.Fail();
     const size_t inputs = in.GetCount(3);
     for (size_t k = 0; k < inputs && in.ok(); ++k) step.inputs.push_back(GetPlace(plan, &in));
     const size_t outputs = in.GetCount(3);

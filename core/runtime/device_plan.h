@@ -43,6 +43,9 @@ struct DevicePlan {
     // A kernel that writes where a donated input may stand, behind all collectives of the launch:
     // in a launch that holds back it is left out when something before it failed.
     bool held_back = false;
+    // A kernel of this group of equal work (Plan::equal_groups), which a launch may leave out; else
+    // -1.
+    int32_t equal_group = -1;
     absl::InlinedVector<Place, 2> inputs;
     absl::InlinedVector<Place, 1> outputs;
   };
@@ -82,6 +85,7 @@ struct DevicePlan {
   int32_t num_buffers = 0;   // length of the launch's buffer table
   int32_t num_bindings = 0;  // length of the launch's `collectives`
   int32_t num_events = 0;
+  int32_t num_equal_groups = 0;
   std::vector<Kernel> nodes;
   std::vector<CollectiveStep> collectives;
   std::vector<Step> steps;

@@ -29,13 +29,14 @@ struct LaunchHead {
   uint32_t buffers;
   uint32_t collectives;
   uint32_t after;
-  uint32_t hold_back;
+  uint32_t left_out;
+  uint64_t hold_back;
 };
 struct BindingHead {
   uint64_t communicator;
   uint64_t present;
 };
-static_assert(sizeof(LaunchHead) == 32 && sizeof(BindingHead) == 16, "no padding is sent");
+static_assert(sizeof(LaunchHead) == 40 && sizeof(BindingHead) == 16, "no padding is sent");
 
 template <typename Array>
 void PutArray(const Array& array, ByteWriter* out) {
@@ -69,6 +70,7 @@ void EncodeLaunch(const LaunchMessage& message, ByteWriter* out) {
                         static_cast<uint32_t>(message.buffers.size()),
                         static_cast<uint32_t>(message.collectives.size()),
                         static_cast<uint32_t>(message.after.size()),
+                        static_cast<uint32_t>(message.left_out.size()),
                         message.hold_back};
   out->PutRaw(&head, sizeof(head));
   PutArray(message.buffers, out);
@@ -78,6 +80,7 @@ void EncodeLaunch(const LaunchMessage& message, ByteWriter* out) {
     PutArray(binding.present, out);
   }
   PutArray(message.after, out);
+  PutArray(message.left_out, out);
 }
 
 namespace {
@@ -99,7 +102,8 @@ bool DecodeLaunchInto(absl::string_view bytes, LaunchMessage* message) {
     binding.communicator = bound.communicator;
     if (!GetArray(&in, bound.present, &binding.present)) return false;
   }
-  return GetArray(&in, head.after, &message->after) && in.Done() && head.hold_back <= 1;
+  return GetArray(&in, head.after, &message->after) &&
+         GetArray(&in, head.left_out, &message->left_out) && in.Done() && head.hold_back <= 1;
 }
 
 }  // namespace
@@ -153,12 +157,14 @@ struct LoadedPlan {
     int32_t wait = -1;
     int32_t record = -1;
     bool held_back = false;
+    int32_t equal_group = -1;
     absl::InlinedVector<DevicePlan::Place, 2> inputs;
     absl::InlinedVector<DevicePlan::Place, 1> outputs;
   };
   size_t num_buffers = 0;
   size_t num_bindings = 0;
   size_t num_events = 0;
+  size_t num_equal_groups = 0;
   bool uses[kPlanStreams] = {false, false};
   std::vector<LoadedStep> steps;
   std::vector<std::unique_ptr<Kernel>> kernels;
@@ -202,6 +208,7 @@ class DeviceExecutor final : public Executor {
     plan->num_buffers = static_cast<size_t>(decoded.num_buffers);
     plan->num_bindings = static_cast<size_t>(decoded.num_bindings);
     plan->num_events = static_cast<size_t>(decoded.num_events);
+    plan->num_equal_groups = static_cast<size_t>(decoded.num_equal_groups);
     plan->kernels.reserve(decoded.nodes.size());
     for (const DevicePlan::Kernel& kernel : decoded.nodes) {
       CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<Kernel> made, MakeKernel(kernel));
@@ -215,6 +222,7 @@ class DeviceExecutor final : public Executor {
       loaded.wait = step.wait;
       loaded.record = step.record;
       loaded.held_back = step.held_back;
+      loaded.equal_group = step.equal_group;
       if (step.node >= 0) {
         loaded.kernel = plan->kernels[static_cast<size_t>(step.node)].get();
       } else {
@@ -412,7 +420,19 @@ class DeviceExecutor final : public Executor {
                                     (*plan)->num_buffers, " and ", (*plan)->num_bindings));
     }
     bound_.clear();
+    left_out_.assign((*plan)->num_equal_groups, false);
+    for (const int32_t group : message_.left_out) {
+      if (group < 0 || static_cast<size_t>(group) >= left_out_.size()) {
+        return Malformed(absl::StrCat("a launch of plan ", message_.plan, " leaves out group ",
+                                      group, " of ", left_out_.size()));
+      }
+      left_out_[static_cast<size_t>(group)] = true;
+    }
     for (const LaunchMessage::CollectiveBinding& binding : message_.collectives) {
+      if (binding.communicator == 0) {
+        bound_.push_back(nullptr);
+        continue;
+      }
       const auto found = communicators_.find(binding.communicator);
       if (found == communicators_.end()) {
         return UnknownName(absl::StrCat("communicator ", binding.communicator));
@@ -500,7 +520,9 @@ class DeviceExecutor final : public Executor {
   void Enqueue(LoadedPlan::LoadedStep* step, const Hold* hold, absl::Status* status) {
     Stream* const stream = streams_[step->stream].get();
     if (step->wait >= 0) stream->Wait(events_[static_cast<size_t>(step->wait)].get());
-    if (step->kernel != nullptr) {
+    if (step->equal_group >= 0 && left_out_[static_cast<size_t>(step->equal_group)]) {
+      // Another device does it.
+    } else if (step->kernel != nullptr) {
       KernelCall call;
       call.kernel = step->kernel;
       if (hold != nullptr && step->held_back) call.unless = &hold->failed;
@@ -531,7 +553,12 @@ class DeviceExecutor final : public Executor {
       for (std::vector<DeviceAddress>* extras : {&call.factors, &call.holders}) {
         for (DeviceAddress& address : *extras) address = result(*to++);
       }
-      absl::Status enqueued = bound_[binding]->Enqueue(call, stream);
+      absl::Status enqueued;
+      if (bound_[binding] != nullptr) {
+        enqueued = bound_[binding]->Enqueue(call, stream);
+      } else if (call.kind != CollectiveKind::kBarrier) {
+        enqueued = Malformed("a launch binds no communicator to a collective");
+      }
       if (!enqueued.ok() && status->ok()) *status = std::move(enqueued);
     }
     if (step->record >= 0) stream->Record(events_[static_cast<size_t>(step->record)].get());
@@ -632,6 +659,7 @@ class DeviceExecutor final : public Executor {
 
   LaunchMessage message_;  // the one being launched
   absl::InlinedVector<Communicator*, 4> bound_;
+  std::vector<bool> left_out_;  // by group of equal work
 
   // Written by completions.
   std::atomic<int64_t> in_flight_[2] = {{0}, {0}};

@@ -30,7 +30,7 @@ using CommunicatorId = uint64_t;
 // whose results are read, or whose workspace is used again.
 struct LaunchMessage {
   struct CollectiveBinding {
-    CommunicatorId communicator = 0;
+    CommunicatorId communicator = 0;  // 0: none; only the barrier behind equal work may go without
     absl::InlinedVector<int32_t, 8> present;  // members that take part; empty: all
   };
   LaunchId launch = 0;
@@ -38,6 +38,7 @@ struct LaunchMessage {
   absl::InlinedVector<DeviceAddress, 8> buffers;          // the plan's buffer table
   absl::InlinedVector<CollectiveBinding, 1> collectives;  // in the plan's order
   absl::InlinedVector<LaunchId, 4> after;  // earlier launches on this device to wait for
+  absl::InlinedVector<int32_t, 4> left_out;  // groups of equal work that another device does
   // Outputs stand where donated inputs do: nothing is written there before everything else is
   // complete, nor when anything has failed.
   bool hold_back = false;

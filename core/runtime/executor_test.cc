@@ -844,8 +844,16 @@ TEST_P(ExecutorFailureTest, LaunchesThatNameUnknownThingsCompleteWithAnError) {
   message.collectives[0].communicator = 77;
   EXPECT_EQ(LaunchBytes(message).code(), absl::StatusCode::kNotFound);
   message = MessageFor(plan);
+  message.collectives[0].communicator = 0;
+  EXPECT_EQ(LaunchBytes(message).code(), absl::StatusCode::kInvalidArgument);
+  message = MessageFor(plan);
   message.collectives.clear();
   EXPECT_EQ(LaunchBytes(message).code(), absl::StatusCode::kInvalidArgument);
+  for (const int32_t group : {-1, 0}) {
+    message = MessageFor(plan);
+    message.left_out = {group};
+    EXPECT_EQ(LaunchBytes(message).code(), absl::StatusCode::kInvalidArgument) << group;
+  }
 }
 
 TEST_P(ExecutorFailureTest, AnAbortEndsTheLaunchThatWaitsAndLeavesTheDeviceUsable) {
@@ -917,6 +925,7 @@ TEST(MessageTest, LaunchesComeBackAsTheyWere) {
   message.collectives[0].communicator = 5;
   message.collectives[1].present = {0, 2, 7};
   message.after = {1, 299};
+  message.left_out = {0, 3, 4};
   ByteWriter out;
   EncodeLaunch(message, &out);
   const absl::StatusOr<LaunchMessage> back = DecodeLaunch(out.bytes());
@@ -929,6 +938,7 @@ TEST(MessageTest, LaunchesComeBackAsTheyWere) {
   EXPECT_TRUE(back->collectives[0].present.empty());
   EXPECT_EQ(back->collectives[1].present, message.collectives[1].present);
   EXPECT_EQ(back->after, message.after);
+  EXPECT_EQ(back->left_out, message.left_out);
   for (size_t size = 0; size < out.size(); ++size) {
     EXPECT_FALSE(DecodeLaunch(absl::string_view(out.bytes()).substr(0, size)).ok()) << size;
   }
@@ -942,12 +952,13 @@ TEST(MessageTest, LaunchesComeBackAsTheyWere) {
     EXPECT_EQ(large->buffers.size(), 3u) << at;
     EXPECT_EQ(large->collectives.size(), 2u) << at;
     EXPECT_EQ(large->after.size(), 2u) << at;
+    EXPECT_EQ(large->left_out.size(), 3u) << at;
   }
   // The last number of the head is neither 0 nor 1.
   std::string neither = out.bytes();
-  neither[28] = 2;
+  neither[32] = 2;
   EXPECT_FALSE(DecodeLaunch(neither).ok());
-  neither[28] = 1;
+  neither[32] = 1;
   EXPECT_TRUE(DecodeLaunch(neither)->hold_back);
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "core/base/bytes.h"
@@ -240,12 +241,14 @@ class Compiler {
     FindLive();
     FindStorage();
     PlaceOperandsInResults();
+    FindEqualWork();
     FindLifetimes();
     ChooseDonors();
     PlaceValues();
     for (size_t at = 0; at < order_.size(); ++at) {
       if (live_[static_cast<size_t>(order_[at])]) Schedule(order_[at], static_cast<int32_t>(at));
     }
+    if (!plan_.equal_groups.empty()) ScheduleEqualBarrier();
     PlaceOutputs();
     Finish();
     return std::move(plan_);
@@ -276,6 +279,8 @@ class Compiler {
     bool counted = false;  // must not stand in a workspace
     bool is_output = false;
     bool takes_over = false;  // an output that may stand where its donor does
+    int32_t equal_group = -1;  // whose result `equal_place` it is
+    int32_t equal_place = 0;
     int32_t last_use = -1;    // place in the order of the last node that touches it
     int32_t buffer = -1;
     Workspace::Block block;
@@ -572,6 +577,172 @@ class Compiler {
     }
   }
 
+  // --- Equal work ---
+
+  // Output `i` of collective `n`: whoever is a member has the same.
+  bool IsEqualResult(size_t n, size_t i) const {
+    const Node& node = graph_.nodes[n];
+    if (HasRuntimeCounts(*node.collective) || static_cast<int>(i) >= NumVisible(node)) return false;
+    const CollectiveKind kind = node.collective->kind;
+    return kind == CollectiveKind::kAllReduce || kind == CollectiveKind::kBroadcast ||
+           kind == CollectiveKind::kAllGather;
+  }
+
+  // Local ops whose value other ranks may have as well, in sets that are connected: which node
+  // stands for each node's set; -1: it is in none.
+  std::vector<int32_t> FindEqualSets() const {
+    std::vector<bool> equal(static_cast<size_t>(values_.size()), false);
+    std::fill_n(equal.begin(), graph_.inputs.size(), true);
+    std::vector<int32_t> set_of(graph_.nodes.size(), -1);
+    const auto find = [&set_of](int32_t n) {
+      while (set_of[static_cast<size_t>(n)] != n) {
+        n = set_of[static_cast<size_t>(n)] =
+            set_of[static_cast<size_t>(set_of[static_cast<size_t>(n)])];
+      }
+      return n;
+    };
+    for (size_t n = 0; n < graph_.nodes.size(); ++n) {
+      const Node& node = graph_.nodes[n];
+      const auto first = static_cast<size_t>(values_.first_output(static_cast<int32_t>(n)));
+      if (forms_[n] == Form::kCollective) {
+        for (size_t i = 0; i < node.outputs.size(); ++i) equal[first + i] = IsEqualResult(n, i);
+        continue;
+      }
+      if (!live_[n] || std::any_of(node.inputs.begin(), node.inputs.end(), [&](ValueIndex v) {
+            return !equal[static_cast<size_t>(v)];
+          })) {
+        continue;
+      }
+      set_of[n] = static_cast<int32_t>(n);
+      std::fill_n(equal.begin() + static_cast<ptrdiff_t>(first), node.outputs.size(), true);
+      for (const ValueIndex v : node.inputs) {
+        const int32_t producer = values_.producer(v);
+        if (producer < 0 || set_of[static_cast<size_t>(producer)] < 0) continue;
+        set_of[static_cast<size_t>(find(producer))] = find(static_cast<int32_t>(n));
+      }
+    }
+    for (size_t n = 0; n < set_of.size(); ++n) {
+      if (set_of[n] >= 0) set_of[n] = find(static_cast<int32_t>(n));
+    }
+    return set_of;
+  }
+
+  // Sees which of the nodes in `set_of` lead to nothing but each other and outputs.
+  std::vector<bool> FindSharable(const std::vector<int32_t>& set_of) const {
+    std::vector<bool> sharable(graph_.nodes.size(), false);
+    std::vector<bool> used_elsewhere(static_cast<size_t>(values_.size()), false);
+    for (size_t n = graph_.nodes.size(); n-- > 0;) {
+      if (!live_[n]) continue;
+      const Node& node = graph_.nodes[n];
+      const auto first = used_elsewhere.begin() + values_.first_output(static_cast<int32_t>(n));
+      sharable[n] = set_of[n] >= 0 &&
+                    std::find(first, first + static_cast<ptrdiff_t>(node.outputs.size()), true) ==
+                        first + static_cast<ptrdiff_t>(node.outputs.size());
+      if (sharable[n]) continue;
+      for (const ValueIndex v : node.inputs) used_elsewhere[static_cast<size_t>(v)] = true;
+    }
+    return sharable;
+  }
+
+  // A group as it is collected: a graph of its own, whose inputs are the leaves.
+  struct EqualCandidate {
+    Graph graph;
+    std::vector<Plan::EqualGroup::Leaf> leaves;
+    absl::flat_hash_map<ValueIndex, ValueIndex> numbers;  // in `graph`; of leaves: ~place
+    ValueIndex next_number = 0;
+    std::vector<ValueIndex> results;
+    std::vector<int32_t> kernels;  // nodes that may be left out
+    bool after_collective = false;
+    int64_t bytes = 0;  // that the kernels read and write
+  };
+
+  void FindEqualWork() {
+    group_of_.assign(graph_.nodes.size(), -1);
+    if (!options_.share_equal_work || !options_.share_results || graph_.num_device_slots != 1 ||
+        plan_.votes->participations.empty()) {
+      return;
+    }
+    const std::vector<int32_t> set_of = FindEqualSets();
+    const std::vector<bool> sharable = FindSharable(set_of);
+    std::vector<EqualCandidate> candidates;
+    absl::flat_hash_map<int32_t, size_t> candidate_of;  // by set
+    for (size_t n = 0; n < graph_.nodes.size(); ++n) {
+      if (!sharable[n] || forms_[n] != Form::kKernel) continue;
+      if (candidate_of.emplace(set_of[n], candidates.size()).second) candidates.emplace_back();
+    }
+    for (size_t n = 0; n < graph_.nodes.size(); ++n) {
+      const auto found = candidate_of.find(set_of[n]);
+      if (found != candidate_of.end()) AddToCandidate(n, sharable[n], &candidates[found->second]);
+    }
+    for (EqualCandidate& candidate : candidates) TakeCandidate(&candidate);
+  }
+
+  void AddToCandidate(size_t n, bool sharable, EqualCandidate* candidate) {
+    const Node& node = graph_.nodes[n];
+    const ValueIndex first = values_.first_output(static_cast<int32_t>(n));
+    Node copy = node;
+    for (ValueIndex& v : copy.inputs) {
+      const auto added = candidate->numbers.emplace(
+          v, ~static_cast<ValueIndex>(candidate->leaves.size()));
+      if (added.second) AddLeaf(v, candidate);
+      v = added.first->second;
+    }
+    for (size_t i = 0; i < node.outputs.size(); ++i) {
+      candidate->numbers.emplace(first + static_cast<ValueIndex>(i), candidate->next_number++);
+    }
+    candidate->graph.nodes.push_back(std::move(copy));
+    if (!sharable || forms_[n] != Form::kKernel) return;
+    candidate->kernels.push_back(static_cast<int32_t>(n));
+    for (const ValueIndex v : node.inputs) candidate->bytes += values_.type(v).num_bytes();
+    for (size_t i = 0; i < node.outputs.size(); ++i) {
+      const ValueIndex v = first + static_cast<ValueIndex>(i);
+      candidate->bytes += node.outputs[i].num_bytes();
+      if (table_[v].is_output) candidate->results.push_back(v);
+    }
+  }
+
+  void AddLeaf(ValueIndex v, EqualCandidate* candidate) const {
+    Plan::EqualGroup::Leaf leaf;
+    const int32_t producer = values_.producer(v);
+    if (producer < 0) {
+      leaf.input = v;
+    } else {
+      leaf.participation = participation_of_[static_cast<size_t>(producer)];
+      leaf.place = v - values_.first_output(producer);
+      candidate->after_collective = true;
+    }
+    GraphInput input;
+    input.type = values_.type(v);
+    candidate->graph.inputs.push_back(std::move(input));
+    candidate->leaves.push_back(leaf);
+  }
+
+  void TakeCandidate(EqualCandidate* candidate) {
+    if (!candidate->after_collective || candidate->results.empty() ||
+        candidate->bytes < options_.least_equal_bytes) {
+      return;
+    }
+    const auto leaves = static_cast<ValueIndex>(candidate->leaves.size());
+    for (Node& node : candidate->graph.nodes) {
+      for (ValueIndex& v : node.inputs) v = v < 0 ? ~v : v + leaves;
+    }
+    const auto index = static_cast<int32_t>(plan_.equal_groups.size());
+    Plan::EqualGroup group;
+    for (const ValueIndex v : candidate->results) {
+      GraphOutput output;
+      output.value = candidate->numbers[v] + leaves;
+      candidate->graph.outputs.push_back(output);
+      table_[v].equal_group = index;
+      table_[v].equal_place = static_cast<int32_t>(group.results.size());
+      group.results.push_back(v);  // its buffer, once it has one
+    }
+    for (const int32_t n : candidate->kernels) group_of_[static_cast<size_t>(n)] = index;
+    group.hash = HashGraph(candidate->graph);
+    group.leaves = std::move(candidate->leaves);
+    group.kernels = static_cast<int64_t>(candidate->kernels.size());
+    plan_.equal_groups.push_back(std::move(group));
+  }
+
   void FindLifetimes() {
     for (size_t at = 0; at < order_.size(); ++at) {
       const auto n = static_cast<size_t>(order_[at]);
@@ -677,6 +848,9 @@ class Compiler {
     }
     for (Value& value : table_) {
       if (value.slice_of >= 0) value.buffer = table_[value.slice_of].buffer;
+    }
+    for (Plan::EqualGroup& group : plan_.equal_groups) {
+      for (int32_t& result : group.results) result = table_[result].buffer;
     }
     plan_.operands.resize(plan_.votes->participations.size());
     plan_.written.resize(plan_.votes->participations.size());
@@ -862,6 +1036,8 @@ class Compiler {
     }
     DevicePlan& plan = slots_[static_cast<size_t>(node.device_slot)].plan;
     step.node = static_cast<int32_t>(plan.nodes.size());
+    step.equal_group = group_of_[static_cast<size_t>(n)];
+    if (step.equal_group >= 0) last_equal_step_ = static_cast<int32_t>(plan.steps.size());
     DevicePlan::Kernel kernel;
     kernel.node = node;
     kernel.node.inputs.clear();
@@ -1019,6 +1195,22 @@ class Compiler {
     }
   }
 
+  // No rank ends before the others have done what they do for it.
+  void ScheduleEqualBarrier() {
+    Slot& slot = slots_[0];
+    Step step = Begin(0, StreamId::kCommunication, {}, last_equal_step_);
+    DevicePlan::CollectiveStep barrier;
+    barrier.kind = CollectiveKind::kBarrier;
+    barrier.binding = static_cast<int32_t>(plan_.collectives[0].size());
+    Plan::CollectiveSlot binding;
+    binding.equal_work = true;
+    plan_.collectives[0].push_back(binding);
+    step.collective = static_cast<int32_t>(slot.plan.collectives.size());
+    slot.plan.collectives.push_back(std::move(barrier));
+    Push(0, std::move(step));
+    slot.plan.num_equal_groups = static_cast<int32_t>(plan_.equal_groups.size());
+  }
+
   int32_t PairBinding(int32_t here, int32_t from, int32_t to) {
     auto& bindings = plan_.collectives[static_cast<size_t>(here)];
     std::vector<int32_t>& known = pair_bindings_[PairIndex(here == from ? 0 : 1, from, to)];
@@ -1047,7 +1239,28 @@ class Compiler {
       place.bytes = values_.type(output.value).num_bytes();
       place.device_slot = values_.device_slot(output.value);
       place.donor = donors_[plan_.outputs.size()];
+      FindOrigin(output.value, &place);
       plan_.outputs.push_back(place);
+    }
+  }
+
+  // Whether other ranks may have the same value.
+  void FindOrigin(ValueIndex v, Plan::Output* output) const {
+    int32_t producer = values_.producer(v);
+    while (producer >= 0 && forms_[static_cast<size_t>(producer)] == Form::kAlias) {
+      v = graph_.nodes[static_cast<size_t>(producer)].inputs[0];
+      producer = values_.producer(v);
+    }
+    if (producer < 0) return;
+    const auto n = static_cast<size_t>(producer);
+    const int32_t place = v - values_.first_output(producer);
+    if (table_[v].equal_group >= 0) {
+      output->equal_group = table_[v].equal_group;
+      output->place = table_[v].equal_place;
+    } else if (forms_[n] == Form::kCollective && options_.share_results &&
+               IsEqualResult(n, static_cast<size_t>(place))) {
+      output->participation = participation_of_[n];
+      output->place = place;
     }
   }
 
@@ -1096,10 +1309,12 @@ class Compiler {
   std::vector<CollectivePieces> pieces_;   // by node; of collectives
   std::vector<int32_t> participation_of_;  // by node
   std::vector<bool> live_;                 // by node
+  std::vector<int32_t> group_of_;          // by node: of equal work, or -1
   std::vector<int32_t> order_;             // nodes, as they are enqueued
   std::vector<int32_t> place_of_;          // by node: its place in `order_`
   std::vector<bool> put_off_;              // by node; empty: there are no collectives
   std::vector<int32_t> donors_;            // by output
+  int32_t last_equal_step_ = -1;
   std::vector<Value> table_;               // by value
   std::vector<Slot> slots_;
   std::vector<std::vector<int32_t>> pair_bindings_;

@@ -50,6 +50,12 @@ struct PlanOptions {
   // plan made for it (streams are queues: another order on another rank would be a deadlock). Must
   // be a permutation that respects the participations' `after`.
   std::vector<int32_t> order;
+  // Looks for work that ranks of the node have in common (Plan::equal_groups). Only with
+  // share_results.
+  bool share_equal_work = true;
+  // What a group of equal work must read and write at least: for less, every rank for itself is
+  // quicker than waiting for each other.
+  int64_t least_equal_bytes = 64 << 10;
 };
 
 struct Plan {
@@ -70,8 +76,34 @@ struct Plan {
     // -1: never: it is needed longer, or the graph has several device slots. Each input is the
     // donor of one output at most.
     int32_t donor = -1;
+    // Where its value comes from, if other ranks may have the same: output `place` of the collective
+    // of participation `participation`, which is equal on all its members, or the result at `place`
+    // of `equal_group`. -1: neither.
+    int32_t participation = -1;
+    int32_t equal_group = -1;
+    int32_t place = 0;
   };
   std::vector<Output> outputs;
+  // Work that is the same on every rank that has the same leaves: pure ops that depend on the
+  // graph's inputs and on results that all members of a collective get alike, and on which nothing
+  // but such ops and the graph's outputs depend (an optimiser's update). Ranks of one gang whose
+  // groups have equal hashes and equal leaves may have one of them run it, in buffers that are
+  // theirs in common: the others' launches leave it out (LaunchMessage::left_out), and all of them
+  // bind the communicator of the devices that take part to the plan's last binding, so that none
+  // ends before the work is done. Every group has a participation among its leaves. The same in
+  // every order of collectives. Plans with several device slots have none.
+  struct EqualGroup {
+    Hash128 hash;  // of the ops and of the types of the leaves
+    struct Leaf {
+      int32_t input = -1;          // a graph input
+      int32_t participation = -1;  // else output `place` of that one
+      int32_t place = 0;
+    };
+    std::vector<Leaf> leaves;
+    std::vector<int32_t> results;  // the kOwned buffers that it writes, by place
+    int64_t kernels = 0;
+  };
+  std::vector<EqualGroup> equal_groups;
   // Per input: true when client-writable memory may be bound to it: the plan reads it only as
   // operand of floating-point reductions, or once as the source of a copy. Else it is copied to
   // daemon memory first.
@@ -94,13 +126,15 @@ struct Plan {
   std::vector<Written> written;  // by participation
   // The communicators that each slot's launch binds, in the order of LaunchMessage::collectives:
   // one for each participation on that slot, and one for each ordered pair of slots between which
-  // values are copied (members: 0 = from_slot's device, 1 = to_slot's). The communicator of a send
+  // values are copied (members: 0 = from_slot's device, 1 = to_slot's); last, where there are
+  // equal_groups, that of the ranks that share them, or 0 where this launch shares none. The communicator of a send
   // or recv has its two members in the order of their group ranks, the lower first: which of them
   // sends depends on the order of differentiation, and both directions share one communicator.
   struct CollectiveSlot {
     int32_t participation = -1;  // >= 0: that instance's communicator
     int32_t from_slot = -1;      // else: internal copy
     int32_t to_slot = -1;
+    bool equal_work = false;  // else: of those that share equal work
   };
   std::vector<std::vector<CollectiveSlot>> collectives;  // by device slot
   std::vector<std::string> device_plans;                 // by device slot: bytes for LoadPlan

@@ -339,6 +339,10 @@ absl::Status GangRig::PrepareInto(const std::vector<Session>& sessions, Result* 
       message.hold_back = donate_;
       for (const Plan::CollectiveSlot& wanted : on.plan.collectives[slot]) {
         LaunchMessage::CollectiveBinding binding;
+        if (wanted.equal_work) {  // every session does its own
+          message.collectives.push_back(std::move(binding));
+          continue;
+        }
         std::vector<int> devices;
         if (wanted.participation < 0) {
           devices = {on.devices[static_cast<size_t>(wanted.from_slot)],

@@ -1,0 +1,143 @@
+// Writes the corpus of executor_bytes_fuzz anew, for a new format:
+//   bazel run //core/runtime/testing:write_fuzz_corpus -- $PWD/core/runtime/fuzz_corpus
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/bytes.h"
+#include "core/base/error.h"
+#include "core/ops/testing/rank_builder.h"
+#include "core/runtime/device_plan.h"
+#include "core/runtime/executor.h"
+#include "core/runtime/plan.h"
+
+namespace chorus {
+namespace testing {
+namespace {
+
+class Corpus {
+ public:
+  explicit Corpus(std::string directory) : directory_(std::move(directory)) {}
+
+  // `format` is what the fuzz target's first byte chooses.
+  void Write(const std::string& name, char format, const std::string& bytes) const {
+    std::ofstream file(absl::StrCat(directory_, "/", name), std::ios::binary);
+    file << format << bytes;
+    if (file.good()) return;
+    std::cerr << "cannot write " << name << " in " << directory_ << "\n";
+    std::exit(1);
+  }
+
+  // Every value that is no input and that no op reads is an output.
+  void WritePlan(const std::string& name, RankBuilder* b, const std::vector<ValueIndex>& outputs,
+                 bool share = true) const {
+    for (const ValueIndex v : outputs) {
+      GraphOutput output;
+      output.value = v;
+      b->graph().AddOutput(output);
+    }
+    PlanOptions options;
+    options.share_results = share;
+    options.least_equal_bytes = 0;
+    const absl::StatusOr<Plan> plan = CompilePlan(b->graph().Build(), options);
+    if (!plan.ok()) {
+      std::cerr << name << ": " << plan.status() << "\n";
+      std::exit(1);
+    }
+    for (size_t slot = 0; slot < plan->device_plans.size(); ++slot) {
+      Write(slot == 0 ? name : absl::StrCat(name, "_", slot), 0, plan->device_plans[slot]);
+    }
+  }
+
+ private:
+  const std::string directory_;
+};
+
+void WriteAll(const Corpus& corpus) {
+  corpus.Write("plan_empty", 0, EncodeDevicePlan(DevicePlan()));
+  const TensorType x(DType::kF32, {6});
+  {
+    RankBuilder b(1, 4);
+    corpus.WritePlan("plan_all_reduce", &b, {b.AllReduce(b.Input(x))});
+  }
+  {
+    RankBuilder b(0, 2);
+    const ValueIndex data = b.Input(x);
+    const ValueIndex state = b.Input(x);
+    corpus.WritePlan("plan_equal_work", &b,
+                     {b.Op("sub", {state, b.AllReduce(b.Op("mul", {data, state}))})});
+  }
+  for (const bool share : {false, true}) {
+    RankBuilder b(1, 3);
+    const ValueIndex data = b.Input(TensorType(DType::kF32, {6, 4}));
+    const ValueIndex turned = b.Op("transpose", {data}, {{"perm", std::vector<int64_t>{1, 0}}});
+    RankBuilder::How root;
+    root.root = 1;
+    std::vector<ValueIndex> outputs = b.Apply("gather", {turned}, root);
+    RankBuilder::How counts;
+    counts.counts = {2, 4, 0};
+    outputs.push_back(b.Apply("all_gather_into_tensor", {turned}, counts)[0]);
+    RankBuilder::How product;
+    product.reduction = Reduction::kProduct;
+    outputs.push_back(b.Apply("all_reduce", {b.Op("neg", {data})}, product)[0]);
+    RankBuilder::How ragged;
+    ragged.runtime_counts_input = 1;
+    ragged.runtime_count_maximum = 9;
+    const ValueIndex rows = b.Input(TensorType(DType::kI64, {3}));
+    for (const ValueIndex v : b.Apply("all_to_all_single", {data, rows}, ragged)) {
+      outputs.push_back(v);
+    }
+    b.Barrier();
+    corpus.WritePlan(share ? "plan_mixed_shared" : "plan_mixed", &b, outputs, share);
+  }
+  {
+    RankBuilder b(0, 1, 2);
+    corpus.WritePlan("plan_copy_to", &b, {b.Op("copy", {b.Input(x)}, {}, 1)}, false);
+  }
+
+  LaunchMessage launch;
+  ByteWriter empty;
+  EncodeLaunch(launch, &empty);
+  corpus.Write("launch_empty", 1, empty.bytes());
+  launch.launch = 300;
+  launch.plan = 7;
+  launch.buffers = {0, 4096, ~uint64_t{0}};
+  launch.collectives.resize(2);
+  launch.collectives[0].communicator = 9;
+  launch.collectives[0].present = {0, 2};
+  launch.after = {298, 299};
+  launch.left_out = {1};
+  launch.hold_back = true;
+  ByteWriter full;
+  EncodeLaunch(launch, &full);
+  corpus.Write("launch", 1, full.bytes());
+
+  CompletionMessage completion;
+  completion.launch = 300;
+  ByteWriter ok;
+  EncodeCompletion(completion, &ok);
+  corpus.Write("completion_ok", 2, ok.bytes());
+  completion.status =
+      MakeError(absl::StatusCode::kAborted, Reason::kPeerDied, "rank 1 (pid 77) died");
+  completion.held_back = true;
+  ByteWriter aborted;
+  EncodeCompletion(completion, &aborted);
+  corpus.Write("completion_aborted", 2, aborted.bytes());
+}
+
+}  // namespace
+}  // namespace testing
+}  // namespace chorus
+
+int main(int argc, char** argv) {
+  if (argc != 2) {
+    std::cerr << "usage: write_fuzz_corpus DIRECTORY\n";
+    return 2;
+  }
+  chorus::testing::WriteAll(chorus::testing::Corpus(argv[1]));
+  return 0;
+}
