@@ -111,6 +111,9 @@ ABSL_FLAG(uint64_t, sim_seed, 0, "Seed of --backend=sim; 0: another one at each 
 ABSL_FLAG(std::string, fault_script, "",
           "For tests: faults of the devices, as core/backend/fault/fault_script.h has them: "
           "\"collective lost device=1 skip=20\".");
+ABSL_FLAG(bool, share_equal_work, true,
+          "Do work that is the same on several ranks, such as an optimiser's update, once and keep "
+          "its results once. Results are the same bits either way.");
 ABSL_FLAG(int64_t, memory_limit_bytes, int64_t{8} << 30, "Of all tensors and arenas together.");
 ABSL_FLAG(int32_t, max_sessions, 4096, "Sessions at a time.");
 ABSL_FLAG(int32_t, max_worlds, 1024, "Worlds at a time.");
@@ -193,6 +196,7 @@ DaemonOptions OptionsFromFlags() {
   CHORUS_NODE_FLAG(agree_timeout, sequencer.agree_timeout);
   CHORUS_NODE_FLAG(exec_timeout, sequencer.exec_timeout);
 #undef CHORUS_NODE_FLAG
+  node.share_equal_work = absl::GetFlag(FLAGS_share_equal_work);
   RequirePositive("max_wait", options.max_wait, absl::ZeroDuration());
   return options;
 }

@@ -9,6 +9,7 @@
 #include "absl/types/optional.h"
 #include "core/base/error.h"
 #include "core/base/ids.h"
+#include "core/graph/graph.h"
 #include "core/node/waiters.h"
 #include "core/runtime/executor.h"
 #include "core/runtime/memory.h"
@@ -33,6 +34,9 @@ struct Cell {
   BufferRef buffer;     // null: no bytes
   int64_t offset = 0;   // in `buffer`
   int64_t bytes = 0;
+  // Equal for equal values (node_equal.cc); 0: not known. Others may be given its buffer while it
+  // is pending.
+  Hash128 number;
   Sequence donated_to;                 // the run that it is promised to; 0: none
   std::shared_ptr<const Error> error;  // kFailed
   // Run once with this cell, when ready or failed. They must not hold it: it would hold itself, and

@@ -47,6 +47,9 @@ struct NodeOptions {
   absl::Duration join_timeout = absl::Seconds(300);
   absl::Duration gap_timeout = absl::Seconds(10);  // for a missing predecessor in a log
   SequencerOptions sequencer;                      // a world's own options override it
+  // Work that is the same on several ranks (a data-parallel optimiser's update) is done once and
+  // kept once. Results are the same bits either way.
+  bool share_equal_work = true;
 };
 
 enum class SessionState { kActive, kDetached, kDead };
@@ -132,6 +135,7 @@ struct PathCounters {
   int64_t copied_bytes = 0;    // uploads, frozen inputs, pieces moved by collectives
   int64_t streamed_bytes = 0;  // over gRPC
   int64_t donated_bytes = 0;   // results that took over donated inputs
+  int64_t shared_bytes = 0;    // results of work that another rank did for this one as well
 };
 
 struct NodeStats {
@@ -139,6 +143,7 @@ struct NodeStats {
   int64_t memory_used_bytes = 0;
   int64_t runs_published = 0;
   int64_t runs_failed = 0;
+  int64_t shared_kernels = 0;  // that were not run, because another rank ran an equal one
   PathCounters paths;
 };
 

@@ -1,5 +1,6 @@
 // The parts of LocalNode::Impl, split over node_sessions.cc (sessions, log, names), node_worlds.cc
-// (membership), node_runs.cc (submit, agree, launch, publish) and node_views.cc (diagnostics).
+// (membership), node_runs.cc (submit, agree, launch, publish), node_equal.cc (work that ranks have
+// in common) and node_views.cc (diagnostics).
 //
 // Threads: the node thread.
 #ifndef CHORUS_CORE_NODE_NODE_IMPL_H_
@@ -185,7 +186,9 @@ class LocalNode::Impl {
   void NameDonated(RunState* run, const RunState::Donation& donation, absl::string_view what);
   void TakeDonations(RunState* run);
   void ReturnDonations(RunState* run);
-  absl::Status PrepareBuffers(Session* session, RunState* run);
+  absl::StatusOr<absl::Span<const InstanceKey>> FindInstances(const RunState& run);
+  absl::Status PrepareBuffers(Session* session, absl::Span<const InstanceKey> instances,
+                              RunState* run);
   void FindProducers(RunState* run);
   void VoteRun(RunState* run, absl::Time now);
   void RefuseRun(const std::shared_ptr<Session>& session, Sequence sequence, const Run& command,
@@ -201,8 +204,9 @@ class LocalNode::Impl {
                   absl::Time now);
   void LaunchLocal(RunState* run, absl::Time now);
   absl::Status FollowOrder(RunState* run, const std::vector<int32_t>& order);
+  absl::Status FindBytes(const SequencerAction& action, absl::Span<RunState* const> members);
   void BindInputs(RunState* run);
-  absl::Status ResolvePeers(const SequencerAction& action);
+  absl::Status ResolvePeers(const LaunchedInstance& instance);
   int32_t NewGang();
   void AbortGang(int32_t place, const absl::Status& why);
   void DropCommunicator(CommunicatorId id, const absl::Status& why);
@@ -218,6 +222,12 @@ class LocalNode::Impl {
   void PublishRun(RunState* run, absl::Time now);
   void FailRun(RunState* run, const Error& error, absl::Time now);
   void EndRun(RunState* run);
+
+  // --- Equal work (node_equal.cc) -------------------------------------------------------------
+  absl::Status FindEqualWork(const Run& command, absl::Span<const InstanceKey> instances,
+                             RunState* run);
+  void SetBuffer(size_t index, const BufferRef& buffer, RunState* run);
+  absl::Status DealEqualWork(absl::Span<RunState* const> members);
 
   // --- Worlds ---------------------------------------------------------------------------------
   struct MemberRef {

@@ -121,7 +121,18 @@ absl::Status LocalNode::Impl::PrepareRun(const std::shared_ptr<Session>& session
   }
   CHORUS_RETURN_IF_ERROR(PrepareInputs(session.get(), command, run));
   CHORUS_RETURN_IF_ERROR(PromiseDonations(command, run));
-  return PrepareBuffers(session.get(), run);
+  CHORUS_ASSIGN_OR_RETURN(const absl::Span<const InstanceKey> instances, FindInstances(*run));
+  CHORUS_RETURN_IF_ERROR(FindEqualWork(command, instances, run));
+  return PrepareBuffers(session.get(), instances, run);
+}
+
+// By participation. None for a vote of another epoch, which will not be launched. Valid until the
+// vote.
+absl::StatusOr<absl::Span<const InstanceKey>> LocalNode::Impl::FindInstances(const RunState& run) {
+  if (run.world == nullptr || run.vote.epoch != run.world->sequencer->epoch()) {
+    return absl::Span<const InstanceKey>();
+  }
+  return run.world->sequencer->Resolve(run.vote);
 }
 
 // Finds the world of the run's groups and shows that the session is who the graph says it speaks
@@ -332,41 +343,30 @@ void LocalNode::Impl::ReturnDonations(RunState* run) {
 }
 
 // Reserves every byte that the run will write: nothing is allocated after commit.
-absl::Status LocalNode::Impl::PrepareBuffers(Session* session, RunState* run) {
+absl::Status LocalNode::Impl::PrepareBuffers(Session* session,
+                                             absl::Span<const InstanceKey> instances,
+                                             RunState* run) {
   const Plan& plan = run->plan->plan;
-  // By participation, when they are needed. None for a vote of another epoch, which will not be
-  // launched.
-  absl::Span<const InstanceKey> keys;
-  bool resolved = false;
   for (size_t i = 0; i < plan.buffers.size(); ++i) {
     const BufferSpec& spec = plan.buffers[i];
     if (spec.kind == BufferSpec::Kind::kInput || spec.kind == BufferSpec::Kind::kPeer ||
-        spec.bytes == 0 || run->refs[i]) {  // donated
+        spec.bytes == 0 || run->refs[i]) {  // donated, or of equal work
       continue;
     }
     const DeviceIndex device = run->devices[static_cast<size_t>(spec.device_slot)];
     BufferRef buffer;
     BufferRef* shared = nullptr;
-    if (spec.kind == BufferSpec::Kind::kShared) {
-      if (!resolved) {
-        resolved = true;
-        if (run->vote.epoch == run->world->sequencer->epoch()) {
-          CHORUS_ASSIGN_OR_RETURN(keys, run->world->sequencer->Resolve(run->vote));
-        }
-      }
-      if (!keys.empty()) {
-        shared = &run->world->shared[keys[static_cast<size_t>(spec.index)]];
-        // Of another size where the ranks disagree. The vote then says so, and nothing is launched:
-        // equal descriptors have equal results.
-        buffer = *shared;
-      }
+    if (spec.kind == BufferSpec::Kind::kShared && !instances.empty()) {
+      shared = &run->world->shared[instances[static_cast<size_t>(spec.index)]];
+      // Of another size where the ranks disagree. The vote then says so, and nothing is launched:
+      // equal descriptors have equal results.
+      buffer = *shared;
     }
     if (!buffer) {
       CHORUS_ASSIGN_OR_RETURN(buffer, Allocate(session->tenant.get(), device, spec.bytes));
       if (shared != nullptr) *shared = buffer;
     }
-    run->addresses[i] = buffer->address();
-    run->refs[i] = std::move(buffer);
+    SetBuffer(i, buffer, run);
   }
   return absl::OkStatus();
 }
@@ -537,6 +537,7 @@ void LocalNode::Impl::ApplyOne(const std::shared_ptr<World>& world, SequencerAct
       break;
     case SequencerAction::Kind::kEpochEnded:
       world->shared.clear();
+      world->equal_work.clear();
       errors.Record(world->tenant, &action->error);
       Note(FlightKind::kEpochEnded, now, nullptr, world.get(), Sequence(), Ticket(),
            action->error.id);
@@ -581,11 +582,9 @@ void LocalNode::Impl::LaunchGang(const std::shared_ptr<World>& world, const Sequ
     }
     world->shared.erase(instance.key);
   }
-  absl::Status status;
-  for (RunState* run : members) BindInputs(run);
-  if (status.ok()) status = ResolvePeers(action);
+  absl::Status status = DealEqualWork(members);
+  if (status.ok()) status = FindBytes(action, members);
   for (RunState* run : members) {
-    PlaceOutputs(run);
     if (status.ok()) status = PrepareLaunch(run, &gang);
   }
   // From here on every device gets its part, in ticket order. A failure so far launches nothing.
@@ -669,60 +668,81 @@ absl::Status LocalNode::Impl::FollowOrder(RunState* run, const std::vector<int32
   return absl::OkStatus();
 }
 
+// Finds the bytes of a gang's runs. Instances come in launch order, and a run that consumes what
+// another one of its gang computes has its instances behind that one's: so when an instance's turn
+// comes, all that its operands may stand in has been found.
+absl::Status LocalNode::Impl::FindBytes(const SequencerAction& action,
+                                        absl::Span<RunState* const> members) {
+  for (const LaunchedInstance& instance : action.instances) {
+    for (const LaunchedInstance::Part& part : instance.parts) {
+      if (RunState* run = runs_.Find(part.run)) BindInputs(run);
+    }
+    CHORUS_RETURN_IF_ERROR(ResolvePeers(instance));
+  }
+  for (RunState* run : members) {
+    BindInputs(run);
+    PlaceOutputs(run);
+  }
+  return absl::OkStatus();
+}
+
 void LocalNode::Impl::BindInputs(RunState* run) {
+  if (run->bound) return;
+  run->bound = true;
   for (size_t i = 0; i < run->inputs.size(); ++i) {
-    if (run->inputs[i] == nullptr) continue;
-    run->addresses[i] = run->inputs[i]->address();
-    run->refs[i] = run->inputs[i]->buffer;
+    const Cell* cell = run->inputs[i].get();
+    if (cell == nullptr) continue;
+    if (cell->state == Cell::State::kPending) {
+      if (RunState* producer = runs_.Find(cell->producer)) PlaceOutputs(producer);
+    }
+    run->addresses[i] = cell->address();
+    run->refs[i] = cell->buffer;
   }
 }
 
-// Finds the bytes that stand with other ranks. Instances come in launch order, so an operand that
-// is itself another rank's has been found before.
-absl::Status LocalNode::Impl::ResolvePeers(const SequencerAction& action) {
-  for (const LaunchedInstance& instance : action.instances) {
-    for (const LaunchedInstance::Part& part : instance.parts) {
-      RunState* run = runs_.Find(part.run);
-      if (run == nullptr) continue;
-      const Plan::Written& written =
-          run->plan->plan.written[static_cast<size_t>(part.participation)];
-      if (!written.shared || &part == &instance.parts.front()) {
-        stats.paths.reduced_bytes += written.reduced;
-        stats.paths.copied_bytes += written.copied;
+// Finds the bytes that stand with other ranks.
+absl::Status LocalNode::Impl::ResolvePeers(const LaunchedInstance& instance) {
+  for (const LaunchedInstance::Part& part : instance.parts) {
+    RunState* run = runs_.Find(part.run);
+    if (run == nullptr) continue;
+    const Plan::Written& written = run->plan->plan.written[static_cast<size_t>(part.participation)];
+    if (!written.shared || &part == &instance.parts.front()) {
+      stats.paths.reduced_bytes += written.reduced;
+      stats.paths.copied_bytes += written.copied;
+    }
+    for (int32_t buffer : run->plan->peer_buffers[static_cast<size_t>(part.participation)]) {
+      const BufferSpec& spec = run->plan->plan.buffers[static_cast<size_t>(buffer)];
+      if (spec.bytes == 0) continue;
+      const LaunchedInstance::Part* peer = nullptr;
+      for (const LaunchedInstance::Part& other : instance.parts) {
+        if (other.member.value() == spec.list_member) peer = &other;
       }
-      for (int32_t buffer : run->plan->peer_buffers[static_cast<size_t>(part.participation)]) {
-        const BufferSpec& spec = run->plan->plan.buffers[static_cast<size_t>(buffer)];
-        if (spec.bytes == 0) continue;
-        const LaunchedInstance::Part* peer = nullptr;
-        for (const LaunchedInstance::Part& other : instance.parts) {
-          if (other.member.value() == spec.list_member) peer = &other;
-        }
-        RunState* owner = peer == nullptr ? nullptr : runs_.Find(peer->run);
-        if (owner == nullptr) {
-          // A member that abandoned this gradient gives zeros: the launch writes them.
-          CHORUS_ASSIGN_OR_RETURN(
-              BufferRef zeros,
-              Allocate(run->session->tenant.get(),
-                       run->devices[static_cast<size_t>(spec.device_slot)], spec.bytes));
-          run->addresses[static_cast<size_t>(buffer)] = zeros->address();
-          run->refs[static_cast<size_t>(buffer)] = std::move(zeros);
-          continue;
-        }
-        const Plan::Operand& operand =
-            owner->plan->plan.operands[static_cast<size_t>(peer->participation)]
-                                      [static_cast<size_t>(spec.list_index)];
-        const size_t from = static_cast<size_t>(operand.buffer);
-        run->addresses[static_cast<size_t>(buffer)] =
-            owner->addresses[from] + static_cast<DeviceAddress>(operand.offset);
-        run->refs[static_cast<size_t>(buffer)] = owner->refs[from];
-        stats.paths.aliased_bytes += spec.bytes;
+      RunState* owner = peer == nullptr ? nullptr : runs_.Find(peer->run);
+      if (owner == nullptr) {
+        // A member that abandoned this gradient gives zeros: the launch writes them.
+        CHORUS_ASSIGN_OR_RETURN(
+            const BufferRef zeros,
+            Allocate(run->session->tenant.get(),
+                     run->devices[static_cast<size_t>(spec.device_slot)], spec.bytes));
+        SetBuffer(static_cast<size_t>(buffer), zeros, run);
+        continue;
       }
+      const Plan::Operand& operand =
+          owner->plan->plan.operands[static_cast<size_t>(peer->participation)]
+                                    [static_cast<size_t>(spec.list_index)];
+      const size_t from = static_cast<size_t>(operand.buffer);
+      run->addresses[static_cast<size_t>(buffer)] =
+          owner->addresses[from] + static_cast<DeviceAddress>(operand.offset);
+      run->refs[static_cast<size_t>(buffer)] = owner->refs[from];
+      stats.paths.aliased_bytes += spec.bytes;
     }
   }
   return absl::OkStatus();
 }
 
 void LocalNode::Impl::PlaceOutputs(RunState* run) {
+  if (run->placed) return;
+  run->placed = true;
   const Plan& plan = run->plan->plan;
   for (size_t i = 0; i < run->outputs.size(); ++i) {
     Cell* cell = run->outputs[i].get();
@@ -750,7 +770,7 @@ absl::Status LocalNode::Impl::PrepareLaunch(RunState* run, Gang* gang) {
       message.collectives.emplace_back();
       LaunchMessage::CollectiveBinding& binding = message.collectives.back();
       CHORUS_RETURN_IF_ERROR(BindCommunicator(*run, wanted, &binding));
-      gang->communicators.push_back(binding.communicator);
+      if (binding.communicator != 0) gang->communicators.push_back(binding.communicator);
     }
   }
   run->launches_left = static_cast<int32_t>(run->devices.size());
@@ -761,6 +781,10 @@ absl::Status LocalNode::Impl::BindCommunicator(const RunState& run,
                                                const Plan::CollectiveSlot& wanted,
                                                LaunchMessage::CollectiveBinding* binding) {
   absl::InlinedVector<DeviceIndex, 8> devices;
+  if (wanted.equal_work) {
+    binding->communicator = run.equal_communicator;
+    return absl::OkStatus();
+  }
   if (wanted.participation < 0) {
     devices = {run.devices[static_cast<size_t>(wanted.from_slot)],
                run.devices[static_cast<size_t>(wanted.to_slot)]};
@@ -817,6 +841,7 @@ void LocalNode::Impl::LaunchRun(RunState* run) {
     LaunchMessage& message = run->launches[slot];
     message.launch = launcher_.NextLaunchId();
     message.hold_back = run->donated;
+    message.left_out.assign(run->left_out.begin(), run->left_out.end());
     message.buffers.assign(run->addresses.begin(), run->addresses.end());
     for (size_t i = 0; i < run->inputs.size(); ++i) {
       const Cell* cell = run->inputs[i].get();

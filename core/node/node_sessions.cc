@@ -54,6 +54,7 @@ LocalNode::Impl::Impl(NodeOptions node_options, Backend* backend, std::function<
           [this] {
             PlanOptions plan;
             plan.share_results = host_;
+            plan.share_equal_work = options.share_equal_work;
             return plan;
           }(),
           [this](DeviceIndex device, PlanId plan) {

@@ -566,6 +566,7 @@ TEST_F(NodeTest, AGangWhoseOrderTakesTooMuchMemoryIsRefusedBeforeItsLaunch) {
     NodeOptions options;
     // Two results, and for each rank one large operand, or two.
     options.memory_limit_bytes = int64_t{enough ? 48 : 20} << 20;
+    options.share_equal_work = false;
     loop_.reset();  // before its backend
     ranks_.clear();
     Start(2, options);

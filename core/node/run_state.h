@@ -44,6 +44,8 @@ struct RunState {
   absl::InlinedVector<BufferRef, 4> refs;           // by plan buffer: what keeps the bytes
   absl::InlinedVector<DeviceAddress, 4> addresses;  // by plan buffer
   Vote vote;                                        // of a run with groups
+  // By Plan::equal_groups: the number under which others may have the group too; 0: nobody has.
+  absl::InlinedVector<Hash128, 1> equal_work;
   // Inputs whose memory outputs take over: promised at submit, taken at launch.
   struct Donation {
     int32_t input = -1;
@@ -58,9 +60,14 @@ struct RunState {
   // Those of its producers that its own world's sequencer knows, also through local runs.
   absl::InlinedVector<RunHandle, 2> voted_producers;
 
-  // At launch: the instance of each participation, and what each device is told.
+  // At launch: whether it knows its inputs' bytes, and its outputs have theirs; the instance of
+  // each participation, and what each device is told.
+  bool bound = false;
+  bool placed = false;
   absl::InlinedVector<const LaunchedInstance*, 1> instances;
   absl::InlinedVector<LaunchMessage, 1> launches;
+  absl::InlinedVector<int32_t, 1> left_out;  // groups of equal work that another run does
+  CommunicatorId equal_communicator = 0;     // of the runs that share such groups; 0: none
   int32_t launches_left = 0;
   int32_t gang = -1;  // since its launch: place in the node's gangs
   // Launched with donations and failed, but nothing was written over them.
@@ -94,8 +101,13 @@ struct RunState {
     blockers = 0;
     consumers.clear();
     voted_producers.clear();
+    bound = false;
+    placed = false;
     instances.clear();
+    equal_work.clear();
     launches.clear();
+    left_out.clear();
+    equal_communicator = 0;
     launches_left = 0;
     gang = -1;
     failed = false;

@@ -48,6 +48,9 @@ struct World {
   // One copy of an equal result: reserved by the first voter, taken by the others, let go at
   // launch.
   absl::flat_hash_map<InstanceKey, BufferRef> shared;
+  // Buffers for the results of groups of equal work, by number: reserved by the first run that has
+  // the group, taken by the others, let go at launch.
+  absl::flat_hash_map<Hash128, std::vector<BufferRef>> equal_work;
   // By group: its communicator in the pool; 0: to be looked up.
   std::vector<CommunicatorId> communicators;
 

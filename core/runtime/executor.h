@@ -37,7 +37,7 @@ struct LaunchMessage {
   PlanId plan = 0;
   absl::InlinedVector<DeviceAddress, 8> buffers;          // the plan's buffer table
   absl::InlinedVector<CollectiveBinding, 1> collectives;  // in the plan's order
-  absl::InlinedVector<LaunchId, 4> after;  // earlier launches on this device to wait for
+  absl::InlinedVector<LaunchId, 4> after;    // earlier launches on this device to wait for
   absl::InlinedVector<int32_t, 4> left_out;  // groups of equal work that another device does
   // Outputs stand where donated inputs do: nothing is written there before everything else is
   // complete, nor when anything has failed.

@@ -278,10 +278,10 @@ class Compiler {
     // Of roots:
     bool counted = false;  // must not stand in a workspace
     bool is_output = false;
-    bool takes_over = false;  // an output that may stand where its donor does
+    bool takes_over = false;   // an output that may stand where its donor does
     int32_t equal_group = -1;  // whose result `equal_place` it is
     int32_t equal_place = 0;
-    int32_t last_use = -1;    // place in the order of the last node that touches it
+    int32_t last_use = -1;  // place in the order of the last node that touches it
     int32_t buffer = -1;
     Workspace::Block block;
     bool in_workspace = false;
@@ -608,9 +608,8 @@ class Compiler {
         for (size_t i = 0; i < node.outputs.size(); ++i) equal[first + i] = IsEqualResult(n, i);
         continue;
       }
-      if (!live_[n] || std::any_of(node.inputs.begin(), node.inputs.end(), [&](ValueIndex v) {
-            return !equal[static_cast<size_t>(v)];
-          })) {
+      if (!live_[n] || std::any_of(node.inputs.begin(), node.inputs.end(),
+                                   [&](ValueIndex v) { return !equal[static_cast<size_t>(v)]; })) {
         continue;
       }
       set_of[n] = static_cast<int32_t>(n);
@@ -682,8 +681,8 @@ class Compiler {
     const ValueIndex first = values_.first_output(static_cast<int32_t>(n));
     Node copy = node;
     for (ValueIndex& v : copy.inputs) {
-      const auto added = candidate->numbers.emplace(
-          v, ~static_cast<ValueIndex>(candidate->leaves.size()));
+      const auto added =
+          candidate->numbers.emplace(v, ~static_cast<ValueIndex>(candidate->leaves.size()));
       if (added.second) AddLeaf(v, candidate);
       v = added.first->second;
     }
@@ -1315,7 +1314,7 @@ class Compiler {
   std::vector<bool> put_off_;              // by node; empty: there are no collectives
   std::vector<int32_t> donors_;            // by output
   int32_t last_equal_step_ = -1;
-  std::vector<Value> table_;               // by value
+  std::vector<Value> table_;  // by value
   std::vector<Slot> slots_;
   std::vector<std::vector<int32_t>> pair_bindings_;
 };

@@ -76,9 +76,9 @@ struct Plan {
     // -1: never: it is needed longer, or the graph has several device slots. Each input is the
     // donor of one output at most.
     int32_t donor = -1;
-    // Where its value comes from, if other ranks may have the same: output `place` of the collective
-    // of participation `participation`, which is equal on all its members, or the result at `place`
-    // of `equal_group`. -1: neither.
+    // Where its value comes from, if other ranks may have the same: output `place` of the
+    // collective of participation `participation`, which is equal on all its members, or the result
+    // at `place` of `equal_group`. -1: neither.
     int32_t participation = -1;
     int32_t equal_group = -1;
     int32_t place = 0;
@@ -127,9 +127,10 @@ struct Plan {
   // The communicators that each slot's launch binds, in the order of LaunchMessage::collectives:
   // one for each participation on that slot, and one for each ordered pair of slots between which
   // values are copied (members: 0 = from_slot's device, 1 = to_slot's); last, where there are
-  // equal_groups, that of the ranks that share them, or 0 where this launch shares none. The communicator of a send
-  // or recv has its two members in the order of their group ranks, the lower first: which of them
-  // sends depends on the order of differentiation, and both directions share one communicator.
+  // equal_groups, that of the ranks that share them, or 0 where this launch shares none. The
+  // communicator of a send or recv has its two members in the order of their group ranks, the lower
+  // first: which of them sends depends on the order of differentiation, and both directions share
+  // one communicator.
   struct CollectiveSlot {
     int32_t participation = -1;  // >= 0: that instance's communicator
     int32_t from_slot = -1;      // else: internal copy

@@ -767,8 +767,8 @@ TEST(PlanTest, WhatIsNoEqualWork) {
 
   RankBuilder local(1, 3);
   AddOutput(&local, local.Op("neg", {local.Input(F32({100000}))}));
-  AddOutput(&local, local.Op("neg", local.Apply("reduce_scatter_tensor",
-                                                {local.Input(F32({300000}))})));
+  AddOutput(&local,
+            local.Op("neg", local.Apply("reduce_scatter_tensor", {local.Input(F32({300000}))})));
   EXPECT_TRUE(Compile(local).equal_groups.empty())
       << "depends on no collective, or on one that gives each rank its own";
 }

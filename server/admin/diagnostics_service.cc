@@ -199,6 +199,8 @@ grpc::ServerUnaryReactor* DiagnosticsService::GetStats(grpc::CallbackServerConte
         to->set_copied_bytes(stats.paths.copied_bytes);
         to->set_streamed_bytes(stats.paths.streamed_bytes);
         to->set_donated_bytes(stats.paths.donated_bytes);
+        to->set_shared_bytes(stats.paths.shared_bytes);
+        to->set_shared_op_count(stats.shared_kernels);
       });
 }
 

@@ -1,5 +1,7 @@
 #include "tests/conformance/cluster.h"
 
+#include <utility>
+
 #include "gtest/gtest.h"
 
 namespace chorus {
@@ -7,9 +9,16 @@ namespace conformance {
 
 void Cluster::Kill(const sdk::Session&) { ADD_FAILURE() << "no session dies alone here"; }
 
-int64_t Cluster::MemoryInUse() {
-  ADD_FAILURE() << "its memory cannot be asked for";
-  return -1;
+ClusterCounts Cluster::Counts() {
+  ADD_FAILURE() << "it cannot be asked what it has counted";
+  return ClusterCounts();
+}
+
+OpenCluster WithoutSharing(OpenCluster open) {
+  return [open = std::move(open)](ClusterOptions options) {
+    options.share_equal_work = false;
+    return open(options);
+  };
 }
 
 }  // namespace conformance

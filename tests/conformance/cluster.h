@@ -20,6 +20,14 @@ constexpr std::chrono::seconds kWaitTimeout(60);
 struct ClusterOptions {
   int devices = 1;
   uint64_t seed = 1;  // of sim
+  bool share_equal_work = true;
+};
+
+// What a daemon has counted since its start, for anybody.
+struct ClusterCounts {
+  int64_t memory_in_use = -1;  // bytes, now
+  int64_t shared_kernels = -1;
+  int64_t shared_bytes = -1;
 };
 
 // Threads: Open, from any; the rest from the thread that made it.
@@ -33,11 +41,13 @@ class Cluster {
   // Only on clusters without a transport:
   // Does what the daemon does when the session's process has died.
   virtual void Kill(const sdk::Session& session);
-  // Bytes that the daemon holds for anybody.
-  virtual int64_t MemoryInUse();
+  virtual ClusterCounts Counts();
 };
 
 using OpenCluster = std::function<absl::StatusOr<std::unique_ptr<Cluster>>(const ClusterOptions&)>;
+
+// The same, where each rank does all of its work for itself.
+OpenCluster WithoutSharing(OpenCluster open);
 
 }  // namespace conformance
 }  // namespace chorus

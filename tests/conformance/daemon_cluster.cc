@@ -31,6 +31,7 @@ class DaemonInProcess : public Cluster {
     }
     cluster->directory_ = directory;
     DaemonOptions daemon;
+    daemon.node.share_equal_work = options.share_equal_work;
     const std::string address =
         wire == Wire::kUnix ? "unix:" + cluster->directory_ + "/s" : "127.0.0.1:0";
     CHORUS_ASSIGN_OR_RETURN(const ListenAddress listen, ParseListenAddress(address));

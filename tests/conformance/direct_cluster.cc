@@ -26,7 +26,7 @@ class Direct : public Cluster {
  public:
   Direct(BackendKind kind, const ClusterOptions& options)
       : backend_(MakeBackend(kind, options.devices, options.seed, &pool_)),
-        loop_(NodeOptions(), backend_.get()) {}
+        loop_(OptionsOf(options), backend_.get()) {}
 
   absl::StatusOr<sdk::Session> Open(const std::vector<int>& devices) override {
     SessionId id;
@@ -46,19 +46,28 @@ class Direct : public Cluster {
     });
   }
 
-  int64_t MemoryInUse() override {
-    int64_t bytes = -1;
+  ClusterCounts Counts() override {
+    ClusterCounts counts;
     absl::Notification done;
     loop_.Post([&](LocalNode& node, absl::Time) {
-      bytes = node.Stats().memory_used_bytes;
+      const NodeStats stats = node.Stats();
+      counts.memory_in_use = stats.memory_used_bytes;
+      counts.shared_kernels = stats.shared_kernels;
+      counts.shared_bytes = stats.paths.shared_bytes;
       done.Notify();
     });
     // A loop that does not answer cannot be left either: `done` is on this stack.
     done.WaitForNotification();
-    return bytes;
+    return counts;
   }
 
  private:
+  static NodeOptions OptionsOf(const ClusterOptions& cluster) {
+    NodeOptions options;
+    options.share_equal_work = cluster.share_equal_work;
+    return options;
+  }
+
   ThreadPool pool_{2};
   const std::unique_ptr<Backend> backend_;
   Mutex mutex_;

@@ -8,6 +8,7 @@ namespace {
 
 const auto kClusters = ::testing::Values(
     ConformanceParam{"Host", DirectCluster(BackendKind::kHost), ConformanceParam::kEverything},
+    ConformanceParam{"HostUnshared", WithoutSharing(DirectCluster(BackendKind::kHost))},
     ConformanceParam{"Sim", DirectCluster(BackendKind::kSim), ConformanceParam::kEverything});
 
 INSTANTIATE_TEST_SUITE_P(Direct, Conformance, kClusters, ConformanceName);

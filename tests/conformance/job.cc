@@ -40,6 +40,7 @@ Job::Job(const ConformanceParam& param, const JobOptions& options) {
   ClusterOptions cluster;
   cluster.devices = options.ranks;
   cluster.seed = TestSeed();
+  cluster.share_equal_work = options.share_equal_work;
   absl::StatusOr<std::unique_ptr<Cluster>> opened = param.open(cluster);
   if (!opened.ok()) {
     // Nothing of a test makes sense without it.

@@ -23,6 +23,7 @@ struct JobOptions {
   int ranks = 2;
   int sessions = -1;  // ranks are dealt to so many sessions in turn; -1: one each
   Timeout agree_timeout = Timeout::zero();  // 0: the daemon's
+  bool share_equal_work = true;
 };
 
 class Job {

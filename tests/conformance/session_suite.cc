@@ -466,9 +466,9 @@ TEST_P(ConformanceInside, MemoryIsBackWhenTheSessionsAreClosed) {
     ASSERT_TRUE(Backward(Sum(y * y)).ok());
     ASSERT_TRUE(x.grad().Wait().ok());
   });
-  EXPECT_GT(job.cluster().MemoryInUse(), 0);
+  EXPECT_GT(job.cluster().Counts().memory_in_use, 0);
   for (int rank = 0; rank < 2; ++rank) EXPECT_TRUE(job.session(rank).Close().ok());
-  EXPECT_EQ(job.cluster().MemoryInUse(), 0);
+  EXPECT_EQ(job.cluster().Counts().memory_in_use, 0);
   EXPECT_EQ(ErrorOf(AllReduce(Scalar<float>(job.world(0), 1), job.world(0)).Wait()).reason,
             Reason::kSessionLost);
 }

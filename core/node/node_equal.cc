@@ -1,0 +1,204 @@
+// Work that ranks of one node have in common is done once, and its results are kept once.
+//
+// At submit every result that other ranks may have too gets a number, which is equal exactly where
+// the value is: output k of a collective has that of its instance, the result of a group of equal
+// work (Plan::EqualGroup) that of what it computes from which values. Runs whose groups have one
+// number share the buffers of their results from then on. At launch, those of them that are in the
+// gang are dealt out: one device runs a group, the others leave it out, and a barrier between them
+// ends the launches, so that whatever follows on any of these devices finds the work done.
+#include <xxhash.h>
+
+#include <algorithm>
+
+#include "core/node/node_impl.h"
+
+namespace chorus {
+namespace {
+
+// Kinds of numbers never meet.
+enum class NumberOf : uint8_t { kInstance, kMemory, kBytes, kGroup, kResult };
+
+Hash128 Number(const ByteWriter& what) {
+  const XXH128_hash_t hash = XXH3_128bits(what.bytes().data(), what.bytes().size());
+  return {hash.high64, hash.low64};
+}
+
+void Put(Hash128 number, ByteWriter* out) {
+  out->Put(number.hi);
+  out->Put(number.lo);
+}
+
+Hash128 NumberOfOutput(WorldId world, const InstanceKey& key, int32_t place) {
+  ByteWriter what;
+  what.Put(NumberOf::kInstance);
+  what.Put(world.value());
+  what.Put(place);
+  EncodeInstanceKey(key, &what);
+  return Number(what);
+}
+
+Hash128 NumberOfResult(Hash128 group, int32_t place) {
+  ByteWriter what;
+  what.Put(NumberOf::kResult);
+  Put(group, &what);
+  what.Put(place);
+  return Number(what);
+}
+
+// Of an input, wherever another rank has it from. Absent: nobody else can have it.
+absl::optional<Hash128> NumberOfInput(const CellRef& cell, const Binding& binding) {
+  ByteWriter what;
+  if (const InlineData* data = absl::get_if<InlineData>(&binding)) {
+    what.Put(NumberOf::kBytes);
+    what.PutString(absl::string_view(data->bytes.data(), data->bytes.size()));
+    return Number(what);
+  }
+  if (cell == nullptr) return absl::nullopt;
+  if (cell->number != Hash128()) return cell->number;
+  // Placed, and kept by the run that reads it: what stands there is one value.
+  if (!cell->buffer) return absl::nullopt;
+  what.Put(NumberOf::kMemory);
+  what.Put(cell->address());
+  return Number(what);
+}
+
+}  // namespace
+
+// Numbers the run's outputs, and finds the buffers that its groups of equal work share with other
+// runs. `instances` by participation; empty: it votes for an epoch that is not open.
+absl::Status LocalNode::Impl::FindEqualWork(const Run& command,
+                                            absl::Span<const InstanceKey> instances,
+                                            RunState* run) {
+  const Plan& plan = run->plan->plan;
+  if (instances.empty()) return absl::OkStatus();
+  run->equal_work.resize(plan.equal_groups.size());
+  for (size_t g = 0; g < plan.equal_groups.size(); ++g) {
+    const Plan::EqualGroup& group = plan.equal_groups[g];
+    // What takes over this rank's own memory is this rank's own.
+    bool own = false;
+    for (const int32_t buffer : group.results) {
+      own |= static_cast<bool>(run->refs[static_cast<size_t>(buffer)]);
+    }
+    ByteWriter what;
+    what.Put(NumberOf::kGroup);
+    Put(group.hash, &what);
+    for (const Plan::EqualGroup::Leaf& leaf : group.leaves) {
+      if (leaf.input < 0) {
+        Put(NumberOfOutput(run->world->id, instances[static_cast<size_t>(leaf.participation)],
+                           leaf.place),
+            &what);
+        continue;
+      }
+      const auto input = static_cast<size_t>(leaf.input);
+      const absl::optional<Hash128> number =
+          NumberOfInput(run->inputs[input], command.inputs[input]);
+      own |= !number.has_value();
+      if (number.has_value()) Put(*number, &what);
+    }
+    if (own) continue;
+    const Hash128 number = Number(what);
+    std::vector<BufferRef>& results = run->world->equal_work[number];
+    const bool first = results.empty();
+    for (size_t i = 0; i < group.results.size(); ++i) {
+      const auto buffer = static_cast<size_t>(group.results[i]);
+      const BufferSpec& spec = plan.buffers[buffer];
+      if (first) {
+        results.emplace_back();
+        if (spec.bytes > 0) {
+          absl::StatusOr<BufferRef> made = Allocate(
+              run->session->tenant.get(), run->devices[static_cast<size_t>(spec.device_slot)],
+              spec.bytes);
+          if (!made.ok()) {
+            run->world->equal_work.erase(number);
+            return made.status();
+          }
+          results.back() = *std::move(made);
+        }
+      }
+      SetBuffer(buffer, results[i], run);
+    }
+    run->equal_work[g] = number;
+  }
+  for (size_t i = 0; i < run->outputs.size(); ++i) {
+    Cell* const cell = run->outputs[i].get();
+    if (cell == nullptr) continue;
+    const Plan::Output& output = plan.outputs[i];
+    if (output.participation >= 0) {
+      cell->number = NumberOfOutput(
+          run->world->id, instances[static_cast<size_t>(output.participation)], output.place);
+    } else if (output.equal_group >= 0) {
+      const Hash128 group = run->equal_work[static_cast<size_t>(output.equal_group)];
+      if (group != Hash128()) cell->number = NumberOfResult(group, output.place);
+    }
+  }
+  return absl::OkStatus();
+}
+
+void LocalNode::Impl::SetBuffer(size_t index, const BufferRef& buffer, RunState* run) {
+  if (!buffer) return;
+  run->addresses[index] = buffer->address();
+  run->refs[index] = buffer;
+}
+
+// Deals a gang's groups of equal work out to those who have them.
+absl::Status LocalNode::Impl::DealEqualWork(absl::Span<RunState* const> members) {
+  struct Holder {
+    Hash128 number;
+    RunState* run;
+    int32_t group;
+  };
+  std::vector<Holder> holders;
+  for (RunState* run : members) {
+    for (size_t g = 0; g < run->equal_work.size(); ++g) {
+      if (run->equal_work[g] == Hash128()) continue;
+      holders.push_back({run->equal_work[g], run, static_cast<int32_t>(g)});
+      run->world->equal_work.erase(run->equal_work[g]);
+    }
+  }
+  if (holders.size() < 2) return absl::OkStatus();
+  std::stable_sort(holders.begin(), holders.end(), [](const Holder& a, const Holder& b) {
+    return std::make_pair(a.number.hi, a.number.lo) < std::make_pair(b.number.hi, b.number.lo);
+  });
+  // Where a device has two runs of the gang their barriers would not pair up: each rank does its
+  // own work.
+  std::vector<DeviceIndex> all;
+  for (const RunState* run : members) all.push_back(run->devices[0]);
+  std::sort(all.begin(), all.end());
+  const bool may_share = std::adjacent_find(all.begin(), all.end()) == all.end();
+  std::vector<RunState*> sharing;
+  for (size_t begin = 0; begin < holders.size();) {
+    size_t end = begin + 1;
+    while (end < holders.size() && holders[end].number == holders[begin].number) ++end;
+    const size_t worker = begin + static_cast<size_t>(holders[begin].group) % (end - begin);
+    for (size_t i = begin; end - begin > 1 && i < end; ++i) {
+      RunState* const run = holders[i].run;
+      if (may_share) sharing.push_back(run);
+      if (i == worker) continue;
+      const Plan& plan = run->plan->plan;
+      const auto group = static_cast<size_t>(holders[i].group);
+      for (const int32_t buffer : plan.equal_groups[group].results) {
+        const BufferSpec& spec = plan.buffers[static_cast<size_t>(buffer)];
+        if (may_share) stats.paths.shared_bytes += spec.bytes;
+        if (may_share || spec.bytes == 0) continue;
+        CHORUS_ASSIGN_OR_RETURN(
+            const BufferRef own,
+            Allocate(run->session->tenant.get(), run->devices[0], spec.bytes));
+        SetBuffer(static_cast<size_t>(buffer), own, run);
+      }
+      if (!may_share) continue;
+      run->left_out.push_back(holders[i].group);
+      stats.shared_kernels += plan.equal_groups[group].kernels;
+    }
+    begin = end;
+  }
+  if (sharing.empty()) return absl::OkStatus();
+  std::vector<DeviceIndex> devices;
+  for (const RunState* run : sharing) devices.push_back(run->devices[0]);
+  std::sort(devices.begin(), devices.end());
+  devices.erase(std::unique(devices.begin(), devices.end()), devices.end());
+  CHORUS_ASSIGN_OR_RETURN(const CommunicatorId communicator, launcher_.CommunicatorOf(devices));
+  for (RunState* run : sharing) run->equal_communicator = communicator;
+  return absl::OkStatus();
+}
+
+}  // namespace chorus
