@@ -572,22 +572,11 @@ Tensor MatMul(const Tensor& a, const Tensor& b, CallSite site) {
 Tensor Relu(const Tensor& x, CallSite site) { return ApplyLocal(Spec("relu", site), {x}); }
 Tensor Sin(const Tensor& x, CallSite site) { return ApplyLocal(Spec("sin", site), {x}); }
 Tensor Cos(const Tensor& x, CallSite site) { return ApplyLocal(Spec("cos", site), {x}); }
-Tensor Sum(const Tensor& x, CallSite site) { return ApplyLocal(Spec("sum", site), {x}); }
-
+Tensor Sum(const Tensor& x, CallSite site) {
+  return ReduceAll("sum", x, /*keep_dims=*/false, site);
+}
 Tensor Sum(const Tensor& x, const std::vector<int64_t>& axes, bool keep_dims, CallSite site) {
-  if (!IsUsable(x)) return ApplyLocal(Spec("sum", site), {x});
-  // To the op, no axes mean all of them.
-  if (axes.empty()) return Reshape(x, x.shape(), site);
-  std::vector<int64_t> sorted;
-  for (const int64_t axis : axes) {
-    const absl::StatusOr<int64_t> checked = Axis("sum", x, axis);
-    if (!checked.ok()) return Fail(x, checked.status(), site);
-    sorted.push_back(*checked);
-  }
-  std::sort(sorted.begin(), sorted.end());
-  Attributes attributes = {{"axes", std::move(sorted)}};
-  if (keep_dims) attributes.push_back({"keep_dims", int64_t{1}});
-  return ApplyLocal(Spec("sum", site, std::move(attributes)), {x});
+  return ReduceAxes("sum", x, axes, keep_dims, site);
 }
 
 Tensor Expand(const Tensor& x, const Shape& shape, CallSite site) {

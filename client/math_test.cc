@@ -112,5 +112,42 @@ TEST_F(MathTest, AnotherNumberIsNoOtherGraph) {
   EXPECT_EQ(daemon_.counts().registered, 1);
 }
 
+TEST_F(MathTest, ReductionsOverAxes) {
+  const Tensor x = FromHost<double>(session_, {1, 2, 3, 4, 5, 9}, {2, 3}).RequireGrad();
+  EXPECT_THAT(Values<double>(Mean(x)), ElementsAre(4));
+  EXPECT_THAT(Values<double>(Mean(x, {-1})), ElementsAre(2, 6));
+  EXPECT_THAT(Values<double>(Max(x)), ElementsAre(9));
+  EXPECT_THAT(Values<double>(Max(x, {0})), ElementsAre(4, 5, 9));
+  EXPECT_THAT(Values<double>(Min(x, {1})), ElementsAre(1, 4));
+  EXPECT_THAT(Values<double>(Product(x, {1})), ElementsAre(6, 180));
+  EXPECT_EQ(Max(x, {0}, /*keep_dims=*/true).shape(), (Shape{1, 3}));
+  EXPECT_EQ(Max(x, Axes(), /*keep_dims=*/true).shape(), (Shape{1, 1}));
+  EXPECT_EQ(Mean(x, std::vector<int64_t>()).shape(), (Shape{2, 3}));
+  EXPECT_FALSE(Min(x, {2}).status().ok());
+  ASSERT_TRUE(Backward(Mean(x) + Max(x) + Sum(Product(x, {1}))).ok());
+  const double m = 1.0 / 6;
+  EXPECT_THAT(Values<double>(x.grad()), ElementsAre(6 + m, 3 + m, 2 + m, 45 + m, 36 + m, 21 + m));
+}
+
+TEST_F(MathTest, RandomNumbersAreFunctionsOfSeedAndOffset) {
+  const auto draw = [&](const RandomNumber& seed, const RandomNumber& offset) {
+    return Values<float>(RandomUniform(session_, DType::kF32, {5}, seed, offset));
+  };
+  const std::vector<float> first = draw(1, 2);
+  for (const float x : first) EXPECT_TRUE(x >= 0 && x < 1) << x;
+  EXPECT_EQ(draw(1, 2), first);
+  EXPECT_NE(draw(2, 2), first);
+  EXPECT_NE(draw(1, 3), first);
+  const Tensor seed = FromHost<int64_t>(session_, {1}, {});
+  const Tensor offset = FromHost<int64_t>(session_, {2}, {});
+  EXPECT_EQ(draw(seed, offset), first);
+  EXPECT_EQ(draw(seed, 2), first);
+  const int64_t large = (int64_t{1} << 62) + 1;
+  EXPECT_NE(draw(large, 0), draw(large - 1, 0)) << "no double in between";
+  EXPECT_EQ(Values<int64_t>(RandomBits(session_, DType::kI64, {3}, 1)).size(), 3u);
+  EXPECT_EQ(RandomNormal(session_, DType::kF64, {2, 2}, 1).shape(), (Shape{2, 2}));
+  EXPECT_FALSE(RandomBits(session_, DType::kF32, {3}, 1).status().ok());
+}
+
 }  // namespace
 }  // namespace chorus

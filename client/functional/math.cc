@@ -1,6 +1,7 @@
 #include "client/functional/math.h"
 
 #include <string>
+#include <utility>
 
 #include "client/internal/local.h"
 #include "client/internal/tape.h"
@@ -80,6 +81,63 @@ Tensor Where(const Tensor& condition, const Operand& a, const Operand& b) {
 Tensor Cast(const Tensor& x, DType dtype, CallSite site) {
   const absl::string_view name = DTypeName(dtype);
   return ApplyLocal(Spec("cast", site, {{"dtype", std::string(name.data(), name.size())}}), {x});
+}
+
+// --- Reductions ---------------------------------------------------------------------------------
+
+namespace {
+
+Tensor Reduce(const char* op, const Tensor& x, const Axes& axes, bool keep_dims, CallSite site) {
+  if (axes.all()) return ReduceAll(op, x, keep_dims, site);
+  return ReduceAxes(op, x, axes.list(), keep_dims, site);
+}
+
+}  // namespace
+
+Tensor Mean(const Tensor& x, const Axes& axes, bool keep_dims, CallSite site) {
+  return Reduce("mean", x, axes, keep_dims, site);
+}
+Tensor Max(const Tensor& x, const Axes& axes, bool keep_dims, CallSite site) {
+  return Reduce("max", x, axes, keep_dims, site);
+}
+Tensor Min(const Tensor& x, const Axes& axes, bool keep_dims, CallSite site) {
+  return Reduce("min", x, axes, keep_dims, site);
+}
+Tensor Product(const Tensor& x, const Axes& axes, bool keep_dims, CallSite site) {
+  return Reduce("prod", x, axes, keep_dims, site);
+}
+
+// --- Random numbers -----------------------------------------------------------------------------
+
+Tensor RandomNumber::On(const DeviceRef& device) const {
+  if (tensor_.defined() || device.session() == nullptr) return tensor_;
+  return IntegerOf(value_, device.session(), device.slot());
+}
+
+namespace {
+
+Tensor Random(const char* op, const DeviceRef& device, DType dtype, const Shape& shape,
+              const RandomNumber& seed, const RandomNumber& offset, CallSite site) {
+  TensorType type(dtype, {});
+  for (const int64_t size : shape) type.dims.emplace_back(size);
+  NodeSpec spec = Spec(op, site, TypeAttributes(type));
+  spec.device_slot = device.slot();
+  return ApplyLocal(std::move(spec), {seed.On(device), offset.On(device)}, &device);
+}
+
+}  // namespace
+
+Tensor RandomUniform(const DeviceRef& device, DType dtype, const Shape& shape,
+                     const RandomNumber& seed, const RandomNumber& offset, CallSite site) {
+  return Random("random_uniform", device, dtype, shape, seed, offset, site);
+}
+Tensor RandomNormal(const DeviceRef& device, DType dtype, const Shape& shape,
+                    const RandomNumber& seed, const RandomNumber& offset, CallSite site) {
+  return Random("random_normal", device, dtype, shape, seed, offset, site);
+}
+Tensor RandomBits(const DeviceRef& device, DType dtype, const Shape& shape,
+                  const RandomNumber& seed, const RandomNumber& offset, CallSite site) {
+  return Random("random_bits", device, dtype, shape, seed, offset, site);
 }
 
 }  // namespace sdk

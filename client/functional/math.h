@@ -9,6 +9,8 @@
 #define CHORUS_CLIENT_FUNCTIONAL_MATH_H_
 
 #include <cstdint>
+#include <initializer_list>
+#include <utility>
 #include <vector>
 
 #include "client/chorus.h"
@@ -67,6 +69,66 @@ Tensor LogicalNot(const Tensor& x, CallSite site = CallSite::Here());
 Tensor Where(const Tensor& condition, const Operand& a, const Operand& b);
 // Rounds once; to integers it truncates and gives the nearest in range, 0 for NaN; to bool x != 0.
 Tensor Cast(const Tensor& x, DType dtype, CallSite site = CallSite::Here());
+
+// --- Reductions ---------------------------------------------------------------------------------
+
+// The axes of a reduction: all, or a list of them (negative: from the end), which may be empty.
+class Axes {
+ public:
+  Axes() = default;
+  Axes(std::vector<int64_t> axes)  // NOLINT: implicit
+      : all_(false), axes_(std::move(axes)) {}
+  Axes(std::initializer_list<int64_t> axes) : all_(false), axes_(axes) {}  // NOLINT: implicit
+
+  bool all() const { return all_; }
+  const std::vector<int64_t>& list() const { return axes_; }
+
+ private:
+  bool all_ = true;
+  std::vector<int64_t> axes_;
+};
+
+// Divides by the number of elements when it runs. Of nothing NaN.
+Tensor Mean(const Tensor& x, const Axes& axes = Axes(), bool keep_dims = false,
+            CallSite site = CallSite::Here());
+// NaN wins; the gradient is split evenly over the elements that hold the result.
+Tensor Max(const Tensor& x, const Axes& axes = Axes(), bool keep_dims = false,
+           CallSite site = CallSite::Here());
+Tensor Min(const Tensor& x, const Axes& axes = Axes(), bool keep_dims = false,
+           CallSite site = CallSite::Here());
+Tensor Product(const Tensor& x, const Axes& axes = Axes(), bool keep_dims = false,
+               CallSite site = CallSite::Here());
+
+// --- Random numbers -----------------------------------------------------------------------------
+// Functions of the seed, the offset and an element's place alone: the same on every rank and
+// device. `seed` and `offset` are 0-dim i64 tensors, or numbers: other ones are no other graph.
+// Take the step as the offset, and another seed for each place that wants numbers of its own; a
+// rank that wants its own adds its rank to the seed.
+
+class RandomNumber {
+ public:
+  RandomNumber(const Tensor& tensor) : tensor_(tensor) {}  // NOLINT: implicit
+  RandomNumber(int64_t value) : value_(value) {}           // NOLINT: implicit
+  // Beside tensors of a device.
+  Tensor On(const DeviceRef& device) const;
+
+ private:
+  Tensor tensor_;
+  int64_t value_ = 0;
+};
+
+// Evenly in [0, 1).
+Tensor RandomUniform(const DeviceRef& device, DType dtype, const Shape& shape,
+                     const RandomNumber& seed, const RandomNumber& offset = 0,
+                     CallSite site = CallSite::Here());
+// Mean 0, variance 1.
+Tensor RandomNormal(const DeviceRef& device, DType dtype, const Shape& shape,
+                    const RandomNumber& seed, const RandomNumber& offset = 0,
+                    CallSite site = CallSite::Here());
+// Integers of which every bit is random.
+Tensor RandomBits(const DeviceRef& device, DType dtype, const Shape& shape,
+                  const RandomNumber& seed, const RandomNumber& offset = 0,
+                  CallSite site = CallSite::Here());
 
 }  // namespace sdk
 }  // namespace chorus

@@ -7,6 +7,7 @@
 #include "core/ops/fill/fill_host.h"
 #include "core/ops/index/index_host.h"
 #include "core/ops/matmul/matmul_host.h"
+#include "core/ops/random/random_host.h"
 #include "core/ops/reduction/reduction_host.h"
 #include "core/ops/shape/shape_host.h"
 #include "core/ops/slice/slice_host.h"
@@ -24,6 +25,7 @@ constexpr absl::Span<const HostKernelEntry> (*kFamilies[])() = {
     FillHostKernels,          //
     IndexHostKernels,         //
     MatmulHostKernels,        //
+    RandomHostKernels,        //
     ReductionHostKernels,     //
     ShapeHostKernels,         //
     SliceHostKernels,         //

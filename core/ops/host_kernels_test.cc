@@ -197,12 +197,22 @@ std::vector<Case> Cases() {
       for (size_t i = 0; i < sizes.size(); ++i) {
         if (subset >> i & 1) axes.push_back(static_cast<int64_t>(i));
       }
-      for (const int64_t keep_dims : {0, 1}) {
-        cases.push_back({"sum", {sizes}, {{"axes", axes}, {"keep_dims", keep_dims}}});
+      for (const char* op : {"max", "mean", "min", "prod", "sum"}) {
+        for (const int64_t keep_dims : {0, 1}) {
+          cases.push_back({op, {sizes}, {{"axes", axes}, {"keep_dims", keep_dims}}});
+        }
       }
       Ints from = sizes;
       for (const int64_t axis : axes) from[axis] = 1;
       cases.push_back({"expand", {from}, {{"dims", sizes}}});
+      cases.push_back({"spread", {from}, {{"dims", sizes}}});
+    }
+  }
+  for (const char* op : {"random_bits", "random_normal", "random_uniform"}) {
+    for (const Ints& sizes : {Ints{}, Ints{0}, Ints{7}, Ints{3, 5}, Ints{1031}}) {
+      for (const DType dtype : AllDTypes()) {
+        cases.push_back({op, {{}, {}}, TypeAttributes(WithDType(dtype, sizes))});
+      }
     }
   }
   cases.push_back({"expand", {{}}, {{"dims", Ints{3, 4}}}});
@@ -243,6 +253,7 @@ std::vector<Case> Cases() {
 // Conditions, holders and factors have dtypes of their own.
 DType InputType(const std::string& op, size_t i, DType dtype) {
   if (op == "where" && i == 0) return DType::kBool;
+  if (op.substr(0, 7) == "random_") return DType::kI64;
   if (op == "share" && i == 1) return DType::kF32;
   if (op == "scale" && i == 1) return FactorType(dtype);
   return dtype;
@@ -686,6 +697,37 @@ TEST(HostKernelsTest, CastRoundsOnceAndSaturates) {
       }
     }
   }
+}
+
+TEST(HostKernelsTest, MaxAndMinLetNaNWinWhereverItStands) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  for (const Ints& sizes : {Ints{37, 3}, Ints{3, 37}}) {
+    for (const Ints& axes : {Ints{0}, Ints{1}, Ints{0, 1}}) {
+      for (int64_t at = 0; at < 111; ++at) {
+        std::vector<double> elements(111, 5);
+        elements[at] = nan;
+        const Value x = testing::FromDoubles(WithDType(DType::kF32, sizes), elements);
+        for (const char* op : {"max", "min"}) {
+          const Kernel kernel(op, {x}, {{"axes", axes}});
+          int nans = 0;
+          for (const double y : testing::ToDoubles(kernel.Run({(*kernel).units()}))) {
+            nans += std::isnan(y) ? 1 : 0;
+          }
+          ASSERT_EQ(nans, 1) << op << " with NaN at " << at;
+        }
+      }
+    }
+  }
+}
+
+TEST(HostKernelsTest, AMeanOfHalvesIsOfTheirSumInFloat) {
+  // The sum is infinite in f16.
+  const Value x = testing::FromDoubles(WithDType(DType::kF16, {4}), {60000, 60000, 60000, 60000});
+  const Kernel mean("mean", {x}, {});
+  EXPECT_EQ(testing::ToDoubles(mean.Run({1})), (std::vector<double>{60000}));
+  const Value nothing = testing::Zeros(WithDType(DType::kF32, {0}));
+  const Kernel empty("mean", {nothing}, {});
+  EXPECT_TRUE(std::isnan(testing::ToDoubles(empty.Run({1}))[0]));
 }
 
 TEST(HostKernelsTest, BoolsAreTrueWhereTheirByteIsNotZero) {

@@ -20,6 +20,7 @@
 #include "core/ops/gather/gather.h"
 #include "core/ops/index/index.h"
 #include "core/ops/matmul/matmul.h"
+#include "core/ops/random/random.h"
 #include "core/ops/reduction/reduction.h"
 #include "core/ops/send/send.h"
 #include "core/ops/shape/shape.h"
@@ -44,6 +45,7 @@ constexpr absl::Span<const OpDef* const> (*kFamilies[])() = {
     GatherOps,        //
     IndexOps,         //
     MatmulOps,        //
+    RandomOps,        //
     ReductionOps,     //
     SendOps,          //
     ShapeOps,         //

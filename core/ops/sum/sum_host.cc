@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <type_traits>
 #include <utility>
@@ -13,7 +14,7 @@
 namespace chorus {
 namespace {
 
-// A run of dimensions that are all kept, or all reduced: summed (sum) or repeated (expand).
+// A run of dimensions that are all kept, or all reduced: by a reduction, or repeated (expand).
 struct Extent {
   int64_t size = 1;
   bool reduced = false;
@@ -56,28 +57,79 @@ int64_t RowOf(int64_t index, const std::vector<Loop>& loops) {
   return row;
 }
 
-// Sixteen partial sums, which vector registers hold, then a tree: the same bits for every caller.
+// What a reduction does. `A`: what it is computed in; elements of T in any order that a shape
+// decides; `Finish` sees how many there were.
+
+// Integers wrap: T is unsigned.
 template <typename T>
-Arithmetic<T> SumContiguous(const T* x, int64_t size) {
+struct SumOf {
+  using A = Arithmetic<T>;
+  static A Nothing() { return A{}; }
+  static A Of(A a, A b) { return a + b; }
+  static A Finish(A a, int64_t) { return a; }
+  static constexpr bool finishes = false;
+};
+template <typename T>
+struct MeanOf : SumOf<T> {
+  using A = Arithmetic<T>;
+  static A Finish(A a, int64_t size) { return a / static_cast<A>(size); }
+  static constexpr bool finishes = true;
+};
+template <typename T>
+struct ProdOf {
+  using A = Arithmetic<T>;
+  static A Nothing() { return A{1}; }
+  static A Of(A a, A b) { return a * b; }
+  static A Finish(A a, int64_t) { return a; }
+  static constexpr bool finishes = false;
+};
+// NaN wins.
+template <typename T>
+struct MaxOf {
+  using A = typename std::conditional<std::is_integral<T>::value, T, Arithmetic<T>>::type;
+  using Limits = std::numeric_limits<A>;
+  static A Nothing() { return Limits::has_infinity ? -Limits::infinity() : Limits::lowest(); }
+  static A Of(A a, A b) { return a >= b || a != a ? a : b; }
+  static A Finish(A a, int64_t) { return a; }
+  static constexpr bool finishes = false;
+};
+template <typename T>
+struct MinOf {
+  using A = typename MaxOf<T>::A;
+  using Limits = std::numeric_limits<A>;
+  static A Nothing() { return Limits::has_infinity ? Limits::infinity() : Limits::max(); }
+  static A Of(A a, A b) { return a <= b || a != a ? a : b; }
+  static A Finish(A a, int64_t) { return a; }
+  static constexpr bool finishes = false;
+};
+
+// Sixteen partial results, which vector registers hold, then a tree: the same bits for every
+// caller.
+template <typename F, typename T>
+typename F::A ReduceContiguous(const T* x, int64_t size) {
+  using A = typename F::A;
   constexpr int kLanes = 16;
-  Arithmetic<T> lanes[kLanes] = {};
+  A lanes[kLanes];
+  std::fill_n(lanes, kLanes, F::Nothing());
   int64_t i = 0;
   for (; i + kLanes <= size; i += kLanes) {
-    for (int lane = 0; lane < kLanes; ++lane)
-      lanes[lane] += static_cast<Arithmetic<T>>(x[i + lane]);
+    for (int lane = 0; lane < kLanes; ++lane) {
+      lanes[lane] = F::Of(lanes[lane], static_cast<A>(x[i + lane]));
+    }
   }
-  for (int lane = 0; i < size; ++i, ++lane) lanes[lane] += static_cast<Arithmetic<T>>(x[i]);
+  for (int lane = 0; i < size; ++i, ++lane) {
+    lanes[lane] = F::Of(lanes[lane], static_cast<A>(x[i]));
+  }
   for (int width = kLanes / 2; width > 0; width /= 2) {
-    for (int lane = 0; lane < width; ++lane) lanes[lane] += lanes[lane + width];
+    for (int lane = 0; lane < width; ++lane) lanes[lane] = F::Of(lanes[lane], lanes[lane + width]);
   }
   return lanes[0];
 }
 
-// T is unsigned for integers, which is what they are computed in.
-template <typename T>
-class Sum : public HostKernel {
+template <typename F, typename T>
+class Reduce : public HostKernel {
  public:
-  Sum(int64_t units, int64_t cost_per_unit, const Extents& input)
+  Reduce(int64_t units, int64_t cost_per_unit, const Extents& input)
       : HostKernel(units, cost_per_unit), inner_(input.inner) {
     int64_t stride = 1;
     for (size_t i = input.outer.size(); i-- > 0;) {
@@ -95,11 +147,12 @@ class Sum : public HostKernel {
     if (inner_.reduced) {
       for (int64_t o = begin; o < end; ++o) {
         const T* const first = in + RowOf(o, kept_) * inner_.size;
-        A sum{};
+        A result = F::Nothing();
         for (int64_t term = 0; term < num_terms_; ++term) {
-          sum += SumContiguous(first + RowOf(term, reduced_) * inner_.size, inner_.size);
+          result = F::Of(result, ReduceContiguous<F>(first + RowOf(term, reduced_) * inner_.size,
+                                                     inner_.size));
         }
-        out[o] = static_cast<T>(sum);
+        out[o] = static_cast<T>(F::Finish(result, num_terms_ * inner_.size));
       }
       return absl::OkStatus();
     }
@@ -109,15 +162,17 @@ class Sum : public HostKernel {
           std::min({inner_.size - column, end - begin, in_place ? end : kPiece});
       const T* const first = in + RowOf(begin / inner_.size, kept_) * inner_.size + column;
       A piece[in_place ? 1 : kPiece];
-      A* sums = piece;
-      if constexpr (in_place) sums = out + begin;
-      std::fill(sums, sums + columns, A{});
+      A* results = piece;
+      if constexpr (in_place) results = out + begin;
+      std::fill(results, results + columns, F::Nothing());
       for (int64_t term = 0; term < num_terms_; ++term) {
         const T* const x = first + RowOf(term, reduced_) * inner_.size;
-        for (int64_t i = 0; i < columns; ++i) sums[i] += static_cast<A>(x[i]);
+        for (int64_t i = 0; i < columns; ++i) results[i] = F::Of(results[i], static_cast<A>(x[i]));
       }
-      if constexpr (!in_place) {
-        for (int64_t i = 0; i < columns; ++i) out[begin + i] = static_cast<T>(sums[i]);
+      if constexpr (!in_place || F::finishes) {
+        for (int64_t i = 0; i < columns; ++i) {
+          out[begin + i] = static_cast<T>(F::Finish(results[i], num_terms_));
+        }
       }
       begin += columns;
     }
@@ -125,27 +180,41 @@ class Sum : public HostKernel {
   }
 
  private:
-  using A = Arithmetic<T>;
-  // Sums grow where the result stands, or, where they are wider than it, in pieces.
+  using A = typename F::A;
+  // Results grow where the result stands, or, where they are wider than it, in pieces.
   static constexpr bool in_place = std::is_same<A, T>::value;
   static constexpr int64_t kPiece = 512;
 
   const Extent inner_;
   std::vector<Loop> kept_;  // runs outside the inner one, last first
   std::vector<Loop> reduced_;
-  int64_t num_terms_ = 1;  // rows added up in one row of the result
+  int64_t num_terms_ = 1;  // rows that come into one row of the result
 };
 
+// Elements as they are: T has their width, what it holds does not matter.
 template <typename T>
-class Expand : public HostKernel {
+struct Repeated {
+  static T Of(T x, int64_t) { return x; }
+};
+template <typename T>
+struct Divided {
+  static T Of(T x, int64_t times) {
+    using A = Arithmetic<T>;
+    return static_cast<T>(static_cast<A>(x) / static_cast<A>(times));
+  }
+};
+
+template <typename F, typename T>
+class Repeat : public HostKernel {
  public:
-  Expand(int64_t units, const Extents& output)
+  Repeat(int64_t units, const Extents& output)
       : HostKernel(units, 2 * sizeof(T)), inner_(output.inner) {
+    if (inner_.reduced) times_ *= inner_.size;
     int64_t stride = 1;
     for (size_t i = output.outer.size(); i-- > 0;) {
       const Extent& extent = output.outer[i];
       outer_.push_back({extent.size, extent.reduced ? 0 : stride});
-      if (!extent.reduced) stride *= extent.size;
+      (extent.reduced ? times_ : stride) *= extent.size;
     }
   }
 
@@ -158,9 +227,10 @@ class Expand : public HostKernel {
       const int64_t columns = std::min(inner_.size - column, end - begin);
       const int64_t row = RowOf(begin / inner_.size, outer_);
       if (inner_.reduced) {
-        std::fill_n(out + begin, columns, in[row]);
+        std::fill_n(out + begin, columns, F::Of(in[row], times_));
       } else {
-        std::copy_n(in + row * inner_.size + column, columns, out + begin);
+        const T* const x = in + row * inner_.size + column;
+        for (int64_t i = 0; i < columns; ++i) out[begin + i] = F::Of(x[i], times_);
       }
       begin += columns;
     }
@@ -170,11 +240,13 @@ class Expand : public HostKernel {
  private:
   const Extent inner_;
   std::vector<Loop> outer_;
+  int64_t times_ = 1;  // how often each element is repeated
 };
 
 using Made = absl::StatusOr<std::unique_ptr<HostKernel>>;
 
-Made MakeSum(const NodeView& node, absl::Span<const TensorType> outputs) {
+template <template <typename> class F>
+Made MakeReduction(const NodeView& node, absl::Span<const TensorType> outputs) {
   const TensorType& input = node.input(0);
   const std::vector<int64_t> axes = IntsAttribute(node.attributes, "axes");
   std::vector<Extent> dims;
@@ -182,36 +254,67 @@ Made MakeSum(const NodeView& node, absl::Span<const TensorType> outputs) {
   for (const int64_t axis : axes) dims[axis].reduced = true;
   const int64_t units = outputs[0].num_elements();
   const int64_t cost = input.num_bytes() / std::max<int64_t>(units, 1);
-  return VisitNumbers(
-      input.dtype,
-      [&](auto t) -> Made {
-        using T = decltype(t);
-        if constexpr (std::is_integral<T>::value) {
-          return std::make_unique<Sum<std::make_unsigned_t<T>>>(units, cost, Extents(dims));
-        } else {
-          return std::make_unique<Sum<T>>(units, cost, Extents(dims));
-        }
-      },
-      [&] { return Made(NoHostKernel(node, outputs)); });
+  const auto make = [&](auto t) -> Made {
+    using T = decltype(t);
+    return std::make_unique<Reduce<F<T>, T>>(units, cost, Extents(dims));
+  };
+  const auto none = [&] { return Made(NoHostKernel(node, outputs)); };
+  if constexpr (std::is_same<F<float>, MeanOf<float>>::value) {
+    return VisitFloating(input.dtype, make, none);
+  } else if constexpr (std::is_same<F<float>, MaxOf<float>>::value ||
+                       std::is_same<F<float>, MinOf<float>>::value) {
+    return VisitNumbers(input.dtype, make, none);
+  } else {
+    return VisitNumbers(
+        input.dtype,
+        [&](auto t) -> Made {
+          using T = decltype(t);
+          if constexpr (std::is_integral<T>::value) {
+            return make(std::make_unsigned_t<T>());
+          } else {
+            return make(t);
+          }
+        },
+        none);
+  }
 }
 
-Made MakeExpand(const NodeView& node, absl::Span<const TensorType> outputs) {
-  const TensorType& input = node.input(0);
-  const TensorType& output = outputs[0];
+std::vector<Extent> RepeatedExtents(const TensorType& input, const TensorType& output) {
   const size_t added = output.dims.size() - input.dims.size();
   std::vector<Extent> dims;
   for (size_t i = 0; i < output.dims.size(); ++i) {
     dims.push_back({output.dims[i].size, i < added || input.dims[i - added].size == 1});
   }
+  return dims;
+}
+
+Made MakeExpand(const NodeView& node, absl::Span<const TensorType> outputs) {
   return VisitWidth(
-      output.dtype,
+      outputs[0].dtype,
       [&](auto t) -> Made {
-        return std::make_unique<Expand<decltype(t)>>(output.num_elements(), Extents(dims));
+        using T = decltype(t);
+        return std::make_unique<Repeat<Repeated<T>, T>>(
+            outputs[0].num_elements(), Extents(RepeatedExtents(node.input(0), outputs[0])));
       },
       [&] { return Made(NoHostKernel(node, outputs)); });
 }
 
-constexpr HostKernelEntry kEntries[] = {{"expand", MakeExpand}, {"sum", MakeSum}};
+Made MakeSpread(const NodeView& node, absl::Span<const TensorType> outputs) {
+  return VisitFloating(
+      outputs[0].dtype,
+      [&](auto t) -> Made {
+        using T = decltype(t);
+        return std::make_unique<Repeat<Divided<T>, T>>(
+            outputs[0].num_elements(), Extents(RepeatedExtents(node.input(0), outputs[0])));
+      },
+      [&] { return Made(NoHostKernel(node, outputs)); });
+}
+
+constexpr HostKernelEntry kEntries[] = {
+    {"expand", MakeExpand},        {"max", MakeReduction<MaxOf>},   {"mean", MakeReduction<MeanOf>},
+    {"min", MakeReduction<MinOf>}, {"prod", MakeReduction<ProdOf>}, {"spread", MakeSpread},
+    {"sum", MakeReduction<SumOf>},
+};
 
 }  // namespace
 

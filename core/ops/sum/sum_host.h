@@ -1,5 +1,5 @@
-// sum and expand on host memory. A unit is an element of the result; the order of additions in it
-// depends on the input's shape alone.
+// Reductions over axes, expand and spread on host memory. A unit is an element of the result; the
+// order of operations in it depends on the input's shape alone.
 #ifndef CHORUS_CORE_OPS_SUM_SUM_HOST_H_
 #define CHORUS_CORE_OPS_SUM_SUM_HOST_H_
 

@@ -1,5 +1,6 @@
 #include "core/ops/testing/evaluator.h"
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -152,7 +153,16 @@ class Local {
     if (op == "scatter_add_along") return ScatterAddAlong();
     if (op == "arg_max") return Arg([](T a, T b) { return a > b; });
     if (op == "arg_min") return Arg([](T a, T b) { return a < b; });
-    if (op == "sum") return Sum();
+    if (op == "sum") return Reduce(T{}, [](T a, T b) { return Add(a, b); });
+    if (op == "mean") return Mean();
+    if (op == "prod") return Reduce(T{1}, [](T a, T b) { return Mul(a, b); });
+    if (op == "max") {
+      return Reduce(Lowest(), [](T a, T b) { return a >= b || a != a ? a : b; });
+    }
+    if (op == "min") {
+      return Reduce(Neg(Lowest()), [](T a, T b) { return a <= b || a != a ? a : b; });
+    }
+    if (op == "spread") return Spread();
     if (op == "expand") return Expand();
     if (op == "copy" || op == "reshape") return Same();
     if (op == "transpose") return Transpose();
@@ -348,23 +358,43 @@ class Local {
     return true;
   }
 
-  bool Sum() {
+  static T Lowest() {
+    if (std::numeric_limits<T>::has_infinity) return -std::numeric_limits<T>::infinity();
+    return std::numeric_limits<T>::lowest() + 1;  // the evaluator's integers are wider
+  }
+
+  bool Reduce(T nothing, T (*f)(T, T)) {
     const TensorType& input = node_.input(0);
     const Index axes = IntsAttribute(node_.attributes, "axes");
-    std::vector<bool> summed(input.dims.size(), axes.empty());
-    for (const int64_t axis : axes) summed[axis] = true;
+    std::vector<bool> reduced(input.dims.size(), axes.empty());
+    for (const int64_t axis : axes) reduced[axis] = true;
+    std::fill(out_.begin(), out_.end(), nothing);
     ForEach(input, [&](const Index& i) {
       Index o;
       for (size_t d = 0; d < i.size(); ++d) {
-        if (!summed[d]) {
+        if (!reduced[d]) {
           o.push_back(i[d]);
         } else if (Int("keep_dims") != 0) {
           o.push_back(0);
         }
       }
-      T& sum = out_[Position(type_, o)];
-      sum = Add(sum, in_[0][Position(input, i)]);
+      T& result = out_[Position(type_, o)];
+      result = f(result, in_[0][Position(input, i)]);
     });
+    return true;
+  }
+
+  bool Mean() {
+    Reduce(T{}, [](T a, T b) { return Add(a, b); });
+    const auto each = static_cast<T>(out_.empty() ? 1 : in_[0].size() / out_.size());
+    for (T& out : out_) out = out / each;
+    return true;
+  }
+
+  bool Spread() {
+    Expand();
+    const auto times = static_cast<T>(in_[0].empty() ? 1 : out_.size() / in_[0].size());
+    for (T& out : out_) out = out / times;
     return true;
   }
 
@@ -504,6 +534,66 @@ Value Cast(const Value& from, const TensorType& type) {
         }
       }
     });
+    return MakeValue<T>(type, out);
+  });
+}
+
+// --- Random numbers ---
+
+// Words of Philox 4x32-10, as its authors write it: a round is a substitution of both halves and a
+// permutation.
+std::vector<uint32_t> PhiloxWords(uint64_t seed, uint64_t offset, uint64_t block) {
+  uint32_t r0 = static_cast<uint32_t>(block);
+  uint32_t l0 = static_cast<uint32_t>(block >> 32);
+  uint32_t r1 = static_cast<uint32_t>(offset);
+  uint32_t l1 = static_cast<uint32_t>(offset >> 32);
+  for (uint32_t round = 0; round < 10; ++round) {
+    const uint32_t k0 = static_cast<uint32_t>(seed) + round * 0x9E3779B9u;
+    const uint32_t k1 = static_cast<uint32_t>(seed >> 32) + round * 0xBB67AE85u;
+    const uint64_t p0 = static_cast<uint64_t>(r0) * 0xD2511F53u;
+    const uint64_t p1 = static_cast<uint64_t>(r1) * 0xCD9E8D57u;
+    r0 = static_cast<uint32_t>(p1 >> 32) ^ l0 ^ k0;
+    l0 = static_cast<uint32_t>(p1);
+    r1 = static_cast<uint32_t>(p0 >> 32) ^ l1 ^ k1;
+    l1 = static_cast<uint32_t>(p0);
+  }
+  return {r0, l0, r1, l1};
+}
+
+Value Random(absl::string_view op, uint64_t seed, uint64_t offset, const TensorType& type) {
+  const int64_t width = DTypeBytes(type.dtype);
+  const uint64_t per_block = width == 8 ? 2 : 4;
+  // An element's number, from 0 to below 2^bits.
+  const auto word = [&](uint64_t i, int bits) -> uint64_t {
+    const std::vector<uint32_t> words = PhiloxWords(seed, offset, i / per_block);
+    if (width < 8) return words[i % 4] >> (32 - bits);
+    return (uint64_t{words[i % 2 * 2 + 1]} << 32 | words[i % 2 * 2]) >> (64 - bits);
+  };
+  const int most = width == 8 ? 64 : 32;
+  const int uniform = type.dtype == DType::kF64   ? 53
+                      : type.dtype == DType::kF32 ? 24
+                      : type.dtype == DType::kF16 ? 11
+                                                  : 8;
+  return Dispatch(type.dtype, [&](auto t) {
+    using T = decltype(t);
+    std::vector<T> out;
+    for (uint64_t i = 0; i < static_cast<uint64_t>(type.num_elements()); ++i) {
+      if constexpr (std::is_integral<T>::value) {
+        out.push_back(static_cast<T>(word(i, most)));
+      } else if (op == "random_uniform") {
+        out.push_back(Nearest<T>(std::ldexp(static_cast<long double>(word(i, uniform)), -uniform)));
+      } else {
+        const int fine = width == 8 ? 53 : 32;
+        const int angle = width == 8 ? 53 : 24;
+        const uint64_t first = i - i % 2;
+        const long double u = std::ldexp(word(first, fine) + 0.5L, -fine);
+        const long double v =
+            std::ldexp(static_cast<long double>(word(first + 1, angle)), 1 - angle) *
+            std::acos(-1.0L);
+        const long double radius = std::sqrt(-2 * std::log(u));
+        out.push_back(Nearest<T>(radius * (i % 2 == 0 ? std::cos(v) : std::sin(v))));
+      }
+    }
     return MakeValue<T>(type, out);
   });
 }
@@ -1021,6 +1111,12 @@ absl::StatusOr<std::vector<Value>> EvaluateLocal(const NodeView& node,
                                                  absl::Span<const Value* const> inputs,
                                                  absl::Span<const TensorType> outputs) {
   if (node.op == "cast") return std::vector<Value>{Cast(*inputs[0], outputs[0])};
+  if (node.op == "random_bits" || node.op == "random_normal" || node.op == "random_uniform") {
+    const auto number = [&](int i) {
+      return static_cast<uint64_t>(Elements<int64_t>(*inputs[i])[0]);
+    };
+    return std::vector<Value>{Random(node.op, number(0), number(1), outputs[0])};
+  }
   if (IsComparison(node.op)) {
     return DispatchWide(inputs[0]->type.dtype, [&](auto t) {
       return std::vector<Value>{Compare<decltype(t)>(node, inputs, outputs[0])};
