@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "client/chorus.h"
+#include "client/functional/nn.h"
 #include "client/testing/values.h"
 #include "core/backend/host/host_backend.h"
 #include "core/base/error.h"
@@ -21,6 +22,7 @@ namespace chorus {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::FloatNear;
 using ::testing::HasSubstr;
 using testing::Values;
 
@@ -291,6 +293,21 @@ TEST_P(DaemonTest, ARefusedCallIsToldToTheOthers) {
     EXPECT_EQ(error.reason, world.rank() == 0 ? Reason::kBadType : Reason::kCancelled);
     EXPECT_THAT(error.message, HasSubstr("matmul"));
     EXPECT_THAT(Values<float>(AllReduce(x, world)), ElementsAre(2, 4));
+  });
+}
+
+TEST_P(DaemonTest, ALabelOutOfRangeEndsItsRunAlone) {
+  RunRanks(2, [](const World& world) {
+    const Tensor x = FromHost<float>(world, {5, 5, 5, 5}, {2, 2});
+    const Tensor good = Sum(CrossEntropy(x, FromHost<uint8_t>(world, {1, 0}, {2})));
+    EXPECT_THAT(Values<float>(good), ElementsAre(FloatNear(1.386294f, 1e-5f)));
+    const Tensor bad = CrossEntropy(x, FromHost<uint8_t>(world, {1, 2}, {2}));
+    const absl::Status status = bad.Wait();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(ErrorOf(status).message,
+                HasSubstr("cross_entropy: input 1, u8[2], holds 2 at [1], expected from 0 to 1"));
+    EXPECT_EQ(world.epoch(), 1);
+    EXPECT_THAT(Values<float>(AllReduce(good, world)), ElementsAre(FloatNear(2.772589f, 1e-5f)));
   });
 }
 
