@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
+#include "core/ops/host_arithmetic.h"
 #include "core/tensor/type.h"
 
 namespace chorus {
@@ -33,6 +35,27 @@ struct HostRows {
   int64_t size = 0;
   int64_t stride = 1;
 };
+
+// The largest of `size` elements that stand side by side, but for NaN; -infinity where there is
+// none.
+template <typename T>
+Arithmetic<T> MostOf(const T* x, int64_t size) {
+  using A = Arithmetic<T>;
+  // As many as vector registers hold.
+  constexpr int kLanes = 16;
+  A most[kLanes];
+  std::fill_n(most, kLanes, -std::numeric_limits<A>::infinity());
+  const auto take = [&](int lane, T element) {
+    const A a = static_cast<A>(element);
+    most[lane] = a > most[lane] ? a : most[lane];
+  };
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) {
+    for (int lane = 0; lane < kLanes; ++lane) take(lane, x[i + lane]);
+  }
+  for (int lane = 0; i < size; ++i, ++lane) take(lane, x[i]);
+  return *std::max_element(most, most + kLanes);
+}
 
 }  // namespace chorus
 

@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <limits>
 #include <memory>
 
 #include "core/base/error.h"
 #include "core/ops/host_arithmetic.h"
 #include "core/ops/host_indices.h"
+#include "core/ops/host_rows.h"
 
 namespace chorus {
 namespace {
@@ -29,11 +29,7 @@ class RowKernel : public HostKernel {
 
   // Sum of exp(x - most) over a row.
   A SumExp(const T* row, A* most) const {
-    *most = -std::numeric_limits<A>::infinity();
-    for (int64_t i = 0; i < classes(); ++i) {
-      const A x = static_cast<A>(row[i]);
-      *most = x > *most ? x : *most;
-    }
+    *most = MostOf(row, classes());
     A sum{};
     for (int64_t i = 0; i < classes(); ++i) sum += std::exp(static_cast<A>(row[i]) - *most);
     return sum;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <type_traits>
 
 #include "core/base/error.h"
 #include "core/ops/host_arithmetic.h"
@@ -27,6 +28,12 @@ class Softmax : public HostKernel {
                    int64_t begin, int64_t end) const override {
     const T* const in = static_cast<const T*>(inputs[0]);
     T* const out = static_cast<T*>(outputs[0]);
+    if (rows_.stride == 1) {
+      for (int64_t row = begin; row < end; ++row) {
+        RunRow(in + row * rows_.size, out + row * rows_.size);
+      }
+      return absl::OkStatus();
+    }
     for (int64_t lanes = 0; begin < end; begin += lanes) {
       lanes = std::min(rows_.LanesAt(begin, end), kLanes);
       const int64_t first = rows_.FirstOf(begin);
@@ -58,6 +65,27 @@ class Softmax : public HostKernel {
   using A = Arithmetic<T>;
   // Rows that stand side by side.
   static constexpr int64_t kLanes = 64;
+
+  // Elements that stand side by side.
+  void RunRow(const T* x, T* y) const {
+    const A most = MostOf(x, rows_.size);
+    A sum{};
+    if (log_) {
+      for (int64_t i = 0; i < rows_.size; ++i) sum += std::exp(static_cast<A>(x[i]) - most);
+      sum = std::log(sum);
+      for (int64_t i = 0; i < rows_.size; ++i) {
+        y[i] = static_cast<T>(static_cast<A>(x[i]) - most - sum);
+      }
+    } else if constexpr (std::is_same<A, T>::value) {
+      for (int64_t i = 0; i < rows_.size; ++i) sum += y[i] = std::exp(x[i] - most);
+      for (int64_t i = 0; i < rows_.size; ++i) y[i] /= sum;
+    } else {
+      for (int64_t i = 0; i < rows_.size; ++i) sum += std::exp(static_cast<A>(x[i]) - most);
+      for (int64_t i = 0; i < rows_.size; ++i) {
+        y[i] = static_cast<T>(std::exp(static_cast<A>(x[i]) - most) / sum);
+      }
+    }
+  }
 
   template <typename F>
   void ForEach(int64_t first, int64_t lanes, const F& f) const {
