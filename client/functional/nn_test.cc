@@ -121,6 +121,7 @@ TEST_F(NnTest, MatMulBroadcastsWhatStandsInFront) {
   EXPECT_THAT(Values<float>(y), ElementsAreArray(expected));
   ASSERT_TRUE(Backward(Sum(y)).ok());
   EXPECT_THAT(Values<float>(b.grad()), ElementsAre(132, 132, 144, 144));
+  EXPECT_EQ(MatMul(a, F32({1, 2, 3, 4, 5, 6}, {2, 3})).shape(), Shape({2, 2, 3, 3}));
   // Sizes 1 and missing dimensions on either side.
   const Tensor c = F32({1, 0, 0, 1, 0, 1, 1, 0}, {2, 1, 2, 2}).RequireGrad();
   const Tensor z = MatMul(b, MatMul(c, F32({1, 2, 3, 4, 5, 6}, {3, 2, 1})));

@@ -294,12 +294,14 @@ class Local {
   }
 
   bool OneHot() {
+    bool fits = true;
     ForEach(type_, [&](const Index& i) {
       const T index = in_[0][Position(node_.input(0), Index(i.begin(), i.end() - 1))];
-      const bool hot = !IsIgnored(index) && index == static_cast<T>(i.back());
-      out_[Position(type_, i)] = static_cast<T>(hot ? 1 : 0);
+      if (IsIgnored(index)) return;
+      fits = fits && index >= 0 && index < static_cast<T>(Int("depth"));
+      out_[Position(type_, i)] = static_cast<T>(index == static_cast<T>(i.back()) ? 1 : 0);
     });
-    return true;
+    return fits;
   }
 
   // Where `i` leads: the indices stand in the place of one axis.
