@@ -1,6 +1,7 @@
 // The SDK against a whole daemon in this process, over every transport.
 #include "server/daemon.h"
 
+#include <cmath>
 #include <cstdlib>
 #include <functional>
 #include <memory>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "client/chorus.h"
+#include "client/functional/math.h"
 #include "client/functional/nn.h"
 #include "client/testing/values.h"
 #include "core/backend/host/host_backend.h"
@@ -119,6 +121,34 @@ TEST_P(DaemonTest, LocalOpsOfAllSizes) {
     EXPECT_EQ(Values<float>(y), values);
     EXPECT_EQ(Values<float>(CopyTo(y, session.device(1))), values);
   }
+}
+
+TEST_P(DaemonTest, LocalOpsOfTheMathHeader) {
+  const sdk::Session session = Open();
+  const Tensor x = FromHost<double>(session, {-1, 0.5, 2, 3}, {2, 2}).RequireGrad();
+  const Tensor loss = Mean(Where(x > 0, Log1p(Maximum(x, 0)), Exp(x)) / Max(x, {1}, true));
+  EXPECT_DOUBLE_EQ(
+      *loss.Item<double>(),
+      ((std::exp(-1) + std::log1p(0.5)) / 0.5 + (std::log1p(2) + std::log1p(3)) / 3) / 4);
+  ASSERT_TRUE(Backward(loss).ok());
+  const std::vector<double> g = Values<double>(x.grad());
+  EXPECT_DOUBLE_EQ(g[0], std::exp(-1) / 0.5 / 4);
+  EXPECT_DOUBLE_EQ(g[2], 1.0 / 3 / 3 / 4);
+  const std::vector<float> drawn =
+      Values<float>(RandomNormal(session, DType::kF32, {3000000}, 1, 2));
+  EXPECT_EQ(Values<float>(RandomNormal(session, DType::kF32, {7}, 1, 2)),
+            std::vector<float>(drawn.begin(), drawn.begin() + 7));
+}
+
+TEST_P(DaemonTest, AKernelThatRefusesItsOperandsFailsItsRunAlone) {
+  const sdk::Session session = Open();
+  const Tensor x = FromHost<int64_t>(session, {6, 7}, {2});
+  ASSERT_TRUE(x.Wait().ok());
+  const absl::Status status = (x / FromHost<int64_t>(session, {1, 0}, {2})).Wait();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("div: element 1 of i64[2] is an integer divided by 0"));
+  EXPECT_THAT(Values<int64_t>(x / FromHost<int64_t>(session, {4, -2}, {2})), ElementsAre(1, -3));
 }
 
 TEST_P(DaemonTest, EveryCollective) {

@@ -147,6 +147,7 @@ TEST_F(MathTest, RandomNumbersAreFunctionsOfSeedAndOffset) {
   EXPECT_EQ(Values<int64_t>(RandomBits(session_, DType::kI64, {3}, 1)).size(), 3u);
   EXPECT_EQ(RandomNormal(session_, DType::kF64, {2, 2}, 1).shape(), (Shape{2, 2}));
   EXPECT_FALSE(RandomBits(session_, DType::kF32, {3}, 1).status().ok());
+  EXPECT_FALSE(RandomBits(session_, DType::kI32, {3}, Tensor()).status().ok()) << "no seed";
 }
 
 }  // namespace

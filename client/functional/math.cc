@@ -110,7 +110,7 @@ Tensor Product(const Tensor& x, const Axes& axes, bool keep_dims, CallSite site)
 // --- Random numbers -----------------------------------------------------------------------------
 
 Tensor RandomNumber::On(const DeviceRef& device) const {
-  if (tensor_.defined() || device.session() == nullptr) return tensor_;
+  if (!is_value_ || device.session() == nullptr) return tensor_;
   return IntegerOf(value_, device.session(), device.slot());
 }
 

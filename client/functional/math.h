@@ -107,14 +107,15 @@ Tensor Product(const Tensor& x, const Axes& axes = Axes(), bool keep_dims = fals
 
 class RandomNumber {
  public:
-  RandomNumber(const Tensor& tensor) : tensor_(tensor) {}  // NOLINT: implicit
-  RandomNumber(int64_t value) : value_(value) {}           // NOLINT: implicit
+  RandomNumber(const Tensor& tensor) : tensor_(tensor) {}          // NOLINT: implicit
+  RandomNumber(int64_t value) : value_(value), is_value_(true) {}  // NOLINT: implicit
   // Beside tensors of a device.
   Tensor On(const DeviceRef& device) const;
 
  private:
   Tensor tensor_;
   int64_t value_ = 0;
+  bool is_value_ = false;
 };
 
 // Evenly in [0, 1).

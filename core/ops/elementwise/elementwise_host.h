@@ -1,8 +1,8 @@
 // Elementwise ops on host memory. A unit is an element. In place is allowed.
 //
 // Plain loops, which the compiler vectorises where it can. exp, log, tanh and the like call the C
-// library once for each element, which is right to the last bits and at the edges. What libraries of
-// vector functions would gain, and why they are not used (ns an element; f32, one thread, 16384
+// library once for each element, which is right to the last bits and at the edges. What libraries
+// of vector functions would gain, and why they are not used (ns an element; f32, one thread, 16384
 // elements; one run on a busy machine with AVX-512, so only the ratios count):
 //              C library   Eigen 3.4 (SSE2)   oneDNN 2.6
 //   exp          3.5            2.2             0.3        Eigen: exp(-inf) is not 0; oneDNN:
