@@ -105,9 +105,9 @@ absl::Status LocalNode::Impl::FindEqualWork(const Run& command,
       if (first) {
         results.emplace_back();
         if (spec.bytes > 0) {
-          absl::StatusOr<BufferRef> made = Allocate(
-              run->session->tenant.get(), run->devices[static_cast<size_t>(spec.device_slot)],
-              spec.bytes);
+          absl::StatusOr<BufferRef> made =
+              Allocate(run->session->tenant.get(),
+                       run->devices[static_cast<size_t>(spec.device_slot)], spec.bytes);
           if (!made.ok()) {
             run->world->equal_work.erase(number);
             return made.status();
@@ -180,9 +180,8 @@ absl::Status LocalNode::Impl::DealEqualWork(absl::Span<RunState* const> members)
         const BufferSpec& spec = plan.buffers[static_cast<size_t>(buffer)];
         if (may_share) stats.paths.shared_bytes += spec.bytes;
         if (may_share || spec.bytes == 0) continue;
-        CHORUS_ASSIGN_OR_RETURN(
-            const BufferRef own,
-            Allocate(run->session->tenant.get(), run->devices[0], spec.bytes));
+        CHORUS_ASSIGN_OR_RETURN(const BufferRef own,
+                                Allocate(run->session->tenant.get(), run->devices[0], spec.bytes));
         SetBuffer(static_cast<size_t>(buffer), own, run);
       }
       if (!may_share) continue;

@@ -289,6 +289,22 @@ class Kernel {
     EXPECT_TRUE(expected.ok()) << expected.status();
     return (*expected)[0];
   }
+  // With every tensor one element beside where it would lie.
+  Value RunDisplaced() const {
+    std::vector<std::string> moved;
+    std::vector<const void*> pointers;
+    for (const Value& input : inputs_) {
+      const auto element = static_cast<size_t>(DTypeBytes(input.type.dtype));
+      moved.push_back(std::string(element, '\0') + input.bytes + std::string(64, '\0'));
+    }
+    for (size_t i = 0; i < moved.size(); ++i) {
+      pointers.push_back(&moved[i][static_cast<size_t>(DTypeBytes(inputs_[i].type.dtype))]);
+    }
+    const auto element = static_cast<size_t>(DTypeBytes(outputs_[0].dtype));
+    std::string out(element + static_cast<size_t>(outputs_[0].num_bytes()) + 64, '\xff');
+    EXPECT_TRUE(kernel_->RunAll(pointers, {&out[element]}).ok());
+    return Value{outputs_[0], out.substr(element, static_cast<size_t>(outputs_[0].num_bytes()))};
+  }
   absl::Status TryRun() const {
     std::string out(outputs_[0].num_bytes(), '\0');
     return kernel_->RunAll(pointers_, {out.empty() ? nullptr : &out[0]});
@@ -402,6 +418,7 @@ TEST(HostKernelsTest, EqualTheNaiveEvaluatorWholeAndInPieces) {
       const int64_t units = (*kernel).units();
       const Value whole = kernel.Run({units});
       ExpectNear(whole, kernel.Expected(), what);
+      EXPECT_EQ(kernel.RunDisplaced(), whole) << what;
       // Any partition gives the same bits.
       EXPECT_EQ(kernel.Run({1, units / 3, units / 2 + 1, units}), whole) << what;
       std::vector<int64_t> ones;

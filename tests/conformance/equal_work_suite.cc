@@ -70,7 +70,8 @@ std::vector<std::vector<float>> Train(const ConformanceParam& param, int ranks, 
   Job job(param, Ranks(ranks, share));
   job.Run([&](int rank, World& world) {
     State state = CommonState(world, RandomFloats(TestSeed(), 1));
-    const Tensor data = Upload(world, RandomFloats(TestSeed() + 1 + static_cast<uint64_t>(rank), 0.1f));
+    const Tensor data =
+        Upload(world, RandomFloats(TestSeed() + 1 + static_cast<uint64_t>(rank), 0.1f));
     const Compiled step = MomentumStep(world);
     for (int i = 0; i < 6; ++i) ASSERT_TRUE(Step(step, data, &state).ok());
     results[2 * static_cast<size_t>(rank)] = Values<float>(state.parameters);
@@ -107,9 +108,8 @@ TEST_P(Conformance, RanksWithStateOfTheirOwnKeepTheirOwn) {
     const Compiled step = MomentumStep(world);
     ASSERT_TRUE(Step(step, data, &state).ok());
     ASSERT_TRUE(Step(step, data, &state).ok());
-    std::vector<std::vector<float>> parameters = {Elements<float>(0, kSize),
-                                                  Elements<float>(0, kSize),
-                                                  Elements<float>(2, kSize)};
+    std::vector<std::vector<float>> parameters = {
+        Elements<float>(0, kSize), Elements<float>(0, kSize), Elements<float>(2, kSize)};
     std::vector<float> momentum(kSize, 0);
     for (int s = 0; s < 2; ++s) {
       for (size_t i = 0; i < kSize; ++i) {
@@ -185,8 +185,8 @@ TEST_P(Conformance, UpdatesMayBeOneRunHereAndTwoThere) {
       const Compiled both = Compile([&](const std::vector<Tensor>& in) {
         State traced[] = {{in[0], in[1]}, {in[2], in[3]}};
         for (State& state : traced) EXPECT_TRUE(Step(one, in[4], &state).ok());
-        return std::vector<Tensor>{traced[0].parameters, traced[0].momentum,
-                                   traced[1].parameters, traced[1].momentum};
+        return std::vector<Tensor>{traced[0].parameters, traced[0].momentum, traced[1].parameters,
+                                   traced[1].momentum};
       });
       const auto next = both.Run({states[0].parameters, states[0].momentum, states[1].parameters,
                                   states[1].momentum, data});
