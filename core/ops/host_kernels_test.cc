@@ -6,11 +6,14 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <filesystem>
+#include <iterator>
 #include <limits>
 #include <memory>
 #include <random>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "core/ops/registry.h"
@@ -304,6 +307,9 @@ class Kernel {
     std::string out(element + static_cast<size_t>(outputs_[0].num_bytes()) + 64, '\xff');
     EXPECT_TRUE(kernel_->RunAll(pointers, {&out[element]}).ok());
     return Value{outputs_[0], out.substr(element, static_cast<size_t>(outputs_[0].num_bytes()))};
+  }
+  void RunUnit(int64_t unit, Value* out) const {
+    EXPECT_TRUE(kernel_->Run(pointers_, {&out->bytes[0]}, unit, unit + 1).ok());
   }
   absl::Status TryRun() const {
     std::string out(outputs_[0].num_bytes(), '\0');
@@ -770,6 +776,37 @@ TEST(HostKernelsTest, ReluSelectsAndDoesNotMultiply) {
   EXPECT_EQ(testing::Elements<double>(grad.Run({5})), (std::vector<double>{inf, 0, 0, 0, 4}));
   const Kernel relu("relu", {x}, {});
   EXPECT_EQ(testing::Elements<double>(relu.Run({5})), (std::vector<double>{1, 0, 0, 0, inf}));
+}
+
+// Units may run at the same time, each on the thread that calls: a library's own threads would take
+// the processors from the pool's.
+TEST(HostKernelsTest, MatmulComputesInTheThreadsThatCallIt) {
+  std::mt19937_64 random(kSeed);
+  const Kernel kernel("matmul",
+                      {testing::RandomNormal(WithDType(DType::kF32, {1024, 512}), &random),
+                       testing::RandomNormal(WithDType(DType::kF32, {512, 256}), &random)},
+                      {});
+  ASSERT_TRUE(kernel.ok());
+  const int64_t units = (*kernel).units();
+  ASSERT_GE(units, 4);
+  const Value whole = kernel.Run({units});
+  const auto count_threads = [] {
+    const std::filesystem::directory_iterator tasks("/proc/self/task");
+    return std::distance(begin(tasks), end(tasks));
+  };
+  std::thread([&] {
+    const auto before = count_threads();
+    EXPECT_EQ(kernel.Run({units}), whole);
+    EXPECT_EQ(count_threads(), before);
+  }).join();
+
+  Value together{whole.type, std::string(whole.bytes.size(), '\xff')};
+  std::vector<std::thread> threads;
+  for (int64_t unit = 0; unit < units; ++unit) {
+    threads.emplace_back([&, unit] { kernel.RunUnit(unit, &together); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(together, whole);
 }
 
 TEST(HostKernelsTest, SoftmaxOfInfinitiesAndNan) {
