@@ -414,6 +414,10 @@ Tensor Full(const DeviceRef& device, DType dtype, const Shape& shape, double val
 Tensor Zeros(const DeviceRef& device, DType dtype, const Shape& shape,
              CallSite site = CallSite::Here());
 
+// A tensor that carries an error (not OK), as a failed op gives: for a function that is being
+// compiled and cannot go on.
+Tensor FromError(const DeviceRef& device, const absl::Status& error);
+
 // Waits for the daemon to make the memory. UNIMPLEMENTED where it is remote. RESOURCE_EXHAUSTED.
 template <typename T>
 absl::StatusOr<MappedTensor<T>> Map(const DeviceRef& device, const Shape& shape,

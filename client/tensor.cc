@@ -180,6 +180,11 @@ Tensor FromBytes(const DeviceRef& device, DType dtype, const Shape& shape, const
   return MakeTensor(*std::move(data));
 }
 
+Tensor FromError(const DeviceRef& device, const absl::Status& error) {
+  return FailedTensor(device.session(),
+                      error.ok() ? BadType("FromError: expected an error, got OK") : error);
+}
+
 absl::StatusOr<std::pair<Tensor, char*>> MapBytes(const DeviceRef& device, DType dtype,
                                                   const Shape& shape, CallSite site) {
   const std::shared_ptr<SessionCore>& session = device.session();
