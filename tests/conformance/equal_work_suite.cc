@@ -65,14 +65,17 @@ JobOptions Ranks(int ranks, bool share) {
 }
 
 // Parameters and momentum of every rank after some steps, all of them asked for at once.
-std::vector<std::vector<float>> Train(const ConformanceParam& param, int ranks, bool share) {
+std::vector<std::vector<float>> Train(const ConformanceParam& param, int ranks, bool share,
+                                      bool donate) {
   std::vector<std::vector<float>> results(2 * static_cast<size_t>(ranks));
   Job job(param, Ranks(ranks, share));
   job.Run([&](int rank, World& world) {
     State state = CommonState(world, RandomFloats(TestSeed(), 1));
     const Tensor data =
         Upload(world, RandomFloats(TestSeed() + 1 + static_cast<uint64_t>(rank), 0.1f));
-    const Compiled step = MomentumStep(world);
+    CompileOptions options;
+    if (donate) options.donate = {0, 1};
+    const Compiled step = MomentumStep(world, options);
     for (int i = 0; i < 6; ++i) ASSERT_TRUE(Step(step, data, &state).ok());
     results[2 * static_cast<size_t>(rank)] = Values<float>(state.parameters);
     results[2 * static_cast<size_t>(rank) + 1] = Values<float>(state.momentum);
@@ -80,19 +83,21 @@ std::vector<std::vector<float>> Train(const ConformanceParam& param, int ranks, 
   return results;
 }
 
-TEST_P(Conformance, AnUpdateHasTheSameBitsSharedOrNotOnAllRanks) {
+TEST_P(Conformance, AnUpdateHasTheSameBitsSharedDonatedOrNot) {
   for (const int ranks : {1, 2, 4}) {
     SCOPED_TRACE(ranks);
-    const auto shared = Train(GetParam(), ranks, true);
-    const auto alone = Train(GetParam(), ranks, false);
-    for (size_t i = 0; i < shared.size(); ++i) {
+    const auto first = Train(GetParam(), ranks, /*share=*/true, /*donate=*/false);
+    const std::vector<std::vector<float>> others[] = {Train(GetParam(), ranks, false, false),
+                                                      Train(GetParam(), ranks, true, true),
+                                                      Train(GetParam(), ranks, false, true)};
+    for (size_t i = 0; i < first.size(); ++i) {
       SCOPED_TRACE(i);
-      ASSERT_EQ(shared[i].size(), static_cast<size_t>(kSize));
+      ASSERT_EQ(first[i].size(), static_cast<size_t>(kSize));
       const auto equal = [&](const std::vector<float>& other) {
-        return std::memcmp(shared[i].data(), other.data(), kBytes) == 0;
+        return std::memcmp(first[i].data(), other.data(), kBytes) == 0;
       };
-      EXPECT_TRUE(equal(alone[i]));
-      EXPECT_TRUE(equal(shared[i % 2]));
+      EXPECT_TRUE(equal(first[i % 2]));
+      for (const auto& other : others) EXPECT_TRUE(equal(other[i]));
     }
   }
 }
