@@ -1,0 +1,81 @@
+// Lesson 3: what goes wrong in a job, and how a trainer goes on.
+//
+// Needs three ranks or more. Rank 1 asks for something else, then comes late, then dies; each rank
+// prints what it was told.
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <thread>
+
+#include "client/chorus.h"
+
+namespace {
+
+using chorus::DType;
+using chorus::Reason;
+using chorus::Tensor;
+
+// Whether `tensor` fails for that reason. Prints what it says.
+bool Expect(const chorus::World& world, const char* what, const Tensor& tensor, Reason reason) {
+  const chorus::Error error = chorus::ErrorOf(tensor.Wait());
+  std::printf("rank %d: %s: %s\n", world.rank(), what, error.message.c_str());
+  std::fflush(stdout);
+  return error.reason == reason;
+}
+
+bool Works(const chorus::World& world) {
+  const Tensor sum = chorus::AllReduce(chorus::Scalar<double>(world, 1), world);
+  const absl::StatusOr<double> value = sum.Item<double>();
+  return value.ok() && *value == world.size();
+}
+
+bool Run(const chorus::Session& session) {
+  chorus::WorldOptions options;
+  options.agree_timeout = std::chrono::seconds(2);  // how late a rank may be; 60 s unless set
+  absl::StatusOr<chorus::World> joined = session.Join(options);
+  if (!joined.ok()) {
+    std::fprintf(stderr, "join: %s\n", joined.status().ToString().c_str());
+    return false;
+  }
+  chorus::World& world = *joined;
+  const chorus::NoGrad no_grad;
+  const int rank = world.rank();
+
+  // 1. Another shape on one rank. Everybody is told the same, with each rank's version and line,
+  // before anything has run, and the next collective works.
+  const Tensor wrong =
+      chorus::AllReduce(chorus::Zeros(world, DType::kF32, {rank == 1 ? 3 : 2}), world);
+  if (!Expect(world, "mismatch", wrong, Reason::kMismatch) || !Works(world)) return false;
+
+  // 2. A rank that does not come. The others are told who it was; so is rank 1, as soon as it asks.
+  if (rank == 1) std::this_thread::sleep_for(std::chrono::seconds(3));
+  if (!Expect(world, "late", chorus::Barrier(world), Reason::kAgreeTimeout)) return false;
+  if (!Works(world)) return false;
+
+  // 3. A rank that dies. The others know at once; with `Reform` those left become a world again.
+  if (rank == 1) {
+    std::fflush(stdout);
+    ::raise(SIGKILL);
+  }
+  if (!Expect(world, "dead", chorus::Barrier(world), Reason::kPeerDied)) return false;
+  const absl::StatusOr<chorus::World::Reformed> reformed = world.Reform();
+  if (!reformed.ok()) {
+    std::fprintf(stderr, "reform: %s\n", reformed.status().ToString().c_str());
+    return false;
+  }
+  std::printf("rank %d: goes on as rank %d of %d\n", rank, reformed->rank, reformed->size);
+  return Works(world) && chorus::Barrier(world).Wait().ok();
+}
+
+}  // namespace
+
+int main() {
+  absl::StatusOr<chorus::Session> session = chorus::Session::Open();
+  if (!session.ok()) {
+    std::fprintf(stderr, "open: %s\n", session.status().ToString().c_str());
+    return 1;
+  }
+  return Run(*session) ? 0 : 1;
+}
