@@ -1,0 +1,39 @@
+// Images and their labels, from files in the format of MNIST (IDX, gzipped or not), such as
+// Debian's package dataset-fashion-mnist.
+#ifndef CHORUS_EXAMPLES_TRAINER_DATASET_H_
+#define CHORUS_EXAMPLES_TRAINER_DATASET_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace trainer {
+
+struct Dataset {
+  int64_t count = 0;
+  int64_t pixels = 0;           // of one image
+  std::vector<uint8_t> images;  // [count, pixels]
+  std::vector<uint8_t> labels;  // [count]
+};
+
+// `name`: "train" or "t10k". NOT_FOUND: no such file. INVALID_ARGUMENT: a file that is no IDX file
+// of bytes, that is cut off, or with other numbers of images and labels.
+absl::StatusOr<Dataset> ReadDataset(const std::string& directory, const std::string& name);
+
+// The order in which an epoch visits the images: a permutation that is the same everywhere.
+std::vector<int32_t> EpochOrder(int64_t count, uint64_t seed, int epoch);
+
+// One rank's part of a step: the images order[begin], order[begin + 1], ...
+struct Batch {
+  int64_t size = 0;
+  std::vector<uint8_t> images;  // [size, pixels]
+  std::vector<uint8_t> labels;  // [size]
+};
+Batch TakeBatch(const Dataset& data, const std::vector<int32_t>& order, int64_t begin,
+                int64_t size);
+
+}  // namespace trainer
+
+#endif  // CHORUS_EXAMPLES_TRAINER_DATASET_H_
