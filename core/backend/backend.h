@@ -55,6 +55,15 @@ struct KernelCall {
   const std::atomic<bool>* unless = nullptr;
 };
 
+// Asked by a collective when its turn comes on a member's stream: what it says, if it is not OK,
+// ends the call on all members, as if it had failed. Asked on any thread; it must not block or call
+// the backend.
+class Veto {
+ public:
+  virtual ~Veto() = default;
+  virtual absl::Status status() = 0;
+};
+
 // One member's part in a collective. Members of one communicator enqueue the same calls in the same
 // order; the i-th call of each member meets the i-th of the others.
 //
@@ -129,6 +138,8 @@ struct CollectiveCall {
     int64_t output_rows = 0;
   };
   absl::optional<RuntimeCounts> runtime;
+  // This member's; null: nobody is asked. Must stand until a Callback behind the call.
+  Veto* veto = nullptr;
 };
 
 // A point in a stream's work. Recorded again, it means the latest record.

@@ -208,6 +208,10 @@ bool StreamEngine::Begin(StreamState* stream, Item* work) {
     if (const auto* collective = absl::get_if<CollectiveItem>(&head)) {
       Meeting* meeting = collective->meeting;
       Meeting::Part& part = meeting->parts[collective->member];
+      if (part.call.veto != nullptr && meeting->failure.ok()) {
+        const absl::Status veto = part.call.veto->status();
+        if (!veto.ok()) Break(meeting->group, veto);  // this meeting with the others
+      }
       if (!meeting->failure.ok()) {
         stream->items.Pop();
         Advance(stream, meeting->failure);
@@ -413,6 +417,7 @@ void CopyCall(const CollectiveCall& from, CollectiveCall* to) {
   to->count = from.count;
   to->factor = from.factor;
   to->runtime = from.runtime;
+  to->veto = from.veto;
   CopyList(from.input_counts, &to->input_counts);
   CopyList(from.output_counts, &to->output_counts);
   CopyList(from.inputs, &to->inputs);

@@ -98,6 +98,7 @@ class LocalNode::Impl {
     int32_t launches_left = 0;
     absl::Status status;
     std::vector<CommunicatorId> communicators;
+    CommunicatorId commit = 0;  // of all its devices, where some of them hold back
 
     void Recycle() {
       world.reset();
@@ -106,6 +107,7 @@ class LocalNode::Impl {
       launches_left = 0;
       status = absl::OkStatus();
       communicators.clear();
+      commit = 0;
     }
   };
 
@@ -142,6 +144,8 @@ class LocalNode::Impl {
   // --- Names ----------------------------------------------------------------------------------
   absl::StatusOr<CellRef> FindTensor(const Session& session, TensorId id) const;
   absl::Status CheckFresh(const Session& session, TensorId id) const;
+  // Whether the name, unless it was released, still stands for `cell`.
+  bool StandsFor(const Session& session, TensorId id, const Cell& cell) const;
   void NameTensor(Session* session, TensorId id, CellRef cell);
   // The name, unless it was released, stands for `cell` now.
   void ReplaceTensor(Session* session, TensorId id, CellRef cell);
@@ -182,6 +186,7 @@ class LocalNode::Impl {
   absl::Status PrepareWorld(Session* session, const Run& command, RunState* run);
   absl::Status PrepareInputs(Session* session, const Run& command, RunState* run);
   absl::Status PrepareOutputs(Session* session, const Run& command, RunState* run);
+  BufferRef SoleBufferOf(const CellRef& cell);
   absl::Status PromiseDonations(const Run& command, RunState* run);
   void NameDonated(RunState* run, const RunState::Donation& donation, absl::string_view what);
   void TakeDonations(RunState* run);
@@ -203,9 +208,10 @@ class LocalNode::Impl {
   void LaunchGang(const std::shared_ptr<World>& world, const SequencerAction& action,
                   absl::Time now);
   void LaunchLocal(RunState* run, absl::Time now);
+  absl::Status JoinCommit(absl::Span<RunState* const> members, Gang* gang);
   absl::Status FollowOrder(RunState* run, const std::vector<int32_t>& order);
   absl::Status FindBytes(const SequencerAction& action, absl::Span<RunState* const> members);
-  void BindInputs(RunState* run);
+  absl::Status BindInputs(RunState* run);
   absl::Status ResolvePeers(const LaunchedInstance& instance);
   int32_t NewGang();
   void AbortGang(int32_t place, const absl::Status& why);

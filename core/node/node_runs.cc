@@ -261,6 +261,42 @@ absl::Status LocalNode::Impl::PrepareInputs(Session* session, const Run& command
   return absl::OkStatus();
 }
 
+// The memory of an input that nobody else has or can come to have, if it is known: of a tensor that
+// is there, or of one that a run under way makes. Null: others may read it. It is the session's
+// tenant's like all that the session names, and written by the daemon alone.
+BufferRef LocalNode::Impl::SoleBufferOf(const CellRef& cell) {
+  if (cell->state == Cell::State::kReady) {
+    // The name's reference and its reader's; the cell's on the buffer. Who reads or writes it has
+    // more; so has whoever shares its bytes.
+    if (cell.use_count() != 2 || !cell->buffer || cell->buffer->references() != 1 ||
+        cell->buffer->state() == Buffer::State::kStaging || cell->offset != 0) {
+      return BufferRef();
+    }
+    return cell->buffer;
+  }
+  // And its producer's. That run reserved the memory for itself, or was promised it; what it gives
+  // to no collective and to no second output is read by it alone.
+  RunState* const producer = runs_.Find(cell->producer);
+  if (cell->settled() || producer == nullptr || cell.use_count() != 3) return BufferRef();
+  const auto found = std::find(producer->outputs.begin(), producer->outputs.end(), cell);
+  if (found == producer->outputs.end()) return BufferRef();
+  const Plan& plan = producer->plan->plan;
+  const Plan::Output& place = plan.outputs[static_cast<size_t>(found - producer->outputs.begin())];
+  if (plan.buffers[static_cast<size_t>(place.buffer)].kind != BufferSpec::Kind::kOwned ||
+      place.offset != 0) {
+    return BufferRef();
+  }
+  for (const Plan::Output& other : plan.outputs) {
+    if (&other != &place && other.buffer == place.buffer) return BufferRef();
+  }
+  for (const std::vector<Plan::Operand>& operands : plan.operands) {
+    for (const Plan::Operand& operand : operands) {
+      if (operand.buffer == place.buffer) return BufferRef();
+    }
+  }
+  return producer->refs[static_cast<size_t>(place.buffer)];
+}
+
 // Where the run gives the last reference to an input away, an output will stand in its place and
 // nothing is reserved for it. From here on the name cannot be used, so that the reference stays the
 // last; it can again if the run is not launched.
@@ -279,21 +315,15 @@ absl::Status LocalNode::Impl::PromiseDonations(const Run& command, RunState* run
         run->outputs[o] == nullptr) {
       continue;
     }
-    Cell* cell = run->inputs[static_cast<size_t>(place.donor)].get();
-    // The name's reference and this run's; the cell's on the buffer. Who reads or writes it has
-    // more; so has whoever shares its bytes. Its memory is the session's tenant's like all that the
-    // session names, and written by the daemon alone.
-    if (cell == nullptr || cell->state != Cell::State::kReady ||
-        run->inputs[static_cast<size_t>(place.donor)].use_count() != 2 ||
-        cell->buffer->references() != 1 || cell->buffer->state() == Buffer::State::kStaging ||
-        cell->offset != 0 || cell->buffer->bytes() != place.bytes) {
-      continue;
-    }
+    const CellRef& cell = run->inputs[static_cast<size_t>(place.donor)];
+    if (cell == nullptr) continue;
+    BufferRef buffer = SoleBufferOf(cell);
+    if (!buffer || buffer->bytes() != place.bytes) continue;
     cell->donated_to = run->sequence;
     const TensorId id = absl::get<TensorId>(command.inputs[static_cast<size_t>(place.donor)]);
     run->donations.push_back({place.donor, id});
-    run->refs[static_cast<size_t>(place.buffer)] = cell->buffer;
-    run->addresses[static_cast<size_t>(place.buffer)] = cell->address();
+    run->addresses[static_cast<size_t>(place.buffer)] = buffer->address();
+    run->refs[static_cast<size_t>(place.buffer)] = std::move(buffer);
   }
   run->vote.donates = !run->donations.empty();
   return absl::OkStatus();
@@ -584,6 +614,7 @@ void LocalNode::Impl::LaunchGang(const std::shared_ptr<World>& world, const Sequ
   }
   absl::Status status = DealEqualWork(members);
   if (status.ok()) status = FindBytes(action, members);
+  if (status.ok() && !action.donating.empty()) status = JoinCommit(members, &gang);
   for (RunState* run : members) {
     if (status.ok()) status = PrepareLaunch(run, &gang);
   }
@@ -601,10 +632,26 @@ void LocalNode::Impl::LaunchGang(const std::shared_ptr<World>& world, const Sequ
     run->instances.clear();
     Note(FlightKind::kLaunched, now, run->session.get(), world.get(), run->sequence, action.ticket);
   }
+  if (!status.ok()) return FinishGang(place, now);
   for (RunHandle handle : action.runs) {
     if (RunState* run = runs_.Find(handle)) ReleaseConsumers(run, now);
   }
-  if (!status.ok()) FinishGang(place, now);
+}
+
+// What one device of the gang finds wrong keeps all of them from writing where donated inputs
+// stand. (Where a device has two runs of the gang each knows of its own failures alone.)
+absl::Status LocalNode::Impl::JoinCommit(absl::Span<RunState* const> members, Gang* gang) {
+  absl::InlinedVector<DeviceIndex, 8> devices;
+  for (const RunState* run : members) {
+    devices.insert(devices.end(), run->devices.begin(), run->devices.end());
+  }
+  std::sort(devices.begin(), devices.end());
+  if (devices.size() < 2 || std::adjacent_find(devices.begin(), devices.end()) != devices.end()) {
+    return absl::OkStatus();
+  }
+  CHORUS_ASSIGN_OR_RETURN(gang->commit, launcher_.CommunicatorOf(devices));
+  gang->communicators.push_back(gang->commit);
+  return absl::OkStatus();
 }
 
 void LocalNode::Impl::LaunchLocal(RunState* run, absl::Time now) {
@@ -614,9 +661,11 @@ void LocalNode::Impl::LaunchLocal(RunState* run, absl::Time now) {
   gang.runs.push_back(handle);
   run->phase = RunState::Phase::kLaunched;
   run->gang = place;
-  BindInputs(run);
-  PlaceOutputs(run);
-  gang.status = PrepareLaunch(run, &gang);
+  gang.status = BindInputs(run);
+  if (gang.status.ok()) {
+    PlaceOutputs(run);
+    gang.status = PrepareLaunch(run, &gang);
+  }
   const bool launched = gang.status.ok();
   if (launched) {
     TakeDonations(run);
@@ -626,8 +675,8 @@ void LocalNode::Impl::LaunchLocal(RunState* run, absl::Time now) {
     run->launches_left = 0;
   }
   Note(FlightKind::kLaunched, now, run->session.get(), nullptr, run->sequence);
+  if (!launched) return FinishGang(place, now);
   ReleaseConsumers(run, now);
-  if (!launched) FinishGang(place, now);
 }
 
 // The gang has agreed on another order than this rank's program has: its streams are queues, so its
@@ -675,29 +724,32 @@ absl::Status LocalNode::Impl::FindBytes(const SequencerAction& action,
                                         absl::Span<RunState* const> members) {
   for (const LaunchedInstance& instance : action.instances) {
     for (const LaunchedInstance::Part& part : instance.parts) {
-      if (RunState* run = runs_.Find(part.run)) BindInputs(run);
+      if (RunState* run = runs_.Find(part.run)) CHORUS_RETURN_IF_ERROR(BindInputs(run));
     }
     CHORUS_RETURN_IF_ERROR(ResolvePeers(instance));
   }
   for (RunState* run : members) {
-    BindInputs(run);
+    CHORUS_RETURN_IF_ERROR(BindInputs(run));
     PlaceOutputs(run);
   }
   return absl::OkStatus();
 }
 
-void LocalNode::Impl::BindInputs(RunState* run) {
-  if (run->bound) return;
+// Fails where an input has: its run was launched, or was about to be, when this one's turn came.
+absl::Status LocalNode::Impl::BindInputs(RunState* run) {
+  if (run->bound) return absl::OkStatus();
   run->bound = true;
   for (size_t i = 0; i < run->inputs.size(); ++i) {
     const Cell* cell = run->inputs[i].get();
     if (cell == nullptr) continue;
+    if (cell->state == Cell::State::kFailed) return ToStatus(*cell->error);
     if (cell->state == Cell::State::kPending) {
       if (RunState* producer = runs_.Find(cell->producer)) PlaceOutputs(producer);
     }
     run->addresses[i] = cell->address();
     run->refs[i] = cell->buffer;
   }
+  return absl::OkStatus();
 }
 
 // Finds the bytes that stand with other ranks.
@@ -764,6 +816,7 @@ absl::Status LocalNode::Impl::PrepareLaunch(RunState* run, Gang* gang) {
   run->launches.resize(run->devices.size());
   for (size_t slot = 0; slot < run->devices.size(); ++slot) {
     LaunchMessage& message = run->launches[slot];
+    message.commit = gang->commit;
     CHORUS_ASSIGN_OR_RETURN(
         message.plan, launcher_.PlanOn(run->plan, static_cast<int>(slot), run->devices[slot]));
     for (const Plan::CollectiveSlot& wanted : plan.collectives[slot]) {
@@ -894,8 +947,9 @@ void LocalNode::Impl::OnCompletion(const CompletionMessage& completion, absl::Ti
 void LocalNode::Impl::FinishGang(int32_t place, absl::Time now) {
   CHORUS_FAILPOINT("node.before_publish");
   Gang& gang = gangs_[static_cast<size_t>(place)];
-  absl::Status status = gang.status;
-  // What was computed from a result that failed is no result either.
+  // What was computed from a result that failed is no result either, and has failed for that
+  // reason, whatever else its devices say.
+  absl::Status status;
   for (RunHandle handle : gang.runs) {
     for (const CellRef& input : runs_.Find(handle)->inputs) {
       if (status.ok() && input != nullptr && input->state == Cell::State::kFailed) {
@@ -903,6 +957,7 @@ void LocalNode::Impl::FinishGang(int32_t place, absl::Time now) {
       }
     }
   }
+  status.Update(gang.status);
   if (!status.ok()) status = ExecFailure(status);
   if (status.ok()) {
     for (RunHandle handle : gang.runs) {
@@ -965,7 +1020,10 @@ void LocalNode::Impl::PublishRun(RunState* run, absl::Time now) {
     if (cell == nullptr) continue;
     cell->state = Cell::State::kReady;
     cell->launch = 0;
-    if (!session->dead()) PublishTensor(session, run->output_ids[i], *cell);
+    // The next step may have been given its memory already: then the name tells that.
+    const bool given =
+        cell->donated_to != Sequence() && !StandsFor(*session, run->output_ids[i], *cell);
+    if (!session->dead() && !given) PublishTensor(session, run->output_ids[i], *cell);
   }
   Note(FlightKind::kPublished, now, session, run->world.get(), run->sequence, run->ticket);
   if (!session->dead()) FinishCommand(session, run->sequence);

@@ -850,11 +850,16 @@ void LocalNode::Impl::NameTensor(Session* session, TensorId id, CellRef cell) {
   ++session->live_tensors;
 }
 
+bool LocalNode::Impl::StandsFor(const Session& session, TensorId id, const Cell& cell) const {
+  if (static_cast<size_t>(id.slot) >= session.tensors.size()) return false;
+  return session.tensors[static_cast<size_t>(id.slot)].cell.get() == &cell;
+}
+
 void LocalNode::Impl::ReplaceTensor(Session* session, TensorId id, CellRef cell) {
   if (static_cast<size_t>(id.slot) >= session->tensors.size()) return;
   Session::TensorSlot& place = session->tensors[static_cast<size_t>(id.slot)];
   if (place.cell == nullptr || place.generation != id.generation) return;
-  PublishTensor(session, id, *cell);
+  if (cell->settled()) PublishTensor(session, id, *cell);  // else its run will
   place.cell = std::move(cell);
 }
 

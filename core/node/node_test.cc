@@ -672,6 +672,15 @@ class DonationTest : public NodeTest {
       ASSERT_TRUE(ranks_[r]->LastOutcome().ok()) << ranks_[r]->LastOutcome();
     }
   }
+  // So many steps, each from the result of the one before: tensors 10, 11 and so on.
+  std::vector<CommandBody> Steps(int rank, int count) {
+    std::vector<CommandBody> bodies;
+    for (int i = 0; i < count; ++i) {
+      const TensorId from = i == 0 ? given_ : TensorId{9 + i, 1};
+      bodies.push_back(ranks_[rank]->StepRun(2, from, 2, {10 + i, 1}, {20 + i, 1}));
+    }
+    return bodies;
+  }
   void ExpectAll(int rank, TensorId id, float value) {
     const auto got = ranks_[rank]->Read(id);
     ASSERT_TRUE(got.ok()) << got.status();
@@ -795,6 +804,164 @@ TEST_F(DonationTest, ALateRunKeepsItWhileItIsUnderWay) {
     EXPECT_EQ(ErrorOf(ranks_[r]->LastOutcome()).reason, Reason::kExecTimeout);
     EXPECT_EQ(ErrorOf(ranks_[r]->Read(given_).status()).reason, Reason::kDonated);
   }
+}
+
+// Steps follow one another without waiting: each is given the memory of what the one before it has
+// not computed yet.
+TEST_F(DonationTest, StepsUnderWayHandTheirMemoryOn) {
+  for (const bool sim : {false, true}) {
+    if (sim) {
+      TearDown();
+      ranks_.clear();
+      StartOnSim(2);
+      Prepare();
+    } else {
+      Begin();
+    }
+    const int64_t used = ranks_[0]->Stats().memory_used_bytes;
+    for (int r = 0; r < 2; ++r) ranks_[r]->SubmitTogether(Steps(r, 5));
+    for (int r = 0; r < 2; ++r) {
+      EXPECT_TRUE(ranks_[r]->LastOutcome().ok()) << ranks_[r]->LastOutcome();
+    }
+    // Sums are small.
+    EXPECT_LT(ranks_[0]->Stats().memory_used_bytes, used + kBytes);
+    for (int r = 0; r < 2; ++r) {
+      ExpectAll(r, {14, 1}, -1);
+      for (int step = 0; step < 5; ++step) {
+        const TensorId id{step == 0 ? 0 : 9 + step, 1};
+        EXPECT_EQ(ErrorOf(ranks_[r]->Read(id).status()).reason, Reason::kDonated) << step;
+      }
+    }
+    EXPECT_EQ(ranks_[0]->Stats().paths.donated_bytes, 5 * 2 * kBytes);
+  }
+}
+
+// One of the steps under way fails: what went into the first that has failed is there again, the
+// same on every rank, what came before is gone, and all later steps have failed for its reason,
+// though they were launched.
+TEST_F(DonationTest, AFailedStepLeavesWhatWentIntoIt) {
+  // A collective of no step comes first; each step has its own and the one that commits.
+  for (int skip = 1; skip <= 10; ++skip) {
+    const int device = skip % 2;
+    SCOPED_TRACE(absl::StrCat("collective error device=", device, " skip=", skip));
+    TearDown();
+    ranks_.clear();
+    Begin(absl::StrCat("collective error device=", device, " skip=", skip));
+    for (int r = 0; r < 2; ++r) ranks_[r]->SubmitTogether(Steps(r, 5));
+    int good[2] = {-1, -1};  // steps that are done
+    for (int r = 0; r < 2; ++r) {
+      const Error last = ErrorOf(ranks_[r]->LastOutcome());
+      EXPECT_EQ(last.reason, Reason::kExecFailed);
+      for (int done = 5; done >= 0; --done) {
+        const TensorId id = done == 0 ? given_ : TensorId{9 + done, 1};
+        const Error error = ErrorOf(ranks_[r]->Read(id).status());
+        if (good[r] >= 0) {
+          EXPECT_EQ(error.reason, Reason::kDonated) << done << ": " << error.message;
+        } else if (error.code == absl::StatusCode::kOk) {
+          good[r] = done;
+          ExpectAll(r, id, done % 2 == 0 ? 1 : -1);
+        } else {
+          EXPECT_EQ(error.id, last.id) << done << ": " << error.message;
+        }
+      }
+      ranks_[r]->NextEpoch();
+    }
+    ASSERT_GE(good[0], 0);
+    ASSERT_EQ(good[0], good[1]);
+    EXPECT_LE(good[0], (skip - 1) / 2);
+    // And on from there.
+    const TensorId from = good[0] == 0 ? given_ : TensorId{9 + good[0], 1};
+    for (int r = 0; r < 2; ++r) ranks_[r]->RunStep(2, from, 2, {30, 1}, {31, 1});
+    for (int r = 0; r < 2; ++r) ExpectAll(r, {30, 1}, good[0] % 2 == 0 ? -1 : 1);
+  }
+}
+
+// A kernel of one rank fails, before anything is written: the other rank, whose device saw nothing
+// wrong, must not have written either.
+TEST_F(DonationTest, AKernelThatFailsOnOneRankHoldsAllBack) {
+  Begin("launch error device=1 skip=1");  // the first makes what is given
+  for (int r = 0; r < 2; ++r) {
+    GraphBuilder builder(1, {SlotOf(r, 2)});
+    const TensorType type(DType::kF32, {kLarge});
+    const ValueIndex state = AddInput(&builder, type, /*donatable=*/true);
+    const ValueIndex x = AddInput(&builder, TensorType(DType::kF32, {2}));
+    const ValueIndex before = AddOp(&builder, "neg", {x});
+    AddOutput(&builder, AddOp(&builder, "neg", {state}), /*may_alias=*/0);
+    AddOutput(&builder, AddAllReduce(&builder, before, r, "step.cc:1"));
+    ranks_[r]->Register(5, builder.Build());
+    ranks_[r]->RunStep(5, given_, 2, {1, 1}, {2, 1});
+  }
+  for (int r = 0; r < 2; ++r) {
+    const Error error = ErrorOf(ranks_[r]->LastOutcome());
+    EXPECT_EQ(error.reason, Reason::kExecFailed);
+    EXPECT_THAT(error.message, testing::HasSubstr("launch failed on device 1"));
+    ExpectAll(r, given_, 1);
+    ranks_[r]->NextEpoch();
+  }
+  for (int r = 0; r < 2; ++r) ranks_[r]->RunStep(5, given_, 2, {3, 1}, {4, 1});
+  for (int r = 0; r < 2; ++r) ExpectAll(r, {3, 1}, -1);
+}
+
+// So without other ranks: what may fail comes before what is written.
+TEST_F(DonationTest, AKernelOfALocalStepThatFailsLeavesItIntact) {
+  Begin("launch error device=0 skip=1");  // the first makes what is given
+  DirectRank& rank = *ranks_[0];
+  GraphBuilder builder(1, {});
+  const ValueIndex state = AddInput(&builder, TensorType(DType::kF32, {kLarge}), true);
+  const ValueIndex x = AddInput(&builder, TensorType(DType::kF32, {2}));
+  AddOutput(&builder, AddOp(&builder, "neg", {state}), /*may_alias=*/0);
+  AddOutput(&builder, AddOp(&builder, "neg", {x}));
+  rank.Register(5, builder.Build());
+  for (const int32_t slot : {1, 3}) {
+    chorus::Run run =
+        DirectRank::LocalRun(5, {given_, DirectRank::Inline({1, 2})}, {{slot, 1}, {slot + 1, 1}});
+    run.donate = {true, false};
+    rank.Submit(run);
+    EXPECT_EQ(rank.LastOutcome().ok(), slot == 3) << rank.LastOutcome();
+    if (slot == 1) ExpectAll(0, given_, 1);
+  }
+  ExpectAll(0, {3, 1}, -1);
+  EXPECT_EQ(rank.Stats().paths.donated_bytes, kBytes);
+}
+
+// A result of a run under way that others have, or may come to have, is not given on.
+TEST_F(DonationTest, WhatARunUnderWayGivesToOthersIsLeftAlone) {
+  Begin();
+  for (int r = 0; r < 2; ++r) {
+    const TensorType type(DType::kF32, {kLarge});
+    for (const int32_t graph : {5, 6}) {
+      GraphBuilder builder(1, {SlotOf(r, 2)});
+      const ValueIndex made = AddOp(&builder, "neg", {AddInput(&builder, type)});
+      const ValueIndex sum = AddAllReduce(&builder, made, r, "a.cc:1");
+      AddOutput(&builder, made);
+      // 5: what a collective reads. 6: twice.
+      AddOutput(&builder, graph == 5 ? sum : made);
+      if (graph == 6) AddOutput(&builder, sum);
+      ranks_[r]->Register(graph, builder.Build());
+    }
+    std::vector<CommandBody> bodies;
+    bodies.push_back(ranks_[r]->WorldRun(5, {given_}, {{1, 1}, {2, 1}}));
+    bodies.push_back(ranks_[r]->StepRun(2, {1, 1}, 2, {3, 1}, {4, 1}));
+    bodies.push_back(ranks_[r]->WorldRun(6, {given_}, {{11, 1}, {12, 1}, {13, 1}}));
+    bodies.push_back(ranks_[r]->StepRun(2, {11, 1}, 2, {14, 1}, {15, 1}));
+    // A second reader.
+    bodies.push_back(ranks_[r]->StepRun(2, given_, 2, {21, 1}, {22, 1}));
+    bodies.push_back(DirectRank::LocalRun(1, {TensorId{21, 1}}, {{23, 1}}));
+    bodies.push_back(ranks_[r]->StepRun(2, {21, 1}, 2, {24, 1}, {25, 1}));
+    ranks_[r]->SubmitTogether(std::move(bodies));
+  }
+  for (int r = 0; r < 2; ++r) {
+    EXPECT_TRUE(ranks_[r]->LastOutcome().ok()) << ranks_[r]->LastOutcome();
+    ExpectAll(r, {1, 1}, -1);
+    ExpectAll(r, {3, 1}, 1);
+    ExpectAll(r, {11, 1}, -1);
+    ExpectAll(r, {12, 1}, -1);
+    ExpectAll(r, {14, 1}, 1);
+    ExpectAll(r, {21, 1}, -1);
+    ExpectAll(r, {23, 1}, -1);
+    ExpectAll(r, {24, 1}, 1);
+  }
+  EXPECT_EQ(ranks_[0]->Stats().paths.donated_bytes, 0);
 }
 
 // What stands in the way is found after the promise.

@@ -31,12 +31,13 @@ struct LaunchHead {
   uint32_t after;
   uint32_t left_out;
   uint64_t hold_back;
+  uint64_t commit;
 };
 struct BindingHead {
   uint64_t communicator;
   uint64_t present;
 };
-static_assert(sizeof(LaunchHead) == 40 && sizeof(BindingHead) == 16, "no padding is sent");
+static_assert(sizeof(LaunchHead) == 48 && sizeof(BindingHead) == 16, "no padding is sent");
 
 template <typename Array>
 void PutArray(const Array& array, ByteWriter* out) {
@@ -71,7 +72,8 @@ void EncodeLaunch(const LaunchMessage& message, ByteWriter* out) {
                         static_cast<uint32_t>(message.collectives.size()),
                         static_cast<uint32_t>(message.after.size()),
                         static_cast<uint32_t>(message.left_out.size()),
-                        message.hold_back};
+                        message.hold_back,
+                        message.commit};
   out->PutRaw(&head, sizeof(head));
   PutArray(message.buffers, out);
   for (const LaunchMessage::CollectiveBinding& binding : message.collectives) {
@@ -93,6 +95,7 @@ bool DecodeLaunchInto(absl::string_view bytes, LaunchMessage* message) {
   message->launch = head.launch;
   message->plan = head.plan;
   message->hold_back = head.hold_back == 1;
+  message->commit = head.commit;
   if (!GetArray(&in, head.buffers, &message->buffers)) return false;
   if (head.collectives > in.remaining() / sizeof(BindingHead)) return false;
   message->collectives.resize(head.collectives);
@@ -294,6 +297,7 @@ class DeviceExecutor final : public Executor {
   void Launch(absl::string_view bytes) override {
     if (!retired_.empty() || !dying_.empty()) Reap();
     if (!DecodeLaunchInto(bytes, &message_)) {
+      NoteFailure(message_.launch);
       Complete(message_.launch,
                Malformed(absl::StrCat("a launch of ", bytes.size(), " bytes does not decode")),
                /*held_back=*/true);
@@ -301,12 +305,15 @@ class DeviceExecutor final : public Executor {
     }
     LoadedPlan* plan = nullptr;
     if (absl::Status status = Bind(&plan); !status.ok()) {
+      NoteFailure(message_.launch);
       Complete(message_.launch, status, /*held_back=*/true);
       return;
     }
-    bool uses[kPlanStreams] = {plan->uses[kCompute], plan->uses[kCommunication]};
+    const bool commits = message_.commit != 0;
+    bool uses[kPlanStreams] = {plan->uses[kCompute] || commits,
+                               plan->uses[kCommunication] || commits};
     const Position needed = NeededBy(message_.after);
-    if (plan->steps.empty()) {
+    if (plan->steps.empty() && !commits) {
       // Its results are its inputs: complete when they are.
       if (AllDone()) {
         Note();
@@ -325,6 +332,7 @@ class DeviceExecutor final : public Executor {
       if (message_.hold_back && step.held_back && hold == nullptr) hold = HoldBack(uses, status);
       Enqueue(&step, hold.get(), &status);
     }
+    if (commits && hold == nullptr) hold = HoldBack(uses, status);
     for (int s = 0; s < kPlanStreams; ++s) enqueued_.end[s] += uses[s];
     Note();
     Finish(uses, parity, std::move(hold), std::move(status));
@@ -363,21 +371,22 @@ class DeviceExecutor final : public Executor {
     }
   };
   // What decides whether a launch may write over what was given to it.
-  struct Hold {
+  struct Hold : Veto {
     std::atomic<bool> failed{false};
     Mutex mutex;
-    absl::Status status ABSL_GUARDED_BY(mutex);
+    absl::Status failure ABSL_GUARDED_BY(mutex);
 
     void Add(const absl::Status& result) {
       if (result.ok()) return;
       MutexLock lock(&mutex);
-      status.Update(Detached(result));
+      failure.Update(Detached(result));
       failed.store(true, std::memory_order_release);
     }
     absl::Status Result() {
       MutexLock lock(&mutex);
-      return Detached(status);
+      return Detached(failure);
     }
+    absl::Status status() override { return Result(); }
   };
   // What the ends of one launch on its streams have in common.
   struct Ending {
@@ -386,6 +395,7 @@ class DeviceExecutor final : public Executor {
     absl::Status status ABSL_GUARDED_BY(mutex);
   };
   static constexpr size_t kPositions = 1024;
+  static constexpr size_t kFailures = 1024;
 
   absl::StatusOr<std::unique_ptr<Kernel>> MakeKernel(const DevicePlan::Kernel& kernel) {
     const Node& node = kernel.node;
@@ -438,6 +448,14 @@ class DeviceExecutor final : public Executor {
         return UnknownName(absl::StrCat("communicator ", binding.communicator));
       }
       bound_.push_back(found->second.get());
+    }
+    commit_ = nullptr;
+    if (message_.commit != 0) {
+      const auto found = communicators_.find(message_.commit);
+      if (found == communicators_.end()) {
+        return UnknownName(absl::StrCat("communicator ", message_.commit));
+      }
+      commit_ = found->second.get();
     }
     return absl::OkStatus();
   }
@@ -503,7 +521,8 @@ class DeviceExecutor final : public Executor {
   }
 
   // What follows on the compute stream waits for all of the launch so far, collectives too, and
-  // learns whether any of it has failed.
+  // learns whether any of it has failed, here, in a launch whose results it reads or on a device
+  // that launches together with this one.
   std::shared_ptr<Hold> HoldBack(const bool (&uses)[kPlanStreams], const absl::Status& enqueued) {
     auto hold = std::make_shared<Hold>();
     hold->Add(enqueued);
@@ -513,7 +532,20 @@ class DeviceExecutor final : public Executor {
       streams_[kCommunication]->Record(crossing_[kCommunication].get());
       streams_[kCompute]->Wait(crossing_[kCommunication].get());
     }
-    streams_[kCompute]->Callback(add);
+    streams_[kCompute]->Callback([this, hold, after = message_.after](const absl::Status& result) {
+      hold->Add(result);
+      hold->Add(FailureOf(after));
+    });
+    if (commit_ == nullptr) return hold;
+    streams_[kCompute]->Record(crossing_[kCompute].get());
+    streams_[kCommunication]->Wait(crossing_[kCompute].get());
+    CollectiveCall all;
+    all.kind = CollectiveKind::kBarrier;
+    all.veto = hold.get();
+    hold->Add(commit_->Enqueue(all, streams_[kCommunication].get()));
+    streams_[kCommunication]->Callback(add);
+    streams_[kCommunication]->Record(crossing_[kCommunication].get());
+    streams_[kCompute]->Wait(crossing_[kCommunication].get());
     return hold;
   }
 
@@ -576,6 +608,30 @@ class DeviceExecutor final : public Executor {
   }
   void End(int parity) { in_flight_[parity].fetch_sub(1, std::memory_order_release); }
 
+  // Launches that read results of this one may ask before its end is known to anybody.
+  void NoteFailure(LaunchId launch) ABSL_LOCKS_EXCLUDED(failures_mutex_) {
+    MutexLock lock(&failures_mutex_);
+    if (failures_.size() < kFailures) {
+      failures_.push_back(launch);
+      return;
+    }
+    forgotten_ = std::max(forgotten_, failures_[next_failure_]);
+    failures_[next_failure_] = launch;
+    next_failure_ = (next_failure_ + 1) % kFailures;
+  }
+  absl::Status FailureOf(absl::Span<const LaunchId> launches) ABSL_LOCKS_EXCLUDED(failures_mutex_) {
+    MutexLock lock(&failures_mutex_);
+    for (const LaunchId launch : launches) {
+      if (launch > forgotten_ &&
+          std::find(failures_.begin(), failures_.end(), launch) == failures_.end()) {
+        continue;
+      }
+      return MakeError(absl::StatusCode::kAborted, Reason::kExecFailed,
+                       absl::StrCat("launch ", launch, ", whose results it reads, has failed"));
+    }
+    return absl::OkStatus();
+  }
+
   void Complete(LaunchId launch, const absl::Status& status, bool held_back = false) {
     ByteWriter out;
     EncodeCompletion({launch, status, held_back}, &out);
@@ -597,6 +653,7 @@ class DeviceExecutor final : public Executor {
       const uint64_t tagged = launch << 1 | static_cast<uint64_t>(parity);
       streams_[uses[kCompute] ? kCompute : kCommunication]->Callback(
           [this, tagged](const absl::Status& result) {
+            if (!result.ok()) NoteFailure(tagged >> 1);
             End(static_cast<int>(tagged & 1));
             Complete(tagged >> 1, result);
           });
@@ -618,8 +675,9 @@ class DeviceExecutor final : public Executor {
           if (ending->left.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
           all = ending->status;
         }
-        End(parity);
         const absl::Status before = hold == nullptr ? absl::OkStatus() : hold->Result();
+        if (!before.ok() || !all.ok()) NoteFailure(launch);
+        End(parity);
         Complete(launch, before.ok() ? all : before, /*held_back=*/!before.ok());
       });
     }
@@ -660,6 +718,12 @@ class DeviceExecutor final : public Executor {
   LaunchMessage message_;  // the one being launched
   absl::InlinedVector<Communicator*, 4> bound_;
   std::vector<bool> left_out_;  // by group of equal work
+  Communicator* commit_ = nullptr;
+
+  Mutex failures_mutex_;
+  std::vector<LaunchId> failures_ ABSL_GUARDED_BY(failures_mutex_);  // the last ones, in any order
+  size_t next_failure_ ABSL_GUARDED_BY(failures_mutex_) = 0;
+  LaunchId forgotten_ ABSL_GUARDED_BY(failures_mutex_) = 0;  // the newest that made room for others
 
   // Written by completions.
   std::atomic<int64_t> in_flight_[2] = {{0}, {0}};

@@ -40,8 +40,11 @@ struct LaunchMessage {
   absl::InlinedVector<LaunchId, 4> after;    // earlier launches on this device to wait for
   absl::InlinedVector<int32_t, 4> left_out;  // groups of equal work that another device does
   // Outputs stand where donated inputs do: nothing is written there before everything else is
-  // complete, nor when anything has failed.
+  // complete, nor when anything has failed, here or in one of `after`.
   bool hold_back = false;
+  // The communicator of all devices that launch together with this one, of which some hold back: if
+  // anything has failed on one of them, nothing is written on any. 0: there are no others.
+  CommunicatorId commit = 0;
 };
 void EncodeLaunch(const LaunchMessage& message, ByteWriter* out);
 absl::StatusOr<LaunchMessage> DecodeLaunch(absl::string_view bytes);

@@ -341,10 +341,14 @@ class Compiler {
     return absl::OkStatus();
   }
 
-  // A donated input is not written before the last collective is complete. So what may be written
-  // there, and what needs it, comes at the very end, unless a collective needs it.
+  // A donated input is not written before everything else is complete: the last collective, and
+  // whatever may fail. So what may be written there, and what needs it, comes at the very end,
+  // unless a collective needs it.
   void PutOffWriters() {
-    if (plan_.votes->participations.empty()) return;
+    if (std::none_of(graph_.outputs.begin(), graph_.outputs.end(),
+                     [](const GraphOutput& output) { return output.may_alias >= 0; })) {
+      return;
+    }
     std::vector<bool> needed(graph_.nodes.size(), false);  // by a collective
     for (size_t n = graph_.nodes.size(); n-- > 0;) {
       const Node& node = graph_.nodes[n];
@@ -770,7 +774,7 @@ class Compiler {
         type.num_bytes() != values_.type(output.may_alias).num_bytes()) {
       return false;
     }
-    if (!put_off_.empty() && !put_off_[static_cast<size_t>(producer)]) return false;
+    if (!put_off_[static_cast<size_t>(producer)]) return false;
     // Local ops run in their order: whoever else reads the input must come before.
     const int32_t writes = place_of_[static_cast<size_t>(producer)];
     if (input.last_use < writes) return true;
@@ -1311,7 +1315,7 @@ class Compiler {
   std::vector<int32_t> group_of_;          // by node: of equal work, or -1
   std::vector<int32_t> order_;             // nodes, as they are enqueued
   std::vector<int32_t> place_of_;          // by node: its place in `order_`
-  std::vector<bool> put_off_;              // by node; empty: there are no collectives
+  std::vector<bool> put_off_;              // by node; empty: nothing may take over
   std::vector<int32_t> donors_;            // by output
   int32_t last_equal_step_ = -1;
   std::vector<Value> table_;  // by value
