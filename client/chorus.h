@@ -728,12 +728,20 @@ using Function = std::function<std::vector<Tensor>(const std::vector<Tensor>& in
 
 struct CompileOptions {
   // Inputs whose memory outputs of their types may take over (parameters that the step replaces),
-  // by place. Honoured where nobody else holds the tensor (detached from it, for a gradient, or in
-  // a run that is not over: wait for one step before the next is asked for), the function runs on
-  // one device, and no collective needs the output; else the step gets memory of its own. Then the
-  // tensor, and every copy of its handle, is gone: its use is FAILED_PRECONDITION `DONATED`. A step
-  // that fails before it is launched, or in a collective, leaves it intact.
+  // by place. Honoured where nobody else has the tensor (detached from it, for a gradient, or in
+  // another run that is not over), the function runs on one device, and no collective needs the
+  // output; else the step gets memory of its own. Then the tensor, and every copy of its handle, is
+  // gone: its use is FAILED_PRECONDITION `DONATED`. The result of a call that is under way may be
+  // given to the next.
+  // Steps are whole: one that fails (a mismatch, a late rank, no memory, a kernel or a device of
+  // any rank) leaves what went into it, and its handle, as they were, and the calls behind it that
+  // use its results fail with its error: keep the handles of the last steps, and go on from the
+  // last one that can be waited for. Only a device that fails while it writes the outputs
+  // themselves loses what was donated; what was not donated never is.
   std::vector<int> donate;
+  // How many calls may be under way: one more waits for the first of them. Each has memory for its
+  // results and for what it computes on the way.
+  int max_under_way = 16;
 };
 
 // A function of tensors as one registered graph: local ops, collectives, Backward and Grad inside,
@@ -744,7 +752,8 @@ class Compiled {
   // Runs it; the first call with inputs of these types, devices and `requires_grad` traces the
   // function, which sees tensors without bytes (Read and Wait fail in it). Tensors that it captures
   // become further inputs; groups that it captures are bound anew at each call. Results carry no
-  // history: differentiate inside. Returns at once, like any op. A few bytes from the host (Scalar,
+  // history: differentiate inside. Returns at once, like any op, unless as many calls as
+  // CompileOptions says are under way. A few bytes from the host (Scalar,
   // or FromHost of 64 bytes at most) travel with the call: a learning rate, a step number or a seed
   // that changes costs nothing beside it, and no other graph.
   absl::StatusOr<std::vector<Tensor>> Run(const std::vector<Tensor>& inputs,

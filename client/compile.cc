@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <deque>
 #include <memory>
 #include <string>
 #include <utility>
@@ -217,6 +218,25 @@ class CompiledImpl {
     return program;
   }
 
+  // Waits while as many calls are under way as may be. Their errors are not its business.
+  void Await() {
+    while (true) {
+      std::pair<std::shared_ptr<SessionCore>, Sequence> oldest;
+      {
+        MutexLock lock(&mutex_);
+        if (under_way_.size() < static_cast<size_t>(std::max(1, options_.max_under_way))) return;
+        oldest = std::move(under_way_.front());
+        under_way_.pop_front();
+      }
+      SessionCore* const session = oldest.first.get();
+      if (session->Forked()) continue;
+      const auto outcome = session->link().Peek(oldest.second);
+      // A forgotten outcome is an outcome.
+      if (!outcome.ok() || outcome->has_value()) continue;
+      session->link().WaitCommand(oldest.second, session->wait_timeout()).IgnoreError();
+    }
+  }
+
   absl::StatusOr<std::vector<Tensor>> Call(const Program& program,
                                            const std::vector<Tensor>& inputs) {
     SessionCore* const session = program.session.get();
@@ -225,6 +245,7 @@ class CompiledImpl {
     Sequence sequence;
     const Dependences* after = nullptr;
     session->Throttle();
+    Await();
     {
       SessionLock lock(session);
       CHORUS_RETURN_IF_ERROR(lock.status());
@@ -295,6 +316,10 @@ class CompiledImpl {
         outputs.back()->after = after;
       }
     }
+    {
+      MutexLock lock(&mutex_);
+      under_way_.emplace_back(program.session, sequence);
+    }
     std::vector<Tensor> results;
     for (const Result& result : program.results) {
       if (result.outside != nullptr) {
@@ -356,6 +381,8 @@ class CompiledImpl {
   mutable Mutex mutex_;
   std::vector<std::shared_ptr<Program>> programs_ ABSL_GUARDED_BY(mutex_);
   int traces_ ABSL_GUARDED_BY(mutex_) = 0;
+  // Calls whose end has not been seen, oldest first.
+  std::deque<std::pair<std::shared_ptr<SessionCore>, Sequence>> under_way_ ABSL_GUARDED_BY(mutex_);
 };
 
 Compiled Compile(Function function, const CompileOptions& options) {

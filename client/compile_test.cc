@@ -1,4 +1,6 @@
+#include <atomic>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "client/chorus.h"
@@ -278,6 +280,41 @@ TEST(CompileTest, AFailedStepLeavesTheFunctionUsable) {
   const Tensor d = run(1, {2});
   EXPECT_THAT(Values<double>(c), ElementsAre(9));
   EXPECT_THAT(Values<double>(d), ElementsAre(9));
+}
+
+// One more call than may be under way waits for the first.
+TEST(CompileTest, CallsUnderWayAreBounded) {
+  FakeDaemon daemon;
+  Ranks ranks(2, &daemon);
+  std::vector<Compiled> f;
+  for (int r = 0; r < 2; ++r) {
+    const World world = ranks.worlds[r];
+    CompileOptions options;
+    options.max_under_way = 3;
+    f.push_back(Compile(
+        [world](const std::vector<Tensor>& in) {
+          return std::vector<Tensor>{AllReduce(in[0], world)};
+        },
+        options));
+  }
+  Tensor last;
+  std::atomic<int> asked{0};
+  std::thread ahead([&] {
+    for (int i = 0; i < 8; ++i) {
+      const auto out = f[0].Run({Vector(ranks.worlds[0], {1.0 * i})});
+      ASSERT_TRUE(out.ok()) << out.status();
+      last = (*out)[0];
+      ++asked;
+    }
+  });
+  for (int i = 0; i < 8; ++i) {
+    EXPECT_LE(asked.load(), i + 3);
+    const auto out = f[1].Run({Vector(ranks.worlds[1], {1.0})});
+    ASSERT_TRUE(out.ok()) << out.status();
+    ASSERT_TRUE((*out)[0].Wait().ok());
+  }
+  ahead.join();
+  EXPECT_THAT(Values<double>(last), ElementsAre(8));
 }
 
 TEST(CompileTest, WrongUseIsAnError) {

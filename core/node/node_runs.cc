@@ -275,9 +275,13 @@ BufferRef LocalNode::Impl::SoleBufferOf(const CellRef& cell) {
     return cell->buffer;
   }
   // And its producer's. That run reserved the memory for itself, or was promised it; what it gives
-  // to no collective and to no second output is read by it alone.
+  // to no collective and to no second output, and has in common with no other rank, is read by it
+  // alone.
   RunState* const producer = runs_.Find(cell->producer);
-  if (cell->settled() || producer == nullptr || cell.use_count() != 3) return BufferRef();
+  if (cell->settled() || producer == nullptr || cell.use_count() != 3 ||
+      cell->number != Hash128()) {
+    return BufferRef();
+  }
   const auto found = std::find(producer->outputs.begin(), producer->outputs.end(), cell);
   if (found == producer->outputs.end()) return BufferRef();
   const Plan& plan = producer->plan->plan;
@@ -645,7 +649,8 @@ absl::Status LocalNode::Impl::JoinCommit(absl::Span<RunState* const> members, Ga
   for (const RunState* run : members) {
     devices.insert(devices.end(), run->devices.begin(), run->devices.end());
   }
-  std::sort(devices.begin(), devices.end());
+  // Descending: a communicator apart from that of equal work, where ranks may meet before.
+  std::sort(devices.begin(), devices.end(), [](DeviceIndex a, DeviceIndex b) { return b < a; });
   if (devices.size() < 2 || std::adjacent_find(devices.begin(), devices.end()) != devices.end()) {
     return absl::OkStatus();
   }

@@ -926,6 +926,8 @@ TEST(MessageTest, LaunchesComeBackAsTheyWere) {
   message.collectives[1].present = {0, 2, 7};
   message.after = {1, 299};
   message.left_out = {0, 3, 4};
+  message.hold_back = true;
+  message.commit = 77;
   ByteWriter out;
   EncodeLaunch(message, &out);
   const absl::StatusOr<LaunchMessage> back = DecodeLaunch(out.bytes());
@@ -939,6 +941,8 @@ TEST(MessageTest, LaunchesComeBackAsTheyWere) {
   EXPECT_EQ(back->collectives[1].present, message.collectives[1].present);
   EXPECT_EQ(back->after, message.after);
   EXPECT_EQ(back->left_out, message.left_out);
+  EXPECT_TRUE(back->hold_back);
+  EXPECT_EQ(back->commit, 77u);
   for (size_t size = 0; size < out.size(); ++size) {
     EXPECT_FALSE(DecodeLaunch(absl::string_view(out.bytes()).substr(0, size)).ok()) << size;
   }

@@ -1046,6 +1046,42 @@ TEST_P(BackendConformance, AbortEndsWhatWaitsForAPeerAndBreaksTheCommunicator) {
   for (int m = 0; m < kSize; ++m) EXPECT_TRUE(rig.Synchronize(m).ok());
 }
 
+// Asked when its turn comes, not before: what is in front of the call decides.
+TEST_P(BackendConformance, AVetoEndsTheCallOnAllMembers) {
+  struct Decision : Veto {
+    absl::Status status() override {
+      return refuse.load() ? absl::DataLossError("member 1 says no") : absl::OkStatus();
+    }
+    std::atomic<bool> refuse{false};
+  };
+  constexpr int kSize = 3;
+  DeviceRig rig(GetParam().open(kSize, &MakeTestKernel));
+  auto members = rig.OpenAll(1);
+  Decision decisions[kSize];
+  absl::Status enqueued[kSize];
+  for (const bool refuse : {false, true}) {
+    rig.stream(1)->Callback([&](const absl::Status&) { decisions[1].refuse = refuse; });
+    for (int m = 0; m < kSize; ++m) {
+      CollectiveCall barrier;
+      barrier.kind = Kind::kBarrier;
+      if (m != 2) barrier.veto = &decisions[m];
+      enqueued[m] = members[m]->Enqueue(barrier, rig.stream(m));
+    }
+    for (int m = 0; m < kSize; ++m) {
+      const absl::Status status = rig.Synchronize(m);
+      if (!refuse) {
+        EXPECT_TRUE(enqueued[m].ok() && status.ok()) << m;
+      } else if (enqueued[m].ok()) {
+        EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << m;
+        EXPECT_EQ(status.message(), "member 1 says no");
+      } else {  // too late for it: broken already
+        EXPECT_EQ(m, 2);
+        EXPECT_EQ(enqueued[m].code(), absl::StatusCode::kFailedPrecondition);
+      }
+    }
+  }
+}
+
 TEST_P(BackendConformance, AbortReachesCallsBehindOtherWork) {
   DeviceRig rig(GetParam().open(2, &MakeTestKernel));
   auto members = rig.OpenAll(1);
