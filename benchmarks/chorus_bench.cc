@@ -1,7 +1,7 @@
 // Measures Chorus beside the machine's own limits, Open MPI and c10d/Gloo. See docs/performance.md.
 //
 //   chorus_bench --daemon=PATH [--quick] [--json=FILE] [floor] [small] [owned] [user] [compute]
-//   [death]
+//   [death] [train]
 //
 // Without names: all of them. The exit status is not 0 when a result was wrong or something failed;
 // a missed goal is reported, and no failure.
@@ -25,6 +25,7 @@
 #include "benchmarks/report.h"
 #include "benchmarks/suites.h"
 #include "benchmarks/trainer.h"
+#include "benchmarks/training.h"
 
 ABSL_FLAG(std::string, daemon, "", "The chorusd to measure.");
 ABSL_FLAG(bool, quick, false, "Fewer and shorter rounds: for a first look.");
@@ -57,6 +58,9 @@ int BeHelper(const std::string& helper) {
   if (helper == "open_mpi") return RunOpenMpiHelper(control);
   if (helper == "grpc_server") return RunGrpcServerHelper(control, absl::GetFlag(FLAGS_socket));
   if (helper == "grpc_client") return RunGrpcClientHelper(control, absl::GetFlag(FLAGS_socket));
+  if (helper == "training") {
+    return RunTrainingHelper(control, absl::GetFlag(FLAGS_index), absl::GetFlag(FLAGS_address));
+  }
   if (helper == "trainer")
     return RunTrainerHelper(control, absl::GetFlag(FLAGS_index), absl::GetFlag(FLAGS_address));
   std::cerr << "no helper " << helper << "\n";
@@ -68,7 +72,8 @@ struct Suite {
   absl::Status (*run)(const Context&);
 };
 constexpr Suite kSuites[] = {{"floor", &RunFloor}, {"small", &RunSmall},     {"owned", &RunOwned},
-                             {"user", &RunUser},   {"compute", &RunCompute}, {"death", &RunDeath}};
+                             {"user", &RunUser},   {"compute", &RunCompute}, {"death", &RunDeath},
+                             {"train", &RunTrain}};
 
 absl::StatusOr<std::vector<Suite>> Chosen(const std::vector<char*>& arguments) {
   std::vector<Suite> chosen;
@@ -80,8 +85,9 @@ absl::StatusOr<std::vector<Suite>> Chosen(const std::vector<char*>& arguments) {
       found = true;
     }
     if (!found) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "no benchmark ", arguments[i], "; there are floor, small, owned, user, compute, death"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("no benchmark ", arguments[i],
+                       "; there are floor, small, owned, user, compute, death, train"));
     }
   }
   if (chosen.empty()) chosen.assign(std::begin(kSuites), std::end(kSuites));
@@ -89,7 +95,8 @@ absl::StatusOr<std::vector<Suite>> Chosen(const std::vector<char*>& arguments) {
 }
 
 int Main(int argc, char** argv) {
-  absl::SetProgramUsageMessage("measures Chorus: [floor] [small] [owned] [user] [compute] [death]");
+  absl::SetProgramUsageMessage(
+      "measures Chorus: [floor] [small] [owned] [user] [compute] [death] [train]");
   const std::vector<char*> arguments = absl::ParseCommandLine(argc, argv);
   if (!absl::GetFlag(FLAGS_helper).empty()) return BeHelper(absl::GetFlag(FLAGS_helper));
 

@@ -51,12 +51,13 @@ std::vector<int64_t> Context::Sizes(const std::vector<int64_t>& sizes, int copie
   return fitting;
 }
 
-absl::StatusOr<std::unique_ptr<Daemon>> Context::StartDaemon() const {
+absl::StatusOr<std::unique_ptr<Daemon>> Context::StartDaemon(std::vector<std::string> flags) const {
   if (daemon_program.empty()) {
     return absl::InvalidArgumentError("--daemon=PATH of chorusd is needed");
   }
   const int devices = *std::max_element(ranks.begin(), ranks.end());
-  return Daemon::Start(daemon_program, *scratch, {absl::StrCat("--host_devices=", devices)});
+  flags.push_back(absl::StrCat("--host_devices=", devices));
+  return Daemon::Start(daemon_program, *scratch, flags);
 }
 
 absl::StatusOr<std::unique_ptr<OpenMpi>> Context::StartOpenMpi(int ranks_of_job) const {

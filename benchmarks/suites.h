@@ -41,7 +41,7 @@ struct Context {
   // Those of `sizes` that the effort, most_bytes and the memory allow, where each of `copies` of
   // them is held at a time.
   std::vector<int64_t> Sizes(const std::vector<int64_t>& sizes, int copies) const;
-  absl::StatusOr<std::unique_ptr<Daemon>> StartDaemon() const;
+  absl::StatusOr<std::unique_ptr<Daemon>> StartDaemon(std::vector<std::string> flags = {}) const;
   // Null, with a note in the report, where it is not installed.
   absl::StatusOr<std::unique_ptr<OpenMpi>> StartOpenMpi(int ranks) const;
   // Null where it was not asked for, or, with a note in the report, there is no torch.
@@ -74,6 +74,9 @@ absl::Status RunCollectives(const Context& context, const Daemon& daemon);
 absl::Status RunUser(const Context& context);
 // What an all_reduce each millisecond costs four ranks that compute.
 absl::Status RunCompute(const Context& context);
+// Steps of lesson 5's training, with updates that ranks have in common done once or by each,
+// against the same trainers without each other and PyTorch's DDP.
+absl::Status RunTrain(const Context& context);
 // From kill -9 of a waiting rank to the others' error; processor time of idle sessions.
 absl::Status RunDeath(const Context& context);
 

@@ -6,6 +6,7 @@ Speaks helper.cc's messages with the driver. Tasks, all with one thread:
   init       text: a file for the ranks to meet at, number: how many they are. UNAVAILABLE: there is
              no torch. Gives its version.
   any op of collective_case.h, on pieces of `bytes`. UNIMPLEMENTED: Gloo has none.
+  train      steps of DistributedDataParallel: lesson 5's model, batch and optimiser
   forget     give the memory back
 """
 
@@ -142,6 +143,7 @@ class Rank:
     def forget(self):
         self.key = None
         self.inputs = self.outputs = None
+        self.model = self.optimizer = None
 
     def handle(self, task):
         if task.op == "init":
@@ -149,6 +151,8 @@ class Rank:
         if task.op == "forget":
             self.forget()
             return Outcome()
+        if task.op == "train":
+            return self.train(task)
         step = getattr(self, "step_" + task.op, None)
         if step is None:
             return Outcome(INVALID_ARGUMENT, "no collective " + task.op)
@@ -184,6 +188,32 @@ class Rank:
             "gloo", init_method="file://" + task.text, rank=self.rank, world_size=self.size
         )
         return Outcome(text="c10d/Gloo %s" % torch.__version__.split("+")[0])
+
+    def train(self, task):
+        torch = self.torch
+        if self.key != "train":
+            self.forget()
+            torch.manual_seed(1)
+            model = torch.nn.Sequential(
+                torch.nn.Linear(784, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10)
+            )
+            self.model = torch.nn.parallel.DistributedDataParallel(model)
+            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4, momentum=0.9)
+            self.images = torch.randint(0, 256, (64, 784), dtype=torch.uint8)
+            self.labels = torch.randint(0, 10, (64,))
+            self.key = "train"
+
+        def step():
+            self.optimizer.zero_grad()
+            logits = self.model(self.images.float() * (1.0 / 255))
+            self.loss = torch.nn.functional.cross_entropy(logits, self.labels)
+            self.loss.backward()
+            self.optimizer.step()
+
+        outcome = timed_loop(task, step)
+        if not torch.isfinite(self.loss):
+            outcome.code, outcome.error = DATA_LOSS, "a loss that is no number"
+        return outcome
 
     def pattern(self, stream):
         places = self.torch.arange(PERIOD)
