@@ -35,6 +35,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <string>
 #include <type_traits>
@@ -629,6 +630,7 @@ std::vector<Tensor> ReduceScatterTensorCoalesced(const std::vector<Tensor>& xs, 
                                                  CallSite site = CallSite::Here());
 
 // --- Local ops ----------------------------------------------------------------------------------
+// More of them are in client/functional: math.h and nn.h; docs/ops.md has them all.
 // Recorded, and sent together when a result is needed: at a collective, a read, a limit, or the end
 // of Backward. Shapes of two operands broadcast as usual (sizes 1 and missing leading dimensions
 // stretch); dtypes and devices must be equal.
@@ -642,9 +644,22 @@ Tensor MatMul(const Tensor& a, const Tensor& b, CallSite site = CallSite::Here()
 Tensor Relu(const Tensor& x, CallSite site = CallSite::Here());
 Tensor Sin(const Tensor& x, CallSite site = CallSite::Here());
 Tensor Cos(const Tensor& x, CallSite site = CallSite::Here());
-// Of all elements, to no dimensions; or over `axes` (negative: from the end).
-Tensor Sum(const Tensor& x, CallSite site = CallSite::Here());
-Tensor Sum(const Tensor& x, const std::vector<int64_t>& axes, bool keep_dims = false,
+// The axes of a reduction: all, or a list of them (negative: from the end), which may be empty.
+class Axes {
+ public:
+  Axes() = default;
+  Axes(std::vector<int64_t> axes)  // NOLINT: implicit
+      : all_(false), axes_(std::move(axes)) {}
+  Axes(std::initializer_list<int64_t> axes) : all_(false), axes_(axes) {}  // NOLINT: implicit
+
+  bool all() const { return all_; }
+  const std::vector<int64_t>& list() const { return axes_; }
+
+ private:
+  bool all_ = true;
+  std::vector<int64_t> axes_;
+};
+Tensor Sum(const Tensor& x, const Axes& axes = Axes(), bool keep_dims = false,
            CallSite site = CallSite::Here());
 Tensor Expand(const Tensor& x, const Shape& shape, CallSite site = CallSite::Here());
 Tensor Reshape(const Tensor& x, const Shape& shape, CallSite site = CallSite::Here());

@@ -572,10 +572,7 @@ Tensor MatMul(const Tensor& a, const Tensor& b, CallSite site) {
 Tensor Relu(const Tensor& x, CallSite site) { return ApplyLocal(Spec("relu", site), {x}); }
 Tensor Sin(const Tensor& x, CallSite site) { return ApplyLocal(Spec("sin", site), {x}); }
 Tensor Cos(const Tensor& x, CallSite site) { return ApplyLocal(Spec("cos", site), {x}); }
-Tensor Sum(const Tensor& x, CallSite site) {
-  return ReduceAll("sum", x, /*keep_dims=*/false, site);
-}
-Tensor Sum(const Tensor& x, const std::vector<int64_t>& axes, bool keep_dims, CallSite site) {
+Tensor Sum(const Tensor& x, const Axes& axes, bool keep_dims, CallSite site) {
   return ReduceAxes("sum", x, axes, keep_dims, site);
 }
 

@@ -116,6 +116,8 @@ TEST_F(MathTest, ReductionsOverAxes) {
   const Tensor x = FromHost<double>(session_, {1, 2, 3, 4, 5, 9}, {2, 3}).RequireGrad();
   EXPECT_THAT(Values<double>(Mean(x)), ElementsAre(4));
   EXPECT_THAT(Values<double>(Mean(x, {-1})), ElementsAre(2, 6));
+  EXPECT_THAT(Values<double>(Sum(x, {0})), ElementsAre(5, 7, 12));
+  EXPECT_THAT(Values<double>(Sum(x, {1, 0})), ElementsAre(24));
   EXPECT_THAT(Values<double>(Max(x)), ElementsAre(9));
   EXPECT_THAT(Values<double>(Max(x, {0})), ElementsAre(4, 5, 9));
   EXPECT_THAT(Values<double>(Min(x, {1})), ElementsAre(1, 4));

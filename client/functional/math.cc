@@ -85,26 +85,17 @@ Tensor Cast(const Tensor& x, DType dtype, CallSite site) {
 
 // --- Reductions ---------------------------------------------------------------------------------
 
-namespace {
-
-Tensor Reduce(const char* op, const Tensor& x, const Axes& axes, bool keep_dims, CallSite site) {
-  if (axes.all()) return ReduceAll(op, x, keep_dims, site);
-  return ReduceAxes(op, x, axes.list(), keep_dims, site);
-}
-
-}  // namespace
-
 Tensor Mean(const Tensor& x, const Axes& axes, bool keep_dims, CallSite site) {
-  return Reduce("mean", x, axes, keep_dims, site);
+  return ReduceAxes("mean", x, axes, keep_dims, site);
 }
 Tensor Max(const Tensor& x, const Axes& axes, bool keep_dims, CallSite site) {
-  return Reduce("max", x, axes, keep_dims, site);
+  return ReduceAxes("max", x, axes, keep_dims, site);
 }
 Tensor Min(const Tensor& x, const Axes& axes, bool keep_dims, CallSite site) {
-  return Reduce("min", x, axes, keep_dims, site);
+  return ReduceAxes("min", x, axes, keep_dims, site);
 }
 Tensor Product(const Tensor& x, const Axes& axes, bool keep_dims, CallSite site) {
-  return Reduce("prod", x, axes, keep_dims, site);
+  return ReduceAxes("prod", x, axes, keep_dims, site);
 }
 
 // --- Random numbers -----------------------------------------------------------------------------

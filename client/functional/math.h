@@ -9,9 +9,6 @@
 #define CHORUS_CLIENT_FUNCTIONAL_MATH_H_
 
 #include <cstdint>
-#include <initializer_list>
-#include <utility>
-#include <vector>
 
 #include "client/chorus.h"
 
@@ -71,22 +68,7 @@ Tensor Where(const Tensor& condition, const Operand& a, const Operand& b);
 Tensor Cast(const Tensor& x, DType dtype, CallSite site = CallSite::Here());
 
 // --- Reductions ---------------------------------------------------------------------------------
-
-// The axes of a reduction: all, or a list of them (negative: from the end), which may be empty.
-class Axes {
- public:
-  Axes() = default;
-  Axes(std::vector<int64_t> axes)  // NOLINT: implicit
-      : all_(false), axes_(std::move(axes)) {}
-  Axes(std::initializer_list<int64_t> axes) : all_(false), axes_(axes) {}  // NOLINT: implicit
-
-  bool all() const { return all_; }
-  const std::vector<int64_t>& list() const { return axes_; }
-
- private:
-  bool all_ = true;
-  std::vector<int64_t> axes_;
-};
+// Over all axes or a list of them, like Sum.
 
 // Divides by the number of elements when it runs. Of nothing NaN.
 Tensor Mean(const Tensor& x, const Axes& axes = Axes(), bool keep_dims = false,

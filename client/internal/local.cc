@@ -171,34 +171,23 @@ absl::StatusOr<int64_t> Axis(const char* op, const Tensor& x, int64_t axis) {
   return axis < 0 ? axis + rank : axis;
 }
 
-namespace {
-
-Attributes ReductionAttributes(std::vector<int64_t> axes, bool keep_dims) {
-  Attributes attributes;
-  if (!axes.empty()) attributes.push_back({"axes", std::move(axes)});
-  if (keep_dims) attributes.push_back({"keep_dims", int64_t{1}});
-  return attributes;
-}
-
-}  // namespace
-
-Tensor ReduceAll(const char* op, const Tensor& x, bool keep_dims, CallSite site) {
-  return ApplyLocal(Spec(op, site, ReductionAttributes({}, keep_dims)), {x});
-}
-
-Tensor ReduceAxes(const char* op, const Tensor& x, const std::vector<int64_t>& axes, bool keep_dims,
+Tensor ReduceAxes(const char* op, const Tensor& x, const Axes& axes, bool keep_dims,
                   CallSite site) {
-  if (!IsUsable(x)) return ApplyLocal(Spec(op, site), {x});
-  // To the op, no axes mean all of them.
-  if (axes.empty()) return ApplyLocal(Spec("reshape", site, {{"dims", x.shape()}}), {x});
   std::vector<int64_t> sorted;
-  for (const int64_t axis : axes) {
-    const absl::StatusOr<int64_t> checked = Axis(op, x, axis);
-    if (!checked.ok()) return Fail(x, checked.status(), site);
-    sorted.push_back(*checked);
+  if (IsUsable(x) && !axes.all()) {
+    // To the op, no axes mean all of them.
+    if (axes.list().empty()) return ApplyLocal(Spec("reshape", site, {{"dims", x.shape()}}), {x});
+    for (const int64_t axis : axes.list()) {
+      const absl::StatusOr<int64_t> checked = Axis(op, x, axis);
+      if (!checked.ok()) return Fail(x, checked.status(), site);
+      sorted.push_back(*checked);
+    }
+    std::sort(sorted.begin(), sorted.end());
   }
-  std::sort(sorted.begin(), sorted.end());
-  return ApplyLocal(Spec(op, site, ReductionAttributes(std::move(sorted), keep_dims)), {x});
+  Attributes attributes;
+  if (!sorted.empty()) attributes.push_back({"axes", std::move(sorted)});
+  if (keep_dims) attributes.push_back({"keep_dims", int64_t{1}});
+  return ApplyLocal(Spec(op, site, std::move(attributes)), {x});
 }
 
 }  // namespace sdk

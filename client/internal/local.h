@@ -60,10 +60,8 @@ Tensor Operate(const Operand& a, const Operand& b, const Op& op) {
 // An axis of a usable tensor, counted from the front; negative ones come from the end.
 absl::StatusOr<int64_t> Axis(const char* op, const Tensor& x, int64_t axis);
 
-// A reduction over all elements, or over axes (negative: from the end; none: x as it is).
-Tensor ReduceAll(const char* op, const Tensor& x, bool keep_dims, CallSite site);
-Tensor ReduceAxes(const char* op, const Tensor& x, const std::vector<int64_t>& axes, bool keep_dims,
-                  CallSite site);
+// A reduction.
+Tensor ReduceAxes(const char* op, const Tensor& x, const Axes& axes, bool keep_dims, CallSite site);
 
 }  // namespace sdk
 }  // namespace chorus
