@@ -1,7 +1,7 @@
 // Measures Chorus beside the machine's own limits, Open MPI and c10d/Gloo. See docs/performance.md.
 //
 //   chorus_bench --daemon=PATH [--quick] [--json=FILE] [floor] [small] [owned] [user] [compute]
-//   [death] [train]
+//   [graph] [sessions] [death] [train]
 //
 // Without names: all of them. The exit status is not 0 when a result was wrong or something failed;
 // a missed goal is reported, and no failure.
@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "benchmarks/grpc_round_trip.h"
 #include "benchmarks/handoff.h"
+#include "benchmarks/idle_sessions.h"
 #include "benchmarks/machine.h"
 #include "benchmarks/memory_floor.h"
 #include "benchmarks/open_mpi.h"
@@ -61,6 +62,9 @@ int BeHelper(const std::string& helper) {
   if (helper == "training") {
     return RunTrainingHelper(control, absl::GetFlag(FLAGS_index), absl::GetFlag(FLAGS_address));
   }
+  if (helper == "idle_sessions") {
+    return RunIdleSessionsHelper(control, absl::GetFlag(FLAGS_address));
+  }
   if (helper == "trainer")
     return RunTrainerHelper(control, absl::GetFlag(FLAGS_index), absl::GetFlag(FLAGS_address));
   std::cerr << "no helper " << helper << "\n";
@@ -71,9 +75,10 @@ struct Suite {
   const char* name;
   absl::Status (*run)(const Context&);
 };
-constexpr Suite kSuites[] = {{"floor", &RunFloor}, {"small", &RunSmall},     {"owned", &RunOwned},
-                             {"user", &RunUser},   {"compute", &RunCompute}, {"death", &RunDeath},
-                             {"train", &RunTrain}};
+constexpr Suite kSuites[] = {
+    {"floor", &RunFloor},       {"small", &RunSmall},     {"owned", &RunOwned},
+    {"user", &RunUser},         {"compute", &RunCompute}, {"graph", &RunGraph},
+    {"sessions", &RunSessions}, {"death", &RunDeath},     {"train", &RunTrain}};
 
 absl::StatusOr<std::vector<Suite>> Chosen(const std::vector<char*>& arguments) {
   std::vector<Suite> chosen;
@@ -85,9 +90,9 @@ absl::StatusOr<std::vector<Suite>> Chosen(const std::vector<char*>& arguments) {
       found = true;
     }
     if (!found) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("no benchmark ", arguments[i],
-                       "; there are floor, small, owned, user, compute, death, train"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "no benchmark ", arguments[i],
+          "; there are floor, small, owned, user, compute, graph, sessions, death, train"));
     }
   }
   if (chosen.empty()) chosen.assign(std::begin(kSuites), std::end(kSuites));
@@ -96,7 +101,8 @@ absl::StatusOr<std::vector<Suite>> Chosen(const std::vector<char*>& arguments) {
 
 int Main(int argc, char** argv) {
   absl::SetProgramUsageMessage(
-      "measures Chorus: [floor] [small] [owned] [user] [compute] [death] [train]");
+      "measures Chorus: [floor] [small] [owned] [user] [compute] [graph] [sessions] [death] "
+      "[train]");
   const std::vector<char*> arguments = absl::ParseCommandLine(argc, argv);
   if (!absl::GetFlag(FLAGS_helper).empty()) return BeHelper(absl::GetFlag(FLAGS_helper));
 

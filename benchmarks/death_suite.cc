@@ -1,5 +1,3 @@
-#include <time.h>
-
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -10,11 +8,6 @@
 namespace chorus {
 namespace bench {
 namespace {
-
-void Pause(int64_t nanos) {
-  timespec time{nanos / 1000000000, nanos % 1000000000};
-  nanosleep(&time, nullptr);
-}
 
 struct Death {
   double known_to_kernel = 0;  // from the signal to the end of the process, as a pidfd tells

@@ -170,6 +170,21 @@ absl::StatusOr<int64_t> CpuNanosOf(pid_t pid) {
   return ClockNanos(clock);
 }
 
+absl::StatusOr<int64_t> ResidentBytesOf(pid_t pid) {
+  std::istringstream pages(FileText(absl::StrCat("/proc/", pid, "/statm")));
+  int64_t total = 0;
+  int64_t resident = 0;
+  if (!(pages >> total >> resident)) {
+    return absl::NotFoundError(absl::StrCat("no memory of process ", pid));
+  }
+  return resident * sysconf(_SC_PAGESIZE);
+}
+
+void Pause(int64_t nanos) {
+  timespec time{nanos / 1000000000, nanos % 1000000000};
+  nanosleep(&time, nullptr);
+}
+
 ScratchDirectory::ScratchDirectory() {
   char path[] = "/tmp/chorus-bench-XXXXXX";
   path_ = mkdtemp(path) != nullptr ? path : ".";

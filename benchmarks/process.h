@@ -60,6 +60,10 @@ int64_t NowNanos();
 // Processor time used so far: by this process, or by another one of the same user.
 int64_t CpuNanos();
 absl::StatusOr<int64_t> CpuNanosOf(pid_t pid);
+// Memory that a process has in use now, what it shares with others included.
+absl::StatusOr<int64_t> ResidentBytesOf(pid_t pid);
+// Does nothing for that long.
+void Pause(int64_t nanos);
 
 // A directory of this run for sockets and logs, short enough for a socket's path; removed with
 // everything in it by the destructor.

@@ -74,6 +74,10 @@ absl::Status RunCollectives(const Context& context, const Daemon& daemon);
 absl::Status RunUser(const Context& context);
 // What an all_reduce each millisecond costs four ranks that compute.
 absl::Status RunCompute(const Context& context);
+// Registration of graphs, what a node of a run costs, many small all_reduces in one graph.
+absl::Status RunGraph(const Context& context);
+// Memory and processor time of idle sessions, and what they cost two ranks that work.
+absl::Status RunSessions(const Context& context);
 // Steps of lesson 5's training, with updates that ranks have in common done once or by each,
 // against the same trainers without each other and PyTorch's DDP.
 absl::Status RunTrain(const Context& context);

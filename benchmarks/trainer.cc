@@ -41,6 +41,12 @@ class Trainer {
       return MappedAllReduces(task);
     } else if (task.op == "all_reduce_user") {
       return UserAllReduces(task);
+    } else if (task.op == "all_reduces") {
+      return ManyAllReduces(task);
+    } else if (task.op == "nodes") {
+      return RunsOfNodes(task);
+    } else if (task.op == "register") {
+      return Registrations(task);
     } else {
       return Collectives(task);
     }
@@ -70,6 +76,7 @@ class Trainer {
     mapped_ = MappedTensor<float>();
     owned_.clear();
     results_.clear();
+    compiled_ = Compiled();
     user_in_ = std::vector<float>();
     user_out_ = std::vector<float>();
   }
@@ -255,6 +262,122 @@ class Trainer {
     return outcome;
   }
 
+  // The operands are pieces of one pattern, so that no two are equal.
+  absl::Status PrepareMany(int64_t tensors, int64_t count) {
+    if (HasOperand(absl::StrCat("many ", tensors, " of ", count))) return absl::OkStatus();
+    std::vector<float> pattern(static_cast<size_t>(tensors * count));
+    FillPattern(rank_, pattern.data(), tensors * count);
+    for (int64_t k = 0; k < tensors; ++k) {
+      const float* const from = pattern.data() + k * count;
+      CHORUS_ASSIGN_OR_RETURN(Tensor piece, Owned(count, [from, count](float* to) {
+                                std::copy(from, from + count, to);
+                              }));
+      owned_.push_back(std::move(piece));
+    }
+    const World world = world_;
+    compiled_ = Compile([world](const std::vector<Tensor>& xs) {
+      std::vector<Tensor> sums;
+      for (const Tensor& x : xs) sums.push_back(AllReduce(x, world));
+      return sums;
+    });
+    return absl::OkStatus();
+  }
+
+  Outcome ManyAllReduces(const Task& task) {
+    Outcome outcome;
+    const int64_t count = task.bytes / static_cast<int64_t>(sizeof(float));
+    outcome.status = PrepareMany(task.number, count);
+    if (!outcome.status.ok()) {
+      world_.Abort(std::string(outcome.status.message())).IgnoreError();
+      return outcome;
+    }
+    outcome = TimedLoop(task, [&]() -> absl::Status {
+      if (task.text == "graph") {
+        CHORUS_ASSIGN_OR_RETURN(results_, compiled_.Run(owned_));
+      } else if (task.text == "coalesced") {
+        results_ = AllReduceCoalesced(owned_, world_);
+      } else {
+        results_.clear();
+        for (const Tensor& x : owned_) results_.push_back(AllReduce(x, world_));
+      }
+      for (const Tensor& result : results_) CHORUS_RETURN_IF_ERROR(result.Wait());
+      return absl::OkStatus();
+    });
+    if (outcome.status.ok()) outcome.status = CheckMany(task.number * count);
+    return outcome;
+  }
+
+  absl::Status CheckMany(int64_t count) const {
+    std::vector<float> sums;
+    for (const Tensor& result : results_) {
+      CHORUS_ASSIGN_OR_RETURN(TensorView<float> view, result.View<float>());
+      sums.insert(sums.end(), view.begin(), view.end());
+    }
+    if (static_cast<int64_t>(sums.size()) != count) return absl::DataLossError("a wrong size");
+    return CheckPatternSum(world_.size(), sums.data(), count);
+  }
+
+  static std::vector<Tensor> Chain(const std::vector<Tensor>& inputs, int64_t nodes) {
+    Tensor x = inputs[0];
+    for (int64_t i = 0; i < nodes; ++i) x = Neg(x);
+    return {x};
+  }
+
+  absl::Status PrepareChain() {
+    if (HasOperand("chain")) return absl::OkStatus();
+    CHORUS_ASSIGN_OR_RETURN(Tensor one, Owned(1, [](float* to) { *to = 3; }));
+    owned_.push_back(std::move(one));
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckChain(int64_t nodes) const {
+    CHORUS_ASSIGN_OR_RETURN(const float value, results_[0].Item<float>());
+    if (value == (nodes % 2 == 0 ? 3.0f : -3.0f)) return absl::OkStatus();
+    return absl::DataLossError(absl::StrCat("3 negated ", nodes, " times became ", value));
+  }
+
+  Outcome RunsOfNodes(const Task& task) {
+    Outcome outcome;
+    const int64_t nodes = task.number;
+    outcome.status = PrepareChain();
+    if (!outcome.status.ok()) return outcome;
+    const Compiled compiled =
+        Compile([nodes](const std::vector<Tensor>& xs) { return Chain(xs, nodes); });
+    outcome = TimedLoop(task, [&]() -> absl::Status {
+      CHORUS_ASSIGN_OR_RETURN(results_, compiled.Run(owned_));
+      return results_[0].Wait();
+    });
+    if (outcome.status.ok()) outcome.status = CheckChain(nodes);
+    return outcome;
+  }
+
+  Outcome Registrations(const Task& task) {
+    Outcome outcome;
+    outcome.status = PrepareChain();
+    for (int64_t i = 0; i < task.warm_up + task.iterations && outcome.status.ok(); ++i) {
+      // Also behind the release of the graph before.
+      outcome.status = AllReduce(Scalar<float>(world_, 1), world_).Wait();
+      if (!outcome.status.ok()) break;
+      int64_t traced = 0;
+      const Compiled compiled = Compile([&](const std::vector<Tensor>& xs) {
+        std::vector<Tensor> results = Chain(xs, task.number);
+        traced = NowNanos();
+        return results;
+      });
+      const int64_t start = NowNanos();
+      absl::StatusOr<std::vector<Tensor>> results = compiled.Run(owned_);
+      outcome.status = results.ok() ? (*results)[0].Wait() : results.status();
+      const int64_t end = NowNanos();
+      if (!outcome.status.ok()) break;
+      results_ = *std::move(results);
+      outcome.status = CheckChain(task.number);
+      if (i < task.warm_up) continue;
+      outcome.samples.push_back(
+          static_cast<double>(task.text == "trace" ? traced - start : end - traced));
+    }
+    return outcome;
+  }
+
   Outcome AwaitFailure() {
     Outcome outcome;
     const Tensor x = Scalar<float>(world_, 1);
@@ -274,6 +397,7 @@ class Trainer {
     if (static_cast<int64_t>(view.size()) != count) return absl::DataLossError("a wrong size");
     return CheckPatternSum(world_.size(), view.data(), count);
   }
+
   const int rank_;
   const std::string address_;
   Session session_;
@@ -282,6 +406,7 @@ class Trainer {
   MappedTensor<float> mapped_;
   std::vector<Tensor> owned_;
   std::vector<Tensor> results_;
+  Compiled compiled_;
   std::vector<float> user_in_;
   std::vector<float> user_out_;
   std::unique_ptr<UserMemory> user_memory_;
@@ -317,6 +442,17 @@ absl::Status Job::JoinAnew() {
   task.number = ranks();
   task.text = absl::StrCat("bench-", getpid(), "-", ranks(), "-", ++worlds_);
   return Run(task).status();
+}
+
+std::vector<double> SlowestSamples(const std::vector<Outcome>& outcomes) {
+  std::vector<double> slowest;
+  for (const Outcome& outcome : outcomes) {
+    slowest.resize(outcome.samples.size());
+    for (size_t i = 0; i < slowest.size(); ++i) {
+      slowest[i] = std::max(slowest[i], outcome.samples[i]);
+    }
+  }
+  return slowest;
 }
 
 int RunTrainerHelper(const std::string& control_path, int index, const std::string& address) {

@@ -5,6 +5,16 @@
 //   all_reduce_mapped             operand in memory mapped from the daemon
 //   all_reduce_user               from the rank's own memory to its own memory
 //                                 all of these, number 1: then read every byte of the rank's result
+//   all_reduces                   `number` of them, of `bytes` each, as `text` says: in one
+//   compiled
+//                                 "graph", "coalesced" in one call, or "single" calls
+//   nodes                         a run of one compiled graph of `number` nodes on one element,
+//   each
+//                                 of which does next to nothing
+//   register                      such a graph anew in each iteration, all ranks at once; `text`
+//   says
+//                                 what is a sample: "trace", of the function, or "register", from
+//                                 there to the first result (for SlowestSamples)
 //   forget                        give the operands and results back
 //   compute                       number rounds of arithmetic, then an all_reduce_mapped (bytes 0:
 //                                 none)
@@ -43,6 +53,9 @@ class Job {
   int worlds_ = 0;
   std::unique_ptr<HelperGroup> helpers_;
 };
+
+// Of iterations that all ranks begin together and that each times by itself: the slowest rank's.
+std::vector<double> SlowestSamples(const std::vector<Outcome>& outcomes);
 
 int RunTrainerHelper(const std::string& control_path, int index, const std::string& address);
 

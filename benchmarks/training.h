@@ -1,8 +1,10 @@
-// The ranks of a job that trains lesson 5's model: helpers, each a process with a session of its own.
+// The ranks of a job that trains lesson 5's model: helpers, each a process with a session of its
+// own.
 //
 // Tasks of a rank:
 //   join   join the world called `text`, of `number` ranks; and a world of its own
-//   train  steps, a few under way; number 1: in its own world, so that nothing is exchanged. The text
+//   train  steps, a few under way; number 1: in its own world, so that nothing is exchanged. The
+//   text
 //          is equal on ranks whose parameters are
 #ifndef CHORUS_BENCHMARKS_TRAINING_H_
 #define CHORUS_BENCHMARKS_TRAINING_H_
