@@ -87,6 +87,16 @@ void EncodeNode(const Node& node, bool with_source, ByteWriter* out) {
   out->PutString(with_source ? absl::string_view(node.source) : absl::string_view());
 }
 
+void EncodeSizeRule(const SizeRule& rule, ByteWriter* out) {
+  out->PutSigned(rule.node);
+  out->Put(static_cast<uint8_t>(rule.place));
+  out->PutSigned(rule.attribute);
+  out->PutSigned(rule.element);
+  out->PutSigned(rule.symbol);
+  out->PutSigned(rule.scale);
+  out->PutSigned(rule.offset);
+}
+
 std::string Encode(const Graph& graph, bool with_sources) {
   ByteWriter out;
   out.Put(kMagic);
@@ -114,6 +124,11 @@ std::string Encode(const Graph& graph, bool with_sources) {
     out.PutSigned(output.value);
     out.Put(static_cast<uint8_t>(output.role));
     out.PutSigned(output.may_alias);
+  }
+  // Most graphs have none, and end here.
+  if (!graph.sizes.empty()) {
+    out.PutVarint(graph.sizes.size());
+    for (const SizeRule& rule : graph.sizes) EncodeSizeRule(rule, &out);
   }
   return out.Take();
 }
@@ -249,6 +264,18 @@ GraphOutput DecodeOutput(ByteReader* in) {
   return output;
 }
 
+SizeRule DecodeSizeRule(ByteReader* in) {
+  SizeRule rule;
+  rule.node = GetInt32(in);
+  rule.place = GetEnum(in, SizeRule::Place::kRuntimeCountMaximum);
+  rule.attribute = GetInt32(in);
+  rule.element = GetInt32(in);
+  rule.symbol = GetInt32(in);
+  rule.scale = in->GetSigned();
+  rule.offset = in->GetSigned();
+  return rule;
+}
+
 // A counted list. The error says which element does not decode and where it starts.
 template <typename T>
 absl::Status DecodeList(absl::string_view what, size_t min_bytes_each, size_t total,
@@ -321,7 +348,8 @@ bool operator==(const Node& a, const Node& b) {
 bool operator==(const Graph& a, const Graph& b) {
   return a.ir_version == b.ir_version && a.inputs == b.inputs && a.nodes == b.nodes &&
          a.outputs == b.outputs && a.num_device_slots == b.num_device_slots &&
-         a.group_slots == b.group_slots && a.num_instance_slots == b.num_instance_slots;
+         a.group_slots == b.group_slots && a.num_instance_slots == b.num_instance_slots &&
+         a.sizes == b.sizes;
 }
 
 int32_t Graph::num_values() const {
@@ -385,6 +413,10 @@ absl::StatusOr<Graph> DecodeGraph(absl::string_view bytes) {
   CHORUS_RETURN_IF_ERROR(DecodeList("input", 6, total, DecodeInput, &in, &graph.inputs));
   CHORUS_RETURN_IF_ERROR(DecodeList("node", 9, total, DecodeNode, &in, &graph.nodes));
   CHORUS_RETURN_IF_ERROR(DecodeList("output", 3, total, DecodeOutput, &in, &graph.outputs));
+  if (in.remaining() > 0) {
+    CHORUS_RETURN_IF_ERROR(DecodeList("size rule", 7, total, DecodeSizeRule, &in, &graph.sizes));
+    if (graph.sizes.empty()) return Malformed("graph: a list of no size rules");
+  }
   if (!in.Done()) {
     return Malformed(absl::StrCat("graph: ", in.remaining(), " of ", total,
                                   " bytes are left over after the graph's end"));

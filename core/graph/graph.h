@@ -147,6 +147,28 @@ struct GroupSlot {
   }
 };
 
+// A number in a node that depends on a size that a run fixes: scale * size + offset. See
+// core/graph/specialize.h.
+struct SizeRule {
+  enum class Place : uint8_t {
+    kAttribute = 0,            // attribute number `attribute`, or element `element` of it
+    kCount = 1,                // Collective::counts[element]
+    kRuntimeCountMaximum = 2,  // Collective::runtime_count_maximum
+  };
+  int32_t node = 0;
+  Place place = Place::kAttribute;
+  int32_t attribute = 0;
+  int32_t element = 0;
+  int32_t symbol = 0;  // of a dimension of an input
+  int64_t scale = 0;
+  int64_t offset = 0;
+  friend bool operator==(const SizeRule& a, const SizeRule& b) {
+    return a.node == b.node && a.place == b.place && a.attribute == b.attribute &&
+           a.element == b.element && a.symbol == b.symbol && a.scale == b.scale &&
+           a.offset == b.offset;
+  }
+};
+
 struct Graph {
   static constexpr int32_t kIrVersion = 1;
 
@@ -157,6 +179,7 @@ struct Graph {
   int32_t num_device_slots = 1;
   std::vector<GroupSlot> group_slots;
   int32_t num_instance_slots = 0;
+  std::vector<SizeRule> sizes;  // by node, place, attribute and element; each place once
 
   int32_t num_values() const;
   // Value number of output `output` of node `node`. Linear in nodes; ValueTable is for loops.

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "core/base/error.h"
+#include "core/graph/specialize.h"
 #include "core/ops/op.h"
 #include "core/ops/registry.h"
 
@@ -89,10 +90,6 @@ absl::Status CheckInputs(const Graph& graph, const GraphLimits& limits) {
       Error error = ErrorOf(type);
       error.message = absl::StrCat(what, ": ", error.message);
       return ToStatus(error);
-    }
-    if (!input.type.is_static()) {
-      return Unsupported(absl::StrCat(what, ": ", input.type.ToString(),
-                                      "; this build runs fixed dimensions only"));
     }
     if (!IsSupported(input.type.dtype)) {
       return Unsupported(absl::StrCat(what, ": ", input.type.ToString(),
@@ -250,6 +247,16 @@ absl::Status CheckOutputs(const Graph& graph, const ValueTable& values) {
   return absl::OkStatus();
 }
 
+// Of a graph without symbols.
+absl::Status ValidateNodes(const Graph& graph, const GraphLimits& limits) {
+  const ValueTable values(graph);
+  Joined joined;
+  for (int32_t n = 0; n < static_cast<int32_t>(graph.nodes.size()); ++n) {
+    CHORUS_RETURN_IF_ERROR(AtNode(graph, n, CheckNode(graph, values, n, limits, &joined)));
+  }
+  return CheckOutputs(graph, values);
+}
+
 }  // namespace
 
 absl::Status ValidateGraph(const Graph& graph, const GraphLimits& limits) {
@@ -272,12 +279,15 @@ absl::Status ValidateGraph(const Graph& graph, const GraphLimits& limits) {
       CheckCount("number of instance slots", graph.num_instance_slots, 0, num_nodes));
   CHORUS_RETURN_IF_ERROR(CheckGroupSlots(graph, limits));
   CHORUS_RETURN_IF_ERROR(CheckInputs(graph, limits));
-  const ValueTable values(graph);
-  Joined joined;
-  for (int32_t n = 0; n < static_cast<int32_t>(num_nodes); ++n) {
-    CHORUS_RETURN_IF_ERROR(AtNode(graph, n, CheckNode(graph, values, n, limits, &joined)));
+  CHORUS_ASSIGN_OR_RETURN(const std::vector<int64_t> maxima, CheckSymbols(graph));
+  if (maxima.empty()) return ValidateNodes(graph, limits);
+  // It stands in the graph as it is at the maxima.
+  Graph largest = graph;
+  largest.sizes.clear();
+  for (GraphInput& input : largest.inputs) {
+    for (Dim& dim : input.type.dims) dim = Dim(dim.size);
   }
-  return CheckOutputs(graph, values);
+  return ValidateNodes(largest, limits);
 }
 
 }  // namespace chorus

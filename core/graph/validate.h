@@ -24,8 +24,9 @@ struct GraphLimits {
 // Checks everything that can be checked without a run: indices, program order, device slots, each
 // op's shape rule, collectives against their group slots, aliasing. INVALID_ARGUMENT says which
 // node (with its op and source), what was expected and what came; its Error has op, source,
-// expected and got apart. UNIMPLEMENTED for the whole-but-not-yet parts: symbolic dimensions, ops
-// and dtypes that this build does not run. Reads nothing out of bounds, whatever the graph holds.
+// expected and got apart. UNIMPLEMENTED for the whole-but-not-yet parts: ops and dtypes that
+// this build does not run. Of a graph with symbols, what it is where they are at their maxima
+// (core/graph/specialize.h). Reads nothing out of bounds, whatever the graph holds.
 absl::Status ValidateGraph(const Graph& graph, const GraphLimits& limits);
 
 }  // namespace chorus

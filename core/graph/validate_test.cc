@@ -144,7 +144,7 @@ TEST(ValidateTest, RefusesEachFault) {
        "bool",
        kUnimplemented},
       {[](Graph* g) { g->inputs[0].type.dims[0].symbol = 1; },
-       "input 0: f32[s1<=4]; this build runs fixed dimensions only", kUnimplemented},
+       "input 0: symbol 1: expected symbols numbered as they come, 16 at most, got 1 after 0"},
       {[](Graph* g) { g->inputs[0].device_slot = 2; },
        "input 0: device slot: expected a number from 0 to 1, got 2"},
       {[](Graph* g) { g->nodes[0].device_slot = -1; },

@@ -119,6 +119,30 @@ struct AttributeTo {
   void operator()(const std::string& value) const { message->set_string_value(value); }
 };
 
+absl::StatusOr<SizeRule> SizeRuleFrom(const v1::SizeRule& message) {
+  SizeRule rule;
+  CHORUS_ASSIGN_OR_RETURN(rule.node, Natural(message.node(), "node"));
+  switch (message.place_case()) {
+    case v1::SizeRule::kAttribute: {
+      CHORUS_ASSIGN_OR_RETURN(rule.attribute, Natural(message.attribute(), "attribute"));
+      break;
+    }
+    case v1::SizeRule::kCount:
+      rule.place = SizeRule::Place::kCount;
+      break;
+    case v1::SizeRule::kRuntimeCountMaximum:
+      rule.place = SizeRule::Place::kRuntimeCountMaximum;
+      break;
+    case v1::SizeRule::PLACE_NOT_SET:
+      return Missing("attribute, count or runtime_count_maximum");
+  }
+  CHORUS_ASSIGN_OR_RETURN(rule.element, Natural(message.element(), "element"));
+  CHORUS_ASSIGN_OR_RETURN(rule.symbol, Natural(message.symbol(), "symbol"));
+  rule.scale = message.scale();
+  rule.offset = message.offset();
+  return rule;
+}
+
 absl::StatusOr<InstanceRef> InstanceRefFrom(const v1::InstanceRef& message) {
   InstanceRef ref;
   switch (message.kind_case()) {
@@ -702,6 +726,11 @@ absl::StatusOr<Graph> FromProto(const v1::Graph& message) {
   }
   CHORUS_ASSIGN_OR_RETURN(graph.num_instance_slots,
                           Natural(message.instance_slot_count(), "instance_slot_count"));
+  for (int i = 0; i < message.size_rules_size(); ++i) {
+    CHORUS_ASSIGN_FIELD(Indexed("size_rules", i), SizeRule rule,
+                        SizeRuleFrom(message.size_rules(i)));
+    graph.sizes.push_back(rule);
+  }
   return graph;
 }
 
@@ -729,6 +758,25 @@ void ToProto(const Graph& graph, v1::Graph* message) {
     to->mutable_device_slots()->Add(slot.device_slots.begin(), slot.device_slots.end());
   }
   message->set_instance_slot_count(graph.num_instance_slots);
+  for (const SizeRule& rule : graph.sizes) {
+    v1::SizeRule* to = message->add_size_rules();
+    to->set_node(rule.node);
+    switch (rule.place) {
+      case SizeRule::Place::kAttribute:
+        to->set_attribute(rule.attribute);
+        break;
+      case SizeRule::Place::kCount:
+        to->set_count(true);
+        break;
+      case SizeRule::Place::kRuntimeCountMaximum:
+        to->set_runtime_count_maximum(true);
+        break;
+    }
+    to->set_element(rule.element);
+    to->set_symbol(rule.symbol);
+    to->set_scale(rule.scale);
+    to->set_offset(rule.offset);
+  }
 }
 
 absl::StatusOr<CommandBody> FromProto(const v1::RegisterGraph& message) {
