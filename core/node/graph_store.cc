@@ -1,6 +1,10 @@
 #include "core/node/graph_store.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "core/base/error.h"
+#include "core/graph/specialize.h"
 
 namespace chorus {
 
@@ -27,29 +31,64 @@ void GraphStore::UnloadAll(const LoadedPlan& plan) const {
   }
 }
 
+absl::StatusOr<std::unique_ptr<GraphRecord>> GraphStore::MakeRecord(Graph graph) const {
+  CHORUS_RETURN_IF_ERROR(ValidateGraph(graph, limits_));
+  auto made = std::make_unique<GraphRecord>();
+  CHORUS_ASSIGN_OR_RETURN(made->maxima, CheckSymbols(graph));
+  if (made->maxima.empty()) {
+    CHORUS_ASSIGN_OR_RETURN(made->main, MakePlan(graph, {}));
+    const ValueTable values(graph);
+    for (const GraphOutput& output : graph.outputs) {
+      made->output_types.push_back(std::make_shared<TensorType>(values.type(output.value)));
+    }
+  }
+  made->hash = HashGraph(graph);
+  made->graph = std::move(graph);
+  return made;
+}
+
+void GraphStore::Delete(GraphRecord* record) const {
+  UnloadAll(record->main);
+  for (const auto& entry : record->reordered) UnloadAll(*entry.second);
+  delete record;
+}
+
+absl::StatusOr<std::shared_ptr<GraphRecord>> GraphStore::AtSizes(
+    GraphRecord* record, const std::vector<int64_t>& sizes) {
+  auto& known = record->at_sizes;
+  for (size_t i = known.size(); i-- > 0;) {
+    if (known[i].first != sizes) continue;
+    std::rotate(known.begin() + static_cast<ptrdiff_t>(i),
+                known.begin() + static_cast<ptrdiff_t>(i) + 1, known.end());
+    return known.back().second;
+  }
+  CHORUS_ASSIGN_OR_RETURN(Graph graph, Specialize(record->graph, sizes));
+  CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<GraphRecord> made, MakeRecord(std::move(graph)));
+  std::shared_ptr<GraphRecord> kept(made.release(), [this](GraphRecord* gone) { Delete(gone); });
+  // Runs under way keep theirs.
+  if (known.size() >= GraphRecord::kMaxSizes) known.erase(known.begin());
+  known.emplace_back(sizes, kept);
+  return kept;
+}
+
 absl::StatusOr<std::shared_ptr<GraphRecord>> GraphStore::Register(absl::string_view encoded) {
   const std::string key(encoded);
   const auto known = by_bytes_.find(key);
   if (known != by_bytes_.end()) {
     if (std::shared_ptr<GraphRecord> record = known->second.lock()) return record;
   }
-  auto made = std::make_unique<GraphRecord>();
-  CHORUS_ASSIGN_OR_RETURN(made->graph, DecodeGraph(encoded));
-  CHORUS_RETURN_IF_ERROR(ValidateGraph(made->graph, limits_));
-  CHORUS_ASSIGN_OR_RETURN(made->main, MakePlan(made->graph, {}));
-  made->hash = HashGraph(made->graph);
-  const ValueTable values(made->graph);
-  for (const GraphOutput& output : made->graph.outputs) {
-    made->output_types.push_back(std::make_shared<TensorType>(values.type(output.value)));
+  CHORUS_ASSIGN_OR_RETURN(Graph graph, DecodeGraph(encoded));
+  CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<GraphRecord> made, MakeRecord(std::move(graph)));
+  // What cannot be planned at its largest is refused now.
+  if (!made->maxima.empty()) {
+    CHORUS_RETURN_IF_ERROR(AtSizes(made.get(), made->maxima).status());
   }
 
   // The last session to let go takes the loaded plans down with it.
   std::shared_ptr<GraphRecord> record(made.release(), [this, key](GraphRecord* gone) {
-    UnloadAll(gone->main);
-    for (const auto& entry : gone->reordered) UnloadAll(*entry.second);
     const auto it = by_bytes_.find(key);
     if (it != by_bytes_.end() && it->second.expired()) by_bytes_.erase(it);
-    delete gone;
+    Delete(gone);
   });
   by_bytes_[key] = record;
   return record;

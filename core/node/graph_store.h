@@ -31,11 +31,17 @@ struct LoadedPlan {
 
 struct GraphRecord {
   Graph graph;
+  // Of a graph whose runs fix sizes (core/graph/specialize.h): the maximum of each. Then it is not
+  // run itself, but what it is at each run's sizes, and has no plan.
+  std::vector<int64_t> maxima;
   Hash128 hash;
   std::vector<std::shared_ptr<const TensorType>> output_types;
   LoadedPlan main;  // collectives in program order
   // For gangs that agreed on another order: by that order. A gang asks for few of them, ever.
   std::map<std::vector<int32_t>, std::unique_ptr<LoadedPlan>> reordered;
+  // What it is at the sizes of the last runs, the latest last.
+  static constexpr size_t kMaxSizes = 16;
+  std::vector<std::pair<std::vector<int64_t>, std::shared_ptr<GraphRecord>>> at_sizes;
 };
 
 class GraphStore {
@@ -47,11 +53,18 @@ class GraphStore {
 
   // Decodes, checks and plans; the record of equal bytes is shared.
   absl::StatusOr<std::shared_ptr<GraphRecord>> Register(absl::string_view encoded);
+  // `record` at these sizes, one for each of its maxima; made, checked and planned at the first
+  // request, and kept with those of a few other sizes.
+  absl::StatusOr<std::shared_ptr<GraphRecord>> AtSizes(GraphRecord* record,
+                                                       const std::vector<int64_t>& sizes);
   // The plan of `record` with its collectives in this order, made at the first request.
   absl::StatusOr<LoadedPlan*> InOrder(GraphRecord* record, const std::vector<int32_t>& order);
 
  private:
   absl::StatusOr<LoadedPlan> MakePlan(const Graph& graph, std::vector<int32_t> order) const;
+  absl::StatusOr<std::unique_ptr<GraphRecord>> MakeRecord(Graph graph) const;
+  // With it go the loaded plans.
+  void Delete(GraphRecord* record) const;
   void UnloadAll(const LoadedPlan& plan) const;
 
   const GraphLimits limits_;

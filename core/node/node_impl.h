@@ -183,6 +183,8 @@ class LocalNode::Impl {
                  absl::Time now);
   absl::Status PrepareRun(const std::shared_ptr<Session>& session, const Run& command,
                           RunState* run);
+  absl::StatusOr<std::vector<int64_t>> SizesOf(const Session& session, const Run& command,
+                                               const RunState& run) const;
   absl::Status PrepareWorld(Session* session, const Run& command, RunState* run);
   absl::Status PrepareInputs(Session* session, const Run& command, RunState* run);
   absl::Status PrepareOutputs(Session* session, const Run& command, RunState* run);

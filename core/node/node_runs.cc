@@ -71,8 +71,7 @@ absl::Status LocalNode::Impl::PrepareRun(const std::shared_ptr<Session>& session
     return UnknownName(
         absl::StrCat("graph ", id.slot, ".", id.generation, " is not registered by this session"));
   }
-  run->plan = &run->graph->main;
-  const Graph& graph = run->graph->graph;
+  const Graph& graph = run->graph->graph;  // whatever its sizes
   const struct {
     const char* what;
     size_t expected;
@@ -92,7 +91,12 @@ absl::Status LocalNode::Impl::PrepareRun(const std::shared_ptr<Session>& session
     return Malformed(absl::StrCat("the graph has ", count.expected, " ", count.what,
                                   ", the run binds ", count.got));
   }
-  const size_t slots = static_cast<size_t>(graph.num_device_slots);
+  if (!run->graph->maxima.empty()) {
+    CHORUS_ASSIGN_OR_RETURN(const std::vector<int64_t> sizes, SizesOf(*session, command, *run));
+    CHORUS_ASSIGN_OR_RETURN(run->graph, graphs_.AtSizes(run->graph.get(), sizes));
+  }
+  run->plan = &run->graph->main;
+  const size_t slots = static_cast<size_t>(run->graph->graph.num_device_slots);
   if (command.devices.empty()) {
     if (slots > session->devices.size()) {
       return Malformed(absl::StrCat("the graph uses ", slots, " devices, the session holds ",
@@ -133,6 +137,37 @@ absl::StatusOr<absl::Span<const InstanceKey>> LocalNode::Impl::FindInstances(con
     return absl::Span<const InstanceKey>();
   }
   return run.world->sequencer->Resolve(run.vote);
+}
+
+// The sizes that the run fixes: its tensors have them. That all agree is seen when they are bound.
+absl::StatusOr<std::vector<int64_t>> LocalNode::Impl::SizesOf(const Session& session,
+                                                              const Run& command,
+                                                              const RunState& run) const {
+  const GraphRecord& graph = *run.graph;
+  std::vector<int64_t> sizes(graph.maxima.size(), -1);
+  for (size_t i = 0; i < command.inputs.size(); ++i) {
+    const TensorType& wanted = graph.graph.inputs[i].type;
+    if (wanted.is_static() || !absl::holds_alternative<TensorId>(command.inputs[i])) continue;
+    const TensorId id = absl::get<TensorId>(command.inputs[i]);
+    CHORUS_ASSIGN_OR_RETURN(const CellRef cell, FindTensor(session, id));
+    if (cell->state == Cell::State::kFailed) return ToStatus(*cell->error);
+    if (cell->type->dims.size() != wanted.dims.size()) {
+      return BadType(absl::StrCat("input ", i, " of the graph is ", wanted.ToString(), ", tensor ",
+                                  id.slot, ".", id.generation, " is ", cell->type->ToString()));
+    }
+    for (size_t d = 0; d < wanted.dims.size(); ++d) {
+      if (wanted.dims[d].is_symbolic()) {
+        sizes[static_cast<size_t>(wanted.dims[d].symbol)] = cell->type->dims[d].size;
+      }
+    }
+  }
+  for (size_t s = 0; s < sizes.size(); ++s) {
+    if (sizes[s] >= 0) continue;
+    return Malformed(absl::StrCat("symbol ", s,
+                                  " of the graph has no size: one of the inputs that "
+                                  "have it must be a tensor"));
+  }
+  return sizes;
 }
 
 // Finds the world of the run's groups and shows that the session is who the graph says it speaks

@@ -1062,6 +1062,81 @@ TEST_F(DonationTest, OnSimTheResultIsRead) {
   EXPECT_EQ(ranks_[0]->Stats().paths.donated_bytes, 2 * kBytes);
 }
 
+// Of a graph with symbols a run fixes the sizes, by its tensors; more of them than are kept.
+TEST_F(NodeTest, RunsFixTheSizesOfAGraph) {
+  Start(2);
+  constexpr int64_t kMost = 5;
+  for (int r = 0; r < 2; ++r) {
+    GraphBuilder builder(1, {SlotOf(r, 2)});
+    const ValueIndex x = AddInput(&builder, TensorType(DType::kF32, {kMost}));
+    const ValueIndex y = AddInput(&builder, TensorType(DType::kF32, {kMost}));
+    const ValueIndex same = AddInput(&builder, TensorType(DType::kF32, {kMost}));
+    AddOutput(&builder, AddOp(&builder, "add", {x, same}));
+    AddOutput(&builder, AddOp(&builder, "neg", {y}));
+    AddOutput(&builder, AddAllReduce(&builder, AddOp(&builder, "sum", {x}), r, "sizes.cc:1"));
+    Graph graph = builder.Build();
+    for (const int i : {0, 1, 2}) graph.inputs[i].type.dims[0] = Dim::Symbol(i % 2, kMost);
+    ranks_[r]->Register(0, graph);
+    ASSERT_TRUE(ranks_[r]->LastOutcome().ok()) << ranks_[r]->LastOutcome();
+  }
+  int32_t slot = 0;
+  const auto create = [&](DirectRank* rank, int64_t n) {
+    CreateTensor command;
+    command.tensor = {slot++, 1};
+    command.type = TensorType(DType::kF32, {n});
+    command.device = DeviceIndex(rank == ranks_[0].get() ? 0 : 1);
+    command.source = DirectRank::Inline(std::vector<float>(static_cast<size_t>(n), 1));
+    const TensorId id = command.tensor;
+    rank->Submit(std::move(command));
+    return id;
+  };
+  for (int round = 0; round < 2; ++round) {
+    for (int64_t a = 1; a <= kMost; ++a) {
+      for (int64_t b = 1; b <= kMost; ++b) {
+        TensorId outs[2][3];
+        for (int r = 0; r < 2; ++r) {
+          DirectRank& rank = *ranks_[r];
+          // Ranks may differ where the collective does not.
+          const int64_t rows = r == 0 ? a : b;
+          const TensorId x = create(&rank, rows);
+          const TensorId y = create(&rank, b);
+          for (TensorId& out : outs[r]) out = {slot++, 1};
+          // The bytes of a third stand in the frame.
+          rank.Submit(rank.WorldRun(
+              0, {x, y, DirectRank::Inline(std::vector<float>(static_cast<size_t>(rows), 2))},
+              {outs[r][0], outs[r][1], outs[r][2]}));
+        }
+        for (int r = 0; r < 2; ++r) {
+          const int64_t rows = r == 0 ? a : b;
+          EXPECT_TRUE(ranks_[r]->LastOutcome().ok()) << ranks_[r]->LastOutcome();
+          EXPECT_EQ(*ranks_[r]->Read(outs[r][0]), std::vector<float>(static_cast<size_t>(rows), 3));
+          EXPECT_EQ(*ranks_[r]->Read(outs[r][1]), std::vector<float>(static_cast<size_t>(b), -1));
+          EXPECT_THAT(*ranks_[r]->Read(outs[r][2]), testing::ElementsAre(a + b));
+        }
+      }
+    }
+  }
+  // What no size can be taken from, or no size can be.
+  DirectRank& rank = *ranks_[0];
+  const auto refused = [&](std::vector<Binding> inputs) {
+    rank.Submit(rank.WorldRun(0, inputs, {{slot++, 1}, {slot++, 1}, {slot++, 1}}));
+    const std::string message(rank.LastOutcome().message());
+    rank.NextEpoch();
+    return message;
+  };
+  const TensorId two = create(&rank, 2);
+  const TensorId three = create(&rank, 3);
+  const TensorId six = create(&rank, 6);
+  const TensorId none = create(&rank, 0);
+  EXPECT_THAT(refused({DirectRank::Inline({1, 1}), two, DirectRank::Inline({1, 1})}),
+              testing::HasSubstr("symbol 0 of the graph has no size"));
+  EXPECT_THAT(refused({six, two, six}), testing::HasSubstr("got size 6"));
+  EXPECT_THAT(refused({none, two, none}), testing::HasSubstr("got size 0"));
+  EXPECT_THAT(refused({two, two, three}), testing::HasSubstr("input 0 of the graph is f32[3]"));
+  EXPECT_THAT(refused({two, two, DirectRank::Inline({1})}),
+              testing::HasSubstr("4 inline bytes for f32[2]"));
+}
+
 TEST_F(NodeTest, MemoryIsBackWhenSessionsAre) {
   Start(2);
   for (int r = 0; r < 2; ++r) {
