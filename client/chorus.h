@@ -754,6 +754,19 @@ struct CompileOptions {
   // last one that can be waited for. Only a device that fails while it writes the outputs
   // themselves loses what was donated; what was not donated never is.
   std::vector<int> donate;
+  // A dimension of an input that may change from call to call, like the rows of a last short batch.
+  struct Varying {
+    Varying(int i, int d = 0) : input(i), dim(d) {}  // NOLINT: an input, its first dimension
+    int input = 0;
+    int dim = 0;
+  };
+  // They all have one size, of 1 to `max_size`; another size is neither another trace nor another
+  // graph. The function is traced with a few sizes, and must be the same op by op but for shapes,
+  // whose sizes may be linear in it: what it makes of the size otherwise (a number 1 / size: use
+  // Mean) is an error that names the line. With several ranks each may have its own size, unless a
+  // collective's shape depends on it.
+  std::vector<Varying> varying;
+  int64_t max_size = 0;
   // How many calls may be under way: one more waits for the first of them. Each has memory for its
   // results and for what it computes on the way.
   int max_under_way = 16;

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <deque>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -10,8 +11,10 @@
 #include "client/internal/core.h"
 #include "client/internal/tape.h"
 #include "client/internal/trace.h"
+#include "client/internal/unify.h"
 #include "core/base/error.h"
 #include "core/base/mutex.h"
+#include "core/graph/specialize.h"
 
 namespace chorus {
 inline namespace sdk {
@@ -37,14 +40,19 @@ struct Result {
   int32_t device_slot = 0;
 };
 
+using Infos = std::vector<const TensorInfo*>;
+
 struct Program {
   std::shared_ptr<SessionCore> session;
   std::vector<InputKey> key;
   std::vector<Result> results;
-  std::vector<const TensorInfo*> output_infos;
+  std::shared_ptr<const Infos> output_infos;  // where the size that varies is the largest
   std::vector<int32_t> output_devices;
   Trace::Finished trace;
   GraphId graph;
+  // By size.
+  static constexpr size_t kMaxSizes = 1024;
+  std::map<int64_t, std::shared_ptr<const Infos>> infos_at;
 
   // The groups are those that were traced: a Reform changes ranks and sizes.
   bool IsCurrent() const {
@@ -58,6 +66,56 @@ struct Program {
     return true;
   }
 };
+
+// One call of the function with placeholders.
+struct Traced {
+  Trace::Finished trace;
+  std::vector<Result> results;
+  Infos output_infos;
+  std::vector<int32_t> output_devices;
+};
+
+bool Travels(const TensorData& data) {
+  const TensorData::State state = data.state.load(std::memory_order_acquire);
+  return state == TensorData::State::kInline || state == TensorData::State::kHost;
+}
+
+// What two traces of a function capture, and give back, must not depend on the size.
+absl::Status CheckSame(const Traced& a, const Traced& b, size_t num_inputs) {
+  for (size_t i = 0; i < std::min(a.trace.captures.size(), b.trace.captures.size()); ++i) {
+    const TensorDataPtr& one = a.trace.captures[i].data;
+    const TensorDataPtr& other = b.trace.captures[i].data;
+    if (one == other || (Travels(*one) && Travels(*other) && one->info == other->info &&
+                         one->inline_data.bytes == other->inline_data.bytes)) {
+      continue;
+    }
+    std::string where;
+    for (const Node& node : a.trace.graph.nodes) {
+      const auto found = std::find(node.inputs.begin(), node.inputs.end(),
+                                   static_cast<ValueIndex>(num_inputs + i));
+      if (where.empty() && found != node.inputs.end()) {
+        where = absl::StrCat(" in ", node.op, " at ", node.source);
+      }
+    }
+    return BadType(absl::StrCat(
+        "a function of a batch whose size varies must be one function, but a number or tensor that "
+        "it uses",
+        where,
+        " is another one for another size; for a constant like 1 / batch use "
+        "Mean, and pass what it makes from the host as an input"));
+  }
+  bool same =
+      a.trace.captures.size() == b.trace.captures.size() && a.results.size() == b.results.size();
+  for (size_t i = 0; same && i < a.results.size(); ++i) {
+    same = a.results[i].output == b.results[i].output &&
+           a.results[i].outside == b.results[i].outside && a.results[i].input == b.results[i].input;
+  }
+  if (same) return absl::OkStatus();
+  return BadType(
+      "a function of a batch whose size varies must be one function, but what it uses or gives "
+      "back "
+      "depends on the size");
+}
 
 }  // namespace
 
@@ -77,6 +135,7 @@ class CompiledImpl {
     }
     std::shared_ptr<SessionCore> session;
     std::vector<InputKey> key;
+    int64_t size = -1;
     for (const Tensor& input : inputs) {
       if (!input.defined() || input.absent()) {
         return WithSource(BadType("compiled function: expected tensors, got an undefined or absent "
@@ -89,7 +148,10 @@ class CompiledImpl {
       if (session != data.session) {
         return WithSource(BadType("compiled function: expected inputs of one session"), source);
       }
-      key.push_back({data.info, data.device_slot, input.requires_grad()});
+      absl::StatusOr<const TensorInfo*> info =
+          AtSize(session.get(), static_cast<int>(key.size()), data.info, options_.max_size, &size);
+      if (!info.ok()) return WithSource(info.status(), source);
+      key.push_back({*info, data.device_slot, input.requires_grad()});
     }
     if (session == nullptr) {
       return WithSource(BadType("compiled function: expected at least one input: it says on which "
@@ -97,6 +159,7 @@ class CompiledImpl {
                         source);
     }
     std::shared_ptr<Program> program;
+    std::shared_ptr<const Infos> infos;
     {
       MutexLock lock(&mutex_);
       for (size_t i = 0; i < programs_.size(); ++i) {
@@ -116,8 +179,11 @@ class CompiledImpl {
         programs_.push_back(program);
         ++traces_;
       }
+      absl::StatusOr<std::shared_ptr<const Infos>> found = InfosAt(program.get(), size);
+      if (!found.ok()) return WithSource(found.status(), source);
+      infos = *std::move(found);
     }
-    return Call(*program, inputs);
+    return Call(*program, inputs, *infos);
   }
 
   int traces() const {
@@ -131,18 +197,134 @@ class CompiledImpl {
     if (lock.status().ok()) program.session->ReleaseGraphLocked(program.graph);
   }
 
+  // The type of input `i` with its dimensions that vary as `size`; *found is what they are, the
+  // same in all inputs.
+  absl::StatusOr<const TensorInfo*> AtSize(SessionCore* session, int i, const TensorInfo* info,
+                                           int64_t size, int64_t* found) const {
+    TensorType type;
+    for (const CompileOptions::Varying& varying : options_.varying) {
+      if (varying.input != i) continue;
+      if (varying.dim < 0 || varying.dim >= static_cast<int>(info->shape.size())) {
+        return BadType(absl::StrCat("compiled function: dimension ", varying.dim, " of input ", i,
+                                    " varies, got ", info->type.ToString()));
+      }
+      if (type.dims.empty()) type = info->type;
+      const int64_t actual = info->shape[static_cast<size_t>(varying.dim)];
+      if (*found < 0) *found = actual;
+      if (actual != *found || actual < 1 || actual > options_.max_size) {
+        return BadType(absl::StrCat("compiled function: expected one size from 1 to ",
+                                    options_.max_size, " in all inputs that vary, got ", actual,
+                                    actual != *found ? absl::StrCat(" after ", *found) : ""));
+      }
+      type.dims[static_cast<size_t>(varying.dim)] = Dim(size);
+    }
+    if (type.dims.empty()) return info;
+    SessionLock lock(session);
+    CHORUS_RETURN_IF_ERROR(lock.status());
+    return session->Intern(type);
+  }
+
+  // The types of the outputs where the size that varies is `size` (-1: none does).
+  static absl::StatusOr<std::shared_ptr<const Infos>> InfosAt(Program* program, int64_t size) {
+    if (size < 0) return program->output_infos;
+    std::shared_ptr<const Infos>& known = program->infos_at[size];
+    if (known != nullptr) return known;
+    CHORUS_ASSIGN_OR_RETURN(const Graph graph, Specialize(program->trace.graph, {size}));
+    const ValueTable values(graph);
+    auto infos = std::make_shared<Infos>();
+    SessionLock lock(program->session.get());
+    CHORUS_RETURN_IF_ERROR(lock.status());
+    for (const GraphOutput& output : graph.outputs) {
+      infos->push_back(program->session->Intern(values.type(output.value)));
+    }
+    if (program->infos_at.size() > Program::kMaxSizes) program->infos_at.clear();
+    program->infos_at[size] = infos;
+    return std::shared_ptr<const Infos>(std::move(infos));
+  }
+
   absl::StatusOr<std::shared_ptr<Program>> MakeProgram(const std::shared_ptr<SessionCore>& session,
                                                        const std::vector<Tensor>& inputs,
                                                        const std::vector<InputKey>& key) {
+    for (const CompileOptions::Varying& varying : options_.varying) {
+      if (varying.input < 0 || varying.input >= static_cast<int>(inputs.size())) {
+        return BadType(absl::StrCat("compiled function: input ", varying.input, " of ",
+                                    inputs.size(), " varies"));
+      }
+    }
     for (const int donated : options_.donate) {
       if (donated < 0 || donated >= static_cast<int>(inputs.size())) {
         return BadType(
             absl::StrCat("compiled function: donates input ", donated, " of ", inputs.size()));
       }
     }
+    // With sizes at which nothing that is not linear looks as if it were; never with 1, which
+    // stretches, unless there is nothing else.
+    std::vector<int64_t> sizes = {options_.max_size};
+    if (!options_.varying.empty()) {
+      for (const int64_t size : {options_.max_size - 1, options_.max_size / 2 + 1}) {
+        if (size >= 1 && size < sizes.back()) sizes.push_back(size);
+      }
+    }
+    std::vector<Traced> traced;
+    std::vector<Graph> graphs;
+    std::vector<VaryingDim> varying;
+    for (const CompileOptions::Varying& v : options_.varying) varying.push_back({v.input, v.dim});
+    for (const int64_t size : sizes) {
+      std::vector<InputKey> at = key;
+      for (size_t i = 0; i < at.size(); ++i) {
+        int64_t most = -1;
+        CHORUS_ASSIGN_OR_RETURN(
+            at[i].info, AtSize(session.get(), static_cast<int>(i), at[i].info, size, &most));
+      }
+      CHORUS_ASSIGN_OR_RETURN(Traced one, TraceOnce(session, inputs, at));
+      graphs.push_back(one.trace.graph);
+      traced.push_back(std::move(one));
+      CHORUS_RETURN_IF_ERROR(CheckSame(traced.front(), traced.back(), inputs.size()));
+    }
     auto program = std::make_shared<Program>();
     program->session = session;
     program->key = key;
+    program->results = std::move(traced[0].results);
+    program->output_infos = std::make_shared<Infos>(traced[0].output_infos);
+    program->output_devices = std::move(traced[0].output_devices);
+    program->trace = std::move(traced[0].trace);
+    Graph& graph = program->trace.graph;
+    CHORUS_ASSIGN_OR_RETURN(graph, UnifyGraphs(graphs, sizes, varying));
+    // An output of a donated input's type, at every size, may take its memory over, each at most
+    // once.
+    const ValueTable last(graphs.back());
+    const auto alike = [&](size_t o, size_t i) {
+      const GraphOutput& output = graph.outputs[o];
+      return key[i].info == (*program->output_infos)[o] &&
+             key[i].device_slot == program->output_devices[o] &&
+             last.type(output.value) == last.type(static_cast<ValueIndex>(i));
+    };
+    std::vector<bool> taken(graph.inputs.size(), false);
+    for (size_t o = 0; o < graph.outputs.size(); ++o) {
+      for (size_t i = 0; i < inputs.size(); ++i) {
+        if (!graph.inputs[i].donatable || taken[i] || !alike(o, i)) continue;
+        graph.outputs[o].may_alias = static_cast<int32_t>(i);
+        graph.outputs[o].role = InputRole::kState;
+        taken[i] = true;
+        break;
+      }
+    }
+    for (const Trace::Slot& slot : program->trace.slots) {
+      if (slot.groups[0]->member->world != program->trace.slots[0].groups[0]->member->world) {
+        return Unsupported("compiled function: its groups belong to different worlds");
+      }
+    }
+    SessionLock lock(session.get());
+    CHORUS_RETURN_IF_ERROR(lock.status());
+    CHORUS_ASSIGN_OR_RETURN(program->graph, session->RegisterLocked(EncodeGraph(graph)));
+    return program;
+  }
+
+  // What the function is with inputs of these types.
+  absl::StatusOr<Traced> TraceOnce(const std::shared_ptr<SessionCore>& session,
+                                   const std::vector<Tensor>& inputs,
+                                   const std::vector<InputKey>& key) {
+    Traced traced;
     Trace trace(session);
     std::vector<Tensor> placeholders;
     for (size_t i = 0; i < inputs.size(); ++i) {
@@ -185,37 +367,14 @@ class CompiledImpl {
       } else if (state != TensorData::State::kAbsent) {
         result.outside = data;
       }
-      program->results.push_back(std::move(result));
+      traced.results.push_back(std::move(result));
     }
     for (const TensorDataPtr& output : outputs) {
-      program->output_infos.push_back(output->info);
-      program->output_devices.push_back(output->device_slot);
+      traced.output_infos.push_back(output->info);
+      traced.output_devices.push_back(output->device_slot);
     }
-    CHORUS_ASSIGN_OR_RETURN(program->trace, trace.Finish(outputs));
-    Graph& graph = program->trace.graph;
-    // An output of a donated input's type may take its memory over, each at most once.
-    std::vector<bool> taken(graph.inputs.size(), false);
-    for (size_t o = 0; o < graph.outputs.size(); ++o) {
-      for (size_t i = 0; i < inputs.size(); ++i) {
-        if (!graph.inputs[i].donatable || taken[i] || key[i].info != program->output_infos[o] ||
-            key[i].device_slot != program->output_devices[o]) {
-          continue;
-        }
-        graph.outputs[o].may_alias = static_cast<int32_t>(i);
-        graph.outputs[o].role = InputRole::kState;
-        taken[i] = true;
-        break;
-      }
-    }
-    for (const Trace::Slot& slot : program->trace.slots) {
-      if (slot.groups[0]->member->world != program->trace.slots[0].groups[0]->member->world) {
-        return Unsupported("compiled function: its groups belong to different worlds");
-      }
-    }
-    SessionLock lock(session.get());
-    CHORUS_RETURN_IF_ERROR(lock.status());
-    CHORUS_ASSIGN_OR_RETURN(program->graph, session->RegisterLocked(EncodeGraph(graph)));
-    return program;
+    CHORUS_ASSIGN_OR_RETURN(traced.trace, trace.Finish(outputs));
+    return traced;
   }
 
   // Waits while as many calls are under way as may be. Their errors are not its business.
@@ -237,8 +396,9 @@ class CompiledImpl {
     }
   }
 
+  // `infos`: of the outputs.
   absl::StatusOr<std::vector<Tensor>> Call(const Program& program,
-                                           const std::vector<Tensor>& inputs) {
+                                           const std::vector<Tensor>& inputs, const Infos& infos) {
     SessionCore* const session = program.session.get();
     const Trace::Finished& trace = program.trace;
     TensorDatas outputs;
@@ -257,8 +417,20 @@ class CompiledImpl {
         run.inputs.push_back(session->BindingOf(*data));
         return absl::OkStatus();
       };
+      TensorDatas copies;
       for (const Tensor& input : inputs) {
-        CHORUS_RETURN_IF_ERROR(bind(input.impl()->data));
+        TensorDataPtr data = input.impl()->data;
+        const int place = static_cast<int>(run.inputs.size());
+        if (std::any_of(options_.varying.begin(), options_.varying.end(),
+                        [place](const auto& v) { return v.input == place; })) {
+          // The daemon takes the size from it, which bytes alone do not have.
+          CHORUS_RETURN_IF_ERROR(session->NameLocked(data.get()));
+          if (data->state.load(std::memory_order_relaxed) == TensorData::State::kExternal) {
+            CHORUS_ASSIGN_OR_RETURN(data, session->FreezeLocked(*data));
+            copies.push_back(data);
+          }
+        }
+        CHORUS_RETURN_IF_ERROR(bind(data));
         after = session->Union(after, input.impl()->data->after);
       }
       for (const Trace::Capture& capture : trace.captures) {
@@ -274,7 +446,7 @@ class CompiledImpl {
         }
       }
       std::vector<TensorId> ids;
-      for (size_t i = 0; i < program.output_infos.size(); ++i) {
+      for (size_t i = 0; i < infos.size(); ++i) {
         CHORUS_ASSIGN_OR_RETURN(const TensorId id, session->NewTensorIdLocked());
         OutBinding out;
         out.kind = OutBinding::Kind::kFresh;
@@ -311,8 +483,8 @@ class CompiledImpl {
       session->CountUnderWayLocked(sequence);
       for (DropTape::Entry& drop : drops) session->RetireTape(std::move(drop));
       for (size_t i = 0; i < ids.size(); ++i) {
-        outputs.push_back(session->NewSentLocked(program.output_infos[i], program.output_devices[i],
-                                                 ids[i], sequence));
+        outputs.push_back(
+            session->NewSentLocked(infos[i], program.output_devices[i], ids[i], sequence));
         outputs.back()->after = after;
       }
     }

@@ -282,6 +282,94 @@ TEST(CompileTest, AFailedStepLeavesTheFunctionUsable) {
   EXPECT_THAT(Values<double>(d), ElementsAre(9));
 }
 
+// A last short batch: one trace, one graph, results and gradients of each size.
+TEST(CompileTest, ABatchMayVary) {
+  FakeDaemon daemon;
+  const sdk::Session session = daemon.Open();
+  const auto function = [](const std::vector<Tensor>& in) {
+    const Tensor y = MatMul(in[0], in[2]);
+    const Tensor per_row = Sum(y * y, {1}) * in[1];
+    const auto g = Grad({Sum(per_row)}, {in[2], in[0]});
+    if (!g.ok()) return std::vector<Tensor>{Tensor()};
+    const int64_t rows = in[0].shape()[0];
+    const Tensor flat = Reshape(Concat({y, y + 1}, 0), {rows * 4});
+    return std::vector<Tensor>{per_row, (*g)[0], (*g)[1], flat, Slice(flat, 0, 2, rows + 2), in[0]};
+  };
+  CompileOptions options;
+  options.varying = {0, {1, 0}};
+  options.max_size = 6;
+  options.donate = {2};
+  const Compiled f = Compile(function, options);
+  for (const int64_t rows : {6, 4, 1, 5, 6, 2}) {
+    Doubles x(static_cast<size_t>(3 * rows));
+    for (size_t i = 0; i < x.size(); ++i) x[i] = 0.5 * static_cast<double>(i) - 2;
+    const std::vector<Tensor> inputs = {
+        FromHost<double>(session, x, {rows, 3}).RequireGrad(),
+        FromHost<double>(session, Doubles(static_cast<size_t>(rows), 2), {rows}),
+        FromHost<double>(session, {1, 2, 3, 4, 5, 6}, {3, 2}).RequireGrad()};
+    const auto out = f.Run(inputs);
+    ASSERT_TRUE(out.ok()) << out.status();
+    const std::vector<Tensor> expected = function(inputs);
+    ASSERT_EQ(out->size(), expected.size());
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_EQ((*out)[i].shape(), expected[i].shape()) << rows << " " << i;
+      EXPECT_EQ(Values<double>((*out)[i]), Values<double>(expected[i])) << rows << " " << i;
+    }
+  }
+  EXPECT_EQ(f.traces(), 1);
+}
+
+TEST(CompileTest, WhatIsNoFunctionOfABatchThatVariesSaysWhere) {
+  FakeDaemon daemon;
+  const sdk::Session session = daemon.Open();
+  const auto error_of = [&](Function function, int64_t rows = 5) {
+    CompileOptions options;
+    options.varying = {0};
+    options.max_size = 8;
+    const auto out =
+        Compile(std::move(function), options)
+            .Run({FromHost<double>(session, Doubles(static_cast<size_t>(rows)), {rows})});
+    EXPECT_EQ(out.status().code(), absl::StatusCode::kInvalidArgument) << out.status();
+    return std::string(out.status().message());
+  };
+  const auto one = [](Tensor t) { return std::vector<Tensor>{std::move(t)}; };
+  const std::string mean = error_of([&](const std::vector<Tensor>& in) {
+    return one(Sum(in[0]) * (1.0 / static_cast<double>(in[0].shape()[0])));
+  });
+  EXPECT_THAT(mean, HasSubstr("use Mean"));
+  EXPECT_THAT(mean, HasSubstr("compile_test.cc"));
+  EXPECT_THAT(error_of([&](const std::vector<Tensor>& in) {
+                const int64_t n = in[0].shape()[0];
+                return one(Full(in[0].device(), DType::kF64, {n}, 1.0 / static_cast<double>(n)));
+              }),
+              HasSubstr("'value'"));
+  EXPECT_THAT(error_of([&](const std::vector<Tensor>& in) {
+                const int64_t n = in[0].shape()[0];
+                return one(Full(in[0].device(), DType::kF64, {n * n}, 1));
+              }),
+              HasSubstr("not linear"));
+  EXPECT_THAT(error_of([&](const std::vector<Tensor>& in) {
+                return one(in[0].shape()[0] > 7 ? -in[0] : in[0] + in[0]);
+              }),
+              HasSubstr("one function"));
+  EXPECT_THAT(error_of([&](const std::vector<Tensor>& in) {
+                return in[0].shape()[0] > 7 ? std::vector<Tensor>{-in[0]}
+                                            : std::vector<Tensor>{-in[0], -in[0]};
+              }),
+              HasSubstr("one function"));
+  EXPECT_THAT(error_of([&](const std::vector<Tensor>& in) { return one(-in[0]); }, 9),
+              HasSubstr("from 1 to 8"));
+  CompileOptions options;
+  options.varying = {0, 1};
+  options.max_size = 8;
+  const Compiled two =
+      Compile([&](const std::vector<Tensor>& in) { return one(Sum(in[0]) + Sum(in[1])); }, options);
+  EXPECT_FALSE(two.Run({Vector(session, {1, 2}), Vector(session, {1, 2, 3})}).ok());
+  EXPECT_FALSE(two.Run({Vector(session, {1, 2})}).ok());
+  EXPECT_FALSE(two.Run({Scalar<double>(session, 2), Vector(session, {1})}).ok());
+  EXPECT_TRUE(two.Run({Vector(session, {1, 2}), Vector(session, {1, 2})}).ok());
+}
+
 // One more call than may be under way waits for the first.
 TEST(CompileTest, CallsUnderWayAreBounded) {
   FakeDaemon daemon;

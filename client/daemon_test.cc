@@ -222,6 +222,41 @@ TEST_P(DaemonTest, GradientsOfGradients) {
   });
 }
 
+// Steps of batches of several sizes, donated parameters, each rank with its own last short batch.
+TEST_P(DaemonTest, ACompiledStepTakesBatchesOfAnySize) {
+  RunRanks(2, [](const World& world) {
+    const int r = world.rank();
+    CompileOptions options;
+    options.varying = {1};
+    options.max_size = 40;
+    options.donate = {0};
+    const Compiled step = Compile(
+        [world](const std::vector<Tensor>& in) {
+          const auto g = Grad({Sum(MatMul(in[1], in[0]))}, {in[0]});
+          if (!g.ok()) return std::vector<Tensor>{Tensor()};
+          return std::vector<Tensor>{in[0].Detach() - AllReduce((*g)[0], world) * in[2],
+                                     MatMul(in[1], in[0])};
+        },
+        options);
+    Tensor w = FromHost<double>(world, std::vector<double>(60, 0), {20, 3}).RequireGrad();
+    double expected = 0;
+    for (const int64_t rows : {40, 40, 7, 1, 40, 7}) {
+      const int64_t own = r == 0 ? rows : 41 - rows;
+      const std::vector<double> x(static_cast<size_t>(own * 20), r + 1);
+      const auto out = step.Run({w, FromHost<double>(world, x, {own, 20}),
+                                 Scalar<double>(world, 0.5)});
+      ASSERT_TRUE(out.ok()) << out.status();
+      EXPECT_EQ(Values<double>((*out)[1]),
+                std::vector<double>(static_cast<size_t>(own * 3), expected * 20 * (r + 1)));
+      expected -= 0.5 * static_cast<double>(rows + 2 * (41 - rows));
+      w = (*out)[0];
+      w.RequireGrad();
+    }
+    EXPECT_EQ(Values<double>(w), std::vector<double>(60, expected));
+    EXPECT_EQ(step.traces(), 1);
+  });
+}
+
 TEST_P(DaemonTest, ARankMayAbandonItsTape) {
   RunRanks(3, [](const World& world) {
     const int r = world.rank();

@@ -13,6 +13,7 @@
 #include "core/base/error.h"
 #include "core/base/mutex.h"
 #include "core/graph/graph.h"
+#include "core/graph/specialize.h"
 #include "core/graph/validate.h"
 #include "core/ops/testing/evaluator.h"
 #include "core/ops/testing/value.h"
@@ -536,6 +537,23 @@ class FakeDaemon::Impl {
       return Refuse("a run of a graph that does not exist");
     }
     run->graph = graph->second.second;
+    CHORUS_ASSIGN_OR_RETURN(std::vector<int64_t> sizes, CheckSymbols(*run->graph));
+    for (size_t i = 0; i < body->inputs.size(); ++i) {
+      const auto* id = absl::get_if<TensorId>(&body->inputs[i]);
+      if (id == nullptr) continue;
+      const std::vector<Dim>& dims = run->graph->inputs[i].type.dims;
+      for (size_t d = 0; d < dims.size(); ++d) {
+        // Of the test's own tensors, which are there at once.
+        if (dims[d].is_symbolic()) {
+          sizes[dims[d].symbol] = link->Tensor(id->slot).value.type.dims[d].size;
+        }
+      }
+    }
+    if (!sizes.empty()) {
+      CHORUS_ASSIGN_OR_RETURN(Graph at_sizes, Specialize(*run->graph, sizes));
+      CHORUS_RETURN_IF_ERROR(ValidateGraph(at_sizes, GraphLimits()));
+      run->graph = std::make_shared<const Graph>(std::move(at_sizes));
+    }
     for (const Binding& binding : body->inputs) {
       const auto* id = absl::get_if<TensorId>(&binding);
       run->operands.emplace_back();
