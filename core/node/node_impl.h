@@ -114,6 +114,7 @@ class LocalNode::Impl {
   // --- Sessions and the log -------------------------------------------------------------------
   std::shared_ptr<Tenant> TenantNamed(const std::string& name);
   void ArmLease(const std::shared_ptr<Session>& session);
+  bool PollRings(absl::Time now);
   bool PollRing(const std::shared_ptr<Session>& session, absl::Time now);
   void Execute(const std::shared_ptr<Session>& session, const Command& command, absl::Time now);
   void ExecuteHeld(const std::shared_ptr<Session>& session, absl::Time now);
@@ -273,8 +274,13 @@ class LocalNode::Impl {
     std::string how;
   };
   std::map<SessionId, Death> deaths_;
-  std::vector<std::shared_ptr<Session>> polled_;  // those with a ring
-  std::vector<std::shared_ptr<Session>> news_;    // those with has_news
+  // Those with a ring: first the `active_` ones, which have sent something lately and which every
+  // Poll looks at, then the quiet ones in turns.
+  std::vector<std::shared_ptr<Session>> polled_;
+  size_t active_ = 0;
+  size_t next_quiet_ = 0;                       // place in `polled_`
+  bool look_at_all_ = false;                    // the next time
+  std::vector<std::shared_ptr<Session>> news_;  // those with has_news
   absl::flat_hash_map<WorldId, std::shared_ptr<World>> worlds_;
   std::map<std::pair<std::string, std::string>, std::shared_ptr<World>> worlds_by_name_;
   std::vector<int32_t> device_sessions_;

@@ -14,6 +14,10 @@ namespace {
 
 // Frames taken from one ring before the next is looked at.
 constexpr int kFramesPerTurn = 32;
+// A look at a ring is a miss of the caches, so those that have been silent for so long are looked
+// at less often: so many of them each time.
+constexpr absl::Duration kQuietAfter = absl::Seconds(1);
+constexpr size_t kQuietLooks = 16;
 // Frames of one session that may wait for a predecessor.
 constexpr size_t kMaxHeldFrames = 1024;
 // Copies from staging of this size and more are not made by the node's thread.
@@ -83,12 +87,7 @@ LocalNode::Impl::~Impl() {
 bool LocalNode::Impl::Poll(absl::Time now) {
   now_ = now;
   bool worked = timers.Fire(now);
-  for (size_t i = 0; i < polled_.size(); ++i) {
-    if (!polled_[i]->ring->HasFrame()) continue;
-    // A frame may end its session, which shortens the list.
-    const std::shared_ptr<Session> session = polled_[i];
-    worked |= PollRing(session, now);
-  }
+  worked |= PollRings(now);
   // After the rings: small work has been done inside its launch.
   if (launcher_.HasCompletions()) {
     std::vector<CompletionMessage> completed;
@@ -99,6 +98,37 @@ bool LocalNode::Impl::Poll(absl::Time now) {
     completed_.swap(completed);  // keeps its capacity
   }
   WakeWaiters();
+  return worked;
+}
+
+bool LocalNode::Impl::PollRings(absl::Time now) {
+  bool worked = false;
+  const auto take_from = [&](size_t place) {
+    // A frame may end its session, which shortens the list.
+    const std::shared_ptr<Session> session = polled_[place];
+    session->last_frame = now;
+    worked |= PollRing(session, now);
+  };
+  for (size_t i = 0; i < active_;) {
+    const Session& session = *polled_[i];
+    if (session.ring->HasFrame()) {
+      take_from(i++);
+    } else if (now - session.last_frame > kQuietAfter) {
+      std::swap(polled_[i], polled_[--active_]);
+    } else {
+      ++i;
+    }
+  }
+  size_t looks = look_at_all_ ? polled_.size() : kQuietLooks;
+  look_at_all_ = false;
+  for (looks = std::min(looks, polled_.size() - active_); looks > 0; --looks) {
+    if (active_ == polled_.size()) break;
+    if (next_quiet_ < active_ || next_quiet_ >= polled_.size()) next_quiet_ = active_;
+    const size_t place = next_quiet_++;
+    if (!polled_[place]->ring->HasFrame()) continue;
+    std::swap(polled_[place], polled_[active_]);
+    take_from(active_++);
+  }
   return worked;
 }
 
@@ -286,7 +316,11 @@ void LocalNode::Impl::EndSession(const std::shared_ptr<Session>& session, const 
   session->graphs.clear();
   session->staging.clear();
   session->live_tensors = session->live_graphs = session->staging_bytes = 0;
-  polled_.erase(std::remove(polled_.begin(), polled_.end(), session), polled_.end());
+  const auto polled = std::find(polled_.begin(), polled_.end(), session);
+  if (polled != polled_.end()) {
+    if (polled - polled_.begin() < static_cast<ptrdiff_t>(active_)) --active_;
+    polled_.erase(polled);
+  }
   if (session->wake_fd.get() >= 0) {
     epoll_ctl(wake_epoll.get(), EPOLL_CTL_DEL, session->wake_fd.get(), nullptr);
   }
@@ -1067,6 +1101,7 @@ std::function<void(absl::Status)> LocalNode::Impl::BeginTransfer(
 // --- Sleeping -----------------------------------------------------------------------------------
 
 bool LocalNode::Impl::SleepUnlessBusy(const std::function<void()>& sleep) {
+  look_at_all_ = true;  // whoever ends the sleep
   return doorbell->SleepUnless(
       [this] {
         if (launcher_.HasCompletions()) return true;

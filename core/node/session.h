@@ -119,6 +119,7 @@ struct Session : std::enable_shared_from_this<Session> {
   // Shared memory of an attached session.
   std::unique_ptr<SessionMemory> memory;
   std::unique_ptr<SubmissionRingReader> ring;
+  absl::Time last_frame = absl::InfinitePast();  // that came through it
   std::unique_ptr<CompletionWriter> completions;
   UniqueFd wake_fd;
   bool has_news = false;  // published, but nobody has been woken for it yet

@@ -1,0 +1,163 @@
+// Rings of many sessions: whoever has something in its ring is heard, and soon.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <vector>
+
+#include "core/backend/host/host_backend.h"
+#include "core/base/thread_pool.h"
+#include "core/node/node.h"
+#include "core/ops/host_kernels.h"
+#include "core/transport/command.h"
+#include "core/transport/ring.h"
+#include "core/transport/session_memory.h"
+
+namespace chorus {
+namespace {
+
+// An attached session, as its client sees it.
+class Client {
+ public:
+  explicit Client(LocalNode* node) {
+    OpenSessionRequest open;
+    open.tenant = "uid:0";
+    open.attached = true;
+    open.devices = {DeviceIndex(0)};
+    session_ = node->OpenSession(open, absl::Now())->id;
+    memory_ = *MapSessionMemory(node->AttachMemory(session_)->memory_fd);
+    writer_ = std::make_unique<SubmissionRingWriter>(memory_.get());
+  }
+
+  SessionId session() const { return session_; }
+
+  void Submit() {
+    Command command;
+    command.sequence = Sequence(++sequence_);
+    command.body = Release();
+    ByteWriter frame;
+    EncodeFrame(command, &frame);
+    ASSERT_TRUE(*writer_->TryWrite(frame.bytes()));
+  }
+  // More bytes than a ring has are said to be in it.
+  void BreakRing() { memory_->control().client.tail += uint64_t{1} << 32; }
+  bool Heard() const {
+    const SessionControl& control = memory_->control();
+    return control.daemon.head.load() == control.client.tail.load();
+  }
+
+ private:
+  SessionId session_;
+  std::unique_ptr<SessionMemory> memory_;
+  std::unique_ptr<SubmissionRingWriter> writer_;
+  int64_t sequence_ = 0;
+};
+
+class NodePollTest : public testing::Test {
+ protected:
+  static constexpr int kSessions = 100;
+
+  NodePollTest() {
+    HostBackendOptions host;
+    host.devices = 1;
+    host.pool = &pool_;
+    host.make_kernel = MakeHostKernel;
+    backend_ = CreateHostBackend(host);
+    node_ = std::make_unique<LocalNode>(NodeOptions(), backend_.get(), [] {});
+    for (int i = 0; i < kSessions; ++i) clients_.emplace_back(node_.get());
+  }
+
+  bool Poll() { return node_->Poll(now_); }
+  int CountHeard() const {
+    int heard = 0;
+    for (const Client& client : clients_) heard += client.Heard() ? 1 : 0;
+    return heard;
+  }
+  // How many polls it takes until all of them are heard.
+  int PollsUntilAllAreHeard() {
+    for (int polls = 0; polls < 1000; ++polls) {
+      if (CountHeard() == static_cast<int>(clients_.size())) return polls;
+      EXPECT_TRUE(Poll() || polls > 0);
+    }
+    return 1000;
+  }
+  void SubmitAll() {
+    for (Client& client : clients_) client.Submit();
+  }
+
+  ThreadPool pool_{1};
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<LocalNode> node_;
+  std::vector<Client> clients_;
+  absl::Time now_ = absl::Now();
+};
+
+TEST_F(NodePollTest, QuietSessionsAreLookedAtInTurns) {
+  SubmitAll();
+  Poll();
+  EXPECT_THAT(CountHeard(), testing::AllOf(testing::Gt(0), testing::Lt(kSessions)));
+  // Each of them is heard by its turn at the latest, where others are heard before it too.
+  EXPECT_LE(PollsUntilAllAreHeard(), kSessions / 8);
+}
+
+TEST_F(NodePollTest, WhoWasHeardIsLookedAtEachTime) {
+  SubmitAll();
+  PollsUntilAllAreHeard();
+  for (int round = 0; round < 3; ++round) {
+    now_ += absl::Milliseconds(900);
+    SubmitAll();
+    Poll();
+    EXPECT_EQ(CountHeard(), kSessions) << "round " << round;
+  }
+}
+
+TEST_F(NodePollTest, WhoHasBeenSilentIsQuietAgain) {
+  SubmitAll();
+  PollsUntilAllAreHeard();
+  now_ += absl::Seconds(2);
+  Poll();
+  SubmitAll();
+  Poll();
+  EXPECT_LT(CountHeard(), kSessions);
+  EXPECT_LE(PollsUntilAllAreHeard(), kSessions / 8);
+}
+
+TEST_F(NodePollTest, AfterASleepAllAreLookedAt) {
+  EXPECT_TRUE(node_->SleepUnlessBusy([] {}));
+  SubmitAll();
+  EXPECT_FALSE(node_->SleepUnlessBusy([] {})) << "there is work";
+  Poll();
+  EXPECT_EQ(CountHeard(), kSessions);
+}
+
+TEST_F(NodePollTest, SessionsThatEndLeaveTheOthersHeard) {
+  // Every other one active; then active and quiet ones end.
+  for (int i = 0; i < kSessions; i += 2) clients_[static_cast<size_t>(i)].Submit();
+  PollsUntilAllAreHeard();
+  for (int i = kSessions - 1; i >= 0; i -= 3) {
+    EXPECT_TRUE(node_->CloseSession(clients_[static_cast<size_t>(i)].session(), now_).ok());
+    clients_.erase(clients_.begin() + i);
+  }
+  for (int round = 0; round < 3; ++round) {
+    SubmitAll();
+    EXPECT_LE(PollsUntilAllAreHeard(), kSessions / 8) << "round " << round;
+    now_ += absl::Seconds(2 * round);
+    Poll();
+  }
+}
+
+// A frame may be the last that its session sends: what stands behind it in the list is not lost.
+TEST_F(NodePollTest, ABrokenRingEndsOnlyItsSession) {
+  SubmitAll();
+  PollsUntilAllAreHeard();
+  Client& broken = clients_[kSessions / 2];
+  SubmitAll();
+  broken.BreakRing();
+  Poll();
+  clients_.erase(clients_.begin() + kSessions / 2);
+  SubmitAll();
+  EXPECT_LE(PollsUntilAllAreHeard(), 2);
+}
+
+}  // namespace
+}  // namespace chorus
