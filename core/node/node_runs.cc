@@ -21,6 +21,18 @@ absl::Status ExecFailure(const absl::Status& status) {
   return ToStatus(error);
 }
 
+// No two outputs have one name.
+absl::Status CheckDistinct(const RunState& run) {
+  absl::InlinedVector<int32_t, 16> slots;
+  for (size_t i = 0; i < run.outputs.size(); ++i) {
+    if (run.outputs[i] != nullptr) slots.push_back(run.output_ids[i].slot);
+  }
+  std::sort(slots.begin(), slots.end());
+  const auto twice = std::adjacent_find(slots.begin(), slots.end());
+  if (twice == slots.end()) return absl::OkStatus();
+  return Malformed(absl::StrCat("tensor slot ", *twice, " is named by two outputs"));
+}
+
 }  // namespace
 
 void LocalNode::Impl::SubmitRun(const std::shared_ptr<Session>& session, Sequence sequence,
@@ -241,11 +253,6 @@ absl::Status LocalNode::Impl::PrepareOutputs(Session* session, const Run& comman
     }
     if (binding.kind == OutBinding::Kind::kDiscard) continue;
     CHORUS_RETURN_IF_ERROR(CheckFresh(*session, binding.id));
-    for (size_t j = 0; j < i; ++j) {
-      if (run->outputs[j] != nullptr && run->output_ids[j].slot == binding.id.slot) {
-        return Malformed(absl::StrCat("tensor slot ", binding.id.slot, " is named by two outputs"));
-      }
-    }
     auto cell = std::make_shared<Cell>();
     cell->type = graph.output_types[i];
     cell->bytes = run->plan->plan.outputs[i].bytes;
@@ -254,7 +261,7 @@ absl::Status LocalNode::Impl::PrepareOutputs(Session* session, const Run& comman
     run->outputs[i] = std::move(cell);
     run->output_ids[i] = binding.id;
   }
-  return absl::OkStatus();
+  return command.outputs.size() > 1 ? CheckDistinct(*run) : absl::OkStatus();
 }
 
 absl::Status LocalNode::Impl::PrepareInputs(Session* session, const Run& command, RunState* run) {

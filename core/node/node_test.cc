@@ -423,6 +423,22 @@ class NodeTest : public testing::Test {
   std::vector<std::unique_ptr<DirectRank>> ranks_;
 };
 
+TEST_F(NodeTest, OutputsOfARunHaveNamesOfTheirOwn) {
+  Start(1);
+  GraphBuilder builder(1, {});
+  const ValueIndex x = AddInput(&builder, TensorType(DType::kF32, {1}), /*donatable=*/false);
+  for (int i = 0; i < 3; ++i) AddOutput(&builder, AddOp(&builder, "neg", {x}), -1);
+  ranks_[0]->Register(0, builder.Build());
+  const InlineData one = DirectRank::Inline({1});
+  ranks_[0]->Submit(DirectRank::LocalRun(0, {one}, {{4, 1}, {2, 1}, {4, 1}}));
+  const absl::Status refused = ranks_[0]->LastOutcome();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(refused.message()),
+              testing::HasSubstr("tensor slot 4 is named by two outputs"));
+  ranks_[0]->Submit(DirectRank::LocalRun(0, {one}, {{5, 1}, {6, 1}, {7, 1}}));
+  EXPECT_TRUE(ranks_[0]->LastOutcome().ok());
+}
+
 TEST_F(NodeTest, AllReduceGivesEveryRankTheSum) {
   Start(3);
   for (int r = 0; r < 3; ++r) {
