@@ -940,6 +940,32 @@ TEST_F(DonationTest, AKernelOfALocalStepThatFailsLeavesItIntact) {
   EXPECT_EQ(rank.Stats().paths.donated_bytes, kBytes);
 }
 
+// The steps behind it are launched by then, with the memory that the first gives back.
+TEST_F(DonationTest, StepsBehindAFailedOneWriteNothing) {
+  Begin("launch error device=0 skip=1");  // the first makes what is given
+  DirectRank& rank = *ranks_[0];
+  GraphBuilder builder(1, {});
+  const ValueIndex state = AddInput(&builder, TensorType(DType::kF32, {kLarge}), true);
+  const ValueIndex x = AddInput(&builder, TensorType(DType::kF32, {2}));
+  AddOutput(&builder, AddOp(&builder, "neg", {state}), /*may_alias=*/0);
+  AddOutput(&builder, AddOp(&builder, "neg", {x}));
+  rank.Register(5, builder.Build());
+  std::vector<CommandBody> steps;
+  for (int i = 0; i < 3; ++i) {
+    const TensorId from = i == 0 ? given_ : TensorId{9 + i, 1};
+    chorus::Run run =
+        DirectRank::LocalRun(5, {from, DirectRank::Inline({1, 2})}, {{10 + i, 1}, {20 + i, 1}});
+    run.donate = {true, false};
+    steps.push_back(std::move(run));
+  }
+  rank.SubmitTogether(std::move(steps));
+  const Error last = ErrorOf(rank.LastOutcome());
+  EXPECT_THAT(last.message, testing::HasSubstr("launch failed on device 0"));
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(ErrorOf(rank.Read({10 + i, 1}).status()).id, last.id);
+  ExpectAll(0, given_, 1);
+  EXPECT_EQ(rank.Stats().paths.donated_bytes, 0);
+}
+
 // A result of a run under way that others have, or may come to have, is not given on.
 TEST_F(DonationTest, WhatARunUnderWayGivesToOthersIsLeftAlone) {
   Begin();
