@@ -918,6 +918,34 @@ TEST_F(DonationTest, AKernelThatFailsOnOneRankHoldsAllBack) {
   for (int r = 0; r < 2; ++r) ExpectAll(r, {3, 1}, -1);
 }
 
+// The same where the ranks have work in common besides, and only one of them gives something away.
+TEST_F(DonationTest, AFailureHoldsBackADonorThatSharesWorkWithOneThatIsNone) {
+  Begin("launch error device=1 skip=1");  // the first makes what is given
+  for (int r = 0; r < 2; ++r) {
+    GraphBuilder builder(1, {SlotOf(r, 2)});
+    const ValueIndex state = AddInput(&builder, TensorType(DType::kF32, {kLarge}), true);
+    const ValueIndex x = AddInput(&builder, TensorType(DType::kF32, {2}));
+    const ValueIndex before = AddOp(&builder, "neg", {x});
+    AddOutput(&builder, AddOp(&builder, "neg", {state}), /*may_alias=*/0);
+    const ValueIndex total = AddOp(&builder, "sum", {AddAllReduce(&builder, before, r, "a.cc:1")});
+    NodeSpec spread;
+    spread.op = "expand";
+    spread.inputs = {total};
+    spread.attributes = {{"dims", std::vector<int64_t>{kLarge}}};
+    AddOutput(&builder, (*builder.Emit(std::move(spread)))[0]);
+    ranks_[r]->Register(5, builder.Build());
+    chorus::Run run = ranks_[r]->StepRun(5, given_, 2, {1, 1}, {2, 1});
+    if (r == 1) run.donate.clear();
+    ranks_[r]->Submit(run);
+  }
+  for (int r = 0; r < 2; ++r) {
+    EXPECT_EQ(ErrorOf(ranks_[r]->LastOutcome()).reason, Reason::kExecFailed);
+    ExpectAll(r, given_, 1);
+    ranks_[r]->NextEpoch();
+  }
+  EXPECT_EQ(ranks_[0]->Stats().shared_kernels, 2);
+}
+
 // So without other ranks: what may fail comes before what is written.
 TEST_F(DonationTest, AKernelOfALocalStepThatFailsLeavesItIntact) {
   Begin("launch error device=0 skip=1");  // the first makes what is given
