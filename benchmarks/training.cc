@@ -37,7 +37,7 @@ class Trainee {
   }
 
   Trainee(const World& world, const trainer::ModelShape& shape)
-      : global_(kBatch * world.size()), trainer_(world, shape, 0.9f) {
+      : global_(kBatch * world.size()), trainer_(world, shape, 0.9f, kBatch) {
     std::mt19937_64 random(kSeed + static_cast<uint64_t>(world.rank()));
     batch_.size = kBatch;
     for (int64_t i = 0; i < kBatch * shape.pixels; ++i) {

@@ -57,9 +57,20 @@ Tensors CountFunction(const chorus::World& world, const Tensors& in) {
   return {chorus::AllReduce(chorus::Sum(chorus::Cast(right, DType::kI64)), world)};
 }
 
-chorus::CompileOptions DonateState() {
+// The state is replaced; the images behind it, and their labels, may be fewer in a last batch.
+chorus::CompileOptions StepOptions(int64_t max_batch) {
+  constexpr int kState = 2 * static_cast<int>(kParameters);
   chorus::CompileOptions options;
-  for (size_t i = 0; i < 2 * kParameters; ++i) options.donate.push_back(static_cast<int>(i));
+  for (int i = 0; i < kState; ++i) options.donate.push_back(i);
+  options.varying = {kState, kState + 1};
+  options.max_size = max_batch;
+  return options;
+}
+
+chorus::CompileOptions CountOptions(int64_t max_batch) {
+  chorus::CompileOptions options;
+  options.varying = {static_cast<int>(kParameters), static_cast<int>(kParameters) + 1};
+  options.max_size = max_batch;
   return options;
 }
 
@@ -99,13 +110,15 @@ absl::StatusOr<State> InitialState(const chorus::World& world, const ModelShape&
   return state;
 }
 
-Trainer::Trainer(const chorus::World& world, const ModelShape& shape, float momentum)
+Trainer::Trainer(const chorus::World& world, const ModelShape& shape, float momentum,
+                 int64_t max_batch)
     : world_(world),
       shape_(shape),
       step_(chorus::Compile(
           [world, momentum](const Tensors& in) { return StepFunction(world, momentum, in); },
-          DonateState())),
-      count_(chorus::Compile([world](const Tensors& in) { return CountFunction(world, in); })) {}
+          StepOptions(max_batch))),
+      count_(chorus::Compile([world](const Tensors& in) { return CountFunction(world, in); },
+                             CountOptions(max_batch))) {}
 
 absl::StatusOr<Tensor> Trainer::Step(const Batch& batch, int64_t global_size, float learning_rate,
                                      State* state) {

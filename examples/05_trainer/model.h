@@ -29,7 +29,8 @@ absl::StatusOr<State> InitialState(const chorus::World& world, const ModelShape&
 
 class Trainer {
  public:
-  Trainer(const chorus::World& world, const ModelShape& shape, float momentum);
+  // No batch of this rank's has more than `max_batch` images, or none.
+  Trainer(const chorus::World& world, const ModelShape& shape, float momentum, int64_t max_batch);
 
   // Replaces the state by that after a step with this rank's batch: SGD with momentum on the mean
   // loss over all ranks' images, of which there are `global_size`. Returns at once, with that loss
@@ -39,6 +40,9 @@ class Trainer {
 
   // How many of all ranks' images the model puts into their class; each gives its own batch.
   absl::StatusOr<chorus::Tensor> CountRight(const Batch& batch, const State& state);
+
+  // How often the step was traced: once, whatever sizes and rates come.
+  int traces() const { return step_.traces(); }
 
  private:
   chorus::World world_;

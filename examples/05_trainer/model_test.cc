@@ -80,7 +80,7 @@ std::vector<Training> Train(const ConformanceParam& param, int ranks, bool share
     for (size_t i = 0; i < kParameters; ++i) {
       run.initial.push_back(chorus::conformance::Values<float>((*state)[i]));
     }
-    Trainer trainer(world, Shape(), kMomentum);
+    Trainer trainer(world, Shape(), kMomentum, kGlobalBatch / ranks);
     std::vector<chorus::Tensor> losses;
     for (int step = 0; step < kSteps; ++step) {
       const int64_t begin = step * kGlobalBatch;
@@ -94,6 +94,7 @@ std::vector<Training> Train(const ConformanceParam& param, int ranks, bool share
       if (step < under_way) continue;
       ASSERT_TRUE(losses[static_cast<size_t>(step - under_way)].Wait().ok());
     }
+    EXPECT_EQ(trainer.traces(), 1);
     for (const chorus::Tensor& loss : losses) {
       run.losses.push_back(chorus::conformance::Values<float>(loss).at(0));
     }
@@ -230,7 +231,7 @@ TEST(ModelTest, TheRightOnesAreCountedOnAllRanks) {
     ASSERT_TRUE(state.ok()) << state.status();
     // A bias that only lets class 3 win.
     (*state)[3] = chorus::FromHost<float>(world, {0, 0, 0, 1e6f, 0}, {5});
-    Trainer trainer(world, Shape(), kMomentum);
+    Trainer trainer(world, Shape(), kMomentum, 60);
     const Batch batch = TakeBatch(data, order, rank == 0 ? 0 : 60, rank == 0 ? 60 : 40);
     const auto count = trainer.CountRight(batch, *state);
     ASSERT_TRUE(count.ok()) << count.status();

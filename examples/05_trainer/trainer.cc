@@ -53,12 +53,12 @@ std::pair<int64_t, int64_t> PartOf(int64_t begin, int64_t size, int rank, int ra
 // The share of `data` that the model puts into the right class, with every rank's help.
 absl::StatusOr<double> Accuracy(const chorus::World& world, const Dataset& data, const State& state,
                                 Trainer* trainer) {
-  constexpr int64_t kImages = 2000;  // of all ranks at a time
+  const int64_t images = absl::GetFlag(FLAGS_batch) * world.size();  // at a time
   std::vector<int32_t> order(static_cast<size_t>(data.count));
   for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>(i);
   std::vector<Tensor> counts;
-  for (int64_t begin = 0; begin < data.count; begin += kImages) {
-    const int64_t size = std::min(kImages, data.count - begin);
+  for (int64_t begin = 0; begin < data.count; begin += images) {
+    const int64_t size = std::min(images, data.count - begin);
     const auto part = PartOf(begin, size, world.rank(), world.size());
     CHORUS_ASSIGN_OR_RETURN(
         Tensor right,
@@ -108,7 +108,8 @@ absl::Status Train() {
   shape.pixels = data.pixels;
   const uint64_t seed = absl::GetFlag(FLAGS_seed);
   CHORUS_ASSIGN_OR_RETURN(State state, InitialState(world, shape, seed));
-  Trainer trainer(world, shape, static_cast<float>(absl::GetFlag(FLAGS_momentum)));
+  Trainer trainer(world, shape, static_cast<float>(absl::GetFlag(FLAGS_momentum)),
+                  absl::GetFlag(FLAGS_batch));
 
   const int epochs = absl::GetFlag(FLAGS_training_epochs);
   const int64_t global_batch = absl::GetFlag(FLAGS_batch) * world.size();

@@ -32,6 +32,9 @@ mkfifo "$folder/never"
 
 # Starts a job that will not end by itself and waits until it trains.
 start() {
+  # What the job before has said is not this one's.
+  : >"$folder/out"
+  : >"$folder/err"
   "$launch" --chorusd="$chorusd" --ranks=3 "$@" -- "$trainer" --rank={rank} --ranks=3 \
     --training_epochs=1000 >"$folder/out" 2>"$folder/err" &
   job=$!
@@ -64,14 +67,14 @@ cmp "$folder/parameters0" "$folder/parameters1" || fail "the parameters differ"
 
 echo "== a rank is killed"
 start
-victim="$(pid_of 1)"
+victim="$(pid_of 1)" || fail "there is no rank 1"
 kill -KILL "$victim"
 expect_end "rank 1 (pid $victim)" 0 2
 grep -q "^launch: rank 1 (pid $victim) was killed by signal 9" "$folder/err" || fail "no cause"
 
 echo "== a rank is late"
 start --daemon_flag=--agree_timeout=2s
-victim="$(pid_of 2)"
+victim="$(pid_of 2)" || fail "there is no rank 2"
 kill -STOP "$victim"
 await grep -qF "rank 2 (pid $victim)" "$folder/err" || fail "nobody is told who is late"
 kill -KILL "$victim"
