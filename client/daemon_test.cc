@@ -243,8 +243,8 @@ TEST_P(DaemonTest, ACompiledStepTakesBatchesOfAnySize) {
     for (const int64_t rows : {40, 40, 7, 1, 40, 7}) {
       const int64_t own = r == 0 ? rows : 41 - rows;
       const std::vector<double> x(static_cast<size_t>(own * 20), r + 1);
-      const auto out = step.Run({w, FromHost<double>(world, x, {own, 20}),
-                                 Scalar<double>(world, 0.5)});
+      const auto out =
+          step.Run({w, FromHost<double>(world, x, {own, 20}), Scalar<double>(world, 0.5)});
       ASSERT_TRUE(out.ok()) << out.status();
       EXPECT_EQ(Values<double>((*out)[1]),
                 std::vector<double>(static_cast<size_t>(own * 3), expected * 20 * (r + 1)));

@@ -106,9 +106,8 @@ class StepTest : public ::testing::Test {
         options);
     const NoGrad no_grad;
     // After so many steps.
-    std::vector<std::vector<Tensor>> states = {
-        {FromHost<float>(world, Floats(kSize, 1), {kSize}),
-         FromHost<float>(world, Floats(kSize, 0), {kSize})}};
+    std::vector<std::vector<Tensor>> states = {{FromHost<float>(world, Floats(kSize, 1), {kSize}),
+                                                FromHost<float>(world, Floats(kSize, 0), {kSize})}};
     while (true) {
       while (static_cast<int>(states.size()) <= kSteps) {
         const int number = static_cast<int>(states.size());

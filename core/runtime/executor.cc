@@ -330,10 +330,12 @@ class DeviceExecutor final : public Executor {
     std::shared_ptr<Hold> hold;
     for (LoadedPlan::LoadedStep& step : plan->steps) {
       // Devices that commit together do so at one place among their collectives: where the first of
-      // them may have to hold back, and before the barrier behind equal work, which is the last step.
+      // them may have to hold back, and before the barrier behind equal work, which is the last
+      // step.
       const bool commits_here =
           step.held_back || (plan->num_equal_groups > 0 && &step == &plan->steps.back());
-      if (hold == nullptr && ((message_.hold_back && step.held_back) || (commits && commits_here))) {
+      if (hold == nullptr &&
+          ((message_.hold_back && step.held_back) || (commits && commits_here))) {
         hold = HoldBack(uses, status);
       }
       Enqueue(&step, hold.get(), &status);
