@@ -34,8 +34,12 @@ absl::Status MeasureRanks(const Context& context, int ranks) {
     contenders.push_back(std::move(peer));
   }
   InterleaveOptions options = context.Interleave();
-  // Long rounds: what is under way at their ends weighs less.
-  options.round_ns *= 5;
+  // As many steps a round for everybody, and many: its beginning and its end, where no other step
+  // is under way, weigh little.
+  if (context.effort != Effort::kSmoke) {
+    options.least_iterations = options.most_iterations =
+        context.effort == Effort::kQuick ? 100 : 300;
+  }
   CHORUS_ASSIGN_OR_RETURN(std::vector<Measured> measured, MeasureInterleaved(contenders, options));
   const double ours = measured[0].summary.p50;
   const std::string at = absl::StrCat("train: ", ranks, ranks == 1 ? " rank" : " ranks");

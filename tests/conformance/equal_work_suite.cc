@@ -4,7 +4,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "core/base/error.h"
 #include "gtest/gtest.h"
 #include "tests/conformance/conformance.h"
@@ -210,9 +209,7 @@ TEST_P(ConformanceInside, AnUpdateIsDoneOnceAndKeptOnce) {
   constexpr int kRanks = 4;
   constexpr int kSteps = 5;
   Job job(GetParam(), kRanks);
-  if (absl::StrContains(GetParam().name, "Sim")) {
-    GTEST_SKIP() << "devices with memory of their own share nothing";
-  }
+  // Nothing where that is turned off, nor where devices have memory of their own.
   const bool share = GetParam().name == "Host";
   std::vector<State> states(kRanks);
   job.Run([&](int rank, World& world) {
