@@ -583,8 +583,7 @@ Tensor Barrier(const Group& group, CallSite site = CallSite::Here());
 // how many rows came in each. Slice what is needed, once the counts have been read, or mask it.
 // Equal on all: the dimensions but for the rows, root, reduction. Rows that two members do not
 // agree on, that are negative, more than `x` has or than `max_rows` are INVALID_ARGUMENT on every
-// rank when it runs. Gradients are those of the forms above, to any order, but for PRODUCT, which
-// has none here (UNIMPLEMENTED where gradients are on); counts have none.
+// rank when it runs. Gradients are those of the forms above, to any order; counts have none.
 struct Ragged {
   Tensor values;
   Tensor counts;

@@ -355,8 +355,6 @@ TEST(RaggedTest, BadInputIsRefused) {
       {"an undefined one", [&] { return AllToAllRagged(x, Tensor(), 2, w); }},
       {"a tensor with rows", [&] { return AllToAllRagged(Scalar<double>(w, 1), two, 2, w); }},
       {"rows as the output's, got -1", [&] { return AllToAllRagged(x, two, -1, w); }},
-      {"PRODUCT with counts at run time",
-       [&] { return ReduceScatterRagged(x, two, 2, w, Reduction::kProduct); }},
       {"rows like those of f32[2], which the root says, got f64[2]",
        [&] { return ScatterRagged(x, two, DType::kF32, {2}, 0, w); }},
       {"a group, got none", [&] { return AllToAllRagged(x, two, 2, Group()); }},

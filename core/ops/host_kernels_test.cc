@@ -120,6 +120,17 @@ void AppendRowCases(std::vector<Case>* cases) {
       }
     }
   }
+  // The counts are drawn: from none to all rows of a part.
+  for (const Ints& sizes : {Ints{6}, Ints{12, 5}, Ints{0, 3}, Ints{4, 0}, Ints{30, 2, 3}}) {
+    for (const int64_t parts : {1, 2, 3}) {
+      if (sizes[0] % parts != 0) continue;
+      for (const int64_t limit : {int64_t{1}, sizes[0] / parts + 1}) {
+        for (const char* op : {"pack_rows", "unpack_rows"}) {
+          cases->push_back({op, {sizes, {1}}, {{"parts", parts}}, 1, limit, DType::kI64});
+        }
+      }
+    }
+  }
   // More rows than half types add up at once: 256 of 64 columns, 16384 of one.
   cases->push_back({"scatter_add",
                     {{600, 70}, {600}},
@@ -925,6 +936,13 @@ TEST(HostKernelsTest, IndicesAreChecked) {
             "which is ignored");
   EXPECT_EQ(text("cross_entropy_grad", {floats({2, 2, 3}), bad, floats({2, 2})}, {}),
             "cross_entropy_grad: input 1, i32[2,2], holds 3 at [1,0], expected from 0 to 2");
+  const Value four = testing::MakeValue<int64_t>(Ints{1}, {4});
+  const Value less = testing::MakeValue<int64_t>(Ints{1}, {-1});
+  const Attributes parts = {{"parts", int64_t{2}}};
+  EXPECT_EQ(text("pack_rows", {floats({6, 2}), four}, parts),
+            "pack_rows: input 1, i64[1], holds 4 at [0], expected from 0 to 3");
+  EXPECT_EQ(text("unpack_rows", {floats({6, 2}), less}, parts),
+            "unpack_rows: input 1, i64[1], holds -1 at [0], expected from 0 to 3");
   // Every dtype is read as what it is.
   EXPECT_EQ(text("take", {floats({255}), testing::MakeValue<uint8_t>(Ints{1}, {255})}, axis),
             "take: input 1, u8[1], holds 255 at [0], expected from 0 to 254");

@@ -156,25 +156,32 @@ absl::StatusOr<std::vector<ValueIndex>> GradientContext::EmitGradientCollective(
 
 absl::StatusOr<absl::optional<ValueIndex>> GradientContext::EmitRuntimeGradient(
     absl::string_view op) {
+  if (num_outputs() == 0) return EmitRuntimeCollective(op, {}, TypeAttributes(input_type(0)));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, GradOrZeros(0));
+  return EmitRuntimeCollective(op, {g, output(1)}, {});  // what came is what goes back
+}
+
+absl::StatusOr<ValueIndex> GradientContext::EmitRuntimeGradient(absl::string_view op,
+                                                                ValueIndex pieces,
+                                                                ValueIndex sends) {
+  CHORUS_ASSIGN_OR_RETURN(const auto result, EmitRuntimeCollective(op, {pieces, sends}, {}));
+  return *result;
+}
+
+// `sent`: what this member sends, and the rows for each; or nothing.
+absl::StatusOr<absl::optional<ValueIndex>> GradientContext::EmitRuntimeCollective(
+    absl::string_view op, std::vector<ValueIndex> sent, Attributes attributes) {
   const Collective& forward = collective();
   Collective gradient = GradientCollective(CollectiveKind::kUnspecified);
   const bool has_x = num_pieces() > 0;
-  std::vector<ValueIndex> inputs;
-  Attributes attributes;
-  if (num_outputs() > 0) {
-    CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, GradOrZeros(0));
-    inputs = {g, output(1)};  // what came is what goes back
-  } else {
-    attributes = TypeAttributes(input_type(0));
-  }
-  gradient.runtime_counts_input = inputs.empty() ? 0 : 1;
+  gradient.runtime_counts_input = sent.empty() ? 0 : 1;
   if (has_x) {
-    inputs.push_back(input(forward.runtime_counts_input));
+    sent.push_back(input(forward.runtime_counts_input));
     gradient.runtime_count_maximum = input_type(0).dims[0].size;
   }
   CHORUS_ASSIGN_OR_RETURN(
       const std::vector<ValueIndex> result,
-      EmitCollective(op, std::move(gradient), std::move(inputs), std::move(attributes)));
+      EmitCollective(op, std::move(gradient), std::move(sent), std::move(attributes)));
   if (!has_x) return absl::optional<ValueIndex>();
   return absl::optional<ValueIndex>(result[0]);
 }

@@ -275,12 +275,18 @@ class GradientContext {
   // The same, back along the way that counts at run time have shown: to this member's x from its
   // gradient of y. Absent where it has no x.
   absl::StatusOr<absl::optional<ValueIndex>> EmitRuntimeGradient(absl::string_view op);
+  // The same from `pieces`, of which each member gets the rows that `sends` says.
+  absl::StatusOr<ValueIndex> EmitRuntimeGradient(absl::string_view op, ValueIndex pieces,
+                                                 ValueIndex sends);
 
  private:
   Collective GradientCollective(CollectiveKind kind) const;
   absl::StatusOr<std::vector<ValueIndex>> EmitCollective(absl::string_view op, Collective gradient,
                                                          std::vector<ValueIndex> inputs,
                                                          Attributes attributes);
+  absl::StatusOr<absl::optional<ValueIndex>> EmitRuntimeCollective(absl::string_view op,
+                                                                   std::vector<ValueIndex> sent,
+                                                                   Attributes attributes);
 
   const RecordedNode& forward_;
   absl::Span<const absl::optional<ValueIndex>> grads_;

@@ -313,11 +313,6 @@ absl::Status CheckReduction(NodeView* node) {
 absl::StatusOr<std::vector<TensorType>> InferWithRuntimeCounts(NodeView* node) {
   const Collective& c = *node->collective;
   const int32_t receives = NumRuntimeReceives(c, node->group_size);
-  if (ExtrasOf(c, node->num_inputs() > 0 ? node->input(0).dtype : DType::kUnspecified) ==
-      Extras::kFactors) {
-    return Unsupported(
-        absl::StrCat(node->op, ": this build has no gradient of PRODUCT with counts at run time"));
-  }
   for (int i = c.runtime_counts_input; i < node->num_inputs(); ++i) {
     const bool sends = i == c.runtime_counts_input && !IsScatterOffRoot(c);
     const TensorType counts(DType::kI64, {sends ? NumRuntimeSends(c, node->group_size) : receives});

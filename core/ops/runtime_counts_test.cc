@@ -92,6 +92,10 @@ TEST(RuntimeCountsTest, Types) {
   EXPECT_EQ(
       Infer({"reduce_scatter_tensor", 0, {Rows(4), Counts(3)}, 1, 10, {}, Reduction::kProduct}),
       "f64[10,3] i64[1]");
+  EXPECT_EQ(
+      Infer(
+          {"reduce_scatter_tensor", 0, {Rows(4), Counts(3)}, 1, 10, {}, Reduction::kProduct, true}),
+      "f64[10,3] i64[1] f64[10,3] f64[10,3] f64[10,3]");
 }
 
 TEST(RuntimeCountsTest, WhatIsRefused) {
@@ -150,8 +154,6 @@ TEST(RuntimeCountsTest, WhatIsRefused) {
           "expected no counts at run time, which are for pieces in one tensor, got input 1");
   refused({"all_reduce", 0, {Rows(4), Counts(3)}},
           "expected no counts at run time, which are for pieces in one tensor, got input 1");
-  refused({"reduce_scatter_tensor", 0, {Rows(4), Counts(3)}, 1, 10, {}, Reduction::kProduct, true},
-          "this build has no gradient of PRODUCT with counts at run time");
 }
 
 // --- Values ---
@@ -300,8 +302,8 @@ TEST(RuntimeCountsTest, EqualTheirAdjoints) {
 
 TEST(RuntimeCountsTest, GradientsOfReductionsEqualDifferences) {
   for (const int32_t ranks : kRanks) {
-    for (const Reduction reduction : {Reduction::kSum, Reduction::kAvg, Reduction::kMin,
-                                      Reduction::kMax, Reduction::kPremulSum}) {
+    for (const Reduction reduction : {Reduction::kSum, Reduction::kAvg, Reduction::kProduct,
+                                      Reduction::kMin, Reduction::kMax, Reduction::kPremulSum}) {
       SCOPED_TRACE(ReductionName(reduction));
       const Exchange exchange{"reduce_scatter_tensor", reduction};
       CheckGradients(ranks, {Rows(exchange.InputRows(ranks))},
@@ -315,7 +317,8 @@ TEST(RuntimeCountsTest, GradientsOfReductionsEqualDifferences) {
 
 TEST(RuntimeCountsTest, AbandonedRanksCountAsZeros) {
   for (const char* op : kOps) {
-    for (const Reduction reduction : {Reduction::kSum, Reduction::kAvg, Reduction::kMax}) {
+    for (const Reduction reduction :
+         {Reduction::kSum, Reduction::kAvg, Reduction::kProduct, Reduction::kMax}) {
       const bool reduces = std::string(op) == "reduce_scatter_tensor";
       if (!reduces && reduction != Reduction::kSum) continue;
       SCOPED_TRACE(absl::StrCat(op, " ", ReductionName(reduction)));

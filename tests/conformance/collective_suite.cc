@@ -469,6 +469,25 @@ TEST_P(Conformance, RaggedFormsMoveAndReduceWhatTheCountsSay) {
   });
 }
 
+TEST_P(Conformance, ARaggedProductHasGradientsOfBothOrders) {
+  Job job(GetParam(), 3);
+  job.Run([](int rank, World& world) {
+    const Tensor z = Leaf(world, {1, 2, 3, 4});
+    const Tensor counts = FromHost<int64_t>(world, {2, 1, 1}, {3});
+    const Ragged y = ReduceScatterRagged(z * (rank + 1.0), counts, 2, world, Reduction::kProduct);
+    const std::vector<double> products[] = {{6, 48}, {162, 0}, {384, 0}};
+    EXPECT_EQ(Values<double>(y.values), products[rank]);
+    BackwardOptions create;
+    create.create_graph = true;
+    // What stands behind the rows that came reaches nobody.
+    const auto g = Grad({Sum((y.values + 1.0) * (rank + 1.0))}, {z}, create);
+    ASSERT_TRUE(g.ok()) << g.status();
+    EXPECT_EQ(Values<double>((*g)[0]), (std::vector<double>{6, 24, 108, 288}));
+    ASSERT_TRUE(Backward(Sum((*g)[0])).ok());
+    EXPECT_EQ(Values<double>(z.grad()), (std::vector<double>{12, 24, 72, 144}));
+  });
+}
+
 TEST_P(Conformance, RaggedRowsThatDoNotFitAreAnErrorOnEveryRank) {
   Job job(GetParam(), 2);
   job.Run([](int rank, World& world) {

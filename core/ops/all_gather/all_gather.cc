@@ -64,6 +64,22 @@ Emitted ProductGradients(GradientContext& c, std::vector<int64_t> counts) {
   return c.EmitGradientCollective("all_to_all", factors, {}, std::move(counts));
 }
 
+// The same where the rows of the pieces have come at run time: as many from each member.
+Emitted RuntimeProductGradients(GradientContext& c) {
+  CHORUS_ASSIGN_OR_RETURN(const std::vector<ValueIndex> factors, FactorGradients(&c));
+  const int64_t members = c.group_size();
+  const ValueIndex rows = c.output(1);
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex all, c.Emit("concat", factors, {{"axis", int64_t{0}}}));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex pieces,
+                          c.Emit("pack_rows", {all, rows}, {{"parts", members}}));
+  CHORUS_ASSIGN_OR_RETURN(
+      const ValueIndex sends,
+      c.Emit("concat", std::vector<ValueIndex>(c.group_size(), rows), {{"axis", int64_t{0}}}));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex whole,
+                          c.EmitRuntimeGradient("all_to_all_single", pieces, sends));
+  return std::vector<ValueIndex>{whole};
+}
+
 Gradients ReduceScatterGradient(GradientContext& c) {
   std::vector<ValueIndex> grads;
   if (c.collective().reduction == Reduction::kProduct) {
@@ -78,11 +94,14 @@ Gradients ReduceScatterGradient(GradientContext& c) {
 
 Gradients ReduceScatterTensorGradient(GradientContext& c) {
   const std::vector<int64_t>& counts = c.collective().counts;
+  const bool product = c.collective().reduction == Reduction::kProduct;
   std::vector<ValueIndex> grads;
-  if (HasRuntimeCounts(c.collective())) {
+  if (HasRuntimeCounts(c.collective()) && product) {
+    CHORUS_ASSIGN_OR_RETURN(grads, RuntimeProductGradients(c));
+  } else if (HasRuntimeCounts(c.collective())) {
     CHORUS_ASSIGN_OR_RETURN(const auto whole, c.EmitRuntimeGradient("all_gather_into_tensor"));
     grads = {*whole};
-  } else if (c.collective().reduction == Reduction::kProduct) {
+  } else if (product) {
     CHORUS_ASSIGN_OR_RETURN(grads, ProductGradients(c, counts));
     CHORUS_ASSIGN_OR_RETURN(const ValueIndex whole,
                             c.Emit("concat", grads, {{"axis", int64_t{0}}}));

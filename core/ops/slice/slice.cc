@@ -109,6 +109,32 @@ absl::StatusOr<InputGradients> ConcatGradient(GradientContext& c) {
   return result;
 }
 
+Types InferPackedRows(const NodeView& node) {
+  const TensorType& x = node.input(0);
+  const int64_t parts = IntAttribute(node.attributes, "parts");
+  if (parts < 1 || x.dims.empty() || x.dims[0].size % parts != 0) {
+    return ShapeError(node, "a tensor with rows that are as many in each of its 'parts'",
+                      absl::StrCat(x.ToString(), " and ", parts, " parts"));
+  }
+  const TensorType count(DType::kI64, {1});
+  if (node.input(1) != count) {
+    return ShapeError(node, absl::StrCat(count.ToString(), " as input 1, the rows that count"),
+                      node.input(1).ToString());
+  }
+  return std::vector<TensorType>{x};
+}
+
+// Each is the other's adjoint.
+absl::StatusOr<InputGradients> PackedRowsGradient(GradientContext& c) {
+  InputGradients result(2);
+  const char* const adjoint = c.node().op == "pack_rows" ? "unpack_rows" : "pack_rows";
+  CHORUS_ASSIGN_OR_RETURN(result[0],
+                          c.Emit(adjoint, {*c.grad(0), c.input(1)}, c.node().attributes));
+  return result;
+}
+
+Saved SaveCount(const NodeSpec&, int, int num_outputs) { return {1, num_outputs}; }
+
 constexpr AttributeSpec kAxis = {"axis", AttributeSpec::Kind::kInt, true, "a dimension's number"};
 
 const OpDef* MakeSlice() {
@@ -149,11 +175,28 @@ const OpDef* MakeConcat() {
   return def;
 }
 
+const OpDef* MakePackedRows(absl::string_view name, absl::string_view doc) {
+  auto* def = new OpDef;
+  def->name = name;
+  def->doc = doc;
+  def->attributes = {{"parts", AttributeSpec::Kind::kInt, true, "parts of equal rows"}};
+  def->min_inputs = def->max_inputs = 2;
+  def->infer_types = InferPackedRows;
+  def->gradient = PackedRowsGradient;
+  def->gradient_saves = SaveCount;
+  return def;
+}
+
 }  // namespace
 
 absl::Span<const OpDef* const> SliceOps() {
-  static const auto* const ops =
-      new std::vector<const OpDef*>{MakeConcat(), MakePad(), MakeSlice()};
+  static const auto* const ops = new std::vector<const OpDef*>{
+      MakeConcat(),
+      MakePackedRows("pack_rows", "The rows of each part that count, one after the other."),
+      MakePad(),
+      MakeSlice(),
+      MakePackedRows("unpack_rows", "Rows that stand one after the other, back in their parts."),
+  };
   return *ops;
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/ops/host_indices.h"
 
 namespace chorus {
 namespace {
@@ -99,8 +100,66 @@ Made MakeConcat(const NodeView& node, absl::Span<const TensorType> outputs) {
   return std::make_unique<RowSegments>(out.count, out.size, std::move(segments));
 }
 
-constexpr HostKernelEntry kEntries[] = {
-    {"concat", MakeConcat}, {"pad", MakePad}, {"slice", MakeSlice}};
+// pack_rows and unpack_rows. A unit is a row of the result.
+class PackedRows : public HostKernel {
+ public:
+  PackedRows(const NodeView& node, bool packs)
+      : HostKernel(Rows(node.input(0), 0).step == 0 ? 0 : node.input(0).dims[0].size,
+                   2 * Rows(node.input(0), 0).step),
+        row_(Rows(node.input(0), 0).step),
+        rows_(node.input(0).dims[0].size / IntAttribute(node.attributes, "parts")),
+        end_(node.input(0).dims[0].size),
+        packs_(packs),
+        count_(node, 1, rows_ + 1) {}
+
+  absl::Status Run(absl::Span<const void* const> inputs, absl::Span<void* const> outputs,
+                   int64_t begin, int64_t end) const override {
+    const int64_t count = count_.At(inputs[1], 0);
+    if (!count_.IsWithin(count)) return count_.OutOfRange(0, count);
+    for (int64_t to = begin; to < end; ++to) {
+      char* const out = static_cast<char*>(outputs[0]) + to * row_;
+      const int64_t from = packs_ ? Unpacked(to, count) : Packed(to, count);
+      if (from < 0) {
+        std::memset(out, 0, static_cast<size_t>(row_));
+      } else {
+        std::memcpy(out, static_cast<const char*>(inputs[0]) + from * row_,
+                    static_cast<size_t>(row_));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  // Where the row at that place stands in the other form; -1: nowhere.
+  int64_t Unpacked(int64_t packed, int64_t count) const {
+    if (count == 0 || packed >= end_ / rows_ * count) return -1;
+    return packed / count * rows_ + packed % count;
+  }
+  int64_t Packed(int64_t unpacked, int64_t count) const {
+    const int64_t row = unpacked % rows_;
+    return row < count ? unpacked / rows_ * count + row : -1;
+  }
+
+  const int64_t row_;   // bytes
+  const int64_t rows_;  // of each part
+  const int64_t end_;   // rows of all
+  const bool packs_;
+  const HostIndices count_;
+};
+
+Made MakePackRows(const NodeView& node, absl::Span<const TensorType>) {
+  return std::make_unique<PackedRows>(node, /*packs=*/true);
+}
+
+Made MakeUnpackRows(const NodeView& node, absl::Span<const TensorType>) {
+  return std::make_unique<PackedRows>(node, /*packs=*/false);
+}
+
+constexpr HostKernelEntry kEntries[] = {{"concat", MakeConcat},
+                                        {"pack_rows", MakePackRows},
+                                        {"pad", MakePad},
+                                        {"slice", MakeSlice},
+                                        {"unpack_rows", MakeUnpackRows}};
 
 }  // namespace
 

@@ -53,6 +53,41 @@ TEST(SliceTest, ShapeTable) {
             "concat: expected inputs like f32[2,5] but for axis 1, got f64[2,5] as input 1");
   EXPECT_EQ(InferText("concat", {}, {{"axis", int64_t{1}}}),
             "concat: expected at least 1 inputs, got 0");
+  const TensorType count(DType::kI64, {1});
+  for (const std::string op : {"pack_rows", "unpack_rows"}) {
+    const auto text = [&](const TensorType& x, const TensorType& counts, int64_t parts) {
+      return InferText(op, {x, counts}, {{"parts", parts}});
+    };
+    EXPECT_EQ(text(kX, count, 2), "f32[2,5]");
+    EXPECT_EQ(text(TensorType(DType::kF32, {0, 5}), count, 3), "f32[0,5]");
+    const std::string rows =
+        op + ": expected a tensor with rows that are as many in each of its 'parts', got ";
+    EXPECT_EQ(text(kX, count, 3), rows + "f32[2,5] and 3 parts");
+    EXPECT_EQ(text(kX, count, 0), rows + "f32[2,5] and 0 parts");
+    EXPECT_EQ(text(kX, count, -2), rows + "f32[2,5] and -2 parts");
+    EXPECT_EQ(text(TensorType(DType::kF32, {}), count, 1), rows + "f32[] and 1 parts");
+    EXPECT_EQ(text(kX, TensorType(DType::kI64, {2}), 2),
+              op + ": expected i64[1] as input 1, the rows that count, got i64[2]");
+    EXPECT_EQ(text(kX, TensorType(DType::kI32, {1}), 2),
+              op + ": expected i64[1] as input 1, the rows that count, got i32[1]");
+  }
+}
+
+TEST(SliceTest, PackedRowsEqualTheirAdjoints) {
+  for (const int64_t rows : {1, 2, 3}) {
+    for (const char* op : {"pack_rows", "unpack_rows"}) {
+      const auto apply = [&](RankBuilder& b, const Values& x) {
+        Attributes attributes = TypeAttributes(TensorType(DType::kI64, {1}));
+        attributes.push_back({"value", rows});
+        return Values{b.Op(op, {x[0], b.Op("fill", {}, attributes)}, {{"parts", int64_t{2}}})};
+      };
+      const TensorType x(DType::kF64, {6, 2});
+      CheckAdjoint(1, {x}, apply);
+      CheckGradients(1, {x}, [&](RankBuilder& b, const Values& values) {
+        return apply(b, {b.Op("mul", {values[0], values[0]})});
+      });
+    }
+  }
 }
 
 TEST(SliceTest, EqualTheirAdjoints) {

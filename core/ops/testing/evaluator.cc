@@ -169,6 +169,8 @@ class Local {
     if (op == "slice") return Shift(0, -Int("begin"));
     if (op == "pad") return Shift(0, Int("before"));
     if (op == "concat") return Concat();
+    if (op == "pack_rows") return PackRows();
+    if (op == "unpack_rows") return UnpackRows();
     if (op == "fill") return Fill();
     if (op == "share") return Elementwise([](T x, T h) { return h == 0 ? T{} : x / h; });
     if (op == "scale") return Scale();
@@ -440,6 +442,26 @@ class Local {
       Shift(n, offset);
       offset += node_.input(n).dims[Int("axis")].size;
     }
+    return true;
+  }
+
+  // The elements of each part that count, and where its `i`th part begins when they are packed.
+  template <typename Fn>
+  void ForEachCounted(Fn fn) const {
+    const auto parts = static_cast<size_t>(Int("parts"));
+    const auto rows = static_cast<size_t>(type_.dims[0].size);
+    const size_t row = rows == 0 ? 0 : out_.size() / rows;
+    const size_t counted = static_cast<size_t>(in_[1][0]) * row;
+    for (size_t part = 0; part < parts; ++part) {
+      for (size_t i = 0; i < counted; ++i) fn(part * (rows / parts) * row + i, part * counted + i);
+    }
+  }
+  bool PackRows() {
+    ForEachCounted([this](size_t unpacked, size_t packed) { out_[packed] = in_[0][unpacked]; });
+    return true;
+  }
+  bool UnpackRows() {
+    ForEachCounted([this](size_t unpacked, size_t packed) { out_[unpacked] = in_[0][packed]; });
     return true;
   }
 
@@ -899,6 +921,12 @@ class Evaluation {
     }
     return Split(x, rows);
   }
+  // With zeros behind its rows.
+  static Value Padded(Value value, const TensorType& type) {
+    value.type = type;
+    value.bytes.resize(static_cast<size_t>(type.num_bytes()), '\0');
+    return value;
+  }
   // What comes out for one member: y, and the rows of each piece.
   absl::Status RuntimeOutputs(const Part& part, const Pieces& pieces, Pieces* out) const {
     const Node& n = node(part.session, part.node);
@@ -910,8 +938,7 @@ class Evaluation {
       return absl::InvalidArgumentError(
           absl::StrCat("counts at run time: more than ", y.type.ToString(), " holds"));
     }
-    y.bytes.resize(capacity, '\0');
-    out->push_back(std::move(y));
+    out->push_back(Padded(std::move(y), n.outputs[0]));
     out->push_back(MakeValue<int64_t>(n.outputs[1], received));
     return absl::OkStatus();
   }
@@ -1080,7 +1107,9 @@ class Evaluation {
       out.push_back(results[mine]);
     }
     if (out.size() < n.outputs.size() && c.reduction == Reduction::kProduct) {
-      out.insert(out.end(), operands[mine].begin(), operands[mine].end());
+      for (const Value& factor : operands[mine]) {
+        out.push_back(Padded(factor, n.outputs[out.size()]));
+      }
     } else if (out.size() < n.outputs.size()) {
       const bool whole = OneInput(n);
       Pieces holders;
@@ -1088,8 +1117,7 @@ class Evaluation {
         holders.push_back(Holders(operands[i], static_cast<size_t>(rank), results[i]));
       }
       if (whole) {
-        holders = {Join(n.outputs.back(), holders)};
-        holders[0].bytes.resize(static_cast<size_t>(holders[0].type.num_bytes()), '\0');
+        holders = {Padded(Join(n.outputs.back(), holders), n.outputs.back())};
       }
       out.insert(out.end(), holders.begin(), holders.end());
     }
