@@ -1,7 +1,7 @@
 // Measures Chorus beside the machine's own limits, Open MPI and c10d/Gloo. See docs/performance.md.
 //
 //   chorus_bench --daemon=PATH [--quick] [--json=FILE] [floor] [small] [owned] [user] [compute]
-//   [graph] [sessions] [death] [train]
+//   [graph] [sessions] [death] [train] [step]
 //
 // Without names: all of them. The exit status is not 0 when a result was wrong or something failed;
 // a missed goal is reported, and no failure.
@@ -75,10 +75,11 @@ struct Suite {
   const char* name;
   absl::Status (*run)(const Context&);
 };
-constexpr Suite kSuites[] = {
-    {"floor", &RunFloor},       {"small", &RunSmall},     {"owned", &RunOwned},
-    {"user", &RunUser},         {"compute", &RunCompute}, {"graph", &RunGraph},
-    {"sessions", &RunSessions}, {"death", &RunDeath},     {"train", &RunTrain}};
+constexpr Suite kSuites[] = {{"floor", &RunFloor},       {"small", &RunSmall},
+                             {"owned", &RunOwned},       {"user", &RunUser},
+                             {"compute", &RunCompute},   {"graph", &RunGraph},
+                             {"sessions", &RunSessions}, {"death", &RunDeath},
+                             {"train", &RunTrain},       {"step", &RunStep}};
 
 absl::StatusOr<std::vector<Suite>> Chosen(const std::vector<char*>& arguments) {
   std::vector<Suite> chosen;
@@ -92,7 +93,8 @@ absl::StatusOr<std::vector<Suite>> Chosen(const std::vector<char*>& arguments) {
     if (!found) {
       return absl::InvalidArgumentError(absl::StrCat(
           "no benchmark ", arguments[i],
-          "; there are floor, small, owned, user, compute, graph, sessions, death, train"));
+          "; there are floor, small, owned, user, compute, graph, sessions, death, train, "
+          "step"));
     }
   }
   if (chosen.empty()) chosen.assign(std::begin(kSuites), std::end(kSuites));
@@ -102,7 +104,7 @@ absl::StatusOr<std::vector<Suite>> Chosen(const std::vector<char*>& arguments) {
 int Main(int argc, char** argv) {
   absl::SetProgramUsageMessage(
       "measures Chorus: [floor] [small] [owned] [user] [compute] [graph] [sessions] [death] "
-      "[train]");
+      "[train] [step]");
   const std::vector<char*> arguments = absl::ParseCommandLine(argc, argv);
   if (!absl::GetFlag(FLAGS_helper).empty()) return BeHelper(absl::GetFlag(FLAGS_helper));
 

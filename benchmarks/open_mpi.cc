@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "benchmarks/collective_case.h"
+#include "benchmarks/gradients.h"
 #include "benchmarks/pattern.h"
 #include "benchmarks/timed_loop.h"
 #include "core/base/error.h"
@@ -94,6 +95,7 @@ class Rank {
       Forget();
       return outcome;
     }
+    if (task.op == "gradients") return GradientAllReduces(task);
     const bool computes = task.op == "compute";
     absl::StatusOr<CollectiveCase> c =
         CollectiveCase::Of(computes ? "all_reduce" : task.op, size_, task.bytes);
@@ -131,6 +133,40 @@ class Rank {
     std::memset(out_.data(), 0xff, out_.size() * sizeof(float));
     // A broadcast has one buffer.
     if (c.op == "broadcast" && rank_ == 0) out_ = in_;
+  }
+
+  // The sums: that is where MPI's reductions end. One call after the other, as a trainer would.
+  Outcome GradientAllReduces(const Task& task) {
+    Outcome outcome;
+    const absl::StatusOr<Gradients> gradients = Gradients::Decode(task.text);
+    if (!gradients.ok()) {
+      outcome.status = gradients.status();
+      return outcome;
+    }
+    const int64_t total = gradients->total();
+    if (task.op != op_ || total != count_) {
+      Forget();
+      op_ = task.op;
+      count_ = total;
+      in_.resize(static_cast<size_t>(total));
+      FillPattern(rank_, in_.data(), total);
+    }
+    out_.assign(in_.size(), -1.0f);
+    outcome = TimedLoop(task, [&]() -> absl::Status {
+      const float* in = in_.data();
+      float* out = out_.data();
+      for (size_t k = 0; k < gradients->shapes.size(); ++k) {
+        const int n = static_cast<int>(gradients->count(k));
+        const int code = mpi_.all_reduce(in, out, n, mpi_.f32, mpi_.sum, mpi_.world);
+        if (code != 0) return absl::InternalError(absl::StrCat("MPI returned ", code));
+        in += n;
+        out += n;
+      }
+      if (task.number == 1) read_ ^= ReadAll(out_.data(), gradients->bytes());
+      return absl::OkStatus();
+    });
+    if (outcome.status.ok()) outcome.status = CheckPatternSum(size_, out_.data(), total);
+    return outcome;
   }
 
   void Forget() {

@@ -35,6 +35,21 @@ Period PeriodOf(int rank) {
   return period;
 }
 
+Period SumOf(const std::vector<int>& ranks) {
+  Period sum{};
+  for (const int rank : ranks) {
+    const Period one = PeriodOf(rank);
+    for (int64_t i = 0; i < kPeriod; ++i) sum[i] += one[i];
+  }
+  return sum;
+}
+
+std::vector<int> AllRanks(int ranks) {
+  std::vector<int> all(static_cast<size_t>(ranks));
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
+
 }  // namespace
 
 float PatternValue(int rank, int64_t i) {
@@ -53,18 +68,17 @@ absl::Status CheckPattern(int rank, const float* values, int64_t count) {
 }
 
 absl::Status CheckPatternSum(int ranks, const float* values, int64_t count) {
-  std::vector<int> all(ranks);
-  std::iota(all.begin(), all.end(), 0);
-  return CheckPatternSumOf(all, values, count);
+  return CheckPatternSumOf(AllRanks(ranks), values, count);
+}
+
+absl::Status CheckPatternMean(int ranks, const float* values, int64_t count) {
+  Period expected = SumOf(AllRanks(ranks));
+  for (float& value : expected) value /= static_cast<float>(ranks);
+  return CheckRepeats(expected, values, count);
 }
 
 absl::Status CheckPatternSumOf(const std::vector<int>& ranks, const float* values, int64_t count) {
-  Period expected{};
-  for (const int rank : ranks) {
-    const Period one = PeriodOf(rank);
-    for (int64_t i = 0; i < kPeriod; ++i) expected[i] += one[i];
-  }
-  return CheckRepeats(expected, values, count);
+  return CheckRepeats(SumOf(ranks), values, count);
 }
 
 uint64_t ReadAll(const void* data, int64_t bytes) {

@@ -17,9 +17,11 @@ namespace bench {
 // The element at `i` of a rank's operand.
 float PatternValue(int rank, int64_t i);
 void FillPattern(int rank, float* to, int64_t count);
-// DATA_LOSS naming the first element that is not the rank's, or not the sum of all `ranks` ranks'.
+// DATA_LOSS naming the first element that is not the rank's, or not the sum or the mean of all
+// `ranks` ranks'.
 absl::Status CheckPattern(int rank, const float* values, int64_t count);
 absl::Status CheckPatternSum(int ranks, const float* values, int64_t count);
+absl::Status CheckPatternMean(int ranks, const float* values, int64_t count);
 // Or the sum of those `ranks`.
 absl::Status CheckPatternSumOf(const std::vector<int>& ranks, const float* values, int64_t count);
 

@@ -32,6 +32,19 @@ TEST(PatternTest, SumsAreCheckedElementByElement) {
   }
 }
 
+TEST(PatternTest, AMeanIsTheSumByTheRanks) {
+  const int64_t count = 1000;
+  std::vector<float> mean(count);
+  for (int64_t i = 0; i < count; ++i) {
+    mean[i] = (PatternValue(0, i) + PatternValue(1, i) + PatternValue(2, i)) / 3;
+  }
+  EXPECT_TRUE(CheckPatternMean(3, mean.data(), count).ok());
+  EXPECT_FALSE(CheckPatternMean(2, mean.data(), count).ok());
+  EXPECT_FALSE(CheckPatternSum(3, mean.data(), count).ok());
+  mean[999] += 1;
+  EXPECT_EQ(CheckPatternMean(3, mean.data(), count).code(), absl::StatusCode::kDataLoss);
+}
+
 TEST(PatternTest, ReadAllDependsOnEveryWord) {
   std::vector<uint64_t> data(64, 1);
   const uint64_t before = ReadAll(data.data(), 512);

@@ -81,6 +81,9 @@ absl::Status RunSessions(const Context& context);
 // Steps of lesson 5's training, with updates that ranks have in common done once or by each,
 // against the same trainers without each other and PyTorch's DDP.
 absl::Status RunTrain(const Context& context);
+// The exchange of the gradients of one step of ResNet-50, owned by the daemon and in the ranks' own
+// memory, against Open MPI and PyTorch's DDP.
+absl::Status RunStep(const Context& context);
 // From kill -9 of a waiting rank to the others' error; processor time of idle sessions.
 absl::Status RunDeath(const Context& context);
 

@@ -7,9 +7,13 @@ Speaks helper.cc's messages with the driver. Tasks, all with one thread:
              no torch. Gives its version.
   any op of collective_case.h, on pieces of `bytes`. UNIMPLEMENTED: Gloo has none.
   train      steps of DistributedDataParallel: lesson 5's model, batch and optimiser
+  gradients  steps of DistributedDataParallel on gradients of the shapes that `text` lists, which a
+             backward pass has at once; number 0: their means; number 1: without any exchange.
+             gradients_views: the same with gradients that are views of DDP's buckets
   forget     give the memory back
 """
 
+import contextlib
 import os
 import socket
 import struct
@@ -132,6 +136,43 @@ def timed_loop(task, step):
     return outcome
 
 
+# --- Gradients without a model -------------------------------------------------------------------
+
+
+def gradient_value(rank, tensor):
+    return float((rank + 1) * (tensor % 7 + 1))
+
+
+def gradient_chain(torch, shapes, rank):
+    """A module with parameters of `shapes`, given last layer first, whose backward pass only fills
+    each gradient, in that order: each when the one before is there, as layers have them."""
+
+    class Layer(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, parameter, value):
+            ctx.parameter, ctx.value = parameter, value
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient, torch.full_like(ctx.parameter, ctx.value), None
+
+    class Chain(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.ParameterList(
+                torch.nn.Parameter(torch.zeros(shape)) for shape in reversed(shapes)
+            )
+
+        def forward(self):
+            x = torch.zeros(1)
+            for k, parameter in enumerate(self.layers):
+                x = Layer.apply(x, parameter, gradient_value(rank, k))
+            return x
+
+    return Chain()
+
+
 # --- The collectives: collective_case.cc ---------------------------------------------------------
 
 
@@ -144,6 +185,7 @@ class Rank:
         self.key = None
         self.inputs = self.outputs = None
         self.model = self.optimizer = None
+        self.exchanges = {}
 
     def handle(self, task):
         if task.op == "init":
@@ -153,6 +195,8 @@ class Rank:
             return Outcome()
         if task.op == "train":
             return self.train(task)
+        if task.op in ("gradients", "gradients_views"):
+            return self.gradients(task)
         step = getattr(self, "step_" + task.op, None)
         if step is None:
             return Outcome(INVALID_ARGUMENT, "no collective " + task.op)
@@ -213,6 +257,36 @@ class Rank:
         outcome = timed_loop(task, step)
         if not torch.isfinite(self.loss):
             outcome.code, outcome.error = DATA_LOSS, "a loss that is no number"
+        return outcome
+
+    def gradients(self, task):
+        torch = self.torch
+        if self.key != task.text:
+            self.forget()
+            self.key = task.text
+        if task.op not in self.exchanges:
+            shapes = [[int(size) for size in one.split("x")] for one in task.text.split(",")]
+            self.exchanges[task.op] = torch.nn.parallel.DistributedDataParallel(
+                gradient_chain(torch, shapes, self.rank),
+                gradient_as_bucket_view=task.op == "gradients_views",
+            )
+        exchange = self.exchanges[task.op]
+        parameters = list(exchange.parameters())
+        alone = task.number == 1
+
+        def step():
+            for parameter in parameters:
+                parameter.grad = None
+            with exchange.no_sync() if alone else contextlib.nullcontext():
+                exchange().backward()
+
+        outcome = timed_loop(task, step)
+        ranks = [self.rank] if alone else range(self.size)
+        for k, parameter in enumerate(parameters):
+            mean = sum(gradient_value(rank, k) for rank in ranks) / len(ranks)
+            expected = torch.full_like(parameter, mean)
+            if not torch.allclose(parameter.grad, expected, rtol=1e-6, atol=0):
+                outcome.code, outcome.error = DATA_LOSS, "gradient %d is wrong" % k
         return outcome
 
     def pattern(self, stream):

@@ -8,8 +8,12 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "benchmarks/collective_case.h"
+#include "benchmarks/gradients.h"
 #include "benchmarks/pattern.h"
 #include "benchmarks/timed_loop.h"
 #include "client/chorus.h"
@@ -19,6 +23,8 @@
 namespace chorus {
 namespace bench {
 namespace {
+
+constexpr absl::string_view kGradients = "gradients_";
 
 class Trainer {
  public:
@@ -42,7 +48,11 @@ class Trainer {
     } else if (task.op == "all_reduce_user") {
       return UserAllReduces(task);
     } else if (task.op == "all_reduces") {
-      return ManyAllReduces(task);
+      Gradients tensors;
+      tensors.shapes.assign(task.number, {task.bytes / static_cast<int64_t>(sizeof(float))});
+      return ManyAllReduces(task, tensors, task.text, Reduction::kSum, /*reads=*/false);
+    } else if (absl::StartsWith(task.op, kGradients)) {
+      return GradientAllReduces(task);
     } else if (task.op == "nodes") {
       return RunsOfNodes(task);
     } else if (task.op == "register") {
@@ -263,58 +273,103 @@ class Trainer {
   }
 
   // The operands are pieces of one pattern, so that no two are equal.
-  absl::Status PrepareMany(int64_t tensors, int64_t count) {
-    if (HasOperand(absl::StrCat("many ", tensors, " of ", count))) return absl::OkStatus();
-    std::vector<float> pattern(static_cast<size_t>(tensors * count));
-    FillPattern(rank_, pattern.data(), tensors * count);
-    for (int64_t k = 0; k < tensors; ++k) {
-      const float* const from = pattern.data() + k * count;
+  absl::Status PrepareMany(const Gradients& tensors, const ReduceOp& op) {
+    if (HasOperand(absl::StrCat("many ", op.reduction(), " ", tensors.Encode())))
+      return absl::OkStatus();
+    user_in_.resize(static_cast<size_t>(tensors.total()));
+    FillPattern(rank_, user_in_.data(), tensors.total());
+    const float* from = user_in_.data();
+    for (size_t k = 0; k < tensors.shapes.size(); ++k) {
+      const int64_t count = tensors.count(k);
       CHORUS_ASSIGN_OR_RETURN(Tensor piece, Owned(count, [from, count](float* to) {
                                 std::copy(from, from + count, to);
                               }));
       owned_.push_back(std::move(piece));
+      from += count;
     }
     const World world = world_;
-    compiled_ = Compile([world](const std::vector<Tensor>& xs) {
-      std::vector<Tensor> sums;
-      for (const Tensor& x : xs) sums.push_back(AllReduce(x, world));
-      return sums;
+    compiled_ = Compile([world, op](const std::vector<Tensor>& xs) {
+      std::vector<Tensor> reduced;
+      for (const Tensor& x : xs) reduced.push_back(AllReduce(x, world, op));
+      return reduced;
     });
+    user_memory_ = std::make_unique<UserMemory>(world_);
     return absl::OkStatus();
   }
 
-  Outcome ManyAllReduces(const Task& task) {
+  // `how` is said in trainer.h.
+  Outcome ManyAllReduces(const Task& task, const Gradients& tensors, absl::string_view how,
+                         const ReduceOp& op, bool reads) {
     Outcome outcome;
-    const int64_t count = task.bytes / static_cast<int64_t>(sizeof(float));
-    outcome.status = PrepareMany(task.number, count);
+    outcome.status = PrepareMany(tensors, op);
     if (!outcome.status.ok()) {
       world_.Abort(std::string(outcome.status.message())).IgnoreError();
       return outcome;
     }
+    const bool user = how == "user" || how == "flat";
+    if (user) user_out_.assign(user_in_.size(), -1.0f);
     outcome = TimedLoop(task, [&]() -> absl::Status {
-      if (task.text == "graph") {
+      if (user) {
+        CHORUS_RETURN_IF_ERROR(ReduceUserMemory(tensors, how, op));
+        if (reads) read_ ^= ReadAll(user_out_.data(), tensors.bytes());
+        return absl::OkStatus();
+      }
+      if (how == "graph") {
         CHORUS_ASSIGN_OR_RETURN(results_, compiled_.Run(owned_));
-      } else if (task.text == "coalesced") {
-        results_ = AllReduceCoalesced(owned_, world_);
+      } else if (how == "coalesced") {
+        results_ = AllReduceCoalesced(owned_, world_, op);
       } else {
         results_.clear();
-        for (const Tensor& x : owned_) results_.push_back(AllReduce(x, world_));
+        for (const Tensor& x : owned_) results_.push_back(AllReduce(x, world_, op));
       }
       for (const Tensor& result : results_) CHORUS_RETURN_IF_ERROR(result.Wait());
-      return absl::OkStatus();
+      return reads ? ReadResults() : absl::OkStatus();
     });
-    if (outcome.status.ok()) outcome.status = CheckMany(task.number * count);
+    if (outcome.status.ok() && !user) outcome.status = CopyResults(&user_out_);
+    if (outcome.status.ok()) outcome.status = CheckMany(tensors.total(), op);
     return outcome;
   }
 
-  absl::Status CheckMany(int64_t count) const {
-    std::vector<float> sums;
+  absl::Status ReduceUserMemory(const Gradients& tensors, absl::string_view how,
+                                const ReduceOp& op) {
+    const float* in = user_in_.data();
+    float* out = user_out_.data();
+    if (how == "flat") return user_memory_->AllReduce(in, out, user_in_.size(), op);
+    for (size_t k = 0; k < tensors.shapes.size(); ++k) {
+      const int64_t count = tensors.count(k);
+      CHORUS_RETURN_IF_ERROR(user_memory_->AllReduce(in, out, static_cast<size_t>(count), op));
+      in += count;
+      out += count;
+    }
+    return absl::OkStatus();
+  }
+
+  Outcome GradientAllReduces(const Task& task) {
+    const absl::StatusOr<Gradients> gradients = Gradients::Decode(task.text);
+    if (gradients.ok()) {
+      return ManyAllReduces(task, *gradients, absl::StripPrefix(task.op, kGradients),
+                            Reduction::kAvg, task.number == 1);
+    }
+    Outcome outcome;
+    outcome.status = gradients.status();
+    return outcome;
+  }
+
+  // All results, one after the other.
+  absl::Status CopyResults(std::vector<float>* to) const {
+    to->clear();
     for (const Tensor& result : results_) {
       CHORUS_ASSIGN_OR_RETURN(TensorView<float> view, result.View<float>());
-      sums.insert(sums.end(), view.begin(), view.end());
+      to->insert(to->end(), view.begin(), view.end());
     }
-    if (static_cast<int64_t>(sums.size()) != count) return absl::DataLossError("a wrong size");
-    return CheckPatternSum(world_.size(), sums.data(), count);
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckMany(int64_t count, const ReduceOp& op) const {
+    if (static_cast<int64_t>(user_out_.size()) != count) return absl::DataLossError("a wrong size");
+    return op.reduction() == Reduction::kAvg
+               ? CheckPatternMean(world_.size(), user_out_.data(), count)
+               : CheckPatternSum(world_.size(), user_out_.data(), count);
   }
 
   static std::vector<Tensor> Chain(const std::vector<Tensor>& inputs, int64_t nodes) {

@@ -8,6 +8,12 @@
 //   all_reduces                   `number` of them, of `bytes` each, as `text` says: in one
 //   compiled
 //                                 "graph", "coalesced" in one call, or "single" calls
+//   gradients_HOW                 the means of tensors of the shapes that `text` lists, as HOW
+//   says: in
+//                                 one "graph", "coalesced" in one call, or from the rank's own
+//                                 memory to its own memory, "user", or the same in a single call
+//                                 for all, which lie one after the other, "flat"; number 1: then
+//                                 read every byte of the results
 //   nodes                         a run of one compiled graph of `number` nodes on one element,
 //   each
 //                                 of which does next to nothing
