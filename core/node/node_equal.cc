@@ -159,12 +159,8 @@ absl::Status LocalNode::Impl::DealEqualWork(absl::Span<RunState* const> members)
   std::stable_sort(holders.begin(), holders.end(), [](const Holder& a, const Holder& b) {
     return std::make_pair(a.number.hi, a.number.lo) < std::make_pair(b.number.hi, b.number.lo);
   });
-  // Where a device has two runs of the gang their barriers would not pair up: each rank does its
-  // own work.
-  std::vector<DeviceIndex> all;
-  for (const RunState* run : members) all.push_back(run->devices[0]);
-  std::sort(all.begin(), all.end());
-  const bool may_share = std::adjacent_find(all.begin(), all.end()) == all.end();
+  // Else each rank does its own work.
+  const bool may_share = !DevicesOf(members).empty();
   std::vector<RunState*> sharing;
   for (size_t begin = 0; begin < holders.size();) {
     size_t end = begin + 1;

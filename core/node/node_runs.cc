@@ -316,9 +316,7 @@ BufferRef LocalNode::Impl::SoleBufferOf(const CellRef& cell) {
     }
     return cell->buffer;
   }
-  // And its producer's. That run reserved the memory for itself, or was promised it; what it gives
-  // to no collective and to no second output, and has in common with no other rank, is read by it
-  // alone.
+  // And its producer's. That run reserved the memory for itself, or was promised it.
   RunState* const producer = runs_.Find(cell->producer);
   if (cell->settled() || producer == nullptr || cell.use_count() != 3 ||
       cell->number != Hash128()) {
@@ -326,20 +324,9 @@ BufferRef LocalNode::Impl::SoleBufferOf(const CellRef& cell) {
   }
   const auto found = std::find(producer->outputs.begin(), producer->outputs.end(), cell);
   if (found == producer->outputs.end()) return BufferRef();
-  const Plan& plan = producer->plan->plan;
-  const Plan::Output& place = plan.outputs[static_cast<size_t>(found - producer->outputs.begin())];
-  if (plan.buffers[static_cast<size_t>(place.buffer)].kind != BufferSpec::Kind::kOwned ||
-      place.offset != 0) {
-    return BufferRef();
-  }
-  for (const Plan::Output& other : plan.outputs) {
-    if (&other != &place && other.buffer == place.buffer) return BufferRef();
-  }
-  for (const std::vector<Plan::Operand>& operands : plan.operands) {
-    for (const Plan::Operand& operand : operands) {
-      if (operand.buffer == place.buffer) return BufferRef();
-    }
-  }
+  const auto index = static_cast<size_t>(found - producer->outputs.begin());
+  const Plan::Output& place = producer->plan->plan.outputs[index];
+  if (!place.sole) return BufferRef();
   return producer->refs[static_cast<size_t>(place.buffer)];
 }
 
@@ -687,15 +674,10 @@ void LocalNode::Impl::LaunchGang(const std::shared_ptr<World>& world, const Sequ
 // What one device of the gang finds wrong keeps all of them from writing where donated inputs
 // stand. (Where a device has two runs of the gang each knows of its own failures alone.)
 absl::Status LocalNode::Impl::JoinCommit(absl::Span<RunState* const> members, Gang* gang) {
-  absl::InlinedVector<DeviceIndex, 8> devices;
-  for (const RunState* run : members) {
-    devices.insert(devices.end(), run->devices.begin(), run->devices.end());
-  }
-  // Descending: a communicator apart from that of equal work, where ranks may meet before.
-  std::sort(devices.begin(), devices.end(), [](DeviceIndex a, DeviceIndex b) { return b < a; });
-  if (devices.size() < 2 || std::adjacent_find(devices.begin(), devices.end()) != devices.end()) {
-    return absl::OkStatus();
-  }
+  absl::InlinedVector<DeviceIndex, 8> devices = DevicesOf(members);
+  if (devices.size() < 2) return absl::OkStatus();
+  // Descending, so that it is most often no group's: a veto breaks the one that it is spoken in.
+  std::reverse(devices.begin(), devices.end());
   CHORUS_ASSIGN_OR_RETURN(gang->commit, launcher_.CommunicatorOf(devices));
   gang->communicators.push_back(gang->commit);
   return absl::OkStatus();

@@ -4,11 +4,13 @@
 #ifndef CHORUS_CORE_NODE_RUN_STATE_H_
 #define CHORUS_CORE_NODE_RUN_STATE_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
+#include "absl/types/span.h"
 #include "core/base/error.h"
 #include "core/base/ids.h"
 #include "core/collective/sequencer.h"
@@ -113,6 +115,18 @@ struct RunState {
     failed = false;
   }
 };
+
+// The devices of these runs, ascending; none where one of them has two of the runs: what the runs
+// ask of their devices together would not pair up there.
+inline absl::InlinedVector<DeviceIndex, 8> DevicesOf(absl::Span<RunState* const> runs) {
+  absl::InlinedVector<DeviceIndex, 8> devices;
+  for (const RunState* run : runs) {
+    devices.insert(devices.end(), run->devices.begin(), run->devices.end());
+  }
+  std::sort(devices.begin(), devices.end());
+  if (std::adjacent_find(devices.begin(), devices.end()) != devices.end()) devices.clear();
+  return devices;
+}
 
 // Runs by handle. A handle is never reused; its place is.
 class RunTable {

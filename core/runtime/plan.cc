@@ -1245,6 +1245,20 @@ class Compiler {
       FindOrigin(output.value, &place);
       plan_.outputs.push_back(place);
     }
+    // Whoever reads or names a buffer behind the run: outputs, and other ranks its operands.
+    std::vector<int32_t> readers(plan_.buffers.size(), 0);
+    const auto count = [&readers](int32_t buffer) {
+      if (buffer >= 0) ++readers[static_cast<size_t>(buffer)];
+    };
+    for (const Plan::Output& output : plan_.outputs) count(output.buffer);
+    for (const std::vector<Plan::Operand>& operands : plan_.operands) {
+      for (const Plan::Operand& operand : operands) count(operand.buffer);
+    }
+    for (Plan::Output& output : plan_.outputs) {
+      const auto buffer = static_cast<size_t>(output.buffer);
+      output.sole = output.buffer >= 0 && output.offset == 0 && readers[buffer] == 1 &&
+                    plan_.buffers[buffer].kind == BufferSpec::Kind::kOwned;
+    }
   }
 
   // Whether other ranks may have the same value.

@@ -76,6 +76,9 @@ struct Plan {
     // -1: never: it is needed longer, or the graph has several device slots. Each input is the
     // donor of one output at most.
     int32_t donor = -1;
+    // Nothing but this output stands in its buffer, a kOwned one, and no other rank reads it: who
+    // has the output alone has the memory alone.
+    bool sole = false;
     // Where its value comes from, if other ranks may have the same: output `place` of the
     // collective of participation `participation`, which is equal on all its members, or the result
     // at `place` of `equal_group`. -1: neither.

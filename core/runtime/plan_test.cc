@@ -353,6 +353,29 @@ TEST(PlanTest, OutputsTakeOverAnInputOnlyWhereNobodyReadsItLater) {
       << "other ranks read it where it stands, and may keep it";
 }
 
+TEST(PlanTest, OnlyAnOutputThatNobodyElseReadsHasItsMemoryAlone) {
+  RankBuilder b(0, 2);
+  const ValueIndex x = b.Input(F32({4}));
+  const ValueIndex given = b.Op("neg", {x});
+  b.AllGather(given);
+  const ValueIndex reduced = b.Op("sin", {x});
+  const ValueIndex twice = b.Op("cos", {x});
+  const ValueIndex outputs[] = {
+      b.Op("exp", {x}),                                                  // alone
+      reduced,                                                           // read by other ranks
+      given,                                                             // where it stands
+      twice,                                                             // two outputs
+      b.Op("reshape", {twice}, {{"dims", std::vector<int64_t>{2, 2}}}),  // in one buffer
+      b.AllReduce(reduced),                                              // of all ranks
+      x,                                                                 // the caller's
+  };
+  for (const ValueIndex v : outputs) AddOutput(&b, v);
+  const Plan plan = Compile(b);
+  std::vector<bool> sole;
+  for (const Plan::Output& output : plan.outputs) sole.push_back(output.sole);
+  EXPECT_EQ(sole, (std::vector<bool>{true, false, false, false, false, false, false}));
+}
+
 // Whatever may be written over comes behind all collectives, in every order of them.
 TEST(PlanTest, WhatTakesOverAnInputIsHeldBack) {
   RankBuilder b(0, 2);
