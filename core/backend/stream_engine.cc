@@ -1,11 +1,13 @@
 #include "core/backend/stream_engine.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "core/base/error.h"
+#include "core/ops/registry.h"
 
 namespace chorus {
 
@@ -52,6 +54,10 @@ struct StreamEngine::Group {
 
   int size() const { return static_cast<int>(devices.size()); }
 };
+
+// Fewer elements stay in the caches anyway; more kernels have more pairs to be looked at.
+constexpr int64_t kLeastChained = 4096;
+constexpr size_t kMostChained = 15;
 
 // --- Items ---
 
@@ -237,6 +243,68 @@ bool StreamEngine::Begin(StreamState* stream, Item* work) {
   return false;
 }
 
+namespace {
+
+// Memory that kernels of a chain read or write.
+struct Touched {
+  DeviceAddress begin = 0;
+  int64_t bytes = 0;
+  bool is_written = false;
+  bool by_element = false;  // element i by the kernel's element i alone
+};
+
+bool AreIndependent(const Touched& a, const Touched& b) {
+  if (!a.is_written && !b.is_written) return true;
+  if (a.begin == b.begin && a.bytes == b.bytes) return a.by_element && b.by_element;
+  return a.begin + static_cast<DeviceAddress>(a.bytes) <= b.begin ||
+         b.begin + static_cast<DeviceAddress>(b.bytes) <= a.begin;
+}
+
+}  // namespace
+
+void StreamEngine::TakeChain(StreamState* stream, const KernelCall& first) {
+  stream->chain.clear();
+  const auto prepared_of = [](const KernelCall& call) {
+    return static_cast<const PreparedKernel*>(call.kernel);
+  };
+  const PreparedKernel& head = *prepared_of(first);
+  if (!head.elementwise || head.kernel->units() < kLeastChained) return;
+  absl::InlinedVector<Touched, 32> touched;
+  const auto append = [&](const KernelCall& call) {
+    const PreparedKernel& prepared = *prepared_of(call);
+    for (size_t i = 0; i < call.inputs.size(); ++i) {
+      touched.push_back(
+          {call.inputs[i], prepared.input_bytes[i], false, prepared.input_is_like_output[i]});
+    }
+    touched.push_back({call.outputs[0], prepared.output_bytes[0], true, true});
+  };
+  const auto has_operands = [&](const KernelCall& call) {
+    return call.inputs.size() == prepared_of(call)->input_bytes.size() && call.outputs.size() == 1;
+  };
+  if (!has_operands(first)) return;
+  append(first);
+  // Who waits for a kernel is not kept waiting for those behind it.
+  uint64_t last = std::numeric_limits<uint64_t>::max();
+  for (const StreamState::Waiter& waiter : stream->waiters) last = std::min(last, waiter.position);
+  while (!stream->items.empty() && stream->chain.size() < kMostChained &&
+         stream->completed + stream->chain.size() + 1 < last) {
+    auto* const next = absl::get_if<KernelCall>(&stream->items.front());
+    if (next == nullptr || !has_operands(*next)) return;
+    const PreparedKernel& prepared = *prepared_of(*next);
+    if (!prepared.elementwise || prepared.kernel->units() != head.kernel->units()) return;
+    if (next->unless != nullptr && next->unless->load(std::memory_order_acquire)) return;
+    const size_t before = touched.size();
+    append(*next);
+    for (size_t i = 0; i < before; ++i) {
+      for (size_t j = before; j < touched.size(); ++j) {
+        if (!AreIndependent(touched[i], touched[j])) return;
+      }
+    }
+    stream->chain.push_back(std::move(*next));
+    stream->items.Pop();
+  }
+}
+
 void StreamEngine::Advance(StreamState* stream, const absl::Status& status) {
   ++stream->completed;
   if (!status.ok() && stream->failure.ok()) stream->failure = Detached(status);
@@ -262,6 +330,12 @@ absl::StatusOr<std::unique_ptr<Kernel>> StreamEngine::MakeKernel(
   for (const TensorType* input : node.inputs) prepared->input_bytes.push_back(input->num_bytes());
   for (const TensorType& output : outputs) prepared->output_bytes.push_back(output.num_bytes());
   prepared->cost = prepared->kernel->units() * prepared->kernel->cost_per_unit();
+  const OpDef* const def = FindOp(node.op);
+  prepared->elementwise = def != nullptr && def->elementwise && outputs.size() == 1 &&
+                          prepared->kernel->units() == outputs[0].num_elements();
+  for (const TensorType* input : node.inputs) {
+    prepared->input_is_like_output.push_back(outputs.size() == 1 && *input == outputs[0]);
+  }
   return std::unique_ptr<Kernel>(std::move(prepared));
 }
 

@@ -107,6 +107,7 @@ class StreamEngine {
     bool released = false;  // its Stream is gone; recycled when it is idle
     absl::Status failure;   // the first since the last callback
     std::vector<Waiter> waiters;
+    std::vector<KernelCall> chain;  // what TakeChain has taken
   };
 
   // What KernelCall::kernel points to.
@@ -115,6 +116,9 @@ class StreamEngine {
     std::vector<int64_t> input_bytes;
     std::vector<int64_t> output_bytes;
     int64_t cost = 0;
+    // The op is elementwise and a unit is an element; which inputs have the output's type.
+    bool elementwise = false;
+    std::vector<bool> input_is_like_output;
   };
   struct ResolvedKernel {
     const HostKernel* kernel = nullptr;
@@ -139,6 +143,11 @@ class StreamEngine {
   // reached, then FinishMeeting). False: the stream is idle or blocked, whoever changes that makes
   // it ready.
   bool Begin(StreamState* stream, Item* work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Takes those of the kernels behind `first`, which Begin gave, that may run with it block by
+  // block of elements: elementwise ones of as many elements, which have nothing in memory in common
+  // with each other but element by element. Each counts as work that Begin gave.
+  void TakeChain(StreamState* stream, const KernelCall& first)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The work that Begin gave has ended. The stream stays in the caller's hands.
   void Advance(StreamState* stream, const absl::Status& status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

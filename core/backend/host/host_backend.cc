@@ -21,6 +21,8 @@ constexpr int64_t kItemCost = 512;
 // Kernels state their cost in bytes or multiply-adds: so much of it runs where it is enqueued, and
 // larger kernels are cut into pieces of it.
 constexpr int64_t kInlineKernelCost = 256 << 10;
+// So many elements of each kernel of a chain at a time: what they work on stays in the first cache.
+constexpr int64_t kBlockElements = 2048;
 // Work that reads and writes more than this writes past the caches, which would have to read each
 // line before it is overwritten and keep what nobody reads soon. (The cache that the system reports
 // is the whole machine's, of which a process has a share.)
@@ -99,6 +101,8 @@ class HostEngine : public StreamEngine {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     Item work;
     while (!closing_ && Begin(stream, &work)) {
+      auto* const kernel = absl::get_if<KernelCall>(&work);
+      if (kernel != nullptr) TakeChain(stream, *kernel);
       mutex_.Unlock();
       absl::Status status;
       bool ended = true;
@@ -110,8 +114,8 @@ class HostEngine : public StreamEngine {
       } else if (auto* collective = absl::get_if<CollectiveItem>(&work)) {
         meeting = collective->meeting;
         status = RunMeeting(meeting, on_pool, budget, &ended);
-      } else if (auto* kernel = absl::get_if<KernelCall>(&work)) {
-        status = RunKernel(stream, *kernel, on_pool, budget, &ended);
+      } else if (kernel != nullptr) {
+        status = RunKernels(stream, *kernel, on_pool, budget, &ended);
       } else {
         status = RunCopy(stream, absl::get<CopyItem>(work), on_pool, budget, &ended);
       }
@@ -121,7 +125,11 @@ class HostEngine : public StreamEngine {
         FinishMeeting(meeting, status);
         return;  // this stream is in ready_ like those of the other members, if it has more to do
       }
-      Advance(stream, status);
+      if (kernel != nullptr) {
+        EndKernels(stream, status);
+      } else {
+        Advance(stream, status);
+      }
       if (*budget < 0) {
         Requeue(stream);
         return;
@@ -199,36 +207,61 @@ class HostEngine : public StreamEngine {
     return absl::OkStatus();
   }
 
+  // A kernel, or a chain of them: whatever one of them leaves for another is read again while it
+  // still is in the cache.
   struct KernelRun {
-    ResolvedKernel call;
-    int64_t units_per_chunk = 1;
+    absl::InlinedVector<ResolvedKernel, 4> kernels;
     Mutex mutex;
     absl::Status status ABSL_GUARDED_BY(mutex);
+
+    int64_t units() const { return kernels[0].kernel->units(); }
+
+    absl::Status Run(int64_t begin, int64_t end) const {
+      const int64_t block = kernels.size() == 1 ? end - begin : kBlockElements;
+      absl::Status status;
+      for (; begin < end; begin += block) {
+        for (const ResolvedKernel& kernel : kernels) {
+          status.Update(kernel.kernel->Run(absl::MakeConstSpan(kernel.inputs),
+                                           absl::MakeConstSpan(kernel.outputs), begin,
+                                           std::min(end, begin + block)));
+        }
+      }
+      return status;
+    }
   };
 
-  absl::Status RunKernel(StreamState* stream, const KernelCall& call, bool on_pool, int64_t* budget,
-                         bool* ended) ABSL_LOCKS_EXCLUDED(mutex_) {
-    CHORUS_ASSIGN_OR_RETURN(ResolvedKernel resolved, Resolve(call, stream->device));
-    const int64_t cost = CostOf(call);
-    *budget -= kItemCost;
+  // `first` and the stream's chain.
+  absl::Status RunKernels(StreamState* stream, const KernelCall& first, bool on_pool,
+                          int64_t* budget, bool* ended) ABSL_LOCKS_EXCLUDED(mutex_) {
+    int64_t cost = CostOf(first);
+    for (const KernelCall& call : stream->chain) cost += CostOf(call);
+    *budget -= kItemCost * static_cast<int64_t>(1 + stream->chain.size());
+    const auto resolve = [&](KernelRun* run) {
+      CHORUS_ASSIGN_OR_RETURN(ResolvedKernel resolved, Resolve(first, stream->device));
+      run->kernels.push_back(std::move(resolved));
+      for (const KernelCall& call : stream->chain) {
+        CHORUS_ASSIGN_OR_RETURN(resolved, Resolve(call, stream->device));
+        run->kernels.push_back(std::move(resolved));
+      }
+      return absl::OkStatus();
+    };
     if (cost <= kInlineKernelCost) {
+      KernelRun run;
+      CHORUS_RETURN_IF_ERROR(resolve(&run));
       *budget -= 4 * cost;
-      return resolved.kernel->RunAll(absl::MakeConstSpan(resolved.inputs),
-                                     absl::MakeConstSpan(resolved.outputs));
+      return run.Run(0, run.units());
     }
-    *ended = false;
     auto run = std::make_shared<KernelRun>();
-    const int64_t units = resolved.kernel->units();
+    CHORUS_RETURN_IF_ERROR(resolve(run.get()));
+    *ended = false;
+    const int64_t units = run->units();
     const int64_t chunks = std::min(units, (cost + kInlineKernelCost - 1) / kInlineKernelCost);
-    run->units_per_chunk = (units + chunks - 1) / chunks;
-    run->call = std::move(resolved);
-    RunOnPool((units + run->units_per_chunk - 1) / run->units_per_chunk, options_.inline_bytes + 1,
-              on_pool, budget,
-              [run, units](int64_t i) {
-                const int64_t begin = i * run->units_per_chunk;
-                absl::Status status = run->call.kernel->Run(
-                    absl::MakeConstSpan(run->call.inputs), absl::MakeConstSpan(run->call.outputs),
-                    begin, std::min(units, begin + run->units_per_chunk));
+    const int64_t units_per_chunk = (units + chunks - 1) / chunks;
+    RunOnPool((units + units_per_chunk - 1) / units_per_chunk, options_.inline_bytes + 1, on_pool,
+              budget,
+              [run, units, units_per_chunk](int64_t i) {
+                const int64_t begin = i * units_per_chunk;
+                absl::Status status = run->Run(begin, std::min(units, begin + units_per_chunk));
                 if (status.ok()) return;
                 MutexLock lock(&run->mutex);
                 if (run->status.ok()) run->status = std::move(status);
@@ -239,10 +272,16 @@ class HostEngine : public StreamEngine {
                   MutexLock lock(&run->mutex);
                   status = run->status;
                 }
-                Advance(stream, status);
+                EndKernels(stream, status);
                 Requeue(stream);
               });
     return absl::OkStatus();
+  }
+
+  void EndKernels(StreamState* stream, const absl::Status& status)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    for (size_t i = 0; i < stream->chain.size(); ++i) Advance(stream, absl::OkStatus());
+    Advance(stream, status);
   }
 
   const HostBackendOptions options_;

@@ -6,6 +6,9 @@
 // thread ever blocks for a stream: one that waits for an event or for the members of a collective
 // is taken up again by the thread that lets it go on. So there may be more devices than cores.
 //
+// Elementwise kernels that wait behind each other run together, a block of elements at a time: what
+// one leaves for the next is still in the cache. The bits are those of one by one.
+//
 // Threads: stricter users may rely on more than backend.h says: everything is thread-safe.
 #ifndef CHORUS_CORE_BACKEND_HOST_HOST_BACKEND_H_
 #define CHORUS_CORE_BACKEND_HOST_HOST_BACKEND_H_
