@@ -180,6 +180,17 @@ absl::StatusOr<int64_t> ResidentBytesOf(pid_t pid) {
   return resident * sysconf(_SC_PAGESIZE);
 }
 
+absl::StatusOr<int64_t> AnonymousBytesOf(pid_t pid) {
+  std::istringstream status(FileText(absl::StrCat("/proc/", pid, "/status")));
+  for (std::string line; std::getline(status, line);) {
+    std::istringstream words(line);
+    std::string name;
+    int64_t kilobytes = 0;
+    if (words >> name >> kilobytes && name == "RssAnon:") return kilobytes * 1024;
+  }
+  return absl::NotFoundError(absl::StrCat("no memory of process ", pid));
+}
+
 void Pause(int64_t nanos) {
   timespec time{nanos / 1000000000, nanos % 1000000000};
   nanosleep(&time, nullptr);

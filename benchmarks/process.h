@@ -62,6 +62,8 @@ int64_t CpuNanos();
 absl::StatusOr<int64_t> CpuNanosOf(pid_t pid);
 // Memory that a process has in use now, what it shares with others included.
 absl::StatusOr<int64_t> ResidentBytesOf(pid_t pid);
+// Of these its heap and stacks: nothing that is shared or a file's.
+absl::StatusOr<int64_t> AnonymousBytesOf(pid_t pid);
 // Does nothing for that long.
 void Pause(int64_t nanos);
 

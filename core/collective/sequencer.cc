@@ -1596,13 +1596,13 @@ absl::optional<Error> Sequencer::Cause(Epoch epoch) const {
   return absl::nullopt;
 }
 
-size_t Sequencer::StateSize() const {
+size_t Sequencer::LiveRows() const {
   size_t group_rows = 0;
   for (const auto& requests : group_requests_) group_rows += requests.second.groups.size();
   return groups_.size() + group_rows + pair_next_.size() + runs_.size() + run_by_handle_.size() +
          instances_.size() + instance_by_key_.size() + components_.size() + tapes_.size() +
          tape_by_key_.size() + gangs_.size() + gang_by_ticket_.size() + externally_blocked_.size() +
-         known_orders_.size() + causes_.size() + ready_.size();
+         ready_.size();
 }
 
 std::string Sequencer::CanonicalState() const {

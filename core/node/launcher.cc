@@ -25,10 +25,14 @@ absl::StatusOr<PlanId> Launcher::PlanOn(LoadedPlan* plan, int slot, DeviceIndex 
   CHORUS_RETURN_IF_ERROR(
       executor(device)->LoadPlan(id, plan->plan.device_plans[static_cast<size_t>(slot)]));
   places.emplace_back(device, id);
+  ++loaded_plans_;
   return id;
 }
 
-void Launcher::UnloadPlan(DeviceIndex device, PlanId plan) { executor(device)->UnloadPlan(plan); }
+void Launcher::UnloadPlan(DeviceIndex device, PlanId plan) {
+  executor(device)->UnloadPlan(plan);
+  --loaded_plans_;
+}
 
 absl::StatusOr<CommunicatorId> Launcher::CommunicatorOf(absl::Span<const DeviceIndex> devices) {
   std::vector<int> key;

@@ -36,6 +36,7 @@ class Launcher {
   // The part of `plan` for device slot `slot` on `device`, loaded at its first use.
   absl::StatusOr<PlanId> PlanOn(LoadedPlan* plan, int slot, DeviceIndex device);
   void UnloadPlan(DeviceIndex device, PlanId plan);
+  int64_t loaded_plans() const { return loaded_plans_; }
 
   // The communicator of these devices, opened at its first use.
   absl::StatusOr<CommunicatorId> CommunicatorOf(absl::Span<const DeviceIndex> devices);
@@ -67,6 +68,7 @@ class Launcher {
 
   std::vector<int64_t> launch_counts_;
   PlanId last_plan_ = 0;
+  int64_t loaded_plans_ = 0;
   LaunchId last_launch_ = 0;
   CommunicatorId last_communicator_ = 0;
   absl::flat_hash_map<std::vector<int>, CommunicatorId> pool_;

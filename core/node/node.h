@@ -145,6 +145,11 @@ struct NodeStats {
   int64_t runs_failed = 0;
   int64_t shared_kernels = 0;  // that were not run, because another rank ran an equal one
   PathCounters paths;
+  // Held at this moment: none of it may grow while a job goes on.
+  int64_t live_runs = 0;
+  int64_t live_buffers = 0;
+  int64_t loaded_plans = 0;
+  int64_t agreement_rows = 0;  // of all worlds' sequencers
 };
 
 // The end of one command of a session's log.

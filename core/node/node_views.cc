@@ -143,6 +143,16 @@ std::vector<FlightEvent> LocalNode::Impl::Flight(absl::string_view tenant, int64
 NodeStats LocalNode::Impl::Stats() const {
   NodeStats now = stats;
   now.memory_used_bytes = budget_.used();
+  now.live_runs = runs_.live();
+  for (const auto& entry : tenants_) {
+    if (const auto tenant = entry.second.lock()) now.live_buffers += tenant->arenas->live_buffers();
+  }
+  for (const auto& set : device_sets_) now.live_buffers += set->live_buffers();
+  now.loaded_plans = launcher_.loaded_plans();
+  for (const auto& entry : worlds_) {
+    const World& world = *entry.second;
+    if (world.formed) now.agreement_rows += static_cast<int64_t>(world.sequencer->LiveRows());
+  }
   return now;
 }
 

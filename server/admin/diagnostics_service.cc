@@ -201,6 +201,10 @@ grpc::ServerUnaryReactor* DiagnosticsService::GetStats(grpc::CallbackServerConte
         to->set_donated_bytes(stats.paths.donated_bytes);
         to->set_shared_bytes(stats.paths.shared_bytes);
         to->set_shared_op_count(stats.shared_kernels);
+        to->set_live_run_count(stats.live_runs);
+        to->set_live_buffer_count(stats.live_buffers);
+        to->set_loaded_plan_count(stats.loaded_plans);
+        to->set_agreement_row_count(stats.agreement_rows);
       });
 }
 

@@ -82,6 +82,7 @@ class Daemon {
   static absl::StatusOr<std::unique_ptr<Daemon>> Start(const Options& options);
 
   const std::string& address() const { return address_; }
+  pid_t pid() const { return process_.pid(); }
   bool Lives();
   void Signal(int signal) { process_.Signal(signal); }
   // Stops it, until SIGCONT; returns when all its threads stand still.
