@@ -148,6 +148,8 @@ class LocalNode::Impl {
   // Whether the name, unless it was released, still stands for `cell`.
   bool StandsFor(const Session& session, TensorId id, const Cell& cell) const;
   void NameTensor(Session* session, TensorId id, CellRef cell);
+  // The name, if it is still free, stands for the error.
+  void NameFailed(Session* session, TensorId id, std::shared_ptr<const Error> error);
   // The name, unless it was released, stands for `cell` now.
   void ReplaceTensor(Session* session, TensorId id, CellRef cell);
   void PublishTensor(Session* session, TensorId id, const Cell& cell);

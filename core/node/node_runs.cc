@@ -488,18 +488,10 @@ void LocalNode::Impl::RefuseRun(const std::shared_ptr<Session>& session, Sequenc
                                 absl::Time now) {
   Error error = ErrorOf(why);
   if (error.id == ErrorId()) errors.Record(session->tenant->name, &error);
-  // Names that were still free are taken by tensors that carry the error.
   const auto shared_error = std::make_shared<Error>(error);
   for (const OutBinding& binding : command.outputs) {
-    if (binding.kind != OutBinding::Kind::kFresh || !CheckFresh(*session, binding.id).ok()) {
-      continue;
-    }
-    auto cell = std::make_shared<Cell>();
-    cell->state = Cell::State::kFailed;
-    cell->error = shared_error;
-    cell->type = std::make_shared<TensorType>();
-    PublishTensor(session.get(), binding.id, *cell);
-    NameTensor(session.get(), binding.id, std::move(cell));
+    if (binding.kind != OutBinding::Kind::kFresh) continue;
+    NameFailed(session.get(), binding.id, shared_error);
   }
   if (run != nullptr) EndRun(run);
   ++stats.runs_failed;

@@ -537,7 +537,13 @@ void LocalNode::Impl::Execute(const std::shared_ptr<Session>& session, const Com
   if (const auto* create = absl::get_if<CreateTensor>(&command.body)) {
     status = DoCreateTensor(session, command.sequence, *create, now);
     if (status.ok()) return;  // its outcome follows when the bytes are there
-  } else if (const auto* graph = absl::get_if<RegisterGraph>(&command.body)) {
+    Error error = ErrorOf(status);
+    errors.Record(session->tenant->name, &error);
+    NameFailed(session.get(), create->tensor, std::make_shared<Error>(error));
+    FinishCommand(session.get(), command.sequence, error);
+    return;
+  }
+  if (const auto* graph = absl::get_if<RegisterGraph>(&command.body)) {
     status = DoRegister(session.get(), *graph);
   } else if (const auto* release = absl::get_if<Release>(&command.body)) {
     status = DoRelease(session.get(), *release);
@@ -882,6 +888,17 @@ void LocalNode::Impl::NameTensor(Session* session, TensorId id, CellRef cell) {
   session->tensors[slot].generation = id.generation;
   session->tensors[slot].cell = std::move(cell);
   ++session->live_tensors;
+}
+
+void LocalNode::Impl::NameFailed(Session* session, TensorId id,
+                                 std::shared_ptr<const Error> error) {
+  if (!CheckFresh(*session, id).ok()) return;
+  auto cell = std::make_shared<Cell>();
+  cell->state = Cell::State::kFailed;
+  cell->error = std::move(error);
+  cell->type = std::make_shared<TensorType>();
+  PublishTensor(session, id, *cell);
+  NameTensor(session, id, std::move(cell));
 }
 
 bool LocalNode::Impl::StandsFor(const Session& session, TensorId id, const Cell& cell) const {

@@ -519,6 +519,41 @@ TEST_F(NodeTest, RunsOfARefusedGraphTellWhyItWasRefused) {
   EXPECT_EQ(ErrorOf(ranks_[0]->LastOutcome()).reason, Reason::kUnknownName);
 }
 
+// What uses it is told why it is not there.
+TEST_F(NodeTest, ATensorThatWasNotMadeStandsForTheError) {
+  Start(2);
+  DirectRank& rank = *ranks_[0];
+  CreateTensor create;
+  create.tensor = {1, 1};
+  create.type = TensorType(DType::kF32, {2});
+  create.device = DeviceIndex(1);  // the other rank's
+  create.source = DirectRank::Inline({1, 2});
+  rank.Submit(create);
+  const Error refused = ErrorOf(rank.LastOutcome());
+  EXPECT_EQ(refused.reason, Reason::kMalformed);
+  for (int r = 0; r < 2; ++r) {
+    ranks_[r]->Register(1, AllReduceGraph(r, 2, create.type, "step.cc:1"));
+  }
+  rank.RunOn(1, TensorId{1, 1}, {3, 1});
+  EXPECT_EQ(ErrorOf(rank.LastOutcome()).id, refused.id);
+  EXPECT_EQ(ErrorOf(rank.Read({1, 1}).status()).id, refused.id);
+  ranks_[1]->RunInline(1, {1, 2}, {3, 1});
+  const Error told = ErrorOf(ranks_[1]->LastOutcome());
+  EXPECT_EQ(told.reason, Reason::kPeerRefused);
+  EXPECT_THAT(told.message, testing::HasSubstr(refused.message));
+  // The name is taken: it is released like any other.
+  create.device = DeviceIndex(0);
+  rank.Submit(create);
+  EXPECT_FALSE(rank.LastOutcome().ok());
+  Release release;
+  release.tensors = {{1, 1}};
+  rank.Submit(release);
+  create.tensor = {1, 2};
+  rank.Submit(create);
+  EXPECT_TRUE(rank.LastOutcome().ok()) << rank.LastOutcome();
+  EXPECT_THAT(*rank.Read({1, 2}), testing::ElementsAre(1, 2));
+}
+
 TEST_F(NodeTest, AMismatchFailsOnEveryRankAndTheNextEpochWorks) {
   Start(2);
   for (int r = 0; r < 2; ++r) {
