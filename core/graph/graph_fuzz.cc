@@ -5,9 +5,11 @@
 #include <cstdint>
 #include <cstdlib>
 #include <string>
+#include <vector>
 
 #include "absl/strings/string_view.h"
 #include "core/graph/graph.h"
+#include "core/graph/specialize.h"
 #include "core/graph/validate.h"
 
 namespace {
@@ -41,5 +43,14 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (const chorus::GraphOutput& output : graph->outputs) {
     Require(values.type(output.value).num_bytes() >= 0);
   }
+
+  // What it is at some sizes; at its largest it is as good as it stands.
+  const absl::StatusOr<std::vector<int64_t>> maxima = chorus::CheckSymbols(*graph);
+  Require(maxima.ok());
+  const absl::StatusOr<Graph> largest = chorus::Specialize(*graph, *maxima);
+  Require(largest.ok() && chorus::ValidateGraph(*largest, chorus::GraphLimits()).ok());
+  const absl::StatusOr<Graph> least =
+      chorus::Specialize(*graph, std::vector<int64_t>(maxima->size(), 1));
+  if (least.ok()) (void)chorus::ValidateGraph(*least, chorus::GraphLimits());
   return 0;
 }

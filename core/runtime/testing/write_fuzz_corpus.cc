@@ -1,5 +1,6 @@
-// Writes the corpus of executor_bytes_fuzz anew, for a new format:
-//   bazel run //core/runtime/testing:write_fuzz_corpus -- $PWD/core/runtime/fuzz_corpus
+// Writes the corpus of executor_bytes_fuzz anew, for a new format, and the graphs with sizes of
+// that of graph_fuzz:
+//   bazel run //core/runtime/testing:write_fuzz_corpus -- $PWD
 #include <cstdlib>
 #include <fstream>
 #include <iostream>
@@ -10,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/bytes.h"
 #include "core/base/error.h"
+#include "core/graph/validate.h"
 #include "core/ops/testing/rank_builder.h"
 #include "core/runtime/device_plan.h"
 #include "core/runtime/executor.h"
@@ -23,13 +25,16 @@ class Corpus {
  public:
   explicit Corpus(std::string directory) : directory_(std::move(directory)) {}
 
-  // `format` is what the fuzz target's first byte chooses.
-  void Write(const std::string& name, char format, const std::string& bytes) const {
+  void Write(const std::string& name, const std::string& bytes) const {
     std::ofstream file(absl::StrCat(directory_, "/", name), std::ios::binary);
-    file << format << bytes;
+    file << bytes;
     if (file.good()) return;
     std::cerr << "cannot write " << name << " in " << directory_ << "\n";
     std::exit(1);
+  }
+  // `format` is what the fuzz target's first byte chooses.
+  void Write(const std::string& name, char format, const std::string& bytes) const {
+    Write(name, absl::StrCat(std::string(1, format), bytes));
   }
 
   // Every value that is no input and that no op reads is an output.
@@ -57,7 +62,7 @@ class Corpus {
   const std::string directory_;
 };
 
-void WriteAll(const Corpus& corpus) {
+void WriteExecutorBytes(const Corpus& corpus) {
   corpus.Write("plan_empty", 0, EncodeDevicePlan(DevicePlan()));
   const TensorType x(DType::kF32, {6});
   {
@@ -129,15 +134,92 @@ void WriteAll(const Corpus& corpus) {
   corpus.Write("completion_aborted", 2, aborted.bytes());
 }
 
+// `varying`: what the first dimensions of the inputs are. `rules`: which numbers in nodes follow.
+void WriteGraph(const Corpus& corpus, const std::string& name, RankBuilder* b,
+                const std::vector<ValueIndex>& outputs, const std::vector<Dim>& varying,
+                const std::vector<SizeRule>& rules) {
+  for (const ValueIndex v : outputs) {
+    GraphOutput output;
+    output.value = v;
+    b->graph().AddOutput(output);
+  }
+  Graph graph = b->graph().Build();
+  for (size_t i = 0; i < varying.size(); ++i) graph.inputs[i].type.dims[0] = varying[i];
+  graph.sizes = rules;
+  const absl::Status valid = ValidateGraph(graph, GraphLimits());
+  if (!valid.ok()) {
+    std::cerr << name << ": " << valid << "\n" << DebugString(graph);
+    std::exit(1);
+  }
+  corpus.Write(name, EncodeGraph(graph));
+}
+
+SizeRule Rule(int32_t node, SizeRule::Place place, int32_t attribute, int32_t element,
+              int32_t symbol, int64_t scale, int64_t offset) {
+  SizeRule rule;
+  rule.node = node;
+  rule.place = place;
+  rule.attribute = attribute;
+  rule.element = element;
+  rule.symbol = symbol;
+  rule.scale = scale;
+  rule.offset = offset;
+  return rule;
+}
+
+void WriteGraphs(const Corpus& corpus) {
+  using Place = SizeRule::Place;
+  constexpr int64_t kRows = 6;
+  const TensorType x(DType::kF32, {kRows, 4});
+  {
+    // All types follow from the input's.
+    RankBuilder b(0, 2);
+    const ValueIndex rows = b.Op("sum", {b.Input(x)}, {{"axes", std::vector<int64_t>{0}}});
+    WriteGraph(corpus, "size_without_rules", &b, {b.AllReduce(rows)}, {Dim::Symbol(0, kRows)}, {});
+  }
+  {
+    RankBuilder b(0, 2);
+    const ValueIndex flat =
+        b.Op("reshape", {b.Input(x)}, {{"dims", std::vector<int64_t>{4 * kRows}}});
+    const ValueIndex more =
+        b.Op("pad", {flat}, {{"after", kRows}, {"axis", int64_t{0}}, {"before", int64_t{2}}});
+    const ValueIndex less = b.Op(
+        "slice", {more}, {{"axis", int64_t{0}}, {"begin", int64_t{2}}, {"end", 4 * kRows + 2}});
+    WriteGraph(
+        corpus, "size_attributes", &b, {less}, {Dim::Symbol(0, kRows)},
+        {Rule(0, Place::kAttribute, 0, 0, 0, 4, 0), Rule(1, Place::kAttribute, 0, 0, 0, 1, 0),
+         Rule(2, Place::kAttribute, 2, 0, 0, 4, 2)});
+  }
+  {
+    RankBuilder b(0, 2);
+    RankBuilder::How counts;
+    counts.counts = {kRows, 2 * kRows};
+    const ValueIndex all = b.Apply("all_gather_into_tensor", {b.Input(x)}, counts)[0];
+    RankBuilder::How ragged;
+    ragged.runtime_counts_input = 1;
+    ragged.runtime_count_maximum = 9;
+    const ValueIndex other = b.Input(TensorType(DType::kF32, {5, 4}));
+    const ValueIndex rows = b.Input(TensorType(DType::kI64, {2}));
+    std::vector<ValueIndex> outputs = b.Apply("all_to_all_single", {other, rows}, ragged);
+    outputs.push_back(all);
+    WriteGraph(corpus, "two_sizes_of_counts", &b, outputs,
+               {Dim::Symbol(0, kRows), Dim::Symbol(1, 5)},
+               {Rule(0, Place::kCount, 0, 0, 0, 1, 0), Rule(0, Place::kCount, 0, 1, 0, 2, 0),
+                Rule(1, Place::kRuntimeCountMaximum, 0, 0, 1, 2, -1)});
+  }
+}
+
 }  // namespace
 }  // namespace testing
 }  // namespace chorus
 
 int main(int argc, char** argv) {
   if (argc != 2) {
-    std::cerr << "usage: write_fuzz_corpus DIRECTORY\n";
+    std::cerr << "usage: write_fuzz_corpus ROOT\n";
     return 2;
   }
-  chorus::testing::WriteAll(chorus::testing::Corpus(argv[1]));
+  const std::string root = argv[1];
+  chorus::testing::WriteExecutorBytes(chorus::testing::Corpus(root + "/core/runtime/fuzz_corpus"));
+  chorus::testing::WriteGraphs(chorus::testing::Corpus(root + "/core/graph/fuzz_corpus"));
   return 0;
 }
