@@ -160,6 +160,22 @@ Graph StepGraph(int rank, int size, int64_t reduced) {
   return builder.Build();
 }
 
+// The beginning of a step with two inputs: the first, large and negated, may take its own place.
+// The second, of two elements and negated before anything is written there, is returned.
+ValueIndex BeginStep(GraphBuilder* builder) {
+  const ValueIndex state = AddInput(builder, TensorType(DType::kF32, {kLarge}), true);
+  const ValueIndex x = AddInput(builder, TensorType(DType::kF32, {2}));
+  const ValueIndex before = AddOp(builder, "neg", {x});
+  AddOutput(builder, AddOp(builder, "neg", {state}), /*may_alias=*/0);
+  return before;
+}
+
+Graph LocalStepGraph() {
+  GraphBuilder builder(1, {});
+  AddOutput(&builder, BeginStep(&builder));
+  return builder.Build();
+}
+
 // Its input negated, in its place where that is given away.
 Graph NegateGraph(int64_t elements) {
   GraphBuilder builder(1, {});
@@ -933,12 +949,7 @@ TEST_F(DonationTest, AKernelThatFailsOnOneRankHoldsAllBack) {
   Begin("launch error device=1 skip=1");  // the first makes what is given
   for (int r = 0; r < 2; ++r) {
     GraphBuilder builder(1, {SlotOf(r, 2)});
-    const TensorType type(DType::kF32, {kLarge});
-    const ValueIndex state = AddInput(&builder, type, /*donatable=*/true);
-    const ValueIndex x = AddInput(&builder, TensorType(DType::kF32, {2}));
-    const ValueIndex before = AddOp(&builder, "neg", {x});
-    AddOutput(&builder, AddOp(&builder, "neg", {state}), /*may_alias=*/0);
-    AddOutput(&builder, AddAllReduce(&builder, before, r, "step.cc:1"));
+    AddOutput(&builder, AddAllReduce(&builder, BeginStep(&builder), r, "step.cc:1"));
     ranks_[r]->Register(5, builder.Build());
     ranks_[r]->RunStep(5, given_, 2, {1, 1}, {2, 1});
   }
@@ -958,10 +969,7 @@ TEST_F(DonationTest, AFailureHoldsBackADonorThatSharesWorkWithOneThatIsNone) {
   Begin("launch error device=1 skip=1");  // the first makes what is given
   for (int r = 0; r < 2; ++r) {
     GraphBuilder builder(1, {SlotOf(r, 2)});
-    const ValueIndex state = AddInput(&builder, TensorType(DType::kF32, {kLarge}), true);
-    const ValueIndex x = AddInput(&builder, TensorType(DType::kF32, {2}));
-    const ValueIndex before = AddOp(&builder, "neg", {x});
-    AddOutput(&builder, AddOp(&builder, "neg", {state}), /*may_alias=*/0);
+    const ValueIndex before = BeginStep(&builder);
     const ValueIndex total = AddOp(&builder, "sum", {AddAllReduce(&builder, before, r, "a.cc:1")});
     NodeSpec spread;
     spread.op = "expand";
@@ -985,12 +993,7 @@ TEST_F(DonationTest, AFailureHoldsBackADonorThatSharesWorkWithOneThatIsNone) {
 TEST_F(DonationTest, AKernelOfALocalStepThatFailsLeavesItIntact) {
   Begin("launch error device=0 skip=1");  // the first makes what is given
   DirectRank& rank = *ranks_[0];
-  GraphBuilder builder(1, {});
-  const ValueIndex state = AddInput(&builder, TensorType(DType::kF32, {kLarge}), true);
-  const ValueIndex x = AddInput(&builder, TensorType(DType::kF32, {2}));
-  AddOutput(&builder, AddOp(&builder, "neg", {state}), /*may_alias=*/0);
-  AddOutput(&builder, AddOp(&builder, "neg", {x}));
-  rank.Register(5, builder.Build());
+  rank.Register(5, LocalStepGraph());
   for (const int32_t slot : {1, 3}) {
     chorus::Run run =
         DirectRank::LocalRun(5, {given_, DirectRank::Inline({1, 2})}, {{slot, 1}, {slot + 1, 1}});
@@ -1007,12 +1010,7 @@ TEST_F(DonationTest, AKernelOfALocalStepThatFailsLeavesItIntact) {
 TEST_F(DonationTest, StepsBehindAFailedOneWriteNothing) {
   Begin("launch error device=0 skip=1");  // the first makes what is given
   DirectRank& rank = *ranks_[0];
-  GraphBuilder builder(1, {});
-  const ValueIndex state = AddInput(&builder, TensorType(DType::kF32, {kLarge}), true);
-  const ValueIndex x = AddInput(&builder, TensorType(DType::kF32, {2}));
-  AddOutput(&builder, AddOp(&builder, "neg", {state}), /*may_alias=*/0);
-  AddOutput(&builder, AddOp(&builder, "neg", {x}));
-  rank.Register(5, builder.Build());
+  rank.Register(5, LocalStepGraph());
   std::vector<CommandBody> steps;
   for (int i = 0; i < 3; ++i) {
     const TensorId from = i == 0 ? given_ : TensorId{9 + i, 1};
