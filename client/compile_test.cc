@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "client/chorus.h"
+#include "client/functional/math.h"
 #include "client/testing/fake_daemon.h"
 #include "client/testing/ranks.h"
 #include "core/base/error.h"
@@ -85,6 +86,35 @@ TEST(CompileTest, NumbersAndSeedsTravelWithTheCall) {
   EXPECT_EQ(Values<double>((*out)[0]), Doubles(16, 106));
   EXPECT_THAT(Values<double>(rate), ElementsAre(3));
   EXPECT_EQ(f.traces(), 1);
+}
+
+// Noise of another seed in each call: no other graph, and the numbers that the seed and the offset
+// give everywhere.
+TEST(CompileTest, ASeedThatChangesIsNoOtherGraph) {
+  FakeDaemon daemon;
+  const sdk::Session session = daemon.Open();
+  const Compiled f = Compile([session](const std::vector<Tensor>& in) {
+    return std::vector<Tensor>{
+        in[0] + RandomUniform(session, DType::kF64, {3}, in[1], /*offset=*/in[2]),
+        RandomBits(session, DType::kI64, {3}, /*seed=*/7, in[2])};
+  });
+  const Tensor x = Vector(session, {10, 20, 30});
+  std::vector<Doubles> seen;
+  for (const int64_t seed : {1, 2}) {
+    for (const int64_t step : {0, 1}) {
+      const auto out = f.Run({x, Scalar<int64_t>(session, seed), Scalar<int64_t>(session, step)});
+      ASSERT_TRUE(out.ok()) << out.status();
+      const Doubles got = Values<double>((*out)[0]);
+      EXPECT_EQ(got, Values<double>(x + RandomUniform(session, DType::kF64, {3}, seed, step)));
+      EXPECT_EQ(Values<int64_t>((*out)[1]),
+                Values<int64_t>(RandomBits(session, DType::kI64, {3}, 7, step)));
+      EXPECT_THAT(seen, ::testing::Not(::testing::Contains(got)));
+      seen.push_back(got);
+    }
+  }
+  EXPECT_EQ(f.traces(), 1);
+  // f, and one for each of the two ops outside.
+  EXPECT_EQ(daemon.counts().registered, 3);
 }
 
 // One step of data-parallel descent: forward, backward, all_reduce of the gradient, update.
