@@ -6,14 +6,12 @@
 #include <cstdlib>
 #include <fstream>
 #include <initializer_list>
-#include <limits>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "absl/time/clock.h"
 #include "examples/05_trainer/dataset.h"
-#include "examples/05_trainer/plot.h"
 #include "examples/05_trainer/progress.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -90,21 +88,6 @@ TEST(EpochOrderTest, EveryImageOnceInAnOrderThatIsTheSameEverywhere) {
   EXPECT_NE(order, EpochOrder(1000, 7, 3));
   EXPECT_NE(order, EpochOrder(1000, 8, 2));
   EXPECT_THAT(EpochOrder(8, 1, 0), ElementsAre(4, 6, 3, 5, 1, 7, 2, 0));
-}
-
-TEST(PlotTest, CurvesKeepTheirShape) {
-  const Curve curve{"a<b", {0, 1, 2, 3}, {4, 2, std::numeric_limits<double>::quiet_NaN(), 0}};
-  EXPECT_EQ(TextPlot(curve, 4, 3),
-            "a<b, 0 to 4\n"
-            "|*   \n"
-            "| *  \n"
-            "|   *\n"
-            "+----\n");
-  const std::string svg = SvgPlot({curve, {"flat", {1}, {5}}});
-  EXPECT_THAT(svg, HasSubstr("a&lt;b"));
-  EXPECT_THAT(svg, HasSubstr("points=\"70.0,30.0 280.0,120.0 700.0,210.0 \""));
-  EXPECT_THAT(svg, HasSubstr("height=\"480\""));
-  EXPECT_THAT(SvgPlot({{"none", {}, {}}}), HasSubstr("points=\"\""));
 }
 
 TEST(ProgressTest, WhatIsNoTerminalGetsPlainLines) {

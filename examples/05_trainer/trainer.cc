@@ -22,8 +22,8 @@
 #include "core/base/error.h"
 #include "examples/05_trainer/dataset.h"
 #include "examples/05_trainer/model.h"
-#include "examples/05_trainer/plot.h"
 #include "examples/05_trainer/progress.h"
+#include "tools/plot/plot.h"
 
 ABSL_FLAG(int, rank, -1, "This trainer's rank; -1: from the environment (RANK).");
 ABSL_FLAG(int, ranks, -1, "How many there are; -1: from the environment (WORLD_SIZE).");
@@ -115,8 +115,8 @@ absl::Status Train() {
   const int64_t global_batch = absl::GetFlag(FLAGS_batch) * world.size();
   const int64_t steps = epochs * ((data.count + global_batch - 1) / global_batch);
   const auto under_way = static_cast<size_t>(absl::GetFlag(FLAGS_steps_under_way));
-  Curve losses{"loss", {}, {}};
-  Curve accuracies{"accuracy", {}, {}};
+  chorus::plot::Curve losses{"loss", {}, {}};
+  chorus::plot::Curve accuracies{"accuracy", {}, {}};
   double accuracy = 0;
   double speed = 0;
   int64_t asked = 0;
@@ -171,9 +171,11 @@ absl::Status Train() {
   }
   const std::string plot = absl::GetFlag(FLAGS_plot);
   if (speaks && !plot.empty()) {
-    CHORUS_RETURN_IF_ERROR(WriteText(SvgPlot({losses, accuracies}), plot));
-    std::fputs(TextPlot(losses, 72, 12).c_str(), stdout);
-    std::fputs(TextPlot(accuracies, 72, 6).c_str(), stdout);
+    const std::string svg = chorus::plot::Svg({{"training", {"step"}, {"loss"}, {losses}},
+                                               {"test", {"epoch"}, {"accuracy"}, {accuracies}}});
+    CHORUS_RETURN_IF_ERROR(WriteText(svg, plot));
+    std::fputs(chorus::plot::Text(losses, 72, 12).c_str(), stdout);
+    std::fputs(chorus::plot::Text(accuracies, 72, 6).c_str(), stdout);
   }
   return chorus::Barrier(world).Wait();
 }
