@@ -1,7 +1,7 @@
 // Measures Chorus beside the machine's own limits, Open MPI and c10d/Gloo. See docs/performance.md.
 //
-//   chorus_bench --daemon=PATH [--quick] [--json=FILE] [floor] [small] [owned] [user] [compute]
-//   [graph] [sessions] [death] [train] [step]
+//   chorus_bench --daemon=PATH [--quick] [--json=FILE] [--plot=DIRECTORY] [floor] [small] [owned]
+//   [user] [compute] [graph] [sessions] [death] [train] [step]
 //
 // Without names: all of them. The exit status is not 0 when a result was wrong or something failed;
 // a missed goal is reported, and no failure.
@@ -23,6 +23,7 @@
 #include "benchmarks/machine.h"
 #include "benchmarks/memory_floor.h"
 #include "benchmarks/open_mpi.h"
+#include "benchmarks/plots.h"
 #include "benchmarks/report.h"
 #include "benchmarks/suites.h"
 #include "benchmarks/trainer.h"
@@ -41,6 +42,7 @@ ABSL_FLAG(
     "A Python that has torch: measures c10d/Gloo too. tools/bench --peer=torch installs one.");
 ABSL_FLAG(std::string, torch_rank, "benchmarks/torch_rank.py", "A rank of that peer.");
 ABSL_FLAG(std::string, json, "", "Where all figures go.");
+ABSL_FLAG(std::string, plot, "", "A directory for plots: one SVG file a suite that has any.");
 ABSL_FLAG(std::string, commit, "", "What was built, for the heading.");
 // Of the helper processes, which are this program too.
 ABSL_FLAG(std::string, helper, "", "Internal: which helper to be.");
@@ -118,6 +120,8 @@ int Main(int argc, char** argv) {
   Context context;
   context.scratch = &scratch;
   context.report = &report;
+  Plots plots;
+  context.plots = &plots;
   context.daemon_program = absl::GetFlag(FLAGS_daemon);
   context.effort = absl::GetFlag(FLAGS_smoke)   ? Effort::kSmoke
                    : absl::GetFlag(FLAGS_quick) ? Effort::kQuick
@@ -149,12 +153,13 @@ int Main(int argc, char** argv) {
   }
   std::cout << "\n" << report.GoalsText();
   const std::string json = absl::GetFlag(FLAGS_json);
-  if (!json.empty()) {
-    const absl::Status written = report.WriteJson(json);
-    if (!written.ok()) {
-      std::cerr << written.message() << "\n";
-      status = 1;
-    }
+  const std::string plot = absl::GetFlag(FLAGS_plot);
+  absl::Status written;
+  if (!json.empty()) written.Update(report.WriteJson(json));
+  if (!plot.empty()) written.Update(plots.Write(plot));
+  if (!written.ok()) {
+    std::cerr << written.message() << "\n";
+    status = 1;
   }
   return status;
 }

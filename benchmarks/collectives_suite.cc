@@ -160,6 +160,13 @@ absl::StatusOr<double> MeasureCase(const Context& context, const Contestants& wh
   if (who.torch != nullptr) {
     goals->to_torch.Add(RatioToNamed(measured, who.torch->version()), c);
   }
+  const Plots::Which plot = {"collectives", absl::StrCat(c.op, ", ", c.ranks, " ranks"),
+                             Plots::Along::kBytes, Plots::Value::kTime};
+  const auto size = static_cast<double>(c.result_bytes());
+  context.plots->Add(plot, size, measured);
+  for (const Measured& one : read) {
+    context.plots->AddPoint(plot, one.name + ", all then read it", size, one.summary.p50);
+  }
   const double ours = measured.front().summary.p50;
   Case row;
   row.benchmark = "collectives";

@@ -65,6 +65,9 @@ absl::Status MeasureNodes(const Context& context, Job* job) {
       // More ranks at once have to share the processors.
       if (job->ranks() == 1) context.report->AddGoal(goal);
     }
+    context.plots->Add({"graph", absl::StrCat("a chain of nodes, ", RanksText(job->ranks())),
+                        Plots::Along::kNodes, Plots::Value::kTime},
+                       static_cast<double>(nodes), measured);
     Case c;
     c.benchmark = "graph";
     c.what = absl::StrCat("graph of ", nodes, " nodes");

@@ -55,7 +55,7 @@ absl::StatusOr<std::unique_ptr<MemoryFloor>> MemoryFloor::Start(const ScratchDir
 
 Contender MemoryFloor::AsContender(int inputs, int outputs, int64_t bytes) const {
   Contender contender;
-  contender.name = absl::StrCat(inputs, " reads + ", outputs, outputs == 1 ? " write" : " writes");
+  contender.name = outputs == 1 ? "N reads + 1 write" : "N reads + N writes";
   contender.role = Role::kFloor;
   for (const TrafficVariant& variant : AllTrafficVariants()) {
     Task task;

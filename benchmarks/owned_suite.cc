@@ -76,6 +76,9 @@ absl::StatusOr<std::vector<Measured>> MeasureCase(const Context& context, const 
   c.ranks = ranks;
   c.bytes = peer.bytes;
   c.moved_bytes = static_cast<double>(moved);
+  context.plots->Add({"owned", absl::StrCat(what, ", ", ranks, " ranks"), Plots::Along::kBytes,
+                      Plots::Value::kBandwidth},
+                     static_cast<double>(c.bytes), measured, c.moved_bytes);
   context.report->Add(c, measured);
   return measured;
 }

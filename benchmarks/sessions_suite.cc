@@ -104,7 +104,15 @@ absl::Status MeasureSmall(const Context& context, const std::vector<Neighbours>&
   }
   CHORUS_ASSIGN_OR_RETURN(std::vector<Measured> measured,
                           MeasureInterleaved(contenders, context.Interleave()));
+  const Plots::Which plot = {"sessions", "all_reduce of 4 B beside idle sessions, 2 ranks",
+                             Plots::Along::kSessions, Plots::Value::kTime};
   for (size_t i = 1; i < all.size(); ++i) {
+    // A log axis has no 0: beside none is a line of its own.
+    for (const size_t one : {i, size_t{0}}) {
+      const std::string beside = one == 0 ? ", beside none" : "";
+      context.plots->AddPoint(plot, "p50" + beside, all[i].sessions, measured[one].summary.p50);
+      context.plots->AddPoint(plot, "p99" + beside, all[i].sessions, measured[one].summary.p99);
+    }
     Goal goal;
     goal.what = Beside(all[i].sessions) + "p99 of a small all_reduce over that beside none";
     goal.limit = 1.3;

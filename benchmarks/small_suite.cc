@@ -57,6 +57,9 @@ absl::Status RunSmall(const Context& context) {
       CHORUS_ASSIGN_OR_RETURN(std::vector<Measured> measured,
                               MeasureInterleaved(contenders, context.Interleave()));
       DropHopeless(measured, mpi.get());
+      context.plots->Add({"small", absl::StrCat("all_reduce, ", ranks, " ranks"),
+                          Plots::Along::kBytes, Plots::Value::kTime},
+                         static_cast<double>(bytes), measured);
       if (bytes == 4) AddGoals(context, ranks, measured);
       Case c;
       c.benchmark = "small";

@@ -134,9 +134,13 @@ absl::Status MeasureRanks(const Context& context, const Daemon& daemon, const Gr
   c.what = absl::StrCat(gradients.shapes.size(), " gradients");
   c.ranks = ranks;
   c.bytes = gradients.bytes();
-  context.report->Add(c, std::move(measured));
+  const auto add = [&](std::vector<Measured> rows) {
+    context.plots->Add({"step", c.what, Plots::Along::kRanks, Plots::Value::kTime}, ranks, rows);
+    context.report->Add(c, std::move(rows));
+  };
+  add(std::move(measured));
   c.what += ", all then read them";
-  context.report->Add(c, std::move(read));
+  add(std::move(read));
   context.Show();
   return absl::OkStatus();
 }
@@ -145,6 +149,11 @@ absl::Status MeasureRanks(const Context& context, const Daemon& daemon, const Gr
 
 absl::Status RunStep(const Context& context) {
   const Gradients gradients = Gradients::OfResNet50(context.effort == Effort::kSmoke ? 8 : 64);
+  if (gradients.bytes() > context.most_bytes) {
+    context.report->AddNote(
+        absl::StrCat("step left out: ", BytesText(gradients.bytes()), " are more than --most_mib"));
+    return absl::OkStatus();
+  }
   CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<Daemon> daemon, context.StartDaemon());
   std::vector<int> ranks = {1};
   ranks.insert(ranks.end(), context.ranks.begin(), context.ranks.end());

@@ -13,6 +13,7 @@
 #include "benchmarks/helper.h"
 #include "benchmarks/interleave.h"
 #include "benchmarks/open_mpi.h"
+#include "benchmarks/plots.h"
 #include "benchmarks/process.h"
 #include "benchmarks/report.h"
 #include "benchmarks/torch_peer.h"
@@ -27,6 +28,7 @@ enum class Effort { kSmoke, kQuick, kFull };
 struct Context {
   const ScratchDirectory* scratch = nullptr;
   Report* report = nullptr;
+  Plots* plots = nullptr;
   std::string daemon_program;
   Effort effort = Effort::kFull;
   std::vector<int> ranks = {2, 4, 8};

@@ -65,6 +65,7 @@ absl::Status MeasureRanks(const Context& context, int ranks) {
   c.benchmark = "train";
   c.what = "a step of 784-256-10, batch 64 a rank";
   c.ranks = ranks;
+  context.plots->Add({"train", c.what, Plots::Along::kRanks, Plots::Value::kRate}, ranks, measured);
   context.report->Add(c, std::move(measured));
   context.Show();
   return absl::OkStatus();

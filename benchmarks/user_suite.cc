@@ -71,6 +71,9 @@ absl::Status MeasureRanks(const Context& context, const Daemon& daemon, int rank
     c.ranks = ranks;
     c.bytes = bytes;
     c.moved_bytes = 2.0 * static_cast<double>(bytes) * ranks;
+    context.plots->Add({"user", absl::StrCat("all_reduce, ", ranks, " ranks"), Plots::Along::kBytes,
+                        Plots::Value::kBandwidth},
+                       static_cast<double>(bytes), measured, c.moved_bytes);
     context.report->Add(c, std::move(measured));
     context.Show();
     CHORUS_RETURN_IF_ERROR(memory->Forget());

@@ -1,0 +1,29 @@
+#!/bin/bash
+# Runs a suite briefly: it fails when a result is wrong or a plot is missing; how long anything took
+# does not matter.
+#
+#   suite_smoke_test.sh CHORUS_BENCH CHORUSD MOST_MIB SUITE [PLOT...]
+set -euo pipefail
+readonly bench="$1" daemon="$2" most_mib="$3" suite="$4"
+shift 4
+
+plots="$TEST_TMPDIR/plots"
+"$bench" --smoke --ranks=2,4 --daemon="$daemon" --most_mib="$most_mib" --plot="$plots" "$suite"
+expected="$(printf '%s.svg\n' "$@")"
+[[ $# -gt 0 ]] || expected=
+if [[ "$(ls "$plots")" != "$expected" ]]; then
+  echo "expected the plots $expected, got" && ls "$plots"
+  exit 1
+fi
+for plot in "$@"; do
+  python3 - "$plots/$plot.svg" <<'PYTHON'
+import sys
+import xml.etree.ElementTree as tree
+
+svg = "{http://www.w3.org/2000/svg}"
+curves = tree.parse(sys.argv[1]).getroot().findall(svg + "polyline")
+without = [curve.find(svg + "title").text for curve in curves if not curve.get("points")]
+if not curves or without:
+    sys.exit("%s: %d curves, of which have no point: %s" % (sys.argv[1], len(curves), without))
+PYTHON
+done
