@@ -624,6 +624,51 @@ TEST_P(FaultModesTest, ATrainerKilledAtAnyMoment) {
   ExpectBystanderGoesOn();
 }
 
+// Whatever the step in which it dies: the others have the parameters and the momentum of one step,
+// whole, the same ones, and with the bits of a training in which nobody dies.
+TEST_P(FaultModesTest, ATrainerKilledInAStepLeavesTheOthersAWholeState) {
+  StartDaemon();
+  StartBystander();
+  ForEachSeed([&] {
+    StartWorld();
+    const int victim = Below(kRanks);
+    const int moment = Below(20);
+    const pid_t pid = rank(victim).pid();
+    const std::string shape = absl::StrCat(" ", Elements(), " ", Below(2), " ");
+    Send(absl::StrCat("train ", kForever, shape, moment));
+    const absl::Status status = rank(victim).WaitFor(absl::StrCat(moment));
+    ASSERT_TRUE(status.ok()) << status;
+    Kill(victim);
+    const std::vector<Reply> replies = Receive();
+    const int64_t trained = replies[0].number("trained");
+    const std::string hash = replies[0].word("hash");
+    EXPECT_GE(trained, moment - 4);
+    for (const Reply& reply : replies) {
+      EXPECT_EQ(reply.number("trained"), trained) << reply;
+      EXPECT_EQ(reply.word("hash"), hash) << reply;
+    }
+    ExpectDeathIsTold(victim, pid, replies);
+    // They go on from there.
+    Send(absl::StrCat("train 3", shape));
+    std::string next;
+    for (const Reply& reply : Receive()) {
+      EXPECT_TRUE(reply.ok) << reply;
+      EXPECT_EQ(reply.number("trained"), trained + 3) << reply;
+      if (next.empty()) next = reply.word("hash");
+      EXPECT_EQ(reply.word("hash"), next) << reply;
+    }
+    EndWorld();
+    StartWorld();
+    Send(absl::StrCat("train ", trained, shape));
+    for (const Reply& reply : Receive()) {
+      EXPECT_TRUE(reply.ok) << reply;
+      EXPECT_EQ(reply.word("hash"), hash) << reply;
+    }
+    EndWorld();
+  });
+  ExpectBystanderGoesOn();
+}
+
 // The child holds the dead trainer's sockets and memory open; only the process itself tells.
 TEST_P(FaultModesTest, ATrainerWithAForkedChildIsKilled) {
   StartDaemon();

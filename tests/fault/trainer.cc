@@ -18,6 +18,7 @@
 #include <csignal>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -49,9 +50,9 @@ void Say(absl::string_view line) {
   if (write(out_fd, text.data(), text.size()) != static_cast<ssize_t>(text.size())) _exit(3);
 }
 
-std::string ErrorLine(const absl::Status& status) {
+std::string ErrorWords(const absl::Status& status) {
   const Error error = ErrorOf(status);
-  return absl::StrCat("error code=", absl::StatusCodeToString(error.code),
+  return absl::StrCat(" code=", absl::StatusCodeToString(error.code),
                       " reason=", ReasonName(error.reason), " rank=", error.culprit.rank,
                       " pid=", error.culprit.pid, " versions=", error.ranks.size(),
                       " source=", error.source.empty() ? "-" : error.source,
@@ -179,7 +180,8 @@ class Trainer {
     if (found == Commands().end()) return absl::StrCat("error code=USAGE message=", words[0]);
     answer_.clear();
     const absl::Status status = (this->*found->second)(words);
-    return absl::StrCat(status.ok() ? "ok" : "", answer_, status.ok() ? "" : ErrorLine(status));
+    return absl::StrCat(status.ok() ? "ok" : "error", answer_,
+                        status.ok() ? "" : ErrorWords(status));
   }
 
  private:
@@ -236,6 +238,7 @@ class Trainer {
         {"vote", &Trainer::Vote},
         {"vote-blocked", &Trainer::VoteBlocked},
         {"outcome", &Trainer::Outcome},
+        {"train", &Trainer::Train},
         {"flood", &Trainer::Flood},
         {"flooded", &Trainer::Flooded},
         {"cancel", &Trainer::Cancel},
@@ -325,6 +328,62 @@ class Trainer {
       }
       return absl::OkStatus();
     });
+  }
+
+  // train STEPS ELEMENTS COMMON [SAY]: as many steps of descent with momentum, from where the last
+  // ones ended; four are under way, each given the state of the one before, of which all ranks have
+  // one copy when COMMON is 1. After SAY of them "at N". Ends, also when it fails, with how many
+  // steps the last whole state is worth, and with a hash of its bits.
+  absl::Status Train(const Words& words) {
+    constexpr size_t kUnderWay = 4;
+    const NoGrad no_grad;
+    const int64_t elements = Number(words, 2);
+    if (states_.empty()) {
+      states_.emplace_back();
+      for (const double value : {1.0, 0.0}) {
+        const Tensor start = Full(world_, DType::kF32, {elements}, value);
+        states_.back().push_back(Number(words, 3) == 1 ? Broadcast(start, 0, world_) : start);
+      }
+    }
+    CompileOptions options;
+    options.donate = {0, 1};
+    const Compiled step = Compile(
+        [this](const std::vector<Tensor>& in) {
+          const Tensor gradient = AllReduce(in[0] * in[2], world_);
+          const Tensor momentum = in[1] * 0.5 + gradient;
+          return std::vector<Tensor>{in[0] - momentum * in[3], momentum, Sum(gradient)};
+        },
+        options);
+    absl::Status status;
+    std::deque<Tensor> pending;
+    for (int64_t i = 0; i < Number(words, 1) && status.ok(); ++i) {
+      if (i == Number(words, 4)) Say(absl::StrCat("at ", i));
+      std::vector<Tensor> in = states_.back();
+      in.push_back(Given(trained_, elements));
+      in.push_back(Scalar<float>(world_, 0.001f));
+      CHORUS_ASSIGN_OR_RETURN(std::vector<Tensor> out, step.Run(in));
+      pending.push_back(out.back());
+      out.pop_back();
+      states_.push_back(std::move(out));
+      ++trained_;
+      if (states_.size() > 2 * kUnderWay) states_.pop_front();
+      if (pending.size() < kUnderWay) continue;
+      status = pending.front().Wait();
+      pending.pop_front();
+    }
+    if (status.ok()) status = states_.back()[0].Wait();
+    while (!states_.empty() && !(states_.back()[0].Wait().ok() && states_.back()[1].Wait().ok())) {
+      states_.pop_back();
+      --trained_;
+    }
+    if (states_.empty()) return absl::DataLossError("no state is left");
+    uint64_t hash = 14695981039346656037u;
+    for (const Tensor& tensor : states_.back()) {
+      CHORUS_ASSIGN_OR_RETURN(const std::vector<float> bits, tensor.Read<float>());
+      hash = HashOf(bits, hash);
+    }
+    Tell("trained=", trained_, " hash=", hash);
+    return status;
   }
 
   // call OP DTYPE ELEMENTS PEER: one collective as this rank sees it.
@@ -419,6 +478,8 @@ class Trainer {
   absl::Status Close(const Words&) {
     flood_.clear();
     hog_.clear();
+    states_.clear();
+    trained_ = 0;
     prepared_ = voted_ = Tensor();
     // Not of a session that is closed already, or lost.
     const absl::Status status = session_.is_open() ? session_.Close() : absl::OkStatus();
@@ -569,6 +630,8 @@ class Trainer {
   World world_;
   std::vector<Tensor> flood_;
   std::vector<Tensor> hog_;
+  std::deque<std::vector<Tensor>> states_;  // of the last steps
+  int64_t trained_ = 0;                     // steps that the last of them is worth
   Tensor prepared_;
   Tensor voted_;
   std::unique_ptr<Pair> pair_;
