@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <deque>
+#include <string>
 #include <tuple>
 #include <utility>
 
@@ -10,6 +11,7 @@
 #include <emmintrin.h>
 #endif
 
+#include "absl/strings/str_cat.h"
 #include "client/internal/core.h"
 #include "client/internal/tape.h"
 #include "core/base/error.h"
@@ -64,6 +66,32 @@ void CopyOut(char* to, const char* from, size_t bytes, bool streaming) {
 
 }  // namespace
 
+class UserMemory::Cursor {
+ public:
+  explicit Cursor(const std::vector<Extent>& extents) : extents_(extents) {}
+
+  // Calls `copy` with each piece of the next `bytes`: an extent, where in it, and how many.
+  template <typename Copy>
+  void Pass(size_t bytes, Copy copy) {
+    while (bytes > 0) {
+      const Extent& extent = extents_[index_];
+      const size_t length = std::min(bytes, extent.bytes - offset_);
+      if (length > 0) copy(extent, offset_, length);
+      bytes -= length;
+      offset_ += length;
+      if (offset_ == extent.bytes) {
+        ++index_;
+        offset_ = 0;
+      }
+    }
+  }
+
+ private:
+  const std::vector<Extent>& extents_;
+  size_t index_ = 0;
+  size_t offset_ = 0;
+};
+
 std::vector<size_t> UserMemory::ChunksOf(size_t count, size_t element_bytes) {
   const size_t most = kChunkBytes / element_bytes;
   const size_t step = kStepBytes / element_bytes;
@@ -81,8 +109,8 @@ DeviceRef UserMemory::Device() const {
   return DeviceRef(group_.member()->session, group_.member()->device_slot);
 }
 
-absl::Status UserMemory::Run(DType dtype, size_t element_bytes, const char* in, char* out,
-                             size_t count, const ReduceOp& op, CallSite site) {
+absl::Status UserMemory::Run(DType dtype, size_t element_bytes, const std::vector<Extent>& extents,
+                             const ReduceOp& op, CallSite site) {
   if (group_.core() == nullptr) {
     return WithSource(MakeError(absl::StatusCode::kFailedPrecondition, Reason::kUnknownName,
                                 "UserMemory: a group that was never joined"),
@@ -90,54 +118,80 @@ absl::Status UserMemory::Run(DType dtype, size_t element_bytes, const char* in, 
   }
   path_ = Path::kUpload;
   const NoGrad not_recorded;
-  const bool streaming = count * element_bytes >= kLeastStreamedBytes;
+  if (extents.size() > 1) CHORUS_RETURN_IF_ERROR(AgreeOn(extents, site));
+  size_t total = 0;
+  for (const Extent& extent : extents) total += extent.bytes;
+  const bool streaming = total >= kLeastStreamedBytes;
+  Cursor from(extents), to(extents);
   std::deque<UnderWay> under_way;
   absl::Status first_error;
   const auto finish_oldest = [&] {
-    const absl::Status finished = Finish(&under_way.front(), streaming);
+    const absl::Status finished = Finish(&under_way.front(), streaming, &to);
     if (first_error.ok()) first_error = finished;
     under_way.pop_front();
   };
-  for (const size_t length : ChunksOf(count, element_bytes)) {
+  for (const size_t length : ChunksOf(total / element_bytes, element_bytes)) {
     if (under_way.size() == kUnderWay) finish_oldest();
     // The epoch is over for all ranks: none goes on.
     if (!first_error.ok()) break;
-    const size_t bytes = length * element_bytes;
-    absl::StatusOr<UnderWay> chunk = Start(dtype, in, length, bytes, op, site);
+    absl::StatusOr<UnderWay> chunk = Start(dtype, length, length * element_bytes, &from, op, site);
     if (!chunk.ok()) {
       first_error = chunk.status();
       break;
     }
-    chunk->out = out;
-    chunk->bytes = bytes;
     under_way.push_back(*std::move(chunk));
-    in += bytes;
-    out += bytes;
   }
   while (!under_way.empty()) finish_oldest();
   return first_error;
 }
 
-absl::StatusOr<UserMemory::UnderWay> UserMemory::Start(DType dtype, const char* in, size_t count,
-                                                       size_t bytes, const ReduceOp& op,
+absl::StatusOr<UserMemory::UnderWay> UserMemory::Start(DType dtype, size_t count, size_t bytes,
+                                                       Cursor* from, const ReduceOp& op,
                                                        CallSite site) {
   UnderWay chunk;
+  chunk.bytes = bytes;
   if (bytes >= kLeastStagedBytes && !remote_) {
     CHORUS_ASSIGN_OR_RETURN(chunk.staging, Take(dtype, count, site));
   }
-  const Shape shape = {static_cast<int64_t>(count)};
+  std::string uploaded;
+  if (chunk.staging == nullptr) uploaded.resize(bytes);
+  char* to = chunk.staging != nullptr ? chunk.staging->data : &uploaded[0];
+  from->Pass(bytes, [&to](const Extent& extent, size_t offset, size_t length) {
+    std::memcpy(to, extent.in + offset, length);
+    to += length;
+  });
   if (chunk.staging != nullptr) {
     path_ = Path::kStaging;
-    std::memcpy(chunk.staging->data, in, bytes);
     chunk.result = sdk::AllReduce(chunk.staging->tensor, group_, op, site);
   } else {
-    const Tensor x = FromBytes(Device(), dtype, shape, in, static_cast<int64_t>(count), site);
+    const Tensor x = FromBytes(Device(), dtype, {static_cast<int64_t>(count)}, uploaded.data(),
+                               static_cast<int64_t>(count), site);
     chunk.result = sdk::AllReduce(x, group_, op, site);
   }
   return chunk;
 }
 
-absl::Status UserMemory::Finish(UnderWay* chunk, bool streaming) {
+// All members' counts are equal. (Where there is one part the chunks' own sizes show it.)
+absl::Status UserMemory::AgreeOn(const std::vector<Extent>& extents, CallSite site) {
+  uint64_t hash = extents.size();
+  for (const Extent& extent : extents) {
+    hash = (hash ^ extent.bytes) * 0x9E3779B97F4A7C15;
+    hash ^= hash >> 32;
+  }
+  const Tensor own = FromHost<int64_t>(Device(), {static_cast<int64_t>(hash)}, {1}, site);
+  CHORUS_ASSIGN_OR_RETURN(const std::vector<int64_t> all,
+                          AllGatherIntoTensor(own, group_, {}, 0, site).Read<int64_t>());
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    return WithSource(MakeError(absl::StatusCode::kInvalidArgument, Reason::kMismatch,
+                                absl::StrCat("AllReduceCoalesced of memory: rank ", rank,
+                                             " of the group gives other counts than rank 0")),
+                      SourceOf(site));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status UserMemory::Finish(UnderWay* chunk, bool streaming, Cursor* to) {
   const absl::Status done = chunk->result.Wait();
   if (chunk->staging != nullptr) {
     chunk->staging->taken = false;
@@ -146,14 +200,23 @@ absl::Status UserMemory::Finish(UnderWay* chunk, bool streaming) {
   }
   CHORUS_RETURN_IF_ERROR(done);
   if (chunk->bytes == 0) return absl::OkStatus();
+  const auto copy_out = [&](const char* from) {
+    to->Pass(chunk->bytes, [&](const Extent& extent, size_t offset, size_t length) {
+      CopyOut(extent.out + offset, from, length, streaming);
+      from += length;
+    });
+  };
   const TensorDataPtr& data = chunk->result.impl()->data;
   if (!remote_) {
     const absl::StatusOr<const char*> mapped = data->session->MapTensor(data);
-    if (mapped.ok()) CopyOut(chunk->out, *mapped, chunk->bytes, streaming);
+    if (mapped.ok()) copy_out(*mapped);
     if (mapped.status().code() != absl::StatusCode::kUnimplemented) return mapped.status();
     remote_ = true;
   }
-  return data->session->ReadTensor(data, chunk->out);
+  std::string read(chunk->bytes, '\0');
+  CHORUS_RETURN_IF_ERROR(data->session->ReadTensor(data, &read[0]));
+  copy_out(read.data());
+  return absl::OkStatus();
 }
 
 absl::StatusOr<UserMemory::Staging*> UserMemory::Take(DType dtype, size_t count, CallSite site) {

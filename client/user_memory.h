@@ -14,6 +14,9 @@
 // where the chunks begin is a function of the size alone. A rank with another count is a kMismatch
 // on every rank, at the first chunk or at the last.
 //
+// Of many vectors, such as the gradients of a step, make one call: AllReduceCoalesced. Its chunks
+// go through all of them as if they were one, so that no vector waits for the one before.
+//
 // Where the daemon is remote no memory is shared: then each chunk is uploaded and read, and path()
 // says so.
 //
@@ -51,6 +54,18 @@ class UserMemory {
   absl::Status AllReduce(const T* in, T* out, size_t count, ReduceOp op = {},
                          CallSite site = CallSite::Here());
 
+  // The same of each of `parts`. Every rank gives as many, with the same counts in the same order:
+  // else kMismatch on every rank before anything is reduced, which names one that differs.
+  template <typename T>
+  struct Part {
+    const T* in = nullptr;
+    T* out = nullptr;  // `in`, or no part's memory but this one's
+    size_t count = 0;
+  };
+  template <typename T>
+  absl::Status AllReduceCoalesced(const std::vector<Part<T>>& parts, ReduceOp op = {},
+                                  CallSite site = CallSite::Here());
+
   Path path() const { return path_; }
 
   // Elements of each chunk of a call. The first is shorter the more of them there are (up to some
@@ -70,16 +85,23 @@ class UserMemory {
   struct UnderWay {
     Staging* staging = nullptr;  // null: uploaded
     Tensor result;
+    size_t bytes = 0;
+  };
+  struct Extent {
+    const char* in = nullptr;
     char* out = nullptr;
     size_t bytes = 0;
   };
+  // A place in the extents of a call, as if they were one.
+  class Cursor;
 
   DeviceRef Device() const;
-  absl::Status Run(DType dtype, size_t element_bytes, const char* in, char* out, size_t count,
+  absl::Status Run(DType dtype, size_t element_bytes, const std::vector<Extent>& extents,
                    const ReduceOp& op, CallSite site);
-  absl::StatusOr<UnderWay> Start(DType dtype, const char* in, size_t count, size_t bytes,
+  absl::StatusOr<UnderWay> Start(DType dtype, size_t count, size_t bytes, Cursor* from,
                                  const ReduceOp& op, CallSite site);
-  absl::Status Finish(UnderWay* chunk, bool streaming);
+  absl::Status AgreeOn(const std::vector<Extent>& extents, CallSite site);
+  absl::Status Finish(UnderWay* chunk, bool streaming, Cursor* to);
   // Null: the daemon is remote.
   absl::StatusOr<Staging*> Take(DType dtype, size_t count, CallSite site);
 
@@ -92,8 +114,19 @@ class UserMemory {
 
 template <typename T>
 absl::Status UserMemory::AllReduce(const T* in, T* out, size_t count, ReduceOp op, CallSite site) {
-  return Run(DTypeOf<T>(), sizeof(T), reinterpret_cast<const char*>(in),
-             reinterpret_cast<char*>(out), count, op, site);
+  return AllReduceCoalesced<T>({{in, out, count}}, op, site);
+}
+
+template <typename T>
+absl::Status UserMemory::AllReduceCoalesced(const std::vector<Part<T>>& parts, ReduceOp op,
+                                            CallSite site) {
+  std::vector<Extent> extents;
+  extents.reserve(parts.size());
+  for (const Part<T>& part : parts) {
+    extents.push_back({reinterpret_cast<const char*>(part.in), reinterpret_cast<char*>(part.out),
+                       part.count * sizeof(T)});
+  }
+  return Run(DTypeOf<T>(), sizeof(T), extents, op, site);
 }
 
 }  // namespace sdk

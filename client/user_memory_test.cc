@@ -211,6 +211,66 @@ TEST_P(UserMemoryTest, AnotherCountIsAMismatchOnEveryRankAndTheNextCallWorks) {
   });
 }
 
+TEST_P(UserMemoryTest, ManyPartsAreReducedAsIfTheyWereOne) {
+  RunRanks(3, [](const World& world) {
+    UserMemory memory(world);
+    const size_t chunk = UserMemory::ChunksOf(1 << 24, 4)[1];
+    // Shorter than a chunk, longer, and nothing; the second and the last in their place.
+    const size_t counts[] = {3, 1000, 0, 2 * chunk + 7, chunk - 1, 1};
+    std::vector<std::vector<float>> in, out;
+    std::vector<UserMemory::Part<float>> parts;
+    for (const size_t count : counts) {
+      in.push_back(Numbers<float>(world.rank(), count + in.size()));
+      in.back().resize(count);
+      out.emplace_back(count + 2, 77.0f);
+    }
+    const std::vector<std::vector<float>> before = in;
+    for (size_t k = 0; k < in.size(); ++k) {
+      const bool in_place = k == 1 || k == 5;
+      parts.push_back({in[k].data(), in_place ? in[k].data() : out[k].data() + 1, counts[k]});
+    }
+    const absl::Status status = memory.AllReduceCoalesced(parts, Reduction::kAvg);
+    ASSERT_TRUE(status.ok()) << status;
+    for (size_t k = 0; k < parts.size(); ++k) {
+      SCOPED_TRACE(k);
+      const auto shape = static_cast<int64_t>(counts[k]);
+      const auto expected =
+          sdk::AllReduce(FromHost<float>(world, before[k], {shape}), world, Reduction::kAvg)
+              .Read<float>();
+      ASSERT_TRUE(expected.ok()) << expected.status();
+      EXPECT_EQ(std::vector<float>(parts[k].out, parts[k].out + counts[k]), *expected);
+      EXPECT_EQ(out[k].front(), 77);
+      EXPECT_EQ(out[k].back(), 77);
+    }
+    EXPECT_TRUE(memory.AllReduceCoalesced<float>({}).ok());
+  });
+}
+
+TEST_P(UserMemoryTest, OtherPartsOfAsManyElementsAreAMismatchOnEveryRank) {
+  RunRanks(2, [](const World& world) {
+    UserMemory memory(world);
+    std::vector<float> x(50000, 1);
+    const auto parts = [&](size_t first, size_t second) {
+      return std::vector<UserMemory::Part<float>>{
+          {x.data(), x.data(), first},
+          {x.data() + first, x.data() + first, second},
+          {x.data() + first + second, x.data() + first + second, 10}};
+    };
+    const std::pair<size_t, size_t> others[] = {{40, 20000}, {19999, 41}, {0, 20040}};
+    for (const auto& [first, second] : others) {
+      const absl::Status status =
+          memory.AllReduceCoalesced(world.rank() == 0 ? parts(20000, 40) : parts(first, second));
+      EXPECT_EQ(ErrorOf(status).reason, Reason::kMismatch) << status;
+      EXPECT_THAT(std::string(status.message()),
+                  ::testing::HasSubstr("rank 1 of the group gives other counts than rank 0"));
+      EXPECT_THAT(x, ::testing::Each(1.0f)) << "nothing was reduced";
+    }
+    EXPECT_TRUE(memory.AllReduceCoalesced(parts(3, 4)).ok());
+    EXPECT_EQ(x[16], 2);
+    EXPECT_EQ(x[17], 1);
+  });
+}
+
 TEST_P(UserMemoryTest, NoGroupIsAnError) {
   UserMemory memory((Group()));
   float value = 1;
