@@ -306,7 +306,7 @@ class Trainer {
       world_.Abort(std::string(outcome.status.message())).IgnoreError();
       return outcome;
     }
-    const bool user = how == "user" || how == "flat";
+    const bool user = how == "user" || how == "parts";
     if (user) user_out_.assign(user_in_.size(), -1.0f);
     outcome = TimedLoop(task, [&]() -> absl::Status {
       if (user) {
@@ -332,14 +332,16 @@ class Trainer {
 
   absl::Status ReduceUserMemory(const Gradients& tensors, absl::string_view how,
                                 const ReduceOp& op) {
-    const float* in = user_in_.data();
-    float* out = user_out_.data();
-    if (how == "flat") return user_memory_->AllReduce(in, out, user_in_.size(), op);
+    std::vector<UserMemory::Part<float>> parts;
+    size_t at = 0;
     for (size_t k = 0; k < tensors.shapes.size(); ++k) {
-      const int64_t count = tensors.count(k);
-      CHORUS_RETURN_IF_ERROR(user_memory_->AllReduce(in, out, static_cast<size_t>(count), op));
-      in += count;
-      out += count;
+      const auto count = static_cast<size_t>(tensors.count(k));
+      parts.push_back({user_in_.data() + at, user_out_.data() + at, count});
+      at += count;
+    }
+    if (how == "parts") return user_memory_->AllReduceCoalesced(parts, op);
+    for (const UserMemory::Part<float>& part : parts) {
+      CHORUS_RETURN_IF_ERROR(user_memory_->AllReduce(part.in, part.out, part.count, op));
     }
     return absl::OkStatus();
   }

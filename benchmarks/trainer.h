@@ -4,26 +4,21 @@
 //   any op of collective_case.h   on pieces of `bytes` that the daemon owns
 //   all_reduce_mapped             operand in memory mapped from the daemon
 //   all_reduce_user               from the rank's own memory to its own memory
-//                                 all of these, number 1: then read every byte of the rank's result
+//                                 all of these, number 1: then read every byte of the result
 //   all_reduces                   `number` of them, of `bytes` each, as `text` says: in one
-//   compiled
-//                                 "graph", "coalesced" in one call, or "single" calls
-//   gradients_HOW                 the means of tensors of the shapes that `text` lists, as HOW
-//   says: in
-//                                 one "graph", "coalesced" in one call, or from the rank's own
-//                                 memory to its own memory, "user", or the same in a single call
-//                                 for all, which lie one after the other, "flat"; number 1: then
-//                                 read every byte of the results
+//                                 compiled "graph", "coalesced" in one call, or "single" calls
+//   gradients_HOW                 the means of tensors of the shapes that `text` lists: in one
+//                                 "graph", "coalesced" in one call; or from the rank's own memory
+//                                 to its own memory, a call each, "user", or as "parts" of one
+//                                 call; number 1: then read every byte of the results
 //   nodes                         a run of one compiled graph of `number` nodes on one element,
-//   each
-//                                 of which does next to nothing
+//                                 each of which does next to nothing
 //   register                      such a graph anew in each iteration, all ranks at once; `text`
-//   says
-//                                 what is a sample: "trace", of the function, or "register", from
-//                                 there to the first result (for SlowestSamples)
+//                                 says what is a sample: "trace", of the function, or "register",
+//                                 from there to the first result (for SlowestSamples)
 //   forget                        give the operands and results back
-//   compute                       number rounds of arithmetic, then an all_reduce_mapped (bytes 0:
-//                                 none)
+//   compute                       number rounds of arithmetic, then an all_reduce_mapped
+//                                 (bytes 0: none)
 //   join                          leave the present world, join the one called `text`, of number
 //                                 ranks
 //   await_failure                 all_reduce that is to fail; end_ns says when it did, text with

@@ -30,7 +30,7 @@ constexpr size_t kUnderWay = 3;
 // Less than this is uploaded: that takes no memory of its own.
 constexpr size_t kLeastStagedBytes = 32 << 10;
 // Lengths come and go; what was used last is kept.
-constexpr size_t kMostStagings = 16;
+constexpr size_t kMostStagings = 64;
 
 // A result this large does not fit the caches: it is written past them, so that the chunks stay.
 constexpr size_t kLeastStreamedBytes = 8 << 20;

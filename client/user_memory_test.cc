@@ -177,8 +177,8 @@ TEST_P(UserMemoryTest, WorksInPlaceAndOverAndOver) {
   RunRanks(2, [](const World& world) {
     UserMemory memory(world);
     // More lengths than it keeps memory for.
-    for (size_t k = 0; k < 40; ++k) {
-      const size_t count = 50000 + k % 20 * 1000;
+    for (size_t k = 0; k < 160; ++k) {
+      const size_t count = 50000 + k % 80 * 500;
       std::vector<float> values(count, static_cast<float>(world.rank() + k));
       ASSERT_TRUE(memory.AllReduce(values.data(), values.data(), count).ok());
       EXPECT_THAT(values, ::testing::Each(static_cast<float>(2 * k + 1)));
