@@ -432,7 +432,10 @@ TEST_F(StepTest, ABadLabelIsToldToAllAndAWholeStateIsLeft) {
       for (const Outcome& outcome : TrainAll(stage, training)) {
         ExpectWhole(outcome, training);
         ExpectToldOnce(outcome, Reason::kBadType, "holds 4 at [3], expected from 0 to 3");
-        EXPECT_EQ(outcome.failures[0].code(), absl::StatusCode::kInvalidArgument);
+        const Error error = ErrorOf(outcome.failures[0]);
+        EXPECT_EQ(error.code, absl::StatusCode::kInvalidArgument);
+        EXPECT_TRUE(absl::StrContains(error.message, "rank 1: cross_entropy")) << error.message;
+        EXPECT_EQ(error.culprit.rank, 1);
       }
     }
   }

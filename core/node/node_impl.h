@@ -97,6 +97,7 @@ class LocalNode::Impl {
     std::vector<RunHandle> runs;
     int32_t launches_left = 0;
     absl::Status status;
+    bool knows_origin = false;  // of its failure
     std::vector<CommunicatorId> communicators;
     CommunicatorId commit = 0;  // of all its devices, where some of them hold back
 
@@ -106,6 +107,7 @@ class LocalNode::Impl {
       runs.clear();
       launches_left = 0;
       status = absl::OkStatus();
+      knows_origin = false;
       communicators.clear();
       commit = 0;
     }

@@ -21,6 +21,22 @@ absl::Status ExecFailure(const absl::Status& status) {
   return ToStatus(error);
 }
 
+// A kernel's failure as all ranks are told it: with whose it was, where that is one rank's.
+absl::Status FailureOf(const RunState& run, const absl::Status& status) {
+  const Session::Membership* member = nullptr;
+  for (const Session::Membership& membership : run.session->memberships) {
+    if (membership.world != run.world || run.world == nullptr) continue;
+    if (member != nullptr) return status;
+    member = &membership;
+  }
+  if (member == nullptr) return status;
+  Error error = ErrorOf(status);
+  error.message = absl::StrCat("rank ", member->rank.value(), ": ", error.message);
+  error.culprit.rank = static_cast<int32_t>(member->rank.value());
+  error.culprit.pid = run.session->request.pid;
+  return ToStatus(error);
+}
+
 // No two outputs have one name.
 absl::Status CheckDistinct(const RunState& run) {
   absl::InlinedVector<int32_t, 16> slots;
@@ -961,6 +977,10 @@ void LocalNode::Impl::OnCompletion(const CompletionMessage& completion, absl::Ti
   run->held_back = run->held_back && completion.held_back;
   const int32_t place = run->gang;
   Gang& gang = gangs_[static_cast<size_t>(place)];
+  if (completion.is_origin && !completion.status.ok() && !gang.knows_origin) {
+    gang.status = FailureOf(*run, completion.status);
+    gang.knows_origin = true;
+  }
   gang.status.Update(completion.status);
   if (--gang.launches_left == 0) FinishGang(place, now);
 }

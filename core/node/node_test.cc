@@ -956,7 +956,9 @@ TEST_F(DonationTest, AKernelThatFailsOnOneRankHoldsAllBack) {
   for (int r = 0; r < 2; ++r) {
     const Error error = ErrorOf(ranks_[r]->LastOutcome());
     EXPECT_EQ(error.reason, Reason::kExecFailed);
+    EXPECT_THAT(error.message, testing::HasSubstr("rank 1: "));
     EXPECT_THAT(error.message, testing::HasSubstr("launch failed on device 1"));
+    EXPECT_EQ(error.culprit.rank, 1);
     ExpectAll(r, given_, 1);
     ranks_[r]->NextEpoch();
   }

@@ -119,9 +119,18 @@ absl::StatusOr<LaunchMessage> DecodeLaunch(absl::string_view bytes) {
   return message;
 }
 
+namespace {
+// Bits of a completion's flags, where it has any.
+constexpr int kFailed = 1;
+constexpr int kHeldBack = 2;
+constexpr int kIsOrigin = 4;
+}  // namespace
+
 void EncodeCompletion(const CompletionMessage& message, ByteWriter* out) {
   out->PutVarint(message.launch);
-  out->Put(static_cast<uint8_t>(message.status.ok() ? 0 : message.held_back ? 2 : 1));
+  const int failed =
+      kFailed | (message.held_back ? kHeldBack : 0) | (message.is_origin ? kIsOrigin : 0);
+  out->Put(static_cast<uint8_t>(message.status.ok() ? 0 : failed));
   if (!message.status.ok()) out->PutString(EncodeError(ErrorOf(message.status)));
 }
 
@@ -130,9 +139,11 @@ absl::StatusOr<CompletionMessage> DecodeCompletion(absl::string_view bytes) {
   CompletionMessage message;
   message.launch = in.GetVarint();
   const uint8_t failed = in.Get<uint8_t>();
-  message.held_back = failed == 2;
+  message.held_back = (failed & kHeldBack) != 0;
+  message.is_origin = (failed & kIsOrigin) != 0;
   if (failed != 0) message.status = ToStatus(DecodeError(in.GetString()));
-  if (!in.Done() || failed > 2) {
+  if (!in.Done() || failed > (kFailed | kHeldBack | kIsOrigin) ||
+      (failed != 0 && (failed & kFailed) == 0)) {
     return Malformed(absl::StrCat("a completion of ", bytes.size(), " bytes does not decode"));
   }
   return message;
@@ -378,29 +389,40 @@ class DeviceExecutor final : public Executor {
       communicators.clear();
     }
   };
+  // What a launch has come to: the first failure, or the first of a kernel of its own.
+  struct Failure {
+    absl::Status status;
+    bool is_origin = false;
+
+    void Add(const absl::Status& result, bool of_kernel) {
+      if (result.ok() || (!status.ok() && (is_origin || !of_kernel))) return;
+      status = Detached(result);
+      is_origin = of_kernel;
+    }
+  };
   // What decides whether a launch may write over what was given to it.
   struct Hold : Veto {
     std::atomic<bool> failed{false};
     Mutex mutex;
-    absl::Status failure ABSL_GUARDED_BY(mutex);
+    Failure failure ABSL_GUARDED_BY(mutex);
 
-    void Add(const absl::Status& result) {
+    void Add(const absl::Status& result, bool of_kernel = false) {
       if (result.ok()) return;
       MutexLock lock(&mutex);
-      failure.Update(Detached(result));
+      failure.Add(result, of_kernel);
       failed.store(true, std::memory_order_release);
     }
-    absl::Status Result() {
+    Failure Result() {
       MutexLock lock(&mutex);
-      return Detached(failure);
+      return {Detached(failure.status), failure.is_origin};
     }
-    absl::Status status() override { return Result(); }
+    absl::Status status() override { return Result().status; }
   };
   // What the ends of one launch on its streams have in common.
   struct Ending {
     std::atomic<int> left{0};
     Mutex mutex;
-    absl::Status status ABSL_GUARDED_BY(mutex);
+    Failure failure ABSL_GUARDED_BY(mutex);
   };
   static constexpr size_t kPositions = 1024;
   static constexpr size_t kFailures = 1024;
@@ -541,7 +563,7 @@ class DeviceExecutor final : public Executor {
       streams_[kCompute]->Wait(crossing_[kCommunication].get());
     }
     streams_[kCompute]->Callback([this, hold, after = message_.after](const absl::Status& result) {
-      hold->Add(result);
+      hold->Add(result, /*of_kernel=*/true);
       hold->Add(FailureOf(after));
     });
     if (commit_ == nullptr) return hold;
@@ -640,9 +662,10 @@ class DeviceExecutor final : public Executor {
     return absl::OkStatus();
   }
 
-  void Complete(LaunchId launch, const absl::Status& status, bool held_back = false) {
+  void Complete(LaunchId launch, const absl::Status& status, bool held_back = false,
+                bool is_origin = false) {
     ByteWriter out;
-    EncodeCompletion({launch, status, held_back}, &out);
+    EncodeCompletion({launch, status, held_back, is_origin}, &out);
     on_completion_(out.bytes());
   }
 
@@ -658,12 +681,13 @@ class DeviceExecutor final : public Executor {
     const LaunchId launch = message_.launch;
     if (uses[kCompute] != uses[kCommunication] && status.ok() && hold == nullptr) {
       // Two words, so that std::function needs no memory for them.
-      const uint64_t tagged = launch << 1 | static_cast<uint64_t>(parity);
+      const uint64_t tagged =
+          launch << 2 | static_cast<uint64_t>(uses[kCompute]) << 1 | static_cast<uint64_t>(parity);
       streams_[uses[kCompute] ? kCompute : kCommunication]->Callback(
           [this, tagged](const absl::Status& result) {
-            if (!result.ok()) NoteFailure(tagged >> 1);
+            if (!result.ok()) NoteFailure(tagged >> 2);
             End(static_cast<int>(tagged & 1));
-            Complete(tagged >> 1, result);
+            Complete(tagged >> 2, result, /*held_back=*/false, /*is_origin=*/(tagged & 2) != 0);
           });
       return;
     }
@@ -671,23 +695,27 @@ class DeviceExecutor final : public Executor {
     ending->left = uses[kCompute] + uses[kCommunication];
     {
       MutexLock lock(&ending->mutex);
-      ending->status = std::move(status);
+      ending->failure.Add(status, /*of_kernel=*/false);
     }
     for (int s = 0; s < kPlanStreams; ++s) {
       if (!uses[s]) continue;
-      streams_[s]->Callback([this, ending, hold, launch, parity](const absl::Status& result) {
-        absl::Status all;
-        {
-          MutexLock lock(&ending->mutex);
-          ending->status.Update(result);
-          if (ending->left.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
-          all = ending->status;
-        }
-        const absl::Status before = hold == nullptr ? absl::OkStatus() : hold->Result();
-        if (!before.ok() || !all.ok()) NoteFailure(launch);
-        End(parity);
-        Complete(launch, before.ok() ? all : before, /*held_back=*/!before.ok());
-      });
+      const bool of_kernel = s == kCompute;
+      streams_[s]->Callback(
+          [this, ending, hold, launch, parity, of_kernel](const absl::Status& result) {
+            Failure all;
+            {
+              MutexLock lock(&ending->mutex);
+              ending->failure.Add(result, of_kernel);
+              if (ending->left.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+              all = ending->failure;
+            }
+            const Failure before = hold == nullptr ? Failure() : hold->Result();
+            const bool held_back = !before.status.ok();
+            const Failure& failure = held_back ? before : all;
+            if (!failure.status.ok()) NoteFailure(launch);
+            End(parity);
+            Complete(launch, failure.status, held_back, failure.is_origin);
+          });
     }
   }
 

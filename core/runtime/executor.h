@@ -53,6 +53,8 @@ struct CompletionMessage {
   LaunchId launch = 0;
   absl::Status status;
   bool held_back = false;  // of a failed launch that was to hold back: the inputs are intact
+  // A kernel of this launch has failed: `status` is its own, not what came from a peer.
+  bool is_origin = false;
 };
 void EncodeCompletion(const CompletionMessage& message, ByteWriter* out);
 absl::StatusOr<CompletionMessage> DecodeCompletion(absl::string_view bytes);

@@ -985,6 +985,24 @@ TEST(MessageTest, CompletionsCarryTheWholeError) {
   EXPECT_EQ(back->status.code(), absl::StatusCode::kAborted);
   EXPECT_EQ(ErrorOf(back->status).reason, Reason::kPeerDied);
   EXPECT_EQ(ErrorOf(back->status).culprit.rank, 2);
+  EXPECT_FALSE(back->held_back);
+  EXPECT_FALSE(back->is_origin);
+  for (const bool held_back : {false, true}) {
+    for (const bool is_origin : {false, true}) {
+      out.Clear();
+      EncodeCompletion({10, ToStatus(error), held_back, is_origin}, &out);
+      back = DecodeCompletion(out.bytes());
+      ASSERT_TRUE(back.ok());
+      EXPECT_EQ(back->held_back, held_back);
+      EXPECT_EQ(back->is_origin, is_origin);
+    }
+  }
+  // Flags of a failure without one.
+  std::string neither = out.bytes();
+  for (const char flags : {2, 4, 6, 8, 9}) {
+    neither[1] = flags;
+    EXPECT_FALSE(DecodeCompletion(neither).ok()) << int{flags};
+  }
   for (size_t size = 0; size < out.size(); ++size) {
     EXPECT_FALSE(DecodeCompletion(absl::string_view(out.bytes()).substr(0, size)).ok()) << size;
   }
