@@ -52,7 +52,9 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const std::string& program
   return daemon;
 }
 
-bool Daemon::Lives() { return process_.running() && !process_.Wait(0).ok(); }
+bool Daemon::Lives(int64_t patience_ns) {
+  return process_.running() && !process_.Wait(patience_ns).ok();
+}
 
 Daemon::~Daemon() {
   process_.Signal(SIGTERM);

@@ -23,7 +23,8 @@ class Daemon {
 
   const std::string& address() const { return address_; }
   pid_t pid() const { return process_.pid(); }
-  bool Lives();
+  // Whether it has not ended, nor ends before `patience_ns` are over.
+  bool Lives(int64_t patience_ns = 0);
   // What it has logged so far.
   std::string Log() const { return FileText(log_); }
 

@@ -1,5 +1,6 @@
 #include "benchmarks/torch_peer.h"
 
+#include <filesystem>
 #include <utility>
 #include <vector>
 
@@ -26,6 +27,8 @@ absl::StatusOr<std::unique_ptr<TorchPeer>> TorchPeer::Start(const ScratchDirecto
   task.op = "init";
   task.number = ranks;
   task.text = absl::StrCat(scratch.path(), "/", name, ".store");
+  // Where a job before this one has left its addresses.
+  std::filesystem::remove(task.text);
   const absl::StatusOr<std::vector<Outcome>> outcomes = peer->ranks_->Run(task);
   if (outcomes.status().code() == absl::StatusCode::kUnavailable) {
     return absl::NotFoundError(outcomes.status().message());

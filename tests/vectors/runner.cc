@@ -89,7 +89,9 @@ std::string Runner::Run(const Vector& v, const Tolerance& tolerance) {
     failure = RunPass(v, tolerance, Pass::kAllJoin);
     if (!failure.empty()) failure = absl::StrCat(failure, ", where all ranks join");
   }
-  if (!failure.empty() && !daemon_->Lives()) {
+  // Its connections end a little before the process does.
+  constexpr int64_t kEndingNs = 20 * 1000 * 1000;
+  if (!failure.empty() && !daemon_->Lives(kEndingNs)) {
     failure = absl::StrCat(failure, "; chorusd has ended: ", daemon_->Log());
   }
   return failure;
