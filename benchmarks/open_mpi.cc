@@ -3,9 +3,10 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <climits>
 #include <cstdio>
-#include <cstring>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
@@ -130,7 +131,7 @@ class Rank {
       out_.resize(static_cast<size_t>(c.OutputPieces(rank_) * c.count));
       c.Fill(rank_, in_.data());
     }
-    std::memset(out_.data(), 0xff, out_.size() * sizeof(float));
+    std::fill(out_.begin(), out_.end(), std::numeric_limits<float>::quiet_NaN());
     // A broadcast has one buffer.
     if (c.op == "broadcast" && rank_ == 0) out_ = in_;
   }

@@ -149,7 +149,8 @@ void ExpectTheBitsOfAllReduce(UserMemory* memory, const World& world, size_t cou
   const auto expected = sdk::AllReduce(FromHost<T>(world, in, {static_cast<int64_t>(count)}), world)
                             .template Read<T>();
   ASSERT_TRUE(expected.ok()) << expected.status();
-  EXPECT_EQ(std::memcmp(out.data() + 1, expected->data(), count * sizeof(T)), 0);
+  // Memory of no elements may be null, which memcmp does not take even for nothing.
+  EXPECT_TRUE(count == 0 || std::memcmp(out.data() + 1, expected->data(), count * sizeof(T)) == 0);
   // Nothing beside it was touched.
   EXPECT_EQ(out.front(), T{77});
   EXPECT_EQ(out.back(), T{77});
