@@ -10,8 +10,9 @@
 //
 // A call is synchronous and not recorded: for gradients through a collective use tensors
 // (chorus.h). Every rank gives the same count, type and reduction, and the result's bits are those
-// of AllReduce. A call is one all_reduce a chunk, in order with the member's other collectives;
-// where the chunks begin is a function of the size alone. A rank with another count is a kMismatch
+// of AllReduce. A call is one all_reduce a chunk, in order with the member's other collectives (of
+// several parts: behind an all_gather in which the ranks compare their counts); where the chunks
+// begin is a function of the size alone. A rank with another count is a kMismatch
 // on every rank, at the first chunk or at the last.
 //
 // Of many vectors, such as the gradients of a step, make one call: AllReduceCoalesced. Its chunks

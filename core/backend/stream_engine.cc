@@ -55,10 +55,6 @@ struct StreamEngine::Group {
   int size() const { return static_cast<int>(devices.size()); }
 };
 
-// Fewer elements stay in the caches anyway; more kernels have more pairs to be looked at.
-constexpr int64_t kLeastChained = 4096;
-constexpr size_t kMostChained = 15;
-
 // --- Items ---
 
 StreamEngine::Item& StreamEngine::ItemQueue::Push() {
@@ -243,7 +239,29 @@ bool StreamEngine::Begin(StreamState* stream, Item* work) {
   return false;
 }
 
+void StreamEngine::Advance(StreamState* stream, const absl::Status& status) {
+  ++stream->completed;
+  if (!status.ok() && stream->failure.ok()) stream->failure = Detached(status);
+  if (stream->waiters.empty()) return;
+  auto& waiters = stream->waiters;
+  size_t kept = 0;
+  for (const StreamState::Waiter& waiter : waiters) {
+    if (stream->completed >= waiter.position) {
+      MakeReady(waiter.stream);
+    } else {
+      waiters[kept++] = waiter;
+    }
+  }
+  waiters.resize(kept);
+}
+
+// --- Chains of kernels ---
+
 namespace {
+
+// Fewer elements stay in the caches anyway; more kernels have more pairs to be looked at.
+constexpr int64_t kLeastChained = 4096;
+constexpr size_t kMostChained = 15;
 
 // Memory that kernels of a chain read or write.
 struct Touched {
@@ -303,22 +321,6 @@ void StreamEngine::TakeChain(StreamState* stream, const KernelCall& first) {
     stream->chain.push_back(std::move(*next));
     stream->items.Pop();
   }
-}
-
-void StreamEngine::Advance(StreamState* stream, const absl::Status& status) {
-  ++stream->completed;
-  if (!status.ok() && stream->failure.ok()) stream->failure = Detached(status);
-  if (stream->waiters.empty()) return;
-  auto& waiters = stream->waiters;
-  size_t kept = 0;
-  for (const StreamState::Waiter& waiter : waiters) {
-    if (stream->completed >= waiter.position) {
-      MakeReady(waiter.stream);
-    } else {
-      waiters[kept++] = waiter;
-    }
-  }
-  waiters.resize(kept);
 }
 
 // --- Kernels and copies ---
