@@ -70,7 +70,7 @@ int64_t Wrapped(DType dtype, uint64_t bits) {
   }
 }
 
-enum class Kind : uint8_t { kConstant, kVariable, kLinear, kMul, kDiv, kPow, kFunction };
+enum class Kind : uint8_t { kConstant, kLinear, kMul, kDiv, kPow, kFunction };
 enum class Function : uint8_t {
   kSin,
   kCos,
@@ -121,7 +121,6 @@ struct Node {
   Kind kind = Kind::kConstant;
   Function function = Function::kSin;
   DType dtype = DType::kF32;
-  bool active = false;  // something that has a gradient leads to it
 };
 
 struct Edge {
@@ -235,7 +234,6 @@ class Evaluator::Graph {
     node.first = static_cast<uint32_t>(edges_.size());
     node.count = static_cast<uint32_t>(edges.size());
     for (const Edge& edge : edges) {
-      node.active = node.active || at(edge.node).active;
       edges_.push_back(edge);
     }
     if (IsFloating(node.dtype) && std::fabs(node.value) + node.error > PrecisionOf(node.dtype).max) {
@@ -251,14 +249,6 @@ class Evaluator::Graph {
     node.value = value;
     node.error = error;
     node.dtype = dtype;
-    return Push(node, {});
-  }
-  int Variable(DType dtype, double value) {
-    Node node;
-    node.kind = Kind::kVariable;
-    node.value = value;
-    node.dtype = dtype;
-    node.active = true;
     return Push(node, {});
   }
   int Detached(int n) { return Constant(at(n).dtype, at(n).value, at(n).error); }
@@ -298,7 +288,6 @@ class Evaluator::Graph {
   int Copy(int n) {
     Node node = at(n);
     node.kind = Kind::kLinear;
-    node.active = false;
     return Push(node, {{n, 1}});
   }
   // One of the inputs, or of what is not looked at, that passes its gradient on in shares.
@@ -392,9 +381,8 @@ class Evaluator::Graph {
                            const std::vector<int>& wanted) {
     const size_t size = nodes_.size();
     std::vector<bool> needed(size, false);
-    for (const int n : wanted) needed[static_cast<size_t>(n)] = at(n).active;
+    for (const int n : wanted) needed[static_cast<size_t>(n)] = true;
     for (size_t n = 0; n < size; ++n) {
-      if (!nodes_[n].active) continue;
       for (uint32_t e = 0; e < nodes_[n].count && !needed[n]; ++e) {
         needed[n] = needed[static_cast<size_t>(edges_[nodes_[n].first + e].node)];
       }
@@ -420,7 +408,6 @@ class Evaluator::Graph {
       const int self = static_cast<int>(n);
       switch (node.kind) {
         case Kind::kConstant:
-        case Kind::kVariable:
           break;
         case Kind::kLinear:
           for (const Edge& edge : edges) {
@@ -1254,8 +1241,7 @@ class Evaluator::Graph {
       Array leaf{value.dtype, value.shape, {}};
       if (static_cast<int64_t>(s.data.size()) != Elements(value.shape)) return No("leaf");
       for (const double x : s.data) {
-        leaf.nodes.push_back(s.requires_grad ? Variable(value.dtype, x)
-                                             : Constant(value.dtype, x));
+        leaf.nodes.push_back(Constant(value.dtype, x));
       }
       return Arrays{leaf};
     }

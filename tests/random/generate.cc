@@ -17,12 +17,14 @@ constexpr double kLargestGradient = 1e5;
 
 class Generator {
  public:
-  explicit Generator(uint64_t seed) : random_(seed) { p_.seed = seed; }
+  Generator(uint64_t seed, const GeneratorOptions& options) : options_(options), random_(seed) {
+    p_.seed = seed;
+  }
 
   Program Make() {
     Plan();
-    const int before = Between(1, 5) + (Chance(0.3) ? Between(0, 8) : 0);
-    Statements(before, 0.5);
+    const int before = Between(2, 7) + (Chance(0.3) ? Between(0, 10) : 0);
+    Statements(before, 0.4);
     for (int order = 0; order < orders_; ++order) {
       const bool last = order + 1 == orders_;
       if (order == 0 && Chance(0.15) && Gradients(false, true)) Statements(Between(0, 2), 0.3);
@@ -86,7 +88,9 @@ class Generator {
     }
     for (int t = 0; t < p_.trainers(); ++t) {
       const std::vector<int> mine = p_.RanksOf(t);
-      if (mine.size() < 2 || Chance(0.2)) continue;
+      // What can be compiled has one world: that of the devices, or that of the job.
+      only_devices_.push_back(mine.size() > 1 && Chance(0.6));
+      if (mine.size() < 2 || (!only_devices_.back() && Chance(0.6))) continue;
       GroupOf devices;
       devices.devices = true;
       devices.ranks = Chance(0.5) ? mine : Shuffled(mine);
@@ -97,9 +101,11 @@ class Generator {
                    DType::kF16, DType::kBF16});
     orders_ = AnyOf({0, 1, 1, 1, 2, 2, 2, 3});
     if (orders_ == 3 && ranks > 4) orders_ = 2;
+    orders_ = std::min(orders_, options_.orders);
     no_grads_ = Chance(0.25);
     some_without_ = Chance(0.3);
     coarse_ = Chance(0.5);
+    directly_ = Chance(0.3) || options_.directly;
     for (int r = 0; r < ranks; ++r) {
       without_.push_back(some_without_ && Chance(0.5));
       // In higher orders every trainer keeps a gradient of its own.
@@ -115,7 +121,7 @@ class Generator {
     for (int i = 0; i < count; ++i) {
       for (int attempt = 0; attempt < 8; ++attempt) {
         const bool shared = Chance(collectives);
-        if (shared && Chance(0.35) && DeviceGroups() > 0) {
+        if (shared && Chance(SomeGroup(false) < 0 ? 1 : 0.35) && DeviceGroups() > 0) {
           if (OfDevices()) break;
         } else if (shared) {
           if (Collective()) break;
@@ -231,7 +237,7 @@ class Generator {
       });
       if (v >= 0) return v;
     }
-    if (Chance(0.5)) {
+    if (Chance(0.25)) {
       // Of as many elements, as a view.
       const int v = Existing(rank, [&](const Value& x) {
         return x.dtype == dtype && Elements(x.shape) == Elements(shape) && x.shape != shape;
@@ -243,7 +249,7 @@ class Generator {
         if (Try(std::move(s))) return out;
       }
     }
-    if (Chance(0.4) && Elements(shape) > 0) {
+    if (Chance(0.15) && Elements(shape) > 0) {
       // One number, or a part that stretches.
       const int v = Existing(rank, [&](const Value& x) {
         return x.dtype == dtype && Elements(x.shape) == 1 && x.shape.size() <= shape.size();
@@ -286,11 +292,10 @@ class Generator {
   bool Try(Statement s, double largest = kLargest) {
     const int first = static_cast<int>(p_.statements.size());
     p_.statements.push_back(std::move(s));
-    return Settle(first, largest);
+    return Settle(first, largest, true);
   }
-  bool Settle(int first, double largest) {
+  bool Settle(int first, double largest, bool good) {
     const auto mark = e_.Now();
-    bool good = Check(p_).ok();
     for (int i = first; good && i < static_cast<int>(p_.statements.size()); ++i) {
       good = e_.Add(p_, i).ok() && e_.size() < 400000;
       if (!good) break;
@@ -658,9 +663,15 @@ class Generator {
   int SomeGroup(bool devices) {
     std::vector<int> found;
     for (int g = 0; g < static_cast<int>(p_.groups.size()); ++g) {
-      if (p_.groups[static_cast<size_t>(g)].devices == devices) found.push_back(g);
+      const GroupOf& group = p_.groups[static_cast<size_t>(g)];
+      bool fits = group.devices == devices;
+      for (const int rank : group.ranks) {
+        fits = fits && (devices || !only_devices_[static_cast<size_t>(
+                                       p_.trainer_of[static_cast<size_t>(rank)])]);
+      }
+      if (fits) found.push_back(g);
     }
-    return Any(found);
+    return found.empty() ? -1 : Any(found);
   }
 
   Reduction SomeReduction(DType dtype) {
@@ -690,6 +701,7 @@ class Generator {
 
   bool Collective() {
     const int g = SomeGroup(false);
+    if (g < 0) return false;
     const std::vector<int> ranks = p_.groups[static_cast<size_t>(g)].ranks;
     static constexpr Op kOps[] = {
         Op::kAllReduce,      Op::kAllReduce,     Op::kAllReduce,        Op::kAllReduce,
@@ -1114,7 +1126,7 @@ class Generator {
       }
     }
     bool good = !p_.statements.back().calls.empty();
-    if (good) Complete(&p_);
+    if (good) Complete(&p_, directly_);
     for (Call& call : p_.statements.back().calls) {
       for (const Call& other : aside) {
         if (other.rank != call.rank) continue;
@@ -1131,7 +1143,7 @@ class Generator {
       p_.values.resize(values);
       return false;
     }
-    return Settle(first, kLargestGradient);
+    return Settle(first, kLargestGradient, Check(p_).ok());
   }
 
   int Seed(int root, std::vector<Statement>* seeds) {
@@ -1201,6 +1213,7 @@ class Generator {
     Compact(&p_);
   }
 
+  const GeneratorOptions options_;
   std::mt19937_64 random_;
   Program p_;
   Evaluator e_;
@@ -1209,15 +1222,17 @@ class Generator {
   bool no_grads_ = false;
   bool some_without_ = false;
   bool coarse_ = false;
+  bool directly_ = false;
+  std::vector<bool> only_devices_;  // by trainer
   std::vector<bool> without_;
 };
 
 }  // namespace
 
-Program Generate(uint64_t seed) {
+Program Generate(uint64_t seed, const GeneratorOptions& options) {
   // Few are nothing at all: of one rank, with nothing that could be made of it.
   for (uint64_t attempt = 0;; ++attempt) {
-    Program program = Generator(seed * 0x9e3779b97f4a7c15u + attempt).Make();
+    Program program = Generator(seed * 0x9e3779b97f4a7c15u + attempt, options).Make();
     program.seed = seed;
     bool observed = false;
     for (const Value& value : program.values) observed = observed || value.observed;

@@ -12,8 +12,13 @@ namespace random_programs {
 // The most ranks that a program has.
 constexpr int kMostRanks = 6;
 
+struct GeneratorOptions {
+  int orders = 3;         // of gradients, at most
+  bool directly = false;  // Complete's
+};
+
 // A right program (Check and Evaluate agree), whose numbers are of moderate size.
-Program Generate(uint64_t seed);
+Program Generate(uint64_t seed, const GeneratorOptions& options = {});
 
 }  // namespace random_programs
 }  // namespace chorus

@@ -137,7 +137,7 @@ absl::Status Wrong(int statement, const std::string& what) {
   return absl::InvalidArgumentError(absl::StrCat("statement ", statement, ": ", what));
 }
 
-Analysis Analyse(const Program& program) {
+Analysis Analyse(const Program& program, bool directly = false) {
   Analysis result;
   result.leads.resize(program.values.size());
   std::vector<bool> made(program.values.size(), false);
@@ -178,7 +178,9 @@ Analysis Analyse(const Program& program) {
         for (const int v : call.out) floating = floating || IsFloating(program.value(v).dtype);
         if (!floating) continue;
         Lead mine;
-        for (const int in : call.in) Add(lead(in), true, &mine);
+        const bool zeros = directly && statement.op == Op::kBroadcast &&
+                           &call != &statement.calls[static_cast<size_t>(statement.root)];
+        for (const int in : call.in) Add(lead(in), !zeros, &mine);
         mine.history = History::kYes;
         mine.sure.insert({s, call.rank});
         mine.may.insert({s, call.rank});
@@ -352,9 +354,9 @@ std::vector<History> Histories(const Program& program) {
   return histories;
 }
 
-void Complete(Program* program) {
+void Complete(Program* program, bool directly) {
   for (int rounds = 0; rounds < 400; ++rounds) {
-    const Analysis analysis = Analyse(*program);
+    const Analysis analysis = Analyse(*program, directly);
     if (!analysis.status.ok() || analysis.missing.empty()) return;
     const Missing missing = analysis.missing[0];
     int root = -1;

@@ -198,8 +198,9 @@ enum class History { kNo, kMaybe, kYes };
 std::vector<History> Histories(const Program& program);
 
 // Adds what the roots of the program's gradients lack, so that every rank takes part in every
-// gradient that another rank asks for.
-void Complete(Program* program);
+// gradient that another rank asks for. `directly`: never by way of what a broadcast is given off its
+// root, whose gradient is nothing but zeros.
+void Complete(Program* program, bool directly);
 
 // The statements of a trainer, in its order. Those that were joined stay together.
 std::vector<int> OrderOf(const Program& program, int trainer, bool shuffled);

@@ -26,6 +26,9 @@ ABSL_FLAG(int, programs, 1, "How many programs.");
 ABSL_FLAG(std::string, file, "", "Runs the program that is written in this file instead.");
 ABSL_FLAG(std::string, ways, "", "Only ways whose names contain this, and the first.");
 ABSL_FLAG(int, shrink, 400, "How many smaller programs may be tried for one that fails; 0: none.");
+ABSL_FLAG(int, orders, 3, "Gradients of this order at most.");
+ABSL_FLAG(bool, directly, false,
+          "Ranks reach what others differentiate without broadcasts whose root they are not.");
 ABSL_FLAG(bool, keep_going, false, "Goes on after a program that failed.");
 ABSL_FLAG(bool, print, false, "Prints the programs and runs nothing.");
 ABSL_FLAG(std::string, save, "", "A directory that gets a file of each program that failed.");
@@ -66,13 +69,16 @@ int Main(const char* self) {
   options.trainer = self;
   options.daemon = absl::GetFlag(FLAGS_chorusd);
   Runner runner(options);
+  GeneratorOptions generator;
+  generator.orders = absl::GetFlag(FLAGS_orders);
+  generator.directly = absl::GetFlag(FLAGS_directly);
   const std::vector<Way> ways = WaysNamed(absl::GetFlag(FLAGS_ways));
   Counts counts;
   int failed = 0;
   const int programs = given.empty() ? absl::GetFlag(FLAGS_programs) : 1;
   for (int i = 0; i < programs; ++i) {
     const uint64_t seed = absl::GetFlag(FLAGS_seed) + static_cast<uint64_t>(i);
-    const Program program = given.empty() ? Generate(seed) : given[0];
+    const Program program = given.empty() ? Generate(seed, generator) : given[0];
     if (absl::GetFlag(FLAGS_print)) {
       std::cout << Lines(program) << std::endl;
       continue;

@@ -18,6 +18,9 @@ namespace {
 
 using Tensors = std::vector<Tensor>;
 
+// Of a compiled function, and of what stands for one.
+constexpr int kRuns = 2;
+
 template <typename T>
 Tensor Uploaded(const DeviceRef& device, const Statement& s, const Dims& shape) {
   std::vector<T> values;
@@ -126,24 +129,55 @@ class Trainer {
   }
 
   Outcomes Run() {
-    if (part_.mode.compiled) return RunCompiled();
-    Tensors values(program_.values.size());
-    for (const int s : order_) {
-      const Statement& statement = program_.statements[static_cast<size_t>(s)];
-      if (statement.op == Op::kLeaf) MakeLeaf(statement, &values);
+    if (part_.mode.compiled && CanCompile()) return RunCompiled();
+    Outcomes outcomes;
+    for (int run = 0; run < (part_.mode.compiled ? kRuns : 1); ++run) {
+      Tensors values(program_.values.size());
+      for (const int s : order_) {
+        const Statement& statement = program_.statements[static_cast<size_t>(s)];
+        if (statement.op == Op::kLeaf) MakeLeaf(statement, &values);
+      }
+      Execute(&values, part_.mode.waits);
+      outcomes = Read(values);
     }
-    Execute(&values, part_.mode.waits);
-    return Read(values);
+    return outcomes;
+  }
+
+  std::vector<World> Worlds() const {
+    std::vector<World> worlds;
+    for (const int rank : ranks_) {
+      if (WorldOf(rank).member() != nullptr) worlds.push_back(WorldOf(rank));
+    }
+    for (const parallel::DeviceGroup& devices : devices_) {
+      for (int place = 0; place < devices.size(); ++place) worlds.push_back(devices.world(place));
+    }
+    return worlds;
   }
 
   // In any case: of an error that all share.
   Outcomes AllFail(const absl::Status& status) const {
     Outcomes outcomes;
     for (const int v : Observed()) outcomes[v].status = status;
+    if (outcomes.empty()) outcomes[-1 - trainer_].status = status;
     return outcomes;
   }
 
  private:
+  // A compiled function has the groups of one world, and a DeviceGroup is a world: a trainer of
+  // several runs its part eagerly where the others compile theirs.
+  bool CanCompile() const {
+    int worlds = 0;
+    bool own = false;
+    std::vector<bool> seen(program_.groups.size(), false);
+    for (const int s : order_) {
+      const Statement& statement = program_.statements[static_cast<size_t>(s)];
+      if (IsCollective(statement.op)) own = true;
+      if (!IsOfDevices(statement.op) || seen[static_cast<size_t>(statement.group)]) continue;
+      seen[static_cast<size_t>(statement.group)] = true;
+      ++worlds;
+    }
+    return worlds + (own ? 1 : 0) <= 1;
+  }
   bool IsMine(int rank) const {
     return program_.trainer_of[static_cast<size_t>(rank)] == trainer_;
   }
@@ -218,7 +252,7 @@ class Trainer {
     const Compiled function = Compile(
         [&](const Tensors& in) {
           Tensors values = captured;
-          for (size_t i = 0; i < in.size(); ++i) {
+          for (size_t i = 0; i < inputs.size(); ++i) {
             values[static_cast<size_t>(inputs[i]->calls[0].out[0])] = in[i];
           }
           Execute(&values, false);
@@ -227,11 +261,11 @@ class Trainer {
           return out;
         },
         options);
-    constexpr int kRuns = 2;
     std::vector<Tensors> results;
     absl::Status status;
     for (int run = 0; run < kRuns; ++run) {
       Tensors in;
+      // Behind them one that is always there: without any input a function has no session.
       for (const Statement* leaf : inputs) {
         in.push_back(NewLeaf(*leaf));
         // What a run returns as it came can be what the next one gets.
@@ -240,6 +274,7 @@ class Trainer {
           in.back() = results.back()[static_cast<size_t>(returned - observed.begin())];
         }
       }
+      in.push_back(Scalar<float>(part_.session, 0));
       absl::StatusOr<Tensors> out = function.Run(in);
       if (status.ok()) status = out.status();
       results.push_back(out.ok() ? *std::move(out) : Tensors());
@@ -692,11 +727,13 @@ class Trainer {
 
 }  // namespace
 
-Outcomes RunPart(const Program& program, int trainer, const Part& part) {
+Outcomes RunPart(const Program& program, int trainer, const Part& part,
+                 std::vector<World>* joined) {
   Trainer runs(program, trainer, part);
-  const absl::Status joined = runs.Join();
-  if (!joined.ok()) return runs.AllFail(joined);
-  return runs.Run();
+  const absl::Status status = runs.Join();
+  const Outcomes outcomes = status.ok() ? runs.Run() : runs.AllFail(status);
+  *joined = runs.Worlds();
+  return outcomes;
 }
 
 }  // namespace random_programs

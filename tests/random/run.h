@@ -4,6 +4,7 @@
 
 #include <map>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "client/chorus.h"
@@ -36,8 +37,10 @@ struct Part {
 };
 
 // Of every observed value of the trainer's ranks. What all of it lacks (no world) is every value's
-// error.
-Outcomes RunPart(const Program& program, int trainer, const Part& part);
+// error; of a trainer of none it is that of one whose number is negative. `joined` gets the worlds
+// that are to be left when all trainers have ended: until then they may need this one.
+Outcomes RunPart(const Program& program, int trainer, const Part& part,
+                 std::vector<World>* joined);
 
 }  // namespace random_programs
 }  // namespace chorus

@@ -89,8 +89,9 @@ class Gathering {
  public:
   explicit Gathering(int parts) : left_(parts) {}
 
-  void Give(const Outcomes& outcomes) {
+  void Give(const Outcomes& outcomes, const std::vector<World>& worlds) {
     MutexLock lock(&mutex_);
+    worlds_.insert(worlds_.end(), worlds.begin(), worlds.end());
     outcomes_.insert(outcomes.begin(), outcomes.end());
     if (--left_ == 0) changed_.SignalAll();
   }
@@ -107,6 +108,8 @@ class Gathering {
   }
   Outcomes Take() {
     MutexLock lock(&mutex_);
+    for (const World& world : worlds_) world.Leave().IgnoreError();
+    worlds_.clear();
     return outcomes_;
   }
 
@@ -115,6 +118,7 @@ class Gathering {
   CondVar changed_;
   int left_ ABSL_GUARDED_BY(mutex_);
   Outcomes outcomes_ ABSL_GUARDED_BY(mutex_);
+  std::vector<World> worlds_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace
@@ -181,9 +185,10 @@ class Runner::Threads : public Runner::Place {
       part.mode = mode;
       part.patience = patience;
       threads.emplace_back([shared, gathering, t, part = std::move(part)]() mutable {
-        const Outcomes outcomes = RunPart(*shared, t, part);
+        std::vector<World> worlds;
+        const Outcomes outcomes = RunPart(*shared, t, part, &worlds);
         part.session = sdk::Session();
-        gathering->Give(outcomes);
+        gathering->Give(outcomes, worlds);
       });
     }
     if (!gathering->Wait(8 * absl::FromChrono(patience) + absl::Seconds(120))) {
@@ -365,7 +370,10 @@ int Serve(int in_fd, int out_fd) {
   sdk::Session session;
   std::vector<int> devices;
   std::string task;
+  std::vector<World> worlds;  // of the last task
   while (ReadMessage(in_fd, absl::InfiniteFuture(), &task)) {
+    for (const World& world : worlds) world.Leave().IgnoreError();
+    worlds.clear();
     const size_t end = task.find('\n');
     std::istringstream head(task.substr(0, end));
     std::string address;
@@ -392,7 +400,7 @@ int Serve(int in_fd, int out_fd) {
       session = *std::move(opened);
     }
     part.session = session;
-    if (!WriteMessage(out_fd, OutcomesText(RunPart(*program, trainer, part)))) return 4;
+    if (!WriteMessage(out_fd, OutcomesText(RunPart(*program, trainer, part, &worlds)))) return 4;
   }
   return 0;
 }
