@@ -323,7 +323,7 @@ class Trainer {
           &program_.statements[static_cast<size_t>(order_[i])]};
       if (block[0]->op == Op::kLeaf) continue;
       while (part_.mode.coalesce && i + 1 < order_.size() &&
-             program_.statements[static_cast<size_t>(order_[i + 1])].joined) {
+             AreJoined(order_[i], order_[i + 1])) {
         block.push_back(&program_.statements[static_cast<size_t>(order_[++i])]);
       }
       if (block.size() > 1) {
@@ -344,6 +344,15 @@ class Trainer {
         }
       }
     }
+  }
+
+  // Whether everything behind the first of them up to the second is one call with it. This trainer
+  // may have no part in what is between.
+  bool AreJoined(int first, int second) const {
+    for (int s = first + 1; s <= second; ++s) {
+      if (!program_.statements[static_cast<size_t>(s)].joined) return false;
+    }
+    return first < second;
   }
 
   Tensors Operands(const Call& call, const Tensors& values) const {

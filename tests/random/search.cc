@@ -69,6 +69,17 @@ std::string Listed(const std::vector<double>& values) {
   return absl::StrCat(text, values.size() > 12 ? ", ...]" : "]");
 }
 
+// Of what came first; and that is not only told of another rank.
+bool SaysMore(const std::string& a, const std::string& b) {
+  const auto weight = [](const std::string& text) {
+    const size_t epoch = text.find(" epoch ");
+    return (absl::StrContains(text, "ABORTED") ? 100 : 0) +
+           (absl::StrContains(text, "in run 2") ? 50 : 0) +
+           (epoch != std::string::npos && text.substr(epoch, 9) != " epoch 1 " ? 10 : 0);
+  };
+  return weight(a) != weight(b) ? weight(a) < weight(b) : a.size() > b.size();
+}
+
 int Orders(const Program& program) {
   int orders = 0;
   for (const Statement& s : program.statements) orders += s.op == Op::kGradient && !s.retain;
@@ -96,14 +107,15 @@ Finding Test(const Program& program, const std::vector<Way>& ways, Runner* runne
   for (const Way& way : ways) {
     const Outcomes outcomes = runner->Run(program, way);
     ++counts->runs;
-    // An error that others only tell of says less.
-    absl::optional<std::string> error;
+    std::string error;
     for (const auto& [v, outcome] : outcomes) {
       if (outcome.status.ok()) continue;
-      const std::string text = absl::StrCat("v", v, ": ", outcome.status.ToString());
-      if (!error.has_value() || text.size() > error->size()) error = text;
+      const std::string text =
+          absl::StrCat("v", v, ": ", absl::StatusCodeToString(outcome.status.code()), ": ",
+                       outcome.status.message());
+      if (error.empty() || SaysMore(text, error)) error = text;
     }
-    if (error.has_value()) return found(Finding::kError, way, *error);
+    if (!error.empty()) return found(Finding::kError, way, error);
     if (first.empty()) {
       first = outcomes;
       for (const auto& [v, outcome] : outcomes) {
@@ -595,7 +607,7 @@ class Shrinker {
 
 Program Shrink(const Program& program, const Finding& finding, Runner* runner, int most_tries) {
   // Each try of one that waits takes that long.
-  if (absl::StrContains(finding.text, "DEADLINE_EXCEEDED")) most_tries /= 8;
+  if (absl::StrContains(finding.text, "DEADLINE_EXCEEDED")) most_tries /= 16;
   return Shrinker(program, finding, runner, most_tries).Shrink();
 }
 
