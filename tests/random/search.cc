@@ -115,7 +115,19 @@ Finding Test(const Program& program, const std::vector<Way>& ways, Runner* runne
                        outcome.status.message());
       if (error.empty() || SaysMore(text, error)) error = text;
     }
-    if (!error.empty()) return found(Finding::kError, way, error);
+    if (!error.empty()) {
+      // What the first value of each rank that has another one says, too.
+      std::map<int, std::string> others;
+      for (const auto& [v, outcome] : outcomes) {
+        const int rank = v < 0 ? v : program.value(v).rank;
+        const std::string text = absl::StrCat(absl::StatusCodeToString(outcome.status.code()), ": ",
+                                              outcome.status.message());
+        if (outcome.status.ok() || absl::StrContains(error, text)) continue;
+        others.emplace(rank, absl::StrCat("\n//   v", v, ": ", text));
+      }
+      for (const auto& [rank, text] : others) error += text;
+      return found(Finding::kError, way, error);
+    }
     if (first.empty()) {
       first = outcomes;
       for (const auto& [v, outcome] : outcomes) {
