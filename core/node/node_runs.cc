@@ -353,10 +353,11 @@ BufferRef LocalNode::Impl::SoleBufferOf(const CellRef& cell) {
     }
     return cell->buffer;
   }
-  // And its producer's. That run reserved the memory for itself, or was promised it.
+  // And its producer's. That run reserved the memory for itself, or was promised it. Whoever waits
+  // to read it does not count, and comes when the next run may have written there already.
   RunState* const producer = runs_.Find(cell->producer);
   if (cell->settled() || producer == nullptr || cell.use_count() != 3 ||
-      cell->number != Hash128()) {
+      cell->number != Hash128() || !cell->on_settled.empty()) {
     return BufferRef();
   }
   const auto found = std::find(producer->outputs.begin(), producer->outputs.end(), cell);
