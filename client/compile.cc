@@ -290,6 +290,10 @@ class CompiledImpl {
     program->trace = std::move(traced[0].trace);
     Graph& graph = program->trace.graph;
     CHORUS_ASSIGN_OR_RETURN(graph, UnifyGraphs(graphs, sizes, varying));
+    // What is returned as it is has its name and its memory after the run as well.
+    for (const Result& result : program->results) {
+      if (result.input >= 0) graph.inputs[static_cast<size_t>(result.input)].donatable = false;
+    }
     // An output of a donated input's type, at every size, may take its memory over, each at most
     // once.
     const ValueTable last(graphs.back());
@@ -440,9 +444,10 @@ class CompiledImpl {
       if (!options_.donate.empty()) {
         run.donate.assign(run.inputs.size(), false);
         for (const int donated : options_.donate) {
+          const auto place = static_cast<size_t>(donated);
+          if (!trace.graph.inputs[place].donatable) continue;
           // Detached tensors, and what autograd keeps, hold the same name.
-          const TensorDataPtr& data = inputs[static_cast<size_t>(donated)].impl()->data;
-          run.donate[static_cast<size_t>(donated)] = data.use_count() == 1;
+          run.donate[place] = inputs[place].impl()->data.use_count() == 1;
         }
       }
       std::vector<TensorId> ids;
@@ -472,7 +477,11 @@ class CompiledImpl {
         for (GroupCore* g : slot.groups) after = session->Union(after, session->AfterGroup(g));
       }
       std::vector<DropTape::Entry> drops = Drops(trace, epoch);
+      const auto given = run.donate;
       CHORUS_ASSIGN_OR_RETURN(sequence, session->SubmitLocked(std::move(run)));
+      for (size_t i = 0; i < given.size(); ++i) {
+        if (given[i]) inputs[i].impl()->data->given_to.store(sequence.value());
+      }
       for (const Trace::Slot& slot : trace.slots) {
         for (size_t i = 0; i < slot.groups.size(); ++i) slot.groups[i]->next_index += slot.used[i];
       }

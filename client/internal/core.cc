@@ -992,6 +992,10 @@ absl::StatusOr<const char*> SessionCore::MapTensor(const TensorDataPtr& data) {
     CHORUS_RETURN_IF_ERROR(lock.status());
     CHORUS_RETURN_IF_ERROR(NameLocked(data.get()));
   }
+  // Whoever looks there would see what that run writes: whether it has the memory must be known.
+  if (const Sequence given(data->given_to.load()); given != Sequence()) {
+    link_->WaitCommand(given, wait_timeout_).IgnoreError();
+  }
   const absl::StatusOr<bool> on_device = link_->WaitTensor(data->id, data->producer, wait_timeout_);
   CHORUS_RETURN_IF_ERROR(on_device.status());
   if (*on_device) {

@@ -97,9 +97,11 @@ struct TensorData {
   int32_t device_slot = 0;
   // kLazy -> kSent or kFailed, kHost -> kSent: under the lock, last.
   std::atomic<State> state{State::kLazy};
-  TensorId id;         // kSent
-  Sequence producer;   // kSent, kAbsent (0: nothing to wait for)
-  int32_t value = -1;  // kLazy, kTraced: its number there
+  TensorId id;        // kSent
+  Sequence producer;  // kSent, kAbsent (0: nothing to wait for)
+  // kSent: the last run that it was given to, which may stand there now; 0: none.
+  std::atomic<int64_t> given_to{0};
+  int32_t value = -1;                                          // kLazy, kTraced: its number there
   Fragment* fragment ABSL_GUARDED_BY(session_lock) = nullptr;  // kLazy
   const Dependences* after = nullptr;      // collectives it may have to wait for; null: none
   Trace* trace = nullptr;                  // kTraced

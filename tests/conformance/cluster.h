@@ -28,6 +28,7 @@ struct ClusterCounts {
   int64_t memory_in_use = -1;  // bytes, now
   int64_t shared_kernels = -1;
   int64_t shared_bytes = -1;
+  int64_t donated_bytes = -1;
 };
 
 // Threads: Open, from any; the rest from the thread that made it.

@@ -54,6 +54,7 @@ class Direct : public Cluster {
       counts.memory_in_use = stats.memory_used_bytes;
       counts.shared_kernels = stats.shared_kernels;
       counts.shared_bytes = stats.paths.shared_bytes;
+      counts.donated_bytes = stats.paths.donated_bytes;
       done.Notify();
     });
     // A loop that does not answer cannot be left either: `done` is on this stack.
