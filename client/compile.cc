@@ -445,15 +445,10 @@ class CompiledImpl {
           run.donate[static_cast<size_t>(donated)] = data.use_count() == 1;
         }
       }
+      run.outputs.resize(infos.size());
+      CHORUS_RETURN_IF_ERROR(session->NameOutputsLocked(absl::MakeSpan(run.outputs)));
       std::vector<TensorId> ids;
-      for (size_t i = 0; i < infos.size(); ++i) {
-        CHORUS_ASSIGN_OR_RETURN(const TensorId id, session->NewTensorIdLocked());
-        OutBinding out;
-        out.kind = OutBinding::Kind::kFresh;
-        out.id = id;
-        run.outputs.push_back(std::move(out));
-        ids.push_back(id);
-      }
+      for (const OutBinding& output : run.outputs) ids.push_back(output.id);
       // One run is of one epoch. Members that are behind bring the run down with the cause that
       // they have not handed out yet.
       int64_t epoch = 0;

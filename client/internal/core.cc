@@ -152,8 +152,10 @@ absl::StatusOr<Sequence> SessionCore::SubmitLocked(Command* command) {
   command->sequence = Sequence(next_sequence_);
   const absl::Status status = link_->Submit(*command);
   if (!status.ok()) {
-    // A full ring may have room later; a daemon that is gone stays so.
-    if (ErrorOf(status).reason != Reason::kTransportTimeout) broken_ = status;
+    // A full ring may have room later, and the next command may be one that can be sent; a daemon
+    // that is gone stays so.
+    const Reason reason = ErrorOf(status).reason;
+    if (reason != Reason::kTransportTimeout && reason != Reason::kMalformed) broken_ = status;
     return status;
   }
   return Sequence(next_sequence_++);
@@ -172,6 +174,23 @@ absl::StatusOr<TensorId> SessionCore::NewTensorIdLocked() {
         absl::StrCat("the session holds ", next_tensor_, " tensors, as many as it may; drop some"));
   }
   return TensorId{next_tensor_++, 1};
+}
+
+absl::Status SessionCore::NameOutputsLocked(absl::Span<OutBinding> outputs) {
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const absl::StatusOr<TensorId> id = NewTensorIdLocked();
+    if (!id.ok()) {
+      GiveBackLocked(outputs.first(i));
+      return id.status();
+    }
+    outputs[i].kind = OutBinding::Kind::kFresh;
+    outputs[i].id = *id;
+  }
+  return absl::OkStatus();
+}
+
+void SessionCore::GiveBackLocked(absl::Span<const OutBinding> outputs) {
+  for (const OutBinding& output : outputs) free_tensors_.push_back(output.id);
 }
 
 TensorDataPtr SessionCore::NewSentLocked(const TensorInfo* info, int32_t device_slot, TensorId id,
@@ -236,7 +255,9 @@ const Dependences* SessionCore::After(const CallPart& part) {
 
 int32_t SessionCore::FragmentInput(Fragment* fragment, const TensorDataPtr& data) {
   const TensorData::State state = data->state.load(std::memory_order_relaxed);
-  if (state == TensorData::State::kLazy) return data->value;
+  // Its own and no other's. (Others have been sent: what is not, has no name either, and the daemon
+  // refuses it.)
+  if (state == TensorData::State::kLazy && data->fragment == fragment->number) return data->value;
   // Names are compared, not handles: a handle may die before the fragment is sent, its name may
   // not.
   for (size_t i = 0; i < fragment->inputs.size(); ++i) {
@@ -259,43 +280,48 @@ int32_t SessionCore::FragmentInput(Fragment* fragment, const TensorDataPtr& data
   return ~static_cast<int32_t>(fragment->inputs.size() - 1);
 }
 
+Fragment* SessionCore::FindFragment(const Dependences* after) {
+  for (const auto& open : open_) {
+    if (open->after == after) return open.get();
+  }
+  return nullptr;
+}
+
+Fragment* SessionCore::OpenFragmentLocked(const Dependences* after) {
+  Fragment* const open = FindFragment(after);
+  if (open != nullptr) {
+    if (open->nodes.size() < kMaxFragmentNodes) return open;
+    FlushLocked(open->number);
+  }
+  open_.push_back(std::make_unique<Fragment>(next_fragment_++, after));
+  return open_.back().get();
+}
+
 TensorDatas SessionCore::AppendLocked(NodeSpec spec, absl::Span<const TensorDataPtr> inputs,
                                       absl::Span<const TensorType> outputs) {
   const Dependences* after = nullptr;
   for (const TensorDataPtr& input : inputs) after = Union(after, input->after);
+  // To name a tensor, and to send a fragment, may send all others: the op's own is looked for
+  // last, and nothing is sent from there on.
+  std::shared_ptr<const Failure> failure;
   for (const TensorDataPtr& input : inputs) {
-    if (input->state.load(std::memory_order_relaxed) == TensorData::State::kLazy &&
-        input->fragment->after != after) {
-      FlushLocked(input->fragment);
-    }
+    const absl::Status named = NameLocked(input.get());
+    if (!named.ok()) failure = std::make_shared<Failure>(Failure{named, nullptr, 0});
   }
-  Fragment* fragment = nullptr;
-  for (const auto& open : open_) {
-    if (open->after == after) fragment = open.get();
+  for (const TensorDataPtr& input : inputs) {
+    if (input->state.load(std::memory_order_relaxed) != TensorData::State::kLazy) continue;
+    const Fragment* const own = FindFragment(after);
+    if (own == nullptr || input->fragment != own->number) FlushLocked(input->fragment);
   }
-  if (fragment == nullptr) {
-    for (const auto& open : open_) {
-      if (open->nodes.empty()) fragment = open.get();
-    }
-    if (fragment == nullptr) {
-      open_.push_back(std::make_unique<Fragment>());
-      fragment = open_.back().get();
-    }
-    fragment->after = after;
+  Fragment* const fragment = OpenFragmentLocked(after);
+  for (const TensorDataPtr& input : inputs) {
+    // Flushing may have failed.
+    if (input->failure != nullptr) failure = input->failure;
   }
-  if (fragment->nodes.size() >= kMaxFragmentNodes) FlushLocked(fragment);
-  fragment->after = after;
 
   Fragment::Op node;
   spec.inputs.clear();
   TensorDatas results;
-  std::shared_ptr<const Failure> failure;
-  for (const TensorDataPtr& input : inputs) {
-    // Flushing may have failed.
-    if (input->failure != nullptr) failure = input->failure;
-    const absl::Status named = NameLocked(input.get());
-    if (!named.ok()) failure = std::make_shared<Failure>(Failure{named, nullptr, 0});
-  }
   if (failure == nullptr) {
     for (const TensorDataPtr& input : inputs) {
       spec.inputs.push_back(FragmentInput(fragment, input));
@@ -311,7 +337,7 @@ TensorDatas SessionCore::AppendLocked(NodeSpec spec, absl::Span<const TensorData
       data->failure = failure;
       data->state.store(TensorData::State::kFailed, std::memory_order_release);
     } else {
-      data->fragment = fragment;
+      data->fragment = fragment->number;
       data->value = fragment->num_values++;
       node.outputs.push_back(data);
     }
@@ -325,19 +351,25 @@ TensorDatas SessionCore::AppendLocked(NodeSpec spec, absl::Span<const TensorData
 }
 
 void SessionCore::FlushLocked() {
-  for (const auto& fragment : open_) FlushLocked(fragment.get());
+  while (!open_.empty()) FlushLocked(open_.front()->number);
 }
 
-void SessionCore::FlushLocked(Fragment* fragment) {
-  if (fragment->nodes.empty()) return;
+void SessionCore::FlushLocked(int64_t number) {
+  const auto found = std::find_if(open_.begin(), open_.end(),
+                                  [number](const auto& open) { return open->number == number; });
+  if (found == open_.end()) return;
+  // Not open any more: what is done to send it may send the others, never it again.
+  const std::unique_ptr<Fragment> fragment = std::move(*found);
+  open_.erase(found);
   std::vector<TensorDataPtr> alive;
   for (const Fragment::Op& node : fragment->nodes) {
     for (const auto& output : node.outputs) {
       if (TensorDataPtr data = output.lock()) alive.push_back(std::move(data));
     }
   }
-  const absl::Status status = SendLocked(fragment);
-  *fragment = Fragment();
+  sending_.push_back(fragment.get());
+  const absl::Status status = SendLocked(fragment.get());
+  sending_.pop_back();
   if (status.ok()) return;
   const auto failure = std::make_shared<Failure>(Failure{status, nullptr, 0});
   for (const TensorDataPtr& data : alive) {
@@ -420,20 +452,18 @@ absl::Status SessionCore::SendLocked(Fragment* fragment) {
     found = fragments_.emplace(std::move(encoded), id).first;
   }
   run.graph = found->second;
-  std::vector<TensorId> ids;
-  for (size_t i = 0; i < results.size(); ++i) {
-    CHORUS_ASSIGN_OR_RETURN(const TensorId id, NewTensorIdLocked());
-    OutBinding out;
-    out.kind = OutBinding::Kind::kFresh;
-    out.id = id;
-    run.outputs.push_back(std::move(out));
-    ids.push_back(id);
+  run.outputs.resize(results.size());
+  CHORUS_RETURN_IF_ERROR(NameOutputsLocked(absl::MakeSpan(run.outputs)));
+  const auto names = run.outputs;
+  const absl::StatusOr<Sequence> sequence = SubmitLocked(std::move(run));
+  if (!sequence.ok()) {
+    GiveBackLocked(names);
+    return sequence.status();
   }
-  CHORUS_ASSIGN_OR_RETURN(const Sequence sequence, SubmitLocked(std::move(run)));
-  CountUnderWayLocked(sequence);
+  CountUnderWayLocked(*sequence);
   for (size_t i = 0; i < results.size(); ++i) {
-    results[i]->id = ids[i];
-    results[i]->producer = sequence;
+    results[i]->id = names[i].id;
+    results[i]->producer = *sequence;
     results[i]->state.store(TensorData::State::kSent, std::memory_order_release);
   }
   return absl::OkStatus();
@@ -521,7 +551,12 @@ absl::StatusOr<SessionCore::Created> SessionCore::CreateLocked(const TensorInfo*
   Created created;
   CHORUS_ASSIGN_OR_RETURN(created.id, NewTensorIdLocked());
   create.tensor = created.id;
-  CHORUS_ASSIGN_OR_RETURN(created.sequence, SubmitLocked(std::move(create)));
+  const absl::StatusOr<Sequence> sequence = SubmitLocked(std::move(create));
+  if (!sequence.ok()) {
+    free_tensors_.push_back(created.id);
+    return sequence.status();
+  }
+  created.sequence = *sequence;
   return created;
 }
 
@@ -752,7 +787,6 @@ absl::StatusOr<std::unique_ptr<CallEntry>> SessionCore::MakeEntryLocked(
   CHORUS_ASSIGN_OR_RETURN(run.graph, RegisterLocked(EncodeGraph(graph)));
   run.inputs.resize(graph.inputs.size());
   run.outputs.resize(graph.outputs.size());
-  for (OutBinding& output : run.outputs) output.kind = OutBinding::Kind::kFresh;
   run.groups.resize(1);
   run.groups[0].group = held[0]->id;
   run.groups[0].base.resize(held.size());
@@ -779,9 +813,7 @@ absl::StatusOr<Sequence> SessionCore::CollectivesLocked(
   for (const CallPart& part : parts) {
     for (const TensorData* input : part.inputs) *operand++ = BindingOf(*input);
   }
-  for (OutBinding& output : run.outputs) {
-    CHORUS_ASSIGN_OR_RETURN(output.id, NewTensorIdLocked());
-  }
+  CHORUS_RETURN_IF_ERROR(NameOutputsLocked(absl::MakeSpan(run.outputs)));
   MemberCore* const member = parts[0].group->member;
   run.groups[0].world = member->world;
   run.groups[0].epoch = Epoch(member->epoch.load(std::memory_order_relaxed));
@@ -1042,6 +1074,31 @@ void SessionCore::DrainIfUrgent() {
   SessionLock lock(this);  // drains when it ends
 }
 
+void SessionCore::KeepWhatIsBeingSent(Retired* retired) {
+  MutexLock lock(&retired_mutex_);
+  for (const Fragment* fragment : sending_) {
+    for (const Binding& input : fragment->inputs) {
+      const auto keep = [](auto* names, const auto& name, auto* back) {
+        const auto found = std::find(names->begin(), names->end(), name);
+        if (found == names->end()) return false;
+        back->push_back(name);
+        names->erase(found);
+        return true;
+      };
+      if (const auto* tensor = absl::get_if<TensorId>(&input)) {
+        if (!keep(&retired->tensors, *tensor, &retired_.tensors)) continue;
+        // How large it is has been forgotten.
+        retired_.bytes = kMaxRetiredBytes;
+      } else if (const auto* range = absl::get_if<ExternalRange>(&input)) {
+        if (!keep(&retired->arenas, range->arena, &retired_.arenas)) continue;
+      } else {
+        continue;
+      }
+      urgent_.store(true, std::memory_order_relaxed);
+    }
+  }
+}
+
 void SessionCore::DrainLocked(bool all) {
   Retired retired;
   {
@@ -1058,6 +1115,7 @@ void SessionCore::DrainLocked(bool all) {
     std::swap(retired.tapes, retired_.tapes);
   }
   if (closed_) return;
+  KeepWhatIsBeingSent(&retired);
   for (size_t begin = 0; begin < retired.tapes.size(); begin += kDropsPerFrame) {
     const size_t end = std::min(begin + kDropsPerFrame, retired.tapes.size());
     DropTape drop;
@@ -1066,7 +1124,7 @@ void SessionCore::DrainLocked(bool all) {
     SubmitLocked(std::move(drop)).status().IgnoreError();
   }
   if (retired.tensors.empty() && retired.arenas.empty()) return;
-  // The pending fragment may use them.
+  // The pending fragments may use them.
   FlushLocked();
   if (!retired.tensors.empty()) {
     Release release;

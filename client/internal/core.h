@@ -35,7 +35,6 @@ namespace chorus {
 inline namespace sdk {
 
 class Trace;
-struct Fragment;
 
 // Stands for the lock of a session in clang's thread-safety analysis. Sessions share the name: the
 // analysis cannot see that a group or a tensor belongs to the session that is locked, and no thread
@@ -76,7 +75,7 @@ struct Failure {
 // A tensor of the session, without its history. Immutable but for its way from recorded to sent.
 struct TensorData {
   enum class State : uint8_t {
-    kLazy,      // a value of the session's pending fragment
+    kLazy,      // a value of one of the session's pending fragments
     kSent,      // named to the daemon
     kInline,    // a number that travels with the runs that use it
     kHost,      // a few bytes of the trainer's that the daemon has not got yet: they travel with
@@ -100,7 +99,8 @@ struct TensorData {
   TensorId id;         // kSent
   Sequence producer;   // kSent, kAbsent (0: nothing to wait for)
   int32_t value = -1;  // kLazy, kTraced: its number there
-  Fragment* fragment ABSL_GUARDED_BY(session_lock) = nullptr;  // kLazy
+  // kLazy: the number of the fragment that makes it.
+  int64_t fragment ABSL_GUARDED_BY(session_lock) = 0;
   const Dependences* after = nullptr;      // collectives it may have to wait for; null: none
   Trace* trace = nullptr;                  // kTraced
   InlineData inline_data;                  // kInline, kHost
@@ -239,15 +239,20 @@ class MemberCore : public std::enable_shared_from_this<MemberCore> {
   std::deque<Sequence> runs ABSL_GUARDED_BY(session_lock);
 };
 
-// Local ops that have been recorded and not sent yet.
+// Local ops that have been recorded and not sent yet. It is open from its first op until it is
+// sent, and gone then; its number is never another's, so a value of it cannot be taken for one of
+// those that come after it.
 struct Fragment {
+  Fragment(int64_t n, const Dependences* a) : number(n), after(a) {}
+
   struct Op {
     NodeSpec spec;  // inputs: >= 0 a value of the fragment, < 0: ~ place among its inputs
     std::vector<TensorType> types;
     int32_t first_value = 0;
     absl::InlinedVector<std::weak_ptr<TensorData>, 1> outputs;
   };
-  const Dependences* after = nullptr;
+  const int64_t number;
+  const Dependences* const after;
   std::vector<GraphInput> input_types;
   std::vector<Binding> inputs;
   std::vector<Op> nodes;
@@ -278,13 +283,15 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   // What a group's results depend on.
   const Dependences* AfterGroup(GroupCore* group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 
-  // The next command of the log: gives it its sequence.
+  // The next command of the log: gives it its sequence. INVALID_ARGUMENT kMalformed: it cannot be
+  // sent, and the sequence is the next one's.
   absl::StatusOr<Sequence> SubmitLocked(Command* command)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   absl::StatusOr<Sequence> SubmitLocked(CommandBody body)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 
-  // Adds a local op to a pending fragment. `inputs` are this session's and not failed.
+  // Adds a local op to the open fragment of its dependences. `inputs` are this session's and not
+  // failed. What other fragments make is sent first.
   TensorDatas AppendLocked(NodeSpec spec, absl::Span<const TensorDataPtr> inputs,
                            absl::Span<const TensorType> outputs)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
@@ -314,6 +321,12 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   void ReleaseGraphLocked(GraphId graph) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 
   absl::StatusOr<TensorId> NewTensorIdLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  // New names for all of a run's outputs, or for none.
+  absl::Status NameOutputsLocked(absl::Span<OutBinding> outputs)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  // These were not used: the run was not sent.
+  void GiveBackLocked(absl::Span<const OutBinding> outputs)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   TensorDataPtr NewSentLocked(const TensorInfo* info, int32_t device_slot, TensorId id,
                               Sequence producer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   Binding BindingOf(const TensorData& data) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
@@ -380,7 +393,13 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // `all`: also the few tensors that could wait for company.
   void DrainLocked(bool all) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
-  void FlushLocked(Fragment* fragment) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  // The open one of these dependences; null: none is.
+  Fragment* FindFragment(const Dependences* after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  // The same, with room for one more op.
+  Fragment* OpenFragmentLocked(const Dependences* after)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  // Sends the one of this number, if it is open.
+  void FlushLocked(int64_t number) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   absl::Status SendLocked(Fragment* fragment) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   int32_t FragmentInput(Fragment* fragment, const TensorDataPtr& data)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
@@ -412,8 +431,11 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   std::vector<TensorId> free_tensors_ ABSL_GUARDED_BY(session_lock);
   int32_t next_graph_ ABSL_GUARDED_BY(session_lock) = 0;
   std::vector<GraphId> free_graphs_ ABSL_GUARDED_BY(session_lock);
-  // One for each set of dependences; reused.
+  // In the order of their first ops, one for each set of dependences.
   std::vector<std::unique_ptr<Fragment>> open_ ABSL_GUARDED_BY(session_lock);
+  int64_t next_fragment_ ABSL_GUARDED_BY(session_lock) = 1;
+  // Those that are no longer open and not in the log yet: the names that they use are kept.
+  std::vector<const Fragment*> sending_ ABSL_GUARDED_BY(session_lock);
   absl::flat_hash_map<Dependences, std::unique_ptr<const Dependences>> dependences_
       ABSL_GUARDED_BY(session_lock);
   int64_t next_token_ ABSL_GUARDED_BY(session_lock) = 1;
@@ -438,6 +460,9 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   Mutex retired_mutex_;
   Retired retired_ ABSL_GUARDED_BY(retired_mutex_);
   std::atomic<bool> urgent_{false};
+
+  // Puts back what a fragment uses that is being sent.
+  void KeepWhatIsBeingSent(Retired* retired) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 };
 
 // Holds a session's lock. In a forked child, or when the session is closed or lost, status() says
