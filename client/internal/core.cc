@@ -20,14 +20,18 @@ constexpr size_t kMaxFragmentNodes = 256;
 constexpr size_t kMaxFragments = 1024;
 // Graphs of one group's collectives.
 constexpr size_t kMaxCalls = 1024;
-// Lists of counts and of types, of all groups together.
+// Lists of counts and of types, of all groups together; and lines of the program.
 constexpr size_t kMaxShapes = 4096;
+constexpr size_t kMaxSources = 4096;
+// Of a set of dependences, but for those that may have runs under way.
+constexpr size_t kMaxOrigins = 8;
 // Released tensors wait for company, unless they hold memory that others could use.
 constexpr size_t kMaxRetiredTensors = 64;
 constexpr int64_t kMaxRetiredBytes = 256 * 1024;
 // Larger graphs go through staging memory: a frame must fit the ring more than once.
 constexpr size_t kMaxInlineGraphBytes = 32 * 1024;
 constexpr size_t kDropsPerFrame = 512;
+constexpr size_t kGraphsPerFrame = 512;
 constexpr int64_t kStagingBlockBytes = 4 << 20;
 constexpr int64_t kMaxStagingBytes = 64 << 20;
 constexpr int64_t kStagingAlign = 64;
@@ -81,6 +85,33 @@ TensorData::~TensorData() {
   session->DrainIfUrgent();
 }
 
+// --- OwnWorld, MemberCore
+// -------------------------------------------------------------------------
+
+OwnWorld::~OwnWorld() {
+  if (gone_.ranks.empty()) return;
+  session_->RetireWorld(std::move(gone_));
+  session_->DrainIfUrgent();
+}
+
+void OwnWorld::Add(const MemberCore& gone) {
+  MutexLock lock(&mutex_);
+  gone_.world = gone.world;
+  gone_.ranks.push_back(Rank(gone.rank.load(std::memory_order_relaxed)));
+  gone_.runs.insert(gone_.runs.end(), gone.runs.begin(), gone.runs.end());
+}
+
+MemberCore::~MemberCore() {
+  std::vector<GraphId> graphs;
+  for (const auto& group : groups) {
+    for (const auto& call : group->calls) graphs.push_back(call.second->run().graph);
+    for (const auto& batch : group->batches) graphs.push_back(batch.second->run().graph);
+  }
+  if (!graphs.empty()) session->RetireGraphs(graphs, /*of_calls=*/true);
+  if (own_world != nullptr) own_world->Add(*this);
+  session->DrainIfUrgent();
+}
+
 // --- SessionLock --------------------------------------------------------------------------------
 
 SessionLock::SessionLock(SessionCore* core) : core_(core) {
@@ -124,16 +155,15 @@ bool SessionCore::Forked() const {
   return fork_count.load(std::memory_order_relaxed) != fork_count_;
 }
 
-const TensorInfo* SessionCore::Intern(const TensorType& type) {
-  std::unique_ptr<TensorInfo>& info = infos_[type];
-  if (info == nullptr) {
-    info = std::make_unique<TensorInfo>();
+TensorInfoPtr SessionCore::Intern(const TensorType& type) {
+  return types_.Get(type, [&type] {
+    auto info = std::make_shared<TensorInfo>();
     info->type = type;
     info->shape = type.sizes();
     info->elements = type.num_elements();
     info->bytes = type.num_bytes();
-  }
-  return info.get();
+    return info;
+  });
 }
 
 const std::string* SessionCore::InternSource(const std::string& source) {
@@ -193,8 +223,8 @@ void SessionCore::GiveBackLocked(absl::Span<const OutBinding> outputs) {
   for (const OutBinding& output : outputs) free_tensors_.push_back(output.id);
 }
 
-TensorDataPtr SessionCore::NewSentLocked(const TensorInfo* info, int32_t device_slot, TensorId id,
-                                         Sequence producer) {
+TensorDataPtr SessionCore::NewSentLocked(const TensorInfoPtr& info, int32_t device_slot,
+                                         TensorId id, Sequence producer) {
   auto data = std::make_shared<TensorData>(shared_from_this());
   data->info = info;
   data->device_slot = device_slot;
@@ -218,39 +248,63 @@ Binding SessionCore::BindingOf(const TensorData& data) const {
 
 // --- Local ops ----------------------------------------------------------------------------------
 
-const Dependences* SessionCore::InternDependences(Dependences set) {
-  std::unique_ptr<const Dependences>& entry = dependences_[set];
-  if (entry == nullptr) entry = std::make_unique<const Dependences>(std::move(set));
-  return entry.get();
+DependencesPtr SessionCore::InternDependences(const Dependences& set) {
+  return dependences_.Get(set, [&set] { return std::make_shared<const Dependences>(set); });
 }
 
-const Dependences* SessionCore::Union(const Dependences* a, const Dependences* b) {
-  if (a == b || b == nullptr) return a;
-  if (a == nullptr) return b;
-  Dependences both;
-  std::set_union(a->begin(), a->end(), b->begin(), b->end(), std::back_inserter(both));
-  return InternDependences(std::move(both));
+bool SessionCore::IsOver(Sequence run) {
+  const auto outcome = link_->Peek(run);
+  // A forgotten outcome is an outcome.
+  return !outcome.ok() || outcome->has_value();
 }
 
-const Dependences* SessionCore::AfterGroup(GroupCore* group) {
-  if (group->after == nullptr) group->after = InternDependences({next_token_++});
+Sequence SessionCore::OldestUnderWayLocked() {
+  while (!under_way_.empty() && IsOver(under_way_.front())) under_way_.pop_front();
+  under_way_count_.store(under_way_.size(), std::memory_order_relaxed);
+  return under_way_.empty() ? Sequence(next_sequence_) : under_way_.front();
+}
+
+void SessionCore::Join(DependencesPtr* both, const DependencesPtr& other) {
+  if (*both == other || other == nullptr) return;
+  if (*both == nullptr) {
+    *both = other;
+    return;
+  }
+  Dependences united;
+  std::set_union((*both)->begin(), (*both)->end(), other->begin(), other->end(),
+                 std::back_inserter(united),
+                 [](const OriginPtr& a, const OriginPtr& b) { return a->number < b->number; });
+  if (united.size() > kMaxOrigins) {
+    const Sequence oldest = OldestUnderWayLocked();
+    united.erase(std::remove_if(united.begin(), united.end(),
+                                [oldest](const OriginPtr& origin) ABSL_EXCLUSIVE_LOCKS_REQUIRED(
+                                    session_lock) { return origin->last < oldest; }),
+                 united.end());
+  }
+  *both = united.empty() ? nullptr : InternDependences(united);
+}
+
+const DependencesPtr& SessionCore::AfterGroup(GroupCore* group, Sequence run) {
+  if (group->after == nullptr) {
+    group->after = InternDependences({std::make_shared<Origin>(next_origin_++)});
+  }
+  group->after->front()->last = run;
   return group->after;
 }
 
-const Dependences* SessionCore::After(const CallPart& part) {
+void SessionCore::JoinAfter(const CallPart& part, Sequence run, DependencesPtr* after) {
   GroupCore* const group = part.group;
-  const Dependences* after = nullptr;
   const CollectiveKind kind = part.key.op->kind;
   if (HasPeer(kind)) {
-    GroupCore::Pair& pair =
-        group->pairs[{{part.key.peer, kind == CollectiveKind::kSend ? 1 : 0}, part.key.tag}];
-    if (pair.token == 0) pair.token = next_token_++;
-    after = InternDependences({pair.token});
+    OriginPtr& origin =
+        group->pairs[{{part.key.peer, kind == CollectiveKind::kSend ? 1 : 0}, part.key.tag}].origin;
+    if (origin == nullptr) origin = std::make_shared<Origin>(next_origin_++);
+    origin->last = run;
+    Join(after, InternDependences({origin}));
   } else {
-    after = AfterGroup(group);
+    Join(after, AfterGroup(group, run));
   }
-  for (const TensorData* input : part.inputs) after = Union(after, input->after);
-  return after;
+  for (const TensorData* input : part.inputs) Join(after, input->after);
 }
 
 int32_t SessionCore::FragmentInput(Fragment* fragment, const TensorDataPtr& data) {
@@ -280,14 +334,14 @@ int32_t SessionCore::FragmentInput(Fragment* fragment, const TensorDataPtr& data
   return ~static_cast<int32_t>(fragment->inputs.size() - 1);
 }
 
-Fragment* SessionCore::FindFragment(const Dependences* after) {
+Fragment* SessionCore::FindFragment(const DependencesPtr& after) {
   for (const auto& open : open_) {
     if (open->after == after) return open.get();
   }
   return nullptr;
 }
 
-Fragment* SessionCore::OpenFragmentLocked(const Dependences* after) {
+Fragment* SessionCore::OpenFragmentLocked(const DependencesPtr& after) {
   Fragment* const open = FindFragment(after);
   if (open != nullptr) {
     if (open->nodes.size() < kMaxFragmentNodes) return open;
@@ -299,8 +353,8 @@ Fragment* SessionCore::OpenFragmentLocked(const Dependences* after) {
 
 TensorDatas SessionCore::AppendLocked(NodeSpec spec, absl::Span<const TensorDataPtr> inputs,
                                       absl::Span<const TensorType> outputs) {
-  const Dependences* after = nullptr;
-  for (const TensorDataPtr& input : inputs) after = Union(after, input->after);
+  DependencesPtr after;
+  for (const TensorDataPtr& input : inputs) Join(&after, input->after);
   // To name a tensor, and to send a fragment, may send all others: the op's own is looked for
   // last, and nothing is sent from there on.
   std::shared_ptr<const Failure> failure;
@@ -444,7 +498,7 @@ absl::Status SessionCore::SendLocked(Fragment* fragment) {
   std::string encoded = EncodeGraph(graph);
   auto found = fragments_.find(encoded);
   if (found == fragments_.end()) {
-    if (fragments_.size() >= kMaxFragments) {
+    if (fragments_.size() >= std::min(kMaxFragments, MaxGraphs() / 4)) {
       for (const auto& entry : fragments_) ReleaseGraphLocked(entry.second);
       fragments_.clear();
     }
@@ -472,8 +526,17 @@ absl::Status SessionCore::SendLocked(Fragment* fragment) {
 // --- Graphs -------------------------------------------------------------------------------------
 
 absl::StatusOr<GraphId> SessionCore::RegisterLocked(const std::string& encoded) {
+  if (free_graphs_.empty() && next_graph_ >= link_->max_graphs()) DrainLocked(/*all=*/true);
   GraphId id{next_graph_, 1};
-  if (!free_graphs_.empty()) id = free_graphs_.back();
+  if (!free_graphs_.empty()) {
+    id = free_graphs_.back();
+  } else if (next_graph_ >= link_->max_graphs()) {
+    return MakeError(
+        absl::StatusCode::kResourceExhausted, Reason::kQuota,
+        absl::StrCat("the session has ", next_graph_,
+                     " graphs, as many as it may: most are of "
+                     "compiled functions, drop some, or give them inputs of fewer types"));
+  }
   RegisterGraph body;
   body.graph = id;
   StagingBlock* block = nullptr;
@@ -502,10 +565,13 @@ absl::StatusOr<GraphId> SessionCore::RegisterLocked(const std::string& encoded) 
   return id;
 }
 
-void SessionCore::ReleaseGraphLocked(GraphId graph) {
+void SessionCore::ReleaseGraphLocked(GraphId graph) { ReleaseGraphsLocked({graph}); }
+
+void SessionCore::ReleaseGraphsLocked(absl::Span<const GraphId> graphs) {
   Release release;
-  release.graphs.push_back(graph);
-  if (SubmitLocked(std::move(release)).ok()) {
+  release.graphs.assign(graphs.begin(), graphs.end());
+  if (!SubmitLocked(std::move(release)).ok()) return;
+  for (const GraphId graph : graphs) {
     free_graphs_.push_back(GraphId{graph.slot, graph.generation + 1});
   }
 }
@@ -541,7 +607,7 @@ absl::StatusOr<SessionCore::StagingBlock*> SessionCore::StagingLocked(int64_t by
   return staging_.back().get();
 }
 
-absl::StatusOr<SessionCore::Created> SessionCore::CreateLocked(const TensorInfo* info,
+absl::StatusOr<SessionCore::Created> SessionCore::CreateLocked(const TensorInfoPtr& info,
                                                                int32_t device_slot,
                                                                Binding source) {
   CreateTensor create;
@@ -560,7 +626,7 @@ absl::StatusOr<SessionCore::Created> SessionCore::CreateLocked(const TensorInfo*
   return created;
 }
 
-absl::StatusOr<TensorDataPtr> SessionCore::FromHostLocked(const TensorInfo* info,
+absl::StatusOr<TensorDataPtr> SessionCore::FromHostLocked(const TensorInfoPtr& info,
                                                           int32_t device_slot, const char* bytes) {
   if (info->bytes <= static_cast<int64_t>(InlineData::kMaxBytes)) {
     auto data = std::make_shared<TensorData>(shared_from_this());
@@ -605,6 +671,55 @@ absl::StatusOr<TensorDataPtr> SessionCore::FreezeLocked(const TensorData& data) 
   return NewSentLocked(data.info, data.device_slot, created.id, created.sequence);
 }
 
+// --- Members
+// --------------------------------------------------------------------------------------
+
+void SessionCore::AddMemberLocked(const std::shared_ptr<MemberCore>& member) {
+  if (members_.size() >= trim_members_at_) {
+    members_.erase(std::remove_if(members_.begin(), members_.end(),
+                                  [](const auto& held) { return held.expired(); }),
+                   members_.end());
+    trim_members_at_ = std::max<size_t>(64, 2 * members_.size());
+  }
+  members_.push_back(member);
+}
+
+void SessionCore::LeaveLocked() {
+  // A rank that leaves takes its runs with it that wait for others; in a world of one session's
+  // they wait for its own, which have been sent before.
+  const auto gone =
+      std::stable_partition(leaving_.begin(), leaving_.end(), [this](const OwnWorld::Gone& world) {
+        return !std::all_of(world.runs.begin(), world.runs.end(),
+                            [this](Sequence run) { return IsOver(run); });
+      });
+  std::vector<OwnWorld::Gone> left(std::make_move_iterator(gone),
+                                   std::make_move_iterator(leaving_.end()));
+  leaving_.erase(gone, leaving_.end());
+  leaving_count_.store(leaving_.size(), std::memory_order_relaxed);
+  for (const OwnWorld::Gone& world : left) {
+    for (const Rank rank : world.ranks) link_->Leave(world.world, rank).IgnoreError();
+  }
+}
+
+void SessionCore::LeaveWhatIsOver() {
+  if (leaving_count_.load(std::memory_order_relaxed) == 0 || Forked()) return;
+  SessionLock lock(this);
+  if (lock.status().ok()) LeaveLocked();
+}
+
+SessionCore::Tables SessionCore::CountTables() {
+  SessionLock lock(this);
+  Tables tables;
+  tables.types = types_.size();
+  tables.dependences = dependences_.size();
+  tables.shapes = shapes_.size();
+  tables.sources = sources_.size();
+  tables.members = members_.size();
+  tables.worlds = leaving_.size();
+  tables.graphs = static_cast<size_t>(next_graph_) - free_graphs_.size();
+  return tables;
+}
+
 // --- Collectives --------------------------------------------------------------------------------
 
 InstanceKey SessionCore::NextInstance(GroupCore* group, CollectiveKind kind, int32_t peer,
@@ -630,22 +745,28 @@ const CallShape* SessionCore::InternShape(CallShape shape) {
   return entry.get();
 }
 
-void SessionCore::TrimShapesLocked() {
-  if (shapes_.size() < kMaxShapes) return;
+void SessionCore::TrimCallsLocked() {
+  if (shapes_.size() < kMaxShapes && sources_.size() < kMaxSources &&
+      static_cast<size_t>(call_graphs_) < MaxGraphs() / 2) {
+    return;
+  }
   for (const auto& held : members_) {
     const std::shared_ptr<MemberCore> member = held.lock();
     if (member == nullptr) continue;
     for (const auto& group : member->groups) ForgetCallsLocked(group.get());
   }
   shapes_.clear();
+  sources_.clear();
 }
 
 void SessionCore::ForgetCallsLocked(GroupCore* group) {
   for (const auto& call : group->calls) ReleaseGraphLocked(call.second->run().graph);
   for (const auto& batch : group->batches) ReleaseGraphLocked(batch.second->run().graph);
+  call_graphs_ -= static_cast<int32_t>(group->calls.size() + group->batches.size());
   group->calls.clear();
   group->batches.clear();
   group->last_entry = nullptr;
+  group->last_key = CallKey();
 }
 
 absl::StatusOr<CallEntry*> SessionCore::EntryLocked(absl::Span<const CallPart> parts) {
@@ -662,6 +783,7 @@ absl::StatusOr<CallEntry*> SessionCore::EntryLocked(absl::Span<const CallPart> p
       make_room();
       CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<CallEntry> made, MakeEntryLocked(parts));
       found = group->calls.emplace(first, std::move(made)).first;
+      ++call_graphs_;
     }
     group->last_key = first;
     group->last_entry = found->second.get();
@@ -675,6 +797,7 @@ absl::StatusOr<CallEntry*> SessionCore::EntryLocked(absl::Span<const CallPart> p
     make_room();
     CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<CallEntry> made, MakeEntryLocked(parts));
     found = group->batches.emplace(std::move(key), std::move(made)).first;
+    ++call_graphs_;
   }
   return found->second.get();
 }
@@ -833,9 +956,10 @@ absl::StatusOr<Sequence> SessionCore::CollectivesLocked(
   CountUnderWayLocked(sequence);
   CountRunLocked(member, sequence);
   // All results come at once, when the last of the collectives is done.
-  const Dependences* after = After(parts[0]);
+  DependencesPtr after;
+  JoinAfter(parts[0], sequence, &after);
   for (size_t p = 1; p < parts.size(); ++p) {
-    after = Union(after, After(parts[p]));
+    JoinAfter(parts[p], sequence, &after);
     MemberCore* const other = parts[p].group->member;
     if (other != parts[p - 1].group->member) CountRunLocked(other, sequence);
   }
@@ -881,10 +1005,7 @@ void SessionCore::Throttle() {
     if (!lock.status().ok()) return;
     // Runs end in any order.
     under_way_.erase(std::remove_if(under_way_.begin(), under_way_.end(),
-                                    [this](Sequence run) {
-                                      const auto outcome = link_->Peek(run);
-                                      return !outcome.ok() || outcome->has_value();
-                                    }),
+                                    [this](Sequence run) { return IsOver(run); }),
                      under_way_.end());
     under_way_count_.store(under_way_.size(), std::memory_order_relaxed);
     if (under_way_.size() < kMaxUnderWay) return;
@@ -962,6 +1083,7 @@ absl::Status SessionCore::Wait(const TensorDataPtr& data, absl::Duration timeout
   switch (state) {
     case TensorData::State::kSent: {
       const absl::StatusOr<bool> done = link_->WaitTensor(data->id, data->producer, timeout);
+      LeaveWhatIsOver();
       if (done.ok()) return absl::OkStatus();
       OnError(done.status());
       return done.status();
@@ -1062,6 +1184,21 @@ void SessionCore::Retire(const TensorData& data) {
   }
 }
 
+void SessionCore::RetireGraphs(absl::Span<const GraphId> graphs, bool of_calls) {
+  if (Forked()) return;
+  MutexLock lock(&retired_mutex_);
+  if (of_calls) retired_.call_graphs += static_cast<int32_t>(graphs.size());
+  retired_.graphs.insert(retired_.graphs.end(), graphs.begin(), graphs.end());
+  urgent_.store(true, std::memory_order_relaxed);
+}
+
+void SessionCore::RetireWorld(OwnWorld::Gone world) {
+  if (Forked()) return;
+  MutexLock lock(&retired_mutex_);
+  retired_.worlds.push_back(std::move(world));
+  urgent_.store(true, std::memory_order_relaxed);
+}
+
 void SessionCore::RetireTape(DropTape::Entry entry) {
   if (Forked()) return;
   MutexLock lock(&retired_mutex_);
@@ -1113,6 +1250,9 @@ void SessionCore::DrainLocked(bool all) {
     }
     std::swap(retired.arenas, retired_.arenas);
     std::swap(retired.tapes, retired_.tapes);
+    std::swap(retired.graphs, retired_.graphs);
+    std::swap(retired.call_graphs, retired_.call_graphs);
+    std::swap(retired.worlds, retired_.worlds);
   }
   if (closed_) return;
   KeepWhatIsBeingSent(&retired);
@@ -1123,6 +1263,14 @@ void SessionCore::DrainLocked(bool all) {
                         std::make_move_iterator(retired.tapes.begin() + end));
     SubmitLocked(std::move(drop)).status().IgnoreError();
   }
+  call_graphs_ -= retired.call_graphs;
+  for (size_t begin = 0; begin < retired.graphs.size(); begin += kGraphsPerFrame) {
+    const size_t end = std::min(begin + kGraphsPerFrame, retired.graphs.size());
+    ReleaseGraphsLocked(absl::MakeConstSpan(retired.graphs).subspan(begin, end - begin));
+  }
+  leaving_.insert(leaving_.end(), std::make_move_iterator(retired.worlds.begin()),
+                  std::make_move_iterator(retired.worlds.end()));
+  if (!leaving_.empty()) LeaveLocked();
   if (retired.tensors.empty() && retired.arenas.empty()) return;
   // The pending fragments may use them.
   FlushLocked();

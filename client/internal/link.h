@@ -49,7 +49,9 @@ class Link {
   virtual Transport transport() const = 0;
   // The daemon's numbers of the session's devices, in the session's order.
   virtual std::vector<DeviceIndex> devices() const = 0;
+  // Names that the session may have at a time.
   virtual int32_t max_tensors() const = 0;
+  virtual int32_t max_graphs() const = 0;
 
   // --- The log ---
   // Appends a command. Waits while there is no room for it; what it does is not waited for. Not OK:

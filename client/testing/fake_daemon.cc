@@ -607,6 +607,7 @@ class FakeLink : public Link {
     return devices;
   }
   int32_t max_tensors() const override { return FakeDaemon::kMaxTensors; }
+  int32_t max_graphs() const override { return 16384; }
 
   absl::Status Submit(const Command& command) override {
     MutexLock lock(&daemon_->mutex);

@@ -7,6 +7,17 @@
 #include "core/graph/specialize.h"
 
 namespace chorus {
+namespace {
+
+// What is at place `i`, which is the last one then.
+template <typename Known>
+auto Latest(Known* known, size_t i) {
+  const auto at = known->begin() + static_cast<ptrdiff_t>(i);
+  std::rotate(at, at + 1, known->end());
+  return known->back().second;
+}
+
+}  // namespace
 
 absl::StatusOr<LoadedPlan> GraphStore::MakePlan(const Graph& graph,
                                                 std::vector<int32_t> order) const {
@@ -49,7 +60,6 @@ absl::StatusOr<std::unique_ptr<GraphRecord>> GraphStore::MakeRecord(Graph graph)
 
 void GraphStore::Delete(GraphRecord* record) const {
   UnloadAll(record->main);
-  for (const auto& entry : record->reordered) UnloadAll(*entry.second);
   delete record;
 }
 
@@ -57,10 +67,7 @@ absl::StatusOr<std::shared_ptr<GraphRecord>> GraphStore::AtSizes(
     GraphRecord* record, const std::vector<int64_t>& sizes) {
   auto& known = record->at_sizes;
   for (size_t i = known.size(); i-- > 0;) {
-    if (known[i].first != sizes) continue;
-    std::rotate(known.begin() + static_cast<ptrdiff_t>(i),
-                known.begin() + static_cast<ptrdiff_t>(i) + 1, known.end());
-    return known.back().second;
+    if (known[i].first == sizes) return Latest(&known, i);
   }
   CHORUS_ASSIGN_OR_RETURN(Graph graph, Specialize(record->graph, sizes));
   CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<GraphRecord> made, MakeRecord(std::move(graph)));
@@ -94,18 +101,21 @@ absl::StatusOr<std::shared_ptr<GraphRecord>> GraphStore::Register(absl::string_v
   return record;
 }
 
-absl::StatusOr<LoadedPlan*> GraphStore::InOrder(GraphRecord* record,
-                                                const std::vector<int32_t>& order) {
-  std::unique_ptr<LoadedPlan>& known = record->reordered[order];
-  if (known == nullptr) {
-    absl::StatusOr<LoadedPlan> made = MakePlan(record->graph, order);
-    if (!made.ok()) {
-      record->reordered.erase(order);
-      return made.status();
-    }
-    known = std::make_unique<LoadedPlan>(*std::move(made));
+absl::StatusOr<std::shared_ptr<LoadedPlan>> GraphStore::InOrder(GraphRecord* record,
+                                                                const std::vector<int32_t>& order) {
+  auto& known = record->reordered;
+  for (size_t i = known.size(); i-- > 0;) {
+    if (known[i].first == order) return Latest(&known, i);
   }
-  return known.get();
+  CHORUS_ASSIGN_OR_RETURN(LoadedPlan made, MakePlan(record->graph, order));
+  std::shared_ptr<LoadedPlan> kept(new LoadedPlan(std::move(made)), [this](LoadedPlan* gone) {
+    UnloadAll(*gone);
+    delete gone;
+  });
+  // Runs under way keep theirs.
+  if (known.size() >= GraphRecord::kMaxOrders) known.erase(known.begin());
+  known.emplace_back(order, kept);
+  return kept;
 }
 
 }  // namespace chorus

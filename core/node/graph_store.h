@@ -5,7 +5,6 @@
 #define CHORUS_CORE_NODE_GRAPH_STORE_H_
 
 #include <functional>
-#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -37,8 +36,9 @@ struct GraphRecord {
   Hash128 hash;
   std::vector<std::shared_ptr<const TensorType>> output_types;
   LoadedPlan main;  // collectives in program order
-  // For gangs that agreed on another order: by that order. A gang asks for few of them, ever.
-  std::map<std::vector<int32_t>, std::unique_ptr<LoadedPlan>> reordered;
+  // For gangs that agreed on another order: those of the last ones, the latest last.
+  static constexpr size_t kMaxOrders = 16;
+  std::vector<std::pair<std::vector<int32_t>, std::shared_ptr<LoadedPlan>>> reordered;
   // What it is at the sizes of the last runs, the latest last.
   static constexpr size_t kMaxSizes = 16;
   std::vector<std::pair<std::vector<int64_t>, std::shared_ptr<GraphRecord>>> at_sizes;
@@ -57,8 +57,10 @@ class GraphStore {
   // request, and kept with those of a few other sizes.
   absl::StatusOr<std::shared_ptr<GraphRecord>> AtSizes(GraphRecord* record,
                                                        const std::vector<int64_t>& sizes);
-  // The plan of `record` with its collectives in this order, made at the first request.
-  absl::StatusOr<LoadedPlan*> InOrder(GraphRecord* record, const std::vector<int32_t>& order);
+  // The plan of `record` with its collectives in this order, made at the first request, and kept
+  // with those of a few other orders. A run that follows it holds it.
+  absl::StatusOr<std::shared_ptr<LoadedPlan>> InOrder(GraphRecord* record,
+                                                      const std::vector<int32_t>& order);
 
  private:
   absl::StatusOr<LoadedPlan> MakePlan(const Graph& graph, std::vector<int32_t> order) const;
@@ -70,6 +72,7 @@ class GraphStore {
   const GraphLimits limits_;
   const PlanOptions options_;
   const Unload unload_;
+  // Of records that live: a row goes with its record.
   absl::flat_hash_map<std::string, std::weak_ptr<GraphRecord>> by_bytes_;
 };
 

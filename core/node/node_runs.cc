@@ -720,7 +720,8 @@ void LocalNode::Impl::LaunchLocal(RunState* run, absl::Time now) {
 // plan must follow. Where values stand is the same in every order but for those that live in a
 // workspace.
 absl::Status LocalNode::Impl::FollowOrder(RunState* run, const std::vector<int32_t>& order) {
-  CHORUS_ASSIGN_OR_RETURN(LoadedPlan * follows, graphs_.InOrder(run->graph.get(), order));
+  CHORUS_ASSIGN_OR_RETURN(std::shared_ptr<LoadedPlan> follows,
+                          graphs_.InOrder(run->graph.get(), order));
   const std::vector<BufferSpec>& before = run->plan->plan.buffers;
   const std::vector<BufferSpec>& after = follows->plan.buffers;
   const auto is_workspace = [](const BufferSpec& spec) {
@@ -748,7 +749,8 @@ absl::Status LocalNode::Impl::FollowOrder(RunState* run, const std::vector<int32
     refs[i] = run->refs[from];
     addresses[i] = run->addresses[from];
   }
-  run->plan = follows;
+  run->plan = follows.get();
+  run->reordered = std::move(follows);
   run->refs = std::move(refs);
   run->addresses = std::move(addresses);
   return absl::OkStatus();

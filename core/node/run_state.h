@@ -35,7 +35,8 @@ struct RunState {
   std::shared_ptr<Session> session;
   std::shared_ptr<World> world;  // null: a local run
   std::shared_ptr<GraphRecord> graph;
-  LoadedPlan* plan = nullptr;  // of `graph`; in its gang's order once that is known
+  LoadedPlan* plan = nullptr;             // of `graph`; in its gang's order once that is known
+  std::shared_ptr<LoadedPlan> reordered;  // `plan`, where its gang's order is another
   Phase phase = Phase::kWaiting;
   Ticket ticket;
 
@@ -84,6 +85,7 @@ struct RunState {
     world.reset();
     graph.reset();
     plan = nullptr;
+    reordered.reset();
     phase = Phase::kWaiting;
     ticket = Ticket();
     devices.clear();
