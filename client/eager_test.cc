@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "client/chorus.h"
+#include "client/internal/core.h"
+#include "client/internal/tape.h"
 #include "client/testing/fake_daemon.h"
 #include "client/testing/ranks.h"
 #include "core/base/error.h"
@@ -416,6 +418,43 @@ TEST(EagerTest, TensorsAreReleased) {
     EXPECT_LT(daemon.live_tensors(), 2 * 2 * 64 + 16);
     EXPECT_EQ(daemon.live_tapes(), 0);
   }
+}
+
+// Types, and sets of what a tensor waits for, are kept as long as somebody has them.
+TEST(EagerTest, WhatIsInternedGoesWithItsTensors) {
+  FakeDaemon daemon;
+  const sdk::Session session = daemon.Open();
+  std::vector<Tensor> held;
+  for (int64_t n = 1; n <= 3000; ++n) {
+    const Tensor x = FromHost<float>(session, Floats(static_cast<size_t>(n), 1), {n});
+    const Tensor y = x + x;
+    if (n % 100 == 0) {
+      ASSERT_TRUE(y.Wait().ok()) << y.Wait();
+      held.push_back(y);
+    }
+  }
+  // Those of the last 256 or so, of the ones that are held, and of an open batch.
+  EXPECT_LE(session.core()->CountTables().types, 1024u);
+  for (size_t i = 0; i < held.size(); ++i) {
+    EXPECT_EQ(Values<float>(held[i]), Floats(100 * (i + 1), 2));
+  }
+}
+
+TEST(EagerTest, ASumOverEverNewTagsWaitsForFew) {
+  FakeDaemon daemon;
+  Ranks ranks(2, &daemon);
+  const NoGrad no_grad;
+  Tensor sum = Scalar<double>(ranks.worlds[1], 0);
+  size_t most = 0;
+  for (int tag = 0; tag < 1000; ++tag) {
+    const Tensor sent = Send(Scalar<double>(ranks.worlds[0], tag), 1, ranks.worlds[0], tag);
+    sum = sum + Recv(DType::kF64, {}, 0, ranks.worlds[1], tag);
+    const DependencesPtr& after = sum.impl()->data->after;
+    most = std::max(most, after == nullptr ? 0 : after->size());
+  }
+  EXPECT_LE(most, 16u);
+  EXPECT_LE(ranks.sessions[1].core()->CountTables().dependences, 1024u);
+  EXPECT_THAT(Values<double>(sum), ElementsAre(499500));
 }
 
 // To get a name for what a batch makes, others are released: not those that the batch uses.

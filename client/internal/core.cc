@@ -433,6 +433,18 @@ void SessionCore::FlushLocked(int64_t number) {
   }
 }
 
+absl::StatusOr<GraphId> SessionCore::FragmentGraphLocked(std::string encoded) {
+  const auto found = fragments_.find(encoded);
+  if (found != fragments_.end()) return found->second;
+  if (fragments_.size() >= std::min(kMaxFragments, MaxGraphs() / 4)) {
+    for (const auto& entry : fragments_) ReleaseGraphLocked(entry.second);
+    fragments_.clear();
+  }
+  CHORUS_ASSIGN_OR_RETURN(const GraphId id, RegisterLocked(encoded));
+  fragments_.emplace(std::move(encoded), id);
+  return id;
+}
+
 absl::Status SessionCore::SendLocked(Fragment* fragment) {
   std::vector<Fragment::Op>& nodes = fragment->nodes;
   // What nobody holds any more and nothing needs is not computed.
@@ -495,21 +507,16 @@ absl::Status SessionCore::SendLocked(Fragment* fragment) {
   }
   if (results.empty()) return absl::OkStatus();
 
-  std::string encoded = EncodeGraph(graph);
-  auto found = fragments_.find(encoded);
-  if (found == fragments_.end()) {
-    if (fragments_.size() >= std::min(kMaxFragments, MaxGraphs() / 4)) {
-      for (const auto& entry : fragments_) ReleaseGraphLocked(entry.second);
-      fragments_.clear();
-    }
-    CHORUS_ASSIGN_OR_RETURN(const GraphId id, RegisterLocked(encoded));
-    found = fragments_.emplace(std::move(encoded), id).first;
-  }
-  run.graph = found->second;
+  // Before its graph is looked for: this may send other fragments, and theirs may push it out.
   run.outputs.resize(results.size());
   CHORUS_RETURN_IF_ERROR(NameOutputsLocked(absl::MakeSpan(run.outputs)));
   const auto names = run.outputs;
-  const absl::StatusOr<Sequence> sequence = SubmitLocked(std::move(run));
+  const auto submit = [&]()
+                          ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) -> absl::StatusOr<Sequence> {
+    CHORUS_ASSIGN_OR_RETURN(run.graph, FragmentGraphLocked(EncodeGraph(graph)));
+    return SubmitLocked(std::move(run));
+  };
+  const absl::StatusOr<Sequence> sequence = submit();
   if (!sequence.ok()) {
     GiveBackLocked(names);
     return sequence.status();
@@ -526,7 +533,7 @@ absl::Status SessionCore::SendLocked(Fragment* fragment) {
 // --- Graphs -------------------------------------------------------------------------------------
 
 absl::StatusOr<GraphId> SessionCore::RegisterLocked(const std::string& encoded) {
-  if (free_graphs_.empty() && next_graph_ >= link_->max_graphs()) DrainLocked(/*all=*/true);
+  if (free_graphs_.empty() && next_graph_ >= link_->max_graphs()) ReleaseRetiredGraphsLocked();
   GraphId id{next_graph_, 1};
   if (!free_graphs_.empty()) {
     id = free_graphs_.back();
@@ -1236,6 +1243,18 @@ void SessionCore::KeepWhatIsBeingSent(Retired* retired) {
   }
 }
 
+void SessionCore::ReleaseRetiredGraphsLocked() {
+  std::vector<GraphId> graphs;
+  {
+    MutexLock lock(&retired_mutex_);
+    std::swap(graphs, retired_.graphs);
+    call_graphs_ -= std::exchange(retired_.call_graphs, 0);
+  }
+  for (size_t begin = 0; begin < graphs.size(); begin += kGraphsPerFrame) {
+    ReleaseGraphsLocked(absl::MakeConstSpan(graphs).subspan(begin, kGraphsPerFrame));
+  }
+}
+
 void SessionCore::DrainLocked(bool all) {
   Retired retired;
   {
@@ -1250,8 +1269,6 @@ void SessionCore::DrainLocked(bool all) {
     }
     std::swap(retired.arenas, retired_.arenas);
     std::swap(retired.tapes, retired_.tapes);
-    std::swap(retired.graphs, retired_.graphs);
-    std::swap(retired.call_graphs, retired_.call_graphs);
     std::swap(retired.worlds, retired_.worlds);
   }
   if (closed_) return;
@@ -1263,11 +1280,7 @@ void SessionCore::DrainLocked(bool all) {
                         std::make_move_iterator(retired.tapes.begin() + end));
     SubmitLocked(std::move(drop)).status().IgnoreError();
   }
-  call_graphs_ -= retired.call_graphs;
-  for (size_t begin = 0; begin < retired.graphs.size(); begin += kGraphsPerFrame) {
-    const size_t end = std::min(begin + kGraphsPerFrame, retired.graphs.size());
-    ReleaseGraphsLocked(absl::MakeConstSpan(retired.graphs).subspan(begin, end - begin));
-  }
+  ReleaseRetiredGraphsLocked();
   leaving_.insert(leaving_.end(), std::make_move_iterator(retired.worlds.begin()),
                   std::make_move_iterator(retired.worlds.end()));
   if (!leaving_.empty()) LeaveLocked();

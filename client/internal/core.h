@@ -481,6 +481,9 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   // Sends the one of this number, if it is open.
   void FlushLocked(int64_t number) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   absl::Status SendLocked(Fragment* fragment) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  // The graph of a fragment, registered if it is a new one.
+  absl::StatusOr<GraphId> FragmentGraphLocked(std::string encoded)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   int32_t FragmentInput(Fragment* fragment, const TensorDataPtr& data)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   DependencesPtr InternDependences(const Dependences& set)
@@ -491,6 +494,7 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   // Every run before it is over.
   Sequence OldestUnderWayLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   bool IsOver(Sequence run) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  void ReleaseRetiredGraphsLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // Of so many as a frame takes.
   void ReleaseGraphsLocked(absl::Span<const GraphId> graphs)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
