@@ -246,10 +246,14 @@ class World {
   DeviceRef device() const;
   Group group() const;  // everybody
   // `world_ranks` in the order of the new group; this rank is one of them. Every member calls it;
-  // the k-th request of each for the same list is the same group, so nobody waits for anybody.
+  // the k-th request of each for the same list is the same group, so nobody waits for anybody. A
+  // world has so many groups in its life (4,096 unless its daemon was told otherwise;
+  // RESOURCE_EXHAUSTED kQuota): ask once, and keep it.
   absl::StatusOr<Group> NewGroup(const std::vector<int>& world_ranks) const;
 
-  // Orderly: only collectives that need this rank fail from now on (kPeerLeft).
+  // Orderly: only collectives that need this rank fail from now on (kPeerLeft). What the session
+  // kept for the world goes with it: who joins, uses and leaves worlds may do so for ever. (The last
+  // handle of a world does not leave it: others may need the rank until its session closes.)
   absl::Status Leave() const;
   // Ends the epoch with ABORTED kCancelled naming this rank, with `why`, for every rank.
   absl::Status Abort(const std::string& why) const;
@@ -785,7 +789,9 @@ class Compiled {
   // that changes costs nothing beside it, and no other graph.
   absl::StatusOr<std::vector<Tensor>> Run(const std::vector<Tensor>& inputs,
                                           CallSite site = CallSite::Here()) const;
-  int traces() const;  // how often the function was traced
+  // How often the function was traced: once for each list of types of its inputs. The graphs of the
+  // last 256 lists are kept.
+  int traces() const;
 
   explicit Compiled(std::shared_ptr<CompiledImpl> impl) : impl_(std::move(impl)) {}
 

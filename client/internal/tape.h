@@ -53,7 +53,7 @@ struct Edge {
   int output = 0;
   Companions companions;
   std::shared_ptr<TensorImpl> leaf;  // without node: whose gradient it may be; null: nobody's
-  const TensorInfo* info = nullptr;
+  TensorInfoPtr info;
   int32_t device_slot = 0;
   TensorDataPtr data;  // where the gradient rule uses it
 };
@@ -64,9 +64,8 @@ struct GradNode {
   uint64_t order = 0;                    // of recording, in this process
   std::shared_ptr<const NodeSpec> spec;  // without inputs
   absl::InlinedVector<Edge, 2> inputs;
-  // What the outputs are; `session` keeps the infos.
   std::shared_ptr<SessionCore> session;
-  absl::InlinedVector<const TensorInfo*, 1> outputs;
+  absl::InlinedVector<TensorInfoPtr, 1> outputs;
   // Outputs that the gradient rule uses, which need no handle of the trainer's: the last ones.
   absl::InlinedVector<TensorDataPtr, 1> saved;
   int32_t device_slot = 0;

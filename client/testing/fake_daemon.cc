@@ -606,7 +606,8 @@ class FakeLink : public Link {
     for (int i = 0; i < devices_; ++i) devices.push_back(DeviceIndex(i));
     return devices;
   }
-  int32_t max_tensors() const override { return 4096; }
+  int32_t max_tensors() const override { return FakeDaemon::kMaxTensors; }
+  int32_t max_graphs() const override { return 16384; }
 
   absl::Status Submit(const Command& command) override {
     MutexLock lock(&daemon_->mutex);

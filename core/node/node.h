@@ -41,7 +41,7 @@ struct NodeOptions {
   int32_t max_pending_runs = 1024;
   int32_t max_graph_nodes = 1 << 20;
   int32_t max_worlds = 1024;
-  int32_t max_groups_per_world = 4096;
+  int32_t max_groups_per_world = 4096;              // in its life
   absl::Duration lease = absl::Seconds(60);         // of unattached sessions
   absl::Duration detach_grace = absl::Seconds(30);  // votes of a session without channel stand
   absl::Duration join_timeout = absl::Seconds(300);
