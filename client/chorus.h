@@ -18,9 +18,11 @@
 // AllReduce is an AllReduce, and a loss that each rank computes alike counts once for every rank.
 // A gradient is a collective like any other: every rank that took part in the forward collective
 // takes part in its gradient, by Backward or Grad, or has given up its tape (NoGrad, Detach, or the
-// result's last handle dropped) and then counts as zeros. While gradients are on, every collective
-// of a floating type is recorded, also where this rank's input wants no gradient: another rank's
-// may, and then needs this rank's part of the loss. Put metrics under NoGrad.
+// result's last handle dropped) and then counts as zeros; where its operand had come from another
+// collective zeros would make others' gradients wrong, so that who asks for them gets kGradientLost
+// naming it. While gradients are on, every collective of a floating type is recorded, also where
+// this rank's input wants no gradient: another rank's may, and then needs this rank's part of the
+// loss. Put metrics under NoGrad.
 //
 // Threads: every function and class here may be used from any thread; a Tensor, World or Group
 //   object itself is a handle like a std::shared_ptr: copy it, do not change one object from two
@@ -492,7 +494,8 @@ class ReduceOp {
 Tensor AllReduce(const Tensor& x, const Group& group, ReduceOp op = {},
                  CallSite site = CallSite::Here());
 // The root's tensor, to all. All give a tensor of one shape; only the root's values matter.
-// Equal on all: shape, root. Gradient: Reduce to the root.
+// Equal on all: shape, root. Gradient: Reduce to the root; elsewhere zeros, with which what is
+// behind x takes part: Detach it where the root's has another history.
 Tensor Broadcast(const Tensor& x, int root, const Group& group, CallSite site = CallSite::Here());
 // The reduction, to the root; absent elsewhere. Equal on all: shape, reduction, root.
 // Gradient: Broadcast from the root; of PRODUCT, Scatter.
@@ -713,7 +716,10 @@ Tensor operator-(const Operand& x);
 struct BackwardOptions {
   std::vector<Tensor> seeds;  // empty: ones
   bool retain_graph = false;
-  bool create_graph = false;  // record the gradients, so that they can be differentiated
+  // Record the gradients, so that they can be differentiated. All of them, constants too, have for
+  // history the collectives in which the call took part: whoever differentiates one takes part in
+  // these, with zeros where nothing comes in.
+  bool create_graph = false;
 };
 absl::Status Backward(const Tensor& root, const BackwardOptions& options = {},
                       CallSite site = CallSite::Here());

@@ -858,6 +858,8 @@ absl::StatusOr<std::unique_ptr<CallEntry>> SessionCore::MakeEntryLocked(
     collective.root = GroupRank(call.root);
     collective.reduction = call.reduction;
     collective.wants_grad = call.wants_grad;
+    collective.leads_to_collective = call.leads_to_collective;
+    collective.leads_to_leaf = call.leads_to_leaf;
     collective.peer = GroupRank(call.peer);
     collective.tag = call.tag;
     if (call.shape != nullptr) {

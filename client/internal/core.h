@@ -177,6 +177,8 @@ struct CallKey {
   const OpDef* op = nullptr;
   Reduction reduction = Reduction::kNone;
   bool wants_grad = false;
+  bool leads_to_collective = false;
+  bool leads_to_leaf = false;
   bool bound = false;     // its instance is bound, not the next one
   bool declared = false;  // `info` is the type that the call names for its result
   int32_t root = -1;
@@ -192,15 +194,16 @@ struct CallKey {
   friend bool operator==(const CallKey& a, const CallKey& b) {
     return a.info == b.info && a.site.line == b.site.line && a.site.file == b.site.file &&
            a.source == b.source && a.op == b.op && a.shape == b.shape &&
-           a.reduction == b.reduction && a.wants_grad == b.wants_grad && a.bound == b.bound &&
-           a.declared == b.declared && a.root == b.root && a.peer == b.peer &&
+           a.reduction == b.reduction && a.wants_grad == b.wants_grad &&
+           a.leads_to_collective == b.leads_to_collective && a.leads_to_leaf == b.leads_to_leaf &&
+           a.bound == b.bound && a.declared == b.declared && a.root == b.root && a.peer == b.peer &&
            a.num_inputs == b.num_inputs && a.tag == b.tag;
   }
   template <typename H>
   friend H AbslHashValue(H h, const CallKey& k) {
-    return H::combine(std::move(h), k.op, k.shape, k.reduction, k.wants_grad, k.bound, k.declared,
-                      k.root, k.peer, k.num_inputs, k.tag, k.info,
-                      static_cast<const void*>(k.site.file), k.site.line, k.source);
+    return H::combine(std::move(h), k.op, k.shape, k.reduction, k.wants_grad, k.leads_to_collective,
+                      k.leads_to_leaf, k.bound, k.declared, k.root, k.peer, k.num_inputs, k.tag,
+                      k.info, static_cast<const void*>(k.site.file), k.site.line, k.source);
   }
 };
 

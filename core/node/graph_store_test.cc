@@ -36,7 +36,7 @@ TEST(GraphStoreTest, KeepsThePlansOfTheLastOrders) {
   std::iota(order.begin(), order.end(), 0);
   std::shared_ptr<LoadedPlan> held;
   std::vector<std::vector<int32_t>> orders;
-  constexpr PlanId kOrders = 60;
+  constexpr PlanId kOrders = GraphRecord::kMaxOrders + 44;
   for (PlanId i = 1; i <= kOrders; ++i) {
     std::next_permutation(order.begin(), order.end());
     orders.push_back(order);
