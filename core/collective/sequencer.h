@@ -11,6 +11,14 @@
 // epoch: every pending run of it fails with one recorded cause, who comes late gets the same, and
 // the next epoch is open at once.
 //
+// An instance's name is the position of the call in its rank's program, so calls of different
+// positions never meet, whatever has failed before. Each member's position in each group is kept,
+// over epochs, from all that it votes for or refuses. A member *has passed* a position when its own
+// is behind it, or it has begun a later step, and it has no vote pending there. A vote that needs
+// somebody who has passed fails at once, and so does a vote that somebody passes who is needed,
+// both alone: with the runs that share instances with them or wait for their results, and no epoch
+// ends for that.
+//
 // Threads: thread-compatible.
 #ifndef CHORUS_CORE_COLLECTIVE_SEQUENCER_H_
 #define CHORUS_CORE_COLLECTIVE_SEQUENCER_H_
@@ -46,6 +54,7 @@ struct Participation {
   GroupRank peer{-1};    // send/recv: the other end
   int64_t tag = 0;
   bool is_recv = false;
+  int32_t part = 0;  // as in Collective
   // The rank holds a tape entry after the run, until DropTape. A rank without one counts as
   // abandoned for every gradient of this instance that this same run does not ask for.
   bool wants_grad = false;
@@ -60,13 +69,12 @@ struct VoteTemplate {
   Hash128 fingerprint;                        // of all of the above but sources
 };
 
-// What a run binds to a group slot: the group, and for each member held here how many collectives
-// of that group (gradients and pairs apart) the member has asked for before in this epoch: the
-// index of its next one. Slots that are bound to one group give the same number and share the
-// count.
+// What a run binds to a group slot: the group, and for each member held here, in the slot's order,
+// the position of its next call of that group (gradients and pairs apart). Empty: as counted here.
+// Slots that are bound to one group give the same positions and share the count.
 struct GroupBinding {
   GroupId group;
-  absl::InlinedVector<int64_t, 1> base;  // one for each member held, in the slot's order
+  absl::InlinedVector<CallPosition, 1> base;
 };
 
 struct Vote {
@@ -76,6 +84,10 @@ struct Vote {
   std::vector<GroupBinding> groups;               // one for each group slot
   const std::vector<GroupSlot>* slots = nullptr;  // the graph's, same length; read in Submit only
   std::vector<InstanceKey> bound;                 // one for each instance slot
+  // The number of the next call at each end of a pair, in the order in which the participations use
+  // them first. Empty: as counted here.
+  absl::InlinedVector<int64_t, 1> pair_calls;
+  bool call_goes_on = false;  // the last call of each member has more parts, in later runs
   // Runs of this sequencer whose results it consumes. One that is not pending counts as launched: a
   // run that consumes a failed result is never submitted.
   std::vector<RunHandle> producers;
@@ -131,6 +143,9 @@ struct SequencerAction {
   std::vector<int32_t> order;  // kReserve: its participations, as the gang orders them
   Epoch epoch;
   Error error;
+  // kFail: the epoch that is open now, where the run's own has ended; 0 where it failed alone.
+  Epoch opened;
+  std::vector<InstanceKey> dropped;  // kFail of a run alone: what it had voted for, pending no more
 };
 
 struct PendingInstance {
@@ -150,19 +165,22 @@ class Sequencer {
 
   // --- Membership -----------------------------------------------------------------------------
   void SetMember(Rank rank, MemberInfo info);
-  // Defines a group of this world's present membership; ranks in group order, none twice. The k-th
-  // request of each rank for the same ordered list gives the same group, so nobody waits for it.
-  // INVALID_ARGUMENT: empty list, unknown rank, duplicate, or `rank` not in it.
-  absl::StatusOr<GroupId> AddGroup(Rank rank, absl::Span<const Rank> members);
+  // Defines a group of this world's present membership; ranks in group order, none twice. Requests
+  // for the same ordered list with the same step and number (which of the rank's requests for it in
+  // that step) give the same group, so nobody waits for it. `request` absent: the rank's next one,
+  // as counted here. INVALID_ARGUMENT: empty list, unknown rank, duplicate, or `rank` not in it.
+  absl::StatusOr<GroupId> AddGroup(Rank rank, absl::Span<const Rank> members,
+                                   absl::optional<InstanceKey::Request> request);
   absl::StatusOr<absl::Span<const Rank>> GroupMembers(GroupId group) const;
 
   // --- Events. Each appends to `actions`. -----------------------------------------------------
   // INVALID_ARGUMENT (nothing recorded, nothing appended): the vote contradicts its own rank's
-  //   past: wrong base index, wrong gradient request number, a gradient of what it holds no tape
-  //   entry for, unknown group; FAILED_PRECONDITION kTapeConsumed: it has consumed its own entry.
-  //   Others may wait for that part: Refuse() tells them.
+  //   past: a position or a gradient's request that it has used before, a gradient of what it holds
+  //   no tape entry for, unknown group; FAILED_PRECONDITION kTapeConsumed: it has consumed its own
+  //   entry. Others may wait for that part: Refuse() tells them.
   // Otherwise OK, and the run's fate follows by actions, perhaps at once: a vote for an ended epoch
-  // gets kFail with that epoch's cause; for an epoch that is not open yet, INVALID_ARGUMENT.
+  // gets kFail with that epoch's cause (its calls count), one for a position that somebody has
+  // passed kFail with MISMATCH; for an epoch that is not open yet, INVALID_ARGUMENT.
   absl::Status Submit(const Vote& vote, absl::Time now, Actions* actions);
   // The instances that Submit(vote) would vote for, by participation, or the error with which it
   // would refuse. Requires vote.epoch == epoch(). Valid until the next event. A Submit of the same
@@ -175,9 +193,13 @@ class Sequencer {
   // The caller withdraws a run. If it is pending the epoch ends with CANCELLED naming `rank`; after
   // its launch nothing happens: commit wins.
   void Cancel(RunHandle run, Rank rank, absl::Time now, Actions* actions);
-  // A rank's part cannot be taken (`why`: its refusal). Ends `epoch` if that is the open one, with
-  // ABORTED kPeerRefused.
-  void Refuse(Rank rank, Epoch epoch, const Error& why, absl::Time now, Actions* actions);
+  // Calls of these members (one session's; the first is named) cannot be taken: `why`. They count.
+  // Ends `epoch` if that is the open one, with ABORTED kPeerRefused, unless somebody who is needed
+  // has passed them already: then nobody can wait for them but alone.
+  void Refuse(absl::Span<const RefusedMember> members, Epoch epoch, const Error& why,
+              absl::Time now, Actions* actions);
+  // What a vote's calls are to Refuse(). A vote that says nothing sensible gives no calls.
+  std::vector<RefusedMember> CallsOf(const Vote& vote) const;
   // Ends the open epoch with `cause` as it is: a world aborted by hand, a daemon that drains.
   void Abort(const Error& cause, absl::Time now, Actions* actions);
   // A member is dead: `how`, in words for the others. The epoch ends (if other ranks wait or not),
