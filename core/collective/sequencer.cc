@@ -1524,19 +1524,27 @@ void Sequencer::Refuse(absl::Span<const RefusedMember> members, Epoch epoch, con
     }
     if (refused.drops_tapes) RefuseTapes(refused.rank);
   }
-  if (epoch == epoch_ && !passed && !members.empty()) {
+  if (epoch == epoch_ && !passed && !why.alone && !members.empty()) {
     const Rank rank = members[0].rank;
     Error error = why;
     error.code = absl::StatusCode::kAborted;
     error.reason = Reason::kPeerRefused;
     error.id = ErrorId();
     error.culprit = CulpritOf(rank);
+    error.ended.clear();  // the rank's own worlds
     error.message = absl::StrCat("the part of ", RankText(rank), " was refused: ", why.message);
     EndEpoch(error, actions);
     return;
   }
   FailPassed(actions);
   LaunchReady(actions);
+}
+
+void Sequencer::Withdraw(RunHandle run, const Error& why, absl::Time now, Actions* actions) {
+  Tick(now);
+  const auto found = run_by_handle_.find(run);
+  if (found == run_by_handle_.end()) return;
+  FailAlone(runs_[found->second].component, why, actions);
 }
 
 // kNone: the rank does not sit there.
@@ -1947,6 +1955,7 @@ void Sequencer::FailAlone(int32_t component, const Error& error, Actions* action
   for (const int32_t r : runs) {
     PendingRun& run = runs_[r];
     SequencerAction& action = FailRun(run.handle, epoch_, Epoch(), error, actions);
+    action.error.alone = true;
     for (const int32_t id : run.instances) action.dropped.push_back(instances_[id].key);
     if (run.externally_blocked) externally_blocked_.erase(run.order);
     run_by_handle_.erase(run.handle);
@@ -1987,7 +1996,9 @@ void Sequencer::FailAlone(int32_t component, const Error& error, Actions* action
   }
 }
 
-void Sequencer::EndEpoch(const Error& cause, Actions* actions) {
+void Sequencer::EndEpoch(const Error& why, Actions* actions) {
+  Error cause = why;
+  cause.alone = false;
   const Epoch opened(epoch_.value() + 1);
   for (int32_t r = pending_.head; r != kNone; r = runs_[r].next) {
     FailRun(runs_[r].handle, epoch_, opened, cause, actions);
@@ -2066,6 +2077,13 @@ Error Sequencer::CauseOrForgotten(Epoch epoch) const {
 
 Epoch Sequencer::epoch() const { return epoch_; }
 int Sequencer::size() const { return static_cast<int>(members_.size()); }
+CallPosition Sequencer::NextCall(GroupId group, Rank rank) const {
+  if (group.value() < 0 || group.value() >= num_groups() || !IsRank(rank)) return CallPosition();
+  const Group& row = groups_[group.value()];
+  const auto found = std::find(row.members.begin(), row.members.end(), rank);
+  if (found == row.members.end()) return CallPosition();
+  return NextOf(rank, row.counters[found - row.members.begin()]);
+}
 int Sequencer::num_groups() const { return static_cast<int>(groups_.size()); }
 bool Sequencer::IsPending(RunHandle run) const { return run_by_handle_.contains(run); }
 

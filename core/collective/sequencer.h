@@ -198,6 +198,8 @@ class Sequencer {
   // has passed them already: then nobody can wait for them but alone.
   void Refuse(absl::Span<const RefusedMember> members, Epoch epoch, const Error& why,
               absl::Time now, Actions* actions);
+  // A pending run cannot take part, for a reason that ends no epoch: it fails alone.
+  void Withdraw(RunHandle run, const Error& why, absl::Time now, Actions* actions);
   // What a vote's calls are to Refuse(). A vote that says nothing sensible gives none.
   std::vector<RefusedMember> CallsOf(const Vote& vote);
   // Ends the open epoch with `cause` as it is: a world aborted by hand, a daemon that drains.
@@ -234,6 +236,8 @@ class Sequencer {
   // --- Views ----------------------------------------------------------------------------------
   Epoch epoch() const;
   int size() const;
+  // The position of a rank's next call of a group, as counted here.
+  CallPosition NextCall(GroupId group, Rank rank) const;
   // GroupIds ever given are below; GroupMembers tells which are still there.
   int num_groups() const;
   // By run, in order of submission.
@@ -510,7 +514,7 @@ class Sequencer {
   Error AgreeTimeout(int32_t late, int32_t lacking) const;
   int32_t SeatOfRefused(Rank rank, const InstanceKey& key, bool is_recv) const;
   void RefuseTapes(Rank rank);
-  void EndEpoch(const Error& cause, Actions* actions);
+  void EndEpoch(const Error& why, Actions* actions);
   // Fails a component and what waits for it; no epoch ends.
   void FailAlone(int32_t component, const Error& error, Actions* actions);
   // `opened`: the open epoch where the run's own has ended; else 0.
