@@ -21,6 +21,9 @@ constexpr absl::string_view kReductionNames[] = {
     "none", "SUM", "AVG", "PRODUCT", "MIN", "MAX", "PREMUL_SUM", "BAND", "BOR", "BXOR",
 };
 constexpr uint32_t kMagic = 0x47524843;  // "CHRG"
+// Flags of a collective.
+constexpr uint8_t kWantsGrad = 1;
+constexpr uint8_t kHasPart = 2;
 
 template <typename E, size_t N>
 absl::string_view NameOf(E value, const absl::string_view (&names)[N]) {
@@ -60,7 +63,9 @@ void EncodeCollective(const Collective& c, ByteWriter* out) {
   out->PutSigned(c.rank.value());
   out->PutSigned(c.root.value());
   out->Put(static_cast<uint8_t>(c.reduction));
-  out->Put(static_cast<uint8_t>(c.wants_grad));
+  // Most have no part, and bytes from before there were parts mean what they meant.
+  out->Put(static_cast<uint8_t>((c.wants_grad ? kWantsGrad : 0) | (c.part != 0 ? kHasPart : 0)));
+  if (c.part != 0) out->PutSigned(c.part);
   out->PutSigned(c.peer.value());
   out->PutSigned(c.tag);
   out->Put(static_cast<uint8_t>(c.instance.kind));
@@ -206,7 +211,13 @@ Collective DecodeCollective(ByteReader* in) {
   c.rank = GroupRank(GetInt32(in));
   c.root = GroupRank(GetInt32(in));
   c.reduction = GetEnum(in, Reduction::kBxor);
-  c.wants_grad = GetBool(in);
+  const uint8_t flags = in->Get<uint8_t>();
+  if (flags > (kWantsGrad | kHasPart)) in->Fail();
+  c.wants_grad = (flags & kWantsGrad) != 0;
+  if ((flags & kHasPart) != 0) {
+    c.part = GetInt32(in);
+    if (c.part == 0) in->Fail();
+  }
   c.peer = GroupRank(GetInt32(in));
   c.tag = in->GetSigned();
   c.instance.kind = GetEnum(in, InstanceRef::Kind::kBound);
@@ -312,6 +323,7 @@ std::string CollectiveText(const Collective& c) {
   if (c.root.value() >= 0) absl::StrAppend(&text, " root=", c.root.value());
   if (c.reduction != Reduction::kNone) absl::StrAppend(&text, " ", ReductionName(c.reduction));
   if (c.peer.value() >= 0) absl::StrAppend(&text, " peer=", c.peer.value(), " tag=", c.tag);
+  if (c.part != 0) absl::StrAppend(&text, " part=", c.part);
   if (c.wants_grad) text += " grad";
   switch (c.instance.kind) {
     case InstanceRef::Kind::kNext:
@@ -334,7 +346,7 @@ absl::string_view ReductionName(Reduction reduction) { return NameOf(reduction, 
 bool operator==(const Collective& a, const Collective& b) {
   return a.kind == b.kind && a.group_slot == b.group_slot && a.rank == b.rank && a.root == b.root &&
          a.reduction == b.reduction && a.wants_grad == b.wants_grad && a.peer == b.peer &&
-         a.tag == b.tag && a.instance == b.instance && a.counts == b.counts &&
+         a.tag == b.tag && a.instance == b.instance && a.part == b.part && a.counts == b.counts &&
          a.runtime_counts_input == b.runtime_counts_input &&
          a.runtime_count_maximum == b.runtime_count_maximum;
 }

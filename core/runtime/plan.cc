@@ -105,6 +105,7 @@ Hash128 FingerprintOf(const std::vector<Participation>& participations) {
     out.PutSigned(p.peer.value());
     out.PutSigned(p.tag);
     out.Put(static_cast<uint8_t>(p.is_recv));
+    out.PutSigned(p.part);
     out.Put(static_cast<uint8_t>(p.wants_grad));
     out.PutVarint(p.after.size());
     for (const int32_t a : p.after) out.PutSigned(a);
@@ -159,6 +160,7 @@ std::shared_ptr<const VoteTemplate> MakeVotes(const Graph& graph, const ValueTab
     p.peer = c.peer;
     p.tag = c.tag;
     p.is_recv = c.kind == CollectiveKind::kRecv;
+    p.part = c.part;
     p.wants_grad = c.wants_grad;
     p.after = std::move(needs);
     p.node = static_cast<int32_t>(n);
