@@ -84,6 +84,7 @@ std::string EncodeUnbounded(const Error& error) {
     out.PutSigned(error.ended[i].world.value());
     out.PutSigned(error.ended[i].open.value());
   }
+  out.Put<uint8_t>(error.alone);
   return out.Take();
 }
 
@@ -202,6 +203,7 @@ Error DecodeError(absl::string_view bytes) {
     epoch.open = Epoch(in.GetSigned());
     error.ended.push_back(epoch);
   }
+  error.alone = in.Get<uint8_t>() != 0;
   constexpr uint64_t kLastCode = static_cast<uint64_t>(absl::StatusCode::kUnauthenticated);
   if (!in.Done() || code == 0 || code > kLastCode) {
     Error broken;
