@@ -53,9 +53,9 @@ void Oracle::Count(const Part& part, bool goes_on) {
     return;
   }
   const CallPosition& at = part.key.at;
-  place.next[LineOf(part.key, part.is_recv)] =
-      goes_on && !part.key.is_pair() ? CallPosition{at.step, at.call, at.part + 1}
-                                     : CallPosition{at.step, at.call + 1, 0};
+  place.next[LineOf(part.key, part.is_recv)] = goes_on && !part.key.is_pair()
+                                                   ? CallPosition{at.step, at.call, at.part + 1}
+                                                   : CallPosition{at.step, at.call + 1, 0};
 }
 
 bool Oracle::IsBehind(const InstanceKey& key, int32_t rank, bool is_recv) const {
@@ -103,8 +103,7 @@ void Oracle::Refused(const std::vector<RefusedMember>& members, Epoch epoch, boo
       const std::vector<int32_t>& all = groups_.at(refused.group);
       bool by_one = false;
       for (int32_t place = 0; place < static_cast<int32_t>(all.size()); ++place) {
-        if (key.is_pair() &&
-            GroupRank(place) != (refused.is_recv ? key.source : key.destination)) {
+        if (key.is_pair() && GroupRank(place) != (refused.is_recv ? key.source : key.destination)) {
           continue;
         }
         if (all[place] == rank || !IsBehind(key, all[place], !refused.is_recv)) continue;
@@ -116,8 +115,9 @@ void Oracle::Refused(const std::vector<RefusedMember>& members, Epoch epoch, boo
   }
   const bool ends = epoch == open_ && !alone && passed == 0 && !members.empty();
   // Where some of the calls have been passed and others have not, either is right.
-  ends_ = ends ? Ends::kMust : passed == calls || alone || epoch != open_ ? Ends::kMustNot
-                                                                          : Ends::kAnything;
+  ends_ = ends                                         ? Ends::kMust
+          : passed == calls || alone || epoch != open_ ? Ends::kMustNot
+                                                       : Ends::kAnything;
   for (const RefusedMember& member : members) {
     const int32_t rank = member.rank.value();
     BeginStep(rank, member.step);
@@ -216,7 +216,8 @@ void Oracle::AddPassed(const InstanceKey& key, int32_t rank, std::set<int64_t>* 
   const auto& first = *votes.begin();
   for (const Part& part : runs_.at(first.second).parts) {
     // Of a pair the rank is at the other end.
-    if (part.key != key || part.rank != first.first || !IsBehind(key, rank, !part.is_recv)) continue;
+    if (part.key != key || part.rank != first.first || !IsBehind(key, rank, !part.is_recv))
+      continue;
     for (const auto& vote : votes) runs->insert(vote.second);
     return;
   }
@@ -549,6 +550,7 @@ std::string Oracle::FailOf(const SequencerAction& action, std::set<int64_t>* may
       votes_.erase(part.key);
       tapes_.erase(part.key);  // never launched: it has no gradient
     }
+    record.failed_alone = true;
     ++failed_alone_;
   } else if (record.epoch == open_) {
     if (action.opened.value() != open_.value() + 1 || error.alone) {

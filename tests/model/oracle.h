@@ -2,8 +2,8 @@
 //
 // It keeps its own record of every run, tape entry and position and judges each batch of actions by
 // definition, the slow way: what a gang is, when it is closed, what may stand below what, who has
-// passed a call, who fails with it, when an epoch ends. It shares no code with the sequencer but the
-// types.
+// passed a call, who fails with it, when an epoch ends. It shares no code with the sequencer but
+// the types.
 #ifndef CHORUS_TESTS_MODEL_ORACLE_H_
 #define CHORUS_TESTS_MODEL_ORACLE_H_
 
@@ -43,8 +43,9 @@ class Oracle {
     std::vector<int64_t> producers;
     int64_t ticket = 0;
     bool donates = false;
-    bool granted = false;        // its donation, by its launch
-    bool goes_on = false;        // the last call of each rank in a group has more parts, in later runs
+    bool granted = false;  // its donation, by its launch
+    bool failed_alone = false;
+    bool goes_on = false;  // the last call of each rank in a group has more parts, in later runs
     std::vector<int32_t> order;  // asked for by kReserve; empty: its program's
     bool reserving = false;      // asked for and not answered
   };
@@ -153,8 +154,8 @@ class Oracle {
   enum class Ends : uint8_t { kAnything, kMust, kMustNot };
   Ends ends_ = Ends::kAnything;
   int64_t failed_alone_ = 0;
-  std::map<int64_t, std::vector<int64_t>> unfinished_;       // by ticket
-  std::map<int64_t, std::vector<int64_t>> failed_gangs_;     // finished badly, kFail to come
+  std::map<int64_t, std::vector<int64_t>> unfinished_;    // by ticket
+  std::map<int64_t, std::vector<int64_t>> failed_gangs_;  // finished badly, kFail to come
   std::map<int64_t, Error> causes_;
   std::set<int32_t> left_;
   int64_t last_ticket_ = 0;
