@@ -27,6 +27,7 @@ struct RankState {
   Epoch told;  // 0, or the epoch that it was told is open, with the cause of `epoch`
   bool here = true;
   bool out_of_line = false;  // until its next step
+  int no_gradient = 0;       // what its first steps have recorded has no gradient any more
 };
 
 struct Event {
@@ -46,6 +47,7 @@ struct Event {
     kLoseCalls,
     kLeaveOut,
     kLeaveStep,
+    kRefusedThere,
   };
   Kind kind;
   int rank = 0;
@@ -112,6 +114,7 @@ class Enumerator {
       out.PutSigned(rank.told == Epoch() ? -1
                                          : state.sequencer.epoch().value() - rank.told.value());
       out.Put<uint8_t>(rank.here + 2 * rank.out_of_line);
+      out.PutSigned(rank.no_gradient);
     }
     for (const auto& refused : state.refused) {
       out.PutSigned(refused.first);
@@ -241,6 +244,22 @@ class Enumerator {
     return step > 0 && Step(rank, step - 1).goes_on && failed(step - 1);
   }
 
+  // Whether a client that has not heard of the failures makes a run of it.
+  bool MakesRun(const State& state, int rank, int step) const {
+    const auto made = [&](int of) { return state.oracle.Has(RunOf(rank, of)); };
+    for (const ModelPart& part : Step(rank, step).parts) {
+      if (part.kind != ModelPart::Kind::kGradient) continue;
+      // Of what was not launched there is no tape entry, and the run contradicts its rank's past.
+      if (part.of_step < state.ranks[rank].no_gradient || !made(part.of_step)) return false;
+      const Oracle::Status status = state.oracle.status(RunOf(rank, part.of_step));
+      if (status == Oracle::Status::kFailed) return false;
+    }
+    for (const int32_t producer : Step(rank, step).producers) {
+      if (!made(producer)) return false;
+    }
+    return step == 0 || !Step(rank, step - 1).goes_on;
+  }
+
   std::vector<Event> Events(const State& state) const {
     std::vector<Event> events;
     for (int rank = 0; rank < kRanks; ++rank) {
@@ -253,8 +272,13 @@ class Enumerator {
         const ModelStep& what = Step(rank, at.next);
         const bool begins = what.begins >= 0;
         bool alone = false;
-        if (state.faults < config_.faults && what.drops < 0 && !what.parts.empty() &&
-            (begins || !at.out_of_line) && !CannotCall(state, rank, at.next, &alone)) {
+        if (config_.faults > 0 && (begins || !at.out_of_line) && !what.parts.empty() &&
+            CannotCall(state, rank, at.next, &alone) && MakesRun(state, rank, at.next)) {
+          events.push_back({Kind::kRefusedThere, rank, at.next, 0});
+        }
+        if (state.faults < config_.faults && at.no_gradient == 0 && what.drops < 0 &&
+            !what.parts.empty() && (begins || !at.out_of_line) &&
+            !CannotCall(state, rank, at.next, &alone)) {
           events.push_back({Kind::kRefuseCall, rank, at.next, 0});
           if (config_.lost_faults) events.push_back({Kind::kLoseCalls, rank, at.next, 0});
           if (config_.silent_faults) {
@@ -317,13 +341,13 @@ class Enumerator {
     return state.oracle.run(RunOf(rank, step)).parts[part_index].key;
   }
 
-  // Submits the step's run; the keys that the oracle gets are the program's own.
-  std::string Submit(State* state, int rank, int step, Sequencer::Actions* actions) {
+  // The step's run; the keys that the oracle gets are the program's own.
+  void Make(const State& state, int rank, int step, TestRun* made, Oracle::Run* what_it_is) const {
     const ModelStep& what = Step(rank, step);
     const Names& names = NamesOf(rank, step);
-    const Epoch epoch = state->ranks[rank].epoch;
-    TestRun run(RunOf(rank, step), epoch, names.step);
-    Oracle::Run record;
+    TestRun& run = *made;
+    Oracle::Run& record = *what_it_is;
+    const Epoch epoch = state.ranks[rank].epoch;
     record.epoch = epoch;
     record.externally_blocked = what.externally_blocked;
     if (what.externally_blocked) run.BlockExternally();
@@ -384,6 +408,13 @@ class Enumerator {
       if (part.other_shape) out->descriptor.dims = {5};
       record.parts.push_back(voted);
     }
+  }
+
+  std::string Submit(State* state, int rank, int step, Sequencer::Actions* actions) {
+    const Epoch epoch = state->ranks[rank].epoch;
+    TestRun run(RunOf(rank, step), epoch, NamesOf(rank, step).step);
+    Oracle::Run record;
+    Make(*state, rank, step, &run, &record);
     const Vote& vote = run.Build();
     if (epoch == state->sequencer.epoch()) {
       const auto keys = state->sequencer.Resolve(vote);
@@ -412,6 +443,7 @@ class Enumerator {
     for (const ModelPart& part : Step(rank, at.next).parts) {
       refused.drops_tapes |= part.kind == ModelPart::Kind::kGradient;
     }
+    if (refused.drops_tapes) at.no_gradient = at.next;
     if (rest_of_step) at.out_of_line = true;
     do {
       state->refused[RunOf(rank, at.next)] = alone;
@@ -442,13 +474,22 @@ class Enumerator {
         RankState& rank = state->ranks[event.rank];
         const ModelStep& what = Step(event.rank, event.step);
         if (what.begins >= 0) rank.out_of_line = false;
-        if (rank.out_of_line && what.drops < 0) {
+        bool has_gradient = true;
+        for (const ModelPart& part : what.parts) {
+          has_gradient &=
+              part.kind != ModelPart::Kind::kGradient || part.of_step >= rank.no_gradient;
+        }
+        // The others know that it does not take part.
+        const bool nothing_to_say =
+            rank.out_of_line || (!has_gradient && NamesOf(event.rank, event.step).calls.empty());
+        if (nothing_to_say && what.drops < 0) {
           state->refused[RunOf(event.rank, event.step)] = false;
           ++rank.next;
           return "";
         }
         bool alone = false;
-        if (what.drops < 0 && CannotCall(*state, event.rank, event.step, &alone)) {
+        if (what.drops < 0 &&
+            (!has_gradient || CannotCall(*state, event.rank, event.step, &alone))) {
           if (what.parts.empty()) {
             state->refused[RunOf(event.rank, event.step)] = alone;
             ++rank.next;
@@ -572,6 +613,37 @@ class Enumerator {
         allowed = {Reason::kPeerRefused};
         break;
       }
+      case Kind::kRefusedThere: {
+        // The rank runs ahead: the daemon finds that its input has failed.
+        RankState& rank = state->ranks[event.rank];
+        if (Step(event.rank, event.step).begins >= 0) rank.out_of_line = false;
+        TestRun run(RunOf(event.rank, event.step), rank.epoch,
+                    NamesOf(event.rank, event.step).step);
+        Oracle::Run record;
+        Make(*state, event.rank, event.step, &run, &record);
+        Error why;
+        CannotCall(*state, event.rank, event.step, &why.alone);
+        why.code = absl::StatusCode::kAborted;
+        why.reason = Reason::kPeerRefused;
+        why.message = "an input has failed";
+        std::vector<RefusedMember> members = sequencer.CallsOf(run.Build());
+        if (members.empty()) return "the calls of a run are not known";
+        std::vector<InstanceKey> gradients;
+        for (const Oracle::Part& part : record.parts) {
+          if (part.key.is_gradient()) gradients.push_back(part.key);
+        }
+        std::vector<RefusedMember> counted(1);
+        counted[0].rank = Rank(event.rank);
+        counted[0].step = NamesOf(event.rank, event.step).step;
+        counted[0].calls = NamesOf(event.rank, event.step).calls;
+        state->oracle.Refused(counted, rank.epoch, why.alone, gradients);
+        sequencer.Refuse(members, rank.epoch, why, Now(*state), &actions);
+        allowed = {Reason::kPeerRefused};
+        state->refused[RunOf(event.rank, event.step)] = why.alone;
+        ++rank.next;
+        if (!why.alone && rank.epoch < sequencer.epoch()) rank.told = sequencer.epoch();
+        break;
+      }
       case Kind::kRefuseCall:
       case Kind::kLoseCalls:
         ++state->faults;
@@ -666,6 +738,8 @@ class Enumerator {
         return absl::StrCat("rank ", event.rank, " leaves out step ", event.step);
       case Kind::kLeaveStep:
         return absl::StrCat("rank ", event.rank, " leaves at step ", event.step);
+      case Kind::kRefusedThere:
+        return absl::StrCat("rank ", event.rank, " runs ahead with step ", event.step);
     }
     return "";
   }
@@ -981,6 +1055,15 @@ std::vector<ModelConfig> ModelConfigs() {
          Begin(1, Step({Gradient(0), Gradient(0)}))}};
     config.programs[1].insert(config.programs[1].begin() + 1, Step({All(2)}));
     config.programs[1][2] = Step({Gradient(0)});
+    configs.push_back(config);
+  }
+  {
+    // Gradients whose seeds come from another group, which may fail for itself.
+    ModelConfig config = with_faults("seeds", 1);
+    config.programs = {
+        {Step({Taped(1)}), Step({Gradient(0, 1)}), Step({All(1)})},
+        {Step({Taped(1)}), Step({All(2)}), Step({Gradient(0, 1)}, {1}), Step({All(2), All(1)})},
+        {Step({All(2)}), Step({All(2)})}};
     configs.push_back(config);
   }
   {

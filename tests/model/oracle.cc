@@ -78,7 +78,8 @@ bool Oracle::IsBehind(const InstanceKey& key, int32_t rank, bool is_recv) const 
   return next != place.next.end() && key.at < next->second;
 }
 
-void Oracle::Refused(const std::vector<RefusedMember>& members, Epoch epoch, bool alone) {
+void Oracle::Refused(const std::vector<RefusedMember>& members, Epoch epoch, bool alone,
+                     const std::vector<InstanceKey>& gradients) {
   // Whether somebody who is needed has passed the first of the calls, by kind of call.
   size_t calls = 0;
   size_t passed = 0;
@@ -131,6 +132,10 @@ void Oracle::Refused(const std::vector<RefusedMember>& members, Epoch epoch, boo
       key.tag = refused.tag;
       CallPosition& next = place.next[LineOf(key, refused.is_recv)];
       next = std::max(next, CallPosition{member.step, refused.next, 0});
+    }
+    for (const InstanceKey& key : gradients) {
+      InstanceKey::Request& next = place.requests[key.Parent()];
+      next = std::max(next, InstanceKey::Request{key.path.back().step, key.path.back().number + 1});
     }
     if (member.rest_of_step && member.step == place.step) place.left_rest = true;
     if (!member.drops_tapes) continue;

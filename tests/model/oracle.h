@@ -58,7 +58,9 @@ class Oracle {
   void Left(int32_t rank);
   void Finished(int64_t ticket, bool ok);  // failed: kFail must follow for its runs
   // `alone`: what it was to use has failed without ending an epoch.
-  void Refused(const std::vector<RefusedMember>& members, Epoch epoch, bool alone);
+  // `gradients`: requests of the first member that count as well.
+  void Refused(const std::vector<RefusedMember>& members, Epoch epoch, bool alone,
+               const std::vector<InstanceKey>& gradients = {});
   // The daemon gives up a pending run, alone.
   void Withdrawn(int64_t run) { withdrawn_.insert(run); }
 
