@@ -564,7 +564,7 @@ TEST(SequencerMismatchTest, EveryPartOfADescriptorIsCompared) {
     EXPECT_EQ(error.got, test.got);
     EXPECT_EQ(error.culprit.rank, 1);
     EXPECT_EQ(error.culprit.pid, 101);
-    EXPECT_EQ(error.instance, "group 0 epoch 1 index 0");
+    EXPECT_EQ(error.instance, "group 0 call 0");
     EXPECT_EQ(error.source, "rank1.cc:10");
     ASSERT_THAT(error.ranks, SizeIs(3));
     EXPECT_EQ(error.ranks[0].rank, 1);
@@ -581,7 +581,7 @@ TEST(SequencerMismatchTest, EveryPartOfADescriptorIsCompared) {
     EXPECT_EQ(after[0].kind, Kind::kFail);
     EXPECT_EQ(after[0].error.message, error.message);
     EXPECT_EQ(sequencer.epoch(), Epoch(2));
-    Forward(&sequencer, 20, 0);
+    Forward(&sequencer, 20, 1);
   }
 }
 
@@ -852,9 +852,9 @@ TEST(SequencerFailureTest, WhatBelongsToALateGangIsDueAtItsOwnTime) {
   const Error error = EndedBy(actions);
   EXPECT_EQ(error.reason, Reason::kAgreeTimeout);
   EXPECT_EQ(error.culprit.rank, 2);
-  EXPECT_EQ(error.instance, "group 2 epoch 1 index 0");
+  EXPECT_EQ(error.instance, "group 2 call 0");
   EXPECT_THAT(error.message, AllOf(HasSubstr("missing after 10s: rank 2 (pid 102)"),
-                                   HasSubstr("group 1 epoch 1 index 0"), HasSubstr("for 1m")));
+                                   HasSubstr("group 1 call 0"), HasSubstr("for 1m")));
 }
 
 TEST(SequencerFailureTest, WhatWaitsForALateGangIsDueAtItsOwnTime) {
@@ -869,7 +869,7 @@ TEST(SequencerFailureTest, WhatWaitsForALateGangIsDueAtItsOwnTime) {
   Actions actions;
   sequencer.Advance(At(60), &actions);
   EXPECT_EQ(EndedBy(actions).culprit.rank, 1);
-  EXPECT_EQ(EndedBy(actions).instance, "group 0 epoch 1 index 0");
+  EXPECT_EQ(EndedBy(actions).instance, "group 0 call 0");
 }
 
 TEST(SequencerFailureTest, CancelBeforeTheLaunchEndsTheEpochAndAfterItDoesNothing) {
