@@ -412,8 +412,8 @@ TEST(SequencerOrderTest, ARunThatNeedsItsOwnCollectiveIsACircle) {
   run.AllReduce(slot, 1, {0});
   EXPECT_EQ(EndedBy(Cast(&sequencer, run)).reason, Reason::kOrderCycle);
 
-  Cast(&sequencer, Simple(sequencer, 2, 0, 0));
-  TestRun consumer = Simple(sequencer, 3, 1, 0);
+  Cast(&sequencer, Simple(sequencer, 2, 0, 1));
+  TestRun consumer = Simple(sequencer, 3, 1, 1);
   consumer.producers() = {RunHandle(2)};
   EXPECT_EQ(EndedBy(Cast(&sequencer, consumer)).reason, Reason::kOrderCycle);
 }

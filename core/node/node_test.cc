@@ -552,7 +552,11 @@ TEST_F(NodeTest, ATensorThatWasNotMadeStandsForTheError) {
     ranks_[r]->Register(1, AllReduceGraph(r, 2, create.type, "step.cc:1"));
   }
   rank.RunOn(1, TensorId{1, 1}, {3, 1});
-  EXPECT_EQ(ErrorOf(rank.LastOutcome()).id, refused.id);
+  // The same error, and which epoch is open now.
+  const Error of_run = ErrorOf(rank.LastOutcome());
+  EXPECT_EQ(of_run.message, refused.message);
+  ASSERT_EQ(of_run.ended.size(), 1u);
+  EXPECT_EQ(of_run.ended[0].open, Epoch(2));
   EXPECT_EQ(ErrorOf(rank.Read({1, 1}).status()).id, refused.id);
   ranks_[1]->RunInline(1, {1, 2}, {3, 1});
   const Error told = ErrorOf(ranks_[1]->LastOutcome());
