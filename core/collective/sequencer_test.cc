@@ -563,8 +563,10 @@ TEST(SequencerMismatchTest, EveryPartOfADescriptorIsCompared) {
     EXPECT_EQ(error.reason, Reason::kMismatch);
     EXPECT_EQ(error.expected, test.expected);
     EXPECT_EQ(error.got, test.got);
-    EXPECT_EQ(error.culprit.rank, 1);
-    EXPECT_EQ(error.culprit.pid, 101);
+    // Of two whose counts contradict each other nobody can say who is wrong.
+    const bool one_against_two = absl::string_view(test.what) != "counts";
+    EXPECT_EQ(error.culprit.rank, one_against_two ? 1 : -1);
+    EXPECT_EQ(error.culprit.pid, one_against_two ? 101 : -1);
     EXPECT_EQ(error.instance, "group 0 call 0");
     EXPECT_EQ(error.source, "rank1.cc:10");
     ASSERT_THAT(error.ranks, SizeIs(3));
