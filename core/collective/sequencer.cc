@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -734,7 +735,7 @@ absl::Status Sequencer::Submit(const Vote& vote, absl::Time now, Actions* action
   const int32_t run = AddRun(vote);
   absl::optional<Error> fault = FindRefusal(vote);
   absl::optional<Error> passed;
-  if (!fault.has_value()) Record(run, vote, &fault, &passed);
+  if (!fault.has_value()) Record(run, vote, &fault, &passed, actions);
   EndMoves();
   if (fault.has_value()) {
     EndEpoch(*fault, actions);
@@ -749,7 +750,7 @@ absl::Status Sequencer::Submit(const Vote& vote, absl::Time now, Actions* action
 // Enters a resolved vote into its instances. `fault` is set when the epoch must end, `passed` when
 // the run must fail alone: somebody whom it needs has passed one of its calls.
 void Sequencer::Record(int32_t r, const Vote& vote, absl::optional<Error>* fault,
-                       absl::optional<Error>* passed) {
+                       absl::optional<Error>* passed, Actions* actions) {
   const std::vector<Participation>& parts = vote.what->participations;
   int32_t component = kNone;
   for (size_t i = 0; i < parts.size(); ++i) {
@@ -781,10 +782,17 @@ void Sequencer::Record(int32_t r, const Vote& vote, absl::optional<Error>* fault
     instance.rows_differ |= part.descriptor.RowsDiffer();
     if (instance.first == kNone) {
       instance.first = seat;
-    } else if (!fault->has_value()) {
-      *fault = Mismatch(id, seat);
+    } else {
+      if (options_.check_call_sites == CheckCallSites::kWarn) {
+        WarnOfCallSites(instance, part, seat, actions);
+      }
+      if (!instance.differs && Contradicts(instance, seat)) HoldForOthers(id);
     }
     CountVote(id, seat);
+    if (instance.differs && !fault->has_value() &&
+        (instance.missing == 0 || instance.differs_until <= clock_)) {
+      *fault = MismatchError(id);
+    }
     if (instance.parent != kNone) {
       Tape& tape = tapes_[instance.parent];
       const InstanceKey::Request& asked = key.path.back();
@@ -830,6 +838,7 @@ int32_t Sequencer::NewInstance(const InstanceKey& key, int32_t seats, int32_t ru
   instance.parent = parent;
   instance.first = kNone;
   instance.rows_differ = false;
+  instance.differs = false;
   instance.first_vote = clock_;
   instance.seats.assign(seats, Seat());
   if (parent != kNone) {
@@ -954,48 +963,158 @@ void Sequencer::ForgetTapeIfUnused(int32_t t) {
   tapes_.Free(t);
 }
 
-// With the first voter where rows are alike; where they differ, with everybody: each has pieces of
-// its own for each.
-absl::optional<Error> Sequencer::Mismatch(int32_t id, int32_t seat) const {
-  const Instance& instance = instances_[id];
-  const auto difference = [&](int32_t with) {
-    return FirstDifference(MemberAt(instance.key, with), PartAt(instance, with).descriptor,
-                           MemberAt(instance.key, seat), PartAt(instance, seat).descriptor);
-  };
-  int32_t with = instance.first;
-  absl::optional<Difference> found = difference(with);
-  const auto seats = instance.rows_differ ? static_cast<int32_t>(instance.seats.size()) : 0;
-  for (int32_t p = 0; !found.has_value() && p < seats; ++p) {
-    if (p == seat || p == instance.first || instance.seats[p].run == kNone) continue;
-    with = p;
-    found = difference(p);
+absl::optional<Difference> Sequencer::DifferenceOf(const Instance& instance, int32_t a,
+                                                   int32_t b) const {
+  const Participation& one = PartAt(instance, a);
+  const Participation& other = PartAt(instance, b);
+  absl::optional<Difference> found =
+      FirstDifference(MemberAt(instance.key, a), one.descriptor, MemberAt(instance.key, b),
+                      other.descriptor);
+  // The ends of a pair stand in lines of their own.
+  if (!found.has_value() && options_.check_call_sites == CheckCallSites::kRefuse &&
+      !instance.key.is_pair() && one.source != other.source) {
+    found = Difference{"line", one.source, other.source};
   }
-  if (!found.has_value()) return absl::nullopt;
-  return MismatchError(id, with, seat, *found);
+  return found;
 }
 
-Error Sequencer::MismatchError(int32_t id, int32_t with, int32_t seat,
-                               const Difference& difference) const {
+// Whether the vote at `seat` contradicts another of the instance: the first one where rows are alike;
+// where they differ, any: each has pieces of its own for each.
+bool Sequencer::Contradicts(const Instance& instance, int32_t seat) const {
+  if (DifferenceOf(instance, instance.first, seat).has_value()) return true;
+  if (!instance.rows_differ) return false;
+  for (int32_t p = 0; p < static_cast<int32_t>(instance.seats.size()); ++p) {
+    if (p == seat || p == instance.first || instance.seats[p].run == kNone) continue;
+    if (DifferenceOf(instance, p, seat).has_value()) return true;
+  }
+  return false;
+}
+
+// Those who have not voted yet are given a while: so that the error says what everybody asks for,
+// and who it is that differs. The instance counts as one that lacks a vote.
+void Sequencer::HoldForOthers(int32_t id) {
+  Instance& instance = instances_[id];
+  instance.differs = true;
+  instance.differs_until = std::min(clock_ + options_.mismatch_grace,
+                                    instance.first_vote + options_.agree_timeout);
+  ++components_[instance.component].missing;
+  differing_.push_back(id);
+}
+
+// Equal versions together: "ranks 0-2,4: all_reduce SUM f32[10] at a.cc:7; rank 3: ... at a.cc:9".
+std::string Sequencer::VersionsText(const Instance& instance) const {
+  struct Version {
+    std::string text;
+    std::vector<int32_t> ranks;
+  };
+  std::vector<Version> versions;
+  for (int32_t p = 0; p < static_cast<int32_t>(instance.seats.size()); ++p) {
+    if (instance.seats[p].run == kNone) continue;
+    const Participation& part = PartAt(instance, p);
+    std::string text = absl::StrCat(PartText(part), " at ", part.source);
+    const int32_t rank = RankAt(instance.key, p).value();
+    const auto same = std::find_if(versions.begin(), versions.end(),
+                                   [&text](const Version& v) { return v.text == text; });
+    if (same != versions.end()) {
+      same->ranks.push_back(rank);
+    } else {
+      versions.push_back({std::move(text), {rank}});
+    }
+  }
+  std::vector<std::string> texts;
+  for (Version& version : versions) {
+    if (texts.size() == Error::kMaxRanks) {
+      texts.push_back(absl::StrCat("and ", versions.size() - Error::kMaxRanks, " more versions"));
+      break;
+    }
+    std::vector<int32_t>& ranks = version.ranks;
+    std::sort(ranks.begin(), ranks.end());
+    std::vector<std::string> ranges;
+    for (size_t begin = 0; begin < ranks.size();) {
+      size_t end = begin + 1;
+      while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
+      ranges.push_back(end - begin > 1 ? absl::StrCat(ranks[begin], "-", ranks[end - 1])
+                                       : absl::StrCat(ranks[begin]));
+      begin = end;
+    }
+    texts.push_back(absl::StrCat(ranks.size() > 1 ? "ranks " : "rank ", absl::StrJoin(ranges, ","),
+                                 ": ", version.text));
+  }
+  return absl::StrJoin(texts, "; ");
+}
+
+Error Sequencer::MismatchError(int32_t id) const {
   const Instance& instance = instances_[id];
-  const Participation& expected = PartAt(instance, with);
-  const Participation& got = PartAt(instance, seat);
-  const Rank differing = RankAt(instance.key, seat);
-  const Rank first = RankAt(instance.key, with);
+  // The first of many are enough to find who differs.
+  constexpr size_t kMostCompared = 64;
+  std::vector<int32_t> voted;
+  for (int32_t p = 0; p < static_cast<int32_t>(instance.seats.size()); ++p) {
+    if (instance.seats[p].run != kNone && voted.size() < kMostCompared) voted.push_back(p);
+  }
+  std::vector<int32_t> contradicts(instance.seats.size(), 0);
+  int32_t pairs = 0;
+  int32_t expected = kNone;  // seat
+  int32_t got = kNone;
+  for (size_t i = 0; i < voted.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      if (!DifferenceOf(instance, voted[j], voted[i]).has_value()) continue;
+      ++contradicts[voted[i]];
+      ++contradicts[voted[j]];
+      ++pairs;
+      if (expected == kNone) std::tie(expected, got) = std::make_pair(voted[j], voted[i]);
+    }
+  }
+  // One rank against at least two is to blame; of two alone nobody can say who is wrong.
+  int32_t culprit = kNone;
+  for (const int32_t seat : voted) {
+    if (contradicts[seat] >= 2 && contradicts[seat] == pairs) culprit = seat;
+  }
+  for (const int32_t seat : voted) {
+    if (culprit == kNone) break;
+    if (seat == culprit || !DifferenceOf(instance, seat, culprit).has_value()) continue;
+    std::tie(expected, got) = std::make_pair(seat, culprit);
+    break;
+  }
   Error error = MakeInstanceError(absl::StatusCode::kInvalidArgument, Reason::kMismatch, id);
-  error.source = got.source;
+  if (expected == kNone) return error;  // the first of very many do not differ
+  const Difference difference = *DifferenceOf(instance, expected, got);
+  error.source = PartAt(instance, got).source;
   error.expected = difference.expected;
   error.got = difference.got;
-  error.message = absl::StrCat("the ranks ask for different things in ", instance.key.ToString(),
-                               ": ", difference.what, " is ", difference.expected, " on ",
-                               RankText(first), " (", PartText(expected), " at ", expected.source,
-                               ") and ", difference.got, " on ", RankText(differing), " (",
-                               PartText(got), " at ", got.source, "); nothing was launched");
-  // The differing one first, then who agrees with the first, in order of rank.
-  error.ranks.push_back({differing.value(), PartText(got), got.source});
+  error.message = absl::StrCat(
+      "the ranks ask for different things in ", instance.key.ToString(), ": ", difference.what,
+      " is ", difference.expected, " on ", RankText(RankAt(instance.key, expected)), " and ",
+      difference.got, " on ", RankText(RankAt(instance.key, got)), ". ", VersionsText(instance),
+      "; nothing was launched");
+  // The differing one first, then the others in order of rank.
+  error.ranks.push_back({RankAt(instance.key, got).value(), PartText(PartAt(instance, got)),
+                         PartAt(instance, got).source});
   AddVersions(instance, &error);
-  // With two alone nobody can say who is wrong.
-  if (error.ranks.size() > 2) error.culprit = CulpritOf(differing);
+  if (culprit != kNone) error.culprit = CulpritOf(RankAt(instance.key, culprit));
   return error;
+}
+
+// One line once for each pair of lines.
+void Sequencer::WarnOfCallSites(const Instance& instance, const Participation& part, int32_t seat,
+                                Actions* actions) {
+  constexpr size_t kMostWarned = 1024;
+  const Participation& first = PartAt(instance, instance.first);
+  if (first.source == part.source || instance.key.is_pair() ||
+      warned_sites_.size() >= kMostWarned ||
+      !warned_sites_.insert(std::minmax(first.source, part.source)).second) {
+    return;
+  }
+  actions->emplace_back();
+  SequencerAction& action = actions->back();
+  action.kind = SequencerAction::Kind::kWarn;
+  action.error.reason = Reason::kMismatch;
+  action.error.instance = instance.key.ToString();
+  action.error.op = std::string(CollectiveKindName(part.descriptor.kind));
+  action.error.source = part.source;
+  action.error.message = absl::StrCat(
+      PartText(part), " (", action.error.instance, ") is called in different lines: ", first.source,
+      " on ", RankText(RankAt(instance.key, instance.first)), ", ", part.source, " on ",
+      RankText(RankAt(instance.key, seat)), "; it was taken for one call");
 }
 
 // --- Launching ----------------------------------------------------------------------------------
@@ -1750,6 +1869,11 @@ void Sequencer::Advance(absl::Time now, Actions* actions) {
                                  absl::FormatDuration(options_.exec_timeout));
     FailGang(launched_.head, error, actions);
   }
+  for (const int32_t id : differing_) {
+    if (instances_[id].differs_until > clock_) continue;
+    EndEpoch(MismatchError(id), actions);
+    break;
+  }
   while (timed_.head != kNone &&
          instances_[timed_.head].first_vote + options_.agree_timeout <= clock_) {
     const int32_t late = timed_.head;
@@ -1872,6 +1996,7 @@ Error Sequencer::AgreeTimeout(int32_t late, int32_t lacking) const {
 
 absl::Time Sequencer::NextDeadline() const {
   absl::Time next = absl::InfiniteFuture();
+  for (const int32_t id : differing_) next = std::min(next, instances_[id].differs_until);
   if (timed_.head != kNone) {
     next = std::min(next, instances_[timed_.head].first_vote + options_.agree_timeout);
   }
@@ -1993,6 +2118,9 @@ void Sequencer::FailAlone(int32_t component, const Error& error, Actions* action
       ForgetTapeIfUnused(instance.tape);
     }
     if (instance.timed) instances_.Remove(&timed_, id);
+    if (instance.differs) {
+      differing_.erase(std::find(differing_.begin(), differing_.end(), id));
+    }
     if (instance.key.at.part > 0) --further_parts_;
     instance_by_key_.erase(instance.key);
     instances_.Free(id);
@@ -2042,6 +2170,7 @@ void Sequencer::EndEpoch(const Error& why, Actions* actions) {
   components_.Clear();
   externally_blocked_.clear();
   ready_.clear();
+  differing_.clear();
   further_parts_ = 0;
   for (Member& member : members_) member.lacking = 0;
 }
@@ -2268,6 +2397,8 @@ std::string Sequencer::CanonicalState() const {
   for (int32_t id = timed_.head; id != kNone; id = instances_[id].next) {
     put_key(instances_[id].key);
   }
+  out.PutSigned(-1);
+  for (const int32_t id : differing_) put_key(instances_[id].key);
   out.PutSigned(-1);
   for (int32_t g = launched_.head; g != kNone; g = gangs_[g].next) {
     out.Put<uint8_t>(gangs_[g].epoch == epoch_);

@@ -27,6 +27,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -97,9 +98,17 @@ struct Vote {
   bool donates = false;
 };
 
+// Whether the ranks of one instance must call it in one line of their program: two equal calls that
+// one rank makes in the other order are told apart by nothing else.
+enum class CheckCallSites : uint8_t { kOff = 0, kWarn = 1, kRefuse = 2 };
+
 struct SequencerOptions {
   absl::Duration agree_timeout = absl::Seconds(60);
   absl::Duration exec_timeout = absl::Seconds(300);
+  // How long the error of a mismatch waits for those who have not voted, so that it says what all of
+  // them ask for. Never longer than agree_timeout.
+  absl::Duration mismatch_grace = absl::Milliseconds(100);
+  CheckCallSites check_call_sites = CheckCallSites::kOff;
   int kept_causes = 64;  // of ended epochs; older ones are answered with kEpochEnded
 };
 
@@ -129,6 +138,7 @@ struct SequencerAction {
     kReserve,  // `run` must follow `order` in its gang: reserve what that takes, then Reserved(),
                // or Refuse() its rank; the gang is not launched before
     kFail,  // tell `run`'s owner `error`; it never launches (or, after kLaunch, it did not finish)
+    kWarn,  // write `error` down: the ranks call an instance in different lines
     kEpochEnded,  // `epoch` has ended with `error`; votes now belong to `epoch` + 1
   };
   Kind kind = Kind::kLaunch;
@@ -362,6 +372,8 @@ class Sequencer {
     int32_t first = kNone;     // seat of the first vote
     int32_t mark = kNone;      // scratch of the gang's order
     bool rows_differ = false;  // somebody has voted with pieces of different rows
+    bool differs = false;      // in differing_: the ranks ask for different things
+    absl::Time differs_until;  // then they are told
     absl::Time first_vote;
     bool timed = false;        // in timed_
     int32_t previous = kNone;  // in timed_, by first vote
@@ -461,7 +473,7 @@ class Sequencer {
   absl::optional<Error> FindRefusal(const Vote& vote) const;
   int32_t AddRun(const Vote& vote);
   void Record(int32_t run, const Vote& vote, absl::optional<Error>* fault,
-              absl::optional<Error>* passed);
+              absl::optional<Error>* passed, Actions* actions);
   int32_t NewInstance(const InstanceKey& key, int32_t seats, int32_t run,
                       absl::optional<Error>* fault);
   void Merge(int32_t* into, int32_t other);
@@ -470,10 +482,14 @@ class Sequencer {
   int32_t EnsureTape(int32_t instance);
   void MarkAbandoned(int32_t tape, int32_t seat);
   void ForgetTapeIfUnused(int32_t tape);
-  // Whether the vote at `seat` contradicts another of the instance.
-  absl::optional<Error> Mismatch(int32_t instance, int32_t seat) const;
-  Error MismatchError(int32_t instance, int32_t with, int32_t seat,
-                      const Difference& difference) const;
+  // As the one seat says it and as the other does.
+  absl::optional<Difference> DifferenceOf(const Instance& instance, int32_t a, int32_t b) const;
+  bool Contradicts(const Instance& instance, int32_t seat) const;
+  void HoldForOthers(int32_t instance);
+  std::string VersionsText(const Instance& instance) const;
+  Error MismatchError(int32_t instance) const;
+  void WarnOfCallSites(const Instance& instance, const Participation& part, int32_t seat,
+                       Actions* actions);
 
   // Positions.
   Counter* CounterOf(const Move& move);
@@ -561,6 +577,8 @@ class Sequencer {
   absl::flat_hash_map<RunHandle, int32_t> run_by_handle_;
   Pool<Instance> instances_;
   Pool<Instance>::Chain timed_;
+  std::vector<int32_t> differing_;                                // instances
+  std::set<std::pair<std::string, std::string>> warned_sites_;  // lines
   int64_t further_parts_ = 0;  // pending instances with a part that is not 0
   absl::flat_hash_map<InstanceKey, int32_t> instance_by_key_;
   Pool<Component> components_;

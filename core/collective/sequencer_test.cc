@@ -31,6 +31,7 @@ Sequencer World(int size) {
   SequencerOptions options;
   options.agree_timeout = absl::Seconds(60);
   options.exec_timeout = absl::Seconds(300);
+  options.mismatch_grace = absl::ZeroDuration();
   Sequencer sequencer(size, options);
   for (int rank = 0; rank < size; ++rank) sequencer.SetMember(Rank(rank), {100 + rank, ""});
   return sequencer;
@@ -412,8 +413,8 @@ TEST(SequencerOrderTest, ARunThatNeedsItsOwnCollectiveIsACircle) {
   run.AllReduce(slot, 1, {0});
   EXPECT_EQ(EndedBy(Cast(&sequencer, run)).reason, Reason::kOrderCycle);
 
-  Cast(&sequencer, Simple(sequencer, 2, 0, 0));
-  TestRun consumer = Simple(sequencer, 3, 1, 0);
+  Cast(&sequencer, Simple(sequencer, 2, 0, 1));
+  TestRun consumer = Simple(sequencer, 3, 1, 1);
   consumer.producers() = {RunHandle(2)};
   EXPECT_EQ(EndedBy(Cast(&sequencer, consumer)).reason, Reason::kOrderCycle);
 }
@@ -562,9 +563,11 @@ TEST(SequencerMismatchTest, EveryPartOfADescriptorIsCompared) {
     EXPECT_EQ(error.reason, Reason::kMismatch);
     EXPECT_EQ(error.expected, test.expected);
     EXPECT_EQ(error.got, test.got);
-    EXPECT_EQ(error.culprit.rank, 1);
-    EXPECT_EQ(error.culprit.pid, 101);
-    EXPECT_EQ(error.instance, "group 0 epoch 1 index 0");
+    // Of two whose counts contradict each other nobody can say who is wrong.
+    const bool one_against_two = absl::string_view(test.what) != "counts";
+    EXPECT_EQ(error.culprit.rank, one_against_two ? 1 : -1);
+    EXPECT_EQ(error.culprit.pid, one_against_two ? 101 : -1);
+    EXPECT_EQ(error.instance, "group 0 call 0");
     EXPECT_EQ(error.source, "rank1.cc:10");
     ASSERT_THAT(error.ranks, SizeIs(3));
     EXPECT_EQ(error.ranks[0].rank, 1);
@@ -581,7 +584,7 @@ TEST(SequencerMismatchTest, EveryPartOfADescriptorIsCompared) {
     EXPECT_EQ(after[0].kind, Kind::kFail);
     EXPECT_EQ(after[0].error.message, error.message);
     EXPECT_EQ(sequencer.epoch(), Epoch(2));
-    Forward(&sequencer, 20, 0);
+    Forward(&sequencer, 20, 1);
   }
 }
 
@@ -678,6 +681,92 @@ TEST(SequencerMismatchTest, RowsAreComparedPieceByPiece) {
     EXPECT_EQ(error.expected, test.expected);
     EXPECT_EQ(error.got, test.got);
     EXPECT_THAT(error.message, AllOf(HasSubstr("counts"), HasSubstr("[*,2]")));
+  }
+}
+
+// The ranks are given a while, so that the error says what all of them ask for and who differs.
+TEST(SequencerMismatchTest, WaitsForWhoHasNotVotedAndNamesAllVersions) {
+  for (const bool all_come : {false, true}) {
+    SCOPED_TRACE(all_come);
+    SequencerOptions options;
+    options.mismatch_grace = absl::Milliseconds(100);
+    Sequencer sequencer(5, options);
+    const auto vote = [&](int32_t rank, int64_t rows) {
+      TestRun run(rank + 1, Epoch(1));
+      Participation& part = run.AllReduce(run.Slot(kWorld, 5, {rank}, {0}), rank);
+      part.descriptor.dims = {rows};
+      part.source = rows == 4 ? "a.cc:7" : "a.cc:9";
+      return run;
+    };
+    EXPECT_THAT(Cast(&sequencer, vote(3, 5)), IsEmpty());
+    EXPECT_THAT(Cast(&sequencer, vote(0, 4)), IsEmpty());
+    EXPECT_EQ(sequencer.NextDeadline(), At(0.1));
+    EXPECT_THAT(Cast(&sequencer, vote(1, 4)), IsEmpty());
+    Actions actions = Cast(&sequencer, vote(2, 4));
+    EXPECT_THAT(actions, IsEmpty());
+    if (all_come) {
+      actions = Cast(&sequencer, vote(4, 4));
+    } else {
+      sequencer.Advance(At(0.099), &actions);
+      EXPECT_THAT(actions, IsEmpty());
+      sequencer.Advance(At(0.1), &actions);
+    }
+    const Error error = EndedBy(actions);
+    EXPECT_EQ(error.reason, Reason::kMismatch);
+    EXPECT_EQ(error.culprit.rank, 3);
+    EXPECT_EQ(error.expected, "[4]");
+    EXPECT_EQ(error.got, "[5]");
+    EXPECT_THAT(error.message,
+                AllOf(HasSubstr("rank 3: all_reduce SUM f32[5] at a.cc:9"),
+                      HasSubstr(all_come ? "ranks 0-2,4: all_reduce SUM f32[4] at a.cc:7"
+                                         : "ranks 0-2: all_reduce SUM f32[4] at a.cc:7")));
+    EXPECT_EQ(sequencer.NextDeadline(), absl::InfiniteFuture());
+  }
+}
+
+TEST(SequencerMismatchTest, TheGraceIsNeverLongerThanTheTimeout) {
+  SequencerOptions options;
+  options.agree_timeout = absl::Milliseconds(50);
+  Sequencer sequencer(3, options);
+  Cast(&sequencer, Simple(sequencer, 1, 0, 0));
+  TestRun other(2, Epoch(1));
+  other.AllReduce(other.Slot(kWorld, 3, {1}, {0}), 1).descriptor.dims = {5};
+  Cast(&sequencer, other, At(0.03));
+  EXPECT_EQ(sequencer.NextDeadline(), At(0.05));
+  Actions actions;
+  sequencer.Advance(At(0.05), &actions);
+  EXPECT_EQ(EndedBy(actions).reason, Reason::kMismatch);
+}
+
+TEST(SequencerMismatchTest, EqualCallsInDifferentLinesAreSeenWhereThatIsAskedFor) {
+  for (const CheckCallSites check :
+       {CheckCallSites::kOff, CheckCallSites::kWarn, CheckCallSites::kRefuse}) {
+    SequencerOptions options;
+    options.check_call_sites = check;
+    Sequencer sequencer(2, options);
+    // Rank 1 makes two equal calls in the other order.
+    const auto vote = [](int64_t run, int32_t rank, int64_t call, const char* line) {
+      TestRun result(run, Epoch(1));
+      result.AllReduce(result.Slot(kWorld, 2, {rank}, {call}), rank).source = line;
+      return result;
+    };
+    Cast(&sequencer, vote(1, 0, 0, "a.cc:7"));
+    Actions actions = Cast(&sequencer, vote(2, 1, 0, "a.cc:8"));
+    if (check == CheckCallSites::kRefuse) {
+      const Error error = EndedBy(actions);
+      EXPECT_EQ(error.reason, Reason::kMismatch);
+      EXPECT_THAT(error.message, AllOf(HasSubstr("a.cc:7"), HasSubstr("a.cc:8")));
+      continue;
+    }
+    EXPECT_THAT(Launched(actions), ElementsAre(1, 2));
+    Cast(&sequencer, vote(3, 0, 1, "a.cc:8"));
+    Actions again = Cast(&sequencer, vote(4, 1, 1, "a.cc:7"));
+    EXPECT_THAT(Launched(again), ElementsAre(3, 4));
+    if (check == CheckCallSites::kOff) continue;
+    ASSERT_THAT(actions, SizeIs(2));  // once for each pair of lines
+    EXPECT_THAT(again, SizeIs(1));
+    EXPECT_EQ(actions[0].kind, Kind::kWarn);
+    EXPECT_THAT(actions[0].error.message, AllOf(HasSubstr("a.cc:7"), HasSubstr("a.cc:8")));
   }
 }
 
@@ -852,9 +941,9 @@ TEST(SequencerFailureTest, WhatBelongsToALateGangIsDueAtItsOwnTime) {
   const Error error = EndedBy(actions);
   EXPECT_EQ(error.reason, Reason::kAgreeTimeout);
   EXPECT_EQ(error.culprit.rank, 2);
-  EXPECT_EQ(error.instance, "group 2 epoch 1 index 0");
+  EXPECT_EQ(error.instance, "group 2 call 0");
   EXPECT_THAT(error.message, AllOf(HasSubstr("missing after 10s: rank 2 (pid 102)"),
-                                   HasSubstr("group 1 epoch 1 index 0"), HasSubstr("for 1m")));
+                                   HasSubstr("group 1 call 0"), HasSubstr("for 1m")));
 }
 
 TEST(SequencerFailureTest, WhatWaitsForALateGangIsDueAtItsOwnTime) {
@@ -869,7 +958,7 @@ TEST(SequencerFailureTest, WhatWaitsForALateGangIsDueAtItsOwnTime) {
   Actions actions;
   sequencer.Advance(At(60), &actions);
   EXPECT_EQ(EndedBy(actions).culprit.rank, 1);
-  EXPECT_EQ(EndedBy(actions).instance, "group 0 epoch 1 index 0");
+  EXPECT_EQ(EndedBy(actions).instance, "group 0 call 0");
 }
 
 TEST(SequencerFailureTest, CancelBeforeTheLaunchEndsTheEpochAndAfterItDoesNothing) {
