@@ -379,6 +379,7 @@ class Enumerator {
       voted.rank = rank;
       voted.all = members;
       voted.point = names.points[i];
+      voted.shape = part.other_shape ? 1 : 0;
       voted.wants_grad = part.tape;
       voted.after = part.after;
       voted.key = names.keys[i];
@@ -564,6 +565,7 @@ class Enumerator {
         sequencer.Advance(due, &actions);
         state->clock = absl::ToUnixMicros(due);
         allowed = {Reason::kAgreeTimeout, Reason::kExecTimeout};
+        if (config_.may_mismatch) allowed.insert(Reason::kMismatch);
         if (sequencer.NextDeadline() <= due) return "a deadline passed and nothing came of it";
         break;
       }
