@@ -112,6 +112,9 @@ struct Error {
     }
   };
   std::vector<EndedEpoch> ended;  // at most kMaxRanks
+  // A call failed without ending its epoch: whoever is concerned has been told, and what uses its
+  // result fails in the same way.
+  bool alone = false;
 };
 
 // The status of `error`, carrying all of it. kOk gives OkStatus.

@@ -198,8 +198,10 @@ class Sequencer {
   // has passed them already: then nobody can wait for them but alone.
   void Refuse(absl::Span<const RefusedMember> members, Epoch epoch, const Error& why,
               absl::Time now, Actions* actions);
-  // What a vote's calls are to Refuse(). A vote that says nothing sensible gives no calls.
-  std::vector<RefusedMember> CallsOf(const Vote& vote) const;
+  // A pending run cannot take part, for a reason that ends no epoch: it fails alone.
+  void Withdraw(RunHandle run, const Error& why, absl::Time now, Actions* actions);
+  // What a vote's calls are to Refuse(). A vote that says nothing sensible gives none.
+  std::vector<RefusedMember> CallsOf(const Vote& vote);
   // Ends the open epoch with `cause` as it is: a world aborted by hand, a daemon that drains.
   void Abort(const Error& cause, absl::Time now, Actions* actions);
   // A member is dead: `how`, in words for the others. The epoch ends (if other ranks wait or not),
@@ -234,6 +236,8 @@ class Sequencer {
   // --- Views ----------------------------------------------------------------------------------
   Epoch epoch() const;
   int size() const;
+  // The position of a rank's next call of a group, as counted here.
+  CallPosition NextCall(GroupId group, Rank rank) const;
   // GroupIds ever given are below; GroupMembers tells which are still there.
   int num_groups() const;
   // By run, in order of submission.
@@ -301,20 +305,7 @@ class Sequencer {
     std::vector<int32_t> free_;
   };
 
-  struct Member {
-    enum class State : uint8_t { kHere, kLeft, kDead };
-    State state = State::kHere;
-    std::string how_dead;
-    MemberInfo info;
-  };
-
-  struct Group {
-    std::vector<Rank> members;  // empty: gone with a former membership
-    std::vector<int64_t> next;  // by member: index of its next collective in the open epoch
-    Rank dead{-1};              // the first member that died
-  };
-
-  // How far one end of a pair has counted in the open epoch.
+  // One end of a pair.
   struct PairEnd {
     GroupId group;
     GroupRank source;
@@ -331,9 +322,33 @@ class Sequencer {
     }
   };
 
-  // An instance's *positions*: the members of its group, or source and destination of its pair. A
-  // gradient has the positions of its forward instance.
-  struct Position {
+  // How far a member has counted in a group, or at an end of a pair.
+  struct Counter {
+    CallPosition next;  // of an earlier step than the member's: it has made no call in its step
+    std::string last;   // line of the last call, for texts
+  };
+
+  struct Member {
+    enum class State : uint8_t { kHere, kLeft, kDead };
+    State state = State::kHere;
+    std::string how_dead;
+    MemberInfo info;
+    int64_t step = 0;            // the last that it has been heard of in
+    bool left_rest = false;      // it takes part in nothing more of that step
+    std::string left_rest_text;  // why, for others
+    int64_t lacking = 0;         // pending instances that need its vote
+    absl::flat_hash_map<PairEnd, Counter> pairs;  // in `step`
+  };
+
+  struct Group {
+    std::vector<Rank> members;      // empty: gone with a former membership
+    std::vector<Counter> counters;  // by member
+    Rank dead{-1};                  // the first member that died
+  };
+
+  // An instance's *seats*: the members of its group, or source and destination of its pair. A
+  // gradient has the seats of its forward instance.
+  struct Seat {
     int32_t run = kNone;
     int32_t participation = kNone;
     bool absent = false;  // it abandoned this gradient
@@ -344,14 +359,14 @@ class Sequencer {
     int32_t missing = 0;
     int32_t tape = kNone;      // its own
     int32_t parent = kNone;    // a gradient's: tape of the instance that it is asked of
-    int32_t first = kNone;     // position of the first vote
+    int32_t first = kNone;     // seat of the first vote
     int32_t mark = kNone;      // scratch of the gang's order
     bool rows_differ = false;  // somebody has voted with pieces of different rows
     absl::Time first_vote;
     bool timed = false;        // in timed_
     int32_t previous = kNone;  // in timed_, by first vote
     int32_t next = kNone;
-    absl::InlinedVector<Position, 4> positions;
+    absl::InlinedVector<Seat, 4> seats;
   };
 
   struct PendingRun {
@@ -385,9 +400,10 @@ class Sequencer {
   };
 
   struct TapeEntry {
-    enum class State : uint8_t { kNotVoted, kLive, kAbandoned, kConsumed };
+    // kRefused: a gradient that the rank could not take may have used it: there is none any more.
+    enum class State : uint8_t { kNotVoted, kLive, kAbandoned, kConsumed, kRefused };
     State state = State::kNotVoted;
-    int32_t next_request = 0;  // in the open epoch
+    InstanceKey::Request next;  // that the rank has not made
     Epoch consumed_in;
   };
   // What the ranks may still ask of an instance. It exists while a rank holds an entry or a
@@ -396,7 +412,7 @@ class Sequencer {
     InstanceKey key;
     int32_t instance = kNone;  // while pending
     int32_t live = 0;
-    absl::InlinedVector<TapeEntry, 4> entries;  // by position
+    absl::InlinedVector<TapeEntry, 4> entries;  // by seat
     absl::InlinedVector<int32_t, 2> children;   // pending gradients
   };
 
@@ -422,25 +438,61 @@ class Sequencer {
     std::vector<std::vector<int32_t>> reordered;
   };
 
+  // What a vote's calls, or refused ones, do to one counter.
+  struct Move {
+    Rank rank;
+    GroupId group;
+    GroupRank member;
+    bool is_pair = false;
+    PairEnd end;
+    CallPosition first;  // of the first of these calls
+    CallPosition next;   // behind them
+    const std::string* source = nullptr;  // line of the last of them
+    int32_t part = 0;    // Participation::part of the last call seen
+  };
+
   // Submit.
   absl::Status CheckGroups(const Vote& vote) const;
-  absl::Status ResolveKeys(const Vote& vote);
-  absl::Status ResolveOne(const Vote& vote, size_t i);
+  // Fills keys_, seats_, steps_, moves_ and requests_, and changes nothing else. `late`: only the
+  // counts matter, so a gradient may be of what is gone.
+  absl::Status ResolveKeys(const Vote& vote, bool late);
+  absl::Status ResolveOne(const Vote& vote, size_t i, bool late);
+  absl::Status MoveFor(const Vote& vote, const Participation& part, size_t held, Move** found);
   absl::optional<Error> FindRefusal(const Vote& vote) const;
   int32_t AddRun(const Vote& vote);
-  void Record(int32_t run, const Vote& vote, absl::optional<Error>* fault);
-  int32_t NewInstance(const InstanceKey& key, int32_t positions, int32_t run,
+  void Record(int32_t run, const Vote& vote, absl::optional<Error>* fault,
+              absl::optional<Error>* passed);
+  int32_t NewInstance(const InstanceKey& key, int32_t seats, int32_t run,
                       absl::optional<Error>* fault);
   void Merge(int32_t* into, int32_t other);
-  void CountVote(int32_t instance);
-  void CountAbsent(int32_t instance, int32_t position);
+  void CountVote(int32_t instance, int32_t seat);
+  void CountAbsent(int32_t instance, int32_t seat);
   int32_t EnsureTape(int32_t instance);
-  void MarkAbandoned(int32_t tape, int32_t position);
+  void MarkAbandoned(int32_t tape, int32_t seat);
   void ForgetTapeIfUnused(int32_t tape);
-  // Whether the vote at `position` contradicts another of the instance.
-  absl::optional<Error> Mismatch(int32_t instance, int32_t position) const;
-  Error MismatchError(int32_t instance, int32_t with, int32_t position,
+  // Whether the vote at `seat` contradicts another of the instance.
+  absl::optional<Error> Mismatch(int32_t instance, int32_t seat) const;
+  Error MismatchError(int32_t instance, int32_t with, int32_t seat,
                       const Difference& difference) const;
+
+  // Positions.
+  Counter* CounterOf(const Move& move);
+  // The position of a member's next call, given its counter.
+  CallPosition NextOf(Rank rank, const Counter& counter) const;
+  // Begins the steps of steps_, and counts the calls that were left out before moves_. True: somebody
+  // who waits may have been passed.
+  bool BeginMoves();
+  // Counts the calls of moves_.
+  void EndMoves();
+  // Whether who sits there has passed `key`, given that it has no vote pending for it.
+  bool HasPassed(const InstanceKey& key, int32_t seat) const;
+  // Fails what is pending and has been passed by somebody whom it needs.
+  void FailPassed(Actions* actions);
+  Error PassedError(const InstanceKey& key, const Participation& part, int32_t seat,
+                    int32_t passed_by) const;
+  // Where who sits there stands, and its last line there, in words; the position alone.
+  std::string StandsText(const InstanceKey& key, int32_t seat, std::string* position,
+                         std::string* source) const;
 
   // Launching.
   void LaunchReady(Actions* actions);
@@ -460,8 +512,14 @@ class Sequencer {
   int32_t FindLacking(const std::vector<int32_t>& components) const;
   int32_t FindUnready(const std::vector<int32_t>& components) const;
   Error AgreeTimeout(int32_t late, int32_t lacking) const;
-  void EndEpoch(const Error& cause, Actions* actions);
-  void FailRun(RunHandle run, Epoch epoch, const Error& error, Actions* actions);
+  int32_t SeatOfRefused(Rank rank, const InstanceKey& key, bool is_recv) const;
+  void RefuseTapes(Rank rank);
+  void EndEpoch(const Error& why, Actions* actions);
+  // Fails a component and what waits for it; no epoch ends.
+  void FailAlone(int32_t component, const Error& error, Actions* actions);
+  // `opened`: the open epoch where the run's own has ended; else 0.
+  SequencerAction& FailRun(RunHandle run, Epoch epoch, Epoch opened, const Error& error,
+                           Actions* actions);
   void FailGang(int32_t gang, const Error& error, Actions* actions);
   void ForgetGang(int32_t gang);
   Error CauseOrForgotten(Epoch epoch) const;
@@ -469,11 +527,11 @@ class Sequencer {
   // Texts and lookups.
   void Tick(absl::Time now);
   bool IsRank(Rank rank) const;
-  static int32_t PositionOf(const InstanceKey& key, const Participation& part);
-  static GroupRank MemberAt(const InstanceKey& key, int32_t position);
-  Rank RankAt(const InstanceKey& key, int32_t position) const;
-  int32_t PositionCount(const InstanceKey& key) const;
-  const Participation& PartAt(const Instance& instance, int32_t position) const;
+  static int32_t SeatOf(const InstanceKey& key, const Participation& part);
+  static GroupRank MemberAt(const InstanceKey& key, int32_t seat);
+  Rank RankAt(const InstanceKey& key, int32_t seat) const;
+  int32_t SeatCount(const InstanceKey& key) const;
+  const Participation& PartAt(const Instance& instance, int32_t seat) const;
   std::string RankText(Rank rank) const;
   Culprit CulpritOf(Rank rank) const;
   Error MakeInstanceError(absl::StatusCode code, Reason reason, int32_t instance) const;
@@ -484,6 +542,7 @@ class Sequencer {
 
   SequencerOptions options_;
   Epoch epoch_{1};
+  Epoch since_{1};  // with which the present membership began
   absl::Time clock_ = absl::InfinitePast();
   Ticket next_ticket_{1};
   int64_t next_order_ = 0;
@@ -492,17 +551,17 @@ class Sequencer {
   absl::optional<InstanceKey> last_published_;
   std::vector<Group> groups_;
   struct GroupRequests {
-    std::vector<GroupId> groups;          // of the k-th request
-    std::map<int32_t, size_t> requested;  // by rank: how many
+    std::map<InstanceKey::Request, GroupId> groups;
+    std::map<int32_t, InstanceKey::Request> next;  // by rank
   };
   std::map<std::vector<int32_t>, GroupRequests> group_requests_;
-  absl::flat_hash_map<PairEnd, int64_t> pair_next_;
 
   Pool<PendingRun> runs_;
   Pool<PendingRun>::Chain pending_;
   absl::flat_hash_map<RunHandle, int32_t> run_by_handle_;
   Pool<Instance> instances_;
   Pool<Instance>::Chain timed_;
+  int64_t further_parts_ = 0;  // pending instances with a part that is not 0
   absl::flat_hash_map<InstanceKey, int32_t> instance_by_key_;
   Pool<Component> components_;
   Pool<Tape> tapes_;
@@ -516,12 +575,19 @@ class Sequencer {
 
   // Scratch of one event.
   std::vector<InstanceKey> keys_;  // by participation of the vote at hand
-  RunHandle resolved_;             // whose keys_ and positions_ hold until the next event; 0: none
-  std::vector<int32_t> positions_;
-  std::vector<int64_t> taken_;
+  RunHandle resolved_;             // whose keys_ ... requests_ hold until the next event; 0: none
+  std::vector<int32_t> seats_;
+  std::vector<Move> moves_;
+  absl::InlinedVector<std::pair<Rank, int64_t>, 2> steps_;  // of who makes calls
+  std::vector<int32_t> moves_of_;  // by held member of the vote's slots; -1: none yet
+  absl::flat_hash_map<PairEnd, int32_t> pair_moves_;
   std::vector<int32_t> asked_;
-  std::vector<std::pair<int32_t, int32_t>> tape_undo_;  // tape, position
-  std::vector<PairEnd> pair_undo_;
+  struct Asked {
+    int32_t tape;
+    int32_t seat;
+    InstanceKey::Request next;
+  };
+  std::vector<Asked> requests_;  // of gradients, by the vote at hand
   std::vector<int32_t> ready_;           // components to try
   std::vector<int32_t> gang_runs_;       // of the gang whose order was found last
   std::vector<int32_t> gang_instances_;  // the same

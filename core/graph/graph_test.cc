@@ -286,18 +286,19 @@ TEST(GraphTest, ChangedBytesNeverCrash) {
 }
 
 TEST(GraphTest, DebugStringHasOneLineForEachPart) {
-  EXPECT_EQ(DebugString(Everything()),
-            "graph devices=2 instances=3\n"
-            "group 0: size=4 held=[1,3] devices=[0,1]\n"
-            "%0: f32[2,s0<=7] = input\n"
-            "%1: i64[] = input role=1 donatable device=1\n"
-            "#0 %2: f64[3], %3: f32[0] = sum(%0, %1) a=-5 b=0.25 "
-            "c=[0,-1,-9223372036854775808] d='" +
-                std::string("text\0with zero", 14) +
-                "' device=1 @train.cc:42\n"
-                "#1 %4: f64[3] = all_reduce(%2) group=5 rank=3 root=2 BXOR peer=1 tag=-77 part=6 grad "
-                "instance_slot=10\n"
-                "output %4 may_alias=1\n");
+  EXPECT_EQ(
+      DebugString(Everything()),
+      "graph devices=2 instances=3\n"
+      "group 0: size=4 held=[1,3] devices=[0,1]\n"
+      "%0: f32[2,s0<=7] = input\n"
+      "%1: i64[] = input role=1 donatable device=1\n"
+      "#0 %2: f64[3], %3: f32[0] = sum(%0, %1) a=-5 b=0.25 "
+      "c=[0,-1,-9223372036854775808] d='" +
+          std::string("text\0with zero", 14) +
+          "' device=1 @train.cc:42\n"
+          "#1 %4: f64[3] = all_reduce(%2) group=5 rank=3 root=2 BXOR peer=1 tag=-77 part=6 grad "
+          "instance_slot=10\n"
+          "output %4 may_alias=1\n");
 }
 
 }  // namespace

@@ -144,7 +144,8 @@ absl::Status CheckPart(const Collective& c, Joined* joined) {
     return Bad("part", "0: no gradient, send or recv is part of a coalesced call",
                absl::StrCat(c.part));
   }
-  const auto last = joined->parts.try_emplace(std::make_tuple(c.group_slot, c.rank.value()), -1).first;
+  const auto last =
+      joined->parts.try_emplace(std::make_tuple(c.group_slot, c.rank.value()), -1).first;
   const int32_t follows = last->second + 1;
   last->second = c.part;
   if (c.part == 0 || c.part == follows) return absl::OkStatus();

@@ -215,13 +215,16 @@ TEST(ValidateTest, RefusesEachFault) {
       {[](Graph* g) { g->nodes[1].collective->instance = g->nodes[5].collective->instance; },
        "node 5 (reduce): instance slot: expected each slot once for each rank, got slot 0 again"},
       {[](Graph* g) { g->nodes[1].collective->part = 1; },
-       "node 1 (all_reduce): part: expected 0, for the first collective of its group slot and rank, "
+       "node 1 (all_reduce): part: expected 0, for the first collective of its group slot and "
+       "rank, "
        "got 1"},
       {[](Graph* g) { g->nodes[1].collective->part = -1; },
-       "node 1 (all_reduce): part: expected 0, for the first collective of its group slot and rank, "
+       "node 1 (all_reduce): part: expected 0, for the first collective of its group slot and "
+       "rank, "
        "got -1"},
       {[](Graph* g) { g->nodes[3].collective->part = 1; },
-       "node 3 (all_reduce): part: expected 0, for the first collective of its group slot and rank, "
+       "node 3 (all_reduce): part: expected 0, for the first collective of its group slot and "
+       "rank, "
        "got 1"},
       {[](Graph* g) { g->nodes[4].collective->part = 1; },
        "node 4 (all_reduce): part: expected 0: no gradient, send or recv is part of a coalesced "

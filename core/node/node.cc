@@ -93,9 +93,10 @@ void LocalNode::JoinWorld(SessionId id, const JoinRequest& request, absl::Time n
   impl_->JoinWorld(*session, request, now, std::move(done));
 }
 absl::StatusOr<GroupId> LocalNode::CreateGroup(SessionId id, WorldId world, Rank rank,
-                                               absl::Span<const Rank> members) {
+                                               absl::Span<const Rank> members,
+                                               absl::optional<InstanceKey::Request> request) {
   return WithSession(*impl_, id, [&](const std::shared_ptr<Session>& session) {
-    return impl_->CreateGroup(session.get(), world, rank, members);
+    return impl_->CreateGroup(session.get(), world, rank, members, request);
   });
 }
 absl::Status LocalNode::LeaveWorld(SessionId id, WorldId world, Rank rank, absl::Time now) {
@@ -103,10 +104,10 @@ absl::Status LocalNode::LeaveWorld(SessionId id, WorldId world, Rank rank, absl:
     return impl_->LeaveWorld(session.get(), world, rank, now);
   });
 }
-absl::Status LocalNode::AbortWorld(SessionId id, WorldId world, Rank rank,
+absl::Status LocalNode::AbortWorld(SessionId id, WorldId world, Rank rank, Epoch epoch,
                                    absl::string_view message, absl::Time now) {
   return WithSession(*impl_, id, [&](const std::shared_ptr<Session>& session) {
-    return impl_->AbortWorld(session.get(), world, rank, message, now);
+    return impl_->AbortWorld(session.get(), world, rank, epoch, message, now);
   });
 }
 void LocalNode::ReformWorld(SessionId id, WorldId world, Rank rank, absl::Duration timeout,

@@ -97,6 +97,7 @@ struct WorldInfo {
     int32_t pid = -1;
     bool alive = true;  // false: dead or left
     bool joined = false;
+    CallPosition next;  // its next call of the world's group, as counted here
   };
   WorldId id;
   std::string tenant;
@@ -212,12 +213,15 @@ class LocalNode {
   // Ends when every rank has joined, or at join_timeout naming the missing ranks. A duplicate rank,
   // another size or a device that another rank of that world uses is refused at once.
   void JoinWorld(SessionId session, const JoinRequest& request, absl::Time now, OnJoined done);
+  // `request`: which of the rank's requests for this list; absent: its next one.
   absl::StatusOr<GroupId> CreateGroup(SessionId session, WorldId world, Rank rank,
-                                      absl::Span<const Rank> members);
+                                      absl::Span<const Rank> members,
+                                      absl::optional<InstanceKey::Request> request);
   absl::Status LeaveWorld(SessionId session, WorldId world, Rank rank, absl::Time now);
-  // Ends the open epoch with ABORTED kCancelled naming `rank` and `message`.
-  absl::Status AbortWorld(SessionId session, WorldId world, Rank rank, absl::string_view message,
-                          absl::Time now);
+  // Ends `epoch`, if it is the open one, with ABORTED kCancelled naming `rank` and `message`. 0: the
+  // open one, whichever it is.
+  absl::Status AbortWorld(SessionId session, WorldId world, Rank rank, Epoch epoch,
+                          absl::string_view message, absl::Time now);
   // Ends when every survivor has asked, or at `timeout` naming who has not.
   using OnReformed = std::function<void(absl::StatusOr<ReformResult>)>;
   void ReformWorld(SessionId session, WorldId world, Rank rank, absl::Duration timeout,

@@ -57,10 +57,11 @@ class LocalNode::Impl {
   void JoinWorld(const std::shared_ptr<Session>& session, const JoinRequest& request,
                  absl::Time now, OnJoined done);
   absl::StatusOr<GroupId> CreateGroup(Session* session, WorldId world, Rank rank,
-                                      absl::Span<const Rank> members);
+                                      absl::Span<const Rank> members,
+                                      absl::optional<InstanceKey::Request> request);
   absl::Status LeaveWorld(Session* session, WorldId world, Rank rank, absl::Time now);
-  absl::Status AbortWorld(Session* session, WorldId world, Rank rank, absl::string_view message,
-                          absl::Time now);
+  absl::Status AbortWorld(Session* session, WorldId world, Rank rank, Epoch epoch,
+                          absl::string_view message, absl::Time now);
   void ReformWorld(Session* session, WorldId world, Rank rank, absl::Duration timeout,
                    absl::Time now, OnReformed done);
   void AbortAll(absl::Time now);
@@ -142,6 +143,7 @@ class LocalNode::Impl {
   absl::Status DoRelease(Session* session, const Release& command);
   absl::Status DoDropTape(Session* session, const DropTape& command, absl::Time now);
   absl::Status DoEnterEpoch(Session* session, const EnterEpoch& command);
+  absl::Status DoRefuse(Session* session, const Refuse& command, absl::Time now);
   absl::Status DoCancel(Session* session, const Cancel& command, absl::Time now);
 
   // --- Names ----------------------------------------------------------------------------------
@@ -206,6 +208,7 @@ class LocalNode::Impl {
   void RefuseRun(const std::shared_ptr<Session>& session, Sequence sequence, const Run& command,
                  RunState* run, const absl::Status& why, absl::Time now);
   void RefuseVote(RunState* run, const absl::Status& why, absl::Time now);
+  void ForgetCommon(RunState* run);
   void Unblock(RunHandle handle, absl::Time now);
   void Uploaded(RunHandle handle, const absl::Status& status);
 

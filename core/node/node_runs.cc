@@ -37,6 +37,23 @@ absl::Status FailureOf(const RunState& run, const absl::Status& status) {
   return ToStatus(error);
 }
 
+}  // namespace
+
+void SayOpenEpoch(const World& world, Epoch open, Error* error) {
+  if (error->alone) return;
+  auto ended = std::find_if(error->ended.begin(), error->ended.end(),
+                            [&world](const Error::EndedEpoch& e) { return e.world == world.id; });
+  if (ended == error->ended.end()) {
+    if (error->ended.size() == Error::kMaxRanks) return;
+    ended = error->ended.insert(ended, {world.id, Epoch()});
+  }
+  if (ended->open == open) return;
+  ended->open = open;
+  error->id = ErrorId();  // what was recorded does not say so
+}
+
+namespace {
+
 // No two outputs have one name.
 absl::Status CheckDistinct(const RunState& run) {
   absl::InlinedVector<int32_t, 16> slots;
@@ -222,6 +239,8 @@ absl::Status LocalNode::Impl::PrepareWorld(Session* session, const Run& command,
       }
       run->vote.epoch = bound.epoch;
       run->vote.bound = command.instances;
+      run->vote.pair_calls = command.pair_calls;
+      run->vote.call_goes_on = command.call_goes_on;
     } else if (run->world->id != bound.world) {
       return Unsupported("a run whose groups belong to different worlds");
     } else if (run->vote.epoch != bound.epoch) {
@@ -236,9 +255,9 @@ absl::Status LocalNode::Impl::PrepareWorld(Session* session, const Run& command,
       return Malformed(absl::StrCat("group ", bound.group.value(), " has ", members.size(),
                                     " members; group slot ", slot, " is for ", wanted.size));
     }
-    if (bound.base.size() != wanted.held.size()) {
+    if (!bound.base.empty() && bound.base.size() != wanted.held.size()) {
       return Malformed(absl::StrCat("group slot ", slot, " holds ", wanted.held.size(),
-                                    " members; the run gives ", bound.base.size(), " indices"));
+                                    " members; the run gives ", bound.base.size(), " positions"));
     }
     for (size_t i = 0; i < wanted.held.size(); ++i) {
       const Rank rank = members[static_cast<size_t>(wanted.held[i].value())];
@@ -503,6 +522,24 @@ void LocalNode::Impl::RefuseRun(const std::shared_ptr<Session>& session, Sequenc
                                 const Run& command, RunState* run, const absl::Status& why,
                                 absl::Time now) {
   Error error = ErrorOf(why);
+  if (run != nullptr) ForgetCommon(run);
+  // Decided first: the session is told which epoch is open then.
+  std::vector<std::pair<std::shared_ptr<World>, Actions>> told;
+  for (const RunGroup& group : command.groups) {
+    for (const Session::Membership& membership : session->memberships) {
+      const std::shared_ptr<World>& world = membership.world;
+      if (world->id != group.world || !world->formed) continue;
+      if (!told.empty() && told.back().first == world) break;
+      std::vector<RefusedMember> members;
+      if (run != nullptr && run->world == world) members = world->sequencer->CallsOf(run->vote);
+      // Its calls are not known; its next vote shows how many they were.
+      if (members.empty()) members.emplace_back().rank = membership.rank;
+      told.emplace_back(world, Actions());
+      world->sequencer->Refuse(members, group.epoch, error, now, &told.back().second);
+      SayOpenEpoch(*world, world->sequencer->epoch(), &error);
+      break;
+    }
+  }
   if (error.id == ErrorId()) errors.Record(session->tenant->name, &error);
   const auto shared_error = std::make_shared<Error>(error);
   for (const OutBinding& binding : command.outputs) {
@@ -513,31 +550,28 @@ void LocalNode::Impl::RefuseRun(const std::shared_ptr<Session>& session, Sequenc
   ++stats.runs_failed;
   Note(FlightKind::kFailed, now, session.get(), nullptr, sequence, Ticket(), error.id);
   FinishCommand(session.get(), sequence, error);
-  for (const RunGroup& group : command.groups) {
-    for (const Session::Membership& membership : session->memberships) {
-      if (membership.world->id != group.world || !membership.world->formed) continue;
-      const std::shared_ptr<World> world = membership.world;
-      Actions actions;
-      world->sequencer->Refuse(membership.rank, group.epoch, error, now, &actions);
-      Apply(world, &actions, now);
-      break;
-    }
-  }
+  for (auto& world : told) Apply(world.first, &world.second, now);
 }
 
 void LocalNode::Impl::RefuseVote(RunState* run, const absl::Status& why, absl::Time now) {
   const std::shared_ptr<World> world = run->world;
-  const std::shared_ptr<Session> session = run->session;
-  const Epoch epoch = run->vote.epoch;
   Error error = ErrorOf(why);
-  FailRun(run, error, now);
-  for (const Session::Membership& membership : session->memberships) {
-    if (membership.world != world) continue;
-    Actions actions;
-    world->sequencer->Refuse(membership.rank, epoch, error, now, &actions);
-    Apply(world, &actions, now);
-    break;
+  ForgetCommon(run);
+  Actions actions;
+  if (error.alone && world->sequencer->IsPending(run->handle)) {
+    world->sequencer->Withdraw(run->handle, error, now, &actions);
+  } else {
+    std::vector<RefusedMember> members = world->sequencer->CallsOf(run->vote);
+    for (const Session::Membership& membership : run->session->memberships) {
+      if (membership.world == world && members.empty()) {
+        members.emplace_back().rank = membership.rank;
+      }
+    }
+    world->sequencer->Refuse(members, run->vote.epoch, error, now, &actions);
   }
+  SayOpenEpoch(*world, world->sequencer->epoch(), &error);
+  FailRun(run, error, now);
+  Apply(world, &actions, now);
 }
 
 void LocalNode::Impl::Uploaded(RunHandle handle, const absl::Status& status) {
@@ -601,7 +635,13 @@ void LocalNode::Impl::ApplyOne(const std::shared_ptr<World>& world, SequencerAct
       }
       break;
     case SequencerAction::Kind::kFail:
+      for (const InstanceKey& key : action->dropped) world->shared.erase(key);
       if (RunState* run = runs_.Find(action->run)) {
+        if (action->opened != Epoch()) {
+          SayOpenEpoch(*world, action->opened, &action->error);
+        } else {
+          ForgetCommon(run);
+        }
         if (run->launches_left > 0) AbortGang(run->gang, ToStatus(action->error));
         FailRun(run, action->error, now);
       }
@@ -609,6 +649,7 @@ void LocalNode::Impl::ApplyOne(const std::shared_ptr<World>& world, SequencerAct
     case SequencerAction::Kind::kEpochEnded:
       world->shared.clear();
       world->equal_work.clear();
+      SayOpenEpoch(*world, action->opened, &action->error);
       errors.Record(world->tenant, &action->error);
       Note(FlightKind::kEpochEnded, now, nullptr, world.get(), Sequence(), Ticket(),
            action->error.id);

@@ -553,6 +553,8 @@ void LocalNode::Impl::Execute(const std::shared_ptr<Session>& session, const Com
     status = DoCancel(session.get(), *cancel, now);
   } else if (const auto* enter = absl::get_if<EnterEpoch>(&command.body)) {
     status = DoEnterEpoch(session.get(), *enter);
+  } else if (const auto* refuse = absl::get_if<Refuse>(&command.body)) {
+    status = DoRefuse(session.get(), *refuse, now);
   }
   FinishCommand(session.get(), command.sequence, status);
 }

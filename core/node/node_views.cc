@@ -59,6 +59,9 @@ WorldInfo LocalNode::Impl::Describe(const World& world, absl::Time now) const {
   }
   if (world.formed) {
     info.epoch = world.sequencer->epoch();
+    for (WorldInfo::Member& member : info.members) {
+      member.next = world.sequencer->NextCall(GroupId(0), member.rank);
+    }
     for (int group = 0; group < world.sequencer->num_groups(); ++group) {
       const auto members = world.sequencer->GroupMembers(GroupId(group));
       info.groups.emplace_back();

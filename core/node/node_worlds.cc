@@ -179,13 +179,14 @@ void LocalNode::Impl::FormWorld(const std::shared_ptr<World>& world, absl::Time 
 }
 
 absl::StatusOr<GroupId> LocalNode::Impl::CreateGroup(Session* session, WorldId world, Rank rank,
-                                                     absl::Span<const Rank> members) {
+                                                     absl::Span<const Rank> members,
+                                                     absl::optional<InstanceKey::Request> request) {
   CHORUS_ASSIGN_OR_RETURN(const MemberRef member, FindMember(session, world, rank));
   if (!member.world->formed) {
     return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kUnspecified,
                      absl::StrCat("world \"", member.world->name, "\" is not complete yet"));
   }
-  return member.world->sequencer->AddGroup(rank, members);
+  return member.world->sequencer->AddGroup(rank, members, request);
 }
 
 absl::Status LocalNode::Impl::LeaveWorld(Session* session, WorldId world, Rank rank,
@@ -258,7 +259,7 @@ void LocalNode::Impl::DropWorldIfEmpty(const std::shared_ptr<World>& world) {
   if (it != worlds_by_name_.end() && it->second == world) worlds_by_name_.erase(it);
 }
 
-absl::Status LocalNode::Impl::AbortWorld(Session* session, WorldId world, Rank rank,
+absl::Status LocalNode::Impl::AbortWorld(Session* session, WorldId world, Rank rank, Epoch epoch,
                                          absl::string_view message, absl::Time now) {
   CHORUS_ASSIGN_OR_RETURN(const MemberRef member, FindMember(session, world, rank));
   if (!member.world->formed) {
@@ -272,10 +273,44 @@ absl::Status LocalNode::Impl::AbortWorld(Session* session, WorldId world, Rank r
   error.culprit.pid = session->request.pid;
   error.message = absl::StrCat("rank ", rank.value(), " aborted the world's epoch: ", message);
   const std::shared_ptr<World> kept = member.world;
+  if (epoch != Epoch() && epoch != kept->sequencer->epoch()) return absl::OkStatus();
   Actions actions;
   kept->sequencer->Abort(error, now, &actions);
   Apply(kept, &actions, now);
   return absl::OkStatus();
+}
+
+// Never OK: the session gets its own error back, recorded, with the epoch that is open.
+absl::Status LocalNode::Impl::DoRefuse(Session* session, const Refuse& command, absl::Time now) {
+  std::shared_ptr<World> world;
+  for (const RefusedMember& member : command.members) {
+    CHORUS_ASSIGN_OR_RETURN(const MemberRef found, FindMember(session, command.world, member.rank));
+    world = found.world;
+  }
+  if (world == nullptr) return Malformed("a refusal names the members whose calls are meant; got none");
+  if (!world->formed) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kUnspecified,
+                     absl::StrCat("world \"", world->name, "\" is not complete yet"));
+  }
+  if (command.epoch > world->sequencer->epoch()) {
+    return Malformed(absl::StrCat("a refusal for epoch ", command.epoch.value(), "; epoch ",
+                                  world->sequencer->epoch().value(), " is open"));
+  }
+  Error error;
+  error.code = command.why.code;
+  error.reason = command.why.reason;
+  error.message = command.why.message;
+  error.source = command.why.source;
+  if (command.by_hand) {
+    CHORUS_RETURN_IF_ERROR(AbortWorld(session, command.world, command.members[0].rank,
+                                      command.epoch, command.why.message, now));
+  } else {
+    Actions actions;
+    world->sequencer->Refuse(command.members, command.epoch, error, now, &actions);
+    Apply(world, &actions, now);
+  }
+  SayOpenEpoch(*world, world->sequencer->epoch(), &error);
+  return ToStatus(error);
 }
 
 void LocalNode::Impl::ReformWorld(Session* session, WorldId world, Rank rank,

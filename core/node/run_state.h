@@ -95,6 +95,8 @@ struct RunState {
     vote.what.reset();
     vote.groups.clear();
     vote.bound.clear();
+    vote.pair_calls.clear();
+    vote.call_goes_on = false;
     vote.producers.clear();
     vote.donates = false;
     donations.clear();

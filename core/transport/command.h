@@ -70,11 +70,11 @@ struct Run {
   // The number of the next call at each end of a pair that the graph's collectives use, in the
   // order of their first nodes. Empty: what the daemon has counted.
   absl::InlinedVector<int64_t, 1> pair_calls;
-  bool call_goes_on = false;  // the last call of each member has more parts, in later runs
-  std::vector<InstanceKey> instances;       // one for each instance slot
-  absl::InlinedVector<bool, 2> donate;      // by input; empty: none
-  std::vector<DeviceIndex> devices;  // one for each device slot; empty: the session's, in order
-  uint64_t gang = 0;                 // reserved: id of a gang that is known already
+  bool call_goes_on = false;           // the last call of each member has more parts, in later runs
+  std::vector<InstanceKey> instances;  // one for each instance slot
+  absl::InlinedVector<bool, 2> donate;  // by input; empty: none
+  std::vector<DeviceIndex> devices;     // one for each device slot; empty: the session's, in order
+  uint64_t gang = 0;                    // reserved: id of a gang that is known already
 };
 
 // Drops names; memory goes when its last reference does.
@@ -125,11 +125,13 @@ struct EnterEpoch {
 // for everybody with `why`, unless others have passed these positions already. The command fails
 // with that error, which says which epoch is open.
 struct Refuse {
+  static constexpr size_t kMaxMembers = 1024;
+
   WorldId world;
   Epoch epoch;
-  bool by_hand = false;  // the epoch is ended on purpose: CANCELLED, not PEER_REFUSED
-  std::vector<RefusedMember> members;  // the first is named; at least one
-  // Used: code (not kOk), reason, message, source.
+  bool by_hand = false;                // the epoch is ended on purpose: CANCELLED, not PEER_REFUSED
+  std::vector<RefusedMember> members;  // the first is named; 1 to kMaxMembers
+  // Used: code (not kOk), reason, message and source, each of at most Error::kMaxBytes.
   Error why;
 };
 
