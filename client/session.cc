@@ -99,7 +99,6 @@ absl::StatusOr<World> Session::Join(const WorldOptions& given) const {
   member->rank = options.rank;
   member->size = options.size;
   member->epoch = joined->epoch.value();
-  const Epoch since = joined->since;
   auto everybody = std::make_unique<GroupCore>();
   everybody->member = member.get();
   everybody->id = GroupId(0);
@@ -108,7 +107,7 @@ absl::StatusOr<World> Session::Join(const WorldOptions& given) const {
   member->everybody = everybody.get();
   SessionLock lock(core_.get());
   if (!lock.status().ok()) return lock.status();
-  member->since = since;
+  member->since = Epoch(1);
   member->groups.push_back(std::move(everybody));
   core_->AddMemberLocked(member);
   return World(std::move(member));
@@ -249,7 +248,7 @@ absl::StatusOr<World::Reformed> World::Reform(Timeout timeout) {
   member_->rank = reformed->rank;
   member_->size = reformed->size;
   member_->epoch = reformed->epoch.value();
-  member_->since = reformed->since;
+  member_->since = reformed->epoch;
   member_->step = 0;
   SessionCore::ResetCountsLocked(member_.get());
   for (const auto& group : member_->groups) {

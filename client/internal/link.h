@@ -33,14 +33,12 @@ inline namespace sdk {
 struct JoinedWorld {
   WorldId world;
   Epoch epoch;
-  Epoch since;  // with which this membership began
 };
 
 struct ReformedWorld {
   int rank = -1;
   int size = 0;
-  Epoch epoch;
-  Epoch since;
+  Epoch epoch;  // with which the new membership begins
   std::vector<World::Survivor> survivors;
 };
 

@@ -59,7 +59,7 @@ class RpcLink : public Link {
 
   absl::StatusOr<JoinedWorld> Join(const WorldOptions& options, DeviceIndex device) override;
   absl::StatusOr<GroupId> CreateGroup(WorldId world, Rank rank, absl::Span<const int> members,
-                                      InstanceKey::Request request_number) override;
+                                      InstanceKey::Request which) override;
   absl::Status Leave(WorldId world, Rank rank) override;
   absl::StatusOr<ReformedWorld> Reform(WorldId world, Rank rank, Timeout timeout) override;
   absl::Status Close() override;

@@ -43,7 +43,7 @@ class NullLink : public Link {
   }
   absl::Status ReleaseStaging(ArenaId) override { return absl::OkStatus(); }
   absl::StatusOr<JoinedWorld> Join(const WorldOptions&, DeviceIndex) override {
-    return JoinedWorld{WorldId(1), Epoch(1), Epoch(1)};
+    return JoinedWorld{WorldId(1), Epoch(1)};
   }
   absl::StatusOr<GroupId> CreateGroup(WorldId, Rank, absl::Span<const int>,
                                       InstanceKey::Request) override {
