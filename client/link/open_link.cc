@@ -24,7 +24,7 @@ inline namespace sdk {
 namespace {
 
 // Of the API, as the daemon's server/service/context.h has it.
-constexpr int32_t kApiVersion = 1;
+constexpr int32_t kApiVersion = 2;
 constexpr size_t kMaxLabelBytes = 256;
 
 std::string AddressOf(const SessionOptions& options) {

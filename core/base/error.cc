@@ -84,6 +84,7 @@ std::string EncodeUnbounded(const Error& error) {
     out.PutSigned(error.ended[i].world.value());
     out.PutSigned(error.ended[i].open.value());
   }
+  out.Put(static_cast<uint8_t>(error.alone ? 1 : 0));
   return out.Take();
 }
 
@@ -202,8 +203,10 @@ Error DecodeError(absl::string_view bytes) {
     epoch.open = Epoch(in.GetSigned());
     error.ended.push_back(epoch);
   }
+  const uint8_t alone = in.Get<uint8_t>();
+  error.alone = alone == 1;
   constexpr uint64_t kLastCode = static_cast<uint64_t>(absl::StatusCode::kUnauthenticated);
-  if (!in.Done() || code == 0 || code > kLastCode) {
+  if (!in.Done() || alone > 1 || code == 0 || code > kLastCode) {
     Error broken;
     broken.code = absl::StatusCode::kInternal;
     broken.reason = Reason::kInternal;

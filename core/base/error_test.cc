@@ -19,6 +19,7 @@ Error Full() {
   error.expected = "f32[4]";
   error.got = "f32[5]";
   error.ended = {{WorldId(3), Epoch(8)}, {WorldId(int64_t{1} << 40), Epoch(2)}};
+  error.alone = true;
   error.ranks = {{0, "all_reduce SUM f32[4]", "train.cc:42"}, {1, "all_reduce SUM f32[5]", ""}};
   return error;
 }
@@ -29,6 +30,7 @@ TEST(ErrorTest, EverythingSurvivesAStatus) {
   EXPECT_EQ(got.ranks.size(), 2u);
   EXPECT_EQ(got.ranks[1].what, "all_reduce SUM f32[5]");
   EXPECT_EQ(got.ended, Full().ended);
+  EXPECT_TRUE(got.alone);
 }
 
 TEST(ErrorTest, AStatusFromElsewhereKeepsCodeAndText) {

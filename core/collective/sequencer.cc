@@ -447,6 +447,13 @@ bool Sequencer::BeginMoves() {
     skipped |= next < move.first && members_[move.rank.value()].lacking > 0;
     if (counter != nullptr) counter->next = move.first;
   }
+  for (const Asked& request : requests_) {
+    const Tape& tape = tapes_[request.tape];
+    const InstanceKey::Request& next = tape.entries[request.seat].next;
+    const int64_t made = next.step < request.next.step ? 0 : next.number;
+    skipped |= request.next.number > made + 1 &&
+               members_[RankAt(tape.key, request.seat).value()].lacking > 0;
+  }
   return skipped;
 }
 
@@ -1479,6 +1486,7 @@ void Sequencer::Refuse(absl::Span<const RefusedMember> members, Epoch epoch, con
   Tick(now);
   moves_.clear();
   steps_.clear();
+  requests_.clear();
   bool passed = false;
   for (const RefusedMember& refused : members) {
     if (!IsRank(refused.rank) || refused.step < members_[refused.rank.value()].step) continue;
@@ -1507,7 +1515,8 @@ void Sequencer::Refuse(absl::Span<const RefusedMember> members, Epoch epoch, con
       if (!why.source.empty()) move.source = &why.source;
       moves_.push_back(move);
       key.at = move.first;
-      if (move.next == move.first) continue;
+      // Where somebody waits, nobody has passed.
+      if (move.next == move.first || instance_by_key_.contains(key)) continue;
       for (int32_t other = 0; other < SeatCount(key); ++other) {
         passed |= other != seat && HasPassed(key, other);
       }

@@ -170,7 +170,7 @@ class Sequencer {
   // that step) give the same group, so nobody waits for it. `request` absent: the rank's next one,
   // as counted here. INVALID_ARGUMENT: empty list, unknown rank, duplicate, or `rank` not in it.
   absl::StatusOr<GroupId> AddGroup(Rank rank, absl::Span<const Rank> members,
-                                   absl::optional<InstanceKey::Request> request);
+                                   absl::optional<InstanceKey::Request> request = absl::nullopt);
   absl::StatusOr<absl::Span<const Rank>> GroupMembers(GroupId group) const;
 
   // --- Events. Each appends to `actions`. -----------------------------------------------------
@@ -479,8 +479,8 @@ class Sequencer {
   Counter* CounterOf(const Move& move);
   // The position of a member's next call, given its counter.
   CallPosition NextOf(Rank rank, const Counter& counter) const;
-  // Begins the steps of steps_, and counts the calls that were left out before moves_. True: somebody
-  // who waits may have been passed.
+  // Begins the steps of steps_, and counts the calls that were left out before moves_. True: who waits
+  // for a call, or for a gradient, may have been passed.
   bool BeginMoves();
   // Counts the calls of moves_.
   void EndMoves();

@@ -111,11 +111,22 @@ Error EndedBy(const Actions& actions) {
   return cause;
 }
 
-InstanceKey WorldKey(int64_t epoch, int64_t index) {
+InstanceKey WorldKey(int64_t since, int64_t call) {
   InstanceKey key;
-  key.epoch = Epoch(epoch);
-  key.index = index;
+  key.since = Epoch(since);
+  key.at.call = call;
   return key;
+}
+
+// Calls `first` to `next` of the world's group in step 0, which the rank could not make.
+RefusedMember RefusedAt(int32_t rank, int64_t first, int64_t next) {
+  RefusedMember member;
+  member.rank = Rank(rank);
+  RefusedCalls calls;
+  calls.first = first;
+  calls.next = next;
+  member.calls = {calls};
+  return member;
 }
 
 TestRun Simple(const Sequencer& sequencer, int64_t run, int32_t member, int64_t base) {
@@ -148,7 +159,7 @@ InstanceKey Forward(Sequencer* sequencer, int64_t first_run, int64_t base,
                                    : Simple(*sequencer, first_run + member, member, base));
   }
   EXPECT_THAT(Launched(actions), SizeIs(sequencer->size()));
-  return WorldKey(sequencer->epoch().value(), base);
+  return WorldKey(1, base);
 }
 
 // --- Closing and launching ----------------------------------------------------------------------
@@ -321,7 +332,7 @@ TEST(SequencerOrderTest, TheUnionOfTheRanksDependencesIsSorted) {
     ASSERT_THAT(actions[0].instances, SizeIs(2));
     EXPECT_EQ(actions[0].instances[0].key.group, b);
     EXPECT_EQ(actions[0].instances[1].key.group, a);
-    EXPECT_EQ(actions[0].instances[1].key.index, round);
+    EXPECT_EQ(actions[0].instances[1].key.at.call, round);
   }
 }
 
@@ -887,14 +898,14 @@ TEST(SequencerFailureTest, ARefusedPartIsToldToTheOthers) {
   why.reason = Reason::kOutOfMemory;
   why.message = "needs 9 bytes, 8 are free";
   Actions actions;
-  sequencer.Refuse(Rank(1), Epoch(1), why, At(0), &actions);
+  sequencer.Refuse({RefusedAt(1, 0, 1)}, Epoch(1), why, At(0), &actions);
   const Error error = EndedBy(actions);
   EXPECT_EQ(error.code, absl::StatusCode::kAborted);
   EXPECT_EQ(error.reason, Reason::kPeerRefused);
   EXPECT_EQ(error.culprit.rank, 1);
   EXPECT_THAT(error.message, HasSubstr("needs 9 bytes"));
   actions.clear();
-  sequencer.Refuse(Rank(1), Epoch(1), why, At(0), &actions);  // that epoch has ended
+  sequencer.Refuse({RefusedAt(1, 0, 1)}, Epoch(1), why, At(0), &actions);  // that epoch has ended
   EXPECT_THAT(actions, IsEmpty());
 }
 
@@ -917,13 +928,13 @@ TEST(SequencerFailureTest, CausesThatAreForgottenAreAnsweredWithEpochEnded) {
   options.kept_causes = 2;
   Sequencer sequencer(2, options);
   for (int epoch = 1; epoch <= 3; ++epoch) {
-    Cast(&sequencer, OneAllReduce(epoch, Epoch(epoch), kWorld, 2, 0, 0));
+    Cast(&sequencer, OneAllReduce(epoch, Epoch(epoch), kWorld, 2, 0, epoch - 1));
     Actions actions;
     sequencer.Cancel(RunHandle(epoch), Rank(0), At(0), &actions);
   }
   EXPECT_FALSE(sequencer.Cause(Epoch(1)).has_value());
   const auto late = [&](int64_t epoch) {
-    return Cast(&sequencer, OneAllReduce(10 + epoch, Epoch(epoch), kWorld, 2, 1, 0));
+    return Cast(&sequencer, OneAllReduce(10 + epoch, Epoch(epoch), kWorld, 2, 1, epoch - 1));
   };
   EXPECT_EQ(late(1)[0].error.reason, Reason::kEpochEnded);
   EXPECT_EQ(late(2)[0].error.reason, Reason::kCancelled);
@@ -981,7 +992,7 @@ TEST(SequencerExecutionTest, AFailedGangEndsItsEpochButNoLaterOne) {
   EXPECT_EQ(EndedBy(actions).reason, Reason::kExecFailed);
   EXPECT_EQ(EndedBy(actions).code, absl::StatusCode::kInternal);
 
-  Cast(&sequencer, Simple(sequencer, 5, 0, 0));
+  Cast(&sequencer, Simple(sequencer, 5, 0, 3));
   actions.clear();
   sequencer.Finished(Ticket(2), absl::InternalError("device lost"), At(2), &actions);
   EXPECT_THAT(Failed(actions), ElementsAre(2, 3));
@@ -1021,7 +1032,7 @@ TEST(SequencerMemberTest, DeathIsToldToWhoWaitsAndToWhoAsksLater) {
   sequencer.Dead(Rank(2), "its process ended", At(0), &actions);
   EXPECT_THAT(actions, IsEmpty());
 
-  error = EndedBy(Cast(&sequencer, Simple(sequencer, 2, 0, 0)));
+  error = EndedBy(Cast(&sequencer, Simple(sequencer, 2, 0, 1)));
   EXPECT_EQ(error.code, absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(error.reason, Reason::kNeedsReform);
   EXPECT_EQ(error.culprit.rank, 2);
@@ -1100,7 +1111,7 @@ TEST(SequencerGradientTest, EveryHolderIsWaitedFor) {
   EXPECT_THAT(Cast(&sequencer, Gradient(sequencer, 10, 0, forward, 0)), IsEmpty());
   const Actions actions = Cast(&sequencer, Gradient(sequencer, 11, 1, forward, 0));
   ASSERT_THAT(Launched(actions), ElementsAre(10, 11));
-  EXPECT_EQ(actions[0].instances[0].key, forward.Gradient(Epoch(1), 0));
+  EXPECT_EQ(actions[0].instances[0].key, forward.Gradient({0, 0}));
   EXPECT_THAT(actions[0].instances[0].absent, IsEmpty());
 }
 
@@ -1147,8 +1158,8 @@ TEST(SequencerGradientTest, WhoIsAbsentFromAGradientIsAbsentFromItsGradients) {
     SCOPED_TRACE(drop_at);
     Sequencer sequencer = World(3);
     const InstanceKey forward = Forward(&sequencer, 1, 0);
-    const InstanceKey first = forward.Gradient(Epoch(1), 0);
-    const InstanceKey second = first.Gradient(Epoch(1), 0);
+    const InstanceKey first = forward.Gradient({0, 0});
+    const InstanceKey second = first.Gradient({0, 0});
     std::vector<RunHandle> launched;
     const auto count = [&](const Actions& actions) {
       for (const SequencerAction& action : actions) {
@@ -1234,10 +1245,10 @@ TEST(SequencerGradientTest, ConsumedInAFailedEpochCannotBeHadAgain) {
     sequencer.Cancel(RunHandle(10), Rank(0), At(0), &actions);
     actions.clear();
     if (drop_late) {
-      EXPECT_THAT(Cast(&sequencer, Gradient(sequencer, 11, 1, forward, 0)), IsEmpty());
+      EXPECT_THAT(Cast(&sequencer, Gradient(sequencer, 11, 1, forward, 1)), IsEmpty());
       sequencer.DropTape(Rank(0), forward, true, Epoch(1), At(0), &actions);
     } else {
-      actions = Cast(&sequencer, Gradient(sequencer, 11, 1, forward, 0));
+      actions = Cast(&sequencer, Gradient(sequencer, 11, 1, forward, 1));
     }
     EXPECT_THAT(Failed(actions), ElementsAre(11));
     const Error error = EndedBy(actions);
@@ -1253,9 +1264,13 @@ TEST(SequencerGradientTest, WhoStillHoldsItsTapeMayAskAgainInTheNextEpoch) {
   Cast(&sequencer, Gradient(sequencer, 10, 0, forward, 0));
   Actions actions;
   sequencer.Cancel(RunHandle(10), Rank(0), At(0), &actions);
-  Cast(&sequencer, Gradient(sequencer, 11, 0, forward, 0));  // requests count from 0 again
-  EXPECT_THAT(Launched(Cast(&sequencer, Gradient(sequencer, 12, 1, forward, 0))),
-              ElementsAre(11, 12));
+  Cast(&sequencer, Gradient(sequencer, 11, 0, forward, 1));
+  // Rank 1 has not heard: its first request is one that rank 0 has passed.
+  const Actions passed = Cast(&sequencer, Gradient(sequencer, 12, 1, forward, 0));
+  EXPECT_THAT(Failed(passed), ElementsAre(12));
+  EXPECT_EQ(passed[0].opened, Epoch());
+  EXPECT_THAT(Launched(Cast(&sequencer, Gradient(sequencer, 13, 1, forward, 1))),
+              ElementsAre(11, 13));
 }
 
 TEST(SequencerGradientTest, AnInstanceThatWasNeverLaunchedHasNoGradient) {
@@ -1305,7 +1320,7 @@ TEST(SequencerGradientTest, ForwardAndGradientInOneRun) {
   ASSERT_THAT(actions, SizeIs(1));
   ASSERT_THAT(actions[0].instances, SizeIs(2));
   EXPECT_EQ(actions[0].instances[0].key, WorldKey(1, 0));
-  EXPECT_EQ(actions[0].instances[1].key, WorldKey(1, 0).Gradient(Epoch(1), 0));
+  EXPECT_EQ(actions[0].instances[1].key, WorldKey(1, 0).Gradient({0, 0}));
   EXPECT_THAT(actions[0].instances[1].absent, ElementsAre(GroupRank(1)));
 }
 
@@ -1354,34 +1369,231 @@ TEST(SequencerGradientTest, LeavingAbandonsAndDyingDoesNot) {
   EXPECT_THAT(Failed(actions), ElementsAre(10));
 }
 
-// Requests count from 0 in every epoch: those of an earlier one have other names.
-TEST(SequencerGradientTest, ARequestOfAnEarlierEpochMayStillBeHeld) {
+// --- Positions ----------------------------------------------------------------------------------
+
+// Runs that fail here have failed alone: no epoch has ended, and who uses their results knows.
+std::vector<int64_t> FailedAlone(const Actions& actions) {
+  for (const SequencerAction& action : actions) {
+    if (action.kind != Kind::kFail) continue;
+    EXPECT_EQ(action.opened, Epoch());
+    EXPECT_TRUE(action.error.alone);
+    EXPECT_EQ(action.error.reason, Reason::kMismatch);
+    EXPECT_FALSE(action.dropped.empty());
+  }
+  return Failed(actions);
+}
+
+TestRun InStep(const Sequencer& sequencer, int64_t run, int32_t member, int64_t step,
+               int64_t call) {
+  return OneAllReduce(run, sequencer.epoch(), kWorld, sequencer.size(), member, call, step);
+}
+
+TEST(SequencerPositionTest, CallsOfDifferentPositionsNeverMeet) {
+  Sequencer sequencer = World(3);
+  EXPECT_THAT(Cast(&sequencer, Simple(sequencer, 1, 0, 1)), IsEmpty());  // ahead by one: it waits
+  EXPECT_THAT(Cast(&sequencer, Simple(sequencer, 2, 1, 1)), IsEmpty());
+  // Rank 2 is behind: its call fails at once, and it comes into line.
+  const Actions behind = Cast(&sequencer, Simple(sequencer, 3, 2, 0));
+  EXPECT_THAT(FailedAlone(behind), ElementsAre(3));
+  EXPECT_THAT(behind[0].error.message,
+              AllOf(HasSubstr("call 0"), HasSubstr("rank2.cc:10"), HasSubstr("is at call 2"),
+                    HasSubstr("rank0.cc:10")));
+  EXPECT_THAT(Launched(Cast(&sequencer, Simple(sequencer, 4, 2, 1))), ElementsAre(1, 2, 4));
+  EXPECT_EQ(sequencer.epoch(), Epoch(1));
+}
+
+TEST(SequencerPositionTest, WhoIsPassedFailsAtOnceWithWhatWaitsForIt) {
+  Sequencer sequencer = World(2);
+  const GroupId pair = AddGroup(&sequencer, {0, 1});
+  Cast(&sequencer, WithTape(sequencer, 1, 0, 0));
+  Cast(&sequencer, Gradient(sequencer, 2, 0, WorldKey(1, 0), 0));
+  TestRun uses(3, Epoch(1));
+  uses.AllReduce(uses.Slot(pair, 2, {0}, {0}), 0);
+  uses.producers() = {RunHandle(1)};
+  Cast(&sequencer, uses);
+  Cast(&sequencer, OneAllReduce(4, Epoch(1), pair, 2, 0, 1));  // has nothing to do with it
+  // Rank 1 leaves call 0 out.
+  const Actions passed = Cast(&sequencer, Simple(sequencer, 5, 1, 1));
+  EXPECT_THAT(FailedAlone(passed), ElementsAre(1, 2, 3));
+  EXPECT_EQ(passed[0].dropped, std::vector<InstanceKey>{WorldKey(1, 0)});
+  EXPECT_TRUE(sequencer.IsPending(RunHandle(4)));
+  EXPECT_TRUE(sequencer.IsPending(RunHandle(5)));
+  EXPECT_THAT(Launched(Cast(&sequencer, Simple(sequencer, 6, 0, 1))), ElementsAre(5, 6));
+  // The pair's call 0 was rank 0's alone: rank 1's fails, the next one meets.
+  EXPECT_THAT(FailedAlone(Cast(&sequencer, OneAllReduce(7, Epoch(1), pair, 2, 1, 0))),
+              ElementsAre(7));
+  EXPECT_THAT(Launched(Cast(&sequencer, OneAllReduce(8, Epoch(1), pair, 2, 1, 1))),
+              ElementsAre(4, 8));
+  EXPECT_EQ(sequencer.epoch(), Epoch(1));
+}
+
+TEST(SequencerPositionTest, WhoBeginsALaterStepHasPassedAllOfTheOneBefore) {
+  Sequencer sequencer = World(2);
+  const GroupId pair = AddGroup(&sequencer, {0, 1});
+  Cast(&sequencer, InStep(sequencer, 1, 0, 1, 0));
+  Cast(&sequencer, OneAllReduce(2, Epoch(1), pair, 2, 0, 0, 1));
+  Cast(&sequencer, InStep(sequencer, 3, 0, 2, 0));
+  // Rank 1 leaves step 1 after its first call; it never called the pair there.
+  EXPECT_THAT(Launched(Cast(&sequencer, InStep(sequencer, 4, 1, 1, 0))), ElementsAre(1, 4));
+  const Actions next = Cast(&sequencer, InStep(sequencer, 5, 1, 2, 0));
+  EXPECT_THAT(FailedAlone(next), ElementsAre(2));
+  EXPECT_THAT(Launched(next), ElementsAre(3, 5));
+  // A step does not go back.
+  EXPECT_EQ(Refused(&sequencer, InStep(sequencer, 6, 1, 1, 1)).code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST(SequencerPositionTest, AVoteForAnEpochThatHasEndedCounts) {
+  Sequencer sequencer = World(2);
+  Actions actions;
+  sequencer.Abort(Error(), At(0), &actions);
+  // Rank 0 has heard and goes on with its call 1; rank 1 has not and makes its call 0.
+  Cast(&sequencer, Simple(sequencer, 1, 0, 0));
+  actions = Cast(&sequencer, OneAllReduce(2, Epoch(1), kWorld, 2, 1, 0));
+  EXPECT_THAT(Failed(actions), ElementsAre(1, 2));
+  EXPECT_EQ(actions[0].opened, Epoch());   // passed by it
+  EXPECT_EQ(actions[1].opened, Epoch(2));  // late
+  Cast(&sequencer, Simple(sequencer, 3, 0, 1));
+  EXPECT_THAT(Launched(Cast(&sequencer, Simple(sequencer, 4, 1, 1))), ElementsAre(3, 4));
+}
+
+TEST(SequencerPositionTest, OneMistakeOfAllRanksCostsOneEpoch) {
+  Sequencer sequencer = World(3);
+  Error why;
+  why.code = absl::StatusCode::kInvalidArgument;
+  why.message = "one value short";
+  Actions actions;
+  sequencer.Refuse({RefusedAt(0, 0, 1)}, Epoch(1), why, At(0), &actions);
+  EXPECT_THAT(EndedBy(actions).message, HasSubstr("rank 0"));
+  actions.clear();
+  sequencer.Refuse({RefusedAt(1, 0, 1)}, Epoch(1), why, At(0), &actions);  // has not heard
+  sequencer.Refuse({RefusedAt(2, 0, 1)}, Epoch(2), why, At(0), &actions);  // has heard
+  EXPECT_THAT(actions, IsEmpty());
+  EXPECT_EQ(sequencer.epoch(), Epoch(2));
+  for (int32_t rank = 0; rank < 3; ++rank) {
+    actions = Cast(&sequencer, Simple(sequencer, 1 + rank, rank, 1));
+  }
+  EXPECT_THAT(Launched(actions), ElementsAre(1, 2, 3));
+}
+
+TEST(SequencerPositionTest, ARefusalBehindOthersFailsAloneWhoStillWaits) {
+  Sequencer sequencer = World(3);
+  Cast(&sequencer, Simple(sequencer, 1, 0, 0));  // waits
+  Cast(&sequencer, Simple(sequencer, 2, 1, 1));  // has left call 0 out: run 1 fails
+  Actions actions;
+  sequencer.Refuse({RefusedAt(2, 0, 1)}, Epoch(1), Error(), At(0), &actions);
+  EXPECT_THAT(actions, IsEmpty());
+  EXPECT_EQ(sequencer.epoch(), Epoch(1));
+  EXPECT_TRUE(sequencer.IsPending(RunHandle(2)));
+}
+
+TEST(SequencerPositionTest, WhoIsOutOfLineTakesPartInNothingUntilItsNextStep) {
+  Sequencer sequencer = World(2);
+  const GroupId pair = AddGroup(&sequencer, {0, 1});
+  RefusedMember lost;
+  lost.rank = Rank(1);
+  lost.rest_of_step = true;
+  Error why;
+  why.message = "batch.cc:7: a shape";
+  Actions actions;
+  sequencer.Refuse({lost}, Epoch(1), why, At(0), &actions);
+  EXPECT_EQ(sequencer.epoch(), Epoch(2));
+  const Actions waits = Cast(&sequencer, OneAllReduce(1, Epoch(2), pair, 2, 0, 0));
+  EXPECT_THAT(FailedAlone(waits), ElementsAre(1));
+  EXPECT_THAT(waits[0].error.message, HasSubstr("batch.cc:7"));
+  Cast(&sequencer, OneAllReduce(2, Epoch(2), pair, 2, 0, 0, 1));
+  EXPECT_THAT(Launched(Cast(&sequencer, OneAllReduce(3, Epoch(2), pair, 2, 1, 0, 1))),
+              ElementsAre(2, 3));
+}
+
+TEST(SequencerPositionTest, APartThatSomebodyDoesNotHaveFailsTheCallForAll) {
+  for (const bool longer_first : {false, true}) {
+    SCOPED_TRACE(longer_first);
+    Sequencer sequencer = World(2);
+    const auto list = [](int64_t run, int32_t member, int32_t parts) {
+      TestRun result(run, Epoch(1));
+      const int32_t slot = result.Slot(kWorld, 2, {member}, {0});
+      for (int32_t part = 0; part < parts; ++part) result.AllReduce(slot, member).part = part;
+      return result;
+    };
+    EXPECT_THAT(Cast(&sequencer, list(1, 0, longer_first ? 4 : 3)), IsEmpty());
+    EXPECT_THAT(FailedAlone(Cast(&sequencer, list(2, 1, longer_first ? 3 : 4))),
+                ElementsAre(1, 2));
+    // One call, whatever was in its list.
+    Cast(&sequencer, Simple(sequencer, 3, 0, 1));
+    EXPECT_THAT(Launched(Cast(&sequencer, Simple(sequencer, 4, 1, 1))), ElementsAre(3, 4));
+  }
+}
+
+TEST(SequencerPositionTest, ACallMayGoOnInLaterRuns) {
+  Sequencer sequencer = World(2);
+  const auto chunk = [](int64_t run, int32_t member, int32_t part, bool last) {
+    TestRun result = OneAllReduce(run, Epoch(1), kWorld, 2, member, 0);
+    result.vote().groups[0].base[0].part = part;
+    result.vote().call_goes_on = !last;
+    return result;
+  };
+  Cast(&sequencer, chunk(1, 0, 0, false));
+  Cast(&sequencer, chunk(2, 0, 1, false));
+  EXPECT_THAT(Launched(Cast(&sequencer, chunk(3, 1, 0, false))), ElementsAre(1, 3));
+  // Rank 1 stops there: its next call passes the parts that it has left out.
+  const Actions next = Cast(&sequencer, Simple(sequencer, 4, 1, 1));
+  EXPECT_THAT(FailedAlone(next), ElementsAre(2));
+  EXPECT_THAT(Launched(Cast(&sequencer, Simple(sequencer, 5, 0, 1))), ElementsAre(4, 5));
+}
+
+// Two losses: where rank 1 could not take the first gradient, its second one must not meet it.
+TEST(SequencerPositionTest, RequestsOfGradientsAreNamesToo) {
   Sequencer sequencer = World(2);
   const InstanceKey forward = Forward(&sequencer, 1, 0);
-  const InstanceKey held = forward.Gradient(Epoch(1), 0);
-  for (int32_t member = 0; member < 2; ++member) {
-    TestRun run(10 + member, Epoch(1));
-    run.GradientOf(forward, 0, run.Slot(kWorld, 2, {member}, {0}), member).wants_grad = true;
-    Cast(&sequencer, run);
-  }
-  Cast(&sequencer, Simple(sequencer, 12, 0, 1));
+  Cast(&sequencer, Gradient(sequencer, 10, 0, forward, 0));
+  const Actions passed = Cast(&sequencer, Gradient(sequencer, 11, 1, forward, 1));
+  EXPECT_THAT(FailedAlone(passed), ElementsAre(10));
+  EXPECT_THAT(Launched(Cast(&sequencer, Gradient(sequencer, 12, 0, forward, 1))),
+              ElementsAre(11, 12));
+}
+
+TEST(SequencerPositionTest, WhatARankRecordedBeforeARefusedGradientHasNoneAnyMore) {
+  Sequencer sequencer = World(2);
+  const InstanceKey before = Forward(&sequencer, 1, 0);
+  RefusedMember rank;
+  rank.rank = Rank(1);
+  rank.drops_tapes = true;
   Actions actions;
-  sequencer.Cancel(RunHandle(12), Rank(0), At(0), &actions);
-  // Epoch 2: both the gradient and the gradient of the one that is held.
-  Cast(&sequencer, Gradient(sequencer, 13, 0, forward, 0));
-  actions = Cast(&sequencer, Gradient(sequencer, 14, 1, forward, 0));
-  ASSERT_THAT(Launched(actions), ElementsAre(13, 14));
-  EXPECT_EQ(actions[0].instances[0].key, forward.Gradient(Epoch(2), 0));
-  Cast(&sequencer, Gradient(sequencer, 15, 0, held, 0));
-  actions = Cast(&sequencer, Gradient(sequencer, 16, 1, held, 0));
-  ASSERT_THAT(Launched(actions), ElementsAre(15, 16));
-  EXPECT_EQ(actions[0].instances[0].key, held.Gradient(Epoch(2), 0));
-  // A request cannot be made in an epoch that has ended.
-  TestRun late(17, Epoch(1));
-  late.GradientOf(forward, 1, late.Slot(kWorld, 2, {0}, {0}), 0);
-  Vote vote = late.Build();
-  vote.epoch = sequencer.epoch();
-  EXPECT_THAT(sequencer.Submit(vote, At(0), &actions).message(), HasSubstr("epoch 2 is open"));
+  sequencer.Refuse({rank}, Epoch(1), Error(), At(0), &actions);
+  EXPECT_EQ(sequencer.epoch(), Epoch(2));
+  const Actions asked = Cast(&sequencer, Gradient(sequencer, 10, 0, before, 0));
+  EXPECT_THAT(FailedAlone(asked), ElementsAre(10));
+  EXPECT_EQ(sequencer.epoch(), Epoch(2));
+  const InstanceKey after = Forward(&sequencer, 20, 1);
+  Cast(&sequencer, Gradient(sequencer, 30, 0, after, 0));
+  EXPECT_THAT(Launched(Cast(&sequencer, Gradient(sequencer, 31, 1, after, 0))),
+              ElementsAre(30, 31));
+}
+
+TEST(SequencerPositionTest, GroupsAreThoseOfTheStepsRequests) {
+  Sequencer sequencer = World(2);
+  const std::vector<Rank> list = {Rank(0), Rank(1)};
+  const GroupId first = *sequencer.AddGroup(Rank(0), list, InstanceKey::Request{1, 0});
+  // Rank 1 has left that request out.
+  const GroupId next = *sequencer.AddGroup(Rank(1), list, InstanceKey::Request{2, 0});
+  EXPECT_NE(first, next);
+  EXPECT_EQ(*sequencer.AddGroup(Rank(0), list, InstanceKey::Request{2, 0}), next);
+  EXPECT_EQ(*sequencer.AddGroup(Rank(1), list, InstanceKey::Request{1, 0}), first);
+}
+
+TEST(SequencerPositionTest, WithoutPositionsTheSequencerCounts) {
+  Sequencer sequencer = World(2);
+  const auto uncounted = [&](int64_t run, int32_t member) {
+    TestRun result = OneAllReduce(run, sequencer.epoch(), kWorld, 2, member, 0);
+    result.vote().groups[0].base.clear();
+    return result;
+  };
+  Cast(&sequencer, uncounted(1, 0));
+  EXPECT_THAT(Launched(Cast(&sequencer, uncounted(2, 1))), ElementsAre(1, 2));
+  Cast(&sequencer, uncounted(3, 0));
+  EXPECT_THAT(Launched(Cast(&sequencer, Simple(sequencer, 4, 1, 1))), ElementsAre(3, 4));
+  EXPECT_EQ(sequencer.NextCall(kWorld, Rank(0)), (CallPosition{0, 2, 0}));
 }
 
 // --- Orders other than a rank's own -------------------------------------------------------------
@@ -1427,7 +1639,7 @@ TEST(SequencerOrderTest, WhoCannotFollowEndsTheEpochAndNothingIsLaunchedOrDonate
   Error why;
   why.message = "no memory";
   Actions actions;
-  gang.sequencer.Refuse(Rank(0), Epoch(1), why, At(0), &actions);
+  gang.sequencer.Refuse({RefusedAt(0, 0, 0)}, Epoch(1), why, At(0), &actions);
   EXPECT_THAT(Failed(actions), ElementsAre(1, 2));
   EXPECT_EQ(EndedBy(actions).reason, Reason::kPeerRefused);
   for (const SequencerAction& action : actions) EXPECT_THAT(action.donating, IsEmpty());
@@ -1457,14 +1669,12 @@ TEST(SequencerContradictionTest, AreRefusedAndLeaveNothingBehind) {
   const absl::StatusCode kInvalid = absl::StatusCode::kInvalidArgument;
 
   EXPECT_EQ(code(Simple(sequencer, 6, 0, 1)), kInvalid);  // asked before
-  EXPECT_EQ(code(Simple(sequencer, 6, 0, 3)), kInvalid);  // skips one
   EXPECT_EQ(code(Simple(sequencer, 6, 0, -1)), kInvalid);
   EXPECT_EQ(code(Simple(sequencer, 5, 1, 1)), kInvalid);                  // the run has voted
   EXPECT_EQ(code(OneAllReduce(6, Epoch(2), kWorld, 2, 0, 2)), kInvalid);  // not open yet
   EXPECT_EQ(code(OneAllReduce(6, Epoch(1), GroupId(7), 2, 0, 0)), kInvalid);
   EXPECT_EQ(code(OneAllReduce(6, Epoch(1), GroupId(-1), 2, 0, 0)), kInvalid);
   EXPECT_EQ(code(OneAllReduce(6, Epoch(1), kWorld, 2, 2, 0)), kInvalid);    // no such member
-  EXPECT_EQ(code(Gradient(sequencer, 6, 0, forward, 1)), kInvalid);         // request 0 first
   EXPECT_EQ(code(Gradient(sequencer, 6, 0, WorldKey(1, 1), 0)), kInvalid);  // holds no tape for it
   EXPECT_EQ(code(Gradient(sequencer, 6, 0, WorldKey(9, 9), 0)), kInvalid);
 
@@ -1478,7 +1688,7 @@ TEST(SequencerContradictionTest, AreRefusedAndLeaveNothingBehind) {
   slot.AllReduce(1 + slot.Slot(kWorld, 2, {0}, {2}), 0);
   EXPECT_EQ(code(slot), kInvalid);
   TestRun forward_bound(6, Epoch(1));
-  forward_bound.GradientOf(forward.Gradient(Epoch(1), 0).Parent(), 0,
+  forward_bound.GradientOf(forward.Gradient({0, 0}).Parent(), 0,
                            forward_bound.Slot(pair, 2, {0}, {0}), 0);
   EXPECT_EQ(code(forward_bound), kInvalid);  // bound where another group is used
   TestRun peer(6, Epoch(1));
@@ -1524,10 +1734,10 @@ TEST(SequencerContradictionTest, ResolveSaysWhatSubmitWouldVoteFor) {
   EXPECT_EQ(sequencer.CanonicalState(), before);
   ASSERT_THAT(*keys, SizeIs(5));
   EXPECT_EQ((*keys)[0], WorldKey(1, 1));
-  EXPECT_EQ((*keys)[1], forward.Gradient(Epoch(1), 0));
-  EXPECT_EQ((*keys)[3].index, 1);
+  EXPECT_EQ((*keys)[1], forward.Gradient({0, 0}));
+  EXPECT_EQ((*keys)[3].at.call, 1);
   EXPECT_EQ((*keys)[3].tag, 4);
-  EXPECT_EQ((*keys)[4], WorldKey(1, 1).Gradient(Epoch(1), 0));
+  EXPECT_EQ((*keys)[4], WorldKey(1, 1).Gradient({0, 0}));
 }
 
 TEST(SequencerContradictionTest, WhatResolveHasFoundHoldsUntilTheNextEvent) {
@@ -1542,8 +1752,8 @@ TEST(SequencerContradictionTest, WhatResolveHasFoundHoldsUntilTheNextEvent) {
   EXPECT_EQ(actions[0].instances[0].parts[1].run, RunHandle(2));
   // One that would be refused leaves nothing of the one before it.
   ASSERT_TRUE(sequencer.Resolve(Simple(sequencer, 3, 0, 1).Build()).ok());
-  EXPECT_FALSE(sequencer.Resolve(Simple(sequencer, 3, 0, 2).Build()).ok());
-  EXPECT_FALSE(Refused(&sequencer, Simple(sequencer, 3, 0, 2)).ok());
+  EXPECT_FALSE(sequencer.Resolve(Simple(sequencer, 3, 0, 0).Build()).ok());
+  EXPECT_FALSE(Refused(&sequencer, Simple(sequencer, 3, 0, 0)).ok());
   // An event in between has counted on, or has ended the epoch.
   ASSERT_TRUE(sequencer.Resolve(Simple(sequencer, 3, 0, 1).Build()).ok());
   Cast(&sequencer, Simple(sequencer, 4, 0, 1));

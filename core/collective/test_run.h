@@ -30,7 +30,8 @@ class TestRun {
     slot.size = size;
     for (const int32_t member : held) slot.held.push_back(GroupRank(member));
     slots_.push_back(slot);
-    vote_.groups.push_back({group, {}});
+    vote_.groups.emplace_back();
+    vote_.groups.back().group = group;
     for (const int64_t call : base) vote_.groups.back().base.push_back({step_, call, 0});
     return static_cast<int32_t>(slots_.size()) - 1;
   }
