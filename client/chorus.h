@@ -11,20 +11,21 @@
 //   CHORUS_ASSIGN_OR_RETURN(std::vector<float> g, x.grad().Read<float>());
 //
 // Nothing here waits but what says so: Open, Join, NewGroup, Abort, Reform, and a tensor's Wait,
-// Read, Item and View. A call that fails returns a tensor that carries the error and the line of the
-// call; so does every op on that tensor; the next synchronising call hands it out. (A call that is
-// refused on this rank waits for the daemon's word that the other ranks have been told.)
+// Read, Item and View. A call that fails returns a tensor that carries the error and the line of
+// the call; so does every op on that tensor; the next synchronising call hands it out. (A call that
+// is refused on this rank waits for the daemon's word that the other ranks have been told.)
 //
 // Ranks stay in line by counting. The name of a collective call is its position in its rank's
-// program: (step, how many calls of the group the rank has made before in the step). Calls meet that
-// have one name, and never others. Every call counts, also one that is refused here or fails later;
-// what is coalesced is one call. Sends and receives count for each peer, direction and tag by
-// themselves, requests for gradients for each collective that they are gradients of, and NewGroup
-// for each list of ranks. World::Step(n) begins step n, where all of them count from 0 again:
-//   * Begin each turn of a training loop with a step. A rank that leaves a turn early, by an error or
-//     an exception, is then in line again at the next one; calls of the turn that it has left are
-//     passed. Without Step a rank that leaves out calls is out of line for good, and nothing tells
-//     but that calls which do not fit (another type, shape or reduction) mismatch.
+// program: (step, how many calls of the group the rank has made before in the step). Calls meet
+// that have one name, and never others. Every call counts, also one that is refused here or fails
+// later; what is coalesced is one call. Sends and receives count for each peer, direction and tag
+// by themselves, requests for gradients for each collective that they are gradients of, and
+// NewGroup for each list of ranks. World::Step(n) begins step n, where all of them count from 0
+// again:
+//   * Begin each turn of a training loop with a step. A rank that leaves a turn early, by an error
+//     or an exception, is then in line again at the next one; calls of the turn that it has left
+//     are passed. Without Step a rank that leaves out calls is out of line for good, and nothing
+//     tells but that calls which do not fit (another type, shape or reduction) mismatch.
 //   * What is sent in a step is received in it. A step that is done again has a new number.
 // What can become of a call:
 //   * Who is ahead waits, at most agree_timeout.
@@ -34,9 +35,9 @@
 //     and the error, and calls of the next epoch work at once. So do a mismatch, a late rank, a
 //     death and Abort. A rank is in the next epoch as soon as it has been handed the cause. Where
 //     all ranks make one mistake at one call, one epoch ends.
-//   * A call that needs a rank which has passed its position (it has made a later call of the group,
-//     or begun a later step, without that one) fails with kMismatch naming both calls and lines:
-//     alone, with what waits for it and what uses its result. No epoch ends.
+//   * A call that needs a rank which has passed its position (it has made a later call of the
+//     group, or begun a later step, without that one) fails with kMismatch naming both calls and
+//     lines: alone, with what waits for it and what uses its result. No epoch ends.
 //   * A rank of which nobody knows what it would have called (a compiled function that could not
 //     be traced, see Compiled) is *out of line*: it takes part in nothing more until its next step
 //     (Reform, where there are no steps). Its calls fail at once, for those who need them too.
@@ -268,9 +269,9 @@ class World {
   const std::string& name() const;
   // Counts the world's lives, from 1: the one that this rank is in. A refused call, a mismatch, a
   // late rank, an abort and a death end the epoch for all ranks. The call that hands the error out
-  // (a wait, or the refused call itself) enters the one that is open then, in which collectives work
-  // again at once. Failures that end none leave it as it is. Tensors stay valid, and no count is set
-  // back.
+  // (a wait, or the refused call itself) enters the one that is open then, in which collectives
+  // work again at once. Failures that end none leave it as it is. Tensors stay valid, and no count
+  // is set back.
   int64_t epoch() const;
 
   // Begins a step of this rank's program: its calls count from 0 again. A rank that is out of line
@@ -289,8 +290,8 @@ class World {
 
   // Orderly: only collectives that need this rank fail from now on (kPeerLeft).
   absl::Status Leave() const;
-  // Ends the epoch with ABORTED kCancelled naming this rank, with `why`, for every rank: behind this
-  // rank's calls so far. Where the epoch has ended already, only enters the open one.
+  // Ends the epoch with ABORTED kCancelled naming this rank, with `why`, for every rank: behind
+  // this rank's calls so far. Where the epoch has ended already, only enters the open one.
   absl::Status Abort(const std::string& why) const;
 
   struct Survivor {
@@ -304,8 +305,8 @@ class World {
     std::vector<Survivor> survivors;  // by new rank: where to resume
   };
   // After a member's death: waits until every survivor has asked; those left get new ranks, in
-  // their old order. This handle is changed; its groups but group() are gone. All counts begin anew,
-  // and the step is 0 again. Meanwhile no other thread may use the world's groups.
+  // their old order. This handle is changed; its groups but group() are gone. All counts begin
+  // anew, and the step is 0 again. Meanwhile no other thread may use the world's groups.
   absl::StatusOr<Reformed> Reform(Timeout timeout = std::chrono::seconds(60));
 
   explicit World(std::shared_ptr<MemberCore> member) : member_(std::move(member)) {}
@@ -647,8 +648,9 @@ Ragged ReduceScatterRagged(const Tensor& x, const Tensor& counts, int64_t max_ro
 
 // Coalesced: as many collectives in one call, for many small tensors. Results, gradients and bits
 // are those of the single calls in that order; what they cost is not. Every member coalesces the
-// same ones: it is one call, whatever is in its list, and never meets single ones. Results come when all are done; an error in one of them is an error of all, and names
-// its place. Shapes and dtypes may differ from place to place; nothing in, nothing out.
+// same ones: it is one call, whatever is in its list, and none where that is empty. Results come
+// when all are done; an error in one of them is an error of all, and names its place. Shapes and
+// dtypes may differ from place to place; nothing in, nothing out.
 std::vector<Tensor> AllReduceCoalesced(const std::vector<Tensor>& xs, const Group& group,
                                        ReduceOp op = {}, CallSite site = CallSite::Here());
 std::vector<Tensor> BroadcastCoalesced(const std::vector<Tensor>& xs, int root, const Group& group,
@@ -830,9 +832,9 @@ class Compiled {
   // A run that is refused (an input that has failed or is undefined, a function that cannot be
   // traced, a collective that is refused in it, also where its result is not used, or an exception,
   // which goes on to the caller) counts what all traces so far have counted, and ends the epoch for
-  // everybody. Where they have counted differently, or there is none, it is not known what this rank
-  // would have called: it is out of line until its next World::Step. While a function is traced
-  // nothing is sent.
+  // everybody. Where they have counted differently, or there is none, it is not known what this
+  // rank would have called: it is out of line until its next World::Step. While a function is
+  // traced nothing is sent.
   absl::StatusOr<std::vector<Tensor>> Run(const std::vector<Tensor>& inputs,
                                           CallSite site = CallSite::Here()) const;
   int traces() const;  // how often the function was traced

@@ -297,8 +297,9 @@ class CompiledImpl {
     return session;
   }
 
-  // A call that cannot be made, for `why`: it counts what all traces so far have counted; where that
-  // is not one number the rank is out of line. The others are told. Gives the error as recorded.
+  // A call that cannot be made, for `why`: it counts what all traces so far have counted; where
+  // that is not one number the rank is out of line. The others are told. Gives the error as
+  // recorded.
   absl::Status Refuse(const std::vector<Tensor>& inputs, const absl::Status& why) {
     if (IsLost(why)) return why;
     std::shared_ptr<SessionCore> session;
@@ -704,8 +705,8 @@ class CompiledImpl {
           key.tag = use.tag;
           const bool send = use.source == use.member;
           const int32_t peer = (send ? use.destination : use.source).value();
-          const auto pair = std::find_if(
-              trace.pairs.begin(), trace.pairs.end(), [&](const Trace::PairUse& p) {
+          const auto pair =
+              std::find_if(trace.pairs.begin(), trace.pairs.end(), [&](const Trace::PairUse& p) {
                 return p.group == group && p.peer == peer && p.send == send && p.tag == use.tag;
               });
           key.at.call += counted.pairs[static_cast<size_t>(pair - trace.pairs.begin())];

@@ -756,6 +756,8 @@ absl::Status SessionCore::RefuseRest(GroupCore* group, CallInRuns* call, const a
       call->begun = true;
       call->next = {member->step.load(std::memory_order_relaxed), group->next_call++, 0};
     }
+    // A call of a step that is over is passed.
+    if (call->next.step != member->step.load(std::memory_order_relaxed)) return why;
     RefusedCalls calls;
     calls.group = group->id;
     calls.first = call->next.call;

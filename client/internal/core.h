@@ -205,11 +205,11 @@ struct GroupCore {
   MemberCore* member = nullptr;
   GroupId id;
   // Not guarded: only a Reform changes them, and no other thread may use the group meanwhile.
-  std::vector<int> ranks;                                // world ranks, by place
-  int rank = -1;                                         // this member's place
-  std::atomic<bool> alive{true};                         // false: gone with a Reform
-  std::atomic<int64_t> generation{0};                    // counts Reforms
-  int64_t next_call ABSL_GUARDED_BY(session_lock) = 0;   // in the member's step
+  std::vector<int> ranks;                               // world ranks, by place
+  int rank = -1;                                        // this member's place
+  std::atomic<bool> alive{true};                        // false: gone with a Reform
+  std::atomic<int64_t> generation{0};                   // counts Reforms
+  int64_t next_call ABSL_GUARDED_BY(session_lock) = 0;  // in the member's step
   struct Pair {
     int64_t next = 0;   // call in the member's step
     int64_t token = 0;  // 0: none yet
@@ -399,8 +399,8 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   absl::Status ReadTensor(const TensorDataPtr& data, char* out) ABSL_LOCKS_EXCLUDED(session_lock);
   absl::StatusOr<const char*> MapTensor(const TensorDataPtr& data)
       ABSL_LOCKS_EXCLUDED(session_lock);
-  // An error of the daemon has come here: members whose world's epoch ended by it enter the one that
-  // was opened. By this alone do they.
+  // An error of the daemon has come here: members whose world's epoch ended by it enter the one
+  // that was opened. By this alone do they.
   void OnError(const absl::Status& status) ABSL_LOCKS_EXCLUDED(session_lock);
   absl::Status Close() ABSL_LOCKS_EXCLUDED(session_lock);
 

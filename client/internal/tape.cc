@@ -466,10 +466,9 @@ void Apply(size_t number, Recording* recordings, CallPart* parts) {
           nullptr, sourced(BadType(absl::StrCat(op, ": expected a group, got none")))));
     }
     if (!call.group->alive.load(std::memory_order_relaxed)) {
-      return fail(sdk::FailedTensor(
-          (*call.member)->session,
-          sourced(Precondition(
-              absl::StrCat(op, ": the group ended when its world was reformed")))));
+      return fail(sdk::FailedTensor((*call.member)->session,
+                                    sourced(Precondition(absl::StrCat(
+                                        op, ": the group ended when its world was reformed")))));
     }
     parts[i].group = call.group;
     parts[i].key.op = call.call->op;
@@ -517,8 +516,7 @@ void Apply(size_t number, Recording* recordings, CallPart* parts) {
       if (!lock.status().ok()) return fail(FailedTensor(session, lock.status()));
       const absl::Status out_of_line = OutOfLine(absl::MakeConstSpan(parts, count));
       if (!out_of_line.ok()) {
-        return fail(
-            FailedTensor(session, std::make_shared<Failure>(Failure{out_of_line, true})));
+        return fail(FailedTensor(session, std::make_shared<Failure>(Failure{out_of_line, true})));
       }
       if (first.bound != nullptr) {
         parts[0].instance = *first.bound;
@@ -531,16 +529,16 @@ void Apply(size_t number, Recording* recordings, CallPart* parts) {
         SetKey(call, recordings[i].record, session.get(), &parts[i]);
       }
       const CallEntry* entry = nullptr;
-      const absl::StatusOr<Sequence> sequence =
-          session->CollectivesLocked(absl::MakeSpan(parts, count), first.bound != nullptr,
-                                     first.runs, &entry, [&](size_t part, size_t, TensorDataPtr data) {
-                                       Recording& r = recordings[part];
-                                       if (r.record) {
-                                         r.outputs.push_back(std::move(data));
-                                       } else {
-                                         r.results->push_back(MakeTensor(std::move(data)));
-                                       }
-                                     });
+      const absl::StatusOr<Sequence> sequence = session->CollectivesLocked(
+          absl::MakeSpan(parts, count), first.bound != nullptr, first.runs, &entry,
+          [&](size_t part, size_t, TensorDataPtr data) {
+            Recording& r = recordings[part];
+            if (r.record) {
+              r.outputs.push_back(std::move(data));
+            } else {
+              r.results->push_back(MakeTensor(std::move(data)));
+            }
+          });
       refused = sequence.status();
       for (size_t i = 0; refused.ok() && i < count; ++i) {
         if (recordings[i].record) recordings[i].spec = entry->parts[i].spec;
@@ -910,8 +908,8 @@ absl::flat_hash_set<std::shared_ptr<MemberCore>> MembersAsked(absl::Span<const T
   return members;
 }
 
-// A call for the gradients of `roots` was refused: `why`. Tells the other ranks, where they may wait
-// for this one's part.
+// A call for the gradients of `roots` was refused: `why`. Tells the other ranks, where they may
+// wait for this one's part.
 absl::Status RefusedGradients(absl::Span<const Tensor> roots, const absl::Status& why) {
   if (IsLost(why)) return why;
   Trace* const trace = Trace::Current();

@@ -71,7 +71,7 @@ class Trace {
     int64_t tag = 0;
     int64_t offset = 0;  // from the member's next call, or the pair's
     int32_t part = 0;
-    bool live = false;   // false: only a parent of others
+    bool live = false;  // false: only a parent of others
   };
   struct Slot {
     std::vector<GroupCore*> groups;  // the members held here, by place

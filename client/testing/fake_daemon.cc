@@ -220,8 +220,8 @@ class FakeDaemon::Impl {
         const CallPosition next = member.Next(bound.group.value());
         const bool rest = next.part > 0 && base == CallPosition{next.step, next.call + 1, 0};
         if (base != next && !rest) {
-          return Refuse(absl::StrCat("expected position ", next.ToString(), ", got ",
-                                     base.ToString()));
+          return Refuse(
+              absl::StrCat("expected position ", next.ToString(), ", got ", base.ToString()));
         }
       }
     }
@@ -288,8 +288,7 @@ class FakeDaemon::Impl {
         const InstanceKey::Request request = key.path.back();
         if (request.step != steps[rank]) return Refuse("a request of another step");
         if (request.number != tape.next_request[request.step]++) {
-          return Refuse(
-              absl::StrCat("wrong request ", request.number, " of ", parent.ToString()));
+          return Refuse(absl::StrCat("wrong request ", request.number, " of ", parent.ToString()));
         }
         if (tape.state != FakeTape::kLive && !late) {
           return Refuse(absl::StrCat("rank ", rank, " holds no tape for ", parent.ToString()));
@@ -354,8 +353,7 @@ class FakeDaemon::Impl {
   }
 
   // Fails a run, what shares instances with it and what uses its results.
-  void FailAlone(PendingRun* run, const absl::Status& status)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+  void FailAlone(PendingRun* run, const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     Finish(run, status);
     for (const auto& other : pending) {
       if (other->over) continue;
@@ -363,11 +361,13 @@ class FakeDaemon::Impl {
       for (size_t n = 0; n < run->keys.size() && run->world == other->world; ++n) {
         if (run->ranks[n] < 0 || run->finished[n]) continue;
         for (size_t m = 0; m < other->keys.size(); ++m) {
-          concerned |= other->ranks[m] >= 0 && !other->finished[m] && other->keys[m] == run->keys[n];
+          concerned |=
+              other->ranks[m] >= 0 && !other->finished[m] && other->keys[m] == run->keys[n];
         }
       }
       for (const auto& operand : other->operands) {
-        for (const auto& result : run->results) concerned |= operand != nullptr && operand == result;
+        for (const auto& result : run->results)
+          concerned |= operand != nullptr && operand == result;
       }
       if (concerned) FailAlone(other.get(), status);
     }
@@ -415,9 +415,8 @@ class FakeDaemon::Impl {
         key.at = {refused.step, calls.first, 0};
         int64_t expected = 0;
         if (key.is_pair()) {
-          int64_t& next =
-              member.pair_calls[{calls.group.value(), calls.source.value(),
-                                 calls.destination.value(), calls.tag, calls.is_recv}];
+          int64_t& next = member.pair_calls[{calls.group.value(), calls.source.value(),
+                                             calls.destination.value(), calls.tag, calls.is_recv}];
           expected = next;
           next = calls.next;
         } else {
@@ -912,8 +911,9 @@ class FakeLink : public Link {
     MutexLock lock(&daemon_->mutex);
     FakeWorld* const world = daemon_->worlds_by_id[id.value()];
     const std::vector<int> list(members.begin(), members.end());
-    const auto made = world->groups_by_request.emplace(
-        std::make_tuple(list, request.step, request.number), static_cast<int>(world->groups.size()));
+    const auto made =
+        world->groups_by_request.emplace(std::make_tuple(list, request.step, request.number),
+                                         static_cast<int>(world->groups.size()));
     if (made.second) world->groups.push_back(list);
     return GroupId(made.first->second);
   }
@@ -954,12 +954,13 @@ class FakeLink : public Link {
 FakeDaemon::FakeDaemon() : impl_(std::make_shared<Impl>()) {}
 FakeDaemon::~FakeDaemon() = default;
 
-sdk::Session FakeDaemon::Open(int devices) {
+sdk::Session FakeDaemon::Open(int devices, Timeout wait_timeout) {
   MutexLock lock(&impl_->mutex);
   impl_->links.push_back(std::make_unique<FakeLinkState>());
   impl_->links.back()->number = static_cast<int>(impl_->links.size()) - 1;
   return sdk::Session(std::make_shared<SessionCore>(
-      std::make_unique<FakeLink>(impl_, impl_->links.back().get(), devices), absl::Seconds(20)));
+      std::make_unique<FakeLink>(impl_, impl_->links.back().get(), devices),
+      absl::FromChrono(wait_timeout)));
 }
 
 FakeDaemon::Counts FakeDaemon::counts() const {

@@ -2,14 +2,15 @@
 // matches instances by their names, at once and in the calling thread.
 //
 // It keeps to the contract of the log (names in order, outcomes by sequence, epochs, positions that
-// are passed, refusals, tapes) and to nothing else: no gangs, no memory limits, no deaths. It checks
-// what the SDK must get right: the position of every vote and refusal, the request number of every
-// gradient, names that exist.
+// are passed, refusals, tapes) and to nothing else: no gangs, no memory limits, no deaths. It
+// checks what the SDK must get right: the position of every vote and refusal, the request number of
+// every gradient, names that exist.
 //
 // Threads: any.
 #ifndef CHORUS_CLIENT_TESTING_FAKE_DAEMON_H_
 #define CHORUS_CLIENT_TESTING_FAKE_DAEMON_H_
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -26,8 +27,8 @@ class FakeDaemon {
   FakeDaemon();
   ~FakeDaemon();
 
-  // A session with `devices` devices. The daemon outlives it.
-  sdk::Session Open(int devices = 1);
+  // A session with `devices` devices. The daemon outlives it. `wait_timeout`: as in SessionOptions.
+  sdk::Session Open(int devices = 1, Timeout wait_timeout = std::chrono::seconds(20));
 
   // What the sessions have sent, all together.
   struct Counts {
