@@ -38,7 +38,7 @@ struct JoinedWorld {
 struct ReformedWorld {
   int rank = -1;
   int size = 0;
-  Epoch epoch;
+  Epoch epoch;  // with which the new membership begins
   std::vector<World::Survivor> survivors;
 };
 
@@ -88,10 +88,11 @@ class Link {
 
   // --- Worlds ---
   virtual absl::StatusOr<JoinedWorld> Join(const WorldOptions& options, DeviceIndex device) = 0;
+  // `request`: of the rank for this list: its step, and how many it has made before in it.
   virtual absl::StatusOr<GroupId> CreateGroup(WorldId world, Rank rank,
-                                              absl::Span<const int> members) = 0;
+                                              absl::Span<const int> members,
+                                              InstanceKey::Request request) = 0;
   virtual absl::Status Leave(WorldId world, Rank rank) = 0;
-  virtual absl::Status Abort(WorldId world, Rank rank, const std::string& why) = 0;
   virtual absl::StatusOr<ReformedWorld> Reform(WorldId world, Rank rank, Timeout timeout) = 0;
 
   // Ends the session. Later calls return NOT_FOUND kSessionLost.

@@ -60,10 +60,9 @@ class RpcLink : public Link {
   absl::Status ReleaseStaging(ArenaId arena) override;
 
   absl::StatusOr<JoinedWorld> Join(const WorldOptions& options, DeviceIndex device) override;
-  absl::StatusOr<GroupId> CreateGroup(WorldId world, Rank rank,
-                                      absl::Span<const int> members) override;
+  absl::StatusOr<GroupId> CreateGroup(WorldId world, Rank rank, absl::Span<const int> members,
+                                      InstanceKey::Request which) override;
   absl::Status Leave(WorldId world, Rank rank) override;
-  absl::Status Abort(WorldId world, Rank rank, const std::string& why) override;
   absl::StatusOr<ReformedWorld> Reform(WorldId world, Rank rank, Timeout timeout) override;
   absl::Status Close() override;
 

@@ -46,11 +46,11 @@ class NullLink : public Link {
   absl::StatusOr<JoinedWorld> Join(const WorldOptions&, DeviceIndex) override {
     return JoinedWorld{WorldId(1), Epoch(1)};
   }
-  absl::StatusOr<GroupId> CreateGroup(WorldId, Rank, absl::Span<const int>) override {
+  absl::StatusOr<GroupId> CreateGroup(WorldId, Rank, absl::Span<const int>,
+                                      InstanceKey::Request) override {
     return GroupId(1);
   }
   absl::Status Leave(WorldId, Rank) override { return absl::OkStatus(); }
-  absl::Status Abort(WorldId, Rank, const std::string&) override { return absl::OkStatus(); }
   absl::StatusOr<ReformedWorld> Reform(WorldId, Rank, Timeout) override {
     return Unsupported("reform");
   }

@@ -1483,7 +1483,7 @@ TEST(SequencerGradientTest, AConstantIsMissedByNobody) {
   actions = Cast(&sequencer, recorded);
   ASSERT_THAT(Launched(actions), ElementsAre(11));
   EXPECT_THAT(actions[0].instances[0].given_up, IsEmpty());
-  actions = Cast(&sequencer, Gradient(sequencer, 12, 0, forward.Gradient(Epoch(1), 0), 0));
+  actions = Cast(&sequencer, Gradient(sequencer, 12, 0, forward.Gradient({0, 0}), 0));
   ASSERT_THAT(Launched(actions), ElementsAre(12));
   EXPECT_THAT(actions[0].instances[0].given_up, IsEmpty());
 }
@@ -1500,7 +1500,7 @@ TEST(SequencerGradientTest, AGradientTakenWithoutCreateGraphIsGivenUp) {
   part.leads_to_collective = part.leads_to_leaf = true;
   EXPECT_THAT(Launched(Cast(&sequencer, other)), ElementsAre(10, 11));
   const Error error =
-      EndedBy(Cast(&sequencer, Gradient(sequencer, 12, 0, forward.Gradient(Epoch(1), 0), 0)));
+      EndedBy(Cast(&sequencer, Gradient(sequencer, 12, 0, forward.Gradient({0, 0}), 0)));
   EXPECT_EQ(error.reason, Reason::kGradientLost);
   EXPECT_EQ(error.culprit.rank, 1);
   EXPECT_THAT(error.message, HasSubstr("create_graph"));

@@ -230,13 +230,14 @@ class DirectLink : public Link {
     return joined.has_value() ? *joined : Late("join");
   }
 
-  absl::StatusOr<GroupId> CreateGroup(WorldId world, Rank rank,
-                                      absl::Span<const int> members) override {
+  absl::StatusOr<GroupId> CreateGroup(WorldId world, Rank rank, absl::Span<const int> members,
+                                      InstanceKey::Request request) override {
     std::vector<Rank> ranks;
     for (const int member : members) ranks.push_back(Rank(member));
     return Ask<absl::StatusOr<GroupId>>(
-        "create group", [session = session_, world, rank, ranks](LocalNode& node, absl::Time) {
-          absl::StatusOr<GroupId> made = node.CreateGroup(session, world, rank, ranks);
+        "create group",
+        [session = session_, world, rank, ranks, request](LocalNode& node, absl::Time) {
+          absl::StatusOr<GroupId> made = node.CreateGroup(session, world, rank, ranks, request);
           return made.ok() ? made : absl::StatusOr<GroupId>(Detached(made.status()));
         });
   }
@@ -246,13 +247,6 @@ class DirectLink : public Link {
                              [session = session_, world, rank](LocalNode& node, absl::Time now) {
                                return Detached(node.LeaveWorld(session, world, rank, now));
                              });
-  }
-
-  absl::Status Abort(WorldId world, Rank rank, const std::string& why) override {
-    return Ask<absl::Status>(
-        "abort", [session = session_, world, rank, why](LocalNode& node, absl::Time now) {
-          return Detached(node.AbortWorld(session, world, rank, why, now));
-        });
   }
 
   absl::StatusOr<ReformedWorld> Reform(WorldId world, Rank rank, Timeout timeout) override {
