@@ -108,7 +108,6 @@ void OwnWorld::Add(const MemberCore& gone) {
   MutexLock lock(&mutex_);
   gone_.world = gone.world;
   gone_.ranks.push_back(Rank(gone.rank.load(std::memory_order_relaxed)));
-  gone_.runs.insert(gone_.runs.end(), gone.runs.begin(), gone.runs.end());
 }
 
 MemberCore::~MemberCore() {
@@ -370,7 +369,7 @@ TensorDatas SessionCore::AppendLocked(NodeSpec spec, absl::Span<const TensorData
   std::shared_ptr<const Failure> failure;
   for (const TensorDataPtr& input : inputs) {
     const absl::Status named = NameLocked(input.get());
-    if (!named.ok()) failure = std::make_shared<Failure>(Failure{named, nullptr, 0});
+    if (!named.ok()) failure = std::make_shared<Failure>(Failure{named});
   }
   for (const TensorDataPtr& input : inputs) {
     if (input->state.load(std::memory_order_relaxed) != TensorData::State::kLazy) continue;
@@ -704,11 +703,13 @@ void SessionCore::AddMemberLocked(const std::shared_ptr<MemberCore>& member) {
 void SessionCore::LeaveLocked() {
   // A rank that leaves takes its runs with it that wait for others; in a world of one session's
   // they wait for its own, which have been sent before.
-  const auto gone =
-      std::stable_partition(leaving_.begin(), leaving_.end(), [this](const OwnWorld::Gone& world) {
-        return !std::all_of(world.runs.begin(), world.runs.end(),
-                            [this](Sequence run) { return IsOver(run); });
-      });
+  for (OwnWorld::Gone& world : leaving_) {
+    if (world.runs_before == Sequence()) world.runs_before = Sequence(next_sequence_);
+  }
+  const Sequence oldest = OldestUnderWayLocked();
+  const auto gone = std::stable_partition(
+      leaving_.begin(), leaving_.end(),
+      [oldest](const OwnWorld::Gone& world) { return oldest < world.runs_before; });
   std::vector<OwnWorld::Gone> left(std::make_move_iterator(gone),
                                    std::make_move_iterator(leaving_.end()));
   leaving_.erase(gone, leaving_.end());

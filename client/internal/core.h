@@ -283,7 +283,7 @@ class OwnWorld {
   struct Gone {
     WorldId world;
     std::vector<Rank> ranks;
-    std::vector<Sequence> runs;  // that may not be over
+    Sequence runs_before;  // its runs have lower ones; 0: not known yet
   };
   void Add(const MemberCore& gone);
 
