@@ -270,9 +270,8 @@ absl::Status Sequencer::MoveFor(const Vote& vote, const Participation& part, siz
   }
   if (move.first < next) {
     return refuse(absl::StrCat(RankText(rank), " is at ", next.ToString(), " of ",
-                               move.is_pair ? "this pair in " : "", "group ",
-                               binding.group.value(), "; the run goes back to ",
-                               move.first.ToString()));
+                               move.is_pair ? "this pair in " : "", "group ", binding.group.value(),
+                               "; the run goes back to ", move.first.ToString()));
   }
   move.next = move.first;
   *found = &move;
@@ -481,6 +480,10 @@ void Sequencer::EndMoves() {
     counter->next = move.next;
     if (move.source != nullptr) counter->last = *move.source;
   }
+  for (const Asked& request : requests_) {
+    InstanceKey::Request& next = tapes_[request.tape].entries[request.seat].next;
+    next = std::max(next, request.next);
+  }
 }
 
 bool Sequencer::HasPassed(const InstanceKey& key, int32_t seat) const {
@@ -494,8 +497,8 @@ bool Sequencer::HasPassed(const InstanceKey& key, int32_t seat) const {
     if (key.path.back() < entry.next) return true;
     if (entry.state == TapeEntry::State::kRefused) return true;
     // Who has given the entry up gives zeros, wherever it is.
-    return over && (entry.state == TapeEntry::State::kLive ||
-                    entry.state == TapeEntry::State::kNotVoted);
+    return over &&
+           (entry.state == TapeEntry::State::kLive || entry.state == TapeEntry::State::kNotVoted);
   }
   if (over) return true;
   if (member.step < key.step()) return false;
@@ -509,6 +512,16 @@ bool Sequencer::HasPassed(const InstanceKey& key, int32_t seat) const {
     counter = &groups_[key.group.value()].counters[MemberAt(key, seat).value()];
   }
   return key.at < NextOf(rank, *counter);
+}
+
+bool Sequencer::AnotherHasPassed(const InstanceKey& key, int32_t seat) const {
+  // Where somebody waits, nobody has passed.
+  if (instance_by_key_.contains(key)) return false;
+  bool passed = false;
+  for (int32_t other = 0; other < SeatCount(key); ++other) {
+    passed |= other != seat && HasPassed(key, other);
+  }
+  return passed;
 }
 
 std::string Sequencer::StandsText(const InstanceKey& key, int32_t seat, std::string* position,
@@ -535,8 +548,8 @@ std::string Sequencer::StandsText(const InstanceKey& key, int32_t seat, std::str
       }
       if (key.path.back() < entry.next) {
         *position = absl::StrCat("request ", entry.next.number, " of step ", entry.next.step);
-        return absl::StrCat(text, " is at request ", entry.next.number, " of this gradient in step ",
-                            entry.next.step);
+        return absl::StrCat(text, " is at request ", entry.next.number,
+                            " of this gradient in step ", entry.next.step);
       }
     }
     *position = absl::StrCat("step ", member.step);
@@ -572,11 +585,12 @@ Error Sequencer::PassedError(const InstanceKey& key, const Participation& part, 
   std::string source;
   const std::string stands = StandsText(key, passed_by, &error.got, &source);
   error.expected = key.is_gradient() ? key.ToString() : key.at.ToString();
-  error.message = absl::StrCat(
-      PartText(part), " (", error.instance, ") of ", RankText(RankAt(key, seat)), " at ",
-      part.source, " cannot meet its others any more: ", stands,
-      "; nothing was launched. Ranks that make the same calls in each World::Step are in line again "
-      "in the next one");
+  error.message =
+      absl::StrCat(PartText(part), " (", error.instance, ") of ", RankText(RankAt(key, seat)),
+                   " at ", part.source, " cannot meet its others any more: ", stands,
+                   "; nothing was launched. Ranks that make the same calls in each World::Step are "
+                   "in line again "
+                   "in the next one");
   error.ranks.push_back({RankAt(key, seat).value(), PartText(part), part.source});
   error.ranks.push_back({RankAt(key, passed_by).value(), error.got, source});
   return error;
@@ -628,6 +642,13 @@ std::vector<RefusedMember> Sequencer::CallsOf(const Vote& vote) {
     // A call that would have gone on ends with its refusal.
     calls.next = move.next.call + (move.next.part > 0 ? 1 : 0);
     member->calls.push_back(calls);
+  }
+  for (const Asked& asked : requests_) {
+    const InstanceKey& forward = tapes_[asked.tape].key;
+    for (RefusedMember& member : members) {
+      if (member.rank != RankAt(forward, asked.seat)) continue;
+      member.gradients.push_back(forward.Gradient({asked.next.step, asked.next.number - 1}));
+    }
   }
   return members;
 }
@@ -738,9 +759,6 @@ absl::Status Sequencer::Submit(const Vote& vote, absl::Time now, Actions* action
     if (vote.epoch >= since_ && ResolveKeys(vote, /*late=*/true).ok()) {
       BeginMoves();
       EndMoves();
-      for (const Asked& request : requests_) {
-        tapes_[request.tape].entries[request.seat].next = request.next;
-      }
       FailPassed(actions);
     }
     FailRun(vote.run, vote.epoch, epoch_, CauseOrForgotten(vote.epoch), actions);
@@ -986,8 +1004,7 @@ absl::optional<Error> Sequencer::MarkAbandoned(int32_t t, int32_t seat) {
   const TapeEntry& entry = tapes_[t].entries[seat];
   for (const int32_t child : tapes_[t].children) {
     const Seat& vote = instances_[child].seats[seat];
-    if (vote.run == kNone && !vote.absent &&
-        !(instances_[child].key.path.back() < entry.next)) {
+    if (vote.run == kNone && !vote.absent && !(instances_[child].key.path.back() < entry.next)) {
       if (!lost.has_value()) lost = Absent(instances_[child].key, tapes_[t], seat);
       CountAbsent(child, seat);
     }
@@ -1041,9 +1058,8 @@ absl::optional<Difference> Sequencer::DifferenceOf(const Instance& instance, int
                                                    int32_t b) const {
   const Participation& one = PartAt(instance, a);
   const Participation& other = PartAt(instance, b);
-  absl::optional<Difference> found =
-      FirstDifference(MemberAt(instance.key, a), one.descriptor, MemberAt(instance.key, b),
-                      other.descriptor);
+  absl::optional<Difference> found = FirstDifference(MemberAt(instance.key, a), one.descriptor,
+                                                     MemberAt(instance.key, b), other.descriptor);
   // The ends of a pair stand in lines of their own.
   if (!found.has_value() && options_.check_call_sites == CheckCallSites::kRefuse &&
       !instance.key.is_pair() && one.source != other.source) {
@@ -1052,8 +1068,8 @@ absl::optional<Difference> Sequencer::DifferenceOf(const Instance& instance, int
   return found;
 }
 
-// Whether the vote at `seat` contradicts another of the instance: the first one where rows are alike;
-// where they differ, any: each has pieces of its own for each.
+// Whether the vote at `seat` contradicts another of the instance: the first one where rows are
+// alike; where they differ, any: each has pieces of its own for each.
 bool Sequencer::Contradicts(const Instance& instance, int32_t seat) const {
   if (DifferenceOf(instance, instance.first, seat).has_value()) return true;
   if (!instance.rows_differ) return false;
@@ -1069,8 +1085,8 @@ bool Sequencer::Contradicts(const Instance& instance, int32_t seat) const {
 void Sequencer::HoldForOthers(int32_t id) {
   Instance& instance = instances_[id];
   instance.differs = true;
-  instance.differs_until = std::min(clock_ + options_.mismatch_grace,
-                                    instance.first_vote + options_.agree_timeout);
+  instance.differs_until =
+      std::min(clock_ + options_.mismatch_grace, instance.first_vote + options_.agree_timeout);
   ++components_[instance.component].missing;
   differing_.push_back(id);
 }
@@ -1155,11 +1171,11 @@ Error Sequencer::MismatchError(int32_t id) const {
   error.source = PartAt(instance, got).source;
   error.expected = difference.expected;
   error.got = difference.got;
-  error.message = absl::StrCat(
-      "the ranks ask for different things in ", instance.key.ToString(), ": ", difference.what,
-      " is ", difference.expected, " on ", RankText(RankAt(instance.key, expected)), " and ",
-      difference.got, " on ", RankText(RankAt(instance.key, got)), ". ", VersionsText(instance),
-      "; nothing was launched");
+  error.message = absl::StrCat("the ranks ask for different things in ", instance.key.ToString(),
+                               ": ", difference.what, " is ", difference.expected, " on ",
+                               RankText(RankAt(instance.key, expected)), " and ", difference.got,
+                               " on ", RankText(RankAt(instance.key, got)), ". ",
+                               VersionsText(instance), "; nothing was launched");
   // The differing one first, then the others in order of rank.
   error.ranks.push_back({RankAt(instance.key, got).value(), PartText(PartAt(instance, got)),
                          PartAt(instance, got).source});
@@ -1459,10 +1475,10 @@ absl::optional<Error> Sequencer::Sort(const std::vector<int32_t>& runs,
             if (mark(runs_[r], p) != after) continue;
             for (const int32_t q : parts[p].after) {
               if (mark(runs_[r], q) != before) continue;
-              who = absl::StrCat(
-                  RankText(RankAt(instances_[instances[after]].key,
-                                  SeatOf(instances_[instances[after]].key, parts[p]))),
-                  ", ", parts[p].source);
+              who =
+                  absl::StrCat(RankText(RankAt(instances_[instances[after]].key,
+                                               SeatOf(instances_[instances[after]].key, parts[p]))),
+                               ", ", parts[p].source);
             }
           }
         }
@@ -1713,10 +1729,19 @@ void Sequencer::Refuse(absl::Span<const RefusedMember> members, Epoch epoch, con
       if (!why.source.empty()) move.source = &why.source;
       moves_.push_back(move);
       key.at = move.first;
-      // Where somebody waits, nobody has passed.
-      if (move.next == move.first || instance_by_key_.contains(key)) continue;
-      for (int32_t other = 0; other < SeatCount(key); ++other) {
-        passed |= other != seat && HasPassed(key, other);
+      if (move.next == move.first) continue;
+      passed |= AnotherHasPassed(key, seat);
+    }
+    for (const InstanceKey& key : refused.gradients) {
+      if (!key.is_gradient()) continue;
+      const auto found = tape_by_key_.find(key.Parent());
+      if (found == tape_by_key_.end()) continue;  // it has no gradient any more, for anybody
+      const InstanceKey::Request asked = key.path.back();
+      for (int32_t seat = 0; seat < SeatCount(key); ++seat) {
+        if (RankAt(key, seat) != refused.rank || asked.number >= kMaxCallNumber) continue;
+        requests_.push_back({found->second, seat, {asked.step, asked.number + 1}});
+        passed |= AnotherHasPassed(key, seat);
+        break;
       }
     }
   }
@@ -2350,10 +2375,9 @@ size_t Sequencer::LiveRows() const {
   size_t group_rows = 0;
   for (const auto& requests : group_requests_) group_rows += requests.second.groups.size();
   for (const Member& member : members_) group_rows += member.pairs.size();
-  return groups_.size() + group_rows + runs_.size() + run_by_handle_.size() +
-         instances_.size() + instance_by_key_.size() + components_.size() + tapes_.size() +
-         tape_by_key_.size() + gangs_.size() + gang_by_ticket_.size() + externally_blocked_.size() +
-         ready_.size();
+  return groups_.size() + group_rows + runs_.size() + run_by_handle_.size() + instances_.size() +
+         instance_by_key_.size() + components_.size() + tapes_.size() + tape_by_key_.size() +
+         gangs_.size() + gang_by_ticket_.size() + externally_blocked_.size() + ready_.size();
 }
 
 std::string Sequencer::CanonicalState() const {
@@ -2382,8 +2406,8 @@ std::string Sequencer::CanonicalState() const {
     const Member& member = members_[RankAt(pair, is_recv ? 1 : 0).value()];
     const auto found =
         member.pairs.find({pair.group, pair.source, pair.destination, pair.tag, is_recv});
-    return std::make_pair(
-        member.step, found == member.pairs.end() ? int64_t{0} : found->second.next.call);
+    return std::make_pair(member.step,
+                          found == member.pairs.end() ? int64_t{0} : found->second.next.call);
   };
   const auto least_of = [&](const InstanceKey& key) {
     if (!key.is_pair()) return least_calls[key.group.value()];
@@ -2460,8 +2484,7 @@ std::string Sequencer::CanonicalState() const {
       const Instance& instance = instances_[id];
       put_key(instance.key);
       for (const Seat& seat : instance.seats) {
-        out.PutSigned(seat.run == kNone ? (seat.absent ? -2 : -1)
-                                            : runs_[seat.run].handle.value());
+        out.PutSigned(seat.run == kNone ? (seat.absent ? -2 : -1) : runs_[seat.run].handle.value());
       }
     }
   }

@@ -110,8 +110,8 @@ enum class CheckCallSites : uint8_t { kOff = 0, kWarn = 1, kRefuse = 2 };
 struct SequencerOptions {
   absl::Duration agree_timeout = absl::Seconds(60);
   absl::Duration exec_timeout = absl::Seconds(300);
-  // How long the error of a mismatch waits for those who have not voted, so that it says what all of
-  // them ask for. Never longer than agree_timeout.
+  // How long the error of a mismatch waits for those who have not voted, so that it says what all
+  // of them ask for. Never longer than agree_timeout.
   absl::Duration mismatch_grace = absl::Milliseconds(100);
   CheckCallSites check_call_sites = CheckCallSites::kOff;
   int kept_causes = 64;   // of ended epochs; older ones are answered with kEpochEnded
@@ -359,10 +359,10 @@ class Sequencer {
     State state = State::kHere;
     std::string how_dead;
     MemberInfo info;
-    int64_t step = 0;            // the last that it has been heard of in
-    bool left_rest = false;      // it takes part in nothing more of that step
-    std::string left_rest_text;  // why, for others
-    int64_t lacking = 0;         // pending instances that need its vote
+    int64_t step = 0;                             // the last that it has been heard of in
+    bool left_rest = false;                       // it takes part in nothing more of that step
+    std::string left_rest_text;                   // why, for others
+    int64_t lacking = 0;                          // pending instances that need its vote
     absl::flat_hash_map<PairEnd, Counter> pairs;  // in `step`
   };
 
@@ -481,10 +481,10 @@ class Sequencer {
     GroupRank member;
     bool is_pair = false;
     PairEnd end;
-    CallPosition first;  // of the first of these calls
-    CallPosition next;   // behind them
+    CallPosition first;                   // of the first of these calls
+    CallPosition next;                    // behind them
     const std::string* source = nullptr;  // line of the last of them
-    int32_t part = 0;    // Participation::part of the last call seen
+    int32_t part = 0;                     // Participation::part of the last call seen
   };
 
   // Submit.
@@ -522,13 +522,14 @@ class Sequencer {
   Counter* CounterOf(const Move& move);
   // The position of a member's next call, given its counter.
   CallPosition NextOf(Rank rank, const Counter& counter) const;
-  // Begins the steps of steps_, and counts the calls that were left out before moves_. True: who waits
-  // for a call, or for a gradient, may have been passed.
+  // Begins the steps of steps_, and counts the calls that were left out before moves_. True: who
+  // waits for a call, or for a gradient, may have been passed.
   bool BeginMoves();
   // Counts the calls of moves_.
   void EndMoves();
   // Whether who sits there has passed `key`, given that it has no vote pending for it.
   bool HasPassed(const InstanceKey& key, int32_t seat) const;
+  bool AnotherHasPassed(const InstanceKey& key, int32_t seat) const;
   // Fails what is pending and has been passed by somebody whom it needs.
   void FailPassed(Actions* actions);
   Error PassedError(const InstanceKey& key, const Participation& part, int32_t seat,
@@ -604,7 +605,7 @@ class Sequencer {
   absl::flat_hash_map<RunHandle, int32_t> run_by_handle_;
   Pool<Instance> instances_;
   Pool<Instance>::Chain timed_;
-  std::vector<int32_t> differing_;                                // instances
+  std::vector<int32_t> differing_;                              // instances
   std::set<std::pair<std::string, std::string>> warned_sites_;  // lines
   int64_t further_parts_ = 0;  // pending instances with a part that is not 0
   absl::flat_hash_map<InstanceKey, int32_t> instance_by_key_;
@@ -632,7 +633,7 @@ class Sequencer {
     int32_t seat;
     InstanceKey::Request next;
   };
-  std::vector<Asked> requests_;  // of gradients, by the vote at hand
+  std::vector<Asked> requests_;          // of gradients, by the vote at hand
   std::vector<int32_t> ready_;           // components to try
   std::vector<int32_t> gang_runs_;       // of the gang whose order was found last
   std::vector<int32_t> gang_instances_;  // the same

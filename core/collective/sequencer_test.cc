@@ -1643,9 +1643,8 @@ TEST(SequencerPositionTest, CallsOfDifferentPositionsNeverMeet) {
   // Rank 2 is behind: its call fails at once, and it comes into line.
   const Actions behind = Cast(&sequencer, Simple(sequencer, 3, 2, 0));
   EXPECT_THAT(FailedAlone(behind), ElementsAre(3));
-  EXPECT_THAT(behind[0].error.message,
-              AllOf(HasSubstr("call 0"), HasSubstr("rank2.cc:10"), HasSubstr("is at call 2"),
-                    HasSubstr("rank0.cc:10")));
+  EXPECT_THAT(behind[0].error.message, AllOf(HasSubstr("call 0"), HasSubstr("rank2.cc:10"),
+                                             HasSubstr("is at call 2"), HasSubstr("rank0.cc:10")));
   EXPECT_THAT(Launched(Cast(&sequencer, Simple(sequencer, 4, 2, 1))), ElementsAre(1, 2, 4));
   EXPECT_EQ(sequencer.epoch(), Epoch(1));
 }
@@ -1765,8 +1764,7 @@ TEST(SequencerPositionTest, APartThatSomebodyDoesNotHaveFailsTheCallForAll) {
       return result;
     };
     EXPECT_THAT(Cast(&sequencer, list(1, 0, longer_first ? 4 : 3)), IsEmpty());
-    EXPECT_THAT(FailedAlone(Cast(&sequencer, list(2, 1, longer_first ? 3 : 4))),
-                ElementsAre(1, 2));
+    EXPECT_THAT(FailedAlone(Cast(&sequencer, list(2, 1, longer_first ? 3 : 4))), ElementsAre(1, 2));
     // One call, whatever was in its list.
     Cast(&sequencer, Simple(sequencer, 3, 0, 1));
     EXPECT_THAT(Launched(Cast(&sequencer, Simple(sequencer, 4, 1, 1))), ElementsAre(3, 4));
@@ -1799,6 +1797,61 @@ TEST(SequencerPositionTest, RequestsOfGradientsAreNamesToo) {
   EXPECT_THAT(FailedAlone(passed), ElementsAre(10));
   EXPECT_THAT(Launched(Cast(&sequencer, Gradient(sequencer, 12, 0, forward, 1))),
               ElementsAre(11, 12));
+}
+
+// A run whose input has failed alone: its requests count as its calls do, and who waits for them is
+// told at once.
+TEST(SequencerPositionTest, RequestsOfARunThatIsRefusedAloneCount) {
+  Sequencer sequencer = World(2);
+  const InstanceKey forward = Forward(&sequencer, 1, 0);
+  Cast(&sequencer, Gradient(sequencer, 10, 0, forward, 0));  // waits
+  TestRun refused = Gradient(sequencer, 11, 1, forward, 0);
+  const std::vector<RefusedMember> members = sequencer.CallsOf(refused.Build());
+  ASSERT_EQ(members.size(), 1u);
+  EXPECT_THAT(members[0].gradients, ElementsAre(forward.Gradient({0, 0})));
+  Error why;
+  why.alone = true;
+  Actions actions;
+  sequencer.Refuse(members, Epoch(1), why, At(0), &actions);
+  EXPECT_THAT(FailedAlone(actions), ElementsAre(10));
+  EXPECT_EQ(sequencer.epoch(), Epoch(1));
+  Cast(&sequencer, Gradient(sequencer, 12, 0, forward, 1));
+  EXPECT_THAT(Launched(Cast(&sequencer, Gradient(sequencer, 13, 1, forward, 1))),
+              ElementsAre(12, 13));
+}
+
+TEST(SequencerPositionTest, AGradientThatAllRanksCannotTakeCostsOneEpoch) {
+  Sequencer sequencer = World(2);
+  const InstanceKey forward = Forward(&sequencer, 1, 0);
+  for (int32_t rank = 0; rank < 2; ++rank) {
+    TestRun refused = Gradient(sequencer, 10 + rank, rank, forward, 0);
+    const std::vector<RefusedMember> members = sequencer.CallsOf(refused.Build());
+    Actions actions;
+    sequencer.Refuse(members, sequencer.epoch(), Error(), At(0), &actions);
+    EXPECT_EQ(sequencer.epoch(), Epoch(2));
+  }
+}
+
+// A vote that ends its epoch counts too, with all that it asks for.
+TEST(SequencerPositionTest, RequestsOfAVoteThatEndsItsEpochCount) {
+  Sequencer sequencer = World(3);
+  const GroupId pair = AddGroup(&sequencer, {0, 1});
+  InstanceKey forward = WorldKey(1, 0);
+  forward.group = pair;
+  for (int32_t rank = 0; rank < 2; ++rank) {
+    TestRun run(1 + rank, Epoch(1));
+    run.AllReduce(run.Slot(pair, 2, {rank}, {0}), rank).wants_grad = true;
+    Cast(&sequencer, run);
+  }
+  Actions actions;
+  sequencer.Left(Rank(2), At(0), &actions);
+  TestRun both(10, Epoch(1));
+  both.GradientOf(forward, 0, both.Slot(pair, 2, {0}, {1}), 0);
+  both.AllReduce(both.Slot(kWorld, 3, {0}, {0}), 0);
+  EXPECT_EQ(EndedBy(Cast(&sequencer, both)).reason, Reason::kPeerLeft);
+  TestRun late(11, Epoch(2));
+  late.GradientOf(forward, 0, late.Slot(pair, 2, {1}, {1}), 1);
+  EXPECT_THAT(FailedAlone(Cast(&sequencer, late)), ElementsAre(11));
 }
 
 TEST(SequencerPositionTest, WhatARankRecordedBeforeARefusedGradientHasNoneAnyMore) {

@@ -22,8 +22,8 @@ class TestRun {
     vote_.epoch = epoch;
   }
 
-  // Adds a group slot. `base` counts the calls that each held member has made of the group before in
-  // the step.
+  // Adds a group slot. `base` counts the calls that each held member has made of the group before
+  // in the step.
   int32_t Slot(GroupId group, int32_t size, const std::vector<int32_t>& held,
                const std::vector<int64_t>& base) {
     GroupSlot slot;

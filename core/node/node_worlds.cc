@@ -302,6 +302,7 @@ absl::Status LocalNode::Impl::DoRefuse(Session* session, const Refuse& command, 
   error.reason = command.why.reason;
   error.message = command.why.message;
   error.source = command.why.source;
+  error.alone = command.why.alone && !command.by_hand;
   if (command.by_hand) {
     CHORUS_RETURN_IF_ERROR(AbortWorld(session, command.world, command.members[0].rank,
                                       command.epoch, command.why.message, now));

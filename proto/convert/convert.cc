@@ -565,6 +565,14 @@ absl::StatusOr<RefusedMember> RefusedMemberFrom(const v1::Refuse::Member& messag
                         RefusedCallsFrom(message.calls(i)));
     member.calls.push_back(calls);
   }
+  for (int i = 0; i < message.gradients_size(); ++i) {
+    CHORUS_ASSIGN_FIELD(Indexed("gradients", i), InstanceKey key, FromProto(message.gradients(i)));
+    if (!key.is_gradient()) {
+      return Malformed(absl::StrCat(Indexed("gradients", i),
+                                    ".gradient_path: expected at least one ", "request, got none"));
+    }
+    member.gradients.push_back(std::move(key));
+  }
   return member;
 }
 
@@ -591,6 +599,7 @@ absl::StatusOr<Error> WhyFrom(const v1::Refuse::Why& message) {
   CHORUS_RETURN_IF_ERROR(check(message.source(), "source"));
   why.message = message.message();
   why.source = message.source();
+  why.alone = message.alone();
   return why;
 }
 
@@ -720,12 +729,14 @@ struct BodyTo {
         refused->set_first(calls.first);
         refused->set_next(calls.next);
       }
+      for (const InstanceKey& key : member.gradients) ToProto(key, added->add_gradients());
     }
     v1::Refuse::Why* why = to->mutable_why();
     why->set_code(static_cast<int32_t>(refuse.why.code));
     why->set_reason(std::string(ReasonName(refuse.why.reason)));
     why->set_message(Utf8(refuse.why.message));
     why->set_source(Utf8(refuse.why.source));
+    why->set_alone(refuse.why.alone);
     return absl::OkStatus();
   }
 };

@@ -379,6 +379,7 @@ class Enumerator {
       voted.rank = rank;
       voted.all = members;
       voted.point = names.points[i];
+      voted.shape = part.other_shape ? 1 : 0;
       voted.wants_grad = part.tape;
       voted.leads_to_collective = part.leads_to_collective;
       voted.leads_to_leaf = part.leads_to_leaf;
@@ -571,6 +572,7 @@ class Enumerator {
         sequencer.Advance(due, &actions);
         state->clock = absl::ToUnixMicros(due);
         allowed = {Reason::kAgreeTimeout, Reason::kExecTimeout};
+        if (config_.may_mismatch) allowed.insert(Reason::kMismatch);
         if (sequencer.NextDeadline() <= due) return "a deadline passed and nothing came of it";
         break;
       }

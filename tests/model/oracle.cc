@@ -82,6 +82,15 @@ bool Oracle::IsBehind(const InstanceKey& key, int32_t rank, bool is_recv) const 
 
 void Oracle::Refused(const std::vector<RefusedMember>& members, Epoch epoch, bool alone,
                      const std::vector<InstanceKey>& gradients) {
+  const auto passed_by_another = [&](const InstanceKey& key, int32_t rank,
+                                     const std::vector<int32_t>& all, bool other_receives) {
+    const auto votes = votes_.find(key);
+    for (const int32_t other : all) {
+      if (other == rank || !IsBehind(key, other, other_receives) || IsAbsent(key, other)) continue;
+      if (votes == votes_.end() || votes->second.count(other) == 0) return true;
+    }
+    return false;
+  };
   // Whether somebody who is needed has passed the first of the calls, by kind of call.
   size_t calls = 0;
   size_t passed = 0;
@@ -103,18 +112,19 @@ void Oracle::Refused(const std::vector<RefusedMember>& members, Epoch epoch, boo
       }
       if (!(key.at < CallPosition{member.step, refused.next, 0})) continue;
       ++calls;
-      const std::vector<int32_t>& all = groups_.at(refused.group);
-      bool by_one = false;
-      for (int32_t place = 0; place < static_cast<int32_t>(all.size()); ++place) {
-        if (key.is_pair() && GroupRank(place) != (refused.is_recv ? key.source : key.destination)) {
-          continue;
-        }
-        if (all[place] == rank || !IsBehind(key, all[place], !refused.is_recv)) continue;
-        const auto votes = votes_.find(key);
-        by_one |= votes == votes_.end() || votes->second.count(all[place]) == 0;
+      std::vector<int32_t> all = groups_.at(refused.group);
+      if (key.is_pair()) {
+        all = {all[(refused.is_recv ? key.source : key.destination).value()]};
       }
-      passed += by_one;
+      passed += passed_by_another(key, rank, all, !refused.is_recv);
     }
+  }
+  for (const InstanceKey& key : gradients) {
+    if (tapes_.count(key.Parent()) == 0) continue;
+    ++calls;
+    std::vector<int32_t> all = groups_.at(key.group);
+    if (key.is_pair()) all = {all[key.source.value()], all[key.destination.value()]};
+    passed += passed_by_another(key, members[0].rank.value(), all, false);
   }
   const bool ends = epoch == open_ && !alone && passed == 0 && !members.empty();
   // Where some of the calls have been passed and others have not, either is right.
@@ -336,6 +346,11 @@ bool Oracle::Closed(int64_t run) const {
     const auto& votes = votes_.at(part.key);
     for (const int32_t rank : part.all) {
       if (votes.count(rank) == 0 && !IsAbsent(part.key, rank)) return false;
+    }
+    for (const auto& vote : votes) {
+      for (const Part& other : runs_.at(vote.second).parts) {
+        if (other.key == part.key && other.shape != part.shape) return false;
+      }
     }
   }
   return true;
@@ -683,6 +698,8 @@ std::string Oracle::Apply(const Sequencer::Actions& actions, Epoch open) {
         if (of_open_epoch) failures.push_back(&action.error);
         break;
       }
+      case SequencerAction::Kind::kWarn:
+        break;
       case SequencerAction::Kind::kEpochEnded:
         if (action.epoch != open_) {
           fault =

@@ -32,6 +32,7 @@ class Oracle {
     // Which call of the programs this is, whatever it is called: only equal ones may ever meet. -1:
     // not known.
     int64_t point = -1;
+    int32_t shape = 0;  // only equal ones can be launched
     bool wants_grad = false;
     bool leads_to_collective = false;  // what the operand was computed from
     bool leads_to_leaf = false;
