@@ -75,6 +75,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "core/base/error.h"
+#include "core/collective/call_sites.h"
 #include "core/graph/graph.h"
 #include "core/tensor/half.h"
 #include "core/tensor/type.h"
@@ -189,6 +190,12 @@ struct WorldOptions {
   Timeout join_timeout = Timeout::zero();   // 0: the daemon's
   Timeout agree_timeout = Timeout::zero();  // 0: the daemon's (60 s); how late a rank may be
   Timeout exec_timeout = Timeout::zero();   // 0: the daemon's (300 s)
+  // Whether a collective must be called in one line on all its ranks: that tells two equal calls
+  // apart which one rank makes in the other order, and which would be summed crosswise. kWarn writes
+  // each such pair of lines once into the daemon's log and its flight record; kRefuse makes it a
+  // mismatch. All ranks of a world join with the same value (INVALID_ARGUMENT kMismatch where they
+  // do not). Programs that call one collective in lines that differ by rank keep it off.
+  CheckCallSites check_call_sites = CheckCallSites::kOff;
 };
 
 // One of a session's devices. A Session stands for its first, a World for its member's.

@@ -41,6 +41,7 @@
 #include "absl/types/span.h"
 #include "core/base/error.h"
 #include "core/base/ids.h"
+#include "core/collective/call_sites.h"
 #include "core/collective/instance.h"
 #include "core/graph/graph.h"
 
@@ -102,10 +103,6 @@ struct Vote {
   // It may take over the memory of inputs that were given to it. Granted with its launch only.
   bool donates = false;
 };
-
-// Whether the ranks of one instance must call it in one line of their program: two equal calls that
-// one rank makes in the other order are told apart by nothing else.
-enum class CheckCallSites : uint8_t { kOff = 0, kWarn = 1, kRefuse = 2 };
 
 struct SequencerOptions {
   absl::Duration agree_timeout = absl::Seconds(60);

@@ -87,6 +87,7 @@ struct JoinRequest {
   absl::Duration join_timeout;   // 0: the node's
   absl::Duration agree_timeout;  // 0: the node's; the first member's counts
   absl::Duration exec_timeout;
+  CheckCallSites check_call_sites = CheckCallSites::kOff;  // the same on every rank
 };
 
 struct WorldInfo {

@@ -668,6 +668,12 @@ void LocalNode::Impl::ApplyOne(const std::shared_ptr<World>& world, SequencerAct
         FailRun(run, action->error, now);
       }
       break;
+    case SequencerAction::Kind::kWarn:
+      action->error.code = absl::StatusCode::kInvalidArgument;
+      errors.Record(world->tenant, &action->error);
+      Note(FlightKind::kCallSitesDiffer, now, nullptr, world.get(), Sequence(), Ticket(),
+           action->error.id);
+      break;
     case SequencerAction::Kind::kEpochEnded:
       world->shared.clear();
       world->equal_work.clear();

@@ -219,6 +219,7 @@ class DirectLink : public Link {
     join.join_timeout = absl::FromChrono(options.join_timeout);
     join.agree_timeout = absl::FromChrono(options.agree_timeout);
     join.exec_timeout = absl::FromChrono(options.exec_timeout);
+    join.check_call_sites = options.check_call_sites;
     const Answer<absl::StatusOr<JoinedWorld>> answer;
     loop_->Post([session = session_, join, answer](LocalNode& node, absl::Time now) {
       node.JoinWorld(session, join, now, [answer](absl::StatusOr<WorldInfo> info) {
