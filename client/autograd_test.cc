@@ -64,6 +64,28 @@ TEST(AutogradTest, SeedsWeighTheRoots) {
   EXPECT_THAT(std::string(no_seed.message()), HasSubstr("a root of one element"));
 }
 
+// A gradient call asks for what its roots' history leads to, and for nothing that the leaves lead
+// to besides: kept metrics cost nothing and nobody waits for them.
+TEST(AutogradTest, ABackwardSendsNothingForMetricsThatAreKept) {
+  int without = 0;
+  for (const int metrics : {0, 5}) {
+    FakeDaemon daemon;
+    const Ranks ranks(1, &daemon);
+    const Tensor x = Leaf(ranks.worlds[0], {2});
+    const Tensor y = AllReduce(x, ranks.worlds[0]);
+    const Tensor loss = Sum(y * y);
+    std::vector<Tensor> kept;
+    for (int i = 0; i < metrics; ++i) kept.push_back(AllReduce(loss, ranks.worlds[0]));
+    ASSERT_TRUE(loss.Wait().ok());
+    const int before = daemon.counts().runs;
+    ASSERT_TRUE(Backward(loss).ok());
+    EXPECT_THAT(Values<double>(x.grad()), ElementsAre(4));
+    const int sent = daemon.counts().runs - before;
+    if (metrics == 0) without = sent;
+    EXPECT_EQ(sent, without);
+  }
+}
+
 TEST(AutogradTest, DetachAndNoGradCutTheHistory) {
   FakeDaemon daemon;
   const sdk::Session session = daemon.Open();
@@ -441,7 +463,7 @@ TEST(CollectiveGradientTest, TwoRanksInOneSession) {
   ExpectNoLeaks(daemon);
 }
 
-TEST(CollectiveGradientTest, AskedForAgainInTheNextEpoch) {
+TEST(CollectiveGradientTest, AskedForAgainInTheNextStep) {
   FakeDaemon daemon;
   {
     Ranks ranks(2, &daemon);
@@ -460,6 +482,8 @@ TEST(CollectiveGradientTest, AskedForAgainInTheNextEpoch) {
     EXPECT_FALSE(b.Wait().ok());
     EXPECT_FALSE(x[0].grad().Wait().ok());
     x[0].ClearGrad();
+    // Rank 0 has asked once more: requests count anew in the next step.
+    for (int r = 0; r < 2; ++r) ASSERT_TRUE(ranks.worlds[r].Step(1).ok());
     for (int r = 0; r < 2; ++r) ASSERT_TRUE(Backward(Sum(y[r] * 3)).ok());
     for (int r = 0; r < 2; ++r) {
       EXPECT_THAT(Values<double>(x[r].grad()), ElementsAre(6));

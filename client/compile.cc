@@ -1,8 +1,10 @@
 #include <algorithm>
 #include <deque>
+#include <exception>
 #include <map>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -23,7 +25,7 @@ namespace {
 
 // What a trace depends on of one input.
 struct InputKey {
-  const TensorInfo* info = nullptr;
+  TensorInfoPtr info;
   int32_t device_slot = 0;
   bool requires_grad = false;
   friend bool operator==(const InputKey& a, const InputKey& b) {
@@ -33,16 +35,23 @@ struct InputKey {
 
 // Where a result of the function comes from.
 struct Result {
-  int32_t output = -1;               // of the graph
-  TensorDataPtr outside;             // a tensor from outside that the function returned
-  int32_t input = -1;                // an input, returned as it is
-  const TensorInfo* info = nullptr;  // null: absent
+  int32_t output = -1;    // of the graph
+  TensorDataPtr outside;  // a tensor from outside that the function returned
+  int32_t input = -1;     // an input, returned as it is
+  TensorInfoPtr info;     // null: absent
   int32_t device_slot = 0;
 };
 
-using Infos = std::vector<const TensorInfo*>;
+using Infos = std::vector<TensorInfoPtr>;
 
 struct Program {
+  // Its last run has been sent, or nobody can send one.
+  ~Program() {
+    if (graph == GraphId()) return;
+    session->RetireGraphs({graph}, /*of_calls=*/false);
+    session->DrainIfUrgent();
+  }
+
   std::shared_ptr<SessionCore> session;
   std::vector<InputKey> key;
   std::vector<Result> results;
@@ -78,6 +87,80 @@ struct Traced {
 bool Travels(const TensorData& data) {
   const TensorData::State state = data.state.load(std::memory_order_acquire);
   return state == TensorData::State::kInline || state == TensorData::State::kHost;
+}
+
+// How often a run calls, by group and end of a pair: peer, direction (1: send) and tag, and (-1, 0,
+// 0) for the group itself.
+std::map<std::tuple<GroupCore*, int32_t, int, int64_t>, int64_t> CallsOf(
+    const Trace::Finished& trace) {
+  std::map<std::tuple<GroupCore*, int32_t, int, int64_t>, int64_t> calls;
+  for (const Trace::Slot& slot : trace.slots) {
+    for (size_t i = 0; i < slot.groups.size(); ++i) {
+      if (slot.used[i] > 0) calls[{slot.groups[i], -1, 0, 0}] = slot.used[i];
+    }
+  }
+  for (const Trace::PairUse& pair : trace.pairs) {
+    calls[{pair.group, pair.peer, pair.send ? 1 : 0, pair.tag}] = pair.used;
+  }
+  return calls;
+}
+
+// Where the calls of a run stand.
+struct Counted {
+  std::vector<absl::InlinedVector<CallPosition, 1>> bases;  // by slot
+  absl::InlinedVector<int64_t, 1> pairs;                    // by pair
+};
+
+// Counts the calls of a run: once for each, whatever becomes of it.
+Counted CountLocked(const Trace::Finished& trace) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
+  Counted counted;
+  for (const Trace::Slot& slot : trace.slots) {
+    counted.bases.emplace_back();
+    for (size_t i = 0; i < slot.groups.size(); ++i) {
+      GroupCore* const group = slot.groups[i];
+      counted.bases.back().push_back(
+          {group->member->step.load(std::memory_order_relaxed), group->next_call, 0});
+      group->next_call += slot.used[i];
+    }
+  }
+  for (const Trace::PairUse& pair : trace.pairs) {
+    int64_t& next = pair.group->pairs[{{pair.peer, pair.send ? 1 : 0}, pair.tag}].next;
+    counted.pairs.push_back(next);
+    next += pair.used;
+  }
+  return counted;
+}
+
+void AddRefused(const Trace::Finished& trace, const Counted& counted,
+                SessionCore::Refusals* refusals) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
+  for (size_t s = 0; s < trace.slots.size(); ++s) {
+    const Trace::Slot& slot = trace.slots[s];
+    for (size_t i = 0; i < slot.groups.size(); ++i) {
+      if (slot.used[i] == 0) continue;
+      RefusedCalls calls;
+      calls.group = slot.groups[i]->id;
+      calls.first = counted.bases[s][i].call;
+      calls.next = calls.first + slot.used[i];
+      SessionCore::RefusedOf(slot.groups[i]->member, refusals)->calls.push_back(calls);
+    }
+  }
+  for (size_t p = 0; p < trace.pairs.size(); ++p) {
+    const Trace::PairUse& pair = trace.pairs[p];
+    RefusedCalls calls;
+    calls.group = pair.group->id;
+    calls.source = GroupRank(pair.send ? pair.group->rank : pair.peer);
+    calls.destination = GroupRank(pair.send ? pair.peer : pair.group->rank);
+    calls.tag = pair.tag;
+    calls.is_recv = !pair.send;
+    calls.first = counted.pairs[p];
+    calls.next = calls.first + pair.used;
+    SessionCore::RefusedOf(pair.group->member, refusals)->calls.push_back(calls);
+  }
+}
+
+absl::Status Thrown(absl::string_view what) {
+  return MakeError(absl::StatusCode::kCancelled, Reason::kCancelled,
+                   absl::StrCat("compiled function: it threw an exception", what));
 }
 
 // What two traces of a function capture, and give back, must not depend on the size.
@@ -123,67 +206,25 @@ class CompiledImpl {
  public:
   CompiledImpl(Function function, CompileOptions options)
       : function_(std::move(function)), options_(std::move(options)) {}
-  ~CompiledImpl() {
-    for (const auto& program : programs_) Forget(*program);
-  }
 
   absl::StatusOr<std::vector<Tensor>> Run(const std::vector<Tensor>& inputs, CallSite site) {
-    const std::string source = SourceOf(site);
     if (Trace::Current() != nullptr) {
       // One graph is the point: the inner function becomes part of the outer one.
       return function_(inputs);
     }
-    std::shared_ptr<SessionCore> session;
-    std::vector<InputKey> key;
-    int64_t size = -1;
-    for (const Tensor& input : inputs) {
-      if (!input.defined() || input.absent()) {
-        return WithSource(BadType("compiled function: expected tensors, got an undefined or absent "
-                                  "one"),
-                          source);
-      }
-      CHORUS_RETURN_IF_ERROR(input.status());
-      const TensorData& data = *input.impl()->data;
-      if (session == nullptr) session = data.session;
-      if (session != data.session) {
-        return WithSource(BadType("compiled function: expected inputs of one session"), source);
-      }
-      absl::StatusOr<const TensorInfo*> info =
-          AtSize(session.get(), static_cast<int>(key.size()), data.info, options_.max_size, &size);
-      if (!info.ok()) return WithSource(info.status(), source);
-      key.push_back({*info, data.device_slot, input.requires_grad()});
+    const std::string source = SourceOf(site);
+    absl::StatusOr<Prepared> prepared = Prepared();
+    try {
+      prepared = Prepare(inputs);
+    } catch (const std::exception& thrown) {
+      Refuse(inputs, WithSource(Thrown(absl::StrCat(": ", thrown.what())), source)).IgnoreError();
+      throw;
+    } catch (...) {
+      Refuse(inputs, WithSource(Thrown(""), source)).IgnoreError();
+      throw;
     }
-    if (session == nullptr) {
-      return WithSource(BadType("compiled function: expected at least one input: it says on which "
-                                "session the function runs"),
-                        source);
-    }
-    std::shared_ptr<Program> program;
-    std::shared_ptr<const Infos> infos;
-    {
-      MutexLock lock(&mutex_);
-      for (size_t i = 0; i < programs_.size(); ++i) {
-        if (programs_[i]->session != session || programs_[i]->key != key) continue;
-        if (programs_[i]->IsCurrent()) {
-          program = programs_[i];
-        } else {
-          Forget(*programs_[i]);
-          programs_.erase(programs_.begin() + static_cast<int64_t>(i));
-        }
-        break;
-      }
-      if (program == nullptr) {
-        absl::StatusOr<std::shared_ptr<Program>> traced = MakeProgram(session, inputs, key);
-        if (!traced.ok()) return WithSource(traced.status(), source);
-        program = *std::move(traced);
-        programs_.push_back(program);
-        ++traces_;
-      }
-      absl::StatusOr<std::shared_ptr<const Infos>> found = InfosAt(program.get(), size);
-      if (!found.ok()) return WithSource(found.status(), source);
-      infos = *std::move(found);
-    }
-    return Call(*program, inputs, *infos);
+    if (!prepared.ok()) return Refuse(inputs, WithSource(prepared.status(), source));
+    return Call(*prepared->program, inputs, *prepared->infos, source);
   }
 
   int traces() const {
@@ -192,15 +233,121 @@ class CompiledImpl {
   }
 
  private:
-  static void Forget(const Program& program) {
-    SessionLock lock(program.session.get());
-    if (lock.status().ok()) program.session->ReleaseGraphLocked(program.graph);
+  // What a call with some inputs runs.
+  struct Prepared {
+    std::shared_ptr<Program> program;
+    std::shared_ptr<const Infos> infos;  // of its outputs
+  };
+
+  // Traces the function where it has to: that may throw.
+  absl::StatusOr<Prepared> Prepare(const std::vector<Tensor>& inputs) {
+    std::shared_ptr<SessionCore> session;
+    std::vector<InputKey> key;
+    int64_t size = -1;
+    for (const Tensor& input : inputs) {
+      if (!input.defined() || input.absent()) {
+        return BadType("compiled function: expected tensors, got an undefined or absent one");
+      }
+      CHORUS_RETURN_IF_ERROR(input.status());
+      const TensorData& data = *input.impl()->data;
+      if (session == nullptr) session = data.session;
+      if (session != data.session) {
+        return BadType("compiled function: expected inputs of one session");
+      }
+      CHORUS_ASSIGN_OR_RETURN(
+          const TensorInfoPtr info,
+          AtSize(session.get(), static_cast<int>(key.size()), data.info, options_.max_size, &size));
+      key.push_back({info, data.device_slot, input.requires_grad()});
+    }
+    if (session == nullptr) {
+      return BadType(
+          "compiled function: expected at least one input: it says on which session the function "
+          "runs");
+    }
+    Prepared prepared;
+    MutexLock lock(&mutex_);
+    for (size_t i = 0; i < programs_.size(); ++i) {
+      if (programs_[i]->session != session || programs_[i]->key != key) continue;
+      if (programs_[i]->IsCurrent()) {
+        prepared.program = programs_[i];
+      } else {
+        programs_.erase(programs_.begin() + static_cast<int64_t>(i));
+      }
+      break;
+    }
+    if (prepared.program == nullptr) {
+      CHORUS_ASSIGN_OR_RETURN(prepared.program, MakeProgram(session, inputs, key));
+      if (programs_.size() >= kMaxPrograms) programs_.erase(programs_.begin());
+      programs_.push_back(prepared.program);
+      ++traces_;
+    }
+    CHORUS_ASSIGN_OR_RETURN(prepared.infos, InfosAt(prepared.program.get(), size));
+    return prepared;
+  }
+
+  // The session on which a call with these inputs would have run, as far as that can be told.
+  std::shared_ptr<SessionCore> SessionOf(const std::vector<Tensor>& inputs) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    for (const Tensor& input : inputs) {
+      if (input.defined() && input.impl()->data->session != nullptr) {
+        return input.impl()->data->session;
+      }
+    }
+    std::shared_ptr<SessionCore> session;
+    for (const auto& program : programs_) {
+      if (session != nullptr && session != program->session) return nullptr;
+      session = program->session;
+    }
+    return session;
+  }
+
+  // A call that cannot be made, for `why`: it counts what all traces so far have counted; where
+  // that is not one number the rank is out of line. The others are told. Gives the error as
+  // recorded.
+  absl::Status Refuse(const std::vector<Tensor>& inputs, const absl::Status& why) {
+    if (IsLost(why)) return why;
+    std::shared_ptr<SessionCore> session;
+    std::shared_ptr<Program> known;
+    bool differ = false;
+    {
+      MutexLock lock(&mutex_);
+      session = SessionOf(inputs);
+      for (const auto& program : programs_) {
+        if (program->session != session || !program->IsCurrent()) continue;
+        if (known == nullptr) known = program;
+        differ = differ || CallsOf(known->trace) != CallsOf(program->trace);
+      }
+    }
+    if (session == nullptr || session->Forked()) return why;
+    std::vector<Sequence> sent;
+    {
+      SessionLock lock(session.get());
+      CHORUS_RETURN_IF_ERROR(lock.status());
+      SessionCore::Refusals refusals;
+      if (known == nullptr || differ) {
+        session->PutOutOfLineLocked(why, &refusals);
+      } else {
+        CHORUS_RETURN_IF_ERROR(OutOfLine(known->trace));
+        AddRefused(known->trace, CountLocked(known->trace), &refusals);
+      }
+      sent = session->RefuseLocked(std::move(refusals), why);
+    }
+    return session->AwaitRefused(sent, why);
+  }
+
+  // The first of the members that takes part in nothing more in its step says why.
+  static absl::Status OutOfLine(const Trace::Finished& trace)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
+    for (const auto& member : trace.members) {
+      if (!member->out_of_line.ok()) return Detached(member->out_of_line);
+    }
+    return absl::OkStatus();
   }
 
   // The type of input `i` with its dimensions that vary as `size`; *found is what they are, the
   // same in all inputs.
-  absl::StatusOr<const TensorInfo*> AtSize(SessionCore* session, int i, const TensorInfo* info,
-                                           int64_t size, int64_t* found) const {
+  absl::StatusOr<TensorInfoPtr> AtSize(SessionCore* session, int i, const TensorInfoPtr& info,
+                                       int64_t size, int64_t* found) const {
     TensorType type;
     for (const CompileOptions::Varying& varying : options_.varying) {
       if (varying.input != i) continue;
@@ -290,6 +437,10 @@ class CompiledImpl {
     program->trace = std::move(traced[0].trace);
     Graph& graph = program->trace.graph;
     CHORUS_ASSIGN_OR_RETURN(graph, UnifyGraphs(graphs, sizes, varying));
+    // What is returned as it is has its name and its memory after the run as well.
+    for (const Result& result : program->results) {
+      if (result.input >= 0) graph.inputs[static_cast<size_t>(result.input)].donatable = false;
+    }
     // An output of a donated input's type, at every size, may take its memory over, each at most
     // once.
     const ValueTable last(graphs.back());
@@ -340,9 +491,8 @@ class CompiledImpl {
     std::vector<Tensor> returned;
     {
       const GradMode mode(true);
-      trace.Begin();
+      const Trace::Scope scope(&trace);
       returned = function_(placeholders);
-      trace.End();
     }
     std::vector<TensorDataPtr> outputs;
     for (size_t i = 0; i < returned.size(); ++i) {
@@ -398,17 +548,63 @@ class CompiledImpl {
 
   // `infos`: of the outputs.
   absl::StatusOr<std::vector<Tensor>> Call(const Program& program,
-                                           const std::vector<Tensor>& inputs, const Infos& infos) {
+                                           const std::vector<Tensor>& inputs, const Infos& infos,
+                                           const std::string& source) {
     SessionCore* const session = program.session.get();
-    const Trace::Finished& trace = program.trace;
-    TensorDatas outputs;
-    Sequence sequence;
-    const Dependences* after = nullptr;
+    Sent sent;
+    absl::Status refused;
+    std::vector<Sequence> refusals_sent;
     session->Throttle();
     Await();
     {
       SessionLock lock(session);
       CHORUS_RETURN_IF_ERROR(lock.status());
+      CHORUS_RETURN_IF_ERROR(OutOfLine(program.trace));
+      const Counted counted = CountLocked(program.trace);
+      refused = WithSource(SendLocked(program, inputs, infos, counted, &sent), source);
+      if (!refused.ok() && !IsLost(refused)) {
+        SessionCore::Refusals refusals;
+        AddRefused(program.trace, counted, &refusals);
+        refusals_sent = session->RefuseLocked(std::move(refusals), refused);
+      }
+    }
+    if (!refused.ok()) return session->AwaitRefused(refusals_sent, refused);
+    {
+      MutexLock lock(&mutex_);
+      under_way_.emplace_back(program.session, sent.sequence);
+    }
+    std::vector<Tensor> results;
+    for (const Result& result : program.results) {
+      if (result.outside != nullptr) {
+        results.push_back(MakeTensor(result.outside));
+      } else if (result.input >= 0) {
+        results.push_back(MakeTensor(inputs[static_cast<size_t>(result.input)].impl()->data));
+      } else if (result.output >= 0) {
+        results.push_back(MakeTensor(sent.outputs[static_cast<size_t>(result.output)]));
+      } else {
+        auto absent = std::make_shared<TensorData>(program.session);
+        absent->device_slot = result.device_slot;
+        absent->producer = sent.sequence;
+        absent->state.store(TensorData::State::kAbsent, std::memory_order_release);
+        results.push_back(MakeTensor(std::move(absent)));
+      }
+    }
+    return results;
+  }
+
+  // A run of a program.
+  struct Sent {
+    TensorDatas outputs;
+    Sequence sequence;
+  };
+
+  absl::Status SendLocked(const Program& program, const std::vector<Tensor>& inputs,
+                          const Infos& infos, const Counted& counted, Sent* sent)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
+    SessionCore* const session = program.session.get();
+    const Trace::Finished& trace = program.trace;
+    DependencesPtr after;
+    {
       session->FlushLocked();
       chorus::Run run;
       run.graph = program.graph;
@@ -431,29 +627,25 @@ class CompiledImpl {
           }
         }
         CHORUS_RETURN_IF_ERROR(bind(data));
-        after = session->Union(after, input.impl()->data->after);
+        session->Join(&after, input.impl()->data->after);
       }
       for (const Trace::Capture& capture : trace.captures) {
         CHORUS_RETURN_IF_ERROR(bind(capture.data));
-        after = session->Union(after, capture.data->after);
+        session->Join(&after, capture.data->after);
       }
       if (!options_.donate.empty()) {
         run.donate.assign(run.inputs.size(), false);
         for (const int donated : options_.donate) {
+          const auto place = static_cast<size_t>(donated);
+          if (!trace.graph.inputs[place].donatable) continue;
           // Detached tensors, and what autograd keeps, hold the same name.
-          const TensorDataPtr& data = inputs[static_cast<size_t>(donated)].impl()->data;
-          run.donate[static_cast<size_t>(donated)] = data.use_count() == 1;
+          run.donate[place] = inputs[place].impl()->data.use_count() == 1;
         }
       }
+      run.outputs.resize(infos.size());
+      CHORUS_RETURN_IF_ERROR(session->NameOutputsLocked(absl::MakeSpan(run.outputs)));
       std::vector<TensorId> ids;
-      for (size_t i = 0; i < infos.size(); ++i) {
-        CHORUS_ASSIGN_OR_RETURN(const TensorId id, session->NewTensorIdLocked());
-        OutBinding out;
-        out.kind = OutBinding::Kind::kFresh;
-        out.id = id;
-        run.outputs.push_back(std::move(out));
-        ids.push_back(id);
-      }
+      for (const OutBinding& output : run.outputs) ids.push_back(output.id);
       // One run is of one epoch. Members that are behind bring the run down with the cause that
       // they have not handed out yet.
       int64_t epoch = 0;
@@ -461,83 +653,72 @@ class CompiledImpl {
         const int64_t e = member->epoch.load(std::memory_order_relaxed);
         epoch = epoch == 0 ? e : std::min(epoch, e);
       }
-      for (const Trace::Slot& slot : trace.slots) {
+      for (size_t s = 0; s < trace.slots.size(); ++s) {
+        const Trace::Slot& slot = trace.slots[s];
         RunGroup group;
         group.world = slot.groups[0]->member->world;
         group.group = slot.groups[0]->id;
         group.epoch = Epoch(epoch);
-        for (const GroupCore* g : slot.groups) group.base.push_back(g->next_index);
+        group.base = counted.bases[s];
         run.groups.push_back(std::move(group));
-        // All results come at once, when the last of the collectives is done.
-        for (GroupCore* g : slot.groups) after = session->Union(after, session->AfterGroup(g));
       }
-      std::vector<DropTape::Entry> drops = Drops(trace, epoch);
-      CHORUS_ASSIGN_OR_RETURN(sequence, session->SubmitLocked(std::move(run)));
+      run.pair_calls = counted.pairs;
+      const auto given = run.donate;
+      CHORUS_ASSIGN_OR_RETURN(sent->sequence, session->SubmitLocked(std::move(run)));
+      for (size_t i = 0; i < given.size(); ++i) {
+        if (given[i]) inputs[i].impl()->data->given_to.store(sent->sequence.value());
+      }
+      session->CountUnderWayLocked(sent->sequence);
+      // All results come at once, when the last of the collectives is done.
       for (const Trace::Slot& slot : trace.slots) {
-        for (size_t i = 0; i < slot.groups.size(); ++i) slot.groups[i]->next_index += slot.used[i];
+        for (GroupCore* g : slot.groups) {
+          session->Join(&after, session->AfterGroup(g, sent->sequence));
+        }
       }
-      for (const Trace::PairUse& pair : trace.pairs) {
-        pair.group->pairs[{{pair.peer, pair.send ? 1 : 0}, pair.tag}].next += pair.used;
-      }
-      for (const auto& member : trace.members) session->CountRunLocked(member.get(), sequence);
-      session->CountUnderWayLocked(sequence);
-      for (DropTape::Entry& drop : drops) session->RetireTape(std::move(drop));
+      for (DropTape::Entry& drop : Drops(trace, counted)) session->RetireTape(std::move(drop));
       for (size_t i = 0; i < ids.size(); ++i) {
-        outputs.push_back(
-            session->NewSentLocked(infos[i], program.output_devices[i], ids[i], sequence));
-        outputs.back()->after = after;
+        sent->outputs.push_back(
+            session->NewSentLocked(infos[i], program.output_devices[i], ids[i], sent->sequence));
+        sent->outputs.back()->after = after;
       }
     }
-    {
-      MutexLock lock(&mutex_);
-      under_way_.emplace_back(program.session, sequence);
-    }
-    std::vector<Tensor> results;
-    for (const Result& result : program.results) {
-      if (result.outside != nullptr) {
-        results.push_back(MakeTensor(result.outside));
-      } else if (result.input >= 0) {
-        results.push_back(MakeTensor(inputs[static_cast<size_t>(result.input)].impl()->data));
-      } else if (result.output >= 0) {
-        results.push_back(MakeTensor(outputs[static_cast<size_t>(result.output)]));
-      } else {
-        auto absent = std::make_shared<TensorData>(program.session);
-        absent->device_slot = result.device_slot;
-        absent->producer = sequence;
-        absent->state.store(TensorData::State::kAbsent, std::memory_order_release);
-        results.push_back(MakeTensor(std::move(absent)));
-      }
-    }
-    return results;
+    return absl::OkStatus();
   }
 
   // The tape entries that the run holds: they are used up when it is over.
-  static std::vector<DropTape::Entry> Drops(const Trace::Finished& trace, int64_t epoch)
+  static std::vector<DropTape::Entry> Drops(const Trace::Finished& trace, const Counted& counted)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
     std::vector<DropTape::Entry> drops;
     std::vector<InstanceKey> keys;
     keys.reserve(trace.tapes.size());
     for (const Trace::TapeUse& use : trace.tapes) {
       const Trace::Slot& slot = trace.slots[use.group_slot];
+      const size_t place = static_cast<size_t>(
+          std::find_if(slot.groups.begin(), slot.groups.end(),
+                       [&](const GroupCore* g) { return g->rank == use.member.value(); }) -
+          slot.groups.begin());
+      const CallPosition& base = counted.bases[use.group_slot][place];
       InstanceKey key;
       if (use.parent >= 0) {
-        key = keys[use.parent].Gradient(Epoch(epoch), static_cast<int32_t>(use.offset));
+        key = keys[use.parent].Gradient({base.step, use.offset});
       } else {
-        const auto found =
-            std::find_if(slot.groups.begin(), slot.groups.end(),
-                         [&](const GroupCore* g) { return g->rank == use.member.value(); });
-        GroupCore* const group = *found;
+        GroupCore* const group = slot.groups[place];
         key.group = group->id;
-        key.epoch = Epoch(epoch);
+        key.since = group->member->since;
+        key.at = {base.step, use.offset, use.part};
         if (use.source.value() >= 0) {
           key.source = use.source;
           key.destination = use.destination;
           key.tag = use.tag;
           const bool send = use.source == use.member;
           const int32_t peer = (send ? use.destination : use.source).value();
-          key.index = use.offset + group->pairs[{{peer, send ? 1 : 0}, use.tag}].next;
+          const auto pair =
+              std::find_if(trace.pairs.begin(), trace.pairs.end(), [&](const Trace::PairUse& p) {
+                return p.group == group && p.peer == peer && p.send == send && p.tag == use.tag;
+              });
+          key.at.call += counted.pairs[static_cast<size_t>(pair - trace.pairs.begin())];
         } else {
-          key.index = group->next_index + use.offset;
+          key.at.call += base.call;
         }
       }
       if (use.live) {
@@ -547,6 +728,10 @@ class CompiledImpl {
     }
     return drops;
   }
+
+  // Types of inputs that have a graph at a time: who has ever new ones traces again, and does not
+  // fill the daemon.
+  static constexpr size_t kMaxPrograms = 256;
 
   const Function function_;
   const CompileOptions options_;

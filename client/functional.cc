@@ -137,15 +137,23 @@ Results ApplyBroadcast(const Tensor& x, int root, const Group& group, CallSite s
   CollectiveCall call = CallOf(Ops().broadcast, site);
   call.root = root;
   if (!IsUsable(x) || group.rank() == root) return Apply(call, Only(x), group);
-  // Off the root only the type counts.
+  // Off the root only the type counts, and what is behind it: the root's x has a gradient.
   call.type = &x.impl()->data->info->type;
+  call.behind = Only(x);
   return Apply(call, {}, group);
 }
 
 }  // namespace
 
 Tensor AllReduce(const Tensor& x, const Group& group, ReduceOp op, CallSite site) {
-  return One(ApplyReduction(CallOf(Ops().all_reduce, site), Only(x), group, op));
+  return AllReduceIn(nullptr, x, group, op, site);
+}
+
+Tensor AllReduceIn(CallInRuns* runs, const Tensor& x, const Group& group, const ReduceOp& op,
+                   CallSite site) {
+  CollectiveCall call = CallOf(Ops().all_reduce, site);
+  call.runs = runs;
+  return One(ApplyReduction(call, Only(x), group, op));
 }
 
 Tensor Broadcast(const Tensor& x, int root, const Group& group, CallSite site) {
@@ -163,6 +171,12 @@ std::vector<Tensor> AllGather(const Tensor& x, const Group& group, const std::ve
   CollectiveCall call = CallOf(Ops().all_gather, site);
   call.counts = rows;
   return List(Apply(call, Only(x), group), group.size());
+}
+
+Tensor AllGatherIntoTensorIn(CallInRuns* runs, const Tensor& x, const Group& group, CallSite site) {
+  CollectiveCall call = CallOf(Ops().all_gather_into_tensor, site);
+  call.runs = runs;
+  return One(Apply(call, Only(x), group));
 }
 
 Tensor AllGatherIntoTensor(const Tensor& x, const Group& group, const std::vector<int64_t>& rows,
@@ -197,6 +211,7 @@ Tensor Scatter(const std::vector<Tensor>& xs, DType dtype, const Shape& shape, i
   const TensorType type = TypeOfPiece(dtype, shape);
   if (group.rank() != root || group.core() == nullptr) {
     call.type = &type;
+    call.behind = xs;
     return One(Apply(call, {}, group));
   }
   const size_t place = static_cast<size_t>(root);
@@ -234,6 +249,7 @@ Tensor ScatterTensor(const Tensor& x, DType dtype, const Shape& shape, int root,
   const TensorType type = TypeOfPiece(dtype, turned);
   if (group.rank() != root || group.core() == nullptr) {
     call.type = &type;
+    call.behind = Only(x);
     return FromFront(One(Apply(call, {}, group)), dim, site);
   }
   call.counts = rows;
@@ -365,6 +381,7 @@ Ragged ScatterRagged(const Tensor& x, const Tensor& counts, DType dtype, const S
   const TensorType type = TypeOfPiece(dtype, shape);
   if (group.rank() != root || group.core() == nullptr) {
     call.type = &type;
+    call.behind = Only(x);
     call.runtime_counts_input = 0;
     return Both(Apply(call, {}, group));
   }
@@ -393,12 +410,14 @@ namespace {
 // A run has at most so many inputs and results: a frame holds their names.
 constexpr size_t kMaxCoalescedValues = 4096;
 
-// `calls[i]` on `inputs[i]`, as few runs as may be. `results_each`: the most that one has.
-std::vector<Results> ApplyAll(const std::vector<CollectiveCall>& calls,
+// `calls[i]` on `inputs[i]`, as few runs as may be: one call, however many they are.
+// `results_each`: the most that one has.
+std::vector<Results> ApplyAll(std::vector<CollectiveCall> calls,
                               const std::vector<absl::Span<const Tensor>>& inputs,
                               size_t results_each, const Group& group) {
   std::vector<Results> results;
   results.reserve(calls.size());
+  CallInRuns runs;
   std::vector<MemberCall> run;
   size_t values = 0;
   const auto go = [&] {
@@ -409,10 +428,19 @@ std::vector<Results> ApplyAll(const std::vector<CollectiveCall>& calls,
   };
   for (size_t i = 0; i < calls.size(); ++i) {
     const size_t more = inputs[i].size() + results_each;
-    if (!run.empty() && values + more > kMaxCoalescedValues) go();
+    if (!run.empty() && values + more > kMaxCoalescedValues) {
+      go();
+      // The rest of the call was refused with it.
+      if (!results.back()[0].status().ok()) {
+        results.resize(calls.size(), results.back());
+        return results;
+      }
+    }
+    calls[i].runs = &runs;
     run.push_back({&calls[i], inputs[i], &group.member(), group.core()});
     values += more;
   }
+  runs.last = true;
   if (!run.empty()) go();
   return results;
 }
@@ -471,6 +499,7 @@ std::vector<Tensor> BroadcastCoalesced(const std::vector<Tensor>& xs, int root, 
   for (size_t i = 0; i < xs.size(); ++i) {
     if (!IsUsable(xs[i]) || group.rank() == root) continue;
     calls[i].type = &xs[i].impl()->data->info->type;
+    calls[i].behind = Only(xs[i]);
     inputs[i] = {};
   }
   return OneEach(ApplyAll(calls, inputs, 1, group));

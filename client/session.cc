@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/chorus.h"
 #include "client/internal/core.h"
+#include "client/internal/trace.h"
 #include "core/base/error.h"
 
 namespace chorus {
@@ -90,6 +91,7 @@ absl::StatusOr<World> Session::Join(const WorldOptions& given) const {
     return BadType(absl::StrCat("WorldOptions: device ", options.device,
                                 " is none of the session's ", core_->device_count()));
   }
+  core_->LeaveWhatIsOver();
   absl::StatusOr<JoinedWorld> joined = core_->link().Join(options, core_->device(options.device));
   if (!joined.ok()) return joined.status();
   auto member = std::make_shared<MemberCore>(core_, options.name);
@@ -106,6 +108,7 @@ absl::StatusOr<World> Session::Join(const WorldOptions& given) const {
   member->everybody = everybody.get();
   SessionLock lock(core_.get());
   if (!lock.status().ok()) return lock.status();
+  member->since = Epoch(1);
   member->groups.push_back(std::move(everybody));
   core_->AddMemberLocked(member);
   return World(std::move(member));
@@ -162,16 +165,37 @@ int64_t World::epoch() const { return member_ == nullptr ? 0 : member_->epoch.lo
 DeviceRef World::device() const { return DeviceRef(*this); }
 Group World::group() const { return Group(*this); }
 
+int64_t World::step() const { return member_ == nullptr ? 0 : member_->step.load(); }
+
+absl::Status World::Step(int64_t n, CallSite site) const {
+  if (member_ == nullptr) return NoWorld();
+  if (member_->session->Forked()) return ForkedError();
+  if (Trace::Current() != nullptr) {
+    return WithSource(MakeError(absl::StatusCode::kFailedPrecondition, Reason::kUnsupported,
+                                "Step: a compiled function is part of a step; begin it outside"),
+                      SourceOf(site));
+  }
+  return WithSource(member_->session->BeginStep(member_.get(), n), SourceOf(site));
+}
+
 absl::StatusOr<Group> World::NewGroup(const std::vector<int>& world_ranks) const {
   if (member_ == nullptr) return NoWorld();
   SessionCore* const session = member_->session.get();
   if (session->Forked()) return ForkedError();
-  absl::StatusOr<GroupId> id =
-      session->link().CreateGroup(member_->world, Rank(rank()), world_ranks);
-  if (!id.ok()) return id.status();
+  InstanceKey::Request request;
+  {
+    SessionLock lock(session);
+    CHORUS_RETURN_IF_ERROR(lock.status());
+    if (!member_->out_of_line.ok()) return Detached(member_->out_of_line);
+    // Counts like any call, whatever becomes of it.
+    request = {step(), member_->group_requests[world_ranks]++};
+  }
+  CHORUS_ASSIGN_OR_RETURN(
+      const GroupId id,
+      session->link().CreateGroup(member_->world, Rank(rank()), world_ranks, request));
   auto group = std::make_unique<GroupCore>();
   group->member = member_.get();
-  group->id = *id;
+  group->id = id;
   group->ranks = world_ranks;
   for (size_t place = 0; place < world_ranks.size(); ++place) {
     if (world_ranks[place] == rank()) group->rank = static_cast<int>(place);
@@ -184,14 +208,39 @@ absl::StatusOr<Group> World::NewGroup(const std::vector<int>& world_ranks) const
 
 absl::Status World::Leave() const {
   if (member_ == nullptr) return NoWorld();
-  if (member_->session->Forked()) return ForkedError();
-  return member_->session->link().Leave(member_->world, Rank(rank()));
+  SessionCore* const session = member_->session.get();
+  if (session->Forked()) return ForkedError();
+  CHORUS_RETURN_IF_ERROR(session->link().Leave(member_->world, Rank(rank())));
+  // Nothing of it can be called any more.
+  SessionLock lock(session);
+  if (!lock.status().ok()) return lock.status();
+  for (const auto& group : member_->groups) session->ForgetCallsLocked(group.get());
+  return absl::OkStatus();
 }
 
 absl::Status World::Abort(const std::string& why) const {
   if (member_ == nullptr) return NoWorld();
   if (member_->session->Forked()) return ForkedError();
-  return member_->session->link().Abort(member_->world, Rank(rank()), why);
+  SessionCore* const session = member_->session.get();
+  Error error;
+  error.code = absl::StatusCode::kAborted;
+  error.reason = Reason::kCancelled;
+  error.message = why;
+  absl::StatusOr<Sequence> sent = Sequence();
+  {
+    SessionLock lock(session);
+    CHORUS_RETURN_IF_ERROR(lock.status());
+    SessionCore::Refusals refusals;
+    SessionCore::RefusedOf(member_.get(), &refusals);
+    refusals[0].by_hand = true;
+    refusals[0].why = std::move(error);
+    sent = session->SubmitLocked(std::move(refusals[0]));
+  }
+  if (!sent.ok()) return sent.status();
+  const absl::Status outcome = session->link().WaitCommand(*sent, session->wait_timeout());
+  session->OnError(outcome);
+  // It is the error that was asked for, if it was heard.
+  return ErrorOf(outcome).ended.empty() ? outcome : absl::OkStatus();
 }
 
 absl::StatusOr<World::Reformed> World::Reform(Timeout timeout) {
@@ -206,12 +255,12 @@ absl::StatusOr<World::Reformed> World::Reform(Timeout timeout) {
   member_->rank = reformed->rank;
   member_->size = reformed->size;
   member_->epoch = reformed->epoch.value();
-  member_->runs.clear();
+  member_->since = reformed->epoch;
+  member_->step = 0;
+  SessionCore::ResetCountsLocked(member_.get());
   for (const auto& group : member_->groups) {
     group->alive = group->id == GroupId(0);
     ++group->generation;
-    group->next_index = 0;
-    for (auto& pair : group->pairs) pair.second.next = 0;
     session->ForgetCallsLocked(group.get());
   }
   GroupCore* const everybody = member_->everybody;

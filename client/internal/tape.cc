@@ -64,6 +64,12 @@ absl::Status CheckOperand(absl::string_view op, const Tensor& x, const SessionCo
   return absl::OkStatus();
 }
 
+// Those of a tensor that this trace knows.
+Companions CompanionsIn(const Trace* trace, const TensorImpl& impl) {
+  if (impl.companions == nullptr || impl.companions->front()->trace != trace) return nullptr;
+  return impl.companions;
+}
+
 Edge EdgeTo(const Tensor& x, const Trace* trace, bool keep_data) {
   const TensorImpl& impl = *x.impl();
   Edge edge;
@@ -78,8 +84,26 @@ Edge EdgeTo(const Tensor& x, const Trace* trace, bool keep_data) {
   } else if (keep_data || impl.requires_grad()) {
     edge.leaf = impl.leaf != nullptr ? impl.leaf : x.impl();
   }
-  if (own) edge.companions = impl.companions;
+  if (own) edge.companions = CompanionsIn(trace, impl);
   return edge;
+}
+
+// Where what is computed from these comes from, by the tape of this trace.
+Leads LeadsOf(absl::Span<const Tensor> inputs, const Trace* trace) {
+  Leads leads;
+  for (const Tensor& input : inputs) {
+    const TensorImpl& impl = *input.impl();
+    if (impl.node == nullptr) {
+      const TensorImpl& leaf = impl.leaf != nullptr ? *impl.leaf : impl;
+      leads.to_leaf = leads.to_leaf || leaf.leaf_requires_grad;
+    } else if (impl.node->trace == trace) {
+      const GradNode& node = *impl.node;
+      const bool local = node.member == nullptr;
+      leads.to_collective = leads.to_collective || !local || node.leads.to_collective;
+      leads.to_leaf = leads.to_leaf || (local && node.leads.to_leaf);
+    }
+  }
+  return leads;
 }
 
 void AddEdges(GradNode* node, absl::Span<const Tensor> inputs, const Trace* trace, Saved saved) {
@@ -90,7 +114,7 @@ void AddEdges(GradNode* node, absl::Span<const Tensor> inputs, const Trace* trac
 
 // Makes `result` the output `output` of a tape entry.
 void Attach(const GradNodePtr& node, size_t output, Tensor* result) {
-  const TensorInfo* info = result->impl()->data->info;
+  const TensorInfo* const info = result->impl()->data->info.get();
   if (info != nullptr && !IsFloating(info->type.dtype)) return;
   result->impl()->node = node;
   result->impl()->output = static_cast<int>(output);
@@ -104,14 +128,14 @@ GradNode::~GradNode() {
   if (member != nullptr && trace == nullptr && !consumed) {
     session->RetireTape({member->world, GroupRank(group->rank), key, /*consumed=*/false});
   }
-  if (graveyard.active) {
-    graveyard.edges.push_back(std::move(inputs));
-    graveyard.sessions.push_back(std::move(session));
-    return;
-  }
-  graveyard.active = true;
   graveyard.edges.push_back(std::move(inputs));
+  for (Edge& edge : behind) {
+    graveyard.edges.emplace_back();
+    graveyard.edges.back().push_back(std::move(edge));
+  }
   graveyard.sessions.push_back(std::move(session));
+  if (graveyard.active) return;
+  graveyard.active = true;
   while (!graveyard.edges.empty()) {
     const absl::InlinedVector<Edge, 2> edges = std::move(graveyard.edges.back());
     graveyard.edges.pop_back();
@@ -129,7 +153,9 @@ void GradNode::Consume() {
     session->RetireTape({member->world, GroupRank(group->rank), key, /*consumed=*/true});
   }
   const absl::InlinedVector<Edge, 2> edges = std::move(inputs);
+  const std::vector<Edge> rest = std::move(behind);
   inputs.clear();
+  behind.clear();
   saved.clear();
 }
 
@@ -157,7 +183,7 @@ Tensor FailedTensor(const std::shared_ptr<SessionCore>& session,
 }  // namespace
 
 Tensor FailedTensor(const std::shared_ptr<SessionCore>& session, absl::Status status) {
-  return FailedTensor(session, std::make_shared<Failure>(Failure{std::move(status), nullptr, 0}));
+  return FailedTensor(session, std::make_shared<Failure>(Failure{std::move(status)}));
 }
 
 // --- Local ops ----------------------------------------------------------------------------------
@@ -217,6 +243,7 @@ Tensor ApplyLocal(NodeSpec spec, absl::Span<const Tensor> inputs, const DeviceRe
     node->device_slot = spec.device_slot;
     saved = SavedBy(*op, spec, static_cast<int>(inputs.size()), static_cast<int>(outputs->size()));
     AddEdges(node.get(), inputs, trace, saved);
+    node->leads = LeadsOf(inputs, trace);
   }
   TensorDataPtr data;
   if (trace != nullptr) {
@@ -249,11 +276,10 @@ Tensor ApplyLocal(NodeSpec spec, absl::Span<const Tensor> inputs, const DeviceRe
     if (!lock.status().ok()) return FailedTensor(session, lock.status());
     data = std::move(session->AppendLocked(std::move(spec), datas, *outputs)[0]);
   }
-  const TensorInfo* const info = data->info;
   Tensor result = MakeTensor(std::move(data));
   if (record) {
     node->order = next_order.fetch_add(1, std::memory_order_relaxed);
-    node->outputs.push_back(info);
+    node->outputs.push_back(result.impl()->data->info);
     if (saved.outputs_from == 0) node->saved.push_back(result.impl()->data);
     Attach(node, 0, &result);
   }
@@ -264,30 +290,35 @@ Tensor ApplyLocal(NodeSpec spec, absl::Span<const Tensor> inputs, const DeviceRe
 
 namespace {
 
-// This rank cannot take part. The others are told: they would wait for it.
-Tensor Refused(const std::shared_ptr<MemberCore>& member, absl::Status status,
-               const std::string& source, std::shared_ptr<const Failure> cause) {
-  const std::shared_ptr<SessionCore>& session = member->session;
-  if (cause != nullptr) {
-    status = cause->status;
-  } else {
-    status = WithSource(status, source);
+// The first of these members that takes part in nothing more in its step says why.
+absl::Status OutOfLine(absl::Span<const CallPart> parts)
+    ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
+  for (const CallPart& part : parts) {
+    if (!part.group->member->out_of_line.ok()) return Detached(part.group->member->out_of_line);
   }
-  const Reason reason = ErrorOf(status).reason;
-  if (reason == Reason::kForked || reason == Reason::kDaemonLost ||
-      reason == Reason::kSessionLost) {
-    return FailedTensor(session, std::move(status));
+  return absl::OkStatus();
+}
+
+// This rank cannot take part, which counts. The others are told: they would wait for it. `counted`:
+// it has been already.
+Tensor Refused(absl::Span<CallPart> parts, bool counted, CallInRuns* runs, absl::Status status) {
+  const std::shared_ptr<SessionCore>& session = parts[0].group->member->session;
+  if (IsLost(status)) return FailedTensor(session, std::move(status));
+  std::vector<Sequence> sent;
+  {
+    SessionLock lock(session.get());
+    if (!lock.status().ok()) return FailedTensor(session, lock.status());
+    const absl::Status out_of_line = OutOfLine(parts);
+    if (!out_of_line.ok()) {
+      return FailedTensor(session, std::make_shared<Failure>(Failure{out_of_line, true}));
+    }
+    if (!counted) SessionCore::CountCallLocked(parts, runs);
+    SessionCore::Refusals refusals;
+    SessionCore::AddRefused(parts, &refusals);
+    sent = session->RefuseLocked(std::move(refusals), status);
   }
-  auto failure = std::make_shared<Failure>();
-  failure->member = member;
-  failure->epoch = member->epoch.load(std::memory_order_relaxed);
-  const absl::string_view message = status.message();
-  session->link()
-      .Abort(member->world, Rank(member->rank.load(std::memory_order_relaxed)),
-             absl::StrCat("its part was refused: ", message))
-      .IgnoreError();
-  failure->status = std::move(status);
-  return FailedTensor(session, std::move(failure));
+  const absl::Status recorded = session->AwaitRefused(sent, status);
+  return FailedTensor(session, std::make_shared<Failure>(Failure{recorded, true}));
 }
 
 // What is wrong with a member's call before its types are looked at; else its operands.
@@ -296,9 +327,6 @@ absl::Status CheckCall(const MemberCall& call, const Trace* trace, CallPart* par
   const absl::string_view op = call.call->op->name;
   const MemberCore& member = **call.member;
   if (call.call->type != nullptr) CHORUS_RETURN_IF_ERROR(call.call->type->Validate(kMaxValueBytes));
-  if (!call.group->alive.load(std::memory_order_relaxed)) {
-    return Precondition(absl::StrCat(op, ": the group ended when its world was reformed"));
-  }
   for (const Tensor& input : call.inputs) {
     CHORUS_RETURN_IF_ERROR(CheckOperand(op, input, member.session.get(), trace, failure));
     TensorData& data = *input.impl()->data;
@@ -312,13 +340,15 @@ absl::Status CheckCall(const MemberCall& call, const Trace* trace, CallPart* par
   return absl::OkStatus();
 }
 
-void SetKey(const CollectiveCall& call, bool record, SessionCore* session, CallPart* made)
-    ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
+void SetKey(const CollectiveCall& call, bool record, Leads leads, SessionCore* session,
+            CallPart* made) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
   const CallPart& part = *made;
   CallKey& key = made->key;
   key.op = call.op;
   key.reduction = call.reduction;
   key.wants_grad = record;
+  key.leads_to_collective = leads.to_collective;
+  key.leads_to_leaf = leads.to_leaf;
   key.bound = call.bound != nullptr;
   key.root = call.root;
   key.peer = call.peer;
@@ -362,6 +392,7 @@ TensorDataPtr AbsentResult(const MemberCore& member, Trace* trace, Sequence prod
 struct Recording {
   MemberCall call;
   bool record = false;
+  Leads leads;
   absl::InlinedVector<TensorDataPtr, 1> outputs;  // extras last
   std::shared_ptr<const NodeSpec> spec;
   int visible = 0;
@@ -388,6 +419,10 @@ void Finish(Recording* r, Trace* trace) {
   node->device_slot = member->device_slot;
   node->spec = std::move(r->spec);
   AddEdges(node.get(), r->call.inputs, trace, r->saved);
+  for (const Tensor& x : r->call.call->behind) {
+    if (!x.defined() || !x.requires_grad() || x.impl()->data->session != member->session) continue;
+    node->behind.push_back(EdgeTo(x, trace, false));
+  }
   for (const TensorDataPtr& output : r->outputs) node->outputs.push_back(output->info);
   for (size_t o = static_cast<size_t>(r->saved.outputs_from); o < r->outputs.size(); ++o) {
     node->saved.push_back(std::move(r->outputs[o]));
@@ -399,7 +434,7 @@ void Finish(Recording* r, Trace* trace) {
     node->trace_node = r->trace_node;
   } else {
     node->key = r->part->instance;
-    node->request_epoch = member->epoch.load(std::memory_order_relaxed);
+    node->request_step = member->step.load(std::memory_order_relaxed);
   }
   node->order = next_order.fetch_add(1, std::memory_order_relaxed);
   for (size_t i = 0; i < results.size(); ++i) Attach(node, i, &results[i]);
@@ -420,12 +455,15 @@ absl::Status AddToTrace(Recording* r, Trace* trace) {
   collective.root = GroupRank(call.root);
   collective.reduction = call.reduction;
   collective.wants_grad = r->record;
+  collective.leads_to_collective = r->leads.to_collective;
+  collective.leads_to_leaf = r->leads.to_leaf;
   collective.peer = GroupRank(call.peer);
   collective.tag = call.tag;
   collective.counts.assign(call.counts.begin(), call.counts.end());
   collective.runtime_counts_input = call.runtime_counts_input;
   collective.runtime_count_maximum = call.runtime_count_maximum;
   if (call.ref != nullptr) collective.instance = *call.ref;
+  collective.part = r->part->instance.at.part;
   spec.collective = std::move(collective);
   TensorDatas operands;
   for (const Tensor& input : r->call.inputs) operands.push_back(input.impl()->data);
@@ -445,22 +483,38 @@ absl::Status AddToTrace(Recording* r, Trace* trace) {
 template <bool kOne>
 void Apply(size_t number, Recording* recordings, CallPart* parts) {
   const size_t count = kOne ? 1 : number;
+  const CollectiveCall& first = *recordings[0].call.call;
+  Trace* const trace = Trace::Current();
   const auto fail = [&](const Tensor& failed) {
+    // Without it the function would call less than it does on other ranks.
+    if (trace != nullptr) trace->Fail(failed.status());
     for (size_t i = 0; i < count; ++i) *recordings[i].results = {failed};
+  };
+  const auto sourced = [&first](const absl::Status& status) {
+    return WithSource(status, first.source != nullptr ? *first.source : SourceOf(first.site));
   };
   for (size_t i = 0; i < count; ++i) {
     const MemberCall& call = recordings[i].call;
-    if (*call.member != nullptr) continue;
-    return fail(sdk::FailedTensor(
-        nullptr, BadType(absl::StrCat(call.call->op->name, ": expected a group, got none"))));
+    const absl::string_view op = call.call->op->name;
+    if (*call.member == nullptr) {
+      return fail(sdk::FailedTensor(
+          nullptr, sourced(BadType(absl::StrCat(op, ": expected a group, got none")))));
+    }
+    if (!call.group->alive.load(std::memory_order_relaxed)) {
+      return fail(sdk::FailedTensor((*call.member)->session,
+                                    sourced(Precondition(absl::StrCat(
+                                        op, ": the group ended when its world was reformed")))));
+    }
+    parts[i].group = call.group;
+    parts[i].key.op = call.call->op;
+    parts[i].key.peer = call.call->peer;
+    parts[i].key.tag = call.call->tag;
   }
-  const std::shared_ptr<MemberCore>& member = *recordings[0].call.member;
-  const std::shared_ptr<SessionCore>& session = member->session;
-  Trace* const trace = Trace::Current();
-  const auto refuse = [&](absl::Status status, std::shared_ptr<const Failure> cause) {
-    const CollectiveCall& c = *recordings[0].call.call;
-    fail(Refused(member, std::move(status), c.source != nullptr ? *c.source : SourceOf(c.site),
-                 std::move(cause)));
+  const std::shared_ptr<SessionCore>& session = (*recordings[0].call.member)->session;
+  const auto refuse = [&](const absl::Status& status, bool counted) {
+    // Of gradients it is the whole request for them that is refused.
+    if (trace != nullptr || first.bound != nullptr) return fail(FailedTensor(session, status));
+    fail(Refused(absl::MakeSpan(parts, count), counted, first.runs, status));
   };
   for (size_t i = 0; i < count; ++i) {
     const MemberCall& call = recordings[i].call;
@@ -468,20 +522,31 @@ void Apply(size_t number, Recording* recordings, CallPart* parts) {
     absl::Status status = CheckCall(call, trace, &parts[i], &failure);
     if (!status.ok()) {
       if (count > 1 && failure == nullptr) status = AtPlace(status, i);
-      return refuse(std::move(status), std::move(failure));
+      return refuse(failure != nullptr ? failure->status : sourced(status), /*counted=*/false);
     }
-    parts[i].group = call.group;
     const TensorType* type = call.call->type;
     if (type == nullptr && !parts[i].inputs.empty()) type = &parts[i].inputs[0]->info->type;
     recordings[i].part = &parts[i];
     recordings[i].record = grad_enabled && call.call->record &&
                            call.call->op->kind != CollectiveKind::kBarrier && type != nullptr &&
                            IsFloating(type->dtype);
+    if (call.call->unrecorded_gradient) {
+      recordings[i].leads = {true, true};
+    } else if (recordings[i].record) {
+      recordings[i].leads = LeadsOf(call.inputs, trace);
+    }
   }
   if (trace != nullptr) {
     for (size_t i = 0; i < count; ++i) {
+      int32_t& part = parts[i].instance.at.part;
+      if (const CallPart* const before = PartBefore(absl::MakeConstSpan(parts, count), i)) {
+        part = before->instance.at.part + 1;
+      } else if (first.runs != nullptr) {
+        part = first.runs->next.part;
+      }
       const absl::Status added = AddToTrace(&recordings[i], trace);
       if (!added.ok()) return fail(FailedTensor(session, added));
+      if (first.runs != nullptr) first.runs->next.part = part + 1;
     }
   } else {
     session->Throttle();
@@ -489,22 +554,31 @@ void Apply(size_t number, Recording* recordings, CallPart* parts) {
     {
       SessionLock lock(session.get());
       if (!lock.status().ok()) return fail(FailedTensor(session, lock.status()));
-      session->TrimShapesLocked();
+      const absl::Status out_of_line = OutOfLine(absl::MakeConstSpan(parts, count));
+      if (!out_of_line.ok()) {
+        return fail(FailedTensor(session, std::make_shared<Failure>(Failure{out_of_line, true})));
+      }
+      if (first.bound != nullptr) {
+        parts[0].instance = *first.bound;
+      } else {
+        SessionCore::CountCallLocked(absl::MakeSpan(parts, count), first.runs);
+      }
+      session->TrimCallsLocked();
       for (size_t i = 0; i < count; ++i) {
         const CollectiveCall& call = *recordings[i].call.call;
-        SetKey(call, recordings[i].record, session.get(), &parts[i]);
+        SetKey(call, recordings[i].record, recordings[i].leads, session.get(), &parts[i]);
       }
       const CallEntry* entry = nullptr;
-      const absl::StatusOr<Sequence> sequence =
-          session->CollectivesLocked(absl::MakeSpan(parts, count), recordings[0].call.call->bound,
-                                     &entry, [&](size_t part, size_t, TensorDataPtr data) {
-                                       Recording& r = recordings[part];
-                                       if (r.record) {
-                                         r.outputs.push_back(std::move(data));
-                                       } else {
-                                         r.results->push_back(MakeTensor(std::move(data)));
-                                       }
-                                     });
+      const absl::StatusOr<Sequence> sequence = session->CollectivesLocked(
+          absl::MakeSpan(parts, count), first.bound != nullptr, first.runs, &entry,
+          [&](size_t part, size_t, TensorDataPtr data) {
+            Recording& r = recordings[part];
+            if (r.record) {
+              r.outputs.push_back(std::move(data));
+            } else {
+              r.results->push_back(MakeTensor(std::move(data)));
+            }
+          });
       refused = sequence.status();
       for (size_t i = 0; refused.ok() && i < count; ++i) {
         if (recordings[i].record) recordings[i].spec = entry->parts[i].spec;
@@ -513,7 +587,7 @@ void Apply(size_t number, Recording* recordings, CallPart* parts) {
         recordings[i].producer = *sequence;
       }
     }
-    if (!refused.ok()) return refuse(std::move(refused), nullptr);
+    if (!refused.ok()) return refuse(sourced(refused), /*counted=*/true);
   }
   for (size_t i = 0; i < count; ++i) Finish(&recordings[i], trace);
 }
@@ -560,7 +634,7 @@ class TapeEmitter : public Emitter {
     values_.push_back(std::move(value));
     return static_cast<ValueIndex>(values_.size()) - 1;
   }
-  ValueIndex AddType(const TensorInfo* info, int32_t device_slot) {
+  ValueIndex AddType(const TensorInfoPtr& info, int32_t device_slot) {
     Value value;
     value.info = info;
     value.device_slot = device_slot;
@@ -616,6 +690,7 @@ class TapeEmitter : public Emitter {
     call.runtime_counts_input = collective.runtime_counts_input;
     call.runtime_count_maximum = collective.runtime_count_maximum;
     call.source = &spec.source;
+    call.unrecorded_gradient = !grad_enabled;
     TensorType type;
     if (!spec.attributes.empty()) {
       NodeView view;
@@ -635,12 +710,7 @@ class TapeEmitter : public Emitter {
       CHORUS_RETURN_IF_ERROR(result.status());
       if (!result.absent()) outputs.push_back(AddTensor(result));
     }
-    // In a device group nobody else asks for the entries whose results are not used.
-    const GradNodePtr& node = results[0].impl()->node;
-    if (node != nullptr &&
-        (results[0].absent() || group->member->in_device_group.load(std::memory_order_relaxed))) {
-      companions_.push_back(node);
-    }
+    if (const GradNodePtr& node = results[0].impl()->node) companions_.push_back(node);
     return outputs;
   }
   const TensorType& TypeOf(ValueIndex value) const override { return values_[value].info->type; }
@@ -657,23 +727,23 @@ class TapeEmitter : public Emitter {
       gradient->instance.request = static_cast<int32_t>(node.next_request++);
       return;
     }
-    const int64_t epoch = node.member->epoch.load(std::memory_order_relaxed);
-    if (node.request_epoch != epoch) {
-      // The ranks may have come to different numbers before the failure.
-      node.request_epoch = epoch;
+    const int64_t step = node.member->step.load(std::memory_order_relaxed);
+    if (node.request_step != step) {
+      node.request_step = step;
       node.next_request = 0;
     }
     gradient->instance.kind = InstanceRef::Kind::kBound;
     gradient->instance.slot = 0;
-    bound_ = node.key.Gradient(Epoch(epoch), static_cast<int32_t>(node.next_request++));
+    bound_ = node.key.Gradient({step, node.next_request++});
   }
 
+  // The entries of the collectives that were emitted.
   std::vector<GradNodePtr> TakeCompanions() { return std::move(companions_); }
 
  private:
   struct Value {
     Tensor tensor;
-    const TensorInfo* info = nullptr;
+    TensorInfoPtr info;
     int32_t device_slot = 0;
   };
   const std::shared_ptr<SessionCore> session_;
@@ -683,6 +753,18 @@ class TapeEmitter : public Emitter {
   InstanceKey bound_;
   std::vector<GradNodePtr> companions_;
 };
+
+bool IsLostEntry(const GradNode& node) {
+  return node.member != nullptr && node.trace == nullptr &&
+         node.order < node.member->tapes_lost_before.load(std::memory_order_relaxed);
+}
+
+absl::Status CheckNotLost(const GradNode& node) {
+  if (!IsLostEntry(node)) return absl::OkStatus();
+  SessionLock lock(node.session.get());
+  CHORUS_RETURN_IF_ERROR(lock.status());
+  return Detached(node.member->why_tapes_lost);
+}
 
 // The entries that the roots lead to, and how their values are numbered.
 class Tape {
@@ -704,7 +786,9 @@ class Tape {
             "the gradient through ", node->spec->op, " at ", node->spec->source,
             " was taken before; BackwardOptions::retain_graph keeps it for another time"));
       }
+      CHORUS_RETURN_IF_ERROR(CheckNotLost(*node));
       for (const Edge& edge : node->inputs) Push(edge);
+      for (const Edge& edge : node->behind) Push(edge);
       nodes_.push_back(node);
     }
     return absl::OkStatus();
@@ -774,7 +858,6 @@ class Tape {
 
   const std::vector<GradNodePtr>& nodes() const { return nodes_; }
   const std::vector<RecordedNode>& record() const { return record_; }
-  const std::vector<GradNodePtr>& absent_roots() const { return absent_; }
   // Leaves whose gradient is wanted, in the order in which they were first used.
   std::vector<std::shared_ptr<TensorImpl>> Leaves() const {
     std::vector<std::shared_ptr<TensorImpl>> leaves;
@@ -791,12 +874,10 @@ class Tape {
  private:
   void Push(const Edge& edge) {
     if (edge.node != nullptr) stack_.push_back(edge.node);
-    if (edge.companions == nullptr) return;
+    // Gradients of one call share their list: thousands of parameters may.
+    if (edge.companions == nullptr || !seen_lists_.insert(edge.companions.get()).second) return;
     for (const GradNodePtr& companion : *edge.companions) {
-      if (std::find(absent_.begin(), absent_.end(), companion) == absent_.end()) {
-        absent_.push_back(companion);
-        stack_.push_back(companion);
-      }
+      if (!seen_.contains(companion.get())) stack_.push_back(companion);
     }
   }
   static Name NameOf(const Edge& edge) {
@@ -817,8 +898,8 @@ class Tape {
   const Trace* const trace_;
   std::vector<GradNodePtr> stack_;
   absl::flat_hash_set<const GradNode*> seen_;
+  absl::flat_hash_set<const std::vector<GradNodePtr>*> seen_lists_;
   std::vector<GradNodePtr> nodes_;
-  std::vector<GradNodePtr> absent_;
   std::vector<RecordedNode> record_;
   absl::flat_hash_map<Name, ValueIndex> numbers_;
   absl::flat_hash_map<const GradNode*, int32_t> place_;
@@ -836,9 +917,77 @@ Tensor FillLike(const Tensor& like, double value, const std::string& source) {
   return ApplyLocal(std::move(spec), {}, &device);
 }
 
-}  // namespace
+// Who would have taken part in gradients of collectives if a call for those of `roots` had not been
+// refused; but for device groups, in which nobody else waits.
+absl::flat_hash_set<std::shared_ptr<MemberCore>> MembersAsked(absl::Span<const Tensor> roots,
+                                                              const Trace* trace) {
+  absl::flat_hash_set<std::shared_ptr<MemberCore>> members;
+  absl::flat_hash_set<const void*> seen;
+  std::vector<GradNodePtr> stack;
+  const auto push = [&](const Edge& edge) {
+    if (edge.node != nullptr) stack.push_back(edge.node);
+    if (edge.companions == nullptr || !seen.insert(edge.companions.get()).second) return;
+    stack.insert(stack.end(), edge.companions->begin(), edge.companions->end());
+  };
+  for (const Tensor& root : roots) push(EdgeTo(root, trace, false));
+  while (!stack.empty()) {
+    const GradNodePtr node = std::move(stack.back());
+    stack.pop_back();
+    if (node->consumed || !seen.insert(node.get()).second) continue;
+    if (node->member != nullptr && !IsLostEntry(*node) &&
+        !node->member->in_device_group.load(std::memory_order_relaxed)) {
+      members.insert(node->member);
+    }
+    for (const Edge& edge : node->inputs) push(edge);
+  }
+  return members;
+}
 
-absl::StatusOr<std::vector<Tensor>> TakeGradients(const GradientRequest& request, CallSite site) {
+// A call for the gradients of `roots` was refused: `why`. Tells the other ranks, where they may
+// wait for this one's part.
+absl::Status RefusedGradients(absl::Span<const Tensor> roots, const absl::Status& why) {
+  if (IsLost(why)) return why;
+  Trace* const trace = Trace::Current();
+  std::shared_ptr<SessionCore> session;
+  bool failed = false;  // where such a root would have led to nobody knows
+  bool untold = false;  // and others have not heard of it
+  for (const Tensor& root : roots) {
+    if (!root.defined()) {
+      failed = untold = true;
+      continue;
+    }
+    const TensorData& data = *root.impl()->data;
+    if (session == nullptr) session = data.session;
+    if (data.state.load(std::memory_order_acquire) != TensorData::State::kFailed) continue;
+    failed = true;
+    untold = untold || !data.failure->told;
+  }
+  std::vector<Tensor> defined;
+  for (const Tensor& root : roots) {
+    if (root.defined()) defined.push_back(root);
+  }
+  const auto asked = MembersAsked(defined, trace);
+  if (session == nullptr || (!failed && asked.empty())) return why;
+  if (trace != nullptr) {
+    trace->Fail(why);
+    return why;
+  }
+  std::vector<Sequence> sent;
+  {
+    SessionLock lock(session.get());
+    CHORUS_RETURN_IF_ERROR(lock.status());
+    std::vector<MemberCore*> members;
+    for (const auto& member : asked) members.push_back(member.get());
+    if (failed) members.clear();
+    SessionCore::Refusals refusals;
+    session->LoseTapesLocked(members, next_order.load(std::memory_order_relaxed), why,
+                             /*ends_epoch=*/untold || !asked.empty(), &refusals);
+    sent = session->RefuseLocked(std::move(refusals), why);
+  }
+  return session->AwaitRefused(sent, why);
+}
+
+absl::StatusOr<std::vector<Tensor>> GradientsOf(const GradientRequest& request, CallSite site) {
   const std::string source = SourceOf(site);
   const auto refuse = [&source](const absl::Status& status) { return WithSource(status, source); };
   std::shared_ptr<SessionCore> session;
@@ -910,9 +1059,6 @@ absl::StatusOr<std::vector<Tensor>> TakeGradients(const GradientRequest& request
     const ValueIndex value = tape.FindOrAdd(root);
     roots.push_back(BackwardRoot::Value(value, emitter.AddTensor(seed)));
   }
-  for (const GradNodePtr& node : tape.absent_roots()) {
-    roots.push_back(BackwardRoot::AbsentResult(tape.PlaceOf(node.get())));
-  }
 
   std::vector<Tensor> wanted(request.wanted.begin(), request.wanted.end());
   if (request.leaves) {
@@ -951,18 +1097,22 @@ absl::StatusOr<std::vector<Tensor>> TakeGradients(const GradientRequest& request
   if (!built.ok()) return refuse(built.status());
 
   Companions companions;
-  std::vector<GradNodePtr> absent = emitter.TakeCompanions();
-  if (!absent.empty()) {
-    companions = std::make_shared<const std::vector<GradNodePtr>>(std::move(absent));
+  std::vector<GradNodePtr> took_part = emitter.TakeCompanions();
+  for (size_t i = 0; request.create && i < built->visited.size(); ++i) {
+    const GradNodePtr& node = tape.nodes()[built->visited[i].node];
+    if (node->member != nullptr) took_part.push_back(node);
+  }
+  if (!took_part.empty()) {
+    companions = std::make_shared<const std::vector<GradNodePtr>>(std::move(took_part));
   }
   // Gradients that are the seeds themselves, or one value for two inputs, get handles of their own.
   const auto own = [&](const Tensor& gradient) {
     auto impl = std::make_shared<TensorImpl>(*gradient.impl());
     if (companions == nullptr) return Tensor(std::move(impl));
-    if (impl->companions == nullptr) {
-      impl->companions = companions;
-    } else {
-      auto both = std::make_shared<std::vector<GradNodePtr>>(*impl->companions);
+    const Companions before = CompanionsIn(trace, *impl);
+    impl->companions = companions;
+    if (before != nullptr) {  // a seed's
+      auto both = std::make_shared<std::vector<GradNodePtr>>(*before);
       both->insert(both->end(), companions->begin(), companions->end());
       impl->companions = std::move(both);
     }
@@ -989,7 +1139,10 @@ absl::StatusOr<std::vector<Tensor>> TakeGradients(const GradientRequest& request
     }
   }
   if (!request.retain && !request.create) {
-    for (const int32_t visited : built->visited) tape.nodes()[visited]->Consume();
+    // What was only taken part in with zeros may be asked for by another loss.
+    for (const BackwardResult::Visited& visited : built->visited) {
+      if (visited.reached) tape.nodes()[visited.node]->Consume();
+    }
   }
   if (trace == nullptr) {
     SessionLock lock(session.get());
@@ -997,6 +1150,14 @@ absl::StatusOr<std::vector<Tensor>> TakeGradients(const GradientRequest& request
     session->FlushLocked();
   }
   return gradients;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<Tensor>> TakeGradients(const GradientRequest& request, CallSite site) {
+  absl::StatusOr<std::vector<Tensor>> gradients = GradientsOf(request, site);
+  if (gradients.ok()) return gradients;
+  return RefusedGradients(request.roots, gradients.status());
 }
 
 }  // namespace sdk

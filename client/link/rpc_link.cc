@@ -43,6 +43,10 @@ Error ErrorFrom(const v1::Error& message) {
   error.source = message.source();
   error.expected = message.expected();
   error.got = message.got();
+  error.alone = message.alone();
+  for (const v1::Error::EndedEpoch& ended : message.ended()) {
+    error.ended.push_back({WorldId(ended.world()), Epoch(ended.open_epoch())});
+  }
   for (const v1::Error::Version& version : message.ranks()) {
     error.ranks.push_back({version.rank(), version.what(), version.source()});
   }
@@ -284,12 +288,14 @@ absl::StatusOr<JoinedWorld> RpcLink::Join(const WorldOptions& options, DeviceInd
   if (options.exec_timeout > Timeout::zero()) {
     set(options.exec_timeout, request.mutable_exec_timeout());
   }
+  request.set_check_call_sites(static_cast<v1::CheckCallSites>(options.check_call_sites));
   CHORUS_RETURN_IF_ERROR(Done(worlds_->Join(&context, request, &response)));
   return JoinedWorld{WorldId(response.world().world()), Epoch(response.world().epoch())};
 }
 
 absl::StatusOr<GroupId> RpcLink::CreateGroup(WorldId world, Rank rank,
-                                             absl::Span<const int> members) {
+                                             absl::Span<const int> members,
+                                             InstanceKey::Request which) {
   CHORUS_RETURN_IF_ERROR(liveness());
   grpc::ClientContext context;
   SetDeadline(&context, kRequestTimeout);
@@ -299,6 +305,8 @@ absl::StatusOr<GroupId> RpcLink::CreateGroup(WorldId world, Rank rank,
   request.set_world(world.value());
   request.set_rank(rank.value());
   for (const int member : members) request.add_ranks(member);
+  request.set_step(which.step);
+  request.set_number(which.number);
   CHORUS_RETURN_IF_ERROR(Done(worlds_->CreateGroup(&context, request, &response)));
   return GroupId(response.group());
 }
@@ -313,19 +321,6 @@ absl::Status RpcLink::Leave(WorldId world, Rank rank) {
   request.set_world(world.value());
   request.set_rank(rank.value());
   return Done(worlds_->Leave(&context, request, &response));
-}
-
-absl::Status RpcLink::Abort(WorldId world, Rank rank, const std::string& why) {
-  CHORUS_RETURN_IF_ERROR(liveness());
-  grpc::ClientContext context;
-  SetDeadline(&context, kRequestTimeout);
-  v1::AbortWorldRequest request;
-  v1::AbortWorldResponse response;
-  request.set_session(opened_.session);
-  request.set_world(world.value());
-  request.set_rank(rank.value());
-  request.set_message(why);
-  return Done(worlds_->Abort(&context, request, &response));
 }
 
 absl::StatusOr<ReformedWorld> RpcLink::Reform(WorldId world, Rank rank, Timeout timeout) {

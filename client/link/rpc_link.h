@@ -37,6 +37,7 @@ struct OpenedSession {
   int64_t session = 0;
   std::vector<DeviceIndex> devices;
   int32_t max_tensors = 0;
+  int32_t max_graphs = 0;
   absl::Duration lease;  // of a session that is not attached
   std::string address;
 };
@@ -48,6 +49,7 @@ class RpcLink : public Link {
 
   std::vector<DeviceIndex> devices() const override { return opened_.devices; }
   int32_t max_tensors() const override { return opened_.max_tensors; }
+  int32_t max_graphs() const override { return opened_.max_graphs; }
 
   absl::Status Read(TensorId tensor, Sequence producer, char* out, int64_t bytes,
                     absl::Duration timeout) override;
@@ -58,10 +60,9 @@ class RpcLink : public Link {
   absl::Status ReleaseStaging(ArenaId arena) override;
 
   absl::StatusOr<JoinedWorld> Join(const WorldOptions& options, DeviceIndex device) override;
-  absl::StatusOr<GroupId> CreateGroup(WorldId world, Rank rank,
-                                      absl::Span<const int> members) override;
+  absl::StatusOr<GroupId> CreateGroup(WorldId world, Rank rank, absl::Span<const int> members,
+                                      InstanceKey::Request which) override;
   absl::Status Leave(WorldId world, Rank rank) override;
-  absl::Status Abort(WorldId world, Rank rank, const std::string& why) override;
   absl::StatusOr<ReformedWorld> Reform(WorldId world, Rank rank, Timeout timeout) override;
   absl::Status Close() override;
 

@@ -18,6 +18,7 @@ class NullLink : public Link {
   Transport transport() const override { return Transport::kRing; }
   std::vector<DeviceIndex> devices() const override { return {DeviceIndex(0)}; }
   int32_t max_tensors() const override { return 65536; }
+  int32_t max_graphs() const override { return 16384; }
 
   absl::Status Submit(const Command& command) override {
     encoder_.Clear();
@@ -45,11 +46,11 @@ class NullLink : public Link {
   absl::StatusOr<JoinedWorld> Join(const WorldOptions&, DeviceIndex) override {
     return JoinedWorld{WorldId(1), Epoch(1)};
   }
-  absl::StatusOr<GroupId> CreateGroup(WorldId, Rank, absl::Span<const int>) override {
+  absl::StatusOr<GroupId> CreateGroup(WorldId, Rank, absl::Span<const int>,
+                                      InstanceKey::Request) override {
     return GroupId(1);
   }
   absl::Status Leave(WorldId, Rank) override { return absl::OkStatus(); }
-  absl::Status Abort(WorldId, Rank, const std::string&) override { return absl::OkStatus(); }
   absl::StatusOr<ReformedWorld> Reform(WorldId, Rank, Timeout) override {
     return Unsupported("reform");
   }

@@ -71,13 +71,28 @@ absl::StatusOr<GroupId> Sequencer::AddGroup(Rank rank, absl::Span<const Rank> me
     return Contradiction(absl::StrCat("request ", request->number, " for a group in step ",
                                       request->step, ": expected numbers from 0 to 2^48 - 1"));
   }
+  const InstanceKey::Request first{members_[rank.value()].step, 0};
+  InstanceKey::Request asked = first;
+  bool is_new = true;
+  const auto known = group_requests_.find(list);
+  if (known != group_requests_.end()) {
+    const auto next = known->second.next.find(rank.value());
+    if (next != known->second.next.end()) asked = std::max(asked, next->second);
+    if (request.has_value()) asked = *request;
+    is_new = known->second.groups.count(asked) == 0;
+  } else if (request.has_value()) {
+    asked = *request;
+  }
+  if (is_new && num_groups() >= options_.max_groups) {
+    return MakeError(absl::StatusCode::kResourceExhausted, Reason::kQuota,
+                     absl::StrCat("the world has been given ", num_groups(),
+                                  " groups, as many as it may in its life: ask for a group once, "
+                                  "and keep it"));
+  }
   GroupRequests& requests = group_requests_[list];
   InstanceKey::Request& next = requests.next[rank.value()];
-  next = std::max(next, InstanceKey::Request{members_[rank.value()].step, 0});
-  const InstanceKey::Request asked = request.value_or(next);
   next = std::max(next, InstanceKey::Request{asked.step, asked.number + 1});
-  const auto inserted = requests.groups.emplace(asked, GroupId(num_groups()));
-  if (inserted.second) {
+  if (is_new) {
     Group group;
     group.members.assign(members.begin(), members.end());
     group.counters.resize(members.size());
@@ -86,9 +101,10 @@ absl::StatusOr<GroupId> Sequencer::AddGroup(Rank rank, absl::Span<const Rank> me
         group.dead = member;
       }
     }
+    requests.groups.emplace(asked, GroupId(num_groups()));
     groups_.push_back(std::move(group));
   }
-  return inserted.first->second;
+  return requests.groups.at(asked);
 }
 
 absl::StatusOr<absl::Span<const Rank>> Sequencer::GroupMembers(GroupId group) const {
@@ -829,10 +845,10 @@ void Sequencer::Record(int32_t r, const Vote& vote, absl::optional<Error>* fault
     }
     if (part.wants_grad) EnsureTape(id);
     if (instances_[id].tape != kNone) {
-      Tape& tape = tapes_[instances_[id].tape];
-      tape.entries[seat].state =
-          part.wants_grad ? TapeEntry::State::kLive : TapeEntry::State::kAbandoned;
-      if (part.wants_grad) ++tape.live;
+      SetEntry(instances_[id].tape, seat,
+               part.wants_grad ? TapeEntry::State::kLive : TapeEntry::State::kAbandoned, runs_[r],
+               static_cast<int32_t>(i));
+      if (part.wants_grad) ++tapes_[instances_[id].tape].live;
     }
   }
   if (component == kNone) component = components_.New();  // a local run
@@ -842,7 +858,9 @@ void Sequencer::Record(int32_t r, const Vote& vote, absl::optional<Error>* fault
   // Only now is it known which gradients this run asks for itself.
   for (size_t i = 0; i < parts.size(); ++i) {
     const int32_t tape = instances_[runs_[r].instances[i]].tape;
-    if (tape != kNone && !parts[i].wants_grad) MarkAbandoned(tape, seats_[i]);
+    if (tape == kNone || parts[i].wants_grad) continue;
+    absl::optional<Error> lost = MarkAbandoned(tape, seats_[i]);
+    if (lost.has_value() && !fault->has_value()) *fault = std::move(lost);
   }
 }
 
@@ -871,9 +889,7 @@ int32_t Sequencer::NewInstance(const InstanceKey& key, int32_t seats, int32_t ru
     tape.children.push_back(id);
     for (int32_t p = 0; p < seats; ++p) {
       const TapeEntry& entry = tape.entries[p];
-      const bool gone =
-          entry.state == TapeEntry::State::kAbandoned || entry.state == TapeEntry::State::kConsumed;
-      if (!gone || key.path.back() < entry.next) continue;
+      if (!entry.given_up() || key.path.back() < entry.next) continue;
       // The run at hand may still ask for it itself; Record settles that at its end.
       if (tape.instance != kNone && instances_[tape.instance].seats[p].run == run) continue;
       if (entry.state == TapeEntry::State::kConsumed && entry.consumed_in < epoch_ &&
@@ -888,6 +904,8 @@ int32_t Sequencer::NewInstance(const InstanceKey& key, int32_t seats, int32_t ru
                                      ", which has failed: its gradient cannot be had again");
         *fault = error;
       }
+      absl::optional<Error> lost = Absent(key, tape, p);
+      if (lost.has_value() && !fault->has_value()) *fault = std::move(lost);
       instance.seats[p].absent = true;
       --instance.missing;
     }
@@ -943,6 +961,7 @@ void Sequencer::CountAbsent(int32_t id, int32_t seat) {
   // its part in the gradient's own gradients.
   const int32_t tape = instances_[id].tape;
   if (tape == kNone) return;
+  // Its part was zeros, which lead nowhere.
   tapes_[tape].entries[seat].state = TapeEntry::State::kAbandoned;
   MarkAbandoned(tape, seat);
 }
@@ -962,28 +981,83 @@ int32_t Sequencer::EnsureTape(int32_t id) {
   for (size_t p = 0; p < tape.entries.size(); ++p) {
     // Had one of these wanted a gradient, the tape would be there already.
     const Seat& seat = instances_[id].seats[p];
-    if (seat.run != kNone || seat.absent) {
+    if (seat.run != kNone) {
+      SetEntry(t, static_cast<int32_t>(p), TapeEntry::State::kAbandoned, runs_[seat.run],
+               seat.participation);
+    } else if (seat.absent) {
       tape.entries[p].state = TapeEntry::State::kAbandoned;
     }
   }
   return t;
 }
 
-// The seat has no entry (any more): it gives zeros to what it has not asked for itself.
-void Sequencer::MarkAbandoned(int32_t t, int32_t seat) {
+// The entry that a vote leaves behind.
+void Sequencer::SetEntry(int32_t t, int32_t seat, TapeEntry::State state, const PendingRun& run,
+                         int32_t participation) {
+  TapeEntry& entry = tapes_[t].entries[seat];
+  const Participation& part = run.what->participations[participation];
+  entry.state = state;
+  entry.leads_to_collective = part.leads_to_collective;
+  entry.leads_to_leaf = part.leads_to_leaf;
+  if (!part.leads_to_collective && !part.leads_to_leaf) return;
+  entry.what = run.what;
+  entry.participation = participation;
+}
+
+// The seat has no entry (any more): it gives zeros to what it has not asked for itself. The
+// error of the first of these that zeros are wrong for.
+absl::optional<Error> Sequencer::MarkAbandoned(int32_t t, int32_t seat) {
+  absl::optional<Error> lost;
   const TapeEntry& entry = tapes_[t].entries[seat];
   for (const int32_t child : tapes_[t].children) {
     const Seat& vote = instances_[child].seats[seat];
     if (vote.run == kNone && !vote.absent && !(instances_[child].key.path.back() < entry.next)) {
+      if (!lost.has_value()) lost = Absent(instances_[child].key, tapes_[t], seat);
       CountAbsent(child, seat);
     }
   }
+  return lost;
+}
+
+// What is wrong with `gradient`, of `tape`, where the member at `position` gives zeros to it:
+// nothing, as long as no other collective lies behind its part. What that one would have got was to
+// come from the member's local ops, which are gone.
+absl::optional<Error> Sequencer::Absent(const InstanceKey& gradient, const Tape& tape,
+                                        int32_t position) const {
+  const TapeEntry& entry = tape.entries[position];
+  if (!entry.leads_to_collective) return absl::nullopt;
+  const Participation& part = entry.part();
+  const Rank rank = RankAt(gradient, position);
+  // A gradient that was not recorded is given up from the start.
+  const bool recorded = part.wants_grad || !tape.key.is_gradient();
+  Error error;
+  error.code = absl::StatusCode::kFailedPrecondition;
+  error.reason = Reason::kGradientLost;
+  error.culprit = CulpritOf(rank);
+  error.instance = gradient.ToString();
+  error.op = std::string(CollectiveKindName(part.descriptor.kind));
+  error.source = part.source;
+  error.message = absl::StrCat(
+      "a gradient was asked for that leads through ", PartText(part), " (", tape.key.ToString(),
+      ") of ", RankText(rank), " at ", part.source, ", where ",
+      entry.state == TapeEntry::State::kConsumed ? "it was used up"
+      : recorded                                 ? "the result was dropped or not recorded"
+                                                 : "it was taken without create_graph",
+      "; other collectives lie behind it, and what they would get from there cannot be had any "
+      "more. ",
+      recorded
+          ? "On that rank call Backward on the result with a zero seed, or make the call under "
+            "NoGrad (or on Detach of its operand) if its part is a constant"
+          : "Take it there with create_graph as well, or make the forward call under NoGrad if "
+            "its part is a constant");
+  return error;
 }
 
 void Sequencer::ForgetTapeIfUnused(int32_t t) {
   const Tape& tape = tapes_[t];
   if (tape.instance != kNone || tape.live > 0 || !tape.children.empty()) return;
   tape_by_key_.erase(tape.key);
+  tapes_[t].entries.clear();  // with the votes that they keep
   tapes_.Free(t);
 }
 
@@ -1526,6 +1600,11 @@ void Sequencer::Launch(const std::vector<int32_t>& runs, const std::vector<int32
       const GroupRank member = MemberAt(instance.key, p);
       if (seat.absent) {
         out.absent.push_back(member);
+        const TapeEntry& entry = tapes_[instance.parent].entries[p];
+        if (entry.leads_to_leaf) {
+          out.given_up.push_back(
+              {RankAt(instance.key, p), PartText(entry.part()), entry.part().source});
+        }
       } else {
         out.parts.push_back({runs_[seat.run].handle, seat.participation, member});
       }
@@ -1860,7 +1939,11 @@ void Sequencer::DropTape(Rank rank, const InstanceKey& key, bool consumed, Epoch
         return;
       }
     }
-    MarkAbandoned(t, p);
+    const absl::optional<Error> lost = MarkAbandoned(t, p);
+    if (lost.has_value()) {
+      EndEpoch(*lost, actions);
+      return;
+    }
   }
   ForgetTapeIfUnused(t);
   LaunchReady(actions);
@@ -2420,7 +2503,8 @@ std::string Sequencer::CanonicalState() const {
       out.Put(tape.state);
       out.PutSigned(tape.next.step - least_step);
       out.PutSigned(tape.next.number);
-      out.Put<uint8_t>(tape.consumed_in == epoch_);
+      out.Put<uint8_t>((tape.consumed_in == epoch_) + 2 * tape.leads_to_collective +
+                       4 * tape.leads_to_leaf);
     }
   }
   // Instances expire in the order of their first votes.

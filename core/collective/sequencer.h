@@ -41,6 +41,7 @@
 #include "absl/types/span.h"
 #include "core/base/error.h"
 #include "core/base/ids.h"
+#include "core/collective/call_sites.h"
 #include "core/collective/instance.h"
 #include "core/graph/graph.h"
 
@@ -59,6 +60,11 @@ struct Participation {
   // The rank holds a tape entry after the run, until DropTape. A rank without one counts as
   // abandoned for every gradient of this instance that this same run does not ask for.
   bool wants_grad = false;
+  // Where its operand comes from (Collective): what a rank that gives up its part of a gradient
+  // takes with it. Whoever asks for one that would have led to another collective is told so; one
+  // that would have led to a leaf goes on with zeros, which are right for everybody else.
+  bool leads_to_collective = false;
+  bool leads_to_leaf = false;
   std::vector<int32_t> after;  // earlier participations of this run whose result this one needs
   int32_t node = 0;            // in the graph, for the plan
   std::string source;          // trainer's file:line
@@ -98,10 +104,6 @@ struct Vote {
   bool donates = false;
 };
 
-// Whether the ranks of one instance must call it in one line of their program: two equal calls that
-// one rank makes in the other order are told apart by nothing else.
-enum class CheckCallSites : uint8_t { kOff = 0, kWarn = 1, kRefuse = 2 };
-
 struct SequencerOptions {
   absl::Duration agree_timeout = absl::Seconds(60);
   absl::Duration exec_timeout = absl::Seconds(300);
@@ -109,7 +111,8 @@ struct SequencerOptions {
   // of them ask for. Never longer than agree_timeout.
   absl::Duration mismatch_grace = absl::Milliseconds(100);
   CheckCallSites check_call_sites = CheckCallSites::kOff;
-  int kept_causes = 64;  // of ended epochs; older ones are answered with kEpochEnded
+  int kept_causes = 64;   // of ended epochs; older ones are answered with kEpochEnded
+  int max_groups = 4096;  // ever, with the world's own: their numbers are not given again
 };
 
 struct MemberInfo {
@@ -129,6 +132,13 @@ struct LaunchedInstance {
   // this gradient has no part.
   std::vector<Part> parts;
   std::vector<GroupRank> absent;  // members that abandoned this gradient: they give zeros
+  // Of these, who had a leaf behind its part, which now gets less than its gradient.
+  struct GivenUp {
+    Rank rank;
+    std::string op;      // of the forward collective, as it called it
+    std::string source;  // the line
+  };
+  std::vector<GivenUp> given_up;
 };
 
 // What the caller must do, in this order.
@@ -179,6 +189,7 @@ class Sequencer {
   // for the same ordered list with the same step and number (which of the rank's requests for it in
   // that step) give the same group, so nobody waits for it. `request` absent: the rank's next one,
   // as counted here. INVALID_ARGUMENT: empty list, unknown rank, duplicate, or `rank` not in it.
+  // RESOURCE_EXHAUSTED kQuota: the world has had as many as it may.
   absl::StatusOr<GroupId> AddGroup(Rank rank, absl::Span<const Rank> members,
                                    absl::optional<InstanceKey::Request> request = absl::nullopt);
   absl::StatusOr<absl::Span<const Rank>> GroupMembers(GroupId group) const;
@@ -226,7 +237,9 @@ class Sequencer {
   // Its tape entry for `key` is gone: abandoned (it gives zeros to every gradient of `key` it has
   // not voted for) or consumed in `epoch`, the one that its session is in. Consumed counts as zeros
   // for further requests in that epoch; a request in a later epoch ends that with
-  // FAILED_PRECONDITION kTapeConsumed naming the rank. Unknown and repeated drops do nothing.
+  // FAILED_PRECONDITION kTapeConsumed naming the rank. Where the rank's operand led to another
+  // collective nobody's zeros would be right: a request that it does not take part in ends the
+  // epoch with FAILED_PRECONDITION kGradientLost. Unknown and repeated drops do nothing.
   void DropTape(Rank rank, const InstanceKey& key, bool consumed, Epoch epoch, absl::Time now,
                 Actions* actions);
   // A launched gang has finished on all devices, or failed (which ends the epoch for pending runs
@@ -417,8 +430,16 @@ class Sequencer {
     // kRefused: a gradient that the rank could not take may have used it: there is none any more.
     enum class State : uint8_t { kNotVoted, kLive, kAbandoned, kConsumed, kRefused };
     State state = State::kNotVoted;
+    // Of its vote: whether its part leads further. Where it does, the vote itself, for texts.
+    bool leads_to_collective = false;
+    bool leads_to_leaf = false;
     InstanceKey::Request next;  // that the rank has not made
     Epoch consumed_in;
+    std::shared_ptr<const VoteTemplate> what;
+    int32_t participation = kNone;
+
+    bool given_up() const { return state == State::kAbandoned || state == State::kConsumed; }
+    const Participation& part() const { return what->participations[participation]; }
   };
   // What the ranks may still ask of an instance. It exists while a rank holds an entry or a
   // gradient is pending.
@@ -482,7 +503,10 @@ class Sequencer {
   void CountVote(int32_t instance, int32_t seat);
   void CountAbsent(int32_t instance, int32_t seat);
   int32_t EnsureTape(int32_t instance);
-  void MarkAbandoned(int32_t tape, int32_t seat);
+  void SetEntry(int32_t tape, int32_t seat, TapeEntry::State state, const PendingRun& run,
+                int32_t participation);
+  absl::optional<Error> MarkAbandoned(int32_t tape, int32_t seat);
+  absl::optional<Error> Absent(const InstanceKey& gradient, const Tape& tape, int32_t seat) const;
   void ForgetTapeIfUnused(int32_t tape);
   // As the one seat says it and as the other does.
   absl::optional<Difference> DifferenceOf(const Instance& instance, int32_t a, int32_t b) const;
@@ -573,7 +597,7 @@ class Sequencer {
     std::map<InstanceKey::Request, GroupId> groups;
     std::map<int32_t, InstanceKey::Request> next;  // by rank
   };
-  std::map<std::vector<int32_t>, GroupRequests> group_requests_;
+  std::map<std::vector<int32_t>, GroupRequests> group_requests_;  // each of at least one of groups_
 
   Pool<PendingRun> runs_;
   Pool<PendingRun>::Chain pending_;

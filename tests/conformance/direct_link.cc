@@ -80,6 +80,7 @@ class DirectLink : public Link {
   Transport transport() const override { return Transport::kAuto; }
   std::vector<DeviceIndex> devices() const override { return devices_; }
   int32_t max_tensors() const override { return NodeOptions().max_tensors; }
+  int32_t max_graphs() const override { return NodeOptions().max_graphs; }
 
   absl::Status Submit(const Command& command) override {
     ByteWriter out;
@@ -218,6 +219,7 @@ class DirectLink : public Link {
     join.join_timeout = absl::FromChrono(options.join_timeout);
     join.agree_timeout = absl::FromChrono(options.agree_timeout);
     join.exec_timeout = absl::FromChrono(options.exec_timeout);
+    join.check_call_sites = options.check_call_sites;
     const Answer<absl::StatusOr<JoinedWorld>> answer;
     loop_->Post([session = session_, join, answer](LocalNode& node, absl::Time now) {
       node.JoinWorld(session, join, now, [answer](absl::StatusOr<WorldInfo> info) {
@@ -229,13 +231,14 @@ class DirectLink : public Link {
     return joined.has_value() ? *joined : Late("join");
   }
 
-  absl::StatusOr<GroupId> CreateGroup(WorldId world, Rank rank,
-                                      absl::Span<const int> members) override {
+  absl::StatusOr<GroupId> CreateGroup(WorldId world, Rank rank, absl::Span<const int> members,
+                                      InstanceKey::Request request) override {
     std::vector<Rank> ranks;
     for (const int member : members) ranks.push_back(Rank(member));
     return Ask<absl::StatusOr<GroupId>>(
-        "create group", [session = session_, world, rank, ranks](LocalNode& node, absl::Time) {
-          absl::StatusOr<GroupId> made = node.CreateGroup(session, world, rank, ranks);
+        "create group",
+        [session = session_, world, rank, ranks, request](LocalNode& node, absl::Time) {
+          absl::StatusOr<GroupId> made = node.CreateGroup(session, world, rank, ranks, request);
           return made.ok() ? made : absl::StatusOr<GroupId>(Detached(made.status()));
         });
   }
@@ -245,13 +248,6 @@ class DirectLink : public Link {
                              [session = session_, world, rank](LocalNode& node, absl::Time now) {
                                return Detached(node.LeaveWorld(session, world, rank, now));
                              });
-  }
-
-  absl::Status Abort(WorldId world, Rank rank, const std::string& why) override {
-    return Ask<absl::Status>(
-        "abort", [session = session_, world, rank, why](LocalNode& node, absl::Time now) {
-          return Detached(node.AbortWorld(session, world, rank, why, now));
-        });
   }
 
   absl::StatusOr<ReformedWorld> Reform(WorldId world, Rank rank, Timeout timeout) override {

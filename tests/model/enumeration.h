@@ -20,6 +20,8 @@ struct ModelPart {
   int32_t of_step = 0;  // kGradient: of the first part of this earlier step of the same rank
   int32_t of_part = 0;  // kGradientHere: of this earlier part of the same step
   bool tape = false;    // it keeps a tape entry
+  bool leads_to_collective = false;
+  bool leads_to_leaf = false;
   bool other_shape = false;
   int32_t part = 0;  // of a coalesced call
   std::vector<int32_t> after;
@@ -56,6 +58,7 @@ struct ModelConfig {
   // Every rank makes the same calls: where all faults are told, nobody is left waiting at the end.
   bool in_line = false;
   bool points = true;  // the k-th call of a group is the same call of every rank's program
+  bool may_lose = false;  // a part of a gradient that led to another collective is given up
 };
 
 struct ModelResult {

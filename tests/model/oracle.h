@@ -34,6 +34,8 @@ class Oracle {
     int64_t point = -1;
     int32_t shape = 0;  // only equal ones can be launched
     bool wants_grad = false;
+    bool leads_to_collective = false;  // what the operand was computed from
+    bool leads_to_leaf = false;
     std::vector<int32_t> after;
   };
   struct Run {
@@ -100,6 +102,8 @@ class Oracle {
     bool consumed = false;
     bool refused = false;  // the rank could not take a gradient since
     Epoch consumed_in;
+    bool leads_to_collective = false;
+    bool leads_to_leaf = false;
   };
   // An end of a pair, or (with source -1) a group.
   struct Line {
@@ -143,6 +147,11 @@ class Oracle {
   // Every member of every instance of `run` has voted or is absent.
   bool Closed(int64_t run) const;
   bool IsAbsent(const InstanceKey& key, int32_t rank) const;
+  // What the rank's operand of the instance that `key` is a gradient of was computed from; nothing
+  // where it had none.
+  Tape PartBehind(const InstanceKey& key, int32_t rank) const;
+  // Whether a vote is pending for a gradient that lacks what this rank (-1: any) has given up.
+  bool AnyLost(int32_t rank) const;
 
   std::map<int64_t, Run> runs_;
   std::map<InstanceKey, std::map<int32_t, int64_t>> votes_;  // pending: who, with which run

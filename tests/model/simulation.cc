@@ -445,6 +445,8 @@ class Simulation {
         part.key.at = {state.step, state.asked[op.group]++, 0};
         part.point = state.step * 1000 + i;
         part.wants_grad = state.tapes.count(i) > 0;
+        part.leads_to_collective = Faulty() && Chance(0.001);
+        part.leads_to_leaf = Chance(0.3);
         state.keys[i] = part.key;
         out = &run->AllReduce(slot, member);
       } else {
@@ -457,6 +459,8 @@ class Simulation {
                                    : &run->GradientOf(forward, number, slot, member);
       }
       out->wants_grad = part.wants_grad;
+      out->leads_to_collective = part.leads_to_collective;
+      out->leads_to_leaf = part.leads_to_leaf;
       out->after = part.after;
       if (Faulty() && Chance(0.0001)) {
         Disturbed(state.step);
