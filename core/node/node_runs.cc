@@ -503,7 +503,7 @@ void LocalNode::Impl::RefuseRun(const std::shared_ptr<Session>& session, Sequenc
                                 const Run& command, RunState* run, const absl::Status& why,
                                 absl::Time now) {
   Error error = ErrorOf(why);
-  if (error.id == ErrorId()) errors.Record(session->tenant->name, &error);
+  RecordFailure(session.get(), run == nullptr ? nullptr : run->world.get(), &error);
   const auto shared_error = std::make_shared<Error>(error);
   for (const OutBinding& binding : command.outputs) {
     if (binding.kind != OutBinding::Kind::kFresh) continue;
@@ -609,7 +609,7 @@ void LocalNode::Impl::ApplyOne(const std::shared_ptr<World>& world, SequencerAct
     case SequencerAction::Kind::kEpochEnded:
       world->shared.clear();
       world->equal_work.clear();
-      errors.Record(world->tenant, &action->error);
+      RecordFailure(nullptr, world.get(), &action->error);
       Note(FlightKind::kEpochEnded, now, nullptr, world.get(), Sequence(), Ticket(),
            action->error.id);
       break;
@@ -1079,7 +1079,7 @@ void LocalNode::Impl::FailRun(RunState* run, const Error& cause, absl::Time now)
   run->failed = true;
   const std::shared_ptr<Session> session = run->session;
   Error error = cause;
-  errors.Record(session->tenant->name, &error);
+  RecordFailure(session.get(), run->world.get(), &error);
   ++stats.runs_failed;
   const auto shared_error = std::make_shared<Error>(error);
   if (run->launches_left == 0) ReturnDonations(run);

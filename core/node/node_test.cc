@@ -607,6 +607,88 @@ TEST_F(NodeTest, ADeadRankIsNamedToThoseWhoWait) {
   EXPECT_EQ(error.culprit.pid, 1001);
 }
 
+// Of 2 ranks with pids 1000 and 1001.
+TEST_F(NodeTest, EveryFailureIsOneLineForTheLog) {
+  Mutex mutex;
+  std::vector<std::string> lines;
+  NodeOptions options;
+  options.memory_limit_bytes = 3 * kLarge * static_cast<int64_t>(sizeof(float)) / 2;
+  options.log_failure = [&](absl::string_view line) {
+    MutexLock lock(&mutex);
+    lines.emplace_back(line);
+  };
+  const auto take = [&] {
+    // What the node thread has begun is done.
+    ranks_[0]->Call<bool>([](LocalNode&, absl::Time, auto* done) { done->Set(true); });
+    MutexLock lock(&mutex);
+    return std::exchange(lines, {});
+  };
+  options.sequencer.agree_timeout = absl::Milliseconds(50);
+  Start(2, options);
+  EXPECT_THAT(take(), testing::IsEmpty());
+  for (int r = 0; r < 2; ++r) {
+    ranks_[r]->Register(0, AllReduceGraph(r, 2, TensorType(DType::kF32, {2 + r}), "a.cc:1"));
+    ranks_[r]->Register(1, OnesGraph());
+    ranks_[r]->Register(2, AllReduceGraph(r, 2, TensorType(DType::kF32, {1}), "c.cc:1"));
+    ranks_[r]->RunInline(0, std::vector<float>(2 + r, 1.0f), {0, 1});
+  }
+  Error error;
+  const auto expect = [&](const std::string& where) {
+    EXPECT_THAT(take(), testing::ElementsAre(absl::StrCat(
+                            "failure: job=\"job\" ", where, " reason=", ReasonName(error.reason),
+                            " error_id=", error.id.value(), ": ", error.message)));
+  };
+  // A mismatch of two is nobody's, a late or dead rank is the culprit, a refusal is the caller's.
+  for (int r = 0; r < 2; ++r) error = ErrorOf(ranks_[r]->LastOutcome());
+  EXPECT_EQ(error.reason, Reason::kMismatch);
+  expect("rank=- pid=-");
+  for (int r = 0; r < 2; ++r) ranks_[r]->NextEpoch();
+  ranks_[0]->RunInline(2, {1}, {1, 1});
+  error = ErrorOf(ranks_[0]->LastOutcome());
+  EXPECT_EQ(error.reason, Reason::kAgreeTimeout);
+  expect("rank=1 pid=1001");
+  for (int r = 0; r < 2; ++r) ranks_[r]->NextEpoch();
+  ranks_[1]->Submit(DirectRank::LocalRun(1, {}, {{2, 1}}));
+  EXPECT_TRUE(ranks_[1]->LastOutcome().ok());
+  ranks_[1]->Submit(DirectRank::LocalRun(1, {}, {{3, 1}}));
+  error = ErrorOf(ranks_[1]->LastOutcome());
+  EXPECT_EQ(error.reason, Reason::kOutOfMemory) << error.message;
+  expect("rank=1 pid=1001");
+  ranks_[1]->Submit(DirectRank::LocalRun(77, {}, {{4, 1}}));
+  error = ErrorOf(ranks_[1]->LastOutcome());
+  EXPECT_EQ(error.reason, Reason::kUnknownName);
+  expect("rank=1 pid=1001");
+  // A third process of that rank, and one that says another size.
+  for (const int size : {2, 3}) {
+    JoinRequest join;
+    join.name = "job";
+    join.size = size;
+    join.rank = Rank(1);
+    join.device = DeviceIndex(0);
+    const absl::Status joined = ranks_[0]->Call<absl::Status>(
+        [&](LocalNode& node, absl::Time now, Promise<absl::Status>* done) {
+          node.JoinWorld(ranks_[0]->session(), join, now, [done](absl::StatusOr<WorldInfo> info) {
+            done->Set(Detached(info.status()));
+          });
+        });
+    error = ErrorOf(joined);
+    EXPECT_EQ(error.reason, size == 2 ? Reason::kDuplicateRank : Reason::kWorldSize);
+    expect("rank=1 pid=1000");
+  }
+  const SessionId dying = ranks_[1]->session();
+  loop_->Post([dying](LocalNode& node, absl::Time now) { node.SessionDied(dying, now); });
+  ranks_[0]->NextEpoch();
+  ranks_[0]->RunInline(2, {1}, {3, 1});
+  error = ErrorOf(ranks_[0]->LastOutcome());
+  EXPECT_EQ(error.culprit.pid, 1001);
+  const std::vector<std::string> death = take();
+  ASSERT_FALSE(death.empty());
+  EXPECT_THAT(death[0], testing::HasSubstr("rank=1 pid=1001 reason=PEER_DIED error_id="));
+  for (size_t i = 1; i < death.size(); ++i) {
+    EXPECT_THAT(death[i], testing::Not(testing::HasSubstr("reason=PEER_DIED")));
+  }
+}
+
 TEST_F(NodeTest, WhoIsLateForAnEndedEpochGetsItsCauseAlsoWithoutMemory) {
   NodeOptions options;
   options.memory_limit_bytes = 4095;  // registers, but no arena is smaller than a page
