@@ -68,13 +68,43 @@ class World;
 using Shape = std::vector<int64_t>;
 using Timeout = std::chrono::nanoseconds;
 
-// The line of the trainer that made a call: errors name it. Never pass it yourself.
+// The line of the trainer that made a call: errors name it. What records something takes one as its
+// last argument; leave it out, and it is the line of the call. A helper of your own takes one as
+// well and hands it on, and errors then name its caller's line:
+//
+//   Tensor MyMean(const Tensor& x, CallSite site = CallSite::Here()) {
+//     const CallSiteScope lines(site);  // operators take no argument
+//     return Sum(x) * (1.0 / static_cast<double>(x.num_elements()));
+//   }
 struct CallSite {
   const char* file = "";
   int line = 0;
-  static constexpr CallSite Here(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
-    return CallSite{file, line};
+  // This line; or, under a CallSiteScope, the line that it was given.
+  static CallSite Here(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+    return scoped == nullptr ? CallSite{file, line} : *scoped;
   }
+
+ private:
+  friend class CallSiteScope;
+  inline static thread_local const CallSite* scoped = nullptr;
+};
+
+// While one lives, calls of this thread that are given no line have its. A function that is
+// compiled has lines of its own, wherever Run is called.
+class CallSiteScope {
+ public:
+  explicit CallSiteScope(CallSite site) : site_(site), outer_(CallSite::scoped) {
+    CallSite::scoped = &site_;
+  }
+  // Lines of their own again.
+  CallSiteScope() : outer_(CallSite::scoped) { CallSite::scoped = nullptr; }
+  ~CallSiteScope() { CallSite::scoped = outer_; }
+  CallSiteScope(const CallSiteScope&) = delete;
+  CallSiteScope& operator=(const CallSiteScope&) = delete;
+
+ private:
+  const CallSite site_;
+  const CallSite* const outer_;
 };
 
 // The dtype of a C++ type: DTypeOf<float>() is DType::kF32. Only the types below.
@@ -142,11 +172,15 @@ struct SessionOptions {
   // Numbers of the daemon's devices; empty: the `device_count` least used ones.
   std::vector<int> devices;
   int device_count = 1;
+  // How long Open waits for a daemon that is starting, and for its answers.
   Timeout open_timeout = std::chrono::seconds(10);
   // What a wait without its own timeout waits at most. Longer than the daemon's agree and exec
   // timeouts together, so that their errors, which say more, come first.
   Timeout wait_timeout = std::chrono::minutes(10);
   std::string label;  // shown in diagnostics; empty: the program's name and pid
+  // Join, Reform and waits for tensors say on standard error whom they wait for, after 10 s and
+  // then each 60 s.
+  bool report_waits = true;
 };
 
 struct WorldOptions {
@@ -184,12 +218,16 @@ class Session {
  public:
   Session() = default;  // empty: calls return FAILED_PRECONDITION
 
-  // UNAVAILABLE kDaemonLost: nobody answers at the address. UNIMPLEMENTED kVersion: the daemon is
-  // of another version. UNAUTHENTICATED kNotAttached: the ring was asked for and is not to be had.
+  // UNAVAILABLE kDaemonLost: no daemon came to serve at the address within open_timeout, kDraining:
+  // it is shutting down. DEADLINE_EXCEEDED kTransportTimeout: it does not answer. INVALID_ARGUMENT
+  // kMalformed: no address, or a path at which something else stands than a socket.
+  // PERMISSION_DENIED kNotAttached: another user's socket. UNIMPLEMENTED kVersion: the daemon is of
+  // another version. UNAUTHENTICATED kNotAttached: the ring was asked for and is not to be had.
   static absl::StatusOr<Session> Open(const SessionOptions& options = {});
 
   // Waits until every rank of the world has joined. ALREADY_EXISTS kDuplicateRank,
-  // INVALID_ARGUMENT kWorldSize, DEADLINE_EXCEEDED kJoinTimeout naming the missing ranks.
+  // INVALID_ARGUMENT kWorldSize, DEADLINE_EXCEEDED kJoinTimeout naming the missing ranks. A rank
+  // that is not let in is told, and so are at once, with its error, those who wait for it.
   absl::StatusOr<World> Join(const WorldOptions& options = {}) const;
 
   // Releases everything now: members leave their worlds, tensors become unusable (NOT_FOUND

@@ -131,6 +131,7 @@ class CompiledImpl {
     const std::string source = SourceOf(site);
     if (Trace::Current() != nullptr) {
       // One graph is the point: the inner function becomes part of the outer one.
+      const CallSiteScope own_lines;
       return function_(inputs);
     }
     std::shared_ptr<SessionCore> session;
@@ -340,6 +341,7 @@ class CompiledImpl {
     std::vector<Tensor> returned;
     {
       const GradMode mode(true);
+      const CallSiteScope own_lines;
       trace.Begin();
       returned = function_(placeholders);
       trace.End();
@@ -392,7 +394,7 @@ class CompiledImpl {
       const auto outcome = session->link().Peek(oldest.second);
       // A forgotten outcome is an outcome.
       if (!outcome.ok() || outcome->has_value()) continue;
-      session->link().WaitCommand(oldest.second, session->wait_timeout()).IgnoreError();
+      session->WaitForRun(oldest.second).IgnoreError();
     }
   }
 

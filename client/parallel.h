@@ -83,7 +83,7 @@ class HostTensor {
   // stands for it: it is uploaded there once, and scattered from there. Its gradient,
   // tensor().grad() or that which Grad gives for tensor(), has its shape, and is gathered back to
   // that device.
-  HostTensor& RequireGrad(const DeviceGroup& devices);
+  HostTensor& RequireGrad(const DeviceGroup& devices, CallSite site = CallSite::Here());
   bool requires_grad() const;
   // The tensor that stands for it on the first device. Of one that requires no gradient or was not
   // gathered: an undefined tensor. Of a gathered one: its elements, recorded, so that a loss of

@@ -31,6 +31,7 @@
 #include "server/lock_file.h"
 #include "server/peers.h"
 #include "server/service/context.h"
+#include "server/service/farewell.h"
 #include "server/service/graphs_service.h"
 #include "server/service/sessions_service.h"
 #include "server/service/tensors_service.h"
@@ -108,6 +109,7 @@ struct Daemon::Impl {
         capabilities(&context) {
     context.loop = &loop;
     context.worker = &worker;
+    context.farewell = &farewell;
     context.peers = &peers;
     context.incarnation = NewIncarnation();
     context.max_wait = options.max_wait;
@@ -131,6 +133,7 @@ struct Daemon::Impl {
 
   ServiceContext context;
   PeerTable peers;
+  Farewell farewell;
   NodeLoop loop;
   ServiceWorker worker;
   SessionsService sessions;
@@ -232,6 +235,11 @@ void Daemon::Impl::Drain(absl::Time deadline) {
       node.AbortAll(now);
       return true;
     });
+    // Behind the outcomes, before any connection closes.
+    const absl::Status why =
+        MakeError(absl::StatusCode::kUnavailable, Reason::kDraining, "the daemon is shutting down");
+    if (attach != nullptr) attach->SayGoodbye(why);
+    farewell.Say(why);
   }
   acceptor.reset();
   if (server != nullptr) {

@@ -4,6 +4,7 @@
 #include <thread>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "client/link/outcomes.h"
 #include "core/base/error.h"
 #include "core/base/mutex.h"
@@ -67,7 +68,8 @@ class StreamLink : public OutcomeLink {
     const absl::Status lost = liveness();
     if (!lost.ok()) return lost;
     return MakeError(absl::StatusCode::kUnavailable, Reason::kDaemonLost,
-                     "the stream of commands has broken");
+                     absl::StrCat("the stream of commands to the daemon at ",
+                                  this->opened().address, " has broken"));
   }
 
  private:
@@ -76,10 +78,11 @@ class StreamLink : public OutcomeLink {
     while (stream_->Read(&response)) {
       outcomes_.Set(Sequence(response.sequence()), FromRpcStatus(response.error()));
     }
-    absl::Status status = FromGrpc(stream_->Finish());
+    absl::Status status = AtAddress(this->opened().address, stream_->Finish());
     if (status.ok()) {
       status = MakeError(absl::StatusCode::kUnavailable, Reason::kDaemonLost,
-                         "the daemon has ended the stream of commands");
+                         absl::StrCat("the daemon at ", this->opened().address,
+                                      " has ended the stream of commands"));
     }
     Lose(status);
   }
@@ -121,7 +124,7 @@ class UnaryLink : public OutcomeLink {
     const Sequence sequence = command.sequence;
     graphs()->async()->Submit(
         &call.context, &call.request, &call.response,
-        [this, sequence, place](grpc::Status status) { End(sequence, place, FromGrpc(status)); });
+        [this, sequence, place](grpc::Status status) { End(sequence, place, Done(status)); });
     return absl::OkStatus();
   }
 
@@ -144,7 +147,6 @@ class UnaryLink : public OutcomeLink {
   };
 
   void End(Sequence sequence, std::list<Call>::iterator place, const absl::Status& status) {
-    if (ErrorOf(status).reason == Reason::kDaemonLost) Lose(status);
     outcomes_.Set(sequence, status);
     MutexLock lock(&mutex_);
     calls_.erase(place);

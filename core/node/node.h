@@ -269,7 +269,7 @@ class LocalNode {
   void StartDraining();
   // True when no run is pending or under way.
   bool Idle() const;
-  // Ends every world with UNAVAILABLE kDraining.
+  // Ends every world, every run and every wait with UNAVAILABLE kDraining, and refuses later runs.
   void AbortAll(absl::Time now);
 
   // The read-only page that tells clients whether the node thread sleeps.

@@ -34,6 +34,11 @@ Failure WhereIs(const Session* session, const World* world, const Error& error) 
 
 }  // namespace
 
+absl::Status DrainingError() {
+  return MakeError(absl::StatusCode::kUnavailable, Reason::kDraining,
+                   "the daemon is shutting down");
+}
+
 void LocalNode::Impl::RecordFailure(Session* session, const World* world, Error* error) {
   if (error->id != ErrorId()) return;
   RecordFailure(session != nullptr ? session->tenant->name : world->tenant,

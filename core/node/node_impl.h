@@ -26,6 +26,9 @@
 
 namespace chorus {
 
+// UNAVAILABLE (DRAINING).
+absl::Status DrainingError();
+
 class LocalNode::Impl {
  public:
   Impl(NodeOptions options, Backend* backend, std::function<void()> wake);
@@ -89,6 +92,7 @@ class LocalNode::Impl {
   ErrorStore errors{4096};
   NodeStats stats;
   bool draining = false;
+  bool stopped = false;  // AbortAll: nothing runs any more
   std::function<void(SessionId)> on_session_ended;
   std::unique_ptr<Doorbell> doorbell;
   UniqueFd wake_epoll;
@@ -260,6 +264,9 @@ class LocalNode::Impl {
   void DropWorldIfEmpty(const std::shared_ptr<World>& world);
   void ArmWorldTimer(const std::shared_ptr<World>& world);
   void TryReform(const std::shared_ptr<World>& world, absl::Time now);
+  // Those who have joined `world` and wait for `rank` are told that it was refused.
+  void RefuseJoined(const std::shared_ptr<World>& world, Rank rank, const Session& session,
+                    const absl::Status& why, absl::Time now);
 
   // Gives `error` its id, unless it has one, and the log its line, if nobody has been told the
   // cause. `session`: whose call has failed; null: the world's. `world` may be null.

@@ -53,6 +53,10 @@ absl::Status CheckDistinct(const RunState& run) {
 
 void LocalNode::Impl::SubmitRun(const std::shared_ptr<Session>& session, Sequence sequence,
                                 const Run& command, absl::Time now) {
+  if (stopped) {
+    RefuseRun(session, sequence, command, nullptr, DrainingError(), now);
+    return;
+  }
   if (!runs_.HasRoom() || session->pending_runs >= options.max_pending_runs) {
     RefuseRun(session, sequence, command, nullptr,
               MakeError(absl::StatusCode::kResourceExhausted, Reason::kQuota,

@@ -689,6 +689,70 @@ TEST_F(NodeTest, EveryFailureIsOneLineForTheLog) {
   }
 }
 
+// Rank 1 of 3 is not let in: rank 0, which waits for it, is told, and the name is free.
+TEST_F(NodeTest, ARefusedJoinIsToldToThoseWhoWaitForIt) {
+  Start(3);
+  const auto join = [&](int caller, int rank, int size, int device,
+                        Promise<absl::StatusOr<WorldInfo>>* joined) {
+    JoinRequest request;
+    request.name = "late";
+    request.rank = Rank(rank);
+    request.size = size;
+    request.device = DeviceIndex(device);
+    return ranks_[static_cast<size_t>(caller)]->Call<bool>([&](LocalNode& node, absl::Time now,
+                                                               Promise<bool>* done) {
+      node.JoinWorld(ranks_[static_cast<size_t>(caller)]->session(), request, now,
+                     [joined](absl::StatusOr<WorldInfo> info) { joined->Set(std::move(info)); });
+      done->Set(true);
+    });
+  };
+  for (const bool by_size : {true, false}) {
+    Promise<absl::StatusOr<WorldInfo>> waiting;
+    Promise<absl::StatusOr<WorldInfo>> again;
+    Promise<absl::StatusOr<WorldInfo>> refused;
+    join(0, 0, 3, 0, &waiting);
+    // A second rank 0 is nobody whom rank 0 waits for.
+    join(1, 0, 3, 1, &again);
+    EXPECT_EQ(ErrorOf(again.Get().status()).reason, Reason::kDuplicateRank);
+    join(by_size ? 1 : 0, 1, by_size ? 2 : 3, by_size ? 1 : 0, &refused);
+    const Error why = ErrorOf(refused.Get().status());
+    const Error told = ErrorOf(waiting.Get().status());
+    EXPECT_EQ(why.reason, by_size ? Reason::kWorldSize : Reason::kQuota) << why.message;
+    EXPECT_EQ(told.reason, why.reason);
+    EXPECT_EQ(told.culprit.rank, 1);
+    EXPECT_EQ(told.culprit.pid, by_size ? 1001 : 1000);
+    EXPECT_EQ(told.message,
+              absl::StrCat("rank 1 (pid ", told.culprit.pid, ") was not let in: ", why.message));
+  }
+  Promise<absl::StatusOr<WorldInfo>> all[3];
+  for (int r = 0; r < 3; ++r) join(r, r, 3, r, &all[r]);
+  for (auto& joined : all) EXPECT_TRUE(joined.Get().ok());
+}
+
+// What is under way, and what waits for commands that have not come.
+TEST_F(NodeTest, AbortAllEndsEveryWait) {
+  Start(2);
+  ranks_[0]->Register(0, AllReduceGraph(0, 2, TensorType(DType::kF32, {1}), "a.cc:1"));
+  ranks_[0]->RunInline(0, {1}, {0, 1});
+  Promise<absl::Status> later;
+  Promise<absl::Status> read;
+  loop_->Post([&](LocalNode& node, absl::Time now) {
+    node.WaitOutcome(ranks_[0]->session(), Sequence(77), now + absl::Hours(1),
+                     [&](Outcome outcome) { later.Set(Detached(outcome.status)); });
+    node.ReadTensor(
+        ranks_[0]->session(), {0, 1}, now + absl::Hours(1),
+        [&](absl::StatusOr<LocalNode::TensorView> view) { read.Set(Detached(view.status())); });
+    node.StartDraining();
+    node.AbortAll(now);
+  });
+  EXPECT_EQ(ErrorOf(ranks_[0]->LastOutcome()).reason, Reason::kDraining);
+  EXPECT_EQ(ErrorOf(later.Get()).reason, Reason::kDraining);
+  EXPECT_EQ(ErrorOf(read.Get()).reason, Reason::kDraining);
+  ranks_[1]->Register(0, OnesGraph());
+  ranks_[1]->Submit(DirectRank::LocalRun(0, {}, {{1, 1}}));
+  EXPECT_EQ(ErrorOf(ranks_[1]->LastOutcome()).reason, Reason::kDraining);
+}
+
 TEST_F(NodeTest, WhoIsLateForAnEndedEpochGetsItsCauseAlsoWithoutMemory) {
   NodeOptions options;
   options.memory_limit_bytes = 4095;  // registers, but no arena is smaller than a page
