@@ -89,13 +89,16 @@ absl::Status ForeignSocket(const std::string& path, const absl::Status& denied) 
 template <typename Open>
 auto WhenItServes(absl::Time deadline, const Open& open) -> decltype(open()) {
   absl::Duration look = kFirstLook;
+  absl::Status why;
   for (;;) {
     auto result = open();
+    if (result.ok()) return result;
+    const Reason reason = ErrorOf(result.status()).reason;
+    // The last look may have had no time: what the one before saw says more.
+    if (reason == Reason::kTransportTimeout && !why.ok()) return why;
     const absl::Duration left = deadline - absl::Now();
-    if (result.ok() || ErrorOf(result.status()).reason != Reason::kDaemonLost ||
-        left <= absl::ZeroDuration()) {
-      return result;
-    }
+    if (reason != Reason::kDaemonLost || left <= absl::ZeroDuration()) return result;
+    why = result.status();
     absl::SleepFor(std::min(look, left));
     look = std::min(2 * look, kLastLook);
   }
