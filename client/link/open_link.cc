@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -190,6 +191,9 @@ absl::StatusOr<std::unique_ptr<Link>> OpenLink(const SessionOptions& options) {
                      capabilities.oldest_api_version(), " to ", capabilities.newest_api_version()));
   }
   opened.max_tensors = capabilities.max_tensors();
+  // One that does not say tells whoever comes there.
+  opened.max_graphs = capabilities.max_graphs() > 0 ? capabilities.max_graphs()
+                                                    : std::numeric_limits<int32_t>::max();
 
   v1::OpenSessionRequest request;
   v1::OpenSessionResponse response;

@@ -894,6 +894,18 @@ class DonationTest : public NodeTest {
     }
     return bodies;
   }
+  void GiveWhatIsToBeRead() {
+    DirectRank& rank = *ranks_[0];
+    rank.Register(5, NegateGraph(kLarge));
+    chorus::Run next = DirectRank::LocalRun(5, {TensorId{1, 1}}, {{2, 1}});
+    next.donate = {true};
+    rank.SubmitTogether(
+        {DirectRank::LocalRun(0, {}, {{1, 1}}), MakeReadable{{{1, 1}}}, std::move(next)});
+    EXPECT_TRUE(rank.LastOutcome().ok()) << rank.LastOutcome();
+    ExpectAll(0, {2, 1}, -1);
+    ExpectAll(0, {1, 1}, 1);
+    EXPECT_EQ(rank.Stats().paths.donated_bytes, 0);
+  }
   void ExpectAll(int rank, TensorId id, float value) {
     const auto got = ranks_[rank]->Read(id);
     ASSERT_TRUE(got.ok()) << got.status();
@@ -1301,6 +1313,17 @@ TEST_F(DonationTest, BytesBesideTheRunAndEmptyTensorsMayBeGivenToo) {
   rank.Submit(run);
   EXPECT_THAT(*rank.Read({3, 1}), testing::IsEmpty());
   EXPECT_EQ(rank.Stats().paths.donated_bytes, 0);
+}
+
+// Who waits to read it would come when the next run has written there.
+TEST_F(DonationTest, WhatIsToBeReadIsLeftAlone) {
+  Begin();
+  GiveWhatIsToBeRead();
+}
+TEST_F(DonationTest, WhatIsToBeReadIsLeftAloneOnSim) {
+  StartOnSim(2);
+  Prepare();
+  GiveWhatIsToBeRead();
 }
 
 // There readers have a copy, which is of what stood there before.
