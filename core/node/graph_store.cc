@@ -7,6 +7,17 @@
 #include "core/graph/specialize.h"
 
 namespace chorus {
+namespace {
+
+// What is at place `i`, which is the last one then.
+template <typename Known>
+auto Latest(Known* known, size_t i) {
+  const auto at = known->begin() + static_cast<ptrdiff_t>(i);
+  std::rotate(at, at + 1, known->end());
+  return known->back().second;
+}
+
+}  // namespace
 
 absl::StatusOr<LoadedPlan> GraphStore::MakePlan(const Graph& graph, absl::Span<const int32_t> order,
                                                 absl::Span<const int32_t> instances) const {
@@ -58,10 +69,7 @@ absl::StatusOr<std::shared_ptr<GraphRecord>> GraphStore::AtSizes(
     GraphRecord* record, const std::vector<int64_t>& sizes) {
   auto& known = record->at_sizes;
   for (size_t i = known.size(); i-- > 0;) {
-    if (known[i].first != sizes) continue;
-    std::rotate(known.begin() + static_cast<ptrdiff_t>(i),
-                known.begin() + static_cast<ptrdiff_t>(i) + 1, known.end());
-    return known.back().second;
+    if (known[i].first == sizes) return Latest(&known, i);
   }
   CHORUS_ASSIGN_OR_RETURN(Graph graph, Specialize(record->graph, sizes));
   CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<GraphRecord> made, MakeRecord(std::move(graph)));

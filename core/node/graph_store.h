@@ -81,6 +81,7 @@ class GraphStore {
   const GraphLimits limits_;
   const PlanOptions options_;
   const Unload unload_;
+  // Of records that live: a row goes with its record.
   absl::flat_hash_map<std::string, std::weak_ptr<GraphRecord>> by_bytes_;
 };
 

@@ -258,6 +258,7 @@ class LocalNode::Impl {
   void ArmWorldTimer(const std::shared_ptr<World>& world);
   void TryReform(const std::shared_ptr<World>& world, absl::Time now);
 
+  void NoteGivenUp(World* world, const LaunchedInstance& instance, Ticket ticket, absl::Time now);
   void Note(FlightKind kind, absl::Time now, const Session* session, const World* world,
             Sequence sequence = Sequence(), Ticket ticket = Ticket(), ErrorId error = ErrorId());
 

@@ -674,6 +674,7 @@ void LocalNode::Impl::LaunchGang(const std::shared_ptr<World>& world, const Sequ
       run->instances[static_cast<size_t>(part.participation)] = &instance;
     }
     world->shared.erase(instance.key);
+    if (!instance.given_up.empty()) NoteGivenUp(world.get(), instance, action.ticket, now);
   }
   absl::Status status = CheckMeetings(members);
   if (status.ok()) status = DealEqualWork(members);
@@ -1193,6 +1194,35 @@ void LocalNode::Impl::EndRun(RunState* run) {
   ReturnDonations(run);
   --run->session->pending_runs;
   runs_.Remove(run->handle);
+}
+
+// Ranks whose part of this gradient is gone: their own numbers are smaller than they could be. An
+// error would hit each loop that drops a metric; but it is not silent.
+void LocalNode::Impl::NoteGivenUp(World* world, const LaunchedInstance& instance, Ticket ticket,
+                                  absl::Time now) {
+  constexpr size_t kKept = 256;
+  for (const LaunchedInstance::GivenUp& part : instance.given_up) {
+    ++stats.gradients_given_up;
+    if (world->given_up.size() >= kKept) world->given_up.clear();
+    ErrorId& known = world->given_up[{part.rank.value(), part.source}];
+    if (!errors.Find(known, "").has_value()) {
+      Error error;
+      error.code = absl::StatusCode::kFailedPrecondition;
+      error.reason = Reason::kGradientLost;
+      error.culprit.rank = part.rank.value();
+      error.culprit.pid = world->members[static_cast<size_t>(part.rank.value())].pid;
+      error.op = part.op;
+      error.source = part.source;
+      error.message = absl::StrCat(
+          "rank ", part.rank.value(), " gave up its part of the gradient of ", part.op, " at ",
+          part.source,
+          " (dropped, used up or not recorded), and others asked for it: they have it without this "
+          "rank's part of the loss, which is right for them, and what this rank differentiates "
+          "there lacks theirs. Call Backward there as well, or make the call under NoGrad");
+      known = errors.Record(world->tenant, &error);
+    }
+    Note(FlightKind::kGradientGivenUp, now, nullptr, world, Sequence(), ticket, known);
+  }
 }
 
 void LocalNode::Impl::Note(FlightKind kind, absl::Time now, const Session* session,

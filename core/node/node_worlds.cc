@@ -84,6 +84,7 @@ void LocalNode::Impl::JoinWorld(const std::shared_ptr<Session>& session, const J
     world->name = request.name;
     world->members.resize(static_cast<size_t>(request.size));
     world->options = options.sequencer;
+    world->options.max_groups = options.max_groups_per_world;
     if (request.agree_timeout > absl::ZeroDuration()) {
       world->options.agree_timeout = request.agree_timeout;
     }

@@ -24,6 +24,8 @@ absl::string_view FlightKindName(FlightKind kind) {
       return "epoch_ended";
     case FlightKind::kReformed:
       return "reformed";
+    case FlightKind::kGradientGivenUp:
+      return "gradient_given_up";
   }
   return "unknown";
 }

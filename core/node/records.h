@@ -27,6 +27,9 @@ enum class FlightKind : uint8_t {
   kFailed = 7,
   kEpochEnded = 8,
   kReformed = 9,
+  // A gradient went on with zeros for a rank that had given its part up; `error` says whose and
+  // where.
+  kGradientGivenUp = 10,
 };
 absl::string_view FlightKindName(FlightKind kind);
 
