@@ -4,9 +4,11 @@
 #include <functional>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/types/optional.h"
 #include "client/testing/fake_daemon.h"
 #include "gmock/gmock.h"
 #include "tests/conformance/collectives.h"
@@ -566,6 +568,57 @@ TEST_P(Conformance, ARankWithoutATapeCountsAsZerosInTheGradient) {
     ASSERT_TRUE(Backward(Sum(y * 5)).ok());
     EXPECT_THAT(Values<double>(x.grad()), ElementsAre(10));
   });
+}
+
+// The gradients of an all_reduce are summed in the tree over all places, whoever is absent.
+TEST_P(Conformance, GradientsAreOneTreeOverAllPlacesWhoeverIsAbsent) {
+  const auto weight = [](int rank, int64_t i) {
+    return 1.0f / static_cast<float>(3 + 7 * rank + i) * (i % 2 == 0 ? 1e3f : 1.0f);
+  };
+  const bool everything = GetParam().cover == ConformanceParam::kEverything;
+  for (const int ranks : everything ? std::vector<int>{2, 3, 4, 5, 6, 9} : std::vector<int>{4, 5}) {
+    // No rank, each one, and each two.
+    std::vector<std::pair<int, int>> absent = {{-1, -1}};
+    for (int a = 0; a < ranks; ++a) {
+      absent.push_back({a, a});
+      for (int b = a + 1; b < ranks && ranks > 2; ++b) absent.push_back({a, b});
+    }
+    Job job(GetParam(), ranks);
+    job.Run([&](int rank, World& world) {
+      for (const auto& [a, b] : absent) {
+        for (const Reduction reduction : {Reduction::kSum, Reduction::kAvg}) {
+          SCOPED_TRACE(absl::StrCat("rank ", rank, " of ", ranks, " without ", a, " and ", b, ", ",
+                                    ReductionName(reduction)));
+          const auto present = [a = a, b = b](int r) { return r != a && r != b; };
+          constexpr int64_t kSize = 40;
+          std::vector<float> mine;
+          std::vector<float> expected;
+          for (int64_t i = 0; i < kSize; ++i) {
+            mine.push_back(weight(rank, i));
+            const std::function<absl::optional<float>(int, int)> tree =
+                [&](int lo, int n) -> absl::optional<float> {
+              if (n == 1 && !present(lo)) return absl::nullopt;
+              if (n == 1) return weight(lo, i);
+              int p = 1;
+              while (2 * p < n) p *= 2;
+              const auto left = tree(lo, p);
+              const auto right = tree(lo + p, n - p);
+              if (!left.has_value() || !right.has_value()) return left.has_value() ? left : right;
+              return *left + *right;
+            };
+            const float sum = *tree(0, ranks);
+            const bool average = reduction == Reduction::kAvg;
+            expected.push_back(average ? sum / static_cast<float>(ranks) : sum);
+          }
+          const Tensor x = Upload(world, mine).RequireGrad();
+          Tensor y = AllReduce(x, world, reduction);
+          if (!present(rank)) continue;
+          ASSERT_TRUE(Backward(Sum(y * Upload(world, mine))).ok());
+          EXPECT_EQ(Values<float>(x.grad()), expected);
+        }
+      }
+    });
+  }
 }
 
 // Where bytes only move, what the absent one would have given must be written by somebody: memory
