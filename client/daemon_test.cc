@@ -409,7 +409,7 @@ TEST_P(DaemonTest, ARefusedCallIsToldToTheOthers) {
     const Tensor x = FromHost<float>(world, {1, 2}, {2});
     const Tensor y = AllReduce(world.rank() == 0 ? MatMul(x, x) : x, world);
     const Error error = ErrorOf(y.Wait());
-    EXPECT_EQ(error.reason, world.rank() == 0 ? Reason::kBadType : Reason::kCancelled);
+    EXPECT_EQ(error.reason, world.rank() == 0 ? Reason::kBadType : Reason::kPeerRefused);
     EXPECT_THAT(error.message, HasSubstr("matmul"));
     EXPECT_THAT(Values<float>(AllReduce(x, world)), ElementsAre(2, 4));
   });

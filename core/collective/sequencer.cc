@@ -1765,6 +1765,9 @@ void Sequencer::Refuse(absl::Span<const RefusedMember> members, Epoch epoch, con
     error.culprit = CulpritOf(rank);
     error.ended.clear();  // the rank's own worlds
     error.message = absl::StrCat("the part of ", RankText(rank), " was refused: ", why.message);
+    if (why.message.find(why.source) == std::string::npos) {
+      absl::StrAppend(&error.message, " (", why.source, ")");
+    }
     EndEpoch(error, actions);
     return;
   }
