@@ -1255,18 +1255,18 @@ void LocalNode::Impl::NoteGivenUp(World* world, const LaunchedInstance& instance
   for (const LaunchedInstance::GivenUp& part : instance.given_up) {
     ++stats.gradients_given_up;
     if (world->given_up.size() >= kKept) world->given_up.clear();
-    ErrorId& known = world->given_up[{part.rank.value(), part.source}];
+    ErrorId& known = world->given_up[{part.rank.value(), part.what->source}];
     if (!errors.Find(known, "").has_value()) {
       Error error;
       error.code = absl::StatusCode::kFailedPrecondition;
       error.reason = Reason::kGradientLost;
       error.culprit.rank = part.rank.value();
       error.culprit.pid = world->members[static_cast<size_t>(part.rank.value())].pid;
-      error.op = part.op;
-      error.source = part.source;
+      error.op = part.what->op;
+      error.source = part.what->source;
       error.message = absl::StrCat(
-          "rank ", part.rank.value(), " gave up its part of the gradient of ", part.op, " at ",
-          part.source,
+          "rank ", part.rank.value(), " gave up its part of the gradient of ", part.what->what,
+          " at ", part.what->source,
           " (dropped, used up or not recorded), and others asked for it: they have it without this "
           "rank's part of the loss, which is right for them, and what this rank differentiates "
           "there lacks theirs. Call Backward there as well, or make the call under NoGrad");
