@@ -401,7 +401,14 @@ absl::Status Sequencer::ResolveOne(const Vote& vote, size_t i, bool late) {
   const auto found = tape_by_key_.find(key.Parent());
   if (found == tape_by_key_.end()) {
     if (late) return absl::OkStatus();
-    return refuse(absl::StrCat("no rank holds a tape entry for ", key.Parent().ToString()));
+    // Nobody can wait for a gradient of it. A rank that runs ahead asks for one where the collective
+    // has failed alone: so does this.
+    Error error = ErrorOf(refuse(absl::StrCat("no rank holds a tape entry for ",
+                                              key.Parent().ToString(),
+                                              ": it has failed, or has no gradient any more")));
+    error.reason = Reason::kMismatch;
+    error.alone = true;
+    return ToStatus(error);
   }
   const TapeEntry& entry = tapes_[found->second].entries[seat];
   if (entry.state != TapeEntry::State::kLive) {

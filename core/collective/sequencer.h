@@ -207,14 +207,16 @@ class Sequencer {
   // INVALID_ARGUMENT (nothing recorded, nothing appended): the vote contradicts its own rank's
   //   past: a position or a gradient's request that it has used before, a gradient of what it holds
   //   no tape entry for, unknown group; FAILED_PRECONDITION kTapeConsumed: it has consumed its own
-  //   entry. Others may wait for that part: Refuse() tells them.
+  //   entry. Others may wait for that part: Refuse() tells them. Where nobody can, for what it is to
+  //   be a gradient of has failed, the error is `alone`, and Refuse() ends no epoch.
   // Otherwise OK, and the run's fate follows by actions, perhaps at once: a vote for an ended epoch
   // gets kFail with that epoch's cause (its calls count), one for a position that somebody has
   // passed kFail with MISMATCH; for an epoch that is not open yet, INVALID_ARGUMENT.
   absl::Status Submit(const Vote& vote, absl::Time now, Actions* actions);
   // The instances that Submit(vote) would vote for, by participation, or the error with which it
   // would refuse. Requires vote.epoch == epoch(). Valid until the next event. A Submit of the same
-  // run that is that event does not look again: its groups and bound instances must be the same.
+  // run that is that event does not look again: its template must be that very one, which is held,
+  // and its groups and bound instances the same.
   absl::StatusOr<absl::Span<const InstanceKey>> Resolve(const Vote& vote);
   // All results from outside are there.
   void Unblock(RunHandle run, absl::Time now, Actions* actions);

@@ -1820,6 +1820,21 @@ TEST(SequencerPositionTest, RequestsOfARunThatIsRefusedAloneCount) {
               ElementsAre(12, 13));
 }
 
+// A rank that runs ahead does not know yet that the collective has failed.
+TEST(SequencerPositionTest, AGradientOfWhatHasFailedAloneFailsAlone) {
+  Sequencer sequencer = World(2);
+  Cast(&sequencer, WithTape(sequencer, 1, 0, 0));  // waits
+  Cast(&sequencer, Simple(sequencer, 2, 1, 1));    // has left call 0 out: run 1 fails
+  TestRun ahead = Gradient(sequencer, 3, 0, WorldKey(1, 0), 0);
+  const absl::Status status = Refused(&sequencer, ahead);
+  EXPECT_EQ(ErrorOf(status).reason, Reason::kMismatch);
+  EXPECT_TRUE(ErrorOf(status).alone);
+  Actions actions;
+  sequencer.Refuse(sequencer.CallsOf(ahead.Build()), Epoch(1), ErrorOf(status), At(0), &actions);
+  EXPECT_THAT(actions, IsEmpty());
+  EXPECT_EQ(sequencer.epoch(), Epoch(1));
+}
+
 TEST(SequencerPositionTest, AGradientThatAllRanksCannotTakeCostsOneEpoch) {
   Sequencer sequencer = World(2);
   const InstanceKey forward = Forward(&sequencer, 1, 0);
