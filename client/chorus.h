@@ -46,9 +46,11 @@
 // AllReduce is an AllReduce, and a loss that each rank computes alike counts once for every rank.
 // A gradient is a collective like any other: every rank that took part in the forward collective
 // takes part in its gradient, by Backward or Grad, or has given up its tape (NoGrad, Detach, or the
-// result's last handle dropped) and then counts as zeros. While gradients are on, every collective
-// of a floating type is recorded, also where this rank's input wants no gradient: another rank's
-// may, and then needs this rank's part of the loss. Put metrics under NoGrad.
+// result's last handle dropped) and then counts as zeros; where its operand had come from another
+// collective zeros would make others' gradients wrong, so that who asks for them gets kGradientLost
+// naming it. While gradients are on, every collective of a floating type is recorded, also where
+// this rank's input wants no gradient: another rank's may, and then needs this rank's part of the
+// loss. Put metrics under NoGrad.
 //
 // Threads: every function and class here may be used from any thread; a Tensor, World or Group
 //   object itself is a handle like a std::shared_ptr: copy it, do not change one object from two
@@ -73,6 +75,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "core/base/error.h"
+#include "core/collective/call_sites.h"
 #include "core/graph/graph.h"
 #include "core/tensor/half.h"
 #include "core/tensor/type.h"
@@ -187,6 +190,12 @@ struct WorldOptions {
   Timeout join_timeout = Timeout::zero();   // 0: the daemon's
   Timeout agree_timeout = Timeout::zero();  // 0: the daemon's (60 s); how late a rank may be
   Timeout exec_timeout = Timeout::zero();   // 0: the daemon's (300 s)
+  // Whether a collective must be called in one line on all its ranks: that tells two equal calls
+  // apart which one rank makes in the other order, and which would be summed crosswise. kWarn writes
+  // each such pair of lines once into the daemon's log and its flight record; kRefuse makes it a
+  // mismatch. All ranks of a world join with the same value (INVALID_ARGUMENT kMismatch where they
+  // do not). Programs that call one collective in lines that differ by rank keep it off.
+  CheckCallSites check_call_sites = CheckCallSites::kOff;
 };
 
 // One of a session's devices. A Session stands for its first, a World for its member's.
@@ -285,10 +294,13 @@ class World {
   Group group() const;  // everybody
   // `world_ranks` in the order of the new group; this rank is one of them. Every member calls it;
   // the k-th request of each in a step for the same list is the same group, so nobody waits for
-  // anybody.
+  // anybody. A world has so many groups in its life (4,096 unless its daemon was told otherwise;
+  // RESOURCE_EXHAUSTED kQuota): ask once, and keep it.
   absl::StatusOr<Group> NewGroup(const std::vector<int>& world_ranks) const;
 
-  // Orderly: only collectives that need this rank fail from now on (kPeerLeft).
+  // Orderly: only collectives that need this rank fail from now on (kPeerLeft). What the session
+  // kept for the world goes with it: who joins, uses and leaves worlds may do so for ever. (The last
+  // handle of a world does not leave it: others may need the rank until its session closes.)
   absl::Status Leave() const;
   // Ends the epoch with ABORTED kCancelled naming this rank, with `why`, for every rank: behind
   // this rank's calls so far. Where the epoch has ended already, only enters the open one.
@@ -528,7 +540,8 @@ class ReduceOp {
 Tensor AllReduce(const Tensor& x, const Group& group, ReduceOp op = {},
                  CallSite site = CallSite::Here());
 // The root's tensor, to all. All give a tensor of one shape; only the root's values matter.
-// Equal on all: shape, root. Gradient: Reduce to the root.
+// Equal on all: shape, root. Gradient: Reduce to the root; elsewhere zeros, with which what is
+// behind x takes part: Detach it where the root's has another history.
 Tensor Broadcast(const Tensor& x, int root, const Group& group, CallSite site = CallSite::Here());
 // The reduction, to the root; absent elsewhere. Equal on all: shape, reduction, root.
 // Gradient: Broadcast from the root; of PRODUCT, Scatter.
@@ -755,7 +768,10 @@ Tensor operator-(const Operand& x);
 struct BackwardOptions {
   std::vector<Tensor> seeds;  // empty: ones
   bool retain_graph = false;
-  bool create_graph = false;  // record the gradients, so that they can be differentiated
+  // Record the gradients, so that they can be differentiated. All of them, constants too, have for
+  // history the collectives in which the call took part: whoever differentiates one takes part in
+  // these, with zeros where nothing comes in.
+  bool create_graph = false;
 };
 absl::Status Backward(const Tensor& root, const BackwardOptions& options = {},
                       CallSite site = CallSite::Here());
@@ -837,7 +853,9 @@ class Compiled {
   // traced nothing is sent.
   absl::StatusOr<std::vector<Tensor>> Run(const std::vector<Tensor>& inputs,
                                           CallSite site = CallSite::Here()) const;
-  int traces() const;  // how often the function was traced
+  // How often the function was traced: once for each list of types of its inputs. The graphs of the
+  // last 256 lists are kept.
+  int traces() const;
 
   explicit Compiled(std::shared_ptr<CompiledImpl> impl) : impl_(std::move(impl)) {}
 

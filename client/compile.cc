@@ -25,7 +25,7 @@ namespace {
 
 // What a trace depends on of one input.
 struct InputKey {
-  const TensorInfo* info = nullptr;
+  TensorInfoPtr info;
   int32_t device_slot = 0;
   bool requires_grad = false;
   friend bool operator==(const InputKey& a, const InputKey& b) {
@@ -35,16 +35,23 @@ struct InputKey {
 
 // Where a result of the function comes from.
 struct Result {
-  int32_t output = -1;               // of the graph
-  TensorDataPtr outside;             // a tensor from outside that the function returned
-  int32_t input = -1;                // an input, returned as it is
-  const TensorInfo* info = nullptr;  // null: absent
+  int32_t output = -1;    // of the graph
+  TensorDataPtr outside;  // a tensor from outside that the function returned
+  int32_t input = -1;     // an input, returned as it is
+  TensorInfoPtr info;     // null: absent
   int32_t device_slot = 0;
 };
 
-using Infos = std::vector<const TensorInfo*>;
+using Infos = std::vector<TensorInfoPtr>;
 
 struct Program {
+  // Its last run has been sent, or nobody can send one.
+  ~Program() {
+    if (graph == GraphId()) return;
+    session->RetireGraphs({graph}, /*of_calls=*/false);
+    session->DrainIfUrgent();
+  }
+
   std::shared_ptr<SessionCore> session;
   std::vector<InputKey> key;
   std::vector<Result> results;
@@ -199,9 +206,6 @@ class CompiledImpl {
  public:
   CompiledImpl(Function function, CompileOptions options)
       : function_(std::move(function)), options_(std::move(options)) {}
-  ~CompiledImpl() {
-    for (const auto& program : programs_) Forget(*program);
-  }
 
   absl::StatusOr<std::vector<Tensor>> Run(const std::vector<Tensor>& inputs, CallSite site) {
     if (Trace::Current() != nullptr) {
@@ -251,7 +255,7 @@ class CompiledImpl {
         return BadType("compiled function: expected inputs of one session");
       }
       CHORUS_ASSIGN_OR_RETURN(
-          const TensorInfo* const info,
+          const TensorInfoPtr info,
           AtSize(session.get(), static_cast<int>(key.size()), data.info, options_.max_size, &size));
       key.push_back({info, data.device_slot, input.requires_grad()});
     }
@@ -267,13 +271,13 @@ class CompiledImpl {
       if (programs_[i]->IsCurrent()) {
         prepared.program = programs_[i];
       } else {
-        Forget(*programs_[i]);
         programs_.erase(programs_.begin() + static_cast<int64_t>(i));
       }
       break;
     }
     if (prepared.program == nullptr) {
       CHORUS_ASSIGN_OR_RETURN(prepared.program, MakeProgram(session, inputs, key));
+      if (programs_.size() >= kMaxPrograms) programs_.erase(programs_.begin());
       programs_.push_back(prepared.program);
       ++traces_;
     }
@@ -340,15 +344,10 @@ class CompiledImpl {
     return absl::OkStatus();
   }
 
-  static void Forget(const Program& program) {
-    SessionLock lock(program.session.get());
-    if (lock.status().ok()) program.session->ReleaseGraphLocked(program.graph);
-  }
-
   // The type of input `i` with its dimensions that vary as `size`; *found is what they are, the
   // same in all inputs.
-  absl::StatusOr<const TensorInfo*> AtSize(SessionCore* session, int i, const TensorInfo* info,
-                                           int64_t size, int64_t* found) const {
+  absl::StatusOr<TensorInfoPtr> AtSize(SessionCore* session, int i, const TensorInfoPtr& info,
+                                       int64_t size, int64_t* found) const {
     TensorType type;
     for (const CompileOptions::Varying& varying : options_.varying) {
       if (varying.input != i) continue;
@@ -438,6 +437,10 @@ class CompiledImpl {
     program->trace = std::move(traced[0].trace);
     Graph& graph = program->trace.graph;
     CHORUS_ASSIGN_OR_RETURN(graph, UnifyGraphs(graphs, sizes, varying));
+    // What is returned as it is has its name and its memory after the run as well.
+    for (const Result& result : program->results) {
+      if (result.input >= 0) graph.inputs[static_cast<size_t>(result.input)].donatable = false;
+    }
     // An output of a donated input's type, at every size, may take its memory over, each at most
     // once.
     const ValueTable last(graphs.back());
@@ -600,7 +603,7 @@ class CompiledImpl {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
     SessionCore* const session = program.session.get();
     const Trace::Finished& trace = program.trace;
-    const Dependences* after = nullptr;
+    DependencesPtr after;
     {
       session->FlushLocked();
       chorus::Run run;
@@ -624,29 +627,25 @@ class CompiledImpl {
           }
         }
         CHORUS_RETURN_IF_ERROR(bind(data));
-        after = session->Union(after, input.impl()->data->after);
+        session->Join(&after, input.impl()->data->after);
       }
       for (const Trace::Capture& capture : trace.captures) {
         CHORUS_RETURN_IF_ERROR(bind(capture.data));
-        after = session->Union(after, capture.data->after);
+        session->Join(&after, capture.data->after);
       }
       if (!options_.donate.empty()) {
         run.donate.assign(run.inputs.size(), false);
         for (const int donated : options_.donate) {
+          const auto place = static_cast<size_t>(donated);
+          if (!trace.graph.inputs[place].donatable) continue;
           // Detached tensors, and what autograd keeps, hold the same name.
-          const TensorDataPtr& data = inputs[static_cast<size_t>(donated)].impl()->data;
-          run.donate[static_cast<size_t>(donated)] = data.use_count() == 1;
+          run.donate[place] = inputs[place].impl()->data.use_count() == 1;
         }
       }
+      run.outputs.resize(infos.size());
+      CHORUS_RETURN_IF_ERROR(session->NameOutputsLocked(absl::MakeSpan(run.outputs)));
       std::vector<TensorId> ids;
-      for (size_t i = 0; i < infos.size(); ++i) {
-        CHORUS_ASSIGN_OR_RETURN(const TensorId id, session->NewTensorIdLocked());
-        OutBinding out;
-        out.kind = OutBinding::Kind::kFresh;
-        out.id = id;
-        run.outputs.push_back(std::move(out));
-        ids.push_back(id);
-      }
+      for (const OutBinding& output : run.outputs) ids.push_back(output.id);
       // One run is of one epoch. Members that are behind bring the run down with the cause that
       // they have not handed out yet.
       int64_t epoch = 0;
@@ -662,12 +661,20 @@ class CompiledImpl {
         group.epoch = Epoch(epoch);
         group.base = counted.bases[s];
         run.groups.push_back(std::move(group));
-        // All results come at once, when the last of the collectives is done.
-        for (GroupCore* g : slot.groups) after = session->Union(after, session->AfterGroup(g));
       }
       run.pair_calls = counted.pairs;
+      const auto given = run.donate;
       CHORUS_ASSIGN_OR_RETURN(sent->sequence, session->SubmitLocked(std::move(run)));
+      for (size_t i = 0; i < given.size(); ++i) {
+        if (given[i]) inputs[i].impl()->data->given_to.store(sent->sequence.value());
+      }
       session->CountUnderWayLocked(sent->sequence);
+      // All results come at once, when the last of the collectives is done.
+      for (const Trace::Slot& slot : trace.slots) {
+        for (GroupCore* g : slot.groups) {
+          session->Join(&after, session->AfterGroup(g, sent->sequence));
+        }
+      }
       for (DropTape::Entry& drop : Drops(trace, counted)) session->RetireTape(std::move(drop));
       for (size_t i = 0; i < ids.size(); ++i) {
         sent->outputs.push_back(
@@ -721,6 +728,10 @@ class CompiledImpl {
     }
     return drops;
   }
+
+  // Types of inputs that have a graph at a time: who has ever new ones traces again, and does not
+  // fill the daemon.
+  static constexpr size_t kMaxPrograms = 256;
 
   const Function function_;
   const CompileOptions options_;

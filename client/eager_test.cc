@@ -1,11 +1,18 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstdint>
+#include <iostream>
+#include <random>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "client/chorus.h"
+#include "client/internal/core.h"
+#include "client/internal/tape.h"
 #include "client/testing/fake_daemon.h"
 #include "client/testing/ranks.h"
 #include "core/base/error.h"
@@ -318,6 +325,85 @@ TEST(EagerTest, AnOpWaitsForNothingButItsOperands) {
   EXPECT_THAT(Values<float>(w), ElementsAre(60));
 }
 
+// A batch that was sent and had kept its dependences took what belonged to the next one.
+TEST(EagerTest, AValueIsReadFromTheBatchThatMakesIt) {
+  FakeDaemon daemon;
+  Ranks ranks(1, &daemon);
+  const World& world = ranks.worlds[0];
+  const absl::StatusOr<Group> other = world.NewGroup({0});
+  ASSERT_TRUE(other.ok()) << other.status();
+  const Tensor x = FromHost<float>(world, {1, 2}, {2});
+  const Tensor w = FromHost<float>(world, {10, 100}, {2});
+  const Tensor y1 = AllReduce(x, world);
+  const Tensor y2 = AllReduce(x, *other);
+  const Tensor a = x * w;
+  const Tensor b = y1 * w;
+  const Tensor c = y2 * w;
+  const Tensor d = b + c;
+  const Tensor e = x - w;
+  const Tensor f = a + a;
+  EXPECT_THAT(Values<float>(f), ElementsAre(20, 400));
+  EXPECT_THAT(Values<float>(e), ElementsAre(-9, -98));
+  EXPECT_THAT(Values<float>(d), ElementsAre(20, 400));
+}
+
+// Programs of local ops and collectives of one rank, where every value is known beforehand: whole
+// numbers, small enough to be exact.
+TEST(EagerTest, LocalOpsBetweenGroupsHaveTheirValues) {
+  constexpr uint32_t kSeed = 20240613;
+  constexpr int kPrograms = 2000;
+  std::cerr << "seed " << kSeed << ", " << kPrograms << " programs\n";
+  std::mt19937 random(kSeed);
+  const auto below = [&random](size_t n) { return static_cast<size_t>(random() % n); };
+  FakeDaemon daemon;
+  Ranks ranks(1, &daemon);
+  const World& world = ranks.worlds[0];
+  std::vector<Group> groups = {world.group()};
+  for (int g = 0; g < 2; ++g) {
+    absl::StatusOr<Group> made = world.NewGroup({0});
+    ASSERT_TRUE(made.ok()) << made.status();
+    groups.push_back(*std::move(made));
+  }
+  for (int program = 0; program < kPrograms; ++program) {
+    std::vector<std::pair<Tensor, double>> values;
+    for (const double leaf : {1.0, 2.0, 3.0})
+      values.emplace_back(Scalar<double>(world, leaf), leaf);
+    for (const Group& group : groups) {
+      const size_t leaf = below(3);
+      values.emplace_back(AllReduce(values[leaf].first, group), values[leaf].second);
+    }
+    const size_t ops = 4 + below(16);
+    for (size_t i = 0; i < ops; ++i) {
+      const std::pair<Tensor, double> a = values[below(values.size())];
+      const std::pair<Tensor, double> b = values[below(values.size())];
+      switch (below(12)) {
+        case 0:
+          values.emplace_back(AllReduce(a.first, groups[below(groups.size())]), a.second);
+          break;
+        case 1:
+          EXPECT_THAT(Values<double>(a.first), ElementsAre(a.second)) << "program " << program;
+          break;
+        case 2:
+          // What nobody holds is not computed.
+          values.erase(values.begin() + static_cast<std::ptrdiff_t>(below(values.size())));
+          break;
+        case 3:
+        case 4:
+        case 5:
+        case 6:
+          values.emplace_back(a.first - b.first, a.second - b.second);
+          break;
+        default:
+          values.emplace_back(a.first + b.first, a.second + b.second);
+      }
+    }
+    for (size_t v = 0; v < values.size(); ++v) {
+      ASSERT_THAT(Values<double>(values[v].first), ElementsAre(values[v].second))
+          << "program " << program << ", value " << v << " of " << values.size();
+    }
+  }
+}
+
 TEST(EagerTest, TensorsAreReleased) {
   FakeDaemon daemon;
   {
@@ -332,6 +418,72 @@ TEST(EagerTest, TensorsAreReleased) {
     EXPECT_LT(daemon.live_tensors(), 2 * 2 * 64 + 16);
     EXPECT_EQ(daemon.live_tapes(), 0);
   }
+}
+
+// Types, and sets of what a tensor waits for, are kept as long as somebody has them.
+TEST(EagerTest, WhatIsInternedGoesWithItsTensors) {
+  FakeDaemon daemon;
+  const sdk::Session session = daemon.Open();
+  std::vector<Tensor> held;
+  for (int64_t n = 1; n <= 3000; ++n) {
+    const Tensor x = FromHost<float>(session, Floats(static_cast<size_t>(n), 1), {n});
+    const Tensor y = x + x;
+    if (n % 100 == 0) {
+      ASSERT_TRUE(y.Wait().ok()) << y.Wait();
+      held.push_back(y);
+    }
+  }
+  // Those of the last 256 or so, of the ones that are held, and of an open batch.
+  EXPECT_LE(session.core()->CountTables().types, 1024u);
+  for (size_t i = 0; i < held.size(); ++i) {
+    EXPECT_EQ(Values<float>(held[i]), Floats(100 * (i + 1), 2));
+  }
+}
+
+TEST(EagerTest, ASumOverEverNewTagsWaitsForFew) {
+  FakeDaemon daemon;
+  Ranks ranks(2, &daemon);
+  const NoGrad no_grad;
+  Tensor sum = Scalar<double>(ranks.worlds[1], 0);
+  size_t most = 0;
+  for (int tag = 0; tag < 1000; ++tag) {
+    const Tensor sent = Send(Scalar<double>(ranks.worlds[0], tag), 1, ranks.worlds[0], tag);
+    sum = sum + Recv(DType::kF64, {}, 0, ranks.worlds[1], tag);
+    const DependencesPtr& after = sum.impl()->data->after;
+    most = std::max(most, after == nullptr ? 0 : after->size());
+  }
+  EXPECT_LE(most, 16u);
+  EXPECT_LE(ranks.sessions[1].core()->CountTables().dependences, 1024u);
+  EXPECT_THAT(Values<double>(sum), ElementsAre(499500));
+}
+
+// To get a name for what a batch makes, others are released: not those that the batch uses.
+TEST(EagerTest, TheLastNamesAreFound) {
+  FakeDaemon daemon;
+  const sdk::Session session = daemon.Open();
+  const auto make = [&session](float value) {
+    return FromHost<float>(session, Floats(17, value), {17});
+  };
+  std::vector<Tensor> held;
+  for (int i = 0; i < FakeDaemon::kMaxTensors - 3; ++i) held.push_back(make(0));
+  const auto sum = [&make](float a, float b) {
+    const Tensor x = make(a);
+    const Tensor y = make(b);
+    return x + y;
+  };
+  make(0);  // dropped, and not released yet
+  for (const float value : {1, 2, 3}) {
+    EXPECT_EQ(Values<float>(sum(value, 10)), Floats(17, value + 10)) << value;
+  }
+  {
+    const Tensor x = make(1);
+    const Tensor y = make(2);
+    const Tensor a = x + y;
+    const Tensor b = x - y;
+    EXPECT_EQ(ErrorOf(a.Wait()).reason, Reason::kQuota) << a.Wait();
+    EXPECT_EQ(ErrorOf(b.Wait()).reason, Reason::kQuota) << b.Wait();
+  }
+  EXPECT_EQ(Values<float>(sum(4, 10)), Floats(17, 14));
 }
 
 TEST(EagerTest, LargeTensorsAreReleasedAtOnce) {

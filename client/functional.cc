@@ -137,8 +137,9 @@ Results ApplyBroadcast(const Tensor& x, int root, const Group& group, CallSite s
   CollectiveCall call = CallOf(Ops().broadcast, site);
   call.root = root;
   if (!IsUsable(x) || group.rank() == root) return Apply(call, Only(x), group);
-  // Off the root only the type counts.
+  // Off the root only the type counts, and what is behind it: the root's x has a gradient.
   call.type = &x.impl()->data->info->type;
+  call.behind = Only(x);
   return Apply(call, {}, group);
 }
 
@@ -210,6 +211,7 @@ Tensor Scatter(const std::vector<Tensor>& xs, DType dtype, const Shape& shape, i
   const TensorType type = TypeOfPiece(dtype, shape);
   if (group.rank() != root || group.core() == nullptr) {
     call.type = &type;
+    call.behind = xs;
     return One(Apply(call, {}, group));
   }
   const size_t place = static_cast<size_t>(root);
@@ -247,6 +249,7 @@ Tensor ScatterTensor(const Tensor& x, DType dtype, const Shape& shape, int root,
   const TensorType type = TypeOfPiece(dtype, turned);
   if (group.rank() != root || group.core() == nullptr) {
     call.type = &type;
+    call.behind = Only(x);
     return FromFront(One(Apply(call, {}, group)), dim, site);
   }
   call.counts = rows;
@@ -378,6 +381,7 @@ Ragged ScatterRagged(const Tensor& x, const Tensor& counts, DType dtype, const S
   const TensorType type = TypeOfPiece(dtype, shape);
   if (group.rank() != root || group.core() == nullptr) {
     call.type = &type;
+    call.behind = Only(x);
     call.runtime_counts_input = 0;
     return Both(Apply(call, {}, group));
   }
@@ -495,6 +499,7 @@ std::vector<Tensor> BroadcastCoalesced(const std::vector<Tensor>& xs, int root, 
   for (size_t i = 0; i < xs.size(); ++i) {
     if (!IsUsable(xs[i]) || group.rank() == root) continue;
     calls[i].type = &xs[i].impl()->data->info->type;
+    calls[i].behind = Only(xs[i]);
     inputs[i] = {};
   }
   return OneEach(ApplyAll(calls, inputs, 1, group));

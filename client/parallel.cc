@@ -276,12 +276,18 @@ absl::StatusOr<DeviceGroup> DeviceGroup::Create(const Session& session,
     threads.emplace_back([&session, &joined, own, i] { joined[i] = session.Join(own); });
   }
   for (std::thread& thread : threads) thread.join();
+  // What has joined leaves again, also where the group does not come about.
+  const auto own_world = std::make_shared<OwnWorld>(session.core());
   DeviceGroup group;
+  absl::Status status;
   for (absl::StatusOr<World>& world : joined) {
-    CHORUS_RETURN_IF_ERROR(world.status());
+    status.Update(world.status());
+    if (!world.ok()) continue;
     world->member()->in_device_group = true;
+    world->member()->own_world = own_world;
     group.worlds_.push_back(*std::move(world));
   }
+  if (!status.ok()) return status;
   return group;
 }
 

@@ -37,6 +37,8 @@ namespace parallel {
 struct HostTensorImpl;  // internal
 
 // Devices of one session, in an order: places 0 to size() - 1. A handle; copies are the same group.
+// Its world goes when nobody has it any more: no handle of the group or of a member, no result that
+// has history there, no function compiled with it. What was called before still comes.
 class DeviceGroup {
  public:
   DeviceGroup() = default;  // of no devices: calls are refused

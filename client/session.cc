@@ -91,6 +91,7 @@ absl::StatusOr<World> Session::Join(const WorldOptions& given) const {
     return BadType(absl::StrCat("WorldOptions: device ", options.device,
                                 " is none of the session's ", core_->device_count()));
   }
+  core_->LeaveWhatIsOver();
   absl::StatusOr<JoinedWorld> joined = core_->link().Join(options, core_->device(options.device));
   if (!joined.ok()) return joined.status();
   auto member = std::make_shared<MemberCore>(core_, options.name);
@@ -207,8 +208,14 @@ absl::StatusOr<Group> World::NewGroup(const std::vector<int>& world_ranks) const
 
 absl::Status World::Leave() const {
   if (member_ == nullptr) return NoWorld();
-  if (member_->session->Forked()) return ForkedError();
-  return member_->session->link().Leave(member_->world, Rank(rank()));
+  SessionCore* const session = member_->session.get();
+  if (session->Forked()) return ForkedError();
+  CHORUS_RETURN_IF_ERROR(session->link().Leave(member_->world, Rank(rank())));
+  // Nothing of it can be called any more.
+  SessionLock lock(session);
+  if (!lock.status().ok()) return lock.status();
+  for (const auto& group : member_->groups) session->ForgetCallsLocked(group.get());
+  return absl::OkStatus();
 }
 
 absl::Status World::Abort(const std::string& why) const {

@@ -102,6 +102,7 @@ struct Daemon::Impl {
     context.max_wait = options.max_wait;
     context.backend = std::string(backend->name());
     context.max_tensors = options.node.max_tensors;
+    context.max_graphs = options.node.max_graphs;
   }
 
   absl::Status Listen();

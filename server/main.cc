@@ -117,7 +117,7 @@ ABSL_FLAG(bool, share_equal_work, true,
 ABSL_FLAG(int64_t, memory_limit_bytes, int64_t{8} << 30, "Of all tensors and arenas together.");
 ABSL_FLAG(int32_t, max_sessions, 4096, "Sessions at a time.");
 ABSL_FLAG(int32_t, max_worlds, 1024, "Worlds at a time.");
-ABSL_FLAG(int32_t, max_groups_per_world, 4096, "Groups of one world.");
+ABSL_FLAG(int32_t, max_groups_per_world, 4096, "Groups of one world, in its life.");
 ABSL_FLAG(int32_t, max_tensors, 65536, "Tensors of one session.");
 ABSL_FLAG(int32_t, max_graphs, 16384, "Registered graphs of one session.");
 ABSL_FLAG(int32_t, max_graph_nodes, 1 << 20, "Nodes of one graph.");

@@ -49,7 +49,7 @@ Trace* Trace::Current() { return current_trace; }
 Trace::Scope::Scope(Trace* trace) : outer_(current_trace) { current_trace = trace; }
 Trace::Scope::~Scope() { current_trace = outer_; }
 
-TensorDataPtr Trace::AddInput(const TensorInfo* info, int32_t device_slot, InputRole role,
+TensorDataPtr Trace::AddInput(const TensorInfoPtr& info, int32_t device_slot, InputRole role,
                               bool donatable) {
   GraphInput input;
   input.type = info->type;

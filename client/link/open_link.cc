@@ -1,6 +1,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -83,6 +84,9 @@ absl::StatusOr<std::unique_ptr<Link>> OpenLink(const SessionOptions& options) {
                      capabilities.oldest_api_version(), " to ", capabilities.newest_api_version()));
   }
   opened.max_tensors = capabilities.max_tensors();
+  // One that does not say tells whoever comes there.
+  opened.max_graphs = capabilities.max_graphs() > 0 ? capabilities.max_graphs()
+                                                    : std::numeric_limits<int32_t>::max();
 
   v1::OpenSessionRequest request;
   v1::OpenSessionResponse response;

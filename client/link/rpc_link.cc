@@ -288,6 +288,7 @@ absl::StatusOr<JoinedWorld> RpcLink::Join(const WorldOptions& options, DeviceInd
   if (options.exec_timeout > Timeout::zero()) {
     set(options.exec_timeout, request.mutable_exec_timeout());
   }
+  request.set_check_call_sites(static_cast<v1::CheckCallSites>(options.check_call_sites));
   CHORUS_RETURN_IF_ERROR(Done(worlds_->Join(&context, request, &response)));
   return JoinedWorld{WorldId(response.world().world()), Epoch(response.world().epoch())};
 }

@@ -37,6 +37,7 @@ struct OpenedSession {
   int64_t session = 0;
   std::vector<DeviceIndex> devices;
   int32_t max_tensors = 0;
+  int32_t max_graphs = 0;
   absl::Duration lease;  // of a session that is not attached
   std::string address;
 };
@@ -48,6 +49,7 @@ class RpcLink : public Link {
 
   std::vector<DeviceIndex> devices() const override { return opened_.devices; }
   int32_t max_tensors() const override { return opened_.max_tensors; }
+  int32_t max_graphs() const override { return opened_.max_graphs; }
 
   absl::Status Read(TensorId tensor, Sequence producer, char* out, int64_t bytes,
                     absl::Duration timeout) override;

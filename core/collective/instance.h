@@ -18,8 +18,8 @@ namespace chorus {
 // Where a call stands in its rank's program: the name of the call, which no failure changes. Only
 // World::Step sets `step`, and it only rises; `call` counts the calls that the member has made of
 // one group, or at one end of a pair, in the step, the refused and failed ones too. A call that is
-// several collectives (coalesced, or a trainer's own memory in pieces) counts once, and `part` tells
-// them apart.
+// several collectives (coalesced, or a trainer's own memory in pieces) counts once, and `part`
+// tells them apart.
 struct CallPosition {
   int64_t step = 0;
   int64_t call = 0;
@@ -132,12 +132,14 @@ struct RefusedMember {
   // What it has recorded before has no gradient any more.
   bool drops_tapes = false;
   std::vector<RefusedCalls> calls;
+  std::vector<InstanceKey> gradients;  // requests that count as well
 };
 
 // Equal keys give equal bytes.
 void EncodeInstanceKey(const InstanceKey& key, ByteWriter* out);
 // Bytes that are no key (truncated, a number that is negative or not below kMaxCallNumber, one end
-// of a pair without the other, a path longer than kMaxGradientOrder) make `in` fail: in->ok() tells.
+// of a pair without the other, a path longer than kMaxGradientOrder) make `in` fail: in->ok()
+// tells.
 InstanceKey DecodeInstanceKey(ByteReader* in);
 
 // Longest path of a key: gradients of gradients ... of a collective.

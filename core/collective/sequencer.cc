@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -70,13 +71,28 @@ absl::StatusOr<GroupId> Sequencer::AddGroup(Rank rank, absl::Span<const Rank> me
     return Contradiction(absl::StrCat("request ", request->number, " for a group in step ",
                                       request->step, ": expected numbers from 0 to 2^48 - 1"));
   }
+  const InstanceKey::Request first{members_[rank.value()].step, 0};
+  InstanceKey::Request asked = first;
+  bool is_new = true;
+  const auto known = group_requests_.find(list);
+  if (known != group_requests_.end()) {
+    const auto next = known->second.next.find(rank.value());
+    if (next != known->second.next.end()) asked = std::max(asked, next->second);
+    if (request.has_value()) asked = *request;
+    is_new = known->second.groups.count(asked) == 0;
+  } else if (request.has_value()) {
+    asked = *request;
+  }
+  if (is_new && num_groups() >= options_.max_groups) {
+    return MakeError(absl::StatusCode::kResourceExhausted, Reason::kQuota,
+                     absl::StrCat("the world has been given ", num_groups(),
+                                  " groups, as many as it may in its life: ask for a group once, "
+                                  "and keep it"));
+  }
   GroupRequests& requests = group_requests_[list];
   InstanceKey::Request& next = requests.next[rank.value()];
-  next = std::max(next, InstanceKey::Request{members_[rank.value()].step, 0});
-  const InstanceKey::Request asked = request.value_or(next);
   next = std::max(next, InstanceKey::Request{asked.step, asked.number + 1});
-  const auto inserted = requests.groups.emplace(asked, GroupId(num_groups()));
-  if (inserted.second) {
+  if (is_new) {
     Group group;
     group.members.assign(members.begin(), members.end());
     group.counters.resize(members.size());
@@ -85,9 +101,10 @@ absl::StatusOr<GroupId> Sequencer::AddGroup(Rank rank, absl::Span<const Rank> me
         group.dead = member;
       }
     }
+    requests.groups.emplace(asked, GroupId(num_groups()));
     groups_.push_back(std::move(group));
   }
-  return inserted.first->second;
+  return requests.groups.at(asked);
 }
 
 absl::StatusOr<absl::Span<const Rank>> Sequencer::GroupMembers(GroupId group) const {
@@ -253,9 +270,8 @@ absl::Status Sequencer::MoveFor(const Vote& vote, const Participation& part, siz
   }
   if (move.first < next) {
     return refuse(absl::StrCat(RankText(rank), " is at ", next.ToString(), " of ",
-                               move.is_pair ? "this pair in " : "", "group ",
-                               binding.group.value(), "; the run goes back to ",
-                               move.first.ToString()));
+                               move.is_pair ? "this pair in " : "", "group ", binding.group.value(),
+                               "; the run goes back to ", move.first.ToString()));
   }
   move.next = move.first;
   *found = &move;
@@ -464,6 +480,10 @@ void Sequencer::EndMoves() {
     counter->next = move.next;
     if (move.source != nullptr) counter->last = *move.source;
   }
+  for (const Asked& request : requests_) {
+    InstanceKey::Request& next = tapes_[request.tape].entries[request.seat].next;
+    next = std::max(next, request.next);
+  }
 }
 
 bool Sequencer::HasPassed(const InstanceKey& key, int32_t seat) const {
@@ -477,8 +497,8 @@ bool Sequencer::HasPassed(const InstanceKey& key, int32_t seat) const {
     if (key.path.back() < entry.next) return true;
     if (entry.state == TapeEntry::State::kRefused) return true;
     // Who has given the entry up gives zeros, wherever it is.
-    return over && (entry.state == TapeEntry::State::kLive ||
-                    entry.state == TapeEntry::State::kNotVoted);
+    return over &&
+           (entry.state == TapeEntry::State::kLive || entry.state == TapeEntry::State::kNotVoted);
   }
   if (over) return true;
   if (member.step < key.step()) return false;
@@ -492,6 +512,16 @@ bool Sequencer::HasPassed(const InstanceKey& key, int32_t seat) const {
     counter = &groups_[key.group.value()].counters[MemberAt(key, seat).value()];
   }
   return key.at < NextOf(rank, *counter);
+}
+
+bool Sequencer::AnotherHasPassed(const InstanceKey& key, int32_t seat) const {
+  // Where somebody waits, nobody has passed.
+  if (instance_by_key_.contains(key)) return false;
+  bool passed = false;
+  for (int32_t other = 0; other < SeatCount(key); ++other) {
+    passed |= other != seat && HasPassed(key, other);
+  }
+  return passed;
 }
 
 std::string Sequencer::StandsText(const InstanceKey& key, int32_t seat, std::string* position,
@@ -518,8 +548,8 @@ std::string Sequencer::StandsText(const InstanceKey& key, int32_t seat, std::str
       }
       if (key.path.back() < entry.next) {
         *position = absl::StrCat("request ", entry.next.number, " of step ", entry.next.step);
-        return absl::StrCat(text, " is at request ", entry.next.number, " of this gradient in step ",
-                            entry.next.step);
+        return absl::StrCat(text, " is at request ", entry.next.number,
+                            " of this gradient in step ", entry.next.step);
       }
     }
     *position = absl::StrCat("step ", member.step);
@@ -555,11 +585,12 @@ Error Sequencer::PassedError(const InstanceKey& key, const Participation& part, 
   std::string source;
   const std::string stands = StandsText(key, passed_by, &error.got, &source);
   error.expected = key.is_gradient() ? key.ToString() : key.at.ToString();
-  error.message = absl::StrCat(
-      PartText(part), " (", error.instance, ") of ", RankText(RankAt(key, seat)), " at ",
-      part.source, " cannot meet its others any more: ", stands,
-      "; nothing was launched. Ranks that make the same calls in each World::Step are in line again "
-      "in the next one");
+  error.message =
+      absl::StrCat(PartText(part), " (", error.instance, ") of ", RankText(RankAt(key, seat)),
+                   " at ", part.source, " cannot meet its others any more: ", stands,
+                   "; nothing was launched. Ranks that make the same calls in each World::Step are "
+                   "in line again "
+                   "in the next one");
   error.ranks.push_back({RankAt(key, seat).value(), PartText(part), part.source});
   error.ranks.push_back({RankAt(key, passed_by).value(), error.got, source});
   return error;
@@ -611,6 +642,13 @@ std::vector<RefusedMember> Sequencer::CallsOf(const Vote& vote) {
     // A call that would have gone on ends with its refusal.
     calls.next = move.next.call + (move.next.part > 0 ? 1 : 0);
     member->calls.push_back(calls);
+  }
+  for (const Asked& asked : requests_) {
+    const InstanceKey& forward = tapes_[asked.tape].key;
+    for (RefusedMember& member : members) {
+      if (member.rank != RankAt(forward, asked.seat)) continue;
+      member.gradients.push_back(forward.Gradient({asked.next.step, asked.next.number - 1}));
+    }
   }
   return members;
 }
@@ -721,9 +759,6 @@ absl::Status Sequencer::Submit(const Vote& vote, absl::Time now, Actions* action
     if (vote.epoch >= since_ && ResolveKeys(vote, /*late=*/true).ok()) {
       BeginMoves();
       EndMoves();
-      for (const Asked& request : requests_) {
-        tapes_[request.tape].entries[request.seat].next = request.next;
-      }
       FailPassed(actions);
     }
     FailRun(vote.run, vote.epoch, epoch_, CauseOrForgotten(vote.epoch), actions);
@@ -734,7 +769,7 @@ absl::Status Sequencer::Submit(const Vote& vote, absl::Time now, Actions* action
   const int32_t run = AddRun(vote);
   absl::optional<Error> fault = FindRefusal(vote);
   absl::optional<Error> passed;
-  if (!fault.has_value()) Record(run, vote, &fault, &passed);
+  if (!fault.has_value()) Record(run, vote, &fault, &passed, actions);
   EndMoves();
   if (fault.has_value()) {
     EndEpoch(*fault, actions);
@@ -749,7 +784,7 @@ absl::Status Sequencer::Submit(const Vote& vote, absl::Time now, Actions* action
 // Enters a resolved vote into its instances. `fault` is set when the epoch must end, `passed` when
 // the run must fail alone: somebody whom it needs has passed one of its calls.
 void Sequencer::Record(int32_t r, const Vote& vote, absl::optional<Error>* fault,
-                       absl::optional<Error>* passed) {
+                       absl::optional<Error>* passed, Actions* actions) {
   const std::vector<Participation>& parts = vote.what->participations;
   int32_t component = kNone;
   for (size_t i = 0; i < parts.size(); ++i) {
@@ -781,10 +816,17 @@ void Sequencer::Record(int32_t r, const Vote& vote, absl::optional<Error>* fault
     instance.rows_differ |= part.descriptor.RowsDiffer();
     if (instance.first == kNone) {
       instance.first = seat;
-    } else if (!fault->has_value()) {
-      *fault = Mismatch(id, seat);
+    } else {
+      if (options_.check_call_sites == CheckCallSites::kWarn) {
+        WarnOfCallSites(instance, part, seat, actions);
+      }
+      if (!instance.differs && Contradicts(instance, seat)) HoldForOthers(id);
     }
     CountVote(id, seat);
+    if (instance.differs && !fault->has_value() &&
+        (instance.missing == 0 || instance.differs_until <= clock_)) {
+      *fault = MismatchError(id);
+    }
     if (instance.parent != kNone) {
       Tape& tape = tapes_[instance.parent];
       const InstanceKey::Request& asked = key.path.back();
@@ -796,10 +838,10 @@ void Sequencer::Record(int32_t r, const Vote& vote, absl::optional<Error>* fault
     }
     if (part.wants_grad) EnsureTape(id);
     if (instances_[id].tape != kNone) {
-      Tape& tape = tapes_[instances_[id].tape];
-      tape.entries[seat].state =
-          part.wants_grad ? TapeEntry::State::kLive : TapeEntry::State::kAbandoned;
-      if (part.wants_grad) ++tape.live;
+      SetEntry(instances_[id].tape, seat,
+               part.wants_grad ? TapeEntry::State::kLive : TapeEntry::State::kAbandoned, runs_[r],
+               static_cast<int32_t>(i));
+      if (part.wants_grad) ++tapes_[instances_[id].tape].live;
     }
   }
   if (component == kNone) component = components_.New();  // a local run
@@ -809,7 +851,9 @@ void Sequencer::Record(int32_t r, const Vote& vote, absl::optional<Error>* fault
   // Only now is it known which gradients this run asks for itself.
   for (size_t i = 0; i < parts.size(); ++i) {
     const int32_t tape = instances_[runs_[r].instances[i]].tape;
-    if (tape != kNone && !parts[i].wants_grad) MarkAbandoned(tape, seats_[i]);
+    if (tape == kNone || parts[i].wants_grad) continue;
+    absl::optional<Error> lost = MarkAbandoned(tape, seats_[i]);
+    if (lost.has_value() && !fault->has_value()) *fault = std::move(lost);
   }
 }
 
@@ -830,6 +874,7 @@ int32_t Sequencer::NewInstance(const InstanceKey& key, int32_t seats, int32_t ru
   instance.parent = parent;
   instance.first = kNone;
   instance.rows_differ = false;
+  instance.differs = false;
   instance.first_vote = clock_;
   instance.seats.assign(seats, Seat());
   if (parent != kNone) {
@@ -837,9 +882,7 @@ int32_t Sequencer::NewInstance(const InstanceKey& key, int32_t seats, int32_t ru
     tape.children.push_back(id);
     for (int32_t p = 0; p < seats; ++p) {
       const TapeEntry& entry = tape.entries[p];
-      const bool gone =
-          entry.state == TapeEntry::State::kAbandoned || entry.state == TapeEntry::State::kConsumed;
-      if (!gone || key.path.back() < entry.next) continue;
+      if (!entry.given_up() || key.path.back() < entry.next) continue;
       // The run at hand may still ask for it itself; Record settles that at its end.
       if (tape.instance != kNone && instances_[tape.instance].seats[p].run == run) continue;
       if (entry.state == TapeEntry::State::kConsumed && entry.consumed_in < epoch_ &&
@@ -854,6 +897,8 @@ int32_t Sequencer::NewInstance(const InstanceKey& key, int32_t seats, int32_t ru
                                      ", which has failed: its gradient cannot be had again");
         *fault = error;
       }
+      absl::optional<Error> lost = Absent(key, tape, p);
+      if (lost.has_value() && !fault->has_value()) *fault = std::move(lost);
       instance.seats[p].absent = true;
       --instance.missing;
     }
@@ -909,6 +954,7 @@ void Sequencer::CountAbsent(int32_t id, int32_t seat) {
   // its part in the gradient's own gradients.
   const int32_t tape = instances_[id].tape;
   if (tape == kNone) return;
+  // Its part was zeros, which lead nowhere.
   tapes_[tape].entries[seat].state = TapeEntry::State::kAbandoned;
   MarkAbandoned(tape, seat);
 }
@@ -928,74 +974,237 @@ int32_t Sequencer::EnsureTape(int32_t id) {
   for (size_t p = 0; p < tape.entries.size(); ++p) {
     // Had one of these wanted a gradient, the tape would be there already.
     const Seat& seat = instances_[id].seats[p];
-    if (seat.run != kNone || seat.absent) {
+    if (seat.run != kNone) {
+      SetEntry(t, static_cast<int32_t>(p), TapeEntry::State::kAbandoned, runs_[seat.run],
+               seat.participation);
+    } else if (seat.absent) {
       tape.entries[p].state = TapeEntry::State::kAbandoned;
     }
   }
   return t;
 }
 
-// The seat has no entry (any more): it gives zeros to what it has not asked for itself.
-void Sequencer::MarkAbandoned(int32_t t, int32_t seat) {
+// The entry that a vote leaves behind.
+void Sequencer::SetEntry(int32_t t, int32_t seat, TapeEntry::State state, const PendingRun& run,
+                         int32_t participation) {
+  TapeEntry& entry = tapes_[t].entries[seat];
+  const Participation& part = run.what->participations[participation];
+  entry.state = state;
+  entry.leads_to_collective = part.leads_to_collective;
+  entry.leads_to_leaf = part.leads_to_leaf;
+  if (!part.leads_to_collective && !part.leads_to_leaf) return;
+  entry.what = run.what;
+  entry.participation = participation;
+}
+
+// The seat has no entry (any more): it gives zeros to what it has not asked for itself. The
+// error of the first of these that zeros are wrong for.
+absl::optional<Error> Sequencer::MarkAbandoned(int32_t t, int32_t seat) {
+  absl::optional<Error> lost;
   const TapeEntry& entry = tapes_[t].entries[seat];
   for (const int32_t child : tapes_[t].children) {
     const Seat& vote = instances_[child].seats[seat];
-    if (vote.run == kNone && !vote.absent &&
-        !(instances_[child].key.path.back() < entry.next)) {
+    if (vote.run == kNone && !vote.absent && !(instances_[child].key.path.back() < entry.next)) {
+      if (!lost.has_value()) lost = Absent(instances_[child].key, tapes_[t], seat);
       CountAbsent(child, seat);
     }
   }
+  return lost;
+}
+
+// What is wrong with `gradient`, of `tape`, where the member at `position` gives zeros to it:
+// nothing, as long as no other collective lies behind its part. What that one would have got was to
+// come from the member's local ops, which are gone.
+absl::optional<Error> Sequencer::Absent(const InstanceKey& gradient, const Tape& tape,
+                                        int32_t position) const {
+  const TapeEntry& entry = tape.entries[position];
+  if (!entry.leads_to_collective) return absl::nullopt;
+  const Participation& part = entry.part();
+  const Rank rank = RankAt(gradient, position);
+  // A gradient that was not recorded is given up from the start.
+  const bool recorded = part.wants_grad || !tape.key.is_gradient();
+  Error error;
+  error.code = absl::StatusCode::kFailedPrecondition;
+  error.reason = Reason::kGradientLost;
+  error.culprit = CulpritOf(rank);
+  error.instance = gradient.ToString();
+  error.op = std::string(CollectiveKindName(part.descriptor.kind));
+  error.source = part.source;
+  error.message = absl::StrCat(
+      "a gradient was asked for that leads through ", PartText(part), " (", tape.key.ToString(),
+      ") of ", RankText(rank), " at ", part.source, ", where ",
+      entry.state == TapeEntry::State::kConsumed ? "it was used up"
+      : recorded                                 ? "the result was dropped or not recorded"
+                                                 : "it was taken without create_graph",
+      "; other collectives lie behind it, and what they would get from there cannot be had any "
+      "more. ",
+      recorded
+          ? "On that rank call Backward on the result with a zero seed, or make the call under "
+            "NoGrad (or on Detach of its operand) if its part is a constant"
+          : "Take it there with create_graph as well, or make the forward call under NoGrad if "
+            "its part is a constant");
+  return error;
 }
 
 void Sequencer::ForgetTapeIfUnused(int32_t t) {
   const Tape& tape = tapes_[t];
   if (tape.instance != kNone || tape.live > 0 || !tape.children.empty()) return;
   tape_by_key_.erase(tape.key);
+  tapes_[t].entries.clear();  // with the votes that they keep
   tapes_.Free(t);
 }
 
-// With the first voter where rows are alike; where they differ, with everybody: each has pieces of
-// its own for each.
-absl::optional<Error> Sequencer::Mismatch(int32_t id, int32_t seat) const {
-  const Instance& instance = instances_[id];
-  const auto difference = [&](int32_t with) {
-    return FirstDifference(MemberAt(instance.key, with), PartAt(instance, with).descriptor,
-                           MemberAt(instance.key, seat), PartAt(instance, seat).descriptor);
-  };
-  int32_t with = instance.first;
-  absl::optional<Difference> found = difference(with);
-  const auto seats = instance.rows_differ ? static_cast<int32_t>(instance.seats.size()) : 0;
-  for (int32_t p = 0; !found.has_value() && p < seats; ++p) {
-    if (p == seat || p == instance.first || instance.seats[p].run == kNone) continue;
-    with = p;
-    found = difference(p);
+absl::optional<Difference> Sequencer::DifferenceOf(const Instance& instance, int32_t a,
+                                                   int32_t b) const {
+  const Participation& one = PartAt(instance, a);
+  const Participation& other = PartAt(instance, b);
+  absl::optional<Difference> found = FirstDifference(MemberAt(instance.key, a), one.descriptor,
+                                                     MemberAt(instance.key, b), other.descriptor);
+  // The ends of a pair stand in lines of their own.
+  if (!found.has_value() && options_.check_call_sites == CheckCallSites::kRefuse &&
+      !instance.key.is_pair() && one.source != other.source) {
+    found = Difference{"line", one.source, other.source};
   }
-  if (!found.has_value()) return absl::nullopt;
-  return MismatchError(id, with, seat, *found);
+  return found;
 }
 
-Error Sequencer::MismatchError(int32_t id, int32_t with, int32_t seat,
-                               const Difference& difference) const {
+// Whether the vote at `seat` contradicts another of the instance: the first one where rows are
+// alike; where they differ, any: each has pieces of its own for each.
+bool Sequencer::Contradicts(const Instance& instance, int32_t seat) const {
+  if (DifferenceOf(instance, instance.first, seat).has_value()) return true;
+  if (!instance.rows_differ) return false;
+  for (int32_t p = 0; p < static_cast<int32_t>(instance.seats.size()); ++p) {
+    if (p == seat || p == instance.first || instance.seats[p].run == kNone) continue;
+    if (DifferenceOf(instance, p, seat).has_value()) return true;
+  }
+  return false;
+}
+
+// Those who have not voted yet are given a while: so that the error says what everybody asks for,
+// and who it is that differs. The instance counts as one that lacks a vote.
+void Sequencer::HoldForOthers(int32_t id) {
+  Instance& instance = instances_[id];
+  instance.differs = true;
+  instance.differs_until =
+      std::min(clock_ + options_.mismatch_grace, instance.first_vote + options_.agree_timeout);
+  ++components_[instance.component].missing;
+  differing_.push_back(id);
+}
+
+// Equal versions together: "ranks 0-2,4: all_reduce SUM f32[10] at a.cc:7; rank 3: ... at a.cc:9".
+std::string Sequencer::VersionsText(const Instance& instance) const {
+  struct Version {
+    std::string text;
+    std::vector<int32_t> ranks;
+  };
+  std::vector<Version> versions;
+  for (int32_t p = 0; p < static_cast<int32_t>(instance.seats.size()); ++p) {
+    if (instance.seats[p].run == kNone) continue;
+    const Participation& part = PartAt(instance, p);
+    std::string text = absl::StrCat(PartText(part), " at ", part.source);
+    const int32_t rank = RankAt(instance.key, p).value();
+    const auto same = std::find_if(versions.begin(), versions.end(),
+                                   [&text](const Version& v) { return v.text == text; });
+    if (same != versions.end()) {
+      same->ranks.push_back(rank);
+    } else {
+      versions.push_back({std::move(text), {rank}});
+    }
+  }
+  std::vector<std::string> texts;
+  for (Version& version : versions) {
+    if (texts.size() == Error::kMaxRanks) {
+      texts.push_back(absl::StrCat("and ", versions.size() - Error::kMaxRanks, " more versions"));
+      break;
+    }
+    std::vector<int32_t>& ranks = version.ranks;
+    std::sort(ranks.begin(), ranks.end());
+    std::vector<std::string> ranges;
+    for (size_t begin = 0; begin < ranks.size();) {
+      size_t end = begin + 1;
+      while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
+      ranges.push_back(end - begin > 1 ? absl::StrCat(ranks[begin], "-", ranks[end - 1])
+                                       : absl::StrCat(ranks[begin]));
+      begin = end;
+    }
+    texts.push_back(absl::StrCat(ranks.size() > 1 ? "ranks " : "rank ", absl::StrJoin(ranges, ","),
+                                 ": ", version.text));
+  }
+  return absl::StrJoin(texts, "; ");
+}
+
+Error Sequencer::MismatchError(int32_t id) const {
   const Instance& instance = instances_[id];
-  const Participation& expected = PartAt(instance, with);
-  const Participation& got = PartAt(instance, seat);
-  const Rank differing = RankAt(instance.key, seat);
-  const Rank first = RankAt(instance.key, with);
+  // The first of many are enough to find who differs.
+  constexpr size_t kMostCompared = 64;
+  std::vector<int32_t> voted;
+  for (int32_t p = 0; p < static_cast<int32_t>(instance.seats.size()); ++p) {
+    if (instance.seats[p].run != kNone && voted.size() < kMostCompared) voted.push_back(p);
+  }
+  std::vector<int32_t> contradicts(instance.seats.size(), 0);
+  int32_t pairs = 0;
+  int32_t expected = kNone;  // seat
+  int32_t got = kNone;
+  for (size_t i = 0; i < voted.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      if (!DifferenceOf(instance, voted[j], voted[i]).has_value()) continue;
+      ++contradicts[voted[i]];
+      ++contradicts[voted[j]];
+      ++pairs;
+      if (expected == kNone) std::tie(expected, got) = std::make_pair(voted[j], voted[i]);
+    }
+  }
+  // One rank against at least two is to blame; of two alone nobody can say who is wrong.
+  int32_t culprit = kNone;
+  for (const int32_t seat : voted) {
+    if (contradicts[seat] >= 2 && contradicts[seat] == pairs) culprit = seat;
+  }
+  for (const int32_t seat : voted) {
+    if (culprit == kNone) break;
+    if (seat == culprit || !DifferenceOf(instance, seat, culprit).has_value()) continue;
+    std::tie(expected, got) = std::make_pair(seat, culprit);
+    break;
+  }
   Error error = MakeInstanceError(absl::StatusCode::kInvalidArgument, Reason::kMismatch, id);
-  error.source = got.source;
+  if (expected == kNone) return error;  // the first of very many do not differ
+  const Difference difference = *DifferenceOf(instance, expected, got);
+  error.source = PartAt(instance, got).source;
   error.expected = difference.expected;
   error.got = difference.got;
   error.message = absl::StrCat("the ranks ask for different things in ", instance.key.ToString(),
                                ": ", difference.what, " is ", difference.expected, " on ",
-                               RankText(first), " (", PartText(expected), " at ", expected.source,
-                               ") and ", difference.got, " on ", RankText(differing), " (",
-                               PartText(got), " at ", got.source, "); nothing was launched");
-  // The differing one first, then who agrees with the first, in order of rank.
-  error.ranks.push_back({differing.value(), PartText(got), got.source});
+                               RankText(RankAt(instance.key, expected)), " and ", difference.got,
+                               " on ", RankText(RankAt(instance.key, got)), ". ",
+                               VersionsText(instance), "; nothing was launched");
+  // The differing one first, then the others in order of rank.
+  error.ranks.push_back({RankAt(instance.key, got).value(), PartText(PartAt(instance, got)),
+                         PartAt(instance, got).source});
   AddVersions(instance, &error);
-  // With two alone nobody can say who is wrong.
-  if (error.ranks.size() > 2) error.culprit = CulpritOf(differing);
+  if (culprit != kNone) error.culprit = CulpritOf(RankAt(instance.key, culprit));
   return error;
+}
+
+// One line once for each pair of lines.
+void Sequencer::WarnOfCallSites(const Instance& instance, const Participation& part, int32_t seat,
+                                Actions* actions) {
+  constexpr size_t kMostWarned = 1024;
+  const Participation& first = PartAt(instance, instance.first);
+  if (first.source == part.source || instance.key.is_pair() ||
+      warned_sites_.size() >= kMostWarned ||
+      !warned_sites_.insert(std::minmax(first.source, part.source)).second) {
+    return;
+  }
+  actions->emplace_back();
+  SequencerAction& action = actions->back();
+  action.kind = SequencerAction::Kind::kWarn;
+  action.error.reason = Reason::kMismatch;
+  action.error.instance = instance.key.ToString();
+  action.error.op = std::string(CollectiveKindName(part.descriptor.kind));
+  action.error.source = part.source;
+  action.error.message = absl::StrCat(
+      PartText(part), " (", action.error.instance, ") is called in different lines: ", first.source,
+      " on ", RankText(RankAt(instance.key, instance.first)), ", ", part.source, " on ",
+      RankText(RankAt(instance.key, seat)), "; it was taken for one call");
 }
 
 // --- Launching ----------------------------------------------------------------------------------
@@ -1266,10 +1475,10 @@ absl::optional<Error> Sequencer::Sort(const std::vector<int32_t>& runs,
             if (mark(runs_[r], p) != after) continue;
             for (const int32_t q : parts[p].after) {
               if (mark(runs_[r], q) != before) continue;
-              who = absl::StrCat(
-                  RankText(RankAt(instances_[instances[after]].key,
-                                  SeatOf(instances_[instances[after]].key, parts[p]))),
-                  ", ", parts[p].source);
+              who =
+                  absl::StrCat(RankText(RankAt(instances_[instances[after]].key,
+                                               SeatOf(instances_[instances[after]].key, parts[p]))),
+                               ", ", parts[p].source);
             }
           }
         }
@@ -1384,6 +1593,11 @@ void Sequencer::Launch(const std::vector<int32_t>& runs, const std::vector<int32
       const GroupRank member = MemberAt(instance.key, p);
       if (seat.absent) {
         out.absent.push_back(member);
+        const TapeEntry& entry = tapes_[instance.parent].entries[p];
+        if (entry.leads_to_leaf) {
+          out.given_up.push_back(
+              {RankAt(instance.key, p), PartText(entry.part()), entry.part().source});
+        }
       } else {
         out.parts.push_back({runs_[seat.run].handle, seat.participation, member});
       }
@@ -1515,10 +1729,19 @@ void Sequencer::Refuse(absl::Span<const RefusedMember> members, Epoch epoch, con
       if (!why.source.empty()) move.source = &why.source;
       moves_.push_back(move);
       key.at = move.first;
-      // Where somebody waits, nobody has passed.
-      if (move.next == move.first || instance_by_key_.contains(key)) continue;
-      for (int32_t other = 0; other < SeatCount(key); ++other) {
-        passed |= other != seat && HasPassed(key, other);
+      if (move.next == move.first) continue;
+      passed |= AnotherHasPassed(key, seat);
+    }
+    for (const InstanceKey& key : refused.gradients) {
+      if (!key.is_gradient()) continue;
+      const auto found = tape_by_key_.find(key.Parent());
+      if (found == tape_by_key_.end()) continue;  // it has no gradient any more, for anybody
+      const InstanceKey::Request asked = key.path.back();
+      for (int32_t seat = 0; seat < SeatCount(key); ++seat) {
+        if (RankAt(key, seat) != refused.rank || asked.number >= kMaxCallNumber) continue;
+        requests_.push_back({found->second, seat, {asked.step, asked.number + 1}});
+        passed |= AnotherHasPassed(key, seat);
+        break;
       }
     }
   }
@@ -1709,7 +1932,11 @@ void Sequencer::DropTape(Rank rank, const InstanceKey& key, bool consumed, Epoch
         return;
       }
     }
-    MarkAbandoned(t, p);
+    const absl::optional<Error> lost = MarkAbandoned(t, p);
+    if (lost.has_value()) {
+      EndEpoch(*lost, actions);
+      return;
+    }
   }
   ForgetTapeIfUnused(t);
   LaunchReady(actions);
@@ -1749,6 +1976,11 @@ void Sequencer::Advance(absl::Time now, Actions* actions) {
                                  ") was launched and has not finished within ",
                                  absl::FormatDuration(options_.exec_timeout));
     FailGang(launched_.head, error, actions);
+  }
+  for (const int32_t id : differing_) {
+    if (instances_[id].differs_until > clock_) continue;
+    EndEpoch(MismatchError(id), actions);
+    break;
   }
   while (timed_.head != kNone &&
          instances_[timed_.head].first_vote + options_.agree_timeout <= clock_) {
@@ -1872,6 +2104,7 @@ Error Sequencer::AgreeTimeout(int32_t late, int32_t lacking) const {
 
 absl::Time Sequencer::NextDeadline() const {
   absl::Time next = absl::InfiniteFuture();
+  for (const int32_t id : differing_) next = std::min(next, instances_[id].differs_until);
   if (timed_.head != kNone) {
     next = std::min(next, instances_[timed_.head].first_vote + options_.agree_timeout);
   }
@@ -1993,6 +2226,9 @@ void Sequencer::FailAlone(int32_t component, const Error& error, Actions* action
       ForgetTapeIfUnused(instance.tape);
     }
     if (instance.timed) instances_.Remove(&timed_, id);
+    if (instance.differs) {
+      differing_.erase(std::find(differing_.begin(), differing_.end(), id));
+    }
     if (instance.key.at.part > 0) --further_parts_;
     instance_by_key_.erase(instance.key);
     instances_.Free(id);
@@ -2042,6 +2278,7 @@ void Sequencer::EndEpoch(const Error& why, Actions* actions) {
   components_.Clear();
   externally_blocked_.clear();
   ready_.clear();
+  differing_.clear();
   further_parts_ = 0;
   for (Member& member : members_) member.lacking = 0;
 }
@@ -2138,10 +2375,9 @@ size_t Sequencer::LiveRows() const {
   size_t group_rows = 0;
   for (const auto& requests : group_requests_) group_rows += requests.second.groups.size();
   for (const Member& member : members_) group_rows += member.pairs.size();
-  return groups_.size() + group_rows + runs_.size() + run_by_handle_.size() +
-         instances_.size() + instance_by_key_.size() + components_.size() + tapes_.size() +
-         tape_by_key_.size() + gangs_.size() + gang_by_ticket_.size() + externally_blocked_.size() +
-         ready_.size();
+  return groups_.size() + group_rows + runs_.size() + run_by_handle_.size() + instances_.size() +
+         instance_by_key_.size() + components_.size() + tapes_.size() + tape_by_key_.size() +
+         gangs_.size() + gang_by_ticket_.size() + externally_blocked_.size() + ready_.size();
 }
 
 std::string Sequencer::CanonicalState() const {
@@ -2170,8 +2406,8 @@ std::string Sequencer::CanonicalState() const {
     const Member& member = members_[RankAt(pair, is_recv ? 1 : 0).value()];
     const auto found =
         member.pairs.find({pair.group, pair.source, pair.destination, pair.tag, is_recv});
-    return std::make_pair(
-        member.step, found == member.pairs.end() ? int64_t{0} : found->second.next.call);
+    return std::make_pair(member.step,
+                          found == member.pairs.end() ? int64_t{0} : found->second.next.call);
   };
   const auto least_of = [&](const InstanceKey& key) {
     if (!key.is_pair()) return least_calls[key.group.value()];
@@ -2248,8 +2484,7 @@ std::string Sequencer::CanonicalState() const {
       const Instance& instance = instances_[id];
       put_key(instance.key);
       for (const Seat& seat : instance.seats) {
-        out.PutSigned(seat.run == kNone ? (seat.absent ? -2 : -1)
-                                            : runs_[seat.run].handle.value());
+        out.PutSigned(seat.run == kNone ? (seat.absent ? -2 : -1) : runs_[seat.run].handle.value());
       }
     }
   }
@@ -2261,13 +2496,16 @@ std::string Sequencer::CanonicalState() const {
       out.Put(tape.state);
       out.PutSigned(tape.next.step - least_step);
       out.PutSigned(tape.next.number);
-      out.Put<uint8_t>(tape.consumed_in == epoch_);
+      out.Put<uint8_t>((tape.consumed_in == epoch_) + 2 * tape.leads_to_collective +
+                       4 * tape.leads_to_leaf);
     }
   }
   // Instances expire in the order of their first votes.
   for (int32_t id = timed_.head; id != kNone; id = instances_[id].next) {
     put_key(instances_[id].key);
   }
+  out.PutSigned(-1);
+  for (const int32_t id : differing_) put_key(instances_[id].key);
   out.PutSigned(-1);
   for (int32_t g = launched_.head; g != kNone; g = gangs_[g].next) {
     out.Put<uint8_t>(gangs_[g].epoch == epoch_);

@@ -27,6 +27,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -40,6 +41,7 @@
 #include "absl/types/span.h"
 #include "core/base/error.h"
 #include "core/base/ids.h"
+#include "core/collective/call_sites.h"
 #include "core/collective/instance.h"
 #include "core/graph/graph.h"
 
@@ -58,6 +60,11 @@ struct Participation {
   // The rank holds a tape entry after the run, until DropTape. A rank without one counts as
   // abandoned for every gradient of this instance that this same run does not ask for.
   bool wants_grad = false;
+  // Where its operand comes from (Collective): what a rank that gives up its part of a gradient
+  // takes with it. Whoever asks for one that would have led to another collective is told so; one
+  // that would have led to a leaf goes on with zeros, which are right for everybody else.
+  bool leads_to_collective = false;
+  bool leads_to_leaf = false;
   std::vector<int32_t> after;  // earlier participations of this run whose result this one needs
   int32_t node = 0;            // in the graph, for the plan
   std::string source;          // trainer's file:line
@@ -100,7 +107,12 @@ struct Vote {
 struct SequencerOptions {
   absl::Duration agree_timeout = absl::Seconds(60);
   absl::Duration exec_timeout = absl::Seconds(300);
-  int kept_causes = 64;  // of ended epochs; older ones are answered with kEpochEnded
+  // How long the error of a mismatch waits for those who have not voted, so that it says what all
+  // of them ask for. Never longer than agree_timeout.
+  absl::Duration mismatch_grace = absl::Milliseconds(100);
+  CheckCallSites check_call_sites = CheckCallSites::kOff;
+  int kept_causes = 64;   // of ended epochs; older ones are answered with kEpochEnded
+  int max_groups = 4096;  // ever, with the world's own: their numbers are not given again
 };
 
 struct MemberInfo {
@@ -120,6 +132,13 @@ struct LaunchedInstance {
   // this gradient has no part.
   std::vector<Part> parts;
   std::vector<GroupRank> absent;  // members that abandoned this gradient: they give zeros
+  // Of these, who had a leaf behind its part, which now gets less than its gradient.
+  struct GivenUp {
+    Rank rank;
+    std::string op;      // of the forward collective, as it called it
+    std::string source;  // the line
+  };
+  std::vector<GivenUp> given_up;
 };
 
 // What the caller must do, in this order.
@@ -129,6 +148,7 @@ struct SequencerAction {
     kReserve,  // `run` must follow `order` in its gang: reserve what that takes, then Reserved(),
                // or Refuse() its rank; the gang is not launched before
     kFail,  // tell `run`'s owner `error`; it never launches (or, after kLaunch, it did not finish)
+    kWarn,  // write `error` down: the ranks call an instance in different lines
     kEpochEnded,  // `epoch` has ended with `error`; votes now belong to `epoch` + 1
   };
   Kind kind = Kind::kLaunch;
@@ -169,6 +189,7 @@ class Sequencer {
   // for the same ordered list with the same step and number (which of the rank's requests for it in
   // that step) give the same group, so nobody waits for it. `request` absent: the rank's next one,
   // as counted here. INVALID_ARGUMENT: empty list, unknown rank, duplicate, or `rank` not in it.
+  // RESOURCE_EXHAUSTED kQuota: the world has had as many as it may.
   absl::StatusOr<GroupId> AddGroup(Rank rank, absl::Span<const Rank> members,
                                    absl::optional<InstanceKey::Request> request = absl::nullopt);
   absl::StatusOr<absl::Span<const Rank>> GroupMembers(GroupId group) const;
@@ -214,7 +235,9 @@ class Sequencer {
   // Its tape entry for `key` is gone: abandoned (it gives zeros to every gradient of `key` it has
   // not voted for) or consumed in `epoch`, the one that its session is in. Consumed counts as zeros
   // for further requests in that epoch; a request in a later epoch ends that with
-  // FAILED_PRECONDITION kTapeConsumed naming the rank. Unknown and repeated drops do nothing.
+  // FAILED_PRECONDITION kTapeConsumed naming the rank. Where the rank's operand led to another
+  // collective nobody's zeros would be right: a request that it does not take part in ends the
+  // epoch with FAILED_PRECONDITION kGradientLost. Unknown and repeated drops do nothing.
   void DropTape(Rank rank, const InstanceKey& key, bool consumed, Epoch epoch, absl::Time now,
                 Actions* actions);
   // A launched gang has finished on all devices, or failed (which ends the epoch for pending runs
@@ -333,10 +356,10 @@ class Sequencer {
     State state = State::kHere;
     std::string how_dead;
     MemberInfo info;
-    int64_t step = 0;            // the last that it has been heard of in
-    bool left_rest = false;      // it takes part in nothing more of that step
-    std::string left_rest_text;  // why, for others
-    int64_t lacking = 0;         // pending instances that need its vote
+    int64_t step = 0;                             // the last that it has been heard of in
+    bool left_rest = false;                       // it takes part in nothing more of that step
+    std::string left_rest_text;                   // why, for others
+    int64_t lacking = 0;                          // pending instances that need its vote
     absl::flat_hash_map<PairEnd, Counter> pairs;  // in `step`
   };
 
@@ -362,6 +385,8 @@ class Sequencer {
     int32_t first = kNone;     // seat of the first vote
     int32_t mark = kNone;      // scratch of the gang's order
     bool rows_differ = false;  // somebody has voted with pieces of different rows
+    bool differs = false;      // in differing_: the ranks ask for different things
+    absl::Time differs_until;  // then they are told
     absl::Time first_vote;
     bool timed = false;        // in timed_
     int32_t previous = kNone;  // in timed_, by first vote
@@ -403,8 +428,16 @@ class Sequencer {
     // kRefused: a gradient that the rank could not take may have used it: there is none any more.
     enum class State : uint8_t { kNotVoted, kLive, kAbandoned, kConsumed, kRefused };
     State state = State::kNotVoted;
+    // Of its vote: whether its part leads further. Where it does, the vote itself, for texts.
+    bool leads_to_collective = false;
+    bool leads_to_leaf = false;
     InstanceKey::Request next;  // that the rank has not made
     Epoch consumed_in;
+    std::shared_ptr<const VoteTemplate> what;
+    int32_t participation = kNone;
+
+    bool given_up() const { return state == State::kAbandoned || state == State::kConsumed; }
+    const Participation& part() const { return what->participations[participation]; }
   };
   // What the ranks may still ask of an instance. It exists while a rank holds an entry or a
   // gradient is pending.
@@ -445,10 +478,10 @@ class Sequencer {
     GroupRank member;
     bool is_pair = false;
     PairEnd end;
-    CallPosition first;  // of the first of these calls
-    CallPosition next;   // behind them
+    CallPosition first;                   // of the first of these calls
+    CallPosition next;                    // behind them
     const std::string* source = nullptr;  // line of the last of them
-    int32_t part = 0;    // Participation::part of the last call seen
+    int32_t part = 0;                     // Participation::part of the last call seen
   };
 
   // Submit.
@@ -461,31 +494,39 @@ class Sequencer {
   absl::optional<Error> FindRefusal(const Vote& vote) const;
   int32_t AddRun(const Vote& vote);
   void Record(int32_t run, const Vote& vote, absl::optional<Error>* fault,
-              absl::optional<Error>* passed);
+              absl::optional<Error>* passed, Actions* actions);
   int32_t NewInstance(const InstanceKey& key, int32_t seats, int32_t run,
                       absl::optional<Error>* fault);
   void Merge(int32_t* into, int32_t other);
   void CountVote(int32_t instance, int32_t seat);
   void CountAbsent(int32_t instance, int32_t seat);
   int32_t EnsureTape(int32_t instance);
-  void MarkAbandoned(int32_t tape, int32_t seat);
+  void SetEntry(int32_t tape, int32_t seat, TapeEntry::State state, const PendingRun& run,
+                int32_t participation);
+  absl::optional<Error> MarkAbandoned(int32_t tape, int32_t seat);
+  absl::optional<Error> Absent(const InstanceKey& gradient, const Tape& tape, int32_t seat) const;
   void ForgetTapeIfUnused(int32_t tape);
-  // Whether the vote at `seat` contradicts another of the instance.
-  absl::optional<Error> Mismatch(int32_t instance, int32_t seat) const;
-  Error MismatchError(int32_t instance, int32_t with, int32_t seat,
-                      const Difference& difference) const;
+  // As the one seat says it and as the other does.
+  absl::optional<Difference> DifferenceOf(const Instance& instance, int32_t a, int32_t b) const;
+  bool Contradicts(const Instance& instance, int32_t seat) const;
+  void HoldForOthers(int32_t instance);
+  std::string VersionsText(const Instance& instance) const;
+  Error MismatchError(int32_t instance) const;
+  void WarnOfCallSites(const Instance& instance, const Participation& part, int32_t seat,
+                       Actions* actions);
 
   // Positions.
   Counter* CounterOf(const Move& move);
   // The position of a member's next call, given its counter.
   CallPosition NextOf(Rank rank, const Counter& counter) const;
-  // Begins the steps of steps_, and counts the calls that were left out before moves_. True: who waits
-  // for a call, or for a gradient, may have been passed.
+  // Begins the steps of steps_, and counts the calls that were left out before moves_. True: who
+  // waits for a call, or for a gradient, may have been passed.
   bool BeginMoves();
   // Counts the calls of moves_.
   void EndMoves();
   // Whether who sits there has passed `key`, given that it has no vote pending for it.
   bool HasPassed(const InstanceKey& key, int32_t seat) const;
+  bool AnotherHasPassed(const InstanceKey& key, int32_t seat) const;
   // Fails what is pending and has been passed by somebody whom it needs.
   void FailPassed(Actions* actions);
   Error PassedError(const InstanceKey& key, const Participation& part, int32_t seat,
@@ -554,13 +595,15 @@ class Sequencer {
     std::map<InstanceKey::Request, GroupId> groups;
     std::map<int32_t, InstanceKey::Request> next;  // by rank
   };
-  std::map<std::vector<int32_t>, GroupRequests> group_requests_;
+  std::map<std::vector<int32_t>, GroupRequests> group_requests_;  // each of at least one of groups_
 
   Pool<PendingRun> runs_;
   Pool<PendingRun>::Chain pending_;
   absl::flat_hash_map<RunHandle, int32_t> run_by_handle_;
   Pool<Instance> instances_;
   Pool<Instance>::Chain timed_;
+  std::vector<int32_t> differing_;                              // instances
+  std::set<std::pair<std::string, std::string>> warned_sites_;  // lines
   int64_t further_parts_ = 0;  // pending instances with a part that is not 0
   absl::flat_hash_map<InstanceKey, int32_t> instance_by_key_;
   Pool<Component> components_;
@@ -587,7 +630,7 @@ class Sequencer {
     int32_t seat;
     InstanceKey::Request next;
   };
-  std::vector<Asked> requests_;  // of gradients, by the vote at hand
+  std::vector<Asked> requests_;          // of gradients, by the vote at hand
   std::vector<int32_t> ready_;           // components to try
   std::vector<int32_t> gang_runs_;       // of the gang whose order was found last
   std::vector<int32_t> gang_instances_;  // the same

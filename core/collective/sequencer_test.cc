@@ -31,6 +31,7 @@ Sequencer World(int size) {
   SequencerOptions options;
   options.agree_timeout = absl::Seconds(60);
   options.exec_timeout = absl::Seconds(300);
+  options.mismatch_grace = absl::ZeroDuration();
   Sequencer sequencer(size, options);
   for (int rank = 0; rank < size; ++rank) sequencer.SetMember(Rank(rank), {100 + rank, ""});
   return sequencer;
@@ -412,8 +413,8 @@ TEST(SequencerOrderTest, ARunThatNeedsItsOwnCollectiveIsACircle) {
   run.AllReduce(slot, 1, {0});
   EXPECT_EQ(EndedBy(Cast(&sequencer, run)).reason, Reason::kOrderCycle);
 
-  Cast(&sequencer, Simple(sequencer, 2, 0, 0));
-  TestRun consumer = Simple(sequencer, 3, 1, 0);
+  Cast(&sequencer, Simple(sequencer, 2, 0, 1));
+  TestRun consumer = Simple(sequencer, 3, 1, 1);
   consumer.producers() = {RunHandle(2)};
   EXPECT_EQ(EndedBy(Cast(&sequencer, consumer)).reason, Reason::kOrderCycle);
 }
@@ -562,9 +563,11 @@ TEST(SequencerMismatchTest, EveryPartOfADescriptorIsCompared) {
     EXPECT_EQ(error.reason, Reason::kMismatch);
     EXPECT_EQ(error.expected, test.expected);
     EXPECT_EQ(error.got, test.got);
-    EXPECT_EQ(error.culprit.rank, 1);
-    EXPECT_EQ(error.culprit.pid, 101);
-    EXPECT_EQ(error.instance, "group 0 epoch 1 index 0");
+    // Of two whose counts contradict each other nobody can say who is wrong.
+    const bool one_against_two = absl::string_view(test.what) != "counts";
+    EXPECT_EQ(error.culprit.rank, one_against_two ? 1 : -1);
+    EXPECT_EQ(error.culprit.pid, one_against_two ? 101 : -1);
+    EXPECT_EQ(error.instance, "group 0 call 0");
     EXPECT_EQ(error.source, "rank1.cc:10");
     ASSERT_THAT(error.ranks, SizeIs(3));
     EXPECT_EQ(error.ranks[0].rank, 1);
@@ -581,7 +584,7 @@ TEST(SequencerMismatchTest, EveryPartOfADescriptorIsCompared) {
     EXPECT_EQ(after[0].kind, Kind::kFail);
     EXPECT_EQ(after[0].error.message, error.message);
     EXPECT_EQ(sequencer.epoch(), Epoch(2));
-    Forward(&sequencer, 20, 0);
+    Forward(&sequencer, 20, 1);
   }
 }
 
@@ -678,6 +681,92 @@ TEST(SequencerMismatchTest, RowsAreComparedPieceByPiece) {
     EXPECT_EQ(error.expected, test.expected);
     EXPECT_EQ(error.got, test.got);
     EXPECT_THAT(error.message, AllOf(HasSubstr("counts"), HasSubstr("[*,2]")));
+  }
+}
+
+// The ranks are given a while, so that the error says what all of them ask for and who differs.
+TEST(SequencerMismatchTest, WaitsForWhoHasNotVotedAndNamesAllVersions) {
+  for (const bool all_come : {false, true}) {
+    SCOPED_TRACE(all_come);
+    SequencerOptions options;
+    options.mismatch_grace = absl::Milliseconds(100);
+    Sequencer sequencer(5, options);
+    const auto vote = [&](int32_t rank, int64_t rows) {
+      TestRun run(rank + 1, Epoch(1));
+      Participation& part = run.AllReduce(run.Slot(kWorld, 5, {rank}, {0}), rank);
+      part.descriptor.dims = {rows};
+      part.source = rows == 4 ? "a.cc:7" : "a.cc:9";
+      return run;
+    };
+    EXPECT_THAT(Cast(&sequencer, vote(3, 5)), IsEmpty());
+    EXPECT_THAT(Cast(&sequencer, vote(0, 4)), IsEmpty());
+    EXPECT_EQ(sequencer.NextDeadline(), At(0.1));
+    EXPECT_THAT(Cast(&sequencer, vote(1, 4)), IsEmpty());
+    Actions actions = Cast(&sequencer, vote(2, 4));
+    EXPECT_THAT(actions, IsEmpty());
+    if (all_come) {
+      actions = Cast(&sequencer, vote(4, 4));
+    } else {
+      sequencer.Advance(At(0.099), &actions);
+      EXPECT_THAT(actions, IsEmpty());
+      sequencer.Advance(At(0.1), &actions);
+    }
+    const Error error = EndedBy(actions);
+    EXPECT_EQ(error.reason, Reason::kMismatch);
+    EXPECT_EQ(error.culprit.rank, 3);
+    EXPECT_EQ(error.expected, "[4]");
+    EXPECT_EQ(error.got, "[5]");
+    EXPECT_THAT(error.message,
+                AllOf(HasSubstr("rank 3: all_reduce SUM f32[5] at a.cc:9"),
+                      HasSubstr(all_come ? "ranks 0-2,4: all_reduce SUM f32[4] at a.cc:7"
+                                         : "ranks 0-2: all_reduce SUM f32[4] at a.cc:7")));
+    EXPECT_EQ(sequencer.NextDeadline(), absl::InfiniteFuture());
+  }
+}
+
+TEST(SequencerMismatchTest, TheGraceIsNeverLongerThanTheTimeout) {
+  SequencerOptions options;
+  options.agree_timeout = absl::Milliseconds(50);
+  Sequencer sequencer(3, options);
+  Cast(&sequencer, Simple(sequencer, 1, 0, 0));
+  TestRun other(2, Epoch(1));
+  other.AllReduce(other.Slot(kWorld, 3, {1}, {0}), 1).descriptor.dims = {5};
+  Cast(&sequencer, other, At(0.03));
+  EXPECT_EQ(sequencer.NextDeadline(), At(0.05));
+  Actions actions;
+  sequencer.Advance(At(0.05), &actions);
+  EXPECT_EQ(EndedBy(actions).reason, Reason::kMismatch);
+}
+
+TEST(SequencerMismatchTest, EqualCallsInDifferentLinesAreSeenWhereThatIsAskedFor) {
+  for (const CheckCallSites check :
+       {CheckCallSites::kOff, CheckCallSites::kWarn, CheckCallSites::kRefuse}) {
+    SequencerOptions options;
+    options.check_call_sites = check;
+    Sequencer sequencer(2, options);
+    // Rank 1 makes two equal calls in the other order.
+    const auto vote = [](int64_t run, int32_t rank, int64_t call, const char* line) {
+      TestRun result(run, Epoch(1));
+      result.AllReduce(result.Slot(kWorld, 2, {rank}, {call}), rank).source = line;
+      return result;
+    };
+    Cast(&sequencer, vote(1, 0, 0, "a.cc:7"));
+    Actions actions = Cast(&sequencer, vote(2, 1, 0, "a.cc:8"));
+    if (check == CheckCallSites::kRefuse) {
+      const Error error = EndedBy(actions);
+      EXPECT_EQ(error.reason, Reason::kMismatch);
+      EXPECT_THAT(error.message, AllOf(HasSubstr("a.cc:7"), HasSubstr("a.cc:8")));
+      continue;
+    }
+    EXPECT_THAT(Launched(actions), ElementsAre(1, 2));
+    Cast(&sequencer, vote(3, 0, 1, "a.cc:8"));
+    Actions again = Cast(&sequencer, vote(4, 1, 1, "a.cc:7"));
+    EXPECT_THAT(Launched(again), ElementsAre(3, 4));
+    if (check == CheckCallSites::kOff) continue;
+    ASSERT_THAT(actions, SizeIs(2));  // once for each pair of lines
+    EXPECT_THAT(again, SizeIs(1));
+    EXPECT_EQ(actions[0].kind, Kind::kWarn);
+    EXPECT_THAT(actions[0].error.message, AllOf(HasSubstr("a.cc:7"), HasSubstr("a.cc:8")));
   }
 }
 
@@ -852,9 +941,9 @@ TEST(SequencerFailureTest, WhatBelongsToALateGangIsDueAtItsOwnTime) {
   const Error error = EndedBy(actions);
   EXPECT_EQ(error.reason, Reason::kAgreeTimeout);
   EXPECT_EQ(error.culprit.rank, 2);
-  EXPECT_EQ(error.instance, "group 2 epoch 1 index 0");
+  EXPECT_EQ(error.instance, "group 2 call 0");
   EXPECT_THAT(error.message, AllOf(HasSubstr("missing after 10s: rank 2 (pid 102)"),
-                                   HasSubstr("group 1 epoch 1 index 0"), HasSubstr("for 1m")));
+                                   HasSubstr("group 1 call 0"), HasSubstr("for 1m")));
 }
 
 TEST(SequencerFailureTest, WhatWaitsForALateGangIsDueAtItsOwnTime) {
@@ -869,7 +958,7 @@ TEST(SequencerFailureTest, WhatWaitsForALateGangIsDueAtItsOwnTime) {
   Actions actions;
   sequencer.Advance(At(60), &actions);
   EXPECT_EQ(EndedBy(actions).culprit.rank, 1);
-  EXPECT_EQ(EndedBy(actions).instance, "group 0 epoch 1 index 0");
+  EXPECT_EQ(EndedBy(actions).instance, "group 0 call 0");
 }
 
 TEST(SequencerFailureTest, CancelBeforeTheLaunchEndsTheEpochAndAfterItDoesNothing) {
@@ -1103,6 +1192,27 @@ TEST(SequencerMemberTest, TheKthRequestForAListGivesTheSameGroup) {
   }
 }
 
+TEST(SequencerMemberTest, AWorldHasSoManyGroups) {
+  SequencerOptions options;
+  options.max_groups = 3;
+  Sequencer sequencer(3, options);
+  const std::vector<Rank> list = {Rank(2), Rank(0)};
+  const GroupId first = *sequencer.AddGroup(Rank(2), list);
+  const GroupId second = *sequencer.AddGroup(Rank(2), list);
+  const size_t rows = sequencer.StateSize();
+  for (const std::vector<Rank>& more :
+       std::vector<std::vector<Rank>>{list, {Rank(2)}, {Rank(2), Rank(1)}, {Rank(2)}}) {
+    const absl::Status full = sequencer.AddGroup(Rank(2), more).status();
+    EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted) << full;
+    EXPECT_EQ(ErrorOf(full).reason, Reason::kQuota) << full;
+  }
+  EXPECT_EQ(sequencer.StateSize(), rows);
+  // What is refused does not count, and those that there are can still be had by all.
+  EXPECT_EQ(*sequencer.AddGroup(Rank(0), list), first);
+  EXPECT_EQ(*sequencer.AddGroup(Rank(0), list), second);
+  EXPECT_FALSE(sequencer.AddGroup(Rank(0), list).ok());
+}
+
 // --- Gradients ----------------------------------------------------------------------------------
 
 TEST(SequencerGradientTest, EveryHolderIsWaitedFor) {
@@ -1258,6 +1368,144 @@ TEST(SequencerGradientTest, ConsumedInAFailedEpochCannotBeHadAgain) {
   }
 }
 
+// The next all_reduce of a world of two. Rank 1's part, at rank1.cc:10, comes from where it says.
+InstanceKey ForwardFrom(Sequencer* sequencer, bool collective, bool leaf, bool tape = true) {
+  Cast(sequencer, WithTape(*sequencer, 1, 0, 0));
+  TestRun run(2, sequencer->epoch());
+  Participation& part = run.AllReduce(run.Slot(kWorld, 2, {1}, {0}), 1);
+  part.wants_grad = tape;
+  part.leads_to_collective = collective;
+  part.leads_to_leaf = leaf;
+  EXPECT_THAT(Launched(Cast(sequencer, run)), ElementsAre(1, 2));
+  return WorldKey(sequencer->epoch().value(), 0);
+}
+
+// Rank 1 has given up what led to another collective: whatever rank 0 gets would be too small.
+TEST(SequencerGradientTest, WhatLedToACollectiveCannotBeHadWithoutTheRankThatGaveItUp) {
+  const auto expect_lost = [](const Actions& actions, const char* what) {
+    EXPECT_THAT(Failed(actions), ElementsAre(10));
+    const Error error = EndedBy(actions);
+    EXPECT_EQ(error.code, absl::StatusCode::kFailedPrecondition);
+    EXPECT_EQ(error.reason, Reason::kGradientLost);
+    EXPECT_EQ(error.culprit.rank, 1);
+    EXPECT_EQ(error.culprit.pid, 101);
+    EXPECT_THAT(error.message,
+                AllOf(HasSubstr("rank 1"), HasSubstr("rank1.cc:10"), HasSubstr(what)));
+  };
+  for (const bool leaf : {false, true}) {  // makes no difference
+    {
+      Sequencer sequencer = World(2);
+      const InstanceKey forward = ForwardFrom(&sequencer, true, leaf);
+      Actions actions;
+      sequencer.DropTape(Rank(1), forward, false, Epoch(1), At(0), &actions);
+      EXPECT_THAT(actions, IsEmpty());
+      expect_lost(Cast(&sequencer, Gradient(sequencer, 10, 0, forward, 0)), "dropped");
+      // The next epoch is open, and as usable.
+      EXPECT_EQ(sequencer.epoch(), Epoch(2));
+    }
+    {
+      Sequencer sequencer = World(2);
+      const InstanceKey forward = ForwardFrom(&sequencer, true, leaf);
+      EXPECT_THAT(Cast(&sequencer, Gradient(sequencer, 10, 0, forward, 0)), IsEmpty());
+      Actions actions;
+      sequencer.DropTape(Rank(1), forward, false, Epoch(1), At(0), &actions);
+      expect_lost(actions, "dropped");
+    }
+    {
+      Sequencer sequencer = World(2);
+      const InstanceKey forward = ForwardFrom(&sequencer, true, leaf, /*tape=*/false);
+      expect_lost(Cast(&sequencer, Gradient(sequencer, 10, 0, forward, 0)), "not recorded");
+    }
+    {
+      Sequencer sequencer = World(2);
+      const InstanceKey forward = ForwardFrom(&sequencer, true, leaf);
+      Cast(&sequencer, Gradient(sequencer, 20, 0, forward, 0));
+      EXPECT_THAT(Launched(Cast(&sequencer, Gradient(sequencer, 21, 1, forward, 0))),
+                  ElementsAre(20, 21));
+      Actions actions;
+      sequencer.DropTape(Rank(1), forward, true, Epoch(1), At(0), &actions);
+      EXPECT_THAT(actions, IsEmpty());
+      expect_lost(Cast(&sequencer, Gradient(sequencer, 10, 0, forward, 1)), "used up");
+    }
+    {
+      Sequencer sequencer = World(2);
+      const InstanceKey forward = ForwardFrom(&sequencer, true, leaf);
+      Cast(&sequencer, Gradient(sequencer, 10, 0, forward, 0));
+      Actions actions;
+      sequencer.Left(Rank(1), At(0), &actions);
+      expect_lost(actions, "dropped");
+    }
+  }
+}
+
+// Its own vote of the same run may still ask.
+TEST(SequencerGradientTest, WhoAsksInTheRunThatKeepsNoTapeHasGivenUpTheRestAlone) {
+  Sequencer sequencer = World(2);
+  Cast(&sequencer, WithTape(sequencer, 1, 0, 0));
+  Cast(&sequencer, Gradient(sequencer, 2, 0, WorldKey(1, 0), 0));
+  TestRun whole(3, Epoch(1));
+  const int32_t slot = whole.Slot(kWorld, 2, {1}, {0});
+  Participation& forward = whole.AllReduce(slot, 1);
+  forward.leads_to_collective = true;
+  whole.GradientHere(0, 0, slot, 1);
+  EXPECT_THAT(Launched(Cast(&sequencer, whole)), ElementsAre(1, 3, 2));
+  EXPECT_EQ(EndedBy(Cast(&sequencer, Gradient(sequencer, 4, 0, WorldKey(1, 0), 1))).reason,
+            Reason::kGradientLost);
+}
+
+// Only the rank's own number is smaller: it is told, and the others go on.
+TEST(SequencerGradientTest, WhatLedToALeafIsShown) {
+  for (const bool late : {false, true}) {
+    Sequencer sequencer = World(2);
+    const InstanceKey forward = ForwardFrom(&sequencer, false, true);
+    Actions actions;
+    if (late) Cast(&sequencer, Gradient(sequencer, 10, 0, forward, 0));
+    sequencer.DropTape(Rank(1), forward, false, Epoch(1), At(0), &actions);
+    if (!late) actions = Cast(&sequencer, Gradient(sequencer, 10, 0, forward, 0));
+    ASSERT_THAT(Launched(actions), ElementsAre(10));
+    const LaunchedInstance& instance = actions[0].instances[0];
+    EXPECT_THAT(instance.absent, ElementsAre(GroupRank(1)));
+    ASSERT_THAT(instance.given_up, SizeIs(1));
+    EXPECT_EQ(instance.given_up[0].rank, Rank(1));
+    EXPECT_EQ(instance.given_up[0].source, "rank1.cc:10");
+    EXPECT_EQ(instance.given_up[0].op, "all_reduce SUM f32[4]");
+  }
+}
+
+TEST(SequencerGradientTest, AConstantIsMissedByNobody) {
+  Sequencer sequencer = World(2);
+  const InstanceKey forward = ForwardFrom(&sequencer, false, false);
+  Actions actions;
+  sequencer.DropTape(Rank(1), forward, false, Epoch(1), At(0), &actions);
+  // Nor is what it would have been part of: the gradient's own gradient.
+  TestRun recorded(11, Epoch(1));
+  recorded.GradientOf(forward, 0, recorded.Slot(kWorld, 2, {0}, {0}), 0).wants_grad = true;
+  actions = Cast(&sequencer, recorded);
+  ASSERT_THAT(Launched(actions), ElementsAre(11));
+  EXPECT_THAT(actions[0].instances[0].given_up, IsEmpty());
+  actions = Cast(&sequencer, Gradient(sequencer, 12, 0, forward.Gradient({0, 0}), 0));
+  ASSERT_THAT(Launched(actions), ElementsAre(12));
+  EXPECT_THAT(actions[0].instances[0].given_up, IsEmpty());
+}
+
+// Rank 1 took the gradient without keeping an entry for the next order.
+TEST(SequencerGradientTest, AGradientTakenWithoutCreateGraphIsGivenUp) {
+  Sequencer sequencer = World(2);
+  const InstanceKey forward = ForwardFrom(&sequencer, false, true);
+  TestRun recorded(10, Epoch(1));
+  recorded.GradientOf(forward, 0, recorded.Slot(kWorld, 2, {0}, {0}), 0).wants_grad = true;
+  Cast(&sequencer, recorded);
+  TestRun other(11, Epoch(1));
+  Participation& part = other.GradientOf(forward, 0, other.Slot(kWorld, 2, {1}, {0}), 1);
+  part.leads_to_collective = part.leads_to_leaf = true;
+  EXPECT_THAT(Launched(Cast(&sequencer, other)), ElementsAre(10, 11));
+  const Error error =
+      EndedBy(Cast(&sequencer, Gradient(sequencer, 12, 0, forward.Gradient({0, 0}), 0)));
+  EXPECT_EQ(error.reason, Reason::kGradientLost);
+  EXPECT_EQ(error.culprit.rank, 1);
+  EXPECT_THAT(error.message, HasSubstr("create_graph"));
+}
+
 TEST(SequencerGradientTest, WhoStillHoldsItsTapeMayAskAgainInTheNextEpoch) {
   Sequencer sequencer = World(2);
   const InstanceKey forward = Forward(&sequencer, 1, 0);
@@ -1395,9 +1643,8 @@ TEST(SequencerPositionTest, CallsOfDifferentPositionsNeverMeet) {
   // Rank 2 is behind: its call fails at once, and it comes into line.
   const Actions behind = Cast(&sequencer, Simple(sequencer, 3, 2, 0));
   EXPECT_THAT(FailedAlone(behind), ElementsAre(3));
-  EXPECT_THAT(behind[0].error.message,
-              AllOf(HasSubstr("call 0"), HasSubstr("rank2.cc:10"), HasSubstr("is at call 2"),
-                    HasSubstr("rank0.cc:10")));
+  EXPECT_THAT(behind[0].error.message, AllOf(HasSubstr("call 0"), HasSubstr("rank2.cc:10"),
+                                             HasSubstr("is at call 2"), HasSubstr("rank0.cc:10")));
   EXPECT_THAT(Launched(Cast(&sequencer, Simple(sequencer, 4, 2, 1))), ElementsAre(1, 2, 4));
   EXPECT_EQ(sequencer.epoch(), Epoch(1));
 }
@@ -1517,8 +1764,7 @@ TEST(SequencerPositionTest, APartThatSomebodyDoesNotHaveFailsTheCallForAll) {
       return result;
     };
     EXPECT_THAT(Cast(&sequencer, list(1, 0, longer_first ? 4 : 3)), IsEmpty());
-    EXPECT_THAT(FailedAlone(Cast(&sequencer, list(2, 1, longer_first ? 3 : 4))),
-                ElementsAre(1, 2));
+    EXPECT_THAT(FailedAlone(Cast(&sequencer, list(2, 1, longer_first ? 3 : 4))), ElementsAre(1, 2));
     // One call, whatever was in its list.
     Cast(&sequencer, Simple(sequencer, 3, 0, 1));
     EXPECT_THAT(Launched(Cast(&sequencer, Simple(sequencer, 4, 1, 1))), ElementsAre(3, 4));
@@ -1551,6 +1797,61 @@ TEST(SequencerPositionTest, RequestsOfGradientsAreNamesToo) {
   EXPECT_THAT(FailedAlone(passed), ElementsAre(10));
   EXPECT_THAT(Launched(Cast(&sequencer, Gradient(sequencer, 12, 0, forward, 1))),
               ElementsAre(11, 12));
+}
+
+// A run whose input has failed alone: its requests count as its calls do, and who waits for them is
+// told at once.
+TEST(SequencerPositionTest, RequestsOfARunThatIsRefusedAloneCount) {
+  Sequencer sequencer = World(2);
+  const InstanceKey forward = Forward(&sequencer, 1, 0);
+  Cast(&sequencer, Gradient(sequencer, 10, 0, forward, 0));  // waits
+  TestRun refused = Gradient(sequencer, 11, 1, forward, 0);
+  const std::vector<RefusedMember> members = sequencer.CallsOf(refused.Build());
+  ASSERT_EQ(members.size(), 1u);
+  EXPECT_THAT(members[0].gradients, ElementsAre(forward.Gradient({0, 0})));
+  Error why;
+  why.alone = true;
+  Actions actions;
+  sequencer.Refuse(members, Epoch(1), why, At(0), &actions);
+  EXPECT_THAT(FailedAlone(actions), ElementsAre(10));
+  EXPECT_EQ(sequencer.epoch(), Epoch(1));
+  Cast(&sequencer, Gradient(sequencer, 12, 0, forward, 1));
+  EXPECT_THAT(Launched(Cast(&sequencer, Gradient(sequencer, 13, 1, forward, 1))),
+              ElementsAre(12, 13));
+}
+
+TEST(SequencerPositionTest, AGradientThatAllRanksCannotTakeCostsOneEpoch) {
+  Sequencer sequencer = World(2);
+  const InstanceKey forward = Forward(&sequencer, 1, 0);
+  for (int32_t rank = 0; rank < 2; ++rank) {
+    TestRun refused = Gradient(sequencer, 10 + rank, rank, forward, 0);
+    const std::vector<RefusedMember> members = sequencer.CallsOf(refused.Build());
+    Actions actions;
+    sequencer.Refuse(members, sequencer.epoch(), Error(), At(0), &actions);
+    EXPECT_EQ(sequencer.epoch(), Epoch(2));
+  }
+}
+
+// A vote that ends its epoch counts too, with all that it asks for.
+TEST(SequencerPositionTest, RequestsOfAVoteThatEndsItsEpochCount) {
+  Sequencer sequencer = World(3);
+  const GroupId pair = AddGroup(&sequencer, {0, 1});
+  InstanceKey forward = WorldKey(1, 0);
+  forward.group = pair;
+  for (int32_t rank = 0; rank < 2; ++rank) {
+    TestRun run(1 + rank, Epoch(1));
+    run.AllReduce(run.Slot(pair, 2, {rank}, {0}), rank).wants_grad = true;
+    Cast(&sequencer, run);
+  }
+  Actions actions;
+  sequencer.Left(Rank(2), At(0), &actions);
+  TestRun both(10, Epoch(1));
+  both.GradientOf(forward, 0, both.Slot(pair, 2, {0}, {1}), 0);
+  both.AllReduce(both.Slot(kWorld, 3, {0}, {0}), 0);
+  EXPECT_EQ(EndedBy(Cast(&sequencer, both)).reason, Reason::kPeerLeft);
+  TestRun late(11, Epoch(2));
+  late.GradientOf(forward, 0, late.Slot(pair, 2, {1}, {1}), 1);
+  EXPECT_THAT(FailedAlone(Cast(&sequencer, late)), ElementsAre(11));
 }
 
 TEST(SequencerPositionTest, WhatARankRecordedBeforeARefusedGradientHasNoneAnyMore) {

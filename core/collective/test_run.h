@@ -22,8 +22,8 @@ class TestRun {
     vote_.epoch = epoch;
   }
 
-  // Adds a group slot. `base` counts the calls that each held member has made of the group before in
-  // the step.
+  // Adds a group slot. `base` counts the calls that each held member has made of the group before
+  // in the step.
   int32_t Slot(GroupId group, int32_t size, const std::vector<int32_t>& held,
                const std::vector<int64_t>& base) {
     GroupSlot slot;
@@ -102,7 +102,7 @@ class TestRun {
       bytes.PutSigned(part.tag);
       bytes.PutSigned(part.part);
       bytes.Put<uint8_t>(part.is_recv);
-      bytes.Put<uint8_t>(part.wants_grad);
+      bytes.Put<uint8_t>(part.wants_grad + 2 * part.leads_to_collective + 4 * part.leads_to_leaf);
       bytes.PutVarint(part.after.size());
       for (const int32_t before : part.after) bytes.PutSigned(before);
     }

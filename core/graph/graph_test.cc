@@ -57,6 +57,7 @@ Graph Everything() {
   c.root = GroupRank(2);
   c.reduction = Reduction::kBxor;
   c.wants_grad = true;
+  c.leads_to_collective = true;
   c.peer = GroupRank(1);
   c.tag = -77;
   c.instance.kind = InstanceRef::Kind::kBound;
@@ -155,6 +156,8 @@ TEST(GraphTest, EveryFieldButTheSourceChangesTheHash) {
   EXPECT_TRUE(changed([](Graph* g) { g->nodes[1].collective->root = GroupRank(0); }));
   EXPECT_TRUE(changed([](Graph* g) { g->nodes[1].collective->reduction = Reduction::kSum; }));
   EXPECT_TRUE(changed([](Graph* g) { g->nodes[1].collective->wants_grad = false; }));
+  EXPECT_TRUE(changed([](Graph* g) { g->nodes[1].collective->leads_to_collective = false; }));
+  EXPECT_TRUE(changed([](Graph* g) { g->nodes[1].collective->leads_to_leaf = true; }));
   EXPECT_TRUE(changed([](Graph* g) { g->nodes[1].collective->peer = GroupRank(0); }));
   EXPECT_TRUE(changed([](Graph* g) { g->nodes[1].collective->tag = 0; }));
   EXPECT_TRUE(
@@ -177,7 +180,7 @@ TEST(GraphTest, EveryFieldButTheSourceChangesTheHash) {
 TEST(GraphTest, HashIsStable) {
   Graph graph = Everything();
   graph.nodes[1].collective->part = 0;  // what has no part is encoded as before there were any
-  EXPECT_EQ(HashGraph(graph).ToString(), "843369c97763a6b6302e5c40e3f55695");
+  EXPECT_EQ(HashGraph(graph).ToString(), "ec5c558cec1ad131c83cf6e619dd168c");
 }
 
 // A part of 0 has one encoding, and a flag that nobody knows is none.
@@ -190,17 +193,17 @@ TEST(GraphTest, ACollectivesFlagsAreCanonical) {
     ByteWriter other;
     other.PutSigned(part);
     std::string bytes = EncodeGraph(graph);
-    const std::string marks = "\x9\x3" + six.bytes();  // BXOR, gradient and part, the part
+    const std::string marks = "\x9\xb" + six.bytes();  // BXOR; gradient, collective, part; the part
     const size_t at = bytes.find(marks);
     EXPECT_NE(at, std::string::npos);
     bytes.replace(at + 1, marks.size() - 1, flags + other.bytes());
     return DecodeGraph(bytes).ok();
   };
-  EXPECT_TRUE(decodes('\x2', 1));
-  EXPECT_TRUE(decodes('\x3', -1));
-  EXPECT_FALSE(decodes('\x3', 0));
-  EXPECT_FALSE(decodes('\x7', 1));
-  EXPECT_FALSE(decodes('\x3', int64_t{1} << 32));
+  EXPECT_TRUE(decodes('\xa', 1));
+  EXPECT_TRUE(decodes('\xf', -1));
+  EXPECT_FALSE(decodes('\xf', 0));
+  EXPECT_FALSE(decodes('\x1f', 1));
+  EXPECT_FALSE(decodes('\xb', int64_t{1} << 32));
 }
 
 TEST(GraphTest, CutBytesNeverDecodeAndSayWhere) {
@@ -297,6 +300,7 @@ TEST(GraphTest, DebugStringHasOneLineForEachPart) {
           std::string("text\0with zero", 14) +
           "' device=1 @train.cc:42\n"
           "#1 %4: f64[3] = all_reduce(%2) group=5 rank=3 root=2 BXOR peer=1 tag=-77 part=6 grad "
+          "from_collective "
           "instance_slot=10\n"
           "output %4 may_alias=1\n");
 }

@@ -41,7 +41,7 @@ struct NodeOptions {
   int32_t max_pending_runs = 1024;
   int32_t max_graph_nodes = 1 << 20;
   int32_t max_worlds = 1024;
-  int32_t max_groups_per_world = 4096;
+  int32_t max_groups_per_world = 4096;              // in its life
   absl::Duration lease = absl::Seconds(60);         // of unattached sessions
   absl::Duration detach_grace = absl::Seconds(30);  // votes of a session without channel stand
   absl::Duration join_timeout = absl::Seconds(300);
@@ -87,6 +87,7 @@ struct JoinRequest {
   absl::Duration join_timeout;   // 0: the node's
   absl::Duration agree_timeout;  // 0: the node's; the first member's counts
   absl::Duration exec_timeout;
+  CheckCallSites check_call_sites = CheckCallSites::kOff;  // the same on every rank
 };
 
 struct WorldInfo {
@@ -145,6 +146,8 @@ struct NodeStats {
   int64_t runs_published = 0;
   int64_t runs_failed = 0;
   int64_t shared_kernels = 0;  // that were not run, because another rank ran an equal one
+  // Parts of gradients that ranks gave up though a leaf of theirs lay behind, and others asked for.
+  int64_t gradients_given_up = 0;
   PathCounters paths;
   // Held at this moment: none of it may grow while a job goes on.
   int64_t live_runs = 0;

@@ -203,6 +203,7 @@ class LocalNode::Impl {
   absl::StatusOr<absl::Span<const InstanceKey>> FindInstances(const RunState& run);
   absl::Status PrepareBuffers(Session* session, absl::Span<const InstanceKey> instances,
                               RunState* run);
+  absl::Status FollowInstances(absl::Span<const InstanceKey> instances, RunState* run);
   void FindProducers(RunState* run);
   void VoteRun(RunState* run, absl::Time now);
   void RefuseRun(const std::shared_ptr<Session>& session, Sequence sequence, const Run& command,
@@ -218,6 +219,7 @@ class LocalNode::Impl {
   void LaunchGang(const std::shared_ptr<World>& world, const SequencerAction& action,
                   absl::Time now);
   void LaunchLocal(RunState* run, absl::Time now);
+  absl::Status CheckMeetings(absl::Span<RunState* const> members) const;
   absl::Status JoinCommit(absl::Span<RunState* const> members, Gang* gang);
   absl::Status FollowOrder(RunState* run, const std::vector<int32_t>& order);
   absl::Status FindBytes(const SequencerAction& action, absl::Span<RunState* const> members);
@@ -259,6 +261,7 @@ class LocalNode::Impl {
   void ArmWorldTimer(const std::shared_ptr<World>& world);
   void TryReform(const std::shared_ptr<World>& world, absl::Time now);
 
+  void NoteGivenUp(World* world, const LaunchedInstance& instance, Ticket ticket, absl::Time now);
   void Note(FlightKind kind, absl::Time now, const Session* session, const World* world,
             Sequence sequence = Sequence(), Ticket ticket = Ticket(), ErrorId error = ErrorId());
 

@@ -168,6 +168,14 @@ std::shared_ptr<Tenant> LocalNode::Impl::TenantNamed(const std::string& name) {
   std::weak_ptr<Tenant>& known = tenants_[name];
   std::shared_ptr<Tenant> tenant = known.lock();
   if (tenant == nullptr) {
+    // Those whose last session has gone, and with it what they had.
+    for (auto it = tenants_.begin(); it != tenants_.end();) {
+      if (it->second.expired() && it->first != name) {
+        tenants_.erase(it++);
+      } else {
+        ++it;
+      }
+    }
     tenant = std::make_shared<Tenant>();
     tenant->name = name;
     ArenaSetOptions arenas;

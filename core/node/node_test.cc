@@ -283,12 +283,14 @@ class DirectRank {
 
   GroupId CreateGroup(const std::vector<Rank>& members) {
     return *Call<absl::StatusOr<GroupId>>([&](LocalNode& node, absl::Time, auto* done) {
-      done->Set(node.CreateGroup(session_, world_, Rank(rank_), members));
+      done->Set(
+          node.CreateGroup(session_, world_, Rank(rank_), members, absl::nullopt));
     });
   }
   void AbortWorld(const std::string& why) {
     EXPECT_TRUE(Call<absl::Status>([&](LocalNode& node, absl::Time now, auto* done) {
-                  done->Set(node.AbortWorld(session_, world_, Rank(rank_), why, now));
+                  done->Set(
+                      node.AbortWorld(session_, world_, Rank(rank_), Epoch(), why, now));
                 }).ok());
   }
   void RunTwoGroups(int32_t graph, GroupId first, TensorId out) {
@@ -338,10 +340,9 @@ class DirectRank {
     });
   }
 
-  void NextEpoch() {
-    epoch_ = Epoch(epoch_.value() + 1);
-    index_ = 0;
-  }
+  void NextEpoch() { epoch_ = Epoch(epoch_.value() + 1); }
+  // A call that this rank could not make counts all the same.
+  void LeaveOut() { ++index_; }
   SessionId session() const { return session_; }
 
   template <typename T, typename Fn>
@@ -357,7 +358,7 @@ class DirectRank {
     bound.world = world_;
     bound.group = group;
     bound.epoch = epoch_;
-    bound.base.push_back(base);
+    bound.base.push_back({0, base, 0});
     return bound;
   }
 
@@ -551,7 +552,11 @@ TEST_F(NodeTest, ATensorThatWasNotMadeStandsForTheError) {
     ranks_[r]->Register(1, AllReduceGraph(r, 2, create.type, "step.cc:1"));
   }
   rank.RunOn(1, TensorId{1, 1}, {3, 1});
-  EXPECT_EQ(ErrorOf(rank.LastOutcome()).id, refused.id);
+  // The same error, and which epoch is open now.
+  const Error of_run = ErrorOf(rank.LastOutcome());
+  EXPECT_EQ(of_run.message, refused.message);
+  ASSERT_EQ(of_run.ended.size(), 1u);
+  EXPECT_EQ(of_run.ended[0].open, Epoch(2));
   EXPECT_EQ(ErrorOf(rank.Read({1, 1}).status()).id, refused.id);
   ranks_[1]->RunInline(1, {1, 2}, {3, 1});
   const Error told = ErrorOf(ranks_[1]->LastOutcome());
@@ -681,6 +686,7 @@ TEST_F(NodeTest, AnEndedEpochKeepsNoSharedResult) {
   for (int32_t epoch = 1; epoch <= 3; ++epoch) {
     ranks_[0]->RunOn(1, ones, {epoch, 1});
     ranks_[1]->AbortWorld("enough");
+    ranks_[1]->LeaveOut();
     EXPECT_EQ(ErrorOf(ranks_[0]->LastOutcome()).reason, Reason::kCancelled);
     for (auto& rank : ranks_) rank->NextEpoch();
     if (epoch == 1) used = ranks_[0]->Stats().memory_used_bytes;
@@ -747,6 +753,18 @@ class DonationTest : public NodeTest {
       bodies.push_back(ranks_[rank]->StepRun(2, from, 2, {10 + i, 1}, {20 + i, 1}));
     }
     return bodies;
+  }
+  void GiveWhatIsToBeRead() {
+    DirectRank& rank = *ranks_[0];
+    rank.Register(5, NegateGraph(kLarge));
+    chorus::Run next = DirectRank::LocalRun(5, {TensorId{1, 1}}, {{2, 1}});
+    next.donate = {true};
+    rank.SubmitTogether(
+        {DirectRank::LocalRun(0, {}, {{1, 1}}), MakeReadable{{{1, 1}}}, std::move(next)});
+    EXPECT_TRUE(rank.LastOutcome().ok()) << rank.LastOutcome();
+    ExpectAll(0, {2, 1}, -1);
+    ExpectAll(0, {1, 1}, 1);
+    EXPECT_EQ(rank.Stats().paths.donated_bytes, 0);
   }
   void ExpectAll(int rank, TensorId id, float value) {
     const auto got = ranks_[rank]->Read(id);
@@ -1155,6 +1173,17 @@ TEST_F(DonationTest, BytesBesideTheRunAndEmptyTensorsMayBeGivenToo) {
   rank.Submit(run);
   EXPECT_THAT(*rank.Read({3, 1}), testing::IsEmpty());
   EXPECT_EQ(rank.Stats().paths.donated_bytes, 0);
+}
+
+// Who waits to read it would come when the next run has written there.
+TEST_F(DonationTest, WhatIsToBeReadIsLeftAlone) {
+  Begin();
+  GiveWhatIsToBeRead();
+}
+TEST_F(DonationTest, WhatIsToBeReadIsLeftAloneOnSim) {
+  StartOnSim(2);
+  Prepare();
+  GiveWhatIsToBeRead();
 }
 
 // There readers have a copy, which is of what stood there before.

@@ -84,12 +84,14 @@ void LocalNode::Impl::JoinWorld(const std::shared_ptr<Session>& session, const J
     world->name = request.name;
     world->members.resize(static_cast<size_t>(request.size));
     world->options = options.sequencer;
+    world->options.max_groups = options.max_groups_per_world;
     if (request.agree_timeout > absl::ZeroDuration()) {
       world->options.agree_timeout = request.agree_timeout;
     }
     if (request.exec_timeout > absl::ZeroDuration()) {
       world->options.exec_timeout = request.exec_timeout;
     }
+    world->options.check_call_sites = request.check_call_sites;
     world->first_joined = now;
     const absl::Duration patience =
         request.join_timeout > absl::ZeroDuration() ? request.join_timeout : options.join_timeout;
@@ -125,6 +127,18 @@ void LocalNode::Impl::JoinWorld(const std::shared_ptr<Session>& session, const J
     return refuse(absl::StatusCode::kInvalidArgument, Reason::kWorldSize,
                   absl::StrCat("world \"", request.name, "\" has ", world->size(), " ranks; rank ",
                                request.rank.value(), " asked for ", request.size));
+  }
+  if (world->options.check_call_sites != request.check_call_sites) {
+    int other = 0;
+    while (world->members[static_cast<size_t>(other)].state == World::Member::State::kMissing) {
+      ++other;
+    }
+    return refuse(absl::StatusCode::kInvalidArgument, Reason::kMismatch,
+                  absl::StrCat("rank ", request.rank.value(), " joins world \"", request.name,
+                               "\" with check_call_sites ",
+                               CheckCallSitesName(request.check_call_sites), "; rank ", other,
+                               " has joined it with ",
+                               CheckCallSitesName(world->options.check_call_sites)));
   }
   World::Member& member = world->members[static_cast<size_t>(request.rank.value())];
   if (member.state == World::Member::State::kJoined) {
@@ -301,6 +315,7 @@ absl::Status LocalNode::Impl::DoRefuse(Session* session, const Refuse& command, 
   error.reason = command.why.reason;
   error.message = command.why.message;
   error.source = command.why.source;
+  error.alone = command.why.alone && !command.by_hand;
   if (command.by_hand) {
     CHORUS_RETURN_IF_ERROR(AbortWorld(session, command.world, command.members[0].rank,
                                       command.epoch, command.why.message, now));

@@ -24,6 +24,10 @@ absl::string_view FlightKindName(FlightKind kind) {
       return "epoch_ended";
     case FlightKind::kReformed:
       return "reformed";
+    case FlightKind::kCallSitesDiffer:
+      return "call_sites_differ";
+    case FlightKind::kGradientGivenUp:
+      return "gradient_given_up";
   }
   return "unknown";
 }

@@ -27,6 +27,11 @@ enum class FlightKind : uint8_t {
   kFailed = 7,
   kEpochEnded = 8,
   kReformed = 9,
+  // A gradient went on with zeros for a rank that had given its part up; `error` says whose and
+  // where.
+  kGradientGivenUp = 10,
+  // The ranks of an instance call it in different lines: `error` says which.
+  kCallSitesDiffer = 11,
 };
 absl::string_view FlightKindName(FlightKind kind);
 

@@ -18,9 +18,11 @@ constexpr size_t kMinKeyBytes = 7;  // of an InstanceKey
 enum BindingKind : uint8_t { kTensorBinding = 0, kInlineBinding = 1, kExternalBinding = 2 };
 enum GraphPlace : uint8_t { kGraphInline = 0, kGraphStaged = 1 };
 enum RefusedWhat : uint8_t { kGroupCalls = 0, kSends = 1, kRecvs = 2 };
-// Flags of a run: what most have not. Then of a refused member.
+// Flags of a run: what most have not. Then of a refusal, and of a refused member.
 constexpr uint8_t kHasPairCalls = 1;
 constexpr uint8_t kCallGoesOn = 2;
+constexpr uint8_t kByHand = 1;
+constexpr uint8_t kAlone = 2;
 constexpr uint8_t kRestOfStep = 1;
 constexpr uint8_t kDropsTapes = 2;
 
@@ -211,7 +213,7 @@ CommandKind PutBody(const EnterEpoch& body, FrameWriter* out) {
 CommandKind PutBody(const Refuse& body, FrameWriter* out) {
   Put64(body.world.value(), out);
   Put64(body.epoch.value(), out);
-  out->Put(static_cast<uint8_t>(body.by_hand ? 1 : 0));
+  out->Put(static_cast<uint8_t>((body.by_hand ? kByHand : 0) | (body.why.alone ? kAlone : 0)));
   out->PutVarint(body.members.size());
   for (const RefusedMember& member : body.members) {
     Put32(member.rank.value(), out);
@@ -232,6 +234,8 @@ CommandKind PutBody(const Refuse& body, FrameWriter* out) {
       Put64(calls.first, out);
       Put64(calls.next, out);
     }
+    out->PutVarint(member.gradients.size());
+    for (const InstanceKey& key : member.gradients) EncodeInstanceKey(key, out->Flushed());
   }
   out->Put(static_cast<uint8_t>(body.why.code));
   out->PutVarint(static_cast<uint64_t>(body.why.reason));
@@ -506,8 +510,10 @@ RefusedCalls ReadRefusedCalls(BodyReader* in) {
 void ReadBody(BodyReader* in, Refuse* body) {
   body->world = WorldId(in->Number64("a world's number"));
   body->epoch = Epoch(in->Number64("an epoch"));
-  body->by_hand = in->Byte(1, "0 or 1 (by hand)") != 0;
-  const size_t members = in->Count(4, "a count of members");
+  const uint8_t how = in->Byte(kByHand | kAlone, "a refusal's flags");
+  body->by_hand = (how & kByHand) != 0;
+  body->why.alone = (how & kAlone) != 0;
+  const size_t members = in->Count(5, "a count of members");
   if (!in->Expect(members >= 1 && members <= Refuse::kMaxMembers, "1 to 1024 members")) return;
   body->members.reserve(members);
   for (size_t i = 0; i < members && in->ok(); ++i) {
@@ -520,6 +526,12 @@ void ReadBody(BodyReader* in, Refuse* body) {
     const size_t calls = in->Count(4, "a count of refused calls");
     member.calls.reserve(calls);
     for (size_t j = 0; j < calls && in->ok(); ++j) member.calls.push_back(ReadRefusedCalls(in));
+    const size_t gradients = in->Count(kMinKeyBytes, "a count of gradients");
+    member.gradients.reserve(gradients);
+    for (size_t j = 0; j < gradients && in->ok(); ++j) {
+      member.gradients.push_back(in->Key());
+      in->Expect(member.gradients.back().is_gradient(), "a gradient's key");
+    }
   }
   constexpr auto kLastCode = static_cast<uint8_t>(absl::StatusCode::kUnauthenticated);
   const uint8_t code = in->Byte(kLastCode, "a status code");

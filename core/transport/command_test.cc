@@ -148,15 +148,20 @@ TEST(FrameTest, EveryFieldOfARefusalComesBack) {
   EXPECT_EQ(pair.destination, GroupRank(0));
   EXPECT_EQ(pair.tag, -7);
   EXPECT_TRUE(pair.is_recv);
+  ASSERT_EQ(refuse.members[0].gradients.size(), 1u);
+  EXPECT_EQ(refuse.members[0].gradients[0].path.size(), 2u);
+  EXPECT_TRUE(refuse.members[1].gradients.empty());
   EXPECT_TRUE(refuse.members[1].rest_of_step);
   EXPECT_FALSE(refuse.members[1].drops_tapes);
   EXPECT_EQ(refuse.why.code, absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(refuse.why.reason, Reason::kBadType);
   EXPECT_EQ(refuse.why.message, "add: f32[4] and f32[5]");
   EXPECT_EQ(refuse.why.source, "train.cc:42");
+  EXPECT_TRUE(refuse.why.alone);
   const auto by_hand = DecodeFrame(Encode(Sample(12)));
   ASSERT_TRUE(by_hand.ok()) << by_hand.status();
   EXPECT_TRUE(absl::get<Refuse>(by_hand->body).by_hand);
+  EXPECT_FALSE(absl::get<Refuse>(by_hand->body).why.alone);
 }
 
 // The format is fixed: a client and a daemon of different builds but equal version meet here.
@@ -320,6 +325,8 @@ TEST(FrameTest, RefusalsAreChecked) {
               HasSubstr("a call below 2^48"));
   EXPECT_THAT(text([](Refuse* r) { r->members[0].calls[0].first = 9; }),
               HasSubstr("refused calls whose end is not before their start"));
+  EXPECT_THAT(text([](Refuse* r) { r->members[0].gradients[0].path.clear(); }),
+              HasSubstr("a gradient's key"));
   EXPECT_THAT(text([](Refuse* r) { r->why.code = absl::StatusCode::kOk; }),
               HasSubstr("a status code other than OK"));
   EXPECT_THAT(text([](Refuse* r) { r->why.code = static_cast<absl::StatusCode>(17); }),

@@ -69,16 +69,18 @@ inline std::vector<Command> SampleCommands() {
   of_pair.destination = GroupRank(0);
   of_pair.tag = -7;
   of_pair.is_recv = true;
-  refuse.members = {{Rank(2), 9, false, true, {of_group, of_pair}}, {Rank(0), 0, true, false, {}}};
+  refuse.members = {{Rank(2), 9, false, true, {of_group, of_pair}, {pair}},
+                    {Rank(0), 0, true, false, {}, {}}};
   refuse.why.code = absl::StatusCode::kInvalidArgument;
   refuse.why.reason = Reason::kBadType;
   refuse.why.message = "add: f32[4] and f32[5]";
   refuse.why.source = "train.cc:42";
+  refuse.why.alone = true;
   Refuse by_hand;
   by_hand.world = WorldId(1);
   by_hand.epoch = Epoch(2);
   by_hand.by_hand = true;
-  by_hand.members = {{Rank(1), 3, false, false, {}}};
+  by_hand.members = {{Rank(1), 3, false, false, {}, {}}};
   by_hand.why.code = absl::StatusCode::kCancelled;
 
   return {

@@ -257,6 +257,8 @@ absl::StatusOr<Collective> CollectiveFrom(const v1::Collective& message) {
   }
   CHORUS_ASSIGN_FIELD("reduction", c.reduction, ReductionFrom(message.reduction()));
   c.wants_grad = message.wants_grad();
+  c.leads_to_collective = message.leads_to_collective();
+  c.leads_to_leaf = message.leads_to_leaf();
   if (message.has_peer()) {
     CHORUS_ASSIGN_OR_RETURN(const int32_t peer, Natural(message.peer(), "peer"));
     c.peer = GroupRank(peer);
@@ -285,6 +287,8 @@ void CollectiveTo(const Collective& c, v1::Collective* message) {
   if (c.root.value() >= 0) message->set_root(c.root.value());
   message->set_reduction(ToProto(c.reduction));
   message->set_wants_grad(c.wants_grad);
+  message->set_leads_to_collective(c.leads_to_collective);
+  message->set_leads_to_leaf(c.leads_to_leaf);
   if (c.peer.value() >= 0) message->set_peer(c.peer.value());
   message->set_tag(c.tag);
   message->set_part(c.part);
@@ -561,6 +565,14 @@ absl::StatusOr<RefusedMember> RefusedMemberFrom(const v1::Refuse::Member& messag
                         RefusedCallsFrom(message.calls(i)));
     member.calls.push_back(calls);
   }
+  for (int i = 0; i < message.gradients_size(); ++i) {
+    CHORUS_ASSIGN_FIELD(Indexed("gradients", i), InstanceKey key, FromProto(message.gradients(i)));
+    if (!key.is_gradient()) {
+      return Malformed(absl::StrCat(Indexed("gradients", i),
+                                    ".gradient_path: expected at least one ", "request, got none"));
+    }
+    member.gradients.push_back(std::move(key));
+  }
   return member;
 }
 
@@ -587,6 +599,7 @@ absl::StatusOr<Error> WhyFrom(const v1::Refuse::Why& message) {
   CHORUS_RETURN_IF_ERROR(check(message.source(), "source"));
   why.message = message.message();
   why.source = message.source();
+  why.alone = message.alone();
   return why;
 }
 
@@ -716,12 +729,14 @@ struct BodyTo {
         refused->set_first(calls.first);
         refused->set_next(calls.next);
       }
+      for (const InstanceKey& key : member.gradients) ToProto(key, added->add_gradients());
     }
     v1::Refuse::Why* why = to->mutable_why();
     why->set_code(static_cast<int32_t>(refuse.why.code));
     why->set_reason(std::string(ReasonName(refuse.why.reason)));
     why->set_message(Utf8(refuse.why.message));
     why->set_source(Utf8(refuse.why.source));
+    why->set_alone(refuse.why.alone);
     return absl::OkStatus();
   }
 };

@@ -32,6 +32,7 @@ struct ServiceContext {
   std::string backend;                          // "host"
   std::string attach_path;                      // empty: none
   int32_t max_tensors = 0;
+  int32_t max_graphs = 0;
 };
 
 // Sessions' names on the wire carry the daemon's incarnation, so that a name from before a restart

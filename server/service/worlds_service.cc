@@ -67,6 +67,11 @@ absl::StatusOr<JoinRequest> RequestFrom(const v1::JoinWorldRequest& message) {
                           DurationFrom(message.agree_timeout(), "agree_timeout"));
   CHORUS_ASSIGN_OR_RETURN(request.exec_timeout,
                           DurationFrom(message.exec_timeout(), "exec_timeout"));
+  if (!v1::CheckCallSites_IsValid(message.check_call_sites())) {
+    return Malformed(absl::StrCat("check_call_sites: expected 0 to 2, got ",
+                                  static_cast<int>(message.check_call_sites())));
+  }
+  request.check_call_sites = static_cast<CheckCallSites>(message.check_call_sites());
   return request;
 }
 

@@ -201,6 +201,68 @@ TEST_P(Conformance, AMismatchInsideACompiledStepLeavesItsInputsAndDonationsIntac
 }
 
 // A failed epoch fails whatever was on its way in it, and nothing that was published.
+// Two equal calls that one rank makes in the other order: nothing but their lines tells.
+TEST_P(Conformance, SwappedEqualCallsAreSeenWhereLinesAreCompared) {
+  for (const CheckCallSites check : {CheckCallSites::kOff, CheckCallSites::kRefuse}) {
+    JobOptions options;
+    options.check_call_sites = check;
+    Job job(GetParam(), options);
+    job.Run([&](int rank, World& world) {
+      const NoGrad no_grad;
+      const CallSite a{"train.cc", 7};
+      const CallSite b{"train.cc", 8};
+      const Tensor x = Scalar<double>(world, rank == 0 ? 1 : 20);
+      const Tensor y = AllReduce(x, world, Reduction::kSum, rank == 0 ? a : b);
+      if (check == CheckCallSites::kOff) {
+        EXPECT_THAT(Values<double>(y), ElementsAre(21));
+        return;
+      }
+      const Error error = ErrorOf(y.Wait());
+      EXPECT_EQ(error.reason, Reason::kMismatch);
+      EXPECT_THAT(error.message, HasSubstr("train.cc:7"));
+      EXPECT_THAT(error.message, HasSubstr("train.cc:8"));
+      ExpectWorldWorks(rank, world);
+    });
+  }
+}
+
+TEST_P(Conformance, RanksThatCompareLinesJoinWithRanksThatDo) {
+  Job job(GetParam(), 3);
+  const auto join = [&job](int rank, CheckCallSites check, Timeout patience) {
+    WorldOptions options;
+    options.name = "lines";
+    options.rank = rank;
+    options.size = 3;
+    options.check_call_sites = check;
+    options.join_timeout = patience;
+    return job.session(rank).Join(options).status();
+  };
+  job.Run([&](int rank, World& world) {
+    if (rank == 1) {
+      // Until rank 0 is there: then only rank 2 is missing.
+      absl::Status alone;
+      while (ErrorOf(alone).culprit.rank != 2) {
+        alone = join(rank, CheckCallSites::kWarn, std::chrono::milliseconds(1));
+        ASSERT_EQ(ErrorOf(alone).reason, Reason::kJoinTimeout) << alone;
+      }
+      const absl::Status refused =
+          join(rank, CheckCallSites::kRefuse, std::chrono::milliseconds(1));
+      EXPECT_EQ(ErrorOf(refused).reason, Reason::kMismatch) << refused;
+      EXPECT_THAT(std::string(refused.message()),
+                  HasSubstr("check_call_sites refuse; rank 0 has joined it with warn"));
+    }
+    if (rank == 0) {
+      EXPECT_TRUE(join(rank, CheckCallSites::kWarn, Timeout::zero()).ok());
+      return;
+    }
+    // Rank 2 comes when rank 1 has been refused.
+    const absl::StatusOr<Group> both = world.NewGroup({1, 2});
+    ASSERT_TRUE(both.ok()) << both.status();
+    EXPECT_TRUE(Barrier(*both).Wait().ok());
+    EXPECT_TRUE(join(rank, CheckCallSites::kWarn, Timeout::zero()).ok());
+  });
+}
+
 TEST_P(Conformance, WhatWasPublishedBeforeAMismatchStaysValid) {
   Job job(GetParam(), 3);
   job.Run([](int rank, World& world) {

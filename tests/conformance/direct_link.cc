@@ -80,6 +80,7 @@ class DirectLink : public Link {
   Transport transport() const override { return Transport::kAuto; }
   std::vector<DeviceIndex> devices() const override { return devices_; }
   int32_t max_tensors() const override { return NodeOptions().max_tensors; }
+  int32_t max_graphs() const override { return NodeOptions().max_graphs; }
 
   absl::Status Submit(const Command& command) override {
     ByteWriter out;
@@ -218,6 +219,7 @@ class DirectLink : public Link {
     join.join_timeout = absl::FromChrono(options.join_timeout);
     join.agree_timeout = absl::FromChrono(options.agree_timeout);
     join.exec_timeout = absl::FromChrono(options.exec_timeout);
+    join.check_call_sites = options.check_call_sites;
     const Answer<absl::StatusOr<JoinedWorld>> answer;
     loop_->Post([session = session_, join, answer](LocalNode& node, absl::Time now) {
       node.JoinWorld(session, join, now, [answer](absl::StatusOr<WorldInfo> info) {

@@ -22,6 +22,8 @@ void Oracle::Submitted(int64_t run, Run what) {
       votes_[part.key][part.rank] = run;
       Tape tape;
       tape.live = part.wants_grad && left_.count(part.rank) == 0;
+      tape.leads_to_collective = part.leads_to_collective;
+      tape.leads_to_leaf = part.leads_to_leaf;
       tapes_[part.key][part.rank] = tape;
     }
   }
@@ -53,9 +55,9 @@ void Oracle::Count(const Part& part, bool goes_on) {
     return;
   }
   const CallPosition& at = part.key.at;
-  place.next[LineOf(part.key, part.is_recv)] =
-      goes_on && !part.key.is_pair() ? CallPosition{at.step, at.call, at.part + 1}
-                                     : CallPosition{at.step, at.call + 1, 0};
+  place.next[LineOf(part.key, part.is_recv)] = goes_on && !part.key.is_pair()
+                                                   ? CallPosition{at.step, at.call, at.part + 1}
+                                                   : CallPosition{at.step, at.call + 1, 0};
 }
 
 bool Oracle::IsBehind(const InstanceKey& key, int32_t rank, bool is_recv) const {
@@ -78,7 +80,17 @@ bool Oracle::IsBehind(const InstanceKey& key, int32_t rank, bool is_recv) const 
   return next != place.next.end() && key.at < next->second;
 }
 
-void Oracle::Refused(const std::vector<RefusedMember>& members, Epoch epoch, bool alone) {
+void Oracle::Refused(const std::vector<RefusedMember>& members, Epoch epoch, bool alone,
+                     const std::vector<InstanceKey>& gradients) {
+  const auto passed_by_another = [&](const InstanceKey& key, int32_t rank,
+                                     const std::vector<int32_t>& all, bool other_receives) {
+    const auto votes = votes_.find(key);
+    for (const int32_t other : all) {
+      if (other == rank || !IsBehind(key, other, other_receives) || IsAbsent(key, other)) continue;
+      if (votes == votes_.end() || votes->second.count(other) == 0) return true;
+    }
+    return false;
+  };
   // Whether somebody who is needed has passed the first of the calls, by kind of call.
   size_t calls = 0;
   size_t passed = 0;
@@ -100,24 +112,25 @@ void Oracle::Refused(const std::vector<RefusedMember>& members, Epoch epoch, boo
       }
       if (!(key.at < CallPosition{member.step, refused.next, 0})) continue;
       ++calls;
-      const std::vector<int32_t>& all = groups_.at(refused.group);
-      bool by_one = false;
-      for (int32_t place = 0; place < static_cast<int32_t>(all.size()); ++place) {
-        if (key.is_pair() &&
-            GroupRank(place) != (refused.is_recv ? key.source : key.destination)) {
-          continue;
-        }
-        if (all[place] == rank || !IsBehind(key, all[place], !refused.is_recv)) continue;
-        const auto votes = votes_.find(key);
-        by_one |= votes == votes_.end() || votes->second.count(all[place]) == 0;
+      std::vector<int32_t> all = groups_.at(refused.group);
+      if (key.is_pair()) {
+        all = {all[(refused.is_recv ? key.source : key.destination).value()]};
       }
-      passed += by_one;
+      passed += passed_by_another(key, rank, all, !refused.is_recv);
     }
+  }
+  for (const InstanceKey& key : gradients) {
+    if (tapes_.count(key.Parent()) == 0) continue;
+    ++calls;
+    std::vector<int32_t> all = groups_.at(key.group);
+    if (key.is_pair()) all = {all[key.source.value()], all[key.destination.value()]};
+    passed += passed_by_another(key, members[0].rank.value(), all, false);
   }
   const bool ends = epoch == open_ && !alone && passed == 0 && !members.empty();
   // Where some of the calls have been passed and others have not, either is right.
-  ends_ = ends ? Ends::kMust : passed == calls || alone || epoch != open_ ? Ends::kMustNot
-                                                                          : Ends::kAnything;
+  ends_ = ends                                         ? Ends::kMust
+          : passed == calls || alone || epoch != open_ ? Ends::kMustNot
+                                                       : Ends::kAnything;
   for (const RefusedMember& member : members) {
     const int32_t rank = member.rank.value();
     BeginStep(rank, member.step);
@@ -131,6 +144,10 @@ void Oracle::Refused(const std::vector<RefusedMember>& members, Epoch epoch, boo
       key.tag = refused.tag;
       CallPosition& next = place.next[LineOf(key, refused.is_recv)];
       next = std::max(next, CallPosition{member.step, refused.next, 0});
+    }
+    for (const InstanceKey& key : gradients) {
+      InstanceKey::Request& next = place.requests[key.Parent()];
+      next = std::max(next, InstanceKey::Request{key.path.back().step, key.path.back().number + 1});
     }
     if (member.rest_of_step && member.step == place.step) place.left_rest = true;
     if (!member.drops_tapes) continue;
@@ -216,7 +233,8 @@ void Oracle::AddPassed(const InstanceKey& key, int32_t rank, std::set<int64_t>* 
   const auto& first = *votes.begin();
   for (const Part& part : runs_.at(first.second).parts) {
     // Of a pair the rank is at the other end.
-    if (part.key != key || part.rank != first.first || !IsBehind(key, rank, !part.is_recv)) continue;
+    if (part.key != key || part.rank != first.first || !IsBehind(key, rank, !part.is_recv))
+      continue;
     for (const auto& vote : votes) runs->insert(vote.second);
     return;
   }
@@ -270,6 +288,29 @@ std::set<int64_t> Oracle::MustFailAlone() const {
   return result;
 }
 
+Oracle::Tape Oracle::PartBehind(const InstanceKey& key, int32_t rank) const {
+  const auto tape = tapes_.find(key.Parent());
+  if (tape == tapes_.end()) return Tape();
+  const auto entry = tape->second.find(rank);
+  return entry == tape->second.end() ? Tape() : entry->second;
+}
+
+bool Oracle::AnyLost(int32_t rank) const {
+  for (const auto& vote : votes_) {
+    if (!vote.first.is_gradient()) continue;
+    const auto forward = tapes_.find(vote.first.Parent());
+    if (forward == tapes_.end()) continue;
+    for (const auto& entry : forward->second) {
+      if (rank >= 0 && entry.first != rank) continue;
+      if (entry.second.leads_to_collective && vote.second.count(entry.first) == 0 &&
+          IsAbsent(vote.first, entry.first)) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
 std::vector<int64_t> Oracle::Sharers(int64_t run) const {
   std::vector<int64_t> result;
   for (const Part& part : runs_.at(run).parts) {
@@ -305,6 +346,11 @@ bool Oracle::Closed(int64_t run) const {
     const auto& votes = votes_.at(part.key);
     for (const int32_t rank : part.all) {
       if (votes.count(rank) == 0 && !IsAbsent(part.key, rank)) return false;
+    }
+    for (const auto& vote : votes) {
+      for (const Part& other : runs_.at(vote.second).parts) {
+        if (other.key == part.key && other.shape != part.shape) return false;
+      }
     }
   }
   return true;
@@ -441,6 +487,24 @@ std::string Oracle::Launch(const SequencerAction& action) {
                             instance.key.ToString(), " though it holds its tape entry");
       }
     }
+    // Nobody goes on with zeros that are wrong, and who loses a number of its own is named.
+    std::vector<int32_t> told;
+    for (const LaunchedInstance::GivenUp& part : instance.given_up) {
+      told.push_back(part.rank.value());
+    }
+    std::vector<int32_t> given_up;
+    for (const int32_t rank : sample->all) {
+      if (members.count(rank) > 0) continue;
+      const Tape behind = PartBehind(instance.key, rank);
+      if (behind.leads_to_collective) {
+        return absl::StrCat(name, instance.key.ToString(), " lacks what rank ", rank,
+                            " has given up");
+      }
+      if (behind.leads_to_leaf) given_up.push_back(rank);
+    }
+    if (told != given_up) {
+      return absl::StrCat(name, instance.key.ToString(), " names other ranks than gave it up");
+    }
   }
   size_t expected_votes = 0;
   for (const int64_t run : runs) {
@@ -549,6 +613,7 @@ std::string Oracle::FailOf(const SequencerAction& action, std::set<int64_t>* may
       votes_.erase(part.key);
       tapes_.erase(part.key);  // never launched: it has no gradient
     }
+    record.failed_alone = true;
     ++failed_alone_;
   } else if (record.epoch == open_) {
     if (action.opened.value() != open_.value() + 1 || error.alone) {
@@ -633,11 +698,17 @@ std::string Oracle::Apply(const Sequencer::Actions& actions, Epoch open) {
         if (of_open_epoch) failures.push_back(&action.error);
         break;
       }
+      case SequencerAction::Kind::kWarn:
+        break;
       case SequencerAction::Kind::kEpochEnded:
         if (action.epoch != open_) {
           fault =
               absl::StrCat("epoch ", action.epoch.value(), " ended; ", open_.value(), " was open");
           break;
+        }
+        if (action.error.reason == Reason::kGradientLost && !AnyLost(action.error.culprit.rank)) {
+          fault = absl::StrCat("rank ", action.error.culprit.rank,
+                               " has given up nothing: ", action.error.message);
         }
         for (const Error* error : failures) {
           if (!SameError(*error, action.error)) {
@@ -685,6 +756,7 @@ std::string Oracle::CheckPending() const {
       return absl::StrCat("run ", run.first, " of an ended epoch was not failed");
     }
   }
+  if (AnyLost(-1)) return "a gradient is pending that lacks what a rank has given up";
   return NothingLaunchable();
 }
 
@@ -713,7 +785,8 @@ std::string Oracle::Canonical() const {
     EncodeInstanceKey(tape.first, &out);
     for (const auto& entry : tape.second) {
       out.PutSigned(entry.first);
-      out.Put<uint8_t>(entry.second.live + 2 * entry.second.consumed + 4 * entry.second.refused);
+      out.Put<uint8_t>(entry.second.live + 2 * entry.second.consumed + 4 * entry.second.refused +
+                       8 * entry.second.leads_to_collective + 16 * entry.second.leads_to_leaf);
       out.Put<uint8_t>(entry.second.consumed && entry.second.consumed_in == open_);
     }
   }

@@ -2,8 +2,8 @@
 //
 // It keeps its own record of every run, tape entry and position and judges each batch of actions by
 // definition, the slow way: what a gang is, when it is closed, what may stand below what, who has
-// passed a call, who fails with it, when an epoch ends. It shares no code with the sequencer but the
-// types.
+// passed a call, who fails with it, when an epoch ends. It shares no code with the sequencer but
+// the types.
 #ifndef CHORUS_TESTS_MODEL_ORACLE_H_
 #define CHORUS_TESTS_MODEL_ORACLE_H_
 
@@ -32,7 +32,10 @@ class Oracle {
     // Which call of the programs this is, whatever it is called: only equal ones may ever meet. -1:
     // not known.
     int64_t point = -1;
+    int32_t shape = 0;  // only equal ones can be launched
     bool wants_grad = false;
+    bool leads_to_collective = false;  // what the operand was computed from
+    bool leads_to_leaf = false;
     std::vector<int32_t> after;
   };
   struct Run {
@@ -43,8 +46,9 @@ class Oracle {
     std::vector<int64_t> producers;
     int64_t ticket = 0;
     bool donates = false;
-    bool granted = false;        // its donation, by its launch
-    bool goes_on = false;        // the last call of each rank in a group has more parts, in later runs
+    bool granted = false;  // its donation, by its launch
+    bool failed_alone = false;
+    bool goes_on = false;  // the last call of each rank in a group has more parts, in later runs
     std::vector<int32_t> order;  // asked for by kReserve; empty: its program's
     bool reserving = false;      // asked for and not answered
   };
@@ -57,7 +61,9 @@ class Oracle {
   void Left(int32_t rank);
   void Finished(int64_t ticket, bool ok);  // failed: kFail must follow for its runs
   // `alone`: what it was to use has failed without ending an epoch.
-  void Refused(const std::vector<RefusedMember>& members, Epoch epoch, bool alone);
+  // `gradients`: requests of the first member that count as well.
+  void Refused(const std::vector<RefusedMember>& members, Epoch epoch, bool alone,
+               const std::vector<InstanceKey>& gradients = {});
   // The daemon gives up a pending run, alone.
   void Withdrawn(int64_t run) { withdrawn_.insert(run); }
 
@@ -96,6 +102,8 @@ class Oracle {
     bool consumed = false;
     bool refused = false;  // the rank could not take a gradient since
     Epoch consumed_in;
+    bool leads_to_collective = false;
+    bool leads_to_leaf = false;
   };
   // An end of a pair, or (with source -1) a group.
   struct Line {
@@ -139,6 +147,11 @@ class Oracle {
   // Every member of every instance of `run` has voted or is absent.
   bool Closed(int64_t run) const;
   bool IsAbsent(const InstanceKey& key, int32_t rank) const;
+  // What the rank's operand of the instance that `key` is a gradient of was computed from; nothing
+  // where it had none.
+  Tape PartBehind(const InstanceKey& key, int32_t rank) const;
+  // Whether a vote is pending for a gradient that lacks what this rank (-1: any) has given up.
+  bool AnyLost(int32_t rank) const;
 
   std::map<int64_t, Run> runs_;
   std::map<InstanceKey, std::map<int32_t, int64_t>> votes_;  // pending: who, with which run
@@ -153,8 +166,8 @@ class Oracle {
   enum class Ends : uint8_t { kAnything, kMust, kMustNot };
   Ends ends_ = Ends::kAnything;
   int64_t failed_alone_ = 0;
-  std::map<int64_t, std::vector<int64_t>> unfinished_;       // by ticket
-  std::map<int64_t, std::vector<int64_t>> failed_gangs_;     // finished badly, kFail to come
+  std::map<int64_t, std::vector<int64_t>> unfinished_;    // by ticket
+  std::map<int64_t, std::vector<int64_t>> failed_gangs_;  // finished badly, kFail to come
   std::map<int64_t, Error> causes_;
   std::set<int32_t> left_;
   int64_t last_ticket_ = 0;
