@@ -490,9 +490,16 @@ absl::StatusOr<MappedTensor<T>> Map(const DeviceRef& device, const Shape& shape,
 // forms of one collective may meet. Tensors of no dimensions are pieces of one type, and count as
 // one row where pieces come into one tensor.
 //
-// Reductions are taken in the order of the members, in f32 for the half types, and rounded once;
-// integers wrap; of bool, SUM and MAX are "or", PRODUCT and MIN "and". Bits are equal from run to
-// run, and on all ranks that get the same.
+// Reductions between ranks are taken in one order: with operand r of the member at place r,
+//   T(lo, n) = operand lo where n = 1, else T(lo, p) op T(lo + p, n - p),
+// p the largest power of two below n, over all places of the group, the same for every form, piece,
+// destination and coalescing. A member that takes no part in a gradient is left out: a side of a
+// node in which nobody is there is nothing, and the node is its other side; a single operand is the
+// result, bit for bit (AVG, PREMUL_SUM and bool apart). Factors of PREMUL_SUM are applied to the
+// operands; AVG divides T by the number of all members, whoever is absent; half types are f32 up to
+// T, which is rounded once; a NaN T is the one NaN; MIN and MAX keep the left one of +0 and -0.
+// Integers wrap; of bool, SUM and MAX are "or", PRODUCT and MIN "and". So bits are equal from run
+// to run, and on all ranks that get the same, wherever the ranks are.
 
 // How tensors are reduced: AllReduce(x, world, Reduction::kMax),
 // AllReduce(x, world, ReduceOp::PremulSum(0.25)).
@@ -791,10 +798,10 @@ using Function = std::function<std::vector<Tensor>(const std::vector<Tensor>& in
 struct CompileOptions {
   // Inputs whose memory outputs of their types may take over (parameters that the step replaces),
   // by place. Honoured where nobody else has the tensor (detached from it, for a gradient, or in
-  // another run that is not over), the function runs on one device, and no collective needs the
-  // output; else the step gets memory of its own. Then the tensor, and every copy of its handle, is
-  // gone: its use is FAILED_PRECONDITION `DONATED`. The result of a call that is under way may be
-  // given to the next.
+  // another run that is not over), the function runs on one device and does not return the input
+  // itself, and no collective needs the output; else the step gets memory of its own, and the input
+  // stays. Where it is honoured the tensor, and every copy of its handle, is gone: its use is
+  // FAILED_PRECONDITION `DONATED`. The result of a call that is under way may be given to the next.
   // Steps are whole: one that fails (a mismatch, a late rank, no memory, a kernel or a device of
   // any rank) leaves what went into it, and its handle, as they were, and the calls behind it that
   // use its results fail with its error: keep the handles of the last steps, and go on from the

@@ -651,6 +651,41 @@ TEST_P(DaemonTest, ALargeGraphGoesThroughStaging) {
   EXPECT_THAT(Values<double>((*out)[0]), ElementsAre(3001));
 }
 
+// A handle that has been given away, looked at at once: what it was, or the error, but never what
+// the next step writes there.
+TEST_P(DaemonTest, WhatWasGivenAwayIsNeverReadAsSomethingElse) {
+  constexpr int64_t kSize = 1 << 16;
+  const sdk::Session session = Open();
+  CompileOptions options;
+  options.donate = {0};
+  const Compiled step = Compile(
+      [](const std::vector<Tensor>& in) { return std::vector<Tensor>{in[0] + 1}; }, options);
+  Tensor x = Zeros(session, DType::kF32, {kSize}) + 0;
+  ASSERT_TRUE(x.Wait().ok());
+  for (int i = 0; i < 60; ++i) {
+    SCOPED_TRACE(i);
+    const auto next = step.Run({x});
+    ASSERT_TRUE(next.ok()) << next.status();
+    const std::vector<float> expected(kSize, static_cast<float>(i));
+    if (i % 2 == 0) {
+      const auto view = x.View<float>();
+      EXPECT_TRUE((*next)[0].Wait().ok());
+      if (view.ok()) {
+        EXPECT_TRUE(std::equal(expected.begin(), expected.end(), view->data()));
+      }
+    } else {
+      const auto read = x.Read<float>();
+      if (read.ok()) {
+        EXPECT_TRUE(*read == expected);
+      } else {
+        EXPECT_EQ(ErrorOf(read.status()).reason, Reason::kDonated) << read.status();
+      }
+    }
+    x = (*next)[0];
+    ASSERT_TRUE(x.Wait().ok());
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Transports, DaemonTest,
                          ::testing::Values(Way{Transport::kRing, false, "Ring"},
                                            Way{Transport::kStream, false, "Stream"},
