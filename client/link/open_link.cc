@@ -1,4 +1,5 @@
 #include <errno.h>
+#include <fcntl.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -126,9 +127,11 @@ absl::StatusOr<std::unique_ptr<AttachClient>> Attach(const std::string& path, ab
     return AttachClient::Connect(AttachPath(path), deadline);
   });
   if (attached.ok()) return attached;
-  const Error error = ErrorOf(attached.status());
-  // The credentials are its; without it a session of another user could only read.
-  if (error.reason == Reason::kNotAttached) return ForeignSocket(path, attached.status());
+  // Not the daemon's own word on who may attach.
+  if (ErrorOf(attached.status()).reason == Reason::kNotAttached &&
+      faccessat(AT_FDCWD, AttachPath(path).c_str(), W_OK, AT_EACCESS) != 0) {
+    return ForeignSocket(path, attached.status());
+  }
   return NoAnswer(absl::StrCat("unix:", path), attached.status(), patience);
 }
 
@@ -157,6 +160,7 @@ absl::StatusOr<std::unique_ptr<Link>> OpenLink(const SessionOptions& options) {
                                   opened.address));
   }
   if (local) {
+    // The credentials are its; without it a session of another user could only read.
     CHORUS_ASSIGN_OR_RETURN(opened.attach, Attach(std::string(path), deadline, patience));
   }
   grpc::ChannelArguments arguments;
@@ -165,8 +169,6 @@ absl::StatusOr<std::unique_ptr<Link>> OpenLink(const SessionOptions& options) {
   // One that is starting is looked for at once.
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS,
                    static_cast<int>(absl::ToInt64Milliseconds(kFirstLook)));
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS,
-                   static_cast<int>(absl::ToInt64Milliseconds(kLastLook)));
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS,
                    static_cast<int>(absl::ToInt64Milliseconds(kLastLook)));
   opened.channel =
