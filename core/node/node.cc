@@ -105,7 +105,7 @@ void LocalNode::JoinWorld(SessionId id, const JoinRequest& request, absl::Time n
                      done = std::move(done)](absl::StatusOr<WorldInfo> info) {
     if (info.ok()) return done(std::move(info));
     const Culprit culprit = ErrorOf(info.status()).culprit;
-    Failure failure{job, rank, session->request.pid};
+    FailureOrigin failure{job, rank, session->request.pid};
     if (culprit.rank >= 0) failure = {job, culprit.rank, culprit.pid};
     done(impl->Told(session->tenant->name, failure, info.status()));
   };
@@ -178,7 +178,7 @@ std::vector<LocalNode::PendingView> LocalNode::Pending(absl::string_view tenant,
   return impl_->Pending(tenant, now);
 }
 absl::Status LocalNode::Refused(absl::string_view tenant, int32_t pid, const absl::Status& status) {
-  Failure failure;
+  FailureOrigin failure;
   failure.pid = pid;
   return impl_->Told(std::string(tenant), failure, status);
 }

@@ -7,8 +7,8 @@ namespace {
 
 // Whose failure it is: the culprit's where one is known; else the caller's, unless several ranks
 // are concerned.
-Failure WhereIs(const Session* session, const World* world, const Error& error) {
-  Failure failure;
+FailureOrigin WhereIs(const Session* session, const World* world, const Error& error) {
+  FailureOrigin failure;
   const Session::Membership* caller = nullptr;
   if (session != nullptr) {
     for (const Session::Membership& membership : session->memberships) {
@@ -45,7 +45,7 @@ void LocalNode::Impl::RecordFailure(Session* session, const World* world, Error*
                 WhereIs(session, world, *error), error);
 }
 
-void LocalNode::Impl::RecordFailure(const std::string& tenant, const Failure& failure,
+void LocalNode::Impl::RecordFailure(const std::string& tenant, const FailureOrigin& failure,
                                     Error* error) {
   if (!errors.Record(tenant, error) || options.log_failure == nullptr) return;
   // What the peers of a refused call are told: the refusal has its line.
@@ -67,7 +67,7 @@ absl::Status LocalNode::Impl::Told(Session* session, const absl::Status& status)
   return ToStatus(error);
 }
 
-absl::Status LocalNode::Impl::Told(const std::string& tenant, const Failure& failure,
+absl::Status LocalNode::Impl::Told(const std::string& tenant, const FailureOrigin& failure,
                                    const absl::Status& status) {
   if (status.ok()) return status;
   Error error = ErrorOf(status);

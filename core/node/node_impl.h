@@ -82,7 +82,7 @@ class LocalNode::Impl {
 
   // `status` with its error recorded, for who asked. `session` may be null.
   absl::Status Told(Session* session, const absl::Status& status);
-  absl::Status Told(const std::string& tenant, const Failure& failure, const absl::Status& status);
+  absl::Status Told(const std::string& tenant, const FailureOrigin& failure, const absl::Status& status);
 
   absl::StatusOr<std::shared_ptr<Session>> FindSession(SessionId id) const;
   absl::StatusOr<std::string> TenantOf(SessionId id) const;
@@ -256,7 +256,7 @@ class LocalNode::Impl {
   absl::Status DealEqualWork(absl::Span<RunState* const> members);
 
   // --- Worlds ---------------------------------------------------------------------------------
-  void RecordFailure(const std::string& tenant, const Failure& failure, Error* error);
+  void RecordFailure(const std::string& tenant, const FailureOrigin& failure, Error* error);
   struct MemberRef {
     std::shared_ptr<World> world;
     World::Member* member;

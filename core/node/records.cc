@@ -72,7 +72,7 @@ absl::optional<Error> ErrorStore::Find(ErrorId id, absl::string_view tenant) con
   return entry.error;
 }
 
-std::string FailureLine(const Failure& failure, const Error& error) {
+std::string FailureLine(const FailureOrigin& failure, const Error& error) {
   const auto number = [](int32_t value) { return value < 0 ? "-" : absl::StrCat(value); };
   std::string message = error.message;
   for (char& c : message) {

@@ -83,12 +83,12 @@ class ErrorStore {
 
 // A failure for the daemon's log: one line, whatever bytes its texts have. Numbers that are not
 // known (-1) are "-", and so is an empty job.
-struct Failure {
+struct FailureOrigin {
   absl::string_view job;
   int32_t rank = -1;
   int32_t pid = -1;
 };
-std::string FailureLine(const Failure& failure, const Error& error);
+std::string FailureLine(const FailureOrigin& failure, const Error& error);
 
 // Bounds the lines of one tenant: a client that fails in a loop fills no disk, and slows nobody.
 class LineBudget {
