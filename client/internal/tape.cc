@@ -939,6 +939,7 @@ absl::flat_hash_set<std::shared_ptr<MemberCore>> MembersAsked(absl::Span<const T
       members.insert(node->member);
     }
     for (const Edge& edge : node->inputs) push(edge);
+    for (const Edge& edge : node->behind) push(edge);
   }
   return members;
 }

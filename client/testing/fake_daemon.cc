@@ -323,13 +323,12 @@ class FakeDaemon::Impl {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     if (IsAbsent(world, key, rank) || HasVote(world, key, rank)) return false;
     Member& member = world->members[rank];
+    FakeTape* const tape =
+        key.is_gradient() ? &world->tapes[key.Parent().ToString()][rank] : nullptr;
+    if (tape != nullptr && tape->state == FakeTape::kRefused) return true;
     if (member.step != key.step()) return member.step > key.step();
     if (member.left_rest) return true;
-    if (key.is_gradient()) {
-      FakeTape& tape = world->tapes[key.Parent().ToString()][rank];
-      return tape.state == FakeTape::kRefused ||
-             tape.next_request[key.step()] > key.path.back().number;
-    }
+    if (tape != nullptr) return tape->next_request[key.step()] > key.path.back().number;
     if (!key.is_pair()) return key.at < member.Next(key.group.value());
     const int32_t source = key.source.value();
     const bool receives = world->groups[key.group.value()][source] != rank;
@@ -943,6 +942,7 @@ class FakeLink : public Link {
   absl::StatusOr<ReformedWorld> Reform(WorldId, Rank, Timeout) override {
     return Unsupported("reform");
   }
+  absl::StatusOr<std::vector<std::string>> Waits() override { return std::vector<std::string>(); }
   absl::Status Close() override {
     MutexLock lock(&daemon_->mutex);
     state_->closed = true;

@@ -1468,8 +1468,8 @@ TEST(SequencerGradientTest, WhatLedToALeafIsShown) {
     EXPECT_THAT(instance.absent, ElementsAre(GroupRank(1)));
     ASSERT_THAT(instance.given_up, SizeIs(1));
     EXPECT_EQ(instance.given_up[0].rank, Rank(1));
-    EXPECT_EQ(instance.given_up[0].source, "rank1.cc:10");
-    EXPECT_EQ(instance.given_up[0].op, "all_reduce SUM f32[4]");
+    EXPECT_EQ(instance.given_up[0].what->source, "rank1.cc:10");
+    EXPECT_EQ(instance.given_up[0].what->what, "all_reduce SUM f32[4]");
   }
 }
 

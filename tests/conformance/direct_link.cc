@@ -235,12 +235,11 @@ class DirectLink : public Link {
                                       InstanceKey::Request request) override {
     std::vector<Rank> ranks;
     for (const int member : members) ranks.push_back(Rank(member));
-    return Ask<absl::StatusOr<GroupId>>(
-        "create group",
-        [session = session_, world, rank, ranks, request](LocalNode& node, absl::Time) {
-          absl::StatusOr<GroupId> made = node.CreateGroup(session, world, rank, ranks, request);
-          return made.ok() ? made : absl::StatusOr<GroupId>(Detached(made.status()));
-        });
+    return Ask<absl::StatusOr<GroupId>>("create group", [session = session_, world, rank, ranks,
+                                                         request](LocalNode& node, absl::Time) {
+      absl::StatusOr<GroupId> made = node.CreateGroup(session, world, rank, ranks, request);
+      return made.ok() ? made : absl::StatusOr<GroupId>(Detached(made.status()));
+    });
   }
 
   absl::Status Leave(WorldId world, Rank rank) override {
@@ -274,6 +273,7 @@ class DirectLink : public Link {
     return reformed.has_value() ? *reformed : Late("reform");
   }
 
+  absl::StatusOr<std::vector<std::string>> Waits() override { return std::vector<std::string>(); }
   absl::Status Close() override {
     return Ask<absl::Status>("close", [session = session_](LocalNode& node, absl::Time now) {
       return Detached(node.CloseSession(session, now));
