@@ -775,7 +775,7 @@ void Oracle::Forget() {
         it->second.status == Status::kPublished || it->second.status == Status::kFailed;
     it = ended ? runs_.erase(it) : std::next(it);
   }
-  for (auto it = causes_.begin(); it != causes_.end() && it->first + 50 < open_.value();) {
+  for (auto it = causes_.begin(); it != causes_.end() && it->first + 100 < open_.value();) {
     it = causes_.erase(it);
   }
 }

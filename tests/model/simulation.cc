@@ -115,6 +115,8 @@ class Simulation {
     bool consumed = false;
   };
 
+  enum Why { kFault, kConsequence };
+
   struct RankState {
     bool here = true;
     bool done = false;
@@ -323,7 +325,7 @@ class Simulation {
     const Planned planned = state.plan.front();
     state.plan.pop_front();
     if (!state.out_of_line && !planned.ops.empty() && Fails(0.0003)) {
-      CannotCall(rank, planned, false);
+      CannotCall(rank, planned, kFault);
       return;
     }
     if (state.out_of_line) {
@@ -347,15 +349,16 @@ class Simulation {
     Think(rank);
   }
 
-  // The rank cannot make the run. It says so, and waits for the answer.
-  void CannotCall(int32_t rank, const Planned& planned, bool alone) {
+  // The rank cannot make the run: that is a mistake of its own, or for want of what has failed. It
+  // says so, and waits for the answer.
+  void CannotCall(int32_t rank, const Planned& planned, Why reason) {
     RankState& state = ranks_[rank];
     const std::vector<Op>& script = ScriptOf(state.step).ops;
-    Disturbed(state.step);
+    if (reason == kFault) Disturbed(state.step);
     RefusedMember refused;
     refused.rank = Rank(rank);
     refused.step = NameStep(state.step);
-    refused.rest_of_step = with_steps_ && Chance(0.3);
+    refused.rest_of_step = reason == kFault && with_steps_ && Chance(0.3);
     for (const int32_t i : planned.ops) {
       const int32_t group = script[i].group;
       if (script[i].gradient_of >= 0) {
@@ -372,6 +375,8 @@ class Simulation {
     if (refused.drops_tapes) state.no_gradients = true;
     const Epoch epoch = state.epoch;
     state.stalled = true;
+    // Where others have been told of the failure already, no epoch ends for what comes of it.
+    const bool alone = reason == kConsequence;
     ToDaemon(rank, [this, rank, refused, epoch, alone] {
       if (!ranks_[rank].here) return;
       Error why;
@@ -387,7 +392,7 @@ class Simulation {
       ToRank(rank, [this, rank, open] {
         ranks_[rank].stalled = false;
         Hear(rank, open);
-        if (ranks_[rank].out_of_line && Chance(0.5)) Begin(rank);
+        if (with_steps_ && !ranks_[rank].done && Chance(0.5)) Begin(rank);
         Think(rank);
       });
     });
@@ -405,18 +410,10 @@ class Simulation {
           std::find(planned.ops.begin(), planned.ops.end(), forward) != planned.ops.end()) {
         continue;
       }
-      bool alone = false;
-      if (!state.no_gradients && state.keys.count(forward) > 0) {
-        const auto failed = failed_.find({rank, state.keys.at(forward)});
-        if (failed == failed_.end()) continue;
-        alone = failed->second;
-      }
-      if (with_steps_) {
-        Begin(rank);
-        Think(rank);
-      } else {
-        CannotCall(rank, planned, alone);
-      }
+      const bool usable = !state.no_gradients && state.keys.count(forward) > 0 &&
+                          failed_.count({rank, state.keys.at(forward)}) == 0;
+      if (usable) continue;
+      CannotCall(rank, planned, kConsequence);
       return false;
     }
     const int64_t id = next_run_++;
@@ -539,7 +536,7 @@ class Simulation {
       why.code = absl::StatusCode::kResourceExhausted;
       why.reason = Reason::kOutOfMemory;
       why.message = "no memory";
-      why.alone = failed && alone;
+      why.alone = failed;
       std::vector<RefusedMember> members = sequencer_.CallsOf(vote);
       std::vector<InstanceKey> gradients;
       for (const Oracle::Part& part : record.parts) {
@@ -557,7 +554,7 @@ class Simulation {
       sequencer_.Refuse(members, record.epoch, why, Now(), &actions);
       const Epoch open = why.alone ? Epoch() : sequencer_.epoch();
       failed_runs_[id] = why.alone;
-      for (const Oracle::Part& part : record.parts) failed_[{rank, part.key}] = why.alone;
+      for (const Oracle::Part& part : record.parts) failed_.insert({rank, part.key});
       last_failure_ = std::max(last_failure_, steps_.at(id));
       Obey(actions);
       Answer(rank, id, open);
@@ -602,7 +599,7 @@ class Simulation {
       const Oracle::Run& run = oracle_.run(action.run.value());
       failed_runs_[action.run.value()] = action.error.alone;
       for (const Oracle::Part& part : run.parts) {
-        failed_[{part.rank, part.key}] = action.error.alone;
+        failed_.insert({part.rank, part.key});
       }
     }
     result_.fault = oracle_.Apply(actions, sequencer_.epoch());
@@ -767,8 +764,8 @@ class Simulation {
   int64_t last_failure_ = 0;           // step of a run that failed
   std::map<int64_t, int64_t> steps_;   // of runs
   std::map<int64_t, bool> failed_runs_;  // whether alone
-  // Votes of failed runs, by rank: whether alone.
-  std::map<std::pair<int32_t, InstanceKey>, bool> failed_;
+  // Votes of failed runs, by rank.
+  std::set<std::pair<int32_t, InstanceKey>> failed_;
   std::priority_queue<Item> queue_;
   double now_ = 0;
   int64_t next_order_ = 0;
