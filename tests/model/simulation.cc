@@ -377,7 +377,8 @@ class Simulation {
     state.stalled = true;
     // Where others have been told of the failure already, no epoch ends for what comes of it.
     const bool alone = reason == kConsequence;
-    ToDaemon(rank, [this, rank, refused, epoch, alone] {
+    const int64_t step = state.step;
+    ToDaemon(rank, [this, rank, refused, epoch, step, alone] {
       if (!ranks_[rank].here) return;
       Error why;
       why.code = absl::StatusCode::kInvalidArgument;
@@ -389,10 +390,11 @@ class Simulation {
       sequencer_.Refuse({refused}, epoch, why, Now(), &actions);
       Obey(actions);
       const Epoch open = alone ? Epoch() : sequencer_.epoch();
-      ToRank(rank, [this, rank, open] {
+      ToRank(rank, [this, rank, open, step] {
         ranks_[rank].stalled = false;
         Hear(rank, open);
-        if (with_steps_ && !ranks_[rank].done && Chance(0.5)) Begin(rank);
+        const bool leaves = with_steps_ && !ranks_[rank].done && Chance(0.5);
+        if (leaves && ranks_[rank].step == step) Begin(rank);
         Think(rank);
       });
     });
