@@ -1071,12 +1071,20 @@ std::vector<ModelConfig> ModelConfigs() {
   };
   {
     // One step of two groups behind the other; eager on rank 0, compiled on the others.
-    ModelConfig config = with_faults("steps", 2);
+    ModelConfig config = with_faults("steps", 1);
     config.programs = {
         {Begin(1, Step({All(1)})), Step({All(0)}), Begin(2, Step({All(1)})), Step({All(0)})},
         {Begin(1, Step({All(1), All(2)})), Step({All(0)}),
          Begin(2, Step({All(1), All(2), All(0)}))},
         {Begin(1, Step({All(2), All(0)})), Begin(2, Step({All(2)})), Step({All(0)})}};
+    configs.push_back(config);
+  }
+  {
+    // The same, shorter, with more that goes wrong.
+    ModelConfig config = with_faults("two_faults", 2);
+    config.programs = {{Begin(1, Step({All(1)})), Begin(2, Step({All(1)}))},
+                       {Begin(1, Step({All(1), All(2)})), Begin(2, Step({All(1)})), Step({All(2)})},
+                       {Begin(1, Step({All(2)})), Begin(2, Step({All(2)}))}};
     configs.push_back(config);
   }
   {
@@ -1149,9 +1157,9 @@ std::vector<ModelConfig> ModelConfigs() {
     ModelConfig config = with_faults("fault_and_death", 1);
     config.death = true;
     config.in_line = false;
-    config.programs = {{Step({All(1)}), Begin(1, Step({All(1)})), Step({All(0)})},
-                       {Step({All(1)}), Begin(1, Step({All(2)})), Step({All(1)}), Step({All(0)})},
-                       {Begin(1, Step({All(2)})), Step({All(0)})}};
+    config.programs = {{Step({All(1)}), Begin(1, Step({All(1)}))},
+                       {Step({All(1)}), Begin(1, Step({All(1)})), Step({All(2)})},
+                       {Begin(1, Step({All(2)}))}};
     configs.push_back(config);
   }
   return configs;
