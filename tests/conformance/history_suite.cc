@@ -365,7 +365,7 @@ void RunChain(const ConformanceParam& param, const GivenUp& what, bool compiled)
       ASSERT_TRUE(ran.ok()) << ran.status();
     } else {
       z = chain(x);
-      ASSERT_TRUE(z.Wait().ok());
+      ASSERT_TRUE(z.Wait().ok()) << z.Wait();
     }
     if (rank == 1) {
       if (what.part == Part::kDroppedLate) meet(asked);
