@@ -210,6 +210,7 @@ class CompiledImpl {
   absl::StatusOr<std::vector<Tensor>> Run(const std::vector<Tensor>& inputs, CallSite site) {
     if (Trace::Current() != nullptr) {
       // One graph is the point: the inner function becomes part of the outer one.
+      const CallSiteScope own_lines;
       return function_(inputs);
     }
     const std::string source = SourceOf(site);
@@ -491,6 +492,7 @@ class CompiledImpl {
     std::vector<Tensor> returned;
     {
       const GradMode mode(true);
+      const CallSiteScope own_lines;
       const Trace::Scope scope(&trace);
       returned = function_(placeholders);
     }
@@ -542,7 +544,7 @@ class CompiledImpl {
       const auto outcome = session->link().Peek(oldest.second);
       // A forgotten outcome is an outcome.
       if (!outcome.ok() || outcome->has_value()) continue;
-      session->link().WaitCommand(oldest.second, session->wait_timeout()).IgnoreError();
+      session->WaitForRun(oldest.second).IgnoreError();
     }
   }
 

@@ -27,6 +27,7 @@
 #include "absl/types/span.h"
 #include "client/chorus.h"
 #include "client/internal/link.h"
+#include "client/internal/wait_reports.h"
 #include "core/base/mutex.h"
 #include "core/collective/instance.h"
 #include "core/ops/op.h"
@@ -138,7 +139,7 @@ struct TensorData {
   int32_t value = -1;  // kLazy, kTraced: its number there
   // kLazy: the number of the fragment that makes it.
   int64_t fragment ABSL_GUARDED_BY(session_lock) = 0;
-  DependencesPtr after;  // collectives it may have to wait for
+  DependencesPtr after;                    // collectives it may have to wait for
   Trace* trace = nullptr;                  // kTraced
   InlineData inline_data;                  // kInline, kHost
   ExternalRange external;                  // kExternal
@@ -348,11 +349,13 @@ struct Fragment {
 
 class SessionCore : public std::enable_shared_from_this<SessionCore> {
  public:
-  SessionCore(std::unique_ptr<Link> link, absl::Duration wait_timeout);
+  SessionCore(std::unique_ptr<Link> link, absl::Duration wait_timeout,
+              WaitReportOptions reports = {});
   ~SessionCore();
 
   Link& link() { return *link_; }
   absl::Duration wait_timeout() const { return wait_timeout_; }
+  const WaitReports& reports() const { return reports_; }
   int device_count() const { return static_cast<int>(devices_.size()); }
   DeviceIndex device(int slot) const { return devices_[slot]; }
 
@@ -479,6 +482,8 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   // Waits until `data` is computed; if it has failed, enters the epochs that are open since.
   absl::Status Wait(const TensorDataPtr& data, absl::Duration timeout)
       ABSL_LOCKS_EXCLUDED(session_lock);
+  // Waits for a run's end, at most the session's wait_timeout.
+  absl::Status WaitForRun(Sequence run) ABSL_LOCKS_EXCLUDED(session_lock);
   // Copies out what Wait has seen.
   absl::Status ReadTensor(const TensorDataPtr& data, char* out) ABSL_LOCKS_EXCLUDED(session_lock);
   absl::StatusOr<const char*> MapTensor(const TensorDataPtr& data)
@@ -564,6 +569,7 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
 
   Link* const link_;  // owned, but for a forked child
   const absl::Duration wait_timeout_;
+  const WaitReports reports_;
   const std::vector<DeviceIndex> devices_;
   const uint64_t fork_count_;
 

@@ -31,6 +31,15 @@ std::string PartText(const Participation& part) {
 
 }  // namespace
 
+std::shared_ptr<const PartLabel> LabelOf(const Participation& part) {
+  constexpr size_t kMostBytes = 256;
+  auto label = std::make_shared<PartLabel>();
+  label->op = std::string(CollectiveKindName(part.descriptor.kind));
+  label->what = PartText(part).substr(0, kMostBytes);
+  label->source = part.source.substr(0, kMostBytes);
+  return label;
+}
+
 Sequencer::Sequencer(int world_size, SequencerOptions options) : options_(options) {
   members_.resize(std::max(world_size, 0));
   Group world;
@@ -392,7 +401,14 @@ absl::Status Sequencer::ResolveOne(const Vote& vote, size_t i, bool late) {
   const auto found = tape_by_key_.find(key.Parent());
   if (found == tape_by_key_.end()) {
     if (late) return absl::OkStatus();
-    return refuse(absl::StrCat("no rank holds a tape entry for ", key.Parent().ToString()));
+    // Nobody can wait for a gradient of it. A rank that runs ahead asks for one where the collective
+    // has failed alone: so does this.
+    Error error = ErrorOf(refuse(absl::StrCat("no rank holds a tape entry for ",
+                                              key.Parent().ToString(),
+                                              ": it has failed, or has no gradient any more")));
+    error.reason = Reason::kMismatch;
+    error.alone = true;
+    return ToStatus(error);
   }
   const TapeEntry& entry = tapes_[found->second].entries[seat];
   if (entry.state != TapeEntry::State::kLive) {
@@ -838,9 +854,7 @@ void Sequencer::Record(int32_t r, const Vote& vote, absl::optional<Error>* fault
     }
     if (part.wants_grad) EnsureTape(id);
     if (instances_[id].tape != kNone) {
-      SetEntry(instances_[id].tape, seat,
-               part.wants_grad ? TapeEntry::State::kLive : TapeEntry::State::kAbandoned, runs_[r],
-               static_cast<int32_t>(i));
+      SetEntry(instances_[id].tape, seat, part);
       if (part.wants_grad) ++tapes_[instances_[id].tape].live;
     }
   }
@@ -975,8 +989,7 @@ int32_t Sequencer::EnsureTape(int32_t id) {
     // Had one of these wanted a gradient, the tape would be there already.
     const Seat& seat = instances_[id].seats[p];
     if (seat.run != kNone) {
-      SetEntry(t, static_cast<int32_t>(p), TapeEntry::State::kAbandoned, runs_[seat.run],
-               seat.participation);
+      SetEntry(t, static_cast<int32_t>(p), PartAt(instances_[id], static_cast<int32_t>(p)));
     } else if (seat.absent) {
       tape.entries[p].state = TapeEntry::State::kAbandoned;
     }
@@ -985,16 +998,14 @@ int32_t Sequencer::EnsureTape(int32_t id) {
 }
 
 // The entry that a vote leaves behind.
-void Sequencer::SetEntry(int32_t t, int32_t seat, TapeEntry::State state, const PendingRun& run,
-                         int32_t participation) {
+void Sequencer::SetEntry(int32_t t, int32_t seat, const Participation& part) {
   TapeEntry& entry = tapes_[t].entries[seat];
-  const Participation& part = run.what->participations[participation];
-  entry.state = state;
+  entry.state = part.wants_grad ? TapeEntry::State::kLive : TapeEntry::State::kAbandoned;
+  entry.recorded = part.wants_grad;
   entry.leads_to_collective = part.leads_to_collective;
   entry.leads_to_leaf = part.leads_to_leaf;
   if (!part.leads_to_collective && !part.leads_to_leaf) return;
-  entry.what = run.what;
-  entry.participation = participation;
+  entry.label = part.label != nullptr ? part.label : LabelOf(part);
 }
 
 // The seat has no entry (any more): it gives zeros to what it has not asked for itself. The
@@ -1019,20 +1030,20 @@ absl::optional<Error> Sequencer::Absent(const InstanceKey& gradient, const Tape&
                                         int32_t position) const {
   const TapeEntry& entry = tape.entries[position];
   if (!entry.leads_to_collective) return absl::nullopt;
-  const Participation& part = entry.part();
+  const PartLabel& part = *entry.label;
   const Rank rank = RankAt(gradient, position);
   // A gradient that was not recorded is given up from the start.
-  const bool recorded = part.wants_grad || !tape.key.is_gradient();
+  const bool recorded = entry.recorded || !tape.key.is_gradient();
   Error error;
   error.code = absl::StatusCode::kFailedPrecondition;
   error.reason = Reason::kGradientLost;
   error.culprit = CulpritOf(rank);
   error.instance = gradient.ToString();
-  error.op = std::string(CollectiveKindName(part.descriptor.kind));
+  error.op = part.op;
   error.source = part.source;
   error.message = absl::StrCat(
-      "a gradient was asked for that leads through ", PartText(part), " (", tape.key.ToString(),
-      ") of ", RankText(rank), " at ", part.source, ", where ",
+      "a gradient was asked for that leads through ", part.what, " (", tape.key.ToString(), ") of ",
+      RankText(rank), " at ", part.source, ", where ",
       entry.state == TapeEntry::State::kConsumed ? "it was used up"
       : recorded                                 ? "the result was dropped or not recorded"
                                                  : "it was taken without create_graph",
@@ -1050,7 +1061,7 @@ void Sequencer::ForgetTapeIfUnused(int32_t t) {
   const Tape& tape = tapes_[t];
   if (tape.instance != kNone || tape.live > 0 || !tape.children.empty()) return;
   tape_by_key_.erase(tape.key);
-  tapes_[t].entries.clear();  // with the votes that they keep
+  tapes_[t].entries.clear();  // with what they keep
   tapes_.Free(t);
 }
 
@@ -1595,8 +1606,7 @@ void Sequencer::Launch(const std::vector<int32_t>& runs, const std::vector<int32
         out.absent.push_back(member);
         const TapeEntry& entry = tapes_[instance.parent].entries[p];
         if (entry.leads_to_leaf) {
-          out.given_up.push_back(
-              {RankAt(instance.key, p), PartText(entry.part()), entry.part().source});
+          out.given_up.push_back({RankAt(instance.key, p), entry.label});
         }
       } else {
         out.parts.push_back({runs_[seat.run].handle, seat.participation, member});
@@ -1765,6 +1775,9 @@ void Sequencer::Refuse(absl::Span<const RefusedMember> members, Epoch epoch, con
     error.culprit = CulpritOf(rank);
     error.ended.clear();  // the rank's own worlds
     error.message = absl::StrCat("the part of ", RankText(rank), " was refused: ", why.message);
+    if (why.message.find(why.source) == std::string::npos) {
+      absl::StrAppend(&error.message, " (", why.source, ")");
+    }
     EndEpoch(error, actions);
     return;
   }

@@ -47,6 +47,13 @@
 
 namespace chorus {
 
+// A participation in words, for what is said of it when its run is long over.
+struct PartLabel {
+  std::string op;      // "all_reduce"
+  std::string what;    // "all_reduce SUM f32[4]"
+  std::string source;  // trainer's file:line; cut where it is long
+};
+
 // One collective node of a registered graph, as far as agreement is concerned.
 struct Participation {
   Descriptor descriptor;
@@ -68,7 +75,10 @@ struct Participation {
   std::vector<int32_t> after;  // earlier participations of this run whose result this one needs
   int32_t node = 0;            // in the graph, for the plan
   std::string source;          // trainer's file:line
+  // LabelOf, made once for all runs, where the operand leads anywhere.
+  std::shared_ptr<const PartLabel> label;
 };
+std::shared_ptr<const PartLabel> LabelOf(const Participation& part);
 
 // What a registered graph votes for, made once at registration and shared by its runs.
 struct VoteTemplate {
@@ -135,8 +145,7 @@ struct LaunchedInstance {
   // Of these, who had a leaf behind its part, which now gets less than its gradient.
   struct GivenUp {
     Rank rank;
-    std::string op;      // of the forward collective, as it called it
-    std::string source;  // the line
+    std::shared_ptr<const PartLabel> what;  // its part of the forward collective
   };
   std::vector<GivenUp> given_up;
 };
@@ -198,14 +207,16 @@ class Sequencer {
   // INVALID_ARGUMENT (nothing recorded, nothing appended): the vote contradicts its own rank's
   //   past: a position or a gradient's request that it has used before, a gradient of what it holds
   //   no tape entry for, unknown group; FAILED_PRECONDITION kTapeConsumed: it has consumed its own
-  //   entry. Others may wait for that part: Refuse() tells them.
+  //   entry. Others may wait for that part: Refuse() tells them. Where nobody can, for what it is to
+  //   be a gradient of has failed, the error is `alone`, and Refuse() ends no epoch.
   // Otherwise OK, and the run's fate follows by actions, perhaps at once: a vote for an ended epoch
   // gets kFail with that epoch's cause (its calls count), one for a position that somebody has
   // passed kFail with MISMATCH; for an epoch that is not open yet, INVALID_ARGUMENT.
   absl::Status Submit(const Vote& vote, absl::Time now, Actions* actions);
   // The instances that Submit(vote) would vote for, by participation, or the error with which it
   // would refuse. Requires vote.epoch == epoch(). Valid until the next event. A Submit of the same
-  // run that is that event does not look again: its groups and bound instances must be the same.
+  // run that is that event does not look again: its template must be that very one, which is held,
+  // and its groups and bound instances the same.
   absl::StatusOr<absl::Span<const InstanceKey>> Resolve(const Vote& vote);
   // All results from outside are there.
   void Unblock(RunHandle run, absl::Time now, Actions* actions);
@@ -428,16 +439,15 @@ class Sequencer {
     // kRefused: a gradient that the rank could not take may have used it: there is none any more.
     enum class State : uint8_t { kNotVoted, kLive, kAbandoned, kConsumed, kRefused };
     State state = State::kNotVoted;
-    // Of its vote: whether its part leads further. Where it does, the vote itself, for texts.
+    // Of its vote. Whether its part leads further, and then what it was.
+    bool recorded = false;
     bool leads_to_collective = false;
     bool leads_to_leaf = false;
     InstanceKey::Request next;  // that the rank has not made
     Epoch consumed_in;
-    std::shared_ptr<const VoteTemplate> what;
-    int32_t participation = kNone;
+    std::shared_ptr<const PartLabel> label;
 
     bool given_up() const { return state == State::kAbandoned || state == State::kConsumed; }
-    const Participation& part() const { return what->participations[participation]; }
   };
   // What the ranks may still ask of an instance. It exists while a rank holds an entry or a
   // gradient is pending.
@@ -501,8 +511,7 @@ class Sequencer {
   void CountVote(int32_t instance, int32_t seat);
   void CountAbsent(int32_t instance, int32_t seat);
   int32_t EnsureTape(int32_t instance);
-  void SetEntry(int32_t tape, int32_t seat, TapeEntry::State state, const PendingRun& run,
-                int32_t participation);
+  void SetEntry(int32_t tape, int32_t seat, const Participation& part);
   absl::optional<Error> MarkAbandoned(int32_t tape, int32_t seat);
   absl::optional<Error> Absent(const InstanceKey& gradient, const Tape& tape, int32_t seat) const;
   void ForgetTapeIfUnused(int32_t tape);

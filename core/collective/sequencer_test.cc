@@ -1467,8 +1467,8 @@ TEST(SequencerGradientTest, WhatLedToALeafIsShown) {
     EXPECT_THAT(instance.absent, ElementsAre(GroupRank(1)));
     ASSERT_THAT(instance.given_up, SizeIs(1));
     EXPECT_EQ(instance.given_up[0].rank, Rank(1));
-    EXPECT_EQ(instance.given_up[0].source, "rank1.cc:10");
-    EXPECT_EQ(instance.given_up[0].op, "all_reduce SUM f32[4]");
+    EXPECT_EQ(instance.given_up[0].what->source, "rank1.cc:10");
+    EXPECT_EQ(instance.given_up[0].what->what, "all_reduce SUM f32[4]");
   }
 }
 
@@ -1818,6 +1818,21 @@ TEST(SequencerPositionTest, RequestsOfARunThatIsRefusedAloneCount) {
   Cast(&sequencer, Gradient(sequencer, 12, 0, forward, 1));
   EXPECT_THAT(Launched(Cast(&sequencer, Gradient(sequencer, 13, 1, forward, 1))),
               ElementsAre(12, 13));
+}
+
+// A rank that runs ahead does not know yet that the collective has failed.
+TEST(SequencerPositionTest, AGradientOfWhatHasFailedAloneFailsAlone) {
+  Sequencer sequencer = World(2);
+  Cast(&sequencer, WithTape(sequencer, 1, 0, 0));  // waits
+  Cast(&sequencer, Simple(sequencer, 2, 1, 1));    // has left call 0 out: run 1 fails
+  TestRun ahead = Gradient(sequencer, 3, 0, WorldKey(1, 0), 0);
+  const absl::Status status = Refused(&sequencer, ahead);
+  EXPECT_EQ(ErrorOf(status).reason, Reason::kMismatch);
+  EXPECT_TRUE(ErrorOf(status).alone);
+  Actions actions;
+  sequencer.Refuse(sequencer.CallsOf(ahead.Build()), Epoch(1), ErrorOf(status), At(0), &actions);
+  EXPECT_THAT(actions, IsEmpty());
+  EXPECT_EQ(sequencer.epoch(), Epoch(1));
 }
 
 TEST(SequencerPositionTest, AGradientThatAllRanksCannotTakeCostsOneEpoch) {

@@ -73,6 +73,10 @@ absl::Status CheckDistinct(const RunState& run) {
 
 void LocalNode::Impl::SubmitRun(const std::shared_ptr<Session>& session, Sequence sequence,
                                 const Run& command, absl::Time now) {
+  if (stopped) {
+    RefuseRun(session, sequence, command, nullptr, DrainingError(), now);
+    return;
+  }
   if (!runs_.HasRoom() || session->pending_runs >= options.max_pending_runs) {
     RefuseRun(session, sequence, command, nullptr,
               MakeError(absl::StatusCode::kResourceExhausted, Reason::kQuota,
@@ -562,7 +566,7 @@ void LocalNode::Impl::RefuseRun(const std::shared_ptr<Session>& session, Sequenc
       break;
     }
   }
-  if (error.id == ErrorId()) errors.Record(session->tenant->name, &error);
+  RecordFailure(session.get(), run == nullptr ? nullptr : run->world.get(), &error);
   const auto shared_error = std::make_shared<Error>(error);
   for (const OutBinding& binding : command.outputs) {
     if (binding.kind != OutBinding::Kind::kFresh) continue;
@@ -670,7 +674,7 @@ void LocalNode::Impl::ApplyOne(const std::shared_ptr<World>& world, SequencerAct
       break;
     case SequencerAction::Kind::kWarn:
       action->error.code = absl::StatusCode::kInvalidArgument;
-      errors.Record(world->tenant, &action->error);
+      RecordFailure(nullptr, world.get(), &action->error);
       Note(FlightKind::kCallSitesDiffer, now, nullptr, world.get(), Sequence(), Ticket(),
            action->error.id);
       break;
@@ -678,7 +682,7 @@ void LocalNode::Impl::ApplyOne(const std::shared_ptr<World>& world, SequencerAct
       world->shared.clear();
       world->equal_work.clear();
       SayOpenEpoch(*world, action->opened, &action->error);
-      errors.Record(world->tenant, &action->error);
+      RecordFailure(nullptr, world.get(), &action->error);
       Note(FlightKind::kEpochEnded, now, nullptr, world.get(), Sequence(), Ticket(),
            action->error.id);
       break;
@@ -1204,7 +1208,7 @@ void LocalNode::Impl::FailRun(RunState* run, const Error& cause, absl::Time now)
   run->failed = true;
   const std::shared_ptr<Session> session = run->session;
   Error error = cause;
-  errors.Record(session->tenant->name, &error);
+  RecordFailure(session.get(), run->world.get(), &error);
   ++stats.runs_failed;
   const auto shared_error = std::make_shared<Error>(error);
   if (run->launches_left == 0) ReturnDonations(run);
@@ -1251,22 +1255,23 @@ void LocalNode::Impl::NoteGivenUp(World* world, const LaunchedInstance& instance
   for (const LaunchedInstance::GivenUp& part : instance.given_up) {
     ++stats.gradients_given_up;
     if (world->given_up.size() >= kKept) world->given_up.clear();
-    ErrorId& known = world->given_up[{part.rank.value(), part.source}];
+    ErrorId& known = world->given_up[{part.rank.value(), part.what->source}];
     if (!errors.Find(known, "").has_value()) {
       Error error;
       error.code = absl::StatusCode::kFailedPrecondition;
       error.reason = Reason::kGradientLost;
       error.culprit.rank = part.rank.value();
       error.culprit.pid = world->members[static_cast<size_t>(part.rank.value())].pid;
-      error.op = part.op;
-      error.source = part.source;
+      error.op = part.what->op;
+      error.source = part.what->source;
       error.message = absl::StrCat(
-          "rank ", part.rank.value(), " gave up its part of the gradient of ", part.op, " at ",
-          part.source,
+          "rank ", part.rank.value(), " gave up its part of the gradient of ", part.what->what,
+          " at ", part.what->source,
           " (dropped, used up or not recorded), and others asked for it: they have it without this "
           "rank's part of the loss, which is right for them, and what this rank differentiates "
           "there lacks theirs. Call Backward there as well, or make the call under NoGrad");
-      known = errors.Record(world->tenant, &error);
+      errors.Record(world->tenant, &error);
+      known = error.id;
     }
     Note(FlightKind::kGradientGivenUp, now, nullptr, world, Sequence(), ticket, known);
   }

@@ -170,6 +170,7 @@ std::shared_ptr<const VoteTemplate> MakeVotes(const Graph& graph, const ValueTab
     p.after = std::move(needs);
     p.node = static_cast<int32_t>(n);
     p.source = node.source;
+    if (p.leads_to_collective || p.leads_to_leaf) p.label = LabelOf(p);
     votes->participations.push_back(std::move(p));
     dependences.Give(static_cast<int32_t>(n), node.outputs.size(), {index});
   }

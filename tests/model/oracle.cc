@@ -62,7 +62,8 @@ void Oracle::Count(const Part& part, bool goes_on) {
 
 bool Oracle::IsBehind(const InstanceKey& key, int32_t rank, bool is_recv) const {
   const auto found = places_.find(rank);
-  const Place place = found == places_.end() ? Place() : found->second;
+  static const auto* nowhere = new Place;
+  const Place& place = found == places_.end() ? *nowhere : found->second;
   if (key.is_gradient()) {
     const auto tape = tapes_.find(key.Parent());
     if (tape != tapes_.end()) {
@@ -761,6 +762,12 @@ std::string Oracle::CheckPending() const {
 }
 
 void Oracle::Forget() {
+  for (auto& place : places_) {
+    auto& requests = place.second.requests;
+    for (auto it = requests.begin(); it != requests.end();) {
+      it = tapes_.count(it->first) == 0 ? requests.erase(it) : std::next(it);
+    }
+  }
   for (auto it = runs_.begin(); it != runs_.end();) {
     const bool ended =
         it->second.status == Status::kPublished || it->second.status == Status::kFailed;

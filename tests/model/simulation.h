@@ -15,6 +15,8 @@ struct SimulationResult {
   int64_t gangs = 0;
   int64_t epochs = 0;
   int64_t absences = 0;                   // members that gave zeros to a gradient
+  int64_t failed_alone = 0;               // runs that failed without ending an epoch
+  int64_t calm_steps = 0;                 // behind the last fault: all of it was published
   std::map<std::string, int64_t> causes;  // of ended epochs
 };
 
