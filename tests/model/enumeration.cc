@@ -1156,6 +1156,7 @@ std::vector<ModelConfig> ModelConfigs() {
     // A fault beside a death: what nobody can make any more waits for nobody.
     ModelConfig config = with_faults("fault_and_death", 1);
     config.death = true;
+    config.expiry = false;
     config.in_line = false;
     config.programs = {{Step({All(1)}), Begin(1, Step({All(1)}))},
                        {Step({All(1)}), Begin(1, Step({All(1)})), Step({All(2)})},

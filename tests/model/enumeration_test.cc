@@ -27,10 +27,11 @@ class EnumerationTest : public ::testing::TestWithParam<ModelConfig> {};
 TEST_P(EnumerationTest, EveryReachableStateKeepsThePromises) {
   const ModelResult& result = ResultOf(GetParam());
   std::cout << GetParam().name << ": " << result.states << " states, " << result.transitions
-            << " transitions\n";
+            << " transitions, " << result.failed_alone << " runs failed alone\n";
   ASSERT_EQ(result.fault, "");
   // Far fewer would mean that the program was cut short.
   EXPECT_GT(result.states, 1000);
+  if (GetParam().faults > 0) EXPECT_GT(result.failed_alone, 0);
   RecordProperty("states", std::to_string(result.states));
 }
 

@@ -627,7 +627,9 @@ std::string Oracle::FailOf(const SequencerAction& action, std::set<int64_t>* may
                           " is open");
     }
     const Error* cause = Cause(record.epoch);
-    if (cause == nullptr || !SameError(*cause, error)) {
+    const bool forgotten = error.reason == Reason::kEpochEnded &&
+                           record.epoch.value() + SequencerOptions().kept_causes < open_.value();
+    if (!forgotten && (cause == nullptr || !SameError(*cause, error))) {
       return absl::StrCat("run ", run, " of ended epoch ", record.epoch.value(),
                           " was not told that epoch's cause but: ", error.message);
     }

@@ -40,8 +40,12 @@ struct Script {  // of a step
 
 class Simulation {
  public:
-  Simulation(uint64_t seed, int ranks)
-      : random_(seed), size_(ranks), sequencer_(ranks, Options()), ranks_(ranks) {}
+  Simulation(uint64_t seed, int ranks, bool steps)
+      : random_(seed),
+        size_(ranks),
+        with_steps_(steps),
+        sequencer_(ranks, Options()),
+        ranks_(ranks) {}
 
   SimulationResult Run() {
     oracle_.set_check_pending(false);  // hundreds are pending: Obey looks at them now and then
@@ -50,7 +54,7 @@ class Simulation {
     for (int g = 0; g < 12; ++g) {
       std::vector<int32_t> members = groups_[0];
       std::shuffle(members.begin(), members.end(), random_);
-      members.resize(2 + random_() % 12);
+      members.resize(std::min<size_t>(members.size(), 2 + random_() % 12));
       AddGroup(members);
     }
     oracle_.SetGroup(GroupId(0), groups_[0]);
@@ -146,6 +150,10 @@ class Simulation {
   bool Chance(double probability) { return Uniform(0, 1) < probability; }
   // Faults come where no rank is far.
   bool Faulty() const { return last_step_ <= kFaultySteps; }
+  // As often in a small world as in one of 64 ranks.
+  bool Fails(double probability) { return Faulty() && Chance(probability * 64 / size_); }
+  // The step that names have. Without steps the ranks count on, round after round.
+  int64_t NameStep(int64_t step) const { return with_steps_ ? step : 0; }
   // Something has gone wrong that ranks may still suffer from in this step.
   void Disturbed(int64_t step) { last_disturbed_ = std::max(last_disturbed_, step); }
 
@@ -230,7 +238,7 @@ class Simulation {
     }
     ++state.step;
     last_step_ = std::max(last_step_, state.step);
-    state.asked.clear();
+    if (with_steps_) state.asked.clear();
     state.requests.clear();
     state.keys.clear();
     state.tapes.clear();
@@ -297,7 +305,7 @@ class Simulation {
       Think(rank);
       return;
     }
-    if (Faulty() && Chance(0.0001)) {  // a rank that sleeps for longer than the others wait
+    if (Fails(0.0001)) {  // a rank that sleeps for longer than the others wait
       state.stalled = true;
       Disturbed(state.step);
       Later(Uniform(10, 100), [this, rank] {
@@ -306,18 +314,18 @@ class Simulation {
       });
       return;
     }
-    if (Faulty() && Chance(0.0003)) {  // it leaves the step, and says nothing
+    if (with_steps_ && Fails(0.0003)) {  // it leaves the step, and says nothing
       Disturbed(state.step);
       Begin(rank);
       Think(rank);
       return;
     }
-    if (Faulty() && !state.out_of_line && !state.plan.front().ops.empty() && Chance(0.0003)) {
-      CannotCall(rank);
-      return;
-    }
     const Planned planned = state.plan.front();
     state.plan.pop_front();
+    if (!state.out_of_line && !planned.ops.empty() && Fails(0.0003)) {
+      CannotCall(rank, planned, false);
+      return;
+    }
     if (state.out_of_line) {
       Think(rank);
       return;
@@ -339,17 +347,15 @@ class Simulation {
     Think(rank);
   }
 
-  // The rank cannot make its next run. It says so, and waits for the answer.
-  void CannotCall(int32_t rank) {
+  // The rank cannot make the run. It says so, and waits for the answer.
+  void CannotCall(int32_t rank, const Planned& planned, bool alone) {
     RankState& state = ranks_[rank];
     const std::vector<Op>& script = ScriptOf(state.step).ops;
     Disturbed(state.step);
     RefusedMember refused;
     refused.rank = Rank(rank);
-    refused.step = state.step;
-    refused.rest_of_step = Chance(0.3);
-    const Planned planned = state.plan.front();
-    state.plan.pop_front();
+    refused.step = NameStep(state.step);
+    refused.rest_of_step = with_steps_ && Chance(0.3);
     for (const int32_t i : planned.ops) {
       const int32_t group = script[i].group;
       if (script[i].gradient_of >= 0) {
@@ -366,17 +372,18 @@ class Simulation {
     if (refused.drops_tapes) state.no_gradients = true;
     const Epoch epoch = state.epoch;
     state.stalled = true;
-    ToDaemon(rank, [this, rank, refused, epoch] {
+    ToDaemon(rank, [this, rank, refused, epoch, alone] {
       if (!ranks_[rank].here) return;
       Error why;
       why.code = absl::StatusCode::kInvalidArgument;
       why.reason = Reason::kBadType;
       why.message = "a batch of 31 rows";
+      why.alone = alone;
       Sequencer::Actions actions;
-      oracle_.Refused({refused}, epoch, false);
+      oracle_.Refused({refused}, epoch, alone);
       sequencer_.Refuse({refused}, epoch, why, Now(), &actions);
       Obey(actions);
-      const Epoch open = sequencer_.epoch();
+      const Epoch open = alone ? Epoch() : sequencer_.epoch();
       ToRank(rank, [this, rank, open] {
         ranks_[rank].stalled = false;
         Hear(rank, open);
@@ -386,26 +393,34 @@ class Simulation {
     });
   }
 
-  // False: it needs what has failed, or has no gradient any more; it leaves the step.
+  // False: it needs what has failed, or has no gradient any more. It leaves the step, or says so
+  // where there is none.
   bool Send(int32_t rank, const Planned& planned) {
     RankState& state = ranks_[rank];
     const Script& whole = ScriptOf(state.step);
     const std::vector<Op>& script = whole.ops;
     for (const int32_t i : planned.ops) {
-      if (script[i].gradient_of < 0) continue;
-      const bool here = std::find(planned.ops.begin(), planned.ops.end(), script[i].gradient_of) !=
-                        planned.ops.end();
-      if (state.no_gradients || (!here && state.keys.count(script[i].gradient_of) == 0) ||
-          failed_.count(state.keys.count(script[i].gradient_of)
-                            ? std::make_pair(rank, state.keys.at(script[i].gradient_of))
-                            : std::make_pair(-1, InstanceKey())) > 0) {
+      const int32_t forward = script[i].gradient_of;
+      if (forward < 0 ||
+          std::find(planned.ops.begin(), planned.ops.end(), forward) != planned.ops.end()) {
+        continue;
+      }
+      bool alone = false;
+      if (!state.no_gradients && state.keys.count(forward) > 0) {
+        const auto failed = failed_.find({rank, state.keys.at(forward)});
+        if (failed == failed_.end()) continue;
+        alone = failed->second;
+      }
+      if (with_steps_) {
         Begin(rank);
         Think(rank);
-        return false;
+      } else {
+        CannotCall(rank, planned, alone);
       }
+      return false;
     }
     const int64_t id = next_run_++;
-    auto run = std::make_shared<TestRun>(id, state.epoch, state.step);
+    auto run = std::make_shared<TestRun>(id, state.epoch, NameStep(state.step));
     Oracle::Run record;
     record.epoch = state.epoch;
     if (state.last_run != 0 && Chance(whole.consuming)) {
@@ -442,17 +457,18 @@ class Simulation {
       if (op.gradient_of < 0) {
         part.key.group = GroupId(op.group);
         part.key.since = Epoch(1);
-        part.key.at = {state.step, state.asked[op.group]++, 0};
+        part.key.at = {NameStep(state.step), state.asked[op.group]++, 0};
         part.point = state.step * 1000 + i;
         part.wants_grad = state.tapes.count(i) > 0;
-        part.leads_to_collective = Faulty() && Chance(0.001);
+        part.leads_to_collective = Fails(0.001);
+        if (part.leads_to_collective) Disturbed(state.step);
         part.leads_to_leaf = Chance(0.3);
         state.keys[i] = part.key;
         out = &run->AllReduce(slot, member);
       } else {
         const InstanceKey forward = state.keys.at(op.gradient_of);
         const int64_t request = state.requests[op.gradient_of]++;
-        part.key = forward.Gradient({state.step, request});
+        part.key = forward.Gradient({NameStep(state.step), request});
         const auto here = places.find(op.gradient_of);
         const auto number = static_cast<int32_t>(request);
         out = here != places.end() ? &run->GradientHere(here->second, number, slot, member)
@@ -462,7 +478,7 @@ class Simulation {
       out->leads_to_collective = part.leads_to_collective;
       out->leads_to_leaf = part.leads_to_leaf;
       out->after = part.after;
-      if (Faulty() && Chance(0.0001)) {
+      if (Fails(0.0001)) {
         Disturbed(state.step);
         out->descriptor.dims = {5};
         part.shape = 1;
@@ -475,7 +491,7 @@ class Simulation {
     steps_[id] = state.step;
     ++result_.runs;
     ToDaemon(rank, [this, rank, id, run, record] { Arrive(rank, id, *run, record); });
-    if (Faulty() && Chance(0.0002)) {
+    if (Fails(0.0002)) {
       Disturbed(state.step);
       Later(Uniform(0, 0.02), [this, rank, id] {
         ToDaemon(rank, [this, rank, id] {
@@ -541,7 +557,7 @@ class Simulation {
       sequencer_.Refuse(members, record.epoch, why, Now(), &actions);
       const Epoch open = why.alone ? Epoch() : sequencer_.epoch();
       failed_runs_[id] = why.alone;
-      for (const Oracle::Part& part : record.parts) failed_.insert({rank, part.key});
+      for (const Oracle::Part& part : record.parts) failed_[{rank, part.key}] = why.alone;
       last_failure_ = std::max(last_failure_, steps_.at(id));
       Obey(actions);
       Answer(rank, id, open);
@@ -585,7 +601,9 @@ class Simulation {
       if (action.kind != SequencerAction::Kind::kFail || !oracle_.Has(action.run.value())) continue;
       const Oracle::Run& run = oracle_.run(action.run.value());
       failed_runs_[action.run.value()] = action.error.alone;
-      for (const Oracle::Part& part : run.parts) failed_.insert({part.rank, part.key});
+      for (const Oracle::Part& part : run.parts) {
+        failed_[{part.rank, part.key}] = action.error.alone;
+      }
     }
     result_.fault = oracle_.Apply(actions, sequencer_.epoch());
     if (!result_.fault.empty()) return;
@@ -597,11 +615,11 @@ class Simulation {
             result_.absences += static_cast<int64_t>(instance.absent.size());
           }
           const int64_t ticket = action.ticket.value();
-          if (Faulty() && Chance(0.001)) {  // the device hangs: it never finishes
+          if (Fails(0.001)) {  // the device hangs: it never finishes
             Disturbed(last_step_);
             break;
           }
-          const bool ok = !(Faulty() && Chance(0.001));
+          const bool ok = !(Fails(0.001));
           if (!ok) Disturbed(last_step_);
           Later(Uniform(0.0001, 0.005), [this, ticket, ok] { Finish(ticket, ok); });
           break;
@@ -610,7 +628,7 @@ class Simulation {
           const int64_t id = action.run.value();
           const Epoch epoch = action.epoch;
           const int32_t rank = owner_.at(id).first;
-          const bool ok = !(Faulty() && Chance(0.01));
+          const bool ok = !(Fails(0.01));
           if (!ok) Disturbed(last_step_);
           Later(Uniform(0, 0.001), [this, id, rank, epoch, ok] {
             Sequencer::Actions then;
@@ -692,7 +710,7 @@ class Simulation {
     if (open <= state.epoch) return;
     Disturbed(state.step);
     state.epoch = open;
-    if (!state.done && Chance(0.7)) Begin(rank);
+    if (with_steps_ && !state.done && Chance(0.7)) Begin(rank);
   }
 
   void Answer(int32_t rank, int64_t run, Epoch open) {
@@ -738,6 +756,7 @@ class Simulation {
 
   std::mt19937_64 random_;
   const int32_t size_;
+  const bool with_steps_;
   Sequencer sequencer_;
   Oracle oracle_;
   std::vector<RankState> ranks_;
@@ -747,8 +766,9 @@ class Simulation {
   int64_t last_disturbed_ = 0;         // step that a rank was in when it met, or heard of, a fault
   int64_t last_failure_ = 0;           // step of a run that failed
   std::map<int64_t, int64_t> steps_;   // of runs
-  std::map<int64_t, bool> failed_runs_;               // whether alone
-  std::set<std::pair<int32_t, InstanceKey>> failed_;  // votes of failed runs, by rank
+  std::map<int64_t, bool> failed_runs_;  // whether alone
+  // Votes of failed runs, by rank: whether alone.
+  std::map<std::pair<int32_t, InstanceKey>, bool> failed_;
   std::priority_queue<Item> queue_;
   double now_ = 0;
   int64_t next_order_ = 0;
@@ -763,6 +783,8 @@ class Simulation {
 
 }  // namespace
 
-SimulationResult Simulate(uint64_t seed, int ranks) { return Simulation(seed, ranks).Run(); }
+SimulationResult Simulate(uint64_t seed, int ranks, bool steps) {
+  return Simulation(seed, ranks, steps).Run();
+}
 
 }  // namespace chorus

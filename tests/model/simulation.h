@@ -20,8 +20,12 @@ struct SimulationResult {
   std::map<std::string, int64_t> causes;  // of ended epochs
 };
 
+// Random programs: each rank cuts the steps' scripts into runs in its own way, runs ahead, and
+// takes gradients; in the first steps ranks fail in all ways, and leave steps early. Behind the
+// last step that any of them had begun before it heard of the last fault every run must be
+// published. Without `steps` they count on all the time, and say which calls they cannot make.
 // Equal seeds give equal histories.
-SimulationResult Simulate(uint64_t seed, int ranks);
+SimulationResult Simulate(uint64_t seed, int ranks, bool steps = true);
 
 }  // namespace chorus
 
