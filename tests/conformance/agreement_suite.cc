@@ -162,18 +162,13 @@ TEST_P(Conformance, ASendThatDoesNotFitItsRecvIsToldToBoth) {
         EXPECT_THAT(version.what, HasSubstr(version.rank == 0 ? "f32[4]" : "f32[5]"));
         EXPECT_EQ(version.source, SourceOf(version.rank));
       }
-      ExpectWorldWorks(rank, world);
-      return;
-    }
-    // Rank 2 asked for nothing in that epoch: it learns of its end by its next collective.
-    const Tensor next = AllReduce(Scalar<double>(world, 3), world);
-    const absl::Status status = next.Wait();
-    if (!status.ok()) {
+    } else {
+      // Asks for what the others do not: it learns of the epoch's end, or that they have passed it.
+      const absl::Status status = AllReduce(Scalar<double>(world, 3), world).Wait();
       EXPECT_EQ(ErrorOf(status).reason, Reason::kMismatch) << status;
-      ExpectWorldWorks(rank, world);
-      return;
     }
-    EXPECT_THAT(Values<double>(next), ElementsAre(6));
+    ASSERT_TRUE(world.Step(1).ok());
+    ExpectWorldWorks(rank, world);
   });
 }
 
@@ -338,6 +333,7 @@ TEST_P(Conformance, ALateRankIsNamedWhenTheAgreementTimesOut) {
     EXPECT_EQ(world.epoch(), 2);
     if (rank == 0) told.Notify();
     // No deadline can be met on a machine that is busy enough: what they learn then is the same.
+    ASSERT_TRUE(world.Step(1).ok());
     const absl::Status next = AllReduce(Scalar<double>(world, 1), world).Wait();
     if (!next.ok()) {
       EXPECT_EQ(ErrorOf(next).reason, Reason::kAgreeTimeout);
@@ -457,7 +453,7 @@ void CheckReform(Job* job, Reason reason, const std::function<void()>& end_rank_
     const int old_ranks[] = {0, 1, 3};
     for (size_t i = 0; i < 3; ++i) {
       EXPECT_EQ(reformed->survivors[i].old_rank, old_ranks[i]);
-      EXPECT_EQ(reformed->survivors[i].last_published, "group 0 epoch 1 index 0");
+      EXPECT_EQ(reformed->survivors[i].last_published, "group 0 call 0");
     }
     ExpectWorldWorks(world.rank(), world);
     // New groups can be made; the old ones are gone.
