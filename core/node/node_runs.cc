@@ -1145,7 +1145,11 @@ void LocalNode::Impl::FinishGang(int32_t place, absl::Time now) {
     Apply(world, &actions, now);
   }
   if (!status.ok()) {
-    const Error error = ErrorOf(status);
+    Error error = ErrorOf(status);
+    // The sequencer's actions may be for later: its members enter the epoch by what they get here.
+    if (gang.world != nullptr) {
+      SayOpenEpoch(*gang.world, gang.world->sequencer->epoch(), &error);
+    }
     for (RunHandle handle : gang.runs) {
       RunState* run = runs_.Find(handle);
       if (run == nullptr) continue;  // the sequencer's actions have ended it

@@ -53,6 +53,14 @@ bool Representable(const Precision& p, double x) {
 // A multiple of 2^-8: sums of these are exact while they are small.
 bool Coarse(double x) { return x * 256 == std::floor(x * 256); }
 
+// The largest power of two that x, which is not 0, is a multiple of.
+double LowestBit(double x) {
+  int exponent = 0;
+  auto mantissa = static_cast<int64_t>(std::ldexp(std::frexp(std::fabs(x), &exponent), 53));
+  for (exponent -= 53; mantissa != 0 && mantissa % 2 == 0; ++exponent) mantissa /= 2;
+  return std::ldexp(1, exponent);
+}
+
 int64_t Wrapped(DType dtype, uint64_t bits) {
   switch (dtype) {
     case DType::kI8:
@@ -253,12 +261,14 @@ class Evaluator::Graph {
   }
   int Detached(int n) { return Constant(at(n).dtype, at(n).value, at(n).error); }
 
-  // What `dtype` rounds off of an exact result, which has `terms` of that size all together.
-  static double Rounding(DType dtype, double value, bool exact, size_t count, double terms,
+  // What `dtype` rounds off of a sum of `count` exact terms, of that size all together, that are
+  // whole multiples of `granule` (0: not exact).
+  static double Rounding(DType dtype, double value, double granule, size_t count, double terms,
                          bool fused) {
     const Precision p = PrecisionOf(dtype);
-    if (exact && Representable(p, value) && Coarse(value) &&
-        terms * 256 < std::ldexp(1, p.accumulator_bits)) {
+    const int bits = fused ? p.accumulator_bits : p.bits;
+    // No partial sum needs more bits than there are.
+    if (terms == 0 || (granule > 0 && terms <= std::ldexp(granule, bits) && Representable(p, value))) {
       return 0;
     }
     const double accumulating = fused ? std::ldexp(1, 1 - p.accumulator_bits) : p.eps;
@@ -270,7 +280,7 @@ class Evaluator::Graph {
     Node node;
     node.kind = Kind::kLinear;
     node.dtype = dtype;
-    bool exact = true;
+    double granule = kUnknown;
     double terms = 0;
     double error = 0;
     for (const Edge& edge : edges) {
@@ -279,9 +289,13 @@ class Evaluator::Graph {
       node.value += term;
       terms += std::fabs(term);
       if (edge.factor != 0) error += std::fabs(edge.factor) * in.error;
-      exact = exact && in.error == 0 && Coarse(term) && (fused || std::fabs(term) < 128);
+      if (in.error != 0 || !Coarse(term)) {
+        granule = 0;
+      } else if (term != 0) {
+        granule = std::min(granule, LowestBit(term));
+      }
     }
-    node.error = error + Rounding(dtype, node.value, exact, edges.size(), terms, fused);
+    node.error = error + Rounding(dtype, node.value, granule, edges.size(), terms, fused);
     return Push(node, edges);
   }
   // The same number, another node.
@@ -307,14 +321,15 @@ class Evaluator::Graph {
     const Node& x = at(a);
     const Node& y = at(b);
     node.value = x.value * y.value;
-    const bool exact = x.error == 0 && y.error == 0;
+    const bool exact = x.error == 0 && y.error == 0 && Coarse(x.value) && Coarse(y.value);
     // Nothing comes of a zero, whatever the other is.
     if ((x.value == 0 && x.error == 0) || (y.value == 0 && y.error == 0)) {
       node.value = 0;
     } else {
       node.error = std::fabs(x.value) * y.error + std::fabs(y.value) * x.error +
                    x.error * y.error +
-                   Rounding(dtype, node.value, exact, 1, std::fabs(node.value), false);
+                   Rounding(dtype, node.value, exact ? LowestBit(node.value) : 0, 1,
+                            std::fabs(node.value), false);
     }
     return Push(node, {{a, 1}, {b, 1}});
   }
@@ -659,7 +674,8 @@ class Evaluator::Graph {
     const Node x = at(a);
     if (IsFloating(to)) {
       if (IsFloating(x.dtype)) return Linear(to, {{a, 1}});
-      return Constant(to, x.value, x.error + Rounding(to, x.value, true, 1, 0, true));
+      return Constant(to, x.value,
+                      x.error + Rounding(to, x.value, LowestBit(x.value), 1, std::fabs(x.value), true));
     }
     const auto convert = [&](double v) -> double {
       if (to == DType::kBool) return v != 0;
@@ -1395,7 +1411,12 @@ class Evaluator::Graph {
       return of;
     };
     const auto rows = [&](size_t from, size_t to) { return s.rows[from * size + to]; };
-    const auto max_rows = static_cast<int64_t>(s.number);
+    // Of ragged forms each result has room of its own.
+    const auto max_rows = [&](size_t p) {
+      return program.value(s.calls[p].out[0]).shape.empty()
+                 ? 0
+                 : program.value(s.calls[p].out[0]).shape[0];
+    };
     if (s.op == Op::kTransfer) return Arrays{absent, Copied(in[0][0])};
     if (s.op == Op::kBarrier) return Arrays(size, absent);
     if (s.calls.size() != size) return No("calls");
@@ -1486,7 +1507,7 @@ class Evaluator::Graph {
             CHORUS_ASSIGN_OR_RETURN(const Array y, Reduce1(s.reduction, mine, factors));
             mine = {y};
           }
-          CHORUS_ASSIGN_OR_RETURN(const Arrays y, RaggedResult(mine, max_rows));
+          CHORUS_ASSIGN_OR_RETURN(const Arrays y, RaggedResult(mine, max_rows(p)));
           result.insert(result.end(), y.begin(), y.end());
         }
         return result;
@@ -1501,7 +1522,7 @@ class Evaluator::Graph {
         for (size_t p = 0; p < size; ++p) {
           Arrays y = {absent, absent};
           if (s.op == Op::kAllGatherRagged || p == root) {
-            CHORUS_ASSIGN_OR_RETURN(const Arrays got, RaggedResult(all, max_rows));
+            CHORUS_ASSIGN_OR_RETURN(const Arrays got, RaggedResult(all, max_rows(p)));
             y = got;
           }
           result.insert(result.end(), y.begin(), y.end());
@@ -1512,7 +1533,7 @@ class Evaluator::Graph {
         CHORUS_ASSIGN_OR_RETURN(const Arrays split, RaggedPieces(in[root][0], in[root][1]));
         if (split.size() != size) return No("ragged: counts");
         for (size_t p = 0; p < size; ++p) {
-          CHORUS_ASSIGN_OR_RETURN(const Arrays y, RaggedResult({split[p]}, max_rows));
+          CHORUS_ASSIGN_OR_RETURN(const Arrays y, RaggedResult({split[p]}, max_rows(p)));
           result.insert(result.end(), y.begin(), y.end());
         }
         return result;

@@ -119,6 +119,7 @@ class Generator {
 
   void Statements(int count, double collectives) {
     for (int i = 0; i < count; ++i) {
+      if (Chance(0.05)) Burst();
       for (int attempt = 0; attempt < 8; ++attempt) {
         const bool shared = Chance(collectives);
         if (shared && Chance(SomeGroup(false) < 0 ? 1 : 0.35) && DeviceGroups() > 0) {
@@ -195,7 +196,8 @@ class Generator {
     for (int64_t i = 0; i < Elements(shape); ++i) {
       data.push_back(static_cast<double>(random_() % static_cast<uint64_t>(below)));
     }
-    const DType dtype = AnyOf({DType::kI64, DType::kI64, DType::kI32, DType::kU8});
+    const DType dtype =
+        below > 100 ? DType::kI64 : AnyOf({DType::kI64, DType::kI64, DType::kI32, DType::kU8});
     if (data.empty()) return Leaf(rank, dtype, shape, false);
     return Leaf(rank, dtype, shape, false, data);
   }
@@ -437,11 +439,27 @@ class Generator {
     return Try(Of(op, rank, in, a.dtype, shape));
   }
 
+  // Many small ops of one rank and type, one behind the other: what is sent together, and waits for
+  // this collective or that.
+  void Burst() {
+    const int rank = Between(0, p_.ranks() - 1);
+    const Value like = p_.value(SomeFloat(rank));
+    const auto fits = [&](const Value& v) {
+      return v.dtype == like.dtype && v.shape == like.shape;
+    };
+    for (int i = Between(5, 12); i > 0; --i) {
+      const Op op = AnyOf({Op::kAdd, Op::kAdd, Op::kSub, Op::kSub, Op::kMul});
+      const std::vector<int> in = {Existing(rank, fits), Existing(rank, fits)};
+      Try(Of(op, rank, in, like.dtype, like.shape));
+    }
+  }
+
   bool Number(int rank) {
     const int x = SomeNumbers(rank);
     Statement s = Of(Chance(0.5) ? Op::kAddNumber : Op::kMulNumber, rank, {x}, p_.value(x).dtype,
                      p_.value(x).shape);
     s.number = AnyOf({2.0, -1.0, 3.0, 1.0});
+    if (p_.value(x).dtype == DType::kU8) s.number = std::fabs(s.number);
     if (IsFloating(p_.value(x).dtype) && Chance(0.5)) s.number = AnyOf({0.5, -0.25, 1.5});
     return Try(std::move(s));
   }
@@ -986,7 +1004,9 @@ class Generator {
       const int64_t counts = s->op == Op::kScatterRagged || s->op == Op::kReduceScatterRagged
                                  ? 1
                                  : static_cast<int64_t>(size);
-      call.out = {p_.AddValue(call.rank, dtype, none ? Dims{} : with(max_rows), none),
+      // Each has room for what may come, not all for as much.
+      const int64_t room = max_rows + (Chance(0.3) ? Between(0, 2) : 0);
+      call.out = {p_.AddValue(call.rank, dtype, none ? Dims{} : with(room), none),
                   p_.AddValue(call.rank, DType::kI64, none ? Dims{} : Dims{counts}, none)};
     }
     return true;

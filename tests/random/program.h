@@ -102,7 +102,8 @@ enum class Op {
   kAllToAllSingle,  // the same
   kTransfer,        // ints: from, to, tag; the calls of these two
   kBarrier,
-  // Ragged: number: the most rows. The last input is the counts, the last output what came.
+  // Ragged: the last input is the counts, the last output what came; a result has as many rows as
+  // there is room for (number, where there is none).
   kAllToAllRagged,
   kAllGatherRagged,
   kGatherRagged,

@@ -92,7 +92,7 @@ int Main(const char* self) {
     if (absl::GetFlag(FLAGS_shrink) > 0) {
       least = Shrink(program, finding, &runner, absl::GetFlag(FLAGS_shrink));
       Counts again;
-      const Finding left = Test(least, WaysNamed(finding.way), &runner, &again);
+      const Finding left = Test(least, WaysFor(finding.way), &runner, &again);
       std::cout << Lines(least) << "// " << left.way << ": " << left.text << std::endl;
     }
     const std::string directory = absl::GetFlag(FLAGS_save);
@@ -104,10 +104,7 @@ int Main(const char* self) {
               << std::endl;
     if (!absl::GetFlag(FLAGS_keep_going)) break;
   }
-  std::cout << counts.programs << " programs (" << counts.gradients << " of first order, "
-            << counts.second << " of second, " << counts.third << " of third) in " << counts.runs
-            << " runs, " << counts.numbers << " numbers compared with the evaluator, "
-            << counts.unknown << " not known; " << failed << " failed" << std::endl;
+  std::cout << CountsText(counts) << "; " << failed << " failed" << std::endl;
   return failed > 0 ? 1 : 0;
 }
 

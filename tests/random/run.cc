@@ -568,7 +568,8 @@ class Trainer {
       }
       return result;
     };
-    const auto max_rows = static_cast<int64_t>(s.number);
+    const int64_t max_rows =
+        call.out.empty() || type(0).shape.empty() ? static_cast<int64_t>(s.number) : type(0).shape[0];
     const auto both = [](const Ragged& r) { return Tensors{r.values, r.counts}; };
     switch (s.op) {
       case Op::kAllReduce:

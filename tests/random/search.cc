@@ -80,6 +80,52 @@ bool SaysMore(const std::string& a, const std::string& b) {
   return weight(a) != weight(b) ? weight(a) < weight(b) : a.size() > b.size();
 }
 
+// The error that says most, and what other ranks say; "": none.
+std::string ErrorOf(const Program& program, const Outcomes& outcomes) {
+  std::string error;
+  for (const auto& [v, outcome] : outcomes) {
+    if (outcome.status.ok()) continue;
+    const std::string text =
+        absl::StrCat("v", v, ": ", absl::StatusCodeToString(outcome.status.code()), ": ",
+                     outcome.status.message());
+    if (error.empty() || SaysMore(text, error)) error = text;
+  }
+  if (error.empty()) return error;
+  std::map<int, std::string> others;
+  for (const auto& [v, outcome] : outcomes) {
+    const int rank = v < 0 ? v : program.value(v).rank;
+    const std::string text = absl::StrCat(absl::StatusCodeToString(outcome.status.code()), ": ",
+                                          outcome.status.message());
+    if (outcome.status.ok() || absl::StrContains(error, text)) continue;
+    others.emplace(rank, absl::StrCat("\n//   v", v, ": ", text));
+  }
+  for (const auto& [rank, text] : others) error += text;
+  return error;
+}
+
+// The first value that is not what the evaluator says; "": none.
+std::string WrongValue(const Program& program, const Outcomes& outcomes,
+                       const std::vector<Numbers>& numbers, Counts* counts) {
+  for (const auto& [v, outcome] : outcomes) {
+    const DType dtype = program.value(v).dtype;
+    const Numbers& right = numbers[static_cast<size_t>(v)];
+    for (size_t i = 0; i < right.values.size(); ++i) {
+      if (!(right.errors[i] < 1e300)) {
+        ++counts->unknown;
+        continue;
+      }
+      ++counts->numbers;
+      const double got = Element(dtype, outcome.bytes, i);
+      const double tolerance = IsFloating(dtype) ? kSlack * right.errors[i] : 0;
+      if (std::fabs(got - right.values[i]) <= tolerance) continue;
+      return absl::StrCat("v", v, " is ", Listed(dtype, outcome.bytes), ", right is ",
+                          Listed(right.values), " (element ", i, ": ", got, " for ",
+                          right.values[i], ", tolerance ", tolerance, ")");
+    }
+  }
+  return "";
+}
+
 int Orders(const Program& program) {
   int orders = 0;
   for (const Statement& s : program.statements) orders += s.op == Op::kGradient && !s.retain;
@@ -87,6 +133,13 @@ int Orders(const Program& program) {
 }
 
 }  // namespace
+
+std::string CountsText(const Counts& counts) {
+  return absl::StrCat(counts.programs, " programs (", counts.gradients, " of first order, ",
+                      counts.second, " of second, ", counts.third, " of third) in ", counts.runs,
+                      " runs, ", counts.numbers, " numbers compared with the evaluator, ",
+                      counts.unknown, " not known");
+}
 
 Finding Test(const Program& program, const std::vector<Way>& ways, Runner* runner, Counts* counts) {
   const auto numbers = Evaluate(program);
@@ -97,7 +150,13 @@ Finding Test(const Program& program, const std::vector<Way>& ways, Runner* runne
   counts->gradients += orders == 1;
   counts->second += orders == 2;
   counts->third += orders > 2;
-  Outcomes first;
+  // In its own order a rank adds up its gradients in another one: bits are compared between ways of
+  // one order, and the first of each has its values compared.
+  struct First {
+    std::string way;
+    Outcomes outcomes;
+  };
+  std::map<bool, First> firsts;
   const auto found = [&](Finding::Kind kind, const Way& way, const std::string& text) {
     finding.kind = kind;
     finding.way = way.name;
@@ -107,60 +166,41 @@ Finding Test(const Program& program, const std::vector<Way>& ways, Runner* runne
   for (const Way& way : ways) {
     const Outcomes outcomes = runner->Run(program, way);
     ++counts->runs;
-    std::string error;
-    for (const auto& [v, outcome] : outcomes) {
-      if (outcome.status.ok()) continue;
-      const std::string text =
-          absl::StrCat("v", v, ": ", absl::StatusCodeToString(outcome.status.code()), ": ",
-                       outcome.status.message());
-      if (error.empty() || SaysMore(text, error)) error = text;
-    }
-    if (!error.empty()) {
-      // What the first value of each rank that has another one says, too.
-      std::map<int, std::string> others;
-      for (const auto& [v, outcome] : outcomes) {
-        const int rank = v < 0 ? v : program.value(v).rank;
-        const std::string text = absl::StrCat(absl::StatusCodeToString(outcome.status.code()), ": ",
-                                              outcome.status.message());
-        if (outcome.status.ok() || absl::StrContains(error, text)) continue;
-        others.emplace(rank, absl::StrCat("\n//   v", v, ": ", text));
-      }
-      for (const auto& [rank, text] : others) error += text;
-      return found(Finding::kError, way, error);
-    }
-    if (first.empty()) {
-      first = outcomes;
-      for (const auto& [v, outcome] : outcomes) {
-        const DType dtype = program.value(v).dtype;
-        const Numbers& right = (*numbers)[static_cast<size_t>(v)];
-        for (size_t i = 0; i < right.values.size(); ++i) {
-          if (!(right.errors[i] < 1e300)) {
-            ++counts->unknown;
-            continue;
-          }
-          ++counts->numbers;
-          const double got = Element(dtype, outcome.bytes, i);
-          const double tolerance = IsFloating(dtype) ? kSlack * right.errors[i] : 0;
-          if (std::fabs(got - right.values[i]) <= tolerance) continue;
-          return found(Finding::kValue, way,
-                       absl::StrCat("v", v, " is ", Listed(dtype, outcome.bytes), ", right is ",
-                                    Listed(right.values), " (element ", i, " by ",
-                                    std::fabs(got - right.values[i]), ", tolerance ", tolerance,
-                                    ")"));
-        }
-      }
+    const std::string error = ErrorOf(program, outcomes);
+    if (!error.empty()) return found(Finding::kError, way, error);
+    First& first = firsts[way.mode.shuffled && !way.mode.waits];
+    if (first.way.empty()) {
+      first.way = way.name;
+      first.outcomes = outcomes;
+      const std::string wrong = WrongValue(program, outcomes, *numbers, counts);
+      if (!wrong.empty()) return found(Finding::kValue, way, wrong);
       continue;
     }
     for (const auto& [v, outcome] : outcomes) {
-      if (outcome.bytes == first[v].bytes) continue;
+      const std::string& other = first.outcomes[v].bytes;
+      if (outcome.bytes == other) continue;
       const DType dtype = program.value(v).dtype;
       return found(Finding::kBits, way,
-                   absl::StrCat("v", v, " is ", Listed(dtype, outcome.bytes), ", in ",
-                                ways[0].name, " ", Listed(dtype, first[v].bytes), ", right is ",
+                   absl::StrCat("v", v, " is ", Listed(dtype, outcome.bytes), ", in ", first.way,
+                                " ", Listed(dtype, other), ", right is ",
                                 Listed((*numbers)[static_cast<size_t>(v)].values)));
     }
   }
   return finding;
+}
+
+std::vector<Way> WaysFor(const std::string& name) {
+  std::vector<Way> ways;
+  for (const Way& way : AllWays()) {
+    // What it is compared with comes first.
+    if (way.name == name || ways.empty() || (way.mode.shuffled && ways.size() == 1)) {
+      ways.push_back(way);
+    }
+    if (way.name == name) break;
+  }
+  const bool shuffled = ways.back().mode.shuffled;
+  if (ways.size() == 3) ways.erase(ways.begin() + (shuffled ? 0 : 1));
+  return ways;
 }
 
 // --- Shrinking ----------------------------------------------------------------------------------
@@ -171,9 +211,7 @@ class Shrinker {
  public:
   Shrinker(Program program, const Finding& finding, Runner* runner, int tries)
       : p_(std::move(program)), finding_(finding), runner_(runner), tries_(tries) {
-    for (const Way& way : WaysNamed(finding.way)) {
-      if (way.name == finding.way || ways_.empty()) ways_.push_back(way);
-    }
+    ways_ = WaysFor(finding.way);
   }
 
   Program Shrink() {

@@ -29,9 +29,13 @@ struct Counts {
   int64_t second = 0;
   int64_t third = 0;
 };
+std::string CountsText(const Counts& counts);
 
 // Runs it in every way: no errors, equal bits, right values.
 Finding Test(const Program& program, const std::vector<Way>& ways, Runner* runner, Counts* counts);
+
+// The way of that name, behind the one that it is compared with.
+std::vector<Way> WaysFor(const std::string& name);
 
 // A smaller program in which the same is found: in the same way, of the same kind.
 Program Shrink(const Program& program, const Finding& finding, Runner* runner, int most_tries);
