@@ -94,9 +94,11 @@ void MoveRange(const Traffic& traffic, const TrafficVariant& variant, int64_t be
   const int count = static_cast<int>(traffic.inputs.size());
   const void* inputs[Traffic::kMostInputs];
   std::copy(traffic.inputs.begin(), traffic.inputs.end(), inputs);
+  const ReductionTree tree = ReductionTree::Whole(count);
   ReducePass pass;
   pass.inputs = inputs;
   pass.num_inputs = count;
+  pass.steps = tree.steps();
   if (traffic.outputs.size() == 1) {
     pass.output = traffic.outputs[0];
     sum(pass, begin, end, variant.streaming);

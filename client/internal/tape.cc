@@ -114,7 +114,7 @@ void AddEdges(GradNode* node, absl::Span<const Tensor> inputs, const Trace* trac
 
 // Makes `result` the output `output` of a tape entry.
 void Attach(const GradNodePtr& node, size_t output, Tensor* result) {
-  const TensorInfo* info = result->impl()->data->info;
+  const TensorInfo* const info = result->impl()->data->info.get();
   if (info != nullptr && !IsFloating(info->type.dtype)) return;
   result->impl()->node = node;
   result->impl()->output = static_cast<int>(output);
@@ -276,11 +276,10 @@ Tensor ApplyLocal(NodeSpec spec, absl::Span<const Tensor> inputs, const DeviceRe
     if (!lock.status().ok()) return FailedTensor(session, lock.status());
     data = std::move(session->AppendLocked(std::move(spec), datas, *outputs)[0]);
   }
-  const TensorInfo* const info = data->info;
   Tensor result = MakeTensor(std::move(data));
   if (record) {
     node->order = next_order.fetch_add(1, std::memory_order_relaxed);
-    node->outputs.push_back(info);
+    node->outputs.push_back(result.impl()->data->info);
     if (saved.outputs_from == 0) node->saved.push_back(result.impl()->data);
     Attach(node, 0, &result);
   }
@@ -530,7 +529,7 @@ void Apply(size_t number, Recording* recordings, CallPart* parts) {
     {
       SessionLock lock(session.get());
       if (!lock.status().ok()) return fail(FailedTensor(session, lock.status()));
-      session->TrimShapesLocked();
+      session->TrimCallsLocked();
       for (size_t i = 0; i < count; ++i) {
         const CollectiveCall& call = *recordings[i].call.call;
         SetKey(call, recordings[i].record, recordings[i].leads, session.get(), &parts[i]);
@@ -601,7 +600,7 @@ class TapeEmitter : public Emitter {
     values_.push_back(std::move(value));
     return static_cast<ValueIndex>(values_.size()) - 1;
   }
-  ValueIndex AddType(const TensorInfo* info, int32_t device_slot) {
+  ValueIndex AddType(const TensorInfoPtr& info, int32_t device_slot) {
     Value value;
     value.info = info;
     value.device_slot = device_slot;
@@ -711,7 +710,7 @@ class TapeEmitter : public Emitter {
  private:
   struct Value {
     Tensor tensor;
-    const TensorInfo* info = nullptr;
+    TensorInfoPtr info;
     int32_t device_slot = 0;
   };
   const std::shared_ptr<SessionCore> session_;

@@ -62,7 +62,7 @@ struct Edge {
   int output = 0;
   Companions companions;
   std::shared_ptr<TensorImpl> leaf;  // without node: whose gradient it may be; null: nobody's
-  const TensorInfo* info = nullptr;
+  TensorInfoPtr info;
   int32_t device_slot = 0;
   TensorDataPtr data;  // where the gradient rule uses it
 };
@@ -77,9 +77,8 @@ struct GradNode {
   // the root gives to a broadcast. History, and nothing else.
   std::vector<Edge> behind;
   Leads leads;  // of a local op's inputs
-  // What the outputs are; `session` keeps the infos.
   std::shared_ptr<SessionCore> session;
-  absl::InlinedVector<const TensorInfo*, 1> outputs;
+  absl::InlinedVector<TensorInfoPtr, 1> outputs;
   // Outputs that the gradient rule uses, which need no handle of the trainer's: the last ones.
   absl::InlinedVector<TensorDataPtr, 1> saved;
   int32_t device_slot = 0;

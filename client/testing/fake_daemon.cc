@@ -627,7 +627,8 @@ class FakeLink : public Link {
     for (int i = 0; i < devices_; ++i) devices.push_back(DeviceIndex(i));
     return devices;
   }
-  int32_t max_tensors() const override { return 4096; }
+  int32_t max_tensors() const override { return FakeDaemon::kMaxTensors; }
+  int32_t max_graphs() const override { return 16384; }
 
   absl::Status Submit(const Command& command) override {
     MutexLock lock(&daemon_->mutex);
@@ -723,6 +724,7 @@ class FakeLink : public Link {
   absl::StatusOr<ReformedWorld> Reform(WorldId, Rank, Timeout) override {
     return Unsupported("reform");
   }
+  absl::StatusOr<std::vector<std::string>> Waits() override { return std::vector<std::string>(); }
   absl::Status Close() override {
     MutexLock lock(&daemon_->mutex);
     state_->closed = true;

@@ -447,6 +447,11 @@ absl::Status CollectiveWork::PrepareReduction(absl::Span<const Member> members) 
   const bool ordered = common_.reduction == Reduction::kMin || common_.reduction == Reduction::kMax;
   count_holders_ = ordered ? FindHolders(common_.dtype) : nullptr;
   CHORUS_RETURN_IF_ERROR(ReadScales(members));
+  places_.clear();
+  for (int m = 0; m < size; ++m) {
+    if (members[m].call != nullptr) places_.push_back(m);
+  }
+  tree_.Set(places_);
   if (common_.kind == CollectiveKind::kReduceScatter) {
     for (int to = 0; to < size; ++to) {
       if (members[to].call == nullptr) continue;
@@ -710,6 +715,7 @@ ReducePass CollectiveWork::PassOf(const void* const* inputs, const Move& move, v
   ReducePass pass;
   pass.inputs = inputs;
   pass.num_inputs = move.num_inputs;
+  pass.steps = tree_.steps();
   pass.output = output;
   pass.factors = scales_.data();
   pass.divisor = divisor_;

@@ -2,7 +2,9 @@
 // into chunks that any number of threads may run in any order.
 //
 // Shared by the backends that compute with the CPU, so that they have one arithmetic. Elements are
-// reduced in member order whatever the chunks, so bits depend on neither size nor timing.
+// reduced in the one tree over all members (core/backend/reduction.h), the same for every kind,
+// piece and output, whatever the chunks: bits depend on neither size nor timing. Members that do
+// not take part are left out of it: they are nothing, not zeros.
 #ifndef CHORUS_CORE_BACKEND_COLLECTIVE_WORK_H_
 #define CHORUS_CORE_BACKEND_COLLECTIVE_WORK_H_
 
@@ -146,9 +148,11 @@ class CollectiveWork {
   int64_t traffic_bytes_ = 0;
   int64_t chunk_elements_ = 1;
   double divisor_ = 1;
-  std::vector<double> scales_;  // AVG, PREMUL_SUM: by input of a move
-  Move move_;                   // being made
-  Operand first_;               // that gave move_ its number of elements
+  std::vector<double> scales_;   // AVG, PREMUL_SUM: by input of a move
+  std::vector<int32_t> places_;  // the members that take part: the inputs of each move that reduces
+  ReductionTree tree_;           // of these
+  Move move_;                    // being made
+  Operand first_;                // that gave move_ its number of elements
   std::vector<Move> moves_;
   std::vector<const void*> inputs_;
   std::vector<void*> outputs_;

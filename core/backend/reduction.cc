@@ -2,6 +2,9 @@
 
 #include <cstring>
 #include <limits>
+#include <numeric>
+#include <type_traits>
+#include <vector>
 
 // Processors that have SSSE3 but not SSE4 are from 2006; each instruction set costs time to
 // compile.
@@ -240,7 +243,7 @@ struct Max : Unscaled {
     return hn::Max(v, x);
   }
 };
-// A later operand wins only by being less, or NaN; a NaN that stands loses only to another.
+// The right one wins only by being less, or NaN; a NaN on the left loses only to another.
 struct FloatMin : Unscaled {
   template <class V>
   static HWY_INLINE V Combine(V v, V x) {
@@ -283,14 +286,46 @@ HWY_INLINE hn::Vec<hn::CappedTag<typename Type::Lane, 1>> LoadOne(const void* ba
   return Type::Load(hn::CappedTag<typename Type::Lane, 1>(), &one);
 }
 
+// The tree of kOperands operands from the k-th on.
+template <class Type, class Op, int kOperands, class D>
+HWY_INLINE hn::Vec<D> Subtree(D d, const ReducePass& pass, int k, int64_t i) {
+  using T = typename Type::Stored;
+  if constexpr (kOperands > 1) {
+    constexpr int kHalf = kOperands / 2;
+    return Op::Combine(Subtree<Type, Op, kHalf>(d, pass, k, i),
+                       Subtree<Type, Op, kHalf>(d, pass, k + kHalf, i));
+  } else if constexpr (std::is_same<D, hn::CappedTag<typename Type::Lane, 1>>::value) {
+    return Op::Term(d, LoadOne<Type>(pass.inputs[k], i), pass, k);
+  } else {
+    return Op::Term(d, Type::Load(d, static_cast<const T*>(pass.inputs[k]) + i), pass, k);
+  }
+}
+
 template <class Type, class Op>
 void ReduceOnes(const ReducePass& pass, int64_t begin, int64_t end) {
   using T = typename Type::Stored;
-  const hn::CappedTag<typename Type::Lane, 1> d;
+  using Lane = typename Type::Lane;
+  const hn::CappedTag<Lane, 1> d;
+  const auto take = [&](int operands, int k, int64_t i) HWY_ATTR {
+    if (operands == 1) return Subtree<Type, Op, 1>(d, pass, k, i);
+    if (operands == 2) return Subtree<Type, Op, 2>(d, pass, k, i);
+    return Subtree<Type, Op, ReductionTree::kMostOperands>(d, pass, k, i);
+  };
   for (int64_t i = begin; i < end; ++i) {
-    auto v = Op::Term(d, LoadOne<Type>(pass.inputs[0], i), pass, 0);
-    for (int k = 1; k < pass.num_inputs; ++k) {
-      v = Op::Combine(v, Op::Term(d, LoadOne<Type>(pass.inputs[k], i), pass, k));
+    Lane waiting[ReductionTree::kMaxHeight];
+    Lane* top = waiting;
+    const ReductionTree::Step* step = pass.steps;
+    auto v = take(step->operands, 0, i);
+    for (int k = step->operands; k < pass.num_inputs; k += step->operands) {
+      ++step;
+      const auto x = take(step->operands, k, i);
+      if (step->joins == 0) {
+        hn::StoreU(v, d, top++);
+        v = x;
+        continue;
+      }
+      v = Op::Combine(v, x);
+      for (int joins = step->joins; joins > 1; --joins) v = Op::Combine(hn::LoadU(d, --top), v);
     }
     T one;
     hn::StoreU(Type::Encode(d, Op::Result(d, v, pass)), hn::Rebind<T, decltype(d)>(), &one);
@@ -322,26 +357,70 @@ HWY_INLINE void PutPair(V low, V high, T* to, int64_t lanes, bool streaming) {
   }
 }
 
+// Of four neighbouring vectors.
+template <class Type, class Op, int kOperands, class D, class V>
+HWY_INLINE void Subtrees(D d, const ReducePass& pass, int k, int64_t i, V& v0, V& v1, V& v2,
+                         V& v3) {
+  const int64_t lanes = hn::Lanes(d);
+  v0 = Subtree<Type, Op, kOperands>(d, pass, k, i);
+  v1 = Subtree<Type, Op, kOperands>(d, pass, k, i + lanes);
+  v2 = Subtree<Type, Op, kOperands>(d, pass, k, i + 2 * lanes);
+  v3 = Subtree<Type, Op, kOperands>(d, pass, k, i + 3 * lanes);
+}
+
+template <class Type, class Op, class D, class V>
+HWY_INLINE void Take(D d, const ReducePass& pass, int operands, int k, int64_t i, V& v0, V& v1,
+                     V& v2, V& v3) {
+  if (operands == 1) return Subtrees<Type, Op, 1>(d, pass, k, i, v0, v1, v2, v3);
+  if (operands == 2) return Subtrees<Type, Op, 2>(d, pass, k, i, v0, v1, v2, v3);
+  Subtrees<Type, Op, ReductionTree::kMostOperands>(d, pass, k, i, v0, v1, v2, v3);
+}
+
 // The elements [begin, end), of which there is a whole number of blocks of four vectors. With four
-// of them in flight the cost of fetching the inputs' addresses again and again disappears.
+// of them in flight the cost of fetching the inputs' addresses again and again disappears. Of the
+// results that wait the latest is in registers, others in the first level of the cache.
 template <class Type, class Op>
 void ReduceBlocks(const ReducePass& given, int64_t begin, int64_t end, bool streaming) {
   const ReducePass pass = given;  // in registers: a store could change it where it stands
   using T = typename Type::Stored;
   const hn::ScalableTag<typename Type::Lane> d;
+  using V = hn::Vec<decltype(d)>;
   const int64_t lanes = hn::Lanes(d);
-  for (int64_t i = begin; i < end; i += 4 * lanes) {
-    const T* first = static_cast<const T*>(pass.inputs[0]) + i;
-    auto v0 = Op::Term(d, Type::Load(d, first), pass, 0);
-    auto v1 = Op::Term(d, Type::Load(d, first + lanes), pass, 0);
-    auto v2 = Op::Term(d, Type::Load(d, first + 2 * lanes), pass, 0);
-    auto v3 = Op::Term(d, Type::Load(d, first + 3 * lanes), pass, 0);
-    for (int k = 1; k < pass.num_inputs; ++k) {
-      const T* next = static_cast<const T*>(pass.inputs[k]) + i;
-      v0 = Op::Combine(v0, Op::Term(d, Type::Load(d, next), pass, k));
-      v1 = Op::Combine(v1, Op::Term(d, Type::Load(d, next + lanes), pass, k));
-      v2 = Op::Combine(v2, Op::Term(d, Type::Load(d, next + 2 * lanes), pass, k));
-      v3 = Op::Combine(v3, Op::Term(d, Type::Load(d, next + 3 * lanes), pass, k));
+  const int64_t block = 4 * lanes;
+  HWY_ALIGN
+  typename Type::Lane waiting[ReductionTree::kMaxHeight * 4 * hn::MaxLanes(decltype(d)())];
+  for (int64_t i = begin; i < end; i += block) {
+    auto* top = waiting;
+    const ReductionTree::Step* step = pass.steps;
+    V v0, v1, v2, v3;
+    Take<Type, Op>(d, pass, step->operands, 0, i, v0, v1, v2, v3);
+    for (int k = step->operands; k < pass.num_inputs; k += step->operands) {
+      ++step;
+      V x0, x1, x2, x3;
+      Take<Type, Op>(d, pass, step->operands, k, i, x0, x1, x2, x3);
+      if (step->joins == 0) {
+        hn::Store(v0, d, top);
+        hn::Store(v1, d, top + lanes);
+        hn::Store(v2, d, top + 2 * lanes);
+        hn::Store(v3, d, top + 3 * lanes);
+        top += block;
+        v0 = x0;
+        v1 = x1;
+        v2 = x2;
+        v3 = x3;
+        continue;
+      }
+      v0 = Op::Combine(v0, x0);
+      v1 = Op::Combine(v1, x1);
+      v2 = Op::Combine(v2, x2);
+      v3 = Op::Combine(v3, x3);
+      for (int joins = step->joins; joins > 1; --joins) {
+        top -= block;
+        v0 = Op::Combine(hn::Load(d, top), v0);
+        v1 = Op::Combine(hn::Load(d, top + lanes), v1);
+        v2 = Op::Combine(hn::Load(d, top + 2 * lanes), v2);
+        v3 = Op::Combine(hn::Load(d, top + 3 * lanes), v3);
+      }
     }
     const auto e0 = Type::Encode(d, Op::Result(d, v0, pass));
     const auto e1 = Type::Encode(d, Op::Result(d, v1, pass));
@@ -496,6 +575,45 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 
 namespace chorus {
+
+// T is the tree of a power of two of places of which the last are absent: there two neighbours
+// among the operands, at a < b, part at the height of the highest bit of a ^ b. An operand thus
+// completes the open nodes that are lower than where it parts from the next, the last one all.
+void ReductionTree::Set(absl::Span<const int32_t> places) {
+  if (places == absl::MakeConstSpan(places_)) return;
+  places_.assign(places.begin(), places.end());
+  steps_.clear();
+  uint32_t open = 0;  // heights of the nodes that lack their right side
+  for (size_t k = 0; k < places.size(); ++k) {
+    uint32_t height = 0x80000000;
+    if (k + 1 < places.size()) {
+      const auto differ = static_cast<uint32_t>(places[k] ^ places[k + 1]);
+      height >>= hwy::Num0BitsAboveMS1Bit_Nonzero32(differ);
+    }
+    const uint32_t lower = height - 1;
+    steps_.push_back({1, static_cast<uint8_t>(hwy::PopCount(open & lower))});
+    open = (open & ~lower) | height;
+    // Two steps as one, where they are the sides of a node.
+    while (steps_.size() > 1) {
+      Step& left = steps_[steps_.size() - 2];
+      const Step& right = steps_.back();
+      if (left.operands != right.operands || left.operands == kMostOperands) break;
+      if (left.joins > 0 || right.joins == 0) break;
+      left.operands = static_cast<uint8_t>(2 * left.operands);
+      left.joins = static_cast<uint8_t>(right.joins - 1);
+      steps_.pop_back();
+    }
+  }
+}
+
+ReductionTree ReductionTree::Whole(int size) {
+  std::vector<int32_t> places(size);
+  std::iota(places.begin(), places.end(), 0);
+  ReductionTree tree;
+  tree.Set(places);
+  return tree;
+}
+
 namespace {
 
 #define CHORUS_DISPATCH(name, type, op)                                           \

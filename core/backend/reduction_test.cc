@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/types/optional.h"
 #include "core/backend/testing/naive_reduction.h"
 #include "core/tensor/half.h"
 #include "gtest/gtest.h"
@@ -84,6 +85,8 @@ void CheckRange(Reduction reduction, DType dtype, int n, const Range& r, std::mt
   ReducePass pass;
   pass.inputs = inputs.data();
   pass.num_inputs = n;
+  const ReductionTree tree = ReductionTree::Whole(n);
+  pass.steps = tree.steps();
   pass.output = output->data();
   const std::vector<double> ones(n, 1);
   pass.factors = reduction == Reduction::kAvg ? ones.data() : factors.data();
@@ -117,7 +120,7 @@ TEST_P(ReductionTest, EveryReductionOfEveryDTypeEqualsTheDefinitionBitForBit) {
   for (const DType dtype : ReducedDTypes()) {
     for (const Reduction reduction : ReductionsOf(dtype)) {
       ASSERT_NE(FindReduction(reduction, dtype), nullptr);
-      for (const int n : {1, 2, 3, 8}) {
+      for (const int n : {1, 2, 3, 4, 7, 9}) {
         for (const int64_t count : Counts()) {
           for (int round = 0; round < 2; ++round) {
             static constexpr int64_t kShifts[] = {0, 4, 8, 60, 1};
@@ -197,6 +200,8 @@ T Reduced(Reduction reduction, DType dtype, const std::vector<T>& operands, doub
   ReducePass pass;
   pass.inputs = inputs.data();
   pass.num_inputs = static_cast<int>(inputs.size());
+  const ReductionTree tree = ReductionTree::Whole(pass.num_inputs);
+  pass.steps = tree.steps();
   pass.output = output.data();
   pass.factors = ones.data();
   pass.divisor = divisor;
@@ -251,6 +256,8 @@ TEST_P(ReductionTest, EveryHalfNumberComesThrough) {
     ReducePass pass;
     pass.inputs = inputs;
     pass.num_inputs = 2;
+    const ReductionTree tree = ReductionTree::Whole(2);
+    pass.steps = tree.steps();
     pass.output = output.data();
     FindReduction(Reduction::kMax, dtype)(pass, 0, static_cast<int64_t>(bits.size()), false);
     for (size_t i = 0; i < bits.size(); ++i) {
@@ -282,6 +289,74 @@ TEST_P(ReductionTest, NaNIsOneNaNWhoeverHoldsItAndTheFirstZeroStays) {
   for (const Reduction r : {Reduction::kMin, Reduction::kMax}) {
     EXPECT_EQ(bits(r, {0.0f, -0.0f}), FloatBits(0.0f)) << ReductionName(r);
     EXPECT_EQ(bits(r, {-0.0f, 0.0f}), FloatBits(-0.0f)) << ReductionName(r);
+    EXPECT_EQ(bits(r, {-0.0f, -0.0f, 0.0f, 0.0f}), FloatBits(-0.0f)) << ReductionName(r);
+    EXPECT_EQ(bits(r, {0.0f, -0.0f, -0.0f, -0.0f, -0.0f}), FloatBits(0.0f)) << ReductionName(r);
+  }
+}
+
+// What partial results do where left to right would do something else.
+TEST_P(ReductionTest, PartialResultsMayRoundAndOverflowElsewhere) {
+  const auto f32 = [](Reduction r, const std::vector<float>& x) {
+    return Reduced(r, DType::kF32, x);
+  };
+  EXPECT_EQ(f32(Reduction::kSum, {1e8f, 1, -1e8f, 1}), 0);
+  EXPECT_TRUE(std::isnan(f32(Reduction::kSum, {3e38f, 3e38f, -3e38f, -3e38f})));
+  EXPECT_TRUE(std::isnan(f32(Reduction::kProduct, {1e30f, 1e30f, 1e-30f, 1e-30f})));
+  EXPECT_EQ(f32(Reduction::kProduct, {1e30f, 1e-30f, 1e30f, 1e-30f}), 1);
+}
+
+// The tree as it is said, of the places that are there, and as its steps make it.
+TEST(ReductionTreeTest, StepsMakeTheTreeOverAllPlacesWhoeverIsThere) {
+  const auto join = [](const std::string& a, const std::string& b) {
+    return absl::StrCat("(", a, " ", b, ")");
+  };
+  const auto check = [&](int size, const std::vector<int>& places, ReductionTree* tree) {
+    tree->Set(places);
+    std::vector<std::string> stack;
+    size_t k = 0;
+    for (const ReductionTree::Step* step = tree->steps(); k < places.size(); ++step) {
+      ASSERT_LE(k + step->operands, places.size());
+      std::string partial = *NaiveTree<std::string>(
+          0, step->operands,
+          [&](int i) { return absl::optional<std::string>(absl::StrCat(places[k + i])); }, join);
+      for (int joins = step->joins; joins > 0; --joins) {
+        ASSERT_FALSE(stack.empty());
+        partial = join(stack.back(), partial);
+        stack.pop_back();
+      }
+      stack.push_back(partial);
+      ASSERT_LE(stack.size(), ReductionTree::kMaxHeight);
+      k += step->operands;
+    }
+    ASSERT_EQ(stack.size(), 1);
+    const auto operand = [&](int place) -> absl::optional<std::string> {
+      if (!std::binary_search(places.begin(), places.end(), place)) return absl::nullopt;
+      return absl::StrCat(place);
+    };
+    ASSERT_EQ(stack[0], *NaiveTree<std::string>(0, size, operand, join));
+  };
+  ReductionTree tree;
+  for (int size = 1; size <= 11; ++size) {
+    for (int present = 1; present < 1 << size; ++present) {
+      std::vector<int> places;
+      for (int place = 0; place < size; ++place) {
+        if ((present >> place & 1) != 0) places.push_back(place);
+      }
+      check(size, places, &tree);
+      if (HasFatalFailure()) return;
+    }
+  }
+  std::mt19937_64 random(22);
+  for (int round = 0; round < 300; ++round) {
+    const int size = static_cast<int>(random() % 1024) + 1;
+    const uint64_t one_of = random() % 20 + 1;
+    std::vector<int> places;
+    for (int place = 0; place < size; ++place) {
+      if (random() % one_of == 0) places.push_back(place);
+    }
+    if (places.empty()) continue;
+    check(size, places, &tree);
+    if (HasFatalFailure()) return;
   }
 }
 

@@ -73,9 +73,18 @@ absl::StatusOr<GroupId> Sequencer::AddGroup(Rank rank, absl::Span<const Rank> me
     return Contradiction(absl::StrCat("rank ", rank.value(), " asked for a group of ranks ",
                                       absl::StrJoin(list, ","), " and is not one of them"));
   }
+  const auto known = group_requests_.find(list);
+  const bool is_new = known == group_requests_.end() ||
+                      known->second.requested[rank.value()] == known->second.groups.size();
+  if (is_new && num_groups() >= options_.max_groups) {
+    return MakeError(absl::StatusCode::kResourceExhausted, Reason::kQuota,
+                     absl::StrCat("the world has been given ", num_groups(),
+                                  " groups, as many as it may in its life: ask for a group once, "
+                                  "and keep it"));
+  }
   GroupRequests& requests = group_requests_[list];
   const size_t k = requests.requested[rank.value()]++;
-  if (k == requests.groups.size()) {
+  if (is_new) {
     Group group;
     group.members.assign(members.begin(), members.end());
     group.next.resize(members.size(), 0);

@@ -103,7 +103,8 @@ struct Vote {
 struct SequencerOptions {
   absl::Duration agree_timeout = absl::Seconds(60);
   absl::Duration exec_timeout = absl::Seconds(300);
-  int kept_causes = 64;  // of ended epochs; older ones are answered with kEpochEnded
+  int kept_causes = 64;   // of ended epochs; older ones are answered with kEpochEnded
+  int max_groups = 4096;  // ever, with the world's own: their numbers are not given again
 };
 
 struct MemberInfo {
@@ -173,7 +174,8 @@ class Sequencer {
   void SetMember(Rank rank, MemberInfo info);
   // Defines a group of this world's present membership; ranks in group order, none twice. The k-th
   // request of each rank for the same ordered list gives the same group, so nobody waits for it.
-  // INVALID_ARGUMENT: empty list, unknown rank, duplicate, or `rank` not in it.
+  // INVALID_ARGUMENT: empty list, unknown rank, duplicate, or `rank` not in it. RESOURCE_EXHAUSTED
+  // kQuota: the world has had as many as it may.
   absl::StatusOr<GroupId> AddGroup(Rank rank, absl::Span<const Rank> members);
   absl::StatusOr<absl::Span<const Rank>> GroupMembers(GroupId group) const;
 
@@ -506,7 +508,7 @@ class Sequencer {
     std::vector<GroupId> groups;          // of the k-th request
     std::map<int32_t, size_t> requested;  // by rank: how many
   };
-  std::map<std::vector<int32_t>, GroupRequests> group_requests_;
+  std::map<std::vector<int32_t>, GroupRequests> group_requests_;  // each of at least one of groups_
   absl::flat_hash_map<PairEnd, int64_t> pair_next_;
 
   Pool<PendingRun> runs_;

@@ -1092,6 +1092,27 @@ TEST(SequencerMemberTest, TheKthRequestForAListGivesTheSameGroup) {
   }
 }
 
+TEST(SequencerMemberTest, AWorldHasSoManyGroups) {
+  SequencerOptions options;
+  options.max_groups = 3;
+  Sequencer sequencer(3, options);
+  const std::vector<Rank> list = {Rank(2), Rank(0)};
+  const GroupId first = *sequencer.AddGroup(Rank(2), list);
+  const GroupId second = *sequencer.AddGroup(Rank(2), list);
+  const size_t rows = sequencer.StateSize();
+  for (const std::vector<Rank>& more :
+       std::vector<std::vector<Rank>>{list, {Rank(2)}, {Rank(2), Rank(1)}, {Rank(2)}}) {
+    const absl::Status full = sequencer.AddGroup(Rank(2), more).status();
+    EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted) << full;
+    EXPECT_EQ(ErrorOf(full).reason, Reason::kQuota) << full;
+  }
+  EXPECT_EQ(sequencer.StateSize(), rows);
+  // What is refused does not count, and those that there are can still be had by all.
+  EXPECT_EQ(*sequencer.AddGroup(Rank(0), list), first);
+  EXPECT_EQ(*sequencer.AddGroup(Rank(0), list), second);
+  EXPECT_FALSE(sequencer.AddGroup(Rank(0), list).ok());
+}
+
 // --- Gradients ----------------------------------------------------------------------------------
 
 TEST(SequencerGradientTest, EveryHolderIsWaitedFor) {

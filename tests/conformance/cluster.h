@@ -29,6 +29,7 @@ struct ClusterCounts {
   int64_t memory_in_use = -1;  // bytes, now
   int64_t shared_kernels = -1;
   int64_t shared_bytes = -1;
+  int64_t donated_bytes = -1;
   int64_t gradients_given_up = -1;
   std::vector<std::string> given_up;  // what the flight record says of them
 };

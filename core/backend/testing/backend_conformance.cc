@@ -9,16 +9,19 @@
 #include <limits>
 #include <numeric>
 #include <random>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/types/optional.h"
 #include "core/backend/testing/device_rig.h"
 #include "core/backend/testing/naive_reduction.h"
 #include "core/base/error.h"
 #include "core/base/mutex.h"
 #include "core/ops/op.h"
+#include "gmock/gmock.h"
 
 namespace chorus {
 
@@ -258,17 +261,15 @@ class Model {
   std::vector<const uint8_t*> Operands(int operand, size_t i) const {
     std::vector<const uint8_t*> operands;
     for (int m = 0; m < c_.size; ++m) {
-      if (c_.IsPresent(m)) operands.push_back(data_[m][operand].data() + i);
+      operands.push_back(c_.IsPresent(m) ? data_[m][operand].data() + i : nullptr);
     }
     return operands;
   }
   Bytes Reduced(int operand) const {
-    std::vector<double> factors;
     const Bytes* only = nullptr;
     int present = 0;
     for (int m = 0; m < c_.size; ++m) {
       if (!c_.IsPresent(m)) continue;
-      factors.push_back(factors_[m]);
       only = &data_[m][operand];
       ++present;
     }
@@ -277,7 +278,7 @@ class Model {
     if (present == 1 && !scaled && c_.dtype != DType::kBool) return *only;
     Bytes result(only->size());
     for (size_t i = 0; i < result.size(); i += element_) {
-      NaiveReduce(c_.reduction, c_.dtype, Operands(operand, i), factors, c_.size,
+      NaiveReduce(c_.reduction, c_.dtype, Operands(operand, i), factors_, c_.size,
                   result.data() + i);
     }
     return result;
@@ -524,6 +525,7 @@ TEST_P(BackendConformance, EveryReductionOfEveryDTypeEqualsTheNaiveLoop) {
     for (const Reduction reduction : ReductionsOf(dtype))
       matrix.types.push_back({reduction, dtype});
   }
+  matrix.sizes = {1, 2, 3, 4, 7};
   matrix.counts = {1, 17, 65, 300, 2053};
   matrix.uneven = {false, true};
   matrix.outputs = {Outputs::kOwn, Outputs::kShared, Outputs::kInPlace};
@@ -565,17 +567,17 @@ TEST_P(BackendConformance, LargeCollectivesEqualTheNaiveLoopAtChunkEdges) {
   RunMatrix(GetParam(), matrix);
 }
 
-TEST_P(BackendConformance, MissingMembersGiveZeros) {
+TEST_P(BackendConformance, MissingMembersGiveZerosAndNothingToReductions) {
   std::mt19937_64 random(TestSeed());
   constexpr std::pair<Reduction, DType> kNeutral[] = {
       {Reduction::kSum, DType::kF32},       {Reduction::kAvg, DType::kF32},
       {Reduction::kPremulSum, DType::kF16}, {Reduction::kAvg, DType::kBF16},
       {Reduction::kBxor, DType::kI32},      {Reduction::kBor, DType::kBool}};
-  for (const int size : {2, 3, 5, 8}) {
+  for (const int size : {2, 3, 4, 5, 7, 8, 13}) {
     DeviceRig rig(GetParam().open(size, &MakeTestKernel));
     auto members = rig.OpenAll(1);
     CaseRunner runner(&rig, &random);
-    for (int round = 0; round < 70; ++round) {
+    for (int round = 0; round < 50; ++round) {
       Case c;
       c.kind = kKinds[random() % std::size(kKinds)];
       const auto& type = kNeutral[random() % std::size(kNeutral)];
@@ -597,48 +599,159 @@ TEST_P(BackendConformance, MissingMembersGiveZeros) {
   }
 }
 
-// Floats that round: the bits tell the order of the additions, which is that of the members for
-// each element, whatever the count, the place and the run.
-template <typename T>
-void CheckBits(const BackendConformanceParam& param) {
+// The members that are there when none, each one and each two of `size` are absent; somebody is.
+std::vector<std::vector<int32_t>> PresentSets(int size) {
+  std::vector<std::vector<int32_t>> sets;
+  for (int a = 0; a <= size; ++a) {
+    for (int b = a == size ? size : a + 1; b <= size; ++b) {
+      std::vector<int32_t> present;
+      for (int m = 0; m < size; ++m) {
+        if (m != a && m != b) present.push_back(m);
+      }
+      if (!present.empty()) sets.push_back(present);
+    }
+  }
+  return sets;
+}
+
+TEST_P(BackendConformance, EveryFormAndDTypeIsTheTreeOverAllPlacesWhoeverIsAbsent) {
   std::mt19937_64 random(TestSeed());
-  std::uniform_real_distribution<T> uniform(-1, 1);
-  constexpr int kSize = 5;
-  constexpr int64_t kMost = 150001;
-  std::vector<std::vector<T>> data(kSize, std::vector<T>(kMost));
-  for (auto& row : data) {
-    for (T& x : row) x = uniform(random) * std::pow(T{10}, static_cast<int>(random() % 7));
-  }
-  std::vector<T> expected = data[0];
-  for (int m = 1; m < kSize; ++m) {
-    for (int64_t i = 0; i < kMost; ++i) expected[i] = expected[i] + data[m][i];
-  }
-  DeviceRig rig(param.open(kSize, &MakeTestKernel));
-  auto members = rig.OpenAll(1);
-  for (const int64_t count : {int64_t{1}, int64_t{33}, int64_t{4099}, kMost, kMost}) {
-    std::vector<DeviceAddress> results(kSize);
-    for (int m = kSize - 1; m >= 0; --m) {
-      results[m] = rig.Upload(m, std::vector<T>(count));
-      CollectiveCall call;
-      call.kind = Kind::kAllReduce;
-      call.reduction = Reduction::kSum;
-      call.dtype = DTypeOf<T>();
-      call.count = count;
-      call.inputs = {rig.Upload(m, std::vector<T>(data[m].begin(), data[m].begin() + count))};
-      call.outputs = {results[m]};
-      ASSERT_TRUE(members[m]->Enqueue(call, rig.stream(m)).ok());
+  constexpr DType kDTypes[] = {DType::kF32, DType::kBF16, DType::kF64, DType::kF16};
+  size_t turn = 0;
+  for (int size = 1; size <= 9; ++size) {
+    DeviceRig rig(GetParam().open(size, &MakeTestKernel));
+    auto members = rig.OpenAll(1);
+    CaseRunner runner(&rig, &random);
+    for (const std::vector<int32_t>& present : PresentSets(size)) {
+      for (const Kind kind : {Kind::kAllReduce, Kind::kReduce, Kind::kReduceScatter}) {
+        ++turn;
+        Case c;
+        c.kind = kind;
+        c.reduction = turn % 2 == 0 ? Reduction::kSum : Reduction::kAvg;
+        c.dtype = kDTypes[turn / 2 % std::size(kDTypes)];
+        c.size = size;
+        c.count = 65;
+        c.uneven = HasPieces(kind) && turn % 5 == 0;
+        c.root = static_cast<int>(random() % size);
+        c.present = present;
+        c.outputs = Outputs::kShared;
+        if (turn % 7 < 4 || !Sensible(c, *rig.backend())) c.outputs = Outputs::kOwn;
+        runner.Run(c, &members);
+        if (HasFatalFailure()) return;
+      }
     }
-    for (int m = 0; m < kSize; ++m) {
-      ASSERT_TRUE(rig.Synchronize(m).ok());
-      const auto got = rig.Download<T>(m, results[m], count);
-      ASSERT_EQ(std::memcmp(got.data(), expected.data(), count * sizeof(T)), 0)
-          << "count " << count << " member " << m;
-    }
-    rig.FreeAll();
   }
 }
 
-TEST_P(BackendConformance, FloatSumsAreInMemberOrderBitForBit) {
+// Floats that round: the bits tell how they were bracketed, for each element, whatever the count,
+// the place and the run.
+template <typename T>
+class Bits {
+ public:
+  Bits(const BackendConformanceParam& param, int size)
+      : size_(size),
+        rig_(param.open(size, &MakeTestKernel)),
+        members_(rig_.OpenAll(1)),
+        data_(size, std::vector<T>(kMost)) {
+    std::mt19937_64 random(TestSeed());
+    std::uniform_real_distribution<T> uniform(-1, 1);
+    for (auto& row : data_) {
+      for (T& x : row) x = uniform(random) * std::pow(T{10}, static_cast<int>(random() % 7));
+    }
+  }
+
+  static constexpr int64_t kMost = 150001;
+
+  void Check(Reduction reduction, const std::vector<int32_t>& present, int64_t count) {
+    const auto is_present = [&](int m) {
+      return std::find(present.begin(), present.end(), m) != present.end();
+    };
+    const auto average = [&](T sum) {
+      return reduction == Reduction::kAvg ? sum / static_cast<T>(size_) : sum;
+    };
+    std::vector<T> expected;
+    bool differs = false;  // from what left to right gives
+    for (int64_t i = 0; i < count; ++i) {
+      const auto operand = [&](int m) {
+        return is_present(m) ? absl::optional<T>(data_[m][i]) : absl::nullopt;
+      };
+      expected.push_back(average(
+          *NaiveTree<T>(0, size_, operand, [](T a, T b) { return static_cast<T>(a + b); })));
+      T chain = data_[present[0]][i];
+      for (size_t k = 1; k < present.size(); ++k) chain = chain + data_[present[k]][i];
+      differs = differs || expected.back() != average(chain);
+    }
+    if (count > 100) {
+      EXPECT_EQ(differs, Bracket(present) != Chain(present));
+    }
+
+    std::vector<DeviceAddress> results(size_);
+    for (int m = size_ - 1; m >= 0; --m) {
+      if (!is_present(m)) continue;
+      results[m] = rig_.Upload(m, std::vector<T>(count));
+      CollectiveCall call;
+      call.kind = Kind::kAllReduce;
+      call.reduction = reduction;
+      call.dtype = DTypeOf<T>();
+      call.count = count;
+      call.present = present;
+      call.inputs = {rig_.Upload(m, std::vector<T>(data_[m].begin(), data_[m].begin() + count))};
+      call.outputs = {results[m]};
+      ASSERT_TRUE(members_[m]->Enqueue(call, rig_.stream(m)).ok());
+    }
+    for (const int m : present) {
+      ASSERT_TRUE(rig_.Synchronize(m).ok());
+      const auto got = rig_.template Download<T>(m, results[m], count);
+      ASSERT_EQ(std::memcmp(got.data(), expected.data(), count * sizeof(T)), 0)
+          << "count " << count << " member " << m << ", expected " << Bracket(present);
+    }
+    rig_.FreeAll();
+  }
+
+ private:
+  std::string Bracket(const std::vector<int32_t>& present) const {
+    const auto operand = [&](int m) -> absl::optional<std::string> {
+      if (std::find(present.begin(), present.end(), m) == present.end()) return absl::nullopt;
+      return absl::StrCat(m);
+    };
+    return *NaiveTree<std::string>(0, size_, operand, Join);
+  }
+  static std::string Chain(const std::vector<int32_t>& present) {
+    std::string chain = absl::StrCat(present[0]);
+    for (size_t k = 1; k < present.size(); ++k) chain = Join(chain, absl::StrCat(present[k]));
+    return chain;
+  }
+  static std::string Join(const std::string& a, const std::string& b) {
+    return absl::StrCat("(", a, " + ", b, ")");
+  }
+
+  const int size_;
+  DeviceRig rig_;
+  std::vector<std::unique_ptr<Communicator>> members_;
+  std::vector<std::vector<T>> data_;
+};
+
+template <typename T>
+void CheckBits(const BackendConformanceParam& param) {
+  for (int size = 1; size <= 9; ++size) {
+    SCOPED_TRACE(absl::StrCat(size, " members"));
+    Bits<T> bits(param, size);
+    for (const std::vector<int32_t>& present : PresentSets(size)) {
+      bits.Check(Reduction::kSum, present, 333);
+      bits.Check(Reduction::kAvg, present, 333);
+      if (testing::Test::HasFailure()) return;
+    }
+    std::vector<int32_t> all(size);
+    std::iota(all.begin(), all.end(), 0);
+    const int64_t most = size == 9 ? Bits<T>::kMost : 4099;
+    for (const int64_t count : {int64_t{1}, int64_t{33}, int64_t{4099}, most, most}) {
+      bits.Check(Reduction::kSum, all, count);
+      if (testing::Test::HasFailure()) return;
+    }
+  }
+}
+
+TEST_P(BackendConformance, FloatSumsAreOneTreeBitForBit) {
   CheckBits<float>(GetParam());
   CheckBits<double>(GetParam());
 }
@@ -1200,6 +1313,94 @@ TEST_P(BackendConformance, CallsThatDisagreeFailOnAllMembers) {
       EXPECT_EQ(members[m]->Enqueue(calls[m], rig.stream(m)).code(),
                 absl::StatusCode::kFailedPrecondition);
     }
+  }
+}
+
+// Of calls in different orders none may wait for ever: neither those of other communicators, nor
+// those with other members, nor those behind an event.
+TEST_P(BackendConformance, CallsInDifferentOrdersFailOnAllMembers) {
+  DeviceRig rig(GetParam().open(3, &MakeTestKernel));
+  std::vector<DeviceAddress> memory;
+  for (int d = 0; d < 3; ++d) memory.push_back(rig.Upload(d, std::vector<float>(4)));
+  uint64_t id = 10;
+  const auto open = [&](std::vector<int> devices) {
+    std::vector<std::unique_ptr<Communicator>> members;
+    ++id;
+    for (size_t m = 0; m < devices.size(); ++m) {
+      auto member = rig.backend()->OpenCommunicator(id, devices, static_cast<int>(m));
+      EXPECT_TRUE(member.ok()) << member.status();
+      members.push_back(*std::move(member));
+    }
+    return members;
+  };
+  const auto call = [&](Communicator* member, int device, Stream* stream = nullptr) {
+    const DeviceAddress place = memory[static_cast<size_t>(device)];
+    return member->Enqueue(rig.AllReduceCall(DType::kF32, 2, place, place),
+                           stream != nullptr ? stream : rig.stream(device));
+  };
+  const auto expect = [&](std::vector<int> devices) {
+    for (const int d : devices) {
+      const absl::Status status = rig.Synchronize(d);
+      EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << status;
+      EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("different orders")) << d;
+    }
+  };
+  {
+    SCOPED_TRACE("two communicators");
+    auto a = open({0, 1});
+    auto b = open({1, 0});
+    ASSERT_TRUE(call(a[0].get(), 0).ok());
+    ASSERT_TRUE(call(b[1].get(), 0).ok());
+    ASSERT_TRUE(call(b[0].get(), 1).ok());
+    ASSERT_TRUE(call(a[1].get(), 1).ok());
+    expect({0, 1});
+    EXPECT_EQ(call(a[0].get(), 0).code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_EQ(call(b[0].get(), 1).code(), absl::StatusCode::kFailedPrecondition);
+  }
+  {
+    SCOPED_TRACE("each waits for the next");
+    std::vector<std::vector<std::unique_ptr<Communicator>>> pairs;
+    for (int d = 0; d < 3; ++d) pairs.push_back(open({d, (d + 1) % 3}));
+    for (int d = 0; d < 3; ++d) {
+      ASSERT_TRUE(call(pairs[d][0].get(), d).ok());
+      ASSERT_TRUE(call(pairs[(d + 2) % 3][1].get(), d).ok());
+    }
+    expect({0, 1, 2});
+  }
+  {
+    SCOPED_TRACE("one communicator, and a member that has not called");
+    auto all = open({0, 1, 2});
+    ASSERT_TRUE(call(all[0].get(), 0).ok());
+    ASSERT_TRUE(all[1]->Enqueue(PairCall(Kind::kSend, 0, 2, memory[1]), rig.stream(1)).ok());
+    ASSERT_TRUE(all[0]->Enqueue(PairCall(Kind::kRecv, 1, 2, memory[0]), rig.stream(0)).ok());
+    ASSERT_TRUE(call(all[1].get(), 1).ok());
+    expect({0, 1});
+    EXPECT_EQ(call(all[2].get(), 2).code(), absl::StatusCode::kFailedPrecondition);
+  }
+  {
+    SCOPED_TRACE("an event");
+    auto a = open({0, 1});
+    auto b = open({0, 1});
+    const std::unique_ptr<Stream> beside = rig.backend()->device(0)->CreateStream();
+    const std::unique_ptr<Event> event = rig.backend()->device(0)->CreateEvent();
+    ASSERT_TRUE(call(a[0].get(), 0, beside.get()).ok());
+    beside->Record(event.get());
+    rig.stream(0)->Wait(event.get());
+    ASSERT_TRUE(call(b[0].get(), 0).ok());
+    ASSERT_TRUE(call(b[1].get(), 1).ok());
+    ASSERT_TRUE(call(a[1].get(), 1).ok());
+    expect({0, 1});
+    EXPECT_EQ(rig.SynchronizeStream(beside.get()).code(), absl::StatusCode::kInternal);
+  }
+  {
+    SCOPED_TRACE("one order");
+    auto a = open({0, 1});
+    auto b = open({1, 0});
+    for (const int d : {0, 1}) {
+      ASSERT_TRUE(call(a[d].get(), d).ok());
+      ASSERT_TRUE(call(b[1 - d].get(), d).ok());
+    }
+    for (const int d : {0, 1}) EXPECT_TRUE(rig.Synchronize(d).ok());
   }
 }
 

@@ -88,14 +88,16 @@ void StoreNaN(uint8_t* to) {
 template <typename T, typename A>
 void ReduceFloating(Reduction reduction, absl::Span<const uint8_t* const> operands,
                     absl::Span<const double> factors, int divisor, uint8_t* result) {
-  A value = 0;
   bool nan = false;
-  for (size_t k = 0; k < operands.size(); ++k) {
+  const auto operand = [&](int k) -> absl::optional<A> {
+    if (operands[k] == nullptr) return absl::nullopt;
     A x = static_cast<A>(LoadAs<T>(operands[k]));
     if (reduction == Reduction::kPremulSum) x = x * static_cast<A>(factors[k]);
     nan = nan || std::isnan(x);
-    value = k == 0 ? x : Combine(reduction, value, x);
-  }
+    return x;
+  };
+  A value = *NaiveTree<A>(0, static_cast<int>(operands.size()), operand,
+                          [&](A a, A b) { return Combine(reduction, a, b); });
   if (reduction == Reduction::kAvg) value = value / static_cast<A>(divisor);
   if (nan || std::isnan(value)) return StoreNaN<T>(result);
   StoreAs(T(value), result);
@@ -104,24 +106,28 @@ void ReduceFloating(Reduction reduction, absl::Span<const uint8_t* const> operan
 template <typename T>
 void ReduceIntegers(Reduction reduction, absl::Span<const uint8_t* const> operands,
                     uint8_t* result) {
-  T value = LoadAs<T>(operands[0]);
-  for (size_t k = 1; k < operands.size(); ++k) {
-    const T x = LoadAs<T>(operands[k]);
+  const auto operand = [&](int k) -> absl::optional<T> {
+    if (operands[k] == nullptr) return absl::nullopt;
+    return LoadAs<T>(operands[k]);
+  };
+  const auto combine = [&](T a, T b) {
     if (reduction == Reduction::kSum || reduction == Reduction::kProduct) {
       // Unsigned, for it wraps; of 64 bits, for nothing smaller is promoted to int.
-      value = static_cast<T>(
-          Combine(reduction, static_cast<uint64_t>(value), static_cast<uint64_t>(x)));
-    } else {
-      value = static_cast<T>(Combine<int64_t>(reduction, value, x));
+      return static_cast<T>(Combine(reduction, static_cast<uint64_t>(a), static_cast<uint64_t>(b)));
     }
-  }
-  StoreAs(value, result);
+    return static_cast<T>(Combine<int64_t>(reduction, a, b));
+  };
+  StoreAs(*NaiveTree<T>(0, static_cast<int>(operands.size()), operand, combine), result);
 }
 
 void ReduceBools(Reduction reduction, absl::Span<const uint8_t* const> operands, uint8_t* result) {
   int yes = 0;
-  for (const uint8_t* operand : operands) yes += *operand != 0 ? 1 : 0;
-  const int all = static_cast<int>(operands.size());
+  int all = 0;
+  for (const uint8_t* operand : operands) {
+    if (operand == nullptr) continue;
+    yes += *operand != 0 ? 1 : 0;
+    ++all;
+  }
   switch (reduction) {
     case Reduction::kSum:
     case Reduction::kMax:

@@ -1,7 +1,8 @@
 // Reductions by their definition, one element at a time, to test the fast ones against: no code of
 // core/backend/reduction.h is used here.
 //
-// Elements are passed as the bytes of one each. Threads: pure functions.
+// Operands are given by their places in the group, as the bytes of one element each; null where a
+// member is absent. Threads: pure functions.
 #ifndef CHORUS_CORE_BACKEND_TESTING_NAIVE_REDUCTION_H_
 #define CHORUS_CORE_BACKEND_TESTING_NAIVE_REDUCTION_H_
 
@@ -9,6 +10,7 @@
 #include <random>
 #include <vector>
 
+#include "absl/types/optional.h"
 #include "absl/types/span.h"
 #include "core/graph/graph.h"
 #include "core/tensor/type.h"
@@ -25,7 +27,24 @@ std::vector<Reduction> ReductionsOf(DType dtype);
 std::vector<uint8_t> RandomElements(DType dtype, int64_t count, bool with_nan,
                                     std::mt19937_64* random);
 
-// `factors`: of PREMUL_SUM, one for each operand. `divisor`: of AVG.
+// The one order in which ranks are reduced:
+//   T(lo, n) = operand lo where n = 1, else T(lo, p) op T(lo + p, n - p),
+// p the largest power of two below n. `operand(place)` is absent where the member is; a side in
+// which nobody is there is nothing, and a node with one such side is its other side.
+template <typename T, typename Operand, typename Op>
+absl::optional<T> NaiveTree(int lo, int n, const Operand& operand, const Op& op) {
+  if (n == 1) return operand(lo);
+  int p = 1;
+  while (2 * p < n) p *= 2;
+  const absl::optional<T> left = NaiveTree<T>(lo, p, operand, op);
+  const absl::optional<T> right = NaiveTree<T>(lo + p, n - p, operand, op);
+  if (!left.has_value()) return right;
+  if (!right.has_value()) return left;
+  return op(*left, *right);
+}
+
+// `factors`: of PREMUL_SUM, one for each place. `divisor`: of AVG. A single operand is reduced like
+// several: its NaN becomes the one NaN.
 void NaiveReduce(Reduction reduction, DType dtype, absl::Span<const uint8_t* const> operands,
                  absl::Span<const double> factors, int divisor, uint8_t* result);
 

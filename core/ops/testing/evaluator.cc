@@ -141,9 +141,14 @@ class Local {
     if (op == "pow") {
       return Elementwise([](T a, T b) { return static_cast<T>(std::pow<Wide, Wide>(a, b)); });
     }
+    if (op == "sigmoid_grad" || op == "tanh_grad") {
+      return Elementwise(op == "tanh_grad" ? Slope<1> : Slope<2>);
+    }
     if (op == "matmul") return Matmul();
     if (op == "softmax") return Softmax(/*log=*/false);
     if (op == "log_softmax") return Softmax(/*log=*/true);
+    if (op == "center") return Center(/*adjoint=*/false);
+    if (op == "center_grad") return Center(/*adjoint=*/true);
     if (op == "cross_entropy") return CrossEntropy(/*gradient=*/false);
     if (op == "cross_entropy_grad") return CrossEntropy(/*gradient=*/true);
     if (op == "one_hot") return OneHot();
@@ -197,6 +202,13 @@ class Local {
   }
 
   using Wide = long double;
+  // g / cosh(x)^2; or a quarter of g / cosh(x / 2)^2, the derivative of sigmoid.
+  template <int kDivisor>
+  static T Slope(T x, T g) {
+    const Wide cosh = std::cosh(static_cast<Wide>(x) / kDivisor);
+    return static_cast<T>(static_cast<Wide>(g) / (cosh * cosh * kDivisor * kDivisor));
+  }
+
   static Wide (*FunctionOf(absl::string_view op))(Wide) {
     if (op == "ceil") return [](Wide x) { return std::ceil(x); };
     if (op == "cos") return [](Wide x) { return std::cos(x); };
@@ -253,19 +265,40 @@ class Local {
     }
     return row;
   }
-  static long double LogSumExp(const std::vector<long double>& row) {
-    long double most = -std::numeric_limits<long double>::infinity(), sum = 0;
-    for (const long double x : row) most = x > most ? x : most;
-    for (const long double x : row) sum += std::exp(x - most);
-    return most + std::log(sum);
+  // -log softmax of element i of a row: of the largest one log(1 + what the others add).
+  static Wide LogLoss(const std::vector<Wide>& row, size_t i) {
+    Wide others = 0;
+    for (size_t j = 0; j < row.size(); ++j) others += j == i ? 0 : std::exp(row[j] - row[i]);
+    if (others <= 1) return row[i] - row[i] + std::log1p(others);
+    Wide most = -std::numeric_limits<Wide>::infinity(), sum = 0;
+    for (const Wide x : row) most = x > most ? x : most;
+    for (const Wide x : row) sum += std::exp(x - most);
+    return most - row[i] + std::log(sum);
   }
 
   bool Softmax(bool log) {
     const auto axis = static_cast<size_t>(Int("axis"));
     ForEach(type_, [&](const Index& i) {
-      const std::vector<long double> row = Row(i, axis);
-      const long double y = row[i[axis]] - LogSumExp(row);
-      out_[Position(type_, i)] = static_cast<T>(log ? y : std::exp(y));
+      const Wide loss = LogLoss(Row(i, axis), static_cast<size_t>(i[axis]));
+      out_[Position(type_, i)] = static_cast<T>(log ? -loss : std::exp(-loss));
+    });
+    return true;
+  }
+
+  // The sum over j of w_j (x_i - x_j), or of x_i w_j - w_i x_j.
+  bool Center(bool adjoint) {
+    const auto axis = static_cast<size_t>(Int("axis"));
+    ForEach(type_, [&](const Index& i) {
+      Wide sum = 0;
+      const Wide w = in_[0][Position(type_, i)];
+      const Wide x = in_[1][Position(type_, i)];
+      Index j = i;
+      for (j[axis] = 0; j[axis] < type_.dims[axis].size; ++j[axis]) {
+        const Wide other_w = in_[0][Position(type_, j)];
+        const Wide other_x = in_[1][Position(type_, j)];
+        sum += adjoint ? x * other_w - w * other_x : other_w * (x - other_x);
+      }
+      out_[Position(type_, i)] = static_cast<T>(sum);
     });
     return true;
   }
@@ -283,11 +316,11 @@ class Local {
       const int64_t position = Position(node_.input(1), label);
       const T wanted = in_[1][position];
       if (IsIgnored(wanted)) return;
-      const std::vector<long double> row = Row(first, first.size() - 1);
-      const long double sum = LogSumExp(row);
-      long double y = sum - row[static_cast<size_t>(wanted)];
+      const std::vector<Wide> row = Row(first, first.size() - 1);
+      const auto at = static_cast<size_t>(gradient ? i.back() : wanted);
+      Wide y = LogLoss(row, at);
       if (gradient) {
-        y = std::exp(row[i.back()] - sum) - (static_cast<T>(i.back()) == wanted ? 1 : 0);
+        y = static_cast<T>(i.back()) == wanted ? std::expm1(-y) : std::exp(-y);
         y *= in_[2][position];
       }
       out_[Position(type_, i)] = static_cast<T>(y);
@@ -648,7 +681,7 @@ bool IsNan(W x) {
   return x != x;
 }
 
-// Of two elements in rank order, `b` already times its factor.
+// Of two elements, `a` from the left, both already times their factors.
 template <typename W>
 W Reduce(Reduction reduction, W a, W b) {
   switch (reduction) {
@@ -669,29 +702,52 @@ W Reduce(Reduction reduction, W a, W b) {
   }
 }
 
-// `pieces` and `factors` by rank. Factors are there for PREMUL_SUM alone.
-Value ReduceAll(Reduction reduction, const std::vector<Value>& pieces,
-                const std::vector<Value>& factors) {
-  const TensorType& type = pieces[0].type;
+// The reduction of the elements that members lo to lo + n - 1 have, in the one order that there is:
+// T(lo, n) is operand lo where n is 1, else T(lo, p) op T(lo + p, n - p), p the largest power of
+// two below n. Where nobody is there is nothing: no elements.
+template <typename W>
+std::vector<W> Tree(Reduction reduction, const std::vector<std::vector<W>>& operands, size_t lo,
+                    size_t n) {
+  if (n == 1) return operands[lo];
+  size_t p = 1;
+  while (p + p < n) p += p;
+  std::vector<W> left = Tree(reduction, operands, lo, p);
+  const std::vector<W> right = Tree(reduction, operands, lo + p, n - p);
+  if (left.empty()) return right;
+  for (size_t i = 0; i < right.size(); ++i) left[i] = Reduce(reduction, left[i], right[i]);
+  return left;
+}
+
+// `pieces` and `factors` by rank: null where the member is absent. Factors are there for PREMUL_SUM
+// alone. Who is absent is left out, also of what a single operand would be reduced to: itself.
+Value ReduceAll(Reduction reduction, const std::vector<const Value*>& pieces,
+                const std::vector<const Value*>& factors) {
+  const Value* some = nullptr;
+  int present = 0;
+  for (const Value* piece : pieces) {
+    if (piece == nullptr) continue;
+    some = piece;
+    ++present;
+  }
+  const TensorType& type = some->type;
   const bool is_bool = type.dtype == DType::kBool;
+  if (present == 1 && !is_bool && reduction != Reduction::kAvg && factors.empty()) return *some;
   return DispatchWide(type.dtype, [&](auto t) {
     using W = decltype(t);
-    std::vector<W> result;
+    std::vector<std::vector<W>> operands(pieces.size());
     for (size_t rank = 0; rank < pieces.size(); ++rank) {
-      std::vector<W> x = Read<W>(pieces[rank]);
-      for (W& element : x) {
+      if (pieces[rank] == nullptr) continue;
+      operands[rank] = Read<W>(*pieces[rank]);
+      for (W& element : operands[rank]) {
         if (is_bool) element = element != 0 ? 1 : 0;
-        if (!factors.empty()) element = Mul(element, Read<W>(factors[rank])[0]);
-      }
-      if (rank == 0) {
-        result = x;
-      } else {
-        for (size_t i = 0; i < x.size(); ++i) result[i] = Reduce(reduction, result[i], x[i]);
+        if (!factors.empty()) element = Mul(element, Read<W>(*factors[rank])[0]);
       }
     }
+    std::vector<W> result = Tree(reduction, operands, 0, operands.size());
     for (W& element : result) {
       if (reduction == Reduction::kAvg) element = element / static_cast<W>(pieces.size());
       if (is_bool) element = element != 0 ? 1 : 0;
+      if (IsNan(element)) element = std::numeric_limits<W>::quiet_NaN();
     }
     return Write(type, result);
   });
@@ -1077,22 +1133,27 @@ class Evaluation {
     const Pieces& own = pieces.at(rank);
     const bool scatters = c.kind == CollectiveKind::kReduceScatter;
     const bool has_result = c.kind != CollectiveKind::kReduce || c.rank == c.root;
-    std::vector<Value> factors;
+    const auto size = static_cast<size_t>(instance.group_size);
+    std::vector<const Value*> factors;
     if (c.reduction == Reduction::kPremulSum) {
-      for (const auto& entry : instance.parts) {
-        const Part& other = entry.second;
-        factors.push_back(values_[other.session][node(other.session, other.node).inputs.back()]);
+      factors.resize(size);
+      for (const auto& [r, other] : instance.parts) {
+        const ValueIndex factor = node(other.session, other.node).inputs.back();
+        factors[static_cast<size_t>(r)] = &values_[other.session][factor];
       }
     }
     // Every member's piece i and their reduction.
     std::vector<Pieces> operands(own.size());
     std::vector<Value> results;
     for (size_t i = 0; i < own.size(); ++i) {
+      std::vector<const Value*> present(size);
+      operands[i].resize(size);
       for (int32_t r = 0; r < instance.group_size; ++r) {
-        CHORUS_ASSIGN_OR_RETURN(Value piece, PieceOf(pieces, r, i, own[i].type, name));
-        operands[i].push_back(std::move(piece));
+        Value& operand = operands[i][static_cast<size_t>(r)];
+        CHORUS_ASSIGN_OR_RETURN(operand, PieceOf(pieces, r, i, own[i].type, name));
+        if (pieces.count(r) > 0) present[static_cast<size_t>(r)] = &operand;
       }
-      results.push_back(ReduceAll(c.reduction, operands[i], factors));
+      results.push_back(ReduceAll(c.reduction, present, factors));
     }
     const size_t mine = scatters ? static_cast<size_t>(rank) : 0;
     std::vector<Value> out;

@@ -3,7 +3,9 @@
 // types.
 //
 // It runs the graphs of several sessions at once. Collectives meet by instance, in any order that
-// the data dependences allow; sums over ranks are in rank order.
+// the data dependences allow. Ranks are reduced in the one order that there is: T(lo, n) is operand
+// lo where n is 1, else T(lo, p) op T(lo + p, n - p), p the largest power of two below n, over all
+// places of the group; who is absent is left out.
 #ifndef CHORUS_CORE_OPS_TESTING_EVALUATOR_H_
 #define CHORUS_CORE_OPS_TESTING_EVALUATOR_H_
 
@@ -33,7 +35,8 @@ struct Session {
 
 // All values of each session's graph, by value number. FAILED_PRECONDITION when something waits for
 // a member that never comes, INVALID_ARGUMENT when members disagree. The gradient of an instance
-// (InstanceRef::kGradient or kBound) may lack members: each counts as zeros.
+// (InstanceRef::kGradient or kBound) may lack members: each counts as zeros where elements only
+// move, and as nothing where they are reduced.
 absl::StatusOr<std::vector<std::vector<Value>>> Evaluate(absl::Span<const Session> sessions);
 
 }  // namespace testing
