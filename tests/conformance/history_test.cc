@@ -437,6 +437,14 @@ Outcome RunProgram(const Program& p, const Right& right) {
                         input, ": ", (*value)[0], ", right is ", expected.first);
       }
     }
+    if (outcome.refused > 0) return;
+    // A refusal of what this rank has not read is heard at its next call.
+    const NoGrad no_grad;
+    const absl::Status last = AllReduce(Upload<double>(world, {1}), world).Wait();
+    if (last.ok()) return;
+    ++outcome.refused;
+    absl::StrAppend(&outcome.text, "\n  rank ", rank,
+                    ", afterwards: ", std::string(last.message()).substr(0, 200));
   });
   Outcome all;
   for (const Outcome& outcome : outcomes) {
@@ -446,7 +454,8 @@ Outcome RunProgram(const Program& p, const Right& right) {
     all.text += outcome.text;
   }
   // Who leaves results out of its loss gives up what others' losses would have brought it: a number
-  // that is not the whole gradient stands beside a part that is named, by an error or in the record.
+  // that is not the whole gradient stands beside a part that is named, by an error or in the
+  // record.
   const bool told = all.refused > 0 || job.cluster().Counts().gradients_given_up > 0;
   if (all.wrong > 0 && !p.complete && told) {
     all.refused += all.wrong;
