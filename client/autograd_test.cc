@@ -64,6 +64,28 @@ TEST(AutogradTest, SeedsWeighTheRoots) {
   EXPECT_THAT(std::string(no_seed.message()), HasSubstr("a root of one element"));
 }
 
+// A gradient call asks for what its roots' history leads to, and for nothing that the leaves lead
+// to besides: kept metrics cost nothing and nobody waits for them.
+TEST(AutogradTest, ABackwardSendsNothingForMetricsThatAreKept) {
+  int without = 0;
+  for (const int metrics : {0, 5}) {
+    FakeDaemon daemon;
+    const Ranks ranks(1, &daemon);
+    const Tensor x = Leaf(ranks.worlds[0], {2});
+    const Tensor y = AllReduce(x, ranks.worlds[0]);
+    const Tensor loss = Sum(y * y);
+    std::vector<Tensor> kept;
+    for (int i = 0; i < metrics; ++i) kept.push_back(AllReduce(loss, ranks.worlds[0]));
+    ASSERT_TRUE(loss.Wait().ok());
+    const int before = daemon.counts().runs;
+    ASSERT_TRUE(Backward(loss).ok());
+    EXPECT_THAT(Values<double>(x.grad()), ElementsAre(4));
+    const int sent = daemon.counts().runs - before;
+    if (metrics == 0) without = sent;
+    EXPECT_EQ(sent, without);
+  }
+}
+
 TEST(AutogradTest, DetachAndNoGradCutTheHistory) {
   FakeDaemon daemon;
   const sdk::Session session = daemon.Open();

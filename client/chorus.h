@@ -18,9 +18,11 @@
 // AllReduce is an AllReduce, and a loss that each rank computes alike counts once for every rank.
 // A gradient is a collective like any other: every rank that took part in the forward collective
 // takes part in its gradient, by Backward or Grad, or has given up its tape (NoGrad, Detach, or the
-// result's last handle dropped) and then counts as zeros. While gradients are on, every collective
-// of a floating type is recorded, also where this rank's input wants no gradient: another rank's
-// may, and then needs this rank's part of the loss. Put metrics under NoGrad.
+// result's last handle dropped) and then counts as zeros; where its operand had come from another
+// collective zeros would make others' gradients wrong, so that who asks for them gets kGradientLost
+// naming it. While gradients are on, every collective of a floating type is recorded, also where
+// this rank's input wants no gradient: another rank's may, and then needs this rank's part of the
+// loss. Put metrics under NoGrad.
 //
 // Threads: every function and class here may be used from any thread; a Tensor, World or Group
 //   object itself is a handle like a std::shared_ptr: copy it, do not change one object from two
@@ -68,13 +70,43 @@ class World;
 using Shape = std::vector<int64_t>;
 using Timeout = std::chrono::nanoseconds;
 
-// The line of the trainer that made a call: errors name it. Never pass it yourself.
+// The line of the trainer that made a call: errors name it. What records something takes one as its
+// last argument; leave it out, and it is the line of the call. A helper of your own takes one as
+// well and hands it on, and errors then name its caller's line:
+//
+//   Tensor MyMean(const Tensor& x, CallSite site = CallSite::Here()) {
+//     const CallSiteScope lines(site);  // operators take no argument
+//     return Sum(x) * (1.0 / static_cast<double>(x.num_elements()));
+//   }
 struct CallSite {
   const char* file = "";
   int line = 0;
-  static constexpr CallSite Here(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
-    return CallSite{file, line};
+  // This line; or, under a CallSiteScope, the line that it was given.
+  static CallSite Here(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+    return scoped == nullptr ? CallSite{file, line} : *scoped;
   }
+
+ private:
+  friend class CallSiteScope;
+  inline static thread_local const CallSite* scoped = nullptr;
+};
+
+// While one lives, calls of this thread that are given no line have its. A function that is
+// compiled has lines of its own, wherever Run is called.
+class CallSiteScope {
+ public:
+  explicit CallSiteScope(CallSite site) : site_(site), outer_(CallSite::scoped) {
+    CallSite::scoped = &site_;
+  }
+  // Lines of their own again.
+  CallSiteScope() : outer_(CallSite::scoped) { CallSite::scoped = nullptr; }
+  ~CallSiteScope() { CallSite::scoped = outer_; }
+  CallSiteScope(const CallSiteScope&) = delete;
+  CallSiteScope& operator=(const CallSiteScope&) = delete;
+
+ private:
+  const CallSite site_;
+  const CallSite* const outer_;
 };
 
 // The dtype of a C++ type: DTypeOf<float>() is DType::kF32. Only the types below.
@@ -142,11 +174,15 @@ struct SessionOptions {
   // Numbers of the daemon's devices; empty: the `device_count` least used ones.
   std::vector<int> devices;
   int device_count = 1;
+  // How long Open waits for a daemon that is starting, and for its answers.
   Timeout open_timeout = std::chrono::seconds(10);
   // What a wait without its own timeout waits at most. Longer than the daemon's agree and exec
   // timeouts together, so that their errors, which say more, come first.
   Timeout wait_timeout = std::chrono::minutes(10);
   std::string label;  // shown in diagnostics; empty: the program's name and pid
+  // Join, Reform and waits for tensors say on standard error whom they wait for, after 10 s and
+  // then each 60 s.
+  bool report_waits = true;
 };
 
 struct WorldOptions {
@@ -184,12 +220,16 @@ class Session {
  public:
   Session() = default;  // empty: calls return FAILED_PRECONDITION
 
-  // UNAVAILABLE kDaemonLost: nobody answers at the address. UNIMPLEMENTED kVersion: the daemon is
-  // of another version. UNAUTHENTICATED kNotAttached: the ring was asked for and is not to be had.
+  // UNAVAILABLE kDaemonLost: no daemon came to serve at the address within open_timeout, kDraining:
+  // it is shutting down. DEADLINE_EXCEEDED kTransportTimeout: it does not answer. INVALID_ARGUMENT
+  // kMalformed: no address, or a path at which something else stands than a socket.
+  // PERMISSION_DENIED kNotAttached: another user's socket. UNIMPLEMENTED kVersion: the daemon is of
+  // another version. UNAUTHENTICATED kNotAttached: the ring was asked for and is not to be had.
   static absl::StatusOr<Session> Open(const SessionOptions& options = {});
 
   // Waits until every rank of the world has joined. ALREADY_EXISTS kDuplicateRank,
-  // INVALID_ARGUMENT kWorldSize, DEADLINE_EXCEEDED kJoinTimeout naming the missing ranks.
+  // INVALID_ARGUMENT kWorldSize, DEADLINE_EXCEEDED kJoinTimeout naming the missing ranks. A rank
+  // that is not let in is told, and so are at once, with its error, those who wait for it.
   absl::StatusOr<World> Join(const WorldOptions& options = {}) const;
 
   // Releases everything now: members leave their worlds, tensors become unusable (NOT_FOUND
@@ -246,10 +286,14 @@ class World {
   DeviceRef device() const;
   Group group() const;  // everybody
   // `world_ranks` in the order of the new group; this rank is one of them. Every member calls it;
-  // the k-th request of each for the same list is the same group, so nobody waits for anybody.
+  // the k-th request of each for the same list is the same group, so nobody waits for anybody. A
+  // world has so many groups in its life (4,096 unless its daemon was told otherwise;
+  // RESOURCE_EXHAUSTED kQuota): ask once, and keep it.
   absl::StatusOr<Group> NewGroup(const std::vector<int>& world_ranks) const;
 
-  // Orderly: only collectives that need this rank fail from now on (kPeerLeft).
+  // Orderly: only collectives that need this rank fail from now on (kPeerLeft). What the session
+  // kept for the world goes with it: who joins, uses and leaves worlds may do so for ever. (The
+  // last handle of a world does not leave it: others may need the rank until its session closes.)
   absl::Status Leave() const;
   // Ends the epoch with ABORTED kCancelled naming this rank, with `why`, for every rank.
   absl::Status Abort(const std::string& why) const;
@@ -495,7 +539,8 @@ class ReduceOp {
 Tensor AllReduce(const Tensor& x, const Group& group, ReduceOp op = {},
                  CallSite site = CallSite::Here());
 // The root's tensor, to all. All give a tensor of one shape; only the root's values matter.
-// Equal on all: shape, root. Gradient: Reduce to the root.
+// Equal on all: shape, root. Gradient: Reduce to the root; elsewhere zeros, with which what is
+// behind x takes part: Detach it where the root's has another history.
 Tensor Broadcast(const Tensor& x, int root, const Group& group, CallSite site = CallSite::Here());
 // The reduction, to the root; absent elsewhere. Equal on all: shape, reduction, root.
 // Gradient: Broadcast from the root; of PRODUCT, Scatter.
@@ -716,7 +761,10 @@ Tensor operator-(const Operand& x);
 struct BackwardOptions {
   std::vector<Tensor> seeds;  // empty: ones
   bool retain_graph = false;
-  bool create_graph = false;  // record the gradients, so that they can be differentiated
+  // Record the gradients, so that they can be differentiated. All of them, constants too, have for
+  // history the collectives in which the call took part: whoever differentiates one takes part in
+  // these, with zeros where nothing comes in.
+  bool create_graph = false;
 };
 absl::Status Backward(const Tensor& root, const BackwardOptions& options = {},
                       CallSite site = CallSite::Here());
@@ -750,10 +798,10 @@ using Function = std::function<std::vector<Tensor>(const std::vector<Tensor>& in
 struct CompileOptions {
   // Inputs whose memory outputs of their types may take over (parameters that the step replaces),
   // by place. Honoured where nobody else has the tensor (detached from it, for a gradient, or in
-  // another run that is not over), the function runs on one device, and no collective needs the
-  // output; else the step gets memory of its own. Then the tensor, and every copy of its handle, is
-  // gone: its use is FAILED_PRECONDITION `DONATED`. The result of a call that is under way may be
-  // given to the next.
+  // another run that is not over), the function runs on one device and does not return the input
+  // itself, and no collective needs the output; else the step gets memory of its own, and the input
+  // stays. Where it is honoured the tensor, and every copy of its handle, is gone: its use is
+  // FAILED_PRECONDITION `DONATED`. The result of a call that is under way may be given to the next.
   // Steps are whole: one that fails (a mismatch, a late rank, no memory, a kernel or a device of
   // any rank) leaves what went into it, and its handle, as they were, and the calls behind it that
   // use its results fail with its error: keep the handles of the last steps, and go on from the
@@ -792,7 +840,9 @@ class Compiled {
   // that changes costs nothing beside it, and no other graph.
   absl::StatusOr<std::vector<Tensor>> Run(const std::vector<Tensor>& inputs,
                                           CallSite site = CallSite::Here()) const;
-  int traces() const;  // how often the function was traced
+  // How often the function was traced: once for each list of types of its inputs. The graphs of the
+  // last 256 lists are kept.
+  int traces() const;
 
   explicit Compiled(std::shared_ptr<CompiledImpl> impl) : impl_(std::move(impl)) {}
 

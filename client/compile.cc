@@ -23,7 +23,7 @@ namespace {
 
 // What a trace depends on of one input.
 struct InputKey {
-  const TensorInfo* info = nullptr;
+  TensorInfoPtr info;
   int32_t device_slot = 0;
   bool requires_grad = false;
   friend bool operator==(const InputKey& a, const InputKey& b) {
@@ -33,16 +33,23 @@ struct InputKey {
 
 // Where a result of the function comes from.
 struct Result {
-  int32_t output = -1;               // of the graph
-  TensorDataPtr outside;             // a tensor from outside that the function returned
-  int32_t input = -1;                // an input, returned as it is
-  const TensorInfo* info = nullptr;  // null: absent
+  int32_t output = -1;    // of the graph
+  TensorDataPtr outside;  // a tensor from outside that the function returned
+  int32_t input = -1;     // an input, returned as it is
+  TensorInfoPtr info;     // null: absent
   int32_t device_slot = 0;
 };
 
-using Infos = std::vector<const TensorInfo*>;
+using Infos = std::vector<TensorInfoPtr>;
 
 struct Program {
+  // Its last run has been sent, or nobody can send one.
+  ~Program() {
+    if (graph == GraphId()) return;
+    session->RetireGraphs({graph}, /*of_calls=*/false);
+    session->DrainIfUrgent();
+  }
+
   std::shared_ptr<SessionCore> session;
   std::vector<InputKey> key;
   std::vector<Result> results;
@@ -123,14 +130,12 @@ class CompiledImpl {
  public:
   CompiledImpl(Function function, CompileOptions options)
       : function_(std::move(function)), options_(std::move(options)) {}
-  ~CompiledImpl() {
-    for (const auto& program : programs_) Forget(*program);
-  }
 
   absl::StatusOr<std::vector<Tensor>> Run(const std::vector<Tensor>& inputs, CallSite site) {
     const std::string source = SourceOf(site);
     if (Trace::Current() != nullptr) {
       // One graph is the point: the inner function becomes part of the outer one.
+      const CallSiteScope own_lines;
       return function_(inputs);
     }
     std::shared_ptr<SessionCore> session;
@@ -148,7 +153,7 @@ class CompiledImpl {
       if (session != data.session) {
         return WithSource(BadType("compiled function: expected inputs of one session"), source);
       }
-      absl::StatusOr<const TensorInfo*> info =
+      absl::StatusOr<TensorInfoPtr> info =
           AtSize(session.get(), static_cast<int>(key.size()), data.info, options_.max_size, &size);
       if (!info.ok()) return WithSource(info.status(), source);
       key.push_back({*info, data.device_slot, input.requires_grad()});
@@ -167,7 +172,6 @@ class CompiledImpl {
         if (programs_[i]->IsCurrent()) {
           program = programs_[i];
         } else {
-          Forget(*programs_[i]);
           programs_.erase(programs_.begin() + static_cast<int64_t>(i));
         }
         break;
@@ -176,6 +180,7 @@ class CompiledImpl {
         absl::StatusOr<std::shared_ptr<Program>> traced = MakeProgram(session, inputs, key);
         if (!traced.ok()) return WithSource(traced.status(), source);
         program = *std::move(traced);
+        if (programs_.size() >= kMaxPrograms) programs_.erase(programs_.begin());
         programs_.push_back(program);
         ++traces_;
       }
@@ -192,15 +197,10 @@ class CompiledImpl {
   }
 
  private:
-  static void Forget(const Program& program) {
-    SessionLock lock(program.session.get());
-    if (lock.status().ok()) program.session->ReleaseGraphLocked(program.graph);
-  }
-
   // The type of input `i` with its dimensions that vary as `size`; *found is what they are, the
   // same in all inputs.
-  absl::StatusOr<const TensorInfo*> AtSize(SessionCore* session, int i, const TensorInfo* info,
-                                           int64_t size, int64_t* found) const {
+  absl::StatusOr<TensorInfoPtr> AtSize(SessionCore* session, int i, const TensorInfoPtr& info,
+                                       int64_t size, int64_t* found) const {
     TensorType type;
     for (const CompileOptions::Varying& varying : options_.varying) {
       if (varying.input != i) continue;
@@ -290,6 +290,10 @@ class CompiledImpl {
     program->trace = std::move(traced[0].trace);
     Graph& graph = program->trace.graph;
     CHORUS_ASSIGN_OR_RETURN(graph, UnifyGraphs(graphs, sizes, varying));
+    // What is returned as it is has its name and its memory after the run as well.
+    for (const Result& result : program->results) {
+      if (result.input >= 0) graph.inputs[static_cast<size_t>(result.input)].donatable = false;
+    }
     // An output of a donated input's type, at every size, may take its memory over, each at most
     // once.
     const ValueTable last(graphs.back());
@@ -340,6 +344,7 @@ class CompiledImpl {
     std::vector<Tensor> returned;
     {
       const GradMode mode(true);
+      const CallSiteScope own_lines;
       trace.Begin();
       returned = function_(placeholders);
       trace.End();
@@ -392,7 +397,7 @@ class CompiledImpl {
       const auto outcome = session->link().Peek(oldest.second);
       // A forgotten outcome is an outcome.
       if (!outcome.ok() || outcome->has_value()) continue;
-      session->link().WaitCommand(oldest.second, session->wait_timeout()).IgnoreError();
+      session->WaitForRun(oldest.second).IgnoreError();
     }
   }
 
@@ -403,7 +408,7 @@ class CompiledImpl {
     const Trace::Finished& trace = program.trace;
     TensorDatas outputs;
     Sequence sequence;
-    const Dependences* after = nullptr;
+    DependencesPtr after;
     session->Throttle();
     Await();
     {
@@ -431,29 +436,25 @@ class CompiledImpl {
           }
         }
         CHORUS_RETURN_IF_ERROR(bind(data));
-        after = session->Union(after, input.impl()->data->after);
+        session->Join(&after, input.impl()->data->after);
       }
       for (const Trace::Capture& capture : trace.captures) {
         CHORUS_RETURN_IF_ERROR(bind(capture.data));
-        after = session->Union(after, capture.data->after);
+        session->Join(&after, capture.data->after);
       }
       if (!options_.donate.empty()) {
         run.donate.assign(run.inputs.size(), false);
         for (const int donated : options_.donate) {
+          const auto place = static_cast<size_t>(donated);
+          if (!trace.graph.inputs[place].donatable) continue;
           // Detached tensors, and what autograd keeps, hold the same name.
-          const TensorDataPtr& data = inputs[static_cast<size_t>(donated)].impl()->data;
-          run.donate[static_cast<size_t>(donated)] = data.use_count() == 1;
+          run.donate[place] = inputs[place].impl()->data.use_count() == 1;
         }
       }
+      run.outputs.resize(infos.size());
+      CHORUS_RETURN_IF_ERROR(session->NameOutputsLocked(absl::MakeSpan(run.outputs)));
       std::vector<TensorId> ids;
-      for (size_t i = 0; i < infos.size(); ++i) {
-        CHORUS_ASSIGN_OR_RETURN(const TensorId id, session->NewTensorIdLocked());
-        OutBinding out;
-        out.kind = OutBinding::Kind::kFresh;
-        out.id = id;
-        run.outputs.push_back(std::move(out));
-        ids.push_back(id);
-      }
+      for (const OutBinding& output : run.outputs) ids.push_back(output.id);
       // One run is of one epoch. Members that are behind bring the run down with the cause that
       // they have not handed out yet.
       int64_t epoch = 0;
@@ -468,11 +469,13 @@ class CompiledImpl {
         group.epoch = Epoch(epoch);
         for (const GroupCore* g : slot.groups) group.base.push_back(g->next_index);
         run.groups.push_back(std::move(group));
-        // All results come at once, when the last of the collectives is done.
-        for (GroupCore* g : slot.groups) after = session->Union(after, session->AfterGroup(g));
       }
       std::vector<DropTape::Entry> drops = Drops(trace, epoch);
+      const auto given = run.donate;
       CHORUS_ASSIGN_OR_RETURN(sequence, session->SubmitLocked(std::move(run)));
+      for (size_t i = 0; i < given.size(); ++i) {
+        if (given[i]) inputs[i].impl()->data->given_to.store(sequence.value());
+      }
       for (const Trace::Slot& slot : trace.slots) {
         for (size_t i = 0; i < slot.groups.size(); ++i) slot.groups[i]->next_index += slot.used[i];
       }
@@ -481,6 +484,10 @@ class CompiledImpl {
       }
       for (const auto& member : trace.members) session->CountRunLocked(member.get(), sequence);
       session->CountUnderWayLocked(sequence);
+      // All results come at once, when the last of the collectives is done.
+      for (const Trace::Slot& slot : trace.slots) {
+        for (GroupCore* g : slot.groups) session->Join(&after, session->AfterGroup(g, sequence));
+      }
       for (DropTape::Entry& drop : drops) session->RetireTape(std::move(drop));
       for (size_t i = 0; i < ids.size(); ++i) {
         outputs.push_back(
@@ -547,6 +554,10 @@ class CompiledImpl {
     }
     return drops;
   }
+
+  // Types of inputs that have a graph at a time: who has ever new ones traces again, and does not
+  // fill the daemon.
+  static constexpr size_t kMaxPrograms = 256;
 
   const Function function_;
   const CompileOptions options_;

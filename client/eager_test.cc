@@ -1,11 +1,21 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstdint>
+#include <iostream>
+#include <map>
+#include <random>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "client/chorus.h"
+#include "client/functional/math.h"
+#include "client/functional/nn.h"
+#include "client/internal/core.h"
+#include "client/internal/tape.h"
 #include "client/testing/fake_daemon.h"
 #include "client/testing/ranks.h"
 #include "core/base/error.h"
@@ -210,6 +220,101 @@ TEST(EagerTest, ErrorsNameTheLineAndAreCarriedOn) {
   EXPECT_EQ(ErrorOf(sum.status()).source, std::string(__FILE__) + ":" + std::to_string(sum_line));
 }
 
+std::string LineOf(const Tensor& x) { return ErrorOf(x.status()).source; }
+std::string ThisFile(int line) { return std::string(__FILE__) + ":" + std::to_string(line); }
+
+// Helpers as a trainer writes them. Each goes wrong where `x` has no axis 5.
+Tensor HandsOn(const Tensor& x, CallSite site = CallSite::Here()) {
+  return Div(Sum(x, {5}, false, site), 2, site);
+}
+Tensor WithOperators(const Tensor& x, const Tensor& y, CallSite site = CallSite::Here()) {
+  const CallSiteScope lines(site);
+  return -(2 * x) + (y - 1);
+}
+Tensor OfHelpers(const Tensor& x, const Tensor& y, CallSite site = CallSite::Here()) {
+  const CallSiteScope lines(site);
+  return WithOperators(x, y);
+}
+
+TEST(EagerTest, AHelpersErrorsNameItsCallersLine) {
+  FakeDaemon daemon;
+  const sdk::Session session = daemon.Open();
+  const Tensor x = FromHost<float>(session, {1, 2}, {2});
+  const Tensor y = FromHost<float>(session, {1, 2, 3}, {3});
+  const int line = __LINE__;
+  EXPECT_EQ(LineOf(HandsOn(x)), ThisFile(line + 1));
+  EXPECT_EQ(LineOf(WithOperators(x, y)), ThisFile(line + 2));
+  EXPECT_EQ(LineOf(OfHelpers(x, y)), ThisFile(line + 3));
+  EXPECT_EQ(LineOf(x + y), ThisFile(line + 4));  // the scopes are over
+  // A compiled function has its own lines, also where a helper runs it.
+  const int inside = __LINE__ + 2;
+  const Compiled step = Compile(
+      [](const std::vector<Tensor>& in) { return std::vector<Tensor>{MatMul(in[0], in[1])}; });
+  const CallSiteScope lines(CallSite{"caller.cc", 1});
+  const auto out = step.Run({x, y});
+  const absl::Status status = out.ok() ? out->front().status() : out.status();
+  EXPECT_EQ(ErrorOf(status).source, ThisFile(inside)) << status;
+}
+
+// What takes a line uses it, and no line of the library's.
+TEST(EagerTest, EveryCallTakesALine) {
+  FakeDaemon daemon;
+  const Ranks ranks(1, &daemon);
+  const World& world = ranks.worlds[0];
+  const Tensor x = FromHost<float>(world, {1, 2}, {2});
+  const Tensor y = FromHost<float>(world, {1, 2, 3}, {3});
+  const Tensor i = FromHost<int64_t>(world, {0, 1}, {2});
+  const CallSite s{"given.cc", 7};
+  const std::map<std::string, Tensor> calls = {
+      {"FromHost", FromHost<float>(world, {1}, {2}, s)},
+      {"Full", Full(world, DType::kF32, {-1}, 1, s)},
+      {"Zeros", Zeros(world, DType::kF32, {-1}, s)},
+      {"Add", Add(x, y, s)},
+      {"Sub", Sub(x, y, s)},
+      {"Mul", Mul(x, y, s)},
+      {"Div", Div(x, y, s)},
+      {"Pow", Pow(x, y, s)},
+      {"Maximum", Maximum(x, y, s)},
+      {"Minimum", Minimum(x, y, s)},
+      {"Equal", Equal(x, y, s)},
+      {"NotEqual", NotEqual(x, y, s)},
+      {"Less", Less(x, y, s)},
+      {"LessEqual", LessEqual(x, y, s)},
+      {"Greater", Greater(x, y, s)},
+      {"GreaterEqual", GreaterEqual(x, y, s)},
+      {"Where", Where(x > 0, x, y, s)},
+      {"LogicalNot", LogicalNot(x, s)},
+      {"Exp", Exp(i, s)},
+      {"MatMul", MatMul(x, y, s)},
+      {"Sum", Sum(x, {5}, false, s)},
+      {"Mean", Mean(x, {5}, false, s)},
+      {"Max", Max(x, {5}, false, s)},
+      {"Expand", Expand(x, {3}, s)},
+      {"Reshape", Reshape(x, {3}, s)},
+      {"Transpose", Transpose(x, s)},
+      {"Slice", Slice(x, 0, 1, 9, s)},
+      {"Concat", Concat({x, i}, 0, s)},
+      {"CopyTo", CopyTo(x, DeviceRef(), s)},
+      {"Softmax", Softmax(x, 5, s)},
+      {"CrossEntropy", CrossEntropy(x, y, s)},
+      {"Take", Take(x, y, 0, s)},
+      {"ArgMax", ArgMax(x, 5, false, s)},
+      {"AllReduce", AllReduce(i, world, Reduction::kAvg, s)},
+      {"Broadcast", Broadcast(x, 3, world, s)},
+      {"Reduce", Reduce(x, 3, world, {}, s)},
+      {"Gather", GatherIntoTensor(x, 3, world, {}, 0, s)},
+      {"AllGather", AllGatherIntoTensor(x, world, {}, 7, s)},
+      {"Send", Send(x, 9, world, 0, s)},
+      {"Recv", Recv(DType::kF32, {2}, 9, world, 0, s)},
+      {"AllReduceCoalesced", AllReduceCoalesced({i}, world, Reduction::kAvg, s)[0]},
+  };
+  for (const auto& [name, result] : calls) {
+    EXPECT_EQ(LineOf(result), "given.cc:7") << name << ": " << result.status();
+  }
+  EXPECT_EQ(ErrorOf(Backward(x, {}, s)).source, "given.cc:7");
+  EXPECT_EQ(ErrorOf(Grad({x}, {y}, {}, s).status()).source, "given.cc:7");
+}
+
 TEST(EagerTest, WrongUseIsAnErrorNotACrash) {
   FakeDaemon daemon;
   const sdk::Session session = daemon.Open();
@@ -318,6 +423,85 @@ TEST(EagerTest, AnOpWaitsForNothingButItsOperands) {
   EXPECT_THAT(Values<float>(w), ElementsAre(60));
 }
 
+// A batch that was sent and had kept its dependences took what belonged to the next one.
+TEST(EagerTest, AValueIsReadFromTheBatchThatMakesIt) {
+  FakeDaemon daemon;
+  Ranks ranks(1, &daemon);
+  const World& world = ranks.worlds[0];
+  const absl::StatusOr<Group> other = world.NewGroup({0});
+  ASSERT_TRUE(other.ok()) << other.status();
+  const Tensor x = FromHost<float>(world, {1, 2}, {2});
+  const Tensor w = FromHost<float>(world, {10, 100}, {2});
+  const Tensor y1 = AllReduce(x, world);
+  const Tensor y2 = AllReduce(x, *other);
+  const Tensor a = x * w;
+  const Tensor b = y1 * w;
+  const Tensor c = y2 * w;
+  const Tensor d = b + c;
+  const Tensor e = x - w;
+  const Tensor f = a + a;
+  EXPECT_THAT(Values<float>(f), ElementsAre(20, 400));
+  EXPECT_THAT(Values<float>(e), ElementsAre(-9, -98));
+  EXPECT_THAT(Values<float>(d), ElementsAre(20, 400));
+}
+
+// Programs of local ops and collectives of one rank, where every value is known beforehand: whole
+// numbers, small enough to be exact.
+TEST(EagerTest, LocalOpsBetweenGroupsHaveTheirValues) {
+  constexpr uint32_t kSeed = 20240613;
+  constexpr int kPrograms = 2000;
+  std::cerr << "seed " << kSeed << ", " << kPrograms << " programs\n";
+  std::mt19937 random(kSeed);
+  const auto below = [&random](size_t n) { return static_cast<size_t>(random() % n); };
+  FakeDaemon daemon;
+  Ranks ranks(1, &daemon);
+  const World& world = ranks.worlds[0];
+  std::vector<Group> groups = {world.group()};
+  for (int g = 0; g < 2; ++g) {
+    absl::StatusOr<Group> made = world.NewGroup({0});
+    ASSERT_TRUE(made.ok()) << made.status();
+    groups.push_back(*std::move(made));
+  }
+  for (int program = 0; program < kPrograms; ++program) {
+    std::vector<std::pair<Tensor, double>> values;
+    for (const double leaf : {1.0, 2.0, 3.0})
+      values.emplace_back(Scalar<double>(world, leaf), leaf);
+    for (const Group& group : groups) {
+      const size_t leaf = below(3);
+      values.emplace_back(AllReduce(values[leaf].first, group), values[leaf].second);
+    }
+    const size_t ops = 4 + below(16);
+    for (size_t i = 0; i < ops; ++i) {
+      const std::pair<Tensor, double> a = values[below(values.size())];
+      const std::pair<Tensor, double> b = values[below(values.size())];
+      switch (below(12)) {
+        case 0:
+          values.emplace_back(AllReduce(a.first, groups[below(groups.size())]), a.second);
+          break;
+        case 1:
+          EXPECT_THAT(Values<double>(a.first), ElementsAre(a.second)) << "program " << program;
+          break;
+        case 2:
+          // What nobody holds is not computed.
+          values.erase(values.begin() + static_cast<std::ptrdiff_t>(below(values.size())));
+          break;
+        case 3:
+        case 4:
+        case 5:
+        case 6:
+          values.emplace_back(a.first - b.first, a.second - b.second);
+          break;
+        default:
+          values.emplace_back(a.first + b.first, a.second + b.second);
+      }
+    }
+    for (size_t v = 0; v < values.size(); ++v) {
+      ASSERT_THAT(Values<double>(values[v].first), ElementsAre(values[v].second))
+          << "program " << program << ", value " << v << " of " << values.size();
+    }
+  }
+}
+
 TEST(EagerTest, TensorsAreReleased) {
   FakeDaemon daemon;
   {
@@ -332,6 +516,72 @@ TEST(EagerTest, TensorsAreReleased) {
     EXPECT_LT(daemon.live_tensors(), 2 * 2 * 64 + 16);
     EXPECT_EQ(daemon.live_tapes(), 0);
   }
+}
+
+// Types, and sets of what a tensor waits for, are kept as long as somebody has them.
+TEST(EagerTest, WhatIsInternedGoesWithItsTensors) {
+  FakeDaemon daemon;
+  const sdk::Session session = daemon.Open();
+  std::vector<Tensor> held;
+  for (int64_t n = 1; n <= 3000; ++n) {
+    const Tensor x = FromHost<float>(session, Floats(static_cast<size_t>(n), 1), {n});
+    const Tensor y = x + x;
+    if (n % 100 == 0) {
+      ASSERT_TRUE(y.Wait().ok()) << y.Wait();
+      held.push_back(y);
+    }
+  }
+  // Those of the last 256 or so, of the ones that are held, and of an open batch.
+  EXPECT_LE(session.core()->CountTables().types, 1024u);
+  for (size_t i = 0; i < held.size(); ++i) {
+    EXPECT_EQ(Values<float>(held[i]), Floats(100 * (i + 1), 2));
+  }
+}
+
+TEST(EagerTest, ASumOverEverNewTagsWaitsForFew) {
+  FakeDaemon daemon;
+  Ranks ranks(2, &daemon);
+  const NoGrad no_grad;
+  Tensor sum = Scalar<double>(ranks.worlds[1], 0);
+  size_t most = 0;
+  for (int tag = 0; tag < 1000; ++tag) {
+    const Tensor sent = Send(Scalar<double>(ranks.worlds[0], tag), 1, ranks.worlds[0], tag);
+    sum = sum + Recv(DType::kF64, {}, 0, ranks.worlds[1], tag);
+    const DependencesPtr& after = sum.impl()->data->after;
+    most = std::max(most, after == nullptr ? 0 : after->size());
+  }
+  EXPECT_LE(most, 16u);
+  EXPECT_LE(ranks.sessions[1].core()->CountTables().dependences, 1024u);
+  EXPECT_THAT(Values<double>(sum), ElementsAre(499500));
+}
+
+// To get a name for what a batch makes, others are released: not those that the batch uses.
+TEST(EagerTest, TheLastNamesAreFound) {
+  FakeDaemon daemon;
+  const sdk::Session session = daemon.Open();
+  const auto make = [&session](float value) {
+    return FromHost<float>(session, Floats(17, value), {17});
+  };
+  std::vector<Tensor> held;
+  for (int i = 0; i < FakeDaemon::kMaxTensors - 3; ++i) held.push_back(make(0));
+  const auto sum = [&make](float a, float b) {
+    const Tensor x = make(a);
+    const Tensor y = make(b);
+    return x + y;
+  };
+  make(0);  // dropped, and not released yet
+  for (const float value : {1, 2, 3}) {
+    EXPECT_EQ(Values<float>(sum(value, 10)), Floats(17, value + 10)) << value;
+  }
+  {
+    const Tensor x = make(1);
+    const Tensor y = make(2);
+    const Tensor a = x + y;
+    const Tensor b = x - y;
+    EXPECT_EQ(ErrorOf(a.Wait()).reason, Reason::kQuota) << a.Wait();
+    EXPECT_EQ(ErrorOf(b.Wait()).reason, Reason::kQuota) << b.Wait();
+  }
+  EXPECT_EQ(Values<float>(sum(4, 10)), Floats(17, 14));
 }
 
 TEST(EagerTest, LargeTensorsAreReleasedAtOnce) {

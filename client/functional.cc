@@ -137,8 +137,9 @@ Results ApplyBroadcast(const Tensor& x, int root, const Group& group, CallSite s
   CollectiveCall call = CallOf(Ops().broadcast, site);
   call.root = root;
   if (!IsUsable(x) || group.rank() == root) return Apply(call, Only(x), group);
-  // Off the root only the type counts.
+  // Off the root only the type counts, and what is behind it: the root's x has a gradient.
   call.type = &x.impl()->data->info->type;
+  call.behind = Only(x);
   return Apply(call, {}, group);
 }
 
@@ -197,6 +198,7 @@ Tensor Scatter(const std::vector<Tensor>& xs, DType dtype, const Shape& shape, i
   const TensorType type = TypeOfPiece(dtype, shape);
   if (group.rank() != root || group.core() == nullptr) {
     call.type = &type;
+    call.behind = xs;
     return One(Apply(call, {}, group));
   }
   const size_t place = static_cast<size_t>(root);
@@ -234,6 +236,7 @@ Tensor ScatterTensor(const Tensor& x, DType dtype, const Shape& shape, int root,
   const TensorType type = TypeOfPiece(dtype, turned);
   if (group.rank() != root || group.core() == nullptr) {
     call.type = &type;
+    call.behind = Only(x);
     return FromFront(One(Apply(call, {}, group)), dim, site);
   }
   call.counts = rows;
@@ -365,6 +368,7 @@ Ragged ScatterRagged(const Tensor& x, const Tensor& counts, DType dtype, const S
   const TensorType type = TypeOfPiece(dtype, shape);
   if (group.rank() != root || group.core() == nullptr) {
     call.type = &type;
+    call.behind = Only(x);
     call.runtime_counts_input = 0;
     return Both(Apply(call, {}, group));
   }
@@ -471,6 +475,7 @@ std::vector<Tensor> BroadcastCoalesced(const std::vector<Tensor>& xs, int root, 
   for (size_t i = 0; i < xs.size(); ++i) {
     if (!IsUsable(xs[i]) || group.rank() == root) continue;
     calls[i].type = &xs[i].impl()->data->info->type;
+    calls[i].behind = Only(xs[i]);
     inputs[i] = {};
   }
   return OneEach(ApplyAll(calls, inputs, 1, group));
@@ -628,13 +633,16 @@ Tensor CopyTo(const Tensor& x, const DeviceRef& device, CallSite site) {
 }
 
 Tensor operator+(const Operand& a, const Operand& b) {
-  return Operate(a, b, [](const Tensor& x, const Tensor& y, CallSite s) { return Add(x, y, s); });
+  const CallSite site = SiteOf(a, b);
+  return Operate(a, b, site, [&](const Tensor& x, const Tensor& y) { return Add(x, y, site); });
 }
 Tensor operator-(const Operand& a, const Operand& b) {
-  return Operate(a, b, [](const Tensor& x, const Tensor& y, CallSite s) { return Sub(x, y, s); });
+  const CallSite site = SiteOf(a, b);
+  return Operate(a, b, site, [&](const Tensor& x, const Tensor& y) { return Sub(x, y, site); });
 }
 Tensor operator*(const Operand& a, const Operand& b) {
-  return Operate(a, b, [](const Tensor& x, const Tensor& y, CallSite s) { return Mul(x, y, s); });
+  const CallSite site = SiteOf(a, b);
+  return Operate(a, b, site, [&](const Tensor& x, const Tensor& y) { return Mul(x, y, site); });
 }
 Tensor operator-(const Operand& x) { return Neg(x.tensor(), x.site()); }
 

@@ -276,12 +276,18 @@ absl::StatusOr<DeviceGroup> DeviceGroup::Create(const Session& session,
     threads.emplace_back([&session, &joined, own, i] { joined[i] = session.Join(own); });
   }
   for (std::thread& thread : threads) thread.join();
+  // What has joined leaves again, also where the group does not come about.
+  const auto own_world = std::make_shared<OwnWorld>(session.core());
   DeviceGroup group;
+  absl::Status status;
   for (absl::StatusOr<World>& world : joined) {
-    CHORUS_RETURN_IF_ERROR(world.status());
+    status.Update(world.status());
+    if (!world.ok()) continue;
     world->member()->in_device_group = true;
+    world->member()->own_world = own_world;
     group.worlds_.push_back(*std::move(world));
   }
+  if (!status.ok()) return status;
   return group;
 }
 
@@ -325,7 +331,7 @@ absl::Status HostTensor::status() const {
                    "an undefined tensor of the host");
 }
 
-HostTensor& HostTensor::RequireGrad(const DeviceGroup& devices) {
+HostTensor& HostTensor::RequireGrad(const DeviceGroup& devices, CallSite site) {
   if (!status().ok() || requires_grad()) return *this;
   const auto fail = [this](const absl::Status& error) -> HostTensor& {
     impl_->status = error;
@@ -338,7 +344,7 @@ HostTensor& HostTensor::RequireGrad(const DeviceGroup& devices) {
                 "which has its gradient from there"));
   }
   Tensor stand_in = FromBytes(devices.device(0), impl_->type.dtype, impl_->shape, impl_->data,
-                              impl_->type.num_elements(), CallSite::Here());
+                              impl_->type.num_elements(), site);
   stand_in.RequireGrad();
   if (!stand_in.status().ok()) return fail(stand_in.status());
   MutexLock lock(&impl_->mutex);

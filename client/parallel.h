@@ -37,6 +37,8 @@ namespace parallel {
 struct HostTensorImpl;  // internal
 
 // Devices of one session, in an order: places 0 to size() - 1. A handle; copies are the same group.
+// Its world goes when nobody has it any more: no handle of the group or of a member, no result that
+// has history there, no function compiled with it. What was called before still comes.
 class DeviceGroup {
  public:
   DeviceGroup() = default;  // of no devices: calls are refused
@@ -83,7 +85,7 @@ class HostTensor {
   // stands for it: it is uploaded there once, and scattered from there. Its gradient,
   // tensor().grad() or that which Grad gives for tensor(), has its shape, and is gathered back to
   // that device.
-  HostTensor& RequireGrad(const DeviceGroup& devices);
+  HostTensor& RequireGrad(const DeviceGroup& devices, CallSite site = CallSite::Here());
   bool requires_grad() const;
   // The tensor that stands for it on the first device. Of one that requires no gradient or was not
   // gathered: an undefined tensor. Of a gathered one: its elements, recorded, so that a loss of

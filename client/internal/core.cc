@@ -20,14 +20,18 @@ constexpr size_t kMaxFragmentNodes = 256;
 constexpr size_t kMaxFragments = 1024;
 // Graphs of one group's collectives.
 constexpr size_t kMaxCalls = 1024;
-// Lists of counts and of types, of all groups together.
+// Lists of counts and of types, of all groups together; and lines of the program.
 constexpr size_t kMaxShapes = 4096;
+constexpr size_t kMaxSources = 4096;
+// Of a set of dependences, but for those that may have runs under way.
+constexpr size_t kMaxOrigins = 8;
 // Released tensors wait for company, unless they hold memory that others could use.
 constexpr size_t kMaxRetiredTensors = 64;
 constexpr int64_t kMaxRetiredBytes = 256 * 1024;
 // Larger graphs go through staging memory: a frame must fit the ring more than once.
 constexpr size_t kMaxInlineGraphBytes = 32 * 1024;
 constexpr size_t kDropsPerFrame = 512;
+constexpr size_t kGraphsPerFrame = 512;
 constexpr int64_t kStagingBlockBytes = 4 << 20;
 constexpr int64_t kMaxStagingBytes = 64 << 20;
 constexpr int64_t kStagingAlign = 64;
@@ -81,6 +85,33 @@ TensorData::~TensorData() {
   session->DrainIfUrgent();
 }
 
+// --- OwnWorld, MemberCore
+// -------------------------------------------------------------------------
+
+OwnWorld::~OwnWorld() {
+  if (gone_.ranks.empty()) return;
+  session_->RetireWorld(std::move(gone_));
+  session_->DrainIfUrgent();
+}
+
+void OwnWorld::Add(const MemberCore& gone) {
+  MutexLock lock(&mutex_);
+  gone_.world = gone.world;
+  gone_.ranks.push_back(Rank(gone.rank.load(std::memory_order_relaxed)));
+  gone_.runs.insert(gone_.runs.end(), gone.runs.begin(), gone.runs.end());
+}
+
+MemberCore::~MemberCore() {
+  std::vector<GraphId> graphs;
+  for (const auto& group : groups) {
+    for (const auto& call : group->calls) graphs.push_back(call.second->run().graph);
+    for (const auto& batch : group->batches) graphs.push_back(batch.second->run().graph);
+  }
+  if (!graphs.empty()) session->RetireGraphs(graphs, /*of_calls=*/true);
+  if (own_world != nullptr) own_world->Add(*this);
+  session->DrainIfUrgent();
+}
+
 // --- SessionLock --------------------------------------------------------------------------------
 
 SessionLock::SessionLock(SessionCore* core) : core_(core) {
@@ -107,9 +138,11 @@ SessionLock::~SessionLock() {
 
 // --- SessionCore --------------------------------------------------------------------------------
 
-SessionCore::SessionCore(std::unique_ptr<Link> link, absl::Duration wait_timeout)
+SessionCore::SessionCore(std::unique_ptr<Link> link, absl::Duration wait_timeout,
+                         WaitReportOptions reports)
     : link_(link.release()),
       wait_timeout_(wait_timeout),
+      reports_(link_, std::move(reports)),
       devices_(link_->devices()),
       fork_count_(ForkCount()) {}
 
@@ -124,16 +157,15 @@ bool SessionCore::Forked() const {
   return fork_count.load(std::memory_order_relaxed) != fork_count_;
 }
 
-const TensorInfo* SessionCore::Intern(const TensorType& type) {
-  std::unique_ptr<TensorInfo>& info = infos_[type];
-  if (info == nullptr) {
-    info = std::make_unique<TensorInfo>();
+TensorInfoPtr SessionCore::Intern(const TensorType& type) {
+  return types_.Get(type, [&type] {
+    auto info = std::make_shared<TensorInfo>();
     info->type = type;
     info->shape = type.sizes();
     info->elements = type.num_elements();
     info->bytes = type.num_bytes();
-  }
-  return info.get();
+    return info;
+  });
 }
 
 const std::string* SessionCore::InternSource(const std::string& source) {
@@ -152,8 +184,10 @@ absl::StatusOr<Sequence> SessionCore::SubmitLocked(Command* command) {
   command->sequence = Sequence(next_sequence_);
   const absl::Status status = link_->Submit(*command);
   if (!status.ok()) {
-    // A full ring may have room later; a daemon that is gone stays so.
-    if (ErrorOf(status).reason != Reason::kTransportTimeout) broken_ = status;
+    // A full ring may have room later, and the next command may be one that can be sent; a daemon
+    // that is gone stays so.
+    const Reason reason = ErrorOf(status).reason;
+    if (reason != Reason::kTransportTimeout && reason != Reason::kMalformed) broken_ = status;
     return status;
   }
   return Sequence(next_sequence_++);
@@ -174,8 +208,25 @@ absl::StatusOr<TensorId> SessionCore::NewTensorIdLocked() {
   return TensorId{next_tensor_++, 1};
 }
 
-TensorDataPtr SessionCore::NewSentLocked(const TensorInfo* info, int32_t device_slot, TensorId id,
-                                         Sequence producer) {
+absl::Status SessionCore::NameOutputsLocked(absl::Span<OutBinding> outputs) {
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const absl::StatusOr<TensorId> id = NewTensorIdLocked();
+    if (!id.ok()) {
+      GiveBackLocked(outputs.first(i));
+      return id.status();
+    }
+    outputs[i].kind = OutBinding::Kind::kFresh;
+    outputs[i].id = *id;
+  }
+  return absl::OkStatus();
+}
+
+void SessionCore::GiveBackLocked(absl::Span<const OutBinding> outputs) {
+  for (const OutBinding& output : outputs) free_tensors_.push_back(output.id);
+}
+
+TensorDataPtr SessionCore::NewSentLocked(const TensorInfoPtr& info, int32_t device_slot,
+                                         TensorId id, Sequence producer) {
   auto data = std::make_shared<TensorData>(shared_from_this());
   data->info = info;
   data->device_slot = device_slot;
@@ -199,44 +250,70 @@ Binding SessionCore::BindingOf(const TensorData& data) const {
 
 // --- Local ops ----------------------------------------------------------------------------------
 
-const Dependences* SessionCore::InternDependences(Dependences set) {
-  std::unique_ptr<const Dependences>& entry = dependences_[set];
-  if (entry == nullptr) entry = std::make_unique<const Dependences>(std::move(set));
-  return entry.get();
+DependencesPtr SessionCore::InternDependences(const Dependences& set) {
+  return dependences_.Get(set, [&set] { return std::make_shared<const Dependences>(set); });
 }
 
-const Dependences* SessionCore::Union(const Dependences* a, const Dependences* b) {
-  if (a == b || b == nullptr) return a;
-  if (a == nullptr) return b;
-  Dependences both;
-  std::set_union(a->begin(), a->end(), b->begin(), b->end(), std::back_inserter(both));
-  return InternDependences(std::move(both));
+bool SessionCore::IsOver(Sequence run) {
+  const auto outcome = link_->Peek(run);
+  // A forgotten outcome is an outcome.
+  return !outcome.ok() || outcome->has_value();
 }
 
-const Dependences* SessionCore::AfterGroup(GroupCore* group) {
-  if (group->after == nullptr) group->after = InternDependences({next_token_++});
+Sequence SessionCore::OldestUnderWayLocked() {
+  while (!under_way_.empty() && IsOver(under_way_.front())) under_way_.pop_front();
+  under_way_count_.store(under_way_.size(), std::memory_order_relaxed);
+  return under_way_.empty() ? Sequence(next_sequence_) : under_way_.front();
+}
+
+void SessionCore::Join(DependencesPtr* both, const DependencesPtr& other) {
+  if (*both == other || other == nullptr) return;
+  if (*both == nullptr) {
+    *both = other;
+    return;
+  }
+  Dependences united;
+  std::set_union((*both)->begin(), (*both)->end(), other->begin(), other->end(),
+                 std::back_inserter(united),
+                 [](const OriginPtr& a, const OriginPtr& b) { return a->number < b->number; });
+  if (united.size() > kMaxOrigins) {
+    const Sequence oldest = OldestUnderWayLocked();
+    united.erase(std::remove_if(united.begin(), united.end(),
+                                [oldest](const OriginPtr& origin) ABSL_EXCLUSIVE_LOCKS_REQUIRED(
+                                    session_lock) { return origin->last < oldest; }),
+                 united.end());
+  }
+  *both = united.empty() ? nullptr : InternDependences(united);
+}
+
+const DependencesPtr& SessionCore::AfterGroup(GroupCore* group, Sequence run) {
+  if (group->after == nullptr) {
+    group->after = InternDependences({std::make_shared<Origin>(next_origin_++)});
+  }
+  group->after->front()->last = run;
   return group->after;
 }
 
-const Dependences* SessionCore::After(const CallPart& part) {
+void SessionCore::JoinAfter(const CallPart& part, Sequence run, DependencesPtr* after) {
   GroupCore* const group = part.group;
-  const Dependences* after = nullptr;
   const CollectiveKind kind = part.key.op->kind;
   if (HasPeer(kind)) {
-    GroupCore::Pair& pair =
-        group->pairs[{{part.key.peer, kind == CollectiveKind::kSend ? 1 : 0}, part.key.tag}];
-    if (pair.token == 0) pair.token = next_token_++;
-    after = InternDependences({pair.token});
+    OriginPtr& origin =
+        group->pairs[{{part.key.peer, kind == CollectiveKind::kSend ? 1 : 0}, part.key.tag}].origin;
+    if (origin == nullptr) origin = std::make_shared<Origin>(next_origin_++);
+    origin->last = run;
+    Join(after, InternDependences({origin}));
   } else {
-    after = AfterGroup(group);
+    Join(after, AfterGroup(group, run));
   }
-  for (const TensorData* input : part.inputs) after = Union(after, input->after);
-  return after;
+  for (const TensorData* input : part.inputs) Join(after, input->after);
 }
 
 int32_t SessionCore::FragmentInput(Fragment* fragment, const TensorDataPtr& data) {
   const TensorData::State state = data->state.load(std::memory_order_relaxed);
-  if (state == TensorData::State::kLazy) return data->value;
+  // Its own and no other's. (Others have been sent: what is not, has no name either, and the daemon
+  // refuses it.)
+  if (state == TensorData::State::kLazy && data->fragment == fragment->number) return data->value;
   // Names are compared, not handles: a handle may die before the fragment is sent, its name may
   // not.
   for (size_t i = 0; i < fragment->inputs.size(); ++i) {
@@ -259,43 +336,48 @@ int32_t SessionCore::FragmentInput(Fragment* fragment, const TensorDataPtr& data
   return ~static_cast<int32_t>(fragment->inputs.size() - 1);
 }
 
+Fragment* SessionCore::FindFragment(const DependencesPtr& after) {
+  for (const auto& open : open_) {
+    if (open->after == after) return open.get();
+  }
+  return nullptr;
+}
+
+Fragment* SessionCore::OpenFragmentLocked(const DependencesPtr& after) {
+  Fragment* const open = FindFragment(after);
+  if (open != nullptr) {
+    if (open->nodes.size() < kMaxFragmentNodes) return open;
+    FlushLocked(open->number);
+  }
+  open_.push_back(std::make_unique<Fragment>(next_fragment_++, after));
+  return open_.back().get();
+}
+
 TensorDatas SessionCore::AppendLocked(NodeSpec spec, absl::Span<const TensorDataPtr> inputs,
                                       absl::Span<const TensorType> outputs) {
-  const Dependences* after = nullptr;
-  for (const TensorDataPtr& input : inputs) after = Union(after, input->after);
+  DependencesPtr after;
+  for (const TensorDataPtr& input : inputs) Join(&after, input->after);
+  // To name a tensor, and to send a fragment, may send all others: the op's own is looked for
+  // last, and nothing is sent from there on.
+  std::shared_ptr<const Failure> failure;
   for (const TensorDataPtr& input : inputs) {
-    if (input->state.load(std::memory_order_relaxed) == TensorData::State::kLazy &&
-        input->fragment->after != after) {
-      FlushLocked(input->fragment);
-    }
+    const absl::Status named = NameLocked(input.get());
+    if (!named.ok()) failure = std::make_shared<Failure>(Failure{named, nullptr, 0});
   }
-  Fragment* fragment = nullptr;
-  for (const auto& open : open_) {
-    if (open->after == after) fragment = open.get();
+  for (const TensorDataPtr& input : inputs) {
+    if (input->state.load(std::memory_order_relaxed) != TensorData::State::kLazy) continue;
+    const Fragment* const own = FindFragment(after);
+    if (own == nullptr || input->fragment != own->number) FlushLocked(input->fragment);
   }
-  if (fragment == nullptr) {
-    for (const auto& open : open_) {
-      if (open->nodes.empty()) fragment = open.get();
-    }
-    if (fragment == nullptr) {
-      open_.push_back(std::make_unique<Fragment>());
-      fragment = open_.back().get();
-    }
-    fragment->after = after;
+  Fragment* const fragment = OpenFragmentLocked(after);
+  for (const TensorDataPtr& input : inputs) {
+    // Flushing may have failed.
+    if (input->failure != nullptr) failure = input->failure;
   }
-  if (fragment->nodes.size() >= kMaxFragmentNodes) FlushLocked(fragment);
-  fragment->after = after;
 
   Fragment::Op node;
   spec.inputs.clear();
   TensorDatas results;
-  std::shared_ptr<const Failure> failure;
-  for (const TensorDataPtr& input : inputs) {
-    // Flushing may have failed.
-    if (input->failure != nullptr) failure = input->failure;
-    const absl::Status named = NameLocked(input.get());
-    if (!named.ok()) failure = std::make_shared<Failure>(Failure{named, nullptr, 0});
-  }
   if (failure == nullptr) {
     for (const TensorDataPtr& input : inputs) {
       spec.inputs.push_back(FragmentInput(fragment, input));
@@ -311,7 +393,7 @@ TensorDatas SessionCore::AppendLocked(NodeSpec spec, absl::Span<const TensorData
       data->failure = failure;
       data->state.store(TensorData::State::kFailed, std::memory_order_release);
     } else {
-      data->fragment = fragment;
+      data->fragment = fragment->number;
       data->value = fragment->num_values++;
       node.outputs.push_back(data);
     }
@@ -325,19 +407,25 @@ TensorDatas SessionCore::AppendLocked(NodeSpec spec, absl::Span<const TensorData
 }
 
 void SessionCore::FlushLocked() {
-  for (const auto& fragment : open_) FlushLocked(fragment.get());
+  while (!open_.empty()) FlushLocked(open_.front()->number);
 }
 
-void SessionCore::FlushLocked(Fragment* fragment) {
-  if (fragment->nodes.empty()) return;
+void SessionCore::FlushLocked(int64_t number) {
+  const auto found = std::find_if(open_.begin(), open_.end(),
+                                  [number](const auto& open) { return open->number == number; });
+  if (found == open_.end()) return;
+  // Not open any more: what is done to send it may send the others, never it again.
+  const std::unique_ptr<Fragment> fragment = std::move(*found);
+  open_.erase(found);
   std::vector<TensorDataPtr> alive;
   for (const Fragment::Op& node : fragment->nodes) {
     for (const auto& output : node.outputs) {
       if (TensorDataPtr data = output.lock()) alive.push_back(std::move(data));
     }
   }
-  const absl::Status status = SendLocked(fragment);
-  *fragment = Fragment();
+  sending_.push_back(fragment.get());
+  const absl::Status status = SendLocked(fragment.get());
+  sending_.pop_back();
   if (status.ok()) return;
   const auto failure = std::make_shared<Failure>(Failure{status, nullptr, 0});
   for (const TensorDataPtr& data : alive) {
@@ -345,6 +433,18 @@ void SessionCore::FlushLocked(Fragment* fragment) {
     data->failure = failure;
     data->state.store(TensorData::State::kFailed, std::memory_order_release);
   }
+}
+
+absl::StatusOr<GraphId> SessionCore::FragmentGraphLocked(std::string encoded) {
+  const auto found = fragments_.find(encoded);
+  if (found != fragments_.end()) return found->second;
+  if (fragments_.size() >= std::min(kMaxFragments, MaxGraphs() / 4)) {
+    for (const auto& entry : fragments_) ReleaseGraphLocked(entry.second);
+    fragments_.clear();
+  }
+  CHORUS_ASSIGN_OR_RETURN(const GraphId id, RegisterLocked(encoded));
+  fragments_.emplace(std::move(encoded), id);
+  return id;
 }
 
 absl::Status SessionCore::SendLocked(Fragment* fragment) {
@@ -409,31 +509,24 @@ absl::Status SessionCore::SendLocked(Fragment* fragment) {
   }
   if (results.empty()) return absl::OkStatus();
 
-  std::string encoded = EncodeGraph(graph);
-  auto found = fragments_.find(encoded);
-  if (found == fragments_.end()) {
-    if (fragments_.size() >= kMaxFragments) {
-      for (const auto& entry : fragments_) ReleaseGraphLocked(entry.second);
-      fragments_.clear();
-    }
-    CHORUS_ASSIGN_OR_RETURN(const GraphId id, RegisterLocked(encoded));
-    found = fragments_.emplace(std::move(encoded), id).first;
+  // Before its graph is looked for: this may send other fragments, and theirs may push it out.
+  run.outputs.resize(results.size());
+  CHORUS_RETURN_IF_ERROR(NameOutputsLocked(absl::MakeSpan(run.outputs)));
+  const auto names = run.outputs;
+  const auto submit = [&]()
+                          ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) -> absl::StatusOr<Sequence> {
+    CHORUS_ASSIGN_OR_RETURN(run.graph, FragmentGraphLocked(EncodeGraph(graph)));
+    return SubmitLocked(std::move(run));
+  };
+  const absl::StatusOr<Sequence> sequence = submit();
+  if (!sequence.ok()) {
+    GiveBackLocked(names);
+    return sequence.status();
   }
-  run.graph = found->second;
-  std::vector<TensorId> ids;
+  CountUnderWayLocked(*sequence);
   for (size_t i = 0; i < results.size(); ++i) {
-    CHORUS_ASSIGN_OR_RETURN(const TensorId id, NewTensorIdLocked());
-    OutBinding out;
-    out.kind = OutBinding::Kind::kFresh;
-    out.id = id;
-    run.outputs.push_back(std::move(out));
-    ids.push_back(id);
-  }
-  CHORUS_ASSIGN_OR_RETURN(const Sequence sequence, SubmitLocked(std::move(run)));
-  CountUnderWayLocked(sequence);
-  for (size_t i = 0; i < results.size(); ++i) {
-    results[i]->id = ids[i];
-    results[i]->producer = sequence;
+    results[i]->id = names[i].id;
+    results[i]->producer = *sequence;
     results[i]->state.store(TensorData::State::kSent, std::memory_order_release);
   }
   return absl::OkStatus();
@@ -442,8 +535,17 @@ absl::Status SessionCore::SendLocked(Fragment* fragment) {
 // --- Graphs -------------------------------------------------------------------------------------
 
 absl::StatusOr<GraphId> SessionCore::RegisterLocked(const std::string& encoded) {
+  if (free_graphs_.empty() && next_graph_ >= link_->max_graphs()) ReleaseRetiredGraphsLocked();
   GraphId id{next_graph_, 1};
-  if (!free_graphs_.empty()) id = free_graphs_.back();
+  if (!free_graphs_.empty()) {
+    id = free_graphs_.back();
+  } else if (next_graph_ >= link_->max_graphs()) {
+    return MakeError(
+        absl::StatusCode::kResourceExhausted, Reason::kQuota,
+        absl::StrCat("the session has ", next_graph_,
+                     " graphs, as many as it may: most are of "
+                     "compiled functions, drop some, or give them inputs of fewer types"));
+  }
   RegisterGraph body;
   body.graph = id;
   StagingBlock* block = nullptr;
@@ -472,10 +574,13 @@ absl::StatusOr<GraphId> SessionCore::RegisterLocked(const std::string& encoded) 
   return id;
 }
 
-void SessionCore::ReleaseGraphLocked(GraphId graph) {
+void SessionCore::ReleaseGraphLocked(GraphId graph) { ReleaseGraphsLocked({graph}); }
+
+void SessionCore::ReleaseGraphsLocked(absl::Span<const GraphId> graphs) {
   Release release;
-  release.graphs.push_back(graph);
-  if (SubmitLocked(std::move(release)).ok()) {
+  release.graphs.assign(graphs.begin(), graphs.end());
+  if (!SubmitLocked(std::move(release)).ok()) return;
+  for (const GraphId graph : graphs) {
     free_graphs_.push_back(GraphId{graph.slot, graph.generation + 1});
   }
 }
@@ -511,7 +616,7 @@ absl::StatusOr<SessionCore::StagingBlock*> SessionCore::StagingLocked(int64_t by
   return staging_.back().get();
 }
 
-absl::StatusOr<SessionCore::Created> SessionCore::CreateLocked(const TensorInfo* info,
+absl::StatusOr<SessionCore::Created> SessionCore::CreateLocked(const TensorInfoPtr& info,
                                                                int32_t device_slot,
                                                                Binding source) {
   CreateTensor create;
@@ -521,11 +626,16 @@ absl::StatusOr<SessionCore::Created> SessionCore::CreateLocked(const TensorInfo*
   Created created;
   CHORUS_ASSIGN_OR_RETURN(created.id, NewTensorIdLocked());
   create.tensor = created.id;
-  CHORUS_ASSIGN_OR_RETURN(created.sequence, SubmitLocked(std::move(create)));
+  const absl::StatusOr<Sequence> sequence = SubmitLocked(std::move(create));
+  if (!sequence.ok()) {
+    free_tensors_.push_back(created.id);
+    return sequence.status();
+  }
+  created.sequence = *sequence;
   return created;
 }
 
-absl::StatusOr<TensorDataPtr> SessionCore::FromHostLocked(const TensorInfo* info,
+absl::StatusOr<TensorDataPtr> SessionCore::FromHostLocked(const TensorInfoPtr& info,
                                                           int32_t device_slot, const char* bytes) {
   if (info->bytes <= static_cast<int64_t>(InlineData::kMaxBytes)) {
     auto data = std::make_shared<TensorData>(shared_from_this());
@@ -570,6 +680,55 @@ absl::StatusOr<TensorDataPtr> SessionCore::FreezeLocked(const TensorData& data) 
   return NewSentLocked(data.info, data.device_slot, created.id, created.sequence);
 }
 
+// --- Members
+// --------------------------------------------------------------------------------------
+
+void SessionCore::AddMemberLocked(const std::shared_ptr<MemberCore>& member) {
+  if (members_.size() >= trim_members_at_) {
+    members_.erase(std::remove_if(members_.begin(), members_.end(),
+                                  [](const auto& held) { return held.expired(); }),
+                   members_.end());
+    trim_members_at_ = std::max<size_t>(64, 2 * members_.size());
+  }
+  members_.push_back(member);
+}
+
+void SessionCore::LeaveLocked() {
+  // A rank that leaves takes its runs with it that wait for others; in a world of one session's
+  // they wait for its own, which have been sent before.
+  const auto gone =
+      std::stable_partition(leaving_.begin(), leaving_.end(), [this](const OwnWorld::Gone& world) {
+        return !std::all_of(world.runs.begin(), world.runs.end(),
+                            [this](Sequence run) { return IsOver(run); });
+      });
+  std::vector<OwnWorld::Gone> left(std::make_move_iterator(gone),
+                                   std::make_move_iterator(leaving_.end()));
+  leaving_.erase(gone, leaving_.end());
+  leaving_count_.store(leaving_.size(), std::memory_order_relaxed);
+  for (const OwnWorld::Gone& world : left) {
+    for (const Rank rank : world.ranks) link_->Leave(world.world, rank).IgnoreError();
+  }
+}
+
+void SessionCore::LeaveWhatIsOver() {
+  if (leaving_count_.load(std::memory_order_relaxed) == 0 || Forked()) return;
+  SessionLock lock(this);
+  if (lock.status().ok()) LeaveLocked();
+}
+
+SessionCore::Tables SessionCore::CountTables() {
+  SessionLock lock(this);
+  Tables tables;
+  tables.types = types_.size();
+  tables.dependences = dependences_.size();
+  tables.shapes = shapes_.size();
+  tables.sources = sources_.size();
+  tables.members = members_.size();
+  tables.worlds = leaving_.size();
+  tables.graphs = static_cast<size_t>(next_graph_) - free_graphs_.size();
+  return tables;
+}
+
 // --- Collectives --------------------------------------------------------------------------------
 
 InstanceKey SessionCore::NextInstance(GroupCore* group, CollectiveKind kind, int32_t peer,
@@ -595,22 +754,28 @@ const CallShape* SessionCore::InternShape(CallShape shape) {
   return entry.get();
 }
 
-void SessionCore::TrimShapesLocked() {
-  if (shapes_.size() < kMaxShapes) return;
+void SessionCore::TrimCallsLocked() {
+  if (shapes_.size() < kMaxShapes && sources_.size() < kMaxSources &&
+      static_cast<size_t>(call_graphs_) < MaxGraphs() / 2) {
+    return;
+  }
   for (const auto& held : members_) {
     const std::shared_ptr<MemberCore> member = held.lock();
     if (member == nullptr) continue;
     for (const auto& group : member->groups) ForgetCallsLocked(group.get());
   }
   shapes_.clear();
+  sources_.clear();
 }
 
 void SessionCore::ForgetCallsLocked(GroupCore* group) {
   for (const auto& call : group->calls) ReleaseGraphLocked(call.second->run().graph);
   for (const auto& batch : group->batches) ReleaseGraphLocked(batch.second->run().graph);
+  call_graphs_ -= static_cast<int32_t>(group->calls.size() + group->batches.size());
   group->calls.clear();
   group->batches.clear();
   group->last_entry = nullptr;
+  group->last_key = CallKey();
 }
 
 absl::StatusOr<CallEntry*> SessionCore::EntryLocked(absl::Span<const CallPart> parts) {
@@ -627,6 +792,7 @@ absl::StatusOr<CallEntry*> SessionCore::EntryLocked(absl::Span<const CallPart> p
       make_room();
       CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<CallEntry> made, MakeEntryLocked(parts));
       found = group->calls.emplace(first, std::move(made)).first;
+      ++call_graphs_;
     }
     group->last_key = first;
     group->last_entry = found->second.get();
@@ -640,6 +806,7 @@ absl::StatusOr<CallEntry*> SessionCore::EntryLocked(absl::Span<const CallPart> p
     make_room();
     CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<CallEntry> made, MakeEntryLocked(parts));
     found = group->batches.emplace(std::move(key), std::move(made)).first;
+    ++call_graphs_;
   }
   return found->second.get();
 }
@@ -693,6 +860,8 @@ absl::StatusOr<std::unique_ptr<CallEntry>> SessionCore::MakeEntryLocked(
     collective.root = GroupRank(call.root);
     collective.reduction = call.reduction;
     collective.wants_grad = call.wants_grad;
+    collective.leads_to_collective = call.leads_to_collective;
+    collective.leads_to_leaf = call.leads_to_leaf;
     collective.peer = GroupRank(call.peer);
     collective.tag = call.tag;
     if (call.shape != nullptr) {
@@ -752,7 +921,6 @@ absl::StatusOr<std::unique_ptr<CallEntry>> SessionCore::MakeEntryLocked(
   CHORUS_ASSIGN_OR_RETURN(run.graph, RegisterLocked(EncodeGraph(graph)));
   run.inputs.resize(graph.inputs.size());
   run.outputs.resize(graph.outputs.size());
-  for (OutBinding& output : run.outputs) output.kind = OutBinding::Kind::kFresh;
   run.groups.resize(1);
   run.groups[0].group = held[0]->id;
   run.groups[0].base.resize(held.size());
@@ -779,9 +947,7 @@ absl::StatusOr<Sequence> SessionCore::CollectivesLocked(
   for (const CallPart& part : parts) {
     for (const TensorData* input : part.inputs) *operand++ = BindingOf(*input);
   }
-  for (OutBinding& output : run.outputs) {
-    CHORUS_ASSIGN_OR_RETURN(output.id, NewTensorIdLocked());
-  }
+  CHORUS_RETURN_IF_ERROR(NameOutputsLocked(absl::MakeSpan(run.outputs)));
   MemberCore* const member = parts[0].group->member;
   run.groups[0].world = member->world;
   run.groups[0].epoch = Epoch(member->epoch.load(std::memory_order_relaxed));
@@ -801,9 +967,10 @@ absl::StatusOr<Sequence> SessionCore::CollectivesLocked(
   CountUnderWayLocked(sequence);
   CountRunLocked(member, sequence);
   // All results come at once, when the last of the collectives is done.
-  const Dependences* after = After(parts[0]);
+  DependencesPtr after;
+  JoinAfter(parts[0], sequence, &after);
   for (size_t p = 1; p < parts.size(); ++p) {
-    after = Union(after, After(parts[p]));
+    JoinAfter(parts[p], sequence, &after);
     MemberCore* const other = parts[p].group->member;
     if (other != parts[p - 1].group->member) CountRunLocked(other, sequence);
   }
@@ -849,16 +1016,18 @@ void SessionCore::Throttle() {
     if (!lock.status().ok()) return;
     // Runs end in any order.
     under_way_.erase(std::remove_if(under_way_.begin(), under_way_.end(),
-                                    [this](Sequence run) {
-                                      const auto outcome = link_->Peek(run);
-                                      return !outcome.ok() || outcome->has_value();
-                                    }),
+                                    [this](Sequence run) { return IsOver(run); }),
                      under_way_.end());
     under_way_count_.store(under_way_.size(), std::memory_order_relaxed);
     if (under_way_.size() < kMaxUnderWay) return;
     oldest = under_way_.front();
   }
-  link_->WaitCommand(oldest, wait_timeout_).IgnoreError();
+  WaitForRun(oldest).IgnoreError();
+}
+
+absl::Status SessionCore::WaitForRun(Sequence run) {
+  return reports_.InParts(wait_timeout_,
+                          [&](absl::Duration part) { return link_->WaitCommand(run, part); });
 }
 
 void SessionCore::EnterEpochLocked(MemberCore* member, int64_t ended) {
@@ -929,14 +1098,18 @@ absl::Status SessionCore::Wait(const TensorDataPtr& data, absl::Duration timeout
   }
   switch (state) {
     case TensorData::State::kSent: {
-      const absl::StatusOr<bool> done = link_->WaitTensor(data->id, data->producer, timeout);
+      const absl::StatusOr<bool> done = reports_.InParts(timeout, [&](absl::Duration part) {
+        return link_->WaitTensor(data->id, data->producer, part);
+      });
+      LeaveWhatIsOver();
       if (done.ok()) return absl::OkStatus();
       OnError(done.status());
       return done.status();
     }
     case TensorData::State::kAbsent: {
       if (data->producer == Sequence()) return absl::OkStatus();
-      const absl::Status status = link_->WaitCommand(data->producer, timeout);
+      const absl::Status status = reports_.InParts(
+          timeout, [&](absl::Duration part) { return link_->WaitCommand(data->producer, part); });
       if (!status.ok()) OnError(status);
       return status;
     }
@@ -992,6 +1165,10 @@ absl::StatusOr<const char*> SessionCore::MapTensor(const TensorDataPtr& data) {
     CHORUS_RETURN_IF_ERROR(lock.status());
     CHORUS_RETURN_IF_ERROR(NameLocked(data.get()));
   }
+  // Whoever looks there would see what that run writes: whether it has the memory must be known.
+  if (const Sequence given(data->given_to.load()); given != Sequence()) {
+    link_->WaitCommand(given, wait_timeout_).IgnoreError();
+  }
   const absl::StatusOr<bool> on_device = link_->WaitTensor(data->id, data->producer, wait_timeout_);
   CHORUS_RETURN_IF_ERROR(on_device.status());
   if (*on_device) {
@@ -1030,6 +1207,21 @@ void SessionCore::Retire(const TensorData& data) {
   }
 }
 
+void SessionCore::RetireGraphs(absl::Span<const GraphId> graphs, bool of_calls) {
+  if (Forked()) return;
+  MutexLock lock(&retired_mutex_);
+  if (of_calls) retired_.call_graphs += static_cast<int32_t>(graphs.size());
+  retired_.graphs.insert(retired_.graphs.end(), graphs.begin(), graphs.end());
+  urgent_.store(true, std::memory_order_relaxed);
+}
+
+void SessionCore::RetireWorld(OwnWorld::Gone world) {
+  if (Forked()) return;
+  MutexLock lock(&retired_mutex_);
+  retired_.worlds.push_back(std::move(world));
+  urgent_.store(true, std::memory_order_relaxed);
+}
+
 void SessionCore::RetireTape(DropTape::Entry entry) {
   if (Forked()) return;
   MutexLock lock(&retired_mutex_);
@@ -1040,6 +1232,43 @@ void SessionCore::RetireTape(DropTape::Entry entry) {
 void SessionCore::DrainIfUrgent() {
   if (!urgent_.load(std::memory_order_relaxed) || locked_session == this || Forked()) return;
   SessionLock lock(this);  // drains when it ends
+}
+
+void SessionCore::KeepWhatIsBeingSent(Retired* retired) {
+  MutexLock lock(&retired_mutex_);
+  for (const Fragment* fragment : sending_) {
+    for (const Binding& input : fragment->inputs) {
+      const auto keep = [](auto* names, const auto& name, auto* back) {
+        const auto found = std::find(names->begin(), names->end(), name);
+        if (found == names->end()) return false;
+        back->push_back(name);
+        names->erase(found);
+        return true;
+      };
+      if (const auto* tensor = absl::get_if<TensorId>(&input)) {
+        if (!keep(&retired->tensors, *tensor, &retired_.tensors)) continue;
+        // How large it is has been forgotten.
+        retired_.bytes = kMaxRetiredBytes;
+      } else if (const auto* range = absl::get_if<ExternalRange>(&input)) {
+        if (!keep(&retired->arenas, range->arena, &retired_.arenas)) continue;
+      } else {
+        continue;
+      }
+      urgent_.store(true, std::memory_order_relaxed);
+    }
+  }
+}
+
+void SessionCore::ReleaseRetiredGraphsLocked() {
+  std::vector<GraphId> graphs;
+  {
+    MutexLock lock(&retired_mutex_);
+    std::swap(graphs, retired_.graphs);
+    call_graphs_ -= std::exchange(retired_.call_graphs, 0);
+  }
+  for (size_t begin = 0; begin < graphs.size(); begin += kGraphsPerFrame) {
+    ReleaseGraphsLocked(absl::MakeConstSpan(graphs).subspan(begin, kGraphsPerFrame));
+  }
 }
 
 void SessionCore::DrainLocked(bool all) {
@@ -1056,8 +1285,10 @@ void SessionCore::DrainLocked(bool all) {
     }
     std::swap(retired.arenas, retired_.arenas);
     std::swap(retired.tapes, retired_.tapes);
+    std::swap(retired.worlds, retired_.worlds);
   }
   if (closed_) return;
+  KeepWhatIsBeingSent(&retired);
   for (size_t begin = 0; begin < retired.tapes.size(); begin += kDropsPerFrame) {
     const size_t end = std::min(begin + kDropsPerFrame, retired.tapes.size());
     DropTape drop;
@@ -1065,8 +1296,12 @@ void SessionCore::DrainLocked(bool all) {
                         std::make_move_iterator(retired.tapes.begin() + end));
     SubmitLocked(std::move(drop)).status().IgnoreError();
   }
+  ReleaseRetiredGraphsLocked();
+  leaving_.insert(leaving_.end(), std::make_move_iterator(retired.worlds.begin()),
+                  std::make_move_iterator(retired.worlds.end()));
+  if (!leaving_.empty()) LeaveLocked();
   if (retired.tensors.empty() && retired.arenas.empty()) return;
-  // The pending fragment may use them.
+  // The pending fragments may use them.
   FlushLocked();
   if (!retired.tensors.empty()) {
     Release release;

@@ -9,6 +9,7 @@
 #ifndef CHORUS_CLIENT_INTERNAL_CORE_H_
 #define CHORUS_CLIENT_INTERNAL_CORE_H_
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <deque>
@@ -26,6 +27,7 @@
 #include "absl/types/span.h"
 #include "client/chorus.h"
 #include "client/internal/link.h"
+#include "client/internal/wait_reports.h"
 #include "core/base/mutex.h"
 #include "core/collective/instance.h"
 #include "core/ops/op.h"
@@ -35,7 +37,6 @@ namespace chorus {
 inline namespace sdk {
 
 class Trace;
-struct Fragment;
 
 // Stands for the lock of a session in clang's thread-safety analysis. Sessions share the name: the
 // analysis cannot see that a group or a tensor belongs to the session that is locked, and no thread
@@ -43,12 +44,24 @@ struct Fragment;
 class ABSL_LOCKABLE SessionLockName {};
 inline SessionLockName session_lock;
 
-// What a tensor may have to wait for: groups (of one member each) and pairs, by token, ascending.
-// Local ops are sent together only where these are equal: an op never waits for a collective that
-// it does not depend on, which could be waiting for what comes after the op on another rank.
-using Dependences = std::vector<int64_t>;  // interned by the session
+// What collectives of a group (of one member), or at one end of a pair, have given.
+struct Origin {
+  explicit Origin(int64_t n) : number(n) {}
+  const int64_t number;                         // in the session
+  Sequence last ABSL_GUARDED_BY(session_lock);  // run of theirs
+};
+using OriginPtr = std::shared_ptr<Origin>;
+
+// What a tensor may have to wait for, by number. Local ops are sent together only where these are
+// equal: an op never waits for a collective that it does not depend on, which could be waiting for
+// what comes after the op on another rank. Interned by the session: equal sets are equal pointers.
+// Null: nothing.
+using Dependences = std::vector<OriginPtr>;
+using DependencesPtr = std::shared_ptr<const Dependences>;
 
 // A type that tensors share; interned by the session, so equal types are equal pointers.
+struct TensorInfo;
+using TensorInfoPtr = std::shared_ptr<const TensorInfo>;
 struct TensorInfo {
   TensorType type;
   Shape shape;
@@ -65,6 +78,30 @@ struct TensorTypeHash {
   }
 };
 
+// One object for all keys that are equal, as long as anybody has it: rows that nobody has any more
+// go once they may be as many as the others.
+template <typename Key, typename T, typename Hash = absl::Hash<Key>>
+class InternTable {
+ public:
+  // `make` gives the T of a key that has none.
+  template <typename Make>
+  std::shared_ptr<const T> Get(const Key& key, const Make& make) {
+    const auto found = rows_.find(key);
+    if (found != rows_.end()) return found->second;
+    if (rows_.size() >= trim_at_) {
+      absl::erase_if(rows_, [](const auto& row) { return row.second.use_count() == 1; });
+      trim_at_ = std::max(kLeast, 2 * rows_.size());
+    }
+    return rows_.emplace(key, make()).first->second;
+  }
+  size_t size() const { return rows_.size(); }
+
+ private:
+  static constexpr size_t kLeast = 256;
+  absl::flat_hash_map<Key, std::shared_ptr<const T>, Hash> rows_;
+  size_t trim_at_ = kLeast;
+};
+
 // Why a tensor has no value, known without the daemon. Where this rank's part of a collective was
 // refused here, its member and the epoch that ended by it.
 struct Failure {
@@ -76,7 +113,7 @@ struct Failure {
 // A tensor of the session, without its history. Immutable but for its way from recorded to sent.
 struct TensorData {
   enum class State : uint8_t {
-    kLazy,      // a value of the session's pending fragment
+    kLazy,      // a value of one of the session's pending fragments
     kSent,      // named to the daemon
     kInline,    // a number that travels with the runs that use it
     kHost,      // a few bytes of the trainer's that the daemon has not got yet: they travel with
@@ -93,15 +130,18 @@ struct TensorData {
   TensorData& operator=(const TensorData&) = delete;
 
   const std::shared_ptr<SessionCore> session;
-  const TensorInfo* info = nullptr;  // null: absent or failed
+  TensorInfoPtr info;  // null: absent or failed
   int32_t device_slot = 0;
   // kLazy -> kSent or kFailed, kHost -> kSent: under the lock, last.
   std::atomic<State> state{State::kLazy};
-  TensorId id;         // kSent
-  Sequence producer;   // kSent, kAbsent (0: nothing to wait for)
+  TensorId id;        // kSent
+  Sequence producer;  // kSent, kAbsent (0: nothing to wait for)
+  // kSent: the last run that it was given to, which may stand there now; 0: none.
+  std::atomic<int64_t> given_to{0};
   int32_t value = -1;  // kLazy, kTraced: its number there
-  Fragment* fragment ABSL_GUARDED_BY(session_lock) = nullptr;  // kLazy
-  const Dependences* after = nullptr;      // collectives it may have to wait for; null: none
+  // kLazy: the number of the fragment that makes it.
+  int64_t fragment ABSL_GUARDED_BY(session_lock) = 0;
+  DependencesPtr after;                    // collectives it may have to wait for
   Trace* trace = nullptr;                  // kTraced
   InlineData inline_data;                  // kInline, kHost
   ExternalRange external;                  // kExternal
@@ -115,7 +155,7 @@ using TensorDatas = absl::InlinedVector<TensorDataPtr, 1>;
 // What a collective's signature has beside one type: the types of inputs that differ, and counts.
 // Interned by the session.
 struct CallShape {
-  std::vector<const TensorInfo*> inputs;  // empty: all of one type
+  std::vector<TensorInfoPtr> inputs;  // empty: all of one type
   std::vector<int64_t> counts;
   // Counts at run time, as in Collective.
   int32_t runtime_counts_input = -1;
@@ -138,13 +178,15 @@ struct CallKey {
   const OpDef* op = nullptr;
   Reduction reduction = Reduction::kNone;
   bool wants_grad = false;
+  bool leads_to_collective = false;
+  bool leads_to_leaf = false;
   bool bound = false;     // its instance is bound, not the next one
   bool declared = false;  // `info` is the type that the call names for its result
   int32_t root = -1;
   int32_t peer = -1;
   int32_t num_inputs = 0;
   int64_t tag = 0;
-  const TensorInfo* info = nullptr;  // else of the first input
+  TensorInfoPtr info;                // else of the first input
   const CallShape* shape = nullptr;  // null: that is all
   // Where the call was made. Files are compared by address: another one is only another entry.
   CallSite site;
@@ -153,15 +195,16 @@ struct CallKey {
   friend bool operator==(const CallKey& a, const CallKey& b) {
     return a.info == b.info && a.site.line == b.site.line && a.site.file == b.site.file &&
            a.source == b.source && a.op == b.op && a.shape == b.shape &&
-           a.reduction == b.reduction && a.wants_grad == b.wants_grad && a.bound == b.bound &&
-           a.declared == b.declared && a.root == b.root && a.peer == b.peer &&
+           a.reduction == b.reduction && a.wants_grad == b.wants_grad &&
+           a.leads_to_collective == b.leads_to_collective && a.leads_to_leaf == b.leads_to_leaf &&
+           a.bound == b.bound && a.declared == b.declared && a.root == b.root && a.peer == b.peer &&
            a.num_inputs == b.num_inputs && a.tag == b.tag;
   }
   template <typename H>
   friend H AbslHashValue(H h, const CallKey& k) {
-    return H::combine(std::move(h), k.op, k.shape, k.reduction, k.wants_grad, k.bound, k.declared,
-                      k.root, k.peer, k.num_inputs, k.tag, k.info,
-                      static_cast<const void*>(k.site.file), k.site.line, k.source);
+    return H::combine(std::move(h), k.op, k.shape, k.reduction, k.wants_grad, k.leads_to_collective,
+                      k.leads_to_leaf, k.bound, k.declared, k.root, k.peer, k.num_inputs, k.tag,
+                      k.info, static_cast<const void*>(k.site.file), k.site.line, k.source);
   }
 };
 
@@ -179,8 +222,8 @@ struct CallEntry {
   Run& run() { return absl::get<Run>(command.body); }
 
   struct Part {
-    std::shared_ptr<const NodeSpec> spec;               // without inputs
-    absl::InlinedVector<const TensorInfo*, 1> outputs;  // extras last
+    std::shared_ptr<const NodeSpec> spec;           // without inputs
+    absl::InlinedVector<TensorInfoPtr, 1> outputs;  // extras last
     int32_t rank = 0;     // place of its member among those that the run holds
     int32_t visible = 0;  // outputs that are no extras
     Saved saved;          // what the gradient rule uses
@@ -189,8 +232,8 @@ struct CallEntry {
   absl::InlinedVector<Part, 1> parts;
 };
 
-// A group as one member sees it. Owned by its member for the session's life: the counters are the
-// names of its instances.
+// A group as one member sees it. Owned by its member as long as that lives: the counters are the
+// names of its instances. A daemon lets a world have so many groups and no more.
 struct GroupCore {
   MemberCore* member = nullptr;
   GroupId id;
@@ -201,14 +244,14 @@ struct GroupCore {
   std::atomic<int64_t> generation{0};                    // counts Reforms
   int64_t next_index ABSL_GUARDED_BY(session_lock) = 0;  // in the member's epoch
   struct Pair {
-    int64_t next = 0;   // index in the member's epoch
-    int64_t token = 0;  // 0: none yet
+    int64_t next = 0;  // index in the member's epoch
+    OriginPtr origin;  // null: none yet
   };
   // By peer, direction (1: send) and tag.
   absl::flat_hash_map<std::pair<std::pair<int32_t, int32_t>, int64_t>, Pair> pairs
       ABSL_GUARDED_BY(session_lock);
   // What its results depend on; null: none so far.
-  const Dependences* after ABSL_GUARDED_BY(session_lock) = nullptr;
+  DependencesPtr after ABSL_GUARDED_BY(session_lock);
   // Calls seen, and the last one: a loop asks for the same again.
   absl::flat_hash_map<CallKey, std::unique_ptr<CallEntry>> calls ABSL_GUARDED_BY(session_lock);
   // Runs of several collectives, of this group's members in this session; this one's is the first.
@@ -218,10 +261,35 @@ struct GroupCore {
   CallEntry* last_entry ABSL_GUARDED_BY(session_lock) = nullptr;
 };
 
+// A world all of whose members are one session's and go together: with the last of them (of the
+// handles, and of what was recorded with them) the session leaves it, once its runs there are over.
+class OwnWorld {
+ public:
+  explicit OwnWorld(std::shared_ptr<SessionCore> s) : session_(std::move(s)) {}
+  ~OwnWorld();
+  OwnWorld(const OwnWorld&) = delete;
+  OwnWorld& operator=(const OwnWorld&) = delete;
+
+  struct Gone {
+    WorldId world;
+    std::vector<Rank> ranks;
+    std::vector<Sequence> runs;  // that may not be over
+  };
+  void Add(const MemberCore& gone);
+
+ private:
+  const std::shared_ptr<SessionCore> session_;
+  Mutex mutex_;
+  Gone gone_ ABSL_GUARDED_BY(mutex_);
+};
+
+// A member of a world, as long as a handle of it, or a tape entry or compiled function that was
+// recorded with it, lives. The graphs of its calls go with it, or when it leaves.
 class MemberCore : public std::enable_shared_from_this<MemberCore> {
  public:
   MemberCore(std::shared_ptr<SessionCore> s, std::string n)
       : session(std::move(s)), name(std::move(n)) {}
+  ~MemberCore();
 
   const std::shared_ptr<SessionCore> session;
   const std::string name;
@@ -234,20 +302,26 @@ class MemberCore : public std::enable_shared_from_this<MemberCore> {
   // All members of its world are this session's, and call together: they enter epochs together, and
   // whoever differentiates takes part for all. Set before the member is used.
   std::atomic<bool> in_device_group{false};
+  std::shared_ptr<OwnWorld> own_world;  // null: it leaves when it is told to. Set before, too.
   std::deque<std::unique_ptr<GroupCore>> groups ABSL_GUARDED_BY(session_lock);
   // Runs with collectives of this epoch whose good end has not been seen.
   std::deque<Sequence> runs ABSL_GUARDED_BY(session_lock);
 };
 
-// Local ops that have been recorded and not sent yet.
+// Local ops that have been recorded and not sent yet. It is open from its first op until it is
+// sent, and gone then; its number is never another's, so a value of it cannot be taken for one of
+// those that come after it.
 struct Fragment {
+  Fragment(int64_t n, DependencesPtr a) : number(n), after(std::move(a)) {}
+
   struct Op {
     NodeSpec spec;  // inputs: >= 0 a value of the fragment, < 0: ~ place among its inputs
     std::vector<TensorType> types;
     int32_t first_value = 0;
     absl::InlinedVector<std::weak_ptr<TensorData>, 1> outputs;
   };
-  const Dependences* after = nullptr;
+  const int64_t number;
+  const DependencesPtr after;
   std::vector<GraphInput> input_types;
   std::vector<Binding> inputs;
   std::vector<Op> nodes;
@@ -256,11 +330,13 @@ struct Fragment {
 
 class SessionCore : public std::enable_shared_from_this<SessionCore> {
  public:
-  SessionCore(std::unique_ptr<Link> link, absl::Duration wait_timeout);
+  SessionCore(std::unique_ptr<Link> link, absl::Duration wait_timeout,
+              WaitReportOptions reports = {});
   ~SessionCore();
 
   Link& link() { return *link_; }
   absl::Duration wait_timeout() const { return wait_timeout_; }
+  const WaitReports& reports() const { return reports_; }
   int device_count() const { return static_cast<int>(devices_.size()); }
   DeviceIndex device(int slot) const { return devices_[slot]; }
 
@@ -268,23 +344,27 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   bool Forked() const;
 
   // --- The log --------------------------------------------------------------------------------
-  const TensorInfo* Intern(const TensorType& type) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  TensorInfoPtr Intern(const TensorType& type) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   const std::string* InternSource(const std::string& source)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 
-  // Dependences of what needs both.
-  const Dependences* Union(const Dependences* a, const Dependences* b)
+  // Makes *both the dependences of what needs *both and `other`. Few origins are kept, and those
+  // beyond only as long as a run of theirs may be under way.
+  void Join(DependencesPtr* both, const DependencesPtr& other)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
-  // What a group's results depend on.
-  const Dependences* AfterGroup(GroupCore* group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  // What the results of `run` of a group depend on, beside its inputs.
+  const DependencesPtr& AfterGroup(GroupCore* group, Sequence run)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 
-  // The next command of the log: gives it its sequence.
+  // The next command of the log: gives it its sequence. INVALID_ARGUMENT kMalformed: it cannot be
+  // sent, and the sequence is the next one's.
   absl::StatusOr<Sequence> SubmitLocked(Command* command)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   absl::StatusOr<Sequence> SubmitLocked(CommandBody body)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 
-  // Adds a local op to a pending fragment. `inputs` are this session's and not failed.
+  // Adds a local op to the open fragment of its dependences. `inputs` are this session's and not
+  // failed. What other fragments make is sent first.
   TensorDatas AppendLocked(NodeSpec spec, absl::Span<const TensorDataPtr> inputs,
                            absl::Span<const TensorType> outputs)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
@@ -301,9 +381,9 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // Drops the graphs of all calls of a group.
   void ForgetCallsLocked(GroupCore* group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
-  // Forgets what calls of the past had that was interned, once it is much. No key of a call may be
-  // in use.
-  void TrimShapesLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  // Forgets calls of the past with what they had that was interned, once it is much. No key of a
+  // call may be in use.
+  void TrimCallsLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // The name of the next instance of `group` that `call` takes, and counts it.
   static InstanceKey NextInstance(GroupCore* group, CollectiveKind kind, int32_t peer, int64_t tag)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
@@ -312,14 +392,22 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   absl::StatusOr<GraphId> RegisterLocked(const std::string& encoded)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   void ReleaseGraphLocked(GraphId graph) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  // Leaves own worlds that are gone, if their runs are over by now.
+  void LeaveWhatIsOver() ABSL_LOCKS_EXCLUDED(session_lock);
 
   absl::StatusOr<TensorId> NewTensorIdLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
-  TensorDataPtr NewSentLocked(const TensorInfo* info, int32_t device_slot, TensorId id,
+  // New names for all of a run's outputs, or for none.
+  absl::Status NameOutputsLocked(absl::Span<OutBinding> outputs)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  // These were not used: the run was not sent.
+  void GiveBackLocked(absl::Span<const OutBinding> outputs)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  TensorDataPtr NewSentLocked(const TensorInfoPtr& info, int32_t device_slot, TensorId id,
                               Sequence producer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   Binding BindingOf(const TensorData& data) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 
   // A tensor with a copy of `bytes`: the daemon's, or, where they are few, kHost.
-  absl::StatusOr<TensorDataPtr> FromHostLocked(const TensorInfo* info, int32_t device_slot,
+  absl::StatusOr<TensorDataPtr> FromHostLocked(const TensorInfoPtr& info, int32_t device_slot,
                                                const char* bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // Makes a kHost tensor one of the daemon's; nothing to do for others.
@@ -337,9 +425,7 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   void EnterEpochLocked(MemberCore* member, int64_t ended)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   void AddMemberLocked(const std::shared_ptr<MemberCore>& member)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
-    members_.push_back(member);
-  }
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 
   // --- Waiting --------------------------------------------------------------------------------
   // Waits while as many runs are under way as a daemon lets a session have: called before one more
@@ -348,6 +434,8 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   // Waits until `data` is computed; enters the epochs that its failure ended.
   absl::Status Wait(const TensorDataPtr& data, absl::Duration timeout)
       ABSL_LOCKS_EXCLUDED(session_lock);
+  // Waits for a run's end, at most the session's wait_timeout.
+  absl::Status WaitForRun(Sequence run) ABSL_LOCKS_EXCLUDED(session_lock);
   // Copies out what Wait has seen.
   absl::Status ReadTensor(const TensorDataPtr& data, char* out) ABSL_LOCKS_EXCLUDED(session_lock);
   absl::StatusOr<const char*> MapTensor(const TensorDataPtr& data)
@@ -359,8 +447,23 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   // --- Queues, also under the lock ------------------------------------------------------------
   void Retire(const TensorData& data);
   void RetireTape(DropTape::Entry entry);
+  // `of_calls`: the members' own, which are counted.
+  void RetireGraphs(absl::Span<const GraphId> graphs, bool of_calls);
+  void RetireWorld(OwnWorld::Gone world);
   // Sends what is queued if anybody may be waiting for it. Under the lock, its end does that.
   void DrainIfUrgent();
+
+  // Rows of the tables that live as long as the session, for tests that they do not grow.
+  struct Tables {
+    size_t types = 0;
+    size_t dependences = 0;
+    size_t shapes = 0;
+    size_t sources = 0;
+    size_t members = 0;
+    size_t worlds = 0;  // to be left
+    size_t graphs = 0;
+  };
+  Tables CountTables() ABSL_LOCKS_EXCLUDED(session_lock);
 
  private:
   friend class SessionLock;
@@ -376,16 +479,38 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
     TensorId id;
     Sequence sequence;
   };
-  absl::StatusOr<Created> CreateLocked(const TensorInfo* info, int32_t device_slot, Binding source)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  absl::StatusOr<Created> CreateLocked(const TensorInfoPtr& info, int32_t device_slot,
+                                       Binding source) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // `all`: also the few tensors that could wait for company.
   void DrainLocked(bool all) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
-  void FlushLocked(Fragment* fragment) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  // The open one of these dependences; null: none is.
+  Fragment* FindFragment(const DependencesPtr& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  // The same, with room for one more op.
+  Fragment* OpenFragmentLocked(const DependencesPtr& after)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  // Sends the one of this number, if it is open.
+  void FlushLocked(int64_t number) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   absl::Status SendLocked(Fragment* fragment) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  // The graph of a fragment, registered if it is a new one.
+  absl::StatusOr<GraphId> FragmentGraphLocked(std::string encoded)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   int32_t FragmentInput(Fragment* fragment, const TensorDataPtr& data)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
-  const Dependences* InternDependences(Dependences set) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
-  const Dependences* After(const CallPart& part) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  DependencesPtr InternDependences(const Dependences& set)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  // Adds what the results of a part of `run` depend on.
+  void JoinAfter(const CallPart& part, Sequence run, DependencesPtr* after)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  // Every run before it is over.
+  Sequence OldestUnderWayLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  bool IsOver(Sequence run) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  void ReleaseRetiredGraphsLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  // Of so many as a frame takes.
+  void ReleaseGraphsLocked(absl::Span<const GraphId> graphs)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  size_t MaxGraphs() const { return static_cast<size_t>(link_->max_graphs()); }
+  // Leaves the worlds that are gone and whose runs are over.
+  void LeaveLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   void EnterAloneLocked(MemberCore* member, int64_t ended)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   absl::StatusOr<StagingBlock*> StagingLocked(int64_t bytes)
@@ -397,6 +522,7 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
 
   Link* const link_;  // owned, but for a forked child
   const absl::Duration wait_timeout_;
+  const WaitReports reports_;
   const std::vector<DeviceIndex> devices_;
   const uint64_t fork_count_;
 
@@ -411,33 +537,51 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   // With the generation to use next.
   std::vector<TensorId> free_tensors_ ABSL_GUARDED_BY(session_lock);
   int32_t next_graph_ ABSL_GUARDED_BY(session_lock) = 0;
+  int32_t call_graphs_ ABSL_GUARDED_BY(session_lock) = 0;  // of the calls of all members
   std::vector<GraphId> free_graphs_ ABSL_GUARDED_BY(session_lock);
-  // One for each set of dependences; reused.
+  // In the order of their first ops, one for each set of dependences.
   std::vector<std::unique_ptr<Fragment>> open_ ABSL_GUARDED_BY(session_lock);
-  absl::flat_hash_map<Dependences, std::unique_ptr<const Dependences>> dependences_
-      ABSL_GUARDED_BY(session_lock);
-  int64_t next_token_ ABSL_GUARDED_BY(session_lock) = 1;
+  int64_t next_fragment_ ABSL_GUARDED_BY(session_lock) = 1;
+  // Those that are no longer open and not in the log yet: the names that they use are kept.
+  std::vector<const Fragment*> sending_ ABSL_GUARDED_BY(session_lock);
+  // Tables of the log. What bounds them:
+  //   types_, dependences_  what tensors, tape entries, calls and programs have that live, twice
+  //   fragments_            kMaxFragments, and a quarter of the graphs that a session may have
+  //   shapes_, sources_     kMaxShapes and kMaxSources
+  //   calls and batches of groups   kMaxCalls a group, and half of the graphs of a session
+  //   members_              members that live, twice
+  //   leaving_              worlds with runs under way
+  InternTable<TensorType, TensorInfo, TensorTypeHash> types_ ABSL_GUARDED_BY(session_lock);
+  InternTable<Dependences, Dependences> dependences_ ABSL_GUARDED_BY(session_lock);
+  int64_t next_origin_ ABSL_GUARDED_BY(session_lock) = 1;
   // By encoded graph.
   absl::flat_hash_map<std::string, GraphId> fragments_ ABSL_GUARDED_BY(session_lock);
-  absl::flat_hash_map<TensorType, std::unique_ptr<TensorInfo>, TensorTypeHash> infos_
-      ABSL_GUARDED_BY(session_lock);
   absl::flat_hash_map<CallShape, std::unique_ptr<const CallShape>> shapes_
       ABSL_GUARDED_BY(session_lock);
   absl::flat_hash_map<std::string, std::unique_ptr<std::string>> sources_
       ABSL_GUARDED_BY(session_lock);
   std::vector<std::unique_ptr<StagingBlock>> staging_ ABSL_GUARDED_BY(session_lock);
   std::vector<std::weak_ptr<MemberCore>> members_ ABSL_GUARDED_BY(session_lock);
+  size_t trim_members_at_ ABSL_GUARDED_BY(session_lock) = 64;
+  std::vector<OwnWorld::Gone> leaving_ ABSL_GUARDED_BY(session_lock);
+  std::atomic<size_t> leaving_count_{0};
 
   // What destructors leave. Its own lock, held for a few instructions.
   struct Retired {
     std::vector<TensorId> tensors;
     std::vector<ArenaId> arenas;
     std::vector<DropTape::Entry> tapes;
+    std::vector<GraphId> graphs;
+    int32_t call_graphs = 0;  // of these
+    std::vector<OwnWorld::Gone> worlds;
     int64_t bytes = 0;
   };
   Mutex retired_mutex_;
   Retired retired_ ABSL_GUARDED_BY(retired_mutex_);
   std::atomic<bool> urgent_{false};
+
+  // Puts back what a fragment uses that is being sent.
+  void KeepWhatIsBeingSent(Retired* retired) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 };
 
 // Holds a session's lock. In a forked child, or when the session is closed or lost, status() says

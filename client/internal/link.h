@@ -6,8 +6,8 @@
 //
 // Threads: Submit is called by one thread at a time, in the order of sequences (the session's lock
 //   sees to it). Everything else: any thread.
-// Failure: once the daemon is gone every call returns UNAVAILABLE kDaemonLost, also calls that
-//   wait at that moment.
+// Failure: once the daemon is gone every call returns UNAVAILABLE kDaemonLost, or kDraining where
+//   it has said that it was stopped; also calls that wait at that moment.
 #ifndef CHORUS_CLIENT_INTERNAL_LINK_H_
 #define CHORUS_CLIENT_INTERNAL_LINK_H_
 
@@ -49,10 +49,16 @@ class Link {
   virtual Transport transport() const = 0;
   // The daemon's numbers of the session's devices, in the session's order.
   virtual std::vector<DeviceIndex> devices() const = 0;
+  // Names that the session may have at a time.
   virtual int32_t max_tensors() const = 0;
+  virtual int32_t max_graphs() const = 0;
 
   // --- The log ---
-  // Appends a command. Waits while there is no room for it; what it does is not waited for.
+  // Appends a command. Waits while there is no room for it; what it does is not waited for. Not OK:
+  // the link has not taken it, and its sequence is the next command's. INVALID_ARGUMENT kMalformed:
+  // as it is it cannot be sent (no form of it, or larger than a frame may be); the next one may.
+  // Once it is taken its sequence has an outcome: the link sees to it that the log has no gap where
+  // the daemon did not read it.
   virtual absl::Status Submit(const Command& command) = 0;
   // The outcome if it is known here and now; NOT_FOUND kOutcomeForgotten: it was, long ago.
   virtual absl::StatusOr<absl::optional<RunOutcome>> Peek(Sequence sequence) = 0;
@@ -87,6 +93,9 @@ class Link {
   virtual absl::Status Leave(WorldId world, Rank rank) = 0;
   virtual absl::Status Abort(WorldId world, Rank rank, const std::string& why) = 0;
   virtual absl::StatusOr<ReformedWorld> Reform(WorldId world, Rank rank, Timeout timeout) = 0;
+
+  // What this session's ranks wait for others in, a line each: what, whose, who is missing.
+  virtual absl::StatusOr<std::vector<std::string>> Waits() = 0;
 
   // Ends the session. Later calls return NOT_FOUND kSessionLost.
   virtual absl::Status Close() = 0;

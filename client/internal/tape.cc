@@ -64,6 +64,12 @@ absl::Status CheckOperand(absl::string_view op, const Tensor& x, const SessionCo
   return absl::OkStatus();
 }
 
+// Those of a tensor that this trace knows.
+Companions CompanionsIn(const Trace* trace, const TensorImpl& impl) {
+  if (impl.companions == nullptr || impl.companions->front()->trace != trace) return nullptr;
+  return impl.companions;
+}
+
 Edge EdgeTo(const Tensor& x, const Trace* trace, bool keep_data) {
   const TensorImpl& impl = *x.impl();
   Edge edge;
@@ -78,8 +84,26 @@ Edge EdgeTo(const Tensor& x, const Trace* trace, bool keep_data) {
   } else if (keep_data || impl.requires_grad()) {
     edge.leaf = impl.leaf != nullptr ? impl.leaf : x.impl();
   }
-  if (own) edge.companions = impl.companions;
+  if (own) edge.companions = CompanionsIn(trace, impl);
   return edge;
+}
+
+// Where what is computed from these comes from, by the tape of this trace.
+Leads LeadsOf(absl::Span<const Tensor> inputs, const Trace* trace) {
+  Leads leads;
+  for (const Tensor& input : inputs) {
+    const TensorImpl& impl = *input.impl();
+    if (impl.node == nullptr) {
+      const TensorImpl& leaf = impl.leaf != nullptr ? *impl.leaf : impl;
+      leads.to_leaf = leads.to_leaf || leaf.leaf_requires_grad;
+    } else if (impl.node->trace == trace) {
+      const GradNode& node = *impl.node;
+      const bool local = node.member == nullptr;
+      leads.to_collective = leads.to_collective || !local || node.leads.to_collective;
+      leads.to_leaf = leads.to_leaf || (local && node.leads.to_leaf);
+    }
+  }
+  return leads;
 }
 
 void AddEdges(GradNode* node, absl::Span<const Tensor> inputs, const Trace* trace, Saved saved) {
@@ -90,7 +114,7 @@ void AddEdges(GradNode* node, absl::Span<const Tensor> inputs, const Trace* trac
 
 // Makes `result` the output `output` of a tape entry.
 void Attach(const GradNodePtr& node, size_t output, Tensor* result) {
-  const TensorInfo* info = result->impl()->data->info;
+  const TensorInfo* const info = result->impl()->data->info.get();
   if (info != nullptr && !IsFloating(info->type.dtype)) return;
   result->impl()->node = node;
   result->impl()->output = static_cast<int>(output);
@@ -104,14 +128,14 @@ GradNode::~GradNode() {
   if (member != nullptr && trace == nullptr && !consumed) {
     session->RetireTape({member->world, GroupRank(group->rank), key, /*consumed=*/false});
   }
-  if (graveyard.active) {
-    graveyard.edges.push_back(std::move(inputs));
-    graveyard.sessions.push_back(std::move(session));
-    return;
-  }
-  graveyard.active = true;
   graveyard.edges.push_back(std::move(inputs));
+  for (Edge& edge : behind) {
+    graveyard.edges.emplace_back();
+    graveyard.edges.back().push_back(std::move(edge));
+  }
   graveyard.sessions.push_back(std::move(session));
+  if (graveyard.active) return;
+  graveyard.active = true;
   while (!graveyard.edges.empty()) {
     const absl::InlinedVector<Edge, 2> edges = std::move(graveyard.edges.back());
     graveyard.edges.pop_back();
@@ -129,7 +153,9 @@ void GradNode::Consume() {
     session->RetireTape({member->world, GroupRank(group->rank), key, /*consumed=*/true});
   }
   const absl::InlinedVector<Edge, 2> edges = std::move(inputs);
+  const std::vector<Edge> rest = std::move(behind);
   inputs.clear();
+  behind.clear();
   saved.clear();
 }
 
@@ -217,6 +243,7 @@ Tensor ApplyLocal(NodeSpec spec, absl::Span<const Tensor> inputs, const DeviceRe
     node->device_slot = spec.device_slot;
     saved = SavedBy(*op, spec, static_cast<int>(inputs.size()), static_cast<int>(outputs->size()));
     AddEdges(node.get(), inputs, trace, saved);
+    node->leads = LeadsOf(inputs, trace);
   }
   TensorDataPtr data;
   if (trace != nullptr) {
@@ -249,11 +276,10 @@ Tensor ApplyLocal(NodeSpec spec, absl::Span<const Tensor> inputs, const DeviceRe
     if (!lock.status().ok()) return FailedTensor(session, lock.status());
     data = std::move(session->AppendLocked(std::move(spec), datas, *outputs)[0]);
   }
-  const TensorInfo* const info = data->info;
   Tensor result = MakeTensor(std::move(data));
   if (record) {
     node->order = next_order.fetch_add(1, std::memory_order_relaxed);
-    node->outputs.push_back(info);
+    node->outputs.push_back(result.impl()->data->info);
     if (saved.outputs_from == 0) node->saved.push_back(result.impl()->data);
     Attach(node, 0, &result);
   }
@@ -312,13 +338,15 @@ absl::Status CheckCall(const MemberCall& call, const Trace* trace, CallPart* par
   return absl::OkStatus();
 }
 
-void SetKey(const CollectiveCall& call, bool record, SessionCore* session, CallPart* made)
-    ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
+void SetKey(const CollectiveCall& call, bool record, Leads leads, SessionCore* session,
+            CallPart* made) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
   const CallPart& part = *made;
   CallKey& key = made->key;
   key.op = call.op;
   key.reduction = call.reduction;
   key.wants_grad = record;
+  key.leads_to_collective = leads.to_collective;
+  key.leads_to_leaf = leads.to_leaf;
   key.bound = call.bound != nullptr;
   key.root = call.root;
   key.peer = call.peer;
@@ -362,6 +390,7 @@ TensorDataPtr AbsentResult(const MemberCore& member, Trace* trace, Sequence prod
 struct Recording {
   MemberCall call;
   bool record = false;
+  Leads leads;
   absl::InlinedVector<TensorDataPtr, 1> outputs;  // extras last
   std::shared_ptr<const NodeSpec> spec;
   int visible = 0;
@@ -388,6 +417,10 @@ void Finish(Recording* r, Trace* trace) {
   node->device_slot = member->device_slot;
   node->spec = std::move(r->spec);
   AddEdges(node.get(), r->call.inputs, trace, r->saved);
+  for (const Tensor& x : r->call.call->behind) {
+    if (!x.defined() || !x.requires_grad() || x.impl()->data->session != member->session) continue;
+    node->behind.push_back(EdgeTo(x, trace, false));
+  }
   for (const TensorDataPtr& output : r->outputs) node->outputs.push_back(output->info);
   for (size_t o = static_cast<size_t>(r->saved.outputs_from); o < r->outputs.size(); ++o) {
     node->saved.push_back(std::move(r->outputs[o]));
@@ -420,6 +453,8 @@ absl::Status AddToTrace(Recording* r, Trace* trace) {
   collective.root = GroupRank(call.root);
   collective.reduction = call.reduction;
   collective.wants_grad = r->record;
+  collective.leads_to_collective = r->leads.to_collective;
+  collective.leads_to_leaf = r->leads.to_leaf;
   collective.peer = GroupRank(call.peer);
   collective.tag = call.tag;
   collective.counts.assign(call.counts.begin(), call.counts.end());
@@ -477,6 +512,11 @@ void Apply(size_t number, Recording* recordings, CallPart* parts) {
     recordings[i].record = grad_enabled && call.call->record &&
                            call.call->op->kind != CollectiveKind::kBarrier && type != nullptr &&
                            IsFloating(type->dtype);
+    if (call.call->unrecorded_gradient) {
+      recordings[i].leads = {true, true};
+    } else if (recordings[i].record) {
+      recordings[i].leads = LeadsOf(call.inputs, trace);
+    }
   }
   if (trace != nullptr) {
     for (size_t i = 0; i < count; ++i) {
@@ -489,10 +529,10 @@ void Apply(size_t number, Recording* recordings, CallPart* parts) {
     {
       SessionLock lock(session.get());
       if (!lock.status().ok()) return fail(FailedTensor(session, lock.status()));
-      session->TrimShapesLocked();
+      session->TrimCallsLocked();
       for (size_t i = 0; i < count; ++i) {
         const CollectiveCall& call = *recordings[i].call.call;
-        SetKey(call, recordings[i].record, session.get(), &parts[i]);
+        SetKey(call, recordings[i].record, recordings[i].leads, session.get(), &parts[i]);
       }
       const CallEntry* entry = nullptr;
       const absl::StatusOr<Sequence> sequence =
@@ -560,7 +600,7 @@ class TapeEmitter : public Emitter {
     values_.push_back(std::move(value));
     return static_cast<ValueIndex>(values_.size()) - 1;
   }
-  ValueIndex AddType(const TensorInfo* info, int32_t device_slot) {
+  ValueIndex AddType(const TensorInfoPtr& info, int32_t device_slot) {
     Value value;
     value.info = info;
     value.device_slot = device_slot;
@@ -616,6 +656,7 @@ class TapeEmitter : public Emitter {
     call.runtime_counts_input = collective.runtime_counts_input;
     call.runtime_count_maximum = collective.runtime_count_maximum;
     call.source = &spec.source;
+    call.unrecorded_gradient = !grad_enabled;
     TensorType type;
     if (!spec.attributes.empty()) {
       NodeView view;
@@ -635,12 +676,7 @@ class TapeEmitter : public Emitter {
       CHORUS_RETURN_IF_ERROR(result.status());
       if (!result.absent()) outputs.push_back(AddTensor(result));
     }
-    // In a device group nobody else asks for the entries whose results are not used.
-    const GradNodePtr& node = results[0].impl()->node;
-    if (node != nullptr &&
-        (results[0].absent() || group->member->in_device_group.load(std::memory_order_relaxed))) {
-      companions_.push_back(node);
-    }
+    if (const GradNodePtr& node = results[0].impl()->node) companions_.push_back(node);
     return outputs;
   }
   const TensorType& TypeOf(ValueIndex value) const override { return values_[value].info->type; }
@@ -668,12 +704,13 @@ class TapeEmitter : public Emitter {
     bound_ = node.key.Gradient(Epoch(epoch), static_cast<int32_t>(node.next_request++));
   }
 
+  // The entries of the collectives that were emitted.
   std::vector<GradNodePtr> TakeCompanions() { return std::move(companions_); }
 
  private:
   struct Value {
     Tensor tensor;
-    const TensorInfo* info = nullptr;
+    TensorInfoPtr info;
     int32_t device_slot = 0;
   };
   const std::shared_ptr<SessionCore> session_;
@@ -705,6 +742,7 @@ class Tape {
             " was taken before; BackwardOptions::retain_graph keeps it for another time"));
       }
       for (const Edge& edge : node->inputs) Push(edge);
+      for (const Edge& edge : node->behind) Push(edge);
       nodes_.push_back(node);
     }
     return absl::OkStatus();
@@ -774,7 +812,6 @@ class Tape {
 
   const std::vector<GradNodePtr>& nodes() const { return nodes_; }
   const std::vector<RecordedNode>& record() const { return record_; }
-  const std::vector<GradNodePtr>& absent_roots() const { return absent_; }
   // Leaves whose gradient is wanted, in the order in which they were first used.
   std::vector<std::shared_ptr<TensorImpl>> Leaves() const {
     std::vector<std::shared_ptr<TensorImpl>> leaves;
@@ -791,12 +828,10 @@ class Tape {
  private:
   void Push(const Edge& edge) {
     if (edge.node != nullptr) stack_.push_back(edge.node);
-    if (edge.companions == nullptr) return;
+    // Gradients of one call share their list: thousands of parameters may.
+    if (edge.companions == nullptr || !seen_lists_.insert(edge.companions.get()).second) return;
     for (const GradNodePtr& companion : *edge.companions) {
-      if (std::find(absent_.begin(), absent_.end(), companion) == absent_.end()) {
-        absent_.push_back(companion);
-        stack_.push_back(companion);
-      }
+      if (!seen_.contains(companion.get())) stack_.push_back(companion);
     }
   }
   static Name NameOf(const Edge& edge) {
@@ -817,8 +852,8 @@ class Tape {
   const Trace* const trace_;
   std::vector<GradNodePtr> stack_;
   absl::flat_hash_set<const GradNode*> seen_;
+  absl::flat_hash_set<const std::vector<GradNodePtr>*> seen_lists_;
   std::vector<GradNodePtr> nodes_;
-  std::vector<GradNodePtr> absent_;
   std::vector<RecordedNode> record_;
   absl::flat_hash_map<Name, ValueIndex> numbers_;
   absl::flat_hash_map<const GradNode*, int32_t> place_;
@@ -910,9 +945,6 @@ absl::StatusOr<std::vector<Tensor>> TakeGradients(const GradientRequest& request
     const ValueIndex value = tape.FindOrAdd(root);
     roots.push_back(BackwardRoot::Value(value, emitter.AddTensor(seed)));
   }
-  for (const GradNodePtr& node : tape.absent_roots()) {
-    roots.push_back(BackwardRoot::AbsentResult(tape.PlaceOf(node.get())));
-  }
 
   std::vector<Tensor> wanted(request.wanted.begin(), request.wanted.end());
   if (request.leaves) {
@@ -951,18 +983,22 @@ absl::StatusOr<std::vector<Tensor>> TakeGradients(const GradientRequest& request
   if (!built.ok()) return refuse(built.status());
 
   Companions companions;
-  std::vector<GradNodePtr> absent = emitter.TakeCompanions();
-  if (!absent.empty()) {
-    companions = std::make_shared<const std::vector<GradNodePtr>>(std::move(absent));
+  std::vector<GradNodePtr> took_part = emitter.TakeCompanions();
+  for (size_t i = 0; request.create && i < built->visited.size(); ++i) {
+    const GradNodePtr& node = tape.nodes()[built->visited[i].node];
+    if (node->member != nullptr) took_part.push_back(node);
+  }
+  if (!took_part.empty()) {
+    companions = std::make_shared<const std::vector<GradNodePtr>>(std::move(took_part));
   }
   // Gradients that are the seeds themselves, or one value for two inputs, get handles of their own.
   const auto own = [&](const Tensor& gradient) {
     auto impl = std::make_shared<TensorImpl>(*gradient.impl());
     if (companions == nullptr) return Tensor(std::move(impl));
-    if (impl->companions == nullptr) {
-      impl->companions = companions;
-    } else {
-      auto both = std::make_shared<std::vector<GradNodePtr>>(*impl->companions);
+    const Companions before = CompanionsIn(trace, *impl);
+    impl->companions = companions;
+    if (before != nullptr) {  // a seed's
+      auto both = std::make_shared<std::vector<GradNodePtr>>(*before);
       both->insert(both->end(), companions->begin(), companions->end());
       impl->companions = std::move(both);
     }
@@ -989,7 +1025,10 @@ absl::StatusOr<std::vector<Tensor>> TakeGradients(const GradientRequest& request
     }
   }
   if (!request.retain && !request.create) {
-    for (const int32_t visited : built->visited) tape.nodes()[visited]->Consume();
+    // What was only taken part in with zeros may be asked for by another loss.
+    for (const BackwardResult::Visited& visited : built->visited) {
+      if (visited.reached) tape.nodes()[visited.node]->Consume();
+    }
   }
   if (trace == nullptr) {
     SessionLock lock(session.get());

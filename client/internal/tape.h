@@ -27,9 +27,18 @@ inline namespace sdk {
 
 struct GradNode;
 using GradNodePtr = std::shared_ptr<GradNode>;
-// Entries without a local result (reduce off its root, send) that the gradients of a backward pass
-// stand for as well: whoever differentiates one of those gradients takes part in them.
+// Entries of collectives that a tensor stands for beside what it was computed from: whoever
+// differentiates it takes part in them. The gradients of a call with create_graph, constants too,
+// have for history every collective in which that call took part, the forward ones and its own:
+// through just these came what other ranks' parts of the gradients depend on, so ranks that were in
+// line at one order are at the next. Of one trace, or of none; never empty.
 using Companions = std::shared_ptr<const std::vector<GradNodePtr>>;
+
+// Where a tensor comes from, as far as gradients are concerned (Collective).
+struct Leads {
+  bool to_collective = false;
+  bool to_leaf = false;
+};
 
 class TensorImpl {
  public:
@@ -53,7 +62,7 @@ struct Edge {
   int output = 0;
   Companions companions;
   std::shared_ptr<TensorImpl> leaf;  // without node: whose gradient it may be; null: nobody's
-  const TensorInfo* info = nullptr;
+  TensorInfoPtr info;
   int32_t device_slot = 0;
   TensorDataPtr data;  // where the gradient rule uses it
 };
@@ -64,9 +73,12 @@ struct GradNode {
   uint64_t order = 0;                    // of recording, in this process
   std::shared_ptr<const NodeSpec> spec;  // without inputs
   absl::InlinedVector<Edge, 2> inputs;
-  // What the outputs are; `session` keeps the infos.
+  // Tensors that the result does not depend on here and others' results do: what a rank that is not
+  // the root gives to a broadcast. History, and nothing else.
+  std::vector<Edge> behind;
+  Leads leads;  // of a local op's inputs
   std::shared_ptr<SessionCore> session;
-  absl::InlinedVector<const TensorInfo*, 1> outputs;
+  absl::InlinedVector<TensorInfoPtr, 1> outputs;
   // Outputs that the gradient rule uses, which need no handle of the trainer's: the last ones.
   absl::InlinedVector<TensorDataPtr, 1> saved;
   int32_t device_slot = 0;
@@ -119,6 +131,9 @@ struct CollectiveCall {
   int32_t runtime_counts_input = -1;  // as in Collective
   int64_t runtime_count_maximum = 0;
   bool record = true;  // where gradients are on; false: it is known that nobody wants one
+  // It is a gradient that is not recorded though its operand may depend on anything.
+  bool unrecorded_gradient = false;
+  absl::Span<const Tensor> behind;  // GradNode::behind; what is unusable is left out
   // The result's type where no input has it.
   const TensorType* type = nullptr;
   // The instance, where it is not the group's next one.

@@ -53,7 +53,7 @@ void Trace::Begin() {
 
 void Trace::End() { current_trace = outer_; }
 
-TensorDataPtr Trace::AddInput(const TensorInfo* info, int32_t device_slot, InputRole role,
+TensorDataPtr Trace::AddInput(const TensorInfoPtr& info, int32_t device_slot, InputRole role,
                               bool donatable) {
   GraphInput input;
   input.type = info->type;

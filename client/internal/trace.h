@@ -36,7 +36,7 @@ class Trace {
   const std::shared_ptr<SessionCore>& session() const { return session_; }
 
   // A placeholder for an input of the function.
-  TensorDataPtr AddInput(const TensorInfo* info, int32_t device_slot, InputRole role,
+  TensorDataPtr AddInput(const TensorInfoPtr& info, int32_t device_slot, InputRole role,
                          bool donatable);
   // Appends a node. Tensors from outside become inputs. `group` for collectives: fills in its slot.
   // *node is its number.

@@ -4,15 +4,35 @@
 #include <thread>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "client/link/outcomes.h"
+#include "core/base/bytes.h"
 #include "core/base/error.h"
 #include "core/base/mutex.h"
+#include "core/transport/command.h"
+#include "core/transport/frame_format.h"
 #include "proto/convert/convert.h"
 #include "proto/convert/errors_convert.h"
 
 namespace chorus {
 inline namespace sdk {
 namespace {
+
+// The message of a command, checked as the daemon does: what it would not take must not take a
+// number of the log. INVALID_ARGUMENT kMalformed.
+absl::Status ToMessage(const Command& command, v1::Command* message) {
+  const absl::Status converted = ToProto(command, message);
+  if (!converted.ok()) {
+    return MakeError(absl::StatusCode::kInvalidArgument, Reason::kMalformed,
+                     absl::StrCat("command ", command.sequence.value(), ": ", converted.message()));
+  }
+  ByteWriter frame;
+  EncodeFrame(command, &frame);
+  if (frame.size() <= kMaxFrameBytes) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kInvalidArgument, Reason::kMalformed,
+                   absl::StrCat("command ", command.sequence.value(), ": expected at most ",
+                                kMaxFrameBytes, " bytes as a frame, got ", frame.size()));
+}
 
 // Outcomes that come by themselves; a tensor's is its producer's.
 class OutcomeLink : public RpcLink {
@@ -37,9 +57,74 @@ class OutcomeLink : public RpcLink {
   }
 
  protected:
+  struct Call {
+    grpc::ClientContext context;
+    v1::SubmitRequest request;
+    v1::SubmitResponse response;
+  };
+  using Calls = std::list<Call>;
+
   void OnLost() override { outcomes_.Lose(liveness()); }
 
+  // The daemon's word on a command. One that it refuses to read is none of the log's to it: there
+  // its number is the next one's, and whatever came after would wait for that. Here it is the
+  // number of the command that failed, so a command that does nothing takes it there. (One that
+  // was read and failed is not done again: a number that was taken has its outcome.)
+  void HaveOutcome(Sequence sequence, const absl::Status& status) {
+    outcomes_.Set(sequence, status);
+    if (ErrorOf(status).reason != Reason::kMalformed) return;
+    Calls made(1);
+    Command nothing{sequence, Release()};
+    if (!ToMessage(nothing, made.front().request.mutable_command()).ok()) return;
+    Start(&made, [](const absl::Status&) {});
+  }
+
+  // Sends the one call of `made` as a unary one. `told` gets its answer, on a thread of gRPC's.
+  template <typename Told>
+  void Start(Calls* made, Told told) {
+    Call& call = made->front();
+    call.request.set_session(this->opened().session);
+    Calls::iterator place;
+    {
+      MutexLock lock(&mutex_);
+      if (ending_) return;
+      calls_.splice(calls_.end(), *made);
+      place = std::prev(calls_.end());
+    }
+    graphs()->async()->Submit(&call.context, &call.request, &call.response,
+                              [this, place, told](grpc::Status status) {
+                                told(Done(status));
+                                MutexLock lock(&mutex_);
+                                calls_.erase(place);
+                                ended_.SignalAll();
+                              });
+  }
+
+  // What a daemon would refuse waits here.
+  void WaitForRoom() {
+    MutexLock lock(&mutex_);
+    while (calls_.size() >= kMaxCalls && liveness().ok()) {
+      ended_.WaitFor(&mutex_, absl::Seconds(1));
+    }
+  }
+
+  // Before anything that a call's end may use is gone.
+  void EndCalls() {
+    MutexLock lock(&mutex_);
+    ending_ = true;
+    for (Call& call : calls_) call.context.TryCancel();
+    while (!calls_.empty()) ended_.Wait(&mutex_);
+  }
+
   Outcomes outcomes_;
+
+ private:
+  static constexpr size_t kMaxCalls = 512;
+
+  Mutex mutex_;
+  CondVar ended_;
+  bool ending_ ABSL_GUARDED_BY(mutex_) = false;
+  Calls calls_ ABSL_GUARDED_BY(mutex_);  // under way
 };
 
 class StreamLink : public OutcomeLink {
@@ -53,6 +138,7 @@ class StreamLink : public OutcomeLink {
     StopWatching();
     context_.TryCancel();
     reader_.join();
+    EndCalls();
   }
 
   Transport transport() const override { return Transport::kStream; }
@@ -61,25 +147,27 @@ class StreamLink : public OutcomeLink {
     CHORUS_RETURN_IF_ERROR(liveness());
     v1::CommandsRequest request;
     request.set_session(this->opened().session);
-    CHORUS_RETURN_IF_ERROR(ToProto(command, request.mutable_command()));
+    CHORUS_RETURN_IF_ERROR(ToMessage(command, request.mutable_command()));
     if (stream_->Write(request)) return absl::OkStatus();
     // The reader learns why.
     const absl::Status lost = liveness();
     if (!lost.ok()) return lost;
     return MakeError(absl::StatusCode::kUnavailable, Reason::kDaemonLost,
-                     "the stream of commands has broken");
+                     absl::StrCat("the stream of commands to the daemon at ",
+                                  this->opened().address, " has broken"));
   }
 
  private:
   void ReadOutcomes() {
     v1::CommandsResponse response;
     while (stream_->Read(&response)) {
-      outcomes_.Set(Sequence(response.sequence()), FromRpcStatus(response.error()));
+      HaveOutcome(Sequence(response.sequence()), FromRpcStatus(response.error()));
     }
-    absl::Status status = FromGrpc(stream_->Finish());
+    absl::Status status = AtAddress(this->opened().address, stream_->Finish());
     if (status.ok()) {
       status = MakeError(absl::StatusCode::kUnavailable, Reason::kDaemonLost,
-                         "the daemon has ended the stream of commands");
+                         absl::StrCat("the daemon at ", this->opened().address,
+                                      " has ended the stream of commands"));
     }
     Lose(status);
   }
@@ -95,33 +183,19 @@ class UnaryLink : public OutcomeLink {
   explicit UnaryLink(OpenedSession opened) : OutcomeLink(std::move(opened)) { StartWatching(); }
   ~UnaryLink() override {
     StopWatching();
-    MutexLock lock(&mutex_);
-    for (Call& call : calls_) call.context.TryCancel();
-    while (!calls_.empty()) ended_.Wait(&mutex_);
+    EndCalls();
   }
 
   Transport transport() const override { return Transport::kUnary; }
 
   absl::Status Submit(const Command& command) override {
     CHORUS_RETURN_IF_ERROR(liveness());
-    std::list<Call> made(1);
-    Call& call = made.front();
-    call.request.set_session(this->opened().session);
-    CHORUS_RETURN_IF_ERROR(ToProto(command, call.request.mutable_command()));
-    std::list<Call>::iterator place;
-    {
-      MutexLock lock(&mutex_);
-      // What the daemon would refuse waits here.
-      while (calls_.size() >= kMaxCalls && liveness().ok()) {
-        ended_.WaitFor(&mutex_, absl::Seconds(1));
-      }
-      calls_.splice(calls_.end(), made);
-      place = std::prev(calls_.end());
-    }
-    const Sequence sequence = command.sequence;
-    graphs()->async()->Submit(
-        &call.context, &call.request, &call.response,
-        [this, sequence, place](grpc::Status status) { End(sequence, place, FromGrpc(status)); });
+    Calls made(1);
+    CHORUS_RETURN_IF_ERROR(ToMessage(command, made.front().request.mutable_command()));
+    WaitForRoom();
+    Start(&made, [this, sequence = command.sequence](const absl::Status& status) {
+      HaveOutcome(sequence, status);
+    });
     return absl::OkStatus();
   }
 
@@ -134,26 +208,6 @@ class UnaryLink : public OutcomeLink {
     }
     return status;
   }
-
- private:
-  static constexpr size_t kMaxCalls = 512;
-  struct Call {
-    grpc::ClientContext context;
-    v1::SubmitRequest request;
-    v1::SubmitResponse response;
-  };
-
-  void End(Sequence sequence, std::list<Call>::iterator place, const absl::Status& status) {
-    if (ErrorOf(status).reason == Reason::kDaemonLost) Lose(status);
-    outcomes_.Set(sequence, status);
-    MutexLock lock(&mutex_);
-    calls_.erase(place);
-    ended_.SignalAll();
-  }
-
-  Mutex mutex_;
-  CondVar ended_;
-  std::list<Call> calls_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <utility>
 
@@ -106,7 +107,9 @@ class RingLink : public RpcLink {
                     absl::Duration timeout) override {
     CHORUS_ASSIGN_OR_RETURN(const char* const data, Find(tensor, bytes, timeout));
     std::memcpy(out, data, static_cast<size_t>(bytes));
-    return absl::OkStatus();
+    // A run that was given the tensor may have written there meanwhile: its name tells before.
+    std::atomic_thread_fence(std::memory_order_acquire);
+    return Await(tensor, CompletionWaiter::Until::kReadable, timeout).status();
   }
   absl::StatusOr<const char*> MapTensor(TensorId tensor, Sequence, int64_t bytes,
                                         absl::Duration timeout) override {

@@ -55,6 +55,8 @@ struct Member {
 struct FakeTape {
   enum State { kNone, kLive, kAbandoned, kConsumed };
   State state = kNone;
+  bool leads_to_collective = false;
+  std::string source;
   std::map<int64_t, int32_t> next_request;  // by epoch
 };
 
@@ -229,6 +231,8 @@ class FakeDaemon::Impl {
       // A member that was told that nobody asks is told nothing more.
       FakeTape& own = run->world->tapes[key.ToString()][rank];
       own.state = c.wants_grad ? FakeTape::kLive : FakeTape::kAbandoned;
+      own.leads_to_collective = c.leads_to_collective;
+      own.source = graph.nodes[n].source;
     }
     return absl::OkStatus();
   }
@@ -249,6 +253,14 @@ class FakeDaemon::Impl {
     // A vote stands, though its part may not be here yet.
     if (tape.next_request[world->epoch] > key.path.back().number) return false;
     return tape.state == FakeTape::kAbandoned || tape.state == FakeTape::kConsumed;
+  }
+
+  // Why nobody's zeros are right for a rank that is absent from a gradient.
+  absl::optional<absl::Status> Lost(FakeWorld* world, const InstanceKey& key, int rank) {
+    const FakeTape& tape = world->tapes[key.Parent().ToString()][rank];
+    if (!tape.leads_to_collective) return absl::nullopt;
+    return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kGradientLost,
+                     absl::StrCat("rank ", rank, " gave up its part at ", tape.source));
   }
 
   void Deliver(PendingRun* run, int node, std::vector<Value> results) {
@@ -339,10 +351,19 @@ class FakeDaemon::Impl {
       for (auto it = instances.begin(); it != instances.end();) {
         FakeWorld* const world = worlds_by_id[it->first.first];
         bool complete = true;
+        absl::optional<absl::Status> lost;
         for (const int rank : Members(world, it->second.key)) {
-          if (it->second.parts.count(rank) == 0 && !IsAbsent(world, it->second.key, rank)) {
+          if (it->second.parts.count(rank) > 0) continue;
+          if (!IsAbsent(world, it->second.key, rank)) {
             complete = false;
+          } else if (!lost.has_value()) {
+            lost = Lost(world, it->second.key, rank);
           }
+        }
+        if (lost.has_value()) {
+          moved = true;
+          EndEpoch(world, Record(*lost));
+          break;  // instances are gone
         }
         if (complete && !it->second.parts.empty()) {
           FakeInstance instance = std::move(it->second);
@@ -606,7 +627,8 @@ class FakeLink : public Link {
     for (int i = 0; i < devices_; ++i) devices.push_back(DeviceIndex(i));
     return devices;
   }
-  int32_t max_tensors() const override { return 4096; }
+  int32_t max_tensors() const override { return FakeDaemon::kMaxTensors; }
+  int32_t max_graphs() const override { return 16384; }
 
   absl::Status Submit(const Command& command) override {
     MutexLock lock(&daemon_->mutex);
@@ -702,6 +724,7 @@ class FakeLink : public Link {
   absl::StatusOr<ReformedWorld> Reform(WorldId, Rank, Timeout) override {
     return Unsupported("reform");
   }
+  absl::StatusOr<std::vector<std::string>> Waits() override { return std::vector<std::string>(); }
   absl::Status Close() override {
     MutexLock lock(&daemon_->mutex);
     state_->closed = true;

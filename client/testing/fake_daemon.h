@@ -25,6 +25,8 @@ class FakeDaemon {
   FakeDaemon();
   ~FakeDaemon();
 
+  static constexpr int kMaxTensors = 4096;  // of a session
+
   // A session with `devices` devices. The daemon outlives it.
   sdk::Session Open(int devices = 1);
 

@@ -18,6 +18,7 @@ class NullLink : public Link {
   Transport transport() const override { return Transport::kRing; }
   std::vector<DeviceIndex> devices() const override { return {DeviceIndex(0)}; }
   int32_t max_tensors() const override { return 65536; }
+  int32_t max_graphs() const override { return 16384; }
 
   absl::Status Submit(const Command& command) override {
     encoder_.Clear();
@@ -53,6 +54,7 @@ class NullLink : public Link {
   absl::StatusOr<ReformedWorld> Reform(WorldId, Rank, Timeout) override {
     return Unsupported("reform");
   }
+  absl::StatusOr<std::vector<std::string>> Waits() override { return std::vector<std::string>(); }
   absl::Status Close() override { return absl::OkStatus(); }
 
   int64_t frames() const { return frames_; }

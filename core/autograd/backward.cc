@@ -27,6 +27,11 @@ absl::Status NotDifferentiable(const RecordedNode& node, absl::string_view why) 
   return ToStatus(error);
 }
 
+absl::Status NoSuchRoot(int32_t node, size_t recorded) {
+  return Malformed(
+      absl::StrCat("backward: root node ", node, " is none of the ", recorded, " recorded"));
+}
+
 class Walk {
  public:
   Walk(absl::Span<const RecordedNode* const> record, Emitter* emitter)
@@ -35,8 +40,7 @@ class Walk {
   absl::Status AddRoot(const BackwardRoot& root) {
     if (root.value < 0) {
       if (root.node < 0 || root.node >= static_cast<int32_t>(record_.size())) {
-        return Malformed(absl::StrCat("backward: root node ", root.node, " is none of the ",
-                                      record_.size(), " recorded"));
+        return NoSuchRoot(root.node, record_.size());
       }
       // Counts beside the pieces are integers.
       const NodeSpec& spec = record_[root.node]->spec;
@@ -56,6 +60,7 @@ class Walk {
       return BadType(absl::StrCat("backward: the gradient of a root of type ", type.ToString(),
                                   " must have that type, got ", seed.ToString()));
     }
+    reached_.insert(root.value);
     return Accumulate(root.value, root.seed, emitter_->DeviceOf(root.value), "");
   }
 
@@ -82,15 +87,18 @@ class Walk {
   absl::Status Visit(int32_t index) {
     const RecordedNode& node = *record_[index];
     if (!Leads(node)) return absl::OkStatus();
+    const bool takes_part = node.spec.collective.has_value() && node.spec.collective->wants_grad;
     absl::InlinedVector<absl::optional<ValueIndex>, 2> grads;
+    bool visit = is_root_[index] || takes_part;
     bool reached = is_root_[index];
     for (const ValueIndex output : node.outputs) {
       grads.push_back(Find(output));
-      reached = reached || grads.back().has_value();
+      visit = visit || grads.back().has_value();
+      reached = reached || reached_.contains(output);
     }
-    if (!reached) return absl::OkStatus();
+    if (!visit) return absl::OkStatus();
 
-    if (node.spec.collective.has_value() && !node.spec.collective->wants_grad) {
+    if (node.spec.collective.has_value() && !takes_part) {
       return NotDifferentiable(node, "was recorded without a gradient");
     }
     const OpDef* def = FindOp(node.spec.op);
@@ -101,7 +109,7 @@ class Walk {
     for (const ValueIndex input : node.spec.inputs) needs.push_back(leads_.contains(input));
     GradientContext context(node, grads, needs, emitter_);
     CHORUS_ASSIGN_OR_RETURN(InputGradients gradients, def->gradient(context));
-    visited_.push_back(index);
+    visited_.push_back({index, reached});
     if (gradients.size() != node.spec.inputs.size()) {
       return MakeError(
           absl::StatusCode::kInternal, Reason::kInternal,
@@ -111,6 +119,7 @@ class Walk {
     for (size_t i = 0; i < gradients.size(); ++i) {
       if (!gradients[i].has_value() || !needs[i]) continue;
       const ValueIndex input = node.spec.inputs[i];
+      if (reached) reached_.insert(input);
       if (emitter_->TypeOf(*gradients[i]) != emitter_->TypeOf(input)) {
         return MakeError(absl::StatusCode::kInternal, Reason::kInternal,
                          absl::StrCat("backward: the gradient rule of ", node.spec.op, " gave ",
@@ -127,7 +136,7 @@ class Walk {
     const auto it = gradients_.find(value);
     return it == gradients_.end() ? absl::optional<ValueIndex>() : it->second;
   }
-  std::vector<int32_t> TakeVisited() { return std::move(visited_); }
+  std::vector<BackwardResult::Visited> TakeVisited() { return std::move(visited_); }
 
  private:
   static absl::Status CheckRootType(const TensorType& type) {
@@ -162,7 +171,8 @@ class Walk {
   std::vector<bool> is_root_;  // by node: reached although it has no result
   absl::flat_hash_set<ValueIndex> leads_;
   absl::flat_hash_map<ValueIndex, ValueIndex> gradients_;
-  std::vector<int32_t> visited_;
+  absl::flat_hash_set<ValueIndex> reached_;  // those with a gradient that comes from a root
+  std::vector<BackwardResult::Visited> visited_;
 };
 
 }  // namespace
@@ -186,11 +196,47 @@ absl::StatusOr<BackwardResult> BuildBackward(absl::Span<const RecordedNode* cons
 absl::StatusOr<BackwardResult> AppendBackward(absl::Span<const BackwardRoot> roots,
                                               absl::Span<const ValueIndex> wanted,
                                               GraphBuilder* builder) {
+  // What the roots were computed from, by floating-point values.
+  absl::flat_hash_set<ValueIndex> values;
+  std::vector<bool> history(builder->nodes().size(), false);
+  for (const BackwardRoot& root : roots) {
+    if (root.value >= 0) {
+      values.insert(root.value);
+    } else if (root.node >= 0 && static_cast<size_t>(root.node) < history.size()) {
+      history[static_cast<size_t>(root.node)] = true;
+    } else {
+      return NoSuchRoot(root.node, history.size());
+    }
+  }
+  for (size_t n = history.size(); n-- > 0;) {
+    const RecordedNode& node = builder->nodes()[n];
+    for (const ValueIndex output : node.outputs) {
+      if (values.contains(output)) history[n] = true;
+    }
+    const bool recorded = !node.spec.collective.has_value() || node.spec.collective->wants_grad;
+    if (!history[n] || !recorded) continue;
+    for (const ValueIndex input : node.spec.inputs) {
+      if (IsFloating(builder->TypeOf(input).dtype)) values.insert(input);
+    }
+  }
   // Pointers into a deque that grows at its end stay valid while the walk appends.
   std::vector<const RecordedNode*> record;
-  record.reserve(builder->nodes().size());
-  for (const RecordedNode& node : builder->nodes()) record.push_back(&node);
-  return BuildBackward(record, roots, wanted, builder);
+  std::vector<int32_t> number(history.size(), -1);  // by node of the builder: its place there
+  std::vector<int32_t> node_at;
+  for (size_t n = 0; n < history.size(); ++n) {
+    if (!history[n]) continue;
+    number[n] = static_cast<int32_t>(record.size());
+    record.push_back(&builder->nodes()[n]);
+    node_at.push_back(static_cast<int32_t>(n));
+  }
+  std::vector<BackwardRoot> renumbered(roots.begin(), roots.end());
+  for (BackwardRoot& root : renumbered) {
+    if (root.value < 0) root.node = number[static_cast<size_t>(root.node)];
+  }
+  CHORUS_ASSIGN_OR_RETURN(BackwardResult result,
+                          BuildBackward(record, renumbered, wanted, builder));
+  for (BackwardResult::Visited& visited : result.visited) visited.node = node_at[visited.node];
+  return result;
 }
 
 }  // namespace chorus

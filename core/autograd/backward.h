@@ -6,10 +6,10 @@
 //
 // The loss is the sum over ranks of each rank's loss. Backward collectives are emitted in the
 // reverse order of their forward collectives, on every rank, whatever local ops lie between: ranks
-// with different local graphs agree. A collective that is reached takes part even when this rank
-// uses nothing of its gradient, with zeros for outputs that nothing depends on; other ranks wait
-// for it. Where several gradients meet they are added in the order in which the walk finds them:
-// bits do not depend on anything but the record.
+// with different local graphs agree. Every collective that the roots' history leads to takes part,
+// with zeros for outputs whose gradient is not asked for here: other ranks wait for it, and what
+// they give may have its way through this rank's local ops. Where several gradients meet they are
+// added in the order in which the walk finds them: bits do not depend on anything but the record.
 //
 // Pure: no threads, no clock, no I/O. Method: accumulation of vector-Jacobian products in reverse
 // program order (reverse-mode automatic differentiation, Linnainmaa 1970).
@@ -43,22 +43,29 @@ struct BackwardRoot {
 struct BackwardResult {
   // For each wanted value; absent: the roots do not depend on it (its gradient is zero).
   std::vector<absl::optional<ValueIndex>> gradients;
-  // The nodes whose rules were called, as indices into the record, last first: a tape's consumed
-  // entries.
-  std::vector<int32_t> visited;
+  // The nodes whose rules were called, as indices into the record, last first.
+  struct Visited {
+    int32_t node = -1;
+    // The gradient of a root came here, by local ops and collectives: the tape's entry is used up.
+    // Else a collective took part with zeros, or a local op had what others gave to such a one.
+    bool reached = false;
+  };
+  std::vector<Visited> visited;
 };
 
-// `record`: nodes in program order; `wanted`: values, inputs of the record or results within it.
-// Local nodes are visited only where they lie between a root and a wanted value or a collective
-// with wants_grad. Integer values carry no gradient and end the walk. INVALID_ARGUMENT: a seed of
-// another type, a root or wanted value that is not floating point, a root node out of range.
+// `record`: the history of the roots, nodes in program order; `wanted`: values, inputs of the
+// record or results within it. Local nodes are visited only where they lie between a root and a
+// wanted value or a collective with wants_grad; of those collectives each is. Integer values carry
+// no gradient and end the walk. INVALID_ARGUMENT: a seed of another type, a root or wanted value
+// that is not floating point, a root node out of range.
 // FAILED_PRECONDITION: a wanted value is reached through a collective that was recorded with
 // wants_grad off, or through an op without a gradient.
 absl::StatusOr<BackwardResult> BuildBackward(absl::Span<const RecordedNode* const> record,
                                              absl::Span<const BackwardRoot> roots,
                                              absl::Span<const ValueIndex> wanted, Emitter* emitter);
 
-// The same over everything that `builder` holds so far (root nodes are its node numbers).
+// The same over what the roots were computed from of what `builder` holds so far (root nodes, and
+// those visited, are its node numbers).
 absl::StatusOr<BackwardResult> AppendBackward(absl::Span<const BackwardRoot> roots,
                                               absl::Span<const ValueIndex> wanted,
                                               GraphBuilder* builder);

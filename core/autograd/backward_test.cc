@@ -31,6 +31,12 @@ std::vector<std::string> OpsAfter(const GraphBuilder& graph, size_t first) {
   return ops;
 }
 
+std::vector<int32_t> Nodes(const BackwardResult& result) {
+  std::vector<int32_t> nodes;
+  for (const BackwardResult::Visited& visited : result.visited) nodes.push_back(visited.node);
+  return nodes;
+}
+
 std::vector<double> Only(const std::vector<std::vector<Value>>& results, int session,
                          ValueIndex value) {
   return testing::ToDoubles(results[session][value]);
@@ -69,12 +75,12 @@ TEST(BackwardTest, VisitsOnlyWhatLiesBetweenRootsAndWanted) {
   b.Op("cos", {y});                              // 2: no root behind it
   const auto result = AppendBackward({BackwardRoot::Value(y, seed)}, {x, constant}, &b.graph());
   ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_EQ(result->visited, (std::vector<int32_t>{1, 0}));
+  EXPECT_EQ(Nodes(*result), (std::vector<int32_t>{1, 0}));
 
   const size_t before = b.graph().nodes().size();
   const auto only_x = AppendBackward({BackwardRoot::Value(y, seed)}, {x}, &b.graph());
   ASSERT_TRUE(only_x.ok()) << only_x.status();
-  EXPECT_EQ(only_x->visited, (std::vector<int32_t>{1}));
+  EXPECT_EQ(Nodes(*only_x), (std::vector<int32_t>{1}));
   EXPECT_EQ(OpsAfter(b.graph(), before), (std::vector<std::string>{"mul"}));
 }
 
@@ -164,6 +170,34 @@ TEST(BackwardTest, CollectivesComeInReverseOrderBoundToTheirForward) {
   ASSERT_TRUE(AppendBackward({BackwardRoot::Value(a, seed)}, {x}, &b.graph()).ok());
   EXPECT_EQ(b.graph().nodes()[before].spec.collective->instance.node, 0);
   EXPECT_EQ(b.graph().nodes()[before].spec.collective->instance.request, 1);
+}
+
+// Other ranks' losses may have their way through a collective to which no gradient comes here.
+TEST(BackwardTest, CollectivesOfTheHistoryTakePartWithoutAGradient) {
+  RankBuilder b(0, 2);
+  const ValueIndex x = b.Input(kX);
+  const ValueIndex seed = b.Input(kX);
+  const ValueIndex scaled = b.Op("mul", {x, x});          // 0
+  const ValueIndex a = b.AllReduce(scaled);               // 1
+  b.AllReduce(x);                                         // 2: no root behind it
+  const ValueIndex s = b.Op("sign", {a});                 // 3: has no gradient
+  const ValueIndex c = b.AllReduce(b.Op("mul", {s, x}));  // 4, 5
+  const auto result = AppendBackward({BackwardRoot::Value(c, seed)}, {x}, &b.graph());
+  ASSERT_TRUE(result.ok()) << result.status();
+  std::vector<std::string> seen;
+  for (const BackwardResult::Visited& visited : result->visited) {
+    seen.push_back(std::to_string(visited.node) + (visited.reached ? " reached" : " with zeros"));
+  }
+  // What came to node 0 is what others gave to node 1.
+  EXPECT_EQ(seen, (std::vector<std::string>{"5 reached", "4 reached", "3 reached", "1 with zeros",
+                                            "0 with zeros"}));
+  std::vector<int32_t> forward;
+  for (size_t i = 6; i < b.graph().nodes().size(); ++i) {
+    const NodeSpec& spec = b.graph().nodes()[i].spec;
+    if (spec.collective.has_value()) forward.push_back(spec.collective->instance.node);
+  }
+  EXPECT_EQ(forward, (std::vector<int32_t>{5, 1}));
+  EXPECT_TRUE(ValidateGraph(b.graph().Build(), GraphLimits()).ok());
 }
 
 // A rank that never asks for its gradient counts as zeros; the others' losses keep theirs.

@@ -173,7 +173,9 @@ class Communicator {
   virtual ~Communicator() = default;
   // INVALID_ARGUMENT (counts, root, members, operands) and UNIMPLEMENTED (kind, dtype, reduction):
   // checked before anything is enqueued; still usable. A call that disagrees with the call of
-  // another member that it meets is enqueued, and ends with INTERNAL on all of them.
+  // another member that it meets is enqueued, and ends with INTERNAL on all of them: at once,
+  // before anything waits for the rest of them. So do calls that members make in different orders,
+  // in one communicator or in several, as soon as they wait for each other for that reason.
   virtual absl::Status Enqueue(const CollectiveCall& call, Stream* stream) = 0;
   virtual void Abort(absl::Status why) = 0;
 };

@@ -194,6 +194,7 @@ bool StreamEngine::Begin(StreamState* stream, Item* work) {
         // The item stays: whoever makes the stream ready again has it looked at once more.
         stream->state = StreamState::State::kBlocked;
         wait->on->waiters.push_back({stream, wait->position});
+        BreakCircleThrough(stream);
         return false;
       }
       stream->items.Pop();
@@ -224,6 +225,8 @@ bool StreamEngine::Begin(StreamState* stream, Item* work) {
       if (++meeting->reached < meeting->expected) {
         stream->items.Pop();
         stream->state = StreamState::State::kBlocked;
+        stream->at = meeting;
+        BreakCircleThrough(stream);
         return false;
       }
       meeting->started = true;
@@ -583,6 +586,8 @@ absl::Status StreamEngine::EnqueueCall(Group* group, int member, const Collectiv
                            absl::StrCat("communicator ", group->id, ": member ", member, " calls ",
                                         Describe(common), " where others call ",
                                         Describe(meeting->common))));
+  } else if (meeting->reached > 0 && stream->state == StreamState::State::kBlocked) {
+    BreakCircleThrough(stream);
   }
   Schedule();
   return absl::OkStatus();
@@ -610,6 +615,7 @@ void StreamEngine::FinishMeeting(Meeting* meeting, const absl::Status& status) {
     StreamState* stream = meeting->parts[m].stream;
     if (stream == nullptr) continue;
     --left;
+    stream->at = nullptr;
     Advance(stream, status);
     Requeue(stream);
     Pass(meeting);
@@ -635,6 +641,7 @@ void StreamEngine::FailMeeting(Meeting* meeting, const absl::Status& why) {
     if (!part.reached) continue;
     part.reached = false;
     --left;
+    part.stream->at = nullptr;
     Advance(part.stream, why);
     Requeue(part.stream);
     Pass(meeting);
@@ -653,6 +660,52 @@ void StreamEngine::Break(Group* group, const absl::Status& why) {
   for (Meeting* meeting : live) {
     if (!meeting->started) FailMeeting(meeting, cause);
   }
+}
+
+StreamEngine::StreamState* StreamEngine::NextAwaited(StreamState* blocked, size_t* next) {
+  if (blocked->at == nullptr) {
+    return (*next)++ == 0 ? absl::get<WaitItem>(blocked->items.front()).on : nullptr;
+  }
+  const std::vector<Meeting::Part>& parts = blocked->at->parts;
+  while (*next < parts.size()) {
+    const Meeting::Part& part = parts[(*next)++];
+    if (part.stream != nullptr && !part.reached) return part.stream;
+  }
+  return nullptr;
+}
+
+void StreamEngine::BreakCircleThrough(StreamState* blocked) {
+  ++last_search_;
+  path_.assign(1, {blocked, 0});
+  while (!path_.empty()) {
+    StreamState* const next = NextAwaited(path_.back().stream, &path_.back().next);
+    if (next == nullptr) {
+      path_.pop_back();
+    } else if (next == blocked) {
+      break;
+    } else if (next->state == StreamState::State::kBlocked && next->search != last_search_) {
+      next->search = last_search_;
+      path_.push_back({next, 0});
+    }
+  }
+  if (path_.empty()) return;
+  std::vector<std::string> waits;
+  std::vector<Group*> groups;
+  for (const SearchStep& step : path_) {
+    const Meeting* const meeting = step.stream->at;
+    if (meeting == nullptr) continue;
+    waits.push_back(absl::StrCat("device ", step.stream->device, " in ", Describe(meeting->common),
+                                 " of communicator ", meeting->group->id));
+    if (std::find(groups.begin(), groups.end(), meeting->group) == groups.end()) {
+      groups.push_back(meeting->group);
+    }
+  }
+  const absl::Status why =
+      MakeError(absl::StatusCode::kInternal, Reason::kInternal,
+                absl::StrCat("members call in different orders and would wait for each other for "
+                             "ever: ",
+                             absl::StrJoin(waits, ", ")));
+  for (Group* group : groups) Break(group, why);
 }
 
 void StreamEngine::CloseMember(Group* group, int member) {

@@ -104,6 +104,8 @@ class StreamEngine {
     uint64_t enqueued = 0;
     uint64_t completed = 0;
     State state = State::kIdle;
+    Meeting* at = nullptr;  // the one whose other members it waits for
+    uint64_t search = 0;    // the last that has come to it
     bool released = false;  // its Stream is gone; recycled when it is idle
     absl::Status failure;   // the first since the last callback
     std::vector<Waiter> waiters;
@@ -190,6 +192,12 @@ class StreamEngine {
   // Breaks the group: its meetings that have not started end with `why`.
   void Break(Group* group, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FailMeeting(Meeting* meeting, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Streams that wait for each other in a circle do so for ever: members have called in different
+  // orders. To be asked whenever a blocked stream comes to wait for others, or others for it:
+  // breaks the groups whose calls are in the circle.
+  void BreakCircleThrough(StreamState* blocked) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The streams that a blocked one waits for, one after the other from *next on; then null.
+  static StreamState* NextAwaited(StreamState* blocked, size_t* next);
   // Counts a member's stream as past the meeting, which ends with the last.
   void Pass(Meeting* meeting) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CloseMember(Group* group, int member) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -199,6 +207,12 @@ class StreamEngine {
   const AddressSpace* const space_;
   std::vector<std::unique_ptr<StreamState>> streams_ ABSL_GUARDED_BY(mutex_);
   std::vector<StreamState*> free_streams_ ABSL_GUARDED_BY(mutex_);
+  struct SearchStep {
+    StreamState* stream = nullptr;
+    size_t next = 0;  // of those that it waits for
+  };
+  std::vector<SearchStep> path_ ABSL_GUARDED_BY(mutex_);
+  uint64_t last_search_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::flat_hash_map<uint64_t, std::unique_ptr<Group>> groups_ ABSL_GUARDED_BY(mutex_);
   // Groups without members whose last calls are still under way.
   std::vector<std::unique_ptr<Group>> retired_ ABSL_GUARDED_BY(mutex_);

@@ -37,6 +37,7 @@ constexpr ReasonEntry kReasons[] = {
     {Reason::kEpochEnded, "EPOCH_ENDED"},
     {Reason::kNeedsReform, "NEEDS_REFORM"},
     {Reason::kTapeConsumed, "TAPE_CONSUMED"},
+    {Reason::kGradientLost, "GRADIENT_LOST"},
     {Reason::kDuplicateRank, "DUPLICATE_RANK"},
     {Reason::kWorldSize, "WORLD_SIZE"},
     {Reason::kJoinTimeout, "JOIN_TIMEOUT"},

@@ -41,6 +41,7 @@ enum class Reason : uint16_t {
   kEpochEnded = 17,    // the request belongs to an epoch that has ended, cause forgotten
   kNeedsReform = 18,   // the world has lost a member for good
   kTapeConsumed = 19,  // a rank no longer holds what this gradient needs from it
+  kGradientLost = 20,  // part of a gradient leads through what a rank has given up
   // Joining.
   kDuplicateRank = 30,
   kWorldSize = 31,

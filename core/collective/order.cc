@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <numeric>
 #include <queue>
 #include <utility>
 
@@ -60,6 +61,40 @@ bool TopologicalOrder(const std::vector<int32_t>& rank, const std::vector<OrderE
   } while (at != start);
   std::reverse(order->begin(), order->end());
   return false;
+}
+
+int32_t FindStuck(const std::vector<std::vector<int32_t>>& calls) {
+  const auto count = static_cast<int32_t>(calls.size());
+  struct Meeting {
+    size_t members = 0;
+    std::vector<int32_t> here;
+  };
+  std::vector<Meeting> meetings;
+  for (const std::vector<int32_t>& own : calls) {
+    for (const int32_t m : own) {
+      if (static_cast<size_t>(m) >= meetings.size()) meetings.resize(static_cast<size_t>(m) + 1);
+      ++meetings[static_cast<size_t>(m)].members;
+    }
+  }
+  std::vector<size_t> at(calls.size(), 0);
+  std::vector<int32_t> moving(calls.size());
+  std::iota(moving.begin(), moving.end(), 0);
+  while (!moving.empty()) {
+    const auto who = static_cast<size_t>(moving.back());
+    moving.pop_back();
+    if (at[who] == calls[who].size()) continue;
+    Meeting& meeting = meetings[static_cast<size_t>(calls[who][at[who]])];
+    meeting.here.push_back(static_cast<int32_t>(who));
+    if (meeting.here.size() < meeting.members) continue;
+    for (const int32_t member : meeting.here) {
+      ++at[static_cast<size_t>(member)];
+      moving.push_back(member);
+    }
+  }
+  for (int32_t who = 0; who < count; ++who) {
+    if (at[static_cast<size_t>(who)] < calls[static_cast<size_t>(who)].size()) return who;
+  }
+  return -1;
 }
 
 }  // namespace chorus

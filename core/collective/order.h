@@ -1,4 +1,5 @@
-// A deterministic topological order, or the circle that makes it impossible.
+// A deterministic topological order, or the circle that makes it impossible; and what such orders
+// are for.
 #ifndef CHORUS_CORE_COLLECTIVE_ORDER_H_
 #define CHORUS_CORE_COLLECTIVE_ORDER_H_
 
@@ -17,6 +18,11 @@ struct OrderEdge {
 // then holds one, each element before the next and the last before the first.
 bool TopologicalOrder(const std::vector<int32_t>& rank, const std::vector<OrderEdge>& edges,
                       std::vector<int32_t>* order);
+
+// Whether all get through who come to their `calls` (meetings, numbered from 0, none twice) one
+// after the other: a meeting takes place when everyone who has it is there. Returns the first of
+// those who do not, or -1.
+int32_t FindStuck(const std::vector<std::vector<int32_t>>& calls);
 
 }  // namespace chorus
 

@@ -59,5 +59,35 @@ TEST(TopologicalOrderTest, RandomGraphsAreOrderedOrShowARealCircle) {
   EXPECT_LT(circles, 1800);
 }
 
+TEST(FindStuckTest, NamesWhoNeverGetsThrough) {
+  EXPECT_EQ(FindStuck({}), -1);
+  EXPECT_EQ(FindStuck({{}, {0}, {0}}), -1);
+  EXPECT_EQ(FindStuck({{0, 1}, {0, 1}}), -1);
+  EXPECT_EQ(FindStuck({{2}, {0, 1}, {1, 0}, {2}}), 1);
+  // Of three, each waits for the next.
+  EXPECT_EQ(FindStuck({{0, 1}, {1, 2}, {2, 0}}), 0);
+  EXPECT_EQ(FindStuck({{0, 1}, {1, 2}, {0, 2}}), -1);
+}
+
+// Calls that follow one order get through, and two that are exchanged do not.
+TEST(FindStuckTest, OneOrderIsEnough) {
+  const unsigned seed = 20262;
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
+  for (int round = 0; round < 500; ++round) {
+    std::vector<std::vector<int32_t>> calls(2 + random() % 4);
+    const auto meetings = static_cast<int32_t>(random() % 20);
+    for (int32_t m = 0; m < meetings; ++m) {
+      for (std::vector<int32_t>& own : calls) {
+        if (random() % 2 == 0) own.push_back(m);
+      }
+    }
+    ASSERT_EQ(FindStuck(calls), -1);
+    calls[0].insert(calls[0].end(), {meetings, meetings + 1});
+    calls[1].insert(calls[1].end(), {meetings + 1, meetings});
+    EXPECT_EQ(FindStuck(calls), 0);
+  }
+}
+
 }  // namespace
 }  // namespace chorus

@@ -64,9 +64,18 @@ absl::StatusOr<GroupId> Sequencer::AddGroup(Rank rank, absl::Span<const Rank> me
     return Contradiction(absl::StrCat("rank ", rank.value(), " asked for a group of ranks ",
                                       absl::StrJoin(list, ","), " and is not one of them"));
   }
+  const auto known = group_requests_.find(list);
+  const bool is_new = known == group_requests_.end() ||
+                      known->second.requested[rank.value()] == known->second.groups.size();
+  if (is_new && num_groups() >= options_.max_groups) {
+    return MakeError(absl::StatusCode::kResourceExhausted, Reason::kQuota,
+                     absl::StrCat("the world has been given ", num_groups(),
+                                  " groups, as many as it may in its life: ask for a group once, "
+                                  "and keep it"));
+  }
   GroupRequests& requests = group_requests_[list];
   const size_t k = requests.requested[rank.value()]++;
-  if (k == requests.groups.size()) {
+  if (is_new) {
     Group group;
     group.members.assign(members.begin(), members.end());
     group.next.resize(members.size(), 0);
@@ -455,10 +464,10 @@ void Sequencer::Record(int32_t r, const Vote& vote, absl::optional<Error>* fault
     }
     if (part.wants_grad) EnsureTape(id);
     if (instances_[id].tape != kNone) {
-      Tape& tape = tapes_[instances_[id].tape];
-      tape.entries[position].state =
-          part.wants_grad ? TapeEntry::State::kLive : TapeEntry::State::kAbandoned;
-      if (part.wants_grad) ++tape.live;
+      SetEntry(instances_[id].tape, position,
+               part.wants_grad ? TapeEntry::State::kLive : TapeEntry::State::kAbandoned, runs_[r],
+               static_cast<int32_t>(i));
+      if (part.wants_grad) ++tapes_[instances_[id].tape].live;
     }
   }
   if (component == kNone) component = components_.New();  // a local run
@@ -468,7 +477,9 @@ void Sequencer::Record(int32_t r, const Vote& vote, absl::optional<Error>* fault
   // Only now is it known which gradients this run asks for itself.
   for (size_t i = 0; i < parts.size(); ++i) {
     const int32_t tape = instances_[runs_[r].instances[i]].tape;
-    if (tape != kNone && !parts[i].wants_grad) MarkAbandoned(tape, positions_[i]);
+    if (tape == kNone || parts[i].wants_grad) continue;
+    absl::optional<Error> lost = MarkAbandoned(tape, positions_[i]);
+    if (lost.has_value() && !fault->has_value()) *fault = std::move(lost);
   }
 }
 
@@ -496,9 +507,7 @@ int32_t Sequencer::NewInstance(const InstanceKey& key, int32_t positions, int32_
     tape.children.push_back(id);
     for (int32_t p = 0; p < positions; ++p) {
       const TapeEntry& entry = tape.entries[p];
-      const bool gone =
-          entry.state == TapeEntry::State::kAbandoned || entry.state == TapeEntry::State::kConsumed;
-      if (!gone || entry.next_request > key.path.back().number) continue;
+      if (!entry.given_up() || entry.next_request > key.path.back().number) continue;
       // The run at hand may still ask for it itself; Record settles that at its end.
       if (tape.instance != kNone && instances_[tape.instance].positions[p].run == run) continue;
       if (entry.state == TapeEntry::State::kConsumed && entry.consumed_in < epoch_ &&
@@ -513,6 +522,8 @@ int32_t Sequencer::NewInstance(const InstanceKey& key, int32_t positions, int32_
                                      ", which has failed: its gradient cannot be had again");
         *fault = error;
       }
+      absl::optional<Error> lost = Absent(key, tape, p);
+      if (lost.has_value() && !fault->has_value()) *fault = std::move(lost);
       instance.positions[p].absent = true;
       --instance.missing;
     }
@@ -563,6 +574,7 @@ void Sequencer::CountAbsent(int32_t id, int32_t position) {
   // its part in the gradient's own gradients.
   const int32_t tape = instances_[id].tape;
   if (tape == kNone) return;
+  // Its part was zeros, which lead nowhere.
   tapes_[tape].entries[position].state = TapeEntry::State::kAbandoned;
   MarkAbandoned(tape, position);
 }
@@ -582,29 +594,84 @@ int32_t Sequencer::EnsureTape(int32_t id) {
   for (size_t p = 0; p < tape.entries.size(); ++p) {
     // Had one of these wanted a gradient, the tape would be there already.
     const Position& position = instances_[id].positions[p];
-    if (position.run != kNone || position.absent) {
+    if (position.run != kNone) {
+      SetEntry(t, static_cast<int32_t>(p), TapeEntry::State::kAbandoned, runs_[position.run],
+               position.participation);
+    } else if (position.absent) {
       tape.entries[p].state = TapeEntry::State::kAbandoned;
     }
   }
   return t;
 }
 
-// The position has no entry (any more): it gives zeros to what it has not asked for itself.
-void Sequencer::MarkAbandoned(int32_t t, int32_t position) {
+// The entry that a vote leaves behind.
+void Sequencer::SetEntry(int32_t t, int32_t position, TapeEntry::State state, const PendingRun& run,
+                         int32_t participation) {
+  TapeEntry& entry = tapes_[t].entries[position];
+  const Participation& part = run.what->participations[participation];
+  entry.state = state;
+  entry.leads_to_collective = part.leads_to_collective;
+  entry.leads_to_leaf = part.leads_to_leaf;
+  if (!part.leads_to_collective && !part.leads_to_leaf) return;
+  entry.what = run.what;
+  entry.participation = participation;
+}
+
+// The position has no entry (any more): it gives zeros to what it has not asked for itself. The
+// error of the first of these that zeros are wrong for.
+absl::optional<Error> Sequencer::MarkAbandoned(int32_t t, int32_t position) {
+  absl::optional<Error> lost;
   const TapeEntry& entry = tapes_[t].entries[position];
   for (const int32_t child : tapes_[t].children) {
     const Position& vote = instances_[child].positions[position];
     if (vote.run == kNone && !vote.absent &&
         instances_[child].key.path.back().number >= entry.next_request) {
+      if (!lost.has_value()) lost = Absent(instances_[child].key, tapes_[t], position);
       CountAbsent(child, position);
     }
   }
+  return lost;
+}
+
+// What is wrong with `gradient`, of `tape`, where the member at `position` gives zeros to it:
+// nothing, as long as no other collective lies behind its part. What that one would have got was to
+// come from the member's local ops, which are gone.
+absl::optional<Error> Sequencer::Absent(const InstanceKey& gradient, const Tape& tape,
+                                        int32_t position) const {
+  const TapeEntry& entry = tape.entries[position];
+  if (!entry.leads_to_collective) return absl::nullopt;
+  const Participation& part = entry.part();
+  const Rank rank = RankAt(gradient, position);
+  // A gradient that was not recorded is given up from the start.
+  const bool recorded = part.wants_grad || !tape.key.is_gradient();
+  Error error;
+  error.code = absl::StatusCode::kFailedPrecondition;
+  error.reason = Reason::kGradientLost;
+  error.culprit = CulpritOf(rank);
+  error.instance = gradient.ToString();
+  error.op = std::string(CollectiveKindName(part.descriptor.kind));
+  error.source = part.source;
+  error.message = absl::StrCat(
+      "a gradient was asked for that leads through ", PartText(part), " (", tape.key.ToString(),
+      ") of ", RankText(rank), " at ", part.source, ", where ",
+      entry.state == TapeEntry::State::kConsumed ? "it was used up"
+      : recorded                                 ? "the result was dropped or not recorded"
+                                                 : "it was taken without create_graph",
+      "; other collectives lie behind it, and what they would get from there cannot be had any "
+      "more. ",
+      recorded
+          ? "On that rank call Backward on the result with a zero seed, or make the call under "
+            "NoGrad (or on Detach of its operand) if its part is a constant"
+          : "Take it there with create_graph as well, or make the forward call under NoGrad if "
+            "its part is a constant");
+  return error;
 }
 
 void Sequencer::ForgetTapeIfUnused(int32_t t) {
   const Tape& tape = tapes_[t];
   if (tape.instance != kNone || tape.live > 0 || !tape.children.empty()) return;
   tape_by_key_.erase(tape.key);
+  tapes_[t].entries.clear();  // with the votes that they keep
   tapes_.Free(t);
 }
 
@@ -1038,6 +1105,11 @@ void Sequencer::Launch(const std::vector<int32_t>& runs, const std::vector<int32
       const GroupRank member = MemberAt(instance.key, p);
       if (position.absent) {
         out.absent.push_back(member);
+        const TapeEntry& entry = tapes_[instance.parent].entries[p];
+        if (entry.leads_to_leaf) {
+          out.given_up.push_back(
+              {RankAt(instance.key, p), PartText(entry.part()), entry.part().source});
+        }
       } else {
         out.parts.push_back({runs_[position.run].handle, position.participation, member});
       }
@@ -1266,7 +1338,11 @@ void Sequencer::DropTape(Rank rank, const InstanceKey& key, bool consumed, Epoch
         return;
       }
     }
-    MarkAbandoned(t, p);
+    const absl::optional<Error> lost = MarkAbandoned(t, p);
+    if (lost.has_value()) {
+      EndEpoch(*lost, actions);
+      return;
+    }
   }
   ForgetTapeIfUnused(t);
   LaunchReady(actions);
@@ -1674,7 +1750,8 @@ std::string Sequencer::CanonicalState() const {
     for (const TapeEntry& tape : tapes_[entry.second].entries) {
       out.Put(tape.state);
       out.PutSigned(tape.next_request);
-      out.Put<uint8_t>(tape.consumed_in == epoch_);
+      out.Put<uint8_t>((tape.consumed_in == epoch_) + 2 * tape.leads_to_collective +
+                       4 * tape.leads_to_leaf);
     }
   }
   // Instances expire in the order of their first votes.

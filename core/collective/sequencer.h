@@ -49,6 +49,11 @@ struct Participation {
   // The rank holds a tape entry after the run, until DropTape. A rank without one counts as
   // abandoned for every gradient of this instance that this same run does not ask for.
   bool wants_grad = false;
+  // Where its operand comes from (Collective): what a rank that gives up its part of a gradient
+  // takes with it. Whoever asks for one that would have led to another collective is told so; one
+  // that would have led to a leaf goes on with zeros, which are right for everybody else.
+  bool leads_to_collective = false;
+  bool leads_to_leaf = false;
   std::vector<int32_t> after;  // earlier participations of this run whose result this one needs
   int32_t node = 0;            // in the graph, for the plan
   std::string source;          // trainer's file:line
@@ -88,7 +93,8 @@ struct Vote {
 struct SequencerOptions {
   absl::Duration agree_timeout = absl::Seconds(60);
   absl::Duration exec_timeout = absl::Seconds(300);
-  int kept_causes = 64;  // of ended epochs; older ones are answered with kEpochEnded
+  int kept_causes = 64;   // of ended epochs; older ones are answered with kEpochEnded
+  int max_groups = 4096;  // ever, with the world's own: their numbers are not given again
 };
 
 struct MemberInfo {
@@ -108,6 +114,13 @@ struct LaunchedInstance {
   // this gradient has no part.
   std::vector<Part> parts;
   std::vector<GroupRank> absent;  // members that abandoned this gradient: they give zeros
+  // Of these, who had a leaf behind its part, which now gets less than its gradient.
+  struct GivenUp {
+    Rank rank;
+    std::string op;      // of the forward collective, as it called it
+    std::string source;  // the line
+  };
+  std::vector<GivenUp> given_up;
 };
 
 // What the caller must do, in this order.
@@ -152,7 +165,8 @@ class Sequencer {
   void SetMember(Rank rank, MemberInfo info);
   // Defines a group of this world's present membership; ranks in group order, none twice. The k-th
   // request of each rank for the same ordered list gives the same group, so nobody waits for it.
-  // INVALID_ARGUMENT: empty list, unknown rank, duplicate, or `rank` not in it.
+  // INVALID_ARGUMENT: empty list, unknown rank, duplicate, or `rank` not in it. RESOURCE_EXHAUSTED
+  // kQuota: the world has had as many as it may.
   absl::StatusOr<GroupId> AddGroup(Rank rank, absl::Span<const Rank> members);
   absl::StatusOr<absl::Span<const Rank>> GroupMembers(GroupId group) const;
 
@@ -190,7 +204,9 @@ class Sequencer {
   // Its tape entry for `key` is gone: abandoned (it gives zeros to every gradient of `key` it has
   // not voted for) or consumed in `epoch`, the one that its session is in. Consumed counts as zeros
   // for further requests in that epoch; a request in a later epoch ends that with
-  // FAILED_PRECONDITION kTapeConsumed naming the rank. Unknown and repeated drops do nothing.
+  // FAILED_PRECONDITION kTapeConsumed naming the rank. Where the rank's operand led to another
+  // collective nobody's zeros would be right: a request that it does not take part in ends the
+  // epoch with FAILED_PRECONDITION kGradientLost. Unknown and repeated drops do nothing.
   void DropTape(Rank rank, const InstanceKey& key, bool consumed, Epoch epoch, absl::Time now,
                 Actions* actions);
   // A launched gang has finished on all devices, or failed (which ends the epoch for pending runs
@@ -365,8 +381,16 @@ class Sequencer {
   struct TapeEntry {
     enum class State : uint8_t { kNotVoted, kLive, kAbandoned, kConsumed };
     State state = State::kNotVoted;
+    // Of its vote: whether its part leads further. Where it does, the vote itself, for texts.
+    bool leads_to_collective = false;
+    bool leads_to_leaf = false;
     int32_t next_request = 0;  // in the open epoch
     Epoch consumed_in;
+    std::shared_ptr<const VoteTemplate> what;
+    int32_t participation = kNone;
+
+    bool given_up() const { return state == State::kAbandoned || state == State::kConsumed; }
+    const Participation& part() const { return what->participations[participation]; }
   };
   // What the ranks may still ask of an instance. It exists while a rank holds an entry or a
   // gradient is pending.
@@ -413,7 +437,11 @@ class Sequencer {
   void CountVote(int32_t instance);
   void CountAbsent(int32_t instance, int32_t position);
   int32_t EnsureTape(int32_t instance);
-  void MarkAbandoned(int32_t tape, int32_t position);
+  void SetEntry(int32_t tape, int32_t position, TapeEntry::State state, const PendingRun& run,
+                int32_t participation);
+  absl::optional<Error> MarkAbandoned(int32_t tape, int32_t position);
+  absl::optional<Error> Absent(const InstanceKey& gradient, const Tape& tape,
+                               int32_t position) const;
   void ForgetTapeIfUnused(int32_t tape);
   // Whether the vote at `position` contradicts another of the instance.
   absl::optional<Error> Mismatch(int32_t instance, int32_t position) const;
@@ -473,7 +501,7 @@ class Sequencer {
     std::vector<GroupId> groups;          // of the k-th request
     std::map<int32_t, size_t> requested;  // by rank: how many
   };
-  std::map<std::vector<int32_t>, GroupRequests> group_requests_;
+  std::map<std::vector<int32_t>, GroupRequests> group_requests_;  // each of at least one of groups_
   absl::flat_hash_map<PairEnd, int64_t> pair_next_;
 
   Pool<PendingRun> runs_;

@@ -1092,6 +1092,27 @@ TEST(SequencerMemberTest, TheKthRequestForAListGivesTheSameGroup) {
   }
 }
 
+TEST(SequencerMemberTest, AWorldHasSoManyGroups) {
+  SequencerOptions options;
+  options.max_groups = 3;
+  Sequencer sequencer(3, options);
+  const std::vector<Rank> list = {Rank(2), Rank(0)};
+  const GroupId first = *sequencer.AddGroup(Rank(2), list);
+  const GroupId second = *sequencer.AddGroup(Rank(2), list);
+  const size_t rows = sequencer.StateSize();
+  for (const std::vector<Rank>& more :
+       std::vector<std::vector<Rank>>{list, {Rank(2)}, {Rank(2), Rank(1)}, {Rank(2)}}) {
+    const absl::Status full = sequencer.AddGroup(Rank(2), more).status();
+    EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted) << full;
+    EXPECT_EQ(ErrorOf(full).reason, Reason::kQuota) << full;
+  }
+  EXPECT_EQ(sequencer.StateSize(), rows);
+  // What is refused does not count, and those that there are can still be had by all.
+  EXPECT_EQ(*sequencer.AddGroup(Rank(0), list), first);
+  EXPECT_EQ(*sequencer.AddGroup(Rank(0), list), second);
+  EXPECT_FALSE(sequencer.AddGroup(Rank(0), list).ok());
+}
+
 // --- Gradients ----------------------------------------------------------------------------------
 
 TEST(SequencerGradientTest, EveryHolderIsWaitedFor) {
@@ -1245,6 +1266,144 @@ TEST(SequencerGradientTest, ConsumedInAFailedEpochCannotBeHadAgain) {
     EXPECT_EQ(error.reason, Reason::kTapeConsumed);
     EXPECT_EQ(error.culprit.rank, 0);
   }
+}
+
+// The next all_reduce of a world of two. Rank 1's part, at rank1.cc:10, comes from where it says.
+InstanceKey ForwardFrom(Sequencer* sequencer, bool collective, bool leaf, bool tape = true) {
+  Cast(sequencer, WithTape(*sequencer, 1, 0, 0));
+  TestRun run(2, sequencer->epoch());
+  Participation& part = run.AllReduce(run.Slot(kWorld, 2, {1}, {0}), 1);
+  part.wants_grad = tape;
+  part.leads_to_collective = collective;
+  part.leads_to_leaf = leaf;
+  EXPECT_THAT(Launched(Cast(sequencer, run)), ElementsAre(1, 2));
+  return WorldKey(sequencer->epoch().value(), 0);
+}
+
+// Rank 1 has given up what led to another collective: whatever rank 0 gets would be too small.
+TEST(SequencerGradientTest, WhatLedToACollectiveCannotBeHadWithoutTheRankThatGaveItUp) {
+  const auto expect_lost = [](const Actions& actions, const char* what) {
+    EXPECT_THAT(Failed(actions), ElementsAre(10));
+    const Error error = EndedBy(actions);
+    EXPECT_EQ(error.code, absl::StatusCode::kFailedPrecondition);
+    EXPECT_EQ(error.reason, Reason::kGradientLost);
+    EXPECT_EQ(error.culprit.rank, 1);
+    EXPECT_EQ(error.culprit.pid, 101);
+    EXPECT_THAT(error.message,
+                AllOf(HasSubstr("rank 1"), HasSubstr("rank1.cc:10"), HasSubstr(what)));
+  };
+  for (const bool leaf : {false, true}) {  // makes no difference
+    {
+      Sequencer sequencer = World(2);
+      const InstanceKey forward = ForwardFrom(&sequencer, true, leaf);
+      Actions actions;
+      sequencer.DropTape(Rank(1), forward, false, Epoch(1), At(0), &actions);
+      EXPECT_THAT(actions, IsEmpty());
+      expect_lost(Cast(&sequencer, Gradient(sequencer, 10, 0, forward, 0)), "dropped");
+      // The next epoch is open, and as usable.
+      EXPECT_EQ(sequencer.epoch(), Epoch(2));
+    }
+    {
+      Sequencer sequencer = World(2);
+      const InstanceKey forward = ForwardFrom(&sequencer, true, leaf);
+      EXPECT_THAT(Cast(&sequencer, Gradient(sequencer, 10, 0, forward, 0)), IsEmpty());
+      Actions actions;
+      sequencer.DropTape(Rank(1), forward, false, Epoch(1), At(0), &actions);
+      expect_lost(actions, "dropped");
+    }
+    {
+      Sequencer sequencer = World(2);
+      const InstanceKey forward = ForwardFrom(&sequencer, true, leaf, /*tape=*/false);
+      expect_lost(Cast(&sequencer, Gradient(sequencer, 10, 0, forward, 0)), "not recorded");
+    }
+    {
+      Sequencer sequencer = World(2);
+      const InstanceKey forward = ForwardFrom(&sequencer, true, leaf);
+      Cast(&sequencer, Gradient(sequencer, 20, 0, forward, 0));
+      EXPECT_THAT(Launched(Cast(&sequencer, Gradient(sequencer, 21, 1, forward, 0))),
+                  ElementsAre(20, 21));
+      Actions actions;
+      sequencer.DropTape(Rank(1), forward, true, Epoch(1), At(0), &actions);
+      EXPECT_THAT(actions, IsEmpty());
+      expect_lost(Cast(&sequencer, Gradient(sequencer, 10, 0, forward, 1)), "used up");
+    }
+    {
+      Sequencer sequencer = World(2);
+      const InstanceKey forward = ForwardFrom(&sequencer, true, leaf);
+      Cast(&sequencer, Gradient(sequencer, 10, 0, forward, 0));
+      Actions actions;
+      sequencer.Left(Rank(1), At(0), &actions);
+      expect_lost(actions, "dropped");
+    }
+  }
+}
+
+// Its own vote of the same run may still ask.
+TEST(SequencerGradientTest, WhoAsksInTheRunThatKeepsNoTapeHasGivenUpTheRestAlone) {
+  Sequencer sequencer = World(2);
+  Cast(&sequencer, WithTape(sequencer, 1, 0, 0));
+  Cast(&sequencer, Gradient(sequencer, 2, 0, WorldKey(1, 0), 0));
+  TestRun whole(3, Epoch(1));
+  const int32_t slot = whole.Slot(kWorld, 2, {1}, {0});
+  Participation& forward = whole.AllReduce(slot, 1);
+  forward.leads_to_collective = true;
+  whole.GradientHere(0, 0, slot, 1);
+  EXPECT_THAT(Launched(Cast(&sequencer, whole)), ElementsAre(1, 3, 2));
+  EXPECT_EQ(EndedBy(Cast(&sequencer, Gradient(sequencer, 4, 0, WorldKey(1, 0), 1))).reason,
+            Reason::kGradientLost);
+}
+
+// Only the rank's own number is smaller: it is told, and the others go on.
+TEST(SequencerGradientTest, WhatLedToALeafIsShown) {
+  for (const bool late : {false, true}) {
+    Sequencer sequencer = World(2);
+    const InstanceKey forward = ForwardFrom(&sequencer, false, true);
+    Actions actions;
+    if (late) Cast(&sequencer, Gradient(sequencer, 10, 0, forward, 0));
+    sequencer.DropTape(Rank(1), forward, false, Epoch(1), At(0), &actions);
+    if (!late) actions = Cast(&sequencer, Gradient(sequencer, 10, 0, forward, 0));
+    ASSERT_THAT(Launched(actions), ElementsAre(10));
+    const LaunchedInstance& instance = actions[0].instances[0];
+    EXPECT_THAT(instance.absent, ElementsAre(GroupRank(1)));
+    ASSERT_THAT(instance.given_up, SizeIs(1));
+    EXPECT_EQ(instance.given_up[0].rank, Rank(1));
+    EXPECT_EQ(instance.given_up[0].source, "rank1.cc:10");
+    EXPECT_EQ(instance.given_up[0].op, "all_reduce SUM f32[4]");
+  }
+}
+
+TEST(SequencerGradientTest, AConstantIsMissedByNobody) {
+  Sequencer sequencer = World(2);
+  const InstanceKey forward = ForwardFrom(&sequencer, false, false);
+  Actions actions;
+  sequencer.DropTape(Rank(1), forward, false, Epoch(1), At(0), &actions);
+  // Nor is what it would have been part of: the gradient's own gradient.
+  TestRun recorded(11, Epoch(1));
+  recorded.GradientOf(forward, 0, recorded.Slot(kWorld, 2, {0}, {0}), 0).wants_grad = true;
+  actions = Cast(&sequencer, recorded);
+  ASSERT_THAT(Launched(actions), ElementsAre(11));
+  EXPECT_THAT(actions[0].instances[0].given_up, IsEmpty());
+  actions = Cast(&sequencer, Gradient(sequencer, 12, 0, forward.Gradient(Epoch(1), 0), 0));
+  ASSERT_THAT(Launched(actions), ElementsAre(12));
+  EXPECT_THAT(actions[0].instances[0].given_up, IsEmpty());
+}
+
+// Rank 1 took the gradient without keeping an entry for the next order.
+TEST(SequencerGradientTest, AGradientTakenWithoutCreateGraphIsGivenUp) {
+  Sequencer sequencer = World(2);
+  const InstanceKey forward = ForwardFrom(&sequencer, false, true);
+  TestRun recorded(10, Epoch(1));
+  recorded.GradientOf(forward, 0, recorded.Slot(kWorld, 2, {0}, {0}), 0).wants_grad = true;
+  Cast(&sequencer, recorded);
+  TestRun other(11, Epoch(1));
+  Participation& part = other.GradientOf(forward, 0, other.Slot(kWorld, 2, {1}, {0}), 1);
+  part.leads_to_collective = part.leads_to_leaf = true;
+  EXPECT_THAT(Launched(Cast(&sequencer, other)), ElementsAre(10, 11));
+  const Error error =
+      EndedBy(Cast(&sequencer, Gradient(sequencer, 12, 0, forward.Gradient(Epoch(1), 0), 0)));
+  EXPECT_EQ(error.reason, Reason::kGradientLost);
+  EXPECT_EQ(error.culprit.rank, 1);
+  EXPECT_THAT(error.message, HasSubstr("create_graph"));
 }
 
 TEST(SequencerGradientTest, WhoStillHoldsItsTapeMayAskAgainInTheNextEpoch) {

@@ -97,7 +97,7 @@ class TestRun {
       bytes.PutSigned(part.peer.value());
       bytes.PutSigned(part.tag);
       bytes.Put<uint8_t>(part.is_recv);
-      bytes.Put<uint8_t>(part.wants_grad);
+      bytes.Put<uint8_t>(part.wants_grad + 2 * part.leads_to_collective + 4 * part.leads_to_leaf);
       bytes.PutVarint(part.after.size());
       for (const int32_t before : part.after) bytes.PutSigned(before);
     }

@@ -60,7 +60,7 @@ void EncodeCollective(const Collective& c, ByteWriter* out) {
   out->PutSigned(c.rank.value());
   out->PutSigned(c.root.value());
   out->Put(static_cast<uint8_t>(c.reduction));
-  out->Put(static_cast<uint8_t>(c.wants_grad));
+  out->Put(static_cast<uint8_t>(c.wants_grad | c.leads_to_collective << 1 | c.leads_to_leaf << 2));
   out->PutSigned(c.peer.value());
   out->PutSigned(c.tag);
   out->Put(static_cast<uint8_t>(c.instance.kind));
@@ -206,7 +206,11 @@ Collective DecodeCollective(ByteReader* in) {
   c.rank = GroupRank(GetInt32(in));
   c.root = GroupRank(GetInt32(in));
   c.reduction = GetEnum(in, Reduction::kBxor);
-  c.wants_grad = GetBool(in);
+  const uint8_t grad = in->Get<uint8_t>();
+  if (grad > 7) in->Fail();
+  c.wants_grad = (grad & 1) != 0;
+  c.leads_to_collective = (grad & 2) != 0;
+  c.leads_to_leaf = (grad & 4) != 0;
   c.peer = GroupRank(GetInt32(in));
   c.tag = in->GetSigned();
   c.instance.kind = GetEnum(in, InstanceRef::Kind::kBound);
@@ -313,6 +317,8 @@ std::string CollectiveText(const Collective& c) {
   if (c.reduction != Reduction::kNone) absl::StrAppend(&text, " ", ReductionName(c.reduction));
   if (c.peer.value() >= 0) absl::StrAppend(&text, " peer=", c.peer.value(), " tag=", c.tag);
   if (c.wants_grad) text += " grad";
+  if (c.leads_to_collective) text += " from_collective";
+  if (c.leads_to_leaf) text += " from_leaf";
   switch (c.instance.kind) {
     case InstanceRef::Kind::kNext:
       break;
@@ -333,8 +339,9 @@ absl::string_view ReductionName(Reduction reduction) { return NameOf(reduction, 
 
 bool operator==(const Collective& a, const Collective& b) {
   return a.kind == b.kind && a.group_slot == b.group_slot && a.rank == b.rank && a.root == b.root &&
-         a.reduction == b.reduction && a.wants_grad == b.wants_grad && a.peer == b.peer &&
-         a.tag == b.tag && a.instance == b.instance && a.counts == b.counts &&
+         a.reduction == b.reduction && a.wants_grad == b.wants_grad &&
+         a.leads_to_collective == b.leads_to_collective && a.leads_to_leaf == b.leads_to_leaf &&
+         a.peer == b.peer && a.tag == b.tag && a.instance == b.instance && a.counts == b.counts &&
          a.runtime_counts_input == b.runtime_counts_input &&
          a.runtime_count_maximum == b.runtime_count_maximum;
 }

@@ -90,8 +90,12 @@ struct Collective {
   GroupRank root{-1};  // broadcast, reduce, gather, scatter
   Reduction reduction = Reduction::kNone;
   bool wants_grad = false;  // this rank holds a tape entry for it
-  GroupRank peer{-1};       // send, recv
-  int64_t tag = 0;          // send, recv
+  // Where the operand on this rank comes from, as far as gradients are concerned: what others lose
+  // when they ask for one and this rank has given its part up.
+  bool leads_to_collective = false;
+  bool leads_to_leaf = false;  // without a collective in between
+  GroupRank peer{-1};          // send, recv
+  int64_t tag = 0;             // send, recv
   InstanceRef instance;
   // Uneven sizes: all ranks' counts in rows, or the number of the input that holds them at run time
   // with the most that each may be.

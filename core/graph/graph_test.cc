@@ -57,6 +57,7 @@ Graph Everything() {
   c.root = GroupRank(2);
   c.reduction = Reduction::kBxor;
   c.wants_grad = true;
+  c.leads_to_collective = true;
   c.peer = GroupRank(1);
   c.tag = -77;
   c.instance.kind = InstanceRef::Kind::kBound;
@@ -154,6 +155,8 @@ TEST(GraphTest, EveryFieldButTheSourceChangesTheHash) {
   EXPECT_TRUE(changed([](Graph* g) { g->nodes[1].collective->root = GroupRank(0); }));
   EXPECT_TRUE(changed([](Graph* g) { g->nodes[1].collective->reduction = Reduction::kSum; }));
   EXPECT_TRUE(changed([](Graph* g) { g->nodes[1].collective->wants_grad = false; }));
+  EXPECT_TRUE(changed([](Graph* g) { g->nodes[1].collective->leads_to_collective = false; }));
+  EXPECT_TRUE(changed([](Graph* g) { g->nodes[1].collective->leads_to_leaf = true; }));
   EXPECT_TRUE(changed([](Graph* g) { g->nodes[1].collective->peer = GroupRank(0); }));
   EXPECT_TRUE(changed([](Graph* g) { g->nodes[1].collective->tag = 0; }));
   EXPECT_TRUE(
@@ -172,7 +175,7 @@ TEST(GraphTest, EveryFieldButTheSourceChangesTheHash) {
 // The hash is a name that caches and peers of other builds may hold: a change of the encoding needs
 // a new IR version.
 TEST(GraphTest, HashIsStable) {
-  EXPECT_EQ(HashGraph(Everything()).ToString(), "843369c97763a6b6302e5c40e3f55695");
+  EXPECT_EQ(HashGraph(Everything()).ToString(), "ec5c558cec1ad131c83cf6e619dd168c");
 }
 
 TEST(GraphTest, CutBytesNeverDecodeAndSayWhere) {
@@ -268,6 +271,7 @@ TEST(GraphTest, DebugStringHasOneLineForEachPart) {
                 std::string("text\0with zero", 14) +
                 "' device=1 @train.cc:42\n"
                 "#1 %4: f64[3] = all_reduce(%2) group=5 rank=3 root=2 BXOR peer=1 tag=-77 grad "
+                "from_collective "
                 "instance_slot=10\n"
                 "output %4 may_alias=1\n");
 }

@@ -7,11 +7,23 @@
 #include "core/graph/specialize.h"
 
 namespace chorus {
+namespace {
 
-absl::StatusOr<LoadedPlan> GraphStore::MakePlan(const Graph& graph,
-                                                std::vector<int32_t> order) const {
+// What is at place `i`, which is the last one then.
+template <typename Known>
+auto Latest(Known* known, size_t i) {
+  const auto at = known->begin() + static_cast<ptrdiff_t>(i);
+  std::rotate(at, at + 1, known->end());
+  return known->back().second;
+}
+
+}  // namespace
+
+absl::StatusOr<LoadedPlan> GraphStore::MakePlan(const Graph& graph, absl::Span<const int32_t> order,
+                                                absl::Span<const int32_t> instances) const {
   PlanOptions options = options_;
-  options.order = std::move(order);
+  options.order.assign(order.begin(), order.end());
+  options.instances.assign(instances.begin(), instances.end());
   LoadedPlan made;
   CHORUS_ASSIGN_OR_RETURN(made.plan, CompilePlan(graph, options));
   made.peer_buffers.resize(made.plan.votes->participations.size());
@@ -36,7 +48,7 @@ absl::StatusOr<std::unique_ptr<GraphRecord>> GraphStore::MakeRecord(Graph graph)
   auto made = std::make_unique<GraphRecord>();
   CHORUS_ASSIGN_OR_RETURN(made->maxima, CheckSymbols(graph));
   if (made->maxima.empty()) {
-    CHORUS_ASSIGN_OR_RETURN(made->main, MakePlan(graph, {}));
+    CHORUS_ASSIGN_OR_RETURN(made->main, MakePlan(graph, {}, {}));
     const ValueTable values(graph);
     for (const GraphOutput& output : graph.outputs) {
       made->output_types.push_back(std::make_shared<TensorType>(values.type(output.value)));
@@ -49,7 +61,7 @@ absl::StatusOr<std::unique_ptr<GraphRecord>> GraphStore::MakeRecord(Graph graph)
 
 void GraphStore::Delete(GraphRecord* record) const {
   UnloadAll(record->main);
-  for (const auto& entry : record->reordered) UnloadAll(*entry.second);
+  record->reordered.clear();
   delete record;
 }
 
@@ -57,10 +69,7 @@ absl::StatusOr<std::shared_ptr<GraphRecord>> GraphStore::AtSizes(
     GraphRecord* record, const std::vector<int64_t>& sizes) {
   auto& known = record->at_sizes;
   for (size_t i = known.size(); i-- > 0;) {
-    if (known[i].first != sizes) continue;
-    std::rotate(known.begin() + static_cast<ptrdiff_t>(i),
-                known.begin() + static_cast<ptrdiff_t>(i) + 1, known.end());
-    return known.back().second;
+    if (known[i].first == sizes) return Latest(&known, i);
   }
   CHORUS_ASSIGN_OR_RETURN(Graph graph, Specialize(record->graph, sizes));
   CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<GraphRecord> made, MakeRecord(std::move(graph)));
@@ -94,18 +103,24 @@ absl::StatusOr<std::shared_ptr<GraphRecord>> GraphStore::Register(absl::string_v
   return record;
 }
 
-absl::StatusOr<LoadedPlan*> GraphStore::InOrder(GraphRecord* record,
-                                                const std::vector<int32_t>& order) {
-  std::unique_ptr<LoadedPlan>& known = record->reordered[order];
-  if (known == nullptr) {
-    absl::StatusOr<LoadedPlan> made = MakePlan(record->graph, order);
-    if (!made.ok()) {
-      record->reordered.erase(order);
-      return made.status();
-    }
-    known = std::make_unique<LoadedPlan>(*std::move(made));
+absl::StatusOr<std::shared_ptr<LoadedPlan>> GraphStore::InOrder(
+    GraphRecord* record, absl::Span<const int32_t> order, absl::Span<const int32_t> instances) {
+  auto& known = record->reordered;
+  for (size_t i = known.size(); i-- > 0;) {
+    if (order != known[i].order || instances != known[i].instances) continue;
+    std::rotate(known.begin() + static_cast<ptrdiff_t>(i),
+                known.begin() + static_cast<ptrdiff_t>(i) + 1, known.end());
+    return known.back().plan;
   }
-  return known.get();
+  CHORUS_ASSIGN_OR_RETURN(LoadedPlan made, MakePlan(record->graph, order, instances));
+  std::shared_ptr<LoadedPlan> kept(new LoadedPlan(std::move(made)), [this](LoadedPlan* gone) {
+    UnloadAll(*gone);
+    delete gone;
+  });
+  // Runs under way keep theirs.
+  if (known.size() >= GraphRecord::kMaxOrders) known.erase(known.begin());
+  known.push_back({{order.begin(), order.end()}, {instances.begin(), instances.end()}, kept});
+  return kept;
 }
 
 }  // namespace chorus

@@ -5,7 +5,6 @@
 #define CHORUS_CORE_NODE_GRAPH_STORE_H_
 
 #include <functional>
-#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -14,6 +13,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "core/graph/graph.h"
 #include "core/graph/validate.h"
 #include "core/runtime/executor.h"
@@ -36,9 +36,16 @@ struct GraphRecord {
   std::vector<int64_t> maxima;
   Hash128 hash;
   std::vector<std::shared_ptr<const TensorType>> output_types;
-  LoadedPlan main;  // collectives in program order
-  // For gangs that agreed on another order: by that order. A gang asks for few of them, ever.
-  std::map<std::vector<int32_t>, std::unique_ptr<LoadedPlan>> reordered;
+  LoadedPlan main;  // collectives in program order, all members having called equally often
+  // With others of PlanOptions' order and instances: the last that were asked for, the latest last.
+  // Gangs ask for few of them, ever.
+  struct Reordered {
+    std::vector<int32_t> order;
+    std::vector<int32_t> instances;
+    std::shared_ptr<LoadedPlan> plan;
+  };
+  static constexpr size_t kMaxOrders = 64;
+  std::vector<Reordered> reordered;
   // What it is at the sizes of the last runs, the latest last.
   static constexpr size_t kMaxSizes = 16;
   std::vector<std::pair<std::vector<int64_t>, std::shared_ptr<GraphRecord>>> at_sizes;
@@ -57,11 +64,15 @@ class GraphStore {
   // request, and kept with those of a few other sizes.
   absl::StatusOr<std::shared_ptr<GraphRecord>> AtSizes(GraphRecord* record,
                                                        const std::vector<int64_t>& sizes);
-  // The plan of `record` with its collectives in this order, made at the first request.
-  absl::StatusOr<LoadedPlan*> InOrder(GraphRecord* record, const std::vector<int32_t>& order);
+  // The plan of `record` for PlanOptions with this order and these instances; made at the first
+  // request, and kept with a few others. It must not outlive the record.
+  absl::StatusOr<std::shared_ptr<LoadedPlan>> InOrder(GraphRecord* record,
+                                                      absl::Span<const int32_t> order,
+                                                      absl::Span<const int32_t> instances);
 
  private:
-  absl::StatusOr<LoadedPlan> MakePlan(const Graph& graph, std::vector<int32_t> order) const;
+  absl::StatusOr<LoadedPlan> MakePlan(const Graph& graph, absl::Span<const int32_t> order,
+                                      absl::Span<const int32_t> instances) const;
   absl::StatusOr<std::unique_ptr<GraphRecord>> MakeRecord(Graph graph) const;
   // With it go the loaded plans.
   void Delete(GraphRecord* record) const;
@@ -70,6 +81,7 @@ class GraphStore {
   const GraphLimits limits_;
   const PlanOptions options_;
   const Unload unload_;
+  // Of records that live: a row goes with its record.
   absl::flat_hash_map<std::string, std::weak_ptr<GraphRecord>> by_bytes_;
 };
 

@@ -71,6 +71,8 @@ class Launcher {
   int64_t loaded_plans_ = 0;
   LaunchId last_launch_ = 0;
   CommunicatorId last_communicator_ = 0;
+  // At most one for each order of each set of the node's devices: they outlive the worlds that
+  // asked for them, so that the next ones find them open.
   absl::flat_hash_map<std::vector<int>, CommunicatorId> pool_;
   absl::flat_hash_map<CommunicatorId, std::vector<int>> devices_of_;
   ByteWriter scratch_;

@@ -41,7 +41,7 @@ struct NodeOptions {
   int32_t max_pending_runs = 1024;
   int32_t max_graph_nodes = 1 << 20;
   int32_t max_worlds = 1024;
-  int32_t max_groups_per_world = 4096;
+  int32_t max_groups_per_world = 4096;              // in its life
   absl::Duration lease = absl::Seconds(60);         // of unattached sessions
   absl::Duration detach_grace = absl::Seconds(30);  // votes of a session without channel stand
   absl::Duration join_timeout = absl::Seconds(300);
@@ -50,6 +50,8 @@ struct NodeOptions {
   // Work that is the same on several ranks (a data-parallel optimiser's update) is done once and
   // kept once. Results are the same bits either way.
   bool share_equal_work = true;
+  // Takes one line for each failure (records.h, FailureLine), on the node thread; empty: nobody.
+  std::function<void(absl::string_view line)> log_failure;
 };
 
 enum class SessionState { kActive, kDetached, kDead };
@@ -144,6 +146,8 @@ struct NodeStats {
   int64_t runs_published = 0;
   int64_t runs_failed = 0;
   int64_t shared_kernels = 0;  // that were not run, because another rank ran an equal one
+  // Parts of gradients that ranks gave up though a leaf of theirs lay behind, and others asked for.
+  int64_t gradients_given_up = 0;
   PathCounters paths;
   // Held at this moment: none of it may grow while a job goes on.
   int64_t live_runs = 0;
@@ -254,6 +258,8 @@ class LocalNode {
     PendingInstance instance;
   };
   std::vector<PendingView> Pending(absl::string_view tenant, absl::Time now) const;
+  // Records the refusal of a request that never became a session's, and returns it with its id.
+  absl::Status Refused(absl::string_view tenant, int32_t pid, const absl::Status& status);
   absl::optional<Error> FindError(ErrorId id, absl::string_view tenant) const;
   std::vector<FlightEvent> Flight(absl::string_view tenant, int64_t limit) const;
   NodeStats Stats() const;
@@ -265,7 +271,7 @@ class LocalNode {
   void StartDraining();
   // True when no run is pending or under way.
   bool Idle() const;
-  // Ends every world with UNAVAILABLE kDraining.
+  // Ends every world, every run and every wait with UNAVAILABLE kDraining, and refuses later runs.
   void AbortAll(absl::Time now);
 
   // The read-only page that tells clients whether the node thread sleeps.

@@ -1,6 +1,6 @@
 // The parts of LocalNode::Impl, split over node_sessions.cc (sessions, log, names), node_worlds.cc
 // (membership), node_runs.cc (submit, agree, launch, publish), node_equal.cc (work that ranks have
-// in common) and node_views.cc (diagnostics).
+// in common), node_failures.cc (what is recorded of errors) and node_views.cc (diagnostics).
 //
 // Threads: the node thread.
 #ifndef CHORUS_CORE_NODE_NODE_IMPL_H_
@@ -25,6 +25,9 @@
 #include "core/transport/doorbell.h"
 
 namespace chorus {
+
+// UNAVAILABLE (DRAINING).
+absl::Status DrainingError();
 
 class LocalNode::Impl {
  public:
@@ -76,6 +79,10 @@ class LocalNode::Impl {
   NodeStats Stats() const;
   bool HasRuns() const { return runs_.live() > 0; }
 
+  // `status` with its error recorded, for who asked. `session` may be null.
+  absl::Status Told(Session* session, const absl::Status& status);
+  absl::Status Told(const std::string& tenant, const Failure& failure, const absl::Status& status);
+
   absl::StatusOr<std::shared_ptr<Session>> FindSession(SessionId id) const;
   absl::StatusOr<std::string> TenantOf(SessionId id) const;
 
@@ -85,6 +92,7 @@ class LocalNode::Impl {
   ErrorStore errors{4096};
   NodeStats stats;
   bool draining = false;
+  bool stopped = false;  // AbortAll: nothing runs any more
   std::function<void(SessionId)> on_session_ended;
   std::unique_ptr<Doorbell> doorbell;
   UniqueFd wake_epoll;
@@ -201,6 +209,7 @@ class LocalNode::Impl {
   absl::StatusOr<absl::Span<const InstanceKey>> FindInstances(const RunState& run);
   absl::Status PrepareBuffers(Session* session, absl::Span<const InstanceKey> instances,
                               RunState* run);
+  absl::Status FollowInstances(absl::Span<const InstanceKey> instances, RunState* run);
   void FindProducers(RunState* run);
   void VoteRun(RunState* run, absl::Time now);
   void RefuseRun(const std::shared_ptr<Session>& session, Sequence sequence, const Run& command,
@@ -215,6 +224,7 @@ class LocalNode::Impl {
   void LaunchGang(const std::shared_ptr<World>& world, const SequencerAction& action,
                   absl::Time now);
   void LaunchLocal(RunState* run, absl::Time now);
+  absl::Status CheckMeetings(absl::Span<RunState* const> members) const;
   absl::Status JoinCommit(absl::Span<RunState* const> members, Gang* gang);
   absl::Status FollowOrder(RunState* run, const std::vector<int32_t>& order);
   absl::Status FindBytes(const SequencerAction& action, absl::Span<RunState* const> members);
@@ -243,6 +253,7 @@ class LocalNode::Impl {
   absl::Status DealEqualWork(absl::Span<RunState* const> members);
 
   // --- Worlds ---------------------------------------------------------------------------------
+  void RecordFailure(const std::string& tenant, const Failure& failure, Error* error);
   struct MemberRef {
     std::shared_ptr<World> world;
     World::Member* member;
@@ -255,7 +266,15 @@ class LocalNode::Impl {
   void DropWorldIfEmpty(const std::shared_ptr<World>& world);
   void ArmWorldTimer(const std::shared_ptr<World>& world);
   void TryReform(const std::shared_ptr<World>& world, absl::Time now);
+  // Those who have joined `world` and wait for `rank` are told that it was refused.
+  void RefuseJoined(const std::shared_ptr<World>& world, Rank rank, const Session& session,
+                    const absl::Status& why, absl::Time now);
 
+  // Gives `error` its id, unless it has one, and the log its line, if nobody has been told the
+  // cause. `session`: whose call has failed; null: the world's. `world` may be null.
+  void RecordFailure(Session* session, const World* world, Error* error);
+
+  void NoteGivenUp(World* world, const LaunchedInstance& instance, Ticket ticket, absl::Time now);
   void Note(FlightKind kind, absl::Time now, const Session* session, const World* world,
             Sequence sequence = Sequence(), Ticket ticket = Ticket(), ErrorId error = ErrorId());
 
@@ -266,6 +285,7 @@ class LocalNode::Impl {
   std::vector<std::unique_ptr<DeviceSet>> device_sets_;  // by device; empty on the host
   absl::flat_hash_map<std::string, std::weak_ptr<Tenant>> tenants_;
   FlightRecord flight_{65536};
+  absl::flat_hash_map<std::string, LineBudget> lines_;  // of the log, by tenant
   bool ending_ = false;
 
   GraphStore graphs_;

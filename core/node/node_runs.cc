@@ -1,9 +1,12 @@
 // A run's life: prepared, voted, launched with its gang, published or failed.
 #include <algorithm>
 #include <cstring>
+#include <numeric>
+#include <tuple>
 
 #include "absl/strings/str_cat.h"
 #include "core/base/failpoint.h"
+#include "core/collective/order.h"
 #include "core/node/node_impl.h"
 
 namespace chorus {
@@ -53,6 +56,10 @@ absl::Status CheckDistinct(const RunState& run) {
 
 void LocalNode::Impl::SubmitRun(const std::shared_ptr<Session>& session, Sequence sequence,
                                 const Run& command, absl::Time now) {
+  if (stopped) {
+    RefuseRun(session, sequence, command, nullptr, DrainingError(), now);
+    return;
+  }
   if (!runs_.HasRoom() || session->pending_runs >= options.max_pending_runs) {
     RefuseRun(session, sequence, command, nullptr,
               MakeError(absl::StatusCode::kResourceExhausted, Reason::kQuota,
@@ -155,7 +162,8 @@ absl::Status LocalNode::Impl::PrepareRun(const std::shared_ptr<Session>& session
   CHORUS_RETURN_IF_ERROR(PromiseDonations(command, run));
   CHORUS_ASSIGN_OR_RETURN(const absl::Span<const InstanceKey> instances, FindInstances(*run));
   CHORUS_RETURN_IF_ERROR(FindEqualWork(command, instances, run));
-  return PrepareBuffers(session.get(), instances, run);
+  CHORUS_RETURN_IF_ERROR(PrepareBuffers(session.get(), instances, run));
+  return FollowInstances(instances, run);
 }
 
 // By participation. None for a vote of another epoch, which will not be launched. Valid until the
@@ -165,6 +173,23 @@ absl::StatusOr<absl::Span<const InstanceKey>> LocalNode::Impl::FindInstances(con
     return absl::Span<const InstanceKey>();
   }
   return run.world->sequencer->Resolve(run.vote);
+}
+
+// The plan is for members that have called equally often before. Where they have not, other calls
+// of the run meet.
+absl::Status LocalNode::Impl::FollowInstances(absl::Span<const InstanceKey> instances,
+                                              RunState* run) {
+  const std::vector<int32_t>& planned = run->plan->plan.instances;
+  if (planned.empty() || instances.empty()) return absl::OkStatus();
+  absl::flat_hash_map<InstanceKey, int32_t> first_of;
+  for (const InstanceKey& key : instances) {
+    const auto next = static_cast<int32_t>(run->instance_of.size());
+    run->instance_of.push_back(first_of.emplace(key, next).first->second);
+  }
+  if (absl::MakeConstSpan(run->instance_of) == absl::MakeConstSpan(planned)) {
+    return absl::OkStatus();
+  }
+  return FollowOrder(run, {});
 }
 
 // The sizes that the run fixes: its tensors have them. That all agree is seen when they are bound.
@@ -332,10 +357,11 @@ BufferRef LocalNode::Impl::SoleBufferOf(const CellRef& cell) {
     }
     return cell->buffer;
   }
-  // And its producer's. That run reserved the memory for itself, or was promised it.
+  // And its producer's. That run reserved the memory for itself, or was promised it. Whoever waits
+  // to read it does not count, and comes when the next run may have written there already.
   RunState* const producer = runs_.Find(cell->producer);
   if (cell->settled() || producer == nullptr || cell.use_count() != 3 ||
-      cell->number != Hash128()) {
+      cell->number != Hash128() || !cell->on_settled.empty()) {
     return BufferRef();
   }
   const auto found = std::find(producer->outputs.begin(), producer->outputs.end(), cell);
@@ -503,7 +529,7 @@ void LocalNode::Impl::RefuseRun(const std::shared_ptr<Session>& session, Sequenc
                                 const Run& command, RunState* run, const absl::Status& why,
                                 absl::Time now) {
   Error error = ErrorOf(why);
-  if (error.id == ErrorId()) errors.Record(session->tenant->name, &error);
+  RecordFailure(session.get(), run == nullptr ? nullptr : run->world.get(), &error);
   const auto shared_error = std::make_shared<Error>(error);
   for (const OutBinding& binding : command.outputs) {
     if (binding.kind != OutBinding::Kind::kFresh) continue;
@@ -609,7 +635,7 @@ void LocalNode::Impl::ApplyOne(const std::shared_ptr<World>& world, SequencerAct
     case SequencerAction::Kind::kEpochEnded:
       world->shared.clear();
       world->equal_work.clear();
-      errors.Record(world->tenant, &action->error);
+      RecordFailure(nullptr, world.get(), &action->error);
       Note(FlightKind::kEpochEnded, now, nullptr, world.get(), Sequence(), Ticket(),
            action->error.id);
       break;
@@ -652,8 +678,10 @@ void LocalNode::Impl::LaunchGang(const std::shared_ptr<World>& world, const Sequ
       run->instances[static_cast<size_t>(part.participation)] = &instance;
     }
     world->shared.erase(instance.key);
+    if (!instance.given_up.empty()) NoteGivenUp(world.get(), instance, action.ticket, now);
   }
-  absl::Status status = DealEqualWork(members);
+  absl::Status status = CheckMeetings(members);
+  if (status.ok()) status = DealEqualWork(members);
   if (status.ok()) status = FindBytes(action, members);
   if (status.ok() && !action.donating.empty()) status = JoinCommit(members, &gang);
   for (RunState* run : members) {
@@ -677,6 +705,58 @@ void LocalNode::Impl::LaunchGang(const std::shared_ptr<World>& world, const Sequ
   for (RunHandle handle : action.runs) {
     if (RunState* run = runs_.Find(handle)) ReleaseConsumers(run, now);
   }
+}
+
+// A device does one run after the other. Where it has several of a gang, and values are copied
+// between the devices of one of them, an order of the gang's instances does not yet say that all
+// get through: a copy may have to wait for a run behind its own.
+absl::Status LocalNode::Impl::CheckMeetings(absl::Span<RunState* const> members) const {
+  const auto copies = [](const RunState* run) { return !run->plan->plan.meetings.empty(); };
+  if (members.size() < 2 || std::none_of(members.begin(), members.end(), copies) ||
+      !DevicesOf(members).empty()) {
+    return absl::OkStatus();
+  }
+  // An instance, or of a run: from which slot to which, the how-many-th copy.
+  using Meeting = std::tuple<const void*, int32_t, int32_t, int32_t>;
+  absl::flat_hash_map<Meeting, int32_t> number_of;
+  std::vector<std::vector<int32_t>> calls(static_cast<size_t>(backend_->device_count()));
+  std::vector<std::vector<const LaunchedInstance*>> instances(calls.size());
+  for (const RunState* run : members) {
+    const Plan& plan = run->plan->plan;
+    for (size_t slot = 0; slot < run->devices.size(); ++slot) {
+      const auto device = static_cast<size_t>(run->devices[slot].value());
+      const std::vector<Plan::CollectiveSlot>& bound = plan.collectives[slot];
+      std::vector<int32_t> order(bound.size());
+      std::iota(order.begin(), order.end(), 0);
+      if (copies(run)) order = plan.meetings[slot];
+      std::vector<int32_t> copied(bound.size(), 0);
+      for (const int32_t b : order) {
+        const Plan::CollectiveSlot& call = bound[static_cast<size_t>(b)];
+        if (call.equal_work) continue;
+        Meeting meeting(run, call.from_slot, call.to_slot, 0);
+        const LaunchedInstance* instance = nullptr;
+        if (call.participation >= 0) {
+          instance = run->instances[static_cast<size_t>(call.participation)];
+          meeting = Meeting(instance, -1, -1, 0);
+          // Who sends to itself is there once.
+          if (!instances[device].empty() && instances[device].back() == instance) continue;
+        } else {
+          std::get<3>(meeting) = copied[static_cast<size_t>(b)]++;
+        }
+        const auto next = static_cast<int32_t>(number_of.size());
+        calls[device].push_back(number_of.emplace(meeting, next).first->second);
+        instances[device].push_back(instance);
+      }
+    }
+  }
+  const int32_t stuck = FindStuck(calls);
+  if (stuck < 0) return absl::OkStatus();
+  return MakeError(
+      absl::StatusCode::kInvalidArgument, Reason::kOrderCycle,
+      absl::StrCat("no order lets device ", stuck,
+                   " execute its runs one after the other: a compiled function copies values "
+                   "between devices that have other calls of the same collectives before or behind "
+                   "it. Compile the same collectives together"));
 }
 
 // What one device of the gang finds wrong keeps all of them from writing where donated inputs
@@ -720,7 +800,8 @@ void LocalNode::Impl::LaunchLocal(RunState* run, absl::Time now) {
 // plan must follow. Where values stand is the same in every order but for those that live in a
 // workspace.
 absl::Status LocalNode::Impl::FollowOrder(RunState* run, const std::vector<int32_t>& order) {
-  CHORUS_ASSIGN_OR_RETURN(LoadedPlan * follows, graphs_.InOrder(run->graph.get(), order));
+  CHORUS_ASSIGN_OR_RETURN(std::shared_ptr<LoadedPlan> follows,
+                          graphs_.InOrder(run->graph.get(), order, run->instance_of));
   const std::vector<BufferSpec>& before = run->plan->plan.buffers;
   const std::vector<BufferSpec>& after = follows->plan.buffers;
   const auto is_workspace = [](const BufferSpec& spec) {
@@ -748,7 +829,8 @@ absl::Status LocalNode::Impl::FollowOrder(RunState* run, const std::vector<int32
     refs[i] = run->refs[from];
     addresses[i] = run->addresses[from];
   }
-  run->plan = follows;
+  run->plan = follows.get();
+  run->own_plan = std::move(follows);
   run->refs = std::move(refs);
   run->addresses = std::move(addresses);
   return absl::OkStatus();
@@ -1079,7 +1161,7 @@ void LocalNode::Impl::FailRun(RunState* run, const Error& cause, absl::Time now)
   run->failed = true;
   const std::shared_ptr<Session> session = run->session;
   Error error = cause;
-  errors.Record(session->tenant->name, &error);
+  RecordFailure(session.get(), run->world.get(), &error);
   ++stats.runs_failed;
   const auto shared_error = std::make_shared<Error>(error);
   if (run->launches_left == 0) ReturnDonations(run);
@@ -1116,6 +1198,36 @@ void LocalNode::Impl::EndRun(RunState* run) {
   ReturnDonations(run);
   --run->session->pending_runs;
   runs_.Remove(run->handle);
+}
+
+// Ranks whose part of this gradient is gone: their own numbers are smaller than they could be. An
+// error would hit each loop that drops a metric; but it is not silent.
+void LocalNode::Impl::NoteGivenUp(World* world, const LaunchedInstance& instance, Ticket ticket,
+                                  absl::Time now) {
+  constexpr size_t kKept = 256;
+  for (const LaunchedInstance::GivenUp& part : instance.given_up) {
+    ++stats.gradients_given_up;
+    if (world->given_up.size() >= kKept) world->given_up.clear();
+    ErrorId& known = world->given_up[{part.rank.value(), part.source}];
+    if (!errors.Find(known, "").has_value()) {
+      Error error;
+      error.code = absl::StatusCode::kFailedPrecondition;
+      error.reason = Reason::kGradientLost;
+      error.culprit.rank = part.rank.value();
+      error.culprit.pid = world->members[static_cast<size_t>(part.rank.value())].pid;
+      error.op = part.op;
+      error.source = part.source;
+      error.message = absl::StrCat(
+          "rank ", part.rank.value(), " gave up its part of the gradient of ", part.op, " at ",
+          part.source,
+          " (dropped, used up or not recorded), and others asked for it: they have it without this "
+          "rank's part of the loss, which is right for them, and what this rank differentiates "
+          "there lacks theirs. Call Backward there as well, or make the call under NoGrad");
+      errors.Record(world->tenant, &error);
+      known = error.id;
+    }
+    Note(FlightKind::kGradientGivenUp, now, nullptr, world, Sequence(), ticket, known);
+  }
 }
 
 void LocalNode::Impl::Note(FlightKind kind, absl::Time now, const Session* session,

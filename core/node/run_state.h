@@ -35,7 +35,8 @@ struct RunState {
   std::shared_ptr<Session> session;
   std::shared_ptr<World> world;  // null: a local run
   std::shared_ptr<GraphRecord> graph;
-  LoadedPlan* plan = nullptr;  // of `graph`; in its gang's order once that is known
+  LoadedPlan* plan = nullptr;            // of `graph`; in its gang's order once that is known
+  std::shared_ptr<LoadedPlan> own_plan;  // where that is not the graph's main one
   Phase phase = Phase::kWaiting;
   Ticket ticket;
 
@@ -46,6 +47,8 @@ struct RunState {
   absl::InlinedVector<BufferRef, 4> refs;           // by plan buffer: what keeps the bytes
   absl::InlinedVector<DeviceAddress, 4> addresses;  // by plan buffer
   Vote vote;                                        // of a run with groups
+  // By participation: the first that is of its instance, where the plan depends on it.
+  absl::InlinedVector<int32_t, 1> instance_of;
   // By Plan::equal_groups: the number under which others may have the group too; 0: nobody has.
   absl::InlinedVector<Hash128, 1> equal_work;
   // Inputs whose memory outputs take over: promised at submit, taken at launch.
@@ -82,8 +85,9 @@ struct RunState {
     handle = RunHandle();
     session.reset();
     world.reset();
-    graph.reset();
     plan = nullptr;
+    own_plan.reset();
+    graph.reset();
     phase = Phase::kWaiting;
     ticket = Ticket();
     devices.clear();
@@ -97,6 +101,7 @@ struct RunState {
     vote.bound.clear();
     vote.producers.clear();
     vote.donates = false;
+    instance_of.clear();
     donations.clear();
     donated = false;
     held_back = true;

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -51,6 +52,9 @@ struct World {
   // Buffers for the results of groups of equal work, by number: reserved by the first run that has
   // the group, taken by the others, let go at launch.
   absl::flat_hash_map<Hash128, std::vector<BufferRef>> equal_work;
+  // By rank and line: what is told of gradients that it gave up. Each is told once in a while: the
+  // list is begun anew when it is long.
+  std::map<std::pair<int32_t, std::string>, ErrorId> given_up;
   // By group: its communicator in the pool; 0: to be looked up.
   std::vector<CommunicatorId> communicators;
 

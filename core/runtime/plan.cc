@@ -3,6 +3,8 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <array>
+#include <numeric>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
@@ -10,6 +12,7 @@
 #include "absl/types/span.h"
 #include "core/base/bytes.h"
 #include "core/base/error.h"
+#include "core/collective/order.h"
 #include "core/ops/op.h"
 #include "core/ops/registry.h"
 #include "core/runtime/collective_pieces.h"
@@ -105,7 +108,7 @@ Hash128 FingerprintOf(const std::vector<Participation>& participations) {
     out.PutSigned(p.peer.value());
     out.PutSigned(p.tag);
     out.Put(static_cast<uint8_t>(p.is_recv));
-    out.Put(static_cast<uint8_t>(p.wants_grad));
+    out.Put(static_cast<uint8_t>(p.wants_grad | p.leads_to_collective << 1 | p.leads_to_leaf << 2));
     out.PutVarint(p.after.size());
     for (const int32_t a : p.after) out.PutSigned(a);
     out.PutSigned(p.node);
@@ -160,6 +163,8 @@ std::shared_ptr<const VoteTemplate> MakeVotes(const Graph& graph, const ValueTab
     p.tag = c.tag;
     p.is_recv = c.kind == CollectiveKind::kRecv;
     p.wants_grad = c.wants_grad;
+    p.leads_to_collective = c.leads_to_collective;
+    p.leads_to_leaf = c.leads_to_leaf;
     p.after = std::move(needs);
     p.node = static_cast<int32_t>(n);
     p.source = node.source;
@@ -168,6 +173,41 @@ std::shared_ptr<const VoteTemplate> MakeVotes(const Graph& graph, const ValueTab
   }
   votes->fingerprint = FingerprintOf(votes->participations);
   return votes;
+}
+
+// Numbers the participations' instances as they are where all members of a group slot have called
+// equally often before the run: by participation, the first one of its instance.
+std::vector<int32_t> InstancesOf(const std::vector<Participation>& participations) {
+  using Name = std::array<int64_t, 6>;
+  std::vector<int32_t> instances;
+  absl::flat_hash_map<Name, int32_t> first_of;
+  absl::flat_hash_map<Name, int64_t> calls;  // of a member in a group slot, or of an end of a pair
+  for (const Participation& p : participations) {
+    const auto kind = static_cast<int64_t>(p.instance.kind);
+    Name name{};
+    switch (p.instance.kind) {
+      case InstanceRef::Kind::kNext: {
+        const bool pair = HasPeer(p.descriptor.kind);
+        const int64_t source = !pair ? -1 : (p.is_recv ? p.peer : p.member).value();
+        const int64_t destination = !pair ? -1 : (p.is_recv ? p.member : p.peer).value();
+        name = {kind, p.group_slot, source, destination, p.tag, 0};
+        Name end = name;
+        end[0] = p.member.value();
+        end[5] = p.is_recv;
+        name[5] = calls[end]++;
+        break;
+      }
+      case InstanceRef::Kind::kGradient:
+        name = {kind, instances[static_cast<size_t>(p.instance.node)], p.instance.request};
+        break;
+      case InstanceRef::Kind::kBound:
+        name = {kind, p.instance.slot};
+        break;
+    }
+    instances.push_back(
+        first_of.emplace(name, static_cast<int32_t>(instances.size())).first->second);
+  }
+  return instances;
 }
 
 // --- Scratch memory ---
@@ -336,6 +376,7 @@ class Compiler {
   }
 
   absl::Status ChooseOrder() {
+    CHORUS_RETURN_IF_ERROR(FindInstances());
     CHORUS_RETURN_IF_ERROR(OrderCollectives());
     PutOffWriters();
     return absl::OkStatus();
@@ -345,7 +386,8 @@ class Compiler {
   // whatever may fail. So what may be written there, and what needs it, comes at the very end,
   // unless a collective needs it.
   void PutOffWriters() {
-    if (std::none_of(graph_.outputs.begin(), graph_.outputs.end(),
+    if (graph_.num_device_slots != 1 ||
+        std::none_of(graph_.outputs.begin(), graph_.outputs.end(),
                      [](const GraphOutput& output) { return output.may_alias >= 0; })) {
       return;
     }
@@ -376,53 +418,159 @@ class Compiler {
     std::sort(middle, order_.end());  // one order, whatever that of the collectives
   }
 
-  absl::Status OrderCollectives() {
-    const auto count = static_cast<int32_t>(graph_.nodes.size());
-    order_.reserve(graph_.nodes.size());
-    if (options_.order.empty()) {
-      for (int32_t n = 0; n < count; ++n) order_.push_back(n);
-      return absl::OkStatus();
-    }
+  // Which participations are of one instance, where something may come between them.
+  absl::Status FindInstances() {
     const std::vector<Participation>& participations = plan_.votes->participations;
-    std::vector<bool> chosen(graph_.nodes.size(), false);
-    std::vector<bool> emitted(graph_.nodes.size(), false);
-    std::vector<std::pair<int32_t, size_t>> stack;  // node, next input to look at
-    if (options_.order.size() != participations.size()) {
-      return Malformed(absl::StrCat("an order of ", options_.order.size(),
+    if (!options_.instances.empty() && options_.instances.size() != participations.size()) {
+      return Malformed(absl::StrCat("the instances of ", options_.instances.size(),
                                     " collectives for a run of ", participations.size()));
     }
-    for (const int32_t p : options_.order) {
+    if (std::find(forms_.begin(), forms_.end(), Form::kCopy) == forms_.end()) {
+      return absl::OkStatus();
+    }
+    plan_.meetings.resize(static_cast<size_t>(graph_.num_device_slots));
+    if (options_.instances.empty()) {
+      plan_.instances = InstancesOf(participations);
+      return absl::OkStatus();
+    }
+    absl::flat_hash_map<int32_t, int32_t> first_of;
+    for (const int32_t number : options_.instances) {
+      const auto next = static_cast<int32_t>(plan_.instances.size());
+      plan_.instances.push_back(first_of.emplace(number, next).first->second);
+    }
+    return absl::OkStatus();
+  }
+  bool AreOne(int32_t a, int32_t b) const {
+    return a == b || (!plan_.instances.empty() && plan_.instances[static_cast<size_t>(a)] ==
+                                                      plan_.instances[static_cast<size_t>(b)]);
+  }
+
+  absl::Status OrderCollectives() {
+    order_.reserve(graph_.nodes.size());
+    emitted_.assign(graph_.nodes.size(), false);
+    if (!options_.order.empty()) return FollowOrder();
+    if (!plan_.instances.empty() && FollowProgram()) return absl::OkStatus();
+    order_.resize(graph_.nodes.size());
+    std::iota(order_.begin(), order_.end(), 0);
+    return absl::OkStatus();
+  }
+
+  // Program order, but that nothing stands between the members' calls of one instance: what they
+  // need comes before all of them. False: they wait for each other in a circle, and a run in which
+  // they are of one instance is refused when it votes.
+  bool FollowProgram() {
+    const auto count = static_cast<int32_t>(graph_.nodes.size());
+    // A node, or for calls the first of their instance, stands for all of them.
+    std::vector<int32_t> stands_for(static_cast<size_t>(count));
+    std::iota(stands_for.begin(), stands_for.end(), 0);
+    std::vector<std::vector<int32_t>> members(plan_.instances.size());
+    for (size_t p = 0; p < plan_.instances.size(); ++p) {
+      const auto first = static_cast<size_t>(plan_.instances[p]);
+      members[first].push_back(static_cast<int32_t>(p));
+      const std::vector<Participation>& participations = plan_.votes->participations;
+      stands_for[static_cast<size_t>(participations[p].node)] = participations[first].node;
+    }
+    std::vector<OrderEdge> edges;
+    for (int32_t n = 0; n < count; ++n) {
+      for (const ValueIndex v : graph_.nodes[static_cast<size_t>(n)].inputs) {
+        if (values_.producer(v) < 0) continue;
+        edges.push_back({stands_for[static_cast<size_t>(values_.producer(v))],
+                         stands_for[static_cast<size_t>(n)]});
+      }
+    }
+    std::vector<int32_t> rank(static_cast<size_t>(count));
+    std::iota(rank.begin(), rank.end(), 0);
+    std::vector<int32_t> sorted;
+    if (!TopologicalOrder(rank, edges, &sorted)) return false;
+    for (const int32_t n : sorted) {
+      if (stands_for[static_cast<size_t>(n)] != n) continue;
+      const int32_t p = participation_of_[static_cast<size_t>(n)];
+      if (p < 0) {
+        EmitNode(n);
+        continue;
+      }
+      for (const int32_t member : members[static_cast<size_t>(p)]) {
+        EmitNode(plan_.votes->participations[static_cast<size_t>(member)].node);
+      }
+    }
+    return true;
+  }
+
+  absl::Status FollowOrder() {
+    const std::vector<int32_t>& order = options_.order;
+    const std::vector<Participation>& participations = plan_.votes->participations;
+    if (order.size() != participations.size()) {
+      return Malformed(absl::StrCat("an order of ", order.size(), " collectives for a run of ",
+                                    participations.size()));
+    }
+    std::vector<bool> chosen(participations.size(), false);
+    for (const int32_t p : order) {
       if (p < 0 || static_cast<size_t>(p) >= participations.size()) {
         return Malformed(
             absl::StrCat("participation ", p, " in an order of ", participations.size()));
       }
-      const int32_t wanted = participations[static_cast<size_t>(p)].node;
-      if (chosen[static_cast<size_t>(wanted)]) {
+      if (chosen[static_cast<size_t>(p)]) {
         return Malformed(absl::StrCat("participation ", p, " is twice in the order"));
       }
-      chosen[static_cast<size_t>(wanted)] = true;
-      stack.emplace_back(wanted, 0);
-      while (!stack.empty()) {
-        auto& [n, next] = stack.back();
-        const Node& node = graph_.nodes[static_cast<size_t>(n)];
-        if (next < node.inputs.size()) {
-          const int32_t producer = values_.producer(node.inputs[next++]);
-          if (producer < 0 || emitted[static_cast<size_t>(producer)]) continue;
-          if (graph_.nodes[static_cast<size_t>(producer)].collective.has_value()) {
-            return Malformed(absl::StrCat("the order puts participation ", p, " before ",
-                                          participation_of_[static_cast<size_t>(producer)],
-                                          ", whose result it needs"));
-          }
-          stack.emplace_back(producer, 0);
-        } else {
-          if (!emitted[static_cast<size_t>(n)]) order_.push_back(n);
-          emitted[static_cast<size_t>(n)] = true;
-          stack.pop_back();
-        }
-      }
+      chosen[static_cast<size_t>(p)] = true;
     }
-    for (int32_t n = 0; n < count; ++n) {
-      if (!emitted[static_cast<size_t>(n)]) order_.push_back(n);
+    std::vector<bool> complete(participations.size(), false);  // by the instance's first
+    for (size_t begin = 0; begin < order.size();) {
+      size_t end = begin + 1;
+      while (end < order.size() && AreOne(order[begin], order[end])) ++end;
+      if (!plan_.instances.empty()) {
+        const auto instance =
+            static_cast<size_t>(plan_.instances[static_cast<size_t>(order[begin])]);
+        if (complete[instance]) {
+          return Malformed(absl::StrCat("the order parts participation ", order[begin], " from ",
+                                        instance, ", which is of the same instance"));
+        }
+        complete[instance] = true;
+      }
+      CHORUS_RETURN_IF_ERROR(EmitInstance(absl::MakeSpan(order).subspan(begin, end - begin)));
+      begin = end;
+    }
+    for (int32_t n = 0; n < static_cast<int32_t>(graph_.nodes.size()); ++n) {
+      if (!emitted_[static_cast<size_t>(n)]) EmitNode(n);
+    }
+    return absl::OkStatus();
+  }
+
+  void EmitNode(int32_t n) {
+    emitted_[static_cast<size_t>(n)] = true;
+    order_.push_back(n);
+  }
+
+  // The calls of one instance, with nothing between them.
+  absl::Status EmitInstance(absl::Span<const int32_t> participations) {
+    for (const int32_t p : participations) CHORUS_RETURN_IF_ERROR(EmitNeedsOf(p));
+    for (const int32_t p : participations) {
+      EmitNode(plan_.votes->participations[static_cast<size_t>(p)].node);
+    }
+    return absl::OkStatus();
+  }
+
+  // What a call needs and is not there yet.
+  absl::Status EmitNeedsOf(int32_t p) {
+    const int32_t wanted = plan_.votes->participations[static_cast<size_t>(p)].node;
+    std::vector<std::pair<int32_t, size_t>> stack;  // node, next input to look at
+    stack.emplace_back(wanted, 0);
+    while (!stack.empty()) {
+      auto& [n, next] = stack.back();
+      const Node& node = graph_.nodes[static_cast<size_t>(n)];
+      if (next < node.inputs.size()) {
+        const int32_t producer = values_.producer(node.inputs[next++]);
+        if (producer < 0 || emitted_[static_cast<size_t>(producer)]) continue;
+        if (graph_.nodes[static_cast<size_t>(producer)].collective.has_value()) {
+          return Malformed(absl::StrCat("the order puts participation ", p, " before ",
+                                        participation_of_[static_cast<size_t>(producer)],
+                                        ", whose result it needs"));
+        }
+        stack.emplace_back(producer, 0);
+      } else {
+        if (n != wanted && !emitted_[static_cast<size_t>(n)]) EmitNode(n);
+        stack.pop_back();
+      }
     }
     return absl::OkStatus();
   }
@@ -1119,6 +1267,7 @@ class Compiler {
     collective.binding = static_cast<int32_t>(bindings.size());
     bindings.push_back(binding);
     step.collective = static_cast<int32_t>(slot.plan.collectives.size());
+    NoteMeeting(node.device_slot, collective.binding);
     slot.plan.collectives.push_back(std::move(collective));
     Push(node.device_slot, std::move(step));
   }
@@ -1191,6 +1340,7 @@ class Compiler {
       collective.count = values_.type(input).num_elements();
       (sends ? collective.num_inputs : collective.num_outputs) = 1;
       collective.binding = PairBinding(here, from, to);
+      NoteMeeting(here, collective.binding);
       Step& step = sends ? send : recv;
       step.collective = static_cast<int32_t>(slot.plan.collectives.size());
       slot.plan.collectives.push_back(collective);
@@ -1212,6 +1362,10 @@ class Compiler {
     slot.plan.collectives.push_back(std::move(barrier));
     Push(0, std::move(step));
     slot.plan.num_equal_groups = static_cast<int32_t>(plan_.equal_groups.size());
+  }
+
+  void NoteMeeting(int32_t slot, int32_t binding) {
+    if (!plan_.meetings.empty()) plan_.meetings[static_cast<size_t>(slot)].push_back(binding);
   }
 
   int32_t PairBinding(int32_t here, int32_t from, int32_t to) {
@@ -1328,6 +1482,7 @@ class Compiler {
   std::vector<bool> live_;                 // by node
   std::vector<int32_t> group_of_;          // by node: of equal work, or -1
   std::vector<int32_t> order_;             // nodes, as they are enqueued
+  std::vector<bool> emitted_;              // by node: it is in `order_`
   std::vector<int32_t> place_of_;          // by node: its place in `order_`
   std::vector<bool> put_off_;              // by node; empty: nothing may take over
   std::vector<int32_t> donors_;            // by output

@@ -50,6 +50,10 @@ struct PlanOptions {
   // plan made for it (streams are queues: another order on another rank would be a deadlock). Must
   // be a permutation that respects the participations' `after`.
   std::vector<int32_t> order;
+  // Which participations are of one instance: those of equal numbers. They must stand together in
+  // `order`. Empty: the k-th calls of all members of a group slot are of one, as they are where the
+  // members have called equally often before.
+  std::vector<int32_t> instances;
   // Looks for work that ranks of the node have in common (Plan::equal_groups). Only with
   // share_results.
   bool share_equal_work = true;
@@ -58,6 +62,10 @@ struct PlanOptions {
   int64_t least_equal_bytes = 64 << 10;
 };
 
+// Devices of one plan meet in collectives of members that are held here, and where values are
+// copied between them. All of them come to these meetings in one order: that of the steps of the
+// whole plan, in which the members' calls of one instance, and the two ends of a copy, have nothing
+// between them.
 struct Plan {
   // A run of the graph needs these addresses; index = the number that steps use. The graph's inputs
   // come first, in their order.
@@ -118,7 +126,11 @@ struct Plan {
     int64_t offset = 0;
   };
   std::vector<std::vector<Operand>> operands;  // by participation, by list index
-  std::shared_ptr<const VoteTemplate> votes;   // participations in program order
+  // By participation: the first that is of its instance, as PlanOptions::instances says. A run in
+  // which others are of one instance needs a plan made for that: here a copy may stand between
+  // them. Empty: it makes no difference (nothing is copied between device slots).
+  std::vector<int32_t> instances;
+  std::shared_ptr<const VoteTemplate> votes;  // participations in program order
   // Bytes that collectives write for this rank: results of reductions, and copies of pieces; what
   // is an alias, or stands in its place already, is not written.
   struct Written {
@@ -141,8 +153,11 @@ struct Plan {
     bool equal_work = false;  // else: of those that share equal work
   };
   std::vector<std::vector<CollectiveSlot>> collectives;  // by device slot
-  std::vector<std::string> device_plans;                 // by device slot: bytes for LoadPlan
-  std::vector<int64_t> workspace_bytes;                  // by device slot
+  // By device slot: the `collectives` of its steps, in the order of these. Only of plans in which
+  // values are copied between device slots.
+  std::vector<std::vector<int32_t>> meetings;
+  std::vector<std::string> device_plans;  // by device slot: bytes for LoadPlan
+  std::vector<int64_t> workspace_bytes;   // by device slot
 };
 
 // `graph` has passed ValidateGraph. UNIMPLEMENTED: what this build cannot run. INVALID_ARGUMENT: an

@@ -191,6 +191,8 @@ absl::StatusOr<Collective> CollectiveFrom(const v1::Collective& message) {
   }
   CHORUS_ASSIGN_FIELD("reduction", c.reduction, ReductionFrom(message.reduction()));
   c.wants_grad = message.wants_grad();
+  c.leads_to_collective = message.leads_to_collective();
+  c.leads_to_leaf = message.leads_to_leaf();
   if (message.has_peer()) {
     CHORUS_ASSIGN_OR_RETURN(const int32_t peer, Natural(message.peer(), "peer"));
     c.peer = GroupRank(peer);
@@ -218,6 +220,8 @@ void CollectiveTo(const Collective& c, v1::Collective* message) {
   if (c.root.value() >= 0) message->set_root(c.root.value());
   message->set_reduction(ToProto(c.reduction));
   message->set_wants_grad(c.wants_grad);
+  message->set_leads_to_collective(c.leads_to_collective);
+  message->set_leads_to_leaf(c.leads_to_leaf);
   if (c.peer.value() >= 0) message->set_peer(c.peer.value());
   message->set_tag(c.tag);
   InstanceRefTo(c.instance, message);

@@ -36,6 +36,7 @@ void Fill(const ServiceContext& service, v1::GetCapabilitiesResponse* to) {
   to->set_max_chunk_bytes(kMaxChunkBytes);
   to->set_newest_ir_version(Graph::kIrVersion);
   to->set_max_tensors(service.max_tensors);
+  to->set_max_graphs(service.max_graphs);
   to->set_attach_path(service.attach_path);
 }
 

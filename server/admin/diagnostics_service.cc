@@ -205,6 +205,7 @@ grpc::ServerUnaryReactor* DiagnosticsService::GetStats(grpc::CallbackServerConte
         to->set_live_buffer_count(stats.live_buffers);
         to->set_loaded_plan_count(stats.loaded_plans);
         to->set_agreement_row_count(stats.agreement_rows);
+        to->set_given_up_gradient_count(stats.gradients_given_up);
       });
 }
 

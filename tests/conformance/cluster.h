@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -28,6 +29,9 @@ struct ClusterCounts {
   int64_t memory_in_use = -1;  // bytes, now
   int64_t shared_kernels = -1;
   int64_t shared_bytes = -1;
+  int64_t donated_bytes = -1;
+  int64_t gradients_given_up = -1;
+  std::vector<std::string> given_up;  // what the flight record says of them
 };
 
 // Threads: Open, from any; the rest from the thread that made it.

@@ -54,6 +54,13 @@ class Direct : public Cluster {
       counts.memory_in_use = stats.memory_used_bytes;
       counts.shared_kernels = stats.shared_kernels;
       counts.shared_bytes = stats.paths.shared_bytes;
+      counts.donated_bytes = stats.paths.donated_bytes;
+      counts.gradients_given_up = stats.gradients_given_up;
+      for (const FlightEvent& event : node.Flight("", 1000)) {
+        if (event.kind != FlightKind::kGradientGivenUp) continue;
+        const absl::optional<Error> error = node.FindError(event.error, "");
+        counts.given_up.push_back(error.has_value() ? error->message : "");
+      }
       done.Notify();
     });
     // A loop that does not answer cannot be left either: `done` is on this stack.

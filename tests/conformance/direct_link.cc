@@ -80,6 +80,7 @@ class DirectLink : public Link {
   Transport transport() const override { return Transport::kAuto; }
   std::vector<DeviceIndex> devices() const override { return devices_; }
   int32_t max_tensors() const override { return NodeOptions().max_tensors; }
+  int32_t max_graphs() const override { return NodeOptions().max_graphs; }
 
   absl::Status Submit(const Command& command) override {
     ByteWriter out;
@@ -278,6 +279,7 @@ class DirectLink : public Link {
     return reformed.has_value() ? *reformed : Late("reform");
   }
 
+  absl::StatusOr<std::vector<std::string>> Waits() override { return std::vector<std::string>(); }
   absl::Status Close() override {
     return Ask<absl::Status>("close", [session = session_](LocalNode& node, absl::Time now) {
       return Detached(node.CloseSession(session, now));

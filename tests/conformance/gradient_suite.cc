@@ -103,16 +103,10 @@ absl::StatusOr<std::vector<Tensor>> BothOrders(const Place& p, const World& worl
   for (size_t i = 0; i < first.size(); ++i) {
     const std::vector<double> v =
         Smalls(p.rank, p.input_size(), kDirectionSalt + static_cast<int64_t>(i));
-    if (first[i].requires_grad()) again.push_back(Sum(first[i] * UploadAs<T>(world, v)));
+    // Constants too: the others may need this rank.
+    again.push_back(Sum(first[i] * UploadAs<T>(world, v)));
   }
-  again.insert(again.end(), absents.begin(), absents.end());
-  std::vector<Tensor> second;
-  if (again.empty()) {
-    for (size_t i = 0; i < in.size(); ++i)
-      second.push_back(Zeros(world, DTypeOf<T>(), in[i].shape()));
-  } else {
-    CHORUS_ASSIGN_OR_RETURN(second, Grad(again, in));
-  }
+  CHORUS_ASSIGN_OR_RETURN(const std::vector<Tensor> second, Grad(again, in));
   std::vector<Tensor> all;
   for (const Tensor& g : first) all.push_back(g.Detach());
   all.insert(all.end(), second.begin(), second.end());
@@ -398,11 +392,8 @@ absl::StatusOr<Results> Differentiate(const Composition& c, const World& world, 
     roots.push_back(Weighted(world, y[o], o));
     results.losses.push_back(roots.back().Detach());
   }
-  // A rank takes part in the gradient of a collective that its roots lead to. That S depends on a
-  // forward collective on some rank does not mean that it does here: so all name it, without
-  // weight.
+  // The gradients lead to all collectives that the first order took part in, on every rank.
   std::vector<Tensor> again;
-  for (const Tensor& root : roots) again.push_back(root * 0);
   roots.insert(roots.end(), absents.begin(), absents.end());
   BackwardOptions create;
   create.create_graph = true;
@@ -413,7 +404,6 @@ absl::StatusOr<Results> Differentiate(const Composition& c, const World& world, 
     results.inner.push_back(product.Detach());
     if (product.requires_grad()) again.push_back(product);
   }
-  again.insert(again.end(), absents.begin(), absents.end());
   CHORUS_ASSIGN_OR_RETURN(results.second, Grad(again, in));
   return results;
 }

@@ -223,6 +223,8 @@ class Enumerator {
       voted.rank = rank;
       voted.all = members;
       voted.wants_grad = part.tape;
+      voted.leads_to_collective = part.leads_to_collective;
+      voted.leads_to_leaf = part.leads_to_leaf;
       voted.after = part.after;
       voted.key.group = group;
       voted.key.epoch = epoch;
@@ -264,6 +266,8 @@ class Enumerator {
         }
       }
       out->wants_grad = part.tape;
+      out->leads_to_collective = part.leads_to_collective;
+      out->leads_to_leaf = part.leads_to_leaf;
       if (part.other_shape) out->descriptor.dims = {5};
       record.parts.push_back(voted);
     }
@@ -307,6 +311,7 @@ class Enumerator {
           sequencer.DropTape(Rank(event.rank), key, what.consumed, rank.epoch, Now(*state),
                              &actions);
           allowed = {Reason::kTapeConsumed};
+          if (config_.may_lose) allowed.insert(Reason::kGradientLost);
           break;
         }
         if (Skips(*state, event.rank, event.step)) return "";
@@ -318,6 +323,7 @@ class Enumerator {
         allowed = {Reason::kNeedsReform, Reason::kPeerLeft, Reason::kTapeConsumed};
         if (config_.may_mismatch) allowed.insert(Reason::kMismatch);
         if (config_.may_circle) allowed.insert(Reason::kOrderCycle);
+        if (config_.may_lose) allowed.insert(Reason::kGradientLost);
         break;
       }
       case Kind::kEnter: {
@@ -351,6 +357,7 @@ class Enumerator {
         state->oracle.Left(event.rank);
         sequencer.Left(Rank(event.rank), Now(*state), &actions);
         allowed = {Reason::kPeerLeft};
+        if (config_.may_lose) allowed.insert(Reason::kGradientLost);
         break;
       case Kind::kExpire: {
         for (int rank = 0; rank < kRanks; ++rank) {
@@ -519,6 +526,14 @@ ModelPart Taped(int32_t group) {
   part.tape = true;
   return part;
 }
+ModelPart ToCollective(ModelPart part) {
+  part.leads_to_collective = true;
+  return part;
+}
+ModelPart ToLeaf(ModelPart part) {
+  part.leads_to_leaf = true;
+  return part;
+}
 ModelPart Gradient(int32_t of_step, int32_t group = 0) {
   ModelPart part = All(group);
   part.kind = ModelPart::Kind::kGradient;
@@ -647,8 +662,35 @@ std::vector<ModelConfig> ModelConfigs() {
     config.groups = nested;
     config.programs = {{Step({Taped(0)}), Step({Gradient(0)}), Step({Gradient(0)})},
                        {Step({Taped(0)}), Step({Gradient(0)}), Drop(0, true), Step({})},
-                       {Step({Taped(0)}), Drop(0, false)}};
+                       {Step({ToLeaf(Taped(0))}), Drop(0, false)}};
     config.leave = true;
+    configs.push_back(config);
+  }
+  {
+    // Rank 1 gives up what led to another collective, rank 2 what led to a leaf; rank 0 asks.
+    ModelConfig config;
+    config.name = "given_up";
+    config.groups = nested;
+    config.programs = {{Step({Taped(0)}), Step({Gradient(0)}), Step({Gradient(0)})},
+                       {Step({ToCollective(Taped(0))}), Step({Gradient(0)}), Drop(0, true)},
+                       {Step({ToLeaf(Taped(0))}), Drop(0, false), Step({})}};
+    config.leave = true;
+    config.may_lose = true;
+    configs.push_back(config);
+  }
+  {
+    // The same, compiled: rank 1's run keeps no entry, rank 0's asks itself.
+    ModelConfig config;
+    config.name = "given_up_compiled";
+    config.groups = nested;
+    ModelPart here = All(0);
+    here.kind = ModelPart::Kind::kGradientHere;
+    here.of_part = 0;
+    config.programs = {
+        {Step({Taped(0), here}), Drop(0, true), Step({})},
+        {Step({ToCollective(All(0)), here}), Step({})},
+        {Step({ToLeaf(ToCollective(Taped(0)))}), Step({Gradient(0)}), Step({Gradient(0)})}};
+    config.may_lose = true;
     configs.push_back(config);
   }
   {

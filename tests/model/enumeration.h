@@ -20,6 +20,8 @@ struct ModelPart {
   int32_t of_step = 0;  // kGradient: of the first part of this earlier step of the same rank
   int32_t of_part = 0;  // kGradientHere: of this earlier part of the same step
   bool tape = false;    // it keeps a tape entry
+  bool leads_to_collective = false;
+  bool leads_to_leaf = false;
   bool other_shape = false;
   std::vector<int32_t> after;
 };
@@ -45,6 +47,7 @@ struct ModelConfig {
   bool finish = true;  // gangs finish in any order; else at once
   bool may_mismatch = false;
   bool may_circle = false;
+  bool may_lose = false;  // a part of a gradient that led to another collective is given up
 };
 
 struct ModelResult {

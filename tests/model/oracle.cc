@@ -22,6 +22,8 @@ void Oracle::Submitted(int64_t run, Run what) {
       votes_[part.key][part.rank] = run;
       Tape tape;
       tape.live = part.wants_grad && left_.count(part.rank) == 0;
+      tape.leads_to_collective = part.leads_to_collective;
+      tape.leads_to_leaf = part.leads_to_leaf;
       tapes_[part.key][part.rank] = tape;
       if (part.key.is_gradient()) ++asked_[part.key.Parent()][part.rank];
     }
@@ -94,6 +96,29 @@ bool Oracle::IsAbsent(const InstanceKey& key, int32_t rank) const {
                      : asked->second.count(rank) ? asked->second.at(rank)
                                                  : 0;
   return key.path.back().number >= count;
+}
+
+Oracle::Tape Oracle::PartBehind(const InstanceKey& key, int32_t rank) const {
+  const auto tape = tapes_.find(key.Parent());
+  if (tape == tapes_.end()) return Tape();
+  const auto entry = tape->second.find(rank);
+  return entry == tape->second.end() ? Tape() : entry->second;
+}
+
+bool Oracle::AnyLost(int32_t rank) const {
+  for (const auto& vote : votes_) {
+    if (!vote.first.is_gradient()) continue;
+    const auto forward = tapes_.find(vote.first.Parent());
+    if (forward == tapes_.end()) continue;
+    for (const auto& entry : forward->second) {
+      if (rank >= 0 && entry.first != rank) continue;
+      if (entry.second.leads_to_collective && vote.second.count(entry.first) == 0 &&
+          IsAbsent(vote.first, entry.first)) {
+        return true;
+      }
+    }
+  }
+  return false;
 }
 
 std::vector<int64_t> Oracle::Sharers(int64_t run) const {
@@ -261,6 +286,24 @@ std::string Oracle::Launch(const SequencerAction& action) {
                             instance.key.ToString(), " though it holds its tape entry");
       }
     }
+    // Nobody goes on with zeros that are wrong, and who loses a number of its own is named.
+    std::vector<int32_t> told;
+    for (const LaunchedInstance::GivenUp& part : instance.given_up) {
+      told.push_back(part.rank.value());
+    }
+    std::vector<int32_t> given_up;
+    for (const int32_t rank : sample->all) {
+      if (members.count(rank) > 0) continue;
+      const Tape behind = PartBehind(instance.key, rank);
+      if (behind.leads_to_collective) {
+        return absl::StrCat(name, instance.key.ToString(), " lacks what rank ", rank,
+                            " has given up");
+      }
+      if (behind.leads_to_leaf) given_up.push_back(rank);
+    }
+    if (told != given_up) {
+      return absl::StrCat(name, instance.key.ToString(), " names other ranks than gave it up");
+    }
   }
   size_t expected_votes = 0;
   for (const int64_t run : runs) {
@@ -422,6 +465,10 @@ std::string Oracle::Apply(const Sequencer::Actions& actions, Epoch open) {
               absl::StrCat("epoch ", action.epoch.value(), " ended; ", open_.value(), " was open");
           break;
         }
+        if (action.error.reason == Reason::kGradientLost && !AnyLost(action.error.culprit.rank)) {
+          fault = absl::StrCat("rank ", action.error.culprit.rank,
+                               " has given up nothing: ", action.error.message);
+        }
         for (const Error* error : failures) {
           if (!SameError(*error, action.error)) {
             fault = absl::StrCat("one epoch, two causes: ", error->message, " and ",
@@ -460,6 +507,7 @@ std::string Oracle::CheckPending() const {
       return absl::StrCat("run ", run.first, " of an ended epoch was not failed");
     }
   }
+  if (AnyLost(-1)) return "a gradient is pending that lacks what a rank has given up";
   return NothingLaunchable();
 }
 
@@ -493,7 +541,8 @@ std::string Oracle::Canonical() const {
     EncodeInstanceKey(key, &out);
     for (const auto& entry : tape.second) {
       out.PutSigned(entry.first);
-      out.Put<uint8_t>(entry.second.live + 2 * entry.second.consumed);
+      out.Put<uint8_t>(entry.second.live + 2 * entry.second.consumed +
+                       4 * entry.second.leads_to_collective + 8 * entry.second.leads_to_leaf);
       out.Put<uint8_t>(entry.second.consumed && entry.second.consumed_in == open_);
     }
   }

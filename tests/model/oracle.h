@@ -26,6 +26,8 @@ class Oracle {
     int32_t rank = -1;         // world rank of the voter
     std::vector<int32_t> all;  // world ranks of all who must vote for the instance, in member order
     bool wants_grad = false;
+    bool leads_to_collective = false;  // what the operand was computed from
+    bool leads_to_leaf = false;
     std::vector<int32_t> after;
   };
   struct Run {
@@ -77,6 +79,8 @@ class Oracle {
     bool live = false;
     bool consumed = false;
     Epoch consumed_in;
+    bool leads_to_collective = false;
+    bool leads_to_leaf = false;
   };
 
   std::string Reserve(const SequencerAction& action);
@@ -91,6 +95,11 @@ class Oracle {
   // Every member of every instance of `run` has voted or is absent.
   bool Closed(int64_t run) const;
   bool IsAbsent(const InstanceKey& key, int32_t rank) const;
+  // What the rank's operand of the instance that `key` is a gradient of was computed from; nothing
+  // where it had none.
+  Tape PartBehind(const InstanceKey& key, int32_t rank) const;
+  // Whether a vote is pending for a gradient that lacks what this rank (-1: any) has given up.
+  bool AnyLost(int32_t rank) const;
 
   std::map<int64_t, Run> runs_;
   std::map<InstanceKey, std::map<int32_t, int64_t>> votes_;  // pending: who, with which run

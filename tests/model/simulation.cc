@@ -341,6 +341,8 @@ class Simulation {
         part.key.epoch = state.epoch;
         part.key.index = state.asked[op.group]++;
         part.wants_grad = state.tapes.count(i) > 0;
+        part.leads_to_collective = Faulty() && Chance(0.001);
+        part.leads_to_leaf = Chance(0.3);
         state.keys[i] = part.key;
         out = &run->AllReduce(slot, member);
       } else {
@@ -351,6 +353,8 @@ class Simulation {
                                    : &run->GradientOf(forward, 0, slot, member);
       }
       out->wants_grad = part.wants_grad;
+      out->leads_to_collective = part.leads_to_collective;
+      out->leads_to_leaf = part.leads_to_leaf;
       out->after = part.after;
       if (Faulty() && Chance(0.0001)) out->descriptor.dims = {5};
       places[i] = static_cast<int32_t>(record.parts.size());

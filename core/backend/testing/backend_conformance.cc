@@ -21,6 +21,7 @@
 #include "core/base/error.h"
 #include "core/base/mutex.h"
 #include "core/ops/op.h"
+#include "gmock/gmock.h"
 
 namespace chorus {
 
@@ -1312,6 +1313,94 @@ TEST_P(BackendConformance, CallsThatDisagreeFailOnAllMembers) {
       EXPECT_EQ(members[m]->Enqueue(calls[m], rig.stream(m)).code(),
                 absl::StatusCode::kFailedPrecondition);
     }
+  }
+}
+
+// Of calls in different orders none may wait for ever: neither those of other communicators, nor
+// those with other members, nor those behind an event.
+TEST_P(BackendConformance, CallsInDifferentOrdersFailOnAllMembers) {
+  DeviceRig rig(GetParam().open(3, &MakeTestKernel));
+  std::vector<DeviceAddress> memory;
+  for (int d = 0; d < 3; ++d) memory.push_back(rig.Upload(d, std::vector<float>(4)));
+  uint64_t id = 10;
+  const auto open = [&](std::vector<int> devices) {
+    std::vector<std::unique_ptr<Communicator>> members;
+    ++id;
+    for (size_t m = 0; m < devices.size(); ++m) {
+      auto member = rig.backend()->OpenCommunicator(id, devices, static_cast<int>(m));
+      EXPECT_TRUE(member.ok()) << member.status();
+      members.push_back(*std::move(member));
+    }
+    return members;
+  };
+  const auto call = [&](Communicator* member, int device, Stream* stream = nullptr) {
+    const DeviceAddress place = memory[static_cast<size_t>(device)];
+    return member->Enqueue(rig.AllReduceCall(DType::kF32, 2, place, place),
+                           stream != nullptr ? stream : rig.stream(device));
+  };
+  const auto expect = [&](std::vector<int> devices) {
+    for (const int d : devices) {
+      const absl::Status status = rig.Synchronize(d);
+      EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << status;
+      EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("different orders")) << d;
+    }
+  };
+  {
+    SCOPED_TRACE("two communicators");
+    auto a = open({0, 1});
+    auto b = open({1, 0});
+    ASSERT_TRUE(call(a[0].get(), 0).ok());
+    ASSERT_TRUE(call(b[1].get(), 0).ok());
+    ASSERT_TRUE(call(b[0].get(), 1).ok());
+    ASSERT_TRUE(call(a[1].get(), 1).ok());
+    expect({0, 1});
+    EXPECT_EQ(call(a[0].get(), 0).code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_EQ(call(b[0].get(), 1).code(), absl::StatusCode::kFailedPrecondition);
+  }
+  {
+    SCOPED_TRACE("each waits for the next");
+    std::vector<std::vector<std::unique_ptr<Communicator>>> pairs;
+    for (int d = 0; d < 3; ++d) pairs.push_back(open({d, (d + 1) % 3}));
+    for (int d = 0; d < 3; ++d) {
+      ASSERT_TRUE(call(pairs[d][0].get(), d).ok());
+      ASSERT_TRUE(call(pairs[(d + 2) % 3][1].get(), d).ok());
+    }
+    expect({0, 1, 2});
+  }
+  {
+    SCOPED_TRACE("one communicator, and a member that has not called");
+    auto all = open({0, 1, 2});
+    ASSERT_TRUE(call(all[0].get(), 0).ok());
+    ASSERT_TRUE(all[1]->Enqueue(PairCall(Kind::kSend, 0, 2, memory[1]), rig.stream(1)).ok());
+    ASSERT_TRUE(all[0]->Enqueue(PairCall(Kind::kRecv, 1, 2, memory[0]), rig.stream(0)).ok());
+    ASSERT_TRUE(call(all[1].get(), 1).ok());
+    expect({0, 1});
+    EXPECT_EQ(call(all[2].get(), 2).code(), absl::StatusCode::kFailedPrecondition);
+  }
+  {
+    SCOPED_TRACE("an event");
+    auto a = open({0, 1});
+    auto b = open({0, 1});
+    const std::unique_ptr<Stream> beside = rig.backend()->device(0)->CreateStream();
+    const std::unique_ptr<Event> event = rig.backend()->device(0)->CreateEvent();
+    ASSERT_TRUE(call(a[0].get(), 0, beside.get()).ok());
+    beside->Record(event.get());
+    rig.stream(0)->Wait(event.get());
+    ASSERT_TRUE(call(b[0].get(), 0).ok());
+    ASSERT_TRUE(call(b[1].get(), 1).ok());
+    ASSERT_TRUE(call(a[1].get(), 1).ok());
+    expect({0, 1});
+    EXPECT_EQ(rig.SynchronizeStream(beside.get()).code(), absl::StatusCode::kInternal);
+  }
+  {
+    SCOPED_TRACE("one order");
+    auto a = open({0, 1});
+    auto b = open({1, 0});
+    for (const int d : {0, 1}) {
+      ASSERT_TRUE(call(a[d].get(), d).ok());
+      ASSERT_TRUE(call(b[1 - d].get(), d).ok());
+    }
+    for (const int d : {0, 1}) EXPECT_TRUE(rig.Synchronize(d).ok());
   }
 }
 

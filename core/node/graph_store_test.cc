@@ -1,0 +1,66 @@
+#include "core/node/graph_store.h"
+
+#include <algorithm>
+#include <memory>
+#include <numeric>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "core/graph/graph.h"
+#include "core/ops/testing/rank_builder.h"
+#include "gtest/gtest.h"
+
+namespace chorus {
+namespace {
+
+std::string Independent(int collectives) {
+  testing::RankBuilder builder(0, 2);
+  builder.set_wants_grad(false);
+  for (int i = 0; i < collectives; ++i) {
+    GraphOutput output;
+    output.value = builder.AllReduce(builder.Input(TensorType(DType::kF32, {3})));
+    builder.graph().AddOutput(output);
+  }
+  return EncodeGraph(builder.graph().Build());
+}
+
+TEST(GraphStoreTest, KeepsThePlansOfTheLastOrders) {
+  std::set<PlanId> unloaded;
+  GraphStore store(GraphLimits(), PlanOptions(),
+                   [&unloaded](DeviceIndex, PlanId plan) { unloaded.insert(plan); });
+  constexpr int kCollectives = 5;
+  absl::StatusOr<std::shared_ptr<GraphRecord>> record = store.Register(Independent(kCollectives));
+  ASSERT_TRUE(record.ok()) << record.status();
+  std::vector<int32_t> order(kCollectives);
+  std::iota(order.begin(), order.end(), 0);
+  std::shared_ptr<LoadedPlan> held;
+  std::vector<std::vector<int32_t>> orders;
+  constexpr PlanId kOrders = GraphRecord::kMaxOrders + 44;
+  for (PlanId i = 1; i <= kOrders; ++i) {
+    std::next_permutation(order.begin(), order.end());
+    orders.push_back(order);
+    const absl::StatusOr<std::shared_ptr<LoadedPlan>> plan =
+        store.InOrder(record->get(), order, {});
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    (*plan)->places[0].emplace_back(DeviceIndex(0), i);
+    if (i == 1) held = *plan;
+    // What is asked for again stays.
+    if (i < 2) continue;
+    const auto second = store.InOrder(record->get(), orders[1], {});
+    ASSERT_TRUE(second.ok()) << second.status();
+    EXPECT_EQ((*second)->places[0][0].second, 2);
+  }
+  EXPECT_EQ((*record)->reordered.size(), GraphRecord::kMaxOrders);
+  // All but those, and the one that a run holds.
+  EXPECT_EQ(unloaded.size(), kOrders - GraphRecord::kMaxOrders - 1);
+  EXPECT_EQ(unloaded.count(1), 0u);
+  EXPECT_EQ(unloaded.count(kOrders), 0u);
+  held.reset();
+  EXPECT_EQ(unloaded.count(1), 1u);
+  record->reset();
+  EXPECT_EQ(unloaded.size(), static_cast<size_t>(kOrders));
+}
+
+}  // namespace
+}  // namespace chorus

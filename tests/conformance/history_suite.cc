@@ -1,0 +1,504 @@
+// Gradients beside ranks that are absent from some of them: who takes part with zeros, what is used
+// up, and who is told that a number cannot be had.
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/barrier.h"
+#include "client/internal/tape.h"
+#include "client/parallel.h"
+#include "core/base/error.h"
+#include "gmock/gmock.h"
+#include "tests/conformance/job.h"
+
+namespace chorus {
+namespace conformance {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using Doubles = std::vector<double>;
+using Tensors = std::vector<Tensor>;
+
+// A rank's call, as if it stood in line 10 x (rank + 1) of train.cc.
+CallSite Site(int rank) { return CallSite{"train.cc", 10 * (rank + 1)}; }
+
+BackwardOptions Create() {
+  BackwardOptions options;
+  options.create_graph = true;
+  return options;
+}
+
+Tensor Number(const World& world, double value) { return Upload<double>(world, {value}); }
+Tensor LeafOf(const World& world, double value) { return Number(world, value).RequireGrad(); }
+
+absl::StatusOr<Tensor> One(absl::StatusOr<Tensors> gradients) {
+  CHORUS_RETURN_IF_ERROR(gradients.status());
+  return (*gradients)[0];
+}
+
+// What a rank computes from its inputs: as it is, and as one compiled function.
+using Program =
+    std::function<absl::StatusOr<Tensors>(int rank, const World& world, const Tensors& inputs)>;
+using Inputs = std::function<Tensors(int rank, const World& world)>;
+
+void Check(const ConformanceParam& param, int ranks, const Inputs& inputs, const Program& program,
+           const std::function<std::vector<Doubles>(int rank)>& expected) {
+  for (const bool compiled : {false, true}) {
+    SCOPED_TRACE(compiled ? "compiled" : "eager");
+    JobOptions options;
+    options.ranks = ranks;
+    options.agree_timeout = std::chrono::seconds(20);
+    Job job(param, options);
+    job.Run([&](int rank, World& world) {
+      const Tensors in = inputs(rank, world);
+      absl::StatusOr<Tensors> got;
+      if (compiled) {
+        absl::Status traced;
+        const Compiled function = Compile([&](const Tensors& placeholders) {
+          absl::StatusOr<Tensors> results = program(rank, world, placeholders);
+          traced = results.status();
+          return results.ok() ? *results : Tensors{Tensor()};
+        });
+        got = function.Run(in);
+        ASSERT_TRUE(traced.ok()) << "rank " << rank << ": " << traced;
+      } else {
+        got = program(rank, world, in);
+      }
+      ASSERT_TRUE(got.ok()) << "rank " << rank << ": " << got.status();
+      const std::vector<Doubles> right = expected(rank);
+      ASSERT_EQ(got->size(), right.size());
+      for (size_t i = 0; i < right.size(); ++i) {
+        EXPECT_EQ(Values<double>((*got)[i]), right[i]) << "rank " << rank << ", result " << i;
+      }
+    });
+    if (::testing::Test::HasFailure()) return;
+  }
+}
+
+// --- What was given to lower orders is not lost -------------------------------------------------
+
+// The product of nothing: ones, whose gradient is none.
+Tensor OnesOfNothing(const Tensor& nothing) {
+  NodeSpec spec;
+  spec.op = "prod";
+  spec.attributes = {{"axes", std::vector<int64_t>{0}}};
+  return ApplyLocal(std::move(spec), {nothing});
+}
+
+TEST_P(Conformance, ARankWhoseGradientIsEmptyTakesPartInTheNextOrder) {
+  Check(
+      GetParam(), 3,
+      [](int rank, const World& world) {
+        if (rank == 0) {
+          return Tensors{FromHost<double>(world, Doubles(), {0, 3}).RequireGrad()};
+        }
+        const Doubles x = rank == 1 ? Doubles{2, 3, 5} : Doubles{7, 11, 13};
+        return Tensors{Upload(world, x).RequireGrad()};
+      },
+      [](int rank, const World& world, const Tensors& in) -> absl::StatusOr<Tensors> {
+        const Tensor x = rank == 0 ? OnesOfNothing(in[0]) : in[0];
+        const Tensor y = ReduceScatterTensor(x, world, Reduction::kProduct);
+        CHORUS_ASSIGN_OR_RETURN(const Tensor g,
+                                One(Grad({Sum(y * (rank + 1.0))}, {in[0]}, Create())));
+        return Grad({Sum(g)}, {in[0]});
+      },
+      [](int rank) {
+        return std::vector<Doubles>{rank == 0 ? Doubles() : Doubles{1, 2, 3}};
+      });
+}
+
+TEST_P(Conformance, AConstantGradientTakesPartInTheNextOrders) {
+  Check(
+      GetParam(), 2, [](int rank, const World& world) { return Tensors{LeafOf(world, rank + 1)}; },
+      [](int rank, const World& world, const Tensors& in) -> absl::StatusOr<Tensors> {
+        const Tensor& x = in[0];
+        const Tensor y = AllReduce(x, world);
+        CHORUS_ASSIGN_OR_RETURN(const Tensor g,
+                                One(Grad({Sum(rank == 0 ? y * y * y : y * 2)}, {x}, Create())));
+        CHORUS_ASSIGN_OR_RETURN(const Tensor h, One(Grad({Sum(g * g)}, {x}, Create())));
+        CHORUS_ASSIGN_OR_RETURN(const Tensor t, One(Grad({Sum(h)}, {x})));
+        return Tensors{g, h, t};
+      },
+      [](int) {
+        return std::vector<Doubles>{{29}, {2088}, {3984}};
+      });
+}
+
+TEST_P(Conformance, ARankWhoseOperandIsFrozenTakesPartForItsWeights) {
+  Check(
+      GetParam(), 2,
+      [](int rank, const World& world) {
+        const Tensor x = Number(world, rank + 1);
+        return Tensors{rank == 0 ? Tensor(x).RequireGrad() : x, LeafOf(world, rank == 0 ? 3 : 5)};
+      },
+      [](int rank, const World& world, const Tensors& in) -> absl::StatusOr<Tensors> {
+        const Tensor y = AllReduce(in[0], world);
+        const Tensors wanted = rank == 0 ? in : Tensors{in[1]};
+        CHORUS_ASSIGN_OR_RETURN(const Tensors g, Grad({Sum(in[1] * y)}, wanted, Create()));
+        const Tensor s = rank == 0 ? g[0] * g[0] : y * y;
+        // Rank 1 differentiates what it has of the first order as well.
+        return Grad({Sum(s) + Sum(g.back() * 0)}, {in[1]});
+      },
+      [](int) { return std::vector<Doubles>{{16}}; });
+}
+
+// A handle of the first order is enough to be in line.
+TEST_P(Conformance, AConstantIsARoot) {
+  Check(
+      GetParam(), 2, [](int rank, const World& world) { return Tensors{LeafOf(world, rank + 1)}; },
+      [](int rank, const World& world, const Tensors& in) -> absl::StatusOr<Tensors> {
+        const Tensor y = AllReduce(in[0], world);
+        CHORUS_ASSIGN_OR_RETURN(const Tensor g,
+                                One(Grad({Sum(rank == 0 ? y * y : y * 0)}, {in[0]}, Create())));
+        // On rank 1 a number of the trainer's, but for its history.
+        return Grad({rank == 0 ? Sum(g * g) : Sum(g) * 0}, {in[0]});
+      },
+      [](int) {
+        // G = 2 y = 6; dG^2/dx = 2 G 2.
+        return std::vector<Doubles>{{24}};
+      });
+}
+
+// --- Behind a broadcast -------------------------------------------------------------------------
+
+void CheckBehind(const ConformanceParam& param,
+                 const std::function<Tensor(const World& world, const Tensor& y)>& spread,
+                 double expected) {
+  Check(
+      param, 2, [](int rank, const World& world) { return Tensors{LeafOf(world, rank + 1)}; },
+      [&](int, const World& world, const Tensors& in) -> absl::StatusOr<Tensors> {
+        const Tensor y = spread(world, AllReduce(in[0] * 1, world));
+        return Grad({Sum(y)}, {in[0]});
+      },
+      [&](int) { return std::vector<Doubles>{{expected}}; });
+}
+
+TEST_P(Conformance, WhatIsBehindABroadcastIsDifferentiatedOffItsRootToo) {
+  CheckBehind(
+      GetParam(), [](const World& world, const Tensor& y) { return Broadcast(y, 0, world); }, 2);
+  CheckBehind(
+      GetParam(), [](const World& world, const Tensor& y) { return Broadcast(y * y, 1, world); },
+      12);
+}
+
+TEST_P(Conformance, WhatIsBehindACoalescedBroadcastIsDifferentiatedOffItsRootToo) {
+  CheckBehind(
+      GetParam(),
+      [](const World& world, const Tensor& y) {
+        const Tensors both = BroadcastCoalesced({y, y * y}, 0, world);
+        return both[0] + both[1];
+      },
+      14);
+}
+
+TEST_P(Conformance, WhatIsBehindAScatterIsDifferentiatedOffItsRootToo) {
+  CheckBehind(
+      GetParam(),
+      [](const World& world, const Tensor& y) {
+        return Scatter({y, y * 3}, DType::kF64, {1}, 0, world);
+      },
+      4);
+  CheckBehind(
+      GetParam(),
+      [](const World& world, const Tensor& y) {
+        return ScatterTensor(Concat({y, y * 3}, 0), DType::kF64, {1}, 0, world);
+      },
+      4);
+}
+
+// Second order of the same.
+TEST_P(Conformance, BroadcastsHaveHistoryInEveryOrder) {
+  Check(
+      GetParam(), 2, [](int rank, const World& world) { return Tensors{LeafOf(world, rank + 1)}; },
+      [](int rank, const World& world, const Tensors& in) -> absl::StatusOr<Tensors> {
+        const Tensor y = AllReduce(in[0], world);
+        const Tensor z = Broadcast(y * y * y, 0, world);
+        CHORUS_ASSIGN_OR_RETURN(const Tensor g, One(Grad({Sum(z)}, {in[0]}, Create())));
+        // G = 2 * 3 y^2 = 54 on both; S = G on rank 0, 2 G on rank 1.
+        return Grad({Sum(g * (rank + 1.0))}, {in[0]});
+      },
+      [](int) {
+        // 3 * 12 y
+        return std::vector<Doubles>{{108}};
+      });
+}
+
+// Between the devices of one session, of what came from other ranks.
+TEST_P(Conformance, WhatIsBehindABroadcastBetweenDevicesIsDifferentiatedOnEveryRank) {
+  JobOptions options;
+  options.ranks = 4;
+  options.sessions = 2;
+  options.agree_timeout = std::chrono::seconds(20);
+  Job job(GetParam(), options);
+  // Session s holds ranks s and s + 2. Ranks 0 and 1 speak for their sessions.
+  job.Run([&](int rank, World& world) {
+    const absl::StatusOr<Group> pair = rank < 2 ? world.NewGroup({0, 1}) : absl::StatusOr<Group>();
+    if (rank >= 2) return;
+    ASSERT_TRUE(pair.ok()) << pair.status();
+    const absl::StatusOr<parallel::DeviceGroup> devices =
+        parallel::DeviceGroup::Create(job.session(rank));
+    ASSERT_TRUE(devices.ok()) << devices.status();
+    const Tensor x = LeafOf(world, rank + 1);
+    const Tensor y = AllReduce(x, *pair);
+    const std::vector<Tensors> spread = parallel::BroadcastCoalesced({y, y * y}, *devices);
+    // Rank 1's loss lies on its second device alone.
+    Tensor loss = Sum(spread[1][0] + spread[1][1]);
+    if (rank == 0) loss = loss + CopyTo(Sum(spread[0][0]), loss.device());
+    ASSERT_TRUE(Backward(loss).ok());
+    // 1 + 2 y from each, and 1 more from rank 0.
+    EXPECT_THAT(Values<double>(x.grad()), ElementsAre(15));
+  });
+}
+
+// --- What takes part with zeros is not used up --------------------------------------------------
+
+TEST_P(Conformance, TheGradientsOfLinearLossesAreDifferentiatedOneByOne) {
+  JobOptions options;
+  options.ranks = 2;
+  options.agree_timeout = std::chrono::seconds(20);
+  Job job(GetParam(), options);
+  job.Run([](int rank, World& world) {
+    const Tensor w = LeafOf(world, rank + 2);
+    const Tensor y = AllReduce(w * w, world);
+    const auto first = Grad({Sum(y * 2)}, {w}, Create());
+    const auto second = Grad({Sum(y * 3)}, {w}, Create());
+    ASSERT_TRUE(first.ok() && second.ok()) << first.status() << second.status();
+    // G = 2 w (2 + 2), 2 w (3 + 3).
+    for (const Tensors& g : {*first, *second}) {
+      const absl::Status done = Backward(Sum(g[0]));
+      ASSERT_TRUE(done.ok()) << done;
+    }
+    EXPECT_THAT(Values<double>(w.grad()), ElementsAre(2 * 4 + 2 * 6));
+  });
+}
+
+// --- No search from the inputs ------------------------------------------------------------------
+
+TEST_P(Conformance, ALossOfOneRankAloneDoesNotWaitForMetricsThatAreKept) {
+  JobOptions options;
+  options.ranks = 2;
+  options.agree_timeout = std::chrono::seconds(20);
+  Job job(GetParam(), options);
+  std::vector<Tensor> metrics(2);
+  job.Run([&](int rank, World& world) {
+    const Tensor w = LeafOf(world, 3);
+    const Tensor y = w * 2;
+    metrics[static_cast<size_t>(rank)] = AllReduce(y, world);
+    if (rank == 1) return;
+    ASSERT_TRUE(Backward(Sum(y * y)).ok());
+    EXPECT_THAT(Values<double>(w.grad()), ElementsAre(24));
+  });
+}
+
+TEST_P(Conformance, SeparateLossesOfSharedLeavesDoNotMeet) {
+  JobOptions options;
+  options.ranks = 2;
+  options.agree_timeout = std::chrono::seconds(20);
+  Job job(GetParam(), options);
+  job.Run([](int rank, World& world) {
+    const Tensor x = LeafOf(world, rank + 1);
+    const Tensor a = AllReduce(x, world);
+    const Tensor b = AllReduce(x * 2, world);
+    BackwardOptions retain;
+    retain.retain_graph = true;
+    // Twice, and each time in other orders.
+    for (int round = 0; round < 2; ++round) {
+      for (int turn = 0; turn < 2; ++turn) {
+        const Tensor loss = (rank + round + turn) % 2 == 0 ? Sum(a * a) : Sum(b * b);
+        ASSERT_TRUE(Backward(loss, retain).ok());
+      }
+    }
+    EXPECT_THAT(Values<double>(x.grad()), ElementsAre(120));
+  });
+}
+
+// --- What a rank gave up cannot be had again ----------------------------------------------------
+
+enum class Part { kDropped, kDroppedLate, kNoGrad, kDetached, kZeroSeed, kUsedUp, kNotRecorded };
+
+struct GivenUp {
+  const char* name;
+  Part part;
+  bool lost;  // rank 0 is told
+  double right;
+};
+
+// x = 1, 2; y = AllReduce(x); z = AllReduce(y^2); rank 0's loss is z, and rank 1's none.
+void RunChain(const ConformanceParam& param, const GivenUp& what, bool compiled) {
+  SCOPED_TRACE(absl::StrCat(what.name, compiled ? ", compiled" : ""));
+  JobOptions options;
+  options.ranks = 2;
+  options.agree_timeout = std::chrono::seconds(20);
+  Job job(param, options);
+  absl::Barrier* const asked = new absl::Barrier(2);
+  absl::Barrier* const given_up = new absl::Barrier(2);
+  const auto meet = [](absl::Barrier* barrier) {
+    if (barrier->Block()) delete barrier;
+  };
+  job.Run([&](int rank, World& world) {
+    const Tensor x = LeafOf(world, rank + 1);
+    const auto chain = [&](const Tensor& leaf) {
+      const Tensor y = AllReduce(leaf, world, Reduction::kSum, Site(rank));
+      Tensor square = y * y;
+      if (rank == 1 && what.part == Part::kDetached) square = square.Detach();
+      std::unique_ptr<NoGrad> off;
+      if (rank == 1 && what.part == Part::kNoGrad) off = std::make_unique<NoGrad>();
+      return AllReduce(square, world, Reduction::kSum, Site(rank + 2));
+    };
+    BackwardOptions retain;
+    retain.retain_graph = true;
+    BackwardOptions zero;
+    zero.seeds = {Number(world, 0)};
+    Tensor z;
+    if (compiled && rank == 1) {
+      const Compiled function = Compile([&](const Tensors& in) {
+        const Tensor inside = chain(in[0]);
+        if (what.part != Part::kZeroSeed) return Tensors{inside};
+        const absl::StatusOr<Tensors> g = Grad({inside}, {in[0]}, zero);
+        return g.ok() ? *g : Tensors{Tensor()};
+      });
+      const absl::StatusOr<Tensors> ran = function.Run({x});
+      ASSERT_TRUE(ran.ok()) << ran.status();
+    } else {
+      z = chain(x);
+      ASSERT_TRUE(z.Wait().ok());
+    }
+    if (rank == 1) {
+      if (what.part == Part::kDroppedLate) meet(asked);
+      if (!compiled && (what.part == Part::kZeroSeed || what.part == Part::kUsedUp)) {
+        ASSERT_TRUE(Backward(z, zero).ok());
+      }
+      z = Tensor();
+      if (what.part != Part::kDroppedLate) {
+        // Its log has arrived.
+        EXPECT_EQ(Values<double>(Number(world, 1) * 2), Doubles{2});
+        meet(given_up);
+      }
+      if (what.part == Part::kDroppedLate) delete given_up;
+      return;
+    }
+    if (what.part != Part::kDroppedLate) {
+      meet(given_up);
+      delete asked;
+    }
+    absl::Status status = Backward(Sum(z), retain);
+    ASSERT_TRUE(status.ok()) << status;
+    if (what.part == Part::kDroppedLate) meet(asked);
+    if (what.part == Part::kUsedUp) {
+      EXPECT_THAT(Values<double>(x.grad()), ElementsAre(12));
+      x.ClearGrad();
+      status = Backward(Sum(z), retain);
+    }
+    const absl::StatusOr<Doubles> got = x.grad().Read<double>();
+    if (!what.lost) {
+      ASSERT_TRUE(got.ok()) << got.status();
+      EXPECT_THAT(*got, ElementsAre(what.right));
+      return;
+    }
+    ASSERT_FALSE(got.ok()) << (*got)[0];
+    const Error error = ErrorOf(got.status());
+    EXPECT_EQ(error.code, absl::StatusCode::kFailedPrecondition) << got.status();
+    EXPECT_EQ(error.reason, Reason::kGradientLost) << got.status();
+    EXPECT_EQ(error.culprit.rank, 1);
+    EXPECT_THAT(error.message, HasSubstr("rank 1"));
+    EXPECT_THAT(error.message, HasSubstr("train.cc:40"));
+    EXPECT_THAT(error.message, HasSubstr("zero seed"));
+    EXPECT_THAT(error.message, HasSubstr("NoGrad"));
+  });
+}
+
+TEST_P(Conformance, AGradientThroughWhatARankGaveUpIsRefusedOrRight) {
+  const GivenUp cases[] = {
+      {"dropped", Part::kDropped, true, 12},
+      {"dropped when it was asked for", Part::kDroppedLate, true, 12},
+      {"used up", Part::kUsedUp, true, 12},
+      {"a constant by NoGrad", Part::kNoGrad, false, 6},
+      {"a constant by Detach", Part::kDetached, false, 6},
+      {"a zero seed", Part::kZeroSeed, false, 12},
+  };
+  for (const GivenUp& what : cases) {
+    RunChain(GetParam(), what, false);
+    if (HasFailure()) return;
+  }
+  for (const GivenUp& what : cases) {
+    if (what.part == Part::kDroppedLate || what.part == Part::kUsedUp) continue;
+    RunChain(GetParam(), what, true);
+    if (HasFailure()) return;
+  }
+}
+
+// Where only a leaf lay behind, the others' numbers are right and the rank is named.
+TEST_P(ConformanceInside, WhatARankGaveUpInFrontOfALeafIsCountedAndNamed) {
+  Job job(GetParam(), 2);
+  job.Run([](int rank, World& world) {
+    for (int step = 0; step < 3; ++step) {
+      const Tensor x = LeafOf(world, rank + 1);
+      Tensor y = AllReduce(x, world, Reduction::kSum, Site(rank));
+      Tensor constant;
+      {
+        const NoGrad no_grad;
+        constant = AllReduce(x, world, Reduction::kSum, Site(rank + 2));
+      }
+      if (rank == 1) continue;
+      ASSERT_TRUE(Backward(Sum(y * y)).ok());
+      EXPECT_THAT(Values<double>(x.grad()), ElementsAre(6));
+    }
+  });
+  const ClusterCounts counts = job.cluster().Counts();
+  EXPECT_EQ(counts.gradients_given_up, 3);
+  ASSERT_EQ(counts.given_up.size(), 3u);
+  for (const std::string& text : counts.given_up) {
+    EXPECT_THAT(text, HasSubstr("rank 1"));
+    EXPECT_THAT(text, HasSubstr("train.cc:20"));
+    EXPECT_THAT(text, HasSubstr("all_reduce"));
+  }
+}
+
+// Who takes its gradient without create_graph gives up its part of the next order.
+TEST_P(Conformance, AGradientThatARankDidNotRecordIsRefused) {
+  for (const bool record : {true, false}) {
+    JobOptions options;
+    options.ranks = 2;
+    options.agree_timeout = std::chrono::seconds(20);
+    Job job(GetParam(), options);
+    job.Run([&](int rank, World& world) {
+      const Tensor x = LeafOf(world, rank + 1);
+      const Tensor y = AllReduce(x, world, Reduction::kSum, Site(rank));
+      BackwardOptions how;
+      how.create_graph = rank == 0 || record;
+      const absl::StatusOr<Tensors> g = Grad({Sum(y * y)}, {x}, how, Site(rank + 2));
+      ASSERT_TRUE(g.ok()) << g.status();
+      if (rank == 1) {
+        ASSERT_TRUE((*g)[0].Wait().ok());
+        if (record) {
+          ASSERT_TRUE(Grad({Sum((*g)[0]) * 0}, {x}).ok());
+        }
+        return;
+      }
+      const absl::StatusOr<Tensors> h = Grad({Sum((*g)[0])}, {x});
+      ASSERT_TRUE(h.ok()) << h.status();
+      const absl::StatusOr<Doubles> got = (*h)[0].Read<double>();
+      if (record) {
+        ASSERT_TRUE(got.ok()) << got.status();
+        // G = 4 y.
+        EXPECT_THAT(*got, ElementsAre(4));
+        return;
+      }
+      ASSERT_FALSE(got.ok()) << (*got)[0];
+      const Error error = ErrorOf(got.status());
+      EXPECT_EQ(error.reason, Reason::kGradientLost) << got.status();
+      EXPECT_EQ(error.culprit.rank, 1);
+      EXPECT_THAT(error.message, HasSubstr("train.cc:20"));
+      EXPECT_THAT(error.message, HasSubstr("create_graph"));
+    });
+    if (HasFailure()) return;
+  }
+}
+
+}  // namespace
+}  // namespace conformance
+}  // namespace chorus
