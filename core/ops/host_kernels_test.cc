@@ -63,6 +63,7 @@ void AppendRowCases(std::vector<Case>* cases) {
       cases->push_back({"log_softmax", {sizes}, axis_is(axis)});
       cases->push_back({"center", {sizes, sizes}, axis_is(axis)});
       cases->push_back({"center_grad", {sizes, sizes}, axis_is(axis)});
+      cases->push_back({"softmax_grad", {sizes, sizes}, axis_is(axis)});
       if (sizes[axis] == 0) continue;
       for (const int64_t keep_dims : {0, 1}) {
         for (const char* op : {"arg_max", "arg_min"}) {

@@ -108,8 +108,7 @@ Gradients CrossEntropyGradGradient(GradientContext& c) {
   ValueIndex logits = c.input(0);
   CHORUS_RETURN_IF_ERROR(ClearIgnored(&c, &logits, &u));
   CHORUS_ASSIGN_OR_RETURN(const ValueIndex p, c.Emit("softmax", {logits}, classes));
-  CHORUS_ASSIGN_OR_RETURN(const ValueIndex centered, c.Emit("center", {p, u}, classes));
-  CHORUS_ASSIGN_OR_RETURN(result[0], c.Emit("mul", {p, centered}));
+  CHORUS_ASSIGN_OR_RETURN(result[0], c.Emit("softmax_grad", {p, u}, classes));
   return result;
 }
 

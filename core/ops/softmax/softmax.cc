@@ -34,10 +34,28 @@ absl::StatusOr<ValueIndex> EmitAlong(GradientContext* c, absl::string_view op,
 }
 
 absl::StatusOr<InputGradients> SoftmaxGradient(GradientContext& c) {
-  const ValueIndex y = c.output(0);
-  CHORUS_ASSIGN_OR_RETURN(const ValueIndex centered, EmitAlong(&c, "center", {y, *c.grad(0)}));
-  CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.Emit("mul", {y, centered}));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex g,
+                          EmitAlong(&c, "softmax_grad", {c.output(0), *c.grad(0)}));
   return InputGradients{g};
+}
+
+absl::StatusOr<InputGradients> SoftmaxGradGradient(GradientContext& c) {
+  const ValueIndex y = c.input(0);
+  const ValueIndex h = *c.grad(0);
+  InputGradients result(2);
+  if (c.needs(0)) {
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex d, EmitAlong(&c, "center", {y, h}));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex centered, EmitAlong(&c, "center", {y, c.input(1)}));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex direct, c.Emit("mul", {d, centered}));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex weights, c.Emit("mul", {d, y}));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex others,
+                            EmitAlong(&c, "center", {weights, c.input(1)}));
+    CHORUS_ASSIGN_OR_RETURN(result[0], c.Emit("sub", {direct, others}));
+  }
+  if (c.needs(1)) {
+    CHORUS_ASSIGN_OR_RETURN(result[1], EmitAlong(&c, "softmax_grad", {y, h}));
+  }
+  return result;
 }
 
 absl::StatusOr<InputGradients> LogSoftmaxGradient(GradientContext& c) {
@@ -97,6 +115,8 @@ absl::Span<const OpDef* const> SoftmaxOps() {
            SaveInputs),
       Make("softmax", 1, "exp(x), divided by its sum along an axis.", InferSoftmax, SoftmaxGradient,
            SaveOutput),
+      Make("softmax_grad", 2, "g times the derivative of a softmax that is y.", InferCenter,
+           SoftmaxGradGradient, SaveInputs),
   };
   return *ops;
 }

@@ -115,8 +115,9 @@ class Softmax : public HostKernel {
   const bool log_;
 };
 
-// center, and center_grad where kAdjoint.
-template <typename T, bool kAdjoint>
+enum class Centering { kCenter, kCenterGrad, kSoftmaxGrad };
+
+template <typename T, Centering kOp>
 class Center : public HostKernel {
  public:
   explicit Center(const HostRows& rows)
@@ -174,7 +175,7 @@ class Center : public HostKernel {
     }
     A weights[kMost] = {};
     A sum[kMost] = {};
-    if constexpr (kAdjoint) {
+    if constexpr (kOp == Centering::kCenterGrad) {
       for_each([&](int64_t k, int64_t i, int64_t lane) {
         weights[lane] += k == at[lane] ? A{} : static_cast<A>(w[i]);
         sum[lane] += k == at[lane] ? A{} : static_cast<A>(x[i]);
@@ -193,7 +194,9 @@ class Center : public HostKernel {
       });
       for_each([&](int64_t, int64_t i, int64_t lane) {
         const A difference = static_cast<A>(x[i]) - of_most[lane];
-        out[i] = static_cast<T>(difference * weights[lane] - sum[lane]);
+        const A centered = difference * weights[lane] - sum[lane];
+        const bool weighted = kOp == Centering::kSoftmaxGrad;
+        out[i] = static_cast<T>(weighted ? static_cast<A>(w[i]) * centered : centered);
       });
     }
   }
@@ -212,21 +215,24 @@ absl::StatusOr<std::unique_ptr<HostKernel>> Make(const NodeView& node,
       [&] { return Made(NoHostKernel(node, outputs)); });
 }
 
-template <bool kAdjoint>
+template <Centering kOp>
 absl::StatusOr<std::unique_ptr<HostKernel>> MakeCenter(const NodeView& node,
                                                        absl::Span<const TensorType> outputs) {
   using Made = absl::StatusOr<std::unique_ptr<HostKernel>>;
   const HostRows rows(outputs[0], IntAttribute(node.attributes, "axis"));
   return VisitFloating(
       outputs[0].dtype,
-      [&](auto t) -> Made { return std::make_unique<Center<decltype(t), kAdjoint>>(rows); },
+      [&](auto t) -> Made { return std::make_unique<Center<decltype(t), kOp>>(rows); },
       [&] { return Made(NoHostKernel(node, outputs)); });
 }
 
-constexpr HostKernelEntry kEntries[] = {{"center", MakeCenter<false>},
-                                        {"center_grad", MakeCenter<true>},
-                                        {"log_softmax", Make<true>},
-                                        {"softmax", Make<false>}};
+constexpr HostKernelEntry kEntries[] = {
+    {"center", MakeCenter<Centering::kCenter>},
+    {"center_grad", MakeCenter<Centering::kCenterGrad>},
+    {"log_softmax", Make<true>},
+    {"softmax", Make<false>},
+    {"softmax_grad", MakeCenter<Centering::kSoftmaxGrad>},
+};
 
 }  // namespace
 

@@ -34,7 +34,7 @@ TEST(SoftmaxTest, ShapeTable) {
 }
 
 TEST(SoftmaxTest, ShapesOfCenter) {
-  for (const std::string op : {"center", "center_grad"}) {
+  for (const std::string op : {"center", "center_grad", "softmax_grad"}) {
     const TensorType x(DType::kBF16, {2, 0, 5});
     EXPECT_EQ(InferText(op, {x, x}, Axis(2)), "bf16[2,0,5]");
     EXPECT_EQ(InferText(op, {x, x}, Axis(3)),
@@ -58,6 +58,17 @@ TEST(SoftmaxTest, GradientsOfCenterEqualDifferences) {
         return Values{b.Op("sin", {b.Op(op, {b.Op("sin", {in[0]}), in[0]}, Axis(axis))})};
       });
     }
+  }
+}
+
+TEST(SoftmaxTest, GradientsOfSoftmaxGradEqualDifferences) {
+  const TensorType x(DType::kF64, {2, 3, 4});
+  for (int64_t axis = 0; axis < 3; ++axis) {
+    SCOPED_TRACE(axis);
+    CheckGradients(1, {x, x}, [&](RankBuilder& b, const Values& in) {
+      return Values{
+          b.Op("softmax_grad", {b.Op("softmax", {in[0]}, Axis(axis)), in[1]}, Axis(axis))};
+    });
   }
 }
 

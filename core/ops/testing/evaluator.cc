@@ -147,8 +147,7 @@ class Local {
     if (op == "matmul") return Matmul();
     if (op == "softmax") return Softmax(/*log=*/false);
     if (op == "log_softmax") return Softmax(/*log=*/true);
-    if (op == "center") return Center(/*adjoint=*/false);
-    if (op == "center_grad") return Center(/*adjoint=*/true);
+    if (op == "center" || op == "center_grad" || op == "softmax_grad") return Center();
     if (op == "cross_entropy") return CrossEntropy(/*gradient=*/false);
     if (op == "cross_entropy_grad") return CrossEntropy(/*gradient=*/true);
     if (op == "one_hot") return OneHot();
@@ -285,8 +284,9 @@ class Local {
     return true;
   }
 
-  // The sum over j of w_j (x_i - x_j), or of x_i w_j - w_i x_j.
-  bool Center(bool adjoint) {
+  // The sum over j of w_j (x_i - x_j), that times w_i, or the sum of x_i w_j - w_i x_j.
+  bool Center() {
+    const bool adjoint = node_.op == "center_grad";
     const auto axis = static_cast<size_t>(Int("axis"));
     ForEach(type_, [&](const Index& i) {
       Wide sum = 0;
@@ -298,7 +298,7 @@ class Local {
         const Wide other_x = in_[1][Position(type_, j)];
         sum += adjoint ? x * other_w - w * other_x : other_w * (x - other_x);
       }
-      out_[Position(type_, i)] = static_cast<T>(sum);
+      out_[Position(type_, i)] = static_cast<T>(node_.op == "softmax_grad" ? w * sum : sum);
     });
     return true;
   }
