@@ -31,7 +31,9 @@ TEST_P(EnumerationTest, EveryReachableStateKeepsThePromises) {
   ASSERT_EQ(result.fault, "");
   // Far fewer would mean that the program was cut short.
   EXPECT_GT(result.states, 1000);
-  if (GetParam().faults > 0) EXPECT_GT(result.failed_alone, 0);
+  if (GetParam().faults > 0) {
+    EXPECT_GT(result.failed_alone, 0);
+  }
   RecordProperty("states", std::to_string(result.states));
 }
 
