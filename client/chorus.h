@@ -70,13 +70,43 @@ class World;
 using Shape = std::vector<int64_t>;
 using Timeout = std::chrono::nanoseconds;
 
-// The line of the trainer that made a call: errors name it. Never pass it yourself.
+// The line of the trainer that made a call: errors name it. What records something takes one as its
+// last argument; leave it out, and it is the line of the call. A helper of your own takes one as
+// well and hands it on, and errors then name its caller's line:
+//
+//   Tensor MyMean(const Tensor& x, CallSite site = CallSite::Here()) {
+//     const CallSiteScope lines(site);  // operators take no argument
+//     return Sum(x) * (1.0 / static_cast<double>(x.num_elements()));
+//   }
 struct CallSite {
   const char* file = "";
   int line = 0;
-  static constexpr CallSite Here(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
-    return CallSite{file, line};
+  // This line; or, under a CallSiteScope, the line that it was given.
+  static CallSite Here(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+    return scoped == nullptr ? CallSite{file, line} : *scoped;
   }
+
+ private:
+  friend class CallSiteScope;
+  inline static thread_local const CallSite* scoped = nullptr;
+};
+
+// While one lives, calls of this thread that are given no line have its. A function that is
+// compiled has lines of its own, wherever Run is called.
+class CallSiteScope {
+ public:
+  explicit CallSiteScope(CallSite site) : site_(site), outer_(CallSite::scoped) {
+    CallSite::scoped = &site_;
+  }
+  // Lines of their own again.
+  CallSiteScope() : outer_(CallSite::scoped) { CallSite::scoped = nullptr; }
+  ~CallSiteScope() { CallSite::scoped = outer_; }
+  CallSiteScope(const CallSiteScope&) = delete;
+  CallSiteScope& operator=(const CallSiteScope&) = delete;
+
+ private:
+  const CallSite site_;
+  const CallSite* const outer_;
 };
 
 // The dtype of a C++ type: DTypeOf<float>() is DType::kF32. Only the types below.
@@ -144,11 +174,15 @@ struct SessionOptions {
   // Numbers of the daemon's devices; empty: the `device_count` least used ones.
   std::vector<int> devices;
   int device_count = 1;
+  // How long Open waits for a daemon that is starting, and for its answers.
   Timeout open_timeout = std::chrono::seconds(10);
   // What a wait without its own timeout waits at most. Longer than the daemon's agree and exec
   // timeouts together, so that their errors, which say more, come first.
   Timeout wait_timeout = std::chrono::minutes(10);
   std::string label;  // shown in diagnostics; empty: the program's name and pid
+  // Join, Reform and waits for tensors say on standard error whom they wait for, after 10 s and
+  // then each 60 s.
+  bool report_waits = true;
 };
 
 struct WorldOptions {
@@ -186,12 +220,16 @@ class Session {
  public:
   Session() = default;  // empty: calls return FAILED_PRECONDITION
 
-  // UNAVAILABLE kDaemonLost: nobody answers at the address. UNIMPLEMENTED kVersion: the daemon is
-  // of another version. UNAUTHENTICATED kNotAttached: the ring was asked for and is not to be had.
+  // UNAVAILABLE kDaemonLost: no daemon came to serve at the address within open_timeout, kDraining:
+  // it is shutting down. DEADLINE_EXCEEDED kTransportTimeout: it does not answer. INVALID_ARGUMENT
+  // kMalformed: no address, or a path at which something else stands than a socket.
+  // PERMISSION_DENIED kNotAttached: another user's socket. UNIMPLEMENTED kVersion: the daemon is of
+  // another version. UNAUTHENTICATED kNotAttached: the ring was asked for and is not to be had.
   static absl::StatusOr<Session> Open(const SessionOptions& options = {});
 
   // Waits until every rank of the world has joined. ALREADY_EXISTS kDuplicateRank,
-  // INVALID_ARGUMENT kWorldSize, DEADLINE_EXCEEDED kJoinTimeout naming the missing ranks.
+  // INVALID_ARGUMENT kWorldSize, DEADLINE_EXCEEDED kJoinTimeout naming the missing ranks. A rank
+  // that is not let in is told, and so are at once, with its error, those who wait for it.
   absl::StatusOr<World> Join(const WorldOptions& options = {}) const;
 
   // Releases everything now: members leave their worlds, tensors become unusable (NOT_FOUND
@@ -254,8 +292,8 @@ class World {
   absl::StatusOr<Group> NewGroup(const std::vector<int>& world_ranks) const;
 
   // Orderly: only collectives that need this rank fail from now on (kPeerLeft). What the session
-  // kept for the world goes with it: who joins, uses and leaves worlds may do so for ever. (The last
-  // handle of a world does not leave it: others may need the rank until its session closes.)
+  // kept for the world goes with it: who joins, uses and leaves worlds may do so for ever. (The
+  // last handle of a world does not leave it: others may need the rank until its session closes.)
   absl::Status Leave() const;
   // Ends the epoch with ABORTED kCancelled naming this rank, with `why`, for every rank.
   absl::Status Abort(const std::string& why) const;
@@ -452,9 +490,16 @@ absl::StatusOr<MappedTensor<T>> Map(const DeviceRef& device, const Shape& shape,
 // forms of one collective may meet. Tensors of no dimensions are pieces of one type, and count as
 // one row where pieces come into one tensor.
 //
-// Reductions are taken in the order of the members, in f32 for the half types, and rounded once;
-// integers wrap; of bool, SUM and MAX are "or", PRODUCT and MIN "and". Bits are equal from run to
-// run, and on all ranks that get the same.
+// Reductions between ranks are taken in one order: with operand r of the member at place r,
+//   T(lo, n) = operand lo where n = 1, else T(lo, p) op T(lo + p, n - p),
+// p the largest power of two below n, over all places of the group, the same for every form, piece,
+// destination and coalescing. A member that takes no part in a gradient is left out: a side of a
+// node in which nobody is there is nothing, and the node is its other side; a single operand is the
+// result, bit for bit (AVG, PREMUL_SUM and bool apart). Factors of PREMUL_SUM are applied to the
+// operands; AVG divides T by the number of all members, whoever is absent; half types are f32 up to
+// T, which is rounded once; a NaN T is the one NaN; MIN and MAX keep the left one of +0 and -0.
+// Integers wrap; of bool, SUM and MAX are "or", PRODUCT and MIN "and". So bits are equal from run
+// to run, and on all ranks that get the same, wherever the ranks are.
 
 // How tensors are reduced: AllReduce(x, world, Reduction::kMax),
 // AllReduce(x, world, ReduceOp::PremulSum(0.25)).
@@ -753,10 +798,10 @@ using Function = std::function<std::vector<Tensor>(const std::vector<Tensor>& in
 struct CompileOptions {
   // Inputs whose memory outputs of their types may take over (parameters that the step replaces),
   // by place. Honoured where nobody else has the tensor (detached from it, for a gradient, or in
-  // another run that is not over), the function runs on one device, and no collective needs the
-  // output; else the step gets memory of its own. Then the tensor, and every copy of its handle, is
-  // gone: its use is FAILED_PRECONDITION `DONATED`. The result of a call that is under way may be
-  // given to the next.
+  // another run that is not over), the function runs on one device and does not return the input
+  // itself, and no collective needs the output; else the step gets memory of its own, and the input
+  // stays. Where it is honoured the tensor, and every copy of its handle, is gone: its use is
+  // FAILED_PRECONDITION `DONATED`. The result of a call that is under way may be given to the next.
   // Steps are whole: one that fails (a mismatch, a late rank, no memory, a kernel or a device of
   // any rank) leaves what went into it, and its handle, as they were, and the calls behind it that
   // use its results fail with its error: keep the handles of the last steps, and go on from the

@@ -135,6 +135,7 @@ class CompiledImpl {
     const std::string source = SourceOf(site);
     if (Trace::Current() != nullptr) {
       // One graph is the point: the inner function becomes part of the outer one.
+      const CallSiteScope own_lines;
       return function_(inputs);
     }
     std::shared_ptr<SessionCore> session;
@@ -343,6 +344,7 @@ class CompiledImpl {
     std::vector<Tensor> returned;
     {
       const GradMode mode(true);
+      const CallSiteScope own_lines;
       trace.Begin();
       returned = function_(placeholders);
       trace.End();
@@ -395,7 +397,7 @@ class CompiledImpl {
       const auto outcome = session->link().Peek(oldest.second);
       // A forgotten outcome is an outcome.
       if (!outcome.ok() || outcome->has_value()) continue;
-      session->link().WaitCommand(oldest.second, session->wait_timeout()).IgnoreError();
+      session->WaitForRun(oldest.second).IgnoreError();
     }
   }
 

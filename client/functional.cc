@@ -633,13 +633,16 @@ Tensor CopyTo(const Tensor& x, const DeviceRef& device, CallSite site) {
 }
 
 Tensor operator+(const Operand& a, const Operand& b) {
-  return Operate(a, b, [](const Tensor& x, const Tensor& y, CallSite s) { return Add(x, y, s); });
+  const CallSite site = SiteOf(a, b);
+  return Operate(a, b, site, [&](const Tensor& x, const Tensor& y) { return Add(x, y, site); });
 }
 Tensor operator-(const Operand& a, const Operand& b) {
-  return Operate(a, b, [](const Tensor& x, const Tensor& y, CallSite s) { return Sub(x, y, s); });
+  const CallSite site = SiteOf(a, b);
+  return Operate(a, b, site, [&](const Tensor& x, const Tensor& y) { return Sub(x, y, site); });
 }
 Tensor operator*(const Operand& a, const Operand& b) {
-  return Operate(a, b, [](const Tensor& x, const Tensor& y, CallSite s) { return Mul(x, y, s); });
+  const CallSite site = SiteOf(a, b);
+  return Operate(a, b, site, [&](const Tensor& x, const Tensor& y) { return Mul(x, y, site); });
 }
 Tensor operator-(const Operand& x) { return Neg(x.tensor(), x.site()); }
 

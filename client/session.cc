@@ -63,8 +63,10 @@ DeviceRef::DeviceRef(const World& world) {
 absl::StatusOr<Session> Session::Open(const SessionOptions& options) {
   absl::StatusOr<std::unique_ptr<Link>> link = OpenLink(options);
   if (!link.ok()) return link.status();
-  return Session(
-      std::make_shared<SessionCore>(*std::move(link), absl::FromChrono(options.wait_timeout)));
+  WaitReportOptions reports;
+  reports.on = options.report_waits;
+  return Session(std::make_shared<SessionCore>(
+      *std::move(link), absl::FromChrono(options.wait_timeout), std::move(reports)));
 }
 
 absl::StatusOr<World> Session::Join(const WorldOptions& given) const {
@@ -91,7 +93,10 @@ absl::StatusOr<World> Session::Join(const WorldOptions& given) const {
                                 " is none of the session's ", core_->device_count()));
   }
   core_->LeaveWhatIsOver();
-  absl::StatusOr<JoinedWorld> joined = core_->link().Join(options, core_->device(options.device));
+  const auto joined = [&] {
+    const WaitReports::During reports(&core_->reports());
+    return core_->link().Join(options, core_->device(options.device));
+  }();
   if (!joined.ok()) return joined.status();
   auto member = std::make_shared<MemberCore>(core_, options.name);
   member->world = joined->world;
@@ -205,8 +210,10 @@ absl::StatusOr<World::Reformed> World::Reform(Timeout timeout) {
   if (member_ == nullptr) return NoWorld();
   SessionCore* const session = member_->session.get();
   if (session->Forked()) return ForkedError();
-  absl::StatusOr<ReformedWorld> reformed =
-      session->link().Reform(member_->world, Rank(rank()), timeout);
+  auto reformed = [&] {
+    const WaitReports::During reports(&session->reports());
+    return session->link().Reform(member_->world, Rank(rank()), timeout);
+  }();
   if (!reformed.ok()) return reformed.status();
   SessionLock lock(session);
   if (!lock.status().ok()) return lock.status();

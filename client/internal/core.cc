@@ -138,9 +138,11 @@ SessionLock::~SessionLock() {
 
 // --- SessionCore --------------------------------------------------------------------------------
 
-SessionCore::SessionCore(std::unique_ptr<Link> link, absl::Duration wait_timeout)
+SessionCore::SessionCore(std::unique_ptr<Link> link, absl::Duration wait_timeout,
+                         WaitReportOptions reports)
     : link_(link.release()),
       wait_timeout_(wait_timeout),
+      reports_(link_, std::move(reports)),
       devices_(link_->devices()),
       fork_count_(ForkCount()) {}
 
@@ -1020,7 +1022,12 @@ void SessionCore::Throttle() {
     if (under_way_.size() < kMaxUnderWay) return;
     oldest = under_way_.front();
   }
-  link_->WaitCommand(oldest, wait_timeout_).IgnoreError();
+  WaitForRun(oldest).IgnoreError();
+}
+
+absl::Status SessionCore::WaitForRun(Sequence run) {
+  return reports_.InParts(wait_timeout_,
+                          [&](absl::Duration part) { return link_->WaitCommand(run, part); });
 }
 
 void SessionCore::EnterEpochLocked(MemberCore* member, int64_t ended) {
@@ -1091,7 +1098,9 @@ absl::Status SessionCore::Wait(const TensorDataPtr& data, absl::Duration timeout
   }
   switch (state) {
     case TensorData::State::kSent: {
-      const absl::StatusOr<bool> done = link_->WaitTensor(data->id, data->producer, timeout);
+      const absl::StatusOr<bool> done = reports_.InParts(timeout, [&](absl::Duration part) {
+        return link_->WaitTensor(data->id, data->producer, part);
+      });
       LeaveWhatIsOver();
       if (done.ok()) return absl::OkStatus();
       OnError(done.status());
@@ -1099,7 +1108,8 @@ absl::Status SessionCore::Wait(const TensorDataPtr& data, absl::Duration timeout
     }
     case TensorData::State::kAbsent: {
       if (data->producer == Sequence()) return absl::OkStatus();
-      const absl::Status status = link_->WaitCommand(data->producer, timeout);
+      const absl::Status status = reports_.InParts(
+          timeout, [&](absl::Duration part) { return link_->WaitCommand(data->producer, part); });
       if (!status.ok()) OnError(status);
       return status;
     }

@@ -27,6 +27,7 @@
 #include "absl/types/span.h"
 #include "client/chorus.h"
 #include "client/internal/link.h"
+#include "client/internal/wait_reports.h"
 #include "core/base/mutex.h"
 #include "core/collective/instance.h"
 #include "core/ops/op.h"
@@ -331,11 +332,13 @@ struct Fragment {
 
 class SessionCore : public std::enable_shared_from_this<SessionCore> {
  public:
-  SessionCore(std::unique_ptr<Link> link, absl::Duration wait_timeout);
+  SessionCore(std::unique_ptr<Link> link, absl::Duration wait_timeout,
+              WaitReportOptions reports = {});
   ~SessionCore();
 
   Link& link() { return *link_; }
   absl::Duration wait_timeout() const { return wait_timeout_; }
+  const WaitReports& reports() const { return reports_; }
   int device_count() const { return static_cast<int>(devices_.size()); }
   DeviceIndex device(int slot) const { return devices_[slot]; }
 
@@ -440,6 +443,8 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   // Waits until `data` is computed; enters the epochs that its failure ended.
   absl::Status Wait(const TensorDataPtr& data, absl::Duration timeout)
       ABSL_LOCKS_EXCLUDED(session_lock);
+  // Waits for a run's end, at most the session's wait_timeout.
+  absl::Status WaitForRun(Sequence run) ABSL_LOCKS_EXCLUDED(session_lock);
   // Copies out what Wait has seen.
   absl::Status ReadTensor(const TensorDataPtr& data, char* out) ABSL_LOCKS_EXCLUDED(session_lock);
   absl::StatusOr<const char*> MapTensor(const TensorDataPtr& data)
@@ -528,6 +533,7 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
 
   Link* const link_;  // owned, but for a forked child
   const absl::Duration wait_timeout_;
+  const WaitReports reports_;
   const std::vector<DeviceIndex> devices_;
   const uint64_t fork_count_;
 

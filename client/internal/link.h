@@ -6,8 +6,8 @@
 //
 // Threads: Submit is called by one thread at a time, in the order of sequences (the session's lock
 //   sees to it). Everything else: any thread.
-// Failure: once the daemon is gone every call returns UNAVAILABLE kDaemonLost, also calls that
-//   wait at that moment.
+// Failure: once the daemon is gone every call returns UNAVAILABLE kDaemonLost, or kDraining where
+//   it has said that it was stopped; also calls that wait at that moment.
 #ifndef CHORUS_CLIENT_INTERNAL_LINK_H_
 #define CHORUS_CLIENT_INTERNAL_LINK_H_
 
@@ -93,6 +93,9 @@ class Link {
   virtual absl::Status Leave(WorldId world, Rank rank) = 0;
   virtual absl::Status Abort(WorldId world, Rank rank, const std::string& why) = 0;
   virtual absl::StatusOr<ReformedWorld> Reform(WorldId world, Rank rank, Timeout timeout) = 0;
+
+  // What this session's ranks wait for others in, a line each: what, whose, who is missing.
+  virtual absl::StatusOr<std::vector<std::string>> Waits() = 0;
 
   // Ends the session. Later calls return NOT_FOUND kSessionLost.
   virtual absl::Status Close() = 0;

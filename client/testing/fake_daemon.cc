@@ -724,6 +724,7 @@ class FakeLink : public Link {
   absl::StatusOr<ReformedWorld> Reform(WorldId, Rank, Timeout) override {
     return Unsupported("reform");
   }
+  absl::StatusOr<std::vector<std::string>> Waits() override { return std::vector<std::string>(); }
   absl::Status Close() override {
     MutexLock lock(&daemon_->mutex);
     state_->closed = true;

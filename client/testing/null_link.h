@@ -54,6 +54,7 @@ class NullLink : public Link {
   absl::StatusOr<ReformedWorld> Reform(WorldId, Rank, Timeout) override {
     return Unsupported("reform");
   }
+  absl::StatusOr<std::vector<std::string>> Waits() override { return std::vector<std::string>(); }
   absl::Status Close() override { return absl::OkStatus(); }
 
   int64_t frames() const { return frames_; }

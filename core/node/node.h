@@ -50,6 +50,8 @@ struct NodeOptions {
   // Work that is the same on several ranks (a data-parallel optimiser's update) is done once and
   // kept once. Results are the same bits either way.
   bool share_equal_work = true;
+  // Takes one line for each failure (records.h, FailureLine), on the node thread; empty: nobody.
+  std::function<void(absl::string_view line)> log_failure;
 };
 
 enum class SessionState { kActive, kDetached, kDead };
@@ -256,6 +258,8 @@ class LocalNode {
     PendingInstance instance;
   };
   std::vector<PendingView> Pending(absl::string_view tenant, absl::Time now) const;
+  // Records the refusal of a request that never became a session's, and returns it with its id.
+  absl::Status Refused(absl::string_view tenant, int32_t pid, const absl::Status& status);
   absl::optional<Error> FindError(ErrorId id, absl::string_view tenant) const;
   std::vector<FlightEvent> Flight(absl::string_view tenant, int64_t limit) const;
   NodeStats Stats() const;
@@ -267,7 +271,7 @@ class LocalNode {
   void StartDraining();
   // True when no run is pending or under way.
   bool Idle() const;
-  // Ends every world with UNAVAILABLE kDraining.
+  // Ends every world, every run and every wait with UNAVAILABLE kDraining, and refuses later runs.
   void AbortAll(absl::Time now);
 
   // The read-only page that tells clients whether the node thread sleeps.

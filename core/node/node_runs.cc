@@ -56,6 +56,10 @@ absl::Status CheckDistinct(const RunState& run) {
 
 void LocalNode::Impl::SubmitRun(const std::shared_ptr<Session>& session, Sequence sequence,
                                 const Run& command, absl::Time now) {
+  if (stopped) {
+    RefuseRun(session, sequence, command, nullptr, DrainingError(), now);
+    return;
+  }
   if (!runs_.HasRoom() || session->pending_runs >= options.max_pending_runs) {
     RefuseRun(session, sequence, command, nullptr,
               MakeError(absl::StatusCode::kResourceExhausted, Reason::kQuota,
@@ -525,7 +529,7 @@ void LocalNode::Impl::RefuseRun(const std::shared_ptr<Session>& session, Sequenc
                                 const Run& command, RunState* run, const absl::Status& why,
                                 absl::Time now) {
   Error error = ErrorOf(why);
-  if (error.id == ErrorId()) errors.Record(session->tenant->name, &error);
+  RecordFailure(session.get(), run == nullptr ? nullptr : run->world.get(), &error);
   const auto shared_error = std::make_shared<Error>(error);
   for (const OutBinding& binding : command.outputs) {
     if (binding.kind != OutBinding::Kind::kFresh) continue;
@@ -631,7 +635,7 @@ void LocalNode::Impl::ApplyOne(const std::shared_ptr<World>& world, SequencerAct
     case SequencerAction::Kind::kEpochEnded:
       world->shared.clear();
       world->equal_work.clear();
-      errors.Record(world->tenant, &action->error);
+      RecordFailure(nullptr, world.get(), &action->error);
       Note(FlightKind::kEpochEnded, now, nullptr, world.get(), Sequence(), Ticket(),
            action->error.id);
       break;
@@ -1157,7 +1161,7 @@ void LocalNode::Impl::FailRun(RunState* run, const Error& cause, absl::Time now)
   run->failed = true;
   const std::shared_ptr<Session> session = run->session;
   Error error = cause;
-  errors.Record(session->tenant->name, &error);
+  RecordFailure(session.get(), run->world.get(), &error);
   ++stats.runs_failed;
   const auto shared_error = std::make_shared<Error>(error);
   if (run->launches_left == 0) ReturnDonations(run);
@@ -1219,7 +1223,8 @@ void LocalNode::Impl::NoteGivenUp(World* world, const LaunchedInstance& instance
           " (dropped, used up or not recorded), and others asked for it: they have it without this "
           "rank's part of the loss, which is right for them, and what this rank differentiates "
           "there lacks theirs. Call Backward there as well, or make the call under NoGrad");
-      known = errors.Record(world->tenant, &error);
+      errors.Record(world->tenant, &error);
+      known = error.id;
     }
     Note(FlightKind::kGradientGivenUp, now, nullptr, world, Sequence(), ticket, known);
   }

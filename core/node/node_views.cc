@@ -112,6 +112,17 @@ std::vector<LocalNode::PendingView> LocalNode::Impl::Pending(absl::string_view t
       found.push_back(std::move(view));
       continue;
     }
+    PendingView reform;
+    reform.world = world.id;
+    reform.world_name = world.name;
+    reform.instance.what = "reform";
+    for (const WorldInfo::Member& member : info.members) {
+      const World::Member& state = world.members[static_cast<size_t>(member.rank.value())];
+      if (state.session == nullptr) continue;
+      (state.on_reformed != nullptr ? reform.instance.voted : reform.instance.missing)
+          .push_back(member.rank);
+    }
+    if (!reform.instance.voted.empty()) found.push_back(std::move(reform));
     for (PendingInstance& instance : world.sequencer->Pending(now)) {
       found.push_back({world.id, world.name, std::move(instance)});
     }

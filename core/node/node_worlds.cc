@@ -123,9 +123,12 @@ void LocalNode::Impl::JoinWorld(const std::shared_ptr<Session>& session, const J
   }
   const std::shared_ptr<World> world = known;
   if (world->size() != request.size) {
-    return refuse(absl::StatusCode::kInvalidArgument, Reason::kWorldSize,
+    const absl::Status why =
+        MakeError(absl::StatusCode::kInvalidArgument, Reason::kWorldSize,
                   absl::StrCat("world \"", request.name, "\" has ", world->size(), " ranks; rank ",
                                request.rank.value(), " asked for ", request.size));
+    RefuseJoined(world, request.rank, *session, why, now);
+    return done(why);
   }
   World::Member& member = world->members[static_cast<size_t>(request.rank.value())];
   if (member.state == World::Member::State::kJoined) {
@@ -142,11 +145,14 @@ void LocalNode::Impl::JoinWorld(const std::shared_ptr<Session>& session, const J
   for (int rank = 0; rank < world->size(); ++rank) {
     const World::Member& other = world->members[static_cast<size_t>(rank)];
     if (other.state == World::Member::State::kJoined && other.device == request.device) {
-      return refuse(absl::StatusCode::kFailedPrecondition, Reason::kQuota,
+      const absl::Status why =
+          MakeError(absl::StatusCode::kFailedPrecondition, Reason::kQuota,
                     absl::StrCat("device ", request.device.value(), " is rank ", rank,
                                  "'s in world \"", request.name,
                                  "\"; each rank of a world needs a device of its own (start the "
                                  "daemon with more: --host_devices)"));
+      RefuseJoined(world, request.rank, *session, why, now);
+      return done(why);
     }
   }
   member.session = session;
@@ -159,6 +165,26 @@ void LocalNode::Impl::JoinWorld(const std::shared_ptr<Session>& session, const J
       std::all_of(world->members.begin(), world->members.end(),
                   [](const World::Member& m) { return m.state == World::Member::State::kJoined; });
   if (complete) FormWorld(world, now);
+}
+
+void LocalNode::Impl::RefuseJoined(const std::shared_ptr<World>& world, Rank rank,
+                                   const Session& session, const absl::Status& why,
+                                   absl::Time now) {
+  // Of a rank that is there already nobody waits for another.
+  if (world->formed || rank.value() >= world->size() ||
+      world->members[static_cast<size_t>(rank.value())].state != World::Member::State::kMissing) {
+    return;
+  }
+  Error error = ErrorOf(why);
+  error.culprit.rank = rank.value();
+  error.culprit.pid = session.request.pid;
+  error.message = absl::StrCat("rank ", rank.value(), " (pid ", session.request.pid,
+                               ") was not let in: ", error.message);
+  for (int other = 0; other < world->size(); ++other) {
+    OnJoined done = std::exchange(world->members[static_cast<size_t>(other)].on_joined, nullptr);
+    RemoveMember(world, Rank(other), /*died=*/"", now);
+    if (done != nullptr) done(ToStatus(error));
+  }
 }
 
 void LocalNode::Impl::FormWorld(const std::shared_ptr<World>& world, absl::Time now) {
@@ -284,6 +310,7 @@ void LocalNode::Impl::ReformWorld(Session* session, WorldId world, Rank rank,
   absl::StatusOr<MemberRef> found = FindMember(session, world, rank);
   if (!found.ok()) return done(found.status());
   const std::shared_ptr<World> kept = found->world;
+  if (stopped) return done(DrainingError());
   if (!kept->formed) {
     return done(MakeError(absl::StatusCode::kFailedPrecondition, Reason::kUnspecified,
                           absl::StrCat("world \"", kept->name, "\" is not complete yet")));
@@ -370,10 +397,8 @@ void LocalNode::Impl::TryReform(const std::shared_ptr<World>& world, absl::Time 
 }
 
 void LocalNode::Impl::AbortAll(absl::Time now) {
-  Error error;
-  error.code = absl::StatusCode::kUnavailable;
-  error.reason = Reason::kDraining;
-  error.message = "the daemon is shutting down";
+  stopped = true;
+  const Error error = ErrorOf(DrainingError());
   std::vector<std::shared_ptr<World>> all;
   for (const auto& entry : worlds_) all.push_back(entry.second);
   for (const std::shared_ptr<World>& world : all) {
@@ -385,6 +410,23 @@ void LocalNode::Impl::AbortAll(absl::Time now) {
     Actions actions;
     world->sequencer->Abort(error, now, &actions);
     Apply(world, &actions, now);
+  }
+  // What is left is of one session, or launched.
+  std::vector<RunHandle> left;
+  runs_.ForEach([&left](RunState* run) { left.push_back(run->handle); });
+  for (RunHandle handle : left) {
+    if (RunState* run = runs_.Find(handle)) FailRun(run, error, now);
+  }
+  // And who waits for commands that have not come.
+  for (const auto& entry : sessions_) {
+    const auto held = std::exchange(entry.second->held, {});
+    for (const auto& frame : held) {
+      for (const OnOutcome& done : frame.second.done) {
+        done({Sequence(frame.first), ToStatus(error)});
+      }
+    }
+    auto waiters = std::exchange(entry.second->outcome_waiters, {});
+    for (auto& waiter : waiters) waiter.second.Call({Sequence(waiter.first), ToStatus(error)});
   }
 }
 

@@ -13,6 +13,7 @@
 #include "core/node/node_loop.h"
 #include "server/attach/attach_server.h"
 #include "server/peers.h"
+#include "server/service/farewell.h"
 #include "server/service/worker.h"
 
 namespace chorus {
@@ -26,6 +27,7 @@ struct ServiceContext {
   NodeLoop* loop = nullptr;
   ServiceWorker* worker = nullptr;
   const PeerTable* peers = nullptr;
+  Farewell* farewell = nullptr;
   AttachServer* attach = nullptr;               // null: the daemon listens on TCP alone
   int64_t incarnation = 0;                      // 1 .. 2^31 - 1, other after each start
   absl::Duration max_wait = absl::Minutes(10);  // of one call, whatever deadline its client set

@@ -279,6 +279,7 @@ class DirectLink : public Link {
     return reformed.has_value() ? *reformed : Late("reform");
   }
 
+  absl::StatusOr<std::vector<std::string>> Waits() override { return std::vector<std::string>(); }
   absl::Status Close() override {
     return Ask<absl::Status>("close", [session = session_](LocalNode& node, absl::Time now) {
       return Detached(node.CloseSession(session, now));
