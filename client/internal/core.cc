@@ -275,14 +275,9 @@ Sequence SessionCore::OldestUnderWayLocked() {
   return under_way_.empty() ? Sequence(next_sequence_) : under_way_.front();
 }
 
-void SessionCore::Join(DependencesPtr* both, const DependencesPtr& other) {
-  if (*both == other || other == nullptr) return;
-  if (*both == nullptr) {
-    *both = other;
-    return;
-  }
+void SessionCore::JoinSets(DependencesPtr* both, const Dependences& other) {
   Dependences united;
-  std::set_union((*both)->begin(), (*both)->end(), other->begin(), other->end(),
+  std::set_union((*both)->begin(), (*both)->end(), other.begin(), other.end(),
                  std::back_inserter(united),
                  [](const OriginPtr& a, const OriginPtr& b) { return a->number < b->number; });
   if (united.size() > kMaxOrigins) {
@@ -1108,6 +1103,11 @@ absl::StatusOr<std::unique_ptr<CallEntry>> SessionCore::MakeEntryLocked(
     std::vector<TensorType>& types = *inferred;
 
     CallEntry::Part made;
+    if (part.declared != nullptr) {
+      made.info = part.declared;
+    } else if (!part.inputs.empty()) {
+      made.info = part.inputs[0]->info;
+    }
     made.visible = NumVisibleOutputs(*spec.collective, static_cast<int>(types.size()));
     made.saved = SavedBy(*call.op, spec, static_cast<int>(part.inputs.size()),
                          static_cast<int>(types.size()));

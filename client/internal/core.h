@@ -184,7 +184,7 @@ struct CallKey {
   int32_t peer = -1;
   int32_t num_inputs = 0;
   int64_t tag = 0;
-  TensorInfoPtr info;                // else of the first input
+  const TensorInfo* info = nullptr;  // else of the first input; its entry keeps it
   const CallShape* shape = nullptr;  // null: that is all
   // Where the call was made. Files are compared by address: another one is only another entry.
   CallSite site;
@@ -212,6 +212,7 @@ struct GroupCore;
 struct CallPart {
   GroupCore* group = nullptr;
   CallKey key;
+  TensorInfoPtr declared;                      // keeps the key's, where no input has it
   absl::InlinedVector<TensorData*, 2> inputs;  // this session's and not failed
   InstanceKey instance;                        // as counted
 };
@@ -233,6 +234,7 @@ struct CallEntry {
 
   struct Part {
     std::shared_ptr<const NodeSpec> spec;           // without inputs
+    TensorInfoPtr info;                             // of its key
     absl::InlinedVector<TensorInfoPtr, 1> outputs;  // extras last
     int32_t rank = 0;     // place of its member among those that the run holds
     int32_t visible = 0;  // outputs that are no extras
@@ -370,7 +372,14 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   // Makes *both the dependences of what needs *both and `other`. Few origins are kept, and those
   // beyond only as long as a run of theirs may be under way.
   void Join(DependencesPtr* both, const DependencesPtr& other)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
+    if (other == nullptr || *both == other) return;
+    if (*both == nullptr) {
+      *both = other;
+    } else {
+      JoinSets(both, *other);
+    }
+  }
   // What the results of `run` of a group depend on, beside its inputs.
   const DependencesPtr& AfterGroup(GroupCore* group, Sequence run)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
@@ -544,6 +553,8 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   absl::StatusOr<GraphId> FragmentGraphLocked(std::string encoded)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   int32_t FragmentInput(Fragment* fragment, const TensorDataPtr& data)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  void JoinSets(DependencesPtr* both, const Dependences& other)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   DependencesPtr InternDependences(const Dependences& set)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);

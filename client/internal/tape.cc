@@ -356,12 +356,13 @@ void SetKey(const CollectiveCall& call, bool record, Leads leads, SessionCore* s
   key.num_inputs = static_cast<int32_t>(part.inputs.size());
   key.declared = call.type != nullptr;
   if (key.declared) {
-    key.info = session->Intern(*call.type);
+    made->declared = session->Intern(*call.type);
+    key.info = made->declared.get();
   } else if (!part.inputs.empty()) {
-    key.info = part.inputs[0]->info;
+    key.info = part.inputs[0]->info.get();
   }
   bool differ = false;
-  for (const TensorData* input : part.inputs) differ = differ || input->info != key.info;
+  for (const TensorData* input : part.inputs) differ = differ || input->info.get() != key.info;
   if (differ || !call.counts.empty() || call.runtime_counts_input >= 0) {
     CallShape shape;
     shape.runtime_counts_input = call.runtime_counts_input;

@@ -1,7 +1,7 @@
 // Lesson 3: what goes wrong in a job, and how a trainer goes on.
 //
-// Needs three ranks or more. Rank 1 asks for something else, has a bad batch, comes late, then dies;
-// each rank prints what it was told.
+// Needs three ranks or more. Rank 1 asks for something else, has a bad batch, comes late, then
+// dies; each rank prints what it was told.
 #include <unistd.h>
 
 #include <chrono>
