@@ -29,12 +29,14 @@
 //   * What is sent in a step is received in it. A step that is done again has a new number.
 // What can become of a call:
 //   * Who is ahead waits, at most agree_timeout.
-//   * A call that one rank cannot make (an operand that has failed or does not fit, a function that
-//     cannot be compiled, ...) ends the world's *epoch*: that rank has its own error, every call of
+//   * A call that one rank cannot make (an operand that does not fit, a function that cannot be
+//     compiled, ...) ends the world's *epoch*: that rank has its own error, every call of
 //     the world that is under way on other ranks fails with kPeerRefused naming the rank, the line
 //     and the error, and calls of the next epoch work at once. So do a mismatch, a late rank, a
 //     death and Abort. A rank is in the next epoch as soon as it has been handed the cause. Where
 //     all ranks make one mistake at one call, one epoch ends.
+//   * What uses a result that has failed carries its error on. A call of which that is all ends no
+//     epoch again, for the others have been told: who needs it fails, alone.
 //   * A call that needs a rank which has passed its position (it has made a later call of the
 //     group, or begun a later step, without that one) fails with kMismatch naming both calls and
 //     lines: alone, with what waits for it and what uses its result. No epoch ends.

@@ -878,6 +878,10 @@ std::vector<Sequence> SessionCore::RefuseLocked(Refusals refusals, const absl::S
   std::vector<Sequence> sent;
   for (Refuse& refuse : refusals) {
     refuse.why = ErrorOf(why);
+    // Where it comes of a failure that has ended an epoch the others have been told.
+    for (const Error::EndedEpoch& ended : refuse.why.ended) {
+      refuse.why.alone |= ended.world == refuse.world;
+    }
     const absl::StatusOr<Sequence> sequence = SubmitLocked(std::move(refuse));
     if (sequence.ok()) sent.push_back(*sequence);
   }

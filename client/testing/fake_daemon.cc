@@ -448,7 +448,8 @@ class FakeDaemon::Impl {
     own.reason = refuse.why.reason;
     own.message = refuse.why.message;
     own.source = refuse.why.source;
-    if (refuse.epoch.value() == world->epoch && !passed) {
+    own.alone = refuse.why.alone && !refuse.by_hand;
+    if (refuse.epoch.value() == world->epoch && !passed && !own.alone) {
       Error error = own;
       const int rank = refuse.members[0].rank.value();
       error.code = absl::StatusCode::kAborted;

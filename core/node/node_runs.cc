@@ -57,6 +57,16 @@ void SayOpenEpoch(const World& world, Epoch open, Error* error) {
 
 namespace {
 
+// As the world's sequencer must take it. Where the failure has ended an epoch of the world the
+// other ranks have been told of it, and what comes of it fails alone: if each call that wants its
+// result ended an epoch more, it would take others' calls with it, and what comes of those again,
+// without end.
+Error AsTold(const World& world, const Error& error) {
+  Error told = error;
+  for (const Error::EndedEpoch& ended : error.ended) told.alone |= ended.world == world.id;
+  return told;
+}
+
 // No two outputs have one name.
 absl::Status CheckDistinct(const RunState& run) {
   absl::InlinedVector<int32_t, 16> slots;
@@ -561,7 +571,8 @@ void LocalNode::Impl::RefuseRun(const std::shared_ptr<Session>& session, Sequenc
       // Its calls are not known; its next vote shows how many they were.
       if (members.empty()) members.emplace_back().rank = membership.rank;
       told.emplace_back(world, Actions());
-      world->sequencer->Refuse(members, group.epoch, error, now, &told.back().second);
+      world->sequencer->Refuse(members, group.epoch, AsTold(*world, error), now,
+                               &told.back().second);
       SayOpenEpoch(*world, world->sequencer->epoch(), &error);
       break;
     }
@@ -582,10 +593,11 @@ void LocalNode::Impl::RefuseRun(const std::shared_ptr<Session>& session, Sequenc
 void LocalNode::Impl::RefuseVote(RunState* run, const absl::Status& why, absl::Time now) {
   const std::shared_ptr<World> world = run->world;
   Error error = ErrorOf(why);
+  const Error told = AsTold(*world, error);
   ForgetCommon(run);
   Actions actions;
-  if (error.alone && world->sequencer->IsPending(run->handle)) {
-    world->sequencer->Withdraw(run->handle, error, now, &actions);
+  if (told.alone && world->sequencer->IsPending(run->handle)) {
+    world->sequencer->Withdraw(run->handle, told, now, &actions);
   } else {
     std::vector<RefusedMember> members = world->sequencer->CallsOf(run->vote);
     for (const Session::Membership& membership : run->session->memberships) {
@@ -593,7 +605,7 @@ void LocalNode::Impl::RefuseVote(RunState* run, const absl::Status& why, absl::T
         members.emplace_back().rank = membership.rank;
       }
     }
-    world->sequencer->Refuse(members, run->vote.epoch, error, now, &actions);
+    world->sequencer->Refuse(members, run->vote.epoch, told, now, &actions);
   }
   SayOpenEpoch(*world, world->sequencer->epoch(), &error);
   FailRun(run, error, now);

@@ -283,14 +283,12 @@ class DirectRank {
 
   GroupId CreateGroup(const std::vector<Rank>& members) {
     return *Call<absl::StatusOr<GroupId>>([&](LocalNode& node, absl::Time, auto* done) {
-      done->Set(
-          node.CreateGroup(session_, world_, Rank(rank_), members, absl::nullopt));
+      done->Set(node.CreateGroup(session_, world_, Rank(rank_), members, absl::nullopt));
     });
   }
   void AbortWorld(const std::string& why) {
     EXPECT_TRUE(Call<absl::Status>([&](LocalNode& node, absl::Time now, auto* done) {
-                  done->Set(
-                      node.AbortWorld(session_, world_, Rank(rank_), Epoch(), why, now));
+                  done->Set(node.AbortWorld(session_, world_, Rank(rank_), Epoch(), why, now));
                 }).ok());
   }
   void RunTwoGroups(int32_t graph, GroupId first, TensorId out) {
@@ -596,6 +594,36 @@ TEST_F(NodeTest, AMismatchFailsOnEveryRankAndTheNextEpochWorks) {
   for (int r = 0; r < 2; ++r) {
     EXPECT_TRUE(ranks_[r]->LastOutcome().ok());
     EXPECT_THAT(*ranks_[r]->Read({1, 1}), testing::ElementsAre(10));
+  }
+}
+
+// Otherwise each use of a failed result would take the others' calls with it, and each use of
+// theirs the next ones: without end where ranks go on.
+TEST_F(NodeTest, WhatComesOfAFailureThatWasToldEndsNoEpoch) {
+  Start(2);
+  for (int r = 0; r < 2; ++r) {
+    ranks_[r]->Register(
+        0, AllReduceGraph(r, 2, TensorType(DType::kF32, {2 + r}), r == 0 ? "a.cc:1" : "b.cc:2"));
+    ranks_[r]->Register(1, AllReduceGraph(r, 2, TensorType(DType::kF32, {2}), "c.cc:3"));
+    ranks_[r]->RunInline(0, std::vector<float>(2 + r, 1.0f), {0, 1});
+  }
+  for (int r = 0; r < 2; ++r) {
+    EXPECT_EQ(ErrorOf(ranks_[r]->LastOutcome()).reason, Reason::kMismatch);
+    ranks_[r]->NextEpoch();
+  }
+  ranks_[1]->RunInline(1, {1, 2}, {1, 1});
+  ranks_[0]->RunOn(1, TensorId{0, 1}, {1, 1});
+  const Error own = ErrorOf(ranks_[0]->LastOutcome());
+  EXPECT_EQ(own.source, "b.cc:2") << own.message;
+  ASSERT_EQ(own.ended.size(), 1u);
+  EXPECT_EQ(own.ended[0].open, Epoch(2));
+  const Error waits = ErrorOf(ranks_[1]->LastOutcome());
+  EXPECT_EQ(waits.reason, Reason::kMismatch) << waits.message;
+  EXPECT_TRUE(waits.alone);
+  for (int r = 0; r < 2; ++r) ranks_[r]->RunInline(1, {5, 6}, {2, 1});
+  for (int r = 0; r < 2; ++r) {
+    EXPECT_TRUE(ranks_[r]->LastOutcome().ok()) << ranks_[r]->LastOutcome();
+    EXPECT_THAT(*ranks_[r]->Read({2, 1}), testing::ElementsAre(10, 12));
   }
 }
 

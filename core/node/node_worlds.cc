@@ -1,5 +1,6 @@
 // Membership: joining, groups, leaving, reforming.
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -136,12 +137,12 @@ void LocalNode::Impl::JoinWorld(const std::shared_ptr<Session>& session, const J
     while (world->members[static_cast<size_t>(other)].state == World::Member::State::kMissing) {
       ++other;
     }
-    return refuse(absl::StatusCode::kInvalidArgument, Reason::kMismatch,
-                  absl::StrCat("rank ", request.rank.value(), " joins world \"", request.name,
-                               "\" with check_call_sites ",
-                               CheckCallSitesName(request.check_call_sites), "; rank ", other,
-                               " has joined it with ",
-                               CheckCallSitesName(world->options.check_call_sites)));
+    return refuse(
+        absl::StatusCode::kInvalidArgument, Reason::kMismatch,
+        absl::StrCat("rank ", request.rank.value(), " joins world \"", request.name,
+                     "\" with check_call_sites ", CheckCallSitesName(request.check_call_sites),
+                     "; rank ", other, " has joined it with ",
+                     CheckCallSitesName(world->options.check_call_sites)));
   }
   World::Member& member = world->members[static_cast<size_t>(request.rank.value())];
   if (member.state == World::Member::State::kJoined) {
@@ -327,7 +328,8 @@ absl::Status LocalNode::Impl::DoRefuse(Session* session, const Refuse& command, 
     CHORUS_ASSIGN_OR_RETURN(const MemberRef found, FindMember(session, command.world, member.rank));
     world = found.world;
   }
-  if (world == nullptr) return Malformed("a refusal names the members whose calls are meant; got none");
+  if (world == nullptr)
+    return Malformed("a refusal names the members whose calls are meant; got none");
   if (!world->formed) {
     return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kUnspecified,
                      absl::StrCat("world \"", world->name, "\" is not complete yet"));
@@ -350,7 +352,10 @@ absl::Status LocalNode::Impl::DoRefuse(Session* session, const Refuse& command, 
     world->sequencer->Refuse(command.members, command.epoch, error, now, &actions);
     Apply(world, &actions, now);
   }
+  // In any case the rank goes on in the open epoch.
+  const bool alone = std::exchange(error.alone, false);
   SayOpenEpoch(*world, world->sequencer->epoch(), &error);
+  error.alone = alone;
   return ToStatus(error);
 }
 

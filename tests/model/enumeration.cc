@@ -62,7 +62,7 @@ struct State {
   RankState ranks[kRanks];
   int faults = 0;
   bool silent = false;              // others were not told of a fault
-  std::map<int64_t, bool> refused;  // runs that were never made: whether no epoch ended for that
+  std::map<int64_t, bool> refused;  // runs that were never made: whether the others were told
   int64_t clock = 0;                // microseconds: every event has a time of its own
 };
 
@@ -222,17 +222,15 @@ class Enumerator {
   const Names& NamesOf(int rank, int step) const { return names_[rank][step]; }
 
   // Whether the rank knows that the run's inputs, or what it is to be a gradient of, have failed,
-  // or were never asked for. `alone`: the first of them without ending an epoch.
-  bool CannotCall(const State& state, int rank, int step, bool* alone) const {
+  // or were never asked for. `told`: the others have been told of the first of them.
+  bool CannotCall(const State& state, int rank, int step, bool* told) const {
     const auto failed = [&](int of) {
       const int64_t run = RunOf(rank, of);
-      if (!state.oracle.Has(run)) {
-        const auto refused = state.refused.find(run);
-        *alone = refused != state.refused.end() && refused->second;
-        return true;
-      }
-      *alone = state.oracle.run(run).failed_alone;
-      return state.oracle.status(run) == Oracle::Status::kFailed;
+      *told = true;
+      if (state.oracle.Has(run)) return state.oracle.status(run) == Oracle::Status::kFailed;
+      const auto refused = state.refused.find(run);
+      *told = refused != state.refused.end() && refused->second;
+      return true;
     };
     for (const ModelPart& part : Step(rank, step).parts) {
       if (part.kind == ModelPart::Kind::kGradient && failed(part.of_step)) return true;
@@ -451,7 +449,7 @@ class Enumerator {
     if (refused.drops_tapes) at.no_gradient = at.next;
     if (rest_of_step) at.out_of_line = true;
     do {
-      state->refused[RunOf(rank, at.next)] = alone;
+      state->refused[RunOf(rank, at.next)] = true;
     } while (Step(rank, at.next++).goes_on);
     Error why;
     why.code = absl::StatusCode::kInvalidArgument;
@@ -461,7 +459,7 @@ class Enumerator {
     state->oracle.Refused({refused}, at.epoch, alone);
     state->sequencer.Refuse({refused}, at.epoch, why, Now(*state), actions);
     // The rank waits for the outcome, and goes on in the open epoch.
-    if (!alone) at.epoch = state->sequencer.epoch();
+    at.epoch = state->sequencer.epoch();
   }
 
   // Applies the event; what it was to each rank that it touched goes to the table of failpoints.
@@ -488,7 +486,7 @@ class Enumerator {
         const bool nothing_to_say =
             rank.out_of_line || (!has_gradient && NamesOf(event.rank, event.step).calls.empty());
         if (nothing_to_say && what.drops < 0) {
-          state->refused[RunOf(event.rank, event.step)] = false;
+          state->refused[RunOf(event.rank, event.step)] = true;
           ++rank.next;
           return "";
         }
@@ -648,9 +646,13 @@ class Enumerator {
         state->oracle.Refused(counted, rank.epoch, why.alone, gradients);
         sequencer.Refuse(members, rank.epoch, why, Now(*state), &actions);
         allowed = {Reason::kPeerRefused};
-        state->refused[RunOf(event.rank, event.step)] = why.alone;
+        state->refused[RunOf(event.rank, event.step)] = true;
+        bool root_alone = false;
+        for (const int32_t producer : Step(event.rank, event.step).producers) {
+          root_alone |= state->oracle.run(RunOf(event.rank, producer)).failed_alone;
+        }
         ++rank.next;
-        if (!why.alone && rank.epoch < sequencer.epoch()) rank.told = sequencer.epoch();
+        if (!root_alone && rank.epoch < sequencer.epoch()) rank.told = sequencer.epoch();
         break;
       }
       case Kind::kRefuseCall:
