@@ -134,7 +134,7 @@ class RingClient {
     run.inputs.push_back(TensorId{1, turn_});
     const TensorId output{static_cast<int32_t>(2 + turn_ % 64), turn_};
     run.outputs.push_back(OutBinding{OutBinding::Kind::kFresh, output, {}});
-    run.groups.push_back(RunGroup{WorldId(1), GroupId(0), Epoch(1), {turn_}});
+    run.groups.push_back(RunGroup{WorldId(1), GroupId(0), Epoch(1), {CallPosition{0, turn_, 0}}});
     frame_.Clear();
     EncodeFrame(Command{Sequence(turn_), std::move(run)}, &frame_);
     CHORUS_RETURN_IF_ERROR(submitter_->Submit(frame_.bytes(), kPatience));

@@ -10,9 +10,39 @@
 //   CHORUS_RETURN_IF_ERROR(chorus::Backward(chorus::Sum(y * y)));
 //   CHORUS_ASSIGN_OR_RETURN(std::vector<float> g, x.grad().Read<float>());
 //
-// Nothing here waits but what says so: Open, Join, NewGroup, Reform, and a tensor's Wait, Read,
-// Item and View. A call that fails returns a tensor that carries the error and the line of the
-// call; so does every op on that tensor; the next synchronising call hands it out.
+// Nothing here waits but what says so: Open, Join, NewGroup, Abort, Reform, and a tensor's Wait,
+// Read, Item and View. A call that fails returns a tensor that carries the error and the line of
+// the call; so does every op on that tensor; the next synchronising call hands it out. (A call that
+// is refused on this rank waits for the daemon's word that the other ranks have been told.)
+//
+// Ranks stay in line by counting. The name of a collective call is its position in its rank's
+// program: (step, how many calls of the group the rank has made before in the step). Calls meet
+// that have one name, and never others. Every call counts, also one that is refused here or fails
+// later; what is coalesced is one call. Sends and receives count for each peer, direction and tag
+// by themselves, requests for gradients for each collective that they are gradients of, and
+// NewGroup for each list of ranks. World::Step(n) begins step n, where all of them count from 0
+// again:
+//   * Begin each turn of a training loop with a step. A rank that leaves a turn early, by an error
+//     or an exception, is then in line again at the next one; calls of the turn that it has left
+//     are passed. Without Step a rank that leaves out calls is out of line for good, and nothing
+//     tells but that calls which do not fit (another type, shape or reduction) mismatch.
+//   * What is sent in a step is received in it. A step that is done again has a new number.
+// What can become of a call:
+//   * Who is ahead waits, at most agree_timeout.
+//   * A call that one rank cannot make (an operand that does not fit, a function that cannot be
+//     compiled, ...) ends the world's *epoch*: that rank has its own error, every call of
+//     the world that is under way on other ranks fails with kPeerRefused naming the rank, the line
+//     and the error, and calls of the next epoch work at once. So do a mismatch, a late rank, a
+//     death and Abort. A rank is in the next epoch as soon as it has been handed the cause. Where
+//     all ranks make one mistake at one call, one epoch ends.
+//   * What uses a result that has failed carries its error on. A call of which that is all ends no
+//     epoch again, for the others have been told: who needs it fails, alone.
+//   * A call that needs a rank which has passed its position (it has made a later call of the
+//     group, or begun a later step, without that one) fails with kMismatch naming both calls and
+//     lines: alone, with what waits for it and what uses its result. No epoch ends.
+//   * A rank of which nobody knows what it would have called (a compiled function that could not
+//     be traced, see Compiled) is *out of line*: it takes part in nothing more until its next step
+//     (Reform, where there are no steps). Its calls fail at once, for those who need them too.
 //
 // **The loss that is differentiated is the sum over ranks of each rank's loss.** So the gradient of
 // AllReduce is an AllReduce, and a loss that each rank computes alike counts once for every rank.
@@ -27,7 +57,7 @@
 // Threads: every function and class here may be used from any thread; a Tensor, World or Group
 //   object itself is a handle like a std::shared_ptr: copy it, do not change one object from two
 //   threads. Members of several ranks may live in one session.
-// Order: the calls of one thread take effect in its order. Members of one group must issue their
+// Order: the calls of one thread take effect in its order. Members of one group must call its
 //   collectives in one order; several threads that use one member must order themselves.
 // Fork: in a forked child every object made before the fork is inert: calls return kForked, and
 //   destructors touch nothing.
@@ -47,6 +77,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "core/base/error.h"
+#include "core/collective/call_sites.h"
 #include "core/graph/graph.h"
 #include "core/tensor/half.h"
 #include "core/tensor/type.h"
@@ -70,13 +101,43 @@ class World;
 using Shape = std::vector<int64_t>;
 using Timeout = std::chrono::nanoseconds;
 
-// The line of the trainer that made a call: errors name it. Never pass it yourself.
+// The line of the trainer that made a call: errors name it. What records something takes one as its
+// last argument; leave it out, and it is the line of the call. A helper of your own takes one as
+// well and hands it on, and errors then name its caller's line:
+//
+//   Tensor MyMean(const Tensor& x, CallSite site = CallSite::Here()) {
+//     const CallSiteScope lines(site);  // operators take no argument
+//     return Sum(x) * (1.0 / static_cast<double>(x.num_elements()));
+//   }
 struct CallSite {
   const char* file = "";
   int line = 0;
-  static constexpr CallSite Here(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
-    return CallSite{file, line};
+  // This line; or, under a CallSiteScope, the line that it was given.
+  static CallSite Here(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+    return scoped == nullptr ? CallSite{file, line} : *scoped;
   }
+
+ private:
+  friend class CallSiteScope;
+  inline static thread_local const CallSite* scoped = nullptr;
+};
+
+// While one lives, calls of this thread that are given no line have its. A function that is
+// compiled has lines of its own, wherever Run is called.
+class CallSiteScope {
+ public:
+  explicit CallSiteScope(CallSite site) : site_(site), outer_(CallSite::scoped) {
+    CallSite::scoped = &site_;
+  }
+  // Lines of their own again.
+  CallSiteScope() : outer_(CallSite::scoped) { CallSite::scoped = nullptr; }
+  ~CallSiteScope() { CallSite::scoped = outer_; }
+  CallSiteScope(const CallSiteScope&) = delete;
+  CallSiteScope& operator=(const CallSiteScope&) = delete;
+
+ private:
+  const CallSite site_;
+  const CallSite* const outer_;
 };
 
 // The dtype of a C++ type: DTypeOf<float>() is DType::kF32. Only the types below.
@@ -144,11 +205,15 @@ struct SessionOptions {
   // Numbers of the daemon's devices; empty: the `device_count` least used ones.
   std::vector<int> devices;
   int device_count = 1;
+  // How long Open waits for a daemon that is starting, and for its answers.
   Timeout open_timeout = std::chrono::seconds(10);
   // What a wait without its own timeout waits at most. Longer than the daemon's agree and exec
   // timeouts together, so that their errors, which say more, come first.
   Timeout wait_timeout = std::chrono::minutes(10);
   std::string label;  // shown in diagnostics; empty: the program's name and pid
+  // Join, Reform and waits for tensors say on standard error whom they wait for, after 10 s and
+  // then each 60 s.
+  bool report_waits = true;
 };
 
 struct WorldOptions {
@@ -161,6 +226,12 @@ struct WorldOptions {
   Timeout join_timeout = Timeout::zero();   // 0: the daemon's
   Timeout agree_timeout = Timeout::zero();  // 0: the daemon's (60 s); how late a rank may be
   Timeout exec_timeout = Timeout::zero();   // 0: the daemon's (300 s)
+  // Whether a collective must be called in one line on all its ranks: that tells two equal calls
+  // apart which one rank makes in the other order, and which would be summed crosswise. kWarn writes
+  // each such pair of lines once into the daemon's log and its flight record; kRefuse makes it a
+  // mismatch. All ranks of a world join with the same value (INVALID_ARGUMENT kMismatch where they
+  // do not). Programs that call one collective in lines that differ by rank keep it off.
+  CheckCallSites check_call_sites = CheckCallSites::kOff;
 };
 
 // One of a session's devices. A Session stands for its first, a World for its member's.
@@ -186,12 +257,16 @@ class Session {
  public:
   Session() = default;  // empty: calls return FAILED_PRECONDITION
 
-  // UNAVAILABLE kDaemonLost: nobody answers at the address. UNIMPLEMENTED kVersion: the daemon is
-  // of another version. UNAUTHENTICATED kNotAttached: the ring was asked for and is not to be had.
+  // UNAVAILABLE kDaemonLost: no daemon came to serve at the address within open_timeout, kDraining:
+  // it is shutting down. DEADLINE_EXCEEDED kTransportTimeout: it does not answer. INVALID_ARGUMENT
+  // kMalformed: no address, or a path at which something else stands than a socket.
+  // PERMISSION_DENIED kNotAttached: another user's socket. UNIMPLEMENTED kVersion: the daemon is of
+  // another version. UNAUTHENTICATED kNotAttached: the ring was asked for and is not to be had.
   static absl::StatusOr<Session> Open(const SessionOptions& options = {});
 
   // Waits until every rank of the world has joined. ALREADY_EXISTS kDuplicateRank,
-  // INVALID_ARGUMENT kWorldSize, DEADLINE_EXCEEDED kJoinTimeout naming the missing ranks.
+  // INVALID_ARGUMENT kWorldSize, DEADLINE_EXCEEDED kJoinTimeout naming the missing ranks. A rank
+  // that is not let in is told, and so are at once, with its error, those who wait for it.
   absl::StatusOr<World> Join(const WorldOptions& options = {}) const;
 
   // Releases everything now: members leave their worlds, tensors become unusable (NOT_FOUND
@@ -241,23 +316,34 @@ class World {
   int rank() const;
   int size() const;
   const std::string& name() const;
-  // Counts the world's lives, from 1. A collective that fails (a mismatch, a late rank, a cancel, a
-  // death) ends the epoch for all its ranks; the wait that hands out the error enters the next one,
-  // in which collectives work again at once. Tensors stay valid.
+  // Counts the world's lives, from 1: the one that this rank is in. A refused call, a mismatch, a
+  // late rank, an abort and a death end the epoch for all ranks. The call that hands the error out
+  // (a wait, or the refused call itself) enters the one that is open then, in which collectives
+  // work again at once. Failures that end none leave it as it is. Tensors stay valid, and no count
+  // is set back.
   int64_t epoch() const;
+
+  // Begins a step of this rank's program: its calls count from 0 again. A rank that is out of line
+  // is in line again. Nothing is sent, and nobody waits: other ranks hear of it by the next call.
+  // INVALID_ARGUMENT: `n` is not above the last step's (the first is 1 or more) or not below 2^48.
+  // FAILED_PRECONDITION: inside a compiled function.
+  absl::Status Step(int64_t n, CallSite site = CallSite::Here()) const;
+  int64_t step() const;  // 0 before the first
+
   DeviceRef device() const;
   Group group() const;  // everybody
   // `world_ranks` in the order of the new group; this rank is one of them. Every member calls it;
-  // the k-th request of each for the same list is the same group, so nobody waits for anybody. A
-  // world has so many groups in its life (4,096 unless its daemon was told otherwise;
+  // the k-th request of each in a step for the same list is the same group, so nobody waits for
+  // anybody. A world has so many groups in its life (4,096 unless its daemon was told otherwise;
   // RESOURCE_EXHAUSTED kQuota): ask once, and keep it.
   absl::StatusOr<Group> NewGroup(const std::vector<int>& world_ranks) const;
 
   // Orderly: only collectives that need this rank fail from now on (kPeerLeft). What the session
-  // kept for the world goes with it: who joins, uses and leaves worlds may do so for ever. (The last
-  // handle of a world does not leave it: others may need the rank until its session closes.)
+  // kept for the world goes with it: who joins, uses and leaves worlds may do so for ever. (The
+  // last handle of a world does not leave it: others may need the rank until its session closes.)
   absl::Status Leave() const;
-  // Ends the epoch with ABORTED kCancelled naming this rank, with `why`, for every rank.
+  // Ends the epoch with ABORTED kCancelled naming this rank, with `why`, for every rank: behind
+  // this rank's calls so far. Where the epoch has ended already, only enters the open one.
   absl::Status Abort(const std::string& why) const;
 
   struct Survivor {
@@ -271,8 +357,8 @@ class World {
     std::vector<Survivor> survivors;  // by new rank: where to resume
   };
   // After a member's death: waits until every survivor has asked; those left get new ranks, in
-  // their old order. This handle is changed; its groups but group() are gone. Meanwhile no other
-  // thread may use the world's groups.
+  // their old order. This handle is changed; its groups but group() are gone. All counts begin
+  // anew, and the step is 0 again. Meanwhile no other thread may use the world's groups.
   absl::StatusOr<Reformed> Reform(Timeout timeout = std::chrono::seconds(60));
 
   explicit World(std::shared_ptr<MemberCore> member) : member_(std::move(member)) {}
@@ -440,8 +526,8 @@ absl::StatusOr<MappedTensor<T>> Map(const DeviceRef& device, const Shape& shape,
 // the same, in the same order, and each says what must be equal on all of them; dtypes always must.
 // A mismatch is INVALID_ARGUMENT kMismatch on every rank, with each rank's version and line;
 // nothing was executed. A call that is refused on one rank (a wrong number of tensors or of rows, a
-// root outside the group, ...) carries that error there, and ends the epoch for the others, who are
-// told.
+// root outside the group, a failed operand, ...) carries that error there, and ends the epoch for
+// the others, who are told.
 //
 // Ranks (`root`, `to`, `from`) are places in the group: Group::GroupRankOf translates those of the
 // world. A *piece* is what goes from one member to another; its *rows* are its dimension 0. Pieces
@@ -452,9 +538,16 @@ absl::StatusOr<MappedTensor<T>> Map(const DeviceRef& device, const Shape& shape,
 // forms of one collective may meet. Tensors of no dimensions are pieces of one type, and count as
 // one row where pieces come into one tensor.
 //
-// Reductions are taken in the order of the members, in f32 for the half types, and rounded once;
-// integers wrap; of bool, SUM and MAX are "or", PRODUCT and MIN "and". Bits are equal from run to
-// run, and on all ranks that get the same.
+// Reductions between ranks are taken in one order: with operand r of the member at place r,
+//   T(lo, n) = operand lo where n = 1, else T(lo, p) op T(lo + p, n - p),
+// p the largest power of two below n, over all places of the group, the same for every form, piece,
+// destination and coalescing. A member that takes no part in a gradient is left out: a side of a
+// node in which nobody is there is nothing, and the node is its other side; a single operand is the
+// result, bit for bit (AVG, PREMUL_SUM and bool apart). Factors of PREMUL_SUM are applied to the
+// operands; AVG divides T by the number of all members, whoever is absent; half types are f32 up to
+// T, which is rounded once; a NaN T is the one NaN; MIN and MAX keep the left one of +0 and -0.
+// Integers wrap; of bool, SUM and MAX are "or", PRODUCT and MIN "and". So bits are equal from run
+// to run, and on all ranks that get the same, wherever the ranks are.
 
 // How tensors are reduced: AllReduce(x, world, Reduction::kMax),
 // AllReduce(x, world, ReduceOp::PremulSum(0.25)).
@@ -555,9 +648,9 @@ Tensor AllToAllSingle(const Tensor& x, const Group& group,
                       const std::vector<int64_t>& receive_rows = {},
                       CallSite site = CallSite::Here());
 
-// To and from one other member. The n-th Send to a member with a tag meets the n-th Recv from this
-// one with that tag: their dtypes and shapes must be equal. Send's result is absent. Gradient: the
-// opposite direction.
+// To and from one other member. The n-th Send of a step to a member with a tag meets the n-th Recv
+// of that step from this one with that tag: their dtypes and shapes must be equal. Send's result is
+// absent. Gradient: the opposite direction.
 Tensor Send(const Tensor& x, int to, const Group& group, int64_t tag = 0,
             CallSite site = CallSite::Here());
 Tensor Recv(DType dtype, const Shape& shape, int from, const Group& group, int64_t tag = 0,
@@ -615,8 +708,9 @@ Ragged ReduceScatterRagged(const Tensor& x, const Tensor& counts, int64_t max_ro
 
 // Coalesced: as many collectives in one call, for many small tensors. Results, gradients and bits
 // are those of the single calls in that order; what they cost is not. Every member coalesces the
-// same ones. Results come when all are done; an error in one of them is an error of all, and names
-// its place. Shapes and dtypes may differ from place to place; nothing in, nothing out.
+// same ones: it is one call, whatever is in its list, and none where that is empty. Results come
+// when all are done; an error in one of them is an error of all, and names its place. Shapes and
+// dtypes may differ from place to place; nothing in, nothing out.
 std::vector<Tensor> AllReduceCoalesced(const std::vector<Tensor>& xs, const Group& group,
                                        ReduceOp op = {}, CallSite site = CallSite::Here());
 std::vector<Tensor> BroadcastCoalesced(const std::vector<Tensor>& xs, int root, const Group& group,
@@ -713,6 +807,11 @@ Tensor operator-(const Operand& x);
 // every leaf that they depend on. Without seeds a root has one element, or is absent. Returns when
 // everything is recorded and sent, not computed. Afterwards the tape is used up, unless
 // `retain_graph`. FAILED_PRECONDITION: a root has no history, or it is used up.
+//
+// Each rank asks for the gradients of one collective in one order; those of different ones in any.
+// A call that is refused, and whose roots have failed or lead to collectives, ends the epoch for
+// everybody: which gradients it would have asked for is not known. So what this rank has recorded
+// up to then has no gradient any more: kTapeConsumed for who asks, here and on other ranks.
 struct BackwardOptions {
   std::vector<Tensor> seeds;  // empty: ones
   bool retain_graph = false;
@@ -753,10 +852,10 @@ using Function = std::function<std::vector<Tensor>(const std::vector<Tensor>& in
 struct CompileOptions {
   // Inputs whose memory outputs of their types may take over (parameters that the step replaces),
   // by place. Honoured where nobody else has the tensor (detached from it, for a gradient, or in
-  // another run that is not over), the function runs on one device, and no collective needs the
-  // output; else the step gets memory of its own. Then the tensor, and every copy of its handle, is
-  // gone: its use is FAILED_PRECONDITION `DONATED`. The result of a call that is under way may be
-  // given to the next.
+  // another run that is not over), the function runs on one device and does not return the input
+  // itself, and no collective needs the output; else the step gets memory of its own, and the input
+  // stays. Where it is honoured the tensor, and every copy of its handle, is gone: its use is
+  // FAILED_PRECONDITION `DONATED`. The result of a call that is under way may be given to the next.
   // Steps are whole: one that fails (a mismatch, a late rank, no memory, a kernel or a device of
   // any rank) leaves what went into it, and its handle, as they were, and the calls behind it that
   // use its results fail with its error: keep the handles of the last steps, and go on from the
@@ -793,6 +892,12 @@ class Compiled {
   // CompileOptions says are under way. A few bytes from the host (Scalar,
   // or FromHost of 64 bytes at most) travel with the call: a learning rate, a step number or a seed
   // that changes costs nothing beside it, and no other graph.
+  // A run that is refused (an input that has failed or is undefined, a function that cannot be
+  // traced, a collective that is refused in it, also where its result is not used, or an exception,
+  // which goes on to the caller) counts what all traces so far have counted, and ends the epoch for
+  // everybody. Where they have counted differently, or there is none, it is not known what this
+  // rank would have called: it is out of line until its next World::Step. While a function is
+  // traced nothing is sent.
   absl::StatusOr<std::vector<Tensor>> Run(const std::vector<Tensor>& inputs,
                                           CallSite site = CallSite::Here()) const;
   // How often the function was traced: once for each list of types of its inputs. The graphs of the

@@ -919,7 +919,7 @@ TEST(CoalescedTest, AnErrorIsEverybodysAndNamesThePlace) {
   // The other rank hears of it.
   const std::vector<Tensor> other =
       AllReduceCoalesced({Row(ranks.worlds[1], {1})}, ranks.worlds[1]);
-  EXPECT_EQ(ErrorOf(other[0].Wait()).reason, Reason::kCancelled);
+  EXPECT_EQ(ErrorOf(other[0].Wait()).reason, Reason::kPeerRefused);
 }
 
 // --- Bad input ----------------------------------------------------------------------------------

@@ -1,8 +1,10 @@
 #include <algorithm>
 #include <deque>
+#include <exception>
 #include <map>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -87,6 +89,80 @@ bool Travels(const TensorData& data) {
   return state == TensorData::State::kInline || state == TensorData::State::kHost;
 }
 
+// How often a run calls, by group and end of a pair: peer, direction (1: send) and tag, and (-1, 0,
+// 0) for the group itself.
+std::map<std::tuple<GroupCore*, int32_t, int, int64_t>, int64_t> CallsOf(
+    const Trace::Finished& trace) {
+  std::map<std::tuple<GroupCore*, int32_t, int, int64_t>, int64_t> calls;
+  for (const Trace::Slot& slot : trace.slots) {
+    for (size_t i = 0; i < slot.groups.size(); ++i) {
+      if (slot.used[i] > 0) calls[{slot.groups[i], -1, 0, 0}] = slot.used[i];
+    }
+  }
+  for (const Trace::PairUse& pair : trace.pairs) {
+    calls[{pair.group, pair.peer, pair.send ? 1 : 0, pair.tag}] = pair.used;
+  }
+  return calls;
+}
+
+// Where the calls of a run stand.
+struct Counted {
+  std::vector<absl::InlinedVector<CallPosition, 1>> bases;  // by slot
+  absl::InlinedVector<int64_t, 1> pairs;                    // by pair
+};
+
+// Counts the calls of a run: once for each, whatever becomes of it.
+Counted CountLocked(const Trace::Finished& trace) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
+  Counted counted;
+  for (const Trace::Slot& slot : trace.slots) {
+    counted.bases.emplace_back();
+    for (size_t i = 0; i < slot.groups.size(); ++i) {
+      GroupCore* const group = slot.groups[i];
+      counted.bases.back().push_back(
+          {group->member->step.load(std::memory_order_relaxed), group->next_call, 0});
+      group->next_call += slot.used[i];
+    }
+  }
+  for (const Trace::PairUse& pair : trace.pairs) {
+    int64_t& next = pair.group->pairs[{{pair.peer, pair.send ? 1 : 0}, pair.tag}].next;
+    counted.pairs.push_back(next);
+    next += pair.used;
+  }
+  return counted;
+}
+
+void AddRefused(const Trace::Finished& trace, const Counted& counted,
+                SessionCore::Refusals* refusals) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
+  for (size_t s = 0; s < trace.slots.size(); ++s) {
+    const Trace::Slot& slot = trace.slots[s];
+    for (size_t i = 0; i < slot.groups.size(); ++i) {
+      if (slot.used[i] == 0) continue;
+      RefusedCalls calls;
+      calls.group = slot.groups[i]->id;
+      calls.first = counted.bases[s][i].call;
+      calls.next = calls.first + slot.used[i];
+      SessionCore::RefusedOf(slot.groups[i]->member, refusals)->calls.push_back(calls);
+    }
+  }
+  for (size_t p = 0; p < trace.pairs.size(); ++p) {
+    const Trace::PairUse& pair = trace.pairs[p];
+    RefusedCalls calls;
+    calls.group = pair.group->id;
+    calls.source = GroupRank(pair.send ? pair.group->rank : pair.peer);
+    calls.destination = GroupRank(pair.send ? pair.peer : pair.group->rank);
+    calls.tag = pair.tag;
+    calls.is_recv = !pair.send;
+    calls.first = counted.pairs[p];
+    calls.next = calls.first + pair.used;
+    SessionCore::RefusedOf(pair.group->member, refusals)->calls.push_back(calls);
+  }
+}
+
+absl::Status Thrown(absl::string_view what) {
+  return MakeError(absl::StatusCode::kCancelled, Reason::kCancelled,
+                   absl::StrCat("compiled function: it threw an exception", what));
+}
+
 // What two traces of a function capture, and give back, must not depend on the size.
 absl::Status CheckSame(const Traced& a, const Traced& b, size_t num_inputs) {
   for (size_t i = 0; i < std::min(a.trace.captures.size(), b.trace.captures.size()); ++i) {
@@ -132,62 +208,24 @@ class CompiledImpl {
       : function_(std::move(function)), options_(std::move(options)) {}
 
   absl::StatusOr<std::vector<Tensor>> Run(const std::vector<Tensor>& inputs, CallSite site) {
-    const std::string source = SourceOf(site);
     if (Trace::Current() != nullptr) {
       // One graph is the point: the inner function becomes part of the outer one.
+      const CallSiteScope own_lines;
       return function_(inputs);
     }
-    std::shared_ptr<SessionCore> session;
-    std::vector<InputKey> key;
-    int64_t size = -1;
-    for (const Tensor& input : inputs) {
-      if (!input.defined() || input.absent()) {
-        return WithSource(BadType("compiled function: expected tensors, got an undefined or absent "
-                                  "one"),
-                          source);
-      }
-      CHORUS_RETURN_IF_ERROR(input.status());
-      const TensorData& data = *input.impl()->data;
-      if (session == nullptr) session = data.session;
-      if (session != data.session) {
-        return WithSource(BadType("compiled function: expected inputs of one session"), source);
-      }
-      absl::StatusOr<TensorInfoPtr> info =
-          AtSize(session.get(), static_cast<int>(key.size()), data.info, options_.max_size, &size);
-      if (!info.ok()) return WithSource(info.status(), source);
-      key.push_back({*info, data.device_slot, input.requires_grad()});
+    const std::string source = SourceOf(site);
+    absl::StatusOr<Prepared> prepared = Prepared();
+    try {
+      prepared = Prepare(inputs);
+    } catch (const std::exception& thrown) {
+      Refuse(inputs, WithSource(Thrown(absl::StrCat(": ", thrown.what())), source)).IgnoreError();
+      throw;
+    } catch (...) {
+      Refuse(inputs, WithSource(Thrown(""), source)).IgnoreError();
+      throw;
     }
-    if (session == nullptr) {
-      return WithSource(BadType("compiled function: expected at least one input: it says on which "
-                                "session the function runs"),
-                        source);
-    }
-    std::shared_ptr<Program> program;
-    std::shared_ptr<const Infos> infos;
-    {
-      MutexLock lock(&mutex_);
-      for (size_t i = 0; i < programs_.size(); ++i) {
-        if (programs_[i]->session != session || programs_[i]->key != key) continue;
-        if (programs_[i]->IsCurrent()) {
-          program = programs_[i];
-        } else {
-          programs_.erase(programs_.begin() + static_cast<int64_t>(i));
-        }
-        break;
-      }
-      if (program == nullptr) {
-        absl::StatusOr<std::shared_ptr<Program>> traced = MakeProgram(session, inputs, key);
-        if (!traced.ok()) return WithSource(traced.status(), source);
-        program = *std::move(traced);
-        if (programs_.size() >= kMaxPrograms) programs_.erase(programs_.begin());
-        programs_.push_back(program);
-        ++traces_;
-      }
-      absl::StatusOr<std::shared_ptr<const Infos>> found = InfosAt(program.get(), size);
-      if (!found.ok()) return WithSource(found.status(), source);
-      infos = *std::move(found);
-    }
-    return Call(*program, inputs, *infos);
+    if (!prepared.ok()) return Refuse(inputs, WithSource(prepared.status(), source));
+    return Call(*prepared->program, inputs, *prepared->infos, source);
   }
 
   int traces() const {
@@ -196,6 +234,117 @@ class CompiledImpl {
   }
 
  private:
+  // What a call with some inputs runs.
+  struct Prepared {
+    std::shared_ptr<Program> program;
+    std::shared_ptr<const Infos> infos;  // of its outputs
+  };
+
+  // Traces the function where it has to: that may throw.
+  absl::StatusOr<Prepared> Prepare(const std::vector<Tensor>& inputs) {
+    std::shared_ptr<SessionCore> session;
+    std::vector<InputKey> key;
+    int64_t size = -1;
+    for (const Tensor& input : inputs) {
+      if (!input.defined() || input.absent()) {
+        return BadType("compiled function: expected tensors, got an undefined or absent one");
+      }
+      CHORUS_RETURN_IF_ERROR(input.status());
+      const TensorData& data = *input.impl()->data;
+      if (session == nullptr) session = data.session;
+      if (session != data.session) {
+        return BadType("compiled function: expected inputs of one session");
+      }
+      CHORUS_ASSIGN_OR_RETURN(
+          const TensorInfoPtr info,
+          AtSize(session.get(), static_cast<int>(key.size()), data.info, options_.max_size, &size));
+      key.push_back({info, data.device_slot, input.requires_grad()});
+    }
+    if (session == nullptr) {
+      return BadType(
+          "compiled function: expected at least one input: it says on which session the function "
+          "runs");
+    }
+    Prepared prepared;
+    MutexLock lock(&mutex_);
+    for (size_t i = 0; i < programs_.size(); ++i) {
+      if (programs_[i]->session != session || programs_[i]->key != key) continue;
+      if (programs_[i]->IsCurrent()) {
+        prepared.program = programs_[i];
+      } else {
+        programs_.erase(programs_.begin() + static_cast<int64_t>(i));
+      }
+      break;
+    }
+    if (prepared.program == nullptr) {
+      CHORUS_ASSIGN_OR_RETURN(prepared.program, MakeProgram(session, inputs, key));
+      if (programs_.size() >= kMaxPrograms) programs_.erase(programs_.begin());
+      programs_.push_back(prepared.program);
+      ++traces_;
+    }
+    CHORUS_ASSIGN_OR_RETURN(prepared.infos, InfosAt(prepared.program.get(), size));
+    return prepared;
+  }
+
+  // The session on which a call with these inputs would have run, as far as that can be told.
+  std::shared_ptr<SessionCore> SessionOf(const std::vector<Tensor>& inputs) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    for (const Tensor& input : inputs) {
+      if (input.defined() && input.impl()->data->session != nullptr) {
+        return input.impl()->data->session;
+      }
+    }
+    std::shared_ptr<SessionCore> session;
+    for (const auto& program : programs_) {
+      if (session != nullptr && session != program->session) return nullptr;
+      session = program->session;
+    }
+    return session;
+  }
+
+  // A call that cannot be made, for `why`: it counts what all traces so far have counted; where
+  // that is not one number the rank is out of line. The others are told. Gives the error as
+  // recorded.
+  absl::Status Refuse(const std::vector<Tensor>& inputs, const absl::Status& why) {
+    if (IsLost(why)) return why;
+    std::shared_ptr<SessionCore> session;
+    std::shared_ptr<Program> known;
+    bool differ = false;
+    {
+      MutexLock lock(&mutex_);
+      session = SessionOf(inputs);
+      for (const auto& program : programs_) {
+        if (program->session != session || !program->IsCurrent()) continue;
+        if (known == nullptr) known = program;
+        differ = differ || CallsOf(known->trace) != CallsOf(program->trace);
+      }
+    }
+    if (session == nullptr || session->Forked()) return why;
+    std::vector<Sequence> sent;
+    {
+      SessionLock lock(session.get());
+      CHORUS_RETURN_IF_ERROR(lock.status());
+      SessionCore::Refusals refusals;
+      if (known == nullptr || differ) {
+        session->PutOutOfLineLocked(why, &refusals);
+      } else {
+        CHORUS_RETURN_IF_ERROR(OutOfLine(known->trace));
+        AddRefused(known->trace, CountLocked(known->trace), &refusals);
+      }
+      sent = session->RefuseLocked(std::move(refusals), why);
+    }
+    return session->AwaitRefused(sent, why);
+  }
+
+  // The first of the members that takes part in nothing more in its step says why.
+  static absl::Status OutOfLine(const Trace::Finished& trace)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
+    for (const auto& member : trace.members) {
+      if (!member->out_of_line.ok()) return Detached(member->out_of_line);
+    }
+    return absl::OkStatus();
+  }
+
   // The type of input `i` with its dimensions that vary as `size`; *found is what they are, the
   // same in all inputs.
   absl::StatusOr<TensorInfoPtr> AtSize(SessionCore* session, int i, const TensorInfoPtr& info,
@@ -343,9 +492,9 @@ class CompiledImpl {
     std::vector<Tensor> returned;
     {
       const GradMode mode(true);
-      trace.Begin();
+      const CallSiteScope own_lines;
+      const Trace::Scope scope(&trace);
       returned = function_(placeholders);
-      trace.End();
     }
     std::vector<TensorDataPtr> outputs;
     for (size_t i = 0; i < returned.size(); ++i) {
@@ -395,23 +544,69 @@ class CompiledImpl {
       const auto outcome = session->link().Peek(oldest.second);
       // A forgotten outcome is an outcome.
       if (!outcome.ok() || outcome->has_value()) continue;
-      session->link().WaitCommand(oldest.second, session->wait_timeout()).IgnoreError();
+      session->WaitForRun(oldest.second).IgnoreError();
     }
   }
 
   // `infos`: of the outputs.
   absl::StatusOr<std::vector<Tensor>> Call(const Program& program,
-                                           const std::vector<Tensor>& inputs, const Infos& infos) {
+                                           const std::vector<Tensor>& inputs, const Infos& infos,
+                                           const std::string& source) {
     SessionCore* const session = program.session.get();
-    const Trace::Finished& trace = program.trace;
-    TensorDatas outputs;
-    Sequence sequence;
-    DependencesPtr after;
+    Sent sent;
+    absl::Status refused;
+    std::vector<Sequence> refusals_sent;
     session->Throttle();
     Await();
     {
       SessionLock lock(session);
       CHORUS_RETURN_IF_ERROR(lock.status());
+      CHORUS_RETURN_IF_ERROR(OutOfLine(program.trace));
+      const Counted counted = CountLocked(program.trace);
+      refused = WithSource(SendLocked(program, inputs, infos, counted, &sent), source);
+      if (!refused.ok() && !IsLost(refused)) {
+        SessionCore::Refusals refusals;
+        AddRefused(program.trace, counted, &refusals);
+        refusals_sent = session->RefuseLocked(std::move(refusals), refused);
+      }
+    }
+    if (!refused.ok()) return session->AwaitRefused(refusals_sent, refused);
+    {
+      MutexLock lock(&mutex_);
+      under_way_.emplace_back(program.session, sent.sequence);
+    }
+    std::vector<Tensor> results;
+    for (const Result& result : program.results) {
+      if (result.outside != nullptr) {
+        results.push_back(MakeTensor(result.outside));
+      } else if (result.input >= 0) {
+        results.push_back(MakeTensor(inputs[static_cast<size_t>(result.input)].impl()->data));
+      } else if (result.output >= 0) {
+        results.push_back(MakeTensor(sent.outputs[static_cast<size_t>(result.output)]));
+      } else {
+        auto absent = std::make_shared<TensorData>(program.session);
+        absent->device_slot = result.device_slot;
+        absent->producer = sent.sequence;
+        absent->state.store(TensorData::State::kAbsent, std::memory_order_release);
+        results.push_back(MakeTensor(std::move(absent)));
+      }
+    }
+    return results;
+  }
+
+  // A run of a program.
+  struct Sent {
+    TensorDatas outputs;
+    Sequence sequence;
+  };
+
+  absl::Status SendLocked(const Program& program, const std::vector<Tensor>& inputs,
+                          const Infos& infos, const Counted& counted, Sent* sent)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
+    SessionCore* const session = program.session.get();
+    const Trace::Finished& trace = program.trace;
+    DependencesPtr after;
+    {
       session->FlushLocked();
       chorus::Run run;
       run.graph = program.graph;
@@ -460,89 +655,72 @@ class CompiledImpl {
         const int64_t e = member->epoch.load(std::memory_order_relaxed);
         epoch = epoch == 0 ? e : std::min(epoch, e);
       }
-      for (const Trace::Slot& slot : trace.slots) {
+      for (size_t s = 0; s < trace.slots.size(); ++s) {
+        const Trace::Slot& slot = trace.slots[s];
         RunGroup group;
         group.world = slot.groups[0]->member->world;
         group.group = slot.groups[0]->id;
         group.epoch = Epoch(epoch);
-        for (const GroupCore* g : slot.groups) group.base.push_back(g->next_index);
+        group.base = counted.bases[s];
         run.groups.push_back(std::move(group));
       }
-      std::vector<DropTape::Entry> drops = Drops(trace, epoch);
+      run.pair_calls = counted.pairs;
       const auto given = run.donate;
-      CHORUS_ASSIGN_OR_RETURN(sequence, session->SubmitLocked(std::move(run)));
+      CHORUS_ASSIGN_OR_RETURN(sent->sequence, session->SubmitLocked(std::move(run)));
       for (size_t i = 0; i < given.size(); ++i) {
-        if (given[i]) inputs[i].impl()->data->given_to.store(sequence.value());
+        if (given[i]) inputs[i].impl()->data->given_to.store(sent->sequence.value());
       }
-      for (const Trace::Slot& slot : trace.slots) {
-        for (size_t i = 0; i < slot.groups.size(); ++i) slot.groups[i]->next_index += slot.used[i];
-      }
-      for (const Trace::PairUse& pair : trace.pairs) {
-        pair.group->pairs[{{pair.peer, pair.send ? 1 : 0}, pair.tag}].next += pair.used;
-      }
-      for (const auto& member : trace.members) session->CountRunLocked(member.get(), sequence);
-      session->CountUnderWayLocked(sequence);
+      session->CountUnderWayLocked(sent->sequence);
       // All results come at once, when the last of the collectives is done.
       for (const Trace::Slot& slot : trace.slots) {
-        for (GroupCore* g : slot.groups) session->Join(&after, session->AfterGroup(g, sequence));
+        for (GroupCore* g : slot.groups) {
+          session->Join(&after, session->AfterGroup(g, sent->sequence));
+        }
       }
-      for (DropTape::Entry& drop : drops) session->RetireTape(std::move(drop));
+      for (DropTape::Entry& drop : Drops(trace, counted)) session->RetireTape(std::move(drop));
       for (size_t i = 0; i < ids.size(); ++i) {
-        outputs.push_back(
-            session->NewSentLocked(infos[i], program.output_devices[i], ids[i], sequence));
-        outputs.back()->after = after;
+        sent->outputs.push_back(
+            session->NewSentLocked(infos[i], program.output_devices[i], ids[i], sent->sequence));
+        sent->outputs.back()->after = after;
       }
     }
-    {
-      MutexLock lock(&mutex_);
-      under_way_.emplace_back(program.session, sequence);
-    }
-    std::vector<Tensor> results;
-    for (const Result& result : program.results) {
-      if (result.outside != nullptr) {
-        results.push_back(MakeTensor(result.outside));
-      } else if (result.input >= 0) {
-        results.push_back(MakeTensor(inputs[static_cast<size_t>(result.input)].impl()->data));
-      } else if (result.output >= 0) {
-        results.push_back(MakeTensor(outputs[static_cast<size_t>(result.output)]));
-      } else {
-        auto absent = std::make_shared<TensorData>(program.session);
-        absent->device_slot = result.device_slot;
-        absent->producer = sequence;
-        absent->state.store(TensorData::State::kAbsent, std::memory_order_release);
-        results.push_back(MakeTensor(std::move(absent)));
-      }
-    }
-    return results;
+    return absl::OkStatus();
   }
 
   // The tape entries that the run holds: they are used up when it is over.
-  static std::vector<DropTape::Entry> Drops(const Trace::Finished& trace, int64_t epoch)
+  static std::vector<DropTape::Entry> Drops(const Trace::Finished& trace, const Counted& counted)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
     std::vector<DropTape::Entry> drops;
     std::vector<InstanceKey> keys;
     keys.reserve(trace.tapes.size());
     for (const Trace::TapeUse& use : trace.tapes) {
       const Trace::Slot& slot = trace.slots[use.group_slot];
+      const size_t place = static_cast<size_t>(
+          std::find_if(slot.groups.begin(), slot.groups.end(),
+                       [&](const GroupCore* g) { return g->rank == use.member.value(); }) -
+          slot.groups.begin());
+      const CallPosition& base = counted.bases[use.group_slot][place];
       InstanceKey key;
       if (use.parent >= 0) {
-        key = keys[use.parent].Gradient(Epoch(epoch), static_cast<int32_t>(use.offset));
+        key = keys[use.parent].Gradient({base.step, use.offset});
       } else {
-        const auto found =
-            std::find_if(slot.groups.begin(), slot.groups.end(),
-                         [&](const GroupCore* g) { return g->rank == use.member.value(); });
-        GroupCore* const group = *found;
+        GroupCore* const group = slot.groups[place];
         key.group = group->id;
-        key.epoch = Epoch(epoch);
+        key.since = group->member->since;
+        key.at = {base.step, use.offset, use.part};
         if (use.source.value() >= 0) {
           key.source = use.source;
           key.destination = use.destination;
           key.tag = use.tag;
           const bool send = use.source == use.member;
           const int32_t peer = (send ? use.destination : use.source).value();
-          key.index = use.offset + group->pairs[{{peer, send ? 1 : 0}, use.tag}].next;
+          const auto pair =
+              std::find_if(trace.pairs.begin(), trace.pairs.end(), [&](const Trace::PairUse& p) {
+                return p.group == group && p.peer == peer && p.send == send && p.tag == use.tag;
+              });
+          key.at.call += counted.pairs[static_cast<size_t>(pair - trace.pairs.begin())];
         } else {
-          key.index = group->next_index + use.offset;
+          key.at.call += base.call;
         }
       }
       if (use.live) {

@@ -1,24 +1,41 @@
 // The SDK against a whole daemon in this process, over every transport.
 #include "server/daemon.h"
 
+#include <linux/capability.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "client/chorus.h"
 #include "client/functional/math.h"
 #include "client/functional/nn.h"
+#include "client/internal/core.h"
 #include "client/testing/values.h"
 #include "core/backend/host/host_backend.h"
 #include "core/base/error.h"
+#include "core/base/mutex.h"
 #include "core/base/thread_pool.h"
+#include "core/base/unique_fd.h"
 #include "core/ops/host_kernels.h"
 #include "gmock/gmock.h"
+#include "grpcpp/create_channel.h"
 #include "gtest/gtest.h"
+#include "server/testing/rpc.h"
 
 namespace chorus {
 namespace {
@@ -54,10 +71,10 @@ class DaemonTest : public ::testing::TestWithParam<Way> {
     std::system(("rm -rf " + directory_).c_str());
   }
 
-  void Start() {
+  void Start(const std::string& tcp_address = "127.0.0.1:0") {
     DaemonOptions options;
     options.listen = {*ParseListenAddress("unix:" + directory_ + "/d.sock"),
-                      *ParseListenAddress("127.0.0.1:0")};
+                      *ParseListenAddress(GetParam().tcp ? tcp_address : "127.0.0.1:0")};
     options.insecure_loopback = true;
     options.node.sequencer.agree_timeout = absl::Seconds(20);
     absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(options, backend_.get());
@@ -97,6 +114,43 @@ class DaemonTest : public ::testing::TestWithParam<Way> {
       });
     }
     for (std::thread& thread : threads) thread.join();
+  }
+
+  // A world of two ranks in one session of two devices.
+  static std::vector<World> JoinBoth(const sdk::Session& session, const std::string& name) {
+    std::vector<World> worlds(2);
+    std::vector<std::thread> joining;
+    for (int r = 0; r < 2; ++r) {
+      joining.emplace_back([&, r] {
+        WorldOptions options;
+        options.name = name;
+        options.rank = r;
+        options.size = 2;
+        options.device = r;
+        const absl::StatusOr<World> world = session.Join(options);
+        ASSERT_TRUE(world.ok()) << world.status();
+        worlds[static_cast<size_t>(r)] = *world;
+      });
+    }
+    for (std::thread& thread : joining) thread.join();
+    return worlds;
+  }
+
+  // Waits until somebody waits in each of `whats`, as the daemon sees it.
+  void AwaitPending(const std::vector<std::string>& whats) {
+    const auto stub =
+        v1::Diagnostics::NewStub(grpc::CreateChannel(address_, grpc::InsecureChannelCredentials()));
+    EXPECT_TRUE(Eventually([&] {
+      v1::ListPendingResponse pending;
+      if (!Ask(*stub, &v1::Diagnostics::Stub::ListPending, v1::ListPendingRequest(), &pending)
+               .ok()) {
+        return false;
+      }
+      return std::all_of(whats.begin(), whats.end(), [&](const std::string& what) {
+        return std::any_of(pending.pending().begin(), pending.pending().end(),
+                           [&](const auto& p) { return absl::StartsWith(p.what(), what); });
+      });
+    }));
   }
 
   std::string directory_;
@@ -355,7 +409,7 @@ TEST_P(DaemonTest, ARefusedCallIsToldToTheOthers) {
     const Tensor x = FromHost<float>(world, {1, 2}, {2});
     const Tensor y = AllReduce(world.rank() == 0 ? MatMul(x, x) : x, world);
     const Error error = ErrorOf(y.Wait());
-    EXPECT_EQ(error.reason, world.rank() == 0 ? Reason::kBadType : Reason::kCancelled);
+    EXPECT_EQ(error.reason, world.rank() == 0 ? Reason::kBadType : Reason::kPeerRefused);
     EXPECT_THAT(error.message, HasSubstr("matmul"));
     EXPECT_THAT(Values<float>(AllReduce(x, world)), ElementsAre(2, 4));
   });
@@ -432,21 +486,7 @@ TEST_P(DaemonTest, SeveralRanksInOneSession) {
 
 TEST_P(DaemonTest, ALostDaemonEndsEveryWait) {
   const sdk::Session session = Open(2);
-  std::vector<World> worlds(2);
-  std::vector<std::thread> joining;
-  for (int r = 0; r < 2; ++r) {
-    joining.emplace_back([&, r] {
-      WorldOptions options;
-      options.name = "two";
-      options.rank = r;
-      options.size = 2;
-      options.device = r;
-      const absl::StatusOr<World> world = session.Join(options);
-      ASSERT_TRUE(world.ok()) << world.status();
-      worlds[r] = *world;
-    });
-  }
-  for (std::thread& thread : joining) thread.join();
+  const std::vector<World> worlds = JoinBoth(session, "two");
   const Tensor waiting = AllReduce(Scalar<float>(worlds[0], 1), worlds[0]);
   EXPECT_EQ(waiting.Wait(std::chrono::milliseconds(20)).code(),
             absl::StatusCode::kDeadlineExceeded);
@@ -458,6 +498,129 @@ TEST_P(DaemonTest, ALostDaemonEndsEveryWait) {
   EXPECT_FALSE(Barrier(worlds[0]).Wait().ok());
   EXPECT_FALSE(session.Join().ok());
   EXPECT_LT(std::chrono::steady_clock::now() - started, std::chrono::seconds(5));
+}
+
+// One wait of each kind when a daemon is stopped, and calls behind them.
+TEST_P(DaemonTest, AStoppedDaemonSaysSoToEveryClientAndEveryWaiter) {
+  const sdk::Session session = Open(2);
+  const sdk::Session idle = Open();
+  const std::vector<World> worlds = JoinBoth(session, "two");
+  const Tensor waiting = AllReduce(Scalar<float>(worlds[0], 1), worlds[0]);
+  EXPECT_EQ(waiting.Wait(std::chrono::milliseconds(20)).code(),
+            absl::StatusCode::kDeadlineExceeded);
+  std::vector<absl::Status> told(4);
+  std::vector<std::thread> waiters;
+  waiters.emplace_back([&] { told[0] = waiting.Wait(); });
+  waiters.emplace_back([&] { told[1] = (waiting + waiting).Wait(); });
+  waiters.emplace_back([&] {
+    WorldOptions options;
+    options.name = "never complete";
+    options.rank = 0;
+    options.size = 2;
+    told[2] = Open().Join(options).status();
+  });
+  waiters.emplace_back([&] {
+    World world = worlds[0];
+    told[3] = world.Reform(std::chrono::seconds(30)).status();
+  });
+  AwaitPending({"join", "reform", "all_reduce"});
+  daemon_->Drain(absl::Now() + absl::Milliseconds(20));
+  for (std::thread& waiter : waiters) waiter.join();
+  for (size_t i = 0; i < told.size(); ++i) {
+    SCOPED_TRACE(i);
+    EXPECT_EQ(told[i].code(), absl::StatusCode::kUnavailable) << told[i];
+    EXPECT_EQ(ErrorOf(told[i]).reason, Reason::kDraining) << told[i];
+    EXPECT_THAT(std::string(told[i].message()), HasSubstr("shutting down"));
+  }
+  daemon_.reset();
+  for (const sdk::Session& client : {session, idle}) {
+    absl::Status later = Scalar<float>(client, 1).Wait();
+    if (later.ok()) later = (FromHost<float>(client, std::vector<float>(100), {100}) * 2).Wait();
+    EXPECT_EQ(later.code(), absl::StatusCode::kUnavailable) << later;
+    EXPECT_THAT(std::string(later.message()), HasSubstr(address_));
+    // Who has no connection open can be told nothing.
+    if (GetParam().transport == Transport::kUnary) continue;
+    // A connection over TCP may be reset before the last word on it is read.
+    if (GetParam().tcp && ErrorOf(later).reason == Reason::kDaemonLost) continue;
+    EXPECT_EQ(ErrorOf(later).reason, Reason::kDraining) << later;
+  }
+}
+
+TEST_P(DaemonTest, ALongWaitSaysWhomItWaitsFor) {
+  Mutex mutex;
+  CondVar said;
+  std::string reports;
+  SessionOptions options;
+  options.address = address_;
+  options.transport = GetParam().transport;
+  options.device_count = 2;
+  absl::StatusOr<std::unique_ptr<Link>> link = OpenLink(options);
+  ASSERT_TRUE(link.ok()) << link.status();
+  WaitReportOptions often;
+  often.first = often.period = absl::Milliseconds(1);
+  often.write = [&](const std::string& report) {
+    MutexLock lock(&mutex);
+    reports += report;
+    said.SignalAll();
+  };
+  const sdk::Session session(
+      std::make_shared<SessionCore>(*std::move(link), absl::Seconds(30), often));
+  const auto await = [&](const std::string& text) {
+    MutexLock lock(&mutex);
+    const absl::Time deadline = absl::Now() + absl::Seconds(30);
+    while (reports.find(text) == std::string::npos && absl::Now() < deadline) {
+      said.WaitFor(&mutex, deadline - absl::Now());
+    }
+    EXPECT_THAT(reports, HasSubstr(text));
+    reports.clear();
+  };
+  std::vector<World> worlds(2);
+  const auto join = [&](int r) {
+    WorldOptions world;
+    world.name = "slow";
+    world.rank = r;
+    world.size = 2;
+    world.device = r;
+    const absl::StatusOr<World> joined = session.Join(world);
+    ASSERT_TRUE(joined.ok()) << joined.status();
+    worlds[static_cast<size_t>(r)] = *joined;
+  };
+  std::thread first([&] { join(0); });
+  await(": join (rank 0 of world \"slow\"): missing rank 1\n");
+  join(1);
+  first.join();
+  const Tensor sum = AllReduce(Scalar<float>(worlds[0], 1), worlds[0]);
+  const int line = __LINE__ - 1;
+  std::thread reader([&] { EXPECT_TRUE(sum.Wait().ok()); });
+  await(": all_reduce SUM f32[] at client/daemon_test.cc:" + std::to_string(line) +
+        " (rank 0 of world \"slow\"): missing rank 1");
+  EXPECT_TRUE(AllReduce(Scalar<float>(worlds[1], 1), worlds[1]).Wait().ok());
+  reader.join();
+  World world = worlds[0];
+  std::thread reforming([&] { EXPECT_TRUE(world.Reform().ok()); });
+  await(": reform (rank 0 of world \"slow\"): missing rank 1");
+  World other = worlds[1];
+  EXPECT_TRUE(other.Reform().ok());
+  reforming.join();
+}
+
+TEST_P(DaemonTest, OpenWaitsForADaemonThatIsStarting) {
+  if (GetParam().tcp) {
+    // The port that the last one had is free.
+    daemon_.reset();
+  } else {
+    daemon_.reset();
+    std::system(("rm -rf " + directory_ + " && mkdir " + directory_).c_str());
+  }
+  absl::StatusOr<sdk::Session> session;
+  SessionOptions options;
+  options.address = address_;
+  options.transport = GetParam().transport;
+  options.open_timeout = std::chrono::seconds(60);
+  std::thread opening([&] { session = sdk::Session::Open(options); });
+  Start(address_);
+  opening.join();
+  EXPECT_TRUE(session.ok()) << session.status();
 }
 
 TEST_P(DaemonTest, MappedMemoryAndViews) {
@@ -490,6 +653,41 @@ TEST_P(DaemonTest, ALargeGraphGoesThroughStaging) {
   EXPECT_THAT(Values<double>((*out)[0]), ElementsAre(3001));
 }
 
+// A handle that has been given away, looked at at once: what it was, or the error, but never what
+// the next step writes there.
+TEST_P(DaemonTest, WhatWasGivenAwayIsNeverReadAsSomethingElse) {
+  constexpr int64_t kSize = 1 << 16;
+  const sdk::Session session = Open();
+  CompileOptions options;
+  options.donate = {0};
+  const Compiled step = Compile(
+      [](const std::vector<Tensor>& in) { return std::vector<Tensor>{in[0] + 1}; }, options);
+  Tensor x = Zeros(session, DType::kF32, {kSize}) + 0;
+  ASSERT_TRUE(x.Wait().ok());
+  for (int i = 0; i < 60; ++i) {
+    SCOPED_TRACE(i);
+    const auto next = step.Run({x});
+    ASSERT_TRUE(next.ok()) << next.status();
+    const std::vector<float> expected(kSize, static_cast<float>(i));
+    if (i % 2 == 0) {
+      const auto view = x.View<float>();
+      EXPECT_TRUE((*next)[0].Wait().ok());
+      if (view.ok()) {
+        EXPECT_TRUE(std::equal(expected.begin(), expected.end(), view->data()));
+      }
+    } else {
+      const auto read = x.Read<float>();
+      if (read.ok()) {
+        EXPECT_TRUE(*read == expected);
+      } else {
+        EXPECT_EQ(ErrorOf(read.status()).reason, Reason::kDonated) << read.status();
+      }
+    }
+    x = (*next)[0];
+    ASSERT_TRUE(x.Wait().ok());
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Transports, DaemonTest,
                          ::testing::Values(Way{Transport::kRing, false, "Ring"},
                                            Way{Transport::kStream, false, "Stream"},
@@ -497,9 +695,116 @@ INSTANTIATE_TEST_SUITE_P(Transports, DaemonTest,
                                            Way{Transport::kUnary, true, "UnaryOverTcp"}),
                          [](const auto& info) { return std::string(info.param.name); });
 
+absl::Status OpenError(const std::string& address,
+                       Timeout timeout = std::chrono::milliseconds(100)) {
+  SessionOptions options;
+  options.address = address;
+  options.open_timeout = timeout;
+  return sdk::Session::Open(options).status();
+}
+
+class Directory {
+ public:
+  Directory() { EXPECT_NE(::mkdtemp(&path_[0]), nullptr); }
+  ~Directory() { std::system(("rm -rf " + path_).c_str()); }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_ = "/tmp/chorus_open_XXXXXX";
+};
+
+// A socket at `path` that listens and never answers.
+UniqueFd SilentSocket(const std::string& path, int type) {
+  UniqueFd listener(::socket(AF_UNIX, type | SOCK_CLOEXEC, 0));
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  std::copy(path.begin(), path.end(), address.sun_path);
+  EXPECT_EQ(::bind(listener.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  EXPECT_EQ(::listen(listener.get(), 5), 0);
+  return listener;
+}
+
+TEST(OpenTest, APathNeedsUnixBeforeItAndAHostAPort) {
+  const absl::Status path = OpenError("/tmp/chorusd.sock");
+  EXPECT_EQ(path.code(), absl::StatusCode::kInvalidArgument) << path;
+  EXPECT_THAT(std::string(path.message()), HasSubstr("unix:/tmp/chorusd.sock"));
+  const absl::Status host = OpenError("localhost");
+  EXPECT_EQ(host.code(), absl::StatusCode::kInvalidArgument) << host;
+  EXPECT_THAT(std::string(host.message()), HasSubstr("HOST:PORT"));
+}
+
+TEST(OpenTest, WhatIsNoSocketIsNamed) {
+  const Directory directory;
+  const std::string file = directory.path() + "/file";
+  std::ofstream(file) << "not a socket";
+  const absl::Status plain = OpenError("unix:" + file);
+  EXPECT_EQ(plain.code(), absl::StatusCode::kInvalidArgument) << plain;
+  EXPECT_THAT(std::string(plain.message()), HasSubstr(file + ": expected a socket"));
+  EXPECT_THAT(std::string(OpenError("unix:" + directory.path()).message()),
+              HasSubstr("found a directory"));
+}
+
+TEST(OpenTest, AnotherUsersSocketIsNamedWithItsOwner) {
+  const Directory directory;
+  const std::string path = directory.path() + "/d.sock";
+  const UniqueFd attach = SilentSocket(path + ".attach", SOCK_SEQPACKET);
+  const UniqueFd grpc = SilentSocket(path, SOCK_STREAM);
+  ASSERT_EQ(::chmod(directory.path().c_str(), 0755), 0);
+  ASSERT_EQ(::chmod(path.c_str(), 0600), 0);
+  ASSERT_EQ(::chmod((path + ".attach").c_str(), 0), 0);
+  // Root may write anywhere: a process without its privileges asks.
+  int pipe[2];
+  ASSERT_EQ(::pipe(pipe), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
+    __user_cap_data_struct none[2] = {};
+    if (::syscall(SYS_capset, &header, none) != 0) ::_exit(1);
+    const absl::Status status = OpenError("unix:" + path);
+    const std::string text =
+        std::string(ReasonName(ErrorOf(status).reason)) + " " + std::string(status.message());
+    if (::write(pipe[1], text.data(), text.size()) < 0) ::_exit(1);
+    ::_exit(0);
+  }
+  ::close(pipe[1]);
+  std::string text(4096, '\0');
+  text.resize(static_cast<size_t>(std::max<ssize_t>(::read(pipe[0], &text[0], text.size()), 0)));
+  ::close(pipe[0]);
+  ::waitpid(child, nullptr, 0);
+  EXPECT_THAT(text, HasSubstr("NOT_ATTACHED"));
+  EXPECT_THAT(text, HasSubstr("the socket of uid " + std::to_string(::geteuid()) + " (mode 0600)"));
+  EXPECT_THAT(text, HasSubstr("--socket_mode"));
+}
+
+TEST(OpenTest, WhoDoesNotAnswerIsNamed) {
+  const Directory directory;
+  const std::string path = directory.path() + "/d.sock";
+  const UniqueFd attach = SilentSocket(path + ".attach", SOCK_SEQPACKET);
+  const UniqueFd local = SilentSocket(path, SOCK_STREAM);
+  const absl::Status silent = OpenError("unix:" + path);
+  EXPECT_EQ(ErrorOf(silent).reason, Reason::kTransportTimeout) << silent;
+  EXPECT_THAT(std::string(silent.message()), HasSubstr("unix:" + path + " did not answer"));
+  const UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  ASSERT_EQ(::bind(listener.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
+  ASSERT_EQ(::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
+  const std::string tcp = "127.0.0.1:" + std::to_string(ntohs(address.sin_port));
+  // Long enough to be refused once, whatever else the machine does.
+  const absl::Status refused = OpenError(tcp, std::chrono::seconds(3));
+  EXPECT_EQ(ErrorOf(refused).reason, Reason::kDaemonLost) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("no daemon serves at " + tcp));
+  ASSERT_EQ(::listen(listener.get(), 5), 0);
+  const absl::Status mute = OpenError(tcp);
+  EXPECT_THAT(std::string(mute.message()), HasSubstr(tcp)) << mute;
+}
+
 TEST(OpenTest, SaysWhereNobodyAnswers) {
   SessionOptions options;
   options.address = "unix:/nowhere/chorusd.sock";
+  options.open_timeout = std::chrono::milliseconds(100);
   const absl::Status status = sdk::Session::Open(options).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(ErrorOf(status).reason, Reason::kDaemonLost);

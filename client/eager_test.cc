@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <iostream>
+#include <map>
 #include <random>
 #include <string>
 #include <thread>
@@ -11,6 +12,8 @@
 #include <vector>
 
 #include "client/chorus.h"
+#include "client/functional/math.h"
+#include "client/functional/nn.h"
 #include "client/internal/core.h"
 #include "client/internal/tape.h"
 #include "client/testing/fake_daemon.h"
@@ -215,6 +218,101 @@ TEST(EagerTest, ErrorsNameTheLineAndAreCarriedOn) {
   const int sum_line = __LINE__ + 1;
   const Tensor sum = x + y;
   EXPECT_EQ(ErrorOf(sum.status()).source, std::string(__FILE__) + ":" + std::to_string(sum_line));
+}
+
+std::string LineOf(const Tensor& x) { return ErrorOf(x.status()).source; }
+std::string ThisFile(int line) { return std::string(__FILE__) + ":" + std::to_string(line); }
+
+// Helpers as a trainer writes them. Each goes wrong where `x` has no axis 5.
+Tensor HandsOn(const Tensor& x, CallSite site = CallSite::Here()) {
+  return Div(Sum(x, {5}, false, site), 2, site);
+}
+Tensor WithOperators(const Tensor& x, const Tensor& y, CallSite site = CallSite::Here()) {
+  const CallSiteScope lines(site);
+  return -(2 * x) + (y - 1);
+}
+Tensor OfHelpers(const Tensor& x, const Tensor& y, CallSite site = CallSite::Here()) {
+  const CallSiteScope lines(site);
+  return WithOperators(x, y);
+}
+
+TEST(EagerTest, AHelpersErrorsNameItsCallersLine) {
+  FakeDaemon daemon;
+  const sdk::Session session = daemon.Open();
+  const Tensor x = FromHost<float>(session, {1, 2}, {2});
+  const Tensor y = FromHost<float>(session, {1, 2, 3}, {3});
+  const int line = __LINE__;
+  EXPECT_EQ(LineOf(HandsOn(x)), ThisFile(line + 1));
+  EXPECT_EQ(LineOf(WithOperators(x, y)), ThisFile(line + 2));
+  EXPECT_EQ(LineOf(OfHelpers(x, y)), ThisFile(line + 3));
+  EXPECT_EQ(LineOf(x + y), ThisFile(line + 4));  // the scopes are over
+  // A compiled function has its own lines, also where a helper runs it.
+  const int inside = __LINE__ + 2;
+  const Compiled step = Compile(
+      [](const std::vector<Tensor>& in) { return std::vector<Tensor>{MatMul(in[0], in[1])}; });
+  const CallSiteScope lines(CallSite{"caller.cc", 1});
+  const auto out = step.Run({x, y});
+  const absl::Status status = out.ok() ? out->front().status() : out.status();
+  EXPECT_EQ(ErrorOf(status).source, ThisFile(inside)) << status;
+}
+
+// What takes a line uses it, and no line of the library's.
+TEST(EagerTest, EveryCallTakesALine) {
+  FakeDaemon daemon;
+  const Ranks ranks(1, &daemon);
+  const World& world = ranks.worlds[0];
+  const Tensor x = FromHost<float>(world, {1, 2}, {2});
+  const Tensor y = FromHost<float>(world, {1, 2, 3}, {3});
+  const Tensor i = FromHost<int64_t>(world, {0, 1}, {2});
+  const CallSite s{"given.cc", 7};
+  const std::map<std::string, Tensor> calls = {
+      {"FromHost", FromHost<float>(world, {1}, {2}, s)},
+      {"Full", Full(world, DType::kF32, {-1}, 1, s)},
+      {"Zeros", Zeros(world, DType::kF32, {-1}, s)},
+      {"Add", Add(x, y, s)},
+      {"Sub", Sub(x, y, s)},
+      {"Mul", Mul(x, y, s)},
+      {"Div", Div(x, y, s)},
+      {"Pow", Pow(x, y, s)},
+      {"Maximum", Maximum(x, y, s)},
+      {"Minimum", Minimum(x, y, s)},
+      {"Equal", Equal(x, y, s)},
+      {"NotEqual", NotEqual(x, y, s)},
+      {"Less", Less(x, y, s)},
+      {"LessEqual", LessEqual(x, y, s)},
+      {"Greater", Greater(x, y, s)},
+      {"GreaterEqual", GreaterEqual(x, y, s)},
+      {"Where", Where(x > 0, x, y, s)},
+      {"LogicalNot", LogicalNot(x, s)},
+      {"Exp", Exp(i, s)},
+      {"MatMul", MatMul(x, y, s)},
+      {"Sum", Sum(x, {5}, false, s)},
+      {"Mean", Mean(x, {5}, false, s)},
+      {"Max", Max(x, {5}, false, s)},
+      {"Expand", Expand(x, {3}, s)},
+      {"Reshape", Reshape(x, {3}, s)},
+      {"Transpose", Transpose(x, s)},
+      {"Slice", Slice(x, 0, 1, 9, s)},
+      {"Concat", Concat({x, i}, 0, s)},
+      {"CopyTo", CopyTo(x, DeviceRef(), s)},
+      {"Softmax", Softmax(x, 5, s)},
+      {"CrossEntropy", CrossEntropy(x, y, s)},
+      {"Take", Take(x, y, 0, s)},
+      {"ArgMax", ArgMax(x, 5, false, s)},
+      {"AllReduce", AllReduce(i, world, Reduction::kAvg, s)},
+      {"Broadcast", Broadcast(x, 3, world, s)},
+      {"Reduce", Reduce(x, 3, world, {}, s)},
+      {"Gather", GatherIntoTensor(x, 3, world, {}, 0, s)},
+      {"AllGather", AllGatherIntoTensor(x, world, {}, 7, s)},
+      {"Send", Send(x, 9, world, 0, s)},
+      {"Recv", Recv(DType::kF32, {2}, 9, world, 0, s)},
+      {"AllReduceCoalesced", AllReduceCoalesced({i}, world, Reduction::kAvg, s)[0]},
+  };
+  for (const auto& [name, result] : calls) {
+    EXPECT_EQ(LineOf(result), "given.cc:7") << name << ": " << result.status();
+  }
+  EXPECT_EQ(ErrorOf(Backward(x, {}, s)).source, "given.cc:7");
+  EXPECT_EQ(ErrorOf(Grad({x}, {y}, {}, s).status()).source, "given.cc:7");
 }
 
 TEST(EagerTest, WrongUseIsAnErrorNotACrash) {
@@ -516,6 +614,8 @@ TEST(EpochTest, AMismatchIsHandedToEveryRankAndTheNextEpochWorks) {
   EXPECT_EQ(ErrorOf(a.Read<float>().status()).reason, Reason::kMismatch);
   EXPECT_EQ(ranks.worlds[0].epoch(), 2);
   EXPECT_EQ(daemon.counts().entered_epochs, 2);
+  // Rank 1 has called less: a step sets them in line.
+  for (int r = 0; r < 2; ++r) ASSERT_TRUE(ranks.worlds[r].Step(1).ok());
   for (int i = 0; i < 3; ++i) {
     const Tensor c = AllReduce(good0, ranks.worlds[0]);
     const Tensor d = AllReduce(good1, ranks.worlds[1]);
@@ -538,7 +638,7 @@ TEST(EpochTest, ADerivedTensorIsEnoughToEnterTheNextEpoch) {
   EXPECT_THAT(Values<float>(d), ElementsAre(3));
 }
 
-TEST(EpochTest, SendAndRecvCountAnewInTheNextEpoch) {
+TEST(EpochTest, SendAndRecvCountOnInTheNextEpoch) {
   FakeDaemon daemon;
   Ranks ranks(2, &daemon);
   const Tensor x = FromHost<float>(ranks.worlds[0], {1}, {1});
@@ -561,7 +661,7 @@ TEST(EpochTest, ACallThatIsRefusedHereEndsTheEpochForTheOthers) {
   const Tensor x = FromHost<float>(ranks.worlds[0], {1, 2}, {2});
   const Tensor waiting = AllReduce(FromHost<float>(ranks.worlds[1], {1}, {1}), ranks.worlds[1]);
   const Tensor bad = AllReduce(MatMul(x, x), ranks.worlds[0]);
-  EXPECT_EQ(ErrorOf(waiting.Wait()).reason, Reason::kCancelled);
+  EXPECT_EQ(ErrorOf(waiting.Wait()).reason, Reason::kPeerRefused);
   EXPECT_THAT(std::string(waiting.Wait().message()), HasSubstr("matmul"));
   EXPECT_EQ(ErrorOf(bad.Wait()).reason, Reason::kBadType);
   const Tensor a = AllReduce(Sum(x), ranks.worlds[0]);
@@ -570,7 +670,7 @@ TEST(EpochTest, ACallThatIsRefusedHereEndsTheEpochForTheOthers) {
   EXPECT_THAT(Values<float>(b), ElementsAre(4));
 }
 
-TEST(EpochTest, MembersOfOneSessionEnterEachForItself) {
+TEST(EpochTest, MembersOfOneSessionEnterTogether) {
   FakeDaemon daemon;
   const sdk::Session session = daemon.Open(2);
   std::vector<World> worlds;
@@ -585,9 +685,9 @@ TEST(EpochTest, MembersOfOneSessionEnterEachForItself) {
   const Tensor a = AllReduce(FromHost<float>(worlds[0], {1, 2}, {2}), worlds[0]);
   const Tensor b = AllReduce(FromHost<float>(worlds[1], {1}, {1}), worlds[1]);
   EXPECT_FALSE(a.Wait().ok());
-  EXPECT_EQ(worlds[0].epoch(), 2);
+  for (const World& world : worlds) EXPECT_EQ(world.epoch(), 2);
   EXPECT_FALSE(b.Wait().ok());
-  EXPECT_EQ(worlds[1].epoch(), 2);
+  for (const World& world : worlds) EXPECT_EQ(world.epoch(), 2);
   const Tensor c = AllReduce(FromHost<float>(worlds[0], {1}, {1}), worlds[0]);
   const Tensor d = AllReduce(FromHost<float>(worlds[1], {2}, {1}), worlds[1]);
   EXPECT_THAT(Values<float>(c), ElementsAre(3));

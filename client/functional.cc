@@ -146,7 +146,14 @@ Results ApplyBroadcast(const Tensor& x, int root, const Group& group, CallSite s
 }  // namespace
 
 Tensor AllReduce(const Tensor& x, const Group& group, ReduceOp op, CallSite site) {
-  return One(ApplyReduction(CallOf(Ops().all_reduce, site), Only(x), group, op));
+  return AllReduceIn(nullptr, x, group, op, site);
+}
+
+Tensor AllReduceIn(CallInRuns* runs, const Tensor& x, const Group& group, const ReduceOp& op,
+                   CallSite site) {
+  CollectiveCall call = CallOf(Ops().all_reduce, site);
+  call.runs = runs;
+  return One(ApplyReduction(call, Only(x), group, op));
 }
 
 Tensor Broadcast(const Tensor& x, int root, const Group& group, CallSite site) {
@@ -164,6 +171,12 @@ std::vector<Tensor> AllGather(const Tensor& x, const Group& group, const std::ve
   CollectiveCall call = CallOf(Ops().all_gather, site);
   call.counts = rows;
   return List(Apply(call, Only(x), group), group.size());
+}
+
+Tensor AllGatherIntoTensorIn(CallInRuns* runs, const Tensor& x, const Group& group, CallSite site) {
+  CollectiveCall call = CallOf(Ops().all_gather_into_tensor, site);
+  call.runs = runs;
+  return One(Apply(call, Only(x), group));
 }
 
 Tensor AllGatherIntoTensor(const Tensor& x, const Group& group, const std::vector<int64_t>& rows,
@@ -397,12 +410,14 @@ namespace {
 // A run has at most so many inputs and results: a frame holds their names.
 constexpr size_t kMaxCoalescedValues = 4096;
 
-// `calls[i]` on `inputs[i]`, as few runs as may be. `results_each`: the most that one has.
-std::vector<Results> ApplyAll(const std::vector<CollectiveCall>& calls,
+// `calls[i]` on `inputs[i]`, as few runs as may be: one call, however many they are.
+// `results_each`: the most that one has.
+std::vector<Results> ApplyAll(std::vector<CollectiveCall> calls,
                               const std::vector<absl::Span<const Tensor>>& inputs,
                               size_t results_each, const Group& group) {
   std::vector<Results> results;
   results.reserve(calls.size());
+  CallInRuns runs;
   std::vector<MemberCall> run;
   size_t values = 0;
   const auto go = [&] {
@@ -413,10 +428,19 @@ std::vector<Results> ApplyAll(const std::vector<CollectiveCall>& calls,
   };
   for (size_t i = 0; i < calls.size(); ++i) {
     const size_t more = inputs[i].size() + results_each;
-    if (!run.empty() && values + more > kMaxCoalescedValues) go();
+    if (!run.empty() && values + more > kMaxCoalescedValues) {
+      go();
+      // The rest of the call was refused with it.
+      if (!results.back()[0].status().ok()) {
+        results.resize(calls.size(), results.back());
+        return results;
+      }
+    }
+    calls[i].runs = &runs;
     run.push_back({&calls[i], inputs[i], &group.member(), group.core()});
     values += more;
   }
+  runs.last = true;
   if (!run.empty()) go();
   return results;
 }
@@ -633,13 +657,16 @@ Tensor CopyTo(const Tensor& x, const DeviceRef& device, CallSite site) {
 }
 
 Tensor operator+(const Operand& a, const Operand& b) {
-  return Operate(a, b, [](const Tensor& x, const Tensor& y, CallSite s) { return Add(x, y, s); });
+  const CallSite site = SiteOf(a, b);
+  return Operate(a, b, site, [&](const Tensor& x, const Tensor& y) { return Add(x, y, site); });
 }
 Tensor operator-(const Operand& a, const Operand& b) {
-  return Operate(a, b, [](const Tensor& x, const Tensor& y, CallSite s) { return Sub(x, y, s); });
+  const CallSite site = SiteOf(a, b);
+  return Operate(a, b, site, [&](const Tensor& x, const Tensor& y) { return Sub(x, y, site); });
 }
 Tensor operator*(const Operand& a, const Operand& b) {
-  return Operate(a, b, [](const Tensor& x, const Tensor& y, CallSite s) { return Mul(x, y, s); });
+  const CallSite site = SiteOf(a, b);
+  return Operate(a, b, site, [&](const Tensor& x, const Tensor& y) { return Mul(x, y, site); });
 }
 Tensor operator-(const Operand& x) { return Neg(x.tensor(), x.site()); }
 

@@ -331,7 +331,7 @@ absl::Status HostTensor::status() const {
                    "an undefined tensor of the host");
 }
 
-HostTensor& HostTensor::RequireGrad(const DeviceGroup& devices) {
+HostTensor& HostTensor::RequireGrad(const DeviceGroup& devices, CallSite site) {
   if (!status().ok() || requires_grad()) return *this;
   const auto fail = [this](const absl::Status& error) -> HostTensor& {
     impl_->status = error;
@@ -344,7 +344,7 @@ HostTensor& HostTensor::RequireGrad(const DeviceGroup& devices) {
                 "which has its gradient from there"));
   }
   Tensor stand_in = FromBytes(devices.device(0), impl_->type.dtype, impl_->shape, impl_->data,
-                              impl_->type.num_elements(), CallSite::Here());
+                              impl_->type.num_elements(), site);
   stand_in.RequireGrad();
   if (!stand_in.status().ok()) return fail(stand_in.status());
   MutexLock lock(&impl_->mutex);

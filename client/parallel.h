@@ -85,7 +85,7 @@ class HostTensor {
   // stands for it: it is uploaded there once, and scattered from there. Its gradient,
   // tensor().grad() or that which Grad gives for tensor(), has its shape, and is gathered back to
   // that device.
-  HostTensor& RequireGrad(const DeviceGroup& devices);
+  HostTensor& RequireGrad(const DeviceGroup& devices, CallSite site = CallSite::Here());
   bool requires_grad() const;
   // The tensor that stands for it on the first device. Of one that requires no gradient or was not
   // gathered: an undefined tensor. Of a gathered one: its elements, recorded, so that a loss of
@@ -123,8 +123,8 @@ std::vector<std::vector<Tensor>> BroadcastCoalesced(const std::vector<Tensor>& x
                                                     CallSite site = CallSite::Here());
 
 // The sum of `xs`, one tensor on each device, of one dtype and shape, on the device at place
-// `destination`. Added in the order of places, so bits do not depend on the destination. Gradient:
-// Broadcast.
+// `destination`. Added in the one tree over the places of all devices (chorus.h), so bits do not
+// depend on the destination. Gradient: Broadcast.
 Tensor ReduceAdd(const std::vector<Tensor>& xs, const DeviceGroup& devices, int destination = 0,
                  CallSite site = CallSite::Here());
 // The same of several: `xs` by [place][tensor].

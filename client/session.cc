@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/chorus.h"
 #include "client/internal/core.h"
+#include "client/internal/trace.h"
 #include "core/base/error.h"
 
 namespace chorus {
@@ -63,8 +64,10 @@ DeviceRef::DeviceRef(const World& world) {
 absl::StatusOr<Session> Session::Open(const SessionOptions& options) {
   absl::StatusOr<std::unique_ptr<Link>> link = OpenLink(options);
   if (!link.ok()) return link.status();
-  return Session(
-      std::make_shared<SessionCore>(*std::move(link), absl::FromChrono(options.wait_timeout)));
+  WaitReportOptions reports;
+  reports.on = options.report_waits;
+  return Session(std::make_shared<SessionCore>(
+      *std::move(link), absl::FromChrono(options.wait_timeout), std::move(reports)));
 }
 
 absl::StatusOr<World> Session::Join(const WorldOptions& given) const {
@@ -91,7 +94,10 @@ absl::StatusOr<World> Session::Join(const WorldOptions& given) const {
                                 " is none of the session's ", core_->device_count()));
   }
   core_->LeaveWhatIsOver();
-  absl::StatusOr<JoinedWorld> joined = core_->link().Join(options, core_->device(options.device));
+  const auto joined = [&] {
+    const WaitReports::During reports(&core_->reports());
+    return core_->link().Join(options, core_->device(options.device));
+  }();
   if (!joined.ok()) return joined.status();
   auto member = std::make_shared<MemberCore>(core_, options.name);
   member->world = joined->world;
@@ -107,6 +113,7 @@ absl::StatusOr<World> Session::Join(const WorldOptions& given) const {
   member->everybody = everybody.get();
   SessionLock lock(core_.get());
   if (!lock.status().ok()) return lock.status();
+  member->since = Epoch(1);
   member->groups.push_back(std::move(everybody));
   core_->AddMemberLocked(member);
   return World(std::move(member));
@@ -163,16 +170,37 @@ int64_t World::epoch() const { return member_ == nullptr ? 0 : member_->epoch.lo
 DeviceRef World::device() const { return DeviceRef(*this); }
 Group World::group() const { return Group(*this); }
 
+int64_t World::step() const { return member_ == nullptr ? 0 : member_->step.load(); }
+
+absl::Status World::Step(int64_t n, CallSite site) const {
+  if (member_ == nullptr) return NoWorld();
+  if (member_->session->Forked()) return ForkedError();
+  if (Trace::Current() != nullptr) {
+    return WithSource(MakeError(absl::StatusCode::kFailedPrecondition, Reason::kUnsupported,
+                                "Step: a compiled function is part of a step; begin it outside"),
+                      SourceOf(site));
+  }
+  return WithSource(member_->session->BeginStep(member_.get(), n), SourceOf(site));
+}
+
 absl::StatusOr<Group> World::NewGroup(const std::vector<int>& world_ranks) const {
   if (member_ == nullptr) return NoWorld();
   SessionCore* const session = member_->session.get();
   if (session->Forked()) return ForkedError();
-  absl::StatusOr<GroupId> id =
-      session->link().CreateGroup(member_->world, Rank(rank()), world_ranks);
-  if (!id.ok()) return id.status();
+  InstanceKey::Request request;
+  {
+    SessionLock lock(session);
+    CHORUS_RETURN_IF_ERROR(lock.status());
+    if (!member_->out_of_line.ok()) return Detached(member_->out_of_line);
+    // Counts like any call, whatever becomes of it.
+    request = {step(), member_->group_requests[world_ranks]++};
+  }
+  CHORUS_ASSIGN_OR_RETURN(
+      const GroupId id,
+      session->link().CreateGroup(member_->world, Rank(rank()), world_ranks, request));
   auto group = std::make_unique<GroupCore>();
   group->member = member_.get();
-  group->id = *id;
+  group->id = id;
   group->ranks = world_ranks;
   for (size_t place = 0; place < world_ranks.size(); ++place) {
     if (world_ranks[place] == rank()) group->rank = static_cast<int>(place);
@@ -198,27 +226,48 @@ absl::Status World::Leave() const {
 absl::Status World::Abort(const std::string& why) const {
   if (member_ == nullptr) return NoWorld();
   if (member_->session->Forked()) return ForkedError();
-  return member_->session->link().Abort(member_->world, Rank(rank()), why);
+  SessionCore* const session = member_->session.get();
+  Error error;
+  error.code = absl::StatusCode::kAborted;
+  error.reason = Reason::kCancelled;
+  error.message = why;
+  absl::StatusOr<Sequence> sent = Sequence();
+  {
+    SessionLock lock(session);
+    CHORUS_RETURN_IF_ERROR(lock.status());
+    SessionCore::Refusals refusals;
+    SessionCore::RefusedOf(member_.get(), &refusals);
+    refusals[0].by_hand = true;
+    refusals[0].why = std::move(error);
+    sent = session->SubmitLocked(std::move(refusals[0]));
+  }
+  if (!sent.ok()) return sent.status();
+  const absl::Status outcome = session->link().WaitCommand(*sent, session->wait_timeout());
+  session->OnError(outcome);
+  // It is the error that was asked for, if it was heard.
+  return ErrorOf(outcome).ended.empty() ? outcome : absl::OkStatus();
 }
 
 absl::StatusOr<World::Reformed> World::Reform(Timeout timeout) {
   if (member_ == nullptr) return NoWorld();
   SessionCore* const session = member_->session.get();
   if (session->Forked()) return ForkedError();
-  absl::StatusOr<ReformedWorld> reformed =
-      session->link().Reform(member_->world, Rank(rank()), timeout);
+  auto reformed = [&] {
+    const WaitReports::During reports(&session->reports());
+    return session->link().Reform(member_->world, Rank(rank()), timeout);
+  }();
   if (!reformed.ok()) return reformed.status();
   SessionLock lock(session);
   if (!lock.status().ok()) return lock.status();
   member_->rank = reformed->rank;
   member_->size = reformed->size;
   member_->epoch = reformed->epoch.value();
-  member_->runs.clear();
+  member_->since = reformed->epoch;
+  member_->step = 0;
+  SessionCore::ResetCountsLocked(member_.get());
   for (const auto& group : member_->groups) {
     group->alive = group->id == GroupId(0);
     ++group->generation;
-    group->next_index = 0;
-    for (auto& pair : group->pairs) pair.second.next = 0;
     session->ForgetCallsLocked(group.get());
   }
   GroupCore* const everybody = member_->everybody;

@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/internal/core.h"
 #include "client/internal/tape.h"
+#include "client/internal/trace.h"
 #include "core/base/error.h"
 
 namespace chorus {
@@ -116,9 +117,22 @@ absl::Status UserMemory::Run(DType dtype, size_t element_bytes, const std::vecto
                                 "UserMemory: a group that was never joined"),
                       SourceOf(site));
   }
+  if (Trace* const trace = Trace::Current()) {
+    const absl::Status refused = WithSource(
+        MakeError(absl::StatusCode::kFailedPrecondition, Reason::kUnsupported,
+                  "UserMemory: inside a compiled function there are no bytes; call it outside"),
+        SourceOf(site));
+    trace->Fail(refused);
+    return refused;
+  }
   path_ = Path::kUpload;
   const NoGrad not_recorded;
-  if (extents.size() > 1) CHORUS_RETURN_IF_ERROR(AgreeOn(extents, site));
+  CallInRuns call;
+  if (extents.size() > 1) {
+    bool everywhere = false;
+    const absl::Status agreed = AgreeOn(extents, &call, &everywhere, site);
+    if (!agreed.ok()) return everywhere ? agreed : RefuseRest(&call, agreed);
+  }
   size_t total = 0;
   for (const Extent& extent : extents) total += extent.bytes;
   const bool streaming = total >= kLeastStreamedBytes;
@@ -130,24 +144,36 @@ absl::Status UserMemory::Run(DType dtype, size_t element_bytes, const std::vecto
     if (first_error.ok()) first_error = finished;
     under_way.pop_front();
   };
-  for (const size_t length : ChunksOf(total / element_bytes, element_bytes)) {
+  const std::vector<size_t> lengths = ChunksOf(total / element_bytes, element_bytes);
+  for (size_t i = 0; i < lengths.size(); ++i) {
     if (under_way.size() == kUnderWay) finish_oldest();
-    // The epoch is over for all ranks: none goes on.
-    if (!first_error.ok()) break;
-    absl::StatusOr<UnderWay> chunk = Start(dtype, length, length * element_bytes, &from, op, site);
-    if (!chunk.ok()) {
+    if (first_error.ok()) {
+      call.last = i + 1 == lengths.size();
+      absl::StatusOr<UnderWay> chunk =
+          Start(dtype, lengths[i], lengths[i] * element_bytes, &from, op, &call, site);
+      if (chunk.ok()) {
+        under_way.push_back(*std::move(chunk));
+        continue;
+      }
       first_error = chunk.status();
-      break;
     }
-    under_way.push_back(*std::move(chunk));
+    // Others may wait for the chunks that this rank does not send any more.
+    first_error = RefuseRest(&call, first_error);
+    break;
   }
   while (!under_way.empty()) finish_oldest();
   return first_error;
 }
 
+absl::Status UserMemory::RefuseRest(CallInRuns* call, const absl::Status& why) const {
+  // Where an epoch has ended by it they wait no more.
+  if (!ErrorOf(why).ended.empty()) return why;
+  return group_.member()->session->RefuseRest(group_.core(), call, why);
+}
+
 absl::StatusOr<UserMemory::UnderWay> UserMemory::Start(DType dtype, size_t count, size_t bytes,
                                                        Cursor* from, const ReduceOp& op,
-                                                       CallSite site) {
+                                                       CallInRuns* call, CallSite site) {
   UnderWay chunk;
   chunk.bytes = bytes;
   if (bytes >= kLeastStagedBytes && !remote_) {
@@ -162,17 +188,21 @@ absl::StatusOr<UserMemory::UnderWay> UserMemory::Start(DType dtype, size_t count
   });
   if (chunk.staging != nullptr) {
     path_ = Path::kStaging;
-    chunk.result = sdk::AllReduce(chunk.staging->tensor, group_, op, site);
+    chunk.result = AllReduceIn(call, chunk.staging->tensor, group_, op, site);
   } else {
     const Tensor x = FromBytes(Device(), dtype, {static_cast<int64_t>(count)}, uploaded.data(),
                                static_cast<int64_t>(count), site);
-    chunk.result = sdk::AllReduce(x, group_, op, site);
+    chunk.result = AllReduceIn(call, x, group_, op, site);
   }
-  return chunk;
+  const absl::Status status = chunk.result.status();
+  if (status.ok()) return chunk;
+  if (chunk.staging != nullptr) chunk.staging->taken = false;
+  return status;
 }
 
 // All members' counts are equal. (Where there is one part the chunks' own sizes show it.)
-absl::Status UserMemory::AgreeOn(const std::vector<Extent>& extents, CallSite site) {
+absl::Status UserMemory::AgreeOn(const std::vector<Extent>& extents, CallInRuns* call,
+                                 bool* everywhere, CallSite site) {
   uint64_t hash = extents.size();
   for (const Extent& extent : extents) {
     hash = (hash ^ extent.bytes) * 0x9E3779B97F4A7C15;
@@ -180,9 +210,10 @@ absl::Status UserMemory::AgreeOn(const std::vector<Extent>& extents, CallSite si
   }
   const Tensor own = FromHost<int64_t>(Device(), {static_cast<int64_t>(hash)}, {1}, site);
   CHORUS_ASSIGN_OR_RETURN(const std::vector<int64_t> all,
-                          AllGatherIntoTensor(own, group_, {}, 0, site).Read<int64_t>());
+                          AllGatherIntoTensorIn(call, own, group_, site).Read<int64_t>());
   for (size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] == all[0]) continue;
+    *everywhere = true;
     return WithSource(MakeError(absl::StatusCode::kInvalidArgument, Reason::kMismatch,
                                 absl::StrCat("AllReduceCoalesced of memory: rank ", rank,
                                              " of the group gives other counts than rank 0")),

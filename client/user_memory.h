@@ -10,10 +10,11 @@
 //
 // A call is synchronous and not recorded: for gradients through a collective use tensors
 // (chorus.h). Every rank gives the same count, type and reduction, and the result's bits are those
-// of AllReduce. A call is one all_reduce a chunk, in order with the member's other collectives (of
-// several parts: behind an all_gather in which the ranks compare their counts); where the chunks
-// begin is a function of the size alone. A rank with another count is a kMismatch
-// on every rank, at the first chunk or at the last.
+// of AllReduce. A call is one all_reduce a chunk (of several parts: behind an all_gather in which
+// the ranks compare their counts), and counts once among the member's calls, however many they are;
+// where the chunks begin is a function of the size alone. A rank with another count is a kMismatch
+// on every rank, at the first chunk or at the last. A call stops at its first error, and the other
+// ranks are told. Not inside Compile.
 //
 // Of many vectors, such as the gradients of a step, make one call: AllReduceCoalesced. Its chunks
 // go through all of them as if they were one, so that no vector waits for the one before.
@@ -37,6 +38,8 @@
 
 namespace chorus {
 inline namespace sdk {
+
+struct CallInRuns;  // internal
 
 class UserMemory {
  public:
@@ -100,8 +103,12 @@ class UserMemory {
   absl::Status Run(DType dtype, size_t element_bytes, const std::vector<Extent>& extents,
                    const ReduceOp& op, CallSite site);
   absl::StatusOr<UnderWay> Start(DType dtype, size_t count, size_t bytes, Cursor* from,
-                                 const ReduceOp& op, CallSite site);
-  absl::Status AgreeOn(const std::vector<Extent>& extents, CallSite site);
+                                 const ReduceOp& op, CallInRuns* call, CallSite site);
+  // *everywhere: the error is one that every rank comes to.
+  absl::Status AgreeOn(const std::vector<Extent>& extents, CallInRuns* call, bool* everywhere,
+                       CallSite site);
+  // What is left of a call is not made: the others are told, unless they know.
+  absl::Status RefuseRest(CallInRuns* call, const absl::Status& why) const;
   absl::Status Finish(UnderWay* chunk, bool streaming, Cursor* to);
   // Null: the daemon is remote.
   absl::StatusOr<Staging*> Take(DType dtype, size_t count, CallSite site);

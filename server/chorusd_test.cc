@@ -1,6 +1,7 @@
 // The program: flags, lock file, socket modes, signals.
 
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -148,7 +149,81 @@ TEST_F(ChorusdTest, ServesAndEndsOnSigterm) {
     EXPECT_EQ(chorusd.Wait(), 0) << chorusd.output();
     EXPECT_FALSE(std::filesystem::exists(path_));
     EXPECT_FALSE(std::filesystem::exists(path_ + ".attach"));
+    EXPECT_FALSE(std::filesystem::exists(path_ + ".lock"));
   }
+}
+
+TEST_F(ChorusdTest, SighupDoesNotEndIt) {
+  Process chorusd(folder_, {Listen()});
+  ASSERT_TRUE(chorusd.WaitForStart()) << chorusd.output();
+  chorusd.Signal(SIGHUP);
+  EXPECT_TRUE(Eventually([&] { return absl::StrContains(chorusd.output(), "ignored"); }))
+      << chorusd.output();
+  EXPECT_TRUE(Connects(path_));
+  chorusd.Signal(SIGTERM);
+  EXPECT_EQ(chorusd.Wait(), 0) << chorusd.output();
+}
+
+TEST_F(ChorusdTest, HelpShowsItsFlags) {
+  const std::string said = Refusal({"--help"});
+  EXPECT_THAT(said, HasSubstr("--listen"));
+  EXPECT_THAT(said, HasSubstr("--memory_limit_bytes"));
+  EXPECT_THAT(said, HasSubstr("--agree_timeout"));
+  EXPECT_THAT(said, Not(HasSubstr("--undefok")));  // of the library
+}
+
+TEST_F(ChorusdTest, AStartThatFailsLeavesNothing) {
+  const auto all = [this] {
+    std::vector<std::string> names;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(folder_)) {
+      const std::string name = entry.path().filename();
+      if (!absl::StartsWith(name, "log")) names.push_back(entry.path());
+    }
+    return names;
+  };
+  // The group is looked for when the socket is there, the port when both are.
+  Refusal({Listen(), "--socket_group=no-such-group"});
+  EXPECT_THAT(all(), testing::IsEmpty());
+  UniqueFd taken(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  ASSERT_EQ(bind(taken.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
+  ASSERT_EQ(listen(taken.get(), 1), 0);
+  ASSERT_EQ(getsockname(taken.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
+  const std::string port = absl::StrCat("--listen=127.0.0.1:", ntohs(address.sin_port));
+  EXPECT_THAT(Refusal({Listen(), port, "--insecure_loopback"}), HasSubstr("in use"));
+  EXPECT_THAT(all(), testing::IsEmpty());
+  // What was there, and a daemon that serves, stay.
+  Process chorusd(folder_, {Listen()});
+  ASSERT_TRUE(chorusd.WaitForStart()) << chorusd.output();
+  const std::vector<std::string> before = all();
+  Refusal({Listen()});
+  EXPECT_EQ(all(), before);
+  EXPECT_TRUE(Connects(path_));
+}
+
+TEST_F(ChorusdTest, DurationsAndSizesThatAreNotUnderstoodAreNamedWithAnExample) {
+  for (const char* flag : {"--lease=10", "--agree_timeout=soon", "--drain_timeout=-1s"}) {
+    EXPECT_THAT(Refusal({Listen(), flag}),
+                testing::AllOf(HasSubstr("such as 500ms, 10s"), HasSubstr(strchr(flag, '=') + 1)));
+  }
+  for (const char* flag : {"--memory_limit_bytes=8GB", "--memory_limit_bytes=0",
+                           "--max_staging_bytes=9000000000GiB"}) {
+    EXPECT_THAT(Refusal({Listen(), flag}),
+                testing::AllOf(HasSubstr("such as 8589934592, 512MiB or 8GiB"),
+                               HasSubstr(strchr(flag, '=') + 1)));
+  }
+  EXPECT_THAT(Refusal({Listen(), "--max_sessions=-3"}), HasSubstr("positive number, got -3"));
+  Process chorusd(folder_, {Listen(), "--memory_limit_bytes=64MiB", "--lease=1h30m"});
+  ASSERT_TRUE(chorusd.WaitForStart()) << chorusd.output();
+  RpcRank rank(
+      grpc::CreateChannel(absl::StrCat("unix:", path_), grpc::InsecureChannelCredentials()));
+  v1::GetStatsResponse stats;
+  ASSERT_TRUE(
+      Ask(*rank.diagnostics, &v1::Diagnostics::Stub::GetStats, v1::GetStatsRequest(), &stats).ok());
+  EXPECT_EQ(stats.memory_limit_bytes(), int64_t{64} << 20);
 }
 
 TEST_F(ChorusdTest, SigtermTellsWhoWaitsAndStillEndsWell) {
@@ -172,6 +247,29 @@ TEST_F(ChorusdTest, SigtermTellsWhoWaitsAndStillEndsWell) {
   EXPECT_EQ(told.code(), absl::StatusCode::kUnavailable) << told;
   EXPECT_EQ(ErrorOf(told).reason, Reason::kDraining) << told;
   EXPECT_EQ(chorusd.Wait(), 0) << chorusd.output();
+}
+
+TEST_F(ChorusdTest, AFailureIsALineOfTheLog) {
+  Process chorusd(folder_, {Listen(), "--host_devices=2"});
+  ASSERT_TRUE(chorusd.WaitForStart()) << chorusd.output();
+  RpcRank rank(
+      grpc::CreateChannel(absl::StrCat("unix:", path_), grpc::InsecureChannelCredentials()));
+  v1::OpenSessionRequest request;
+  request.set_device_count(3);
+  const absl::Status refused = rank.Open(request);
+  ASSERT_TRUE(rank.Open().ok());
+  const absl::Status late = rank.Join("my job", 2, 0, absl::Milliseconds(50));
+  for (const auto& [where, status] :
+       {std::pair<std::string, absl::Status>("job=- rank=- pid=-", refused),
+        {"job=\"my job\" rank=1 pid=-", late}}) {
+    const Error error = ErrorOf(status);
+    EXPECT_NE(error.id, ErrorId()) << status;
+    const std::string line =
+        absl::StrCat("] failure: ", where, " reason=", ReasonName(error.reason),
+                     " error_id=", error.id.value(), ": ", error.message, "\n");
+    EXPECT_TRUE(Eventually([&] { return absl::StrContains(chorusd.output(), line); }))
+        << line << chorusd.output();
+  }
 }
 
 TEST_F(ChorusdTest, ASecondDaemonIsKeptOffThePath) {

@@ -31,6 +31,7 @@
 #include "server/lock_file.h"
 #include "server/peers.h"
 #include "server/service/context.h"
+#include "server/service/farewell.h"
 #include "server/service/graphs_service.h"
 #include "server/service/sessions_service.h"
 #include "server/service/tensors_service.h"
@@ -60,13 +61,24 @@ absl::Duration RenewPeriod(absl::Duration lease) {
   return std::max(std::min(lease / 4, absl::Seconds(5)), absl::Milliseconds(50));
 }
 
-absl::Status MakeDirectory(const std::string& path) {
+// Makes the directory of `path` and notes it in `made`, unless it is there.
+absl::Status MakeDirectory(const std::string& path, std::vector<std::string>* made) {
   const std::string directory = path.substr(0, path.rfind('/'));
-  if (directory.empty() || mkdir(directory.c_str(), 0755) == 0 || errno == EEXIST) {
+  if (directory.empty()) return absl::OkStatus();
+  if (mkdir(directory.c_str(), 0755) == 0) {
+    made->push_back(directory);
     return absl::OkStatus();
   }
+  if (errno == EEXIST) return absl::OkStatus();
   return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kUnsupported,
                    absl::StrCat("directory ", directory, ": ", strerror(errno)));
+}
+
+NodeOptions WithLog(NodeOptions options) {
+  if (options.log_failure == nullptr) {
+    options.log_failure = [](absl::string_view line) { LOG(WARNING) << line; };
+  }
+  return options;
 }
 
 // Runs `look` on the node thread and waits for what it gives.
@@ -87,7 +99,7 @@ struct Daemon::Impl {
   explicit Impl(const DaemonOptions& options, Backend* backend)
       : options(options),
         peers(options.trusted_uid),
-        loop(options.node, backend),
+        loop(WithLog(options.node), backend),
         worker(&loop, RenewPeriod(options.node.lease)),
         sessions(&context),
         worlds(&context),
@@ -97,6 +109,7 @@ struct Daemon::Impl {
         capabilities(&context) {
     context.loop = &loop;
     context.worker = &worker;
+    context.farewell = &farewell;
     context.peers = &peers;
     context.incarnation = NewIncarnation();
     context.max_wait = options.max_wait;
@@ -107,17 +120,21 @@ struct Daemon::Impl {
 
   absl::Status Listen();
   absl::Status Serve();
+  // Takes back what a start that failed has made.
+  void Undo();
   void Drain(absl::Time deadline);
 
   const DaemonOptions options;
-  std::vector<UniqueFd> locks;
+  std::vector<LockFile> locks;
   std::vector<UniqueFd> grpc_listeners;    // until Serve
   std::vector<UniqueFd> attach_listeners;  // until Serve
   std::vector<std::string> paths;          // made by Listen, for removal
+  std::vector<std::string> directories;    // made by Listen
   std::vector<ListenAddress> addresses;
 
   ServiceContext context;
   PeerTable peers;
+  Farewell farewell;
   NodeLoop loop;
   ServiceWorker worker;
   SessionsService sessions;
@@ -137,8 +154,8 @@ absl::Status Daemon::Impl::Listen() {
   for (const ListenAddress& address : options.listen) {
     CHORUS_RETURN_IF_ERROR(CheckListenAddress(address, options.insecure_loopback));
     if (!address.is_unix()) continue;
-    CHORUS_RETURN_IF_ERROR(MakeDirectory(address.path));
-    CHORUS_ASSIGN_OR_RETURN(UniqueFd lock, TakeLockFile(address.path));
+    CHORUS_RETURN_IF_ERROR(MakeDirectory(address.path, &directories));
+    CHORUS_ASSIGN_OR_RETURN(LockFile lock, TakeLockFile(address.path));
     locks.push_back(std::move(lock));
     // First the attach socket: who finds the gRPC socket finds the other one as well.
     const std::string attach_path = AttachPath(address.path);
@@ -219,6 +236,11 @@ void Daemon::Impl::Drain(absl::Time deadline) {
       node.AbortAll(now);
       return true;
     });
+    // Behind the outcomes, before any connection closes.
+    const absl::Status why =
+        MakeError(absl::StatusCode::kUnavailable, Reason::kDraining, "the daemon is shutting down");
+    if (attach != nullptr) attach->SayGoodbye(why);
+    farewell.Say(why);
   }
   acceptor.reset();
   if (server != nullptr) {
@@ -233,12 +255,21 @@ void Daemon::Impl::Drain(absl::Time deadline) {
   paths.clear();
 }
 
+void Daemon::Impl::Undo() {
+  Drain(absl::Now());
+  locks.clear();
+  // Only what is empty can be removed: others may have come to use it.
+  for (auto made = directories.rbegin(); made != directories.rend(); ++made) rmdir(made->c_str());
+}
+
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& options,
                                                       Backend* backend) {
   std::unique_ptr<Daemon> daemon(new Daemon(std::make_unique<Impl>(options, backend)));
-  CHORUS_RETURN_IF_ERROR(daemon->impl_->Listen());
-  CHORUS_RETURN_IF_ERROR(daemon->impl_->Serve());
-  return daemon;
+  absl::Status started = daemon->impl_->Listen();
+  if (started.ok()) started = daemon->impl_->Serve();
+  if (started.ok()) return daemon;
+  daemon->impl_->Undo();
+  return started;
 }
 
 Daemon::Daemon(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

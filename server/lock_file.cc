@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <string>
@@ -13,14 +14,32 @@
 #include "core/base/error.h"
 
 namespace chorus {
+namespace {
 
-absl::StatusOr<UniqueFd> TakeLockFile(absl::string_view path) {
+absl::Status Failed(absl::string_view name) {
+  return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kUnsupported,
+                   absl::StrCat("lock file ", name, ": ", strerror(errno)));
+}
+
+// Whether `name` is still the file that is open: its last holder may have removed it.
+bool StandsAt(const std::string& name, int file) {
+  struct stat here = {};
+  struct stat there = {};
+  return fstat(file, &here) == 0 && lstat(name.c_str(), &there) == 0 &&
+         here.st_dev == there.st_dev && here.st_ino == there.st_ino;
+}
+
+}  // namespace
+
+// Removed before the lock is given up: who opened this file and gets the lock sees that it is gone.
+LockFile::~LockFile() {
+  if (file_.valid()) unlink(name_.c_str());
+}
+
+absl::StatusOr<LockFile> TakeLockFile(absl::string_view path) {
   const std::string name = absl::StrCat(path, ".lock");
   UniqueFd file(open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
-  if (!file.valid()) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kUnsupported,
-                     absl::StrCat("lock file ", name, ": ", strerror(errno)));
-  }
+  if (!file.valid()) return Failed(name);
   if (flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
     char pid[32] = {};
     const ssize_t size = pread(file.get(), pid, sizeof(pid) - 1, 0);
@@ -30,13 +49,13 @@ absl::StatusOr<UniqueFd> TakeLockFile(absl::string_view path) {
                      absl::StrCat("another chorusd (pid ", holder.empty() ? "unknown" : holder,
                                   ") serves ", path, ": it holds ", name));
   }
+  if (!StandsAt(name, file.get())) return TakeLockFile(path);
   const std::string pid = absl::StrCat(getpid(), "\n");
   if (ftruncate(file.get(), 0) != 0 ||
       pwrite(file.get(), pid.data(), pid.size(), 0) != static_cast<ssize_t>(pid.size())) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kUnsupported,
-                     absl::StrCat("lock file ", name, ": ", strerror(errno)));
+    return Failed(name);
   }
-  return file;
+  return LockFile(name, std::move(file));
 }
 
 }  // namespace chorus

@@ -1,6 +1,11 @@
 // Keeps a second daemon off a path.
+//
+// Threads: any one at a time. The file goes with the object.
 #ifndef CHORUS_SERVER_LOCK_FILE_H_
 #define CHORUS_SERVER_LOCK_FILE_H_
+
+#include <string>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -8,10 +13,25 @@
 
 namespace chorus {
 
-// Takes PATH.lock, made when it is not there, for as long as the descriptor is open; a daemon that
-// is killed gives it up. The file stays: removing it would let two daemons lock two files.
+// Holds a lock file for as long as it lives, then removes it. A daemon that is killed gives the
+// lock up and leaves the file.
+class LockFile {
+ public:
+  LockFile(LockFile&&) = default;
+  LockFile& operator=(LockFile&&) = delete;
+  ~LockFile();
+
+ private:
+  friend absl::StatusOr<LockFile> TakeLockFile(absl::string_view path);
+  LockFile(std::string name, UniqueFd file) : name_(std::move(name)), file_(std::move(file)) {}
+
+  std::string name_;
+  UniqueFd file_;
+};
+
+// Takes PATH.lock, made when it is not there.
 // FAILED_PRECONDITION: another daemon holds it, which the text names.
-absl::StatusOr<UniqueFd> TakeLockFile(absl::string_view path);
+absl::StatusOr<LockFile> TakeLockFile(absl::string_view path);
 
 }  // namespace chorus
 

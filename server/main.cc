@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <iostream>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -19,9 +20,12 @@
 #include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
 #include "absl/flags/usage_config.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "core/backend/fault/fault_backend.h"
@@ -90,6 +94,49 @@ std::string AbslUnparseFlag(const ModeFlag& flag) {
                       absl::Hex(flag.mode & 7));
 }
 
+// A positive duration.
+struct DurationFlag {
+  absl::Duration value;
+};
+
+bool AbslParseFlag(absl::string_view text, DurationFlag* flag, std::string* error) {
+  if (absl::ParseDuration(text, &flag->value) && flag->value > absl::ZeroDuration()) return true;
+  *error =
+      absl::StrCat("expected a positive duration such as 500ms, 10s or 1h30m, got \"", text, "\"");
+  return false;
+}
+
+std::string AbslUnparseFlag(const DurationFlag& flag) { return absl::FormatDuration(flag.value); }
+
+// A positive number of bytes, perhaps with a unit of powers of 1,024.
+struct BytesFlag {
+  int64_t value = 0;
+};
+
+bool AbslParseFlag(absl::string_view text, BytesFlag* flag, std::string* error) {
+  absl::string_view digits = text;
+  int64_t unit = 1;
+  for (const auto& [suffix, bytes] : {std::pair<const char*, int64_t>{"KiB", int64_t{1} << 10},
+                                      {"MiB", int64_t{1} << 20},
+                                      {"GiB", int64_t{1} << 30},
+                                      {"TiB", int64_t{1} << 40}}) {
+    if (absl::ConsumeSuffix(&digits, suffix)) unit = bytes;
+  }
+  int64_t count = 0;
+  if (!absl::SimpleAtoi(digits, &count) || count <= 0 ||
+      count > std::numeric_limits<int64_t>::max() / unit) {
+    *error = absl::StrCat(
+        "expected a positive number of bytes such as 8589934592, 512MiB or 8GiB, "
+        "got \"",
+        text, "\"");
+    return false;
+  }
+  flag->value = count * unit;
+  return true;
+}
+
+std::string AbslUnparseFlag(const BytesFlag& flag) { return absl::StrCat(flag.value); }
+
 }  // namespace chorus
 
 ABSL_FLAG(chorus::ListenFlag, listen, {},
@@ -114,7 +161,8 @@ ABSL_FLAG(std::string, fault_script, "",
 ABSL_FLAG(bool, share_equal_work, true,
           "Do work that is the same on several ranks, such as an optimiser's update, once and keep "
           "its results once. Results are the same bits either way.");
-ABSL_FLAG(int64_t, memory_limit_bytes, int64_t{8} << 30, "Of all tensors and arenas together.");
+ABSL_FLAG(chorus::BytesFlag, memory_limit_bytes, {int64_t{8} << 30},
+          "Of all tensors and arenas together; also 512MiB, 8GiB.");
 ABSL_FLAG(int32_t, max_sessions, 4096, "Sessions at a time.");
 ABSL_FLAG(int32_t, max_worlds, 1024, "Worlds at a time.");
 ABSL_FLAG(int32_t, max_groups_per_world, 4096, "Groups of one world, in its life.");
@@ -123,20 +171,22 @@ ABSL_FLAG(int32_t, max_graphs, 16384, "Registered graphs of one session.");
 ABSL_FLAG(int32_t, max_graph_nodes, 1 << 20, "Nodes of one graph.");
 ABSL_FLAG(int32_t, max_pending_runs, 1024, "Runs of one session that have not ended.");
 ABSL_FLAG(int32_t, max_staging_arenas, 256, "Staging arenas of one session.");
-ABSL_FLAG(int64_t, max_staging_bytes, int64_t{8} << 30, "Bytes of them together.");
-ABSL_FLAG(absl::Duration, lease, absl::Seconds(60),
+ABSL_FLAG(chorus::BytesFlag, max_staging_bytes, {int64_t{8} << 30}, "Bytes of them together.");
+ABSL_FLAG(chorus::DurationFlag, lease, {absl::Seconds(60)},
           "How long a session that is not attached lives without a call.");
-ABSL_FLAG(absl::Duration, detach_grace, absl::Seconds(30),
+ABSL_FLAG(chorus::DurationFlag, detach_grace, {absl::Seconds(30)},
           "How long the votes of a session stand that has lost its channel.");
-ABSL_FLAG(absl::Duration, join_timeout, absl::Seconds(300), "For all ranks to join a world.");
-ABSL_FLAG(absl::Duration, agree_timeout, absl::Seconds(60),
+ABSL_FLAG(chorus::DurationFlag, join_timeout, {absl::Seconds(300)},
+          "For all ranks to join a world.");
+ABSL_FLAG(chorus::DurationFlag, agree_timeout, {absl::Seconds(60)},
           "For all ranks to ask for an instance, from the first one.");
-ABSL_FLAG(absl::Duration, exec_timeout, absl::Seconds(300), "For a launched gang to finish.");
-ABSL_FLAG(absl::Duration, gap_timeout, absl::Seconds(10),
+ABSL_FLAG(chorus::DurationFlag, exec_timeout, {absl::Seconds(300)},
+          "For a launched gang to finish.");
+ABSL_FLAG(chorus::DurationFlag, gap_timeout, {absl::Seconds(10)},
           "For a command whose predecessor is missing.");
-ABSL_FLAG(absl::Duration, max_wait, absl::Minutes(10),
+ABSL_FLAG(chorus::DurationFlag, max_wait, {absl::Minutes(10)},
           "Of one call, whatever deadline its client has set.");
-ABSL_FLAG(absl::Duration, drain_timeout, absl::Seconds(10),
+ABSL_FLAG(chorus::DurationFlag, drain_timeout, {absl::Seconds(10)},
           "For what is under way when SIGTERM or SIGINT comes; the rest is aborted.");
 
 namespace chorus {
@@ -154,12 +204,14 @@ void RaiseDescriptorLimit() {
   }
 }
 
-template <typename T>
-void RequirePositive(const char* flag, T value, T zero) {
-  if (value > zero) return;
-  std::cerr << "chorusd: --" << flag << ": expected a positive value\n";
+int32_t Positive(const char* flag, int32_t value) {
+  if (value > 0) return value;
+  std::cerr << "chorusd: --" << flag << ": expected a positive number, got " << value << "\n";
   exit(2);
 }
+// Those that are parsed here are.
+absl::Duration Positive(const char*, DurationFlag flag) { return flag.value; }
+int64_t Positive(const char*, BytesFlag flag) { return flag.value; }
 
 DaemonOptions OptionsFromFlags() {
   DaemonOptions options;
@@ -174,11 +226,9 @@ DaemonOptions OptionsFromFlags() {
   options.insecure_loopback = absl::GetFlag(FLAGS_insecure_loopback);
   options.access.mode = absl::GetFlag(FLAGS_socket_mode).mode;
   options.access.group = absl::GetFlag(FLAGS_socket_group);
-  options.max_wait = absl::GetFlag(FLAGS_max_wait);
+  options.max_wait = absl::GetFlag(FLAGS_max_wait).value;
   NodeOptions& node = options.node;
-#define CHORUS_NODE_FLAG(flag, field)                                          \
-  RequirePositive(#flag, absl::GetFlag(FLAGS_##flag), decltype(node.field)()); \
-  node.field = absl::GetFlag(FLAGS_##flag)
+#define CHORUS_NODE_FLAG(flag, field) node.field = Positive(#flag, absl::GetFlag(FLAGS_##flag))
   CHORUS_NODE_FLAG(memory_limit_bytes, memory_limit_bytes);
   CHORUS_NODE_FLAG(max_sessions, max_sessions);
   CHORUS_NODE_FLAG(max_worlds, max_worlds);
@@ -197,7 +247,6 @@ DaemonOptions OptionsFromFlags() {
   CHORUS_NODE_FLAG(exec_timeout, sequencer.exec_timeout);
 #undef CHORUS_NODE_FLAG
   node.share_equal_work = absl::GetFlag(FLAGS_share_equal_work);
-  RequirePositive("max_wait", options.max_wait, absl::ZeroDuration());
   return options;
 }
 
@@ -253,6 +302,7 @@ int Main() {
   sigemptyset(&signals);
   sigaddset(&signals, SIGTERM);
   sigaddset(&signals, SIGINT);
+  sigaddset(&signals, SIGHUP);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   signal(SIGPIPE, SIG_IGN);
 
@@ -270,10 +320,17 @@ int Main() {
   std::cout << line << std::endl;
 
   int signal_number = 0;
-  sigwait(&signals, &signal_number);
+  for (;;) {
+    sigwait(&signals, &signal_number);
+    if (signal_number != SIGHUP) break;
+    // The terminal that it was started from is gone, or somebody expects that it reads its flags
+    // again: neither ends the jobs of this node.
+    LOG(INFO) << strsignal(signal_number) << ": ignored; SIGTERM ends this daemon";
+  }
+  const absl::Duration patience = absl::GetFlag(FLAGS_drain_timeout).value;
   LOG(INFO) << strsignal(signal_number) << ": draining for at most "
-            << absl::FormatDuration(absl::GetFlag(FLAGS_drain_timeout));
-  (*daemon)->Drain(absl::Now() + absl::GetFlag(FLAGS_drain_timeout));
+            << absl::FormatDuration(patience);
+  (*daemon)->Drain(absl::Now() + patience);
   LOG(INFO) << "stopped";
   return 0;
 }
@@ -286,6 +343,11 @@ int main(int argc, char** argv) {
       "The Chorus daemon: owns this node's devices and runs collective graphs for its clients.\n"
       "It logs to standard error and stops on SIGTERM.");
   absl::FlagsUsageConfig config;
+  // --help shows this file's flags.
+  const auto ours = [](absl::string_view file) { return absl::EndsWith(file, "server/main.cc"); };
+  config.contains_helpshort_flags = ours;
+  config.contains_help_flags = ours;
+  config.contains_helppackage_flags = ours;
   config.version_string = [] { return absl::StrCat(chorus::kDaemonVersion, "\n"); };
   absl::SetFlagsUsageConfig(config);
   const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);

@@ -69,8 +69,11 @@ TEST(SessionsTest, AnotherVersionIsRefusedWithBothVersions) {
   const absl::Status status = client.Open(request);
   ExpectError(status, absl::StatusCode::kFailedPrecondition, Reason::kVersion);
   EXPECT_THAT(std::string(status.message()), HasSubstr("version 7"));
-  EXPECT_THAT(std::string(status.message()), HasSubstr("version 1"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("version 2"));
+  // Names of instances mean something else there: no world may have both.
   request.set_api_version(1);
+  ExpectError(client.Open(request), absl::StatusCode::kFailedPrecondition, Reason::kVersion);
+  request.set_api_version(2);
   EXPECT_OK(client.Open(request));
 }
 
@@ -238,6 +241,9 @@ TEST(GraphsTest, AMismatchIsToldToBothAndKept) {
     EXPECT_EQ(ErrorOf(status).op, "all_reduce");
     EXPECT_EQ(ErrorOf(status).ranks.size(), 2u);
     EXPECT_THAT(std::string(status.message()), HasSubstr("f32[3]"));
+    EXPECT_EQ(ErrorOf(status).instance, "group 0 call 0");
+    EXPECT_THAT(ErrorOf(status).ended,
+                ElementsAre(Error::EndedEpoch{WorldId(pair.a.world), Epoch(2)}));
   }
   EXPECT_EQ(ErrorOf(at_a).id, ErrorOf(at_b).id);
 
@@ -247,9 +253,96 @@ TEST(GraphsTest, AMismatchIsToldToBothAndKept) {
   EXPECT_OK(Ask(*pair.a.diagnostics, &v1::Diagnostics::Stub::GetError, request, &response));
   EXPECT_EQ(response.error().reason(), "MISMATCH");
   EXPECT_EQ(response.error().message(), at_a.message());
+  ASSERT_EQ(response.error().ended_size(), 1);
+  EXPECT_EQ(response.error().ended(0).world(), pair.a.world);
+  EXPECT_EQ(response.error().ended(0).open_epoch(), 2);
   request.set_error_id(123456);
   ExpectError(Ask(*pair.a.diagnostics, &v1::Diagnostics::Stub::GetError, request, &response),
               absl::StatusCode::kNotFound, Reason::kUnknownName);
+}
+
+TEST(GraphsTest, WithoutAPositionTheDaemonCounts) {
+  TestDaemon daemon;
+  Pair pair(daemon);
+  for (int i = 0; i < 3; ++i) {
+    std::thread other([&] {
+      EXPECT_OK(pair.b.Submit(pair.b.RunCommand(2 + i, 1, 1, i, {10, 20})));
+    });
+    EXPECT_OK(pair.a.Submit(pair.a.RunCommand(2 + i, 1, 1, -1, {1, 2})));
+    other.join();
+  }
+  v1::DescribeWorldsResponse worlds;
+  EXPECT_OK(Ask(*pair.a.worlds, &v1::Worlds::Stub::Describe, v1::DescribeWorldsRequest(), &worlds));
+  ASSERT_EQ(worlds.worlds_size(), 1);
+  for (const v1::World::Member& member : worlds.worlds(0).members()) {
+    EXPECT_EQ(member.next().step(), 0);
+    EXPECT_EQ(member.next().call(), 3);
+  }
+}
+
+v1::Command Refusal(const RpcRank& rank, int64_t sequence, int64_t epoch, int64_t call) {
+  v1::Command command;
+  command.set_sequence(sequence);
+  v1::Refuse* refuse = command.mutable_refuse();
+  refuse->set_world(rank.world);
+  refuse->set_epoch(epoch);
+  refuse->add_members()->set_rank(rank.rank);
+  refuse->mutable_members(0)->add_calls()->set_first(call);
+  refuse->mutable_members(0)->mutable_calls(0)->set_next(call + 1);
+  refuse->mutable_why()->set_code(3);
+  refuse->mutable_why()->set_reason("BAD_TYPE");
+  refuse->mutable_why()->set_message("a batch of 31 rows, 32 are expected");
+  refuse->mutable_why()->set_source("train.cc:9");
+  return command;
+}
+
+TEST(GraphsTest, ARefusalEndsTheEpochAndIsToldToWhoWaits) {
+  TestDaemon daemon;
+  Pair pair(daemon);
+  absl::Status told;
+  std::thread waiting([&] { told = pair.a.Submit(pair.a.RunCommand(2, 1, 1, 0, {1, 2})); });
+  ASSERT_TRUE(Eventually([&] { return pair.b.ListPending()->pending_size() == 1; }));
+  const absl::Status own = pair.b.Submit(Refusal(pair.b, 2, 1, 0));
+  waiting.join();
+  ExpectError(own, absl::StatusCode::kInvalidArgument, Reason::kBadType);
+  EXPECT_EQ(ErrorOf(own).source, "train.cc:9");
+  EXPECT_GT(ErrorOf(own).id, ErrorId());
+  ExpectError(told, absl::StatusCode::kAborted, Reason::kPeerRefused);
+  EXPECT_EQ(ErrorOf(told).culprit.rank, 1);
+  EXPECT_THAT(std::string(told.message()), HasSubstr("a batch of 31 rows, 32 are expected"));
+  EXPECT_THAT(std::string(told.message()), HasSubstr("train.cc:9"));
+  for (const absl::Status& status : {own, told}) {
+    EXPECT_THAT(ErrorOf(status).ended,
+                ElementsAre(Error::EndedEpoch{WorldId(pair.a.world), Epoch(2)}));
+  }
+  // Both have counted the call: the next ones meet.
+  std::thread other([&] { EXPECT_OK(pair.b.Submit(pair.b.RunCommand(3, 1, 2, 1, {10, 20}))); });
+  EXPECT_OK(pair.a.Submit(pair.a.RunCommand(3, 1, 2, 1, {1, 2})));
+  other.join();
+  EXPECT_THAT(*pair.a.DownloadFloats(3), ElementsAre(11, 22));
+}
+
+TEST(GraphsTest, ACallThatAnotherRankHasPassedFailsAlone) {
+  TestDaemon daemon;
+  Pair pair(daemon);
+  ExpectError(pair.b.Submit(Refusal(pair.b, 2, 1, 0)), absl::StatusCode::kInvalidArgument,
+              Reason::kBadType);
+  const absl::Status told = pair.a.Submit(pair.a.RunCommand(2, 1, 2, 0, {1, 2}));
+  ExpectError(told, absl::StatusCode::kInvalidArgument, Reason::kMismatch);
+  EXPECT_TRUE(ErrorOf(told).alone);
+  EXPECT_TRUE(ErrorOf(told).ended.empty());
+  // The epoch goes on.
+  std::thread other([&] { EXPECT_OK(pair.b.Submit(pair.b.RunCommand(3, 1, 2, 1, {10, 20}))); });
+  EXPECT_OK(pair.a.Submit(pair.a.RunCommand(3, 1, 2, 1, {1, 2})));
+  other.join();
+  // A refusal of what others have passed ends nothing, and says which epoch is open.
+  std::thread third([&] { EXPECT_OK(pair.b.Submit(pair.b.RunCommand(4, 1, 2, 2, {10, 20}))); });
+  EXPECT_OK(pair.a.Submit(pair.a.RunCommand(4, 1, 2, 2, {1, 2})));
+  third.join();
+  ExpectError(pair.a.Submit(Refusal(pair.a, 5, 2, 3)), absl::StatusCode::kInvalidArgument,
+              Reason::kBadType);
+  const absl::Status late = pair.b.Submit(Refusal(pair.b, 5, 3, 3));
+  EXPECT_THAT(ErrorOf(late).ended, ElementsAre(Error::EndedEpoch{WorldId(pair.a.world), Epoch(3)}));
 }
 
 TEST(GraphsTest, ACallThatRanOutOfTimeLeavesItsRun) {
@@ -315,13 +408,21 @@ TEST(WorldsTest, AbortAndLeaveAreToldToWhoWaits) {
   abort.set_rank(1);
   abort.set_message("bad data on rank 1");
   v1::AbortWorldResponse aborted;
+  // Not the open one: nothing happens.
+  abort.set_epoch(2);
+  EXPECT_OK(Ask(*pair.b.worlds, &v1::Worlds::Stub::Abort, abort, &aborted));
+  abort.set_epoch(-1);
+  ExpectError(Ask(*pair.b.worlds, &v1::Worlds::Stub::Abort, abort, &aborted),
+              absl::StatusCode::kInvalidArgument, Reason::kMalformed);
+  EXPECT_EQ(pair.b.ListPending()->pending_size(), 1);
+  abort.set_epoch(1);
   EXPECT_OK(Ask(*pair.b.worlds, &v1::Worlds::Stub::Abort, abort, &aborted));
   waiting.join();
   ExpectError(told, absl::StatusCode::kAborted, Reason::kCancelled);
   EXPECT_EQ(ErrorOf(told).culprit.rank, 1);
   EXPECT_THAT(std::string(told.message()), HasSubstr("bad data on rank 1"));
 
-  std::thread again([&] { told = pair.a.Submit(pair.a.RunCommand(3, 1, 2, 0, {1, 2})); });
+  std::thread again([&] { told = pair.a.Submit(pair.a.RunCommand(3, 1, 2, 1, {1, 2})); });
   ASSERT_TRUE(Eventually([&] { return pair.b.ListPending()->pending_size() == 1; }));
   EXPECT_OK(pair.b.Close());
   again.join();
@@ -372,6 +473,28 @@ TEST(WorldsTest, DescribeGroupsAndRefusals) {
   v1::CreateGroupResponse group;
   EXPECT_OK(Ask(*pair.a.worlds, &v1::Worlds::Stub::CreateGroup, create, &group));
   EXPECT_GT(group.group(), 0);
+  // The same request, and another one.
+  const int32_t first = group.group();
+  create.set_session(pair.b.session);
+  create.set_rank(1);
+  create.set_step(0);
+  create.set_number(0);
+  EXPECT_OK(Ask(*pair.b.worlds, &v1::Worlds::Stub::CreateGroup, create, &group));
+  EXPECT_EQ(group.group(), first);
+  create.set_number(1);
+  EXPECT_OK(Ask(*pair.b.worlds, &v1::Worlds::Stub::CreateGroup, create, &group));
+  EXPECT_NE(group.group(), first);
+  create.set_number(-1);
+  EXPECT_THAT(
+      std::string(Ask(*pair.b.worlds, &v1::Worlds::Stub::CreateGroup, create, &group).message()),
+      HasSubstr("number: expected a number from 0"));
+  create.clear_number();
+  EXPECT_THAT(
+      std::string(Ask(*pair.b.worlds, &v1::Worlds::Stub::CreateGroup, create, &group).message()),
+      HasSubstr("step, number: expected both or none"));
+  create.clear_step();
+  create.set_session(pair.a.session);
+  create.set_rank(0);
   create.add_ranks(0);
   EXPECT_EQ(Ask(*pair.a.worlds, &v1::Worlds::Stub::CreateGroup, create, &group).code(),
             absl::StatusCode::kInvalidArgument);
@@ -385,7 +508,7 @@ TEST(WorldsTest, DescribeGroupsAndRefusals) {
   EXPECT_EQ(worlds.worlds(0).name(), "pair");
   EXPECT_EQ(worlds.worlds(0).members_size(), 2);
   EXPECT_EQ(worlds.worlds(0).members(1).session(), pair.b.session);
-  ASSERT_EQ(worlds.worlds(0).groups_size(), 2);
+  ASSERT_EQ(worlds.worlds(0).groups_size(), 3);
   EXPECT_THAT(worlds.worlds(0).groups(1).ranks(), ElementsAre(1, 0));
   v1::DescribeWorldsRequest one;
   one.set_world(999);

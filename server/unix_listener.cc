@@ -45,6 +45,19 @@ absl::Status RemoveStale(const std::string& path) {
   return absl::OkStatus();
 }
 
+// Lets clients in at the bound socket `listener`, as `access` says.
+absl::Status Open(const std::string& path, int listener, const SocketAccess& access) {
+  if (!access.group.empty()) {
+    CHORUS_ASSIGN_OR_RETURN(const gid_t gid, FindGroup(path, access.group));
+    if (chown(path.c_str(), static_cast<uid_t>(-1), gid) != 0) {
+      return Failed(path, absl::StrCat("give it to group ", access.group), errno);
+    }
+  }
+  if (listen(listener, SOMAXCONN) != 0) return Failed(path, "listen", errno);
+  if (chmod(path.c_str(), access.mode) != 0) return Failed(path, "chmod", errno);
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<UniqueFd> ListenUnix(const std::string& path, int type, const SocketAccess& access) {
@@ -60,14 +73,11 @@ absl::StatusOr<UniqueFd> ListenUnix(const std::string& path, int type, const Soc
   if (bind(listener.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
     return Failed(path, "bind", errno);
   }
-  if (!access.group.empty()) {
-    CHORUS_ASSIGN_OR_RETURN(const gid_t gid, FindGroup(path, access.group));
-    if (chown(path.c_str(), static_cast<uid_t>(-1), gid) != 0) {
-      return Failed(path, absl::StrCat("give it to group ", access.group), errno);
-    }
+  const absl::Status opened = Open(path, listener.get(), access);
+  if (!opened.ok()) {
+    unlink(path.c_str());
+    return opened;
   }
-  if (listen(listener.get(), SOMAXCONN) != 0) return Failed(path, "listen", errno);
-  if (chmod(path.c_str(), access.mode) != 0) return Failed(path, "chmod", errno);
   return listener;
 }
 

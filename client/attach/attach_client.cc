@@ -16,9 +16,10 @@
 namespace chorus {
 namespace {
 
-absl::Status TimedOut(absl::string_view what) {
-  return MakeError(absl::StatusCode::kDeadlineExceeded, Reason::kTransportTimeout,
-                   absl::StrCat("attach socket: no answer to ", what, " in time"));
+absl::Status TimedOut(absl::string_view path, absl::string_view what) {
+  return MakeError(
+      absl::StatusCode::kDeadlineExceeded, Reason::kTransportTimeout,
+      absl::StrCat("the daemon at ", path, " does not answer: nothing came to ", what, " in time"));
 }
 
 // Waits until there is something to read. False at the deadline.
@@ -74,7 +75,7 @@ absl::StatusOr<UniqueFd> ConnectSocket(absl::string_view path, absl::Time deadli
   const timeval timeout = absl::ToTimeval(left);
   setsockopt(socket_fd.get(), SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout));
   if (connect(socket_fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
-    if (errno == EAGAIN || errno == EINPROGRESS) return TimedOut("connect");
+    if (errno == EAGAIN || errno == EINPROGRESS) return TimedOut(path, "connect");
     const absl::StatusCode code =
         errno == EACCES ? absl::StatusCode::kPermissionDenied : absl::StatusCode::kUnavailable;
     return MakeError(code, errno == EACCES ? Reason::kNotAttached : Reason::kDaemonLost,
@@ -88,7 +89,7 @@ absl::StatusOr<UniqueFd> ConnectSocket(absl::string_view path, absl::Time deadli
 absl::StatusOr<std::unique_ptr<AttachClient>> AttachClient::Connect(absl::string_view path,
                                                                     absl::Time deadline) {
   CHORUS_ASSIGN_OR_RETURN(UniqueFd socket_fd, ConnectSocket(path, deadline));
-  std::unique_ptr<AttachClient> client(new AttachClient(std::move(socket_fd)));
+  std::unique_ptr<AttachClient> client(new AttachClient(std::string(path), std::move(socket_fd)));
   AttachRequest hello;
   hello.kind = AttachRequest::Kind::kHello;
   CHORUS_ASSIGN_OR_RETURN(Answer challenge, client->Ask(std::move(hello), 0, deadline));
@@ -107,24 +108,49 @@ absl::StatusOr<AttachClient::Answer> AttachClient::Ask(AttachRequest request, si
                                                        absl::Time deadline) {
   MutexLock lock(&mutex_);
   request.id = next_id_++;
-  CHORUS_RETURN_IF_ERROR(SendPacket(socket_.get(), EncodeAttachRequest(request), {}));
+  const absl::Status sent = SendPacket(socket_.get(), EncodeAttachRequest(request), {});
+  if (!sent.ok()) {
+    // What was said before the connection closed says more.
+    while (goodbye_.ok()) {
+      const absl::StatusOr<absl::optional<Answer>> packet = Receive();
+      if (!packet.ok() || !packet->has_value()) break;
+    }
+    return goodbye_.ok() ? sent : goodbye_;
+  }
   for (;;) {
-    if (!AwaitReadable(socket_.get(), deadline)) return TimedOut(KindName(request.kind));
-    CHORUS_ASSIGN_OR_RETURN(
-        absl::optional<Packet> packet,
-        ReceivePacket(socket_.get(), kMaxAttachMessageBytes, kMaxAttachDescriptors));
-    if (!packet.has_value()) continue;
-    Answer answer;
-    CHORUS_ASSIGN_OR_RETURN(answer.reply, DecodeAttachReply(packet->bytes));
-    if (answer.reply.id != request.id) continue;  // of a request that ended by its deadline
+    if (!AwaitReadable(socket_.get(), deadline)) return TimedOut(path_, KindName(request.kind));
+    absl::StatusOr<absl::optional<Answer>> packet = Receive();
+    if (!packet.ok()) return goodbye_.ok() ? packet.status() : goodbye_;
+    // Nothing, or of a request that ended by its deadline.
+    if (!packet->has_value() || (*packet)->reply.id != request.id) continue;
+    Answer answer = **std::move(packet);
     CHORUS_RETURN_IF_ERROR(answer.reply.status);
-    answer.fds = std::move(packet->fds);
     if (answer.fds.size() != fds) {
       return MakeError(absl::StatusCode::kInternal, Reason::kInternal,
                        absl::StrCat("attach socket: the answer to ", KindName(request.kind),
                                     " has ", answer.fds.size(), " descriptors, expected ", fds));
     }
     return answer;
+  }
+}
+
+absl::StatusOr<absl::optional<AttachClient::Answer>> AttachClient::Receive() {
+  CHORUS_ASSIGN_OR_RETURN(
+      absl::optional<Packet> packet,
+      ReceivePacket(socket_.get(), kMaxAttachMessageBytes, kMaxAttachDescriptors));
+  if (!packet.has_value()) return absl::optional<Answer>();
+  Answer answer;
+  CHORUS_ASSIGN_OR_RETURN(answer.reply, DecodeAttachReply(packet->bytes));
+  answer.fds = std::move(packet->fds);
+  if (answer.reply.id == 0 && !answer.reply.status.ok()) goodbye_ = answer.reply.status;
+  return absl::optional<Answer>(std::move(answer));
+}
+
+absl::Status AttachClient::Goodbye() {
+  MutexLock lock(&mutex_);
+  for (;;) {
+    const absl::StatusOr<absl::optional<Answer>> packet = Receive();
+    if (!packet.ok() || !packet->has_value()) return goodbye_;
   }
 }
 

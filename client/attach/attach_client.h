@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "absl/types/optional.h"
 #include "absl/types/span.h"
 #include "core/base/ids.h"
 #include "core/base/mutex.h"
@@ -28,8 +29,9 @@ namespace chorus {
 class AttachClient {
  public:
   // Connects to the attach socket at `path` and proves who this process is.
-  // UNAVAILABLE (DAEMON_LOST): nobody listens there. FAILED_PRECONDITION (VERSION): the text has
-  // both versions. DEADLINE_EXCEEDED (TRANSPORT_TIMEOUT).
+  // UNAVAILABLE (DAEMON_LOST): nobody listens there. PERMISSION_DENIED (NOT_ATTACHED): another
+  // user's. FAILED_PRECONDITION (VERSION): the text has both versions. DEADLINE_EXCEEDED
+  // (TRANSPORT_TIMEOUT): somebody listens and does not answer.
   static absl::StatusOr<std::unique_ptr<AttachClient>> Connect(absl::string_view path,
                                                                absl::Time deadline);
   AttachClient(const AttachClient&) = delete;
@@ -44,6 +46,9 @@ class AttachClient {
   int doorbell_fd() const { return doorbell_.get(); }
   // For a watcher: POLLRDHUP tells that the daemon is gone. Nobody else reads or writes it.
   int socket_fd() const { return socket_.get(); }
+  // Why the daemon has closed the connection, or is about to, if it has said so; else OK. For when
+  // it is gone: answers that are under way are thrown away.
+  absl::Status Goodbye();
 
   // The rest needs the session that was opened with the token; FAILED_PRECONDITION before that.
   struct SessionMemoryFds {
@@ -73,11 +78,17 @@ class AttachClient {
     std::vector<UniqueFd> fds;
   };
 
-  explicit AttachClient(UniqueFd socket) : socket_(std::move(socket)) {}
+  AttachClient(std::string path, UniqueFd socket)
+      : path_(std::move(path)), socket_(std::move(socket)) {}
 
   // Sends `request` and waits for its answer, which must carry `fds` descriptors when it is OK.
   absl::StatusOr<Answer> Ask(AttachRequest request, size_t fds, absl::Time deadline);
 
+  // The next packet, if there is one. Keeps what is an answer to no request: why the connection
+  // closes.
+  absl::StatusOr<absl::optional<Answer>> Receive() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const std::string path_;
   const UniqueFd socket_;
   // Constant once Connect has returned.
   std::string token_;
@@ -87,6 +98,7 @@ class AttachClient {
 
   Mutex mutex_;
   uint32_t next_id_ ABSL_GUARDED_BY(mutex_) = 1;
+  absl::Status goodbye_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace chorus

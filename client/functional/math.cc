@@ -14,8 +14,8 @@ Tensor Unary(const char* op, const Tensor& x, CallSite site) {
   return ApplyLocal(Spec(op, site), {x});
 }
 
-Tensor Binary(const char* op, const Operand& a, const Operand& b) {
-  return Operate(a, b, [op](const Tensor& x, const Tensor& y, CallSite site) {
+Tensor Binary(const char* op, const Operand& a, const Operand& b, CallSite site) {
+  return Operate(a, b, site, [&](const Tensor& x, const Tensor& y) {
     return Elementwise(op, {x, y}, site);
   });
 }
@@ -24,11 +24,15 @@ Tensor Binary(const char* op, const Operand& a, const Operand& b) {
 
 // --- Arithmetic ---------------------------------------------------------------------------------
 
-Tensor Div(const Operand& a, const Operand& b) { return Binary("div", a, b); }
-Tensor operator/(const Operand& a, const Operand& b) { return Binary("div", a, b); }
-Tensor Pow(const Operand& a, const Operand& b) { return Binary("pow", a, b); }
-Tensor Maximum(const Operand& a, const Operand& b) { return Binary("maximum", a, b); }
-Tensor Minimum(const Operand& a, const Operand& b) { return Binary("minimum", a, b); }
+Tensor Div(const Operand& a, const Operand& b, CallSite site) { return Binary("div", a, b, site); }
+Tensor operator/(const Operand& a, const Operand& b) { return Div(a, b, SiteOf(a, b)); }
+Tensor Pow(const Operand& a, const Operand& b, CallSite site) { return Binary("pow", a, b, site); }
+Tensor Maximum(const Operand& a, const Operand& b, CallSite site) {
+  return Binary("maximum", a, b, site);
+}
+Tensor Minimum(const Operand& a, const Operand& b, CallSite site) {
+  return Binary("minimum", a, b, site);
+}
 
 // --- Functions, element by element --------------------------------------------------------------
 
@@ -48,16 +52,24 @@ Tensor Tanh(const Tensor& x, CallSite site) { return Unary("tanh", x, site); }
 
 // --- Comparisons and logic ----------------------------------------------------------------------
 
-Tensor Equal(const Operand& a, const Operand& b) { return Binary("eq", a, b); }
-Tensor NotEqual(const Operand& a, const Operand& b) { return Binary("ne", a, b); }
-Tensor Less(const Operand& a, const Operand& b) { return Binary("lt", a, b); }
-Tensor LessEqual(const Operand& a, const Operand& b) { return Binary("le", a, b); }
-Tensor Greater(const Operand& a, const Operand& b) { return Binary("gt", a, b); }
-Tensor GreaterEqual(const Operand& a, const Operand& b) { return Binary("ge", a, b); }
-Tensor operator<(const Operand& a, const Operand& b) { return Less(a, b); }
-Tensor operator<=(const Operand& a, const Operand& b) { return LessEqual(a, b); }
-Tensor operator>(const Operand& a, const Operand& b) { return Greater(a, b); }
-Tensor operator>=(const Operand& a, const Operand& b) { return GreaterEqual(a, b); }
+Tensor Equal(const Operand& a, const Operand& b, CallSite site) { return Binary("eq", a, b, site); }
+Tensor NotEqual(const Operand& a, const Operand& b, CallSite site) {
+  return Binary("ne", a, b, site);
+}
+Tensor Less(const Operand& a, const Operand& b, CallSite site) { return Binary("lt", a, b, site); }
+Tensor LessEqual(const Operand& a, const Operand& b, CallSite site) {
+  return Binary("le", a, b, site);
+}
+Tensor Greater(const Operand& a, const Operand& b, CallSite site) {
+  return Binary("gt", a, b, site);
+}
+Tensor GreaterEqual(const Operand& a, const Operand& b, CallSite site) {
+  return Binary("ge", a, b, site);
+}
+Tensor operator<(const Operand& a, const Operand& b) { return Less(a, b, SiteOf(a, b)); }
+Tensor operator<=(const Operand& a, const Operand& b) { return LessEqual(a, b, SiteOf(a, b)); }
+Tensor operator>(const Operand& a, const Operand& b) { return Greater(a, b, SiteOf(a, b)); }
+Tensor operator>=(const Operand& a, const Operand& b) { return GreaterEqual(a, b, SiteOf(a, b)); }
 
 Tensor LogicalAnd(const Tensor& a, const Tensor& b, CallSite site) {
   return Elementwise("logical_and", {a, b}, site);
@@ -72,8 +84,8 @@ Tensor LogicalNot(const Tensor& x, CallSite site) { return Unary("logical_not", 
 
 // --- Selection and conversion -------------------------------------------------------------------
 
-Tensor Where(const Tensor& condition, const Operand& a, const Operand& b) {
-  return Operate(a, b, [&condition](const Tensor& x, const Tensor& y, CallSite site) {
+Tensor Where(const Tensor& condition, const Operand& a, const Operand& b, CallSite site) {
+  return Operate(a, b, site, [&](const Tensor& x, const Tensor& y) {
     return Elementwise("where", {condition, x, y}, site);
   });
 }

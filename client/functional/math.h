@@ -18,12 +18,12 @@ inline namespace sdk {
 // --- Arithmetic ---------------------------------------------------------------------------------
 
 // Of integers truncated; by zero it is INVALID_ARGUMENT when it runs.
-Tensor Div(const Operand& a, const Operand& b);
+Tensor Div(const Operand& a, const Operand& b, CallSite site = CallSite::Here());
 Tensor operator/(const Operand& a, const Operand& b);
-Tensor Pow(const Operand& a, const Operand& b);
+Tensor Pow(const Operand& a, const Operand& b, CallSite site = CallSite::Here());
 // NaN wins; where both are equal, each gets half of the gradient.
-Tensor Maximum(const Operand& a, const Operand& b);
-Tensor Minimum(const Operand& a, const Operand& b);
+Tensor Maximum(const Operand& a, const Operand& b, CallSite site = CallSite::Here());
+Tensor Minimum(const Operand& a, const Operand& b, CallSite site = CallSite::Here());
 
 // --- Functions, element by element --------------------------------------------------------------
 Tensor Abs(const Tensor& x, CallSite site = CallSite::Here());
@@ -42,12 +42,12 @@ Tensor Tanh(const Tensor& x, CallSite site = CallSite::Here());
 
 // --- Comparisons and logic ----------------------------------------------------------------------
 // To bool. With NaN all but NotEqual are false.
-Tensor Equal(const Operand& a, const Operand& b);
-Tensor NotEqual(const Operand& a, const Operand& b);
-Tensor Less(const Operand& a, const Operand& b);
-Tensor LessEqual(const Operand& a, const Operand& b);
-Tensor Greater(const Operand& a, const Operand& b);
-Tensor GreaterEqual(const Operand& a, const Operand& b);
+Tensor Equal(const Operand& a, const Operand& b, CallSite site = CallSite::Here());
+Tensor NotEqual(const Operand& a, const Operand& b, CallSite site = CallSite::Here());
+Tensor Less(const Operand& a, const Operand& b, CallSite site = CallSite::Here());
+Tensor LessEqual(const Operand& a, const Operand& b, CallSite site = CallSite::Here());
+Tensor Greater(const Operand& a, const Operand& b, CallSite site = CallSite::Here());
+Tensor GreaterEqual(const Operand& a, const Operand& b, CallSite site = CallSite::Here());
 Tensor operator<(const Operand& a, const Operand& b);
 Tensor operator<=(const Operand& a, const Operand& b);
 Tensor operator>(const Operand& a, const Operand& b);
@@ -63,7 +63,8 @@ Tensor LogicalNot(const Tensor& x, CallSite site = CallSite::Here());
 
 // condition ? a : b, element by element. What is not taken stays out of the gradient, whatever it
 // is: only the operands themselves can bring a NaN into it.
-Tensor Where(const Tensor& condition, const Operand& a, const Operand& b);
+Tensor Where(const Tensor& condition, const Operand& a, const Operand& b,
+             CallSite site = CallSite::Here());
 // Rounds once; to integers it truncates and gives the nearest in range, 0 for NaN; to bool x != 0.
 Tensor Cast(const Tensor& x, DType dtype, CallSite site = CallSite::Here());
 

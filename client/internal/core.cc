@@ -35,7 +35,6 @@ constexpr size_t kGraphsPerFrame = 512;
 constexpr int64_t kStagingBlockBytes = 4 << 20;
 constexpr int64_t kMaxStagingBytes = 64 << 20;
 constexpr int64_t kStagingAlign = 64;
-constexpr size_t kCountedRuns = 64;
 // Half of what a daemon allows unless told otherwise: flushes come on top.
 constexpr size_t kMaxUnderWay = 512;
 
@@ -58,6 +57,17 @@ absl::Status ForkedError() {
   return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kForked,
                    "this object belongs to the parent process; open a session of your own after "
                    "fork");
+}
+
+bool IsLost(const absl::Status& status) {
+  switch (ErrorOf(status).reason) {
+    case Reason::kDaemonLost:
+    case Reason::kSessionLost:
+    case Reason::kForked:
+      return true;
+    default:
+      return false;
+  }
 }
 
 std::string SourceOf(CallSite site) { return absl::StrCat(site.file, ":", site.line); }
@@ -98,7 +108,6 @@ void OwnWorld::Add(const MemberCore& gone) {
   MutexLock lock(&mutex_);
   gone_.world = gone.world;
   gone_.ranks.push_back(Rank(gone.rank.load(std::memory_order_relaxed)));
-  gone_.runs.insert(gone_.runs.end(), gone.runs.begin(), gone.runs.end());
 }
 
 MemberCore::~MemberCore() {
@@ -138,9 +147,11 @@ SessionLock::~SessionLock() {
 
 // --- SessionCore --------------------------------------------------------------------------------
 
-SessionCore::SessionCore(std::unique_ptr<Link> link, absl::Duration wait_timeout)
+SessionCore::SessionCore(std::unique_ptr<Link> link, absl::Duration wait_timeout,
+                         WaitReportOptions reports)
     : link_(link.release()),
       wait_timeout_(wait_timeout),
+      reports_(link_, std::move(reports)),
       devices_(link_->devices()),
       fork_count_(ForkCount()) {}
 
@@ -264,14 +275,9 @@ Sequence SessionCore::OldestUnderWayLocked() {
   return under_way_.empty() ? Sequence(next_sequence_) : under_way_.front();
 }
 
-void SessionCore::Join(DependencesPtr* both, const DependencesPtr& other) {
-  if (*both == other || other == nullptr) return;
-  if (*both == nullptr) {
-    *both = other;
-    return;
-  }
+void SessionCore::JoinSets(DependencesPtr* both, const Dependences& other) {
   Dependences united;
-  std::set_union((*both)->begin(), (*both)->end(), other->begin(), other->end(),
+  std::set_union((*both)->begin(), (*both)->end(), other.begin(), other.end(),
                  std::back_inserter(united),
                  [](const OriginPtr& a, const OriginPtr& b) { return a->number < b->number; });
   if (united.size() > kMaxOrigins) {
@@ -360,7 +366,7 @@ TensorDatas SessionCore::AppendLocked(NodeSpec spec, absl::Span<const TensorData
   std::shared_ptr<const Failure> failure;
   for (const TensorDataPtr& input : inputs) {
     const absl::Status named = NameLocked(input.get());
-    if (!named.ok()) failure = std::make_shared<Failure>(Failure{named, nullptr, 0});
+    if (!named.ok()) failure = std::make_shared<Failure>(Failure{named});
   }
   for (const TensorDataPtr& input : inputs) {
     if (input->state.load(std::memory_order_relaxed) != TensorData::State::kLazy) continue;
@@ -425,7 +431,7 @@ void SessionCore::FlushLocked(int64_t number) {
   const absl::Status status = SendLocked(fragment.get());
   sending_.pop_back();
   if (status.ok()) return;
-  const auto failure = std::make_shared<Failure>(Failure{status, nullptr, 0});
+  const auto failure = std::make_shared<Failure>(Failure{status});
   for (const TensorDataPtr& data : alive) {
     if (data->state.load(std::memory_order_relaxed) != TensorData::State::kLazy) continue;
     data->failure = failure;
@@ -694,11 +700,13 @@ void SessionCore::AddMemberLocked(const std::shared_ptr<MemberCore>& member) {
 void SessionCore::LeaveLocked() {
   // A rank that leaves takes its runs with it that wait for others; in a world of one session's
   // they wait for its own, which have been sent before.
-  const auto gone =
-      std::stable_partition(leaving_.begin(), leaving_.end(), [this](const OwnWorld::Gone& world) {
-        return !std::all_of(world.runs.begin(), world.runs.end(),
-                            [this](Sequence run) { return IsOver(run); });
-      });
+  for (OwnWorld::Gone& world : leaving_) {
+    if (world.runs_before == Sequence()) world.runs_before = Sequence(next_sequence_);
+  }
+  const Sequence oldest = OldestUnderWayLocked();
+  const auto gone = std::stable_partition(
+      leaving_.begin(), leaving_.end(),
+      [oldest](const OwnWorld::Gone& world) { return oldest < world.runs_before; });
   std::vector<OwnWorld::Gone> left(std::make_move_iterator(gone),
                                    std::make_move_iterator(leaving_.end()));
   leaving_.erase(gone, leaving_.end());
@@ -729,21 +737,228 @@ SessionCore::Tables SessionCore::CountTables() {
 
 // --- Collectives --------------------------------------------------------------------------------
 
-InstanceKey SessionCore::NextInstance(GroupCore* group, CollectiveKind kind, int32_t peer,
-                                      int64_t tag) {
-  InstanceKey key;
-  key.group = group->id;
-  key.epoch = Epoch(group->member->epoch.load(std::memory_order_relaxed));
-  if (HasPeer(kind)) {
-    const bool send = kind == CollectiveKind::kSend;
-    key.source = GroupRank(send ? group->rank : peer);
-    key.destination = GroupRank(send ? peer : group->rank);
-    key.tag = tag;
-    key.index = group->pairs[{{peer, send ? 1 : 0}, tag}].next++;
-  } else {
-    key.index = group->next_index++;
+const CallPart* PartBefore(absl::Span<const CallPart> parts, size_t p) {
+  if (HasPeer(parts[p].key.op->kind)) return nullptr;
+  for (size_t other = p; other-- > 0;) {
+    if (parts[other].group == parts[p].group && !HasPeer(parts[other].key.op->kind)) {
+      return &parts[other];
+    }
   }
-  return key;
+  return nullptr;
+}
+
+void SessionCore::CountCallLocked(absl::Span<CallPart> parts, CallInRuns* runs) {
+  for (size_t p = 0; p < parts.size(); ++p) {
+    CallPart& part = parts[p];
+    GroupCore* const group = part.group;
+    InstanceKey& key = part.instance;
+    key.group = group->id;
+    key.since = group->member->since;
+    key.at.step = group->member->step.load(std::memory_order_relaxed);
+    const CollectiveKind kind = part.key.op->kind;
+    if (HasPeer(kind)) {
+      const bool send = kind == CollectiveKind::kSend;
+      key.source = GroupRank(send ? group->rank : part.key.peer);
+      key.destination = GroupRank(send ? part.key.peer : group->rank);
+      key.tag = part.key.tag;
+      key.at.call = group->pairs[{{part.key.peer, send ? 1 : 0}, part.key.tag}].next++;
+      continue;
+    }
+    if (const CallPart* const before = PartBefore(parts, p)) {
+      key.at.call = before->instance.at.call;
+      key.at.part = before->instance.at.part + 1;
+    } else if (runs != nullptr && runs->begun) {
+      key.at = runs->next;
+    } else {
+      key.at.call = group->next_call++;
+    }
+    if (runs == nullptr) continue;
+    runs->begun = true;
+    runs->next = key.at;
+    ++runs->next.part;
+  }
+}
+
+RefusedMember* SessionCore::RefusedOf(MemberCore* member, Refusals* refusals) {
+  Refuse* refuse = nullptr;
+  for (Refuse& one : *refusals) {
+    if (one.world == member->world) refuse = &one;
+  }
+  if (refuse == nullptr) {
+    refusals->emplace_back();
+    refuse = &refusals->back();
+    refuse->world = member->world;
+    refuse->epoch = Epoch(member->epoch.load(std::memory_order_relaxed));
+  }
+  const Rank rank(member->rank.load(std::memory_order_relaxed));
+  for (RefusedMember& one : refuse->members) {
+    if (one.rank == rank) return &one;
+  }
+  RefusedMember refused;
+  refused.rank = rank;
+  refused.step = member->step.load(std::memory_order_relaxed);
+  refuse->members.push_back(std::move(refused));
+  return &refuse->members.back();
+}
+
+void SessionCore::AddRefused(absl::Span<const CallPart> parts, Refusals* refusals) {
+  for (const CallPart& part : parts) {
+    RefusedMember* const member = RefusedOf(part.group->member, refusals);
+    const InstanceKey& key = part.instance;
+    RefusedCalls calls;
+    calls.group = key.group;
+    calls.source = key.source;
+    calls.destination = key.destination;
+    calls.tag = key.tag;
+    calls.is_recv = part.key.op->kind == CollectiveKind::kRecv;
+    calls.first = key.at.call;
+    calls.next = key.at.call + 1;
+    // A peer that is no member waits for nothing.
+    const int32_t size = static_cast<int32_t>(part.group->ranks.size());
+    if (key.is_pair() || HasPeer(part.key.op->kind)) {
+      if (part.key.peer < 0 || part.key.peer >= size) continue;
+    }
+    // Parts of one call count once.
+    const bool again = std::any_of(
+        member->calls.begin(), member->calls.end(), [&calls](const RefusedCalls& other) {
+          return other.group == calls.group && other.source == calls.source &&
+                 other.destination == calls.destination && other.tag == calls.tag &&
+                 other.first == calls.first;
+        });
+    if (!again) member->calls.push_back(calls);
+  }
+}
+
+void SessionCore::PutOutOfLineLocked(const absl::Status& why, Refusals* refusals) {
+  Error error = ErrorOf(why);
+  error.code = absl::StatusCode::kFailedPrecondition;
+  error.message = absl::StrCat(
+      "this rank is out of line: a call could not be made here, and what would have followed from "
+      "it is not known, so it takes part in nothing more until its next World::Step (or Reform); "
+      "the call: ",
+      error.message);
+  for (const auto& held : members_) {
+    const std::shared_ptr<MemberCore> member = held.lock();
+    if (member == nullptr || member->in_device_group.load(std::memory_order_relaxed)) continue;
+    if (!member->out_of_line.ok()) continue;
+    member->out_of_line = ToStatus(error);
+    RefusedOf(member.get(), refusals)->rest_of_step = true;
+  }
+}
+
+void SessionCore::LoseTapesLocked(absl::Span<MemberCore* const> members, uint64_t order,
+                                  const absl::Status& why, bool ends_epoch, Refusals* refusals) {
+  Error error = ErrorOf(why);
+  error.code = absl::StatusCode::kFailedPrecondition;
+  error.reason = Reason::kTapeConsumed;
+  error.message = absl::StrCat(
+      "what was recorded before has no gradient any more: a call for gradients was refused here, "
+      "and which it would have asked for is not known; record anew; the call: ",
+      error.message);
+  const auto lose = [&](MemberCore* member) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
+    // Nobody waits for it in this step, and requests count anew in the next.
+    if (!member->out_of_line.ok()) return;
+    member->tapes_lost_before.store(order, std::memory_order_relaxed);
+    member->why_tapes_lost = ToStatus(error);
+    RefusedOf(member, refusals)->drops_tapes = true;
+  };
+  for (MemberCore* const member : members) lose(member);
+  for (size_t m = 0; members.empty() && m < members_.size(); ++m) {
+    const std::shared_ptr<MemberCore> member = members_[m].lock();
+    if (member != nullptr && !member->in_device_group.load(std::memory_order_relaxed)) {
+      lose(member.get());
+    }
+  }
+  if (ends_epoch) return;
+  // The epoch before the member's own is over.
+  for (Refuse& refuse : *refusals) refuse.epoch = Epoch(refuse.epoch.value() - 1);
+}
+
+std::vector<Sequence> SessionCore::RefuseLocked(Refusals refusals, const absl::Status& why) {
+  std::vector<Sequence> sent;
+  for (Refuse& refuse : refusals) {
+    refuse.why = ErrorOf(why);
+    // Where it comes of a failure that has ended an epoch the others have been told.
+    for (const Error::EndedEpoch& ended : refuse.why.ended) {
+      refuse.why.alone |= ended.world == refuse.world;
+    }
+    const absl::StatusOr<Sequence> sequence = SubmitLocked(std::move(refuse));
+    if (sequence.ok()) sent.push_back(*sequence);
+  }
+  return sent;
+}
+
+absl::Status SessionCore::AwaitRefused(const std::vector<Sequence>& sent, const absl::Status& why) {
+  absl::Status recorded = why;
+  for (const Sequence sequence : sent) {
+    const absl::Status outcome = link_->WaitCommand(sequence, wait_timeout_);
+    OnError(outcome);
+    const Error error = ErrorOf(outcome);
+    // It is `why` with its number, unless the command itself was not understood or not answered.
+    if (error.reason == ErrorOf(why).reason && outcome.code() == why.code() &&
+        ErrorOf(recorded).id.value() == ErrorOf(why).id.value()) {
+      recorded = outcome;
+    }
+  }
+  return recorded;
+}
+
+absl::Status SessionCore::RefuseRest(GroupCore* group, CallInRuns* call, const absl::Status& why) {
+  if (IsLost(why)) return why;
+  MemberCore* const member = group->member;
+  std::vector<Sequence> sent;
+  {
+    SessionLock lock(this);
+    CHORUS_RETURN_IF_ERROR(lock.status());
+    if (!member->out_of_line.ok()) return Detached(member->out_of_line);
+    if (!call->begun) {
+      call->begun = true;
+      call->next = {member->step.load(std::memory_order_relaxed), group->next_call++, 0};
+    }
+    // A call of a step that is over is passed.
+    if (call->next.step != member->step.load(std::memory_order_relaxed)) return why;
+    RefusedCalls calls;
+    calls.group = group->id;
+    calls.first = call->next.call;
+    calls.next = calls.first + 1;
+    Refusals refusals;
+    RefusedOf(member, &refusals)->calls.push_back(calls);
+    sent = RefuseLocked(std::move(refusals), why);
+  }
+  return AwaitRefused(sent, why);
+}
+
+void SessionCore::ResetCountsLocked(MemberCore* member) {
+  member->out_of_line = absl::OkStatus();
+  member->group_requests.clear();
+  for (const auto& group : member->groups) {
+    group->next_call = 0;
+    // Pairs with tags that come and go must not fill the table.
+    for (auto pair = group->pairs.begin(); pair != group->pairs.end();) {
+      const auto next = std::next(pair);
+      if (pair->second.next == 0) {
+        group->pairs.erase(pair);
+      } else {
+        pair->second.next = 0;
+      }
+      pair = next;
+    }
+  }
+}
+
+absl::Status SessionCore::BeginStep(MemberCore* member, int64_t step) {
+  SessionLock lock(this);
+  CHORUS_RETURN_IF_ERROR(lock.status());
+  const int64_t last = member->step.load(std::memory_order_relaxed);
+  if (step <= last || step >= kMaxCallNumber) {
+    return MakeError(absl::StatusCode::kInvalidArgument, Reason::kMalformed,
+                     absl::StrCat("Step: expected a number above that of the last step, ", last,
+                                  ", and below ", kMaxCallNumber, ", got ", step,
+                                  "; a step that is done again has a new number"));
+  }
+  member->step.store(step, std::memory_order_relaxed);
+  ResetCountsLocked(member);
+  return absl::OkStatus();
 }
 
 const CallShape* SessionCore::InternShape(CallShape shape) {
@@ -844,6 +1059,7 @@ absl::StatusOr<std::unique_ptr<CallEntry>> SessionCore::MakeEntryLocked(
     }
   }
   ValueIndex next_value = static_cast<ValueIndex>(graph.inputs.size());
+  absl::flat_hash_map<const GroupCore*, int32_t> next_part;
   for (const CallPart& part : parts) {
     const CallKey& call = part.key;
     NodeSpec spec;
@@ -862,6 +1078,7 @@ absl::StatusOr<std::unique_ptr<CallEntry>> SessionCore::MakeEntryLocked(
     collective.leads_to_leaf = call.leads_to_leaf;
     collective.peer = GroupRank(call.peer);
     collective.tag = call.tag;
+    if (!HasPeer(call.op->kind)) collective.part = next_part[part.group]++;
     if (call.shape != nullptr) {
       collective.counts = call.shape->counts;
       collective.runtime_counts_input = call.shape->runtime_counts_input;
@@ -890,6 +1107,11 @@ absl::StatusOr<std::unique_ptr<CallEntry>> SessionCore::MakeEntryLocked(
     std::vector<TensorType>& types = *inferred;
 
     CallEntry::Part made;
+    if (part.declared != nullptr) {
+      made.info = part.declared;
+    } else if (!part.inputs.empty()) {
+      made.info = part.inputs[0]->info;
+    }
     made.visible = NumVisibleOutputs(*spec.collective, static_cast<int>(types.size()));
     made.saved = SavedBy(*call.op, spec, static_cast<int>(part.inputs.size()),
                          static_cast<int>(types.size()));
@@ -928,7 +1150,7 @@ absl::StatusOr<std::unique_ptr<CallEntry>> SessionCore::MakeEntryLocked(
 }
 
 absl::StatusOr<Sequence> SessionCore::CollectivesLocked(
-    absl::Span<CallPart> parts, const InstanceKey* bound, const CallEntry** used,
+    absl::Span<CallPart> parts, bool bound, const CallInRuns* runs, const CallEntry** used,
     absl::FunctionRef<void(size_t part, size_t output, TensorDataPtr)> add) {
   FlushLocked();
   for (const CallPart& part : parts) {
@@ -949,29 +1171,27 @@ absl::StatusOr<Sequence> SessionCore::CollectivesLocked(
   MemberCore* const member = parts[0].group->member;
   run.groups[0].world = member->world;
   run.groups[0].epoch = Epoch(member->epoch.load(std::memory_order_relaxed));
+  run.pair_calls.clear();
   for (size_t p = 0; p < parts.size(); ++p) {
-    run.groups[0].base[entry->parts[p].rank] = parts[p].group->next_index;
-  }
-  if (bound != nullptr) {
-    run.instances[0] = *bound;
-    parts[0].instance = *bound;
-  } else {
-    // Only now: what is refused before takes no instance.
-    for (CallPart& part : parts) {
-      part.instance = NextInstance(part.group, part.key.op->kind, part.key.peer, part.key.tag);
+    const CallPart& part = parts[p];
+    CallPosition& base = run.groups[0].base[entry->parts[p].rank];
+    if (bound || part.instance.is_pair()) {
+      base = {part.group->member->step.load(std::memory_order_relaxed), part.group->next_call, 0};
     }
+    if (!bound && part.instance.is_pair()) run.pair_calls.push_back(part.instance.at.call);
   }
+  if (bound) run.instances[0] = parts[0].instance;
+  for (size_t p = 0; p < parts.size() && !bound; ++p) {
+    // Where the call of the group stands, not what was counted since.
+    if (parts[p].instance.is_pair() || PartBefore(parts, p) != nullptr) continue;
+    run.groups[0].base[entry->parts[p].rank] = parts[p].instance.at;
+  }
+  run.call_goes_on = runs != nullptr && !runs->last;
   CHORUS_ASSIGN_OR_RETURN(const Sequence sequence, SubmitLocked(&entry->command));
   CountUnderWayLocked(sequence);
-  CountRunLocked(member, sequence);
   // All results come at once, when the last of the collectives is done.
   DependencesPtr after;
-  JoinAfter(parts[0], sequence, &after);
-  for (size_t p = 1; p < parts.size(); ++p) {
-    JoinAfter(parts[p], sequence, &after);
-    MemberCore* const other = parts[p].group->member;
-    if (other != parts[p - 1].group->member) CountRunLocked(other, sequence);
-  }
+  for (const CallPart& part : parts) JoinAfter(part, sequence, &after);
   const OutBinding* binding = run.outputs.data();
   for (size_t p = 0; p < parts.size(); ++p) {
     const CallEntry::Part& part = entry->parts[p];
@@ -983,22 +1203,6 @@ absl::StatusOr<Sequence> SessionCore::CollectivesLocked(
     }
   }
   return sequence;
-}
-
-void SessionCore::CountRunLocked(MemberCore* member, Sequence run) {
-  if (member->runs.size() >= kCountedRuns) {
-    while (!member->runs.empty()) {
-      const auto outcome = link_->Peek(member->runs.front());
-      if (!outcome.ok()) {
-        // Forgotten: so long ago that a failure would have been handed out, or never asked for.
-        member->runs.pop_front();
-        continue;
-      }
-      if (!outcome->has_value() || (*outcome)->code != absl::StatusCode::kOk) break;
-      member->runs.pop_front();
-    }
-  }
-  member->runs.push_back(run);
 }
 
 void SessionCore::CountUnderWayLocked(Sequence run) {
@@ -1020,63 +1224,33 @@ void SessionCore::Throttle() {
     if (under_way_.size() < kMaxUnderWay) return;
     oldest = under_way_.front();
   }
-  link_->WaitCommand(oldest, wait_timeout_).IgnoreError();
+  WaitForRun(oldest).IgnoreError();
 }
 
-void SessionCore::EnterEpochLocked(MemberCore* member, int64_t ended) {
-  if (member->epoch.load(std::memory_order_relaxed) != ended) return;
-  if (member->in_device_group.load(std::memory_order_relaxed)) {
-    for (const auto& other : members_) {
-      const std::shared_ptr<MemberCore> sibling = other.lock();
-      if (sibling != nullptr && sibling->world == member->world) {
-        EnterAloneLocked(sibling.get(), ended);
-      }
-    }
-    return;
-  }
-  EnterAloneLocked(member, ended);
-}
-
-void SessionCore::EnterAloneLocked(MemberCore* member, int64_t ended) {
-  if (member->epoch.load(std::memory_order_relaxed) != ended) return;
-  member->epoch.store(ended + 1, std::memory_order_relaxed);
-  member->runs.clear();
-  for (const auto& group : member->groups) {
-    group->next_index = 0;
-    for (auto& pair : group->pairs) pair.second.next = 0;
-  }
-  SubmitLocked(EnterEpoch{member->world, Epoch(ended + 1)}).status().IgnoreError();
+absl::Status SessionCore::WaitForRun(Sequence run) {
+  return reports_.InParts(wait_timeout_,
+                          [&](absl::Duration part) { return link_->WaitCommand(run, part); });
 }
 
 // --- Waiting ------------------------------------------------------------------------------------
 
 void SessionCore::OnError(const absl::Status& status) {
   const Error error = ErrorOf(status);
-  switch (error.reason) {
-    case Reason::kTransportTimeout:
-    case Reason::kDaemonLost:
-    case Reason::kSessionLost:
-    case Reason::kForked:
-      return;
-    default:
-      break;
-  }
+  if (error.ended.empty()) return;
   SessionLock lock(this);
   if (!lock.status().ok()) return;
-  // A collective that failed has ended its epoch. The members whose run is meant are those with a
-  // failed run of the same cause.
-  for (size_t m = 0; m < members_.size(); ++m) {
-    const std::shared_ptr<MemberCore> member = members_[m].lock();
-    if (member == nullptr) continue;
-    for (const Sequence run : member->runs) {
-      const auto outcome = link_->Peek(run);
-      if (!outcome.ok() || !outcome->has_value() || (*outcome)->code == absl::StatusCode::kOk ||
-          (*outcome)->error != error.id) {
+  for (const Error::EndedEpoch& ended : error.ended) {
+    bool entered = false;
+    for (const auto& held : members_) {
+      const std::shared_ptr<MemberCore> member = held.lock();
+      if (member == nullptr || member->world != ended.world ||
+          member->epoch.load(std::memory_order_relaxed) >= ended.open.value()) {
         continue;
       }
-      EnterEpochLocked(member.get(), member->epoch.load(std::memory_order_relaxed));
-      break;
+      member->epoch.store(ended.open.value(), std::memory_order_relaxed);
+      entered = true;
     }
+    if (entered) SubmitLocked(EnterEpoch{ended.world, ended.open}).status().IgnoreError();
   }
 }
 
@@ -1091,7 +1265,9 @@ absl::Status SessionCore::Wait(const TensorDataPtr& data, absl::Duration timeout
   }
   switch (state) {
     case TensorData::State::kSent: {
-      const absl::StatusOr<bool> done = link_->WaitTensor(data->id, data->producer, timeout);
+      const absl::StatusOr<bool> done = reports_.InParts(timeout, [&](absl::Duration part) {
+        return link_->WaitTensor(data->id, data->producer, part);
+      });
       LeaveWhatIsOver();
       if (done.ok()) return absl::OkStatus();
       OnError(done.status());
@@ -1099,19 +1275,13 @@ absl::Status SessionCore::Wait(const TensorDataPtr& data, absl::Duration timeout
     }
     case TensorData::State::kAbsent: {
       if (data->producer == Sequence()) return absl::OkStatus();
-      const absl::Status status = link_->WaitCommand(data->producer, timeout);
+      const absl::Status status = reports_.InParts(
+          timeout, [&](absl::Duration part) { return link_->WaitCommand(data->producer, part); });
       if (!status.ok()) OnError(status);
       return status;
     }
-    case TensorData::State::kFailed: {
-      if (data->failure->member != nullptr) {
-        SessionLock lock(this);
-        if (lock.status().ok()) {
-          EnterEpochLocked(data->failure->member.get(), data->failure->epoch);
-        }
-      }
+    case TensorData::State::kFailed:
       return data->failure->status;
-    }
     case TensorData::State::kTraced:
       return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kUnsupported,
                        "a tensor inside a compiled function has no bytes: return it, and read the "

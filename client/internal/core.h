@@ -27,6 +27,7 @@
 #include "absl/types/span.h"
 #include "client/chorus.h"
 #include "client/internal/link.h"
+#include "client/internal/wait_reports.h"
 #include "core/base/mutex.h"
 #include "core/collective/instance.h"
 #include "core/ops/op.h"
@@ -101,12 +102,10 @@ class InternTable {
   size_t trim_at_ = kLeast;
 };
 
-// Why a tensor has no value, known without the daemon. Where this rank's part of a collective was
-// refused here, its member and the epoch that ended by it.
+// Why a tensor has no value, known without the daemon.
 struct Failure {
   absl::Status status;
-  std::shared_ptr<MemberCore> member;
-  int64_t epoch = 0;
+  bool told = false;  // it is a call that was refused here, and the other ranks know
 };
 
 // A tensor of the session, without its history. Immutable but for its way from recorded to sent.
@@ -140,7 +139,7 @@ struct TensorData {
   int32_t value = -1;  // kLazy, kTraced: its number there
   // kLazy: the number of the fragment that makes it.
   int64_t fragment ABSL_GUARDED_BY(session_lock) = 0;
-  DependencesPtr after;  // collectives it may have to wait for
+  DependencesPtr after;                    // collectives it may have to wait for
   Trace* trace = nullptr;                  // kTraced
   InlineData inline_data;                  // kInline, kHost
   ExternalRange external;                  // kExternal
@@ -185,7 +184,7 @@ struct CallKey {
   int32_t peer = -1;
   int32_t num_inputs = 0;
   int64_t tag = 0;
-  TensorInfoPtr info;                // else of the first input
+  const TensorInfo* info = nullptr;  // else of the first input; its entry keeps it
   const CallShape* shape = nullptr;  // null: that is all
   // Where the call was made. Files are compared by address: another one is only another entry.
   CallSite site;
@@ -213,15 +212,29 @@ struct GroupCore;
 struct CallPart {
   GroupCore* group = nullptr;
   CallKey key;
+  TensorInfoPtr declared;                      // keeps the key's, where no input has it
   absl::InlinedVector<TensorData*, 2> inputs;  // this session's and not failed
-  InstanceKey instance;                        // out
+  InstanceKey instance;                        // as counted
 };
+
+// A call that takes several runs, which share its position: coalesced, of very many tensors, or a
+// trainer's own memory in pieces.
+struct CallInRuns {
+  bool begun = false;
+  bool last = false;  // set before the last run
+  CallPosition next;  // of the first collective of its next run
+};
+
+// Of the parts before `p`, the last that is of the same call: of the same member, and of no pair.
+// Null: `p` is the first.
+const CallPart* PartBefore(absl::Span<const CallPart> parts, size_t p);
 
 struct CallEntry {
   Run& run() { return absl::get<Run>(command.body); }
 
   struct Part {
     std::shared_ptr<const NodeSpec> spec;           // without inputs
+    TensorInfoPtr info;                             // of its key
     absl::InlinedVector<TensorInfoPtr, 1> outputs;  // extras last
     int32_t rank = 0;     // place of its member among those that the run holds
     int32_t visible = 0;  // outputs that are no extras
@@ -232,18 +245,19 @@ struct CallEntry {
 };
 
 // A group as one member sees it. Owned by its member as long as that lives: the counters are the
-// names of its instances. A daemon lets a world have so many groups and no more.
+// names of its instances, and only World::Step and Reform set them back. A daemon lets a world have
+// so many groups and no more.
 struct GroupCore {
   MemberCore* member = nullptr;
   GroupId id;
   // Not guarded: only a Reform changes them, and no other thread may use the group meanwhile.
-  std::vector<int> ranks;                                // world ranks, by place
-  int rank = -1;                                         // this member's place
-  std::atomic<bool> alive{true};                         // false: gone with a Reform
-  std::atomic<int64_t> generation{0};                    // counts Reforms
-  int64_t next_index ABSL_GUARDED_BY(session_lock) = 0;  // in the member's epoch
+  std::vector<int> ranks;                               // world ranks, by place
+  int rank = -1;                                        // this member's place
+  std::atomic<bool> alive{true};                        // false: gone with a Reform
+  std::atomic<int64_t> generation{0};                   // counts Reforms
+  int64_t next_call ABSL_GUARDED_BY(session_lock) = 0;  // in the member's step
   struct Pair {
-    int64_t next = 0;  // index in the member's epoch
+    int64_t next = 0;  // call in the member's step
     OriginPtr origin;  // null: none yet
   };
   // By peer, direction (1: send) and tag.
@@ -272,7 +286,7 @@ class OwnWorld {
   struct Gone {
     WorldId world;
     std::vector<Rank> ranks;
-    std::vector<Sequence> runs;  // that may not be over
+    Sequence runs_before;  // its runs have lower ones; 0: not known yet
   };
   void Add(const MemberCore& gone);
 
@@ -298,13 +312,21 @@ class MemberCore : public std::enable_shared_from_this<MemberCore> {
   std::atomic<int> rank{-1};
   std::atomic<int> size{0};
   std::atomic<int64_t> epoch{0};
-  // All members of its world are this session's, and call together: they enter epochs together, and
-  // whoever differentiates takes part for all. Set before the member is used.
+  std::atomic<int64_t> step{0};
+  // All members of its world are this session's, and call together: whoever differentiates takes
+  // part for all, and nobody else waits for them. Set before the member is used.
   std::atomic<bool> in_device_group{false};
   std::shared_ptr<OwnWorld> own_world;  // null: it leaves when it is told to. Set before, too.
+  Epoch since ABSL_GUARDED_BY(session_lock);  // with which its membership began
   std::deque<std::unique_ptr<GroupCore>> groups ABSL_GUARDED_BY(session_lock);
-  // Runs with collectives of this epoch whose good end has not been seen.
-  std::deque<Sequence> runs ABSL_GUARDED_BY(session_lock);
+  // Requests of NewGroup in the step, by list.
+  absl::flat_hash_map<std::vector<int>, int64_t> group_requests ABSL_GUARDED_BY(session_lock);
+  // Why it takes part in nothing more in this step: it is not known what it would have called.
+  absl::Status out_of_line ABSL_GUARDED_BY(session_lock);
+  // Tape entries with collectives of it from before this order have no gradient any more: a call
+  // for gradients was refused, and what it would have asked for is not known.
+  std::atomic<uint64_t> tapes_lost_before{0};
+  absl::Status why_tapes_lost ABSL_GUARDED_BY(session_lock);
 };
 
 // Local ops that have been recorded and not sent yet. It is open from its first op until it is
@@ -329,11 +351,13 @@ struct Fragment {
 
 class SessionCore : public std::enable_shared_from_this<SessionCore> {
  public:
-  SessionCore(std::unique_ptr<Link> link, absl::Duration wait_timeout);
+  SessionCore(std::unique_ptr<Link> link, absl::Duration wait_timeout,
+              WaitReportOptions reports = {});
   ~SessionCore();
 
   Link& link() { return *link_; }
   absl::Duration wait_timeout() const { return wait_timeout_; }
+  const WaitReports& reports() const { return reports_; }
   int device_count() const { return static_cast<int>(devices_.size()); }
   DeviceIndex device(int slot) const { return devices_[slot]; }
 
@@ -348,7 +372,14 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   // Makes *both the dependences of what needs *both and `other`. Few origins are kept, and those
   // beyond only as long as a run of theirs may be under way.
   void Join(DependencesPtr* both, const DependencesPtr& other)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
+    if (other == nullptr || *both == other) return;
+    if (*both == nullptr) {
+      *both = other;
+    } else {
+      JoinSets(both, *other);
+    }
+  }
   // What the results of `run` of a group depend on, beside its inputs.
   const DependencesPtr& AfterGroup(GroupCore* group, Sequence run)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
@@ -369,11 +400,16 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   void FlushLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 
   const CallShape* InternShape(CallShape shape) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
-  // Sends collectives as one run: of one group, or of its members in this session. Each takes its
-  // member's next instance, or (one alone) the one that is `bound`. Gives the run's sequence; hands
-  // each result to `add`, with the place of its part and its number among that part's outputs.
+  // Counts a call of each member that takes part, and names its collectives: done once for every
+  // call, whatever becomes of it. Where `runs` is given and has begun, it goes on with that call.
+  // Uses of a part: group, and op, peer and tag of its key.
+  static void CountCallLocked(absl::Span<CallPart> parts, CallInRuns* runs)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  // Sends collectives that are counted as one run: of one group, or of its members in this session.
+  // `bound`: it is one alone, and a gradient. Gives the run's sequence; hands each result to `add`,
+  // with the place of its part and its number among that part's outputs.
   absl::StatusOr<Sequence> CollectivesLocked(
-      absl::Span<CallPart> parts, const InstanceKey* bound, const CallEntry** entry,
+      absl::Span<CallPart> parts, bool bound, const CallInRuns* runs, const CallEntry** entry,
       absl::FunctionRef<void(size_t part, size_t output, TensorDataPtr)> add)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // Drops the graphs of all calls of a group.
@@ -381,9 +417,39 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   // Forgets calls of the past with what they had that was interned, once it is much. No key of a
   // call may be in use.
   void TrimCallsLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
-  // The name of the next instance of `group` that `call` takes, and counts it.
-  static InstanceKey NextInstance(GroupCore* group, CollectiveKind kind, int32_t peer, int64_t tag)
+
+  // --- What cannot be called --------------------------------------------------------------------
+  // Others must not wait for it: the daemon is told, which ends the epoch for everybody unless they
+  // have passed these calls. A command for each world; `why` is filled in when they are sent.
+  using Refusals = absl::InlinedVector<Refuse, 1>;
+  // What is refused of a member: of its step, and from its epoch.
+  static RefusedMember* RefusedOf(MemberCore* member, Refusals* refusals)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  static void AddRefused(absl::Span<const CallPart> parts, Refusals* refusals)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  // It is not known what this session's members would have called: they are out of line until their
+  // next steps. Those of device groups call together, and are not meant.
+  void PutOutOfLineLocked(const absl::Status& why, Refusals* refusals)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  // Of entries from before `order`, as MemberCore says. `members` empty: of all of this session's
+  // but those of device groups. `ends_epoch` false: others have been told of the cause already.
+  void LoseTapesLocked(absl::Span<MemberCore* const> members, uint64_t order,
+                       const absl::Status& why, bool ends_epoch, Refusals* refusals)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  // Sends them. What comes back is for AwaitRefused, without the lock.
+  std::vector<Sequence> RefuseLocked(Refusals refusals, const absl::Status& why)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  // Waits until the daemon has told the others, and enters the epochs that are open now. `why` as
+  // the daemon has recorded it.
+  absl::Status AwaitRefused(const std::vector<Sequence>& sent, const absl::Status& why)
+      ABSL_LOCKS_EXCLUDED(session_lock);
+  // The same of the rest of a call in runs, which counts if it has not begun.
+  absl::Status RefuseRest(GroupCore* group, CallInRuns* call, const absl::Status& why)
+      ABSL_LOCKS_EXCLUDED(session_lock);
+  // A member begins a step. INVALID_ARGUMENT: not above its last one.
+  absl::Status BeginStep(MemberCore* member, int64_t step) ABSL_LOCKS_EXCLUDED(session_lock);
+  // Sets the counts of all that a member calls to nothing.
+  static void ResetCountsLocked(MemberCore* member) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 
   // Registers a graph under a new name.
   absl::StatusOr<GraphId> RegisterLocked(const std::string& encoded)
@@ -413,14 +479,8 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   absl::StatusOr<TensorDataPtr> FreezeLocked(const TensorData& data)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 
-  // Notes that `run` takes part in `member`'s world.
-  void CountRunLocked(MemberCore* member, Sequence run) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // Notes a run of this session, for Throttle.
   void CountUnderWayLocked(Sequence run) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
-  // Moves a member, and those of its device group, out of an epoch that has ended, if it is still
-  // in it.
-  void EnterEpochLocked(MemberCore* member, int64_t ended)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   void AddMemberLocked(const std::shared_ptr<MemberCore>& member)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 
@@ -428,14 +488,17 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   // Waits while as many runs are under way as a daemon lets a session have: called before one more
   // is recorded. Errors of runs are not its business.
   void Throttle() ABSL_LOCKS_EXCLUDED(session_lock);
-  // Waits until `data` is computed; enters the epochs that its failure ended.
+  // Waits until `data` is computed; if it has failed, enters the epochs that are open since.
   absl::Status Wait(const TensorDataPtr& data, absl::Duration timeout)
       ABSL_LOCKS_EXCLUDED(session_lock);
+  // Waits for a run's end, at most the session's wait_timeout.
+  absl::Status WaitForRun(Sequence run) ABSL_LOCKS_EXCLUDED(session_lock);
   // Copies out what Wait has seen.
   absl::Status ReadTensor(const TensorDataPtr& data, char* out) ABSL_LOCKS_EXCLUDED(session_lock);
   absl::StatusOr<const char*> MapTensor(const TensorDataPtr& data)
       ABSL_LOCKS_EXCLUDED(session_lock);
-  // What handing out `status` to the caller means for the members' epochs.
+  // An error of the daemon has come here: members whose world's epoch ended by it enter the one
+  // that was opened. By this alone do they.
   void OnError(const absl::Status& status) ABSL_LOCKS_EXCLUDED(session_lock);
   absl::Status Close() ABSL_LOCKS_EXCLUDED(session_lock);
 
@@ -491,6 +554,8 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   int32_t FragmentInput(Fragment* fragment, const TensorDataPtr& data)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  void JoinSets(DependencesPtr* both, const Dependences& other)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   DependencesPtr InternDependences(const Dependences& set)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // Adds what the results of a part of `run` depend on.
@@ -506,8 +571,6 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   size_t MaxGraphs() const { return static_cast<size_t>(link_->max_graphs()); }
   // Leaves the worlds that are gone and whose runs are over.
   void LeaveLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
-  void EnterAloneLocked(MemberCore* member, int64_t ended)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   absl::StatusOr<StagingBlock*> StagingLocked(int64_t bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   absl::StatusOr<CallEntry*> EntryLocked(absl::Span<const CallPart> parts)
@@ -517,6 +580,7 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
 
   Link* const link_;  // owned, but for a forked child
   const absl::Duration wait_timeout_;
+  const WaitReports reports_;
   const std::vector<DeviceIndex> devices_;
   const uint64_t fork_count_;
 
@@ -596,6 +660,8 @@ class ABSL_SCOPED_LOCKABLE SessionLock {
 };
 
 absl::Status ForkedError();
+// True for errors after which there is no daemon to tell anything.
+bool IsLost(const absl::Status& status);
 std::string SourceOf(CallSite site);
 // `status` with the call site, where it has none.
 absl::Status WithSource(const absl::Status& status, const std::string& source);

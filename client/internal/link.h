@@ -6,8 +6,8 @@
 //
 // Threads: Submit is called by one thread at a time, in the order of sequences (the session's lock
 //   sees to it). Everything else: any thread.
-// Failure: once the daemon is gone every call returns UNAVAILABLE kDaemonLost, also calls that
-//   wait at that moment.
+// Failure: once the daemon is gone every call returns UNAVAILABLE kDaemonLost, or kDraining where
+//   it has said that it was stopped; also calls that wait at that moment.
 #ifndef CHORUS_CLIENT_INTERNAL_LINK_H_
 #define CHORUS_CLIENT_INTERNAL_LINK_H_
 
@@ -38,7 +38,7 @@ struct JoinedWorld {
 struct ReformedWorld {
   int rank = -1;
   int size = 0;
-  Epoch epoch;
+  Epoch epoch;  // with which the new membership begins
   std::vector<World::Survivor> survivors;
 };
 
@@ -88,11 +88,15 @@ class Link {
 
   // --- Worlds ---
   virtual absl::StatusOr<JoinedWorld> Join(const WorldOptions& options, DeviceIndex device) = 0;
+  // `request`: of the rank for this list: its step, and how many it has made before in it.
   virtual absl::StatusOr<GroupId> CreateGroup(WorldId world, Rank rank,
-                                              absl::Span<const int> members) = 0;
+                                              absl::Span<const int> members,
+                                              InstanceKey::Request request) = 0;
   virtual absl::Status Leave(WorldId world, Rank rank) = 0;
-  virtual absl::Status Abort(WorldId world, Rank rank, const std::string& why) = 0;
   virtual absl::StatusOr<ReformedWorld> Reform(WorldId world, Rank rank, Timeout timeout) = 0;
+
+  // What this session's ranks wait for others in, a line each: what, whose, who is missing.
+  virtual absl::StatusOr<std::vector<std::string>> Waits() = 0;
 
   // Ends the session. Later calls return NOT_FOUND kSessionLost.
   virtual absl::Status Close() = 0;

@@ -48,13 +48,17 @@ Tensor IntegerOf(int64_t value, const std::shared_ptr<SessionCore>& session, int
 // A number beside a tensor.
 Tensor NumberLike(double value, const Tensor& like, CallSite site);
 
-// A binary operator: `op` is a function of two tensors and a call site.
+// The line of an operator, which takes no other argument.
+inline CallSite SiteOf(const Operand& a, const Operand& b) {
+  return a.is_value() ? b.site() : a.site();
+}
+
+// `op` of two tensors, with a number as one that is like the other.
 template <typename Op>
-Tensor Operate(const Operand& a, const Operand& b, const Op& op) {
-  const CallSite site = a.is_value() ? b.site() : a.site();
-  if (a.is_value()) return op(NumberLike(a.value(), b.tensor(), site), b.tensor(), site);
-  if (b.is_value()) return op(a.tensor(), NumberLike(b.value(), a.tensor(), site), site);
-  return op(a.tensor(), b.tensor(), site);
+Tensor Operate(const Operand& a, const Operand& b, CallSite site, const Op& op) {
+  if (a.is_value()) return op(NumberLike(a.value(), b.tensor(), site), b.tensor());
+  if (b.is_value()) return op(a.tensor(), NumberLike(b.value(), a.tensor(), site));
+  return op(a.tensor(), b.tensor());
 }
 
 // An axis of a usable tensor, counted from the front; negative ones come from the end.

@@ -183,7 +183,7 @@ Tensor FailedTensor(const std::shared_ptr<SessionCore>& session,
 }  // namespace
 
 Tensor FailedTensor(const std::shared_ptr<SessionCore>& session, absl::Status status) {
-  return FailedTensor(session, std::make_shared<Failure>(Failure{std::move(status), nullptr, 0}));
+  return FailedTensor(session, std::make_shared<Failure>(Failure{std::move(status)}));
 }
 
 // --- Local ops ----------------------------------------------------------------------------------
@@ -290,30 +290,35 @@ Tensor ApplyLocal(NodeSpec spec, absl::Span<const Tensor> inputs, const DeviceRe
 
 namespace {
 
-// This rank cannot take part. The others are told: they would wait for it.
-Tensor Refused(const std::shared_ptr<MemberCore>& member, absl::Status status,
-               const std::string& source, std::shared_ptr<const Failure> cause) {
-  const std::shared_ptr<SessionCore>& session = member->session;
-  if (cause != nullptr) {
-    status = cause->status;
-  } else {
-    status = WithSource(status, source);
+// The first of these members that takes part in nothing more in its step says why.
+absl::Status OutOfLine(absl::Span<const CallPart> parts)
+    ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
+  for (const CallPart& part : parts) {
+    if (!part.group->member->out_of_line.ok()) return Detached(part.group->member->out_of_line);
   }
-  const Reason reason = ErrorOf(status).reason;
-  if (reason == Reason::kForked || reason == Reason::kDaemonLost ||
-      reason == Reason::kSessionLost) {
-    return FailedTensor(session, std::move(status));
+  return absl::OkStatus();
+}
+
+// This rank cannot take part, which counts. The others are told: they would wait for it. `counted`:
+// it has been already.
+Tensor Refused(absl::Span<CallPart> parts, bool counted, CallInRuns* runs, absl::Status status) {
+  const std::shared_ptr<SessionCore>& session = parts[0].group->member->session;
+  if (IsLost(status)) return FailedTensor(session, std::move(status));
+  std::vector<Sequence> sent;
+  {
+    SessionLock lock(session.get());
+    if (!lock.status().ok()) return FailedTensor(session, lock.status());
+    const absl::Status out_of_line = OutOfLine(parts);
+    if (!out_of_line.ok()) {
+      return FailedTensor(session, std::make_shared<Failure>(Failure{out_of_line, true}));
+    }
+    if (!counted) SessionCore::CountCallLocked(parts, runs);
+    SessionCore::Refusals refusals;
+    SessionCore::AddRefused(parts, &refusals);
+    sent = session->RefuseLocked(std::move(refusals), status);
   }
-  auto failure = std::make_shared<Failure>();
-  failure->member = member;
-  failure->epoch = member->epoch.load(std::memory_order_relaxed);
-  const absl::string_view message = status.message();
-  session->link()
-      .Abort(member->world, Rank(member->rank.load(std::memory_order_relaxed)),
-             absl::StrCat("its part was refused: ", message))
-      .IgnoreError();
-  failure->status = std::move(status);
-  return FailedTensor(session, std::move(failure));
+  const absl::Status recorded = session->AwaitRefused(sent, status);
+  return FailedTensor(session, std::make_shared<Failure>(Failure{recorded, true}));
 }
 
 // What is wrong with a member's call before its types are looked at; else its operands.
@@ -322,9 +327,6 @@ absl::Status CheckCall(const MemberCall& call, const Trace* trace, CallPart* par
   const absl::string_view op = call.call->op->name;
   const MemberCore& member = **call.member;
   if (call.call->type != nullptr) CHORUS_RETURN_IF_ERROR(call.call->type->Validate(kMaxValueBytes));
-  if (!call.group->alive.load(std::memory_order_relaxed)) {
-    return Precondition(absl::StrCat(op, ": the group ended when its world was reformed"));
-  }
   for (const Tensor& input : call.inputs) {
     CHORUS_RETURN_IF_ERROR(CheckOperand(op, input, member.session.get(), trace, failure));
     TensorData& data = *input.impl()->data;
@@ -354,12 +356,13 @@ void SetKey(const CollectiveCall& call, bool record, Leads leads, SessionCore* s
   key.num_inputs = static_cast<int32_t>(part.inputs.size());
   key.declared = call.type != nullptr;
   if (key.declared) {
-    key.info = session->Intern(*call.type);
+    made->declared = session->Intern(*call.type);
+    key.info = made->declared.get();
   } else if (!part.inputs.empty()) {
-    key.info = part.inputs[0]->info;
+    key.info = part.inputs[0]->info.get();
   }
   bool differ = false;
-  for (const TensorData* input : part.inputs) differ = differ || input->info != key.info;
+  for (const TensorData* input : part.inputs) differ = differ || input->info.get() != key.info;
   if (differ || !call.counts.empty() || call.runtime_counts_input >= 0) {
     CallShape shape;
     shape.runtime_counts_input = call.runtime_counts_input;
@@ -432,7 +435,7 @@ void Finish(Recording* r, Trace* trace) {
     node->trace_node = r->trace_node;
   } else {
     node->key = r->part->instance;
-    node->request_epoch = member->epoch.load(std::memory_order_relaxed);
+    node->request_step = member->step.load(std::memory_order_relaxed);
   }
   node->order = next_order.fetch_add(1, std::memory_order_relaxed);
   for (size_t i = 0; i < results.size(); ++i) Attach(node, i, &results[i]);
@@ -461,6 +464,7 @@ absl::Status AddToTrace(Recording* r, Trace* trace) {
   collective.runtime_counts_input = call.runtime_counts_input;
   collective.runtime_count_maximum = call.runtime_count_maximum;
   if (call.ref != nullptr) collective.instance = *call.ref;
+  collective.part = r->part->instance.at.part;
   spec.collective = std::move(collective);
   TensorDatas operands;
   for (const Tensor& input : r->call.inputs) operands.push_back(input.impl()->data);
@@ -480,22 +484,38 @@ absl::Status AddToTrace(Recording* r, Trace* trace) {
 template <bool kOne>
 void Apply(size_t number, Recording* recordings, CallPart* parts) {
   const size_t count = kOne ? 1 : number;
+  const CollectiveCall& first = *recordings[0].call.call;
+  Trace* const trace = Trace::Current();
   const auto fail = [&](const Tensor& failed) {
+    // Without it the function would call less than it does on other ranks.
+    if (trace != nullptr) trace->Fail(failed.status());
     for (size_t i = 0; i < count; ++i) *recordings[i].results = {failed};
+  };
+  const auto sourced = [&first](const absl::Status& status) {
+    return WithSource(status, first.source != nullptr ? *first.source : SourceOf(first.site));
   };
   for (size_t i = 0; i < count; ++i) {
     const MemberCall& call = recordings[i].call;
-    if (*call.member != nullptr) continue;
-    return fail(sdk::FailedTensor(
-        nullptr, BadType(absl::StrCat(call.call->op->name, ": expected a group, got none"))));
+    const absl::string_view op = call.call->op->name;
+    if (*call.member == nullptr) {
+      return fail(sdk::FailedTensor(
+          nullptr, sourced(BadType(absl::StrCat(op, ": expected a group, got none")))));
+    }
+    if (!call.group->alive.load(std::memory_order_relaxed)) {
+      return fail(sdk::FailedTensor((*call.member)->session,
+                                    sourced(Precondition(absl::StrCat(
+                                        op, ": the group ended when its world was reformed")))));
+    }
+    parts[i].group = call.group;
+    parts[i].key.op = call.call->op;
+    parts[i].key.peer = call.call->peer;
+    parts[i].key.tag = call.call->tag;
   }
-  const std::shared_ptr<MemberCore>& member = *recordings[0].call.member;
-  const std::shared_ptr<SessionCore>& session = member->session;
-  Trace* const trace = Trace::Current();
-  const auto refuse = [&](absl::Status status, std::shared_ptr<const Failure> cause) {
-    const CollectiveCall& c = *recordings[0].call.call;
-    fail(Refused(member, std::move(status), c.source != nullptr ? *c.source : SourceOf(c.site),
-                 std::move(cause)));
+  const std::shared_ptr<SessionCore>& session = (*recordings[0].call.member)->session;
+  const auto refuse = [&](const absl::Status& status, bool counted) {
+    // Of gradients it is the whole request for them that is refused.
+    if (trace != nullptr || first.bound != nullptr) return fail(FailedTensor(session, status));
+    fail(Refused(absl::MakeSpan(parts, count), counted, first.runs, status));
   };
   for (size_t i = 0; i < count; ++i) {
     const MemberCall& call = recordings[i].call;
@@ -503,9 +523,8 @@ void Apply(size_t number, Recording* recordings, CallPart* parts) {
     absl::Status status = CheckCall(call, trace, &parts[i], &failure);
     if (!status.ok()) {
       if (count > 1 && failure == nullptr) status = AtPlace(status, i);
-      return refuse(std::move(status), std::move(failure));
+      return refuse(failure != nullptr ? failure->status : sourced(status), /*counted=*/false);
     }
-    parts[i].group = call.group;
     const TensorType* type = call.call->type;
     if (type == nullptr && !parts[i].inputs.empty()) type = &parts[i].inputs[0]->info->type;
     recordings[i].part = &parts[i];
@@ -520,8 +539,15 @@ void Apply(size_t number, Recording* recordings, CallPart* parts) {
   }
   if (trace != nullptr) {
     for (size_t i = 0; i < count; ++i) {
+      int32_t& part = parts[i].instance.at.part;
+      if (const CallPart* const before = PartBefore(absl::MakeConstSpan(parts, count), i)) {
+        part = before->instance.at.part + 1;
+      } else if (first.runs != nullptr) {
+        part = first.runs->next.part;
+      }
       const absl::Status added = AddToTrace(&recordings[i], trace);
       if (!added.ok()) return fail(FailedTensor(session, added));
+      if (first.runs != nullptr) first.runs->next.part = part + 1;
     }
   } else {
     session->Throttle();
@@ -529,22 +555,31 @@ void Apply(size_t number, Recording* recordings, CallPart* parts) {
     {
       SessionLock lock(session.get());
       if (!lock.status().ok()) return fail(FailedTensor(session, lock.status()));
+      const absl::Status out_of_line = OutOfLine(absl::MakeConstSpan(parts, count));
+      if (!out_of_line.ok()) {
+        return fail(FailedTensor(session, std::make_shared<Failure>(Failure{out_of_line, true})));
+      }
+      if (first.bound != nullptr) {
+        parts[0].instance = *first.bound;
+      } else {
+        SessionCore::CountCallLocked(absl::MakeSpan(parts, count), first.runs);
+      }
       session->TrimCallsLocked();
       for (size_t i = 0; i < count; ++i) {
         const CollectiveCall& call = *recordings[i].call.call;
         SetKey(call, recordings[i].record, recordings[i].leads, session.get(), &parts[i]);
       }
       const CallEntry* entry = nullptr;
-      const absl::StatusOr<Sequence> sequence =
-          session->CollectivesLocked(absl::MakeSpan(parts, count), recordings[0].call.call->bound,
-                                     &entry, [&](size_t part, size_t, TensorDataPtr data) {
-                                       Recording& r = recordings[part];
-                                       if (r.record) {
-                                         r.outputs.push_back(std::move(data));
-                                       } else {
-                                         r.results->push_back(MakeTensor(std::move(data)));
-                                       }
-                                     });
+      const absl::StatusOr<Sequence> sequence = session->CollectivesLocked(
+          absl::MakeSpan(parts, count), first.bound != nullptr, first.runs, &entry,
+          [&](size_t part, size_t, TensorDataPtr data) {
+            Recording& r = recordings[part];
+            if (r.record) {
+              r.outputs.push_back(std::move(data));
+            } else {
+              r.results->push_back(MakeTensor(std::move(data)));
+            }
+          });
       refused = sequence.status();
       for (size_t i = 0; refused.ok() && i < count; ++i) {
         if (recordings[i].record) recordings[i].spec = entry->parts[i].spec;
@@ -553,7 +588,7 @@ void Apply(size_t number, Recording* recordings, CallPart* parts) {
         recordings[i].producer = *sequence;
       }
     }
-    if (!refused.ok()) return refuse(std::move(refused), nullptr);
+    if (!refused.ok()) return refuse(sourced(refused), /*counted=*/true);
   }
   for (size_t i = 0; i < count; ++i) Finish(&recordings[i], trace);
 }
@@ -693,15 +728,14 @@ class TapeEmitter : public Emitter {
       gradient->instance.request = static_cast<int32_t>(node.next_request++);
       return;
     }
-    const int64_t epoch = node.member->epoch.load(std::memory_order_relaxed);
-    if (node.request_epoch != epoch) {
-      // The ranks may have come to different numbers before the failure.
-      node.request_epoch = epoch;
+    const int64_t step = node.member->step.load(std::memory_order_relaxed);
+    if (node.request_step != step) {
+      node.request_step = step;
       node.next_request = 0;
     }
     gradient->instance.kind = InstanceRef::Kind::kBound;
     gradient->instance.slot = 0;
-    bound_ = node.key.Gradient(Epoch(epoch), static_cast<int32_t>(node.next_request++));
+    bound_ = node.key.Gradient({step, node.next_request++});
   }
 
   // The entries of the collectives that were emitted.
@@ -720,6 +754,18 @@ class TapeEmitter : public Emitter {
   InstanceKey bound_;
   std::vector<GradNodePtr> companions_;
 };
+
+bool IsLostEntry(const GradNode& node) {
+  return node.member != nullptr && node.trace == nullptr &&
+         node.order < node.member->tapes_lost_before.load(std::memory_order_relaxed);
+}
+
+absl::Status CheckNotLost(const GradNode& node) {
+  if (!IsLostEntry(node)) return absl::OkStatus();
+  SessionLock lock(node.session.get());
+  CHORUS_RETURN_IF_ERROR(lock.status());
+  return Detached(node.member->why_tapes_lost);
+}
 
 // The entries that the roots lead to, and how their values are numbered.
 class Tape {
@@ -741,6 +787,7 @@ class Tape {
             "the gradient through ", node->spec->op, " at ", node->spec->source,
             " was taken before; BackwardOptions::retain_graph keeps it for another time"));
       }
+      CHORUS_RETURN_IF_ERROR(CheckNotLost(*node));
       for (const Edge& edge : node->inputs) Push(edge);
       for (const Edge& edge : node->behind) Push(edge);
       nodes_.push_back(node);
@@ -871,9 +918,78 @@ Tensor FillLike(const Tensor& like, double value, const std::string& source) {
   return ApplyLocal(std::move(spec), {}, &device);
 }
 
-}  // namespace
+// Who would have taken part in gradients of collectives if a call for those of `roots` had not been
+// refused; but for device groups, in which nobody else waits.
+absl::flat_hash_set<std::shared_ptr<MemberCore>> MembersAsked(absl::Span<const Tensor> roots,
+                                                              const Trace* trace) {
+  absl::flat_hash_set<std::shared_ptr<MemberCore>> members;
+  absl::flat_hash_set<const void*> seen;
+  std::vector<GradNodePtr> stack;
+  const auto push = [&](const Edge& edge) {
+    if (edge.node != nullptr) stack.push_back(edge.node);
+    if (edge.companions == nullptr || !seen.insert(edge.companions.get()).second) return;
+    stack.insert(stack.end(), edge.companions->begin(), edge.companions->end());
+  };
+  for (const Tensor& root : roots) push(EdgeTo(root, trace, false));
+  while (!stack.empty()) {
+    const GradNodePtr node = std::move(stack.back());
+    stack.pop_back();
+    if (node->consumed || !seen.insert(node.get()).second) continue;
+    if (node->member != nullptr && !IsLostEntry(*node) &&
+        !node->member->in_device_group.load(std::memory_order_relaxed)) {
+      members.insert(node->member);
+    }
+    for (const Edge& edge : node->inputs) push(edge);
+    for (const Edge& edge : node->behind) push(edge);
+  }
+  return members;
+}
 
-absl::StatusOr<std::vector<Tensor>> TakeGradients(const GradientRequest& request, CallSite site) {
+// A call for the gradients of `roots` was refused: `why`. Tells the other ranks, where they may
+// wait for this one's part.
+absl::Status RefusedGradients(absl::Span<const Tensor> roots, const absl::Status& why) {
+  if (IsLost(why)) return why;
+  Trace* const trace = Trace::Current();
+  std::shared_ptr<SessionCore> session;
+  bool failed = false;  // where such a root would have led to nobody knows
+  bool untold = false;  // and others have not heard of it
+  for (const Tensor& root : roots) {
+    if (!root.defined()) {
+      failed = untold = true;
+      continue;
+    }
+    const TensorData& data = *root.impl()->data;
+    if (session == nullptr) session = data.session;
+    if (data.state.load(std::memory_order_acquire) != TensorData::State::kFailed) continue;
+    failed = true;
+    untold = untold || !data.failure->told;
+  }
+  std::vector<Tensor> defined;
+  for (const Tensor& root : roots) {
+    if (root.defined()) defined.push_back(root);
+  }
+  const auto asked = MembersAsked(defined, trace);
+  if (session == nullptr || (!failed && asked.empty())) return why;
+  if (trace != nullptr) {
+    trace->Fail(why);
+    return why;
+  }
+  std::vector<Sequence> sent;
+  {
+    SessionLock lock(session.get());
+    CHORUS_RETURN_IF_ERROR(lock.status());
+    std::vector<MemberCore*> members;
+    for (const auto& member : asked) members.push_back(member.get());
+    if (failed) members.clear();
+    SessionCore::Refusals refusals;
+    session->LoseTapesLocked(members, next_order.load(std::memory_order_relaxed), why,
+                             /*ends_epoch=*/untold || !asked.empty(), &refusals);
+    sent = session->RefuseLocked(std::move(refusals), why);
+  }
+  return session->AwaitRefused(sent, why);
+}
+
+absl::StatusOr<std::vector<Tensor>> GradientsOf(const GradientRequest& request, CallSite site) {
   const std::string source = SourceOf(site);
   const auto refuse = [&source](const absl::Status& status) { return WithSource(status, source); };
   std::shared_ptr<SessionCore> session;
@@ -1036,6 +1152,14 @@ absl::StatusOr<std::vector<Tensor>> TakeGradients(const GradientRequest& request
     session->FlushLocked();
   }
   return gradients;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<Tensor>> TakeGradients(const GradientRequest& request, CallSite site) {
+  absl::StatusOr<std::vector<Tensor>> gradients = GradientsOf(request, site);
+  if (gradients.ok()) return gradients;
+  return RefusedGradients(request.roots, gradients.status());
 }
 
 }  // namespace sdk

@@ -88,8 +88,8 @@ struct GradNode {
   std::shared_ptr<MemberCore> member;
   GroupCore* group = nullptr;
   InstanceKey key;           // eager
-  int64_t next_request = 0;  // of gradients, in `request_epoch`
-  int64_t request_epoch = 0;
+  int64_t next_request = 0;  // of gradients, in `request_step`
+  int64_t request_step = 0;
 
   // In a trace.
   Trace* trace = nullptr;
@@ -139,12 +139,14 @@ struct CollectiveCall {
   // The instance, where it is not the group's next one.
   const InstanceKey* bound = nullptr;  // eager
   const InstanceRef* ref = nullptr;    // in a trace
+  CallInRuns* runs = nullptr;          // where one run is not all of the call
   CallSite site;
   const std::string* source = nullptr;  // instead of `site`
 };
 
-// Its visible results; one absent tensor where there are none. Errors are in the tensors: a call
-// that is refused here ends the epoch, so that the other ranks need not wait for this one.
+// Its visible results; one absent tensor where there are none. Errors are in the tensors. A call
+// that is refused here counts, and the other ranks are told, so that they need not wait for this
+// one: that takes an answer of the daemon. In a trace nothing is sent, and the trace fails.
 using Results = absl::InlinedVector<Tensor, 1>;
 Results ApplyCollective(const CollectiveCall& call, absl::Span<const Tensor> inputs,
                         const std::shared_ptr<MemberCore>& member, GroupCore* group);
@@ -159,6 +161,11 @@ struct MemberCall {
 };
 std::vector<Results> ApplyCollectives(absl::Span<const MemberCall> calls);
 
+// As in chorus.h, in one of the runs of a call. (Defined with the others, in client/functional.cc.)
+Tensor AllReduceIn(CallInRuns* runs, const Tensor& x, const Group& group, const ReduceOp& op,
+                   CallSite site);
+Tensor AllGatherIntoTensorIn(CallInRuns* runs, const Tensor& x, const Group& group, CallSite site);
+
 // Roots and wanted tensors for the gradients of their sum. The result is one tensor for each wanted
 // one (undefined: the roots do not depend on it).
 struct GradientRequest {
@@ -169,6 +176,8 @@ struct GradientRequest {
   bool retain = false;
   bool create = false;
 };
+// Refused where a root has failed or leads to a collective of which others may want this rank's
+// gradient, the other ranks are told, and what was recorded before has no gradient any more.
 absl::StatusOr<std::vector<Tensor>> TakeGradients(const GradientRequest& request, CallSite site);
 
 }  // namespace sdk

@@ -46,12 +46,8 @@ Trace::Trace(std::shared_ptr<SessionCore> session)
 
 Trace* Trace::Current() { return current_trace; }
 
-void Trace::Begin() {
-  outer_ = current_trace;
-  current_trace = this;
-}
-
-void Trace::End() { current_trace = outer_; }
+Trace::Scope::Scope(Trace* trace) : outer_(current_trace) { current_trace = trace; }
+Trace::Scope::~Scope() { current_trace = outer_; }
 
 TensorDataPtr Trace::AddInput(const TensorInfoPtr& info, int32_t device_slot, InputRole role,
                               bool donatable) {
@@ -130,6 +126,7 @@ absl::StatusOr<TensorDatas> Trace::Add(NodeSpec spec, absl::Span<const TensorDat
 }
 
 absl::StatusOr<Trace::Finished> Trace::Finish(absl::Span<const TensorDataPtr> outputs) {
+  CHORUS_RETURN_IF_ERROR(failed_);
   for (const TensorDataPtr& output : outputs) {
     GraphOutput added;
     added.value = output->value;
@@ -200,7 +197,9 @@ absl::StatusOr<Trace::Finished> Trace::Finish(absl::Span<const TensorDataPtr> ou
         }
         use.offset = pair->used++;
       } else {
-        use.offset = slot.used[place]++;
+        if (collective.part == 0) ++slot.used[place];
+        use.offset = slot.used[place] - 1;
+        use.part = collective.part;
       }
     }
     tape_of[n] = static_cast<int32_t>(finished.tapes.size());

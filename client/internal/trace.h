@@ -29,9 +29,17 @@ class Trace {
 
   // The one that this thread is making; null outside Compile.
   static Trace* Current();
-  // Makes it current, until End.
-  void Begin();
-  void End();
+  // Makes a trace the current one while it lives.
+  class Scope {
+   public:
+    explicit Scope(Trace* trace);
+    ~Scope();
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    Trace* const outer_;
+  };
 
   const std::shared_ptr<SessionCore>& session() const { return session_; }
 
@@ -42,6 +50,12 @@ class Trace {
   // *node is its number.
   absl::StatusOr<TensorDatas> Add(NodeSpec spec, absl::Span<const TensorDataPtr> inputs,
                                   GroupCore* group, int32_t* node);
+
+  // A collective, or a call for gradients of some, could not be made: the graph would have less of
+  // them than it has on other ranks, so there is none.
+  void Fail(const absl::Status& status) {
+    if (failed_.ok()) failed_ = status;
+  }
 
   // One of the graph's inputs that is not one of the function's.
   struct Capture {
@@ -55,13 +69,14 @@ class Trace {
     GroupRank source{-1};
     GroupRank destination{-1};
     int64_t tag = 0;
-    int64_t offset = 0;  // from the member's next index, or the pair's
-    bool live = false;   // false: only a parent of others
+    int64_t offset = 0;  // from the member's next call, or the pair's
+    int32_t part = 0;
+    bool live = false;  // false: only a parent of others
   };
   struct Slot {
     std::vector<GroupCore*> groups;  // the members held here, by place
     std::vector<int64_t> generations;
-    std::vector<int64_t> used;  // instances that each takes in a run
+    std::vector<int64_t> used;  // calls that each makes in a run
   };
   // Send and recv: counted by pair and tag.
   struct PairUse {
@@ -79,7 +94,7 @@ class Trace {
     std::vector<TapeUse> tapes;
     std::vector<std::shared_ptr<MemberCore>> members;  // kept for the slots
   };
-  // The graph with these values of it as outputs. `num_inputs`: of the function.
+  // The graph with these values of it as outputs, or the first error of Fail.
   absl::StatusOr<Finished> Finish(absl::Span<const TensorDataPtr> outputs);
 
  private:
@@ -87,7 +102,7 @@ class Trace {
 
   const std::shared_ptr<SessionCore> session_;
   GraphBuilder builder_;
-  Trace* outer_ = nullptr;
+  absl::Status failed_;
   std::vector<Capture> captures_;
   absl::flat_hash_map<const TensorData*, TensorDataPtr> captured_;  // -> placeholder
   struct OpenSlot {

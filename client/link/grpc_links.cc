@@ -76,14 +76,12 @@ class OutcomeLink : public RpcLink {
     Calls made(1);
     Command nothing{sequence, Release()};
     if (!ToMessage(nothing, made.front().request.mutable_command()).ok()) return;
-    Start(&made, [this](const absl::Status& filled) {
-      if (ErrorOf(filled).reason == Reason::kDaemonLost) Lose(filled);
-    });
+    Start(&made, [](const absl::Status&) {});
   }
 
-  // Sends the one call of `made` as a unary one. `done` gets its answer, on a thread of gRPC's.
-  template <typename Done>
-  void Start(Calls* made, Done done) {
+  // Sends the one call of `made` as a unary one. `told` gets its answer, on a thread of gRPC's.
+  template <typename Told>
+  void Start(Calls* made, Told told) {
     Call& call = made->front();
     call.request.set_session(this->opened().session);
     Calls::iterator place;
@@ -94,8 +92,8 @@ class OutcomeLink : public RpcLink {
       place = std::prev(calls_.end());
     }
     graphs()->async()->Submit(&call.context, &call.request, &call.response,
-                              [this, place, done](grpc::Status status) {
-                                done(FromGrpc(status));
+                              [this, place, told](grpc::Status status) {
+                                told(Done(status));
                                 MutexLock lock(&mutex_);
                                 calls_.erase(place);
                                 ended_.SignalAll();
@@ -155,7 +153,8 @@ class StreamLink : public OutcomeLink {
     const absl::Status lost = liveness();
     if (!lost.ok()) return lost;
     return MakeError(absl::StatusCode::kUnavailable, Reason::kDaemonLost,
-                     "the stream of commands has broken");
+                     absl::StrCat("the stream of commands to the daemon at ",
+                                  this->opened().address, " has broken"));
   }
 
  private:
@@ -164,10 +163,11 @@ class StreamLink : public OutcomeLink {
     while (stream_->Read(&response)) {
       HaveOutcome(Sequence(response.sequence()), FromRpcStatus(response.error()));
     }
-    absl::Status status = FromGrpc(stream_->Finish());
+    absl::Status status = AtAddress(this->opened().address, stream_->Finish());
     if (status.ok()) {
       status = MakeError(absl::StatusCode::kUnavailable, Reason::kDaemonLost,
-                         "the daemon has ended the stream of commands");
+                         absl::StrCat("the daemon at ", this->opened().address,
+                                      " has ended the stream of commands"));
     }
     Lose(status);
   }
@@ -194,7 +194,6 @@ class UnaryLink : public OutcomeLink {
     CHORUS_RETURN_IF_ERROR(ToMessage(command, made.front().request.mutable_command()));
     WaitForRoom();
     Start(&made, [this, sequence = command.sequence](const absl::Status& status) {
-      if (ErrorOf(status).reason == Reason::kDaemonLost) Lose(status);
       HaveOutcome(sequence, status);
     });
     return absl::OkStatus();

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "core/base/error.h"
 #include "proto/convert/convert.h"
 #include "proto/convert/errors_convert.h"
@@ -21,6 +22,9 @@ constexpr absl::Duration kMargin = absl::Seconds(10);
 constexpr absl::Duration kDaemonsTimeout = absl::Hours(1);
 constexpr size_t kChunkBytes = 1 << 20;
 constexpr size_t kMaxErrors = 256;
+// Of what a report of a long wait asks, and shows.
+constexpr absl::Duration kReportTimeout = absl::Seconds(5);
+constexpr size_t kMaxReportedWaits = 4;
 
 google::protobuf::Duration ProtoDuration(absl::Duration duration) {
   google::protobuf::Duration message;
@@ -43,6 +47,10 @@ Error ErrorFrom(const v1::Error& message) {
   error.source = message.source();
   error.expected = message.expected();
   error.got = message.got();
+  error.alone = message.alone();
+  for (const v1::Error::EndedEpoch& ended : message.ended()) {
+    error.ended.push_back({WorldId(ended.world()), Epoch(ended.open_epoch())});
+  }
   for (const v1::Error::Version& version : message.ranks()) {
     error.ranks.push_back({version.rank(), version.what(), version.source()});
   }
@@ -50,6 +58,17 @@ Error ErrorFrom(const v1::Error& message) {
 }
 
 }  // namespace
+
+absl::Status AtAddress(absl::string_view address, const grpc::Status& status) {
+  Error error = ErrorOf(FromGrpc(status));
+  if (!status.error_details().empty()) return ToStatus(error);
+  if (error.reason == Reason::kDaemonLost) {
+    error.message = absl::StrCat("the daemon at ", address, " is gone: ", error.message);
+  } else if (error.reason == Reason::kTransportTimeout) {
+    error.message = absl::StrCat("the daemon at ", address, " did not answer in time");
+  }
+  return ToStatus(error);
+}
 
 RpcLink::RpcLink(OpenedSession opened)
     : opened_(std::move(opened)),
@@ -67,7 +86,9 @@ void RpcLink::StartWatching() {
   if (opened_.attach != nullptr) {
     watch_ = WatchForHangup(opened_.attach->socket_fd(), [this] {
       Lose(MakeError(absl::StatusCode::kUnavailable, Reason::kDaemonLost,
-                     absl::StrCat("the daemon at ", opened_.address, " is gone")));
+                     absl::StrCat("the daemon at ", opened_.address,
+                                  " is gone: its process has "
+                                  "ended, or it has closed the connection")));
     });
   }
   if (opened_.attach == nullptr && opened_.lease > absl::ZeroDuration()) {
@@ -107,10 +128,18 @@ void RpcLink::RenewLease() {
 }
 
 void RpcLink::Lose(const absl::Status& why) {
+  Error error = ErrorOf(why);
+  if (error.reason == Reason::kDaemonLost && opened_.attach != nullptr) {
+    const absl::Status goodbye = opened_.attach->Goodbye();
+    if (!goodbye.ok()) error = ErrorOf(goodbye);
+  }
+  if (error.reason == Reason::kDraining) {
+    error.message = absl::StrCat("the daemon at ", opened_.address, " is shutting down");
+  }
   {
     MutexLock lock(&mutex_);
     if (!why_lost_.ok()) return;
-    why_lost_ = why;
+    why_lost_ = ToStatus(error);
     lost_.store(true, std::memory_order_release);
   }
   OnLost();
@@ -123,9 +152,12 @@ absl::Status RpcLink::liveness() const {
 }
 
 absl::Status RpcLink::Done(const grpc::Status& status) {
-  const absl::Status converted = FromGrpc(status);
-  if (ErrorOf(converted).reason == Reason::kDaemonLost) Lose(converted);
-  return converted;
+  const absl::Status converted = AtAddress(opened_.address, status);
+  if (ErrorOf(converted).reason != Reason::kDaemonLost) return converted;
+  Lose(converted);
+  // What the daemon has said meanwhile, if it has.
+  const absl::Status lost = liveness();
+  return ErrorOf(lost).reason == Reason::kDraining ? lost : converted;
 }
 
 void RpcLink::SetDeadline(grpc::ClientContext* context, absl::Duration timeout) {
@@ -150,11 +182,16 @@ absl::Status RpcLink::FetchError(absl::StatusCode code, ErrorId id) {
     v1::GetErrorResponse response;
     request.set_error_id(id.value());
     const grpc::Status got = diagnostics_->GetError(&context, request, &response);
+    if (!got.ok() && code == absl::StatusCode::kUnavailable) {
+      // It fails what is under way when it drains, and takes no more calls then.
+      error.reason = Reason::kDraining;
+      error.message = absl::StrCat("the daemon at ", opened_.address, " is shutting down");
+      return ToStatus(error);
+    }
     if (!got.ok()) {
-      // A daemon that drains fails what is under way, then takes no more calls.
-      if (code == absl::StatusCode::kUnavailable) error.reason = Reason::kDraining;
-      error.message =
-          absl::StrCat(error.message, ", whose text is not to be had: ", got.error_message());
+      error.message = absl::StrCat(error.message, " at ", opened_.address,
+                                   ", which has ended before it could tell more: ",
+                                   AtAddress(opened_.address, got).message());
       return ToStatus(error);
     }
     error = ErrorFrom(response.error());
@@ -284,12 +321,32 @@ absl::StatusOr<JoinedWorld> RpcLink::Join(const WorldOptions& options, DeviceInd
   if (options.exec_timeout > Timeout::zero()) {
     set(options.exec_timeout, request.mutable_exec_timeout());
   }
-  CHORUS_RETURN_IF_ERROR(Done(worlds_->Join(&context, request, &response)));
-  return JoinedWorld{WorldId(response.world().world()), Epoch(response.world().epoch())};
+  request.set_check_call_sites(static_cast<v1::CheckCallSites>(options.check_call_sites));
+  {
+    MutexLock lock(&mutex_);
+    memberships_.push_back({options.name, WorldId(), options.rank});
+  }
+  const absl::Status joined = Done(worlds_->Join(&context, request, &response));
+  const WorldId world(response.world().world());
+  {
+    MutexLock lock(&mutex_);
+    const auto membership =
+        std::find_if(memberships_.begin(), memberships_.end(), [&options](const Membership& m) {
+          return m.name == options.name && m.rank == options.rank && m.world == WorldId();
+        });
+    if (joined.ok()) {
+      membership->world = world;
+    } else {
+      memberships_.erase(membership);
+    }
+  }
+  CHORUS_RETURN_IF_ERROR(joined);
+  return JoinedWorld{world, Epoch(response.world().epoch())};
 }
 
 absl::StatusOr<GroupId> RpcLink::CreateGroup(WorldId world, Rank rank,
-                                             absl::Span<const int> members) {
+                                             absl::Span<const int> members,
+                                             InstanceKey::Request which) {
   CHORUS_RETURN_IF_ERROR(liveness());
   grpc::ClientContext context;
   SetDeadline(&context, kRequestTimeout);
@@ -299,6 +356,8 @@ absl::StatusOr<GroupId> RpcLink::CreateGroup(WorldId world, Rank rank,
   request.set_world(world.value());
   request.set_rank(rank.value());
   for (const int member : members) request.add_ranks(member);
+  request.set_step(which.step);
+  request.set_number(which.number);
   CHORUS_RETURN_IF_ERROR(Done(worlds_->CreateGroup(&context, request, &response)));
   return GroupId(response.group());
 }
@@ -312,20 +371,14 @@ absl::Status RpcLink::Leave(WorldId world, Rank rank) {
   request.set_session(opened_.session);
   request.set_world(world.value());
   request.set_rank(rank.value());
-  return Done(worlds_->Leave(&context, request, &response));
-}
-
-absl::Status RpcLink::Abort(WorldId world, Rank rank, const std::string& why) {
-  CHORUS_RETURN_IF_ERROR(liveness());
-  grpc::ClientContext context;
-  SetDeadline(&context, kRequestTimeout);
-  v1::AbortWorldRequest request;
-  v1::AbortWorldResponse response;
-  request.set_session(opened_.session);
-  request.set_world(world.value());
-  request.set_rank(rank.value());
-  request.set_message(why);
-  return Done(worlds_->Abort(&context, request, &response));
+  const absl::Status left = Done(worlds_->Leave(&context, request, &response));
+  MutexLock lock(&mutex_);
+  memberships_.erase(std::remove_if(memberships_.begin(), memberships_.end(),
+                                    [&](const Membership& m) {
+                                      return m.world == world && m.rank == rank.value();
+                                    }),
+                     memberships_.end());
+  return left;
 }
 
 absl::StatusOr<ReformedWorld> RpcLink::Reform(WorldId world, Rank rank, Timeout timeout) {
@@ -339,6 +392,14 @@ absl::StatusOr<ReformedWorld> RpcLink::Reform(WorldId world, Rank rank, Timeout 
   request.set_rank(rank.value());
   *request.mutable_timeout() = ProtoDuration(absl::FromChrono(timeout));
   CHORUS_RETURN_IF_ERROR(Done(worlds_->Reform(&context, request, &response)));
+  {
+    MutexLock lock(&mutex_);
+    for (Membership& membership : memberships_) {
+      if (membership.world != world || membership.rank != rank.value()) continue;
+      membership.rank = response.rank();
+      break;
+    }
+  }
   ReformedWorld result;
   result.rank = response.rank();
   result.size = response.size();
@@ -353,6 +414,61 @@ absl::StatusOr<ReformedWorld> RpcLink::Reform(WorldId world, Rank rank, Timeout 
     result.survivors.push_back(std::move(entry));
   }
   return result;
+}
+
+absl::StatusOr<std::vector<std::string>> RpcLink::Waits() {
+  CHORUS_RETURN_IF_ERROR(liveness());
+  v1::ListPendingResponse pending;
+  v1::DescribeWorldsResponse worlds;
+  {
+    grpc::ClientContext context;
+    SetDeadline(&context, kReportTimeout);
+    CHORUS_RETURN_IF_ERROR(
+        Done(diagnostics_->ListPending(&context, v1::ListPendingRequest(), &pending)));
+  }
+  {
+    grpc::ClientContext context;
+    SetDeadline(&context, kReportTimeout);
+    CHORUS_RETURN_IF_ERROR(Done(worlds_->Describe(&context, v1::DescribeWorldsRequest(), &worlds)));
+  }
+  const auto rank_text = [&worlds](int64_t world, int32_t rank) {
+    for (const v1::World& described : worlds.worlds()) {
+      if (described.world() != world || rank >= described.members_size()) continue;
+      const v1::World::Member& member = described.members(rank);
+      if (member.has_pid()) return absl::StrCat("rank ", rank, " (pid ", member.pid(), ")");
+    }
+    return absl::StrCat("rank ", rank);
+  };
+  std::vector<Membership> mine;
+  {
+    MutexLock lock(&mutex_);
+    mine = memberships_;
+  }
+  std::vector<std::string> lines;
+  for (const v1::ListPendingResponse::Pending& wait : pending.pending()) {
+    const auto waits = [&wait](const Membership& m) {
+      return m.name == wait.world_name() &&
+             (m.world == WorldId() || m.world.value() == wait.world()) &&
+             std::count(wait.voted_ranks().begin(), wait.voted_ranks().end(), m.rank) > 0;
+    };
+    const auto membership = std::find_if(mine.begin(), mine.end(), waits);
+    if (membership == mine.end() || wait.missing_ranks().empty()) continue;
+    if (lines.size() == kMaxReportedWaits) {
+      lines.push_back("and others");
+      break;
+    }
+    std::vector<std::string> missing;
+    for (const int32_t rank : wait.missing_ranks()) {
+      if (missing.size() == Error::kMaxRanks) break;
+      missing.push_back(rank_text(wait.world(), rank));
+    }
+    const int more = wait.missing_ranks_size() - static_cast<int>(missing.size());
+    lines.push_back(absl::StrCat(
+        wait.what(), wait.source().empty() ? "" : absl::StrCat(" at ", wait.source()), " (rank ",
+        membership->rank, " of world \"", wait.world_name(), "\"): missing ",
+        absl::StrJoin(missing, ", "), more > 0 ? absl::StrCat(" and ", more, " more") : ""));
+  }
+  return lines;
 }
 
 absl::Status RpcLink::Close() {

@@ -14,6 +14,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "chorus/v1/diagnostics.grpc.pb.h"
 #include "chorus/v1/graphs.grpc.pb.h"
@@ -42,6 +43,9 @@ struct OpenedSession {
   std::string address;
 };
 
+// FromGrpc, which names `address` where the daemon has said nothing: it is gone, or silent.
+absl::Status AtAddress(absl::string_view address, const grpc::Status& status);
+
 class RpcLink : public Link {
  public:
   explicit RpcLink(OpenedSession opened);
@@ -60,11 +64,11 @@ class RpcLink : public Link {
   absl::Status ReleaseStaging(ArenaId arena) override;
 
   absl::StatusOr<JoinedWorld> Join(const WorldOptions& options, DeviceIndex device) override;
-  absl::StatusOr<GroupId> CreateGroup(WorldId world, Rank rank,
-                                      absl::Span<const int> members) override;
+  absl::StatusOr<GroupId> CreateGroup(WorldId world, Rank rank, absl::Span<const int> members,
+                                      InstanceKey::Request which) override;
   absl::Status Leave(WorldId world, Rank rank) override;
-  absl::Status Abort(WorldId world, Rank rank, const std::string& why) override;
   absl::StatusOr<ReformedWorld> Reform(WorldId world, Rank rank, Timeout timeout) override;
+  absl::StatusOr<std::vector<std::string>> Waits() override;
   absl::Status Close() override;
 
  protected:
@@ -75,6 +79,7 @@ class RpcLink : public Link {
 
   // Once: everyone who waits is to be told. Called on any thread.
   virtual void OnLost() = 0;
+  // The first `why` counts, but for a daemon that has said why it goes.
   void Lose(const absl::Status& why);
   // OK, or why the daemon is no longer to be had.
   absl::Status liveness() const;
@@ -84,7 +89,7 @@ class RpcLink : public Link {
   // Asks for an outcome that no record has any more.
   absl::Status WaitByRpc(Sequence sequence, absl::Duration timeout);
 
-  // FromGrpc, and a lost daemon is noted.
+  // FromGrpc with the daemon's address where the daemon has said nothing; a lost one is noted.
   absl::Status Done(const grpc::Status& status);
   static void SetDeadline(grpc::ClientContext* context, absl::Duration timeout);
 
@@ -106,6 +111,13 @@ class RpcLink : public Link {
   absl::Status why_lost_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<int64_t, absl::Status> errors_ ABSL_GUARDED_BY(mutex_);
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
+  // This session's ranks: that have joined, or wait for others to join.
+  struct Membership {
+    std::string name;  // of the world
+    WorldId world;     // 0: others are missing
+    int rank = -1;
+  };
+  std::vector<Membership> memberships_ ABSL_GUARDED_BY(mutex_);
   CondVar stopped_;
   std::unique_ptr<Watch> watch_;
   std::thread renewer_;

@@ -47,17 +47,36 @@ struct FakeLinkState {
   bool closed = false;
 };
 
+// One end of a pair: group, source, destination, tag, whether it receives.
+using PairEnd = std::tuple<int32_t, int32_t, int32_t, int64_t, bool>;
+
+// How far a rank has counted in its step.
 struct Member {
   FakeLinkState* link = nullptr;
-  std::map<int64_t, std::map<int32_t, int64_t>> next_index;  // epoch -> group -> index
+  int64_t step = 0;
+  std::map<int32_t, CallPosition> calls;  // by group: the next one
+  std::map<PairEnd, int64_t> pair_calls;
+  bool left_rest = false;
+
+  void Begin(int64_t next) {
+    if (next <= step) return;
+    step = next;
+    calls.clear();
+    pair_calls.clear();
+    left_rest = false;
+  }
+  CallPosition Next(int32_t group) const {
+    const auto found = calls.find(group);
+    return found == calls.end() ? CallPosition{step, 0, 0} : found->second;
+  }
 };
 
 struct FakeTape {
-  enum State { kNone, kLive, kAbandoned, kConsumed };
+  enum State { kNone, kLive, kAbandoned, kConsumed, kRefused };
   State state = kNone;
   bool leads_to_collective = false;
   std::string source;
-  std::map<int64_t, int32_t> next_request;  // by epoch
+  std::map<int64_t, int64_t> next_request;  // by step
 };
 
 struct FakeWorld {
@@ -67,8 +86,8 @@ struct FakeWorld {
   std::map<int64_t, absl::Status> causes;
   std::map<int, Member> members;
   std::vector<std::vector<int>> groups;
-  std::map<std::pair<int, std::vector<int>>, int> group_requests;
-  std::map<std::vector<int>, std::vector<int>> groups_by_list;
+  // By list, step and number.
+  std::map<std::tuple<std::vector<int>, int64_t, int64_t>, int> groups_by_request;
   // Key's text -> member's world rank -> entry.
   std::map<std::string, std::map<int, FakeTape>> tapes;
 };
@@ -83,6 +102,7 @@ struct PendingRun {
   std::vector<std::shared_ptr<FakeTensor>> operands;  // by input; null: not a tensor
   std::vector<std::shared_ptr<FakeTensor>> results;   // by output
   std::vector<InstanceKey> keys;                      // by node
+  std::vector<int> ranks;                             // by node: whose it is, in the world
   std::vector<bool> posted;                           // by node
   std::vector<bool> finished;                         // by node
   std::vector<bool> have;                             // by value
@@ -117,8 +137,6 @@ class FakeDaemon::Impl {
   std::map<int64_t, FakeWorld*> worlds_by_id ABSL_GUARDED_BY(mutex);
   std::deque<std::shared_ptr<PendingRun>> pending ABSL_GUARDED_BY(mutex);
   std::map<std::pair<int64_t, std::string>, FakeInstance> instances ABSL_GUARDED_BY(mutex);
-  std::map<std::tuple<int64_t, int64_t, int, std::string>, int64_t> pair_index
-      ABSL_GUARDED_BY(mutex);
   int64_t next_error ABSL_GUARDED_BY(mutex) = 1;
 
   absl::Status Record(absl::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
@@ -127,8 +145,17 @@ class FakeDaemon::Impl {
     return ToStatus(error);
   }
 
-  void EndEpoch(FakeWorld* world, const absl::Status& cause) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+  // `status` says which epoch of the world is open.
+  absl::Status WithOpen(const FakeWorld& world, const absl::Status& status) {
+    Error error = ErrorOf(status);
+    error.ended = {{WorldId(world.id), Epoch(world.epoch)}};
+    return ToStatus(error);
+  }
+
+  void EndEpoch(FakeWorld* world, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    ++counts.ended_epochs;
     const int64_t ended = world->epoch++;
+    const absl::Status cause = WithOpen(*world, why);
     world->causes[ended] = cause;
     for (const auto& run : pending) {
       if (run->world == world && run->epoch == ended && !run->over) Finish(run.get(), cause);
@@ -172,69 +199,270 @@ class FakeDaemon::Impl {
     return text;
   }
 
-  // A run's own instances, checked against the members' past.
+  // A run's own instances, checked against the members' past; they count.
   absl::Status NameInstances(PendingRun* run) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     const Graph& graph = *run->graph;
-    std::map<std::pair<int, int>, int64_t> used;  // slot, member
-    std::map<std::string, int64_t> pairs;
+    FakeWorld* const world = run->world;
+    const bool late = run->epoch < world->epoch;
     run->keys.resize(graph.nodes.size());
+    run->ranks.assign(graph.nodes.size(), -1);
+    std::map<int, int64_t> steps;  // by rank
+    for (size_t s = 0; s < graph.group_slots.size(); ++s) {
+      const RunGroup& bound = run->run.groups[s];
+      const GroupSlot& slot = graph.group_slots[s];
+      if (bound.base.size() != slot.held.size()) return Refuse("a run without its positions");
+      for (size_t place = 0; place < slot.held.size(); ++place) {
+        const int rank = world->groups[bound.group.value()][slot.held[place].value()];
+        Member& member = world->members[rank];
+        if (member.link != run->link) return Refuse("a member of another session");
+        const CallPosition& base = bound.base[place];
+        if (base.step < member.step) return Refuse("a vote of a step that is over");
+        member.Begin(base.step);
+        steps[rank] = base.step;
+        const CallPosition next = member.Next(bound.group.value());
+        const bool rest = next.part > 0 && base == CallPosition{next.step, next.call + 1, 0};
+        if (base != next && !rest) {
+          return Refuse(
+              absl::StrCat("expected position ", next.ToString(), ", got ", base.ToString()));
+        }
+      }
+    }
+    std::map<std::pair<int32_t, int>, CallPosition> last;  // group, rank
+    std::map<std::pair<int, PairEnd>, int64_t> pairs;      // by rank: the next
+    size_t next_pair = 0;
     for (size_t n = 0; n < graph.nodes.size(); ++n) {
       if (!graph.nodes[n].collective.has_value()) continue;
       const Collective& c = *graph.nodes[n].collective;
       const RunGroup& bound = run->run.groups[c.group_slot];
-      const std::vector<int>& ranks = run->world->groups[bound.group.value()];
-      const int rank = ranks[c.rank.value()];
-      Member& member = run->world->members[rank];
-      if (member.link != run->link) return Refuse("a member of another session");
+      const int32_t group = bound.group.value();
+      const int rank = world->groups[group][c.rank.value()];
+      Member& member = world->members[rank];
+      run->ranks[n] = rank;
       InstanceKey key;
       key.group = bound.group;
-      key.epoch = Epoch(run->epoch);
+      key.since = Epoch(1);
+      key.at.step = steps[rank];
       if (c.instance.kind == InstanceRef::Kind::kNext) {
         if (HasPeer(c.kind)) {
           const bool send = c.kind == CollectiveKind::kSend;
           key.source = send ? c.rank : c.peer;
           key.destination = send ? c.peer : c.rank;
           key.tag = c.tag;
-          key.index = pair_index[{run->world->id, run->epoch, rank, key.ToString()}]++;
-        } else {
-          const GroupSlot& slot = graph.group_slots[c.group_slot];
-          size_t place = 0;
-          while (slot.held[place] != c.rank) ++place;
-          key.index = bound.base[place] + used[{c.group_slot, c.rank.value()}]++;
-          int64_t& next = member.next_index[run->epoch][bound.group.value()];
-          if (key.index != next) {
-            return Refuse(absl::StrCat("expected index ", next, ", got ", key.index));
+          const PairEnd end{group, key.source.value(), key.destination.value(), c.tag, !send};
+          if (pairs.count({rank, end}) == 0) {
+            if (next_pair == run->run.pair_calls.size()) return Refuse("a pair without its number");
+            const int64_t first = run->run.pair_calls[next_pair++];
+            if (first != member.pair_calls[end]) {
+              return Refuse(absl::StrCat("expected call ", member.pair_calls[end],
+                                         " of the pair, got ", first));
+            }
+            pairs[{rank, end}] = first;
           }
-          ++next;
+          key.at.call = pairs[{rank, end}]++;
+          member.pair_calls[end] = key.at.call + 1;
+        } else {
+          const auto before = last.find({group, rank});
+          if (before == last.end()) {
+            const GroupSlot& slot = graph.group_slots[c.group_slot];
+            const auto held = std::find(slot.held.begin(), slot.held.end(), c.rank);
+            key.at = bound.base[static_cast<size_t>(held - slot.held.begin())];
+          } else if (c.part == 0) {
+            key.at = {key.at.step, before->second.call + 1, 0};
+          } else {
+            key.at = {key.at.step, before->second.call, before->second.part + 1};
+          }
+          last[{group, rank}] = key.at;
+          member.calls[group] = {key.at.step, key.at.call + 1, 0};
+          if (run->run.call_goes_on) {
+            member.calls[group] = {key.at.step, key.at.call, key.at.part + 1};
+          }
         }
       } else {
         InstanceKey parent;
-        int32_t request = 0;
         if (c.instance.kind == InstanceRef::Kind::kGradient) {
           parent = run->keys[c.instance.node];
-          request = c.instance.request;
-          key = parent.Gradient(Epoch(run->epoch), request);
+          key = parent.Gradient({steps[rank], c.instance.request});
         } else {
           key = run->run.instances[c.instance.slot];
           parent = key.Parent();
-          request = key.path.back().number;
         }
-        FakeTape& tape = run->world->tapes[parent.ToString()][rank];
-        if (tape.state != FakeTape::kLive) {
+        FakeTape& tape = world->tapes[parent.ToString()][rank];
+        const InstanceKey::Request request = key.path.back();
+        if (request.step != steps[rank]) return Refuse("a request of another step");
+        if (request.number != tape.next_request[request.step]++) {
+          return Refuse(absl::StrCat("wrong request ", request.number, " of ", parent.ToString()));
+        }
+        if (tape.state != FakeTape::kLive && !late) {
           return Refuse(absl::StrCat("rank ", rank, " holds no tape for ", parent.ToString()));
-        }
-        if (request != tape.next_request[run->epoch]++) {
-          return Refuse(absl::StrCat("wrong request ", request, " of ", parent.ToString()));
         }
       }
       run->keys[n] = key;
       // A member that was told that nobody asks is told nothing more.
-      FakeTape& own = run->world->tapes[key.ToString()][rank];
+      FakeTape& own = world->tapes[key.ToString()][rank];
       own.state = c.wants_grad ? FakeTape::kLive : FakeTape::kAbandoned;
       own.leads_to_collective = c.leads_to_collective;
       own.source = graph.nodes[n].source;
     }
+    if (next_pair != run->run.pair_calls.size()) return Refuse("numbers of pairs too many");
     return absl::OkStatus();
+  }
+
+  bool HasVote(const FakeWorld* world, const InstanceKey& key, int rank)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    for (const auto& run : pending) {
+      if (run->over || run->world != world || run->epoch != world->epoch) continue;
+      for (size_t n = 0; n < run->keys.size(); ++n) {
+        if (run->ranks[n] == rank && run->keys[n] == key) return true;
+      }
+    }
+    return false;
+  }
+
+  // A member will not take part in `key` any more.
+  bool HasPassed(FakeWorld* world, const InstanceKey& key, int rank)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    if (IsAbsent(world, key, rank) || HasVote(world, key, rank)) return false;
+    Member& member = world->members[rank];
+    FakeTape* const tape =
+        key.is_gradient() ? &world->tapes[key.Parent().ToString()][rank] : nullptr;
+    if (tape != nullptr && tape->state == FakeTape::kRefused) return true;
+    if (member.step != key.step()) return member.step > key.step();
+    if (member.left_rest) return true;
+    if (tape != nullptr) return tape->next_request[key.step()] > key.path.back().number;
+    if (!key.is_pair()) return key.at < member.Next(key.group.value());
+    const int32_t source = key.source.value();
+    const bool receives = world->groups[key.group.value()][source] != rank;
+    return member.pair_calls[{key.group.value(), source, key.destination.value(), key.tag,
+                              receives}] > key.at.call;
+  }
+
+  // The first of those that a run needs who has passed it.
+  absl::optional<absl::Status> PassedBy(PendingRun* run) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    for (size_t n = 0; n < run->keys.size(); ++n) {
+      if (run->ranks[n] < 0 || run->finished[n]) continue;
+      const InstanceKey& key = run->keys[n];
+      for (const int rank : Members(run->world, key)) {
+        if (rank == run->ranks[n] || !HasPassed(run->world, key, rank)) continue;
+        Error error;
+        error.code = absl::StatusCode::kInvalidArgument;
+        error.reason = Reason::kMismatch;
+        error.alone = true;
+        error.message = absl::StrCat("rank ", rank, " has passed ", key.ToString(), ", for which ",
+                                     run->graph->nodes[n].source, " waits");
+        return Record(ToStatus(error));
+      }
+    }
+    return absl::nullopt;
+  }
+
+  // Fails a run, what shares instances with it and what uses its results.
+  void FailAlone(PendingRun* run, const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    Finish(run, status);
+    for (const auto& other : pending) {
+      if (other->over) continue;
+      bool concerned = false;
+      for (size_t n = 0; n < run->keys.size() && run->world == other->world; ++n) {
+        if (run->ranks[n] < 0 || run->finished[n]) continue;
+        for (size_t m = 0; m < other->keys.size(); ++m) {
+          concerned |=
+              other->ranks[m] >= 0 && !other->finished[m] && other->keys[m] == run->keys[n];
+        }
+      }
+      for (const auto& operand : other->operands) {
+        for (const auto& result : run->results)
+          concerned |= operand != nullptr && operand == result;
+      }
+      if (concerned) FailAlone(other.get(), status);
+    }
+    for (size_t n = 0; n < run->keys.size(); ++n) {
+      if (run->ranks[n] >= 0) instances.erase({run->world->id, run->keys[n].ToString()});
+    }
+  }
+
+  void FailPassed(FakeWorld* world) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    for (const auto& run : pending) {
+      if (run->over || run->world != world) continue;
+      const absl::optional<absl::Status> passed = PassedBy(run.get());
+      if (passed.has_value()) FailAlone(run.get(), *passed);
+    }
+  }
+
+  // A run that cannot take part.
+  void RefuseRun(PendingRun* run, const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    if (run->world == nullptr || run->epoch != run->world->epoch) return Finish(run, status);
+    FakeWorld* const world = run->world;
+    if (ErrorOf(status).alone || PassedBy(run).has_value()) return FailAlone(run, status);
+    EndEpoch(world, status);
+  }
+
+  // What members cannot call. Always an error.
+  absl::Status TakeRefusal(FakeLinkState* link, const chorus::Refuse& refuse)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    ++counts.refusals;
+    FakeWorld* const world = worlds_by_id[refuse.world.value()];
+    if (refuse.epoch.value() > world->epoch || refuse.members.empty()) {
+      return Refuse("a refusal that cannot be");
+    }
+    bool passed = false;
+    for (const RefusedMember& refused : refuse.members) {
+      Member& member = world->members[refused.rank.value()];
+      if (member.link != link || refused.step < member.step) return Refuse("not its step");
+      member.Begin(refused.step);
+      for (const RefusedCalls& calls : refused.calls) {
+        InstanceKey key;
+        key.group = calls.group;
+        key.since = Epoch(1);
+        key.source = calls.source;
+        key.destination = calls.destination;
+        key.tag = calls.tag;
+        key.at = {refused.step, calls.first, 0};
+        int64_t expected = 0;
+        if (key.is_pair()) {
+          int64_t& next = member.pair_calls[{calls.group.value(), calls.source.value(),
+                                             calls.destination.value(), calls.tag, calls.is_recv}];
+          expected = next;
+          next = calls.next;
+        } else {
+          const CallPosition next = member.Next(calls.group.value());
+          // Of a call that has begun it is the rest.
+          expected = next.call;
+          if (next.part > 0 && calls.first == next.call + 1) ++expected;
+          member.calls[calls.group.value()] = {refused.step, calls.next, 0};
+        }
+        if (calls.first != expected || calls.next <= calls.first) {
+          return Refuse(absl::StrCat("refused call ", calls.first, ", expected ", expected));
+        }
+        for (const int other : Members(world, key)) {
+          if (other != refused.rank.value()) passed |= HasPassed(world, key, other);
+        }
+      }
+      member.left_rest = member.left_rest || refused.rest_of_step;
+      if (!refused.drops_tapes) continue;
+      for (auto& entries : world->tapes) {
+        FakeTape& tape = entries.second[refused.rank.value()];
+        if (tape.state == FakeTape::kLive) tape.state = FakeTape::kRefused;
+      }
+    }
+    Error own;
+    own.code = refuse.why.code;
+    own.reason = refuse.why.reason;
+    own.message = refuse.why.message;
+    own.source = refuse.why.source;
+    own.alone = refuse.why.alone && !refuse.by_hand;
+    if (refuse.epoch.value() == world->epoch && !passed && !own.alone) {
+      Error error = own;
+      const int rank = refuse.members[0].rank.value();
+      error.code = absl::StatusCode::kAborted;
+      error.culprit.rank = rank;
+      error.reason = refuse.by_hand ? Reason::kCancelled : Reason::kPeerRefused;
+      error.message = refuse.by_hand
+                          ? absl::StrCat("rank ", rank, " aborted: ", own.message)
+                          : absl::StrCat("the part of rank ", rank, " was refused: ", own.message);
+      EndEpoch(world, Record(ToStatus(error)));
+    } else {
+      FailPassed(world);
+    }
+    return WithOpen(*world, ToStatus(own));
   }
 
   std::vector<int> Members(FakeWorld* world, const InstanceKey& key) {
@@ -251,7 +479,7 @@ class FakeDaemon::Impl {
     if (entry == found->second.end()) return false;
     FakeTape& tape = entry->second;
     // A vote stands, though its part may not be here yet.
-    if (tape.next_request[world->epoch] > key.path.back().number) return false;
+    if (tape.next_request[key.step()] > key.path.back().number) return false;
     return tape.state == FakeTape::kAbandoned || tape.state == FakeTape::kConsumed;
   }
 
@@ -403,11 +631,7 @@ class FakeDaemon::Impl {
         if (!tensor.done) continue;
         if (!tensor.status.ok()) {
           const absl::Status status = tensor.status;
-          if (run->world != nullptr && run->epoch == run->world->epoch) {
-            EndEpoch(run->world, status);
-          } else {
-            Finish(run.get(), status);
-          }
+          RefuseRun(run.get(), status);
           return true;
         }
         value = tensor.value;
@@ -443,7 +667,7 @@ class FakeDaemon::Impl {
       view.inputs = types;
       absl::StatusOr<std::vector<Value>> results = EvaluateLocal(view, inputs, node.outputs);
       if (!results.ok()) {
-        Finish(run.get(), Record(results.status()));
+        RefuseRun(run.get(), Record(results.status()));
         return true;
       }
       Deliver(run.get(), static_cast<int>(n), *std::move(results));
@@ -534,6 +758,7 @@ class FakeDaemon::Impl {
         FakeWorld* const world = worlds_by_id[entry.world.value()];
         const int rank = world->groups[entry.key.group.value()][entry.member.value()];
         FakeTape& tape = world->tapes[entry.key.ToString()][rank];
+        if (tape.state == FakeTape::kRefused) continue;
         if (tape.state != FakeTape::kLive) return Refuse("dropped a tape that is not live");
         tape.state = entry.consumed ? FakeTape::kConsumed : FakeTape::kAbandoned;
         ++(entry.consumed ? counts.drops_consumed : counts.drops_abandoned);
@@ -545,6 +770,9 @@ class FakeDaemon::Impl {
       FakeWorld* const world = worlds_by_id[enter->world.value()];
       if (enter->epoch.value() > world->epoch) return Refuse("entered an epoch too early");
       return absl::OkStatus();
+    }
+    if (const auto* refuse = absl::get_if<chorus::Refuse>(&command.body)) {
+      return TakeRefusal(link, *refuse);
     }
     const auto* body = absl::get_if<Run>(&command.body);
     if (body == nullptr) return absl::OkStatus();
@@ -597,19 +825,21 @@ class FakeDaemon::Impl {
       run->world = worlds_by_id[body->groups[0].world.value()];
       run->epoch = body->groups[0].epoch.value();
       if (run->epoch > run->world->epoch) return Refuse("a vote for an epoch that is not open");
+      const absl::Status named = NameInstances(run.get());
       if (run->epoch < run->world->epoch) {
-        Finish(run.get(), run->world->causes[run->epoch]);
+        Finish(run.get(), WithOpen(*run->world, run->world->causes[run->epoch]));
+        FailPassed(run->world);
         return absl::OkStatus();
       }
-      const absl::Status named = NameInstances(run.get());
       if (!named.ok()) {
         const absl::Status cause = Record(named);
-        Finish(run.get(), cause);
         EndEpoch(run->world, cause);
+        Finish(run.get(), WithOpen(*run->world, cause));
         return absl::OkStatus();
       }
     }
     pending.push_back(run);
+    if (run->world != nullptr) FailPassed(run->world);
     return absl::OkStatus();
   }
 };
@@ -698,32 +928,22 @@ class FakeLink : public Link {
     world->members[options.rank].link = state_;
     return JoinedWorld{WorldId(world->id), Epoch(world->epoch)};
   }
-  absl::StatusOr<GroupId> CreateGroup(WorldId id, Rank rank,
-                                      absl::Span<const int> members) override {
+  absl::StatusOr<GroupId> CreateGroup(WorldId id, Rank, absl::Span<const int> members,
+                                      InstanceKey::Request request) override {
     MutexLock lock(&daemon_->mutex);
     FakeWorld* const world = daemon_->worlds_by_id[id.value()];
     const std::vector<int> list(members.begin(), members.end());
-    const int request = world->group_requests[{rank.value(), list}]++;
-    std::vector<int>& made = world->groups_by_list[list];
-    if (request == static_cast<int>(made.size())) {
-      made.push_back(static_cast<int>(world->groups.size()));
-      world->groups.push_back(list);
-    }
-    return GroupId(made[request]);
+    const auto made =
+        world->groups_by_request.emplace(std::make_tuple(list, request.step, request.number),
+                                         static_cast<int>(world->groups.size()));
+    if (made.second) world->groups.push_back(list);
+    return GroupId(made.first->second);
   }
   absl::Status Leave(WorldId, Rank) override { return absl::OkStatus(); }
-  absl::Status Abort(WorldId id, Rank rank, const std::string& why) override {
-    MutexLock lock(&daemon_->mutex);
-    daemon_->EndEpoch(
-        daemon_->worlds_by_id[id.value()],
-        daemon_->Record(MakeError(absl::StatusCode::kAborted, Reason::kCancelled,
-                                  absl::StrCat("rank ", rank.value(), " aborted: ", why))));
-    daemon_->Progress();
-    return absl::OkStatus();
-  }
   absl::StatusOr<ReformedWorld> Reform(WorldId, Rank, Timeout) override {
     return Unsupported("reform");
   }
+  absl::StatusOr<std::vector<std::string>> Waits() override { return std::vector<std::string>(); }
   absl::Status Close() override {
     MutexLock lock(&daemon_->mutex);
     state_->closed = true;
@@ -757,12 +977,13 @@ class FakeLink : public Link {
 FakeDaemon::FakeDaemon() : impl_(std::make_shared<Impl>()) {}
 FakeDaemon::~FakeDaemon() = default;
 
-sdk::Session FakeDaemon::Open(int devices) {
+sdk::Session FakeDaemon::Open(int devices, Timeout wait_timeout) {
   MutexLock lock(&impl_->mutex);
   impl_->links.push_back(std::make_unique<FakeLinkState>());
   impl_->links.back()->number = static_cast<int>(impl_->links.size()) - 1;
   return sdk::Session(std::make_shared<SessionCore>(
-      std::make_unique<FakeLink>(impl_, impl_->links.back().get(), devices), absl::Seconds(20)));
+      std::make_unique<FakeLink>(impl_, impl_->links.back().get(), devices),
+      absl::FromChrono(wait_timeout)));
 }
 
 FakeDaemon::Counts FakeDaemon::counts() const {

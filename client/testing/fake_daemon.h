@@ -1,14 +1,16 @@
 // A daemon in memory, for tests of the SDK alone: it executes graphs with the naive evaluator and
 // matches instances by their names, at once and in the calling thread.
 //
-// It keeps to the contract of the log (names in order, outcomes by sequence, epochs, tapes) and to
-// nothing else: no gangs, no memory limits, no deaths. It checks what the SDK must get right: the
-// index of every vote, the request number of every gradient, names that exist.
+// It keeps to the contract of the log (names in order, outcomes by sequence, epochs, positions that
+// are passed, refusals, tapes) and to nothing else: no gangs, no memory limits, no deaths. It
+// checks what the SDK must get right: the position of every vote and refusal, the request number of
+// every gradient, names that exist.
 //
 // Threads: any.
 #ifndef CHORUS_CLIENT_TESTING_FAKE_DAEMON_H_
 #define CHORUS_CLIENT_TESTING_FAKE_DAEMON_H_
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -27,8 +29,8 @@ class FakeDaemon {
 
   static constexpr int kMaxTensors = 4096;  // of a session
 
-  // A session with `devices` devices. The daemon outlives it.
-  sdk::Session Open(int devices = 1);
+  // A session with `devices` devices. The daemon outlives it. `wait_timeout`: as in SessionOptions.
+  sdk::Session Open(int devices = 1, Timeout wait_timeout = std::chrono::seconds(20));
 
   // What the sessions have sent, all together.
   struct Counts {
@@ -36,6 +38,8 @@ class FakeDaemon {
     int registered = 0;
     int created_tensors = 0;
     int entered_epochs = 0;
+    int ended_epochs = 0;
+    int refusals = 0;
     int drops_abandoned = 0;
     int drops_consumed = 0;
     int released_tensors = 0;

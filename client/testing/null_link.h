@@ -46,14 +46,15 @@ class NullLink : public Link {
   absl::StatusOr<JoinedWorld> Join(const WorldOptions&, DeviceIndex) override {
     return JoinedWorld{WorldId(1), Epoch(1)};
   }
-  absl::StatusOr<GroupId> CreateGroup(WorldId, Rank, absl::Span<const int>) override {
+  absl::StatusOr<GroupId> CreateGroup(WorldId, Rank, absl::Span<const int>,
+                                      InstanceKey::Request) override {
     return GroupId(1);
   }
   absl::Status Leave(WorldId, Rank) override { return absl::OkStatus(); }
-  absl::Status Abort(WorldId, Rank, const std::string&) override { return absl::OkStatus(); }
   absl::StatusOr<ReformedWorld> Reform(WorldId, Rank, Timeout) override {
     return Unsupported("reform");
   }
+  absl::StatusOr<std::vector<std::string>> Waits() override { return std::vector<std::string>(); }
   absl::Status Close() override { return absl::OkStatus(); }
 
   int64_t frames() const { return frames_; }

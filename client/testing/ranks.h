@@ -2,6 +2,7 @@
 #ifndef CHORUS_CLIENT_TESTING_RANKS_H_
 #define CHORUS_CLIENT_TESTING_RANKS_H_
 
+#include <chrono>
 #include <string>
 #include <vector>
 
@@ -14,9 +15,9 @@ namespace chorus {
 namespace testing {
 
 struct Ranks {
-  explicit Ranks(int size, FakeDaemon* daemon) {
+  explicit Ranks(int size, FakeDaemon* daemon, Timeout wait_timeout = std::chrono::seconds(20)) {
     for (int r = 0; r < size; ++r) {
-      sessions.push_back(daemon->Open());
+      sessions.push_back(daemon->Open(1, wait_timeout));
       WorldOptions options;
       options.name = "job";
       options.rank = r;

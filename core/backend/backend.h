@@ -88,10 +88,11 @@ struct CollectiveCall {
   int64_t count = 0;  // elements of every piece; of every input, or output, whose list is empty
   std::vector<int64_t> input_counts;   // elements of each of `inputs`, or empty
   std::vector<int64_t> output_counts;  // elements of each of `outputs`, or empty
-  // Which members take part, ascending; empty: all. Members that are missing give zeros (a missing
-  // root as well) and do not enqueue; so none may be missing from PRODUCT, MIN, MAX and BAND, where
-  // zeros would not be neutral. Calls meet among equal sets of members: the i-th call of each
-  // member with this set. A send or recv meets in the pair of its two members.
+  // Which members take part, ascending; empty: all. Members that are missing do not enqueue. They
+  // give zeros (a missing root as well), and to a reduction nothing: it leaves them out. So none
+  // may be missing from PRODUCT, MIN, MAX and BAND, which zeros would change. Calls meet among
+  // equal sets of members: the i-th call of each member with this set. A send or recv meets in the
+  // pair of its two members.
   std::vector<int32_t> present;
   std::vector<DeviceAddress> inputs;
   // Where devices share an address space, members may pass equal addresses (one copy of an equal

@@ -80,6 +80,12 @@ std::string EncodeUnbounded(const Error& error) {
     out.PutString(error.ranks[i].what);
     out.PutString(error.ranks[i].source);
   }
+  out.PutVarint(std::min(error.ended.size(), Error::kMaxRanks));
+  for (size_t i = 0; i < error.ended.size() && i < Error::kMaxRanks; ++i) {
+    out.PutSigned(error.ended[i].world.value());
+    out.PutSigned(error.ended[i].open.value());
+  }
+  out.Put(static_cast<uint8_t>(error.alone ? 1 : 0));
   return out.Take();
 }
 
@@ -191,8 +197,17 @@ Error DecodeError(absl::string_view bytes) {
     version.source = std::string(in.GetString());
     error.ranks.push_back(std::move(version));
   }
+  const size_t ended = in.GetCount(2);
+  for (size_t i = 0; i < ended && i < Error::kMaxRanks; ++i) {
+    Error::EndedEpoch epoch;
+    epoch.world = WorldId(in.GetSigned());
+    epoch.open = Epoch(in.GetSigned());
+    error.ended.push_back(epoch);
+  }
+  const uint8_t alone = in.Get<uint8_t>();
+  error.alone = alone == 1;
   constexpr uint64_t kLastCode = static_cast<uint64_t>(absl::StatusCode::kUnauthenticated);
-  if (!in.Done() || code == 0 || code > kLastCode) {
+  if (!in.Done() || alone > 1 || code == 0 || code > kLastCode) {
     Error broken;
     broken.code = absl::StatusCode::kInternal;
     broken.reason = Reason::kInternal;

@@ -96,12 +96,26 @@ struct Error {
   std::string message;  // complete: op, rank, group, expected, got. Texts repeat nothing below.
   ErrorId id;           // 0 until the daemon has recorded it
   Culprit culprit;
-  std::string instance;  // "group 0 epoch 3 index 17"
+  std::string instance;  // "group 0 step 3 call 17"
   std::string op;        // "all_reduce"
   std::string source;    // file:line in the trainer that asked
   std::string expected;
   std::string got;
   std::vector<Version> ranks;
+  // Worlds whose epoch ended with this, and the epoch that was open afterwards. Who is told of it
+  // has received the cause, and goes on there. Empty: no epoch has ended.
+  struct EndedEpoch {
+    WorldId world;
+    Epoch open;
+
+    friend bool operator==(const EndedEpoch& a, const EndedEpoch& b) {
+      return a.world == b.world && a.open == b.open;
+    }
+  };
+  std::vector<EndedEpoch> ended;  // at most kMaxRanks
+  // A call failed without ending its epoch: whoever is concerned has been told, and what uses its
+  // result fails in the same way.
+  bool alone = false;
 };
 
 // The status of `error`, carrying all of it. kOk gives OkStatus.

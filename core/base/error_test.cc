@@ -13,11 +13,13 @@ Error Full() {
   error.message = "ranks disagree";
   error.id = ErrorId(7);
   error.culprit = {2, 4711, "node-a"};
-  error.instance = "group 0 epoch 3 index 17";
+  error.instance = "group 0 step 3 call 17";
   error.op = "all_reduce";
   error.source = "train.cc:42";
   error.expected = "f32[4]";
   error.got = "f32[5]";
+  error.ended = {{WorldId(3), Epoch(8)}, {WorldId(int64_t{1} << 40), Epoch(2)}};
+  error.alone = true;
   error.ranks = {{0, "all_reduce SUM f32[4]", "train.cc:42"}, {1, "all_reduce SUM f32[5]", ""}};
   return error;
 }
@@ -27,6 +29,8 @@ TEST(ErrorTest, EverythingSurvivesAStatus) {
   EXPECT_EQ(EncodeError(got), EncodeError(Full()));
   EXPECT_EQ(got.ranks.size(), 2u);
   EXPECT_EQ(got.ranks[1].what, "all_reduce SUM f32[5]");
+  EXPECT_EQ(got.ended, Full().ended);
+  EXPECT_TRUE(got.alone);
 }
 
 TEST(ErrorTest, AStatusFromElsewhereKeepsCodeAndText) {
@@ -41,11 +45,14 @@ TEST(ErrorTest, NeverEncodesToMoreThanTheWireTakes) {
   error.message.assign(100000, 'm');
   error.expected.assign(100000, 'e');
   error.ranks.assign(20, {1, std::string(5000, 'w'), std::string(5000, 's')});
+  error.ended.assign(20, {WorldId(int64_t{1} << 62), Epoch(int64_t{1} << 62)});
   const std::string bytes = EncodeError(error);
   EXPECT_LE(bytes.size(), Error::kMaxBytes);
   const Error got = DecodeError(bytes);
   EXPECT_EQ(got.reason, Reason::kMismatch);
   EXPECT_EQ(got.ranks.size(), Error::kMaxRanks);
+  ASSERT_EQ(got.ended.size(), Error::kMaxRanks);
+  EXPECT_EQ(got.ended[7], error.ended[7]);
   EXPECT_THAT(got.message, testing::EndsWith("..."));
 }
 

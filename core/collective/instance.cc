@@ -10,31 +10,47 @@
 
 namespace chorus {
 
+std::string CallPosition::ToString() const {
+  std::string text;
+  if (step != 0) absl::StrAppend(&text, "step ", step, " ");
+  absl::StrAppend(&text, "call ", call);
+  if (part != 0) absl::StrAppend(&text, " part ", part);
+  return text;
+}
+
 std::string InstanceKey::ToString() const {
-  std::string text = absl::StrCat("group ", group.value(), " epoch ", epoch.value());
+  std::string text = absl::StrCat("group ", group.value());
+  if (since > Epoch(1)) absl::StrAppend(&text, " (since epoch ", since.value(), ")");
   if (is_pair()) {
     absl::StrAppend(&text, " from ", source.value(), " to ", destination.value(), " tag ", tag);
   }
-  absl::StrAppend(&text, " index ", index);
+  absl::StrAppend(&text, " ", at.ToString());
   if (is_gradient()) {
-    const auto step = [this](std::string* out, const Request& request) {
+    const auto request_text = [this](std::string* out, const Request& request) {
       absl::StrAppend(out, request.number);
-      if (request.epoch != epoch) absl::StrAppend(out, "@", request.epoch.value());
+      if (request.step != at.step) absl::StrAppend(out, "@", request.step);
     };
-    absl::StrAppend(&text, ", gradient ", absl::StrJoin(path, ".", step));
+    absl::StrAppend(&text, ", gradient ", absl::StrJoin(path, ".", request_text));
   }
   return text;
 }
 
 bool operator<(const InstanceKey& a, const InstanceKey& b) {
-  return std::tie(a.epoch, a.group, a.source, a.destination, a.tag, a.index, a.path) <
-         std::tie(b.epoch, b.group, b.source, b.destination, b.tag, b.index, b.path);
+  const auto rest = [](const InstanceKey& k) {
+    return std::tie(k.group, k.source, k.destination, k.tag, k.at, k.path);
+  };
+  // Steps first: a gang's collectives stand in the order of the program where nothing else says.
+  return std::make_pair(a.since, a.at.step) != std::make_pair(b.since, b.at.step)
+             ? std::make_pair(a.since, a.at.step) < std::make_pair(b.since, b.at.step)
+             : rest(a) < rest(b);
 }
 
 void EncodeInstanceKey(const InstanceKey& key, ByteWriter* out) {
   out->PutSigned(key.group.value());
-  out->PutSigned(key.epoch.value());
-  out->PutSigned(key.index);
+  out->PutSigned(key.since.value());
+  out->PutSigned(key.at.step);
+  out->PutSigned(key.at.call);
+  out->PutSigned(key.at.part);
   out->PutSigned(key.source.value());
   if (key.is_pair()) {
     out->PutSigned(key.destination.value());
@@ -42,7 +58,7 @@ void EncodeInstanceKey(const InstanceKey& key, ByteWriter* out) {
   }
   out->PutVarint(key.path.size());
   for (const InstanceKey::Request& request : key.path) {
-    out->PutSigned(request.epoch.value());
+    out->PutSigned(request.step);
     out->PutSigned(request.number);
   }
 }
@@ -57,8 +73,10 @@ InstanceKey DecodeInstanceKey(ByteReader* in) {
   constexpr int64_t kMax64 = std::numeric_limits<int64_t>::max();
   InstanceKey key;
   key.group = GroupId(static_cast<int32_t>(number(0, kMax32)));
-  key.epoch = Epoch(number(0, kMax64));
-  key.index = number(0, kMax64);
+  key.since = Epoch(number(0, kMax64));
+  key.at.step = number(0, kMaxCallNumber - 1);
+  key.at.call = number(0, kMaxCallNumber - 1);
+  key.at.part = static_cast<int32_t>(number(0, kMax32));
   key.source = GroupRank(static_cast<int32_t>(number(-1, kMax32)));
   if (key.is_pair()) {
     key.destination = GroupRank(static_cast<int32_t>(number(0, kMax32)));
@@ -67,8 +85,8 @@ InstanceKey DecodeInstanceKey(ByteReader* in) {
   const size_t order = in->GetCount();
   if (order > kMaxGradientOrder) in->Fail();
   for (size_t i = 0; i < order && in->ok(); ++i) {
-    const Epoch epoch(number(0, kMax64));
-    key.path.push_back({epoch, static_cast<int32_t>(number(0, kMax32))});
+    const int64_t step = number(0, kMaxCallNumber - 1);
+    key.path.push_back({step, number(0, kMaxCallNumber - 1)});
   }
   return in->ok() ? key : InstanceKey();
 }

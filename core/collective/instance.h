@@ -15,34 +15,66 @@
 
 namespace chorus {
 
-// The name of an instance. Every rank computes it alone: no reply is needed to use it.
-//   group collective  (group, epoch, index): the index-th of this group in this epoch
-//   send/recv         (group, epoch, source, destination, tag, index): the index-th of that pair
-//   gradient          the forward instance's name and the path of requests that leads from it:
-//                     path {2} is the third gradient asked of it, {2, 0} the first gradient of that
-//                     gradient. The order of differentiation is the path's length.
-// `epoch` is the forward instance's own, also when its gradient is asked for in a later epoch:
-// requests count from 0 in every epoch, so each has the epoch in which it was asked beside it.
+// Where a call stands in its rank's program: the name of the call, which no failure changes. Only
+// World::Step sets `step`, and it only rises; `call` counts the calls that the member has made of
+// one group, or at one end of a pair, in the step, the refused and failed ones too. A call that is
+// several collectives (coalesced, or a trainer's own memory in pieces) counts once, and `part`
+// tells them apart.
+struct CallPosition {
+  int64_t step = 0;
+  int64_t call = 0;
+  int32_t part = 0;
+
+  // "step 3 call 17", "call 17 part 2": what is 0 is left out, but for the call.
+  std::string ToString() const;
+
+  friend bool operator==(const CallPosition& a, const CallPosition& b) {
+    return a.call == b.call && a.step == b.step && a.part == b.part;
+  }
+  friend bool operator!=(const CallPosition& a, const CallPosition& b) { return !(a == b); }
+  friend bool operator<(const CallPosition& a, const CallPosition& b) {
+    if (a.step != b.step) return a.step < b.step;
+    return a.call != b.call ? a.call < b.call : a.part < b.part;
+  }
+  template <typename H>
+  friend H AbslHashValue(H h, const CallPosition& p) {
+    return H::combine(std::move(h), p.step, p.call, p.part);
+  }
+};
+
+// Steps, calls and requests are below this.
+inline constexpr int64_t kMaxCallNumber = int64_t{1} << 48;
+
+// The name of an instance. Every rank computes it alone: no reply is needed to use it, and ranks
+// that are not at the same point of their programs never compute the same one.
+//   group collective  (group, position of the member's call in the group)
+//   send/recv         (group, source, destination, tag, position of the call at either end)
+//   gradient          the forward instance's name and the path of requests that leads from it: each
+//                     is (step of the request, how many of this entry the member has made before in
+//                     that step). Path {2} is the third gradient asked of it, {2, 0} the first
+//                     gradient of that gradient. The order of differentiation is the path's length.
+// A reformed world counts anew; `since` keeps its names apart from those before.
 struct InstanceKey {
   struct Request {
-    Epoch epoch;  // in which it was asked
-    int32_t number = 0;
+    int64_t step = 0;  // of the rank, when it asks
+    int64_t number = 0;
 
     friend bool operator==(const Request& a, const Request& b) {
-      return a.epoch == b.epoch && a.number == b.number;
+      return a.step == b.step && a.number == b.number;
     }
+    friend bool operator!=(const Request& a, const Request& b) { return !(a == b); }
     friend bool operator<(const Request& a, const Request& b) {
-      return a.epoch < b.epoch || (a.epoch == b.epoch && a.number < b.number);
+      return a.step < b.step || (a.step == b.step && a.number < b.number);
     }
     template <typename H>
     friend H AbslHashValue(H h, const Request& r) {
-      return H::combine(std::move(h), r.epoch, r.number);
+      return H::combine(std::move(h), r.step, r.number);
     }
   };
 
   GroupId group;
-  Epoch epoch;
-  int64_t index = 0;
+  Epoch since;  // with which this membership of the world began: 1, or a Reform's
+  CallPosition at;
   GroupRank source{-1};
   GroupRank destination{-1};
   int64_t tag = 0;
@@ -50,23 +82,26 @@ struct InstanceKey {
 
   bool is_pair() const { return source.value() >= 0; }
   bool is_gradient() const { return !path.empty(); }
+  // The step in which a member asks for it: its own, a gradient's the last request's.
+  int64_t step() const { return is_gradient() ? path.back().step : at.step; }
   // The instance that this one is a gradient of. Requires is_gradient().
   InstanceKey Parent() const {
     InstanceKey parent = *this;
     parent.path.pop_back();
     return parent;
   }
-  InstanceKey Gradient(Epoch asked_in, int32_t request) const {
+  InstanceKey Gradient(Request request) const {
     InstanceKey child = *this;
-    child.path.push_back({asked_in, request});
+    child.path.push_back(request);
     return child;
   }
-  // "group 0 epoch 3 index 17", "group 0 epoch 3 from 1 to 2 tag 7 index 0"; then ", gradient 0.1",
-  // or ", gradient 0@4.1@4" where it was asked for in epoch 4.
+  // "group 0 step 3 call 17", "group 0 from 1 to 2 tag 7 call 0"; then ", gradient 0.1", or
+  // ", gradient 0@4.1@4" where it was asked for in step 4. In a world that was reformed at epoch 5
+  // "group 0 (since epoch 5) call 0".
   std::string ToString() const;
 
   friend bool operator==(const InstanceKey& a, const InstanceKey& b) {
-    return a.index == b.index && a.group == b.group && a.epoch == b.epoch && a.source == b.source &&
+    return a.at == b.at && a.group == b.group && a.since == b.since && a.source == b.source &&
            a.destination == b.destination && a.tag == b.tag && a.path == b.path;
   }
   friend bool operator!=(const InstanceKey& a, const InstanceKey& b) { return !(a == b); }
@@ -74,15 +109,37 @@ struct InstanceKey {
   friend bool operator<(const InstanceKey& a, const InstanceKey& b);
   template <typename H>
   friend H AbslHashValue(H h, const InstanceKey& k) {
-    return H::combine(std::move(h), k.group, k.epoch, k.index, k.source, k.destination, k.tag,
-                      k.path);
+    return H::combine(std::move(h), k.group, k.since, k.at, k.source, k.destination, k.tag, k.path);
   }
+};
+
+// Calls of one group, or at one end of a pair, that a member has counted without taking part.
+struct RefusedCalls {
+  GroupId group;
+  GroupRank source{-1};  // of a pair, as in InstanceKey
+  GroupRank destination{-1};
+  int64_t tag = 0;
+  bool is_recv = false;  // which end of the pair
+  int64_t first = 0;     // in the member's step
+  int64_t next = 0;      // the call after them
+};
+
+struct RefusedMember {
+  Rank rank;
+  int64_t step = 0;
+  // It is not known what it would have called: it takes part in nothing more until its next step.
+  bool rest_of_step = false;
+  // What it has recorded before has no gradient any more.
+  bool drops_tapes = false;
+  std::vector<RefusedCalls> calls;
+  std::vector<InstanceKey> gradients;  // requests that count as well
 };
 
 // Equal keys give equal bytes.
 void EncodeInstanceKey(const InstanceKey& key, ByteWriter* out);
-// Bytes that are no key (truncated, a negative index or request, one end of a pair without the
-// other, a path longer than kMaxGradientOrder) make `in` fail: in->ok() tells.
+// Bytes that are no key (truncated, a number that is negative or not below kMaxCallNumber, one end
+// of a pair without the other, a path longer than kMaxGradientOrder) make `in` fail: in->ok()
+// tells.
 InstanceKey DecodeInstanceKey(ByteReader* in);
 
 // Longest path of a key: gradients of gradients ... of a collective.

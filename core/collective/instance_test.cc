@@ -7,45 +7,106 @@
 namespace chorus {
 namespace {
 
-InstanceKey Key(int32_t group, int64_t epoch, int64_t index, const std::vector<int32_t>& path) {
+// Requests are of the step of the call.
+InstanceKey Key(int32_t group, CallPosition at, const std::vector<int64_t>& path) {
   InstanceKey key;
   key.group = GroupId(group);
-  key.epoch = Epoch(epoch);
-  key.index = index;
-  for (const int32_t request : path) key.path.push_back({key.epoch, request});
+  key.since = Epoch(1);
+  key.at = at;
+  for (const int64_t request : path) key.path.push_back({at.step, request});
   return key;
 }
 
 InstanceKey Pair(int32_t source, int32_t destination, int64_t tag) {
-  InstanceKey key = Key(2, 9, 1, {});
+  InstanceKey key = Key(2, {9, 1}, {});
   key.source = GroupRank(source);
   key.destination = GroupRank(destination);
   key.tag = tag;
   return key;
 }
 
+InstanceKey Since(int64_t epoch, InstanceKey key) {
+  key.since = Epoch(epoch);
+  return key;
+}
+
+TEST(CallPositionTest, OrderIsThatOfTheProgram) {
+  const std::vector<CallPosition> in_order = {{0, 0, 0}, {0, 0, 1}, {0, 1, 0},
+                                              {1, 0, 0}, {1, 0, 7}, {1, 2, 0}};
+  for (size_t i = 0; i < in_order.size(); ++i) {
+    for (size_t j = 0; j < in_order.size(); ++j) {
+      EXPECT_EQ(in_order[i] < in_order[j], i < j) << i << " " << j;
+      EXPECT_EQ(in_order[i] == in_order[j], i == j) << i << " " << j;
+    }
+  }
+}
+
+TEST(CallPositionTest, TextLeavesOutWhatIsZero) {
+  EXPECT_EQ((CallPosition{0, 0, 0}).ToString(), "call 0");
+  EXPECT_EQ((CallPosition{3, 17, 0}).ToString(), "step 3 call 17");
+  EXPECT_EQ((CallPosition{3, 17, 2}).ToString(), "step 3 call 17 part 2");
+  EXPECT_EQ((CallPosition{0, 17, 2}).ToString(), "call 17 part 2");
+}
+
 TEST(InstanceKeyTest, TextNamesAllOfIt) {
-  EXPECT_EQ(Key(0, 3, 17, {}).ToString(), "group 0 epoch 3 index 17");
-  EXPECT_EQ(Key(0, 3, 17, {0, 1}).ToString(), "group 0 epoch 3 index 17, gradient 0.1");
-  EXPECT_EQ(Key(0, 3, 17, {0}).Gradient(Epoch(5), 1).ToString(),
-            "group 0 epoch 3 index 17, gradient 0.1@5");
-  EXPECT_EQ(Pair(1, 2, 7).ToString(), "group 2 epoch 9 from 1 to 2 tag 7 index 1");
+  EXPECT_EQ(Key(0, {3, 17}, {}).ToString(), "group 0 step 3 call 17");
+  EXPECT_EQ(Key(0, {3, 17, 1}, {0, 1}).ToString(), "group 0 step 3 call 17 part 1, gradient 0.1");
+  EXPECT_EQ(Key(0, {3, 17}, {0}).Gradient({5, 1}).ToString(),
+            "group 0 step 3 call 17, gradient 0.1@5");
+  EXPECT_EQ(Pair(1, 2, 7).ToString(), "group 2 from 1 to 2 tag 7 step 9 call 1");
+  EXPECT_EQ(Since(5, Key(0, {0, 1}, {})).ToString(), "group 0 (since epoch 5) call 1");
 }
 
 TEST(InstanceKeyTest, GradientAndParentAreInverse) {
-  const InstanceKey key = Key(1, 2, 3, {4});
-  EXPECT_EQ(key.Gradient(Epoch(2), 5), Key(1, 2, 3, {4, 5}));
-  EXPECT_NE(key.Gradient(Epoch(3), 5), Key(1, 2, 3, {4, 5}));
-  EXPECT_EQ(key.Gradient(Epoch(3), 5).Parent(), key);
-  EXPECT_TRUE(key < key.Gradient(Epoch(2), 0));
-  EXPECT_FALSE(key.Gradient(Epoch(2), 0) < key);
-  EXPECT_TRUE(key.Gradient(Epoch(2), 1) < key.Gradient(Epoch(3), 0));
+  const InstanceKey key = Key(1, {2, 3}, {4});
+  EXPECT_EQ(key.Gradient({2, 5}), Key(1, {2, 3}, {4, 5}));
+  EXPECT_NE(key.Gradient({3, 5}), Key(1, {2, 3}, {4, 5}));
+  EXPECT_EQ(key.Gradient({3, 5}).Parent(), key);
+  EXPECT_TRUE(key < key.Gradient({2, 0}));
+  EXPECT_FALSE(key.Gradient({2, 0}) < key);
+  EXPECT_TRUE(key.Gradient({2, 1}) < key.Gradient({3, 0}));
+}
+
+// A call is made in its own step, a gradient in that of its last request.
+TEST(InstanceKeyTest, StepIsThatOfWhoAsks) {
+  EXPECT_EQ(Key(0, {3, 1}, {}).step(), 3);
+  EXPECT_EQ(Key(0, {3, 1}, {0}).step(), 3);
+  EXPECT_EQ(Key(0, {3, 1}, {}).Gradient({5, 0}).step(), 5);
+}
+
+// Names of one place of the program are equal, and no two differ in nothing but what is compared:
+// each field tells them apart.
+TEST(InstanceKeyTest, EveryFieldTellsKeysApart) {
+  const std::vector<InstanceKey> keys = {
+      Key(0, {1, 2, 3}, {}),
+      Key(1, {1, 2, 3}, {}),
+      Key(0, {2, 2, 3}, {}),
+      Key(0, {1, 3, 3}, {}),
+      Key(0, {1, 2, 4}, {}),
+      Since(2, Key(0, {1, 2, 3}, {})),
+      Key(0, {1, 2, 3}, {0}),
+      Key(0, {1, 2, 3}, {1}),
+      Key(0, {1, 2, 3}, {}).Gradient({4, 0}),
+      Pair(0, 1, 7),
+      Pair(1, 0, 7),
+      Pair(0, 1, 8),
+      Key(0, {1, 2, 3}, {0, 0}),
+      Pair(0, 1, 7).Gradient({9, 0}),
+  };
+  for (size_t i = 0; i < keys.size(); ++i) {
+    for (size_t j = 0; j < keys.size(); ++j) {
+      EXPECT_EQ(keys[i] == keys[j], i == j) << i << " " << j;
+      EXPECT_EQ(keys[i] < keys[j] || keys[j] < keys[i], i != j) << i << " " << j;
+      EXPECT_FALSE(keys[i] < keys[j] && keys[j] < keys[i]) << i << " " << j;
+    }
+  }
 }
 
 TEST(InstanceKeyTest, DecodesWhatItEncodes) {
-  const std::vector<InstanceKey> keys = {Key(0, 1, 0, {}), Key(7, 1LL << 40, 1LL << 50, {}),
-                                         Key(1, 2, 3, {0, 2147483647, 1}), Pair(0, 0, -5),
-                                         Pair(3, 1, 1LL << 60).Gradient(Epoch(11), 2)};
+  const int64_t most = kMaxCallNumber - 1;
+  const std::vector<InstanceKey> keys = {
+      Key(0, {0, 0}, {}), Since(1LL << 40, Key(7, {most, most, 2147483647}, {})),
+      Key(1, {2, 3}, {0, most, 1}), Pair(0, 0, -5), Pair(3, 1, 1LL << 60).Gradient({11, 2})};
   ByteWriter out;
   for (const InstanceKey& key : keys) EncodeInstanceKey(key, &out);
   ByteReader in(out.bytes());
@@ -55,7 +116,7 @@ TEST(InstanceKeyTest, DecodesWhatItEncodes) {
 
 TEST(InstanceKeyTest, EveryTruncationFails) {
   ByteWriter out;
-  EncodeInstanceKey(Pair(3, 1, 300).Gradient(Epoch(11), 2), &out);
+  EncodeInstanceKey(Pair(3, 1, 300).Gradient({11, 2}), &out);
   for (size_t size = 0; size < out.size(); ++size) {
     ByteReader in(absl::string_view(out.bytes()).substr(0, size));
     DecodeInstanceKey(&in);
@@ -71,13 +132,20 @@ TEST(InstanceKeyTest, NumbersOutOfRangeFail) {
     DecodeInstanceKey(&in);
     return !in.ok();
   };
-  EXPECT_FALSE(fails(Key(0, 1, 0, {})));
-  EXPECT_TRUE(fails(Key(-1, 1, 0, {})));
-  EXPECT_TRUE(fails(Key(0, -1, 0, {})));
-  EXPECT_TRUE(fails(Key(0, 1, -1, {})));
-  EXPECT_TRUE(fails(Key(0, 1, 0, {-1})));
+  EXPECT_FALSE(fails(Key(0, {0, 0}, {})));
+  EXPECT_TRUE(fails(Key(-1, {0, 0}, {})));
+  EXPECT_TRUE(fails(Since(-1, Key(0, {0, 0}, {}))));
+  EXPECT_TRUE(fails(Key(0, {-1, 0}, {})));
+  EXPECT_TRUE(fails(Key(0, {0, -1}, {})));
+  EXPECT_TRUE(fails(Key(0, {0, 0, -1}, {})));
+  EXPECT_TRUE(fails(Key(0, {kMaxCallNumber, 0}, {})));
+  EXPECT_TRUE(fails(Key(0, {0, kMaxCallNumber}, {})));
+  EXPECT_TRUE(fails(Key(0, {0, 0}, {-1})));
+  EXPECT_TRUE(fails(Key(0, {0, 0}, {kMaxCallNumber})));
+  EXPECT_TRUE(fails(Key(0, {0, 0}, {}).Gradient({-1, 0})));
+  EXPECT_TRUE(fails(Key(0, {0, 0}, {}).Gradient({kMaxCallNumber, 0})));
   EXPECT_TRUE(fails(Pair(0, -1, 0)));
-  EXPECT_TRUE(fails(Key(0, 1, 0, std::vector<int32_t>(kMaxGradientOrder + 1, 0))));
+  EXPECT_TRUE(fails(Key(0, {0, 0}, std::vector<int64_t>(kMaxGradientOrder + 1, 0))));
 }
 
 TEST(DescriptorTest, TextNamesWhatIsSet) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -30,11 +31,20 @@ std::string PartText(const Participation& part) {
 
 }  // namespace
 
+std::shared_ptr<const PartLabel> LabelOf(const Participation& part) {
+  constexpr size_t kMostBytes = 256;
+  auto label = std::make_shared<PartLabel>();
+  label->op = std::string(CollectiveKindName(part.descriptor.kind));
+  label->what = PartText(part).substr(0, kMostBytes);
+  label->source = part.source.substr(0, kMostBytes);
+  return label;
+}
+
 Sequencer::Sequencer(int world_size, SequencerOptions options) : options_(options) {
   members_.resize(std::max(world_size, 0));
   Group world;
   for (int32_t rank = 0; rank < size(); ++rank) world.members.push_back(Rank(rank));
-  world.next.resize(world.members.size(), 0);
+  world.counters.resize(world.members.size());
   groups_.push_back(std::move(world));
 }
 
@@ -44,7 +54,8 @@ void Sequencer::SetMember(Rank rank, MemberInfo info) {
   if (IsRank(rank)) members_[rank.value()].info = std::move(info);
 }
 
-absl::StatusOr<GroupId> Sequencer::AddGroup(Rank rank, absl::Span<const Rank> members) {
+absl::StatusOr<GroupId> Sequencer::AddGroup(Rank rank, absl::Span<const Rank> members,
+                                            absl::optional<InstanceKey::Request> request) {
   if (members.empty()) return Contradiction("a group needs at least one member; got none");
   std::vector<int32_t> list;
   std::vector<bool> seen(members_.size(), false);
@@ -64,9 +75,23 @@ absl::StatusOr<GroupId> Sequencer::AddGroup(Rank rank, absl::Span<const Rank> me
     return Contradiction(absl::StrCat("rank ", rank.value(), " asked for a group of ranks ",
                                       absl::StrJoin(list, ","), " and is not one of them"));
   }
+  if (request.has_value() && (request->step < 0 || request->step >= kMaxCallNumber ||
+                              request->number < 0 || request->number >= kMaxCallNumber)) {
+    return Contradiction(absl::StrCat("request ", request->number, " for a group in step ",
+                                      request->step, ": expected numbers from 0 to 2^48 - 1"));
+  }
+  const InstanceKey::Request first{members_[rank.value()].step, 0};
+  InstanceKey::Request asked = first;
+  bool is_new = true;
   const auto known = group_requests_.find(list);
-  const bool is_new = known == group_requests_.end() ||
-                      known->second.requested[rank.value()] == known->second.groups.size();
+  if (known != group_requests_.end()) {
+    const auto next = known->second.next.find(rank.value());
+    if (next != known->second.next.end()) asked = std::max(asked, next->second);
+    if (request.has_value()) asked = *request;
+    is_new = known->second.groups.count(asked) == 0;
+  } else if (request.has_value()) {
+    asked = *request;
+  }
   if (is_new && num_groups() >= options_.max_groups) {
     return MakeError(absl::StatusCode::kResourceExhausted, Reason::kQuota,
                      absl::StrCat("the world has been given ", num_groups(),
@@ -74,20 +99,21 @@ absl::StatusOr<GroupId> Sequencer::AddGroup(Rank rank, absl::Span<const Rank> me
                                   "and keep it"));
   }
   GroupRequests& requests = group_requests_[list];
-  const size_t k = requests.requested[rank.value()]++;
+  InstanceKey::Request& next = requests.next[rank.value()];
+  next = std::max(next, InstanceKey::Request{asked.step, asked.number + 1});
   if (is_new) {
     Group group;
     group.members.assign(members.begin(), members.end());
-    group.next.resize(members.size(), 0);
+    group.counters.resize(members.size());
     for (const Rank member : members) {
       if (members_[member.value()].state == Member::State::kDead && group.dead.value() < 0) {
         group.dead = member;
       }
     }
-    requests.groups.push_back(GroupId(num_groups()));
+    requests.groups.emplace(asked, GroupId(num_groups()));
     groups_.push_back(std::move(group));
   }
-  return requests.groups[k];
+  return requests.groups.at(asked);
 }
 
 absl::StatusOr<absl::Span<const Rank>> Sequencer::GroupMembers(GroupId group) const {
@@ -114,10 +140,18 @@ absl::Status Sequencer::CheckGroups(const Vote& vote) const {
       return Contradiction(absl::StrCat("group slot ", s, " is bound to group ", id,
                                         ", which this world does not have"));
     }
-    if (binding.base.size() != slot.held.size()) {
+    if (!binding.base.empty() && binding.base.size() != slot.held.size()) {
       return Contradiction(absl::StrCat("group slot ", s, " holds ", slot.held.size(),
                                         " members; the run gives ", binding.base.size(),
-                                        " base indices"));
+                                        " positions"));
+    }
+    for (const CallPosition& base : binding.base) {
+      if (base.step >= 0 && base.step < kMaxCallNumber && base.call >= 0 &&
+          base.call < kMaxCallNumber && base.part >= 0) {
+        continue;
+      }
+      return Contradiction(absl::StrCat("group slot ", s, " is bound at ", base.ToString(),
+                                        "; expected numbers from 0 to 2^48 - 1"));
     }
     for (const GroupRank held : slot.held) {
       if (held.value() < 0 || held.value() >= static_cast<int32_t>(groups_[id].members.size())) {
@@ -129,33 +163,131 @@ absl::Status Sequencer::CheckGroups(const Vote& vote) const {
   return absl::OkStatus();
 }
 
-// Fills keys_ and positions_. Counters that several participations of this vote share are moved on
-// while it looks, and put back at the end: a refused vote leaves nothing behind.
-absl::Status Sequencer::ResolveKeys(const Vote& vote) {
+absl::Status Sequencer::ResolveKeys(const Vote& vote, bool late) {
   CHORUS_RETURN_IF_ERROR(CheckGroups(vote));
   const size_t n = vote.what->participations.size();
   keys_.clear();
   keys_.resize(n);
-  positions_.resize(n);
-  asked_.resize(n);
-  std::fill(asked_.begin(), asked_.end(), 0);
+  seats_.resize(n);
+  asked_.assign(n, 0);
   size_t held = 0;
-  for (const GroupBinding& binding : vote.groups) held += binding.base.size();
-  taken_.resize(held);
-  std::fill(taken_.begin(), taken_.end(), 0);
-  absl::Status status;
-  for (size_t i = 0; i < n && status.ok(); ++i) status = ResolveOne(vote, i);
-  for (const auto& undo : tape_undo_) --tapes_[undo.first].entries[undo.second].next_request;
-  for (const PairEnd& undo : pair_undo_) {
-    const auto entry = pair_next_.find(undo);
-    if (--entry->second == 0) pair_next_.erase(entry);
+  for (const GroupBinding& binding : vote.groups) {
+    held += (*vote.slots)[&binding - vote.groups.data()].held.size();
   }
-  tape_undo_.clear();
-  pair_undo_.clear();
-  return status;
+  moves_of_.assign(held, kNone);
+  moves_.clear();
+  steps_.clear();
+  pair_moves_.clear();
+  requests_.clear();
+  for (size_t i = 0; i < n; ++i) CHORUS_RETURN_IF_ERROR(ResolveOne(vote, i, late));
+  if (!vote.pair_calls.empty() && vote.pair_calls.size() != pair_moves_.size()) {
+    return Contradiction(absl::StrCat("the run's send/recv use ", pair_moves_.size(),
+                                      " ends of pairs; it gives ", vote.pair_calls.size(),
+                                      " numbers of calls"));
+  }
+  for (Move& move : moves_) {
+    const CallPosition last = move.next;
+    move.next = vote.call_goes_on && !move.is_pair
+                    ? CallPosition{last.step, last.call, last.part + 1}
+                    : CallPosition{last.step, last.call + 1, 0};
+  }
+  return absl::OkStatus();
 }
 
-absl::Status Sequencer::ResolveOne(const Vote& vote, size_t i) {
+// The move that this call belongs to, with `next` the call's own position. `held`: which member of
+// the slot it is.
+absl::Status Sequencer::MoveFor(const Vote& vote, const Participation& part, size_t held,
+                                Move** found) {
+  const auto refuse = [&part](const std::string& why) {
+    return Contradiction(absl::StrCat(part.descriptor.ToString(), " (", part.source, "): ", why));
+  };
+  const GroupBinding& binding = vote.groups[part.group_slot];
+  const Group& group = groups_[binding.group.value()];
+  const Rank rank = group.members[part.member.value()];
+  const Member& member = members_[rank.value()];
+  const int64_t step = binding.base.empty() ? member.step : binding.base[held].step;
+  int32_t* index = nullptr;
+  PairEnd end;
+  if (IsPairKind(part.descriptor.kind)) {
+    end.group = binding.group;
+    end.source = part.is_recv ? part.peer : part.member;
+    end.destination = part.is_recv ? part.member : part.peer;
+    end.tag = part.tag;
+    end.is_recv = part.is_recv;
+    index = &pair_moves_.emplace(end, kNone).first->second;
+  } else {
+    // Slots that are bound to one group share their members' counts.
+    size_t offset = 0;
+    for (int32_t s = 0; index == nullptr; offset += (*vote.slots)[s++].held.size()) {
+      if (vote.groups[s].group != binding.group) continue;
+      const std::vector<GroupRank>& members = (*vote.slots)[s].held;
+      const auto same = std::find(members.begin(), members.end(), part.member);
+      if (same == members.end()) continue;
+      index = &moves_of_[offset + (same - members.begin())];
+      const absl::InlinedVector<CallPosition, 1>& base = vote.groups[s].base;
+      const bool alike = base.empty() == binding.base.empty() &&
+                         (base.empty() || base[same - members.begin()] == binding.base[held]);
+      if (!alike) {
+        return refuse(absl::StrCat("slots ", s, " and ", part.group_slot, " are bound to group ",
+                                   binding.group.value(), " at different positions"));
+      }
+    }
+  }
+  if (*index != kNone) {
+    Move& move = moves_[*index];
+    move.source = &part.source;
+    if (part.part == 0) {
+      move.next = {move.next.step, move.next.call + 1, 0};
+    } else if (part.part == move.part + 1 && !move.is_pair) {
+      ++move.next.part;
+    } else {
+      return refuse(absl::StrCat("part ", part.part, " of a call follows part ", move.part));
+    }
+    move.part = part.part;
+    *found = &move;
+    return absl::OkStatus();
+  }
+  if (part.part != 0) {
+    return refuse(absl::StrCat("part ", part.part, " of a call follows no other part"));
+  }
+  *index = static_cast<int32_t>(moves_.size());
+  moves_.emplace_back();
+  Move& move = moves_.back();
+  move.rank = rank;
+  move.group = binding.group;
+  move.member = part.member;
+  move.is_pair = IsPairKind(part.descriptor.kind);
+  move.end = end;
+  move.source = &part.source;
+  CallPosition next{step, 0, 0};
+  if (const Counter* counter = CounterOf(move)) {
+    if (counter->next.step >= step) next = NextOf(rank, *counter);
+  }
+  move.first = next;
+  if (move.is_pair && !vote.pair_calls.empty()) {
+    const size_t place = pair_moves_.size() - 1;
+    if (place >= vote.pair_calls.size()) {
+      return refuse(absl::StrCat("the run gives numbers of calls for ", vote.pair_calls.size(),
+                                 " ends of pairs; this is a further one"));
+    }
+    move.first.call = vote.pair_calls[place];
+    if (move.first.call < 0 || move.first.call >= kMaxCallNumber) {
+      return refuse(absl::StrCat("its call has number ", move.first.call));
+    }
+  } else if (!move.is_pair && !binding.base.empty()) {
+    move.first = binding.base[held];
+  }
+  if (move.first < next) {
+    return refuse(absl::StrCat(RankText(rank), " is at ", next.ToString(), " of ",
+                               move.is_pair ? "this pair in " : "", "group ", binding.group.value(),
+                               "; the run goes back to ", move.first.ToString()));
+  }
+  move.next = move.first;
+  *found = &move;
+  return absl::OkStatus();
+}
+
+absl::Status Sequencer::ResolveOne(const Vote& vote, size_t i, bool late) {
   const Participation& part = vote.what->participations[i];
   const auto refuse = [&part](const std::string& why) {
     return Contradiction(absl::StrCat(part.descriptor.ToString(), " (", part.source, "): ", why));
@@ -175,40 +307,37 @@ absl::Status Sequencer::ResolveOne(const Vote& vote, size_t i) {
   }
   InstanceKey& key = keys_[i];
   const bool is_pair = IsPairKind(part.descriptor.kind);
+  const Rank rank = group.members[part.member.value()];
+  const int64_t begun = members_[rank.value()].step;
+  const int64_t step = binding.base.empty() ? begun : binding.base[place].step;
+  const auto known = std::find_if(steps_.begin(), steps_.end(),
+                                  [rank](const auto& entry) { return entry.first == rank; });
+  if (known == steps_.end()) {
+    steps_.emplace_back(rank, step);
+  } else if (known->second != step) {
+    return refuse(absl::StrCat(RankText(rank), " makes calls of steps ", known->second, " and ",
+                               step, " in one run"));
+  }
+  if (step < begun) {
+    return refuse(absl::StrCat(RankText(rank), " has begun step ", begun,
+                               "; the run goes back to step ", step));
+  }
 
   switch (part.instance.kind) {
     case InstanceRef::Kind::kNext: {
+      if (is_pair && (part.peer.value() < 0 || part.peer.value() >= group_size)) {
+        return refuse(
+            absl::StrCat("peer ", part.peer.value(), " is no member of a group of ", group_size));
+      }
+      Move* move = nullptr;
+      CHORUS_RETURN_IF_ERROR(MoveFor(vote, part, place, &move));
       key.group = binding.group;
-      key.epoch = epoch_;
+      key.since = since_;
+      key.at = move->next;
       if (is_pair) {
-        if (part.peer.value() < 0 || part.peer.value() >= group_size) {
-          return refuse(
-              absl::StrCat("peer ", part.peer.value(), " is no member of a group of ", group_size));
-        }
-        key.source = part.is_recv ? part.peer : part.member;
-        key.destination = part.is_recv ? part.member : part.peer;
+        key.source = move->end.source;
+        key.destination = move->end.destination;
         key.tag = part.tag;
-        const PairEnd end{key.group, key.source, key.destination, key.tag, part.is_recv};
-        key.index = pair_next_[end]++;
-        pair_undo_.push_back(end);
-      } else {
-        const int64_t base = binding.base[place];
-        const int64_t expected = group.next[part.member.value()];
-        if (base != expected) {
-          return refuse(absl::StrCat("rank ", group.members[part.member.value()].value(),
-                                     "'s next index in group ", key.group.value(), " is ", expected,
-                                     "; the run starts at ", base));
-        }
-        // Slots that are bound to one group share its members' counts.
-        size_t offset = 0;
-        for (int32_t s = 0; s <= part.group_slot; offset += vote.groups[s++].base.size()) {
-          if (vote.groups[s].group != binding.group) continue;
-          const std::vector<GroupRank>& members = (*vote.slots)[s].held;
-          const auto same = std::find(members.begin(), members.end(), part.member);
-          if (same == members.end()) continue;
-          key.index = base + taken_[offset + (same - members.begin())]++;
-          break;
-        }
       }
       break;
     }
@@ -230,7 +359,7 @@ absl::Status Sequencer::ResolveOne(const Vote& vote, size_t i) {
       if (keys_[node].path.size() >= kMaxGradientOrder) {
         return refuse(absl::StrCat("gradients go up to order ", kMaxGradientOrder));
       }
-      key = keys_[node].Gradient(epoch_, part.instance.request);
+      key = keys_[node].Gradient({step, part.instance.request});
       break;
     }
     case InstanceRef::Kind::kBound: {
@@ -243,10 +372,9 @@ absl::Status Sequencer::ResolveOne(const Vote& vote, size_t i) {
         return refuse(absl::StrCat("instance slot ", slot, " is bound to ", key.ToString(),
                                    "; expected a gradient of order 1 to ", kMaxGradientOrder));
       }
-      if (key.path.back().epoch != epoch_) {
-        return refuse(absl::StrCat(key.ToString(), " is asked for in epoch ",
-                                   key.path.back().epoch.value(), "; epoch ", epoch_.value(),
-                                   " is open"));
+      if (key.step() != step) {
+        return refuse(absl::StrCat(key.ToString(), " is asked for in step ", key.step(),
+                                   "; the run is of step ", step));
       }
       if (key.group != binding.group) {
         return refuse(absl::StrCat(key.ToString(), " is bound where group ", binding.group.value(),
@@ -259,43 +387,286 @@ absl::Status Sequencer::ResolveOne(const Vote& vote, size_t i) {
   if (key.is_pair() != is_pair) {
     return refuse(absl::StrCat(key.ToString(), is_pair ? " is no pair's" : " is a pair's"));
   }
-  const int32_t position = PositionOf(key, part);
-  positions_[i] = position;
-  if (is_pair && key.is_gradient() && MemberAt(key, position) != part.member) {
+  if (is_pair && (key.source.value() >= group_size || key.destination.value() >= group_size)) {
+    return refuse(absl::StrCat(key.ToString(), " is no pair of a group of ", group_size));
+  }
+  const int32_t seat = SeatOf(key, part);
+  seats_[i] = seat;
+  if (is_pair && key.is_gradient() && MemberAt(key, seat) != part.member) {
     return refuse(absl::StrCat("member ", part.member.value(), " cannot be the ",
                                part.is_recv ? "receiving" : "sending", " end of ", key.ToString()));
   }
-  if (part.instance.kind == InstanceRef::Kind::kBound) {
-    const auto found = tape_by_key_.find(key.Parent());
-    if (found == tape_by_key_.end()) {
-      return refuse(absl::StrCat("no rank holds a tape entry for ", key.Parent().ToString()));
-    }
-    TapeEntry& entry = tapes_[found->second].entries[position];
+  if (part.instance.kind != InstanceRef::Kind::kBound) return absl::OkStatus();
+
+  const auto found = tape_by_key_.find(key.Parent());
+  if (found == tape_by_key_.end()) {
+    if (late) return absl::OkStatus();
+    // Nobody can wait for a gradient of it. A rank that runs ahead asks for one where the collective
+    // has failed alone: so does this.
+    Error error = ErrorOf(refuse(absl::StrCat("no rank holds a tape entry for ",
+                                              key.Parent().ToString(),
+                                              ": it has failed, or has no gradient any more")));
+    error.reason = Reason::kMismatch;
+    error.alone = true;
+    return ToStatus(error);
+  }
+  const TapeEntry& entry = tapes_[found->second].entries[seat];
+  if (entry.state != TapeEntry::State::kLive) {
+    if (late) return absl::OkStatus();
     if (entry.state == TapeEntry::State::kConsumed) {
       return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kTapeConsumed,
                        absl::StrCat(part.descriptor.ToString(), " (", part.source,
-                                    "): ", RankText(RankAt(key, position)),
+                                    "): ", RankText(RankAt(key, seat)),
                                     " has consumed its tape entry for ", key.Parent().ToString()));
     }
-    if (entry.state != TapeEntry::State::kLive) {
-      return refuse(absl::StrCat(RankText(RankAt(key, position)), " holds no tape entry for ",
-                                 key.Parent().ToString()));
-    }
-    if (key.path.back().number != entry.next_request) {
-      return refuse(absl::StrCat("the next gradient of ", key.Parent().ToString(), " is request ",
-                                 entry.next_request, "; this is request ", key.path.back().number));
-    }
-    ++entry.next_request;
-    tape_undo_.emplace_back(found->second, position);
+    return refuse(absl::StrCat(RankText(RankAt(key, seat)), " holds no tape entry for ",
+                               key.Parent().ToString()));
   }
+  const InstanceKey::Request asked = key.path.back();
+  InstanceKey::Request next = entry.next;
+  for (const Asked& earlier : requests_) {
+    if (earlier.tape == found->second && earlier.seat == seat) next = earlier.next;
+  }
+  if (asked < next) {
+    return refuse(absl::StrCat("request ", asked.number, " of step ", asked.step,
+                               " for a gradient of ", key.Parent().ToString(),
+                               " goes back; the next one is ", next.number, " of step ",
+                               next.step));
+  }
+  requests_.push_back({found->second, seat, {asked.step, asked.number + 1}});
   return absl::OkStatus();
 }
 
 absl::StatusOr<absl::Span<const InstanceKey>> Sequencer::Resolve(const Vote& vote) {
   resolved_ = RunHandle();
-  CHORUS_RETURN_IF_ERROR(ResolveKeys(vote));
+  CHORUS_RETURN_IF_ERROR(ResolveKeys(vote, /*late=*/false));
   resolved_ = vote.run;
   return absl::MakeConstSpan(keys_);
+}
+
+// --- Positions ----------------------------------------------------------------------------------
+
+// Null: an end of a pair that has made no call in its member's step.
+Sequencer::Counter* Sequencer::CounterOf(const Move& move) {
+  if (!move.is_pair) return &groups_[move.group.value()].counters[move.member.value()];
+  auto& pairs = members_[move.rank.value()].pairs;
+  const auto found = pairs.find(move.end);
+  return found == pairs.end() ? nullptr : &found->second;
+}
+
+CallPosition Sequencer::NextOf(Rank rank, const Counter& counter) const {
+  const int64_t step = members_[rank.value()].step;
+  return counter.next.step < step ? CallPosition{step, 0, 0} : counter.next;
+}
+
+bool Sequencer::BeginMoves() {
+  bool skipped = false;
+  for (const auto& entry : steps_) {
+    Member& member = members_[entry.first.value()];
+    if (entry.second <= member.step) continue;
+    member.step = entry.second;
+    member.left_rest = false;
+    member.left_rest_text.clear();
+    // What is sent in a step is received in it.
+    member.pairs.clear();
+    skipped |= member.lacking > 0;
+  }
+  for (const Move& move : moves_) {
+    Counter* const counter = CounterOf(move);
+    const CallPosition next = counter == nullptr
+                                  ? CallPosition{members_[move.rank.value()].step, 0, 0}
+                                  : NextOf(move.rank, *counter);
+    skipped |= next < move.first && members_[move.rank.value()].lacking > 0;
+    if (counter != nullptr) counter->next = move.first;
+  }
+  for (const Asked& request : requests_) {
+    const Tape& tape = tapes_[request.tape];
+    const InstanceKey::Request& next = tape.entries[request.seat].next;
+    const int64_t made = next.step < request.next.step ? 0 : next.number;
+    skipped |= request.next.number > made + 1 &&
+               members_[RankAt(tape.key, request.seat).value()].lacking > 0;
+  }
+  return skipped;
+}
+
+void Sequencer::EndMoves() {
+  for (const Move& move : moves_) {
+    Counter* counter = CounterOf(move);
+    if (counter == nullptr) counter = &members_[move.rank.value()].pairs[move.end];
+    counter->next = move.next;
+    if (move.source != nullptr) counter->last = *move.source;
+  }
+  for (const Asked& request : requests_) {
+    InstanceKey::Request& next = tapes_[request.tape].entries[request.seat].next;
+    next = std::max(next, request.next);
+  }
+}
+
+bool Sequencer::HasPassed(const InstanceKey& key, int32_t seat) const {
+  const Rank rank = RankAt(key, seat);
+  const Member& member = members_[rank.value()];
+  const bool over = member.step > key.step() || (member.step == key.step() && member.left_rest);
+  if (key.is_gradient()) {
+    const auto found = tape_by_key_.find(key.Parent());
+    if (found == tape_by_key_.end()) return over;
+    const TapeEntry& entry = tapes_[found->second].entries[seat];
+    if (key.path.back() < entry.next) return true;
+    if (entry.state == TapeEntry::State::kRefused) return true;
+    // Who has given the entry up gives zeros, wherever it is.
+    return over &&
+           (entry.state == TapeEntry::State::kLive || entry.state == TapeEntry::State::kNotVoted);
+  }
+  if (over) return true;
+  if (member.step < key.step()) return false;
+  const Counter* counter = nullptr;
+  if (key.is_pair()) {
+    const auto found =
+        member.pairs.find({key.group, key.source, key.destination, key.tag, seat == 1});
+    if (found == member.pairs.end()) return false;
+    counter = &found->second;
+  } else {
+    counter = &groups_[key.group.value()].counters[MemberAt(key, seat).value()];
+  }
+  return key.at < NextOf(rank, *counter);
+}
+
+bool Sequencer::AnotherHasPassed(const InstanceKey& key, int32_t seat) const {
+  // Where somebody waits, nobody has passed.
+  if (instance_by_key_.contains(key)) return false;
+  bool passed = false;
+  for (int32_t other = 0; other < SeatCount(key); ++other) {
+    passed |= other != seat && HasPassed(key, other);
+  }
+  return passed;
+}
+
+std::string Sequencer::StandsText(const InstanceKey& key, int32_t seat, std::string* position,
+                                  std::string* source) const {
+  const Rank rank = RankAt(key, seat);
+  const Member& member = members_[rank.value()];
+  position->clear();
+  source->clear();
+  std::string text = RankText(rank);
+  if (member.left_rest && member.step == key.step()) {
+    *position = absl::StrCat("the end of step ", member.step);
+    return absl::StrCat(text, " takes part in nothing more of step ", member.step, ": ",
+                        member.left_rest_text);
+  }
+  if (key.is_gradient()) {
+    const auto found = tape_by_key_.find(key.Parent());
+    if (found != tape_by_key_.end()) {
+      const TapeEntry& entry = tapes_[found->second].entries[seat];
+      if (entry.state == TapeEntry::State::kRefused) {
+        *position = "no gradient";
+        return absl::StrCat(text,
+                            " could not take a gradient since, and what it recorded before has "
+                            "none any more");
+      }
+      if (key.path.back() < entry.next) {
+        *position = absl::StrCat("request ", entry.next.number, " of step ", entry.next.step);
+        return absl::StrCat(text, " is at request ", entry.next.number,
+                            " of this gradient in step ", entry.next.step);
+      }
+    }
+    *position = absl::StrCat("step ", member.step);
+    return absl::StrCat(text, " has begun step ", member.step);
+  }
+  const Counter* counter = nullptr;
+  if (key.is_pair()) {
+    const auto found =
+        member.pairs.find({key.group, key.source, key.destination, key.tag, seat == 1});
+    if (found != member.pairs.end()) counter = &found->second;
+  } else {
+    counter = &groups_[key.group.value()].counters[MemberAt(key, seat).value()];
+  }
+  const CallPosition next =
+      counter == nullptr ? CallPosition{member.step, 0, 0} : NextOf(rank, *counter);
+  *position = next.ToString();
+  absl::StrAppend(&text, " is at ", next.ToString(), " there");
+  if (counter != nullptr && !counter->last.empty()) {
+    *source = counter->last;
+    absl::StrAppend(&text, ", its last call at ", counter->last);
+  }
+  return text;
+}
+
+Error Sequencer::PassedError(const InstanceKey& key, const Participation& part, int32_t seat,
+                             int32_t passed_by) const {
+  Error error;
+  error.code = absl::StatusCode::kInvalidArgument;
+  error.reason = Reason::kMismatch;
+  error.instance = key.ToString();
+  error.op = std::string(CollectiveKindName(part.descriptor.kind));
+  error.source = part.source;
+  std::string source;
+  const std::string stands = StandsText(key, passed_by, &error.got, &source);
+  error.expected = key.is_gradient() ? key.ToString() : key.at.ToString();
+  error.message =
+      absl::StrCat(PartText(part), " (", error.instance, ") of ", RankText(RankAt(key, seat)),
+                   " at ", part.source, " cannot meet its others any more: ", stands,
+                   "; nothing was launched. Ranks that make the same calls in each World::Step are "
+                   "in line again "
+                   "in the next one");
+  error.ranks.push_back({RankAt(key, seat).value(), PartText(part), part.source});
+  error.ranks.push_back({RankAt(key, passed_by).value(), error.got, source});
+  return error;
+}
+
+// By name, so that texts do not depend on a table's order.
+void Sequencer::FailPassed(Actions* actions) {
+  std::vector<InstanceKey> waiting;
+  for (const auto& entry : instance_by_key_) {
+    if (instances_[entry.second].missing > 0) waiting.push_back(entry.first);
+  }
+  std::sort(waiting.begin(), waiting.end());
+  for (const InstanceKey& key : waiting) {
+    const auto found = instance_by_key_.find(key);
+    if (found == instance_by_key_.end()) continue;  // failed with another one
+    const Instance& instance = instances_[found->second];
+    for (int32_t seat = 0; seat < static_cast<int32_t>(instance.seats.size()); ++seat) {
+      const Seat& vote = instance.seats[seat];
+      if (vote.run != kNone || vote.absent || !HasPassed(key, seat)) continue;
+      const Error error = PassedError(key, PartAt(instance, instance.first), instance.first, seat);
+      FailAlone(instance.component, error, actions);
+      break;
+    }
+  }
+}
+
+std::vector<RefusedMember> Sequencer::CallsOf(const Vote& vote) {
+  resolved_ = RunHandle();
+  std::vector<RefusedMember> members;
+  if (vote.what == nullptr || !ResolveKeys(vote, /*late=*/true).ok()) return members;
+  for (const auto& step : steps_) {
+    members.emplace_back();
+    members.back().rank = step.first;
+    members.back().step = step.second;
+  }
+  for (const Move& move : moves_) {
+    const auto member =
+        std::find_if(members.begin(), members.end(),
+                     [&move](const RefusedMember& m) { return m.rank == move.rank; });
+    RefusedCalls calls;
+    calls.group = move.group;
+    if (move.is_pair) {
+      calls.source = move.end.source;
+      calls.destination = move.end.destination;
+      calls.tag = move.end.tag;
+      calls.is_recv = move.end.is_recv;
+    }
+    calls.first = move.first.call;
+    // A call that would have gone on ends with its refusal.
+    calls.next = move.next.call + (move.next.part > 0 ? 1 : 0);
+    member->calls.push_back(calls);
+  }
+  for (const Asked& asked : requests_) {
+    const InstanceKey& forward = tapes_[asked.tape].key;
+    for (RefusedMember& member : members) {
+      if (member.rank != RankAt(forward, asked.seat)) continue;
+      member.gradients.push_back(forward.Gradient({asked.next.step, asked.next.number - 1}));
+    }
+  }
+  return members;
 }
 
 // --- Submit: recording it -----------------------------------------------------------------------
@@ -334,7 +705,7 @@ absl::optional<Error> Sequencer::FindRefusal(const Vote& vote) const {
   if (!somebody_left_) return absl::nullopt;
   for (size_t i = 0; i < keys_.size(); ++i) {
     if (keys_[i].is_gradient()) continue;  // who left has abandoned its gradients
-    for (int32_t p = 0; p < PositionCount(keys_[i]); ++p) {
+    for (int32_t p = 0; p < SeatCount(keys_[i]); ++p) {
       const Rank rank = RankAt(keys_[i], p);
       if (members_[rank.value()].state != Member::State::kLeft) continue;
       const Participation& part = vote.what->participations[i];
@@ -400,73 +771,90 @@ absl::Status Sequencer::Submit(const Vote& vote, absl::Time now, Actions* action
     return Contradiction(absl::StrCat("run ", vote.run.value(), " has voted already"));
   }
   if (vote.epoch < epoch_) {
-    FailRun(vote.run, vote.epoch, CauseOrForgotten(vote.epoch), actions);
+    // Its calls count all the same: nobody needs to wait for them any more.
+    if (vote.epoch >= since_ && ResolveKeys(vote, /*late=*/true).ok()) {
+      BeginMoves();
+      EndMoves();
+      FailPassed(actions);
+    }
+    FailRun(vote.run, vote.epoch, epoch_, CauseOrForgotten(vote.epoch), actions);
     return absl::OkStatus();
   }
-  if (!resolved) CHORUS_RETURN_IF_ERROR(ResolveKeys(vote));
+  if (!resolved) CHORUS_RETURN_IF_ERROR(ResolveKeys(vote, /*late=*/false));
+  const bool skipped = BeginMoves();
   const int32_t run = AddRun(vote);
   absl::optional<Error> fault = FindRefusal(vote);
-  if (!fault.has_value()) Record(run, vote, &fault);
+  absl::optional<Error> passed;
+  if (!fault.has_value()) Record(run, vote, &fault, &passed, actions);
+  EndMoves();
   if (fault.has_value()) {
     EndEpoch(*fault, actions);
     return absl::OkStatus();
   }
+  if (passed.has_value()) FailAlone(runs_[run].component, *passed, actions);
+  if (passed.has_value() || skipped || further_parts_ > 0) FailPassed(actions);
   LaunchReady(actions);
   return absl::OkStatus();
 }
 
-// Enters a resolved vote into its instances. `fault` is set when the epoch must end.
-void Sequencer::Record(int32_t r, const Vote& vote, absl::optional<Error>* fault) {
+// Enters a resolved vote into its instances. `fault` is set when the epoch must end, `passed` when
+// the run must fail alone: somebody whom it needs has passed one of its calls.
+void Sequencer::Record(int32_t r, const Vote& vote, absl::optional<Error>* fault,
+                       absl::optional<Error>* passed, Actions* actions) {
   const std::vector<Participation>& parts = vote.what->participations;
   int32_t component = kNone;
   for (size_t i = 0; i < parts.size(); ++i) {
     const InstanceKey& key = keys_[i];
-    const int32_t position = positions_[i];
+    const int32_t seat = seats_[i];
     const Participation& part = parts[i];
-    if (part.instance.kind == InstanceRef::Kind::kNext) {
-      if (key.is_pair()) {
-        ++pair_next_[PairEnd{key.group, key.source, key.destination, key.tag, part.is_recv}];
-      } else {
-        ++groups_[key.group.value()].next[part.member.value()];
-      }
-    }
-
     const auto inserted = instance_by_key_.emplace(key, kNone);
     if (inserted.second) {
-      const int32_t created = NewInstance(key, PositionCount(key), r, fault);
+      const int32_t created = NewInstance(key, SeatCount(key), r, fault);
       inserted.first->second = created;
       if (component == kNone) component = components_.New();
       instances_[created].component = component;
       components_[component].instances.push_back(created);
       components_[component].missing += instances_[created].missing;
+      // Only here: where somebody waits already, nobody has passed.
+      const int32_t count = static_cast<int32_t>(instances_[created].seats.size());
+      for (int32_t other = 0; other < count && !passed->has_value(); ++other) {
+        if (other == seat || instances_[created].seats[other].absent) continue;
+        if (HasPassed(key, other)) *passed = PassedError(key, part, seat, other);
+      }
     } else {
       Merge(&component, instances_[inserted.first->second].component);
     }
     const int32_t id = inserted.first->second;
     runs_[r].instances.push_back(id);
     Instance& instance = instances_[id];
-    instance.positions[position].run = r;
-    instance.positions[position].participation = static_cast<int32_t>(i);
+    instance.seats[seat].run = r;
+    instance.seats[seat].participation = static_cast<int32_t>(i);
     instance.rows_differ |= part.descriptor.RowsDiffer();
     if (instance.first == kNone) {
-      instance.first = position;
-    } else if (!fault->has_value()) {
-      *fault = Mismatch(id, position);
+      instance.first = seat;
+    } else {
+      if (options_.check_call_sites == CheckCallSites::kWarn) {
+        WarnOfCallSites(instance, part, seat, actions);
+      }
+      if (!instance.differs && Contradicts(instance, seat)) HoldForOthers(id);
     }
-    CountVote(id);
+    CountVote(id, seat);
+    if (instance.differs && !fault->has_value() &&
+        (instance.missing == 0 || instance.differs_until <= clock_)) {
+      *fault = MismatchError(id);
+    }
     if (instance.parent != kNone) {
       Tape& tape = tapes_[instance.parent];
-      ++tape.entries[position].next_request;
+      const InstanceKey::Request& asked = key.path.back();
+      tape.entries[seat].next = {asked.step, asked.number + 1};
       if (tape.instance != kNone) {
         // Who asks for a gradient has asked for the forward instance before.
-        runs_[instances_[tape.instance].positions[position].run].has_dependents = true;
+        runs_[instances_[tape.instance].seats[seat].run].has_dependents = true;
       }
     }
     if (part.wants_grad) EnsureTape(id);
     if (instances_[id].tape != kNone) {
-      SetEntry(instances_[id].tape, position,
-               part.wants_grad ? TapeEntry::State::kLive : TapeEntry::State::kAbandoned, runs_[r],
-               static_cast<int32_t>(i));
+      SetEntry(instances_[id].tape, seat, part);
       if (part.wants_grad) ++tapes_[instances_[id].tape].live;
     }
   }
@@ -478,12 +866,12 @@ void Sequencer::Record(int32_t r, const Vote& vote, absl::optional<Error>* fault
   for (size_t i = 0; i < parts.size(); ++i) {
     const int32_t tape = instances_[runs_[r].instances[i]].tape;
     if (tape == kNone || parts[i].wants_grad) continue;
-    absl::optional<Error> lost = MarkAbandoned(tape, positions_[i]);
+    absl::optional<Error> lost = MarkAbandoned(tape, seats_[i]);
     if (lost.has_value() && !fault->has_value()) *fault = std::move(lost);
   }
 }
 
-int32_t Sequencer::NewInstance(const InstanceKey& key, int32_t positions, int32_t run,
+int32_t Sequencer::NewInstance(const InstanceKey& key, int32_t seats, int32_t run,
                                absl::optional<Error>* fault) {
   int32_t parent = kNone;
   if (key.is_gradient()) {
@@ -495,21 +883,22 @@ int32_t Sequencer::NewInstance(const InstanceKey& key, int32_t positions, int32_
   const int32_t id = instances_.New();
   Instance& instance = instances_[id];
   instance.key = key;
-  instance.missing = positions;
+  instance.missing = seats;
   instance.tape = kNone;
   instance.parent = parent;
   instance.first = kNone;
   instance.rows_differ = false;
+  instance.differs = false;
   instance.first_vote = clock_;
-  instance.positions.assign(positions, Position());
+  instance.seats.assign(seats, Seat());
   if (parent != kNone) {
     Tape& tape = tapes_[parent];
     tape.children.push_back(id);
-    for (int32_t p = 0; p < positions; ++p) {
+    for (int32_t p = 0; p < seats; ++p) {
       const TapeEntry& entry = tape.entries[p];
-      if (!entry.given_up() || entry.next_request > key.path.back().number) continue;
+      if (!entry.given_up() || key.path.back() < entry.next) continue;
       // The run at hand may still ask for it itself; Record settles that at its end.
-      if (tape.instance != kNone && instances_[tape.instance].positions[p].run == run) continue;
+      if (tape.instance != kNone && instances_[tape.instance].seats[p].run == run) continue;
       if (entry.state == TapeEntry::State::kConsumed && entry.consumed_in < epoch_ &&
           !fault->has_value()) {
         Error error;
@@ -524,10 +913,14 @@ int32_t Sequencer::NewInstance(const InstanceKey& key, int32_t positions, int32_
       }
       absl::optional<Error> lost = Absent(key, tape, p);
       if (lost.has_value() && !fault->has_value()) *fault = std::move(lost);
-      instance.positions[p].absent = true;
+      instance.seats[p].absent = true;
       --instance.missing;
     }
   }
+  for (int32_t p = 0; p < seats; ++p) {
+    if (!instance.seats[p].absent) ++members_[RankAt(key, p).value()].lacking;
+  }
+  if (key.at.part > 0) ++further_parts_;
   instance.timed = true;
   instances_.Append(&timed_, id);
   return id;
@@ -558,15 +951,16 @@ void Sequencer::Merge(int32_t* into, int32_t other) {
   *into = keep;
 }
 
-void Sequencer::CountVote(int32_t id) {
+void Sequencer::CountVote(int32_t id, int32_t seat) {
   Instance& instance = instances_[id];
   --components_[instance.component].missing;
   --instance.missing;
+  --members_[RankAt(instance.key, seat).value()].lacking;
 }
 
-void Sequencer::CountAbsent(int32_t id, int32_t position) {
-  instances_[id].positions[position].absent = true;
-  CountVote(id);
+void Sequencer::CountAbsent(int32_t id, int32_t seat) {
+  instances_[id].seats[seat].absent = true;
+  CountVote(id, seat);
   if (components_[instances_[id].component].missing == 0) {
     ready_.push_back(instances_[id].component);
   }
@@ -575,8 +969,8 @@ void Sequencer::CountAbsent(int32_t id, int32_t position) {
   const int32_t tape = instances_[id].tape;
   if (tape == kNone) return;
   // Its part was zeros, which lead nowhere.
-  tapes_[tape].entries[position].state = TapeEntry::State::kAbandoned;
-  MarkAbandoned(tape, position);
+  tapes_[tape].entries[seat].state = TapeEntry::State::kAbandoned;
+  MarkAbandoned(tape, seat);
 }
 
 int32_t Sequencer::EnsureTape(int32_t id) {
@@ -590,14 +984,13 @@ int32_t Sequencer::EnsureTape(int32_t id) {
   tape.instance = id;
   tape.live = 0;
   tape.children.clear();
-  tape.entries.assign(instances_[id].positions.size(), TapeEntry());
+  tape.entries.assign(instances_[id].seats.size(), TapeEntry());
   for (size_t p = 0; p < tape.entries.size(); ++p) {
     // Had one of these wanted a gradient, the tape would be there already.
-    const Position& position = instances_[id].positions[p];
-    if (position.run != kNone) {
-      SetEntry(t, static_cast<int32_t>(p), TapeEntry::State::kAbandoned, runs_[position.run],
-               position.participation);
-    } else if (position.absent) {
+    const Seat& seat = instances_[id].seats[p];
+    if (seat.run != kNone) {
+      SetEntry(t, static_cast<int32_t>(p), PartAt(instances_[id], static_cast<int32_t>(p)));
+    } else if (seat.absent) {
       tape.entries[p].state = TapeEntry::State::kAbandoned;
     }
   }
@@ -605,29 +998,26 @@ int32_t Sequencer::EnsureTape(int32_t id) {
 }
 
 // The entry that a vote leaves behind.
-void Sequencer::SetEntry(int32_t t, int32_t position, TapeEntry::State state, const PendingRun& run,
-                         int32_t participation) {
-  TapeEntry& entry = tapes_[t].entries[position];
-  const Participation& part = run.what->participations[participation];
-  entry.state = state;
+void Sequencer::SetEntry(int32_t t, int32_t seat, const Participation& part) {
+  TapeEntry& entry = tapes_[t].entries[seat];
+  entry.state = part.wants_grad ? TapeEntry::State::kLive : TapeEntry::State::kAbandoned;
+  entry.recorded = part.wants_grad;
   entry.leads_to_collective = part.leads_to_collective;
   entry.leads_to_leaf = part.leads_to_leaf;
   if (!part.leads_to_collective && !part.leads_to_leaf) return;
-  entry.what = run.what;
-  entry.participation = participation;
+  entry.label = part.label != nullptr ? part.label : LabelOf(part);
 }
 
-// The position has no entry (any more): it gives zeros to what it has not asked for itself. The
+// The seat has no entry (any more): it gives zeros to what it has not asked for itself. The
 // error of the first of these that zeros are wrong for.
-absl::optional<Error> Sequencer::MarkAbandoned(int32_t t, int32_t position) {
+absl::optional<Error> Sequencer::MarkAbandoned(int32_t t, int32_t seat) {
   absl::optional<Error> lost;
-  const TapeEntry& entry = tapes_[t].entries[position];
+  const TapeEntry& entry = tapes_[t].entries[seat];
   for (const int32_t child : tapes_[t].children) {
-    const Position& vote = instances_[child].positions[position];
-    if (vote.run == kNone && !vote.absent &&
-        instances_[child].key.path.back().number >= entry.next_request) {
-      if (!lost.has_value()) lost = Absent(instances_[child].key, tapes_[t], position);
-      CountAbsent(child, position);
+    const Seat& vote = instances_[child].seats[seat];
+    if (vote.run == kNone && !vote.absent && !(instances_[child].key.path.back() < entry.next)) {
+      if (!lost.has_value()) lost = Absent(instances_[child].key, tapes_[t], seat);
+      CountAbsent(child, seat);
     }
   }
   return lost;
@@ -640,20 +1030,20 @@ absl::optional<Error> Sequencer::Absent(const InstanceKey& gradient, const Tape&
                                         int32_t position) const {
   const TapeEntry& entry = tape.entries[position];
   if (!entry.leads_to_collective) return absl::nullopt;
-  const Participation& part = entry.part();
+  const PartLabel& part = *entry.label;
   const Rank rank = RankAt(gradient, position);
   // A gradient that was not recorded is given up from the start.
-  const bool recorded = part.wants_grad || !tape.key.is_gradient();
+  const bool recorded = entry.recorded || !tape.key.is_gradient();
   Error error;
   error.code = absl::StatusCode::kFailedPrecondition;
   error.reason = Reason::kGradientLost;
   error.culprit = CulpritOf(rank);
   error.instance = gradient.ToString();
-  error.op = std::string(CollectiveKindName(part.descriptor.kind));
+  error.op = part.op;
   error.source = part.source;
   error.message = absl::StrCat(
-      "a gradient was asked for that leads through ", PartText(part), " (", tape.key.ToString(),
-      ") of ", RankText(rank), " at ", part.source, ", where ",
+      "a gradient was asked for that leads through ", part.what, " (", tape.key.ToString(), ") of ",
+      RankText(rank), " at ", part.source, ", where ",
       entry.state == TapeEntry::State::kConsumed ? "it was used up"
       : recorded                                 ? "the result was dropped or not recorded"
                                                  : "it was taken without create_graph",
@@ -671,52 +1061,161 @@ void Sequencer::ForgetTapeIfUnused(int32_t t) {
   const Tape& tape = tapes_[t];
   if (tape.instance != kNone || tape.live > 0 || !tape.children.empty()) return;
   tape_by_key_.erase(tape.key);
-  tapes_[t].entries.clear();  // with the votes that they keep
+  tapes_[t].entries.clear();  // with what they keep
   tapes_.Free(t);
 }
 
-// With the first voter where rows are alike; where they differ, with everybody: each has pieces of
-// its own for each.
-absl::optional<Error> Sequencer::Mismatch(int32_t id, int32_t position) const {
-  const Instance& instance = instances_[id];
-  const auto difference = [&](int32_t with) {
-    return FirstDifference(MemberAt(instance.key, with), PartAt(instance, with).descriptor,
-                           MemberAt(instance.key, position), PartAt(instance, position).descriptor);
-  };
-  int32_t with = instance.first;
-  absl::optional<Difference> found = difference(with);
-  const auto positions = instance.rows_differ ? static_cast<int32_t>(instance.positions.size()) : 0;
-  for (int32_t p = 0; !found.has_value() && p < positions; ++p) {
-    if (p == position || p == instance.first || instance.positions[p].run == kNone) continue;
-    with = p;
-    found = difference(p);
+absl::optional<Difference> Sequencer::DifferenceOf(const Instance& instance, int32_t a,
+                                                   int32_t b) const {
+  const Participation& one = PartAt(instance, a);
+  const Participation& other = PartAt(instance, b);
+  absl::optional<Difference> found = FirstDifference(MemberAt(instance.key, a), one.descriptor,
+                                                     MemberAt(instance.key, b), other.descriptor);
+  // The ends of a pair stand in lines of their own.
+  if (!found.has_value() && options_.check_call_sites == CheckCallSites::kRefuse &&
+      !instance.key.is_pair() && one.source != other.source) {
+    found = Difference{"line", one.source, other.source};
   }
-  if (!found.has_value()) return absl::nullopt;
-  return MismatchError(id, with, position, *found);
+  return found;
 }
 
-Error Sequencer::MismatchError(int32_t id, int32_t with, int32_t position,
-                               const Difference& difference) const {
+// Whether the vote at `seat` contradicts another of the instance: the first one where rows are
+// alike; where they differ, any: each has pieces of its own for each.
+bool Sequencer::Contradicts(const Instance& instance, int32_t seat) const {
+  if (DifferenceOf(instance, instance.first, seat).has_value()) return true;
+  if (!instance.rows_differ) return false;
+  for (int32_t p = 0; p < static_cast<int32_t>(instance.seats.size()); ++p) {
+    if (p == seat || p == instance.first || instance.seats[p].run == kNone) continue;
+    if (DifferenceOf(instance, p, seat).has_value()) return true;
+  }
+  return false;
+}
+
+// Those who have not voted yet are given a while: so that the error says what everybody asks for,
+// and who it is that differs. The instance counts as one that lacks a vote.
+void Sequencer::HoldForOthers(int32_t id) {
+  Instance& instance = instances_[id];
+  instance.differs = true;
+  instance.differs_until =
+      std::min(clock_ + options_.mismatch_grace, instance.first_vote + options_.agree_timeout);
+  ++components_[instance.component].missing;
+  differing_.push_back(id);
+}
+
+// Equal versions together: "ranks 0-2,4: all_reduce SUM f32[10] at a.cc:7; rank 3: ... at a.cc:9".
+std::string Sequencer::VersionsText(const Instance& instance) const {
+  struct Version {
+    std::string text;
+    std::vector<int32_t> ranks;
+  };
+  std::vector<Version> versions;
+  for (int32_t p = 0; p < static_cast<int32_t>(instance.seats.size()); ++p) {
+    if (instance.seats[p].run == kNone) continue;
+    const Participation& part = PartAt(instance, p);
+    std::string text = absl::StrCat(PartText(part), " at ", part.source);
+    const int32_t rank = RankAt(instance.key, p).value();
+    const auto same = std::find_if(versions.begin(), versions.end(),
+                                   [&text](const Version& v) { return v.text == text; });
+    if (same != versions.end()) {
+      same->ranks.push_back(rank);
+    } else {
+      versions.push_back({std::move(text), {rank}});
+    }
+  }
+  std::vector<std::string> texts;
+  for (Version& version : versions) {
+    if (texts.size() == Error::kMaxRanks) {
+      texts.push_back(absl::StrCat("and ", versions.size() - Error::kMaxRanks, " more versions"));
+      break;
+    }
+    std::vector<int32_t>& ranks = version.ranks;
+    std::sort(ranks.begin(), ranks.end());
+    std::vector<std::string> ranges;
+    for (size_t begin = 0; begin < ranks.size();) {
+      size_t end = begin + 1;
+      while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
+      ranges.push_back(end - begin > 1 ? absl::StrCat(ranks[begin], "-", ranks[end - 1])
+                                       : absl::StrCat(ranks[begin]));
+      begin = end;
+    }
+    texts.push_back(absl::StrCat(ranks.size() > 1 ? "ranks " : "rank ", absl::StrJoin(ranges, ","),
+                                 ": ", version.text));
+  }
+  return absl::StrJoin(texts, "; ");
+}
+
+Error Sequencer::MismatchError(int32_t id) const {
   const Instance& instance = instances_[id];
-  const Participation& expected = PartAt(instance, with);
-  const Participation& got = PartAt(instance, position);
-  const Rank differing = RankAt(instance.key, position);
-  const Rank first = RankAt(instance.key, with);
+  // The first of many are enough to find who differs.
+  constexpr size_t kMostCompared = 64;
+  std::vector<int32_t> voted;
+  for (int32_t p = 0; p < static_cast<int32_t>(instance.seats.size()); ++p) {
+    if (instance.seats[p].run != kNone && voted.size() < kMostCompared) voted.push_back(p);
+  }
+  std::vector<int32_t> contradicts(instance.seats.size(), 0);
+  int32_t pairs = 0;
+  int32_t expected = kNone;  // seat
+  int32_t got = kNone;
+  for (size_t i = 0; i < voted.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      if (!DifferenceOf(instance, voted[j], voted[i]).has_value()) continue;
+      ++contradicts[voted[i]];
+      ++contradicts[voted[j]];
+      ++pairs;
+      if (expected == kNone) std::tie(expected, got) = std::make_pair(voted[j], voted[i]);
+    }
+  }
+  // One rank against at least two is to blame; of two alone nobody can say who is wrong.
+  int32_t culprit = kNone;
+  for (const int32_t seat : voted) {
+    if (contradicts[seat] >= 2 && contradicts[seat] == pairs) culprit = seat;
+  }
+  for (const int32_t seat : voted) {
+    if (culprit == kNone) break;
+    if (seat == culprit || !DifferenceOf(instance, seat, culprit).has_value()) continue;
+    std::tie(expected, got) = std::make_pair(seat, culprit);
+    break;
+  }
   Error error = MakeInstanceError(absl::StatusCode::kInvalidArgument, Reason::kMismatch, id);
-  error.source = got.source;
+  if (expected == kNone) return error;  // the first of very many do not differ
+  const Difference difference = *DifferenceOf(instance, expected, got);
+  error.source = PartAt(instance, got).source;
   error.expected = difference.expected;
   error.got = difference.got;
   error.message = absl::StrCat("the ranks ask for different things in ", instance.key.ToString(),
                                ": ", difference.what, " is ", difference.expected, " on ",
-                               RankText(first), " (", PartText(expected), " at ", expected.source,
-                               ") and ", difference.got, " on ", RankText(differing), " (",
-                               PartText(got), " at ", got.source, "); nothing was launched");
-  // The differing one first, then who agrees with the first, in order of rank.
-  error.ranks.push_back({differing.value(), PartText(got), got.source});
+                               RankText(RankAt(instance.key, expected)), " and ", difference.got,
+                               " on ", RankText(RankAt(instance.key, got)), ". ",
+                               VersionsText(instance), "; nothing was launched");
+  // The differing one first, then the others in order of rank.
+  error.ranks.push_back({RankAt(instance.key, got).value(), PartText(PartAt(instance, got)),
+                         PartAt(instance, got).source});
   AddVersions(instance, &error);
-  // With two alone nobody can say who is wrong.
-  if (error.ranks.size() > 2) error.culprit = CulpritOf(differing);
+  if (culprit != kNone) error.culprit = CulpritOf(RankAt(instance.key, culprit));
   return error;
+}
+
+// One line once for each pair of lines.
+void Sequencer::WarnOfCallSites(const Instance& instance, const Participation& part, int32_t seat,
+                                Actions* actions) {
+  constexpr size_t kMostWarned = 1024;
+  const Participation& first = PartAt(instance, instance.first);
+  if (first.source == part.source || instance.key.is_pair() ||
+      warned_sites_.size() >= kMostWarned ||
+      !warned_sites_.insert(std::minmax(first.source, part.source)).second) {
+    return;
+  }
+  actions->emplace_back();
+  SequencerAction& action = actions->back();
+  action.kind = SequencerAction::Kind::kWarn;
+  action.error.reason = Reason::kMismatch;
+  action.error.instance = instance.key.ToString();
+  action.error.op = std::string(CollectiveKindName(part.descriptor.kind));
+  action.error.source = part.source;
+  action.error.message = absl::StrCat(
+      PartText(part), " (", action.error.instance, ") is called in different lines: ", first.source,
+      " on ", RankText(RankAt(instance.key, instance.first)), ", ", part.source, " on ",
+      RankText(RankAt(instance.key, seat)), "; it was taken for one call");
 }
 
 // --- Launching ----------------------------------------------------------------------------------
@@ -757,9 +1256,9 @@ void Sequencer::DependencesOf(int32_t component,
     if (instance.parent == kNone || tapes_[instance.parent].instance == kNone) continue;
     const Instance& forward = instances_[tapes_[instance.parent].instance];
     if (forward.component == component) continue;
-    for (size_t p = 0; p < instance.positions.size(); ++p) {
-      if (instance.positions[p].run != kNone) {
-        out->emplace_back(instance.positions[p].run, forward.positions[p].run);
+    for (size_t p = 0; p < instance.seats.size(); ++p) {
+      if (instance.seats[p].run != kNone) {
+        out->emplace_back(instance.seats[p].run, forward.seats[p].run);
       }
     }
   }
@@ -987,10 +1486,10 @@ absl::optional<Error> Sequencer::Sort(const std::vector<int32_t>& runs,
             if (mark(runs_[r], p) != after) continue;
             for (const int32_t q : parts[p].after) {
               if (mark(runs_[r], q) != before) continue;
-              who = absl::StrCat(
-                  RankText(RankAt(instances_[instances[after]].key,
-                                  PositionOf(instances_[instances[after]].key, parts[p]))),
-                  ", ", parts[p].source);
+              who =
+                  absl::StrCat(RankText(RankAt(instances_[instances[after]].key,
+                                               SeatOf(instances_[instances[after]].key, parts[p]))),
+                               ", ", parts[p].source);
             }
           }
         }
@@ -1022,7 +1521,7 @@ absl::optional<Error> Sequencer::Sort(const std::vector<int32_t>& runs,
       range[r] = {std::min(range[r].first, here), std::max(range[r].second, here)};
       // Who sends to itself takes part twice, the sender first.
       at.emplace_back(here,
-                      key.is_pair() ? PositionOf(key, runs_[runs[r]].what->participations[i]) : 0);
+                      key.is_pair() ? SeatOf(key, runs_[runs[r]].what->participations[i]) : 0);
     }
     if (std::is_sorted(at.begin(), at.end())) continue;
     std::vector<int32_t>& reordered = order->reordered[r];
@@ -1099,19 +1598,18 @@ void Sequencer::Launch(const std::vector<int32_t>& runs, const std::vector<int32
   for (size_t i = 0; i < instances.size(); ++i) {
     const Instance& instance = instances_[instances[i]];
     LaunchedInstance& out = action.instances[i];
-    out.parts.reserve(instance.positions.size());
-    for (int32_t p = 0; p < static_cast<int32_t>(instance.positions.size()); ++p) {
-      const Position& position = instance.positions[p];
+    out.parts.reserve(instance.seats.size());
+    for (int32_t p = 0; p < static_cast<int32_t>(instance.seats.size()); ++p) {
+      const Seat& seat = instance.seats[p];
       const GroupRank member = MemberAt(instance.key, p);
-      if (position.absent) {
+      if (seat.absent) {
         out.absent.push_back(member);
         const TapeEntry& entry = tapes_[instance.parent].entries[p];
         if (entry.leads_to_leaf) {
-          out.given_up.push_back(
-              {RankAt(instance.key, p), PartText(entry.part()), entry.part().source});
+          out.given_up.push_back({RankAt(instance.key, p), entry.label});
         }
       } else {
-        out.parts.push_back({runs_[position.run].handle, position.participation, member});
+        out.parts.push_back({runs_[seat.run].handle, seat.participation, member});
       }
     }
     if (instance.key.is_pair() && out.parts.size() == 2 &&
@@ -1122,7 +1620,7 @@ void Sequencer::Launch(const std::vector<int32_t>& runs, const std::vector<int32
       std::swap(out.absent[0], out.absent[1]);
     }
     if (i == 0) {
-      const Position& first = instance.positions[instance.first];
+      const Seat& first = instance.seats[instance.first];
       gang.what = runs_[first.run].what;
       gang.participation = first.participation;
     }
@@ -1157,6 +1655,7 @@ void Sequencer::Launch(const std::vector<int32_t>& runs, const std::vector<int32
       ForgetTapeIfUnused(instance.tape);
     }
     if (instance.timed) instances_.Remove(&timed_, id);
+    if (instance.key.at.part > 0) --further_parts_;
     instance_by_key_.erase(instance.key);
     instances_.Free(id);
   }
@@ -1206,16 +1705,125 @@ void Sequencer::Cancel(RunHandle run, Rank rank, absl::Time now, Actions* action
   EndEpoch(error, actions);
 }
 
-void Sequencer::Refuse(Rank rank, Epoch epoch, const Error& why, absl::Time now, Actions* actions) {
+void Sequencer::Refuse(absl::Span<const RefusedMember> members, Epoch epoch, const Error& why,
+                       absl::Time now, Actions* actions) {
   Tick(now);
-  if (epoch != epoch_) return;
-  Error error = why;
-  error.code = absl::StatusCode::kAborted;
-  error.reason = Reason::kPeerRefused;
-  error.id = ErrorId();
-  error.culprit = CulpritOf(rank);
-  error.message = absl::StrCat("the part of ", RankText(rank), " was refused: ", why.message);
-  EndEpoch(error, actions);
+  moves_.clear();
+  steps_.clear();
+  requests_.clear();
+  bool passed = false;
+  for (const RefusedMember& refused : members) {
+    if (!IsRank(refused.rank) || refused.step < members_[refused.rank.value()].step) continue;
+    steps_.emplace_back(refused.rank, refused.step);
+    for (const RefusedCalls& calls : refused.calls) {
+      InstanceKey key;
+      key.group = calls.group;
+      key.since = since_;
+      key.source = calls.source;
+      key.destination = calls.destination;
+      key.tag = calls.tag;
+      const int32_t seat = SeatOfRefused(refused.rank, key, calls.is_recv);
+      if (seat == kNone) continue;
+      Move move;
+      move.rank = refused.rank;
+      move.group = calls.group;
+      move.member = MemberAt(key, seat);
+      move.is_pair = key.is_pair();
+      move.end = {calls.group, calls.source, calls.destination, calls.tag, calls.is_recv};
+      move.first = {refused.step, calls.first, 0};
+      move.next = {refused.step, calls.next, 0};
+      if (const Counter* counter = CounterOf(move)) {
+        if (counter->next.step == refused.step) move.first = std::max(move.first, counter->next);
+      }
+      if (move.next < move.first) continue;
+      if (!why.source.empty()) move.source = &why.source;
+      moves_.push_back(move);
+      key.at = move.first;
+      if (move.next == move.first) continue;
+      passed |= AnotherHasPassed(key, seat);
+    }
+    for (const InstanceKey& key : refused.gradients) {
+      if (!key.is_gradient()) continue;
+      const auto found = tape_by_key_.find(key.Parent());
+      if (found == tape_by_key_.end()) continue;  // it has no gradient any more, for anybody
+      const InstanceKey::Request asked = key.path.back();
+      for (int32_t seat = 0; seat < SeatCount(key); ++seat) {
+        if (RankAt(key, seat) != refused.rank || asked.number >= kMaxCallNumber) continue;
+        requests_.push_back({found->second, seat, {asked.step, asked.number + 1}});
+        passed |= AnotherHasPassed(key, seat);
+        break;
+      }
+    }
+  }
+  BeginMoves();
+  EndMoves();
+  for (const RefusedMember& refused : members) {
+    if (!IsRank(refused.rank)) continue;
+    Member& member = members_[refused.rank.value()];
+    if (refused.rest_of_step && refused.step == member.step) {
+      member.left_rest = true;
+      member.left_rest_text = why.message;
+    }
+    if (refused.drops_tapes) RefuseTapes(refused.rank);
+  }
+  if (epoch == epoch_ && !passed && !why.alone && !members.empty()) {
+    const Rank rank = members[0].rank;
+    Error error = why;
+    error.code = absl::StatusCode::kAborted;
+    error.reason = Reason::kPeerRefused;
+    error.id = ErrorId();
+    error.culprit = CulpritOf(rank);
+    error.ended.clear();  // the rank's own worlds
+    error.message = absl::StrCat("the part of ", RankText(rank), " was refused: ", why.message);
+    if (why.message.find(why.source) == std::string::npos) {
+      absl::StrAppend(&error.message, " (", why.source, ")");
+    }
+    EndEpoch(error, actions);
+    return;
+  }
+  FailPassed(actions);
+  LaunchReady(actions);
+}
+
+void Sequencer::Withdraw(RunHandle run, const Error& why, absl::Time now, Actions* actions) {
+  Tick(now);
+  const auto found = run_by_handle_.find(run);
+  if (found == run_by_handle_.end()) return;
+  FailAlone(runs_[found->second].component, why, actions);
+}
+
+// kNone: the rank does not sit there.
+int32_t Sequencer::SeatOfRefused(Rank rank, const InstanceKey& key, bool is_recv) const {
+  if (key.group.value() < 0 || key.group.value() >= num_groups()) return kNone;
+  const std::vector<Rank>& members = groups_[key.group.value()].members;
+  const auto size = static_cast<int32_t>(members.size());
+  if (key.is_pair()) {
+    if (key.source.value() >= size || key.destination.value() < 0 ||
+        key.destination.value() >= size) {
+      return kNone;
+    }
+    const int32_t seat = is_recv ? 1 : 0;
+    return RankAt(key, seat) == rank ? seat : kNone;
+  }
+  const auto found = std::find(members.begin(), members.end(), rank);
+  return found == members.end() ? kNone : static_cast<int32_t>(found - members.begin());
+}
+
+// Which of its entries the rank would have used is not known: none has a gradient any more.
+void Sequencer::RefuseTapes(Rank rank) {
+  std::vector<int32_t> tapes;
+  for (const auto& entry : tape_by_key_) tapes.push_back(entry.second);
+  for (const int32_t t : tapes) {
+    Tape& tape = tapes_[t];
+    for (int32_t seat = 0; seat < static_cast<int32_t>(tape.entries.size()); ++seat) {
+      if (tape.entries[seat].state != TapeEntry::State::kLive || RankAt(tape.key, seat) != rank) {
+        continue;
+      }
+      tape.entries[seat].state = TapeEntry::State::kRefused;
+      --tape.live;
+    }
+    ForgetTapeIfUnused(t);
+  }
 }
 
 void Sequencer::Abort(const Error& cause, absl::Time now, Actions* actions) {
@@ -1241,8 +1849,8 @@ void Sequencer::Dead(Rank rank, absl::string_view how, absl::Time now, Actions* 
   std::string waiting;
   for (int32_t id = timed_.head; id != kNone && waiting.empty(); id = instances_[id].next) {
     const Instance& instance = instances_[id];
-    for (int32_t p = 0; p < static_cast<int32_t>(instance.positions.size()); ++p) {
-      if (instance.positions[p].run != kNone || instance.positions[p].absent ||
+    for (int32_t p = 0; p < static_cast<int32_t>(instance.seats.size()); ++p) {
+      if (instance.seats[p].run != kNone || instance.seats[p].absent ||
           RankAt(instance.key, p) != rank) {
         continue;
       }
@@ -1260,7 +1868,7 @@ void Sequencer::Dead(Rank rank, absl::string_view how, absl::Time now, Actions* 
   // Nobody will drop its tape entries any more, and no gradient needs them: its groups are lost.
   std::vector<std::pair<int32_t, int32_t>> entries;
   for (const auto& entry : tape_by_key_) {
-    for (int32_t p = 0; p < PositionCount(entry.first); ++p) {
+    for (int32_t p = 0; p < SeatCount(entry.first); ++p) {
       if (RankAt(entry.first, p) == rank) entries.emplace_back(entry.second, p);
     }
   }
@@ -1282,10 +1890,10 @@ void Sequencer::Left(Rank rank, absl::Time now, Actions* actions) {
   for (int32_t r = pending_.head; r != kNone && needs_it == kNone; r = runs_[r].next) {
     for (const int32_t id : runs_[r].instances) {
       const Instance& instance = instances_[id];
-      for (int32_t p = 0; p < static_cast<int32_t>(instance.positions.size()); ++p) {
+      for (int32_t p = 0; p < static_cast<int32_t>(instance.seats.size()); ++p) {
         if (RankAt(instance.key, p) != rank) continue;
         // Its own votes go with it; a gradient that it has not voted for gets zeros.
-        if (instance.positions[p].run != kNone || !instance.key.is_gradient()) needs_it = id;
+        if (instance.seats[p].run != kNone || !instance.key.is_gradient()) needs_it = id;
       }
     }
   }
@@ -1300,7 +1908,7 @@ void Sequencer::Left(Rank rank, absl::Time now, Actions* actions) {
   }
   std::vector<InstanceKey> keys;
   for (const auto& entry : tape_by_key_) {
-    for (int32_t p = 0; p < PositionCount(entry.first); ++p) {
+    for (int32_t p = 0; p < SeatCount(entry.first); ++p) {
       if (RankAt(entry.first, p) == rank) keys.push_back(entry.first);
     }
   }
@@ -1314,8 +1922,8 @@ void Sequencer::DropTape(Rank rank, const InstanceKey& key, bool consumed, Epoch
   const auto found = tape_by_key_.find(key);
   if (found == tape_by_key_.end()) return;
   const int32_t t = found->second;
-  const int32_t positions = static_cast<int32_t>(tapes_[t].entries.size());
-  for (int32_t p = 0; p < positions; ++p) {
+  const int32_t seats = static_cast<int32_t>(tapes_[t].entries.size());
+  for (int32_t p = 0; p < seats; ++p) {
     Tape& tape = tapes_[t];
     TapeEntry& entry = tape.entries[p];
     if (RankAt(tape.key, p) != rank || entry.state != TapeEntry::State::kLive) continue;
@@ -1325,9 +1933,8 @@ void Sequencer::DropTape(Rank rank, const InstanceKey& key, bool consumed, Epoch
     if (consumed && entry.consumed_in < epoch_) {
       // Ranks that ask again in this epoch cannot get its share.
       for (const int32_t child : tape.children) {
-        const Position& vote = instances_[child].positions[p];
-        if (vote.run != kNone || instances_[child].key.path.back().number < entry.next_request)
-          continue;
+        const Seat& vote = instances_[child].seats[p];
+        if (vote.run != kNone || instances_[child].key.path.back() < entry.next) continue;
         Error error =
             MakeInstanceError(absl::StatusCode::kFailedPrecondition, Reason::kTapeConsumed, child);
         error.culprit = CulpritOf(rank);
@@ -1382,6 +1989,11 @@ void Sequencer::Advance(absl::Time now, Actions* actions) {
                                  ") was launched and has not finished within ",
                                  absl::FormatDuration(options_.exec_timeout));
     FailGang(launched_.head, error, actions);
+  }
+  for (const int32_t id : differing_) {
+    if (instances_[id].differs_until > clock_) continue;
+    EndEpoch(MismatchError(id), actions);
+    break;
   }
   while (timed_.head != kNone &&
          instances_[timed_.head].first_vote + options_.agree_timeout <= clock_) {
@@ -1477,8 +2089,8 @@ Error Sequencer::AgreeTimeout(int32_t late, int32_t lacking) const {
   Error error =
       MakeInstanceError(absl::StatusCode::kDeadlineExceeded, Reason::kAgreeTimeout, lacking);
   std::vector<std::string> missing;
-  for (int32_t p = 0; p < static_cast<int32_t>(instance.positions.size()); ++p) {
-    if (instance.positions[p].run != kNone || instance.positions[p].absent) continue;
+  for (int32_t p = 0; p < static_cast<int32_t>(instance.seats.size()); ++p) {
+    if (instance.seats[p].run != kNone || instance.seats[p].absent) continue;
     const Rank rank = RankAt(instance.key, p);
     if (missing.empty()) error.culprit = CulpritOf(rank);
     if (missing.size() == Error::kMaxRanks) {
@@ -1505,6 +2117,7 @@ Error Sequencer::AgreeTimeout(int32_t late, int32_t lacking) const {
 
 absl::Time Sequencer::NextDeadline() const {
   absl::Time next = absl::InfiniteFuture();
+  for (const int32_t id : differing_) next = std::min(next, instances_[id].differs_until);
   if (timed_.head != kNone) {
     next = std::min(next, instances_[timed_.head].first_vote + options_.agree_timeout);
   }
@@ -1525,18 +2138,20 @@ std::vector<int32_t> Sequencer::Shrink(absl::Time now, Actions* actions) {
   error.reason = Reason::kEpochEnded;
   error.message = "the world was reformed with the ranks that are left";
   EndEpoch(error, actions);
+  since_ = epoch_;
   std::vector<int32_t> new_rank(members_.size(), -1);
   std::vector<Member> survivors;
   for (size_t rank = 0; rank < members_.size(); ++rank) {
     if (members_[rank].state != Member::State::kHere) continue;
     new_rank[rank] = static_cast<int32_t>(survivors.size());
-    survivors.push_back(std::move(members_[rank]));
+    survivors.emplace_back();
+    survivors.back().info = std::move(members_[rank].info);
   }
   members_ = std::move(survivors);
   somebody_left_ = false;
   for (Group& group : groups_) group = Group();
   for (int32_t rank = 0; rank < size(); ++rank) groups_[0].members.push_back(Rank(rank));
-  groups_[0].next.resize(members_.size(), 0);
+  groups_[0].counters.resize(members_.size());
   group_requests_.clear();
   tapes_.Clear();
   tape_by_key_.clear();
@@ -1545,31 +2160,119 @@ std::vector<int32_t> Sequencer::Shrink(absl::Time now, Actions* actions) {
 
 // --- Ending -------------------------------------------------------------------------------------
 
-void Sequencer::FailRun(RunHandle run, Epoch epoch, const Error& error, Actions* actions) {
+SequencerAction& Sequencer::FailRun(RunHandle run, Epoch epoch, Epoch opened, const Error& error,
+                                    Actions* actions) {
   actions->emplace_back();
   SequencerAction& action = actions->back();
   action.kind = SequencerAction::Kind::kFail;
   action.run = run;
   action.epoch = epoch;
+  action.opened = opened;
   action.error = error;
+  return action;
 }
 
-void Sequencer::EndEpoch(const Error& cause, Actions* actions) {
+void Sequencer::FailAlone(int32_t component, const Error& error, Actions* actions) {
+  // By run: the components that consume its results.
+  absl::flat_hash_map<RunHandle, absl::InlinedVector<int32_t, 2>> consumers;
   for (int32_t r = pending_.head; r != kNone; r = runs_[r].next) {
-    FailRun(runs_[r].handle, epoch_, cause, actions);
+    for (const RunHandle producer : runs_[r].producers) {
+      consumers[producer].push_back(runs_[r].component);
+    }
+  }
+  ++search_;
+  std::vector<int32_t> failed;
+  const auto add = [&](int32_t c) {
+    if (components_[c].mark == search_) return;
+    components_[c].mark = search_;
+    failed.push_back(c);
+  };
+  add(component);
+  std::vector<int32_t> runs;
+  std::vector<int32_t> instances;
+  for (size_t at = 0; at < failed.size(); ++at) {
+    for (const int32_t r : components_[failed[at]].runs) {
+      runs.push_back(r);
+      const auto found = consumers.find(runs_[r].handle);
+      if (found == consumers.end()) continue;
+      for (const int32_t consumer : found->second) add(consumer);
+    }
+    for (const int32_t id : components_[failed[at]].instances) {
+      instances.push_back(id);
+      if (instances_[id].tape == kNone) continue;
+      for (const int32_t child : tapes_[instances_[id].tape].children) {
+        add(instances_[child].component);
+      }
+    }
+  }
+  std::sort(runs.begin(), runs.end(),
+            [this](int32_t a, int32_t b) { return runs_[a].order < runs_[b].order; });
+  for (const int32_t r : runs) {
+    PendingRun& run = runs_[r];
+    SequencerAction& action = FailRun(run.handle, epoch_, Epoch(), error, actions);
+    action.error.alone = true;
+    for (const int32_t id : run.instances) action.dropped.push_back(instances_[id].key);
+    if (run.externally_blocked) externally_blocked_.erase(run.order);
+    run_by_handle_.erase(run.handle);
+    run.what.reset();
+    runs_.Remove(&pending_, r);
+    runs_.Free(r);
+  }
+  for (const int32_t id : instances) {
+    Instance& instance = instances_[id];
+    for (int32_t p = 0; p < static_cast<int32_t>(instance.seats.size()); ++p) {
+      const Seat& seat = instance.seats[p];
+      if (seat.run == kNone && !seat.absent) --members_[RankAt(instance.key, p).value()].lacking;
+    }
+    if (instance.parent != kNone) {
+      auto& children = tapes_[instance.parent].children;
+      children.erase(std::find(children.begin(), children.end(), id));
+      ForgetTapeIfUnused(instance.parent);
+    }
+  }
+  for (const int32_t id : instances) {
+    Instance& instance = instances_[id];
+    if (instance.tape != kNone) {
+      // Never launched: it has no gradient.
+      tapes_[instance.tape].live = 0;
+      tapes_[instance.tape].instance = kNone;
+      ForgetTapeIfUnused(instance.tape);
+    }
+    if (instance.timed) instances_.Remove(&timed_, id);
+    if (instance.differs) {
+      differing_.erase(std::find(differing_.begin(), differing_.end(), id));
+    }
+    if (instance.key.at.part > 0) --further_parts_;
+    instance_by_key_.erase(instance.key);
+    instances_.Free(id);
+  }
+  for (const int32_t c : failed) {
+    components_[c].runs.clear();
+    components_[c].instances.clear();
+    components_[c].missing = 0;
+    components_.Free(c);
+  }
+}
+
+void Sequencer::EndEpoch(const Error& why, Actions* actions) {
+  Error cause = why;
+  cause.alone = false;
+  const Epoch opened(epoch_.value() + 1);
+  for (int32_t r = pending_.head; r != kNone; r = runs_[r].next) {
+    FailRun(runs_[r].handle, epoch_, opened, cause, actions);
   }
   actions->emplace_back();
   SequencerAction& action = actions->back();
   action.kind = SequencerAction::Kind::kEpochEnded;
   action.epoch = epoch_;
+  action.opened = opened;
   action.error = cause;
 
   causes_.emplace_back(epoch_, cause);
   while (static_cast<int>(causes_.size()) > std::max(options_.kept_causes, 0)) causes_.pop_front();
-  epoch_ = Epoch(epoch_.value() + 1);
+  epoch_ = opened;
 
-  // Forward instances that were never launched have no gradients. The others keep their entries;
-  // requests count from 0 again.
+  // Forward instances that were never launched have no gradients. The others keep their entries.
   std::vector<int32_t> kept;
   for (const auto& entry : tape_by_key_) kept.push_back(entry.second);
   for (const int32_t t : kept) {
@@ -1577,7 +2280,6 @@ void Sequencer::EndEpoch(const Error& cause, Actions* actions) {
     if (tape.instance != kNone) tape.live = 0;
     tape.instance = kNone;
     tape.children.clear();
-    for (TapeEntry& entry : tape.entries) entry.next_request = 0;
     ForgetTapeIfUnused(t);
   }
   runs_.Clear();
@@ -1589,8 +2291,9 @@ void Sequencer::EndEpoch(const Error& cause, Actions* actions) {
   components_.Clear();
   externally_blocked_.clear();
   ready_.clear();
-  pair_next_.clear();
-  for (Group& group : groups_) std::fill(group.next.begin(), group.next.end(), 0);
+  differing_.clear();
+  further_parts_ = 0;
+  for (Member& member : members_) member.lacking = 0;
 }
 
 // The runs of a gang that did not finish fail. What is pending may need their results, unless it
@@ -1605,7 +2308,9 @@ void Sequencer::FailGang(int32_t g, const Error& error, Actions* actions) {
     }
   }
   ForgetGang(g);
-  for (const RunHandle run : failed) FailRun(run, epoch, error, actions);
+  // Where a later epoch is open already, its ranks have gone on.
+  const Epoch opened = ends ? Epoch(epoch_.value() + 1) : epoch_;
+  for (const RunHandle run : failed) FailRun(run, epoch, opened, error, actions);
   if (ends) EndEpoch(error, actions);
 }
 
@@ -1631,6 +2336,13 @@ Error Sequencer::CauseOrForgotten(Epoch epoch) const {
 
 Epoch Sequencer::epoch() const { return epoch_; }
 int Sequencer::size() const { return static_cast<int>(members_.size()); }
+CallPosition Sequencer::NextCall(GroupId group, Rank rank) const {
+  if (group.value() < 0 || group.value() >= num_groups() || !IsRank(rank)) return CallPosition();
+  const Group& row = groups_[group.value()];
+  const auto found = std::find(row.members.begin(), row.members.end(), rank);
+  if (found == row.members.end()) return CallPosition();
+  return NextOf(rank, row.counters[found - row.members.begin()]);
+}
 int Sequencer::num_groups() const { return static_cast<int>(groups_.size()); }
 bool Sequencer::IsPending(RunHandle run) const { return run_by_handle_.contains(run); }
 
@@ -1639,18 +2351,18 @@ std::vector<PendingInstance> Sequencer::Pending(absl::Time now) const {
   for (int32_t r = pending_.head; r != kNone; r = runs_[r].next) {
     for (const int32_t id : runs_[r].instances) {
       const Instance& instance = instances_[id];
-      if (instance.positions[instance.first].run != r) continue;  // the first voter lists it
+      if (instance.seats[instance.first].run != r) continue;  // the first voter lists it
       PendingInstance pending;
       pending.key = instance.key;
       const Participation& first = PartAt(instance, instance.first);
       pending.what = first.descriptor.ToString();
       pending.source = first.source;
       pending.waiting = std::max(now - instance.first_vote, absl::ZeroDuration());
-      for (int32_t p = 0; p < static_cast<int32_t>(instance.positions.size()); ++p) {
+      for (int32_t p = 0; p < static_cast<int32_t>(instance.seats.size()); ++p) {
         const Rank rank = RankAt(instance.key, p);
-        if (instance.positions[p].run != kNone) {
+        if (instance.seats[p].run != kNone) {
           pending.voted.push_back(rank);
-        } else if (!instance.positions[p].absent) {
+        } else if (!instance.seats[p].absent) {
           pending.missing.push_back(rank);
         }
       }
@@ -1675,47 +2387,94 @@ absl::optional<Error> Sequencer::Cause(Epoch epoch) const {
 size_t Sequencer::LiveRows() const {
   size_t group_rows = 0;
   for (const auto& requests : group_requests_) group_rows += requests.second.groups.size();
-  return groups_.size() + group_rows + pair_next_.size() + runs_.size() + run_by_handle_.size() +
-         instances_.size() + instance_by_key_.size() + components_.size() + tapes_.size() +
-         tape_by_key_.size() + gangs_.size() + gang_by_ticket_.size() + externally_blocked_.size() +
-         ready_.size();
+  for (const Member& member : members_) group_rows += member.pairs.size();
+  return groups_.size() + group_rows + runs_.size() + run_by_handle_.size() + instances_.size() +
+         instance_by_key_.size() + components_.size() + tapes_.size() + tape_by_key_.size() +
+         gangs_.size() + gang_by_ticket_.size() + externally_blocked_.size() + ready_.size();
 }
 
 std::string Sequencer::CanonicalState() const {
   ByteWriter out;
-  const auto put_key = [&](InstanceKey key) {
-    key.epoch = Epoch(epoch_.value() - key.epoch.value());  // age
-    for (InstanceKey::Request& request : key.path) {
-      request.epoch = Epoch(epoch_.value() - request.epoch.value());
-    }
-    EncodeInstanceKey(key, &out);
+  // Positions are relative to those of the member that is furthest behind: what all have done is no
+  // part of the state.
+  int64_t least_step = kMaxCallNumber;
+  for (const Member& member : members_) {
+    if (member.state == Member::State::kHere) least_step = std::min(least_step, member.step);
+  }
+  const auto put = [&](const CallPosition& at, int64_t least_call) {
+    out.PutSigned(at.step - least_step);
+    out.PutSigned(at.step == least_step ? at.call - least_call : at.call);
+    out.PutSigned(at.part);
   };
-  for (const Member& member : members_) out.Put(member.state);
+  std::vector<int64_t> least_calls;  // by group
+  for (const Group& group : groups_) {
+    int64_t least = kMaxCallNumber;
+    for (size_t m = 0; m < group.members.size(); ++m) {
+      const CallPosition next = NextOf(group.members[m], group.counters[m]);
+      if (next.step == least_step) least = std::min(least, next.call);
+    }
+    least_calls.push_back(least == kMaxCallNumber ? 0 : least);
+  }
+  const auto pair_call = [this](const InstanceKey& pair, bool is_recv) {
+    const Member& member = members_[RankAt(pair, is_recv ? 1 : 0).value()];
+    const auto found =
+        member.pairs.find({pair.group, pair.source, pair.destination, pair.tag, is_recv});
+    return std::make_pair(member.step,
+                          found == member.pairs.end() ? int64_t{0} : found->second.next.call);
+  };
+  const auto least_of = [&](const InstanceKey& key) {
+    if (!key.is_pair()) return least_calls[key.group.value()];
+    const auto sent = pair_call(key, false);
+    const auto received = pair_call(key, true);
+    if (sent.first != received.first) return int64_t{0};
+    return std::min(sent.second, received.second);
+  };
+  const auto put_key = [&](const InstanceKey& key) {
+    out.PutSigned(key.group.value());
+    out.PutSigned(key.source.value());
+    out.PutSigned(key.destination.value());
+    out.PutSigned(key.tag);
+    put(key.at, least_of(key));
+    out.PutVarint(key.path.size());
+    for (const InstanceKey::Request& request : key.path) {
+      out.PutSigned(request.step - least_step);
+      out.PutSigned(request.number);
+    }
+  };
+  for (const Member& member : members_) {
+    out.Put(member.state);
+    out.PutSigned(member.step - least_step);
+    out.Put<uint8_t>(member.left_rest);
+  }
   out.Put<uint8_t>(last_published_.has_value());
   if (last_published_.has_value()) put_key(*last_published_);
-  for (const Group& group : groups_) {
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    const Group& group = groups_[g];
     out.PutVarint(group.members.size());
-    for (const Rank rank : group.members) out.PutSigned(rank.value());
-    for (const int64_t next : group.next) out.PutSigned(next);
+    for (size_t m = 0; m < group.members.size(); ++m) {
+      out.PutSigned(group.members[m].value());
+      put(NextOf(group.members[m], group.counters[m]), least_calls[g]);
+    }
   }
-  std::vector<PairEnd> ends;
-  for (const auto& entry : pair_next_) {
-    if (entry.second != 0) ends.push_back(entry.first);
+  std::vector<std::pair<InstanceKey, bool>> ends;
+  for (const Member& member : members_) {
+    for (const auto& entry : member.pairs) {
+      InstanceKey pair;
+      pair.group = entry.first.group;
+      pair.source = entry.first.source;
+      pair.destination = entry.first.destination;
+      pair.tag = entry.first.tag;
+      const bool is_recv = entry.first.is_recv;
+      if (pair_call(pair, is_recv).second != least_of(pair)) ends.emplace_back(pair, is_recv);
+    }
   }
-  const auto text = [](const PairEnd& e) {
-    return std::make_pair(std::make_pair(e.group, e.source),
-                          std::make_pair(e.destination, std::make_pair(e.tag, e.is_recv)));
-  };
-  std::sort(ends.begin(), ends.end(),
-            [&](const PairEnd& a, const PairEnd& b) { return text(a) < text(b); });
+  std::sort(ends.begin(), ends.end());
   out.PutVarint(ends.size());
-  for (const PairEnd& end : ends) {
-    out.PutSigned(end.group.value());
-    out.PutSigned(end.source.value());
-    out.PutSigned(end.destination.value());
-    out.PutSigned(end.tag);
-    out.Put<uint8_t>(end.is_recv);
-    out.PutSigned(pair_next_.at(end));
+  for (auto& end : ends) {
+    const auto at = pair_call(end.first, end.second);
+    end.first.at = {at.first, at.second, 0};
+    put_key(end.first);
+    out.Put<uint8_t>(end.second);
   }
   // Pending runs by handle. Their order of submission settles a rank's own order inside a gang and
   // the order of texts; a checker that lets each rank submit in order may leave it out.
@@ -1737,9 +2496,8 @@ std::string Sequencer::CanonicalState() const {
     for (const int32_t id : run.instances) {
       const Instance& instance = instances_[id];
       put_key(instance.key);
-      for (const Position& position : instance.positions) {
-        out.PutSigned(position.run == kNone ? (position.absent ? -2 : -1)
-                                            : runs_[position.run].handle.value());
+      for (const Seat& seat : instance.seats) {
+        out.PutSigned(seat.run == kNone ? (seat.absent ? -2 : -1) : runs_[seat.run].handle.value());
       }
     }
   }
@@ -1749,7 +2507,8 @@ std::string Sequencer::CanonicalState() const {
     put_key(entry.first);
     for (const TapeEntry& tape : tapes_[entry.second].entries) {
       out.Put(tape.state);
-      out.PutSigned(tape.next_request);
+      out.PutSigned(tape.next.step - least_step);
+      out.PutSigned(tape.next.number);
       out.Put<uint8_t>((tape.consumed_in == epoch_) + 2 * tape.leads_to_collective +
                        4 * tape.leads_to_leaf);
     }
@@ -1758,6 +2517,8 @@ std::string Sequencer::CanonicalState() const {
   for (int32_t id = timed_.head; id != kNone; id = instances_[id].next) {
     put_key(instances_[id].key);
   }
+  out.PutSigned(-1);
+  for (const int32_t id : differing_) put_key(instances_[id].key);
   out.PutSigned(-1);
   for (int32_t g = launched_.head; g != kNone; g = gangs_[g].next) {
     out.Put<uint8_t>(gangs_[g].epoch == epoch_);
@@ -1779,29 +2540,29 @@ void Sequencer::Tick(absl::Time now) {
 
 bool Sequencer::IsRank(Rank rank) const { return rank.value() >= 0 && rank.value() < size(); }
 
-// The k-th order gradient of a pair flows against the one before it; positions stay the forward
+// The k-th order gradient of a pair flows against the one before it; seats stay the forward
 // instance's source and destination.
-int32_t Sequencer::PositionOf(const InstanceKey& key, const Participation& part) {
+int32_t Sequencer::SeatOf(const InstanceKey& key, const Participation& part) {
   if (!key.is_pair()) return part.member.value();
   const bool reversed = key.path.size() % 2 == 1;
   return part.is_recv != reversed ? 1 : 0;
 }
 
-GroupRank Sequencer::MemberAt(const InstanceKey& key, int32_t position) {
-  if (!key.is_pair()) return GroupRank(position);
-  return position == 0 ? key.source : key.destination;
+GroupRank Sequencer::MemberAt(const InstanceKey& key, int32_t seat) {
+  if (!key.is_pair()) return GroupRank(seat);
+  return seat == 0 ? key.source : key.destination;
 }
 
-Rank Sequencer::RankAt(const InstanceKey& key, int32_t position) const {
-  return groups_[key.group.value()].members[MemberAt(key, position).value()];
+Rank Sequencer::RankAt(const InstanceKey& key, int32_t seat) const {
+  return groups_[key.group.value()].members[MemberAt(key, seat).value()];
 }
 
-int32_t Sequencer::PositionCount(const InstanceKey& key) const {
+int32_t Sequencer::SeatCount(const InstanceKey& key) const {
   return key.is_pair() ? 2 : static_cast<int32_t>(groups_[key.group.value()].members.size());
 }
 
-const Participation& Sequencer::PartAt(const Instance& instance, int32_t position) const {
-  const Position& vote = instance.positions[position];
+const Participation& Sequencer::PartAt(const Instance& instance, int32_t seat) const {
+  const Seat& vote = instance.seats[seat];
   return runs_[vote.run].what->participations[vote.participation];
 }
 
@@ -1845,9 +2606,9 @@ Error Sequencer::MakeInstanceError(absl::StatusCode code, Reason reason, int32_t
 
 // Adds what each rank has asked for, unless it is there already.
 void Sequencer::AddVersions(const Instance& instance, Error* error) const {
-  for (int32_t p = 0; p < static_cast<int32_t>(instance.positions.size()); ++p) {
+  for (int32_t p = 0; p < static_cast<int32_t>(instance.seats.size()); ++p) {
     if (error->ranks.size() == Error::kMaxRanks) return;
-    if (instance.positions[p].run == kNone) continue;
+    if (instance.seats[p].run == kNone) continue;
     const int32_t rank = RankAt(instance.key, p).value();
     if (!error->ranks.empty() && error->ranks[0].rank == rank) continue;
     const Participation& part = PartAt(instance, p);

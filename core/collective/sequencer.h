@@ -11,6 +11,14 @@
 // epoch: every pending run of it fails with one recorded cause, who comes late gets the same, and
 // the next epoch is open at once.
 //
+// An instance's name is the position of the call in its rank's program, so calls of different
+// positions never meet, whatever has failed before. Each member's position in each group is kept,
+// over epochs, from all that it votes for or refuses. A member *has passed* a position when its own
+// is behind it, or it has begun a later step, and it has no vote pending there. A vote that needs
+// somebody who has passed fails at once, and so does a vote that somebody passes who is needed,
+// both alone: with the runs that share instances with them or wait for their results, and no epoch
+// ends for that.
+//
 // Threads: thread-compatible.
 #ifndef CHORUS_CORE_COLLECTIVE_SEQUENCER_H_
 #define CHORUS_CORE_COLLECTIVE_SEQUENCER_H_
@@ -19,6 +27,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,10 +41,18 @@
 #include "absl/types/span.h"
 #include "core/base/error.h"
 #include "core/base/ids.h"
+#include "core/collective/call_sites.h"
 #include "core/collective/instance.h"
 #include "core/graph/graph.h"
 
 namespace chorus {
+
+// A participation in words, for what is said of it when its run is long over.
+struct PartLabel {
+  std::string op;      // "all_reduce"
+  std::string what;    // "all_reduce SUM f32[4]"
+  std::string source;  // trainer's file:line; cut where it is long
+};
 
 // One collective node of a registered graph, as far as agreement is concerned.
 struct Participation {
@@ -46,6 +63,7 @@ struct Participation {
   GroupRank peer{-1};    // send/recv: the other end
   int64_t tag = 0;
   bool is_recv = false;
+  int32_t part = 0;  // as in Collective
   // The rank holds a tape entry after the run, until DropTape. A rank without one counts as
   // abandoned for every gradient of this instance that this same run does not ask for.
   bool wants_grad = false;
@@ -57,7 +75,10 @@ struct Participation {
   std::vector<int32_t> after;  // earlier participations of this run whose result this one needs
   int32_t node = 0;            // in the graph, for the plan
   std::string source;          // trainer's file:line
+  // LabelOf, made once for all runs, where the operand leads anywhere.
+  std::shared_ptr<const PartLabel> label;
 };
+std::shared_ptr<const PartLabel> LabelOf(const Participation& part);
 
 // What a registered graph votes for, made once at registration and shared by its runs.
 struct VoteTemplate {
@@ -65,13 +86,12 @@ struct VoteTemplate {
   Hash128 fingerprint;                        // of all of the above but sources
 };
 
-// What a run binds to a group slot: the group, and for each member held here how many collectives
-// of that group (gradients and pairs apart) the member has asked for before in this epoch: the
-// index of its next one. Slots that are bound to one group give the same number and share the
-// count.
+// What a run binds to a group slot: the group, and for each member held here, in the slot's order,
+// the position of its next call of that group (gradients and pairs apart). Empty: as counted here.
+// Slots that are bound to one group give the same positions and share the count.
 struct GroupBinding {
   GroupId group;
-  absl::InlinedVector<int64_t, 1> base;  // one for each member held, in the slot's order
+  absl::InlinedVector<CallPosition, 1> base;
 };
 
 struct Vote {
@@ -81,6 +101,10 @@ struct Vote {
   std::vector<GroupBinding> groups;               // one for each group slot
   const std::vector<GroupSlot>* slots = nullptr;  // the graph's, same length; read in Submit only
   std::vector<InstanceKey> bound;                 // one for each instance slot
+  // The number of the next call at each end of a pair, in the order in which the participations use
+  // them first. Empty: as counted here.
+  absl::InlinedVector<int64_t, 1> pair_calls;
+  bool call_goes_on = false;  // the last call of each member has more parts, in later runs
   // Runs of this sequencer whose results it consumes. One that is not pending counts as launched: a
   // run that consumes a failed result is never submitted.
   std::vector<RunHandle> producers;
@@ -93,6 +117,10 @@ struct Vote {
 struct SequencerOptions {
   absl::Duration agree_timeout = absl::Seconds(60);
   absl::Duration exec_timeout = absl::Seconds(300);
+  // How long the error of a mismatch waits for those who have not voted, so that it says what all
+  // of them ask for. Never longer than agree_timeout.
+  absl::Duration mismatch_grace = absl::Milliseconds(100);
+  CheckCallSites check_call_sites = CheckCallSites::kOff;
   int kept_causes = 64;   // of ended epochs; older ones are answered with kEpochEnded
   int max_groups = 4096;  // ever, with the world's own: their numbers are not given again
 };
@@ -117,8 +145,7 @@ struct LaunchedInstance {
   // Of these, who had a leaf behind its part, which now gets less than its gradient.
   struct GivenUp {
     Rank rank;
-    std::string op;      // of the forward collective, as it called it
-    std::string source;  // the line
+    std::shared_ptr<const PartLabel> what;  // its part of the forward collective
   };
   std::vector<GivenUp> given_up;
 };
@@ -130,6 +157,7 @@ struct SequencerAction {
     kReserve,  // `run` must follow `order` in its gang: reserve what that takes, then Reserved(),
                // or Refuse() its rank; the gang is not launched before
     kFail,  // tell `run`'s owner `error`; it never launches (or, after kLaunch, it did not finish)
+    kWarn,  // write `error` down: the ranks call an instance in different lines
     kEpochEnded,  // `epoch` has ended with `error`; votes now belong to `epoch` + 1
   };
   Kind kind = Kind::kLaunch;
@@ -144,6 +172,9 @@ struct SequencerAction {
   std::vector<int32_t> order;  // kReserve: its participations, as the gang orders them
   Epoch epoch;
   Error error;
+  // kFail: the epoch that is open now, where the run's own has ended; 0 where it failed alone.
+  Epoch opened;
+  std::vector<InstanceKey> dropped;  // kFail of a run alone: what it had voted for, pending no more
 };
 
 struct PendingInstance {
@@ -163,24 +194,29 @@ class Sequencer {
 
   // --- Membership -----------------------------------------------------------------------------
   void SetMember(Rank rank, MemberInfo info);
-  // Defines a group of this world's present membership; ranks in group order, none twice. The k-th
-  // request of each rank for the same ordered list gives the same group, so nobody waits for it.
-  // INVALID_ARGUMENT: empty list, unknown rank, duplicate, or `rank` not in it. RESOURCE_EXHAUSTED
-  // kQuota: the world has had as many as it may.
-  absl::StatusOr<GroupId> AddGroup(Rank rank, absl::Span<const Rank> members);
+  // Defines a group of this world's present membership; ranks in group order, none twice. Requests
+  // for the same ordered list with the same step and number (which of the rank's requests for it in
+  // that step) give the same group, so nobody waits for it. `request` absent: the rank's next one,
+  // as counted here. INVALID_ARGUMENT: empty list, unknown rank, duplicate, or `rank` not in it.
+  // RESOURCE_EXHAUSTED kQuota: the world has had as many as it may.
+  absl::StatusOr<GroupId> AddGroup(Rank rank, absl::Span<const Rank> members,
+                                   absl::optional<InstanceKey::Request> request = absl::nullopt);
   absl::StatusOr<absl::Span<const Rank>> GroupMembers(GroupId group) const;
 
   // --- Events. Each appends to `actions`. -----------------------------------------------------
   // INVALID_ARGUMENT (nothing recorded, nothing appended): the vote contradicts its own rank's
-  //   past: wrong base index, wrong gradient request number, a gradient of what it holds no tape
-  //   entry for, unknown group; FAILED_PRECONDITION kTapeConsumed: it has consumed its own entry.
-  //   Others may wait for that part: Refuse() tells them.
+  //   past: a position or a gradient's request that it has used before, a gradient of what it holds
+  //   no tape entry for, unknown group; FAILED_PRECONDITION kTapeConsumed: it has consumed its own
+  //   entry. Others may wait for that part: Refuse() tells them. Where nobody can, for what it is to
+  //   be a gradient of has failed, the error is `alone`, and Refuse() ends no epoch.
   // Otherwise OK, and the run's fate follows by actions, perhaps at once: a vote for an ended epoch
-  // gets kFail with that epoch's cause; for an epoch that is not open yet, INVALID_ARGUMENT.
+  // gets kFail with that epoch's cause (its calls count), one for a position that somebody has
+  // passed kFail with MISMATCH; for an epoch that is not open yet, INVALID_ARGUMENT.
   absl::Status Submit(const Vote& vote, absl::Time now, Actions* actions);
   // The instances that Submit(vote) would vote for, by participation, or the error with which it
   // would refuse. Requires vote.epoch == epoch(). Valid until the next event. A Submit of the same
-  // run that is that event does not look again: its groups and bound instances must be the same.
+  // run that is that event does not look again: its template must be that very one, which is held,
+  // and its groups and bound instances the same.
   absl::StatusOr<absl::Span<const InstanceKey>> Resolve(const Vote& vote);
   // All results from outside are there.
   void Unblock(RunHandle run, absl::Time now, Actions* actions);
@@ -189,9 +225,15 @@ class Sequencer {
   // The caller withdraws a run. If it is pending the epoch ends with CANCELLED naming `rank`; after
   // its launch nothing happens: commit wins.
   void Cancel(RunHandle run, Rank rank, absl::Time now, Actions* actions);
-  // A rank's part cannot be taken (`why`: its refusal). Ends `epoch` if that is the open one, with
-  // ABORTED kPeerRefused.
-  void Refuse(Rank rank, Epoch epoch, const Error& why, absl::Time now, Actions* actions);
+  // Calls of these members (one session's; the first is named) cannot be taken: `why`. They count.
+  // Ends `epoch` if that is the open one, with ABORTED kPeerRefused, unless somebody who is needed
+  // has passed them already: then nobody can wait for them but alone.
+  void Refuse(absl::Span<const RefusedMember> members, Epoch epoch, const Error& why,
+              absl::Time now, Actions* actions);
+  // A pending run cannot take part, for a reason that ends no epoch: it fails alone.
+  void Withdraw(RunHandle run, const Error& why, absl::Time now, Actions* actions);
+  // What a vote's calls are to Refuse(). A vote that says nothing sensible gives none.
+  std::vector<RefusedMember> CallsOf(const Vote& vote);
   // Ends the open epoch with `cause` as it is: a world aborted by hand, a daemon that drains.
   void Abort(const Error& cause, absl::Time now, Actions* actions);
   // A member is dead: `how`, in words for the others. The epoch ends (if other ranks wait or not),
@@ -228,6 +270,8 @@ class Sequencer {
   // --- Views ----------------------------------------------------------------------------------
   Epoch epoch() const;
   int size() const;
+  // The position of a rank's next call of a group, as counted here.
+  CallPosition NextCall(GroupId group, Rank rank) const;
   // GroupIds ever given are below; GroupMembers tells which are still there.
   int num_groups() const;
   // By run, in order of submission.
@@ -295,20 +339,7 @@ class Sequencer {
     std::vector<int32_t> free_;
   };
 
-  struct Member {
-    enum class State : uint8_t { kHere, kLeft, kDead };
-    State state = State::kHere;
-    std::string how_dead;
-    MemberInfo info;
-  };
-
-  struct Group {
-    std::vector<Rank> members;  // empty: gone with a former membership
-    std::vector<int64_t> next;  // by member: index of its next collective in the open epoch
-    Rank dead{-1};              // the first member that died
-  };
-
-  // How far one end of a pair has counted in the open epoch.
+  // One end of a pair.
   struct PairEnd {
     GroupId group;
     GroupRank source;
@@ -325,9 +356,33 @@ class Sequencer {
     }
   };
 
-  // An instance's *positions*: the members of its group, or source and destination of its pair. A
-  // gradient has the positions of its forward instance.
-  struct Position {
+  // How far a member has counted in a group, or at an end of a pair.
+  struct Counter {
+    CallPosition next;  // of an earlier step than the member's: it has made no call in its step
+    std::string last;   // line of the last call, for texts
+  };
+
+  struct Member {
+    enum class State : uint8_t { kHere, kLeft, kDead };
+    State state = State::kHere;
+    std::string how_dead;
+    MemberInfo info;
+    int64_t step = 0;                             // the last that it has been heard of in
+    bool left_rest = false;                       // it takes part in nothing more of that step
+    std::string left_rest_text;                   // why, for others
+    int64_t lacking = 0;                          // pending instances that need its vote
+    absl::flat_hash_map<PairEnd, Counter> pairs;  // in `step`
+  };
+
+  struct Group {
+    std::vector<Rank> members;      // empty: gone with a former membership
+    std::vector<Counter> counters;  // by member
+    Rank dead{-1};                  // the first member that died
+  };
+
+  // An instance's *seats*: the members of its group, or source and destination of its pair. A
+  // gradient has the seats of its forward instance.
+  struct Seat {
     int32_t run = kNone;
     int32_t participation = kNone;
     bool absent = false;  // it abandoned this gradient
@@ -338,14 +393,16 @@ class Sequencer {
     int32_t missing = 0;
     int32_t tape = kNone;      // its own
     int32_t parent = kNone;    // a gradient's: tape of the instance that it is asked of
-    int32_t first = kNone;     // position of the first vote
+    int32_t first = kNone;     // seat of the first vote
     int32_t mark = kNone;      // scratch of the gang's order
     bool rows_differ = false;  // somebody has voted with pieces of different rows
+    bool differs = false;      // in differing_: the ranks ask for different things
+    absl::Time differs_until;  // then they are told
     absl::Time first_vote;
     bool timed = false;        // in timed_
     int32_t previous = kNone;  // in timed_, by first vote
     int32_t next = kNone;
-    absl::InlinedVector<Position, 4> positions;
+    absl::InlinedVector<Seat, 4> seats;
   };
 
   struct PendingRun {
@@ -379,18 +436,18 @@ class Sequencer {
   };
 
   struct TapeEntry {
-    enum class State : uint8_t { kNotVoted, kLive, kAbandoned, kConsumed };
+    // kRefused: a gradient that the rank could not take may have used it: there is none any more.
+    enum class State : uint8_t { kNotVoted, kLive, kAbandoned, kConsumed, kRefused };
     State state = State::kNotVoted;
-    // Of its vote: whether its part leads further. Where it does, the vote itself, for texts.
+    // Of its vote. Whether its part leads further, and then what it was.
+    bool recorded = false;
     bool leads_to_collective = false;
     bool leads_to_leaf = false;
-    int32_t next_request = 0;  // in the open epoch
+    InstanceKey::Request next;  // that the rank has not made
     Epoch consumed_in;
-    std::shared_ptr<const VoteTemplate> what;
-    int32_t participation = kNone;
+    std::shared_ptr<const PartLabel> label;
 
     bool given_up() const { return state == State::kAbandoned || state == State::kConsumed; }
-    const Participation& part() const { return what->participations[participation]; }
   };
   // What the ranks may still ask of an instance. It exists while a rank holds an entry or a
   // gradient is pending.
@@ -398,7 +455,7 @@ class Sequencer {
     InstanceKey key;
     int32_t instance = kNone;  // while pending
     int32_t live = 0;
-    absl::InlinedVector<TapeEntry, 4> entries;  // by position
+    absl::InlinedVector<TapeEntry, 4> entries;  // by seat
     absl::InlinedVector<int32_t, 2> children;   // pending gradients
   };
 
@@ -424,29 +481,68 @@ class Sequencer {
     std::vector<std::vector<int32_t>> reordered;
   };
 
+  // What a vote's calls, or refused ones, do to one counter.
+  struct Move {
+    Rank rank;
+    GroupId group;
+    GroupRank member;
+    bool is_pair = false;
+    PairEnd end;
+    CallPosition first;                   // of the first of these calls
+    CallPosition next;                    // behind them
+    const std::string* source = nullptr;  // line of the last of them
+    int32_t part = 0;                     // Participation::part of the last call seen
+  };
+
   // Submit.
   absl::Status CheckGroups(const Vote& vote) const;
-  absl::Status ResolveKeys(const Vote& vote);
-  absl::Status ResolveOne(const Vote& vote, size_t i);
+  // Fills keys_, seats_, steps_, moves_ and requests_, and changes nothing else. `late`: only the
+  // counts matter, so a gradient may be of what is gone.
+  absl::Status ResolveKeys(const Vote& vote, bool late);
+  absl::Status ResolveOne(const Vote& vote, size_t i, bool late);
+  absl::Status MoveFor(const Vote& vote, const Participation& part, size_t held, Move** found);
   absl::optional<Error> FindRefusal(const Vote& vote) const;
   int32_t AddRun(const Vote& vote);
-  void Record(int32_t run, const Vote& vote, absl::optional<Error>* fault);
-  int32_t NewInstance(const InstanceKey& key, int32_t positions, int32_t run,
+  void Record(int32_t run, const Vote& vote, absl::optional<Error>* fault,
+              absl::optional<Error>* passed, Actions* actions);
+  int32_t NewInstance(const InstanceKey& key, int32_t seats, int32_t run,
                       absl::optional<Error>* fault);
   void Merge(int32_t* into, int32_t other);
-  void CountVote(int32_t instance);
-  void CountAbsent(int32_t instance, int32_t position);
+  void CountVote(int32_t instance, int32_t seat);
+  void CountAbsent(int32_t instance, int32_t seat);
   int32_t EnsureTape(int32_t instance);
-  void SetEntry(int32_t tape, int32_t position, TapeEntry::State state, const PendingRun& run,
-                int32_t participation);
-  absl::optional<Error> MarkAbandoned(int32_t tape, int32_t position);
-  absl::optional<Error> Absent(const InstanceKey& gradient, const Tape& tape,
-                               int32_t position) const;
+  void SetEntry(int32_t tape, int32_t seat, const Participation& part);
+  absl::optional<Error> MarkAbandoned(int32_t tape, int32_t seat);
+  absl::optional<Error> Absent(const InstanceKey& gradient, const Tape& tape, int32_t seat) const;
   void ForgetTapeIfUnused(int32_t tape);
-  // Whether the vote at `position` contradicts another of the instance.
-  absl::optional<Error> Mismatch(int32_t instance, int32_t position) const;
-  Error MismatchError(int32_t instance, int32_t with, int32_t position,
-                      const Difference& difference) const;
+  // As the one seat says it and as the other does.
+  absl::optional<Difference> DifferenceOf(const Instance& instance, int32_t a, int32_t b) const;
+  bool Contradicts(const Instance& instance, int32_t seat) const;
+  void HoldForOthers(int32_t instance);
+  std::string VersionsText(const Instance& instance) const;
+  Error MismatchError(int32_t instance) const;
+  void WarnOfCallSites(const Instance& instance, const Participation& part, int32_t seat,
+                       Actions* actions);
+
+  // Positions.
+  Counter* CounterOf(const Move& move);
+  // The position of a member's next call, given its counter.
+  CallPosition NextOf(Rank rank, const Counter& counter) const;
+  // Begins the steps of steps_, and counts the calls that were left out before moves_. True: who
+  // waits for a call, or for a gradient, may have been passed.
+  bool BeginMoves();
+  // Counts the calls of moves_.
+  void EndMoves();
+  // Whether who sits there has passed `key`, given that it has no vote pending for it.
+  bool HasPassed(const InstanceKey& key, int32_t seat) const;
+  bool AnotherHasPassed(const InstanceKey& key, int32_t seat) const;
+  // Fails what is pending and has been passed by somebody whom it needs.
+  void FailPassed(Actions* actions);
+  Error PassedError(const InstanceKey& key, const Participation& part, int32_t seat,
+                    int32_t passed_by) const;
+  // Where who sits there stands, and its last line there, in words; the position alone.
+  std::string StandsText(const InstanceKey& key, int32_t seat, std::string* position,
+                         std::string* source) const;
 
   // Launching.
   void LaunchReady(Actions* actions);
@@ -466,8 +562,14 @@ class Sequencer {
   int32_t FindLacking(const std::vector<int32_t>& components) const;
   int32_t FindUnready(const std::vector<int32_t>& components) const;
   Error AgreeTimeout(int32_t late, int32_t lacking) const;
-  void EndEpoch(const Error& cause, Actions* actions);
-  void FailRun(RunHandle run, Epoch epoch, const Error& error, Actions* actions);
+  int32_t SeatOfRefused(Rank rank, const InstanceKey& key, bool is_recv) const;
+  void RefuseTapes(Rank rank);
+  void EndEpoch(const Error& why, Actions* actions);
+  // Fails a component and what waits for it; no epoch ends.
+  void FailAlone(int32_t component, const Error& error, Actions* actions);
+  // `opened`: the open epoch where the run's own has ended; else 0.
+  SequencerAction& FailRun(RunHandle run, Epoch epoch, Epoch opened, const Error& error,
+                           Actions* actions);
   void FailGang(int32_t gang, const Error& error, Actions* actions);
   void ForgetGang(int32_t gang);
   Error CauseOrForgotten(Epoch epoch) const;
@@ -475,11 +577,11 @@ class Sequencer {
   // Texts and lookups.
   void Tick(absl::Time now);
   bool IsRank(Rank rank) const;
-  static int32_t PositionOf(const InstanceKey& key, const Participation& part);
-  static GroupRank MemberAt(const InstanceKey& key, int32_t position);
-  Rank RankAt(const InstanceKey& key, int32_t position) const;
-  int32_t PositionCount(const InstanceKey& key) const;
-  const Participation& PartAt(const Instance& instance, int32_t position) const;
+  static int32_t SeatOf(const InstanceKey& key, const Participation& part);
+  static GroupRank MemberAt(const InstanceKey& key, int32_t seat);
+  Rank RankAt(const InstanceKey& key, int32_t seat) const;
+  int32_t SeatCount(const InstanceKey& key) const;
+  const Participation& PartAt(const Instance& instance, int32_t seat) const;
   std::string RankText(Rank rank) const;
   Culprit CulpritOf(Rank rank) const;
   Error MakeInstanceError(absl::StatusCode code, Reason reason, int32_t instance) const;
@@ -490,6 +592,7 @@ class Sequencer {
 
   SequencerOptions options_;
   Epoch epoch_{1};
+  Epoch since_{1};  // with which the present membership began
   absl::Time clock_ = absl::InfinitePast();
   Ticket next_ticket_{1};
   int64_t next_order_ = 0;
@@ -498,17 +601,19 @@ class Sequencer {
   absl::optional<InstanceKey> last_published_;
   std::vector<Group> groups_;
   struct GroupRequests {
-    std::vector<GroupId> groups;          // of the k-th request
-    std::map<int32_t, size_t> requested;  // by rank: how many
+    std::map<InstanceKey::Request, GroupId> groups;
+    std::map<int32_t, InstanceKey::Request> next;  // by rank
   };
   std::map<std::vector<int32_t>, GroupRequests> group_requests_;  // each of at least one of groups_
-  absl::flat_hash_map<PairEnd, int64_t> pair_next_;
 
   Pool<PendingRun> runs_;
   Pool<PendingRun>::Chain pending_;
   absl::flat_hash_map<RunHandle, int32_t> run_by_handle_;
   Pool<Instance> instances_;
   Pool<Instance>::Chain timed_;
+  std::vector<int32_t> differing_;                              // instances
+  std::set<std::pair<std::string, std::string>> warned_sites_;  // lines
+  int64_t further_parts_ = 0;  // pending instances with a part that is not 0
   absl::flat_hash_map<InstanceKey, int32_t> instance_by_key_;
   Pool<Component> components_;
   Pool<Tape> tapes_;
@@ -522,12 +627,19 @@ class Sequencer {
 
   // Scratch of one event.
   std::vector<InstanceKey> keys_;  // by participation of the vote at hand
-  RunHandle resolved_;             // whose keys_ and positions_ hold until the next event; 0: none
-  std::vector<int32_t> positions_;
-  std::vector<int64_t> taken_;
+  RunHandle resolved_;             // whose keys_ ... requests_ hold until the next event; 0: none
+  std::vector<int32_t> seats_;
+  std::vector<Move> moves_;
+  absl::InlinedVector<std::pair<Rank, int64_t>, 2> steps_;  // of who makes calls
+  std::vector<int32_t> moves_of_;  // by held member of the vote's slots; -1: none yet
+  absl::flat_hash_map<PairEnd, int32_t> pair_moves_;
   std::vector<int32_t> asked_;
-  std::vector<std::pair<int32_t, int32_t>> tape_undo_;  // tape, position
-  std::vector<PairEnd> pair_undo_;
+  struct Asked {
+    int32_t tape;
+    int32_t seat;
+    InstanceKey::Request next;
+  };
+  std::vector<Asked> requests_;          // of gradients, by the vote at hand
   std::vector<int32_t> ready_;           // components to try
   std::vector<int32_t> gang_runs_;       // of the gang whose order was found last
   std::vector<int32_t> gang_instances_;  // the same

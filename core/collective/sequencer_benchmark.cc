@@ -35,7 +35,8 @@ void BM_Agree(benchmark::State& state) {
     }
     votes[rank].epoch = Epoch(1);
     votes[rank].what = what;
-    votes[rank].groups = {{GroupId(0), {0}}};
+    votes[rank].groups.resize(1);
+    votes[rank].groups[0].base.resize(1);
     votes[rank].slots = &slots[rank];
   }
   Sequencer::Actions actions;
@@ -46,7 +47,7 @@ void BM_Agree(benchmark::State& state) {
     now += absl::Microseconds(1);
     for (Vote& vote : votes) {
       vote.run = RunHandle(++run);
-      vote.groups[0].base[0] = base;
+      vote.groups[0].base[0].call = base;
       if (!sequencer.Submit(vote, now, &actions).ok()) state.SkipWithError("refused");
     }
     base += instances;

@@ -31,6 +31,7 @@ Sequencer World(int size) {
   SequencerOptions options;
   options.agree_timeout = absl::Seconds(60);
   options.exec_timeout = absl::Seconds(300);
+  options.mismatch_grace = absl::ZeroDuration();
   Sequencer sequencer(size, options);
   for (int rank = 0; rank < size; ++rank) sequencer.SetMember(Rank(rank), {100 + rank, ""});
   return sequencer;
@@ -111,11 +112,22 @@ Error EndedBy(const Actions& actions) {
   return cause;
 }
 
-InstanceKey WorldKey(int64_t epoch, int64_t index) {
+InstanceKey WorldKey(int64_t since, int64_t call) {
   InstanceKey key;
-  key.epoch = Epoch(epoch);
-  key.index = index;
+  key.since = Epoch(since);
+  key.at.call = call;
   return key;
+}
+
+// Calls `first` to `next` of the world's group in step 0, which the rank could not make.
+RefusedMember RefusedAt(int32_t rank, int64_t first, int64_t next) {
+  RefusedMember member;
+  member.rank = Rank(rank);
+  RefusedCalls calls;
+  calls.first = first;
+  calls.next = next;
+  member.calls = {calls};
+  return member;
 }
 
 TestRun Simple(const Sequencer& sequencer, int64_t run, int32_t member, int64_t base) {
@@ -148,7 +160,7 @@ InstanceKey Forward(Sequencer* sequencer, int64_t first_run, int64_t base,
                                    : Simple(*sequencer, first_run + member, member, base));
   }
   EXPECT_THAT(Launched(actions), SizeIs(sequencer->size()));
-  return WorldKey(sequencer->epoch().value(), base);
+  return WorldKey(1, base);
 }
 
 // --- Closing and launching ----------------------------------------------------------------------
@@ -321,7 +333,7 @@ TEST(SequencerOrderTest, TheUnionOfTheRanksDependencesIsSorted) {
     ASSERT_THAT(actions[0].instances, SizeIs(2));
     EXPECT_EQ(actions[0].instances[0].key.group, b);
     EXPECT_EQ(actions[0].instances[1].key.group, a);
-    EXPECT_EQ(actions[0].instances[1].key.index, round);
+    EXPECT_EQ(actions[0].instances[1].key.at.call, round);
   }
 }
 
@@ -401,8 +413,8 @@ TEST(SequencerOrderTest, ARunThatNeedsItsOwnCollectiveIsACircle) {
   run.AllReduce(slot, 1, {0});
   EXPECT_EQ(EndedBy(Cast(&sequencer, run)).reason, Reason::kOrderCycle);
 
-  Cast(&sequencer, Simple(sequencer, 2, 0, 0));
-  TestRun consumer = Simple(sequencer, 3, 1, 0);
+  Cast(&sequencer, Simple(sequencer, 2, 0, 1));
+  TestRun consumer = Simple(sequencer, 3, 1, 1);
   consumer.producers() = {RunHandle(2)};
   EXPECT_EQ(EndedBy(Cast(&sequencer, consumer)).reason, Reason::kOrderCycle);
 }
@@ -551,9 +563,12 @@ TEST(SequencerMismatchTest, EveryPartOfADescriptorIsCompared) {
     EXPECT_EQ(error.reason, Reason::kMismatch);
     EXPECT_EQ(error.expected, test.expected);
     EXPECT_EQ(error.got, test.got);
-    EXPECT_EQ(error.culprit.rank, 1);
-    EXPECT_EQ(error.culprit.pid, 101);
-    EXPECT_EQ(error.instance, "group 0 epoch 1 index 0");
+    // Of two whose counts contradict each other nobody can say who is wrong.
+    const bool one_against_two =
+        absl::string_view(test.expected) != "receives 4 rows from member 1";
+    EXPECT_EQ(error.culprit.rank, one_against_two ? 1 : -1);
+    EXPECT_EQ(error.culprit.pid, one_against_two ? 101 : -1);
+    EXPECT_EQ(error.instance, "group 0 call 0");
     EXPECT_EQ(error.source, "rank1.cc:10");
     ASSERT_THAT(error.ranks, SizeIs(3));
     EXPECT_EQ(error.ranks[0].rank, 1);
@@ -570,7 +585,7 @@ TEST(SequencerMismatchTest, EveryPartOfADescriptorIsCompared) {
     EXPECT_EQ(after[0].kind, Kind::kFail);
     EXPECT_EQ(after[0].error.message, error.message);
     EXPECT_EQ(sequencer.epoch(), Epoch(2));
-    Forward(&sequencer, 20, 0);
+    Forward(&sequencer, 20, 1);
   }
 }
 
@@ -667,6 +682,92 @@ TEST(SequencerMismatchTest, RowsAreComparedPieceByPiece) {
     EXPECT_EQ(error.expected, test.expected);
     EXPECT_EQ(error.got, test.got);
     EXPECT_THAT(error.message, AllOf(HasSubstr("counts"), HasSubstr("[*,2]")));
+  }
+}
+
+// The ranks are given a while, so that the error says what all of them ask for and who differs.
+TEST(SequencerMismatchTest, WaitsForWhoHasNotVotedAndNamesAllVersions) {
+  for (const bool all_come : {false, true}) {
+    SCOPED_TRACE(all_come);
+    SequencerOptions options;
+    options.mismatch_grace = absl::Milliseconds(100);
+    Sequencer sequencer(5, options);
+    const auto vote = [&](int32_t rank, int64_t rows) {
+      TestRun run(rank + 1, Epoch(1));
+      Participation& part = run.AllReduce(run.Slot(kWorld, 5, {rank}, {0}), rank);
+      part.descriptor.dims = {rows};
+      part.source = rows == 4 ? "a.cc:7" : "a.cc:9";
+      return run;
+    };
+    EXPECT_THAT(Cast(&sequencer, vote(3, 5)), IsEmpty());
+    EXPECT_THAT(Cast(&sequencer, vote(0, 4)), IsEmpty());
+    EXPECT_EQ(sequencer.NextDeadline(), At(0.1));
+    EXPECT_THAT(Cast(&sequencer, vote(1, 4)), IsEmpty());
+    Actions actions = Cast(&sequencer, vote(2, 4));
+    EXPECT_THAT(actions, IsEmpty());
+    if (all_come) {
+      actions = Cast(&sequencer, vote(4, 4));
+    } else {
+      sequencer.Advance(At(0.099), &actions);
+      EXPECT_THAT(actions, IsEmpty());
+      sequencer.Advance(At(0.1), &actions);
+    }
+    const Error error = EndedBy(actions);
+    EXPECT_EQ(error.reason, Reason::kMismatch);
+    EXPECT_EQ(error.culprit.rank, 3);
+    EXPECT_EQ(error.expected, "[4]");
+    EXPECT_EQ(error.got, "[5]");
+    EXPECT_THAT(error.message,
+                AllOf(HasSubstr("rank 3: all_reduce SUM f32[5] at a.cc:9"),
+                      HasSubstr(all_come ? "ranks 0-2,4: all_reduce SUM f32[4] at a.cc:7"
+                                         : "ranks 0-2: all_reduce SUM f32[4] at a.cc:7")));
+    EXPECT_EQ(sequencer.NextDeadline(), absl::InfiniteFuture());
+  }
+}
+
+TEST(SequencerMismatchTest, TheGraceIsNeverLongerThanTheTimeout) {
+  SequencerOptions options;
+  options.agree_timeout = absl::Milliseconds(50);
+  Sequencer sequencer(3, options);
+  Cast(&sequencer, Simple(sequencer, 1, 0, 0));
+  TestRun other(2, Epoch(1));
+  other.AllReduce(other.Slot(kWorld, 3, {1}, {0}), 1).descriptor.dims = {5};
+  Cast(&sequencer, other, At(0.03));
+  EXPECT_EQ(sequencer.NextDeadline(), At(0.05));
+  Actions actions;
+  sequencer.Advance(At(0.05), &actions);
+  EXPECT_EQ(EndedBy(actions).reason, Reason::kMismatch);
+}
+
+TEST(SequencerMismatchTest, EqualCallsInDifferentLinesAreSeenWhereThatIsAskedFor) {
+  for (const CheckCallSites check :
+       {CheckCallSites::kOff, CheckCallSites::kWarn, CheckCallSites::kRefuse}) {
+    SequencerOptions options;
+    options.check_call_sites = check;
+    Sequencer sequencer(2, options);
+    // Rank 1 makes two equal calls in the other order.
+    const auto vote = [](int64_t run, int32_t rank, int64_t call, const char* line) {
+      TestRun result(run, Epoch(1));
+      result.AllReduce(result.Slot(kWorld, 2, {rank}, {call}), rank).source = line;
+      return result;
+    };
+    Cast(&sequencer, vote(1, 0, 0, "a.cc:7"));
+    Actions actions = Cast(&sequencer, vote(2, 1, 0, "a.cc:8"));
+    if (check == CheckCallSites::kRefuse) {
+      const Error error = EndedBy(actions);
+      EXPECT_EQ(error.reason, Reason::kMismatch);
+      EXPECT_THAT(error.message, AllOf(HasSubstr("a.cc:7"), HasSubstr("a.cc:8")));
+      continue;
+    }
+    EXPECT_THAT(Launched(actions), ElementsAre(1, 2));
+    Cast(&sequencer, vote(3, 0, 1, "a.cc:8"));
+    Actions again = Cast(&sequencer, vote(4, 1, 1, "a.cc:7"));
+    EXPECT_THAT(Launched(again), ElementsAre(3, 4));
+    if (check == CheckCallSites::kOff) continue;
+    ASSERT_THAT(actions, SizeIs(2));  // once for each pair of lines
+    EXPECT_THAT(again, SizeIs(1));
+    EXPECT_EQ(actions[0].kind, Kind::kWarn);
+    EXPECT_THAT(actions[0].error.message, AllOf(HasSubstr("a.cc:7"), HasSubstr("a.cc:8")));
   }
 }
 
@@ -841,9 +942,9 @@ TEST(SequencerFailureTest, WhatBelongsToALateGangIsDueAtItsOwnTime) {
   const Error error = EndedBy(actions);
   EXPECT_EQ(error.reason, Reason::kAgreeTimeout);
   EXPECT_EQ(error.culprit.rank, 2);
-  EXPECT_EQ(error.instance, "group 2 epoch 1 index 0");
+  EXPECT_EQ(error.instance, "group 2 call 0");
   EXPECT_THAT(error.message, AllOf(HasSubstr("missing after 10s: rank 2 (pid 102)"),
-                                   HasSubstr("group 1 epoch 1 index 0"), HasSubstr("for 1m")));
+                                   HasSubstr("group 1 call 0"), HasSubstr("for 1m")));
 }
 
 TEST(SequencerFailureTest, WhatWaitsForALateGangIsDueAtItsOwnTime) {
@@ -858,7 +959,7 @@ TEST(SequencerFailureTest, WhatWaitsForALateGangIsDueAtItsOwnTime) {
   Actions actions;
   sequencer.Advance(At(60), &actions);
   EXPECT_EQ(EndedBy(actions).culprit.rank, 1);
-  EXPECT_EQ(EndedBy(actions).instance, "group 0 epoch 1 index 0");
+  EXPECT_EQ(EndedBy(actions).instance, "group 0 call 0");
 }
 
 TEST(SequencerFailureTest, CancelBeforeTheLaunchEndsTheEpochAndAfterItDoesNothing) {
@@ -887,14 +988,14 @@ TEST(SequencerFailureTest, ARefusedPartIsToldToTheOthers) {
   why.reason = Reason::kOutOfMemory;
   why.message = "needs 9 bytes, 8 are free";
   Actions actions;
-  sequencer.Refuse(Rank(1), Epoch(1), why, At(0), &actions);
+  sequencer.Refuse({RefusedAt(1, 0, 1)}, Epoch(1), why, At(0), &actions);
   const Error error = EndedBy(actions);
   EXPECT_EQ(error.code, absl::StatusCode::kAborted);
   EXPECT_EQ(error.reason, Reason::kPeerRefused);
   EXPECT_EQ(error.culprit.rank, 1);
   EXPECT_THAT(error.message, HasSubstr("needs 9 bytes"));
   actions.clear();
-  sequencer.Refuse(Rank(1), Epoch(1), why, At(0), &actions);  // that epoch has ended
+  sequencer.Refuse({RefusedAt(1, 0, 1)}, Epoch(1), why, At(0), &actions);  // that epoch has ended
   EXPECT_THAT(actions, IsEmpty());
 }
 
@@ -917,13 +1018,13 @@ TEST(SequencerFailureTest, CausesThatAreForgottenAreAnsweredWithEpochEnded) {
   options.kept_causes = 2;
   Sequencer sequencer(2, options);
   for (int epoch = 1; epoch <= 3; ++epoch) {
-    Cast(&sequencer, OneAllReduce(epoch, Epoch(epoch), kWorld, 2, 0, 0));
+    Cast(&sequencer, OneAllReduce(epoch, Epoch(epoch), kWorld, 2, 0, epoch - 1));
     Actions actions;
     sequencer.Cancel(RunHandle(epoch), Rank(0), At(0), &actions);
   }
   EXPECT_FALSE(sequencer.Cause(Epoch(1)).has_value());
   const auto late = [&](int64_t epoch) {
-    return Cast(&sequencer, OneAllReduce(10 + epoch, Epoch(epoch), kWorld, 2, 1, 0));
+    return Cast(&sequencer, OneAllReduce(10 + epoch, Epoch(epoch), kWorld, 2, 1, epoch - 1));
   };
   EXPECT_EQ(late(1)[0].error.reason, Reason::kEpochEnded);
   EXPECT_EQ(late(2)[0].error.reason, Reason::kCancelled);
@@ -981,7 +1082,7 @@ TEST(SequencerExecutionTest, AFailedGangEndsItsEpochButNoLaterOne) {
   EXPECT_EQ(EndedBy(actions).reason, Reason::kExecFailed);
   EXPECT_EQ(EndedBy(actions).code, absl::StatusCode::kInternal);
 
-  Cast(&sequencer, Simple(sequencer, 5, 0, 0));
+  Cast(&sequencer, Simple(sequencer, 5, 0, 3));
   actions.clear();
   sequencer.Finished(Ticket(2), absl::InternalError("device lost"), At(2), &actions);
   EXPECT_THAT(Failed(actions), ElementsAre(2, 3));
@@ -1021,7 +1122,7 @@ TEST(SequencerMemberTest, DeathIsToldToWhoWaitsAndToWhoAsksLater) {
   sequencer.Dead(Rank(2), "its process ended", At(0), &actions);
   EXPECT_THAT(actions, IsEmpty());
 
-  error = EndedBy(Cast(&sequencer, Simple(sequencer, 2, 0, 0)));
+  error = EndedBy(Cast(&sequencer, Simple(sequencer, 2, 0, 1)));
   EXPECT_EQ(error.code, absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(error.reason, Reason::kNeedsReform);
   EXPECT_EQ(error.culprit.rank, 2);
@@ -1121,7 +1222,7 @@ TEST(SequencerGradientTest, EveryHolderIsWaitedFor) {
   EXPECT_THAT(Cast(&sequencer, Gradient(sequencer, 10, 0, forward, 0)), IsEmpty());
   const Actions actions = Cast(&sequencer, Gradient(sequencer, 11, 1, forward, 0));
   ASSERT_THAT(Launched(actions), ElementsAre(10, 11));
-  EXPECT_EQ(actions[0].instances[0].key, forward.Gradient(Epoch(1), 0));
+  EXPECT_EQ(actions[0].instances[0].key, forward.Gradient({0, 0}));
   EXPECT_THAT(actions[0].instances[0].absent, IsEmpty());
 }
 
@@ -1168,8 +1269,8 @@ TEST(SequencerGradientTest, WhoIsAbsentFromAGradientIsAbsentFromItsGradients) {
     SCOPED_TRACE(drop_at);
     Sequencer sequencer = World(3);
     const InstanceKey forward = Forward(&sequencer, 1, 0);
-    const InstanceKey first = forward.Gradient(Epoch(1), 0);
-    const InstanceKey second = first.Gradient(Epoch(1), 0);
+    const InstanceKey first = forward.Gradient({0, 0});
+    const InstanceKey second = first.Gradient({0, 0});
     std::vector<RunHandle> launched;
     const auto count = [&](const Actions& actions) {
       for (const SequencerAction& action : actions) {
@@ -1255,10 +1356,10 @@ TEST(SequencerGradientTest, ConsumedInAFailedEpochCannotBeHadAgain) {
     sequencer.Cancel(RunHandle(10), Rank(0), At(0), &actions);
     actions.clear();
     if (drop_late) {
-      EXPECT_THAT(Cast(&sequencer, Gradient(sequencer, 11, 1, forward, 0)), IsEmpty());
+      EXPECT_THAT(Cast(&sequencer, Gradient(sequencer, 11, 1, forward, 1)), IsEmpty());
       sequencer.DropTape(Rank(0), forward, true, Epoch(1), At(0), &actions);
     } else {
-      actions = Cast(&sequencer, Gradient(sequencer, 11, 1, forward, 0));
+      actions = Cast(&sequencer, Gradient(sequencer, 11, 1, forward, 1));
     }
     EXPECT_THAT(Failed(actions), ElementsAre(11));
     const Error error = EndedBy(actions);
@@ -1367,8 +1468,8 @@ TEST(SequencerGradientTest, WhatLedToALeafIsShown) {
     EXPECT_THAT(instance.absent, ElementsAre(GroupRank(1)));
     ASSERT_THAT(instance.given_up, SizeIs(1));
     EXPECT_EQ(instance.given_up[0].rank, Rank(1));
-    EXPECT_EQ(instance.given_up[0].source, "rank1.cc:10");
-    EXPECT_EQ(instance.given_up[0].op, "all_reduce SUM f32[4]");
+    EXPECT_EQ(instance.given_up[0].what->source, "rank1.cc:10");
+    EXPECT_EQ(instance.given_up[0].what->what, "all_reduce SUM f32[4]");
   }
 }
 
@@ -1383,7 +1484,7 @@ TEST(SequencerGradientTest, AConstantIsMissedByNobody) {
   actions = Cast(&sequencer, recorded);
   ASSERT_THAT(Launched(actions), ElementsAre(11));
   EXPECT_THAT(actions[0].instances[0].given_up, IsEmpty());
-  actions = Cast(&sequencer, Gradient(sequencer, 12, 0, forward.Gradient(Epoch(1), 0), 0));
+  actions = Cast(&sequencer, Gradient(sequencer, 12, 0, forward.Gradient({0, 0}), 0));
   ASSERT_THAT(Launched(actions), ElementsAre(12));
   EXPECT_THAT(actions[0].instances[0].given_up, IsEmpty());
 }
@@ -1400,7 +1501,7 @@ TEST(SequencerGradientTest, AGradientTakenWithoutCreateGraphIsGivenUp) {
   part.leads_to_collective = part.leads_to_leaf = true;
   EXPECT_THAT(Launched(Cast(&sequencer, other)), ElementsAre(10, 11));
   const Error error =
-      EndedBy(Cast(&sequencer, Gradient(sequencer, 12, 0, forward.Gradient(Epoch(1), 0), 0)));
+      EndedBy(Cast(&sequencer, Gradient(sequencer, 12, 0, forward.Gradient({0, 0}), 0)));
   EXPECT_EQ(error.reason, Reason::kGradientLost);
   EXPECT_EQ(error.culprit.rank, 1);
   EXPECT_THAT(error.message, HasSubstr("create_graph"));
@@ -1412,9 +1513,13 @@ TEST(SequencerGradientTest, WhoStillHoldsItsTapeMayAskAgainInTheNextEpoch) {
   Cast(&sequencer, Gradient(sequencer, 10, 0, forward, 0));
   Actions actions;
   sequencer.Cancel(RunHandle(10), Rank(0), At(0), &actions);
-  Cast(&sequencer, Gradient(sequencer, 11, 0, forward, 0));  // requests count from 0 again
-  EXPECT_THAT(Launched(Cast(&sequencer, Gradient(sequencer, 12, 1, forward, 0))),
-              ElementsAre(11, 12));
+  Cast(&sequencer, Gradient(sequencer, 11, 0, forward, 1));
+  // Rank 1 has not heard: its first request is one that rank 0 has passed.
+  const Actions passed = Cast(&sequencer, Gradient(sequencer, 12, 1, forward, 0));
+  EXPECT_THAT(Failed(passed), ElementsAre(12));
+  EXPECT_EQ(passed[0].opened, Epoch());
+  EXPECT_THAT(Launched(Cast(&sequencer, Gradient(sequencer, 13, 1, forward, 1))),
+              ElementsAre(11, 13));
 }
 
 TEST(SequencerGradientTest, AnInstanceThatWasNeverLaunchedHasNoGradient) {
@@ -1464,7 +1569,7 @@ TEST(SequencerGradientTest, ForwardAndGradientInOneRun) {
   ASSERT_THAT(actions, SizeIs(1));
   ASSERT_THAT(actions[0].instances, SizeIs(2));
   EXPECT_EQ(actions[0].instances[0].key, WorldKey(1, 0));
-  EXPECT_EQ(actions[0].instances[1].key, WorldKey(1, 0).Gradient(Epoch(1), 0));
+  EXPECT_EQ(actions[0].instances[1].key, WorldKey(1, 0).Gradient({0, 0}));
   EXPECT_THAT(actions[0].instances[1].absent, ElementsAre(GroupRank(1)));
 }
 
@@ -1513,34 +1618,299 @@ TEST(SequencerGradientTest, LeavingAbandonsAndDyingDoesNot) {
   EXPECT_THAT(Failed(actions), ElementsAre(10));
 }
 
-// Requests count from 0 in every epoch: those of an earlier one have other names.
-TEST(SequencerGradientTest, ARequestOfAnEarlierEpochMayStillBeHeld) {
+// --- Positions ----------------------------------------------------------------------------------
+
+// Runs that fail here have failed alone: no epoch has ended, and who uses their results knows.
+std::vector<int64_t> FailedAlone(const Actions& actions) {
+  for (const SequencerAction& action : actions) {
+    if (action.kind != Kind::kFail) continue;
+    EXPECT_EQ(action.opened, Epoch());
+    EXPECT_TRUE(action.error.alone);
+    EXPECT_EQ(action.error.reason, Reason::kMismatch);
+    EXPECT_FALSE(action.dropped.empty());
+  }
+  return Failed(actions);
+}
+
+TestRun InStep(const Sequencer& sequencer, int64_t run, int32_t member, int64_t step,
+               int64_t call) {
+  return OneAllReduce(run, sequencer.epoch(), kWorld, sequencer.size(), member, call, step);
+}
+
+TEST(SequencerPositionTest, CallsOfDifferentPositionsNeverMeet) {
+  Sequencer sequencer = World(3);
+  EXPECT_THAT(Cast(&sequencer, Simple(sequencer, 1, 0, 1)), IsEmpty());  // ahead by one: it waits
+  EXPECT_THAT(Cast(&sequencer, Simple(sequencer, 2, 1, 1)), IsEmpty());
+  // Rank 2 is behind: its call fails at once, and it comes into line.
+  const Actions behind = Cast(&sequencer, Simple(sequencer, 3, 2, 0));
+  EXPECT_THAT(FailedAlone(behind), ElementsAre(3));
+  EXPECT_THAT(behind[0].error.message, AllOf(HasSubstr("call 0"), HasSubstr("rank2.cc:10"),
+                                             HasSubstr("is at call 2"), HasSubstr("rank0.cc:10")));
+  EXPECT_THAT(Launched(Cast(&sequencer, Simple(sequencer, 4, 2, 1))), ElementsAre(1, 2, 4));
+  EXPECT_EQ(sequencer.epoch(), Epoch(1));
+}
+
+TEST(SequencerPositionTest, WhoIsPassedFailsAtOnceWithWhatWaitsForIt) {
+  Sequencer sequencer = World(2);
+  const GroupId pair = AddGroup(&sequencer, {0, 1});
+  Cast(&sequencer, WithTape(sequencer, 1, 0, 0));
+  Cast(&sequencer, Gradient(sequencer, 2, 0, WorldKey(1, 0), 0));
+  TestRun uses(3, Epoch(1));
+  uses.AllReduce(uses.Slot(pair, 2, {0}, {0}), 0);
+  uses.producers() = {RunHandle(1)};
+  Cast(&sequencer, uses);
+  Cast(&sequencer, OneAllReduce(4, Epoch(1), pair, 2, 0, 1));  // has nothing to do with it
+  // Rank 1 leaves call 0 out.
+  const Actions passed = Cast(&sequencer, Simple(sequencer, 5, 1, 1));
+  EXPECT_THAT(FailedAlone(passed), ElementsAre(1, 2, 3));
+  EXPECT_EQ(passed[0].dropped, std::vector<InstanceKey>{WorldKey(1, 0)});
+  EXPECT_TRUE(sequencer.IsPending(RunHandle(4)));
+  EXPECT_TRUE(sequencer.IsPending(RunHandle(5)));
+  EXPECT_THAT(Launched(Cast(&sequencer, Simple(sequencer, 6, 0, 1))), ElementsAre(5, 6));
+  // The pair's call 0 was rank 0's alone: rank 1's fails, the next one meets.
+  EXPECT_THAT(FailedAlone(Cast(&sequencer, OneAllReduce(7, Epoch(1), pair, 2, 1, 0))),
+              ElementsAre(7));
+  EXPECT_THAT(Launched(Cast(&sequencer, OneAllReduce(8, Epoch(1), pair, 2, 1, 1))),
+              ElementsAre(4, 8));
+  EXPECT_EQ(sequencer.epoch(), Epoch(1));
+}
+
+TEST(SequencerPositionTest, WhoBeginsALaterStepHasPassedAllOfTheOneBefore) {
+  Sequencer sequencer = World(2);
+  const GroupId pair = AddGroup(&sequencer, {0, 1});
+  Cast(&sequencer, InStep(sequencer, 1, 0, 1, 0));
+  Cast(&sequencer, OneAllReduce(2, Epoch(1), pair, 2, 0, 0, 1));
+  Cast(&sequencer, InStep(sequencer, 3, 0, 2, 0));
+  // Rank 1 leaves step 1 after its first call; it never called the pair there.
+  EXPECT_THAT(Launched(Cast(&sequencer, InStep(sequencer, 4, 1, 1, 0))), ElementsAre(1, 4));
+  const Actions next = Cast(&sequencer, InStep(sequencer, 5, 1, 2, 0));
+  EXPECT_THAT(FailedAlone(next), ElementsAre(2));
+  EXPECT_THAT(Launched(next), ElementsAre(3, 5));
+  // A step does not go back.
+  EXPECT_EQ(Refused(&sequencer, InStep(sequencer, 6, 1, 1, 1)).code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST(SequencerPositionTest, AVoteForAnEpochThatHasEndedCounts) {
+  Sequencer sequencer = World(2);
+  Actions actions;
+  sequencer.Abort(Error(), At(0), &actions);
+  // Rank 0 has heard and goes on with its call 1; rank 1 has not and makes its call 0.
+  Cast(&sequencer, Simple(sequencer, 1, 0, 0));
+  actions = Cast(&sequencer, OneAllReduce(2, Epoch(1), kWorld, 2, 1, 0));
+  EXPECT_THAT(Failed(actions), ElementsAre(1, 2));
+  EXPECT_EQ(actions[0].opened, Epoch());   // passed by it
+  EXPECT_EQ(actions[1].opened, Epoch(2));  // late
+  Cast(&sequencer, Simple(sequencer, 3, 0, 1));
+  EXPECT_THAT(Launched(Cast(&sequencer, Simple(sequencer, 4, 1, 1))), ElementsAre(3, 4));
+}
+
+TEST(SequencerPositionTest, OneMistakeOfAllRanksCostsOneEpoch) {
+  Sequencer sequencer = World(3);
+  Error why;
+  why.code = absl::StatusCode::kInvalidArgument;
+  why.message = "one value short";
+  Actions actions;
+  sequencer.Refuse({RefusedAt(0, 0, 1)}, Epoch(1), why, At(0), &actions);
+  EXPECT_THAT(EndedBy(actions).message, HasSubstr("rank 0"));
+  actions.clear();
+  sequencer.Refuse({RefusedAt(1, 0, 1)}, Epoch(1), why, At(0), &actions);  // has not heard
+  sequencer.Refuse({RefusedAt(2, 0, 1)}, Epoch(2), why, At(0), &actions);  // has heard
+  EXPECT_THAT(actions, IsEmpty());
+  EXPECT_EQ(sequencer.epoch(), Epoch(2));
+  for (int32_t rank = 0; rank < 3; ++rank) {
+    actions = Cast(&sequencer, Simple(sequencer, 1 + rank, rank, 1));
+  }
+  EXPECT_THAT(Launched(actions), ElementsAre(1, 2, 3));
+}
+
+TEST(SequencerPositionTest, ARefusalBehindOthersFailsAloneWhoStillWaits) {
+  Sequencer sequencer = World(3);
+  Cast(&sequencer, Simple(sequencer, 1, 0, 0));  // waits
+  Cast(&sequencer, Simple(sequencer, 2, 1, 1));  // has left call 0 out: run 1 fails
+  Actions actions;
+  sequencer.Refuse({RefusedAt(2, 0, 1)}, Epoch(1), Error(), At(0), &actions);
+  EXPECT_THAT(actions, IsEmpty());
+  EXPECT_EQ(sequencer.epoch(), Epoch(1));
+  EXPECT_TRUE(sequencer.IsPending(RunHandle(2)));
+}
+
+TEST(SequencerPositionTest, WhoIsOutOfLineTakesPartInNothingUntilItsNextStep) {
+  Sequencer sequencer = World(2);
+  const GroupId pair = AddGroup(&sequencer, {0, 1});
+  RefusedMember lost;
+  lost.rank = Rank(1);
+  lost.rest_of_step = true;
+  Error why;
+  why.message = "batch.cc:7: a shape";
+  Actions actions;
+  sequencer.Refuse({lost}, Epoch(1), why, At(0), &actions);
+  EXPECT_EQ(sequencer.epoch(), Epoch(2));
+  const Actions waits = Cast(&sequencer, OneAllReduce(1, Epoch(2), pair, 2, 0, 0));
+  EXPECT_THAT(FailedAlone(waits), ElementsAre(1));
+  EXPECT_THAT(waits[0].error.message, HasSubstr("batch.cc:7"));
+  Cast(&sequencer, OneAllReduce(2, Epoch(2), pair, 2, 0, 0, 1));
+  EXPECT_THAT(Launched(Cast(&sequencer, OneAllReduce(3, Epoch(2), pair, 2, 1, 0, 1))),
+              ElementsAre(2, 3));
+}
+
+TEST(SequencerPositionTest, APartThatSomebodyDoesNotHaveFailsTheCallForAll) {
+  for (const bool longer_first : {false, true}) {
+    SCOPED_TRACE(longer_first);
+    Sequencer sequencer = World(2);
+    const auto list = [](int64_t run, int32_t member, int32_t parts) {
+      TestRun result(run, Epoch(1));
+      const int32_t slot = result.Slot(kWorld, 2, {member}, {0});
+      for (int32_t part = 0; part < parts; ++part) result.AllReduce(slot, member).part = part;
+      return result;
+    };
+    EXPECT_THAT(Cast(&sequencer, list(1, 0, longer_first ? 4 : 3)), IsEmpty());
+    EXPECT_THAT(FailedAlone(Cast(&sequencer, list(2, 1, longer_first ? 3 : 4))), ElementsAre(1, 2));
+    // One call, whatever was in its list.
+    Cast(&sequencer, Simple(sequencer, 3, 0, 1));
+    EXPECT_THAT(Launched(Cast(&sequencer, Simple(sequencer, 4, 1, 1))), ElementsAre(3, 4));
+  }
+}
+
+TEST(SequencerPositionTest, ACallMayGoOnInLaterRuns) {
+  Sequencer sequencer = World(2);
+  const auto chunk = [](int64_t run, int32_t member, int32_t part, bool last) {
+    TestRun result = OneAllReduce(run, Epoch(1), kWorld, 2, member, 0);
+    result.vote().groups[0].base[0].part = part;
+    result.vote().call_goes_on = !last;
+    return result;
+  };
+  Cast(&sequencer, chunk(1, 0, 0, false));
+  Cast(&sequencer, chunk(2, 0, 1, false));
+  EXPECT_THAT(Launched(Cast(&sequencer, chunk(3, 1, 0, false))), ElementsAre(1, 3));
+  // Rank 1 stops there: its next call passes the parts that it has left out.
+  const Actions next = Cast(&sequencer, Simple(sequencer, 4, 1, 1));
+  EXPECT_THAT(FailedAlone(next), ElementsAre(2));
+  EXPECT_THAT(Launched(Cast(&sequencer, Simple(sequencer, 5, 0, 1))), ElementsAre(4, 5));
+}
+
+// Two losses: where rank 1 could not take the first gradient, its second one must not meet it.
+TEST(SequencerPositionTest, RequestsOfGradientsAreNamesToo) {
   Sequencer sequencer = World(2);
   const InstanceKey forward = Forward(&sequencer, 1, 0);
-  const InstanceKey held = forward.Gradient(Epoch(1), 0);
-  for (int32_t member = 0; member < 2; ++member) {
-    TestRun run(10 + member, Epoch(1));
-    run.GradientOf(forward, 0, run.Slot(kWorld, 2, {member}, {0}), member).wants_grad = true;
+  Cast(&sequencer, Gradient(sequencer, 10, 0, forward, 0));
+  const Actions passed = Cast(&sequencer, Gradient(sequencer, 11, 1, forward, 1));
+  EXPECT_THAT(FailedAlone(passed), ElementsAre(10));
+  EXPECT_THAT(Launched(Cast(&sequencer, Gradient(sequencer, 12, 0, forward, 1))),
+              ElementsAre(11, 12));
+}
+
+// A run whose input has failed alone: its requests count as its calls do, and who waits for them is
+// told at once.
+TEST(SequencerPositionTest, RequestsOfARunThatIsRefusedAloneCount) {
+  Sequencer sequencer = World(2);
+  const InstanceKey forward = Forward(&sequencer, 1, 0);
+  Cast(&sequencer, Gradient(sequencer, 10, 0, forward, 0));  // waits
+  TestRun refused = Gradient(sequencer, 11, 1, forward, 0);
+  const std::vector<RefusedMember> members = sequencer.CallsOf(refused.Build());
+  ASSERT_EQ(members.size(), 1u);
+  EXPECT_THAT(members[0].gradients, ElementsAre(forward.Gradient({0, 0})));
+  Error why;
+  why.alone = true;
+  Actions actions;
+  sequencer.Refuse(members, Epoch(1), why, At(0), &actions);
+  EXPECT_THAT(FailedAlone(actions), ElementsAre(10));
+  EXPECT_EQ(sequencer.epoch(), Epoch(1));
+  Cast(&sequencer, Gradient(sequencer, 12, 0, forward, 1));
+  EXPECT_THAT(Launched(Cast(&sequencer, Gradient(sequencer, 13, 1, forward, 1))),
+              ElementsAre(12, 13));
+}
+
+// A rank that runs ahead does not know yet that the collective has failed.
+TEST(SequencerPositionTest, AGradientOfWhatHasFailedAloneFailsAlone) {
+  Sequencer sequencer = World(2);
+  Cast(&sequencer, WithTape(sequencer, 1, 0, 0));  // waits
+  Cast(&sequencer, Simple(sequencer, 2, 1, 1));    // has left call 0 out: run 1 fails
+  TestRun ahead = Gradient(sequencer, 3, 0, WorldKey(1, 0), 0);
+  const absl::Status status = Refused(&sequencer, ahead);
+  EXPECT_EQ(ErrorOf(status).reason, Reason::kMismatch);
+  EXPECT_TRUE(ErrorOf(status).alone);
+  Actions actions;
+  sequencer.Refuse(sequencer.CallsOf(ahead.Build()), Epoch(1), ErrorOf(status), At(0), &actions);
+  EXPECT_THAT(actions, IsEmpty());
+  EXPECT_EQ(sequencer.epoch(), Epoch(1));
+}
+
+TEST(SequencerPositionTest, AGradientThatAllRanksCannotTakeCostsOneEpoch) {
+  Sequencer sequencer = World(2);
+  const InstanceKey forward = Forward(&sequencer, 1, 0);
+  for (int32_t rank = 0; rank < 2; ++rank) {
+    TestRun refused = Gradient(sequencer, 10 + rank, rank, forward, 0);
+    const std::vector<RefusedMember> members = sequencer.CallsOf(refused.Build());
+    Actions actions;
+    sequencer.Refuse(members, sequencer.epoch(), Error(), At(0), &actions);
+    EXPECT_EQ(sequencer.epoch(), Epoch(2));
+  }
+}
+
+// A vote that ends its epoch counts too, with all that it asks for.
+TEST(SequencerPositionTest, RequestsOfAVoteThatEndsItsEpochCount) {
+  Sequencer sequencer = World(3);
+  const GroupId pair = AddGroup(&sequencer, {0, 1});
+  InstanceKey forward = WorldKey(1, 0);
+  forward.group = pair;
+  for (int32_t rank = 0; rank < 2; ++rank) {
+    TestRun run(1 + rank, Epoch(1));
+    run.AllReduce(run.Slot(pair, 2, {rank}, {0}), rank).wants_grad = true;
     Cast(&sequencer, run);
   }
-  Cast(&sequencer, Simple(sequencer, 12, 0, 1));
   Actions actions;
-  sequencer.Cancel(RunHandle(12), Rank(0), At(0), &actions);
-  // Epoch 2: both the gradient and the gradient of the one that is held.
-  Cast(&sequencer, Gradient(sequencer, 13, 0, forward, 0));
-  actions = Cast(&sequencer, Gradient(sequencer, 14, 1, forward, 0));
-  ASSERT_THAT(Launched(actions), ElementsAre(13, 14));
-  EXPECT_EQ(actions[0].instances[0].key, forward.Gradient(Epoch(2), 0));
-  Cast(&sequencer, Gradient(sequencer, 15, 0, held, 0));
-  actions = Cast(&sequencer, Gradient(sequencer, 16, 1, held, 0));
-  ASSERT_THAT(Launched(actions), ElementsAre(15, 16));
-  EXPECT_EQ(actions[0].instances[0].key, held.Gradient(Epoch(2), 0));
-  // A request cannot be made in an epoch that has ended.
-  TestRun late(17, Epoch(1));
-  late.GradientOf(forward, 1, late.Slot(kWorld, 2, {0}, {0}), 0);
-  Vote vote = late.Build();
-  vote.epoch = sequencer.epoch();
-  EXPECT_THAT(sequencer.Submit(vote, At(0), &actions).message(), HasSubstr("epoch 2 is open"));
+  sequencer.Left(Rank(2), At(0), &actions);
+  TestRun both(10, Epoch(1));
+  both.GradientOf(forward, 0, both.Slot(pair, 2, {0}, {1}), 0);
+  both.AllReduce(both.Slot(kWorld, 3, {0}, {0}), 0);
+  EXPECT_EQ(EndedBy(Cast(&sequencer, both)).reason, Reason::kPeerLeft);
+  TestRun late(11, Epoch(2));
+  late.GradientOf(forward, 0, late.Slot(pair, 2, {1}, {1}), 1);
+  EXPECT_THAT(FailedAlone(Cast(&sequencer, late)), ElementsAre(11));
+}
+
+TEST(SequencerPositionTest, WhatARankRecordedBeforeARefusedGradientHasNoneAnyMore) {
+  Sequencer sequencer = World(2);
+  const InstanceKey before = Forward(&sequencer, 1, 0);
+  RefusedMember rank;
+  rank.rank = Rank(1);
+  rank.drops_tapes = true;
+  Actions actions;
+  sequencer.Refuse({rank}, Epoch(1), Error(), At(0), &actions);
+  EXPECT_EQ(sequencer.epoch(), Epoch(2));
+  const Actions asked = Cast(&sequencer, Gradient(sequencer, 10, 0, before, 0));
+  EXPECT_THAT(FailedAlone(asked), ElementsAre(10));
+  EXPECT_EQ(sequencer.epoch(), Epoch(2));
+  const InstanceKey after = Forward(&sequencer, 20, 1);
+  Cast(&sequencer, Gradient(sequencer, 30, 0, after, 0));
+  EXPECT_THAT(Launched(Cast(&sequencer, Gradient(sequencer, 31, 1, after, 0))),
+              ElementsAre(30, 31));
+}
+
+TEST(SequencerPositionTest, GroupsAreThoseOfTheStepsRequests) {
+  Sequencer sequencer = World(2);
+  const std::vector<Rank> list = {Rank(0), Rank(1)};
+  const GroupId first = *sequencer.AddGroup(Rank(0), list, InstanceKey::Request{1, 0});
+  // Rank 1 has left that request out.
+  const GroupId next = *sequencer.AddGroup(Rank(1), list, InstanceKey::Request{2, 0});
+  EXPECT_NE(first, next);
+  EXPECT_EQ(*sequencer.AddGroup(Rank(0), list, InstanceKey::Request{2, 0}), next);
+  EXPECT_EQ(*sequencer.AddGroup(Rank(1), list, InstanceKey::Request{1, 0}), first);
+}
+
+TEST(SequencerPositionTest, WithoutPositionsTheSequencerCounts) {
+  Sequencer sequencer = World(2);
+  const auto uncounted = [&](int64_t run, int32_t member) {
+    TestRun result = OneAllReduce(run, sequencer.epoch(), kWorld, 2, member, 0);
+    result.vote().groups[0].base.clear();
+    return result;
+  };
+  Cast(&sequencer, uncounted(1, 0));
+  EXPECT_THAT(Launched(Cast(&sequencer, uncounted(2, 1))), ElementsAre(1, 2));
+  Cast(&sequencer, uncounted(3, 0));
+  EXPECT_THAT(Launched(Cast(&sequencer, Simple(sequencer, 4, 1, 1))), ElementsAre(3, 4));
+  EXPECT_EQ(sequencer.NextCall(kWorld, Rank(0)), (CallPosition{0, 2, 0}));
 }
 
 // --- Orders other than a rank's own -------------------------------------------------------------
@@ -1586,7 +1956,7 @@ TEST(SequencerOrderTest, WhoCannotFollowEndsTheEpochAndNothingIsLaunchedOrDonate
   Error why;
   why.message = "no memory";
   Actions actions;
-  gang.sequencer.Refuse(Rank(0), Epoch(1), why, At(0), &actions);
+  gang.sequencer.Refuse({RefusedAt(0, 0, 0)}, Epoch(1), why, At(0), &actions);
   EXPECT_THAT(Failed(actions), ElementsAre(1, 2));
   EXPECT_EQ(EndedBy(actions).reason, Reason::kPeerRefused);
   for (const SequencerAction& action : actions) EXPECT_THAT(action.donating, IsEmpty());
@@ -1616,14 +1986,12 @@ TEST(SequencerContradictionTest, AreRefusedAndLeaveNothingBehind) {
   const absl::StatusCode kInvalid = absl::StatusCode::kInvalidArgument;
 
   EXPECT_EQ(code(Simple(sequencer, 6, 0, 1)), kInvalid);  // asked before
-  EXPECT_EQ(code(Simple(sequencer, 6, 0, 3)), kInvalid);  // skips one
   EXPECT_EQ(code(Simple(sequencer, 6, 0, -1)), kInvalid);
   EXPECT_EQ(code(Simple(sequencer, 5, 1, 1)), kInvalid);                  // the run has voted
   EXPECT_EQ(code(OneAllReduce(6, Epoch(2), kWorld, 2, 0, 2)), kInvalid);  // not open yet
   EXPECT_EQ(code(OneAllReduce(6, Epoch(1), GroupId(7), 2, 0, 0)), kInvalid);
   EXPECT_EQ(code(OneAllReduce(6, Epoch(1), GroupId(-1), 2, 0, 0)), kInvalid);
   EXPECT_EQ(code(OneAllReduce(6, Epoch(1), kWorld, 2, 2, 0)), kInvalid);    // no such member
-  EXPECT_EQ(code(Gradient(sequencer, 6, 0, forward, 1)), kInvalid);         // request 0 first
   EXPECT_EQ(code(Gradient(sequencer, 6, 0, WorldKey(1, 1), 0)), kInvalid);  // holds no tape for it
   EXPECT_EQ(code(Gradient(sequencer, 6, 0, WorldKey(9, 9), 0)), kInvalid);
 
@@ -1637,7 +2005,7 @@ TEST(SequencerContradictionTest, AreRefusedAndLeaveNothingBehind) {
   slot.AllReduce(1 + slot.Slot(kWorld, 2, {0}, {2}), 0);
   EXPECT_EQ(code(slot), kInvalid);
   TestRun forward_bound(6, Epoch(1));
-  forward_bound.GradientOf(forward.Gradient(Epoch(1), 0).Parent(), 0,
+  forward_bound.GradientOf(forward.Gradient({0, 0}).Parent(), 0,
                            forward_bound.Slot(pair, 2, {0}, {0}), 0);
   EXPECT_EQ(code(forward_bound), kInvalid);  // bound where another group is used
   TestRun peer(6, Epoch(1));
@@ -1683,10 +2051,10 @@ TEST(SequencerContradictionTest, ResolveSaysWhatSubmitWouldVoteFor) {
   EXPECT_EQ(sequencer.CanonicalState(), before);
   ASSERT_THAT(*keys, SizeIs(5));
   EXPECT_EQ((*keys)[0], WorldKey(1, 1));
-  EXPECT_EQ((*keys)[1], forward.Gradient(Epoch(1), 0));
-  EXPECT_EQ((*keys)[3].index, 1);
+  EXPECT_EQ((*keys)[1], forward.Gradient({0, 0}));
+  EXPECT_EQ((*keys)[3].at.call, 1);
   EXPECT_EQ((*keys)[3].tag, 4);
-  EXPECT_EQ((*keys)[4], WorldKey(1, 1).Gradient(Epoch(1), 0));
+  EXPECT_EQ((*keys)[4], WorldKey(1, 1).Gradient({0, 0}));
 }
 
 TEST(SequencerContradictionTest, WhatResolveHasFoundHoldsUntilTheNextEvent) {
@@ -1701,8 +2069,8 @@ TEST(SequencerContradictionTest, WhatResolveHasFoundHoldsUntilTheNextEvent) {
   EXPECT_EQ(actions[0].instances[0].parts[1].run, RunHandle(2));
   // One that would be refused leaves nothing of the one before it.
   ASSERT_TRUE(sequencer.Resolve(Simple(sequencer, 3, 0, 1).Build()).ok());
-  EXPECT_FALSE(sequencer.Resolve(Simple(sequencer, 3, 0, 2).Build()).ok());
-  EXPECT_FALSE(Refused(&sequencer, Simple(sequencer, 3, 0, 2)).ok());
+  EXPECT_FALSE(sequencer.Resolve(Simple(sequencer, 3, 0, 0).Build()).ok());
+  EXPECT_FALSE(Refused(&sequencer, Simple(sequencer, 3, 0, 0)).ok());
   // An event in between has counted on, or has ended the epoch.
   ASSERT_TRUE(sequencer.Resolve(Simple(sequencer, 3, 0, 1).Build()).ok());
   Cast(&sequencer, Simple(sequencer, 4, 0, 1));

@@ -17,19 +17,22 @@ namespace chorus {
 
 class TestRun {
  public:
-  TestRun(int64_t run, Epoch epoch) {
+  TestRun(int64_t run, Epoch epoch, int64_t step = 0) : step_(step) {
     vote_.run = RunHandle(run);
     vote_.epoch = epoch;
   }
 
-  // Adds a group slot. `base` counts what each held member has asked of the group before.
+  // Adds a group slot. `base` counts the calls that each held member has made of the group before
+  // in the step.
   int32_t Slot(GroupId group, int32_t size, const std::vector<int32_t>& held,
                const std::vector<int64_t>& base) {
     GroupSlot slot;
     slot.size = size;
     for (const int32_t member : held) slot.held.push_back(GroupRank(member));
     slots_.push_back(slot);
-    vote_.groups.push_back({group, {base.begin(), base.end()}});
+    vote_.groups.emplace_back();
+    vote_.groups.back().group = group;
+    for (const int64_t call : base) vote_.groups.back().base.push_back({step_, call, 0});
     return static_cast<int32_t>(slots_.size()) - 1;
   }
 
@@ -67,7 +70,7 @@ class TestRun {
     Participation& part = AllReduce(slot, member);
     part.instance.kind = InstanceRef::Kind::kBound;
     part.instance.slot = static_cast<int32_t>(vote_.bound.size());
-    vote_.bound.push_back(forward.Gradient(vote_.epoch, request));
+    vote_.bound.push_back(forward.Gradient({step_, request}));
     return part;
   }
   // Adds a gradient of participation `forward` of this run.
@@ -80,6 +83,7 @@ class TestRun {
   }
 
   std::vector<RunHandle>& producers() { return vote_.producers; }
+  Vote& vote() { return vote_; }
   void Donate() { vote_.donates = true; }
   void BlockExternally() { vote_.externally_blocked = true; }
 
@@ -96,6 +100,7 @@ class TestRun {
       bytes.PutSigned(part.instance.slot);
       bytes.PutSigned(part.peer.value());
       bytes.PutSigned(part.tag);
+      bytes.PutSigned(part.part);
       bytes.Put<uint8_t>(part.is_recv);
       bytes.Put<uint8_t>(part.wants_grad + 2 * part.leads_to_collective + 4 * part.leads_to_leaf);
       bytes.PutVarint(part.after.size());
@@ -109,6 +114,7 @@ class TestRun {
   }
 
  private:
+  const int64_t step_;
   Vote vote_;
   VoteTemplate what_;
   std::vector<GroupSlot> slots_;
@@ -116,8 +122,8 @@ class TestRun {
 
 // A run of `member` with one all_reduce as its `base`-th collective of the group.
 inline TestRun OneAllReduce(int64_t run, Epoch epoch, GroupId group, int32_t size, int32_t member,
-                            int64_t base) {
-  TestRun result(run, epoch);
+                            int64_t base, int64_t step = 0) {
+  TestRun result(run, epoch, step);
   result.AllReduce(result.Slot(group, size, {member}, {base}), member);
   return result;
 }

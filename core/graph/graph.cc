@@ -21,6 +21,11 @@ constexpr absl::string_view kReductionNames[] = {
     "none", "SUM", "AVG", "PRODUCT", "MIN", "MAX", "PREMUL_SUM", "BAND", "BOR", "BXOR",
 };
 constexpr uint32_t kMagic = 0x47524843;  // "CHRG"
+// Flags of a collective.
+constexpr uint8_t kWantsGrad = 1;
+constexpr uint8_t kLeadsToCollective = 2;
+constexpr uint8_t kLeadsToLeaf = 4;
+constexpr uint8_t kHasPart = 8;
 
 template <typename E, size_t N>
 absl::string_view NameOf(E value, const absl::string_view (&names)[N]) {
@@ -60,7 +65,12 @@ void EncodeCollective(const Collective& c, ByteWriter* out) {
   out->PutSigned(c.rank.value());
   out->PutSigned(c.root.value());
   out->Put(static_cast<uint8_t>(c.reduction));
-  out->Put(static_cast<uint8_t>(c.wants_grad | c.leads_to_collective << 1 | c.leads_to_leaf << 2));
+  // Most have no part, and bytes from before there were parts mean what they meant.
+  out->Put(static_cast<uint8_t>((c.wants_grad ? kWantsGrad : 0) |
+                                (c.leads_to_collective ? kLeadsToCollective : 0) |
+                                (c.leads_to_leaf ? kLeadsToLeaf : 0) |
+                                (c.part != 0 ? kHasPart : 0)));
+  if (c.part != 0) out->PutSigned(c.part);
   out->PutSigned(c.peer.value());
   out->PutSigned(c.tag);
   out->Put(static_cast<uint8_t>(c.instance.kind));
@@ -206,11 +216,15 @@ Collective DecodeCollective(ByteReader* in) {
   c.rank = GroupRank(GetInt32(in));
   c.root = GroupRank(GetInt32(in));
   c.reduction = GetEnum(in, Reduction::kBxor);
-  const uint8_t grad = in->Get<uint8_t>();
-  if (grad > 7) in->Fail();
-  c.wants_grad = (grad & 1) != 0;
-  c.leads_to_collective = (grad & 2) != 0;
-  c.leads_to_leaf = (grad & 4) != 0;
+  const uint8_t flags = in->Get<uint8_t>();
+  if (flags > (kWantsGrad | kLeadsToCollective | kLeadsToLeaf | kHasPart)) in->Fail();
+  c.wants_grad = (flags & kWantsGrad) != 0;
+  c.leads_to_collective = (flags & kLeadsToCollective) != 0;
+  c.leads_to_leaf = (flags & kLeadsToLeaf) != 0;
+  if ((flags & kHasPart) != 0) {
+    c.part = GetInt32(in);
+    if (c.part == 0) in->Fail();
+  }
   c.peer = GroupRank(GetInt32(in));
   c.tag = in->GetSigned();
   c.instance.kind = GetEnum(in, InstanceRef::Kind::kBound);
@@ -316,6 +330,7 @@ std::string CollectiveText(const Collective& c) {
   if (c.root.value() >= 0) absl::StrAppend(&text, " root=", c.root.value());
   if (c.reduction != Reduction::kNone) absl::StrAppend(&text, " ", ReductionName(c.reduction));
   if (c.peer.value() >= 0) absl::StrAppend(&text, " peer=", c.peer.value(), " tag=", c.tag);
+  if (c.part != 0) absl::StrAppend(&text, " part=", c.part);
   if (c.wants_grad) text += " grad";
   if (c.leads_to_collective) text += " from_collective";
   if (c.leads_to_leaf) text += " from_leaf";
@@ -341,7 +356,8 @@ bool operator==(const Collective& a, const Collective& b) {
   return a.kind == b.kind && a.group_slot == b.group_slot && a.rank == b.rank && a.root == b.root &&
          a.reduction == b.reduction && a.wants_grad == b.wants_grad &&
          a.leads_to_collective == b.leads_to_collective && a.leads_to_leaf == b.leads_to_leaf &&
-         a.peer == b.peer && a.tag == b.tag && a.instance == b.instance && a.counts == b.counts &&
+         a.peer == b.peer && a.tag == b.tag && a.instance == b.instance && a.part == b.part &&
+         a.counts == b.counts &&
          a.runtime_counts_input == b.runtime_counts_input &&
          a.runtime_count_maximum == b.runtime_count_maximum;
 }

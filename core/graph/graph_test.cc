@@ -64,6 +64,7 @@ Graph Everything() {
   c.instance.node = 8;
   c.instance.request = 9;
   c.instance.slot = 10;
+  c.part = 6;
   c.counts = {1, 2, 3};
   c.runtime_counts_input = 4;
   c.runtime_count_maximum = int64_t{1} << 50;
@@ -164,6 +165,8 @@ TEST(GraphTest, EveryFieldButTheSourceChangesTheHash) {
   EXPECT_TRUE(changed([](Graph* g) { g->nodes[1].collective->instance.node = 0; }));
   EXPECT_TRUE(changed([](Graph* g) { g->nodes[1].collective->instance.request = 0; }));
   EXPECT_TRUE(changed([](Graph* g) { g->nodes[1].collective->instance.slot = 0; }));
+  EXPECT_TRUE(changed([](Graph* g) { g->nodes[1].collective->part = 0; }));
+  EXPECT_TRUE(changed([](Graph* g) { g->nodes[1].collective->part = -6; }));
   EXPECT_TRUE(changed([](Graph* g) { g->nodes[1].collective->counts[2] = 0; }));
   EXPECT_TRUE(changed([](Graph* g) { g->nodes[1].collective->runtime_counts_input = 0; }));
   EXPECT_TRUE(changed([](Graph* g) { g->nodes[1].collective->runtime_count_maximum = 0; }));
@@ -175,7 +178,32 @@ TEST(GraphTest, EveryFieldButTheSourceChangesTheHash) {
 // The hash is a name that caches and peers of other builds may hold: a change of the encoding needs
 // a new IR version.
 TEST(GraphTest, HashIsStable) {
-  EXPECT_EQ(HashGraph(Everything()).ToString(), "ec5c558cec1ad131c83cf6e619dd168c");
+  Graph graph = Everything();
+  graph.nodes[1].collective->part = 0;  // what has no part is encoded as before there were any
+  EXPECT_EQ(HashGraph(graph).ToString(), "ec5c558cec1ad131c83cf6e619dd168c");
+}
+
+// A part of 0 has one encoding, and a flag that nobody knows is none.
+TEST(GraphTest, ACollectivesFlagsAreCanonical) {
+  const auto decodes = [](char flags, int64_t part) {
+    Graph graph = Everything();
+    graph.nodes[1].collective->part = 6;
+    ByteWriter six;
+    six.PutSigned(6);
+    ByteWriter other;
+    other.PutSigned(part);
+    std::string bytes = EncodeGraph(graph);
+    const std::string marks = "\x9\xb" + six.bytes();  // BXOR; gradient, collective, part; the part
+    const size_t at = bytes.find(marks);
+    EXPECT_NE(at, std::string::npos);
+    bytes.replace(at + 1, marks.size() - 1, flags + other.bytes());
+    return DecodeGraph(bytes).ok();
+  };
+  EXPECT_TRUE(decodes('\xa', 1));
+  EXPECT_TRUE(decodes('\xf', -1));
+  EXPECT_FALSE(decodes('\xf', 0));
+  EXPECT_FALSE(decodes('\x1f', 1));
+  EXPECT_FALSE(decodes('\xb', int64_t{1} << 32));
 }
 
 TEST(GraphTest, CutBytesNeverDecodeAndSayWhere) {
@@ -261,19 +289,20 @@ TEST(GraphTest, ChangedBytesNeverCrash) {
 }
 
 TEST(GraphTest, DebugStringHasOneLineForEachPart) {
-  EXPECT_EQ(DebugString(Everything()),
-            "graph devices=2 instances=3\n"
-            "group 0: size=4 held=[1,3] devices=[0,1]\n"
-            "%0: f32[2,s0<=7] = input\n"
-            "%1: i64[] = input role=1 donatable device=1\n"
-            "#0 %2: f64[3], %3: f32[0] = sum(%0, %1) a=-5 b=0.25 "
-            "c=[0,-1,-9223372036854775808] d='" +
-                std::string("text\0with zero", 14) +
-                "' device=1 @train.cc:42\n"
-                "#1 %4: f64[3] = all_reduce(%2) group=5 rank=3 root=2 BXOR peer=1 tag=-77 grad "
-                "from_collective "
-                "instance_slot=10\n"
-                "output %4 may_alias=1\n");
+  EXPECT_EQ(
+      DebugString(Everything()),
+      "graph devices=2 instances=3\n"
+      "group 0: size=4 held=[1,3] devices=[0,1]\n"
+      "%0: f32[2,s0<=7] = input\n"
+      "%1: i64[] = input role=1 donatable device=1\n"
+      "#0 %2: f64[3], %3: f32[0] = sum(%0, %1) a=-5 b=0.25 "
+      "c=[0,-1,-9223372036854775808] d='" +
+          std::string("text\0with zero", 14) +
+          "' device=1 @train.cc:42\n"
+          "#1 %4: f64[3] = all_reduce(%2) group=5 rank=3 root=2 BXOR peer=1 tag=-77 part=6 grad "
+          "from_collective "
+          "instance_slot=10\n"
+          "output %4 may_alias=1\n");
 }
 
 }  // namespace

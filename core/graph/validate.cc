@@ -5,6 +5,7 @@
 #include <tuple>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
@@ -130,7 +131,29 @@ absl::Status CheckGradientOf(const Graph& graph, int32_t n) {
 struct Joined {
   absl::flat_hash_set<std::tuple<int32_t, int32_t>> gradients;       // node, request
   absl::flat_hash_set<std::tuple<int32_t, int32_t, int32_t>> bound;  // slot, group slot, rank
+  // Part of the last collective that takes the next position, by group slot and rank.
+  absl::flat_hash_map<std::tuple<int32_t, int32_t>, int32_t> parts;
 };
+
+// Parts of a coalesced call stand one after another in their member's order.
+absl::Status CheckPart(const Collective& c, Joined* joined) {
+  const bool takes_next = c.instance.kind == InstanceRef::Kind::kNext &&
+                          c.kind != CollectiveKind::kSend && c.kind != CollectiveKind::kRecv;
+  if (!takes_next) {
+    if (c.part == 0) return absl::OkStatus();
+    return Bad("part", "0: no gradient, send or recv is part of a coalesced call",
+               absl::StrCat(c.part));
+  }
+  const auto last =
+      joined->parts.try_emplace(std::make_tuple(c.group_slot, c.rank.value()), -1).first;
+  const int32_t follows = last->second + 1;
+  last->second = c.part;
+  if (c.part == 0 || c.part == follows) return absl::OkStatus();
+  return Bad("part",
+             follows == 0 ? "0, for the first collective of its group slot and rank"
+                          : absl::StrCat("0 or ", follows, ", which follows the part before it"),
+             absl::StrCat(c.part));
+}
 
 absl::Status CheckCollectivePlace(const Graph& graph, int32_t n, Joined* joined) {
   const Node& node = graph.nodes[n];
@@ -151,6 +174,7 @@ absl::Status CheckCollectivePlace(const Graph& graph, int32_t n, Joined* joined)
     return Bad("device slot", absl::StrCat("that of rank ", c.rank.value(), ", ", device),
                absl::StrCat(node.device_slot));
   }
+  CHORUS_RETURN_IF_ERROR(CheckPart(c, joined));
   switch (c.instance.kind) {
     case InstanceRef::Kind::kNext:
       return absl::OkStatus();

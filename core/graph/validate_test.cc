@@ -214,6 +214,21 @@ TEST(ValidateTest, RefusesEachFault) {
        "node 5 (reduce): instance slot: expected a number from 0 to 0, got 1"},
       {[](Graph* g) { g->nodes[1].collective->instance = g->nodes[5].collective->instance; },
        "node 5 (reduce): instance slot: expected each slot once for each rank, got slot 0 again"},
+      {[](Graph* g) { g->nodes[1].collective->part = 1; },
+       "node 1 (all_reduce): part: expected 0, for the first collective of its group slot and "
+       "rank, "
+       "got 1"},
+      {[](Graph* g) { g->nodes[1].collective->part = -1; },
+       "node 1 (all_reduce): part: expected 0, for the first collective of its group slot and "
+       "rank, "
+       "got -1"},
+      {[](Graph* g) { g->nodes[3].collective->part = 1; },
+       "node 3 (all_reduce): part: expected 0, for the first collective of its group slot and "
+       "rank, "
+       "got 1"},
+      {[](Graph* g) { g->nodes[4].collective->part = 1; },
+       "node 4 (all_reduce): part: expected 0: no gradient, send or recv is part of a coalesced "
+       "call, got 1"},
       {[](Graph* g) { g->outputs[0].value = 9; },
        "output 0: value: expected a number from 0 to 8, got 9"},
       {[](Graph* g) { g->outputs[0].value = -1; },
@@ -238,6 +253,56 @@ TEST(ValidateTest, RefusesEachFault) {
     EXPECT_EQ(status.code(), change.code) << status;
     EXPECT_NE(ErrorOf(status).reason, Reason::kUnspecified) << status;
   }
+}
+
+// Collectives of rank 1 with these parts; those of rank 0, and sends, stand between them.
+TEST(ValidateTest, PartsOfACallFollowOneAnother) {
+  const auto text = [](const std::vector<int32_t>& parts) {
+    const TensorType type(DType::kF32, {4});
+    Graph graph;
+    GroupSlot slot;
+    slot.size = 2;
+    slot.held = {GroupRank(0), GroupRank(1)};
+    slot.device_slots = {0, 0};
+    graph.group_slots = {slot, slot};
+    graph.inputs.resize(1);
+    graph.inputs[0].type = type;
+    const auto add = [&](CollectiveKind kind, int32_t group_slot, int32_t rank, int32_t part) {
+      Node node;
+      node.op = std::string(CollectiveKindName(kind));
+      node.inputs = {0};
+      node.effect = Effect::kCollective;
+      Collective c;
+      c.kind = kind;
+      c.group_slot = group_slot;
+      c.rank = GroupRank(rank);
+      c.part = part;
+      if (kind == CollectiveKind::kAllReduce) {
+        node.outputs = {type};
+        c.reduction = Reduction::kSum;
+      } else {
+        c.peer = GroupRank(0);
+      }
+      node.collective = c;
+      graph.nodes.push_back(std::move(node));
+    };
+    for (const int32_t part : parts) {
+      add(CollectiveKind::kAllReduce, 0, 1, part);
+      add(CollectiveKind::kAllReduce, 0, 0, 0);
+      add(CollectiveKind::kAllReduce, 1, 1, 0);
+      add(CollectiveKind::kSend, 0, 1, 0);
+    }
+    return std::string(ValidateGraph(graph, GraphLimits()).message());
+  };
+  EXPECT_EQ(text({0, 1, 2, 0, 0, 1, 0}), "");
+  EXPECT_EQ(text({0, 2}),
+            "node 4 (all_reduce): part: expected 0 or 1, which follows the part before it, got 2");
+  EXPECT_EQ(text({0, 1, 1}),
+            "node 8 (all_reduce): part: expected 0 or 2, which follows the part before it, got 1");
+  EXPECT_EQ(text({0, 1, 0, 2}),
+            "node 12 (all_reduce): part: expected 0 or 1, which follows the part before it, got 2");
+  EXPECT_EQ(text({0, -1}),
+            "node 4 (all_reduce): part: expected 0 or 1, which follows the part before it, got -1");
 }
 
 TEST(ValidateTest, LimitsAreTheCallers) {

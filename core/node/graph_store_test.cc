@@ -40,7 +40,8 @@ TEST(GraphStoreTest, KeepsThePlansOfTheLastOrders) {
   for (PlanId i = 1; i <= kOrders; ++i) {
     std::next_permutation(order.begin(), order.end());
     orders.push_back(order);
-    const absl::StatusOr<std::shared_ptr<LoadedPlan>> plan = store.InOrder(record->get(), order, {});
+    const absl::StatusOr<std::shared_ptr<LoadedPlan>> plan =
+        store.InOrder(record->get(), order, {});
     ASSERT_TRUE(plan.ok()) << plan.status();
     (*plan)->places[0].emplace_back(DeviceIndex(0), i);
     if (i == 1) held = *plan;

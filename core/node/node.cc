@@ -7,12 +7,20 @@
 namespace chorus {
 namespace {
 
-// Runs `fn` with the session, or `otherwise` with the reason why there is none.
+absl::Status StatusOf(const absl::Status& status) { return status; }
+template <typename T>
+absl::Status StatusOf(const absl::StatusOr<T>& result) {
+  return result.status();
+}
+
+// Runs `fn` with the session, or gives the reason why there is none. What `fn` refuses is recorded.
 template <typename Impl, typename Fn>
 auto WithSession(Impl& impl, SessionId id, Fn fn) -> decltype(fn(*impl.FindSession(id))) {
   const auto session = impl.FindSession(id);
   if (!session.ok()) return session.status();
-  return fn(*session);
+  auto result = fn(*session);
+  if (!result.ok()) return impl.Told(session->get(), StatusOf(result));
+  return result;
 }
 
 }  // namespace
@@ -27,7 +35,9 @@ bool LocalNode::Busy() const { return impl_->HasRuns(); }
 
 absl::StatusOr<SessionInfo> LocalNode::OpenSession(const OpenSessionRequest& request,
                                                    absl::Time now) {
-  return impl_->OpenSession(request, now);
+  absl::StatusOr<SessionInfo> info = impl_->OpenSession(request, now);
+  if (!info.ok()) return Refused(request.tenant, request.pid, info.status());
+  return info;
 }
 absl::Status LocalNode::CloseSession(SessionId id, absl::Time now) {
   return WithSession(*impl_, id, [&](const std::shared_ptr<Session>& session) {
@@ -90,12 +100,22 @@ absl::StatusOr<int> LocalNode::ResultArenaFd(SessionId id, ArenaId arena) {
 void LocalNode::JoinWorld(SessionId id, const JoinRequest& request, absl::Time now, OnJoined done) {
   const auto session = impl_->FindSession(id);
   if (!session.ok()) return done(session.status());
-  impl_->JoinWorld(*session, request, now, std::move(done));
+  const int32_t rank = static_cast<int32_t>(request.rank.value());
+  const auto tell = [impl = impl_.get(), session = *session, job = request.name, rank,
+                     done = std::move(done)](absl::StatusOr<WorldInfo> info) {
+    if (info.ok()) return done(std::move(info));
+    const Culprit culprit = ErrorOf(info.status()).culprit;
+    FailureOrigin failure{job, rank, session->request.pid};
+    if (culprit.rank >= 0) failure = {job, culprit.rank, culprit.pid};
+    done(impl->Told(session->tenant->name, failure, info.status()));
+  };
+  impl_->JoinWorld(*session, request, now, tell);
 }
 absl::StatusOr<GroupId> LocalNode::CreateGroup(SessionId id, WorldId world, Rank rank,
-                                               absl::Span<const Rank> members) {
+                                               absl::Span<const Rank> members,
+                                               absl::optional<InstanceKey::Request> request) {
   return WithSession(*impl_, id, [&](const std::shared_ptr<Session>& session) {
-    return impl_->CreateGroup(session.get(), world, rank, members);
+    return impl_->CreateGroup(session.get(), world, rank, members, request);
   });
 }
 absl::Status LocalNode::LeaveWorld(SessionId id, WorldId world, Rank rank, absl::Time now) {
@@ -103,23 +123,35 @@ absl::Status LocalNode::LeaveWorld(SessionId id, WorldId world, Rank rank, absl:
     return impl_->LeaveWorld(session.get(), world, rank, now);
   });
 }
-absl::Status LocalNode::AbortWorld(SessionId id, WorldId world, Rank rank,
+absl::Status LocalNode::AbortWorld(SessionId id, WorldId world, Rank rank, Epoch epoch,
                                    absl::string_view message, absl::Time now) {
   return WithSession(*impl_, id, [&](const std::shared_ptr<Session>& session) {
-    return impl_->AbortWorld(session.get(), world, rank, message, now);
+    return impl_->AbortWorld(session.get(), world, rank, epoch, message, now);
   });
 }
 void LocalNode::ReformWorld(SessionId id, WorldId world, Rank rank, absl::Duration timeout,
                             absl::Time now, OnReformed done) {
   const auto session = impl_->FindSession(id);
   if (!session.ok()) return done(session.status());
-  impl_->ReformWorld(session->get(), world, rank, timeout, now, std::move(done));
+  impl_->ReformWorld(session->get(), world, rank, timeout, now,
+                     [impl = impl_.get(), session = *session,
+                      done = std::move(done)](absl::StatusOr<ReformResult> result) {
+                       if (result.ok()) return done(std::move(result));
+                       done(impl->Told(session.get(), result.status()));
+                     });
 }
 
 void LocalNode::Submit(SessionId id, std::string frame, absl::Time now, OnOutcome done) {
   const auto session = impl_->FindSession(id);
   if (!session.ok()) return done({Sequence(), session.status()});
-  impl_->TakeFrame(*session, frame, now, std::move(done));
+  impl_->TakeFrame(*session, frame, now,
+                   [impl = impl_.get(), weak = std::weak_ptr<Session>(*session),
+                    done = std::move(done)](Outcome out) {
+                     // The session holds what waits for its outcomes.
+                     const std::shared_ptr<Session> session = weak.lock();
+                     if (session != nullptr) out.status = impl->Told(session.get(), out.status);
+                     done(std::move(out));
+                   });
 }
 void LocalNode::WaitOutcome(SessionId id, Sequence sequence, absl::Time deadline, OnOutcome done) {
   const auto session = impl_->FindSession(id);
@@ -144,6 +176,11 @@ std::vector<WorldInfo> LocalNode::Worlds(absl::string_view tenant, absl::Time no
 std::vector<LocalNode::PendingView> LocalNode::Pending(absl::string_view tenant,
                                                        absl::Time now) const {
   return impl_->Pending(tenant, now);
+}
+absl::Status LocalNode::Refused(absl::string_view tenant, int32_t pid, const absl::Status& status) {
+  FailureOrigin failure;
+  failure.pid = pid;
+  return impl_->Told(std::string(tenant), failure, status);
 }
 absl::optional<Error> LocalNode::FindError(ErrorId id, absl::string_view tenant) const {
   return impl_->errors.Find(id, tenant);

@@ -50,6 +50,8 @@ struct NodeOptions {
   // Work that is the same on several ranks (a data-parallel optimiser's update) is done once and
   // kept once. Results are the same bits either way.
   bool share_equal_work = true;
+  // Takes one line for each failure (records.h, FailureLine), on the node thread; empty: nobody.
+  std::function<void(absl::string_view line)> log_failure;
 };
 
 enum class SessionState { kActive, kDetached, kDead };
@@ -87,6 +89,7 @@ struct JoinRequest {
   absl::Duration join_timeout;   // 0: the node's
   absl::Duration agree_timeout;  // 0: the node's; the first member's counts
   absl::Duration exec_timeout;
+  CheckCallSites check_call_sites = CheckCallSites::kOff;  // the same on every rank
 };
 
 struct WorldInfo {
@@ -97,6 +100,7 @@ struct WorldInfo {
     int32_t pid = -1;
     bool alive = true;  // false: dead or left
     bool joined = false;
+    CallPosition next;  // its next call of the world's group, as counted here
   };
   WorldId id;
   std::string tenant;
@@ -214,12 +218,15 @@ class LocalNode {
   // Ends when every rank has joined, or at join_timeout naming the missing ranks. A duplicate rank,
   // another size or a device that another rank of that world uses is refused at once.
   void JoinWorld(SessionId session, const JoinRequest& request, absl::Time now, OnJoined done);
+  // `request`: which of the rank's requests for this list; absent: its next one.
   absl::StatusOr<GroupId> CreateGroup(SessionId session, WorldId world, Rank rank,
-                                      absl::Span<const Rank> members);
+                                      absl::Span<const Rank> members,
+                                      absl::optional<InstanceKey::Request> request);
   absl::Status LeaveWorld(SessionId session, WorldId world, Rank rank, absl::Time now);
-  // Ends the open epoch with ABORTED kCancelled naming `rank` and `message`.
-  absl::Status AbortWorld(SessionId session, WorldId world, Rank rank, absl::string_view message,
-                          absl::Time now);
+  // Ends `epoch`, if it is the open one, with ABORTED kCancelled naming `rank` and `message`. 0: the
+  // open one, whichever it is.
+  absl::Status AbortWorld(SessionId session, WorldId world, Rank rank, Epoch epoch,
+                          absl::string_view message, absl::Time now);
   // Ends when every survivor has asked, or at `timeout` naming who has not.
   using OnReformed = std::function<void(absl::StatusOr<ReformResult>)>;
   void ReformWorld(SessionId session, WorldId world, Rank rank, absl::Duration timeout,
@@ -256,6 +263,8 @@ class LocalNode {
     PendingInstance instance;
   };
   std::vector<PendingView> Pending(absl::string_view tenant, absl::Time now) const;
+  // Records the refusal of a request that never became a session's, and returns it with its id.
+  absl::Status Refused(absl::string_view tenant, int32_t pid, const absl::Status& status);
   absl::optional<Error> FindError(ErrorId id, absl::string_view tenant) const;
   std::vector<FlightEvent> Flight(absl::string_view tenant, int64_t limit) const;
   NodeStats Stats() const;
@@ -267,7 +276,7 @@ class LocalNode {
   void StartDraining();
   // True when no run is pending or under way.
   bool Idle() const;
-  // Ends every world with UNAVAILABLE kDraining.
+  // Ends every world, every run and every wait with UNAVAILABLE kDraining, and refuses later runs.
   void AbortAll(absl::Time now);
 
   // The read-only page that tells clients whether the node thread sleeps.

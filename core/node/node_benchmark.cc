@@ -108,14 +108,14 @@ void BM_SmallAllReduce(benchmark::State& state) {
   RunGroup group;
   group.world = world;
   group.epoch = Epoch(1);
-  group.base.push_back(0);
+  group.base.push_back({});
   run.groups.push_back(group);
   uint32_t generation = 0;
   for (auto _ : state) {
     ++generation;
     for (Client& client : clients) {
       if (generation > 1) client.Submit(Release{{{0, generation - 1}}, {}});
-      run.groups[0].base[0] = generation - 1;
+      run.groups[0].base[0].call = generation - 1;
       run.outputs[0].id = {0, generation};
       client.Submit(run);
     }

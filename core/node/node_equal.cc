@@ -140,6 +140,28 @@ void LocalNode::Impl::SetBuffer(size_t index, const BufferRef& buffer, RunState*
   run->refs[index] = buffer;
 }
 
+// What a run that will not be launched has reserved with others: of equal work, unless somebody else
+// has it too; of its instances, whose votes fail with it.
+void LocalNode::Impl::ForgetCommon(RunState* run) {
+  if (run->world == nullptr) return;
+  World& world = *run->world;
+  for (const Hash128& number : run->equal_work) {
+    if (number == Hash128()) continue;
+    bool held = false;
+    runs_.ForEach([&](RunState* other) {
+      held |= other != run && other->world == run->world &&
+              other->phase == RunState::Phase::kVoted &&
+              std::find(other->equal_work.begin(), other->equal_work.end(), number) !=
+                  other->equal_work.end();
+    });
+    if (!held) world.equal_work.erase(number);
+  }
+  run->equal_work.clear();
+  const auto instances = FindInstances(*run);
+  if (!instances.ok()) return;
+  for (const InstanceKey& key : *instances) world.shared.erase(key);
+}
+
 // Deals a gang's groups of equal work out to those who have them.
 absl::Status LocalNode::Impl::DealEqualWork(absl::Span<RunState* const> members) {
   struct Holder {

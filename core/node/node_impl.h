@@ -1,6 +1,6 @@
 // The parts of LocalNode::Impl, split over node_sessions.cc (sessions, log, names), node_worlds.cc
 // (membership), node_runs.cc (submit, agree, launch, publish), node_equal.cc (work that ranks have
-// in common) and node_views.cc (diagnostics).
+// in common), node_failures.cc (what is recorded of errors) and node_views.cc (diagnostics).
 //
 // Threads: the node thread.
 #ifndef CHORUS_CORE_NODE_NODE_IMPL_H_
@@ -25,6 +25,9 @@
 #include "core/transport/doorbell.h"
 
 namespace chorus {
+
+// UNAVAILABLE (DRAINING).
+absl::Status DrainingError();
 
 class LocalNode::Impl {
  public:
@@ -57,10 +60,11 @@ class LocalNode::Impl {
   void JoinWorld(const std::shared_ptr<Session>& session, const JoinRequest& request,
                  absl::Time now, OnJoined done);
   absl::StatusOr<GroupId> CreateGroup(Session* session, WorldId world, Rank rank,
-                                      absl::Span<const Rank> members);
+                                      absl::Span<const Rank> members,
+                                      absl::optional<InstanceKey::Request> request);
   absl::Status LeaveWorld(Session* session, WorldId world, Rank rank, absl::Time now);
-  absl::Status AbortWorld(Session* session, WorldId world, Rank rank, absl::string_view message,
-                          absl::Time now);
+  absl::Status AbortWorld(Session* session, WorldId world, Rank rank, Epoch epoch,
+                          absl::string_view message, absl::Time now);
   void ReformWorld(Session* session, WorldId world, Rank rank, absl::Duration timeout,
                    absl::Time now, OnReformed done);
   void AbortAll(absl::Time now);
@@ -76,6 +80,10 @@ class LocalNode::Impl {
   NodeStats Stats() const;
   bool HasRuns() const { return runs_.live() > 0; }
 
+  // `status` with its error recorded, for who asked. `session` may be null.
+  absl::Status Told(Session* session, const absl::Status& status);
+  absl::Status Told(const std::string& tenant, const FailureOrigin& failure, const absl::Status& status);
+
   absl::StatusOr<std::shared_ptr<Session>> FindSession(SessionId id) const;
   absl::StatusOr<std::string> TenantOf(SessionId id) const;
 
@@ -85,6 +93,7 @@ class LocalNode::Impl {
   ErrorStore errors{4096};
   NodeStats stats;
   bool draining = false;
+  bool stopped = false;  // AbortAll: nothing runs any more
   std::function<void(SessionId)> on_session_ended;
   std::unique_ptr<Doorbell> doorbell;
   UniqueFd wake_epoll;
@@ -142,6 +151,7 @@ class LocalNode::Impl {
   absl::Status DoRelease(Session* session, const Release& command);
   absl::Status DoDropTape(Session* session, const DropTape& command, absl::Time now);
   absl::Status DoEnterEpoch(Session* session, const EnterEpoch& command);
+  absl::Status DoRefuse(Session* session, const Refuse& command, absl::Time now);
   absl::Status DoCancel(Session* session, const Cancel& command, absl::Time now);
 
   // --- Names ----------------------------------------------------------------------------------
@@ -207,6 +217,7 @@ class LocalNode::Impl {
   void RefuseRun(const std::shared_ptr<Session>& session, Sequence sequence, const Run& command,
                  RunState* run, const absl::Status& why, absl::Time now);
   void RefuseVote(RunState* run, const absl::Status& why, absl::Time now);
+  void ForgetCommon(RunState* run);
   void Unblock(RunHandle handle, absl::Time now);
   void Uploaded(RunHandle handle, const absl::Status& status);
 
@@ -245,6 +256,7 @@ class LocalNode::Impl {
   absl::Status DealEqualWork(absl::Span<RunState* const> members);
 
   // --- Worlds ---------------------------------------------------------------------------------
+  void RecordFailure(const std::string& tenant, const FailureOrigin& failure, Error* error);
   struct MemberRef {
     std::shared_ptr<World> world;
     World::Member* member;
@@ -257,6 +269,13 @@ class LocalNode::Impl {
   void DropWorldIfEmpty(const std::shared_ptr<World>& world);
   void ArmWorldTimer(const std::shared_ptr<World>& world);
   void TryReform(const std::shared_ptr<World>& world, absl::Time now);
+  // Those who have joined `world` and wait for `rank` are told that it was refused.
+  void RefuseJoined(const std::shared_ptr<World>& world, Rank rank, const Session& session,
+                    const absl::Status& why, absl::Time now);
+
+  // Gives `error` its id, unless it has one, and the log its line, if nobody has been told the
+  // cause. `session`: whose call has failed; null: the world's. `world` may be null.
+  void RecordFailure(Session* session, const World* world, Error* error);
 
   void NoteGivenUp(World* world, const LaunchedInstance& instance, Ticket ticket, absl::Time now);
   void Note(FlightKind kind, absl::Time now, const Session* session, const World* world,
@@ -269,6 +288,7 @@ class LocalNode::Impl {
   std::vector<std::unique_ptr<DeviceSet>> device_sets_;  // by device; empty on the host
   absl::flat_hash_map<std::string, std::weak_ptr<Tenant>> tenants_;
   FlightRecord flight_{65536};
+  absl::flat_hash_map<std::string, LineBudget> lines_;  // of the log, by tenant
   bool ending_ = false;
 
   GraphStore graphs_;

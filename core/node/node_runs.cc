@@ -40,6 +40,33 @@ absl::Status FailureOf(const RunState& run, const absl::Status& status) {
   return ToStatus(error);
 }
 
+}  // namespace
+
+void SayOpenEpoch(const World& world, Epoch open, Error* error) {
+  if (error->alone) return;
+  auto ended = std::find_if(error->ended.begin(), error->ended.end(),
+                            [&world](const Error::EndedEpoch& e) { return e.world == world.id; });
+  if (ended == error->ended.end()) {
+    if (error->ended.size() == Error::kMaxRanks) return;
+    ended = error->ended.insert(ended, {world.id, Epoch()});
+  }
+  if (ended->open == open) return;
+  ended->open = open;
+  error->id = ErrorId();  // what was recorded does not say so
+}
+
+namespace {
+
+// As the world's sequencer must take it. Where the failure has ended an epoch of the world the
+// other ranks have been told of it, and what comes of it fails alone: if each call that wants its
+// result ended an epoch more, it would take others' calls with it, and what comes of those again,
+// without end.
+Error AsTold(const World& world, const Error& error) {
+  Error told = error;
+  for (const Error::EndedEpoch& ended : error.ended) told.alone |= ended.world == world.id;
+  return told;
+}
+
 // No two outputs have one name.
 absl::Status CheckDistinct(const RunState& run) {
   absl::InlinedVector<int32_t, 16> slots;
@@ -56,6 +83,10 @@ absl::Status CheckDistinct(const RunState& run) {
 
 void LocalNode::Impl::SubmitRun(const std::shared_ptr<Session>& session, Sequence sequence,
                                 const Run& command, absl::Time now) {
+  if (stopped) {
+    RefuseRun(session, sequence, command, nullptr, DrainingError(), now);
+    return;
+  }
   if (!runs_.HasRoom() || session->pending_runs >= options.max_pending_runs) {
     RefuseRun(session, sequence, command, nullptr,
               MakeError(absl::StatusCode::kResourceExhausted, Reason::kQuota,
@@ -243,6 +274,8 @@ absl::Status LocalNode::Impl::PrepareWorld(Session* session, const Run& command,
       }
       run->vote.epoch = bound.epoch;
       run->vote.bound = command.instances;
+      run->vote.pair_calls = command.pair_calls;
+      run->vote.call_goes_on = command.call_goes_on;
     } else if (run->world->id != bound.world) {
       return Unsupported("a run whose groups belong to different worlds");
     } else if (run->vote.epoch != bound.epoch) {
@@ -257,9 +290,9 @@ absl::Status LocalNode::Impl::PrepareWorld(Session* session, const Run& command,
       return Malformed(absl::StrCat("group ", bound.group.value(), " has ", members.size(),
                                     " members; group slot ", slot, " is for ", wanted.size));
     }
-    if (bound.base.size() != wanted.held.size()) {
+    if (!bound.base.empty() && bound.base.size() != wanted.held.size()) {
       return Malformed(absl::StrCat("group slot ", slot, " holds ", wanted.held.size(),
-                                    " members; the run gives ", bound.base.size(), " indices"));
+                                    " members; the run gives ", bound.base.size(), " positions"));
     }
     for (size_t i = 0; i < wanted.held.size(); ++i) {
       const Rank rank = members[static_cast<size_t>(wanted.held[i].value())];
@@ -525,7 +558,26 @@ void LocalNode::Impl::RefuseRun(const std::shared_ptr<Session>& session, Sequenc
                                 const Run& command, RunState* run, const absl::Status& why,
                                 absl::Time now) {
   Error error = ErrorOf(why);
-  if (error.id == ErrorId()) errors.Record(session->tenant->name, &error);
+  if (run != nullptr) ForgetCommon(run);
+  // Decided first: the session is told which epoch is open then.
+  std::vector<std::pair<std::shared_ptr<World>, Actions>> told;
+  for (const RunGroup& group : command.groups) {
+    for (const Session::Membership& membership : session->memberships) {
+      const std::shared_ptr<World>& world = membership.world;
+      if (world->id != group.world || !world->formed) continue;
+      if (!told.empty() && told.back().first == world) break;
+      std::vector<RefusedMember> members;
+      if (run != nullptr && run->world == world) members = world->sequencer->CallsOf(run->vote);
+      // Its calls are not known; its next vote shows how many they were.
+      if (members.empty()) members.emplace_back().rank = membership.rank;
+      told.emplace_back(world, Actions());
+      world->sequencer->Refuse(members, group.epoch, AsTold(*world, error), now,
+                               &told.back().second);
+      SayOpenEpoch(*world, world->sequencer->epoch(), &error);
+      break;
+    }
+  }
+  RecordFailure(session.get(), run == nullptr ? nullptr : run->world.get(), &error);
   const auto shared_error = std::make_shared<Error>(error);
   for (const OutBinding& binding : command.outputs) {
     if (binding.kind != OutBinding::Kind::kFresh) continue;
@@ -535,31 +587,29 @@ void LocalNode::Impl::RefuseRun(const std::shared_ptr<Session>& session, Sequenc
   ++stats.runs_failed;
   Note(FlightKind::kFailed, now, session.get(), nullptr, sequence, Ticket(), error.id);
   FinishCommand(session.get(), sequence, error);
-  for (const RunGroup& group : command.groups) {
-    for (const Session::Membership& membership : session->memberships) {
-      if (membership.world->id != group.world || !membership.world->formed) continue;
-      const std::shared_ptr<World> world = membership.world;
-      Actions actions;
-      world->sequencer->Refuse(membership.rank, group.epoch, error, now, &actions);
-      Apply(world, &actions, now);
-      break;
-    }
-  }
+  for (auto& world : told) Apply(world.first, &world.second, now);
 }
 
 void LocalNode::Impl::RefuseVote(RunState* run, const absl::Status& why, absl::Time now) {
   const std::shared_ptr<World> world = run->world;
-  const std::shared_ptr<Session> session = run->session;
-  const Epoch epoch = run->vote.epoch;
   Error error = ErrorOf(why);
-  FailRun(run, error, now);
-  for (const Session::Membership& membership : session->memberships) {
-    if (membership.world != world) continue;
-    Actions actions;
-    world->sequencer->Refuse(membership.rank, epoch, error, now, &actions);
-    Apply(world, &actions, now);
-    break;
+  const Error told = AsTold(*world, error);
+  ForgetCommon(run);
+  Actions actions;
+  if (told.alone && world->sequencer->IsPending(run->handle)) {
+    world->sequencer->Withdraw(run->handle, told, now, &actions);
+  } else {
+    std::vector<RefusedMember> members = world->sequencer->CallsOf(run->vote);
+    for (const Session::Membership& membership : run->session->memberships) {
+      if (membership.world == world && members.empty()) {
+        members.emplace_back().rank = membership.rank;
+      }
+    }
+    world->sequencer->Refuse(members, run->vote.epoch, told, now, &actions);
   }
+  SayOpenEpoch(*world, world->sequencer->epoch(), &error);
+  FailRun(run, error, now);
+  Apply(world, &actions, now);
 }
 
 void LocalNode::Impl::Uploaded(RunHandle handle, const absl::Status& status) {
@@ -623,15 +673,28 @@ void LocalNode::Impl::ApplyOne(const std::shared_ptr<World>& world, SequencerAct
       }
       break;
     case SequencerAction::Kind::kFail:
+      for (const InstanceKey& key : action->dropped) world->shared.erase(key);
       if (RunState* run = runs_.Find(action->run)) {
+        if (action->opened != Epoch()) {
+          SayOpenEpoch(*world, action->opened, &action->error);
+        } else {
+          ForgetCommon(run);
+        }
         if (run->launches_left > 0) AbortGang(run->gang, ToStatus(action->error));
         FailRun(run, action->error, now);
       }
       break;
+    case SequencerAction::Kind::kWarn:
+      action->error.code = absl::StatusCode::kInvalidArgument;
+      RecordFailure(nullptr, world.get(), &action->error);
+      Note(FlightKind::kCallSitesDiffer, now, nullptr, world.get(), Sequence(), Ticket(),
+           action->error.id);
+      break;
     case SequencerAction::Kind::kEpochEnded:
       world->shared.clear();
       world->equal_work.clear();
-      errors.Record(world->tenant, &action->error);
+      SayOpenEpoch(*world, action->opened, &action->error);
+      RecordFailure(nullptr, world.get(), &action->error);
       Note(FlightKind::kEpochEnded, now, nullptr, world.get(), Sequence(), Ticket(),
            action->error.id);
       break;
@@ -1094,7 +1157,11 @@ void LocalNode::Impl::FinishGang(int32_t place, absl::Time now) {
     Apply(world, &actions, now);
   }
   if (!status.ok()) {
-    const Error error = ErrorOf(status);
+    Error error = ErrorOf(status);
+    // The sequencer's actions may be for later: its members enter the epoch by what they get here.
+    if (gang.world != nullptr) {
+      SayOpenEpoch(*gang.world, gang.world->sequencer->epoch(), &error);
+    }
     for (RunHandle handle : gang.runs) {
       RunState* run = runs_.Find(handle);
       if (run == nullptr) continue;  // the sequencer's actions have ended it
@@ -1157,7 +1224,7 @@ void LocalNode::Impl::FailRun(RunState* run, const Error& cause, absl::Time now)
   run->failed = true;
   const std::shared_ptr<Session> session = run->session;
   Error error = cause;
-  errors.Record(session->tenant->name, &error);
+  RecordFailure(session.get(), run->world.get(), &error);
   ++stats.runs_failed;
   const auto shared_error = std::make_shared<Error>(error);
   if (run->launches_left == 0) ReturnDonations(run);
@@ -1204,22 +1271,23 @@ void LocalNode::Impl::NoteGivenUp(World* world, const LaunchedInstance& instance
   for (const LaunchedInstance::GivenUp& part : instance.given_up) {
     ++stats.gradients_given_up;
     if (world->given_up.size() >= kKept) world->given_up.clear();
-    ErrorId& known = world->given_up[{part.rank.value(), part.source}];
+    ErrorId& known = world->given_up[{part.rank.value(), part.what->source}];
     if (!errors.Find(known, "").has_value()) {
       Error error;
       error.code = absl::StatusCode::kFailedPrecondition;
       error.reason = Reason::kGradientLost;
       error.culprit.rank = part.rank.value();
       error.culprit.pid = world->members[static_cast<size_t>(part.rank.value())].pid;
-      error.op = part.op;
-      error.source = part.source;
+      error.op = part.what->op;
+      error.source = part.what->source;
       error.message = absl::StrCat(
-          "rank ", part.rank.value(), " gave up its part of the gradient of ", part.op, " at ",
-          part.source,
+          "rank ", part.rank.value(), " gave up its part of the gradient of ", part.what->what,
+          " at ", part.what->source,
           " (dropped, used up or not recorded), and others asked for it: they have it without this "
           "rank's part of the loss, which is right for them, and what this rank differentiates "
           "there lacks theirs. Call Backward there as well, or make the call under NoGrad");
-      known = errors.Record(world->tenant, &error);
+      errors.Record(world->tenant, &error);
+      known = error.id;
     }
     Note(FlightKind::kGradientGivenUp, now, nullptr, world, Sequence(), ticket, known);
   }

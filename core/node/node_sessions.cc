@@ -291,7 +291,11 @@ void LocalNode::Impl::EndSession(const std::shared_ptr<Session>& session, const 
   session->state = SessionState::kDead;
   Error gone = ErrorOf(SessionLost(died));
   if (!died.empty()) {
-    errors.Record(session->tenant->name, &gone);
+    // Of a member of a complete world the others are told, and the log with them.
+    const bool told = std::any_of(session->memberships.begin(), session->memberships.end(),
+                                  [](const Session::Membership& m) { return m.world->formed; });
+    if (told) errors.Record(session->tenant->name, &gone);
+    RecordFailure(session.get(), nullptr, &gone);
     deaths_[session->id] = {session->tenant->name, died};
     if (deaths_.size() > kKeptDeaths) deaths_.erase(deaths_.begin());
   }
@@ -546,7 +550,7 @@ void LocalNode::Impl::Execute(const std::shared_ptr<Session>& session, const Com
     status = DoCreateTensor(session, command.sequence, *create, now);
     if (status.ok()) return;  // its outcome follows when the bytes are there
     Error error = ErrorOf(status);
-    errors.Record(session->tenant->name, &error);
+    RecordFailure(session.get(), nullptr, &error);
     NameFailed(session.get(), create->tensor, std::make_shared<Error>(error));
     FinishCommand(session.get(), command.sequence, error);
     return;
@@ -561,6 +565,8 @@ void LocalNode::Impl::Execute(const std::shared_ptr<Session>& session, const Com
     status = DoCancel(session.get(), *cancel, now);
   } else if (const auto* enter = absl::get_if<EnterEpoch>(&command.body)) {
     status = DoEnterEpoch(session.get(), *enter);
+  } else if (const auto* refuse = absl::get_if<Refuse>(&command.body)) {
+    status = DoRefuse(session.get(), *refuse, now);
   }
   FinishCommand(session.get(), command.sequence, status);
 }
@@ -572,7 +578,7 @@ void LocalNode::Impl::FinishCommand(Session* session, Sequence sequence,
     return;
   }
   Error error = ErrorOf(status);
-  if (error.id == ErrorId()) errors.Record(session->tenant->name, &error);
+  RecordFailure(session, nullptr, &error);
   FinishCommand(session, sequence, error);
 }
 
@@ -716,7 +722,7 @@ absl::Status LocalNode::Impl::DoCreateTensor(const std::shared_ptr<Session>& ses
       cell->state = Cell::State::kReady;
     } else {
       Error error = ErrorOf(status);
-      errors.Record(session->tenant->name, &error);
+      RecordFailure(session.get(), nullptr, &error);
       cell->state = Cell::State::kFailed;
       cell->error = std::make_shared<Error>(std::move(error));
     }

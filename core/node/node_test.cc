@@ -283,12 +283,12 @@ class DirectRank {
 
   GroupId CreateGroup(const std::vector<Rank>& members) {
     return *Call<absl::StatusOr<GroupId>>([&](LocalNode& node, absl::Time, auto* done) {
-      done->Set(node.CreateGroup(session_, world_, Rank(rank_), members));
+      done->Set(node.CreateGroup(session_, world_, Rank(rank_), members, absl::nullopt));
     });
   }
   void AbortWorld(const std::string& why) {
     EXPECT_TRUE(Call<absl::Status>([&](LocalNode& node, absl::Time now, auto* done) {
-                  done->Set(node.AbortWorld(session_, world_, Rank(rank_), why, now));
+                  done->Set(node.AbortWorld(session_, world_, Rank(rank_), Epoch(), why, now));
                 }).ok());
   }
   void RunTwoGroups(int32_t graph, GroupId first, TensorId out) {
@@ -338,10 +338,9 @@ class DirectRank {
     });
   }
 
-  void NextEpoch() {
-    epoch_ = Epoch(epoch_.value() + 1);
-    index_ = 0;
-  }
+  void NextEpoch() { epoch_ = Epoch(epoch_.value() + 1); }
+  // A call that this rank could not make counts all the same.
+  void LeaveOut() { ++index_; }
   SessionId session() const { return session_; }
 
   template <typename T, typename Fn>
@@ -357,7 +356,7 @@ class DirectRank {
     bound.world = world_;
     bound.group = group;
     bound.epoch = epoch_;
-    bound.base.push_back(base);
+    bound.base.push_back({0, base, 0});
     return bound;
   }
 
@@ -551,7 +550,11 @@ TEST_F(NodeTest, ATensorThatWasNotMadeStandsForTheError) {
     ranks_[r]->Register(1, AllReduceGraph(r, 2, create.type, "step.cc:1"));
   }
   rank.RunOn(1, TensorId{1, 1}, {3, 1});
-  EXPECT_EQ(ErrorOf(rank.LastOutcome()).id, refused.id);
+  // The same error, and which epoch is open now.
+  const Error of_run = ErrorOf(rank.LastOutcome());
+  EXPECT_EQ(of_run.message, refused.message);
+  ASSERT_EQ(of_run.ended.size(), 1u);
+  EXPECT_EQ(of_run.ended[0].open, Epoch(2));
   EXPECT_EQ(ErrorOf(rank.Read({1, 1}).status()).id, refused.id);
   ranks_[1]->RunInline(1, {1, 2}, {3, 1});
   const Error told = ErrorOf(ranks_[1]->LastOutcome());
@@ -594,6 +597,36 @@ TEST_F(NodeTest, AMismatchFailsOnEveryRankAndTheNextEpochWorks) {
   }
 }
 
+// Otherwise each use of a failed result would take the others' calls with it, and each use of
+// theirs the next ones: without end where ranks go on.
+TEST_F(NodeTest, WhatComesOfAFailureThatWasToldEndsNoEpoch) {
+  Start(2);
+  for (int r = 0; r < 2; ++r) {
+    ranks_[r]->Register(
+        0, AllReduceGraph(r, 2, TensorType(DType::kF32, {2 + r}), r == 0 ? "a.cc:1" : "b.cc:2"));
+    ranks_[r]->Register(1, AllReduceGraph(r, 2, TensorType(DType::kF32, {2}), "c.cc:3"));
+    ranks_[r]->RunInline(0, std::vector<float>(2 + r, 1.0f), {0, 1});
+  }
+  for (int r = 0; r < 2; ++r) {
+    EXPECT_EQ(ErrorOf(ranks_[r]->LastOutcome()).reason, Reason::kMismatch);
+    ranks_[r]->NextEpoch();
+  }
+  ranks_[1]->RunInline(1, {1, 2}, {1, 1});
+  ranks_[0]->RunOn(1, TensorId{0, 1}, {1, 1});
+  const Error own = ErrorOf(ranks_[0]->LastOutcome());
+  EXPECT_EQ(own.source, "b.cc:2") << own.message;
+  ASSERT_EQ(own.ended.size(), 1u);
+  EXPECT_EQ(own.ended[0].open, Epoch(2));
+  const Error waits = ErrorOf(ranks_[1]->LastOutcome());
+  EXPECT_EQ(waits.reason, Reason::kMismatch) << waits.message;
+  EXPECT_TRUE(waits.alone);
+  for (int r = 0; r < 2; ++r) ranks_[r]->RunInline(1, {5, 6}, {2, 1});
+  for (int r = 0; r < 2; ++r) {
+    EXPECT_TRUE(ranks_[r]->LastOutcome().ok()) << ranks_[r]->LastOutcome();
+    EXPECT_THAT(*ranks_[r]->Read({2, 1}), testing::ElementsAre(10, 12));
+  }
+}
+
 TEST_F(NodeTest, ADeadRankIsNamedToThoseWhoWait) {
   Start(2);
   ranks_[0]->Register(0, AllReduceGraph(0, 2, TensorType(DType::kF32, {1}), "a.cc:1"));
@@ -605,6 +638,152 @@ TEST_F(NodeTest, ADeadRankIsNamedToThoseWhoWait) {
   EXPECT_EQ(error.reason, Reason::kPeerDied);
   EXPECT_EQ(error.culprit.rank, 1);
   EXPECT_EQ(error.culprit.pid, 1001);
+}
+
+// Of 2 ranks with pids 1000 and 1001.
+TEST_F(NodeTest, EveryFailureIsOneLineForTheLog) {
+  Mutex mutex;
+  std::vector<std::string> lines;
+  NodeOptions options;
+  options.memory_limit_bytes = 3 * kLarge * static_cast<int64_t>(sizeof(float)) / 2;
+  options.log_failure = [&](absl::string_view line) {
+    MutexLock lock(&mutex);
+    lines.emplace_back(line);
+  };
+  const auto take = [&] {
+    // What the node thread has begun is done.
+    ranks_[0]->Call<bool>([](LocalNode&, absl::Time, auto* done) { done->Set(true); });
+    MutexLock lock(&mutex);
+    return std::exchange(lines, {});
+  };
+  options.sequencer.agree_timeout = absl::Milliseconds(50);
+  Start(2, options);
+  EXPECT_THAT(take(), testing::IsEmpty());
+  for (int r = 0; r < 2; ++r) {
+    ranks_[r]->Register(0, AllReduceGraph(r, 2, TensorType(DType::kF32, {2 + r}), "a.cc:1"));
+    ranks_[r]->Register(1, OnesGraph());
+    ranks_[r]->Register(2, AllReduceGraph(r, 2, TensorType(DType::kF32, {1}), "c.cc:1"));
+    ranks_[r]->RunInline(0, std::vector<float>(2 + r, 1.0f), {0, 1});
+  }
+  Error error;
+  const auto expect = [&](const std::string& where) {
+    EXPECT_THAT(take(), testing::ElementsAre(absl::StrCat(
+                            "failure: job=\"job\" ", where, " reason=", ReasonName(error.reason),
+                            " error_id=", error.id.value(), ": ", error.message)));
+  };
+  // A mismatch of two is nobody's, a late or dead rank is the culprit, a refusal is the caller's.
+  for (int r = 0; r < 2; ++r) error = ErrorOf(ranks_[r]->LastOutcome());
+  EXPECT_EQ(error.reason, Reason::kMismatch);
+  expect("rank=- pid=-");
+  for (int r = 0; r < 2; ++r) ranks_[r]->NextEpoch();
+  ranks_[0]->RunInline(2, {1}, {1, 1});
+  error = ErrorOf(ranks_[0]->LastOutcome());
+  EXPECT_EQ(error.reason, Reason::kAgreeTimeout);
+  expect("rank=1 pid=1001");
+  for (int r = 0; r < 2; ++r) ranks_[r]->NextEpoch();
+  ranks_[1]->Submit(DirectRank::LocalRun(1, {}, {{2, 1}}));
+  EXPECT_TRUE(ranks_[1]->LastOutcome().ok());
+  ranks_[1]->Submit(DirectRank::LocalRun(1, {}, {{3, 1}}));
+  error = ErrorOf(ranks_[1]->LastOutcome());
+  EXPECT_EQ(error.reason, Reason::kOutOfMemory) << error.message;
+  expect("rank=1 pid=1001");
+  ranks_[1]->Submit(DirectRank::LocalRun(77, {}, {{4, 1}}));
+  error = ErrorOf(ranks_[1]->LastOutcome());
+  EXPECT_EQ(error.reason, Reason::kUnknownName);
+  expect("rank=1 pid=1001");
+  // A third process of that rank, and one that says another size.
+  for (const int size : {2, 3}) {
+    JoinRequest join;
+    join.name = "job";
+    join.size = size;
+    join.rank = Rank(1);
+    join.device = DeviceIndex(0);
+    const absl::Status joined = ranks_[0]->Call<absl::Status>(
+        [&](LocalNode& node, absl::Time now, Promise<absl::Status>* done) {
+          node.JoinWorld(ranks_[0]->session(), join, now, [done](absl::StatusOr<WorldInfo> info) {
+            done->Set(Detached(info.status()));
+          });
+        });
+    error = ErrorOf(joined);
+    EXPECT_EQ(error.reason, size == 2 ? Reason::kDuplicateRank : Reason::kWorldSize);
+    expect("rank=1 pid=1000");
+  }
+  const SessionId dying = ranks_[1]->session();
+  loop_->Post([dying](LocalNode& node, absl::Time now) { node.SessionDied(dying, now); });
+  ranks_[0]->NextEpoch();
+  ranks_[0]->RunInline(2, {1}, {3, 1});
+  error = ErrorOf(ranks_[0]->LastOutcome());
+  EXPECT_EQ(error.culprit.pid, 1001);
+  const std::vector<std::string> death = take();
+  ASSERT_FALSE(death.empty());
+  EXPECT_THAT(death[0], testing::HasSubstr("rank=1 pid=1001 reason=PEER_DIED error_id="));
+  for (size_t i = 1; i < death.size(); ++i) {
+    EXPECT_THAT(death[i], testing::Not(testing::HasSubstr("reason=PEER_DIED")));
+  }
+}
+
+// Rank 1 of 3 is not let in: rank 0, which waits for it, is told, and the name is free.
+TEST_F(NodeTest, ARefusedJoinIsToldToThoseWhoWaitForIt) {
+  Start(3);
+  const auto join = [&](int caller, int rank, int size, int device,
+                        Promise<absl::StatusOr<WorldInfo>>* joined) {
+    JoinRequest request;
+    request.name = "late";
+    request.rank = Rank(rank);
+    request.size = size;
+    request.device = DeviceIndex(device);
+    return ranks_[static_cast<size_t>(caller)]->Call<bool>([&](LocalNode& node, absl::Time now,
+                                                               Promise<bool>* done) {
+      node.JoinWorld(ranks_[static_cast<size_t>(caller)]->session(), request, now,
+                     [joined](absl::StatusOr<WorldInfo> info) { joined->Set(std::move(info)); });
+      done->Set(true);
+    });
+  };
+  for (const bool by_size : {true, false}) {
+    Promise<absl::StatusOr<WorldInfo>> waiting;
+    Promise<absl::StatusOr<WorldInfo>> again;
+    Promise<absl::StatusOr<WorldInfo>> refused;
+    join(0, 0, 3, 0, &waiting);
+    // A second rank 0 is nobody whom rank 0 waits for.
+    join(1, 0, 3, 1, &again);
+    EXPECT_EQ(ErrorOf(again.Get().status()).reason, Reason::kDuplicateRank);
+    join(by_size ? 1 : 0, 1, by_size ? 2 : 3, by_size ? 1 : 0, &refused);
+    const Error why = ErrorOf(refused.Get().status());
+    const Error told = ErrorOf(waiting.Get().status());
+    EXPECT_EQ(why.reason, by_size ? Reason::kWorldSize : Reason::kQuota) << why.message;
+    EXPECT_EQ(told.reason, why.reason);
+    EXPECT_EQ(told.culprit.rank, 1);
+    EXPECT_EQ(told.culprit.pid, by_size ? 1001 : 1000);
+    EXPECT_EQ(told.message,
+              absl::StrCat("rank 1 (pid ", told.culprit.pid, ") was not let in: ", why.message));
+  }
+  Promise<absl::StatusOr<WorldInfo>> all[3];
+  for (int r = 0; r < 3; ++r) join(r, r, 3, r, &all[r]);
+  for (auto& joined : all) EXPECT_TRUE(joined.Get().ok());
+}
+
+// What is under way, and what waits for commands that have not come.
+TEST_F(NodeTest, AbortAllEndsEveryWait) {
+  Start(2);
+  ranks_[0]->Register(0, AllReduceGraph(0, 2, TensorType(DType::kF32, {1}), "a.cc:1"));
+  ranks_[0]->RunInline(0, {1}, {0, 1});
+  Promise<absl::Status> later;
+  Promise<absl::Status> read;
+  loop_->Post([&](LocalNode& node, absl::Time now) {
+    node.WaitOutcome(ranks_[0]->session(), Sequence(77), now + absl::Hours(1),
+                     [&](Outcome outcome) { later.Set(Detached(outcome.status)); });
+    node.ReadTensor(
+        ranks_[0]->session(), {0, 1}, now + absl::Hours(1),
+        [&](absl::StatusOr<LocalNode::TensorView> view) { read.Set(Detached(view.status())); });
+    node.StartDraining();
+    node.AbortAll(now);
+  });
+  EXPECT_EQ(ErrorOf(ranks_[0]->LastOutcome()).reason, Reason::kDraining);
+  EXPECT_EQ(ErrorOf(later.Get()).reason, Reason::kDraining);
+  EXPECT_EQ(ErrorOf(read.Get()).reason, Reason::kDraining);
+  ranks_[1]->Register(0, OnesGraph());
+  ranks_[1]->Submit(DirectRank::LocalRun(0, {}, {{1, 1}}));
+  EXPECT_EQ(ErrorOf(ranks_[1]->LastOutcome()).reason, Reason::kDraining);
 }
 
 TEST_F(NodeTest, WhoIsLateForAnEndedEpochGetsItsCauseAlsoWithoutMemory) {
@@ -681,6 +860,7 @@ TEST_F(NodeTest, AnEndedEpochKeepsNoSharedResult) {
   for (int32_t epoch = 1; epoch <= 3; ++epoch) {
     ranks_[0]->RunOn(1, ones, {epoch, 1});
     ranks_[1]->AbortWorld("enough");
+    ranks_[1]->LeaveOut();
     EXPECT_EQ(ErrorOf(ranks_[0]->LastOutcome()).reason, Reason::kCancelled);
     for (auto& rank : ranks_) rank->NextEpoch();
     if (epoch == 1) used = ranks_[0]->Stats().memory_used_bytes;

@@ -59,6 +59,9 @@ WorldInfo LocalNode::Impl::Describe(const World& world, absl::Time now) const {
   }
   if (world.formed) {
     info.epoch = world.sequencer->epoch();
+    for (WorldInfo::Member& member : info.members) {
+      member.next = world.sequencer->NextCall(GroupId(0), member.rank);
+    }
     for (int group = 0; group < world.sequencer->num_groups(); ++group) {
       const auto members = world.sequencer->GroupMembers(GroupId(group));
       info.groups.emplace_back();
@@ -112,6 +115,17 @@ std::vector<LocalNode::PendingView> LocalNode::Impl::Pending(absl::string_view t
       found.push_back(std::move(view));
       continue;
     }
+    PendingView reform;
+    reform.world = world.id;
+    reform.world_name = world.name;
+    reform.instance.what = "reform";
+    for (const WorldInfo::Member& member : info.members) {
+      const World::Member& state = world.members[static_cast<size_t>(member.rank.value())];
+      if (state.session == nullptr) continue;
+      (state.on_reformed != nullptr ? reform.instance.voted : reform.instance.missing)
+          .push_back(member.rank);
+    }
+    if (!reform.instance.voted.empty()) found.push_back(std::move(reform));
     for (PendingInstance& instance : world.sequencer->Pending(now)) {
       found.push_back({world.id, world.name, std::move(instance)});
     }

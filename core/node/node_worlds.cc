@@ -1,5 +1,6 @@
 // Membership: joining, groups, leaving, reforming.
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -91,6 +92,7 @@ void LocalNode::Impl::JoinWorld(const std::shared_ptr<Session>& session, const J
     if (request.exec_timeout > absl::ZeroDuration()) {
       world->options.exec_timeout = request.exec_timeout;
     }
+    world->options.check_call_sites = request.check_call_sites;
     world->first_joined = now;
     const absl::Duration patience =
         request.join_timeout > absl::ZeroDuration() ? request.join_timeout : options.join_timeout;
@@ -123,9 +125,24 @@ void LocalNode::Impl::JoinWorld(const std::shared_ptr<Session>& session, const J
   }
   const std::shared_ptr<World> world = known;
   if (world->size() != request.size) {
-    return refuse(absl::StatusCode::kInvalidArgument, Reason::kWorldSize,
+    const absl::Status why =
+        MakeError(absl::StatusCode::kInvalidArgument, Reason::kWorldSize,
                   absl::StrCat("world \"", request.name, "\" has ", world->size(), " ranks; rank ",
                                request.rank.value(), " asked for ", request.size));
+    RefuseJoined(world, request.rank, *session, why, now);
+    return done(why);
+  }
+  if (world->options.check_call_sites != request.check_call_sites) {
+    int other = 0;
+    while (world->members[static_cast<size_t>(other)].state == World::Member::State::kMissing) {
+      ++other;
+    }
+    return refuse(
+        absl::StatusCode::kInvalidArgument, Reason::kMismatch,
+        absl::StrCat("rank ", request.rank.value(), " joins world \"", request.name,
+                     "\" with check_call_sites ", CheckCallSitesName(request.check_call_sites),
+                     "; rank ", other, " has joined it with ",
+                     CheckCallSitesName(world->options.check_call_sites)));
   }
   World::Member& member = world->members[static_cast<size_t>(request.rank.value())];
   if (member.state == World::Member::State::kJoined) {
@@ -142,11 +159,14 @@ void LocalNode::Impl::JoinWorld(const std::shared_ptr<Session>& session, const J
   for (int rank = 0; rank < world->size(); ++rank) {
     const World::Member& other = world->members[static_cast<size_t>(rank)];
     if (other.state == World::Member::State::kJoined && other.device == request.device) {
-      return refuse(absl::StatusCode::kFailedPrecondition, Reason::kQuota,
+      const absl::Status why =
+          MakeError(absl::StatusCode::kFailedPrecondition, Reason::kQuota,
                     absl::StrCat("device ", request.device.value(), " is rank ", rank,
                                  "'s in world \"", request.name,
                                  "\"; each rank of a world needs a device of its own (start the "
                                  "daemon with more: --host_devices)"));
+      RefuseJoined(world, request.rank, *session, why, now);
+      return done(why);
     }
   }
   member.session = session;
@@ -159,6 +179,26 @@ void LocalNode::Impl::JoinWorld(const std::shared_ptr<Session>& session, const J
       std::all_of(world->members.begin(), world->members.end(),
                   [](const World::Member& m) { return m.state == World::Member::State::kJoined; });
   if (complete) FormWorld(world, now);
+}
+
+void LocalNode::Impl::RefuseJoined(const std::shared_ptr<World>& world, Rank rank,
+                                   const Session& session, const absl::Status& why,
+                                   absl::Time now) {
+  // Of a rank that is there already nobody waits for another.
+  if (world->formed || rank.value() >= world->size() ||
+      world->members[static_cast<size_t>(rank.value())].state != World::Member::State::kMissing) {
+    return;
+  }
+  Error error = ErrorOf(why);
+  error.culprit.rank = rank.value();
+  error.culprit.pid = session.request.pid;
+  error.message = absl::StrCat("rank ", rank.value(), " (pid ", session.request.pid,
+                               ") was not let in: ", error.message);
+  for (int other = 0; other < world->size(); ++other) {
+    OnJoined done = std::exchange(world->members[static_cast<size_t>(other)].on_joined, nullptr);
+    RemoveMember(world, Rank(other), /*died=*/"", now);
+    if (done != nullptr) done(ToStatus(error));
+  }
 }
 
 void LocalNode::Impl::FormWorld(const std::shared_ptr<World>& world, absl::Time now) {
@@ -180,13 +220,14 @@ void LocalNode::Impl::FormWorld(const std::shared_ptr<World>& world, absl::Time 
 }
 
 absl::StatusOr<GroupId> LocalNode::Impl::CreateGroup(Session* session, WorldId world, Rank rank,
-                                                     absl::Span<const Rank> members) {
+                                                     absl::Span<const Rank> members,
+                                                     absl::optional<InstanceKey::Request> request) {
   CHORUS_ASSIGN_OR_RETURN(const MemberRef member, FindMember(session, world, rank));
   if (!member.world->formed) {
     return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kUnspecified,
                      absl::StrCat("world \"", member.world->name, "\" is not complete yet"));
   }
-  return member.world->sequencer->AddGroup(rank, members);
+  return member.world->sequencer->AddGroup(rank, members, request);
 }
 
 absl::Status LocalNode::Impl::LeaveWorld(Session* session, WorldId world, Rank rank,
@@ -259,7 +300,7 @@ void LocalNode::Impl::DropWorldIfEmpty(const std::shared_ptr<World>& world) {
   if (it != worlds_by_name_.end() && it->second == world) worlds_by_name_.erase(it);
 }
 
-absl::Status LocalNode::Impl::AbortWorld(Session* session, WorldId world, Rank rank,
+absl::Status LocalNode::Impl::AbortWorld(Session* session, WorldId world, Rank rank, Epoch epoch,
                                          absl::string_view message, absl::Time now) {
   CHORUS_ASSIGN_OR_RETURN(const MemberRef member, FindMember(session, world, rank));
   if (!member.world->formed) {
@@ -273,10 +314,49 @@ absl::Status LocalNode::Impl::AbortWorld(Session* session, WorldId world, Rank r
   error.culprit.pid = session->request.pid;
   error.message = absl::StrCat("rank ", rank.value(), " aborted the world's epoch: ", message);
   const std::shared_ptr<World> kept = member.world;
+  if (epoch != Epoch() && epoch != kept->sequencer->epoch()) return absl::OkStatus();
   Actions actions;
   kept->sequencer->Abort(error, now, &actions);
   Apply(kept, &actions, now);
   return absl::OkStatus();
+}
+
+// Never OK: the session gets its own error back, recorded, with the epoch that is open.
+absl::Status LocalNode::Impl::DoRefuse(Session* session, const Refuse& command, absl::Time now) {
+  std::shared_ptr<World> world;
+  for (const RefusedMember& member : command.members) {
+    CHORUS_ASSIGN_OR_RETURN(const MemberRef found, FindMember(session, command.world, member.rank));
+    world = found.world;
+  }
+  if (world == nullptr)
+    return Malformed("a refusal names the members whose calls are meant; got none");
+  if (!world->formed) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kUnspecified,
+                     absl::StrCat("world \"", world->name, "\" is not complete yet"));
+  }
+  if (command.epoch > world->sequencer->epoch()) {
+    return Malformed(absl::StrCat("a refusal for epoch ", command.epoch.value(), "; epoch ",
+                                  world->sequencer->epoch().value(), " is open"));
+  }
+  Error error;
+  error.code = command.why.code;
+  error.reason = command.why.reason;
+  error.message = command.why.message;
+  error.source = command.why.source;
+  error.alone = command.why.alone && !command.by_hand;
+  if (command.by_hand) {
+    CHORUS_RETURN_IF_ERROR(AbortWorld(session, command.world, command.members[0].rank,
+                                      command.epoch, command.why.message, now));
+  } else {
+    Actions actions;
+    world->sequencer->Refuse(command.members, command.epoch, error, now, &actions);
+    Apply(world, &actions, now);
+  }
+  // In any case the rank goes on in the open epoch.
+  const bool alone = std::exchange(error.alone, false);
+  SayOpenEpoch(*world, world->sequencer->epoch(), &error);
+  error.alone = alone;
+  return ToStatus(error);
 }
 
 void LocalNode::Impl::ReformWorld(Session* session, WorldId world, Rank rank,
@@ -284,6 +364,7 @@ void LocalNode::Impl::ReformWorld(Session* session, WorldId world, Rank rank,
   absl::StatusOr<MemberRef> found = FindMember(session, world, rank);
   if (!found.ok()) return done(found.status());
   const std::shared_ptr<World> kept = found->world;
+  if (stopped) return done(DrainingError());
   if (!kept->formed) {
     return done(MakeError(absl::StatusCode::kFailedPrecondition, Reason::kUnspecified,
                           absl::StrCat("world \"", kept->name, "\" is not complete yet")));
@@ -370,10 +451,8 @@ void LocalNode::Impl::TryReform(const std::shared_ptr<World>& world, absl::Time 
 }
 
 void LocalNode::Impl::AbortAll(absl::Time now) {
-  Error error;
-  error.code = absl::StatusCode::kUnavailable;
-  error.reason = Reason::kDraining;
-  error.message = "the daemon is shutting down";
+  stopped = true;
+  const Error error = ErrorOf(DrainingError());
   std::vector<std::shared_ptr<World>> all;
   for (const auto& entry : worlds_) all.push_back(entry.second);
   for (const std::shared_ptr<World>& world : all) {
@@ -385,6 +464,23 @@ void LocalNode::Impl::AbortAll(absl::Time now) {
     Actions actions;
     world->sequencer->Abort(error, now, &actions);
     Apply(world, &actions, now);
+  }
+  // What is left is of one session, or launched.
+  std::vector<RunHandle> left;
+  runs_.ForEach([&left](RunState* run) { left.push_back(run->handle); });
+  for (RunHandle handle : left) {
+    if (RunState* run = runs_.Find(handle)) FailRun(run, error, now);
+  }
+  // And who waits for commands that have not come.
+  for (const auto& entry : sessions_) {
+    const auto held = std::exchange(entry.second->held, {});
+    for (const auto& frame : held) {
+      for (const OnOutcome& done : frame.second.done) {
+        done({Sequence(frame.first), ToStatus(error)});
+      }
+    }
+    auto waiters = std::exchange(entry.second->outcome_waiters, {});
+    for (auto& waiter : waiters) waiter.second.Call({Sequence(waiter.first), ToStatus(error)});
   }
 }
 

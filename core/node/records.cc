@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+
 namespace chorus {
 
 absl::string_view FlightKindName(FlightKind kind) {
@@ -24,6 +27,8 @@ absl::string_view FlightKindName(FlightKind kind) {
       return "epoch_ended";
     case FlightKind::kReformed:
       return "reformed";
+    case FlightKind::kCallSitesDiffer:
+      return "call_sites_differ";
     case FlightKind::kGradientGivenUp:
       return "gradient_given_up";
   }
@@ -41,7 +46,7 @@ std::vector<FlightEvent> FlightRecord::Latest(size_t limit) const {
   return events;
 }
 
-ErrorId ErrorStore::Record(absl::string_view tenant, Error* error) {
+bool ErrorStore::Record(absl::string_view tenant, Error* error) {
   // One cause fails many runs one after the other: they share its record.
   const size_t recent = std::min<size_t>(entries_.size(), 32);
   for (size_t i = 0; i < recent; ++i) {
@@ -51,12 +56,12 @@ ErrorId ErrorStore::Record(absl::string_view tenant, Error* error) {
     same.id = entry.error.id;
     if (EncodeError(same) != EncodeError(entry.error)) continue;
     error->id = entry.error.id;
-    return error->id;
+    return false;
   }
   error->id = ErrorId(next_++);
   entries_.push_back({std::string(tenant), *error});
   if (entries_.size() > capacity_) entries_.pop_front();
-  return error->id;
+  return true;
 }
 
 absl::optional<Error> ErrorStore::Find(ErrorId id, absl::string_view tenant) const {
@@ -65,6 +70,34 @@ absl::optional<Error> ErrorStore::Find(ErrorId id, absl::string_view tenant) con
   const Entry& entry = entries_[static_cast<size_t>(id.value() - first)];
   if (!tenant.empty() && tenant != entry.tenant) return absl::nullopt;
   return entry.error;
+}
+
+std::string FailureLine(const FailureOrigin& failure, const Error& error) {
+  const auto number = [](int32_t value) { return value < 0 ? "-" : absl::StrCat(value); };
+  std::string message = error.message;
+  for (char& c : message) {
+    if (static_cast<unsigned char>(c) < ' ' || c == '\x7f') c = ' ';
+  }
+  const std::string job =
+      failure.job.empty() ? "-" : absl::StrCat("\"", absl::Utf8SafeCEscape(failure.job), "\"");
+  return absl::StrCat("failure: job=", job, " rank=", number(failure.rank),
+                      " pid=", number(failure.pid), " reason=", ReasonName(error.reason),
+                      " error_id=", error.id.value(), ": ", message);
+}
+
+bool LineBudget::Take(absl::Time now, int64_t* left_out) {
+  if (now - since_ >= absl::Seconds(1)) {
+    since_ = now;
+    lines_ = 0;
+  }
+  if (lines_ >= kLinesPerSecond) {
+    ++left_out_;
+    return false;
+  }
+  ++lines_;
+  *left_out = left_out_;
+  left_out_ = 0;
+  return true;
 }
 
 }  // namespace chorus

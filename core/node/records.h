@@ -30,6 +30,8 @@ enum class FlightKind : uint8_t {
   // A gradient went on with zeros for a rank that had given its part up; `error` says whose and
   // where.
   kGradientGivenUp = 10,
+  // The ranks of an instance call it in different lines: `error` says which.
+  kCallSitesDiffer = 11,
 };
 absl::string_view FlightKindName(FlightKind kind);
 
@@ -65,8 +67,8 @@ class FlightRecord {
 class ErrorStore {
  public:
   explicit ErrorStore(size_t capacity) : capacity_(capacity) {}
-  // Sets error->id. `tenant` may ask for it later.
-  ErrorId Record(absl::string_view tenant, Error* error);
+  // Sets error->id. `tenant` may ask for it later. False: the cause was there already.
+  bool Record(absl::string_view tenant, Error* error);
   absl::optional<Error> Find(ErrorId id, absl::string_view tenant) const;
 
  private:
@@ -77,6 +79,28 @@ class ErrorStore {
   size_t capacity_;
   int64_t next_ = 1;
   std::deque<Entry> entries_;  // ids next_ - size .. next_ - 1
+};
+
+// A failure for the daemon's log: one line, whatever bytes its texts have. Numbers that are not
+// known (-1) are "-", and so is an empty job.
+struct FailureOrigin {
+  absl::string_view job;
+  int32_t rank = -1;
+  int32_t pid = -1;
+};
+std::string FailureLine(const FailureOrigin& failure, const Error& error);
+
+// Bounds the lines of one tenant: a client that fails in a loop fills no disk, and slows nobody.
+class LineBudget {
+ public:
+  static constexpr int kLinesPerSecond = 100;
+  // Whether a line may be written now; then *left_out says how many were not since the last one.
+  bool Take(absl::Time now, int64_t* left_out);
+
+ private:
+  absl::Time since_ = absl::InfinitePast();
+  int lines_ = 0;
+  int64_t left_out_ = 0;
 };
 
 }  // namespace chorus

@@ -17,8 +17,11 @@ TEST(ErrorStoreTest, OneCauseHasOneRecord) {
   Error a = Make("rank 1 died");
   Error again = Make("rank 1 died");
   Error other = Make("rank 2 died");
-  EXPECT_EQ(store.Record("uid:1", &a), store.Record("uid:1", &again));
-  EXPECT_NE(store.Record("uid:1", &a), store.Record("uid:1", &other));
+  EXPECT_TRUE(store.Record("uid:1", &a));
+  EXPECT_FALSE(store.Record("uid:1", &again));
+  EXPECT_EQ(a.id, again.id);
+  EXPECT_TRUE(store.Record("uid:1", &other));
+  EXPECT_NE(a.id, other.id);
   EXPECT_EQ(store.Find(a.id, "uid:1")->message, "rank 1 died");
 }
 
@@ -41,6 +44,33 @@ TEST(ErrorStoreTest, ForgetsTheOldest) {
   EXPECT_EQ(store.Find(errors[1].id, "t")->message, "1");
   EXPECT_EQ(store.Find(errors[2].id, "t")->message, "2");
   EXPECT_FALSE(store.Find(ErrorId(99), "t").has_value());
+}
+
+TEST(FailureLineTest, IsOneLineWithEverythingInItsPlace) {
+  Error error = Make("rank 3 is late:\nnothing\tcame");
+  error.reason = Reason::kAgreeTimeout;
+  error.id = ErrorId(17);
+  EXPECT_EQ(FailureLine({"my \"job\"\n", 3, 4711}, error),
+            "failure: job=\"my \\\"job\\\"\\n\" rank=3 pid=4711 reason=AGREE_TIMEOUT error_id=17: "
+            "rank 3 is late: nothing came");
+  EXPECT_EQ(FailureLine({}, error),
+            "failure: job=- rank=- pid=- reason=AGREE_TIMEOUT error_id=17: "
+            "rank 3 is late: nothing came");
+}
+
+TEST(LineBudgetTest, CountsWhatItLeavesOut) {
+  LineBudget budget;
+  const absl::Time start = absl::FromUnixSeconds(1000);
+  int64_t left_out = -1;
+  for (int i = 0; i < LineBudget::kLinesPerSecond; ++i) {
+    ASSERT_TRUE(budget.Take(start, &left_out));
+    ASSERT_EQ(left_out, 0);
+  }
+  for (int i = 0; i < 7; ++i) EXPECT_FALSE(budget.Take(start + absl::Milliseconds(999), &left_out));
+  EXPECT_TRUE(budget.Take(start + absl::Seconds(1), &left_out));
+  EXPECT_EQ(left_out, 7);
+  EXPECT_TRUE(budget.Take(start + absl::Seconds(1), &left_out));
+  EXPECT_EQ(left_out, 0);
 }
 
 TEST(FlightRecordTest, KeepsTheLatestInOrder) {

@@ -99,6 +99,8 @@ struct RunState {
     vote.what.reset();
     vote.groups.clear();
     vote.bound.clear();
+    vote.pair_calls.clear();
+    vote.call_goes_on = false;
     vote.producers.clear();
     vote.donates = false;
     instance_of.clear();

@@ -61,6 +61,10 @@ struct World {
   int size() const { return static_cast<int>(members.size()); }
 };
 
+// Whoever is told `error` goes on in epoch `open` of `world`. Where a call failed alone no epoch has
+// ended.
+void SayOpenEpoch(const World& world, Epoch open, Error* error);
+
 }  // namespace chorus
 
 #endif  // CHORUS_CORE_NODE_WORLD_H_

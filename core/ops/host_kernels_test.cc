@@ -61,6 +61,9 @@ void AppendRowCases(std::vector<Case>* cases) {
     for (int64_t axis = 0; axis < static_cast<int64_t>(sizes.size()); ++axis) {
       cases->push_back({"softmax", {sizes}, axis_is(axis)});
       cases->push_back({"log_softmax", {sizes}, axis_is(axis)});
+      cases->push_back({"center", {sizes, sizes}, axis_is(axis)});
+      cases->push_back({"center_grad", {sizes, sizes}, axis_is(axis)});
+      cases->push_back({"softmax_grad", {sizes, sizes}, axis_is(axis)});
       if (sizes[axis] == 0) continue;
       for (const int64_t keep_dims : {0, 1}) {
         for (const char* op : {"arg_max", "arg_min"}) {
@@ -165,8 +168,9 @@ std::vector<Case> Cases() {
       cases.push_back({"cast", {sizes}, {{"dtype", std::string(DTypeName(dtype))}}});
     }
     for (const char* op :
-         {"add", "div", "eq", "ge", "gt", "holds", "le", "logical_and", "logical_or", "logical_xor",
-          "lt", "maximum", "minimum", "mul", "ne", "pow", "relu_grad", "sub"}) {
+         {"add",         "div",        "eq",          "ge",           "gt",      "holds",    "le",
+          "logical_and", "logical_or", "logical_xor", "lt",           "maximum", "minimum",  "mul",
+          "ne",          "pow",        "relu_grad",   "sigmoid_grad", "sub",     "tanh_grad"}) {
       cases.push_back({op, {sizes, sizes}, {}});
       cases.push_back({op, {{}, sizes}, {}});
       cases.push_back({op, {sizes, {}}, {}});

@@ -108,6 +108,7 @@ Hash128 FingerprintOf(const std::vector<Participation>& participations) {
     out.PutSigned(p.peer.value());
     out.PutSigned(p.tag);
     out.Put(static_cast<uint8_t>(p.is_recv));
+    out.PutSigned(p.part);
     out.Put(static_cast<uint8_t>(p.wants_grad | p.leads_to_collective << 1 | p.leads_to_leaf << 2));
     out.PutVarint(p.after.size());
     for (const int32_t a : p.after) out.PutSigned(a);
@@ -162,12 +163,14 @@ std::shared_ptr<const VoteTemplate> MakeVotes(const Graph& graph, const ValueTab
     p.peer = c.peer;
     p.tag = c.tag;
     p.is_recv = c.kind == CollectiveKind::kRecv;
+    p.part = c.part;
     p.wants_grad = c.wants_grad;
     p.leads_to_collective = c.leads_to_collective;
     p.leads_to_leaf = c.leads_to_leaf;
     p.after = std::move(needs);
     p.node = static_cast<int32_t>(n);
     p.source = node.source;
+    if (p.leads_to_collective || p.leads_to_leaf) p.label = LabelOf(p);
     votes->participations.push_back(std::move(p));
     dependences.Give(static_cast<int32_t>(n), node.outputs.size(), {index});
   }

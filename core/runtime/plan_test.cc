@@ -639,6 +639,23 @@ TEST(PlanTest, FingerprintsTellVotesApartButNotSources) {
   EXPECT_NE(build(4, false, ""), build(4, true, ""));
 }
 
+// Ranks that make one call of two collectives and ranks that make two calls must not be taken for
+// ranks that do the same.
+TEST(PlanTest, PartsOfACallAreInTheVotesAndTheirFingerprint) {
+  const auto build = [](int32_t part) {
+    RankBuilder b(0, 2);
+    const ValueIndex x = b.Input(F32({4}));
+    AddOutput(&b, b.AllReduce(x));
+    AddOutput(&b, b.AllReduce(x));
+    Graph graph = b.graph().Build();
+    graph.nodes[1].collective->part = part;
+    return Compile(graph).votes;
+  };
+  EXPECT_EQ(build(1)->participations[0].part, 0);
+  EXPECT_EQ(build(1)->participations[1].part, 1);
+  EXPECT_NE(build(1)->fingerprint, build(0)->fingerprint);
+}
+
 TEST(PlanTest, AnotherOrderOfCollectivesIsFollowed) {
   RankBuilder b(0, 2);
   const ValueIndex x = b.Input(F32({4}));

@@ -13,9 +13,18 @@ namespace {
 
 constexpr uint64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 constexpr uint64_t kMaxInt64 = std::numeric_limits<int64_t>::max();
+constexpr size_t kMinKeyBytes = 7;  // of an InstanceKey
 
 enum BindingKind : uint8_t { kTensorBinding = 0, kInlineBinding = 1, kExternalBinding = 2 };
 enum GraphPlace : uint8_t { kGraphInline = 0, kGraphStaged = 1 };
+enum RefusedWhat : uint8_t { kGroupCalls = 0, kSends = 1, kRecvs = 2 };
+// Flags of a run: what most have not. Then of a refusal, and of a refused member.
+constexpr uint8_t kHasPairCalls = 1;
+constexpr uint8_t kCallGoesOn = 2;
+constexpr uint8_t kByHand = 1;
+constexpr uint8_t kAlone = 2;
+constexpr uint8_t kRestOfStep = 1;
+constexpr uint8_t kDropsTapes = 2;
 
 // Gathers numbers on the stack: a ByteWriter checks its room for each byte, and most frames are a
 // few dozen small numbers.
@@ -91,6 +100,14 @@ void PutBinding(const Binding& binding, FrameWriter* out) {
   }
 }
 
+// The call's lowest bit says whether a part follows: few have one. A call out of range stays so.
+void PutPosition(const CallPosition& at, FrameWriter* out) {
+  Put64(at.step, out);
+  const bool in_range = at.call >= 0 && at.call < kMaxCallNumber;
+  Put64(in_range ? at.call * 2 + (at.part != 0 ? 1 : 0) : -1, out);
+  if (at.part != 0) Put32(at.part, out);
+}
+
 template <typename Id>
 void PutIds(const std::vector<Id>& ids, FrameWriter* out) {
   out->PutVarint(ids.size());
@@ -127,7 +144,13 @@ CommandKind PutBody(const Run& body, FrameWriter* out) {
     Put32(group.group.value(), out);
     Put64(group.epoch.value(), out);
     out->PutVarint(group.base.size());
-    for (const int64_t base : group.base) Put64(base, out);
+    for (const CallPosition& base : group.base) PutPosition(base, out);
+  }
+  out->Put(static_cast<uint8_t>((body.pair_calls.empty() ? 0 : kHasPairCalls) |
+                                (body.call_goes_on ? kCallGoesOn : 0)));
+  if (!body.pair_calls.empty()) {
+    out->PutVarint(body.pair_calls.size());
+    for (const int64_t call : body.pair_calls) Put64(call, out);
   }
   out->PutVarint(body.instances.size());
   for (const InstanceKey& key : body.instances) EncodeInstanceKey(key, out->Flushed());
@@ -187,6 +210,40 @@ CommandKind PutBody(const EnterEpoch& body, FrameWriter* out) {
   return CommandKind::kEnterEpoch;
 }
 
+CommandKind PutBody(const Refuse& body, FrameWriter* out) {
+  Put64(body.world.value(), out);
+  Put64(body.epoch.value(), out);
+  out->Put(static_cast<uint8_t>((body.by_hand ? kByHand : 0) | (body.why.alone ? kAlone : 0)));
+  out->PutVarint(body.members.size());
+  for (const RefusedMember& member : body.members) {
+    Put32(member.rank.value(), out);
+    Put64(member.step, out);
+    out->Put(static_cast<uint8_t>((member.rest_of_step ? kRestOfStep : 0) |
+                                  (member.drops_tapes ? kDropsTapes : 0)));
+    out->PutVarint(member.calls.size());
+    for (const RefusedCalls& calls : member.calls) {
+      Put32(calls.group.value(), out);
+      if (calls.source.value() < 0) {
+        out->Put(kGroupCalls);
+      } else {
+        out->Put(calls.is_recv ? kRecvs : kSends);
+        Put32(calls.source.value(), out);
+        Put32(calls.destination.value(), out);
+        out->PutSigned(calls.tag);
+      }
+      Put64(calls.first, out);
+      Put64(calls.next, out);
+    }
+    out->PutVarint(member.gradients.size());
+    for (const InstanceKey& key : member.gradients) EncodeInstanceKey(key, out->Flushed());
+  }
+  out->Put(static_cast<uint8_t>(body.why.code));
+  out->PutVarint(static_cast<uint64_t>(body.why.reason));
+  out->PutString(body.why.message);
+  out->PutString(body.why.source);
+  return CommandKind::kRefuse;
+}
+
 // Reads one frame's body and remembers the first field that was wrong.
 class BodyReader {
  public:
@@ -208,6 +265,10 @@ class BodyReader {
   uint64_t Unsigned64(const char* expected) {
     return Check(in_.GetVarint(), ~uint64_t{0}, expected);
   }
+  // A step, or how many calls there have been.
+  int64_t CallNumber(const char* expected) {
+    return static_cast<int64_t>(Check(in_.GetVarint(), kMaxCallNumber - 1, expected));
+  }
   uint8_t Byte(uint8_t maximum, const char* expected) {
     return static_cast<uint8_t>(Check(in_.Get<uint8_t>(), maximum, expected));
   }
@@ -221,6 +282,11 @@ class BodyReader {
     id.generation = static_cast<uint32_t>(
         Check(in_.GetVarint(), std::numeric_limits<uint32_t>::max(), expected));
     return id;
+  }
+  int64_t Signed(const char* expected) {
+    const int64_t value = in_.GetSigned();
+    Expect(true, expected);
+    return value;
   }
   absl::string_view String(size_t maximum, const char* expected) {
     const absl::string_view bytes = in_.GetString();
@@ -261,6 +327,18 @@ class BodyReader {
     InstanceKey key = DecodeInstanceKey(&in_);
     Expect(true, "an instance's key");
     return key;
+  }
+
+  CallPosition Position() {
+    CallPosition at;
+    at.step = CallNumber("a step below 2^48");
+    const uint64_t call = Check(in_.GetVarint(), kMaxCallNumber * 2 - 1, "a call below 2^48");
+    at.call = static_cast<int64_t>(call / 2);
+    if (call % 2 != 0) {
+      at.part = Number32("the part of a call");
+      Expect(at.part != 0, "the part of a call, not 0");
+    }
+    return at;
   }
 
   TensorType Type() {
@@ -326,14 +404,25 @@ void ReadBody(BodyReader* in, Run* body) {
     group.world = WorldId(in->Number64("a world's number"));
     group.group = GroupId(in->Number32("a group's number"));
     group.epoch = Epoch(in->Number64("an epoch"));
-    const size_t members = in->Count(1, "a count of members");
+    const size_t members = in->Count(2, "a count of members");
     group.base.reserve(members);
     for (size_t j = 0; j < members && in->ok(); ++j) {
-      group.base.push_back(in->Number64("an instance's index"));
+      group.base.push_back(in->Position());
     }
   }
 
-  const size_t instances = in->Count(5, "a count of instances");
+  const uint8_t flags = in->Byte(kHasPairCalls | kCallGoesOn, "a run's flags");
+  if ((flags & kHasPairCalls) != 0) {
+    const size_t calls = in->Count(1, "a count of pairs' calls");
+    in->Expect(calls != 0, "a count of pairs' calls, not 0");
+    body->pair_calls.reserve(calls);
+    for (size_t i = 0; i < calls && in->ok(); ++i) {
+      body->pair_calls.push_back(in->CallNumber("a pair's call below 2^48"));
+    }
+  }
+  body->call_goes_on = (flags & kCallGoesOn) != 0;
+
+  const size_t instances = in->Count(kMinKeyBytes, "a count of instances");
   body->instances.reserve(instances);
   for (size_t i = 0; i < instances && in->ok(); ++i) body->instances.push_back(in->Key());
 
@@ -381,7 +470,7 @@ void ReadBody(BodyReader* in, Release* body) {
 }
 
 void ReadBody(BodyReader* in, DropTape* body) {
-  const size_t entries = in->Count(8, "a count of tape entries");
+  const size_t entries = in->Count(kMinKeyBytes + 3, "a count of tape entries");
   body->entries.reserve(entries);
   for (size_t i = 0; i < entries && in->ok(); ++i) {
     body->entries.emplace_back();
@@ -400,6 +489,61 @@ void ReadBody(BodyReader* in, Cancel* body) {
 void ReadBody(BodyReader* in, EnterEpoch* body) {
   body->world = WorldId(in->Number64("a world's number"));
   body->epoch = Epoch(in->Number64("an epoch"));
+}
+
+RefusedCalls ReadRefusedCalls(BodyReader* in) {
+  RefusedCalls calls;
+  calls.group = GroupId(in->Number32("a group's number"));
+  const uint8_t what = in->Byte(kRecvs, "refused calls: 0 (of a group), 1 (sends) or 2 (receives)");
+  if (what != kGroupCalls) {
+    calls.is_recv = what == kRecvs;
+    calls.source = GroupRank(in->Number32("a pair's source"));
+    calls.destination = GroupRank(in->Number32("a pair's destination"));
+    calls.tag = in->Signed("a pair's tag");
+  }
+  calls.first = in->CallNumber("a call below 2^48");
+  calls.next = in->CallNumber("a call below 2^48");
+  in->Expect(calls.first <= calls.next, "refused calls whose end is not before their start");
+  return calls;
+}
+
+void ReadBody(BodyReader* in, Refuse* body) {
+  body->world = WorldId(in->Number64("a world's number"));
+  body->epoch = Epoch(in->Number64("an epoch"));
+  const uint8_t how = in->Byte(kByHand | kAlone, "a refusal's flags");
+  body->by_hand = (how & kByHand) != 0;
+  body->why.alone = (how & kAlone) != 0;
+  const size_t members = in->Count(5, "a count of members");
+  if (!in->Expect(members >= 1 && members <= Refuse::kMaxMembers, "1 to 1024 members")) return;
+  body->members.reserve(members);
+  for (size_t i = 0; i < members && in->ok(); ++i) {
+    RefusedMember& member = body->members.emplace_back();
+    member.rank = Rank(in->Number32("a rank"));
+    member.step = in->CallNumber("a step below 2^48");
+    const uint8_t flags = in->Byte(kRestOfStep | kDropsTapes, "a member's flags");
+    member.rest_of_step = (flags & kRestOfStep) != 0;
+    member.drops_tapes = (flags & kDropsTapes) != 0;
+    const size_t calls = in->Count(4, "a count of refused calls");
+    member.calls.reserve(calls);
+    for (size_t j = 0; j < calls && in->ok(); ++j) member.calls.push_back(ReadRefusedCalls(in));
+    const size_t gradients = in->Count(kMinKeyBytes, "a count of gradients");
+    member.gradients.reserve(gradients);
+    for (size_t j = 0; j < gradients && in->ok(); ++j) {
+      member.gradients.push_back(in->Key());
+      in->Expect(member.gradients.back().is_gradient(), "a gradient's key");
+    }
+  }
+  constexpr auto kLastCode = static_cast<uint8_t>(absl::StatusCode::kUnauthenticated);
+  const uint8_t code = in->Byte(kLastCode, "a status code");
+  in->Expect(code != 0, "a status code other than OK");
+  body->why.code = static_cast<absl::StatusCode>(code);
+  const uint64_t reason = in->Unsigned64("a reason");
+  body->why.reason = ReasonFromName(ReasonName(static_cast<Reason>(reason)));
+  in->Expect(static_cast<uint64_t>(body->why.reason) == reason, "a reason that this build knows");
+  for (std::string* text : {&body->why.message, &body->why.source}) {
+    const absl::string_view bytes = in->String(Error::kMaxBytes, "a text of at most 4096 bytes");
+    if (in->ok()) text->assign(bytes.data(), bytes.size());
+  }
 }
 
 template <typename Body>
@@ -454,8 +598,10 @@ absl::Status DecodeInto(absl::string_view frame, Command* command) {
       return DecodeBody<Cancel>(body, "Cancel", &command->body);
     case CommandKind::kEnterEpoch:
       return DecodeBody<EnterEpoch>(body, "EnterEpoch", &command->body);
+    case CommandKind::kRefuse:
+      return DecodeBody<Refuse>(body, "Refuse", &command->body);
     default:
-      return Malformed(absl::StrCat("frame: expected a kind of 1 to 8, got ", header.kind));
+      return Malformed(absl::StrCat("frame: expected a kind of 1 to 9, got ", header.kind));
   }
 }
 

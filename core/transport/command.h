@@ -17,6 +17,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/variant.h"
 #include "core/base/bytes.h"
+#include "core/base/error.h"
 #include "core/base/ids.h"
 #include "core/collective/instance.h"
 #include "core/transport/frame_format.h"
@@ -49,7 +50,9 @@ struct RunGroup {
   WorldId world;
   GroupId group;
   Epoch epoch;
-  absl::InlinedVector<int64_t, 1> base;  // next index of each member held here, in slot order
+  // The position of each held member's next call of the group, in slot order. Empty: what the
+  // daemon has counted.
+  absl::InlinedVector<CallPosition, 1> base;
 };
 
 struct RegisterGraph {
@@ -64,10 +67,14 @@ struct Run {
   absl::InlinedVector<Binding, 2> inputs;
   absl::InlinedVector<OutBinding, 2> outputs;
   absl::InlinedVector<RunGroup, 1> groups;  // one for each group slot
-  std::vector<InstanceKey> instances;       // one for each instance slot
-  absl::InlinedVector<bool, 2> donate;      // by input; empty: none
-  std::vector<DeviceIndex> devices;  // one for each device slot; empty: the session's, in order
-  uint64_t gang = 0;                 // reserved: id of a gang that is known already
+  // The number of the next call at each end of a pair that the graph's collectives use, in the
+  // order of their first nodes. Empty: what the daemon has counted.
+  absl::InlinedVector<int64_t, 1> pair_calls;
+  bool call_goes_on = false;           // the last call of each member has more parts, in later runs
+  std::vector<InstanceKey> instances;  // one for each instance slot
+  absl::InlinedVector<bool, 2> donate;  // by input; empty: none
+  std::vector<DeviceIndex> devices;     // one for each device slot; empty: the session's, in order
+  uint64_t gang = 0;                    // reserved: id of a gang that is known already
 };
 
 // Drops names; memory goes when its last reference does.
@@ -114,8 +121,23 @@ struct EnterEpoch {
   Epoch epoch;
 };
 
+// Calls that members held here have made and could not take part in: they count, and `epoch` ends
+// for everybody with `why`, unless others have passed these positions already. The command fails
+// with that error, which says which epoch is open.
+struct Refuse {
+  static constexpr size_t kMaxMembers = 1024;
+
+  WorldId world;
+  Epoch epoch;
+  bool by_hand = false;                // the epoch is ended on purpose: CANCELLED, not PEER_REFUSED
+  std::vector<RefusedMember> members;  // the first is named; 1 to kMaxMembers
+  // Used: code (not kOk), reason, message and source, each of at most Error::kMaxBytes; alone: what
+  // the calls were to use has failed without ending an epoch, and neither do they.
+  Error why;
+};
+
 using CommandBody = absl::variant<RegisterGraph, Run, CreateTensor, MakeReadable, Release, DropTape,
-                                  Cancel, EnterEpoch>;
+                                  Cancel, EnterEpoch, Refuse>;
 
 struct Command {
   Sequence sequence;

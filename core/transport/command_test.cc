@@ -1,6 +1,7 @@
 #include "core/transport/command.h"
 
 #include <cstring>
+#include <limits>
 #include <random>
 #include <string>
 
@@ -75,14 +76,20 @@ TEST(FrameTest, EveryFieldOfARunComesBack) {
   ASSERT_EQ(run.groups.size(), 2u);
   EXPECT_EQ(run.groups[0].world, WorldId(1));
   EXPECT_EQ(run.groups[0].epoch, Epoch(3));
-  EXPECT_THAT(run.groups[0].base, ::testing::ElementsAre(5, 6, 7));
+  EXPECT_THAT(run.groups[0].base,
+              ::testing::ElementsAre(CallPosition{2, 5, 0}, CallPosition{2, 6, 1},
+                                     CallPosition{kMaxCallNumber - 1, 0, 70000}));
   EXPECT_EQ(run.groups[1].world, WorldId(int64_t{1} << 40));
   EXPECT_EQ(run.groups[1].group, GroupId(4));
   EXPECT_TRUE(run.groups[1].base.empty());
+  EXPECT_THAT(run.pair_calls, ::testing::ElementsAre(0, 4000, kMaxCallNumber - 1));
+  EXPECT_TRUE(run.call_goes_on);
   ASSERT_EQ(run.instances.size(), 2u);
+  EXPECT_EQ(run.instances[0].since, Epoch(5));
+  EXPECT_EQ(run.instances[0].at, (CallPosition{9, 77, 2}));
   EXPECT_EQ(run.instances[1].tag, -9);
-  EXPECT_THAT(run.instances[1].path, ::testing::ElementsAre(InstanceKey::Request{Epoch(2), 2},
-                                                            InstanceKey::Request{Epoch(3), 0}));
+  EXPECT_THAT(run.instances[1].path,
+              ::testing::ElementsAre(InstanceKey::Request{7, 2}, InstanceKey::Request{8, 0}));
   EXPECT_THAT(run.donate, ::testing::ElementsAre(true, false, false, true));
   EXPECT_THAT(run.devices, ::testing::ElementsAre(DeviceIndex(0), DeviceIndex(3)));
   EXPECT_EQ(run.gang, ~uint64_t{0});
@@ -118,12 +125,51 @@ TEST(FrameTest, OtherFieldsComeBack) {
   EXPECT_EQ(absl::get<DropTape>(tape->body).entries[1].key.source, GroupRank(1));
 }
 
+TEST(FrameTest, EveryFieldOfARefusalComesBack) {
+  const auto decoded = DecodeFrame(Encode(Sample(11)));
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  const Refuse& refuse = absl::get<Refuse>(decoded->body);
+  EXPECT_EQ(refuse.world, WorldId(int64_t{1} << 40));
+  EXPECT_EQ(refuse.epoch, Epoch(3));
+  EXPECT_FALSE(refuse.by_hand);
+  ASSERT_EQ(refuse.members.size(), 2u);
+  EXPECT_EQ(refuse.members[0].rank, Rank(2));
+  EXPECT_EQ(refuse.members[0].step, 9);
+  EXPECT_FALSE(refuse.members[0].rest_of_step);
+  EXPECT_TRUE(refuse.members[0].drops_tapes);
+  ASSERT_EQ(refuse.members[0].calls.size(), 2u);
+  const RefusedCalls& group = refuse.members[0].calls[0];
+  EXPECT_EQ(group.group, GroupId(4));
+  EXPECT_EQ(group.source, GroupRank(-1));
+  EXPECT_EQ(group.first, 5);
+  EXPECT_EQ(group.next, 8);
+  const RefusedCalls& pair = refuse.members[0].calls[1];
+  EXPECT_EQ(pair.source, GroupRank(1));
+  EXPECT_EQ(pair.destination, GroupRank(0));
+  EXPECT_EQ(pair.tag, -7);
+  EXPECT_TRUE(pair.is_recv);
+  ASSERT_EQ(refuse.members[0].gradients.size(), 1u);
+  EXPECT_EQ(refuse.members[0].gradients[0].path.size(), 2u);
+  EXPECT_TRUE(refuse.members[1].gradients.empty());
+  EXPECT_TRUE(refuse.members[1].rest_of_step);
+  EXPECT_FALSE(refuse.members[1].drops_tapes);
+  EXPECT_EQ(refuse.why.code, absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(refuse.why.reason, Reason::kBadType);
+  EXPECT_EQ(refuse.why.message, "add: f32[4] and f32[5]");
+  EXPECT_EQ(refuse.why.source, "train.cc:42");
+  EXPECT_TRUE(refuse.why.alone);
+  const auto by_hand = DecodeFrame(Encode(Sample(12)));
+  ASSERT_TRUE(by_hand.ok()) << by_hand.status();
+  EXPECT_TRUE(absl::get<Refuse>(by_hand->body).by_hand);
+  EXPECT_FALSE(absl::get<Refuse>(by_hand->body).why.alone);
+}
+
 // The format is fixed: a client and a daemon of different builds but equal version meet here.
 TEST(FrameTest, TheBytesOfASmallRunAreWhatTheyWere) {
   EXPECT_EQ(absl::BytesToHexString(Encode(SampleSmallRun(3))),
-            "25000000"  // size
+            "26000000"  // size
             "0200"
-            "0100"              // kind, version
+            "0200"              // kind, version
             "0300000000000000"  // sequence
             "0201"              // graph 2.1
             "01"
@@ -137,7 +183,9 @@ TEST(FrameTest, TheBytesOfASmallRunAreWhatTheyWere) {
             "00"
             "01"
             "01"
-            "e807"  // one group: world 1, group 0, epoch 1, base 1000
+            "28"
+            "78"  // one group: world 1, group 0, epoch 1, base step 40 and twice call 60
+            "00"  // no pairs' calls, no call that goes on
             "00"
             "00"
             "00"
@@ -223,13 +271,80 @@ TEST(FrameTest, ErrorsSayWhatWasExpected) {
   EXPECT_THAT(ErrorText(frame), HasSubstr("its header says 99"));
   frame = Encode(Sample(9));
   frame[4] = 77;
-  EXPECT_THAT(ErrorText(frame), HasSubstr("expected a kind of 1 to 8, got 77"));
+  EXPECT_THAT(ErrorText(frame), HasSubstr("expected a kind of 1 to 9, got 77"));
   frame = Encode(Sample(9));
-  frame[6] = 2;
+  frame[6] = 1;
   const absl::Status version = DecodeFrame(frame).status();
   EXPECT_EQ(ErrorOf(version).reason, Reason::kVersion);
   EXPECT_THAT(std::string(version.message()),
-              HasSubstr("speaks version 1, the frame has version 2"));
+              HasSubstr("speaks version 2, the frame has version 1"));
+}
+
+TEST(FrameTest, NumbersOfCallsAreBounded) {
+  const Command sound = Sample(3);
+  const auto run_text = [&](void (*change)(chorus::Run*)) {
+    Command command = sound;
+    change(&absl::get<chorus::Run>(command.body));
+    return ErrorText(Encode(command));
+  };
+  EXPECT_THAT(run_text([](auto* run) { run->groups[0].base[0].step = -1; }),
+              HasSubstr("a step below 2^48"));
+  EXPECT_THAT(run_text([](auto* run) { run->groups[0].base[0].step = kMaxCallNumber; }),
+              HasSubstr("a step below 2^48"));
+  for (const int64_t call :
+       {int64_t{-1}, kMaxCallNumber, int64_t{1} << 62, std::numeric_limits<int64_t>::max()}) {
+    Command command = sound;
+    absl::get<chorus::Run>(command.body).groups[0].base[0].call = call;
+    EXPECT_THAT(ErrorText(Encode(command)), HasSubstr("a call below 2^48")) << call;
+    absl::get<chorus::Run>(command.body).groups[0].base[0].call = 0;
+    absl::get<chorus::Run>(command.body).pair_calls = {call};
+    EXPECT_THAT(ErrorText(Encode(command)), HasSubstr("a pair's call below 2^48")) << call;
+  }
+  EXPECT_THAT(run_text([](auto* run) { run->groups[0].base[0].part = -1; }),
+              HasSubstr("the part of a call"));
+}
+
+TEST(FrameTest, RefusalsAreChecked) {
+  const auto text = [](void (*change)(Refuse*)) {
+    Command command = Sample(11);
+    change(&absl::get<Refuse>(command.body));
+    return ErrorText(Encode(command));
+  };
+  EXPECT_THAT(text([](Refuse* r) { r->members.clear(); }), HasSubstr("1 to 1024 members"));
+  EXPECT_THAT(text([](Refuse* r) { r->members.resize(1025, r->members[1]); }),
+              HasSubstr("1 to 1024 members"));
+  EXPECT_THAT(text([](Refuse* r) { r->members[0].rank = Rank(-1); }), HasSubstr("a rank"));
+  EXPECT_THAT(text([](Refuse* r) { r->members[0].step = -1; }), HasSubstr("a step below 2^48"));
+  EXPECT_THAT(text([](Refuse* r) { r->members[0].calls[0].group = GroupId(-1); }),
+              HasSubstr("a group's number"));
+  EXPECT_THAT(text([](Refuse* r) { r->members[0].calls[1].destination = GroupRank(-1); }),
+              HasSubstr("a pair's destination"));
+  EXPECT_THAT(text([](Refuse* r) { r->members[0].calls[0].first = -1; }),
+              HasSubstr("a call below 2^48"));
+  EXPECT_THAT(text([](Refuse* r) { r->members[0].calls[0].next = kMaxCallNumber; }),
+              HasSubstr("a call below 2^48"));
+  EXPECT_THAT(text([](Refuse* r) { r->members[0].calls[0].first = 9; }),
+              HasSubstr("refused calls whose end is not before their start"));
+  EXPECT_THAT(text([](Refuse* r) { r->members[0].gradients[0].path.clear(); }),
+              HasSubstr("a gradient's key"));
+  EXPECT_THAT(text([](Refuse* r) { r->why.code = absl::StatusCode::kOk; }),
+              HasSubstr("a status code other than OK"));
+  EXPECT_THAT(text([](Refuse* r) { r->why.code = static_cast<absl::StatusCode>(17); }),
+              HasSubstr("a status code"));
+  EXPECT_THAT(text([](Refuse* r) { r->why.reason = static_cast<Reason>(9); }),
+              HasSubstr("a reason that this build knows"));
+  EXPECT_THAT(text([](Refuse* r) { r->why.message.assign(4097, 'm'); }),
+              HasSubstr("a text of at most 4096 bytes"));
+  EXPECT_THAT(text([](Refuse* r) { r->why.source.assign(4097, 's'); }),
+              HasSubstr("a text of at most 4096 bytes"));
+
+  // As large as it may be.
+  Command command = Sample(11);
+  Refuse& refuse = absl::get<Refuse>(command.body);
+  refuse.members.resize(1024, refuse.members[1]);
+  refuse.why.message.assign(4096, 'm');
+  refuse.why.source.assign(4096, 's');
+  EXPECT_TRUE(DecodeFrame(Encode(command)).ok());
 }
 
 // A count that the frame has no bytes for allocates nothing.

@@ -12,7 +12,7 @@ namespace chorus {
 
 inline constexpr size_t kFrameHeaderBytes = 16;
 inline constexpr size_t kMaxFrameBytes = 64 * 1024;
-inline constexpr uint16_t kFrameVersion = 1;
+inline constexpr uint16_t kFrameVersion = 2;
 
 // Numbers of the wire: append only.
 enum class CommandKind : uint16_t {
@@ -24,6 +24,7 @@ enum class CommandKind : uint16_t {
   kDropTape = 6,
   kCancel = 7,
   kEnterEpoch = 8,
+  kRefuse = 9,
 };
 // In the ring only: a record that is no frame (ring.h). No command has it.
 inline constexpr uint16_t kSkipKind = 0xffff;

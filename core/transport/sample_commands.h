@@ -14,7 +14,7 @@ inline Command SampleSmallRun(int64_t sequence) {
   run.graph = GraphId{2, 1};
   run.inputs.push_back(TensorId{11, 3});
   run.outputs.push_back(OutBinding{OutBinding::Kind::kFresh, TensorId{12, 4}, {}});
-  run.groups.push_back(RunGroup{WorldId(1), GroupId(0), Epoch(1), {1000}});
+  run.groups.push_back(RunGroup{WorldId(1), GroupId(0), Epoch(1), {{40, 60, 0}}});
   return Command{Sequence(sequence), std::move(run)};
 }
 
@@ -22,9 +22,9 @@ inline std::vector<Command> SampleCommands() {
   const InlineData data{{'d', 'a', 't', 'a', '\0', '\xff'}};
   const InlineData no_data;
   const ExternalRange range{ArenaId(3), int64_t{1} << 33, {-12, 4, 1}};
-  const InstanceKey forward{GroupId(2), Epoch(5), 77, GroupRank(-1), GroupRank(-1), 0, {}};
-  const InstanceKey pair{
-      GroupId(0), Epoch(1), 3, GroupRank(1), GroupRank(0), -9, {{Epoch(2), 2}, {Epoch(3), 0}}};
+  const InstanceKey forward{GroupId(2), Epoch(5), {9, 77, 2}, GroupRank(-1), GroupRank(-1), 0, {}};
+  const InstanceKey pair{GroupId(0),   Epoch(1), {7, 3, 0},       GroupRank(1),
+                         GroupRank(0), -9,       {{7, 2}, {8, 0}}};
 
   RegisterGraph inline_graph;
   inline_graph.graph = GraphId{1, 7};
@@ -40,8 +40,12 @@ inline std::vector<Command> SampleCommands() {
   run.outputs = {OutBinding{OutBinding::Kind::kFresh, TensorId{65535, 9}, {}},
                  OutBinding{OutBinding::Kind::kInto, {}, range},
                  OutBinding{OutBinding::Kind::kDiscard, {}, {}}};
-  run.groups = {RunGroup{WorldId(1), GroupId(0), Epoch(3), {5, 6, 7}},
-                RunGroup{WorldId(int64_t{1} << 40), GroupId(4), Epoch(1), {}}};
+  run.groups = {
+      RunGroup{
+          WorldId(1), GroupId(0), Epoch(3), {{2, 5, 0}, {2, 6, 1}, {kMaxCallNumber - 1, 0, 70000}}},
+      RunGroup{WorldId(int64_t{1} << 40), GroupId(4), Epoch(1), {}}};
+  run.pair_calls = {0, 4000, kMaxCallNumber - 1};
+  run.call_goes_on = true;
   run.instances = {forward, pair};
   run.donate = {true, false, false, true};
   run.devices = {DeviceIndex(0), DeviceIndex(3)};
@@ -52,6 +56,32 @@ inline std::vector<Command> SampleCommands() {
   create.type = TensorType(DType::kF32, {Dim(4), Dim(3)});
   create.device = DeviceIndex(1);
   create.source = range;
+
+  Refuse refuse;
+  refuse.world = WorldId(int64_t{1} << 40);
+  refuse.epoch = Epoch(3);
+  RefusedCalls of_group;
+  of_group.group = GroupId(4);
+  of_group.first = 5;
+  of_group.next = 8;
+  RefusedCalls of_pair = of_group;
+  of_pair.source = GroupRank(1);
+  of_pair.destination = GroupRank(0);
+  of_pair.tag = -7;
+  of_pair.is_recv = true;
+  refuse.members = {{Rank(2), 9, false, true, {of_group, of_pair}, {pair}},
+                    {Rank(0), 0, true, false, {}, {}}};
+  refuse.why.code = absl::StatusCode::kInvalidArgument;
+  refuse.why.reason = Reason::kBadType;
+  refuse.why.message = "add: f32[4] and f32[5]";
+  refuse.why.source = "train.cc:42";
+  refuse.why.alone = true;
+  Refuse by_hand;
+  by_hand.world = WorldId(1);
+  by_hand.epoch = Epoch(2);
+  by_hand.by_hand = true;
+  by_hand.members = {{Rank(1), 3, false, false, {}, {}}};
+  by_hand.why.code = absl::StatusCode::kCancelled;
 
   return {
       Command{Sequence(1), inline_graph},
@@ -65,6 +95,8 @@ inline std::vector<Command> SampleCommands() {
                                      {WorldId(1), GroupRank(0), pair, false}}}},
       Command{Sequence(9), Cancel{Sequence(4)}},
       Command{Sequence(int64_t{1} << 62), EnterEpoch{WorldId(1), Epoch(4)}},
+      Command{Sequence(11), refuse},
+      Command{Sequence(12), by_hand},
   };
 }
 

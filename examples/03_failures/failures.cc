@@ -1,13 +1,14 @@
 // Lesson 3: what goes wrong in a job, and how a trainer goes on.
 //
-// Needs three ranks or more. Rank 1 asks for something else, then comes late, then dies; each rank
-// prints what it was told.
+// Needs three ranks or more. Rank 1 asks for something else, has a bad batch, comes late, then
+// dies; each rank prints what it was told.
 #include <unistd.h>
 
 #include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <thread>
+#include <vector>
 
 #include "client/chorus.h"
 
@@ -31,6 +32,19 @@ bool Works(const chorus::World& world) {
   return value.ok() && *value == world.size();
 }
 
+// A turn of a loop, which is left at the first error. Rank 1's batch of step 2 is a value short.
+absl::Status Turn(const chorus::World& world, int step) {
+  CHORUS_RETURN_IF_ERROR(world.Step(step));
+  const size_t values = step == 2 && world.rank() == 1 ? 1 : 2;
+  const Tensor batch = chorus::FromHost(world, std::vector<double>(values, 1), {2});
+  const Tensor sum = chorus::AllReduce(batch, world);
+  CHORUS_RETURN_IF_ERROR(sum.Wait());
+  CHORUS_ASSIGN_OR_RETURN(const double all,
+                          chorus::AllReduce(chorus::Sum(sum), world).Item<double>());
+  return all == 2 * world.size() * world.size() ? absl::OkStatus()
+                                                : absl::InternalError("that is not the sum");
+}
+
 bool Run(const chorus::Session& session) {
   chorus::WorldOptions options;
   options.agree_timeout = std::chrono::seconds(2);  // how late a rank may be; 60 s unless set
@@ -49,12 +63,25 @@ bool Run(const chorus::Session& session) {
       chorus::AllReduce(chorus::Zeros(world, DType::kF32, {rank == 1 ? 3 : 2}), world);
   if (!Expect(world, "mismatch", wrong, Reason::kMismatch) || !Works(world)) return false;
 
-  // 2. A rank that does not come. The others are told who it was; so is rank 1, as soon as it asks.
+  // 2. A call that one rank cannot make. It has its own error, the others are told that and whose
+  // it is, and with the next step all are in line again, wherever they left the last one.
+  for (int step = 1; step <= 3; ++step) {
+    const absl::Status turn = Turn(world, step);
+    if (step != 2) {
+      if (!turn.ok()) return false;
+      continue;
+    }
+    const chorus::Error error = chorus::ErrorOf(turn);
+    std::printf("rank %d: step %d: %s\n", rank, step, error.message.c_str());
+    if (error.reason != (rank == 1 ? Reason::kBadType : Reason::kPeerRefused)) return false;
+  }
+
+  // 3. A rank that does not come. The others are told who it was; so is rank 1, as soon as it asks.
   if (rank == 1) std::this_thread::sleep_for(std::chrono::seconds(3));
   if (!Expect(world, "late", chorus::Barrier(world), Reason::kAgreeTimeout)) return false;
   if (!Works(world)) return false;
 
-  // 3. A rank that dies. The others know at once; with `Reform` those left become a world again.
+  // 4. A rank that dies. The others know at once; with `Reform` those left become a world again.
   if (rank == 1) {
     std::fflush(stdout);
     ::raise(SIGKILL);

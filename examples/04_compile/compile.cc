@@ -49,6 +49,7 @@ absl::Status Run() {
   std::deque<Tensor> losses;
   double loss = 0;
   for (int i = 0; i < 200; ++i) {
+    CHORUS_RETURN_IF_ERROR(world.Step(i + 1));
     // A number that changes is no other graph: it travels with the step.
     const double rate = 0.5 / (kPoints * ranks) / (1 + i / 100);
     CHORUS_ASSIGN_OR_RETURN(const Tensors results,

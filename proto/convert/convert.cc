@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/variant.h"
 
@@ -41,6 +42,71 @@ absl::StatusOr<int32_t> Natural(int32_t value, absl::string_view field) {
     return Malformed(absl::StrCat(field, ": expected a number >= 0, got ", value));
   }
   return value;
+}
+
+// A CallPosition, or a message with its fields.
+template <typename Message>
+absl::StatusOr<CallPosition> PositionFrom(const Message& message) {
+  CallPosition at;
+  CHORUS_ASSIGN_OR_RETURN(at.step, CallNumber(message.step(), "step"));
+  CHORUS_ASSIGN_OR_RETURN(at.call, CallNumber(message.call(), "call"));
+  CHORUS_ASSIGN_OR_RETURN(at.part, Natural(message.part(), "part"));
+  return at;
+}
+
+template <typename Message>
+void PositionTo(const CallPosition& at, Message* message) {
+  message->set_step(at.step);
+  message->set_call(at.call);
+  message->set_part(at.part);
+}
+
+// The two ends of a message that may be of a pair, as in InstanceKey.
+template <typename Message, typename Key>
+absl::Status PairFrom(const Message& message, Key* key) {
+  if (message.has_source() != message.has_destination()) {
+    return Malformed("source, destination: expected both or none, got one");
+  }
+  if (message.has_source()) {
+    CHORUS_ASSIGN_OR_RETURN(const int32_t source, Natural(message.source(), "source"));
+    CHORUS_ASSIGN_OR_RETURN(const int32_t destination,
+                            Natural(message.destination(), "destination"));
+    key->source = GroupRank(source);
+    key->destination = GroupRank(destination);
+  }
+  key->tag = message.tag();
+  return absl::OkStatus();
+}
+
+bool IsUtf8(absl::string_view text) {
+  constexpr uint32_t kLeast[] = {0, 0x80, 0x800, 0x10000};  // that needs so many more bytes
+  for (size_t i = 0; i < text.size();) {
+    const auto lead = static_cast<uint8_t>(text[i++]);
+    const int more = lead < 0x80             ? 0
+                     : (lead & 0xe0) == 0xc0 ? 1
+                     : (lead & 0xf0) == 0xe0 ? 2
+                     : (lead & 0xf8) == 0xf0 ? 3
+                                             : -1;
+    if (more < 0 || text.size() - i < static_cast<size_t>(more)) return false;
+    uint32_t code = more == 0 ? lead : lead & (0x3fu >> more);
+    for (int k = 0; k < more; ++k) {
+      const auto byte = static_cast<uint8_t>(text[i++]);
+      if ((byte & 0xc0) != 0x80) return false;
+      code = code << 6 | (byte & 0x3f);
+    }
+    if (code < kLeast[more] || (code >= 0xd800 && code < 0xe000) || code > 0x10ffff) return false;
+  }
+  return true;
+}
+
+// A trainer's text as a proto's string, which nobody reads who finds other bytes in it.
+std::string Utf8(absl::string_view text) {
+  std::string result(text);
+  if (IsUtf8(text)) return result;
+  for (char& c : result) {
+    if (static_cast<unsigned char>(c) >= 0x80) c = '?';
+  }
+  return result;
 }
 
 // An enum of the proto as one of the core: equal numbers, `shift` apart.
@@ -198,6 +264,7 @@ absl::StatusOr<Collective> CollectiveFrom(const v1::Collective& message) {
     c.peer = GroupRank(peer);
   }
   c.tag = message.tag();
+  CHORUS_ASSIGN_OR_RETURN(c.part, Natural(message.part(), "part"));
   CHORUS_ASSIGN_FIELD("instance", c.instance, InstanceRefFrom(message.instance()));
   for (int i = 0; i < message.counts_size(); ++i) {
     CHORUS_ASSIGN_OR_RETURN(const int64_t count,
@@ -224,6 +291,7 @@ void CollectiveTo(const Collective& c, v1::Collective* message) {
   message->set_leads_to_leaf(c.leads_to_leaf);
   if (c.peer.value() >= 0) message->set_peer(c.peer.value());
   message->set_tag(c.tag);
+  message->set_part(c.part);
   InstanceRefTo(c.instance, message);
   message->mutable_counts()->Add(c.counts.begin(), c.counts.end());
   if (c.runtime_counts_input >= 0) {
@@ -414,9 +482,8 @@ absl::StatusOr<RunGroup> RunGroupFrom(const v1::RunGroup& message) {
   group.group = GroupId(id);
   CHORUS_ASSIGN_OR_RETURN(const int64_t epoch, NonNegative(message.epoch(), "epoch"));
   group.epoch = Epoch(epoch);
-  for (int i = 0; i < message.base_indices_size(); ++i) {
-    CHORUS_ASSIGN_OR_RETURN(const int64_t base,
-                            NonNegative(message.base_indices(i), Indexed("base_indices", i)));
+  for (int i = 0; i < message.base_size(); ++i) {
+    CHORUS_ASSIGN_FIELD(Indexed("base", i), const CallPosition base, PositionFrom(message.base(i)));
     group.base.push_back(base);
   }
   return group;
@@ -467,6 +534,97 @@ absl::StatusOr<CommandBody> EnterEpochFrom(const v1::EnterEpoch& message) {
   return CommandBody(EnterEpoch{WorldId(world), Epoch(epoch)});
 }
 
+absl::StatusOr<RefusedCalls> RefusedCallsFrom(const v1::Refuse::Calls& message) {
+  RefusedCalls calls;
+  CHORUS_ASSIGN_OR_RETURN(const int32_t group, Natural(message.group(), "group"));
+  calls.group = GroupId(group);
+  CHORUS_RETURN_IF_ERROR(PairFrom(message, &calls));
+  if (!message.has_source() && (message.tag() != 0 || message.is_recv())) {
+    return Malformed("tag, is_recv: expected none without source and destination, got one");
+  }
+  calls.is_recv = message.is_recv();
+  CHORUS_ASSIGN_OR_RETURN(calls.first, CallNumber(message.first(), "first"));
+  CHORUS_ASSIGN_OR_RETURN(calls.next, CallNumber(message.next(), "next"));
+  if (calls.next < calls.first) {
+    return Malformed(absl::StrCat("next: expected a number from ", calls.first,
+                                  ", which is first, got ", calls.next));
+  }
+  return calls;
+}
+
+absl::StatusOr<RefusedMember> RefusedMemberFrom(const v1::Refuse::Member& message) {
+  RefusedMember member;
+  CHORUS_ASSIGN_OR_RETURN(const int32_t rank, Natural(message.rank(), "rank"));
+  member.rank = Rank(rank);
+  CHORUS_ASSIGN_OR_RETURN(member.step, CallNumber(message.step(), "step"));
+  member.rest_of_step = message.rest_of_step();
+  member.drops_tapes = message.drops_tapes();
+  member.calls.reserve(message.calls_size());
+  for (int i = 0; i < message.calls_size(); ++i) {
+    CHORUS_ASSIGN_FIELD(Indexed("calls", i), const RefusedCalls calls,
+                        RefusedCallsFrom(message.calls(i)));
+    member.calls.push_back(calls);
+  }
+  for (int i = 0; i < message.gradients_size(); ++i) {
+    CHORUS_ASSIGN_FIELD(Indexed("gradients", i), InstanceKey key, FromProto(message.gradients(i)));
+    if (!key.is_gradient()) {
+      return Malformed(absl::StrCat(Indexed("gradients", i),
+                                    ".gradient_path: expected at least one ", "request, got none"));
+    }
+    member.gradients.push_back(std::move(key));
+  }
+  return member;
+}
+
+absl::StatusOr<Error> WhyFrom(const v1::Refuse::Why& message) {
+  Error why;
+  constexpr int kLastCode = static_cast<int>(absl::StatusCode::kUnauthenticated);
+  if (message.code() < 1 || message.code() > kLastCode) {
+    return Malformed(absl::StrCat("code: expected a status code from 1 to ", kLastCode, ", got ",
+                                  message.code()));
+  }
+  why.code = static_cast<absl::StatusCode>(message.code());
+  why.reason = ReasonFromName(message.reason());
+  if (!message.reason().empty() && ReasonName(why.reason) != message.reason()) {
+    return Malformed(absl::StrCat("reason: expected one of docs/errors.md, got '",
+                                  absl::CHexEscape(message.reason().substr(0, 64)), "'"));
+  }
+  const auto check = [](const std::string& text, absl::string_view field) {
+    return text.size() <= Error::kMaxBytes
+               ? absl::OkStatus()
+               : Malformed(absl::StrCat(field, ": expected at most ", Error::kMaxBytes,
+                                        " bytes, got ", text.size()));
+  };
+  CHORUS_RETURN_IF_ERROR(check(message.message(), "message"));
+  CHORUS_RETURN_IF_ERROR(check(message.source(), "source"));
+  why.message = message.message();
+  why.source = message.source();
+  why.alone = message.alone();
+  return why;
+}
+
+absl::StatusOr<CommandBody> RefuseFrom(const v1::Refuse& message) {
+  Refuse refuse;
+  CHORUS_ASSIGN_OR_RETURN(const int64_t world, NonNegative(message.world(), "world"));
+  refuse.world = WorldId(world);
+  CHORUS_ASSIGN_OR_RETURN(const int64_t epoch, NonNegative(message.epoch(), "epoch"));
+  refuse.epoch = Epoch(epoch);
+  refuse.by_hand = message.by_hand();
+  if (message.members_size() < 1 ||
+      static_cast<size_t>(message.members_size()) > Refuse::kMaxMembers) {
+    return Malformed(absl::StrCat("members: expected 1 to ", Refuse::kMaxMembers, ", got ",
+                                  message.members_size()));
+  }
+  refuse.members.reserve(message.members_size());
+  for (int i = 0; i < message.members_size(); ++i) {
+    CHORUS_ASSIGN_FIELD(Indexed("members", i), RefusedMember member,
+                        RefusedMemberFrom(message.members(i)));
+    refuse.members.push_back(std::move(member));
+  }
+  CHORUS_ASSIGN_FIELD("why", refuse.why, WhyFrom(message.why()));
+  return CommandBody(std::move(refuse));
+}
+
 struct BodyTo {
   v1::Command* message;
 
@@ -499,8 +657,10 @@ struct BodyTo {
       binding->set_world(group.world.value());
       binding->set_group(group.group.value());
       binding->set_epoch(group.epoch.value());
-      binding->mutable_base_indices()->Add(group.base.begin(), group.base.end());
+      for (const CallPosition& base : group.base) ToProto(base, binding->add_base());
     }
+    to->mutable_pair_calls()->Add(run.pair_calls.begin(), run.pair_calls.end());
+    to->set_call_goes_on(run.call_goes_on);
     for (const InstanceKey& key : run.instances) ToProto(key, to->add_instances());
     to->mutable_donate()->Add(run.donate.begin(), run.donate.end());
     for (DeviceIndex device : run.devices) to->add_devices(device.value());
@@ -546,6 +706,39 @@ struct BodyTo {
     message->mutable_enter_epoch()->set_epoch(enter.epoch.value());
     return absl::OkStatus();
   }
+  absl::Status operator()(const Refuse& refuse) const {
+    v1::Refuse* to = message->mutable_refuse();
+    to->set_world(refuse.world.value());
+    to->set_epoch(refuse.epoch.value());
+    to->set_by_hand(refuse.by_hand);
+    for (const RefusedMember& member : refuse.members) {
+      v1::Refuse::Member* added = to->add_members();
+      added->set_rank(member.rank.value());
+      added->set_step(member.step);
+      added->set_rest_of_step(member.rest_of_step);
+      added->set_drops_tapes(member.drops_tapes);
+      for (const RefusedCalls& calls : member.calls) {
+        v1::Refuse::Calls* refused = added->add_calls();
+        refused->set_group(calls.group.value());
+        if (calls.source.value() >= 0) {
+          refused->set_source(calls.source.value());
+          refused->set_destination(calls.destination.value());
+          refused->set_tag(calls.tag);
+          refused->set_is_recv(calls.is_recv);
+        }
+        refused->set_first(calls.first);
+        refused->set_next(calls.next);
+      }
+      for (const InstanceKey& key : member.gradients) ToProto(key, added->add_gradients());
+    }
+    v1::Refuse::Why* why = to->mutable_why();
+    why->set_code(static_cast<int32_t>(refuse.why.code));
+    why->set_reason(std::string(ReasonName(refuse.why.reason)));
+    why->set_message(Utf8(refuse.why.message));
+    why->set_source(Utf8(refuse.why.source));
+    why->set_alone(refuse.why.alone);
+    return absl::OkStatus();
+  }
 };
 
 absl::StatusOr<CommandBody> BodyFrom(const v1::Command& message) {
@@ -566,6 +759,8 @@ absl::StatusOr<CommandBody> BodyFrom(const v1::Command& message) {
       return CancelFrom(message.cancel());
     case v1::Command::kEnterEpoch:
       return EnterEpochFrom(message.enter_epoch());
+    case v1::Command::kRefuse:
+      return RefuseFrom(message.refuse());
     case v1::Command::BODY_NOT_SET:
       break;
   }
@@ -579,6 +774,17 @@ absl::StatusOr<int64_t> NonNegative(int64_t value, absl::string_view field) {
     return Malformed(absl::StrCat(field, ": expected a number >= 0, got ", value));
   }
   return value;
+}
+
+absl::StatusOr<int64_t> CallNumber(int64_t value, absl::string_view field) {
+  if (value < 0 || value >= kMaxCallNumber) {
+    return Malformed(absl::StrCat(field, ": expected a number from 0 to 2^48 - 1, got ", value));
+  }
+  return value;
+}
+
+void ToProto(const CallPosition& position, v1::CallPosition* message) {
+  PositionTo(position, message);
 }
 
 absl::StatusOr<DType> FromProto(v1::DType dtype) {
@@ -647,57 +853,42 @@ absl::StatusOr<InstanceKey> FromProto(const v1::InstanceKey& message) {
   InstanceKey key;
   CHORUS_ASSIGN_OR_RETURN(const int32_t group, Natural(message.group(), "group"));
   key.group = GroupId(group);
-  CHORUS_ASSIGN_OR_RETURN(const int64_t epoch, NonNegative(message.epoch(), "epoch"));
-  key.epoch = Epoch(epoch);
-  CHORUS_ASSIGN_OR_RETURN(key.index, NonNegative(message.index(), "index"));
-  if (message.has_source() != message.has_destination()) {
-    return Malformed("source, destination: expected both or none, got one");
+  CHORUS_ASSIGN_OR_RETURN(const int64_t since, NonNegative(message.since(), "since"));
+  key.since = Epoch(since == 0 ? 1 : since);
+  CHORUS_ASSIGN_OR_RETURN(key.at, PositionFrom(message));
+  CHORUS_RETURN_IF_ERROR(PairFrom(message, &key));
+  if (static_cast<size_t>(message.gradient_path_size()) > kMaxGradientOrder) {
+    return Malformed(absl::StrCat("gradient_path: expected at most ", kMaxGradientOrder,
+                                  " requests, got ", message.gradient_path_size()));
   }
-  if (message.has_source()) {
-    CHORUS_ASSIGN_OR_RETURN(const int32_t source, Natural(message.source(), "source"));
-    CHORUS_ASSIGN_OR_RETURN(const int32_t destination,
-                            Natural(message.destination(), "destination"));
-    key.source = GroupRank(source);
-    key.destination = GroupRank(destination);
-  }
-  key.tag = message.tag();
   for (int i = 0; i < message.gradient_path_size(); ++i) {
-    CHORUS_ASSIGN_OR_RETURN(const int32_t request,
-                            Natural(message.gradient_path(i), Indexed("gradient_path", i)));
-    key.path.push_back({key.epoch, request});
-  }
-  if (message.gradient_epochs_size() != 0) {
-    if (message.gradient_epochs_size() != message.gradient_path_size()) {
-      return Malformed(absl::StrCat("gradient_epochs: expected none or ",
-                                    message.gradient_path_size(), ", got ",
-                                    message.gradient_epochs_size()));
-    }
-    for (int i = 0; i < message.gradient_epochs_size(); ++i) {
-      CHORUS_ASSIGN_OR_RETURN(const int64_t asked, NonNegative(message.gradient_epochs(i),
-                                                               Indexed("gradient_epochs", i)));
-      key.path[static_cast<size_t>(i)].epoch = Epoch(asked);
-    }
+    const auto request_from =
+        [&from = message.gradient_path(i)]() -> absl::StatusOr<InstanceKey::Request> {
+      InstanceKey::Request request;
+      CHORUS_ASSIGN_OR_RETURN(request.step, CallNumber(from.step(), "step"));
+      CHORUS_ASSIGN_OR_RETURN(request.number, CallNumber(from.number(), "number"));
+      return request;
+    };
+    CHORUS_ASSIGN_FIELD(Indexed("gradient_path", i), const InstanceKey::Request request,
+                        request_from());
+    key.path.push_back(request);
   }
   return key;
 }
 
 void ToProto(const InstanceKey& key, v1::InstanceKey* message) {
   message->set_group(key.group.value());
-  message->set_epoch(key.epoch.value());
-  message->set_index(key.index);
+  message->set_since(key.since.value());
+  PositionTo(key.at, message);
   if (key.is_pair()) {
     message->set_source(key.source.value());
     message->set_destination(key.destination.value());
   }
   message->set_tag(key.tag);
-  bool all_in_epoch = true;
   for (const InstanceKey::Request& request : key.path) {
-    message->add_gradient_path(request.number);
-    all_in_epoch = all_in_epoch && request.epoch == key.epoch;
-  }
-  if (all_in_epoch) return;
-  for (const InstanceKey::Request& request : key.path) {
-    message->add_gradient_epochs(request.epoch.value());
+    v1::InstanceKey::Request* to = message->add_gradient_path();
+    to->set_step(request.step);
+    to->set_number(request.number);
   }
 }
 
@@ -832,6 +1023,12 @@ absl::StatusOr<CommandBody> FromProto(const v1::Run& message) {
     CHORUS_ASSIGN_FIELD(Indexed("instances", i), InstanceKey key, FromProto(message.instances(i)));
     run.instances.push_back(std::move(key));
   }
+  for (int i = 0; i < message.pair_calls_size(); ++i) {
+    CHORUS_ASSIGN_OR_RETURN(const int64_t call,
+                            CallNumber(message.pair_calls(i), Indexed("pair_calls", i)));
+    run.pair_calls.push_back(call);
+  }
+  run.call_goes_on = message.call_goes_on();
   run.donate.assign(message.donate().begin(), message.donate().end());
   for (int i = 0; i < message.devices_size(); ++i) {
     CHORUS_ASSIGN_OR_RETURN(const int32_t device,
@@ -887,21 +1084,27 @@ void ToProto(const Error& error, v1::Error* message) {
   message->set_error_id(error.id.value());
   message->set_code(static_cast<int32_t>(error.code));
   message->set_reason(std::string(ReasonName(error.reason)));
-  message->set_message(error.message);
+  message->set_message(Utf8(error.message));
   if (error.culprit.rank >= 0) message->mutable_culprit()->set_rank(error.culprit.rank);
   if (error.culprit.pid >= 0) message->mutable_culprit()->set_pid(error.culprit.pid);
   if (!error.culprit.node.empty()) message->mutable_culprit()->set_node(error.culprit.node);
   message->set_instance(error.instance);
   message->set_op(error.op);
-  message->set_source(error.source);
-  message->set_expected(error.expected);
-  message->set_got(error.got);
+  message->set_source(Utf8(error.source));
+  message->set_expected(Utf8(error.expected));
+  message->set_got(Utf8(error.got));
   for (const Error::Version& version : error.ranks) {
     v1::Error::Version* to = message->add_ranks();
     to->set_rank(version.rank);
-    to->set_what(version.what);
-    to->set_source(version.source);
+    to->set_what(Utf8(version.what));
+    to->set_source(Utf8(version.source));
   }
+  for (const Error::EndedEpoch& ended : error.ended) {
+    v1::Error::EndedEpoch* to = message->add_ended();
+    to->set_world(ended.world.value());
+    to->set_open_epoch(ended.open.value());
+  }
+  message->set_alone(error.alone);
 }
 
 }  // namespace chorus

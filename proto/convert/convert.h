@@ -59,6 +59,10 @@ void ToProto(const Error& error, v1::Error* message);
 
 // A proto's int64 as a non-negative number; the text names `field`.
 absl::StatusOr<int64_t> NonNegative(int64_t value, absl::string_view field);
+// The same of a step, or of how many calls or requests there have been.
+absl::StatusOr<int64_t> CallNumber(int64_t value, absl::string_view field);
+
+void ToProto(const CallPosition& position, v1::CallPosition* message);
 
 }  // namespace chorus
 

@@ -55,11 +55,27 @@ v1::Command SoundRun() {
   run->add_inputs()->mutable_external()->set_arena(1);
   run->add_outputs()->mutable_fresh()->set_generation(1);
   run->add_groups()->set_world(1);
-  run->add_instances()->set_epoch(1);
+  run->mutable_groups(0)->add_base()->set_step(4);
+  run->add_instances()->set_since(1);
+  run->add_pair_calls(3);
   run->add_devices(0);
   return command;
 }
 
+v1::Command SoundRefusal() {
+  v1::Command command;
+  command.set_sequence(1);
+  v1::Refuse* refuse = command.mutable_refuse();
+  refuse->set_world(1);
+  refuse->set_epoch(2);
+  v1::Refuse::Member* member = refuse->add_members();
+  member->set_step(3);
+  member->add_calls()->set_next(1);
+  refuse->mutable_why()->set_code(3);
+  return command;
+}
+
+v1::Refuse::Member* MemberOf(v1::Command* c) { return c->mutable_refuse()->mutable_members(0); }
 v1::Graph* GraphOf(v1::Command* c) { return c->mutable_register_graph()->mutable_graph(); }
 v1::Collective* CollectiveOf(v1::Command* c) {
   return GraphOf(c)->mutable_nodes(0)->mutable_collective();
@@ -68,6 +84,7 @@ v1::Collective* CollectiveOf(v1::Command* c) {
 TEST(ConvertTest, SoundMessagesPass) {
   EXPECT_TRUE(FromProto(SoundRegister()).ok());
   EXPECT_TRUE(FromProto(SoundRun()).ok());
+  EXPECT_TRUE(FromProto(SoundRefusal()).ok());
 }
 
 struct Mutation {
@@ -162,6 +179,7 @@ TEST(ConvertTest, HostileGraphsAreRefusedByField) {
           {"graph.nodes[0].collective.rank", [](auto* c) { CollectiveOf(c)->set_rank(-1); }},
           {"graph.nodes[0].collective.root", [](auto* c) { CollectiveOf(c)->set_root(-1); }},
           {"graph.nodes[0].collective.peer", [](auto* c) { CollectiveOf(c)->set_peer(-1); }},
+          {"graph.nodes[0].collective.part", [](auto* c) { CollectiveOf(c)->set_part(-1); }},
           {"graph.nodes[0].collective.counts[0]", [](auto* c) { CollectiveOf(c)->add_counts(-1); }},
           {"graph.nodes[0].collective.runtime_counts.input",
            [](auto* c) { CollectiveOf(c)->mutable_runtime_counts()->set_input(-1); }},
@@ -225,27 +243,44 @@ TEST(ConvertTest, HostileRunsAndOtherCommandsAreRefusedByField) {
           {"groups[0].world", [](auto* c) { c->mutable_run()->mutable_groups(0)->set_world(-1); }},
           {"groups[0].group", [](auto* c) { c->mutable_run()->mutable_groups(0)->set_group(-1); }},
           {"groups[0].epoch", [](auto* c) { c->mutable_run()->mutable_groups(0)->set_epoch(-1); }},
-          {"groups[0].base_indices[0]",
-           [](auto* c) { c->mutable_run()->mutable_groups(0)->add_base_indices(-1); }},
+          {"groups[0].base[0].step: expected a number from 0 to 2^48 - 1, got -1",
+           [](auto* c) { c->mutable_run()->mutable_groups(0)->mutable_base(0)->set_step(-1); }},
+          {"groups[0].base[0].step: expected a number from 0 to 2^48 - 1, got 281474976710656",
+           [](auto* c) {
+             c->mutable_run()->mutable_groups(0)->mutable_base(0)->set_step(kMaxCallNumber);
+           }},
+          {"groups[0].base[1].call",
+           [](auto* c) { c->mutable_run()->mutable_groups(0)->add_base()->set_call(-1); }},
+          {"groups[0].base[1].part",
+           [](auto* c) { c->mutable_run()->mutable_groups(0)->add_base()->set_part(-1); }},
+          {"pair_calls[0]", [](auto* c) { c->mutable_run()->set_pair_calls(0, -1); }},
+          {"pair_calls[1]", [](auto* c) { c->mutable_run()->add_pair_calls(kMaxCallNumber); }},
           {"instances[0].group",
            [](auto* c) { c->mutable_run()->mutable_instances(0)->set_group(-1); }},
-          {"instances[0].index",
-           [](auto* c) { c->mutable_run()->mutable_instances(0)->set_index(-1); }},
+          {"instances[0].since",
+           [](auto* c) { c->mutable_run()->mutable_instances(0)->set_since(-1); }},
+          {"instances[0].step",
+           [](auto* c) { c->mutable_run()->mutable_instances(0)->set_step(-1); }},
+          {"instances[0].call",
+           [](auto* c) { c->mutable_run()->mutable_instances(0)->set_call(kMaxCallNumber); }},
+          {"instances[0].part",
+           [](auto* c) { c->mutable_run()->mutable_instances(0)->set_part(-1); }},
           {"instances[0].source, destination: expected both or none",
            [](auto* c) { c->mutable_run()->mutable_instances(0)->set_source(0); }},
-          {"instances[0].gradient_epochs[0]",
+          {"instances[0].gradient_path[0].number",
            [](auto* c) {
-             c->mutable_run()->mutable_instances(0)->add_gradient_path(0);
-             c->mutable_run()->mutable_instances(0)->add_gradient_epochs(-1);
+             c->mutable_run()->mutable_instances(0)->add_gradient_path()->set_number(-1);
            }},
-          {"instances[0].gradient_epochs: expected none or 1, got 2",
+          {"instances[0].gradient_path[0].step",
            [](auto* c) {
-             c->mutable_run()->mutable_instances(0)->add_gradient_path(0);
-             c->mutable_run()->mutable_instances(0)->add_gradient_epochs(1);
-             c->mutable_run()->mutable_instances(0)->add_gradient_epochs(1);
+             c->mutable_run()->mutable_instances(0)->add_gradient_path()->set_step(kMaxCallNumber);
            }},
-          {"instances[0].gradient_path[0]",
-           [](auto* c) { c->mutable_run()->mutable_instances(0)->add_gradient_path(-1); }},
+          {"instances[0].gradient_path: expected at most 64 requests, got 65",
+           [](auto* c) {
+             for (size_t i = 0; i <= kMaxGradientOrder; ++i) {
+               c->mutable_run()->mutable_instances(0)->add_gradient_path();
+             }
+           }},
           {"devices[0]", [](auto* c) { c->mutable_run()->set_devices(0, -1); }},
           {"expected one of the commands", [](auto* c) { c->clear_run(); }},
           {"run_sequence", [](auto* c) { c->mutable_cancel()->set_run_sequence(0); }},
@@ -264,6 +299,88 @@ TEST(ConvertTest, HostileRunsAndOtherCommandsAreRefusedByField) {
              c->mutable_create_tensor()->mutable_source()->mutable_tensor()->set_generation(1);
            }},
       });
+}
+
+TEST(ConvertTest, HostileRefusalsAreRefusedByField) {
+  ExpectRefused(
+      SoundRefusal(),
+      {
+          {"world", [](auto* c) { c->mutable_refuse()->set_world(-1); }},
+          {"epoch", [](auto* c) { c->mutable_refuse()->set_epoch(-1); }},
+          {"members: expected 1 to 1024, got 0",
+           [](auto* c) { c->mutable_refuse()->clear_members(); }},
+          {"members: expected 1 to 1024, got 1025",
+           [](auto* c) {
+             while (c->refuse().members_size() < 1025) c->mutable_refuse()->add_members();
+           }},
+          {"members[0].rank", [](auto* c) { MemberOf(c)->set_rank(-1); }},
+          {"members[0].step", [](auto* c) { MemberOf(c)->set_step(-1); }},
+          {"members[0].calls[0].group",
+           [](auto* c) { MemberOf(c)->mutable_calls(0)->set_group(-1); }},
+          {"members[0].calls[0].source, destination: expected both or none, got one",
+           [](auto* c) { MemberOf(c)->mutable_calls(0)->set_source(0); }},
+          {"members[0].calls[0].tag, is_recv: expected none without source and destination",
+           [](auto* c) { MemberOf(c)->mutable_calls(0)->set_tag(1); }},
+          {"members[0].calls[0].tag, is_recv: expected none without source and destination",
+           [](auto* c) { MemberOf(c)->mutable_calls(0)->set_is_recv(true); }},
+          {"members[0].calls[0].first",
+           [](auto* c) { MemberOf(c)->mutable_calls(0)->set_first(-1); }},
+          {"members[0].calls[0].next",
+           [](auto* c) { MemberOf(c)->mutable_calls(0)->set_next(kMaxCallNumber); }},
+          {"members[0].calls[0].next: expected a number from 2, which is first, got 1",
+           [](auto* c) { MemberOf(c)->mutable_calls(0)->set_first(2); }},
+          {"members[0].gradients[0].gradient_path: expected at least one request, got none",
+           [](auto* c) { MemberOf(c)->add_gradients(); }},
+          {"members[0].gradients[0].step",
+           [](auto* c) { MemberOf(c)->add_gradients()->set_step(-1); }},
+          {"why.code: expected a status code from 1 to 16, got 0",
+           [](auto* c) { c->mutable_refuse()->clear_why(); }},
+          {"why.code: expected a status code from 1 to 16, got 17",
+           [](auto* c) { c->mutable_refuse()->mutable_why()->set_code(17); }},
+          {"why.reason: expected one of docs/errors.md, got 'BAD_TYPES'",
+           [](auto* c) { c->mutable_refuse()->mutable_why()->set_reason("BAD_TYPES"); }},
+          {"why.message: expected at most 4096 bytes, got 4097",
+           [](auto* c) {
+             c->mutable_refuse()->mutable_why()->set_message(std::string(4097, 'm'));
+           }},
+          {"why.source: expected at most 4096 bytes, got 4097",
+           [](auto* c) { c->mutable_refuse()->mutable_why()->set_source(std::string(4097, 's')); }},
+      });
+}
+
+// A trainer may give any bytes as the text: a message with them would be lost on the way.
+TEST(ConvertTest, TextsOfARefusalAreUtf8) {
+  Refuse refuse;
+  refuse.members.emplace_back();
+  refuse.why.code = absl::StatusCode::kAborted;
+  const auto text = [&refuse](const std::string& message) {
+    refuse.why.message = message;
+    v1::Command converted;
+    EXPECT_TRUE(ToProto(Command{Sequence(1), refuse}, &converted).ok());
+    v1::Command parsed;
+    EXPECT_TRUE(parsed.ParseFromString(converted.SerializeAsString())) << message;
+    return parsed.refuse().why().message();
+  };
+  EXPECT_EQ(text("plain"), "plain");
+  for (const char* good : {"\xc3\xa4", "\xe2\x82\xac!", "\xf0\x9f\x8e\xb5", "\xf4\x8f\xbf\xbf"}) {
+    EXPECT_EQ(text(good), good);
+  }
+  EXPECT_EQ(text("a\xff"), "a?");
+  EXPECT_EQ(text("\xc3"), "?");
+  EXPECT_EQ(text("\xc3("), "?(");
+  EXPECT_EQ(text("\xc0\x80"), "??");            // a longer form than needed
+  EXPECT_EQ(text("\xed\xa0\x80"), "???");       // half of a surrogate pair
+  EXPECT_EQ(text("\xf4\x90\x80\x80"), "????");  // beyond Unicode
+  EXPECT_EQ(text("\xc3\xa4\xff"), "???");
+}
+
+TEST(ConvertTest, AMembershipCountsFromTheFirstEpochUnlessSaid) {
+  v1::InstanceKey message;
+  message.set_call(5);
+  const absl::StatusOr<InstanceKey> key = FromProto(message);
+  ASSERT_TRUE(key.ok()) << key.status();
+  EXPECT_EQ(key->since, Epoch(1));
+  EXPECT_EQ(key->at, (CallPosition{0, 5, 0}));
 }
 
 TEST(ConvertTest, CommandsOfTheRingHaveMessages) {
@@ -287,7 +404,7 @@ TEST(ConvertTest, CommandsOfTheRingHaveMessages) {
     EXPECT_EQ(expected.bytes(), got.bytes()) << message.DebugString();
     ++converted;
   }
-  EXPECT_GE(converted, 8);
+  EXPECT_GE(converted, 11);
 }
 
 TEST(ConvertTest, DefaultsThatMakeHandWrittenMessagesShort) {

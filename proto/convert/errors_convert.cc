@@ -78,6 +78,13 @@ v1::RpcStatus Pack(const Error& error, size_t limit, size_t ranks) {
     Set(metadata, prefix + "what", Shortened(error.ranks[i].what, limit));
     Set(metadata, prefix + "source", Shortened(error.ranks[i].source, limit));
   }
+  // Whoever is told goes on by these: they are never left out.
+  for (size_t i = 0; i < error.ended.size() && i < Error::kMaxRanks; ++i) {
+    const std::string prefix = absl::StrCat("ended_", i, "_");
+    SetNumber(metadata, prefix + "world", error.ended[i].world.value(), 0);
+    SetNumber(metadata, prefix + "epoch", error.ended[i].open.value(), 0);
+  }
+  if (error.alone) Set(metadata, "alone", "true");
 
   v1::RpcStatus status;
   status.set_code(static_cast<int>(error.code));
@@ -117,6 +124,14 @@ Error Unpack(const v1::ErrorInfo& info) {
     if (version.rank < 0 && version.what.empty()) break;
     error.ranks.push_back(std::move(version));
   }
+  for (size_t i = 0; i < Error::kMaxRanks; ++i) {
+    const std::string prefix = absl::StrCat("ended_", i, "_");
+    const auto world = GetNumber<int64_t>(metadata, prefix + "world", -1);
+    const auto epoch = GetNumber<int64_t>(metadata, prefix + "epoch", -1);
+    if (world < 0 || epoch < 0) break;
+    error.ended.push_back({WorldId(world), Epoch(epoch)});
+  }
+  error.alone = Get(metadata, "alone") == "true";
   return error;
 }
 

@@ -17,7 +17,7 @@ Error FullError() {
   error.culprit.rank = 1;
   error.culprit.pid = 4711;
   error.culprit.node = "node-b";
-  error.instance = "group 0 epoch 3 index 17";
+  error.instance = "group 0 step 3 call 17";
   error.op = "all_reduce";
   error.source = "train.cc:42";
   error.expected = "f32[4]";
@@ -26,6 +26,8 @@ Error FullError() {
     error.ranks.push_back(
         {rank, rank == 1 ? "all_reduce SUM f32[5]" : "all_reduce SUM f32[4]", "train.cc:42"});
   }
+  error.ended = {{WorldId(1), Epoch(4)}, {WorldId(int64_t{1} << 40), Epoch(2)}};
+  error.alone = true;
   return error;
 }
 
@@ -41,6 +43,8 @@ void ExpectEqual(const Error& a, const Error& b) {
   EXPECT_EQ(a.expected, b.expected);
   EXPECT_EQ(a.got, b.got);
   EXPECT_EQ(a.ranks, b.ranks);
+  EXPECT_EQ(a.ended, b.ended);
+  EXPECT_EQ(a.alone, b.alone);
 }
 
 TEST(ErrorsConvertTest, AllOfAnErrorCrossesTheWire) {
@@ -73,6 +77,7 @@ TEST(ErrorsConvertTest, StaysBelowFourKibibytesWhateverTheTexts) {
     error.expected = error.got = text;
     for (Error::Version& version : error.ranks) version.what = version.source = text;
     for (int i = 0; i < 100; ++i) error.ranks.push_back({i, text, text});
+    error.ended.assign(8, {WorldId(int64_t{1} << 62), Epoch(int64_t{1} << 62)});
     // As a status carries it, and as a handler makes it from texts of its own.
     const v1::RpcStatus packed = ToRpcStatus(ToStatus(error));
     EXPECT_LE(packed.ByteSizeLong(), 4096u);
@@ -83,6 +88,7 @@ TEST(ErrorsConvertTest, StaysBelowFourKibibytesWhateverTheTexts) {
     EXPECT_EQ(back.culprit.rank, 1);
     EXPECT_LE(back.ranks.size(), Error::kMaxRanks);
     EXPECT_GE(back.ranks.size(), 1u);
+    EXPECT_EQ(back.ended, error.ended);
     EXPECT_FALSE(back.message.empty());
   }
 }

@@ -389,6 +389,17 @@ absl::StatusOr<AttachServer::Client> AttachServer::Claim(absl::string_view token
   return client;
 }
 
+void AttachServer::SayGoodbye(const absl::Status& why) {
+  AttachReply reply;
+  reply.status = why;
+  const std::string bytes = EncodeAttachReply(reply);
+  MutexLock lock(&mutex_);
+  for (const auto& [id, connection] : connections_) {
+    // Whose buffer is full does not read anyway.
+    SendPacket(connection->socket.get(), bytes, {}).IgnoreError();
+  }
+}
+
 bool AttachServer::Bind(uint64_t connection, SessionId session) {
   MutexLock lock(&mutex_);
   const auto it = connections_.find(connection);

@@ -59,6 +59,8 @@ class AttachServer {
   // From now on the connection's requests are for `session`, which the claimer has opened. False:
   // the connection has closed meanwhile; the session is detached from the start.
   bool Bind(uint64_t connection, SessionId session);
+  // Tells every client why its connection will close: an answer to no request (id 0).
+  void SayGoodbye(const absl::Status& why);
 
  private:
   struct Connection {

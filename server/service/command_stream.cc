@@ -25,6 +25,13 @@ class CommandStream : public grpc::ServerBidiReactor<v1::CommandsRequest, v1::Co
 
   void Start() {
     self_ = shared_from_this();
+    // By the worker, behind the outcomes that came before.
+    farewell_id_ = service_->farewell->Add(
+        [service = service_, weak = weak_from_this()](const absl::Status& why) {
+          service->worker->Post([weak, why] {
+            if (const auto stream = weak.lock()) stream->EndWhenTold(why);
+          });
+        });
     StartRead(&request_);
   }
 
@@ -98,7 +105,12 @@ class CommandStream : public grpc::ServerBidiReactor<v1::CommandsRequest, v1::Co
     if (ended_) return;
     outcomes_.pop_front();
     --under_way_;
-    if (!outcomes_.empty()) StartWrite(&outcomes_.front());
+    if (!outcomes_.empty()) {
+      StartWrite(&outcomes_.front());
+    } else if (!farewell_.ok()) {
+      ended_ = true;
+      return Finish(ToGrpc(farewell_));
+    }
     if (read_paused_) {
       read_paused_ = false;
       StartRead(&request_);
@@ -118,6 +130,16 @@ class CommandStream : public grpc::ServerBidiReactor<v1::CommandsRequest, v1::Co
     Finish(ToGrpc(status));
   }
 
+  // The same when the outcomes that are there have been written.
+  void EndWhenTold(const absl::Status& status) {
+    MutexLock lock(&mutex_);
+    if (ended_) return;
+    farewell_ = status;
+    if (!outcomes_.empty()) return;
+    ended_ = true;
+    Finish(ToGrpc(status));
+  }
+
   // The session's lease does not run out while the stream is open.
   void Hold(SessionId session) {
     MutexLock lock(&mutex_);
@@ -130,6 +152,7 @@ class CommandStream : public grpc::ServerBidiReactor<v1::CommandsRequest, v1::Co
     End(MakeError(absl::StatusCode::kCancelled, Reason::kCancelled, "the caller has cancelled"));
   }
   void OnDone() override {
+    service_->farewell->Remove(farewell_id_);
     {
       MutexLock lock(&mutex_);
       done_ = true;
@@ -140,6 +163,7 @@ class CommandStream : public grpc::ServerBidiReactor<v1::CommandsRequest, v1::Co
 
   const ServiceContext* const service_;
   grpc::CallbackServerContext* const context_;
+  uint64_t farewell_id_ = 0;     // constant once it reads
   v1::CommandsRequest request_;  // of the read under way
   int64_t session_ = 0;          // by OnReadDone alone
 
@@ -150,6 +174,8 @@ class CommandStream : public grpc::ServerBidiReactor<v1::CommandsRequest, v1::Co
   bool read_paused_ ABSL_GUARDED_BY(mutex_) = false;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   bool done_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status farewell_
+      ABSL_GUARDED_BY(mutex_);              // why it ends once all is written; OK: it does not
   SessionId held_ ABSL_GUARDED_BY(mutex_);  // 0: none
   std::shared_ptr<CommandStream> self_;     // gRPC's reference, until OnDone
 };

@@ -13,11 +13,12 @@
 #include "core/node/node_loop.h"
 #include "server/attach/attach_server.h"
 #include "server/peers.h"
+#include "server/service/farewell.h"
 #include "server/service/worker.h"
 
 namespace chorus {
 
-inline constexpr int32_t kApiVersion = 1;
+inline constexpr int32_t kApiVersion = 2;
 inline constexpr char kDaemonVersion[] = "chorusd 0.1.0";
 // Bytes of one part of an upload or download; well below gRPC's own limit of 4 MiB a message.
 inline constexpr int64_t kMaxChunkBytes = 1 << 20;
@@ -26,6 +27,7 @@ struct ServiceContext {
   NodeLoop* loop = nullptr;
   ServiceWorker* worker = nullptr;
   const PeerTable* peers = nullptr;
+  Farewell* farewell = nullptr;
   AttachServer* attach = nullptr;               // null: the daemon listens on TCP alone
   int64_t incarnation = 0;                      // 1 .. 2^31 - 1, other after each start
   absl::Duration max_wait = absl::Minutes(10);  // of one call, whatever deadline its client set

@@ -91,7 +91,10 @@ grpc::ServerUnaryReactor* SessionsService::Open(grpc::CallbackServerContext* con
     status = client.status();
   }
   if (!status.ok()) {
-    call->Reply(status);
+    const std::string tenant = caller.ok() ? caller->tenant : "";
+    service_->loop->Post([call, tenant, status](LocalNode& node, absl::Time) {
+      call->Reply(node.Refused(tenant, /*pid=*/-1, status));
+    });
     return call.get();
   }
   service_->loop->Post([service = service_, call, open = *std::move(open),

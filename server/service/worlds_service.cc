@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/types/optional.h"
 #include "core/base/error.h"
 #include "proto/convert/convert.h"
 #include "server/service/call.h"
@@ -35,6 +36,7 @@ void WorldTo(int64_t incarnation, const WorldInfo& info, v1::World* message) {
     to->set_device(member.device.value());
     if (member.pid >= 0) to->set_pid(member.pid);
     to->set_state(StateOf(member));
+    ToProto(member.next, to->mutable_next());
   }
   for (size_t group = 0; group < info.groups.size(); ++group) {
     v1::World::Group* to = message->add_groups();
@@ -65,7 +67,24 @@ absl::StatusOr<JoinRequest> RequestFrom(const v1::JoinWorldRequest& message) {
                           DurationFrom(message.agree_timeout(), "agree_timeout"));
   CHORUS_ASSIGN_OR_RETURN(request.exec_timeout,
                           DurationFrom(message.exec_timeout(), "exec_timeout"));
+  if (!v1::CheckCallSites_IsValid(message.check_call_sites())) {
+    return Malformed(absl::StrCat("check_call_sites: expected 0 to 2, got ",
+                                  static_cast<int>(message.check_call_sites())));
+  }
+  request.check_call_sites = static_cast<CheckCallSites>(message.check_call_sites());
   return request;
+}
+
+// Absent: the rank's next one, as the node counts.
+absl::StatusOr<absl::optional<InstanceKey::Request>> RequestFrom(
+    const v1::CreateGroupRequest& message) {
+  if (message.has_step() != message.has_number()) {
+    return Malformed("step, number: expected both or none, got one");
+  }
+  if (!message.has_step()) return absl::optional<InstanceKey::Request>();
+  CHORUS_ASSIGN_OR_RETURN(const int64_t step, CallNumber(message.step(), "step"));
+  CHORUS_ASSIGN_OR_RETURN(const int64_t number, CallNumber(message.number(), "number"));
+  return absl::make_optional(InstanceKey::Request{step, number});
 }
 
 DeviceIndex FirstDevice(const LocalNode& node, SessionId session, absl::Time now) {
@@ -118,16 +137,23 @@ grpc::ServerUnaryReactor* WorldsService::CreateGroup(grpc::CallbackServerContext
                                                      const v1::CreateGroupRequest* request,
                                                      v1::CreateGroupResponse* response) {
   auto call = Call<v1::CreateGroupResponse>::Start(service_, context, response);
+  absl::StatusOr<absl::optional<InstanceKey::Request>> which = RequestFrom(*request);
+  if (!which.ok()) {
+    call->Reply(which.status());
+    return call.get();
+  }
   std::vector<Rank> ranks;
   for (int32_t rank : request->ranks()) ranks.push_back(Rank(rank));
-  call->ForSession(request->session(), [call, world = WorldId(request->world()),
-                                        rank = Rank(request->rank()), ranks = std::move(ranks)](
-                                           LocalNode& node, absl::Time, SessionId session) {
-    const absl::StatusOr<GroupId> group = node.CreateGroup(session, world, rank, ranks);
-    if (!group.ok()) return call->Reply(group.status());
-    call->Reply(absl::OkStatus(),
-                [group = *group](v1::CreateGroupResponse* to) { to->set_group(group.value()); });
-  });
+  call->ForSession(
+      request->session(),
+      [call, world = WorldId(request->world()), rank = Rank(request->rank()),
+       ranks = std::move(ranks), which = *which](LocalNode& node, absl::Time, SessionId session) {
+        const absl::StatusOr<GroupId> group = node.CreateGroup(session, world, rank, ranks, which);
+        if (!group.ok()) return call->Reply(group.status());
+        call->Reply(absl::OkStatus(), [group = *group](v1::CreateGroupResponse* to) {
+          to->set_group(group.value());
+        });
+      });
   return call.get();
 }
 
@@ -152,11 +178,17 @@ grpc::ServerUnaryReactor* WorldsService::Abort(grpc::CallbackServerContext* cont
                                        " bytes, got ", request->message().size())));
     return call.get();
   }
-  call->ForSession(request->session(), [call, world = WorldId(request->world()),
-                                        rank = Rank(request->rank()), message = request->message()](
-                                           LocalNode& node, absl::Time now, SessionId session) {
-    call->Reply(node.AbortWorld(session, world, rank, message, now));
-  });
+  const absl::StatusOr<int64_t> epoch = NonNegative(request->epoch(), "epoch");
+  if (!epoch.ok()) {
+    call->Reply(epoch.status());
+    return call.get();
+  }
+  call->ForSession(
+      request->session(),
+      [call, world = WorldId(request->world()), rank = Rank(request->rank()), epoch = Epoch(*epoch),
+       message = request->message()](LocalNode& node, absl::Time now, SessionId session) {
+        call->Reply(node.AbortWorld(session, world, rank, epoch, message, now));
+      });
   return call.get();
 }
 

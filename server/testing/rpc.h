@@ -114,8 +114,9 @@ class RpcRank {
     return command;
   }
 
-  // One run of graph `slot`, whose result gets the name (sequence, 1).
-  v1::Command RunCommand(int64_t sequence, int slot, int64_t epoch, int64_t index,
+  // One run of graph `slot`, whose result gets the name (sequence, 1): the rank's call `call`, or
+  // where that is -1 the next one as the daemon counts.
+  v1::Command RunCommand(int64_t sequence, int slot, int64_t epoch, int64_t call,
                          const std::vector<float>& input) const {
     v1::Command command;
     command.set_sequence(sequence);
@@ -129,7 +130,7 @@ class RpcRank {
     v1::RunGroup* group = run->add_groups();
     group->set_world(world);
     group->set_epoch(epoch);
-    group->add_base_indices(index);
+    if (call >= 0) group->add_base()->set_call(call);
     return command;
   }
 

@@ -1,5 +1,6 @@
 // What happens when the ranks do not ask for the same: who learns what, and that the next epoch is
 // open at once.
+#include <atomic>
 #include <functional>
 #include <string>
 #include <vector>
@@ -162,18 +163,13 @@ TEST_P(Conformance, ASendThatDoesNotFitItsRecvIsToldToBoth) {
         EXPECT_THAT(version.what, HasSubstr(version.rank == 0 ? "f32[4]" : "f32[5]"));
         EXPECT_EQ(version.source, SourceOf(version.rank));
       }
-      ExpectWorldWorks(rank, world);
-      return;
-    }
-    // Rank 2 asked for nothing in that epoch: it learns of its end by its next collective.
-    const Tensor next = AllReduce(Scalar<double>(world, 3), world);
-    const absl::Status status = next.Wait();
-    if (!status.ok()) {
+    } else {
+      // Asks for what the others do not: it learns of the epoch's end, or that they have passed it.
+      const absl::Status status = AllReduce(Scalar<double>(world, 3), world).Wait();
       EXPECT_EQ(ErrorOf(status).reason, Reason::kMismatch) << status;
-      ExpectWorldWorks(rank, world);
-      return;
     }
-    EXPECT_THAT(Values<double>(next), ElementsAre(6));
+    ASSERT_TRUE(world.Step(1).ok());
+    ExpectWorldWorks(rank, world);
   });
 }
 
@@ -201,6 +197,57 @@ TEST_P(Conformance, AMismatchInsideACompiledStepLeavesItsInputsAndDonationsIntac
 }
 
 // A failed epoch fails whatever was on its way in it, and nothing that was published.
+// Two equal calls that one rank makes in the other order: nothing but their lines tells.
+TEST_P(Conformance, SwappedEqualCallsAreSeenWhereLinesAreCompared) {
+  for (const CheckCallSites check : {CheckCallSites::kOff, CheckCallSites::kRefuse}) {
+    JobOptions options;
+    options.check_call_sites = check;
+    Job job(GetParam(), options);
+    job.Run([&](int rank, World& world) {
+      const NoGrad no_grad;
+      const CallSite a{"train.cc", 7};
+      const CallSite b{"train.cc", 8};
+      const Tensor x = Scalar<double>(world, rank == 0 ? 1 : 20);
+      const Tensor y = AllReduce(x, world, Reduction::kSum, rank == 0 ? a : b);
+      if (check == CheckCallSites::kOff) {
+        EXPECT_THAT(Values<double>(y), ElementsAre(21));
+        return;
+      }
+      const Error error = ErrorOf(y.Wait());
+      EXPECT_EQ(error.reason, Reason::kMismatch);
+      EXPECT_THAT(error.message, HasSubstr("train.cc:7"));
+      EXPECT_THAT(error.message, HasSubstr("train.cc:8"));
+      ExpectWorldWorks(rank, world);
+    });
+  }
+}
+
+// Whoever comes second is told what the first has asked for, and the first waits on.
+TEST_P(Conformance, RanksThatCompareLinesJoinWithRanksThatDo) {
+  Job job(GetParam(), 2);
+  std::atomic<int> refused{0};
+  job.Run([&](int rank, World&) {
+    const CheckCallSites asked[] = {CheckCallSites::kWarn, CheckCallSites::kRefuse};
+    WorldOptions options;
+    options.name = "lines";
+    options.rank = rank;
+    options.size = 2;
+    options.check_call_sites = asked[rank];
+    absl::Status joined = job.session(rank).Join(options).status();
+    if (!joined.ok()) {
+      ++refused;
+      EXPECT_EQ(ErrorOf(joined).reason, Reason::kMismatch) << joined;
+      EXPECT_THAT(std::string(joined.message()),
+                  HasSubstr(absl::StrCat("rank ", 1 - rank, " has joined it with ",
+                                         rank == 0 ? "refuse" : "warn")));
+      options.check_call_sites = asked[1 - rank];
+      joined = job.session(rank).Join(options).status();
+    }
+    EXPECT_TRUE(joined.ok()) << joined;
+  });
+  EXPECT_EQ(refused.load(), 1);
+}
+
 TEST_P(Conformance, WhatWasPublishedBeforeAMismatchStaysValid) {
   Job job(GetParam(), 3);
   job.Run([](int rank, World& world) {
@@ -276,6 +323,7 @@ TEST_P(Conformance, ALateRankIsNamedWhenTheAgreementTimesOut) {
     EXPECT_EQ(world.epoch(), 2);
     if (rank == 0) told.Notify();
     // No deadline can be met on a machine that is busy enough: what they learn then is the same.
+    ASSERT_TRUE(world.Step(1).ok());
     const absl::Status next = AllReduce(Scalar<double>(world, 1), world).Wait();
     if (!next.ok()) {
       EXPECT_EQ(ErrorOf(next).reason, Reason::kAgreeTimeout);
@@ -315,9 +363,11 @@ TEST_P(Conformance, ARankMayAbortTheEpochForAll) {
       ExpectWorldWorks(rank, world);
       return;
     }
-    // The one that aborted learns of the next epoch like everybody, by its next collective.
-    const Tensor mine = AllReduce(Scalar<double>(world, 2), world);
-    EXPECT_EQ(ErrorOf(mine.Wait()).reason, Reason::kCancelled);
+    // The one that aborted is in the next epoch, and has a call less than the others.
+    EXPECT_EQ(world.epoch(), 2);
+    const Error mine = ErrorOf(AllReduce(Scalar<double>(world, 2), world).Wait());
+    EXPECT_EQ(mine.reason, Reason::kMismatch) << mine.message;
+    EXPECT_EQ(world.epoch(), 2);
     ExpectWorldWorks(rank, world);
   });
 }
@@ -393,7 +443,7 @@ void CheckReform(Job* job, Reason reason, const std::function<void()>& end_rank_
     const int old_ranks[] = {0, 1, 3};
     for (size_t i = 0; i < 3; ++i) {
       EXPECT_EQ(reformed->survivors[i].old_rank, old_ranks[i]);
-      EXPECT_EQ(reformed->survivors[i].last_published, "group 0 epoch 1 index 0");
+      EXPECT_EQ(reformed->survivors[i].last_published, "group 0 call 0");
     }
     ExpectWorldWorks(world.rank(), world);
     // New groups can be made; the old ones are gone.

@@ -219,6 +219,7 @@ class DirectLink : public Link {
     join.join_timeout = absl::FromChrono(options.join_timeout);
     join.agree_timeout = absl::FromChrono(options.agree_timeout);
     join.exec_timeout = absl::FromChrono(options.exec_timeout);
+    join.check_call_sites = options.check_call_sites;
     const Answer<absl::StatusOr<JoinedWorld>> answer;
     loop_->Post([session = session_, join, answer](LocalNode& node, absl::Time now) {
       node.JoinWorld(session, join, now, [answer](absl::StatusOr<WorldInfo> info) {
@@ -230,15 +231,15 @@ class DirectLink : public Link {
     return joined.has_value() ? *joined : Late("join");
   }
 
-  absl::StatusOr<GroupId> CreateGroup(WorldId world, Rank rank,
-                                      absl::Span<const int> members) override {
+  absl::StatusOr<GroupId> CreateGroup(WorldId world, Rank rank, absl::Span<const int> members,
+                                      InstanceKey::Request request) override {
     std::vector<Rank> ranks;
     for (const int member : members) ranks.push_back(Rank(member));
-    return Ask<absl::StatusOr<GroupId>>(
-        "create group", [session = session_, world, rank, ranks](LocalNode& node, absl::Time) {
-          absl::StatusOr<GroupId> made = node.CreateGroup(session, world, rank, ranks);
-          return made.ok() ? made : absl::StatusOr<GroupId>(Detached(made.status()));
-        });
+    return Ask<absl::StatusOr<GroupId>>("create group", [session = session_, world, rank, ranks,
+                                                         request](LocalNode& node, absl::Time) {
+      absl::StatusOr<GroupId> made = node.CreateGroup(session, world, rank, ranks, request);
+      return made.ok() ? made : absl::StatusOr<GroupId>(Detached(made.status()));
+    });
   }
 
   absl::Status Leave(WorldId world, Rank rank) override {
@@ -246,13 +247,6 @@ class DirectLink : public Link {
                              [session = session_, world, rank](LocalNode& node, absl::Time now) {
                                return Detached(node.LeaveWorld(session, world, rank, now));
                              });
-  }
-
-  absl::Status Abort(WorldId world, Rank rank, const std::string& why) override {
-    return Ask<absl::Status>(
-        "abort", [session = session_, world, rank, why](LocalNode& node, absl::Time now) {
-          return Detached(node.AbortWorld(session, world, rank, why, now));
-        });
   }
 
   absl::StatusOr<ReformedWorld> Reform(WorldId world, Rank rank, Timeout timeout) override {
@@ -279,6 +273,7 @@ class DirectLink : public Link {
     return reformed.has_value() ? *reformed : Late("reform");
   }
 
+  absl::StatusOr<std::vector<std::string>> Waits() override { return std::vector<std::string>(); }
   absl::Status Close() override {
     return Ask<absl::Status>("close", [session = session_](LocalNode& node, absl::Time now) {
       return Detached(node.CloseSession(session, now));

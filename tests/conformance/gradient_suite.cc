@@ -4,9 +4,13 @@
 #include <functional>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/types/optional.h"
+#include "client/functional/math.h"
+#include "client/functional/nn.h"
 #include "client/testing/fake_daemon.h"
 #include "gmock/gmock.h"
 #include "tests/conformance/collectives.h"
@@ -558,6 +562,57 @@ TEST_P(Conformance, ARankWithoutATapeCountsAsZerosInTheGradient) {
   });
 }
 
+// The gradients of an all_reduce are summed in the tree over all places, whoever is absent.
+TEST_P(Conformance, GradientsAreOneTreeOverAllPlacesWhoeverIsAbsent) {
+  const auto weight = [](int rank, int64_t i) {
+    return 1.0f / static_cast<float>(3 + 7 * rank + i) * (i % 2 == 0 ? 1e3f : 1.0f);
+  };
+  const bool everything = GetParam().cover == ConformanceParam::kEverything;
+  for (const int ranks : everything ? std::vector<int>{2, 3, 4, 5, 6, 9} : std::vector<int>{4, 5}) {
+    // No rank, each one, and each two.
+    std::vector<std::pair<int, int>> absent = {{-1, -1}};
+    for (int a = 0; a < ranks; ++a) {
+      absent.push_back({a, a});
+      for (int b = a + 1; b < ranks && ranks > 2; ++b) absent.push_back({a, b});
+    }
+    Job job(GetParam(), ranks);
+    job.Run([&](int rank, World& world) {
+      for (const auto& [a, b] : absent) {
+        for (const Reduction reduction : {Reduction::kSum, Reduction::kAvg}) {
+          SCOPED_TRACE(absl::StrCat("rank ", rank, " of ", ranks, " without ", a, " and ", b, ", ",
+                                    ReductionName(reduction)));
+          const auto present = [a = a, b = b](int r) { return r != a && r != b; };
+          constexpr int64_t kSize = 40;
+          std::vector<float> mine;
+          std::vector<float> expected;
+          for (int64_t i = 0; i < kSize; ++i) {
+            mine.push_back(weight(rank, i));
+            const std::function<absl::optional<float>(int, int)> tree =
+                [&](int lo, int n) -> absl::optional<float> {
+              if (n == 1 && !present(lo)) return absl::nullopt;
+              if (n == 1) return weight(lo, i);
+              int p = 1;
+              while (2 * p < n) p *= 2;
+              const auto left = tree(lo, p);
+              const auto right = tree(lo + p, n - p);
+              if (!left.has_value() || !right.has_value()) return left.has_value() ? left : right;
+              return *left + *right;
+            };
+            const float sum = *tree(0, ranks);
+            const bool average = reduction == Reduction::kAvg;
+            expected.push_back(average ? sum / static_cast<float>(ranks) : sum);
+          }
+          const Tensor x = Upload(world, mine).RequireGrad();
+          Tensor y = AllReduce(x, world, reduction);
+          if (!present(rank)) continue;
+          ASSERT_TRUE(Backward(Sum(y * Upload(world, mine))).ok());
+          EXPECT_EQ(Values<float>(x.grad()), expected);
+        }
+      }
+    });
+  }
+}
+
 // Where bytes only move, what the absent one would have given must be written by somebody: memory
 // that was used before shows it.
 TEST_P(Conformance, ARankThatDropsWhatWasMovedCountsAsZerosInTheGradient) {
@@ -648,6 +703,198 @@ TEST_P(Conformance, AGradientIsAskedForAgainInTheNextEpoch) {
     EXPECT_EQ(world.epoch(), 2);
     ASSERT_TRUE(Backward(Sum(y * y)).ok());
     EXPECT_THAT(Values<double>(x.grad()), ElementsAre(2 * 3 * 2));
+  });
+}
+
+// --- Where a class is all but certain ------------------------------------------------------------
+
+using Row = std::vector<long double>;
+
+// A number, and how large what it is the sum of is: no sum is nearer than its terms.
+struct Sized {
+  long double value = 0;
+  long double size = 0;
+};
+Sized operator*(const Sized& a, const Sized& b) { return {a.value * b.value, a.size * b.size}; }
+Sized operator+(const Sized& a, const Sized& b) { return {a.value + b.value, a.size + b.size}; }
+Sized operator-(const Sized& a, const Sized& b) { return {a.value - b.value, a.size + b.size}; }
+Sized Exact(long double x) { return {x, std::abs(x)}; }
+
+Row SoftmaxOf(const Row& x) {
+  long double sum = 0;
+  for (const long double other : x) sum += std::exp(other);
+  Row p;
+  for (const long double each : x) p.push_back(std::exp(each) / sum);
+  return p;
+}
+
+// Gradients of sum(c f(x)) and of <v, that>, of one row, as sums in which nothing is taken from 1.
+struct Saturated {
+  std::vector<Sized> first;
+  std::vector<Sized> second;
+};
+
+// p_i sum_j p_j (u_i - u_j).
+std::vector<Sized> Centered(const Row& p, const std::vector<Sized>& u) {
+  std::vector<Sized> out(p.size());
+  for (size_t i = 0; i < p.size(); ++i) {
+    for (size_t j = 0; j < p.size(); ++j) {
+      if (j != i) out[i] = out[i] + Exact(p[i] * p[j]) * (u[i] - u[j]);
+    }
+  }
+  return out;
+}
+std::vector<Sized> Exactly(const Row& row, long double scale = 1) {
+  std::vector<Sized> sized;
+  for (const long double x : row) sized.push_back(Exact(x * scale));
+  return sized;
+}
+
+Saturated ExpectSoftmax(const Row& x, const Row& c, const Row& v) {
+  const Row p = SoftmaxOf(x);
+  std::vector<Sized> inner(p.size());
+  for (size_t i = 0; i < p.size(); ++i) {
+    for (size_t j = 0; j < p.size(); ++j) {
+      inner[i] = inner[i] + Exact(p[j] * (v[i] - v[j]) * (c[i] - c[j]));
+    }
+  }
+  return {Centered(p, Exactly(c)), Centered(p, inner)};
+}
+// Of -log softmax[label] where c is -1 at the label and 0 elsewhere.
+Saturated ExpectLogSoftmax(const Row& x, const Row& c, const Row& v) {
+  const Row p = SoftmaxOf(x);
+  Saturated expected;
+  long double sum = 0;
+  for (size_t i = 0; i < p.size(); ++i) {
+    Sized first;
+    for (size_t j = 0; j < p.size(); ++j) {
+      if (j != i) first = first + (Exact(c[i] * p[j]) - Exact(c[j] * p[i]));
+    }
+    expected.first.push_back(first);
+    sum += c[i];
+  }
+  expected.second = Centered(p, Exactly(v, -sum));
+  return expected;
+}
+Saturated ExpectSigmoid(const Row& x, const Row& c, const Row& v) {
+  Saturated expected;
+  for (size_t i = 0; i < x.size(); ++i) {
+    const long double slope = 1 / ((1 + std::exp(x[i])) * (1 + std::exp(-x[i])));
+    expected.first.push_back(Exact(c[i] * slope));
+    expected.second.push_back(Exact(-c[i] * v[i] * slope * std::tanh(x[i] / 2)));
+  }
+  return expected;
+}
+Saturated ExpectTanh(const Row& x, const Row& c, const Row& v) {
+  Saturated expected;
+  for (size_t i = 0; i < x.size(); ++i) {
+    const long double slope = 1 / (std::cosh(x[i]) * std::cosh(x[i]));
+    expected.first.push_back(Exact(c[i] * slope));
+    expected.second.push_back(Exact(-2 * c[i] * v[i] * slope * std::tanh(x[i])));
+  }
+  return expected;
+}
+
+TEST_P(Conformance, GradientsOfBothOrdersHaveTheirDigitsWhereAClassIsAllButCertain) {
+  struct Precision {
+    DType dtype;
+    double far;  // so far that it is all but certain, and small numbers still are normal ones
+    long double tolerance;
+    long double least;
+  };
+  const Precision precisions[] = {{DType::kF64, 36, 1e-13L, 0},
+                                  {DType::kF32, 20, 2e-6L, 0},
+                                  {DType::kBF16, 20, 0.03L, 0},
+                                  {DType::kF16, 6, 0.004L, 1e-6L}};
+  Job job(GetParam(), 1);
+  job.Run([&](int, World& world) {
+    for (const Precision& p : precisions) {
+      const auto f = static_cast<long double>(p.far);
+      for (const Row& x : {Row{0, 0, f}, Row{f, 0, 1}, Row{0.5, -f, 1}, Row{0, f, f}}) {
+        for (const Row& v :
+             {Row{1, 1, 0}, Row{1, 0, 0}, Row{0, 1, 0}, Row{0, 0, 1}, Row{1, -2, 3}}) {
+          const auto numbers = [&](const Row& row) {
+            return FromHost<double>(world, std::vector<double>(row.begin(), row.end()), {1, 3});
+          };
+          // `loss` of x in the dtype; its gradients are cast to f64, in which they are exact.
+          const auto check = [&](const std::string& what,
+                                 const std::function<Tensor(const Tensor& x)>& loss,
+                                 const Saturated& expected) {
+            SCOPED_TRACE(absl::StrCat(what, " ", DTypeName(p.dtype), " of ", double(x[0]), " ",
+                                      double(x[1]), " ", double(x[2]), " along ", double(v[0]), " ",
+                                      double(v[1]), " ", double(v[2])));
+            const Tensor leaf = numbers(x).RequireGrad();
+            BackwardOptions create;
+            create.create_graph = true;
+            const auto first = Grad({Sum(loss(Cast(leaf, p.dtype)))}, {leaf}, create);
+            ASSERT_TRUE(first.ok()) << first.status();
+            const auto second = Grad({Sum((*first)[0] * numbers(v))}, {leaf});
+            ASSERT_TRUE(second.ok()) << second.status();
+            const auto near = [&](const Tensor& got, const std::vector<Sized>& right) {
+              const std::vector<double> values = Values<double>(got);
+              ASSERT_EQ(values.size(), right.size());
+              for (size_t i = 0; i < right.size(); ++i) {
+                EXPECT_LE(std::abs(values[i] - right[i].value),
+                          p.tolerance * right[i].size + p.least)
+                    << "element " << i << ": got " << values[i] << ", right is "
+                    << double(right[i].value);
+              }
+            };
+            {
+              SCOPED_TRACE("first order");
+              near((*first)[0], expected.first);
+            }
+            SCOPED_TRACE("second order");
+            near((*second)[0], expected.second);
+          };
+          const Row c = {1, 0.5, -2};
+          const Tensor weights = Cast(numbers(c), p.dtype);
+          check(
+              "softmax", [&](const Tensor& t) { return Softmax(t) * weights; },
+              ExpectSoftmax(x, c, v));
+          check(
+              "log_softmax", [&](const Tensor& t) { return LogSoftmax(t) * weights; },
+              ExpectLogSoftmax(x, c, v));
+          check(
+              "sigmoid", [&](const Tensor& t) { return Sigmoid(t) * weights; },
+              ExpectSigmoid(x, c, v));
+          check(
+              "tanh", [&](const Tensor& t) { return Tanh(t) * weights; }, ExpectTanh(x, c, v));
+          for (int64_t label = 0; label < 3; ++label) {
+            Row loss(3, 0);
+            loss[static_cast<size_t>(label)] = -1;
+            const Tensor labels = FromHost<int64_t>(world, {label}, {1});
+            const Tensor chosen = Cast(numbers(loss), p.dtype);
+            const std::string with = absl::StrCat(" with label ", label);
+            check(
+                "cross_entropy" + with, [&](const Tensor& t) { return CrossEntropy(t, labels); },
+                ExpectLogSoftmax(x, loss, v));
+            check(
+                "cross_entropy, one ignored," + with,
+                [&](const Tensor& t) { return CrossEntropy(t, labels, -1); },
+                ExpectLogSoftmax(x, loss, v));
+            check(
+                "log_softmax" + with, [&](const Tensor& t) { return LogSoftmax(t) * chosen; },
+                ExpectLogSoftmax(x, loss, v));
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST_P(Conformance, LossesOfWhatIsAllButCertainAreNotZero) {
+  Job job(GetParam(), 1);
+  job.Run([](int, World& world) {
+    const Tensor x = FromHost<float>(world, {0, 0, 20}, {1, 3});
+    const Tensor labels = FromHost<int64_t>(world, {2}, {1});
+    const float loss = static_cast<float>(std::log1p(2 * std::exp(-20.0)));
+    EXPECT_NEAR(Values<float>(CrossEntropy(x, labels))[0], loss, 1e-6 * loss);
+    EXPECT_NEAR(Values<float>(LogSoftmax(x))[2], -loss, 1e-6 * loss);
+    const Tensor half = Cast(x, DType::kBF16);
+    EXPECT_NEAR(Values<float>(Cast(CrossEntropy(half, labels), DType::kF32))[0], loss, 4e-3 * loss);
+    // Along the other dimension, rows side by side.
+    EXPECT_NEAR(Values<float>(LogSoftmax(Reshape(x, {3, 1}), 0))[2], -loss, 1e-6 * loss);
   });
 }
 

@@ -171,8 +171,9 @@ class Generator {
         const int shift = order == 1 ? 0 : 1;
         if (order > 1 && (p.complete || Pick(2) == 0)) loss.push_back(TermOf(0));
         for (const int value : reduced) {
-          // The gradient has them for history.
-          if (order == 1 ? p.complete || Pick(2) == 0 : Pick(3) == 0) {
+          // The gradient has them for history. Who left one out and asks for it later would meet
+          // the others' earlier loss there: gradients of one result meet by their number.
+          if (order == 1 ? p.complete || Pick(2) == 0 : p.complete && Pick(3) == 0) {
             loss.push_back(TermOf(value + shift));
           }
         }
@@ -415,7 +416,7 @@ Outcome RunProgram(const Program& p, const Right& right) {
     }
     if (!got.ok() || !traced.ok()) {
       ++outcome.refused;
-      outcome.text = absl::StrCat("rank ", rank, ": ",
+      outcome.text = absl::StrCat("\n  rank ", rank, ": ",
                                   std::string((traced.ok() ? got.status() : traced).message()));
       return;
     }
@@ -426,25 +427,37 @@ Outcome RunProgram(const Program& p, const Right& right) {
       const absl::StatusOr<std::vector<double>> value = (*got)[i].Read<double>();
       if (!value.ok()) {
         ++outcome.refused;
-        outcome.text = std::string(value.status().message());
+        absl::StrAppend(&outcome.text, "\n  rank ", rank, ", order ", i / each + 1, ": ",
+                        std::string(value.status().message()).substr(0, 200));
       } else if (std::abs((*value)[0] - expected.first) <= 1e-9 * (1 + expected.second)) {
         ++outcome.right;
       } else {
         ++outcome.wrong;
-        outcome.text = absl::StrCat("rank ", rank, ", order ", i / each + 1, ", input ", input,
-                                    ": ", (*value)[0], ", right is ", expected.first);
+        absl::StrAppend(&outcome.text, "\n  rank ", rank, ", order ", i / each + 1, ", input ",
+                        input, ": ", (*value)[0], ", right is ", expected.first);
       }
     }
+    if (outcome.refused > 0) return;
+    // A refusal of what this rank has not read is heard at its next call.
+    const NoGrad no_grad;
+    const absl::Status last = AllReduce(Upload<double>(world, {1}), world).Wait();
+    if (last.ok()) return;
+    ++outcome.refused;
+    absl::StrAppend(&outcome.text, "\n  rank ", rank,
+                    ", afterwards: ", std::string(last.message()).substr(0, 200));
   });
   Outcome all;
   for (const Outcome& outcome : outcomes) {
     all.right += outcome.right;
     all.refused += outcome.refused;
     all.wrong += outcome.wrong;
-    if (!outcome.text.empty()) absl::StrAppend(&all.text, "\n  ", outcome.text);
+    all.text += outcome.text;
   }
-  // Right for everybody but who gave its own part up, who is named.
-  if (all.wrong > 0 && !p.complete && job.cluster().Counts().gradients_given_up > 0) {
+  // Who leaves results out of its loss gives up what others' losses would have brought it: a number
+  // that is not the whole gradient stands beside a part that is named, by an error or in the
+  // record.
+  const bool told = all.refused > 0 || job.cluster().Counts().gradients_given_up > 0;
+  if (all.wrong > 0 && !p.complete && told) {
     all.refused += all.wrong;
     all.wrong = 0;
   }

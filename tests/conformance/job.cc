@@ -67,6 +67,7 @@ Job::Job(const ConformanceParam& param, const JobOptions& options) {
     join.size = options.ranks;
     join.device = rank / sessions;
     join.agree_timeout = options.agree_timeout;
+    join.check_call_sites = options.check_call_sites;
     absl::StatusOr<World> joined = session(rank).Join(join);
     if (!joined.ok()) {
       std::cerr << "rank " << rank << " cannot join: " << joined.status() << std::endl;

@@ -24,6 +24,7 @@ struct JobOptions {
   int sessions = -1;  // ranks are dealt to so many sessions in turn; -1: one each
   Timeout agree_timeout = Timeout::zero();  // 0: the daemon's
   bool share_equal_work = true;
+  CheckCallSites check_call_sites = CheckCallSites::kOff;
 };
 
 class Job {

@@ -230,6 +230,7 @@ class Trainer {
     static const auto* const commands = new std::map<std::string, Command>{
         {"open", &Trainer::Open},
         {"join", &Trainer::Join},
+        {"step", &Trainer::Step},
         {"steps", &Trainer::Steps},
         {"call", &Trainer::Call},
         {"compiled-steps", &Trainer::CompiledSteps},
@@ -288,6 +289,9 @@ class Trainer {
     CHORUS_ASSIGN_OR_RETURN(world_, session_.Join(options));
     return absl::OkStatus();
   }
+
+  // step NUMBER: the ranks' calls count from 0 again, whatever each of them has left out.
+  absl::Status Step(const Words& words) { return world_.Step(Number(words, 1)); }
 
   // steps COUNT ELEMENTS FIRST [SAY]: all_reduces in turn; after SAY of them "at N".
   absl::Status Steps(const Words& words) {

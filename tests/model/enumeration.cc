@@ -1,7 +1,7 @@
 #include "tests/model/enumeration.h"
 
 #include <algorithm>
-#include <memory>
+#include <map>
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
@@ -24,8 +24,10 @@ int64_t RunOf(int rank, int step) { return rank * kSteps + step + 1; }
 struct RankState {
   int next = 0;
   Epoch epoch{1};
-  bool told = false;  // it has received the cause of `epoch`
+  Epoch told;  // 0, or the epoch that it was told is open, with the cause of `epoch`
   bool here = true;
+  bool out_of_line = false;  // until its next step
+  int no_gradient = 0;       // what its first steps have recorded has no gradient any more
 };
 
 struct Event {
@@ -41,6 +43,11 @@ struct Event {
     kUnblock,
     kReserved,
     kRefuse,
+    kRefuseCall,
+    kLoseCalls,
+    kLeaveOut,
+    kLeaveStep,
+    kRefusedThere,
   };
   Kind kind;
   int rank = 0;
@@ -53,12 +60,27 @@ struct State {
   Sequencer sequencer;
   Oracle oracle;
   RankState ranks[kRanks];
-  int64_t clock = 0;  // microseconds: every event has a time of its own
+  int faults = 0;
+  bool silent = false;              // others were not told of a fault
+  std::map<int64_t, bool> refused;  // runs that were never made: whether the others were told
+  int64_t clock = 0;                // microseconds: every event has a time of its own
+};
+
+// What a program calls the parts of its runs: that follows from the program alone.
+struct Names {
+  int64_t step = 0;
+  std::vector<InstanceKey> keys;         // by part
+  std::vector<int64_t> points;           // by part: which call of its group, over all steps
+  std::map<int32_t, CallPosition> base;  // by group: of the first call of it
+  std::vector<int64_t> pair_calls;
+  std::vector<RefusedCalls> calls;  // all of them
 };
 
 class Enumerator {
  public:
-  explicit Enumerator(const ModelConfig& config) : config_(config) {}
+  explicit Enumerator(const ModelConfig& config) : config_(config) {
+    for (int rank = 0; rank < static_cast<int>(config.programs.size()); ++rank) Name(rank);
+  }
 
   ModelResult Run() {
     SequencerOptions options;
@@ -70,6 +92,9 @@ class Enumerator {
       for (const int32_t rank : config_.groups[g]) members.push_back(Rank(rank));
       const auto group = start.sequencer.AddGroup(members[0], members);
       if (!group.ok() || *group != GroupId(static_cast<int32_t>(g))) result_.fault = "groups";
+    }
+    for (size_t g = 0; g < config_.groups.size(); ++g) {
+      start.oracle.SetGroup(GroupId(static_cast<int32_t>(g)), config_.groups[g]);
     }
     Visit(start);
     return result_;
@@ -86,8 +111,17 @@ class Enumerator {
     for (const RankState& rank : state.ranks) {
       out.PutSigned(rank.next);
       out.PutSigned(state.sequencer.epoch().value() - rank.epoch.value());
-      out.Put<uint8_t>(rank.told + 2 * rank.here);
+      out.PutSigned(rank.told == Epoch() ? -1
+                                         : state.sequencer.epoch().value() - rank.told.value());
+      out.Put<uint8_t>(rank.here + 2 * rank.out_of_line);
+      out.PutSigned(rank.no_gradient);
     }
+    for (const auto& refused : state.refused) {
+      out.PutSigned(refused.first);
+      out.Put<uint8_t>(refused.second);
+    }
+    out.PutSigned(state.faults);
+    out.Put<uint8_t>(state.silent);
     out.PutString(state.sequencer.CanonicalState());
     out.PutString(state.oracle.Canonical());
     const XXH128_hash_t hash = XXH3_128bits(out.bytes().data(), out.size());
@@ -96,21 +130,132 @@ class Enumerator {
 
   const ModelStep& Step(int rank, int step) const { return config_.programs[rank][step]; }
 
-  // A gradient whose forward run failed, or was never asked for, is not asked for either.
-  bool Skips(const State& state, int rank, int step) const {
-    const auto usable = [&](int of) {
+  // Names the calls of a program: each is the k-th of its group, or of its end of a pair, in its
+  // step, whatever becomes of it.
+  void Name(int rank) {
+    const std::vector<ModelStep>& program = config_.programs[rank];
+    names_[rank].resize(program.size());
+    int64_t step = 0;
+    std::map<int32_t, CallPosition> next;
+    std::map<int32_t, int64_t> points;
+    std::map<std::pair<InstanceKey, bool>, int64_t> pairs;
+    std::map<std::pair<InstanceKey, int64_t>, int64_t> requests;  // of an entry, in a step
+    for (size_t s = 0; s < program.size(); ++s) {
+      const ModelStep& what = program[s];
+      if (what.begins >= 0) {
+        step = what.begins;
+        next.clear();
+        pairs.clear();
+      }
+      Names& names = names_[rank][s];
+      names.step = step;
+      std::map<std::pair<InstanceKey, bool>, size_t> ends;  // of this run
+      std::map<int32_t, size_t> refused;                    // by group: into names.calls
+      for (const ModelPart& part : what.parts) {
+        const std::vector<int32_t>& members = config_.groups[part.group];
+        const auto place = [&](int32_t world_rank) {
+          return GroupRank(static_cast<int32_t>(
+              std::find(members.begin(), members.end(), world_rank) - members.begin()));
+        };
+        CallPosition& at = next.emplace(part.group, CallPosition{step, 0, 0}).first->second;
+        names.base.emplace(part.group, at);
+        InstanceKey key;
+        key.group = GroupId(part.group);
+        key.since = Epoch(1);
+        int64_t point = -1;
+        switch (part.kind) {
+          case ModelPart::Kind::kAllReduce: {
+            if (part.part > 0) at = {step, at.call - 1, part.part};
+            key.at = at;
+            point = points[part.group]++;
+            const auto first = refused.emplace(part.group, names.calls.size());
+            if (first.second) {
+              names.calls.emplace_back();
+              names.calls.back().group = key.group;
+              names.calls.back().first = at.call;
+            }
+            names.calls[first.first->second].next = at.call + 1;
+            at = {step, at.call + 1, 0};
+            break;
+          }
+          case ModelPart::Kind::kSend:
+          case ModelPart::Kind::kRecv: {
+            const bool is_recv = part.kind == ModelPart::Kind::kRecv;
+            key.source = is_recv ? place(part.peer) : place(rank);
+            key.destination = is_recv ? place(rank) : place(part.peer);
+            int64_t& calls = pairs[{key, is_recv}];
+            if (ends.emplace(std::make_pair(key, is_recv), names.calls.size()).second) {
+              names.pair_calls.push_back(calls);
+              names.calls.emplace_back();
+              RefusedCalls& end = names.calls.back();
+              end.group = key.group;
+              end.source = key.source;
+              end.destination = key.destination;
+              end.is_recv = is_recv;
+              end.first = calls;
+            }
+            names.calls[ends.at({key, is_recv})].next = calls + 1;
+            key.at = {step, calls++, 0};
+            break;
+          }
+          case ModelPart::Kind::kGradient:
+          case ModelPart::Kind::kGradientHere: {
+            const InstanceKey& forward = part.kind == ModelPart::Kind::kGradientHere
+                                             ? names.keys[part.of_part]
+                                             : names_[rank][part.of_step].keys[0];
+            key = forward.Gradient({step, requests[{forward, step}]++});
+            break;
+          }
+        }
+        names.keys.push_back(key);
+        names.points.push_back(config_.points ? point : -1);
+      }
+      if (what.goes_on) {
+        for (const auto& base : names.base) {
+          CallPosition& at = next.at(base.first);
+          at = {step, at.call - 1, base.second.call == at.call - 1 ? base.second.part + 1 : 1};
+        }
+      }
+    }
+  }
+
+  const Names& NamesOf(int rank, int step) const { return names_[rank][step]; }
+
+  // Whether the rank knows that the run's inputs, or what it is to be a gradient of, have failed,
+  // or were never asked for. `told`: the others have been told of the first of them.
+  bool CannotCall(const State& state, int rank, int step, bool* told) const {
+    const auto failed = [&](int of) {
       const int64_t run = RunOf(rank, of);
-      if (!state.oracle.Has(run)) return false;
-      const Oracle::Status status = state.oracle.status(run);
-      return status != Oracle::Status::kFailed;
+      *told = true;
+      if (state.oracle.Has(run)) return state.oracle.status(run) == Oracle::Status::kFailed;
+      const auto refused = state.refused.find(run);
+      *told = refused != state.refused.end() && refused->second;
+      return true;
     };
     for (const ModelPart& part : Step(rank, step).parts) {
-      if (part.kind == ModelPart::Kind::kGradient && !usable(part.of_step)) return true;
+      if (part.kind == ModelPart::Kind::kGradient && failed(part.of_step)) return true;
     }
     for (const int32_t producer : Step(rank, step).producers) {
-      if (!usable(producer)) return true;  // the client knows that its input has failed
+      if (failed(producer)) return true;
     }
-    return false;
+    // The pieces of a call end with the first that fails.
+    return step > 0 && Step(rank, step - 1).goes_on && failed(step - 1);
+  }
+
+  // Whether a client that has not heard of the failures makes a run of it.
+  bool MakesRun(const State& state, int rank, int step) const {
+    const auto made = [&](int of) { return state.oracle.Has(RunOf(rank, of)); };
+    for (const ModelPart& part : Step(rank, step).parts) {
+      if (part.kind != ModelPart::Kind::kGradient) continue;
+      // Of what was not launched there is no tape entry, and the run contradicts its rank's past.
+      if (part.of_step < state.ranks[rank].no_gradient || !made(part.of_step)) return false;
+      const Oracle::Status status = state.oracle.status(RunOf(rank, part.of_step));
+      if (status == Oracle::Status::kFailed) return false;
+    }
+    for (const int32_t producer : Step(rank, step).producers) {
+      if (!made(producer)) return false;
+    }
+    return step == 0 || !Step(rank, step - 1).goes_on;
   }
 
   std::vector<Event> Events(const State& state) const {
@@ -118,10 +263,27 @@ class Enumerator {
     for (int rank = 0; rank < kRanks; ++rank) {
       const RankState& at = state.ranks[rank];
       if (!at.here) continue;
-      if (at.told) {
+      if (at.told != Epoch()) {
         events.push_back({Kind::kEnter, rank, 0, 0});
       } else if (at.next < static_cast<int>(config_.programs[rank].size())) {
         events.push_back({Kind::kStep, rank, at.next, 0});
+        const ModelStep& what = Step(rank, at.next);
+        const bool begins = what.begins >= 0;
+        bool alone = false;
+        if (config_.faults > 0 && (begins || !at.out_of_line) && !what.parts.empty() &&
+            CannotCall(state, rank, at.next, &alone) && MakesRun(state, rank, at.next)) {
+          events.push_back({Kind::kRefusedThere, rank, at.next, 0});
+        }
+        if (state.faults < config_.faults && at.no_gradient == 0 && what.drops < 0 &&
+            !what.parts.empty() && (begins || !at.out_of_line) &&
+            !CannotCall(state, rank, at.next, &alone)) {
+          events.push_back({Kind::kRefuseCall, rank, at.next, 0});
+          if (config_.lost_faults) events.push_back({Kind::kLoseCalls, rank, at.next, 0});
+          if (config_.silent_faults) {
+            events.push_back({Kind::kLeaveOut, rank, at.next, 0});
+            events.push_back({Kind::kLeaveStep, rank, at.next, 0});
+          }
+        }
       }
       for (int step = 0; step < at.next; ++step) {
         const int64_t run = RunOf(rank, step);
@@ -154,7 +316,7 @@ class Enumerator {
   // Where the rank stands in its latest run.
   std::string Place(const State& state, int rank) const {
     const RankState& at = state.ranks[rank];
-    if (at.told) return "cause_received";
+    if (at.told != Epoch()) return "cause_received";
     if (at.epoch < state.sequencer.epoch()) return "epoch_ended_unseen";
     for (int step = at.next - 1; step >= 0; --step) {
       const int64_t run = RunOf(rank, step);
@@ -177,91 +339,69 @@ class Enumerator {
     return state.oracle.run(RunOf(rank, step)).parts[part_index].key;
   }
 
-  // Submits the step's run; the keys that the oracle gets are counted here, by the program.
-  std::string Submit(State* state, int rank, int step, Sequencer::Actions* actions) {
+  // The step's run; the keys that the oracle gets are the program's own.
+  void Make(const State& state, int rank, int step, TestRun* made, Oracle::Run* what_it_is) const {
     const ModelStep& what = Step(rank, step);
-    const Epoch epoch = state->ranks[rank].epoch;
-    TestRun run(RunOf(rank, step), epoch);
-    Oracle::Run record;
+    const Names& names = NamesOf(rank, step);
+    TestRun& run = *made;
+    Oracle::Run& record = *what_it_is;
+    const Epoch epoch = state.ranks[rank].epoch;
     record.epoch = epoch;
     record.externally_blocked = what.externally_blocked;
     if (what.externally_blocked) run.BlockExternally();
     // Ranks donate or not, as they like.
     record.donates = rank != 2;
     if (record.donates) run.Donate();
+    record.goes_on = what.goes_on;
+    run.vote().call_goes_on = what.goes_on;
+    run.vote().pair_calls.assign(names.pair_calls.begin(), names.pair_calls.end());
     for (const int32_t producer : what.producers) {
       run.producers().push_back(RunHandle(RunOf(rank, producer)));
       record.producers.push_back(RunOf(rank, producer));
     }
-    // Everything that the rank has asked for before in this epoch.
-    const auto count = [&](const std::function<bool(const Oracle::Part&)>& counts) {
-      int64_t n = 0;
-      for (int earlier = 0; earlier < step; ++earlier) {
-        const int64_t id = RunOf(rank, earlier);
-        if (!state->oracle.Has(id) || state->oracle.run(id).epoch != epoch) continue;
-        for (const Oracle::Part& part : state->oracle.run(id).parts) n += counts(part);
-      }
-      for (const Oracle::Part& part : record.parts) n += counts(part);
-      return n;
-    };
     std::vector<int32_t> slots(config_.groups.size(), -1);
-    for (const ModelPart& part : what.parts) {
+    for (size_t i = 0; i < what.parts.size(); ++i) {
+      const ModelPart& part = what.parts[i];
       const std::vector<int32_t>& members = config_.groups[part.group];
       const auto place = [&](int32_t world_rank) {
         return static_cast<int32_t>(std::find(members.begin(), members.end(), world_rank) -
                                     members.begin());
       };
       const int32_t member = place(rank);
-      const GroupId group(part.group);
       if (slots[part.group] < 0) {
-        const int64_t base = count([&](const Oracle::Part& p) {
-          return p.key.group == group && !p.key.is_pair() && !p.key.is_gradient();
-        });
-        slots[part.group] = run.Slot(group, static_cast<int32_t>(members.size()), {member}, {base});
+        slots[part.group] =
+            run.Slot(GroupId(part.group), static_cast<int32_t>(members.size()), {member}, {0});
+        run.vote().groups.back().base[0] = names.base.at(part.group);
       }
       Oracle::Part voted;
       voted.rank = rank;
       voted.all = members;
+      voted.point = names.points[i];
+      voted.shape = part.other_shape ? 1 : 0;
       voted.wants_grad = part.tape;
       voted.leads_to_collective = part.leads_to_collective;
       voted.leads_to_leaf = part.leads_to_leaf;
       voted.after = part.after;
-      voted.key.group = group;
-      voted.key.epoch = epoch;
+      voted.key = names.keys[i];
       Participation* out = nullptr;
       switch (part.kind) {
         case ModelPart::Kind::kAllReduce:
-          voted.key.index = count([&](const Oracle::Part& p) {
-            return p.key.group == group && !p.key.is_pair() && !p.key.is_gradient();
-          });
           out = &run.AllReduce(slots[part.group], member, part.after);
+          out->part = part.part;
           break;
         case ModelPart::Kind::kSend:
-        case ModelPart::Kind::kRecv: {
-          const bool is_recv = part.kind == ModelPart::Kind::kRecv;
-          voted.key.source = GroupRank(is_recv ? place(part.peer) : member);
-          voted.key.destination = GroupRank(is_recv ? member : place(part.peer));
-          InstanceKey pair = voted.key;
-          voted.key.index = count([&](const Oracle::Part& p) {
-            pair.index = p.key.index;
-            return p.key == pair;
-          });
-          voted.all = {is_recv ? part.peer : rank, is_recv ? rank : part.peer};
-          out = is_recv ? &run.RecvFrom(slots[part.group], member, place(part.peer))
-                        : &run.SendTo(slots[part.group], member, place(part.peer));
+        case ModelPart::Kind::kRecv:
+          voted.is_recv = part.kind == ModelPart::Kind::kRecv;
+          voted.all = {voted.is_recv ? part.peer : rank, voted.is_recv ? rank : part.peer};
+          out = voted.is_recv ? &run.RecvFrom(slots[part.group], member, place(part.peer))
+                              : &run.SendTo(slots[part.group], member, place(part.peer));
           break;
-        }
         case ModelPart::Kind::kGradient:
         case ModelPart::Kind::kGradientHere: {
-          const bool here = part.kind == ModelPart::Kind::kGradientHere;
-          const InstanceKey forward =
-              here ? record.parts[part.of_part].key : KeyOf(*state, rank, part.of_step, 0);
-          const int32_t request = static_cast<int32_t>(count([&](const Oracle::Part& p) {
-            return p.key.is_gradient() && p.key.Parent() == forward;
-          }));
-          voted.key = forward.Gradient(epoch, request);
-          out = here ? &run.GradientHere(part.of_part, request, slots[part.group], member)
-                     : &run.GradientOf(forward, request, slots[part.group], member);
+          const auto request = static_cast<int32_t>(voted.key.path.back().number);
+          out = part.kind == ModelPart::Kind::kGradientHere
+                    ? &run.GradientHere(part.of_part, request, slots[part.group], member)
+                    : &run.GradientOf(voted.key.Parent(), request, slots[part.group], member);
           break;
         }
       }
@@ -271,6 +411,13 @@ class Enumerator {
       if (part.other_shape) out->descriptor.dims = {5};
       record.parts.push_back(voted);
     }
+  }
+
+  std::string Submit(State* state, int rank, int step, Sequencer::Actions* actions) {
+    const Epoch epoch = state->ranks[rank].epoch;
+    TestRun run(RunOf(rank, step), epoch, NamesOf(rank, step).step);
+    Oracle::Run record;
+    Make(*state, rank, step, &run, &record);
     const Vote& vote = run.Build();
     if (epoch == state->sequencer.epoch()) {
       const auto keys = state->sequencer.Resolve(vote);
@@ -287,6 +434,34 @@ class Enumerator {
     return status.ok() ? "" : status.ToString();
   }
 
+  // The rank makes no run of its next step (and of what else it belongs to), and says so.
+  void Refuse(State* state, int rank, bool rest_of_step, bool alone, Sequencer::Actions* actions) {
+    RankState& at = state->ranks[rank];
+    RefusedMember refused;
+    refused.rank = Rank(rank);
+    refused.rest_of_step = rest_of_step;
+    refused.step = NamesOf(rank, at.next).step;
+    if (!rest_of_step) refused.calls = NamesOf(rank, at.next).calls;
+    // Which gradients it would have asked for is not known in general.
+    for (const ModelPart& part : Step(rank, at.next).parts) {
+      refused.drops_tapes |= part.kind == ModelPart::Kind::kGradient;
+    }
+    if (refused.drops_tapes) at.no_gradient = at.next;
+    if (rest_of_step) at.out_of_line = true;
+    do {
+      state->refused[RunOf(rank, at.next)] = true;
+    } while (Step(rank, at.next++).goes_on);
+    Error why;
+    why.code = absl::StatusCode::kInvalidArgument;
+    why.reason = Reason::kBadType;
+    why.message = "a batch of 31 rows";
+    why.alone = alone;
+    state->oracle.Refused({refused}, at.epoch, alone);
+    state->sequencer.Refuse({refused}, at.epoch, why, Now(*state), actions);
+    // The rank waits for the outcome, and goes on in the open epoch.
+    at.epoch = state->sequencer.epoch();
+  }
+
   // Applies the event; what it was to each rank that it touched goes to the table of failpoints.
   std::string Take(const Event& event, State* state) {
     state->clock += 1;
@@ -300,8 +475,34 @@ class Enumerator {
     switch (event.kind) {
       case Kind::kStep: {
         RankState& rank = state->ranks[event.rank];
-        rank.next = event.step + 1;
         const ModelStep& what = Step(event.rank, event.step);
+        if (what.begins >= 0) rank.out_of_line = false;
+        bool has_gradient = true;
+        for (const ModelPart& part : what.parts) {
+          has_gradient &=
+              part.kind != ModelPart::Kind::kGradient || part.of_step >= rank.no_gradient;
+        }
+        // The others know that it does not take part.
+        const bool nothing_to_say =
+            rank.out_of_line || (!has_gradient && NamesOf(event.rank, event.step).calls.empty());
+        if (nothing_to_say && what.drops < 0) {
+          state->refused[RunOf(event.rank, event.step)] = true;
+          ++rank.next;
+          return "";
+        }
+        bool alone = false;
+        if (what.drops < 0 &&
+            (!has_gradient || CannotCall(*state, event.rank, event.step, &alone))) {
+          if (what.parts.empty()) {
+            state->refused[RunOf(event.rank, event.step)] = alone;
+            ++rank.next;
+            return "";
+          }
+          Refuse(state, event.rank, false, alone, &actions);
+          allowed = {Reason::kPeerRefused};
+          break;
+        }
+        rank.next = event.step + 1;
         if (what.drops >= 0) {
           const int64_t of = RunOf(event.rank, what.drops);
           if (!state->oracle.Has(of)) return "";
@@ -314,7 +515,6 @@ class Enumerator {
           if (config_.may_lose) allowed.insert(Reason::kGradientLost);
           break;
         }
-        if (Skips(*state, event.rank, event.step)) return "";
         rank.next = event.step;
         point(event.rank, "vote");
         rank.next = event.step + 1;
@@ -329,8 +529,8 @@ class Enumerator {
       case Kind::kEnter: {
         RankState& rank = state->ranks[event.rank];
         point(event.rank, "enter");
-        rank.epoch = Epoch(rank.epoch.value() + 1);
-        rank.told = false;
+        rank.epoch = rank.told;
+        rank.told = Epoch();
         break;
       }
       case Kind::kCancel:
@@ -370,6 +570,7 @@ class Enumerator {
         sequencer.Advance(due, &actions);
         state->clock = absl::ToUnixMicros(due);
         allowed = {Reason::kAgreeTimeout, Reason::kExecTimeout};
+        if (config_.may_mismatch) allowed.insert(Reason::kMismatch);
         if (sequencer.NextDeadline() <= due) return "a deadline passed and nothing came of it";
         break;
       }
@@ -410,10 +611,71 @@ class Enumerator {
         error.code = absl::StatusCode::kResourceExhausted;
         error.reason = Reason::kOutOfMemory;
         error.message = "no memory for that order";
-        sequencer.Refuse(Rank(event.rank), state->ranks[event.rank].epoch, error, Now(*state),
-                         &actions);
+        // Its calls have counted already.
+        std::vector<RefusedMember> members(1);
+        members[0].rank = Rank(event.rank);
+        members[0].step = NamesOf(event.rank, event.step).step;
+        state->oracle.Refused(members, state->ranks[event.rank].epoch, false);
+        sequencer.Refuse(members, state->ranks[event.rank].epoch, error, Now(*state), &actions);
         allowed = {Reason::kPeerRefused};
-        if (actions.empty()) return "a refusal did not end the epoch";
+        break;
+      }
+      case Kind::kRefusedThere: {
+        // The rank runs ahead: the daemon finds that its input has failed.
+        RankState& rank = state->ranks[event.rank];
+        if (Step(event.rank, event.step).begins >= 0) rank.out_of_line = false;
+        TestRun run(RunOf(event.rank, event.step), rank.epoch,
+                    NamesOf(event.rank, event.step).step);
+        Oracle::Run record;
+        Make(*state, event.rank, event.step, &run, &record);
+        Error why;
+        CannotCall(*state, event.rank, event.step, &why.alone);
+        why.code = absl::StatusCode::kAborted;
+        why.reason = Reason::kPeerRefused;
+        why.message = "an input has failed";
+        std::vector<RefusedMember> members = sequencer.CallsOf(run.Build());
+        if (members.empty()) return "the calls of a run are not known";
+        std::vector<InstanceKey> gradients;
+        for (const Oracle::Part& part : record.parts) {
+          if (part.key.is_gradient()) gradients.push_back(part.key);
+        }
+        std::vector<RefusedMember> counted(1);
+        counted[0].rank = Rank(event.rank);
+        counted[0].step = NamesOf(event.rank, event.step).step;
+        counted[0].calls = NamesOf(event.rank, event.step).calls;
+        state->oracle.Refused(counted, rank.epoch, why.alone, gradients);
+        sequencer.Refuse(members, rank.epoch, why, Now(*state), &actions);
+        allowed = {Reason::kPeerRefused};
+        state->refused[RunOf(event.rank, event.step)] = true;
+        bool root_alone = false;
+        for (const int32_t producer : Step(event.rank, event.step).producers) {
+          root_alone |= state->oracle.run(RunOf(event.rank, producer)).failed_alone;
+        }
+        ++rank.next;
+        if (!root_alone && rank.epoch < sequencer.epoch()) rank.told = sequencer.epoch();
+        break;
+      }
+      case Kind::kRefuseCall:
+      case Kind::kLoseCalls:
+        ++state->faults;
+        if (Step(event.rank, event.step).begins >= 0) state->ranks[event.rank].out_of_line = false;
+        Refuse(state, event.rank, event.kind == Kind::kLoseCalls, false, &actions);
+        allowed = {Reason::kPeerRefused};
+        break;
+      case Kind::kLeaveOut:
+      case Kind::kLeaveStep: {
+        ++state->faults;
+        state->silent = true;
+        RankState& rank = state->ranks[event.rank];
+        const bool all = event.kind == Kind::kLeaveStep;
+        if (Step(event.rank, event.step).begins >= 0) rank.out_of_line = false;
+        do {
+          state->refused[RunOf(event.rank, rank.next)] = false;
+          const bool goes_on = Step(event.rank, rank.next).goes_on;
+          ++rank.next;
+          if (!all && !goes_on) break;
+        } while (rank.next < static_cast<int>(config_.programs[event.rank].size()) &&
+                 Step(event.rank, rank.next).begins < 0);
         break;
       }
     }
@@ -430,7 +692,8 @@ class Enumerator {
     for (const SequencerAction& action : actions) {
       if (action.kind != SequencerAction::Kind::kFail) continue;
       RankState& rank = state->ranks[(action.run.value() - 1) / kSteps];
-      if (action.epoch == rank.epoch) rank.told = true;
+      if (action.opened == Epoch()) ++result_.failed_alone;
+      if (rank.epoch < action.opened) rank.told = std::max(rank.told, action.opened);
     }
     if (!config_.finish) {
       for (const int64_t ticket : state->oracle.Unfinished()) {
@@ -478,6 +741,34 @@ class Enumerator {
         return absl::StrCat("rank ", event.rank, " is ready for the order of step ", event.step);
       case Kind::kRefuse:
         return absl::StrCat("rank ", event.rank, " refuses the order of step ", event.step);
+      case Kind::kRefuseCall:
+        return absl::StrCat("rank ", event.rank, " cannot make step ", event.step);
+      case Kind::kLoseCalls:
+        return absl::StrCat("rank ", event.rank, " is out of line at step ", event.step);
+      case Kind::kLeaveOut:
+        return absl::StrCat("rank ", event.rank, " leaves out step ", event.step);
+      case Kind::kLeaveStep:
+        return absl::StrCat("rank ", event.rank, " leaves at step ", event.step);
+      case Kind::kRefusedThere:
+        return absl::StrCat("rank ", event.rank, " runs ahead with step ", event.step);
+    }
+    return "";
+  }
+
+  // Who makes the same calls as the others, and says so where it does not, leaves nobody waiting.
+  std::string CheckEnd(const State& state) const {
+    if (!config_.in_line || state.silent) return "";
+    for (int rank = 0; rank < kRanks; ++rank) {
+      const RankState& at = state.ranks[rank];
+      if (!at.here || at.told != Epoch() ||
+          at.next < static_cast<int>(config_.programs[rank].size())) {
+        return "";
+      }
+    }
+    for (const int64_t run : state.oracle.Pending()) {
+      if (state.oracle.LacksVotes(run)) {
+        return absl::StrCat("every rank has made its calls, and run ", run, " waits for one");
+      }
     }
     return "";
   }
@@ -485,6 +776,11 @@ class Enumerator {
   void Visit(const State& state) {
     if (!result_.fault.empty() || !seen_.insert(Fingerprint(state)).second) return;
     ++result_.states;
+    const std::string left = CheckEnd(state);
+    if (!left.empty()) {
+      result_.fault = absl::StrCat(left, "\nafter: ", absl::StrJoin(path_, "; "));
+      return;
+    }
     bool published = true;
     for (int rank = 0; rank < kRanks; ++rank) {
       for (size_t step = 0; step < config_.programs[rank].size(); ++step) {
@@ -511,6 +807,7 @@ class Enumerator {
   }
 
   const ModelConfig& config_;
+  std::vector<Names> names_[kRanks];  // by step
   ModelResult result_;
   absl::flat_hash_set<std::pair<uint64_t, uint64_t>> seen_;
   std::vector<std::string> path_;
@@ -560,6 +857,20 @@ ModelStep Step(std::vector<ModelPart> parts, std::vector<int32_t> producers = {}
   step.parts = std::move(parts);
   step.producers = std::move(producers);
   return step;
+}
+// The rank begins step `n` of its program with it.
+ModelStep Begin(int64_t n, ModelStep step) {
+  step.begins = n;
+  return step;
+}
+ModelStep GoesOn(ModelStep step) {
+  step.goes_on = true;
+  return step;
+}
+ModelPart Further(int32_t group, int32_t part) {
+  ModelPart further = All(group);
+  further.part = part;
+  return further;
 }
 ModelStep Drop(int32_t step, bool consumed) {
   ModelStep drop;
@@ -745,6 +1056,113 @@ std::vector<ModelConfig> ModelConfigs() {
                        {Step({To(0), From(1)}), Step({}, {0}), Step({})}};
     config.leave = true;
     config.finish = false;
+    configs.push_back(config);
+  }
+  // In the ones that follow nobody dies, but calls cannot be made, are left out, and steps are
+  // left.
+  const auto with_faults = [&](const std::string& name, int faults) {
+    ModelConfig config;
+    config.name = name;
+    config.groups = chain;
+    config.cancel = false;
+    config.death = false;
+    config.finish = false;
+    config.faults = faults;
+    config.in_line = true;
+    return config;
+  };
+  {
+    // One step of two groups behind the other; eager on rank 0, compiled on the others.
+    ModelConfig config = with_faults("steps", 1);
+    config.programs = {
+        {Begin(1, Step({All(1)})), Step({All(0)}), Begin(2, Step({All(1)})), Step({All(0)})},
+        {Begin(1, Step({All(1), All(2)})), Step({All(0)}),
+         Begin(2, Step({All(1), All(2), All(0)}))},
+        {Begin(1, Step({All(2), All(0)})), Begin(2, Step({All(2)})), Step({All(0)})}};
+    configs.push_back(config);
+  }
+  {
+    // The same, shorter, with more that goes wrong.
+    ModelConfig config = with_faults("two_faults", 2);
+    config.programs = {{Begin(1, Step({All(1)})), Begin(2, Step({All(1)}))},
+                       {Begin(1, Step({All(1), All(2)})), Begin(2, Step({All(1)})), Step({All(2)})},
+                       {Begin(1, Step({All(2)})), Begin(2, Step({All(2)}))}};
+    configs.push_back(config);
+  }
+  {
+    // Without steps: results of one call go into the next.
+    ModelConfig config = with_faults("counted", 2);
+    config.lost_faults = false;
+    config.programs = {{Step({All(1)}), Step({All(1)}, {0}), Step({All(0)})},
+                       {Step({All(1)}), Step({All(2)}), Step({All(1)}, {1}), Step({All(0)})},
+                       {Step({All(2)}), Step({All(0)}, {0})}};
+    configs.push_back(config);
+  }
+  {
+    // Gradients, two requests for one entry among them, over two steps.
+    ModelConfig config = with_faults("requests", 1);
+    config.programs = {
+        {Step({Taped(0)}), Step({Gradient(0)}), Begin(1, Step({Gradient(0), Gradient(0)}))},
+        {Step({Taped(0)}), Step({Gradient(0)}, {0}), Begin(1, Step({Gradient(0)})),
+         Step({Gradient(0)})},
+        {Step({Taped(0), All(2)}), Step({Gradient(0)}),
+         Begin(1, Step({Gradient(0), Gradient(0)}))}};
+    config.programs[1].insert(config.programs[1].begin() + 1, Step({All(2)}));
+    config.programs[1][2] = Step({Gradient(0)});
+    configs.push_back(config);
+  }
+  {
+    // Gradients whose seeds come from another group, which may fail for itself.
+    ModelConfig config = with_faults("seeds", 1);
+    config.programs = {
+        {Step({Taped(1)}), Step({Gradient(0, 1)}), Step({All(1)})},
+        {Step({Taped(1)}), Step({All(2)}), Step({Gradient(0, 1)}, {1}), Step({All(2), All(1)})},
+        {Step({All(2)}), Step({All(2)})}};
+    configs.push_back(config);
+  }
+  {
+    // Calls of several collectives: coalesced, and in pieces of which each is a run of its own.
+    ModelConfig config = with_faults("parts", 2);
+    config.lost_faults = false;
+    config.groups = nested;
+    config.programs = {
+        {Step({All(0), Further(0, 1)}), GoesOn(Step({All(1)})), Step({All(1)}), Step({All(0)})},
+        {Step({All(0), Further(0, 1)}), GoesOn(Step({All(1)})), Step({All(1), All(0)})},
+        {Step({All(0), Further(0, 1)}), Step({All(0)}, {0})}};
+    configs.push_back(config);
+  }
+  {
+    // Rank 1 makes one collective where the others make two in a call, and one piece more.
+    ModelConfig config = with_faults("unequal_parts", 0);
+    config.groups = nested;
+    config.in_line = false;
+    config.points = false;
+    config.programs = {
+        {Step({All(0), Further(0, 1)}), GoesOn(Step({All(1)})), Step({All(1)}), Step({All(0)})},
+        {Step({All(0)}), GoesOn(Step({All(1)})), GoesOn(Step({All(1)})), Step({All(1)}),
+         Step({All(0)})},
+        {Step({All(0), Further(0, 1)}), Step({All(0)}, {0})}};
+    configs.push_back(config);
+  }
+  {
+    // Messages are counted at each end, and go with their step.
+    ModelConfig config = with_faults("messages_in_steps", 2);
+    config.groups = nested;
+    config.programs = {
+        {Begin(1, Step({To(1)})), Step({From(2)}), Begin(2, Step({To(1), All(1)}))},
+        {Begin(1, Step({From(0)})), Step({To(2)}), Begin(2, Step({From(0), All(1)}))},
+        {Begin(1, Step({To(0), From(1)})), Begin(2, Step({}))}};
+    configs.push_back(config);
+  }
+  {
+    // A fault beside a death: what nobody can make any more waits for nobody.
+    ModelConfig config = with_faults("fault_and_death", 1);
+    config.death = true;
+    config.expiry = false;
+    config.in_line = false;
+    config.programs = {{Step({All(1)}), Begin(1, Step({All(1)}))},
+                       {Step({All(1)}), Begin(1, Step({All(1)})), Step({All(2)})},
+                       {Begin(1, Step({All(2)}))}};
     configs.push_back(config);
   }
   return configs;

@@ -23,6 +23,7 @@ struct ModelPart {
   bool leads_to_collective = false;
   bool leads_to_leaf = false;
   bool other_shape = false;
+  int32_t part = 0;  // of a coalesced call
   std::vector<int32_t> after;
 };
 
@@ -33,6 +34,8 @@ struct ModelStep {
   bool externally_blocked = false;
   int32_t drops = -1;  // >= 0: no run; drops the entry of this step's first part
   bool consumed = false;
+  int64_t begins = -1;   // >= 0: the rank begins this step of its program first (World::Step)
+  bool goes_on = false;  // the next run for the group has the next part of this one's call
 };
 
 struct ModelConfig {
@@ -47,6 +50,14 @@ struct ModelConfig {
   bool finish = true;  // gangs finish in any order; else at once
   bool may_mismatch = false;
   bool may_circle = false;
+  // How many runs, over all ranks, cannot be made: the rank says so, with or without knowing what
+  // it would have called, or says nothing; or it leaves the step early.
+  int faults = 0;
+  bool silent_faults = true;  // also those of which nothing is said
+  bool lost_faults = true;    // also those of which it is not known what would have been called
+  // Every rank makes the same calls: where all faults are told, nobody is left waiting at the end.
+  bool in_line = false;
+  bool points = true;     // the k-th call of a group is the same call of every rank's program
   bool may_lose = false;  // a part of a gradient that led to another collective is given up
 };
 
@@ -54,6 +65,7 @@ struct ModelResult {
   int64_t states = 0;
   int64_t transitions = 0;
   int64_t all_published = 0;  // states in which every run of every rank was published
+  int64_t failed_alone = 0;   // transitions in which runs failed without ending the epoch
   std::string fault;          // empty, or the promise broken and the events that lead there
   // (where a rank stands in its run, what happened to it there): the named failpoints.
   std::set<std::pair<std::string, std::string>> points;

@@ -25,10 +25,140 @@ void Oracle::Submitted(int64_t run, Run what) {
       tape.leads_to_collective = part.leads_to_collective;
       tape.leads_to_leaf = part.leads_to_leaf;
       tapes_[part.key][part.rank] = tape;
-      if (part.key.is_gradient()) ++asked_[part.key.Parent()][part.rank];
     }
   }
+  // Late or not, the calls count.
+  for (const Part& part : what.parts) Count(part, what.goes_on);
+  if (what.epoch == open_) submitted_.insert(run);
   runs_[run] = std::move(what);
+}
+
+Oracle::Line Oracle::LineOf(const InstanceKey& key, bool is_recv) {
+  return {key.group, key.source, key.destination, key.tag, key.is_pair() && is_recv};
+}
+
+void Oracle::BeginStep(int32_t rank, int64_t step) {
+  moved_.insert(rank);
+  Place& place = places_[rank];
+  if (step <= place.step) return;
+  place.step = step;
+  place.left_rest = false;
+  place.next.clear();
+}
+
+void Oracle::Count(const Part& part, bool goes_on) {
+  BeginStep(part.rank, part.key.step());
+  Place& place = places_[part.rank];
+  if (part.key.is_gradient()) {
+    const InstanceKey::Request& request = part.key.path.back();
+    place.requests[part.key.Parent()] = {request.step, request.number + 1};
+    return;
+  }
+  const CallPosition& at = part.key.at;
+  place.next[LineOf(part.key, part.is_recv)] = goes_on && !part.key.is_pair()
+                                                   ? CallPosition{at.step, at.call, at.part + 1}
+                                                   : CallPosition{at.step, at.call + 1, 0};
+}
+
+bool Oracle::IsBehind(const InstanceKey& key, int32_t rank, bool is_recv) const {
+  const auto found = places_.find(rank);
+  static const auto* nowhere = new Place;
+  const Place& place = found == places_.end() ? *nowhere : found->second;
+  if (key.is_gradient()) {
+    const auto tape = tapes_.find(key.Parent());
+    if (tape != tapes_.end()) {
+      const auto entry = tape->second.find(rank);
+      if (entry != tape->second.end() && entry->second.refused) return true;
+    }
+    const auto next = place.requests.find(key.Parent());
+    if (next != place.requests.end() && key.path.back() < next->second) return true;
+    return place.step > key.step() || (place.step == key.step() && place.left_rest);
+  }
+  if (place.step > key.step()) return true;
+  if (place.step < key.step()) return false;
+  if (place.left_rest) return true;
+  const auto next = place.next.find(LineOf(key, is_recv));
+  return next != place.next.end() && key.at < next->second;
+}
+
+void Oracle::Refused(const std::vector<RefusedMember>& members, Epoch epoch, bool alone,
+                     const std::vector<InstanceKey>& gradients) {
+  const auto passed_by_another = [&](const InstanceKey& key, int32_t rank,
+                                     const std::vector<int32_t>& all, bool other_receives) {
+    const auto votes = votes_.find(key);
+    for (const int32_t other : all) {
+      if (other == rank || !IsBehind(key, other, other_receives) || IsAbsent(key, other)) continue;
+      if (votes == votes_.end() || votes->second.count(other) == 0) return true;
+    }
+    return false;
+  };
+  // Whether somebody who is needed has passed the first of the calls, by kind of call.
+  size_t calls = 0;
+  size_t passed = 0;
+  for (const RefusedMember& member : members) {
+    const int32_t rank = member.rank.value();
+    if (member.step < places_[rank].step) continue;
+    for (const RefusedCalls& refused : member.calls) {
+      InstanceKey key;
+      key.group = refused.group;
+      key.since = Epoch(1);
+      key.source = refused.source;
+      key.destination = refused.destination;
+      key.tag = refused.tag;
+      const CallPosition first{member.step, refused.first, 0};
+      key.at = first;
+      if (member.step == places_[rank].step) {
+        const auto next = places_[rank].next.find(LineOf(key, refused.is_recv));
+        if (next != places_[rank].next.end()) key.at = std::max(first, next->second);
+      }
+      if (!(key.at < CallPosition{member.step, refused.next, 0})) continue;
+      ++calls;
+      std::vector<int32_t> all = groups_.at(refused.group);
+      if (key.is_pair()) {
+        all = {all[(refused.is_recv ? key.source : key.destination).value()]};
+      }
+      passed += passed_by_another(key, rank, all, !refused.is_recv);
+    }
+  }
+  for (const InstanceKey& key : gradients) {
+    if (tapes_.count(key.Parent()) == 0) continue;
+    ++calls;
+    std::vector<int32_t> all = groups_.at(key.group);
+    if (key.is_pair()) all = {all[key.source.value()], all[key.destination.value()]};
+    passed += passed_by_another(key, members[0].rank.value(), all, false);
+  }
+  const bool ends = epoch == open_ && !alone && passed == 0 && !members.empty();
+  // Where some of the calls have been passed and others have not, either is right.
+  ends_ = ends                                         ? Ends::kMust
+          : passed == calls || alone || epoch != open_ ? Ends::kMustNot
+                                                       : Ends::kAnything;
+  for (const RefusedMember& member : members) {
+    const int32_t rank = member.rank.value();
+    BeginStep(rank, member.step);
+    Place& place = places_[rank];
+    for (const RefusedCalls& refused : member.calls) {
+      if (member.step < place.step) continue;
+      InstanceKey key;
+      key.group = refused.group;
+      key.source = refused.source;
+      key.destination = refused.destination;
+      key.tag = refused.tag;
+      CallPosition& next = place.next[LineOf(key, refused.is_recv)];
+      next = std::max(next, CallPosition{member.step, refused.next, 0});
+    }
+    for (const InstanceKey& key : gradients) {
+      InstanceKey::Request& next = place.requests[key.Parent()];
+      next = std::max(next, InstanceKey::Request{key.path.back().step, key.path.back().number + 1});
+    }
+    if (member.rest_of_step && member.step == place.step) place.left_rest = true;
+    if (!member.drops_tapes) continue;
+    for (auto& tape : tapes_) {
+      const auto entry = tape.second.find(rank);
+      if (entry == tape.second.end() || !entry->second.live) continue;
+      entry->second.live = false;
+      entry->second.refused = true;
+    }
+  }
 }
 
 void Oracle::Dropped(int32_t rank, const InstanceKey& key, bool consumed, Epoch epoch) {
@@ -89,13 +219,74 @@ bool Oracle::IsAbsent(const InstanceKey& key, int32_t rank) const {
     // It gave zeros to the forward instance, a gradient itself.
     return IsAbsent(key.Parent(), rank);
   }
-  if (entry->second.live) return false;
+  if (entry->second.live || entry->second.refused) return false;
   if (entry->second.consumed && entry->second.consumed_in < open_) return false;
-  const auto asked = asked_.find(key.Parent());
-  const auto count = asked == asked_.end()       ? 0
-                     : asked->second.count(rank) ? asked->second.at(rank)
-                                                 : 0;
-  return key.path.back().number >= count;
+  const auto place = places_.find(rank);
+  if (place == places_.end()) return true;
+  const auto next = place->second.requests.find(key.Parent());
+  return next == place->second.requests.end() || !(key.path.back() < next->second);
+}
+
+// `rank` is one of those who must vote for `key`.
+void Oracle::AddPassed(const InstanceKey& key, int32_t rank, std::set<int64_t>* runs) const {
+  const auto& votes = votes_.at(key);
+  if (votes.count(rank) > 0 || IsAbsent(key, rank)) return;
+  const auto& first = *votes.begin();
+  for (const Part& part : runs_.at(first.second).parts) {
+    // Of a pair the rank is at the other end.
+    if (part.key != key || part.rank != first.first || !IsBehind(key, rank, !part.is_recv))
+      continue;
+    for (const auto& vote : votes) runs->insert(vote.second);
+    return;
+  }
+}
+
+std::set<int64_t> Oracle::MustFailAlone() const {
+  std::set<int64_t> result;
+  for (const int64_t run : withdrawn_) {
+    if (runs_.at(run).status == Status::kPending) result.insert(run);
+  }
+  for (const auto& votes : votes_) {
+    if (!check_pending_ && moved_.empty()) break;
+    const Run& run = runs_.at(votes.second.begin()->second);
+    for (const Part& part : run.parts) {
+      if (part.key != votes.first) continue;
+      for (const int32_t rank : part.all) {
+        if (check_pending_ || moved_.count(rank) > 0) AddPassed(part.key, rank, &result);
+      }
+      break;
+    }
+  }
+  for (const int64_t run : submitted_) {
+    for (const Part& part : runs_.at(run).parts) {
+      for (const int32_t rank : part.all) AddPassed(part.key, rank, &result);
+    }
+  }
+  if (result.empty()) return result;
+  std::map<int64_t, std::vector<int64_t>> consumers;
+  std::map<InstanceKey, std::set<int64_t>> gradients;  // by what they are gradients of
+  for (const auto& entry : runs_) {
+    const Run& run = entry.second;
+    if (run.status != Status::kPending || run.epoch != open_) continue;
+    for (const int64_t producer : run.producers) consumers[producer].push_back(entry.first);
+    for (const Part& part : run.parts) {
+      if (part.key.is_gradient()) gradients[part.key.Parent()].insert(entry.first);
+    }
+  }
+  std::vector<int64_t> open(result.begin(), result.end());
+  const auto add = [&](int64_t run) {
+    if (result.insert(run).second) open.push_back(run);
+  };
+  while (!open.empty()) {
+    const int64_t run = open.back();
+    open.pop_back();
+    for (const int64_t other : Sharers(run)) add(other);
+    for (const int64_t other : consumers[run]) add(other);
+    for (const Part& part : runs_.at(run).parts) {
+      for (const int64_t other : gradients[part.key]) add(other);
+    }
+  }
+  return result;
 }
 
 Oracle::Tape Oracle::PartBehind(const InstanceKey& key, int32_t rank) const {
@@ -156,6 +347,11 @@ bool Oracle::Closed(int64_t run) const {
     const auto& votes = votes_.at(part.key);
     for (const int32_t rank : part.all) {
       if (votes.count(rank) == 0 && !IsAbsent(part.key, rank)) return false;
+    }
+    for (const auto& vote : votes) {
+      for (const Part& other : runs_.at(vote.second).parts) {
+        if (other.key == part.key && other.shape != part.shape) return false;
+      }
     }
   }
   return true;
@@ -260,6 +456,7 @@ std::string Oracle::Launch(const SequencerAction& action) {
       return absl::StrCat(name, instance.key.ToString(), " is listed twice");
     }
     const Part* sample = nullptr;
+    int64_t point = -1;
     std::set<int32_t> members;
     GroupRank last(-1);
     for (const LaunchedInstance::Part& part : instance.parts) {
@@ -271,6 +468,11 @@ std::string Oracle::Launch(const SequencerAction& action) {
         return absl::StrCat(name, "a part that did not vote for ", instance.key.ToString());
       }
       sample = &parts[part.participation];
+      if (point >= 0 && sample->point >= 0 && sample->point != point) {
+        return absl::StrCat(name, "calls ", point, " and ", sample->point,
+                            " of the programs meet in ", instance.key.ToString());
+      }
+      point = std::max(point, sample->point);
       if (part.member < last) return absl::StrCat(name, "parts are not in order of member");
       last = part.member;
       if (!members.insert(sample->rank).second) return absl::StrCat(name, "a member twice");
@@ -377,7 +579,10 @@ std::string Oracle::Launch(const SequencerAction& action) {
   return "";
 }
 
-std::string Oracle::FailOf(int64_t run, const Error& error, std::set<int64_t>* may_fail) {
+std::string Oracle::FailOf(const SequencerAction& action, std::set<int64_t>* may_fail,
+                           std::set<int64_t>* passed) {
+  const int64_t run = action.run.value();
+  const Error& error = action.error;
   const auto found = runs_.find(run);
   if (found == runs_.end()) return absl::StrCat("run ", run, " failed and was never submitted");
   Run& record = found->second;
@@ -392,9 +597,39 @@ std::string Oracle::FailOf(int64_t run, const Error& error, std::set<int64_t>* m
   }
   if (record.status == Status::kLaunched) {
     if (may_fail->erase(run) == 0) return absl::StrCat("run ", run, " failed after its launch");
+    if (action.opened <= record.epoch) {
+      return absl::StrCat("run ", run, " failed in execution and is told that epoch ",
+                          action.opened.value(), " is open");
+    }
+  } else if (record.epoch == open_ && action.opened == Epoch()) {
+    if (passed->erase(run) == 0) {
+      return absl::StrCat("run ", run, " failed alone, and nobody has passed it: ", error.message);
+    }
+    if (!error.alone) return absl::StrCat("run ", run, " is not told that it failed alone");
+    std::set<InstanceKey> dropped(action.dropped.begin(), action.dropped.end());
+    std::set<InstanceKey> voted;
+    for (const Part& part : record.parts) voted.insert(part.key);
+    if (dropped != voted) return absl::StrCat("run ", run, " dropped other votes than its own");
+    for (const Part& part : record.parts) {
+      votes_.erase(part.key);
+      tapes_.erase(part.key);  // never launched: it has no gradient
+    }
+    record.failed_alone = true;
+    ++failed_alone_;
+  } else if (record.epoch == open_) {
+    if (action.opened.value() != open_.value() + 1 || error.alone) {
+      return absl::StrCat("run ", run, " failed with its epoch and is told that epoch ",
+                          action.opened.value(), " is open");
+    }
   } else if (record.epoch < open_) {
+    if (action.opened != open_ || error.alone) {
+      return absl::StrCat("late run ", run, " is told that epoch ", action.opened.value(),
+                          " is open");
+    }
     const Error* cause = Cause(record.epoch);
-    if (cause == nullptr || !SameError(*cause, error)) {
+    const bool forgotten = error.reason == Reason::kEpochEnded &&
+                           record.epoch.value() + SequencerOptions().kept_causes < open_.value();
+    if (!forgotten && (cause == nullptr || !SameError(*cause, error))) {
       return absl::StrCat("run ", run, " of ended epoch ", record.epoch.value(),
                           " was not told that epoch's cause but: ", error.message);
     }
@@ -429,6 +664,12 @@ std::string Oracle::Apply(const Sequencer::Actions& actions, Epoch open) {
   std::set<int64_t> may_fail;  // launched runs whose gang has not finished well
   for (const auto& gang : failed_gangs_) may_fail.insert(gang.second.begin(), gang.second.end());
   failed_gangs_.clear();
+  std::set<int64_t> passed = MustFailAlone();
+  withdrawn_.clear();
+  moved_.clear();
+  submitted_.clear();
+  const Ends ends = std::exchange(ends_, Ends::kAnything);
+  const Epoch before = open_;
   std::vector<const Error*> failures;
   for (const SequencerAction& action : actions) {
     std::string fault;
@@ -454,11 +695,14 @@ std::string Oracle::Apply(const Sequencer::Actions& actions, Epoch open) {
           }
         }
         const bool of_open_epoch = found != runs_.end() && found->second.epoch == open_ &&
-                                   found->second.status == Status::kPending;
-        fault = FailOf(action.run.value(), action.error, &may_fail);
+                                   found->second.status == Status::kPending &&
+                                   action.opened != Epoch();
+        fault = FailOf(action, &may_fail, &passed);
         if (of_open_epoch) failures.push_back(&action.error);
         break;
       }
+      case SequencerAction::Kind::kWarn:
+        break;
       case SequencerAction::Kind::kEpochEnded:
         if (action.epoch != open_) {
           fault =
@@ -483,15 +727,23 @@ std::string Oracle::Apply(const Sequencer::Actions& actions, Epoch open) {
         }
         causes_[open_.value()] = action.error;
         open_ = Epoch(open_.value() + 1);
+        if (action.opened != open_) fault = "an epoch ended and another one was opened";
         // What was never launched has no gradients.
         for (const auto& vote : votes_) tapes_.erase(vote.first);
         votes_.clear();
-        asked_.clear();
+        passed.clear();  // they have failed with the others
         break;
     }
     if (!fault.empty()) return fault;
   }
   if (!failures.empty()) return "runs of the open epoch failed, and it did not end";
+  if (!passed.empty()) {
+    return absl::StrCat("run ", *passed.begin(), " needs somebody who has passed it, and waits");
+  }
+  if (ends == Ends::kMust && open_ == before) return "a refusal did not end the epoch";
+  if (ends == Ends::kMustNot && open_ != before) {
+    return "a refusal of what others have passed, or of an ended epoch, ended the open one";
+  }
   if (!may_fail.empty()) {
     return absl::StrCat("run ", *may_fail.begin(), " did not finish and was not failed");
   }
@@ -512,12 +764,18 @@ std::string Oracle::CheckPending() const {
 }
 
 void Oracle::Forget() {
+  for (auto& place : places_) {
+    auto& requests = place.second.requests;
+    for (auto it = requests.begin(); it != requests.end();) {
+      it = tapes_.count(it->first) == 0 ? requests.erase(it) : std::next(it);
+    }
+  }
   for (auto it = runs_.begin(); it != runs_.end();) {
     const bool ended =
         it->second.status == Status::kPublished || it->second.status == Status::kFailed;
     it = ended ? runs_.erase(it) : std::next(it);
   }
-  for (auto it = causes_.begin(); it != causes_.end() && it->first + 50 < open_.value();) {
+  for (auto it = causes_.begin(); it != causes_.end() && it->first + 100 < open_.value();) {
     it = causes_.erase(it);
   }
 }
@@ -533,20 +791,37 @@ std::string Oracle::Canonical() const {
                      4 * !run.second.order.empty());
   }
   for (const auto& tape : tapes_) {
-    InstanceKey key = tape.first;
-    key.epoch = Epoch(open_.value() - key.epoch.value());
-    for (InstanceKey::Request& request : key.path) {
-      request.epoch = Epoch(open_.value() - request.epoch.value());
-    }
-    EncodeInstanceKey(key, &out);
+    EncodeInstanceKey(tape.first, &out);
     for (const auto& entry : tape.second) {
       out.PutSigned(entry.first);
-      out.Put<uint8_t>(entry.second.live + 2 * entry.second.consumed +
-                       4 * entry.second.leads_to_collective + 8 * entry.second.leads_to_leaf);
+      out.Put<uint8_t>(entry.second.live + 2 * entry.second.consumed + 4 * entry.second.refused +
+                       8 * entry.second.leads_to_collective + 16 * entry.second.leads_to_leaf);
       out.Put<uint8_t>(entry.second.consumed && entry.second.consumed_in == open_);
     }
   }
   for (const int32_t rank : left_) out.PutSigned(rank);
+  for (const auto& entry : places_) {
+    const Place& place = entry.second;
+    out.PutSigned(entry.first);
+    out.PutSigned(place.step);
+    out.Put<uint8_t>(place.left_rest);
+    for (const auto& next : place.next) {
+      out.PutSigned(next.first.group.value());
+      out.PutSigned(next.first.source.value());
+      out.PutSigned(next.first.destination.value());
+      out.PutSigned(next.first.tag);
+      out.Put<uint8_t>(next.first.is_recv);
+      out.PutSigned(next.second.step);
+      out.PutSigned(next.second.call);
+      out.PutSigned(next.second.part);
+    }
+    for (const auto& request : place.requests) {
+      if (tapes_.count(request.first) == 0) continue;
+      EncodeInstanceKey(request.first, &out);
+      out.PutSigned(request.second.step);
+      out.PutSigned(request.second.number);
+    }
+  }
   return out.Take();
 }
 

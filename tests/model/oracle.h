@@ -1,8 +1,9 @@
 // Watches a sequencer from outside and says when it breaks a promise.
 //
-// It keeps its own record of every run and tape entry and judges each batch of actions by
-// definition, the slow way: what a gang is, when it is closed, what may stand below what. It shares
-// no code with the sequencer but the types.
+// It keeps its own record of every run, tape entry and position and judges each batch of actions by
+// definition, the slow way: what a gang is, when it is closed, what may stand below what, who has
+// passed a call, who fails with it, when an epoch ends. It shares no code with the sequencer but
+// the types.
 #ifndef CHORUS_TESTS_MODEL_ORACLE_H_
 #define CHORUS_TESTS_MODEL_ORACLE_H_
 
@@ -10,6 +11,8 @@
 #include <map>
 #include <set>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "core/collective/sequencer.h"
@@ -25,6 +28,11 @@ class Oracle {
     InstanceKey key;
     int32_t rank = -1;         // world rank of the voter
     std::vector<int32_t> all;  // world ranks of all who must vote for the instance, in member order
+    bool is_recv = false;      // of a pair: which end the voter is at
+    // Which call of the programs this is, whatever it is called: only equal ones may ever meet. -1:
+    // not known.
+    int64_t point = -1;
+    int32_t shape = 0;  // only equal ones can be launched
     bool wants_grad = false;
     bool leads_to_collective = false;  // what the operand was computed from
     bool leads_to_leaf = false;
@@ -38,7 +46,9 @@ class Oracle {
     std::vector<int64_t> producers;
     int64_t ticket = 0;
     bool donates = false;
-    bool granted = false;        // its donation, by its launch
+    bool granted = false;  // its donation, by its launch
+    bool failed_alone = false;
+    bool goes_on = false;  // the last call of each rank in a group has more parts, in later runs
     std::vector<int32_t> order;  // asked for by kReserve; empty: its program's
     bool reserving = false;      // asked for and not answered
   };
@@ -50,6 +60,12 @@ class Oracle {
   void Dropped(int32_t rank, const InstanceKey& key, bool consumed, Epoch epoch);
   void Left(int32_t rank);
   void Finished(int64_t ticket, bool ok);  // failed: kFail must follow for its runs
+  // `alone`: what it was to use has failed without ending an epoch.
+  // `gradients`: requests of the first member that count as well.
+  void Refused(const std::vector<RefusedMember>& members, Epoch epoch, bool alone,
+               const std::vector<InstanceKey>& gradients = {});
+  // The daemon gives up a pending run, alone.
+  void Withdrawn(int64_t run) { withdrawn_.insert(run); }
 
   // Judges what the sequencer did. `open` is its epoch now. Empty, or the first promise broken.
   std::string Apply(const Sequencer::Actions& actions, Epoch open);
@@ -63,6 +79,12 @@ class Oracle {
   const Run& run(int64_t run) const { return runs_.at(run); }
   bool AnyPending() const;
   std::vector<int64_t> Pending() const;
+  // Groups by id: world ranks in group order. Who refuses names places in them.
+  void SetGroup(GroupId group, std::vector<int32_t> members) {
+    groups_[group] = std::move(members);
+  }
+  // Runs that have failed without ending an epoch.
+  int64_t failed_alone() const { return failed_alone_; }
   // Tickets that are launched and have not finished, ascending.
   std::vector<int64_t> Unfinished() const;
   // True while some instance of the run's gang lacks a vote.
@@ -78,15 +100,45 @@ class Oracle {
   struct Tape {
     bool live = false;
     bool consumed = false;
+    bool refused = false;  // the rank could not take a gradient since
     Epoch consumed_in;
     bool leads_to_collective = false;
     bool leads_to_leaf = false;
+  };
+  // An end of a pair, or (with source -1) a group.
+  struct Line {
+    GroupId group;
+    GroupRank source{-1};
+    GroupRank destination{-1};
+    int64_t tag = 0;
+    bool is_recv = false;
+    friend bool operator<(const Line& a, const Line& b) {
+      return std::tie(a.group, a.source, a.destination, a.tag, a.is_recv) <
+             std::tie(b.group, b.source, b.destination, b.tag, b.is_recv);
+    }
+  };
+  // What has been heard of where a rank is in its program.
+  struct Place {
+    int64_t step = 0;
+    bool left_rest = false;
+    std::map<Line, CallPosition> next;
+    std::map<InstanceKey, InstanceKey::Request> requests;  // by what they are gradients of
   };
 
   std::string Reserve(const SequencerAction& action);
   std::string Launch(const SequencerAction& action);
   std::string NothingLaunchable() const;
-  std::string FailOf(int64_t run, const Error& error, std::set<int64_t>* may_fail);
+  std::string FailOf(const SequencerAction& action, std::set<int64_t>* may_fail,
+                     std::set<int64_t>* passed);
+  void Count(const Part& part, bool goes_on);
+  static Line LineOf(const InstanceKey& key, bool is_recv);
+  void BeginStep(int32_t rank, int64_t step);
+  // Whether `rank` is past the call, whatever it may have pending.
+  bool IsBehind(const InstanceKey& key, int32_t rank, bool is_recv) const;
+  // Pending runs that need somebody who has passed them, and all that falls with them. Looks at
+  // what this event has changed alone, unless all is looked at anyway.
+  std::set<int64_t> MustFailAlone() const;
+  void AddPassed(const InstanceKey& key, int32_t rank, std::set<int64_t>* runs) const;
   // Pending runs that vote for an instance of `run`.
   std::vector<int64_t> Sharers(int64_t run) const;
   // Pending runs without which `run` cannot be launched: its sharers, its producers, and those of
@@ -104,9 +156,18 @@ class Oracle {
   std::map<int64_t, Run> runs_;
   std::map<InstanceKey, std::map<int32_t, int64_t>> votes_;  // pending: who, with which run
   std::map<InstanceKey, std::map<int32_t, Tape>> tapes_;     // of who voted for it
-  std::map<InstanceKey, std::map<int32_t, int32_t>> asked_;  // gradients in the open epoch, by who
-  std::map<int64_t, std::vector<int64_t>> unfinished_;       // by ticket
-  std::map<int64_t, std::vector<int64_t>> failed_gangs_;     // finished badly, kFail to come
+  std::map<int32_t, Place> places_;                          // by rank
+  std::map<GroupId, std::vector<int32_t>> groups_;
+  // Of the event at hand.
+  std::set<int64_t> withdrawn_;
+  std::set<int32_t> moved_;      // ranks whose place has changed
+  std::set<int64_t> submitted_;  // in the open epoch
+  // What a refusal must do to the open epoch.
+  enum class Ends : uint8_t { kAnything, kMust, kMustNot };
+  Ends ends_ = Ends::kAnything;
+  int64_t failed_alone_ = 0;
+  std::map<int64_t, std::vector<int64_t>> unfinished_;    // by ticket
+  std::map<int64_t, std::vector<int64_t>> failed_gangs_;  // finished badly, kFail to come
   std::map<int64_t, Error> causes_;
   std::set<int32_t> left_;
   int64_t last_ticket_ = 0;

@@ -18,9 +18,10 @@
 namespace chorus {
 namespace {
 
-constexpr int kFaultyEpochs =
-    10;                     // later ones are left in peace, so that the world comes to an end
-constexpr int kRounds = 4;  // scripts that a world works off without a failure
+constexpr int kOps = 24;  // of a step
+constexpr int64_t kSteps = 32;
+// Faults come where no rank is farther than this: behind them all must go well.
+constexpr int64_t kFaultySteps = 10;
 constexpr double kAgreeTimeout = 60;
 constexpr double kExecTimeout = 300;
 
@@ -30,16 +31,21 @@ struct Op {
   int32_t gradient_of = -1;  // an earlier op of the script
 };
 
-struct Script {
+struct Script {  // of a step
   std::vector<Op> ops;
   double compiled = 0;   // chance that a rank compiles an op together with those that follow
   double consuming = 0;  // chance that a run consumes the result of the one before
+  double ahead = 0;      // chance that a rank begins the next step before all results are there
 };
 
 class Simulation {
  public:
-  Simulation(uint64_t seed, int ranks)
-      : random_(seed), size_(ranks), sequencer_(ranks, Options()), ranks_(ranks) {}
+  Simulation(uint64_t seed, int ranks, bool steps)
+      : random_(seed),
+        size_(ranks),
+        with_steps_(steps),
+        sequencer_(ranks, Options()),
+        ranks_(ranks) {}
 
   SimulationResult Run() {
     oracle_.set_check_pending(false);  // hundreds are pending: Obey looks at them now and then
@@ -48,10 +54,14 @@ class Simulation {
     for (int g = 0; g < 12; ++g) {
       std::vector<int32_t> members = groups_[0];
       std::shuffle(members.begin(), members.end(), random_);
-      members.resize(2 + random_() % 12);
+      members.resize(std::min<size_t>(members.size(), 2 + random_() % 12));
       AddGroup(members);
     }
-    for (int32_t rank = 0; rank < size_; ++rank) Think(rank);
+    oracle_.SetGroup(GroupId(0), groups_[0]);
+    for (int32_t rank = 0; rank < size_; ++rank) {
+      Begin(rank);
+      Think(rank);
+    }
     Later(Uniform(0.05, 0.5), [this] { Disturb(); });
     while (result_.fault.empty()) {
       // The sequencer's own deadlines come in between.
@@ -78,7 +88,13 @@ class Simulation {
       if (AllDone()) break;
     }
     if (result_.fault.empty() && !AllDone()) result_.fault = "nothing more happens, and ranks wait";
+    if (result_.fault.empty() && last_failure_ > last_disturbed_) {
+      result_.fault = absl::StrCat("a run of step ", last_failure_,
+                                   " failed; no fault was heard of behind step ", last_disturbed_);
+    }
     result_.epochs = sequencer_.epoch().value();
+    result_.failed_alone = oracle_.failed_alone();
+    result_.calm_steps = kSteps - last_disturbed_;
     return result_;
   }
 
@@ -99,17 +115,21 @@ class Simulation {
     bool consumed = false;
   };
 
+  enum Why { kFault, kConsequence };
+
   struct RankState {
     bool here = true;
     bool done = false;
     bool stalled = false;
     Epoch epoch{1};
-    int round = 0;
-    bool planned = false;
+    int64_t step = 0;
     std::deque<Planned> plan;
-    std::map<int32_t, int64_t> asked;     // by group, in this epoch
-    std::map<int32_t, InstanceKey> keys;  // by op of this round's script
+    std::map<int32_t, int64_t> asked;     // by group, in this step
+    std::map<int32_t, int64_t> requests;  // by op: gradients asked of it
+    std::map<int32_t, InstanceKey> keys;  // by op of this step's script
     std::set<int32_t> tapes;              // ops that it holds an entry for
+    bool out_of_line = false;
+    bool no_gradients = false;  // in this step: what is recorded may have none any more
     std::set<int64_t> under_way;
     int64_t last_run = 0;
     double last_sent = 0;  // messages of a rank, and to it, arrive in order
@@ -130,7 +150,14 @@ class Simulation {
     return low + (high - low) * static_cast<double>(random_() >> 11) * 0x1.0p-53;
   }
   bool Chance(double probability) { return Uniform(0, 1) < probability; }
-  bool Faulty() const { return sequencer_.epoch().value() <= kFaultyEpochs; }
+  // Faults come where no rank is far.
+  bool Faulty() const { return last_step_ <= kFaultySteps; }
+  // As often in a small world as in one of 64 ranks.
+  bool Fails(double probability) { return Faulty() && Chance(probability * 64 / size_); }
+  // The step that names have. Without steps the ranks count on, round after round.
+  int64_t NameStep(int64_t step) const { return with_steps_ ? step : 0; }
+  // Something has gone wrong that ranks may still suffer from in this step.
+  void Disturbed(int64_t step) { last_disturbed_ = std::max(last_disturbed_, step); }
 
   void Later(double delay, std::function<void()> what) {
     queue_.push({now_ + delay, next_order_++, std::move(what)});
@@ -156,18 +183,19 @@ class Simulation {
     if (!group.ok() || group->value() != static_cast<int32_t>(groups_.size())) {
       result_.fault = "groups are not numbered as asked for";
     }
+    if (group.ok()) oracle_.SetGroup(*group, members);
     groups_.push_back(members);
     return static_cast<int32_t>(groups_.size()) - 1;
   }
 
-  // What every rank works off in this round of this epoch. The last op joins all who are there, so
-  // that nobody is through before all are.
-  const Script& ScriptOf(Epoch epoch, int round) {
-    const auto inserted = scripts_.emplace(std::make_pair(epoch.value(), round), Script());
+  // What every rank works off in this step. The last op joins all who are there.
+  const Script& ScriptOf(int64_t step) {
+    const auto inserted = scripts_.emplace(step, Script());
     if (!inserted.second) return inserted.first->second;
     // From all eager to so much compiled that most of a script is one gang.
     inserted.first->second.compiled = std::vector<double>{0, 0.002, 0.02, 0.4}[random_() % 4];
     inserted.first->second.consuming = std::vector<double>{0, 0.1, 0.5}[random_() % 3];
+    inserted.first->second.ahead = std::vector<double>{0, 0.3, 0.8}[random_() % 3];
     std::vector<Op>& script = inserted.first->second.ops;
     std::vector<int32_t> usable;
     for (size_t g = 0; g < groups_.size(); ++g) {
@@ -179,14 +207,12 @@ class Simulation {
     for (int32_t rank = 0; rank < size_; ++rank) {
       if (ranks_[rank].here) here.push_back(rank);
     }
-    for (int i = 0; i < 60 && !usable.empty(); ++i) {
+    for (int i = 0; i < kOps && !usable.empty(); ++i) {
       Op op;
       op.group = usable[random_() % usable.size()];
       if (i > 0 && Chance(0.3)) {
         const int32_t forward = static_cast<int32_t>(random_() % i);
-        bool asked = script[forward].gradient_of >= 0;
-        for (const Op& other : script) asked |= other.gradient_of == forward;
-        if (!asked) {
+        if (script[forward].gradient_of < 0) {
           op.gradient_of = forward;
           op.group = script[forward].group;
         }
@@ -203,21 +229,35 @@ class Simulation {
     return std::find(groups_[group].begin(), groups_[group].end(), rank) != groups_[group].end();
   }
 
-  // Cuts the rank's part of the script into runs; every rank cuts in its own way.
-  void Plan(int32_t rank) {
+  // The rank begins its next step, and cuts its part of the script into runs; every rank cuts in
+  // its own way.
+  void Begin(int32_t rank) {
     RankState& state = ranks_[rank];
-    const Script& whole = ScriptOf(state.epoch, state.round);
-    const std::vector<Op>& script = whole.ops;
-    state.planned = true;
     state.plan.clear();
+    if (state.step == kSteps) {
+      state.done = true;
+      return;
+    }
+    ++state.step;
+    last_step_ = std::max(last_step_, state.step);
+    if (with_steps_) state.asked.clear();
+    state.requests.clear();
     state.keys.clear();
     state.tapes.clear();
-    std::map<int32_t, bool> asks;  // forward op: it asks for the gradient, else drops its entry
-    for (const Op& op : script) {
-      if (op.gradient_of >= 0 && IsIn(rank, op.group) && Chance(0.8)) {
-        state.tapes.insert(op.gradient_of);
-        asks[op.gradient_of] = Chance(0.8);
-      }
+    state.out_of_line = false;
+    state.no_gradients = false;
+    state.last_run = 0;
+    const Script& whole = ScriptOf(state.step);
+    const std::vector<Op>& script = whole.ops;
+    std::map<int32_t, bool> asks;  // forward op: it asks for its gradients, else drops its entry
+    std::map<int32_t, size_t> last;
+    for (size_t i = 0; i < script.size(); ++i) {
+      const int32_t forward = script[i].gradient_of;
+      if (forward < 0 || !IsIn(rank, script[i].group)) continue;
+      last[forward] = i;
+      if (asks.count(forward) > 0 || !Chance(0.8)) continue;
+      state.tapes.insert(forward);
+      asks[forward] = Chance(0.8);
     }
     Planned run;
     size_t length = Chance(whole.compiled) ? 2 + random_() % 3 : 1;
@@ -240,7 +280,7 @@ class Simulation {
         }
       }
       run.ops.push_back(static_cast<int32_t>(i));
-      if (forward >= 0) {
+      if (forward >= 0 && last[forward] == i) {
         run.drops.push_back(forward);
         run.consumed = true;
       }
@@ -259,28 +299,40 @@ class Simulation {
   void Act(int32_t rank) {
     RankState& state = ranks_[rank];
     if (!state.here || state.done || state.stalled) return;
-    if (!state.planned) Plan(rank);
     if (state.plan.empty()) {
-      if (!state.under_way.empty()) return;  // the answers wake it
-      state.planned = false;
-      if (++state.round == kRounds) {
-        state.done = true;
-      } else {
-        Think(rank);
-      }
+      const bool waits = state.step == kSteps || state.under_way.size() > 512 ||
+                         !Chance(ScriptOf(state.step).ahead);
+      if (waits && !state.under_way.empty()) return;  // the answers wake it
+      Begin(rank);
+      Think(rank);
       return;
     }
-    if (Faulty() && Chance(0.0001)) {  // a rank that sleeps for longer than the others wait
+    if (Fails(0.0001)) {  // a rank that sleeps for longer than the others wait
       state.stalled = true;
+      Disturbed(state.step);
       Later(Uniform(10, 100), [this, rank] {
         ranks_[rank].stalled = false;
         Think(rank);
       });
       return;
     }
+    if (with_steps_ && Fails(0.0003)) {  // it leaves the step, and says nothing
+      Disturbed(state.step);
+      Begin(rank);
+      Think(rank);
+      return;
+    }
     const Planned planned = state.plan.front();
     state.plan.pop_front();
-    if (!planned.ops.empty()) Send(rank, planned);
+    if (!state.out_of_line && !planned.ops.empty() && Fails(0.0003)) {
+      CannotCall(rank, planned, kFault);
+      return;
+    }
+    if (state.out_of_line) {
+      Think(rank);
+      return;
+    }
+    if (!planned.ops.empty() && !Send(rank, planned)) return;
     for (const int32_t forward : planned.drops) {
       if (state.keys.count(forward) == 0) continue;
       const InstanceKey key = state.keys[forward];
@@ -297,12 +349,77 @@ class Simulation {
     Think(rank);
   }
 
-  void Send(int32_t rank, const Planned& planned) {
+  // The rank cannot make the run: that is a mistake of its own, or for want of what has failed. It
+  // says so, and waits for the answer.
+  void CannotCall(int32_t rank, const Planned& planned, Why reason) {
     RankState& state = ranks_[rank];
-    const Script& whole = ScriptOf(state.epoch, state.round);
+    const std::vector<Op>& script = ScriptOf(state.step).ops;
+    if (reason == kFault) Disturbed(state.step);
+    RefusedMember refused;
+    refused.rank = Rank(rank);
+    refused.step = NameStep(state.step);
+    refused.rest_of_step = reason == kFault && with_steps_ && Chance(0.3);
+    for (const int32_t i : planned.ops) {
+      const int32_t group = script[i].group;
+      if (script[i].gradient_of >= 0) {
+        refused.drops_tapes = true;
+        continue;
+      }
+      RefusedCalls calls;
+      calls.group = GroupId(group);
+      calls.first = state.asked[group]++;
+      calls.next = calls.first + 1;
+      if (!refused.rest_of_step) refused.calls.push_back(calls);
+    }
+    state.out_of_line = refused.rest_of_step;
+    if (refused.drops_tapes) state.no_gradients = true;
+    const Epoch epoch = state.epoch;
+    state.stalled = true;
+    // Where others have been told of the failure already, no epoch ends for what comes of it.
+    const bool alone = reason == kConsequence;
+    const int64_t step = state.step;
+    ToDaemon(rank, [this, rank, refused, epoch, step, alone] {
+      if (!ranks_[rank].here) return;
+      Error why;
+      why.code = absl::StatusCode::kInvalidArgument;
+      why.reason = Reason::kBadType;
+      why.message = "a batch of 31 rows";
+      why.alone = alone;
+      Sequencer::Actions actions;
+      oracle_.Refused({refused}, epoch, alone);
+      sequencer_.Refuse({refused}, epoch, why, Now(), &actions);
+      Obey(actions);
+      const Epoch open = alone ? Epoch() : sequencer_.epoch();
+      ToRank(rank, [this, rank, open, step] {
+        ranks_[rank].stalled = false;
+        Hear(rank, open);
+        const bool leaves = with_steps_ && !ranks_[rank].done && Chance(0.5);
+        if (leaves && ranks_[rank].step == step) Begin(rank);
+        Think(rank);
+      });
+    });
+  }
+
+  // False: it needs what has failed, or has no gradient any more. It leaves the step, or says so
+  // where there is none.
+  bool Send(int32_t rank, const Planned& planned) {
+    RankState& state = ranks_[rank];
+    const Script& whole = ScriptOf(state.step);
     const std::vector<Op>& script = whole.ops;
+    for (const int32_t i : planned.ops) {
+      const int32_t forward = script[i].gradient_of;
+      if (forward < 0 ||
+          std::find(planned.ops.begin(), planned.ops.end(), forward) != planned.ops.end()) {
+        continue;
+      }
+      const bool usable = !state.no_gradients && state.keys.count(forward) > 0 &&
+                          failed_.count({rank, state.keys.at(forward)}) == 0;
+      if (usable) continue;
+      CannotCall(rank, planned, kConsequence);
+      return false;
+    }
     const int64_t id = next_run_++;
-    auto run = std::make_shared<TestRun>(id, state.epoch);
+    auto run = std::make_shared<TestRun>(id, state.epoch, NameStep(state.step));
     Oracle::Run record;
     record.epoch = state.epoch;
     if (state.last_run != 0 && Chance(whole.consuming)) {
@@ -338,33 +455,43 @@ class Simulation {
       Participation* out = nullptr;
       if (op.gradient_of < 0) {
         part.key.group = GroupId(op.group);
-        part.key.epoch = state.epoch;
-        part.key.index = state.asked[op.group]++;
+        part.key.since = Epoch(1);
+        part.key.at = {NameStep(state.step), state.asked[op.group]++, 0};
+        part.point = state.step * 1000 + i;
         part.wants_grad = state.tapes.count(i) > 0;
-        part.leads_to_collective = Faulty() && Chance(0.001);
+        part.leads_to_collective = Fails(0.001);
+        if (part.leads_to_collective) Disturbed(state.step);
         part.leads_to_leaf = Chance(0.3);
         state.keys[i] = part.key;
         out = &run->AllReduce(slot, member);
       } else {
         const InstanceKey forward = state.keys.at(op.gradient_of);
-        part.key = forward.Gradient(state.epoch, 0);
+        const int64_t request = state.requests[op.gradient_of]++;
+        part.key = forward.Gradient({NameStep(state.step), request});
         const auto here = places.find(op.gradient_of);
-        out = here != places.end() ? &run->GradientHere(here->second, 0, slot, member)
-                                   : &run->GradientOf(forward, 0, slot, member);
+        const auto number = static_cast<int32_t>(request);
+        out = here != places.end() ? &run->GradientHere(here->second, number, slot, member)
+                                   : &run->GradientOf(forward, number, slot, member);
       }
       out->wants_grad = part.wants_grad;
       out->leads_to_collective = part.leads_to_collective;
       out->leads_to_leaf = part.leads_to_leaf;
       out->after = part.after;
-      if (Faulty() && Chance(0.0001)) out->descriptor.dims = {5};
+      if (Fails(0.0001)) {
+        Disturbed(state.step);
+        out->descriptor.dims = {5};
+        part.shape = 1;
+      }
       places[i] = static_cast<int32_t>(record.parts.size());
       record.parts.push_back(std::move(part));
     }
     state.last_run = id;
     state.under_way.insert(id);
+    steps_[id] = state.step;
     ++result_.runs;
     ToDaemon(rank, [this, rank, id, run, record] { Arrive(rank, id, *run, record); });
-    if (Faulty() && Chance(0.0002)) {
+    if (Fails(0.0002)) {
+      Disturbed(state.step);
       Later(Uniform(0, 0.02), [this, rank, id] {
         ToDaemon(rank, [this, rank, id] {
           if (!ranks_[rank].here) return;
@@ -374,26 +501,71 @@ class Simulation {
         });
       });
     }
+    return true;
   }
 
   void Arrive(int32_t rank, int64_t id, TestRun run, const Oracle::Run& record) {
     if (!ranks_[rank].here) return;
     Sequencer::Actions actions;
-    if (Faulty() && record.epoch == sequencer_.epoch() && Chance(0.0001)) {
-      // The daemon has no memory for it: its rank is told, and so are the others.
+    const Vote& vote = run.Build();
+    // What its inputs have come to, the daemon knows.
+    bool failed = false;
+    bool alone = false;
+    for (const int64_t producer : record.producers) {
+      const auto found = failed_runs_.find(producer);
+      if (found == failed_runs_.end()) continue;
+      failed = true;
+      alone = found->second;
+    }
+    // So is what has been found out about the collective that a gradient is asked of.
+    if (record.epoch == sequencer_.epoch() && !failed) {
+      const auto keys = sequencer_.Resolve(vote);
+      failed = alone = !keys.ok() && ErrorOf(keys.status()).alone;
+      bool gone = false;
+      for (const Oracle::Part& part : record.parts) {
+        gone |= part.key.is_gradient() && failed_.count({rank, part.key.Parent()}) > 0;
+      }
+      if (failed != gone) {
+        result_.fault = absl::StrCat("a gradient is refused alone: ", failed,
+                                     "; what it is a gradient of has failed: ", gone);
+        return;
+      }
+    }
+    const bool no_memory = Faulty() && record.epoch == sequencer_.epoch() && Chance(0.0001);
+    if (failed || no_memory) {
+      if (no_memory && !failed) Disturbed(ranks_[rank].step);
       Error why;
       why.code = absl::StatusCode::kResourceExhausted;
       why.reason = Reason::kOutOfMemory;
       why.message = "no memory";
-      sequencer_.Refuse(Rank(rank), record.epoch, why, Now(), &actions);
+      why.alone = failed;
+      std::vector<RefusedMember> members = sequencer_.CallsOf(vote);
+      std::vector<InstanceKey> gradients;
+      for (const Oracle::Part& part : record.parts) {
+        if (part.key.is_gradient() && !IsOfThis(record, part.key.Parent())) {
+          gradients.push_back(part.key);
+        }
+      }
+      if (members.empty() || members[0].gradients.size() > gradients.size()) {
+        result_.fault = "the calls of a run are not known";
+        return;
+      }
+      // Of what is gone already nothing is said, nor need it be.
+      members[0].gradients = gradients;
+      oracle_.Refused(members, record.epoch, why.alone, gradients);
+      sequencer_.Refuse(members, record.epoch, why, Now(), &actions);
+      const Epoch open = why.alone ? Epoch() : sequencer_.epoch();
+      failed_runs_[id] = why.alone;
+      for (const Oracle::Part& part : record.parts) failed_.insert({rank, part.key});
+      last_failure_ = std::max(last_failure_, steps_.at(id));
       Obey(actions);
-      Answer(rank, id, record.epoch, false);
+      Answer(rank, id, open);
       return;
     }
     owner_[id] = {rank, now_};
     waiting_.emplace(now_, id);
     oracle_.Submitted(id, record);
-    const absl::Status status = sequencer_.Submit(run.Build(), Now(), &actions);
+    const absl::Status status = sequencer_.Submit(vote, Now(), &actions);
     if (!status.ok()) {
       result_.fault = status.ToString();
       return;
@@ -409,6 +581,13 @@ class Simulation {
     }
   }
 
+  static bool IsOfThis(const Oracle::Run& run, const InstanceKey& key) {
+    for (const Oracle::Part& part : run.parts) {
+      if (part.key == key) return true;
+    }
+    return false;
+  }
+
   // Does what the sequencer said, after the oracle has judged it.
   void Obey(const Sequencer::Actions& actions) {
     if (!result_.fault.empty()) return;
@@ -416,6 +595,14 @@ class Simulation {
       if (action.kind != SequencerAction::Kind::kLaunch) continue;
       for (const RunHandle run : action.runs)
         launched_owner_[action.ticket.value()].push_back(run.value());
+    }
+    for (const SequencerAction& action : actions) {
+      if (action.kind != SequencerAction::Kind::kFail || !oracle_.Has(action.run.value())) continue;
+      const Oracle::Run& run = oracle_.run(action.run.value());
+      failed_runs_[action.run.value()] = action.error.alone;
+      for (const Oracle::Part& part : run.parts) {
+        failed_.insert({part.rank, part.key});
+      }
     }
     result_.fault = oracle_.Apply(actions, sequencer_.epoch());
     if (!result_.fault.empty()) return;
@@ -427,8 +614,12 @@ class Simulation {
             result_.absences += static_cast<int64_t>(instance.absent.size());
           }
           const int64_t ticket = action.ticket.value();
-          if (Faulty() && Chance(0.001)) break;  // the device hangs: it never finishes
-          const bool ok = !(Faulty() && Chance(0.001));
+          if (Fails(0.001)) {  // the device hangs: it never finishes
+            Disturbed(last_step_);
+            break;
+          }
+          const bool ok = !(Fails(0.001));
+          if (!ok) Disturbed(last_step_);
           Later(Uniform(0.0001, 0.005), [this, ticket, ok] { Finish(ticket, ok); });
           break;
         }
@@ -436,35 +627,31 @@ class Simulation {
           const int64_t id = action.run.value();
           const Epoch epoch = action.epoch;
           const int32_t rank = owner_.at(id).first;
-          const bool ok = !(Faulty() && Chance(0.01));
+          const bool ok = !(Fails(0.01));
+          if (!ok) Disturbed(last_step_);
           Later(Uniform(0, 0.001), [this, id, rank, epoch, ok] {
             Sequencer::Actions then;
             if (ok) {
               if (oracle_.Has(id)) oracle_.Reserved(id);
               sequencer_.Reserved(RunHandle(id), Now(), &then);
             } else {
-              sequencer_.Refuse(Rank(rank), epoch, Error(), Now(), &then);
+              std::vector<RefusedMember> members(1);
+              members[0].rank = Rank(rank);
+              oracle_.Refused(members, epoch, false);
+              sequencer_.Refuse(members, epoch, Error(), Now(), &then);
             }
             Obey(then);
           });
           break;
         }
         case SequencerAction::Kind::kFail:
-          Settled(action.run.value(), action.epoch, false);
+          last_failure_ = std::max(last_failure_, steps_.at(action.run.value()));
+          Settled(action.run.value(), action.opened, false);
           break;
         case SequencerAction::Kind::kEpochEnded:
           ++result_.causes[std::string(ReasonName(action.error.reason))];
-          // Who was through starts again with the others: some of these may not have been.
-          for (int32_t rank = 0; rank < size_; ++rank) {
-            if (!ranks_[rank].done) continue;
-            const Epoch ended = action.epoch;
-            ToRank(rank, [this, rank, ended] {
-              RankState& state = ranks_[rank];
-              if (!state.done || state.epoch > ended) return;
-              Enter(&state, Epoch(ended.value() + 1));
-              Think(rank);
-            });
-          }
+          break;
+        case SequencerAction::Kind::kWarn:
           break;
       }
     }
@@ -493,8 +680,6 @@ class Simulation {
   void Finish(int64_t ticket, bool ok) {
     const std::vector<int64_t> runs = launched_owner_[ticket];
     launched_owner_.erase(ticket);
-    std::vector<Epoch> epochs;
-    for (const int64_t run : runs) epochs.push_back(oracle_.run(run).epoch);
     oracle_.Finished(ticket, ok);
     Sequencer::Actions actions;
     sequencer_.Finished(Ticket(ticket),
@@ -502,10 +687,11 @@ class Simulation {
                            : MakeError(absl::StatusCode::kInternal, Reason::kExecFailed, "device"),
                         Now(), &actions);
     Obey(actions);
-    for (size_t i = 0; i < runs.size() && ok; ++i) Settled(runs[i], epochs[i], true);
+    for (size_t i = 0; i < runs.size() && ok; ++i) Settled(runs[i], Epoch(), true);
   }
 
-  void Settled(int64_t run, Epoch epoch, bool published) {
+  // `open`: the epoch that its rank is told of, or 0.
+  void Settled(int64_t run, Epoch open, bool published) {
     const auto owner = owner_.find(run);
     if (owner == owner_.end()) {
       result_.fault = absl::StrCat("run ", run, " has a second outcome");
@@ -514,27 +700,23 @@ class Simulation {
     result_.published += published;
     const int32_t rank = owner->second.first;
     owner_.erase(owner);
-    Answer(rank, run, epoch, published);
+    Answer(rank, run, open);
   }
 
-  static void Enter(RankState* state, Epoch epoch) {
-    state->epoch = epoch;
-    state->round = 0;
-    state->planned = false;
-    state->plan.clear();
-    state->asked.clear();
-    state->last_run = 0;
-    state->done = false;
+  // The rank is told that an epoch has ended: it goes on in the open one, in its step or the next.
+  void Hear(int32_t rank, Epoch open) {
+    RankState& state = ranks_[rank];
+    if (open <= state.epoch) return;
+    Disturbed(state.step);
+    state.epoch = open;
+    if (with_steps_ && !state.done && Chance(0.7)) Begin(rank);
   }
 
-  void Answer(int32_t rank, int64_t run, Epoch epoch, bool published) {
-    ToRank(rank, [this, rank, run, epoch, published] {
+  void Answer(int32_t rank, int64_t run, Epoch open) {
+    ToRank(rank, [this, rank, run, open] {
       RankState& state = ranks_[rank];
       state.under_way.erase(run);
-      if (!published && epoch == state.epoch) {
-        // It has received the cause and starts the next epoch's script.
-        Enter(&state, Epoch(epoch.value() + 1));
-      }
+      Hear(rank, open);
       if (!state.stalled) Think(rank);
     });
   }
@@ -548,6 +730,8 @@ class Simulation {
       const bool dies = Chance(0.6);
       ranks_[rank].here = false;
       ++ranks_[rank].generation;
+      // Others have planned for it in steps that they are in, or come to before they hear.
+      Disturbed(scripts_.rbegin()->first);
       Later(Uniform(0.001, 0.01), [this, rank, dies] {
         Sequencer::Actions actions;
         if (dies) {
@@ -571,11 +755,19 @@ class Simulation {
 
   std::mt19937_64 random_;
   const int32_t size_;
+  const bool with_steps_;
   Sequencer sequencer_;
   Oracle oracle_;
   std::vector<RankState> ranks_;
   std::vector<std::vector<int32_t>> groups_;
-  std::map<std::pair<int64_t, int>, Script> scripts_;
+  std::map<int64_t, Script> scripts_;  // by step
+  int64_t last_step_ = 0;              // that a rank has begun
+  int64_t last_disturbed_ = 0;         // step that a rank was in when it met, or heard of, a fault
+  int64_t last_failure_ = 0;           // step of a run that failed
+  std::map<int64_t, int64_t> steps_;   // of runs
+  std::map<int64_t, bool> failed_runs_;  // whether alone
+  // Votes of failed runs, by rank.
+  std::set<std::pair<int32_t, InstanceKey>> failed_;
   std::priority_queue<Item> queue_;
   double now_ = 0;
   int64_t next_order_ = 0;
@@ -590,6 +782,8 @@ class Simulation {
 
 }  // namespace
 
-SimulationResult Simulate(uint64_t seed, int ranks) { return Simulation(seed, ranks).Run(); }
+SimulationResult Simulate(uint64_t seed, int ranks, bool steps) {
+  return Simulation(seed, ranks, steps).Run();
+}
 
 }  // namespace chorus

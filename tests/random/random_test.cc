@@ -24,7 +24,9 @@ int Programs() { return std::getenv("CHORUS_LONG") != nullptr ? 20000 : 300; }
 uint64_t FirstSeed() {
   uint64_t seed = kFirstSeed;
   const char* const given = std::getenv("CHORUS_TEST_SEED");
-  if (given != nullptr) EXPECT_TRUE(absl::SimpleAtoi(given, &seed)) << "CHORUS_TEST_SEED";
+  if (given != nullptr) {
+    EXPECT_TRUE(absl::SimpleAtoi(given, &seed)) << "CHORUS_TEST_SEED";
+  }
   return seed;
 }
 
@@ -44,7 +46,7 @@ TEST_P(RandomPrograms, AreRightAndTheSameInAllWays) {
   int failures = 0;
   for (int i = begin; i < end && failures < kMostFailures; ++i) {
     const Program program = Generate(FirstSeed() + static_cast<uint64_t>(i));
-    const Finding finding = Test(program, AllWays(), &runner, &counts);
+    const Finding finding = random_programs::Test(program, AllWays(), &runner, &counts);
     if (!finding.found()) continue;
     ++failures;
     const Program least = Shrink(program, finding, &runner, 100);

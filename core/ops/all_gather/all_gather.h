@@ -9,7 +9,8 @@
 //   of the gradients of x_r, a reduce_scatter(_tensor) SUM. Outputs that a rank does not use count
 //   as zeros.
 // reduce_scatter(x_0 ... x_{W-1}): one output; member r's is the reduction of all members' x_r, in
-//   rank order. Input r of every member has one type.
+//   the tree over all places of the group (core/ops/all_reduce/all_reduce.h), the same for every r.
+//   Input r of every member has one type.
 // reduce_scatter_tensor(x): the same of the pieces that follow one another in x: `counts` rows for
 //   each member, or equal parts.
 //   Reductions and extra outputs as for all_reduce (core/ops/all_reduce/all_reduce.h).

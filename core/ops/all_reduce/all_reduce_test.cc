@@ -2,10 +2,13 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/types/optional.h"
 #include "core/ops/op.h"
 #include "core/ops/testing/gradient_check.h"
 #include "core/ops/testing/rank_builder.h"
 #include "core/ops/testing/reduction_check.h"
+#include "core/ops/testing/value.h"
 #include "gtest/gtest.h"
 
 namespace chorus {
@@ -65,6 +68,66 @@ TEST(AllReduceTest, ShapeTable) {
   c.kind = CollectiveKind::kBroadcast;
   EXPECT_EQ(InferText("all_reduce", {kX}, {}, &c, 3),
             "all_reduce: expected collective kind all_reduce, got broadcast");
+}
+
+// T(lo, n) of what is there.
+absl::optional<float> TreeSum(const std::vector<absl::optional<float>>& x, size_t lo, size_t n) {
+  if (n == 1) return x[lo];
+  size_t p = 1;
+  while (2 * p < n) p *= 2;
+  const absl::optional<float> left = TreeSum(x, lo, p);
+  const absl::optional<float> right = TreeSum(x, lo + p, n - p);
+  if (left.has_value() && right.has_value()) return *left + *right;
+  return left.has_value() ? left : right;
+}
+
+TEST(AllReduceTest, IsOneTreeOverAllPlacesForwardAndBackwardWhoeverIsAbsent) {
+  const TensorType type(DType::kF32, {64});
+  const auto element = [](size_t rank, size_t i) {
+    return 1.0f / static_cast<float>(3 + 7 * rank + i) * (i % 2 == 0 ? 1e3f : 1.0f);
+  };
+  for (size_t ranks = 1; ranks <= 9; ++ranks) {
+    for (size_t a = 0; a <= ranks; ++a) {
+      for (size_t b = a; b <= ranks; ++b) {
+        const size_t missing = a == ranks ? 0 : a == b ? 1 : 2;
+        if ((a == ranks) != (b == ranks) || missing >= ranks) continue;
+        for (const Reduction reduction : {Reduction::kSum, Reduction::kAvg}) {
+          SCOPED_TRACE(absl::StrCat(ReductionName(reduction), ", ", ranks, " ranks without ", a,
+                                    " and ", b));
+          std::vector<float> all;
+          std::vector<float> present;
+          for (size_t i = 0; i < 64; ++i) {
+            std::vector<absl::optional<float>> x;
+            for (size_t r = 0; r < ranks; ++r) x.push_back(element(r, i));
+            const float divisor = reduction == Reduction::kAvg ? static_cast<float>(ranks) : 1;
+            all.push_back(*TreeSum(x, 0, ranks) / divisor);
+            if (a < ranks) x[a] = x[b] = absl::nullopt;
+            present.push_back(*TreeSum(x, 0, ranks) / divisor);
+          }
+          std::vector<testing::RankCase> cases(ranks);
+          for (size_t r = 0; r < ranks; ++r) {
+            std::vector<float> x;
+            for (size_t i = 0; i < 64; ++i) x.push_back(element(r, i));
+            cases[r].inputs = {testing::MakeValue(type, x)};
+            cases[r].grads = cases[r].inputs;
+            cases[r].takes_part = r != a && r != b;
+          }
+          const auto results =
+              testing::RunBackward(cases, [&](RankBuilder& builder, const Values& x) {
+                RankBuilder::How how;
+                how.reduction = reduction;
+                return Values{builder.Apply("all_reduce", x, how)[0]};
+              });
+          ASSERT_EQ(results.size(), ranks);
+          for (size_t r = 0; r < ranks; ++r) {
+            EXPECT_EQ(testing::Elements<float>(results[r].outputs[0]), all);
+            if (!cases[r].takes_part) continue;
+            EXPECT_EQ(testing::Elements<float>(results[r].gradients[0]), present);
+          }
+        }
+      }
+    }
+  }
 }
 
 TEST(AllReduceTest, EqualsItsAdjoint) {

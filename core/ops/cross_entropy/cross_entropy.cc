@@ -56,49 +56,59 @@ Gradients CrossEntropyGradient(GradientContext& c) {
   return result;
 }
 
-// Over the classes.
-absl::StatusOr<ValueIndex> SumOfProducts(GradientContext* c, ValueIndex a, ValueIndex b,
-                                         bool keep_dims) {
-  CHORUS_ASSIGN_OR_RETURN(const ValueIndex product, c->Emit("mul", {a, b}));
-  Attributes attributes = {
-      {"axes", std::vector<int64_t>{static_cast<int64_t>(c->input_type(1).dims.size())}}};
-  if (keep_dims) attributes.push_back({"keep_dims", int64_t{1}});
-  return c->Emit("sum", {product}, std::move(attributes));
+// A number for each row as often as there are classes.
+absl::StatusOr<ValueIndex> ForEachClass(GradientContext* c, ValueIndex rows) {
+  std::vector<int64_t> column = c->TypeOf(rows).sizes();
+  column.push_back(1);
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex reshaped,
+                          c->Emit("reshape", {rows}, {{"dims", std::move(column)}}));
+  return c->Emit("expand", {reshaped}, {{"dims", c->input_type(0).sizes()}});
 }
 
-Gradients CrossEntropyGradGradient(GradientContext& c) {
-  const TensorType& logits = c.input_type(0);
-  const ValueIndex h = *c.grad(0);
-  InputGradients result(3);
-  if (!c.needs(0) && !c.needs(2)) return result;
-  // p - one_hot, without what ignored rows hold.
-  CHORUS_ASSIGN_OR_RETURN(const ValueIndex ones, c.EmitFill(c.input_type(2), 1));
-  CHORUS_ASSIGN_OR_RETURN(
-      const ValueIndex q,
-      c.Emit("cross_entropy_grad", {c.input(0), c.input(1), ones}, c.node().attributes));
-  if (c.needs(2)) {
-    CHORUS_ASSIGN_OR_RETURN(result[2], SumOfProducts(&c, h, q, /*keep_dims=*/false));
-  }
-  if (!c.needs(0)) return result;
+absl::StatusOr<ValueIndex> SumOverClasses(GradientContext* c, ValueIndex x) {
+  const auto classes = static_cast<int64_t>(c->input_type(1).dims.size());
+  return c->Emit("sum", {x}, {{"axes", std::vector<int64_t>{classes}}});
+}
 
+// Zeros in place of what stands in ignored rows. They are the rows of zeros of one_hot, which knows
+// which labels are ignored whatever dtype they are of.
+absl::Status ClearIgnored(GradientContext* c, ValueIndex* x, ValueIndex* y) {
+  if (FindAttribute(c->node().attributes, "ignore_index") == nullptr) return absl::OkStatus();
+  const TensorType& logits = c->input_type(0);
   const absl::string_view dtype = DTypeName(logits.dtype);
   Attributes attributes = {{"depth", logits.dims.back().size},
                            {"dtype", std::string(dtype.data(), dtype.size())}};
-  attributes.insert(attributes.end(), c.node().attributes.begin(), c.node().attributes.end());
+  attributes.insert(attributes.end(), c->node().attributes.begin(), c->node().attributes.end());
   CHORUS_ASSIGN_OR_RETURN(const ValueIndex one_hot,
-                          c.Emit("one_hot", {c.input(1)}, std::move(attributes)));
-  CHORUS_ASSIGN_OR_RETURN(const ValueIndex p, c.Emit("add", {q, one_hot}));
+                          c->Emit("one_hot", {c->input(1)}, std::move(attributes)));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex count, SumOverClasses(c, one_hot));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex zero, c->EmitFill(TensorType(logits.dtype, {}), 0));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex rows, c->Emit("eq", {count, zero}));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex ignored, ForEachClass(c, rows));
+  CHORUS_ASSIGN_OR_RETURN(*x, c->Emit("where", {ignored, zero, *x}));
+  CHORUS_ASSIGN_OR_RETURN(*y, c->Emit("where", {ignored, zero, *y}));
+  return absl::OkStatus();
+}
 
-  std::vector<int64_t> column = c.input_type(2).sizes();
-  column.push_back(1);
-  const Attributes dims = {{"dims", logits.sizes()}};
-  CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.Emit("reshape", {c.input(2)}, {{"dims", column}}));
-  CHORUS_ASSIGN_OR_RETURN(const ValueIndex wide, c.Emit("expand", {g}, dims));
-  CHORUS_ASSIGN_OR_RETURN(const ValueIndex u, c.Emit("mul", {wide, h}));
-  CHORUS_ASSIGN_OR_RETURN(const ValueIndex sum, SumOfProducts(&c, u, p, /*keep_dims=*/true));
-  CHORUS_ASSIGN_OR_RETURN(const ValueIndex mean, c.Emit("expand", {sum}, dims));
-  CHORUS_ASSIGN_OR_RETURN(const ValueIndex difference, c.Emit("sub", {u, mean}));
-  CHORUS_ASSIGN_OR_RETURN(result[0], c.Emit("mul", {p, difference}));
+Gradients CrossEntropyGradGradient(GradientContext& c) {
+  const ValueIndex h = *c.grad(0);
+  InputGradients result(3);
+  if (c.needs(2)) {
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex ones, c.EmitFill(c.input_type(2), 1));
+    CHORUS_ASSIGN_OR_RETURN(
+        const ValueIndex q,
+        c.Emit("cross_entropy_grad", {c.input(0), c.input(1), ones}, c.node().attributes));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex product, c.Emit("mul", {h, q}));
+    CHORUS_ASSIGN_OR_RETURN(result[2], SumOverClasses(&c, product));
+  }
+  if (!c.needs(0)) return result;
+  const Attributes classes = {{"axis", static_cast<int64_t>(c.input_type(1).dims.size())}};
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, ForEachClass(&c, c.input(2)));
+  CHORUS_ASSIGN_OR_RETURN(ValueIndex u, c.Emit("mul", {g, h}));
+  ValueIndex logits = c.input(0);
+  CHORUS_RETURN_IF_ERROR(ClearIgnored(&c, &logits, &u));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex p, c.Emit("softmax", {logits}, classes));
+  CHORUS_ASSIGN_OR_RETURN(result[0], c.Emit("softmax_grad", {p, u}, classes));
   return result;
 }
 

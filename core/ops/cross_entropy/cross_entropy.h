@@ -7,9 +7,12 @@
 // Rows with NaN or +inf, or nothing but -inf, lose NaN.
 // VJP: cross_entropy_grad(logits, labels, g) = g (softmax(logits) - one_hot(labels)), or 0 in
 // ignored rows whatever stands there; labels have none.
-// VJP of cross_entropy_grad for h, where p = softmax(logits), 0 in ignored rows, and u = g h:
-//   logits: p (u - sum u p) along the classes;   g: sum h (p - one_hot(labels)) along the classes.
-// It is made of cross_entropy_grad, one_hot, mul, add, sub, sum, reshape and expand: any order.
+// VJP of cross_entropy_grad for h, where p = softmax(logits) and u = g h:
+//   logits: softmax_grad(p, u) along the classes (core/ops/softmax/softmax.h), 0 in ignored rows;
+//   g: sum h (p - one_hot(labels)) along the classes.
+// p is not taken from p - one_hot(labels), which is -1 where p is small, nor 1 - p from p: where a
+// class is all but certain each has its digits. Made of cross_entropy_grad, softmax, its gradient,
+// mul, sum, reshape and expand, and with ignore_index of one_hot, eq and where: any order.
 #ifndef CHORUS_CORE_OPS_CROSS_ENTROPY_CROSS_ENTROPY_H_
 #define CHORUS_CORE_OPS_CROSS_ENTROPY_CROSS_ENTROPY_H_
 

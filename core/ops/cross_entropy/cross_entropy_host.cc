@@ -27,12 +27,20 @@ class RowKernel : public HostKernel {
 
   int64_t classes() const { return labels_.limit(); }
 
-  // Sum of exp(x - most) over a row.
-  A SumExp(const T* row, A* most) const {
-    *most = MostOf(row, classes());
-    A sum{};
-    for (int64_t i = 0; i < classes(); ++i) sum += std::exp(static_cast<A>(row[i]) - *most);
-    return sum;
+  // Of a row exp(x - most): the label's, and the sum of the others', so that 1 - p of a label that
+  // is all but certain is not taken from 1.
+  struct Exps {
+    A most;
+    A own;
+    A others;
+  };
+  Exps ExpsOf(const T* row, int64_t label) const {
+    Exps exps = {MostOf(row, classes()), A{}, A{}};
+    const auto exp = [&](int64_t i) { return std::exp(static_cast<A>(row[i]) - exps.most); };
+    for (int64_t i = 0; i < label; ++i) exps.others += exp(i);
+    exps.own = exp(label);
+    for (int64_t i = label + 1; i < classes(); ++i) exps.others += exp(i);
+    return exps;
   }
 
   const HostIndices labels_;
@@ -54,10 +62,11 @@ class CrossEntropy : public RowKernel<T> {
       }
       if (!this->labels_.IsWithin(label)) return this->labels_.OutOfRange(row, label);
       const T* const x = static_cast<const T*>(inputs[0]) + row * this->classes();
-      typename RowKernel<T>::A most;
-      const auto sum = this->SumExp(x, &most);
+      const auto exps = this->ExpsOf(x, label);
+      const auto own = static_cast<typename RowKernel<T>::A>(x[label]);
       out[row] =
-          static_cast<T>(std::log(sum) - (static_cast<typename RowKernel<T>::A>(x[label]) - most));
+          static_cast<T>(own == exps.most ? std::log1p(exps.others / exps.own)
+                                          : std::log(exps.own + exps.others) + (exps.most - own));
     }
     return absl::OkStatus();
   }
@@ -83,11 +92,11 @@ class CrossEntropyGrad : public RowKernel<T> {
       if (!this->labels_.IsWithin(label)) return this->labels_.OutOfRange(row, label);
       const T* const x = static_cast<const T*>(inputs[0]) + row * classes;
       const A g = static_cast<A>(static_cast<const T*>(inputs[2])[row]);
-      A most;
-      const A sum = this->SumExp(x, &most);
+      const auto exps = this->ExpsOf(x, label);
+      const A sum = exps.own + exps.others;
       for (int64_t i = 0; i < classes; ++i) {
-        const A p = std::exp(static_cast<A>(x[i]) - most) / sum;
-        out[i] = static_cast<T>(g * (i == label ? p - 1 : p));
+        const A exp = i == label ? -exps.others : std::exp(static_cast<A>(x[i]) - exps.most);
+        out[i] = static_cast<T>(g * (exp / sum));
       }
     }
     return absl::OkStatus();

@@ -197,18 +197,40 @@ Gradients RsqrtGradient(GradientContext& c) {
 }
 
 Gradients TanhGradient(GradientContext& c) {
-  CHORUS_ASSIGN_OR_RETURN(const ValueIndex one, Number(c, 1));
-  CHORUS_ASSIGN_OR_RETURN(const ValueIndex square, c.Emit("mul", {c.output(0), c.output(0)}));
-  CHORUS_ASSIGN_OR_RETURN(const ValueIndex slope, c.Emit("sub", {one, square}));
-  return Times(c, slope);
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.Emit("tanh_grad", {c.input(0), *c.grad(0)}));
+  return InputGradients{g};
 }
 
 Gradients SigmoidGradient(GradientContext& c) {
-  CHORUS_ASSIGN_OR_RETURN(const ValueIndex one, Number(c, 1));
-  CHORUS_ASSIGN_OR_RETURN(const ValueIndex other, c.Emit("sub", {one, c.output(0)}));
-  CHORUS_ASSIGN_OR_RETURN(const ValueIndex slope, c.Emit("mul", {c.output(0), other}));
-  return Times(c, slope);
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.Emit("sigmoid_grad", {c.input(0), *c.grad(0)}));
+  return InputGradients{g};
 }
+
+// Of tanh_grad and sigmoid_grad, whose slope s(x) has the derivative scale s(x) tanh(x / divisor).
+Gradients SlopeGradient(GradientContext& c, double divisor, double scale) {
+  InputGradients result(2);
+  const ValueIndex h = *c.grad(0);
+  if (c.needs(0)) {
+    ValueIndex part = c.input(0);
+    if (divisor != 1) {
+      CHORUS_ASSIGN_OR_RETURN(const ValueIndex number, Number(c, divisor));
+      CHORUS_ASSIGN_OR_RETURN(part, c.Emit("div", {part, number}));
+    }
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex tanh, c.Emit("tanh", {part}));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex factor, Number(c, scale));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex curve, c.Emit("mul", {tanh, factor}));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex slope, c.Emit("mul", {c.output(0), curve}));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.Emit("mul", {h, slope}));
+    CHORUS_ASSIGN_OR_RETURN(result[0], c.SumToInput(g, 0));
+  }
+  if (c.needs(1)) {
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.Emit(c.node().op, {c.input(0), h}));
+    CHORUS_ASSIGN_OR_RETURN(result[1], c.SumToInput(g, 1));
+  }
+  return result;
+}
+Gradients TanhGradGradient(GradientContext& c) { return SlopeGradient(c, 1, -2); }
+Gradients SigmoidGradGradient(GradientContext& c) { return SlopeGradient(c, 2, -1); }
 
 Gradients ErfGradient(GradientContext& c) {
   constexpr double kTwoOverRootPi = 1.1283791670955125739;
@@ -262,12 +284,16 @@ absl::Span<const OpDef* const> ElementwiseOps() {
       Make("relu", 1, "x > 0 ? x : 0", SameTypes, ReluGradient, SaveInputs),
       Make("relu_grad", 2, "x > 0 ? g : 0", SameFloatingTypes, ReluGradGradient, SaveInputs),
       Make("rsqrt", 1, "1 / sqrt(x)", SameFloatingTypes, RsqrtGradient, SaveOutput),
-      Make("sigmoid", 1, "1 / (1 + exp(-x))", SameFloatingTypes, SigmoidGradient, SaveOutput),
+      Make("sigmoid", 1, "1 / (1 + exp(-x))", SameFloatingTypes, SigmoidGradient, SaveInputs),
+      Make("sigmoid_grad", 2, "g times the derivative of sigmoid at x.", SameFloatingTypes,
+           SigmoidGradGradient, SaveAll),
       Make("sign", 1, "-1, 0 or 1.", SameTypes, NoGradient),
       Make("sin", 1, "Sine of radians.", SameFloatingTypes, SinGradient, SaveInputs),
       Make("sqrt", 1, "Square root.", SameFloatingTypes, SqrtGradient, SaveOutput),
       Make("sub", 2, "a - b", SameTypes, SubGradient),
-      Make("tanh", 1, "Hyperbolic tangent.", SameFloatingTypes, TanhGradient, SaveOutput),
+      Make("tanh", 1, "Hyperbolic tangent.", SameFloatingTypes, TanhGradient, SaveInputs),
+      Make("tanh_grad", 2, "g times the derivative of tanh at x.", SameFloatingTypes,
+           TanhGradGradient, SaveAll),
   };
   return *ops;
 }

@@ -25,8 +25,11 @@
 //   sqrt(x)                             floating  g / (y + y)
 //   rsqrt(x)         1 / sqrt x         floating  g (-1/2 y^3)
 //   sin(x), cos(x)   of radians         floating  g cos x; -(g sin x)
-//   tanh(x)                             floating  g (1 - y^2)
-//   sigmoid(x)       1 / (1 + exp(-x))  floating  g y (1 - y)
+//   tanh(x)                             floating  tanh_grad(x, g)
+//   tanh_grad(x, g)  g / cosh(x)^2      floating  -2 gg tanh_grad(x, g) tanh x; tanh_grad(x, gg)
+//   sigmoid(x)       1 / (1 + exp(-x))  floating  sigmoid_grad(x, g)
+//   sigmoid_grad(x, g)                  floating  -gg sigmoid_grad(x, g) tanh(x / 2);
+//                    g y (1 - y)                  sigmoid_grad(x, gg)
 //   erf(x)                              floating  g 2 / sqrt(pi) exp(-x^2)
 //
 // The second order comes through the ops that the first is made of. Sources: any calculus; where
@@ -35,6 +38,7 @@
 // relu: the derivative at 0 is taken as 0; a NaN input gives 0 (NaN > 0 is false). relu_grad
 // selects
 //   and does not multiply: an infinite or NaN g stays out where x <= 0.
+// tanh_grad, sigmoid_grad: of x, for where y is nearly 1 the digits of 1 - y are lost.
 // div of integers truncates towards zero and wraps (the least one by -1 is itself). By zero it is
 //   INVALID_ARGUMENT when it runs, naming the element.
 // pow is std::pow: of a negative base NaN unless b is whole; x^0 is 1. At a = 0 the gradient by b

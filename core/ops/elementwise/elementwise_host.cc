@@ -77,6 +77,28 @@ struct Sigmoid {
   }
 };
 
+// The derivative of sigmoid is even, and has its digits where sigmoid is nearly 1.
+template <typename A>
+A SigmoidSlope(A x) {
+  const A small = std::exp(-std::abs(x));
+  return small / ((1 + small) * (1 + small));
+}
+struct SigmoidGrad {
+  template <typename T>
+  static T Of(T x, T g) {
+    using A = Arithmetic<T>;
+    return static_cast<T>(static_cast<A>(g) * SigmoidSlope(static_cast<A>(x)));
+  }
+};
+// tanh(x) is 2 sigmoid(2 x) - 1.
+struct TanhGrad {
+  template <typename T>
+  static T Of(T x, T g) {
+    using A = Arithmetic<T>;
+    return static_cast<T>(static_cast<A>(g) * (4 * SigmoidSlope(2 * static_cast<A>(x))));
+  }
+};
+
 // Selections: what comes out is an operand, bit by bit. NaN is larger than nothing and not itself.
 struct Maximum {
   template <typename T>
@@ -264,11 +286,13 @@ constexpr HostKernelEntry kEntries[] = {
     {"relu_grad", MakeFloating<Binary, ReluGrad>},
     {"rsqrt", MakeFloating<Unary, Rsqrt>},
     {"sigmoid", MakeFloating<Unary, Sigmoid>},
+    {"sigmoid_grad", MakeFloating<Binary, SigmoidGrad>},
     {"sign", Make<Unary, Sign>},
     {"sin", MakeFloating<Unary, Sin>},
     {"sqrt", MakeFloating<Unary, Sqrt>},
     {"sub", Make<Binary, Sub>},
     {"tanh", MakeFloating<Unary, Tanh>},
+    {"tanh_grad", MakeFloating<Binary, TanhGrad>},
 };
 
 }  // namespace

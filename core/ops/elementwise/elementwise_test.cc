@@ -114,8 +114,14 @@ TEST(ElementwiseTest, GradientsEqualDifferences) {
       return Values{b.Op("mul", {x[0], b.Op("add", {b.Op(op, x), Number(b, 0.5)})})};
     });
   }
-  CheckGradients(1, {kF64x5, kF64x5},
-                 [](RankBuilder& b, const Values& x) { return Values{b.Op("relu_grad", x)}; });
+  for (const char* op : {"relu_grad", "sigmoid_grad", "tanh_grad"}) {
+    SCOPED_TRACE(op);
+    CheckGradients(1, {kF64x5, kF64x5},
+                   [&](RankBuilder& b, const Values& x) { return Values{b.Op(op, x)}; });
+    CheckGradients(1, {kF64x5}, [&](RankBuilder& b, const Values& x) {
+      return Values{b.Op("sin", {b.Op(op, {x[0], x[0]})})};
+    });
+  }
   CheckGradients(1, {kF64x5, kF64x5}, [](RankBuilder& b, const Values& x) {
     return Values{b.Op("pow", {Positive(b, x[0]), x[1]})};
   });
@@ -179,7 +185,8 @@ TEST(ElementwiseTest, AZeroDimOperandsGradientIsTheSumOverAllElements) {
       CheckAdjoint(1, types, [&](RankBuilder& b, const Values& x) { return Values{b.Op(op, x)}; });
     }
   }
-  for (const char* op : {"add", "sub", "mul", "div", "maximum", "minimum", "relu_grad"}) {
+  for (const char* op : {"add", "sub", "mul", "div", "maximum", "minimum", "relu_grad",
+                         "sigmoid_grad", "tanh_grad"}) {
     SCOPED_TRACE(op);
     for (const auto& types :
          {std::vector<TensorType>{kF64x5, scalar}, std::vector<TensorType>{scalar, kF64x5}}) {

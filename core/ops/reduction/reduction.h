@@ -13,7 +13,8 @@
 // share: holders is f32 of x's dims. It selects and does not multiply: what is not a number in x
 //   stays out where there is no holder. Holders have no gradient.
 // scale: factor is 0-dim, f64 for f64 and else f32. It has no gradient: it is a number.
-// product: one input or more, of one type. Its gradient never divides.
+// product: one input or more, of one type. Its gradient never divides. It is what one rank reduces,
+//   so it is no tree, as reductions between ranks are (core/ops/all_reduce/all_reduce.h).
 #ifndef CHORUS_CORE_OPS_REDUCTION_REDUCTION_H_
 #define CHORUS_CORE_OPS_REDUCTION_REDUCTION_H_
 

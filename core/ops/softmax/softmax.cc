@@ -1,5 +1,6 @@
 #include "core/ops/softmax/softmax.h"
 
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -19,44 +20,84 @@ absl::StatusOr<std::vector<TensorType>> InferSoftmax(const NodeView& node) {
   return std::vector<TensorType>{x};
 }
 
-// The sum of `x` along the axis, as often as there are elements.
-absl::StatusOr<ValueIndex> SumAndExpand(GradientContext* c, ValueIndex x) {
-  const int64_t axis = IntAttribute(c->node().attributes, "axis");
-  CHORUS_ASSIGN_OR_RETURN(
-      const ValueIndex sum,
-      c->Emit("sum", {x}, {{"axes", std::vector<int64_t>{axis}}, {"keep_dims", int64_t{1}}}));
-  return c->Emit("expand", {sum}, {{"dims", c->input_type(0).sizes()}});
+absl::StatusOr<std::vector<TensorType>> InferCenter(const NodeView& node) {
+  if (node.input(1) != node.input(0)) {
+    return ShapeError(node, absl::StrCat(node.input(0).ToString(), " as input 1"),
+                      node.input(1).ToString());
+  }
+  return InferSoftmax(node);
+}
+
+absl::StatusOr<ValueIndex> EmitAlong(GradientContext* c, absl::string_view op,
+                                     std::vector<ValueIndex> inputs) {
+  return c->Emit(op, std::move(inputs), c->node().attributes);
 }
 
 absl::StatusOr<InputGradients> SoftmaxGradient(GradientContext& c) {
-  const ValueIndex y = c.output(0);
-  CHORUS_ASSIGN_OR_RETURN(const ValueIndex product, c.Emit("mul", {*c.grad(0), y}));
-  CHORUS_ASSIGN_OR_RETURN(const ValueIndex sum, SumAndExpand(&c, product));
-  CHORUS_ASSIGN_OR_RETURN(const ValueIndex difference, c.Emit("sub", {*c.grad(0), sum}));
-  CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.Emit("mul", {y, difference}));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex g,
+                          EmitAlong(&c, "softmax_grad", {c.output(0), *c.grad(0)}));
   return InputGradients{g};
 }
 
+absl::StatusOr<InputGradients> SoftmaxGradGradient(GradientContext& c) {
+  const ValueIndex y = c.input(0);
+  const ValueIndex h = *c.grad(0);
+  InputGradients result(2);
+  if (c.needs(0)) {
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex d, EmitAlong(&c, "center", {y, h}));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex centered, EmitAlong(&c, "center", {y, c.input(1)}));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex direct, c.Emit("mul", {d, centered}));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex weights, c.Emit("mul", {d, y}));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex others,
+                            EmitAlong(&c, "center", {weights, c.input(1)}));
+    CHORUS_ASSIGN_OR_RETURN(result[0], c.Emit("sub", {direct, others}));
+  }
+  if (c.needs(1)) {
+    CHORUS_ASSIGN_OR_RETURN(result[1], EmitAlong(&c, "softmax_grad", {y, h}));
+  }
+  return result;
+}
+
 absl::StatusOr<InputGradients> LogSoftmaxGradient(GradientContext& c) {
-  CHORUS_ASSIGN_OR_RETURN(const ValueIndex sum, SumAndExpand(&c, *c.grad(0)));
-  CHORUS_ASSIGN_OR_RETURN(const ValueIndex softmax,
-                          c.Emit("softmax", {c.input(0)}, c.node().attributes));
-  CHORUS_ASSIGN_OR_RETURN(const ValueIndex product, c.Emit("mul", {softmax, sum}));
-  CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.Emit("sub", {*c.grad(0), product}));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex softmax, EmitAlong(&c, "softmax", {c.input(0)}));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, EmitAlong(&c, "center_grad", {softmax, *c.grad(0)}));
   return InputGradients{g};
+}
+
+// Of both: -center(a, b) for the weights, `adjoint` of the weights and h for the other input.
+absl::StatusOr<InputGradients> CenterGradients(GradientContext* c, ValueIndex a, ValueIndex b,
+                                               absl::string_view adjoint) {
+  InputGradients result(2);
+  if (c->needs(0)) {
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex centered, EmitAlong(c, "center", {a, b}));
+    CHORUS_ASSIGN_OR_RETURN(result[0], c->Emit("neg", {centered}));
+  }
+  if (c->needs(1)) {
+    CHORUS_ASSIGN_OR_RETURN(result[1], EmitAlong(c, adjoint, {c->input(0), *c->grad(0)}));
+  }
+  return result;
+}
+
+absl::StatusOr<InputGradients> CenterGradient(GradientContext& c) {
+  return CenterGradients(&c, *c.grad(0), c.input(1), "center_grad");
+}
+
+absl::StatusOr<InputGradients> CenterGradGradient(GradientContext& c) {
+  return CenterGradients(&c, c.input(1), *c.grad(0), "center");
 }
 
 Saved SaveOutput(const NodeSpec&, int num_inputs, int) { return {num_inputs, 0}; }
 
-const OpDef* Make(absl::string_view name, absl::string_view doc, decltype(OpDef::gradient) gradient,
+const OpDef* Make(absl::string_view name, int inputs, absl::string_view doc,
+                  decltype(OpDef::infer_types) infer, decltype(OpDef::gradient) gradient,
                   decltype(OpDef::gradient_saves) gradient_saves) {
   auto* def = new OpDef;
   def->name = name;
   def->doc = doc;
   def->attributes = {{"axis", AttributeSpec::Kind::kInt, true, "a dimension's number"}};
-  def->min_inputs = def->max_inputs = 1;
+  def->min_inputs = def->max_inputs = inputs;
   def->dtypes = kFloatingDTypes;
-  def->infer_types = InferSoftmax;
+  def->infer_types = infer;
   def->gradient = gradient;
   def->gradient_saves = gradient_saves;
   return def;
@@ -66,8 +107,16 @@ const OpDef* Make(absl::string_view name, absl::string_view doc, decltype(OpDef:
 
 absl::Span<const OpDef* const> SoftmaxOps() {
   static const auto* const ops = new std::vector<const OpDef*>{
-      Make("log_softmax", "The logarithm of softmax.", LogSoftmaxGradient, SaveInputs),
-      Make("softmax", "exp(x), divided by its sum along an axis.", SoftmaxGradient, SaveOutput),
+      Make("center", 2, "x less its mean along an axis, weighted by w.", InferCenter,
+           CenterGradient, SaveInputs),
+      Make("center_grad", 2, "The adjoint of center: g sum(w) - w sum(g).", InferCenter,
+           CenterGradGradient, SaveInputs),
+      Make("log_softmax", 1, "The logarithm of softmax.", InferSoftmax, LogSoftmaxGradient,
+           SaveInputs),
+      Make("softmax", 1, "exp(x), divided by its sum along an axis.", InferSoftmax, SoftmaxGradient,
+           SaveOutput),
+      Make("softmax_grad", 2, "g times the derivative of a softmax that is y.", InferCenter,
+           SoftmaxGradGradient, SaveInputs),
   };
   return *ops;
 }

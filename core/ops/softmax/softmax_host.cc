@@ -44,15 +44,19 @@ class Softmax : public HostKernel {
         const A x = static_cast<A>(in[i]);
         most[lane] = x > most[lane] ? x : most[lane];
       });
-      ForEach(first, lanes, [&](int64_t i, int64_t lane) {
-        sum[lane] += std::exp(static_cast<A>(in[i]) - most[lane]);
-      });
       if (log_) {
-        for (int64_t lane = 0; lane < lanes; ++lane) sum[lane] = std::log(sum[lane]);
+        bool seen[kLanes] = {};
+        ForEach(first, lanes, [&](int64_t i, int64_t lane) {
+          AddBesideMost(static_cast<A>(in[i]) - most[lane], &sum[lane], &seen[lane]);
+        });
+        for (int64_t lane = 0; lane < lanes; ++lane) sum[lane] = std::log1p(sum[lane]);
         ForEach(first, lanes, [&](int64_t i, int64_t lane) {
           out[i] = static_cast<T>(static_cast<A>(in[i]) - most[lane] - sum[lane]);
         });
       } else {
+        ForEach(first, lanes, [&](int64_t i, int64_t lane) {
+          sum[lane] += std::exp(static_cast<A>(in[i]) - most[lane]);
+        });
         ForEach(first, lanes, [&](int64_t i, int64_t lane) {
           out[i] = static_cast<T>(std::exp(static_cast<A>(in[i]) - most[lane]) / sum[lane]);
         });
@@ -66,13 +70,26 @@ class Softmax : public HostKernel {
   // Rows that stand side by side.
   static constexpr int64_t kLanes = 64;
 
+  // Adds exp(x - most), but for the first that is 1 because x is the most: 1 added to small ones
+  // would swallow them, and with them log_softmax of a class that is all but certain.
+  static void AddBesideMost(A difference, A* sum, bool* seen) {
+    if (difference == 0 && !*seen) {
+      *seen = true;
+    } else {
+      *sum += std::exp(difference);
+    }
+  }
+
   // Elements that stand side by side.
   void RunRow(const T* x, T* y) const {
     const A most = MostOf(x, rows_.size);
     A sum{};
     if (log_) {
-      for (int64_t i = 0; i < rows_.size; ++i) sum += std::exp(static_cast<A>(x[i]) - most);
-      sum = std::log(sum);
+      bool seen = false;
+      for (int64_t i = 0; i < rows_.size; ++i) {
+        AddBesideMost(static_cast<A>(x[i]) - most, &sum, &seen);
+      }
+      sum = std::log1p(sum);
       for (int64_t i = 0; i < rows_.size; ++i) {
         y[i] = static_cast<T>(static_cast<A>(x[i]) - most - sum);
       }
@@ -98,6 +115,95 @@ class Softmax : public HostKernel {
   const bool log_;
 };
 
+enum class Centering { kCenter, kCenterGrad, kSoftmaxGrad };
+
+template <typename T, Centering kOp>
+class Center : public HostKernel {
+ public:
+  explicit Center(const HostRows& rows)
+      : HostKernel(rows.size == 0 ? 0 : rows.count(),
+                   rows.size * static_cast<int64_t>(3 * sizeof(T))),
+        rows_(rows) {}
+
+  absl::Status Run(absl::Span<const void* const> inputs, absl::Span<void* const> outputs,
+                   int64_t begin, int64_t end) const override {
+    const T* const w = static_cast<const T*>(inputs[0]);
+    const T* const x = static_cast<const T*>(inputs[1]);
+    T* const out = static_cast<T*>(outputs[0]);
+    for (int64_t lanes = 0; begin < end; begin += lanes) {
+      lanes = std::min(rows_.LanesAt(begin, end), kLanes);
+      const int64_t first = rows_.FirstOf(begin);
+      // One row has no other beside it where rows stand one after the other.
+      if (lanes == 1) {
+        RunLanes<1>(w + first, x + first, out + first, 1);
+      } else {
+        RunLanes<kLanes>(w + first, x + first, out + first, lanes);
+      }
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  using A = Arithmetic<T>;
+  // Rows that stand side by side.
+  static constexpr int64_t kLanes = 64;
+
+  template <int64_t kMost>
+  void RunLanes(const T* w, const T* x, T* out, int64_t given) const {
+    const int64_t lanes = kMost == 1 ? 1 : given;
+    const auto for_each = [this, lanes](const auto& f) {
+      for (int64_t k = 0; k < rows_.size; ++k) {
+        for (int64_t lane = 0; lane < lanes; ++lane) f(k, k * rows_.stride + lane, lane);
+      }
+    };
+    // Where the largest weight is.
+    A most[kMost];
+    int64_t at[kMost] = {};
+    std::fill_n(most, lanes, A{-1});
+    for_each([&](int64_t k, int64_t i, int64_t lane) {
+      const A size = std::abs(static_cast<A>(w[i]));
+      if (size > most[lane]) {
+        most[lane] = size;
+        at[lane] = k;
+      }
+    });
+    A of_most[kMost];  // x
+    A weight[kMost];
+    for (int64_t lane = 0; lane < lanes; ++lane) {
+      of_most[lane] = static_cast<A>(x[at[lane] * rows_.stride + lane]);
+      weight[lane] = static_cast<A>(w[at[lane] * rows_.stride + lane]);
+    }
+    A weights[kMost] = {};
+    A sum[kMost] = {};
+    if constexpr (kOp == Centering::kCenterGrad) {
+      for_each([&](int64_t k, int64_t i, int64_t lane) {
+        weights[lane] += k == at[lane] ? A{} : static_cast<A>(w[i]);
+        sum[lane] += k == at[lane] ? A{} : static_cast<A>(x[i]);
+      });
+      for_each([&](int64_t k, int64_t i, int64_t lane) {
+        const A a = static_cast<A>(w[i]);
+        const A b = static_cast<A>(x[i]);
+        const A with_most = k == at[lane] ? A{} : b * weight[lane] - a * of_most[lane];
+        out[i] = static_cast<T>(with_most + (b * weights[lane] - a * sum[lane]));
+      });
+    } else {
+      for_each([&](int64_t, int64_t i, int64_t lane) {
+        const A a = static_cast<A>(w[i]);
+        weights[lane] += a;
+        sum[lane] += a * (static_cast<A>(x[i]) - of_most[lane]);
+      });
+      for_each([&](int64_t, int64_t i, int64_t lane) {
+        const A difference = static_cast<A>(x[i]) - of_most[lane];
+        const A centered = difference * weights[lane] - sum[lane];
+        const bool weighted = kOp == Centering::kSoftmaxGrad;
+        out[i] = static_cast<T>(weighted ? static_cast<A>(w[i]) * centered : centered);
+      });
+    }
+  }
+
+  const HostRows rows_;
+};
+
 template <bool log>
 absl::StatusOr<std::unique_ptr<HostKernel>> Make(const NodeView& node,
                                                  absl::Span<const TensorType> outputs) {
@@ -109,7 +215,24 @@ absl::StatusOr<std::unique_ptr<HostKernel>> Make(const NodeView& node,
       [&] { return Made(NoHostKernel(node, outputs)); });
 }
 
-constexpr HostKernelEntry kEntries[] = {{"log_softmax", Make<true>}, {"softmax", Make<false>}};
+template <Centering kOp>
+absl::StatusOr<std::unique_ptr<HostKernel>> MakeCenter(const NodeView& node,
+                                                       absl::Span<const TensorType> outputs) {
+  using Made = absl::StatusOr<std::unique_ptr<HostKernel>>;
+  const HostRows rows(outputs[0], IntAttribute(node.attributes, "axis"));
+  return VisitFloating(
+      outputs[0].dtype,
+      [&](auto t) -> Made { return std::make_unique<Center<decltype(t), kOp>>(rows); },
+      [&] { return Made(NoHostKernel(node, outputs)); });
+}
+
+constexpr HostKernelEntry kEntries[] = {
+    {"center", MakeCenter<Centering::kCenter>},
+    {"center_grad", MakeCenter<Centering::kCenterGrad>},
+    {"log_softmax", Make<true>},
+    {"softmax", Make<false>},
+    {"softmax_grad", MakeCenter<Centering::kSoftmaxGrad>},
+};
 
 }  // namespace
 

@@ -33,6 +33,45 @@ TEST(SoftmaxTest, ShapeTable) {
   }
 }
 
+TEST(SoftmaxTest, ShapesOfCenter) {
+  for (const std::string op : {"center", "center_grad", "softmax_grad"}) {
+    const TensorType x(DType::kBF16, {2, 0, 5});
+    EXPECT_EQ(InferText(op, {x, x}, Axis(2)), "bf16[2,0,5]");
+    EXPECT_EQ(InferText(op, {x, x}, Axis(3)),
+              op + ": expected an axis within the 3 dimensions of bf16[2,0,5], got 3");
+    EXPECT_EQ(InferText(op, {x, TensorType(DType::kBF16, {2, 0})}, Axis(0)),
+              op + ": expected bf16[2,0,5] as input 1, got bf16[2,0]");
+    EXPECT_EQ(InferText(op, {x}, Axis(0)), op + ": expected 2 inputs, got 1");
+  }
+}
+
+TEST(SoftmaxTest, GradientsOfCenterEqualDifferences) {
+  const TensorType x(DType::kF64, {2, 3, 4});
+  for (const std::string op : {"center", "center_grad"}) {
+    for (int64_t axis = 0; axis < 3; ++axis) {
+      SCOPED_TRACE(op);
+      SCOPED_TRACE(axis);
+      CheckGradients(1, {x, x}, [&](RankBuilder& b, const Values& in) {
+        return Values{b.Op(op, in, Axis(axis))};
+      });
+      CheckGradients(1, {x}, [&](RankBuilder& b, const Values& in) {
+        return Values{b.Op("sin", {b.Op(op, {b.Op("sin", {in[0]}), in[0]}, Axis(axis))})};
+      });
+    }
+  }
+}
+
+TEST(SoftmaxTest, GradientsOfSoftmaxGradEqualDifferences) {
+  const TensorType x(DType::kF64, {2, 3, 4});
+  for (int64_t axis = 0; axis < 3; ++axis) {
+    SCOPED_TRACE(axis);
+    CheckGradients(1, {x, x}, [&](RankBuilder& b, const Values& in) {
+      return Values{
+          b.Op("softmax_grad", {b.Op("softmax", {in[0]}, Axis(axis)), in[1]}, Axis(axis))};
+    });
+  }
+}
+
 TEST(SoftmaxTest, GradientsEqualDifferences) {
   for (const std::string op : {"softmax", "log_softmax"}) {
     for (int64_t axis = 0; axis < 3; ++axis) {

@@ -141,9 +141,13 @@ class Local {
     if (op == "pow") {
       return Elementwise([](T a, T b) { return static_cast<T>(std::pow<Wide, Wide>(a, b)); });
     }
+    if (op == "sigmoid_grad" || op == "tanh_grad") {
+      return Elementwise(op == "tanh_grad" ? Slope<1> : Slope<2>);
+    }
     if (op == "matmul") return Matmul();
     if (op == "softmax") return Softmax(/*log=*/false);
     if (op == "log_softmax") return Softmax(/*log=*/true);
+    if (op == "center" || op == "center_grad" || op == "softmax_grad") return Center();
     if (op == "cross_entropy") return CrossEntropy(/*gradient=*/false);
     if (op == "cross_entropy_grad") return CrossEntropy(/*gradient=*/true);
     if (op == "one_hot") return OneHot();
@@ -197,6 +201,13 @@ class Local {
   }
 
   using Wide = long double;
+  // g / cosh(x)^2; or a quarter of g / cosh(x / 2)^2, the derivative of sigmoid.
+  template <int kDivisor>
+  static T Slope(T x, T g) {
+    const Wide cosh = std::cosh(static_cast<Wide>(x) / kDivisor);
+    return static_cast<T>(static_cast<Wide>(g) / (cosh * cosh * kDivisor * kDivisor));
+  }
+
   static Wide (*FunctionOf(absl::string_view op))(Wide) {
     if (op == "ceil") return [](Wide x) { return std::ceil(x); };
     if (op == "cos") return [](Wide x) { return std::cos(x); };
@@ -253,19 +264,41 @@ class Local {
     }
     return row;
   }
-  static long double LogSumExp(const std::vector<long double>& row) {
-    long double most = -std::numeric_limits<long double>::infinity(), sum = 0;
-    for (const long double x : row) most = x > most ? x : most;
-    for (const long double x : row) sum += std::exp(x - most);
-    return most + std::log(sum);
+  // -log softmax of element i of a row: of the largest one log(1 + what the others add).
+  static Wide LogLoss(const std::vector<Wide>& row, size_t i) {
+    Wide others = 0;
+    for (size_t j = 0; j < row.size(); ++j) others += j == i ? 0 : std::exp(row[j] - row[i]);
+    if (others <= 1) return row[i] - row[i] + std::log1p(others);
+    Wide most = -std::numeric_limits<Wide>::infinity(), sum = 0;
+    for (const Wide x : row) most = x > most ? x : most;
+    for (const Wide x : row) sum += std::exp(x - most);
+    return most - row[i] + std::log(sum);
   }
 
   bool Softmax(bool log) {
     const auto axis = static_cast<size_t>(Int("axis"));
     ForEach(type_, [&](const Index& i) {
-      const std::vector<long double> row = Row(i, axis);
-      const long double y = row[i[axis]] - LogSumExp(row);
-      out_[Position(type_, i)] = static_cast<T>(log ? y : std::exp(y));
+      const Wide loss = LogLoss(Row(i, axis), static_cast<size_t>(i[axis]));
+      out_[Position(type_, i)] = static_cast<T>(log ? -loss : std::exp(-loss));
+    });
+    return true;
+  }
+
+  // The sum over j of w_j (x_i - x_j), that times w_i, or the sum of x_i w_j - w_i x_j.
+  bool Center() {
+    const bool adjoint = node_.op == "center_grad";
+    const auto axis = static_cast<size_t>(Int("axis"));
+    ForEach(type_, [&](const Index& i) {
+      Wide sum = 0;
+      const Wide w = in_[0][Position(type_, i)];
+      const Wide x = in_[1][Position(type_, i)];
+      Index j = i;
+      for (j[axis] = 0; j[axis] < type_.dims[axis].size; ++j[axis]) {
+        const Wide other_w = in_[0][Position(type_, j)];
+        const Wide other_x = in_[1][Position(type_, j)];
+        sum += adjoint ? x * other_w - w * other_x : other_w * (x - other_x);
+      }
+      out_[Position(type_, i)] = static_cast<T>(node_.op == "softmax_grad" ? w * sum : sum);
     });
     return true;
   }
@@ -283,11 +316,11 @@ class Local {
       const int64_t position = Position(node_.input(1), label);
       const T wanted = in_[1][position];
       if (IsIgnored(wanted)) return;
-      const std::vector<long double> row = Row(first, first.size() - 1);
-      const long double sum = LogSumExp(row);
-      long double y = sum - row[static_cast<size_t>(wanted)];
+      const std::vector<Wide> row = Row(first, first.size() - 1);
+      const auto at = static_cast<size_t>(gradient ? i.back() : wanted);
+      Wide y = LogLoss(row, at);
       if (gradient) {
-        y = std::exp(row[i.back()] - sum) - (static_cast<T>(i.back()) == wanted ? 1 : 0);
+        y = static_cast<T>(i.back()) == wanted ? std::expm1(-y) : std::exp(-y);
         y *= in_[2][position];
       }
       out_[Position(type_, i)] = static_cast<T>(y);

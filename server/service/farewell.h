@@ -1,0 +1,62 @@
+// Tells those who stay connected that the daemon is ending.
+//
+// Threads: any.
+#ifndef CHORUS_SERVER_SERVICE_FAREWELL_H_
+#define CHORUS_SERVER_SERVICE_FAREWELL_H_
+
+#include <cstdint>
+#include <functional>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "core/base/mutex.h"
+
+namespace chorus {
+
+class Farewell {
+ public:
+  using Listener = std::function<void(const absl::Status& why)>;
+
+  // Calls `listener`, without the lock, when it is said; at once when it was. Returns its name for
+  // Remove.
+  uint64_t Add(Listener listener) {
+    absl::Status why;
+    {
+      MutexLock lock(&mutex_);
+      if (said_.ok()) {
+        listeners_[++last_] = std::move(listener);
+        return last_;
+      }
+      why = said_;
+    }
+    listener(why);
+    return 0;
+  }
+  void Remove(uint64_t id) {
+    MutexLock lock(&mutex_);
+    listeners_.erase(id);
+  }
+
+  // Once.
+  void Say(const absl::Status& why) {
+    absl::flat_hash_map<uint64_t, Listener> listeners;
+    {
+      MutexLock lock(&mutex_);
+      said_ = why;
+      listeners.swap(listeners_);
+    }
+    for (const auto& entry : listeners) entry.second(why);
+  }
+
+ private:
+  Mutex mutex_;
+  absl::Status said_ ABSL_GUARDED_BY(mutex_);
+  uint64_t last_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::flat_hash_map<uint64_t, Listener> listeners_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace chorus
+
+#endif  // CHORUS_SERVER_SERVICE_FAREWELL_H_

@@ -1,0 +1,74 @@
+#!/usr/bin/env bash
+# The scripts use programs of the default configuration, wherever bazel-bin points: here to one
+# whose programs fail. Bazel is a stub that knows where the default configuration is.
+set -euo pipefail
+runfiles="$PWD"
+folder="$(mktemp -d /tmp/chorus-programs-test.XXXXXX)"
+trap 'rm -rf "$folder"' EXIT
+fail() {
+  echo "FAILED: $*" >&2
+  cat "$folder/output" >&2 || true
+  exit 1
+}
+expect() { grep -qE -- "$1" "$folder/output" || fail "expected a line with $1"; }
+
+workspace="$folder/workspace"
+mkdir -p "$workspace/tools" "$folder/bin"
+for script in launch built quickstart conformance bench; do
+  cp -L "tools/$script" "$workspace/tools/$script"
+done
+executable() {
+  mkdir -p "$(dirname "$1")"
+  cat >"$1"
+  chmod +x "$1"
+}
+executable "$workspace/tools/setup" <<<'#!/bin/bash'
+for program in server/chorusd examples/01_all_reduce/all_reduce tests/vectors/conformance \
+  benchmarks/chorus_bench; do
+  executable "$folder/tsan/$program" <<'END'
+#!/bin/bash
+echo "the wrong configuration: $0"
+exit 77
+END
+  if [[ -x "$runfiles/$program" ]]; then
+    mkdir -p "$(dirname "$folder/default/$program")"
+    ln -s "$runfiles/$program" "$folder/default/$program"
+  else
+    executable "$folder/default/$program" <<'END'
+#!/bin/bash
+echo "right: $0 $*"
+END
+  fi
+done
+ln -s "$folder/tsan" "$workspace/bazel-bin"
+executable "$folder/bin/bazel" <<END
+#!/bin/bash
+echo "bazel \$*" >>"$folder/asked"
+[[ "\$PWD" == "$workspace" ]] || exit 2
+case "\$1" in
+  build) [[ "\$*" != *no_such_target* ]] ;;
+  info) echo "$folder/default" ;;
+esac
+END
+export PATH="$folder/bin:$PATH"
+
+cd "$folder"
+run() { "$@" >"$folder/output" 2>&1; }
+run "$workspace/tools/launch" --ranks=2 -- //examples/01_all_reduce:all_reduce || fail "status $?"
+expect 'rank 0: all_reduce=ok'
+grep -q 'bazel build.* //server:chorusd //examples/01_all_reduce:all_reduce' asked || fail "not built"
+run "$workspace/tools/launch" --ranks=2 -- default/examples/01_all_reduce/all_reduce ||
+  fail "status $?"
+expect 'rank 1: all_reduce=ok'
+run "$workspace/tools/quickstart" --ranks=2 --example=all_reduce || fail "status $?"
+expect '^quickstart: ranks=2 all_reduce=ok gradient=ok mismatch=reported$'
+run "$workspace/tools/conformance" --transport=unary || fail "status $?"
+expect "^right: .*/conformance --daemon=$folder/default/server/chorusd .*--transport=unary"
+run "$workspace/tools/bench" --quick small || fail "status $?"
+expect "^right: .*/chorus_bench --daemon=$folder/default/server/chorusd .*--quick small"
+
+# A build that fails is no run of what an earlier one has left.
+status=0
+run "$workspace/tools/launch" -- //no_such_target || status=$?
+[[ "$status" -eq 1 ]] || fail "expected the status 1, got $status"
+expect 'cannot build //server:chorusd //no_such_target:no_such_target'
