@@ -469,6 +469,35 @@ TEST_P(Conformance, RaggedFormsMoveAndReduceWhatTheCountsSay) {
   });
 }
 
+// A result that all ranks get is one only where all have as much room for it.
+TEST_P(Conformance, RaggedRoomMayDifferFromRankToRank) {
+  Job job(GetParam(), 3);
+  job.Run([](int rank, World& world) {
+    for (int round = 0; round < 8; ++round) {
+      // Rank 1, and then another one, has the least.
+      const int64_t room = 2000 + 1500 * ((rank + 2 + round) % 3);
+      const Tensor x = Leaf(world, {rank + 1.0, rank + 11.0});
+      const Tensor count = FromHost<int64_t>(world, {rank == 2 ? 2 : 1}, {1});
+      const Ragged all = AllGatherRagged(x, count, room, world);
+      std::vector<double> expected = {1, 2, 3, 13};
+      expected.resize(static_cast<size_t>(room), 0);
+      EXPECT_EQ(Values<double>(all.values), expected);
+      EXPECT_EQ(Values<int64_t>(all.counts), (std::vector<int64_t>{1, 1, 2}));
+
+      // The gradient of rows that no piece takes is nothing, however many a rank has.
+      std::vector<double> rows(static_cast<size_t>(room), 5);
+      Tensor z = FromHost<double>(world, rows, {room}).RequireGrad();
+      const Tensor counts = FromHost<int64_t>(world, {1, 2, 1}, {3});
+      const Ragged part = ReduceScatterRagged(z, counts, 2, world);
+      ASSERT_TRUE(Backward({Sum(part.values * (rank + 1.0)), Sum(all.values)}).ok());
+      std::vector<double> gradient = {1, 2, 2, 3};
+      gradient.resize(static_cast<size_t>(room), 0);
+      EXPECT_EQ(Values<double>(z.grad()), gradient);
+      EXPECT_EQ(Values<double>(x.grad()), (std::vector<double>{3, rank == 2 ? 3.0 : 0.0}));
+    }
+  });
+}
+
 TEST_P(Conformance, ARaggedProductHasGradientsOfBothOrders) {
   Job job(GetParam(), 3);
   job.Run([](int rank, World& world) {
