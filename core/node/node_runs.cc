@@ -493,8 +493,15 @@ absl::Status LocalNode::Impl::PrepareBuffers(Session* session,
     if (spec.kind == BufferSpec::Kind::kShared && !instances.empty()) {
       shared = &run->world->shared[instances[static_cast<size_t>(spec.index)]];
       // Of another size where the ranks disagree. The vote then says so, and nothing is launched:
-      // equal descriptors have equal results.
+      // equal descriptors have equal results, but where counts are known at run time alone: there
+      // each rank says how many rows its own result has, with zeros behind those that come.
       buffer = *shared;
+      const std::vector<Participation>& parts = plan.votes->participations;
+      if (buffer && buffer->bytes() != spec.bytes &&
+          parts[static_cast<size_t>(spec.index)].descriptor.runtime_counts) {
+        buffer = BufferRef();
+        shared = nullptr;
+      }
     }
     if (!buffer) {
       CHORUS_ASSIGN_OR_RETURN(buffer, Allocate(session->tenant.get(), device, spec.bytes));
