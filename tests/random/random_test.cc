@@ -1,6 +1,4 @@
-// Random programs in all ways: 300 of them with gradients of the first order, or with CHORUS_LONG=1
-// in the environment 20,000 of all orders. (Which gradients of a create_graph call have a history
-// where nothing of theirs is differentiable is not yet the evaluator's view as well.) Bazel
+// Random programs in all ways: 300 of them, or with CHORUS_LONG=1 in the environment 20,000. Bazel
 // deals the cases to its shards. Seeds count on from a fixed one; CHORUS_TEST_SEED sets another.
 #include <algorithm>
 #include <cstdlib>
@@ -44,12 +42,10 @@ TEST_P(RandomPrograms, AreRightAndTheSameInAllWays) {
   options.trainer = "tests/random/random_programs";
   options.daemon = "server/chorusd";
   Runner runner(options);
-  GeneratorOptions generator;
-  if (std::getenv("CHORUS_LONG") == nullptr) generator.orders = 1;
   Counts counts;
   int failures = 0;
   for (int i = begin; i < end && failures < kMostFailures; ++i) {
-    const Program program = Generate(FirstSeed() + static_cast<uint64_t>(i), generator);
+    const Program program = Generate(FirstSeed() + static_cast<uint64_t>(i));
     const Finding finding = random_programs::Test(program, AllWays(), &runner, &counts);
     if (!finding.found()) continue;
     ++failures;
