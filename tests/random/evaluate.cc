@@ -244,7 +244,8 @@ class Evaluator::Graph {
     for (const Edge& edge : edges) {
       edges_.push_back(edge);
     }
-    if (IsFloating(node.dtype) && std::fabs(node.value) + node.error > PrecisionOf(node.dtype).max) {
+    if (IsFloating(node.dtype) &&
+        std::fabs(node.value) + node.error > PrecisionOf(node.dtype).max) {
       node.error = kUnknown;
     }
     if (std::isnan(node.error)) node.error = kUnknown;
@@ -268,7 +269,8 @@ class Evaluator::Graph {
     const Precision p = PrecisionOf(dtype);
     const int bits = fused ? p.accumulator_bits : p.bits;
     // No partial sum needs more bits than there are.
-    if (terms == 0 || (granule > 0 && terms <= std::ldexp(granule, bits) && Representable(p, value))) {
+    if (terms == 0 ||
+        (granule > 0 && terms <= std::ldexp(granule, bits) && Representable(p, value))) {
       return 0;
     }
     const double accumulating = fused ? std::ldexp(1, 1 - p.accumulator_bits) : p.eps;
@@ -326,8 +328,7 @@ class Evaluator::Graph {
     if ((x.value == 0 && x.error == 0) || (y.value == 0 && y.error == 0)) {
       node.value = 0;
     } else {
-      node.error = std::fabs(x.value) * y.error + std::fabs(y.value) * x.error +
-                   x.error * y.error +
+      node.error = std::fabs(x.value) * y.error + std::fabs(y.value) * x.error + x.error * y.error +
                    Rounding(dtype, node.value, exact ? LowestBit(node.value) : 0, 1,
                             std::fabs(node.value), false);
     }
@@ -341,11 +342,10 @@ class Evaluator::Graph {
     const Node& y = at(b);
     node.value = x.value / y.value;
     const double least = std::fabs(y.value) - y.error;
-    node.error = least > 0 ? x.error / least + std::fabs(x.value) * y.error /
-                                                   (std::fabs(y.value) * least) +
-                                 2 * PrecisionOf(dtype).eps * std::fabs(node.value) +
-                                 PrecisionOf(dtype).tiny
-                           : kUnknown;
+    node.error =
+        least > 0 ? x.error / least + std::fabs(x.value) * y.error / (std::fabs(y.value) * least) +
+                        2 * PrecisionOf(dtype).eps * std::fabs(node.value) + PrecisionOf(dtype).tiny
+                  : kUnknown;
     if (x.value == 0 && x.error == 0 && least > 0) node.error = 0;
     return Push(node, {{a, 1}, {b, 1}});
   }
@@ -363,8 +363,8 @@ class Evaluator::Graph {
       // Not all are monotone.
       if (f == Function::kSin || f == Function::kCos) spread = x.error;
     }
-    node.error = 1.1 * spread + 4 * PrecisionOf(dtype).eps * std::fabs(node.value) +
-                 PrecisionOf(dtype).tiny;
+    node.error =
+        1.1 * spread + 4 * PrecisionOf(dtype).eps * std::fabs(node.value) + PrecisionOf(dtype).tiny;
     if (x.error == 0 && x.value == 0 && Coarse(node.value)) node.error = 0;
     return Push(node, {{a, 1}});
   }
@@ -378,14 +378,13 @@ class Evaluator::Graph {
     double spread = 0;
     for (const double i : {-1.0, 1.0}) {
       for (const double j : {-1.0, 1.0}) {
-        spread = std::max(spread, std::fabs(std::pow(x.value + i * x.error,
-                                                     y.value + j * y.error) -
-                                            node.value));
+        spread = std::max(
+            spread, std::fabs(std::pow(x.value + i * x.error, y.value + j * y.error) - node.value));
       }
     }
     if (x.value - x.error <= 0) spread = kUnknown;
-    node.error = 1.1 * spread + 4 * PrecisionOf(dtype).eps * std::fabs(node.value) +
-                 PrecisionOf(dtype).tiny;
+    node.error =
+        1.1 * spread + 4 * PrecisionOf(dtype).eps * std::fabs(node.value) + PrecisionOf(dtype).tiny;
     return Push(node, {{a, 1}, {b, 1}});
   }
 
@@ -414,8 +413,8 @@ class Evaluator::Graph {
       if (!needed[n] || parts[n].empty()) continue;
       const Node node = nodes_[n];
       const DType dtype = node.dtype;
-      const bool alone = parts[n].size() == 1 && parts[n][0].factor == 1 &&
-                         at(parts[n][0].node).dtype == dtype;
+      const bool alone =
+          parts[n].size() == 1 && parts[n][0].factor == 1 && at(parts[n][0].node).dtype == dtype;
       const int g = alone ? parts[n][0].node : Linear(dtype, parts[n], false);
       gradients[n] = g;
       Edges().swap(parts[n]);
@@ -474,9 +473,7 @@ class Evaluator::Graph {
   }
 
   int Derivative(Function f, DType dtype, int x, int y) {
-    const auto one_minus = [&](int a) {
-      return Linear(dtype, {{Constant(dtype, 1), 1}, {a, -1}});
-    };
+    const auto one_minus = [&](int a) { return Linear(dtype, {{Constant(dtype, 1), 1}, {a, -1}}); };
     switch (f) {
       case Function::kSin:
         return Apply1(Function::kCos, dtype, x);
@@ -535,8 +532,9 @@ class Evaluator::Graph {
     Edges shares;
     for (const int n : of) {
       const bool holds = std::find(holders.begin(), holders.end(), n) != holders.end();
-      shares.push_back(
-          {n, !known ? kNoShare : holds ? 1.0 / static_cast<double>(holders.size()) : 0});
+      shares.push_back({n, !known  ? kNoShare
+                           : holds ? 1.0 / static_cast<double>(holders.size())
+                                   : 0});
     }
     return Chosen(dtype, sign * best, error, shares);
   }
@@ -578,9 +576,9 @@ class Evaluator::Graph {
           return Integer(dtype, Worst(x, y), Bits(x) * Bits(y));
         case Op::kDiv:
           if (y.value == 0 || y.error > 0) return No("an integer divided by 0");
-          return Integer(dtype, Worst(x, y),
-                         static_cast<uint64_t>(static_cast<int64_t>(x.value) /
-                                               static_cast<int64_t>(y.value)));
+          return Integer(
+              dtype, Worst(x, y),
+              static_cast<uint64_t>(static_cast<int64_t>(x.value) / static_cast<int64_t>(y.value)));
         default:
           return No("not of integers");
       }
@@ -624,7 +622,9 @@ class Evaluator::Graph {
       }
       case Op::kFloor:
       case Op::kCeil: {
-        const auto round = [&](double v) { return s.op == Op::kFloor ? std::floor(v) : std::ceil(v); };
+        const auto round = [&](double v) {
+          return s.op == Op::kFloor ? std::floor(v) : std::ceil(v);
+        };
         const bool known = round(x.value - x.error) == round(x.value + x.error);
         return Constant(dtype, round(x.value), known ? 0 : kUnknown);
       }
@@ -674,19 +674,19 @@ class Evaluator::Graph {
     const Node x = at(a);
     if (IsFloating(to)) {
       if (IsFloating(x.dtype)) return Linear(to, {{a, 1}});
-      return Constant(to, x.value,
-                      x.error + Rounding(to, x.value, LowestBit(x.value), 1, std::fabs(x.value), true));
+      return Constant(
+          to, x.value,
+          x.error + Rounding(to, x.value, LowestBit(x.value), 1, std::fabs(x.value), true));
     }
     const auto convert = [&](double v) -> double {
       if (to == DType::kBool) return v != 0;
       if (!IsFloating(x.dtype)) {
-        return static_cast<double>(
-            Wrapped(to, static_cast<uint64_t>(static_cast<int64_t>(v))));
+        return static_cast<double>(Wrapped(to, static_cast<uint64_t>(static_cast<int64_t>(v))));
       }
-      const double lo = to == DType::kU8 ? 0 : -std::ldexp(1, static_cast<int>(DTypeBytes(to)) * 8 - 1);
-      const double hi = to == DType::kU8
-                            ? 255
-                            : std::ldexp(1, static_cast<int>(DTypeBytes(to)) * 8 - 1) - 1;
+      const double lo =
+          to == DType::kU8 ? 0 : -std::ldexp(1, static_cast<int>(DTypeBytes(to)) * 8 - 1);
+      const double hi =
+          to == DType::kU8 ? 255 : std::ldexp(1, static_cast<int>(DTypeBytes(to)) * 8 - 1) - 1;
       return std::min(std::max(std::trunc(v), lo), hi);
     };
     bool known = x.error == 0 || convert(x.value - x.error) == convert(x.value + x.error);
@@ -981,8 +981,7 @@ class Evaluator::Graph {
                       wrong = wrong || label < 0 || label >= static_cast<int64_t>(x.size());
                       if (wrong) return;
                       const std::vector<int> y = Softmax(dtype, x, true);
-                      result.nodes.push_back(
-                          Linear(dtype, {{y[static_cast<size_t>(label)], -1}}));
+                      result.nodes.push_back(Linear(dtype, {{y[static_cast<size_t>(label)], -1}}));
                     });
         if (wrong) return No("cross_entropy: a label out of range");
         return result;
@@ -1027,7 +1026,8 @@ class Evaluator::Graph {
           if (i < 0 || i >= size) return No("scatter_add: an index out of range");
         }
         const auto n = static_cast<int64_t>(in[1].shape.size());
-        if (axis < 0 || axis + n > static_cast<int64_t>(in[0].shape.size())) return No("scatter_add");
+        if (axis < 0 || axis + n > static_cast<int64_t>(in[0].shape.size()))
+          return No("scatter_add");
         if (Dims(in[0].shape.begin() + axis, in[0].shape.begin() + axis + n) != in[1].shape) {
           return No("scatter_add");
         }
@@ -1066,7 +1066,8 @@ class Evaluator::Graph {
       case Op::kScatterAddAlong: {
         const int64_t size = s.ints[0];
         const int64_t axis = s.ints[1];
-        if (!has_axis(axis, in[0].shape) || in[1].shape != in[0].shape) return No("scatter_add_along");
+        if (!has_axis(axis, in[0].shape) || in[1].shape != in[0].shape)
+          return No("scatter_add_along");
         CHORUS_ASSIGN_OR_RETURN(const std::vector<int64_t> indices, Whole(in[1]));
         for (const int64_t i : indices) {
           if (i < 0 || i >= size) return No("scatter_add_along: an index out of range");
@@ -1083,7 +1084,8 @@ class Evaluator::Graph {
       }
       default:
         result.shape = in[0].shape;
-        for (const int n : in[0].nodes) CHORUS_RETURN_IF_ERROR(Append(Unary(s, dtype, n), &result.nodes));
+        for (const int n : in[0].nodes)
+          CHORUS_RETURN_IF_ERROR(Append(Unary(s, dtype, n), &result.nodes));
         return result;
     }
   }
@@ -1176,7 +1178,8 @@ class Evaluator::Graph {
         bool known = true;
         for (size_t k = 0; k < set.size(); ++k) {
           const double error = at(set[k]).error + at(set[best]).error;
-          if (k != best && error > 0 && at(set[best]).value - at(set[k]).value <= error) known = false;
+          if (k != best && error > 0 && at(set[best]).value - at(set[k]).value <= error)
+            known = false;
         }
         result.nodes.push_back(
             Constant(DType::kI64, static_cast<double>(best), known ? 0 : kUnknown));
@@ -1265,8 +1268,8 @@ class Evaluator::Graph {
       CHORUS_ASSIGN_OR_RETURN(const Array y, Local(s, in[0], program.value(s.calls[0].out[0])));
       result = {y};
     } else {
-      absl::StatusOr<Arrays> y = IsOfDevices(s.op) ? OfDevices(program, s, in[0])
-                                                   : Collective(program, s, in);
+      absl::StatusOr<Arrays> y =
+          IsOfDevices(s.op) ? OfDevices(program, s, in[0]) : Collective(program, s, in);
       if (!y.ok()) return y.status();
       result = *std::move(y);
     }
@@ -1292,8 +1295,8 @@ class Evaluator::Graph {
         const int seed = call.in[n + i];
         if (seed >= 0 && arrays_[static_cast<size_t>(seed)].shape != root.shape) return No("seed");
         for (size_t e = 0; e < root.nodes.size(); ++e) {
-          const int with = seed < 0 ? Constant(root.dtype, 1)
-                                    : arrays_[static_cast<size_t>(seed)].nodes[e];
+          const int with =
+              seed < 0 ? Constant(root.dtype, 1) : arrays_[static_cast<size_t>(seed)].nodes[e];
           roots.emplace_back(root.nodes[e], with);
         }
       }
@@ -1335,13 +1338,13 @@ class Evaluator::Graph {
         if (sizes.empty()) {
           if (in[0].shape.empty()) return No("scatter");
           const auto places = static_cast<int64_t>(group.ranks.size());
-          const int64_t rows =
-              in[0].shape[static_cast<size_t>(Axis(s.dim, in[0].shape))];
+          const int64_t rows = in[0].shape[static_cast<size_t>(Axis(s.dim, in[0].shape))];
           if (rows == 0) {
             sizes.assign(group.ranks.size(), 0);
           } else {
             const int64_t chunk = (rows + places - 1) / places;
-            for (int64_t at = 0; at < rows; at += chunk) sizes.push_back(std::min(chunk, rows - at));
+            for (int64_t at = 0; at < rows; at += chunk)
+              sizes.push_back(std::min(chunk, rows - at));
           }
         }
         return Split(in[0], s.dim, sizes, sizes.size());
@@ -1362,7 +1365,8 @@ class Evaluator::Graph {
     for (size_t e = 0; e < of[0].nodes.size(); ++e) {
       std::vector<int> elements;
       for (const Array& x : of) elements.push_back(x.nodes[e]);
-      CHORUS_RETURN_IF_ERROR(Append(Reduced(reduction, of[0].dtype, elements, factors), &result.nodes));
+      CHORUS_RETURN_IF_ERROR(
+          Append(Reduced(reduction, of[0].dtype, elements, factors), &result.nodes));
     }
     return result;
   }
@@ -1565,7 +1569,8 @@ absl::StatusOr<std::vector<Numbers>> Evaluate(const Program& program) {
   Evaluator evaluator;
   for (int s = 0; s < static_cast<int>(program.statements.size()); ++s) {
     const absl::Status status = evaluator.Add(program, s);
-    if (!status.ok()) return absl::InvalidArgumentError(absl::StrCat("statement ", s, ": ", status.message()));
+    if (!status.ok())
+      return absl::InvalidArgumentError(absl::StrCat("statement ", s, ": ", status.message()));
   }
   std::vector<Numbers> result;
   for (int v = 0; v < static_cast<int>(program.values.size()); ++v) {

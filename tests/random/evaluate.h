@@ -1,8 +1,8 @@
 // What a program's values are, computed by itself: every element is a node of one graph of scalars
-// over all ranks at once, in f64. Collectives are wires in it; gradients, of any order, are taken by
-// following its edges back, with the derivatives of a dozen scalar functions. It shares no code with
-// the client, the ops' rules or the backends, and no formula for the gradient of anything larger
-// than a scalar.
+// over all ranks at once, in f64. Collectives are wires in it; gradients, of any order, are taken
+// by following its edges back, with the derivatives of a dozen scalar functions. It shares no code
+// with the client, the ops' rules or the backends, and no formula for the gradient of anything
+// larger than a scalar.
 //
 // Each node knows how far from it a result may be that is computed in its dtype: what comes in with
 // its inputs, and what it rounds itself. Where that decides (which of two nearly equal numbers is

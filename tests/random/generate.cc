@@ -4,6 +4,7 @@
 #include <cmath>
 #include <functional>
 #include <random>
+#include <string>
 #include <utility>
 
 #include "tests/random/evaluate.h"
@@ -94,7 +95,8 @@ class Generator {
       GroupOf devices;
       devices.devices = true;
       devices.ranks = Chance(0.5) ? mine : Shuffled(mine);
-      if (Chance(0.2)) devices.ranks.resize(static_cast<size_t>(Between(1, static_cast<int>(mine.size()))));
+      if (Chance(0.2))
+        devices.ranks.resize(static_cast<size_t>(Between(1, static_cast<int>(mine.size()))));
       p_.groups.push_back(devices);
     }
     main_ = AnyOf({DType::kF32, DType::kF32, DType::kF32, DType::kF32, DType::kF64, DType::kF64,
@@ -141,7 +143,8 @@ class Generator {
     for (int d = 0; d < rank; ++d) {
       shape.push_back(Chance(0.03) ? 0 : AnyOf({1, 2, 2, 3, 3, 4}));
     }
-    while (Elements(shape) > (orders_ >= 2 ? 9 : 20)) *std::max_element(shape.begin(), shape.end()) = 1;
+    while (Elements(shape) > (orders_ >= 2 ? 9 : 20))
+      *std::max_element(shape.begin(), shape.end()) = 1;
     if (rank > 0 && orders_ <= 1 && Chance(0.01)) shape = {Between(1000, 2100)};
     return shape;
   }
@@ -234,9 +237,8 @@ class Generator {
   // A value of that type: one that is there, one made from another, or a leaf.
   int Operand(int rank, DType dtype, const Dims& shape) {
     if (Chance(0.75)) {
-      const int v = Existing(rank, [&](const Value& x) {
-        return x.dtype == dtype && x.shape == shape;
-      });
+      const int v =
+          Existing(rank, [&](const Value& x) { return x.dtype == dtype && x.shape == shape; });
       if (v >= 0) return v;
     }
     if (Chance(0.25)) {
@@ -290,8 +292,18 @@ class Generator {
     return s;
   }
 
+  bool IsWanted(Op op) const {
+    return options_.without.empty() ||
+           std::string(OpName(op)).find(options_.without) == std::string::npos;
+  }
   // Adds it, if what it gives is sound and of moderate size.
   bool Try(Statement s, double largest = kLargest) {
+    if (!IsWanted(s.op)) {
+      for (const Call& call : s.calls) {
+        for (const int out : call.out) Orphan(static_cast<size_t>(out));
+      }
+      return false;
+    }
     const int first = static_cast<int>(p_.statements.size());
     p_.statements.push_back(std::move(s));
     return Settle(first, largest, true);
@@ -359,8 +371,7 @@ class Generator {
   Dims Without(const Dims& shape, const std::vector<int64_t>& axes, bool all, bool keep) {
     Dims result;
     for (size_t d = 0; d < shape.size(); ++d) {
-      const bool reduced =
-          all || std::count(axes.begin(), axes.end(), static_cast<int64_t>(d)) > 0;
+      const bool reduced = all || std::count(axes.begin(), axes.end(), static_cast<int64_t>(d)) > 0;
       if (!reduced) result.push_back(shape[d]);
       if (reduced && keep) result.push_back(1);
     }
@@ -539,8 +550,7 @@ class Generator {
           Dims other = a.shape;
           other[static_cast<size_t>(axis)] = Between(0, 3);
           in.push_back(Chance(0.3) ? x : Operand(rank, a.dtype, other));
-          shape[static_cast<size_t>(axis)] +=
-              p_.value(in.back()).shape[static_cast<size_t>(axis)];
+          shape[static_cast<size_t>(axis)] += p_.value(in.back()).shape[static_cast<size_t>(axis)];
         }
         Statement s = Of(Op::kConcat, rank, in, a.dtype, shape);
         s.ints = {axis};
@@ -604,24 +614,21 @@ class Generator {
         Dims shape(a.shape.begin(), a.shape.begin() + axis);
         shape.insert(shape.end(), places.begin(), places.end());
         shape.insert(shape.end(), a.shape.begin() + axis + 1, a.shape.end());
-        Statement s =
-            Of(Op::kTake, rank, {x, Indices(rank, places, size)}, a.dtype, shape);
+        Statement s = Of(Op::kTake, rank, {x, Indices(rank, places, size)}, a.dtype, shape);
         s.ints = {axis};
         return Try(std::move(s));
       }
       case 1: {
         Dims shape = a.shape;
         shape[static_cast<size_t>(axis)] = to;
-        Statement s =
-            Of(Op::kScatterAdd, rank, {x, Indices(rank, {size}, to)}, a.dtype, shape);
+        Statement s = Of(Op::kScatterAdd, rank, {x, Indices(rank, {size}, to)}, a.dtype, shape);
         s.ints = {to, axis};
         return Try(std::move(s));
       }
       case 2: {
         Dims shape = a.shape;
         shape[static_cast<size_t>(axis)] = Between(0, 3);
-        Statement s =
-            Of(Op::kTakeAlong, rank, {x, Indices(rank, shape, size)}, a.dtype, shape);
+        Statement s = Of(Op::kTakeAlong, rank, {x, Indices(rank, shape, size)}, a.dtype, shape);
         s.ints = {axis};
         return Try(std::move(s));
       }
@@ -635,8 +642,8 @@ class Generator {
       }
       case 4: {
         const bool keep = Chance(0.3);
-        Statement s = Of(Op::kArgMax, rank, {x}, DType::kI64,
-                         Without(a.shape, {axis}, false, keep));
+        Statement s =
+            Of(Op::kArgMax, rank, {x}, DType::kI64, Without(a.shape, {axis}, false, keep));
         s.ints = {axis};
         s.flag = keep;
         return Try(std::move(s));
@@ -656,12 +663,10 @@ class Generator {
     const int x = SomeNumbers(rank);
     const Value a = p_.value(x);
     const int y = Operand(rank, a.dtype, a.shape);
-    int condition = Existing(rank, [&](const Value& v) {
-      return v.dtype == DType::kBool && v.shape == a.shape;
-    });
+    int condition = Existing(
+        rank, [&](const Value& v) { return v.dtype == DType::kBool && v.shape == a.shape; });
     if (condition < 0 || Chance(0.4)) {
-      Statement s =
-          Of(Chance(0.6) ? Op::kLess : Op::kEqual, rank, {x, y}, DType::kBool, a.shape);
+      Statement s = Of(Chance(0.6) ? Op::kLess : Op::kEqual, rank, {x, y}, DType::kBool, a.shape);
       condition = s.calls[0].out[0];
       if (!Try(std::move(s))) return false;
       if (Chance(0.3)) return true;
@@ -684,8 +689,9 @@ class Generator {
       const GroupOf& group = p_.groups[static_cast<size_t>(g)];
       bool fits = group.devices == devices;
       for (const int rank : group.ranks) {
-        fits = fits && (devices || !only_devices_[static_cast<size_t>(
-                                       p_.trainer_of[static_cast<size_t>(rank)])]);
+        fits =
+            fits && (devices ||
+                     !only_devices_[static_cast<size_t>(p_.trainer_of[static_cast<size_t>(rank)])]);
       }
       if (fits) found.push_back(g);
     }
@@ -721,14 +727,32 @@ class Generator {
     const int g = SomeGroup(false);
     if (g < 0) return false;
     const std::vector<int> ranks = p_.groups[static_cast<size_t>(g)].ranks;
-    static constexpr Op kOps[] = {
-        Op::kAllReduce,      Op::kAllReduce,     Op::kAllReduce,        Op::kAllReduce,
-        Op::kBroadcast,      Op::kBroadcast,     Op::kReduce,           Op::kAllGather,
-        Op::kAllGatherIntoTensor, Op::kGather,   Op::kGatherIntoTensor, Op::kScatter,
-        Op::kScatterTensor,  Op::kReduceScatter, Op::kReduceScatterTensor, Op::kReduceScatterTensor,
-        Op::kAllToAll,       Op::kAllToAllSingle, Op::kTransfer,        Op::kTransfer,
-        Op::kBarrier,        Op::kAllToAllRagged, Op::kAllGatherRagged, Op::kGatherRagged,
-        Op::kScatterRagged,  Op::kReduceScatterRagged};
+    static constexpr Op kOps[] = {Op::kAllReduce,
+                                  Op::kAllReduce,
+                                  Op::kAllReduce,
+                                  Op::kAllReduce,
+                                  Op::kBroadcast,
+                                  Op::kBroadcast,
+                                  Op::kReduce,
+                                  Op::kAllGather,
+                                  Op::kAllGatherIntoTensor,
+                                  Op::kGather,
+                                  Op::kGatherIntoTensor,
+                                  Op::kScatter,
+                                  Op::kScatterTensor,
+                                  Op::kReduceScatter,
+                                  Op::kReduceScatterTensor,
+                                  Op::kReduceScatterTensor,
+                                  Op::kAllToAll,
+                                  Op::kAllToAllSingle,
+                                  Op::kTransfer,
+                                  Op::kTransfer,
+                                  Op::kBarrier,
+                                  Op::kAllToAllRagged,
+                                  Op::kAllGatherRagged,
+                                  Op::kGatherRagged,
+                                  Op::kScatterRagged,
+                                  Op::kReduceScatterRagged};
     Statement like;
     like.op = kOps[random_() % (sizeof(kOps) / sizeof(kOps[0]))];
     like.group = g;
@@ -842,8 +866,7 @@ class Generator {
         }
         Dims all = shape.empty() ? Dims{0} : with(shape, s.dim, 0);
         for (const Dims& piece : shapes) {
-          all[static_cast<size_t>(s.dim)] +=
-              piece.empty() ? 1 : piece[static_cast<size_t>(s.dim)];
+          all[static_cast<size_t>(s.dim)] += piece.empty() ? 1 : piece[static_cast<size_t>(s.dim)];
         }
         for (size_t p = 0; p < size; ++p) {
           if (at_root && p != root) {
@@ -911,9 +934,9 @@ class Generator {
             continue;
           }
           for (size_t to = 0; to < size; ++to) {
-            s.calls[p].in.push_back(Operand(
-                s.calls[p].rank, dtype,
-                shape.empty() ? shape : with(shape, 0, rows[p * size + to])));
+            s.calls[p].in.push_back(
+                Operand(s.calls[p].rank, dtype,
+                        shape.empty() ? shape : with(shape, 0, rows[p * size + to])));
           }
         }
         for (size_t p = 0; p < size; ++p) {
@@ -921,7 +944,8 @@ class Generator {
           for (size_t from = 0; from < size; ++from) {
             const int64_t n = rows[from * size + p];
             sum += n;
-            if (s.op == Op::kAllToAll) result(s.calls[p], shape.empty() ? shape : with(shape, 0, n));
+            if (s.op == Op::kAllToAll)
+              result(s.calls[p], shape.empty() ? shape : with(shape, 0, n));
           }
           if (s.op == Op::kAllToAllSingle) result(s.calls[p], with(shape, 0, sum));
         }
@@ -1016,8 +1040,8 @@ class Generator {
     const int g = SomeGroup(true);
     const std::vector<int> ranks = p_.groups[static_cast<size_t>(g)].ranks;
     Statement like;
-    like.op = AnyOf({Op::kDevicesBroadcast, Op::kDevicesReduceAdd, Op::kDevicesScatter,
-                     Op::kDevicesGather});
+    like.op = AnyOf(
+        {Op::kDevicesBroadcast, Op::kDevicesReduceAdd, Op::kDevicesScatter, Op::kDevicesGather});
     like.group = g;
     like.root = Between(0, static_cast<int>(ranks.size()) - 1);
     Call call;

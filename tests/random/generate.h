@@ -3,6 +3,7 @@
 #define CHORUS_TESTS_RANDOM_GENERATE_H_
 
 #include <cstdint>
+#include <string>
 
 #include "tests/random/program.h"
 
@@ -15,6 +16,7 @@ constexpr int kMostRanks = 6;
 struct GeneratorOptions {
   int orders = 3;         // of gradients, at most
   bool directly = false;  // Complete's
+  std::string without;    // no ops whose names contain it; empty: all
 };
 
 // A right program (Check and Evaluate agree), whose numbers are of moderate size.

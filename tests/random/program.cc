@@ -104,7 +104,7 @@ using Entries = std::set<Entry>;
 struct Lead {
   History history = History::kNo;
   Entries sure;
-  Entries may;  // also through ops that have no gradient, and as a gradient's seed
+  Entries may;           // also through ops that have no gradient, and as a gradient's seed
   std::set<int> leaves;  // that its gradient reaches
 };
 
@@ -246,9 +246,9 @@ Analysis Analyse(const Program& program, bool directly = false) {
           }
         }
         for (const Entry& entry : entries) {
-          const int trainer =
-              entry.second < 0 ? -1 - entry.second
-                               : program.trainer_of[static_cast<size_t>(entry.second)];
+          const int trainer = entry.second < 0
+                                  ? -1 - entry.second
+                                  : program.trainer_of[static_cast<size_t>(entry.second)];
           const auto found = roots.find(trainer);
           if (found != roots.end() && found->second.sure.count(entry) > 0) continue;
           result.missing.push_back({s, trainer, entry});
@@ -267,7 +267,8 @@ Analysis Analyse(const Program& program, bool directly = false) {
         const size_t first = call.in.size() - static_cast<size_t>(call.wanted);
         for (size_t i = 0; i < call.out.size(); ++i) {
           // Backward leaves a leaf alone that it does not reach.
-          const bool none = statement.backward && roots[call.rank].leaves.count(call.in[first + i]) == 0;
+          const bool none =
+              statement.backward && roots[call.rank].leaves.count(call.in[first + i]) == 0;
           lead(call.out[i]) = none ? Lead() : gradient;
         }
       }
@@ -323,9 +324,9 @@ absl::Status Check(const Program& program) {
   if (!analysis.status.ok()) return analysis.status;
   if (!analysis.missing.empty()) {
     const Missing& missing = analysis.missing[0];
-    return Wrong(missing.statement, absl::StrCat("trainer ", missing.trainer,
-                                                 " does not take part in the gradient of ",
-                                                 missing.entry.first));
+    return Wrong(missing.statement,
+                 absl::StrCat("trainer ", missing.trainer,
+                              " does not take part in the gradient of ", missing.entry.first));
   }
   for (size_t s = 0; s < program.statements.size(); ++s) {
     const Statement& statement = program.statements[s];
@@ -569,8 +570,8 @@ std::string Lines(const Program& program) {
         for (size_t i = 0; i < s.data.size() && i < 12; ++i) {
           out << (i > 0 ? ", " : "") << s.data[i];
         }
-        out << (s.data.size() > 12 ? ", ..." : "") << "})" << (s.requires_grad ? ".RequireGrad()" : "")
-            << (s.captured ? "  // captured" : "");
+        out << (s.data.size() > 12 ? ", ..." : "") << "})"
+            << (s.requires_grad ? ".RequireGrad()" : "") << (s.captured ? "  // captured" : "");
         if (std::count(program.donated.begin(), program.donated.end(), call.out[0]) > 0) {
           out << "  // donated";
         }
@@ -709,8 +710,8 @@ absl::StatusOr<Program> FromText(const std::string& text) {
   program.statements.resize(size);
   for (Statement& s : program.statements) {
     int reduction = 0;
-    if (!(in >> word >> s.group >> reduction >> s.root >> s.dim >> s.number >> s.flag >>
-          s.joined >> s.create >> s.retain >> s.backward >> s.requires_grad >> s.captured)) {
+    if (!(in >> word >> s.group >> reduction >> s.root >> s.dim >> s.number >> s.flag >> s.joined >>
+          s.create >> s.retain >> s.backward >> s.requires_grad >> s.captured)) {
       return bad();
     }
     s.op = Op::kCount;

@@ -199,8 +199,8 @@ enum class History { kNo, kMaybe, kYes };
 std::vector<History> Histories(const Program& program);
 
 // Adds what the roots of the program's gradients lack, so that every rank takes part in every
-// gradient that another rank asks for. `directly`: never by way of what a broadcast is given off its
-// root, whose gradient is nothing but zeros.
+// gradient that another rank asks for. `directly`: never by way of what a broadcast is given off
+// its root, whose gradient is nothing but zeros.
 void Complete(Program* program, bool directly);
 
 // The statements of a trainer, in its order. Those that were joined stay together.

@@ -27,6 +27,7 @@ ABSL_FLAG(std::string, file, "", "Runs the program that is written in this file 
 ABSL_FLAG(std::string, ways, "", "Only ways whose names contain this, and the first.");
 ABSL_FLAG(int, shrink, 400, "How many smaller programs may be tried for one that fails; 0: none.");
 ABSL_FLAG(int, orders, 3, "Gradients of this order at most.");
+ABSL_FLAG(std::string, without, "", "No ops whose names contain this.");
 ABSL_FLAG(bool, directly, false,
           "Ranks reach what others differentiate without broadcasts whose root they are not.");
 ABSL_FLAG(bool, keep_going, false, "Goes on after a program that failed.");
@@ -71,6 +72,7 @@ int Main(const char* self) {
   Runner runner(options);
   GeneratorOptions generator;
   generator.orders = absl::GetFlag(FLAGS_orders);
+  generator.without = absl::GetFlag(FLAGS_without);
   generator.directly = absl::GetFlag(FLAGS_directly);
   const std::vector<Way> ways = WaysNamed(absl::GetFlag(FLAGS_ways));
   Counts counts;

@@ -108,8 +108,8 @@ class Trainer {
       if (group.devices && here) {
         std::vector<int> places;
         for (const int rank : group.ranks) {
-          places.push_back(static_cast<int>(
-              std::find(ranks_.begin(), ranks_.end(), rank) - ranks_.begin()));
+          places.push_back(
+              static_cast<int>(std::find(ranks_.begin(), ranks_.end(), rank) - ranks_.begin()));
         }
         CHORUS_ASSIGN_OR_RETURN(devices_.back(),
                                 parallel::DeviceGroup::Create(part_.session, places));
@@ -178,9 +178,7 @@ class Trainer {
     }
     return worlds + (own ? 1 : 0) <= 1;
   }
-  bool IsMine(int rank) const {
-    return program_.trainer_of[static_cast<size_t>(rank)] == trainer_;
-  }
+  bool IsMine(int rank) const { return program_.trainer_of[static_cast<size_t>(rank)] == trainer_; }
   const World& WorldOf(int rank) const { return worlds_[static_cast<size_t>(rank)]; }
   DeviceRef DeviceOf(int rank) const { return WorldOf(rank).device(); }
 
@@ -238,9 +236,9 @@ class Trainer {
       const Statement& statement = program_.statements[static_cast<size_t>(s)];
       if (statement.op != Op::kLeaf) continue;
       const int v = statement.calls[0].out[0];
-      const bool donated = part_.mode.donate && std::find(program_.donated.begin(),
-                                                          program_.donated.end(),
-                                                          v) != program_.donated.end();
+      const bool donated =
+          part_.mode.donate &&
+          std::find(program_.donated.begin(), program_.donated.end(), v) != program_.donated.end();
       if (statement.captured && !donated) {
         MakeLeaf(statement, &captured);
         continue;
@@ -293,8 +291,8 @@ class Trainer {
             WasHandedOn(observed[i])) {
           first = again;
         } else if (first.status.ok() && !again.status.ok()) {
-          first.status = absl::Status(again.status.code(),
-                                      absl::StrCat("in run 2: ", again.status.message()));
+          first.status =
+              absl::Status(again.status.code(), absl::StrCat("in run 2: ", again.status.message()));
         } else if (first.status.ok() && first.bytes != again.bytes) {
           first.status = absl::DataLossError("the second run has other bits");
         }
@@ -319,18 +317,17 @@ class Trainer {
 
   void Execute(Tensors* values, bool wait) const {
     for (size_t i = 0; i < order_.size(); ++i) {
-      std::vector<const Statement*> block = {
-          &program_.statements[static_cast<size_t>(order_[i])]};
+      std::vector<const Statement*> block = {&program_.statements[static_cast<size_t>(order_[i])]};
       if (block[0]->op == Op::kLeaf) continue;
-      while (part_.mode.coalesce && i + 1 < order_.size() &&
-             AreJoined(order_[i], order_[i + 1])) {
+      while (part_.mode.coalesce && i + 1 < order_.size() && AreJoined(order_[i], order_[i + 1])) {
         block.push_back(&program_.statements[static_cast<size_t>(order_[++i])]);
       }
       if (block.size() > 1) {
         Coalesced(block, values);
       } else {
         for (const Call& call : block[0]->calls) {
-          const bool mine = block[0]->op == Op::kGradient ? call.rank == trainer_ : IsMine(call.rank);
+          const bool mine =
+              block[0]->op == Op::kGradient ? call.rank == trainer_ : IsMine(call.rank);
           if (mine) Single(*block[0], call, values);
         }
       }
@@ -568,8 +565,9 @@ class Trainer {
       }
       return result;
     };
-    const int64_t max_rows =
-        call.out.empty() || type(0).shape.empty() ? static_cast<int64_t>(s.number) : type(0).shape[0];
+    const int64_t max_rows = call.out.empty() || type(0).shape.empty()
+                                 ? static_cast<int64_t>(s.number)
+                                 : type(0).shape[0];
     const auto both = [](const Ragged& r) { return Tensors{r.values, r.counts}; };
     switch (s.op) {
       case Op::kAllReduce:
@@ -711,12 +709,12 @@ class Trainer {
         group = &groups_[static_cast<size_t>(s->group)][static_cast<size_t>(rank)];
         calls.push_back(&call);
         if (!call.in.empty()) {
-          transfers.push_back(Transfer::Send(Operands(call, *values)[0],
-                                             static_cast<int>(s->ints[1]), s->ints[2]));
+          transfers.push_back(
+              Transfer::Send(Operands(call, *values)[0], static_cast<int>(s->ints[1]), s->ints[2]));
         } else {
           const Value& value = program_.value(call.out[0]);
-          transfers.push_back(Transfer::Recv(value.dtype, value.shape,
-                                             static_cast<int>(s->ints[0]), s->ints[2]));
+          transfers.push_back(
+              Transfer::Recv(value.dtype, value.shape, static_cast<int>(s->ints[0]), s->ints[2]));
         }
       }
     }

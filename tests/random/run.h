@@ -39,8 +39,7 @@ struct Part {
 // Of every observed value of the trainer's ranks. What all of it lacks (no world) is every value's
 // error; of a trainer of none it is that of one whose number is negative. `joined` gets the worlds
 // that are to be left when all trainers have ended: until then they may need this one.
-Outcomes RunPart(const Program& program, int trainer, const Part& part,
-                 std::vector<World>* joined);
+Outcomes RunPart(const Program& program, int trainer, const Part& part, std::vector<World>* joined);
 
 }  // namespace random_programs
 }  // namespace chorus

@@ -408,7 +408,8 @@ class Shrinker {
         return had;
       });
       attempt([s](Program* p) {
-        if (s >= p->statements.size() || p->statements[s].reduction == Reduction::kSum) return false;
+        if (s >= p->statements.size() || p->statements[s].reduction == Reduction::kSum)
+          return false;
         if (!IsCollective(p->statements[s].op)) return false;
         p->statements[s].reduction = Reduction::kSum;
         return true;
@@ -458,7 +459,8 @@ class Shrinker {
       const Value& out = p_.value(call.out[0]);
       for (const int in : call.in) {
         const Value& value = p_.value(in);
-        if (value.rank != out.rank || value.dtype != out.dtype || value.shape != out.shape) continue;
+        if (value.rank != out.rank || value.dtype != out.dtype || value.shape != out.shape)
+          continue;
         Program candidate = p_;
         candidate.statements.erase(candidate.statements.begin() + static_cast<std::ptrdiff_t>(s));
         for (Statement& statement : candidate.statements) {

@@ -22,9 +22,9 @@ struct Finding {
 
 struct Counts {
   int64_t programs = 0;
-  int64_t runs = 0;      // of a program in a way
-  int64_t numbers = 0;   // compared with the evaluator
-  int64_t unknown = 0;   // that it does not know
+  int64_t runs = 0;       // of a program in a way
+  int64_t numbers = 0;    // compared with the evaluator
+  int64_t unknown = 0;    // that it does not know
   int64_t gradients = 0;  // programs with gradients, by the highest order
   int64_t second = 0;
   int64_t third = 0;

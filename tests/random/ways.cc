@@ -234,9 +234,10 @@ bool ReadBytes(int fd, size_t size, absl::Time deadline, std::string* bytes) {
   while (done < size) {
     const absl::Duration left = deadline - absl::Now();
     pollfd poll_fd{fd, POLLIN, 0};
-    const int timeout = deadline == absl::InfiniteFuture()
-                            ? -1
-                            : static_cast<int>(std::max<int64_t>(0, absl::ToInt64Milliseconds(left)));
+    const int timeout =
+        deadline == absl::InfiniteFuture()
+            ? -1
+            : static_cast<int>(std::max<int64_t>(0, absl::ToInt64Milliseconds(left)));
     if (poll(&poll_fd, 1, timeout) <= 0) return false;
     const ssize_t n = read(fd, &(*bytes)[done], size - done);
     if (n <= 0) return false;
@@ -257,9 +258,9 @@ std::string OutcomesText(const Outcomes& outcomes) {
   std::ostringstream out;
   for (const auto& [v, outcome] : outcomes) {
     out << v << " " << static_cast<int>(outcome.status.code()) << " "
-        << absl::StrCat("x", absl::BytesToHexString(outcome.status.ok()
-                                                        ? absl::string_view(outcome.bytes)
-                                                        : outcome.status.message()))
+        << absl::StrCat(
+               "x", absl::BytesToHexString(outcome.status.ok() ? absl::string_view(outcome.bytes)
+                                                               : outcome.status.message()))
         << "\n";
   }
   return out.str();
@@ -303,10 +304,9 @@ class Runner::Processes : public Runner::Place {
       return absl::FailedPreconditionError("processes: no program for them was given");
     }
     auto place = std::make_shared<Processes>();
-    CHORUS_ASSIGN_OR_RETURN(
-        place->daemon_,
-        bench::Daemon::Start(options.daemon, place->scratch_,
-                             {absl::StrCat("--host_devices=", kMostRanks)}));
+    CHORUS_ASSIGN_OR_RETURN(place->daemon_,
+                            bench::Daemon::Start(options.daemon, place->scratch_,
+                                                 {absl::StrCat("--host_devices=", kMostRanks)}));
     place->trainer_ = options.trainer;
     return std::shared_ptr<Place>(place);
   }
@@ -316,16 +316,15 @@ class Runner::Processes : public Runner::Place {
     const int64_t patience_ms = absl::ToInt64Milliseconds(absl::FromChrono(patience));
     for (int t = 0; t < program.trainers(); ++t) {
       if (t == static_cast<int>(children_.size())) CHORUS_RETURN_IF_ERROR(Start());
-      const std::string task = absl::StrCat(
-          daemon_->address(), " ", world, " ", t, " ", patience_ms, " ", mode.compiled, " ",
-          mode.donate, " ", mode.coalesce, " ", mode.shuffled, " ", mode.waits, "\n",
-          ToText(program));
+      const std::string task =
+          absl::StrCat(daemon_->address(), " ", world, " ", t, " ", patience_ms, " ", mode.compiled,
+                       " ", mode.donate, " ", mode.coalesce, " ", mode.shuffled, " ", mode.waits,
+                       "\n", ToText(program));
       if (!WriteMessage(children_[static_cast<size_t>(t)]->to, task)) {
         return absl::UnavailableError("a trainer's process has ended");
       }
     }
-    const absl::Time deadline =
-        absl::Now() + 8 * absl::FromChrono(patience) + absl::Seconds(120);
+    const absl::Time deadline = absl::Now() + 8 * absl::FromChrono(patience) + absl::Seconds(120);
     Outcomes outcomes;
     for (int t = 0; t < program.trainers(); ++t) {
       std::string text;
@@ -350,8 +349,8 @@ class Runner::Processes : public Runner::Place {
     child->from = up[0];
     bench::Process::Options options;
     options.keep_fds = {down[0], up[1]};
-    absl::StatusOr<bench::Process> process = bench::Process::Start(
-        {trainer_, absl::StrCat("--serve=", down[0], ",", up[1])}, options);
+    absl::StatusOr<bench::Process> process =
+        bench::Process::Start({trainer_, absl::StrCat("--serve=", down[0], ",", up[1])}, options);
     close(down[0]);
     close(up[1]);
     if (!process.ok()) return process.status();

@@ -1,5 +1,5 @@
-// The ways to run a program: how trainers make their calls (run.h), how these reach the daemon, what
-// computes there, and whether trainers are threads or processes.
+// The ways to run a program: how trainers make their calls (run.h), how these reach the daemon,
+// what computes there, and whether trainers are threads or processes.
 #ifndef CHORUS_TESTS_RANDOM_WAYS_H_
 #define CHORUS_TESTS_RANDOM_WAYS_H_
 
