@@ -104,13 +104,16 @@ using Entries = std::set<Entry>;
 struct Lead {
   History history = History::kNo;
   Entries sure;
-  Entries may;  // also through ops that have no gradient
+  Entries may;  // also through ops that have no gradient, and as a gradient's seed
+  std::set<int> leaves;  // that its gradient reaches
 };
 
 void Add(const Lead& from, bool differentiable, Lead* to) {
   to->history = std::max(to->history, from.history);
   to->may.insert(from.may.begin(), from.may.end());
-  if (differentiable) to->sure.insert(from.sure.begin(), from.sure.end());
+  if (!differentiable) return;
+  to->sure.insert(from.sure.begin(), from.sure.end());
+  to->leaves.insert(from.leaves.begin(), from.leaves.end());
 }
 
 // Ops that have no gradient, and what comes out of them is floating all the same.
@@ -161,7 +164,9 @@ Analysis Analyse(const Program& program, bool directly = false) {
     }
     const auto lead = [&result](int v) -> Lead& { return result.leads[static_cast<size_t>(v)]; };
     if (statement.op == Op::kLeaf) {
-      if (statement.requires_grad) lead(statement.calls[0].out[0]).history = History::kYes;
+      const int leaf = statement.calls[0].out[0];
+      if (statement.requires_grad) lead(leaf).history = History::kYes;
+      if (statement.requires_grad) lead(leaf).leaves = {leaf};
     } else if (IsLocal(statement.op)) {
       const Call& call = statement.calls[0];
       if (call.no_grad || statement.op == Op::kDetach) continue;
@@ -178,9 +183,11 @@ Analysis Analyse(const Program& program, bool directly = false) {
         for (const int v : call.out) floating = floating || IsFloating(program.value(v).dtype);
         if (!floating) continue;
         Lead mine;
-        const bool zeros = directly && statement.op == Op::kBroadcast &&
-                           &call != &statement.calls[static_cast<size_t>(statement.root)];
-        for (const int in : call.in) Add(lead(in), !zeros, &mine);
+        // What a broadcast is given off its root gets no gradient, and leads on all the same.
+        const bool off_root = statement.op == Op::kBroadcast &&
+                              &call != &statement.calls[static_cast<size_t>(statement.root)];
+        for (const int in : call.in) Add(lead(in), !(off_root && directly), &mine);
+        if (off_root) mine.leaves.clear();
         mine.history = History::kYes;
         mine.sure.insert({s, call.rank});
         mine.may.insert({s, call.rank});
@@ -212,6 +219,10 @@ Analysis Analyse(const Program& program, bool directly = false) {
             refuse(s, absl::StrCat("root v", root, " has no seed"));
           }
           Add(lead(root), true, &roots[call.rank]);
+          // Gradients of this gradient lead through its seeds.
+          if (call.in[n + i] >= 0 && statement.create) {
+            Add(lead(call.in[n + i]), false, &roots[call.rank]);
+          }
         }
         for (size_t i = 2 * n; i < call.in.size(); ++i) {
           if (lead(call.in[i]).history != History::kYes || program.value(call.in[i]).absent) {
@@ -253,7 +264,12 @@ Analysis Analyse(const Program& program, bool directly = false) {
           gradient.sure.insert(mine);
           gradient.may.insert(mine);
         }
-        for (const int out : call.out) lead(out) = gradient;
+        const size_t first = call.in.size() - static_cast<size_t>(call.wanted);
+        for (size_t i = 0; i < call.out.size(); ++i) {
+          // Backward leaves a leaf alone that it does not reach.
+          const bool none = statement.backward && roots[call.rank].leaves.count(call.in[first + i]) == 0;
+          lead(call.out[i]) = none ? Lead() : gradient;
+        }
       }
       used_up = used_up || !(statement.create || statement.retain);
     }
