@@ -23,6 +23,8 @@ class Daemon {
 
   const std::string& address() const { return address_; }
   pid_t pid() const { return process_.pid(); }
+  // Stops it, as SIGSTOP does; returns when every thread of it stands still, or it has ended.
+  void Stop() const { process_.Stop(); }
   // Whether it has not ended, nor ends before `patience_ns` are over.
   bool Lives(int64_t patience_ns = 0);
   // What it has logged so far.

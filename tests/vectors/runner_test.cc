@@ -238,7 +238,7 @@ TEST_F(RunnerTest, AHangIsAFailureWithWhatIsPending) {
   const absl::StatusOr<VectorFile> file = ParseVectorFile("f", FileText({SmallVector()}));
   const Vector& v = *file->entries[0].vector;
   EXPECT_EQ(runner.Run(v, file->tolerance), "");
-  ASSERT_EQ(kill(runner.daemon()->pid(), SIGSTOP), 0);
+  runner.daemon()->Stop();
   EXPECT_THAT(runner.Run(v, file->tolerance), HasSubstr("; pending: unknown"));
   ASSERT_EQ(kill(runner.daemon()->pid(), SIGCONT), 0);
   EXPECT_EQ(runner.Run(v, file->tolerance), "");
