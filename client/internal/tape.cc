@@ -1067,11 +1067,12 @@ absl::StatusOr<std::vector<Tensor>> GradientsOf(const GradientRequest& request, 
     for (const std::shared_ptr<TensorImpl>& leaf : tape.Leaves()) wanted.push_back(Tensor(leaf));
     for (const Tensor& root : request.roots) {
       // A leaf may be a root itself.
-      if (root.impl()->leaf_requires_grad && tape.Find(root) >= 0 &&
-          std::find_if(wanted.begin(), wanted.end(), [&root](const Tensor& w) {
-            return w.impl() == root.impl();
-          }) == wanted.end()) {
-        wanted.push_back(root);
+      const std::shared_ptr<TensorImpl>& leaf =
+          root.impl()->leaf != nullptr ? root.impl()->leaf : root.impl();
+      if (leaf->leaf_requires_grad && tape.Find(root) >= 0 &&
+          std::find_if(wanted.begin(), wanted.end(),
+                       [&leaf](const Tensor& w) { return w.impl() == leaf; }) == wanted.end()) {
+        wanted.push_back(Tensor(leaf));
       }
     }
     for (const Tensor& leaf : wanted) {
@@ -1107,9 +1108,20 @@ absl::StatusOr<std::vector<Tensor>> GradientsOf(const GradientRequest& request, 
   if (!took_part.empty()) {
     companions = std::make_shared<const std::vector<GradNodePtr>>(std::move(took_part));
   }
-  // Gradients that are the seeds themselves, or one value for two inputs, get handles of their own.
+  // Gradients that are the seeds themselves, or one value for two inputs, get handles of their own,
+  // with the history of the value: a seed's, where the call is recorded.
   const auto own = [&](const Tensor& gradient) {
-    auto impl = std::make_shared<TensorImpl>(*gradient.impl());
+    auto impl = std::make_shared<TensorImpl>();
+    const std::shared_ptr<TensorImpl>& of = gradient.impl();
+    impl->data = of->data;
+    if (!request.create) return Tensor(std::move(impl));
+    impl->node = of->node;
+    impl->output = of->output;
+    impl->companions = of->companions;
+    if (of->leaf_requires_grad) {
+      impl->leaf = of->leaf != nullptr ? of->leaf : of;
+      impl->leaf_requires_grad = true;
+    }
     if (companions == nullptr) return Tensor(std::move(impl));
     const Companions before = CompanionsIn(trace, *impl);
     impl->companions = companions;

@@ -255,6 +255,67 @@ TEST_P(Conformance, WhatIsBehindABroadcastBetweenDevicesIsDifferentiatedOnEveryR
   });
 }
 
+// --- A gradient that is its seed ----------------------------------------------------------------
+
+// The root is what the gradient is asked for, or differs from it by what passes gradients on as
+// they are: the gradient is the seed.
+TEST_P(Conformance, AGradientThatIsItsSeedIsDifferentiatedAsTheSeed) {
+  for (const bool computed : {false, true}) {
+    SCOPED_TRACE(computed ? "a result" : "a leaf");
+    Check(
+        GetParam(), 1,
+        [](int, const World& world) {
+          return Tensors{LeafOf(world, 2), LeafOf(world, 3)};
+        },
+        [&](int, const World&, const Tensors& in) -> absl::StatusOr<Tensors> {
+          const Tensor& x = in[0];
+          const Tensor& v = in[1];
+          BackwardOptions create = Create();
+          create.seeds = {computed ? v * 5 : v};
+          Tensors results;
+          for (const Tensor& root : {x, x + 1.0}) {
+            CHORUS_ASSIGN_OR_RETURN(const Tensor g, One(Grad({root}, {x}, create)));
+            CHORUS_ASSIGN_OR_RETURN(const Tensor h, One(Grad({g * g}, {v}, Create())));
+            results.push_back(h);
+          }
+          // As that of a leaf, too; and as a root itself it is the seed.
+          CHORUS_RETURN_IF_ERROR(Backward(x, create));
+          CHORUS_RETURN_IF_ERROR(Backward(x.grad(), Create()));
+          results.push_back(v.grad());
+          return results;
+        },
+        [&](int) {
+          return computed ? std::vector<Doubles>{{2 * 25 * 3}, {2 * 25 * 3}, {5}}
+                          : std::vector<Doubles>{{2 * 3}, {2 * 3}, {1}};
+        });
+    if (HasFailure()) return;
+  }
+}
+
+TEST_P(Conformance, AGradientThatIsItsSeedHasNoHistoryWithoutCreateGraph) {
+  Check(
+      GetParam(), 1,
+      [](int, const World& world) {
+        return Tensors{LeafOf(world, 2), LeafOf(world, 3)};
+      },
+      [](int, const World&, const Tensors& in) -> absl::StatusOr<Tensors> {
+        const Tensor& v = in[1];
+        Tensors results;
+        for (const Tensor& seed : {v, v * 5}) {
+          BackwardOptions options;
+          options.seeds = {seed};
+          CHORUS_ASSIGN_OR_RETURN(const Tensor g, One(Grad({in[0]}, {in[0]}, options)));
+          EXPECT_FALSE(g.requires_grad());
+          CHORUS_ASSIGN_OR_RETURN(const Tensor h, One(Grad({g * v}, {v})));
+          results.push_back(h);
+        }
+        return results;
+      },
+      [](int) {
+        return std::vector<Doubles>{{3}, {15}};
+      });
+}
+
 // --- What takes part with zeros is not used up --------------------------------------------------
 
 TEST_P(Conformance, TheGradientsOfLinearLossesAreDifferentiatedOneByOne) {

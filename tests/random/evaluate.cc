@@ -1134,10 +1134,17 @@ class Evaluator::Graph {
     if (x.empty()) return {};
     const int sum = Linear(dtype, exps);
     std::vector<int> result;
-    const int log = logarithm ? Apply1(Function::kLog, dtype, sum) : -1;
+    if (!logarithm) {
+      for (size_t i = 0; i < x.size(); ++i) result.push_back(Div(dtype, exps[i].node, sum));
+      return result;
+    }
+    // Its gradient may have a factor that is 1 but for rounding: the sum of the softmax.
+    const int log = Apply1(Function::kLog, dtype, sum);
+    const int one = Constant(dtype, 1, PrecisionOf(dtype).eps * static_cast<double>(x.size()));
     for (size_t i = 0; i < x.size(); ++i) {
-      result.push_back(logarithm ? Linear(dtype, {{shifted[i], 1}, {log, -1}})
-                                 : Div(dtype, exps[i].node, sum));
+      const int y = Linear(dtype, {{shifted[i], 1}, {log, -1}});
+      result.push_back(Mul(dtype, y, one));
+      nodes_.back().error = at(y).error;
     }
     return result;
   }

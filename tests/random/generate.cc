@@ -1177,6 +1177,11 @@ class Generator {
         call.in.insert(call.in.end(), other.in.begin(), other.in.end());
         call.wanted = other.wanted;
       }
+      const auto last = static_cast<int>(p_.statements.size()) - 1;
+      const auto end = std::remove_if(call.in.end() - call.wanted, call.in.end(),
+                                      [&](int v) { return MayBeAnother(p_, last, v); });
+      call.wanted -= static_cast<int>(call.in.end() - end);
+      call.in.erase(end, call.in.end());
       for (size_t i = call.in.size() - static_cast<size_t>(call.wanted); i < call.in.size(); ++i) {
         const Value value = p_.value(call.in[i]);
         call.out.push_back(p_.AddValue(value.rank, value.dtype, value.shape));

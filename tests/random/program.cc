@@ -330,6 +330,12 @@ absl::Status Check(const Program& program) {
   }
   for (size_t s = 0; s < program.statements.size(); ++s) {
     const Statement& statement = program.statements[s];
+    for (const Call& call : statement.calls) {
+      for (size_t i = call.in.size() - static_cast<size_t>(call.wanted); i < call.in.size(); ++i) {
+        if (!MayBeAnother(program, static_cast<int>(s), call.in[i])) continue;
+        return Wrong(static_cast<int>(s), absl::StrCat("v", call.in[i], " may be another"));
+      }
+    }
     if (!statement.joined) continue;
     // Into one call with what is before it, and not out of what that gives.
     const Statement& before = program.statements[s - 1];
@@ -369,6 +375,51 @@ std::vector<History> Histories(const Program& program) {
   std::vector<History> histories;
   for (const Lead& lead : Analyse(program).leads) histories.push_back(lead.history);
   return histories;
+}
+
+bool MayBeAnother(const Program& program, int s, int wanted) {
+  std::vector<int> made_by(program.values.size(), -1);
+  for (int i = 0; i < static_cast<int>(program.statements.size()); ++i) {
+    for (const Call& call : program.statements[static_cast<size_t>(i)].calls) {
+      for (const int out : call.out) made_by[static_cast<size_t>(out)] = i;
+    }
+  }
+  const int by = made_by[static_cast<size_t>(wanted)];
+  if (by < 0 || program.statements[static_cast<size_t>(by)].op != Op::kGradient) return false;
+  const auto roots = [](const Call& call) {
+    return (call.in.size() - static_cast<size_t>(call.wanted)) / 2;
+  };
+  std::set<int> others;
+  for (const Call& call : program.statements[static_cast<size_t>(by)].calls) {
+    others.insert(call.out.begin(), call.out.end());
+    others.insert(call.in.begin() + static_cast<std::ptrdiff_t>(roots(call)),
+                  call.in.begin() + static_cast<std::ptrdiff_t>(2 * roots(call)));
+  }
+  others.erase(wanted);
+  // What the roots depend on, other than by way of it.
+  std::vector<int> left;
+  for (const Call& call : program.statements[static_cast<size_t>(s)].calls) {
+    left.insert(left.end(), call.in.begin(),
+                call.in.begin() + static_cast<std::ptrdiff_t>(roots(call)));
+  }
+  std::set<int> seen = {-1, wanted};
+  while (!left.empty()) {
+    const int v = left.back();
+    left.pop_back();
+    if (!seen.insert(v).second) continue;
+    if (others.count(v) > 0) return true;
+    const int maker = made_by[static_cast<size_t>(v)];
+    const Statement& statement = program.statements[static_cast<size_t>(maker)];
+    if (statement.op == Op::kDetach || (statement.op == Op::kGradient && !statement.create)) {
+      continue;
+    }
+    for (const Call& call : statement.calls) {
+      if (call.no_grad) continue;
+      const size_t n = statement.op == Op::kGradient ? 2 * roots(call) : call.in.size();
+      left.insert(left.end(), call.in.begin(), call.in.begin() + static_cast<std::ptrdiff_t>(n));
+    }
+  }
+  return false;
 }
 
 void Complete(Program* program, bool directly) {

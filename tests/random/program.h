@@ -198,6 +198,11 @@ absl::Status Check(const Program& program);
 enum class History { kNo, kMaybe, kYes };
 std::vector<History> Histories(const Program& program);
 
+// Whether `wanted`, of which the gradient statement `s` takes the gradient, may be one tensor with
+// something else that its roots depend on: another gradient of the call that gave it, or a seed
+// there. What comes of that is the rules' of single ops: `Check` refuses it.
+bool MayBeAnother(const Program& program, int s, int wanted);
+
 // Adds what the roots of the program's gradients lack, so that every rank takes part in every
 // gradient that another rank asks for. `directly`: never by way of what a broadcast is given off
 // its root, whose gradient is nothing but zeros.
