@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "client/chorus.h"
+#include "client/internal/tape.h"
 #include "client/testing/fake_daemon.h"
 #include "client/testing/ranks.h"
 #include "client/testing/values.h"
@@ -625,6 +626,32 @@ TEST(PositionsTest, MemoryThatStopsAtAnErrorCountsOneCall) {
   EXPECT_EQ(ErrorOf(late).reason, Reason::kTransportTimeout);
   EXPECT_EQ(ranks.worlds[0].epoch(), 2);
   EXPECT_EQ(ErrorOf(run(1)).reason, Reason::kPeerRefused);
+  EXPECT_EQ(ranks.worlds[1].epoch(), 2);
+  ExpectInLine(ranks, "after it");
+  EXPECT_EQ(daemon.counts().ended_epochs, 1);
+}
+
+// Whoever is in the new epoch already, in the middle of the same call, waits for no further piece.
+TEST(PositionsTest, MemoryThatStopsBecauseItsEpochHasEndedTellsWhoGoesOn) {
+  FakeDaemon daemon;
+  const Ranks ranks(2, &daemon, std::chrono::seconds(1));
+  const size_t count = 3 << 18;
+  const auto pieces = static_cast<int32_t>(UserMemory::ChunksOf(count, sizeof(float)).size());
+  ASSERT_EQ(pieces, 4);  // one more than are under way at a time
+  ASSERT_TRUE(ranks.worlds[1].Abort("for the test").ok());
+  std::vector<float> values(count, 1);
+  UserMemory memory(ranks.worlds[0]);
+  const absl::Status stopped = memory.AllReduce(values.data(), values.data(), count);
+  EXPECT_EQ(ErrorOf(stopped).reason, Reason::kCancelled) << stopped;
+  CallInRuns call;
+  for (int piece = 0; piece < pieces; ++piece) {
+    call.last = piece + 1 == pieces;
+    const absl::Status passed = AllReduceIn(&call, Vector(ranks.worlds[1], {1}),
+                                            ranks.worlds[1].group(), Reduction::kSum, {})
+                                    .Wait();
+    EXPECT_EQ(ErrorOf(passed).reason, Reason::kMismatch) << "piece " << piece << ": " << passed;
+    EXPECT_THAT(Text(passed), HasSubstr("rank 0"));
+  }
   EXPECT_EQ(ranks.worlds[1].epoch(), 2);
   ExpectInLine(ranks, "after it");
   EXPECT_EQ(daemon.counts().ended_epochs, 1);

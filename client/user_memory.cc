@@ -131,7 +131,9 @@ absl::Status UserMemory::Run(DType dtype, size_t element_bytes, const std::vecto
   if (extents.size() > 1) {
     bool everywhere = false;
     const absl::Status agreed = AgreeOn(extents, &call, &everywhere, site);
-    if (!agreed.ok()) return everywhere ? agreed : RefuseRest(&call, agreed);
+    if (!agreed.ok())
+      return everywhere ? agreed
+                        : group_.member()->session->RefuseRest(group_.core(), &call, agreed);
   }
   size_t total = 0;
   for (const Extent& extent : extents) total += extent.bytes;
@@ -157,18 +159,13 @@ absl::Status UserMemory::Run(DType dtype, size_t element_bytes, const std::vecto
       }
       first_error = chunk.status();
     }
-    // Others may wait for the chunks that this rank does not send any more.
-    first_error = RefuseRest(&call, first_error);
+    // Others may wait for the chunks that this rank does not send any more, also where an epoch has
+    // ended by this: they may be in the next one already, in the middle of this call.
+    first_error = group_.member()->session->RefuseRest(group_.core(), &call, first_error);
     break;
   }
   while (!under_way.empty()) finish_oldest();
   return first_error;
-}
-
-absl::Status UserMemory::RefuseRest(CallInRuns* call, const absl::Status& why) const {
-  // Where an epoch has ended by it they wait no more.
-  if (!ErrorOf(why).ended.empty()) return why;
-  return group_.member()->session->RefuseRest(group_.core(), call, why);
 }
 
 absl::StatusOr<UserMemory::UnderWay> UserMemory::Start(DType dtype, size_t count, size_t bytes,

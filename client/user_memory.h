@@ -107,8 +107,6 @@ class UserMemory {
   // *everywhere: the error is one that every rank comes to.
   absl::Status AgreeOn(const std::vector<Extent>& extents, CallInRuns* call, bool* everywhere,
                        CallSite site);
-  // What is left of a call is not made: the others are told, unless they know.
-  absl::Status RefuseRest(CallInRuns* call, const absl::Status& why) const;
   absl::Status Finish(UnderWay* chunk, bool streaming, Cursor* to);
   // Null: the daemon is remote.
   absl::StatusOr<Staging*> Take(DType dtype, size_t count, CallSite site);

@@ -1421,14 +1421,28 @@ absl::optional<Error> Sequencer::Sort(const std::vector<int32_t>& runs,
     if (instance.parent == kNone || tapes_[instance.parent].instance == kNone) continue;
     edges.push_back({instances_[tapes_[instance.parent].instance].mark, instance.mark});
   }
-  // A fence is a node of its own: all of `before` stands ahead of it, all of `after` behind.
+  // A fence is a node of its own: all of `before` stands ahead of it, all of `after` behind. So has
+  // a local run one, through which its consumers come after its producers.
   std::vector<std::pair<int32_t, int32_t>> fences;
-  const auto fence = [&](int32_t before, int32_t after) {
-    const int32_t node = static_cast<int32_t>(rank.size());
+  const auto add_node = [&](int32_t before, int32_t after) {
     rank.push_back(0);
     fences.emplace_back(before, after);
-    for (const int32_t id : runs_[before].instances) edges.push_back({instances_[id].mark, node});
-    for (const int32_t id : runs_[after].instances) edges.push_back({node, instances_[id].mark});
+    return static_cast<int32_t>(rank.size()) - 1;
+  };
+  absl::flat_hash_map<int32_t, int32_t> local_nodes;
+  for (const int32_t r : runs) {
+    if (runs_[r].instances.empty()) local_nodes.emplace(r, add_node(r, r));
+  }
+  const auto nodes_of = [&](int32_t r) {
+    std::vector<int32_t> nodes;
+    for (const int32_t id : runs_[r].instances) nodes.push_back(instances_[id].mark);
+    if (nodes.empty()) nodes.push_back(local_nodes.at(r));
+    return nodes;
+  };
+  const auto fence = [&](int32_t before, int32_t after) {
+    const int32_t node = add_node(before, after);
+    for (const int32_t ahead : nodes_of(before)) edges.push_back({ahead, node});
+    for (const int32_t behind : nodes_of(after)) edges.push_back({node, behind});
   };
   // A run starts when its inputs are there: all of it comes after all of its producers.
   for (const int32_t r : runs) {
@@ -1476,6 +1490,7 @@ absl::optional<Error> Sequencer::Sort(const std::vector<int32_t>& runs,
       if (before < n) seed = before;
       if (after >= n) {
         const auto& pair = fences[after - n];
+        if (pair.first == pair.second) continue;  // a local run
         texts.push_back(absl::StrCat(RunText(pair.second), " waits for ", RunText(pair.first)));
       } else if (before < n) {
         // Which rank says so?
@@ -1507,13 +1522,24 @@ absl::optional<Error> Sequencer::Sort(const std::vector<int32_t>& runs,
   for (const int32_t node : sorted) {
     if (node < n) order->instances.push_back(node);
   }
-  // Runs by their first instance; a device enqueues whole runs, so a rank's may not interleave.
+  // Runs by their first instance, local ones right behind the last of their producers; a device
+  // enqueues whole runs, so a rank's may not interleave.
   std::vector<int32_t> place(n);
   for (int32_t i = 0; i < n; ++i) place[order->instances[i]] = i;
   std::vector<std::pair<int32_t, int32_t>> range(runs.size());
+  absl::flat_hash_map<int32_t, int32_t> ends;  // the same by run: of each, the last instance
   order->reordered.resize(runs.size());
   for (size_t r = 0; r < runs.size(); ++r) {
     range[r] = {n, -1};
+    if (runs_[runs[r]].instances.empty()) {
+      // Producers have been submitted before.
+      for (const RunHandle producer : runs_[runs[r]].producers) {
+        const auto found = run_by_handle_.find(producer);
+        if (found == run_by_handle_.end() || ends.count(found->second) == 0) continue;
+        range[r].second = std::max(range[r].second, ends.at(found->second));
+      }
+      range[r].first = range[r].second;
+    }
     std::vector<std::pair<int32_t, int32_t>> at;  // by participation
     for (size_t i = 0; i < runs_[runs[r]].instances.size(); ++i) {
       const InstanceKey& key = instances_[runs_[runs[r]].instances[i]].key;
@@ -1523,6 +1549,7 @@ absl::optional<Error> Sequencer::Sort(const std::vector<int32_t>& runs,
       at.emplace_back(here,
                       key.is_pair() ? SeatOf(key, runs_[runs[r]].what->participations[i]) : 0);
     }
+    ends.emplace(runs[r], range[r].second);
     if (std::is_sorted(at.begin(), at.end())) continue;
     std::vector<int32_t>& reordered = order->reordered[r];
     reordered.resize(at.size());
@@ -1532,8 +1559,11 @@ absl::optional<Error> Sequencer::Sort(const std::vector<int32_t>& runs,
   }
   order->runs.resize(runs.size());
   std::iota(order->runs.begin(), order->runs.end(), 0);
+  const auto begins = [&](int32_t r) {
+    return std::make_pair(range[r].first, runs_[runs[r]].instances.empty());
+  };
   std::stable_sort(order->runs.begin(), order->runs.end(),
-                   [&](int32_t a, int32_t b) { return range[a].first < range[b].first; });
+                   [&](int32_t a, int32_t b) { return begins(a) < begins(b); });
   std::map<int32_t, int32_t> previous;
   for (const int32_t r : order->runs) {
     for (const Rank member : runs_[runs[r]].ranks) {

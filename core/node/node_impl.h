@@ -212,7 +212,10 @@ class LocalNode::Impl {
   absl::Status PrepareBuffers(Session* session, absl::Span<const InstanceKey> instances,
                               RunState* run);
   absl::Status FollowInstances(absl::Span<const InstanceKey> instances, RunState* run);
-  void FindProducers(RunState* run);
+  void FindProducers(RunState* run, absl::Time now);
+  RunState* PendingProducer(const CellRef& cell);
+  void AdoptProducers(const RunState& run, absl::Time now);
+  void Adopt(const std::shared_ptr<World>& world, RunState* local, absl::Time now);
   void VoteRun(RunState* run, absl::Time now);
   void RefuseRun(const std::shared_ptr<Session>& session, Sequence sequence, const Run& command,
                  RunState* run, const absl::Status& why, absl::Time now);

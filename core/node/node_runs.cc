@@ -105,7 +105,7 @@ void LocalNode::Impl::SubmitRun(const std::shared_ptr<Session>& session, Sequenc
     RefuseRun(session, sequence, command, run, prepared, now);
     return;
   }
-  FindProducers(run);
+  FindProducers(run, now);
   for (size_t i = 0; i < run->outputs.size(); ++i) {
     if (run->outputs[i] != nullptr) NameTensor(session.get(), run->output_ids[i], run->outputs[i]);
   }
@@ -516,24 +516,86 @@ absl::Status LocalNode::Impl::PrepareBuffers(Session* session,
 
 // What this run waits for. Producers that its own sequencer knows go into the vote, also those that
 // it reaches through local runs, so that circles are seen; everything else blocks it from outside.
-void LocalNode::Impl::FindProducers(RunState* run) {
+void LocalNode::Impl::FindProducers(RunState* run, absl::Time now) {
+  if (run->world != nullptr) AdoptProducers(*run, now);
   const auto add_voted = [run](RunHandle handle) {
     auto& voted = run->voted_producers;
     if (std::find(voted.begin(), voted.end(), handle) == voted.end()) voted.push_back(handle);
   };
   for (const CellRef& cell : run->inputs) {
-    if (cell == nullptr || cell->state != Cell::State::kPending) continue;
-    RunState* producer = runs_.Find(cell->producer);
+    RunState* const producer = PendingProducer(cell);
     if (producer == nullptr) continue;
     const bool voted = producer->phase == RunState::Phase::kVoted;
     if (voted) add_voted(producer->handle);
-    for (RunHandle handle : producer->voted_producers) {
-      if (producer->world == nullptr) add_voted(handle);
+    if (producer->local()) {
+      for (RunHandle handle : producer->voted_producers) add_voted(handle);
     }
     if (voted && producer->world == run->world) continue;
     producer->consumers.push_back(run->handle);
     ++run->blockers;
   }
+}
+
+// The run that is to compute the tensor and is not launched; null: there is none.
+RunState* LocalNode::Impl::PendingProducer(const CellRef& cell) {
+  if (cell == nullptr || cell->state != Cell::State::kPending) return nullptr;
+  return runs_.Find(cell->producer);
+}
+
+// A local run between two runs of one world votes there as well. Another rank may have compiled
+// what it stands between: then all of it is one gang, and is launched at once or never.
+void LocalNode::Impl::AdoptProducers(const RunState& run, absl::Time now) {
+  const std::shared_ptr<World> world = run.world;
+  if (run.vote.epoch != world->sequencer->epoch()) return;  // it will not be launched
+  const auto lies_between = [&](const RunState* local) {
+    return local->phase == RunState::Phase::kWaiting &&
+           std::any_of(local->voted_producers.begin(), local->voted_producers.end(),
+                       [&](RunHandle handle) {
+                         const RunState* producer = runs_.Find(handle);
+                         return producer != nullptr && producer->world == world &&
+                                producer->phase == RunState::Phase::kVoted;
+                       });
+  };
+  std::vector<RunState*> adopted;
+  const auto add_producers_of = [&](const RunState& consumer) {
+    for (const CellRef& cell : consumer.inputs) {
+      RunState* const producer = PendingProducer(cell);
+      if (producer != nullptr && lies_between(producer)) adopted.push_back(producer);
+    }
+  };
+  add_producers_of(run);
+  absl::flat_hash_set<const RunState*> seen;
+  for (size_t at = 0; at < adopted.size(); ++at) {
+    if (seen.insert(adopted[at]).second) add_producers_of(*adopted[at]);
+  }
+  // A log names no tensor before it is made: producers first.
+  const auto by_sequence = [](const RunState* a, const RunState* b) {
+    return a->sequence < b->sequence;
+  };
+  std::sort(adopted.begin(), adopted.end(), by_sequence);
+  adopted.erase(std::unique(adopted.begin(), adopted.end()), adopted.end());
+  for (RunState* local : adopted) Adopt(world, local, now);
+}
+
+void LocalNode::Impl::Adopt(const std::shared_ptr<World>& world, RunState* local, absl::Time now) {
+  local->world = world;
+  local->vote.epoch = world->sequencer->epoch();
+  for (const CellRef& cell : local->inputs) {
+    RunState* const producer = PendingProducer(cell);
+    if (producer == nullptr || producer->world != world ||
+        producer->phase != RunState::Phase::kVoted) {
+      continue;
+    }
+    // The sequencer waits for it now.
+    auto& consumers = producer->consumers;
+    consumers.erase(std::find(consumers.begin(), consumers.end(), local->handle));
+    --local->blockers;
+    auto& voted = local->voted_producers;
+    if (std::find(voted.begin(), voted.end(), producer->handle) == voted.end()) {
+      voted.push_back(producer->handle);
+    }
+  }
+  VoteRun(local, now);
 }
 
 void LocalNode::Impl::VoteRun(RunState* run, absl::Time now) {
@@ -903,20 +965,20 @@ absl::Status LocalNode::Impl::FollowOrder(RunState* run, const std::vector<int32
 }
 
 // Finds the bytes of a gang's runs. Instances come in launch order, and a run that consumes what
-// another one of its gang computes has its instances behind that one's: so when an instance's turn
-// comes, all that its operands may stand in has been found.
+// another one of its gang computes has its instances behind that one's, local runs in between stand
+// between: so when an instance's turn comes, all that its operands may stand in has been found.
 absl::Status LocalNode::Impl::FindBytes(const SequencerAction& action,
                                         absl::Span<RunState* const> members) {
+  size_t bound = 0;
   for (const LaunchedInstance& instance : action.instances) {
     for (const LaunchedInstance::Part& part : instance.parts) {
-      if (RunState* run = runs_.Find(part.run)) CHORUS_RETURN_IF_ERROR(BindInputs(run));
+      const RunState* const run = runs_.Find(part.run);
+      while (run != nullptr && !run->bound) CHORUS_RETURN_IF_ERROR(BindInputs(members[bound++]));
     }
     CHORUS_RETURN_IF_ERROR(ResolvePeers(instance));
   }
-  for (RunState* run : members) {
-    CHORUS_RETURN_IF_ERROR(BindInputs(run));
-    PlaceOutputs(run);
-  }
+  for (; bound < members.size(); ++bound) CHORUS_RETURN_IF_ERROR(BindInputs(members[bound]));
+  for (RunState* run : members) PlaceOutputs(run);
   return absl::OkStatus();
 }
 

@@ -33,7 +33,8 @@ struct RunState {
   RunHandle handle;
   Sequence sequence;
   std::shared_ptr<Session> session;
-  std::shared_ptr<World> world;  // null: a local run
+  // Null: a local run; one that has been adopted by the world of its producers has theirs.
+  std::shared_ptr<World> world;
   std::shared_ptr<GraphRecord> graph;
   LoadedPlan* plan = nullptr;            // of `graph`; in its gang's order once that is known
   std::shared_ptr<LoadedPlan> own_plan;  // where that is not the graph's main one
@@ -79,6 +80,9 @@ struct RunState {
   bool held_back = true;
   // Its failure has been told already; what is still under way only gives its memory back.
   bool failed = false;
+
+  // It takes part in no collective.
+  bool local() const { return plan->plan.votes->participations.empty(); }
 
   // For the next run: what refers to others goes, what only has capacity stays.
   void Recycle() {

@@ -21,6 +21,8 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
+using Tensors = std::vector<Tensor>;
+
 constexpr absl::Duration kPatience = absl::Seconds(60);
 
 // A rank's call, as if it stood in line 10 x (rank + 1) of train.cc.
@@ -32,6 +34,39 @@ void ExpectWorldWorks(int rank, const World& world) {
   const double n = world.size();
   EXPECT_THAT(Values<double>(AllReduce(Scalar<double>(world, rank + 1), world)),
               ElementsAre(n * (n + 1) / 2));
+}
+
+// --- Ranks that compile different parts of the same program -------------------------------------
+
+// What a compiled function asks for is launched as a whole, so whatever lies between two of its
+// collectives on a rank that calls them one by one must be launched with them.
+TEST_P(Conformance, OneRankMayCompileWhatAnotherCallsOneByOne) {
+  Job job(GetParam(), 3);
+  job.Run([](int rank, World& world) {
+    const absl::StatusOr<Group> other = world.NewGroup({2, 0, 1});
+    ASSERT_TRUE(other.ok()) << other.status();
+    const auto chain = [&](const Tensors& in) {
+      const Tensor y = AllReduce(in[0], world);
+      const Tensor h = Reshape(y * y, {2, 1});
+      const Tensor z = AllReduce(h - in[1], *other);
+      const Tensor last = AllReduce(Sum(z) * Sum(y), world);
+      return Tensors{h, z, last};
+    };
+    const Compiled function = Compile(chain);
+    for (int step = 0; step < 3; ++step) {
+      const NoGrad no_grad;
+      const Tensors in = {Upload<double>(world, {rank + 1.0, step + 1.0}),
+                          Upload<double>(world, {1, 2})};
+      const Tensors shaped = {in[0], Reshape(in[1], {2, 1})};
+      const absl::StatusOr<Tensors> got = rank == step ? function.Run(shaped) : chain(shaped);
+      ASSERT_TRUE(got.ok()) << got.status();
+      const double second = 3.0 * (step + 1);
+      EXPECT_THAT(Values<double>((*got)[0]), ElementsAre(36, second * second));
+      EXPECT_THAT(Values<double>((*got)[1]), ElementsAre(105, 3 * (second * second - 2)));
+      EXPECT_THAT(Values<double>((*got)[2]),
+                  ElementsAre(3 * (105 + 3 * (second * second - 2)) * (6 + second)));
+    }
+  });
 }
 
 // --- Mismatches ---------------------------------------------------------------------------------

@@ -921,6 +921,17 @@ std::vector<ModelConfig> ModelConfigs() {
     configs.push_back(config);
   }
   {
+    // Rank 1 compiles what rank 0 calls one by one, with local runs between: these belong to the
+    // gang. Key order alone would put the collectives the other way round.
+    ModelConfig config;
+    config.name = "local_between";
+    config.groups = nested;
+    config.programs = {{Step({All(1)}), Step({}, {0}), Step({}, {1}), Step({All(0)}, {2})},
+                       {Step({All(1), All(0)})},
+                       {Step({All(0)})}};
+    configs.push_back(config);
+  }
+  {
     // Ranks 0 and 1 feed each group's result into the other group: a circle, unless something else
     // ends the epoch first.
     ModelConfig config;

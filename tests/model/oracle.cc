@@ -543,6 +543,25 @@ std::string Oracle::Launch(const SequencerAction& action) {
     }
   }
 
+  // All of a run stands behind all that it consumes, also through local runs.
+  std::map<int64_t, int64_t> end;  // by run: the last place of it and of what is ahead of it
+  for (const RunHandle handle : action.runs) {
+    const Run& run = runs_[handle.value()];
+    int64_t ahead = -1;
+    for (const int64_t producer : run.producers) {
+      if (end.count(producer) > 0) ahead = std::max(ahead, end.at(producer));
+    }
+    int64_t last = ahead;
+    for (const Part& part : run.parts) {
+      const auto here = static_cast<int64_t>(place.at(part.key));
+      if (here <= ahead) {
+        return absl::StrCat(name, part.key.ToString(), " stands before what its run consumes");
+      }
+      last = std::max(last, here);
+    }
+    end[handle.value()] = last;
+  }
+
   // Each run's instances come as its program has them, or as it was asked to follow.
   std::map<int64_t, std::vector<int32_t>> followed;
   for (const LaunchedInstance& instance : action.instances) {
