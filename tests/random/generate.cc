@@ -311,7 +311,9 @@ class Generator {
   bool Settle(int first, double largest, bool good) {
     const auto mark = e_.Now();
     for (int i = first; good && i < static_cast<int>(p_.statements.size()); ++i) {
-      good = e_.Add(p_, i).ok() && e_.size() < 400000;
+      // Leaves always go: callers name them without looking.
+      const bool leaf = p_.statements[static_cast<size_t>(i)].op == Op::kLeaf;
+      good = e_.Add(p_, i).ok() && (leaf || e_.size() < 400000);
       if (!good) break;
       for (const Call& call : p_.statements[static_cast<size_t>(i)].calls) {
         for (const int out : call.out) good = good && Moderate(out, largest);
@@ -1109,7 +1111,10 @@ class Generator {
       for (const int v : mine.in) {
         if (history[static_cast<size_t>(v)] == History::kMaybe) mine.no_grad = true;
       }
-      if (mine.no_grad != like.calls[0].no_grad && several) return any;
+      if (mine.no_grad != like.calls[0].no_grad && several) {
+        for (const int out : mine.out) Orphan(static_cast<size_t>(out));
+        return any;
+      }
       if (!Try(std::move(s))) return any;
       if (any) Join();
       any = true;

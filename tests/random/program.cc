@@ -153,7 +153,9 @@ Analysis Analyse(const Program& program, bool directly = false) {
     const Statement& statement = program.statements[static_cast<size_t>(s)];
     for (const Call& call : statement.calls) {
       for (const int in : call.in) {
-        if (in >= 0 && !made[static_cast<size_t>(in)]) {
+        const bool none = in < 0 && statement.op == Op::kGradient;  // a seed of ones
+        if (!none &&
+            (in < 0 || static_cast<size_t>(in) >= made.size() || !made[static_cast<size_t>(in)])) {
           refuse(s, absl::StrCat("v", in, " is not there yet"));
           return result;
         }

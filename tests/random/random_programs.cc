@@ -85,6 +85,10 @@ int Main(const char* self) {
       std::cout << Lines(program) << std::endl;
       continue;
     }
+    if (i > 0 && i % 500 == 0) {
+      std::cout << "before seed " << seed << ": " << CountsText(counts) << "; " << failed
+                << " failed" << std::endl;
+    }
     const Finding finding = Test(program, ways, &runner, &counts);
     if (!finding.found()) continue;
     ++failed;

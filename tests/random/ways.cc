@@ -1,10 +1,8 @@
 #include "tests/random/ways.h"
 
 #include <fcntl.h>
-#include <poll.h>
 #include <unistd.h>
 
-#include <cstring>
 #include <sstream>
 #include <thread>
 #include <utility>
@@ -20,12 +18,15 @@
 #include "core/base/mutex.h"
 #include "tests/conformance/daemon_cluster.h"
 #include "tests/conformance/direct_cluster.h"
+#include "tests/conformance/messages.h"
 #include "tests/random/generate.h"
 
 namespace chorus {
 namespace random_programs {
 
 using conformance::BackendKind;
+using conformance::ReadMessage;
+using conformance::WriteMessage;
 
 namespace {
 
@@ -210,49 +211,6 @@ class Runner::Threads : public Runner::Place {
 namespace {
 
 // --- Processes ----------------------------------------------------------------------------------
-
-bool WriteAll(int fd, const std::string& text) {
-  size_t done = 0;
-  while (done < text.size()) {
-    const ssize_t n = write(fd, text.data() + done, text.size() - done);
-    if (n <= 0) return false;
-    done += static_cast<size_t>(n);
-  }
-  return true;
-}
-
-// Messages are a length of eight bytes and so many bytes.
-bool WriteMessage(int fd, const std::string& text) {
-  const uint64_t size = text.size();
-  std::string message(reinterpret_cast<const char*>(&size), sizeof(size));
-  return WriteAll(fd, message + text);
-}
-
-bool ReadBytes(int fd, size_t size, absl::Time deadline, std::string* bytes) {
-  bytes->resize(size);
-  size_t done = 0;
-  while (done < size) {
-    const absl::Duration left = deadline - absl::Now();
-    pollfd poll_fd{fd, POLLIN, 0};
-    const int timeout =
-        deadline == absl::InfiniteFuture()
-            ? -1
-            : static_cast<int>(std::max<int64_t>(0, absl::ToInt64Milliseconds(left)));
-    if (poll(&poll_fd, 1, timeout) <= 0) return false;
-    const ssize_t n = read(fd, &(*bytes)[done], size - done);
-    if (n <= 0) return false;
-    done += static_cast<size_t>(n);
-  }
-  return true;
-}
-
-bool ReadMessage(int fd, absl::Time deadline, std::string* text) {
-  std::string head;
-  if (!ReadBytes(fd, sizeof(uint64_t), deadline, &head)) return false;
-  uint64_t size = 0;
-  std::memcpy(&size, head.data(), sizeof(size));
-  return size < (1u << 30) && ReadBytes(fd, size, deadline, text);
-}
 
 std::string OutcomesText(const Outcomes& outcomes) {
   std::ostringstream out;
