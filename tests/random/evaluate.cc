@@ -1258,6 +1258,9 @@ class Evaluator::Graph {
       for (const int v : call.in) {
         const Array& x = arrays_[static_cast<size_t>(v)];
         if (program.value(v).absent) return No("an absent operand");
+        if (static_cast<int64_t>(x.nodes.size()) != Elements(program.value(v).shape)) {
+          return No("an operand that nothing gives");
+        }
         in.back().push_back(call.no_grad ? DetachedArray(x) : x);
       }
     }

@@ -505,9 +505,10 @@ class Generator {
           if (n == 1) n = Between(1, 3);
         }
         if (Chance(0.6)) shape.insert(shape.begin(), Between(1, 3));
+        if (Elements(shape) > 40) return false;
         Statement s = Of(Op::kExpand, rank, {x}, a.dtype, shape);
         s.ints = shape;
-        return Elements(shape) <= 40 && Try(std::move(s));
+        return Try(std::move(s));
       }
       case 1: {
         Dims shape = {Elements(a.shape)};
@@ -554,9 +555,10 @@ class Generator {
           in.push_back(Chance(0.3) ? x : Operand(rank, a.dtype, other));
           shape[static_cast<size_t>(axis)] += p_.value(in.back()).shape[static_cast<size_t>(axis)];
         }
+        if (Elements(shape) > 60) return false;
         Statement s = Of(Op::kConcat, rank, in, a.dtype, shape);
         s.ints = {axis};
-        return Elements(shape) <= 60 && Try(std::move(s));
+        return Try(std::move(s));
       }
       default: {
         std::vector<int> others;

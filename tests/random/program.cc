@@ -104,16 +104,22 @@ using Entries = std::set<Entry>;
 struct Lead {
   History history = History::kNo;
   Entries sure;
-  Entries may;           // also through ops that have no gradient, and as a gradient's seed
-  std::set<int> leaves;  // that its gradient reaches
+  Entries may;  // also through ops that have no gradient, and as a gradient's seed
+  // Leaves that its gradient reaches; of them those behind collectives; and those that it may
+  // reach.
+  std::set<int> leaves;
+  std::set<int> behind;
+  std::set<int> may_leaves;
 };
 
 void Add(const Lead& from, bool differentiable, Lead* to) {
   to->history = std::max(to->history, from.history);
   to->may.insert(from.may.begin(), from.may.end());
+  to->may_leaves.insert(from.may_leaves.begin(), from.may_leaves.end());
   if (!differentiable) return;
   to->sure.insert(from.sure.begin(), from.sure.end());
   to->leaves.insert(from.leaves.begin(), from.leaves.end());
+  to->behind.insert(from.behind.begin(), from.behind.end());
 }
 
 // Ops that have no gradient, and what comes out of them is floating all the same.
@@ -168,7 +174,7 @@ Analysis Analyse(const Program& program, bool directly = false) {
     if (statement.op == Op::kLeaf) {
       const int leaf = statement.calls[0].out[0];
       if (statement.requires_grad) lead(leaf).history = History::kYes;
-      if (statement.requires_grad) lead(leaf).leaves = {leaf};
+      if (statement.requires_grad) lead(leaf).leaves = lead(leaf).may_leaves = {leaf};
     } else if (IsLocal(statement.op)) {
       const Call& call = statement.calls[0];
       if (call.no_grad || statement.op == Op::kDetach) continue;
@@ -189,7 +195,8 @@ Analysis Analyse(const Program& program, bool directly = false) {
         const bool off_root = statement.op == Op::kBroadcast &&
                               &call != &statement.calls[static_cast<size_t>(statement.root)];
         for (const int in : call.in) Add(lead(in), !(off_root && directly), &mine);
-        if (off_root) mine.leaves.clear();
+        if (off_root) mine.leaves = mine.behind;
+        mine.behind = mine.leaves;
         mine.history = History::kYes;
         mine.sure.insert({s, call.rank});
         mine.may.insert({s, call.rank});
@@ -259,6 +266,9 @@ Analysis Analyse(const Program& program, bool directly = false) {
       for (const Call& call : statement.calls) {
         if (!statement.create) continue;
         Lead gradient = roots[call.rank];
+        // It has the collectives for history, whatever it is; on local ways alone it may be a
+        // constant.
+        gradient.leaves = gradient.behind;
         gradient.history = gradient.sure.empty() ? History::kMaybe : History::kYes;
         if (!gradient.sure.empty()) {
           const Entry mine = {s, -1 - call.rank};
@@ -268,10 +278,17 @@ Analysis Analyse(const Program& program, bool directly = false) {
         }
         const size_t first = call.in.size() - static_cast<size_t>(call.wanted);
         for (size_t i = 0; i < call.out.size(); ++i) {
+          lead(call.out[i]) = gradient;
           // Backward leaves a leaf alone that it does not reach.
-          const bool none =
-              statement.backward && roots[call.rank].leaves.count(call.in[first + i]) == 0;
-          lead(call.out[i]) = none ? Lead() : gradient;
+          const Lead& root = roots[call.rank];
+          if (!statement.backward || root.leaves.count(call.in[first + i]) > 0) continue;
+          Lead none;
+          if (root.may_leaves.count(call.in[first + i]) > 0) {
+            none.history = History::kMaybe;
+            none.may = gradient.may;
+            none.may_leaves = gradient.may_leaves;
+          }
+          lead(call.out[i]) = none;
         }
       }
       used_up = used_up || !(statement.create || statement.retain);
