@@ -564,6 +564,7 @@ void LocalNode::Impl::AdoptProducers(const RunState& run, absl::Time now) {
     }
   };
   add_producers_of(run);
+  if (adopted.empty()) return;  // as nearly always
   absl::flat_hash_set<const RunState*> seen;
   for (size_t at = 0; at < adopted.size(); ++at) {
     if (seen.insert(adopted[at]).second) add_producers_of(*adopted[at]);
