@@ -317,6 +317,39 @@ TEST_P(Conformance, SwappedEqualCallsAreSeenWhereLinesAreCompared) {
   }
 }
 
+// Rank 1 leaves y out of the first loss, so its second one meets rank 0's first: 14 for 19.
+TEST_P(Conformance, LossesThatDoNotMeetAreSeenWhereLinesAreCompared) {
+  for (const bool meet : {true, false}) {
+    JobOptions options;
+    options.ranks = 2;
+    options.check_call_sites = CheckCallSites::kRefuse;
+    Job job(GetParam(), options);
+    job.Run([meet](int rank, World& world) {
+      const Tensor x = Upload<double>(world, {rank + 1.0}).RequireGrad();
+      const Tensor y = AllReduce(x, world, Reduction::kSum, Site(0));
+      BackwardOptions retain;
+      retain.retain_graph = true;
+      const Tensor first = rank == 0 || meet ? Sum(y * 3) : Sum(x * 3);
+      ASSERT_TRUE(Backward(first, retain, Site(1)).ok());
+      ASSERT_TRUE(Backward(Sum(y * (rank == 0 ? 5 : 11)), retain, Site(2)).ok());
+      const absl::StatusOr<std::vector<double>> gradient = x.grad().Read<double>();
+      if (meet) {
+        ASSERT_TRUE(gradient.ok()) << gradient.status();
+        EXPECT_THAT(*gradient, ElementsAre(22));
+        return;
+      }
+      ASSERT_FALSE(gradient.ok()) << (*gradient)[0];
+      const Error error = ErrorOf(gradient.status());
+      EXPECT_EQ(error.reason, Reason::kMismatch) << error.message;
+      for (const int line : {1, 2}) {
+        EXPECT_THAT(error.message,
+                    HasSubstr(absl::StrCat(SourceOf(0), ", differentiated at ", SourceOf(line))));
+      }
+    });
+    if (HasFailure()) return;
+  }
+}
+
 // Whoever comes second is told what the first has asked for, and the first waits on.
 TEST_P(Conformance, RanksThatCompareLinesJoinWithRanksThatDo) {
   Job job(GetParam(), 2);
