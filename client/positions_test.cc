@@ -634,7 +634,7 @@ TEST(PositionsTest, MemoryThatStopsAtAnErrorCountsOneCall) {
 // Whoever is in the new epoch already, in the middle of the same call, waits for no further piece.
 TEST(PositionsTest, MemoryThatStopsBecauseItsEpochHasEndedTellsWhoGoesOn) {
   FakeDaemon daemon;
-  const Ranks ranks(2, &daemon, std::chrono::seconds(1));
+  const Ranks ranks(2, &daemon, std::chrono::seconds(10));
   const size_t count = 3 << 18;
   const auto pieces = static_cast<int32_t>(UserMemory::ChunksOf(count, sizeof(float)).size());
   ASSERT_EQ(pieces, 4);  // one more than are under way at a time

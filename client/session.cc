@@ -102,6 +102,7 @@ absl::StatusOr<World> Session::Join(const WorldOptions& given) const {
   auto member = std::make_shared<MemberCore>(core_, options.name);
   member->world = joined->world;
   member->device_slot = options.device;
+  member->compares_lines = options.check_call_sites != CheckCallSites::kOff;
   member->rank = options.rank;
   member->size = options.size;
   member->epoch = joined->epoch.value();

@@ -308,6 +308,7 @@ class MemberCore : public std::enable_shared_from_this<MemberCore> {
   const std::string name;
   WorldId world;
   int device_slot = 0;
+  bool compares_lines = false;     // WorldOptions::check_call_sites
   GroupCore* everybody = nullptr;  // the first of the groups
   std::atomic<int> rank{-1};
   std::atomic<int> size{0};

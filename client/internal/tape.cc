@@ -625,7 +625,9 @@ namespace {
 // Gradient rules number values; here a value is a tensor, or what is left of one on the tape.
 class TapeEmitter : public Emitter {
  public:
-  explicit TapeEmitter(std::shared_ptr<SessionCore> session) : session_(std::move(session)) {}
+  // `source`: the line that asks for the gradients.
+  TapeEmitter(std::shared_ptr<SessionCore> session, std::string source)
+      : session_(std::move(session)), source_(std::move(source)) {}
 
   ValueIndex AddTensor(const Tensor& tensor) {
     Value value;
@@ -706,6 +708,12 @@ class TapeEmitter : public Emitter {
       call.bound = &bound_;
     }
     const GradNodePtr& group = groups_[collective.group_slot];
+    // Requests of one entry meet by number: the line tells those of one loss from another's.
+    std::string source;
+    if (group->member->compares_lines) {
+      source = absl::StrCat(spec.source, ", differentiated at ", source_);
+      call.source = &source;
+    }
     const Results results = ApplyCollective(call, inputs, group->member, group->group);
     for (const Tensor& result : results) {
       CHORUS_RETURN_IF_ERROR(result.status());
@@ -748,6 +756,7 @@ class TapeEmitter : public Emitter {
     int32_t device_slot = 0;
   };
   const std::shared_ptr<SessionCore> session_;
+  const std::string source_;
   std::deque<Value> values_;
   std::vector<GradNodePtr> groups_;  // one entry of each group
   const std::vector<GradNodePtr>* record_ = nullptr;
@@ -1028,7 +1037,7 @@ absl::StatusOr<std::vector<Tensor>> GradientsOf(const GradientRequest& request, 
 
   const GradMode mode(request.create);
   const Trace* const trace = Trace::Current();
-  TapeEmitter emitter(session);
+  TapeEmitter emitter(session, source);
   Tape tape(&emitter, trace);
   for (const Tensor& root : request.roots) {
     const absl::Status gathered = tape.Gather(root);

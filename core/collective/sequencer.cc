@@ -401,11 +401,11 @@ absl::Status Sequencer::ResolveOne(const Vote& vote, size_t i, bool late) {
   const auto found = tape_by_key_.find(key.Parent());
   if (found == tape_by_key_.end()) {
     if (late) return absl::OkStatus();
-    // Nobody can wait for a gradient of it. A rank that runs ahead asks for one where the collective
-    // has failed alone: so does this.
-    Error error = ErrorOf(refuse(absl::StrCat("no rank holds a tape entry for ",
-                                              key.Parent().ToString(),
-                                              ": it has failed, or has no gradient any more")));
+    // Nobody can wait for a gradient of it. A rank that runs ahead asks for one where the
+    // collective has failed alone: so does this.
+    Error error =
+        ErrorOf(refuse(absl::StrCat("no rank holds a tape entry for ", key.Parent().ToString(),
+                                    ": it has failed, or has no gradient any more")));
     error.reason = Reason::kMismatch;
     error.alone = true;
     return ToStatus(error);
@@ -792,6 +792,7 @@ absl::Status Sequencer::Submit(const Vote& vote, absl::Time now, Actions* action
     return absl::OkStatus();
   }
   if (passed.has_value()) FailAlone(runs_[run].component, *passed, actions);
+  FailLost(actions);
   if (passed.has_value() || skipped || further_parts_ > 0) FailPassed(actions);
   LaunchReady(actions);
   return absl::OkStatus();
@@ -865,9 +866,7 @@ void Sequencer::Record(int32_t r, const Vote& vote, absl::optional<Error>* fault
   // Only now is it known which gradients this run asks for itself.
   for (size_t i = 0; i < parts.size(); ++i) {
     const int32_t tape = instances_[runs_[r].instances[i]].tape;
-    if (tape == kNone || parts[i].wants_grad) continue;
-    absl::optional<Error> lost = MarkAbandoned(tape, seats_[i]);
-    if (lost.has_value() && !fault->has_value()) *fault = std::move(lost);
+    if (tape != kNone && !parts[i].wants_grad) MarkAbandoned(tape, seats_[i]);
   }
 }
 
@@ -911,8 +910,7 @@ int32_t Sequencer::NewInstance(const InstanceKey& key, int32_t seats, int32_t ru
                                      ", which has failed: its gradient cannot be had again");
         *fault = error;
       }
-      absl::optional<Error> lost = Absent(key, tape, p);
-      if (lost.has_value() && !fault->has_value()) *fault = std::move(lost);
+      NoteIfLost(key, tape, p);
       instance.seats[p].absent = true;
       --instance.missing;
     }
@@ -1008,28 +1006,24 @@ void Sequencer::SetEntry(int32_t t, int32_t seat, const Participation& part) {
   entry.label = part.label != nullptr ? part.label : LabelOf(part);
 }
 
-// The seat has no entry (any more): it gives zeros to what it has not asked for itself. The
-// error of the first of these that zeros are wrong for.
-absl::optional<Error> Sequencer::MarkAbandoned(int32_t t, int32_t seat) {
-  absl::optional<Error> lost;
+// The seat has no entry (any more): it gives zeros to what it has not asked for itself.
+void Sequencer::MarkAbandoned(int32_t t, int32_t seat) {
   const TapeEntry& entry = tapes_[t].entries[seat];
   for (const int32_t child : tapes_[t].children) {
     const Seat& vote = instances_[child].seats[seat];
     if (vote.run == kNone && !vote.absent && !(instances_[child].key.path.back() < entry.next)) {
-      if (!lost.has_value()) lost = Absent(instances_[child].key, tapes_[t], seat);
+      NoteIfLost(instances_[child].key, tapes_[t], seat);
       CountAbsent(child, seat);
     }
   }
-  return lost;
 }
 
-// What is wrong with `gradient`, of `tape`, where the member at `position` gives zeros to it:
-// nothing, as long as no other collective lies behind its part. What that one would have got was to
-// come from the member's local ops, which are gone.
-absl::optional<Error> Sequencer::Absent(const InstanceKey& gradient, const Tape& tape,
-                                        int32_t position) const {
+// The member at `position` gives zeros to `gradient`, of `tape`. They are right as long as no other
+// collective lies behind its part. What that one would have got was to come from the member's local
+// ops, which are gone: who asks is told, and nobody else, since nobody else's numbers need it.
+void Sequencer::NoteIfLost(const InstanceKey& gradient, const Tape& tape, int32_t position) {
   const TapeEntry& entry = tape.entries[position];
-  if (!entry.leads_to_collective) return absl::nullopt;
+  if (!entry.leads_to_collective) return;
   const PartLabel& part = *entry.label;
   const Rank rank = RankAt(gradient, position);
   // A gradient that was not recorded is given up from the start.
@@ -1054,7 +1048,16 @@ absl::optional<Error> Sequencer::Absent(const InstanceKey& gradient, const Tape&
             "NoGrad (or on Detach of its operand) if its part is a constant"
           : "Take it there with create_graph as well, or make the forward call under NoGrad if "
             "its part is a constant");
-  return error;
+  lost_.emplace_back(gradient, std::move(error));
+}
+
+void Sequencer::FailLost(Actions* actions) {
+  for (const auto& lost : lost_) {
+    const auto found = instance_by_key_.find(lost.first);
+    if (found == instance_by_key_.end()) continue;  // failed with another one
+    FailAlone(instances_[found->second].component, lost.second, actions);
+  }
+  lost_.clear();
 }
 
 void Sequencer::ForgetTapeIfUnused(int32_t t) {
@@ -1975,13 +1978,10 @@ void Sequencer::DropTape(Rank rank, const InstanceKey& key, bool consumed, Epoch
         return;
       }
     }
-    const absl::optional<Error> lost = MarkAbandoned(t, p);
-    if (lost.has_value()) {
-      EndEpoch(*lost, actions);
-      return;
-    }
+    MarkAbandoned(t, p);
   }
   ForgetTapeIfUnused(t);
+  FailLost(actions);
   LaunchReady(actions);
 }
 
@@ -2322,6 +2322,7 @@ void Sequencer::EndEpoch(const Error& why, Actions* actions) {
   externally_blocked_.clear();
   ready_.clear();
   differing_.clear();
+  lost_.clear();
   further_parts_ = 0;
   for (Member& member : members_) member.lacking = 0;
 }

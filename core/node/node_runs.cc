@@ -545,7 +545,7 @@ RunState* LocalNode::Impl::PendingProducer(const CellRef& cell) {
 // A local run between two runs of one world votes there as well. Another rank may have compiled
 // what it stands between: then all of it is one gang, and is launched at once or never.
 void LocalNode::Impl::AdoptProducers(const RunState& run, absl::Time now) {
-  const std::shared_ptr<World> world = run.world;
+  const std::shared_ptr<World>& world = run.world;
   if (run.vote.epoch != world->sequencer->epoch()) return;  // it will not be launched
   const auto lies_between = [&](const RunState* local) {
     return local->phase == RunState::Phase::kWaiting &&
@@ -564,6 +564,7 @@ void LocalNode::Impl::AdoptProducers(const RunState& run, absl::Time now) {
     }
   };
   add_producers_of(run);
+  if (adopted.empty()) return;  // as nearly always
   absl::flat_hash_set<const RunState*> seen;
   for (size_t at = 0; at < adopted.size(); ++at) {
     if (seen.insert(adopted[at]).second) add_producers_of(*adopted[at]);

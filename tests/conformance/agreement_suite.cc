@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
+#include "client/functional/math.h"
 #include "client/internal/core.h"
 #include "client/internal/tape.h"
 #include "core/base/error.h"
@@ -65,6 +66,65 @@ TEST_P(Conformance, OneRankMayCompileWhatAnotherCallsOneByOne) {
       EXPECT_THAT(Values<double>((*got)[1]), ElementsAre(105, 3 * (second * second - 2)));
       EXPECT_THAT(Values<double>((*got)[2]),
                   ElementsAre(3 * (105 + 3 * (second * second - 2)) * (6 + second)));
+    }
+  });
+}
+
+// Also where it waits for something else as well.
+TEST_P(Conformance, WhatLiesBetweenCallsMayComeFromTwoWorlds) {
+  Job job(GetParam(), 2);
+  job.Run([&](int rank, World& world) {
+    const NoGrad no_grad;
+    WorldOptions join;
+    join.rank = rank;
+    join.size = 2;
+    join.name = "beside";
+    absl::StatusOr<World> beside = job.session(rank).Join(join);
+    ASSERT_TRUE(beside.ok()) << beside.status();
+    const auto chain = [&world](const Tensors& in) {
+      const Tensor y = AllReduce(in[0], world);
+      return Tensors{AllReduce(y * in[1] + y, world)};
+    };
+    const Compiled function = Compile(chain);
+    for (int step = 0; step < 4; ++step) {
+      const Tensor x = Scalar<double>(world, rank + 1 + step);
+      const Tensor b = AllReduce(Scalar<double>(*beside, rank + 5), *beside);
+      const absl::StatusOr<Tensors> got = rank == step % 2 ? function.Run({x, b}) : chain({x, b});
+      ASSERT_TRUE(got.ok()) << got.status();
+      EXPECT_THAT(Values<double>((*got)[0]), ElementsAre(2 * (3 + 2 * step) * 12));
+    }
+  });
+}
+
+// A kernel that fails between two collectives fails both, whoever has them in one run, and the
+// ranks hear whose it was.
+TEST_P(Conformance, AKernelThatFailsBetweenCallsIsToldToAll) {
+  Job job(GetParam(), 2);
+  job.Run([](int rank, World& world) {
+    const NoGrad no_grad;
+    const auto chain = [&world](const Tensors& in) {
+      const Tensor y = AllReduce(in[0], world);
+      return Tensors{AllReduce(in[1] / y, world)};
+    };
+    const Compiled function = Compile(chain);
+    for (int step = 0; step < 4; ++step) {
+      ASSERT_TRUE(world.Step(2 * step + 1).ok());
+      const auto run = [&](int64_t divisor, int64_t dividend) {
+        const Tensors in = {FromHost<int64_t>(world, {divisor}, {1}),
+                            FromHost<int64_t>(world, {dividend}, {1})};
+        return rank == step % 2 ? function.Run(in) : chain(in);
+      };
+      // 1 - 1.
+      const absl::StatusOr<Tensors> bad = run(rank == 0 ? 1 : -1, 6);
+      ASSERT_TRUE(bad.ok()) << bad.status();
+      const absl::Status status = (*bad)[0].Wait();
+      EXPECT_EQ(ErrorOf(status).reason, Reason::kBadType) << status;
+      EXPECT_THAT(std::string(status.message()), HasSubstr("div: element 0"));
+      EXPECT_EQ(world.epoch(), 2 + step);
+      ASSERT_TRUE(world.Step(2 * step + 2).ok());
+      const absl::StatusOr<Tensors> good = run(rank + 1, 12);
+      ASSERT_TRUE(good.ok()) << good.status();
+      EXPECT_THAT(Values<int64_t>((*good)[0]), ElementsAre(8));
     }
   });
 }
@@ -254,6 +314,39 @@ TEST_P(Conformance, SwappedEqualCallsAreSeenWhereLinesAreCompared) {
       EXPECT_THAT(error.message, HasSubstr("train.cc:8"));
       ExpectWorldWorks(rank, world);
     });
+  }
+}
+
+// Rank 1 leaves y out of the first loss, so its second one meets rank 0's first: 14 for 19.
+TEST_P(Conformance, LossesThatDoNotMeetAreSeenWhereLinesAreCompared) {
+  for (const bool meet : {true, false}) {
+    JobOptions options;
+    options.ranks = 2;
+    options.check_call_sites = CheckCallSites::kRefuse;
+    Job job(GetParam(), options);
+    job.Run([meet](int rank, World& world) {
+      const Tensor x = Upload<double>(world, {rank + 1.0}).RequireGrad();
+      const Tensor y = AllReduce(x, world, Reduction::kSum, Site(0));
+      BackwardOptions retain;
+      retain.retain_graph = true;
+      const Tensor first = rank == 0 || meet ? Sum(y * 3) : Sum(x * 3);
+      ASSERT_TRUE(Backward(first, retain, Site(1)).ok());
+      ASSERT_TRUE(Backward(Sum(y * (rank == 0 ? 5 : 11)), retain, Site(2)).ok());
+      const absl::StatusOr<std::vector<double>> gradient = x.grad().Read<double>();
+      if (meet) {
+        ASSERT_TRUE(gradient.ok()) << gradient.status();
+        EXPECT_THAT(*gradient, ElementsAre(22));
+        return;
+      }
+      ASSERT_FALSE(gradient.ok()) << (*gradient)[0];
+      const Error error = ErrorOf(gradient.status());
+      EXPECT_EQ(error.reason, Reason::kMismatch) << error.message;
+      for (const int line : {1, 2}) {
+        EXPECT_THAT(error.message,
+                    HasSubstr(absl::StrCat(SourceOf(0), ", differentiated at ", SourceOf(line))));
+      }
+    });
+    if (HasFailure()) return;
   }
 }
 

@@ -418,7 +418,7 @@ Outcome RunProgram(const Program& p, const Right& right) {
       ++outcome.refused;
       outcome.text = absl::StrCat("\n  rank ", rank, ": ",
                                   std::string((traced.ok() ? got.status() : traced).message()));
-      return;
+      got = std::vector<Tensor>();
     }
     const size_t each = got->size() / 3;
     for (size_t i = 0; i < got->size(); ++i) {
@@ -437,11 +437,11 @@ Outcome RunProgram(const Program& p, const Right& right) {
                         input, ": ", (*value)[0], ", right is ", expected.first);
       }
     }
-    if (outcome.refused > 0) return;
-    // A refusal of what this rank has not read is heard at its next call.
+    // A refusal of what this rank has not read is heard at its next call. Who has heard of one, or
+    // was refused alone, makes it too: others may wait for it.
     const NoGrad no_grad;
     const absl::Status last = AllReduce(Upload<double>(world, {1}), world).Wait();
-    if (last.ok()) return;
+    if (last.ok() || outcome.refused > 0) return;
     ++outcome.refused;
     absl::StrAppend(&outcome.text, "\n  rank ", rank,
                     ", afterwards: ", std::string(last.message()).substr(0, 200));
