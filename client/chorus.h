@@ -228,10 +228,10 @@ struct WorldOptions {
   Timeout exec_timeout = Timeout::zero();   // 0: the daemon's (300 s)
   // Whether a collective must be called in one line on all its ranks, and its gradient asked for in
   // one: that tells two equal calls apart which one rank makes in the other order, and which would
-  // be summed crosswise, and the gradients of two losses that share results. kWarn writes
-  // each such pair of lines once into the daemon's log and its flight record; kRefuse makes it a
-  // mismatch. All ranks of a world join with the same value (INVALID_ARGUMENT kMismatch where they
-  // do not). Programs that call one collective in lines that differ by rank keep it off.
+  // be summed crosswise, and the gradients of two losses that share results. kWarn writes each such
+  // pair of lines once into the daemon's log and its flight record; kRefuse makes it a mismatch. All
+  // ranks of a world join with the same value (INVALID_ARGUMENT kMismatch where they do not).
+  // Programs that call one collective in lines that differ by rank keep it off.
   CheckCallSites check_call_sites = CheckCallSites::kOff;
 };
 
@@ -339,11 +339,12 @@ class World {
   // RESOURCE_EXHAUSTED kQuota): ask once, and keep it.
   absl::StatusOr<Group> NewGroup(const std::vector<int>& world_ranks) const;
 
-  // Orderly: only collectives that need this rank fail from now on (kPeerLeft). What the session
-  // kept for the world goes with it: who joins, uses and leaves worlds may do so for ever. (The
-  // last handle of a world does not leave it: others may need the rank until its session closes.)
+  // Orderly: only collectives that need this rank fail from now on (kPeerLeft, then kNeedsReform).
+  // What the session kept for the world goes with it: who joins, uses and leaves worlds may do so
+  // for ever. (The last handle of a world does not leave it: others may need the rank until its
+  // session closes.)
   absl::Status Leave() const;
-  // Ends the epoch with ABORTED kCancelled naming this rank, with `why`, for every rank: behind
+  // Ends the epoch with ABORTED kAborted naming this rank, with `why`, for every rank: behind
   // this rank's calls so far. Where the epoch has ended already, only enters the open one.
   absl::Status Abort(const std::string& why) const;
 

@@ -159,7 +159,7 @@ void AddRefused(const Trace::Finished& trace, const Counted& counted,
 }
 
 absl::Status Thrown(absl::string_view what) {
-  return MakeError(absl::StatusCode::kCancelled, Reason::kCancelled,
+  return MakeError(Reason::kCancelled,
                    absl::StrCat("compiled function: it threw an exception", what));
 }
 
@@ -751,8 +751,7 @@ Compiled Compile(Function function, const CompileOptions& options) {
 absl::StatusOr<std::vector<Tensor>> Compiled::Run(const std::vector<Tensor>& inputs,
                                                   CallSite site) const {
   if (impl_ == nullptr) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kUnsupported,
-                     "an empty Compiled: make one with Compile");
+    return MakeError(Reason::kWrongState, "an empty Compiled: make one with Compile");
   }
   return impl_->Run(inputs, site);
 }

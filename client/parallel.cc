@@ -248,7 +248,7 @@ absl::StatusOr<DeviceGroup> DeviceGroup::Create(const Session& session,
     std::iota(places.begin(), places.end(), 0);
   }
   if (places.empty()) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kSessionLost,
+    return MakeError(Reason::kWrongState,
                      "DeviceGroup: expected a session with devices, got an empty one");
   }
   for (size_t i = 0; i < places.size(); ++i) {
@@ -327,8 +327,7 @@ const Shape& HostTensor::shape() const {
 
 absl::Status HostTensor::status() const {
   if (impl_ != nullptr) return impl_->status;
-  return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kUnknownName,
-                   "an undefined tensor of the host");
+  return MakeError(Reason::kWrongState, "an undefined tensor of the host");
 }
 
 HostTensor& HostTensor::RequireGrad(const DeviceGroup& devices, CallSite site) {

@@ -501,7 +501,7 @@ TEST(PositionsTest, AnAbortStandsBehindTheCallsBeforeIt) {
   EXPECT_THAT(Values<double>(met), ElementsAre(3));
   EXPECT_THAT(Values<double>(before), ElementsAre(3));
   const absl::Status aborted = waiting.Wait();
-  EXPECT_EQ(ErrorOf(aborted).reason, Reason::kCancelled);
+  EXPECT_EQ(ErrorOf(aborted).reason, Reason::kAborted);
   EXPECT_THAT(Text(aborted), AllOf(HasSubstr("rank 0"), HasSubstr("not a number")));
   for (const World& world : ranks.worlds) ASSERT_TRUE(world.Step(1).ok());
   ExpectInLine(ranks, "after the abort");

@@ -18,13 +18,11 @@ inline namespace sdk {
 namespace {
 
 absl::Status NoSession() {
-  return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kSessionLost,
-                   "an empty session: make one with Session::Open");
+  return MakeError(Reason::kWrongState, "an empty session: make one with Session::Open");
 }
 
 absl::Status NoWorld() {
-  return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kUnknownName,
-                   "an empty world: get one from Session::Join");
+  return MakeError(Reason::kWrongState, "an empty world: get one from Session::Join");
 }
 
 // The first of these variables that is set and not empty.
@@ -177,7 +175,7 @@ absl::Status World::Step(int64_t n, CallSite site) const {
   if (member_ == nullptr) return NoWorld();
   if (member_->session->Forked()) return ForkedError();
   if (Trace::Current() != nullptr) {
-    return WithSource(MakeError(absl::StatusCode::kFailedPrecondition, Reason::kUnsupported,
+    return WithSource(MakeError(Reason::kWrongState,
                                 "Step: a compiled function is part of a step; begin it outside"),
                       SourceOf(site));
   }
@@ -228,10 +226,7 @@ absl::Status World::Abort(const std::string& why) const {
   if (member_ == nullptr) return NoWorld();
   if (member_->session->Forked()) return ForkedError();
   SessionCore* const session = member_->session.get();
-  Error error;
-  error.code = absl::StatusCode::kAborted;
-  error.reason = Reason::kCancelled;
-  error.message = why;
+  Error error(Reason::kAborted, why);
   absl::StatusOr<Sequence> sent = Sequence();
   {
     SessionLock lock(session);

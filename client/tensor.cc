@@ -13,10 +13,7 @@ namespace chorus {
 inline namespace sdk {
 namespace {
 
-absl::Status Undefined() {
-  return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kUnknownName,
-                   "an undefined tensor");
-}
+absl::Status Undefined() { return MakeError(Reason::kWrongState, "an undefined tensor"); }
 
 // The type of a tensor that a caller describes, checked.
 absl::StatusOr<TensorType> TypeOf(DType dtype, const Shape& shape) {
@@ -83,8 +80,7 @@ absl::Status Tensor::ReadInto(DType dtype, std::function<char*(int64_t elements)
   CHORUS_RETURN_IF_ERROR(Wait());
   const TensorData& data = *impl_->data;
   if (data.info == nullptr) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kBadType,
-                     "read: this rank gets no result of that collective");
+    return MakeError(Reason::kWrongState, "read: this rank gets no result of that collective");
   }
   const absl::string_view asked = DTypeName(dtype);
   if (data.info->type.dtype != dtype) {

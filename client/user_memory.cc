@@ -113,13 +113,12 @@ DeviceRef UserMemory::Device() const {
 absl::Status UserMemory::Run(DType dtype, size_t element_bytes, const std::vector<Extent>& extents,
                              const ReduceOp& op, CallSite site) {
   if (group_.core() == nullptr) {
-    return WithSource(MakeError(absl::StatusCode::kFailedPrecondition, Reason::kUnknownName,
-                                "UserMemory: a group that was never joined"),
+    return WithSource(MakeError(Reason::kWrongState, "UserMemory: a group that was never joined"),
                       SourceOf(site));
   }
   if (Trace* const trace = Trace::Current()) {
     const absl::Status refused = WithSource(
-        MakeError(absl::StatusCode::kFailedPrecondition, Reason::kUnsupported,
+        MakeError(Reason::kWrongState,
                   "UserMemory: inside a compiled function there are no bytes; call it outside"),
         SourceOf(site));
     trace->Fail(refused);
@@ -130,10 +129,11 @@ absl::Status UserMemory::Run(DType dtype, size_t element_bytes, const std::vecto
   CallInRuns call;
   if (extents.size() > 1) {
     bool everywhere = false;
-    const absl::Status agreed = AgreeOn(extents, &call, &everywhere, site);
-    if (!agreed.ok())
+    const absl::Status agreed = AgreeOn(extents, element_bytes, &call, &everywhere, site);
+    if (!agreed.ok()) {
       return everywhere ? agreed
                         : group_.member()->session->RefuseRest(group_.core(), &call, agreed);
+    }
   }
   size_t total = 0;
   for (const Extent& extent : extents) total += extent.bytes;
@@ -165,7 +165,11 @@ absl::Status UserMemory::Run(DType dtype, size_t element_bytes, const std::vecto
     break;
   }
   while (!under_way.empty()) finish_oldest();
-  return first_error;
+  if (first_error.ok() || ErrorOf(first_error).reason != Reason::kMismatch) return first_error;
+  // What the ranks asked for are chunks; the caller knows the whole.
+  Error error = ErrorOf(first_error);
+  absl::StrAppend(&error.message, "; in all this rank gives ", total / element_bytes, " elements");
+  return ToStatus(error);
 }
 
 absl::StatusOr<UserMemory::UnderWay> UserMemory::Start(DType dtype, size_t count, size_t bytes,
@@ -198,23 +202,43 @@ absl::StatusOr<UserMemory::UnderWay> UserMemory::Start(DType dtype, size_t count
 }
 
 // All members' counts are equal. (Where there is one part the chunks' own sizes show it.)
-absl::Status UserMemory::AgreeOn(const std::vector<Extent>& extents, CallInRuns* call,
-                                 bool* everywhere, CallSite site) {
+absl::Status UserMemory::AgreeOn(const std::vector<Extent>& extents, size_t element_bytes,
+                                 CallInRuns* call, bool* everywhere, CallSite site) {
   uint64_t hash = extents.size();
   for (const Extent& extent : extents) {
     hash = (hash ^ extent.bytes) * 0x9E3779B97F4A7C15;
     hash ^= hash >> 32;
   }
-  const Tensor own = FromHost<int64_t>(Device(), {static_cast<int64_t>(hash)}, {1}, site);
+  // The hash decides; the number of parts and the first counts are for the text.
+  constexpr size_t kNamed = 64;
+  std::vector<int64_t> numbers(2 + kNamed);
+  numbers[0] = static_cast<int64_t>(hash);
+  numbers[1] = static_cast<int64_t>(extents.size());
+  for (size_t i = 0; i < std::min(extents.size(), kNamed); ++i) {
+    numbers[2 + i] = static_cast<int64_t>(extents[i].bytes / element_bytes);
+  }
+  const auto each = static_cast<int64_t>(numbers.size());
+  const Tensor own = FromHost<int64_t>(Device(), numbers, {each}, site);
   CHORUS_ASSIGN_OR_RETURN(const std::vector<int64_t> all,
                           AllGatherIntoTensorIn(call, own, group_, site).Read<int64_t>());
-  for (size_t rank = 1; rank < all.size(); ++rank) {
-    if (all[rank] == all[0]) continue;
+  for (size_t rank = 1; rank * numbers.size() < all.size(); ++rank) {
+    const int64_t* const got = &all[rank * numbers.size()];
+    if (got[0] == all[0]) continue;
     *everywhere = true;
-    return WithSource(MakeError(absl::StatusCode::kInvalidArgument, Reason::kMismatch,
-                                absl::StrCat("AllReduceCoalesced of memory: rank ", rank,
-                                             " of the group gives other counts than rank 0")),
-                      SourceOf(site));
+    std::string text;
+    if (got[1] != all[1]) {
+      text = absl::StrCat(got[1], " parts, rank 0 gives ", all[1]);
+    } else {
+      size_t part = 0;
+      while (part < kNamed && got[2 + part] == all[2 + part]) ++part;
+      text = part == kNamed ? absl::StrCat("other counts than rank 0 behind part ", kNamed - 1)
+                            : absl::StrCat(got[2 + part], " elements as part ", part,
+                                           ", rank 0 gives ", all[2 + part]);
+    }
+    return WithSource(
+        MakeError(Reason::kMismatch, absl::StrCat("AllReduceCoalesced of memory: rank ", rank,
+                                                  " of the group gives ", text)),
+        SourceOf(site));
   }
   return absl::OkStatus();
 }

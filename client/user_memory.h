@@ -105,8 +105,8 @@ class UserMemory {
   absl::StatusOr<UnderWay> Start(DType dtype, size_t count, size_t bytes, Cursor* from,
                                  const ReduceOp& op, CallInRuns* call, CallSite site);
   // *everywhere: the error is one that every rank comes to.
-  absl::Status AgreeOn(const std::vector<Extent>& extents, CallInRuns* call, bool* everywhere,
-                       CallSite site);
+  absl::Status AgreeOn(const std::vector<Extent>& extents, size_t element_bytes, CallInRuns* call,
+                       bool* everywhere, CallSite site);
   absl::Status Finish(UnderWay* chunk, bool streaming, Cursor* to);
   // Null: the daemon is remote.
   absl::StatusOr<Staging*> Take(DType dtype, size_t count, CallSite site);

@@ -257,18 +257,50 @@ TEST_P(UserMemoryTest, OtherPartsOfAsManyElementsAreAMismatchOnEveryRank) {
           {x.data() + first, x.data() + first, second},
           {x.data() + first + second, x.data() + first + second, 10}};
     };
-    const std::pair<size_t, size_t> others[] = {{40, 20000}, {19999, 41}, {0, 20040}};
+    const std::pair<size_t, size_t> others[] = {{40, 20000}, {19999, 41}, {0, 20040}, {20000, 39}};
     for (const auto& [first, second] : others) {
       const absl::Status status =
           memory.AllReduceCoalesced(world.rank() == 0 ? parts(20000, 40) : parts(first, second));
       EXPECT_EQ(ErrorOf(status).reason, Reason::kMismatch) << status;
-      EXPECT_THAT(std::string(status.message()),
-                  ::testing::HasSubstr("rank 1 of the group gives other counts than rank 0"));
+      const bool first_differs = first != 20000;
+      EXPECT_THAT(
+          std::string(status.message()),
+          ::testing::HasSubstr(absl::StrCat(
+              "rank 1 of the group gives ", first_differs ? first : second, " elements as part ",
+              first_differs ? 0 : 1, ", rank 0 gives ", first_differs ? 20000 : 40)));
       EXPECT_THAT(x, ::testing::Each(1.0f)) << "nothing was reduced";
     }
     EXPECT_TRUE(memory.AllReduceCoalesced(parts(3, 4)).ok());
     EXPECT_EQ(x[16], 2);
     EXPECT_EQ(x[17], 1);
+  });
+}
+
+TEST_P(UserMemoryTest, AMismatchNamesWhatEachRankGives) {
+  RunRanks(2, [](const World& world) {
+    UserMemory memory(world);
+    std::vector<float> x(100, 1);
+    const auto parts = [&](size_t n, size_t last) {
+      std::vector<UserMemory::Part<float>> parts(n, {x.data(), x.data(), 1});
+      for (size_t i = 0; i < n; ++i) parts[i].in = parts[i].out = x.data() + i;
+      parts.back().count = last;
+      return parts;
+    };
+    const auto text = [](const absl::Status& status) {
+      EXPECT_EQ(ErrorOf(status).reason, Reason::kMismatch) << status;
+      return std::string(status.message());
+    };
+    const bool other = world.rank() == 1;
+    EXPECT_THAT(text(memory.AllReduceCoalesced(parts(other ? 3 : 2, 1))),
+                ::testing::HasSubstr("rank 1 of the group gives 3 parts, rank 0 gives 2"));
+    EXPECT_THAT(text(memory.AllReduceCoalesced(parts(70, other ? 2 : 1))),
+                ::testing::HasSubstr("gives other counts than rank 0 behind part 63"));
+    const size_t count = other ? 7 : 5;
+    const std::string one = text(memory.AllReduce(x.data(), x.data(), count));
+    EXPECT_THAT(one, ::testing::HasSubstr("rank 0: all_reduce SUM f32[5]"));
+    EXPECT_THAT(one, ::testing::HasSubstr("rank 1: all_reduce SUM f32[7]"));
+    EXPECT_THAT(
+        one, ::testing::HasSubstr(absl::StrCat("; in all this rank gives ", count, " elements")));
   });
 }
 

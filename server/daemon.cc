@@ -70,7 +70,7 @@ absl::Status MakeDirectory(const std::string& path, std::vector<std::string>* ma
     return absl::OkStatus();
   }
   if (errno == EEXIST) return absl::OkStatus();
-  return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kUnsupported,
+  return MakeError(Reason::kCannotServe,
                    absl::StrCat("directory ", directory, ": ", strerror(errno)));
 }
 
@@ -207,14 +207,14 @@ absl::Status Daemon::Impl::Serve() {
   for (size_t i = 0; i < addresses.size(); ++i) {
     if (addresses[i].is_unix()) continue;
     if (server == nullptr || ports[i] <= 0) {
-      return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kUnsupported,
+      return MakeError(Reason::kCannotServe,
                        absl::StrCat("--listen=", addresses[i].ToString(),
                                     ": the address is in use, or not this machine's"));
     }
     addresses[i].port = ports[i];
   }
   if (server == nullptr) {
-    return MakeError(absl::StatusCode::kInternal, Reason::kInternal, "gRPC does not start");
+    return MakeError(Reason::kInternal, "gRPC does not start");
   }
   acceptor = std::make_unique<Acceptor>(std::move(grpc_listeners), &peers, server.get());
   return absl::OkStatus();
@@ -237,8 +237,7 @@ void Daemon::Impl::Drain(absl::Time deadline) {
       return true;
     });
     // Behind the outcomes, before any connection closes.
-    const absl::Status why =
-        MakeError(absl::StatusCode::kUnavailable, Reason::kDraining, "the daemon is shutting down");
+    const absl::Status why = MakeError(Reason::kDraining, "the daemon is shutting down");
     if (attach != nullptr) attach->SayGoodbye(why);
     farewell.Say(why);
   }

@@ -67,14 +67,14 @@ absl::Status CheckListenAddress(const ListenAddress& address, bool insecure_loop
   if (address.is_unix()) return absl::OkStatus();
   if (!address.is_loopback()) {
     return MakeError(
-        absl::StatusCode::kFailedPrecondition, Reason::kUnsupported,
+        Reason::kCannotServe,
         absl::StrCat("--listen=", address.ToString(),
                      ": only loopback addresses are served: TCP beyond this machine needs TLS, "
                      "which a later version brings. Listen on a Unix socket, or on 127.0.0.1 with "
                      "--insecure_loopback."));
   }
   if (!insecure_loopback) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kUnsupported,
+    return MakeError(Reason::kCannotServe,
                      absl::StrCat("--listen=", address.ToString(),
                                   ": every user of this machine could use it, with neither TLS "
                                   "(which a later version brings) nor credentials. Say "

@@ -17,8 +17,7 @@ namespace chorus {
 namespace {
 
 absl::Status Failed(absl::string_view name) {
-  return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kUnsupported,
-                   absl::StrCat("lock file ", name, ": ", strerror(errno)));
+  return MakeError(Reason::kCannotServe, absl::StrCat("lock file ", name, ": ", strerror(errno)));
 }
 
 // Whether `name` is still the file that is open: its last holder may have removed it.
@@ -45,7 +44,7 @@ absl::StatusOr<LockFile> TakeLockFile(absl::string_view path) {
     const ssize_t size = pread(file.get(), pid, sizeof(pid) - 1, 0);
     absl::string_view holder(pid, size > 0 ? static_cast<size_t>(size) : 0);
     holder = absl::StripSuffix(holder, "\n");
-    return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kUnsupported,
+    return MakeError(Reason::kCannotServe,
                      absl::StrCat("another chorusd (pid ", holder.empty() ? "unknown" : holder,
                                   ") serves ", path, ": it holds ", name));
   }

@@ -43,7 +43,7 @@ absl::StatusOr<UniqueFd> PeerTable::Add(UniqueFd connection, const PeerCredentia
     }
     next_ = first_;
   }
-  return MakeError(absl::StatusCode::kResourceExhausted, Reason::kQuota,
+  return MakeError(Reason::kQuota,
                    absl::StrCat("no descriptor for a connection: ", strerror(errno)));
 }
 
@@ -67,7 +67,7 @@ absl::StatusOr<Caller> PeerTable::Resolve(absl::string_view peer) const {
       return caller;
     }
   }
-  return MakeError(absl::StatusCode::kUnauthenticated, Reason::kNotAttached,
+  return MakeError(Reason::kNotAttached,
                    absl::StrCat("the daemon does not know who calls from ", peer));
 }
 

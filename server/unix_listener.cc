@@ -18,7 +18,7 @@ namespace chorus {
 namespace {
 
 absl::Status Failed(absl::string_view path, absl::string_view what, int error) {
-  return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kUnsupported,
+  return MakeError(Reason::kCannotServe,
                    absl::StrCat("socket ", path, ": ", what, ": ", strerror(error)));
 }
 
@@ -85,8 +85,7 @@ absl::StatusOr<PeerCredentials> GetPeerCredentials(int socket) {
   ucred credentials = {};
   socklen_t size = sizeof(credentials);
   if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0) {
-    return MakeError(absl::StatusCode::kInternal, Reason::kInternal,
-                     absl::StrCat("SO_PEERCRED: ", strerror(errno)));
+    return MakeError(Reason::kInternal, absl::StrCat("SO_PEERCRED: ", strerror(errno)));
   }
   PeerCredentials peer;
   peer.pid = credentials.pid;

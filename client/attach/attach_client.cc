@@ -18,7 +18,7 @@ namespace {
 
 absl::Status TimedOut(absl::string_view path, absl::string_view what) {
   return MakeError(
-      absl::StatusCode::kDeadlineExceeded, Reason::kTransportTimeout,
+      Reason::kTransportTimeout,
       absl::StrCat("the daemon at ", path, " does not answer: nothing came to ", what, " in time"));
 }
 
@@ -66,8 +66,7 @@ absl::StatusOr<UniqueFd> ConnectSocket(absl::string_view path, absl::Time deadli
   memcpy(address.sun_path, path.data(), path.size());
   UniqueFd socket_fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   if (!socket_fd.valid()) {
-    return MakeError(absl::StatusCode::kResourceExhausted, Reason::kQuota,
-                     absl::StrCat("attach socket: ", strerror(errno)));
+    return MakeError(Reason::kQuota, absl::StrCat("attach socket: ", strerror(errno)));
   }
   // connect() waits while the daemon's queue is full; this bounds it.
   const absl::Duration left =
@@ -76,9 +75,7 @@ absl::StatusOr<UniqueFd> ConnectSocket(absl::string_view path, absl::Time deadli
   setsockopt(socket_fd.get(), SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout));
   if (connect(socket_fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
     if (errno == EAGAIN || errno == EINPROGRESS) return TimedOut(path, "connect");
-    const absl::StatusCode code =
-        errno == EACCES ? absl::StatusCode::kPermissionDenied : absl::StatusCode::kUnavailable;
-    return MakeError(code, errno == EACCES ? Reason::kNotAttached : Reason::kDaemonLost,
+    return MakeError(errno == EACCES ? Reason::kNotAttached : Reason::kDaemonLost,
                      absl::StrCat("no chorusd answers at ", path, ": ", strerror(errno)));
   }
   return socket_fd;
@@ -126,7 +123,7 @@ absl::StatusOr<AttachClient::Answer> AttachClient::Ask(AttachRequest request, si
     Answer answer = **std::move(packet);
     CHORUS_RETURN_IF_ERROR(answer.reply.status);
     if (answer.fds.size() != fds) {
-      return MakeError(absl::StatusCode::kInternal, Reason::kInternal,
+      return MakeError(Reason::kInternal,
                        absl::StrCat("attach socket: the answer to ", KindName(request.kind),
                                     " has ", answer.fds.size(), " descriptors, expected ", fds));
     }

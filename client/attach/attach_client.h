@@ -30,7 +30,7 @@ class AttachClient {
  public:
   // Connects to the attach socket at `path` and proves who this process is.
   // UNAVAILABLE (DAEMON_LOST): nobody listens there. PERMISSION_DENIED (NOT_ATTACHED): another
-  // user's. FAILED_PRECONDITION (VERSION): the text has both versions. DEADLINE_EXCEEDED
+  // user's. UNIMPLEMENTED (VERSION): the text has both versions. DEADLINE_EXCEEDED
   // (TRANSPORT_TIMEOUT): somebody listens and does not answer.
   static absl::StatusOr<std::unique_ptr<AttachClient>> Connect(absl::string_view path,
                                                                absl::Time deadline);
@@ -50,7 +50,7 @@ class AttachClient {
   // it is gone: answers that are under way are thrown away.
   absl::Status Goodbye();
 
-  // The rest needs the session that was opened with the token; FAILED_PRECONDITION before that.
+  // The rest needs the session that was opened with the token; PERMISSION_DENIED before that.
   struct SessionMemoryFds {
     UniqueFd memory;
     UniqueFd wake;  // an eventfd

@@ -54,7 +54,7 @@ thread_local const SessionCore* locked_session = nullptr;
 }  // namespace
 
 absl::Status ForkedError() {
-  return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kForked,
+  return MakeError(Reason::kForked,
                    "this object belongs to the parent process; open a session of your own after "
                    "fork");
 }
@@ -132,7 +132,7 @@ SessionLock::SessionLock(SessionCore* core) : core_(core) {
   held_ = true;
   locked_session = core_;
   if (core_->closed_) {
-    status_ = MakeError(absl::StatusCode::kNotFound, Reason::kSessionLost, "the session is closed");
+    status_ = MakeError(Reason::kSessionLost, "the session is closed");
   } else {
     status_ = core_->broken_;
   }
@@ -210,9 +210,8 @@ absl::StatusOr<TensorId> SessionCore::NewTensorIdLocked() {
     return id;
   }
   if (next_tensor_ >= link_->max_tensors()) {
-    return MakeError(
-        absl::StatusCode::kResourceExhausted, Reason::kQuota,
-        absl::StrCat("the session holds ", next_tensor_, " tensors, as many as it may; drop some"));
+    return MakeError(Reason::kQuota, absl::StrCat("the session holds ", next_tensor_,
+                                                  " tensors, as many as it may; drop some"));
   }
   return TensorId{next_tensor_++, 1};
 }
@@ -545,7 +544,7 @@ absl::StatusOr<GraphId> SessionCore::RegisterLocked(const std::string& encoded) 
     id = free_graphs_.back();
   } else if (next_graph_ >= link_->max_graphs()) {
     return MakeError(
-        absl::StatusCode::kResourceExhausted, Reason::kQuota,
+        Reason::kQuota,
         absl::StrCat("the session has ", next_graph_,
                      " graphs, as many as it may: most are of "
                      "compiled functions, drop some, or give them inputs of fewer types"));
@@ -831,7 +830,7 @@ void SessionCore::AddRefused(absl::Span<const CallPart> parts, Refusals* refusal
 
 void SessionCore::PutOutOfLineLocked(const absl::Status& why, Refusals* refusals) {
   Error error = ErrorOf(why);
-  error.code = absl::StatusCode::kFailedPrecondition;
+  error.SetReason(Reason::kOutOfLine);
   error.message = absl::StrCat(
       "this rank is out of line: a call could not be made here, and what would have followed from "
       "it is not known, so it takes part in nothing more until its next World::Step (or Reform); "
@@ -849,8 +848,7 @@ void SessionCore::PutOutOfLineLocked(const absl::Status& why, Refusals* refusals
 void SessionCore::LoseTapesLocked(absl::Span<MemberCore* const> members, uint64_t order,
                                   const absl::Status& why, bool ends_epoch, Refusals* refusals) {
   Error error = ErrorOf(why);
-  error.code = absl::StatusCode::kFailedPrecondition;
-  error.reason = Reason::kTapeConsumed;
+  error.SetReason(Reason::kTapeConsumed);
   error.message = absl::StrCat(
       "what was recorded before has no gradient any more: a call for gradients was refused here, "
       "and which it would have asked for is not known; record anew; the call: ",
@@ -951,7 +949,7 @@ absl::Status SessionCore::BeginStep(MemberCore* member, int64_t step) {
   CHORUS_RETURN_IF_ERROR(lock.status());
   const int64_t last = member->step.load(std::memory_order_relaxed);
   if (step <= last || step >= kMaxCallNumber) {
-    return MakeError(absl::StatusCode::kInvalidArgument, Reason::kMalformed,
+    return MakeError(Reason::kMalformed,
                      absl::StrCat("Step: expected a number above that of the last step, ", last,
                                   ", and below ", kMaxCallNumber, ", got ", step,
                                   "; a step that is done again has a new number"));
@@ -1283,7 +1281,7 @@ absl::Status SessionCore::Wait(const TensorDataPtr& data, absl::Duration timeout
     case TensorData::State::kFailed:
       return data->failure->status;
     case TensorData::State::kTraced:
-      return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kUnsupported,
+      return MakeError(Reason::kWrongState,
                        "a tensor inside a compiled function has no bytes: return it, and read the "
                        "result of the call");
     case TensorData::State::kInline:

@@ -29,7 +29,7 @@ struct Graveyard {
 thread_local Graveyard graveyard;
 
 absl::Status Precondition(absl::string_view message) {
-  return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kUnsupported, message);
+  return MakeError(Reason::kWrongState, message);
 }
 
 absl::Status NoTensor(absl::string_view op) {
@@ -663,9 +663,8 @@ class TapeEmitter : public Emitter {
     std::vector<Tensor> inputs;
     for (const ValueIndex value : spec.inputs) {
       if (!values_[value].tensor.defined()) {
-        return MakeError(
-            absl::StatusCode::kInternal, Reason::kInternal,
-            absl::StrCat("the gradient of ", spec.op, " needs a result that was not kept"));
+        return MakeError(Reason::kInternal, absl::StrCat("the gradient of ", spec.op,
+                                                         " needs a result that was not kept"));
       }
       inputs.push_back(values_[value].tensor);
     }
@@ -682,7 +681,7 @@ class TapeEmitter : public Emitter {
     CollectiveCall call;
     call.op = FindOp(spec.op);
     if (call.op == nullptr) {
-      return MakeError(absl::StatusCode::kInternal, Reason::kInternal,
+      return MakeError(Reason::kInternal,
                        absl::StrCat("a gradient rule emits an op '", spec.op, "', which is none"));
     }
     call.reduction = collective.reduction;

@@ -11,7 +11,7 @@ inline namespace sdk {
 
 void WaitReports::Report(absl::Duration waited) const {
   absl::StatusOr<std::vector<std::string>> waits = link_->Waits();
-  if (!waits.ok()) waits = std::vector<std::string>{std::string(waits.status().message())};
+  if (!waits.ok()) waits = std::vector<std::string>{ErrorOf(waits.status()).message};
   if (waits->empty()) waits->push_back("no rank is missing, the daemon is still at work");
   std::string report;
   for (const std::string& wait : *waits) {

@@ -23,13 +23,13 @@ namespace {
 absl::Status ToMessage(const Command& command, v1::Command* message) {
   const absl::Status converted = ToProto(command, message);
   if (!converted.ok()) {
-    return MakeError(absl::StatusCode::kInvalidArgument, Reason::kMalformed,
-                     absl::StrCat("command ", command.sequence.value(), ": ", converted.message()));
+    return MakeError(Reason::kMalformed, absl::StrCat("command ", command.sequence.value(), ": ",
+                                                      ErrorOf(converted).message));
   }
   ByteWriter frame;
   EncodeFrame(command, &frame);
   if (frame.size() <= kMaxFrameBytes) return absl::OkStatus();
-  return MakeError(absl::StatusCode::kInvalidArgument, Reason::kMalformed,
+  return MakeError(Reason::kMalformed,
                    absl::StrCat("command ", command.sequence.value(), ": expected at most ",
                                 kMaxFrameBytes, " bytes as a frame, got ", frame.size()));
 }
@@ -152,9 +152,8 @@ class StreamLink : public OutcomeLink {
     // The reader learns why.
     const absl::Status lost = liveness();
     if (!lost.ok()) return lost;
-    return MakeError(absl::StatusCode::kUnavailable, Reason::kDaemonLost,
-                     absl::StrCat("the stream of commands to the daemon at ",
-                                  this->opened().address, " has broken"));
+    return MakeError(Reason::kDaemonLost, absl::StrCat("the stream of commands to the daemon at ",
+                                                       this->opened().address, " has broken"));
   }
 
  private:
@@ -165,9 +164,8 @@ class StreamLink : public OutcomeLink {
     }
     absl::Status status = AtAddress(this->opened().address, stream_->Finish());
     if (status.ok()) {
-      status = MakeError(absl::StatusCode::kUnavailable, Reason::kDaemonLost,
-                         absl::StrCat("the daemon at ", this->opened().address,
-                                      " has ended the stream of commands"));
+      status = MakeError(Reason::kDaemonLost, absl::StrCat("the daemon at ", this->opened().address,
+                                                           " has ended the stream of commands"));
     }
     Lose(status);
   }

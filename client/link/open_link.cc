@@ -64,7 +64,7 @@ absl::Status CheckSocket(const std::string& path) {
   struct stat info = {};
   if (stat(path.c_str(), &info) != 0) return absl::OkStatus();  // perhaps soon
   if (S_ISSOCK(info.st_mode)) return absl::OkStatus();
-  return MakeError(absl::StatusCode::kInvalidArgument, Reason::kMalformed,
+  return MakeError(Reason::kMalformed,
                    absl::StrCat("unix:", path, ": expected a socket, found ",
                                 S_ISDIR(info.st_mode) ? "a directory" : "another kind of file"));
 }
@@ -73,17 +73,17 @@ absl::Status CheckSocket(const std::string& path) {
 absl::Status ForeignSocket(const std::string& path, const absl::Status& denied) {
   struct stat info = {};
   if (stat(path.c_str(), &info) != 0) {
-    return MakeError(absl::StatusCode::kPermissionDenied, Reason::kNotAttached,
+    return MakeError(Reason::kNotAttached,
                      absl::StrCat("unix:", path, ": this process (uid ", geteuid(),
                                   ") may not look there: ", strerror(errno)));
   }
   return MakeError(
-      absl::StatusCode::kPermissionDenied, Reason::kNotAttached,
+      Reason::kNotAttached,
       absl::StrCat("unix:", path, ": the socket of uid ", info.st_uid, " (mode ",
                    absl::StrFormat("%04o", info.st_mode & 07777), ") does not let uid ", geteuid(),
                    " in: use a daemon of your own, or have this one started with --socket_mode "
                    "and --socket_group (",
-                   denied.message(), ")"));
+                   ErrorOf(denied).message, ")"));
 }
 
 // Calls `open` until it gives something else than DAEMON_LOST, or `deadline`: a daemon that is
@@ -155,7 +155,7 @@ absl::StatusOr<std::unique_ptr<Link>> OpenLink(const SessionOptions& options) {
   const bool local = absl::StartsWith(path, "unix:");
   if (local) path.remove_prefix(5);
   if (!local && options.transport == Transport::kRing) {
-    return MakeError(absl::StatusCode::kUnauthenticated, Reason::kNotAttached,
+    return MakeError(Reason::kNotAttached,
                      absl::StrCat("the ring needs a daemon on this machine, at unix:PATH; got ",
                                   opened.address));
   }
@@ -187,7 +187,7 @@ absl::StatusOr<std::unique_ptr<Link>> OpenLink(const SessionOptions& options) {
   if (kApiVersion < capabilities.oldest_api_version() ||
       kApiVersion > capabilities.newest_api_version()) {
     return MakeError(
-        absl::StatusCode::kFailedPrecondition, Reason::kVersion,
+        Reason::kVersion,
         absl::StrCat("this client speaks version ", kApiVersion, " of the API, the daemon at ",
                      opened.address, " (", capabilities.daemon_version(), ") versions ",
                      capabilities.oldest_api_version(), " to ", capabilities.newest_api_version()));

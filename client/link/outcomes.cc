@@ -29,7 +29,7 @@ absl::StatusOr<absl::optional<absl::Status>> Outcomes::PeekLocked(Sequence seque
   if (entry.sequence == sequence.value()) return absl::optional<absl::Status>(entry.status);
   if (entry.sequence > sequence.value()) {
     return MakeError(
-        absl::StatusCode::kNotFound, Reason::kOutcomeForgotten,
+        Reason::kOutcomeForgotten,
         absl::StrCat("the outcome of command ", sequence.value(), " is no longer kept"));
   }
   return absl::optional<absl::Status>();
@@ -50,7 +50,7 @@ absl::Status Outcomes::Wait(Sequence sequence, absl::Duration timeout) {
     CHORUS_RETURN_IF_ERROR(lost_);
     const absl::Duration left = deadline - absl::Now();
     if (left <= absl::ZeroDuration()) {
-      return MakeError(absl::StatusCode::kDeadlineExceeded, Reason::kTransportTimeout,
+      return MakeError(Reason::kTransportTimeout,
                        absl::StrCat("command ", sequence.value(),
                                     " is not done yet; its outcome is still to be had"));
     }

@@ -32,14 +32,12 @@ class Mapping {
  public:
   static absl::StatusOr<std::unique_ptr<Mapping>> Make(int fd, int64_t bytes, int protection) {
     if (bytes <= 0) {
-      return MakeError(absl::StatusCode::kInternal, Reason::kInternal,
-                       absl::StrCat("an arena of ", bytes, " bytes"));
+      return MakeError(Reason::kInternal, absl::StrCat("an arena of ", bytes, " bytes"));
     }
     void* const at = ::mmap(nullptr, static_cast<size_t>(bytes), protection, MAP_SHARED, fd, 0);
     if (at == MAP_FAILED) {
-      return MakeError(
-          absl::StatusCode::kResourceExhausted, Reason::kOutOfMemory,
-          absl::StrCat("cannot map an arena of ", bytes, " bytes: ", ::strerror(errno)));
+      return MakeError(Reason::kOutOfMemory, absl::StrCat("cannot map an arena of ", bytes,
+                                                          " bytes: ", ::strerror(errno)));
     }
     // A forked child has no business with it.
     ::madvise(at, static_cast<size_t>(bytes), MADV_DONTFORK);
@@ -192,7 +190,7 @@ class RingLink : public RpcLink {
     }
     if (record.bytes != bytes || record.offset < 0 || record.offset > arena->bytes() - bytes) {
       return MakeError(
-          absl::StatusCode::kInternal, Reason::kInternal,
+          Reason::kInternal,
           absl::StrCat("a tensor of ", bytes, " bytes is said to be ", record.bytes, " bytes at ",
                        record.offset, " of an arena of ", arena->bytes()));
     }

@@ -85,10 +85,9 @@ RpcLink::~RpcLink() = default;
 void RpcLink::StartWatching() {
   if (opened_.attach != nullptr) {
     watch_ = WatchForHangup(opened_.attach->socket_fd(), [this] {
-      Lose(MakeError(absl::StatusCode::kUnavailable, Reason::kDaemonLost,
-                     absl::StrCat("the daemon at ", opened_.address,
-                                  " is gone: its process has "
-                                  "ended, or it has closed the connection")));
+      Lose(MakeError(Reason::kDaemonLost, absl::StrCat("the daemon at ", opened_.address,
+                                                       " is gone: its process has "
+                                                       "ended, or it has closed the connection")));
     });
   }
   if (opened_.attach == nullptr && opened_.lease > absl::ZeroDuration()) {
@@ -184,14 +183,14 @@ absl::Status RpcLink::FetchError(absl::StatusCode code, ErrorId id) {
     const grpc::Status got = diagnostics_->GetError(&context, request, &response);
     if (!got.ok() && code == absl::StatusCode::kUnavailable) {
       // It fails what is under way when it drains, and takes no more calls then.
-      error.reason = Reason::kDraining;
+      error.SetReason(Reason::kDraining);
       error.message = absl::StrCat("the daemon at ", opened_.address, " is shutting down");
       return ToStatus(error);
     }
     if (!got.ok()) {
       error.message = absl::StrCat(error.message, " at ", opened_.address,
                                    ", which has ended before it could tell more: ",
-                                   AtAddress(opened_.address, got).message());
+                                   ErrorOf(AtAddress(opened_.address, got)).message);
       return ToStatus(error);
     }
     error = ErrorFrom(response.error());
@@ -232,7 +231,7 @@ absl::Status RpcLink::Read(TensorId tensor, Sequence, char* out, int64_t bytes,
     if (part.offset_bytes() != have || size > bytes - have) {
       context.TryCancel();
       reader->Finish();
-      return MakeError(absl::StatusCode::kInternal, Reason::kInternal,
+      return MakeError(Reason::kInternal,
                        absl::StrCat("download: expected byte ", have, " of ", bytes, ", got ", size,
                                     " bytes at ", part.offset_bytes()));
     }
@@ -241,7 +240,7 @@ absl::Status RpcLink::Read(TensorId tensor, Sequence, char* out, int64_t bytes,
   }
   CHORUS_RETURN_IF_ERROR(Done(reader->Finish()));
   if (have != bytes) {
-    return MakeError(absl::StatusCode::kInternal, Reason::kInternal,
+    return MakeError(Reason::kInternal,
                      absl::StrCat("download: expected ", bytes, " bytes, got ", have));
   }
   return absl::OkStatus();
@@ -479,7 +478,7 @@ absl::Status RpcLink::Close() {
   v1::CloseSessionResponse response;
   request.set_session(opened_.session);
   const absl::Status status = FromGrpc(sessions_->Close(&context, request, &response));
-  Lose(MakeError(absl::StatusCode::kNotFound, Reason::kSessionLost, "the session is closed"));
+  Lose(MakeError(Reason::kSessionLost, "the session is closed"));
   return status;
 }
 

@@ -121,9 +121,7 @@ struct FakeInstance {
   std::map<int, Contribution> parts;  // by world rank
 };
 
-absl::Status Refuse(const std::string& text) {
-  return MakeError(absl::StatusCode::kInvalidArgument, Reason::kMalformed, text);
-}
+absl::Status Refuse(const std::string& text) { return MakeError(Reason::kMalformed, text); }
 
 }  // namespace
 
@@ -343,9 +341,7 @@ class FakeDaemon::Impl {
       const InstanceKey& key = run->keys[n];
       for (const int rank : Members(run->world, key)) {
         if (rank == run->ranks[n] || !HasPassed(run->world, key, rank)) continue;
-        Error error;
-        error.code = absl::StatusCode::kInvalidArgument;
-        error.reason = Reason::kMismatch;
+        Error error(Reason::kMismatch);
         error.alone = true;
         error.message = absl::StrCat("rank ", rank, " has passed ", key.ToString(), ", for which ",
                                      run->graph->nodes[n].source, " waits");
@@ -443,18 +439,14 @@ class FakeDaemon::Impl {
         if (tape.state == FakeTape::kLive) tape.state = FakeTape::kRefused;
       }
     }
-    Error own;
-    own.code = refuse.why.code;
-    own.reason = refuse.why.reason;
-    own.message = refuse.why.message;
+    Error own(refuse.why.reason, refuse.why.message);
     own.source = refuse.why.source;
     own.alone = refuse.why.alone && !refuse.by_hand;
     if (refuse.epoch.value() == world->epoch && !passed && !own.alone) {
       Error error = own;
       const int rank = refuse.members[0].rank.value();
-      error.code = absl::StatusCode::kAborted;
+      error.SetReason(refuse.by_hand ? Reason::kAborted : Reason::kPeerRefused);
       error.culprit.rank = rank;
-      error.reason = refuse.by_hand ? Reason::kCancelled : Reason::kPeerRefused;
       error.message = refuse.by_hand
                           ? absl::StrCat("rank ", rank, " aborted: ", own.message)
                           : absl::StrCat("the part of rank ", rank, " was refused: ", own.message);
@@ -487,7 +479,7 @@ class FakeDaemon::Impl {
   absl::optional<absl::Status> Lost(FakeWorld* world, const InstanceKey& key, int rank) {
     const FakeTape& tape = world->tapes[key.Parent().ToString()][rank];
     if (!tape.leads_to_collective) return absl::nullopt;
-    return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kGradientLost,
+    return MakeError(Reason::kGradientLost,
                      absl::StrCat("rank ", rank, " gave up its part at ", tape.source));
   }
 
@@ -534,10 +526,8 @@ class FakeDaemon::Impl {
     }
     absl::StatusOr<std::vector<std::vector<Value>>> values = Evaluate(sessions);
     if (!values.ok()) {
-      Error error;
-      error.code = absl::StatusCode::kInvalidArgument;
-      error.reason = Reason::kMismatch;
-      const absl::string_view message = values.status().message();
+      Error error(Reason::kMismatch);
+      const std::string message = ErrorOf(values.status()).message;
       error.message.assign(message.data(), message.size());
       EndEpoch(world, Record(ToStatus(error)));
       return;
@@ -960,7 +950,7 @@ class FakeLink : public Link {
       if (status.has_value()) return *status;
       const absl::Duration left = deadline - absl::Now();
       if (left <= absl::ZeroDuration()) {
-        return MakeError(absl::StatusCode::kDeadlineExceeded, Reason::kTransportTimeout,
+        return MakeError(Reason::kTransportTimeout,
                          absl::StrCat("not done in time; pending: ", daemon_->Pending()));
       }
       daemon_->changed.WaitFor(&daemon_->mutex, left);

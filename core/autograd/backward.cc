@@ -17,10 +17,8 @@ std::string Where(const RecordedNode& node) {
                                   : absl::StrCat(node.spec.op, " at ", node.spec.source);
 }
 
-absl::Status NotDifferentiable(const RecordedNode& node, absl::string_view why) {
-  Error error;
-  error.code = absl::StatusCode::kFailedPrecondition;
-  error.reason = Reason::kUnsupported;
+absl::Status NotDifferentiable(const RecordedNode& node, Reason reason, absl::string_view why) {
+  Error error(reason);
   error.op = node.spec.op;
   error.source = node.spec.source;
   error.message = absl::StrCat("backward: ", Where(node), " ", why);
@@ -99,11 +97,11 @@ class Walk {
     if (!visit) return absl::OkStatus();
 
     if (node.spec.collective.has_value() && !takes_part) {
-      return NotDifferentiable(node, "was recorded without a gradient");
+      return NotDifferentiable(node, Reason::kWrongState, "was recorded without a gradient");
     }
     const OpDef* def = FindOp(node.spec.op);
     if (def == nullptr || def->gradient == nullptr) {
-      return NotDifferentiable(node, "has no gradient");
+      return NotDifferentiable(node, Reason::kUnsupported, "has no gradient");
     }
     absl::InlinedVector<bool, 2> needs;
     for (const ValueIndex input : node.spec.inputs) needs.push_back(leads_.contains(input));
@@ -112,7 +110,7 @@ class Walk {
     visited_.push_back({index, reached});
     if (gradients.size() != node.spec.inputs.size()) {
       return MakeError(
-          absl::StatusCode::kInternal, Reason::kInternal,
+          Reason::kInternal,
           absl::StrCat("backward: the gradient rule of ", node.spec.op, " gave ", gradients.size(),
                        " gradients for ", node.spec.inputs.size(), " inputs"));
     }
@@ -121,7 +119,7 @@ class Walk {
       const ValueIndex input = node.spec.inputs[i];
       if (reached) reached_.insert(input);
       if (emitter_->TypeOf(*gradients[i]) != emitter_->TypeOf(input)) {
-        return MakeError(absl::StatusCode::kInternal, Reason::kInternal,
+        return MakeError(Reason::kInternal,
                          absl::StrCat("backward: the gradient rule of ", node.spec.op, " gave ",
                                       emitter_->TypeOf(*gradients[i]).ToString(), " for input ", i,
                                       " of type ", emitter_->TypeOf(input).ToString()));

@@ -59,7 +59,7 @@ struct BackwardResult {
 // no gradient and end the walk. INVALID_ARGUMENT: a seed of another type, a root or wanted value
 // that is not floating point, a root node out of range.
 // FAILED_PRECONDITION: a wanted value is reached through a collective that was recorded with
-// wants_grad off, or through an op without a gradient.
+// wants_grad off. UNIMPLEMENTED: through an op without a gradient.
 absl::StatusOr<BackwardResult> BuildBackward(absl::Span<const RecordedNode* const> record,
                                              absl::Span<const BackwardRoot> roots,
                                              absl::Span<const ValueIndex> wanted, Emitter* emitter);

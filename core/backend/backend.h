@@ -137,6 +137,9 @@ struct CollectiveCall {
     int64_t row_elements = 0;  // equal on all members
     int64_t input_rows = 0;    // of the whole input; 0 where there is none
     int64_t output_rows = 0;
+    // Whose call it is, for texts: the world rank, or -1, and the trainer's line.
+    int32_t rank = -1;
+    std::string source;
   };
   absl::optional<RuntimeCounts> runtime;
   // This member's; null: nobody is asked. Must stand until a Callback behind the call.
@@ -166,7 +169,7 @@ class Stream {
 };
 
 // Failure: after Abort, or after a call failed, the communicator is broken: calls that wait for a
-//   peer end with the abort's status, later ones fail with FAILED_PRECONDITION; only destruction is
+//   peer end with the abort's status, later ones fail with its code and reason; only destruction is
 //   useful. The streams stay usable.
 class Communicator {
  public:

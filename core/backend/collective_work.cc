@@ -291,7 +291,7 @@ absl::Status CollectiveWork::Disagree(const Operand& operand, int64_t count) con
   const auto name = [](const Operand& o) {
     return absl::StrCat("member ", o.member, "'s ", o.list, " ", o.index);
   };
-  return MakeError(absl::StatusCode::kInternal, Reason::kInternal,
+  return MakeError(Reason::kInternal,
                    absl::StrCat(CollectiveKindName(common_.kind), ": ", name(operand), " has ",
                                 count, " elements, ", name(first_), " has ", move_.count));
 }
@@ -559,6 +559,8 @@ absl::Status CollectiveWork::ReadRuntimeCounts(absl::Span<const Member> members)
     part.present = true;
     part.input_rows = runtime.input_rows;
     part.output_rows = runtime.output_rows;
+    part.rank = runtime.rank;
+    part.source = runtime.source;
     const auto copy = [&](DeviceAddress address, int count, absl::Span<const int64_t>* to) {
       const size_t before = counts_.size();
       CHORUS_RETURN_IF_ERROR(CopyCounts(members[m], address, count));
@@ -572,7 +574,7 @@ absl::Status CollectiveWork::ReadRuntimeCounts(absl::Span<const Member> members)
     if (row_elements < 0) row_elements = runtime.row_elements;
     if (row_elements != runtime.row_elements) {
       return MakeError(
-          absl::StatusCode::kInternal, Reason::kInternal,
+          Reason::kInternal,
           absl::StrCat(CollectiveKindName(common_.kind), ": member ", m, " has rows of ",
                        runtime.row_elements, " elements, others have ", row_elements));
     }

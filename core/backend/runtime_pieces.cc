@@ -6,8 +6,22 @@
 namespace chorus {
 namespace {
 
-absl::Status Mismatch(const std::string& text) {
-  return MakeError(absl::StatusCode::kInvalidArgument, Reason::kMismatch, text);
+using Parts = absl::Span<const RuntimePieces::Part>;
+
+// As its trainer calls it where it is known: "rank 3", else "member 1" of the group.
+std::string Name(Parts parts, int m) {
+  return parts[m].rank >= 0 ? absl::StrCat("rank ", parts[m].rank) : absl::StrCat("member ", m);
+}
+
+// Of what member m has given, with its line. `text` follows its name.
+absl::Status Wrong(Reason reason, CollectiveKind kind, Parts parts, int m, absl::string_view text) {
+  Error error(reason);
+  error.op = std::string(CollectiveKindName(kind));
+  error.culprit.rank = parts[m].rank;
+  error.source = std::string(parts[m].source);
+  error.message = absl::StrCat(error.op, ": ", Name(parts, m), text);
+  if (!error.source.empty()) absl::StrAppend(&error.message, " (", error.source, ")");
+  return ToStatus(error);
 }
 
 }  // namespace
@@ -47,18 +61,20 @@ absl::Status RuntimePieces::PlaceInputs(absl::Span<const Part> parts) {
     for (size_t i = 0; i < part.sends.size(); ++i) {
       const int64_t rows = part.sends[i];
       if (rows < 0 || rows > part.input_rows) {
-        return BadType(absl::StrCat(CollectiveKindName(kind_), ": member ", m, " sends ", rows,
-                                    " rows", part.sends.size() > 1 ? " to member " : "",
-                                    part.sends.size() > 1 ? absl::StrCat(i) : "",
-                                    ", expected 0 to ", part.input_rows));
+        return Wrong(
+            Reason::kBadType, kind_, parts, m,
+            absl::StrCat(
+                " sends ", rows, " rows",
+                part.sends.size() > 1 ? absl::StrCat(" to ", Name(parts, static_cast<int>(i))) : "",
+                ", expected 0 to ", part.input_rows));
       }
       inputs_[m * size_ + i] = {end, rows};
       end += rows;
     }
     if (end > part.input_rows) {
-      return BadType(absl::StrCat(CollectiveKindName(kind_), ": member ", m, " sends ", end,
-                                  " rows in all, expected at most the ", part.input_rows,
-                                  " of its input"));
+      return Wrong(Reason::kBadType, kind_, parts, m,
+                   absl::StrCat(" sends ", end, " rows in all, expected at most the ",
+                                part.input_rows, " of its input"));
     }
     input_ends_[m] = end;
   }
@@ -72,17 +88,19 @@ absl::Status RuntimePieces::CheckAgreement(absl::Span<const Part> parts) const {
     if (first < 0) first = m;
     for (int k = 0; k < size_; ++k) {
       if (kind_ == CollectiveKind::kReduceScatter && parts[m].sends[k] != parts[first].sends[k]) {
-        return Mismatch(absl::StrCat("reduce_scatter: member ", m, " has ", parts[m].sends[k],
-                                     " rows for member ", k, ", expected ", parts[first].sends[k],
-                                     " as member ", first, " has"));
+        return Wrong(
+            Reason::kMismatch, kind_, parts, m,
+            absl::StrCat(" has ", parts[m].sends[k], " rows for ", Name(parts, k), ", expected ",
+                         parts[first].sends[k], " as ", Name(parts, first), " has"));
       }
       // Everybody gets the same from those who are missing, too.
       if (kind_ == CollectiveKind::kAllGather &&
           outputs_[m * size_ + k].count != outputs_[first * size_ + k].count) {
-        return Mismatch(
-            absl::StrCat("all_gather: member ", m, " expects ", outputs_[m * size_ + k].count,
-                         " rows from member ", k, ", which is missing, expected ",
-                         outputs_[first * size_ + k].count, " as member ", first, " does"));
+        return Wrong(
+            Reason::kMismatch, kind_, parts, m,
+            absl::StrCat(" expects ", outputs_[m * size_ + k].count, " rows from ", Name(parts, k),
+                         ", which is missing, expected ", outputs_[first * size_ + k].count, " as ",
+                         Name(parts, first), " does"));
       }
     }
   }
@@ -102,16 +120,17 @@ absl::Status RuntimePieces::PlaceOutputs(absl::Span<const Part> parts) {
       if (!part.receives.empty()) {
         rows = part.receives[k];
         if (rows < 0 || rows > part.output_rows) {
-          return BadType(absl::StrCat(CollectiveKindName(kind_), ": member ", m, " expects ", rows,
-                                      " rows from member ", from, ", expected 0 to ",
-                                      part.output_rows));
+          return Wrong(Reason::kBadType, kind_, parts, m,
+                       absl::StrCat(" expects ", rows, " rows from ", Name(parts, from),
+                                    ", expected 0 to ", part.output_rows));
         }
       }
       if (parts[from].present) {
         const int64_t sent = Sent(parts, from, m);
         if (!part.receives.empty() && rows != sent) {
-          return Mismatch(absl::StrCat(CollectiveKindName(kind_), ": member ", m, " expected ",
-                                       rows, " rows from member ", from, ", got ", sent));
+          return Wrong(
+              Reason::kMismatch, kind_, parts, m,
+              absl::StrCat(" expected ", rows, " rows from ", Name(parts, from), ", got ", sent));
         }
         rows = sent;
       }
@@ -119,9 +138,9 @@ absl::Status RuntimePieces::PlaceOutputs(absl::Span<const Part> parts) {
       end += rows;
     }
     if (end > part.output_rows) {
-      return BadType(absl::StrCat(CollectiveKindName(kind_), ": member ", m, " gets ", end,
-                                  " rows, expected at most the ", part.output_rows,
-                                  " of its output"));
+      return Wrong(Reason::kBadType, kind_, parts, m,
+                   absl::StrCat(" gets ", end, " rows, expected at most the ", part.output_rows,
+                                " of its output"));
     }
     output_ends_[m] = end;
   }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "core/graph/graph.h"
 
@@ -22,6 +23,9 @@ class RuntimePieces {
     absl::Span<const int64_t> receives;  // NumReceives of them, or none: whatever comes
     int64_t input_rows = 0;              // capacities
     int64_t output_rows = 0;
+    // See CollectiveCall::RuntimeCounts.
+    int32_t rank = -1;
+    absl::string_view source;
   };
   struct Rows {
     int64_t first = 0;

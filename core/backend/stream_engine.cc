@@ -4,6 +4,7 @@
 #include <limits>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "core/base/error.h"
@@ -335,6 +336,7 @@ absl::StatusOr<std::unique_ptr<Kernel>> StreamEngine::MakeKernel(
   for (const TensorType* input : node.inputs) prepared->input_bytes.push_back(input->num_bytes());
   for (const TensorType& output : outputs) prepared->output_bytes.push_back(output.num_bytes());
   prepared->cost = prepared->kernel->units() * prepared->kernel->cost_per_unit();
+  prepared->source = absl::CHexEscape(node.source.substr(0, 256));
   const OpDef* const def = FindOp(node.op);
   prepared->elementwise = def != nullptr && def->elementwise && outputs.size() == 1 &&
                           prepared->kernel->units() == outputs[0].num_elements();
@@ -342,6 +344,17 @@ absl::StatusOr<std::unique_ptr<Kernel>> StreamEngine::MakeKernel(
     prepared->input_is_like_output.push_back(outputs.size() == 1 && *input == outputs[0]);
   }
   return std::unique_ptr<Kernel>(std::move(prepared));
+}
+
+absl::Status StreamEngine::ResolvedKernel::Run(int64_t begin, int64_t end) const {
+  if (begin == end) return absl::OkStatus();
+  absl::Status status =
+      kernel->Run(absl::MakeConstSpan(inputs), absl::MakeConstSpan(outputs), begin, end);
+  if (status.ok() || source->empty()) return status;
+  Error error = ErrorOf(status);
+  error.source = *source;
+  absl::StrAppend(&error.message, " (", *source, ")");
+  return ToStatus(error);
 }
 
 int64_t StreamEngine::CostOf(const KernelCall& call) {
@@ -353,13 +366,14 @@ absl::StatusOr<StreamEngine::ResolvedKernel> StreamEngine::Resolve(const KernelC
   const auto* prepared = static_cast<const PreparedKernel*>(call.kernel);
   if (call.inputs.size() != prepared->input_bytes.size() ||
       call.outputs.size() != prepared->output_bytes.size()) {
-    return MakeError(absl::StatusCode::kInternal, Reason::kInternal,
+    return MakeError(Reason::kInternal,
                      absl::StrCat("a kernel of ", prepared->input_bytes.size(), " inputs and ",
                                   prepared->output_bytes.size(), " outputs was launched with ",
                                   call.inputs.size(), " and ", call.outputs.size()));
   }
   ResolvedKernel resolved;
   resolved.kernel = prepared->kernel.get();
+  resolved.source = &prepared->source;
   void* pointer = nullptr;
   const auto resolve = [&](DeviceAddress address, int64_t bytes) {
     if (space_ != nullptr && bytes > 0) return space_->Resolve(device, address, bytes, &pointer);
@@ -573,16 +587,18 @@ absl::Status StreamEngine::EnqueueCall(Group* group, int member, const Collectiv
                                        StreamState* stream) {
   MutexLock lock(&mutex_);
   if (!group->broken.ok()) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, ErrorOf(group->broken).reason,
-                     absl::StrCat("communicator ", group->id,
-                                  " is broken, open another: ", group->broken.message()));
+    // For the reason that broke it: what whoever made this call can do about it is the same.
+    Error error = ErrorOf(group->broken);
+    error.message =
+        absl::StrCat("communicator ", group->id, " is broken, open another: ", error.message);
+    return ToStatus(error);
   }
   Meeting* meeting = Join(group, member, call);
   meeting->parts[member].stream = stream;
   const CollectiveWork::Common common = CommonOf(call, member);
   PushLocked(stream, CollectiveItem{meeting, member});
   if (!Same(common, meeting->common)) {
-    Break(group, MakeError(absl::StatusCode::kInternal, Reason::kInternal,
+    Break(group, MakeError(Reason::kInternal,
                            absl::StrCat("communicator ", group->id, ": member ", member, " calls ",
                                         Describe(common), " where others call ",
                                         Describe(meeting->common))));
@@ -650,9 +666,8 @@ void StreamEngine::FailMeeting(Meeting* meeting, const absl::Status& why) {
 
 void StreamEngine::Break(Group* group, const absl::Status& why) {
   if (!group->broken.ok()) return;
-  group->broken = why.ok() ? MakeError(absl::StatusCode::kAborted, Reason::kCancelled,
-                                       "the communicator was aborted")
-                           : Detached(why);
+  group->broken =
+      why.ok() ? MakeError(Reason::kAborted, "the communicator was aborted") : Detached(why);
   group->all.incomplete.clear();
   group->subsets.clear();
   const std::vector<Meeting*> live = group->live;  // failing them changes the list
@@ -701,7 +716,7 @@ void StreamEngine::BreakCircleThrough(StreamState* blocked) {
     }
   }
   const absl::Status why =
-      MakeError(absl::StatusCode::kInternal, Reason::kInternal,
+      MakeError(Reason::kInternal,
                 absl::StrCat("members call in different orders and would wait for each other for "
                              "ever: ",
                              absl::StrJoin(waits, ", ")));
@@ -713,9 +728,8 @@ void StreamEngine::CloseMember(Group* group, int member) {
   group->open[member] = false;
   const bool last = --group->num_open == 0;
   if (group->broken.ok()) {
-    group->broken =
-        MakeError(absl::StatusCode::kAborted, Reason::kCancelled,
-                  absl::StrCat("communicator ", group->id, ": member ", member, " was closed"));
+    group->broken = MakeError(Reason::kAborted, absl::StrCat("communicator ", group->id,
+                                                             ": member ", member, " was closed"));
     // Calls that all members have made still run. The others can never be complete.
     std::vector<Meeting*> incomplete(group->all.incomplete.begin(), group->all.incomplete.end());
     for (const auto& channel : group->subsets) {

@@ -1,9 +1,13 @@
 #include "core/base/error.h"
 
 #include <algorithm>
+#include <array>
 
 #include "absl/strings/cord.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/types/optional.h"
 #include "core/base/bytes.h"
 
@@ -12,46 +16,65 @@ namespace {
 
 constexpr char kPayloadUrl[] = "chorus.error";
 
-struct ReasonEntry {
-  Reason reason;
-  const char* name;
-};
+using Code = absl::StatusCode;
 
-constexpr ReasonEntry kReasons[] = {
-    {Reason::kUnspecified, "UNSPECIFIED"},
-    {Reason::kMalformed, "MALFORMED"},
-    {Reason::kBadType, "BAD_TYPE"},
-    {Reason::kVersion, "VERSION"},
-    {Reason::kUnsupported, "UNSUPPORTED"},
-    {Reason::kUnknownName, "UNKNOWN_NAME"},
-    {Reason::kSequenceGap, "SEQUENCE_GAP"},
-    {Reason::kOutcomeForgotten, "OUTCOME_FORGOTTEN"},
-    {Reason::kDonated, "DONATED"},
-    {Reason::kMismatch, "MISMATCH"},
-    {Reason::kOrderCycle, "ORDER_CYCLE"},
-    {Reason::kAgreeTimeout, "AGREE_TIMEOUT"},
-    {Reason::kPeerDied, "PEER_DIED"},
-    {Reason::kPeerLeft, "PEER_LEFT"},
-    {Reason::kPeerRefused, "PEER_REFUSED"},
-    {Reason::kCancelled, "CANCELLED"},
-    {Reason::kEpochEnded, "EPOCH_ENDED"},
-    {Reason::kNeedsReform, "NEEDS_REFORM"},
-    {Reason::kTapeConsumed, "TAPE_CONSUMED"},
-    {Reason::kGradientLost, "GRADIENT_LOST"},
-    {Reason::kDuplicateRank, "DUPLICATE_RANK"},
-    {Reason::kWorldSize, "WORLD_SIZE"},
-    {Reason::kJoinTimeout, "JOIN_TIMEOUT"},
-    {Reason::kOutOfMemory, "OUT_OF_MEMORY"},
-    {Reason::kQuota, "QUOTA"},
-    {Reason::kDraining, "DRAINING"},
-    {Reason::kSessionLost, "SESSION_LOST"},
-    {Reason::kDaemonLost, "DAEMON_LOST"},
-    {Reason::kExecTimeout, "EXEC_TIMEOUT"},
-    {Reason::kExecFailed, "EXEC_FAILED"},
-    {Reason::kNotAttached, "NOT_ATTACHED"},
-    {Reason::kForked, "FORKED"},
-    {Reason::kTransportTimeout, "TRANSPORT_TIMEOUT"},
-    {Reason::kInternal, "INTERNAL"},
+constexpr ReasonInfo kReasons[] = {
+    {Reason::kUnspecified, "UNSPECIFIED", Code::kUnknown, "go by the code"},
+    {Reason::kMalformed, "MALFORMED", Code::kInvalidArgument,
+     "fix the argument, or the client that sent it"},
+    {Reason::kBadType, "BAD_TYPE", Code::kInvalidArgument, "fix the call"},
+    {Reason::kVersion, "VERSION", Code::kUnimplemented, "upgrade the older side"},
+    {Reason::kUnsupported, "UNSUPPORTED", Code::kUnimplemented, "do without it, or upgrade"},
+    {Reason::kUnknownName, "UNKNOWN_NAME", Code::kNotFound, "create it again"},
+    {Reason::kSequenceGap, "SEQUENCE_GAP", Code::kFailedPrecondition,
+     "send the missing command, then those after it"},
+    {Reason::kOutcomeForgotten, "OUTCOME_FORGOTTEN", Code::kNotFound, "ask earlier"},
+    {Reason::kDonated, "DONATED", Code::kFailedPrecondition,
+     "use that run's result, and donate only what is not needed any more"},
+    {Reason::kWrongState, "WRONG_STATE", Code::kFailedPrecondition, "do first what the text says"},
+    {Reason::kMismatch, "MISMATCH", Code::kInvalidArgument,
+     "make all ranks ask for the same, and go on with the next World::Step"},
+    {Reason::kOrderCycle, "ORDER_CYCLE", Code::kInvalidArgument,
+     "use the groups in one order on all ranks"},
+    {Reason::kAgreeTimeout, "AGREE_TIMEOUT", Code::kDeadlineExceeded,
+     "see why that rank is late, and redo the step"},
+    {Reason::kPeerDied, "PEER_DIED", Code::kAborted,
+     "call World::Reform, then resume from the last published instance"},
+    {Reason::kPeerLeft, "PEER_LEFT", Code::kAborted, "end the job, or call World::Reform"},
+    {Reason::kPeerRefused, "PEER_REFUSED", Code::kAborted,
+     "fix that rank's call, and go on with the next World::Step"},
+    {Reason::kCancelled, "CANCELLED", Code::kCancelled, "redo the step if it is still wanted"},
+    {Reason::kEpochEnded, "EPOCH_ENDED", Code::kAborted, "go on in the epoch that is open"},
+    {Reason::kNeedsReform, "NEEDS_REFORM", Code::kFailedPrecondition, "call World::Reform"},
+    {Reason::kTapeConsumed, "TAPE_CONSUMED", Code::kFailedPrecondition,
+     "keep the tape (retain_graph) on every rank; after a refusal, record anew"},
+    {Reason::kGradientLost, "GRADIENT_LOST", Code::kFailedPrecondition,
+     "call Backward on that rank with a zero seed, or make the call under NoGrad"},
+    {Reason::kOutOfLine, "OUT_OF_LINE", Code::kFailedPrecondition,
+     "fix the call that is quoted, and go on with the next World::Step"},
+    {Reason::kAborted, "ABORTED", Code::kAborted, "redo the step"},
+    {Reason::kDuplicateRank, "DUPLICATE_RANK", Code::kAlreadyExists, "check RANK in the launcher"},
+    {Reason::kWorldSize, "WORLD_SIZE", Code::kInvalidArgument, "check WORLD_SIZE in the launcher"},
+    {Reason::kJoinTimeout, "JOIN_TIMEOUT", Code::kDeadlineExceeded, "start the missing ranks"},
+    {Reason::kOutOfMemory, "OUT_OF_MEMORY", Code::kResourceExhausted,
+     "release tensors, or raise --memory_limit_bytes"},
+    {Reason::kQuota, "QUOTA", Code::kResourceExhausted, "release some, or raise the limit"},
+    {Reason::kDraining, "DRAINING", Code::kUnavailable,
+     "open a new session when the daemon is back"},
+    {Reason::kSessionLost, "SESSION_LOST", Code::kNotFound, "open a new session"},
+    {Reason::kDaemonLost, "DAEMON_LOST", Code::kUnavailable,
+     "start the daemon, then open a new session"},
+    {Reason::kExecTimeout, "EXEC_TIMEOUT", Code::kDeadlineExceeded,
+     "look at the devices, and report it"},
+    {Reason::kExecFailed, "EXEC_FAILED", Code::kInternal, "look at the devices, and report it"},
+    {Reason::kNotAttached, "NOT_ATTACHED", Code::kPermissionDenied,
+     "attach, run as the daemon's user, or start it with --socket_mode and --socket_group"},
+    {Reason::kForked, "FORKED", Code::kFailedPrecondition, "open a session in the child"},
+    {Reason::kTransportTimeout, "TRANSPORT_TIMEOUT", Code::kDeadlineExceeded,
+     "ask again, and see whether the daemon is stopped"},
+    {Reason::kInternal, "INTERNAL", Code::kInternal, "report it"},
+    {Reason::kCannotServe, "CANNOT_SERVE", Code::kFailedPrecondition,
+     "free or change what the text names, and start chorusd again"},
 };
 
 void Shorten(std::string* text, size_t limit) {
@@ -89,58 +112,201 @@ std::string EncodeUnbounded(const Error& error) {
   return out.Take();
 }
 
-}  // namespace
+// A payload is text: absl prints payloads with everything that is not printable escaped, and the
+// function that would print them otherwise is the process's own, hence the trainer's. In values all
+// but plain characters is "%XX", which leaves "; ", "=" and "|" to stand between them.
+bool IsPlain(char c) { return c >= ' ' && c <= '~' && !absl::StrContains("%;|'\"\\", c); }
 
-absl::string_view ReasonName(Reason reason) {
-  for (const ReasonEntry& entry : kReasons) {
-    if (entry.reason == reason) return entry.name;
+void AppendValue(absl::string_view value, std::string* text) {
+  for (const char c : value) {
+    if (IsPlain(c)) {
+      text->push_back(c);
+    } else {
+      absl::StrAppend(text, "%", absl::Hex(static_cast<unsigned char>(c), absl::kZeroPad2));
+    }
   }
-  return "UNSPECIFIED";
 }
 
+std::string ValueOf(absl::string_view encoded) {
+  std::string value;
+  for (size_t i = 0; i < encoded.size(); ++i) {
+    int byte = 0;
+    if (encoded[i] == '%' && absl::SimpleHexAtoi(encoded.substr(i + 1, 2), &byte)) {
+      value.push_back(static_cast<char>(byte));
+      i += 2;
+    } else {
+      value.push_back(encoded[i]);
+    }
+  }
+  return value;
+}
+
+// The texts of a payload, with their names there. The message is the status's.
+struct TextField {
+  const char* name;
+  std::string* text;
+};
+std::array<TextField, 6> TextsOf(Error* error) {
+  return {{{"node", &error->culprit.node},
+           {"instance", &error->instance},
+           {"op", &error->op},
+           {"source", &error->source},
+           {"expected", &error->expected},
+           {"got", &error->got}}};
+}
+
+std::string EncodePayload(const Error& error) {
+  std::string text = absl::StrCat("reason=", InfoOf(error.reason).name);
+  const auto put = [&text](absl::string_view name, absl::string_view value) {
+    absl::StrAppend(&text, "; ", name, "=");
+    AppendValue(value, &text);
+  };
+  if (error.id != ErrorId()) put("error_id", absl::StrCat(error.id.value()));
+  if (error.culprit.rank != -1) put("rank", absl::StrCat(error.culprit.rank));
+  if (error.culprit.pid != -1) put("pid", absl::StrCat(error.culprit.pid));
+  Error copy = error;
+  for (const TextField& field : TextsOf(&copy)) {
+    if (!field.text->empty()) put(field.name, *field.text);
+  }
+  for (size_t i = 0; i < error.ranks.size() && i < Error::kMaxRanks; ++i) {
+    put("asked", absl::StrCat(error.ranks[i].rank));
+    for (const std::string* part : {&error.ranks[i].what, &error.ranks[i].source}) {
+      text.push_back('|');
+      AppendValue(*part, &text);
+    }
+  }
+  for (size_t i = 0; i < error.ended.size() && i < Error::kMaxRanks; ++i) {
+    put("ended", absl::StrCat(error.ended[i].world.value()));
+    absl::StrAppend(&text, "|", error.ended[i].open.value());
+  }
+  if (error.alone) put("alone", "true");
+  return text;
+}
+
+template <typename Int>
+Int NumberOf(absl::string_view text) {
+  Int number = 0;
+  return absl::SimpleAtoi(text, &number) ? number : 0;
+}
+
+Error DecodePayload(absl::string_view payload) {
+  Error error;
+  for (const absl::string_view field : absl::StrSplit(payload, "; ")) {
+    const std::pair<absl::string_view, absl::string_view> pair =
+        absl::StrSplit(field, absl::MaxSplits('=', 1));
+    const absl::string_view name = pair.first;
+    const std::vector<absl::string_view> parts = absl::StrSplit(pair.second, '|');
+    for (const TextField& text : TextsOf(&error)) {
+      if (name == text.name) *text.text = ValueOf(pair.second);
+    }
+    if (name == "reason") error.reason = ReasonFromName(pair.second);
+    if (name == "error_id") error.id = ErrorId(NumberOf<int64_t>(pair.second));
+    if (name == "rank") error.culprit.rank = NumberOf<int32_t>(pair.second);
+    if (name == "pid") error.culprit.pid = NumberOf<int32_t>(pair.second);
+    if (name == "asked" && parts.size() == 3) {
+      error.ranks.push_back({NumberOf<int32_t>(parts[0]), ValueOf(parts[1]), ValueOf(parts[2])});
+    }
+    if (name == "ended" && parts.size() == 2) {
+      error.ended.push_back(
+          {WorldId(NumberOf<int64_t>(parts[0])), Epoch(NumberOf<int64_t>(parts[1]))});
+    }
+    if (name == "alone") error.alone = true;
+  }
+  return error;
+}
+
+// `encode` of the error with texts shortened, the longest first, until it fits.
+std::string Bounded(const Error& error, std::string (*encode)(const Error&)) {
+  std::string bytes = encode(error);
+  if (bytes.size() <= Error::kMaxBytes) return bytes;
+  // 7 texts and 2 for each of 8 ranks share the limit; halving the longest allowed text ends soon.
+  Error shorter = error;
+  for (size_t limit = Error::kMaxBytes / 2; bytes.size() > Error::kMaxBytes && limit >= 16;
+       limit /= 2) {
+    Shorten(&shorter.message, limit);
+    for (const TextField& field : TextsOf(&shorter)) Shorten(field.text, limit);
+    for (Error::Version& version : shorter.ranks) {
+      Shorten(&version.what, limit);
+      Shorten(&version.source, limit);
+    }
+    bytes = encode(shorter);
+  }
+  return bytes;
+}
+
+}  // namespace
+
+Error::Error(Reason reason_of, std::string text)
+    : code(InfoOf(reason_of).code), reason(reason_of), message(std::move(text)) {}
+
+void Error::SetReason(Reason to) {
+  reason = to;
+  code = InfoOf(to).code;
+}
+
+absl::Span<const ReasonInfo> Reasons() { return kReasons; }
+
+const ReasonInfo& InfoOf(Reason reason) {
+  for (const ReasonInfo& info : kReasons) {
+    if (info.reason == reason) return info;
+  }
+  return kReasons[0];
+}
+
+absl::string_view ReasonName(Reason reason) { return InfoOf(reason).name; }
+
 Reason ReasonFromName(absl::string_view name) {
-  for (const ReasonEntry& entry : kReasons) {
-    if (name == entry.name) return entry.reason;
+  for (const ReasonInfo& info : kReasons) {
+    if (name == info.name) return info.reason;
   }
   return Reason::kUnspecified;
 }
 
+std::string RemedyText(const Error& error) {
+  const ReasonInfo& info = InfoOf(error.reason);
+  std::string text = absl::StrCat(" [", info.name, "; ", info.remedy);
+  if (error.id != ErrorId()) absl::StrAppend(&text, "; error ", error.id.value());
+  text.push_back(']');
+  return text;
+}
+
+absl::string_view WithoutRemedyText(absl::string_view text, Reason reason) {
+  // Another build's remedy may be another one: only the name tells where it begins.
+  const size_t begin = text.rfind(absl::StrCat(" [", ReasonName(reason), "; "));
+  const bool found = begin != absl::string_view::npos && absl::EndsWith(text, "]");
+  return found ? text.substr(0, begin) : text;
+}
+
 absl::Status ToStatus(const Error& error) {
   if (error.code == absl::StatusCode::kOk) return absl::OkStatus();
-  absl::Status status(error.code, error.message);
-  status.SetPayload(kPayloadUrl, absl::Cord(EncodeError(error)));
+  absl::Status status(error.code, absl::StrCat(error.message, RemedyText(error)));
+  status.SetPayload(kPayloadUrl, absl::Cord(Bounded(error, EncodePayload)));
   return status;
 }
 
 Error ErrorOf(const absl::Status& status) {
   Error error;
+  absl::string_view text = status.message();
   if (absl::optional<absl::Cord> payload = status.GetPayload(kPayloadUrl)) {
-    error = DecodeError(std::string(*payload));
+    error = DecodePayload(std::string(*payload));
+    text = WithoutRemedyText(text, error.reason);
   }
   error.code = status.code();
-  error.message = std::string(status.message());
+  error.message = std::string(text);
   return error;
 }
 
-absl::Status MakeError(absl::StatusCode code, Reason reason, absl::string_view message) {
-  Error error;
-  error.code = code;
-  error.reason = reason;
-  error.message = std::string(message);
-  return ToStatus(error);
+absl::Status MakeError(Reason reason, absl::string_view message) {
+  return ToStatus(Error(reason, std::string(message)));
 }
 
-absl::Status Malformed(absl::string_view message) {
-  return MakeError(absl::StatusCode::kInvalidArgument, Reason::kMalformed, message);
-}
-absl::Status BadType(absl::string_view message) {
-  return MakeError(absl::StatusCode::kInvalidArgument, Reason::kBadType, message);
-}
+absl::Status Malformed(absl::string_view message) { return MakeError(Reason::kMalformed, message); }
+absl::Status BadType(absl::string_view message) { return MakeError(Reason::kBadType, message); }
 absl::Status Unsupported(absl::string_view message) {
-  return MakeError(absl::StatusCode::kUnimplemented, Reason::kUnsupported, message);
+  return MakeError(Reason::kUnsupported, message);
 }
 absl::Status UnknownName(absl::string_view message) {
-  return MakeError(absl::StatusCode::kNotFound, Reason::kUnknownName, message);
+  return MakeError(Reason::kUnknownName, message);
 }
 
 absl::Status Detached(const absl::Status& status) {
@@ -151,28 +317,7 @@ absl::Status Detached(const absl::Status& status) {
   return copy;
 }
 
-std::string EncodeError(const Error& error) {
-  std::string bytes = EncodeUnbounded(error);
-  if (bytes.size() <= Error::kMaxBytes) return bytes;
-  // 9 texts and 2 for each of 8 ranks share the limit; halving the longest allowed text ends soon.
-  Error shorter = error;
-  for (size_t limit = Error::kMaxBytes / 2; bytes.size() > Error::kMaxBytes && limit >= 16;
-       limit /= 2) {
-    Shorten(&shorter.message, limit);
-    Shorten(&shorter.culprit.node, limit);
-    Shorten(&shorter.instance, limit);
-    Shorten(&shorter.op, limit);
-    Shorten(&shorter.source, limit);
-    Shorten(&shorter.expected, limit);
-    Shorten(&shorter.got, limit);
-    for (Error::Version& version : shorter.ranks) {
-      Shorten(&version.what, limit);
-      Shorten(&version.source, limit);
-    }
-    bytes = EncodeUnbounded(shorter);
-  }
-  return bytes;
-}
+std::string EncodeError(const Error& error) { return Bounded(error, EncodeUnbounded); }
 
 Error DecodeError(absl::string_view bytes) {
   ByteReader in(bytes);
@@ -208,11 +353,8 @@ Error DecodeError(absl::string_view bytes) {
   error.alone = alone == 1;
   constexpr uint64_t kLastCode = static_cast<uint64_t>(absl::StatusCode::kUnauthenticated);
   if (!in.Done() || alone > 1 || code == 0 || code > kLastCode) {
-    Error broken;
-    broken.code = absl::StatusCode::kInternal;
-    broken.reason = Reason::kInternal;
-    broken.message = absl::StrCat("an error record of ", bytes.size(), " bytes does not decode");
-    return broken;
+    return Error(Reason::kInternal,
+                 absl::StrCat("an error record of ", bytes.size(), " bytes does not decode"));
   }
   error.code = static_cast<absl::StatusCode>(code);
   error.reason = ReasonFromName(ReasonName(static_cast<Reason>(reason)));

@@ -4,6 +4,12 @@
 // text: a reason (one of the list below, each with cause and remedy in docs/errors.md), the
 // culprit, the collective it belongs to and where in the trainer's source it was asked for. It is
 // attached as a payload, so it survives every function that only passes the status on.
+//
+// A status's text is the error's message and, in brackets, what its reader does next:
+//   rank 1: gather: input 1, i64[3], holds 7 at [2], expected from 0 to 4 (train.cc:12)
+//       [BAD_TYPE; fix the call; error 17]
+// The brackets are the status's alone: an Error's message never has them, so that records are equal
+// where their errors are, and an error that quotes another does not say two remedies.
 #ifndef CHORUS_CORE_BASE_ERROR_H_
 #define CHORUS_CORE_BASE_ERROR_H_
 
@@ -14,6 +20,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "core/base/ids.h"
 
 namespace chorus {
@@ -30,6 +37,7 @@ enum class Reason : uint16_t {
   kSequenceGap = 6,       // a command's predecessor did not arrive in time
   kOutcomeForgotten = 7,  // the run is older than the outcomes that are kept
   kDonated = 8,           // a tensor whose memory was given to a run
+  kWrongState = 9,        // not on this object or not at this time; the text names what comes first
   // Agreement.
   kMismatch = 10,      // the ranks asked for different things
   kOrderCycle = 11,    // the groups of a gang wait for each other in a circle
@@ -37,11 +45,13 @@ enum class Reason : uint16_t {
   kPeerDied = 13,      // a rank's process ended, or its session did; the text says how
   kPeerLeft = 14,      // a rank left the world
   kPeerRefused = 15,   // a rank's part of the collective was refused
-  kCancelled = 16,     // a rank withdrew its part
+  kCancelled = 16,     // a rank withdrew a call of its own
   kEpochEnded = 17,    // the request belongs to an epoch that has ended, cause forgotten
   kNeedsReform = 18,   // the world has lost a member for good
   kTapeConsumed = 19,  // a rank no longer holds what this gradient needs from it
   kGradientLost = 20,  // part of a gradient leads through what a rank has given up
+  kOutOfLine = 21,     // this rank could not make a call, and sits out the rest of its step
+  kAborted = 22,       // a rank ended the epoch for all
   // Joining.
   kDuplicateRank = 30,
   kWorldSize = 31,
@@ -58,9 +68,21 @@ enum class Reason : uint16_t {
   kForked = 48,            // an SDK object used in a forked child
   kTransportTimeout = 49,  // the caller's own wait ended; the outcome is still to be had
   kInternal = 50,
+  kCannotServe = 51,  // chorusd does not start: an address, a file or a flag
 };
 
-// "AGREE_TIMEOUT" for kAgreeTimeout, and so on.
+// What there is to know of a reason, once.
+struct ReasonInfo {
+  Reason reason;
+  const char* name;       // "AGREE_TIMEOUT" for kAgreeTimeout, and so on
+  absl::StatusCode code;  // of every error of this reason
+  const char* remedy;     // what the one who reads it does next
+};
+// In the order of their numbers. kUnspecified alone has no code of its own: it is the reason of
+// statuses from elsewhere, which keep theirs.
+absl::Span<const ReasonInfo> Reasons();
+// Of a number that is no reason: kUnspecified's.
+const ReasonInfo& InfoOf(Reason reason);
 absl::string_view ReasonName(Reason reason);
 // The inverse; kUnspecified for a name that this build does not know.
 Reason ReasonFromName(absl::string_view name);
@@ -88,8 +110,14 @@ struct Error {
     }
   };
   static constexpr size_t kMaxRanks = 8;
-  // A status with its payload stays below this on the wire; larger gRPC details vanish on the way.
+  // Encoded, and as a status's payload; larger gRPC details vanish on the way.
   static constexpr size_t kMaxBytes = 4096;
+
+  Error() = default;
+  // With the code of `reason`.
+  explicit Error(Reason reason, std::string message = "");
+  // Another reason, with its code.
+  void SetReason(Reason reason);
 
   absl::StatusCode code = absl::StatusCode::kOk;
   Reason reason = Reason::kUnspecified;
@@ -118,6 +146,11 @@ struct Error {
   bool alone = false;
 };
 
+// What a status's text has after the error's message: " [BAD_TYPE; fix the call; error 17]".
+std::string RemedyText(const Error& error);
+// `text` without that; unchanged where it does not end with it.
+absl::string_view WithoutRemedyText(absl::string_view text, Reason reason);
+
 // The status of `error`, carrying all of it. kOk gives OkStatus.
 absl::Status ToStatus(const Error& error);
 
@@ -125,11 +158,11 @@ absl::Status ToStatus(const Error& error);
 Error ErrorOf(const absl::Status& status);
 
 // Shorthand for errors that need no more than a reason and a text.
-absl::Status MakeError(absl::StatusCode code, Reason reason, absl::string_view message);
-absl::Status Malformed(absl::string_view message);    // INVALID_ARGUMENT
-absl::Status BadType(absl::string_view message);      // INVALID_ARGUMENT
-absl::Status Unsupported(absl::string_view message);  // UNIMPLEMENTED
-absl::Status UnknownName(absl::string_view message);  // NOT_FOUND
+absl::Status MakeError(Reason reason, absl::string_view message);
+absl::Status Malformed(absl::string_view message);
+absl::Status BadType(absl::string_view message);
+absl::Status Unsupported(absl::string_view message);
+absl::Status UnknownName(absl::string_view message);
 
 // A copy that shares nothing with `status`, for handing to another thread: the counting of what
 // copies of a status share happens inside a library in which ThreadSanitizer sees no atomics.

@@ -17,7 +17,7 @@ namespace {
 constexpr size_t kKnownOrders = 64;
 
 absl::Status Contradiction(absl::string_view message) {
-  return MakeError(absl::StatusCode::kInvalidArgument, Reason::kMalformed, message);
+  return MakeError(Reason::kMalformed, message);
 }
 
 bool IsPairKind(CollectiveKind kind) {
@@ -93,7 +93,7 @@ absl::StatusOr<GroupId> Sequencer::AddGroup(Rank rank, absl::Span<const Rank> me
     asked = *request;
   }
   if (is_new && num_groups() >= options_.max_groups) {
-    return MakeError(absl::StatusCode::kResourceExhausted, Reason::kQuota,
+    return MakeError(Reason::kQuota,
                      absl::StrCat("the world has been given ", num_groups(),
                                   " groups, as many as it may in its life: ask for a group once, "
                                   "and keep it"));
@@ -406,7 +406,7 @@ absl::Status Sequencer::ResolveOne(const Vote& vote, size_t i, bool late) {
     Error error =
         ErrorOf(refuse(absl::StrCat("no rank holds a tape entry for ", key.Parent().ToString(),
                                     ": it has failed, or has no gradient any more")));
-    error.reason = Reason::kMismatch;
+    error.SetReason(Reason::kMismatch);
     error.alone = true;
     return ToStatus(error);
   }
@@ -414,7 +414,7 @@ absl::Status Sequencer::ResolveOne(const Vote& vote, size_t i, bool late) {
   if (entry.state != TapeEntry::State::kLive) {
     if (late) return absl::OkStatus();
     if (entry.state == TapeEntry::State::kConsumed) {
-      return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kTapeConsumed,
+      return MakeError(Reason::kTapeConsumed,
                        absl::StrCat(part.descriptor.ToString(), " (", part.source,
                                     "): ", RankText(RankAt(key, seat)),
                                     " has consumed its tape entry for ", key.Parent().ToString()));
@@ -592,9 +592,7 @@ std::string Sequencer::StandsText(const InstanceKey& key, int32_t seat, std::str
 
 Error Sequencer::PassedError(const InstanceKey& key, const Participation& part, int32_t seat,
                              int32_t passed_by) const {
-  Error error;
-  error.code = absl::StatusCode::kInvalidArgument;
-  error.reason = Reason::kMismatch;
+  Error error(Reason::kMismatch);
   error.instance = key.ToString();
   error.op = std::string(CollectiveKindName(part.descriptor.kind));
   error.source = part.source;
@@ -681,8 +679,7 @@ absl::optional<Error> Sequencer::FindRefusal(const Vote& vote) const {
     if (slot.size != group_size) {
       Error error;
       const Rank rank = slot.held.empty() ? Rank(-1) : group.members[slot.held[0].value()];
-      error.code = absl::StatusCode::kInvalidArgument;
-      error.reason = Reason::kMismatch;
+      error.SetReason(Reason::kMismatch);
       error.culprit = CulpritOf(rank);
       error.expected = absl::StrCat(group_size, " members");
       error.got = absl::StrCat(slot.size, " members");
@@ -692,9 +689,7 @@ absl::optional<Error> Sequencer::FindRefusal(const Vote& vote) const {
       return error;
     }
     if (group.dead.value() >= 0) {
-      Error error;
-      error.code = absl::StatusCode::kFailedPrecondition;
-      error.reason = Reason::kNeedsReform;
+      Error error(Reason::kNeedsReform);
       error.culprit = CulpritOf(group.dead);
       error.message =
           absl::StrCat("group ", binding.group.value(), " has lost ", RankText(group.dead), ": ",
@@ -709,9 +704,7 @@ absl::optional<Error> Sequencer::FindRefusal(const Vote& vote) const {
       const Rank rank = RankAt(keys_[i], p);
       if (members_[rank.value()].state != Member::State::kLeft) continue;
       const Participation& part = vote.what->participations[i];
-      Error error;
-      error.code = absl::StatusCode::kFailedPrecondition;
-      error.reason = Reason::kPeerLeft;
+      Error error(Reason::kNeedsReform);
       error.culprit = CulpritOf(rank);
       error.instance = keys_[i].ToString();
       error.op = std::string(CollectiveKindName(part.descriptor.kind));
@@ -900,9 +893,7 @@ int32_t Sequencer::NewInstance(const InstanceKey& key, int32_t seats, int32_t ru
       if (tape.instance != kNone && instances_[tape.instance].seats[p].run == run) continue;
       if (entry.state == TapeEntry::State::kConsumed && entry.consumed_in < epoch_ &&
           !fault->has_value()) {
-        Error error;
-        error.code = absl::StatusCode::kFailedPrecondition;
-        error.reason = Reason::kTapeConsumed;
+        Error error(Reason::kTapeConsumed);
         error.culprit = CulpritOf(RankAt(key, p));
         error.instance = key.ToString();
         error.message = absl::StrCat(RankText(RankAt(key, p)), " consumed its tape entry for ",
@@ -1028,9 +1019,7 @@ void Sequencer::NoteIfLost(const InstanceKey& gradient, const Tape& tape, int32_
   const Rank rank = RankAt(gradient, position);
   // A gradient that was not recorded is given up from the start.
   const bool recorded = entry.recorded || !tape.key.is_gradient();
-  Error error;
-  error.code = absl::StatusCode::kFailedPrecondition;
-  error.reason = Reason::kGradientLost;
+  Error error(Reason::kGradientLost);
   error.culprit = CulpritOf(rank);
   error.instance = gradient.ToString();
   error.op = part.op;
@@ -1179,7 +1168,7 @@ Error Sequencer::MismatchError(int32_t id) const {
     std::tie(expected, got) = std::make_pair(seat, culprit);
     break;
   }
-  Error error = MakeInstanceError(absl::StatusCode::kInvalidArgument, Reason::kMismatch, id);
+  Error error = MakeInstanceError(Reason::kMismatch, id);
   if (expected == kNone) return error;  // the first of very many do not differ
   const Difference difference = *DifferenceOf(instance, expected, got);
   error.source = PartAt(instance, got).source;
@@ -1211,7 +1200,7 @@ void Sequencer::WarnOfCallSites(const Instance& instance, const Participation& p
   actions->emplace_back();
   SequencerAction& action = actions->back();
   action.kind = SequencerAction::Kind::kWarn;
-  action.error.reason = Reason::kMismatch;
+  action.error.SetReason(Reason::kMismatch);
   action.error.instance = instance.key.ToString();
   action.error.op = std::string(CollectiveKindName(part.descriptor.kind));
   action.error.source = part.source;
@@ -1481,9 +1470,7 @@ absl::optional<Error> Sequencer::Sort(const std::vector<int32_t>& runs,
     const Participation& part = PartAt(instance, instance.first);
     return absl::StrCat(PartText(part), " (", instance.key.ToString(), ")");
   };
-  Error error;
-  error.code = absl::StatusCode::kInvalidArgument;
-  error.reason = Reason::kOrderCycle;
+  Error error(Reason::kOrderCycle);
   if (!found_order) {
     std::vector<std::string> texts;
     int32_t seed = kNone;
@@ -1515,7 +1502,7 @@ absl::optional<Error> Sequencer::Sort(const std::vector<int32_t>& runs,
                                      " (", who, ")"));
       }
     }
-    error = MakeInstanceError(error.code, error.reason, instances[std::max(seed, 0)]);
+    error = MakeInstanceError(error.reason, instances[std::max(seed, 0)]);
     error.message =
         absl::StrCat("the ranks' data dependences order these collectives in a circle: ",
                      absl::StrJoin(texts, "; "), ". Use them in the same order on every rank");
@@ -1573,7 +1560,7 @@ absl::optional<Error> Sequencer::Sort(const std::vector<int32_t>& runs,
       const auto inserted = previous.emplace(member.value(), r);
       if (inserted.second) continue;
       if (range[r].first < range[inserted.first->second].second) {
-        error = MakeInstanceError(error.code, error.reason, runs_[runs[r]].instances[0]);
+        error = MakeInstanceError(error.reason, runs_[runs[r]].instances[0]);
         error.message = absl::StrCat(
             "no order of collectives lets ", RankText(member),
             " execute its runs one after the other: ", RunText(runs[r]), " and ",
@@ -1726,11 +1713,9 @@ void Sequencer::Cancel(RunHandle run, Rank rank, absl::Time now, Actions* action
   Tick(now);
   const auto found = run_by_handle_.find(run);
   if (found == run_by_handle_.end()) return;
-  Error error;
-  error.code = absl::StatusCode::kCancelled;
-  error.reason = Reason::kCancelled;
+  Error error(Reason::kCancelled);
   if (!runs_[found->second].instances.empty()) {
-    error = MakeInstanceError(error.code, error.reason, runs_[found->second].instances[0]);
+    error = MakeInstanceError(error.reason, runs_[found->second].instances[0]);
   }
   error.culprit = CulpritOf(rank);
   error.message = absl::StrCat(RankText(rank), " cancelled ", RunText(found->second),
@@ -1802,8 +1787,7 @@ void Sequencer::Refuse(absl::Span<const RefusedMember> members, Epoch epoch, con
   if (epoch == epoch_ && !passed && !why.alone && !members.empty()) {
     const Rank rank = members[0].rank;
     Error error = why;
-    error.code = absl::StatusCode::kAborted;
-    error.reason = Reason::kPeerRefused;
+    error.SetReason(Reason::kPeerRefused);
     error.id = ErrorId();
     error.culprit = CulpritOf(rank);
     error.ended.clear();  // the rank's own worlds
@@ -1876,9 +1860,7 @@ void Sequencer::Dead(Rank rank, absl::string_view how, absl::Time now, Actions* 
     }
   }
   // What waits for it is what the waiting ranks want to read about.
-  Error error;
-  error.code = absl::StatusCode::kAborted;
-  error.reason = Reason::kPeerDied;
+  Error error(Reason::kPeerDied);
   std::string waiting;
   for (int32_t id = timed_.head; id != kNone && waiting.empty(); id = instances_[id].next) {
     const Instance& instance = instances_[id];
@@ -1887,7 +1869,7 @@ void Sequencer::Dead(Rank rank, absl::string_view how, absl::Time now, Actions* 
           RankAt(instance.key, p) != rank) {
         continue;
       }
-      error = MakeInstanceError(error.code, error.reason, id);
+      error = MakeInstanceError(error.reason, id);
       const Participation& first = PartAt(instance, instance.first);
       waiting =
           absl::StrCat("; ", RankText(RankAt(instance.key, instance.first)), " waits for it in ",
@@ -1932,7 +1914,7 @@ void Sequencer::Left(Rank rank, absl::Time now, Actions* actions) {
   }
   if (needs_it != kNone) {
     const Instance& instance = instances_[needs_it];
-    Error error = MakeInstanceError(absl::StatusCode::kAborted, Reason::kPeerLeft, needs_it);
+    Error error = MakeInstanceError(Reason::kPeerLeft, needs_it);
     error.culprit = CulpritOf(rank);
     error.message = absl::StrCat(RankText(rank), " left the world while ",
                                  PartText(PartAt(instance, instance.first)), " (",
@@ -1968,8 +1950,7 @@ void Sequencer::DropTape(Rank rank, const InstanceKey& key, bool consumed, Epoch
       for (const int32_t child : tape.children) {
         const Seat& vote = instances_[child].seats[p];
         if (vote.run != kNone || instances_[child].key.path.back() < entry.next) continue;
-        Error error =
-            MakeInstanceError(absl::StatusCode::kFailedPrecondition, Reason::kTapeConsumed, child);
+        Error error = MakeInstanceError(Reason::kTapeConsumed, child);
         error.culprit = CulpritOf(rank);
         error.message = absl::StrCat(RankText(rank), " consumed its tape entry for ",
                                      tape.key.ToString(), " in epoch ", entry.consumed_in.value(),
@@ -2001,7 +1982,7 @@ void Sequencer::Finished(Ticket ticket, const absl::Status& status, absl::Time n
     return;
   }
   Error error = ErrorOf(status);
-  if (error.reason == Reason::kUnspecified) error.reason = Reason::kExecFailed;
+  if (error.reason == Reason::kUnspecified) error.SetReason(Reason::kExecFailed);
   NameGang(gangs_[g], &error);
   FailGang(g, error, actions);
 }
@@ -2011,9 +1992,7 @@ void Sequencer::Advance(absl::Time now, Actions* actions) {
   while (launched_.head != kNone &&
          gangs_[launched_.head].launched + options_.exec_timeout <= clock_) {
     const Gang& gang = gangs_[launched_.head];
-    Error error;
-    error.code = absl::StatusCode::kDeadlineExceeded;
-    error.reason = Reason::kExecTimeout;
+    Error error(Reason::kExecTimeout);
     NameGang(gang, &error);
     error.message = absl::StrCat(error.op, " (", error.source, ", ticket ", gang.ticket.value(),
                                  ") was launched and has not finished within ",
@@ -2032,8 +2011,7 @@ void Sequencer::Advance(absl::Time now, Actions* actions) {
     const int32_t lacking = FindLacking(awaited);
     const int32_t unready = FindUnready(awaited);
     if (lacking == kNone && unready != kNone) {
-      Error error = MakeInstanceError(absl::StatusCode::kDeadlineExceeded, Reason::kAgreeTimeout,
-                                      runs_[unready].instances[0]);
+      Error error = MakeInstanceError(Reason::kAgreeTimeout, runs_[unready].instances[0]);
       error.culprit = CulpritOf(runs_[unready].ranks[0]);
       error.message =
           absl::StrCat(RunText(unready), " has not got ready for its gang's order within ",
@@ -2052,11 +2030,9 @@ void Sequencer::Advance(absl::Time now, Actions* actions) {
   if (!externally_blocked_.empty()) {
     const int32_t r = externally_blocked_.begin()->second;
     if (runs_[r].submitted + options_.agree_timeout + options_.exec_timeout <= clock_) {
-      Error error;
-      error.code = absl::StatusCode::kDeadlineExceeded;
-      error.reason = Reason::kAgreeTimeout;
+      Error error(Reason::kAgreeTimeout);
       if (!runs_[r].instances.empty()) {
-        error = MakeInstanceError(error.code, error.reason, runs_[r].instances[0]);
+        error = MakeInstanceError(error.reason, runs_[r].instances[0]);
         error.culprit = CulpritOf(runs_[r].ranks[0]);
       }
       error.message =
@@ -2116,8 +2092,7 @@ int32_t Sequencer::FindUnready(const std::vector<int32_t>& components) const {
 Error Sequencer::AgreeTimeout(int32_t late, int32_t lacking) const {
   const Instance& instance = instances_[lacking];
   const Participation& first = PartAt(instance, instance.first);
-  Error error =
-      MakeInstanceError(absl::StatusCode::kDeadlineExceeded, Reason::kAgreeTimeout, lacking);
+  Error error = MakeInstanceError(Reason::kAgreeTimeout, lacking);
   std::vector<std::string> missing;
   for (int32_t p = 0; p < static_cast<int32_t>(instance.seats.size()); ++p) {
     if (instance.seats[p].run != kNone || instance.seats[p].absent) continue;
@@ -2163,9 +2138,7 @@ absl::Time Sequencer::NextDeadline() const {
 
 std::vector<int32_t> Sequencer::Shrink(absl::Time now, Actions* actions) {
   Tick(now);
-  Error error;
-  error.code = absl::StatusCode::kAborted;
-  error.reason = Reason::kEpochEnded;
+  Error error(Reason::kEpochEnded);
   error.message = "the world was reformed with the ranks that are left";
   EndEpoch(error, actions);
   since_ = epoch_;
@@ -2355,9 +2328,7 @@ void Sequencer::ForgetGang(int32_t g) {
 Error Sequencer::CauseOrForgotten(Epoch epoch) const {
   absl::optional<Error> cause = Cause(epoch);
   if (cause.has_value()) return *std::move(cause);
-  Error error;
-  error.code = absl::StatusCode::kAborted;
-  error.reason = Reason::kEpochEnded;
+  Error error(Reason::kEpochEnded);
   error.message =
       absl::StrCat("epoch ", epoch.value(), " ended long ago; epoch ", epoch_.value(), " is open");
   return error;
@@ -2623,12 +2594,10 @@ void Sequencer::NameGang(const Gang& gang, Error* error) {
   if (error->source.empty()) error->source = first.source;
 }
 
-Error Sequencer::MakeInstanceError(absl::StatusCode code, Reason reason, int32_t id) const {
+Error Sequencer::MakeInstanceError(Reason reason, int32_t id) const {
   const Instance& instance = instances_[id];
   const Participation& first = PartAt(instance, instance.first);
-  Error error;
-  error.code = code;
-  error.reason = reason;
+  Error error(reason);
   error.instance = instance.key.ToString();
   error.op = std::string(CollectiveKindName(first.descriptor.kind));
   error.source = first.source;

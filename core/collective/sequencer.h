@@ -241,7 +241,8 @@ class Sequencer {
   // naming it.
   void Dead(Rank rank, absl::string_view how, absl::Time now, Actions* actions);
   // A member left in an orderly way: its tape entries are abandoned. Only instances that need it
-  // fail: those pending, and those voted for later, end their epoch with kPeerLeft.
+  // fail: those pending end their epoch with kPeerLeft, those voted for later with
+  // kNeedsReform.
   void Left(Rank rank, absl::Time now, Actions* actions);
   // Its tape entry for `key` is gone: abandoned (it gives zeros to every gradient of `key` it has
   // not voted for) or consumed in `epoch`, the one that its session is in. Consumed counts as zeros
@@ -586,7 +587,7 @@ class Sequencer {
   const Participation& PartAt(const Instance& instance, int32_t seat) const;
   std::string RankText(Rank rank) const;
   Culprit CulpritOf(Rank rank) const;
-  Error MakeInstanceError(absl::StatusCode code, Reason reason, int32_t instance) const;
+  Error MakeInstanceError(Reason reason, int32_t instance) const;
   // Fills what `error` does not say of op and source.
   static void NameGang(const Gang& gang, Error* error);
   void AddVersions(const Instance& instance, Error* error) const;

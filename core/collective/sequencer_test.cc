@@ -983,9 +983,7 @@ TEST(SequencerFailureTest, CancelBeforeTheLaunchEndsTheEpochAndAfterItDoesNothin
 TEST(SequencerFailureTest, ARefusedPartIsToldToTheOthers) {
   Sequencer sequencer = World(2);
   Cast(&sequencer, Simple(sequencer, 1, 0, 0));
-  Error why;
-  why.code = absl::StatusCode::kResourceExhausted;
-  why.reason = Reason::kOutOfMemory;
+  Error why(Reason::kOutOfMemory);
   why.message = "needs 9 bytes, 8 are free";
   Actions actions;
   sequencer.Refuse({RefusedAt(1, 0, 1)}, Epoch(1), why, At(0), &actions);
@@ -1002,9 +1000,7 @@ TEST(SequencerFailureTest, ARefusedPartIsToldToTheOthers) {
 TEST(SequencerFailureTest, AbortEndsTheEpochWithItsCause) {
   Sequencer sequencer = World(2);
   Cast(&sequencer, Simple(sequencer, 1, 0, 0));
-  Error cause;
-  cause.code = absl::StatusCode::kUnavailable;
-  cause.reason = Reason::kDraining;
+  Error cause(Reason::kDraining);
   cause.message = "draining";
   Actions actions;
   sequencer.Abort(cause, At(0), &actions);
@@ -1143,7 +1139,7 @@ TEST(SequencerMemberTest, LeavingHurtsOnlyWhoNeedsTheLeaver) {
   EXPECT_THAT(Launched(Cast(&sequencer, OneAllReduce(2, Epoch(1), pair, 2, 1, 0))),
               ElementsAre(1, 2));
   const Error error = EndedBy(Cast(&sequencer, Simple(sequencer, 3, 0, 0)));
-  EXPECT_EQ(error.reason, Reason::kPeerLeft);
+  EXPECT_EQ(error.reason, Reason::kNeedsReform);
   EXPECT_EQ(error.culprit.rank, 2);
 }
 
@@ -1880,7 +1876,7 @@ TEST(SequencerPositionTest, RequestsOfAVoteThatEndsItsEpochCount) {
   TestRun both(10, Epoch(1));
   both.GradientOf(forward, 0, both.Slot(pair, 2, {0}, {1}), 0);
   both.AllReduce(both.Slot(kWorld, 3, {0}, {0}), 0);
-  EXPECT_EQ(EndedBy(Cast(&sequencer, both)).reason, Reason::kPeerLeft);
+  EXPECT_EQ(EndedBy(Cast(&sequencer, both)).reason, Reason::kNeedsReform);
   TestRun late(11, Epoch(2));
   late.GradientOf(forward, 0, late.Slot(pair, 2, {1}, {1}), 1);
   EXPECT_THAT(FailedAlone(Cast(&sequencer, late)), ElementsAre(11));

@@ -66,10 +66,9 @@ void EncodeCollective(const Collective& c, ByteWriter* out) {
   out->PutSigned(c.root.value());
   out->Put(static_cast<uint8_t>(c.reduction));
   // Most have no part, and bytes from before there were parts mean what they meant.
-  out->Put(static_cast<uint8_t>((c.wants_grad ? kWantsGrad : 0) |
-                                (c.leads_to_collective ? kLeadsToCollective : 0) |
-                                (c.leads_to_leaf ? kLeadsToLeaf : 0) |
-                                (c.part != 0 ? kHasPart : 0)));
+  out->Put(static_cast<uint8_t>(
+      (c.wants_grad ? kWantsGrad : 0) | (c.leads_to_collective ? kLeadsToCollective : 0) |
+      (c.leads_to_leaf ? kLeadsToLeaf : 0) | (c.part != 0 ? kHasPart : 0)));
   if (c.part != 0) out->PutSigned(c.part);
   out->PutSigned(c.peer.value());
   out->PutSigned(c.tag);
@@ -357,8 +356,7 @@ bool operator==(const Collective& a, const Collective& b) {
          a.reduction == b.reduction && a.wants_grad == b.wants_grad &&
          a.leads_to_collective == b.leads_to_collective && a.leads_to_leaf == b.leads_to_leaf &&
          a.peer == b.peer && a.tag == b.tag && a.instance == b.instance && a.part == b.part &&
-         a.counts == b.counts &&
-         a.runtime_counts_input == b.runtime_counts_input &&
+         a.counts == b.counts && a.runtime_counts_input == b.runtime_counts_input &&
          a.runtime_count_maximum == b.runtime_count_maximum;
 }
 
@@ -421,9 +419,8 @@ absl::StatusOr<Graph> DecodeGraph(absl::string_view bytes) {
   Graph graph;
   graph.ir_version = GetInt32(&in);
   if (in.ok() && graph.ir_version != Graph::kIrVersion) {
-    return MakeError(absl::StatusCode::kInvalidArgument, Reason::kVersion,
-                     absl::StrCat("graph: IR version ", graph.ir_version, ", this build reads ",
-                                  Graph::kIrVersion));
+    return MakeError(Reason::kVersion, absl::StrCat("graph: IR version ", graph.ir_version,
+                                                    ", this build reads ", Graph::kIrVersion));
   }
   graph.num_device_slots = GetInt32(&in);
   graph.num_instance_slots = GetInt32(&in);

@@ -226,7 +226,7 @@ TEST(GraphTest, OtherVersionsAreNamed) {
   graph.ir_version = 2;
   const absl::Status status = DecodeGraph(EncodeGraph(graph)).status();
   EXPECT_EQ(ErrorOf(status).reason, Reason::kVersion);
-  EXPECT_EQ(status.message(), "graph: IR version 2, this build reads 1");
+  EXPECT_EQ(ErrorOf(status).message, "graph: IR version 2, this build reads 1");
 }
 
 TEST(GraphTest, CountsThatCannotBeTrueAllocateNothing) {

@@ -19,9 +19,7 @@ namespace chorus {
 namespace {
 
 absl::Status Bad(absl::string_view what, absl::string_view expected, absl::string_view got) {
-  Error error;
-  error.code = absl::StatusCode::kInvalidArgument;
-  error.reason = Reason::kMalformed;
+  Error error(Reason::kMalformed);
   error.expected.assign(expected.data(), expected.size());
   error.got.assign(got.data(), got.size());
   error.message = absl::StrCat(what, ": expected ", expected, ", got ", got);
@@ -285,9 +283,8 @@ absl::Status ValidateNodes(const Graph& graph, const GraphLimits& limits) {
 
 absl::Status ValidateGraph(const Graph& graph, const GraphLimits& limits) {
   if (graph.ir_version != Graph::kIrVersion) {
-    return MakeError(absl::StatusCode::kInvalidArgument, Reason::kVersion,
-                     absl::StrCat("graph: IR version ", graph.ir_version, ", this build reads ",
-                                  Graph::kIrVersion));
+    return MakeError(Reason::kVersion, absl::StrCat("graph: IR version ", graph.ir_version,
+                                                    ", this build reads ", Graph::kIrVersion));
   }
   const int64_t num_nodes = static_cast<int64_t>(graph.nodes.size());
   CHORUS_RETURN_IF_ERROR(CheckCount("number of nodes", num_nodes, 0, limits.max_nodes));

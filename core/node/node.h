@@ -223,7 +223,7 @@ class LocalNode {
                                       absl::Span<const Rank> members,
                                       absl::optional<InstanceKey::Request> request);
   absl::Status LeaveWorld(SessionId session, WorldId world, Rank rank, absl::Time now);
-  // Ends `epoch`, if it is the open one, with ABORTED kCancelled naming `rank` and `message`. 0: the
+  // Ends `epoch`, if it is the open one, with ABORTED kAborted naming `rank` and `message`. 0: the
   // open one, whichever it is.
   absl::Status AbortWorld(SessionId session, WorldId world, Rank rank, Epoch epoch,
                           absl::string_view message, absl::Time now);

@@ -1,4 +1,8 @@
 // Failures: recorded once, told with their id, one line each in the log.
+#include <algorithm>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "core/node/node_impl.h"
 
@@ -32,12 +36,76 @@ FailureOrigin WhereIs(const Session* session, const World* world, const Error& e
   return failure;
 }
 
+std::string NameOf(const Session& session) {
+  std::string name;
+  for (const Session::Membership& membership : session.memberships) {
+    absl::StrAppend(&name, name.empty() ? "" : " and ", "rank ", membership.rank.value(), " of \"",
+                    membership.world->name, "\"");
+  }
+  if (name.empty()) name = absl::StrCat("session \"", session.request.label, "\"");
+  return absl::StrCat(name, " (pid ", session.request.pid, ")");
+}
+
+// The node with the largest result is what most of a run's memory is for.
+void NameLargest(const Graph& graph, Error* error) {
+  const Node* largest = nullptr;
+  int64_t most = -1;
+  for (const Node& node : graph.nodes) {
+    int64_t bytes = 0;
+    for (const TensorType& type : node.outputs) bytes += type.num_bytes();
+    if (bytes <= most) continue;
+    most = bytes;
+    largest = &node;
+  }
+  if (largest == nullptr) return;
+  error->op = largest->op;
+  error->source = absl::CHexEscape(absl::string_view(largest->source).substr(0, 256));
+  const bool known = !error->source.empty();
+  error->message = absl::StrCat(error->op, known ? " (" : "", error->source, known ? ")" : "", ": ",
+                                error->message);
+}
+
 }  // namespace
 
-absl::Status DrainingError() {
-  return MakeError(absl::StatusCode::kUnavailable, Reason::kDraining,
-                   "the daemon is shutting down");
+void LocalNode::Impl::ExplainMemory(const Session& caller, const RunState* run, Error* error) {
+  if (error->reason != Reason::kOutOfMemory || error->id != ErrorId()) return;
+  if (run != nullptr && run->graph != nullptr) NameLargest(run->graph->graph, error);
+  constexpr size_t kNamed = 3;
+  std::vector<std::pair<int64_t, std::string>> holders;
+  for (const auto& entry : sessions_) {
+    const Session& session = *entry.second;
+    if (session.tenant != caller.tenant) continue;
+    const int64_t bytes = BytesOf(session);
+    if (bytes > 0) holders.emplace_back(-bytes, NameOf(session));
+  }
+  std::sort(holders.begin(), holders.end());
+  if (holders.empty()) return;
+  absl::StrAppend(&error->message, "; the largest holders are ");
+  for (size_t i = 0; i < std::min(holders.size(), kNamed); ++i) {
+    absl::StrAppend(&error->message, i == 0 ? "" : ", ", holders[i].second, " with ",
+                    -holders[i].first, " bytes");
+  }
 }
+
+// Each buffer once, whatever names it has; of a run under way those that it has bound.
+int64_t LocalNode::Impl::BytesOf(const Session& session) {
+  int64_t bytes = session.staging_bytes;
+  absl::flat_hash_set<const Buffer*> counted;
+  const auto count = [&](const BufferRef& buffer) {
+    if (buffer.get() == nullptr || buffer->state() == Buffer::State::kStaging) return;
+    if (counted.insert(buffer.get()).second) bytes += buffer->bytes();
+  };
+  for (const Session::TensorSlot& slot : session.tensors) {
+    if (slot.cell != nullptr) count(slot.cell->buffer);
+  }
+  runs_.ForEach([&](RunState* run) {
+    if (run->session.get() != &session) return;
+    for (const BufferRef& buffer : run->refs) count(buffer);
+  });
+  return bytes;
+}
+
+absl::Status DrainingError() { return MakeError(Reason::kDraining, "the daemon is shutting down"); }
 
 void LocalNode::Impl::RecordFailure(Session* session, const World* world, Error* error) {
   if (error->id != ErrorId()) return;

@@ -82,7 +82,8 @@ class LocalNode::Impl {
 
   // `status` with its error recorded, for who asked. `session` may be null.
   absl::Status Told(Session* session, const absl::Status& status);
-  absl::Status Told(const std::string& tenant, const FailureOrigin& failure, const absl::Status& status);
+  absl::Status Told(const std::string& tenant, const FailureOrigin& failure,
+                    const absl::Status& status);
 
   absl::StatusOr<std::shared_ptr<Session>> FindSession(SessionId id) const;
   absl::StatusOr<std::string> TenantOf(SessionId id) const;
@@ -279,6 +280,10 @@ class LocalNode::Impl {
   // Gives `error` its id, unless it has one, and the log its line, if nobody has been told the
   // cause. `session`: whose call has failed; null: the world's. `world` may be null.
   void RecordFailure(Session* session, const World* world, Error* error);
+  // Of an error of memory that is not recorded yet: which op it is for and, of the caller's tenant,
+  // who holds most. Nothing is said of other tenants.
+  void ExplainMemory(const Session& caller, const RunState* run, Error* error);
+  int64_t BytesOf(const Session& session);
 
   void NoteGivenUp(World* world, const LaunchedInstance& instance, Ticket ticket, absl::Time now);
   void Note(FlightKind kind, absl::Time now, const Session* session, const World* world,

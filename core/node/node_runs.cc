@@ -12,15 +12,10 @@
 namespace chorus {
 namespace {
 
-// What the ranks are told of a device that failed. A call behind the one that has broken its
-// communicator fails in another way: what they can do about it is the same.
+// What the ranks are told of a device that failed.
 absl::Status ExecFailure(const absl::Status& status) {
   Error error = ErrorOf(status);
-  if (error.reason == Reason::kUnspecified) error.reason = Reason::kExecFailed;
-  if (error.code == absl::StatusCode::kFailedPrecondition) {
-    if (error.reason == Reason::kExecFailed) error.code = absl::StatusCode::kInternal;
-    if (error.reason == Reason::kExecTimeout) error.code = absl::StatusCode::kDeadlineExceeded;
-  }
+  if (error.reason == Reason::kUnspecified) error.SetReason(Reason::kExecFailed);
   return ToStatus(error);
 }
 
@@ -28,7 +23,8 @@ absl::Status ExecFailure(const absl::Status& status) {
 absl::Status FailureOf(const RunState& run, const absl::Status& status) {
   const Session::Membership* member = nullptr;
   for (const Session::Membership& membership : run.session->memberships) {
-    if (membership.world != run.world || run.world == nullptr) continue;
+    // Of a local run: the session's only rank, where it has one.
+    if (run.world != nullptr && membership.world != run.world) continue;
     if (member != nullptr) return status;
     member = &membership;
   }
@@ -88,11 +84,11 @@ void LocalNode::Impl::SubmitRun(const std::shared_ptr<Session>& session, Sequenc
     return;
   }
   if (!runs_.HasRoom() || session->pending_runs >= options.max_pending_runs) {
-    RefuseRun(session, sequence, command, nullptr,
-              MakeError(absl::StatusCode::kResourceExhausted, Reason::kQuota,
-                        absl::StrCat("a session may have ", options.max_pending_runs,
-                                     " runs under way; wait for some of them")),
-              now);
+    RefuseRun(
+        session, sequence, command, nullptr,
+        MakeError(Reason::kQuota, absl::StrCat("a session may have ", options.max_pending_runs,
+                                               " runs under way; wait for some of them")),
+        now);
     return;
   }
   RunState* run = runs_.Add();
@@ -269,7 +265,7 @@ absl::Status LocalNode::Impl::PrepareWorld(Session* session, const Run& command,
             absl::StrCat("this session is no member of world ", bound.world.value()));
       }
       if (!run->world->formed) {
-        return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kUnspecified,
+        return MakeError(Reason::kWrongState,
                          absl::StrCat("world \"", run->world->name, "\" is not complete yet"));
       }
       run->vote.epoch = bound.epoch;
@@ -298,8 +294,7 @@ absl::Status LocalNode::Impl::PrepareWorld(Session* session, const Run& command,
       const Rank rank = members[static_cast<size_t>(wanted.held[i].value())];
       const World::Member& member = run->world->members[static_cast<size_t>(rank.value())];
       if (member.session.get() != session) {
-        return MakeError(absl::StatusCode::kPermissionDenied, Reason::kUnknownName,
-                         absl::StrCat("rank ", rank.value(), " is not held by this session"));
+        return Malformed(absl::StrCat("rank ", rank.value(), " is not held by this session"));
       }
       const DeviceIndex device = run->devices[static_cast<size_t>(wanted.device_slots[i])];
       if (member.device != device) {
@@ -437,9 +432,8 @@ absl::Status LocalNode::Impl::PromiseDonations(const Run& command, RunState* run
 void LocalNode::Impl::NameDonated(RunState* run, const RunState::Donation& donation,
                                   absl::string_view what) {
   const CellRef& given = run->inputs[static_cast<size_t>(donation.input)];
-  Error error =
-      ErrorOf(MakeError(absl::StatusCode::kFailedPrecondition, Reason::kDonated,
-                        absl::StrCat("tensor ", donation.id.slot, ".", donation.id.generation,
+  Error error = ErrorOf(MakeError(
+      Reason::kDonated, absl::StrCat("tensor ", donation.id.slot, ".", donation.id.generation,
                                      " was donated to run ", run->sequence.value(), ", ", what)));
   errors.Record(run->session->tenant->name, &error);
   auto gone = std::make_shared<Cell>();
@@ -628,6 +622,7 @@ void LocalNode::Impl::RefuseRun(const std::shared_ptr<Session>& session, Sequenc
                                 const Run& command, RunState* run, const absl::Status& why,
                                 absl::Time now) {
   Error error = ErrorOf(why);
+  ExplainMemory(*session, run, &error);
   if (run != nullptr) ForgetCommon(run);
   // Decided first: the session is told which epoch is open then.
   std::vector<std::pair<std::shared_ptr<World>, Actions>> told;
@@ -663,6 +658,7 @@ void LocalNode::Impl::RefuseRun(const std::shared_ptr<Session>& session, Sequenc
 void LocalNode::Impl::RefuseVote(RunState* run, const absl::Status& why, absl::Time now) {
   const std::shared_ptr<World> world = run->world;
   Error error = ErrorOf(why);
+  ExplainMemory(*run->session, run, &error);
   const Error told = AsTold(*world, error);
   ForgetCommon(run);
   Actions actions;
@@ -755,7 +751,6 @@ void LocalNode::Impl::ApplyOne(const std::shared_ptr<World>& world, SequencerAct
       }
       break;
     case SequencerAction::Kind::kWarn:
-      action->error.code = absl::StatusCode::kInvalidArgument;
       RecordFailure(nullptr, world.get(), &action->error);
       Note(FlightKind::kCallSitesDiffer, now, nullptr, world.get(), Sequence(), Ticket(),
            action->error.id);
@@ -881,7 +876,7 @@ absl::Status LocalNode::Impl::CheckMeetings(absl::Span<RunState* const> members)
   const int32_t stuck = FindStuck(calls);
   if (stuck < 0) return absl::OkStatus();
   return MakeError(
-      absl::StatusCode::kInvalidArgument, Reason::kOrderCycle,
+      Reason::kOrderCycle,
       absl::StrCat("no order lets device ", stuck,
                    " execute its runs one after the other: a compiled function copies values "
                    "between devices that have other calls of the same collectives before or behind "
@@ -1092,6 +1087,11 @@ absl::Status LocalNode::Impl::BindCommunicator(const RunState& run,
   } else {
     const LaunchedInstance& instance = *run.instances[static_cast<size_t>(wanted.participation)];
     if (!instance.key.is_pair()) {
+      CHORUS_ASSIGN_OR_RETURN(const absl::Span<const Rank> ranks,
+                              run.world->sequencer->GroupMembers(instance.key.group));
+      const Participation& part =
+          run.plan->plan.votes->participations[static_cast<size_t>(wanted.participation)];
+      binding->rank = static_cast<int32_t>(ranks[static_cast<size_t>(part.member.value())].value());
       if (!instance.absent.empty()) {
         for (const LaunchedInstance::Part& part : instance.parts) {
           binding->present.push_back(part.member.value());
@@ -1343,9 +1343,7 @@ void LocalNode::Impl::NoteGivenUp(World* world, const LaunchedInstance& instance
     if (world->given_up.size() >= kKept) world->given_up.clear();
     ErrorId& known = world->given_up[{part.rank.value(), part.what->source}];
     if (!errors.Find(known, "").has_value()) {
-      Error error;
-      error.code = absl::StatusCode::kFailedPrecondition;
-      error.reason = Reason::kGradientLost;
+      Error error(Reason::kGradientLost);
       error.culprit.rank = part.rank.value();
       error.culprit.pid = world->members[static_cast<size_t>(part.rank.value())].pid;
       error.op = part.what->op;

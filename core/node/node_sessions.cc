@@ -29,7 +29,7 @@ constexpr size_t kKeptDeaths = 1024;
 // `how` it died; empty: not known any more, or it was closed.
 absl::Status SessionLost(const std::string& how) {
   return MakeError(
-      absl::StatusCode::kNotFound, Reason::kSessionLost,
+      Reason::kSessionLost,
       how.empty()
           ? "the session has ended, or belongs to an earlier life of the daemon; open a new one"
           : absl::StrCat("the session has ended: ", how, "; open a new one"));
@@ -37,7 +37,8 @@ absl::Status SessionLost(const std::string& how) {
 
 // For a session whose bytes cannot be believed any more; nobody else is concerned.
 std::string EndedFor(const absl::Status& malformed) {
-  return absl::StrCat("its session was ended for malformed bytes (", malformed.message(), ")");
+  return absl::StrCat("its session was ended for malformed bytes (", ErrorOf(malformed).message,
+                      ")");
 }
 
 }  // namespace
@@ -189,20 +190,18 @@ std::shared_ptr<Tenant> LocalNode::Impl::TenantNamed(const std::string& name) {
 absl::StatusOr<SessionInfo> LocalNode::Impl::OpenSession(const OpenSessionRequest& request,
                                                          absl::Time now) {
   if (draining) {
-    return MakeError(absl::StatusCode::kUnavailable, Reason::kDraining,
-                     "the daemon is shutting down and takes no new sessions");
+    return MakeError(Reason::kDraining, "the daemon is shutting down and takes no new sessions");
   }
   if (static_cast<int64_t>(sessions_.size()) >= options.max_sessions) {
-    return MakeError(absl::StatusCode::kResourceExhausted, Reason::kQuota,
+    return MakeError(Reason::kQuota,
                      absl::StrCat("all ", options.max_sessions, " sessions are in use"));
   }
   std::vector<DeviceIndex> devices = request.devices;
   const int device_count = launcher_.device_count();
   if (devices.empty()) {
     if (request.device_count < 1 || request.device_count > device_count) {
-      return MakeError(absl::StatusCode::kInvalidArgument, Reason::kMalformed,
-                       absl::StrCat("a session holds 1 to ", device_count, " devices, not ",
-                                    request.device_count));
+      return MakeError(Reason::kMalformed, absl::StrCat("a session holds 1 to ", device_count,
+                                                        " devices, not ", request.device_count));
     }
     for (int i = 0; i < device_count; ++i) devices.push_back(DeviceIndex(i));
     // Those with the fewest sessions, in the order of their numbers.
@@ -215,13 +214,13 @@ absl::StatusOr<SessionInfo> LocalNode::Impl::OpenSession(const OpenSessionReques
   }
   for (size_t i = 0; i < devices.size(); ++i) {
     if (devices[i].value() < 0 || devices[i].value() >= device_count) {
-      return MakeError(absl::StatusCode::kInvalidArgument, Reason::kUnknownName,
+      return MakeError(Reason::kUnknownName,
                        absl::StrCat("device ", devices[i].value(), " does not exist; there are ",
                                     device_count, ", 0 to ", device_count - 1));
     }
     if (std::find(devices.begin(), devices.begin() + static_cast<ptrdiff_t>(i), devices[i]) !=
         devices.begin() + static_cast<ptrdiff_t>(i)) {
-      return MakeError(absl::StatusCode::kInvalidArgument, Reason::kMalformed,
+      return MakeError(Reason::kMalformed,
                        absl::StrCat("device ", devices[i].value(), " is named twice"));
     }
   }
@@ -356,7 +355,7 @@ absl::StatusOr<LocalNode::SessionDescriptors> LocalNode::Impl::AttachMemory(Sess
     epoll_event event{};
     event.events = EPOLLIN | EPOLLET;  // the ring tells what there is, not the count
     if (epoll_ctl(wake_epoll.get(), EPOLL_CTL_ADD, wake.get(), &event) != 0) {
-      return MakeError(absl::StatusCode::kResourceExhausted, Reason::kQuota,
+      return MakeError(Reason::kQuota,
                        absl::StrCat("no descriptor for the session's wake-up: ", strerror(errno)));
     }
     session->memory = std::move(memory);
@@ -381,13 +380,19 @@ absl::StatusOr<LocalNode::StagingArena> LocalNode::Impl::CreateStaging(Session* 
   if (static_cast<int64_t>(session->staging.size()) >= options.max_staging_arenas ||
       bytes > options.max_staging_bytes - session->staging_bytes) {
     return MakeError(
-        absl::StatusCode::kResourceExhausted, Reason::kQuota,
+        Reason::kQuota,
         absl::StrCat("a session may have ", options.max_staging_arenas, " staging arenas of ",
                      options.max_staging_bytes, " bytes together; it has ", session->staging.size(),
                      " of ", session->staging_bytes, " and asks for ", bytes, " more"));
   }
-  CHORUS_ASSIGN_OR_RETURN(std::shared_ptr<Arena> arena,
-                          Arena::CreateStaging(&budget_, bytes, &memory_thread_));
+  absl::StatusOr<std::shared_ptr<Arena>> created =
+      Arena::CreateStaging(&budget_, bytes, &memory_thread_);
+  if (!created.ok()) {
+    Error error = ErrorOf(created.status());
+    ExplainMemory(*session, nullptr, &error);
+    return ToStatus(error);
+  }
+  std::shared_ptr<Arena> arena = *std::move(created);
   session->staging_bytes += arena->bytes();
   StagingArena made;
   made.arena = arena->id();
@@ -429,7 +434,7 @@ absl::Status LocalNode::Impl::WriteStaging(Session* session, ArenaId arena, int6
                                  offset + static_cast<int64_t>(done));
     if (wrote < 0 && errno == EINTR) continue;
     if (wrote <= 0) {
-      return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kUnspecified,
+      return MakeError(Reason::kWrongState,
                        absl::StrCat("arena ", arena.value(),
                                     " cannot be written by the daemon: ", strerror(errno),
                                     "; an attached client writes its own mapping"));
@@ -488,7 +493,7 @@ void LocalNode::Impl::HoldFrame(const std::shared_ptr<Session>& session, Sequenc
   }
   if (session->held.size() >= kMaxHeldFrames) {
     if (done != nullptr) {
-      done({sequence, MakeError(absl::StatusCode::kResourceExhausted, Reason::kQuota,
+      done({sequence, MakeError(Reason::kQuota,
                                 absl::StrCat(kMaxHeldFrames, " commands already wait for command ",
                                              session->next_sequence))});
     }
@@ -505,7 +510,7 @@ void LocalNode::Impl::HoldFrame(const std::shared_ptr<Session>& session, Sequenc
     const std::shared_ptr<Session> session = weak.lock();
     if (session == nullptr || session->dead()) return;
     const absl::Status gap = MakeError(
-        absl::StatusCode::kFailedPrecondition, Reason::kSequenceGap,
+        Reason::kSequenceGap,
         absl::StrCat("command ", missing, " did not arrive within ",
                      absl::FormatDuration(options.gap_timeout),
                      "; the commands after it were not executed: send it, then them again"));
@@ -550,6 +555,7 @@ void LocalNode::Impl::Execute(const std::shared_ptr<Session>& session, const Com
     status = DoCreateTensor(session, command.sequence, *create, now);
     if (status.ok()) return;  // its outcome follows when the bytes are there
     Error error = ErrorOf(status);
+    ExplainMemory(*session, nullptr, &error);
     RecordFailure(session.get(), nullptr, &error);
     NameFailed(session.get(), create->tensor, std::make_shared<Error>(error));
     FinishCommand(session.get(), command.sequence, error);
@@ -614,8 +620,10 @@ absl::Status LocalNode::Impl::OutcomeStatus(const Session& session,
   if (absl::optional<Error> error = errors.Find(record.error, session.tenant->name)) {
     return ToStatus(*error);
   }
-  return absl::Status(record.code, absl::StrCat("error ", record.error.value(),
-                                                " is too old: its details are forgotten"));
+  return MakeError(
+      Reason::kOutcomeForgotten,
+      absl::StrCat("it failed with ", absl::StatusCodeToString(record.code), ", error ",
+                   record.error.value(), ", which is too old: its details are forgotten"));
 }
 
 void LocalNode::Impl::WaitOutcome(const std::shared_ptr<Session>& session, Sequence sequence,
@@ -626,7 +634,7 @@ void LocalNode::Impl::WaitOutcome(const std::shared_ptr<Session>& session, Seque
     return;
   }
   if (record == nullptr && sequence.value() < session->next_sequence) {
-    done({sequence, MakeError(absl::StatusCode::kFailedPrecondition, Reason::kOutcomeForgotten,
+    done({sequence, MakeError(Reason::kOutcomeForgotten,
                               absl::StrCat("command ", sequence.value(), " is not among the last ",
                                            OutcomeLog::kKept, " of this session"))});
     return;
@@ -645,7 +653,7 @@ void LocalNode::Impl::WaitOutcome(const std::shared_ptr<Session>& session, Seque
       if (it->second.empty()) waited->outcome_waiters.erase(it);
     }
     done({sequence,
-          MakeError(absl::StatusCode::kDeadlineExceeded, Reason::kTransportTimeout,
+          MakeError(Reason::kTransportTimeout,
                     absl::StrCat("command ", sequence.value(), " has no outcome yet; ask again"))});
   });
   *waiter = session->outcome_waiters[sequence.value()].Add([this, timer, done](Outcome outcome) {
@@ -693,7 +701,7 @@ absl::StatusOr<std::shared_ptr<GraphRecord>> LocalNode::Impl::MakeGraph(
   int64_t workspace = 0;
   for (int64_t bytes : record->main.plan.workspace_bytes) workspace += bytes;
   if (workspace > budget_.limit()) {
-    return MakeError(absl::StatusCode::kResourceExhausted, Reason::kOutOfMemory,
+    return MakeError(Reason::kOutOfMemory,
                      absl::StrCat("a run of this graph needs ", workspace,
                                   " bytes of workspace; the daemon may use ", budget_.limit()));
   }
@@ -842,7 +850,7 @@ absl::Status LocalNode::Impl::DoCancel(Session* session, const Cancel& command, 
   if (found == nullptr || found->phase == RunState::Phase::kLaunched) return absl::OkStatus();
   if (found->phase == RunState::Phase::kWaiting) {
     FailRun(found,
-            ErrorOf(MakeError(absl::StatusCode::kCancelled, Reason::kCancelled,
+            ErrorOf(MakeError(Reason::kCancelled,
                               absl::StrCat("run ", command.run.value(), " was cancelled"))),
             now);
     return absl::OkStatus();
@@ -866,7 +874,7 @@ absl::StatusOr<CellRef> LocalNode::Impl::FindTensor(const Session& session, Tens
     if (place.cell != nullptr && place.generation == id.generation) {
       if (place.cell->donated_to == Sequence()) return place.cell;
       return MakeError(
-          absl::StatusCode::kFailedPrecondition, Reason::kDonated,
+          Reason::kDonated,
           absl::StrCat("tensor ", id.slot, ".", id.generation, " is donated to run ",
                        place.cell->donated_to.value(),
                        ", which is not launched yet: it can be used again if that run fails"));
@@ -1014,9 +1022,8 @@ void LocalNode::Impl::ReadTensor(const std::shared_ptr<Session>& session, Tensor
     if (const CellRef cell = weak.lock()) cell->on_settled.Remove(*waiter);
     OnTensor call = std::move(*once);
     *once = nullptr;
-    call(MakeError(
-        absl::StatusCode::kDeadlineExceeded, Reason::kTransportTimeout,
-        absl::StrCat("tensor ", id.slot, ".", id.generation, " is not computed yet; ask again")));
+    call(MakeError(Reason::kTransportTimeout, absl::StrCat("tensor ", id.slot, ".", id.generation,
+                                                           " is not computed yet; ask again")));
   });
   const auto answer = [this, once, timer](const CellRef& cell, const absl::Status& status) {
     if (*once == nullptr) return;

@@ -640,6 +640,41 @@ TEST_F(NodeTest, ADeadRankIsNamedToThoseWhoWait) {
   EXPECT_EQ(error.culprit.pid, 1001);
 }
 
+TEST_F(NodeTest, WantOfMemoryIsToldWithOpLineNeedFreeAndTheLargestHolders) {
+  NodeOptions options;
+  options.memory_limit_bytes = 5 * kLarge * static_cast<int64_t>(sizeof(float)) / 2;
+  Start(2, options);
+  Graph graph = OnesGraph();
+  for (Node& node : graph.nodes) node.source = "train.cc:12";
+  for (int r = 0; r < 2; ++r) {
+    ranks_[r]->Register(0, graph);
+    ranks_[r]->Submit(DirectRank::LocalRun(0, {}, {{0, 1}}));
+    EXPECT_TRUE(ranks_[r]->LastOutcome().ok()) << ranks_[r]->LastOutcome();
+  }
+  ranks_[1]->Submit(DirectRank::LocalRun(0, {}, {{1, 1}}));
+  const absl::Status status = ranks_[1]->LastOutcome();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  const std::string held = absl::StrCat(" with ", kLarge * sizeof(float), " bytes");
+  for (const std::string& part :
+       {std::string("(train.cc:12): out of memory: "), std::string(" bytes are needed, "),
+        absl::StrCat(" of the daemon's ", options.memory_limit_bytes, " are free"),
+        absl::StrCat("rank 0 of \"job\" (pid 1000)", held),
+        absl::StrCat("rank 1 of \"job\" (pid 1001)", held), std::string("--memory_limit_bytes")}) {
+    EXPECT_THAT(std::string(status.message()), testing::HasSubstr(part));
+  }
+  EXPECT_EQ(ErrorOf(status).source, "train.cc:12");
+  // A tensor that never fits is no wrong type.
+  CreateTensor create;
+  create.tensor = {2, 1};
+  create.type = TensorType(DType::kU8, {options.memory_limit_bytes + 1});
+  create.source = DirectRank::Inline({1});
+  ranks_[1]->Submit(std::move(create));
+  const Error error = ErrorOf(ranks_[1]->LastOutcome());
+  EXPECT_EQ(error.reason, Reason::kOutOfMemory) << error.message;
+  EXPECT_EQ(error.code, absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(error.message, testing::HasSubstr("is larger than the limit of"));
+}
+
 // Of 2 ranks with pids 1000 and 1001.
 TEST_F(NodeTest, EveryFailureIsOneLineForTheLog) {
   Mutex mutex;
@@ -861,7 +896,7 @@ TEST_F(NodeTest, AnEndedEpochKeepsNoSharedResult) {
     ranks_[0]->RunOn(1, ones, {epoch, 1});
     ranks_[1]->AbortWorld("enough");
     ranks_[1]->LeaveOut();
-    EXPECT_EQ(ErrorOf(ranks_[0]->LastOutcome()).reason, Reason::kCancelled);
+    EXPECT_EQ(ErrorOf(ranks_[0]->LastOutcome()).reason, Reason::kAborted);
     for (auto& rank : ranks_) rank->NextEpoch();
     if (epoch == 1) used = ranks_[0]->Stats().memory_used_bytes;
   }
@@ -1497,7 +1532,7 @@ TEST_F(NodeTest, WhatARunBindsIsCheckedWhateverItsClientHasChecked) {
   rank.Register(1, AllReduceGraph(1, 2, TensorType(DType::kF32, {4}), "a.cc:2"));
   rank.RunInline(1, {1, 2, 3, 4}, {1, 1});
   const absl::Status member = rank.LastOutcome();
-  EXPECT_EQ(member.code(), absl::StatusCode::kPermissionDenied) << member;
+  EXPECT_EQ(member.code(), absl::StatusCode::kInvalidArgument) << member;
 }
 
 // One rank whose session holds two devices, the first of which it joined with.

@@ -17,11 +17,8 @@ std::string MissingRanks(const std::vector<int>& ranks) {
   return text;
 }
 
-absl::Status MembersMissing(absl::StatusCode code, Reason reason, absl::string_view what,
-                            const std::vector<int>& ranks) {
-  Error error;
-  error.code = code;
-  error.reason = reason;
+absl::Status MembersMissing(Reason reason, absl::string_view what, const std::vector<int>& ranks) {
+  Error error(reason);
   error.message =
       absl::StrCat(what, ": missing ", ranks.size() == 1 ? "rank " : "ranks ", MissingRanks(ranks));
   if (!ranks.empty()) error.culprit.rank = ranks[0];
@@ -44,30 +41,29 @@ absl::StatusOr<LocalNode::Impl::MemberRef> LocalNode::Impl::FindMember(Session* 
 
 void LocalNode::Impl::JoinWorld(const std::shared_ptr<Session>& session, const JoinRequest& request,
                                 absl::Time now, OnJoined done) {
-  const auto refuse = [&done](absl::StatusCode code, Reason reason, std::string text) {
-    done(MakeError(code, reason, text));
+  const auto refuse = [&done](Reason reason, const std::string& text) {
+    done(MakeError(reason, text));
   };
   if (draining) {
-    return refuse(absl::StatusCode::kUnavailable, Reason::kDraining,
-                  "the daemon is shutting down and takes no new worlds");
+    return refuse(Reason::kDraining, "the daemon is shutting down and takes no new worlds");
   }
   constexpr int32_t kMaxWorldSize = 1024;
   if (request.name.empty() || request.name.size() > 256) {
-    return refuse(absl::StatusCode::kInvalidArgument, Reason::kMalformed,
+    return refuse(Reason::kMalformed,
                   absl::StrCat("a world's name has 1 to 256 bytes, not ", request.name.size()));
   }
   if (request.size < 1 || request.size > kMaxWorldSize) {
-    return refuse(absl::StatusCode::kInvalidArgument, Reason::kMalformed,
+    return refuse(Reason::kMalformed,
                   absl::StrCat("a world has 1 to ", kMaxWorldSize, " ranks, not ", request.size));
   }
   if (request.rank.value() < 0 || request.rank.value() >= request.size) {
-    return refuse(absl::StatusCode::kInvalidArgument, Reason::kMalformed,
+    return refuse(Reason::kMalformed,
                   absl::StrCat("ranks of a world of ", request.size, " go from 0 to ",
                                request.size - 1, ", not ", request.rank.value()));
   }
   if (std::find(session->devices.begin(), session->devices.end(), request.device) ==
       session->devices.end()) {
-    return refuse(absl::StatusCode::kInvalidArgument, Reason::kUnknownName,
+    return refuse(Reason::kUnknownName,
                   absl::StrCat("device ", request.device.value(), " is none of the session's"));
   }
 
@@ -76,8 +72,7 @@ void LocalNode::Impl::JoinWorld(const std::shared_ptr<Session>& session, const J
   if (known == nullptr) {
     if (static_cast<int64_t>(worlds_.size()) >= options.max_worlds) {
       worlds_by_name_.erase(key);
-      return refuse(absl::StatusCode::kResourceExhausted, Reason::kQuota,
-                    absl::StrCat("all ", options.max_worlds, " worlds are in use"));
+      return refuse(Reason::kQuota, absl::StrCat("all ", options.max_worlds, " worlds are in use"));
     }
     auto world = std::make_shared<World>();
     world->id = WorldId(++last_world_);
@@ -110,7 +105,7 @@ void LocalNode::Impl::JoinWorld(const std::shared_ptr<Session>& session, const J
         }
       }
       const absl::Status late =
-          MembersMissing(absl::StatusCode::kDeadlineExceeded, Reason::kJoinTimeout,
+          MembersMissing(Reason::kJoinTimeout,
                          absl::StrCat("world \"", world->name, "\" of ", world->size(),
                                       " was not complete after ", absl::FormatDuration(patience)),
                          missing);
@@ -126,7 +121,7 @@ void LocalNode::Impl::JoinWorld(const std::shared_ptr<Session>& session, const J
   const std::shared_ptr<World> world = known;
   if (world->size() != request.size) {
     const absl::Status why =
-        MakeError(absl::StatusCode::kInvalidArgument, Reason::kWorldSize,
+        MakeError(Reason::kWorldSize,
                   absl::StrCat("world \"", request.name, "\" has ", world->size(), " ranks; rank ",
                                request.rank.value(), " asked for ", request.size));
     RefuseJoined(world, request.rank, *session, why, now);
@@ -138,7 +133,7 @@ void LocalNode::Impl::JoinWorld(const std::shared_ptr<Session>& session, const J
       ++other;
     }
     return refuse(
-        absl::StatusCode::kInvalidArgument, Reason::kMismatch,
+        Reason::kMismatch,
         absl::StrCat("rank ", request.rank.value(), " joins world \"", request.name,
                      "\" with check_call_sites ", CheckCallSitesName(request.check_call_sites),
                      "; rank ", other, " has joined it with ",
@@ -146,12 +141,12 @@ void LocalNode::Impl::JoinWorld(const std::shared_ptr<Session>& session, const J
   }
   World::Member& member = world->members[static_cast<size_t>(request.rank.value())];
   if (member.state == World::Member::State::kJoined) {
-    return refuse(absl::StatusCode::kAlreadyExists, Reason::kDuplicateRank,
+    return refuse(Reason::kDuplicateRank,
                   absl::StrCat("rank ", request.rank.value(), " of world \"", request.name,
                                "\" is taken by pid ", member.pid));
   }
   if (world->formed) {
-    return refuse(absl::StatusCode::kFailedPrecondition, Reason::kNeedsReform,
+    return refuse(Reason::kNeedsReform,
                   absl::StrCat("world \"", request.name, "\" has lost rank ", request.rank.value(),
                                " and is still in use by others; a world does not grow again: let "
                                "the others leave or reform, or choose another name"));
@@ -160,7 +155,7 @@ void LocalNode::Impl::JoinWorld(const std::shared_ptr<Session>& session, const J
     const World::Member& other = world->members[static_cast<size_t>(rank)];
     if (other.state == World::Member::State::kJoined && other.device == request.device) {
       const absl::Status why =
-          MakeError(absl::StatusCode::kFailedPrecondition, Reason::kQuota,
+          MakeError(Reason::kQuota,
                     absl::StrCat("device ", request.device.value(), " is rank ", rank,
                                  "'s in world \"", request.name,
                                  "\"; each rank of a world needs a device of its own (start the "
@@ -224,7 +219,7 @@ absl::StatusOr<GroupId> LocalNode::Impl::CreateGroup(Session* session, WorldId w
                                                      absl::optional<InstanceKey::Request> request) {
   CHORUS_ASSIGN_OR_RETURN(const MemberRef member, FindMember(session, world, rank));
   if (!member.world->formed) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kUnspecified,
+    return MakeError(Reason::kWrongState,
                      absl::StrCat("world \"", member.world->name, "\" is not complete yet"));
   }
   return member.world->sequencer->AddGroup(rank, members, request);
@@ -236,7 +231,7 @@ absl::Status LocalNode::Impl::LeaveWorld(Session* session, WorldId world, Rank r
   OnJoined done = std::move(member.member->on_joined);
   RemoveMember(member.world, rank, /*died=*/"", now);
   if (done != nullptr) {
-    done(MakeError(absl::StatusCode::kCancelled, Reason::kCancelled,
+    done(MakeError(Reason::kCancelled,
                    absl::StrCat("rank ", rank.value(), " left before the world was complete")));
   }
   return absl::OkStatus();
@@ -255,10 +250,9 @@ void LocalNode::Impl::RemoveMember(const std::shared_ptr<World>& world, Rank ran
                     memberships.end());
   member.session = nullptr;
   // Who still waits is told: a callback runs once, whatever ends the membership.
-  const absl::Status ended =
-      MakeError(absl::StatusCode::kNotFound, Reason::kSessionLost,
-                absl::StrCat("rank ", rank.value(), " of world \"", world->name,
-                             "\" has left, or its session has ended"));
+  const absl::Status ended = MakeError(
+      Reason::kSessionLost, absl::StrCat("rank ", rank.value(), " of world \"", world->name,
+                                         "\" has left, or its session has ended"));
   if (OnReformed done = std::exchange(member.on_reformed, nullptr)) done(ended);
   if (OnJoined done = std::exchange(member.on_joined, nullptr)) done(ended);
   if (!world->formed) {
@@ -304,12 +298,10 @@ absl::Status LocalNode::Impl::AbortWorld(Session* session, WorldId world, Rank r
                                          absl::string_view message, absl::Time now) {
   CHORUS_ASSIGN_OR_RETURN(const MemberRef member, FindMember(session, world, rank));
   if (!member.world->formed) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kUnspecified,
+    return MakeError(Reason::kWrongState,
                      absl::StrCat("world \"", member.world->name, "\" is not complete yet"));
   }
-  Error error;
-  error.code = absl::StatusCode::kAborted;
-  error.reason = Reason::kCancelled;
+  Error error(Reason::kAborted);
   error.culprit.rank = rank.value();
   error.culprit.pid = session->request.pid;
   error.message = absl::StrCat("rank ", rank.value(), " aborted the world's epoch: ", message);
@@ -331,17 +323,15 @@ absl::Status LocalNode::Impl::DoRefuse(Session* session, const Refuse& command, 
   if (world == nullptr)
     return Malformed("a refusal names the members whose calls are meant; got none");
   if (!world->formed) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kUnspecified,
+    return MakeError(Reason::kWrongState,
                      absl::StrCat("world \"", world->name, "\" is not complete yet"));
   }
   if (command.epoch > world->sequencer->epoch()) {
     return Malformed(absl::StrCat("a refusal for epoch ", command.epoch.value(), "; epoch ",
                                   world->sequencer->epoch().value(), " is open"));
   }
-  Error error;
-  error.code = command.why.code;
-  error.reason = command.why.reason;
-  error.message = command.why.message;
+  Error error(command.why.reason, command.why.message);
+  if (error.reason == Reason::kUnspecified) error.code = command.why.code;
   error.source = command.why.source;
   error.alone = command.why.alone && !command.by_hand;
   if (command.by_hand) {
@@ -366,11 +356,11 @@ void LocalNode::Impl::ReformWorld(Session* session, WorldId world, Rank rank,
   const std::shared_ptr<World> kept = found->world;
   if (stopped) return done(DrainingError());
   if (!kept->formed) {
-    return done(MakeError(absl::StatusCode::kFailedPrecondition, Reason::kUnspecified,
+    return done(MakeError(Reason::kWrongState,
                           absl::StrCat("world \"", kept->name, "\" is not complete yet")));
   }
   if (found->member->on_reformed != nullptr) {
-    return done(MakeError(absl::StatusCode::kFailedPrecondition, Reason::kDuplicateRank,
+    return done(MakeError(Reason::kDuplicateRank,
                           absl::StrCat("rank ", rank.value(), " has asked already")));
   }
   const bool first =
@@ -396,7 +386,7 @@ void LocalNode::Impl::ReformWorld(Session* session, WorldId world, Rank rank,
         }
       }
       const absl::Status late =
-          MembersMissing(absl::StatusCode::kDeadlineExceeded, Reason::kAgreeTimeout,
+          MembersMissing(Reason::kAgreeTimeout,
                          absl::StrCat("world \"", world->name, "\" was not reformed after ",
                                       absl::FormatDuration(patience)),
                          missing);

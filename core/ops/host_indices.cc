@@ -24,9 +24,7 @@ absl::Status HostIndices::OutOfRange(int64_t i, int64_t index) const {
   std::reverse(place.begin(), place.end());
   const std::string range = limit_ == 0 ? "none, for there is nothing to choose from"
                                         : absl::StrCat("from 0 to ", limit_ - 1);
-  Error error;
-  error.code = absl::StatusCode::kInvalidArgument;
-  error.reason = Reason::kBadType;
+  Error error(Reason::kBadType);
   error.op = op_;
   error.expected = absl::StrCat(
       range, ignored_.has_value() ? absl::StrCat(", or ", *ignored_, ", which is ignored") : "");

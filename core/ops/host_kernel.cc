@@ -6,7 +6,7 @@
 namespace chorus {
 
 absl::Status NoHostKernel(const NodeView& node, absl::Span<const TensorType> outputs) {
-  return MakeError(absl::StatusCode::kInternal, Reason::kInternal,
+  return MakeError(Reason::kInternal,
                    absl::StrCat(node.op, ": no host kernel", outputs.empty() ? "" : " for ",
                                 outputs.empty() ? "" : outputs[0].ToString()));
 }

@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/base/error.h"
 #include "core/ops/registry.h"
 #include "core/ops/testing/evaluator.h"
 #include "core/ops/testing/value.h"
@@ -458,7 +459,7 @@ TEST(HostKernelsTest, AnOpSaysWhichDTypesItTakes) {
     node.inputs = inputs;
     const absl::Status status = InferTypes(node).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
-    return std::string(status.message().data(), status.message().size());
+    return ErrorOf(status).message;
   };
   EXPECT_EQ(text("add", WithDType(DType::kBool, {2})),
             "add: input 0 is bool[2]; the op takes f16, bf16, f32, f64, i8, u8, i16, i32 and i64");
@@ -634,7 +635,8 @@ TEST(HostKernelsTest, IntegersAreNotDividedByZero) {
   Ints out(4);
   const absl::Status status = (*bad).Run({a.bytes.data(), zero.bytes.data()}, {out.data()}, 0, 4);
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(std::string(status.message()), "div: element 2 of i64[4] is an integer divided by 0");
+  EXPECT_EQ(ErrorOf(status).message,
+            "div: element 2 of i64[4] is an integer divided by 0, expected divisors other than 0");
   EXPECT_TRUE((*bad).Run({a.bytes.data(), zero.bytes.data()}, {out.data()}, 0, 2).ok());
 }
 
@@ -905,7 +907,7 @@ TEST(HostKernelsTest, IndicesAreChecked) {
     const Kernel kernel(op, inputs, attributes);
     const absl::Status status = kernel.TryRun();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << op;
-    return std::string(status.message().data(), status.message().size());
+    return ErrorOf(status).message;
   };
   const auto floats = [](const Ints& sizes) {
     return testing::Zeros(WithDType(DType::kF32, sizes));

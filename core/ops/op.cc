@@ -50,9 +50,7 @@ absl::StatusOr<TensorType> TypeOfAttributes(const NodeView& node) {
 }
 
 absl::Status ShapeError(const NodeView& node, absl::string_view expected, absl::string_view got) {
-  Error error;
-  error.code = absl::StatusCode::kInvalidArgument;
-  error.reason = Reason::kBadType;
+  Error error(Reason::kBadType);
   error.op.assign(node.op.data(), node.op.size());
   error.expected.assign(expected.data(), expected.size());
   error.got.assign(got.data(), got.size());

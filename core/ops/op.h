@@ -48,7 +48,8 @@ struct NodeView {
   absl::Span<const Attribute> attributes;
   absl::Span<const TensorType* const> inputs;
   const Collective* collective = nullptr;
-  int32_t group_size = 0;  // of the collective's group
+  int32_t group_size = 0;    // of the collective's group
+  absl::string_view source;  // the trainer's file:line, for what fails as the node runs
 
   int num_inputs() const { return static_cast<int>(inputs.size()); }
   const TensorType& input(int i) const { return *inputs[i]; }

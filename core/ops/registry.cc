@@ -366,7 +366,11 @@ absl::Status CheckType(const OpDef& def, const NodeView& node, absl::string_view
                        const TensorType& type) {
   const absl::Status status = type.Validate(kMaxValueBytes);
   if (!status.ok()) {
-    return ShapeError(node, absl::StrCat("a valid type as ", what, " ", index), status.message());
+    const Error invalid = ErrorOf(status);
+    Error error = ErrorOf(
+        ShapeError(node, absl::StrCat("a valid type as ", what, " ", index), invalid.message));
+    if (invalid.reason == Reason::kOutOfMemory) error.SetReason(invalid.reason);
+    return ToStatus(error);
   }
   if (!type.is_static()) {
     return Unsupported(absl::StrCat(node.op, ": ", what, " ", index, " is ", type.ToString(),

@@ -80,6 +80,7 @@ void PutRuntime(const DevicePlan::RuntimeCounts& runtime, ByteWriter* out) {
   for (const bool has : {runtime.sends, runtime.receives, runtime.received}) {
     out->Put(static_cast<uint8_t>(has));
   }
+  out->PutString(runtime.source);
 }
 
 DevicePlan::RuntimeCounts GetRuntime(ByteReader* in) {
@@ -88,6 +89,7 @@ DevicePlan::RuntimeCounts GetRuntime(ByteReader* in) {
   runtime.input_rows = GetInRange(in, 0, kAnyInt64);
   runtime.output_rows = GetInRange(in, 0, kAnyInt64);
   for (bool* has : {&runtime.sends, &runtime.receives, &runtime.received}) *has = GetBool(in);
+  runtime.source = std::string(in->GetString());
   return runtime;
 }
 

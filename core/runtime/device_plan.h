@@ -58,6 +58,7 @@ struct DevicePlan {
     bool sends = false;
     bool receives = false;
     bool received = false;
+    std::string source;
   };
 
   struct CollectiveStep {

@@ -35,7 +35,8 @@ struct LaunchHead {
 };
 struct BindingHead {
   uint64_t communicator;
-  uint64_t present;
+  uint32_t present;
+  int32_t rank;
 };
 static_assert(sizeof(LaunchHead) == 48 && sizeof(BindingHead) == 16, "no padding is sent");
 
@@ -77,7 +78,8 @@ void EncodeLaunch(const LaunchMessage& message, ByteWriter* out) {
   out->PutRaw(&head, sizeof(head));
   PutArray(message.buffers, out);
   for (const LaunchMessage::CollectiveBinding& binding : message.collectives) {
-    const BindingHead bound{binding.communicator, binding.present.size()};
+    const BindingHead bound{binding.communicator, static_cast<uint32_t>(binding.present.size()),
+                            binding.rank};
     out->PutRaw(&bound, sizeof(bound));
     PutArray(binding.present, out);
   }
@@ -103,6 +105,7 @@ bool DecodeLaunchInto(absl::string_view bytes, LaunchMessage* message) {
     BindingHead bound;
     if (!GetHead(&in, &bound)) return false;
     binding.communicator = bound.communicator;
+    binding.rank = bound.rank;
     if (!GetArray(&in, bound.present, &binding.present)) return false;
   }
   return GetArray(&in, head.after, &message->after) &&
@@ -256,6 +259,7 @@ class DeviceExecutor final : public Executor {
           runtime.row_elements = c.runtime->row_elements;
           runtime.input_rows = c.runtime->input_rows;
           runtime.output_rows = c.runtime->output_rows;
+          runtime.source = c.runtime->source;
           loaded.runtime = *c.runtime;
         }
         const size_t extras = step.outputs.size() - loaded.call.outputs.size() -
@@ -439,6 +443,7 @@ class DeviceExecutor final : public Executor {
     view.version = node.version;
     view.attributes = node.attributes;
     view.inputs = types;
+    view.source = node.source;
     CHORUS_ASSIGN_OR_RETURN(const std::vector<TensorType> inferred, InferTypes(view));
     if (inferred != node.outputs) {
       return Malformed(absl::StrCat("a device plan has outputs for ", node.op,
@@ -607,6 +612,7 @@ class DeviceExecutor final : public Executor {
       const DevicePlan::Place* to = step->outputs.data();
       for (DeviceAddress& address : call.outputs) address = result(*to++);
       if (call.runtime.has_value()) {
+        call.runtime->rank = message_.collectives[binding].rank;
         if (step->runtime.sends) call.runtime->sends = AddressOf(*from++);
         if (step->runtime.receives) call.runtime->receives = AddressOf(*from++);
         if (step->runtime.received) call.runtime->received = result(*to++);
@@ -656,7 +662,7 @@ class DeviceExecutor final : public Executor {
           std::find(failures_.begin(), failures_.end(), launch) == failures_.end()) {
         continue;
       }
-      return MakeError(absl::StatusCode::kAborted, Reason::kExecFailed,
+      return MakeError(Reason::kExecFailed,
                        absl::StrCat("launch ", launch, ", whose results it reads, has failed"));
     }
     return absl::OkStatus();

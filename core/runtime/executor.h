@@ -32,6 +32,7 @@ struct LaunchMessage {
   struct CollectiveBinding {
     CommunicatorId communicator = 0;  // 0: none; only the barrier behind equal work may go without
     absl::InlinedVector<int32_t, 8> present;  // members that take part; empty: all
+    int32_t rank = -1;                        // whose call it is, for texts: of the world
   };
   LaunchId launch = 0;
   PlanId plan = 0;

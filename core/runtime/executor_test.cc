@@ -870,7 +870,7 @@ TEST_P(ExecutorFailureTest, AnAbortEndsTheLaunchThatWaitsAndLeavesTheDeviceUsabl
   rig_.executor(0)->AbortCommunicator(id, absl::AbortedError("rank 1 died"));
   const absl::Status status = rig_.WaitFor(message.launch);
   EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
-  EXPECT_EQ(status.message(), "rank 1 died");
+  EXPECT_EQ(ErrorOf(status).message, "rank 1 died");
   for (int r = 0; r < ranks(); ++r) rig_.executor(r)->CloseCommunicator(id);
   // The next gang opens new ones.
   GangRig fresh(GetParam().open(ranks(), Seed()));
@@ -973,9 +973,7 @@ TEST(MessageTest, CompletionsCarryTheWholeError) {
   ASSERT_TRUE(back.ok());
   EXPECT_EQ(back->launch, 9u);
   EXPECT_TRUE(back->status.ok());
-  Error error;
-  error.code = absl::StatusCode::kAborted;
-  error.reason = Reason::kPeerDied;
+  Error error(Reason::kPeerDied);
   error.message = "rank 2 died";
   error.culprit.rank = 2;
   out.Clear();

@@ -31,9 +31,8 @@ int64_t PageBytes() {
 int64_t RoundUp(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 
 absl::Status OutOfMemory(absl::string_view what, int64_t bytes, int error) {
-  return MakeError(absl::StatusCode::kResourceExhausted, Reason::kOutOfMemory,
-                   absl::StrCat("the kernel gives no arena of ", bytes, " bytes: ", what, ": ",
-                                strerror(error)));
+  return MakeError(Reason::kOutOfMemory, absl::StrCat("the kernel gives no arena of ", bytes,
+                                                      " bytes: ", what, ": ", strerror(error)));
 }
 
 }  // namespace
@@ -48,7 +47,7 @@ absl::Status MemoryBudget::Charge(int64_t bytes) {
     }
   }
   if (bytes > limit_ - used_) {
-    return MakeError(absl::StatusCode::kResourceExhausted, Reason::kOutOfMemory,
+    return MakeError(Reason::kOutOfMemory,
                      absl::StrCat("out of memory: ", bytes, " bytes are needed, ", limit_ - used_,
                                   " of the daemon's ", limit_, " are free"));
   }
@@ -138,9 +137,9 @@ absl::StatusOr<std::shared_ptr<Arena>> Arena::CreateResult(MemoryBudget* budget,
 absl::Status Arena::ConfirmMapped() {
   if (kind_ != Kind::kStaging || confirmed_) return absl::OkStatus();
   if (fcntl(fd(), F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) != 0) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kMalformed,
-                     absl::StrCat("staging arena ", id_.value(), " cannot be sealed: ",
-                                  strerror(errno), "; its client has sealed it otherwise"));
+    return MakeError(Reason::kMalformed, absl::StrCat("staging arena ", id_.value(),
+                                                      " cannot be sealed: ", strerror(errno),
+                                                      "; its client has sealed it otherwise"));
   }
   confirmed_ = true;
   return absl::OkStatus();

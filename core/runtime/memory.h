@@ -105,7 +105,7 @@ class Arena {
   char* data() const { return memory_->data(); }
   const std::shared_ptr<const ArenaMemory>& memory() const { return memory_; }
 
-  // Staging: the client has mapped it. FAILED_PRECONDITION: the client put a seal of its own on the
+  // Staging: the client has mapped it. INVALID_ARGUMENT: the client put a seal of its own on the
   // file, so that ours do not hold; give the arena up. A second call does nothing.
   absl::Status ConfirmMapped();
 

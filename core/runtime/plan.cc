@@ -1286,6 +1286,7 @@ class Compiler {
     runtime.sends = !pieces.inputs.empty();
     runtime.receives = counts > (runtime.sends ? 1 : 0);
     runtime.received = !pieces.outputs.empty();
+    runtime.source = node.source;
     return runtime;
   }
 

@@ -683,7 +683,8 @@ TEST(PlanTest, AnotherOrderOfCollectivesIsFollowed) {
   options.order = {1, 0};
   const absl::Status status = CompilePlan(chain.graph().Build(), options).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(status.message(), "the order puts participation 1 before 0, whose result it needs");
+  EXPECT_EQ(ErrorOf(status).message,
+            "the order puts participation 1 before 0, whose result it needs");
 }
 
 // --- Several device slots ---
@@ -862,7 +863,7 @@ TEST(PlanTest, CallsOfOneInstanceStandTogetherInAnOrder) {
   options.order = {2, 3, 1, 0};
   EXPECT_TRUE(CompilePlan(graph, options).ok());
   options.order = {0, 2, 1, 3};
-  EXPECT_EQ(CompilePlan(graph, options).status().message(),
+  EXPECT_EQ(ErrorOf(CompilePlan(graph, options).status()).message,
             "the order parts participation 1 from 0, which is of the same instance");
   options.instances = {7, 9, 7, 8};
   EXPECT_EQ(CompilePlan(graph, options)->instances, (std::vector<int32_t>{0, 1, 0, 3}));

@@ -83,6 +83,16 @@ std::string TensorType::ToString() const {
   return result + "]";
 }
 
+namespace {
+
+absl::Status TooLarge(const TensorType& type, int64_t max_bytes) {
+  return MakeError(
+      Reason::kOutOfMemory,
+      absl::StrCat(type.ToString(), " is larger than the limit of ", max_bytes, " bytes"));
+}
+
+}  // namespace
+
 absl::Status TensorType::Validate(int64_t max_bytes) const {
   if (DTypeBytes(dtype) == 0) {
     return Malformed(absl::StrCat("unknown dtype number ", static_cast<int>(dtype)));
@@ -100,13 +110,12 @@ absl::Status TensorType::Validate(int64_t max_bytes) const {
     }
     const int64_t size = dim.size > 1 ? dim.size : 1;
     if (bytes > max_bytes / size) {
-      return BadType(
-          absl::StrCat(ToString(), " is larger than the limit of ", max_bytes, " bytes"));
+      return TooLarge(*this, max_bytes);
     }
     bytes *= size;
   }
   if (bytes > max_bytes) {
-    return BadType(absl::StrCat(ToString(), " is larger than the limit of ", max_bytes, " bytes"));
+    return TooLarge(*this, max_bytes);
   }
   return absl::OkStatus();
 }

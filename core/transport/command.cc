@@ -570,7 +570,7 @@ absl::Status DecodeInto(absl::string_view frame, Command* command) {
                                   " bytes that came, its header says ", header.size));
   }
   if (header.version != kFrameVersion) {
-    return MakeError(absl::StatusCode::kUnimplemented, Reason::kVersion,
+    return MakeError(Reason::kVersion,
                      absl::StrCat("frame: this build speaks version ", kFrameVersion,
                                   ", the frame has version ", header.version));
   }

@@ -129,7 +129,7 @@ struct Refuse {
 
   WorldId world;
   Epoch epoch;
-  bool by_hand = false;                // the epoch is ended on purpose: CANCELLED, not PEER_REFUSED
+  bool by_hand = false;                // the epoch is ended on purpose: ABORTED, not PEER_REFUSED
   std::vector<RefusedMember> members;  // the first is named; 1 to kMaxMembers
   // Used: code (not kOk), reason, message and source, each of at most Error::kMaxBytes; alone: what
   // the calls were to use has failed without ending an epoch, and neither do they.

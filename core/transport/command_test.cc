@@ -39,7 +39,7 @@ std::string WithSize(std::string frame) {
 std::string ErrorText(const std::string& frame) {
   const absl::StatusOr<Command> command = DecodeFrame(frame);
   EXPECT_EQ(ErrorOf(command.status()).reason, Reason::kMalformed) << command.status();
-  return std::string(command.status().message());
+  return ErrorOf(command.status()).message;
 }
 
 TEST(FrameTest, EveryKindComesBackAsItWas) {

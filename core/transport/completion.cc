@@ -24,8 +24,7 @@ uint32_t Generation(uint64_t word) { return static_cast<uint32_t>(word >> kState
 std::string Name(TensorId id) { return absl::StrCat("tensor ", id.slot, ".", id.generation); }
 
 absl::Status Damaged(absl::string_view what) {
-  return MakeError(absl::StatusCode::kInternal, Reason::kInternal,
-                   absl::StrCat("session memory: ", what));
+  return MakeError(Reason::kInternal, absl::StrCat("session memory: ", what));
 }
 
 }  // namespace
@@ -123,7 +122,7 @@ absl::StatusOr<absl::optional<RunOutcome>> CompletionWaiter::Run(Sequence sequen
   const RunSlot& slot = memory_->runs()[static_cast<uint64_t>(sequence.value()) % kRunSlots];
   const int64_t found = slot.sequence.load(std::memory_order_acquire);
   if (found > sequence.value()) {
-    return MakeError(absl::StatusCode::kNotFound, Reason::kOutcomeForgotten,
+    return MakeError(Reason::kOutcomeForgotten,
                      absl::StrCat("run ", sequence.value(), ": its record went to run ", found,
                                   "; the last ", kRunSlots, " outcomes are kept"));
   }
@@ -157,7 +156,7 @@ absl::Status CompletionWaiter::Await(const Done& done, absl::Time deadline, cons
     }
     const absl::Duration left = deadline - absl::Now();
     if (left <= absl::ZeroDuration()) {
-      status = MakeError(absl::StatusCode::kDeadlineExceeded, Reason::kTransportTimeout,
+      status = MakeError(Reason::kTransportTimeout,
                          absl::StrCat(what(), " was not done before the deadline; it goes on, and ",
                                       "its outcome can be asked for again"));
       break;

@@ -202,8 +202,7 @@ TEST_F(CompletionTest, AWaiterAsksForLivenessAfterEachSlice) {
   options.look_around = absl::Milliseconds(1);
   int asked = 0;
   options.liveness = [&asked] {
-    return ++asked < 3 ? absl::OkStatus()
-                       : MakeError(absl::StatusCode::kUnavailable, Reason::kDaemonLost, "gone");
+    return ++asked < 3 ? absl::OkStatus() : MakeError(Reason::kDaemonLost, "gone");
   };
   CompletionWaiter waiter(memory_.get(), options);
   const auto run = waiter.WaitForRun(Sequence(1), absl::InfiniteFuture());
@@ -222,8 +221,7 @@ TEST_F(CompletionTest, WakeAllJustBeforeTheSleep) {
   bool gone = false;
   WaitOptions options = SleepOnly();
   options.liveness = [&gone] {
-    return gone ? MakeError(absl::StatusCode::kUnavailable, Reason::kDaemonLost, "gone")
-                : absl::OkStatus();
+    return gone ? MakeError(Reason::kDaemonLost, "gone") : absl::OkStatus();
   };
   CompletionWaiter waiter(memory_.get(), options);
   for (int round = 0; round < 3; ++round) {
@@ -269,8 +267,7 @@ TEST_F(CompletionTest, WakeAllWakesEveryWaiter) {
   std::atomic<bool> gone{false};
   WaitOptions options = SleepOnly();
   options.liveness = [&gone] {
-    return gone ? MakeError(absl::StatusCode::kUnavailable, Reason::kDaemonLost, "gone")
-                : absl::OkStatus();
+    return gone ? MakeError(Reason::kDaemonLost, "gone") : absl::OkStatus();
   };
   CompletionWaiter waiter(memory_.get(), options);
   std::atomic<int> told{0};

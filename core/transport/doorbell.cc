@@ -26,7 +26,7 @@ constexpr int kSeals = F_SEAL_FUTURE_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEA
 static_assert(sizeof(DoorbellPage) <= DoorbellPage::kBytes, "one page");
 
 absl::Status SystemError(absl::string_view what) {
-  return MakeError(absl::StatusCode::kResourceExhausted, Reason::kOutOfMemory,
+  return MakeError(Reason::kOutOfMemory,
                    absl::StrCat("doorbell: ", what, ": ", std::strerror(errno)));
 }
 
@@ -69,7 +69,7 @@ absl::StatusOr<std::unique_ptr<DoorbellView>> DoorbellView::Map(int fd) {
                                   absl::Hex(page->magic)));
   }
   if (page->version != kSessionMemoryVersion) {
-    return MakeError(absl::StatusCode::kUnimplemented, Reason::kVersion,
+    return MakeError(Reason::kVersion,
                      absl::StrCat("doorbell: this client speaks layout version ",
                                   kSessionMemoryVersion, ", the daemon version ", page->version,
                                   "; use a client and a daemon of the same release"));

@@ -29,8 +29,7 @@ uint64_t MaxFrameBytes(uint64_t ring_bytes) {
 }
 
 absl::Status Damaged(absl::string_view what) {
-  return MakeError(absl::StatusCode::kInternal, Reason::kInternal,
-                   absl::StrCat("submission ring: ", what));
+  return MakeError(Reason::kInternal, absl::StrCat("submission ring: ", what));
 }
 
 }  // namespace
@@ -120,7 +119,7 @@ absl::Status SubmissionRingWriter::WaitForSpace(size_t frame_bytes, absl::Time d
     }
     const absl::Duration left = deadline - absl::Now();
     if (left <= absl::ZeroDuration()) {
-      status = MakeError(absl::StatusCode::kDeadlineExceeded, Reason::kTransportTimeout,
+      status = MakeError(Reason::kTransportTimeout,
                          absl::StrCat("submission ring: no room for ", frame_bytes,
                                       " bytes before the deadline; nothing was submitted"));
       break;

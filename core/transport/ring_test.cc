@@ -551,8 +551,7 @@ TEST(RingThreadsTest, AWaitForSpaceEndsWhenTheDaemonIsGone) {
   options.look_around = absl::Milliseconds(1);
   int asked = 0;
   options.liveness = [&asked] {
-    return ++asked < 3 ? absl::OkStatus()
-                       : MakeError(absl::StatusCode::kUnavailable, Reason::kDaemonLost, "gone");
+    return ++asked < 3 ? absl::OkStatus() : MakeError(Reason::kDaemonLost, "gone");
   };
   SubmissionRingWriter writer(memory.get(), options);
   while (*writer.TryWrite(MakeTestFrame(1, 1000))) {

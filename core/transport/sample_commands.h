@@ -71,8 +71,7 @@ inline std::vector<Command> SampleCommands() {
   of_pair.is_recv = true;
   refuse.members = {{Rank(2), 9, false, true, {of_group, of_pair}, {pair}},
                     {Rank(0), 0, true, false, {}, {}}};
-  refuse.why.code = absl::StatusCode::kInvalidArgument;
-  refuse.why.reason = Reason::kBadType;
+  refuse.why.SetReason(Reason::kBadType);
   refuse.why.message = "add: f32[4] and f32[5]";
   refuse.why.source = "train.cc:42";
   refuse.why.alone = true;

@@ -38,7 +38,7 @@ absl::Status CheckOptions(const SessionMemoryOptions& options) {
 }
 
 absl::Status SystemError(absl::string_view what) {
-  return MakeError(absl::StatusCode::kResourceExhausted, Reason::kOutOfMemory,
+  return MakeError(Reason::kOutOfMemory,
                    absl::StrCat("session memory: ", what, ": ", std::strerror(errno)));
 }
 
@@ -109,7 +109,7 @@ absl::StatusOr<std::unique_ptr<SessionMemory>> MapSessionMemory(int fd) {
                                   ", got ", absl::Hex(header.magic)));
   }
   if (header.version != kSessionMemoryVersion) {
-    return MakeError(absl::StatusCode::kUnimplemented, Reason::kVersion,
+    return MakeError(Reason::kVersion,
                      absl::StrCat("session memory: this client speaks layout version ",
                                   kSessionMemoryVersion, ", the daemon version ", header.version,
                                   "; use a client and a daemon of the same release"));

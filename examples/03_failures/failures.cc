@@ -7,6 +7,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -20,10 +21,10 @@ using chorus::Tensor;
 
 // Whether `tensor` fails for that reason. Prints what it says.
 bool Expect(const chorus::World& world, const char* what, const Tensor& tensor, Reason reason) {
-  const chorus::Error error = chorus::ErrorOf(tensor.Wait());
-  std::printf("rank %d: %s: %s\n", world.rank(), what, error.message.c_str());
+  const absl::Status status = tensor.Wait();
+  std::printf("rank %d: %s: %s\n", world.rank(), what, std::string(status.message()).c_str());
   std::fflush(stdout);
-  return error.reason == reason;
+  return chorus::ErrorOf(status).reason == reason;
 }
 
 bool Works(const chorus::World& world) {
@@ -71,9 +72,9 @@ bool Run(const chorus::Session& session) {
       if (!turn.ok()) return false;
       continue;
     }
-    const chorus::Error error = chorus::ErrorOf(turn);
-    std::printf("rank %d: step %d: %s\n", rank, step, error.message.c_str());
-    if (error.reason != (rank == 1 ? Reason::kBadType : Reason::kPeerRefused)) return false;
+    std::printf("rank %d: step %d: %s\n", rank, step, std::string(turn.message()).c_str());
+    if (chorus::ErrorOf(turn).reason != (rank == 1 ? Reason::kBadType : Reason::kPeerRefused))
+      return false;
   }
 
   // 3. A rank that does not come. The others are told who it was; so is rank 1, as soon as it asks.

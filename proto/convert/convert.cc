@@ -638,7 +638,7 @@ struct BodyTo {
     }
     absl::StatusOr<Graph> graph = DecodeGraph(command.encoded);
     if (!graph.ok()) {
-      return MakeError(absl::StatusCode::kInternal, Reason::kInternal, graph.status().message());
+      return MakeError(Reason::kInternal, ErrorOf(graph.status()).message);
     }
     ToProto(*graph, to->mutable_graph());
     return absl::OkStatus();

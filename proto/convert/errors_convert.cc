@@ -88,7 +88,8 @@ v1::RpcStatus Pack(const Error& error, size_t limit, size_t ranks) {
 
   v1::RpcStatus status;
   status.set_code(static_cast<int>(error.code));
-  status.set_message(Shortened(error.message, limit * 2));
+  // Shortened before the remedy, which stays whole. Other languages' stubs show this text.
+  status.set_message(Shortened(error.message, limit * 2) + RemedyText(error));
   google::protobuf::Any* any = status.add_details();
   any->set_type_url(kErrorInfoUrl);
   any->set_value(info.SerializeAsString());
@@ -184,7 +185,7 @@ absl::Status FromRpcStatus(const v1::RpcStatus& message) {
     if (info.domain() == kDomain) error = Unpack(info);
   }
   error.code = CodeFrom(message.code());
-  error.message = message.message();
+  error.message = std::string(WithoutRemedyText(message.message(), error.reason));
   return ToStatus(error);
 }
 
@@ -205,10 +206,11 @@ absl::Status FromGrpc(const grpc::Status& status) {
   const absl::StatusCode code = CodeFrom(status.error_code());
   // A daemon that ends cancels what still waits there. (Nobody reads a call that he cancelled.)
   if (code == absl::StatusCode::kCancelled) {
-    return MakeError(absl::StatusCode::kUnavailable, Reason::kDaemonLost,
-                     "the daemon has ended the call");
+    return MakeError(Reason::kDaemonLost, "the daemon has ended the call");
   }
-  return MakeError(code, ReasonOfTransport(code), status.error_message());
+  Error error(ReasonOfTransport(code), status.error_message());
+  error.code = code;
+  return ToStatus(error);
 }
 
 }  // namespace chorus

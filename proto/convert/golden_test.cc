@@ -14,6 +14,7 @@
 #include "chorus/v1/commands.pb.h"
 #include "chorus/v1/errors.pb.h"
 #include "core/base/bytes.h"
+#include "core/base/error.h"
 #include "core/transport/command.h"
 #include "gmock/gmock.h"
 #include "google/protobuf/util/json_util.h"
@@ -131,7 +132,7 @@ TEST(GoldenTest, ErrorsSurviveTheWayThroughAStatus) {
     ASSERT_TRUE(info_back.ParseFromString(back.details(0).value()));
     EXPECT_EQ(Difference(info, info_back), "");
     EXPECT_EQ(back.code(), message.code());
-    EXPECT_EQ(back.message(), message.message());
+    EXPECT_EQ(back.message(), message.message() + RemedyText(ErrorOf(FromRpcStatus(message))));
   }
 }
 

@@ -1,5 +1,6 @@
 #include "server/admin/capabilities_service.h"
 
+#include <algorithm>
 #include <string>
 
 #include "core/graph/graph.h"
@@ -22,12 +23,20 @@ void Fill(const ServiceContext& service, v1::GetCapabilitiesResponse* to) {
     v1::GetCapabilitiesResponse::Op* entry = to->add_ops();
     entry->set_name(std::string(op->name));
     entry->set_version(op->version);
-    if (op->kind != CollectiveKind::kUnspecified) to->add_collectives(ToProto(op->kind));
+  }
+  for (int i = v1::CollectiveKind_MIN + 1; i <= v1::CollectiveKind_MAX; ++i) {
+    const auto kind = static_cast<CollectiveKind>(i);
+    const auto ops = AllOps();
+    if (std::any_of(ops.begin(), ops.end(), [kind](const OpDef* op) { return op->kind == kind; })) {
+      to->add_collectives(static_cast<v1::CollectiveKind>(i));
+    }
   }
   for (int i = v1::DType_MIN + 1; i <= v1::DType_MAX; ++i) {
     if (IsSupported(static_cast<DType>(i))) to->add_dtypes(static_cast<v1::DType>(i));
   }
-  to->add_reductions(v1::REDUCTION_SUM);
+  for (int i = v1::Reduction_MIN + 1; i <= v1::Reduction_MAX; ++i) {
+    to->add_reductions(static_cast<v1::Reduction>(i));
+  }
   to->add_transports(v1::TRANSPORT_UNARY);
   to->add_transports(v1::TRANSPORT_STREAM);
   if (service.attach != nullptr) to->add_transports(v1::TRANSPORT_RING);

@@ -47,8 +47,7 @@ void AnswerError(int socket, uint32_t id, const absl::Status& status) {
 }
 
 absl::Status Denied(absl::string_view why) {
-  return MakeError(absl::StatusCode::kPermissionDenied, Reason::kNotAttached,
-                   absl::StrCat("attach: ", why));
+  return MakeError(Reason::kNotAttached, absl::StrCat("attach: ", why));
 }
 
 int64_t FileBytes(int fd) {
@@ -153,7 +152,7 @@ void AttachServer::AcceptAll(int listener) {
       if (of_uid >= options_.max_connections_per_uid ||
           connections_.size() >= static_cast<size_t>(options_.max_connections)) {
         AnswerError(connection->socket.get(), 0,
-                    MakeError(absl::StatusCode::kResourceExhausted, Reason::kQuota,
+                    MakeError(Reason::kQuota,
                               absl::StrCat("attach: too many connections: ", of_uid, " of uid ",
                                            connection->uid, ", ", connections_.size(), " in all")));
         continue;
@@ -221,7 +220,7 @@ absl::Status AttachServer::Handle(const ConnectionRef& connection, const AttachR
   }
   if (state != Connection::State::kBound) {
     AnswerError(connection->socket.get(), request.id,
-                MakeError(absl::StatusCode::kFailedPrecondition, Reason::kNotAttached,
+                MakeError(Reason::kNotAttached,
                           "attach: open a session with the token first (Sessions.Open)"));
     return absl::OkStatus();
   }
@@ -232,16 +231,16 @@ absl::Status AttachServer::Handle(const ConnectionRef& connection, const AttachR
 absl::Status AttachServer::HandleHello(const ConnectionRef& connection,
                                        const AttachRequest& request) {
   if (request.oldest_version > kAttachVersion || request.newest_version < kAttachVersion) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kVersion,
+    return MakeError(Reason::kVersion,
                      absl::StrCat("attach: the client speaks versions ", request.oldest_version,
                                   " to ", request.newest_version, ", this daemon (",
                                   options_.daemon_version, ") speaks ", kAttachVersion));
   }
   UniqueFd pidfd(static_cast<int>(syscall(SYS_pidfd_open, connection->pid, 0)));
   if (!pidfd.valid()) {
-    return errno == ESRCH ? Denied("the process that connected has ended")
-                          : MakeError(absl::StatusCode::kResourceExhausted, Reason::kQuota,
-                                      absl::StrCat("attach: pidfd_open: ", strerror(errno)));
+    return errno == ESRCH
+               ? Denied("the process that connected has ended")
+               : MakeError(Reason::kQuota, absl::StrCat("attach: pidfd_open: ", strerror(errno)));
   }
   AttachReply reply;
   reply.version = kAttachVersion;
@@ -381,8 +380,7 @@ absl::StatusOr<AttachServer::Client> AttachServer::Claim(absl::string_view token
   client.pid = connection->pid;
   client.pidfd = UniqueFd(fcntl(connection->pidfd.get(), F_DUPFD_CLOEXEC, 0));
   if (!client.pidfd.valid()) {
-    return MakeError(absl::StatusCode::kResourceExhausted, Reason::kQuota,
-                     absl::StrCat("attach: ", strerror(errno)));
+    return MakeError(Reason::kQuota, absl::StrCat("attach: ", strerror(errno)));
   }
   connection->state = Connection::State::kClaimed;
   tokens_.erase(it);

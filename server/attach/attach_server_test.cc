@@ -255,10 +255,10 @@ TEST(AttachTest, AnotherVersionIsRefusedWithBothVersions) {
   TestDaemon daemon;
   RawClient newer(daemon);
   newer.Send(Hello(17, 23));
-  newer.ExpectRefused(absl::StatusCode::kFailedPrecondition, "17 to 23");
+  newer.ExpectRefused(absl::StatusCode::kUnimplemented, "17 to 23");
   RawClient older(daemon);
   older.Send(Hello(-3, 0));
-  older.ExpectRefused(absl::StatusCode::kFailedPrecondition, "speaks 1");
+  older.ExpectRefused(absl::StatusCode::kUnimplemented, "speaks 1");
   RawClient wider(daemon);
   wider.Send(Hello(-3, 9));
   const absl::StatusOr<AttachReply> reply = wider.Receive();

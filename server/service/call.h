@@ -95,8 +95,7 @@ class Call : public grpc::ServerUnaryReactor, public std::enable_shared_from_thi
   }
 
   void OnCancel() override {
-    End(MakeError(absl::StatusCode::kCancelled, Reason::kCancelled, "the caller has cancelled"),
-        nullptr);
+    End(MakeError(Reason::kCancelled, "the caller has cancelled"), nullptr);
   }
   void OnDone() override {
     alarm_.Cancel();

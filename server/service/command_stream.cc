@@ -98,8 +98,7 @@ class CommandStream : public grpc::ServerBidiReactor<v1::CommandsRequest, v1::Co
 
   void OnWriteDone(bool ok) override {
     if (!ok) {
-      return End(MakeError(absl::StatusCode::kCancelled, Reason::kCancelled,
-                           "the caller does not take outcomes any more"));
+      return End(MakeError(Reason::kCancelled, "the caller does not take outcomes any more"));
     }
     MutexLock lock(&mutex_);
     if (ended_) return;
@@ -148,9 +147,7 @@ class CommandStream : public grpc::ServerBidiReactor<v1::CommandsRequest, v1::Co
     service_->worker->Hold(session);
   }
 
-  void OnCancel() override {
-    End(MakeError(absl::StatusCode::kCancelled, Reason::kCancelled, "the caller has cancelled"));
-  }
+  void OnCancel() override { End(MakeError(Reason::kCancelled, "the caller has cancelled")); }
   void OnDone() override {
     service_->farewell->Remove(farewell_id_);
     {

@@ -19,7 +19,7 @@ absl::StatusOr<SessionId> ParseSession(int64_t incarnation, int64_t name) {
         absl::StrCat("session: expected the number that Sessions.Open gave, got ", name));
   }
   if ((name >> 32) != incarnation) {
-    return MakeError(absl::StatusCode::kNotFound, Reason::kSessionLost,
+    return MakeError(Reason::kSessionLost,
                      absl::StrCat("session ", name, " is of another start of the daemon (",
                                   name >> 32, ", this one is ", incarnation, "); open a new one"));
   }
@@ -28,7 +28,7 @@ absl::StatusOr<SessionId> ParseSession(int64_t incarnation, int64_t name) {
 
 absl::Status SessionLost(int64_t name) {
   return MakeError(
-      absl::StatusCode::kNotFound, Reason::kSessionLost,
+      Reason::kSessionLost,
       absl::StrCat("session ", name, " has ended, or is not the caller's own; open a new one"));
 }
 

@@ -91,8 +91,8 @@ class Download : public grpc::ServerWriteReactor<v1::DownloadTensorResponse>,
 
   void OnWriteDone(bool ok) override {
     if (!ok) {
-      return End(MakeError(absl::StatusCode::kCancelled, Reason::kCancelled,
-                           "the caller does not take the tensor's bytes any more"));
+      return End(
+          MakeError(Reason::kCancelled, "the caller does not take the tensor's bytes any more"));
     }
     if (offset_ == end_) return End(absl::OkStatus());
     part_.clear_type();
@@ -105,9 +105,7 @@ class Download : public grpc::ServerWriteReactor<v1::DownloadTensorResponse>,
     Finish(ToGrpc(status));
   }
 
-  void OnCancel() override {
-    End(MakeError(absl::StatusCode::kCancelled, Reason::kCancelled, "the caller has cancelled"));
-  }
+  void OnCancel() override { End(MakeError(Reason::kCancelled, "the caller has cancelled")); }
   void OnDone() override { self_.reset(); }
 
   const ServiceContext* const service_;

@@ -17,7 +17,7 @@ constexpr size_t kMaxLabelBytes = 256;
 
 absl::Status CheckVersion(int32_t version) {
   if (version == 0 || version == kApiVersion) return absl::OkStatus();
-  return MakeError(absl::StatusCode::kFailedPrecondition, Reason::kVersion,
+  return MakeError(Reason::kVersion,
                    absl::StrCat("the client speaks version ", version, " of the API, this daemon (",
                                 kDaemonVersion, ") version ", kApiVersion));
 }
@@ -52,14 +52,13 @@ absl::StatusOr<AttachServer::Client> Authorize(const ServiceContext& service, co
   request->tenant = caller.tenant;
   if (token.empty()) {
     if (caller.may_write()) return AttachServer::Client();
-    return MakeError(absl::StatusCode::kPermissionDenied, Reason::kNotAttached,
+    return MakeError(Reason::kNotAttached,
                      absl::StrCat("a caller of uid ", caller.uid,
                                   ", which is not the daemon's, may only read until it has "
                                   "attached (attach_token)"));
   }
   if (service.attach == nullptr || !caller.is_unix) {
-    return MakeError(absl::StatusCode::kPermissionDenied, Reason::kNotAttached,
-                     "attach_token: only good on a Unix socket");
+    return MakeError(Reason::kNotAttached, "attach_token: only good on a Unix socket");
   }
   CHORUS_ASSIGN_OR_RETURN(AttachServer::Client client, service.attach->Claim(token, caller.uid));
   request->attached = true;

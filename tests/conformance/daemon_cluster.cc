@@ -27,7 +27,7 @@ class DaemonInProcess : public Cluster {
     // Short: the path of a Unix socket has at most 107 characters.
     char directory[] = "/tmp/chorus_XXXXXX";
     if (::mkdtemp(directory) == nullptr) {
-      return MakeError(absl::StatusCode::kInternal, Reason::kInternal, "mkdtemp");
+      return MakeError(Reason::kInternal, "mkdtemp");
     }
     cluster->directory_ = directory;
     DaemonOptions daemon;

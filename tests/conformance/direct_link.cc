@@ -28,8 +28,7 @@ constexpr absl::Duration kAnswer = absl::Seconds(60);
 constexpr size_t kKeptOutcomes = 1024;
 
 absl::Status Late(absl::string_view what) {
-  return MakeError(absl::StatusCode::kDeadlineExceeded, Reason::kTransportTimeout,
-                   absl::StrCat("no answer yet to: ", what));
+  return MakeError(Reason::kTransportTimeout, absl::StrCat("no answer yet to: ", what));
 }
 
 // What a callback on the node thread hands over; the callback may come after the waiter has gone.
@@ -144,7 +143,7 @@ class DirectLink : public Link {
     if (!read.has_value()) return Late("read");
     CHORUS_RETURN_IF_ERROR(read->status());
     if (static_cast<int64_t>((*read)->size()) != bytes) {
-      return MakeError(absl::StatusCode::kInternal, Reason::kInternal,
+      return MakeError(Reason::kInternal,
                        absl::StrCat("a tensor of ", bytes, " bytes has ", (*read)->size()));
     }
     std::memcpy(out, (*read)->data(), (*read)->size());
@@ -165,7 +164,7 @@ class DirectLink : public Link {
     if (!mapped.has_value()) return Late("map");
     CHORUS_RETURN_IF_ERROR(mapped->status());
     if ((*mapped)->second != bytes) {
-      return MakeError(absl::StatusCode::kInternal, Reason::kInternal,
+      return MakeError(Reason::kInternal,
                        absl::StrCat("a tensor of ", bytes, " bytes has ", (*mapped)->second));
     }
     return (*mapped)->first;
@@ -181,8 +180,7 @@ class DirectLink : public Link {
           void* const data = mmap(nullptr, static_cast<size_t>(arena->bytes),
                                   PROT_READ | PROT_WRITE, MAP_SHARED, arena->fd, 0);
           if (data == MAP_FAILED) {
-            return absl::StatusOr<Made>(MakeError(absl::StatusCode::kResourceExhausted,
-                                                  Reason::kOutOfMemory, "mmap of an arena"));
+            return absl::StatusOr<Made>(MakeError(Reason::kOutOfMemory, "mmap of an arena"));
           }
           const absl::Status confirmed = node.ConfirmStaging(session, arena->arena);
           if (!confirmed.ok()) return absl::StatusOr<Made>(Detached(confirmed));
@@ -327,7 +325,7 @@ class DirectLink : public Link {
     if (found != log_->outcomes.end()) return absl::optional<absl::Status>(found->second);
     if (!log_->outcomes.empty() && log_->outcomes.size() == kKeptOutcomes &&
         sequence < log_->outcomes.begin()->first) {
-      return MakeError(absl::StatusCode::kNotFound, Reason::kOutcomeForgotten,
+      return MakeError(Reason::kOutcomeForgotten,
                        absl::StrCat("command ", sequence.value(), " is too long ago"));
     }
     return absl::optional<absl::Status>();

@@ -1047,8 +1047,10 @@ TEST_F(PlacesTest, WhatMayHappenToARankIsToldToAllWhereverItStands) {
       } else if (event == "cancel" || event == "leave") {
         reason = event == "cancel" ? Reason::kCancelled : Reason::kPeerLeft;
         // Who leaves takes its votes back; who needs it later finds that it is gone.
-        if (event == "leave" && place != "before_vote")
+        if (event == "leave" && place != "before_vote") {
           code = absl::StatusCode::kFailedPrecondition;
+          reason = Reason::kNeedsReform;
+        }
         if (event == "leave" && voted_.count(victim_) != 0 && !launched) {
           code = absl::StatusCode::kCancelled;
           reason = Reason::kCancelled;
@@ -1084,7 +1086,7 @@ TEST_F(PlacesTest, WhatMayHappenToARankIsToldToAllWhereverItStands) {
           ExpectError(Told(r), absl::StatusCode::kDeadlineExceeded, Reason::kExecTimeout);
         }
         code = absl::StatusCode::kFailedPrecondition;
-        if (event == "die") reason = Reason::kNeedsReform;
+        if (gone) reason = Reason::kNeedsReform;
       }
       for (const int r : {other_, third_, victim_}) {
         if (gone ? r == victim_ : launched) continue;  // cannot be told; has been

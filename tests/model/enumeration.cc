@@ -451,9 +451,7 @@ class Enumerator {
     do {
       state->refused[RunOf(rank, at.next)] = true;
     } while (Step(rank, at.next++).goes_on);
-    Error why;
-    why.code = absl::StatusCode::kInvalidArgument;
-    why.reason = Reason::kBadType;
+    Error why(Reason::kBadType);
     why.message = "a batch of 31 rows";
     why.alone = alone;
     state->oracle.Refused({refused}, at.epoch, alone);
@@ -580,11 +578,9 @@ class Enumerator {
           }
         }
         state->oracle.Finished(event.ticket, ok);
-        sequencer.Finished(
-            Ticket(event.ticket),
-            ok ? absl::OkStatus()
-               : MakeError(absl::StatusCode::kInternal, Reason::kExecFailed, "device"),
-            Now(*state), &actions);
+        sequencer.Finished(Ticket(event.ticket),
+                           ok ? absl::OkStatus() : MakeError(Reason::kExecFailed, "device"),
+                           Now(*state), &actions);
         allowed = {Reason::kExecFailed};
         if (ok && !actions.empty()) return "a gang that finished well had consequences";
         break;
@@ -604,9 +600,7 @@ class Enumerator {
         break;
       }
       case Kind::kRefuse: {
-        Error error;
-        error.code = absl::StatusCode::kResourceExhausted;
-        error.reason = Reason::kOutOfMemory;
+        Error error(Reason::kOutOfMemory);
         error.message = "no memory for that order";
         // Its calls have counted already.
         std::vector<RefusedMember> members(1);

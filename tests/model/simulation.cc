@@ -380,9 +380,7 @@ class Simulation {
     const int64_t step = state.step;
     ToDaemon(rank, [this, rank, refused, epoch, step, alone] {
       if (!ranks_[rank].here) return;
-      Error why;
-      why.code = absl::StatusCode::kInvalidArgument;
-      why.reason = Reason::kBadType;
+      Error why(Reason::kBadType);
       why.message = "a batch of 31 rows";
       why.alone = alone;
       Sequencer::Actions actions;
@@ -534,9 +532,7 @@ class Simulation {
     const bool no_memory = Faulty() && record.epoch == sequencer_.epoch() && Chance(0.0001);
     if (failed || no_memory) {
       if (no_memory && !failed) Disturbed(ranks_[rank].step);
-      Error why;
-      why.code = absl::StatusCode::kResourceExhausted;
-      why.reason = Reason::kOutOfMemory;
+      Error why(Reason::kOutOfMemory);
       why.message = "no memory";
       why.alone = failed;
       std::vector<RefusedMember> members = sequencer_.CallsOf(vote);
@@ -683,9 +679,8 @@ class Simulation {
     oracle_.Finished(ticket, ok);
     Sequencer::Actions actions;
     sequencer_.Finished(Ticket(ticket),
-                        ok ? absl::OkStatus()
-                           : MakeError(absl::StatusCode::kInternal, Reason::kExecFailed, "device"),
-                        Now(), &actions);
+                        ok ? absl::OkStatus() : MakeError(Reason::kExecFailed, "device"), Now(),
+                        &actions);
     Obey(actions);
     for (size_t i = 0; i < runs.size() && ok; ++i) Settled(runs[i], Epoch(), true);
   }

@@ -134,7 +134,7 @@ absl::Status FirstCause(const std::vector<absl::Status>& statuses) {
     for (size_t r = 0; r < statuses.size(); ++r) {
       const absl::Status& status = statuses[r];
       if (status.ok() || !first.ok()) continue;
-      if (!echoes && ErrorOf(status).reason == Reason::kCancelled) continue;
+      if (!echoes && ErrorOf(status).reason == Reason::kAborted) continue;
       first = absl::Status(
           status.code(),
           absl::StrCat(statuses.size() == 1 ? "" : absl::StrCat("world rank ", r, ": "),

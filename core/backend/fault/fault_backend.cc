@@ -36,7 +36,7 @@ const char* SiteName(Site site) {
 }
 
 absl::Status InjectedError(Site site, int device) {
-  return MakeError(absl::StatusCode::kInternal, Reason::kExecFailed,
+  return MakeError(Reason::kExecFailed,
                    absl::StrCat("injected fault: ", SiteName(site), " failed on device ", device));
 }
 
@@ -367,10 +367,8 @@ class FaultCommunicator : public Communicator {
     member_->inner = std::move(inner);
   }
   ~FaultCommunicator() override {
-    core_->End(
-        member_.get(),
-        MakeError(absl::StatusCode::kAborted, Reason::kCancelled, "the communicator was closed"),
-        /*close=*/true);
+    core_->End(member_.get(), MakeError(Reason::kAborted, "the communicator was closed"),
+               /*close=*/true);
   }
 
   absl::Status Enqueue(const CollectiveCall& call, Stream* stream) override {
@@ -405,9 +403,8 @@ class FaultDevice : public Device {
     const absl::optional<FaultRule> fault = core_->Draw(Site::kAllocate, index_);
     if (!fault.has_value()) return inner_->Allocate(bytes);
     if (fault->effect == Effect::kError) return InjectedError(Site::kAllocate, index_);
-    return MakeError(
-        absl::StatusCode::kResourceExhausted, Reason::kOutOfMemory,
-        absl::StrCat("injected fault: device ", index_, ": need ", bytes, " bytes, 0 are free"));
+    return MakeError(Reason::kOutOfMemory, absl::StrCat("injected fault: device ", index_,
+                                                        ": need ", bytes, " bytes, 0 are free"));
   }
   void Free(DeviceAddress address) override { inner_->Free(address); }
   std::unique_ptr<Stream> CreateStream() override {

@@ -221,9 +221,7 @@ class HostEngine : public StreamEngine {
       absl::Status status;
       for (; begin < end; begin += block) {
         for (const ResolvedKernel& kernel : kernels) {
-          status.Update(kernel.kernel->Run(absl::MakeConstSpan(kernel.inputs),
-                                           absl::MakeConstSpan(kernel.outputs), begin,
-                                           std::min(end, begin + block)));
+          status.Update(kernel.Run(begin, std::min(end, begin + block)));
         }
       }
       return status;
@@ -309,9 +307,8 @@ class HostMemory {
       memory = std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
     }
     if (memory == nullptr) {
-      return MakeError(absl::StatusCode::kResourceExhausted, Reason::kOutOfMemory,
-                       absl::StrCat("host devices: need ", bytes, " bytes, ", free_bytes, " of ",
-                                    limit_, " are free"));
+      return MakeError(Reason::kOutOfMemory, absl::StrCat("host devices: need ", bytes, " bytes, ",
+                                                          free_bytes, " of ", limit_, " are free"));
     }
     const auto address = reinterpret_cast<DeviceAddress>(memory);
     blocks_[address] = bytes;

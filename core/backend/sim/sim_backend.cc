@@ -144,8 +144,7 @@ class SimEngine : public StreamEngine {
 
   absl::Status RunKernel(const KernelCall& call, int device) {
     CHORUS_ASSIGN_OR_RETURN(const ResolvedKernel resolved, Resolve(call, device));
-    return resolved.kernel->RunAll(absl::MakeConstSpan(resolved.inputs),
-                                   absl::MakeConstSpan(resolved.outputs));
+    return resolved.Run(0, resolved.kernel->units());
   }
 
   absl::Status RunCopy(const CopyItem& item, int device) {

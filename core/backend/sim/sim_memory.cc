@@ -18,9 +18,7 @@ constexpr int64_t kGap = 4096;
 constexpr size_t kMostFreedBlocks = 4096;
 constexpr int64_t kMostFreedBytes = int64_t{128} << 20;
 
-absl::Status Wrong(absl::string_view what) {
-  return MakeError(absl::StatusCode::kInternal, Reason::kInternal, what);
-}
+absl::Status Wrong(absl::string_view what) { return MakeError(Reason::kInternal, what); }
 
 }  // namespace
 
@@ -34,7 +32,7 @@ absl::StatusOr<DeviceAddress> SimMemory::Allocate(int device, int64_t bytes) {
     memory = static_cast<char*>(std::aligned_alloc(kAlignment, rounded));
   }
   if (memory == nullptr) {
-    return MakeError(absl::StatusCode::kResourceExhausted, Reason::kOutOfMemory,
+    return MakeError(Reason::kOutOfMemory,
                      absl::StrCat("sim:", device, ": need ", bytes, " bytes, ", limit_ - used_,
                                   " of ", limit_, " are free"));
   }

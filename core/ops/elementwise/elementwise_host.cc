@@ -203,14 +203,12 @@ class IntegerDiv : public HostKernel {
       const T dividend = a[stretched_[0] ? 0 : i];
       const T divisor = b[stretched_[1] ? 0 : i];
       if (divisor == 0) {
-        Error error;
-        error.code = absl::StatusCode::kInvalidArgument;
-        error.reason = Reason::kBadType;
+        Error error(Reason::kBadType);
         error.op = "div";
         error.expected = "divisors other than 0";
         error.got = absl::StrCat("0 as element ", i);
         error.message = absl::StrCat("div: element ", i, " of ", type_.ToString(),
-                                     " is an integer divided by 0");
+                                     " is an integer divided by 0, expected ", error.expected);
         return ToStatus(error);
       }
       // The least one by -1 is no value of its type.

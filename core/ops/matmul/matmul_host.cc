@@ -53,8 +53,7 @@ absl::Status Sgemm(const Product<float>& p, bool add) {
                   p.a_stride, p.b, p.b_stride, add ? 1.0f : 0.0f, p.c, p.c_stride);
   if (status == dnnl::status::success) return absl::OkStatus();
   const bool memory = status == dnnl::status::out_of_memory;
-  return MakeError(memory ? absl::StatusCode::kResourceExhausted : absl::StatusCode::kInternal,
-                   memory ? Reason::kOutOfMemory : Reason::kInternal,
+  return MakeError(memory ? Reason::kOutOfMemory : Reason::kInternal,
                    absl::StrCat("matmul: oneDNN's sgemm of ", p.m, "x", p.n, "x", p.k,
                                 " answers with status ", static_cast<int>(status)));
 }

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/autograd/backward.h"
+#include "core/base/error.h"
 #include "core/graph/validate.h"
 #include "core/ops/registry.h"
 #include "core/ops/testing/evaluator.h"
@@ -363,7 +364,7 @@ std::string InferText(absl::string_view op, const std::vector<TensorType>& input
   node.group_size = group_size;
   const auto types = InferTypes(node);
   if (!types.ok()) {
-    return std::string(types.status().message().data(), types.status().message().size());
+    return ErrorOf(types.status()).message;
   }
   std::string text;
   for (const TensorType& type : *types) {

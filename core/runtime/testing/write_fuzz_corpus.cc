@@ -126,8 +126,7 @@ void WriteExecutorBytes(const Corpus& corpus) {
   ByteWriter ok;
   EncodeCompletion(completion, &ok);
   corpus.Write("completion_ok", 2, ok.bytes());
-  completion.status =
-      MakeError(absl::StatusCode::kAborted, Reason::kPeerDied, "rank 1 (pid 77) died");
+  completion.status = MakeError(Reason::kPeerDied, "rank 1 (pid 77) died");
   completion.held_back = true;
   ByteWriter aborted;
   EncodeCompletion(completion, &aborted);

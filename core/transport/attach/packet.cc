@@ -13,7 +13,7 @@ namespace chorus {
 namespace {
 
 absl::Status Gone(absl::string_view what, int error) {
-  return MakeError(absl::StatusCode::kUnavailable, Reason::kDaemonLost,
+  return MakeError(Reason::kDaemonLost,
                    absl::StrCat("attach socket: ", what, ": ", strerror(error)));
 }
 

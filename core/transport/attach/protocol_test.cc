@@ -35,7 +35,7 @@ std::vector<AttachRequest> Requests() {
 AttachReply FullReply() {
   AttachReply reply;
   reply.id = 7;
-  reply.status = MakeError(absl::StatusCode::kNotFound, Reason::kSessionLost, "gone");
+  reply.status = MakeError(Reason::kSessionLost, "gone");
   reply.version = 1;
   reply.secret = std::string(kAttachTokenBytes, 's');
   reply.incarnation = int64_t{1} << 40;
