@@ -785,7 +785,6 @@ absl::Status Sequencer::Submit(const Vote& vote, absl::Time now, Actions* action
     return absl::OkStatus();
   }
   if (passed.has_value()) FailAlone(runs_[run].component, *passed, actions);
-  FailLost(actions);
   if (passed.has_value() || skipped || further_parts_ > 0) FailPassed(actions);
   LaunchReady(actions);
   return absl::OkStatus();
@@ -859,7 +858,9 @@ void Sequencer::Record(int32_t r, const Vote& vote, absl::optional<Error>* fault
   // Only now is it known which gradients this run asks for itself.
   for (size_t i = 0; i < parts.size(); ++i) {
     const int32_t tape = instances_[runs_[r].instances[i]].tape;
-    if (tape != kNone && !parts[i].wants_grad) MarkAbandoned(tape, seats_[i]);
+    if (tape == kNone || parts[i].wants_grad) continue;
+    absl::optional<Error> lost = MarkAbandoned(tape, seats_[i]);
+    if (lost.has_value() && !fault->has_value()) *fault = std::move(lost);
   }
 }
 
@@ -901,7 +902,8 @@ int32_t Sequencer::NewInstance(const InstanceKey& key, int32_t seats, int32_t ru
                                      ", which has failed: its gradient cannot be had again");
         *fault = error;
       }
-      NoteIfLost(key, tape, p);
+      absl::optional<Error> lost = Absent(key, tape, p);
+      if (lost.has_value() && !fault->has_value()) *fault = std::move(lost);
       instance.seats[p].absent = true;
       --instance.missing;
     }
@@ -997,24 +999,28 @@ void Sequencer::SetEntry(int32_t t, int32_t seat, const Participation& part) {
   entry.label = part.label != nullptr ? part.label : LabelOf(part);
 }
 
-// The seat has no entry (any more): it gives zeros to what it has not asked for itself.
-void Sequencer::MarkAbandoned(int32_t t, int32_t seat) {
+// The seat has no entry (any more): it gives zeros to what it has not asked for itself. The
+// error of the first of these that zeros are wrong for.
+absl::optional<Error> Sequencer::MarkAbandoned(int32_t t, int32_t seat) {
+  absl::optional<Error> lost;
   const TapeEntry& entry = tapes_[t].entries[seat];
   for (const int32_t child : tapes_[t].children) {
     const Seat& vote = instances_[child].seats[seat];
     if (vote.run == kNone && !vote.absent && !(instances_[child].key.path.back() < entry.next)) {
-      NoteIfLost(instances_[child].key, tapes_[t], seat);
+      if (!lost.has_value()) lost = Absent(instances_[child].key, tapes_[t], seat);
       CountAbsent(child, seat);
     }
   }
+  return lost;
 }
 
-// The member at `position` gives zeros to `gradient`, of `tape`. They are right as long as no other
-// collective lies behind its part. What that one would have got was to come from the member's local
-// ops, which are gone: who asks is told, and nobody else, since nobody else's numbers need it.
-void Sequencer::NoteIfLost(const InstanceKey& gradient, const Tape& tape, int32_t position) {
+// What is wrong with `gradient`, of `tape`, where the member at `position` gives zeros to it:
+// nothing, as long as no other collective lies behind its part. What that one would have got was to
+// come from the member's local ops, which are gone.
+absl::optional<Error> Sequencer::Absent(const InstanceKey& gradient, const Tape& tape,
+                                        int32_t position) const {
   const TapeEntry& entry = tape.entries[position];
-  if (!entry.leads_to_collective) return;
+  if (!entry.leads_to_collective) return absl::nullopt;
   const PartLabel& part = *entry.label;
   const Rank rank = RankAt(gradient, position);
   // A gradient that was not recorded is given up from the start.
@@ -1037,16 +1043,7 @@ void Sequencer::NoteIfLost(const InstanceKey& gradient, const Tape& tape, int32_
             "NoGrad (or on Detach of its operand) if its part is a constant"
           : "Take it there with create_graph as well, or make the forward call under NoGrad if "
             "its part is a constant");
-  lost_.emplace_back(gradient, std::move(error));
-}
-
-void Sequencer::FailLost(Actions* actions) {
-  for (const auto& lost : lost_) {
-    const auto found = instance_by_key_.find(lost.first);
-    if (found == instance_by_key_.end()) continue;  // failed with another one
-    FailAlone(instances_[found->second].component, lost.second, actions);
-  }
-  lost_.clear();
+  return error;
 }
 
 void Sequencer::ForgetTapeIfUnused(int32_t t) {
@@ -1959,10 +1956,13 @@ void Sequencer::DropTape(Rank rank, const InstanceKey& key, bool consumed, Epoch
         return;
       }
     }
-    MarkAbandoned(t, p);
+    const absl::optional<Error> lost = MarkAbandoned(t, p);
+    if (lost.has_value()) {
+      EndEpoch(*lost, actions);
+      return;
+    }
   }
   ForgetTapeIfUnused(t);
-  FailLost(actions);
   LaunchReady(actions);
 }
 
@@ -2295,7 +2295,6 @@ void Sequencer::EndEpoch(const Error& why, Actions* actions) {
   externally_blocked_.clear();
   ready_.clear();
   differing_.clear();
-  lost_.clear();
   further_parts_ = 0;
   for (Member& member : members_) member.lacking = 0;
 }

@@ -17,7 +17,7 @@
 // is behind it, or it has begun a later step, and it has no vote pending there. A vote that needs
 // somebody who has passed fails at once, and so does a vote that somebody passes who is needed,
 // both alone: with the runs that share instances with them or wait for their results, and no epoch
-// ends for that. So does a vote for a gradient that somebody has given up whose zeros are wrong.
+// ends for that.
 //
 // Threads: thread-compatible.
 #ifndef CHORUS_CORE_COLLECTIVE_SEQUENCER_H_
@@ -248,8 +248,8 @@ class Sequencer {
   // not voted for) or consumed in `epoch`, the one that its session is in. Consumed counts as zeros
   // for further requests in that epoch; a request in a later epoch ends that with
   // FAILED_PRECONDITION kTapeConsumed naming the rank. Where the rank's operand led to another
-  // collective nobody's zeros would be right: a request that it does not take part in fails alone
-  // with FAILED_PRECONDITION kGradientLost. Unknown and repeated drops do nothing.
+  // collective nobody's zeros would be right: a request that it does not take part in ends the
+  // epoch with FAILED_PRECONDITION kGradientLost. Unknown and repeated drops do nothing.
   void DropTape(Rank rank, const InstanceKey& key, bool consumed, Epoch epoch, absl::Time now,
                 Actions* actions);
   // A launched gang has finished on all devices, or failed (which ends the epoch for pending runs
@@ -513,10 +513,8 @@ class Sequencer {
   void CountAbsent(int32_t instance, int32_t seat);
   int32_t EnsureTape(int32_t instance);
   void SetEntry(int32_t tape, int32_t seat, const Participation& part);
-  void MarkAbandoned(int32_t tape, int32_t seat);
-  void NoteIfLost(const InstanceKey& gradient, const Tape& tape, int32_t seat);
-  // Fails the gradients of lost_, alone.
-  void FailLost(Actions* actions);
+  absl::optional<Error> MarkAbandoned(int32_t tape, int32_t seat);
+  absl::optional<Error> Absent(const InstanceKey& gradient, const Tape& tape, int32_t seat) const;
   void ForgetTapeIfUnused(int32_t tape);
   // As the one seat says it and as the other does.
   absl::optional<Difference> DifferenceOf(const Instance& instance, int32_t a, int32_t b) const;
@@ -642,11 +640,10 @@ class Sequencer {
     int32_t seat;
     InstanceKey::Request next;
   };
-  std::vector<Asked> requests_;                      // of gradients, by the vote at hand
-  std::vector<std::pair<InstanceKey, Error>> lost_;  // gradients for which zeros would be wrong
-  std::vector<int32_t> ready_;                       // components to try
-  std::vector<int32_t> gang_runs_;                   // of the gang whose order was found last
-  std::vector<int32_t> gang_instances_;              // the same
+  std::vector<Asked> requests_;          // of gradients, by the vote at hand
+  std::vector<int32_t> ready_;           // components to try
+  std::vector<int32_t> gang_runs_;       // of the gang whose order was found last
+  std::vector<int32_t> gang_instances_;  // the same
   // The same: runs that must follow another order than their own.
   std::vector<std::pair<int32_t, const std::vector<int32_t>*>> reordered_;
   int32_t search_ = 0;  // number of the last search for circles

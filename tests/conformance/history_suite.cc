@@ -494,6 +494,36 @@ TEST_P(Conformance, AGradientThroughWhatARankGaveUpIsRefusedOrRight) {
   }
 }
 
+// Losses -2y^2 and -y of y = AllReduce(x), the gradients of which are G. Rank 0 drops its G, so the
+// gradient of rank 1's leads through what is gone: 0 where -4 is right. Rank 1 makes nothing of the
+// gradient that is lost, but the number that it reads comes through rank 0's part of that all the
+// same. So whoever asks behind it must hear of it, whatever became of their own request.
+TEST_P(Conformance, ANumberBehindALostGradientIsNotHandedOut) {
+  Job job(GetParam(), 2);
+  absl::Notification dropped;
+  job.Run([&dropped](int rank, World& world) {
+    const Tensor x = LeafOf(world, rank + 1);
+    const Tensor y = AllReduce(x, world, Reduction::kSum, Site(rank));
+    absl::StatusOr<Tensors> g = Grad({Sum(rank == 0 ? y * y * -2 : y * -1)}, {x}, Create());
+    ASSERT_TRUE(g.ok()) << g.status();
+    EXPECT_EQ(Values<double>((*g)[0]), Doubles{-13});
+    if (rank == 0) {
+      g = Tensors();
+      // Its log has arrived.
+      EXPECT_EQ(Values<double>(Number(world, 1) * 2), Doubles{2});
+      dropped.Notify();
+      return;
+    }
+    ASSERT_TRUE(dropped.WaitForNotificationWithTimeout(absl::Seconds(60)));
+    const absl::StatusOr<Tensors> h = Grad({Sum((*g)[0])}, {x});
+    ASSERT_TRUE(h.ok()) << h.status();
+    const absl::StatusOr<Doubles> got = (*h)[0].Read<double>();
+    ASSERT_FALSE(got.ok()) << (*got)[0];
+    EXPECT_EQ(ErrorOf(got.status()).reason, Reason::kGradientLost) << got.status();
+    EXPECT_EQ(ErrorOf(got.status()).culprit.rank, 0) << got.status();
+  });
+}
+
 // Where only a leaf lay behind, the others' numbers are right and the rank is named.
 TEST_P(ConformanceInside, WhatARankGaveUpInFrontOfALeafIsCountedAndNamed) {
   Job job(GetParam(), 2);

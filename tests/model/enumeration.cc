@@ -510,6 +510,7 @@ class Enumerator {
           sequencer.DropTape(Rank(event.rank), key, what.consumed, rank.epoch, Now(*state),
                              &actions);
           allowed = {Reason::kTapeConsumed};
+          if (config_.may_lose) allowed.insert(Reason::kGradientLost);
           break;
         }
         rank.next = event.step;
@@ -520,6 +521,7 @@ class Enumerator {
         allowed = {Reason::kNeedsReform, Reason::kPeerLeft, Reason::kTapeConsumed};
         if (config_.may_mismatch) allowed.insert(Reason::kMismatch);
         if (config_.may_circle) allowed.insert(Reason::kOrderCycle);
+        if (config_.may_lose) allowed.insert(Reason::kGradientLost);
         break;
       }
       case Kind::kEnter: {
@@ -553,6 +555,7 @@ class Enumerator {
         state->oracle.Left(event.rank);
         sequencer.Left(Rank(event.rank), Now(*state), &actions);
         allowed = {Reason::kPeerLeft};
+        if (config_.may_lose) allowed.insert(Reason::kGradientLost);
         break;
       case Kind::kExpire: {
         for (int rank = 0; rank < kRanks; ++rank) {
@@ -988,6 +991,7 @@ std::vector<ModelConfig> ModelConfigs() {
                        {Step({ToCollective(Taped(0))}), Step({Gradient(0)}), Drop(0, true)},
                        {Step({ToLeaf(Taped(0))}), Drop(0, false), Step({})}};
     config.leave = true;
+    config.may_lose = true;
     configs.push_back(config);
   }
   {
@@ -1002,6 +1006,7 @@ std::vector<ModelConfig> ModelConfigs() {
         {Step({Taped(0), here}), Drop(0, true), Step({})},
         {Step({ToCollective(All(0)), here}), Step({})},
         {Step({ToLeaf(ToCollective(Taped(0)))}), Step({Gradient(0)}), Step({Gradient(0)})}};
+    config.may_lose = true;
     configs.push_back(config);
   }
   {

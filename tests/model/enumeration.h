@@ -58,6 +58,7 @@ struct ModelConfig {
   // Every rank makes the same calls: where all faults are told, nobody is left waiting at the end.
   bool in_line = false;
   bool points = true;     // the k-th call of a group is the same call of every rank's program
+  bool may_lose = false;  // a part of a gradient that led to another collective is given up
 };
 
 struct ModelResult {

@@ -262,7 +262,6 @@ std::set<int64_t> Oracle::MustFailAlone() const {
       for (const int32_t rank : part.all) AddPassed(part.key, rank, &result);
     }
   }
-  AddLost(&result);
   if (result.empty()) return result;
   std::map<int64_t, std::vector<int64_t>> consumers;
   std::map<InstanceKey, std::set<int64_t>> gradients;  // by what they are gradients of
@@ -297,19 +296,20 @@ Oracle::Tape Oracle::PartBehind(const InstanceKey& key, int32_t rank) const {
   return entry == tape->second.end() ? Tape() : entry->second;
 }
 
-void Oracle::AddLost(std::set<int64_t>* runs) const {
-  for (const auto& votes : votes_) {
-    if (!votes.first.is_gradient()) continue;
-    const auto forward = tapes_.find(votes.first.Parent());
+bool Oracle::AnyLost(int32_t rank) const {
+  for (const auto& vote : votes_) {
+    if (!vote.first.is_gradient()) continue;
+    const auto forward = tapes_.find(vote.first.Parent());
     if (forward == tapes_.end()) continue;
     for (const auto& entry : forward->second) {
-      if (!entry.second.leads_to_collective || votes.second.count(entry.first) > 0 ||
-          !IsAbsent(votes.first, entry.first)) {
-        continue;
+      if (rank >= 0 && entry.first != rank) continue;
+      if (entry.second.leads_to_collective && vote.second.count(entry.first) == 0 &&
+          IsAbsent(vote.first, entry.first)) {
+        return true;
       }
-      for (const auto& vote : votes.second) runs->insert(vote.second);
     }
   }
+  return false;
 }
 
 std::vector<int64_t> Oracle::Sharers(int64_t run) const {
@@ -622,7 +622,7 @@ std::string Oracle::FailOf(const SequencerAction& action, std::set<int64_t>* may
     }
   } else if (record.epoch == open_ && action.opened == Epoch()) {
     if (passed->erase(run) == 0) {
-      return absl::StrCat("run ", run, " failed alone without a reason: ", error.message);
+      return absl::StrCat("run ", run, " failed alone, and nobody has passed it: ", error.message);
     }
     if (!error.alone) return absl::StrCat("run ", run, " is not told that it failed alone");
     std::set<InstanceKey> dropped(action.dropped.begin(), action.dropped.end());
@@ -728,6 +728,10 @@ std::string Oracle::Apply(const Sequencer::Actions& actions, Epoch open) {
               absl::StrCat("epoch ", action.epoch.value(), " ended; ", open_.value(), " was open");
           break;
         }
+        if (action.error.reason == Reason::kGradientLost && !AnyLost(action.error.culprit.rank)) {
+          fault = absl::StrCat("rank ", action.error.culprit.rank,
+                               " has given up nothing: ", action.error.message);
+        }
         for (const Error* error : failures) {
           if (!SameError(*error, action.error)) {
             fault = absl::StrCat("one epoch, two causes: ", error->message, " and ",
@@ -753,8 +757,7 @@ std::string Oracle::Apply(const Sequencer::Actions& actions, Epoch open) {
   }
   if (!failures.empty()) return "runs of the open epoch failed, and it did not end";
   if (!passed.empty()) {
-    return absl::StrCat("run ", *passed.begin(),
-                        " needs somebody who has passed it or what a rank has given up, and waits");
+    return absl::StrCat("run ", *passed.begin(), " needs somebody who has passed it, and waits");
   }
   if (ends == Ends::kMust && open_ == before) return "a refusal did not end the epoch";
   if (ends == Ends::kMustNot && open_ != before) {
@@ -775,9 +778,7 @@ std::string Oracle::CheckPending() const {
       return absl::StrCat("run ", run.first, " of an ended epoch was not failed");
     }
   }
-  std::set<int64_t> lost;
-  AddLost(&lost);
-  if (!lost.empty()) return "a gradient is pending that lacks what a rank has given up";
+  if (AnyLost(-1)) return "a gradient is pending that lacks what a rank has given up";
   return NothingLaunchable();
 }
 

@@ -135,8 +135,7 @@ class Oracle {
   void BeginStep(int32_t rank, int64_t step);
   // Whether `rank` is past the call, whatever it may have pending.
   bool IsBehind(const InstanceKey& key, int32_t rank, bool is_recv) const;
-  // Pending runs that need somebody who has passed them, or what a rank has given up, and all that
-  // falls with them. Looks at
+  // Pending runs that need somebody who has passed them, and all that falls with them. Looks at
   // what this event has changed alone, unless all is looked at anyway.
   std::set<int64_t> MustFailAlone() const;
   void AddPassed(const InstanceKey& key, int32_t rank, std::set<int64_t>* runs) const;
@@ -151,8 +150,8 @@ class Oracle {
   // What the rank's operand of the instance that `key` is a gradient of was computed from; nothing
   // where it had none.
   Tape PartBehind(const InstanceKey& key, int32_t rank) const;
-  // Runs that ask for a gradient that lacks what a rank has given up.
-  void AddLost(std::set<int64_t>* runs) const;
+  // Whether a vote is pending for a gradient that lacks what this rank (-1: any) has given up.
+  bool AnyLost(int32_t rank) const;
 
   std::map<int64_t, Run> runs_;
   std::map<InstanceKey, std::map<int32_t, int64_t>> votes_;  // pending: who, with which run
