@@ -642,7 +642,7 @@ TEST(PositionsTest, MemoryThatStopsBecauseItsEpochHasEndedTellsWhoGoesOn) {
   std::vector<float> values(count, 1);
   UserMemory memory(ranks.worlds[0]);
   const absl::Status stopped = memory.AllReduce(values.data(), values.data(), count);
-  EXPECT_EQ(ErrorOf(stopped).reason, Reason::kCancelled) << stopped;
+  EXPECT_EQ(ErrorOf(stopped).reason, Reason::kAborted) << stopped;
   CallInRuns call;
   for (int piece = 0; piece < pieces; ++piece) {
     call.last = piece + 1 == pieces;

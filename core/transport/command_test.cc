@@ -331,7 +331,7 @@ TEST(FrameTest, RefusalsAreChecked) {
               HasSubstr("a status code other than OK"));
   EXPECT_THAT(text([](Refuse* r) { r->why.code = static_cast<absl::StatusCode>(17); }),
               HasSubstr("a status code"));
-  EXPECT_THAT(text([](Refuse* r) { r->why.reason = static_cast<Reason>(9); }),
+  EXPECT_THAT(text([](Refuse* r) { r->why.reason = static_cast<Reason>(999); }),
               HasSubstr("a reason that this build knows"));
   EXPECT_THAT(text([](Refuse* r) { r->why.message.assign(4097, 'm'); }),
               HasSubstr("a text of at most 4096 bytes"));

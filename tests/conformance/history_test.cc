@@ -590,13 +590,16 @@ void Explain(const Program& p, const ClusterCounts& counts, Outcome* all) {
                   (left_out(part) &&
                    (number.order > 1 || ways.ComesFromAnyWay(part, number.rank, number.input)));
     }
-    // What was asked for by nobody but those who were refused was never counted.
-    for (const Part& part : ways.PartsOf(number.rank)) {
-      if (!left_out(part)) continue;
-      if (number.order == 1 && !ways.ComesFrom(part, number.rank, number.input)) continue;
-      for (const auto& refused : all->refused_at) {
-        explained = explained || (refused.second <= number.order &&
-                                  ways.IsAsked(part.second, refused.first, refused.second));
+    // What was asked for by nobody but those who were refused was never counted. (An epoch that
+    // ends by another request takes theirs with it, whatever they would have been told.)
+    for (int r = 0; r < p.ranks; ++r) {
+      for (const Part& part : ways.PartsOf(r)) {
+        if (!left_out(part)) continue;
+        if (number.order == 1 && !ways.ComesFromAnyWay(part, number.rank, number.input)) continue;
+        for (const auto& refused : all->refused_at) {
+          explained = explained || (refused.second <= number.order &&
+                                    ways.IsAsked(part.second, refused.first, refused.second));
+        }
       }
     }
     if (!explained) red(number.text);

@@ -467,7 +467,7 @@ TEST_P(FaultModesTest, ACancelEndsTheEpochForAllRanks) {
     for (int r = 0; r < kRanks; ++r) {
       if (r == victim) continue;
       const Reply reply = rank(r).Receive();
-      ExpectError(reply, absl::StatusCode::kAborted, Reason::kCancelled, victim, pid);
+      ExpectError(reply, absl::StatusCode::kAborted, Reason::kAborted, victim, pid);
       EXPECT_TRUE(absl::StrContains(reply.line, "enough")) << reply;
     }
     // Who has cancelled is in the next epoch; the others have made that call in the one before.
@@ -988,7 +988,7 @@ class PlacesTest : public FaultTest {
       EXPECT_TRUE(reply.ok) << reply;
       for (const int r : {victim_, other_}) {
         if (r == victim_ && place == "epoch_ended_unseen") continue;
-        ExpectError(rank(r).Ask(StepsCommand(1, 1)), absl::StatusCode::kAborted, Reason::kCancelled,
+        ExpectError(rank(r).Ask(StepsCommand(1, 1)), absl::StatusCode::kAborted, Reason::kAborted,
                     third_, rank(third_).pid());
       }
       // Who has cancelled is in the next epoch; the others have made that call in the one before.
@@ -1045,7 +1045,7 @@ TEST_F(PlacesTest, WhatMayHappenToARankIsToldToAllWhereverItStands) {
         reason = Reason::kPeerDied;
         Kill(victim_);
       } else if (event == "cancel" || event == "leave") {
-        reason = event == "cancel" ? Reason::kCancelled : Reason::kPeerLeft;
+        reason = event == "cancel" ? Reason::kAborted : Reason::kPeerLeft;
         // Who leaves takes its votes back; who needs it later finds that it is gone.
         if (event == "leave" && place != "before_vote") {
           code = absl::StatusCode::kFailedPrecondition;
@@ -1097,7 +1097,7 @@ TEST_F(PlacesTest, WhatMayHappenToARankIsToldToAllWhereverItStands) {
         }
         const Reply reply = Told(r);
         if (r == victim_ && place == "epoch_ended_unseen") {
-          ExpectError(reply, absl::StatusCode::kAborted, Reason::kCancelled, third_, pids[third_]);
+          ExpectError(reply, absl::StatusCode::kAborted, Reason::kAborted, third_, pids[third_]);
           // That has told it which epoch is open now; the others have failed in the one between.
           ExpectPassed(Told(r));
           continue;

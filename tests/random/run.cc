@@ -163,20 +163,24 @@ class Trainer {
   }
 
  private:
-  // A compiled function has the groups of one world, and a DeviceGroup is a world: a trainer of
-  // several runs its part eagerly where the others compile theirs.
+  // A compiled function has the groups of one world, and a DeviceGroup is a world. Where one
+  // trainer cannot compile its part nobody does: what lies between two of its collectives may go
+  // through the other world, whose runs no gang of this one can have (docs/protocol.md).
   bool CanCompile() const {
-    int worlds = 0;
-    bool own = false;
-    std::vector<bool> seen(program_.groups.size(), false);
-    for (const int s : order_) {
-      const Statement& statement = program_.statements[static_cast<size_t>(s)];
-      if (IsCollective(statement.op)) own = true;
-      if (!IsOfDevices(statement.op) || seen[static_cast<size_t>(statement.group)]) continue;
-      seen[static_cast<size_t>(statement.group)] = true;
-      ++worlds;
+    for (int trainer = 0; trainer < program_.trainers(); ++trainer) {
+      int worlds = 0;
+      bool own = false;
+      std::vector<bool> seen(program_.groups.size(), false);
+      for (const int s : OrderOf(program_, trainer, /*shuffled=*/false)) {
+        const Statement& statement = program_.statements[static_cast<size_t>(s)];
+        if (IsCollective(statement.op)) own = true;
+        if (!IsOfDevices(statement.op) || seen[static_cast<size_t>(statement.group)]) continue;
+        seen[static_cast<size_t>(statement.group)] = true;
+        ++worlds;
+      }
+      if (worlds + (own ? 1 : 0) > 1) return false;
     }
-    return worlds + (own ? 1 : 0) <= 1;
+    return true;
   }
   bool IsMine(int rank) const { return program_.trainer_of[static_cast<size_t>(rank)] == trainer_; }
   const World& WorldOf(int rank) const { return worlds_[static_cast<size_t>(rank)]; }
