@@ -70,21 +70,31 @@ void NameLargest(const Graph& graph, Error* error) {
 void LocalNode::Impl::ExplainMemory(const Session& caller, const RunState* run, Error* error) {
   if (error->reason != Reason::kOutOfMemory || error->id != ErrorId()) return;
   if (run != nullptr && run->graph != nullptr) NameLargest(run->graph->graph, error);
+  Tenant* const tenant = caller.tenant.get();
+  // To look for them is work for each tensor, and a client may ask for too much again and again.
+  if (now_ >= tenant->holders_at + absl::Seconds(1)) {
+    tenant->holders = HoldersText(*tenant);
+    tenant->holders_at = now_;
+  }
+  error->message += tenant->holders;
+}
+
+std::string LocalNode::Impl::HoldersText(const Tenant& tenant) {
   constexpr size_t kNamed = 3;
   std::vector<std::pair<int64_t, std::string>> holders;
   for (const auto& entry : sessions_) {
     const Session& session = *entry.second;
-    if (session.tenant != caller.tenant) continue;
+    if (session.tenant.get() != &tenant) continue;
     const int64_t bytes = BytesOf(session);
     if (bytes > 0) holders.emplace_back(-bytes, NameOf(session));
   }
   std::sort(holders.begin(), holders.end());
-  if (holders.empty()) return;
-  absl::StrAppend(&error->message, "; the largest holders are ");
+  std::string text;
   for (size_t i = 0; i < std::min(holders.size(), kNamed); ++i) {
-    absl::StrAppend(&error->message, i == 0 ? "" : ", ", holders[i].second, " with ",
-                    -holders[i].first, " bytes");
+    absl::StrAppend(&text, i == 0 ? "; the largest holders are " : ", ", holders[i].second,
+                    " with ", -holders[i].first, " bytes");
   }
+  return text;
 }
 
 // Each buffer once, whatever names it has; of a run under way those that it has bound.

@@ -283,6 +283,7 @@ class LocalNode::Impl {
   // Of an error of memory that is not recorded yet: which op it is for and, of the caller's tenant,
   // who holds most. Nothing is said of other tenants.
   void ExplainMemory(const Session& caller, const RunState* run, Error* error);
+  std::string HoldersText(const Tenant& tenant);
   int64_t BytesOf(const Session& session);
 
   void NoteGivenUp(World* world, const LaunchedInstance& instance, Ticket ticket, absl::Time now);

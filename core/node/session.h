@@ -35,6 +35,9 @@ struct World;
 struct Tenant {
   std::string name;
   ArenaSet::Ptr arenas;
+  // The largest holders of its memory, in words, and when they were looked for.
+  std::string holders;
+  absl::Time holders_at = absl::InfinitePast();
 };
 
 // The last outcomes of a log, by sequence.
