@@ -1202,9 +1202,12 @@ void LocalNode::Impl::FinishGang(int32_t place, absl::Time now) {
   // What was computed from a result that failed is no result either, and has failed for that
   // reason, whatever else its devices say.
   absl::Status status;
+  // Who had done its part when an execution timeout failed the gang is gone.
   for (RunHandle handle : gang.runs) {
-    for (const CellRef& input : runs_.Find(handle)->inputs) {
-      if (status.ok() && input != nullptr && input->state == Cell::State::kFailed) {
+    const RunState* const run = runs_.Find(handle);
+    for (size_t i = 0; run != nullptr && status.ok() && i < run->inputs.size(); ++i) {
+      const CellRef& input = run->inputs[i];
+      if (input != nullptr && input->state == Cell::State::kFailed) {
         status = ToStatus(*input->error);
       }
     }
@@ -1214,6 +1217,7 @@ void LocalNode::Impl::FinishGang(int32_t place, absl::Time now) {
   if (status.ok()) {
     for (RunHandle handle : gang.runs) {
       RunState* run = runs_.Find(handle);
+      if (run == nullptr) continue;
       if (!run->failed) PublishRun(run, now);
       EndRun(run);
     }
