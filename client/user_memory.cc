@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -201,7 +202,8 @@ absl::StatusOr<UserMemory::UnderWay> UserMemory::Start(DType dtype, size_t count
   return status;
 }
 
-// All members' counts are equal. (Where there is one part the chunks' own sizes show it.)
+// All members' counts are equal. (Where there is one part the chunks' own sizes show it.) What
+// every call pays is a hash from each; the counts themselves are asked for where hashes differ.
 absl::Status UserMemory::AgreeOn(const std::vector<Extent>& extents, size_t element_bytes,
                                  CallInRuns* call, bool* everywhere, CallSite site) {
   uint64_t hash = extents.size();
@@ -209,38 +211,41 @@ absl::Status UserMemory::AgreeOn(const std::vector<Extent>& extents, size_t elem
     hash = (hash ^ extent.bytes) * 0x9E3779B97F4A7C15;
     hash ^= hash >> 32;
   }
-  // The hash decides; the number of parts and the first counts are for the text.
+  const Tensor own = FromHost<int64_t>(Device(), {static_cast<int64_t>(hash)}, {1}, site);
+  CHORUS_ASSIGN_OR_RETURN(const std::vector<int64_t> hashes,
+                          AllGatherIntoTensorIn(call, own, group_, site).Read<int64_t>());
+  const auto other = std::adjacent_find(hashes.begin(), hashes.end(), std::not_equal_to<>());
+  if (other == hashes.end()) return absl::OkStatus();
+  const auto rank = other + 1 - hashes.begin();
+  call->last = true;
+  CHORUS_ASSIGN_OR_RETURN(const std::string text,
+                          CountsOf(rank, extents, element_bytes, call, site));
+  *everywhere = true;
+  return WithSource(MakeError(Reason::kMismatch, absl::StrCat("AllReduceCoalesced of memory: rank ",
+                                                              rank, " of the group gives ", text)),
+                    SourceOf(site));
+}
+
+// What `rank` of the group gives where rank 0 gives something else, as text.
+absl::StatusOr<std::string> UserMemory::CountsOf(int64_t rank, const std::vector<Extent>& extents,
+                                                 size_t element_bytes, CallInRuns* call,
+                                                 CallSite site) {
   constexpr size_t kNamed = 64;
-  std::vector<int64_t> numbers(2 + kNamed);
-  numbers[0] = static_cast<int64_t>(hash);
-  numbers[1] = static_cast<int64_t>(extents.size());
+  std::vector<int64_t> numbers(1 + kNamed);
+  numbers[0] = static_cast<int64_t>(extents.size());
   for (size_t i = 0; i < std::min(extents.size(), kNamed); ++i) {
-    numbers[2 + i] = static_cast<int64_t>(extents[i].bytes / element_bytes);
+    numbers[1 + i] = static_cast<int64_t>(extents[i].bytes / element_bytes);
   }
   const auto each = static_cast<int64_t>(numbers.size());
   const Tensor own = FromHost<int64_t>(Device(), numbers, {each}, site);
   CHORUS_ASSIGN_OR_RETURN(const std::vector<int64_t> all,
                           AllGatherIntoTensorIn(call, own, group_, site).Read<int64_t>());
-  for (size_t rank = 1; rank * numbers.size() < all.size(); ++rank) {
-    const int64_t* const got = &all[rank * numbers.size()];
-    if (got[0] == all[0]) continue;
-    *everywhere = true;
-    std::string text;
-    if (got[1] != all[1]) {
-      text = absl::StrCat(got[1], " parts, rank 0 gives ", all[1]);
-    } else {
-      size_t part = 0;
-      while (part < kNamed && got[2 + part] == all[2 + part]) ++part;
-      text = part == kNamed ? absl::StrCat("other counts than rank 0 behind part ", kNamed - 1)
-                            : absl::StrCat(got[2 + part], " elements as part ", part,
-                                           ", rank 0 gives ", all[2 + part]);
-    }
-    return WithSource(
-        MakeError(Reason::kMismatch, absl::StrCat("AllReduceCoalesced of memory: rank ", rank,
-                                                  " of the group gives ", text)),
-        SourceOf(site));
-  }
-  return absl::OkStatus();
+  const auto expected = all.begin();
+  const auto [differs, got] = std::mismatch(expected, expected + each, all.begin() + rank * each);
+  const auto at = differs - expected;
+  if (at == each) return absl::StrCat("other counts than rank 0 behind part ", kNamed - 1);
+  if (at == 0) return absl::StrCat(*got, " parts, rank 0 gives ", *differs);
+  return absl::StrCat(*got, " elements as part ", at - 1, ", rank 0 gives ", *differs);
 }
 
 absl::Status UserMemory::Finish(UnderWay* chunk, bool streaming, Cursor* to) {

@@ -107,6 +107,8 @@ class UserMemory {
   // *everywhere: the error is one that every rank comes to.
   absl::Status AgreeOn(const std::vector<Extent>& extents, size_t element_bytes, CallInRuns* call,
                        bool* everywhere, CallSite site);
+  absl::StatusOr<std::string> CountsOf(int64_t rank, const std::vector<Extent>& extents,
+                                       size_t element_bytes, CallInRuns* call, CallSite site);
   absl::Status Finish(UnderWay* chunk, bool streaming, Cursor* to);
   // Null: the daemon is remote.
   absl::StatusOr<Staging*> Take(DType dtype, size_t count, CallSite site);
