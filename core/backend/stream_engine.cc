@@ -4,7 +4,6 @@
 #include <limits>
 #include <utility>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "core/base/error.h"
@@ -336,7 +335,7 @@ absl::StatusOr<std::unique_ptr<Kernel>> StreamEngine::MakeKernel(
   for (const TensorType* input : node.inputs) prepared->input_bytes.push_back(input->num_bytes());
   for (const TensorType& output : outputs) prepared->output_bytes.push_back(output.num_bytes());
   prepared->cost = prepared->kernel->units() * prepared->kernel->cost_per_unit();
-  prepared->source = absl::CHexEscape(node.source.substr(0, 256));
+  prepared->source = Printable(node.source);
   const OpDef* const def = FindOp(node.op);
   prepared->elementwise = def != nullptr && def->elementwise && outputs.size() == 1 &&
                           prepared->kernel->units() == outputs[0].num_elements();

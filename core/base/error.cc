@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "absl/strings/cord.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -142,17 +144,15 @@ std::string ValueOf(absl::string_view encoded) {
 }
 
 // The texts of a payload, with their names there. The message is the status's.
-struct TextField {
-  const char* name;
-  std::string* text;
-};
-std::array<TextField, 6> TextsOf(Error* error) {
-  return {{{"node", &error->culprit.node},
-           {"instance", &error->instance},
-           {"op", &error->op},
-           {"source", &error->source},
-           {"expected", &error->expected},
-           {"got", &error->got}}};
+template <typename MaybeConstError>
+auto TextsOf(MaybeConstError* error) {
+  using Field = std::pair<const char*, decltype(&error->op)>;
+  return std::array<Field, 6>{{{"node", &error->culprit.node},
+                               {"instance", &error->instance},
+                               {"op", &error->op},
+                               {"source", &error->source},
+                               {"expected", &error->expected},
+                               {"got", &error->got}}};
 }
 
 std::string EncodePayload(const Error& error) {
@@ -164,9 +164,8 @@ std::string EncodePayload(const Error& error) {
   if (error.id != ErrorId()) put("error_id", absl::StrCat(error.id.value()));
   if (error.culprit.rank != -1) put("rank", absl::StrCat(error.culprit.rank));
   if (error.culprit.pid != -1) put("pid", absl::StrCat(error.culprit.pid));
-  Error copy = error;
-  for (const TextField& field : TextsOf(&copy)) {
-    if (!field.text->empty()) put(field.name, *field.text);
+  for (const auto& field : TextsOf(&error)) {
+    if (!field.second->empty()) put(field.first, *field.second);
   }
   for (size_t i = 0; i < error.ranks.size() && i < Error::kMaxRanks; ++i) {
     put("asked", absl::StrCat(error.ranks[i].rank));
@@ -196,8 +195,8 @@ Error DecodePayload(absl::string_view payload) {
         absl::StrSplit(field, absl::MaxSplits('=', 1));
     const absl::string_view name = pair.first;
     const std::vector<absl::string_view> parts = absl::StrSplit(pair.second, '|');
-    for (const TextField& text : TextsOf(&error)) {
-      if (name == text.name) *text.text = ValueOf(pair.second);
+    for (const auto& text : TextsOf(&error)) {
+      if (name == text.first) *text.second = ValueOf(pair.second);
     }
     if (name == "reason") error.reason = ReasonFromName(pair.second);
     if (name == "error_id") error.id = ErrorId(NumberOf<int64_t>(pair.second));
@@ -224,7 +223,7 @@ std::string Bounded(const Error& error, std::string (*encode)(const Error&)) {
   for (size_t limit = Error::kMaxBytes / 2; bytes.size() > Error::kMaxBytes && limit >= 16;
        limit /= 2) {
     Shorten(&shorter.message, limit);
-    for (const TextField& field : TextsOf(&shorter)) Shorten(field.text, limit);
+    for (const auto& field : TextsOf(&shorter)) Shorten(field.second, limit);
     for (Error::Version& version : shorter.ranks) {
       Shorten(&version.what, limit);
       Shorten(&version.source, limit);
@@ -308,6 +307,8 @@ absl::Status Unsupported(absl::string_view message) {
 absl::Status UnknownName(absl::string_view message) {
   return MakeError(Reason::kUnknownName, message);
 }
+
+std::string Printable(absl::string_view text) { return absl::CHexEscape(text.substr(0, 256)); }
 
 absl::Status Detached(const absl::Status& status) {
   absl::Status copy(status.code(), status.message());

@@ -164,6 +164,10 @@ absl::Status BadType(absl::string_view message);
 absl::Status Unsupported(absl::string_view message);
 absl::Status UnknownName(absl::string_view message);
 
+// At most 256 bytes of `text`, escaped where they cannot be printed: names and lines that clients
+// send, for an error.
+std::string Printable(absl::string_view text);
+
 // A copy that shares nothing with `status`, for handing to another thread: the counting of what
 // copies of a status share happens inside a library in which ThreadSanitizer sees no atomics.
 absl::Status Detached(const absl::Status& status);

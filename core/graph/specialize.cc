@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "absl/numeric/int128.h"
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
 #include "core/ops/op.h"
@@ -156,8 +155,8 @@ absl::StatusOr<Graph> Specialize(const Graph& graph, absl::Span<const int64_t> s
     absl::StatusOr<std::vector<TensorType>> outputs = InferTypes(view);
     if (!outputs.ok() || outputs->size() != node.outputs.size()) {
       Error error = ErrorOf(outputs.ok() ? BadType("another number of results") : outputs.status());
-      error.op = absl::CHexEscape(absl::string_view(node.op).substr(0, 256));
-      error.source = absl::CHexEscape(absl::string_view(node.source).substr(0, 256));
+      error.op = Printable(node.op);
+      error.source = Printable(node.source);
       error.message = absl::StrCat("node ", n, " (", error.op, " at ", error.source,
                                    ") cannot be of these sizes: ", error.message);
       return ToStatus(error);

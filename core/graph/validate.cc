@@ -7,7 +7,6 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "core/base/error.h"
@@ -35,9 +34,6 @@ absl::Status CheckCount(absl::string_view what, int64_t count, int64_t least, in
   if (count >= least && count <= most) return absl::OkStatus();
   return Bad(what, absl::StrCat("from ", least, " to ", most), absl::StrCat(count));
 }
-
-// The graph's text may come from anywhere; errors hold short and printable text.
-std::string Printable(absl::string_view text) { return absl::CHexEscape(text.substr(0, 256)); }
 
 // Puts the node's place before the text and its op and source beside it.
 absl::Status AtNode(const Graph& graph, int32_t n, const absl::Status& status) {

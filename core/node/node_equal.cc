@@ -140,8 +140,8 @@ void LocalNode::Impl::SetBuffer(size_t index, const BufferRef& buffer, RunState*
   run->refs[index] = buffer;
 }
 
-// What a run that will not be launched has reserved with others: of equal work, unless somebody else
-// has it too; of its instances, whose votes fail with it.
+// What a run that will not be launched has reserved with others: of equal work, unless somebody
+// else has it too; of its instances, whose votes fail with it.
 void LocalNode::Impl::ForgetCommon(RunState* run) {
   if (run->world == nullptr) return;
   World& world = *run->world;

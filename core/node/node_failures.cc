@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "absl/container/flat_hash_set.h"
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "core/node/node_impl.h"
 
@@ -59,7 +58,7 @@ void NameLargest(const Graph& graph, Error* error) {
   }
   if (largest == nullptr) return;
   error->op = largest->op;
-  error->source = absl::CHexEscape(absl::string_view(largest->source).substr(0, 256));
+  error->source = Printable(largest->source);
   const bool known = !error->source.empty();
   error->message = absl::StrCat(error->op, known ? " (" : "", error->source, known ? ")" : "", ": ",
                                 error->message);

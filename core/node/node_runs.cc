@@ -1,6 +1,7 @@
 // A run's life: prepared, voted, launched with its gang, published or failed.
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <numeric>
 #include <tuple>
 
@@ -265,8 +266,7 @@ absl::Status LocalNode::Impl::PrepareWorld(Session* session, const Run& command,
             absl::StrCat("this session is no member of world ", bound.world.value()));
       }
       if (!run->world->formed) {
-        return MakeError(Reason::kWrongState,
-                         absl::StrCat("world \"", run->world->name, "\" is not complete yet"));
+        return NotFormed(*run->world);
       }
       run->vote.epoch = bound.epoch;
       run->vote.bound = command.instances;
@@ -512,17 +512,13 @@ absl::Status LocalNode::Impl::PrepareBuffers(Session* session,
 // it reaches through local runs, so that circles are seen; everything else blocks it from outside.
 void LocalNode::Impl::FindProducers(RunState* run, absl::Time now) {
   if (run->world != nullptr) AdoptProducers(*run, now);
-  const auto add_voted = [run](RunHandle handle) {
-    auto& voted = run->voted_producers;
-    if (std::find(voted.begin(), voted.end(), handle) == voted.end()) voted.push_back(handle);
-  };
   for (const CellRef& cell : run->inputs) {
     RunState* const producer = PendingProducer(cell);
     if (producer == nullptr) continue;
     const bool voted = producer->phase == RunState::Phase::kVoted;
-    if (voted) add_voted(producer->handle);
+    if (voted) run->AddVotedProducer(producer->handle);
     if (producer->local()) {
-      for (RunHandle handle : producer->voted_producers) add_voted(handle);
+      for (RunHandle handle : producer->voted_producers) run->AddVotedProducer(handle);
     }
     if (voted && producer->world == run->world) continue;
     producer->consumers.push_back(run->handle);
@@ -550,26 +546,19 @@ void LocalNode::Impl::AdoptProducers(const RunState& run, absl::Time now) {
                                 producer->phase == RunState::Phase::kVoted;
                        });
   };
-  std::vector<RunState*> adopted;
-  const auto add_producers_of = [&](const RunState& consumer) {
-    for (const CellRef& cell : consumer.inputs) {
+  // A log names no tensor before it is made: by sequence producers come first. Nearly always empty.
+  std::map<Sequence, RunState*> between;
+  absl::InlinedVector<const RunState*, 8> consumers = {&run};
+  while (!consumers.empty()) {
+    const RunState* const consumer = consumers.back();
+    consumers.pop_back();
+    for (const CellRef& cell : consumer->inputs) {
       RunState* const producer = PendingProducer(cell);
-      if (producer != nullptr && lies_between(producer)) adopted.push_back(producer);
+      if (producer == nullptr || !lies_between(producer)) continue;
+      if (between.emplace(producer->sequence, producer).second) consumers.push_back(producer);
     }
-  };
-  add_producers_of(run);
-  if (adopted.empty()) return;  // as nearly always
-  absl::flat_hash_set<const RunState*> seen;
-  for (size_t at = 0; at < adopted.size(); ++at) {
-    if (seen.insert(adopted[at]).second) add_producers_of(*adopted[at]);
   }
-  // A log names no tensor before it is made: producers first.
-  const auto by_sequence = [](const RunState* a, const RunState* b) {
-    return a->sequence < b->sequence;
-  };
-  std::sort(adopted.begin(), adopted.end(), by_sequence);
-  adopted.erase(std::unique(adopted.begin(), adopted.end()), adopted.end());
-  for (RunState* local : adopted) Adopt(world, local, now);
+  for (const auto& local : between) Adopt(world, local.second, now);
 }
 
 void LocalNode::Impl::Adopt(const std::shared_ptr<World>& world, RunState* local, absl::Time now) {
@@ -585,10 +574,7 @@ void LocalNode::Impl::Adopt(const std::shared_ptr<World>& world, RunState* local
     auto& consumers = producer->consumers;
     consumers.erase(std::find(consumers.begin(), consumers.end(), local->handle));
     --local->blockers;
-    auto& voted = local->voted_producers;
-    if (std::find(voted.begin(), voted.end(), producer->handle) == voted.end()) {
-      voted.push_back(producer->handle);
-    }
+    local->AddVotedProducer(producer->handle);
   }
   VoteRun(local, now);
 }
@@ -1202,11 +1188,9 @@ void LocalNode::Impl::FinishGang(int32_t place, absl::Time now) {
   // What was computed from a result that failed is no result either, and has failed for that
   // reason, whatever else its devices say.
   absl::Status status;
-  // Who had done its part when an execution timeout failed the gang is gone.
   for (RunHandle handle : gang.runs) {
-    const RunState* const run = runs_.Find(handle);
-    for (size_t i = 0; run != nullptr && status.ok() && i < run->inputs.size(); ++i) {
-      const CellRef& input = run->inputs[i];
+    for (const CellRef& input : runs_.Find(handle)->inputs) {
+      if (!status.ok()) break;
       if (input != nullptr && input->state == Cell::State::kFailed) {
         status = ToStatus(*input->error);
       }
@@ -1217,7 +1201,6 @@ void LocalNode::Impl::FinishGang(int32_t place, absl::Time now) {
   if (status.ok()) {
     for (RunHandle handle : gang.runs) {
       RunState* run = runs_.Find(handle);
-      if (run == nullptr) continue;
       if (!run->failed) PublishRun(run, now);
       EndRun(run);
     }
@@ -1238,12 +1221,8 @@ void LocalNode::Impl::FinishGang(int32_t place, absl::Time now) {
     }
     for (RunHandle handle : gang.runs) {
       RunState* run = runs_.Find(handle);
-      if (run == nullptr) continue;  // the sequencer's actions have ended it
-      if (!run->failed) {
-        FailRun(run, error, now);
-      } else {
-        EndRun(run);
-      }
+      FailRun(run, error, now);
+      EndRun(run);
     }
   }
   gang.Recycle();
@@ -1292,7 +1271,7 @@ void LocalNode::Impl::PublishRun(RunState* run, absl::Time now) {
   }
 }
 
-// Tells the session once that its run has failed. A launched run stays until its devices are done.
+// Tells the session once that its run has failed. A launched run stays until its gang is done.
 void LocalNode::Impl::FailRun(RunState* run, const Error& cause, absl::Time now) {
   if (run->failed) return;
   run->failed = true;
@@ -1316,7 +1295,7 @@ void LocalNode::Impl::FailRun(RunState* run, const Error& cause, absl::Time now)
   const absl::InlinedVector<CellRef, 2> outputs = run->outputs;
   absl::InlinedVector<RunHandle, 2> consumers;
   consumers.swap(run->consumers);
-  if (run->launches_left == 0) EndRun(run);
+  if (run->gang < 0) EndRun(run);
   for (const CellRef& cell : outputs) {
     if (cell != nullptr) Settle(cell);
   }

@@ -200,8 +200,8 @@ absl::StatusOr<SessionInfo> LocalNode::Impl::OpenSession(const OpenSessionReques
   const int device_count = launcher_.device_count();
   if (devices.empty()) {
     if (request.device_count < 1 || request.device_count > device_count) {
-      return MakeError(Reason::kMalformed, absl::StrCat("a session holds 1 to ", device_count,
-                                                        " devices, not ", request.device_count));
+      return Malformed(absl::StrCat("a session holds 1 to ", device_count, " devices, not ",
+                                    request.device_count));
     }
     for (int i = 0; i < device_count; ++i) devices.push_back(DeviceIndex(i));
     // Those with the fewest sessions, in the order of their numbers.
@@ -214,14 +214,12 @@ absl::StatusOr<SessionInfo> LocalNode::Impl::OpenSession(const OpenSessionReques
   }
   for (size_t i = 0; i < devices.size(); ++i) {
     if (devices[i].value() < 0 || devices[i].value() >= device_count) {
-      return MakeError(Reason::kUnknownName,
-                       absl::StrCat("device ", devices[i].value(), " does not exist; there are ",
-                                    device_count, ", 0 to ", device_count - 1));
+      return UnknownName(absl::StrCat("device ", devices[i].value(), " does not exist; there are ",
+                                      device_count, ", 0 to ", device_count - 1));
     }
     if (std::find(devices.begin(), devices.begin() + static_cast<ptrdiff_t>(i), devices[i]) !=
         devices.begin() + static_cast<ptrdiff_t>(i)) {
-      return MakeError(Reason::kMalformed,
-                       absl::StrCat("device ", devices[i].value(), " is named twice"));
+      return Malformed(absl::StrCat("device ", devices[i].value(), " is named twice"));
     }
   }
 

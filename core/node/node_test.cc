@@ -1088,6 +1088,29 @@ TEST_F(DonationTest, AFailureAfterTheCollectiveLosesIt) {
   EXPECT_EQ(ranks_[0]->Stats().paths.donated_bytes, 0);
 }
 
+// Rank 1 has done its part, and has been told of the timeout, when rank 0's late kernel ends.
+TEST_F(NodeTest, AGangMayEndAfterItsExecTimeout) {
+  NodeOptions options;
+  options.sequencer.exec_timeout = absl::Seconds(1);
+  Start(2, options, "launch delay device=0 for=2s");
+  for (int r = 0; r < 2; ++r) {
+    GraphBuilder builder(1, {SlotOf(r, 2)});
+    const ValueIndex x = AddInput(&builder, TensorType(DType::kF32, {2}));
+    AddOutput(&builder, AddOp(&builder, "neg", {AddAllReduce(&builder, x, r, "late.cc:1")}));
+    ranks_[r]->Register(0, builder.Build());
+  }
+  for (int r = 0; r < 2; ++r) ranks_[r]->RunInline(0, {1, 2}, {0, 1});
+  for (int r = 0; r < 2; ++r) {
+    EXPECT_EQ(ErrorOf(ranks_[r]->LastOutcome()).reason, Reason::kExecTimeout);
+  }
+  // A device does one thing after the other: what follows is behind the late kernel.
+  ranks_[0]->Register(1, OnesGraph());
+  ranks_[0]->RunLocal(1, {}, {1, 1});
+  EXPECT_TRUE(ranks_[0]->LastOutcome().ok()) << ranks_[0]->LastOutcome();
+  EXPECT_TRUE(ranks_[0]->Call<bool>(
+      [](LocalNode& node, absl::Time, auto* done) { done->Set(node.Idle()); }));
+}
+
 // It may still be written: what was given away is not back before the devices have done with it.
 TEST_F(DonationTest, ALateRunKeepsItWhileItIsUnderWay) {
   NodeOptions options;

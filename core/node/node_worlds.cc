@@ -27,6 +27,11 @@ absl::Status MembersMissing(Reason reason, absl::string_view what, const std::ve
 
 }  // namespace
 
+absl::Status NotFormed(const World& world) {
+  return MakeError(Reason::kWrongState,
+                   absl::StrCat("world \"", world.name, "\" is not complete yet"));
+}
+
 absl::StatusOr<LocalNode::Impl::MemberRef> LocalNode::Impl::FindMember(Session* session,
                                                                        WorldId world, Rank rank) {
   for (const Session::Membership& membership : session->memberships) {
@@ -219,8 +224,7 @@ absl::StatusOr<GroupId> LocalNode::Impl::CreateGroup(Session* session, WorldId w
                                                      absl::optional<InstanceKey::Request> request) {
   CHORUS_ASSIGN_OR_RETURN(const MemberRef member, FindMember(session, world, rank));
   if (!member.world->formed) {
-    return MakeError(Reason::kWrongState,
-                     absl::StrCat("world \"", member.world->name, "\" is not complete yet"));
+    return NotFormed(*member.world);
   }
   return member.world->sequencer->AddGroup(rank, members, request);
 }
@@ -298,8 +302,7 @@ absl::Status LocalNode::Impl::AbortWorld(Session* session, WorldId world, Rank r
                                          absl::string_view message, absl::Time now) {
   CHORUS_ASSIGN_OR_RETURN(const MemberRef member, FindMember(session, world, rank));
   if (!member.world->formed) {
-    return MakeError(Reason::kWrongState,
-                     absl::StrCat("world \"", member.world->name, "\" is not complete yet"));
+    return NotFormed(*member.world);
   }
   Error error(Reason::kAborted);
   error.culprit.rank = rank.value();
@@ -323,8 +326,7 @@ absl::Status LocalNode::Impl::DoRefuse(Session* session, const Refuse& command, 
   if (world == nullptr)
     return Malformed("a refusal names the members whose calls are meant; got none");
   if (!world->formed) {
-    return MakeError(Reason::kWrongState,
-                     absl::StrCat("world \"", world->name, "\" is not complete yet"));
+    return NotFormed(*world);
   }
   if (command.epoch > world->sequencer->epoch()) {
     return Malformed(absl::StrCat("a refusal for epoch ", command.epoch.value(), "; epoch ",
@@ -356,8 +358,7 @@ void LocalNode::Impl::ReformWorld(Session* session, WorldId world, Rank rank,
   const std::shared_ptr<World> kept = found->world;
   if (stopped) return done(DrainingError());
   if (!kept->formed) {
-    return done(MakeError(Reason::kWrongState,
-                          absl::StrCat("world \"", kept->name, "\" is not complete yet")));
+    return done(NotFormed(*kept));
   }
   if (found->member->on_reformed != nullptr) {
     return done(MakeError(Reason::kDuplicateRank,

@@ -84,6 +84,13 @@ struct RunState {
   // It takes part in no collective.
   bool local() const { return plan->plan.votes->participations.empty(); }
 
+  void AddVotedProducer(RunHandle producer) {
+    if (std::find(voted_producers.begin(), voted_producers.end(), producer) ==
+        voted_producers.end()) {
+      voted_producers.push_back(producer);
+    }
+  }
+
   // For the next run: what refers to others goes, what only has capacity stays.
   void Recycle() {
     handle = RunHandle();

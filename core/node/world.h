@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "absl/types/optional.h"
 #include "core/collective/sequencer.h"
@@ -61,8 +62,11 @@ struct World {
   int size() const { return static_cast<int>(members.size()); }
 };
 
-// Whoever is told `error` goes on in epoch `open` of `world`. Where a call failed alone no epoch has
-// ended.
+// FAILED_PRECONDITION kWrongState, for who asks before all ranks have joined.
+absl::Status NotFormed(const World& world);
+
+// Whoever is told `error` goes on in epoch `open` of `world`. Where a call failed alone no epoch
+// has ended.
 void SayOpenEpoch(const World& world, Epoch open, Error* error);
 
 }  // namespace chorus

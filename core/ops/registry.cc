@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
 #include "core/ops/all_gather/all_gather.h"
@@ -73,9 +72,6 @@ const Registry& TheRegistry() {
   static const Registry* const registry = new Registry();
   return *registry;
 }
-
-// Names come from anywhere: what is repeated in an error is short and printable.
-std::string Printable(absl::string_view text) { return absl::CHexEscape(text.substr(0, 64)); }
 
 absl::string_view KindText(AttributeSpec::Kind kind) {
   switch (kind) {
