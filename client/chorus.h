@@ -229,8 +229,8 @@ struct WorldOptions {
   // Whether a collective must be called in one line on all its ranks, and its gradient asked for in
   // one: that tells two equal calls apart which one rank makes in the other order, and which would
   // be summed crosswise, and the gradients of two losses that share results. kWarn writes each such
-  // pair of lines once into the daemon's log and its flight record; kRefuse makes it a mismatch. All
-  // ranks of a world join with the same value (INVALID_ARGUMENT kMismatch where they do not).
+  // pair of lines once into the daemon's log and its flight record; kRefuse makes it a mismatch.
+  // All ranks of a world join with the same value (INVALID_ARGUMENT kMismatch where they do not).
   // Programs that call one collective in lines that differ by rank keep it off.
   CheckCallSites check_call_sites = CheckCallSites::kOff;
 };

@@ -949,8 +949,7 @@ absl::Status SessionCore::BeginStep(MemberCore* member, int64_t step) {
   CHORUS_RETURN_IF_ERROR(lock.status());
   const int64_t last = member->step.load(std::memory_order_relaxed);
   if (step <= last || step >= kMaxCallNumber) {
-    return MakeError(Reason::kMalformed,
-                     absl::StrCat("Step: expected a number above that of the last step, ", last,
+    return Malformed(absl::StrCat("Step: expected a number above that of the last step, ", last,
                                   ", and below ", kMaxCallNumber, ", got ", step,
                                   "; a step that is done again has a new number"));
   }

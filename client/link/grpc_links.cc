@@ -23,14 +23,13 @@ namespace {
 absl::Status ToMessage(const Command& command, v1::Command* message) {
   const absl::Status converted = ToProto(command, message);
   if (!converted.ok()) {
-    return MakeError(Reason::kMalformed, absl::StrCat("command ", command.sequence.value(), ": ",
-                                                      ErrorOf(converted).message));
+    return Malformed(
+        absl::StrCat("command ", command.sequence.value(), ": ", ErrorOf(converted).message));
   }
   ByteWriter frame;
   EncodeFrame(command, &frame);
   if (frame.size() <= kMaxFrameBytes) return absl::OkStatus();
-  return MakeError(Reason::kMalformed,
-                   absl::StrCat("command ", command.sequence.value(), ": expected at most ",
+  return Malformed(absl::StrCat("command ", command.sequence.value(), ": expected at most ",
                                 kMaxFrameBytes, " bytes as a frame, got ", frame.size()));
 }
 

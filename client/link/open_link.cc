@@ -64,8 +64,7 @@ absl::Status CheckSocket(const std::string& path) {
   struct stat info = {};
   if (stat(path.c_str(), &info) != 0) return absl::OkStatus();  // perhaps soon
   if (S_ISSOCK(info.st_mode)) return absl::OkStatus();
-  return MakeError(Reason::kMalformed,
-                   absl::StrCat("unix:", path, ": expected a socket, found ",
+  return Malformed(absl::StrCat("unix:", path, ": expected a socket, found ",
                                 S_ISDIR(info.st_mode) ? "a directory" : "another kind of file"));
 }
 

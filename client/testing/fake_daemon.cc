@@ -121,8 +121,6 @@ struct FakeInstance {
   std::map<int, Contribution> parts;  // by world rank
 };
 
-absl::Status Refuse(const std::string& text) { return MakeError(Reason::kMalformed, text); }
-
 }  // namespace
 
 class FakeDaemon::Impl {
@@ -208,19 +206,19 @@ class FakeDaemon::Impl {
     for (size_t s = 0; s < graph.group_slots.size(); ++s) {
       const RunGroup& bound = run->run.groups[s];
       const GroupSlot& slot = graph.group_slots[s];
-      if (bound.base.size() != slot.held.size()) return Refuse("a run without its positions");
+      if (bound.base.size() != slot.held.size()) return Malformed("a run without its positions");
       for (size_t place = 0; place < slot.held.size(); ++place) {
         const int rank = world->groups[bound.group.value()][slot.held[place].value()];
         Member& member = world->members[rank];
-        if (member.link != run->link) return Refuse("a member of another session");
+        if (member.link != run->link) return Malformed("a member of another session");
         const CallPosition& base = bound.base[place];
-        if (base.step < member.step) return Refuse("a vote of a step that is over");
+        if (base.step < member.step) return Malformed("a vote of a step that is over");
         member.Begin(base.step);
         steps[rank] = base.step;
         const CallPosition next = member.Next(bound.group.value());
         const bool rest = next.part > 0 && base == CallPosition{next.step, next.call + 1, 0};
         if (base != next && !rest) {
-          return Refuse(
+          return Malformed(
               absl::StrCat("expected position ", next.ToString(), ", got ", base.ToString()));
         }
       }
@@ -248,11 +246,12 @@ class FakeDaemon::Impl {
           key.tag = c.tag;
           const PairEnd end{group, key.source.value(), key.destination.value(), c.tag, !send};
           if (pairs.count({rank, end}) == 0) {
-            if (next_pair == run->run.pair_calls.size()) return Refuse("a pair without its number");
+            if (next_pair == run->run.pair_calls.size())
+              return Malformed("a pair without its number");
             const int64_t first = run->run.pair_calls[next_pair++];
             if (first != member.pair_calls[end]) {
-              return Refuse(absl::StrCat("expected call ", member.pair_calls[end],
-                                         " of the pair, got ", first));
+              return Malformed(absl::StrCat("expected call ", member.pair_calls[end],
+                                            " of the pair, got ", first));
             }
             pairs[{rank, end}] = first;
           }
@@ -286,12 +285,13 @@ class FakeDaemon::Impl {
         }
         FakeTape& tape = world->tapes[parent.ToString()][rank];
         const InstanceKey::Request request = key.path.back();
-        if (request.step != steps[rank]) return Refuse("a request of another step");
+        if (request.step != steps[rank]) return Malformed("a request of another step");
         if (request.number != tape.next_request[request.step]++) {
-          return Refuse(absl::StrCat("wrong request ", request.number, " of ", parent.ToString()));
+          return Malformed(
+              absl::StrCat("wrong request ", request.number, " of ", parent.ToString()));
         }
         if (tape.state != FakeTape::kLive && !late) {
-          return Refuse(absl::StrCat("rank ", rank, " holds no tape for ", parent.ToString()));
+          return Malformed(absl::StrCat("rank ", rank, " holds no tape for ", parent.ToString()));
         }
       }
       run->keys[n] = key;
@@ -301,7 +301,7 @@ class FakeDaemon::Impl {
       own.leads_to_collective = c.leads_to_collective;
       own.source = graph.nodes[n].source;
     }
-    if (next_pair != run->run.pair_calls.size()) return Refuse("numbers of pairs too many");
+    if (next_pair != run->run.pair_calls.size()) return Malformed("numbers of pairs too many");
     return absl::OkStatus();
   }
 
@@ -397,12 +397,12 @@ class FakeDaemon::Impl {
     ++counts.refusals;
     FakeWorld* const world = worlds_by_id[refuse.world.value()];
     if (refuse.epoch.value() > world->epoch || refuse.members.empty()) {
-      return Refuse("a refusal that cannot be");
+      return Malformed("a refusal that cannot be");
     }
     bool passed = false;
     for (const RefusedMember& refused : refuse.members) {
       Member& member = world->members[refused.rank.value()];
-      if (member.link != link || refused.step < member.step) return Refuse("not its step");
+      if (member.link != link || refused.step < member.step) return Malformed("not its step");
       member.Begin(refused.step);
       for (const RefusedCalls& calls : refused.calls) {
         InstanceKey key;
@@ -426,7 +426,7 @@ class FakeDaemon::Impl {
           member.calls[calls.group.value()] = {refused.step, calls.next, 0};
         }
         if (calls.first != expected || calls.next <= calls.first) {
-          return Refuse(absl::StrCat("refused call ", calls.first, ", expected ", expected));
+          return Malformed(absl::StrCat("refused call ", calls.first, ", expected ", expected));
         }
         for (const int other : Members(world, key)) {
           if (other != refused.rank.value()) passed |= HasPassed(world, key, other);
@@ -680,7 +680,7 @@ class FakeDaemon::Impl {
     ByteWriter writer;
     EncodeFrame(original, &writer);
     CHORUS_ASSIGN_OR_RETURN(const Command command, DecodeFrame(writer.bytes()));
-    if (command.sequence.value() != link->next_sequence) return Refuse("wrong sequence");
+    if (command.sequence.value() != link->next_sequence) return Malformed("wrong sequence");
     ++link->next_sequence;
     const absl::Status status = Take(link, command);
     if (!absl::holds_alternative<Run>(command.body) || !status.ok()) {
@@ -719,7 +719,7 @@ class FakeDaemon::Impl {
     if (const auto* create = absl::get_if<CreateTensor>(&command.body)) {
       ++counts.created_tensors;
       FakeTensor* const tensor = Fresh(link, create->tensor);
-      if (tensor == nullptr) return Refuse("a tensor's name is taken");
+      if (tensor == nullptr) return Malformed("a tensor's name is taken");
       tensor->done = true;
       tensor->value.type = create->type;
       if (const auto* data = absl::get_if<InlineData>(&create->source)) {
@@ -735,7 +735,7 @@ class FakeDaemon::Impl {
       for (const TensorId id : release->tensors) {
         FakeTensor& tensor = link->Tensor(id.slot);
         if (!tensor.alive || tensor.generation != id.generation) {
-          return Refuse("released a tensor that does not exist");
+          return Malformed("released a tensor that does not exist");
         }
         tensor.alive = false;
         ++counts.released_tensors;
@@ -749,7 +749,7 @@ class FakeDaemon::Impl {
         const int rank = world->groups[entry.key.group.value()][entry.member.value()];
         FakeTape& tape = world->tapes[entry.key.ToString()][rank];
         if (tape.state == FakeTape::kRefused) continue;
-        if (tape.state != FakeTape::kLive) return Refuse("dropped a tape that is not live");
+        if (tape.state != FakeTape::kLive) return Malformed("dropped a tape that is not live");
         tape.state = entry.consumed ? FakeTape::kConsumed : FakeTape::kAbandoned;
         ++(entry.consumed ? counts.drops_consumed : counts.drops_abandoned);
       }
@@ -758,7 +758,7 @@ class FakeDaemon::Impl {
     if (const auto* enter = absl::get_if<EnterEpoch>(&command.body)) {
       ++counts.entered_epochs;
       FakeWorld* const world = worlds_by_id[enter->world.value()];
-      if (enter->epoch.value() > world->epoch) return Refuse("entered an epoch too early");
+      if (enter->epoch.value() > world->epoch) return Malformed("entered an epoch too early");
       return absl::OkStatus();
     }
     if (const auto* refuse = absl::get_if<chorus::Refuse>(&command.body)) {
@@ -773,7 +773,7 @@ class FakeDaemon::Impl {
     run->run = *body;
     const auto graph = link->graphs.find(body->graph.slot);
     if (graph == link->graphs.end() || graph->second.first != body->graph.generation) {
-      return Refuse("a run of a graph that does not exist");
+      return Malformed("a run of a graph that does not exist");
     }
     run->graph = graph->second.second;
     CHORUS_ASSIGN_OR_RETURN(std::vector<int64_t> sizes, CheckSymbols(*run->graph));
@@ -799,12 +799,12 @@ class FakeDaemon::Impl {
       if (id == nullptr) continue;
       const FakeTensor& tensor = link->Tensor(id->slot);
       if (!tensor.alive || tensor.generation != id->generation) {
-        return Refuse("a run uses a tensor that does not exist");
+        return Malformed("a run uses a tensor that does not exist");
       }
       run->operands.back() = link->tensors[id->slot];
     }
     for (const OutBinding& out : body->outputs) {
-      if (Fresh(link, out.id) == nullptr) return Refuse("a result's name is taken");
+      if (Fresh(link, out.id) == nullptr) return Malformed("a result's name is taken");
       run->results.push_back(link->tensors[out.id.slot]);
     }
     run->have.assign(run->graph->num_values(), false);
@@ -814,7 +814,7 @@ class FakeDaemon::Impl {
     if (!body->groups.empty()) {
       run->world = worlds_by_id[body->groups[0].world.value()];
       run->epoch = body->groups[0].epoch.value();
-      if (run->epoch > run->world->epoch) return Refuse("a vote for an epoch that is not open");
+      if (run->epoch > run->world->epoch) return Malformed("a vote for an epoch that is not open");
       const absl::Status named = NameInstances(run.get());
       if (run->epoch < run->world->epoch) {
         Finish(run.get(), WithOpen(*run->world, run->world->causes[run->epoch]));
@@ -882,7 +882,7 @@ class FakeLink : public Link {
   absl::Status Read(TensorId id, Sequence, char* out, int64_t bytes, absl::Duration) override {
     MutexLock lock(&daemon_->mutex);
     const FakeTensor& tensor = state_->Tensor(id.slot);
-    if (static_cast<int64_t>(tensor.value.bytes.size()) != bytes) return Refuse("wrong size");
+    if (static_cast<int64_t>(tensor.value.bytes.size()) != bytes) return Malformed("wrong size");
     std::memcpy(out, tensor.value.bytes.data(), tensor.value.bytes.size());
     return absl::OkStatus();
   }

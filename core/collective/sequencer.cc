@@ -16,10 +16,6 @@ namespace {
 // Orders of gangs are kept for this many different gangs; a trainer has a handful.
 constexpr size_t kKnownOrders = 64;
 
-absl::Status Contradiction(absl::string_view message) {
-  return MakeError(Reason::kMalformed, message);
-}
-
 bool IsPairKind(CollectiveKind kind) {
   return kind == CollectiveKind::kSend || kind == CollectiveKind::kRecv;
 }
@@ -56,29 +52,28 @@ void Sequencer::SetMember(Rank rank, MemberInfo info) {
 
 absl::StatusOr<GroupId> Sequencer::AddGroup(Rank rank, absl::Span<const Rank> members,
                                             absl::optional<InstanceKey::Request> request) {
-  if (members.empty()) return Contradiction("a group needs at least one member; got none");
+  if (members.empty()) return Malformed("a group needs at least one member; got none");
   std::vector<int32_t> list;
   std::vector<bool> seen(members_.size(), false);
   for (const Rank member : members) {
     if (!IsRank(member)) {
-      return Contradiction(absl::StrCat("group member ", member.value(),
-                                        " is no rank of a world of ", size(), "; expected 0 to ",
-                                        size() - 1));
+      return Malformed(absl::StrCat("group member ", member.value(), " is no rank of a world of ",
+                                    size(), "; expected 0 to ", size() - 1));
     }
     if (seen[member.value()]) {
-      return Contradiction(absl::StrCat("rank ", member.value(), " is twice in the group's list"));
+      return Malformed(absl::StrCat("rank ", member.value(), " is twice in the group's list"));
     }
     seen[member.value()] = true;
     list.push_back(member.value());
   }
   if (!IsRank(rank) || !seen[rank.value()]) {
-    return Contradiction(absl::StrCat("rank ", rank.value(), " asked for a group of ranks ",
-                                      absl::StrJoin(list, ","), " and is not one of them"));
+    return Malformed(absl::StrCat("rank ", rank.value(), " asked for a group of ranks ",
+                                  absl::StrJoin(list, ","), " and is not one of them"));
   }
   if (request.has_value() && (request->step < 0 || request->step >= kMaxCallNumber ||
                               request->number < 0 || request->number >= kMaxCallNumber)) {
-    return Contradiction(absl::StrCat("request ", request->number, " for a group in step ",
-                                      request->step, ": expected numbers from 0 to 2^48 - 1"));
+    return Malformed(absl::StrCat("request ", request->number, " for a group in step ",
+                                  request->step, ": expected numbers from 0 to 2^48 - 1"));
   }
   const InstanceKey::Request first{members_[rank.value()].step, 0};
   InstanceKey::Request asked = first;
@@ -129,7 +124,7 @@ absl::StatusOr<absl::Span<const Rank>> Sequencer::GroupMembers(GroupId group) co
 absl::Status Sequencer::CheckGroups(const Vote& vote) const {
   const size_t slots = vote.slots == nullptr ? 0 : vote.slots->size();
   if (vote.groups.size() != slots) {
-    return Contradiction(
+    return Malformed(
         absl::StrCat("the graph has ", slots, " group slots; the run binds ", vote.groups.size()));
   }
   for (size_t s = 0; s < slots; ++s) {
@@ -137,26 +132,25 @@ absl::Status Sequencer::CheckGroups(const Vote& vote) const {
     const GroupSlot& slot = (*vote.slots)[s];
     const int32_t id = binding.group.value();
     if (id < 0 || id >= num_groups() || groups_[id].members.empty()) {
-      return Contradiction(absl::StrCat("group slot ", s, " is bound to group ", id,
-                                        ", which this world does not have"));
+      return Malformed(absl::StrCat("group slot ", s, " is bound to group ", id,
+                                    ", which this world does not have"));
     }
     if (!binding.base.empty() && binding.base.size() != slot.held.size()) {
-      return Contradiction(absl::StrCat("group slot ", s, " holds ", slot.held.size(),
-                                        " members; the run gives ", binding.base.size(),
-                                        " positions"));
+      return Malformed(absl::StrCat("group slot ", s, " holds ", slot.held.size(),
+                                    " members; the run gives ", binding.base.size(), " positions"));
     }
     for (const CallPosition& base : binding.base) {
       if (base.step >= 0 && base.step < kMaxCallNumber && base.call >= 0 &&
           base.call < kMaxCallNumber && base.part >= 0) {
         continue;
       }
-      return Contradiction(absl::StrCat("group slot ", s, " is bound at ", base.ToString(),
-                                        "; expected numbers from 0 to 2^48 - 1"));
+      return Malformed(absl::StrCat("group slot ", s, " is bound at ", base.ToString(),
+                                    "; expected numbers from 0 to 2^48 - 1"));
     }
     for (const GroupRank held : slot.held) {
       if (held.value() < 0 || held.value() >= static_cast<int32_t>(groups_[id].members.size())) {
-        return Contradiction(absl::StrCat("group slot ", s, " holds member ", held.value(),
-                                          "; group ", id, " has ", groups_[id].members.size()));
+        return Malformed(absl::StrCat("group slot ", s, " holds member ", held.value(), "; group ",
+                                      id, " has ", groups_[id].members.size()));
       }
     }
   }
@@ -181,9 +175,9 @@ absl::Status Sequencer::ResolveKeys(const Vote& vote, bool late) {
   requests_.clear();
   for (size_t i = 0; i < n; ++i) CHORUS_RETURN_IF_ERROR(ResolveOne(vote, i, late));
   if (!vote.pair_calls.empty() && vote.pair_calls.size() != pair_moves_.size()) {
-    return Contradiction(absl::StrCat("the run's send/recv use ", pair_moves_.size(),
-                                      " ends of pairs; it gives ", vote.pair_calls.size(),
-                                      " numbers of calls"));
+    return Malformed(absl::StrCat("the run's send/recv use ", pair_moves_.size(),
+                                  " ends of pairs; it gives ", vote.pair_calls.size(),
+                                  " numbers of calls"));
   }
   for (Move& move : moves_) {
     const CallPosition last = move.next;
@@ -199,7 +193,7 @@ absl::Status Sequencer::ResolveKeys(const Vote& vote, bool late) {
 absl::Status Sequencer::MoveFor(const Vote& vote, const Participation& part, size_t held,
                                 Move** found) {
   const auto refuse = [&part](const std::string& why) {
-    return Contradiction(absl::StrCat(part.descriptor.ToString(), " (", part.source, "): ", why));
+    return Malformed(absl::StrCat(part.descriptor.ToString(), " (", part.source, "): ", why));
   };
   const GroupBinding& binding = vote.groups[part.group_slot];
   const Group& group = groups_[binding.group.value()];
@@ -290,7 +284,7 @@ absl::Status Sequencer::MoveFor(const Vote& vote, const Participation& part, siz
 absl::Status Sequencer::ResolveOne(const Vote& vote, size_t i, bool late) {
   const Participation& part = vote.what->participations[i];
   const auto refuse = [&part](const std::string& why) {
-    return Contradiction(absl::StrCat(part.descriptor.ToString(), " (", part.source, "): ", why));
+    return Malformed(absl::StrCat(part.descriptor.ToString(), " (", part.source, "): ", why));
   };
   if (part.group_slot < 0 || part.group_slot >= static_cast<int32_t>(vote.groups.size())) {
     return refuse(absl::StrCat("group slot ", part.group_slot, " does not exist"));
@@ -677,9 +671,8 @@ absl::optional<Error> Sequencer::FindRefusal(const Vote& vote) const {
     const GroupSlot& slot = (*vote.slots)[s];
     const int32_t group_size = static_cast<int32_t>(group.members.size());
     if (slot.size != group_size) {
-      Error error;
+      Error error(Reason::kMismatch);
       const Rank rank = slot.held.empty() ? Rank(-1) : group.members[slot.held[0].value()];
-      error.SetReason(Reason::kMismatch);
       error.culprit = CulpritOf(rank);
       error.expected = absl::StrCat(group_size, " members");
       error.got = absl::StrCat(slot.size, " members");
@@ -755,13 +748,13 @@ int32_t Sequencer::AddRun(const Vote& vote) {
 absl::Status Sequencer::Submit(const Vote& vote, absl::Time now, Actions* actions) {
   const bool resolved = resolved_ == vote.run && vote.run != RunHandle();
   Tick(now);
-  if (vote.what == nullptr) return Contradiction("a vote without a template");
+  if (vote.what == nullptr) return Malformed("a vote without a template");
   if (vote.epoch > epoch_) {
-    return Contradiction(absl::StrCat("the run is for epoch ", vote.epoch.value(), "; epoch ",
-                                      epoch_.value(), " is open"));
+    return Malformed(absl::StrCat("the run is for epoch ", vote.epoch.value(), "; epoch ",
+                                  epoch_.value(), " is open"));
   }
   if (run_by_handle_.contains(vote.run)) {
-    return Contradiction(absl::StrCat("run ", vote.run.value(), " has voted already"));
+    return Malformed(absl::StrCat("run ", vote.run.value(), " has voted already"));
   }
   if (vote.epoch < epoch_) {
     // Its calls count all the same: nobody needs to wait for them any more.

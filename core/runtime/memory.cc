@@ -137,9 +137,8 @@ absl::StatusOr<std::shared_ptr<Arena>> Arena::CreateResult(MemoryBudget* budget,
 absl::Status Arena::ConfirmMapped() {
   if (kind_ != Kind::kStaging || confirmed_) return absl::OkStatus();
   if (fcntl(fd(), F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) != 0) {
-    return MakeError(Reason::kMalformed, absl::StrCat("staging arena ", id_.value(),
-                                                      " cannot be sealed: ", strerror(errno),
-                                                      "; its client has sealed it otherwise"));
+    return Malformed(absl::StrCat("staging arena ", id_.value(), " cannot be sealed: ",
+                                  strerror(errno), "; its client has sealed it otherwise"));
   }
   confirmed_ = true;
   return absl::OkStatus();

@@ -391,7 +391,8 @@ TEST_P(Conformance, ACallThatIsRefusedOnOneRankIsHeardOfByTheOthers) {
     const Tensor x = Upload(world, std::vector<float>(3));
     const Tensor y = rank == 1 ? AllToAll({x, x}, world)[0] : AllToAll({x, x, x}, world)[0];
     const absl::Status status = y.Wait();
-    EXPECT_EQ(ErrorOf(status).reason, rank == 1 ? Reason::kBadType : Reason::kPeerRefused) << status;
+    EXPECT_EQ(ErrorOf(status).reason, rank == 1 ? Reason::kBadType : Reason::kPeerRefused)
+        << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr("one input for each of 3 members"));
     EXPECT_THAT(Values<float>(AllReduce(Scalar<float>(world, 1), world)), ElementsAre(3));
   });
