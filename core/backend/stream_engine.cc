@@ -335,7 +335,7 @@ absl::StatusOr<std::unique_ptr<Kernel>> StreamEngine::MakeKernel(
   for (const TensorType* input : node.inputs) prepared->input_bytes.push_back(input->num_bytes());
   for (const TensorType& output : outputs) prepared->output_bytes.push_back(output.num_bytes());
   prepared->cost = prepared->kernel->units() * prepared->kernel->cost_per_unit();
-  prepared->source = Printable(node.source);
+  prepared->source = std::string(node.source);
   const OpDef* const def = FindOp(node.op);
   prepared->elementwise = def != nullptr && def->elementwise && outputs.size() == 1 &&
                           prepared->kernel->units() == outputs[0].num_elements();
@@ -351,8 +351,8 @@ absl::Status StreamEngine::ResolvedKernel::Run(int64_t begin, int64_t end) const
       kernel->Run(absl::MakeConstSpan(inputs), absl::MakeConstSpan(outputs), begin, end);
   if (status.ok() || source->empty()) return status;
   Error error = ErrorOf(status);
-  error.source = *source;
-  absl::StrAppend(&error.message, " (", *source, ")");
+  error.source = Printable(*source);
+  absl::StrAppend(&error.message, " (", error.source, ")");
   return ToStatus(error);
 }
 

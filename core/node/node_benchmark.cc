@@ -1,5 +1,6 @@
-// What an all_reduce of W ranks costs the node itself: W frames in through real rings, W published
-// tensors out, on one thread, without any hand-off between processes.
+// What an all_reduce of W ranks costs the node itself, alone and as one of many in a graph: W
+// frames in through real rings, W published results out, on one thread, without any hand-off
+// between processes.
 //
 // Run: bazel run //core/node:node_benchmark. Floor and hand-offs: tools/bench.
 #include <cstring>
@@ -21,7 +22,7 @@
 namespace chorus {
 namespace {
 
-Graph AllReduceGraph(int rank, int size) {
+Graph AllReduceGraph(int rank, int size, int collectives) {
   GroupSlot slot;
   slot.size = size;
   slot.held = {GroupRank(rank)};
@@ -29,18 +30,21 @@ Graph AllReduceGraph(int rank, int size) {
   GraphBuilder builder(1, {slot});
   GraphInput input;
   input.type = TensorType(DType::kF32, {1});
+  const ValueIndex x = builder.AddInput(input);
   NodeSpec spec;
   spec.op = "all_reduce";
-  spec.inputs = {builder.AddInput(input)};
+  spec.inputs = {x};
   spec.source = "benchmark.cc:1";
   Collective collective;
   collective.kind = CollectiveKind::kAllReduce;
   collective.reduction = Reduction::kSum;
   collective.rank = GroupRank(rank);
   spec.collective = collective;
-  GraphOutput output;
-  output.value = builder.Emit(spec)->front();
-  builder.AddOutput(output);
+  for (int i = 0; i < collectives; ++i) {
+    GraphOutput output;
+    output.value = builder.Emit(spec)->front();
+    builder.AddOutput(output);
+  }
   return builder.Build();
 }
 
@@ -64,6 +68,7 @@ struct Client {
 
 void BM_SmallAllReduce(benchmark::State& state) {
   const int ranks = static_cast<int>(state.range(0));
+  const int collectives = static_cast<int>(state.range(1));
   ThreadPool pool(2);
   HostBackendOptions host;
   host.devices = ranks;
@@ -92,7 +97,7 @@ void BM_SmallAllReduce(benchmark::State& state) {
                    [&world](absl::StatusOr<WorldInfo> info) { world = info->id; });
     RegisterGraph graph;
     graph.graph = {0, 1};
-    graph.encoded = EncodeGraph(AllReduceGraph(r, ranks));
+    graph.encoded = EncodeGraph(AllReduceGraph(r, ranks, collectives));
     client.Submit(std::move(graph));
   }
   node.Poll(absl::Now());
@@ -102,30 +107,39 @@ void BM_SmallAllReduce(benchmark::State& state) {
   InlineData data;
   data.bytes.assign(4, 0);
   run.inputs.push_back(data);
-  OutBinding out;
-  out.kind = OutBinding::Kind::kFresh;
-  run.outputs.push_back(out);
+  run.outputs.resize(static_cast<size_t>(collectives));
+  for (OutBinding& out : run.outputs) out.kind = OutBinding::Kind::kFresh;
   RunGroup group;
   group.world = world;
   group.epoch = Epoch(1);
   group.base.push_back({});
   run.groups.push_back(group);
+  Release release;
   uint32_t generation = 0;
   for (auto _ : state) {
     ++generation;
     for (Client& client : clients) {
-      if (generation > 1) client.Submit(Release{{{0, generation - 1}}, {}});
-      run.groups[0].base[0].call = generation - 1;
-      run.outputs[0].id = {0, generation};
+      if (generation > 1) client.Submit(release);
+      run.groups[0].base[0].call = (generation - 1) * collectives;
+      for (int i = 0; i < collectives; ++i) run.outputs[i].id = {i, generation};
       client.Submit(run);
     }
-    while (clients.back().waiter->Tensor({0, generation})->state != TensorState::kReady) {
+    const TensorId last{collectives - 1, generation};
+    while (clients.back().waiter->Tensor(last)->state != TensorState::kReady) {
       node.Poll(absl::Now());
     }
+    release.tensors.clear();
+    for (const OutBinding& out : run.outputs) release.tensors.push_back(out.id);
   }
-  state.SetItemsProcessed(state.iterations() * ranks);
+  state.SetItemsProcessed(state.iterations() * ranks * collectives);
 }
-BENCHMARK(BM_SmallAllReduce)->Arg(2)->Arg(4)->Arg(8);
+BENCHMARK(BM_SmallAllReduce)
+    ->ArgNames({"ranks", "in_one_graph"})
+    ->Args({2, 1})
+    ->Args({4, 1})
+    ->Args({8, 1})
+    ->Args({2, 500})
+    ->Args({8, 500});
 
 }  // namespace
 }  // namespace chorus

@@ -165,12 +165,19 @@ constexpr int kStreams = kPlanStreams + 1;
 
 // A plan as it is launched: kernels made, calls filled in but for addresses.
 struct LoadedPlan {
+  // A call is large beside a kernel's step, and most steps are kernels.
+  struct LoadedCall {
+    CollectiveCall call;
+    // Which of its operands there are, where call.runtime is.
+    bool sends = false;
+    bool receives = false;
+    bool received = false;
+    size_t binding = 0;
+  };
   struct LoadedStep {
     int stream = kCompute;
     const Kernel* kernel = nullptr;  // null: a collective
-    CollectiveCall call;
-    DevicePlan::RuntimeCounts runtime;  // which of its operands there are, where call.runtime is
-    int32_t binding = -1;
+    std::unique_ptr<LoadedCall> collective;
     int32_t wait = -1;
     int32_t record = -1;
     bool held_back = false;
@@ -218,6 +225,35 @@ class DeviceExecutor final : public Executor {
     for (auto& stream : streams_) stream.reset();
   }
 
+  static std::unique_ptr<LoadedPlan::LoadedCall> LoadCall(const DevicePlan::CollectiveStep& c,
+                                                          size_t num_outputs) {
+    auto loaded = std::make_unique<LoadedPlan::LoadedCall>();
+    CollectiveCall& call = loaded->call;
+    call.kind = c.kind;
+    call.reduction = c.reduction;
+    call.dtype = c.dtype;
+    call.count = c.count;
+    call.input_counts = c.input_counts;
+    call.output_counts = c.output_counts;
+    call.root = c.root;
+    call.inputs.resize(static_cast<size_t>(c.num_inputs));
+    call.outputs.resize(static_cast<size_t>(c.num_outputs));
+    if (c.runtime.has_value()) {
+      CollectiveCall::RuntimeCounts& runtime = call.runtime.emplace();
+      runtime.row_elements = c.runtime->row_elements;
+      runtime.input_rows = c.runtime->input_rows;
+      runtime.output_rows = c.runtime->output_rows;
+      runtime.source = c.runtime->source;
+      loaded->sends = c.runtime->sends;
+      loaded->receives = c.runtime->receives;
+      loaded->received = c.runtime->received;
+    }
+    const size_t extras = num_outputs - call.outputs.size() - static_cast<size_t>(loaded->received);
+    (c.reduction == Reduction::kProduct ? call.factors : call.holders).resize(extras);
+    loaded->binding = static_cast<size_t>(c.binding);
+    return loaded;
+  }
+
   absl::Status LoadPlan(PlanId id, absl::string_view bytes) override {
     if (plans_.contains(id)) return Malformed(absl::StrCat("plan ", id, " is loaded already"));
     CHORUS_ASSIGN_OR_RETURN(DevicePlan decoded, DecodeDevicePlan(bytes));
@@ -245,28 +281,7 @@ class DeviceExecutor final : public Executor {
       } else {
         const DevicePlan::CollectiveStep& c =
             decoded.collectives[static_cast<size_t>(step.collective)];
-        loaded.call.kind = c.kind;
-        loaded.call.reduction = c.reduction;
-        loaded.call.dtype = c.dtype;
-        loaded.call.count = c.count;
-        loaded.call.input_counts = c.input_counts;
-        loaded.call.output_counts = c.output_counts;
-        loaded.call.root = c.root;
-        loaded.call.inputs.resize(static_cast<size_t>(c.num_inputs));
-        loaded.call.outputs.resize(static_cast<size_t>(c.num_outputs));
-        if (c.runtime.has_value()) {
-          CollectiveCall::RuntimeCounts& runtime = loaded.call.runtime.emplace();
-          runtime.row_elements = c.runtime->row_elements;
-          runtime.input_rows = c.runtime->input_rows;
-          runtime.output_rows = c.runtime->output_rows;
-          runtime.source = c.runtime->source;
-          loaded.runtime = *c.runtime;
-        }
-        const size_t extras = step.outputs.size() - loaded.call.outputs.size() -
-                              static_cast<size_t>(loaded.runtime.received);
-        (c.reduction == Reduction::kProduct ? loaded.call.factors : loaded.call.holders)
-            .resize(extras);
-        loaded.binding = c.binding;
+        loaded.collective = LoadCall(c, step.outputs.size());
       }
       loaded.inputs = std::move(step.inputs);
       loaded.outputs = std::move(step.outputs);
@@ -597,9 +612,9 @@ class DeviceExecutor final : public Executor {
       for (const DevicePlan::Place& place : step->outputs) call.outputs.push_back(AddressOf(place));
       stream->Launch(std::move(call));
     } else {
-      const auto binding = static_cast<size_t>(step->binding);
-      const auto& present = message_.collectives[binding].present;
-      CollectiveCall& call = step->call;
+      const LoadedPlan::LoadedCall& collective = *step->collective;
+      const auto& present = message_.collectives[collective.binding].present;
+      CollectiveCall& call = step->collective->call;
       call.present.assign(present.begin(), present.end());
       const auto result = [&](const DevicePlan::Place& place) {
         const bool stands_there =
@@ -612,18 +627,18 @@ class DeviceExecutor final : public Executor {
       const DevicePlan::Place* to = step->outputs.data();
       for (DeviceAddress& address : call.outputs) address = result(*to++);
       if (call.runtime.has_value()) {
-        call.runtime->rank = message_.collectives[binding].rank;
-        if (step->runtime.sends) call.runtime->sends = AddressOf(*from++);
-        if (step->runtime.receives) call.runtime->receives = AddressOf(*from++);
-        if (step->runtime.received) call.runtime->received = result(*to++);
+        call.runtime->rank = message_.collectives[collective.binding].rank;
+        if (collective.sends) call.runtime->sends = AddressOf(*from++);
+        if (collective.receives) call.runtime->receives = AddressOf(*from++);
+        if (collective.received) call.runtime->received = result(*to++);
       }
       if (call.reduction == Reduction::kPremulSum) call.factor = AddressOf(*from++);
       for (std::vector<DeviceAddress>* extras : {&call.factors, &call.holders}) {
         for (DeviceAddress& address : *extras) address = result(*to++);
       }
       absl::Status enqueued;
-      if (bound_[binding] != nullptr) {
-        enqueued = bound_[binding]->Enqueue(call, stream);
+      if (Communicator* const bound = bound_[collective.binding]; bound != nullptr) {
+        enqueued = bound->Enqueue(call, stream);
       } else if (call.kind != CollectiveKind::kBarrier) {
         enqueued = Malformed("a launch binds no communicator to a collective");
       }
