@@ -75,10 +75,11 @@ class OutcomeLink : public RpcLink {
     Calls made(1);
     Command nothing{sequence, Release()};
     if (!ToMessage(nothing, made.front().request.mutable_command()).ok()) return;
-    Start(&made, [](const absl::Status&) {});
+    Start(&made, [](const absl::Status&, v1::SubmitRequest*) {});
   }
 
-  // Sends the one call of `made` as a unary one. `told` gets its answer, on a thread of gRPC's.
+  // Sends the one call of `made` as a unary one. `told` gets its answer and its request, on a
+  // thread of gRPC's.
   template <typename Told>
   void Start(Calls* made, Told told) {
     Call& call = made->front();
@@ -92,7 +93,7 @@ class OutcomeLink : public RpcLink {
     }
     graphs()->async()->Submit(&call.context, &call.request, &call.response,
                               [this, place, told](grpc::Status status) {
-                                told(Done(status));
+                                told(Done(status), &place->request);
                                 MutexLock lock(&mutex_);
                                 calls_.erase(place);
                                 ended_.SignalAll();
@@ -190,9 +191,7 @@ class UnaryLink : public OutcomeLink {
     Calls made(1);
     CHORUS_RETURN_IF_ERROR(ToMessage(command, made.front().request.mutable_command()));
     WaitForRoom();
-    Start(&made, [this, sequence = command.sequence](const absl::Status& status) {
-      HaveOutcome(sequence, status);
-    });
+    Send(&made, command.sequence);
     return absl::OkStatus();
   }
 
@@ -204,6 +203,19 @@ class UnaryLink : public OutcomeLink {
       status = WaitByRpc(sequence, deadline - absl::Now());
     }
     return status;
+  }
+
+ private:
+  // Calls overtake each other, and this process may be stopped between two of them for longer than
+  // the daemon waits for the one that is missing. What it refuses then was not executed, and comes
+  // again.
+  void Send(Calls* made, Sequence sequence) {
+    Start(made, [this, sequence](const absl::Status& status, v1::SubmitRequest* sent) {
+      if (ErrorOf(status).reason != Reason::kSequenceGap) return HaveOutcome(sequence, status);
+      Calls again(1);
+      again.front().request.Swap(sent);
+      Send(&again, sequence);
+    });
   }
 };
 

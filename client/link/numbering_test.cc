@@ -42,6 +42,7 @@ class NumberingTest : public ::testing::TestWithParam<Way> {
     options.listen = {*ParseListenAddress("unix:" + directory_ + "/d.sock"),
                       *ParseListenAddress("127.0.0.1:0")};
     options.insecure_loopback = true;
+    options.node.gap_timeout = absl::Milliseconds(200);
     absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(options, backend_.get());
     ASSERT_TRUE(daemon.ok()) << daemon.status();
     daemon_ = *std::move(daemon);
@@ -140,6 +141,24 @@ TEST_P(NumberingTest, ACommandThatIsTooLargeTakesNoNumber) {
   }
   ExpectThatTheLogGoesOn(1);
 }
+
+// Calls of gRPC may overtake each other, and a process may be stopped between two of them.
+using UnaryNumberingTest = NumberingTest;
+
+TEST_P(UnaryNumberingTest, WhatWasRefusedForAGapIsSentAgain) {
+  Link& link = core_->link();
+  ASSERT_TRUE(link.Submit({Sequence(2), Release()}).ok());
+  // Longer than the daemon waits for the first.
+  const absl::Status early = link.WaitCommand(Sequence(2), absl::Seconds(1));
+  EXPECT_EQ(ErrorOf(early).reason, Reason::kTransportTimeout) << early;
+  ASSERT_TRUE(link.Submit({Sequence(1), Release()}).ok());
+  EXPECT_TRUE(Outcome(Sequence(1)).ok()) << Outcome(Sequence(1));
+  EXPECT_TRUE(Outcome(Sequence(2)).ok()) << Outcome(Sequence(2));
+}
+
+INSTANTIATE_TEST_SUITE_P(Transports, UnaryNumberingTest,
+                         ::testing::Values(Way{Transport::kUnary, false, "Unary"}),
+                         [](const auto& way) { return way.param.name; });
 
 INSTANTIATE_TEST_SUITE_P(Transports, NumberingTest,
                          ::testing::Values(Way{Transport::kRing, false, "Ring"},

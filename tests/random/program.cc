@@ -404,7 +404,16 @@ bool MayBeAnother(const Program& program, int s, int wanted) {
     }
   }
   const int by = made_by[static_cast<size_t>(wanted)];
-  if (by < 0 || program.statements[static_cast<size_t>(by)].op != Op::kGradient) return false;
+  if (by < 0) return false;
+  const Op op = program.statements[static_cast<size_t>(by)].op;
+  // Their slopes are computed from what they were given, and could be from their results: a
+  // gradient does not depend on these (docs/ops.md).
+  if (op == Op::kTanh || op == Op::kSigmoid) {
+    return std::any_of(
+        program.statements.begin() + by, program.statements.begin() + s,
+        [](const Statement& later) { return later.op == Op::kGradient && later.create; });
+  }
+  if (op != Op::kGradient) return false;
   const auto roots = [](const Call& call) {
     return (call.in.size() - static_cast<size_t>(call.wanted)) / 2;
   };
