@@ -1214,8 +1214,9 @@ void SessionCore::Throttle() {
     SessionLock lock(this);
     if (!lock.status().ok()) return;
     // Runs end in any order.
-    under_way_.erase(std::remove_if(under_way_.begin(), under_way_.end(),
-                                    [this](Sequence run) { return IsOver(run); }),
+    const auto is_over = [this](Sequence run)
+                             ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) { return IsOver(run); };
+    under_way_.erase(std::remove_if(under_way_.begin(), under_way_.end(), is_over),
                      under_way_.end());
     under_way_count_.store(under_way_.size(), std::memory_order_relaxed);
     if (under_way_.size() < kMaxUnderWay) return;
