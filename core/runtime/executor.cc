@@ -225,35 +225,6 @@ class DeviceExecutor final : public Executor {
     for (auto& stream : streams_) stream.reset();
   }
 
-  static std::unique_ptr<LoadedPlan::LoadedCall> LoadCall(const DevicePlan::CollectiveStep& c,
-                                                          size_t num_outputs) {
-    auto loaded = std::make_unique<LoadedPlan::LoadedCall>();
-    CollectiveCall& call = loaded->call;
-    call.kind = c.kind;
-    call.reduction = c.reduction;
-    call.dtype = c.dtype;
-    call.count = c.count;
-    call.input_counts = c.input_counts;
-    call.output_counts = c.output_counts;
-    call.root = c.root;
-    call.inputs.resize(static_cast<size_t>(c.num_inputs));
-    call.outputs.resize(static_cast<size_t>(c.num_outputs));
-    if (c.runtime.has_value()) {
-      CollectiveCall::RuntimeCounts& runtime = call.runtime.emplace();
-      runtime.row_elements = c.runtime->row_elements;
-      runtime.input_rows = c.runtime->input_rows;
-      runtime.output_rows = c.runtime->output_rows;
-      runtime.source = c.runtime->source;
-      loaded->sends = c.runtime->sends;
-      loaded->receives = c.runtime->receives;
-      loaded->received = c.runtime->received;
-    }
-    const size_t extras = num_outputs - call.outputs.size() - static_cast<size_t>(loaded->received);
-    (c.reduction == Reduction::kProduct ? call.factors : call.holders).resize(extras);
-    loaded->binding = static_cast<size_t>(c.binding);
-    return loaded;
-  }
-
   absl::Status LoadPlan(PlanId id, absl::string_view bytes) override {
     if (plans_.contains(id)) return Malformed(absl::StrCat("plan ", id, " is loaded already"));
     CHORUS_ASSIGN_OR_RETURN(DevicePlan decoded, DecodeDevicePlan(bytes));
@@ -467,6 +438,35 @@ class DeviceExecutor final : public Executor {
     return device_->MakeKernel(view, node.outputs);
   }
 
+  static std::unique_ptr<LoadedPlan::LoadedCall> LoadCall(const DevicePlan::CollectiveStep& c,
+                                                          size_t num_outputs) {
+    auto loaded = std::make_unique<LoadedPlan::LoadedCall>();
+    CollectiveCall& call = loaded->call;
+    call.kind = c.kind;
+    call.reduction = c.reduction;
+    call.dtype = c.dtype;
+    call.count = c.count;
+    call.input_counts = c.input_counts;
+    call.output_counts = c.output_counts;
+    call.root = c.root;
+    call.inputs.resize(static_cast<size_t>(c.num_inputs));
+    call.outputs.resize(static_cast<size_t>(c.num_outputs));
+    if (c.runtime.has_value()) {
+      CollectiveCall::RuntimeCounts& runtime = call.runtime.emplace();
+      runtime.row_elements = c.runtime->row_elements;
+      runtime.input_rows = c.runtime->input_rows;
+      runtime.output_rows = c.runtime->output_rows;
+      runtime.source = c.runtime->source;
+      loaded->sends = c.runtime->sends;
+      loaded->receives = c.runtime->receives;
+      loaded->received = c.runtime->received;
+    }
+    const size_t extras = num_outputs - call.outputs.size() - static_cast<size_t>(loaded->received);
+    (c.reduction == Reduction::kProduct ? call.factors : call.holders).resize(extras);
+    loaded->binding = static_cast<size_t>(c.binding);
+    return loaded;
+  }
+
   // Finds what the message names, before anything is enqueued.
   absl::Status Bind(LoadedPlan** plan) {
     const auto it = plans_.find(message_.plan);
@@ -612,9 +612,9 @@ class DeviceExecutor final : public Executor {
       for (const DevicePlan::Place& place : step->outputs) call.outputs.push_back(AddressOf(place));
       stream->Launch(std::move(call));
     } else {
-      const LoadedPlan::LoadedCall& collective = *step->collective;
+      LoadedPlan::LoadedCall& collective = *step->collective;
+      CollectiveCall& call = collective.call;
       const auto& present = message_.collectives[collective.binding].present;
-      CollectiveCall& call = step->collective->call;
       call.present.assign(present.begin(), present.end());
       const auto result = [&](const DevicePlan::Place& place) {
         const bool stands_there =
