@@ -1,4 +1,5 @@
 // Sessions that live long: what they make and drop leaves nothing behind, here and in the daemon.
+#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
@@ -7,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "client/chorus.h"
 #include "client/internal/core.h"
 #include "client/parallel.h"
@@ -55,6 +57,7 @@ class LifetimeTest : public ::testing::TestWithParam<Way> {
     options.node.max_graphs = kMaxGraphs;
     options.node.max_worlds = kMaxWorlds;
     options.node.max_groups_per_world = kMaxGroups;
+    options.node.log_failure = [this](absl::string_view) { ++failures_; };
     absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(options, backend_.get());
     ASSERT_TRUE(daemon.ok()) << daemon.status();
     daemon_ = *std::move(daemon);
@@ -92,6 +95,7 @@ class LifetimeTest : public ::testing::TestWithParam<Way> {
   }
   SessionCore::Tables Tables() { return session_.core()->CountTables(); }
 
+  std::atomic<int> failures_{0};  // lines in the daemon's log
   std::string directory_;
   std::unique_ptr<ThreadPool> pool_;
   std::unique_ptr<Backend> backend_;
@@ -185,6 +189,19 @@ TEST_P(LifetimeTest, ADeviceGroupsWorldGoesWithIt) {
   }
   ExpectThatWorldsAreLeft();
   ExpectFlat(before, Tables());
+}
+
+TEST_P(LifetimeTest, ADeviceGroupsWorldThatWasLeftIsNotLeftAgain) {
+  {
+    const absl::StatusOr<DeviceGroup> group = DeviceGroup::Create(session_);
+    ASSERT_TRUE(group.ok()) << group.status();
+    for (int place = 0; place < 2; ++place) {
+      const absl::Status left = group->world(place).Leave();
+      ASSERT_TRUE(left.ok()) << left;
+    }
+  }
+  ExpectThatWorldsAreLeft();
+  EXPECT_EQ(failures_, 0);
 }
 
 // Nobody has seen the results when the group goes.

@@ -215,6 +215,7 @@ absl::Status World::Leave() const {
   SessionCore* const session = member_->session.get();
   if (session->Forked()) return ForkedError();
   CHORUS_RETURN_IF_ERROR(session->link().Leave(member_->world, Rank(rank())));
+  member_->left.store(true, std::memory_order_relaxed);
   // Nothing of it can be called any more.
   SessionLock lock(session);
   if (!lock.status().ok()) return lock.status();

@@ -117,7 +117,7 @@ MemberCore::~MemberCore() {
     for (const auto& batch : group->batches) graphs.push_back(batch.second->run().graph);
   }
   if (!graphs.empty()) session->RetireGraphs(graphs, /*of_calls=*/true);
-  if (own_world != nullptr) own_world->Add(*this);
+  if (own_world != nullptr && !left.load(std::memory_order_relaxed)) own_world->Add(*this);
   session->DrainIfUrgent();
 }
 

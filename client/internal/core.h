@@ -318,6 +318,7 @@ class MemberCore : public std::enable_shared_from_this<MemberCore> {
   // part for all, and nobody else waits for them. Set before the member is used.
   std::atomic<bool> in_device_group{false};
   std::shared_ptr<OwnWorld> own_world;  // null: it leaves when it is told to. Set before, too.
+  std::atomic<bool> left{false};        // it was told to
   Epoch since ABSL_GUARDED_BY(session_lock);  // with which its membership began
   std::deque<std::unique_ptr<GroupCore>> groups ABSL_GUARDED_BY(session_lock);
   // Requests of NewGroup in the step, by list.

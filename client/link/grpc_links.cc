@@ -149,14 +149,28 @@ class StreamLink : public OutcomeLink {
     request.set_session(this->opened().session);
     CHORUS_RETURN_IF_ERROR(ToMessage(command, request.mutable_command()));
     if (stream_->Write(request)) return absl::OkStatus();
-    // The reader learns why.
-    const absl::Status lost = liveness();
-    if (!lost.ok()) return lost;
-    return MakeError(Reason::kDaemonLost, absl::StrCat("the stream of commands to the daemon at ",
-                                                       this->opened().address, " has broken"));
+    Lose(MakeError(Reason::kDaemonLost, absl::StrCat("the stream of commands to the daemon at ",
+                                                     this->opened().address, " has broken")));
+    return liveness();
   }
 
  private:
+  // The longest that whoever finds the daemon gone waits for the end of the stream to be read: a
+  // broken stream has its end at once, one that only another connection has lost may have none.
+  static constexpr absl::Duration kFarewell = absl::Milliseconds(500);
+
+  absl::Status Goodbye() override {
+    const absl::Status attached = RpcLink::Goodbye();
+    if (!attached.ok()) return attached;
+    const absl::Time deadline = absl::Now() + kFarewell;
+    MutexLock lock(&mutex_);
+    while (!end_.has_value() && absl::Now() < deadline) {
+      read_.WaitFor(&mutex_, deadline - absl::Now());
+    }
+    return end_.has_value() && ErrorOf(*end_).reason == Reason::kDraining ? *end_
+                                                                          : absl::OkStatus();
+  }
+
   void ReadOutcomes() {
     v1::CommandsResponse response;
     while (stream_->Read(&response)) {
@@ -167,12 +181,20 @@ class StreamLink : public OutcomeLink {
       status = MakeError(Reason::kDaemonLost, absl::StrCat("the daemon at ", this->opened().address,
                                                            " has ended the stream of commands"));
     }
+    {
+      MutexLock lock(&mutex_);
+      end_ = status;
+      read_.SignalAll();
+    }
     Lose(status);
   }
 
   grpc::ClientContext context_;
   const std::unique_ptr<grpc::ClientReaderWriter<v1::CommandsRequest, v1::CommandsResponse>>
       stream_;
+  Mutex mutex_;
+  CondVar read_;
+  absl::optional<absl::Status> end_ ABSL_GUARDED_BY(mutex_);  // of the stream
   std::thread reader_;
 };
 

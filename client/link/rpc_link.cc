@@ -66,6 +66,8 @@ absl::Status AtAddress(absl::string_view address, const grpc::Status& status) {
     error.message = absl::StrCat("the daemon at ", address, " is gone: ", error.message);
   } else if (error.reason == Reason::kTransportTimeout) {
     error.message = absl::StrCat("the daemon at ", address, " did not answer in time");
+  } else if (error.reason == Reason::kDraining) {
+    error.message = absl::StrCat("the daemon at ", address, " is shutting down");
   }
   return ToStatus(error);
 }
@@ -126,10 +128,15 @@ void RpcLink::RenewLease() {
   }
 }
 
+absl::Status RpcLink::Goodbye() {
+  if (draining_.load(std::memory_order_acquire)) return MakeError(Reason::kDraining, "");
+  return opened_.attach != nullptr ? opened_.attach->Goodbye() : absl::OkStatus();
+}
+
 void RpcLink::Lose(const absl::Status& why) {
   Error error = ErrorOf(why);
-  if (error.reason == Reason::kDaemonLost && opened_.attach != nullptr) {
-    const absl::Status goodbye = opened_.attach->Goodbye();
+  if (error.reason == Reason::kDaemonLost && !lost_.load(std::memory_order_acquire)) {
+    const absl::Status goodbye = Goodbye();
     if (!goodbye.ok()) error = ErrorOf(goodbye);
   }
   if (error.reason == Reason::kDraining) {
@@ -152,7 +159,9 @@ absl::Status RpcLink::liveness() const {
 
 absl::Status RpcLink::Done(const grpc::Status& status) {
   const absl::Status converted = AtAddress(opened_.address, status);
-  if (ErrorOf(converted).reason != Reason::kDaemonLost) return converted;
+  const Reason reason = ErrorOf(converted).reason;
+  if (reason == Reason::kDraining) draining_.store(true, std::memory_order_release);
+  if (reason != Reason::kDaemonLost) return converted;
   Lose(converted);
   // What the daemon has said meanwhile, if it has.
   const absl::Status lost = liveness();

@@ -79,6 +79,9 @@ class RpcLink : public Link {
 
   // Once: everyone who waits is to be told. Called on any thread.
   virtual void OnLost() = 0;
+  // What the daemon has said before it went: kDraining, or OK where it has said nothing. Called on
+  // any thread; waits no longer than it takes to read what has come.
+  virtual absl::Status Goodbye();
   // The first `why` counts, but for a daemon that has said why it goes.
   void Lose(const absl::Status& why);
   // OK, or why the daemon is no longer to be had.
@@ -106,6 +109,7 @@ class RpcLink : public Link {
   const std::unique_ptr<v1::Graphs::Stub> graphs_;
   const std::unique_ptr<v1::Diagnostics::Stub> diagnostics_;
 
+  std::atomic<bool> draining_{false};  // the daemon has said so in an answer
   std::atomic<bool> lost_{false};
   mutable Mutex mutex_;
   absl::Status why_lost_ ABSL_GUARDED_BY(mutex_);

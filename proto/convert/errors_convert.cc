@@ -204,9 +204,10 @@ absl::Status FromGrpc(const grpc::Status& status) {
     return FromRpcStatus(message);
   }
   const absl::StatusCode code = CodeFrom(status.error_code());
-  // A daemon that ends cancels what still waits there. (Nobody reads a call that he cancelled.)
+  // A daemon that is stopped cancels what still waits there and what comes late. (Nobody reads a
+  // call that he cancelled.)
   if (code == absl::StatusCode::kCancelled) {
-    return MakeError(Reason::kDaemonLost, "the daemon has ended the call");
+    return MakeError(Reason::kDraining, "the daemon is shutting down, and has ended the call");
   }
   Error error(ReasonOfTransport(code), status.error_message());
   error.code = code;

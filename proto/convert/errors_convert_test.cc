@@ -114,7 +114,7 @@ TEST(ErrorsConvertTest, StatusesOfTheTransportGetAReason) {
   };
   EXPECT_EQ(reason(grpc::StatusCode::UNAVAILABLE), Reason::kDaemonLost);
   EXPECT_EQ(reason(grpc::StatusCode::DEADLINE_EXCEEDED), Reason::kTransportTimeout);
-  EXPECT_EQ(reason(grpc::StatusCode::CANCELLED), Reason::kDaemonLost);
+  EXPECT_EQ(reason(grpc::StatusCode::CANCELLED), Reason::kDraining);
   EXPECT_EQ(reason(grpc::StatusCode::INTERNAL), Reason::kUnspecified);
 }
 
