@@ -509,8 +509,7 @@ TEST_P(DaemonTest, AStoppedDaemonSaysSoToEveryClientAndEveryWaiter) {
   const Tensor behind = waiting + waiting;
   // Both are sent: who comes when the daemon is gone can be told nothing.
   for (const Tensor& sent : {waiting, behind}) {
-    EXPECT_EQ(sent.Wait(std::chrono::milliseconds(20)).code(),
-              absl::StatusCode::kDeadlineExceeded);
+    EXPECT_EQ(sent.Wait(std::chrono::milliseconds(20)).code(), absl::StatusCode::kDeadlineExceeded);
   }
   std::vector<absl::Status> told(4);
   std::vector<std::thread> waiters;
