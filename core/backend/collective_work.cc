@@ -20,38 +20,6 @@ constexpr int64_t kMaxPieceBytes = int64_t{1} << 40;
 // Elements whose results and holders are computed before any of the results is written.
 constexpr int64_t kHoldersBlock = 1024;
 
-bool IsReduction(CollectiveKind kind) {
-  return kind == CollectiveKind::kAllReduce || kind == CollectiveKind::kReduce ||
-         kind == CollectiveKind::kReduceScatter;
-}
-
-bool Rooted(CollectiveKind kind) {
-  switch (kind) {
-    case CollectiveKind::kBroadcast:
-    case CollectiveKind::kReduce:
-    case CollectiveKind::kGather:
-    case CollectiveKind::kScatter:
-    case CollectiveKind::kSend:
-    case CollectiveKind::kRecv:
-      return true;
-    default:
-      return false;
-  }
-}
-
-// Whether zeros change nothing, so that members may be missing.
-bool ZeroIsNeutral(Reduction reduction) {
-  switch (reduction) {
-    case Reduction::kProduct:
-    case Reduction::kMin:
-    case Reduction::kMax:
-    case Reduction::kBand:
-      return false;
-    default:
-      return true;
-  }
-}
-
 int64_t CountOf(const CollectiveCall& call, const std::vector<int64_t>& counts, size_t index) {
   return counts.empty() ? call.count : counts[index];
 }
@@ -61,36 +29,14 @@ struct NumOperands {
   int64_t inputs = 1;
   int64_t outputs = 1;
 };
-NumOperands ListedOperands(const CollectiveCall& call, int size, int member) {
-  const bool root = member == call.root;
-  switch (call.kind) {
-    case CollectiveKind::kAllReduce:
-      return {1, 1};
-    case CollectiveKind::kReduce:
-      return {1, root ? 1 : -1};
-    case CollectiveKind::kBroadcast:
-      return {root ? 1 : -1, 1};
-    case CollectiveKind::kAllGather:
-      return {1, size};
-    case CollectiveKind::kGather:
-      return {1, root ? size : -1};
-    case CollectiveKind::kReduceScatter:
-      return {size, 1};
-    case CollectiveKind::kScatter:
-      return {root ? size : -1, 1};
-    case CollectiveKind::kAllToAll:
-      return {size, size};
-    case CollectiveKind::kSend:
-      return {1, 0};
-    case CollectiveKind::kRecv:
-      return {0, 1};
-    default:
-      return {0, 0};
-  }
+int64_t ListedOperands(Pieces pieces, int size, bool root) {
+  return AtRoot(pieces) && !root ? -1 : PiecesOn(pieces, size, root);
 }
 
 NumOperands OperandsOf(const CollectiveCall& call, int size, int member) {
-  NumOperands operands = ListedOperands(call, size, member);
+  const CollectiveFacts& facts = FactsOf(call.kind);
+  const bool root = member == call.root;
+  NumOperands operands{ListedOperands(facts.in, size, root), ListedOperands(facts.out, size, root)};
   if (call.runtime.has_value()) {
     operands.inputs = std::min<int64_t>(operands.inputs, 1);
     operands.outputs = std::min<int64_t>(operands.outputs, 1);
@@ -149,18 +95,9 @@ absl::Status CheckRuntime(const CollectiveCall& call, int size, int member) {
     return BadType(absl::StrCat(CollectiveKindName(call.kind), " with runtime counts: member ",
                                 member, " passes ", what));
   };
-  switch (call.kind) {
-    case CollectiveKind::kAllGather:
-    case CollectiveKind::kGather:
-    case CollectiveKind::kReduceScatter:
-    case CollectiveKind::kScatter:
-    case CollectiveKind::kAllToAll:
-      break;
-    default:
-      return refuse("them to a kind that has no pieces");
-  }
+  if (!MayBeUneven(call.kind)) return refuse("them to a kind that has no pieces");
   if (!call.input_counts.empty() || !call.output_counts.empty()) return refuse("others as well");
-  const bool sends = RuntimePieces::NumSends(call.kind, size, call.root == member) > 0;
+  const bool sends = PiecesOn(FactsOf(call.kind).in, size, call.root == member) > 0;
   if (sends && runtime.sends == 0) return refuse("no rows to send");
   const int64_t row_bytes = DTypeBytes(call.dtype);
   const bool row_fits = runtime.row_elements >= 0 && runtime.row_elements <= kMaxPieceBytes &&
@@ -198,7 +135,7 @@ absl::Status CheckReduction(const CollectiveCall& call) {
 
 // What only some reductions have.
 absl::Status CheckExtras(const CollectiveCall& call, int size, int member) {
-  const bool reduces = IsReduction(call.kind);
+  const bool reduces = IsReducing(call.kind);
   const auto refuse = [&](absl::string_view what) {
     return BadType(absl::StrCat(CollectiveKindName(call.kind), " with reduction ",
                                 ReductionName(call.reduction), " of dtype ", DTypeName(call.dtype),
@@ -229,19 +166,19 @@ absl::Status CheckExtras(const CollectiveCall& call, int size, int member) {
 absl::Status CheckCall(const CollectiveCall& call, int size, int member) {
   const CollectiveKind kind = call.kind;
   const auto name = [kind] { return CollectiveKindName(kind); };
-  if (kind == CollectiveKind::kUnspecified || kind > CollectiveKind::kBarrier) {
+  if (!IsCollectiveKind(kind)) {
     return Unsupported(
         absl::StrCat("collective kind ", static_cast<int>(kind), " is not run by this backend"));
   }
   if (kind != CollectiveKind::kBarrier && DTypeBytes(call.dtype) == 0) {
     return BadType(absl::StrCat(name(), ": unknown dtype ", static_cast<int>(call.dtype)));
   }
-  if (IsReduction(kind)) CHORUS_RETURN_IF_ERROR(CheckReduction(call));
-  if (Rooted(kind) && (call.root < 0 || call.root >= size)) {
+  if (IsReducing(kind)) CHORUS_RETURN_IF_ERROR(CheckReduction(call));
+  if ((HasRoot(kind) || HasPeer(kind)) && (call.root < 0 || call.root >= size)) {
     return BadType(
         absl::StrCat(name(), ": root or peer ", call.root, " is no member of 0..", size - 1));
   }
-  if ((kind == CollectiveKind::kSend || kind == CollectiveKind::kRecv) && call.root == member) {
+  if (HasPeer(kind) && call.root == member) {
     return BadType(absl::StrCat(name(), ": member ", member, " names itself as its peer"));
   }
   if (!call.present.empty()) {
@@ -259,7 +196,7 @@ absl::Status CheckCall(const CollectiveCall& call, int size, int member) {
       return BadType(absl::StrCat(name(), ": member ", member,
                                   " enqueues a call in which it does not take part"));
     }
-    if (IsReduction(kind) && !ZeroIsNeutral(call.reduction) &&
+    if (IsReducing(kind) && !ZeroIsNeutral(call.reduction) &&
         call.present.size() < static_cast<size_t>(size)) {
       return BadType(absl::StrCat(name(), " with reduction ", ReductionName(call.reduction),
                                   " takes all ", size, " members, got ", call.present.size()));
@@ -568,9 +505,9 @@ absl::Status CollectiveWork::ReadRuntimeCounts(absl::Span<const Member> members)
       return absl::OkStatus();
     };
     CHORUS_RETURN_IF_ERROR(
-        copy(runtime.sends, RuntimePieces::NumSends(common_.kind, size, is_root), &part.sends));
-    CHORUS_RETURN_IF_ERROR(copy(
-        runtime.receives, RuntimePieces::NumReceives(common_.kind, size, is_root), &part.receives));
+        copy(runtime.sends, PiecesOn(FactsOf(common_.kind).in, size, is_root), &part.sends));
+    CHORUS_RETURN_IF_ERROR(
+        copy(runtime.receives, PiecesOn(FactsOf(common_.kind).out, size, is_root), &part.receives));
     if (row_elements < 0) row_elements = runtime.row_elements;
     if (row_elements != runtime.row_elements) {
       return MakeError(
@@ -600,7 +537,7 @@ absl::Status CollectiveWork::FinishRuntime(absl::Span<const Member> members) {
     const CollectiveCall& call = *member.call;
     const CollectiveCall::RuntimeCounts& runtime = *call.runtime;
     const int64_t row = runtime.row_elements;
-    const int num_received = RuntimePieces::NumReceives(common_.kind, size, m == common_.root);
+    const int num_received = PiecesOn(FactsOf(common_.kind).out, size, m == common_.root);
     const int64_t output_end = pieces_.OutputEnd(m) * row;
     const int64_t outputs = runtime.output_rows * row;
     // Members that share a result share what is behind its pieces.
@@ -649,8 +586,8 @@ absl::Status CollectiveWork::Prepare(const Common& common, absl::Span<const Memb
   holders_.clear();
   factors_.clear();
   if (common.runtime) CHORUS_RETURN_IF_ERROR(ReadRuntimeCounts(members));
-  CHORUS_RETURN_IF_ERROR(IsReduction(common.kind) ? PrepareReduction(members)
-                                                  : PrepareMovement(members));
+  CHORUS_RETURN_IF_ERROR(IsReducing(common.kind) ? PrepareReduction(members)
+                                                 : PrepareMovement(members));
   return common.runtime ? FinishRuntime(members) : absl::OkStatus();
 }
 

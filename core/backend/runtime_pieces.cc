@@ -26,30 +26,6 @@ absl::Status Wrong(Reason reason, CollectiveKind kind, Parts parts, int m, absl:
 
 }  // namespace
 
-int RuntimePieces::NumSends(CollectiveKind kind, int size, bool is_root) {
-  switch (kind) {
-    case CollectiveKind::kAllToAll:
-    case CollectiveKind::kReduceScatter:
-      return size;
-    case CollectiveKind::kScatter:
-      return is_root ? size : 0;
-    default:  // kAllGather, kGather
-      return 1;
-  }
-}
-
-int RuntimePieces::NumReceives(CollectiveKind kind, int size, bool is_root) {
-  switch (kind) {
-    case CollectiveKind::kAllToAll:
-    case CollectiveKind::kAllGather:
-      return size;
-    case CollectiveKind::kGather:
-      return is_root ? size : 0;
-    default:  // kReduceScatter, kScatter
-      return 1;
-  }
-}
-
 int64_t RuntimePieces::Sent(absl::Span<const Part> parts, int from, int to) const {
   return parts[from].sends[parts[from].sends.size() == 1 ? 0 : to];
 }
@@ -110,7 +86,7 @@ absl::Status RuntimePieces::CheckAgreement(absl::Span<const Part> parts) const {
 absl::Status RuntimePieces::PlaceOutputs(absl::Span<const Part> parts) {
   for (int m = 0; m < size_; ++m) {
     const Part& part = parts[m];
-    const int pieces = part.present ? NumReceives(kind_, size_, m == root_) : 0;
+    const int pieces = part.present ? PiecesOn(FactsOf(kind_).out, size_, m == root_) : 0;
     int64_t end = 0;
     for (int k = 0; k < pieces; ++k) {
       int from = k;

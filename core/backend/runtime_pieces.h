@@ -19,8 +19,8 @@ class RuntimePieces {
  public:
   struct Part {
     bool present = false;
-    absl::Span<const int64_t> sends;     // NumSends of them
-    absl::Span<const int64_t> receives;  // NumReceives of them, or none: whatever comes
+    absl::Span<const int64_t> sends;  // of each piece that goes in (core/graph/collective_kind.h)
+    absl::Span<const int64_t> receives;  // of each that comes out, or none: whatever comes
     int64_t input_rows = 0;              // capacities
     int64_t output_rows = 0;
     // See CollectiveCall::RuntimeCounts.
@@ -32,16 +32,12 @@ class RuntimePieces {
     int64_t count = 0;
   };
 
-  // How many pieces a member's counts speak of: one for each member, one, or none.
-  static int NumSends(CollectiveKind kind, int size, bool is_root);
-  static int NumReceives(CollectiveKind kind, int size, bool is_root);
-
   // INVALID_ARGUMENT kBadType: a count that is negative or exceeds its tensor; kMismatch: members
   // contradict each other. Who, expected and got are in the text. Allocates nothing unless there
   // are more members than ever before.
   absl::Status Place(CollectiveKind kind, int root, absl::Span<const Part> parts);
 
-  // Of member m's input, piece `index` of NumSends; of its output, piece `index` of NumReceives.
+  // Of member m's input, piece `index` of those that go in; of its output, of those that come out.
   Rows Input(int m, size_t index) const { return inputs_[m * size_ + index]; }
   Rows Output(int m, size_t index) const { return outputs_[m * size_ + index]; }
   // How many rows of the tensor are in pieces; those behind them belong to nobody.

@@ -462,14 +462,10 @@ absl::StatusOr<std::unique_ptr<Communicator>> StreamEngine::OpenCommunicator(
 
 namespace {
 
-bool IsPair(CollectiveKind kind) {
-  return kind == CollectiveKind::kSend || kind == CollectiveKind::kRecv;
-}
-
 // The members that take part, when they are not all.
 std::vector<int32_t> Participants(const CollectiveCall& call, int size, int member) {
   std::vector<int32_t> present = call.present;
-  if (IsPair(call.kind)) {
+  if (HasPeer(call.kind)) {
     const bool peer =
         present.empty() || std::find(present.begin(), present.end(), call.root) != present.end();
     present = {member};
@@ -483,10 +479,10 @@ std::vector<int32_t> Participants(const CollectiveCall& call, int size, int memb
 // The same for all members of one meeting.
 CollectiveWork::Common CommonOf(const CollectiveCall& call, int member) {
   if (call.kind == CollectiveKind::kBarrier) return {call.kind, Reduction::kNone, DType(), -1};
-  if (!IsPair(call.kind)) {
+  if (!HasPeer(call.kind)) {
     return {call.kind, call.reduction, call.dtype, call.root, call.runtime.has_value()};
   }
-  return {CollectiveKind::kSend, call.reduction, call.dtype,
+  return {MeetsAs(call.kind), call.reduction, call.dtype,
           call.kind == CollectiveKind::kSend ? member : call.root};
 }
 
@@ -529,7 +525,7 @@ std::string Describe(const CollectiveWork::Common& call) {
 StreamEngine::Meeting* StreamEngine::Join(Group* group, int member, const CollectiveCall& call) {
   Channel* channel = &group->all;
   std::vector<int32_t> present;
-  if (!call.present.empty() || IsPair(call.kind)) {
+  if (!call.present.empty() || HasPeer(call.kind)) {
     present = Participants(call, group->size(), member);
     if (!present.empty()) {
       const auto found = std::find_if(group->subsets.begin(), group->subsets.end(),

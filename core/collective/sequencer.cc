@@ -16,10 +16,6 @@ namespace {
 // Orders of gangs are kept for this many different gangs; a trainer has a handful.
 constexpr size_t kKnownOrders = 64;
 
-bool IsPairKind(CollectiveKind kind) {
-  return kind == CollectiveKind::kSend || kind == CollectiveKind::kRecv;
-}
-
 // What one rank asks for, with its end of a pair.
 std::string PartText(const Participation& part) {
   return absl::StrCat(part.descriptor.ToString(), part.is_recv ? " (receiving)" : "");
@@ -202,7 +198,7 @@ absl::Status Sequencer::MoveFor(const Vote& vote, const Participation& part, siz
   const int64_t step = binding.base.empty() ? member.step : binding.base[held].step;
   int32_t* index = nullptr;
   PairEnd end;
-  if (IsPairKind(part.descriptor.kind)) {
+  if (HasPeer(part.descriptor.kind)) {
     end.group = binding.group;
     end.source = part.is_recv ? part.peer : part.member;
     end.destination = part.is_recv ? part.member : part.peer;
@@ -250,7 +246,7 @@ absl::Status Sequencer::MoveFor(const Vote& vote, const Participation& part, siz
   move.rank = rank;
   move.group = binding.group;
   move.member = part.member;
-  move.is_pair = IsPairKind(part.descriptor.kind);
+  move.is_pair = HasPeer(part.descriptor.kind);
   move.end = end;
   move.source = &part.source;
   CallPosition next{step, 0, 0};
@@ -300,7 +296,7 @@ absl::Status Sequencer::ResolveOne(const Vote& vote, size_t i, bool late) {
                                " of group ", binding.group.value()));
   }
   InstanceKey& key = keys_[i];
-  const bool is_pair = IsPairKind(part.descriptor.kind);
+  const bool is_pair = HasPeer(part.descriptor.kind);
   const Rank rank = group.members[part.member.value()];
   const int64_t begun = members_[rank.value()].step;
   const int64_t step = binding.base.empty() ? begun : binding.base[place].step;

@@ -13,25 +13,12 @@
 namespace chorus {
 namespace {
 
-constexpr absl::string_view kKindNames[] = {
-    "unspecified", "all_reduce", "broadcast",  "reduce", "all_gather", "reduce_scatter",
-    "gather",      "scatter",    "all_to_all", "send",   "recv",       "barrier",
-};
-constexpr absl::string_view kReductionNames[] = {
-    "none", "SUM", "AVG", "PRODUCT", "MIN", "MAX", "PREMUL_SUM", "BAND", "BOR", "BXOR",
-};
 constexpr uint32_t kMagic = 0x47524843;  // "CHRG"
 // Flags of a collective.
 constexpr uint8_t kWantsGrad = 1;
 constexpr uint8_t kLeadsToCollective = 2;
 constexpr uint8_t kLeadsToLeaf = 4;
 constexpr uint8_t kHasPart = 8;
-
-template <typename E, size_t N>
-absl::string_view NameOf(E value, const absl::string_view (&names)[N]) {
-  const size_t index = static_cast<size_t>(value);
-  return index < N ? names[index] : absl::string_view("unknown");
-}
 
 // --- Encoding ---
 
@@ -210,11 +197,11 @@ Attribute DecodeAttribute(ByteReader* in) {
 
 Collective DecodeCollective(ByteReader* in) {
   Collective c;
-  c.kind = GetEnum(in, CollectiveKind::kBarrier);
+  c.kind = GetEnum(in, kLastCollectiveKind);
   c.group_slot = GetInt32(in);
   c.rank = GroupRank(GetInt32(in));
   c.root = GroupRank(GetInt32(in));
-  c.reduction = GetEnum(in, Reduction::kBxor);
+  c.reduction = GetEnum(in, kLastReduction);
   const uint8_t flags = in->Get<uint8_t>();
   if (flags > (kWantsGrad | kLeadsToCollective | kLeadsToLeaf | kHasPart)) in->Fail();
   c.wants_grad = (flags & kWantsGrad) != 0;
@@ -347,9 +334,6 @@ std::string CollectiveText(const Collective& c) {
 }
 
 }  // namespace
-
-absl::string_view CollectiveKindName(CollectiveKind kind) { return NameOf(kind, kKindNames); }
-absl::string_view ReductionName(Reduction reduction) { return NameOf(reduction, kReductionNames); }
 
 bool operator==(const Collective& a, const Collective& b) {
   return a.kind == b.kind && a.group_slot == b.group_slot && a.rank == b.rank && a.root == b.root &&

@@ -18,6 +18,7 @@
 #include "absl/types/span.h"
 #include "absl/types/variant.h"
 #include "core/base/ids.h"
+#include "core/graph/collective_kind.h"
 #include "core/tensor/type.h"
 
 namespace chorus {
@@ -35,37 +36,6 @@ struct Attribute {
 };
 
 enum class Effect : uint8_t { kPure = 0, kCollective = 1, kRandom = 2 };
-
-// Numbers are part of the wire formats: append only.
-enum class CollectiveKind : uint8_t {
-  kUnspecified = 0,
-  kAllReduce = 1,
-  kBroadcast = 2,
-  kReduce = 3,
-  kAllGather = 4,
-  kReduceScatter = 5,
-  kGather = 6,
-  kScatter = 7,
-  kAllToAll = 8,
-  kSend = 9,
-  kRecv = 10,
-  kBarrier = 11,
-};
-absl::string_view CollectiveKindName(CollectiveKind kind);  // "all_reduce"
-
-enum class Reduction : uint8_t {
-  kNone = 0,
-  kSum = 1,
-  kAvg = 2,
-  kProduct = 3,
-  kMin = 4,
-  kMax = 5,
-  kPremulSum = 6,
-  kBand = 7,
-  kBor = 8,
-  kBxor = 9,
-};
-absl::string_view ReductionName(Reduction reduction);  // "SUM"
 
 // Which instance of its group a collective node takes part in.
 struct InstanceRef {

@@ -131,8 +131,7 @@ struct Joined {
 
 // Parts of a coalesced call stand one after another in their member's order.
 absl::Status CheckPart(const Collective& c, Joined* joined) {
-  const bool takes_next = c.instance.kind == InstanceRef::Kind::kNext &&
-                          c.kind != CollectiveKind::kSend && c.kind != CollectiveKind::kRecv;
+  const bool takes_next = c.instance.kind == InstanceRef::Kind::kNext && !HasPeer(c.kind);
   if (!takes_next) {
     if (c.part == 0) return absl::OkStatus();
     return Bad("part", "0: no gradient, send or recv is part of a coalesced call",

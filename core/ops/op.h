@@ -72,58 +72,6 @@ Attributes TypeAttributes(const TensorType& type);
 // INVALID_ARGUMENT when they are missing or are no type.
 absl::StatusOr<TensorType> TypeOfAttributes(const NodeView& node);
 
-// Which fields of a Collective its kind uses; the others keep their defaults.
-constexpr bool HasRoot(CollectiveKind kind) {
-  return kind == CollectiveKind::kBroadcast || kind == CollectiveKind::kReduce ||
-         kind == CollectiveKind::kGather || kind == CollectiveKind::kScatter;
-}
-constexpr bool HasPeer(CollectiveKind kind) {
-  return kind == CollectiveKind::kSend || kind == CollectiveKind::kRecv;
-}
-constexpr bool IsReducing(CollectiveKind kind) {
-  return kind == CollectiveKind::kAllReduce || kind == CollectiveKind::kReduce ||
-         kind == CollectiveKind::kReduceScatter;
-}
-// The kind of collective that a collective's gradient is made of; kUnspecified: it has none.
-constexpr CollectiveKind GradientKind(CollectiveKind kind, Reduction reduction) {
-  // Of a product every member's factor gets another gradient.
-  const bool product = reduction == Reduction::kProduct;
-  switch (kind) {
-    case CollectiveKind::kAllReduce:
-      return product ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce;
-    case CollectiveKind::kBroadcast:
-      return CollectiveKind::kReduce;
-    case CollectiveKind::kReduce:
-      return product ? CollectiveKind::kScatter : CollectiveKind::kBroadcast;
-    case CollectiveKind::kAllGather:
-      return CollectiveKind::kReduceScatter;
-    case CollectiveKind::kReduceScatter:
-      return product ? CollectiveKind::kAllToAll : CollectiveKind::kAllGather;
-    case CollectiveKind::kGather:
-      return CollectiveKind::kScatter;
-    case CollectiveKind::kScatter:
-      return CollectiveKind::kGather;
-    case CollectiveKind::kAllToAll:
-      return CollectiveKind::kAllToAll;
-    case CollectiveKind::kSend:
-      return CollectiveKind::kRecv;
-    case CollectiveKind::kRecv:
-      return CollectiveKind::kSend;
-    case CollectiveKind::kBarrier:
-    case CollectiveKind::kUnspecified:
-      break;
-  }
-  return CollectiveKind::kUnspecified;
-}
-
-// Whether it may be of another kind. An all_reduce PRODUCT has two gradients: of its result, which
-// members sum before they multiply (an infinite factor would make a sum of products NaN), and of
-// its factors.
-constexpr bool MayBeGradientOf(CollectiveKind forward, Reduction reduction, CollectiveKind kind) {
-  return kind == GradientKind(forward, reduction) ||
-         (forward == CollectiveKind::kAllReduce && kind == CollectiveKind::kAllReduce);
-}
-
 // --- Operands and results of a collective ---
 
 // Counts that are known only when a collective runs, of the forms with one tensor: Collective says
@@ -138,12 +86,10 @@ constexpr bool MayBeGradientOf(CollectiveKind forward, Reduction reduction, Coll
 constexpr bool HasRuntimeCounts(const Collective& c) { return c.runtime_counts_input >= 0; }
 // How many numbers `sends`, and `receives` and `received`, are on this member; 0: it has none.
 constexpr int32_t NumRuntimeSends(const Collective& c, int32_t group_size) {
-  if (c.kind == CollectiveKind::kAllGather || c.kind == CollectiveKind::kGather) return 1;
-  return c.kind == CollectiveKind::kScatter && c.rank != c.root ? 0 : group_size;
+  return PiecesOn(FactsOf(c.kind).in, group_size, c.rank == c.root);
 }
 constexpr int32_t NumRuntimeReceives(const Collective& c, int32_t group_size) {
-  if (c.kind == CollectiveKind::kReduceScatter || c.kind == CollectiveKind::kScatter) return 1;
-  return c.kind == CollectiveKind::kGather && c.rank != c.root ? 0 : group_size;
+  return PiecesOn(FactsOf(c.kind).out, group_size, c.rank == c.root);
 }
 
 // How many of a collective node's inputs are its pieces. Counts come after them, and last of all
@@ -352,8 +298,6 @@ struct OpDef {
   OutputAlias alias = OutputAlias::kFresh;
   InputUse input_use = InputUse::kDaemonCopy;
   bool crosses_devices = false;  // inputs may be on another device slot than the node: copy
-  // Every member that gets a visible output gets the same bytes, so a node may keep one copy.
-  bool equal_results = false;
   // The pieces that go in, or come out, stand in one tensor, one after the other along dimension 0.
   // Forms of one kind may meet in an instance: they move the same pieces.
   bool one_input = false;

@@ -72,7 +72,7 @@ CollectivePieces FindPieces(const Node& node, const OpDef& def, const ValueTable
 Descriptor DescriptorOf(const Node& node, const CollectivePieces& pieces) {
   const Collective& c = *node.collective;
   Descriptor descriptor;
-  descriptor.kind = c.kind == CollectiveKind::kRecv ? CollectiveKind::kSend : c.kind;
+  descriptor.kind = MeetsAs(c.kind);
   descriptor.reduction = c.reduction;
   descriptor.root = c.root;
   descriptor.dtype = pieces.dtype;
@@ -83,9 +83,9 @@ Descriptor DescriptorOf(const Node& node, const CollectivePieces& pieces) {
     descriptor.runtime_counts = true;
     return descriptor;
   }
-  // Of gather and scatter a rank knows its own piece only, the root all of them; of the others all
-  // ranks know that pieces are alike, when they are.
-  const bool rooted = c.kind == CollectiveKind::kGather || c.kind == CollectiveKind::kScatter;
+  // Where a root has the list, a rank knows its own piece only, the root all of them; of the others
+  // all ranks know that pieces are alike, when they are.
+  const bool rooted = MayBeUneven(c.kind) && HasRoot(c.kind);
   std::vector<int64_t> sends = Shortened(pieces.inputs);
   std::vector<int64_t> receives = Shortened(pieces.outputs);
   const auto alike = [&](const std::vector<int64_t>& rows) {

@@ -183,8 +183,8 @@ absl::StatusOr<DevicePlan> DecodeDevicePlan(absl::string_view bytes) {
   const size_t collectives = in.GetCount(11);
   for (size_t i = 0; i < collectives && in.ok(); ++i) {
     DevicePlan::CollectiveStep collective;
-    collective.kind = GetEnum(&in, CollectiveKind::kBarrier);
-    collective.reduction = GetEnum(&in, Reduction::kBxor);
+    collective.kind = GetEnum(&in, kLastCollectiveKind);
+    collective.reduction = GetEnum(&in, kLastReduction);
     collective.dtype = GetEnum(&in, DType::kComplex128);
     collective.count = GetInRange(&in, 0, kAnyInt64);
     collective.root = GetInt32(&in, -1, kAnyInt32);

@@ -640,17 +640,14 @@ class Compiler {
       source.member = static_cast<int32_t>(i) - NumVisible(node);
     } else if (def.alias != OutputAlias::kMember || def.one_output) {
       return source;
-    } else if (HasRoot(c.kind) && c.kind != CollectiveKind::kGather) {
+    } else if (AtRoot(FactsOf(c.kind).in)) {
       source.member = c.root.value();
     } else if (HasPeer(c.kind)) {
       source.member = c.peer.value();
     } else {
       source.member = static_cast<int32_t>(i);
     }
-    if (c.kind == CollectiveKind::kScatter || c.kind == CollectiveKind::kAllToAll ||
-        c.kind == CollectiveKind::kReduceScatter) {
-      source.piece = c.rank.value();
-    }
+    if (OfEach(FactsOf(c.kind).in)) source.piece = c.rank.value();
     return source;
   }
 
@@ -738,9 +735,7 @@ class Compiler {
   bool IsEqualResult(size_t n, size_t i) const {
     const Node& node = graph_.nodes[n];
     if (HasRuntimeCounts(*node.collective) || static_cast<int>(i) >= NumVisible(node)) return false;
-    const CollectiveKind kind = node.collective->kind;
-    return kind == CollectiveKind::kAllReduce || kind == CollectiveKind::kBroadcast ||
-           kind == CollectiveKind::kAllGather;
+    return GivesEqualResults(node.collective->kind);
   }
 
   // Local ops whose value other ranks may have as well, in sets that are connected: which node
@@ -1020,13 +1015,10 @@ class Compiler {
     }
   }
 
-  // Whether output `i` of node `n` is one for all ranks of the node: the result alone, and not
-  // where only the root gets it.
+  // Whether output `i` of node `n` is one for all ranks of the node: the result alone.
   bool IsShared(size_t n, size_t i) const {
-    if (!options_.share_results || forms_[n] != Form::kCollective || !defs_[n]->equal_results) {
-      return false;
-    }
-    return i == 0 && graph_.nodes[n].collective->kind != CollectiveKind::kGather;
+    return i == 0 && options_.share_results && forms_[n] == Form::kCollective &&
+           GivesEqualResults(graph_.nodes[n].collective->kind);
   }
   // Reductions are computed whether or not this rank uses them; what only moves, and extras, are
   // not asked for.

@@ -120,8 +120,8 @@ absl::StatusOr<E> EnumFrom(int value, int first, int last, int shift, absl::stri
 }
 
 absl::StatusOr<CollectiveKind> KindFrom(int value) {
-  return EnumFrom<CollectiveKind>(value, v1::COLLECTIVE_KIND_ALL_REDUCE,
-                                  v1::COLLECTIVE_KIND_BARRIER, 0, "CollectiveKind");
+  return EnumFrom<CollectiveKind>(value, v1::COLLECTIVE_KIND_UNSPECIFIED + 1,
+                                  static_cast<int>(kLastCollectiveKind), 0, "CollectiveKind");
 }
 
 absl::StatusOr<Reduction> ReductionFrom(int value) {

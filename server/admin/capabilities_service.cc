@@ -24,12 +24,8 @@ void Fill(const ServiceContext& service, v1::GetCapabilitiesResponse* to) {
     entry->set_name(std::string(op->name));
     entry->set_version(op->version);
   }
-  for (int i = v1::CollectiveKind_MIN + 1; i <= v1::CollectiveKind_MAX; ++i) {
-    const auto kind = static_cast<CollectiveKind>(i);
-    const auto ops = AllOps();
-    if (std::any_of(ops.begin(), ops.end(), [kind](const OpDef* op) { return op->kind == kind; })) {
-      to->add_collectives(static_cast<v1::CollectiveKind>(i));
-    }
+  for (const CollectiveFacts& facts : kCollectives) {
+    if (IsCollectiveKind(facts.kind)) to->add_collectives(ToProto(facts.kind));
   }
   for (int i = v1::DType_MIN + 1; i <= v1::DType_MAX; ++i) {
     if (IsSupported(static_cast<DType>(i))) to->add_dtypes(static_cast<v1::DType>(i));

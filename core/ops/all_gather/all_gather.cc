@@ -122,7 +122,6 @@ OpDef* MakeGather(absl::string_view name, absl::string_view doc) {
   def->doc = doc;
   def->min_inputs = def->max_inputs = 1;
   def->input_use = InputUse::kCopySource;
-  def->equal_results = true;
   def->counts_per_member = 1;
   return def;
 }

@@ -62,7 +62,6 @@ absl::Span<const OpDef* const> AllReduceOps() {
     def->gradient = AllReduceGradient;
     def->gradient_saves = SaveForCollective;
     def->input_use = InputUse::kReductionOperand;
-    def->equal_results = true;
     return new std::vector<const OpDef*>{def};
   }();
   return *ops;

@@ -63,7 +63,6 @@ const OpDef* MakeBroadcast() {
   def->gradient = BroadcastGradient;
   def->alias = OutputAlias::kMember;
   def->input_use = InputUse::kCopySource;
-  def->equal_results = true;
   return def;
 }
 

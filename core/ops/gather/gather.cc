@@ -110,7 +110,6 @@ OpDef* Make(absl::string_view name, CollectiveKind kind, absl::string_view doc) 
 OpDef* MakeGather(absl::string_view name, absl::string_view doc) {
   OpDef* def = Make(name, CollectiveKind::kGather, doc);
   def->min_inputs = 1;
-  def->equal_results = true;
   def->counts_per_member = 1;
   return def;
 }
