@@ -16,7 +16,7 @@
 #include "client/internal/unify.h"
 #include "core/base/error.h"
 #include "core/base/mutex.h"
-#include "core/graph/specialize.h"
+#include "core/ops/specialize.h"
 
 namespace chorus {
 inline namespace sdk {

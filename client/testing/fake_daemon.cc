@@ -13,10 +13,10 @@
 #include "core/base/error.h"
 #include "core/base/mutex.h"
 #include "core/graph/graph.h"
-#include "core/graph/specialize.h"
-#include "core/graph/validate.h"
+#include "core/ops/specialize.h"
 #include "core/ops/testing/evaluator.h"
 #include "core/ops/testing/value.h"
+#include "core/ops/validate.h"
 
 namespace chorus {
 namespace testing {

@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/graph/validate.h"
 #include "core/ops/testing/evaluator.h"
 #include "core/ops/testing/rank_builder.h"
 #include "core/ops/testing/value.h"
+#include "core/ops/validate.h"
 #include "gtest/gtest.h"
 
 namespace chorus {

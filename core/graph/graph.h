@@ -1,7 +1,7 @@
 // The graph: an immutable DAG of ops as one session sees it, every node on a device slot.
 //
 // These types are whole (DESIGN section 4): what cannot run yet is still decoded and checked, and
-// then refused as UNIMPLEMENTED (core/graph/validate.h). Values are numbered: the graph's inputs
+// then refused as UNIMPLEMENTED (core/ops/validate.h). Values are numbered: the graph's inputs
 // first, then each node's outputs in program order. Ops are pure and outputs fresh; a value crosses
 // devices only by a `copy` node or a collective. Plain data: no threads, no ownership.
 #ifndef CHORUS_CORE_GRAPH_GRAPH_H_
@@ -125,7 +125,7 @@ struct GroupSlot {
 };
 
 // A number in a node that depends on a size that a run fixes: scale * size + offset. See
-// core/graph/specialize.h.
+// core/ops/specialize.h.
 struct SizeRule {
   enum class Place : uint8_t {
     kAttribute = 0,            // attribute number `attribute`, or element `element` of it
@@ -198,7 +198,7 @@ struct Hash128 {
 // Canonical bytes. Encoding twice gives equal bytes; Decode(Encode(g)) equals g.
 std::string EncodeGraph(const Graph& graph);
 // Never reads past `bytes`. kMalformed says where it stopped; kVersion for another IR version.
-// Checks form only: call ValidateGraph (core/graph/validate.h) before using what came.
+// Checks form only: call ValidateGraph (core/ops/validate.h) before using what came.
 absl::StatusOr<Graph> DecodeGraph(absl::string_view bytes);
 
 // 128-bit XXH3 of the canonical bytes without sources.

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "core/base/error.h"
-#include "core/graph/specialize.h"
+#include "core/ops/specialize.h"
 
 namespace chorus {
 namespace {

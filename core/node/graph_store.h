@@ -15,7 +15,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "core/graph/graph.h"
-#include "core/graph/validate.h"
+#include "core/ops/validate.h"
 #include "core/runtime/executor.h"
 #include "core/runtime/plan.h"
 
@@ -31,7 +31,7 @@ struct LoadedPlan {
 
 struct GraphRecord {
   Graph graph;
-  // Of a graph whose runs fix sizes (core/graph/specialize.h): the maximum of each. Then it is not
+  // Of a graph whose runs fix sizes (core/ops/specialize.h): the maximum of each. Then it is not
   // run itself, but what it is at each run's sizes, and has no plan.
   std::vector<int64_t> maxima;
   Hash128 hash;

@@ -7,51 +7,14 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
-#include "core/ops/all_gather/all_gather.h"
-#include "core/ops/all_reduce/all_reduce.h"
-#include "core/ops/all_to_all/all_to_all.h"
-#include "core/ops/barrier/barrier.h"
-#include "core/ops/broadcast/broadcast.h"
-#include "core/ops/compare/compare.h"
-#include "core/ops/cross_entropy/cross_entropy.h"
-#include "core/ops/elementwise/elementwise.h"
-#include "core/ops/fill/fill.h"
-#include "core/ops/gather/gather.h"
-#include "core/ops/index/index.h"
-#include "core/ops/matmul/matmul.h"
-#include "core/ops/random/random.h"
-#include "core/ops/reduction/reduction.h"
-#include "core/ops/send/send.h"
-#include "core/ops/shape/shape.h"
-#include "core/ops/slice/slice.h"
-#include "core/ops/softmax/softmax.h"
-#include "core/ops/sum/sum.h"
+#include "core/ops/op_list.h"
 
 namespace chorus {
 namespace {
 
-// The list. An op or family is one line here.
-constexpr absl::Span<const OpDef* const> (*kFamilies[])() = {
-    AllGatherOps,     //
-    AllReduceOps,     //
-    AllToAllOps,      //
-    BarrierOps,       //
-    BroadcastOps,     //
-    CompareOps,       //
-    CrossEntropyOps,  //
-    ElementwiseOps,   //
-    FillOps,          //
-    GatherOps,        //
-    IndexOps,         //
-    MatmulOps,        //
-    RandomOps,        //
-    ReductionOps,     //
-    SendOps,          //
-    ShapeOps,         //
-    SliceOps,         //
-    SoftmaxOps,       //
-    SumOps,           //
-};
+#define CHORUS_FAMILY(name) name##Ops,
+constexpr absl::Span<const OpDef* const> (*kFamilies[])() = {CHORUS_OPS(CHORUS_FAMILY)};
+#undef CHORUS_FAMILY
 
 struct Registry {
   Registry() {

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "core/autograd/testing/gradient_check.h"
 #include "core/ops/op.h"
 #include "core/ops/registry.h"
-#include "core/ops/testing/gradient_check.h"
 #include "core/ops/testing/rank_builder.h"
 #include "core/ops/testing/value.h"
 #include "gtest/gtest.h"

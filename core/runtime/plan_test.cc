@@ -17,8 +17,8 @@
 #include "absl/time/time.h"
 #include "core/base/error.h"
 #include "core/collective/order.h"
-#include "core/graph/validate.h"
 #include "core/ops/testing/rank_builder.h"
+#include "core/ops/validate.h"
 #include "core/runtime/device_plan.h"
 #include "gtest/gtest.h"
 

@@ -2,10 +2,10 @@
 #include <string>
 #include <vector>
 
+#include "core/autograd/testing/gradient_check.h"
+#include "core/autograd/testing/reduction_check.h"
 #include "core/ops/op.h"
-#include "core/ops/testing/gradient_check.h"
 #include "core/ops/testing/rank_builder.h"
-#include "core/ops/testing/reduction_check.h"
 #include "gtest/gtest.h"
 
 namespace chorus {

@@ -4,10 +4,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/optional.h"
+#include "core/autograd/testing/gradient_check.h"
+#include "core/autograd/testing/reduction_check.h"
 #include "core/ops/op.h"
-#include "core/ops/testing/gradient_check.h"
 #include "core/ops/testing/rank_builder.h"
-#include "core/ops/testing/reduction_check.h"
 #include "core/ops/testing/value.h"
 #include "gtest/gtest.h"
 

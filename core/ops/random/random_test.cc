@@ -5,11 +5,11 @@
 #include <string>
 #include <vector>
 
+#include "core/autograd/testing/gradient_check.h"
 #include "core/ops/host_kernels.h"
 #include "core/ops/op.h"
 #include "core/ops/random/philox.h"
 #include "core/ops/registry.h"
-#include "core/ops/testing/gradient_check.h"
 #include "core/ops/testing/value.h"
 #include "gtest/gtest.h"
 

@@ -2,8 +2,8 @@
 #include <string>
 #include <vector>
 
+#include "core/autograd/testing/gradient_check.h"
 #include "core/ops/op.h"
-#include "core/ops/testing/gradient_check.h"
 #include "core/ops/testing/rank_builder.h"
 #include "gtest/gtest.h"
 

@@ -11,8 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/bytes.h"
 #include "core/base/error.h"
-#include "core/graph/validate.h"
 #include "core/ops/testing/rank_builder.h"
+#include "core/ops/validate.h"
 #include "core/runtime/device_plan.h"
 #include "core/runtime/executor.h"
 #include "core/runtime/plan.h"
@@ -219,6 +219,6 @@ int main(int argc, char** argv) {
   }
   const std::string root = argv[1];
   chorus::testing::WriteExecutorBytes(chorus::testing::Corpus(root + "/core/runtime/fuzz_corpus"));
-  chorus::testing::WriteGraphs(chorus::testing::Corpus(root + "/core/graph/fuzz_corpus"));
+  chorus::testing::WriteGraphs(chorus::testing::Corpus(root + "/core/ops/fuzz_corpus"));
   return 0;
 }

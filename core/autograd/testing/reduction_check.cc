@@ -1,12 +1,12 @@
-#include "core/ops/testing/reduction_check.h"
+#include "core/autograd/testing/reduction_check.h"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "core/autograd/testing/gradient_check.h"
 #include "core/ops/registry.h"
-#include "core/ops/testing/gradient_check.h"
 #include "core/ops/testing/value.h"
 #include "gtest/gtest.h"
 

@@ -1,4 +1,4 @@
-#include "core/graph/specialize.h"
+#include "core/ops/specialize.h"
 
 #include <functional>
 #include <limits>
@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/graph/validate.h"
 #include "core/ops/graph_builder.h"
+#include "core/ops/validate.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

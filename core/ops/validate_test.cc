@@ -1,4 +1,4 @@
-#include "core/graph/validate.h"
+#include "core/ops/validate.h"
 
 #include <cstdint>
 #include <functional>

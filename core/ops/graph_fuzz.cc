@@ -9,8 +9,8 @@
 
 #include "absl/strings/string_view.h"
 #include "core/graph/graph.h"
-#include "core/graph/specialize.h"
-#include "core/graph/validate.h"
+#include "core/ops/specialize.h"
+#include "core/ops/validate.h"
 
 namespace {
 

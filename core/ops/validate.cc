@@ -1,4 +1,4 @@
-#include "core/graph/validate.h"
+#include "core/ops/validate.h"
 
 #include <algorithm>
 #include <string>
@@ -10,9 +10,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "core/base/error.h"
-#include "core/graph/specialize.h"
 #include "core/ops/op.h"
 #include "core/ops/registry.h"
+#include "core/ops/specialize.h"
 
 namespace chorus {
 namespace {

@@ -5,8 +5,8 @@
 // counts. Graph::sizes lists the numbers among these that depend on a symbol, and how. So a graph
 // can be checked, planned and admitted at its largest, and at other sizes it is a pure function of
 // the graph and the sizes.
-#ifndef CHORUS_CORE_GRAPH_SPECIALIZE_H_
-#define CHORUS_CORE_GRAPH_SPECIALIZE_H_
+#ifndef CHORUS_CORE_OPS_SPECIALIZE_H_
+#define CHORUS_CORE_OPS_SPECIALIZE_H_
 
 #include <cstdint>
 #include <vector>
@@ -30,4 +30,4 @@ absl::StatusOr<Graph> Specialize(const Graph& graph, absl::Span<const int64_t> s
 
 }  // namespace chorus
 
-#endif  // CHORUS_CORE_GRAPH_SPECIALIZE_H_
+#endif  // CHORUS_CORE_OPS_SPECIALIZE_H_

@@ -1,4 +1,4 @@
-#include "core/graph/specialize.h"
+#include "core/ops/specialize.h"
 
 #include <string>
 #include <tuple>

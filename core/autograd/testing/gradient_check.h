@@ -1,6 +1,6 @@
 // Checks gradient rules against numbers, over simulated ranks, to second order.
-#ifndef CHORUS_CORE_OPS_TESTING_GRADIENT_CHECK_H_
-#define CHORUS_CORE_OPS_TESTING_GRADIENT_CHECK_H_
+#ifndef CHORUS_CORE_AUTOGRAD_TESTING_GRADIENT_CHECK_H_
+#define CHORUS_CORE_AUTOGRAD_TESTING_GRADIENT_CHECK_H_
 
 #include <cstdint>
 #include <functional>
@@ -68,4 +68,4 @@ std::string InferText(absl::string_view op, const std::vector<TensorType>& input
 }  // namespace testing
 }  // namespace chorus
 
-#endif  // CHORUS_CORE_OPS_TESTING_GRADIENT_CHECK_H_
+#endif  // CHORUS_CORE_AUTOGRAD_TESTING_GRADIENT_CHECK_H_

@@ -1,4 +1,4 @@
-#include "core/ops/testing/gradient_check.h"
+#include "core/autograd/testing/gradient_check.h"
 
 #include <algorithm>
 #include <cmath>
@@ -9,10 +9,10 @@
 #include "absl/strings/str_cat.h"
 #include "core/autograd/backward.h"
 #include "core/base/error.h"
-#include "core/graph/validate.h"
 #include "core/ops/registry.h"
 #include "core/ops/testing/evaluator.h"
 #include "core/ops/testing/value.h"
+#include "core/ops/validate.h"
 #include "gtest/gtest.h"
 
 namespace chorus {

@@ -3,8 +3,8 @@
 //
 // The formulas are those of the whole: with every op, member r puts in x_r, some rows; the
 // reduction y of all x_r, element by element, comes out on every member, on the root, or in pieces.
-#ifndef CHORUS_CORE_OPS_TESTING_REDUCTION_CHECK_H_
-#define CHORUS_CORE_OPS_TESTING_REDUCTION_CHECK_H_
+#ifndef CHORUS_CORE_AUTOGRAD_TESTING_REDUCTION_CHECK_H_
+#define CHORUS_CORE_AUTOGRAD_TESTING_REDUCTION_CHECK_H_
 
 #include <cstdint>
 #include <string>
@@ -51,4 +51,4 @@ void CheckReductionTexts(const std::string& op);
 }  // namespace testing
 }  // namespace chorus
 
-#endif  // CHORUS_CORE_OPS_TESTING_REDUCTION_CHECK_H_
+#endif  // CHORUS_CORE_AUTOGRAD_TESTING_REDUCTION_CHECK_H_

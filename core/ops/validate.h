@@ -2,8 +2,8 @@
 //
 // Client and daemon link the same check, so that a bad call is refused with the same text in both.
 // Pure functions; threads: any.
-#ifndef CHORUS_CORE_GRAPH_VALIDATE_H_
-#define CHORUS_CORE_GRAPH_VALIDATE_H_
+#ifndef CHORUS_CORE_OPS_VALIDATE_H_
+#define CHORUS_CORE_OPS_VALIDATE_H_
 
 #include <cstdint>
 
@@ -26,9 +26,9 @@ struct GraphLimits {
 // node (with its op and source), what was expected and what came; its Error has op, source,
 // expected and got apart. UNIMPLEMENTED for the whole-but-not-yet parts: ops and dtypes that
 // this build does not run. Of a graph with symbols, what it is where they are at their maxima
-// (core/graph/specialize.h). Reads nothing out of bounds, whatever the graph holds.
+// (core/ops/specialize.h). Reads nothing out of bounds, whatever the graph holds.
 absl::Status ValidateGraph(const Graph& graph, const GraphLimits& limits);
 
 }  // namespace chorus
 
-#endif  // CHORUS_CORE_GRAPH_VALIDATE_H_
+#endif  // CHORUS_CORE_OPS_VALIDATE_H_

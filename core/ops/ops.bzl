@@ -1,0 +1,110 @@
+"""The ops of this build, and what each one's folder holds.
+
+An op, or a family of them, is a folder under core/ops and a line of OPS: the registries and their
+dependencies are made of that line.
+"""
+
+load("//tools/bazel:cc.bzl", "chorus_cc_library", "chorus_cc_test")
+
+# By folder: the backends that it has kernels for. Collectives have none: their bytes move in a
+# backend's communicator.
+OPS = {
+    "all_gather": [],
+    "all_reduce": [],
+    "all_to_all": [],
+    "barrier": [],
+    "broadcast": [],
+    "compare": ["host"],
+    "cross_entropy": ["host"],
+    "elementwise": ["host"],
+    "fill": ["host"],
+    "gather": [],
+    "index": ["host"],
+    "matmul": ["host"],
+    "random": ["host"],
+    "reduction": ["host"],
+    "send": [],
+    "shape": ["host"],
+    "slice": ["host"],
+    "softmax": ["host"],
+    "sum": ["host"],
+}
+
+def chorus_op(name, deps = [], kernel_deps = {}, kernel_copts = {}, test_deps = []):
+    """The targets of an op's folder: NAME, NAME_BACKEND for each of its kernels, NAME_test.
+
+    Args:
+      name: the folder's, a key of OPS.
+      deps: of the definition, beside those that all have.
+      kernel_deps: by backend, of the kernels, beside those that all have.
+      kernel_copts: by backend, instead of -O3 (-O2 vectorises no loop of unknown length).
+      test_deps: of the test, beside those that all have.
+    """
+    if name not in OPS:
+        fail("%s is no line of OPS in core/ops/ops.bzl" % name)
+    chorus_cc_library(
+        name = name,
+        srcs = [name + ".cc"],
+        hdrs = [name + ".h"],
+        deps = deps + [
+            "//core/base:error",
+            "//core/ops:op",
+            "@system//:absl_status",
+            "@system//:absl_strings",
+        ],
+    )
+
+    # Linked by what executes graphs, never by clients.
+    for backend in OPS[name]:
+        kernel = "%s_%s" % (name, backend)
+        chorus_cc_library(
+            name = kernel,
+            srcs = [kernel + ".cc"],
+            hdrs = [kernel + ".h"],
+            copts = kernel_copts.get(backend, ["-O3"]),
+            deps = kernel_deps.get(backend, []) + [
+                "//core/base:error",
+                "//core/ops:%s_kernel" % backend,
+                "@system//:absl_status",
+                "@system//:absl_strings",
+            ],
+        )
+    chorus_cc_test(
+        name = name + "_test",
+        srcs = [name + "_test.cc"],
+        deps = test_deps + [
+            "//core/ops:op",
+            "//core/autograd/testing:gradient_check",
+            "//core/ops/testing:rank_builder",
+        ],
+    )
+
+def op_deps():
+    """The definitions of all ops."""
+    return ["//core/ops/" + name for name in OPS]
+
+def kernel_deps(backend):
+    """The kernels of a backend."""
+    return ["//core/ops/%s:%s_%s" % (name, name, backend) for name in OPS if backend in OPS[name]]
+
+def _camel_case(name):
+    return "".join([word.capitalize() for word in name.split("_")])
+
+def op_list(name, macro, kernels_for = None):
+    """A header of the ops' headers and of MACRO(X): X(AllGather) and so on, for each op.
+
+    Args:
+      name: the header's, without .h.
+      macro: its name.
+      kernels_for: of this backend's kernels, not of the ops' definitions.
+    """
+    suffix = "_" + kernels_for if kernels_for else ""
+    ops = [op for op in OPS if not kernels_for or kernels_for in OPS[op]]
+    lines = ["// Made of OPS in core/ops/ops.bzl."]
+    lines += ["#include \"core/ops/%s/%s%s.h\"" % (op, op, suffix) for op in ops]
+    lines += ["#define %s(X) %s" % (macro, " ".join(["X(%s)" % _camel_case(op) for op in ops]))]
+    native.genrule(
+        name = name,
+        outs = [name + ".h"],
+        cmd = "printf '%s\\n' " + " ".join(["'%s'" % line for line in lines]) + " > $@",
+    )
