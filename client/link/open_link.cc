@@ -23,6 +23,7 @@
 #include "client/link/rpc_link.h"
 #include "core/base/error.h"
 #include "core/transport/attach/protocol.h"
+#include "grpc/grpc.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/security/credentials.h"
 #include "proto/convert/errors_convert.h"
@@ -162,6 +163,10 @@ absl::StatusOr<std::unique_ptr<Link>> OpenLink(const SessionOptions& options) {
     // The credentials are its; without it a session of another user could only read.
     CHORUS_ASSIGN_OR_RETURN(opened.attach, Attach(std::string(path), deadline, patience));
   }
+  // Once and for all: with the last channel of a process gRPC would shut itself down, and whoever
+  // closes a session would wait for its poller, for 10 s now and then (gRPC 1.51).
+  static const bool kept = (grpc_init(), true);
+  static_cast<void>(kept);
   grpc::ChannelArguments arguments;
   // Two sessions of one process share nothing, not even a connection.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);

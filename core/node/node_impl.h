@@ -132,6 +132,8 @@ class LocalNode::Impl {
   void ExecuteHeld(const std::shared_ptr<Session>& session, absl::Time now);
   void HoldFrame(const std::shared_ptr<Session>& session, Sequence sequence,
                  absl::string_view frame, absl::Time now, OnOutcome done);
+  // What is held is refused if the next command does not come in time.
+  void LimitGap(const std::shared_ptr<Session>& session, absl::Time now);
   // Ends a command well, with an error that has its id, or with what `status` says.
   void FinishCommand(Session* session, Sequence sequence);
   void FinishCommand(Session* session, Sequence sequence, const Error& error);

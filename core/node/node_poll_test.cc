@@ -2,10 +2,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "core/backend/host/host_backend.h"
+#include "core/base/error.h"
 #include "core/base/thread_pool.h"
 #include "core/node/node.h"
 #include "core/ops/host_kernels.h"
@@ -157,6 +160,44 @@ TEST_F(NodePollTest, ABrokenRingEndsOnlyItsSession) {
   clients_.erase(clients_.begin() + kSessions / 2);
   SubmitAll();
   EXPECT_LE(PollsUntilAllAreHeard(), 2);
+}
+
+// Commands that come without a ring, out of order: each gap is waited for so long and no longer,
+// one behind another gap as well.
+TEST_F(NodePollTest, WhatIsHeldBehindTwoGapsIsRefusedWhenTheSecondIsNotFilled) {
+  OpenSessionRequest open;
+  open.tenant = "uid:0";
+  open.devices = {DeviceIndex(0)};
+  const SessionId session = node_->OpenSession(open, now_)->id;
+  std::map<int64_t, absl::Status> outcomes;
+  const auto submit = [&](int64_t sequence) {
+    Command command;
+    command.sequence = Sequence(sequence);
+    command.body = Release();
+    ByteWriter frame;
+    EncodeFrame(command, &frame);
+    node_->Submit(session, std::string(frame.bytes()), now_,
+                  [&outcomes, sequence](Outcome outcome) { outcomes[sequence] = outcome.status; });
+  };
+  const absl::Duration patience = NodeOptions().gap_timeout;
+  submit(2);
+  submit(4);
+  now_ += patience / 2;
+  submit(1);
+  Poll();
+  EXPECT_TRUE(outcomes[1].ok() && outcomes[2].ok()) << outcomes[1] << outcomes[2];
+  now_ += patience - absl::Milliseconds(1);
+  Poll();
+  EXPECT_EQ(outcomes.count(4), 0u) << "its own gap has not lasted so long: " << outcomes[4];
+  now_ += absl::Milliseconds(2);
+  Poll();
+  ASSERT_EQ(outcomes.count(4), 1u);
+  EXPECT_EQ(ErrorOf(outcomes[4]).reason, Reason::kSequenceGap) << outcomes[4];
+  EXPECT_THAT(std::string(outcomes[4].message()), testing::HasSubstr("command 3 did not arrive"));
+  submit(3);
+  submit(4);
+  Poll();
+  EXPECT_TRUE(outcomes[3].ok() && outcomes[4].ok()) << outcomes[3] << outcomes[4];
 }
 
 }  // namespace

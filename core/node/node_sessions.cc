@@ -501,7 +501,10 @@ void LocalNode::Impl::HoldFrame(const std::shared_ptr<Session>& session, Sequenc
   held.frame = std::string(frame);
   if (done != nullptr) held.done.push_back(std::move(done));
   session->held.emplace(sequence.value(), std::move(held));
-  if (session->held.size() > 1) return;  // the timer runs
+  if (session->held.size() == 1) LimitGap(session, now);  // else the timer runs
+}
+
+void LocalNode::Impl::LimitGap(const std::shared_ptr<Session>& session, absl::Time now) {
   const std::weak_ptr<Session> weak = session;
   const int64_t missing = session->next_sequence;
   session->gap_timer = timers.Add(now + options.gap_timeout, [this, weak, missing](absl::Time) {
@@ -533,6 +536,8 @@ void LocalNode::Impl::ExecuteHeld(const std::shared_ptr<Session>& session, absl:
     Execute(session, *command, now);
   }
   timers.Cancel(session->gap_timer);
+  // What is held behind another gap has a limit of its own.
+  if (!session->dead() && !session->held.empty()) LimitGap(session, now);
 }
 
 void LocalNode::Impl::Execute(const std::shared_ptr<Session>& session, const Command& command,

@@ -348,6 +348,9 @@ class Trainer {
         const Tensor start = Full(world_, DType::kF32, {elements}, value);
         states_.back().push_back(Number(words, 3) == 1 ? Broadcast(start, 0, world_) : start);
       }
+      // A step can only fall back on a state that is there, on all ranks.
+      for (const Tensor& tensor : states_.back()) CHORUS_RETURN_IF_ERROR(tensor.Wait());
+      CHORUS_RETURN_IF_ERROR(Barrier(world_).Wait());
     }
     CompileOptions options;
     options.donate = {0, 1};
