@@ -28,9 +28,8 @@
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "core/backend/backends.h"
 #include "core/backend/fault/fault_backend.h"
-#include "core/backend/host/host_backend.h"
-#include "core/backend/sim/sim_backend.h"
 #include "core/base/thread_pool.h"
 #include "core/ops/host_kernels.h"
 #include "core/transport/attach/protocol.h"
@@ -251,27 +250,17 @@ DaemonOptions OptionsFromFlags() {
 }
 
 std::unique_ptr<Backend> MakeSoundBackend(ThreadPool* pool) {
-  const std::string name = absl::GetFlag(FLAGS_backend);
-  const int32_t devices = absl::GetFlag(FLAGS_host_devices);
-  if (devices < 1 || devices > 64) {
-    std::cerr << "chorusd: --host_devices: expected 1 to 64, got " << devices << "\n";
-    exit(2);
-  }
-  if (name == "host") {
-    HostBackendOptions options;
-    options.devices = devices;
-    options.pool = pool;
-    options.make_kernel = MakeHostKernel;
-    return CreateHostBackend(options);
-  }
-  if (name == "sim") {
-    SimBackendOptions options;
-    options.devices = devices;
-    options.make_kernel = MakeHostKernel;
-    options.seed = absl::GetFlag(FLAGS_sim_seed);
-    return CreateSimBackend(options);
-  }
-  std::cerr << "chorusd: --backend: expected host or sim, got \"" << name << "\"\n";
+  BackendOptions options;
+  options.devices = absl::GetFlag(FLAGS_host_devices);
+  options.pool = pool;
+  options.make_kernel = MakeHostKernel;
+  options.seed = absl::GetFlag(FLAGS_sim_seed);
+  absl::StatusOr<std::unique_ptr<Backend>> backend =
+      OpenBackend(absl::GetFlag(FLAGS_backend), options);
+  if (backend.ok()) return *std::move(backend);
+  std::cerr << "chorusd: --backend=" << absl::GetFlag(FLAGS_backend)
+            << " --host_devices=" << options.devices << ": " << ErrorOf(backend.status()).message
+            << "\n";
   exit(2);
 }
 

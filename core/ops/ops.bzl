@@ -4,7 +4,7 @@ An op, or a family of them, is a folder under core/ops and a line of OPS: the re
 dependencies are made of that line.
 """
 
-load("//tools/bazel:cc.bzl", "chorus_cc_library", "chorus_cc_test")
+load("//tools/bazel:cc.bzl", "camel_case", "chorus_cc_library", "chorus_cc_test", "chorus_list_header")
 
 # By folder: the backends that it has kernels for. Collectives have none: their bytes move in a
 # backend's communicator.
@@ -87,9 +87,6 @@ def kernel_deps(backend):
     """The kernels of a backend."""
     return ["//core/ops/%s:%s_%s" % (name, name, backend) for name in OPS if backend in OPS[name]]
 
-def _camel_case(name):
-    return "".join([word.capitalize() for word in name.split("_")])
-
 def op_list(name, macro, kernels_for = None):
     """A header of the ops' headers and of MACRO(X): X(AllGather) and so on, for each op.
 
@@ -100,11 +97,9 @@ def op_list(name, macro, kernels_for = None):
     """
     suffix = "_" + kernels_for if kernels_for else ""
     ops = [op for op in OPS if not kernels_for or kernels_for in OPS[op]]
-    lines = ["// Made of OPS in core/ops/ops.bzl."]
-    lines += ["#include \"core/ops/%s/%s%s.h\"" % (op, op, suffix) for op in ops]
-    lines += ["#define %s(X) %s" % (macro, " ".join(["X(%s)" % _camel_case(op) for op in ops]))]
-    native.genrule(
+    chorus_list_header(
         name = name,
-        outs = [name + ".h"],
-        cmd = "printf '%s\\n' " + " ".join(["'%s'" % line for line in lines]) + " > $@",
+        headers = ["core/ops/%s/%s%s.h" % (op, op, suffix) for op in ops],
+        items = [camel_case(op) for op in ops],
+        macro = macro,
     )

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 namespace chorus {
 
@@ -12,13 +13,12 @@ class ThreadPool;
 
 namespace conformance {
 
-enum class BackendKind { kHost, kSim };
-
-// Elements of f32 in one chunk of host's work for two ranks: the suite's sizes lie around it.
+// Elements of f32 in one chunk of the CPU's work for two ranks: the suite's sizes lie around it.
 constexpr int64_t kChunkElements = 1024;
 
-// It cuts its work small, so that small tensors have several chunks. `seed` is sim's.
-std::unique_ptr<Backend> MakeBackend(BackendKind kind, int devices, uint64_t seed,
+// By its name in core/backend/backends.h. It cuts its work small, so that small tensors have
+// several chunks.
+std::unique_ptr<Backend> MakeBackend(const std::string& name, int devices, uint64_t seed,
                                      ThreadPool* pool);
 
 }  // namespace conformance

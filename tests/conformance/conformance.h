@@ -2,8 +2,7 @@
 //
 // A transport's test instantiates it in a few lines:
 //   INSTANTIATE_TEST_SUITE_P(Direct, Conformance,
-//                            Values(ConformanceParam{"Host", DirectCluster(BackendKind::kHost),
-//                                                    ConformanceParam::kEverything}, ...),
+//                            ValuesIn(OnEveryBackend(DirectCluster)),
 //                            ConformanceName);
 // and links the library "suite". Ranks are threads of the test's process, each with a session of
 // its own unless a test says otherwise.

@@ -14,6 +14,7 @@
 
 #include "core/base/error.h"
 #include "core/base/thread_pool.h"
+#include "tests/conformance/backends.h"
 
 namespace chorus {
 namespace conformance {
@@ -21,9 +22,10 @@ namespace {
 
 class DaemonInProcess : public Cluster {
  public:
-  static absl::StatusOr<std::unique_ptr<Cluster>> Start(BackendKind kind, Transport transport,
-                                                        Wire wire, const ClusterOptions& options) {
-    std::unique_ptr<DaemonInProcess> cluster(new DaemonInProcess(kind, transport, options));
+  static absl::StatusOr<std::unique_ptr<Cluster>> Start(const std::string& name,
+                                                        Transport transport, Wire wire,
+                                                        const ClusterOptions& options) {
+    std::unique_ptr<DaemonInProcess> cluster(new DaemonInProcess(name, transport, options));
     // Short: the path of a Unix socket has at most 107 characters.
     char directory[] = "/tmp/chorus_XXXXXX";
     if (::mkdtemp(directory) == nullptr) {
@@ -62,8 +64,8 @@ class DaemonInProcess : public Cluster {
   }
 
  private:
-  DaemonInProcess(BackendKind kind, Transport transport, const ClusterOptions& options)
-      : transport_(transport), backend_(MakeBackend(kind, options.devices, options.seed, &pool_)) {}
+  DaemonInProcess(const std::string& name, Transport transport, const ClusterOptions& options)
+      : transport_(transport), backend_(MakeBackend(name, options.devices, options.seed, &pool_)) {}
 
   const Transport transport_;
   ThreadPool pool_{2};
@@ -74,7 +76,7 @@ class DaemonInProcess : public Cluster {
 
 }  // namespace
 
-OpenCluster DaemonCluster(BackendKind backend, Transport transport, Wire wire) {
+OpenCluster DaemonCluster(const std::string& backend, Transport transport, Wire wire) {
   return [=](const ClusterOptions& options) {
     return DaemonInProcess::Start(backend, transport, wire, options);
   };

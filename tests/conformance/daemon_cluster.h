@@ -2,8 +2,9 @@
 #ifndef CHORUS_TESTS_CONFORMANCE_DAEMON_CLUSTER_H_
 #define CHORUS_TESTS_CONFORMANCE_DAEMON_CLUSTER_H_
 
+#include <string>
+
 #include "client/chorus.h"
-#include "tests/conformance/backends.h"
 #include "tests/conformance/cluster.h"
 
 namespace chorus {
@@ -11,7 +12,7 @@ namespace conformance {
 
 enum class Wire { kUnix, kTcp };
 
-OpenCluster DaemonCluster(BackendKind backend, Transport transport, Wire wire);
+OpenCluster DaemonCluster(const std::string& backend, Transport transport, Wire wire);
 
 }  // namespace conformance
 }  // namespace chorus

@@ -13,6 +13,7 @@
 #include "client/internal/core.h"
 #include "core/base/mutex.h"
 #include "core/base/thread_pool.h"
+#include "tests/conformance/backends.h"
 #include "tests/conformance/direct_link.h"
 
 namespace chorus {
@@ -24,8 +25,8 @@ constexpr int kFirstPid = 1 << 23;
 
 class Direct : public Cluster {
  public:
-  Direct(BackendKind kind, const ClusterOptions& options)
-      : backend_(MakeBackend(kind, options.devices, options.seed, &pool_)),
+  Direct(const std::string& name, const ClusterOptions& options)
+      : backend_(MakeBackend(name, options.devices, options.seed, &pool_)),
         loop_(OptionsOf(options), backend_.get()) {}
 
   absl::StatusOr<sdk::Session> Open(const std::vector<int>& devices) override {
@@ -85,7 +86,7 @@ class Direct : public Cluster {
 
 }  // namespace
 
-OpenCluster DirectCluster(BackendKind backend) {
+OpenCluster DirectCluster(const std::string& backend) {
   return [backend](const ClusterOptions& options) -> absl::StatusOr<std::unique_ptr<Cluster>> {
     return std::unique_ptr<Cluster>(std::make_unique<Direct>(backend, options));
   };

@@ -2,13 +2,14 @@
 #ifndef CHORUS_TESTS_CONFORMANCE_DIRECT_CLUSTER_H_
 #define CHORUS_TESTS_CONFORMANCE_DIRECT_CLUSTER_H_
 
-#include "tests/conformance/backends.h"
+#include <string>
+
 #include "tests/conformance/cluster.h"
 
 namespace chorus {
 namespace conformance {
 
-OpenCluster DirectCluster(BackendKind backend);
+OpenCluster DirectCluster(const std::string& backend);
 
 }  // namespace conformance
 }  // namespace chorus

@@ -1,18 +1,24 @@
 // The suite without a transport: every combination of its matrix, on every backend.
+#include <vector>
+
 #include "tests/conformance/conformance.h"
 #include "tests/conformance/direct_cluster.h"
+#include "tests/conformance/every_backend.h"
 
 namespace chorus {
 namespace conformance {
 namespace {
 
-const auto kClusters = ::testing::Values(
-    ConformanceParam{"Host", DirectCluster(BackendKind::kHost), ConformanceParam::kEverything},
-    ConformanceParam{"HostUnshared", WithoutSharing(DirectCluster(BackendKind::kHost))},
-    ConformanceParam{"Sim", DirectCluster(BackendKind::kSim), ConformanceParam::kEverything});
+std::vector<ConformanceParam> Clusters() {
+  std::vector<ConformanceParam> clusters =
+      OnEveryBackend(DirectCluster, ConformanceParam::kEverything);
+  clusters.push_back({"HostUnshared", WithoutSharing(DirectCluster("host"))});
+  return clusters;
+}
 
-INSTANTIATE_TEST_SUITE_P(Direct, Conformance, kClusters, ConformanceName);
-INSTANTIATE_TEST_SUITE_P(Direct, ConformanceInside, kClusters, ConformanceName);
+INSTANTIATE_TEST_SUITE_P(Direct, Conformance, ::testing::ValuesIn(Clusters()), ConformanceName);
+INSTANTIATE_TEST_SUITE_P(Direct, ConformanceInside, ::testing::ValuesIn(Clusters()),
+                         ConformanceName);
 
 }  // namespace
 }  // namespace conformance

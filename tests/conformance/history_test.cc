@@ -610,7 +610,7 @@ void Explain(const Program& p, const ClusterCounts& counts, Outcome* all) {
 }
 
 Outcome RunProgram(const Program& p, const Right& right) {
-  const ConformanceParam param{"Host", DirectCluster(BackendKind::kHost)};
+  const ConformanceParam param{"Host", DirectCluster("host")};
   JobOptions options;
   options.ranks = p.ranks;
   options.agree_timeout = std::chrono::seconds(20);

@@ -93,7 +93,7 @@ TEST(LineTest, WhateverRanksDoWrongTheirResultsAreRightOrErrorsAndRightAgainAfte
     const LineProgram p = MakeLineProgram(seed);
     ConformanceParam param;
     param.name = p.sim ? "Sim" : "Host";
-    param.open = DirectCluster(p.sim ? BackendKind::kSim : BackendKind::kHost);
+    param.open = DirectCluster(p.sim ? "sim" : "host");
     JobOptions options;
     options.ranks = p.ranks;
     options.agree_timeout = kAgreeTimeout;

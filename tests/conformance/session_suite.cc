@@ -9,6 +9,7 @@
 #include "client/internal/tape.h"
 #include "core/base/error.h"
 #include "gmock/gmock.h"
+#include "tests/conformance/backends.h"
 #include "tests/conformance/collectives.h"
 #include "tests/conformance/job.h"
 

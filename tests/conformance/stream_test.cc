@@ -1,18 +1,19 @@
 // The suite over one gRPC stream a session, on a Unix socket.
+#include <string>
+
 #include "tests/conformance/conformance.h"
 #include "tests/conformance/daemon_cluster.h"
+#include "tests/conformance/every_backend.h"
 
 namespace chorus {
 namespace conformance {
 namespace {
 
-INSTANTIATE_TEST_SUITE_P(
-    Stream, Conformance,
-    ::testing::Values(ConformanceParam{"Host", DaemonCluster(BackendKind::kHost, Transport::kStream,
-                                                             Wire::kUnix)},
-                      ConformanceParam{"Sim", DaemonCluster(BackendKind::kSim, Transport::kStream,
-                                                            Wire::kUnix)}),
-    ConformanceName);
+INSTANTIATE_TEST_SUITE_P(Stream, Conformance,
+                         ::testing::ValuesIn(OnEveryBackend([](const std::string& backend) {
+                           return DaemonCluster(backend, Transport::kStream, Wire::kUnix);
+                         })),
+                         ConformanceName);
 
 }  // namespace
 }  // namespace conformance

@@ -24,7 +24,6 @@
 namespace chorus {
 namespace random_programs {
 
-using conformance::BackendKind;
 using conformance::ReadMessage;
 using conformance::WriteMessage;
 
@@ -32,7 +31,7 @@ namespace {
 
 std::vector<Way> MakeWays() {
   std::vector<Way> ways;
-  const auto add = [&ways](const char* name, Reach reach, BackendKind backend, bool shares,
+  const auto add = [&ways](const char* name, Reach reach, const char* backend, bool shares,
                            Mode mode) {
     Way way;
     way.name = name;
@@ -59,8 +58,8 @@ std::vector<Way> MakeWays() {
   donated_all.donate = true;
   Mode mixed = coalesced;
   mixed.shuffled = true;
-  const auto host = BackendKind::kHost;
-  const auto sim = BackendKind::kSim;
+  const char* const host = "host";
+  const char* const sim = "sim";
   add("direct_host_eager", Reach::kDirect, host, true, eager);
   add("direct_host_eager_waits", Reach::kDirect, host, true, waits);
   add("direct_host_eager_shuffled", Reach::kDirect, host, true, shuffled);
@@ -366,8 +365,8 @@ Runner::Runner(RunnerOptions options) : options_(std::move(options)) {}
 Runner::~Runner() = default;
 
 Outcomes Runner::Run(const Program& program, const Way& way) {
-  const std::string key = absl::StrCat(static_cast<int>(way.reach), " ",
-                                       way.backend == BackendKind::kSim, " ", way.shares);
+  const std::string key =
+      absl::StrCat(static_cast<int>(way.reach), " ", way.backend, " ", way.shares);
   const std::string world = absl::StrCat("random-", getpid(), "-", ++worlds_);
   const auto all_fail = [&program](const absl::Status& status) {
     Outcomes outcomes;

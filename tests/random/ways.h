@@ -10,7 +10,6 @@
 
 #include "absl/status/statusor.h"
 #include "client/chorus.h"
-#include "tests/conformance/backends.h"
 #include "tests/conformance/cluster.h"
 #include "tests/random/program.h"
 #include "tests/random/run.h"
@@ -23,7 +22,7 @@ enum class Reach { kDirect, kRing, kStream, kUnary, kProcesses };
 struct Way {
   std::string name;
   Reach reach = Reach::kDirect;
-  conformance::BackendKind backend = conformance::BackendKind::kHost;
+  std::string backend = "host";
   bool shares = true;  // equal work
   Mode mode;
 };

@@ -44,6 +44,20 @@ def chorus_cc_test(name, deps = [], copts = [], size = "small", timeout = "long"
         **kwargs
     )
 
+def chorus_list_header(name, headers, macro, items):
+    """A header NAME.h that includes `headers` and defines a list: MACRO(X) is X(ITEM) for each item."""
+    lines = ["#include \"%s\"" % header for header in headers]
+    lines.append("#define %s(X) %s" % (macro, " ".join(["X(%s)" % item for item in items])))
+    native.genrule(
+        name = name,
+        outs = [name + ".h"],
+        cmd = "printf '%s\\n' " + " ".join(["'%s'" % line for line in lines]) + " > $@",
+    )
+
+def camel_case(name):
+    """AllGather of all_gather."""
+    return "".join([word.capitalize() for word in name.split("_")])
+
 def chorus_cc_fuzz_test(name, srcs, corpus, deps = [], copts = [], size = "small", timeout = "long", data = [], **kwargs):
     """A fuzz target: `srcs` define LLVMFuzzerTestOneInput.
 

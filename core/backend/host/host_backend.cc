@@ -386,7 +386,16 @@ class HostBackend : public Backend {
 }  // namespace
 
 std::unique_ptr<Backend> CreateHostBackend(const HostBackendOptions& options) {
-  return std::make_unique<HostBackend>(options);
+  HostBackendOptions whole = options;
+  if (whole.chunk_bytes == 0) whole.chunk_bytes = 512 << 10;
+  return std::make_unique<HostBackend>(whole);
+}
+
+std::unique_ptr<Backend> OpenHost(const BackendOptions& options) {
+  HostBackendOptions host;
+  static_cast<BackendOptions&>(host) = options;
+  if (options.chunk_bytes != 0) host.inline_bytes = options.chunk_bytes;
+  return CreateHostBackend(host);
 }
 
 }  // namespace chorus

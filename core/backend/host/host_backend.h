@@ -9,7 +9,7 @@
 // Elementwise kernels that wait behind each other run together, a block of elements at a time: what
 // one leaves for the next is still in the cache. The bits are those of one by one.
 //
-// Threads: stricter users may rely on more than backend.h says: everything is thread-safe.
+// Threads: everything is thread-safe, which is more than backend.h promises.
 #ifndef CHORUS_CORE_BACKEND_HOST_HOST_BACKEND_H_
 #define CHORUS_CORE_BACKEND_HOST_HOST_BACKEND_H_
 
@@ -17,25 +17,23 @@
 #include <memory>
 
 #include "core/backend/backend.h"
-#include "core/base/thread_pool.h"
-#include "core/ops/host_kernel.h"
+#include "core/backend/backend_options.h"
 
 namespace chorus {
 
-struct HostBackendOptions {
-  int devices = 1;
-  ThreadPool* pool = nullptr;               // must outlive the backend
-  HostKernelFactory make_kernel = nullptr;  // MakeHostKernel of core/ops/host_kernels.h
+// chunk_bytes: 0 is 512 KiB.
+struct HostBackendOptions : BackendOptions {
   int64_t memory_bytes = int64_t{1} << 40;  // that all devices may allocate together
   // Work up to this many bytes read and written runs where it is enqueued, and so much of larger
   // work, while the pool's threads wake up. That takes about as long as the waking, some 20 us
   // (benchmarks/backend_bench).
   int64_t inline_bytes = 2 << 20;
-  // Larger work is cut into pieces of about so many bytes read and written.
-  int64_t chunk_bytes = 512 << 10;
 };
 
 std::unique_ptr<Backend> CreateHostBackend(const HostBackendOptions& options);
+
+// Where a size of chunks is given, work of one chunk is small work.
+std::unique_ptr<Backend> OpenHost(const BackendOptions& options);
 
 }  // namespace chorus
 

@@ -224,4 +224,10 @@ std::unique_ptr<Backend> CreateSimBackend(const SimBackendOptions& options) {
   return std::make_unique<SimBackend>(options, seed);
 }
 
+std::unique_ptr<Backend> OpenSim(const BackendOptions& options) {
+  SimBackendOptions sim;
+  static_cast<BackendOptions&>(sim) = options;
+  return CreateSimBackend(sim);
+}
+
 }  // namespace chorus

@@ -12,7 +12,7 @@
 // or as old values with most seeds. The seed is printed; a program that enqueues everything before
 // it waits sees the same order with the same seed, others nearly so.
 //
-// Threads: stricter users may rely on more than backend.h says: everything is thread-safe.
+// Threads: everything is thread-safe, which is more than backend.h promises.
 #ifndef CHORUS_CORE_BACKEND_SIM_SIM_BACKEND_H_
 #define CHORUS_CORE_BACKEND_SIM_SIM_BACKEND_H_
 
@@ -21,14 +21,12 @@
 
 #include "absl/time/time.h"
 #include "core/backend/backend.h"
-#include "core/ops/host_kernel.h"
+#include "core/backend/backend_options.h"
 
 namespace chorus {
 
-struct SimBackendOptions {
-  int devices = 1;
-  uint64_t seed = 0;                        // 0: a random one
-  HostKernelFactory make_kernel = nullptr;  // MakeHostKernel of core/ops/host_kernels.h
+// Needs no pool, and cuts nothing.
+struct SimBackendOptions : BackendOptions {
   int64_t memory_bytes = int64_t{4} << 30;  // that all devices may allocate together
   // How long at most work is held back in the hope that more is enqueued.
   absl::Duration patience = absl::Microseconds(300);
@@ -36,6 +34,7 @@ struct SimBackendOptions {
 
 // Faults are injected by wrapping it: core/backend/fault/fault_backend.h.
 std::unique_ptr<Backend> CreateSimBackend(const SimBackendOptions& options);
+std::unique_ptr<Backend> OpenSim(const BackendOptions& options);
 
 }  // namespace chorus
 
