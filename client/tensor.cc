@@ -170,7 +170,7 @@ Tensor FromBytes(const DeviceRef& device, DType dtype, const Shape& shape, const
   {
     SessionLock lock(session.get());
     if (!lock.status().ok()) return fail(lock.status());
-    data = session->FromHostLocked(session->Intern(*type), device.slot(), bytes);
+    data = session->FromHostLocked(session->Intern(*type), device.slot(), bytes, site);
   }
   if (!data.ok()) return fail(data.status());
   return MakeTensor(*std::move(data));

@@ -620,12 +620,16 @@ absl::StatusOr<SessionCore::StagingBlock*> SessionCore::StagingLocked(int64_t by
 }
 
 absl::StatusOr<SessionCore::Created> SessionCore::CreateLocked(const TensorInfoPtr& info,
-                                                               int32_t device_slot,
-                                                               Binding source) {
+                                                               int32_t device_slot, Binding source,
+                                                               const std::string& call_site) {
   CreateTensor create;
   create.type = info->type;
   create.device = devices_[device_slot];
   create.source = std::move(source);
+  // Of a long path the end says most.
+  const size_t excess =
+      call_site.size() - std::min(call_site.size(), CreateTensor::kMaxCallSiteBytes);
+  create.call_site = call_site.substr(excess);
   Created created;
   CHORUS_ASSIGN_OR_RETURN(created.id, NewTensorIdLocked());
   create.tensor = created.id;
@@ -639,7 +643,8 @@ absl::StatusOr<SessionCore::Created> SessionCore::CreateLocked(const TensorInfoP
 }
 
 absl::StatusOr<TensorDataPtr> SessionCore::FromHostLocked(const TensorInfoPtr& info,
-                                                          int32_t device_slot, const char* bytes) {
+                                                          int32_t device_slot, const char* bytes,
+                                                          CallSite site) {
   if (info->bytes <= static_cast<int64_t>(InlineData::kMaxBytes)) {
     auto data = std::make_shared<TensorData>(shared_from_this());
     data->info = info;
@@ -660,7 +665,8 @@ absl::StatusOr<TensorDataPtr> SessionCore::FromHostLocked(const TensorInfoPtr& i
                             absl::string_view(bytes, static_cast<size_t>(info->bytes))));
   }
   block->used += (info->bytes + kStagingAlign - 1) / kStagingAlign * kStagingAlign;
-  CHORUS_ASSIGN_OR_RETURN(const Created created, CreateLocked(info, device_slot, std::move(range)));
+  CHORUS_ASSIGN_OR_RETURN(const Created created,
+                          CreateLocked(info, device_slot, std::move(range), SourceOf(site)));
   block->last = created.sequence;
   return NewSentLocked(info, device_slot, created.id, created.sequence);
 }

@@ -473,7 +473,7 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
 
   // A tensor with a copy of `bytes`: the daemon's, or, where they are few, kHost.
   absl::StatusOr<TensorDataPtr> FromHostLocked(const TensorInfoPtr& info, int32_t device_slot,
-                                               const char* bytes)
+                                               const char* bytes, CallSite site)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // Makes a kHost tensor one of the daemon's; nothing to do for others.
   absl::Status NameLocked(TensorData* data) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
@@ -540,7 +540,8 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
     Sequence sequence;
   };
   absl::StatusOr<Created> CreateLocked(const TensorInfoPtr& info, int32_t device_slot,
-                                       Binding source) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+                                       Binding source, const std::string& call_site = "")
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // `all`: also the few tensors that could wait for company.
   void DrainLocked(bool all) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // The open one of these dependences; null: none is.

@@ -45,6 +45,14 @@ std::string NameOf(const Session& session) {
   return absl::StrCat(name, " (pid ", session.request.pid, ")");
 }
 
+void Locate(absl::string_view op, absl::string_view source, Error* error) {
+  error->op = std::string(op);
+  error->source = Printable(source);
+  const bool known = !error->source.empty();
+  error->message =
+      absl::StrCat(op, known ? " (" : "", error->source, known ? ")" : "", ": ", error->message);
+}
+
 // The node with the largest result is what most of a run's memory is for.
 void NameLargest(const Graph& graph, Error* error) {
   const Node* largest = nullptr;
@@ -56,12 +64,7 @@ void NameLargest(const Graph& graph, Error* error) {
     most = bytes;
     largest = &node;
   }
-  if (largest == nullptr) return;
-  error->op = largest->op;
-  error->source = Printable(largest->source);
-  const bool known = !error->source.empty();
-  error->message = absl::StrCat(error->op, known ? " (" : "", error->source, known ? ")" : "", ": ",
-                                error->message);
+  if (largest != nullptr) Locate(largest->op, largest->source, error);
 }
 
 }  // namespace
@@ -69,6 +72,17 @@ void NameLargest(const Graph& graph, Error* error) {
 void LocalNode::Impl::ExplainMemory(const Session& caller, const RunState* run, Error* error) {
   if (error->reason != Reason::kOutOfMemory || error->id != ErrorId()) return;
   if (run != nullptr && run->graph != nullptr) NameLargest(run->graph->graph, error);
+  NameHolders(caller, error);
+}
+
+void LocalNode::Impl::ExplainMemory(const Session& caller, const CreateTensor& create,
+                                    Error* error) {
+  if (error->reason != Reason::kOutOfMemory || error->id != ErrorId()) return;
+  Locate("from_host", create.call_site, error);
+  NameHolders(caller, error);
+}
+
+void LocalNode::Impl::NameHolders(const Session& caller, Error* error) {
   Tenant* const tenant = caller.tenant.get();
   // To look for them is work for each tensor, and a client may ask for too much again and again.
   if (now_ >= tenant->holders_at + absl::Seconds(1)) {

@@ -285,6 +285,8 @@ class LocalNode::Impl {
   // Of an error of memory that is not recorded yet: which op it is for and, of the caller's tenant,
   // who holds most. Nothing is said of other tenants.
   void ExplainMemory(const Session& caller, const RunState* run, Error* error);
+  void ExplainMemory(const Session& caller, const CreateTensor& create, Error* error);
+  void NameHolders(const Session& caller, Error* error);
   std::string HoldersText(const Tenant& tenant);
   int64_t BytesOf(const Session& session);
 

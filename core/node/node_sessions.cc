@@ -558,7 +558,7 @@ void LocalNode::Impl::Execute(const std::shared_ptr<Session>& session, const Com
     status = DoCreateTensor(session, command.sequence, *create, now);
     if (status.ok()) return;  // its outcome follows when the bytes are there
     Error error = ErrorOf(status);
-    ExplainMemory(*session, nullptr, &error);
+    ExplainMemory(*session, *create, &error);
     RecordFailure(session.get(), nullptr, &error);
     NameFailed(session.get(), create->tensor, std::make_shared<Error>(error));
     FinishCommand(session.get(), command.sequence, error);

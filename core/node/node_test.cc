@@ -668,11 +668,15 @@ TEST_F(NodeTest, WantOfMemoryIsToldWithOpLineNeedFreeAndTheLargestHolders) {
   create.tensor = {2, 1};
   create.type = TensorType(DType::kU8, {options.memory_limit_bytes + 1});
   create.source = DirectRank::Inline({1});
+  create.call_site = "data.cc:7";
   ranks_[1]->Submit(std::move(create));
   const Error error = ErrorOf(ranks_[1]->LastOutcome());
   EXPECT_EQ(error.reason, Reason::kOutOfMemory) << error.message;
   EXPECT_EQ(error.code, absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(error.message, testing::HasSubstr("is larger than the limit of"));
+  EXPECT_EQ(error.source, "data.cc:7");
+  EXPECT_THAT(error.message, testing::AllOf(testing::HasSubstr("from_host (data.cc:7): "),
+                                            testing::HasSubstr(held)));
 }
 
 // Of 2 ranks with pids 1000 and 1001.

@@ -174,6 +174,7 @@ CommandKind PutBody(const CreateTensor& body, FrameWriter* out) {
   EncodeType(body.type, out->Flushed());
   Put32(body.device.value(), out);
   PutBinding(body.source, out);
+  out->PutString(body.call_site);
   return CommandKind::kCreateTensor;
 }
 
@@ -453,6 +454,9 @@ void ReadBody(BodyReader* in, CreateTensor* body) {
   in->Source(&body->source);
   in->Expect(!absl::holds_alternative<TensorId>(body->source),
              "a new tensor's source: 1 (inline) or 2 (external)");
+  const absl::string_view site =
+      in->String(CreateTensor::kMaxCallSiteBytes, "a call site of at most 512 bytes");
+  if (in->ok()) body->call_site.assign(site.data(), site.size());
 }
 
 template <typename Id>

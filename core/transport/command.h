@@ -91,6 +91,9 @@ struct CreateTensor {
   // Inline, or a range of one of the session's staging arenas (an unattached session fills those by
   // Tensors.Write). Never a TensorId.
   Binding source;
+  // The trainer's file:line, for an error's text; at most kMaxCallSiteBytes, or empty.
+  static constexpr size_t kMaxCallSiteBytes = 512;
+  std::string call_site;
 };
 
 // Asks that these tensors be readable by the host (in a result arena). Nothing to do where the

@@ -115,6 +115,7 @@ TEST(FrameTest, OtherFieldsComeBack) {
   ASSERT_TRUE(create.ok()) << create.status();
   EXPECT_EQ(absl::get<CreateTensor>(create->body).type.ToString(), "f32[4,3]");
   EXPECT_EQ(absl::get<CreateTensor>(create->body).device, DeviceIndex(1));
+  EXPECT_EQ(absl::get<CreateTensor>(create->body).call_site, "train.py:12");
   const auto release = DecodeFrame(Encode(Sample(7)));
   ASSERT_TRUE(release.ok()) << release.status();
   EXPECT_EQ(absl::get<Release>(release->body).graphs.size(), 2u);
@@ -257,6 +258,11 @@ TEST(FrameTest, ErrorsSayWhatWasExpected) {
   Command create = Sample(5);
   absl::get<CreateTensor>(create.body).source = TensorId{1, 1};
   EXPECT_THAT(ErrorText(Encode(create)), HasSubstr("a new tensor's source"));
+  create = Sample(5);
+  absl::get<CreateTensor>(create.body).call_site.assign(CreateTensor::kMaxCallSiteBytes, 'a');
+  EXPECT_TRUE(DecodeFrame(Encode(create)).ok());
+  absl::get<CreateTensor>(create.body).call_site += 'a';
+  EXPECT_THAT(ErrorText(Encode(create)), HasSubstr("a call site of at most 512 bytes"));
 
   Command graph = Sample(2);
   absl::get<RegisterGraph>(graph.body).staged.strides = {1};

@@ -56,6 +56,7 @@ inline std::vector<Command> SampleCommands() {
   create.type = TensorType(DType::kF32, {Dim(4), Dim(3)});
   create.device = DeviceIndex(1);
   create.source = range;
+  create.call_site = "train.py:12";
 
   Refuse refuse;
   refuse.world = WorldId(int64_t{1} << 40);

@@ -19,7 +19,6 @@ namespace trainer {
 namespace {
 
 using chorus::World;
-using chorus::conformance::BackendKind;
 using chorus::conformance::ConformanceParam;
 using chorus::conformance::DirectCluster;
 using chorus::conformance::Job;
@@ -167,7 +166,7 @@ Plain Reference(const Parameters& initial) {
   return plain;
 }
 
-ConformanceParam Host() { return {"Host", DirectCluster(BackendKind::kHost)}; }
+ConformanceParam Host() { return {"Host", DirectCluster("host")}; }
 
 bool SameBits(const Parameters& a, const Parameters& b) {
   for (size_t i = 0; i < kParameters; ++i) {
@@ -218,8 +217,7 @@ TEST(ModelTest, BitsDependOnNothingButTheNumberOfRanks) {
   expect_same("again", Train(Host(), kRanks, true, 4));
   expect_same("every rank for itself", Train(Host(), kRanks, false, 4));
   expect_same("one step at a time", Train(Host(), kRanks, true, 0));
-  expect_same("devices of their own",
-              Train({"Sim", DirectCluster(BackendKind::kSim)}, kRanks, true, 4));
+  expect_same("devices of their own", Train({"Sim", DirectCluster("sim")}, kRanks, true, 4));
 }
 
 TEST(ModelTest, TheRightOnesAreCountedOnAllRanks) {

@@ -673,6 +673,7 @@ struct BodyTo {
     ToProto(create.type, to->mutable_type());
     to->set_device(create.device.value());
     absl::visit(BindingTo{to->mutable_source()}, create.source);
+    to->set_call_site(create.call_site);
     return absl::OkStatus();
   }
   absl::Status operator()(const MakeReadable& command) const {
@@ -1049,6 +1050,11 @@ absl::StatusOr<CommandBody> FromProto(const v1::CreateTensor& message) {
   if (absl::holds_alternative<TensorId>(create.source)) {
     return Malformed("source: expected inline or external, got a tensor");
   }
+  if (message.call_site().size() > CreateTensor::kMaxCallSiteBytes) {
+    return Malformed(absl::StrCat("call_site: expected at most ", CreateTensor::kMaxCallSiteBytes,
+                                  " bytes, got ", message.call_site().size()));
+  }
+  create.call_site = message.call_site();
   return CommandBody(std::move(create));
 }
 

@@ -298,6 +298,13 @@ TEST(ConvertTest, HostileRunsAndOtherCommandsAreRefusedByField) {
              c->mutable_create_tensor()->mutable_type()->set_dtype(v1::DTYPE_F32);
              c->mutable_create_tensor()->mutable_source()->mutable_tensor()->set_generation(1);
            }},
+          {"call_site: expected at most 512 bytes, got 513",
+           [](auto* c) {
+             c->mutable_create_tensor()->mutable_id()->set_generation(1);
+             c->mutable_create_tensor()->mutable_type()->set_dtype(v1::DTYPE_F32);
+             c->mutable_create_tensor()->mutable_source()->set_inline_("");
+             c->mutable_create_tensor()->set_call_site(std::string(513, 'a'));
+           }},
       });
 }
 
