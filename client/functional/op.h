@@ -1,0 +1,37 @@
+// Any local op of this build, by its name (docs/ops.md, core/ops): also one that has no function
+// here yet. Eager, compiled and differentiated like the functions.
+//
+// Threads: as those of client/chorus.h. Errors: the tensor carries them: INVALID_ARGUMENT
+// kBadType for a collective, and for inputs or attributes that the op does not take;
+// UNIMPLEMENTED kUnsupported for a name that is no op of this build.
+#ifndef CHORUS_CLIENT_FUNCTIONAL_OP_H_
+#define CHORUS_CLIENT_FUNCTIONAL_OP_H_
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "client/chorus.h"
+
+namespace chorus {
+inline namespace sdk {
+
+// A named constant of an op, part of the graph: another value is another graph. In any order.
+struct OpAttribute {
+  std::string name;  // "axis"
+  std::variant<int64_t, double, std::vector<int64_t>, std::string> value;
+};
+
+// Operands are taken as they are: of one device, and nothing is broadcast but what the op itself
+// stretches. At least one input; on its device.
+Tensor Op(const std::string& name, const std::vector<Tensor>& inputs,
+          const std::vector<OpAttribute>& attributes = {}, CallSite site = CallSite::Here());
+// On a device, for ops that may have no input ("fill").
+Tensor OpOn(const DeviceRef& device, const std::string& name, const std::vector<Tensor>& inputs,
+            const std::vector<OpAttribute>& attributes = {}, CallSite site = CallSite::Here());
+
+}  // namespace sdk
+}  // namespace chorus
+
+#endif  // CHORUS_CLIENT_FUNCTIONAL_OP_H_
