@@ -189,6 +189,12 @@ absl::Status Daemon::Impl::Serve() {
   grpc::channelz::experimental::InitChannelzService();
   grpc::ServerBuilder builder;
   builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
+  // The limit is for bytes as they come. gRPC inflates without one, before anybody is authorised: it
+  // inflates nothing here, and who compresses is told UNIMPLEMENTED.
+  builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
+  for (const grpc_compression_algorithm algorithm : {GRPC_COMPRESS_DEFLATE, GRPC_COMPRESS_GZIP}) {
+    builder.SetCompressionAlgorithmSupportStatus(algorithm, false);
+  }
   // Two servers on one port would each get some of the clients.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.RegisterService(&sessions);

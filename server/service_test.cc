@@ -98,6 +98,26 @@ TEST(CapabilitiesTest, AreThoseOfTheTables) {
   for (const int dtype : got.dtypes()) EXPECT_TRUE(IsSupported(static_cast<DType>(dtype)));
 }
 
+// A few bytes may stand for gigabytes.
+TEST(SessionsTest, CompressedRequestsAreRefusedAndNotInflated) {
+  TestDaemon daemon;
+  const auto stub = v1::Sessions::NewStub(daemon.Connect());
+  for (const auto algorithm : {GRPC_COMPRESS_DEFLATE, GRPC_COMPRESS_GZIP}) {
+    grpc::ClientContext context;
+    context.set_compression_algorithm(algorithm);
+    v1::OpenSessionRequest request;
+    request.set_api_version(2);
+    request.set_label(std::string(1 << 20, 'a'));
+    v1::OpenSessionResponse response;
+    const grpc::Status status = stub->Open(&context, request, &response);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED) << status.error_message();
+    EXPECT_THAT(status.error_message(), HasSubstr("is disabled"));
+  }
+  // The connection serves whoever does not compress.
+  RpcRank client(daemon.Connect());
+  EXPECT_OK(client.Open());
+}
+
 TEST(SessionsTest, AnotherVersionIsRefusedWithBothVersions) {
   TestDaemon daemon;
   RpcRank client(daemon.Connect());
