@@ -57,6 +57,10 @@ Error ErrorFrom(const v1::Error& message) {
   return error;
 }
 
+std::string ShuttingDown(absl::string_view address) {
+  return absl::StrCat("the daemon at ", address, " is shutting down");
+}
+
 }  // namespace
 
 absl::Status AtAddress(absl::string_view address, const grpc::Status& status) {
@@ -67,7 +71,7 @@ absl::Status AtAddress(absl::string_view address, const grpc::Status& status) {
   } else if (error.reason == Reason::kTransportTimeout) {
     error.message = absl::StrCat("the daemon at ", address, " did not answer in time");
   } else if (error.reason == Reason::kDraining) {
-    error.message = absl::StrCat("the daemon at ", address, " is shutting down");
+    error.message = ShuttingDown(address);
   }
   return ToStatus(error);
 }
@@ -140,7 +144,7 @@ void RpcLink::Lose(const absl::Status& why) {
     if (!goodbye.ok()) error = ErrorOf(goodbye);
   }
   if (error.reason == Reason::kDraining) {
-    error.message = absl::StrCat("the daemon at ", opened_.address, " is shutting down");
+    error.message = ShuttingDown(opened_.address);
   }
   {
     MutexLock lock(&mutex_);
@@ -193,7 +197,7 @@ absl::Status RpcLink::FetchError(absl::StatusCode code, ErrorId id) {
     if (!got.ok() && code == absl::StatusCode::kUnavailable) {
       // It fails what is under way when it drains, and takes no more calls then.
       error.SetReason(Reason::kDraining);
-      error.message = absl::StrCat("the daemon at ", opened_.address, " is shutting down");
+      error.message = ShuttingDown(opened_.address);
       return ToStatus(error);
     }
     if (!got.ok()) {
