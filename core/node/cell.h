@@ -15,7 +15,7 @@
 #include "core/runtime/memory.h"
 #include "core/tensor/type.h"
 
-namespace chorus {
+namespace chorus::node {
 
 // What a client's tensor id stands for. Shared by the id, by who computes it and by who reads it,
 // so that releasing the id takes nothing away from work under way.
@@ -61,6 +61,6 @@ struct Cell {
 };
 using CellRef = std::shared_ptr<Cell>;
 
-}  // namespace chorus
+}  // namespace chorus::node
 
 #endif  // CHORUS_CORE_NODE_CELL_H_

@@ -6,7 +6,7 @@
 #include "core/base/error.h"
 #include "core/ops/specialize.h"
 
-namespace chorus {
+namespace chorus::node {
 namespace {
 
 // What is at place `i`, which is the last one then.
@@ -123,4 +123,4 @@ absl::StatusOr<std::shared_ptr<LoadedPlan>> GraphStore::InOrder(
   return kept;
 }
 
-}  // namespace chorus
+}  // namespace chorus::node

@@ -19,7 +19,7 @@
 #include "core/runtime/executor.h"
 #include "core/runtime/plan.h"
 
-namespace chorus {
+namespace chorus::node {
 
 // A plan and where it has been loaded.
 struct LoadedPlan {
@@ -85,6 +85,6 @@ class GraphStore {
   absl::flat_hash_map<std::string, std::weak_ptr<GraphRecord>> by_bytes_;
 };
 
-}  // namespace chorus
+}  // namespace chorus::node
 
 #endif  // CHORUS_CORE_NODE_GRAPH_STORE_H_

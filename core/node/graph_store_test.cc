@@ -11,7 +11,7 @@
 #include "core/ops/testing/rank_builder.h"
 #include "gtest/gtest.h"
 
-namespace chorus {
+namespace chorus::node {
 namespace {
 
 std::string Independent(int collectives) {
@@ -63,4 +63,4 @@ TEST(GraphStoreTest, KeepsThePlansOfTheLastOrders) {
 }
 
 }  // namespace
-}  // namespace chorus
+}  // namespace chorus::node

@@ -4,7 +4,7 @@
 
 #include "core/base/error.h"
 
-namespace chorus {
+namespace chorus::node {
 
 Launcher::Launcher(Backend* backend, std::function<void()> wake)
     : wake_(std::move(wake)), launch_counts_(static_cast<size_t>(backend->device_count())) {
@@ -59,6 +59,7 @@ absl::StatusOr<CommunicatorId> Launcher::CommunicatorOf(absl::Span<const DeviceI
 void Launcher::DropCommunicator(CommunicatorId id, const absl::Status& why) {
   const auto it = devices_of_.find(id);
   if (it == devices_of_.end()) return;
+  ++drops_;
   for (int device : it->second) {
     executors_[static_cast<size_t>(device)]->AbortCommunicator(id, why);
   }
@@ -109,4 +110,4 @@ bool Launcher::Drain(std::vector<CompletionMessage>* completions) {
   return true;
 }
 
-}  // namespace chorus
+}  // namespace chorus::node

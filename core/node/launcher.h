@@ -21,7 +21,7 @@
 #include "core/node/graph_store.h"
 #include "core/runtime/executor.h"
 
-namespace chorus {
+namespace chorus::node {
 
 class Launcher {
  public:
@@ -42,6 +42,8 @@ class Launcher {
   absl::StatusOr<CommunicatorId> CommunicatorOf(absl::Span<const DeviceIndex> devices);
   // It has failed or may hang: aborts it and takes it out of the pool.
   void DropCommunicator(CommunicatorId id, const absl::Status& why);
+  // How often that has happened: ids found before may be gone after it.
+  int64_t drops() const { return drops_; }
 
   // Ids ascend in the order of launches.
   LaunchId NextLaunchId() { return ++last_launch_; }
@@ -71,6 +73,7 @@ class Launcher {
   int64_t loaded_plans_ = 0;
   LaunchId last_launch_ = 0;
   CommunicatorId last_communicator_ = 0;
+  int64_t drops_ = 0;
   // At most one for each order of each set of the node's devices: they outlive the worlds that
   // asked for them, so that the next ones find them open.
   absl::flat_hash_map<std::vector<int>, CommunicatorId> pool_;
@@ -80,6 +83,6 @@ class Launcher {
   std::vector<std::unique_ptr<Executor>> executors_;
 };
 
-}  // namespace chorus
+}  // namespace chorus::node
 
 #endif  // CHORUS_CORE_NODE_LAUNCHER_H_

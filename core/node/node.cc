@@ -1,10 +1,164 @@
 #include "core/node/node.h"
 
+#include <algorithm>
 #include <utility>
 
-#include "core/node/node_impl.h"
+#include "absl/strings/str_cat.h"
+#include "core/node/agreement.h"
+#include "core/node/commands.h"
+#include "core/node/completions.h"
+#include "core/node/describe.h"
+#include "core/node/donation.h"
+#include "core/node/equal_work.h"
+#include "core/node/failures.h"
+#include "core/node/gangs.h"
+#include "core/node/graph_store.h"
+#include "core/node/holders.h"
+#include "core/node/launcher.h"
+#include "core/node/prepare.h"
+#include "core/node/rings.h"
+#include "core/node/run_state.h"
+#include "core/node/runs.h"
+#include "core/node/session.h"
+#include "core/node/storage.h"
+#include "core/node/timers.h"
+#include "core/node/views.h"
+#include "core/node/worlds.h"
 
 namespace chorus {
+
+using node::Session;
+
+// The rooms of the house, those that others stand on first. What must outlive it is above each; the
+// launcher is the last, so that it ends first, and with it all work on the devices.
+struct LocalNode::Parts {
+  Parts(NodeOptions node_options, Backend* backend, std::function<void()> wake, LocalNode* node);
+  ~Parts() { ending = true; }
+
+  node::Viewed viewed() const {
+    return {backend->name(), &sessions,       &worlds,           &launcher,
+            &storage,        &runs_under_way, &failures.flight()};
+  }
+
+  const NodeOptions options;
+  Backend* const backend;
+  node::Clock clock;
+  node::TimerQueue timers;
+  ErrorStore errors{4096};
+  NodeStats stats;
+  bool draining = false;
+  bool ending = false;
+  std::function<void(SessionId)> on_session_ended;
+  node::News news;
+  node::Failures failures;
+  node::Storage storage;
+  node::GraphStore graphs;
+  node::SessionTable sessions;
+  node::Rings rings;
+  node::ActionQueue actions;
+  node::Worlds worlds;
+  // Behind all that their memory, graphs and sessions belong to: some may be waiting to the end.
+  node::RunTable runs_under_way;
+  node::Holders holders;
+  node::Donations donations;
+  node::EqualWork equal_work;
+  node::Preparer preparer;
+  node::Gangs gangs;
+  node::Runs runs;
+  node::Commands commands;
+  std::vector<CompletionMessage> completed;
+  node::Launcher launcher;
+};
+
+namespace {
+
+GraphLimits LimitsOf(const NodeOptions& options) {
+  GraphLimits limits;
+  limits.max_nodes = options.max_graph_nodes;
+  limits.max_value_bytes = options.memory_limit_bytes;
+  return limits;
+}
+
+PlanOptions PlanOptionsOf(const NodeOptions& options, const Backend& backend) {
+  PlanOptions plan;
+  plan.share_results = backend.host_addressable();
+  plan.share_equal_work = options.share_equal_work;
+  return plan;
+}
+
+}  // namespace
+
+LocalNode::Parts::Parts(NodeOptions node_options, Backend* devices, std::function<void()> wake,
+                        LocalNode* node)
+    : options(std::move(node_options)),
+      backend(devices),
+      failures(&clock, &errors, options.log_failure),
+      storage(&options, backend, &launcher, &timers, &stats.paths),
+      graphs(LimitsOf(options), PlanOptionsOf(options, *backend),
+             [this](DeviceIndex device, PlanId plan) {
+               if (!ending) launcher.UnloadPlan(device, plan);
+             }),
+      sessions(&options, backend->device_count(), &timers,
+               [node](const std::shared_ptr<Session>& session, const std::string& how,
+                      absl::Time now) { node->EndSession(session, how, now); }),
+      rings(
+          options.max_tensors,
+          [this](const std::shared_ptr<Session>& session, absl::string_view frame, absl::Time now) {
+            return commands.Take(session, frame, now, nullptr);
+          },
+          [node](const std::shared_ptr<Session>& session, const std::string& how, absl::Time now) {
+            node->EndSession(session, how, now);
+          }),
+      actions(&runs),
+      worlds(&options, &timers, &actions, &failures,
+             [this](const node::World& world, const Session& session) {
+               return runs.VotedIn(world, session);
+             }),
+      holders(&clock, &sessions, &runs_under_way),
+      donations(&runs_under_way, &errors),
+      equal_work(&runs_under_way, &storage, &launcher, &stats),
+      preparer(&graphs, &storage, &donations, &equal_work,
+               [this](RunHandle run, const absl::Status& status) { runs.Uploaded(run, status); }),
+      gangs(&runs_under_way, &storage, &launcher, &donations, &equal_work, &stats),
+      runs({&options, &clock, &runs_under_way, &preparer, &donations, &equal_work, &gangs,
+            &failures, &holders, &stats}),
+      commands({&options, &sessions, &graphs, &storage, &runs, &worlds, &failures, &holders}),
+      launcher(backend, std::move(wake)) {}
+
+LocalNode::LocalNode(NodeOptions options, Backend* backend, std::function<void()> wake)
+    : parts_(std::make_unique<Parts>(std::move(options), backend, std::move(wake), this)) {}
+LocalNode::~LocalNode() = default;
+
+// --- The node's turn ----------------------------------------------------------------------------
+
+bool LocalNode::Poll(absl::Time now) {
+  Parts& parts = *parts_;
+  parts.clock.now = now;
+  bool worked = parts.timers.Fire(now);
+  worked |= parts.rings.Poll(now);
+  // After the rings: small work has been done inside its launch.
+  if (parts.launcher.HasCompletions()) {
+    std::vector<CompletionMessage> completed;
+    completed.swap(parts.completed);
+    worked |= parts.launcher.Drain(&completed);
+    for (const CompletionMessage& completion : completed) parts.runs.Complete(completion, now);
+    completed.clear();
+    parts.completed.swap(completed);  // keeps its capacity
+  }
+  parts.news.Signal();
+  return worked;
+}
+
+absl::Time LocalNode::NextDeadline() const { return parts_->timers.Next(); }
+bool LocalNode::Busy() const { return parts_->runs_under_way.live() > 0; }
+int LocalNode::doorbell_fd() const { return parts_->rings.doorbell_fd(); }
+int LocalNode::wake_epoll_fd() const { return parts_->rings.wake_epoll_fd(); }
+bool LocalNode::SleepUnlessBusy(const std::function<void()>& sleep) {
+  return parts_->rings.SleepUnless([this] { return parts_->launcher.HasCompletions(); }, sleep);
+}
+
+// --- Sessions -----------------------------------------------------------------------------------
+
 namespace {
 
 absl::Status StatusOf(const absl::Status& status) { return status; }
@@ -13,192 +167,241 @@ absl::Status StatusOf(const absl::StatusOr<T>& result) {
   return result.status();
 }
 
+}  // namespace
+
 // Runs `fn` with the session, or gives the reason why there is none. What `fn` refuses is recorded.
-template <typename Impl, typename Fn>
-auto WithSession(Impl& impl, SessionId id, Fn fn) -> decltype(fn(*impl.FindSession(id))) {
-  const auto session = impl.FindSession(id);
+template <typename Fn>
+auto LocalNode::WithSession(SessionId id, Fn fn) -> decltype(fn(std::shared_ptr<Session>())) {
+  const auto session = parts_->sessions.Find(id);
   if (!session.ok()) return session.status();
   auto result = fn(*session);
-  if (!result.ok()) return impl.Told(session->get(), StatusOf(result));
+  if (!result.ok()) return parts_->failures.Told(session->get(), StatusOf(result));
   return result;
 }
 
-}  // namespace
-
-LocalNode::LocalNode(NodeOptions options, Backend* backend, std::function<void()> wake)
-    : impl_(std::make_unique<Impl>(std::move(options), backend, std::move(wake))) {}
-LocalNode::~LocalNode() = default;
-
-bool LocalNode::Poll(absl::Time now) { return impl_->Poll(now); }
-absl::Time LocalNode::NextDeadline() const { return impl_->timers.Next(); }
-bool LocalNode::Busy() const { return impl_->HasRuns(); }
-
 absl::StatusOr<SessionInfo> LocalNode::OpenSession(const OpenSessionRequest& request,
                                                    absl::Time now) {
-  absl::StatusOr<SessionInfo> info = impl_->OpenSession(request, now);
-  if (!info.ok()) return Refused(request.tenant, request.pid, info.status());
-  return info;
+  Parts& parts = *parts_;
+  if (parts.draining) {
+    return Refused(
+        request.tenant, request.pid,
+        MakeError(Reason::kDraining, "the daemon is shutting down and takes no new sessions"));
+  }
+  const absl::StatusOr<std::shared_ptr<Session>> opened = parts.sessions.Open(
+      request, [&](const std::string& tenant) { return parts.storage.TenantNamed(tenant); },
+      {&parts.timers, &parts.errors, parts.options.gap_timeout}, &parts.news, now);
+  if (!opened.ok()) return Refused(request.tenant, request.pid, opened.status());
+  parts.failures.Note(FlightKind::kSessionOpened, now, opened->get(), nullptr);
+  return node::Describe(**opened, now);
 }
+
+// The one path by which everything that a session made is released.
+void LocalNode::EndSession(const std::shared_ptr<Session>& session, const std::string& died,
+                           absl::Time now) {
+  Parts& parts = *parts_;
+  if (session->dead()) return;
+  session->state = SessionState::kDead;
+  Error gone = ErrorOf(node::SessionLost(died));
+  if (!died.empty()) {
+    // Of a member of a complete world the others are told, and the log with them.
+    const bool told = std::any_of(session->memberships.begin(), session->memberships.end(),
+                                  [](const Session::Membership& m) { return m.world->formed(); });
+    if (told) parts.errors.Record(session->tenant->name, &gone);
+    parts.failures.Record(session.get(), nullptr, &gone);
+  }
+  parts.failures.Note(FlightKind::kSessionEnded, now, session.get(), nullptr, Sequence(), Ticket(),
+                      gone.id);
+  parts.worlds.RemoveSession(session.get(), died, now);
+  parts.runs.FailWaiting(*session, gone, now);
+  session->log.Abandon(ToStatus(gone));
+  session->names.Clear();
+  session->staging.clear();
+  session->staging_bytes = 0;
+  parts.rings.Detach(session.get());
+  parts.sessions.Remove(session.get(), died);
+  if (parts.on_session_ended != nullptr) parts.on_session_ended(session->id);
+}
+
 absl::Status LocalNode::CloseSession(SessionId id, absl::Time now) {
-  return WithSession(*impl_, id, [&](const std::shared_ptr<Session>& session) {
-    impl_->EndSession(session, /*died=*/"", now);
+  return WithSession(id, [&](const std::shared_ptr<Session>& session) {
+    EndSession(session, /*died=*/"", now);
     return absl::OkStatus();
   });
 }
 void LocalNode::SessionDied(SessionId id, absl::Time now) {
-  const auto session = impl_->FindSession(id);
-  if (session.ok()) impl_->EndSession(*session, "its process ended", now);
+  const auto session = parts_->sessions.Find(id);
+  if (session.ok()) EndSession(*session, "its process ended", now);
 }
 void LocalNode::SetDetached(SessionId id, bool detached, absl::Time now) {
-  const auto session = impl_->FindSession(id);
-  if (session.ok()) impl_->SetDetached(*session, detached, now);
+  const auto session = parts_->sessions.Find(id);
+  if (session.ok()) parts_->sessions.SetDetached(*session, detached, now);
 }
 void LocalNode::OnSessionEnded(std::function<void(SessionId)> ended) {
-  impl_->on_session_ended = std::move(ended);
+  parts_->on_session_ended = std::move(ended);
 }
 absl::Status LocalNode::RenewLease(SessionId id, absl::Time now) {
-  return WithSession(*impl_, id, [&](const std::shared_ptr<Session>& session) {
-    impl_->RenewLease(session.get(), now);
+  return WithSession(id, [&](const std::shared_ptr<Session>& session) {
+    parts_->sessions.RenewLease(session.get(), now);
     return absl::OkStatus();
   });
 }
-
-absl::StatusOr<LocalNode::SessionDescriptors> LocalNode::AttachMemory(SessionId id) {
-  return WithSession(*impl_, id, [&](const std::shared_ptr<Session>& session) {
-    return impl_->AttachMemory(session.get());
-  });
+absl::StatusOr<std::string> LocalNode::TenantOf(SessionId id) const {
+  return parts_->sessions.TenantOf(id);
 }
-absl::StatusOr<LocalNode::StagingArena> LocalNode::CreateStaging(SessionId id, int64_t bytes) {
-  return WithSession(*impl_, id, [&](const std::shared_ptr<Session>& session) {
-    return impl_->CreateStaging(session.get(), bytes);
+
+absl::StatusOr<SessionDescriptors> LocalNode::AttachMemory(SessionId id) {
+  return WithSession(
+      id, [&](const std::shared_ptr<Session>& session) { return parts_->rings.Attach(session); });
+}
+absl::StatusOr<StagingArena> LocalNode::CreateStaging(SessionId id, int64_t bytes) {
+  return WithSession(id, [&](const std::shared_ptr<Session>& session) {
+    absl::StatusOr<StagingArena> made = parts_->storage.CreateStaging(session.get(), bytes);
+    if (made.ok()) return made;
+    Error error = ErrorOf(made.status());
+    parts_->holders.Explain(*session, nullptr, &error);
+    return absl::StatusOr<StagingArena>(ToStatus(error));
   });
 }
 absl::Status LocalNode::ConfirmStaging(SessionId id, ArenaId arena) {
-  return WithSession(*impl_, id, [&](const std::shared_ptr<Session>& session) -> absl::Status {
+  return WithSession(id, [&](const std::shared_ptr<Session>& session) -> absl::Status {
     CHORUS_ASSIGN_OR_RETURN(const std::shared_ptr<Arena> found,
-                            impl_->FindStaging(session.get(), arena));
+                            parts_->storage.FindStaging(*session, arena));
     return found->ConfirmMapped();
   });
 }
 absl::Status LocalNode::ReleaseStaging(SessionId id, ArenaId arena) {
-  return WithSession(*impl_, id, [&](const std::shared_ptr<Session>& session) {
-    return impl_->ReleaseStaging(session.get(), arena);
+  return WithSession(id, [&](const std::shared_ptr<Session>& session) {
+    return parts_->storage.ReleaseStaging(session.get(), arena);
   });
 }
 absl::Status LocalNode::WriteStaging(SessionId id, ArenaId arena, int64_t offset,
                                      absl::string_view bytes) {
-  return WithSession(*impl_, id, [&](const std::shared_ptr<Session>& session) {
-    return impl_->WriteStaging(session.get(), arena, offset, bytes);
+  return WithSession(id, [&](const std::shared_ptr<Session>& session) {
+    return parts_->storage.WriteStaging(*session, arena, offset, bytes);
   });
 }
 absl::StatusOr<int> LocalNode::ResultArenaFd(SessionId id, ArenaId arena) {
-  return WithSession(*impl_, id, [&](const std::shared_ptr<Session>& session) {
-    return impl_->ResultArenaFd(session.get(), arena);
+  return WithSession(id, [&](const std::shared_ptr<Session>& session) {
+    return parts_->storage.ResultArenaFd(*session, arena);
   });
 }
 
+// --- Worlds -------------------------------------------------------------------------------------
+
 void LocalNode::JoinWorld(SessionId id, const JoinRequest& request, absl::Time now, OnJoined done) {
-  const auto session = impl_->FindSession(id);
+  const auto session = parts_->sessions.Find(id);
   if (!session.ok()) return done(session.status());
   const int32_t rank = static_cast<int32_t>(request.rank.value());
-  const auto tell = [impl = impl_.get(), session = *session, job = request.name, rank,
+  const auto tell = [this, session = *session, job = request.name, rank,
                      done = std::move(done)](absl::StatusOr<WorldInfo> info) {
     if (info.ok()) return done(std::move(info));
     const Culprit culprit = ErrorOf(info.status()).culprit;
     FailureOrigin failure{job, rank, session->request.pid};
     if (culprit.rank >= 0) failure = {job, culprit.rank, culprit.pid};
-    done(impl->Told(session->tenant->name, failure, info.status()));
+    done(parts_->failures.Told(session->tenant->name, failure, info.status()));
   };
-  impl_->JoinWorld(*session, request, now, tell);
+  if (parts_->draining) {
+    return tell(
+        MakeError(Reason::kDraining, "the daemon is shutting down and takes no new worlds"));
+  }
+  parts_->worlds.Join(*session, request, now, tell);
 }
 absl::StatusOr<GroupId> LocalNode::CreateGroup(SessionId id, WorldId world, Rank rank,
                                                absl::Span<const Rank> members,
                                                absl::optional<InstanceKey::Request> request) {
-  return WithSession(*impl_, id, [&](const std::shared_ptr<Session>& session) {
-    return impl_->CreateGroup(session.get(), world, rank, members, request);
+  return WithSession(id, [&](const std::shared_ptr<Session>& session) {
+    return parts_->worlds.CreateGroup(*session, world, rank, members, request);
   });
 }
 absl::Status LocalNode::LeaveWorld(SessionId id, WorldId world, Rank rank, absl::Time now) {
-  return WithSession(*impl_, id, [&](const std::shared_ptr<Session>& session) {
-    return impl_->LeaveWorld(session.get(), world, rank, now);
+  return WithSession(id, [&](const std::shared_ptr<Session>& session) {
+    return parts_->worlds.Leave(*session, world, rank, now);
   });
 }
 absl::Status LocalNode::AbortWorld(SessionId id, WorldId world, Rank rank, Epoch epoch,
                                    absl::string_view message, absl::Time now) {
-  return WithSession(*impl_, id, [&](const std::shared_ptr<Session>& session) {
-    return impl_->AbortWorld(session.get(), world, rank, epoch, message, now);
+  return WithSession(id, [&](const std::shared_ptr<Session>& session) {
+    return parts_->worlds.Abort(*session, world, rank, epoch, message, now);
   });
 }
 void LocalNode::ReformWorld(SessionId id, WorldId world, Rank rank, absl::Duration timeout,
                             absl::Time now, OnReformed done) {
-  const auto session = impl_->FindSession(id);
+  const auto session = parts_->sessions.Find(id);
   if (!session.ok()) return done(session.status());
-  impl_->ReformWorld(session->get(), world, rank, timeout, now,
-                     [impl = impl_.get(), session = *session,
-                      done = std::move(done)](absl::StatusOr<ReformResult> result) {
-                       if (result.ok()) return done(std::move(result));
-                       done(impl->Told(session.get(), result.status()));
-                     });
+  parts_->worlds.Reform(
+      **session, world, rank, timeout, now,
+      [this, session = *session, done = std::move(done)](absl::StatusOr<ReformResult> result) {
+        if (result.ok()) return done(std::move(result));
+        done(parts_->failures.Told(session.get(), result.status()));
+      });
 }
+
+// --- Logs and tensors ---------------------------------------------------------------------------
 
 void LocalNode::Submit(SessionId id, std::string frame, absl::Time now, OnOutcome done) {
-  const auto session = impl_->FindSession(id);
+  const auto session = parts_->sessions.Find(id);
   if (!session.ok()) return done({Sequence(), session.status()});
-  impl_->TakeFrame(*session, frame, now,
-                   [impl = impl_.get(), weak = std::weak_ptr<Session>(*session),
-                    done = std::move(done)](Outcome out) {
-                     // The session holds what waits for its outcomes.
-                     const std::shared_ptr<Session> session = weak.lock();
-                     if (session != nullptr) out.status = impl->Told(session.get(), out.status);
-                     done(std::move(out));
-                   });
+  const OnOutcome tell = [this, weak = std::weak_ptr<Session>(*session),
+                          done = std::move(done)](Outcome out) {
+    // The session holds what waits for its outcomes.
+    const std::shared_ptr<Session> waited = weak.lock();
+    if (waited != nullptr) out.status = parts_->failures.Told(waited.get(), out.status);
+    done(std::move(out));
+  };
+  const absl::Status taken = parts_->commands.Take(*session, frame, now, tell);
+  if (!taken.ok()) tell({Sequence(), taken});
 }
 void LocalNode::WaitOutcome(SessionId id, Sequence sequence, absl::Time deadline, OnOutcome done) {
-  const auto session = impl_->FindSession(id);
+  const auto session = parts_->sessions.Find(id);
   if (!session.ok()) return done({sequence, session.status()});
-  impl_->WaitOutcome(*session, sequence, deadline, std::move(done));
+  (*session)->log.Wait(sequence, deadline, std::move(done));
 }
-
 void LocalNode::ReadTensor(SessionId id, TensorId tensor, absl::Time deadline, OnTensor done) {
-  const auto session = impl_->FindSession(id);
+  const auto session = parts_->sessions.Find(id);
   if (!session.ok()) return done(session.status());
-  impl_->ReadTensor(*session, tensor, deadline, std::move(done));
+  parts_->storage.ReadTensor(**session, tensor, deadline, std::move(done));
 }
-void LocalNode::CountStreamed(int64_t bytes) { impl_->stats.paths.streamed_bytes += bytes; }
+void LocalNode::CountStreamed(int64_t bytes) { parts_->stats.paths.streamed_bytes += bytes; }
 
-std::vector<DeviceInfo> LocalNode::Devices() const { return impl_->Devices(); }
+// --- Diagnostics --------------------------------------------------------------------------------
+
+std::vector<DeviceInfo> LocalNode::Devices() const { return node::ViewDevices(parts_->viewed()); }
 std::vector<SessionInfo> LocalNode::Sessions(absl::string_view tenant, absl::Time now) const {
-  return impl_->Sessions(tenant, now);
+  return node::ViewSessions(parts_->viewed(), tenant, now);
 }
 std::vector<WorldInfo> LocalNode::Worlds(absl::string_view tenant, absl::Time now) const {
-  return impl_->Worlds(tenant, now);
+  return node::ViewWorlds(parts_->viewed(), tenant, now);
 }
-std::vector<LocalNode::PendingView> LocalNode::Pending(absl::string_view tenant,
-                                                       absl::Time now) const {
-  return impl_->Pending(tenant, now);
+std::vector<PendingView> LocalNode::Pending(absl::string_view tenant, absl::Time now) const {
+  return node::ViewPending(parts_->viewed(), tenant, now);
 }
+std::vector<FlightEvent> LocalNode::Flight(absl::string_view tenant, int64_t limit) const {
+  return node::ViewFlight(parts_->viewed(), tenant, limit);
+}
+NodeStats LocalNode::Stats() const { return node::ViewStats(parts_->viewed(), parts_->stats); }
 absl::Status LocalNode::Refused(absl::string_view tenant, int32_t pid, const absl::Status& status) {
   FailureOrigin failure;
   failure.pid = pid;
-  return impl_->Told(std::string(tenant), failure, status);
+  return parts_->failures.Told(std::string(tenant), failure, status);
 }
 absl::optional<Error> LocalNode::FindError(ErrorId id, absl::string_view tenant) const {
-  return impl_->errors.Find(id, tenant);
+  return parts_->errors.Find(id, tenant);
 }
-std::vector<FlightEvent> LocalNode::Flight(absl::string_view tenant, int64_t limit) const {
-  return impl_->Flight(tenant, limit);
-}
-NodeStats LocalNode::Stats() const { return impl_->Stats(); }
-absl::StatusOr<std::string> LocalNode::TenantOf(SessionId id) const { return impl_->TenantOf(id); }
 
-void LocalNode::StartDraining() { impl_->draining = true; }
-bool LocalNode::Idle() const { return !impl_->HasRuns(); }
-void LocalNode::AbortAll(absl::Time now) { impl_->AbortAll(now); }
+// --- The end ------------------------------------------------------------------------------------
 
-int LocalNode::doorbell_fd() const { return impl_->doorbell->fd(); }
-bool LocalNode::SleepUnlessBusy(const std::function<void()>& sleep) {
-  return impl_->SleepUnlessBusy(sleep);
+void LocalNode::StartDraining() { parts_->draining = true; }
+bool LocalNode::Idle() const { return !Busy(); }
+void LocalNode::AbortAll(absl::Time now) {
+  Parts& parts = *parts_;
+  parts.runs.StopTaking();
+  const Error error = ErrorOf(node::DrainingError());
+  parts.worlds.Stop(error, now);
+  // What is left is of one session, or launched.
+  parts.runs.FailAll(error, now);
+  // And who waits for commands that have not come.
+  parts.sessions.ForEach(
+      [&](const std::shared_ptr<Session>& session) { session->log.Abandon(ToStatus(error)); });
 }
-int LocalNode::wake_epoll_fd() const { return impl_->wake_epoll.get(); }
 
 }  // namespace chorus

@@ -24,145 +24,17 @@
 #include "core/backend/backend.h"
 #include "core/base/error.h"
 #include "core/base/ids.h"
-#include "core/collective/sequencer.h"
+#include "core/collective/instance.h"
+#include "core/node/info.h"
+#include "core/node/options.h"
 #include "core/node/records.h"
-#include "core/runtime/memory.h"
+#include "core/node/requests.h"
 
 namespace chorus {
 
-struct NodeOptions {
-  int64_t memory_limit_bytes = int64_t{8} << 30;
-  int32_t max_sessions = 4096;
-  // For each session:
-  int32_t max_tensors = 65536;
-  int32_t max_graphs = 16384;
-  int32_t max_staging_arenas = 256;
-  int64_t max_staging_bytes = int64_t{8} << 30;
-  int32_t max_pending_runs = 1024;
-  int32_t max_graph_nodes = 1 << 20;
-  int32_t max_worlds = 1024;
-  int32_t max_groups_per_world = 4096;              // in its life
-  absl::Duration lease = absl::Seconds(60);         // of unattached sessions
-  absl::Duration detach_grace = absl::Seconds(30);  // votes of a session without channel stand
-  absl::Duration join_timeout = absl::Seconds(300);
-  absl::Duration gap_timeout = absl::Seconds(10);  // for a missing predecessor in a log
-  SequencerOptions sequencer;                      // a world's own options override it
-  // Work that is the same on several ranks (a data-parallel optimiser's update) is done once and
-  // kept once. Results are the same bits either way.
-  bool share_equal_work = true;
-  // Takes one line for each failure (records.h, FailureLine), on the node thread; empty: nobody.
-  std::function<void(absl::string_view line)> log_failure;
-};
-
-enum class SessionState { kActive, kDetached, kDead };
-
-struct OpenSessionRequest {
-  std::string tenant;                // "uid:1000"
-  std::string label;                 // for diagnostics
-  int32_t pid = -1;                  // of an attached client
-  bool attached = false;             // lives by its pidfd; else by its lease
-  absl::Duration lease;              // 0: the node's
-  std::vector<DeviceIndex> devices;  // empty: `device_count` free-est ones
-  int32_t device_count = 1;
-};
-
-struct SessionInfo {
-  SessionId id;
-  std::string tenant;
-  std::string label;
-  int32_t pid = -1;
-  bool attached = false;
-  SessionState state = SessionState::kActive;
-  std::vector<DeviceIndex> devices;
-  int64_t live_tensors = 0;
-  int64_t live_graphs = 0;
-  int64_t staging_bytes = 0;
-  int64_t commands = 0;       // taken from the log so far
-  absl::Duration lease_left;  // infinite when attached
-};
-
-struct JoinRequest {
-  std::string name;
-  int32_t size = 0;
-  Rank rank;
-  DeviceIndex device;            // one of the session's
-  absl::Duration join_timeout;   // 0: the node's
-  absl::Duration agree_timeout;  // 0: the node's; the first member's counts
-  absl::Duration exec_timeout;
-  CheckCallSites check_call_sites = CheckCallSites::kOff;  // the same on every rank
-};
-
-struct WorldInfo {
-  struct Member {
-    Rank rank;
-    SessionId session;
-    DeviceIndex device;
-    int32_t pid = -1;
-    bool alive = true;  // false: dead or left
-    bool joined = false;
-    CallPosition next;  // its next call of the world's group, as counted here
-  };
-  WorldId id;
-  std::string tenant;
-  std::string name;
-  int32_t size = 0;
-  Epoch epoch;
-  std::vector<Member> members;
-  std::vector<std::vector<Rank>> groups;  // by GroupId
-  absl::Duration waiting;                 // while members are missing: since the first joined
-  absl::Duration agree_timeout;
-};
-
-struct ReformResult {
-  Rank rank;  // the caller's new one
-  int32_t size = 0;
-  Epoch epoch;
-  // Old rank and last published instance of every survivor, by new rank: where to resume.
-  struct Survivor {
-    Rank old_rank;
-    absl::optional<InstanceKey> last_published;
-  };
-  std::vector<Survivor> survivors;
-};
-
-struct DeviceInfo {
-  DeviceIndex index;
-  std::string name;  // "host:0"
-  int64_t launches = 0;
-  int32_t sessions = 0;
-};
-
-// How bytes took their way, summed since the start: shows that nothing fell back silently.
-struct PathCounters {
-  int64_t aliased_bytes = 0;   // results that moved nothing
-  int64_t reduced_bytes = 0;   // results written by reductions
-  int64_t copied_bytes = 0;    // uploads, frozen inputs, pieces moved by collectives
-  int64_t streamed_bytes = 0;  // over gRPC
-  int64_t donated_bytes = 0;   // results that took over donated inputs
-  int64_t shared_bytes = 0;    // results of work that another rank did for this one as well
-};
-
-struct NodeStats {
-  int64_t memory_limit_bytes = 0;
-  int64_t memory_used_bytes = 0;
-  int64_t runs_published = 0;
-  int64_t runs_failed = 0;
-  int64_t shared_kernels = 0;  // that were not run, because another rank ran an equal one
-  // Parts of gradients that ranks gave up though a leaf of theirs lay behind, and others asked for.
-  int64_t gradients_given_up = 0;
-  PathCounters paths;
-  // Held at this moment: none of it may grow while a job goes on.
-  int64_t live_runs = 0;
-  int64_t live_buffers = 0;
-  int64_t loaded_plans = 0;
-  int64_t agreement_rows = 0;  // of all worlds' sequencers
-};
-
-// The end of one command of a session's log.
-struct Outcome {
-  Sequence sequence;
-  absl::Status status;  // carries the recorded Error
-};
+namespace node {
+struct Session;
+}
 
 class LocalNode {
  public:
@@ -193,18 +65,8 @@ class LocalNode {
   void OnSessionEnded(std::function<void(SessionId)> ended);
   absl::Status RenewLease(SessionId session, absl::Time now);
 
-  // Shared memory of an attached session; made at the first call. The descriptors stay the node's.
-  struct SessionDescriptors {
-    int memory_fd = -1;
-    int wake_fd = -1;  // the client writes it when the doorbell says asleep
-  };
+  // Shared memory of an attached session; made at the first call.
   absl::StatusOr<SessionDescriptors> AttachMemory(SessionId session);
-  // A staging arena: memfd that the client maps writable (attached) or fills with WriteStaging.
-  struct StagingArena {
-    ArenaId arena;
-    int fd = -1;
-    int64_t bytes = 0;
-  };
   absl::StatusOr<StagingArena> CreateStaging(SessionId session, int64_t bytes);
   absl::Status ConfirmStaging(SessionId session, ArenaId arena);  // the client has mapped it
   absl::Status ReleaseStaging(SessionId session, ArenaId arena);
@@ -214,7 +76,6 @@ class LocalNode {
   absl::StatusOr<int> ResultArenaFd(SessionId session, ArenaId arena);
 
   // --- Worlds ---------------------------------------------------------------------------------
-  using OnJoined = std::function<void(absl::StatusOr<WorldInfo>)>;
   // Ends when every rank has joined, or at join_timeout naming the missing ranks. A duplicate rank,
   // another size or a device that another rank of that world uses is refused at once.
   void JoinWorld(SessionId session, const JoinRequest& request, absl::Time now, OnJoined done);
@@ -228,12 +89,10 @@ class LocalNode {
   absl::Status AbortWorld(SessionId session, WorldId world, Rank rank, Epoch epoch,
                           absl::string_view message, absl::Time now);
   // Ends when every survivor has asked, or at `timeout` naming who has not.
-  using OnReformed = std::function<void(absl::StatusOr<ReformResult>)>;
   void ReformWorld(SessionId session, WorldId world, Rank rank, absl::Duration timeout,
                    absl::Time now, OnReformed done);
 
   // --- The log by gRPC ------------------------------------------------------------------------
-  using OnOutcome = std::function<void(Outcome)>;
   // Takes one frame. Out-of-order sequences wait for their predecessors up to gap_timeout; a repeat
   // is answered from the record. `done` gets the outcome.
   void Submit(SessionId session, std::string frame, absl::Time now, OnOutcome done);
@@ -241,14 +100,6 @@ class LocalNode {
   void WaitOutcome(SessionId session, Sequence sequence, absl::Time deadline, OnOutcome done);
 
   // --- Tensors --------------------------------------------------------------------------------
-  struct TensorView {
-    TensorType type;
-    DeviceIndex device;
-    BufferRef buffer;  // host-readable; keeps the bytes while held (node thread!)
-    const char* data = nullptr;
-    int64_t bytes = 0;
-  };
-  using OnTensor = std::function<void(absl::StatusOr<TensorView>)>;
   // Waits until the tensor is readable, or failed, or `deadline`.
   void ReadTensor(SessionId session, TensorId tensor, absl::Time deadline, OnTensor done);
   void CountStreamed(int64_t bytes);
@@ -257,11 +108,6 @@ class LocalNode {
   std::vector<DeviceInfo> Devices() const;
   std::vector<SessionInfo> Sessions(absl::string_view tenant, absl::Time now) const;
   std::vector<WorldInfo> Worlds(absl::string_view tenant, absl::Time now) const;
-  struct PendingView {
-    WorldId world;
-    std::string world_name;
-    PendingInstance instance;
-  };
   std::vector<PendingView> Pending(absl::string_view tenant, absl::Time now) const;
   // Records the refusal of a request that never became a session's, and returns it with its id.
   absl::Status Refused(absl::string_view tenant, int32_t pid, const absl::Status& status);
@@ -288,8 +134,13 @@ class LocalNode {
   int wake_epoll_fd() const;
 
  private:
-  class Impl;
-  std::unique_ptr<Impl> impl_;
+  struct Parts;
+  void EndSession(const std::shared_ptr<node::Session>& session, const std::string& died,
+                  absl::Time now);
+  template <typename Fn>
+  auto WithSession(SessionId id, Fn fn) -> decltype(fn(std::shared_ptr<node::Session>()));
+
+  const std::unique_ptr<Parts> parts_;
 };
 
 }  // namespace chorus

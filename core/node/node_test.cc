@@ -316,25 +316,24 @@ class DirectRank {
   }
 
   absl::StatusOr<std::vector<float>> Read(TensorId id) {
-    return Call<absl::StatusOr<std::vector<float>>>(
-        [&](LocalNode& node, absl::Time now, auto* done) {
-          node.ReadTensor(
-              session_, id, now + kPatience, [done](absl::StatusOr<LocalNode::TensorView> view) {
-                if (!view.ok()) return done->Set(Detached(view.status()));
-                std::vector<float> values(static_cast<size_t>(view->bytes) / 4);
-                if (view->bytes > 0) {
-                  std::memcpy(values.data(), view->data, static_cast<size_t>(view->bytes));
-                }
-                done->Set(std::move(values));
-              });
-        });
+    return Call<absl::StatusOr<std::vector<float>>>([&](LocalNode& node, absl::Time now,
+                                                        auto* done) {
+      node.ReadTensor(session_, id, now + kPatience, [done](absl::StatusOr<ReadableTensor> view) {
+        if (!view.ok()) return done->Set(Detached(view.status()));
+        std::vector<float> values(static_cast<size_t>(view->bytes) / 4);
+        if (view->bytes > 0) {
+          std::memcpy(values.data(), view->data, static_cast<size_t>(view->bytes));
+        }
+        done->Set(std::move(values));
+      });
+    });
   }
 
   // Holds `reader` until something has come of it.
   void StartReading(TensorId id, std::shared_ptr<int> reader) {
     loop_->Post([this, id, reader = std::move(reader)](LocalNode& node, absl::Time now) {
       node.ReadTensor(session_, id, now + absl::Hours(1),
-                      [reader](const absl::StatusOr<LocalNode::TensorView>&) {});
+                      [reader](const absl::StatusOr<ReadableTensor>&) {});
     });
   }
 
@@ -813,7 +812,7 @@ TEST_F(NodeTest, AbortAllEndsEveryWait) {
                      [&](Outcome outcome) { later.Set(Detached(outcome.status)); });
     node.ReadTensor(
         ranks_[0]->session(), {0, 1}, now + absl::Hours(1),
-        [&](absl::StatusOr<LocalNode::TensorView> view) { read.Set(Detached(view.status())); });
+        [&](absl::StatusOr<ReadableTensor> view) { read.Set(Detached(view.status())); });
     node.StartDraining();
     node.AbortAll(now);
   });
@@ -1027,10 +1026,9 @@ TEST_F(DonationTest, ARefusedRunGivesItBack) {
   const Sequence step = ranks_[0]->last_sequence();
   loop_->Post([&](LocalNode& node, absl::Time now) {
     node.WaitOutcome(session, step, now + kPatience, [&, now](const Outcome&) {
-      node.ReadTensor(session, given_, now + kPatience,
-                      [&](const absl::StatusOr<LocalNode::TensorView>& view) {
-                        found.Set(Detached(view.status()));
-                      });
+      node.ReadTensor(
+          session, given_, now + kPatience,
+          [&](const absl::StatusOr<ReadableTensor>& view) { found.Set(Detached(view.status())); });
     });
   });
   ranks_[1]->RunStep(3, given_, 3, {1, 1}, {2, 1});
@@ -1563,6 +1561,25 @@ TEST_F(NodeTest, WhatARunBindsIsCheckedWhateverItsClientHasChecked) {
 }
 
 // One rank whose session holds two devices, the first of which it joined with.
+// A hostile client does not wait for Join to return.
+TEST_F(NodeTest, ARunInAWorldThatIsNotCompleteIsRefusedAndNothingElse) {
+  backend_ = HostDevices(2);
+  loop_ = std::make_unique<NodeLoop>(NodeOptions(), backend_.get());
+  DirectRank early(loop_.get(), 0, 2, "job", {DeviceIndex(0)});
+  const std::vector<WorldInfo> worlds = early.Call<std::vector<WorldInfo>>(
+      [](LocalNode& node, absl::Time now, auto* done) { done->Set(node.Worlds("", now)); });
+  ASSERT_EQ(worlds.size(), 1u);
+  early.Register(0, AllReduceGraph(0, 2, TensorType(DType::kF32, {4}), "early.cc:1"));
+  auto run = early.WorldRun(0, {DirectRank::Inline({1, 2, 3, 4})}, {{0, 1}});
+  run.groups[0].world = worlds[0].id;
+  run.groups[0].epoch = Epoch(1);
+  early.Submit(std::move(run));
+  EXPECT_EQ(ErrorOf(early.LastOutcome()).reason, Reason::kWrongState) << early.LastOutcome();
+  DirectRank late(loop_.get(), 1, 2, "job", {DeviceIndex(1)});
+  early.AwaitWorld();
+  late.AwaitWorld();
+}
+
 TEST_F(NodeTest, ARunUsesWhatStandsOnItsDevicesOnly) {
   StartOn(HostDevices(2), {{DeviceIndex(0), DeviceIndex(1)}}, {});
   DirectRank& rank = *ranks_[0];

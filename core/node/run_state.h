@@ -18,7 +18,7 @@
 #include "core/node/graph_store.h"
 #include "core/runtime/memory.h"
 
-namespace chorus {
+namespace chorus::node {
 
 struct Session;
 struct World;
@@ -83,6 +83,13 @@ struct RunState {
 
   // It takes part in no collective.
   bool local() const { return plan->plan.votes->participations.empty(); }
+
+  // Plan buffer `index` stands in `buffer`; null: it has no bytes.
+  void SetBuffer(size_t index, const BufferRef& buffer) {
+    if (!buffer) return;
+    addresses[index] = buffer->address();
+    refs[index] = buffer;
+  }
 
   void AddVotedProducer(RunHandle producer) {
     if (std::find(voted_producers.begin(), voted_producers.end(), producer) ==
@@ -195,6 +202,6 @@ class RunTable {
   int64_t live_ = 0;
 };
 
-}  // namespace chorus
+}  // namespace chorus::node
 
 #endif  // CHORUS_CORE_NODE_RUN_STATE_H_

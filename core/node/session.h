@@ -1,4 +1,4 @@
-// What the node keeps of one session: its log, its names, its shared memory, its memberships.
+// A client's session, and all of a node's sessions.
 //
 // Threads: the node thread.
 #ifndef CHORUS_CORE_NODE_SESSION_H_
@@ -13,19 +13,22 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "core/base/ids.h"
 #include "core/base/unique_fd.h"
-#include "core/node/cell.h"
-#include "core/node/graph_store.h"
-#include "core/node/node.h"
+#include "core/node/command_log.h"
+#include "core/node/completions.h"
+#include "core/node/info.h"
+#include "core/node/names.h"
+#include "core/node/options.h"
+#include "core/node/requests.h"
 #include "core/node/timers.h"
-#include "core/node/waiters.h"
-#include "core/transport/command.h"
-#include "core/transport/completion.h"
+#include "core/runtime/memory.h"
 #include "core/transport/ring.h"
 #include "core/transport/session_memory.h"
 
-namespace chorus {
+namespace chorus::node {
 
 struct World;
 
@@ -40,98 +43,105 @@ struct Tenant {
   absl::Time holders_at = absl::InfinitePast();
 };
 
-// The last outcomes of a log, by sequence.
-class OutcomeLog {
- public:
-  static constexpr int64_t kKept = 1024;
-  struct Record {
-    int64_t sequence = 0;
-    bool done = false;
-    absl::StatusCode code = absl::StatusCode::kOk;
-    ErrorId error;
-  };
-
-  // `sequence` has been taken from the log.
-  void Begin(Sequence sequence) {
-    if (records_.empty()) records_.resize(kKept);  // an idle session keeps none
-    records_[Slot(sequence)] = {sequence.value(), false, absl::StatusCode::kOk, ErrorId()};
-  }
-  void Finish(Sequence sequence, absl::StatusCode code, ErrorId error) {
-    Record& record = records_[Slot(sequence)];
-    if (record.sequence == sequence.value()) record = {sequence.value(), true, code, error};
-  }
-  // Null when it is not among the last kKept.
-  const Record* Find(Sequence sequence) const {
-    if (records_.empty() || sequence.value() <= 0) return nullptr;
-    const Record& record = records_[Slot(sequence)];
-    return record.sequence == sequence.value() ? &record : nullptr;
-  }
-
- private:
-  static size_t Slot(Sequence sequence) { return static_cast<size_t>(sequence.value() % kKept); }
-  std::vector<Record> records_;
-};
-
 struct Session : std::enable_shared_from_this<Session> {
-  struct TensorSlot {
-    uint32_t generation = 0;
-    CellRef cell;
-  };
-  struct GraphSlot {
-    uint32_t generation = 0;
-    std::shared_ptr<GraphRecord> record;
-    absl::Status refused;  // why there is no record of this generation: runs of it are told
-  };
-  // A frame that came before its predecessor.
-  struct HeldFrame {
-    std::string frame;
-    std::vector<LocalNode::OnOutcome> done;
-  };
   struct Membership {
     std::shared_ptr<World> world;
     Rank rank;
     Epoch epoch{1};  // that the session has entered
   };
 
-  SessionId id;
-  OpenSessionRequest request;
-  SessionState state = SessionState::kActive;
-  std::shared_ptr<Tenant> tenant;
+  Session(SessionId session, const OpenSessionRequest& opened, std::shared_ptr<Tenant> who,
+          const CommandLog::Shared& logs, const Names::Limits& limits, News* news)
+      : id(session),
+        request(opened),
+        tenant(std::move(who)),
+        completions(news),
+        log(logs, tenant->name, &completions),
+        names(limits, &completions) {}
+
+  bool dead() const { return state == SessionState::kDead; }
+
+  // Identity and lease.
+  const SessionId id;
+  const OpenSessionRequest request;
+  const std::shared_ptr<Tenant> tenant;
   std::vector<DeviceIndex> devices;
+  SessionState state = SessionState::kActive;
   absl::Duration lease;
   absl::Time lease_until = absl::InfiniteFuture();
   TimerQueue::Id lease_timer;
   TimerQueue::Id detach_timer;
 
-  // The log.
-  int64_t next_sequence = 1;
-  std::map<int64_t, HeldFrame> held;
-  TimerQueue::Id gap_timer;
-  OutcomeLog outcomes;
-  absl::flat_hash_map<int64_t, Waiters<Outcome>> outcome_waiters;  // none is empty
-
-  // Its names.
-  std::vector<TensorSlot> tensors;
-  std::vector<GraphSlot> graphs;
-  int64_t live_tensors = 0;
-  int64_t live_graphs = 0;
+  Completions completions;
+  CommandLog log;
+  Names names;
   absl::flat_hash_map<ArenaId, std::shared_ptr<Arena>> staging;
   int64_t staging_bytes = 0;
   int64_t pending_runs = 0;
+  std::vector<Membership> memberships;
 
   // Shared memory of an attached session.
   std::unique_ptr<SessionMemory> memory;
   std::unique_ptr<SubmissionRingReader> ring;
   absl::Time last_frame = absl::InfinitePast();  // that came through it
-  std::unique_ptr<CompletionWriter> completions;
   UniqueFd wake_fd;
-  bool has_news = false;  // published, but nobody has been woken for it yet
-
-  std::vector<Membership> memberships;
-
-  bool dead() const { return state == SessionState::kDead; }
 };
 
-}  // namespace chorus
+// Those that live, and what is remembered of those that died.
+class SessionTable {
+ public:
+  // What a session ends of by itself: `how`, in words for its peers.
+  using Expire = std::function<void(const std::shared_ptr<Session>& session, const std::string& how,
+                                    absl::Time now)>;
+  // `options` and `timers` outlive it.
+  SessionTable(const NodeOptions* options, int device_count, TimerQueue* timers, Expire expire);
+  // Sessions and worlds hold each other; so do sessions and what waits for their tensors.
+  ~SessionTable();
+
+  using TenantNamed = std::function<std::shared_ptr<Tenant>(const std::string& name)>;
+  // INVALID_ARGUMENT, NOT_FOUND: the devices that are asked for; RESOURCE_EXHAUSTED kQuota.
+  absl::StatusOr<std::shared_ptr<Session>> Open(const OpenSessionRequest& request,
+                                                const TenantNamed& tenant_named,
+                                                const CommandLog::Shared& logs, News* news,
+                                                absl::Time now);
+  void RenewLease(Session* session, absl::Time now) const;
+  void SetDetached(const std::shared_ptr<Session>& session, bool detached, absl::Time now);
+  // It is dead; `died`: how, in words for its peers; empty: it was closed. It is found no more.
+  void Remove(Session* session, const std::string& died);
+
+  // NOT_FOUND kSessionLost, with how it died where that is known.
+  absl::StatusOr<std::shared_ptr<Session>> Find(SessionId id) const;
+  // Of one that has died lately, too.
+  absl::StatusOr<std::string> TenantOf(SessionId id) const;
+  template <typename Fn>
+  void ForEach(Fn fn) const {
+    for (const auto& entry : sessions_) fn(entry.second);
+  }
+  int32_t on_device(DeviceIndex device) const {
+    return on_device_[static_cast<size_t>(device.value())];
+  }
+
+ private:
+  absl::StatusOr<std::vector<DeviceIndex>> ChooseDevices(const OpenSessionRequest& request) const;
+  void ArmLease(const std::shared_ptr<Session>& session);
+
+  const NodeOptions* const options_;
+  TimerQueue* const timers_;
+  const Expire expire_;
+  int64_t last_session_ = 0;
+  absl::flat_hash_map<SessionId, std::shared_ptr<Session>> sessions_;
+  std::vector<int32_t> on_device_;  // how many of them, by device
+  // The last of those that died, for their owners who ask again.
+  struct Death {
+    std::string tenant;
+    std::string how;
+  };
+  std::map<SessionId, Death> deaths_;
+};
+
+// NOT_FOUND kSessionLost. `how` it died; empty: not known any more, or it was closed.
+absl::Status SessionLost(absl::string_view how);
+
+}  // namespace chorus::node
 
 #endif  // CHORUS_CORE_NODE_SESSION_H_

@@ -6,7 +6,7 @@
 #include "absl/strings/str_join.h"
 #include "core/base/error.h"
 
-namespace chorus {
+namespace chorus::node {
 namespace {
 
 void CopyFrom(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides, size_t dim,
@@ -81,4 +81,4 @@ void CopyStrided(const TensorType& type, const std::vector<int64_t>& strides, co
   CopyFrom(sizes, strides, 0, static_cast<size_t>(DTypeBytes(type.dtype)), from, &to);
 }
 
-}  // namespace chorus
+}  // namespace chorus::node

@@ -8,7 +8,7 @@
 #include "absl/status/statusor.h"
 #include "core/tensor/type.h"
 
-namespace chorus {
+namespace chorus::node {
 
 struct StridedExtent {
   bool contiguous = false;  // row-major without gaps: no copy is needed to read it
@@ -25,6 +25,6 @@ absl::StatusOr<StridedExtent> CheckStrided(const TensorType& type,
 void CopyStrided(const TensorType& type, const std::vector<int64_t>& strides, const char* from,
                  char* to);
 
-}  // namespace chorus
+}  // namespace chorus::node
 
 #endif  // CHORUS_CORE_NODE_STRIDED_H_

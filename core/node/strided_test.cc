@@ -8,7 +8,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace chorus {
+namespace chorus::node {
 namespace {
 
 std::vector<float> Copied(const TensorType& type, const std::vector<int64_t>& strides) {
@@ -58,4 +58,4 @@ TEST(StridedTest, NoElementsFitAnywhere) {
 }
 
 }  // namespace
-}  // namespace chorus
+}  // namespace chorus::node

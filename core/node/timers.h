@@ -1,4 +1,4 @@
-// Closures by due time. Threads: the node thread.
+// The node's time, and closures by due time. Threads: the node thread.
 #ifndef CHORUS_CORE_NODE_TIMERS_H_
 #define CHORUS_CORE_NODE_TIMERS_H_
 
@@ -9,7 +9,12 @@
 
 #include "absl/time/time.h"
 
-namespace chorus {
+namespace chorus::node {
+
+// The time of the node's turn, for callbacks that are given none.
+struct Clock {
+  absl::Time now;
+};
 
 class TimerQueue {
  public:
@@ -48,6 +53,6 @@ class TimerQueue {
   uint64_t serial_ = 0;
 };
 
-}  // namespace chorus
+}  // namespace chorus::node
 
 #endif  // CHORUS_CORE_NODE_TIMERS_H_

@@ -7,7 +7,7 @@
 #include <map>
 #include <utility>
 
-namespace chorus {
+namespace chorus::node {
 
 template <typename... Args>
 class Waiters {
@@ -36,6 +36,6 @@ class Waiters {
   Id last_ = 0;
 };
 
-}  // namespace chorus
+}  // namespace chorus::node
 
 #endif  // CHORUS_CORE_NODE_WAITERS_H_

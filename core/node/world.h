@@ -1,4 +1,4 @@
-// What the node keeps of one world: its members, its sequencer, results reserved in common.
+// What the node keeps of one world: its members, its agreement, results reserved in common.
 //
 // Threads: the node thread.
 #ifndef CHORUS_CORE_NODE_WORLD_H_
@@ -13,25 +13,27 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "absl/types/optional.h"
+#include "core/base/error.h"
+#include "core/base/ids.h"
 #include "core/collective/sequencer.h"
-#include "core/node/node.h"
+#include "core/node/agreement.h"
+#include "core/node/requests.h"
 #include "core/node/timers.h"
 #include "core/runtime/executor.h"
 #include "core/runtime/memory.h"
 
-namespace chorus {
+namespace chorus::node {
 
 struct Session;
 
-struct World {
+struct World : std::enable_shared_from_this<World> {
   struct Member {
     std::shared_ptr<Session> session;  // null: not joined yet, left, or dead
     DeviceIndex device;
     int32_t pid = -1;
     enum class State { kMissing, kJoined, kLeft, kDead } state = State::kMissing;
-    LocalNode::OnJoined on_joined;      // while others are missing
-    LocalNode::OnReformed on_reformed;  // while others have not asked
+    OnJoined on_joined;      // while others are missing
+    OnReformed on_reformed;  // while others have not asked
   };
 
   WorldId id;
@@ -39,14 +41,10 @@ struct World {
   std::string name;
   std::vector<Member> members;  // by rank
   SequencerOptions options;
-  std::unique_ptr<Sequencer> sequencer;
-  bool formed = false;
+  std::unique_ptr<Agreement> agreement;  // null until all have joined
   absl::Time first_joined;
   TimerQueue::Id join_timer;
   TimerQueue::Id reform_timer;
-  // Wakes the sequencer; re-armed when an earlier deadline appears.
-  TimerQueue::Id timer;
-  absl::Time timer_due = absl::InfiniteFuture();
   // One copy of an equal result: reserved by the first voter, taken by the others, let go at
   // launch.
   absl::flat_hash_map<InstanceKey, BufferRef> shared;
@@ -56,10 +54,13 @@ struct World {
   // By rank and line: what is told of gradients that it gave up. Each is told once in a while: the
   // list is begun anew when it is long.
   std::map<std::pair<int32_t, std::string>, ErrorId> given_up;
-  // By group: its communicator in the pool; 0: to be looked up.
+  // By group: its communicator in the pool; 0: to be looked up. Of the pool as it was after so many
+  // were dropped from it.
   std::vector<CommunicatorId> communicators;
+  int64_t communicators_after_drops = 0;
 
   int size() const { return static_cast<int>(members.size()); }
+  bool formed() const { return agreement != nullptr; }
 };
 
 // FAILED_PRECONDITION kWrongState, for who asks before all ranks have joined.
@@ -69,6 +70,6 @@ absl::Status NotFormed(const World& world);
 // has ended.
 void SayOpenEpoch(const World& world, Epoch open, Error* error);
 
-}  // namespace chorus
+}  // namespace chorus::node
 
 #endif  // CHORUS_CORE_NODE_WORLD_H_

@@ -65,7 +65,7 @@ void SessionTo(int64_t incarnation, const SessionInfo& info,
   if (!info.attached) DurationTo(info.lease_left, message->mutable_lease_left());
 }
 
-void PendingTo(const LocalNode::PendingView& view, v1::ListPendingResponse::Pending* message) {
+void PendingTo(const PendingView& view, v1::ListPendingResponse::Pending* message) {
   message->set_world(view.world.value());
   message->set_world_name(view.world_name);
   ToProto(view.instance.key, message->mutable_instance());
@@ -132,8 +132,8 @@ grpc::ServerUnaryReactor* DiagnosticsService::ListPending(grpc::CallbackServerCo
       [](LocalNode& node, absl::Time now, const std::string& sees) {
         return node.Pending(sees, now);
       },
-      [](const std::vector<LocalNode::PendingView>& views, v1::ListPendingResponse* to) {
-        for (const LocalNode::PendingView& view : views) PendingTo(view, to->add_pending());
+      [](const std::vector<PendingView>& views, v1::ListPendingResponse* to) {
+        for (const PendingView& view : views) PendingTo(view, to->add_pending());
       });
 }
 

@@ -38,7 +38,7 @@ class Download : public grpc::ServerWriteReactor<v1::DownloadTensorResponse>,
         *service_, context_->peer(), request.session(),
         [download = self_, id = *tensor, deadline](LocalNode& node, absl::Time, SessionId session) {
           node.ReadTensor(session, id, deadline,
-                          [download](absl::StatusOr<LocalNode::TensorView> view) {
+                          [download](absl::StatusOr<ReadableTensor> view) {
                             download->HaveTensor(std::move(view));
                           });
         },
@@ -46,18 +46,18 @@ class Download : public grpc::ServerWriteReactor<v1::DownloadTensorResponse>,
   }
 
  private:
-  using ViewRef = std::shared_ptr<const LocalNode::TensorView>;
+  using ViewRef = std::shared_ptr<const ReadableTensor>;
 
   // On the node thread. The view's buffer belongs to that thread, so its end is sent back there.
-  void HaveTensor(absl::StatusOr<LocalNode::TensorView> view) {
+  void HaveTensor(absl::StatusOr<ReadableTensor> view) {
     if (!view.ok()) {
       service_->worker->Post(
           [download = shared_from_this(), status = view.status()] { download->End(status); });
       return;
     }
     NodeLoop* const loop = service_->loop;
-    ViewRef shared(new LocalNode::TensorView(*std::move(view)),
-                   [loop](const LocalNode::TensorView* done) {
+    ViewRef shared(new ReadableTensor(*std::move(view)),
+                   [loop](const ReadableTensor* done) {
                      loop->Post([done](LocalNode& node, absl::Time) {
                        node.CountStreamed(done->bytes);
                        delete done;

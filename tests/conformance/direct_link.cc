@@ -134,7 +134,7 @@ class DirectLink : public Link {
     const Answer<absl::StatusOr<std::string>> answer;
     loop_->Post([session = session_, tensor, timeout, answer](LocalNode& node, absl::Time now) {
       node.ReadTensor(session, tensor, now + timeout,
-                      [answer](absl::StatusOr<LocalNode::TensorView> view) {
+                      [answer](absl::StatusOr<ReadableTensor> view) {
                         if (!view.ok()) return answer.Set(Detached(view.status()));
                         answer.Set(std::string(view->data, static_cast<size_t>(view->bytes)));
                       });
@@ -155,7 +155,7 @@ class DirectLink : public Link {
     const Answer<absl::StatusOr<std::pair<const char*, int64_t>>> answer;
     loop_->Post([session = session_, tensor, timeout, answer](LocalNode& node, absl::Time now) {
       node.ReadTensor(session, tensor, now + timeout,
-                      [answer](absl::StatusOr<LocalNode::TensorView> view) {
+                      [answer](absl::StatusOr<ReadableTensor> view) {
                         if (!view.ok()) return answer.Set(Detached(view.status()));
                         answer.Set(std::make_pair(view->data, view->bytes));
                       });
@@ -301,7 +301,7 @@ class DirectLink : public Link {
                "pending",
                [](LocalNode& node, absl::Time now) {
                  std::string text;
-                 for (const LocalNode::PendingView& view : node.Pending("", now)) {
+                 for (const PendingView& view : node.Pending("", now)) {
                    absl::StrAppend(&text, view.instance.key.ToString(), " (", view.instance.what,
                                    ", missing ranks:");
                    for (const Rank rank : view.instance.missing) {

@@ -1,18 +1,16 @@
-// Work that ranks of one node have in common is done once, and its results are kept once.
-//
-// At submit every result that other ranks may have too gets a number, which is equal exactly where
-// the value is: output k of a collective has that of its instance, the result of a group of equal
-// work (Plan::EqualGroup) that of what it computes from which values. Runs whose groups have one
-// number share the buffers of their results from then on. At launch, those of them that are in the
-// gang are dealt out: one device runs a group, the others leave it out, and a barrier between them
-// ends the launches, so that whatever follows on any of these devices finds the work done.
+#include "core/node/equal_work.h"
+
 #include <xxhash.h>
 
 #include <algorithm>
+#include <utility>
+#include <vector>
 
-#include "core/node/node_impl.h"
+#include "core/base/bytes.h"
+#include "core/node/session.h"
+#include "core/node/world.h"
 
-namespace chorus {
+namespace chorus::node {
 namespace {
 
 // Kinds of numbers never meet.
@@ -64,11 +62,8 @@ absl::optional<Hash128> NumberOfInput(const CellRef& cell, const Binding& bindin
 
 }  // namespace
 
-// Numbers the run's outputs, and finds the buffers that its groups of equal work share with other
-// runs. `instances` by participation; empty: it votes for an epoch that is not open.
-absl::Status LocalNode::Impl::FindEqualWork(const Run& command,
-                                            absl::Span<const InstanceKey> instances,
-                                            RunState* run) {
+absl::Status EqualWork::Find(const Run& command, absl::Span<const InstanceKey> instances,
+                             RunState* run) {
   const Plan& plan = run->plan->plan;
   if (instances.empty()) return absl::OkStatus();
   run->equal_work.resize(plan.equal_groups.size());
@@ -106,8 +101,8 @@ absl::Status LocalNode::Impl::FindEqualWork(const Run& command,
         results.emplace_back();
         if (spec.bytes > 0) {
           absl::StatusOr<BufferRef> made =
-              Allocate(run->session->tenant.get(),
-                       run->devices[static_cast<size_t>(spec.device_slot)], spec.bytes);
+              storage_->Allocate(run->session->tenant.get(),
+                                 run->devices[static_cast<size_t>(spec.device_slot)], spec.bytes);
           if (!made.ok()) {
             run->world->equal_work.erase(number);
             return made.status();
@@ -115,7 +110,7 @@ absl::Status LocalNode::Impl::FindEqualWork(const Run& command,
           results.back() = *std::move(made);
         }
       }
-      SetBuffer(buffer, results[i], run);
+      run->SetBuffer(buffer, results[i]);
     }
     run->equal_work[g] = number;
   }
@@ -134,21 +129,13 @@ absl::Status LocalNode::Impl::FindEqualWork(const Run& command,
   return absl::OkStatus();
 }
 
-void LocalNode::Impl::SetBuffer(size_t index, const BufferRef& buffer, RunState* run) {
-  if (!buffer) return;
-  run->addresses[index] = buffer->address();
-  run->refs[index] = buffer;
-}
-
-// What a run that will not be launched has reserved with others: of equal work, unless somebody
-// else has it too; of its instances, whose votes fail with it.
-void LocalNode::Impl::ForgetCommon(RunState* run) {
+void EqualWork::Forget(RunState* run) {
   if (run->world == nullptr) return;
   World& world = *run->world;
   for (const Hash128& number : run->equal_work) {
     if (number == Hash128()) continue;
     bool held = false;
-    runs_.ForEach([&](RunState* other) {
+    runs_->ForEach([&](RunState* other) {
       held |= other != run && other->world == run->world &&
               other->phase == RunState::Phase::kVoted &&
               std::find(other->equal_work.begin(), other->equal_work.end(), number) !=
@@ -157,13 +144,12 @@ void LocalNode::Impl::ForgetCommon(RunState* run) {
     if (!held) world.equal_work.erase(number);
   }
   run->equal_work.clear();
-  const auto instances = FindInstances(*run);
+  const auto instances = world.agreement->Resolve(run->vote);
   if (!instances.ok()) return;
   for (const InstanceKey& key : *instances) world.shared.erase(key);
 }
 
-// Deals a gang's groups of equal work out to those who have them.
-absl::Status LocalNode::Impl::DealEqualWork(absl::Span<RunState* const> members) {
+absl::Status EqualWork::Deal(absl::Span<RunState* const> members) {
   struct Holder {
     Hash128 number;
     RunState* run;
@@ -196,15 +182,16 @@ absl::Status LocalNode::Impl::DealEqualWork(absl::Span<RunState* const> members)
       const auto group = static_cast<size_t>(holders[i].group);
       for (const int32_t buffer : plan.equal_groups[group].results) {
         const BufferSpec& spec = plan.buffers[static_cast<size_t>(buffer)];
-        if (may_share) stats.paths.shared_bytes += spec.bytes;
+        if (may_share) stats_->paths.shared_bytes += spec.bytes;
         if (may_share || spec.bytes == 0) continue;
-        CHORUS_ASSIGN_OR_RETURN(const BufferRef own,
-                                Allocate(run->session->tenant.get(), run->devices[0], spec.bytes));
-        SetBuffer(static_cast<size_t>(buffer), own, run);
+        CHORUS_ASSIGN_OR_RETURN(
+            const BufferRef own,
+            storage_->Allocate(run->session->tenant.get(), run->devices[0], spec.bytes));
+        run->SetBuffer(static_cast<size_t>(buffer), own);
       }
       if (!may_share) continue;
       run->left_out.push_back(holders[i].group);
-      stats.shared_kernels += plan.equal_groups[group].kernels;
+      stats_->shared_kernels += plan.equal_groups[group].kernels;
     }
     begin = end;
   }
@@ -213,9 +200,9 @@ absl::Status LocalNode::Impl::DealEqualWork(absl::Span<RunState* const> members)
   for (const RunState* run : sharing) devices.push_back(run->devices[0]);
   std::sort(devices.begin(), devices.end());
   devices.erase(std::unique(devices.begin(), devices.end()), devices.end());
-  CHORUS_ASSIGN_OR_RETURN(const CommunicatorId communicator, launcher_.CommunicatorOf(devices));
+  CHORUS_ASSIGN_OR_RETURN(const CommunicatorId communicator, launcher_->CommunicatorOf(devices));
   for (RunState* run : sharing) run->equal_communicator = communicator;
   return absl::OkStatus();
 }
 
-}  // namespace chorus
+}  // namespace chorus::node

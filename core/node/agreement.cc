@@ -1,0 +1,160 @@
+#include "core/node/agreement.h"
+
+#include "core/base/failpoint.h"
+#include "core/node/world.h"
+
+namespace chorus::node {
+
+// --- The order of actions -----------------------------------------------------------------------
+
+void ActionQueue::CarryOut(const std::shared_ptr<World>& world,
+                           std::vector<SequencerAction>* actions, absl::Time now) {
+  if (busy_) {
+    for (SequencerAction& action : *actions) waiting_.emplace_back(world, std::move(action));
+    return;
+  }
+  busy_ = true;
+  for (SequencerAction& action : *actions) CarryOutOne(world, &action, now);
+  while (!waiting_.empty()) {
+    std::pair<std::shared_ptr<World>, SequencerAction> next = std::move(waiting_.front());
+    waiting_.pop_front();
+    CarryOutOne(next.first, &next.second, now);
+  }
+  busy_ = false;
+}
+
+void ActionQueue::CarryOutOne(const std::shared_ptr<World>& world, SequencerAction* action,
+                              absl::Time now) {
+  switch (action->kind) {
+    case SequencerAction::Kind::kLaunch:
+      return listener_->OnLaunch(world, *action, now);
+    case SequencerAction::Kind::kReserve:
+      return listener_->OnReserve(world, *action, now);
+    case SequencerAction::Kind::kFail:
+      return listener_->OnFail(world, action, now);
+    case SequencerAction::Kind::kWarn:
+      return listener_->OnWarn(world, action, now);
+    case SequencerAction::Kind::kEpochEnded:
+      return listener_->OnEpochEnded(world, action, now);
+  }
+}
+
+// --- One world's --------------------------------------------------------------------------------
+
+Agreement::Agreement(World* world, const SequencerOptions& options, ActionQueue* queue,
+                     TimerQueue* timers)
+    : world_(world), queue_(queue), timers_(timers), sequencer_(world->size(), options) {
+  for (int rank = 0; rank < world->size(); ++rank) {
+    MemberInfo info;
+    info.pid = world->members[static_cast<size_t>(rank)].pid;
+    sequencer_.SetMember(Rank(rank), info);
+  }
+}
+
+Agreement::~Agreement() { timers_->Cancel(timer_); }
+
+void Agreement::CarryOut(Sequencer::Actions* actions, absl::Time now) {
+  // It may end the world's last membership, and with it the world.
+  const std::shared_ptr<World> world = world_->shared_from_this();
+  queue_->CarryOut(world, actions, now);
+  ArmTimer();
+}
+
+void Agreement::ArmTimer() {
+  const absl::Time due = sequencer_.NextDeadline();
+  if (due >= timer_due_) return;
+  timers_->Cancel(timer_);
+  timer_due_ = due;
+  timer_ = timers_->Add(due, [this](absl::Time now) {
+    timer_due_ = absl::InfiniteFuture();
+    Sequencer::Actions actions;
+    sequencer_.Advance(now, &actions);
+    CarryOut(&actions, now);
+  });
+}
+
+absl::Status Agreement::Submit(const Vote& vote, absl::Time now) {
+  CHORUS_FAILPOINT("node.before_vote");
+  Sequencer::Actions actions;
+  absl::Status voted = sequencer_.Submit(vote, now, &actions);
+  CHORUS_FAILPOINT("node.after_vote");
+  CarryOut(&actions, now);
+  return voted;
+}
+
+absl::StatusOr<absl::Span<const InstanceKey>> Agreement::Resolve(const Vote& vote) {
+  if (vote.epoch != epoch()) return absl::Span<const InstanceKey>();
+  return sequencer_.Resolve(vote);
+}
+
+void Agreement::Unblock(RunHandle run, absl::Time now) {
+  Sequencer::Actions actions;
+  sequencer_.Unblock(run, now, &actions);
+  CarryOut(&actions, now);
+}
+
+void Agreement::Reserved(RunHandle run, absl::Time now) {
+  Sequencer::Actions actions;
+  sequencer_.Reserved(run, now, &actions);
+  CarryOut(&actions, now);
+}
+
+void Agreement::Cancel(RunHandle run, Rank rank, absl::Time now) {
+  Sequencer::Actions actions;
+  sequencer_.Cancel(run, rank, now, &actions);
+  CarryOut(&actions, now);
+}
+
+void Agreement::DropTape(Rank rank, const InstanceKey& key, bool consumed, Epoch epoch,
+                         absl::Time now) {
+  Sequencer::Actions actions;
+  sequencer_.DropTape(rank, key, consumed, epoch, now, &actions);
+  CarryOut(&actions, now);
+}
+
+void Agreement::Finished(Ticket ticket, const absl::Status& status, absl::Time now) {
+  Sequencer::Actions actions;
+  sequencer_.Finished(ticket, status, now, &actions);
+  CarryOut(&actions, now);
+}
+
+void Agreement::Abort(const Error& cause, absl::Time now) {
+  Sequencer::Actions actions;
+  sequencer_.Abort(cause, now, &actions);
+  CarryOut(&actions, now);
+}
+
+void Agreement::Dead(Rank rank, absl::string_view how, absl::Time now) {
+  Sequencer::Actions actions;
+  sequencer_.Dead(rank, how, now, &actions);
+  CarryOut(&actions, now);
+}
+
+void Agreement::Left(Rank rank, absl::Span<const RunHandle> pending, absl::Time now) {
+  Sequencer::Actions actions;
+  for (RunHandle run : pending) sequencer_.Cancel(run, rank, now, &actions);
+  sequencer_.Left(rank, now, &actions);
+  CarryOut(&actions, now);
+}
+
+std::vector<int32_t> Agreement::Shrink(absl::Time now) {
+  Sequencer::Actions actions;
+  std::vector<int32_t> moved = sequencer_.Shrink(now, &actions);
+  CarryOut(&actions, now);
+  return moved;
+}
+
+Agreement::Decided Agreement::Refuse(absl::Span<const RefusedMember> members, Epoch epoch,
+                                     const Error& why, absl::Time now) {
+  Sequencer::Actions actions;
+  sequencer_.Refuse(members, epoch, why, now, &actions);
+  return Decided(this, std::move(actions));
+}
+
+Agreement::Decided Agreement::Withdraw(RunHandle run, const Error& why, absl::Time now) {
+  Sequencer::Actions actions;
+  sequencer_.Withdraw(run, why, now, &actions);
+  return Decided(this, std::move(actions));
+}
+
+}  // namespace chorus::node

@@ -1,0 +1,155 @@
+#include "core/node/command_log.h"
+
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace chorus::node {
+
+CommandLog::~CommandLog() { shared_.timers->Cancel(gap_timer_); }
+
+void CommandLog::Begin(Sequence sequence, OnOutcome done) {
+  ++next_;
+  if (records_.empty()) records_.resize(kKeptOutcomes);
+  RecordOf(sequence) = {sequence.value(), false, {}};
+  if (done != nullptr) waiters_[sequence.value()].Add(std::move(done));
+}
+
+void CommandLog::Finish(Sequence sequence) {
+  Conclude(sequence, {absl::StatusCode::kOk, ErrorId()});
+  if (!waiters_.empty()) Tell(sequence, absl::OkStatus());
+}
+
+void CommandLog::Finish(Sequence sequence, const Error& error) {
+  Conclude(sequence, {error.code, error.id});
+  if (!waiters_.empty()) Tell(sequence, ToStatus(error));
+}
+
+void CommandLog::Conclude(Sequence sequence, const RunOutcome& outcome) {
+  Record& record = RecordOf(sequence);
+  if (record.sequence == sequence.value()) record = {sequence.value(), true, outcome};
+  completions_->PublishRun(sequence, outcome);
+}
+
+void CommandLog::Tell(Sequence sequence, const absl::Status& status) {
+  const auto it = waiters_.find(sequence.value());
+  if (it == waiters_.end()) return;
+  Waiters<Outcome> waiters = std::move(it->second);
+  waiters_.erase(it);
+  waiters.Call({sequence, status});
+}
+
+// --- Held frames --------------------------------------------------------------------------------
+
+void CommandLog::Hold(Sequence sequence, absl::string_view frame, absl::Time now, OnOutcome done) {
+  const auto it = held_.find(sequence.value());
+  if (it != held_.end()) {
+    if (done != nullptr) it->second.done.push_back(std::move(done));
+    return;
+  }
+  if (held_.size() >= kMaxHeldFrames) {
+    if (done != nullptr) {
+      done({sequence,
+            MakeError(Reason::kQuota,
+                      absl::StrCat(kMaxHeldFrames, " commands already wait for command ", next_))});
+    }
+    return;
+  }
+  HeldFrame held;
+  held.frame = std::string(frame);
+  if (done != nullptr) held.done.push_back(std::move(done));
+  held_.emplace(sequence.value(), std::move(held));
+  if (held_.size() == 1) LimitGap(now);  // else the timer runs
+}
+
+absl::optional<CommandLog::HeldFrame> CommandLog::TakeHeld(absl::Time now) {
+  if (!held_.empty() && held_.begin()->first == next_) {
+    HeldFrame held = std::move(held_.begin()->second);
+    held_.erase(held_.begin());
+    return held;
+  }
+  shared_.timers->Cancel(gap_timer_);
+  if (!held_.empty()) LimitGap(now);
+  return absl::nullopt;
+}
+
+void CommandLog::LimitGap(absl::Time now) {
+  gap_timer_ = shared_.timers->Add(now + shared_.gap_timeout, [this, missing = next_](absl::Time) {
+    RefuseHeld(MakeError(
+        Reason::kSequenceGap,
+        absl::StrCat("command ", missing, " did not arrive within ",
+                     absl::FormatDuration(shared_.gap_timeout),
+                     "; the commands after it were not executed: send it, then them again")));
+  });
+}
+
+void CommandLog::RefuseHeld(const absl::Status& why) {
+  const std::map<int64_t, HeldFrame> held = std::move(held_);
+  held_.clear();
+  for (const auto& entry : held) {
+    for (const OnOutcome& done : entry.second.done) done({Sequence(entry.first), why});
+  }
+}
+
+// --- Waiting ------------------------------------------------------------------------------------
+
+const CommandLog::Record* CommandLog::Find(Sequence sequence) {
+  if (records_.empty() || sequence.value() <= 0) return nullptr;
+  const Record& record = RecordOf(sequence);
+  return record.sequence == sequence.value() ? &record : nullptr;
+}
+
+absl::Status CommandLog::StatusOf(const RunOutcome& outcome) const {
+  if (outcome.code == absl::StatusCode::kOk) return absl::OkStatus();
+  if (absl::optional<Error> error = shared_.errors->Find(outcome.error, tenant_)) {
+    return ToStatus(*error);
+  }
+  return MakeError(
+      Reason::kOutcomeForgotten,
+      absl::StrCat("it failed with ", absl::StatusCodeToString(outcome.code), ", error ",
+                   outcome.error.value(), ", which is too old: its details are forgotten"));
+}
+
+void CommandLog::Wait(Sequence sequence, absl::Time deadline, OnOutcome done) {
+  const Record* const record = Find(sequence);
+  if (record != nullptr && record->done) {
+    done({sequence, StatusOf(record->outcome)});
+    return;
+  }
+  if (record == nullptr && sequence.value() < next_) {
+    done({sequence, MakeError(Reason::kOutcomeForgotten,
+                              absl::StrCat("command ", sequence.value(), " is not among the last ",
+                                           kKeptOutcomes, " of this session"))});
+    return;
+  }
+  if (deadline == absl::InfiniteFuture()) {
+    waiters_[sequence.value()].Add(std::move(done));
+    return;
+  }
+  // Whichever comes first ends the other.
+  auto waiter = std::make_shared<Waiters<Outcome>::Id>();
+  const TimerQueue::Id timer = shared_.timers->Add(deadline, [this, waiter, sequence,
+                                                              done](absl::Time) {
+    const auto it = waiters_.find(sequence.value());
+    it->second.Remove(*waiter);
+    if (it->second.empty()) waiters_.erase(it);
+    done({sequence,
+          MakeError(Reason::kTransportTimeout,
+                    absl::StrCat("command ", sequence.value(), " has no outcome yet; ask again"))});
+  });
+  *waiter = waiters_[sequence.value()].Add([this, timer, done](Outcome outcome) {
+    shared_.timers->Cancel(timer);
+    done(std::move(outcome));
+  });
+}
+
+void CommandLog::Abandon(const absl::Status& why) {
+  shared_.timers->Cancel(gap_timer_);
+  RefuseHeld(why);
+  auto waiters = std::move(waiters_);
+  waiters_.clear();
+  for (auto& entry : waiters) entry.second.Call({Sequence(entry.first), why});
+}
+
+}  // namespace chorus::node

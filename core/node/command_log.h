@@ -1,0 +1,107 @@
+// One session's log: its commands in their order, what became of them, and who waits to hear it.
+//
+// A command is taken once, in the order of its sequence. One that comes before its predecessor is
+// held for a while; one that comes again is answered from the record.
+//
+// Threads: the node thread.
+#ifndef CHORUS_CORE_NODE_COMMAND_LOG_H_
+#define CHORUS_CORE_NODE_COMMAND_LOG_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "absl/types/optional.h"
+#include "core/base/error.h"
+#include "core/base/ids.h"
+#include "core/node/completions.h"
+#include "core/node/records.h"
+#include "core/node/requests.h"
+#include "core/node/timers.h"
+#include "core/node/waiters.h"
+
+namespace chorus::node {
+
+class CommandLog {
+ public:
+  static constexpr int64_t kKeptOutcomes = 1024;
+  static constexpr size_t kMaxHeldFrames = 1024;
+
+  // What the logs of a node have in common. All outlive them.
+  struct Shared {
+    TimerQueue* timers = nullptr;
+    const ErrorStore* errors = nullptr;
+    absl::Duration gap_timeout;  // how long a frame may be held
+  };
+
+  // `tenant`: whose errors its outcomes are. `completions` is told each outcome, and outlives it.
+  CommandLog(const Shared& shared, std::string tenant, Completions* completions)
+      : shared_(shared), tenant_(std::move(tenant)), completions_(completions) {}
+  ~CommandLog();
+  CommandLog(const CommandLog&) = delete;
+  CommandLog& operator=(const CommandLog&) = delete;
+
+  // The sequence of the command whose turn it is.
+  Sequence next() const { return Sequence(next_); }
+  int64_t taken() const { return next_ - 1; }
+
+  // Its turn has come: next() moves on. `done`, unless null, gets the outcome.
+  void Begin(Sequence sequence, OnOutcome done);
+  // It is over: well, or with an error that is recorded.
+  void Finish(Sequence sequence);
+  void Finish(Sequence sequence, const Error& error);
+
+  // Keeps a frame whose turn has not come; unless null, `done` hears of it as for Begin(), or
+  // SEQUENCE_GAP when its predecessors have not come in time, or QUOTA at once.
+  void Hold(Sequence sequence, absl::string_view frame, absl::Time now, OnOutcome done);
+  struct HeldFrame {
+    std::string frame;
+    std::vector<OnOutcome> done;
+  };
+  // The held frame whose turn it is. Absent: there is none; what is held behind another gap has its
+  // time from `now` on.
+  absl::optional<HeldFrame> TakeHeld(absl::Time now);
+  bool holds() const { return !held_.empty(); }
+
+  // `done` gets the outcome of `sequence`, which may not have come yet: perhaps at once, at
+  // `deadline` TRANSPORT_TIMEOUT. OUTCOME_FORGOTTEN: it is too long ago.
+  void Wait(Sequence sequence, absl::Time deadline, OnOutcome done);
+
+  // Nothing will be told any more: whoever waits gets `why`, and nothing is held.
+  void Abandon(const absl::Status& why);
+
+ private:
+  struct Record {
+    int64_t sequence = 0;
+    bool done = false;
+    RunOutcome outcome;
+  };
+  Record& RecordOf(Sequence sequence) {
+    return records_[static_cast<size_t>(sequence.value() % kKeptOutcomes)];
+  }
+  // Null when it is not among the last.
+  const Record* Find(Sequence sequence);
+  absl::Status StatusOf(const RunOutcome& outcome) const;
+  void Conclude(Sequence sequence, const RunOutcome& outcome);
+  void Tell(Sequence sequence, const absl::Status& status);
+  void LimitGap(absl::Time now);
+  void RefuseHeld(const absl::Status& why);
+
+  const Shared shared_;
+  const std::string tenant_;
+  Completions* const completions_;
+  int64_t next_ = 1;
+  std::map<int64_t, HeldFrame> held_;
+  TimerQueue::Id gap_timer_;
+  std::vector<Record> records_;  // of the last, by sequence; an idle session keeps none
+  absl::flat_hash_map<int64_t, Waiters<Outcome>> waiters_;  // by sequence; none is empty
+};
+
+}  // namespace chorus::node
+
+#endif  // CHORUS_CORE_NODE_COMMAND_LOG_H_

@@ -1,0 +1,160 @@
+#include "core/node/command_log.h"
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/error.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace chorus::node {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+const absl::Time kStart = absl::FromUnixSeconds(1000);
+
+// What came of the commands that somebody waits for: "SEQUENCE REASON", in the order of telling.
+class CommandLogTest : public ::testing::Test {
+ protected:
+  OnOutcome Note() {
+    return [this](const Outcome& outcome) {
+      told_.push_back(
+          absl::StrCat(outcome.sequence.value(), " ",
+                       outcome.status.ok() ? "OK" : ReasonName(ErrorOf(outcome.status).reason)));
+      last_ = outcome.status;
+    };
+  }
+  void Hold(int64_t sequence, absl::Time now = kStart) {
+    log_.Hold(Sequence(sequence), absl::StrCat("frame ", sequence), now, Note());
+  }
+  // Takes a command whose turn it is, and ends it.
+  void Run(int64_t sequence) {
+    ASSERT_EQ(log_.next(), Sequence(sequence));
+    log_.Begin(Sequence(sequence), nullptr);
+    log_.Finish(Sequence(sequence));
+  }
+
+  TimerQueue timers_;
+  ErrorStore errors_{4};
+  News news_;
+  Completions completions_{&news_};
+  CommandLog log_{{&timers_, &errors_, absl::Seconds(10)}, "uid:1", &completions_};
+  std::vector<std::string> told_;
+  absl::Status last_;
+};
+
+TEST_F(CommandLogTest, WhoeverWaitsIsToldOnce) {
+  log_.Begin(Sequence(1), Note());
+  log_.Wait(Sequence(1), absl::InfiniteFuture(), Note());
+  EXPECT_THAT(told_, IsEmpty());
+  log_.Finish(Sequence(1));
+  EXPECT_THAT(told_, ElementsAre("1 OK", "1 OK"));
+  log_.Wait(Sequence(1), absl::InfiniteFuture(), Note());  // answered from the record
+  EXPECT_EQ(told_.size(), 3u);
+  EXPECT_EQ(log_.taken(), 1);
+}
+
+TEST_F(CommandLogTest, AnErrorIsToldAsItWasRecordedUntilItIsForgotten) {
+  Error error(Reason::kBadType, "f32 was expected");
+  errors_.Record("uid:1", &error);
+  log_.Begin(Sequence(1), nullptr);
+  log_.Finish(Sequence(1), error);
+  log_.Wait(Sequence(1), absl::InfiniteFuture(), Note());
+  EXPECT_EQ(ErrorOf(last_).message, "f32 was expected");
+  for (int i = 0; i < 4; ++i) {
+    Error other(Reason::kBadType, absl::StrCat("another ", i));
+    errors_.Record("uid:1", &other);
+  }
+  log_.Wait(Sequence(1), absl::InfiniteFuture(), Note());
+  EXPECT_THAT(told_, ElementsAre("1 BAD_TYPE", "1 OUTCOME_FORGOTTEN"));
+}
+
+TEST_F(CommandLogTest, OutcomesOfLongAgoAreForgotten) {
+  for (int64_t i = 1; i <= CommandLog::kKeptOutcomes + 1; ++i) Run(i);
+  log_.Wait(Sequence(2), absl::InfiniteFuture(), Note());
+  log_.Wait(Sequence(1), absl::InfiniteFuture(), Note());
+  EXPECT_THAT(told_, ElementsAre("2 OK", "1 OUTCOME_FORGOTTEN"));
+}
+
+TEST_F(CommandLogTest, AWaitEndsAtItsDeadline) {
+  log_.Wait(Sequence(1), kStart + absl::Seconds(1), Note());  // it has not come
+  timers_.Fire(kStart);
+  EXPECT_THAT(told_, IsEmpty());
+  timers_.Fire(kStart + absl::Seconds(1));
+  EXPECT_THAT(told_, ElementsAre("1 TRANSPORT_TIMEOUT"));
+  Run(1);
+  EXPECT_EQ(told_.size(), 1u) << "it was told already";
+  EXPECT_EQ(timers_.Next(), absl::InfiniteFuture());
+}
+
+TEST_F(CommandLogTest, WhatHasBeenToldNeedsNoTimer) {
+  log_.Wait(Sequence(1), kStart + absl::Seconds(1), Note());
+  Run(1);
+  EXPECT_THAT(told_, ElementsAre("1 OK"));
+  EXPECT_EQ(timers_.Next(), absl::InfiniteFuture());
+}
+
+TEST_F(CommandLogTest, HeldFramesComeInTheirTurn) {
+  Hold(3);
+  Hold(2);
+  EXPECT_FALSE(log_.TakeHeld(kStart).has_value()) << "1 has not come";
+  Run(1);
+  for (const char* frame : {"frame 2", "frame 3"}) {
+    const absl::optional<CommandLog::HeldFrame> held = log_.TakeHeld(kStart);
+    ASSERT_TRUE(held.has_value());
+    EXPECT_EQ(held->frame, frame);
+    log_.Begin(log_.next(), nullptr);
+  }
+  EXPECT_FALSE(log_.TakeHeld(kStart).has_value());
+  EXPECT_FALSE(log_.holds());
+  EXPECT_EQ(timers_.Next(), absl::InfiniteFuture());
+}
+
+TEST_F(CommandLogTest, AGapHasALimit) {
+  Hold(3);
+  Hold(2, kStart + absl::Seconds(5));  // the clock runs since the first
+  timers_.Fire(kStart + absl::Seconds(10));
+  EXPECT_THAT(told_, ElementsAre("2 SEQUENCE_GAP", "3 SEQUENCE_GAP"));
+  EXPECT_THAT(ErrorOf(last_).message, HasSubstr("command 1 did not arrive within 10s"));
+  EXPECT_FALSE(log_.holds());
+}
+
+TEST_F(CommandLogTest, WhatIsHeldBehindAnotherGapHasATimeOfItsOwn) {
+  Hold(2);
+  Hold(5);
+  Run(1);
+  ASSERT_TRUE(log_.TakeHeld(kStart + absl::Seconds(9)).has_value());
+  Run(2);
+  EXPECT_FALSE(log_.TakeHeld(kStart + absl::Seconds(9)).has_value());
+  timers_.Fire(kStart + absl::Seconds(18));
+  EXPECT_THAT(told_, IsEmpty());
+  timers_.Fire(kStart + absl::Seconds(19));
+  EXPECT_THAT(told_, ElementsAre("5 SEQUENCE_GAP"));
+  EXPECT_THAT(ErrorOf(last_).message, HasSubstr("command 3 did not arrive"));
+}
+
+TEST_F(CommandLogTest, SoManyFramesAreHeldAndNoMore) {
+  for (size_t i = 0; i < CommandLog::kMaxHeldFrames; ++i) Hold(static_cast<int64_t>(i) + 2);
+  EXPECT_THAT(told_, IsEmpty());
+  Hold(5000);
+  EXPECT_THAT(told_, ElementsAre("5000 QUOTA"));
+  Hold(2);  // held already: who sends it again waits as well
+  EXPECT_EQ(told_.size(), 1u);
+}
+
+TEST_F(CommandLogTest, AnAbandonedLogLeavesNobodyWaiting) {
+  log_.Begin(Sequence(1), Note());
+  log_.Wait(Sequence(7), kStart + absl::Seconds(1), Note());
+  Hold(3);
+  log_.Abandon(MakeError(Reason::kSessionLost, "it has ended"));
+  EXPECT_THAT(
+      told_, ::testing::UnorderedElementsAre("1 SESSION_LOST", "3 SESSION_LOST", "7 SESSION_LOST"));
+  EXPECT_EQ(timers_.Next(), absl::InfiniteFuture());
+}
+
+}  // namespace
+}  // namespace chorus::node

@@ -1,0 +1,198 @@
+#include "core/node/commands.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/error.h"
+
+namespace chorus::node {
+
+absl::Status Commands::Take(const std::shared_ptr<Session>& session, absl::string_view frame,
+                            absl::Time now, OnOutcome done) {
+  CHORUS_ASSIGN_OR_RETURN(const Command command, DecodeFrame(frame));
+  CommandLog& log = session->log;
+  if (command.sequence > log.next()) {
+    log.Hold(command.sequence, frame, now, std::move(done));
+    return absl::OkStatus();
+  }
+  if (command.sequence < log.next()) {
+    // A repeat: answered from the record, never executed again.
+    if (done != nullptr) log.Wait(command.sequence, absl::InfiniteFuture(), std::move(done));
+    return absl::OkStatus();
+  }
+  log.Begin(command.sequence, std::move(done));
+  Execute(session, command, now);
+  if (!log.holds()) return absl::OkStatus();
+  while (absl::optional<CommandLog::HeldFrame> held = log.TakeHeld(now)) {
+    const absl::StatusOr<Command> next = DecodeFrame(held->frame);
+    if (!next.ok()) break;  // cannot be: it decoded when it came
+    log.Begin(next->sequence, nullptr);
+    for (OnOutcome& waiting : held->done) {
+      log.Wait(next->sequence, absl::InfiniteFuture(), std::move(waiting));
+    }
+    Execute(session, *next, now);
+  }
+  return absl::OkStatus();
+}
+
+void Commands::Execute(const std::shared_ptr<Session>& session, const Command& command,
+                       absl::Time now) {
+  sessions_->RenewLease(session.get(), now);
+  if (const Run* run = absl::get_if<Run>(&command.body)) {
+    runs_->Submit(session, command.sequence, *run, now);
+  } else if (const auto* readable = absl::get_if<chorus::MakeReadable>(&command.body)) {
+    MakeReadable(session, command.sequence, *readable);
+  } else if (const auto* create = absl::get_if<CreateTensor>(&command.body)) {
+    Create(session, command.sequence, *create);
+  } else {
+    Finish(session.get(), command.sequence, ExecuteAtOnce(session.get(), command.body, now));
+  }
+}
+
+absl::Status Commands::ExecuteAtOnce(Session* session, const CommandBody& body, absl::Time now) {
+  if (const auto* graph = absl::get_if<RegisterGraph>(&body)) return Register(session, *graph);
+  if (const auto* release = absl::get_if<Release>(&body)) {
+    for (TensorId id : release->tensors) session->names.ReleaseTensor(id);
+    for (GraphId id : release->graphs) session->names.ReleaseGraph(id);
+  } else if (const auto* drop = absl::get_if<DropTape>(&body)) {
+    worlds_->DropTape(*session, *drop, now);
+  } else if (const auto* cancel = absl::get_if<Cancel>(&body)) {
+    runs_->Cancel(*session, cancel->run, now);
+  } else if (const auto* enter = absl::get_if<EnterEpoch>(&body)) {
+    return worlds_->EnterEpoch(session, *enter);
+  } else if (const auto* refuse = absl::get_if<Refuse>(&body)) {
+    return worlds_->Refuse(*session, *refuse, now);
+  }
+  return absl::OkStatus();
+}
+
+void Commands::Finish(Session* session, Sequence sequence, const absl::Status& status) {
+  if (status.ok()) {
+    session->log.Finish(sequence);
+    return;
+  }
+  Error error = ErrorOf(status);
+  failures_->Record(session, nullptr, &error);
+  session->log.Finish(sequence, error);
+}
+
+// --- Graphs -------------------------------------------------------------------------------------
+
+absl::Status Commands::Register(Session* session, const RegisterGraph& command) {
+  CHORUS_RETURN_IF_ERROR(session->names.CheckFresh(command.graph));
+  absl::StatusOr<std::shared_ptr<GraphRecord>> record = MakeGraph(*session, command);
+  absl::Status made = record.status();
+  session->names.NameGraph(command.graph, std::move(record));
+  return made;
+}
+
+absl::StatusOr<std::shared_ptr<GraphRecord>> Commands::MakeGraph(const Session& session,
+                                                                 const RegisterGraph& command) {
+  std::shared_ptr<GraphRecord> record;
+  if (command.staged_bytes > 0) {
+    // The copy comes first: nothing is decoded while the client can still write it.
+    CHORUS_ASSIGN_OR_RETURN(const std::string encoded,
+                            storage_->CopyStaged(session, command.staged, command.staged_bytes));
+    CHORUS_ASSIGN_OR_RETURN(record, graphs_->Register(encoded));
+  } else {
+    CHORUS_ASSIGN_OR_RETURN(record, graphs_->Register(command.encoded));
+  }
+  int64_t workspace = 0;
+  for (int64_t bytes : record->main.plan.workspace_bytes) workspace += bytes;
+  if (workspace > storage_->budget().limit()) {
+    return MakeError(Reason::kOutOfMemory, absl::StrCat("a run of this graph needs ", workspace,
+                                                        " bytes of workspace; the daemon may use ",
+                                                        storage_->budget().limit()));
+  }
+  return record;
+}
+
+// --- Tensors ------------------------------------------------------------------------------------
+
+// Its outcome follows when the bytes are there.
+void Commands::Create(const std::shared_ptr<Session>& session, Sequence sequence,
+                      const CreateTensor& command) {
+  const absl::Status begun = BeginCreate(session, sequence, command);
+  if (begun.ok()) return;
+  Error error = ErrorOf(begun);
+  holders_->Explain(*session, command, &error);
+  failures_->Record(session.get(), nullptr, &error);
+  session->names.NameFailed(command.tensor, std::make_shared<Error>(error));
+  session->log.Finish(sequence, error);
+}
+
+absl::Status Commands::BeginCreate(const std::shared_ptr<Session>& session, Sequence sequence,
+                                   const CreateTensor& command) {
+  CHORUS_RETURN_IF_ERROR(session->names.CheckFresh(command.tensor));
+  CHORUS_RETURN_IF_ERROR(command.type.Validate(options_->memory_limit_bytes));
+  if (std::find(session->devices.begin(), session->devices.end(), command.device) ==
+      session->devices.end()) {
+    return Malformed(absl::StrCat("device ", command.device.value(), " is none of the session's"));
+  }
+  if (absl::holds_alternative<TensorId>(command.source)) {
+    return Malformed("a tensor is made from inline bytes or from staging, not from a tensor");
+  }
+  auto cell = std::make_shared<Cell>();
+  cell->type = std::make_shared<TensorType>(command.type);
+  cell->device = command.device;
+  cell->bytes = command.type.num_bytes();
+  const TensorId id = command.tensor;
+  const auto settle = [this, session, sequence, id, cell](const absl::Status& status) {
+    if (status.ok()) {
+      cell->state = Cell::State::kReady;
+    } else {
+      Error error = ErrorOf(status);
+      failures_->Record(session.get(), nullptr, &error);
+      cell->state = Cell::State::kFailed;
+      cell->error = std::make_shared<Error>(std::move(error));
+    }
+    if (!session->dead()) {
+      session->names.Publish(id, *cell);
+      Finish(session.get(), sequence, status);
+    }
+    cell->on_settled.Call(cell);
+  };
+  bool upload = false;
+  CHORUS_ASSIGN_OR_RETURN(Storage::Bound bound,
+                          storage_->Bind(*session, command.source, command.type, command.device,
+                                         /*stable=*/true, settle, &upload));
+  cell->buffer = std::move(bound.buffer);
+  session->names.NameTensor(id, cell);
+  if (!upload) settle(absl::OkStatus());
+  return absl::OkStatus();
+}
+
+void Commands::MakeReadable(const std::shared_ptr<Session>& session, Sequence sequence,
+                            const chorus::MakeReadable& command) {
+  // Ends when the last of them is readable, or with the first failure.
+  struct Progress {
+    size_t left;
+    absl::Status status;
+  };
+  auto progress = std::make_shared<Progress>();
+  progress->left = command.tensors.size() + 1;
+  const auto step = [this, session, sequence, progress](const absl::Status& status) {
+    progress->status.Update(status);
+    if (--progress->left == 0 && !session->dead()) {
+      Finish(session.get(), sequence, progress->status);
+    }
+  };
+  for (TensorId id : command.tensors) {
+    absl::StatusOr<CellRef> cell = session->names.FindTensor(id);
+    if (!cell.ok()) {
+      step(cell.status());
+      continue;
+    }
+    storage_->WhenReadable(
+        *cell, session->tenant,
+        [session, id, step](const CellRef& readable, const absl::Status& status) {
+          if (status.ok() && !session->dead()) session->names.Publish(id, *readable);
+          step(status);
+        });
+  }
+  step(absl::OkStatus());
+}
+
+}  // namespace chorus::node

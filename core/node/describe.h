@@ -1,0 +1,19 @@
+// What sessions and worlds look like from outside. Nothing here changes anything.
+//
+// Threads: the node thread.
+#ifndef CHORUS_CORE_NODE_DESCRIBE_H_
+#define CHORUS_CORE_NODE_DESCRIBE_H_
+
+#include "absl/time/time.h"
+#include "core/node/info.h"
+#include "core/node/session.h"
+#include "core/node/world.h"
+
+namespace chorus::node {
+
+SessionInfo Describe(const Session& session, absl::Time now);
+WorldInfo Describe(const World& world, absl::Time now);
+
+}  // namespace chorus::node
+
+#endif  // CHORUS_CORE_NODE_DESCRIBE_H_

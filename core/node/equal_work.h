@@ -1,0 +1,51 @@
+// Work that ranks of one node have in common is done once, and its results are kept once.
+//
+// At submit every result that other ranks may have too gets a number, which is equal exactly where
+// the value is: output k of a collective has that of its instance, the result of a group of equal
+// work (Plan::EqualGroup) that of what it computes from which values. Runs whose groups have one
+// number share the buffers of their results from then on. At launch, those of them that are in the
+// gang are dealt out: one device runs a group, the others leave it out, and a barrier between them
+// ends the launches, so that whatever follows on any of these devices finds the work done.
+//
+// Threads: the node thread.
+#ifndef CHORUS_CORE_NODE_EQUAL_WORK_H_
+#define CHORUS_CORE_NODE_EQUAL_WORK_H_
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "core/collective/instance.h"
+#include "core/node/info.h"
+#include "core/node/launcher.h"
+#include "core/node/run_state.h"
+#include "core/node/storage.h"
+#include "core/transport/command.h"
+
+namespace chorus::node {
+
+class EqualWork {
+ public:
+  // All outlive it. `stats` counts what is shared.
+  EqualWork(RunTable* runs, Storage* storage, Launcher* launcher, NodeStats* stats)
+      : runs_(runs), storage_(storage), launcher_(launcher), stats_(stats) {}
+
+  // Numbers the run's outputs, and finds the buffers that its groups of equal work share with other
+  // runs. `instances` by participation; empty: it votes for an epoch that is not open.
+  // RESOURCE_EXHAUSTED: it is the first to need such a buffer, and there is no memory.
+  absl::Status Find(const Run& command, absl::Span<const InstanceKey> instances, RunState* run);
+  // The run will not be launched: what it has reserved with others goes; of equal work, unless
+  // somebody else has it too; of its instances, whose votes fail with it.
+  void Forget(RunState* run);
+  // Deals a gang's groups of equal work out to those who have them. RESOURCE_EXHAUSTED: where ranks
+  // cannot share, and there is no memory for each.
+  absl::Status Deal(absl::Span<RunState* const> members);
+
+ private:
+  RunTable* const runs_;
+  Storage* const storage_;
+  Launcher* const launcher_;
+  NodeStats* const stats_;
+};
+
+}  // namespace chorus::node
+
+#endif  // CHORUS_CORE_NODE_EQUAL_WORK_H_

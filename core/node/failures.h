@@ -1,0 +1,65 @@
+// Failures: recorded once, told with their id, one line each in the daemon's log; and the flight
+// record.
+//
+// Threads: the node thread.
+#ifndef CHORUS_CORE_NODE_FAILURES_H_
+#define CHORUS_CORE_NODE_FAILURES_H_
+
+#include <functional>
+#include <string>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "core/base/error.h"
+#include "core/base/ids.h"
+#include "core/collective/sequencer.h"
+#include "core/node/records.h"
+#include "core/node/session.h"
+#include "core/node/timers.h"
+#include "core/node/world.h"
+
+namespace chorus::node {
+
+class Failures {
+ public:
+  using LogLine = std::function<void(absl::string_view line)>;
+  // `clock` and `errors` outlive it. `log` gets one line a failure; null: nobody does.
+  Failures(const Clock* clock, ErrorStore* errors, LogLine log)
+      : clock_(clock), errors_(errors), log_(std::move(log)) {}
+  Failures(const Failures&) = delete;
+  Failures& operator=(const Failures&) = delete;
+
+  // Gives `error` its id, unless it has one, and the log its line, if nobody has been told the
+  // cause. `session`: whose call has failed; null: the world's. `world` may be null then.
+  void Record(const Session* session, const World* world, Error* error);
+  void Record(const std::string& tenant, const FailureOrigin& failure, Error* error);
+  // `status` with its error recorded, for who asked.
+  absl::Status Told(const Session* session, const absl::Status& status);
+  absl::Status Told(const std::string& tenant, const FailureOrigin& failure,
+                    const absl::Status& status);
+
+  // Into the flight record. `session` and `world` may be null.
+  void Note(FlightKind kind, absl::Time now, const Session* session, const World* world,
+            Sequence sequence = Sequence(), Ticket ticket = Ticket(), ErrorId error = ErrorId());
+  // Ranks whose part of this gradient is gone: their own numbers are smaller than they could be. An
+  // error would hit each loop that drops a metric; but it is not silent.
+  void NoteGivenUp(World* world, const LaunchedInstance& instance, Ticket ticket, absl::Time now);
+
+  const FlightRecord& flight() const { return flight_; }
+  ErrorStore* errors() { return errors_; }
+
+ private:
+  const Clock* const clock_;
+  ErrorStore* const errors_;
+  const LogLine log_;
+  FlightRecord flight_{65536};
+  absl::flat_hash_map<std::string, LineBudget> lines_;  // of the log, by tenant
+};
+
+// UNAVAILABLE kDraining: of what the end of the daemon ends.
+absl::Status DrainingError();
+
+}  // namespace chorus::node
+
+#endif  // CHORUS_CORE_NODE_FAILURES_H_

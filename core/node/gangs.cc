@@ -1,0 +1,426 @@
+#include "core/node/gangs.h"
+
+#include <algorithm>
+#include <numeric>
+#include <tuple>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "core/base/error.h"
+#include "core/base/failpoint.h"
+#include "core/collective/order.h"
+#include "core/node/session.h"
+
+namespace chorus::node {
+namespace {
+
+// A kernel's failure as all ranks are told it: with whose it was, where that is one rank's.
+absl::Status FailureOf(const RunState& run, const absl::Status& status) {
+  const Session::Membership* member = nullptr;
+  for (const Session::Membership& membership : run.session->memberships) {
+    // Of a local run: the session's only rank, where it has one.
+    if (run.world != nullptr && membership.world != run.world) continue;
+    if (member != nullptr) return status;
+    member = &membership;
+  }
+  if (member == nullptr) return status;
+  Error error = ErrorOf(status);
+  error.message = absl::StrCat("rank ", member->rank.value(), ": ", error.message);
+  error.culprit.rank = static_cast<int32_t>(member->rank.value());
+  error.culprit.pid = run.session->request.pid;
+  return ToStatus(error);
+}
+
+}  // namespace
+
+int32_t Gangs::New() {
+  if (free_.empty()) {
+    gangs_.emplace_back();
+    return static_cast<int32_t>(gangs_.size()) - 1;
+  }
+  const int32_t place = free_.back();
+  free_.pop_back();
+  return place;
+}
+
+void Gangs::Recycle(int32_t place) {
+  at(place).Recycle();
+  free_.push_back(place);
+}
+
+// --- Launch: the point of no return -------------------------------------------------------------
+
+int32_t Gangs::Launch(const std::shared_ptr<World>& world, const SequencerAction& action) {
+  CHORUS_FAILPOINT("node.before_launch");
+  const int32_t place = New();
+  Gang& gang = at(place);
+  gang.world = world;
+  gang.ticket = action.ticket;
+  gang.runs.assign(action.runs.begin(), action.runs.end());
+  absl::InlinedVector<RunState*, 8> members;
+  for (RunHandle handle : action.runs) {
+    RunState* const run = runs_->Find(handle);
+    run->phase = RunState::Phase::kLaunched;
+    run->ticket = action.ticket;
+    run->gang = place;
+    run->instances.assign(run->plan->plan.votes->participations.size(), nullptr);
+    members.push_back(run);
+  }
+  for (const LaunchedInstance& instance : action.instances) {
+    for (const LaunchedInstance::Part& part : instance.parts) {
+      RunState* const run = runs_->Find(part.run);
+      run->instances[static_cast<size_t>(part.participation)] = &instance;
+    }
+    world->shared.erase(instance.key);
+  }
+  gang.status = PrepareGang(action, members, &gang);
+  // From here on every device gets its part, in ticket order. A failure so far launches nothing.
+  if (gang.status.ok()) {
+    for (RunHandle handle : action.donating) donations_->Take(runs_->Find(handle));
+    for (RunState* run : members) gang.launches_left += run->launches_left;
+    for (RunState* run : members) LaunchRun(run);
+  } else {
+    for (RunState* run : members) run->launches_left = 0;
+  }
+  CHORUS_FAILPOINT("node.after_launch");
+  for (RunState* run : members) run->instances.clear();
+  return place;
+}
+
+// Everything that may fail before the devices hear of the gang.
+absl::Status Gangs::PrepareGang(const SequencerAction& action, absl::Span<RunState* const> members,
+                                Gang* gang) {
+  CHORUS_RETURN_IF_ERROR(CheckMeetings(members));
+  CHORUS_RETURN_IF_ERROR(equal_work_->Deal(members));
+  CHORUS_RETURN_IF_ERROR(FindBytes(action, members));
+  if (!action.donating.empty()) {
+    CHORUS_RETURN_IF_ERROR(JoinCommit(members, gang));
+  }
+  for (RunState* run : members) {
+    CHORUS_RETURN_IF_ERROR(PrepareLaunch(run, gang));
+  }
+  return absl::OkStatus();
+}
+
+int32_t Gangs::LaunchLocal(RunState* run) {
+  const int32_t place = New();
+  Gang& gang = at(place);
+  gang.runs.push_back(run->handle);
+  run->phase = RunState::Phase::kLaunched;
+  run->gang = place;
+  gang.status = BindInputs(run);
+  if (gang.status.ok()) {
+    PlaceOutputs(run);
+    gang.status = PrepareLaunch(run, &gang);
+  }
+  if (gang.status.ok()) {
+    donations_->Take(run);
+    gang.launches_left = run->launches_left;
+    LaunchRun(run);
+  } else {
+    run->launches_left = 0;
+  }
+  return place;
+}
+
+// A device does one run after the other. Where it has several of a gang, and values are copied
+// between the devices of one of them, an order of the gang's instances does not yet say that all
+// get through: a copy may have to wait for a run behind its own.
+absl::Status Gangs::CheckMeetings(absl::Span<RunState* const> members) const {
+  const auto copies = [](const RunState* run) { return !run->plan->plan.meetings.empty(); };
+  if (members.size() < 2 || std::none_of(members.begin(), members.end(), copies) ||
+      !DevicesOf(members).empty()) {
+    return absl::OkStatus();
+  }
+  // An instance, or of a run: from which slot to which, the how-many-th copy.
+  using Meeting = std::tuple<const void*, int32_t, int32_t, int32_t>;
+  absl::flat_hash_map<Meeting, int32_t> number_of;
+  std::vector<std::vector<int32_t>> calls(static_cast<size_t>(launcher_->device_count()));
+  std::vector<std::vector<const LaunchedInstance*>> instances(calls.size());
+  for (const RunState* run : members) {
+    const Plan& plan = run->plan->plan;
+    for (size_t slot = 0; slot < run->devices.size(); ++slot) {
+      const auto device = static_cast<size_t>(run->devices[slot].value());
+      const std::vector<Plan::CollectiveSlot>& bound = plan.collectives[slot];
+      std::vector<int32_t> order(bound.size());
+      std::iota(order.begin(), order.end(), 0);
+      if (copies(run)) order = plan.meetings[slot];
+      std::vector<int32_t> copied(bound.size(), 0);
+      for (const int32_t b : order) {
+        const Plan::CollectiveSlot& call = bound[static_cast<size_t>(b)];
+        if (call.equal_work) continue;
+        Meeting meeting(run, call.from_slot, call.to_slot, 0);
+        const LaunchedInstance* instance = nullptr;
+        if (call.participation >= 0) {
+          instance = run->instances[static_cast<size_t>(call.participation)];
+          meeting = Meeting(instance, -1, -1, 0);
+          // Who sends to itself is there once.
+          if (!instances[device].empty() && instances[device].back() == instance) continue;
+        } else {
+          std::get<3>(meeting) = copied[static_cast<size_t>(b)]++;
+        }
+        const auto next = static_cast<int32_t>(number_of.size());
+        calls[device].push_back(number_of.emplace(meeting, next).first->second);
+        instances[device].push_back(instance);
+      }
+    }
+  }
+  const int32_t stuck = FindStuck(calls);
+  if (stuck < 0) return absl::OkStatus();
+  return MakeError(
+      Reason::kOrderCycle,
+      absl::StrCat("no order lets device ", stuck,
+                   " execute its runs one after the other: a compiled function copies values "
+                   "between devices that have other calls of the same collectives before or behind "
+                   "it. Compile the same collectives together"));
+}
+
+// What one device of the gang finds wrong keeps all of them from writing where donated inputs
+// stand. (Where a device has two runs of the gang each knows of its own failures alone.)
+absl::Status Gangs::JoinCommit(absl::Span<RunState* const> members, Gang* gang) {
+  absl::InlinedVector<DeviceIndex, 8> devices = DevicesOf(members);
+  if (devices.size() < 2) return absl::OkStatus();
+  // Descending, so that it is most often no group's: a veto breaks the one that it is spoken in.
+  std::reverse(devices.begin(), devices.end());
+  CHORUS_ASSIGN_OR_RETURN(gang->commit, launcher_->CommunicatorOf(devices));
+  gang->communicators.push_back(gang->commit);
+  return absl::OkStatus();
+}
+
+// Finds the bytes of a gang's runs. Instances come in launch order, and a run that consumes what
+// another one of its gang computes has its instances behind that one's, local runs in between stand
+// between: so when an instance's turn comes, all that its operands may stand in has been found.
+absl::Status Gangs::FindBytes(const SequencerAction& action, absl::Span<RunState* const> members) {
+  size_t bound = 0;
+  for (const LaunchedInstance& instance : action.instances) {
+    for (const LaunchedInstance::Part& part : instance.parts) {
+      const RunState* const run = runs_->Find(part.run);
+      while (run != nullptr && !run->bound) CHORUS_RETURN_IF_ERROR(BindInputs(members[bound++]));
+    }
+    CHORUS_RETURN_IF_ERROR(ResolvePeers(instance));
+  }
+  for (; bound < members.size(); ++bound) CHORUS_RETURN_IF_ERROR(BindInputs(members[bound]));
+  for (RunState* run : members) PlaceOutputs(run);
+  return absl::OkStatus();
+}
+
+// Fails where an input has: its run was launched, or was about to be, when this one's turn came.
+absl::Status Gangs::BindInputs(RunState* run) {
+  if (run->bound) return absl::OkStatus();
+  run->bound = true;
+  for (size_t i = 0; i < run->inputs.size(); ++i) {
+    const Cell* cell = run->inputs[i].get();
+    if (cell == nullptr) continue;
+    if (cell->state == Cell::State::kFailed) return ToStatus(*cell->error);
+    if (cell->state == Cell::State::kPending) {
+      if (RunState* producer = runs_->Find(cell->producer)) PlaceOutputs(producer);
+    }
+    run->addresses[i] = cell->address();
+    run->refs[i] = cell->buffer;
+  }
+  return absl::OkStatus();
+}
+
+// Finds the bytes that stand with other ranks.
+absl::Status Gangs::ResolvePeers(const LaunchedInstance& instance) {
+  for (const LaunchedInstance::Part& part : instance.parts) {
+    RunState* run = runs_->Find(part.run);
+    if (run == nullptr) continue;
+    const Plan::Written& written = run->plan->plan.written[static_cast<size_t>(part.participation)];
+    if (!written.shared || &part == &instance.parts.front()) {
+      stats_->paths.reduced_bytes += written.reduced;
+      stats_->paths.copied_bytes += written.copied;
+    }
+    for (int32_t buffer : run->plan->peer_buffers[static_cast<size_t>(part.participation)]) {
+      const BufferSpec& spec = run->plan->plan.buffers[static_cast<size_t>(buffer)];
+      if (spec.bytes == 0) continue;
+      const LaunchedInstance::Part* peer = nullptr;
+      for (const LaunchedInstance::Part& other : instance.parts) {
+        if (other.member.value() == spec.list_member) peer = &other;
+      }
+      RunState* owner = peer == nullptr ? nullptr : runs_->Find(peer->run);
+      if (owner == nullptr) {
+        // A member that abandoned this gradient gives zeros: the launch writes them.
+        CHORUS_ASSIGN_OR_RETURN(
+            const BufferRef zeros,
+            storage_->Allocate(run->session->tenant.get(),
+                               run->devices[static_cast<size_t>(spec.device_slot)], spec.bytes));
+        run->SetBuffer(static_cast<size_t>(buffer), zeros);
+        continue;
+      }
+      const Plan::Operand& operand =
+          owner->plan->plan.operands[static_cast<size_t>(peer->participation)]
+                                    [static_cast<size_t>(spec.list_index)];
+      const size_t from = static_cast<size_t>(operand.buffer);
+      run->addresses[static_cast<size_t>(buffer)] =
+          owner->addresses[from] + static_cast<DeviceAddress>(operand.offset);
+      run->refs[static_cast<size_t>(buffer)] = owner->refs[from];
+      stats_->paths.aliased_bytes += spec.bytes;
+    }
+  }
+  return absl::OkStatus();
+}
+
+void Gangs::PlaceOutputs(RunState* run) {
+  if (run->placed) return;
+  run->placed = true;
+  const Plan& plan = run->plan->plan;
+  for (size_t i = 0; i < run->outputs.size(); ++i) {
+    Cell* cell = run->outputs[i].get();
+    if (cell == nullptr) continue;
+    const Plan::Output& place = plan.outputs[i];
+    cell->state = Cell::State::kLaunched;
+    if (place.bytes == 0) continue;
+    const size_t buffer = static_cast<size_t>(place.buffer);
+    cell->buffer = run->refs[buffer];
+    // An address says where in its buffer it lies: an alias may start anywhere in it.
+    cell->offset =
+        static_cast<int64_t>(run->addresses[buffer] - cell->buffer->address()) + place.offset;
+  }
+}
+
+// Everything that may fail before the devices hear of the run.
+absl::Status Gangs::PrepareLaunch(RunState* run, Gang* gang) {
+  const Plan& plan = run->plan->plan;
+  run->launches.resize(run->devices.size());
+  for (size_t slot = 0; slot < run->devices.size(); ++slot) {
+    LaunchMessage& message = run->launches[slot];
+    message.commit = gang->commit;
+    CHORUS_ASSIGN_OR_RETURN(
+        message.plan, launcher_->PlanOn(run->plan, static_cast<int>(slot), run->devices[slot]));
+    for (const Plan::CollectiveSlot& wanted : plan.collectives[slot]) {
+      message.collectives.emplace_back();
+      LaunchMessage::CollectiveBinding& binding = message.collectives.back();
+      CHORUS_RETURN_IF_ERROR(BindCommunicator(*run, wanted, &binding));
+      if (binding.communicator != 0) gang->communicators.push_back(binding.communicator);
+    }
+  }
+  run->launches_left = static_cast<int32_t>(run->devices.size());
+  return absl::OkStatus();
+}
+
+absl::Status Gangs::BindCommunicator(const RunState& run, const Plan::CollectiveSlot& wanted,
+                                     LaunchMessage::CollectiveBinding* binding) {
+  absl::InlinedVector<DeviceIndex, 8> devices;
+  if (wanted.equal_work) {
+    binding->communicator = run.equal_communicator;
+    return absl::OkStatus();
+  }
+  if (wanted.participation < 0) {
+    devices = {run.devices[static_cast<size_t>(wanted.from_slot)],
+               run.devices[static_cast<size_t>(wanted.to_slot)]};
+  } else {
+    const LaunchedInstance& instance = *run.instances[static_cast<size_t>(wanted.participation)];
+    if (!instance.key.is_pair()) {
+      CHORUS_ASSIGN_OR_RETURN(const absl::Span<const Rank> ranks,
+                              run.world->agreement->GroupMembers(instance.key.group));
+      const Participation& part =
+          run.plan->plan.votes->participations[static_cast<size_t>(wanted.participation)];
+      binding->rank = static_cast<int32_t>(ranks[static_cast<size_t>(part.member.value())].value());
+      if (!instance.absent.empty()) {
+        for (const LaunchedInstance::Part& part : instance.parts) {
+          binding->present.push_back(part.member.value());
+        }
+      }
+      CHORUS_ASSIGN_OR_RETURN(binding->communicator,
+                              GroupCommunicator(run.world.get(), instance.key.group));
+      return absl::OkStatus();
+    }
+    CHORUS_ASSIGN_OR_RETURN(const absl::Span<const Rank> members,
+                            run.world->agreement->GroupMembers(instance.key.group));
+    // The lower group rank is the pair's member 0.
+    const GroupRank low = std::min(instance.key.source, instance.key.destination);
+    const GroupRank high = std::max(instance.key.source, instance.key.destination);
+    if (!instance.absent.empty()) {
+      for (const LaunchedInstance::Part& part : instance.parts) {
+        binding->present.push_back(part.member == low ? 0 : 1);
+      }
+    }
+    for (GroupRank end : {low, high}) {
+      const Rank rank = members[static_cast<size_t>(end.value())];
+      devices.push_back(run.world->members[static_cast<size_t>(rank.value())].device);
+    }
+  }
+  CHORUS_ASSIGN_OR_RETURN(binding->communicator, launcher_->CommunicatorOf(devices));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<CommunicatorId> Gangs::GroupCommunicator(World* world, GroupId group) {
+  // One that was dropped is opened anew.
+  if (world->communicators_after_drops != launcher_->drops()) {
+    world->communicators_after_drops = launcher_->drops();
+    world->communicators.clear();
+  }
+  const size_t place = static_cast<size_t>(group.value());
+  if (world->communicators.size() <= place) world->communicators.resize(place + 1);
+  CommunicatorId& known = world->communicators[place];
+  if (known == 0) {
+    CHORUS_ASSIGN_OR_RETURN(const absl::Span<const Rank> members,
+                            world->agreement->GroupMembers(group));
+    std::vector<DeviceIndex> devices;
+    for (Rank rank : members) {
+      devices.push_back(world->members[static_cast<size_t>(rank.value())].device);
+    }
+    CHORUS_ASSIGN_OR_RETURN(known, launcher_->CommunicatorOf(devices));
+  }
+  return known;
+}
+
+void Gangs::LaunchRun(RunState* run) {
+  const GraphRecord& graph = *run->graph;
+  for (size_t slot = 0; slot < run->devices.size(); ++slot) {
+    LaunchMessage& message = run->launches[slot];
+    message.launch = launcher_->NextLaunchId();
+    message.hold_back = run->donated;
+    message.left_out.assign(run->left_out.begin(), run->left_out.end());
+    message.buffers.assign(run->addresses.begin(), run->addresses.end());
+    for (size_t i = 0; i < run->inputs.size(); ++i) {
+      const Cell* cell = run->inputs[i].get();
+      if (cell != nullptr && cell->state == Cell::State::kLaunched &&
+          graph.graph.inputs[i].device_slot == static_cast<int32_t>(slot)) {
+        message.after.push_back(cell->launch);
+      }
+    }
+    for (size_t i = 0; i < run->outputs.size(); ++i) {
+      if (run->outputs[i] != nullptr &&
+          run->plan->plan.outputs[i].device_slot == static_cast<int32_t>(slot)) {
+        run->outputs[i]->launch = message.launch;
+      }
+    }
+    launches_.push_back(run->handle);
+    launcher_->Launch(run->devices[slot], message);
+  }
+}
+
+// --- Completion ---------------------------------------------------------------------------------
+
+absl::optional<int32_t> Gangs::Complete(const CompletionMessage& completion) {
+  if (completion.launch < first_launch_ || completion.launch - first_launch_ >= launches_.size()) {
+    return absl::nullopt;
+  }
+  RunHandle& entry = launches_[static_cast<size_t>(completion.launch - first_launch_)];
+  RunState* const run = runs_->Find(entry);
+  entry = RunHandle();
+  while (!launches_.empty() && launches_.front() == RunHandle()) {
+    launches_.pop_front();
+    ++first_launch_;
+  }
+  if (run == nullptr) return absl::nullopt;  // completed twice
+  --run->launches_left;
+  run->held_back = run->held_back && completion.held_back;
+  Gang& gang = at(run->gang);
+  if (completion.is_origin && !completion.status.ok() && !gang.knows_origin) {
+    gang.status = FailureOf(*run, completion.status);
+    gang.knows_origin = true;
+  }
+  gang.status.Update(completion.status);
+  if (--gang.launches_left > 0) return absl::nullopt;
+  return run->gang;
+}
+
+void Gangs::Abort(int32_t place, const absl::Status& why) {
+  for (CommunicatorId id : at(place).communicators) launcher_->DropCommunicator(id, why);
+}
+
+}  // namespace chorus::node

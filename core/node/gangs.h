@@ -1,0 +1,111 @@
+// Gangs: runs that are launched together, from the launch, the point of no return, to the last
+// completion of their devices.
+//
+// Threads: the node thread.
+#ifndef CHORUS_CORE_NODE_GANGS_H_
+#define CHORUS_CORE_NODE_GANGS_H_
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/optional.h"
+#include "absl/types/span.h"
+#include "core/base/ids.h"
+#include "core/collective/sequencer.h"
+#include "core/node/donation.h"
+#include "core/node/equal_work.h"
+#include "core/node/info.h"
+#include "core/node/launcher.h"
+#include "core/node/run_state.h"
+#include "core/node/storage.h"
+#include "core/node/world.h"
+#include "core/runtime/executor.h"
+
+namespace chorus::node {
+
+// Runs of one gang, from launch to the last completion.
+struct Gang {
+  std::shared_ptr<World> world;  // null: one local run
+  Ticket ticket;
+  std::vector<RunHandle> runs;
+  int32_t launches_left = 0;
+  absl::Status status;
+  bool knows_origin = false;  // of its failure
+  std::vector<CommunicatorId> communicators;
+  CommunicatorId commit = 0;  // of all its devices, where some of them hold back
+
+  void Recycle() {
+    world.reset();
+    ticket = Ticket();
+    runs.clear();
+    launches_left = 0;
+    status = absl::OkStatus();
+    knows_origin = false;
+    communicators.clear();
+    commit = 0;
+  }
+};
+
+class Gangs {
+ public:
+  // All outlive it.
+  Gangs(RunTable* runs, Storage* storage, Launcher* launcher, Donations* donations,
+        EqualWork* equal_work, NodeStats* stats)
+      : runs_(runs),
+        storage_(storage),
+        launcher_(launcher),
+        donations_(donations),
+        equal_work_(equal_work),
+        stats_(stats) {}
+
+  // Launches the runs of `action`, or one that takes part in no collective. Returns the gang's
+  // place. If its status is not OK nothing was launched; it is to be finished at once.
+  int32_t Launch(const std::shared_ptr<World>& world, const SequencerAction& action);
+  int32_t LaunchLocal(RunState* run);
+  // The place of the gang that is complete with this, if one is.
+  absl::optional<int32_t> Complete(const CompletionMessage& completion);
+
+  // Until Recycle(). References stay valid.
+  Gang& at(int32_t place) { return gangs_[static_cast<size_t>(place)]; }
+  void Recycle(int32_t place);
+  // Its devices have failed, or not finished in time: those that wait for each other would for
+  // ever. What holds its memory ends when they have.
+  void Abort(int32_t place, const absl::Status& why);
+
+ private:
+  int32_t New();
+  absl::Status PrepareGang(const SequencerAction& action, absl::Span<RunState* const> members,
+                           Gang* gang);
+  absl::Status CheckMeetings(absl::Span<RunState* const> members) const;
+  absl::Status JoinCommit(absl::Span<RunState* const> members, Gang* gang);
+  absl::Status FindBytes(const SequencerAction& action, absl::Span<RunState* const> members);
+  absl::Status BindInputs(RunState* run);
+  absl::Status ResolvePeers(const LaunchedInstance& instance);
+  void PlaceOutputs(RunState* run);
+  absl::Status PrepareLaunch(RunState* run, Gang* gang);
+  absl::StatusOr<CommunicatorId> GroupCommunicator(World* world, GroupId group);
+  absl::Status BindCommunicator(const RunState& run, const Plan::CollectiveSlot& wanted,
+                                LaunchMessage::CollectiveBinding* binding);
+  void LaunchRun(RunState* run);
+
+  RunTable* const runs_;
+  Storage* const storage_;
+  Launcher* const launcher_;
+  Donations* const donations_;
+  EqualWork* const equal_work_;
+  NodeStats* const stats_;
+
+  std::deque<Gang> gangs_;  // a deque: references stay valid
+  std::vector<int32_t> free_;
+  // The runs of launches under way: launch `first_launch_` + i. Null handles have completed.
+  std::deque<RunHandle> launches_;
+  LaunchId first_launch_ = 1;
+};
+
+}  // namespace chorus::node
+
+#endif  // CHORUS_CORE_NODE_GANGS_H_

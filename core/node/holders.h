@@ -1,0 +1,41 @@
+// Who holds memory, for the text of an error of memory: which op it was for and, of the caller's
+// tenant, who holds most. Nothing is said of other tenants.
+//
+// Threads: the node thread.
+#ifndef CHORUS_CORE_NODE_HOLDERS_H_
+#define CHORUS_CORE_NODE_HOLDERS_H_
+
+#include <cstdint>
+#include <string>
+
+#include "core/base/error.h"
+#include "core/node/run_state.h"
+#include "core/node/session.h"
+#include "core/node/timers.h"
+#include "core/transport/command.h"
+
+namespace chorus::node {
+
+class Holders {
+ public:
+  // All outlive it.
+  Holders(const Clock* clock, const SessionTable* sessions, RunTable* runs)
+      : clock_(clock), sessions_(sessions), runs_(runs) {}
+
+  // Of an error of memory that is not recorded yet; others stay as they are. `run` may be null.
+  void Explain(const Session& caller, const RunState* run, Error* error);
+  void Explain(const Session& caller, const CreateTensor& create, Error* error);
+
+ private:
+  void Name(const Session& caller, Error* error);
+  std::string TextOf(const Tenant& tenant);
+  int64_t BytesOf(const Session& session);
+
+  const Clock* const clock_;
+  const SessionTable* const sessions_;
+  RunTable* const runs_;
+};
+
+}  // namespace chorus::node
+
+#endif  // CHORUS_CORE_NODE_HOLDERS_H_

@@ -1,0 +1,96 @@
+// What a node tells of itself, its sessions, worlds and devices. Plain data, copied out.
+#ifndef CHORUS_CORE_NODE_INFO_H_
+#define CHORUS_CORE_NODE_INFO_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "core/base/ids.h"
+#include "core/collective/instance.h"
+#include "core/collective/sequencer.h"
+
+namespace chorus {
+
+enum class SessionState { kActive, kDetached, kDead };
+
+struct SessionInfo {
+  SessionId id;
+  std::string tenant;
+  std::string label;
+  int32_t pid = -1;
+  bool attached = false;
+  SessionState state = SessionState::kActive;
+  std::vector<DeviceIndex> devices;
+  int64_t live_tensors = 0;
+  int64_t live_graphs = 0;
+  int64_t staging_bytes = 0;
+  int64_t commands = 0;       // taken from the log so far
+  absl::Duration lease_left;  // infinite when attached
+};
+
+struct WorldInfo {
+  struct Member {
+    Rank rank;
+    SessionId session;
+    DeviceIndex device;
+    int32_t pid = -1;
+    bool alive = true;  // false: dead or left
+    bool joined = false;
+    CallPosition next;  // its next call of the world's group, as counted here
+  };
+  WorldId id;
+  std::string tenant;
+  std::string name;
+  int32_t size = 0;
+  Epoch epoch;
+  std::vector<Member> members;
+  std::vector<std::vector<Rank>> groups;  // by GroupId
+  absl::Duration waiting;                 // while members are missing: since the first joined
+  absl::Duration agree_timeout;
+};
+
+struct DeviceInfo {
+  DeviceIndex index;
+  std::string name;  // "host:0"
+  int64_t launches = 0;
+  int32_t sessions = 0;
+};
+
+// How bytes took their way, summed since the start: shows that nothing fell back silently.
+struct PathCounters {
+  int64_t aliased_bytes = 0;   // results that moved nothing
+  int64_t reduced_bytes = 0;   // results written by reductions
+  int64_t copied_bytes = 0;    // uploads, frozen inputs, pieces moved by collectives
+  int64_t streamed_bytes = 0;  // over gRPC
+  int64_t donated_bytes = 0;   // results that took over donated inputs
+  int64_t shared_bytes = 0;    // results of work that another rank did for this one as well
+};
+
+struct NodeStats {
+  int64_t memory_limit_bytes = 0;
+  int64_t memory_used_bytes = 0;
+  int64_t runs_published = 0;
+  int64_t runs_failed = 0;
+  int64_t shared_kernels = 0;  // that were not run, because another rank ran an equal one
+  // Parts of gradients that ranks gave up though a leaf of theirs lay behind, and others asked for.
+  int64_t gradients_given_up = 0;
+  PathCounters paths;
+  // Held at this moment: none of it may grow while a job goes on.
+  int64_t live_runs = 0;
+  int64_t live_buffers = 0;
+  int64_t loaded_plans = 0;
+  int64_t agreement_rows = 0;  // of all worlds' sequencers
+};
+
+// What a world waits for.
+struct PendingView {
+  WorldId world;
+  std::string world_name;
+  PendingInstance instance;
+};
+
+}  // namespace chorus
+
+#endif  // CHORUS_CORE_NODE_INFO_H_

@@ -1,0 +1,162 @@
+#include "core/node/names.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace chorus::node {
+
+// --- Tensors ------------------------------------------------------------------------------------
+
+const Names::TensorSlot* Names::SlotOf(TensorId id) const {
+  if (id.slot < 0 || static_cast<size_t>(id.slot) >= tensors_.size()) return nullptr;
+  const TensorSlot& slot = tensors_[static_cast<size_t>(id.slot)];
+  return slot.cell != nullptr && slot.generation == id.generation ? &slot : nullptr;
+}
+
+absl::StatusOr<CellRef> Names::FindTensor(TensorId id) const {
+  const TensorSlot* const slot = SlotOf(id);
+  if (slot == nullptr) {
+    return UnknownName(
+        absl::StrCat("tensor ", id.slot, ".", id.generation, " does not exist, or was released"));
+  }
+  if (slot->cell->donated_to == Sequence()) return slot->cell;
+  return MakeError(
+      Reason::kDonated,
+      absl::StrCat("tensor ", id.slot, ".", id.generation, " is donated to run ",
+                   slot->cell->donated_to.value(),
+                   ", which is not launched yet: it can be used again if that run fails"));
+}
+
+absl::Status Names::CheckFresh(TensorId id) const {
+  if (id.slot < 0 || id.slot >= limits_.tensors) {
+    return Malformed(
+        absl::StrCat("tensor slots go from 0 to ", limits_.tensors - 1, ", not ", id.slot));
+  }
+  if (static_cast<size_t>(id.slot) >= tensors_.size()) {
+    return id.generation > 0 ? absl::OkStatus()
+                             : Malformed("a tensor slot's first generation is 1");
+  }
+  const TensorSlot& slot = tensors_[static_cast<size_t>(id.slot)];
+  if (slot.cell != nullptr || id.generation <= slot.generation) {
+    return Malformed(absl::StrCat("tensor slot ", id.slot, " is in use, or generation ",
+                                  id.generation, " of it is not new (the last was ",
+                                  slot.generation, ")"));
+  }
+  return absl::OkStatus();
+}
+
+void Names::NameTensor(TensorId id, CellRef cell) {
+  const size_t slot = static_cast<size_t>(id.slot);
+  if (tensors_.size() <= slot) tensors_.resize(std::max(slot + 1, tensors_.size() * 2));
+  tensors_[slot].generation = id.generation;
+  tensors_[slot].cell = std::move(cell);
+  ++live_tensors_;
+}
+
+void Names::NameFailed(TensorId id, std::shared_ptr<const Error> error) {
+  if (!CheckFresh(id).ok()) return;
+  auto cell = std::make_shared<Cell>();
+  cell->state = Cell::State::kFailed;
+  cell->error = std::move(error);
+  cell->type = std::make_shared<TensorType>();
+  Publish(id, *cell);
+  NameTensor(id, std::move(cell));
+}
+
+bool Names::StandsFor(TensorId id, const Cell& cell) const {
+  if (static_cast<size_t>(id.slot) >= tensors_.size()) return false;
+  return tensors_[static_cast<size_t>(id.slot)].cell.get() == &cell;
+}
+
+void Names::ReplaceTensor(TensorId id, CellRef cell) {
+  TensorSlot* const slot = SlotOf(id);
+  if (slot == nullptr) return;
+  if (cell->settled()) Publish(id, *cell);  // else its run will
+  slot->cell = std::move(cell);
+}
+
+void Names::Publish(TensorId id, const Cell& cell) const {
+  TensorRecord record;
+  const Buffer* const readable = cell.readable();
+  if (cell.state == Cell::State::kFailed) {
+    record.state = TensorState::kFailed;
+    record.code = cell.error->code;
+    record.error = cell.error->id;
+  } else if (cell.buffer && readable == nullptr) {
+    record.state = TensorState::kOnDevice;
+  } else {
+    record.state = TensorState::kReady;
+    record.bytes = cell.bytes;
+    if (readable != nullptr) {
+      record.arena = readable->arena();
+      record.offset = readable->offset() + cell.offset;
+    }
+  }
+  completions_->PublishTensor(id, record);
+}
+
+void Names::ReleaseTensor(TensorId id) {
+  TensorSlot* const slot = SlotOf(id);
+  if (slot == nullptr) return;
+  slot->cell.reset();
+  --live_tensors_;
+}
+
+// --- Graphs -------------------------------------------------------------------------------------
+
+absl::Status Names::CheckFresh(GraphId id) const {
+  if (id.slot < 0 || id.slot >= limits_.graphs) {
+    return Malformed(
+        absl::StrCat("graph slots go from 0 to ", limits_.graphs - 1, ", not ", id.slot));
+  }
+  // A slot that was never used has generation 0.
+  GraphSlot unused;
+  const size_t slot = static_cast<size_t>(id.slot);
+  const GraphSlot& place = slot < graphs_.size() ? graphs_[slot] : unused;
+  if (place.record != nullptr || id.generation <= place.generation) {
+    return Malformed(absl::StrCat("graph slot ", slot, " is in use, or generation ", id.generation,
+                                  " of it is not new"));
+  }
+  return absl::OkStatus();
+}
+
+void Names::NameGraph(GraphId id, absl::StatusOr<std::shared_ptr<GraphRecord>> record) {
+  const size_t slot = static_cast<size_t>(id.slot);
+  if (graphs_.size() <= slot) graphs_.resize(slot + 1);
+  GraphSlot& place = graphs_[slot];
+  place.generation = id.generation;
+  place.refused = record.status();
+  if (!record.ok()) return;
+  place.record = *std::move(record);
+  ++live_graphs_;
+}
+
+absl::StatusOr<std::shared_ptr<GraphRecord>> Names::FindGraph(GraphId id) const {
+  if (id.slot >= 0 && static_cast<size_t>(id.slot) < graphs_.size()) {
+    const GraphSlot& slot = graphs_[static_cast<size_t>(id.slot)];
+    if (slot.generation == id.generation) {
+      CHORUS_RETURN_IF_ERROR(slot.refused);
+      if (slot.record != nullptr) return slot.record;
+    }
+  }
+  return UnknownName(
+      absl::StrCat("graph ", id.slot, ".", id.generation, " is not registered by this session"));
+}
+
+void Names::ReleaseGraph(GraphId id) {
+  if (id.slot < 0 || static_cast<size_t>(id.slot) >= graphs_.size()) return;
+  GraphSlot& slot = graphs_[static_cast<size_t>(id.slot)];
+  if (slot.record == nullptr || slot.generation != id.generation) return;
+  slot.record.reset();
+  --live_graphs_;
+}
+
+void Names::Clear() {
+  tensors_.clear();
+  graphs_.clear();
+  live_tensors_ = live_graphs_ = 0;
+}
+
+}  // namespace chorus::node

@@ -1,0 +1,101 @@
+// One session's names: what its tensor and graph ids stand for, and what it is told of them.
+//
+// An id is a slot and a generation. A slot's generations rise, so that a late message about a name
+// that was released never meets its successor.
+//
+// Threads: the node thread.
+#ifndef CHORUS_CORE_NODE_NAMES_H_
+#define CHORUS_CORE_NODE_NAMES_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "core/base/error.h"
+#include "core/base/ids.h"
+#include "core/node/cell.h"
+#include "core/node/completions.h"
+#include "core/node/graph_store.h"
+
+namespace chorus::node {
+
+class Names {
+ public:
+  struct Limits {
+    int32_t tensors = 0;
+    int32_t graphs = 0;
+  };
+
+  // `completions` is told what names come to stand for, and outlives it.
+  Names(const Limits& limits, Completions* completions)
+      : limits_(limits), completions_(completions) {}
+  Names(const Names&) = delete;
+  Names& operator=(const Names&) = delete;
+
+  // --- Tensors --------------------------------------------------------------------------------
+  // NOT_FOUND kUnknownName: never given, or released. FAILED_PRECONDITION kDonated: it is promised
+  // to a run that is not launched.
+  absl::StatusOr<CellRef> FindTensor(TensorId id) const;
+  // INVALID_ARGUMENT kMalformed: the slot is out of range or in use, or the generation not new.
+  absl::Status CheckFresh(TensorId id) const;
+  // The id is fresh.
+  void NameTensor(TensorId id, CellRef cell);
+  // The name, if it is fresh, stands for the error.
+  void NameFailed(TensorId id, std::shared_ptr<const Error> error);
+  // Whether the name, unless it was released, still stands for `cell`.
+  bool StandsFor(TensorId id, const Cell& cell) const;
+  // The name, unless it was released, stands for `cell` now.
+  void ReplaceTensor(TensorId id, CellRef cell);
+  // Tells the session of the cell, which is settled.
+  void Publish(TensorId id, const Cell& cell) const;
+  // A name that is gone already is no fault: releases may cross with the end of what they name.
+  void ReleaseTensor(TensorId id);
+  int64_t live_tensors() const { return live_tensors_; }
+  template <typename Fn>
+  void ForEachCell(Fn fn) const {
+    for (const TensorSlot& slot : tensors_) {
+      if (slot.cell != nullptr) fn(*slot.cell);
+    }
+  }
+
+  // --- Graphs ---------------------------------------------------------------------------------
+  absl::Status CheckFresh(GraphId id) const;
+  // The id is fresh. Of one that was refused, runs are told why.
+  void NameGraph(GraphId id, absl::StatusOr<std::shared_ptr<GraphRecord>> record);
+  // NOT_FOUND kUnknownName, or why it was refused.
+  absl::StatusOr<std::shared_ptr<GraphRecord>> FindGraph(GraphId id) const;
+  void ReleaseGraph(GraphId id);
+  int64_t live_graphs() const { return live_graphs_; }
+
+  // Releases all of them.
+  void Clear();
+
+ private:
+  struct TensorSlot {
+    uint32_t generation = 0;
+    CellRef cell;
+  };
+  struct GraphSlot {
+    uint32_t generation = 0;
+    std::shared_ptr<GraphRecord> record;
+    absl::Status refused;  // why there is no record of this generation
+  };
+  // Null: it names nothing.
+  const TensorSlot* SlotOf(TensorId id) const;
+  TensorSlot* SlotOf(TensorId id) {
+    return const_cast<TensorSlot*>(const_cast<const Names*>(this)->SlotOf(id));
+  }
+
+  const Limits limits_;
+  Completions* const completions_;
+  std::vector<TensorSlot> tensors_;
+  std::vector<GraphSlot> graphs_;
+  int64_t live_tensors_ = 0;
+  int64_t live_graphs_ = 0;
+};
+
+}  // namespace chorus::node
+
+#endif  // CHORUS_CORE_NODE_NAMES_H_

@@ -1,0 +1,136 @@
+#include "core/node/names.h"
+
+#include <memory>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace chorus::node {
+namespace {
+
+using ::testing::HasSubstr;
+
+TensorId Tensor(int32_t slot, uint32_t generation) {
+  TensorId id;
+  id.slot = slot;
+  id.generation = generation;
+  return id;
+}
+
+GraphId GraphAt(int32_t slot, uint32_t generation) {
+  GraphId id;
+  id.slot = slot;
+  id.generation = generation;
+  return id;
+}
+
+CellRef Ready() {
+  auto cell = std::make_shared<Cell>();
+  cell->state = Cell::State::kReady;
+  cell->type = std::make_shared<TensorType>();
+  return cell;
+}
+
+Reason ReasonOf(const absl::Status& status) { return ErrorOf(status).reason; }
+
+class NamesTest : public ::testing::Test {
+ protected:
+  News news_;
+  Completions completions_{&news_};
+  Names names_{{/*tensors=*/8, /*graphs=*/4}, &completions_};
+};
+
+TEST_F(NamesTest, AGenerationNamesOneTensor) {
+  const CellRef first = Ready();
+  const CellRef second = Ready();
+  names_.NameTensor(Tensor(3, 1), first);
+  EXPECT_EQ(*names_.FindTensor(Tensor(3, 1)), first);
+  names_.ReleaseTensor(Tensor(3, 1));
+  EXPECT_EQ(ReasonOf(names_.FindTensor(Tensor(3, 1)).status()), Reason::kUnknownName);
+  names_.NameTensor(Tensor(3, 2), second);
+  EXPECT_EQ(*names_.FindTensor(Tensor(3, 2)), second);
+  EXPECT_EQ(ReasonOf(names_.FindTensor(Tensor(3, 1)).status()), Reason::kUnknownName);
+  names_.ReleaseTensor(Tensor(3, 1));  // late: it is its successor's slot now
+  EXPECT_EQ(names_.live_tensors(), 1);
+}
+
+TEST_F(NamesTest, SlotsAndGenerationsAreChecked) {
+  EXPECT_TRUE(names_.CheckFresh(Tensor(0, 1)).ok());
+  EXPECT_TRUE(names_.CheckFresh(Tensor(7, 5)).ok());
+  EXPECT_EQ(ReasonOf(names_.CheckFresh(Tensor(8, 1))), Reason::kMalformed);
+  EXPECT_EQ(ReasonOf(names_.CheckFresh(Tensor(-1, 1))), Reason::kMalformed);
+  EXPECT_EQ(ReasonOf(names_.CheckFresh(Tensor(0, 0))), Reason::kMalformed);
+  names_.NameTensor(Tensor(0, 4), Ready());
+  EXPECT_THAT(ErrorOf(names_.CheckFresh(Tensor(0, 5))).message, HasSubstr("is in use"));
+  names_.ReleaseTensor(Tensor(0, 4));
+  EXPECT_THAT(ErrorOf(names_.CheckFresh(Tensor(0, 4))).message, HasSubstr("the last was 4"));
+  EXPECT_TRUE(names_.CheckFresh(Tensor(0, 5)).ok());
+}
+
+TEST_F(NamesTest, ANameThatWasReleasedIsNotReplaced) {
+  const CellRef cell = Ready();
+  names_.NameTensor(Tensor(1, 1), cell);
+  EXPECT_TRUE(names_.StandsFor(Tensor(1, 1), *cell));
+  const CellRef other = Ready();
+  names_.ReplaceTensor(Tensor(1, 1), other);
+  EXPECT_EQ(*names_.FindTensor(Tensor(1, 1)), other);
+  EXPECT_FALSE(names_.StandsFor(Tensor(1, 1), *cell));
+  names_.ReleaseTensor(Tensor(1, 1));
+  names_.ReplaceTensor(Tensor(1, 1), cell);
+  EXPECT_FALSE(names_.FindTensor(Tensor(1, 1)).ok());
+  EXPECT_EQ(names_.live_tensors(), 0);
+}
+
+TEST_F(NamesTest, WhatFailedHasAName) {
+  Error error(Reason::kMismatch, "they differ");
+  names_.NameFailed(Tensor(2, 1), std::make_shared<Error>(error));
+  const absl::StatusOr<CellRef> found = names_.FindTensor(Tensor(2, 1));
+  ASSERT_TRUE(found.ok());
+  EXPECT_EQ((*found)->state, Cell::State::kFailed);
+  EXPECT_EQ((*found)->error->message, "they differ");
+  // A name that is not free is left as it is.
+  names_.NameFailed(Tensor(2, 1), std::make_shared<Error>(Reason::kMalformed));
+  EXPECT_EQ((*names_.FindTensor(Tensor(2, 1)))->error->message, "they differ");
+  names_.NameFailed(Tensor(99, 1), std::make_shared<Error>(error));
+  EXPECT_EQ(names_.live_tensors(), 1);
+}
+
+TEST_F(NamesTest, APromisedTensorCannotBeUsed) {
+  const CellRef cell = Ready();
+  names_.NameTensor(Tensor(1, 1), cell);
+  cell->donated_to = Sequence(12);
+  const absl::Status refused = names_.FindTensor(Tensor(1, 1)).status();
+  EXPECT_EQ(ReasonOf(refused), Reason::kDonated);
+  EXPECT_THAT(ErrorOf(refused).message, HasSubstr("donated to run 12"));
+}
+
+TEST_F(NamesTest, AGraphThatWasRefusedTellsItsRunsWhy) {
+  ASSERT_TRUE(names_.CheckFresh(GraphAt(2, 1)).ok());
+  names_.NameGraph(GraphAt(2, 1), MakeError(Reason::kBadType, "no such shape"));
+  EXPECT_EQ(ErrorOf(names_.FindGraph(GraphAt(2, 1)).status()).message, "no such shape");
+  EXPECT_EQ(names_.live_graphs(), 0);
+  EXPECT_EQ(ReasonOf(names_.CheckFresh(GraphAt(2, 1))), Reason::kMalformed);
+  const auto record = std::make_shared<GraphRecord>();
+  names_.NameGraph(GraphAt(2, 2), record);
+  EXPECT_EQ(*names_.FindGraph(GraphAt(2, 2)), record);
+  EXPECT_EQ(names_.live_graphs(), 1);
+  EXPECT_EQ(ReasonOf(names_.CheckFresh(GraphAt(2, 3))), Reason::kMalformed) << "it is in use";
+  names_.ReleaseGraph(GraphAt(2, 1));
+  EXPECT_EQ(names_.live_graphs(), 1);
+  names_.ReleaseGraph(GraphAt(2, 2));
+  EXPECT_EQ(ReasonOf(names_.FindGraph(GraphAt(2, 2)).status()), Reason::kUnknownName);
+  EXPECT_EQ(ReasonOf(names_.CheckFresh(GraphAt(4, 1))), Reason::kMalformed);
+}
+
+TEST_F(NamesTest, NothingIsLeftOfAll) {
+  const CellRef cell = Ready();
+  names_.NameTensor(Tensor(1, 1), cell);
+  names_.NameGraph(GraphAt(0, 1), std::make_shared<GraphRecord>());
+  names_.Clear();
+  EXPECT_EQ(cell.use_count(), 1);
+  EXPECT_EQ(names_.live_tensors(), 0);
+  EXPECT_EQ(names_.live_graphs(), 0);
+}
+
+}  // namespace
+}  // namespace chorus::node

@@ -1,0 +1,40 @@
+// What a node is started with. Plain data.
+#ifndef CHORUS_CORE_NODE_OPTIONS_H_
+#define CHORUS_CORE_NODE_OPTIONS_H_
+
+#include <cstdint>
+#include <functional>
+
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "core/collective/sequencer.h"
+
+namespace chorus {
+
+struct NodeOptions {
+  int64_t memory_limit_bytes = int64_t{8} << 30;
+  int32_t max_sessions = 4096;
+  // For each session:
+  int32_t max_tensors = 65536;
+  int32_t max_graphs = 16384;
+  int32_t max_staging_arenas = 256;
+  int64_t max_staging_bytes = int64_t{8} << 30;
+  int32_t max_pending_runs = 1024;
+  int32_t max_graph_nodes = 1 << 20;
+  int32_t max_worlds = 1024;
+  int32_t max_groups_per_world = 4096;              // in its life
+  absl::Duration lease = absl::Seconds(60);         // of unattached sessions
+  absl::Duration detach_grace = absl::Seconds(30);  // votes of a session without channel stand
+  absl::Duration join_timeout = absl::Seconds(300);
+  absl::Duration gap_timeout = absl::Seconds(10);  // for a missing predecessor in a log
+  SequencerOptions sequencer;                      // a world's own options override it
+  // Work that is the same on several ranks (a data-parallel optimiser's update) is done once and
+  // kept once. Results are the same bits either way.
+  bool share_equal_work = true;
+  // Takes one line for each failure (records.h, FailureLine), on the node thread; empty: nobody.
+  std::function<void(absl::string_view line)> log_failure;
+};
+
+}  // namespace chorus
+
+#endif  // CHORUS_CORE_NODE_OPTIONS_H_

@@ -1,0 +1,346 @@
+#include "core/node/prepare.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "core/base/error.h"
+#include "core/node/world.h"
+
+namespace chorus::node {
+namespace {
+
+// No two outputs have one name.
+absl::Status CheckDistinct(const RunState& run) {
+  absl::InlinedVector<int32_t, 16> slots;
+  for (size_t i = 0; i < run.outputs.size(); ++i) {
+    if (run.outputs[i] != nullptr) slots.push_back(run.output_ids[i].slot);
+  }
+  std::sort(slots.begin(), slots.end());
+  const auto twice = std::adjacent_find(slots.begin(), slots.end());
+  if (twice == slots.end()) return absl::OkStatus();
+  return Malformed(absl::StrCat("tensor slot ", *twice, " is named by two outputs"));
+}
+
+}  // namespace
+
+absl::Status Preparer::Prepare(const Run& command, RunState* run) {
+  CHORUS_RETURN_IF_ERROR(FindGraph(command, run));
+  CHORUS_RETURN_IF_ERROR(FindDevices(command, run));
+  CHORUS_RETURN_IF_ERROR(FindWorld(command, run));
+  CHORUS_RETURN_IF_ERROR(MakeOutputs(command, run));
+  // Late for an epoch that has ended: the vote gets its cause, which an error of its own here (no
+  // memory, say, for the very reason that ended the epoch) must not hide. It needs no bytes.
+  if (run->world != nullptr && run->vote.epoch < run->world->agreement->epoch()) {
+    return absl::OkStatus();
+  }
+  CHORUS_RETURN_IF_ERROR(FindInputs(command, run));
+  CHORUS_RETURN_IF_ERROR(donations_->Promise(command, run));
+  absl::Span<const InstanceKey> instances;  // by participation; valid until the vote
+  if (run->world != nullptr) {
+    CHORUS_ASSIGN_OR_RETURN(instances, run->world->agreement->Resolve(run->vote));
+  }
+  CHORUS_RETURN_IF_ERROR(equal_work_->Find(command, instances, run));
+  CHORUS_RETURN_IF_ERROR(ReserveBuffers(instances, run));
+  return FollowInstances(instances, run);
+}
+
+absl::Status Preparer::FindGraph(const Run& command, RunState* run) {
+  CHORUS_ASSIGN_OR_RETURN(run->graph, run->session->names.FindGraph(command.graph));
+  const Graph& graph = run->graph->graph;  // whatever its sizes
+  const struct {
+    const char* what;
+    size_t expected;
+    size_t got;
+  } counts[] = {
+      {"inputs", graph.inputs.size(), command.inputs.size()},
+      {"outputs", graph.outputs.size(), command.outputs.size()},
+      {"group slots", graph.group_slots.size(), command.groups.size()},
+      {"instance slots", static_cast<size_t>(graph.num_instance_slots), command.instances.size()},
+      {"inputs (donations)", command.donate.empty() ? 0 : graph.inputs.size(),
+       command.donate.size()},
+      {"device slots", command.devices.empty() ? 0 : static_cast<size_t>(graph.num_device_slots),
+       command.devices.size()},
+  };
+  for (const auto& count : counts) {
+    if (count.expected == count.got) continue;
+    return Malformed(absl::StrCat("the graph has ", count.expected, " ", count.what,
+                                  ", the run binds ", count.got));
+  }
+  if (!run->graph->maxima.empty()) {
+    CHORUS_ASSIGN_OR_RETURN(const std::vector<int64_t> sizes, SizesOf(command, *run));
+    CHORUS_ASSIGN_OR_RETURN(run->graph, graphs_->AtSizes(run->graph.get(), sizes));
+  }
+  run->plan = &run->graph->main;
+  return absl::OkStatus();
+}
+
+absl::Status Preparer::FindDevices(const Run& command, RunState* run) {
+  const std::vector<DeviceIndex>& held = run->session->devices;
+  const size_t slots = static_cast<size_t>(run->graph->graph.num_device_slots);
+  if (command.devices.empty()) {
+    if (slots > held.size()) {
+      return Malformed(
+          absl::StrCat("the graph uses ", slots, " devices, the session holds ", held.size()));
+    }
+    run->devices.assign(held.begin(), held.begin() + static_cast<ptrdiff_t>(slots));
+  } else {
+    for (DeviceIndex device : command.devices) {
+      if (std::find(held.begin(), held.end(), device) == held.end()) {
+        return Malformed(absl::StrCat("device ", device.value(), " is none of the session's"));
+      }
+      if (std::find(run->devices.begin(), run->devices.end(), device) != run->devices.end()) {
+        return Malformed(absl::StrCat("device ", device.value(), " is bound to two slots"));
+      }
+      run->devices.push_back(device);
+    }
+  }
+  return absl::OkStatus();
+}
+
+// The sizes that the run fixes: its tensors have them. That all agree is seen when they are bound.
+absl::StatusOr<std::vector<int64_t>> Preparer::SizesOf(const Run& command,
+                                                       const RunState& run) const {
+  const GraphRecord& graph = *run.graph;
+  std::vector<int64_t> sizes(graph.maxima.size(), -1);
+  for (size_t i = 0; i < command.inputs.size(); ++i) {
+    const TensorType& wanted = graph.graph.inputs[i].type;
+    if (wanted.is_static() || !absl::holds_alternative<TensorId>(command.inputs[i])) continue;
+    const TensorId id = absl::get<TensorId>(command.inputs[i]);
+    CHORUS_ASSIGN_OR_RETURN(const CellRef cell, run.session->names.FindTensor(id));
+    if (cell->state == Cell::State::kFailed) return ToStatus(*cell->error);
+    if (cell->type->dims.size() != wanted.dims.size()) {
+      return BadType(absl::StrCat("input ", i, " of the graph is ", wanted.ToString(), ", tensor ",
+                                  id.slot, ".", id.generation, " is ", cell->type->ToString()));
+    }
+    for (size_t d = 0; d < wanted.dims.size(); ++d) {
+      if (wanted.dims[d].is_symbolic()) {
+        sizes[static_cast<size_t>(wanted.dims[d].symbol)] = cell->type->dims[d].size;
+      }
+    }
+  }
+  for (size_t s = 0; s < sizes.size(); ++s) {
+    if (sizes[s] >= 0) continue;
+    return Malformed(absl::StrCat("symbol ", s,
+                                  " of the graph has no size: one of the inputs that "
+                                  "have it must be a tensor"));
+  }
+  return sizes;
+}
+
+// Finds the world of the run's groups and shows that the session is who the graph says it speaks
+// for.
+absl::Status Preparer::FindWorld(const Run& command, RunState* run) {
+  const Session& session = *run->session;
+  const Graph& graph = run->graph->graph;
+  run->vote.run = run->handle;
+  run->vote.what = run->plan->plan.votes;
+  run->vote.slots = &graph.group_slots;
+  for (size_t slot = 0; slot < command.groups.size(); ++slot) {
+    const RunGroup& bound = command.groups[slot];
+    const GroupSlot& wanted = graph.group_slots[slot];
+    if (run->world == nullptr) {
+      std::shared_ptr<World> world;
+      for (const Session::Membership& membership : session.memberships) {
+        if (membership.world->id == bound.world) world = membership.world;
+      }
+      if (world == nullptr) {
+        return UnknownName(
+            absl::StrCat("this session is no member of world ", bound.world.value()));
+      }
+      if (!world->formed()) return NotFormed(*world);
+      run->world = std::move(world);
+      run->vote.epoch = bound.epoch;
+      run->vote.bound = command.instances;
+      run->vote.pair_calls = command.pair_calls;
+      run->vote.call_goes_on = command.call_goes_on;
+    } else if (run->world->id != bound.world) {
+      return Unsupported("a run whose groups belong to different worlds");
+    } else if (run->vote.epoch != bound.epoch) {
+      return Malformed("the groups of one run are bound in different epochs");
+    }
+    run->vote.groups.emplace_back();
+    run->vote.groups.back().group = bound.group;
+    run->vote.groups.back().base = bound.base;
+    CHORUS_ASSIGN_OR_RETURN(const absl::Span<const Rank> members,
+                            run->world->agreement->GroupMembers(bound.group));
+    if (static_cast<int32_t>(members.size()) != wanted.size) {
+      return Malformed(absl::StrCat("group ", bound.group.value(), " has ", members.size(),
+                                    " members; group slot ", slot, " is for ", wanted.size));
+    }
+    if (!bound.base.empty() && bound.base.size() != wanted.held.size()) {
+      return Malformed(absl::StrCat("group slot ", slot, " holds ", wanted.held.size(),
+                                    " members; the run gives ", bound.base.size(), " positions"));
+    }
+    for (size_t i = 0; i < wanted.held.size(); ++i) {
+      const Rank rank = members[static_cast<size_t>(wanted.held[i].value())];
+      const World::Member& member = run->world->members[static_cast<size_t>(rank.value())];
+      if (member.session.get() != &session) {
+        return Malformed(absl::StrCat("rank ", rank.value(), " is not held by this session"));
+      }
+      const DeviceIndex device = run->devices[static_cast<size_t>(wanted.device_slots[i])];
+      if (member.device != device) {
+        return Malformed(absl::StrCat("rank ", rank.value(), " joined with device ",
+                                      member.device.value(), "; the run puts it on device ",
+                                      device.value()));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Preparer::MakeOutputs(const Run& command, RunState* run) {
+  const GraphRecord& graph = *run->graph;
+  run->outputs.resize(command.outputs.size());
+  run->output_ids.resize(command.outputs.size());
+  for (size_t i = 0; i < command.outputs.size(); ++i) {
+    const OutBinding& binding = command.outputs[i];
+    if (binding.kind == OutBinding::Kind::kInto) {
+      return Unsupported("writing an output into client memory (Into)");
+    }
+    if (binding.kind == OutBinding::Kind::kDiscard) continue;
+    CHORUS_RETURN_IF_ERROR(run->session->names.CheckFresh(binding.id));
+    auto cell = std::make_shared<Cell>();
+    cell->type = graph.output_types[i];
+    cell->bytes = run->plan->plan.outputs[i].bytes;
+    cell->producer = run->handle;
+    cell->device = run->devices[static_cast<size_t>(run->plan->plan.outputs[i].device_slot)];
+    run->outputs[i] = std::move(cell);
+    run->output_ids[i] = binding.id;
+  }
+  return command.outputs.size() > 1 ? CheckDistinct(*run) : absl::OkStatus();
+}
+
+absl::Status Preparer::FindInputs(const Run& command, RunState* run) {
+  const GraphRecord& graph = *run->graph;
+  run->inputs.resize(command.inputs.size());
+  run->refs.resize(run->plan->plan.buffers.size());
+  run->addresses.resize(run->plan->plan.buffers.size());
+  for (size_t i = 0; i < command.inputs.size(); ++i) {
+    const GraphInput& wanted = graph.graph.inputs[i];
+    const DeviceIndex device = run->devices[static_cast<size_t>(wanted.device_slot)];
+    if (const TensorId* id = absl::get_if<TensorId>(&command.inputs[i])) {
+      CHORUS_ASSIGN_OR_RETURN(CellRef cell, run->session->names.FindTensor(*id));
+      if (cell->state == Cell::State::kFailed) return ToStatus(*cell->error);
+      if (*cell->type != wanted.type) {
+        return BadType(absl::StrCat("input ", i, " of the graph is ", wanted.type.ToString(),
+                                    ", tensor ", id->slot, ".", id->generation, " is ",
+                                    cell->type->ToString()));
+      }
+      if (cell->device != device) {
+        return Malformed(absl::StrCat("input ", i, " of the graph is on device ", device.value(),
+                                      ", tensor ", id->slot, ".", id->generation, " on device ",
+                                      cell->device.value(), "; copy it first"));
+      }
+      run->inputs[i] = std::move(cell);
+      continue;
+    }
+    bool upload = false;
+    const RunHandle handle = run->handle;
+    CHORUS_ASSIGN_OR_RETURN(
+        Storage::Bound bound,
+        storage_->Bind(
+            *run->session, command.inputs[i], wanted.type, device,
+            /*stable=*/!run->plan->plan.input_may_be_staging[i],
+            [this, handle](absl::Status status) { uploaded_(handle, status); }, &upload));
+    run->addresses[i] = bound.address;
+    run->refs[i] = std::move(bound.buffer);
+    if (upload) ++run->blockers;
+  }
+  return absl::OkStatus();
+}
+
+// Reserves every byte that the run will write: nothing is allocated after commit.
+absl::Status Preparer::ReserveBuffers(absl::Span<const InstanceKey> instances, RunState* run) {
+  const Plan& plan = run->plan->plan;
+  for (size_t i = 0; i < plan.buffers.size(); ++i) {
+    const BufferSpec& spec = plan.buffers[i];
+    if (spec.kind == BufferSpec::Kind::kInput || spec.kind == BufferSpec::Kind::kPeer ||
+        spec.bytes == 0 || run->refs[i]) {  // donated, or of equal work
+      continue;
+    }
+    const DeviceIndex device = run->devices[static_cast<size_t>(spec.device_slot)];
+    BufferRef buffer;
+    BufferRef* shared = nullptr;
+    if (spec.kind == BufferSpec::Kind::kShared && !instances.empty()) {
+      shared = &run->world->shared[instances[static_cast<size_t>(spec.index)]];
+      // Of another size where the ranks disagree. The vote then says so, and nothing is launched:
+      // equal descriptors have equal results, but where counts are known at run time alone: there
+      // each rank says how many rows its own result has, with zeros behind those that come.
+      buffer = *shared;
+      const std::vector<Participation>& parts = plan.votes->participations;
+      if (buffer && buffer->bytes() != spec.bytes &&
+          parts[static_cast<size_t>(spec.index)].descriptor.runtime_counts) {
+        buffer = BufferRef();
+        shared = nullptr;
+      }
+    }
+    if (!buffer) {
+      CHORUS_ASSIGN_OR_RETURN(buffer,
+                              storage_->Allocate(run->session->tenant.get(), device, spec.bytes));
+      if (shared != nullptr) *shared = buffer;
+    }
+    run->SetBuffer(i, buffer);
+  }
+  return absl::OkStatus();
+}
+
+// The plan is for members that have called equally often before. Where they have not, other calls
+// of the run meet.
+absl::Status Preparer::FollowInstances(absl::Span<const InstanceKey> instances, RunState* run) {
+  const std::vector<int32_t>& planned = run->plan->plan.instances;
+  if (planned.empty() || instances.empty()) return absl::OkStatus();
+  absl::flat_hash_map<InstanceKey, int32_t> first_of;
+  for (const InstanceKey& key : instances) {
+    const auto next = static_cast<int32_t>(run->instance_of.size());
+    run->instance_of.push_back(first_of.emplace(key, next).first->second);
+  }
+  if (absl::MakeConstSpan(run->instance_of) == absl::MakeConstSpan(planned)) {
+    return absl::OkStatus();
+  }
+  return FollowOrder(run, {});
+}
+
+// The gang has agreed on another order than this rank's program has: its streams are queues, so its
+// plan must follow. Where values stand is the same in every order but for those that live in a
+// workspace.
+absl::Status Preparer::FollowOrder(RunState* run, const std::vector<int32_t>& order) {
+  CHORUS_ASSIGN_OR_RETURN(std::shared_ptr<LoadedPlan> follows,
+                          graphs_->InOrder(run->graph.get(), order, run->instance_of));
+  const std::vector<BufferSpec>& before = run->plan->plan.buffers;
+  const std::vector<BufferSpec>& after = follows->plan.buffers;
+  const auto is_workspace = [](const BufferSpec& spec) {
+    return spec.kind == BufferSpec::Kind::kWorkspace;
+  };
+  absl::InlinedVector<BufferRef, 4> refs(after.size());
+  absl::InlinedVector<DeviceAddress, 4> addresses(after.size());
+  for (size_t i = 0; i < after.size(); ++i) {
+    size_t from = i;
+    if (is_workspace(after[i])) {
+      from = 0;
+      while (from < before.size() &&
+             !(is_workspace(before[from]) && before[from].device_slot == after[i].device_slot)) {
+        ++from;
+      }
+      if (after[i].bytes > (from < before.size() ? before[from].bytes : 0)) {
+        const DeviceIndex device = run->devices[static_cast<size_t>(after[i].device_slot)];
+        CHORUS_ASSIGN_OR_RETURN(
+            refs[i], storage_->Allocate(run->session->tenant.get(), device, after[i].bytes));
+        addresses[i] = refs[i]->address();
+        continue;
+      }
+      if (from == before.size()) continue;  // none was needed and none is
+    }
+    refs[i] = run->refs[from];
+    addresses[i] = run->addresses[from];
+  }
+  run->plan = follows.get();
+  run->own_plan = std::move(follows);
+  run->refs = std::move(refs);
+  run->addresses = std::move(addresses);
+  return absl::OkStatus();
+}
+
+}  // namespace chorus::node

@@ -1,0 +1,65 @@
+// From a Run command to a RunState: everything that can be wrong or missing is found here, before
+// the vote, and every byte that the run will write is reserved.
+//
+// Threads: the node thread.
+#ifndef CHORUS_CORE_NODE_PREPARE_H_
+#define CHORUS_CORE_NODE_PREPARE_H_
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "core/collective/instance.h"
+#include "core/node/donation.h"
+#include "core/node/equal_work.h"
+#include "core/node/graph_store.h"
+#include "core/node/run_state.h"
+#include "core/node/session.h"
+#include "core/node/storage.h"
+#include "core/transport/command.h"
+
+namespace chorus::node {
+
+class Preparer {
+ public:
+  // `uploaded` is told when bytes of a run's inputs have come to its device, or that they have not:
+  // each is one of the run's blockers. All outlive it.
+  using Uploaded = std::function<void(RunHandle run, const absl::Status& status)>;
+  Preparer(GraphStore* graphs, Storage* storage, Donations* donations, EqualWork* equal_work,
+           Uploaded uploaded)
+      : graphs_(graphs),
+        storage_(storage),
+        donations_(donations),
+        equal_work_(equal_work),
+        uploaded_(std::move(uploaded)) {}
+
+  // `run` is new: it has its session, handle and sequence. An error leaves it half made; Forget()
+  // and Return() (EqualWork, Donations) give back what it has reserved with others.
+  absl::Status Prepare(const Run& command, RunState* run);
+  // The gang has agreed on another order than this rank's program has: its streams are queues, so
+  // its plan must follow. RESOURCE_EXHAUSTED: what that takes is not there.
+  absl::Status FollowOrder(RunState* run, const std::vector<int32_t>& order);
+
+ private:
+  absl::Status FindGraph(const Run& command, RunState* run);
+  absl::StatusOr<std::vector<int64_t>> SizesOf(const Run& command, const RunState& run) const;
+  absl::Status FindDevices(const Run& command, RunState* run);
+  absl::Status FindWorld(const Run& command, RunState* run);
+  absl::Status MakeOutputs(const Run& command, RunState* run);
+  absl::Status FindInputs(const Run& command, RunState* run);
+  absl::Status ReserveBuffers(absl::Span<const InstanceKey> instances, RunState* run);
+  absl::Status FollowInstances(absl::Span<const InstanceKey> instances, RunState* run);
+
+  GraphStore* const graphs_;
+  Storage* const storage_;
+  Donations* const donations_;
+  EqualWork* const equal_work_;
+  const Uploaded uploaded_;
+};
+
+}  // namespace chorus::node
+
+#endif  // CHORUS_CORE_NODE_PREPARE_H_

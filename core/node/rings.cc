@@ -1,0 +1,136 @@
+#include "core/node/rings.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/error.h"
+
+namespace chorus::node {
+namespace {
+
+// Frames taken from one ring before the next is looked at.
+constexpr int kFramesPerTurn = 32;
+// A look at a ring is a miss of the caches, so those that have been silent for so long are looked
+// at less often: so many of them each time.
+constexpr absl::Duration kQuietAfter = absl::Seconds(1);
+constexpr size_t kQuietLooks = 16;
+
+// For a session whose bytes cannot be believed any more; nobody else is concerned.
+std::string EndedFor(const absl::Status& malformed) {
+  return absl::StrCat("its session was ended for malformed bytes (", ErrorOf(malformed).message,
+                      ")");
+}
+
+}  // namespace
+
+Rings::Rings(int32_t max_tensors, Take take, End end)
+    : max_tensors_(max_tensors),
+      take_(std::move(take)),
+      end_(std::move(end)),
+      doorbell_(*Doorbell::Create()),  // one page: without it there is no daemon
+      wake_epoll_(epoll_create1(EPOLL_CLOEXEC)) {}
+
+absl::StatusOr<SessionDescriptors> Rings::Attach(const std::shared_ptr<Session>& session) {
+  if (session->memory == nullptr) {
+    SessionMemoryOptions layout;
+    layout.tensor_slots = static_cast<uint32_t>(max_tensors_);
+    CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<SessionMemory> memory, CreateSessionMemory(layout));
+    CHORUS_ASSIGN_OR_RETURN(UniqueFd wake, CreateWakeEvent());
+    epoll_event event{};
+    event.events = EPOLLIN | EPOLLET;  // the ring tells what there is, not the count
+    if (epoll_ctl(wake_epoll_.get(), EPOLL_CTL_ADD, wake.get(), &event) != 0) {
+      return MakeError(Reason::kQuota,
+                       absl::StrCat("no descriptor for the session's wake-up: ", strerror(errno)));
+    }
+    session->memory = std::move(memory);
+    session->wake_fd = std::move(wake);
+    session->ring = std::make_unique<SubmissionRingReader>(session->memory.get());
+    session->completions.Attach(session->memory.get());
+    polled_.push_back(session);
+  }
+  SessionDescriptors descriptors;
+  descriptors.memory_fd = session->memory->fd();
+  descriptors.wake_fd = session->wake_fd.get();
+  return descriptors;
+}
+
+void Rings::Detach(Session* session) {
+  const auto polled =
+      std::find_if(polled_.begin(), polled_.end(),
+                   [&](const std::shared_ptr<Session>& other) { return other.get() == session; });
+  if (polled == polled_.end()) return;
+  if (polled - polled_.begin() < static_cast<ptrdiff_t>(active_)) --active_;
+  polled_.erase(polled);
+  epoll_ctl(wake_epoll_.get(), EPOLL_CTL_DEL, session->wake_fd.get(), nullptr);
+  session->completions.Detach();
+  session->ring.reset();
+  session->memory.reset();
+  session->wake_fd = UniqueFd();
+}
+
+bool Rings::Poll(absl::Time now) {
+  bool worked = false;
+  const auto take_from = [&](size_t place) {
+    // A frame may end its session, which shortens the list.
+    const std::shared_ptr<Session> session = polled_[place];
+    session->last_frame = now;
+    worked |= PollOne(session, now);
+  };
+  for (size_t i = 0; i < active_;) {
+    const Session& session = *polled_[i];
+    if (session.ring->HasFrame()) {
+      take_from(i++);
+    } else if (now - session.last_frame > kQuietAfter) {
+      std::swap(polled_[i], polled_[--active_]);
+    } else {
+      ++i;
+    }
+  }
+  size_t looks = look_at_all_ ? polled_.size() : kQuietLooks;
+  look_at_all_ = false;
+  for (looks = std::min(looks, polled_.size() - active_); looks > 0; --looks) {
+    if (active_ == polled_.size()) break;
+    if (next_quiet_ < active_ || next_quiet_ >= polled_.size()) next_quiet_ = active_;
+    const size_t place = next_quiet_++;
+    if (!polled_[place]->ring->HasFrame()) continue;
+    std::swap(polled_[place], polled_[active_]);
+    take_from(active_++);
+  }
+  return worked;
+}
+
+bool Rings::PollOne(const std::shared_ptr<Session>& session, absl::Time now) {
+  bool worked = false;
+  for (int i = 0; i < kFramesPerTurn && !session->dead(); ++i) {
+    absl::string_view frame;
+    const SubmissionRingReader::Result got = session->ring->Poll(&frame_, &frame);
+    if (got == SubmissionRingReader::Result::kEmpty) break;
+    worked = true;
+    if (got == SubmissionRingReader::Result::kMalformed) {
+      end_(session, EndedFor(session->ring->status()), now);
+      break;
+    }
+    // A frame has no other answer than its sequence, which cannot be believed where it is none.
+    const absl::Status taken = take_(session, frame, now);
+    if (!taken.ok()) end_(session, EndedFor(taken), now);
+  }
+  return worked;
+}
+
+bool Rings::SleepUnless(const std::function<bool()>& busy, const std::function<void()>& sleep) {
+  look_at_all_ = true;  // whoever ends the sleep
+  return doorbell_->SleepUnless(
+      [&] {
+        return busy() ||
+               std::any_of(polled_.begin(), polled_.end(),
+                           [](const std::shared_ptr<Session>& s) { return s->ring->HasFrame(); });
+      },
+      sleep);
+}
+
+}  // namespace chorus::node

@@ -1,0 +1,492 @@
+#include "core/node/runs.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/strings/str_cat.h"
+#include "core/base/failpoint.h"
+
+namespace chorus::node {
+namespace {
+
+// What the ranks are told of a device that failed.
+absl::Status ExecFailure(const absl::Status& status) {
+  Error error = ErrorOf(status);
+  if (error.reason == Reason::kUnspecified) error.SetReason(Reason::kExecFailed);
+  return ToStatus(error);
+}
+
+// As the world's sequencer must take it. Where the failure has ended an epoch of the world the
+// other ranks have been told of it, and what comes of it fails alone: if each call that wants its
+// result ended an epoch more, it would take others' calls with it, and what comes of those again,
+// without end.
+Error AsTold(const World& world, const Error& error) {
+  Error told = error;
+  for (const Error::EndedEpoch& ended : error.ended) told.alone |= ended.world == world.id;
+  return told;
+}
+
+}  // namespace
+
+void Runs::Submit(const std::shared_ptr<Session>& session, Sequence sequence, const Run& command,
+                  absl::Time now) {
+  if (stopped_) {
+    Refuse(session, sequence, command, nullptr, DrainingError(), now);
+    return;
+  }
+  if (!table_->HasRoom() || session->pending_runs >= options_->max_pending_runs) {
+    Refuse(session, sequence, command, nullptr,
+           MakeError(Reason::kQuota, absl::StrCat("a session may have ", options_->max_pending_runs,
+                                                  " runs under way; wait for some of them")),
+           now);
+    return;
+  }
+  RunState* run = table_->Add();
+  run->session = session;
+  run->sequence = sequence;
+  ++session->pending_runs;
+  CHORUS_FAILPOINT("node.before_prepare");
+  const absl::Status prepared = preparer_->Prepare(command, run);
+  if (!prepared.ok()) {
+    Refuse(session, sequence, command, run, prepared, now);
+    return;
+  }
+  FindProducers(run, now);
+  for (size_t i = 0; i < run->outputs.size(); ++i) {
+    if (run->outputs[i] != nullptr) session->names.NameTensor(run->output_ids[i], run->outputs[i]);
+  }
+  if (run->world == nullptr) {
+    if (run->blockers == 0) LaunchLocal(run, now);
+    return;
+  }
+  CastVote(run, now);
+}
+
+// --- Agreement ----------------------------------------------------------------------------------
+
+// What this run waits for. Producers that its own sequencer knows go into the vote, also those that
+// it reaches through local runs, so that circles are seen; everything else blocks it from outside.
+void Runs::FindProducers(RunState* run, absl::Time now) {
+  if (run->world != nullptr) AdoptProducers(*run, now);
+  for (const CellRef& cell : run->inputs) {
+    RunState* const producer = PendingProducer(cell);
+    if (producer == nullptr) continue;
+    const bool voted = producer->phase == RunState::Phase::kVoted;
+    if (voted) run->AddVotedProducer(producer->handle);
+    if (producer->local()) {
+      for (RunHandle handle : producer->voted_producers) run->AddVotedProducer(handle);
+    }
+    if (voted && producer->world == run->world) continue;
+    producer->consumers.push_back(run->handle);
+    ++run->blockers;
+  }
+}
+
+// The run that is to compute the tensor and is not launched; null: there is none.
+RunState* Runs::PendingProducer(const CellRef& cell) {
+  if (cell == nullptr || cell->state != Cell::State::kPending) return nullptr;
+  return Find(cell->producer);
+}
+
+// A local run between two runs of one world votes there as well. Another rank may have compiled
+// what it stands between: then all of it is one gang, and is launched at once or never.
+void Runs::AdoptProducers(const RunState& run, absl::Time now) {
+  const std::shared_ptr<World>& world = run.world;
+  if (run.vote.epoch != world->agreement->epoch()) return;  // it will not be launched
+  const auto lies_between = [&](const RunState* local) {
+    return local->phase == RunState::Phase::kWaiting &&
+           std::any_of(local->voted_producers.begin(), local->voted_producers.end(),
+                       [&](RunHandle handle) {
+                         const RunState* producer = Find(handle);
+                         return producer != nullptr && producer->world == world &&
+                                producer->phase == RunState::Phase::kVoted;
+                       });
+  };
+  // A log names no tensor before it is made: by sequence producers come first. Nearly always empty.
+  std::map<Sequence, RunState*> between;
+  absl::InlinedVector<const RunState*, 8> consumers = {&run};
+  while (!consumers.empty()) {
+    const RunState* const consumer = consumers.back();
+    consumers.pop_back();
+    for (const CellRef& cell : consumer->inputs) {
+      RunState* const producer = PendingProducer(cell);
+      if (producer == nullptr || !lies_between(producer)) continue;
+      if (between.emplace(producer->sequence, producer).second) consumers.push_back(producer);
+    }
+  }
+  for (const auto& local : between) Adopt(world, local.second, now);
+}
+
+void Runs::Adopt(const std::shared_ptr<World>& world, RunState* local, absl::Time now) {
+  local->world = world;
+  local->vote.epoch = world->agreement->epoch();
+  for (const CellRef& cell : local->inputs) {
+    RunState* const producer = PendingProducer(cell);
+    if (producer == nullptr || producer->world != world ||
+        producer->phase != RunState::Phase::kVoted) {
+      continue;
+    }
+    // The sequencer waits for it now.
+    auto& consumers = producer->consumers;
+    consumers.erase(std::find(consumers.begin(), consumers.end(), local->handle));
+    --local->blockers;
+    local->AddVotedProducer(producer->handle);
+  }
+  CastVote(local, now);
+}
+
+void Runs::CastVote(RunState* run, absl::Time now) {
+  const RunHandle handle = run->handle;
+  const std::shared_ptr<World> world = run->world;
+  Vote& vote = run->vote;
+  for (RunHandle producer : run->voted_producers) {
+    RunState* found = Find(producer);
+    if (found != nullptr && found->world == world && found->phase == RunState::Phase::kVoted) {
+      vote.producers.push_back(producer);
+    }
+  }
+  vote.externally_blocked = run->blockers > 0;
+  run->phase = RunState::Phase::kVoted;
+  failures_->Note(FlightKind::kVoted, now, run->session.get(), world.get(), run->sequence);
+  const absl::Status voted = world->agreement->Submit(vote, now);
+  if (!voted.ok()) {
+    if (RunState* refused = Find(handle)) RefuseVote(refused, voted, now);
+  }
+}
+
+// The run cannot take part: its own session gets `why`, the other ranks that it could not.
+void Runs::Refuse(const std::shared_ptr<Session>& session, Sequence sequence, const Run& command,
+                  RunState* run, const absl::Status& why, absl::Time now) {
+  Error error = ErrorOf(why);
+  holders_->Explain(*session, run, &error);
+  if (run != nullptr) equal_work_->Forget(run);
+  // Decided first: the session is told which epoch is open then.
+  std::vector<std::pair<std::shared_ptr<World>, Agreement::Decided>> told;
+  for (const RunGroup& group : command.groups) {
+    for (const Session::Membership& membership : session->memberships) {
+      const std::shared_ptr<World>& world = membership.world;
+      if (world->id != group.world || !world->formed()) continue;
+      if (!told.empty() && told.back().first == world) break;
+      std::vector<RefusedMember> members;
+      if (run != nullptr && run->world == world) members = world->agreement->CallsOf(run->vote);
+      // Its calls are not known; its next vote shows how many they were.
+      if (members.empty()) members.emplace_back().rank = membership.rank;
+      told.emplace_back(world,
+                        world->agreement->Refuse(members, group.epoch, AsTold(*world, error), now));
+      SayOpenEpoch(*world, world->agreement->epoch(), &error);
+      break;
+    }
+  }
+  failures_->Record(session.get(), run == nullptr ? nullptr : run->world.get(), &error);
+  const auto shared_error = std::make_shared<Error>(error);
+  for (const OutBinding& binding : command.outputs) {
+    if (binding.kind != OutBinding::Kind::kFresh) continue;
+    session->names.NameFailed(binding.id, shared_error);
+  }
+  if (run != nullptr) End(run);
+  ++stats_->runs_failed;
+  failures_->Note(FlightKind::kFailed, now, session.get(), nullptr, sequence, Ticket(), error.id);
+  session->log.Finish(sequence, error);
+  for (auto& world : told) world.second.CarryOut(now);
+}
+
+void Runs::RefuseVote(RunState* run, const absl::Status& why, absl::Time now) {
+  const std::shared_ptr<World> world = run->world;
+  Error error = ErrorOf(why);
+  holders_->Explain(*run->session, run, &error);
+  equal_work_->Forget(run);
+  Agreement::Decided decided = DecideRefusal(*run, AsTold(*world, error), now);
+  SayOpenEpoch(*world, world->agreement->epoch(), &error);
+  Fail(run, error, now);
+  decided.CarryOut(now);
+}
+
+Agreement::Decided Runs::DecideRefusal(const RunState& run, const Error& told, absl::Time now) {
+  Agreement* const agreement = run.world->agreement.get();
+  if (told.alone && agreement->IsPending(run.handle)) {
+    return agreement->Withdraw(run.handle, told, now);
+  }
+  std::vector<RefusedMember> members = agreement->CallsOf(run.vote);
+  for (const Session::Membership& membership : run.session->memberships) {
+    if (membership.world == run.world && members.empty()) {
+      members.emplace_back().rank = membership.rank;
+    }
+  }
+  return agreement->Refuse(members, run.vote.epoch, told, now);
+}
+
+void Runs::Uploaded(RunHandle handle, const absl::Status& status) {
+  RunState* run = Find(handle);
+  if (run == nullptr) return;
+  if (status.ok()) {
+    Unblock(handle, clock_->now);
+  } else if (run->phase == RunState::Phase::kVoted) {
+    RefuseVote(run, status, clock_->now);
+  } else {
+    Fail(run, ErrorOf(status), clock_->now);
+  }
+}
+
+void Runs::Unblock(RunHandle handle, absl::Time now) {
+  RunState* run = Find(handle);
+  if (run == nullptr || --run->blockers > 0) return;
+  if (run->phase == RunState::Phase::kWaiting) {
+    LaunchLocal(run, now);
+  } else if (run->phase == RunState::Phase::kVoted) {
+    run->world->agreement->Unblock(handle, now);
+  }
+}
+
+// --- What worlds have agreed on -----------------------------------------------------------------
+
+void Runs::OnLaunch(const std::shared_ptr<World>& world, const SequencerAction& action,
+                    absl::Time now) {
+  for (const LaunchedInstance& instance : action.instances) {
+    if (instance.given_up.empty()) continue;
+    stats_->gradients_given_up += static_cast<int64_t>(instance.given_up.size());
+    failures_->NoteGivenUp(world.get(), instance, action.ticket, now);
+  }
+  const int32_t place = gangs_->Launch(world, action);
+  for (RunHandle handle : action.runs) {
+    const RunState& run = *Find(handle);
+    failures_->Note(FlightKind::kLaunched, now, run.session.get(), world.get(), run.sequence,
+                    action.ticket);
+  }
+  if (!gangs_->at(place).status.ok()) return FinishGang(place, now);
+  for (RunHandle handle : action.runs) {
+    if (RunState* run = Find(handle)) ReleaseConsumers(run, now);
+  }
+}
+
+void Runs::LaunchLocal(RunState* run, absl::Time now) {
+  const int32_t place = gangs_->LaunchLocal(run);
+  failures_->Note(FlightKind::kLaunched, now, run->session.get(), nullptr, run->sequence);
+  if (!gangs_->at(place).status.ok()) return FinishGang(place, now);
+  ReleaseConsumers(run, now);
+}
+
+void Runs::OnReserve(const std::shared_ptr<World>& world, const SequencerAction& action,
+                     absl::Time now) {
+  RunState* const run = Find(action.run);
+  if (run == nullptr) return;
+  const absl::Status reserved = preparer_->FollowOrder(run, action.order);
+  if (!reserved.ok()) return RefuseVote(run, reserved, now);
+  world->agreement->Reserved(action.run, now);
+}
+
+void Runs::OnFail(const std::shared_ptr<World>& world, SequencerAction* action, absl::Time now) {
+  for (const InstanceKey& key : action->dropped) world->shared.erase(key);
+  RunState* const run = Find(action->run);
+  if (run == nullptr) return;
+  if (action->opened != Epoch()) {
+    SayOpenEpoch(*world, action->opened, &action->error);
+  } else {
+    equal_work_->Forget(run);
+  }
+  if (run->launches_left > 0) gangs_->Abort(run->gang, ToStatus(action->error));
+  Fail(run, action->error, now);
+}
+
+void Runs::OnWarn(const std::shared_ptr<World>& world, SequencerAction* action, absl::Time now) {
+  failures_->Record(nullptr, world.get(), &action->error);
+  failures_->Note(FlightKind::kCallSitesDiffer, now, nullptr, world.get(), Sequence(), Ticket(),
+                  action->error.id);
+}
+
+void Runs::OnEpochEnded(const std::shared_ptr<World>& world, SequencerAction* action,
+                        absl::Time now) {
+  world->shared.clear();
+  world->equal_work.clear();
+  SayOpenEpoch(*world, action->opened, &action->error);
+  failures_->Record(nullptr, world.get(), &action->error);
+  failures_->Note(FlightKind::kEpochEnded, now, nullptr, world.get(), Sequence(), Ticket(),
+                  action->error.id);
+}
+
+// --- The end ------------------------------------------------------------------------------------
+
+void Runs::Complete(const CompletionMessage& completion, absl::Time now) {
+  const absl::optional<int32_t> gang = gangs_->Complete(completion);
+  if (gang.has_value()) FinishGang(*gang, now);
+}
+
+void Runs::ReleaseConsumers(RunState* run, absl::Time now) {
+  if (run->consumers.empty()) return;
+  absl::InlinedVector<RunHandle, 2> consumers;
+  consumers.swap(run->consumers);
+  for (RunHandle consumer : consumers) Unblock(consumer, now);
+}
+
+void Runs::FinishGang(int32_t place, absl::Time now) {
+  CHORUS_FAILPOINT("node.before_publish");
+  Gang& gang = gangs_->at(place);
+  // What was computed from a result that failed is no result either, and has failed for that
+  // reason, whatever else its devices say.
+  absl::Status status;
+  for (RunHandle handle : gang.runs) {
+    for (const CellRef& input : Find(handle)->inputs) {
+      if (!status.ok()) break;
+      if (input != nullptr && input->state == Cell::State::kFailed) {
+        status = ToStatus(*input->error);
+      }
+    }
+  }
+  status.Update(gang.status);
+  if (!status.ok()) status = ExecFailure(status);
+  if (status.ok()) {
+    for (RunHandle handle : gang.runs) {
+      RunState* run = Find(handle);
+      if (!run->failed) Publish(run, now);
+      End(run);
+    }
+  } else {
+    gangs_->Abort(place, status);
+  }
+  if (gang.world != nullptr) {
+    const std::shared_ptr<World> world = gang.world;
+    world->agreement->Finished(gang.ticket, status, now);
+  }
+  if (!status.ok()) {
+    Error error = ErrorOf(status);
+    // The sequencer's actions may be for later: its members enter the epoch by what they get here.
+    if (gang.world != nullptr) {
+      SayOpenEpoch(*gang.world, gang.world->agreement->epoch(), &error);
+    }
+    for (RunHandle handle : gang.runs) {
+      RunState* run = Find(handle);
+      Fail(run, error, now);
+      End(run);
+    }
+  }
+  gangs_->Recycle(place);
+  CHORUS_FAILPOINT("node.after_publish");
+}
+
+void Runs::Publish(RunState* run, absl::Time now) {
+  Session* session = run->session.get();
+  ++stats_->runs_published;
+  for (const RunState::Donation& donation : run->donations) {
+    stats_->paths.donated_bytes += run->inputs[static_cast<size_t>(donation.input)]->bytes;
+  }
+  run->donations.clear();
+  for (size_t i = 0; i < run->outputs.size(); ++i) {
+    Cell* cell = run->outputs[i].get();
+    if (cell == nullptr) continue;
+    cell->state = Cell::State::kReady;
+    cell->launch = 0;
+    // The next step may have been given its memory already: then the name tells that.
+    const bool given =
+        cell->donated_to != Sequence() && !session->names.StandsFor(run->output_ids[i], *cell);
+    if (!session->dead() && !given) session->names.Publish(run->output_ids[i], *cell);
+  }
+  failures_->Note(FlightKind::kPublished, now, session, run->world.get(), run->sequence,
+                  run->ticket);
+  if (!session->dead()) session->log.Finish(run->sequence);
+  for (const CellRef& cell : run->outputs) {
+    if (cell != nullptr) cell->on_settled.Call(cell);
+  }
+}
+
+// Tells the session once that its run has failed. A launched run stays until its gang is done.
+void Runs::Fail(RunState* run, const Error& cause, absl::Time now) {
+  if (run->failed) return;
+  run->failed = true;
+  const std::shared_ptr<Session> session = run->session;
+  Error error = cause;
+  failures_->Record(session.get(), run->world.get(), &error);
+  ++stats_->runs_failed;
+  const auto shared_error = std::make_shared<Error>(error);
+  if (run->launches_left == 0) donations_->Return(run);
+  for (size_t i = 0; i < run->outputs.size(); ++i) {
+    Cell* cell = run->outputs[i].get();
+    if (cell == nullptr) continue;
+    cell->state = Cell::State::kFailed;
+    cell->error = shared_error;
+    cell->buffer = BufferRef();
+    if (!session->dead()) session->names.Publish(run->output_ids[i], *cell);
+  }
+  failures_->Note(FlightKind::kFailed, now, session.get(), run->world.get(), run->sequence,
+                  run->ticket, error.id);
+  if (!session->dead()) session->log.Finish(run->sequence, error);
+  const absl::InlinedVector<CellRef, 2> outputs = run->outputs;
+  absl::InlinedVector<RunHandle, 2> consumers;
+  consumers.swap(run->consumers);
+  if (run->gang < 0) End(run);
+  for (const CellRef& cell : outputs) {
+    if (cell != nullptr) cell->on_settled.Call(cell);
+  }
+  for (RunHandle handle : consumers) {
+    RunState* consumer = Find(handle);
+    if (consumer == nullptr) continue;
+    if (consumer->phase == RunState::Phase::kWaiting) {
+      Fail(consumer, error, now);
+    } else if (consumer->phase == RunState::Phase::kVoted) {
+      RefuseVote(consumer, ToStatus(error), now);
+    }
+  }
+}
+
+void Runs::End(RunState* run) {
+  donations_->Return(run);
+  --run->session->pending_runs;
+  table_->Remove(run->handle);
+}
+
+// --- By the session or the node -----------------------------------------------------------------
+
+void Runs::Cancel(const Session& session, Sequence sequence, absl::Time now) {
+  RunState* found = nullptr;
+  table_->ForEach([&](RunState* run) {
+    if (run->session.get() == &session && run->sequence == sequence) found = run;
+  });
+  // Ended or launched: commit wins.
+  if (found == nullptr || found->phase == RunState::Phase::kLaunched) return;
+  if (found->phase == RunState::Phase::kWaiting) {
+    Fail(found,
+         ErrorOf(MakeError(Reason::kCancelled,
+                           absl::StrCat("run ", sequence.value(), " was cancelled"))),
+         now);
+    return;
+  }
+  Rank rank;
+  for (const Session::Membership& membership : session.memberships) {
+    if (membership.world == found->world) rank = membership.rank;
+  }
+  found->world->agreement->Cancel(found->handle, rank, now);
+}
+
+void Runs::FailWaiting(const Session& session, const Error& why, absl::Time now) {
+  std::vector<RunHandle> waiting;
+  table_->ForEach([&](RunState* run) {
+    if (run->session.get() == &session && run->phase == RunState::Phase::kWaiting) {
+      waiting.push_back(run->handle);
+    }
+  });
+  for (RunHandle handle : waiting) {
+    if (RunState* run = Find(handle)) Fail(run, why, now);
+  }
+}
+
+std::vector<RunHandle> Runs::VotedIn(const World& world, const Session& session) {
+  std::vector<RunHandle> voted;
+  table_->ForEach([&](RunState* run) {
+    if (run->world.get() == &world && run->session.get() == &session &&
+        run->phase == RunState::Phase::kVoted) {
+      voted.push_back(run->handle);
+    }
+  });
+  return voted;
+}
+
+void Runs::FailAll(const Error& why, absl::Time now) {
+  std::vector<RunHandle> left;
+  table_->ForEach([&left](RunState* run) { left.push_back(run->handle); });
+  for (RunHandle handle : left) {
+    if (RunState* run = Find(handle)) Fail(run, why, now);
+  }
+}
+
+}  // namespace chorus::node

@@ -1,0 +1,122 @@
+// Runs from their submission to their outcome: voted where they take part in collectives, launched
+// with their gang, published or failed, with what waits for them.
+//
+// Threads: the node thread.
+#ifndef CHORUS_CORE_NODE_RUNS_H_
+#define CHORUS_CORE_NODE_RUNS_H_
+
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "core/base/error.h"
+#include "core/base/ids.h"
+#include "core/node/agreement.h"
+#include "core/node/donation.h"
+#include "core/node/equal_work.h"
+#include "core/node/failures.h"
+#include "core/node/gangs.h"
+#include "core/node/holders.h"
+#include "core/node/info.h"
+#include "core/node/options.h"
+#include "core/node/prepare.h"
+#include "core/node/run_state.h"
+#include "core/node/session.h"
+#include "core/node/world.h"
+#include "core/runtime/executor.h"
+#include "core/transport/command.h"
+
+namespace chorus::node {
+
+class Runs final : public AgreementListener {
+ public:
+  // All outlive it.
+  struct Parts {
+    const NodeOptions* options = nullptr;
+    const Clock* clock = nullptr;
+    RunTable* table = nullptr;
+    Preparer* preparer = nullptr;
+    Donations* donations = nullptr;
+    EqualWork* equal_work = nullptr;
+    Gangs* gangs = nullptr;
+    Failures* failures = nullptr;
+    Holders* holders = nullptr;
+    NodeStats* stats = nullptr;
+  };
+  explicit Runs(const Parts& parts)
+      : options_(parts.options),
+        clock_(parts.clock),
+        table_(parts.table),
+        preparer_(parts.preparer),
+        donations_(parts.donations),
+        equal_work_(parts.equal_work),
+        gangs_(parts.gangs),
+        failures_(parts.failures),
+        holders_(parts.holders),
+        stats_(parts.stats) {}
+  Runs(const Runs&) = delete;
+  Runs& operator=(const Runs&) = delete;
+
+  // Its outcome goes to the session's log, in any case.
+  void Submit(const std::shared_ptr<Session>& session, Sequence sequence, const Run& command,
+              absl::Time now);
+  // Withdraws a run of the session, unless it is launched: commit wins.
+  void Cancel(const Session& session, Sequence sequence, absl::Time now);
+  // Bytes of one of its inputs have come to its device, or have not.
+  void Uploaded(RunHandle handle, const absl::Status& status);
+  void Complete(const CompletionMessage& completion, absl::Time now);
+  // Nobody will read the results of the session's runs that still wait for something.
+  void FailWaiting(const Session& session, const Error& why, absl::Time now);
+  // The session's runs that `world` has votes of.
+  std::vector<RunHandle> VotedIn(const World& world, const Session& session);
+  // The daemon ends: what comes is refused; what there is fails.
+  void StopTaking() { stopped_ = true; }
+  void FailAll(const Error& why, absl::Time now);
+
+  // --- AgreementListener ----------------------------------------------------------------------
+  void OnLaunch(const std::shared_ptr<World>& world, const SequencerAction& action,
+                absl::Time now) override;
+  void OnReserve(const std::shared_ptr<World>& world, const SequencerAction& action,
+                 absl::Time now) override;
+  void OnFail(const std::shared_ptr<World>& world, SequencerAction* action,
+              absl::Time now) override;
+  void OnWarn(const std::shared_ptr<World>& world, SequencerAction* action,
+              absl::Time now) override;
+  void OnEpochEnded(const std::shared_ptr<World>& world, SequencerAction* action,
+                    absl::Time now) override;
+
+ private:
+  RunState* Find(RunHandle handle) { return table_->Find(handle); }
+  void FindProducers(RunState* run, absl::Time now);
+  RunState* PendingProducer(const CellRef& cell);
+  void AdoptProducers(const RunState& run, absl::Time now);
+  void Adopt(const std::shared_ptr<World>& world, RunState* local, absl::Time now);
+  void CastVote(RunState* run, absl::Time now);
+  void Refuse(const std::shared_ptr<Session>& session, Sequence sequence, const Run& command,
+              RunState* run, const absl::Status& why, absl::Time now);
+  void RefuseVote(RunState* run, const absl::Status& why, absl::Time now);
+  Agreement::Decided DecideRefusal(const RunState& run, const Error& told, absl::Time now);
+  void Unblock(RunHandle handle, absl::Time now);
+  void LaunchLocal(RunState* run, absl::Time now);
+  void ReleaseConsumers(RunState* run, absl::Time now);
+  void FinishGang(int32_t place, absl::Time now);
+  void Publish(RunState* run, absl::Time now);
+  void Fail(RunState* run, const Error& error, absl::Time now);
+  void End(RunState* run);
+
+  const NodeOptions* const options_;
+  const Clock* const clock_;
+  RunTable* const table_;
+  Preparer* const preparer_;
+  Donations* const donations_;
+  EqualWork* const equal_work_;
+  Gangs* const gangs_;
+  Failures* const failures_;
+  Holders* const holders_;
+  NodeStats* const stats_;
+  bool stopped_ = false;
+};
+
+}  // namespace chorus::node
+
+#endif  // CHORUS_CORE_NODE_RUNS_H_

@@ -1,0 +1,309 @@
+#include "core/node/storage.h"
+
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/error.h"
+#include "core/node/strided.h"
+
+namespace chorus::node {
+namespace {
+
+// Copies from staging of this size and more are not made by the node's thread.
+constexpr int64_t kBackgroundCopyBytes = 256 << 10;
+
+}  // namespace
+
+Storage::Storage(const NodeOptions* options, Backend* backend, Launcher* launcher,
+                 TimerQueue* timers, PathCounters* paths)
+    : options_(options),
+      host_(backend->host_addressable()),
+      launcher_(launcher),
+      timers_(timers),
+      paths_(paths),
+      budget_(options->memory_limit_bytes) {
+  if (host_) return;
+  for (int i = 0; i < backend->device_count(); ++i) {
+    device_sets_.push_back(std::make_unique<DeviceSet>(backend->device(i), &budget_));
+  }
+}
+
+std::shared_ptr<Tenant> Storage::TenantNamed(const std::string& name) {
+  std::weak_ptr<Tenant>& known = tenants_[name];
+  std::shared_ptr<Tenant> tenant = known.lock();
+  if (tenant == nullptr) {
+    // Those whose last session has gone, and with it what they had.
+    for (auto it = tenants_.begin(); it != tenants_.end();) {
+      if (it->second.expired() && it->first != name) {
+        tenants_.erase(it++);
+      } else {
+        ++it;
+      }
+    }
+    tenant = std::make_shared<Tenant>();
+    tenant->name = name;
+    ArenaSetOptions arenas;
+    arenas.thread = &memory_thread_;
+    tenant->arenas = ArenaSet::Create(&budget_, arenas);
+    known = tenant;
+  }
+  return tenant;
+}
+
+// --- Staging arenas -----------------------------------------------------------------------------
+
+absl::StatusOr<StagingArena> Storage::CreateStaging(Session* session, int64_t bytes) {
+  if (bytes <= 0) {
+    return Malformed(absl::StrCat("a staging arena has at least one byte, not ", bytes));
+  }
+  if (static_cast<int64_t>(session->staging.size()) >= options_->max_staging_arenas ||
+      bytes > options_->max_staging_bytes - session->staging_bytes) {
+    return MakeError(Reason::kQuota,
+                     absl::StrCat("a session may have ", options_->max_staging_arenas,
+                                  " staging arenas of ", options_->max_staging_bytes,
+                                  " bytes together; it has ", session->staging.size(), " of ",
+                                  session->staging_bytes, " and asks for ", bytes, " more"));
+  }
+  CHORUS_ASSIGN_OR_RETURN(std::shared_ptr<Arena> arena,
+                          Arena::CreateStaging(&budget_, bytes, &memory_thread_));
+  session->staging_bytes += arena->bytes();
+  StagingArena made;
+  made.arena = arena->id();
+  made.fd = arena->fd();
+  made.bytes = arena->bytes();
+  session->staging[arena->id()] = std::move(arena);
+  return made;
+}
+
+absl::StatusOr<std::shared_ptr<Arena>> Storage::FindStaging(const Session& session,
+                                                            ArenaId arena) const {
+  const auto it = session.staging.find(arena);
+  if (it == session.staging.end()) {
+    return UnknownName(
+        absl::StrCat("arena ", arena.value(), " is no staging arena of this session"));
+  }
+  return it->second;
+}
+
+absl::Status Storage::ReleaseStaging(Session* session, ArenaId arena) {
+  CHORUS_ASSIGN_OR_RETURN(std::shared_ptr<Arena> found, FindStaging(*session, arena));
+  session->staging_bytes -= found->bytes();
+  session->staging.erase(arena);
+  return absl::OkStatus();
+}
+
+absl::Status Storage::WriteStaging(const Session& session, ArenaId arena, int64_t offset,
+                                   absl::string_view bytes) {
+  CHORUS_ASSIGN_OR_RETURN(std::shared_ptr<Arena> found, FindStaging(session, arena));
+  const int64_t size = static_cast<int64_t>(bytes.size());
+  if (offset < 0 || offset > found->bytes() || size > found->bytes() - offset) {
+    return Malformed(absl::StrCat("bytes ", offset, " to ", offset, "+", size,
+                                  " are not inside arena ", arena.value(), " of ", found->bytes(),
+                                  " bytes"));
+  }
+  // The daemon maps staging for reading only: it writes as any holder of the descriptor would.
+  for (size_t done = 0; done < bytes.size();) {
+    const ssize_t wrote = pwrite(found->fd(), bytes.data() + done, bytes.size() - done,
+                                 offset + static_cast<int64_t>(done));
+    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote <= 0) {
+      return MakeError(Reason::kWrongState,
+                       absl::StrCat("arena ", arena.value(),
+                                    " cannot be written by the daemon: ", strerror(errno),
+                                    "; an attached client writes its own mapping"));
+    }
+    done += static_cast<size_t>(wrote);
+  }
+  paths_->streamed_bytes += size;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> Storage::CopyStaged(const Session& session, const ExternalRange& range,
+                                                int64_t bytes) const {
+  CHORUS_ASSIGN_OR_RETURN(std::shared_ptr<Arena> arena, FindStaging(session, range.arena));
+  CHORUS_ASSIGN_OR_RETURN(const BufferRef staged,
+                          Buffer::OfStaging(std::move(arena), range.offset, bytes));
+  return std::string(staged->host(), static_cast<size_t>(bytes));
+}
+
+absl::StatusOr<int> Storage::ResultArenaFd(const Session& session, ArenaId arena) const {
+  const Arena* found = session.tenant->arenas->Find(arena);
+  if (found == nullptr) {
+    return UnknownName(absl::StrCat("arena ", arena.value(), " holds nothing of this tenant"));
+  }
+  return found->fd();
+}
+
+// --- Results and inputs -------------------------------------------------------------------------
+
+absl::StatusOr<BufferRef> Storage::Allocate(Tenant* tenant, DeviceIndex device, int64_t bytes) {
+  if (host_) return tenant->arenas->Allocate(bytes);
+  return device_sets_[static_cast<size_t>(device.value())]->Allocate(bytes);
+}
+
+absl::StatusOr<Storage::Bound> Storage::Bind(const Session& session, const Binding& binding,
+                                             const TensorType& type, DeviceIndex device,
+                                             bool stable, OnUploaded uploaded, bool* upload) {
+  const int64_t bytes = type.num_bytes();
+  Bound bound;
+  BufferRef copy;  // in host memory
+  if (const auto* data = absl::get_if<InlineData>(&binding)) {
+    if (static_cast<int64_t>(data->bytes.size()) != bytes) {
+      return Malformed(absl::StrCat(data->bytes.size(), " inline bytes for ", type.ToString(),
+                                    ", which has ", bytes));
+    }
+    if (bytes == 0) return bound;
+    CHORUS_ASSIGN_OR_RETURN(copy, session.tenant->arenas->Allocate(bytes));
+    std::memcpy(copy->host(), data->bytes.data(), data->bytes.size());
+  } else {
+    const ExternalRange& range = absl::get<ExternalRange>(binding);
+    CHORUS_ASSIGN_OR_RETURN(std::shared_ptr<Arena> arena, FindStaging(session, range.arena));
+    CHORUS_ASSIGN_OR_RETURN(const StridedExtent extent,
+                            CheckStrided(type, range.strides, range.offset, arena->bytes()));
+    if (bytes == 0) return bound;
+    const char* source = arena->data() + range.offset;
+    const bool direct =
+        !stable && host_ && extent.contiguous &&
+        reinterpret_cast<uintptr_t>(source) % static_cast<uintptr_t>(DTypeBytes(type.dtype)) == 0;
+    if (direct) {
+      CHORUS_ASSIGN_OR_RETURN(bound.buffer,
+                              Buffer::OfStaging(std::move(arena), range.offset, bytes));
+      bound.address = bound.buffer->address();
+      return bound;
+    }
+    paths_->copied_bytes += bytes;
+    if (extent.contiguous && (!host_ || bytes >= kBackgroundCopyBytes)) {
+      CHORUS_ASSIGN_OR_RETURN(bound.buffer, Allocate(session.tenant.get(), device, bytes));
+      bound.buffer->set_state(Buffer::State::kFrozen);
+      bound.address = bound.buffer->address();
+      *upload = true;
+      Upload(device, bound.buffer, source, std::move(arena), std::move(uploaded));
+      return bound;
+    }
+    CHORUS_ASSIGN_OR_RETURN(copy, session.tenant->arenas->Allocate(bytes));
+    CopyStrided(type, range.strides, source, copy->host());
+  }
+  copy->set_state(Buffer::State::kFrozen);
+  if (host_) {
+    bound.buffer = std::move(copy);
+    bound.address = bound.buffer->address();
+    return bound;
+  }
+  CHORUS_ASSIGN_OR_RETURN(bound.buffer, Allocate(session.tenant.get(), device, bytes));
+  bound.buffer->set_state(Buffer::State::kFrozen);
+  bound.address = bound.buffer->address();
+  *upload = true;
+  const char* const source = copy->host();
+  Upload(device, bound.buffer, source, std::move(copy), std::move(uploaded));
+  return bound;
+}
+
+// On the device's copy stream, beside what the device and the node do meanwhile.
+template <typename Keep>
+void Storage::Upload(DeviceIndex device, const BufferRef& target, const char* source, Keep keep,
+                     OnUploaded uploaded) {
+  launcher_->executor(device)->Upload(
+      target->address(), source, target->bytes(),
+      BeginTransfer([keep = std::move(keep), target,
+                     uploaded = std::move(uploaded)](absl::Status status) { uploaded(status); }));
+}
+
+// What a transfer keeps alive counts its references on this thread alone: the backend's thread gets
+// no more than a number.
+std::function<void(absl::Status)> Storage::BeginTransfer(std::function<void(absl::Status)> done) {
+  const uint64_t id = ++last_transfer_;
+  transfers_.emplace(id, std::move(done));
+  return [this, id](absl::Status status) {
+    launcher_->Post([this, id, status = Detached(status)] {
+      const auto it = transfers_.find(id);
+      const std::function<void(absl::Status)> done = std::move(it->second);
+      transfers_.erase(it);
+      done(status);
+    });
+  };
+}
+
+// --- Reading ------------------------------------------------------------------------------------
+
+Waiters<CellRef>::Id Storage::WhenReadable(const CellRef& cell, std::shared_ptr<Tenant> tenant,
+                                           OnReadable done) {
+  if (!cell->settled()) {
+    return cell->on_settled.Add(
+        [this, tenant, done](const CellRef& settled) { WhenReadable(settled, tenant, done); });
+  }
+  if (cell->state == Cell::State::kFailed) {
+    done(cell, ToStatus(*cell->error));
+    return 0;
+  }
+  if (cell->host() != nullptr) {
+    done(cell, absl::OkStatus());
+    return 0;
+  }
+  absl::StatusOr<BufferRef> mirror = tenant->arenas->Allocate(cell->buffer->bytes());
+  if (!mirror.ok()) {
+    done(cell, mirror.status());
+    return 0;
+  }
+  const BufferRef target = *mirror;
+  launcher_->executor(cell->device)
+      ->Download(target->host(), cell->buffer->address(), cell->buffer->bytes(), 0,
+                 BeginTransfer([cell, target, done](absl::Status status) {
+                   if (status.ok()) cell->buffer->set_mirror(target);
+                   done(cell, status);
+                 }));
+  return 0;
+}
+
+void Storage::ReadTensor(const Session& session, TensorId id, absl::Time deadline, OnTensor done) {
+  absl::StatusOr<CellRef> found = session.names.FindTensor(id);
+  if (!found.ok()) {
+    done(found.status());
+    return;
+  }
+  // Whichever comes first takes the callback; bytes that are on their way to the host cannot be
+  // stopped.
+  auto once = std::make_shared<OnTensor>(std::move(done));
+  auto waiter = std::make_shared<Waiters<CellRef>::Id>();
+  const std::weak_ptr<Cell> weak = *found;
+  const TimerQueue::Id timer = timers_->Add(deadline, [once, weak, waiter, id](absl::Time) {
+    if (const CellRef cell = weak.lock()) cell->on_settled.Remove(*waiter);
+    OnTensor call = std::move(*once);
+    *once = nullptr;
+    call(MakeError(Reason::kTransportTimeout, absl::StrCat("tensor ", id.slot, ".", id.generation,
+                                                           " is not computed yet; ask again")));
+  });
+  const auto answer = [this, once, timer](const CellRef& cell, const absl::Status& status) {
+    if (*once == nullptr) return;
+    timers_->Cancel(timer);
+    OnTensor call = std::move(*once);
+    *once = nullptr;
+    if (!status.ok()) {
+      call(status);
+      return;
+    }
+    ReadableTensor view;
+    view.type = *cell->type;
+    view.device = cell->device;
+    view.buffer = cell->buffer;
+    view.data = cell->host();
+    view.bytes = cell->bytes;
+    call(std::move(view));
+  };
+  *waiter = WhenReadable(*found, session.tenant, answer);
+}
+
+int64_t Storage::live_buffers() const {
+  int64_t live = 0;
+  for (const auto& entry : tenants_) {
+    if (const auto tenant = entry.second.lock()) live += tenant->arenas->live_buffers();
+  }
+  for (const auto& set : device_sets_) live += set->live_buffers();
+  return live;
+}
+
+}  // namespace chorus::node

@@ -1,0 +1,104 @@
+// Where the bytes of sessions stand: staging, results, device memory, and their ways there and
+// back.
+//
+// Threads: the node thread. Transfers' ends come from the devices' threads and wait for the next
+// Launcher::Drain().
+#ifndef CHORUS_CORE_NODE_STORAGE_H_
+#define CHORUS_CORE_NODE_STORAGE_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "core/backend/backend.h"
+#include "core/base/ids.h"
+#include "core/node/cell.h"
+#include "core/node/info.h"
+#include "core/node/launcher.h"
+#include "core/node/options.h"
+#include "core/node/requests.h"
+#include "core/node/session.h"
+#include "core/node/timers.h"
+#include "core/runtime/memory.h"
+#include "core/transport/command.h"
+
+namespace chorus::node {
+
+class Storage {
+ public:
+  // All outlive it. `paths` counts how bytes took their way.
+  Storage(const NodeOptions* options, Backend* backend, Launcher* launcher, TimerQueue* timers,
+          PathCounters* paths);
+  Storage(const Storage&) = delete;
+  Storage& operator=(const Storage&) = delete;
+
+  // Of who acts under that name; it lives while somebody holds it.
+  std::shared_ptr<Tenant> TenantNamed(const std::string& name);
+
+  // --- Staging arenas -------------------------------------------------------------------------
+  // INVALID_ARGUMENT: no bytes. RESOURCE_EXHAUSTED: kQuota, the session's; kOutOfMemory.
+  absl::StatusOr<StagingArena> CreateStaging(Session* session, int64_t bytes);
+  absl::StatusOr<std::shared_ptr<Arena>> FindStaging(const Session& session, ArenaId arena) const;
+  absl::Status ReleaseStaging(Session* session, ArenaId arena);
+  absl::Status WriteStaging(const Session& session, ArenaId arena, int64_t offset,
+                            absl::string_view bytes);
+  // The bytes of one range, copied: a client may go on writing there.
+  absl::StatusOr<std::string> CopyStaged(const Session& session, const ExternalRange& range,
+                                         int64_t bytes) const;
+
+  // --- Results and inputs ---------------------------------------------------------------------
+  absl::StatusOr<int> ResultArenaFd(const Session& session, ArenaId arena) const;
+  absl::StatusOr<BufferRef> Allocate(Tenant* tenant, DeviceIndex device, int64_t bytes);
+  using OnUploaded = std::function<void(absl::Status)>;
+  // The bytes that `binding` names, as a buffer that the device can read. `stable`: they must not
+  // change any more, so client-writable memory is copied. `upload` is set when a transfer to the
+  // device is under way; it ends with a call of `uploaded`.
+  struct Bound {
+    BufferRef buffer;
+    DeviceAddress address = 0;
+  };
+  absl::StatusOr<Bound> Bind(const Session& session, const Binding& binding, const TensorType& type,
+                             DeviceIndex device, bool stable, OnUploaded uploaded, bool* upload);
+
+  // --- Reading --------------------------------------------------------------------------------
+  // Calls `done` when the host can read the cell, or with the reason why it never can. `done` must
+  // not hold the cell. Returns what waits in the cell's `on_settled`; 0: nothing.
+  using OnReadable = std::function<void(const CellRef& cell, const absl::Status& status)>;
+  Waiters<CellRef>::Id WhenReadable(const CellRef& cell, std::shared_ptr<Tenant> tenant,
+                                    OnReadable done);
+  void ReadTensor(const Session& session, TensorId id, absl::Time deadline, OnTensor done);
+
+  bool host() const { return host_; }  // the devices' memory is the host's
+  const MemoryBudget& budget() const { return budget_; }
+  int64_t live_buffers() const;
+
+ private:
+  // Keeps `keep`, which holds the source, until it is copied.
+  template <typename Keep>
+  void Upload(DeviceIndex device, const BufferRef& target, const char* source, Keep keep,
+              OnUploaded uploaded);
+  // `done` will be called on the node thread; what is returned may be called, once, on any.
+  std::function<void(absl::Status)> BeginTransfer(std::function<void(absl::Status)> done);
+
+  const NodeOptions* const options_;
+  const bool host_;
+  Launcher* const launcher_;
+  TimerQueue* const timers_;
+  PathCounters* const paths_;
+  MemoryBudget budget_;
+  MemoryThread memory_thread_;
+  std::vector<std::unique_ptr<DeviceSet>> device_sets_;  // by device; empty on the host
+  absl::flat_hash_map<std::string, std::weak_ptr<Tenant>> tenants_;
+  absl::flat_hash_map<uint64_t, std::function<void(absl::Status)>> transfers_;  // under way
+  uint64_t last_transfer_ = 0;
+};
+
+}  // namespace chorus::node
+
+#endif  // CHORUS_CORE_NODE_STORAGE_H_

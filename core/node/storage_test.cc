@@ -1,0 +1,180 @@
+#include "core/node/storage.h"
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/backend/host/host_backend.h"
+#include "core/base/error.h"
+#include "core/base/thread_pool.h"
+#include "core/ops/host_kernels.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace chorus::node {
+namespace {
+
+using ::testing::HasSubstr;
+
+class StorageTest : public ::testing::Test {
+ protected:
+  StorageTest() {
+    options_.memory_limit_bytes = 64 << 20;
+    options_.max_staging_arenas = 2;
+    options_.max_staging_bytes = 3 << 20;
+    HostBackendOptions host;
+    host.devices = 1;
+    host.pool = &pool_;
+    host.make_kernel = MakeHostKernel;
+    backend_ = CreateHostBackend(host);
+    launcher_ = std::make_unique<Launcher>(backend_.get(), [] {});
+    storage_ =
+        std::make_unique<Storage>(&options_, backend_.get(), launcher_.get(), &timers_, &paths_);
+    OpenSessionRequest open;
+    open.tenant = "uid:1";
+    session_ = std::make_unique<Session>(SessionId(1), open, storage_->TenantNamed("uid:1"),
+                                         CommandLog::Shared{&timers_, &errors_, absl::Seconds(1)},
+                                         Names::Limits{8, 8}, &news_);
+  }
+  ~StorageTest() override { session_.reset(); }
+
+  static Binding Inline(const std::string& bytes) {
+    InlineData data;
+    data.bytes.assign(bytes.begin(), bytes.end());
+    return data;
+  }
+  static Binding Staged(ArenaId arena, int64_t offset, std::vector<int64_t> strides = {}) {
+    ExternalRange range;
+    range.arena = arena;
+    range.offset = offset;
+    range.strides = std::move(strides);
+    return range;
+  }
+  absl::StatusOr<Storage::Bound> Bind(const Binding& binding, const TensorType& type, bool stable) {
+    bool upload = false;
+    absl::StatusOr<Storage::Bound> bound =
+        storage_->Bind(*session_, binding, type, DeviceIndex(0), stable, nullptr, &upload);
+    EXPECT_FALSE(upload);
+    return bound;
+  }
+
+  NodeOptions options_;
+  ThreadPool pool_{1};
+  TimerQueue timers_;
+  ErrorStore errors_{4};
+  News news_;
+  PathCounters paths_;
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<Storage> storage_;
+  std::unique_ptr<Session> session_;
+  std::unique_ptr<Launcher> launcher_;
+};
+
+TEST_F(StorageTest, ASessionHasSoMuchStaging) {
+  const absl::StatusOr<StagingArena> first = storage_->CreateStaging(session_.get(), 1 << 20);
+  ASSERT_TRUE(first.ok()) << first.status();
+  const absl::Status large = storage_->CreateStaging(session_.get(), 3 << 20).status();
+  EXPECT_EQ(ErrorOf(large).reason, Reason::kQuota);
+  EXPECT_THAT(ErrorOf(large).message, HasSubstr("it has 1 of 1048576 and asks for 3145728 more"));
+  ASSERT_TRUE(storage_->CreateStaging(session_.get(), 1).ok());
+  EXPECT_EQ(ErrorOf(storage_->CreateStaging(session_.get(), 1).status()).reason, Reason::kQuota);
+  const int64_t used = storage_->budget().used();
+  ASSERT_TRUE(storage_->ReleaseStaging(session_.get(), first->arena).ok());
+  EXPECT_EQ(storage_->budget().used(), used - (1 << 20));
+  EXPECT_FALSE(storage_->ReleaseStaging(session_.get(), first->arena).ok());
+  EXPECT_EQ(ErrorOf(storage_->CreateStaging(session_.get(), 0).status()).reason,
+            Reason::kMalformed);
+}
+
+TEST_F(StorageTest, WritesStayInsideTheirArena) {
+  const absl::StatusOr<StagingArena> made = storage_->CreateStaging(session_.get(), 4096);
+  ASSERT_TRUE(made.ok()) << made.status();
+  const auto write = [&](int64_t offset, const std::string& bytes) {
+    return storage_->WriteStaging(*session_, made->arena, offset, bytes);
+  };
+  EXPECT_TRUE(write(4092, "abcd").ok());
+  EXPECT_FALSE(write(4093, "abcd").ok());
+  EXPECT_FALSE(write(-1, "a").ok());
+  EXPECT_FALSE(write(int64_t{1} << 62, "a").ok());
+  EXPECT_EQ(paths_.streamed_bytes, 4);
+  ExternalRange range;
+  range.arena = made->arena;
+  range.offset = 4092;
+  EXPECT_EQ(*storage_->CopyStaged(*session_, range, 4), "abcd");
+  EXPECT_FALSE(storage_->CopyStaged(*session_, range, 5).ok());
+}
+
+TEST_F(StorageTest, WhatMayChangeIsReadInPlaceAndWhatMayNotIsCopied) {
+  const absl::StatusOr<StagingArena> made = storage_->CreateStaging(session_.get(), 4096);
+  ASSERT_TRUE(made.ok()) << made.status();
+  ASSERT_TRUE(storage_->WriteStaging(*session_, made->arena, 8, "abcdefgh").ok());
+  const TensorType two(DType::kF32, {2});
+  const auto read = [](const Storage::Bound& bound) {
+    return std::string(bound.buffer->host(), static_cast<size_t>(bound.buffer->bytes()));
+  };
+  const auto in_place = Bind(Staged(made->arena, 8), two, /*stable=*/false);
+  ASSERT_TRUE(in_place.ok()) << in_place.status();
+  const auto copied = Bind(Staged(made->arena, 8), two, /*stable=*/true);
+  ASSERT_TRUE(copied.ok()) << copied.status();
+  // In the other order of its elements it is no range of memory.
+  const auto strided = Bind(Staged(made->arena, 8, {0}), two, /*stable=*/false);
+  ASSERT_TRUE(strided.ok()) << strided.status();
+  ASSERT_TRUE(storage_->WriteStaging(*session_, made->arena, 8, "ABCDEFGH").ok());
+  EXPECT_EQ(read(*in_place), "ABCDEFGH");
+  EXPECT_EQ(read(*copied), "abcdefgh");
+  EXPECT_EQ(read(*strided), "abcdabcd");
+  EXPECT_EQ(paths_.copied_bytes, 16);
+}
+
+TEST_F(StorageTest, InlineBytesAreAsManyAsTheTypeSays) {
+  const TensorType two(DType::kF32, {2});
+  const auto bound = Bind(Inline("abcdefgh"), two, /*stable=*/true);
+  ASSERT_TRUE(bound.ok()) << bound.status();
+  EXPECT_EQ(std::memcmp(bound->buffer->host(), "abcdefgh", 8), 0);
+  EXPECT_FALSE(Bind(Inline("abcdefg"), two, /*stable=*/true).ok());
+  EXPECT_FALSE(Bind(Staged(ArenaId(99), 0), two, /*stable=*/true).ok());
+}
+
+TEST_F(StorageTest, ATenantsArenasAreItsOwn) {
+  const absl::StatusOr<BufferRef> buffer =
+      storage_->Allocate(session_->tenant.get(), DeviceIndex(0), 100);
+  ASSERT_TRUE(buffer.ok()) << buffer.status();
+  EXPECT_TRUE(storage_->ResultArenaFd(*session_, (*buffer)->arena()).ok());
+  OpenSessionRequest open;
+  open.tenant = "uid:2";
+  const Session other(SessionId(2), open, storage_->TenantNamed("uid:2"),
+                      {&timers_, &errors_, absl::Seconds(1)}, {8, 8}, &news_);
+  EXPECT_EQ(ErrorOf(storage_->ResultArenaFd(other, (*buffer)->arena()).status()).reason,
+            Reason::kUnknownName);
+  EXPECT_EQ(storage_->TenantNamed("uid:1"), session_->tenant);
+}
+
+TEST_F(StorageTest, ATensorIsReadWhenItIsThere) {
+  const auto cell = std::make_shared<Cell>();
+  cell->type = std::make_shared<TensorType>(TensorType(DType::kF32, {1}));
+  TensorId id;
+  id.slot = 1;
+  id.generation = 1;
+  session_->names.NameTensor(id, cell);
+  std::vector<std::string> read;
+  const auto note = [&read](const absl::StatusOr<ReadableTensor>& tensor) {
+    read.push_back(tensor.ok() ? std::string(tensor->data, static_cast<size_t>(tensor->bytes))
+                               : std::string(ReasonName(ErrorOf(tensor.status()).reason)));
+  };
+  const absl::Time start = absl::FromUnixSeconds(1000);
+  storage_->ReadTensor(*session_, id, start + absl::Seconds(1), note);
+  storage_->ReadTensor(*session_, id, start + absl::Seconds(9), note);
+  timers_.Fire(start + absl::Seconds(1));
+  EXPECT_THAT(read, ::testing::ElementsAre("TRANSPORT_TIMEOUT"));
+  cell->buffer = *storage_->Allocate(session_->tenant.get(), DeviceIndex(0), 4);
+  std::memcpy(cell->buffer->host(), "abcd", 4);
+  cell->bytes = 4;
+  cell->state = Cell::State::kReady;
+  cell->on_settled.Call(cell);
+  EXPECT_THAT(read, ::testing::ElementsAre("TRANSPORT_TIMEOUT", "abcd"));
+  EXPECT_EQ(timers_.Next(), absl::InfiniteFuture());
+}
+
+}  // namespace
+}  // namespace chorus::node

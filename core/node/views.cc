@@ -1,0 +1,129 @@
+#include "core/node/views.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/str_cat.h"
+#include "core/node/describe.h"
+
+namespace chorus::node {
+namespace {
+
+bool Shows(absl::string_view tenant, absl::string_view owner) {
+  return tenant.empty() || tenant == owner;
+}
+
+// What waits in one world.
+void AddPending(const World& world, absl::Time now, std::vector<PendingView>* found) {
+  PendingView waiting;  // joining and reforming wait for ranks as well
+  waiting.world = world.id;
+  waiting.world_name = world.name;
+  if (!world.formed()) {
+    waiting.instance.what = "join";
+    waiting.instance.waiting = now - world.first_joined;
+    for (int rank = 0; rank < world.size(); ++rank) {
+      const bool joined =
+          world.members[static_cast<size_t>(rank)].state != World::Member::State::kMissing;
+      (joined ? waiting.instance.voted : waiting.instance.missing).push_back(Rank(rank));
+    }
+    found->push_back(std::move(waiting));
+    return;
+  }
+  waiting.instance.what = "reform";
+  for (int rank = 0; rank < world.size(); ++rank) {
+    const World::Member& member = world.members[static_cast<size_t>(rank)];
+    if (member.session == nullptr) continue;
+    const bool asked = member.on_reformed != nullptr;
+    (asked ? waiting.instance.voted : waiting.instance.missing).push_back(Rank(rank));
+  }
+  if (!waiting.instance.voted.empty()) found->push_back(std::move(waiting));
+  for (PendingInstance& instance : world.agreement->Pending(now)) {
+    found->push_back({world.id, world.name, std::move(instance)});
+  }
+}
+
+}  // namespace
+
+std::vector<DeviceInfo> ViewDevices(const Viewed& node) {
+  std::vector<DeviceInfo> devices;
+  for (int i = 0; i < node.launcher->device_count(); ++i) {
+    DeviceInfo info;
+    info.index = DeviceIndex(i);
+    info.name = absl::StrCat(node.backend, ":", i);
+    info.launches = node.launcher->launches(info.index);
+    info.sessions = node.sessions->on_device(info.index);
+    devices.push_back(std::move(info));
+  }
+  return devices;
+}
+
+std::vector<SessionInfo> ViewSessions(const Viewed& node, absl::string_view tenant,
+                                      absl::Time now) {
+  std::vector<SessionInfo> found;
+  node.sessions->ForEach([&](const std::shared_ptr<Session>& session) {
+    if (Shows(tenant, session->tenant->name)) found.push_back(Describe(*session, now));
+  });
+  std::sort(found.begin(), found.end(),
+            [](const SessionInfo& a, const SessionInfo& b) { return a.id < b.id; });
+  return found;
+}
+
+std::vector<WorldInfo> ViewWorlds(const Viewed& node, absl::string_view tenant, absl::Time now) {
+  std::vector<WorldInfo> found;
+  node.worlds->ForEach([&](const World& world) {
+    if (Shows(tenant, world.tenant)) found.push_back(Describe(world, now));
+  });
+  std::sort(found.begin(), found.end(),
+            [](const WorldInfo& a, const WorldInfo& b) { return a.id < b.id; });
+  return found;
+}
+
+std::vector<PendingView> ViewPending(const Viewed& node, absl::string_view tenant, absl::Time now) {
+  std::vector<const World*> worlds;
+  node.worlds->ForEach([&](const World& world) {
+    if (Shows(tenant, world.tenant)) worlds.push_back(&world);
+  });
+  std::sort(worlds.begin(), worlds.end(),
+            [](const World* a, const World* b) { return a->id < b->id; });
+  std::vector<PendingView> found;
+  for (const World* world : worlds) AddPending(*world, now, &found);
+  return found;
+}
+
+std::vector<FlightEvent> ViewFlight(const Viewed& node, absl::string_view tenant, int64_t limit) {
+  if (limit <= 0) return {};
+  std::vector<FlightEvent> events = node.flight->Latest(static_cast<size_t>(limit));
+  if (tenant.empty()) return events;
+  absl::flat_hash_set<SessionId> sessions;
+  node.sessions->ForEach([&](const std::shared_ptr<Session>& session) {
+    if (tenant == session->tenant->name) sessions.insert(session->id);
+  });
+  absl::flat_hash_set<WorldId> worlds;
+  node.worlds->ForEach([&](const World& world) {
+    if (tenant == world.tenant) worlds.insert(world.id);
+  });
+  events.erase(std::remove_if(events.begin(), events.end(),
+                              [&](const FlightEvent& event) {
+                                return !sessions.contains(event.session) &&
+                                       !worlds.contains(event.world);
+                              }),
+               events.end());
+  return events;
+}
+
+NodeStats ViewStats(const Viewed& node, const NodeStats& counted) {
+  NodeStats now = counted;
+  now.memory_limit_bytes = node.storage->budget().limit();
+  now.memory_used_bytes = node.storage->budget().used();
+  now.live_runs = node.runs->live();
+  now.live_buffers = node.storage->live_buffers();
+  now.loaded_plans = node.launcher->loaded_plans();
+  node.worlds->ForEach([&](const World& world) {
+    if (world.formed()) now.agreement_rows += static_cast<int64_t>(world.agreement->LiveRows());
+  });
+  return now;
+}
+
+}  // namespace chorus::node

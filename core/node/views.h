@@ -1,0 +1,45 @@
+// What diagnostics show of a node. Nothing here changes anything.
+//
+// Threads: the node thread.
+#ifndef CHORUS_CORE_NODE_VIEWS_H_
+#define CHORUS_CORE_NODE_VIEWS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "core/node/info.h"
+#include "core/node/launcher.h"
+#include "core/node/records.h"
+#include "core/node/run_state.h"
+#include "core/node/session.h"
+#include "core/node/storage.h"
+#include "core/node/worlds.h"
+
+namespace chorus::node {
+
+// What is looked at. All outlive the call.
+struct Viewed {
+  absl::string_view backend;  // its name
+  const SessionTable* sessions = nullptr;
+  const Worlds* worlds = nullptr;
+  const Launcher* launcher = nullptr;
+  const Storage* storage = nullptr;
+  const RunTable* runs = nullptr;
+  const FlightRecord* flight = nullptr;
+};
+
+// `tenant` empty: all.
+std::vector<DeviceInfo> ViewDevices(const Viewed& node);
+std::vector<SessionInfo> ViewSessions(const Viewed& node, absl::string_view tenant, absl::Time now);
+std::vector<WorldInfo> ViewWorlds(const Viewed& node, absl::string_view tenant, absl::Time now);
+std::vector<PendingView> ViewPending(const Viewed& node, absl::string_view tenant, absl::Time now);
+std::vector<FlightEvent> ViewFlight(const Viewed& node, absl::string_view tenant, int64_t limit);
+// `counted`, with what is held at this moment.
+NodeStats ViewStats(const Viewed& node, const NodeStats& counted);
+
+}  // namespace chorus::node
+
+#endif  // CHORUS_CORE_NODE_VIEWS_H_

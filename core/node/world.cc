@@ -1,0 +1,27 @@
+#include "core/node/world.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+namespace chorus::node {
+
+absl::Status NotFormed(const World& world) {
+  return MakeError(Reason::kWrongState,
+                   absl::StrCat("world \"", world.name, "\" is not complete yet"));
+}
+
+void SayOpenEpoch(const World& world, Epoch open, Error* error) {
+  if (error->alone) return;
+  auto ended = std::find_if(error->ended.begin(), error->ended.end(),
+                            [&world](const Error::EndedEpoch& e) { return e.world == world.id; });
+  if (ended == error->ended.end()) {
+    if (error->ended.size() == Error::kMaxRanks) return;
+    ended = error->ended.insert(ended, {world.id, Epoch()});
+  }
+  if (ended->open == open) return;
+  ended->open = open;
+  error->id = ErrorId();  // what was recorded does not say so
+}
+
+}  // namespace chorus::node

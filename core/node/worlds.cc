@@ -1,0 +1,490 @@
+#include "core/node/worlds.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "core/node/describe.h"
+
+namespace chorus::node {
+namespace {
+
+std::string MissingRanks(const std::vector<int>& ranks) {
+  const size_t shown = std::min(ranks.size(), Error::kMaxRanks);
+  std::string text =
+      absl::StrJoin(ranks.begin(), ranks.begin() + static_cast<ptrdiff_t>(shown), ", ");
+  if (shown < ranks.size()) absl::StrAppend(&text, " and ", ranks.size() - shown, " more");
+  return text;
+}
+
+absl::Status MembersMissing(Reason reason, absl::string_view what, const std::vector<int>& ranks) {
+  Error error(reason);
+  error.message =
+      absl::StrCat(what, ": missing ", ranks.size() == 1 ? "rank " : "ranks ", MissingRanks(ranks));
+  if (!ranks.empty()) error.culprit.rank = ranks[0];
+  return ToStatus(error);
+}
+
+}  // namespace
+
+absl::StatusOr<Worlds::MemberRef> Worlds::FindMember(const Session& session, WorldId world,
+                                                     Rank rank) const {
+  for (const Session::Membership& membership : session.memberships) {
+    if (membership.world->id == world && membership.rank == rank) {
+      return MemberRef{membership.world,
+                       &membership.world->members[static_cast<size_t>(rank.value())]};
+    }
+  }
+  return UnknownName(
+      absl::StrCat("this session is not rank ", rank.value(), " of world ", world.value()));
+}
+
+// --- Joining ------------------------------------------------------------------------------------
+
+absl::Status Worlds::CheckJoin(const Session& session, const JoinRequest& request) const {
+  constexpr int32_t kMaxWorldSize = 1024;
+  if (request.name.empty() || request.name.size() > 256) {
+    return Malformed(absl::StrCat("a world's name has 1 to 256 bytes, not ", request.name.size()));
+  }
+  if (request.size < 1 || request.size > kMaxWorldSize) {
+    return Malformed(
+        absl::StrCat("a world has 1 to ", kMaxWorldSize, " ranks, not ", request.size));
+  }
+  if (request.rank.value() < 0 || request.rank.value() >= request.size) {
+    return Malformed(absl::StrCat("ranks of a world of ", request.size, " go from 0 to ",
+                                  request.size - 1, ", not ", request.rank.value()));
+  }
+  if (std::find(session.devices.begin(), session.devices.end(), request.device) ==
+      session.devices.end()) {
+    return UnknownName(
+        absl::StrCat("device ", request.device.value(), " is none of the session's"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<World>> Worlds::FindOrMake(const Session& session,
+                                                          const JoinRequest& request,
+                                                          absl::Time now) {
+  const auto key = std::make_pair(session.tenant->name, request.name);
+  const auto known = by_name_.find(key);
+  if (known != by_name_.end()) return known->second;
+  if (static_cast<int64_t>(worlds_.size()) >= options_->max_worlds) {
+    return MakeError(Reason::kQuota,
+                     absl::StrCat("all ", options_->max_worlds, " worlds are in use"));
+  }
+  auto world = std::make_shared<World>();
+  world->id = WorldId(++last_world_);
+  world->tenant = session.tenant->name;
+  world->name = request.name;
+  world->members.resize(static_cast<size_t>(request.size));
+  world->options = options_->sequencer;
+  world->options.max_groups = options_->max_groups_per_world;
+  if (request.agree_timeout > absl::ZeroDuration()) {
+    world->options.agree_timeout = request.agree_timeout;
+  }
+  if (request.exec_timeout > absl::ZeroDuration()) {
+    world->options.exec_timeout = request.exec_timeout;
+  }
+  world->options.check_call_sites = request.check_call_sites;
+  world->first_joined = now;
+  LimitJoin(
+      world,
+      request.join_timeout > absl::ZeroDuration() ? request.join_timeout : options_->join_timeout,
+      now);
+  worlds_[world->id] = world;
+  by_name_[key] = world;
+  return world;
+}
+
+void Worlds::LimitJoin(const std::shared_ptr<World>& joining, absl::Duration patience,
+                       absl::Time now) {
+  const std::weak_ptr<World> weak = joining;
+  joining->join_timer = timers_->Add(now + patience, [this, weak, patience](absl::Time then) {
+    const std::shared_ptr<World> world = weak.lock();
+    if (world == nullptr || world->formed()) return;
+    std::vector<int> missing;
+    std::vector<Rank> joined;
+    for (int rank = 0; rank < world->size(); ++rank) {
+      if (world->members[static_cast<size_t>(rank)].state == World::Member::State::kJoined) {
+        joined.push_back(Rank(rank));
+      } else {
+        missing.push_back(rank);
+      }
+    }
+    const absl::Status late =
+        MembersMissing(Reason::kJoinTimeout,
+                       absl::StrCat("world \"", world->name, "\" of ", world->size(),
+                                    " was not complete after ", absl::FormatDuration(patience)),
+                       missing);
+    for (Rank rank : joined) {
+      OnJoined done = std::move(world->members[static_cast<size_t>(rank.value())].on_joined);
+      RemoveMember(world, rank, /*died=*/"", then);
+      if (done != nullptr) done(late);
+    }
+  });
+}
+
+void Worlds::Join(const std::shared_ptr<Session>& session, const JoinRequest& request,
+                  absl::Time now, OnJoined done) {
+  const absl::Status checked = CheckJoin(*session, request);
+  if (!checked.ok()) return done(checked);
+  absl::StatusOr<std::shared_ptr<World>> found = FindOrMake(*session, request, now);
+  if (!found.ok()) return done(found.status());
+  const std::shared_ptr<World> world = *std::move(found);
+  if (world->size() != request.size) {
+    const absl::Status why =
+        MakeError(Reason::kWorldSize,
+                  absl::StrCat("world \"", request.name, "\" has ", world->size(), " ranks; rank ",
+                               request.rank.value(), " asked for ", request.size));
+    RefuseJoined(world, request.rank, *session, why, now);
+    return done(why);
+  }
+  if (world->options.check_call_sites != request.check_call_sites) {
+    int other = 0;
+    while (world->members[static_cast<size_t>(other)].state == World::Member::State::kMissing) {
+      ++other;
+    }
+    return done(MakeError(
+        Reason::kMismatch,
+        absl::StrCat("rank ", request.rank.value(), " joins world \"", request.name,
+                     "\" with check_call_sites ", CheckCallSitesName(request.check_call_sites),
+                     "; rank ", other, " has joined it with ",
+                     CheckCallSitesName(world->options.check_call_sites))));
+  }
+  World::Member& member = world->members[static_cast<size_t>(request.rank.value())];
+  if (member.state == World::Member::State::kJoined) {
+    return done(MakeError(Reason::kDuplicateRank,
+                          absl::StrCat("rank ", request.rank.value(), " of world \"", request.name,
+                                       "\" is taken by pid ", member.pid)));
+  }
+  if (world->formed()) {
+    return done(MakeError(
+        Reason::kNeedsReform,
+        absl::StrCat("world \"", request.name, "\" has lost rank ", request.rank.value(),
+                     " and is still in use by others; a world does not grow again: let the others "
+                     "leave or reform, or choose another name")));
+  }
+  for (int rank = 0; rank < world->size(); ++rank) {
+    const World::Member& other = world->members[static_cast<size_t>(rank)];
+    if (other.state == World::Member::State::kJoined && other.device == request.device) {
+      const absl::Status why =
+          MakeError(Reason::kQuota,
+                    absl::StrCat("device ", request.device.value(), " is rank ", rank,
+                                 "'s in world \"", request.name,
+                                 "\"; each rank of a world needs a device of its own (start the "
+                                 "daemon with more: --host_devices)"));
+      RefuseJoined(world, request.rank, *session, why, now);
+      return done(why);
+    }
+  }
+  member.session = session;
+  member.device = request.device;
+  member.pid = session->request.pid;
+  member.state = World::Member::State::kJoined;
+  member.on_joined = std::move(done);
+  session->memberships.push_back({world, request.rank, Epoch(1)});
+  const bool complete =
+      std::all_of(world->members.begin(), world->members.end(),
+                  [](const World::Member& m) { return m.state == World::Member::State::kJoined; });
+  if (complete) Form(world, now);
+}
+
+void Worlds::RefuseJoined(const std::shared_ptr<World>& world, Rank rank, const Session& session,
+                          const absl::Status& why, absl::Time now) {
+  // Of a rank that is there already nobody waits for another.
+  if (world->formed() || rank.value() >= world->size() ||
+      world->members[static_cast<size_t>(rank.value())].state != World::Member::State::kMissing) {
+    return;
+  }
+  Error error = ErrorOf(why);
+  error.culprit.rank = rank.value();
+  error.culprit.pid = session.request.pid;
+  error.message = absl::StrCat("rank ", rank.value(), " (pid ", session.request.pid,
+                               ") was not let in: ", error.message);
+  for (int other = 0; other < world->size(); ++other) {
+    OnJoined done = std::exchange(world->members[static_cast<size_t>(other)].on_joined, nullptr);
+    RemoveMember(world, Rank(other), /*died=*/"", now);
+    if (done != nullptr) done(ToStatus(error));
+  }
+}
+
+void Worlds::Form(const std::shared_ptr<World>& world, absl::Time now) {
+  timers_->Cancel(world->join_timer);
+  world->agreement = std::make_unique<Agreement>(world.get(), world->options, queue_, timers_);
+  failures_->Note(FlightKind::kWorldFormed, now, nullptr, world.get());
+  const WorldInfo info = Describe(*world, now);
+  for (World::Member& member : world->members) {
+    OnJoined done = std::move(member.on_joined);
+    member.on_joined = nullptr;
+    if (done != nullptr) done(info);
+  }
+}
+
+// --- Members ------------------------------------------------------------------------------------
+
+absl::StatusOr<GroupId> Worlds::CreateGroup(const Session& session, WorldId world, Rank rank,
+                                            absl::Span<const Rank> members,
+                                            absl::optional<InstanceKey::Request> request) {
+  CHORUS_ASSIGN_OR_RETURN(const MemberRef member, FindMember(session, world, rank));
+  if (!member.world->formed()) {
+    return NotFormed(*member.world);
+  }
+  return member.world->agreement->AddGroup(rank, members, request);
+}
+
+absl::Status Worlds::Leave(const Session& session, WorldId world, Rank rank, absl::Time now) {
+  CHORUS_ASSIGN_OR_RETURN(const MemberRef member, FindMember(session, world, rank));
+  OnJoined done = std::move(member.member->on_joined);
+  RemoveMember(member.world, rank, /*died=*/"", now);
+  if (done != nullptr) {
+    done(MakeError(Reason::kCancelled,
+                   absl::StrCat("rank ", rank.value(), " left before the world was complete")));
+  }
+  return absl::OkStatus();
+}
+
+void Worlds::RemoveMember(const std::shared_ptr<World>& world, Rank rank, const std::string& died,
+                          absl::Time now) {
+  World::Member& member = world->members[static_cast<size_t>(rank.value())];
+  const std::shared_ptr<Session> session = member.session;
+  if (session == nullptr) return;
+  auto& memberships = session->memberships;
+  memberships.erase(std::remove_if(memberships.begin(), memberships.end(),
+                                   [&](const Session::Membership& m) {
+                                     return m.world == world && m.rank == rank;
+                                   }),
+                    memberships.end());
+  member.session = nullptr;
+  // Who still waits is told: a callback runs once, whatever ends the membership.
+  const absl::Status ended = MakeError(
+      Reason::kSessionLost, absl::StrCat("rank ", rank.value(), " of world \"", world->name,
+                                         "\" has left, or its session has ended"));
+  if (OnReformed done = std::exchange(member.on_reformed, nullptr)) done(ended);
+  if (OnJoined done = std::exchange(member.on_joined, nullptr)) done(ended);
+  if (!world->formed()) {
+    member.state = World::Member::State::kMissing;
+    DropIfEmpty(world);
+    return;
+  }
+  member.state = died.empty() ? World::Member::State::kLeft : World::Member::State::kDead;
+  if (!died.empty()) {
+    world->agreement->Dead(rank, died, now);
+  } else {
+    world->agreement->Left(rank, voted_runs_(*world, *session), now);
+  }
+  TryReform(world, now);
+  DropIfEmpty(world);
+}
+
+void Worlds::DropIfEmpty(const std::shared_ptr<World>& world) {
+  for (const World::Member& member : world->members) {
+    if (member.session != nullptr) return;
+  }
+  timers_->Cancel(world->join_timer);
+  timers_->Cancel(world->reform_timer);
+  world->shared.clear();
+  worlds_.erase(world->id);
+  const auto it = by_name_.find(std::make_pair(world->tenant, world->name));
+  if (it != by_name_.end() && it->second == world) by_name_.erase(it);
+}
+
+absl::Status Worlds::Abort(const Session& session, WorldId world, Rank rank, Epoch epoch,
+                           absl::string_view message, absl::Time now) {
+  CHORUS_ASSIGN_OR_RETURN(const MemberRef member, FindMember(session, world, rank));
+  if (!member.world->formed()) {
+    return NotFormed(*member.world);
+  }
+  Error error(Reason::kAborted);
+  error.culprit.rank = rank.value();
+  error.culprit.pid = session.request.pid;
+  error.message = absl::StrCat("rank ", rank.value(), " aborted the world's epoch: ", message);
+  const std::shared_ptr<World> kept = member.world;
+  if (epoch != Epoch() && epoch != kept->agreement->epoch()) return absl::OkStatus();
+  kept->agreement->Abort(error, now);
+  return absl::OkStatus();
+}
+
+absl::Status Worlds::Refuse(const Session& session, const chorus::Refuse& command, absl::Time now) {
+  std::shared_ptr<World> world;
+  for (const RefusedMember& member : command.members) {
+    CHORUS_ASSIGN_OR_RETURN(const MemberRef found, FindMember(session, command.world, member.rank));
+    world = found.world;
+  }
+  if (world == nullptr) {
+    return Malformed("a refusal names the members whose calls are meant; got none");
+  }
+  if (!world->formed()) {
+    return NotFormed(*world);
+  }
+  if (command.epoch > world->agreement->epoch()) {
+    return Malformed(absl::StrCat("a refusal for epoch ", command.epoch.value(), "; epoch ",
+                                  world->agreement->epoch().value(), " is open"));
+  }
+  Error error(command.why.reason, command.why.message);
+  if (error.reason == Reason::kUnspecified) error.code = command.why.code;
+  error.source = command.why.source;
+  error.alone = command.why.alone && !command.by_hand;
+  if (command.by_hand) {
+    CHORUS_RETURN_IF_ERROR(Abort(session, command.world, command.members[0].rank, command.epoch,
+                                 command.why.message, now));
+  } else {
+    world->agreement->Refuse(command.members, command.epoch, error, now).CarryOut(now);
+  }
+  // In any case the rank goes on in the open epoch.
+  const bool alone = std::exchange(error.alone, false);
+  SayOpenEpoch(*world, world->agreement->epoch(), &error);
+  error.alone = alone;
+  return ToStatus(error);
+}
+
+void Worlds::Reform(const Session& session, WorldId world, Rank rank, absl::Duration timeout,
+                    absl::Time now, OnReformed done) {
+  absl::StatusOr<MemberRef> found = FindMember(session, world, rank);
+  if (!found.ok()) return done(found.status());
+  const std::shared_ptr<World> kept = found->world;
+  if (stopped_) return done(DrainingError());
+  if (!kept->formed()) {
+    return done(NotFormed(*kept));
+  }
+  if (found->member->on_reformed != nullptr) {
+    return done(MakeError(Reason::kDuplicateRank,
+                          absl::StrCat("rank ", rank.value(), " has asked already")));
+  }
+  const bool first =
+      std::none_of(kept->members.begin(), kept->members.end(),
+                   [](const World::Member& member) { return member.on_reformed != nullptr; });
+  found->member->on_reformed = std::move(done);
+  if (first) {
+    LimitReform(kept, timeout > absl::ZeroDuration() ? timeout : kept->options.agree_timeout, now);
+  }
+  TryReform(kept, now);
+}
+
+void Worlds::LimitReform(const std::shared_ptr<World>& reforming, absl::Duration patience,
+                         absl::Time now) {
+  const std::weak_ptr<World> weak = reforming;
+  reforming->reform_timer = timers_->Add(now + patience, [weak, patience](absl::Time) {
+    const std::shared_ptr<World> world = weak.lock();
+    if (world == nullptr) return;
+    std::vector<int> missing;
+    std::vector<OnReformed> asked;
+    for (int i = 0; i < world->size(); ++i) {
+      World::Member& member = world->members[static_cast<size_t>(i)];
+      if (member.on_reformed != nullptr) {
+        asked.push_back(std::move(member.on_reformed));
+        member.on_reformed = nullptr;
+      } else if (member.session != nullptr) {
+        missing.push_back(i);
+      }
+    }
+    const absl::Status late =
+        MembersMissing(Reason::kAgreeTimeout,
+                       absl::StrCat("world \"", world->name, "\" was not reformed after ",
+                                    absl::FormatDuration(patience)),
+                       missing);
+    for (OnReformed& done : asked) done(late);
+  });
+}
+
+void Worlds::TryReform(const std::shared_ptr<World>& world, absl::Time now) {
+  int survivors = 0;
+  for (const World::Member& member : world->members) {
+    if (member.session == nullptr) continue;
+    if (member.on_reformed == nullptr) return;
+    ++survivors;
+  }
+  if (survivors == 0) return;
+  timers_->Cancel(world->reform_timer);
+  ReformResult result;
+  for (int rank = 0; rank < world->size(); ++rank) {
+    if (world->members[static_cast<size_t>(rank)].session == nullptr) continue;
+    result.survivors.push_back({Rank(rank), world->agreement->LastPublished(Rank(rank))});
+  }
+  const std::vector<int32_t> moved = world->agreement->Shrink(now);
+  std::vector<World::Member> members(static_cast<size_t>(survivors));
+  std::vector<OnReformed> callbacks(static_cast<size_t>(survivors));
+  for (size_t old_rank = 0; old_rank < world->members.size(); ++old_rank) {
+    World::Member& member = world->members[old_rank];
+    if (member.session == nullptr) continue;
+    const Rank rank(moved[old_rank]);
+    for (Session::Membership& membership : member.session->memberships) {
+      if (membership.world == world && membership.rank.value() == static_cast<int>(old_rank)) {
+        membership.rank = rank;
+        membership.epoch = world->agreement->epoch();
+      }
+    }
+    callbacks[static_cast<size_t>(rank.value())] = std::move(member.on_reformed);
+    member.on_reformed = nullptr;
+    members[static_cast<size_t>(rank.value())] = std::move(member);
+  }
+  world->members = std::move(members);
+  world->communicators.clear();
+  result.size = survivors;
+  result.epoch = world->agreement->epoch();
+  failures_->Note(FlightKind::kReformed, now, nullptr, world.get());
+  for (size_t rank = 0; rank < callbacks.size(); ++rank) {
+    result.rank = Rank(static_cast<int32_t>(rank));
+    if (callbacks[rank] != nullptr) callbacks[rank](result);
+  }
+}
+
+// --- Commands -----------------------------------------------------------------------------------
+
+void Worlds::DropTape(const Session& session, const chorus::DropTape& command, absl::Time now) {
+  for (const chorus::DropTape::Entry& entry : command.entries) {
+    for (const Session::Membership& membership : session.memberships) {
+      if (membership.world->id != entry.world || !membership.world->formed()) continue;
+      Agreement* const agreement = membership.world->agreement.get();
+      const absl::StatusOr<absl::Span<const Rank>> members =
+          agreement->GroupMembers(entry.key.group);
+      if (!members.ok() || entry.member.value() < 0 ||
+          static_cast<size_t>(entry.member.value()) >= members->size() ||
+          (*members)[static_cast<size_t>(entry.member.value())] != membership.rank) {
+        continue;
+      }
+      agreement->DropTape(membership.rank, entry.key, entry.consumed, membership.epoch, now);
+      break;
+    }
+  }
+}
+
+absl::Status Worlds::EnterEpoch(Session* session, const chorus::EnterEpoch& command) {
+  bool found = false;
+  for (Session::Membership& membership : session->memberships) {
+    if (membership.world->id != command.world || !membership.world->formed()) continue;
+    found = true;
+    const Epoch open = membership.world->agreement->epoch();
+    if (command.epoch < membership.epoch || command.epoch > open) {
+      return Malformed(absl::StrCat("epoch ", command.epoch.value(), " of world ",
+                                    command.world.value(), " cannot be entered: the session is in ",
+                                    membership.epoch.value(), ", open is ", open.value()));
+    }
+    membership.epoch = command.epoch;
+  }
+  if (found) return absl::OkStatus();
+  return UnknownName(absl::StrCat("this session is no member of world ", command.world.value()));
+}
+
+// --- By the node --------------------------------------------------------------------------------
+
+void Worlds::RemoveSession(Session* session, const std::string& died, absl::Time now) {
+  while (!session->memberships.empty()) {
+    const Session::Membership membership = session->memberships.back();
+    RemoveMember(membership.world, membership.rank, died, now);
+  }
+}
+
+void Worlds::Stop(const Error& why, absl::Time now) {
+  stopped_ = true;
+  std::vector<std::shared_ptr<World>> all;
+  for (const auto& entry : worlds_) all.push_back(entry.second);
+  for (const std::shared_ptr<World>& world : all) {
+    for (World::Member& member : world->members) {
+      if (OnReformed done = std::exchange(member.on_reformed, nullptr)) done(ToStatus(why));
+      if (OnJoined done = std::exchange(member.on_joined, nullptr)) done(ToStatus(why));
+    }
+    if (world->formed()) world->agreement->Abort(why, now);
+  }
+}
+
+}  // namespace chorus::node

@@ -1,0 +1,115 @@
+// Worlds: joining, groups, leaving, refusing, reforming.
+//
+// Threads: the node thread.
+#ifndef CHORUS_CORE_NODE_WORLDS_H_
+#define CHORUS_CORE_NODE_WORLDS_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "absl/types/optional.h"
+#include "absl/types/span.h"
+#include "core/base/error.h"
+#include "core/base/ids.h"
+#include "core/collective/instance.h"
+#include "core/node/agreement.h"
+#include "core/node/failures.h"
+#include "core/node/options.h"
+#include "core/node/requests.h"
+#include "core/node/session.h"
+#include "core/node/timers.h"
+#include "core/node/world.h"
+#include "core/transport/command.h"
+
+namespace chorus::node {
+
+class Worlds {
+ public:
+  // The runs of a session that a world has votes of.
+  using VotedRuns =
+      std::function<std::vector<RunHandle>(const World& world, const Session& session)>;
+  // All outlive it. `queue` carries out what its worlds agree on.
+  Worlds(const NodeOptions* options, TimerQueue* timers, ActionQueue* queue, Failures* failures,
+         VotedRuns voted_runs)
+      : options_(options),
+        timers_(timers),
+        queue_(queue),
+        failures_(failures),
+        voted_runs_(std::move(voted_runs)) {}
+  Worlds(const Worlds&) = delete;
+  Worlds& operator=(const Worlds&) = delete;
+
+  // --- Requests (LocalNode) -------------------------------------------------------------------
+  void Join(const std::shared_ptr<Session>& session, const JoinRequest& request, absl::Time now,
+            OnJoined done);
+  absl::StatusOr<GroupId> CreateGroup(const Session& session, WorldId world, Rank rank,
+                                      absl::Span<const Rank> members,
+                                      absl::optional<InstanceKey::Request> request);
+  absl::Status Leave(const Session& session, WorldId world, Rank rank, absl::Time now);
+  absl::Status Abort(const Session& session, WorldId world, Rank rank, Epoch epoch,
+                     absl::string_view message, absl::Time now);
+  void Reform(const Session& session, WorldId world, Rank rank, absl::Duration timeout,
+              absl::Time now, OnReformed done);
+
+  // --- Commands of a session's log ------------------------------------------------------------
+  void DropTape(const Session& session, const chorus::DropTape& command, absl::Time now);
+  absl::Status EnterEpoch(Session* session, const chorus::EnterEpoch& command);
+  // Never OK: the session gets its own error back, with the epoch that is open.
+  absl::Status Refuse(const Session& session, const chorus::Refuse& command, absl::Time now);
+
+  // --- By the node ----------------------------------------------------------------------------
+  // The session has ended: it leaves its worlds; `died`: how, in words for its peers; empty: in an
+  // orderly way.
+  void RemoveSession(Session* session, const std::string& died, absl::Time now);
+  // Ends every world's epoch and every wait with `why`; reforming is refused from then on.
+  void Stop(const Error& why, absl::Time now);
+
+  template <typename Fn>
+  void ForEach(Fn fn) const {
+    for (const auto& entry : worlds_) fn(*entry.second);
+  }
+
+ private:
+  struct MemberRef {
+    std::shared_ptr<World> world;
+    World::Member* member;
+  };
+  absl::StatusOr<MemberRef> FindMember(const Session& session, WorldId world, Rank rank) const;
+  absl::StatusOr<std::shared_ptr<World>> FindOrMake(const Session& session,
+                                                    const JoinRequest& request, absl::Time now);
+  absl::Status CheckJoin(const Session& session, const JoinRequest& request) const;
+  void LimitJoin(const std::shared_ptr<World>& world, absl::Duration patience, absl::Time now);
+  // Those who have joined `world` and wait for `rank` are told that it was refused.
+  void RefuseJoined(const std::shared_ptr<World>& world, Rank rank, const Session& session,
+                    const absl::Status& why, absl::Time now);
+  void Form(const std::shared_ptr<World>& world, absl::Time now);
+  void RemoveMember(const std::shared_ptr<World>& world, Rank rank, const std::string& died,
+                    absl::Time now);
+  void DropIfEmpty(const std::shared_ptr<World>& world);
+  void LimitReform(const std::shared_ptr<World>& world, absl::Duration patience, absl::Time now);
+  void TryReform(const std::shared_ptr<World>& world, absl::Time now);
+
+  const NodeOptions* const options_;
+  TimerQueue* const timers_;
+  ActionQueue* const queue_;
+  Failures* const failures_;
+  const VotedRuns voted_runs_;
+  int64_t last_world_ = 0;
+  absl::flat_hash_map<WorldId, std::shared_ptr<World>> worlds_;
+  std::map<std::pair<std::string, std::string>, std::shared_ptr<World>> by_name_;
+  bool stopped_ = false;
+};
+
+}  // namespace chorus::node
+
+#endif  // CHORUS_CORE_NODE_WORLDS_H_
