@@ -55,8 +55,8 @@ void Report(const char* name, double value, const char* unit) {
 
 void Buffers(int rounds) {
   constexpr int kBatch = 1000;
-  MemoryBudget budget(int64_t{1} << 30);
-  const ArenaSet::Ptr set = ArenaSet::Create(&budget);
+  const BudgetRef budget = Budget::OfNode(int64_t{1} << 30);
+  const ArenaSet::Ptr set = ArenaSet::Create(budget);
   std::vector<double> times;
   for (int round = 0; round < rounds; ++round) {
     const int64_t start = bench::NowNanos();

@@ -2374,6 +2374,12 @@ absl::optional<Error> Sequencer::Cause(Epoch epoch) const {
   return absl::nullopt;
 }
 
+size_t Sequencer::HeldRows() const {
+  size_t rows = tapes_.size();
+  for (const Member& member : members_) rows += member.pairs.size();
+  return rows;
+}
+
 size_t Sequencer::LiveRows() const {
   size_t group_rows = 0;
   for (const auto& requests : group_requests_) group_rows += requests.second.groups.size();

@@ -290,6 +290,9 @@ class Sequencer {
   // Of these the rows of what is pending, under way or may still be asked for, and of groups: what
   // is kept without need is left out.
   size_t LiveRows() const;
+  // Of these what stays when no run is pending or under way: entries of tapes, and counters of
+  // pairs.
+  size_t HeldRows() const;
 
  private:
   static constexpr int32_t kNone = -1;

@@ -123,6 +123,7 @@ class Agreement {
   int num_groups() const { return sequencer_.num_groups(); }
   std::vector<PendingInstance> Pending(absl::Time now) const { return sequencer_.Pending(now); }
   size_t LiveRows() const { return sequencer_.LiveRows(); }
+  size_t HeldRows() const { return sequencer_.HeldRows(); }
 
  private:
   void CarryOut(std::vector<SequencerAction>* actions, absl::Time now);

@@ -48,19 +48,25 @@ void CommandLog::Hold(Sequence sequence, absl::string_view frame, absl::Time now
     if (done != nullptr) it->second.done.push_back(std::move(done));
     return;
   }
-  if (held_.size() >= kMaxHeldFrames) {
-    if (done != nullptr) {
-      done({sequence,
-            MakeError(Reason::kQuota,
-                      absl::StrCat(kMaxHeldFrames, " commands already wait for command ", next_))});
-    }
+  absl::StatusOr<Charge> charged = ChargeHeld(frame.size());
+  if (!charged.ok()) {
+    if (done != nullptr) done({sequence, charged.status()});
     return;
   }
   HeldFrame held;
+  held.bytes = *std::move(charged);
   held.frame = std::string(frame);
   if (done != nullptr) held.done.push_back(std::move(done));
   held_.emplace(sequence.value(), std::move(held));
   if (held_.size() == 1) LimitGap(now);  // else the timer runs
+}
+
+absl::StatusOr<Charge> CommandLog::ChargeHeld(size_t bytes) const {
+  if (held_.size() >= kMaxHeldFrames) {
+    return MakeError(Reason::kQuota,
+                     absl::StrCat(kMaxHeldFrames, " commands already wait for command ", next_));
+  }
+  return budget_->Charge(Domain::kHost, Resource::kCommandBytes, static_cast<int64_t>(bytes));
 }
 
 absl::optional<CommandLog::HeldFrame> CommandLog::TakeHeld(absl::Time now) {
@@ -85,7 +91,7 @@ void CommandLog::LimitGap(absl::Time now) {
 }
 
 void CommandLog::RefuseHeld(const absl::Status& why) {
-  const std::map<int64_t, HeldFrame> held = std::move(held_);
+  const auto held = std::move(held_);
   held_.clear();
   for (const auto& entry : held) {
     for (const OnOutcome& done : entry.second.done) done({Sequence(entry.first), why});

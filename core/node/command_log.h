@@ -14,6 +14,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/optional.h"
@@ -24,6 +25,7 @@
 #include "core/node/requests.h"
 #include "core/node/timers.h"
 #include "core/node/waiters.h"
+#include "core/runtime/budget.h"
 
 namespace chorus::node {
 
@@ -39,9 +41,13 @@ class CommandLog {
     absl::Duration gap_timeout;  // how long a frame may be held
   };
 
-  // `tenant`: whose errors its outcomes are. `completions` is told each outcome, and outlives it.
-  CommandLog(const Shared& shared, std::string tenant, Completions* completions)
-      : shared_(shared), tenant_(std::move(tenant)), completions_(completions) {}
+  // `tenant`: whose errors its outcomes are. What it holds is charged to `budget`. `completions` is
+  // told each outcome, and outlives it.
+  CommandLog(const Shared& shared, std::string tenant, BudgetRef budget, Completions* completions)
+      : shared_(shared),
+        tenant_(std::move(tenant)),
+        budget_(std::move(budget)),
+        completions_(completions) {}
   ~CommandLog();
   CommandLog(const CommandLog&) = delete;
   CommandLog& operator=(const CommandLog&) = delete;
@@ -57,9 +63,10 @@ class CommandLog {
   void Finish(Sequence sequence, const Error& error);
 
   // Keeps a frame whose turn has not come; unless null, `done` hears of it as for Begin(), or
-  // SEQUENCE_GAP when its predecessors have not come in time, or QUOTA at once.
+  // SEQUENCE_GAP when its predecessors have not come in time, or at once QUOTA or OUT_OF_MEMORY.
   void Hold(Sequence sequence, absl::string_view frame, absl::Time now, OnOutcome done);
   struct HeldFrame {
+    Charge bytes;
     std::string frame;
     std::vector<OnOutcome> done;
   };
@@ -89,11 +96,13 @@ class CommandLog {
   absl::Status StatusOf(const RunOutcome& outcome) const;
   void Conclude(Sequence sequence, const RunOutcome& outcome);
   void Tell(Sequence sequence, const absl::Status& status);
+  absl::StatusOr<Charge> ChargeHeld(size_t bytes) const;
   void LimitGap(absl::Time now);
   void RefuseHeld(const absl::Status& why);
 
   const Shared shared_;
   const std::string tenant_;
+  const BudgetRef budget_;
   Completions* const completions_;
   int64_t next_ = 1;
   std::map<int64_t, HeldFrame> held_;

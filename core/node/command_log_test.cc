@@ -42,7 +42,8 @@ class CommandLogTest : public ::testing::Test {
   ErrorStore errors_{4};
   News news_;
   Completions completions_{&news_};
-  CommandLog log_{{&timers_, &errors_, absl::Seconds(10)}, "uid:1", &completions_};
+  BudgetRef budget_ = Budget::OfNode(1 << 20);
+  CommandLog log_{{&timers_, &errors_, absl::Seconds(10)}, "uid:1", budget_, &completions_};
   std::vector<std::string> told_;
   absl::Status last_;
 };
@@ -144,6 +145,19 @@ TEST_F(CommandLogTest, SoManyFramesAreHeldAndNoMore) {
   EXPECT_THAT(told_, ElementsAre("5000 QUOTA"));
   Hold(2);  // held already: who sends it again waits as well
   EXPECT_EQ(told_.size(), 1u);
+}
+
+TEST_F(CommandLogTest, HeldFramesAreChargedWhileTheyAreHeld) {
+  const std::string half(1 << 19, 'x');
+  log_.Hold(Sequence(2), half, kStart, Note());
+  EXPECT_EQ(budget_->used(), 1 << 19);
+  log_.Hold(Sequence(2), half, kStart, Note());  // again
+  EXPECT_EQ(budget_->used(), 1 << 19);
+  log_.Hold(Sequence(3), half + "x", kStart, Note());
+  EXPECT_THAT(told_, ElementsAre("3 OUT_OF_MEMORY"));
+  Run(1);
+  ASSERT_TRUE(log_.TakeHeld(kStart).has_value());
+  EXPECT_EQ(budget_->used(), 0);
 }
 
 TEST_F(CommandLogTest, AnAbandonedLogLeavesNobodyWaiting) {

@@ -134,6 +134,7 @@ absl::Status Commands::BeginCreate(const std::shared_ptr<Session>& session, Sequ
   if (absl::holds_alternative<TensorId>(command.source)) {
     return Malformed("a tensor is made from inline bytes or from staging, not from a tensor");
   }
+  CHORUS_RETURN_IF_ERROR(session->names.Reserve(1));
   auto cell = std::make_shared<Cell>();
   cell->type = std::make_shared<TensorType>(command.type);
   cell->device = command.device;
@@ -180,7 +181,9 @@ void Commands::MakeReadable(const std::shared_ptr<Session>& session, Sequence se
     }
   };
   for (TensorId id : command.tensors) {
-    absl::StatusOr<CellRef> cell = session->names.FindTensor(id);
+    // One failure is told: of names that are wrong a frame may have many.
+    absl::StatusOr<CellRef> cell =
+        progress->status.ok() ? session->names.FindTensor(id) : progress->status;
     if (!cell.ok()) {
       step(cell.status());
       continue;

@@ -18,6 +18,7 @@
 #include "core/node/cell.h"
 #include "core/node/completions.h"
 #include "core/node/graph_store.h"
+#include "core/runtime/budget.h"
 
 namespace chorus::node {
 
@@ -28,9 +29,13 @@ class Names {
     int32_t graphs = 0;
   };
 
-  // `completions` is told what names come to stand for, and outlives it.
-  Names(const Limits& limits, Completions* completions)
-      : limits_(limits), completions_(completions) {}
+  // What a name and the cell that it stands for take, about.
+  static constexpr int64_t kBytesPerTensor = 512;
+
+  // Names are charged to `budget`. `completions` is told what they come to stand for, and outlives
+  // it.
+  Names(const Limits& limits, BudgetRef budget, Completions* completions)
+      : limits_(limits), budget_(std::move(budget)), completions_(completions) {}
   Names(const Names&) = delete;
   Names& operator=(const Names&) = delete;
 
@@ -40,9 +45,12 @@ class Names {
   absl::StatusOr<CellRef> FindTensor(TensorId id) const;
   // INVALID_ARGUMENT kMalformed: the slot is out of range or in use, or the generation not new.
   absl::Status CheckFresh(TensorId id) const;
-  // The id is fresh.
+  // Charges for so many more names, which come next. RESOURCE_EXHAUSTED kOutOfMemory.
+  absl::Status Reserve(size_t more);
+  // The id is fresh, and reserved.
   void NameTensor(TensorId id, CellRef cell);
-  // The name, if it is fresh, stands for the error.
+  // The name, if it is fresh and there is memory for it, stands for the error; the session is told
+  // in any case.
   void NameFailed(TensorId id, std::shared_ptr<const Error> error);
   // Whether the name, unless it was released, still stands for `cell`.
   bool StandsFor(TensorId id, const Cell& cell) const;
@@ -89,7 +97,9 @@ class Names {
   }
 
   const Limits limits_;
+  const BudgetRef budget_;
   Completions* const completions_;
+  Charge charged_;  // for live names and some more
   std::vector<TensorSlot> tensors_;
   std::vector<GraphSlot> graphs_;
   int64_t live_tensors_ = 0;

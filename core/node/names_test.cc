@@ -37,7 +37,8 @@ class NamesTest : public ::testing::Test {
  protected:
   News news_;
   Completions completions_{&news_};
-  Names names_{{/*tensors=*/8, /*graphs=*/4}, &completions_};
+  BudgetRef budget_ = Budget::OfNode(64 * Names::kBytesPerTensor);
+  Names names_{{/*tensors=*/256, /*graphs=*/4}, budget_, &completions_};
 };
 
 TEST_F(NamesTest, AGenerationNamesOneTensor) {
@@ -57,7 +58,7 @@ TEST_F(NamesTest, AGenerationNamesOneTensor) {
 TEST_F(NamesTest, SlotsAndGenerationsAreChecked) {
   EXPECT_TRUE(names_.CheckFresh(Tensor(0, 1)).ok());
   EXPECT_TRUE(names_.CheckFresh(Tensor(7, 5)).ok());
-  EXPECT_EQ(ReasonOf(names_.CheckFresh(Tensor(8, 1))), Reason::kMalformed);
+  EXPECT_EQ(ReasonOf(names_.CheckFresh(Tensor(256, 1))), Reason::kMalformed);
   EXPECT_EQ(ReasonOf(names_.CheckFresh(Tensor(-1, 1))), Reason::kMalformed);
   EXPECT_EQ(ReasonOf(names_.CheckFresh(Tensor(0, 0))), Reason::kMalformed);
   names_.NameTensor(Tensor(0, 4), Ready());
@@ -91,7 +92,7 @@ TEST_F(NamesTest, WhatFailedHasAName) {
   // A name that is not free is left as it is.
   names_.NameFailed(Tensor(2, 1), std::make_shared<Error>(Reason::kMalformed));
   EXPECT_EQ((*names_.FindTensor(Tensor(2, 1)))->error->message, "they differ");
-  names_.NameFailed(Tensor(99, 1), std::make_shared<Error>(error));
+  names_.NameFailed(Tensor(999, 1), std::make_shared<Error>(error));
   EXPECT_EQ(names_.live_tensors(), 1);
 }
 
@@ -120,6 +121,23 @@ TEST_F(NamesTest, AGraphThatWasRefusedTellsItsRunsWhy) {
   names_.ReleaseGraph(GraphAt(2, 2));
   EXPECT_EQ(ReasonOf(names_.FindGraph(GraphAt(2, 2)).status()), Reason::kUnknownName);
   EXPECT_EQ(ReasonOf(names_.CheckFresh(GraphAt(4, 1))), Reason::kMalformed);
+}
+
+TEST_F(NamesTest, NamesAreChargedBeforeTheyAreGiven) {
+  ASSERT_TRUE(names_.Reserve(60).ok());
+  for (int32_t i = 0; i < 60; ++i) names_.NameTensor(Tensor(i, 1), Ready());
+  EXPECT_EQ(budget_->used(), 64 * Names::kBytesPerTensor);
+  EXPECT_TRUE(names_.Reserve(4).ok());
+  EXPECT_EQ(ReasonOf(names_.Reserve(5)), Reason::kOutOfMemory);
+  for (int32_t i = 60; i < 70; ++i) {
+    names_.NameFailed(Tensor(i, 1), std::make_shared<Error>(Reason::kMismatch));
+  }
+  EXPECT_EQ(names_.live_tensors(), 64)
+      << "of what failed there are names as long as there is memory";
+  names_.ReleaseTensor(Tensor(0, 1));
+  EXPECT_TRUE(names_.Reserve(1).ok());
+  names_.Clear();
+  EXPECT_EQ(budget_->used(), 0);
 }
 
 TEST_F(NamesTest, NothingIsLeftOfAll) {

@@ -49,6 +49,7 @@ struct LocalNode::Parts {
   bool draining = false;
   bool ending = false;
   std::function<void(SessionId)> on_session_ended;
+  const BudgetRef budget;
   node::News news;
   node::Failures failures;
   node::Storage storage;
@@ -79,6 +80,16 @@ GraphLimits LimitsOf(const NodeOptions& options) {
   return limits;
 }
 
+Budget::Limits BudgetOf(const NodeOptions& options) {
+  Budget::Limits limits;
+  limits.bytes[static_cast<size_t>(Domain::kHost)] = options.memory_limit_bytes;
+  limits.sessions = options.max_sessions;
+  limits.worlds = options.max_worlds;
+  limits.descriptors = options.max_descriptors;
+  limits.waits = options.max_waits;
+  return limits;
+}
+
 PlanOptions PlanOptionsOf(const NodeOptions& options, const Backend& backend) {
   PlanOptions plan;
   plan.share_results = backend.host_addressable();
@@ -92,8 +103,9 @@ LocalNode::Parts::Parts(NodeOptions node_options, Backend* devices, std::functio
                         LocalNode* node)
     : options(std::move(node_options)),
       backend(devices),
+      budget(Budget::OfNode(BudgetOf(options))),
       failures(&clock, &errors, options.log_failure),
-      storage(&options, backend, &launcher, &timers, &stats.paths),
+      storage(&options, budget, backend, &launcher, &clock, &timers, &stats.paths),
       graphs(LimitsOf(options), PlanOptionsOf(options, *backend),
              [this](DeviceIndex device, PlanId plan) {
                if (!ending) launcher.UnloadPlan(device, plan);
@@ -338,11 +350,29 @@ void LocalNode::ReformWorld(SessionId id, WorldId world, Rank rank, absl::Durati
 
 // --- Logs and tensors ---------------------------------------------------------------------------
 
+namespace {
+
+// `done`, which counts as one of the session's waits until it is gone. RESOURCE_EXHAUSTED kQuota.
+template <typename Done>
+absl::StatusOr<Done> Counted(const Session& session, Done done) {
+  CHORUS_ASSIGN_OR_RETURN(Charge charge,
+                          session.budget->Charge(Domain::kHost, Resource::kWaits, 1));
+  // A function is copyable, and a charge is not.
+  auto wait = std::make_shared<Charge>(std::move(charge));
+  return Done([wait, done = std::move(done)](auto result) { done(std::move(result)); });
+}
+
+}  // namespace
+
 void LocalNode::Submit(SessionId id, std::string frame, absl::Time now, OnOutcome done) {
   const auto session = parts_->sessions.Find(id);
   if (!session.ok()) return done({Sequence(), session.status()});
+  absl::StatusOr<OnOutcome> counted = Counted(**session, done);
+  if (!counted.ok()) {
+    return done({Sequence(), parts_->failures.Told(session->get(), counted.status())});
+  }
   const OnOutcome tell = [this, weak = std::weak_ptr<Session>(*session),
-                          done = std::move(done)](Outcome out) {
+                          done = *std::move(counted)](Outcome out) {
     // The session holds what waits for its outcomes.
     const std::shared_ptr<Session> waited = weak.lock();
     if (waited != nullptr) out.status = parts_->failures.Told(waited.get(), out.status);
@@ -354,18 +384,30 @@ void LocalNode::Submit(SessionId id, std::string frame, absl::Time now, OnOutcom
 void LocalNode::WaitOutcome(SessionId id, Sequence sequence, absl::Time deadline, OnOutcome done) {
   const auto session = parts_->sessions.Find(id);
   if (!session.ok()) return done({sequence, session.status()});
-  (*session)->log.Wait(sequence, deadline, std::move(done));
+  absl::StatusOr<OnOutcome> counted = Counted(**session, done);
+  if (!counted.ok()) {
+    return done({sequence, parts_->failures.Told(session->get(), counted.status())});
+  }
+  (*session)->log.Wait(sequence, deadline, *std::move(counted));
 }
 void LocalNode::ReadTensor(SessionId id, TensorId tensor, absl::Time deadline, OnTensor done) {
   const auto session = parts_->sessions.Find(id);
   if (!session.ok()) return done(session.status());
-  parts_->storage.ReadTensor(**session, tensor, deadline, std::move(done));
+  absl::StatusOr<OnTensor> counted = Counted(**session, done);
+  if (!counted.ok()) return done(parts_->failures.Told(session->get(), counted.status()));
+  parts_->storage.ReadTensor(**session, tensor, deadline, *std::move(counted));
 }
 void LocalNode::CountStreamed(int64_t bytes) { parts_->stats.paths.streamed_bytes += bytes; }
 
 // --- Diagnostics --------------------------------------------------------------------------------
 
-std::vector<DeviceInfo> LocalNode::Devices() const { return node::ViewDevices(parts_->viewed()); }
+std::vector<DeviceInfo> LocalNode::Devices(absl::string_view tenant) const {
+  return node::ViewDevices(parts_->viewed(), tenant);
+}
+absl::StatusOr<SessionInfo> LocalNode::Describe(SessionId id, absl::Time now) const {
+  CHORUS_ASSIGN_OR_RETURN(const std::shared_ptr<Session> session, parts_->sessions.Find(id));
+  return node::Describe(*session, now);
+}
 std::vector<SessionInfo> LocalNode::Sessions(absl::string_view tenant, absl::Time now) const {
   return node::ViewSessions(parts_->viewed(), tenant, now);
 }
@@ -378,7 +420,9 @@ std::vector<PendingView> LocalNode::Pending(absl::string_view tenant, absl::Time
 std::vector<FlightEvent> LocalNode::Flight(absl::string_view tenant, int64_t limit) const {
   return node::ViewFlight(parts_->viewed(), tenant, limit);
 }
-NodeStats LocalNode::Stats() const { return node::ViewStats(parts_->viewed(), parts_->stats); }
+NodeStats LocalNode::Stats(absl::string_view tenant) const {
+  return node::ViewStats(parts_->viewed(), tenant, parts_->stats);
+}
 absl::Status LocalNode::Refused(absl::string_view tenant, int32_t pid, const absl::Status& status) {
   FailureOrigin failure;
   failure.pid = pid;

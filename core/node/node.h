@@ -105,15 +105,19 @@ class LocalNode {
   void CountStreamed(int64_t bytes);
 
   // --- Diagnostics (read only; `tenant` empty: all) -------------------------------------------
-  std::vector<DeviceInfo> Devices() const;
+  // Of another tenant's devices and stats nobody is told: `launches` is 0 for a tenant, and of the
+  // stats it gets its own bytes, buffers and rows.
+  std::vector<DeviceInfo> Devices(absl::string_view tenant) const;
   std::vector<SessionInfo> Sessions(absl::string_view tenant, absl::Time now) const;
+  // NOT_FOUND kSessionLost.
+  absl::StatusOr<SessionInfo> Describe(SessionId session, absl::Time now) const;
   std::vector<WorldInfo> Worlds(absl::string_view tenant, absl::Time now) const;
   std::vector<PendingView> Pending(absl::string_view tenant, absl::Time now) const;
   // Records the refusal of a request that never became a session's, and returns it with its id.
   absl::Status Refused(absl::string_view tenant, int32_t pid, const absl::Status& status);
   absl::optional<Error> FindError(ErrorId id, absl::string_view tenant) const;
   std::vector<FlightEvent> Flight(absl::string_view tenant, int64_t limit) const;
-  NodeStats Stats() const;
+  NodeStats Stats(absl::string_view tenant) const;
   // The tenant of a session, for authorisation; also of one that has died lately, so that its owner
   // may be told how. NOT_FOUND kSessionLost when it is gone.
   absl::StatusOr<std::string> TenantOf(SessionId session) const;

@@ -312,7 +312,7 @@ class DirectRank {
   Sequence last_sequence() const { return Sequence(next_ - 1); }
   NodeStats Stats() {
     return Call<NodeStats>(
-        [](LocalNode& node, absl::Time, auto* done) { done->Set(node.Stats()); });
+        [](LocalNode& node, absl::Time, auto* done) { done->Set(node.Stats("")); });
   }
 
   absl::StatusOr<std::vector<float>> Read(TensorId id) {
@@ -656,7 +656,8 @@ TEST_F(NodeTest, WantOfMemoryIsToldWithOpLineNeedFreeAndTheLargestHolders) {
   const std::string held = absl::StrCat(" with ", kLarge * sizeof(float), " bytes");
   for (const std::string& part :
        {std::string("(train.cc:12): out of memory: "), std::string(" bytes are needed, "),
-        absl::StrCat(" of the daemon's ", options.memory_limit_bytes, " are free"),
+        absl::StrCat(" of the ", options.memory_limit_bytes / 8 * 7,
+                     " that tenant uid:0 may hold are free"),
         absl::StrCat("rank 0 of \"job\" (pid 1000)", held),
         absl::StrCat("rank 1 of \"job\" (pid 1001)", held), std::string("--memory_limit_bytes")}) {
     EXPECT_THAT(std::string(status.message()), testing::HasSubstr(part));
@@ -879,7 +880,7 @@ TEST_F(NodeTest, AGangWhoseOrderTakesTooMuchMemoryIsRefusedBeforeItsLaunch) {
         [&](LocalNode& node, absl::Time, auto* done) { done->Set(node.Flight("", 100)); });
     for (const FlightEvent& event : flight) EXPECT_NE(event.kind, FlightKind::kLaunched);
     const auto devices = ranks_[0]->Call<std::vector<DeviceInfo>>(
-        [&](LocalNode& node, absl::Time, auto* done) { done->Set(node.Devices()); });
+        [&](LocalNode& node, absl::Time, auto* done) { done->Set(node.Devices("")); });
     for (const DeviceInfo& device : devices) EXPECT_EQ(device.launches, 0) << device.name;
   }
 }
@@ -1520,7 +1521,7 @@ TEST_F(NodeTest, MemoryIsBackWhenSessionsAre) {
                     .ok());
   }
   const NodeStats stats = ranks_[0]->Call<NodeStats>(
-      [&](LocalNode& node, absl::Time, auto* done) { done->Set(node.Stats()); });
+      [&](LocalNode& node, absl::Time, auto* done) { done->Set(node.Stats("")); });
   EXPECT_EQ(stats.memory_used_bytes, 0);
   EXPECT_EQ(stats.runs_published, 2);
 }

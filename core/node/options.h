@@ -12,8 +12,13 @@
 namespace chorus {
 
 struct NodeOptions {
+  // One tenant may have seven eighths of each of these (core/runtime/budget.h), so that another
+  // always gets in.
   int64_t memory_limit_bytes = int64_t{8} << 30;
   int32_t max_sessions = 4096;
+  int32_t max_worlds = 1024;
+  int64_t max_waits = 65536;            // calls that wait for something
+  int64_t max_descriptors = INT64_MAX;  // of arenas and sessions
   // For each session:
   int32_t max_tensors = 65536;
   int32_t max_graphs = 16384;
@@ -21,7 +26,6 @@ struct NodeOptions {
   int64_t max_staging_bytes = int64_t{8} << 30;
   int32_t max_pending_runs = 1024;
   int32_t max_graph_nodes = 1 << 20;
-  int32_t max_worlds = 1024;
   int32_t max_groups_per_world = 4096;              // in its life
   absl::Duration lease = absl::Seconds(60);         // of unattached sessions
   absl::Duration detach_grace = absl::Seconds(30);  // votes of a session without channel stand

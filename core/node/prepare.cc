@@ -36,6 +36,7 @@ absl::Status Preparer::Prepare(const Run& command, RunState* run) {
   if (run->world != nullptr && run->vote.epoch < run->world->agreement->epoch()) {
     return absl::OkStatus();
   }
+  CHORUS_RETURN_IF_ERROR(ChargeRows(run));
   CHORUS_RETURN_IF_ERROR(FindInputs(command, run));
   CHORUS_RETURN_IF_ERROR(donations_->Promise(command, run));
   absl::Span<const InstanceKey> instances;  // by participation; valid until the vote
@@ -74,6 +75,30 @@ absl::Status Preparer::FindGraph(const Run& command, RunState* run) {
     CHORUS_ASSIGN_OR_RETURN(run->graph, graphs_->AtSizes(run->graph.get(), sizes));
   }
   run->plan = &run->graph->main;
+  return absl::OkStatus();
+}
+
+// What a run takes beside the graph and the plan, which its session has: the names of its outputs,
+// what its ranks may still ask of its calls, and its own row, of what RunState lists by input,
+// output, buffer and participation.
+absl::Status Preparer::ChargeRows(RunState* run) {
+  CHORUS_RETURN_IF_ERROR(run->session->names.Reserve(run->outputs.size()));
+  if (run->world != nullptr) {
+    CHORUS_RETURN_IF_ERROR(run->world->ReserveRows(run->plan->plan.votes->participations.size()));
+  }
+  const Plan& plan = run->plan->plan;
+  const Graph& graph = run->graph->graph;
+  constexpr int64_t kPerRow = 4096;
+  constexpr int64_t kPerInput = 64;
+  constexpr int64_t kPerOutput = 128;
+  constexpr int64_t kPerBuffer = 64;
+  constexpr int64_t kPerParticipation = 512;  // its vote and its row in the sequencer, too
+  const int64_t bytes = kPerRow + kPerInput * static_cast<int64_t>(graph.inputs.size()) +
+                        kPerOutput * static_cast<int64_t>(graph.outputs.size()) +
+                        kPerBuffer * static_cast<int64_t>(plan.buffers.size()) +
+                        kPerParticipation * static_cast<int64_t>(plan.votes->participations.size());
+  CHORUS_ASSIGN_OR_RETURN(run->bytes,
+                          run->session->budget->Charge(Domain::kHost, Resource::kRunBytes, bytes));
   return absl::OkStatus();
 }
 

@@ -46,6 +46,7 @@ class Preparer {
  private:
   absl::Status FindGraph(const Run& command, RunState* run);
   absl::StatusOr<std::vector<int64_t>> SizesOf(const Run& command, const RunState& run) const;
+  absl::Status ChargeRows(RunState* run);
   absl::Status FindDevices(const Run& command, RunState* run);
   absl::Status FindWorld(const Run& command, RunState* run);
   absl::Status MakeOutputs(const Run& command, RunState* run);

@@ -51,7 +51,7 @@ struct JoinRequest {
   std::string name;
   int32_t size = 0;
   Rank rank;
-  DeviceIndex device;            // one of the session's
+  DeviceIndex device{-1};        // one of the session's; -1: its first
   absl::Duration join_timeout;   // 0: the node's
   absl::Duration agree_timeout;  // 0: the node's; the first member's counts
   absl::Duration exec_timeout;

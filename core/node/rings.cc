@@ -39,6 +39,12 @@ absl::StatusOr<SessionDescriptors> Rings::Attach(const std::shared_ptr<Session>&
   if (session->memory == nullptr) {
     SessionMemoryOptions layout;
     layout.tensor_slots = static_cast<uint32_t>(max_tensors_);
+    CHORUS_ASSIGN_OR_RETURN(
+        Charge bytes,
+        session->budget->Charge(Domain::kHost, Resource::kSessionBytes,
+                                static_cast<int64_t>(SessionMemory::TotalBytes(layout))));
+    CHORUS_ASSIGN_OR_RETURN(  // its file and its wake-up
+        Charge descriptors, session->budget->Charge(Domain::kHost, Resource::kDescriptors, 2));
     CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<SessionMemory> memory, CreateSessionMemory(layout));
     CHORUS_ASSIGN_OR_RETURN(UniqueFd wake, CreateWakeEvent());
     epoll_event event{};
@@ -47,6 +53,8 @@ absl::StatusOr<SessionDescriptors> Rings::Attach(const std::shared_ptr<Session>&
       return MakeError(Reason::kQuota,
                        absl::StrCat("no descriptor for the session's wake-up: ", strerror(errno)));
     }
+    session->memory_bytes = std::move(bytes);
+    session->memory_descriptors = std::move(descriptors);
     session->memory = std::move(memory);
     session->wake_fd = std::move(wake);
     session->ring = std::make_unique<SubmissionRingReader>(session->memory.get());
@@ -71,6 +79,8 @@ void Rings::Detach(Session* session) {
   session->ring.reset();
   session->memory.reset();
   session->wake_fd = UniqueFd();
+  session->memory_bytes = Charge();
+  session->memory_descriptors = Charge();
 }
 
 bool Rings::Poll(absl::Time now) {

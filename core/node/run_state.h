@@ -16,6 +16,7 @@
 #include "core/collective/sequencer.h"
 #include "core/node/cell.h"
 #include "core/node/graph_store.h"
+#include "core/runtime/budget.h"
 #include "core/runtime/memory.h"
 
 namespace chorus::node {
@@ -31,6 +32,7 @@ struct RunState {
   };
 
   RunHandle handle;
+  Charge bytes;  // of this row, as large as its graph makes it
   Sequence sequence;
   std::shared_ptr<Session> session;
   // Null: a local run; one that has been adopted by the world of its producers has theirs.
@@ -98,9 +100,11 @@ struct RunState {
     }
   }
 
-  // For the next run: what refers to others goes, what only has capacity stays.
+  // For the next run: what refers to others goes, what only has capacity stays, where that is not
+  // much: nobody is charged for it.
   void Recycle() {
     handle = RunHandle();
+    bytes = Charge();
     session.reset();
     world.reset();
     plan = nullptr;
@@ -180,6 +184,10 @@ class RunTable {
   void Remove(RunHandle handle) {
     if (Find(handle) == nullptr) return;
     const uint32_t place = static_cast<uint32_t>(handle.value() & ((1 << kPlaceBits) - 1));
+    if (runs_[place]->addresses.capacity() > kKeptCapacity ||
+        runs_[place]->outputs.capacity() > kKeptCapacity) {
+      *runs_[place] = RunState();
+    }
     runs_[place]->Recycle();
     free_.push_back(place);
     --live_;
@@ -196,6 +204,7 @@ class RunTable {
 
  private:
   static constexpr int kPlaceBits = 22;
+  static constexpr size_t kKeptCapacity = 1024;  // of a row's lists
   std::vector<std::unique_ptr<RunState>> runs_;
   std::vector<uint32_t> free_;
   int64_t serial_ = 0;

@@ -69,14 +69,14 @@ absl::StatusOr<std::shared_ptr<Session>> SessionTable::Open(const OpenSessionReq
                                                             const TenantNamed& tenant_named,
                                                             const CommandLog::Shared& logs,
                                                             News* news, absl::Time now) {
-  if (static_cast<int64_t>(sessions_.size()) >= options_->max_sessions) {
-    return MakeError(Reason::kQuota,
-                     absl::StrCat("all ", options_->max_sessions, " sessions are in use"));
-  }
   CHORUS_ASSIGN_OR_RETURN(std::vector<DeviceIndex> devices, ChooseDevices(request));
+  std::shared_ptr<Tenant> tenant = tenant_named(request.tenant);
+  CHORUS_ASSIGN_OR_RETURN(Charge counted,
+                          tenant->budget->Charge(Domain::kHost, Resource::kSessions, 1));
   const Names::Limits limits{options_->max_tensors, options_->max_graphs};
-  auto session = std::make_shared<Session>(SessionId(++last_session_), request,
-                                           tenant_named(request.tenant), logs, limits, news);
+  auto session = std::make_shared<Session>(SessionId(++last_session_), request, std::move(tenant),
+                                           logs, limits, news);
+  session->counted = std::move(counted);
   session->devices = std::move(devices);
   session->lease = request.lease > absl::ZeroDuration() ? request.lease : options_->lease;
   for (DeviceIndex device : session->devices) {
@@ -139,6 +139,7 @@ void SessionTable::Remove(Session* session, const std::string& died) {
     deaths_[session->id] = {session->tenant->name, died};
     if (deaths_.size() > kKeptDeaths) deaths_.erase(deaths_.begin());
   }
+  session->counted = Charge();
   sessions_.erase(session->id);
 }
 

@@ -13,6 +13,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "core/base/ids.h"
@@ -24,6 +25,7 @@
 #include "core/node/options.h"
 #include "core/node/requests.h"
 #include "core/node/timers.h"
+#include "core/runtime/budget.h"
 #include "core/runtime/memory.h"
 #include "core/transport/ring.h"
 #include "core/transport/session_memory.h"
@@ -37,6 +39,7 @@ struct World;
 // touched memory for its next world.
 struct Tenant {
   std::string name;
+  BudgetRef budget;  // within the node's
   ArenaSet::Ptr arenas;
   // The largest holders of its memory, in words, and when they were looked for.
   std::string holders;
@@ -55,9 +58,10 @@ struct Session : std::enable_shared_from_this<Session> {
       : id(session),
         request(opened),
         tenant(std::move(who)),
+        budget(Budget::Within(tenant->budget, absl::StrCat("session ", id.value()), {})),
         completions(news),
-        log(logs, tenant->name, &completions),
-        names(limits, &completions) {}
+        log(logs, tenant->name, budget, &completions),
+        names(limits, budget, &completions) {}
 
   bool dead() const { return state == SessionState::kDead; }
 
@@ -65,6 +69,8 @@ struct Session : std::enable_shared_from_this<Session> {
   const SessionId id;
   const OpenSessionRequest request;
   const std::shared_ptr<Tenant> tenant;
+  const BudgetRef budget;  // within the tenant's: what it holds is charged there
+  Charge counted;          // it is one of so many
   std::vector<DeviceIndex> devices;
   SessionState state = SessionState::kActive;
   absl::Duration lease;
@@ -81,6 +87,8 @@ struct Session : std::enable_shared_from_this<Session> {
   std::vector<Membership> memberships;
 
   // Shared memory of an attached session.
+  Charge memory_bytes;
+  Charge memory_descriptors;
   std::unique_ptr<SessionMemory> memory;
   std::unique_ptr<SubmissionRingReader> ring;
   absl::Time last_frame = absl::InfinitePast();  // that came through it

@@ -19,40 +19,53 @@ constexpr int64_t kBackgroundCopyBytes = 256 << 10;
 
 }  // namespace
 
-Storage::Storage(const NodeOptions* options, Backend* backend, Launcher* launcher,
-                 TimerQueue* timers, PathCounters* paths)
+Storage::Storage(const NodeOptions* options, BudgetRef budget, Backend* backend, Launcher* launcher,
+                 const Clock* clock, TimerQueue* timers, PathCounters* paths)
     : options_(options),
       host_(backend->host_addressable()),
       launcher_(launcher),
       timers_(timers),
       paths_(paths),
-      budget_(options->memory_limit_bytes) {
+      budget_(std::move(budget)),
+      share_(budget_->limits().Share()),
+      held_([this, clock] { LookAtHeldLater(clock->now); }) {
+  budget_->Reclaim(&held_, [this] { held_.Look(held_.size()); });
   if (host_) return;
   for (int i = 0; i < backend->device_count(); ++i) {
-    device_sets_.push_back(std::make_unique<DeviceSet>(backend->device(i), &budget_));
+    device_sets_.push_back(std::make_unique<DeviceSet>(backend->device(i)));
   }
 }
 
+Storage::~Storage() { budget_->Forget(&held_); }
+
 std::shared_ptr<Tenant> Storage::TenantNamed(const std::string& name) {
-  std::weak_ptr<Tenant>& known = tenants_[name];
-  std::shared_ptr<Tenant> tenant = known.lock();
-  if (tenant == nullptr) {
-    // Those whose last session has gone, and with it what they had.
-    for (auto it = tenants_.begin(); it != tenants_.end();) {
-      if (it->second.expired() && it->first != name) {
-        tenants_.erase(it++);
-      } else {
-        ++it;
-      }
+  if (std::shared_ptr<Tenant> known = tenants_[name].tenant.lock()) return known;
+  // Those whose last session has gone, and with it all that they had.
+  for (auto it = tenants_.begin(); it != tenants_.end();) {
+    if (it->second.tenant.expired() && it->second.budget.expired() && it->first != name) {
+      tenants_.erase(it++);
+    } else {
+      ++it;
     }
-    tenant = std::make_shared<Tenant>();
-    tenant->name = name;
-    ArenaSetOptions arenas;
-    arenas.thread = &memory_thread_;
-    tenant->arenas = ArenaSet::Create(&budget_, arenas);
-    known = tenant;
   }
+  KnownTenant& known = tenants_[name];
+  auto tenant = std::make_shared<Tenant>();
+  tenant->name = name;
+  // What its former sessions have left, in clients' hands, still counts.
+  tenant->budget = known.budget.lock();
+  if (tenant->budget == nullptr) {
+    tenant->budget = Budget::Within(budget_, absl::StrCat("tenant ", name), share_);
+  }
+  ArenaSetOptions arenas;
+  arenas.helpers = {&memory_thread_, &held_};
+  tenant->arenas = ArenaSet::Create(tenant->budget, arenas);
+  known = {tenant, tenant->budget};
   return tenant;
+}
+
+std::shared_ptr<const Tenant> Storage::FindTenant(absl::string_view name) const {
+  const auto known = tenants_.find(name);
+  return known == tenants_.end() ? nullptr : known->second.tenant.lock();
 }
 
 // --- Staging arenas -----------------------------------------------------------------------------
@@ -70,11 +83,11 @@ absl::StatusOr<StagingArena> Storage::CreateStaging(Session* session, int64_t by
                                   session->staging_bytes, " and asks for ", bytes, " more"));
   }
   CHORUS_ASSIGN_OR_RETURN(std::shared_ptr<Arena> arena,
-                          Arena::CreateStaging(&budget_, bytes, &memory_thread_));
+                          Arena::CreateStaging(session->budget, bytes, {&memory_thread_, &held_}));
   session->staging_bytes += arena->bytes();
   StagingArena made;
   made.arena = arena->id();
-  made.fd = arena->fd();
+  CHORUS_ASSIGN_OR_RETURN(made.fd, arena->ClientFd());
   made.bytes = arena->bytes();
   session->staging[arena->id()] = std::move(arena);
   return made;
@@ -132,18 +145,27 @@ absl::StatusOr<std::string> Storage::CopyStaged(const Session& session, const Ex
 }
 
 absl::StatusOr<int> Storage::ResultArenaFd(const Session& session, ArenaId arena) const {
-  const Arena* found = session.tenant->arenas->Find(arena);
+  Arena* const found = session.tenant->arenas->Find(arena);
   if (found == nullptr) {
     return UnknownName(absl::StrCat("arena ", arena.value(), " holds nothing of this tenant"));
   }
-  return found->fd();
+  return found->ClientFd();
+}
+
+// Nobody tells when a client lets go.
+void Storage::LookAtHeldLater(absl::Time now) {
+  constexpr size_t kLooks = 64;  // a second
+  timers_->Add(now + absl::Seconds(1), [this](absl::Time then) {
+    held_.Look(kLooks);
+    if (held_.size() > 0) LookAtHeldLater(then);
+  });
 }
 
 // --- Results and inputs -------------------------------------------------------------------------
 
 absl::StatusOr<BufferRef> Storage::Allocate(Tenant* tenant, DeviceIndex device, int64_t bytes) {
   if (host_) return tenant->arenas->Allocate(bytes);
-  return device_sets_[static_cast<size_t>(device.value())]->Allocate(bytes);
+  return device_sets_[static_cast<size_t>(device.value())]->Allocate(tenant->budget, bytes);
 }
 
 absl::StatusOr<Storage::Bound> Storage::Bind(const Session& session, const Binding& binding,
@@ -300,7 +322,7 @@ void Storage::ReadTensor(const Session& session, TensorId id, absl::Time deadlin
 int64_t Storage::live_buffers() const {
   int64_t live = 0;
   for (const auto& entry : tenants_) {
-    if (const auto tenant = entry.second.lock()) live += tenant->arenas->live_buffers();
+    if (const auto tenant = entry.second.tenant.lock()) live += tenant->arenas->live_buffers();
   }
   for (const auto& set : device_sets_) live += set->live_buffers();
   return live;

@@ -32,14 +32,17 @@ namespace chorus::node {
 
 class Storage {
  public:
-  // All outlive it. `paths` counts how bytes took their way.
-  Storage(const NodeOptions* options, Backend* backend, Launcher* launcher, TimerQueue* timers,
-          PathCounters* paths);
+  // All outlive it. `budget`: the node's. `paths` counts how bytes took their way.
+  Storage(const NodeOptions* options, BudgetRef budget, Backend* backend, Launcher* launcher,
+          const Clock* clock, TimerQueue* timers, PathCounters* paths);
+  ~Storage();
   Storage(const Storage&) = delete;
   Storage& operator=(const Storage&) = delete;
 
   // Of who acts under that name; it lives while somebody holds it.
   std::shared_ptr<Tenant> TenantNamed(const std::string& name);
+  // Null: it has no session.
+  std::shared_ptr<const Tenant> FindTenant(absl::string_view name) const;
 
   // --- Staging arenas -------------------------------------------------------------------------
   // INVALID_ARGUMENT: no bytes. RESOURCE_EXHAUSTED: kQuota, the session's; kOutOfMemory.
@@ -74,11 +77,12 @@ class Storage {
                                     OnReadable done);
   void ReadTensor(const Session& session, TensorId id, absl::Time deadline, OnTensor done);
 
-  bool host() const { return host_; }  // the devices' memory is the host's
-  const MemoryBudget& budget() const { return budget_; }
+  bool host() const { return host_; }                // the devices' memory is the host's
+  const Budget& budget() const { return *budget_; }  // the node's
   int64_t live_buffers() const;
 
  private:
+  void LookAtHeldLater(absl::Time now);
   // Keeps `keep`, which holds the source, until it is copied.
   template <typename Keep>
   void Upload(DeviceIndex device, const BufferRef& target, const char* source, Keep keep,
@@ -91,10 +95,16 @@ class Storage {
   Launcher* const launcher_;
   TimerQueue* const timers_;
   PathCounters* const paths_;
-  MemoryBudget budget_;
+  const BudgetRef budget_;
+  const Budget::Limits share_;  // of one tenant
   MemoryThread memory_thread_;
+  HeldArenas held_;
   std::vector<std::unique_ptr<DeviceSet>> device_sets_;  // by device; empty on the host
-  absl::flat_hash_map<std::string, std::weak_ptr<Tenant>> tenants_;
+  struct KnownTenant {
+    std::weak_ptr<Tenant> tenant;
+    std::weak_ptr<Budget> budget;  // outlives it while something is charged
+  };
+  absl::flat_hash_map<std::string, KnownTenant> tenants_;
   absl::flat_hash_map<uint64_t, std::function<void(absl::Status)>> transfers_;  // under way
   uint64_t last_transfer_ = 0;
 };

@@ -1,5 +1,7 @@
 #include "core/node/storage.h"
 
+#include <unistd.h>
+
 #include <cstring>
 #include <memory>
 #include <string>
@@ -20,7 +22,6 @@ using ::testing::HasSubstr;
 class StorageTest : public ::testing::Test {
  protected:
   StorageTest() {
-    options_.memory_limit_bytes = 64 << 20;
     options_.max_staging_arenas = 2;
     options_.max_staging_bytes = 3 << 20;
     HostBackendOptions host;
@@ -29,8 +30,8 @@ class StorageTest : public ::testing::Test {
     host.make_kernel = MakeHostKernel;
     backend_ = CreateHostBackend(host);
     launcher_ = std::make_unique<Launcher>(backend_.get(), [] {});
-    storage_ =
-        std::make_unique<Storage>(&options_, backend_.get(), launcher_.get(), &timers_, &paths_);
+    storage_ = std::make_unique<Storage>(&options_, budget_, backend_.get(), launcher_.get(),
+                                         &clock_, &timers_, &paths_);
     OpenSessionRequest open;
     open.tenant = "uid:1";
     session_ = std::make_unique<Session>(SessionId(1), open, storage_->TenantNamed("uid:1"),
@@ -60,7 +61,9 @@ class StorageTest : public ::testing::Test {
   }
 
   NodeOptions options_;
+  BudgetRef budget_ = Budget::OfNode(int64_t{64} << 20);
   ThreadPool pool_{1};
+  Clock clock_;
   TimerQueue timers_;
   ErrorStore errors_{4};
   News news_;
@@ -148,6 +151,26 @@ TEST_F(StorageTest, ATenantsArenasAreItsOwn) {
   EXPECT_EQ(ErrorOf(storage_->ResultArenaFd(other, (*buffer)->arena()).status()).reason,
             Reason::kUnknownName);
   EXPECT_EQ(storage_->TenantNamed("uid:1"), session_->tenant);
+}
+
+// Its sessions may come and go: what they have left in clients' hands is the tenant's.
+TEST_F(StorageTest, PagesThatClientsKeepAreTheirTenantsUntilTheyLetGo) {
+  const absl::StatusOr<StagingArena> made = storage_->CreateStaging(session_.get(), 1 << 20);
+  ASSERT_TRUE(made.ok()) << made.status();
+  const int kept = dup(made->fd);
+  ASSERT_TRUE(storage_->ReleaseStaging(session_.get(), made->arena).ok());
+  session_.reset();
+  std::shared_ptr<Tenant> tenant = storage_->TenantNamed("uid:1");
+  EXPECT_EQ(tenant->budget->used(), 1 << 20);
+  EXPECT_EQ(storage_->TenantNamed("uid:2")->budget->used(), 0);
+  const absl::Time due = timers_.Next();
+  ASSERT_LT(due, absl::InfiniteFuture()) << "somebody looks";
+  timers_.Fire(due);
+  EXPECT_EQ(tenant->budget->used(), 1 << 20);
+  close(kept);
+  timers_.Fire(timers_.Next());
+  EXPECT_EQ(tenant->budget->used(), 0);
+  EXPECT_EQ(timers_.Next(), absl::InfiniteFuture()) << "nothing is left to look at";
 }
 
 TEST_F(StorageTest, ATensorIsReadWhenItIsThere) {

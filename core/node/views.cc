@@ -46,14 +46,19 @@ void AddPending(const World& world, absl::Time now, std::vector<PendingView>* fo
 
 }  // namespace
 
-std::vector<DeviceInfo> ViewDevices(const Viewed& node) {
+std::vector<DeviceInfo> ViewDevices(const Viewed& node, absl::string_view tenant) {
+  std::vector<int32_t> sessions(static_cast<size_t>(node.launcher->device_count()));
+  node.sessions->ForEach([&](const std::shared_ptr<Session>& session) {
+    if (!Shows(tenant, session->tenant->name)) return;
+    for (DeviceIndex device : session->devices) ++sessions[static_cast<size_t>(device.value())];
+  });
   std::vector<DeviceInfo> devices;
   for (int i = 0; i < node.launcher->device_count(); ++i) {
     DeviceInfo info;
     info.index = DeviceIndex(i);
     info.name = absl::StrCat(node.backend, ":", i);
-    info.launches = node.launcher->launches(info.index);
-    info.sessions = node.sessions->on_device(info.index);
+    if (tenant.empty()) info.launches = node.launcher->launches(info.index);
+    info.sessions = sessions[static_cast<size_t>(i)];
     devices.push_back(std::move(info));
   }
   return devices;
@@ -113,15 +118,23 @@ std::vector<FlightEvent> ViewFlight(const Viewed& node, absl::string_view tenant
   return events;
 }
 
-NodeStats ViewStats(const Viewed& node, const NodeStats& counted) {
-  NodeStats now = counted;
-  now.memory_limit_bytes = node.storage->budget().limit();
-  now.memory_used_bytes = node.storage->budget().used();
-  now.live_runs = node.runs->live();
-  now.live_buffers = node.storage->live_buffers();
-  now.loaded_plans = node.launcher->loaded_plans();
+NodeStats ViewStats(const Viewed& node, absl::string_view tenant, const NodeStats& counted) {
+  NodeStats now;
+  if (tenant.empty()) {
+    now = counted;
+    now.memory_limit_bytes = node.storage->budget().limit();
+    now.memory_used_bytes = node.storage->budget().used();
+    now.live_runs = node.runs->live();
+    now.live_buffers = node.storage->live_buffers();
+    now.loaded_plans = node.launcher->loaded_plans();
+  } else if (const std::shared_ptr<const Tenant> own = node.storage->FindTenant(tenant)) {
+    now.memory_limit_bytes = own->budget->limit();
+    now.memory_used_bytes = own->budget->used();
+    now.live_buffers = own->arenas->live_buffers();
+  }
   node.worlds->ForEach([&](const World& world) {
-    if (world.formed()) now.agreement_rows += static_cast<int64_t>(world.agreement->LiveRows());
+    if (world.formed() && Shows(tenant, world.tenant))
+      now.agreement_rows += static_cast<int64_t>(world.agreement->LiveRows());
   });
   return now;
 }

@@ -32,13 +32,13 @@ struct Viewed {
 };
 
 // `tenant` empty: all.
-std::vector<DeviceInfo> ViewDevices(const Viewed& node);
+std::vector<DeviceInfo> ViewDevices(const Viewed& node, absl::string_view tenant);
 std::vector<SessionInfo> ViewSessions(const Viewed& node, absl::string_view tenant, absl::Time now);
 std::vector<WorldInfo> ViewWorlds(const Viewed& node, absl::string_view tenant, absl::Time now);
 std::vector<PendingView> ViewPending(const Viewed& node, absl::string_view tenant, absl::Time now);
 std::vector<FlightEvent> ViewFlight(const Viewed& node, absl::string_view tenant, int64_t limit);
-// `counted`, with what is held at this moment.
-NodeStats ViewStats(const Viewed& node, const NodeStats& counted);
+// `counted`, with what is held at this moment; of a tenant only what it holds.
+NodeStats ViewStats(const Viewed& node, absl::string_view tenant, const NodeStats& counted);
 
 }  // namespace chorus::node
 

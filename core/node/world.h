@@ -19,6 +19,7 @@
 #include "core/node/agreement.h"
 #include "core/node/requests.h"
 #include "core/node/timers.h"
+#include "core/runtime/budget.h"
 #include "core/runtime/executor.h"
 #include "core/runtime/memory.h"
 
@@ -37,6 +38,9 @@ struct World : std::enable_shared_from_this<World> {
   };
 
   WorldId id;
+  BudgetRef budget;  // its tenant's: what it holds is charged there
+  Charge counted;    // it is one of its tenant's
+  Charge rows;       // of its agreement
   std::string tenant;
   std::string name;
   std::vector<Member> members;  // by rank
@@ -58,6 +62,10 @@ struct World : std::enable_shared_from_this<World> {
   // were dropped from it.
   std::vector<CommunicatorId> communicators;
   int64_t communicators_after_drops = 0;
+
+  // Charges for so many more rows of its agreement, which may come next. RESOURCE_EXHAUSTED
+  // kOutOfMemory: ranks that keep what could be differentiated hold rows.
+  absl::Status ReserveRows(size_t more);
 
   int size() const { return static_cast<int>(members.size()); }
   bool formed() const { return agreement != nullptr; }

@@ -68,11 +68,11 @@ absl::StatusOr<std::shared_ptr<World>> Worlds::FindOrMake(const Session& session
   const auto key = std::make_pair(session.tenant->name, request.name);
   const auto known = by_name_.find(key);
   if (known != by_name_.end()) return known->second;
-  if (static_cast<int64_t>(worlds_.size()) >= options_->max_worlds) {
-    return MakeError(Reason::kQuota,
-                     absl::StrCat("all ", options_->max_worlds, " worlds are in use"));
-  }
+  CHORUS_ASSIGN_OR_RETURN(Charge counted,
+                          session.tenant->budget->Charge(Domain::kHost, Resource::kWorlds, 1));
   auto world = std::make_shared<World>();
+  world->budget = session.tenant->budget;
+  world->counted = std::move(counted);
   world->id = WorldId(++last_world_);
   world->tenant = session.tenant->name;
   world->name = request.name;
@@ -124,8 +124,10 @@ void Worlds::LimitJoin(const std::shared_ptr<World>& joining, absl::Duration pat
   });
 }
 
-void Worlds::Join(const std::shared_ptr<Session>& session, const JoinRequest& request,
-                  absl::Time now, OnJoined done) {
+void Worlds::Join(const std::shared_ptr<Session>& session, const JoinRequest& asked, absl::Time now,
+                  OnJoined done) {
+  JoinRequest request = asked;
+  if (request.device == DeviceIndex(-1)) request.device = session->devices[0];
   const absl::Status checked = CheckJoin(*session, request);
   if (!checked.ok()) return done(checked);
   absl::StatusOr<std::shared_ptr<World>> found = FindOrMake(*session, request, now);
@@ -283,6 +285,8 @@ void Worlds::DropIfEmpty(const std::shared_ptr<World>& world) {
   timers_->Cancel(world->join_timer);
   timers_->Cancel(world->reform_timer);
   world->shared.clear();
+  world->counted = Charge();
+  world->rows = Charge();
   worlds_.erase(world->id);
   const auto it = by_name_.find(std::make_pair(world->tenant, world->name));
   if (it != by_name_.end() && it->second == world) by_name_.erase(it);

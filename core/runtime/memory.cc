@@ -2,11 +2,13 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
@@ -35,103 +37,112 @@ absl::Status OutOfMemory(absl::string_view what, int64_t bytes, int error) {
                                                       " bytes: ", what, ": ", strerror(error)));
 }
 
-}  // namespace
-
-// --- MemoryBudget ---
-
-absl::Status MemoryBudget::Charge(int64_t bytes) {
-  if (bytes > limit_ - used_) {
-    for (ArenaSet* set : sets_) {
-      if (bytes <= limit_ - used_) break;
-      set->Trim();
-    }
-  }
-  if (bytes > limit_ - used_) {
-    return MakeError(Reason::kOutOfMemory,
-                     absl::StrCat("out of memory: ", bytes, " bytes are needed, ", limit_ - used_,
-                                  " of the daemon's ", limit_, " are free"));
-  }
-  used_ += bytes;
-  return absl::OkStatus();
+// Arenas are named once for the process, so that an id alone tells a client what to map.
+ArenaId NextArenaId() {
+  static std::atomic<int32_t> last{0};
+  return ArenaId(last.fetch_add(1, std::memory_order_relaxed) + 1);
 }
+
+// Another descriptor of the same file, which counts as an opener of its own.
+UniqueFd Reopen(int fd, int flags) {
+  return UniqueFd(open(absl::StrCat("/proc/self/fd/", fd).c_str(), flags | O_CLOEXEC));
+}
+
+}  // namespace
 
 // --- Arena ---
 
-ArenaMemory::~ArenaMemory() {
-  munmap(data_, static_cast<size_t>(bytes_));
-  close(fd_);
-}
+ArenaMemory::~ArenaMemory() { munmap(data_, static_cast<size_t>(bytes_)); }
 
 void ArenaMemory::Touch(int64_t offset, int64_t bytes) const {
   if (madvise(data_ + offset, static_cast<size_t>(bytes), kPopulateWrite) == 0) return;
   // An older kernel: this gives the file its pages, and leaves only the cheap faults.
-  while (fallocate(fd_, 0, offset, bytes) != 0 && errno == EINTR) {
+  while (fallocate(fd_.get(), 0, offset, bytes) != 0 && errno == EINTR) {
   }
 }
 
-Arena::Arena(MemoryBudget* budget, MemoryThread* thread, Kind kind,
+bool ArenaMemory::IsHeldByOthers() const {
+  // An opener that comes while we have the lease would break it, with a signal whose default is to
+  // end the process. SIGURG's is to be ignored.
+  fcntl(fd_.get(), F_SETSIG, SIGURG);
+  if (fcntl(fd_.get(), F_SETLEASE, F_WRLCK) != 0) return errno == EAGAIN;
+  fcntl(fd_.get(), F_SETLEASE, F_UNLCK);
+  return false;
+}
+
+Arena::Arena(Charge bytes, Charge descriptor, const ArenaHelpers& helpers, Kind kind,
              std::shared_ptr<const ArenaMemory> memory)
-    : budget_(budget),
-      thread_(thread),
+    : charged_bytes_(std::move(bytes)),
+      charged_descriptor_(std::move(descriptor)),
+      helpers_(helpers),
       kind_(kind),
-      id_(budget->NextArenaId()),
+      id_(NextArenaId()),
       memory_(std::move(memory)) {}
 
 Arena::~Arena() {
-  budget_->Refund(bytes());
-  if (thread_ != nullptr) thread_->Dispose(std::move(memory_));
+  const bool handed_out = client_fd_.valid();
+  client_fd_.Reset();
+  if (handed_out && helpers_.held != nullptr && memory_->IsHeldByOthers()) {
+    helpers_.held->Add(std::move(memory_), std::move(charged_bytes_),
+                       std::move(charged_descriptor_), helpers_.thread);
+  } else if (helpers_.thread != nullptr) {
+    helpers_.thread->Dispose(std::move(memory_));
+  }
 }
 
-absl::StatusOr<std::shared_ptr<Arena>> Arena::Create(MemoryBudget* budget, int64_t bytes,
-                                                     MemoryThread* thread, Kind kind) {
+absl::StatusOr<int> Arena::ClientFd() {
+  if (!client_fd_.valid()) {
+    client_fd_ = Reopen(fd(), kind_ == Kind::kStaging ? O_RDWR : O_RDONLY);
+    if (!client_fd_.valid()) {
+      return MakeError(Reason::kQuota, absl::StrCat("no descriptor for arena ", id_.value(), ": ",
+                                                    strerror(errno)));
+    }
+  }
+  return client_fd_.get();
+}
+
+absl::StatusOr<std::shared_ptr<Arena>> Arena::Create(const BudgetRef& budget, int64_t bytes,
+                                                     const ArenaHelpers& helpers, Kind kind) {
   if (bytes <= 0 || bytes > kLargestBytes) {
     return Malformed(absl::StrCat("an arena has 1 to ", kLargestBytes, " bytes, not ", bytes));
   }
   bytes = RoundUp(bytes, PageBytes());
-  CHORUS_RETURN_IF_ERROR(budget->Charge(bytes));
+  const Resource resource =
+      kind == Kind::kStaging ? Resource::kStagingBytes : Resource::kResultBytes;
+  CHORUS_ASSIGN_OR_RETURN(Charge charged, budget->Charge(Domain::kHost, resource, bytes));
+  // The arena's own, and its clients'.
+  CHORUS_ASSIGN_OR_RETURN(Charge descriptors,
+                          budget->Charge(Domain::kHost, Resource::kDescriptors, 2));
   const char* const name = kind == Kind::kStaging ? "chorus-staging" : "chorus-result";
-  const int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  if (fd < 0) {
-    const int error = errno;
-    budget->Refund(bytes);
-    return OutOfMemory("memfd_create", bytes, error);
+  const UniqueFd made(memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!made.valid()) return OutOfMemory("memfd_create", bytes, errno);
+  if (ftruncate(made.get(), bytes) != 0) return OutOfMemory("ftruncate", bytes, errno);
+  UniqueFd fd = Reopen(made.get(), O_RDWR);
+  if (!fd.valid()) return OutOfMemory("open(/proc/self/fd)", bytes, errno);
+  // Mapped before it is sealed: FUTURE_WRITE forbids writable mappings from then on.
+  const int protection = kind == Kind::kStaging ? PROT_READ : PROT_READ | PROT_WRITE;
+  void* const data = mmap(nullptr, static_cast<size_t>(bytes), protection, MAP_SHARED, fd.get(), 0);
+  if (data == MAP_FAILED) return OutOfMemory("mmap", bytes, errno);
+  const int file = fd.get();
+  auto memory = std::make_shared<const ArenaMemory>(std::move(fd), static_cast<char*>(data), bytes);
+  const int seals = kind == Kind::kStaging
+                        ? F_SEAL_SHRINK | F_SEAL_GROW
+                        : F_SEAL_FUTURE_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+  if (fcntl(file, F_ADD_SEALS, seals) != 0) {
+    return OutOfMemory("fcntl(F_ADD_SEALS)", bytes, errno);
   }
-  const char* failed = nullptr;
-  void* data = MAP_FAILED;
-  if (ftruncate(fd, bytes) != 0) {
-    failed = "ftruncate";
-  } else {
-    // Mapped before it is sealed: FUTURE_WRITE forbids writable mappings from then on.
-    const int protection = kind == Kind::kStaging ? PROT_READ : PROT_READ | PROT_WRITE;
-    data = mmap(nullptr, static_cast<size_t>(bytes), protection, MAP_SHARED, fd, 0);
-    const int seals = kind == Kind::kStaging
-                          ? F_SEAL_SHRINK | F_SEAL_GROW
-                          : F_SEAL_FUTURE_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
-    if (data == MAP_FAILED) {
-      failed = "mmap";
-    } else if (fcntl(fd, F_ADD_SEALS, seals) != 0) {
-      failed = "fcntl(F_ADD_SEALS)";
-    }
-  }
-  if (failed != nullptr) {
-    const int error = errno;
-    if (data != MAP_FAILED) munmap(data, static_cast<size_t>(bytes));
-    close(fd);
-    budget->Refund(bytes);
-    return OutOfMemory(failed, bytes, error);
-  }
-  auto memory = std::make_shared<const ArenaMemory>(fd, static_cast<char*>(data), bytes);
-  return std::shared_ptr<Arena>(new Arena(budget, thread, kind, std::move(memory)));
+  return std::shared_ptr<Arena>(
+      new Arena(std::move(charged), std::move(descriptors), helpers, kind, std::move(memory)));
 }
 
-absl::StatusOr<std::shared_ptr<Arena>> Arena::CreateStaging(MemoryBudget* budget, int64_t bytes,
-                                                            MemoryThread* thread) {
-  return Create(budget, bytes, thread, Kind::kStaging);
+absl::StatusOr<std::shared_ptr<Arena>> Arena::CreateStaging(const BudgetRef& budget, int64_t bytes,
+                                                            const ArenaHelpers& helpers) {
+  return Create(budget, bytes, helpers, Kind::kStaging);
 }
 
-absl::StatusOr<std::shared_ptr<Arena>> Arena::CreateResult(MemoryBudget* budget, int64_t bytes,
-                                                           MemoryThread* thread) {
-  return Create(budget, bytes, thread, Kind::kResult);
+absl::StatusOr<std::shared_ptr<Arena>> Arena::CreateResult(const BudgetRef& budget, int64_t bytes,
+                                                           const ArenaHelpers& helpers) {
+  return Create(budget, bytes, helpers, Kind::kResult);
 }
 
 absl::Status Arena::ConfirmMapped() {
@@ -142,6 +153,26 @@ absl::Status Arena::ConfirmMapped() {
   }
   confirmed_ = true;
   return absl::OkStatus();
+}
+
+// --- HeldArenas ---
+
+void HeldArenas::Add(std::shared_ptr<const ArenaMemory> memory, Charge bytes, Charge descriptor,
+                     MemoryThread* thread) {
+  held_.push_back({std::move(memory), std::move(bytes), std::move(descriptor), thread});
+  if (held_.size() == 1 && first_ != nullptr) first_();
+}
+
+void HeldArenas::Look(size_t count) {
+  for (count = std::min(count, held_.size()); count > 0; --count) {
+    Held next = std::move(held_.front());
+    held_.pop_front();
+    if (next.memory->IsHeldByOthers()) {
+      held_.push_back(std::move(next));
+    } else if (next.thread != nullptr) {
+      next.thread->Dispose(std::move(next.memory));
+    }
+  }
 }
 
 // --- Buffer ---
@@ -186,19 +217,16 @@ absl::StatusOr<BufferRef> Buffer::OfStaging(std::shared_ptr<Arena> arena, int64_
 
 // --- ArenaSet ---
 
-ArenaSet::Ptr ArenaSet::Create(MemoryBudget* budget, const ArenaSetOptions& options) {
-  return Ptr(new ArenaSet(budget, options));
+ArenaSet::Ptr ArenaSet::Create(BudgetRef budget, const ArenaSetOptions& options) {
+  return Ptr(new ArenaSet(std::move(budget), options));
 }
 
-ArenaSet::ArenaSet(MemoryBudget* budget, const ArenaSetOptions& options)
-    : budget_(budget), options_(options) {
-  budget_->sets_.push_back(this);
+ArenaSet::ArenaSet(BudgetRef budget, const ArenaSetOptions& options)
+    : budget_(std::move(budget)), options_(options) {
+  budget_->Reclaim(this, [this] { Trim(); });
 }
 
-ArenaSet::~ArenaSet() {
-  auto& sets = budget_->sets_;
-  sets.erase(std::find(sets.begin(), sets.end(), this));
-}
+ArenaSet::~ArenaSet() { budget_->Forget(this); }
 
 void ArenaSet::Leave() {
   orphaned_ = true;
@@ -253,7 +281,7 @@ absl::StatusOr<Buffer*> ArenaSet::Grow(int size_class, int64_t class_bytes) {
   Buffer* const buffer = Cut(current_, size_class, class_bytes);
   // The next arena is made while this one is in use, so that it has been touched when its turn
   // comes. Without a thread that would only be early, and a full budget is not for guesses.
-  if (options_.thread != nullptr && spare_ == nullptr &&
+  if (options_.helpers.thread != nullptr && spare_ == nullptr &&
       current_->used > current_->arena->bytes() / 2) {
     const int64_t next = NextArenaBytes();
     if (next <= (budget_->limit() - budget_->used()) / 2) {
@@ -271,9 +299,9 @@ int64_t ArenaSet::NextArenaBytes() const {
 
 absl::StatusOr<ArenaSet::Block*> ArenaSet::AddBlock(int64_t bytes, bool shared) {
   CHORUS_ASSIGN_OR_RETURN(std::shared_ptr<Arena> arena,
-                          Arena::CreateResult(budget_, bytes, options_.thread));
-  if (options_.thread != nullptr) {
-    options_.thread->Touch(arena->memory());
+                          Arena::CreateResult(budget_, bytes, options_.helpers));
+  if (options_.helpers.thread != nullptr) {
+    options_.helpers.thread->Touch(arena->memory());
   } else {
     arena->memory()->Touch(0, arena->bytes());
   }
@@ -347,7 +375,7 @@ int64_t ArenaSet::Trim() {
   return given_back;
 }
 
-const Arena* ArenaSet::Find(ArenaId id) const {
+Arena* ArenaSet::Find(ArenaId id) const {
   for (const auto& block : blocks_) {
     if (block->arena->id() == id) return block->arena.get();
   }
@@ -356,32 +384,28 @@ const Arena* ArenaSet::Find(ArenaId id) const {
 
 // --- DeviceSet ---
 
-absl::StatusOr<BufferRef> DeviceSet::Allocate(int64_t bytes) {
+absl::StatusOr<BufferRef> DeviceSet::Allocate(const BudgetRef& budget, int64_t bytes) {
   if (bytes < 0 || bytes > kLargestBytes) {
     return Malformed(absl::StrCat("a buffer has 0 to ", kLargestBytes, " bytes, not ", bytes));
   }
-  CHORUS_RETURN_IF_ERROR(budget_->Charge(bytes));
+  CHORUS_ASSIGN_OR_RETURN(Charge charge,
+                          budget->Charge(Domain::kHost, Resource::kResultBytes, bytes));
   DeviceAddress address = 0;
   if (bytes > 0) {
-    absl::StatusOr<DeviceAddress> allocated = device_->Allocate(bytes);
-    if (!allocated.ok()) {
-      budget_->Refund(bytes);
-      return allocated.status();
-    }
-    address = *allocated;
+    CHORUS_ASSIGN_OR_RETURN(address, device_->Allocate(bytes));
   }
   auto* const buffer = new Buffer;
   buffer->home_ = this;
   buffer->address_ = address;
   buffer->bytes_ = bytes;
   buffer->references_ = 1;
+  buffer->charge_ = std::move(charge);
   ++live_;
   return BufferRef(buffer, BufferRef::Adopt());
 }
 
 void DeviceSet::Return(Buffer* buffer) {
   if (buffer->address_ != 0) device_->Free(buffer->address_);
-  budget_->Refund(buffer->bytes_);
   --live_;
   delete buffer;
 }

@@ -1,11 +1,11 @@
 // Arenas and buffers: where bytes stand, who may write them and when they go.
 //
-//   MemoryBudget   what the node may use in all; every arena is charged to it while it lives
 //   Arena          one memfd and its mapping, staging (client-writable) or result (daemon-written)
 //   ArenaSet       the result arenas of one world (or of a session without one): allocates buffers
 //   DeviceSet      the same for memory that the host cannot address
 //   Buffer         a counted range of an arena or of device memory, held by BufferRef
 //   MemoryThread   touches new arenas and unmaps old ones, which take milliseconds
+//   HeldArenas     those that are gone here, while clients still hold their pages
 //
 // Threads: everything here belongs to the node thread; a Buffer's reference count is plain. Only
 // MemoryThread has a thread of its own, and it touches nothing but mappings.
@@ -15,6 +15,7 @@
 #include <array>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -22,54 +23,44 @@
 #include "absl/status/statusor.h"
 #include "core/backend/backend.h"
 #include "core/base/ids.h"
+#include "core/base/unique_fd.h"
+#include "core/runtime/budget.h"
 #include "core/runtime/size_class.h"
 
 namespace chorus {
 
 class ArenaSet;
+class HeldArenas;
 class MemoryThread;
 
-// What the node may use in all, and what is used. Charging is the admission test.
-class MemoryBudget {
- public:
-  explicit MemoryBudget(int64_t limit_bytes) : limit_(limit_bytes) {}
-  MemoryBudget(const MemoryBudget&) = delete;
-  MemoryBudget& operator=(const MemoryBudget&) = delete;
-
-  // When too little is free, the sets charged to this budget first give back the arenas that they
-  // keep for reuse. RESOURCE_EXHAUSTED kOutOfMemory with need and free.
-  absl::Status Charge(int64_t bytes);
-  void Refund(int64_t bytes) { used_ -= bytes; }
-  int64_t limit() const { return limit_; }
-  int64_t used() const { return used_; }
-
-  // Arenas are named once for the whole node, so that an id alone tells a client what to map.
-  ArenaId NextArenaId() { return ArenaId(++last_arena_); }
-
- private:
-  friend class ArenaSet;
-  const int64_t limit_;
-  int64_t used_ = 0;
-  int32_t last_arena_ = 0;
-  std::vector<ArenaSet*> sets_;  // that may have something to give back
+// What takes milliseconds or ends later, done elsewhere. Null: the calling thread does it; what
+// clients still hold is not looked after. Both outlive all arenas.
+struct ArenaHelpers {
+  MemoryThread* thread = nullptr;  // touches new arenas and unmaps old ones
+  HeldArenas* held = nullptr;      // takes those that clients still hold
 };
 
-// A file descriptor and its mapping; both go with the object.
+// A file and its mapping; both go with the object.
 class ArenaMemory {
  public:
-  ArenaMemory(int fd, char* data, int64_t bytes) : fd_(fd), data_(data), bytes_(bytes) {}
+  // `fd` was opened by the file's name: what memfd_create gives does not count as an opener.
+  ArenaMemory(UniqueFd fd, char* data, int64_t bytes)
+      : fd_(std::move(fd)), data_(data), bytes_(bytes) {}
   ~ArenaMemory();
   ArenaMemory(const ArenaMemory&) = delete;
   ArenaMemory& operator=(const ArenaMemory&) = delete;
-  int fd() const { return fd_; }
+  int fd() const { return fd_.get(); }
   char* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
   // Gives every page memory, without changing what is there: safe beside readers and writers.
   // A page that the kernel refuses is left for its first use.
   void Touch(int64_t offset, int64_t bytes) const;
+  // Whether somebody has another descriptor of the file, or maps it by one. The kernel knows: it
+  // gives a write lease to an only opener. Where it gives none to anybody: false.
+  bool IsHeldByOthers() const;
 
  private:
-  const int fd_;
+  const UniqueFd fd_;
   char* const data_;
   const int64_t bytes_;
 };
@@ -81,18 +72,21 @@ class ArenaMemory {
 //   result:  the daemon maps it for writing, then FUTURE_WRITE|SHRINK|GROW|SEAL, all before fd()
 //   can
 //            be had.
-// A result descriptor exposes its whole file: arenas never hold bytes of two worlds.
+// Clients get a descriptor of their own, of a result arena for reading only. It exposes the whole
+// file: arenas never hold bytes of two tenants. Pages that a client has cannot be taken from it, so
+// they stay charged as long as anybody has them, wherever the descriptor went.
 class Arena {
  public:
   enum class Kind : uint8_t { kStaging = 0, kResult = 1 };
 
-  // `budget` must outlive it; `bytes` are rounded up to whole pages. With `thread` its memory is
-  // unmapped there. INVALID_ARGUMENT: `bytes` is not positive. RESOURCE_EXHAUSTED: the budget, or
-  // the kernel's limits (descriptors, mappings, memory).
-  static absl::StatusOr<std::shared_ptr<Arena>> CreateStaging(MemoryBudget* budget, int64_t bytes,
-                                                              MemoryThread* thread = nullptr);
-  static absl::StatusOr<std::shared_ptr<Arena>> CreateResult(MemoryBudget* budget, int64_t bytes,
-                                                             MemoryThread* thread = nullptr);
+  // Charged to `budget` while it lives, or clients hold it, with its descriptor; `bytes` are
+  // rounded up to whole pages. INVALID_ARGUMENT: `bytes` is not positive. RESOURCE_EXHAUSTED: the
+  // budget, or the kernel's limits (descriptors, mappings, memory).
+  static absl::StatusOr<std::shared_ptr<Arena>> CreateStaging(const BudgetRef& budget,
+                                                              int64_t bytes,
+                                                              const ArenaHelpers& helpers = {});
+  static absl::StatusOr<std::shared_ptr<Arena>> CreateResult(const BudgetRef& budget, int64_t bytes,
+                                                             const ArenaHelpers& helpers = {});
   // Memory that clients still map stays with the kernel until they unmap it.
   ~Arena();
   Arena(const Arena&) = delete;
@@ -101,7 +95,10 @@ class Arena {
   ArenaId id() const { return id_; }
   Kind kind() const { return kind_; }
   int64_t bytes() const { return memory_->bytes(); }
-  int fd() const { return memory_->fd(); }  // the arena's own; duplicate it to keep it
+  int fd() const { return memory_->fd(); }  // the arena's own
+  // What clients get; made at the first call, and the arena's. RESOURCE_EXHAUSTED: the kernel's
+  // limit of descriptors.
+  absl::StatusOr<int> ClientFd();
   char* data() const { return memory_->data(); }
   const std::shared_ptr<const ArenaMemory>& memory() const { return memory_; }
 
@@ -110,17 +107,45 @@ class Arena {
   absl::Status ConfirmMapped();
 
  private:
-  Arena(MemoryBudget* budget, MemoryThread* thread, Kind kind,
+  Arena(Charge bytes, Charge descriptor, const ArenaHelpers& helpers, Kind kind,
         std::shared_ptr<const ArenaMemory> memory);
-  static absl::StatusOr<std::shared_ptr<Arena>> Create(MemoryBudget* budget, int64_t bytes,
-                                                       MemoryThread* thread, Kind kind);
+  static absl::StatusOr<std::shared_ptr<Arena>> Create(const BudgetRef& budget, int64_t bytes,
+                                                       const ArenaHelpers& helpers, Kind kind);
 
-  MemoryBudget* const budget_;
-  MemoryThread* const thread_;
+  Charge charged_bytes_;
+  Charge charged_descriptor_;
+  const ArenaHelpers helpers_;
   const Kind kind_;
   const ArenaId id_;
   std::shared_ptr<const ArenaMemory> memory_;
+  UniqueFd client_fd_;
   bool confirmed_ = false;
+};
+
+// Arenas that are gone here while clients hold their pages: these stay with the kernel, and charged
+// to whoever had the arena, until nobody has them any more.
+class HeldArenas {
+ public:
+  // `first`, unless null, is told when there is one and was none.
+  explicit HeldArenas(std::function<void()> first = nullptr) : first_(std::move(first)) {}
+  HeldArenas(const HeldArenas&) = delete;
+  HeldArenas& operator=(const HeldArenas&) = delete;
+
+  void Add(std::shared_ptr<const ArenaMemory> memory, Charge bytes, Charge descriptor,
+           MemoryThread* thread);
+  // Looks whether at most so many of them are held, in turns, and lets go of those that are not.
+  void Look(size_t count);
+  size_t size() const { return held_.size(); }
+
+ private:
+  struct Held {
+    std::shared_ptr<const ArenaMemory> memory;
+    Charge bytes;
+    Charge descriptor;
+    MemoryThread* thread = nullptr;
+  };
+  const std::function<void()> first_;
+  std::deque<Held> held_;  // the one that was looked at last is the last
 };
 
 class Buffer;
@@ -207,6 +232,7 @@ class Buffer {
   uint16_t size_class_ = 0;
   BufferRef mirror_;
   void* owner_ = nullptr;        // ArenaSet: its block
+  Charge charge_;                // DeviceSet; an ArenaSet's arenas are charged
   Buffer* next_free_ = nullptr;  // ArenaSet: in its class's list
   std::shared_ptr<Arena> keep_;  // staging
 };
@@ -225,11 +251,10 @@ struct ArenaSetOptions {
   // Arenas double with what the set has, up to this. A buffer of more than a quarter of the next
   // arena gets an arena of its own, which does not count for the next one's size when it is large.
   int64_t largest_arena_bytes = int64_t{32} << 20;
-  // Touches new arenas and unmaps old ones. Null: the calling thread does both.
-  MemoryThread* thread = nullptr;
+  ArenaHelpers helpers;
 };
 
-// The result arenas of one world, or of one session without a world. Its memory is never another
+// The result arenas of one tenant. Its memory is never another
 // set's: it goes back to the kernel with the set.
 //
 // Sizes come in classes (size_class.h); those of 32 KiB and more are whole pages on page
@@ -242,15 +267,15 @@ class ArenaSet final : private BufferHome {
   };
   using Ptr = std::unique_ptr<ArenaSet, Orphan>;
 
-  // `budget` (and options.thread) must outlive the set and all its buffers.
-  static Ptr Create(MemoryBudget* budget, const ArenaSetOptions& options = {});
+  // Its arenas are charged to `budget`.
+  static Ptr Create(BudgetRef budget, const ArenaSetOptions& options = {});
 
   // A buffer of `bytes` (0 is allowed), aligned to 64 B or to a page, in state kResult. What stands
   // in it is unspecified. RESOURCE_EXHAUSTED as for arenas.
   absl::StatusOr<BufferRef> Allocate(int64_t bytes);
 
   // The arena of that id, if it is this set's; the right to read it is the right to read the set.
-  const Arena* Find(ArenaId id) const;
+  Arena* Find(ArenaId id) const;
   // Gives back every arena without a buffer in use; returns how many bytes.
   int64_t Trim();
 
@@ -267,7 +292,7 @@ class ArenaSet final : private BufferHome {
     std::deque<Buffer> buffers;
   };
 
-  ArenaSet(MemoryBudget* budget, const ArenaSetOptions& options);
+  ArenaSet(BudgetRef budget, const ArenaSetOptions& options);
   ~ArenaSet();
   void Return(Buffer* buffer) override;
   void Leave();
@@ -276,7 +301,7 @@ class ArenaSet final : private BufferHome {
   Buffer* Cut(Block* block, int size_class, int64_t class_bytes);
   absl::StatusOr<Buffer*> Grow(int size_class, int64_t class_bytes);
 
-  MemoryBudget* const budget_;
+  const BudgetRef budget_;
   const ArenaSetOptions options_;
   std::array<Buffer*, SizeClass::kCount> free_{};
   std::vector<std::unique_ptr<Block>> blocks_;
@@ -288,26 +313,24 @@ class ArenaSet final : private BufferHome {
   bool orphaned_ = false;
 };
 
-// Memory of one device that the host cannot address, charged to the budget like arenas. `device`
-// and `budget` must outlive it and its buffers.
+// Memory of one device that the host cannot address. `device` must outlive it and its buffers.
 class DeviceSet final : private BufferHome {
  public:
-  DeviceSet(Device* device, MemoryBudget* budget) : device_(device), budget_(budget) {}
+  explicit DeviceSet(Device* device) : device_(device) {}
   // Every buffer must be back.
   ~DeviceSet() = default;
   DeviceSet(const DeviceSet&) = delete;
   DeviceSet& operator=(const DeviceSet&) = delete;
 
-  // As ArenaSet::Allocate; arena() is 0 and host() null. RESOURCE_EXHAUSTED: the budget or the
-  // device.
-  absl::StatusOr<BufferRef> Allocate(int64_t bytes);
+  // As ArenaSet::Allocate, charged to `budget`; arena() is 0 and host() null. RESOURCE_EXHAUSTED:
+  // the budget or the device.
+  absl::StatusOr<BufferRef> Allocate(const BudgetRef& budget, int64_t bytes);
   int64_t live_buffers() const { return live_; }
 
  private:
   void Return(Buffer* buffer) override;
 
   Device* const device_;
-  MemoryBudget* const budget_;
   int64_t live_ = 0;
 };
 

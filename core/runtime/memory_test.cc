@@ -90,29 +90,13 @@ int MappedArenas() {
   return count;
 }
 
-// --- Budget ---
-
-TEST(MemoryBudgetTest, RefusesWhatDoesNotFitWithNeedAndFree) {
-  MemoryBudget budget(1000);
-  EXPECT_TRUE(budget.Charge(600).ok());
-  const absl::Status status = budget.Charge(401);
-  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_EQ(ErrorOf(status).reason, Reason::kOutOfMemory);
-  EXPECT_TRUE(absl::StrContains(status.message(), "401 bytes are needed, 400 of"))
-      << status.message();
-  EXPECT_EQ(budget.used(), 600);
-  EXPECT_TRUE(budget.Charge(400).ok());
-  budget.Refund(1000);
-  EXPECT_EQ(budget.used(), 0);
-}
-
 // --- Arenas ---
 
 TEST(ArenaTest, ResultArenaCannotBeWrittenResizedOrResealedByItsDescriptor) {
-  MemoryBudget budget(kMiB);
-  auto arena = Arena::CreateResult(&budget, 8192);
+  const BudgetRef budget = Budget::OfNode(kMiB);
+  auto arena = Arena::CreateResult(budget, 8192);
   ASSERT_TRUE(arena.ok()) << arena.status();
-  const int fd = (*arena)->fd();
+  const int fd = *(*arena)->ClientFd();
   memcpy((*arena)->data(), "result", 7);
   EXPECT_TRUE(InAnotherProcess([&] {
     return !CanMapForWriting(fd, 8192) && !CanUpgradeMapping(fd, 8192) && !CanWrite(fd) &&
@@ -123,14 +107,14 @@ TEST(ArenaTest, ResultArenaCannotBeWrittenResizedOrResealedByItsDescriptor) {
 }
 
 TEST(ArenaTest, AnotherProcessSeesResultsThroughItsReadOnlyMapping) {
-  MemoryBudget budget(kMiB);
-  auto arena = Arena::CreateResult(&budget, 4096);
+  const BudgetRef budget = Budget::OfNode(kMiB);
+  auto arena = Arena::CreateResult(budget, 4096);
   ASSERT_TRUE(arena.ok()) << arena.status();
   int ready[2];
   int written[2];
   ASSERT_EQ(pipe(ready), 0);
   ASSERT_EQ(pipe(written), 0);
-  const int fd = (*arena)->fd();
+  const int fd = *(*arena)->ClientFd();
   const pid_t child = fork();
   if (child == 0) {
     alarm(30);
@@ -153,10 +137,10 @@ TEST(ArenaTest, AnotherProcessSeesResultsThroughItsReadOnlyMapping) {
 }
 
 TEST(ArenaTest, StagingArenaIsWritableByWhoMappedItBeforeItWasConfirmed) {
-  MemoryBudget budget(kMiB);
-  auto arena = Arena::CreateStaging(&budget, 8192);
+  const BudgetRef budget = Budget::OfNode(kMiB);
+  auto arena = Arena::CreateStaging(budget, 8192);
   ASSERT_TRUE(arena.ok()) << arena.status();
-  const int fd = (*arena)->fd();
+  const int fd = *(*arena)->ClientFd();
   EXPECT_FALSE(CanResize(fd, 4096));
   EXPECT_FALSE(CanResize(fd, 16384));
   auto* const client =
@@ -175,9 +159,68 @@ TEST(ArenaTest, StagingArenaIsWritableByWhoMappedItBeforeItWasConfirmed) {
   munmap(client, 8192);
 }
 
+// Whoever has them, and however: by a descriptor, by one made of it, by a mapping alone.
+TEST(ArenaTest, PagesThatClientsHoldStayChargedUntilNobodyDoes) {
+  const int descriptors = OpenDescriptors();
+  const BudgetRef budget = Budget::OfNode(kMiB);
+  int first = 0;
+  HeldArenas held([&first] { ++first; });
+  const auto drop = [&](bool staging) {
+    ArenaHelpers helpers;
+    helpers.held = &held;
+    auto arena = staging ? Arena::CreateStaging(budget, 8192, helpers)
+                         : Arena::CreateResult(budget, 8192, helpers);
+    EXPECT_TRUE(arena.ok()) << arena.status();
+    return dup(*(*arena)->ClientFd());
+  };
+  for (const bool staging : {false, true}) {
+    SCOPED_TRACE(staging ? "staging" : "result");
+    first = 0;
+    int fd = drop(staging);
+    EXPECT_EQ(first, 1);
+    EXPECT_EQ(budget->used(), 8192);
+    held.Look(10);
+    EXPECT_EQ(held.size(), 1u);
+    void* const mapping = mmap(nullptr, 4096, PROT_READ, MAP_SHARED, fd, 0);
+    ASSERT_NE(mapping, MAP_FAILED);
+    close(fd);
+    held.Look(10);
+    EXPECT_EQ(budget->used(), 8192) << "it is mapped";
+    munmap(mapping, 4096);
+    EXPECT_EQ(budget->used(), 8192) << "nobody has looked";
+    held.Look(10);
+    EXPECT_EQ(held.size(), 0u);
+    EXPECT_EQ(budget->used(), 0);
+    EXPECT_EQ(budget->held(Resource::kDescriptors), 0);
+    // Of those that nobody holds only the budget is left.
+    fd = drop(staging);
+    const int other = drop(staging);
+    close(fd);
+    held.Look(1);
+    EXPECT_EQ(budget->used(), 8192);
+    close(other);
+    held.Look(1);
+    EXPECT_EQ(held.size(), 0u);
+  }
+  EXPECT_EQ(OpenDescriptors(), descriptors);
+}
+
+TEST(ArenaTest, AnArenaThatNobodyHoldsGoesAtOnce) {
+  const BudgetRef budget = Budget::OfNode(kMiB);
+  HeldArenas held;
+  ArenaHelpers helpers;
+  helpers.held = &held;
+  auto arena = Arena::CreateResult(budget, 8192, helpers);
+  ASSERT_TRUE(arena.ok()) << arena.status();
+  ASSERT_TRUE((*arena)->ClientFd().ok());
+  arena->reset();
+  EXPECT_EQ(held.size(), 0u);
+  EXPECT_EQ(budget->used(), 0);
+}
+
 TEST(ArenaTest, DaemonCannotWriteToStagingByMistake) {
-  MemoryBudget budget(kMiB);
-  auto arena = Arena::CreateStaging(&budget, 4096);
+  const BudgetRef budget = Budget::OfNode(kMiB);
+  auto arena = Arena::CreateStaging(budget, 4096);
   ASSERT_TRUE(arena.ok()) << arena.status();
   const pid_t child = fork();
   if (child == 0) {
@@ -191,39 +234,39 @@ TEST(ArenaTest, DaemonCannotWriteToStagingByMistake) {
 }
 
 TEST(ArenaTest, StagingArenaSealedByItsClientIsRefused) {
-  MemoryBudget budget(kMiB);
-  auto arena = Arena::CreateStaging(&budget, 4096);
+  const BudgetRef budget = Budget::OfNode(kMiB);
+  auto arena = Arena::CreateStaging(budget, 4096);
   ASSERT_TRUE(arena.ok()) << arena.status();
-  ASSERT_EQ(fcntl((*arena)->fd(), F_ADD_SEALS, F_SEAL_SEAL), 0);
+  ASSERT_EQ(fcntl(*(*arena)->ClientFd(), F_ADD_SEALS, F_SEAL_SEAL), 0);
   EXPECT_EQ((*arena)->ConfirmMapped().code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST(ArenaTest, NonsenseSizesAndFullBudgetsLeaveNothingBehind) {
   const int descriptors = OpenDescriptors();
-  MemoryBudget budget(kMiB);
+  const BudgetRef budget = Budget::OfNode(kMiB);
   for (const int64_t bytes : {int64_t{0}, int64_t{-1}, INT64_MIN, INT64_MAX}) {
-    EXPECT_EQ(Arena::CreateStaging(&budget, bytes).status().code(),
+    EXPECT_EQ(Arena::CreateStaging(budget, bytes).status().code(),
               absl::StatusCode::kInvalidArgument);
   }
-  EXPECT_EQ(Arena::CreateResult(&budget, kMiB + 1).status().code(),
+  EXPECT_EQ(Arena::CreateResult(budget, kMiB + 1).status().code(),
             absl::StatusCode::kResourceExhausted);
-  EXPECT_EQ(budget.used(), 0);
+  EXPECT_EQ(budget->used(), 0);
   EXPECT_EQ(OpenDescriptors(), descriptors);
   {
-    auto arena = Arena::CreateResult(&budget, kMiB - 1);
+    auto arena = Arena::CreateResult(budget, kMiB - 1);
     ASSERT_TRUE(arena.ok());
     EXPECT_EQ((*arena)->bytes(), kMiB);
-    EXPECT_EQ(budget.used(), kMiB);
+    EXPECT_EQ(budget->used(), kMiB);
   }
-  EXPECT_EQ(budget.used(), 0);
+  EXPECT_EQ(budget->used(), 0);
   EXPECT_EQ(OpenDescriptors(), descriptors);
 }
 
 // --- Staging buffers ---
 
 TEST(BufferTest, StagingRangesAreCheckedAndKeepTheirArena) {
-  MemoryBudget budget(kMiB);
-  auto created = Arena::CreateStaging(&budget, 4096);
+  const BudgetRef budget = Budget::OfNode(kMiB);
+  auto created = Arena::CreateStaging(budget, 4096);
   ASSERT_TRUE(created.ok());
   std::shared_ptr<Arena> arena = *std::move(created);
   for (const auto& [offset, bytes] : std::vector<std::pair<int64_t, int64_t>>{
@@ -239,10 +282,10 @@ TEST(BufferTest, StagingRangesAreCheckedAndKeepTheirArena) {
   EXPECT_EQ((*buffer)->offset(), 64);
   EXPECT_EQ((*buffer)->state(), Buffer::State::kStaging);
   arena.reset();
-  EXPECT_EQ(budget.used(), 4096) << "the buffer keeps it";
+  EXPECT_EQ(budget->used(), 4096) << "the buffer keeps it";
   buffer->reset();
-  EXPECT_EQ(budget.used(), 0);
-  auto result = Arena::CreateResult(&budget, 4096);
+  EXPECT_EQ(budget->used(), 0);
+  auto result = Arena::CreateResult(budget, 4096);
   ASSERT_TRUE(result.ok());
   EXPECT_FALSE(Buffer::OfStaging(*result, 0, 1).ok());
 }
@@ -275,8 +318,8 @@ TEST(SizeClassTest, EveryClassHoldsWhatItIsForAndWastesLittle) {
 }
 
 TEST(ArenaSetTest, BuffersAreAlignedApartAndRecycled) {
-  MemoryBudget budget(64 * kMiB);
-  const ArenaSet::Ptr set = ArenaSet::Create(&budget);
+  const BudgetRef budget = Budget::OfNode(64 * kMiB);
+  const ArenaSet::Ptr set = ArenaSet::Create(budget);
   std::vector<BufferRef> buffers;
   for (const int64_t bytes : {0, 1, 64, 65, 4096, 32768, 100000, 3000000}) {
     auto buffer = set->Allocate(bytes);
@@ -308,8 +351,8 @@ TEST(ArenaSetTest, BuffersAreAlignedApartAndRecycled) {
 }
 
 TEST(ArenaSetTest, ReferencesAreCounted) {
-  MemoryBudget budget(kMiB);
-  const ArenaSet::Ptr set = ArenaSet::Create(&budget);
+  const BudgetRef budget = Budget::OfNode(kMiB);
+  const ArenaSet::Ptr set = ArenaSet::Create(budget);
   BufferRef a = *set->Allocate(8);
   EXPECT_EQ(set->live_buffers(), 1);
   {
@@ -332,46 +375,46 @@ TEST(ArenaSetTest, ReferencesAreCounted) {
 TEST(ArenaSetTest, SetsNeverShareArenasAndGiveTheirMemoryBack) {
   const int descriptors = OpenDescriptors();
   const int arenas = MappedArenas();
-  MemoryBudget budget(64 * kMiB);
+  const BudgetRef budget = Budget::OfNode(64 * kMiB);
   {
-    ArenaSet::Ptr one = ArenaSet::Create(&budget);
-    ArenaSet::Ptr two = ArenaSet::Create(&budget);
+    ArenaSet::Ptr one = ArenaSet::Create(budget);
+    ArenaSet::Ptr two = ArenaSet::Create(budget);
     BufferRef a = *one->Allocate(100);
     BufferRef b = *two->Allocate(100);
     EXPECT_NE(a->arena(), b->arena());
     const ArenaId first = a->arena();
     a.reset();
     one.reset();
-    EXPECT_EQ(budget.used(), two->arena_bytes());
+    EXPECT_EQ(budget->used(), two->arena_bytes());
     BufferRef c = *two->Allocate(100);
     EXPECT_NE(c->arena(), first);
     EXPECT_EQ(MappedArenas(), arenas + 1);
   }
-  EXPECT_EQ(budget.used(), 0);
+  EXPECT_EQ(budget->used(), 0);
   EXPECT_EQ(MappedArenas(), arenas);
   EXPECT_EQ(OpenDescriptors(), descriptors);
 }
 
 TEST(ArenaSetTest, BuffersOutliveTheirSet) {
-  MemoryBudget budget(64 * kMiB);
-  ArenaSet::Ptr set = ArenaSet::Create(&budget);
+  const BudgetRef budget = Budget::OfNode(64 * kMiB);
+  ArenaSet::Ptr set = ArenaSet::Create(budget);
   BufferRef small = *set->Allocate(10);
   BufferRef other = *set->Allocate(10);
   BufferRef large = *set->Allocate(8 * kMiB);
   memcpy(large->host(), "kept", 5);
   set.reset();
-  EXPECT_EQ(budget.used(), 9 * kMiB);
+  EXPECT_EQ(budget->used(), 9 * kMiB);
   small.reset();
   other.reset();
-  EXPECT_EQ(budget.used(), 8 * kMiB) << "an arena goes with its last buffer";
+  EXPECT_EQ(budget->used(), 8 * kMiB) << "an arena goes with its last buffer";
   EXPECT_STREQ(large->host(), "kept");
   large.reset();
-  EXPECT_EQ(budget.used(), 0);
+  EXPECT_EQ(budget->used(), 0);
 }
 
 TEST(ArenaSetTest, FullMemoryIsRefusedAndRefusalsLeakNothing) {
-  MemoryBudget budget(2 * kMiB);
-  const ArenaSet::Ptr set = ArenaSet::Create(&budget);
+  const BudgetRef budget = Budget::OfNode(2 * kMiB);
+  const ArenaSet::Ptr set = ArenaSet::Create(budget);
   std::vector<BufferRef> buffers;
   absl::Status status;
   while (status.ok()) {
@@ -390,13 +433,13 @@ TEST(ArenaSetTest, FullMemoryIsRefusedAndRefusalsLeakNothing) {
 }
 
 TEST(ArenaSetTest, MemoryKeptForReuseGoesToWhoNeedsIt) {
-  MemoryBudget budget(16 * kMiB);
-  const ArenaSet::Ptr one = ArenaSet::Create(&budget);
-  const ArenaSet::Ptr two = ArenaSet::Create(&budget);
+  const BudgetRef budget = Budget::OfNode(16 * kMiB);
+  const ArenaSet::Ptr one = ArenaSet::Create(budget);
+  const ArenaSet::Ptr two = ArenaSet::Create(budget);
   one->Allocate(12 * kMiB).value().reset();
   BufferRef kept = *one->Allocate(100);
   memcpy(kept->host(), "kept", 5);
-  EXPECT_GE(budget.used(), 12 * kMiB);
+  EXPECT_GE(budget->used(), 12 * kMiB);
   // Of its own set, in another size; then of another.
   BufferRef larger = *one->Allocate(14 * kMiB);
   larger.reset();
@@ -406,8 +449,8 @@ TEST(ArenaSetTest, MemoryKeptForReuseGoesToWhoNeedsIt) {
 }
 
 TEST(ArenaSetTest, TrimKeepsWhatIsInUse) {
-  MemoryBudget budget(64 * kMiB);
-  const ArenaSet::Ptr set = ArenaSet::Create(&budget);
+  const BudgetRef budget = Budget::OfNode(64 * kMiB);
+  const ArenaSet::Ptr set = ArenaSet::Create(budget);
   std::vector<BufferRef> buffers;
   for (int i = 0; i < 100; ++i) buffers.push_back(*set->Allocate(100000));
   BufferRef kept = buffers[70];
@@ -417,7 +460,7 @@ TEST(ArenaSetTest, TrimKeepsWhatIsInUse) {
   const int64_t trimmed = set->Trim();
   EXPECT_GT(trimmed, 0);
   EXPECT_EQ(set->arena_bytes(), before - trimmed);
-  EXPECT_EQ(budget.used(), set->arena_bytes());
+  EXPECT_EQ(budget->used(), set->arena_bytes());
   EXPECT_STREQ(kept->host(), "kept");
   EXPECT_EQ(set->Trim(), 0);
   // No list still leads into what was given back.
@@ -432,14 +475,13 @@ TEST(ArenaSetTest, SurvivesRandomUse) {
   const auto seed = static_cast<uint64_t>(absl::GetCurrentTimeNanos());
   std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
   std::mt19937_64 random(seed);
-  MemoryBudget budget(32 * kMiB);
+  const BudgetRef budget = Budget::OfNode(32 * kMiB);
   MemoryThread thread;
   ArenaSetOptions options;
   options.first_arena_bytes = 64 << 10;
-  options.thread = &thread;
+  options.helpers.thread = &thread;
   {
-    ArenaSet::Ptr sets[2] = {ArenaSet::Create(&budget, options),
-                             ArenaSet::Create(&budget, options)};
+    ArenaSet::Ptr sets[2] = {ArenaSet::Create(budget, options), ArenaSet::Create(budget, options)};
     struct Held {
       BufferRef buffer;
       char mark;
@@ -472,10 +514,10 @@ TEST(ArenaSetTest, SurvivesRandomUse) {
     }
     EXPECT_GT(refused, 0) << "the budget was never full: the test is too tame";
     sets[0].reset();
-    EXPECT_LE(budget.used(), budget.limit());
+    EXPECT_LE(budget->used(), budget->limit());
     held.clear();
   }
-  EXPECT_EQ(budget.used(), 0);
+  EXPECT_EQ(budget->used(), 0);
 }
 
 // --- The thread ---
@@ -487,11 +529,11 @@ int64_t ResidentPages(const Arena& arena) {
 }
 
 TEST(MemoryThreadTest, NewArenasAreTouchedBehindTheScenes) {
-  MemoryBudget budget(64 * kMiB);
+  const BudgetRef budget = Budget::OfNode(64 * kMiB);
   MemoryThread thread;
   ArenaSetOptions options;
-  options.thread = &thread;
-  const ArenaSet::Ptr set = ArenaSet::Create(&budget, options);
+  options.helpers.thread = &thread;
+  const ArenaSet::Ptr set = ArenaSet::Create(budget, options);
   BufferRef buffer = *set->Allocate(10);
   memcpy(buffer->host(), "meanwhile", 10);
   BufferRef large = *set->Allocate(8 * kMiB);
@@ -502,11 +544,11 @@ TEST(MemoryThreadTest, NewArenasAreTouchedBehindTheScenes) {
 }
 
 TEST(MemoryThreadTest, TheNextArenaIsReadyBeforeItIsNeeded) {
-  MemoryBudget budget(64 * kMiB);
+  const BudgetRef budget = Budget::OfNode(64 * kMiB);
   MemoryThread thread;
   ArenaSetOptions options;
-  options.thread = &thread;
-  const ArenaSet::Ptr set = ArenaSet::Create(&budget, options);
+  options.helpers.thread = &thread;
+  const ArenaSet::Ptr set = ArenaSet::Create(budget, options);
   std::vector<BufferRef> buffers;
   while (set->arena_bytes() <= kMiB) buffers.push_back(*set->Allocate(4096));
   // Its first arena is about half used.
@@ -520,14 +562,14 @@ TEST(MemoryThreadTest, TheNextArenaIsReadyBeforeItIsNeeded) {
 
 TEST(MemoryThreadTest, UnmapsWhatIsGivenBack) {
   const int arenas = MappedArenas();
-  MemoryBudget budget(64 * kMiB);
+  const BudgetRef budget = Budget::OfNode(64 * kMiB);
   MemoryThread thread;
   ArenaSetOptions options;
-  options.thread = &thread;
-  ArenaSet::Ptr set = ArenaSet::Create(&budget, options);
+  options.helpers.thread = &thread;
+  ArenaSet::Ptr set = ArenaSet::Create(budget, options);
   set->Allocate(8 * kMiB).value().reset();
   set.reset();
-  EXPECT_EQ(budget.used(), 0);
+  EXPECT_EQ(budget->used(), 0);
   thread.Drain();
   EXPECT_EQ(MappedArenas(), arenas);
 }
@@ -554,23 +596,23 @@ class FakeDevice : public Device {
 };
 
 TEST(DeviceSetTest, ChargesTheBudgetAndFreesOnTheLastReference) {
-  MemoryBudget budget(kMiB);
+  const BudgetRef budget = Budget::OfNode(kMiB);
   FakeDevice device;
-  DeviceSet set(&device, &budget);
-  BufferRef buffer = *set.Allocate(1000);
+  DeviceSet set(&device);
+  BufferRef buffer = *set.Allocate(budget, 1000);
   EXPECT_EQ(buffer->host(), nullptr);
   EXPECT_EQ(buffer->arena(), ArenaId(0));
   EXPECT_NE(buffer->address(), 0u);
-  EXPECT_EQ(budget.used(), 1000);
-  BufferRef empty = *set.Allocate(0);
+  EXPECT_EQ(budget->used(), 1000);
+  BufferRef empty = *set.Allocate(budget, 0);
   EXPECT_EQ(empty->address(), 0u);
   EXPECT_EQ(device.live, 1);
-  EXPECT_EQ(set.Allocate(kMiB).status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(set.Allocate(budget, kMiB).status().code(), absl::StatusCode::kResourceExhausted);
   device.fail = true;
-  EXPECT_EQ(ErrorOf(set.Allocate(10).status()).message, "full");
-  EXPECT_EQ(budget.used(), 1000);
+  EXPECT_EQ(ErrorOf(set.Allocate(budget, 10).status()).message, "full");
+  EXPECT_EQ(budget->used(), 1000);
 
-  const ArenaSet::Ptr mirrors = ArenaSet::Create(&budget, {64 << 10});
+  const ArenaSet::Ptr mirrors = ArenaSet::Create(budget, {64 << 10, int64_t{32} << 20, {}});
   buffer->set_mirror(*mirrors->Allocate(1000));
   EXPECT_EQ(mirrors->live_buffers(), 1);
   buffer.reset();

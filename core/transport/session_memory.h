@@ -118,6 +118,9 @@ class SessionMemory {
   SessionMemory(const SessionMemory&) = delete;
   SessionMemory& operator=(const SessionMemory&) = delete;
 
+  // What one takes, when all of it is touched.
+  static size_t TotalBytes(const SessionMemoryOptions& options);
+
   // The mapping is what may be written, not this object: const says nothing about the memory.
   SessionControl& control() const { return *reinterpret_cast<SessionControl*>(base_); }
   RunSlot* runs() const { return reinterpret_cast<RunSlot*>(base_ + kRunsOffset); }
@@ -142,8 +145,6 @@ class SessionMemory {
   static constexpr size_t kRunsOffset = 4096;
   static constexpr size_t kRingOffset = kRunsOffset + kRunSlots * sizeof(RunSlot);
   static_assert(sizeof(SessionControl) <= kRunsOffset && kRingOffset % 4096 == 0, "the layout");
-
-  static size_t TotalBytes(const SessionMemoryOptions& options);
 
   SessionMemory(char* base, size_t total_bytes, const SessionMemoryOptions& options, UniqueFd fd);
 

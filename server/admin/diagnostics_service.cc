@@ -97,7 +97,7 @@ grpc::ServerUnaryReactor* DiagnosticsService::ListDevices(grpc::CallbackServerCo
                                                           v1::ListDevicesResponse* response) {
   return Show(
       service_, context, response,
-      [](LocalNode& node, absl::Time, const std::string&) { return node.Devices(); },
+      [](LocalNode& node, absl::Time, const std::string& sees) { return node.Devices(sees); },
       [](const std::vector<DeviceInfo>& devices, v1::ListDevicesResponse* to) {
         for (const DeviceInfo& info : devices) {
           v1::ListDevicesResponse::Device* device = to->add_devices();
@@ -188,7 +188,7 @@ grpc::ServerUnaryReactor* DiagnosticsService::GetStats(grpc::CallbackServerConte
                                                        v1::GetStatsResponse* response) {
   return Show(
       service_, context, response,
-      [](LocalNode& node, absl::Time, const std::string&) { return node.Stats(); },
+      [](LocalNode& node, absl::Time, const std::string& sees) { return node.Stats(sees); },
       [](const NodeStats& stats, v1::GetStatsResponse* to) {
         to->set_memory_limit_bytes(stats.memory_limit_bytes);
         to->set_memory_used_bytes(stats.memory_used_bytes);

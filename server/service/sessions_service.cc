@@ -134,11 +134,9 @@ grpc::ServerUnaryReactor* SessionsService::Renew(grpc::CallbackServerContext* co
                                                  v1::RenewSessionResponse* response) {
   auto call = Call<v1::RenewSessionResponse>::Start(service_, context, response);
   call->ForSession(request->session(), [call](LocalNode& node, absl::Time now, SessionId session) {
-    absl::Duration left = absl::InfiniteDuration();
-    for (const SessionInfo& info : node.Sessions("", now)) {
-      if (info.id == session) left = info.lease_left;
-    }
-    call->Reply(absl::OkStatus(), [left](v1::RenewSessionResponse* to) {
+    const absl::StatusOr<SessionInfo> info = node.Describe(session, now);
+    if (!info.ok()) return call->Reply(info.status());
+    call->Reply(absl::OkStatus(), [left = info->lease_left](v1::RenewSessionResponse* to) {
       if (left != absl::InfiniteDuration()) DurationTo(left, to->mutable_lease_left());
     });
   });

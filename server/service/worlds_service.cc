@@ -87,13 +87,6 @@ absl::StatusOr<absl::optional<InstanceKey::Request>> RequestFrom(
   return absl::make_optional(InstanceKey::Request{step, number});
 }
 
-DeviceIndex FirstDevice(const LocalNode& node, SessionId session, absl::Time now) {
-  for (const SessionInfo& info : node.Sessions("", now)) {
-    if (info.id == session && !info.devices.empty()) return info.devices[0];
-  }
-  return DeviceIndex(0);
-}
-
 void ResponseTo(const ReformResult& result, v1::ReformWorldResponse* response) {
   response->set_rank(result.rank.value());
   response->set_size(result.size);
@@ -120,9 +113,7 @@ grpc::ServerUnaryReactor* WorldsService::Join(grpc::CallbackServerContext* conte
   }
   call->ForSession(request->session(), [service = service_, call, join = *std::move(join)](
                                            LocalNode& node, absl::Time now, SessionId session) {
-    JoinRequest placed = join;
-    if (placed.device.value() < 0) placed.device = FirstDevice(node, session, now);
-    node.JoinWorld(session, placed, now, [service, call](absl::StatusOr<WorldInfo> world) {
+    node.JoinWorld(session, join, now, [service, call](absl::StatusOr<WorldInfo> world) {
       if (!world.ok()) return call->Reply(world.status());
       call->Reply(absl::OkStatus(),
                   [service, world = *std::move(world)](v1::JoinWorldResponse* to) {

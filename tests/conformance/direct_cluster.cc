@@ -51,7 +51,7 @@ class Direct : public Cluster {
     ClusterCounts counts;
     absl::Notification done;
     loop_.Post([&](LocalNode& node, absl::Time) {
-      const NodeStats stats = node.Stats();
+      const NodeStats stats = node.Stats("");
       counts.memory_in_use = stats.memory_used_bytes;
       counts.shared_kernels = stats.shared_kernels;
       counts.shared_bytes = stats.paths.shared_bytes;

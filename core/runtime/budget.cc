@@ -1,0 +1,149 @@
+#include "core/runtime/budget.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/error.h"
+
+namespace chorus {
+namespace {
+
+constexpr const char* kNames[kResources] = {"staging bytes", "result bytes",    "session bytes",
+                                            "name bytes",    "graph bytes",     "command bytes",
+                                            "run bytes",     "agreement bytes", "sessions",
+                                            "worlds",        "descriptors",     "waits"};
+
+int64_t ShareOf(int64_t limit) { return limit == INT64_MAX ? limit : limit - limit / 8; }
+
+}  // namespace
+
+const char* ResourceName(Resource resource) { return kNames[static_cast<size_t>(resource)]; }
+
+// --- Charge -------------------------------------------------------------------------------------
+
+Charge::~Charge() {
+  if (budget_ != nullptr) budget_->Remove(domain_, resource_, amount_);
+}
+
+absl::Status Charge::Resize(int64_t amount) {
+  if (amount > amount_) {
+    CHORUS_RETURN_IF_ERROR(budget_->Add(domain_, resource_, amount - amount_));
+  } else {
+    budget_->Remove(domain_, resource_, amount_ - amount);
+  }
+  amount_ = amount;
+  return absl::OkStatus();
+}
+
+// --- Budget -------------------------------------------------------------------------------------
+
+Budget::Limits Budget::Limits::Share() const {
+  Limits share = {bytes, ShareOf(sessions), ShareOf(worlds), ShareOf(descriptors), ShareOf(waits)};
+  for (int64_t& limit : share.bytes) limit = ShareOf(limit);
+  return share;
+}
+
+Budget::Budget(BudgetRef parent, std::string who, const Limits& limits)
+    : parent_(std::move(parent)), who_(std::move(who)), limits_(limits) {}
+
+BudgetRef Budget::OfNode(const Limits& limits) {
+  return BudgetRef(new Budget(nullptr, "the daemon", limits));
+}
+
+BudgetRef Budget::OfNode(int64_t limit_bytes) {
+  Limits limits;
+  limits.bytes[static_cast<size_t>(Domain::kHost)] = limit_bytes;
+  return OfNode(limits);
+}
+
+BudgetRef Budget::Within(BudgetRef parent, std::string who, const Limits& limits) {
+  return BudgetRef(new Budget(std::move(parent), std::move(who), limits));
+}
+
+absl::StatusOr<Charge> Budget::Charge(Domain domain, Resource resource, int64_t amount) {
+  CHORUS_RETURN_IF_ERROR(Add(domain, resource, amount));
+  return chorus::Charge(shared_from_this(), domain, resource, amount);
+}
+
+int64_t Budget::Free(Domain domain, Resource resource) const {
+  if (IsBytes(resource)) return limit(domain) - used(domain);
+  const int64_t held = held_[static_cast<size_t>(resource)];
+  switch (resource) {
+    case Resource::kSessions:
+      return limits_.sessions - held;
+    case Resource::kWorlds:
+      return limits_.worlds - held;
+    case Resource::kDescriptors:
+      return limits_.descriptors - held;
+    default:
+      return limits_.waits - held;
+  }
+}
+
+absl::Status Budget::Add(Domain domain, Resource resource, int64_t amount) {
+  const auto full = [&]() -> const Budget* {
+    for (const Budget* at = this; at != nullptr; at = at->parent_.get()) {
+      if (amount > at->Free(domain, resource)) return at;
+    }
+    return nullptr;
+  };
+  const Budget* where = full();
+  if (where != nullptr && IsBytes(resource)) {
+    for (const auto& reclaim : node()->reclaims_) {
+      reclaim.second();
+      where = full();
+      if (where == nullptr) break;
+    }
+  }
+  if (where != nullptr) return where->Refuse(domain, resource, amount);
+  for (Budget* at = this; at != nullptr; at = at->parent_.get()) {
+    if (IsBytes(resource)) at->bytes_[static_cast<size_t>(domain)] += amount;
+    at->held_[static_cast<size_t>(resource)] += amount;
+  }
+  return absl::OkStatus();
+}
+
+void Budget::Remove(Domain domain, Resource resource, int64_t amount) {
+  for (Budget* at = this; at != nullptr; at = at->parent_.get()) {
+    if (IsBytes(resource)) at->bytes_[static_cast<size_t>(domain)] -= amount;
+    at->held_[static_cast<size_t>(resource)] -= amount;
+  }
+}
+
+absl::Status Budget::Refuse(Domain domain, Resource resource, int64_t amount) const {
+  const int64_t free = Free(domain, resource);
+  if (IsBytes(resource)) {
+    return MakeError(
+        Reason::kOutOfMemory,
+        parent_ == nullptr
+            ? absl::StrCat("out of memory: ", amount, " bytes are needed, ", free,
+                           " of the daemon's ", limit(domain), " are free")
+            : absl::StrCat("out of memory: ", amount, " bytes are needed, ", free, " of the ",
+                           limit(domain), " that ", who_, " may hold are free"));
+  }
+  const int64_t held = held_[static_cast<size_t>(resource)];
+  return MakeError(Reason::kQuota,
+                   absl::StrCat(who_, parent_ == nullptr ? " has " : " holds ", held, " ",
+                                ResourceName(resource), " of ", held + free,
+                                " that it may have, and ", amount, " more are asked for"));
+}
+
+Budget* Budget::node() {
+  Budget* at = this;
+  while (at->parent_ != nullptr) at = at->parent_.get();
+  return at;
+}
+
+void Budget::Reclaim(const void* owner, std::function<void()> reclaim) {
+  node()->reclaims_.emplace_back(owner, std::move(reclaim));
+}
+
+void Budget::Forget(const void* owner) {
+  auto& reclaims = node()->reclaims_;
+  reclaims.erase(std::remove_if(reclaims.begin(), reclaims.end(),
+                                [owner](const auto& entry) { return entry.first == owner; }),
+                 reclaims.end());
+}
+
+}  // namespace chorus

@@ -1,0 +1,151 @@
+// What a node may hold, and who holds how much of it. Charging is the admission test: what a client
+// can make the node hold is charged before it is made.
+//
+// Budgets form a tree: the node's, within it one for each tenant, within that one for each session.
+// What is charged to one is charged to those that it lies within, or to none. A tenant has a share
+// of everything that is smaller than the whole, so that another always gets in.
+//
+// Threads: the node thread.
+#ifndef CHORUS_CORE_RUNTIME_BUDGET_H_
+#define CHORUS_CORE_RUNTIME_BUDGET_H_
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace chorus {
+
+// A place that bytes stand in. One now, whatever devices there are: each physical GPU's memory will
+// be one.
+enum class Domain : uint8_t { kHost = 0 };
+inline constexpr size_t kDomains = 1;
+
+// What is held. Bytes share one limit a domain; of the others each has one.
+enum class Resource : uint8_t {
+  // Bytes.
+  kStagingBytes = 0,  // arenas that clients write
+  kResultBytes,       // arenas and device memory that runs write
+  kSessionBytes,      // rings and tables of sessions
+  kNameBytes,         // what tensors' ids stand for
+  kGraphBytes,        // graphs and their plans
+  kCommandBytes,      // frames that wait for their turn
+  kRunBytes,          // runs under way
+  kAgreementBytes,    // what ranks may still ask of calls
+  // Numbers.
+  kSessions,
+  kWorlds,
+  kDescriptors,  // of arenas and sessions
+  kWaits,        // calls that wait for something
+};
+inline constexpr size_t kResources = 12;
+inline constexpr bool IsBytes(Resource resource) { return resource <= Resource::kAgreementBytes; }
+// "staging bytes", "sessions".
+const char* ResourceName(Resource resource);
+
+class Budget;
+using BudgetRef = std::shared_ptr<Budget>;
+
+// Something charged, given back with this object.
+class Charge {
+ public:
+  Charge() = default;
+  Charge(Charge&& other) noexcept
+      : budget_(std::move(other.budget_)),
+        domain_(other.domain_),
+        resource_(other.resource_),
+        amount_(std::exchange(other.amount_, 0)) {}
+  Charge& operator=(Charge&& other) noexcept {
+    Charge(std::move(other)).Swap(this);
+    return *this;
+  }
+  ~Charge();
+
+  int64_t amount() const { return amount_; }
+  // Charges more of the same, as Budget::Charge does, or gives some back. Not of a default-made
+  // one.
+  absl::Status Resize(int64_t amount);
+
+ private:
+  friend class Budget;
+  Charge(BudgetRef budget, Domain domain, Resource resource, int64_t amount)
+      : budget_(std::move(budget)), domain_(domain), resource_(resource), amount_(amount) {}
+  void Swap(Charge* other) {
+    std::swap(budget_, other->budget_);
+    std::swap(domain_, other->domain_);
+    std::swap(resource_, other->resource_);
+    std::swap(amount_, other->amount_);
+  }
+
+  BudgetRef budget_;
+  Domain domain_ = Domain::kHost;
+  Resource resource_ = Resource::kStagingBytes;
+  int64_t amount_ = 0;
+};
+
+class Budget : public std::enable_shared_from_this<Budget> {
+ public:
+  // Of all bytes together; of each number. What is not named has no limit.
+  struct Limits {
+    std::array<int64_t, kDomains> bytes{INT64_MAX};
+    int64_t sessions = INT64_MAX;
+    int64_t worlds = INT64_MAX;
+    int64_t descriptors = INT64_MAX;
+    int64_t waits = INT64_MAX;
+    // Seven eighths of each, and at least one: one tenant's share of a node.
+    Limits Share() const;
+  };
+
+  // The node's.
+  static BudgetRef OfNode(const Limits& limits);
+  static BudgetRef OfNode(int64_t limit_bytes);
+  // `who` holds it, in words: "tenant uid:1000".
+  static BudgetRef Within(BudgetRef parent, std::string who, const Limits& limits);
+  Budget(const Budget&) = delete;
+  Budget& operator=(const Budget&) = delete;
+
+  // RESOURCE_EXHAUSTED: kOutOfMemory for bytes, with need and free; kQuota for numbers. Where too
+  // few bytes are free those who keep some for reuse give them back first.
+  absl::StatusOr<chorus::Charge> Charge(Domain domain, Resource resource, int64_t amount);
+
+  // Bytes of a domain, of all kinds.
+  int64_t limit(Domain domain = Domain::kHost) const {
+    return limits_.bytes[static_cast<size_t>(domain)];
+  }
+  int64_t used(Domain domain = Domain::kHost) const { return bytes_[static_cast<size_t>(domain)]; }
+  int64_t held(Resource resource) const { return held_[static_cast<size_t>(resource)]; }
+  const Limits& limits() const { return limits_; }
+
+  // `reclaim` gives back what its owner keeps for reuse. It is called until Forget() of its
+  // `owner`, for any budget of the same tree.
+  void Reclaim(const void* owner, std::function<void()> reclaim);
+  void Forget(const void* owner);
+
+ private:
+  friend class chorus::Charge;
+  Budget(BudgetRef parent, std::string who, const Limits& limits);
+  absl::Status Add(Domain domain, Resource resource, int64_t amount);
+  void Remove(Domain domain, Resource resource, int64_t amount);
+  // How much more of it fits here alone.
+  int64_t Free(Domain domain, Resource resource) const;
+  absl::Status Refuse(Domain domain, Resource resource, int64_t amount) const;
+  Budget* node();
+
+  const BudgetRef parent_;  // null: the node's
+  const std::string who_;
+  const Limits limits_;
+  std::array<int64_t, kDomains> bytes_{};
+  std::array<int64_t, kResources> held_{};
+  // The node's budget alone has them.
+  std::vector<std::pair<const void*, std::function<void()>>> reclaims_;
+};
+
+}  // namespace chorus
+
+#endif  // CHORUS_CORE_RUNTIME_BUDGET_H_

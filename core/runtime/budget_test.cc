@@ -1,0 +1,127 @@
+#include "core/runtime/budget.h"
+
+#include <utility>
+
+#include "core/base/error.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace chorus {
+namespace {
+
+using ::testing::HasSubstr;
+
+absl::StatusOr<Charge> Bytes(const BudgetRef& budget, int64_t bytes,
+                             Resource resource = Resource::kResultBytes) {
+  return budget->Charge(Domain::kHost, resource, bytes);
+}
+absl::StatusOr<Charge> Sessions(const BudgetRef& budget, int64_t count) {
+  return budget->Charge(Domain::kHost, Resource::kSessions, count);
+}
+Error Refused(const absl::StatusOr<Charge>& charge) { return ErrorOf(charge.status()); }
+
+TEST(BudgetTest, RefusesWhatDoesNotFitWithNeedAndFree) {
+  const BudgetRef node = Budget::OfNode(1000);
+  absl::StatusOr<Charge> first = Bytes(node, 600);
+  ASSERT_TRUE(first.ok());
+  const absl::StatusOr<Charge> more = Bytes(node, 401);
+  EXPECT_EQ(Refused(more).reason, Reason::kOutOfMemory);
+  EXPECT_THAT(Refused(more).message,
+              HasSubstr("401 bytes are needed, 400 of the daemon's 1000 are free"));
+  EXPECT_EQ(node->used(), 600);
+  EXPECT_TRUE(Bytes(node, 400, Resource::kStagingBytes).ok()) << "kinds share one limit";
+  *first = Charge();
+  EXPECT_EQ(node->used(), 0);
+}
+
+TEST(BudgetTest, WhatIsChargedToOneIsChargedToThoseAroundItOrToNone) {
+  Budget::Limits share;
+  share.bytes[0] = 800;
+  const BudgetRef node = Budget::OfNode(1000);
+  const BudgetRef tenant = Budget::Within(node, "tenant a", share);
+  const BudgetRef session = Budget::Within(tenant, "session 1", {});
+  const absl::StatusOr<Charge> held = Bytes(session, 700);
+  ASSERT_TRUE(held.ok());
+  for (const BudgetRef& budget : {node, tenant, session}) EXPECT_EQ(budget->used(), 700);
+  EXPECT_THAT(Refused(Bytes(session, 101)).message,
+              HasSubstr("101 bytes are needed, 100 of the 800 that tenant a may hold are free"));
+  for (const BudgetRef& budget : {node, tenant, session}) EXPECT_EQ(budget->used(), 700);
+  const BudgetRef other = Budget::Within(node, "tenant b", share);
+  EXPECT_THAT(Refused(Bytes(other, 301)).message, HasSubstr("300 of the daemon's 1000 are free"));
+  EXPECT_TRUE(Bytes(other, 300).ok());
+}
+
+TEST(BudgetTest, OneTenantLeavesRoomForAnother) {
+  Budget::Limits limits;
+  limits.bytes[0] = 1600;
+  limits.sessions = 16;
+  limits.worlds = 1;
+  const BudgetRef node = Budget::OfNode(limits);
+  const BudgetRef greedy = Budget::Within(node, "tenant a", limits.Share());
+  const BudgetRef modest = Budget::Within(node, "tenant b", limits.Share());
+  const absl::StatusOr<Charge> all = Sessions(greedy, 14);
+  ASSERT_TRUE(all.ok()) << all.status();
+  const absl::StatusOr<Charge> more = Sessions(greedy, 1);
+  EXPECT_EQ(Refused(more).reason, Reason::kQuota);
+  EXPECT_THAT(Refused(more).message, HasSubstr("tenant a holds 14 sessions of 14"));
+  EXPECT_TRUE(Sessions(modest, 2).ok());
+  const absl::StatusOr<Charge> bytes = Bytes(greedy, 1400);
+  ASSERT_TRUE(bytes.ok());
+  EXPECT_TRUE(Bytes(modest, 200).ok());
+  // Of one there is no share.
+  EXPECT_TRUE(greedy->Charge(Domain::kHost, Resource::kWorlds, 1).ok());
+}
+
+TEST(BudgetTest, AChargeGrowsAndShrinks) {
+  const BudgetRef node = Budget::OfNode(100);
+  absl::StatusOr<Charge> charge = Bytes(node, 10);
+  ASSERT_TRUE(charge.ok());
+  EXPECT_TRUE(charge->Resize(100).ok());
+  EXPECT_EQ(ErrorOf(charge->Resize(101)).reason, Reason::kOutOfMemory);
+  EXPECT_EQ(charge->amount(), 100);
+  EXPECT_TRUE(charge->Resize(1).ok());
+  EXPECT_EQ(node->used(), 1);
+  EXPECT_EQ(node->held(Resource::kResultBytes), 1);
+}
+
+TEST(BudgetTest, AMovedChargeIsGivenBackOnce) {
+  const BudgetRef node = Budget::OfNode(100);
+  {
+    Charge first = *Bytes(node, 10);
+    Charge second = std::move(first);
+    Charge third = *Bytes(node, 20);
+    third = std::move(second);
+    EXPECT_EQ(node->used(), 10);
+  }
+  EXPECT_EQ(node->used(), 0);
+}
+
+TEST(BudgetTest, WhatIsKeptForReuseIsGivenBackFirst) {
+  const BudgetRef node = Budget::OfNode(100);
+  const BudgetRef tenant = Budget::Within(node, "tenant a", {});
+  Charge kept = *Bytes(tenant, 90);
+  int asked = 0;
+  tenant->Reclaim(&kept, [&] {
+    ++asked;
+    kept = Charge();
+  });
+  EXPECT_TRUE(Bytes(node, 10).ok());
+  EXPECT_EQ(asked, 0);
+  const absl::StatusOr<Charge> large = Bytes(node, 50);
+  EXPECT_TRUE(large.ok());
+  EXPECT_EQ(asked, 1);
+  node->Forget(&kept);
+  EXPECT_FALSE(Bytes(node, 60).ok());
+  EXPECT_EQ(asked, 1);
+}
+
+TEST(BudgetTest, AChargeOutlivesItsBudgetsOwner) {
+  const BudgetRef node = Budget::OfNode(100);
+  Charge left = *Bytes(Budget::Within(node, "session 1", {}), 10);
+  EXPECT_EQ(node->used(), 10);
+  left = Charge();
+  EXPECT_EQ(node->used(), 0);
+}
+
+}  // namespace
+}  // namespace chorus
