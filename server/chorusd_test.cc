@@ -1,6 +1,5 @@
 // The program: flags, lock file, socket modes, signals.
 
-#include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
@@ -14,7 +13,6 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <string>
 #include <thread>
 #include <vector>
@@ -28,6 +26,7 @@
 #include "gmock/gmock.h"
 #include "grpcpp/create_channel.h"
 #include "gtest/gtest.h"
+#include "server/testing/chorusd_process.h"
 #include "server/testing/rpc.h"
 
 namespace chorus {
@@ -35,13 +34,6 @@ namespace {
 
 using testing::HasSubstr;
 using testing::Not;
-
-constexpr char kProgram[] = "server/chorusd";
-
-std::string ReadFile(const std::string& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
 
 bool Connects(const std::string& path) {
   UniqueFd client(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -56,60 +48,6 @@ mode_t ModeOf(const std::string& path) {
   EXPECT_EQ(lstat(path.c_str(), &info), 0) << path;
   return info.st_mode & 07777;
 }
-
-// A chorusd of this test. Its output goes to a file.
-class Process {
- public:
-  Process(const std::string& folder, std::vector<std::string> flags)
-      : log_(absl::StrCat(folder, "/log", count_++)) {
-    std::vector<std::string> words = {kProgram};
-    for (std::string& flag : flags) words.push_back(std::move(flag));
-    std::vector<char*> argv;
-    for (std::string& word : words) argv.push_back(&word[0]);
-    argv.push_back(nullptr);
-    pid_ = fork();
-    if (pid_ == 0) {
-      const int out = open(log_.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
-      dup2(out, 1);
-      dup2(out, 2);
-      execv(kProgram, argv.data());
-      _exit(127);
-    }
-  }
-  ~Process() {
-    if (pid_ < 0) return;
-    kill(pid_, SIGKILL);
-    waitpid(pid_, nullptr, 0);
-  }
-
-  pid_t pid() const { return pid_; }
-  std::string output() const { return ReadFile(log_); }
-  bool WaitForStart() {
-    return Eventually([&] { return absl::StrContains(output(), "devices on") || Ended(); }) &&
-           pid_ >= 0;
-  }
-  void Signal(int number) { kill(pid_, number); }
-  // The exit status, -1: it did not end, -2: by a signal.
-  int Wait() {
-    return Eventually([&] { return Ended(); }) ? status_ : -1;
-  }
-
- private:
-  bool Ended() {
-    if (pid_ < 0) return true;
-    int status = 0;
-    if (waitpid(pid_, &status, WNOHANG) != pid_) return false;
-    pid_ = -1;
-    status_ = WIFEXITED(status) ? WEXITSTATUS(status) : -2;
-    return true;
-  }
-
-  static int count_;
-  const std::string log_;
-  pid_t pid_ = -1;
-  int status_ = -1;
-};
-int Process::count_ = 0;
 
 class ChorusdTest : public testing::Test {
  protected:
@@ -126,7 +64,7 @@ class ChorusdTest : public testing::Test {
   std::string Listen() const { return absl::StrCat("--listen=unix:", path_); }
   // Starts it with `flags`, expects it to end by itself, and returns what it said.
   std::string Refusal(std::vector<std::string> flags) {
-    Process process(folder_, std::move(flags));
+    ChorusdProcess process(folder_, std::move(flags));
     const int status = process.Wait();
     EXPECT_GT(status, 0);
     return process.output();
@@ -138,8 +76,8 @@ class ChorusdTest : public testing::Test {
 
 TEST_F(ChorusdTest, ServesAndEndsOnSigterm) {
   for (const int number : {SIGTERM, SIGINT}) {
-    Process chorusd(folder_,
-                    {Listen(), "--host_devices=3", "--listen=127.0.0.1:0", "--insecure_loopback"});
+    ChorusdProcess chorusd(
+        folder_, {Listen(), "--host_devices=3", "--listen=127.0.0.1:0", "--insecure_loopback"});
     ASSERT_TRUE(chorusd.WaitForStart()) << chorusd.output();
     EXPECT_THAT(chorusd.output(), HasSubstr(absl::StrCat("serves 3 host devices on unix:", path_)));
     EXPECT_THAT(chorusd.output(), HasSubstr("incarnation"));
@@ -154,7 +92,7 @@ TEST_F(ChorusdTest, ServesAndEndsOnSigterm) {
 }
 
 TEST_F(ChorusdTest, SighupDoesNotEndIt) {
-  Process chorusd(folder_, {Listen()});
+  ChorusdProcess chorusd(folder_, {Listen()});
   ASSERT_TRUE(chorusd.WaitForStart()) << chorusd.output();
   chorusd.Signal(SIGHUP);
   EXPECT_TRUE(Eventually([&] { return absl::StrContains(chorusd.output(), "ignored"); }))
@@ -196,7 +134,7 @@ TEST_F(ChorusdTest, AStartThatFailsLeavesNothing) {
   EXPECT_THAT(Refusal({Listen(), port, "--insecure_loopback"}), HasSubstr("in use"));
   EXPECT_THAT(all(), testing::IsEmpty());
   // What was there, and a daemon that serves, stay.
-  Process chorusd(folder_, {Listen()});
+  ChorusdProcess chorusd(folder_, {Listen()});
   ASSERT_TRUE(chorusd.WaitForStart()) << chorusd.output();
   const std::vector<std::string> before = all();
   Refusal({Listen()});
@@ -216,7 +154,7 @@ TEST_F(ChorusdTest, DurationsAndSizesThatAreNotUnderstoodAreNamedWithAnExample) 
                                HasSubstr(strchr(flag, '=') + 1)));
   }
   EXPECT_THAT(Refusal({Listen(), "--max_sessions=-3"}), HasSubstr("positive number, got -3"));
-  Process chorusd(folder_, {Listen(), "--memory_limit_bytes=64MiB", "--lease=1h30m"});
+  ChorusdProcess chorusd(folder_, {Listen(), "--memory_limit_bytes=64MiB", "--lease=1h30m"});
   ASSERT_TRUE(chorusd.WaitForStart()) << chorusd.output();
   RpcRank rank(
       grpc::CreateChannel(absl::StrCat("unix:", path_), grpc::InsecureChannelCredentials()));
@@ -227,7 +165,7 @@ TEST_F(ChorusdTest, DurationsAndSizesThatAreNotUnderstoodAreNamedWithAnExample) 
 }
 
 TEST_F(ChorusdTest, SigtermTellsWhoWaitsAndStillEndsWell) {
-  Process chorusd(folder_, {Listen(), "--drain_timeout=200ms"});
+  ChorusdProcess chorusd(folder_, {Listen(), "--drain_timeout=200ms"});
   ASSERT_TRUE(chorusd.WaitForStart()) << chorusd.output();
   RpcRank rank(
       grpc::CreateChannel(absl::StrCat("unix:", path_), grpc::InsecureChannelCredentials()));
@@ -250,7 +188,7 @@ TEST_F(ChorusdTest, SigtermTellsWhoWaitsAndStillEndsWell) {
 }
 
 TEST_F(ChorusdTest, AFailureIsALineOfTheLog) {
-  Process chorusd(folder_, {Listen(), "--host_devices=2"});
+  ChorusdProcess chorusd(folder_, {Listen(), "--host_devices=2"});
   ASSERT_TRUE(chorusd.WaitForStart()) << chorusd.output();
   RpcRank rank(
       grpc::CreateChannel(absl::StrCat("unix:", path_), grpc::InsecureChannelCredentials()));
@@ -273,7 +211,7 @@ TEST_F(ChorusdTest, AFailureIsALineOfTheLog) {
 }
 
 TEST_F(ChorusdTest, ASecondDaemonIsKeptOffThePath) {
-  Process first(folder_, {Listen()});
+  ChorusdProcess first(folder_, {Listen()});
   ASSERT_TRUE(first.WaitForStart()) << first.output();
   const std::string said = Refusal({Listen()});
   EXPECT_THAT(said, HasSubstr(absl::StrCat("another chorusd (pid ", first.pid(), ")")));
@@ -282,20 +220,20 @@ TEST_F(ChorusdTest, ASecondDaemonIsKeptOffThePath) {
   first.Signal(SIGKILL);
   EXPECT_EQ(first.Wait(), -2);
   EXPECT_TRUE(std::filesystem::exists(path_));
-  Process second(folder_, {Listen()});
+  ChorusdProcess second(folder_, {Listen()});
   ASSERT_TRUE(second.WaitForStart()) << second.output();
   EXPECT_TRUE(Connects(path_));
 }
 
 TEST_F(ChorusdTest, SocketsHaveTheModeAndGroupThatWereAsked) {
   {
-    Process chorusd(folder_, {Listen()});
+    ChorusdProcess chorusd(folder_, {Listen()});
     ASSERT_TRUE(chorusd.WaitForStart()) << chorusd.output();
     EXPECT_EQ(ModeOf(path_), mode_t{0600});
     EXPECT_EQ(ModeOf(path_ + ".attach"), mode_t{0600});
   }
-  Process chorusd(folder_,
-                  {Listen(), "--socket_mode=0660", absl::StrCat("--socket_group=", getegid())});
+  ChorusdProcess chorusd(
+      folder_, {Listen(), "--socket_mode=0660", absl::StrCat("--socket_group=", getegid())});
   ASSERT_TRUE(chorusd.WaitForStart()) << chorusd.output();
   EXPECT_EQ(ModeOf(path_), mode_t{0660});
   EXPECT_EQ(ModeOf(path_ + ".attach"), mode_t{0660});
@@ -325,7 +263,7 @@ TEST_F(ChorusdTest, FlagsMayComeFromAFileAndListenMayRepeat) {
   const std::string file = absl::StrCat(folder_, "/flags");
   std::ofstream(file) << Listen() << "\n--listen=unix:" << folder_ << "/second.sock\n"
                       << "--host_devices=2\n";
-  Process chorusd(folder_, {absl::StrCat("--flagfile=", file)});
+  ChorusdProcess chorusd(folder_, {absl::StrCat("--flagfile=", file)});
   ASSERT_TRUE(chorusd.WaitForStart()) << chorusd.output();
   EXPECT_THAT(chorusd.output(), HasSubstr("2 host devices"));
   EXPECT_TRUE(Connects(path_));
@@ -333,7 +271,7 @@ TEST_F(ChorusdTest, FlagsMayComeFromAFileAndListenMayRepeat) {
 }
 
 TEST_F(ChorusdTest, TheSimulatedBackendServes) {
-  Process chorusd(folder_, {Listen(), "--backend=sim", "--sim_seed=7"});
+  ChorusdProcess chorusd(folder_, {Listen(), "--backend=sim", "--sim_seed=7"});
   ASSERT_TRUE(chorusd.WaitForStart()) << chorusd.output();
   EXPECT_THAT(chorusd.output(), HasSubstr("4 sim devices"));
   chorusd.Signal(SIGTERM);

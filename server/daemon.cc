@@ -61,10 +61,14 @@ absl::Duration RenewPeriod(absl::Duration lease) {
   return std::max(std::min(lease / 4, absl::Seconds(5)), absl::Milliseconds(50));
 }
 
+// "/" for what stands there.
+std::string DirectoryOf(const std::string& path) {
+  return path.substr(0, std::max<size_t>(path.rfind('/'), 1));
+}
+
 // Makes the directory of `path` and notes it in `made`, unless it is there.
 absl::Status MakeDirectory(const std::string& path, std::vector<std::string>* made) {
-  const std::string directory = path.substr(0, path.rfind('/'));
-  if (directory.empty()) return absl::OkStatus();
+  const std::string directory = DirectoryOf(path);
   if (mkdir(directory.c_str(), 0755) == 0) {
     made->push_back(directory);
     return absl::OkStatus();
@@ -72,6 +76,14 @@ absl::Status MakeDirectory(const std::string& path, std::vector<std::string>* ma
   if (errno == EEXIST) return absl::OkStatus();
   return MakeError(Reason::kCannotServe,
                    absl::StrCat("directory ", directory, ": ", strerror(errno)));
+}
+
+// Nobody but the operator says where else a daemon listens: there it is only told.
+absl::Status CheckDirectory(const std::string& path, uid_t uid) {
+  const absl::Status safe = CheckSocketDirectory(DirectoryOf(path), uid);
+  if (safe.ok() || path == DefaultSocketPath()) return safe;
+  LOG(WARNING) << ErrorOf(safe).message << ": another user may put a socket in place of this one";
+  return absl::OkStatus();
 }
 
 NodeOptions WithLog(NodeOptions options) {
@@ -155,6 +167,7 @@ absl::Status Daemon::Impl::Listen() {
     CHORUS_RETURN_IF_ERROR(CheckListenAddress(address, options.insecure_loopback));
     if (!address.is_unix()) continue;
     CHORUS_RETURN_IF_ERROR(MakeDirectory(address.path, &directories));
+    CHORUS_RETURN_IF_ERROR(CheckDirectory(address.path, geteuid()));
     CHORUS_ASSIGN_OR_RETURN(LockFile lock, TakeLockFile(address.path));
     locks.push_back(std::move(lock));
     // First the attach socket: who finds the gRPC socket finds the other one as well.
@@ -189,8 +202,8 @@ absl::Status Daemon::Impl::Serve() {
   grpc::channelz::experimental::InitChannelzService();
   grpc::ServerBuilder builder;
   builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
-  // The limit is for bytes as they come. gRPC inflates without one, before anybody is authorised: it
-  // inflates nothing here, and who compresses is told UNIMPLEMENTED.
+  // The limit is for bytes as they come. gRPC inflates without one, before anybody is authorised:
+  // it inflates nothing here, and who compresses is told UNIMPLEMENTED.
   builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
   for (const grpc_compression_algorithm algorithm : {GRPC_COMPRESS_DEFLATE, GRPC_COMPRESS_GZIP}) {
     builder.SetCompressionAlgorithmSupportStatus(algorithm, false);

@@ -12,6 +12,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "core/base/error.h"
 
 namespace chorus {
@@ -20,6 +21,20 @@ namespace {
 absl::Status Failed(absl::string_view path, absl::string_view what, int error) {
   return MakeError(Reason::kCannotServe,
                    absl::StrCat("socket ", path, ": ", what, ": ", strerror(error)));
+}
+
+absl::Status CheckOwner(const std::string& directory, absl::string_view what,
+                        const struct stat& info, uid_t uid) {
+  const bool trusted = info.st_uid == uid || info.st_uid == 0;
+  // A link's own mode says nothing.
+  const bool shared =
+      S_ISDIR(info.st_mode) && (info.st_mode & 022) != 0 && (info.st_mode & S_ISVTX) == 0;
+  if (trusted && !shared) return absl::OkStatus();
+  return MakeError(
+      Reason::kCannotServe,
+      absl::StrFormat("directory %s: expected %s of uid %d or root, to which nobody else may write "
+                      "(mode 0755, or with the sticky bit); found one of uid %d, mode %04o",
+                      directory, what, uid, info.st_uid, info.st_mode & 07777));
 }
 
 absl::StatusOr<gid_t> FindGroup(const std::string& path, const std::string& name) {
@@ -79,6 +94,18 @@ absl::StatusOr<UniqueFd> ListenUnix(const std::string& path, int type, const Soc
     return opened;
   }
   return listener;
+}
+
+absl::Status CheckSocketDirectory(const std::string& directory, uid_t uid) {
+  struct stat info = {};
+  if (lstat(directory.c_str(), &info) == 0 && S_ISLNK(info.st_mode)) {
+    CHORUS_RETURN_IF_ERROR(CheckOwner(directory, "a link", info, uid));
+  }
+  if (stat(directory.c_str(), &info) != 0) {
+    return MakeError(Reason::kCannotServe,
+                     absl::StrCat("directory ", directory, ": ", strerror(errno)));
+  }
+  return CheckOwner(directory, "a directory", info, uid);
 }
 
 absl::StatusOr<PeerCredentials> GetPeerCredentials(int socket) {

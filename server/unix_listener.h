@@ -20,8 +20,14 @@ struct SocketAccess {
 
 // Listens on `path` (`type`: SOCK_STREAM or SOCK_SEQPACKET), in place of a socket that a dead
 // daemon left there; call it with the path's lock held. The socket never is more open than `access`
-// says, not even while it is made. Makes the last directory of the path where it is missing.
+// says, not even while it is made.
 absl::StatusOr<UniqueFd> ListenUnix(const std::string& path, int type, const SocketAccess& access);
+
+// Whether a daemon of `uid` can have its sockets in `directory` without another user's taking their
+// place: it belongs to `uid` or to root, and nobody else may write there, or only such that each
+// user's files stay (sticky). A link is good where it and what it leads to are.
+// FAILED_PRECONDITION (CANNOT_SERVE): the text has what was expected and what is there.
+absl::Status CheckSocketDirectory(const std::string& directory, uid_t uid);
 
 // The process at the other end, as it was when it connected. pid 0: not visible from here (another
 // PID namespace).
