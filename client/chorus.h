@@ -198,9 +198,16 @@ enum class Transport {
 };
 
 struct SessionOptions {
-  // "unix:/run/user/1000/chorus.sock", "localhost:7070". Empty: $CHORUS_ADDRESS, else the path on
-  // which chorusd listens unless told otherwise.
+  // "unix:/run/user/1000/chorus/chorusd.sock", "localhost:7070". Empty: $CHORUS_ADDRESS; else where
+  // a chorusd of this user listens unless told otherwise (for user U
+  // unix:/run/user/U/chorus/chorusd.sock, or unix:/tmp/chorus-U/chorusd.sock without /run/user/U),
+  // then, where none serves there, unix:/run/chorus/chorusd.sock, which is root's.
   std::string address;
+  // Whose daemon may be talked to at a Unix address: these users' and nobody else's. Empty: this
+  // process's own, root's, and another user's where root has given it the place: the socket's
+  // directory belongs to the daemon's user or root, and on the way there root alone may write (in
+  // /run/chorus, not in /tmp). It is looked at before each connection is used.
+  std::vector<uint32_t> daemon_uids;
   Transport transport = Transport::kAuto;
   // Numbers of the daemon's devices; empty: the `device_count` least used ones.
   std::vector<int> devices;
@@ -261,7 +268,8 @@ class Session {
   // UNAVAILABLE kDaemonLost: no daemon came to serve at the address within open_timeout, kDraining:
   // it is shutting down. DEADLINE_EXCEEDED kTransportTimeout: it does not answer. INVALID_ARGUMENT
   // kMalformed: no address, or a path at which something else stands than a socket.
-  // PERMISSION_DENIED kNotAttached: another user's socket. UNIMPLEMENTED kVersion: the daemon is of
+  // PERMISSION_DENIED kNotAttached: another user's socket that does not let this one in, or another
+  // user's daemon (SessionOptions::daemon_uids). UNIMPLEMENTED kVersion: the daemon is of
   // another version. UNAUTHENTICATED kNotAttached: the ring was asked for and is not to be had.
   static absl::StatusOr<Session> Open(const SessionOptions& options = {});
 

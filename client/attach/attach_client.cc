@@ -1,16 +1,14 @@
 #include "client/attach/attach_client.h"
 
-#include <errno.h>
 #include <poll.h>
-#include <string.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 
 #include <algorithm>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/optional.h"
+#include "client/attach/daemon_socket.h"
 #include "core/base/error.h"
 
 namespace chorus {
@@ -56,37 +54,13 @@ absl::string_view KindName(AttachRequest::Kind kind) {
   return "?";
 }
 
-absl::StatusOr<UniqueFd> ConnectSocket(absl::string_view path, absl::Time deadline) {
-  sockaddr_un address = {};
-  address.sun_family = AF_UNIX;
-  if (path.empty() || path.size() >= sizeof(address.sun_path)) {
-    return Malformed(absl::StrCat("attach socket: expected a path of 1 to ",
-                                  sizeof(address.sun_path) - 1, " bytes, got ", path.size()));
-  }
-  memcpy(address.sun_path, path.data(), path.size());
-  UniqueFd socket_fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-  if (!socket_fd.valid()) {
-    return MakeError(Reason::kQuota, absl::StrCat("attach socket: ", strerror(errno)));
-  }
-  // connect() waits while the daemon's queue is full; this bounds it.
-  const absl::Duration left =
-      std::min(std::max(deadline - absl::Now(), absl::Milliseconds(1)), absl::Hours(1));
-  const timeval timeout = absl::ToTimeval(left);
-  setsockopt(socket_fd.get(), SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout));
-  if (connect(socket_fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
-    if (errno == EAGAIN || errno == EINPROGRESS) return TimedOut(path, "connect");
-    return MakeError(errno == EACCES ? Reason::kNotAttached : Reason::kDaemonLost,
-                     absl::StrCat("no chorusd answers at ", path, ": ", strerror(errno)));
-  }
-  return socket_fd;
-}
-
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<AttachClient>> AttachClient::Connect(absl::string_view path,
-                                                                    absl::Time deadline) {
-  CHORUS_ASSIGN_OR_RETURN(UniqueFd socket_fd, ConnectSocket(path, deadline));
-  std::unique_ptr<AttachClient> client(new AttachClient(std::string(path), std::move(socket_fd)));
+absl::StatusOr<std::unique_ptr<AttachClient>> AttachClient::Connect(
+    const std::string& path, absl::Time deadline, absl::Span<const uint32_t> daemon_uids) {
+  CHORUS_ASSIGN_OR_RETURN(UniqueFd socket_fd,
+                          ConnectToDaemon(path, SOCK_SEQPACKET, daemon_uids, deadline));
+  std::unique_ptr<AttachClient> client(new AttachClient(path, std::move(socket_fd)));
   AttachRequest hello;
   hello.kind = AttachRequest::Kind::kHello;
   CHORUS_ASSIGN_OR_RETURN(Answer challenge, client->Ask(std::move(hello), 0, deadline));

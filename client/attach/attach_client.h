@@ -28,12 +28,13 @@ namespace chorus {
 
 class AttachClient {
  public:
-  // Connects to the attach socket at `path` and proves who this process is.
+  // Connects to the attach socket at `path` and proves who this process is. Whose daemon it talks
+  // to: client/attach/daemon_socket.h.
   // UNAVAILABLE (DAEMON_LOST): nobody listens there. PERMISSION_DENIED (NOT_ATTACHED): another
   // user's. UNIMPLEMENTED (VERSION): the text has both versions. DEADLINE_EXCEEDED
   // (TRANSPORT_TIMEOUT): somebody listens and does not answer.
-  static absl::StatusOr<std::unique_ptr<AttachClient>> Connect(absl::string_view path,
-                                                               absl::Time deadline);
+  static absl::StatusOr<std::unique_ptr<AttachClient>> Connect(
+      const std::string& path, absl::Time deadline, absl::Span<const uint32_t> daemon_uids = {});
   AttachClient(const AttachClient&) = delete;
   AttachClient& operator=(const AttachClient&) = delete;
 

@@ -23,7 +23,7 @@ std::string AttachPath(absl::string_view grpc_path) { return absl::StrCat(grpc_p
 
 std::string DefaultSocketPath() {
   const uid_t uid = geteuid();
-  if (uid == 0) return "/run/chorus/chorusd.sock";
+  if (uid == 0) return kSystemSocketPath;
   const std::string runtime = absl::StrCat("/run/user/", uid);
   struct stat info;
   if (stat(runtime.c_str(), &info) == 0 && info.st_uid == uid) {

@@ -44,9 +44,11 @@ inline constexpr int kMaxAttachDescriptors = 2;
 
 // PATH.attach.
 std::string AttachPath(absl::string_view grpc_path);
-// Where a daemon listens and a client looks when nobody says anything else: for root
-// /run/chorus/chorusd.sock; for user U /run/user/U/chorus/chorusd.sock, or
-// /tmp/chorus-U/chorusd.sock on systems without /run/user/U.
+// Root's daemon, for all users of a machine.
+inline constexpr char kSystemSocketPath[] = "/run/chorus/chorusd.sock";
+// Where a daemon of this process's user listens when nobody says anything else: for root
+// kSystemSocketPath; for user U /run/user/U/chorus/chorusd.sock, or /tmp/chorus-U/chorusd.sock on
+// systems without /run/user/U.
 std::string DefaultSocketPath();
 
 struct AttachRequest {

@@ -1,0 +1,127 @@
+#include "client/link/find_daemon.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "core/transport/attach/protocol.h"
+
+namespace chorus {
+namespace {
+
+absl::Status CheckAddress(absl::string_view address) {
+  if (absl::StartsWith(address, "unix:")) return absl::OkStatus();
+  if (absl::StrContains(address, '/')) {
+    return Malformed(absl::StrCat("address \"", address,
+                                  "\": a path needs unix: before it (unix:", address, ")"));
+  }
+  const size_t colon = address.rfind(':');
+  if (colon == absl::string_view::npos || colon == 0 || colon + 1 == address.size()) {
+    return Malformed(absl::StrCat("address \"", address, "\": expected unix:/PATH or HOST:PORT"));
+  }
+  return absl::OkStatus();
+}
+
+// What stands at `path` that no daemon will ever serve.
+absl::Status CheckSocket(const std::string& path) {
+  struct stat info = {};
+  if (stat(path.c_str(), &info) != 0) return absl::OkStatus();  // perhaps soon
+  if (S_ISSOCK(info.st_mode)) return absl::OkStatus();
+  return Malformed(absl::StrCat("unix:", path, ": expected a socket, found ",
+                                S_ISDIR(info.st_mode) ? "a directory" : "another kind of file"));
+}
+
+// Of a socket that this user may not use.
+absl::Status ForeignSocket(const std::string& path, const absl::Status& denied) {
+  struct stat info = {};
+  if (stat(path.c_str(), &info) != 0) {
+    return MakeError(Reason::kNotAttached,
+                     absl::StrCat("unix:", path, ": this process (uid ", geteuid(),
+                                  ") may not look there: ", strerror(errno)));
+  }
+  return MakeError(
+      Reason::kNotAttached,
+      absl::StrCat("unix:", path, ": the socket of uid ", info.st_uid, " (mode ",
+                   absl::StrFormat("%04o", info.st_mode & 07777), ") does not let uid ", geteuid(),
+                   " in: use a daemon of your own, or have this one started with --socket_mode "
+                   "and --socket_group (",
+                   ErrorOf(denied).message, ")"));
+}
+
+absl::StatusOr<FoundDaemon> AttachAt(const std::string& path,
+                                     absl::Span<const uint32_t> daemon_uids, absl::Time deadline) {
+  CHORUS_RETURN_IF_ERROR(CheckSocket(path));
+  FoundDaemon found;
+  found.path = path;
+  auto attached = AttachClient::Connect(AttachPath(path), deadline, daemon_uids);
+  // Not the daemon's own word on who may attach.
+  if (ErrorOf(attached.status()).reason == Reason::kNotAttached &&
+      faccessat(AT_FDCWD, AttachPath(path).c_str(), W_OK, AT_EACCESS) != 0) {
+    return ForeignSocket(path, attached.status());
+  }
+  CHORUS_ASSIGN_OR_RETURN(found.attach, std::move(attached));
+  return found;
+}
+
+bool IsLost(const absl::Status& status) { return ErrorOf(status).reason == Reason::kDaemonLost; }
+
+}  // namespace
+
+absl::StatusOr<std::vector<std::string>> AddressesFor(const std::string& asked) {
+  const char* const environment = std::getenv("CHORUS_ADDRESS");
+  std::string address = asked;
+  if (address.empty() && environment != nullptr) address = environment;
+  if (!address.empty()) {
+    CHORUS_RETURN_IF_ERROR(CheckAddress(address));
+    return std::vector<std::string>{address};
+  }
+  std::vector<std::string> addresses = {absl::StrCat("unix:", DefaultSocketPath())};
+  const std::string system = absl::StrCat("unix:", kSystemSocketPath);
+  if (addresses[0] != system) addresses.push_back(system);
+  return addresses;
+}
+
+absl::StatusOr<FoundDaemon> FindDaemon(const std::vector<std::string>& paths,
+                                       absl::Span<const uint32_t> daemon_uids, absl::Time deadline,
+                                       absl::Duration patience) {
+  absl::Status elsewhere;
+  auto found = WhenItServes(deadline, [&]() -> absl::StatusOr<FoundDaemon> {
+    auto first = AttachAt(paths[0], daemon_uids, deadline);
+    if (first.ok()) return first;
+    elsewhere = absl::OkStatus();
+    for (size_t i = 1; i < paths.size(); ++i) {
+      auto other = AttachAt(paths[i], daemon_uids, deadline);
+      if (other.ok()) return other;
+      if (!IsLost(other.status())) elsewhere = other.status();
+    }
+    return first;
+  });
+  if (found.ok()) return found;
+  if (IsLost(found.status()) && !elsewhere.ok()) return elsewhere;
+  return NoAnswer(absl::StrCat("unix:", absl::StrJoin(paths, " or unix:")), found.status(),
+                  patience);
+}
+
+absl::Status NoAnswer(absl::string_view address, const absl::Status& status,
+                      absl::Duration patience) {
+  Error error = ErrorOf(status);
+  const std::string within = absl::StrCat(" within ", absl::FormatDuration(patience));
+  if (error.reason == Reason::kDaemonLost) {
+    error.message = absl::StrCat("no daemon serves at ", address, within, ": ", error.message);
+  } else if (error.reason == Reason::kTransportTimeout) {
+    error.message =
+        absl::StrCat("the daemon at ", address, " did not answer", within, ": ", error.message);
+  }
+  return ToStatus(error);
+}
+
+}  // namespace chorus

@@ -1,0 +1,87 @@
+// Where a client looks for its daemon. The paths stand for those of this user and of the system.
+#include "client/link/find_daemon.h"
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "core/transport/attach/protocol.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "server/testing/test_daemon.h"
+
+namespace chorus {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr absl::Duration kShort = absl::Milliseconds(50);
+
+absl::StatusOr<FoundDaemon> Find(const std::vector<std::string>& paths,
+                                 absl::Duration patience = absl::Seconds(20)) {
+  return FindDaemon(paths, {}, absl::Now() + patience, patience);
+}
+
+TEST(AddressesTest, WhatIsAskedForGoesBeforeTheEnvironmentAndThatBeforeThePaths) {
+  ASSERT_EQ(setenv("CHORUS_ADDRESS", "unix:/environment.sock", 1), 0);
+  EXPECT_THAT(*AddressesFor("unix:/asked.sock"), ElementsAre("unix:/asked.sock"));
+  EXPECT_THAT(*AddressesFor(""), ElementsAre("unix:/environment.sock"));
+  ASSERT_EQ(setenv("CHORUS_ADDRESS", "nonsense", 1), 0);
+  EXPECT_EQ(ErrorOf(AddressesFor("").status()).reason, Reason::kMalformed);
+  for (const bool empty : {false, true}) {
+    ASSERT_EQ(empty ? setenv("CHORUS_ADDRESS", "", 1) : unsetenv("CHORUS_ADDRESS"), 0);
+    const std::vector<std::string> addresses = *AddressesFor("");
+    EXPECT_EQ(addresses.front(), absl::StrCat("unix:", DefaultSocketPath()));
+    EXPECT_EQ(addresses.back(), "unix:/run/chorus/chorusd.sock");
+    EXPECT_EQ(addresses.size(), geteuid() == 0 ? 1u : 2u);
+  }
+}
+
+TEST(FindDaemonTest, TheFirstPathAtWhichADaemonServesIsTaken) {
+  TestDaemon own;
+  TestDaemon system;
+  EXPECT_EQ(Find({own.path(), system.path()})->path, own.path());
+  EXPECT_EQ(Find({"/nowhere/d.sock", system.path()})->path, system.path());
+  EXPECT_EQ(Find({own.path(), "/nowhere/d.sock"})->path, own.path());
+}
+
+TEST(FindDaemonTest, NobodyAnywhereNamesThemAll) {
+  const absl::Status status = Find({"/nowhere/a.sock", "/nowhere/b.sock"}, kShort).status();
+  EXPECT_EQ(ErrorOf(status).reason, Reason::kDaemonLost);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("no daemon serves at unix:/nowhere/a.sock or unix:/nowhere/b.sock"));
+}
+
+TEST(FindDaemonTest, WhatIsWrongAtTheOwnPathIsToldAtOnceUnlessAnotherServes) {
+  TestDaemon system;
+  const std::string file = system.folder() + "/file";
+  std::ofstream(file) << "no socket";
+  EXPECT_EQ(ErrorOf(Find({file, "/nowhere/d.sock"}, absl::InfiniteDuration()).status()).reason,
+            Reason::kMalformed);
+  EXPECT_EQ(Find({file, system.path()})->path, system.path());
+}
+
+// A system's daemon that lets nobody in says nothing about this user's own, which may be starting.
+TEST(FindDaemonTest, WhatIsWrongAtTheSystemsPathDoesNotEndTheWaitForTheOwn) {
+  TestDaemon own;
+  const std::string file = own.folder() + "/file";
+  std::ofstream(file) << "no socket";
+  const std::string late = own.folder() + "/late.sock";
+  EXPECT_EQ(ErrorOf(Find({late, file}, kShort).status()).reason, Reason::kMalformed);
+  absl::StatusOr<FoundDaemon> found;
+  std::thread looking([&] { found = Find({late, file}); });
+  ASSERT_EQ(symlink(own.attach_path().c_str(), AttachPath(late).c_str()), 0);
+  looking.join();
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ(found->path, late);
+}
+
+}  // namespace
+}  // namespace chorus
