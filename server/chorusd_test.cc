@@ -1,5 +1,6 @@
 // The program: flags, lock file, socket modes, signals.
 
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
@@ -35,13 +36,18 @@ namespace {
 using testing::HasSubstr;
 using testing::Not;
 
-bool Connects(const std::string& path) {
-  UniqueFd client(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+UniqueFd ConnectTo(const std::string& path, int type = SOCK_STREAM) {
+  UniqueFd client(socket(AF_UNIX, type | SOCK_CLOEXEC, 0));
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
   memcpy(address.sun_path, path.data(), path.size());
-  return connect(client.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0;
+  if (connect(client.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
+    return UniqueFd();
+  }
+  return client;
 }
+
+bool Connects(const std::string& path) { return ConnectTo(path).valid(); }
 
 mode_t ModeOf(const std::string& path) {
   struct stat info = {};
@@ -185,6 +191,55 @@ TEST_F(ChorusdTest, SigtermTellsWhoWaitsAndStillEndsWell) {
   EXPECT_EQ(told.code(), absl::StatusCode::kUnavailable) << told;
   EXPECT_EQ(ErrorOf(told).reason, Reason::kDraining) << told;
   EXPECT_EQ(chorusd.Wait(), 0) << chorusd.output();
+}
+
+// A pipe that nobody reads any more, with every byte of it taken.
+void Fill(int pipe) {
+  // Opened again: O_NONBLOCK is not for the one who shares it.
+  const UniqueFd filler(
+      open(absl::StrCat("/proc/self/fd/", pipe).c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC));
+  ASSERT_TRUE(filler.valid());
+  for (const size_t part : {4096, 1}) {
+    const std::string text(part, '-');
+    while (write(filler.get(), text.data(), text.size()) > 0) {
+    }
+  }
+}
+
+TEST_F(ChorusdTest, AFullLogStopsNothing) {
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  const UniqueFd reader(ends[0]);
+  const UniqueFd writer(ends[1]);
+  Fill(writer.get());
+  ChorusdProcess chorusd(folder_, {Listen()}, absl::nullopt, writer.get());
+  ASSERT_TRUE(Eventually([&] { return Connects(path_); }));
+  RpcRank rank(
+      grpc::CreateChannel(absl::StrCat("unix:", path_), grpc::InsecureChannelCredentials()));
+  v1::OpenSessionRequest refused;
+  refused.set_device_count(5);
+  for (int i = 0; i < 100; ++i) {
+    ASSERT_TRUE(rank.Open().ok());
+    ASSERT_TRUE(rank.Close().ok());
+    ASSERT_FALSE(rank.Open(refused).ok());
+  }
+  chorusd.Signal(SIGTERM);
+  EXPECT_EQ(chorusd.Wait(), 0);
+}
+
+TEST_F(ChorusdTest, ALabelCannotForgeALineOfTheLog) {
+  ChorusdProcess chorusd(folder_, {Listen()});
+  ASSERT_TRUE(chorusd.WaitForStart()) << chorusd.output();
+  RpcRank rank(
+      grpc::CreateChannel(absl::StrCat("unix:", path_), grpc::InsecureChannelCredentials()));
+  v1::OpenSessionRequest request;
+  request.set_label("mine\" attached\nE0101 failure: job=\"theirs\" rank=0\x1b[2J");
+  ASSERT_TRUE(rank.Open(request).ok());
+  ASSERT_TRUE(Eventually([&] { return absl::StrContains(chorusd.output(), "theirs"); }));
+  EXPECT_THAT(
+      chorusd.output(),
+      HasSubstr("\"mine\\\" attached\\nE0101 failure: job=\\\"theirs\\\" rank=0\\033[2J\"\n"));
+  EXPECT_THAT(chorusd.output(), Not(HasSubstr("\nE0101")));
 }
 
 TEST_F(ChorusdTest, AFailureIsALineOfTheLog) {

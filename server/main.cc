@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -12,6 +13,7 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -36,6 +38,7 @@
 #include "glog/logging.h"
 #include "server/daemon.h"
 #include "server/listen_address.h"
+#include "server/log_writer.h"
 #include "server/service/context.h"
 
 namespace chorus {
@@ -285,6 +288,16 @@ std::string StartLine(const Daemon& daemon, const Backend& backend) {
                       daemon.incarnation(), ")");
 }
 
+// A line on standard output, which may be a full pipe as well: nobody waits for it.
+void Print(const std::string& line) {
+  std::thread([text = absl::StrCat(line, "\n")] {
+    // Not by a stream, which would be locked when the process ends.
+    if (write(STDOUT_FILENO, text.data(), text.size()) < 0) {
+      LOG(WARNING) << "standard output: " << strerror(errno);
+    }
+  }).detach();
+}
+
 int Main() {
   // Every thread inherits the mask, so the signals come to sigwait alone.
   sigset_t signals;
@@ -296,6 +309,7 @@ int Main() {
   signal(SIGPIPE, SIG_IGN);
 
   const DaemonOptions options = OptionsFromFlags();
+  const LogWriter log(STDERR_FILENO);
   RaiseDescriptorLimit();
   ThreadPool pool(UsableCpus());
   const std::unique_ptr<Backend> backend = MakeBackend(&pool);
@@ -306,7 +320,7 @@ int Main() {
   }
   const std::string line = StartLine(**daemon, *backend);
   LOG(INFO) << line;
-  std::cout << line << std::endl;
+  Print(line);
 
   int signal_number = 0;
   for (;;) {

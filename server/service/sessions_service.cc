@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
 #include "glog/logging.h"
@@ -109,7 +110,8 @@ grpc::ServerUnaryReactor* SessionsService::Open(grpc::CallbackServerContext* con
     }
     call->Reply(absl::OkStatus(), [service, info = *info](v1::OpenSessionResponse* to) {
       LOG(INFO) << "session " << info.id << " opened: " << info.tenant << " pid " << info.pid
-                << (info.attached ? " attached" : " by lease") << " \"" << info.label << "\"";
+                << (info.attached ? " attached" : " by lease") << " \""
+                << absl::Utf8SafeCEscape(info.label) << "\"";
       ResponseTo(*service, info, to);
     });
   });

@@ -1,0 +1,54 @@
+// The daemon's log: whoever has something to say never waits for whoever reads it.
+//
+// glog writes to standard error under a lock. Where that is a pipe and its reader stops, the first
+// line that does not fit any more would stop its thread, and then everybody who says something. So
+// lines go into a queue of bounded size, and a thread that does nothing else writes them. What does
+// not fit is left out, and counted in a line of its own. (O_NONBLOCK instead would be for everybody
+// who shares the pipe, and cut lines.)
+// A line is one line: what cannot be printed is escaped, so that no text of a client's (a label, a
+// job's name) can look like a line of the daemon's.
+//
+// Threads: one of its own writes. The rest is thread-safe.
+#ifndef CHORUS_SERVER_LOG_WRITER_H_
+#define CHORUS_SERVER_LOG_WRITER_H_
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "glog/logging.h"
+
+namespace chorus {
+
+class LogWriter : public google::LogSink {
+ public:
+  // Lines go to `fd` (standard error), which stays open; as long as this lives, all of glog's and
+  // gRPC's do. glog is initialised.
+  explicit LogWriter(int fd);
+  // Waits until what was said is written, a second at most.
+  ~LogWriter() override;
+
+  // Of lines that wait to be written.
+  static constexpr size_t kMaxBytes = 1 << 20;
+
+  // Waits until what was said before is written, or `patience` is over.
+  void Flush(absl::Duration patience);
+
+  void send(google::LogSeverity severity, const char* full_filename, const char* base_filename,
+            int line, const google::LogMessageTime& time, const char* message,
+            size_t size) override;
+
+ private:
+  struct State;
+  // Shared with the thread: one that hangs in a write is left behind.
+  const std::shared_ptr<State> state_;
+};
+
+// `text` with control characters, line separators among them, as escapes; UTF-8 stays.
+std::string OneLine(absl::string_view text);
+
+}  // namespace chorus
+
+#endif  // CHORUS_SERVER_LOG_WRITER_H_

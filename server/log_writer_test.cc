@@ -1,0 +1,165 @@
+#include "server/log_writer.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "core/base/unique_fd.h"
+#include "gmock/gmock.h"
+#include "grpc/support/log.h"
+#include "gtest/gtest.h"
+
+namespace chorus {
+namespace {
+
+using testing::EndsWith;
+using testing::HasSubstr;
+using testing::StartsWith;
+
+class LogWriterTest : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    signal(SIGPIPE, SIG_IGN);
+    google::InitGoogleLogging("log_writer_test");
+  }
+  LogWriterTest() {
+    int ends[2];
+    EXPECT_EQ(pipe2(ends, O_CLOEXEC), 0);
+    read_ = UniqueFd(ends[0]);
+    write_ = UniqueFd(ends[1]);
+  }
+
+  // Fills the pipe, which others would wait for then, and says how much it took.
+  size_t Fill() {
+    // Opened again: the flag is not the writer's.
+    const UniqueFd filler(
+        open(absl::StrCat("/proc/self/fd/", write_.get()).c_str(), O_WRONLY | O_NONBLOCK));
+    EXPECT_TRUE(filler.valid());
+    size_t size = 0;
+    for (const size_t part : {4096, 1}) {
+      const std::string text(part, '-');
+      ssize_t written;
+      while ((written = write(filler.get(), text.data(), text.size())) > 0) {
+        size += static_cast<size_t>(written);
+      }
+    }
+    return size;
+  }
+  std::string Read(size_t size) {
+    std::string text(size, '\0');
+    for (size_t at = 0; at < size;) {
+      pollfd entry = {read_.get(), POLLIN, 0};
+      const ssize_t got = poll(&entry, 1, 20000) > 0 ? read(read_.get(), &text[at], size - at) : 0;
+      if (got <= 0) return text.substr(0, at);
+      at += static_cast<size_t>(got);
+    }
+    return text;
+  }
+  std::string ReadLine() {
+    std::string line;
+    for (;;) {
+      const std::string next = Read(1);
+      if (next.empty()) ADD_FAILURE() << "no more after \"" << line << "\"";
+      if (next.empty() || next == "\n") return line;
+      line += next;
+    }
+  }
+
+  UniqueFd read_;
+  UniqueFd write_;
+};
+
+TEST_F(LogWriterTest, WritesLinesAsGlogDoes) {
+  LogWriter log(write_.get());
+  LOG(INFO) << "first";
+  LOG(ERROR) << "second";
+  std::string line = ReadLine();
+  EXPECT_THAT(line, StartsWith("I"));
+  EXPECT_THAT(line, HasSubstr("log_writer_test.cc:"));
+  EXPECT_THAT(line, EndsWith("] first"));
+  line = ReadLine();
+  EXPECT_THAT(line, StartsWith("E"));
+  EXPECT_THAT(line, EndsWith("] second"));
+}
+
+TEST_F(LogWriterTest, ALineOfGrpcsGoesTheSameWay) {
+  LogWriter log(write_.get());
+  gpr_set_log_verbosity(GPR_LOG_SEVERITY_ERROR);  // as grpc_init does
+  gpr_log(GPR_ERROR, "%s", "of gRPC");
+  EXPECT_THAT(ReadLine(), EndsWith("] of gRPC"));
+}
+
+TEST_F(LogWriterTest, WhatDoesNotFitIsLeftOutAndCounted) {
+  const size_t filled = Fill();
+  constexpr int kLines = 30000;  // more than two megabytes
+  LogWriter log(write_.get());
+  for (int i = 0; i < kLines; ++i) LOG(INFO) << "a line of this test, number " << i;
+  EXPECT_EQ(Read(filled), std::string(filled, '-'));
+  int next = 0;
+  while (next < kLines) {
+    const std::string line = ReadLine();
+    ASSERT_FALSE(line.empty());
+    int number = 0;
+    const std::vector<std::string> words = absl::StrSplit(line, ' ');
+    if (absl::StartsWith(line, "chorusd: ")) {
+      ASSERT_TRUE(absl::SimpleAtoi(words[1], &number)) << line;
+      EXPECT_THAT(line, HasSubstr("lines of the log were left out here"));
+      EXPECT_GT(next, 0);
+      next += number;
+    } else {
+      ASSERT_TRUE(absl::SimpleAtoi(words.back(), &number)) << line;
+      ASSERT_EQ(number, next) << line;
+      ++next;
+    }
+  }
+  EXPECT_EQ(next, kLines);
+  LOG(INFO) << "later";
+  EXPECT_THAT(ReadLine(), EndsWith("] later"));
+}
+
+TEST_F(LogWriterTest, EndsThoughNobodyReads) {
+  Fill();
+  auto log = std::make_unique<LogWriter>(write_.get());
+  LOG(INFO) << "unread";
+  log.reset();
+}
+
+TEST_F(LogWriterTest, EndsWhenAllIsWritten) {
+  auto log = std::make_unique<LogWriter>(write_.get());
+  for (int i = 0; i < 100; ++i) LOG(INFO) << i;
+  log.reset();
+  write_ = UniqueFd();
+  for (int i = 0; i < 100; ++i) EXPECT_THAT(ReadLine(), EndsWith(absl::StrCat("] ", i)));
+}
+
+TEST_F(LogWriterTest, ATextCannotBeginALine) {
+  LogWriter log(write_.get());
+  LOG(INFO) << "label \"\nE20260101 00:00:00.000000 1 main.cc:1] failure\"";
+  const std::string line = ReadLine();
+  EXPECT_THAT(line, StartsWith("I"));
+  EXPECT_THAT(line, EndsWith("label \"\\x0aE20260101 00:00:00.000000 1 main.cc:1] failure\""));
+}
+
+TEST(OneLineTest, EscapesWhatIsNoTextAndLeavesTheRest) {
+  EXPECT_EQ(OneLine("Zeile über 0..9 \"quoted\" \\"), "Zeile über 0..9 \"quoted\" \\");
+  EXPECT_EQ(OneLine(absl::string_view("a\0b\r\n\t\x1b[2J\x7f", 11)),
+            "a\\x00b\\x0d\\x0a\\x09\\x1b[2J\\x7f");
+  EXPECT_EQ(OneLine("\xc2\x9b"
+                    "31m \xc2\xa0"),
+            "\\xc2\\x9b31m \xc2\xa0");
+  EXPECT_EQ(OneLine("a\u2028b\u2029c\u2027"), "a\\xe2\\x80\\xa8b\\xe2\\x80\\xa9c\u2027");
+  EXPECT_EQ(OneLine("\xc2"), "\xc2");
+  EXPECT_EQ(OneLine(""), "");
+}
+
+}  // namespace
+}  // namespace chorus
