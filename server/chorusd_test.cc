@@ -193,6 +193,39 @@ TEST_F(ChorusdTest, SigtermTellsWhoWaitsAndStillEndsWell) {
   EXPECT_EQ(chorusd.Wait(), 0) << chorusd.output();
 }
 
+// A client that computes x + x on device 0, and its run.
+absl::Status SubmitLocalRun(RpcRank* rank) {
+  v1::Command graph = rank->RegisterCommand(1, 1, 4);
+  v1::Graph* const to = graph.mutable_register_graph()->mutable_graph();
+  to->mutable_nodes(0)->set_op("add");
+  to->mutable_nodes(0)->add_inputs(0);
+  to->mutable_nodes(0)->clear_collective();
+  to->clear_group_slots();
+  CHORUS_RETURN_IF_ERROR(rank->Submit(graph));
+  v1::Command run = rank->RunCommand(2, 1, 1, -1, {1, 2, 3, 4});
+  run.mutable_run()->clear_groups();
+  return rank->Submit(run, absl::Milliseconds(50));
+}
+
+TEST_F(ChorusdTest, WorkThatNeverEndsDoesNotKeepItAlive) {
+  ChorusdProcess chorusd(folder_, {Listen(), "--fault_script=launch lost", "--drain_timeout=10ms",
+                                   "--exit_timeout=200ms"});
+  ASSERT_TRUE(chorusd.WaitForStart()) << chorusd.output();
+  RpcRank rank(
+      grpc::CreateChannel(absl::StrCat("unix:", path_), grpc::InsecureChannelCredentials()));
+  ASSERT_TRUE(rank.Open().ok());
+  EXPECT_EQ(SubmitLocalRun(&rank).code(), absl::StatusCode::kDeadlineExceeded);
+  ASSERT_TRUE(Eventually([&] { return absl::StrContains(chorusd.output(), "launch lost"); }))
+      << chorusd.output();
+  chorusd.Signal(SIGTERM);
+  EXPECT_EQ(chorusd.Wait(), 3) << chorusd.output();
+  EXPECT_THAT(chorusd.output(), HasSubstr("did not end in time; it was at: ending"));
+  EXPECT_THAT(chorusd.output(), Not(HasSubstr("stopped")));
+  // Whoever comes next finds the path free.
+  ChorusdProcess next(folder_, {Listen()});
+  EXPECT_TRUE(next.WaitForStart()) << next.output();
+}
+
 // A pipe that nobody reads any more, with every byte of it taken.
 void Fill(int pipe) {
   // Opened again: O_NONBLOCK is not for the one who shares it.

@@ -40,6 +40,7 @@
 #include "server/listen_address.h"
 #include "server/log_writer.h"
 #include "server/service/context.h"
+#include "server/watchdog.h"
 
 namespace chorus {
 
@@ -190,6 +191,8 @@ ABSL_FLAG(chorus::DurationFlag, max_wait, {absl::Minutes(10)},
           "Of one call, whatever deadline its client has set.");
 ABSL_FLAG(chorus::DurationFlag, drain_timeout, {absl::Seconds(10)},
           "For what is under way when SIGTERM or SIGINT comes; the rest is aborted.");
+ABSL_FLAG(chorus::DurationFlag, exit_timeout, {absl::Seconds(10)},
+          "How long after that the daemon has to end: what hangs then is cut off, status 3.");
 
 namespace chorus {
 namespace {
@@ -307,12 +310,13 @@ int Main() {
   sigaddset(&signals, SIGHUP);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   signal(SIGPIPE, SIG_IGN);
+  InstallWatchdog();
 
   const DaemonOptions options = OptionsFromFlags();
   const LogWriter log(STDERR_FILENO);
   RaiseDescriptorLimit();
-  ThreadPool pool(UsableCpus());
-  const std::unique_ptr<Backend> backend = MakeBackend(&pool);
+  auto pool = std::make_unique<ThreadPool>(UsableCpus());
+  std::unique_ptr<Backend> backend = MakeBackend(pool.get());
   absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(options, backend.get());
   if (!daemon.ok()) {
     std::cerr << "chorusd: " << daemon.status().message() << std::endl;
@@ -331,10 +335,20 @@ int Main() {
     LOG(INFO) << strsignal(signal_number) << ": ignored; SIGTERM ends this daemon";
   }
   const absl::Duration patience = absl::GetFlag(FLAGS_drain_timeout).value;
+  EndProcessWithin(patience + absl::GetFlag(FLAGS_exit_timeout).value);
+  NowAt("ending the calls of clients");
   LOG(INFO) << strsignal(signal_number) << ": draining for at most "
             << absl::FormatDuration(patience);
   (*daemon)->Drain(absl::Now() + patience);
+  LOG(INFO) << "serves nobody any more";
+  NowAt("ending sessions and the work that devices have");
+  daemon->reset();
+  NowAt("ending the devices");
+  backend.reset();
+  NowAt("ending the pool's threads");
+  pool.reset();
   LOG(INFO) << "stopped";
+  NowAt("the end");
   return 0;
 }
 
