@@ -7,44 +7,138 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <chrono>
+#include <algorithm>
 #include <cstdint>
 #include <utility>
 
+#include "absl/time/clock.h"
+#include "core/base/error.h"
 #include "glog/logging.h"
 #include "grpcpp/server_posix.h"
 #include "server/unix_listener.h"
 
 namespace chorus {
+namespace {
 
-Acceptor::Acceptor(std::vector<UniqueFd> listeners, PeerTable* peers, grpc::Server* server)
+class CallCounter : public grpc::experimental::Interceptor {
+ public:
+  CallCounter(PeerTable* peers, int number) : peers_(peers), number_(number) {
+    peers_->CallBegan(number_);
+  }
+  ~CallCounter() override { peers_->CallEnded(number_); }
+  void Intercept(grpc::experimental::InterceptorBatchMethods* methods) override {
+    methods->Proceed();
+  }
+
+ private:
+  PeerTable* const peers_;
+  const int number_;
+};
+
+class CallCounters : public grpc::experimental::ServerInterceptorFactoryInterface {
+ public:
+  explicit CallCounters(PeerTable* peers) : peers_(peers) {}
+  grpc::experimental::Interceptor* CreateServerInterceptor(
+      grpc::experimental::ServerRpcInfo* info) override {
+    const absl::optional<int> number = PeerTable::NumberOf(info->server_context()->peer());
+    return number.has_value() ? new CallCounter(peers_, *number) : nullptr;
+  }
+
+ private:
+  PeerTable* const peers_;
+};
+
+}  // namespace
+
+Acceptor::Acceptor(std::vector<UniqueFd> listeners, PeerTable::Idle idle, PeerTable* peers,
+                   grpc::Server* server)
     : listeners_(std::move(listeners)),
+      idle_(std::move(idle)),
       peers_(peers),
       server_(server),
-      stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       thread_([this] { Loop(); }) {}
 
 Acceptor::~Acceptor() {
-  const uint64_t one = 1;
-  // An eventfd of a fresh count takes a 1.
-  if (write(stop_.get(), &one, sizeof(one)) < 0) LOG(ERROR) << "acceptor: " << strerror(errno);
+  {
+    MutexLock lock(&mutex_);
+    stop_ = true;
+  }
+  Wake();
   thread_.join();
 }
 
+void Acceptor::Stop(absl::Duration patience) {
+  {
+    MutexLock lock(&mutex_);
+    accepts_ = false;
+    end_all_ = absl::Now() + patience;
+  }
+  Wake();
+  MutexLock lock(&mutex_);
+  while (!closed_) changed_.Wait(&mutex_);
+}
+
+void Acceptor::Wake() {
+  const uint64_t one = 1;
+  // An eventfd of a fresh count takes a 1.
+  if (write(wake_.get(), &one, sizeof(one)) < 0) LOG(ERROR) << "acceptor: " << strerror(errno);
+}
+
 void Acceptor::Loop() {
-  std::vector<pollfd> entries;
-  entries.push_back({stop_.get(), POLLIN, 0});
-  for (const UniqueFd& listener : listeners_) entries.push_back({listener.get(), POLLIN, 0});
   for (;;) {
-    if (poll(entries.data(), entries.size(), -1) < 0 && errno != EINTR) {
-      LOG(ERROR) << "acceptor: poll: " << strerror(errno);
-      return;
+    {
+      MutexLock lock(&mutex_);
+      if (!accepts_ && !closed_) {
+        listeners_.clear();
+        closed_ = true;
+        changed_.SignalAll();
+      }
+      if (stop_) return;
     }
-    if (entries[0].revents != 0) return;
-    for (size_t i = 1; i < entries.size(); ++i) {
+    std::vector<pollfd> entries;
+    entries.push_back({wake_.get(), POLLIN, 0});
+    entries.push_back({peers_->hangups_fd(), POLLIN, 0});
+    for (const UniqueFd& listener : listeners_) entries.push_back({listener.get(), POLLIN, 0});
+    if (poll(entries.data(), entries.size(), Sweep()) < 0 && errno != EINTR) {
+      // Out of memory: pause instead of spinning.
+      LOG(ERROR) << "acceptor: poll: " << strerror(errno);
+      poll(nullptr, 0, 100);
+      continue;
+    }
+    uint64_t woken;
+    if (entries[0].revents != 0 && read(wake_.get(), &woken, sizeof(woken)) > 0) continue;
+    // First those that make room.
+    if (entries[1].revents != 0) peers_->TakeHangups();
+    for (size_t i = 2; i < entries.size(); ++i) {
       if (entries[i].revents != 0) AcceptAll(entries[i].fd);
     }
   }
+}
+
+int Acceptor::Sweep() {
+  absl::Duration left = absl::InfiniteDuration();
+  {
+    MutexLock lock(&mutex_);
+    left = end_all_ - absl::Now();
+    if (left <= absl::ZeroDuration()) end_all_ = absl::InfiniteFuture();
+  }
+  if (left <= absl::ZeroDuration()) {
+    peers_->EndAll();
+    left = absl::InfiniteDuration();
+  }
+  if (peers_->open() > 0) {
+    const absl::Time now = absl::Now();
+    if (now >= next_sweep_) {
+      peers_->EndIdle(idle_);
+      // A connection is ended that much late at most.
+      next_sweep_ = now + std::min(idle_.first_call, idle_.next_call) / 4;
+    }
+    left = std::min(left, next_sweep_ - now);
+  }
+  if (left == absl::InfiniteDuration()) return -1;
+  return static_cast<int>(
+      absl::ToInt64Milliseconds(std::min(absl::Ceil(left, absl::Milliseconds(1)), absl::Hours(1))));
 }
 
 void Acceptor::AcceptAll(int listener) {
@@ -56,7 +150,7 @@ void Acceptor::AcceptAll(int listener) {
       // Out of descriptors or memory: the connection stays in the queue, so pause instead of
       // spinning. What ends the shortage are other threads.
       LOG(ERROR) << "acceptor: accept: " << strerror(errno);
-      pollfd stopped = {stop_.get(), POLLIN, 0};
+      pollfd stopped = {wake_.get(), POLLIN, 0};
       poll(&stopped, 1, 100);
       return;
     }
@@ -67,11 +161,16 @@ void Acceptor::AcceptAll(int listener) {
     }
     absl::StatusOr<UniqueFd> numbered = peers_->Add(std::move(connection), *peer);
     if (!numbered.ok()) {
-      LOG(ERROR) << "acceptor: " << numbered.status();
+      LOG_EVERY_T(ERROR, 1) << "acceptor: " << ErrorOf(numbered.status()).message;
       continue;
     }
     grpc::AddInsecureChannelFromFd(server_, numbered->Release());
   }
+}
+
+std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface> CountCalls(
+    PeerTable* peers) {
+  return std::make_unique<CallCounters>(peers);
 }
 
 }  // namespace chorus

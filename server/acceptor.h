@@ -1,14 +1,20 @@
-// Accepts gRPC's Unix connections, so that the daemon knows who calls (server/peers.h).
+// Accepts gRPC's Unix connections, so that the daemon knows who calls (server/peers.h), and ends
+// those that are idle.
 //
-// Threads: one of its own. Start and the destructor are the owner's.
+// Threads: one of its own. Start, Stop and the destructor are the owner's.
 #ifndef CHORUS_SERVER_ACCEPTOR_H_
 #define CHORUS_SERVER_ACCEPTOR_H_
 
+#include <memory>
 #include <thread>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/time/time.h"
+#include "core/base/mutex.h"
 #include "core/base/unique_fd.h"
 #include "grpcpp/server.h"
+#include "grpcpp/support/server_interceptor.h"
 #include "server/peers.h"
 
 namespace chorus {
@@ -16,20 +22,38 @@ namespace chorus {
 class Acceptor {
  public:
   // `peers` and `server` outlive it.
-  Acceptor(std::vector<UniqueFd> listeners, PeerTable* peers, grpc::Server* server);
-  // Takes no more connections; those that gRPC has stay.
+  Acceptor(std::vector<UniqueFd> listeners, PeerTable::Idle idle, PeerTable* peers,
+           grpc::Server* server);
+  // Takes no more connections: none comes to the server after it returns. Ends all that there are
+  // `patience` later.
+  void Stop(absl::Duration patience);
+  // Connections that gRPC has stay, when Stop was not called or its time has not come.
   ~Acceptor();
 
  private:
   void Loop();
   void AcceptAll(int listener);
+  // Ends what is due, and returns when to look again, in milliseconds; -1: never.
+  int Sweep();
+  void Wake();
 
-  const std::vector<UniqueFd> listeners_;
+  std::vector<UniqueFd> listeners_;  // the thread's
+  absl::Time next_sweep_;            // the thread's
+  const PeerTable::Idle idle_;
   PeerTable* const peers_;
   grpc::Server* const server_;
-  const UniqueFd stop_;  // an eventfd
+  const UniqueFd wake_;  // an eventfd
+  Mutex mutex_;
+  bool stop_ ABSL_GUARDED_BY(mutex_) = false;
+  bool accepts_ ABSL_GUARDED_BY(mutex_) = true;
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;  // the listeners
+  CondVar changed_;
+  absl::Time end_all_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
   std::thread thread_;
 };
+
+// Tells `peers` of each connection's calls. `peers` outlives the server.
+std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface> CountCalls(PeerTable* peers);
 
 }  // namespace chorus
 

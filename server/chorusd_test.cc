@@ -275,6 +275,28 @@ TEST_F(ChorusdTest, ALabelCannotForgeALineOfTheLog) {
   EXPECT_THAT(chorusd.output(), Not(HasSubstr("\nE0101")));
 }
 
+// Clients that say nothing, begin to, or end in the middle of a call.
+TEST_F(ChorusdTest, ADrainWaitsForNoPeer) {
+  ChorusdProcess chorusd(folder_, {Listen(), "--listen=127.0.0.1:0", "--insecure_loopback",
+                                   "--drain_timeout=100ms", "--exit_timeout=1h"});
+  ASSERT_TRUE(chorusd.WaitForStart()) << chorusd.output();
+  const std::string preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+  const std::string settings("\0\0\0\4\0\0\0\0\0", 9);
+  std::vector<UniqueFd> clients;
+  for (const std::string& words :
+       {std::string(), preface.substr(0, 7), preface, preface + settings,
+        preface + settings + std::string("\0\1\0\1\4\0\0\0\1half", 13)}) {
+    clients.push_back(ConnectTo(path_));
+    ASSERT_TRUE(clients.back().valid());
+    ASSERT_EQ(write(clients.back().get(), words.data(), words.size()),
+              static_cast<ssize_t>(words.size()));
+  }
+  clients.push_back(ConnectTo(path_ + ".attach", SOCK_SEQPACKET));
+  ASSERT_TRUE(clients.back().valid());
+  chorusd.Signal(SIGTERM);
+  EXPECT_EQ(chorusd.Wait(), 0) << chorusd.output();
+}
+
 TEST_F(ChorusdTest, AFailureIsALineOfTheLog) {
   ChorusdProcess chorusd(folder_, {Listen(), "--host_devices=2"});
   ASSERT_TRUE(chorusd.WaitForStart()) << chorusd.output();

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <string.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -45,8 +46,16 @@ namespace {
 constexpr int kMaxMessageBytes = 4 << 20;
 // How often a drain looks whether the node has become idle.
 constexpr absl::Duration kDrainLook = absl::Milliseconds(5);
+// For a node thread that has much to do. One that does not come to it at all is passed by.
+constexpr absl::Duration kDrainPatience = absl::Seconds(5);
 // For clients to take the last errors.
 constexpr absl::Duration kDrainFarewell = absl::Milliseconds(500);
+
+int DescriptorLimit() {
+  rlimit limit = {};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  return static_cast<int>(std::min<rlim_t>(limit.rlim_cur, 1 << 20));
+}
 
 // 1 .. 2^31 - 1.
 int64_t NewIncarnation() {
@@ -93,14 +102,16 @@ NodeOptions WithLog(NodeOptions options) {
   return options;
 }
 
-// Runs `look` on the node thread and waits for what it gives.
+// Runs `look` on the node thread and waits until `deadline` for what it gives. False: the node
+// thread has not come to it.
 template <typename Look>
-auto AskNode(NodeLoop* loop, Look look) {
-  using Result = decltype(look(std::declval<LocalNode&>(), absl::Time()));
-  auto promise = std::make_shared<std::promise<Result>>();
-  std::future<Result> future = promise->get_future();
+bool AskNode(NodeLoop* loop, absl::Time deadline, Look look) {
+  auto promise = std::make_shared<std::promise<bool>>();
+  std::future<bool> future = promise->get_future();
   loop->Post(
       [promise, look](LocalNode& node, absl::Time now) { promise->set_value(look(node, now)); });
+  const absl::Duration left = std::min(deadline - absl::Now(), absl::Hours(1));
+  if (future.wait_for(absl::ToChronoNanoseconds(left)) != std::future_status::ready) return false;
   return future.get();
 }
 
@@ -110,7 +121,8 @@ auto AskNode(NodeLoop* loop, Look look) {
 struct Daemon::Impl {
   explicit Impl(const DaemonOptions& options, Backend* backend)
       : options(options),
-        peers(options.trusted_uid),
+        max_connections(std::min(options.max_connections, DescriptorLimit() / 8)),
+        peers(options.trusted_uid, max_connections),
         loop(WithLog(options.node), backend),
         worker(&loop, RenewPeriod(options.node.lease)),
         sessions(&context),
@@ -137,6 +149,7 @@ struct Daemon::Impl {
   void Drain(absl::Time deadline);
 
   const DaemonOptions options;
+  const int max_connections;
   std::vector<LockFile> locks;
   std::vector<UniqueFd> grpc_listeners;    // until Serve
   std::vector<UniqueFd> attach_listeners;  // until Serve
@@ -191,6 +204,7 @@ absl::Status Daemon::Impl::Serve() {
     attach_options.incarnation = context.incarnation;
     attach_options.daemon_version = kDaemonVersion;
     attach_options.open_timeout = options.attach_open_timeout;
+    attach_options.max_connections = max_connections;
     attach = std::make_unique<AttachServer>(std::move(attach_listeners), std::move(attach_options),
                                             &loop);
     context.attach = attach.get();
@@ -208,6 +222,14 @@ absl::Status Daemon::Impl::Serve() {
   for (const grpc_compression_algorithm algorithm : {GRPC_COMPRESS_DEFLATE, GRPC_COMPRESS_GZIP}) {
     builder.SetCompressionAlgorithmSupportStatus(algorithm, false);
   }
+  // Who connects by TCP and does not say what HTTP/2 begins with. (Unix connections have another
+  // bound: server/acceptor.h.)
+  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
+                             static_cast<int>(absl::ToInt64Milliseconds(
+                                 std::min(options.attach_open_timeout, absl::Hours(24)))));
+  std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> counters;
+  counters.push_back(CountCalls(&peers));
+  builder.experimental().SetInterceptorCreators(std::move(counters));
   // Two servers on one port would each get some of the clients.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.RegisterService(&sessions);
@@ -235,7 +257,14 @@ absl::Status Daemon::Impl::Serve() {
   if (server == nullptr) {
     return MakeError(Reason::kInternal, "gRPC does not start");
   }
-  acceptor = std::make_unique<Acceptor>(std::move(grpc_listeners), &peers, server.get());
+  PeerTable::Idle idle;
+  idle.first_call = options.attach_open_timeout;
+  idle.next_call = std::max(options.idle_timeout, options.node.lease);
+  idle.keeps = [this](const PeerCredentials& peer) {
+    return attach != nullptr && attach->Attached(peer.pid);
+  };
+  acceptor =
+      std::make_unique<Acceptor>(std::move(grpc_listeners), std::move(idle), &peers, server.get());
   return absl::OkStatus();
 }
 
@@ -243,30 +272,35 @@ void Daemon::Impl::Drain(absl::Time deadline) {
   if (std::exchange(drained, true)) return;
   if (server != nullptr) {
     server->GetHealthCheckService()->SetServingStatus(false);
-    AskNode(&loop, [](LocalNode& node, absl::Time) {
+    const absl::Time patience = std::max(deadline, absl::Now() + kDrainPatience);
+    AskNode(&loop, patience, [](LocalNode& node, absl::Time) {
       node.StartDraining();
       return true;
     });
     const auto idle = [](LocalNode& node, absl::Time) { return node.Idle(); };
-    while (!AskNode(&loop, idle) && absl::Now() < deadline) {
+    while (!AskNode(&loop, patience, idle) && absl::Now() < deadline) {
       absl::SleepFor(std::min(kDrainLook, deadline - absl::Now()));
     }
-    AskNode(&loop, [](LocalNode& node, absl::Time now) {
-      node.AbortAll(now);
-      return true;
-    });
+    const bool ended =
+        AskNode(&loop, absl::Now() + kDrainPatience, [](LocalNode& node, absl::Time now) {
+          node.AbortAll(now);
+          return true;
+        });
+    if (!ended) LOG(ERROR) << "the node thread hangs: what waits for it is not told why it ends";
     // Behind the outcomes, before any connection closes.
     const absl::Status why = MakeError(Reason::kDraining, "the daemon is shutting down");
     if (attach != nullptr) attach->SayGoodbye(why);
     farewell.Say(why);
   }
-  acceptor.reset();
+  // gRPC closes them by then: this is for what it may keep.
+  if (acceptor != nullptr) acceptor->Stop(2 * kDrainFarewell);
   if (server != nullptr) {
     // Calls that have their answer end well, the rest is cancelled.
     server->Shutdown(absl::ToChronoTime(absl::Now() + kDrainFarewell));
     server->Wait();
-    server.reset();
   }
+  acceptor.reset();
+  server.reset();
   context.attach = nullptr;
   attach.reset();
   for (const std::string& path : paths) unlink(path.c_str());

@@ -25,7 +25,14 @@ struct DaemonOptions {
   SocketAccess access;
   NodeOptions node;
   absl::Duration max_wait = absl::Minutes(10);  // of one call
+  // For a connection to say what it is for: to open its session, to make its first call.
   absl::Duration attach_open_timeout = absl::Seconds(60);
+  // Of a Unix connection of gRPC between two calls, unless its process is attached. Not shorter
+  // than a lease.
+  absl::Duration idle_timeout = absl::Minutes(15);
+  // Unix connections of each kind, attach and gRPC, at a time; 7/8 of them for one uid. Fewer where
+  // the process has not eight descriptors for each.
+  int max_connections = 8192;
   // Whose processes may write without attaching.
   uid_t trusted_uid = geteuid();
 };
@@ -45,7 +52,8 @@ class Daemon {
   int64_t incarnation() const;
 
   // Refuses what is new, waits for what is under way until `deadline`, then ends the rest with
-  // UNAVAILABLE (DRAINING). Nothing is served when it returns.
+  // UNAVAILABLE (DRAINING) and, half a second later, every connection. Nothing is served when it
+  // returns. It waits for no client; the destructor waits for work that the devices have.
   void Drain(absl::Time deadline);
 
  private:

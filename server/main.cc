@@ -193,6 +193,12 @@ ABSL_FLAG(chorus::DurationFlag, drain_timeout, {absl::Seconds(10)},
           "For what is under way when SIGTERM or SIGINT comes; the rest is aborted.");
 ABSL_FLAG(chorus::DurationFlag, exit_timeout, {absl::Seconds(10)},
           "How long after that the daemon has to end: what hangs then is cut off, status 3.");
+ABSL_FLAG(int32_t, max_connections, 8192,
+          "Unix connections of each kind (attach, gRPC) at a time, 7/8 of them for one uid. Fewer "
+          "where there are not eight descriptors for each.");
+ABSL_FLAG(chorus::DurationFlag, idle_timeout, {absl::Minutes(15)},
+          "Of a Unix connection of gRPC without a call, if its process is not attached; never "
+          "shorter than --lease.");
 
 namespace chorus {
 namespace {
@@ -232,6 +238,8 @@ DaemonOptions OptionsFromFlags() {
   options.access.mode = absl::GetFlag(FLAGS_socket_mode).mode;
   options.access.group = absl::GetFlag(FLAGS_socket_group);
   options.max_wait = absl::GetFlag(FLAGS_max_wait).value;
+  options.max_connections = Positive("max_connections", absl::GetFlag(FLAGS_max_connections));
+  options.idle_timeout = absl::GetFlag(FLAGS_idle_timeout).value;
   NodeOptions& node = options.node;
 #define CHORUS_NODE_FLAG(flag, field) node.field = Positive(#flag, absl::GetFlag(FLAGS_##flag))
   CHORUS_NODE_FLAG(memory_limit_bytes, memory_limit_bytes);

@@ -109,8 +109,8 @@ TEST_F(OtherUidTest, ADaemonDoesNotServeInADefaultDirectoryThatIsAnothers) {
   EXPECT_TRUE(std::filesystem::is_empty(default_folder_));
   // Said by the operator, it is served and told.
   {
-    ChorusdProcess chorusd(
-        folder_, {absl::StrCat("--listen=unix:", default_folder_, "/other.sock")}, user_);
+    ChorusdProcess chorusd(folder_,
+                           {absl::StrCat("--listen=unix:", default_folder_, "/other.sock")}, user_);
     ASSERT_TRUE(chorusd.WaitForStart()) << chorusd.output();
     EXPECT_THAT(chorusd.output(), AllOf(HasSubstr("mode 0777"), HasSubstr("another user")));
   }

@@ -3,9 +3,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -25,26 +28,113 @@ int DescriptorLimit() {
 }  // namespace
 
 // The upper half of the numbers is for connections.
-PeerTable::PeerTable(uid_t daemon_uid)
+PeerTable::PeerTable(uid_t daemon_uid, int max_connections)
     : daemon_uid_(daemon_uid),
+      max_connections_(max_connections),
       first_(DescriptorLimit() / 2),
       last_(DescriptorLimit()),
+      hangups_(epoll_create1(EPOLL_CLOEXEC)),
       next_(first_) {}
 
 absl::StatusOr<UniqueFd> PeerTable::Add(UniqueFd connection, const PeerCredentials& peer) {
   MutexLock lock(&mutex_);
+  const auto count = of_uid_.find(peer.uid);
+  const int of_uid = count == of_uid_.end() ? 0 : count->second;
+  if (of_uid >= ShareOfOneUid(max_connections_) || open_ >= max_connections_) {
+    return MakeError(Reason::kQuota,
+                     absl::StrCat("too many connections: ", of_uid, " of uid ", peer.uid, ", ",
+                                  open_, " in all, of ", max_connections_));
+  }
   // F_DUPFD gives the lowest free number that is not below `next_`; a full upper end wraps once.
   for (int attempt = 0; attempt < 2; ++attempt) {
     UniqueFd numbered(fcntl(connection.get(), F_DUPFD_CLOEXEC, next_));
     if (numbered.valid()) {
       next_ = numbered.get() + 1 < last_ ? numbered.get() + 1 : first_;
-      peers_[numbered.get()] = peer;
+      Connection& added = peers_[numbered.get()];
+      // gRPC has closed the last one of this number; its hangup was not looked at yet.
+      EndedLocked(&added);
+      epoll_event event = {};
+      event.events = EPOLLRDHUP;
+      event.data.fd = numbered.get();
+      if (epoll_ctl(hangups_.get(), EPOLL_CTL_ADD, connection.get(), &event) != 0) break;
+      added.peer = peer;
+      added.watch = std::move(connection);
+      added.calls = 0;
+      added.called = false;
+      added.since = Clock::now();
+      ++open_;
+      ++of_uid_[peer.uid];
       return numbered;
     }
     next_ = first_;
   }
   return MakeError(Reason::kQuota,
                    absl::StrCat("no descriptor for a connection: ", strerror(errno)));
+}
+
+void PeerTable::EndedLocked(Connection* connection) {
+  if (!connection->watch.valid()) return;
+  // The file stays open, and would stay watched, as long as gRPC has it.
+  epoll_ctl(hangups_.get(), EPOLL_CTL_DEL, connection->watch.get(), nullptr);
+  connection->watch = UniqueFd();
+  --open_;
+  const auto count = of_uid_.find(connection->peer.uid);
+  if (--count->second == 0) of_uid_.erase(count);
+}
+
+absl::optional<int> PeerTable::NumberOf(absl::string_view peer) {
+  int number = -1;
+  if (!absl::ConsumePrefix(&peer, "fd:") || !absl::SimpleAtoi(peer, &number)) return absl::nullopt;
+  return number;
+}
+
+void PeerTable::CallBegan(int number) {
+  MutexLock lock(&mutex_);
+  const auto it = peers_.find(number);
+  if (it == peers_.end()) return;
+  ++it->second.calls;
+  it->second.called = true;
+}
+
+void PeerTable::CallEnded(int number) {
+  MutexLock lock(&mutex_);
+  const auto it = peers_.find(number);
+  // 0: of a connection before this one of the same number.
+  if (it == peers_.end() || it->second.calls == 0) return;
+  --it->second.calls;
+  it->second.since = Clock::now();
+}
+
+void PeerTable::TakeHangups() {
+  epoll_event events[64];
+  MutexLock lock(&mutex_);
+  const int count = epoll_wait(hangups_.get(), events, 64, 0);
+  for (int i = 0; i < count; ++i) EndedLocked(&peers_[events[i].data.fd]);
+}
+
+void PeerTable::EndIdle(const Idle& idle) {
+  const Clock::time_point now = Clock::now();
+  MutexLock lock(&mutex_);
+  for (const auto& [number, connection] : peers_) {
+    if (!connection.watch.valid() || connection.calls > 0) continue;
+    const absl::Duration time = absl::FromChrono(now - connection.since);
+    if (time < (connection.called ? idle.next_call : idle.first_call)) continue;
+    if (connection.called && idle.keeps(connection.peer)) continue;
+    // Both gRPC and TakeHangups see its end.
+    shutdown(connection.watch.get(), SHUT_RDWR);
+  }
+}
+
+void PeerTable::EndAll() {
+  MutexLock lock(&mutex_);
+  for (const auto& [number, connection] : peers_) {
+    if (connection.watch.valid()) shutdown(connection.watch.get(), SHUT_RDWR);
+  }
+}
+
+int PeerTable::open() const {
+  MutexLock lock(&mutex_);
+  return open_;
 }
 
 absl::StatusOr<Caller> PeerTable::Resolve(absl::string_view peer) const {
@@ -54,16 +144,14 @@ absl::StatusOr<Caller> PeerTable::Resolve(absl::string_view peer) const {
     caller.tenant = "loopback";
     return caller;
   }
-  absl::string_view number = peer;
-  int fd = -1;
-  if (absl::ConsumePrefix(&number, "fd:") && absl::SimpleAtoi(number, &fd)) {
+  if (const absl::optional<int> number = NumberOf(peer)) {
     MutexLock lock(&mutex_);
-    const auto it = peers_.find(fd);
+    const auto it = peers_.find(*number);
     if (it != peers_.end()) {
-      caller.tenant = absl::StrCat("uid:", it->second.uid);
+      caller.uid = it->second.peer.uid;
+      caller.tenant = absl::StrCat("uid:", caller.uid);
       caller.is_unix = true;
-      caller.uid = it->second.uid;
-      caller.is_daemon = it->second.uid == daemon_uid_;
+      caller.is_daemon = caller.uid == daemon_uid_;
       return caller;
     }
   }

@@ -1,8 +1,9 @@
-// Who calls: the tenant of an RPC.
+// Who calls: the tenant of an RPC, and the Unix connections that gRPC serves.
 //
-// gRPC tells nothing about a client on a Unix socket. So the daemon accepts those connections
-// itself, reads SO_PEERCRED, notes it under the descriptor's number and hands the descriptor over;
-// in a handler gRPC then names the peer "fd:NUMBER".
+// gRPC tells nothing about a client on a Unix socket, and has no bound on connections. So the
+// daemon accepts those connections itself, reads SO_PEERCRED, notes it under the descriptor's
+// number and hands the descriptor over; in a handler gRPC then names the peer "fd:NUMBER". Of each
+// connection it keeps a duplicate, by which it sees the end, and can bring it about.
 // A number is given out again only after thousands of others: a call of a closed connection that is
 // still on its way must not meet the credentials of a newer one.
 //
@@ -12,12 +13,16 @@
 
 #include <sys/types.h>
 
+#include <chrono>
+#include <functional>
 #include <string>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "absl/types/optional.h"
 #include "core/base/mutex.h"
 #include "core/base/unique_fd.h"
 #include "server/unix_listener.h"
@@ -40,23 +45,62 @@ struct Caller {
 
 class PeerTable {
  public:
-  // `daemon_uid`: whose processes are trusted without attaching.
-  explicit PeerTable(uid_t daemon_uid);
+  // `daemon_uid`: whose processes are trusted without attaching. At most `max_connections` are open
+  // at a time, ShareOfOneUid(max_connections) of them of one uid.
+  PeerTable(uid_t daemon_uid, int max_connections);
 
   // Notes a connection's peer and returns its descriptor under the number that gRPC shall get.
-  // RESOURCE_EXHAUSTED: no descriptor is free.
+  // RESOURCE_EXHAUSTED: too many connections, or no descriptor is free.
   absl::StatusOr<UniqueFd> Add(UniqueFd connection, const PeerCredentials& peer);
 
   // `peer` as gRPC names it. UNAUTHENTICATED: it is not known.
   absl::StatusOr<Caller> Resolve(absl::string_view peer) const;
 
+  // The number of a Unix connection; none of others.
+  static absl::optional<int> NumberOf(absl::string_view peer);
+  // A call of connection `number` is under way, until it has ended.
+  void CallBegan(int number);
+  void CallEnded(int number);
+
+  // Readable when a connection has ended, for TakeHangups.
+  int hangups_fd() const { return hangups_.get(); }
+  void TakeHangups();
+
+  // Which connections are idle.
+  struct Idle {
+    absl::Duration first_call;  // one that has made no call yet, after this time
+    absl::Duration next_call;   // one that made some, after this time without any,
+    std::function<bool(const PeerCredentials&)> keeps;  // unless this says that its process stays
+  };
+  // Ends connections that are idle.
+  void EndIdle(const Idle& idle);
+  // Ends all.
+  void EndAll();
+
+  int open() const;
+
  private:
+  using Clock = std::chrono::steady_clock;
+  struct Connection {
+    PeerCredentials peer;     // stays when it has ended: see above
+    UniqueFd watch;           // a duplicate; not valid when the connection has ended
+    int calls = 0;            // under way
+    bool called = false;      // ever
+    Clock::time_point since;  // accepted, or the last call's end
+  };
+
+  void EndedLocked(Connection* connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
   const uid_t daemon_uid_;
+  const int max_connections_;
   const int first_;  // the range of numbers
   const int last_;
+  const UniqueFd hangups_;  // an epoll of the duplicates
   mutable Mutex mutex_;
   int next_ ABSL_GUARDED_BY(mutex_);
-  absl::flat_hash_map<int, PeerCredentials> peers_ ABSL_GUARDED_BY(mutex_);
+  int open_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::flat_hash_map<uid_t, int> of_uid_ ABSL_GUARDED_BY(mutex_);  // open ones
+  absl::flat_hash_map<int, Connection> peers_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace chorus

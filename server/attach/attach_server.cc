@@ -148,16 +148,18 @@ void AttachServer::AcceptAll(int listener) {
     connection->deadline = absl::Now() + options_.handshake_timeout;
     {
       MutexLock lock(&mutex_);
-      int32_t& of_uid = per_uid_[connection->uid];
-      if (of_uid >= options_.max_connections_per_uid ||
+      const auto count = per_uid_.find(connection->uid);
+      const int of_uid = count == per_uid_.end() ? 0 : count->second;
+      if (of_uid >= ShareOfOneUid(options_.max_connections) ||
           connections_.size() >= static_cast<size_t>(options_.max_connections)) {
         AnswerError(connection->socket.get(), 0,
                     MakeError(Reason::kQuota,
                               absl::StrCat("attach: too many connections: ", of_uid, " of uid ",
-                                           connection->uid, ", ", connections_.size(), " in all")));
+                                           connection->uid, ", ", connections_.size(),
+                                           " in all, of ", options_.max_connections)));
         continue;
       }
-      ++of_uid;
+      ++per_uid_[connection->uid];
       connection->id = next_id_++;
       connections_[connection->id] = connection;
     }
@@ -331,6 +333,10 @@ void AttachServer::Close(const ConnectionRef& connection) {
     const auto count = per_uid_.find(connection->uid);
     if (--count->second == 0) per_uid_.erase(count);
     bound = connection->state == Connection::State::kBound;
+    if (bound || connection->state == Connection::State::kClaimed) {
+      const auto process = attached_.find(connection->pid);
+      if (--process->second == 0) attached_.erase(process);
+    }
     session = connection->session;
   }
   epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, connection->socket.get(), nullptr);
@@ -343,16 +349,18 @@ void AttachServer::Close(const ConnectionRef& connection) {
 
 int AttachServer::Sweep() {
   std::vector<ConnectionRef> overdue;
+  std::vector<ConnectionRef> bound;
   absl::Time next = absl::InfiniteFuture();
   const absl::Time now = absl::Now();
+  const bool looks = next_look_ <= now;
+  if (looks) next_look_ = now + options_.open_timeout / 4;
   {
     MutexLock lock(&mutex_);
     for (const auto& [id, connection] : connections_) {
-      if (connection->state == Connection::State::kClaimed ||
-          connection->state == Connection::State::kBound) {
-        continue;
-      }
-      if (connection->deadline <= now) {
+      if (connection->state == Connection::State::kBound) {
+        if (looks) bound.push_back(connection);
+        next = std::min(next, next_look_);
+      } else if (connection->deadline <= now) {
         overdue.push_back(connection);
       } else {
         next = std::min(next, connection->deadline);
@@ -363,9 +371,25 @@ int AttachServer::Sweep() {
     LOG(INFO) << "attach: pid " << connection->pid << " has opened no session in time";
     Close(connection);
   }
+  if (!bound.empty()) CloseEnded(std::move(bound));
   if (next == absl::InfiniteFuture()) return -1;
   return static_cast<int>(absl::ToInt64Milliseconds(
       std::min(absl::Ceil(next - now, absl::Milliseconds(1)), absl::Hours(1))));
+}
+
+void AttachServer::CloseEnded(std::vector<ConnectionRef> bound) {
+  loop_->Post([bound = std::move(bound)](LocalNode& node, absl::Time) {
+    for (const ConnectionRef& connection : bound) {
+      if (node.TenantOf(connection->session).ok()) continue;
+      // The attach thread sees it.
+      shutdown(connection->socket.get(), SHUT_RDWR);
+    }
+  });
+}
+
+bool AttachServer::Attached(pid_t pid) const {
+  MutexLock lock(&mutex_);
+  return attached_.contains(pid);
 }
 
 absl::StatusOr<AttachServer::Client> AttachServer::Claim(absl::string_view token, uid_t uid) {
@@ -383,6 +407,7 @@ absl::StatusOr<AttachServer::Client> AttachServer::Claim(absl::string_view token
     return MakeError(Reason::kQuota, absl::StrCat("attach: ", strerror(errno)));
   }
   connection->state = Connection::State::kClaimed;
+  ++attached_[connection->pid];
   tokens_.erase(it);
   return client;
 }

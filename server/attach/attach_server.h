@@ -3,7 +3,8 @@
 // Threads: one of its own does the handshakes; requests are carried out on the node thread, which
 //   also sends their answers. Claim, Bind and Forget come from any thread.
 // A client that breaks the protocol, or does not read its answers, loses its connection; nobody
-//   else notices. A connection that has opened no session in time is closed.
+//   else notices. A connection that has opened no session in time is closed, and so is one whose
+//   session has ended, after a while.
 #ifndef CHORUS_SERVER_ATTACH_ATTACH_SERVER_H_
 #define CHORUS_SERVER_ATTACH_ATTACH_SERVER_H_
 
@@ -35,9 +36,8 @@ struct AttachOptions {
   // For a handshake, and then for Sessions.Open.
   absl::Duration handshake_timeout = absl::Seconds(10);
   absl::Duration open_timeout = absl::Seconds(60);
-  // Connections of one uid, and in all.
-  int32_t max_connections_per_uid = 4096;
-  int32_t max_connections = 16384;
+  // In all; one uid has ShareOfOneUid of them.
+  int max_connections = 8192;
 };
 
 class AttachServer {
@@ -59,6 +59,8 @@ class AttachServer {
   // From now on the connection's requests are for `session`, which the claimer has opened. False:
   // the connection has closed meanwhile; the session is detached from the start.
   bool Bind(uint64_t connection, SessionId session);
+  // Whether a process has a connection with a session, or is about to.
+  bool Attached(pid_t pid) const;
   // Tells every client why its connection will close: an answer to no request (id 0).
   void SayGoodbye(const absl::Status& why);
 
@@ -72,7 +74,7 @@ class AttachServer {
     enum class State { kNew, kChallenged, kWelcome, kClaimed, kBound } state = State::kNew;
     std::string secret;   // the nonce, then the token
     SessionId session;    // kBound
-    absl::Time deadline;  // of kNew, kChallenged and kWelcome
+    absl::Time deadline;  // of all but kBound
   };
   using ConnectionRef = std::shared_ptr<Connection>;
 
@@ -88,8 +90,10 @@ class AttachServer {
                            const Packet& packet);
   void CarryOut(const ConnectionRef& connection, const AttachRequest& request, SessionId session);
   void Close(const ConnectionRef& connection);
-  // Closes what is overdue; milliseconds to the next deadline, -1: none.
+  // Closes what is overdue; milliseconds to the next look, -1: none.
   int Sweep();
+  // Closes, on the node thread, those of `bound` whose session has ended.
+  void CloseEnded(std::vector<ConnectionRef> bound);
 
   const std::vector<UniqueFd> listeners_;
   const AttachOptions options_;
@@ -97,11 +101,14 @@ class AttachServer {
   const UniqueFd epoll_;
   const UniqueFd stop_;  // an eventfd
 
-  Mutex mutex_;
+  absl::Time next_look_;  // the thread's
+
+  mutable Mutex mutex_;
   uint64_t next_id_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<uint64_t, ConnectionRef> connections_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<std::string, ConnectionRef> tokens_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<uid_t, int32_t> per_uid_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<pid_t, int32_t> attached_ ABSL_GUARDED_BY(mutex_);  // kClaimed and kBound
 
   std::thread thread_;
 };

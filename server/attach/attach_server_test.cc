@@ -59,16 +59,21 @@ absl::Status OpenWith(RpcRank* rank, const std::string& token) {
 // A client without manners.
 class RawClient {
  public:
-  explicit RawClient(const TestDaemon& daemon)
+  explicit RawClient(const TestDaemon& daemon) : RawClient(daemon.attach_path()) {}
+  explicit RawClient(const std::string& path)
       : socket_(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)) {
     sockaddr_un address = {};
     address.sun_family = AF_UNIX;
-    const std::string path = daemon.attach_path();
     memcpy(address.sun_path, path.data(), path.size());
     EXPECT_EQ(connect(socket_.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
   }
 
   int fd() const { return socket_.get(); }
+  // Whether the daemon closes the connection.
+  bool AwaitHangup() const {
+    pollfd entry = {socket_.get(), POLLRDHUP, 0};
+    return poll(&entry, 1, 20000) == 1;
+  }
   void Send(const std::string& bytes, const std::vector<int>& fds = {}) {
     // The daemon may have closed already.
     SendPacket(socket_.get(), bytes, fds).IgnoreError();
@@ -416,6 +421,71 @@ TEST(AttachTest, AConnectionThatOpensNoSessionIsClosed) {
   EXPECT_EQ(poll(&entry, 1, 20000), 1);
   RpcRank rank(daemon.Connect());
   EXPECT_EQ(OpenWith(&rank, client->token()).code(), absl::StatusCode::kPermissionDenied);
+}
+
+TEST(AttachTest, AConnectionThatSaysNothingOrHalfOfItIsClosed) {
+  TestDaemon daemon;  // for its folder
+  const std::string path = daemon.folder() + "/other.sock";
+  absl::StatusOr<UniqueFd> listener = ListenUnix(path, SOCK_SEQPACKET, SocketAccess());
+  ASSERT_TRUE(listener.ok()) << listener.status();
+  std::vector<UniqueFd> listeners;
+  listeners.push_back(*std::move(listener));
+  AttachOptions options;
+  options.handshake_timeout = absl::Milliseconds(100);
+  NodeLoop loop(NodeOptions(), daemon.backend());
+  AttachServer server(std::move(listeners), options, &loop);
+  const RawClient silent(path);
+  RawClient half(path);
+  half.Send(Hello());
+  EXPECT_TRUE(half.Receive().ok());
+  EXPECT_TRUE(silent.AwaitHangup());
+  EXPECT_TRUE(half.AwaitHangup());
+}
+
+TEST(AttachTest, AConnectionWhoseSessionCannotBeOpenedIsClosed) {
+  TestDaemon daemon([](DaemonOptions* o) { o->attach_open_timeout = absl::Milliseconds(200); });
+  const auto client = Attach(daemon);
+  ASSERT_NE(client, nullptr);
+  RpcRank rank(daemon.Connect());
+  v1::OpenSessionRequest request;
+  request.set_attach_token(client->token());
+  request.set_device_count(5);
+  EXPECT_FALSE(rank.Open(request).ok());
+  pollfd entry = {client->socket_fd(), POLLRDHUP, 0};
+  EXPECT_EQ(poll(&entry, 1, 20000), 1);
+}
+
+TEST(AttachTest, AConnectionWhoseSessionHasEndedIsClosed) {
+  TestDaemon daemon([](DaemonOptions* o) { o->attach_open_timeout = absl::Milliseconds(400); });
+  const auto client = Attach(daemon);
+  const auto other = Attach(daemon);
+  RpcRank rank(daemon.Connect());
+  ASSERT_TRUE(OpenWith(&rank, client->token()).ok());
+  RpcRank stays(daemon.Connect());
+  ASSERT_TRUE(OpenWith(&stays, other->token()).ok());
+  ASSERT_TRUE(rank.Close().ok());
+  pollfd entry = {client->socket_fd(), POLLRDHUP, 0};
+  EXPECT_EQ(poll(&entry, 1, 20000), 1);
+  EXPECT_TRUE(other->CreateStaging(4096, Soon()).ok());
+}
+
+TEST(AttachTest, OneUidLeavesConnectionsToOthers) {
+  TestDaemon daemon([](DaemonOptions* o) { o->max_connections = 8; });
+  std::vector<std::unique_ptr<RawClient>> clients;
+  for (int i = 0; i < 7; ++i) {
+    clients.push_back(std::make_unique<RawClient>(daemon));
+    clients.back()->Send(Hello());
+    EXPECT_TRUE(clients.back()->Receive().ok());
+  }
+  RawClient eighth(daemon);
+  eighth.ExpectRefused(absl::StatusCode::kResourceExhausted, "7 of uid");
+  clients.pop_back();
+  EXPECT_TRUE(Eventually([&] {
+    RawClient again(daemon);
+    again.Send(Hello());
+    const absl::StatusOr<AttachReply> reply = again.Receive();
+    return reply.ok() && reply->status.ok();
+  }));
 }
 
 TEST(AttachTest, ClientsHearOfTheDaemonsEnd) {

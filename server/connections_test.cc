@@ -1,0 +1,108 @@
+// Connections of gRPC that nobody uses, against a live daemon.
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "core/base/unique_fd.h"
+#include "gtest/gtest.h"
+#include "server/testing/rpc.h"
+#include "server/testing/test_daemon.h"
+
+namespace chorus {
+namespace {
+
+UniqueFd ConnectUnix(const std::string& path) {
+  UniqueFd client(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  memcpy(address.sun_path, path.data(), path.size());
+  EXPECT_EQ(connect(client.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  return client;
+}
+
+UniqueFd ConnectTcp(int port) {
+  UniqueFd client(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  EXPECT_EQ(connect(client.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  return client;
+}
+
+bool AwaitHangup(int fd) {
+  pollfd entry = {fd, POLLRDHUP, 0};
+  return poll(&entry, 1, 20000) == 1;
+}
+
+void AddTcp(DaemonOptions* options) {
+  ListenAddress tcp;
+  tcp.host = "127.0.0.1";
+  options->listen.push_back(tcp);
+  options->insecure_loopback = true;
+}
+
+TEST(ConnectionsTest, OneThatSaysNothingOrHalfOfItIsClosed) {
+  TestDaemon daemon([](DaemonOptions* options) {
+    AddTcp(options);
+    options->attach_open_timeout = absl::Milliseconds(200);
+  });
+  const int port = daemon.daemon().addresses()[1].port;
+  const std::string preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+  const std::string settings("\0\0\0\4\0\0\0\0\0", 9);
+  const std::string half_a_call("\0\1\0\1\4\0\0\0\1half", 13);
+  for (const bool tcp : {false, true}) {
+    SCOPED_TRACE(tcp ? "TCP" : "Unix");
+    std::vector<UniqueFd> clients;
+    for (const std::string& words : {std::string(), preface.substr(0, 7), preface}) {
+      clients.push_back(tcp ? ConnectTcp(port) : ConnectUnix(daemon.path()));
+      EXPECT_EQ(write(clients.back().get(), words.data(), words.size()),
+                static_cast<ssize_t>(words.size()));
+    }
+    if (!tcp) {
+      // HTTP/2, but no call.
+      for (const std::string& words : {preface + settings, preface + settings + half_a_call}) {
+        clients.push_back(ConnectUnix(daemon.path()));
+        EXPECT_EQ(write(clients.back().get(), words.data(), words.size()),
+                  static_cast<ssize_t>(words.size()));
+      }
+    }
+    for (size_t i = 0; i < clients.size(); ++i) EXPECT_TRUE(AwaitHangup(clients[i].get())) << i;
+  }
+}
+
+TEST(ConnectionsTest, AnIdleOneIsClosedAndOneWithACallUnderWayIsNot) {
+  TestDaemon daemon([](DaemonOptions* options) {
+    options->idle_timeout = absl::Milliseconds(100);
+    options->node.lease = absl::Milliseconds(100);
+  });
+  const std::shared_ptr<grpc::Channel> busy = daemon.Connect();
+  const auto graphs = v1::Graphs::NewStub(busy);
+  grpc::ClientContext context;
+  const auto stream = graphs->Commands(&context);
+  // The daemon has the stream when it answers a call behind it.
+  ASSERT_TRUE(RpcRank(busy).ListSessions().ok());
+  const std::shared_ptr<grpc::Channel> idle = daemon.Connect();
+  for (int i = 0; i < 3; ++i) {
+    // One that was closed connects again.
+    ASSERT_TRUE(Eventually([&] { return RpcRank(idle).ListSessions().ok(); }));
+    EXPECT_TRUE(idle->WaitForStateChange(GRPC_CHANNEL_READY,
+                                         absl::ToChronoTime(absl::Now() + absl::Seconds(20))));
+    EXPECT_EQ(busy->GetState(false), GRPC_CHANNEL_READY);
+  }
+  context.TryCancel();
+  stream->Finish();
+}
+
+}  // namespace
+}  // namespace chorus

@@ -1,0 +1,139 @@
+#include "server/peers.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/error.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace chorus {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr absl::Duration kNever = absl::InfiniteDuration();
+
+bool HungUp(int fd) {
+  pollfd entry = {fd, POLLRDHUP, 0};
+  return poll(&entry, 1, 0) > 0;
+}
+
+// Both ends of a connection that `table` has.
+struct Pair {
+  Pair(PeerTable* table, uid_t uid) {
+    int ends[2];
+    EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+    client = UniqueFd(ends[0]);
+    PeerCredentials peer;
+    peer.uid = uid;
+    peer.pid = 17;
+    absl::StatusOr<UniqueFd> added = table->Add(UniqueFd(ends[1]), peer);
+    status = added.status();
+    if (added.ok()) server = *std::move(added);
+  }
+  int number() const { return server.get(); }
+
+  absl::Status status;
+  UniqueFd client;
+  UniqueFd server;  // gRPC's
+};
+
+TEST(PeerTableTest, OneUidHasSevenEighthsAndAnotherGetsIn) {
+  PeerTable table(0, 16);
+  std::vector<Pair> pairs;
+  for (int i = 0; i < 14; ++i) {
+    pairs.emplace_back(&table, 1000);
+    ASSERT_TRUE(pairs.back().status.ok()) << pairs.back().status;
+  }
+  const absl::Status refused = Pair(&table, 1000).status;
+  EXPECT_EQ(ErrorOf(refused).reason, Reason::kQuota);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("14 of uid 1000, 14 in all, of 16"));
+  const Pair other(&table, 1001);
+  EXPECT_TRUE(other.status.ok()) << other.status;
+  const Pair third(&table, 1002);
+  EXPECT_TRUE(third.status.ok()) << third.status;
+  EXPECT_FALSE(Pair(&table, 1003).status.ok());
+  // Whoever goes makes room.
+  pairs.pop_back();
+  table.TakeHangups();
+  EXPECT_EQ(table.open(), 15);
+  EXPECT_TRUE(Pair(&table, 1000).status.ok());
+}
+
+TEST(PeerTableTest, ABoundOfAnySizeLetsSomebodyIn) {
+  EXPECT_EQ(ShareOfOneUid(1), 1);
+  EXPECT_EQ(ShareOfOneUid(2), 1);
+  EXPECT_EQ(ShareOfOneUid(8), 7);
+  EXPECT_EQ(ShareOfOneUid(8192), 7168);
+}
+
+TEST(PeerTableTest, ItSeesTheEndOfWhatGrpcStillHolds) {
+  PeerTable table(0, 8);
+  Pair pair(&table, 1000);
+  EXPECT_FALSE(HungUp(table.hangups_fd()));
+  pair.client = UniqueFd();
+  pollfd entry = {table.hangups_fd(), POLLIN, 0};
+  EXPECT_EQ(poll(&entry, 1, 20000), 1);
+  table.TakeHangups();
+  EXPECT_EQ(table.open(), 0);
+  entry.revents = 0;
+  EXPECT_EQ(poll(&entry, 1, 0), 0);
+  // Its calls are still its uid's.
+  EXPECT_EQ(table.Resolve(absl::StrCat("fd:", pair.number()))->uid, 1000u);
+}
+
+TEST(PeerTableTest, WhatIsIdleIsEndedAndWhatIsNotStays) {
+  PeerTable table(0, 64);
+  PeerTable::Idle idle;
+  idle.keeps = [](const PeerCredentials& peer) { return peer.uid == 1001; };
+  const Pair silent(&table, 1000);
+  const Pair silent_and_attached(&table, 1001);
+  const Pair called(&table, 1000);
+  table.CallBegan(called.number());
+  table.CallEnded(called.number());
+  const Pair calling(&table, 1000);
+  table.CallBegan(calling.number());
+  table.CallBegan(calling.number());
+  table.CallEnded(calling.number());
+  const Pair attached(&table, 1001);
+  table.CallBegan(attached.number());
+  table.CallEnded(attached.number());
+
+  idle.first_call = kNever;
+  idle.next_call = kNever;
+  table.EndIdle(idle);
+  table.TakeHangups();
+  EXPECT_EQ(table.open(), 5);
+
+  idle.first_call = absl::ZeroDuration();
+  table.EndIdle(idle);
+  EXPECT_TRUE(HungUp(silent.client.get()));
+  EXPECT_TRUE(HungUp(silent_and_attached.client.get()));
+  EXPECT_FALSE(HungUp(called.client.get()));
+  table.TakeHangups();
+  EXPECT_EQ(table.open(), 3);
+
+  idle.next_call = absl::ZeroDuration();
+  table.EndIdle(idle);
+  EXPECT_TRUE(HungUp(called.client.get()));
+  EXPECT_FALSE(HungUp(calling.client.get()));
+  EXPECT_FALSE(HungUp(attached.client.get()));
+  table.CallEnded(calling.number());
+  table.EndIdle(idle);
+  EXPECT_TRUE(HungUp(calling.client.get()));
+
+  table.EndAll();
+  EXPECT_TRUE(HungUp(attached.client.get()));
+  table.TakeHangups();
+  EXPECT_EQ(table.open(), 0);
+}
+
+}  // namespace
+}  // namespace chorus
