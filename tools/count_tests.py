@@ -1,14 +1,20 @@
 #!/usr/bin/python3
 """Counts test cases from the build event files of `bazel test`.
 
-    count_tests.py NAME=STATUS:FILE...
+    count_tests.py PHASE...
 
-Each argument is one run of Bazel: a name to print, its exit status and what it wrote for
---build_event_json_file. Counting from there, and not from bazel-testlogs, leaves out what earlier
-runs left behind. A case that ran in two configurations counts twice.
+A PHASE is one of
 
-Prints each skip with its reason and each failure, and as last line `N passed, M failed, K skipped`.
-Exits with 1 if anything failed or nothing passed.
+    NAME=STATUS@SECONDS:FILE   a run of Bazel: a name to print, its exit status, how long it took and
+                               what it wrote for --build_event_json_file
+    NAME=STATUS@SECONDS        another command, which is one case: it passed if its exit status is 0
+    NAME@SECONDS               what has only taken time
+
+and may do without its @SECONDS. Counting from those files, and not from bazel-testlogs, leaves out
+what earlier runs left behind. A case that ran in two configurations counts twice.
+
+Prints each skip with its reason and each failure, what each phase counts and took, and as last line
+`N passed, M failed, K skipped`. Exits with 1 if anything failed or nothing passed.
 
 A failure is also: a target that was not built, a test that did not run or whose test.xml cannot be
 read, a test that holds no case at all, one that failed outside of its cases (a leak at exit, say),
@@ -18,6 +24,7 @@ and a run of Bazel that failed without any of these or ran no case.
 import collections
 import json
 import os
+import re
 import sys
 import urllib.parse
 import xml.etree.ElementTree as ElementTree
@@ -152,18 +159,54 @@ def count_run(events, status):
     return tally
 
 
+def count_command(name, status):
+    """The tally of a command that is one case."""
+    tally = Tally()
+    if status == 0:
+        tally.passed.append(name)
+    else:
+        tally.failed.append((name, "exit status %d" % status))
+    return tally
+
+
+_PHASE = re.compile(r"(?P<name>[^=@:]+)(=(?P<status>\d+))?(@(?P<seconds>\d+))?(:(?P<file>.*))?$")
+
+
+def duration(seconds):
+    """Of 125 seconds `2 min 05 s`."""
+    minutes, seconds = divmod(seconds, 60)
+    return "%d min %02d s" % (minutes, seconds) if minutes else "%d s" % seconds
+
+
 def main(arguments):
     total = Tally()
+    phases = []
+    total_seconds = 0
     for argument in arguments:
-        name, _, rest = argument.partition("=")
-        status, _, path = rest.partition(":")
-        tally = count_run(read_events(path), int(status))
-        for case, reason in tally.skipped:
-            print("SKIPPED [%s] %s: %s" % (name, case, reason))
-        for case, reason in tally.failed:
-            print("FAILED [%s] %s: %s" % (name, case, reason))
-        print("[%s] %s" % (name, tally.line()))
-        total.add(tally)
+        phase = _PHASE.match(argument)
+        if phase is None or (phase["file"] is not None and phase["status"] is None):
+            sys.exit("count_tests.py: no phase: " + argument)
+        name = phase["name"]
+        said = []
+        if phase["status"] is not None:
+            if phase["file"] is None:
+                tally = count_command(name, int(phase["status"]))
+            else:
+                tally = count_run(read_events(phase["file"]), int(phase["status"]))
+            for case, reason in tally.skipped:
+                print("SKIPPED [%s] %s: %s" % (name, case, reason))
+            for case, reason in tally.failed:
+                print("FAILED [%s] %s: %s" % (name, case, reason))
+            said.append(tally.line())
+            total.add(tally)
+        if phase["seconds"] is not None:
+            said.append(duration(int(phase["seconds"])))
+            total_seconds += int(phase["seconds"])
+        phases.append("[%s] %s" % (name, "; ".join(said)))
+    for line in phases:
+        print(line)
+    if total_seconds:
+        print("all phases: " + duration(total_seconds))
     print(total.line())
     return 1 if total.failed or not total.passed else 0
 

@@ -211,6 +211,47 @@ class MainTest(CountTest):
         status, lines = self.main()
         self.assertEqual((status, lines[-1]), (1, "0 passed, 0 failed, 0 skipped"))
 
+    def lines(self, *arguments):
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output):
+            status = count_tests.main(list(arguments))
+        return status, output.getvalue().splitlines()
+
+    def test_a_command_is_one_case(self):
+        self.assertEqual(self.lines("format=0@4"), (0, [
+            "[format] 1 passed, 0 failed, 0 skipped; 4 s",
+            "all phases: 4 s",
+            "1 passed, 0 failed, 0 skipped",
+        ]))
+        self.assertEqual(self.lines("format=0", "lint=123"), (1, [
+            "FAILED [lint] lint: exit status 123",
+            "[format] 1 passed, 0 failed, 0 skipped",
+            "[lint] 0 passed, 1 failed, 0 skipped",
+            "1 passed, 1 failed, 0 skipped",
+        ]))
+
+    def test_times_stand_before_the_count_and_add_up(self):
+        self.add_test("//a", PASSING)
+        run = "default=0@3725:" + self._file(self.text())
+        self.add_test("//a", SKIPPING)
+        self.assertEqual(self.lines("setup@2", run, "tsan=0@59:" + self._file(self.text()))[1], [
+            "SKIPPED [tsan] //a S.A: why",
+            "[setup] 2 s",
+            "[default] 2 passed, 0 failed, 0 skipped; 62 min 05 s",
+            "[tsan] 0 passed, 0 failed, 1 skipped; 59 s",
+            "all phases: 63 min 06 s",
+            "2 passed, 0 failed, 1 skipped",
+        ])
+
+    def test_time_alone_is_no_success(self):
+        self.assertEqual(self.lines("setup@2"),
+                         (1, ["[setup] 2 s", "all phases: 2 s", "0 passed, 0 failed, 0 skipped"]))
+
+    def test_what_is_no_phase_is_refused(self):
+        for argument in ("", "=0", "default=x:/dev/null", "default@1:/dev/null", "default=0@:f"):
+            with self.assertRaises(SystemExit):
+                count_tests.main([argument])
+
     def test_only_skips_is_not_success(self):
         self.add_test("//a", SKIPPING)
         self.assertEqual(self.main(("default", 0, self.text()))[0], 1)

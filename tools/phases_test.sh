@@ -1,0 +1,97 @@
+#!/usr/bin/env bash
+# What tools/test runs, counts and says, with stubs for Bazel and for the scripts that it calls.
+set -euo pipefail
+folder="$(mktemp -d /tmp/chorus-phases-test.XXXXXX)"
+trap 'rm -rf "$folder"' EXIT
+fail() {
+  echo "FAILED: $*" >&2
+  cat "$folder/output" >&2 || true
+  exit 1
+}
+expect() { grep -qxE -- "$1" "$folder/output" || fail "expected a line $1"; }
+expect_none() { ! grep -qE -- "$1" "$folder/output" || fail "expected no line with $1"; }
+expect_last() { [[ "$(tail -n 1 "$folder/output")" == "$1" ]] || fail "expected $1 at the end"; }
+
+workspace="$folder/workspace"
+mkdir -p "$workspace/tools" "$workspace/tests/consumer" "$folder/bin"
+cp -L tools/test tools/count_tests.py "$workspace/tools"
+cat >"$folder/two_cases.xml" <<<'<testsuites><testsuite>
+  <testcase name="A" status="run" classname="S"/><testcase name="B" status="run" classname="S"/>
+</testsuite></testsuites>'
+events() {
+  echo '{"id":{"testResult":{"label":"//a","run":1,"shard":1}},"testResult":{"status":"PASSED",' \
+    '"testActionOutput":[{"name":"test.xml","uri":"file://'"$folder"'/two_cases.xml"}]}}'
+}
+events >"$folder/events"
+executable() {
+  cat >"$1"
+  chmod +x "$1"
+}
+# Each says that it ran, and fails if it is told to.
+for script in tools/setup tools/format tools/lint; do
+  executable "$workspace/$script" <<END
+#!/bin/bash
+echo "ran $script \$*"
+[[ "\${FAILING:-}" != $script ]]
+END
+done
+executable "$workspace/tests/consumer/run" <<END
+#!/bin/bash
+echo "ran tests/consumer/run"
+cp "$folder/events" "\$1"
+END
+executable "$folder/bin/bazel" <<END
+#!/bin/bash
+echo "ran bazel \$*"
+for argument in "\$@"; do
+  [[ "\$argument" != --build_event_json_file=* ]] || cp "$folder/events" "\${argument#*=}"
+done
+END
+export PATH="$folder/bin:$PATH"
+unset CI FAILING
+run() { "$workspace/tools/test" "$@" >"$folder/output" 2>&1; }
+
+run || fail "status $?"
+grep -o '^ran [^ ]*' "$folder/output" >"$folder/order"
+diff "$folder/order" - <<'END' || fail "another order"
+ran tools/setup
+ran tools/format
+ran bazel
+ran bazel
+ran tests/consumer/run
+END
+expect 'ran tools/format --check'
+expect 'ran bazel test .* --config=tsan -- //core/...'
+expect '\[setup\] [0-9]+ s'
+expect '\[format\] 1 passed, 0 failed, 0 skipped; [0-9]+ s'
+expect '\[default\] 2 passed, 0 failed, 0 skipped; [0-9]+ s'
+expect '\[tsan\] 2 passed, 0 failed, 0 skipped; [0-9]+ s'
+expect '\[consumer\] 2 passed, 0 failed, 0 skipped; [0-9]+ s'
+expect_none 'lint'
+expect_last '7 passed, 0 failed, 0 skipped'
+
+run --long || fail "status $?"
+expect '\[lint\] 1 passed, 0 failed, 0 skipped; [0-9]+ s'
+expect '\[long\] 2 passed, 0 failed, 0 skipped; [0-9]+ s'
+expect_last '10 passed, 0 failed, 0 skipped'
+
+# What was asked for, and nothing else.
+run --long --config=asan //core/... || fail "status $?"
+expect '\[asan\] 2 passed, 0 failed, 0 skipped; [0-9]+ s'
+expect_none 'tools/format|tools/lint|tests/consumer|tsan'
+expect_last '4 passed, 0 failed, 0 skipped'
+
+# A phase that fails is counted, and the others run.
+! FAILING=tools/format run || fail "status 0"
+expect 'FAILED \[format\] format: exit status 1'
+expect 'ran tests/consumer/run'
+expect_last '6 passed, 1 failed, 0 skipped'
+! FAILING=tools/lint run --long || fail "status 0"
+expect 'FAILED \[lint\] lint: exit status 1'
+expect_last '9 passed, 1 failed, 0 skipped'
+
+# Without what the set-up installs nothing can run.
+! FAILING=tools/setup run || fail "status 0"
+expect 'FAILED \[setup\] setup: exit status 1'
+expect_none 'ran bazel'
+expect_last '0 passed, 1 failed, 0 skipped'
