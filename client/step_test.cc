@@ -148,7 +148,7 @@ class StepTest : public ::testing::Test {
     join.agree_timeout = training.agree_timeout;
     const absl::StatusOr<World> joined = session->Join(join);
     ASSERT_TRUE(joined.ok()) << joined.status();
-    const World world = *joined;
+    const World& world = *joined;
     CompileOptions options;
     if (training.donate) options.donate = {0, 1};
     options.max_under_way = 4;

@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <string.h>
 #include <sys/random.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -29,6 +28,7 @@
 #include "server/admin/capabilities_service.h"
 #include "server/admin/diagnostics_service.h"
 #include "server/attach/attach_server.h"
+#include "server/channelz_guard.h"
 #include "server/lock_file.h"
 #include "server/peers.h"
 #include "server/service/context.h"
@@ -50,12 +50,6 @@ constexpr absl::Duration kDrainLook = absl::Milliseconds(5);
 constexpr absl::Duration kDrainPatience = absl::Seconds(5);
 // For clients to take the last errors.
 constexpr absl::Duration kDrainFarewell = absl::Milliseconds(500);
-
-int DescriptorLimit() {
-  rlimit limit = {};
-  getrlimit(RLIMIT_NOFILE, &limit);
-  return static_cast<int>(std::min<rlim_t>(limit.rlim_cur, 1 << 20));
-}
 
 // 1 .. 2^31 - 1.
 int64_t NewIncarnation() {
@@ -95,7 +89,11 @@ absl::Status CheckDirectory(const std::string& path, uid_t uid) {
   return absl::OkStatus();
 }
 
-NodeOptions WithLog(NodeOptions options) {
+NodeOptions ForDaemon(NodeOptions options) {
+  // What is neither a connection's nor a client's: listeners, threads' wake-ups, files.
+  constexpr int64_t kOwnDescriptors = 128;
+  options.max_descriptors = std::min(
+      options.max_descriptors, std::max<int64_t>(DescriptorLimit() / 2 - kOwnDescriptors, 64));
   if (options.log_failure == nullptr) {
     options.log_failure = [](absl::string_view line) { LOG(WARNING) << line; };
   }
@@ -123,7 +121,7 @@ struct Daemon::Impl {
       : options(options),
         max_connections(std::min(options.max_connections, DescriptorLimit() / 8)),
         peers(options.trusted_uid, max_connections),
-        loop(WithLog(options.node), backend),
+        loop(ForDaemon(options.node), backend),
         worker(&loop, RenewPeriod(options.node.lease)),
         sessions(&context),
         worlds(&context),
@@ -227,9 +225,10 @@ absl::Status Daemon::Impl::Serve() {
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
                              static_cast<int>(absl::ToInt64Milliseconds(
                                  std::min(options.attach_open_timeout, absl::Hours(24)))));
-  std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> counters;
-  counters.push_back(CountCalls(&peers));
-  builder.experimental().SetInterceptorCreators(std::move(counters));
+  std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> interceptors;
+  interceptors.push_back(CountCalls(&peers));
+  interceptors.push_back(GuardChannelz(&peers));
+  builder.experimental().SetInterceptorCreators(std::move(interceptors));
   // Two servers on one port would each get some of the clients.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.RegisterService(&sessions);

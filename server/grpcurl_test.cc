@@ -64,7 +64,7 @@ TEST(GrpcurlTest, ThePageDoesWhatItSays) {
   const std::vector<Block> blocks = BlocksOf(ReadFile("docs/grpcurl.md"));
   ASSERT_GE(blocks.size(), 12u);
   TestDaemon daemon;
-  const std::string folder = daemon.folder();
+  const std::string& folder = daemon.folder();
 
   // A program of that name on the path.
   char here[4096];

@@ -17,15 +17,11 @@
 #include "core/base/error.h"
 
 namespace chorus {
-namespace {
-
 int DescriptorLimit() {
   rlimit limit = {};
   getrlimit(RLIMIT_NOFILE, &limit);
   return static_cast<int>(std::min<rlim_t>(limit.rlim_cur, 1 << 20));
 }
-
-}  // namespace
 
 // The upper half of the numbers is for connections.
 PeerTable::PeerTable(uid_t daemon_uid, int max_connections)

@@ -29,6 +29,9 @@
 
 namespace chorus {
 
+// How many descriptors the process may have. The upper half of their numbers is for connections.
+int DescriptorLimit();
+
 struct Caller {
   std::string tenant;  // "uid:1000", "loopback"
   bool is_unix = false;

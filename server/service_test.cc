@@ -20,6 +20,7 @@
 #include "core/ops/registry.h"
 #include "core/tensor/type.h"
 #include "gmock/gmock.h"
+#include "grpcpp/generic/generic_stub.h"
 #include "gtest/gtest.h"
 #include "server/testing/rpc.h"
 #include "server/testing/test_daemon.h"
@@ -202,6 +203,39 @@ TEST(SessionsTest, UnattachedCallersOfAnotherUidMayOnlyRead) {
   v1::OpenSessionRequest request;
   request.set_attach_token(std::string(16, 'x'));
   ExpectError(client.Open(request), absl::StatusCode::kPermissionDenied, Reason::kNotAttached);
+}
+
+// What another uid is told of the daemon: that it is there, and what that uid has itself.
+TEST(DiagnosticsTest, OtherUidsAreToldNothingOfOthers) {
+  for (const bool own : {true, false}) {
+    SCOPED_TRACE(own ? "the daemon's uid" : "another uid");
+    TestDaemon daemon([own](DaemonOptions* o) { o->trusted_uid = geteuid() + (own ? 0 : 1); });
+    RpcRank client(daemon.Connect());
+    if (own) {
+      ASSERT_OK(client.Open());
+    }
+    v1::GetStatsResponse stats;
+    EXPECT_OK(
+        Ask(*client.diagnostics, &v1::Diagnostics::Stub::GetStats, v1::GetStatsRequest(), &stats));
+    EXPECT_EQ(stats.memory_limit_bytes() > 0, own);
+
+    grpc::GenericStub generic(daemon.Connect());
+    grpc::ClientContext context;
+    context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(30)));
+    grpc::CompletionQueue queue;
+    const auto call = generic.PrepareUnaryCall(&context, "/grpc.channelz.v1.Channelz/GetServers",
+                                               grpc::ByteBuffer(), &queue);
+    call->StartCall();
+    grpc::ByteBuffer servers;
+    grpc::Status status;
+    call->Finish(&servers, &status, &queue);
+    void* tag = nullptr;
+    bool ok = false;
+    ASSERT_TRUE(queue.Next(&tag, &ok));
+    EXPECT_EQ(status.error_code(), own ? grpc::StatusCode::OK : grpc::StatusCode::CANCELLED)
+        << status.error_message();
+    EXPECT_EQ(servers.Valid() && servers.Length() > 0, own);
+  }
 }
 
 TEST(SessionsTest, TenantsSeeAndUseOnlyTheirOwn) {

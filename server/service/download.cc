@@ -37,10 +37,9 @@ class Download : public grpc::ServerWriteReactor<v1::DownloadTensorResponse>,
     PostForSession(
         *service_, context_->peer(), request.session(),
         [download = self_, id = *tensor, deadline](LocalNode& node, absl::Time, SessionId session) {
-          node.ReadTensor(session, id, deadline,
-                          [download](absl::StatusOr<ReadableTensor> view) {
-                            download->HaveTensor(std::move(view));
-                          });
+          node.ReadTensor(session, id, deadline, [download](absl::StatusOr<ReadableTensor> view) {
+            download->HaveTensor(std::move(view));
+          });
         },
         [download = self_](absl::Status status) { download->End(status); });
   }
@@ -56,13 +55,12 @@ class Download : public grpc::ServerWriteReactor<v1::DownloadTensorResponse>,
       return;
     }
     NodeLoop* const loop = service_->loop;
-    ViewRef shared(new ReadableTensor(*std::move(view)),
-                   [loop](const ReadableTensor* done) {
-                     loop->Post([done](LocalNode& node, absl::Time) {
-                       node.CountStreamed(done->bytes);
-                       delete done;
-                     });
-                   });
+    ViewRef shared(new ReadableTensor(*std::move(view)), [loop](const ReadableTensor* done) {
+      loop->Post([done](LocalNode& node, absl::Time) {
+        node.CountStreamed(done->bytes);
+        delete done;
+      });
+    });
     service_->worker->Post([download = shared_from_this(), shared = std::move(shared)]() mutable {
       download->Begin(std::move(shared));
     });
