@@ -16,6 +16,7 @@
 #include "client/internal/unify.h"
 #include "core/base/error.h"
 #include "core/base/mutex.h"
+#include "core/graph/encoding.h"
 #include "core/ops/specialize.h"
 
 namespace chorus {

@@ -256,6 +256,24 @@ TEST(EagerTest, AHelpersErrorsNameItsCallersLine) {
   EXPECT_EQ(ErrorOf(status).source, ThisFile(inside)) << status;
 }
 
+// A daemon takes lines of a bounded length: of a longer path it gets the end.
+TEST(EagerTest, CallsInFilesWithLongPathsWork) {
+  FakeDaemon daemon;
+  const Ranks ranks(1, &daemon);
+  const World& world = ranks.worlds[0];
+  std::string path = "/";
+  while (path.size() < 3000) path += "a_directory_of_a_build/";
+  path += "train.cc";
+  const CallSite site{path.c_str(), 42};
+  const Tensor x = FromHost<float>(world, {1, 2}, {2}, site);
+  const Tensor y = AllReduce(Add(x, x, site), world, Reduction::kSum, site);
+  const auto read = y.Read<float>();
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(*read, (std::vector<float>{2, 4}));
+  const std::string source = LineOf(Add(x, FromHost<float>(world, {1, 2, 3}, {3}), site));
+  EXPECT_EQ(source, (path + ":42").substr(path.size() + 3 - 512));
+}
+
 // What takes a line uses it, and no line of the library's.
 TEST(EagerTest, EveryCallTakesALine) {
   FakeDaemon daemon;

@@ -8,6 +8,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
+#include "core/base/source_line.h"
+#include "core/graph/encoding.h"
 #include "core/graph/graph.h"
 #include "core/ops/registry.h"
 
@@ -70,7 +72,9 @@ bool IsLost(const absl::Status& status) {
   }
 }
 
-std::string SourceOf(CallSite site) { return absl::StrCat(site.file, ":", site.line); }
+std::string SourceOf(CallSite site) {
+  return std::string(ShortSourceLine(absl::StrCat(site.file, ":", site.line)));
+}
 
 absl::Status WithSource(const absl::Status& status, const std::string& source) {
   Error error = ErrorOf(status);
@@ -626,10 +630,7 @@ absl::StatusOr<SessionCore::Created> SessionCore::CreateLocked(const TensorInfoP
   create.type = info->type;
   create.device = devices_[device_slot];
   create.source = std::move(source);
-  // Of a long path the end says most.
-  const size_t excess =
-      call_site.size() - std::min(call_site.size(), CreateTensor::kMaxCallSiteBytes);
-  create.call_site = call_site.substr(excess);
+  create.call_site = call_site;
   Created created;
   CHORUS_ASSIGN_OR_RETURN(created.id, NewTensorIdLocked());
   create.tensor = created.id;

@@ -665,6 +665,7 @@ class ABSL_SCOPED_LOCKABLE SessionLock {
 absl::Status ForkedError();
 // True for errors after which there is no daemon to tell anything.
 bool IsLost(const absl::Status& status);
+// At most kMaxSourceLineBytes: the end of it, where the path is longer.
 std::string SourceOf(CallSite site);
 // `status` with the call site, where it has none.
 absl::Status WithSource(const absl::Status& status, const std::string& source);

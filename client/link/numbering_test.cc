@@ -11,6 +11,7 @@
 #include "core/backend/host/host_backend.h"
 #include "core/base/error.h"
 #include "core/base/thread_pool.h"
+#include "core/graph/encoding.h"
 #include "core/ops/host_kernels.h"
 #include "core/transport/command.h"
 #include "core/transport/frame_format.h"

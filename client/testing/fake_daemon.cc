@@ -12,6 +12,7 @@
 #include "client/internal/core.h"
 #include "core/base/error.h"
 #include "core/base/mutex.h"
+#include "core/graph/encoding.h"
 #include "core/graph/graph.h"
 #include "core/ops/specialize.h"
 #include "core/ops/testing/evaluator.h"

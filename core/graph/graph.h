@@ -195,15 +195,6 @@ struct Hash128 {
   std::string ToString() const;  // 32 hex digits
 };
 
-// Canonical bytes. Encoding twice gives equal bytes; Decode(Encode(g)) equals g.
-std::string EncodeGraph(const Graph& graph);
-// Never reads past `bytes`. kMalformed says where it stopped; kVersion for another IR version.
-// Checks form only: call ValidateGraph (core/ops/validate.h) before using what came.
-absl::StatusOr<Graph> DecodeGraph(absl::string_view bytes);
-
-// 128-bit XXH3 of the canonical bytes without sources.
-Hash128 HashGraph(const Graph& graph);
-
 // One line a node, for diagnostics and tests.
 std::string DebugString(const Graph& graph);
 

@@ -81,18 +81,21 @@ absl::StatusOr<std::shared_ptr<GraphRecord>> GraphStore::AtSizes(
 }
 
 absl::StatusOr<std::shared_ptr<GraphRecord>> GraphStore::Register(absl::string_view encoded) {
-  const std::string key(encoded);
-  const auto known = by_bytes_.find(key);
+  const auto known = by_bytes_.find(encoded);
   if (known != by_bytes_.end()) {
     if (std::shared_ptr<GraphRecord> record = known->second.lock()) return record;
   }
-  CHORUS_ASSIGN_OR_RETURN(Graph graph, DecodeGraph(encoded));
+  DecodeLimits limits;
+  limits.max_nodes = limits_.max_nodes;
+  limits.max_bytes = max_graph_bytes_;
+  CHORUS_ASSIGN_OR_RETURN(Graph graph, DecodeGraph(encoded, limits));
   CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<GraphRecord> made, MakeRecord(std::move(graph)));
   // What cannot be planned at its largest is refused now.
   if (!made->maxima.empty()) {
     CHORUS_RETURN_IF_ERROR(AtSizes(made.get(), made->maxima).status());
   }
 
+  const std::string key(encoded);
   // The last session to let go takes the loaded plans down with it.
   std::shared_ptr<GraphRecord> record(made.release(), [this, key](GraphRecord* gone) {
     const auto it = by_bytes_.find(key);

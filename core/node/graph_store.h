@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "core/graph/encoding.h"
 #include "core/graph/graph.h"
 #include "core/ops/validate.h"
 #include "core/runtime/executor.h"
@@ -55,10 +56,15 @@ class GraphStore {
  public:
   // `unload` is told of every loaded plan whose last session has gone.
   using Unload = std::function<void(DeviceIndex device, PlanId plan)>;
-  GraphStore(GraphLimits limits, PlanOptions options, Unload unload)
-      : limits_(limits), options_(options), unload_(std::move(unload)) {}
+  GraphStore(GraphLimits limits, PlanOptions options, Unload unload,
+             int64_t max_graph_bytes = kMaxClientGraphBytes)
+      : limits_(limits),
+        options_(options),
+        unload_(std::move(unload)),
+        max_graph_bytes_(max_graph_bytes) {}
 
-  // Decodes, checks and plans; the record of equal bytes is shared.
+  // Decodes, checks and plans; the record of equal bytes is shared. A graph of more nodes than the
+  // limits have, or of more than `max_graph_bytes` in memory, is refused before it is made.
   absl::StatusOr<std::shared_ptr<GraphRecord>> Register(absl::string_view encoded);
   // `record` at these sizes, one for each of its maxima; made, checked and planned at the first
   // request, and kept with those of a few other sizes.
@@ -81,6 +87,7 @@ class GraphStore {
   const GraphLimits limits_;
   const PlanOptions options_;
   const Unload unload_;
+  const int64_t max_graph_bytes_;
   // Of records that live: a row goes with its record.
   absl::flat_hash_map<std::string, std::weak_ptr<GraphRecord>> by_bytes_;
 };

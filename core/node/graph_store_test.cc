@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "core/base/error.h"
+#include "core/graph/encoding.h"
 #include "core/graph/graph.h"
 #include "core/ops/testing/rank_builder.h"
 #include "gtest/gtest.h"
@@ -60,6 +62,28 @@ TEST(GraphStoreTest, KeepsThePlansOfTheLastOrders) {
   EXPECT_EQ(unloaded.count(1), 1u);
   record->reset();
   EXPECT_EQ(unloaded.size(), static_cast<size_t>(kOrders));
+}
+
+TEST(GraphStoreTest, RefusesGraphsThatAreTooMuchAndKeepsNothingOfThem) {
+  const auto register_in = [](const std::string& encoded, int64_t max_nodes, int64_t max_bytes) {
+    GraphLimits limits;
+    limits.max_nodes = max_nodes;
+    GraphStore store(
+        limits, PlanOptions(), [](DeviceIndex, PlanId) {}, max_bytes);
+    return store.Register(encoded).status();
+  };
+  const std::string three = Independent(3);
+  const int64_t memory = MemoryOf(*DecodeGraph(three));
+  EXPECT_TRUE(register_in(three, 3, memory).ok());
+  EXPECT_EQ(ErrorOf(register_in(three, 2, memory)).message,
+            "graph: number of nodes: expected from 0 to 2, got 3");
+  EXPECT_EQ(ErrorOf(register_in(three, 3, memory - 1)).reason, Reason::kQuota);
+
+  // As many zeros as a staging arena holds are no graph of millions of nodes.
+  Graph many;
+  many.nodes.resize(static_cast<size_t>(kMaxClientGraphBytes) / sizeof(Node));
+  const Error error = ErrorOf(register_in(EncodeGraph(many), 1 << 20, kMaxClientGraphBytes));
+  EXPECT_EQ(error.reason, Reason::kQuota) << error.message;
 }
 
 }  // namespace

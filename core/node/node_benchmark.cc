@@ -11,6 +11,7 @@
 #include "benchmark/benchmark.h"
 #include "core/backend/host/host_backend.h"
 #include "core/base/thread_pool.h"
+#include "core/graph/encoding.h"
 #include "core/node/node.h"
 #include "core/ops/graph_builder.h"
 #include "core/ops/host_kernels.h"

@@ -17,6 +17,7 @@
 #include "core/base/mutex.h"
 #include "core/base/thread_pool.h"
 #include "core/base/unique_fd.h"
+#include "core/graph/encoding.h"
 #include "core/node/node_loop.h"
 #include "core/ops/graph_builder.h"
 #include "core/ops/host_kernels.h"

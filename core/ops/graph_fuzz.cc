@@ -8,6 +8,9 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
+#include "core/base/error.h"
+#include "core/base/source_line.h"
+#include "core/graph/encoding.h"
 #include "core/graph/graph.h"
 #include "core/ops/specialize.h"
 #include "core/ops/validate.h"
@@ -25,6 +28,18 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const absl::StatusOr<Graph> graph =
       chorus::DecodeGraph(absl::string_view(reinterpret_cast<const char*>(data), size));
   if (!graph.ok()) return 0;
+  // It takes what its account says: with less it does not decode, and nothing else ends it.
+  chorus::DecodeLimits limits;
+  limits.max_nodes = static_cast<int64_t>(graph->nodes.size());
+  limits.max_bytes = chorus::MemoryOf(*graph);
+  const absl::string_view bytes(reinterpret_cast<const char*>(data), size);
+  Require(chorus::DecodeGraph(bytes, limits).ok());
+  --limits.max_bytes;
+  Require(chorus::ErrorOf(chorus::DecodeGraph(bytes, limits).status()).reason ==
+          chorus::Reason::kQuota);
+  for (const chorus::Node& node : graph->nodes) {
+    Require(node.source.size() <= chorus::kMaxSourceLineBytes);
+  }
   const std::string canonical = chorus::EncodeGraph(*graph);
   const absl::StatusOr<Graph> again = chorus::DecodeGraph(canonical);
   Require(again.ok());

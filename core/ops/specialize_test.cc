@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/graph/encoding.h"
 #include "core/ops/graph_builder.h"
 #include "core/ops/validate.h"
 #include "gmock/gmock.h"

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/bytes.h"
 #include "core/base/error.h"
+#include "core/graph/encoding.h"
 
 namespace chorus {
 namespace {

@@ -13,6 +13,7 @@
 #include "core/base/bytes.h"
 #include "core/base/error.h"
 #include "core/collective/order.h"
+#include "core/graph/encoding.h"
 #include "core/ops/op.h"
 #include "core/ops/registry.h"
 #include "core/runtime/collective_pieces.h"

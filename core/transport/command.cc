@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
+#include "core/base/source_line.h"
 #include "core/tensor/type.h"
 
 namespace chorus {
@@ -455,7 +456,7 @@ void ReadBody(BodyReader* in, CreateTensor* body) {
   in->Expect(!absl::holds_alternative<TensorId>(body->source),
              "a new tensor's source: 1 (inline) or 2 (external)");
   const absl::string_view site =
-      in->String(CreateTensor::kMaxCallSiteBytes, "a call site of at most 512 bytes");
+      in->String(kMaxSourceLineBytes, "a call site of at most 512 bytes");
   if (in->ok()) body->call_site.assign(site.data(), site.size());
 }
 

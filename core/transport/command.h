@@ -91,8 +91,7 @@ struct CreateTensor {
   // Inline, or a range of one of the session's staging arenas (an unattached session fills those by
   // Tensors.Write). Never a TensorId.
   Binding source;
-  // The trainer's file:line, for an error's text; at most kMaxCallSiteBytes, or empty.
-  static constexpr size_t kMaxCallSiteBytes = 512;
+  // The trainer's file:line, for an error's text; at most kMaxSourceLineBytes, or empty.
   std::string call_site;
 };
 

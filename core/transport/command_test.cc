@@ -7,6 +7,7 @@
 
 #include "absl/strings/escaping.h"
 #include "core/base/error.h"
+#include "core/base/source_line.h"
 #include "core/transport/sample_commands.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -259,7 +260,7 @@ TEST(FrameTest, ErrorsSayWhatWasExpected) {
   absl::get<CreateTensor>(create.body).source = TensorId{1, 1};
   EXPECT_THAT(ErrorText(Encode(create)), HasSubstr("a new tensor's source"));
   create = Sample(5);
-  absl::get<CreateTensor>(create.body).call_site.assign(CreateTensor::kMaxCallSiteBytes, 'a');
+  absl::get<CreateTensor>(create.body).call_site.assign(kMaxSourceLineBytes, 'a');
   EXPECT_TRUE(DecodeFrame(Encode(create)).ok());
   absl::get<CreateTensor>(create.body).call_site += 'a';
   EXPECT_THAT(ErrorText(Encode(create)), HasSubstr("a call site of at most 512 bytes"));

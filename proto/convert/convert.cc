@@ -9,6 +9,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/variant.h"
+#include "core/base/source_line.h"
 
 namespace chorus {
 namespace {
@@ -337,6 +338,10 @@ absl::StatusOr<Node> NodeFrom(const v1::Node& message) {
   CHORUS_ASSIGN_FIELD("effect", node.effect, EffectFrom(message));
   if (message.has_collective()) {
     CHORUS_ASSIGN_FIELD("collective", node.collective, CollectiveFrom(message.collective()));
+  }
+  if (message.source().size() > kMaxSourceLineBytes) {
+    return Malformed(absl::StrCat("source: expected at most ", kMaxSourceLineBytes, " bytes, got ",
+                                  message.source().size()));
   }
   node.source = message.source();
   return node;
@@ -893,10 +898,23 @@ void ToProto(const InstanceKey& key, v1::InstanceKey* message) {
   }
 }
 
-absl::StatusOr<Graph> FromProto(const v1::Graph& message) {
+absl::StatusOr<Graph> FromProto(const v1::Graph& message, const DecodeLimits& limits) {
   Graph graph;
   CHORUS_ASSIGN_OR_RETURN(graph.ir_version, Natural(message.ir_version(), "ir_version"));
   if (graph.ir_version == 0) graph.ir_version = 1;
+  if (graph.ir_version != Graph::kIrVersion) {
+    return MakeError(Reason::kVersion, absl::StrCat(": IR version ", graph.ir_version,
+                                                    ", this build reads ", Graph::kIrVersion));
+  }
+  // A message of few bytes may be a graph of many: what the daemon would refuse is not made here.
+  if (message.nodes_size() > limits.max_nodes) {
+    return Malformed(
+        absl::StrCat("nodes: expected at most ", limits.max_nodes, ", got ", message.nodes_size()));
+  }
+  int64_t memory = static_cast<int64_t>(sizeof(Graph)) +
+                   message.inputs_size() * static_cast<int64_t>(sizeof(GraphInput)) +
+                   message.nodes_size() * static_cast<int64_t>(sizeof(Node));
+  if (memory > limits.max_bytes) return TooMuchMemory("", limits.max_bytes, memory);
   graph.inputs.reserve(message.inputs_size());
   for (int i = 0; i < message.inputs_size(); ++i) {
     CHORUS_ASSIGN_FIELD(Indexed("inputs", i), GraphInput input, GraphInputFrom(message.inputs(i)));
@@ -905,6 +923,8 @@ absl::StatusOr<Graph> FromProto(const v1::Graph& message) {
   graph.nodes.reserve(message.nodes_size());
   for (int i = 0; i < message.nodes_size(); ++i) {
     CHORUS_ASSIGN_FIELD(Indexed("nodes", i), Node node, NodeFrom(message.nodes(i)));
+    memory += MemoryBehind(node);
+    if (memory > limits.max_bytes) return TooMuchMemory("", limits.max_bytes, memory);
     graph.nodes.push_back(std::move(node));
   }
   for (int i = 0; i < message.outputs_size(); ++i) {
@@ -927,6 +947,8 @@ absl::StatusOr<Graph> FromProto(const v1::Graph& message) {
                         SizeRuleFrom(message.size_rules(i)));
     graph.sizes.push_back(rule);
   }
+  memory = MemoryOf(graph);
+  if (memory > limits.max_bytes) return TooMuchMemory("", limits.max_bytes, memory);
   return graph;
 }
 
@@ -980,10 +1002,12 @@ absl::StatusOr<CommandBody> FromProto(const v1::RegisterGraph& message) {
   CHORUS_ASSIGN_FIELD("id", command.graph, FromProto(message.id()));
   switch (message.source_case()) {
     case v1::RegisterGraph::kGraph: {
-      CHORUS_ASSIGN_FIELD("graph", const Graph graph, FromProto(message.graph()));
+      DecodeLimits limits;
+      limits.max_bytes = kMaxClientGraphBytes;
+      CHORUS_ASSIGN_FIELD("graph", const Graph graph, FromProto(message.graph(), limits));
+      // Of a converted graph the node sees the bytes alone, which decode, as what would not has
+      // been refused above.
       command.encoded = EncodeGraph(graph);
-      // Of a converted graph the node sees the bytes alone: what cannot be read again ends here.
-      CHORUS_RETURN_IF_ERROR(DecodeGraph(command.encoded).status());
       return CommandBody(std::move(command));
     }
     case v1::RegisterGraph::kStaged: {
@@ -1050,8 +1074,8 @@ absl::StatusOr<CommandBody> FromProto(const v1::CreateTensor& message) {
   if (absl::holds_alternative<TensorId>(create.source)) {
     return Malformed("source: expected inline or external, got a tensor");
   }
-  if (message.call_site().size() > CreateTensor::kMaxCallSiteBytes) {
-    return Malformed(absl::StrCat("call_site: expected at most ", CreateTensor::kMaxCallSiteBytes,
+  if (message.call_site().size() > kMaxSourceLineBytes) {
+    return Malformed(absl::StrCat("call_site: expected at most ", kMaxSourceLineBytes,
                                   " bytes, got ", message.call_site().size()));
   }
   create.call_site = message.call_site();

@@ -19,6 +19,7 @@
 #include "chorus/v1/types.pb.h"
 #include "core/base/error.h"
 #include "core/collective/instance.h"
+#include "core/graph/encoding.h"
 #include "core/graph/graph.h"
 #include "core/tensor/type.h"
 #include "core/transport/command.h"
@@ -41,8 +42,9 @@ void ToProto(GraphId id, v1::GraphId* message);
 absl::StatusOr<InstanceKey> FromProto(const v1::InstanceKey& message);
 void ToProto(const InstanceKey& key, v1::InstanceKey* message);
 
-// Form only: ValidateGraph says whether it is a graph that can run.
-absl::StatusOr<Graph> FromProto(const v1::Graph& message);
+// Form only: ValidateGraph says whether it is a graph that can run. What it gives, EncodeGraph's
+// bytes decode to within `limits`: the same errors where they would not, before much is made.
+absl::StatusOr<Graph> FromProto(const v1::Graph& message, const DecodeLimits& limits = {});
 void ToProto(const Graph& graph, v1::Graph* message);
 
 // Commands. A graph goes in its canonical encoding from here on.

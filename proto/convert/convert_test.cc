@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/base/bytes.h"
+#include "core/graph/encoding.h"
 #include "core/transport/sample_commands.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -124,6 +125,8 @@ TEST(ConvertTest, HostileGraphsAreRefusedByField) {
              c->mutable_register_graph()->mutable_staged()->mutable_range()->add_strides(1);
            }},
           {"graph.ir_version", [](auto* c) { GraphOf(c)->set_ir_version(-1); }},
+          {"graph.nodes[0].source: expected at most 512 bytes, got 513",
+           [](auto* c) { GraphOf(c)->mutable_nodes(0)->set_source(std::string(513, 's')); }},
           {"graph.device_slot_count", [](auto* c) { GraphOf(c)->set_device_slot_count(-2); }},
           {"graph.instance_slot_count", [](auto* c) { GraphOf(c)->set_instance_slot_count(-2); }},
           {"graph.inputs[0].type.dtype: 99 is no DType",
@@ -212,6 +215,40 @@ TEST(ConvertTest, AGraphOfAnotherVersionIsRefusedBeforeTheNodeSeesIt) {
   const absl::Status status = FromProto(command).status();
   EXPECT_EQ(ErrorOf(status).reason, Reason::kVersion) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("99"));
+}
+
+TEST(ConvertTest, GraphsAreConvertedWithinLimitsOrNotAtAll) {
+  const v1::Command command = SoundRegister();
+  const v1::Graph& message = command.register_graph().graph();
+  const absl::StatusOr<Graph> graph = FromProto(message);
+  ASSERT_TRUE(graph.ok()) << graph.status();
+  DecodeLimits limits;
+  limits.max_nodes = 1;
+  limits.max_bytes = MemoryOf(*graph);
+  EXPECT_TRUE(FromProto(message, limits).ok());
+  // What it refuses, decoding would: the node sees no bytes that do not decode.
+  const std::string encoded = EncodeGraph(*graph);
+  EXPECT_TRUE(DecodeGraph(encoded, limits).ok());
+  for (int64_t less = 0; less < limits.max_bytes; ++less) {
+    DecodeLimits tight = limits;
+    tight.max_bytes = less;
+    ASSERT_EQ(ErrorOf(FromProto(message, tight).status()).reason, Reason::kQuota) << less;
+  }
+  limits.max_nodes = 0;
+  EXPECT_EQ(ErrorOf(FromProto(message, limits).status()).message,
+            "nodes: expected at most 0, got 1");
+}
+
+// Two bytes of a message are a node.
+TEST(ConvertTest, AMessageOfEmptyNodesIsRefusedBeforeTheyAreMade) {
+  v1::Command command = SoundRegister();
+  v1::Graph* graph = GraphOf(&command);
+  for (int64_t n = 0; n <= kMaxClientGraphBytes / static_cast<int64_t>(sizeof(Node)); ++n) {
+    graph->add_nodes();
+  }
+  const Error error = ErrorOf(FromProto(command).status());
+  EXPECT_EQ(error.reason, Reason::kQuota);
+  EXPECT_THAT(error.message, HasSubstr("graph: expected one that takes at most 67108864 bytes"));
 }
 
 TEST(ConvertTest, HostileRunsAndOtherCommandsAreRefusedByField) {

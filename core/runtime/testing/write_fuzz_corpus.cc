@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/bytes.h"
 #include "core/base/error.h"
+#include "core/graph/encoding.h"
 #include "core/ops/testing/rank_builder.h"
 #include "core/ops/validate.h"
 #include "core/runtime/device_plan.h"

@@ -1,0 +1,27 @@
+// For tests of what is allocated: a binary that links this counts what it has on the heap.
+//
+// It replaces operator new and delete, and counts bytes as they were asked for. Only for tests of
+// one thread.
+#ifndef CHORUS_CORE_BASE_COUNTING_HEAP_H_
+#define CHORUS_CORE_BASE_COUNTING_HEAP_H_
+
+#include <cstdint>
+
+namespace chorus {
+
+// What has been allocated and not freed since this was made.
+class HeapUse {
+ public:
+  HeapUse();
+  int64_t bytes() const;
+  int64_t blocks() const;
+  int64_t most_bytes() const;  // at any time since; of the last HeapUse that was made
+
+ private:
+  int64_t bytes_before_;
+  int64_t blocks_before_;
+};
+
+}  // namespace chorus
+
+#endif  // CHORUS_CORE_BASE_COUNTING_HEAP_H_
