@@ -46,12 +46,23 @@ absl::StatusOr<TensorType> TypeOfAttributes(const NodeView& node) {
   return type;
 }
 
+namespace {
+
+// Lists that clients send may have millions of numbers; what is wrong is seen at their start.
+std::string Start(absl::string_view text) {
+  constexpr size_t kMostBytes = 512;
+  if (text.size() <= kMostBytes) return std::string(text.data(), text.size());
+  return absl::StrCat(text.substr(0, kMostBytes), "...");
+}
+
+}  // namespace
+
 absl::Status ShapeError(const NodeView& node, absl::string_view expected, absl::string_view got) {
   Error error(Reason::kBadType);
   error.op.assign(node.op.data(), node.op.size());
-  error.expected.assign(expected.data(), expected.size());
-  error.got.assign(got.data(), got.size());
-  error.message = absl::StrCat(node.op, ": expected ", expected, ", got ", got);
+  error.expected = Start(expected);
+  error.got = Start(got);
+  error.message = absl::StrCat(node.op, ": expected ", error.expected, ", got ", error.got);
   return ToStatus(error);
 }
 

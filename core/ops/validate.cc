@@ -152,8 +152,9 @@ absl::Status CheckCollectivePlace(const Graph& graph, int32_t n, Joined* joined)
   const Node& node = graph.nodes[n];
   const Collective& c = *node.collective;
   const GroupSlot& slot = graph.group_slots[c.group_slot];
-  const auto held = std::find(slot.held.begin(), slot.held.end(), c.rank);
-  if (held == slot.held.end()) {
+  // CheckGroupSlots has seen that they ascend.
+  const auto held = std::lower_bound(slot.held.begin(), slot.held.end(), c.rank);
+  if (held == slot.held.end() || *held != c.rank) {
     return Bad("rank",
                absl::StrCat("one of those held in group slot ", c.group_slot, ": ",
                             absl::StrJoin(slot.held, ",",

@@ -307,6 +307,28 @@ TEST(ValidateTest, PartsOfACallFollowOneAnother) {
             "node 4 (all_reduce): part: expected 0 or 1, which follows the part before it, got -1");
 }
 
+// Errors are kept and sent on: none is as long as a list that a client made up.
+TEST(ValidateTest, LongListsMakeNoLongErrors) {
+  const TensorType type(DType::kF32, {Dim(2)});
+  for (const char* op : {"reshape", "transpose", "expand", "sum"}) {
+    const std::string name = op;
+    const char* const list = name == "transpose" ? "perm" : name == "sum" ? "axes" : "dims";
+    Graph graph;
+    graph.inputs.resize(1);
+    graph.inputs[0].type = type;
+    Node node;
+    node.op = op;
+    node.attributes = {{list, std::vector<int64_t>(1000000, 7)}};
+    node.inputs = {0};
+    node.outputs = {type};
+    graph.nodes = {node};
+    const Error error = ErrorOf(ValidateGraph(graph, GraphLimits()));
+    EXPECT_EQ(error.reason, Reason::kBadType) << op;
+    EXPECT_EQ(error.got.substr(0, 5), "[7,7,") << op;
+    EXPECT_LT(error.message.size(), 1024u) << op;
+  }
+}
+
 TEST(ValidateTest, LimitsAreTheCallers) {
   GraphLimits limits;
   limits.max_nodes = 5;
