@@ -24,8 +24,7 @@ struct CollectivePieces {
   std::vector<int64_t> inputs;   // rows of each piece that goes in
   std::vector<int64_t> outputs;  // rows of each that comes out (of the op's result, no extras)
 
-  // Where piece `i` begins in a single tensor: elements before it, and bytes.
-  int64_t InputElements(size_t i) const { return Before(inputs, i); }
+  // Where piece `i` begins in a single tensor, in bytes. Linear in `i`.
   int64_t InputOffset(size_t i) const { return Before(inputs, i) * DTypeBytes(dtype); }
   int64_t OutputOffset(size_t i) const { return Before(outputs, i) * DTypeBytes(dtype); }
 

@@ -12,11 +12,13 @@
 #include "absl/types/span.h"
 #include "core/base/bytes.h"
 #include "core/base/error.h"
+#include "core/base/memory_account.h"
 #include "core/collective/order.h"
 #include "core/graph/encoding.h"
 #include "core/ops/op.h"
 #include "core/ops/registry.h"
 #include "core/runtime/collective_pieces.h"
+#include "core/runtime/dependences.h"
 #include "core/runtime/device_plan.h"
 #include "core/runtime/size_class.h"
 
@@ -28,63 +30,6 @@ using Place = DevicePlan::Place;
 using Step = DevicePlan::Step;
 
 // --- What the run votes for ---
-
-// On which participations each value depends without another one in between. Sets move from a
-// value to what is computed from it where nobody else needs them, so that a long sum of independent
-// results costs no more than its length.
-class Dependences {
- public:
-  Dependences(const Graph& graph, const ValueTable& values)
-      : values_(values),
-        sets_(static_cast<size_t>(values.size())),
-        uses_(static_cast<size_t>(values.size()), 0) {
-    for (const Node& node : graph.nodes) {
-      for (const ValueIndex v : node.inputs) ++uses_[v];
-    }
-  }
-
-  // Participations that the inputs depend on, ascending; each input is used up once.
-  std::vector<int32_t> Take(const std::vector<ValueIndex>& inputs) {
-    std::vector<int32_t> all;
-    for (const ValueIndex v : inputs) {
-      std::vector<int32_t>& set = sets_[v];
-      const bool last_use = --uses_[v] == 0;
-      if (set.size() > all.size()) {
-        std::vector<int32_t> larger = last_use ? std::move(set) : set;
-        std::swap(all, larger);
-        Merge(larger, &all);
-      } else {
-        Merge(set, &all);
-      }
-      if (last_use) std::vector<int32_t>().swap(set);
-    }
-    return all;
-  }
-
-  void Give(int32_t node, size_t outputs, std::vector<int32_t> set) {
-    const ValueIndex first = values_.first_output(node);
-    for (size_t i = 0; i < outputs; ++i) {
-      if (uses_[first + static_cast<ValueIndex>(i)] == 0) continue;
-      sets_[first + static_cast<ValueIndex>(i)] = i + 1 == outputs ? std::move(set) : set;
-    }
-  }
-
- private:
-  static void Merge(const std::vector<int32_t>& from, std::vector<int32_t>* into) {
-    for (const int32_t x : from) {
-      if (into->empty() || x > into->back()) {
-        into->push_back(x);
-      } else {
-        const auto at = std::lower_bound(into->begin(), into->end(), x);
-        if (*at != x) into->insert(at, x);
-      }
-    }
-  }
-
-  const ValueTable& values_;
-  std::vector<std::vector<int32_t>> sets_;
-  std::vector<int32_t> uses_;
-};
 
 Hash128 FingerprintOf(const std::vector<Participation>& participations) {
   ByteWriter out;
@@ -119,36 +64,37 @@ Hash128 FingerprintOf(const std::vector<Participation>& participations) {
   return {hash.high64, hash.low64};
 }
 
-// Leaves out what another element waits for itself. Only short lists are worth it: a long one is
-// long because its elements are independent.
-void Reduce(const std::vector<Participation>& participations, std::vector<int32_t>* after) {
-  constexpr size_t kShort = 16;
-  if (after->size() < 2 || after->size() > kShort) return;
-  const std::vector<int32_t> all = *after;
-  after->clear();
-  for (const int32_t x : all) {
-    bool implied = false;
-    for (const int32_t y : all) {
-      const std::vector<int32_t>& before = participations[static_cast<size_t>(y)].after;
-      implied |= std::binary_search(before.begin(), before.end(), x);
-    }
-    if (!implied) after->push_back(x);
-  }
+absl::Status TooManyDependences(const Node& node, size_t n, int64_t most, int64_t got) {
+  Error error(Reason::kQuota);
+  error.op = Printable(node.op);
+  error.source = Printable(node.source);
+  error.message =
+      absl::StrCat("node ", n, " (", error.op, error.source.empty() ? "" : " at ", error.source,
+                   "): which of the graph's collectives need which others: expected at most ", most,
+                   " pairs, got ", got, " or more");
+  return ToStatus(error);
 }
 
-std::shared_ptr<const VoteTemplate> MakeVotes(const Graph& graph, const ValueTable& values,
-                                              const std::vector<CollectivePieces>& pieces,
-                                              std::vector<int32_t>* participation_of) {
+absl::StatusOr<std::shared_ptr<const VoteTemplate>> MakeVotes(
+    const Graph& graph, const ValueTable& values, const std::vector<CollectivePieces>& pieces,
+    const PlanOptions& options, std::vector<int32_t>* participation_of) {
   auto votes = std::make_shared<VoteTemplate>();
   participation_of->assign(graph.nodes.size(), -1);
-  Dependences dependences(graph, values);
+  Dependences dependences(graph, values, options.max_dependence_steps);
+  int64_t kept = 0;
   for (size_t n = 0; n < graph.nodes.size(); ++n) {
     const Node& node = graph.nodes[n];
-    std::vector<int32_t> needs = dependences.Take(node.inputs);
-    Reduce(votes->participations, &needs);
+    const auto number = static_cast<int32_t>(n);
+    if (!dependences.IsNeeded(number)) continue;
+    CHORUS_ASSIGN_OR_RETURN(Dependences::Set needs,
+                            dependences.Take(number, votes->participations));
     if (!node.collective.has_value()) {
-      dependences.Give(static_cast<int32_t>(n), node.outputs.size(), std::move(needs));
+      dependences.Give(number, std::move(needs));
       continue;
+    }
+    if (needs != nullptr) kept += static_cast<int64_t>(needs->size());
+    if (kept > options.max_dependences) {
+      return TooManyDependences(node, n, options.max_dependences, kept);
     }
     const Collective& c = *node.collective;
     const auto index = static_cast<int32_t>(votes->participations.size());
@@ -168,15 +114,15 @@ std::shared_ptr<const VoteTemplate> MakeVotes(const Graph& graph, const ValueTab
     p.wants_grad = c.wants_grad;
     p.leads_to_collective = c.leads_to_collective;
     p.leads_to_leaf = c.leads_to_leaf;
-    p.after = std::move(needs);
-    p.node = static_cast<int32_t>(n);
+    if (needs != nullptr) p.after.assign(needs->begin(), needs->end());
+    p.node = number;
     p.source = node.source;
     if (p.leads_to_collective || p.leads_to_leaf) p.label = LabelOf(p);
     votes->participations.push_back(std::move(p));
-    dependences.Give(static_cast<int32_t>(n), node.outputs.size(), {index});
+    dependences.GiveOwn(number, index);
   }
   votes->fingerprint = FingerprintOf(votes->participations);
-  return votes;
+  return std::shared_ptr<const VoteTemplate>(std::move(votes));
 }
 
 // Numbers the participations' instances as they are where all members of a group slot have called
@@ -280,7 +226,8 @@ class Compiler {
   absl::StatusOr<Plan> Run() {
     CHORUS_RETURN_IF_ERROR(CheckSlots());
     CHORUS_RETURN_IF_ERROR(FindDefinitions());
-    plan_.votes = MakeVotes(graph_, values_, pieces_, &participation_of_);
+    CHORUS_ASSIGN_OR_RETURN(plan_.votes,
+                            MakeVotes(graph_, values_, pieces_, options_, &participation_of_));
     CHORUS_RETURN_IF_ERROR(ChooseOrder());
     FindLive();
     FindStorage();
@@ -354,7 +301,62 @@ class Compiler {
     return absl::OkStatus();
   }
 
+  // Counts what is about to be made.
+  absl::Status Take(int64_t bytes) {
+    taken_ += bytes;
+    if (taken_ <= options_.max_bytes) return absl::OkStatus();
+    return TooMuchMemory("the graph's plan", options_.max_bytes, taken_);
+  }
+
+  // What is made of a part of the graph at most, with the room that growing lists have: a count
+  // from above. Types that go into a plan are copied, and encoded, which takes no more.
+  static int64_t MemoryOfType(const TensorType& type) {
+    return 2 * (static_cast<int64_t>(sizeof(TensorType)) + MemoryBehind(type));
+  }
+  // As a leaf of equal work, or as the operand of a step.
+  static int64_t MemoryToRead(const TensorType& type) {
+    return MemoryOfType(type) +
+           static_cast<int64_t>(2 * sizeof(Place) + sizeof(Plan::EqualGroup::Leaf) + 64);
+  }
+  static constexpr int64_t kBytesOfValue =
+      sizeof(Value) + 2 * sizeof(BufferSpec) + 2 * sizeof(Place) + 64;
+  // Rows, the places in a step and as the plan's operands, and the step's bytes.
+  static constexpr int64_t kBytesOfPiece =
+      4 * sizeof(int64_t) + 2 * sizeof(Place) + 2 * sizeof(Plan::Operand) + 32;
+
+  int64_t MemoryToPlan(const Node& node, const OpDef& def) const {
+    // Copied for equal work or as a kernel, again to be encoded, and as bytes.
+    int64_t bytes = 3 * (static_cast<int64_t>(sizeof(Node)) + MemoryBehind(node)) +
+                    static_cast<int64_t>(2 * sizeof(Step) + sizeof(CollectivePieces) + 128) +
+                    static_cast<int64_t>(node.outputs.size()) * kBytesOfValue;
+    for (const ValueIndex v : node.inputs) bytes += MemoryToRead(values_.type(v));
+    if (!node.collective.has_value()) return bytes;
+    const int64_t members =
+        graph_.group_slots[static_cast<size_t>(node.collective->group_slot)].size;
+    const int64_t pieces = (def.one_input ? members : static_cast<int64_t>(node.inputs.size())) +
+                           (def.one_output ? members : static_cast<int64_t>(node.outputs.size()));
+    return bytes + pieces * kBytesOfPiece +
+           static_cast<int64_t>(2 * sizeof(Participation) + sizeof(PartLabel) +
+                                2 * sizeof(DevicePlan::CollectiveStep) +
+                                2 * sizeof(Plan::CollectiveSlot) + 1024);
+  }
+
+  // Of what does not stand in a node.
+  int64_t MemoryToPlanEnds() const {
+    int64_t bytes = 0;
+    for (const GraphInput& input : graph_.inputs) {
+      bytes += kBytesOfValue + MemoryOfType(input.type);
+    }
+    // Who publishes an output keeps its type beside it.
+    for (const GraphOutput& output : graph_.outputs) {
+      bytes += static_cast<int64_t>(2 * sizeof(Plan::Output) + 64) +
+               MemoryOfType(values_.type(output.value));
+    }
+    return bytes;
+  }
+
   absl::Status FindDefinitions() {
+    CHORUS_RETURN_IF_ERROR(Take(MemoryToPlanEnds()));
     defs_.resize(graph_.nodes.size());
     forms_.resize(graph_.nodes.size());
     pieces_.resize(graph_.nodes.size());
@@ -364,6 +366,7 @@ class Compiler {
           n > 0 && graph_.nodes[n - 1].op == node.op ? defs_[n - 1] : FindOp(node.op);
       if (def == nullptr) return Unsupported(absl::StrCat("op '", node.op, "' is not run"));
       defs_[n] = def;
+      CHORUS_RETURN_IF_ERROR(Take(MemoryToPlan(node, *def)));
       if (node.collective.has_value()) {
         forms_[n] = Form::kCollective;
         pieces_[n] =
@@ -1203,19 +1206,18 @@ class Compiler {
     Slot& slot = slots_[static_cast<size_t>(node.device_slot)];
     Step step = Begin(node.device_slot, StreamId::kCommunication, node.inputs);
     const bool runtime = HasRuntimeCounts(c);
-    // A tensor that holds pieces, as the places of all of them.
-    const auto push_pieces = [](const Place& place, size_t count, const auto& offset_of, auto* to) {
-      for (size_t i = 0; i < count; ++i) {
+    // A tensor that holds pieces of so many rows, as the places of all of them.
+    const auto push_pieces = [&pieces](Place place, const std::vector<int64_t>& rows, DType dtype,
+                                       auto* to) {
+      for (const int64_t n : rows) {
         to->push_back(place);
-        to->back().offset += offset_of(i);
+        place.offset += n * pieces.row_elements * DTypeBytes(dtype);
       }
     };
     if (def.one_input && !runtime && !node.inputs.empty()) {
       const auto operands = step.inputs;
       step.inputs.clear();
-      push_pieces(
-          operands[0], pieces.inputs.size(), [&](size_t i) { return pieces.InputOffset(i); },
-          &step.inputs);
+      push_pieces(operands[0], pieces.inputs, pieces.dtype, &step.inputs);
       step.inputs.insert(step.inputs.end(), operands.begin() + 1, operands.end());
     }
     for (size_t i = 0; i < pieces.inputs.size(); ++i) {
@@ -1229,16 +1231,11 @@ class Compiler {
                                       StreamId::kCommunication);
       const bool holders = static_cast<int>(i) >= NumVisible(node) && !IsFactor(node, i);
       if (def.one_output && !runtime && i == 0) {
-        push_pieces(
-            place, pieces.outputs.size(), [&](size_t k) { return pieces.OutputOffset(k); },
-            &step.outputs);
+        push_pieces(place, pieces.outputs, pieces.dtype, &step.outputs);
         continue;
       }
       if (def.one_input && !runtime && holders) {
-        push_pieces(
-            place, pieces.inputs.size(),
-            [&](size_t k) { return pieces.InputElements(k) * DTypeBytes(DType::kF32); },
-            &step.outputs);
+        push_pieces(place, pieces.inputs, DType::kF32, &step.outputs);
         continue;
       }
       step.outputs.push_back(place);
@@ -1385,6 +1382,7 @@ class Compiler {
   }
 
   void PlaceOutputs() {
+    FindOrigins();
     for (const GraphOutput& output : graph_.outputs) {
       Plan::Output place;
       const Place at = PlaceOf(output.value);
@@ -1412,13 +1410,22 @@ class Compiler {
     }
   }
 
+  // Which value each one is, if it is nothing but another one's alias.
+  void FindOrigins() {
+    origin_.resize(static_cast<size_t>(values_.size()));
+    std::iota(origin_.begin(), origin_.end(), 0);
+    for (size_t n = 0; n < graph_.nodes.size(); ++n) {
+      if (forms_[n] != Form::kAlias) continue;
+      const ValueIndex input = graph_.nodes[n].inputs[0];
+      const ValueIndex output = values_.first_output(static_cast<int32_t>(n));
+      origin_[static_cast<size_t>(output)] = origin_[static_cast<size_t>(input)];
+    }
+  }
+
   // Whether other ranks may have the same value.
   void FindOrigin(ValueIndex v, Plan::Output* output) const {
-    int32_t producer = values_.producer(v);
-    while (producer >= 0 && forms_[static_cast<size_t>(producer)] == Form::kAlias) {
-      v = graph_.nodes[static_cast<size_t>(producer)].inputs[0];
-      producer = values_.producer(v);
-    }
+    v = origin_[static_cast<size_t>(v)];
+    const int32_t producer = values_.producer(v);
     if (producer < 0) return;
     const auto n = static_cast<size_t>(producer);
     const int32_t place = v - values_.first_output(producer);
@@ -1471,6 +1478,7 @@ class Compiler {
   const Graph& graph_;
   const PlanOptions& options_;
   const ValueTable values_;
+  int64_t taken_ = 0;  // of options_.max_bytes
   Plan plan_;
   std::vector<const OpDef*> defs_;         // by node
   std::vector<Form> forms_;                // by node
@@ -1484,12 +1492,42 @@ class Compiler {
   std::vector<bool> put_off_;              // by node; empty: nothing may take over
   std::vector<int32_t> donors_;            // by output
   int32_t last_equal_step_ = -1;
-  std::vector<Value> table_;  // by value
+  std::vector<Value> table_;        // by value
+  std::vector<ValueIndex> origin_;  // by value
   std::vector<Slot> slots_;
   std::vector<std::vector<int32_t>> pair_bindings_;
 };
 
+int64_t MemoryOf(const VoteTemplate& votes) {
+  int64_t bytes = static_cast<int64_t>(sizeof(VoteTemplate)) + ListBytes(votes.participations);
+  for (const Participation& p : votes.participations) {
+    bytes += ListBytes(p.descriptor.dims) + ListBytes(p.descriptor.sends) +
+             ListBytes(p.descriptor.receives) + ListBytes(p.after) + TextBytes(p.source.size());
+    if (p.label == nullptr) continue;
+    bytes += BlockBytes(sizeof(PartLabel)) + TextBytes(p.label->op.size()) +
+             TextBytes(p.label->what.size()) + TextBytes(p.label->source.size());
+  }
+  return bytes;
+}
+
 }  // namespace
+
+int64_t MemoryOf(const Plan& plan) {
+  int64_t bytes = static_cast<int64_t>(sizeof(Plan)) + ListBytes(plan.buffers) +
+                  ListBytes(plan.outputs) + ListBytes(plan.equal_groups) +
+                  BlockBytes(static_cast<int64_t>(plan.input_may_be_staging.size()) / 8) +
+                  ListBytes(plan.operands) + ListBytes(plan.instances) + ListBytes(plan.written) +
+                  ListBytes(plan.collectives) + ListBytes(plan.meetings) +
+                  ListBytes(plan.device_plans) + ListBytes(plan.workspace_bytes);
+  for (const Plan::EqualGroup& group : plan.equal_groups) {
+    bytes += ListBytes(group.leaves) + ListBytes(group.results);
+  }
+  for (const auto& operands : plan.operands) bytes += ListBytes(operands);
+  for (const auto& slots : plan.collectives) bytes += ListBytes(slots);
+  for (const auto& meetings : plan.meetings) bytes += ListBytes(meetings);
+  for (const std::string& device_plan : plan.device_plans) bytes += TextBytes(device_plan.size());
+  return bytes + (plan.votes == nullptr ? 0 : kBlockOverheadBytes + MemoryOf(*plan.votes));
+}
 
 absl::StatusOr<Plan> CompilePlan(const Graph& graph, const PlanOptions& options) {
   return Compiler(graph, options).Run();

@@ -60,6 +60,17 @@ struct PlanOptions {
   // What a group of equal work must read and write at least: for less, every rank for itself is
   // quicker than waiting for each other.
   int64_t least_equal_bytes = 64 << 10;
+
+  // --- What a graph from a client may cost; kQuota otherwise, before it is made ---
+  //
+  // Memory that planning takes at any time, beside the graph: counted from above, for each node,
+  // input, output, type and piece of a collective. Some times what the plan is in the end.
+  int64_t max_bytes = int64_t{256} << 20;
+  // Pairs of collectives of which one needs the other's result (Participation::after of all
+  // together): a thousand that all need a thousand others. Each launch looks at all of them.
+  int64_t max_dependences = 1 << 20;
+  // Steps to find these: elements of sets that are looked at or copied.
+  int64_t max_dependence_steps = 1 << 22;
 };
 
 // Devices of one plan meet in collectives of members that are held here, and where values are
@@ -161,8 +172,12 @@ struct Plan {
 };
 
 // `graph` has passed ValidateGraph. UNIMPLEMENTED: what this build cannot run. INVALID_ARGUMENT: an
-// order that is none. Time is linear in the graph.
+// order that is none. RESOURCE_EXHAUSTED kQuota: more than `options` allow; the text says of what,
+// how much was expected and what came. Time is linear in the graph, but for those steps.
 absl::StatusOr<Plan> CompilePlan(const Graph& graph, const PlanOptions& options);
+
+// What a plan takes in memory (core/base/memory_account.h), its votes included.
+int64_t MemoryOf(const Plan& plan);
 
 }  // namespace chorus
 

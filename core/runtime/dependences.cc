@@ -1,0 +1,122 @@
+#include "core/runtime/dependences.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/str_cat.h"
+#include "core/base/error.h"
+
+namespace chorus {
+
+Dependences::Dependences(const Graph& graph, const ValueTable& values, int64_t max_work)
+    : graph_(graph),
+      values_(values),
+      max_work_(max_work),
+      needed_(graph.nodes.size(), false),
+      sets_(static_cast<size_t>(values.size())),
+      uses_(static_cast<size_t>(values.size()), 0) {
+  for (size_t n = graph.nodes.size(); n-- > 0;) {
+    const Node& node = graph.nodes[n];
+    if (node.collective.has_value()) needed_[n] = true;
+    if (!needed_[n]) continue;
+    for (const ValueIndex v : node.inputs) {
+      ++uses_[static_cast<size_t>(v)];
+      const int32_t producer = values.producer(v);
+      if (producer >= 0) needed_[static_cast<size_t>(producer)] = true;
+    }
+  }
+}
+
+absl::Status Dependences::Count(size_t elements) {
+  work_ += static_cast<int64_t>(elements);
+  if (work_ <= max_work_) return absl::OkStatus();
+  return MakeError(Reason::kQuota,
+                   absl::StrCat("which of the graph's collectives need which others: expected at "
+                                "most ",
+                                max_work_, " steps to find it, got ", work_, " or more"));
+}
+
+namespace {
+
+// Each set once, in the order in which they came: what is counted must not depend on where they
+// happen to stand in memory.
+void LeaveOutRepeated(std::vector<Dependences::Set>* sets) {
+  if (sets->size() < 2) return;
+  absl::flat_hash_set<const void*> seen;
+  sets->erase(std::remove_if(
+                  sets->begin(), sets->end(),
+                  [&seen](const Dependences::Set& set) { return !seen.insert(set.get()).second; }),
+              sets->end());
+}
+
+}  // namespace
+
+absl::StatusOr<Dependences::Set> Dependences::Take(int32_t node,
+                                                   absl::Span<const Participation> participations) {
+  std::vector<Set> sets;
+  for (const ValueIndex v : graph_.nodes[static_cast<size_t>(node)].inputs) {
+    Set& set = sets_[static_cast<size_t>(v)];
+    const bool last_use = --uses_[static_cast<size_t>(v)] == 0;
+    if (set == nullptr) continue;
+    sets.push_back(set);
+    if (last_use) set = nullptr;
+  }
+  LeaveOutRepeated(&sets);
+  if (sets.empty()) return Set();
+  // The others are put into the largest: in its place, where only this node has it left.
+  std::swap(sets.back(),
+            *std::max_element(sets.begin(), sets.end(),
+                              [](const Set& a, const Set& b) { return a->size() < b->size(); }));
+  Set all = std::move(sets.back());
+  sets.pop_back();
+  bool changed = false;
+  for (const Set& set : sets) {
+    CHORUS_RETURN_IF_ERROR(Count(set->size()));
+    for (const int32_t x : *set) {
+      if (all->contains(x)) continue;
+      if (all.use_count() > 1) {
+        CHORUS_RETURN_IF_ERROR(Count(all->size()));
+        all = std::make_shared<absl::btree_set<int32_t>>(*all);
+      }
+      all->insert(x);
+      changed = true;
+    }
+  }
+  // What is as it was has been reduced before.
+  if (changed) CHORUS_RETURN_IF_ERROR(Reduce(participations, &all));
+  return all;
+}
+
+// Leaves out what another element waits for itself. Only short sets are worth it: a long one is
+// long because its elements are independent.
+absl::Status Dependences::Reduce(absl::Span<const Participation> participations, Set* set) {
+  constexpr size_t kShort = 16;
+  if ((*set)->size() < 2 || (*set)->size() > kShort) return absl::OkStatus();
+  CHORUS_RETURN_IF_ERROR(Count((*set)->size() * (*set)->size()));
+  const std::vector<int32_t> all((*set)->begin(), (*set)->end());
+  for (const int32_t y : all) {
+    const std::vector<int32_t>& before = participations[static_cast<size_t>(y)].after;
+    for (const int32_t x : all) {
+      if (std::binary_search(before.begin(), before.end(), x)) (*set)->erase(x);
+    }
+  }
+  return absl::OkStatus();
+}
+
+void Dependences::Give(int32_t node, Set set) {
+  if (set == nullptr) return;
+  const auto first = static_cast<size_t>(values_.first_output(node));
+  const size_t outputs = graph_.nodes[static_cast<size_t>(node)].outputs.size();
+  for (size_t v = first; v < first + outputs; ++v) {
+    if (uses_[v] > 0) sets_[v] = set;
+  }
+}
+
+void Dependences::GiveOwn(int32_t node, int32_t participation) {
+  auto own = std::make_shared<absl::btree_set<int32_t>>();
+  own->insert(participation);
+  Give(node, std::move(own));
+}
+
+}  // namespace chorus

@@ -1,0 +1,61 @@
+// On which participations each value of a graph depends, without another one in between.
+//
+// What a run votes for says which of its collectives need which others. That can be as many pairs
+// as there are collectives, squared: it is counted, and ends where it would be too much. Threads:
+// thread-compatible.
+#ifndef CHORUS_CORE_RUNTIME_DEPENDENCES_H_
+#define CHORUS_CORE_RUNTIME_DEPENDENCES_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/container/btree_set.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "core/collective/sequencer.h"
+#include "core/graph/graph.h"
+
+namespace chorus {
+
+// Go through a graph's nodes in their order; each that leads to a collective Takes what its inputs
+// depend on, and Gives what its outputs do. Sets are shared between values, and grow in place where
+// nobody else needs them, so that a long sum of independent results costs no more than its length.
+class Dependences {
+ public:
+  // Participations by number; never changed where it is shared. Null: none.
+  using Set = std::shared_ptr<absl::btree_set<int32_t>>;
+
+  // `graph` and `values` must outlive it. `max_work`: how many elements of sets may be looked at or
+  // put anywhere, all in all.
+  Dependences(const Graph& graph, const ValueTable& values, int64_t max_work);
+
+  // False: no collective needs its results, and nobody Takes or Gives for it.
+  bool IsNeeded(int32_t node) const { return needed_[static_cast<size_t>(node)]; }
+
+  // What the node's inputs depend on; `participations` are those of the nodes before. In short sets
+  // what another element waits for itself is left out. kQuota: it is more work than there may be.
+  absl::StatusOr<Set> Take(int32_t node, absl::Span<const Participation> participations);
+  // Of each of the node's outputs.
+  void Give(int32_t node, Set set);
+  // Of a collective, whose outputs depend on its own participation alone.
+  void GiveOwn(int32_t node, int32_t participation);
+
+  int64_t work() const { return work_; }
+
+ private:
+  absl::Status Count(size_t elements);
+  absl::Status Reduce(absl::Span<const Participation> participations, Set* set);
+
+  const Graph& graph_;
+  const ValueTable& values_;
+  const int64_t max_work_;
+  int64_t work_ = 0;
+  std::vector<bool> needed_;   // by node: it is a collective, or leads to one
+  std::vector<Set> sets_;      // by value
+  std::vector<int32_t> uses_;  // by value: by needed nodes that are still to come
+};
+
+}  // namespace chorus
+
+#endif  // CHORUS_CORE_RUNTIME_DEPENDENCES_H_
