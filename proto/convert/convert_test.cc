@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/base/bytes.h"
+#include "core/base/counting_heap.h"
 #include "core/graph/encoding.h"
 #include "core/transport/sample_commands.h"
 #include "gmock/gmock.h"
@@ -246,7 +247,9 @@ TEST(ConvertTest, AMessageOfEmptyNodesIsRefusedBeforeTheyAreMade) {
   for (int64_t n = 0; n <= kMaxClientGraphBytes / static_cast<int64_t>(sizeof(Node)); ++n) {
     graph->add_nodes();
   }
+  const HeapUse heap;
   const Error error = ErrorOf(FromProto(command).status());
+  EXPECT_LT(heap.most_bytes(), 4096);
   EXPECT_EQ(error.reason, Reason::kQuota);
   EXPECT_THAT(error.message, HasSubstr("graph: expected one that takes at most 67108864 bytes"));
 }
