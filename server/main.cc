@@ -168,6 +168,7 @@ ABSL_FLAG(chorus::BytesFlag, memory_limit_bytes, {int64_t{8} << 30},
           "Of all tensors and arenas together; also 512MiB, 8GiB.");
 ABSL_FLAG(int32_t, max_sessions, 4096, "Sessions at a time.");
 ABSL_FLAG(int32_t, max_worlds, 1024, "Worlds at a time.");
+ABSL_FLAG(int64_t, max_waits, 65536, "Calls at a time that wait for something.");
 ABSL_FLAG(int32_t, max_groups_per_world, 4096, "Groups of one world, in its life.");
 ABSL_FLAG(int32_t, max_tensors, 65536, "Tensors of one session.");
 ABSL_FLAG(int32_t, max_graphs, 16384, "Registered graphs of one session.");
@@ -245,6 +246,7 @@ DaemonOptions OptionsFromFlags() {
   CHORUS_NODE_FLAG(memory_limit_bytes, memory_limit_bytes);
   CHORUS_NODE_FLAG(max_sessions, max_sessions);
   CHORUS_NODE_FLAG(max_worlds, max_worlds);
+  CHORUS_NODE_FLAG(max_waits, max_waits);
   CHORUS_NODE_FLAG(max_groups_per_world, max_groups_per_world);
   CHORUS_NODE_FLAG(max_tensors, max_tensors);
   CHORUS_NODE_FLAG(max_graphs, max_graphs);

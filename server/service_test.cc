@@ -223,8 +223,9 @@ TEST(DiagnosticsTest, OtherUidsAreToldNothingOfOthers) {
     grpc::ClientContext context;
     context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(30)));
     grpc::CompletionQueue queue;
+    const grpc::Slice nothing;
     const auto call = generic.PrepareUnaryCall(&context, "/grpc.channelz.v1.Channelz/GetServers",
-                                               grpc::ByteBuffer(), &queue);
+                                               grpc::ByteBuffer(&nothing, 1), &queue);
     call->StartCall();
     grpc::ByteBuffer servers;
     grpc::Status status;

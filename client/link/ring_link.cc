@@ -103,15 +103,16 @@ class RingLink : public RpcLink {
 
   absl::Status Read(TensorId tensor, Sequence, char* out, int64_t bytes,
                     absl::Duration timeout) override {
-    CHORUS_ASSIGN_OR_RETURN(const char* const data, Find(tensor, bytes, timeout));
-    std::memcpy(out, data, static_cast<size_t>(bytes));
+    CHORUS_ASSIGN_OR_RETURN(const Found found, Find(tensor, bytes, timeout, /*keep=*/false));
+    std::memcpy(out, found.data, static_cast<size_t>(bytes));
     // A run that was given the tensor may have written there meanwhile: its name tells before.
     std::atomic_thread_fence(std::memory_order_acquire);
     return Await(tensor, CompletionWaiter::Until::kReadable, timeout).status();
   }
   absl::StatusOr<const char*> MapTensor(TensorId tensor, Sequence, int64_t bytes,
                                         absl::Duration timeout) override {
-    return Find(tensor, bytes, timeout);
+    CHORUS_ASSIGN_OR_RETURN(const Found found, Find(tensor, bytes, timeout, /*keep=*/true));
+    return found.data;
   }
 
   absl::StatusOr<Staging> CreateStaging(int64_t bytes) override {
@@ -171,22 +172,27 @@ class RingLink : public RpcLink {
     return record;
   }
 
-  // Where a readable tensor's bytes are.
-  absl::StatusOr<const char*> Find(TensorId tensor, int64_t bytes, absl::Duration timeout) {
+  // Where a readable tensor's bytes are, as long as this is held; with `keep`, as long as the
+  // session.
+  struct Found {
+    std::shared_ptr<const Mapping> arena;
+    const char* data = nullptr;
+  };
+  absl::StatusOr<Found> Find(TensorId tensor, int64_t bytes, absl::Duration timeout, bool keep) {
     CHORUS_ASSIGN_OR_RETURN(const TensorRecord record,
                             Await(tensor, CompletionWaiter::Until::kReadable, timeout));
-    const Mapping* arena = nullptr;
+    std::shared_ptr<const Mapping> arena;
     {
       MutexLock lock(&mutex_);
-      std::unique_ptr<Mapping>& entry = results_[record.arena.value()];
-      if (entry == nullptr) {
-        const auto made = MapResults(record.arena, &entry);
-        if (!made.ok()) {
-          results_.erase(record.arena.value());
-          return made;
-        }
+      LetGo();
+      const auto known = results_.find(record.arena.value());
+      if (known == results_.end()) {
+        CHORUS_ASSIGN_OR_RETURN(arena, MapResults(record.arena));
+        results_[record.arena.value()] = {arena, keep};
+      } else {
+        arena = known->second.mapping;
+        known->second.keep |= keep;
       }
-      arena = entry.get();
     }
     if (record.bytes != bytes || record.offset < 0 || record.offset > arena->bytes() - bytes) {
       return MakeError(
@@ -194,16 +200,32 @@ class RingLink : public RpcLink {
           absl::StrCat("a tensor of ", bytes, " bytes is said to be ", record.bytes, " bytes at ",
                        record.offset, " of an arena of ", arena->bytes()));
     }
-    return arena->data() + record.offset;
+    const char* const data = arena->data() + record.offset;
+    return Found{std::move(arena), data};
   }
-  absl::Status MapResults(ArenaId arena, std::unique_ptr<Mapping>* mapping)
+  // Where the daemon has asked: arenas that it has no more keep their memory as long as they are
+  // mapped here. What is still in use is mapped again by its next reader.
+  void LetGo() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const uint32_t asked = doorbell_->let_go();
+    if (asked == let_go_) return;
+    let_go_ = asked;
+    for (auto it = results_.begin(); it != results_.end();) {
+      if (it->second.keep) {
+        ++it;
+      } else {
+        results_.erase(it++);
+      }
+    }
+  }
+  absl::StatusOr<std::shared_ptr<const Mapping>> MapResults(ArenaId arena)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     CHORUS_RETURN_IF_ERROR(liveness());
     CHORUS_ASSIGN_OR_RETURN(
         const AttachClient::ResultArenaFd made,
         this->opened().attach->ResultArena(arena, absl::Now() + kRequestTimeout));
-    CHORUS_ASSIGN_OR_RETURN(*mapping, Mapping::Make(made.fd.get(), made.bytes, PROT_READ));
-    return absl::OkStatus();
+    CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<Mapping> mapping,
+                            Mapping::Make(made.fd.get(), made.bytes, PROT_READ));
+    return std::shared_ptr<const Mapping>(std::move(mapping));
   }
 
   const std::unique_ptr<DoorbellView> doorbell_;
@@ -213,7 +235,12 @@ class RingLink : public RpcLink {
   ByteWriter encoder_;  // Submit's
 
   Mutex mutex_;
-  absl::flat_hash_map<int32_t, std::unique_ptr<Mapping>> results_ ABSL_GUARDED_BY(mutex_);
+  struct Result {
+    std::shared_ptr<const Mapping> mapping;
+    bool keep = false;  // somebody has a pointer into it
+  };
+  absl::flat_hash_map<int32_t, Result> results_ ABSL_GUARDED_BY(mutex_);
+  uint32_t let_go_ ABSL_GUARDED_BY(mutex_) = 0;  // as the daemon asked last
   absl::flat_hash_map<int32_t, std::unique_ptr<Mapping>> staging_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -82,10 +82,7 @@ void Commands::Finish(Session* session, Sequence sequence, const absl::Status& s
 
 absl::Status Commands::Register(Session* session, const RegisterGraph& command) {
   CHORUS_RETURN_IF_ERROR(session->names.CheckFresh(command.graph));
-  absl::StatusOr<std::shared_ptr<GraphRecord>> record = MakeGraph(*session, command);
-  absl::Status made = record.status();
-  session->names.NameGraph(command.graph, std::move(record));
-  return made;
+  return session->names.NameGraph(command.graph, MakeGraph(*session, command));
 }
 
 absl::StatusOr<std::shared_ptr<GraphRecord>> Commands::MakeGraph(const Session& session,
@@ -95,9 +92,9 @@ absl::StatusOr<std::shared_ptr<GraphRecord>> Commands::MakeGraph(const Session& 
     // The copy comes first: nothing is decoded while the client can still write it.
     CHORUS_ASSIGN_OR_RETURN(const std::string encoded,
                             storage_->CopyStaged(session, command.staged, command.staged_bytes));
-    CHORUS_ASSIGN_OR_RETURN(record, graphs_->Register(encoded));
+    CHORUS_ASSIGN_OR_RETURN(record, graphs_->Register(encoded, session.budget));
   } else {
-    CHORUS_ASSIGN_OR_RETURN(record, graphs_->Register(command.encoded));
+    CHORUS_ASSIGN_OR_RETURN(record, graphs_->Register(command.encoded, session.budget));
   }
   int64_t workspace = 0;
   for (int64_t bytes : record->main.plan.workspace_bytes) workspace += bytes;

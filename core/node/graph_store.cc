@@ -17,6 +17,9 @@ auto Latest(Known* known, size_t i) {
   return known->back().second;
 }
 
+// With what an executor makes of its parts, about as much again.
+int64_t MemoryOfLoaded(const Plan& plan) { return 2 * MemoryOf(plan); }
+
 }  // namespace
 
 absl::StatusOr<LoadedPlan> GraphStore::MakePlan(const Graph& graph, absl::Span<const int32_t> order,
@@ -54,6 +57,7 @@ absl::StatusOr<std::unique_ptr<GraphRecord>> GraphStore::MakeRecord(Graph graph)
       made->output_types.push_back(std::make_shared<TensorType>(values.type(output.value)));
     }
   }
+  made->bytes = MemoryOf(graph) + MemoryOfLoaded(made->main.plan);
   made->hash = HashGraph(graph);
   made->graph = std::move(graph);
   return made;
@@ -65,14 +69,17 @@ void GraphStore::Delete(GraphRecord* record) const {
   delete record;
 }
 
-absl::StatusOr<std::shared_ptr<GraphRecord>> GraphStore::AtSizes(
-    GraphRecord* record, const std::vector<int64_t>& sizes) {
+absl::StatusOr<std::shared_ptr<GraphRecord>> GraphStore::AtSizes(GraphRecord* record,
+                                                                 const std::vector<int64_t>& sizes,
+                                                                 const BudgetRef& budget) {
   auto& known = record->at_sizes;
   for (size_t i = known.size(); i-- > 0;) {
     if (known[i].first == sizes) return Latest(&known, i);
   }
   CHORUS_ASSIGN_OR_RETURN(Graph graph, Specialize(record->graph, sizes));
   CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<GraphRecord> made, MakeRecord(std::move(graph)));
+  CHORUS_ASSIGN_OR_RETURN(made->charge,
+                          budget->Charge(Domain::kHost, Resource::kGraphBytes, made->bytes));
   std::shared_ptr<GraphRecord> kept(made.release(), [this](GraphRecord* gone) { Delete(gone); });
   // Runs under way keep theirs.
   if (known.size() >= GraphRecord::kMaxSizes) known.erase(known.begin());
@@ -80,7 +87,8 @@ absl::StatusOr<std::shared_ptr<GraphRecord>> GraphStore::AtSizes(
   return kept;
 }
 
-absl::StatusOr<std::shared_ptr<GraphRecord>> GraphStore::Register(absl::string_view encoded) {
+absl::StatusOr<std::shared_ptr<GraphRecord>> GraphStore::Register(absl::string_view encoded,
+                                                                  const BudgetRef& budget) {
   const auto known = by_bytes_.find(encoded);
   if (known != by_bytes_.end()) {
     if (std::shared_ptr<GraphRecord> record = known->second.lock()) return record;
@@ -92,10 +100,11 @@ absl::StatusOr<std::shared_ptr<GraphRecord>> GraphStore::Register(absl::string_v
   CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<GraphRecord> made, MakeRecord(std::move(graph)));
   // What cannot be planned at its largest is refused now.
   if (!made->maxima.empty()) {
-    CHORUS_RETURN_IF_ERROR(AtSizes(made.get(), made->maxima).status());
+    CHORUS_RETURN_IF_ERROR(AtSizes(made.get(), made->maxima, budget).status());
   }
 
   const std::string key(encoded);
+  made->bytes += 2 * static_cast<int64_t>(key.size());  // of the row, and of what removes it
   // The last session to let go takes the loaded plans down with it.
   std::shared_ptr<GraphRecord> record(made.release(), [this, key](GraphRecord* gone) {
     const auto it = by_bytes_.find(key);
@@ -106,8 +115,10 @@ absl::StatusOr<std::shared_ptr<GraphRecord>> GraphStore::Register(absl::string_v
   return record;
 }
 
-absl::StatusOr<std::shared_ptr<LoadedPlan>> GraphStore::InOrder(
-    GraphRecord* record, absl::Span<const int32_t> order, absl::Span<const int32_t> instances) {
+absl::StatusOr<std::shared_ptr<LoadedPlan>> GraphStore::InOrder(GraphRecord* record,
+                                                                absl::Span<const int32_t> order,
+                                                                absl::Span<const int32_t> instances,
+                                                                const BudgetRef& budget) {
   auto& known = record->reordered;
   for (size_t i = known.size(); i-- > 0;) {
     if (order != known[i].order || instances != known[i].instances) continue;
@@ -116,6 +127,8 @@ absl::StatusOr<std::shared_ptr<LoadedPlan>> GraphStore::InOrder(
     return known.back().plan;
   }
   CHORUS_ASSIGN_OR_RETURN(LoadedPlan made, MakePlan(record->graph, order, instances));
+  CHORUS_ASSIGN_OR_RETURN(
+      made.charge, budget->Charge(Domain::kHost, Resource::kGraphBytes, MemoryOfLoaded(made.plan)));
   std::shared_ptr<LoadedPlan> kept(new LoadedPlan(std::move(made)), [this](LoadedPlan* gone) {
     UnloadAll(*gone);
     delete gone;

@@ -17,6 +17,7 @@
 #include "core/graph/encoding.h"
 #include "core/graph/graph.h"
 #include "core/ops/validate.h"
+#include "core/runtime/budget.h"
 #include "core/runtime/executor.h"
 #include "core/runtime/plan.h"
 
@@ -25,6 +26,7 @@ namespace chorus::node {
 // A plan and where it has been loaded.
 struct LoadedPlan {
   Plan plan;
+  Charge charge;  // of one that is not its record's main plan
   // Of the kPeer entries of `plan.buffers`, by participation: their indices.
   std::vector<std::vector<int32_t>> peer_buffers;
   std::vector<std::vector<std::pair<DeviceIndex, PlanId>>> places;  // by device slot
@@ -36,6 +38,10 @@ struct GraphRecord {
   // run itself, but what it is at each run's sizes, and has no plan.
   std::vector<int64_t> maxima;
   Hash128 hash;
+  // What it takes, with its main plan and what executors make of that: each session that names it
+  // is charged for it.
+  int64_t bytes = 0;
+  Charge charge;  // of what another record is at some sizes
   std::vector<std::shared_ptr<const TensorType>> output_types;
   LoadedPlan main;  // collectives in program order, all members having called equally often
   // With others of PlanOptions' order and instances: the last that were asked for, the latest last.
@@ -65,16 +71,20 @@ class GraphStore {
 
   // Decodes, checks and plans; the record of equal bytes is shared. A graph of more nodes than the
   // limits have, or of more than `max_graph_bytes` in memory, is refused before it is made.
-  absl::StatusOr<std::shared_ptr<GraphRecord>> Register(absl::string_view encoded);
+  // The caller charges for the record; `budget` is for what comes with it (AtSizes).
+  absl::StatusOr<std::shared_ptr<GraphRecord>> Register(absl::string_view encoded,
+                                                        const BudgetRef& budget);
   // `record` at these sizes, one for each of its maxima; made, checked and planned at the first
-  // request, and kept with those of a few other sizes.
+  // request, charged to `budget`, and kept with those of a few other sizes.
   absl::StatusOr<std::shared_ptr<GraphRecord>> AtSizes(GraphRecord* record,
-                                                       const std::vector<int64_t>& sizes);
+                                                       const std::vector<int64_t>& sizes,
+                                                       const BudgetRef& budget);
   // The plan of `record` for PlanOptions with this order and these instances; made at the first
-  // request, and kept with a few others. It must not outlive the record.
+  // request, charged to `budget`, and kept with a few others. It must not outlive the record.
   absl::StatusOr<std::shared_ptr<LoadedPlan>> InOrder(GraphRecord* record,
                                                       absl::Span<const int32_t> order,
-                                                      absl::Span<const int32_t> instances);
+                                                      absl::Span<const int32_t> instances,
+                                                      const BudgetRef& budget);
 
  private:
   absl::StatusOr<LoadedPlan> MakePlan(const Graph& graph, absl::Span<const int32_t> order,

@@ -29,10 +29,12 @@ std::string Independent(int collectives) {
 
 TEST(GraphStoreTest, KeepsThePlansOfTheLastOrders) {
   std::set<PlanId> unloaded;
+  const BudgetRef budget = Budget::OfNode(int64_t{1} << 30);
   GraphStore store(GraphLimits(), PlanOptions(),
                    [&unloaded](DeviceIndex, PlanId plan) { unloaded.insert(plan); });
   constexpr int kCollectives = 5;
-  absl::StatusOr<std::shared_ptr<GraphRecord>> record = store.Register(Independent(kCollectives));
+  absl::StatusOr<std::shared_ptr<GraphRecord>> record =
+      store.Register(Independent(kCollectives), budget);
   ASSERT_TRUE(record.ok()) << record.status();
   std::vector<int32_t> order(kCollectives);
   std::iota(order.begin(), order.end(), 0);
@@ -43,13 +45,13 @@ TEST(GraphStoreTest, KeepsThePlansOfTheLastOrders) {
     std::next_permutation(order.begin(), order.end());
     orders.push_back(order);
     const absl::StatusOr<std::shared_ptr<LoadedPlan>> plan =
-        store.InOrder(record->get(), order, {});
+        store.InOrder(record->get(), order, {}, budget);
     ASSERT_TRUE(plan.ok()) << plan.status();
     (*plan)->places[0].emplace_back(DeviceIndex(0), i);
     if (i == 1) held = *plan;
     // What is asked for again stays.
     if (i < 2) continue;
-    const auto second = store.InOrder(record->get(), orders[1], {});
+    const auto second = store.InOrder(record->get(), orders[1], {}, budget);
     ASSERT_TRUE(second.ok()) << second.status();
     EXPECT_EQ((*second)->places[0][0].second, 2);
   }
@@ -58,10 +60,29 @@ TEST(GraphStoreTest, KeepsThePlansOfTheLastOrders) {
   EXPECT_EQ(unloaded.size(), kOrders - GraphRecord::kMaxOrders - 1);
   EXPECT_EQ(unloaded.count(1), 0u);
   EXPECT_EQ(unloaded.count(kOrders), 0u);
+  EXPECT_GT(budget->held(Resource::kGraphBytes), 0);
   held.reset();
   EXPECT_EQ(unloaded.count(1), 1u);
   record->reset();
   EXPECT_EQ(unloaded.size(), static_cast<size_t>(kOrders));
+}
+
+TEST(GraphStoreTest, PlansBesideTheMainOneAreChargedToWhoAskedForThem) {
+  const BudgetRef poor = Budget::OfNode(100);
+  const BudgetRef rich = Budget::OfNode(int64_t{1} << 30);
+  GraphStore store(GraphLimits(), PlanOptions(), [](DeviceIndex, PlanId) {});
+  auto record = store.Register(Independent(3), poor);  // the record itself is for its names to pay
+  ASSERT_TRUE(record.ok()) << record.status();
+  EXPECT_GT((*record)->bytes, 100);
+  const std::vector<int32_t> order = {2, 1, 0};
+  EXPECT_EQ(ErrorOf(store.InOrder(record->get(), order, {}, poor).status()).reason,
+            Reason::kOutOfMemory);
+  EXPECT_TRUE((*record)->reordered.empty());
+  ASSERT_TRUE(store.InOrder(record->get(), order, {}, rich).ok());
+  EXPECT_GT(rich->used(), 100);
+  EXPECT_TRUE(store.InOrder(record->get(), order, {}, poor).ok()) << "it is there";
+  record->reset();
+  EXPECT_EQ(rich->used(), 0);
 }
 
 TEST(GraphStoreTest, RefusesGraphsThatAreTooMuchAndKeepsNothingOfThem) {
@@ -70,7 +91,7 @@ TEST(GraphStoreTest, RefusesGraphsThatAreTooMuchAndKeepsNothingOfThem) {
     limits.max_nodes = max_nodes;
     GraphStore store(
         limits, PlanOptions(), [](DeviceIndex, PlanId) {}, max_bytes);
-    return store.Register(encoded).status();
+    return store.Register(encoded, Budget::OfNode(int64_t{1} << 30)).status();
   };
   const std::string three = Independent(3);
   const int64_t memory = MemoryOf(*DecodeGraph(three));

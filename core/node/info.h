@@ -71,6 +71,8 @@ struct PathCounters {
 struct NodeStats {
   int64_t memory_limit_bytes = 0;
   int64_t memory_used_bytes = 0;
+  // Of these, pages of arenas that are gone here and that clients still hold.
+  int64_t client_held_bytes = 0;
   int64_t runs_published = 0;
   int64_t runs_failed = 0;
   int64_t shared_kernels = 0;  // that were not run, because another rank ran an equal one

@@ -132,15 +132,22 @@ absl::Status Names::CheckFresh(GraphId id) const {
   return absl::OkStatus();
 }
 
-void Names::NameGraph(GraphId id, absl::StatusOr<std::shared_ptr<GraphRecord>> record) {
+absl::Status Names::NameGraph(GraphId id, absl::StatusOr<std::shared_ptr<GraphRecord>> record) {
   const size_t slot = static_cast<size_t>(id.slot);
   if (graphs_.size() <= slot) graphs_.resize(slot + 1);
   GraphSlot& place = graphs_[slot];
   place.generation = id.generation;
   place.refused = record.status();
-  if (!record.ok()) return;
+  if (record.ok()) {
+    absl::StatusOr<Charge> charge =
+        budget_->Charge(Domain::kHost, Resource::kGraphBytes, (*record)->bytes);
+    place.refused = charge.status();
+    if (charge.ok()) place.charge = *std::move(charge);
+  }
+  CHORUS_RETURN_IF_ERROR(place.refused);
   place.record = *std::move(record);
   ++live_graphs_;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::shared_ptr<GraphRecord>> Names::FindGraph(GraphId id) const {
@@ -160,6 +167,7 @@ void Names::ReleaseGraph(GraphId id) {
   GraphSlot& slot = graphs_[static_cast<size_t>(id.slot)];
   if (slot.record == nullptr || slot.generation != id.generation) return;
   slot.record.reset();
+  slot.charge = Charge();
   --live_graphs_;
 }
 

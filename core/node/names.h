@@ -70,8 +70,8 @@ class Names {
 
   // --- Graphs ---------------------------------------------------------------------------------
   absl::Status CheckFresh(GraphId id) const;
-  // The id is fresh. Of one that was refused, runs are told why.
-  void NameGraph(GraphId id, absl::StatusOr<std::shared_ptr<GraphRecord>> record);
+  // The id is fresh. Charges for the record; returns why there is none, which runs of it are told.
+  absl::Status NameGraph(GraphId id, absl::StatusOr<std::shared_ptr<GraphRecord>> record);
   // NOT_FOUND kUnknownName, or why it was refused.
   absl::StatusOr<std::shared_ptr<GraphRecord>> FindGraph(GraphId id) const;
   void ReleaseGraph(GraphId id);
@@ -88,6 +88,7 @@ class Names {
   struct GraphSlot {
     uint32_t generation = 0;
     std::shared_ptr<GraphRecord> record;
+    Charge charge;
     absl::Status refused;  // why there is no record of this generation
   };
   // Null: it names nothing.

@@ -107,12 +107,14 @@ TEST_F(NamesTest, APromisedTensorCannotBeUsed) {
 
 TEST_F(NamesTest, AGraphThatWasRefusedTellsItsRunsWhy) {
   ASSERT_TRUE(names_.CheckFresh(GraphAt(2, 1)).ok());
-  names_.NameGraph(GraphAt(2, 1), MakeError(Reason::kBadType, "no such shape"));
+  EXPECT_FALSE(names_.NameGraph(GraphAt(2, 1), MakeError(Reason::kBadType, "no such shape")).ok());
   EXPECT_EQ(ErrorOf(names_.FindGraph(GraphAt(2, 1)).status()).message, "no such shape");
   EXPECT_EQ(names_.live_graphs(), 0);
   EXPECT_EQ(ReasonOf(names_.CheckFresh(GraphAt(2, 1))), Reason::kMalformed);
   const auto record = std::make_shared<GraphRecord>();
-  names_.NameGraph(GraphAt(2, 2), record);
+  record->bytes = 1000;
+  EXPECT_TRUE(names_.NameGraph(GraphAt(2, 2), record).ok());
+  EXPECT_EQ(budget_->held(Resource::kGraphBytes), 1000);
   EXPECT_EQ(*names_.FindGraph(GraphAt(2, 2)), record);
   EXPECT_EQ(names_.live_graphs(), 1);
   EXPECT_EQ(ReasonOf(names_.CheckFresh(GraphAt(2, 3))), Reason::kMalformed) << "it is in use";
@@ -120,6 +122,11 @@ TEST_F(NamesTest, AGraphThatWasRefusedTellsItsRunsWhy) {
   EXPECT_EQ(names_.live_graphs(), 1);
   names_.ReleaseGraph(GraphAt(2, 2));
   EXPECT_EQ(ReasonOf(names_.FindGraph(GraphAt(2, 2)).status()), Reason::kUnknownName);
+  EXPECT_EQ(budget_->used(), 0);
+  // There is no memory for a larger one: that is what its runs are told.
+  record->bytes = 1 << 20;
+  EXPECT_EQ(ReasonOf(names_.NameGraph(GraphAt(2, 3), record)), Reason::kOutOfMemory);
+  EXPECT_EQ(ReasonOf(names_.FindGraph(GraphAt(2, 3)).status()), Reason::kOutOfMemory);
   EXPECT_EQ(ReasonOf(names_.CheckFresh(GraphAt(4, 1))), Reason::kMalformed);
 }
 
@@ -143,7 +150,7 @@ TEST_F(NamesTest, NamesAreChargedBeforeTheyAreGiven) {
 TEST_F(NamesTest, NothingIsLeftOfAll) {
   const CellRef cell = Ready();
   names_.NameTensor(Tensor(1, 1), cell);
-  names_.NameGraph(GraphAt(0, 1), std::make_shared<GraphRecord>());
+  EXPECT_TRUE(names_.NameGraph(GraphAt(0, 1), std::make_shared<GraphRecord>()).ok());
   names_.Clear();
   EXPECT_EQ(cell.use_count(), 1);
   EXPECT_EQ(names_.live_tensors(), 0);

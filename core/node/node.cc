@@ -105,7 +105,10 @@ LocalNode::Parts::Parts(NodeOptions node_options, Backend* devices, std::functio
       backend(devices),
       budget(Budget::OfNode(BudgetOf(options))),
       failures(&clock, &errors, options.log_failure),
-      storage(&options, budget, backend, &launcher, &clock, &timers, &stats.paths),
+      storage(&options, budget, backend, &launcher, &clock, &timers, &stats.paths,
+              [this] {
+                if (!ending) rings.AskToLetGo();
+              }),
       graphs(LimitsOf(options), PlanOptionsOf(options, *backend),
              [this](DeviceIndex device, PlanId plan) {
                if (!ending) launcher.UnloadPlan(device, plan);
@@ -421,6 +424,7 @@ std::vector<FlightEvent> LocalNode::Flight(absl::string_view tenant, int64_t lim
   return node::ViewFlight(parts_->viewed(), tenant, limit);
 }
 NodeStats LocalNode::Stats(absl::string_view tenant) const {
+  parts_->storage.LookAtHeld();
   return node::ViewStats(parts_->viewed(), tenant, parts_->stats);
 }
 absl::Status LocalNode::Refused(absl::string_view tenant, int32_t pid, const absl::Status& status) {

@@ -828,12 +828,20 @@ TEST_F(NodeTest, AbortAllEndsEveryWait) {
 
 TEST_F(NodeTest, WhoIsLateForAnEndedEpochGetsItsCauseAlsoWithoutMemory) {
   NodeOptions options;
-  options.memory_limit_bytes = 4095;  // registers, but no arena is smaller than a page
+  options.memory_limit_bytes = 8 << 20;
   Start(2, options);
   for (int r = 0; r < 2; ++r) {
     ranks_[r]->Register(0, AllReduceGraph(r, 2, TensorType(DType::kF32, {4}), "a.cc:1"));
     ASSERT_TRUE(ranks_[r]->LastOutcome().ok());
   }
+  // Less than a page is left of what their tenant may hold.
+  const int64_t left = options.memory_limit_bytes / 8 * 7 - ranks_[0]->Stats().memory_used_bytes;
+  ASSERT_TRUE(
+      ranks_[0]
+          ->Call<absl::StatusOr<StagingArena>>([&](LocalNode& node, absl::Time, auto* done) {
+            done->Set(node.CreateStaging(ranks_[0]->session(), left / 4096 * 4096));
+          })
+          .ok());
   ranks_[0]->RunInline(0, {1, 2, 3, 4}, {0, 1});
   const Error refused = ErrorOf(ranks_[0]->LastOutcome());
   EXPECT_EQ(refused.code, absl::StatusCode::kResourceExhausted);

@@ -72,7 +72,8 @@ absl::Status Preparer::FindGraph(const Run& command, RunState* run) {
   }
   if (!run->graph->maxima.empty()) {
     CHORUS_ASSIGN_OR_RETURN(const std::vector<int64_t> sizes, SizesOf(command, *run));
-    CHORUS_ASSIGN_OR_RETURN(run->graph, graphs_->AtSizes(run->graph.get(), sizes));
+    CHORUS_ASSIGN_OR_RETURN(run->graph,
+                            graphs_->AtSizes(run->graph.get(), sizes, run->session->budget));
   }
   run->plan = &run->graph->main;
   return absl::OkStatus();
@@ -332,8 +333,9 @@ absl::Status Preparer::FollowInstances(absl::Span<const InstanceKey> instances, 
 // plan must follow. Where values stand is the same in every order but for those that live in a
 // workspace.
 absl::Status Preparer::FollowOrder(RunState* run, const std::vector<int32_t>& order) {
-  CHORUS_ASSIGN_OR_RETURN(std::shared_ptr<LoadedPlan> follows,
-                          graphs_->InOrder(run->graph.get(), order, run->instance_of));
+  CHORUS_ASSIGN_OR_RETURN(
+      std::shared_ptr<LoadedPlan> follows,
+      graphs_->InOrder(run->graph.get(), order, run->instance_of, run->session->budget));
   const std::vector<BufferSpec>& before = run->plan->plan.buffers;
   const std::vector<BufferSpec>& after = follows->plan.buffers;
   const auto is_workspace = [](const BufferSpec& spec) {

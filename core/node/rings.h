@@ -46,6 +46,8 @@ class Rings {
   bool SleepUnless(const std::function<bool()>& busy, const std::function<void()>& sleep);
 
   int doorbell_fd() const { return doorbell_->fd(); }
+  // Every client, of what it does not need any more.
+  void AskToLetGo() { doorbell_->AskToLetGo(); }
   // Descriptor of an epoll set of all sessions' wake descriptors.
   int wake_epoll_fd() const { return wake_epoll_.get(); }
 

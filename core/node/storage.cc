@@ -20,7 +20,8 @@ constexpr int64_t kBackgroundCopyBytes = 256 << 10;
 }  // namespace
 
 Storage::Storage(const NodeOptions* options, BudgetRef budget, Backend* backend, Launcher* launcher,
-                 const Clock* clock, TimerQueue* timers, PathCounters* paths)
+                 const Clock* clock, TimerQueue* timers, PathCounters* paths,
+                 std::function<void()> ask_to_let_go)
     : options_(options),
       host_(backend->host_addressable()),
       launcher_(launcher),
@@ -28,7 +29,10 @@ Storage::Storage(const NodeOptions* options, BudgetRef budget, Backend* backend,
       paths_(paths),
       budget_(std::move(budget)),
       share_(budget_->limits().Share()),
-      held_([this, clock] { LookAtHeldLater(clock->now); }) {
+      held_([this, clock, ask = std::move(ask_to_let_go)] {
+        ask();
+        if (held_.size() == 1) LookAtHeldLater(clock->now);
+      }) {
   budget_->Reclaim(&held_, [this] { held_.Look(held_.size()); });
   if (host_) return;
   for (int i = 0; i < backend->device_count(); ++i) {
@@ -152,16 +156,18 @@ absl::StatusOr<int> Storage::ResultArenaFd(const Session& session, ArenaId arena
   return found->ClientFd();
 }
 
+void Storage::LookAtHeld() {
+  constexpr size_t kLooks = 64;
+  held_.Look(kLooks);
+}
+
 // Nobody tells when a client lets go.
 void Storage::LookAtHeldLater(absl::Time now) {
-  constexpr size_t kLooks = 64;  // a second
   timers_->Add(now + absl::Seconds(1), [this](absl::Time then) {
-    held_.Look(kLooks);
+    LookAtHeld();
     if (held_.size() > 0) LookAtHeldLater(then);
   });
 }
-
-// --- Results and inputs -------------------------------------------------------------------------
 
 absl::StatusOr<BufferRef> Storage::Allocate(Tenant* tenant, DeviceIndex device, int64_t bytes) {
   if (host_) return tenant->arenas->Allocate(bytes);

@@ -32,9 +32,11 @@ namespace chorus::node {
 
 class Storage {
  public:
-  // All outlive it. `budget`: the node's. `paths` counts how bytes took their way.
+  // All outlive it. `budget`: the node's. `paths` counts how bytes took their way. `ask_to_let_go`
+  // is called when arenas are gone whose pages clients still hold.
   Storage(const NodeOptions* options, BudgetRef budget, Backend* backend, Launcher* launcher,
-          const Clock* clock, TimerQueue* timers, PathCounters* paths);
+          const Clock* clock, TimerQueue* timers, PathCounters* paths,
+          std::function<void()> ask_to_let_go);
   ~Storage();
   Storage(const Storage&) = delete;
   Storage& operator=(const Storage&) = delete;
@@ -80,6 +82,9 @@ class Storage {
   bool host() const { return host_; }                // the devices' memory is the host's
   const Budget& budget() const { return *budget_; }  // the node's
   int64_t live_buffers() const;
+  int64_t client_held_bytes() const { return held_.bytes(); }
+  // Whether clients have let go of what was theirs alone; of some of it.
+  void LookAtHeld();
 
  private:
   void LookAtHeldLater(absl::Time now);

@@ -31,7 +31,7 @@ class StorageTest : public ::testing::Test {
     backend_ = CreateHostBackend(host);
     launcher_ = std::make_unique<Launcher>(backend_.get(), [] {});
     storage_ = std::make_unique<Storage>(&options_, budget_, backend_.get(), launcher_.get(),
-                                         &clock_, &timers_, &paths_);
+                                         &clock_, &timers_, &paths_, [this] { ++asked_; });
     OpenSessionRequest open;
     open.tenant = "uid:1";
     session_ = std::make_unique<Session>(SessionId(1), open, storage_->TenantNamed("uid:1"),
@@ -63,6 +63,7 @@ class StorageTest : public ::testing::Test {
   NodeOptions options_;
   BudgetRef budget_ = Budget::OfNode(int64_t{64} << 20);
   ThreadPool pool_{1};
+  int asked_ = 0;
   Clock clock_;
   TimerQueue timers_;
   ErrorStore errors_{4};
@@ -161,6 +162,7 @@ TEST_F(StorageTest, PagesThatClientsKeepAreTheirTenantsUntilTheyLetGo) {
   ASSERT_TRUE(storage_->ReleaseStaging(session_.get(), made->arena).ok());
   session_.reset();
   std::shared_ptr<Tenant> tenant = storage_->TenantNamed("uid:1");
+  EXPECT_EQ(asked_, 1) << "its client to let go";
   EXPECT_EQ(tenant->budget->used(), 1 << 20);
   EXPECT_EQ(storage_->TenantNamed("uid:2")->budget->used(), 0);
   const absl::Time due = timers_.Next();

@@ -124,6 +124,7 @@ NodeStats ViewStats(const Viewed& node, absl::string_view tenant, const NodeStat
     now = counted;
     now.memory_limit_bytes = node.storage->budget().limit();
     now.memory_used_bytes = node.storage->budget().used();
+    now.client_held_bytes = node.storage->client_held_bytes();
     now.live_runs = node.runs->live();
     now.live_buffers = node.storage->live_buffers();
     now.loaded_plans = node.launcher->loaded_plans();

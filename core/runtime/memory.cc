@@ -159,8 +159,9 @@ absl::Status Arena::ConfirmMapped() {
 
 void HeldArenas::Add(std::shared_ptr<const ArenaMemory> memory, Charge bytes, Charge descriptor,
                      MemoryThread* thread) {
+  bytes_ += bytes.amount();
   held_.push_back({std::move(memory), std::move(bytes), std::move(descriptor), thread});
-  if (held_.size() == 1 && first_ != nullptr) first_();
+  if (added_ != nullptr) added_();
 }
 
 void HeldArenas::Look(size_t count) {
@@ -169,9 +170,10 @@ void HeldArenas::Look(size_t count) {
     held_.pop_front();
     if (next.memory->IsHeldByOthers()) {
       held_.push_back(std::move(next));
-    } else if (next.thread != nullptr) {
-      next.thread->Dispose(std::move(next.memory));
+      continue;
     }
+    bytes_ -= next.bytes.amount();
+    if (next.thread != nullptr) next.thread->Dispose(std::move(next.memory));
   }
 }
 

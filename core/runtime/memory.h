@@ -126,8 +126,8 @@ class Arena {
 // to whoever had the arena, until nobody has them any more.
 class HeldArenas {
  public:
-  // `first`, unless null, is told when there is one and was none.
-  explicit HeldArenas(std::function<void()> first = nullptr) : first_(std::move(first)) {}
+  // `added`, unless null, is told of each.
+  explicit HeldArenas(std::function<void()> added = nullptr) : added_(std::move(added)) {}
   HeldArenas(const HeldArenas&) = delete;
   HeldArenas& operator=(const HeldArenas&) = delete;
 
@@ -136,6 +136,7 @@ class HeldArenas {
   // Looks whether at most so many of them are held, in turns, and lets go of those that are not.
   void Look(size_t count);
   size_t size() const { return held_.size(); }
+  int64_t bytes() const { return bytes_; }
 
  private:
   struct Held {
@@ -144,7 +145,8 @@ class HeldArenas {
     Charge descriptor;
     MemoryThread* thread = nullptr;
   };
-  const std::function<void()> first_;
+  const std::function<void()> added_;
+  int64_t bytes_ = 0;
   std::deque<Held> held_;  // the one that was looked at last is the last
 };
 

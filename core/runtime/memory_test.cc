@@ -163,8 +163,8 @@ TEST(ArenaTest, StagingArenaIsWritableByWhoMappedItBeforeItWasConfirmed) {
 TEST(ArenaTest, PagesThatClientsHoldStayChargedUntilNobodyDoes) {
   const int descriptors = OpenDescriptors();
   const BudgetRef budget = Budget::OfNode(kMiB);
-  int first = 0;
-  HeldArenas held([&first] { ++first; });
+  int added = 0;
+  HeldArenas held([&added] { ++added; });
   const auto drop = [&](bool staging) {
     ArenaHelpers helpers;
     helpers.held = &held;
@@ -175,12 +175,13 @@ TEST(ArenaTest, PagesThatClientsHoldStayChargedUntilNobodyDoes) {
   };
   for (const bool staging : {false, true}) {
     SCOPED_TRACE(staging ? "staging" : "result");
-    first = 0;
+    added = 0;
     int fd = drop(staging);
-    EXPECT_EQ(first, 1);
+    EXPECT_EQ(added, 1);
     EXPECT_EQ(budget->used(), 8192);
     held.Look(10);
     EXPECT_EQ(held.size(), 1u);
+    EXPECT_EQ(held.bytes(), 8192);
     void* const mapping = mmap(nullptr, 4096, PROT_READ, MAP_SHARED, fd, 0);
     ASSERT_NE(mapping, MAP_FAILED);
     close(fd);
@@ -190,6 +191,7 @@ TEST(ArenaTest, PagesThatClientsHoldStayChargedUntilNobodyDoes) {
     EXPECT_EQ(budget->used(), 8192) << "nobody has looked";
     held.Look(10);
     EXPECT_EQ(held.size(), 0u);
+    EXPECT_EQ(held.bytes(), 0);
     EXPECT_EQ(budget->used(), 0);
     EXPECT_EQ(budget->held(Resource::kDescriptors), 0);
     // Of those that nobody holds only the budget is left.

@@ -42,6 +42,7 @@ absl::StatusOr<std::unique_ptr<Doorbell>> Doorbell::Create() {
   page->magic = kDoorbellMagic;
   page->version = kSessionMemoryVersion;
   page->asleep.store(0, std::memory_order_relaxed);
+  page->let_go.store(0, std::memory_order_relaxed);
   std::unique_ptr<Doorbell> doorbell(new Doorbell(page, std::move(fd)));
   // Only now: the seal lets existing mappings write and refuses new ones.
   if (fcntl(doorbell->fd(), F_ADD_SEALS, kSeals) != 0) return SystemError("sealing");

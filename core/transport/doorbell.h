@@ -35,6 +35,9 @@ struct DoorbellPage {
   uint64_t magic;
   uint32_t version;  // kSessionMemoryVersion: one number for all that is shared
   alignas(128) std::atomic<uint32_t> asleep;
+  // Changes when result arenas are gone that clients still map: who sees it unmaps what it does not
+  // need, and maps again what it does. Until then the pages are charged to its tenant.
+  alignas(128) std::atomic<uint32_t> let_go;
 };
 
 // Daemon side: made once, its descriptor goes to every client that attaches.
@@ -48,6 +51,8 @@ class Doorbell {
   Doorbell& operator=(const Doorbell&) = delete;
 
   int fd() const { return fd_.get(); }
+
+  void AskToLetGo() { page_->let_go.fetch_add(1, std::memory_order_relaxed); }
 
   // Sleeps unless there is work. `any_work()` looks at everything that clients ring for (each
   // ring's HasFrame()) once; `sleep()` waits until an eventfd is readable, or whatever else it
@@ -82,6 +87,8 @@ class DoorbellView {
   bool daemon_asleep() const {
     return page_->asleep.load(std::memory_order_seq_cst) != 0;  // C2
   }
+  // Other than before: let go of what is not needed.
+  uint32_t let_go() const { return page_->let_go.load(std::memory_order_relaxed); }
 
  private:
   explicit DoorbellView(const DoorbellPage* page) : page_(page) {}

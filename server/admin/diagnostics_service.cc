@@ -206,6 +206,7 @@ grpc::ServerUnaryReactor* DiagnosticsService::GetStats(grpc::CallbackServerConte
         to->set_loaded_plan_count(stats.loaded_plans);
         to->set_agreement_row_count(stats.agreement_rows);
         to->set_given_up_gradient_count(stats.gradients_given_up);
+        to->set_client_held_bytes(stats.client_held_bytes);
       });
 }
 

@@ -52,7 +52,8 @@ class Direct : public Cluster {
     absl::Notification done;
     loop_.Post([&](LocalNode& node, absl::Time) {
       const NodeStats stats = node.Stats("");
-      counts.memory_in_use = stats.memory_used_bytes;
+      // What its clients still map is theirs to give back.
+      counts.memory_in_use = stats.memory_used_bytes - stats.client_held_bytes;
       counts.shared_kernels = stats.shared_kernels;
       counts.shared_bytes = stats.paths.shared_bytes;
       counts.donated_bytes = stats.paths.donated_bytes;
