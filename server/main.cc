@@ -178,6 +178,8 @@ ABSL_FLAG(int32_t, max_staging_arenas, 256, "Staging arenas of one session.");
 ABSL_FLAG(chorus::BytesFlag, max_staging_bytes, {int64_t{8} << 30}, "Bytes of them together.");
 ABSL_FLAG(chorus::DurationFlag, lease, {absl::Seconds(60)},
           "How long a session that is not attached lives without a call.");
+ABSL_FLAG(chorus::DurationFlag, max_lease, {absl::Hours(1)},
+          "The longest lease that a session may ask for.");
 ABSL_FLAG(chorus::DurationFlag, detach_grace, {absl::Seconds(30)},
           "How long the votes of a session stand that has lost its channel.");
 ABSL_FLAG(chorus::DurationFlag, join_timeout, {absl::Seconds(300)},
@@ -255,6 +257,7 @@ DaemonOptions OptionsFromFlags() {
   CHORUS_NODE_FLAG(max_staging_arenas, max_staging_arenas);
   CHORUS_NODE_FLAG(max_staging_bytes, max_staging_bytes);
   CHORUS_NODE_FLAG(lease, lease);
+  node.max_lease = std::max(Positive("max_lease", absl::GetFlag(FLAGS_max_lease)), node.lease);
   CHORUS_NODE_FLAG(detach_grace, detach_grace);
   CHORUS_NODE_FLAG(join_timeout, join_timeout);
   CHORUS_NODE_FLAG(gap_timeout, gap_timeout);

@@ -7,7 +7,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <memory>
 #include <utility>
+#include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
@@ -204,18 +206,16 @@ class RingLink : public RpcLink {
     return Found{std::move(arena), data};
   }
   // Where the daemon has asked: arenas that it has no more keep their memory as long as they are
-  // mapped here. What is still in use is mapped again by its next reader.
+  // mapped here, and their names may come to stand for others. What is still in use is mapped again
+  // by its next reader.
   void LetGo() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     const uint32_t asked = doorbell_->let_go();
     if (asked == let_go_) return;
     let_go_ = asked;
-    for (auto it = results_.begin(); it != results_.end();) {
-      if (it->second.keep) {
-        ++it;
-      } else {
-        results_.erase(it++);
-      }
+    for (auto& entry : results_) {
+      if (entry.second.keep) kept_.push_back(std::move(entry.second.mapping));
     }
+    results_.clear();
   }
   absl::StatusOr<std::shared_ptr<const Mapping>> MapResults(ArenaId arena)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -239,6 +239,7 @@ class RingLink : public RpcLink {
     std::shared_ptr<const Mapping> mapping;
     bool keep = false;  // somebody has a pointer into it
   };
+  std::vector<std::shared_ptr<const Mapping>> kept_ ABSL_GUARDED_BY(mutex_);  // the same, let go of
   absl::flat_hash_map<int32_t, Result> results_ ABSL_GUARDED_BY(mutex_);
   uint32_t let_go_ ABSL_GUARDED_BY(mutex_) = 0;  // as the daemon asked last
   absl::flat_hash_map<int32_t, std::unique_ptr<Mapping>> staging_ ABSL_GUARDED_BY(mutex_);

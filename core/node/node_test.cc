@@ -1571,6 +1571,45 @@ TEST_F(NodeTest, WhatARunBindsIsCheckedWhateverItsClientHasChecked) {
 }
 
 // One rank whose session holds two devices, the first of which it joined with.
+TEST_F(NodeTest, RunsUnderWayAreChargedUntilTheyEnd) {
+  Start(2);
+  for (int r = 0; r < 2; ++r) {
+    ranks_[r]->Register(0, AllReduceGraph(r, 2, TensorType(DType::kF32, {4}), "a.cc:1"));
+    ranks_[r]->RunInline(0, {1, 2, 3, 4}, {0, 1});
+  }
+  for (int r = 0; r < 2; ++r) EXPECT_TRUE(ranks_[r]->LastOutcome().ok());
+  const int64_t idle = ranks_[0]->Stats().memory_used_bytes;
+  constexpr int kRuns = 20;
+  for (int i = 1; i <= kRuns; ++i) ranks_[0]->RunInline(0, {1, 2, 3, 4}, {i, 1});
+  const int64_t waiting = ranks_[0]->Stats().memory_used_bytes;
+  EXPECT_GE(waiting, idle + kRuns * 4096);
+  for (int i = 1; i <= kRuns; ++i) ranks_[1]->RunInline(0, {1, 2, 3, 4}, {i, 1});
+  for (int r = 0; r < 2; ++r) EXPECT_TRUE(ranks_[r]->LastOutcome().ok());
+  EXPECT_LE(ranks_[0]->Stats().memory_used_bytes, waiting - kRuns * 4096);
+}
+
+TEST_F(NodeTest, ALeaseIsAsLongAsTheDaemonSays) {
+  NodeOptions options;
+  options.max_lease = absl::Minutes(2);
+  backend_ = HostDevices(1);
+  loop_ = std::make_unique<NodeLoop>(options, backend_.get());
+  const auto open = [&](absl::Duration lease) {
+    Promise<absl::StatusOr<SessionInfo>> opened;
+    loop_->Post([&](LocalNode& node, absl::Time now) {
+      OpenSessionRequest request;
+      request.tenant = "uid:0";
+      request.lease = lease;
+      opened.Set(node.OpenSession(request, now));
+    });
+    return opened.Get();
+  };
+  EXPECT_TRUE(open(absl::Minutes(2)).ok());
+  const Error refused = ErrorOf(open(absl::Minutes(2) + absl::Nanoseconds(1)).status());
+  EXPECT_EQ(refused.reason, Reason::kMalformed);
+  EXPECT_EQ(ErrorOf(open(absl::InfiniteDuration()).status()).message,
+            "lease: expected at most 2m, got inf");
+}
+
 // A hostile client does not wait for Join to return.
 TEST_F(NodeTest, ARunInAWorldThatIsNotCompleteIsRefusedAndNothingElse) {
   backend_ = HostDevices(2);

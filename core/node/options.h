@@ -27,7 +27,8 @@ struct NodeOptions {
   int32_t max_pending_runs = 1024;
   int32_t max_graph_nodes = 1 << 20;
   int32_t max_groups_per_world = 4096;              // in its life
-  absl::Duration lease = absl::Seconds(60);         // of unattached sessions
+  absl::Duration lease = absl::Seconds(60);         // of unattached sessions, unless they ask
+  absl::Duration max_lease = absl::Hours(1);        // that they may ask for
   absl::Duration detach_grace = absl::Seconds(30);  // votes of a session without channel stand
   absl::Duration join_timeout = absl::Seconds(300);
   absl::Duration gap_timeout = absl::Seconds(10);  // for a missing predecessor in a log

@@ -70,6 +70,11 @@ absl::StatusOr<std::shared_ptr<Session>> SessionTable::Open(const OpenSessionReq
                                                             const CommandLog::Shared& logs,
                                                             News* news, absl::Time now) {
   CHORUS_ASSIGN_OR_RETURN(std::vector<DeviceIndex> devices, ChooseDevices(request));
+  if (request.lease > options_->max_lease) {
+    return Malformed(absl::StrCat("lease: expected at most ",
+                                  absl::FormatDuration(options_->max_lease), ", got ",
+                                  absl::FormatDuration(request.lease)));
+  }
   std::shared_ptr<Tenant> tenant = tenant_named(request.tenant);
   CHORUS_ASSIGN_OR_RETURN(Charge counted,
                           tenant->budget->Charge(Domain::kHost, Resource::kSessions, 1));

@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
@@ -38,9 +37,9 @@ absl::Status OutOfMemory(absl::string_view what, int64_t bytes, int error) {
 }
 
 // Arenas are named once for the process, so that an id alone tells a client what to map.
-ArenaId NextArenaId() {
-  static std::atomic<int32_t> last{0};
-  return ArenaId(last.fetch_add(1, std::memory_order_relaxed) + 1);
+ArenaIds& IdsOfArenas() {
+  static auto* const ids = new ArenaIds();
+  return *ids;
 }
 
 // Another descriptor of the same file, which counts as an opener of its own.
@@ -49,6 +48,21 @@ UniqueFd Reopen(int fd, int flags) {
 }
 
 }  // namespace
+
+// --- ArenaIds ---
+
+ArenaId ArenaIds::Take() {
+  MutexLock lock(&mutex_);
+  do {
+    last_ = last_ == most_ ? 1 : last_ + 1;
+  } while (!taken_.insert(last_).second);
+  return ArenaId(last_);
+}
+
+void ArenaIds::Free(ArenaId id) {
+  MutexLock lock(&mutex_);
+  taken_.erase(id.value());
+}
 
 // --- Arena ---
 
@@ -76,10 +90,11 @@ Arena::Arena(Charge bytes, Charge descriptor, const ArenaHelpers& helpers, Kind 
       charged_descriptor_(std::move(descriptor)),
       helpers_(helpers),
       kind_(kind),
-      id_(NextArenaId()),
+      id_(IdsOfArenas().Take()),
       memory_(std::move(memory)) {}
 
 Arena::~Arena() {
+  IdsOfArenas().Free(id_);
   const bool handed_out = client_fd_.valid();
   client_fd_.Reset();
   if (handed_out && helpers_.held != nullptr && memory_->IsHeldByOthers()) {

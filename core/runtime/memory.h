@@ -16,13 +16,17 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/statusor.h"
 #include "core/backend/backend.h"
 #include "core/base/ids.h"
+#include "core/base/mutex.h"
 #include "core/base/unique_fd.h"
 #include "core/runtime/budget.h"
 #include "core/runtime/size_class.h"
@@ -63,6 +67,22 @@ class ArenaMemory {
   const UniqueFd fd_;
   char* const data_;
   const int64_t bytes_;
+};
+
+// Names for arenas: counted up, and when all have been used, again from the first that is free. An
+// attacker gets there within hours. Threads: any.
+class ArenaIds {
+ public:
+  // Names are 1 to `most`; no more than that may be taken at a time.
+  explicit ArenaIds(int32_t most = std::numeric_limits<int32_t>::max()) : most_(most) {}
+  ArenaId Take();
+  void Free(ArenaId id);
+
+ private:
+  const int32_t most_;
+  Mutex mutex_;
+  int32_t last_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::flat_hash_set<int32_t> taken_ ABSL_GUARDED_BY(mutex_);
 };
 
 // A memfd and its mapping in the daemon. Sealed so that nobody's truncation can make the daemon's

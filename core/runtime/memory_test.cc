@@ -92,6 +92,16 @@ int MappedArenas() {
 
 // --- Arenas ---
 
+TEST(ArenaIdsTest, AreUsedAgainWhenAllHaveBeen) {
+  ArenaIds ids(4);
+  EXPECT_EQ(ids.Take(), ArenaId(1));
+  EXPECT_EQ(ids.Take(), ArenaId(2));
+  ids.Free(ArenaId(2));
+  EXPECT_EQ(ids.Take(), ArenaId(3)) << "not at once: a late message may mean the former one";
+  EXPECT_EQ(ids.Take(), ArenaId(4));
+  EXPECT_EQ(ids.Take(), ArenaId(2)) << "1 is in use";
+}
+
 TEST(ArenaTest, ResultArenaCannotBeWrittenResizedOrResealedByItsDescriptor) {
   const BudgetRef budget = Budget::OfNode(kMiB);
   auto arena = Arena::CreateResult(budget, 8192);
