@@ -47,16 +47,6 @@ absl::Status Names::CheckFresh(TensorId id) const {
   return absl::OkStatus();
 }
 
-absl::Status Names::Reserve(size_t more) {
-  constexpr int64_t kStep = 64;  // names charged at once
-  const int64_t wanted = live_tensors_ + static_cast<int64_t>(more);
-  if (wanted * kBytesPerTensor <= charged_.amount()) return absl::OkStatus();
-  const int64_t bytes = (wanted + kStep - 1) / kStep * kStep * kBytesPerTensor;
-  if (charged_.amount() > 0) return charged_.Resize(bytes);
-  CHORUS_ASSIGN_OR_RETURN(charged_, budget_->Charge(Domain::kHost, Resource::kNameBytes, bytes));
-  return absl::OkStatus();
-}
-
 void Names::NameTensor(TensorId id, CellRef cell) {
   const size_t slot = static_cast<size_t>(id.slot);
   if (tensors_.size() <= slot) tensors_.resize(std::max(slot + 1, tensors_.size() * 2));
@@ -175,7 +165,7 @@ void Names::Clear() {
   tensors_.clear();
   graphs_.clear();
   live_tensors_ = live_graphs_ = 0;
-  charged_ = Charge();
+  charged_.Reset();
 }
 
 }  // namespace chorus::node

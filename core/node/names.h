@@ -35,7 +35,10 @@ class Names {
   // Names are charged to `budget`. `completions` is told what they come to stand for, and outlives
   // it.
   Names(const Limits& limits, BudgetRef budget, Completions* completions)
-      : limits_(limits), budget_(std::move(budget)), completions_(completions) {}
+      : limits_(limits),
+        budget_(std::move(budget)),
+        completions_(completions),
+        charged_(budget_, Resource::kNameBytes, 64 * kBytesPerTensor) {}
   Names(const Names&) = delete;
   Names& operator=(const Names&) = delete;
 
@@ -46,7 +49,9 @@ class Names {
   // INVALID_ARGUMENT kMalformed: the slot is out of range or in use, or the generation not new.
   absl::Status CheckFresh(TensorId id) const;
   // Charges for so many more names, which come next. RESOURCE_EXHAUSTED kOutOfMemory.
-  absl::Status Reserve(size_t more);
+  absl::Status Reserve(size_t more) {
+    return charged_.Cover((live_tensors_ + static_cast<int64_t>(more)) * kBytesPerTensor);
+  }
   // The id is fresh, and reserved.
   void NameTensor(TensorId id, CellRef cell);
   // The name, if it is fresh and there is memory for it, stands for the error; the session is told
@@ -100,7 +105,7 @@ class Names {
   const Limits limits_;
   const BudgetRef budget_;
   Completions* const completions_;
-  Charge charged_;  // for live names and some more
+  SteppedCharge charged_;  // for live names
   std::vector<TensorSlot> tensors_;
   std::vector<GraphSlot> graphs_;
   int64_t live_tensors_ = 0;

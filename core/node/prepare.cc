@@ -98,8 +98,10 @@ absl::Status Preparer::ChargeRows(RunState* run) {
                         kPerOutput * static_cast<int64_t>(graph.outputs.size()) +
                         kPerBuffer * static_cast<int64_t>(plan.buffers.size()) +
                         kPerParticipation * static_cast<int64_t>(plan.votes->participations.size());
-  CHORUS_ASSIGN_OR_RETURN(run->bytes,
-                          run->session->budget->Charge(Domain::kHost, Resource::kRunBytes, bytes));
+  Session& session = *run->session;
+  CHORUS_RETURN_IF_ERROR(session.run_charge.Cover(session.run_bytes + bytes));
+  session.run_bytes += bytes;
+  run->bytes = bytes;
   return absl::OkStatus();
 }
 

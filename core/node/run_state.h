@@ -32,7 +32,7 @@ struct RunState {
   };
 
   RunHandle handle;
-  Charge bytes;  // of this row, as large as its graph makes it
+  int64_t bytes = 0;  // of this row, as large as its graph makes it: its session is charged for it
   Sequence sequence;
   std::shared_ptr<Session> session;
   // Null: a local run; one that has been adopted by the world of its producers has theirs.
@@ -104,7 +104,7 @@ struct RunState {
   // much: nobody is charged for it.
   void Recycle() {
     handle = RunHandle();
-    bytes = Charge();
+    bytes = 0;
     session.reset();
     world.reset();
     plan = nullptr;

@@ -431,7 +431,11 @@ void Runs::Fail(RunState* run, const Error& cause, absl::Time now) {
 
 void Runs::End(RunState* run) {
   donations_->Return(run);
-  --run->session->pending_runs;
+  Session& session = *run->session;
+  --session.pending_runs;
+  session.run_bytes -= run->bytes;
+  // Less never fails.
+  (void)session.run_charge.Cover(session.run_bytes);
   table_->Remove(run->handle);
 }
 

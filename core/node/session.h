@@ -59,6 +59,7 @@ struct Session : std::enable_shared_from_this<Session> {
         request(opened),
         tenant(std::move(who)),
         budget(Budget::Within(tenant->budget, absl::StrCat("session ", id.value()), {})),
+        run_charge(budget, Resource::kRunBytes, int64_t{64} << 10),
         completions(news),
         log(logs, tenant->name, budget, &completions),
         names(limits, budget, &completions) {}
@@ -71,6 +72,7 @@ struct Session : std::enable_shared_from_this<Session> {
   const std::shared_ptr<Tenant> tenant;
   const BudgetRef budget;  // within the tenant's: what it holds is charged there
   Charge counted;          // it is one of so many
+  SteppedCharge run_charge;
   std::vector<DeviceIndex> devices;
   SessionState state = SessionState::kActive;
   absl::Duration lease;
@@ -84,6 +86,7 @@ struct Session : std::enable_shared_from_this<Session> {
   absl::flat_hash_map<ArenaId, std::shared_ptr<Arena>> staging;
   int64_t staging_bytes = 0;
   int64_t pending_runs = 0;
+  int64_t run_bytes = 0;  // of their rows (RunState::bytes)
   std::vector<Membership> memberships;
 
   // Shared memory of an attached session.

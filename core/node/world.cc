@@ -12,15 +12,8 @@ absl::Status NotFormed(const World& world) {
 }
 
 absl::Status World::ReserveRows(size_t more) {
-  constexpr int64_t kStep = 256;                              // rows charged at once
   const int64_t bytes_per_row = 256 + 128 * int64_t{size()};  // a row has a seat for each rank
-  const int64_t wanted = static_cast<int64_t>(agreement->HeldRows() + more);
-  const int64_t bytes = (wanted + kStep - 1) / kStep * kStep * bytes_per_row;
-  // Given back when there is much too much.
-  if (bytes <= rows.amount() && bytes > rows.amount() / 4) return absl::OkStatus();
-  if (rows.amount() > 0) return rows.Resize(bytes);
-  CHORUS_ASSIGN_OR_RETURN(rows, budget->Charge(Domain::kHost, Resource::kAgreementBytes, bytes));
-  return absl::OkStatus();
+  return rows.Cover(static_cast<int64_t>(agreement->HeldRows() + more) * bytes_per_row);
 }
 
 void SayOpenEpoch(const World& world, Epoch open, Error* error) {

@@ -37,10 +37,13 @@ struct World : std::enable_shared_from_this<World> {
     OnReformed on_reformed;  // while others have not asked
   };
 
+  // What it holds is charged to `budget`.
+  explicit World(BudgetRef budget)
+      : rows(std::move(budget), Resource::kAgreementBytes, int64_t{64} << 10) {}
+
   WorldId id;
-  BudgetRef budget;  // its tenant's: what it holds is charged there
-  Charge counted;    // it is one of its tenant's
-  Charge rows;       // of its agreement
+  Charge counted;      // it is one of its tenant's
+  SteppedCharge rows;  // of its agreement; its tenant's, too
   std::string tenant;
   std::string name;
   std::vector<Member> members;  // by rank

@@ -70,8 +70,7 @@ absl::StatusOr<std::shared_ptr<World>> Worlds::FindOrMake(const Session& session
   if (known != by_name_.end()) return known->second;
   CHORUS_ASSIGN_OR_RETURN(Charge counted,
                           session.tenant->budget->Charge(Domain::kHost, Resource::kWorlds, 1));
-  auto world = std::make_shared<World>();
-  world->budget = session.tenant->budget;
+  auto world = std::make_shared<World>(session.tenant->budget);
   world->counted = std::move(counted);
   world->id = WorldId(++last_world_);
   world->tenant = session.tenant->name;
@@ -286,7 +285,7 @@ void Worlds::DropIfEmpty(const std::shared_ptr<World>& world) {
   timers_->Cancel(world->reform_timer);
   world->shared.clear();
   world->counted = Charge();
-  world->rows = Charge();
+  world->rows.Reset();
   worlds_.erase(world->id);
   const auto it = by_name_.find(std::make_pair(world->tenant, world->name));
   if (it != by_name_.end() && it->second == world) by_name_.erase(it);

@@ -146,4 +146,13 @@ void Budget::Forget(const void* owner) {
                  reclaims.end());
 }
 
+// --- SteppedCharge ------------------------------------------------------------------------------
+
+absl::Status SteppedCharge::Resize(int64_t amount) {
+  const int64_t rounded = (amount + step_ - 1) / step_ * step_;
+  if (charge_.amount() > 0) return charge_.Resize(rounded);
+  CHORUS_ASSIGN_OR_RETURN(charge_, budget_->Charge(Domain::kHost, resource_, rounded));
+  return absl::OkStatus();
+}
+
 }  // namespace chorus

@@ -146,6 +146,30 @@ class Budget : public std::enable_shared_from_this<Budget> {
   std::vector<std::pair<const void*, std::function<void()>>> reclaims_;
 };
 
+// A charge for what goes up and down with every call: it is taken and given back in steps.
+class SteppedCharge {
+ public:
+  SteppedCharge(BudgetRef budget, Resource resource, int64_t step)
+      : budget_(std::move(budget)), resource_(resource), step_(step) {}
+
+  // Covers `amount`, all that there is of it, from now on. RESOURCE_EXHAUSTED as Budget::Charge,
+  // and what was covered before still is.
+  absl::Status Cover(int64_t amount) {
+    const bool much_too_much = charge_.amount() > 4 * amount + step_;
+    if (amount <= charge_.amount() && !much_too_much) return absl::OkStatus();
+    return Resize(amount);
+  }
+  void Reset() { charge_ = Charge(); }
+
+ private:
+  absl::Status Resize(int64_t amount);
+
+  const BudgetRef budget_;
+  const Resource resource_;
+  const int64_t step_;
+  Charge charge_;
+};
+
 }  // namespace chorus
 
 #endif  // CHORUS_CORE_RUNTIME_BUDGET_H_

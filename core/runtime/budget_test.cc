@@ -115,6 +115,29 @@ TEST(BudgetTest, WhatIsKeptForReuseIsGivenBackFirst) {
   EXPECT_EQ(asked, 1);
 }
 
+TEST(BudgetTest, ASteppedChargeCoversWhatThereIsAndNotMuchMore) {
+  const BudgetRef node = Budget::OfNode(1000);
+  SteppedCharge charge(node, Resource::kRunBytes, 100);
+  EXPECT_TRUE(charge.Cover(0).ok());
+  EXPECT_EQ(node->used(), 0);
+  EXPECT_TRUE(charge.Cover(1).ok());
+  EXPECT_EQ(node->used(), 100);
+  EXPECT_TRUE(charge.Cover(100).ok());
+  EXPECT_EQ(node->used(), 100);
+  EXPECT_TRUE(charge.Cover(901).ok());
+  EXPECT_EQ(node->used(), 1000);
+  EXPECT_EQ(ErrorOf(charge.Cover(1001)).reason, Reason::kOutOfMemory);
+  EXPECT_EQ(node->used(), 1000);
+  EXPECT_TRUE(charge.Cover(300).ok());
+  EXPECT_EQ(node->used(), 1000) << "soon it may be more again";
+  EXPECT_TRUE(charge.Cover(50).ok());
+  EXPECT_EQ(node->used(), 100);
+  EXPECT_TRUE(charge.Cover(0).ok());
+  EXPECT_EQ(node->used(), 100) << "one step stays";
+  charge.Reset();
+  EXPECT_EQ(node->used(), 0);
+}
+
 TEST(BudgetTest, AChargeOutlivesItsBudgetsOwner) {
   const BudgetRef node = Budget::OfNode(100);
   Charge left = *Bytes(Budget::Within(node, "session 1", {}), 10);
