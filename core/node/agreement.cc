@@ -54,6 +54,7 @@ Agreement::Agreement(World* world, const SequencerOptions& options, ActionQueue*
 Agreement::~Agreement() { timers_->Cancel(timer_); }
 
 void Agreement::CarryOut(Sequencer::Actions* actions, absl::Time now) {
+  if (actions->empty()) return ArmTimer();
   // It may end the world's last membership, and with it the world.
   const std::shared_ptr<World> world = world_->shared_from_this();
   queue_->CarryOut(world, actions, now);

@@ -11,7 +11,9 @@ namespace chorus::node {
 
 absl::Status Commands::Take(const std::shared_ptr<Session>& session, absl::string_view frame,
                             absl::Time now, OnOutcome done) {
-  CHORUS_ASSIGN_OR_RETURN(const Command command, DecodeFrame(frame));
+  const absl::StatusOr<Command> decoded = DecodeFrame(frame);
+  CHORUS_RETURN_IF_ERROR(decoded.status());
+  const Command& command = *decoded;  // large: it is not moved
   CommandLog& log = session->log;
   if (command.sequence > log.next()) {
     log.Hold(command.sequence, frame, now, std::move(done));
