@@ -60,6 +60,12 @@ int64_t NowNanos();
 // Processor time used so far: by this process, or by another one of the same user.
 int64_t CpuNanos();
 absl::StatusOr<int64_t> CpuNanosOf(pid_t pid);
+// Whether this build keeps what is freed, as a sanitizer does: then heaps tell nothing.
+#ifdef __SANITIZE_ADDRESS__
+inline constexpr bool kSanitized = true;
+#else
+inline constexpr bool kSanitized = false;
+#endif
 // Memory that a process has in use now, what it shares with others included.
 absl::StatusOr<int64_t> ResidentBytesOf(pid_t pid);
 // Of these its heap and stacks: nothing that is shared or a file's.

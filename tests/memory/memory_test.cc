@@ -42,12 +42,6 @@ constexpr int64_t kMemoryLimit = int64_t{256} << 20;
 // keeps for each of gRPC's threads, are worth some 100 KiB; 200 bytes that a step leaves behind for
 // each rank would be 600.
 constexpr int64_t kGrowth = 512 << 10;
-// A sanitizer keeps what was freed.
-#ifdef __SANITIZE_ADDRESS__
-constexpr bool kSanitized = true;
-#else
-constexpr bool kSanitized = false;
-#endif
 
 trainer::ModelShape SmallShape() {
   trainer::ModelShape shape;
@@ -201,7 +195,7 @@ class MemoryTest : public ::testing::TestWithParam<Mode> {
               << before.heap << ", and grew by " << growth << std::endl;
     EXPECT_EQ(before.held, after.held);
     EXPECT_EQ(before.memory, after.memory);
-    if (GetParam().heap && !kSanitized) {
+    if (GetParam().heap && !bench::kSanitized) {
       EXPECT_LT(growth, kGrowth);
     }
   }
