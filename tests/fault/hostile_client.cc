@@ -11,41 +11,22 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "chorus/v1/sessions.grpc.pb.h"
-#include "chorus/v1/worlds.grpc.pb.h"
-#include "client/attach/attach_client.h"
 #include "core/base/bytes.h"
 #include "core/base/error.h"
 #include "core/tensor/type.h"
-#include "core/transport/attach/protocol.h"
 #include "core/transport/command.h"
 #include "core/transport/completion.h"
-#include "core/transport/doorbell.h"
 #include "core/transport/frame_format.h"
 #include "core/transport/ring.h"
 #include "core/transport/session_memory.h"
-#include "grpcpp/create_channel.h"
-#include "grpcpp/security/credentials.h"
 #include "proto/convert/errors_convert.h"
+#include "tests/fault/raw_session.h"
 
 namespace chorus {
-namespace {
+struct HostileClient::Impl : RawSession {
+  explicit Impl(RawSession raw) : RawSession(std::move(raw)) {}
 
-constexpr absl::Duration kPatience = absl::Seconds(60);
-
-void SetDeadline(grpc::ClientContext* context) {
-  context->set_deadline(absl::ToChronoTime(absl::Now() + kPatience));
-}
-
-}  // namespace
-
-struct HostileClient::Impl {
   std::mt19937_64 random;
-  std::unique_ptr<AttachClient> attach;
-  std::shared_ptr<grpc::Channel> channel;
-  int64_t session = 0;
-  std::unique_ptr<DoorbellView> doorbell;
-  std::unique_ptr<SessionMemory> memory;
-  UniqueFd wake;
 
   uint64_t Below(uint64_t bound) { return random() % bound; }
 
@@ -205,43 +186,13 @@ HostileClient::~HostileClient() = default;
 
 absl::StatusOr<std::unique_ptr<HostileClient>> HostileClient::Open(const std::string& address,
                                                                    bool attached) {
-  auto impl = std::make_unique<Impl>();
-  const absl::Time deadline = absl::Now() + kPatience;
-  const absl::string_view path = absl::string_view(address).substr(5);
-  if (attached) {
-    CHORUS_ASSIGN_OR_RETURN(impl->attach, AttachClient::Connect(AttachPath(path), deadline));
-  }
-  impl->channel = grpc::CreateChannel(address, grpc::InsecureChannelCredentials());
-  grpc::ClientContext context;
-  SetDeadline(&context);
-  v1::OpenSessionRequest request;
-  v1::OpenSessionResponse response;
-  if (attached) request.set_attach_token(impl->attach->token());
-  request.set_label("hostile");
-  CHORUS_RETURN_IF_ERROR(
-      FromGrpc(v1::Sessions::NewStub(impl->channel)->Open(&context, request, &response)));
-  impl->session = response.session();
-  if (!attached) return std::unique_ptr<HostileClient>(new HostileClient(std::move(impl)));
-  CHORUS_ASSIGN_OR_RETURN(impl->doorbell, DoorbellView::Map(impl->attach->doorbell_fd()));
-  CHORUS_ASSIGN_OR_RETURN(AttachClient::SessionMemoryFds fds,
-                          impl->attach->SessionMemory(deadline));
-  CHORUS_ASSIGN_OR_RETURN(impl->memory, MapSessionMemory(fds.memory.get()));
-  impl->wake = std::move(fds.wake);
-  return std::unique_ptr<HostileClient>(new HostileClient(std::move(impl)));
+  CHORUS_ASSIGN_OR_RETURN(RawSession raw, RawSession::Open(address, attached));
+  return std::unique_ptr<HostileClient>(new HostileClient(std::make_unique<Impl>(std::move(raw))));
 }
 
 absl::Status HostileClient::Join(const std::string& name, int rank, int size,
                                  int64_t agree_seconds) {
-  grpc::ClientContext context;
-  SetDeadline(&context);
-  v1::JoinWorldRequest request;
-  v1::JoinWorldResponse response;
-  request.set_session(impl_->session);
-  request.set_name(name);
-  request.set_rank(rank);
-  request.set_size(size);
-  request.mutable_agree_timeout()->set_seconds(agree_seconds);
-  return FromGrpc(v1::Worlds::NewStub(impl_->channel)->Join(&context, request, &response));
+  return impl_->Join(name, rank, size, agree_seconds);
 }
 
 absl::StatusOr<std::string> HostileClient::Attack(const std::string& kind, uint64_t seed) {

@@ -8,10 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "chorus/v1/sessions.grpc.pb.h"
-#include "chorus/v1/worlds.grpc.pb.h"
 #include "client/attach/attach_client.h"
 #include "core/base/bytes.h"
 #include "core/base/error.h"
@@ -19,39 +16,29 @@
 #include "core/graph/graph.h"
 #include "core/runtime/testing/hostile_graphs.h"
 #include "core/tensor/type.h"
-#include "core/transport/attach/protocol.h"
 #include "core/transport/command.h"
 #include "core/transport/completion.h"
-#include "core/transport/doorbell.h"
 #include "core/transport/ring.h"
-#include "core/transport/session_memory.h"
-#include "grpcpp/create_channel.h"
-#include "grpcpp/security/credentials.h"
-#include "proto/convert/errors_convert.h"
+#include "tests/fault/raw_session.h"
 
 namespace chorus {
 namespace hostile {
 namespace {
 
-constexpr absl::Duration kPatience = absl::Seconds(60);
-
-absl::Time Deadline() { return absl::Now() + kPatience; }
-
-void SetDeadline(grpc::ClientContext* context) {
-  context->set_deadline(absl::ToChronoTime(Deadline()));
-}
+absl::Time Deadline() { return RawSession::Deadline(); }
 
 }  // namespace
 
-struct Attacker::Impl {
-  std::string address;
-  std::shared_ptr<grpc::Channel> channel;
-  std::unique_ptr<AttachClient> attach;
-  int64_t session = 0;
-  std::unique_ptr<DoorbellView> doorbell;
-  std::unique_ptr<SessionMemory> memory;
-  std::unique_ptr<Submitter> submitter;
-  std::unique_ptr<CompletionWaiter> waiter;
+struct Attacker::Impl : RawSession {
+  Impl(const std::string& daemon, RawSession raw)
+      : RawSession(std::move(raw)),
+        address(daemon),
+        submitter(memory.get(), doorbell.get(), std::move(wake)),
+        waiter(memory.get()) {}
+
+  const std::string address;
+  Submitter submitter;
+  CompletionWaiter waiter;
   int64_t sequence = 0;
   std::vector<UniqueFd> kept;                     // descriptors
   std::vector<std::unique_ptr<Attacker>> others;  // sessions of its own
@@ -65,13 +52,13 @@ struct Attacker::Impl {
     command.body = std::move(body);
     ByteWriter frame;
     EncodeFrame(command, &frame);
-    CHORUS_RETURN_IF_ERROR(submitter->Submit(frame.bytes(), kPatience));
+    CHORUS_RETURN_IF_ERROR(submitter.Submit(frame.bytes(), RawSession::kPatience));
     return command.sequence;
   }
   // OK, or the code with which it ended.
   absl::StatusOr<absl::Status> Do(CommandBody body) {
     CHORUS_ASSIGN_OR_RETURN(const Sequence number, Submit(std::move(body)));
-    CHORUS_ASSIGN_OR_RETURN(const RunOutcome outcome, waiter->WaitForRun(number, Deadline()));
+    CHORUS_ASSIGN_OR_RETURN(const RunOutcome outcome, waiter.WaitForRun(number, Deadline()));
     return absl::Status(outcome.code, "");
   }
 
@@ -91,18 +78,6 @@ struct Attacker::Impl {
     CHORUS_ASSIGN_OR_RETURN(const absl::Status status, Do(std::move(command)));
     CHORUS_RETURN_IF_ERROR(attach->ReleaseStaging(staging.arena, Deadline()));
     return status;
-  }
-
-  absl::Status Join(const std::string& name, int size) {
-    grpc::ClientContext context;
-    context.set_deadline(
-        absl::ToChronoTime(absl::Now() + absl::Milliseconds(size == 1 ? 60000 : 1)));
-    v1::JoinWorldRequest request;
-    v1::JoinWorldResponse response;
-    request.set_session(session);
-    request.set_name(name);
-    request.set_size(size);
-    return FromGrpc(v1::Worlds::NewStub(channel)->Join(&context, request, &response));
   }
 };
 
@@ -198,7 +173,7 @@ absl::StatusOr<Report> Names(Attacker* attacker) {
     ++report.done;
     if (slot % 500 != 499) continue;
     CHORUS_ASSIGN_OR_RETURN(const RunOutcome outcome,
-                            attacker->impl().waiter->WaitForRun(number, Deadline()));
+                            attacker->impl().waiter.WaitForRun(number, Deadline()));
     report.refused = absl::Status(outcome.code, "");
   }
   return report;
@@ -218,7 +193,7 @@ absl::StatusOr<Report> Sessions(Attacker* attacker) {
 absl::StatusOr<Report> Worlds(Attacker* attacker) {
   Report report;
   for (; report.done < 5000; ++report.done) {
-    report.refused = attacker->impl().Join(absl::StrCat("hostile", report.done), 1);
+    report.refused = attacker->impl().Join(absl::StrCat("hostile", report.done), 0, 1, 0);
     if (!report.refused.ok()) break;
   }
   return report;
@@ -238,28 +213,8 @@ Attacker::Attacker(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Attacker::~Attacker() = default;
 
 absl::StatusOr<std::unique_ptr<Attacker>> Attacker::Open(const std::string& address) {
-  auto impl = std::make_unique<Impl>();
-  impl->address = address;
-  const std::string path = address.substr(5);
-  CHORUS_ASSIGN_OR_RETURN(impl->attach, AttachClient::Connect(AttachPath(path), Deadline()));
-  impl->channel = grpc::CreateChannel(address, grpc::InsecureChannelCredentials());
-  grpc::ClientContext context;
-  SetDeadline(&context);
-  v1::OpenSessionRequest request;
-  v1::OpenSessionResponse response;
-  request.set_attach_token(impl->attach->token());
-  request.set_label("hostile");
-  CHORUS_RETURN_IF_ERROR(
-      FromGrpc(v1::Sessions::NewStub(impl->channel)->Open(&context, request, &response)));
-  impl->session = response.session();
-  CHORUS_ASSIGN_OR_RETURN(impl->doorbell, DoorbellView::Map(impl->attach->doorbell_fd()));
-  CHORUS_ASSIGN_OR_RETURN(AttachClient::SessionMemoryFds fds,
-                          impl->attach->SessionMemory(Deadline()));
-  CHORUS_ASSIGN_OR_RETURN(impl->memory, MapSessionMemory(fds.memory.get()));
-  impl->submitter =
-      std::make_unique<Submitter>(impl->memory.get(), impl->doorbell.get(), std::move(fds.wake));
-  impl->waiter = std::make_unique<CompletionWaiter>(impl->memory.get());
-  return std::unique_ptr<Attacker>(new Attacker(std::move(impl)));
+  CHORUS_ASSIGN_OR_RETURN(RawSession raw, RawSession::Open(address, /*attached=*/true));
+  return std::unique_ptr<Attacker>(new Attacker(std::make_unique<Impl>(address, std::move(raw))));
 }
 
 }  // namespace hostile
