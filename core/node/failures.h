@@ -47,7 +47,6 @@ class Failures {
   void NoteGivenUp(World* world, const LaunchedInstance& instance, Ticket ticket, absl::Time now);
 
   const FlightRecord& flight() const { return flight_; }
-  ErrorStore* errors() { return errors_; }
 
  private:
   const Clock* const clock_;

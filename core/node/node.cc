@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "core/node/agreement.h"
 #include "core/node/commands.h"
 #include "core/node/completions.h"

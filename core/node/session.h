@@ -128,11 +128,11 @@ class SessionTable {
   void ForEach(Fn fn) const {
     for (const auto& entry : sessions_) fn(entry.second);
   }
+
+ private:
   int32_t on_device(DeviceIndex device) const {
     return on_device_[static_cast<size_t>(device.value())];
   }
-
- private:
   absl::StatusOr<std::vector<DeviceIndex>> ChooseDevices(const OpenSessionRequest& request) const;
   void ArmLease(const std::shared_ptr<Session>& session);
 

@@ -88,11 +88,11 @@ absl::StatusOr<StagingArena> Storage::CreateStaging(Session* session, int64_t by
   }
   CHORUS_ASSIGN_OR_RETURN(std::shared_ptr<Arena> arena,
                           Arena::CreateStaging(session->budget, bytes, {&memory_thread_, &held_}));
-  session->staging_bytes += arena->bytes();
   StagingArena made;
   made.arena = arena->id();
   CHORUS_ASSIGN_OR_RETURN(made.fd, arena->ClientFd());
   made.bytes = arena->bytes();
+  session->staging_bytes += made.bytes;
   session->staging[arena->id()] = std::move(arena);
   return made;
 }

@@ -1,7 +1,6 @@
 #include "core/runtime/budget.h"
 
 #include <algorithm>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
@@ -17,8 +16,6 @@ constexpr const char* kNames[kResources] = {"staging bytes", "result bytes",    
 int64_t ShareOf(int64_t limit) { return limit == INT64_MAX ? limit : limit - limit / 8; }
 
 }  // namespace
-
-const char* ResourceName(Resource resource) { return kNames[static_cast<size_t>(resource)]; }
 
 // --- Charge -------------------------------------------------------------------------------------
 
@@ -125,7 +122,7 @@ absl::Status Budget::Refuse(Domain domain, Resource resource, int64_t amount) co
   const int64_t held = held_[static_cast<size_t>(resource)];
   return MakeError(Reason::kQuota,
                    absl::StrCat(who_, parent_ == nullptr ? " has " : " holds ", held, " ",
-                                ResourceName(resource), " of ", held + free,
+                                kNames[static_cast<size_t>(resource)], " of ", held + free,
                                 " that it may have, and ", amount, " more are asked for"));
 }
 

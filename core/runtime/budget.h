@@ -46,8 +46,6 @@ enum class Resource : uint8_t {
 };
 inline constexpr size_t kResources = 12;
 inline constexpr bool IsBytes(Resource resource) { return resource <= Resource::kAgreementBytes; }
-// "staging bytes", "sessions".
-const char* ResourceName(Resource resource);
 
 class Budget;
 using BudgetRef = std::shared_ptr<Budget>;
