@@ -16,6 +16,22 @@ void CommandLog::Begin(Sequence sequence, OnOutcome done) {
   if (done != nullptr) waiters_[sequence.value()].Add(std::move(done));
 }
 
+void CommandLog::Park() {
+  parked_ = true;
+  shared_.timers->Cancel(gap_timer_);
+}
+
+void CommandLog::WhenTaken(std::function<void(const absl::Status&)> then) {
+  if (!parked_) return then(absl::OkStatus());
+  when_taken_.push_back(std::move(then));
+}
+
+void CommandLog::TellTaken(const absl::Status& status) {
+  const auto told = std::move(when_taken_);
+  when_taken_.clear();
+  for (const auto& then : told) then(status);
+}
+
 void CommandLog::Finish(Sequence sequence) {
   Conclude(sequence, {absl::StatusCode::kOk, ErrorId()});
   if (!waiters_.empty()) Tell(sequence, absl::OkStatus());
@@ -58,7 +74,8 @@ void CommandLog::Hold(Sequence sequence, absl::string_view frame, absl::Time now
   held.frame = std::string(frame);
   if (done != nullptr) held.done.push_back(std::move(done));
   held_.emplace(sequence.value(), std::move(held));
-  if (held_.size() == 1) LimitGap(now);  // else the timer runs
+  // Else the timer runs, or will when the log goes on.
+  if (held_.size() == 1 && !parked_) LimitGap(now);
 }
 
 absl::StatusOr<Charge> CommandLog::ChargeHeld(size_t bytes) const {
@@ -77,6 +94,7 @@ absl::optional<CommandLog::HeldFrame> CommandLog::TakeHeld(absl::Time now) {
   }
   shared_.timers->Cancel(gap_timer_);
   if (!held_.empty()) LimitGap(now);
+  TellTaken(absl::OkStatus());
   return absl::nullopt;
 }
 
@@ -153,6 +171,7 @@ void CommandLog::Wait(Sequence sequence, absl::Time deadline, OnOutcome done) {
 void CommandLog::Abandon(const absl::Status& why) {
   shared_.timers->Cancel(gap_timer_);
   RefuseHeld(why);
+  TellTaken(why);
   auto waiters = std::move(waiters_);
   waiters_.clear();
   for (auto& entry : waiters) entry.second.Call({Sequence(entry.first), why});

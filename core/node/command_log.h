@@ -8,6 +8,7 @@
 #define CHORUS_CORE_NODE_COMMAND_LOG_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -58,12 +59,24 @@ class CommandLog {
 
   // Its turn has come: next() moves on. `done`, unless null, gets the outcome.
   void Begin(Sequence sequence, OnOutcome done);
+  // The command whose turn it is takes longer than the node thread may: nothing behind it is taken
+  // until it goes on.
+  void Park();
+  void Unpark() { parked_ = false; }
+  bool parked() const { return parked_; }
+  // Calls `then` when all that has come and whose turn it is has been taken: at once unless it is
+  // parked. An error: why there will be no more.
+  void WhenTaken(std::function<void(const absl::Status&)> then);
   // It is over: well, or with an error that is recorded.
   void Finish(Sequence sequence);
   void Finish(Sequence sequence, const Error& error);
 
-  // Keeps a frame whose turn has not come; unless null, `done` hears of it as for Begin(), or
-  // SEQUENCE_GAP when its predecessors have not come in time, or at once QUOTA or OUT_OF_MEMORY.
+  // Whether a frame's turn has not come.
+  bool IsEarly(Sequence sequence) const {
+    return sequence.value() > next_ || (parked_ && sequence.value() == next_);
+  }
+  // Keeps such a frame; unless null, `done` hears of it as for Begin(), or SEQUENCE_GAP when its
+  // predecessors have not come in time, or at once QUOTA or OUT_OF_MEMORY.
   void Hold(Sequence sequence, absl::string_view frame, absl::Time now, OnOutcome done);
   struct HeldFrame {
     Charge bytes;
@@ -71,7 +84,7 @@ class CommandLog {
     std::vector<OnOutcome> done;
   };
   // The held frame whose turn it is. Absent: there is none; what is held behind another gap has its
-  // time from `now` on.
+  // time from `now` on, and whoever waits for it is told (WhenTaken). Not while it is parked.
   absl::optional<HeldFrame> TakeHeld(absl::Time now);
   bool holds() const { return !held_.empty(); }
 
@@ -99,12 +112,15 @@ class CommandLog {
   absl::StatusOr<Charge> ChargeHeld(size_t bytes) const;
   void LimitGap(absl::Time now);
   void RefuseHeld(const absl::Status& why);
+  void TellTaken(const absl::Status& status);
 
   const Shared shared_;
   const std::string tenant_;
   const BudgetRef budget_;
   Completions* const completions_;
   int64_t next_ = 1;
+  bool parked_ = false;
+  std::vector<std::function<void(const absl::Status&)>> when_taken_;  // none unless it is parked
   std::map<int64_t, HeldFrame> held_;
   TimerQueue::Id gap_timer_;
   std::vector<Record> records_;  // of the last, by sequence; an idle session keeps none

@@ -48,6 +48,57 @@ class CommandLogTest : public ::testing::Test {
   absl::Status last_;
 };
 
+TEST_F(CommandLogTest, ParkedItHoldsWhatComesWithoutAGap) {
+  log_.Begin(Sequence(1), Note());
+  EXPECT_FALSE(log_.IsEarly(Sequence(2)));
+  log_.Park();
+  EXPECT_TRUE(log_.IsEarly(Sequence(2)));
+  EXPECT_FALSE(log_.IsEarly(Sequence(1))) << "a repeat waits for its outcome";
+  Hold(3);
+  Hold(2);
+  int taken = 0;
+  log_.WhenTaken([&](const absl::Status& status) { taken += status.ok() ? 1 : 100; });
+  timers_.Fire(kStart + absl::Hours(1));
+  EXPECT_THAT(told_, IsEmpty()) << "nothing is missing";
+  log_.Unpark();
+  log_.Finish(Sequence(1));
+  for (const int64_t sequence : {2, 3}) {
+    const absl::optional<CommandLog::HeldFrame> held = log_.TakeHeld(kStart);
+    ASSERT_TRUE(held.has_value());
+    EXPECT_EQ(held->frame, absl::StrCat("frame ", sequence));
+    EXPECT_EQ(taken, 0);
+    Run(sequence);
+  }
+  EXPECT_FALSE(log_.TakeHeld(kStart).has_value());
+  EXPECT_EQ(taken, 1);
+  log_.WhenTaken([&](const absl::Status& status) { taken += status.ok() ? 1 : 100; });
+  EXPECT_EQ(taken, 2);
+}
+
+TEST_F(CommandLogTest, AGapBehindAParkedCommandHasItsTimeWhenTheLogGoesOn) {
+  Hold(3);
+  log_.Begin(Sequence(1), nullptr);
+  log_.Park();
+  timers_.Fire(kStart + absl::Hours(1));
+  EXPECT_THAT(told_, IsEmpty());
+  log_.Unpark();
+  log_.Finish(Sequence(1));
+  EXPECT_FALSE(log_.TakeHeld(kStart + absl::Hours(1)).has_value());
+  timers_.Fire(kStart + absl::Hours(1) + absl::Seconds(9));
+  EXPECT_THAT(told_, IsEmpty());
+  timers_.Fire(kStart + absl::Hours(1) + absl::Seconds(10));
+  EXPECT_THAT(told_, ElementsAre("3 SEQUENCE_GAP"));
+}
+
+TEST_F(CommandLogTest, AbandonedItTellsWhoWaitsForItToGoOn) {
+  log_.Begin(Sequence(1), nullptr);
+  log_.Park();
+  absl::Status taken;
+  log_.WhenTaken([&](const absl::Status& status) { taken = status; });
+  log_.Abandon(MakeError(Reason::kDraining, "the end"));
+  EXPECT_EQ(ErrorOf(taken).reason, Reason::kDraining);
+}
+
 TEST_F(CommandLogTest, WhoeverWaitsIsToldOnce) {
   log_.Begin(Sequence(1), Note());
   log_.Wait(Sequence(1), absl::InfiniteFuture(), Note());

@@ -8,6 +8,12 @@
 #include "core/base/error.h"
 
 namespace chorus::node {
+namespace {
+
+// Of what has waited for its turn, before others have theirs.
+constexpr int kFramesPerTurn = 32;
+
+}  // namespace
 
 absl::Status Commands::Take(const std::shared_ptr<Session>& session, absl::string_view frame,
                             absl::Time now, OnOutcome done) {
@@ -15,7 +21,7 @@ absl::Status Commands::Take(const std::shared_ptr<Session>& session, absl::strin
   CHORUS_RETURN_IF_ERROR(decoded.status());
   const Command& command = *decoded;  // large: it is not moved
   CommandLog& log = session->log;
-  if (command.sequence > log.next()) {
+  if (log.IsEarly(command.sequence)) {
     log.Hold(command.sequence, frame, now, std::move(done));
     return absl::OkStatus();
   }
@@ -25,36 +31,59 @@ absl::Status Commands::Take(const std::shared_ptr<Session>& session, absl::strin
     return absl::OkStatus();
   }
   log.Begin(command.sequence, std::move(done));
-  Execute(session, command, now);
-  if (!log.holds()) return absl::OkStatus();
-  while (absl::optional<CommandLog::HeldFrame> held = log.TakeHeld(now)) {
-    const absl::StatusOr<Command> next = DecodeFrame(held->frame);
-    if (!next.ok()) break;  // cannot be: it decoded when it came
-    log.Begin(next->sequence, nullptr);
-    for (OnOutcome& waiting : held->done) {
-      log.Wait(next->sequence, absl::InfiniteFuture(), std::move(waiting));
-    }
-    Execute(session, *next, now);
-  }
+  Execute(session, command, frame, now);
+  if (log.holds() && !log.parked()) TakeHeld(session, now);
   return absl::OkStatus();
 }
 
+void Commands::TakeHeld(const std::shared_ptr<Session>& session, absl::Time now) {
+  CommandLog& log = session->log;
+  for (int taken = 0; !log.parked(); ++taken) {
+    if (taken == kFramesPerTurn) return GoOnLater(session);
+    const absl::optional<CommandLog::HeldFrame> held = log.TakeHeld(now);
+    if (!held.has_value()) return;
+    const absl::StatusOr<Command> next = DecodeFrame(held->frame);
+    if (!next.ok()) return;  // cannot be: it decoded when it came
+    log.Begin(next->sequence, nullptr);
+    for (const OnOutcome& waiting : held->done) {
+      log.Wait(next->sequence, absl::InfiniteFuture(), waiting);
+    }
+    Execute(session, *next, held->frame, now);
+  }
+}
+
+// Others' frames come in between.
+void Commands::GoOnLater(const std::shared_ptr<Session>& session) {
+  session->log.Park();
+  post_([this, weak = std::weak_ptr<Session>(session)] {
+    const std::shared_ptr<Session> found = weak.lock();
+    if (found != nullptr && !found->dead()) GoOn(found, clock_->now);
+  });
+}
+
+void Commands::GoOn(const std::shared_ptr<Session>& session, absl::Time now) {
+  sessions_->RenewLease(session.get(), now);
+  session->log.Unpark();
+  TakeHeld(session, now);
+}
+
 void Commands::Execute(const std::shared_ptr<Session>& session, const Command& command,
-                       absl::Time now) {
+                       absl::string_view frame, absl::Time now) {
   sessions_->RenewLease(session.get(), now);
   if (const Run* run = absl::get_if<Run>(&command.body)) {
-    runs_->Submit(session, command.sequence, *run, now);
+    Submit(session, *run, command.sequence, frame, absl::OkStatus(), now);
   } else if (const auto* readable = absl::get_if<chorus::MakeReadable>(&command.body)) {
     MakeReadable(session, command.sequence, *readable);
   } else if (const auto* create = absl::get_if<CreateTensor>(&command.body)) {
     Create(session, command.sequence, *create);
+  } else if (const auto* graph = absl::get_if<RegisterGraph>(&command.body)) {
+    Register(session, command.sequence, *graph);
   } else {
     Finish(session.get(), command.sequence, ExecuteAtOnce(session.get(), command.body, now));
   }
 }
 
 absl::Status Commands::ExecuteAtOnce(Session* session, const CommandBody& body, absl::Time now) {
-  if (const auto* graph = absl::get_if<RegisterGraph>(&body)) return Register(session, *graph);
   if (const auto* release = absl::get_if<Release>(&body)) {
     for (TensorId id : release->tensors) session->names.ReleaseTensor(id);
     for (GraphId id : release->graphs) session->names.ReleaseGraph(id);
@@ -82,30 +111,84 @@ void Commands::Finish(Session* session, Sequence sequence, const absl::Status& s
 
 // --- Graphs -------------------------------------------------------------------------------------
 
-absl::Status Commands::Register(Session* session, const RegisterGraph& command) {
-  CHORUS_RETURN_IF_ERROR(session->names.CheckFresh(command.graph));
-  return session->names.NameGraph(command.graph, MakeGraph(*session, command));
+void Commands::Register(const std::shared_ptr<Session>& session, Sequence sequence,
+                        const RegisterGraph& command) {
+  const absl::Status fresh = session->names.CheckFresh(command.graph);
+  if (!fresh.ok()) return Finish(session.get(), sequence, fresh);
+  absl::StatusOr<std::shared_ptr<GraphRecord>> made = MakeGraph(session, sequence, command);
+  if (made.ok() && *made == nullptr) return session->log.Park();
+  NameGraph(session.get(), sequence, command.graph, std::move(made));
 }
 
-absl::StatusOr<std::shared_ptr<GraphRecord>> Commands::MakeGraph(const Session& session,
-                                                                 const RegisterGraph& command) {
-  std::shared_ptr<GraphRecord> record;
+absl::StatusOr<std::shared_ptr<GraphRecord>> Commands::MakeGraph(
+    const std::shared_ptr<Session>& session, Sequence sequence, const RegisterGraph& command) {
+  // What is registered, until it has been read.
+  struct Encoded {
+    Charge charge;
+    std::string inlined;
+    BufferRef staged;
+  };
+  auto encoded = std::make_shared<Encoded>();
+  absl::string_view bytes;
   if (command.staged_bytes > 0) {
-    // The copy comes first: nothing is decoded while the client can still write it.
-    CHORUS_ASSIGN_OR_RETURN(const std::string encoded,
-                            storage_->CopyStaged(session, command.staged, command.staged_bytes));
-    CHORUS_ASSIGN_OR_RETURN(record, graphs_->Register(encoded, session.budget));
+    CHORUS_ASSIGN_OR_RETURN(encoded->staged,
+                            storage_->FindStaged(*session, command.staged, command.staged_bytes));
+    bytes = absl::string_view(encoded->staged->host(), static_cast<size_t>(command.staged_bytes));
   } else {
-    CHORUS_ASSIGN_OR_RETURN(record, graphs_->Register(command.encoded, session.budget));
+    CHORUS_ASSIGN_OR_RETURN(encoded->charge,
+                            session->budget->Charge(Domain::kHost, Resource::kCommandBytes,
+                                                    static_cast<int64_t>(command.encoded.size())));
+    encoded->inlined = command.encoded;
+    bytes = encoded->inlined;
   }
-  int64_t workspace = 0;
-  for (int64_t bytes : record->main.plan.workspace_bytes) workspace += bytes;
-  if (workspace > storage_->budget().limit()) {
+  return graphs_->Register(bytes, {session->tenant->name, session->budget},
+                           [this, session, sequence, encoded,
+                            id = command.graph](absl::StatusOr<std::shared_ptr<GraphRecord>> made) {
+                             if (session->dead()) return;
+                             NameGraph(session.get(), sequence, id, std::move(made));
+                             GoOn(session, clock_->now);
+                           });
+}
+
+void Commands::NameGraph(Session* session, Sequence sequence, GraphId id,
+                         absl::StatusOr<std::shared_ptr<GraphRecord>> record) {
+  const auto check = [&]() -> absl::Status {
+    if (!record.ok()) return absl::OkStatus();  // for whoever names it to say
+    int64_t workspace = 0;
+    for (int64_t bytes : (*record)->main.plan.workspace_bytes) workspace += bytes;
+    if (workspace <= storage_->budget().limit()) return absl::OkStatus();
     return MakeError(Reason::kOutOfMemory, absl::StrCat("a run of this graph needs ", workspace,
                                                         " bytes of workspace; the daemon may use ",
                                                         storage_->budget().limit()));
-  }
-  return record;
+  };
+  const absl::Status fits = check();
+  if (!fits.ok()) record = fits;
+  Finish(session, sequence, session->names.NameGraph(id, std::move(record)));
+}
+
+// --- Runs ---------------------------------------------------------------------------------------
+
+void Commands::Submit(const std::shared_ptr<Session>& session, const Run& command,
+                      Sequence sequence, absl::string_view frame, const absl::Status& planned,
+                      absl::Time now) {
+  struct Kept {
+    Charge charge;
+    std::string frame;
+  };
+  const auto wait = [&]() -> absl::StatusOr<GraphStore::OnMade> {
+    CHORUS_ASSIGN_OR_RETURN(Charge charge,
+                            session->budget->Charge(Domain::kHost, Resource::kCommandBytes,
+                                                    static_cast<int64_t>(frame.size())));
+    auto kept = std::make_shared<Kept>(Kept{std::move(charge), std::string(frame)});
+    return [this, session, sequence, kept](const absl::Status& made) {
+      if (session->dead()) return;
+      session->log.Unpark();
+      const absl::StatusOr<Command> again = DecodeFrame(kept->frame);
+      Submit(session, absl::get<Run>(again->body), sequence, kept->frame, made, clock_->now);
+      TakeHeld(session, clock_->now);
+    };
+  };
+  if (!runs_->Submit(session, sequence, command, {planned, wait}, now)) session->log.Park();
 }
 
 // --- Tensors ------------------------------------------------------------------------------------

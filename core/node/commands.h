@@ -1,9 +1,13 @@
 // Carries out the commands of sessions' logs, each in its turn.
 //
+// A command that would keep the node thread from others is carried out in the background: then its
+// session's log is parked until it is done, and nobody else waits.
+//
 // Threads: the node thread.
 #ifndef CHORUS_CORE_NODE_COMMANDS_H_
 #define CHORUS_CORE_NODE_COMMANDS_H_
 
+#include <functional>
 #include <memory>
 
 #include "absl/status/status.h"
@@ -36,6 +40,9 @@ class Commands {
     Worlds* worlds = nullptr;
     Failures* failures = nullptr;
     Holders* holders = nullptr;
+    // Runs a closure in a later turn of the node.
+    std::function<void(std::function<void()>)> post;
+    const Clock* clock = nullptr;
   };
   explicit Commands(const Parts& parts)
       : options_(parts.options),
@@ -45,7 +52,9 @@ class Commands {
         runs_(parts.runs),
         worlds_(parts.worlds),
         failures_(parts.failures),
-        holders_(parts.holders) {}
+        holders_(parts.holders),
+        post_(parts.post),
+        clock_(parts.clock) {}
   Commands(const Commands&) = delete;
   Commands& operator=(const Commands&) = delete;
 
@@ -56,11 +65,22 @@ class Commands {
                     absl::Time now, OnOutcome done);
 
  private:
-  void Execute(const std::shared_ptr<Session>& session, const Command& command, absl::Time now);
+  void Execute(const std::shared_ptr<Session>& session, const Command& command,
+               absl::string_view frame, absl::Time now);
   absl::Status ExecuteAtOnce(Session* session, const CommandBody& body, absl::Time now);
-  absl::Status Register(Session* session, const RegisterGraph& command);
-  absl::StatusOr<std::shared_ptr<GraphRecord>> MakeGraph(const Session& session,
+  // The log's next frames, as long as they are there.
+  void TakeHeld(const std::shared_ptr<Session>& session, absl::Time now);
+  void GoOnLater(const std::shared_ptr<Session>& session);
+  void GoOn(const std::shared_ptr<Session>& session, absl::Time now);
+  void Submit(const std::shared_ptr<Session>& session, const Run& command, Sequence sequence,
+              absl::string_view frame, const absl::Status& planned, absl::Time now);
+  void Register(const std::shared_ptr<Session>& session, Sequence sequence,
+                const RegisterGraph& command);
+  absl::StatusOr<std::shared_ptr<GraphRecord>> MakeGraph(const std::shared_ptr<Session>& session,
+                                                         Sequence sequence,
                                                          const RegisterGraph& command);
+  void NameGraph(Session* session, Sequence sequence, GraphId id,
+                 absl::StatusOr<std::shared_ptr<GraphRecord>> record);
   void Create(const std::shared_ptr<Session>& session, Sequence sequence,
               const CreateTensor& command);
   absl::Status BeginCreate(const std::shared_ptr<Session>& session, Sequence sequence,
@@ -78,6 +98,8 @@ class Commands {
   Worlds* const worlds_;
   Failures* const failures_;
   Holders* const holders_;
+  const std::function<void(std::function<void()>)> post_;
+  const Clock* const clock_;
 };
 
 }  // namespace chorus::node

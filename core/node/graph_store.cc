@@ -1,44 +1,194 @@
 #include "core/node/graph_store.h"
 
-#include <algorithm>
+#include <type_traits>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "core/base/error.h"
 #include "core/ops/specialize.h"
 
 namespace chorus::node {
 namespace {
 
-// What is at place `i`, which is the last one then.
-template <typename Known>
-auto Latest(Known* known, size_t i) {
-  const auto at = known->begin() + static_cast<ptrdiff_t>(i);
-  std::rotate(at, at + 1, known->end());
-  return known->back().second;
-}
-
 // With what an executor makes of its parts, about as much again.
 int64_t MemoryOfLoaded(const Plan& plan) { return 2 * MemoryOf(plan); }
 
+int64_t BytesOf(const GraphRecord& record) { return record.bytes; }
+int64_t BytesOf(const LoadedPlan& plan) { return MemoryOfLoaded(plan.plan); }
+
 }  // namespace
 
-absl::StatusOr<LoadedPlan> GraphStore::MakePlan(const Graph& graph, absl::Span<const int32_t> order,
-                                                absl::Span<const int32_t> instances) const {
-  PlanOptions options = options_;
-  options.order.assign(order.begin(), order.end());
-  options.instances.assign(instances.begin(), instances.end());
-  LoadedPlan made;
-  CHORUS_ASSIGN_OR_RETURN(made.plan, CompilePlan(graph, options));
-  made.peer_buffers.resize(made.plan.votes->participations.size());
-  for (size_t i = 0; i < made.plan.buffers.size(); ++i) {
-    const BufferSpec& spec = made.plan.buffers[i];
+// --- Records by their bytes ---------------------------------------------------------------------
+
+std::shared_ptr<GraphRecord> GraphsByBytes::Find(absl::string_view encoded) const {
+  const auto row = rows_.find(encoded);
+  return row == rows_.end() ? nullptr : row->second.record.lock();
+}
+
+void GraphsByBytes::Add(const std::shared_ptr<GraphRecord>& record) {
+  // The key lies in the row: one of the same bytes that has gone takes its own along.
+  rows_.erase(*record->encoded);
+  rows_.emplace(*record->encoded, Row{record->encoded, record});
+}
+
+void GraphsByBytes::Forget(const std::string& encoded) {
+  const auto row = rows_.find(encoded);
+  if (row != rows_.end() && row->second.record.expired()) rows_.erase(row);
+}
+
+// --- Making -------------------------------------------------------------------------------------
+
+absl::StatusOr<std::unique_ptr<LoadedPlan>> GraphStore::MakePlan(const Graph& graph,
+                                                                 const PlanOrder& order) const {
+  PlanOptions options = options_.plan;
+  options.order = order.order;
+  options.instances = order.instances;
+  auto made = std::make_unique<LoadedPlan>();
+  CHORUS_ASSIGN_OR_RETURN(made->plan, CompilePlan(graph, options));
+  made->peer_buffers.resize(made->plan.votes->participations.size());
+  for (size_t i = 0; i < made->plan.buffers.size(); ++i) {
+    const BufferSpec& spec = made->plan.buffers[i];
     if (spec.kind == BufferSpec::Kind::kPeer) {
-      made.peer_buffers[static_cast<size_t>(spec.index)].push_back(static_cast<int32_t>(i));
+      made->peer_buffers[static_cast<size_t>(spec.index)].push_back(static_cast<int32_t>(i));
     }
   }
-  made.places.resize(static_cast<size_t>(graph.num_device_slots));
+  made->places.resize(static_cast<size_t>(graph.num_device_slots));
   return made;
 }
+
+absl::StatusOr<std::unique_ptr<GraphRecord>> GraphStore::MakeRecord(Graph graph) const {
+  CHORUS_RETURN_IF_ERROR(ValidateGraph(graph, options_.limits));
+  auto made = std::make_unique<GraphRecord>();
+  CHORUS_ASSIGN_OR_RETURN(made->maxima, CheckSymbols(graph));
+  if (made->maxima.empty()) {
+    CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<LoadedPlan> plan, MakePlan(graph, {}));
+    made->main = std::move(*plan);
+    const ValueTable values(graph);
+    for (const GraphOutput& output : graph.outputs) {
+      made->output_types.push_back(std::make_shared<TensorType>(values.type(output.value)));
+    }
+  }
+  made->bytes = MemoryOf(graph) + MemoryOfLoaded(made->main.plan);
+  made->graph = std::move(graph);
+  return made;
+}
+
+absl::StatusOr<std::unique_ptr<GraphRecord>> GraphStore::MakeAt(
+    const Graph& graph, const std::vector<int64_t>& sizes) const {
+  CHORUS_ASSIGN_OR_RETURN(Graph at_sizes, Specialize(graph, sizes));
+  return MakeRecord(std::move(at_sizes));
+}
+
+absl::StatusOr<std::shared_ptr<GraphRecord>> GraphStore::FindOrMake(std::string encoded, bool large,
+                                                                    GraphsByBytes* known) {
+  if (std::shared_ptr<GraphRecord> record = known->Find(encoded)) return record;
+  DecodeLimits limits;
+  limits.max_nodes = options_.limits.max_nodes;
+  limits.max_bytes = options_.max_graph_bytes;
+  CHORUS_ASSIGN_OR_RETURN(Graph graph, DecodeGraph(encoded, limits));
+  CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<GraphRecord> made, MakeRecord(std::move(graph)));
+  // What cannot be planned at its largest is refused now.
+  std::unique_ptr<GraphRecord> at_maxima;
+  if (!made->maxima.empty()) {
+    CHORUS_ASSIGN_OR_RETURN(at_maxima, MakeAt(made->graph, made->maxima));
+  }
+  made->large = large;
+  made->bytes += static_cast<int64_t>(encoded.size());
+  made->encoded = std::make_shared<const std::string>(std::move(encoded));
+  if (at_maxima != nullptr) {
+    at_maxima->large = large;
+    made->at_sizes.Add(made->maxima, Share(std::move(at_maxima), nullptr));
+  }
+  const auto forget = [known, bytes = made->encoded] { known->Forget(*bytes); };
+  std::shared_ptr<GraphRecord> record = Share(std::move(made), forget);
+  known->Add(record);
+  return record;
+}
+
+absl::StatusOr<std::shared_ptr<GraphRecord>> GraphStore::Register(absl::string_view encoded,
+                                                                  const Client& client,
+                                                                  OnRecord later) {
+  using Record = absl::StatusOr<std::shared_ptr<GraphRecord>>;
+  if (static_cast<int64_t>(encoded.size()) > options_.max_graph_bytes) {
+    return MakeError(Reason::kQuota, absl::StrCat("a graph may have ", options_.max_graph_bytes,
+                                                  " bytes, got ", encoded.size()));
+  }
+  const auto charged = [this, budget = client.budget](Record record) -> Record {
+    CHORUS_RETURN_IF_ERROR(record.status());
+    CHORUS_RETURN_IF_ERROR(ChargeMaxima(record->get(), budget));
+    return record;
+  };
+  const bool large =
+      background_ != nullptr && static_cast<int64_t>(encoded.size()) > options_.max_inline_bytes;
+  // The copy comes first: nothing is decoded while the client can still write it.
+  if (!large) return charged(FindOrMake(std::string(encoded), large, &small_));
+  auto made = std::make_shared<Record>(nullptr);
+  background_->Do(
+      client.tenant,
+      [this, made, encoded] { *made = FindOrMake(std::string(encoded), true, &large_); },
+      [made, charged, later = std::move(later)] { later(charged(std::move(*made))); });
+  return nullptr;
+}
+
+// What comes with a record that was made just now.
+absl::Status GraphStore::ChargeMaxima(GraphRecord* record, const BudgetRef& budget) const {
+  const std::shared_ptr<GraphRecord> at_maxima = record->at_sizes.Find(record->maxima);
+  if (at_maxima == nullptr || at_maxima->charge.amount() > 0) return absl::OkStatus();
+  CHORUS_ASSIGN_OR_RETURN(at_maxima->charge,
+                          budget->Charge(Domain::kHost, Resource::kGraphBytes, at_maxima->bytes));
+  return absl::OkStatus();
+}
+
+template <typename Key, typename T, size_t kMost, typename Make>
+absl::StatusOr<std::shared_ptr<T>> GraphStore::MakeVariant(
+    const std::shared_ptr<GraphRecord>& record, Variants<Key, T, kMost> GraphRecord::*variants,
+    const Key& key, const Client& client, Make make, OnMade later) {
+  using Made = absl::StatusOr<std::unique_ptr<T>>;
+  const auto keep = [this, variants, key, budget = client.budget](
+                        GraphRecord* of, Made made) -> absl::StatusOr<std::shared_ptr<T>> {
+    CHORUS_RETURN_IF_ERROR(made.status());
+    CHORUS_ASSIGN_OR_RETURN((*made)->charge,
+                            budget->Charge(Domain::kHost, Resource::kGraphBytes, BytesOf(**made)));
+    std::shared_ptr<T> kept;
+    if constexpr (std::is_same<T, GraphRecord>::value) {
+      (*made)->large = of->large;
+      kept = Share(*std::move(made), nullptr);
+    } else {
+      kept = Share(*std::move(made), of->large);
+    }
+    (of->*variants).Add(key, kept);
+    return kept;
+  };
+  if (!record->large) return keep(record.get(), make(*record));
+  if (!((*record).*variants).Wait(key, std::move(later))) return nullptr;
+  auto made = std::make_shared<Made>(nullptr);
+  background_->Do(
+      client.tenant,
+      [make, made, of = record.get()] { *made = make(static_cast<const GraphRecord&>(*of)); },
+      [keep, made, record, variants, key] {
+        const absl::Status status = keep(record.get(), std::move(*made)).status();
+        ((*record).*variants).Tell(key, status);
+      });
+  return nullptr;
+}
+
+absl::StatusOr<std::shared_ptr<GraphRecord>> GraphStore::MakeAtSizes(
+    const std::shared_ptr<GraphRecord>& record, const std::vector<int64_t>& sizes,
+    const Client& client, OnMade later) {
+  return MakeVariant(
+      record, &GraphRecord::at_sizes, sizes, client,
+      [this, sizes](const GraphRecord& of) { return MakeAt(of.graph, sizes); }, std::move(later));
+}
+
+absl::StatusOr<std::shared_ptr<LoadedPlan>> GraphStore::MakeInOrder(
+    const std::shared_ptr<GraphRecord>& record, const PlanOrder& order, const Client& client,
+    OnMade later) {
+  return MakeVariant(
+      record, &GraphRecord::reordered, order, client,
+      [this, order](const GraphRecord& of) { return MakePlan(of.graph, order); }, std::move(later));
+}
+
+// --- Going --------------------------------------------------------------------------------------
 
 void GraphStore::UnloadAll(const LoadedPlan& plan) const {
   for (const auto& slot : plan.places) {
@@ -46,97 +196,35 @@ void GraphStore::UnloadAll(const LoadedPlan& plan) const {
   }
 }
 
-absl::StatusOr<std::unique_ptr<GraphRecord>> GraphStore::MakeRecord(Graph graph) const {
-  CHORUS_RETURN_IF_ERROR(ValidateGraph(graph, limits_));
-  auto made = std::make_unique<GraphRecord>();
-  CHORUS_ASSIGN_OR_RETURN(made->maxima, CheckSymbols(graph));
-  if (made->maxima.empty()) {
-    CHORUS_ASSIGN_OR_RETURN(made->main, MakePlan(graph, {}, {}));
-    const ValueTable values(graph);
-    for (const GraphOutput& output : graph.outputs) {
-      made->output_types.push_back(std::make_shared<TensorType>(values.type(output.value)));
-    }
-  }
-  made->bytes = MemoryOf(graph) + MemoryOfLoaded(made->main.plan);
-  made->hash = HashGraph(graph);
-  made->graph = std::move(graph);
-  return made;
+std::shared_ptr<GraphRecord> GraphStore::Share(std::unique_ptr<GraphRecord> record,
+                                               std::function<void()> forget) {
+  return {record.release(), [this, forget = std::move(forget)](GraphRecord* gone) {
+            UnloadAll(gone->main);
+            // Each on its own way.
+            gone->reordered = {};
+            gone->at_sizes = {};
+            const bool large = gone->large;
+            Discard(std::unique_ptr<GraphRecord>(gone), large, forget);
+          }};
 }
 
-void GraphStore::Delete(GraphRecord* record) const {
-  UnloadAll(record->main);
-  record->reordered.clear();
-  delete record;
+std::shared_ptr<LoadedPlan> GraphStore::Share(std::unique_ptr<LoadedPlan> plan, bool large) {
+  return {plan.release(), [this, large](LoadedPlan* gone) {
+            UnloadAll(*gone);
+            Discard(std::unique_ptr<LoadedPlan>(gone), large, nullptr);
+          }};
 }
 
-absl::StatusOr<std::shared_ptr<GraphRecord>> GraphStore::AtSizes(GraphRecord* record,
-                                                                 const std::vector<int64_t>& sizes,
-                                                                 const BudgetRef& budget) {
-  auto& known = record->at_sizes;
-  for (size_t i = known.size(); i-- > 0;) {
-    if (known[i].first == sizes) return Latest(&known, i);
-  }
-  CHORUS_ASSIGN_OR_RETURN(Graph graph, Specialize(record->graph, sizes));
-  CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<GraphRecord> made, MakeRecord(std::move(graph)));
-  CHORUS_ASSIGN_OR_RETURN(made->charge,
-                          budget->Charge(Domain::kHost, Resource::kGraphBytes, made->bytes));
-  std::shared_ptr<GraphRecord> kept(made.release(), [this](GraphRecord* gone) { Delete(gone); });
-  // Runs under way keep theirs.
-  if (known.size() >= GraphRecord::kMaxSizes) known.erase(known.begin());
-  known.emplace_back(sizes, kept);
-  return kept;
-}
-
-absl::StatusOr<std::shared_ptr<GraphRecord>> GraphStore::Register(absl::string_view encoded,
-                                                                  const BudgetRef& budget) {
-  const auto known = by_bytes_.find(encoded);
-  if (known != by_bytes_.end()) {
-    if (std::shared_ptr<GraphRecord> record = known->second.lock()) return record;
-  }
-  DecodeLimits limits;
-  limits.max_nodes = limits_.max_nodes;
-  limits.max_bytes = max_graph_bytes_;
-  CHORUS_ASSIGN_OR_RETURN(Graph graph, DecodeGraph(encoded, limits));
-  CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<GraphRecord> made, MakeRecord(std::move(graph)));
-  // What cannot be planned at its largest is refused now.
-  if (!made->maxima.empty()) {
-    CHORUS_RETURN_IF_ERROR(AtSizes(made.get(), made->maxima, budget).status());
-  }
-
-  const std::string key(encoded);
-  made->bytes += 2 * static_cast<int64_t>(key.size());  // of the row, and of what removes it
-  // The last session to let go takes the loaded plans down with it.
-  std::shared_ptr<GraphRecord> record(made.release(), [this, key](GraphRecord* gone) {
-    const auto it = by_bytes_.find(key);
-    if (it != by_bytes_.end() && it->second.expired()) by_bytes_.erase(it);
-    Delete(gone);
-  });
-  by_bytes_[key] = record;
-  return record;
-}
-
-absl::StatusOr<std::shared_ptr<LoadedPlan>> GraphStore::InOrder(GraphRecord* record,
-                                                                absl::Span<const int32_t> order,
-                                                                absl::Span<const int32_t> instances,
-                                                                const BudgetRef& budget) {
-  auto& known = record->reordered;
-  for (size_t i = known.size(); i-- > 0;) {
-    if (order != known[i].order || instances != known[i].instances) continue;
-    std::rotate(known.begin() + static_cast<ptrdiff_t>(i),
-                known.begin() + static_cast<ptrdiff_t>(i) + 1, known.end());
-    return known.back().plan;
-  }
-  CHORUS_ASSIGN_OR_RETURN(LoadedPlan made, MakePlan(record->graph, order, instances));
-  CHORUS_ASSIGN_OR_RETURN(
-      made.charge, budget->Charge(Domain::kHost, Resource::kGraphBytes, MemoryOfLoaded(made.plan)));
-  std::shared_ptr<LoadedPlan> kept(new LoadedPlan(std::move(made)), [this](LoadedPlan* gone) {
-    UnloadAll(*gone);
-    delete gone;
-  });
-  // Runs under way keep theirs.
-  if (known.size() >= GraphRecord::kMaxOrders) known.erase(known.begin());
-  known.push_back({{order.begin(), order.end()}, {instances.begin(), instances.end()}, kept});
-  return kept;
+// Millions of small pieces take their time. Until they are gone they stay charged.
+template <typename T>
+void GraphStore::Discard(std::unique_ptr<T> gone, bool large, std::function<void()> forget) {
+  auto charge = std::make_shared<Charge>(std::move(gone->charge));
+  auto work = [doomed = std::shared_ptr<T>(std::move(gone)), forget = std::move(forget)]() mutable {
+    doomed.reset();
+    if (forget != nullptr) forget();
+  };
+  if (!large) return work();
+  background_->Do("", std::move(work), [charge] {});
 }
 
 }  // namespace chorus::node

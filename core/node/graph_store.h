@@ -1,9 +1,11 @@
 // Registered graphs with their plans, shared by every session that registers the same bytes.
 //
-// Threads: the node thread.
+// Threads: the node thread. What takes it long is done in the background, where nothing is touched
+// but what is being made.
 #ifndef CHORUS_CORE_NODE_GRAPH_STORE_H_
 #define CHORUS_CORE_NODE_GRAPH_STORE_H_
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -13,9 +15,10 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "absl/types/span.h"
 #include "core/graph/encoding.h"
 #include "core/graph/graph.h"
+#include "core/node/background.h"
+#include "core/node/variants.h"
 #include "core/ops/validate.h"
 #include "core/runtime/budget.h"
 #include "core/runtime/executor.h"
@@ -32,74 +35,130 @@ struct LoadedPlan {
   std::vector<std::vector<std::pair<DeviceIndex, PlanId>>> places;  // by device slot
 };
 
+// PlanOptions' order and instances.
+struct PlanOrder {
+  std::vector<int32_t> order;
+  std::vector<int32_t> instances;
+  friend bool operator==(const PlanOrder& a, const PlanOrder& b) {
+    return a.order == b.order && a.instances == b.instances;
+  }
+};
+
 struct GraphRecord {
   Graph graph;
   // Of a graph whose runs fix sizes (core/ops/specialize.h): the maximum of each. Then it is not
   // run itself, but what it is at each run's sizes, and has no plan.
   std::vector<int64_t> maxima;
-  Hash128 hash;
+  // As it was registered; null: it is another record at some sizes.
+  std::shared_ptr<const std::string> encoded;
+  bool large = false;  // it takes the node thread too long: work on it is the background's
   // What it takes, with its main plan and what executors make of that: each session that names it
   // is charged for it.
   int64_t bytes = 0;
-  Charge charge;  // of what another record is at some sizes
+  // Of what another record is at some sizes; of one that nobody names any more, until it is gone.
+  Charge charge;
   std::vector<std::shared_ptr<const TensorType>> output_types;
   LoadedPlan main;  // collectives in program order, all members having called equally often
-  // With others of PlanOptions' order and instances: the last that were asked for, the latest last.
-  // Gangs ask for few of them, ever.
-  struct Reordered {
-    std::vector<int32_t> order;
-    std::vector<int32_t> instances;
-    std::shared_ptr<LoadedPlan> plan;
-  };
+  // With others of PlanOptions' order and instances. Gangs ask for few of them, ever.
   static constexpr size_t kMaxOrders = 64;
-  std::vector<Reordered> reordered;
-  // What it is at the sizes of the last runs, the latest last.
+  Variants<PlanOrder, LoadedPlan, kMaxOrders> reordered;
+  // What it is at the sizes of runs.
   static constexpr size_t kMaxSizes = 16;
-  std::vector<std::pair<std::vector<int64_t>, std::shared_ptr<GraphRecord>>> at_sizes;
+  Variants<std::vector<int64_t>, GraphRecord, kMaxSizes> at_sizes;
+};
+
+// The records that live, by their bytes. Threads: one, whichever.
+class GraphsByBytes {
+ public:
+  // Null: there is none.
+  std::shared_ptr<GraphRecord> Find(absl::string_view encoded) const;
+  void Add(const std::shared_ptr<GraphRecord>& record);
+  // The row of what has gone goes, unless another one of these bytes has come.
+  void Forget(const std::string& encoded);
+
+ private:
+  // The bytes beside the record: a record that is no match must not be held here, not even for a
+  // moment: its last user would be on the wrong thread.
+  struct Row {
+    std::shared_ptr<const std::string> encoded;
+    std::weak_ptr<GraphRecord> record;
+  };
+  absl::flat_hash_map<absl::string_view, Row> rows_;
 };
 
 class GraphStore {
  public:
-  // `unload` is told of every loaded plan whose last session has gone.
+  struct Options {
+    GraphLimits limits;
+    PlanOptions plan;
+    // A graph of more bytes in memory, or on its way, is refused before it is made.
+    int64_t max_graph_bytes = kMaxClientGraphBytes;
+    // A graph that comes in more bytes is large.
+    int64_t max_inline_bytes = 4096;
+  };
+  // Who asks. What is made for him, beside what he names, is charged to his budget.
+  struct Client {
+    std::string tenant;
+    BudgetRef budget;
+  };
+  // `unload` is told of every loaded plan whose last session has gone. `background` outlives this;
+  // null: all is done at once.
   using Unload = std::function<void(DeviceIndex device, PlanId plan)>;
-  GraphStore(GraphLimits limits, PlanOptions options, Unload unload,
-             int64_t max_graph_bytes = kMaxClientGraphBytes)
-      : limits_(limits),
-        options_(options),
-        unload_(std::move(unload)),
-        max_graph_bytes_(max_graph_bytes) {}
+  GraphStore(const Options& options, Background* background, Unload unload)
+      : options_(options), background_(background), unload_(std::move(unload)) {}
+  GraphStore(const GraphStore&) = delete;
+  GraphStore& operator=(const GraphStore&) = delete;
+
+  // --- What is asked for of a large graph comes later: then these return null, and `later` is told
+  // once, unless the node ends before ---
 
   // Decodes, checks and plans; the record of equal bytes is shared. A graph of more nodes than the
-  // limits have, or of more than `max_graph_bytes` in memory, is refused before it is made.
-  // The caller charges for the record; `budget` is for what comes with it (AtSizes).
+  // limits have, or of more bytes, is refused before it is made. Whoever names the record is
+  // charged for it. What `encoded` points to must stand until this has ended; it may change.
+  using OnRecord = std::function<void(absl::StatusOr<std::shared_ptr<GraphRecord>>)>;
   absl::StatusOr<std::shared_ptr<GraphRecord>> Register(absl::string_view encoded,
-                                                        const BudgetRef& budget);
-  // `record` at these sizes, one for each of its maxima; made, checked and planned at the first
-  // request, charged to `budget`, and kept with those of a few other sizes.
-  absl::StatusOr<std::shared_ptr<GraphRecord>> AtSizes(GraphRecord* record,
-                                                       const std::vector<int64_t>& sizes,
-                                                       const BudgetRef& budget);
-  // The plan of `record` for PlanOptions with this order and these instances; made at the first
-  // request, charged to `budget`, and kept with a few others. It must not outlive the record.
-  absl::StatusOr<std::shared_ptr<LoadedPlan>> InOrder(GraphRecord* record,
-                                                      absl::Span<const int32_t> order,
-                                                      absl::Span<const int32_t> instances,
-                                                      const BudgetRef& budget);
+                                                        const Client& client, OnRecord later);
+  // `record` at these sizes, one for each of its maxima: makes, checks and plans what at_sizes does
+  // not have, where it is when `later` is told.
+  using OnMade = std::function<void(const absl::Status&)>;
+  absl::StatusOr<std::shared_ptr<GraphRecord>> MakeAtSizes(
+      const std::shared_ptr<GraphRecord>& record, const std::vector<int64_t>& sizes,
+      const Client& client, OnMade later);
+  // The plan of `record` with this order and these instances, the same way by `reordered`. It must
+  // not outlive the record.
+  absl::StatusOr<std::shared_ptr<LoadedPlan>> MakeInOrder(
+      const std::shared_ptr<GraphRecord>& record, const PlanOrder& order, const Client& client,
+      OnMade later);
 
  private:
-  absl::StatusOr<LoadedPlan> MakePlan(const Graph& graph, absl::Span<const int32_t> order,
-                                      absl::Span<const int32_t> instances) const;
+  // What may run in the background.
+  absl::StatusOr<std::unique_ptr<LoadedPlan>> MakePlan(const Graph& graph,
+                                                       const PlanOrder& order) const;
   absl::StatusOr<std::unique_ptr<GraphRecord>> MakeRecord(Graph graph) const;
-  // With it go the loaded plans.
-  void Delete(GraphRecord* record) const;
+  absl::StatusOr<std::unique_ptr<GraphRecord>> MakeAt(const Graph& graph,
+                                                      const std::vector<int64_t>& sizes) const;
+  absl::StatusOr<std::shared_ptr<GraphRecord>> FindOrMake(std::string encoded, bool large,
+                                                          GraphsByBytes* known);
+
+  // On the node thread. What is shared goes, with its loaded plans, when its last user does.
+  std::shared_ptr<GraphRecord> Share(std::unique_ptr<GraphRecord> record,
+                                     std::function<void()> forget);
+  std::shared_ptr<LoadedPlan> Share(std::unique_ptr<LoadedPlan> plan, bool large);
+  absl::Status ChargeMaxima(GraphRecord* record, const BudgetRef& budget) const;
+  template <typename Key, typename T, size_t kMost, typename Make>
+  absl::StatusOr<std::shared_ptr<T>> MakeVariant(const std::shared_ptr<GraphRecord>& record,
+                                                 Variants<Key, T, kMost> GraphRecord::*variants,
+                                                 const Key& key, const Client& client, Make make,
+                                                 OnMade later);
+  template <typename T>
+  void Discard(std::unique_ptr<T> gone, bool large, std::function<void()> forget);
   void UnloadAll(const LoadedPlan& plan) const;
 
-  const GraphLimits limits_;
-  const PlanOptions options_;
+  const Options options_;
+  Background* const background_;
   const Unload unload_;
-  const int64_t max_graph_bytes_;
-  // Of records that live: a row goes with its record.
-  absl::flat_hash_map<std::string, std::weak_ptr<GraphRecord>> by_bytes_;
+  GraphsByBytes small_;
+  GraphsByBytes large_;  // the background's, where there is one
 };
 
 }  // namespace chorus::node

@@ -156,13 +156,22 @@ void Names::ReleaseGraph(GraphId id) {
   if (id.slot < 0 || static_cast<size_t>(id.slot) >= graphs_.size()) return;
   GraphSlot& slot = graphs_[static_cast<size_t>(id.slot)];
   if (slot.record == nullptr || slot.generation != id.generation) return;
-  slot.record.reset();
-  slot.charge = Charge();
+  Release(&slot);
   --live_graphs_;
+}
+
+// What goes with its last name stays charged until it is gone.
+void Names::Release(GraphSlot* slot) {
+  if (slot->record != nullptr && slot->record.use_count() == 1) {
+    slot->record->charge = std::move(slot->charge);
+  }
+  slot->record.reset();
+  slot->charge = Charge();
 }
 
 void Names::Clear() {
   tensors_.clear();
+  for (GraphSlot& slot : graphs_) Release(&slot);
   graphs_.clear();
   live_tensors_ = live_graphs_ = 0;
   charged_.Reset();

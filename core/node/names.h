@@ -96,6 +96,7 @@ class Names {
     Charge charge;
     absl::Status refused;  // why there is no record of this generation
   };
+  static void Release(GraphSlot* slot);
   // Null: it names nothing.
   const TensorSlot* SlotOf(TensorId id) const;
   TensorSlot* SlotOf(TensorId id) {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/node/agreement.h"
+#include "core/node/background.h"
 #include "core/node/commands.h"
 #include "core/node/completions.h"
 #include "core/node/describe.h"
@@ -32,7 +33,10 @@ using node::Session;
 // launcher is the last, so that it ends first, and with it all work on the devices.
 struct LocalNode::Parts {
   Parts(NodeOptions node_options, Backend* backend, std::function<void()> wake, LocalNode* node);
-  ~Parts() { ending = true; }
+  ~Parts() {
+    ending = true;
+    background.Stop();
+  }
 
   node::Viewed viewed() const {
     return {backend->name(), &sessions,       &worlds,           &launcher,
@@ -51,6 +55,7 @@ struct LocalNode::Parts {
   const BudgetRef budget;
   node::News news;
   node::Failures failures;
+  node::Background background;
   node::Storage storage;
   node::GraphStore graphs;
   node::SessionTable sessions;
@@ -72,13 +77,6 @@ struct LocalNode::Parts {
 
 namespace {
 
-GraphLimits LimitsOf(const NodeOptions& options) {
-  GraphLimits limits;
-  limits.max_nodes = options.max_graph_nodes;
-  limits.max_value_bytes = options.memory_limit_bytes;
-  return limits;
-}
-
 Budget::Limits BudgetOf(const NodeOptions& options) {
   Budget::Limits limits;
   limits.bytes[static_cast<size_t>(Domain::kHost)] = options.memory_limit_bytes;
@@ -89,11 +87,14 @@ Budget::Limits BudgetOf(const NodeOptions& options) {
   return limits;
 }
 
-PlanOptions PlanOptionsOf(const NodeOptions& options, const Backend& backend) {
-  PlanOptions plan;
-  plan.share_results = backend.host_addressable();
-  plan.share_equal_work = options.share_equal_work;
-  return plan;
+node::GraphStore::Options GraphsOf(const NodeOptions& options, const Backend& backend) {
+  node::GraphStore::Options graphs;
+  graphs.limits.max_nodes = options.max_graph_nodes;
+  graphs.limits.max_value_bytes = options.memory_limit_bytes;
+  graphs.plan.share_results = backend.host_addressable();
+  graphs.plan.share_equal_work = options.share_equal_work;
+  graphs.max_inline_bytes = options.max_inline_graph_bytes;
+  return graphs;
 }
 
 }  // namespace
@@ -104,11 +105,12 @@ LocalNode::Parts::Parts(NodeOptions node_options, Backend* devices, std::functio
       backend(devices),
       budget(Budget::OfNode(BudgetOf(options))),
       failures(&clock, &errors, options.log_failure),
-      storage(&options, budget, backend, &launcher, &clock, &timers, &stats.paths,
+      background([this](std::function<void()> closure) { launcher.Post(std::move(closure)); }),
+      storage(&options, budget, backend, &launcher, &background, &clock, &timers, &stats.paths,
               [this] {
                 if (!ending) rings.AskToLetGo();
               }),
-      graphs(LimitsOf(options), PlanOptionsOf(options, *backend),
+      graphs(GraphsOf(options, *backend), &background,
              [this](DeviceIndex device, PlanId plan) {
                if (!ending) launcher.UnloadPlan(device, plan);
              }),
@@ -136,7 +138,9 @@ LocalNode::Parts::Parts(NodeOptions node_options, Backend* devices, std::functio
       gangs(&runs_under_way, &storage, &launcher, &donations, &equal_work, &stats),
       runs({&options, &clock, &runs_under_way, &preparer, &donations, &equal_work, &gangs,
             &failures, &holders, &stats}),
-      commands({&options, &sessions, &graphs, &storage, &runs, &worlds, &failures, &holders}),
+      commands({&options, &sessions, &graphs, &storage, &runs, &worlds, &failures, &holders,
+                [this](std::function<void()> closure) { launcher.Post(std::move(closure)); },
+                &clock}),
       launcher(backend, std::move(wake)) {}
 
 LocalNode::LocalNode(NodeOptions options, Backend* backend, std::function<void()> wake)
@@ -397,7 +401,12 @@ void LocalNode::ReadTensor(SessionId id, TensorId tensor, absl::Time deadline, O
   if (!session.ok()) return done(session.status());
   absl::StatusOr<OnTensor> counted = Counted(**session, done);
   if (!counted.ok()) return done(parts_->failures.Told(session->get(), counted.status()));
-  parts_->storage.ReadTensor(**session, tensor, deadline, *std::move(counted));
+  // What came before it may give the name.
+  (*session)->log.WhenTaken([this, asked = session->get(), tensor, deadline,
+                             done = *std::move(counted)](const absl::Status& taken) {
+    if (!taken.ok()) return done(taken);
+    parts_->storage.ReadTensor(*asked, tensor, deadline, done);
+  });
 }
 void LocalNode::CountStreamed(int64_t bytes) { parts_->stats.paths.streamed_bytes += bytes; }
 

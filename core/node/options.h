@@ -26,6 +26,9 @@ struct NodeOptions {
   int64_t max_staging_bytes = int64_t{8} << 30;
   int32_t max_pending_runs = 1024;
   int32_t max_graph_nodes = 1 << 20;
+  // A graph that comes in more bytes than these (about a hundred nodes, half a millisecond) is
+  // decoded, checked and planned beside the node thread.
+  int64_t max_inline_graph_bytes = 4096;
   int32_t max_groups_per_world = 4096;              // in its life
   absl::Duration lease = absl::Seconds(60);         // of unattached sessions, unless they ask
   absl::Duration max_lease = absl::Hours(1);        // that they may ask for

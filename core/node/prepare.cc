@@ -24,18 +24,24 @@ absl::Status CheckDistinct(const RunState& run) {
   return Malformed(absl::StrCat("tensor slot ", *twice, " is named by two outputs"));
 }
 
+GraphStore::Client ClientOf(const RunState& run) {
+  return {run.session->tenant->name, run.session->budget};
+}
+
+PlanOrder OrderOf(const RunState& run, const std::vector<int32_t>& order) {
+  return {order, {run.instance_of.begin(), run.instance_of.end()}};
+}
+
 }  // namespace
 
-absl::Status Preparer::Prepare(const Run& command, RunState* run) {
-  CHORUS_RETURN_IF_ERROR(FindGraph(command, run));
-  CHORUS_RETURN_IF_ERROR(FindDevices(command, run));
-  CHORUS_RETURN_IF_ERROR(FindWorld(command, run));
+absl::StatusOr<bool> Preparer::Prepare(const Run& command, const Planning& planning,
+                                       RunState* run) {
+  CHORUS_ASSIGN_OR_RETURN(const bool planned, FindPlan(command, planning, run));
+  if (!planned) return false;
   CHORUS_RETURN_IF_ERROR(MakeOutputs(command, run));
   // Late for an epoch that has ended: the vote gets its cause, which an error of its own here (no
   // memory, say, for the very reason that ended the epoch) must not hide. It needs no bytes.
-  if (run->world != nullptr && run->vote.epoch < run->world->agreement->epoch()) {
-    return absl::OkStatus();
-  }
+  if (run->world != nullptr && run->vote.epoch < run->world->agreement->epoch()) return true;
   CHORUS_RETURN_IF_ERROR(ChargeRows(run));
   CHORUS_RETURN_IF_ERROR(FindInputs(command, run));
   CHORUS_RETURN_IF_ERROR(donations_->Promise(command, run));
@@ -45,10 +51,20 @@ absl::Status Preparer::Prepare(const Run& command, RunState* run) {
   }
   CHORUS_RETURN_IF_ERROR(equal_work_->Find(command, instances, run));
   CHORUS_RETURN_IF_ERROR(ReserveBuffers(instances, run));
-  return FollowInstances(instances, run);
+  return true;
 }
 
-absl::Status Preparer::FindGraph(const Run& command, RunState* run) {
+absl::StatusOr<bool> Preparer::FindPlan(const Run& command, const Planning& planning,
+                                        RunState* run) {
+  CHORUS_ASSIGN_OR_RETURN(const bool found, FindGraph(command, planning, run));
+  if (!found) return false;
+  CHORUS_RETURN_IF_ERROR(FindDevices(command, run));
+  CHORUS_RETURN_IF_ERROR(FindWorld(command, run));
+  return FollowInstances(planning, run);
+}
+
+absl::StatusOr<bool> Preparer::FindGraph(const Run& command, const Planning& planning,
+                                         RunState* run) {
   CHORUS_ASSIGN_OR_RETURN(run->graph, run->session->names.FindGraph(command.graph));
   const Graph& graph = run->graph->graph;  // whatever its sizes
   const struct {
@@ -72,11 +88,18 @@ absl::Status Preparer::FindGraph(const Run& command, RunState* run) {
   }
   if (!run->graph->maxima.empty()) {
     CHORUS_ASSIGN_OR_RETURN(const std::vector<int64_t> sizes, SizesOf(command, *run));
-    CHORUS_ASSIGN_OR_RETURN(run->graph,
-                            graphs_->AtSizes(run->graph.get(), sizes, run->session->budget));
+    std::shared_ptr<GraphRecord> at_sizes = run->graph->at_sizes.Find(sizes);
+    if (at_sizes == nullptr) {
+      CHORUS_RETURN_IF_ERROR(planning.failed);
+      CHORUS_ASSIGN_OR_RETURN(GraphStore::OnMade wait, planning.wait());
+      CHORUS_ASSIGN_OR_RETURN(
+          at_sizes, graphs_->MakeAtSizes(run->graph, sizes, ClientOf(*run), std::move(wait)));
+      if (at_sizes == nullptr) return false;
+    }
+    run->graph = std::move(at_sizes);
   }
   run->plan = &run->graph->main;
-  return absl::OkStatus();
+  return true;
 }
 
 // What a run takes beside the graph and the plan, which its session has: the names of its outputs,
@@ -317,27 +340,43 @@ absl::Status Preparer::ReserveBuffers(absl::Span<const InstanceKey> instances, R
 
 // The plan is for members that have called equally often before. Where they have not, other calls
 // of the run meet.
-absl::Status Preparer::FollowInstances(absl::Span<const InstanceKey> instances, RunState* run) {
+absl::StatusOr<bool> Preparer::FollowInstances(const Planning& planning, RunState* run) {
   const std::vector<int32_t>& planned = run->plan->plan.instances;
-  if (planned.empty() || instances.empty()) return absl::OkStatus();
+  if (planned.empty() || run->world == nullptr) return true;
+  CHORUS_ASSIGN_OR_RETURN(const absl::Span<const InstanceKey> instances,
+                          run->world->agreement->Resolve(run->vote));
+  if (instances.empty()) return true;
   absl::flat_hash_map<InstanceKey, int32_t> first_of;
   for (const InstanceKey& key : instances) {
     const auto next = static_cast<int32_t>(run->instance_of.size());
     run->instance_of.push_back(first_of.emplace(key, next).first->second);
   }
-  if (absl::MakeConstSpan(run->instance_of) == absl::MakeConstSpan(planned)) {
-    return absl::OkStatus();
+  if (absl::MakeConstSpan(run->instance_of) == absl::MakeConstSpan(planned)) return true;
+  const PlanOrder order = OrderOf(*run, {});
+  run->own_plan = run->graph->reordered.Find(order);
+  if (run->own_plan == nullptr) {
+    CHORUS_RETURN_IF_ERROR(planning.failed);
+    CHORUS_ASSIGN_OR_RETURN(GraphStore::OnMade wait, planning.wait());
+    CHORUS_ASSIGN_OR_RETURN(
+        run->own_plan, graphs_->MakeInOrder(run->graph, order, ClientOf(*run), std::move(wait)));
+    if (run->own_plan == nullptr) return false;
   }
-  return FollowOrder(run, {});
+  run->plan = run->own_plan.get();
+  return true;
 }
 
 // The gang has agreed on another order than this rank's program has: its streams are queues, so its
 // plan must follow. Where values stand is the same in every order but for those that live in a
 // workspace.
-absl::Status Preparer::FollowOrder(RunState* run, const std::vector<int32_t>& order) {
-  CHORUS_ASSIGN_OR_RETURN(
-      std::shared_ptr<LoadedPlan> follows,
-      graphs_->InOrder(run->graph.get(), order, run->instance_of, run->session->budget));
+absl::StatusOr<bool> Preparer::FollowOrder(RunState* run, const std::vector<int32_t>& wanted,
+                                           GraphStore::OnMade made) {
+  const PlanOrder order = OrderOf(*run, wanted);
+  std::shared_ptr<LoadedPlan> follows = run->graph->reordered.Find(order);
+  if (follows == nullptr) {
+    CHORUS_ASSIGN_OR_RETURN(
+        follows, graphs_->MakeInOrder(run->graph, order, ClientOf(*run), std::move(made)));
+    if (follows == nullptr) return false;
+  }
   const std::vector<BufferSpec>& before = run->plan->plan.buffers;
   const std::vector<BufferSpec>& after = follows->plan.buffers;
   const auto is_workspace = [](const BufferSpec& spec) {
@@ -369,7 +408,7 @@ absl::Status Preparer::FollowOrder(RunState* run, const std::vector<int32_t>& or
   run->own_plan = std::move(follows);
   run->refs = std::move(refs);
   run->addresses = std::move(addresses);
-  return absl::OkStatus();
+  return true;
 }
 
 }  // namespace chorus::node

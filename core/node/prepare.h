@@ -9,6 +9,7 @@
 #include <functional>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -22,6 +23,13 @@
 #include "core/transport/command.h"
 
 namespace chorus::node {
+
+// How a run gets a plan that is not there yet.
+struct Planning {
+  const absl::Status& failed;  // it was waited for, and could not be made
+  // Whoever is told when it is there, and submits the run again. An error: it cannot wait.
+  absl::FunctionRef<absl::StatusOr<GraphStore::OnMade>()> wait;
+};
 
 class Preparer {
  public:
@@ -37,14 +45,20 @@ class Preparer {
         uploaded_(std::move(uploaded)) {}
 
   // `run` is new: it has its session, handle and sequence. An error leaves it half made; Forget()
-  // and Return() (EqualWork, Donations) give back what it has reserved with others.
-  absl::Status Prepare(const Run& command, RunState* run);
+  // and Return() (EqualWork, Donations) give back what it has reserved with others. False: its plan
+  // is being made; nothing has happened.
+  absl::StatusOr<bool> Prepare(const Run& command, const Planning& planning, RunState* run);
   // The gang has agreed on another order than this rank's program has: its streams are queues, so
-  // its plan must follow. RESOURCE_EXHAUSTED: what that takes is not there.
-  absl::Status FollowOrder(RunState* run, const std::vector<int32_t>& order);
+  // its plan must follow. RESOURCE_EXHAUSTED: what that takes is not there. False: the plan is
+  // being made; `made` will be told, then the same can be asked for again.
+  absl::StatusOr<bool> FollowOrder(RunState* run, const std::vector<int32_t>& order,
+                                   GraphStore::OnMade made);
 
  private:
-  absl::Status FindGraph(const Run& command, RunState* run);
+  // False: it must be waited for.
+  absl::StatusOr<bool> FindPlan(const Run& command, const Planning& planning, RunState* run);
+  absl::StatusOr<bool> FindGraph(const Run& command, const Planning& planning, RunState* run);
+  absl::StatusOr<bool> FollowInstances(const Planning& planning, RunState* run);
   absl::StatusOr<std::vector<int64_t>> SizesOf(const Run& command, const RunState& run) const;
   absl::Status ChargeRows(RunState* run);
   absl::Status FindDevices(const Run& command, RunState* run);
@@ -52,7 +66,6 @@ class Preparer {
   absl::Status MakeOutputs(const Run& command, RunState* run);
   absl::Status FindInputs(const Run& command, RunState* run);
   absl::Status ReserveBuffers(absl::Span<const InstanceKey> instances, RunState* run);
-  absl::Status FollowInstances(absl::Span<const InstanceKey> instances, RunState* run);
 
   GraphStore* const graphs_;
   Storage* const storage_;

@@ -20,6 +20,9 @@ constexpr int kFramesPerTurn = 32;
 constexpr absl::Duration kQuietAfter = absl::Seconds(1);
 constexpr size_t kQuietLooks = 16;
 
+// Whether there is a frame that may be taken.
+bool HasFrame(const Session& session) { return !session.log.parked() && session.ring->HasFrame(); }
+
 // For a session whose bytes cannot be believed any more; nobody else is concerned.
 std::string EndedFor(const absl::Status& malformed) {
   return absl::StrCat("its session was ended for malformed bytes (", ErrorOf(malformed).message,
@@ -93,7 +96,7 @@ bool Rings::Poll(absl::Time now) {
   };
   for (size_t i = 0; i < active_;) {
     const Session& session = *polled_[i];
-    if (session.ring->HasFrame()) {
+    if (HasFrame(session)) {
       take_from(i++);
     } else if (now - session.last_frame > kQuietAfter) {
       std::swap(polled_[i], polled_[--active_]);
@@ -107,7 +110,7 @@ bool Rings::Poll(absl::Time now) {
     if (active_ == polled_.size()) break;
     if (next_quiet_ < active_ || next_quiet_ >= polled_.size()) next_quiet_ = active_;
     const size_t place = next_quiet_++;
-    if (!polled_[place]->ring->HasFrame()) continue;
+    if (!HasFrame(*polled_[place])) continue;
     std::swap(polled_[place], polled_[active_]);
     take_from(active_++);
   }
@@ -116,7 +119,7 @@ bool Rings::Poll(absl::Time now) {
 
 bool Rings::PollOne(const std::shared_ptr<Session>& session, absl::Time now) {
   bool worked = false;
-  for (int i = 0; i < kFramesPerTurn && !session->dead(); ++i) {
+  for (int i = 0; i < kFramesPerTurn && !session->dead() && !session->log.parked(); ++i) {
     absl::string_view frame;
     const SubmissionRingReader::Result got = session->ring->Poll(&frame_, &frame);
     if (got == SubmissionRingReader::Result::kEmpty) break;
@@ -138,7 +141,7 @@ bool Rings::SleepUnless(const std::function<bool()>& busy, const std::function<v
       [&] {
         return busy() ||
                std::any_of(polled_.begin(), polled_.end(),
-                           [](const std::shared_ptr<Session>& s) { return s->ring->HasFrame(); });
+                           [](const std::shared_ptr<Session>& s) { return HasFrame(*s); });
       },
       sleep);
 }

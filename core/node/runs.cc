@@ -31,28 +31,32 @@ Error AsTold(const World& world, const Error& error) {
 
 }  // namespace
 
-void Runs::Submit(const std::shared_ptr<Session>& session, Sequence sequence, const Run& command,
-                  absl::Time now) {
+bool Runs::Submit(const std::shared_ptr<Session>& session, Sequence sequence, const Run& command,
+                  const Planning& planning, absl::Time now) {
   if (stopped_) {
     Refuse(session, sequence, command, nullptr, DrainingError(), now);
-    return;
+    return true;
   }
   if (!table_->HasRoom() || session->pending_runs >= options_->max_pending_runs) {
     Refuse(session, sequence, command, nullptr,
            MakeError(Reason::kQuota, absl::StrCat("a session may have ", options_->max_pending_runs,
                                                   " runs under way; wait for some of them")),
            now);
-    return;
+    return true;
   }
   RunState* run = table_->Add();
   run->session = session;
   run->sequence = sequence;
   ++session->pending_runs;
   CHORUS_FAILPOINT("node.before_prepare");
-  const absl::Status prepared = preparer_->Prepare(command, run);
+  const absl::StatusOr<bool> prepared = preparer_->Prepare(command, planning, run);
   if (!prepared.ok()) {
-    Refuse(session, sequence, command, run, prepared, now);
-    return;
+    Refuse(session, sequence, command, run, prepared.status(), now);
+    return true;
+  }
+  if (!*prepared) {
+    End(run);
+    return false;
   }
   FindProducers(run, now);
   for (size_t i = 0; i < run->outputs.size(); ++i) {
@@ -60,9 +64,10 @@ void Runs::Submit(const std::shared_ptr<Session>& session, Sequence sequence, co
   }
   if (run->world == nullptr) {
     if (run->blockers == 0) LaunchLocal(run, now);
-    return;
+    return true;
   }
   CastVote(run, now);
+  return true;
 }
 
 // --- Agreement ----------------------------------------------------------------------------------
@@ -268,13 +273,23 @@ void Runs::LaunchLocal(RunState* run, absl::Time now) {
   ReleaseConsumers(run, now);
 }
 
-void Runs::OnReserve(const std::shared_ptr<World>& world, const SequencerAction& action,
-                     absl::Time now) {
-  RunState* const run = Find(action.run);
-  if (run == nullptr) return;
-  const absl::Status reserved = preparer_->FollowOrder(run, action.order);
-  if (!reserved.ok()) return RefuseVote(run, reserved, now);
-  world->agreement->Reserved(action.run, now);
+void Runs::OnReserve(const std::shared_ptr<World>&, const SequencerAction& action, absl::Time now) {
+  FollowOrder(action.run, action.order, now);
+}
+
+// A gang that has closed stands still until its runs are ready: the order stays what it is.
+void Runs::FollowOrder(RunHandle handle, const std::vector<int32_t>& order, absl::Time now) {
+  RunState* const run = Find(handle);
+  if (run == nullptr || run->phase != RunState::Phase::kVoted) return;
+  const absl::StatusOr<bool> follows =
+      preparer_->FollowOrder(run, order, [this, handle, order](const absl::Status& made) {
+        RunState* const planned = Find(handle);
+        if (planned == nullptr || planned->phase != RunState::Phase::kVoted) return;
+        if (made.ok()) return FollowOrder(handle, order, clock_->now);
+        RefuseVote(planned, made, clock_->now);
+      });
+  if (!follows.ok()) return RefuseVote(run, follows.status(), now);
+  if (*follows) run->world->agreement->Reserved(handle, now);
 }
 
 void Runs::OnFail(const std::shared_ptr<World>& world, SequencerAction* action, absl::Time now) {

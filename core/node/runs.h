@@ -6,6 +6,7 @@
 #define CHORUS_CORE_NODE_RUNS_H_
 
 #include <memory>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
@@ -57,9 +58,10 @@ class Runs final : public AgreementListener {
   Runs(const Runs&) = delete;
   Runs& operator=(const Runs&) = delete;
 
-  // Its outcome goes to the session's log, in any case.
-  void Submit(const std::shared_ptr<Session>& session, Sequence sequence, const Run& command,
-              absl::Time now);
+  // Its outcome goes to the session's log. False: it has to be planned first, and nothing has
+  // happened.
+  bool Submit(const std::shared_ptr<Session>& session, Sequence sequence, const Run& command,
+              const Planning& planning, absl::Time now);
   // Withdraws a run of the session, unless it is launched: commit wins.
   void Cancel(const Session& session, Sequence sequence, absl::Time now);
   // Bytes of one of its inputs have come to its device, or have not.
@@ -87,6 +89,7 @@ class Runs final : public AgreementListener {
 
  private:
   RunState* Find(RunHandle handle) { return table_->Find(handle); }
+  void FollowOrder(RunHandle handle, const std::vector<int32_t>& order, absl::Time now);
   void FindProducers(RunState* run, absl::Time now);
   RunState* PendingProducer(const CellRef& cell);
   void AdoptProducers(const RunState& run, absl::Time now);

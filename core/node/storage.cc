@@ -16,15 +16,18 @@ namespace {
 
 // Copies from staging of this size and more are not made by the node's thread.
 constexpr int64_t kBackgroundCopyBytes = 256 << 10;
+// What is put in order before others' work in the background has its turn.
+constexpr int64_t kGatheredBytes = 16 << 20;
 
 }  // namespace
 
 Storage::Storage(const NodeOptions* options, BudgetRef budget, Backend* backend, Launcher* launcher,
-                 const Clock* clock, TimerQueue* timers, PathCounters* paths,
-                 std::function<void()> ask_to_let_go)
+                 Background* background, const Clock* clock, TimerQueue* timers,
+                 PathCounters* paths, std::function<void()> ask_to_let_go)
     : options_(options),
       host_(backend->host_addressable()),
       launcher_(launcher),
+      background_(background),
       timers_(timers),
       paths_(paths),
       budget_(std::move(budget)),
@@ -140,12 +143,10 @@ absl::Status Storage::WriteStaging(const Session& session, ArenaId arena, int64_
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::string> Storage::CopyStaged(const Session& session, const ExternalRange& range,
-                                                int64_t bytes) const {
+absl::StatusOr<BufferRef> Storage::FindStaged(const Session& session, const ExternalRange& range,
+                                              int64_t bytes) const {
   CHORUS_ASSIGN_OR_RETURN(std::shared_ptr<Arena> arena, FindStaging(session, range.arena));
-  CHORUS_ASSIGN_OR_RETURN(const BufferRef staged,
-                          Buffer::OfStaging(std::move(arena), range.offset, bytes));
-  return std::string(staged->host(), static_cast<size_t>(bytes));
+  return Buffer::OfStaging(std::move(arena), range.offset, bytes);
 }
 
 absl::StatusOr<int> Storage::ResultArenaFd(const Session& session, ArenaId arena) const {
@@ -179,7 +180,8 @@ absl::StatusOr<Storage::Bound> Storage::Bind(const Session& session, const Bindi
                                              bool stable, OnUploaded uploaded, bool* upload) {
   const int64_t bytes = type.num_bytes();
   Bound bound;
-  BufferRef copy;  // in host memory
+  BufferRef copy;                  // in host memory
+  std::shared_ptr<Arena> gathers;  // what is to be copied from there in the background
   if (const auto* data = absl::get_if<InlineData>(&binding)) {
     if (static_cast<int64_t>(data->bytes.size()) != bytes) {
       return Malformed(absl::StrCat(data->bytes.size(), " inline bytes for ", type.ToString(),
@@ -214,21 +216,51 @@ absl::StatusOr<Storage::Bound> Storage::Bind(const Session& session, const Bindi
       return bound;
     }
     CHORUS_ASSIGN_OR_RETURN(copy, session.tenant->arenas->Allocate(bytes));
-    CopyStrided(type, range.strides, source, copy->host());
+    if (bytes >= kBackgroundCopyBytes) {
+      gathers = std::move(arena);
+    } else {
+      CopyStrided(type, range.strides, 0, type.num_elements(), source, copy->host());
+    }
   }
   copy->set_state(Buffer::State::kFrozen);
-  if (host_) {
-    bound.buffer = std::move(copy);
-    bound.address = bound.buffer->address();
-    return bound;
+  bound.buffer = copy;
+  if (!host_) {
+    CHORUS_ASSIGN_OR_RETURN(bound.buffer, Allocate(session.tenant.get(), device, bytes));
+    bound.buffer->set_state(Buffer::State::kFrozen);
+    *upload = true;
+    uploaded = [this, device, target = bound.buffer, copy, uploaded = std::move(uploaded)](
+                   const absl::Status&) { Upload(device, target, copy->host(), copy, uploaded); };
   }
-  CHORUS_ASSIGN_OR_RETURN(bound.buffer, Allocate(session.tenant.get(), device, bytes));
-  bound.buffer->set_state(Buffer::State::kFrozen);
   bound.address = bound.buffer->address();
-  *upload = true;
-  const char* const source = copy->host();
-  Upload(device, bound.buffer, source, std::move(copy), std::move(uploaded));
+  if (gathers != nullptr) {
+    *upload = true;
+    Gather(session, std::move(gathers), absl::get<ExternalRange>(binding), type, std::move(copy),
+           std::move(uploaded));
+  } else if (!host_) {
+    uploaded(absl::OkStatus());
+  }
   return bound;
+}
+
+// A part at a time: others' work comes in between.
+void Storage::Gather(const Session& session, std::shared_ptr<Arena> arena,
+                     const ExternalRange& range, const TensorType& type, BufferRef copy,
+                     OnUploaded gathered) {
+  const int64_t part = kGatheredBytes / DTypeBytes(type.dtype);
+  const int64_t elements = type.num_elements();
+  const char* const from = arena->data() + range.offset;
+  char* const to = copy->host();
+  for (int64_t begin = 0; begin < elements; begin += part) {
+    const int64_t end = std::min(elements, begin + part);
+    std::function<void()> then = [arena, copy] {};
+    if (end == elements) then = [arena, copy, gathered] { gathered(absl::OkStatus()); };
+    background_->Do(
+        session.tenant->name,
+        [type, strides = range.strides, begin, end, from, to] {
+          CopyStrided(type, strides, begin, end, from, to);
+        },
+        std::move(then));
+  }
 }
 
 // On the device's copy stream, beside what the device and the node do meanwhile.

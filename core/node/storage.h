@@ -18,6 +18,7 @@
 #include "absl/time/time.h"
 #include "core/backend/backend.h"
 #include "core/base/ids.h"
+#include "core/node/background.h"
 #include "core/node/cell.h"
 #include "core/node/info.h"
 #include "core/node/launcher.h"
@@ -35,7 +36,7 @@ class Storage {
   // All outlive it. `budget`: the node's. `paths` counts how bytes took their way. `ask_to_let_go`
   // is called when arenas are gone whose pages clients still hold.
   Storage(const NodeOptions* options, BudgetRef budget, Backend* backend, Launcher* launcher,
-          const Clock* clock, TimerQueue* timers, PathCounters* paths,
+          Background* background, const Clock* clock, TimerQueue* timers, PathCounters* paths,
           std::function<void()> ask_to_let_go);
   ~Storage();
   Storage(const Storage&) = delete;
@@ -53,17 +54,17 @@ class Storage {
   absl::Status ReleaseStaging(Session* session, ArenaId arena);
   absl::Status WriteStaging(const Session& session, ArenaId arena, int64_t offset,
                             absl::string_view bytes);
-  // The bytes of one range, copied: a client may go on writing there.
-  absl::StatusOr<std::string> CopyStaged(const Session& session, const ExternalRange& range,
-                                         int64_t bytes) const;
+  // The bytes of one range, where they stand: a client may go on writing there.
+  absl::StatusOr<BufferRef> FindStaged(const Session& session, const ExternalRange& range,
+                                       int64_t bytes) const;
 
   // --- Results and inputs ---------------------------------------------------------------------
   absl::StatusOr<int> ResultArenaFd(const Session& session, ArenaId arena) const;
   absl::StatusOr<BufferRef> Allocate(Tenant* tenant, DeviceIndex device, int64_t bytes);
   using OnUploaded = std::function<void(absl::Status)>;
   // The bytes that `binding` names, as a buffer that the device can read. `stable`: they must not
-  // change any more, so client-writable memory is copied. `upload` is set when a transfer to the
-  // device is under way; it ends with a call of `uploaded`.
+  // change any more, so client-writable memory is copied. `upload` is set when they are still on
+  // their way; that ends with a call of `uploaded`.
   struct Bound {
     BufferRef buffer;
     DeviceAddress address = 0;
@@ -92,12 +93,16 @@ class Storage {
   template <typename Keep>
   void Upload(DeviceIndex device, const BufferRef& target, const char* source, Keep keep,
               OnUploaded uploaded);
+  // Puts elements of client memory in order, beside the node thread, then uploads them if need be.
+  void Gather(const Session& session, std::shared_ptr<Arena> arena, const ExternalRange& range,
+              const TensorType& type, BufferRef copy, OnUploaded gathered);
   // `done` will be called on the node thread; what is returned may be called, once, on any.
   std::function<void(absl::Status)> BeginTransfer(std::function<void(absl::Status)> done);
 
   const NodeOptions* const options_;
   const bool host_;
   Launcher* const launcher_;
+  Background* const background_;
   TimerQueue* const timers_;
   PathCounters* const paths_;
   const BudgetRef budget_;

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "core/backend/host/host_backend.h"
@@ -23,22 +24,28 @@ class StorageTest : public ::testing::Test {
  protected:
   StorageTest() {
     options_.max_staging_arenas = 2;
-    options_.max_staging_bytes = 3 << 20;
+    options_.max_staging_bytes = 18 << 20;
     HostBackendOptions host;
     host.devices = 1;
     host.pool = &pool_;
     host.make_kernel = MakeHostKernel;
     backend_ = CreateHostBackend(host);
     launcher_ = std::make_unique<Launcher>(backend_.get(), [] {});
+    background_ = std::make_unique<Background>(
+        [this](std::function<void()> closure) { launcher_->Post(std::move(closure)); });
     storage_ = std::make_unique<Storage>(&options_, budget_, backend_.get(), launcher_.get(),
-                                         &clock_, &timers_, &paths_, [this] { ++asked_; });
+                                         background_.get(), &clock_, &timers_, &paths_,
+                                         [this] { ++asked_; });
     OpenSessionRequest open;
     open.tenant = "uid:1";
     session_ = std::make_unique<Session>(SessionId(1), open, storage_->TenantNamed("uid:1"),
                                          CommandLog::Shared{&timers_, &errors_, absl::Seconds(1)},
                                          Names::Limits{8, 8}, &news_);
   }
-  ~StorageTest() override { session_.reset(); }
+  ~StorageTest() override {
+    background_->Stop();
+    session_.reset();
+  }
 
   static Binding Inline(const std::string& bytes) {
     InlineData data;
@@ -70,6 +77,7 @@ class StorageTest : public ::testing::Test {
   News news_;
   PathCounters paths_;
   std::unique_ptr<Backend> backend_;
+  std::unique_ptr<Background> background_;
   std::unique_ptr<Storage> storage_;
   std::unique_ptr<Session> session_;
   std::unique_ptr<Launcher> launcher_;
@@ -78,9 +86,9 @@ class StorageTest : public ::testing::Test {
 TEST_F(StorageTest, ASessionHasSoMuchStaging) {
   const absl::StatusOr<StagingArena> first = storage_->CreateStaging(session_.get(), 1 << 20);
   ASSERT_TRUE(first.ok()) << first.status();
-  const absl::Status large = storage_->CreateStaging(session_.get(), 3 << 20).status();
+  const absl::Status large = storage_->CreateStaging(session_.get(), 18 << 20).status();
   EXPECT_EQ(ErrorOf(large).reason, Reason::kQuota);
-  EXPECT_THAT(ErrorOf(large).message, HasSubstr("it has 1 of 1048576 and asks for 3145728 more"));
+  EXPECT_THAT(ErrorOf(large).message, HasSubstr("it has 1 of 1048576 and asks for 18874368 more"));
   ASSERT_TRUE(storage_->CreateStaging(session_.get(), 1).ok());
   EXPECT_EQ(ErrorOf(storage_->CreateStaging(session_.get(), 1).status()).reason, Reason::kQuota);
   const int64_t used = storage_->budget().used();
@@ -105,8 +113,8 @@ TEST_F(StorageTest, WritesStayInsideTheirArena) {
   ExternalRange range;
   range.arena = made->arena;
   range.offset = 4092;
-  EXPECT_EQ(*storage_->CopyStaged(*session_, range, 4), "abcd");
-  EXPECT_FALSE(storage_->CopyStaged(*session_, range, 5).ok());
+  EXPECT_EQ(std::string((*storage_->FindStaged(*session_, range, 4))->host(), 4), "abcd");
+  EXPECT_FALSE(storage_->FindStaged(*session_, range, 5).ok());
 }
 
 TEST_F(StorageTest, WhatMayChangeIsReadInPlaceAndWhatMayNotIsCopied) {
@@ -129,6 +137,37 @@ TEST_F(StorageTest, WhatMayChangeIsReadInPlaceAndWhatMayNotIsCopied) {
   EXPECT_EQ(read(*copied), "abcdefgh");
   EXPECT_EQ(read(*strided), "abcdabcd");
   EXPECT_EQ(paths_.copied_bytes, 16);
+}
+
+TEST_F(StorageTest, MuchThatIsStridedIsCopiedBesideTheNodeThread) {
+  // Every element twice, more than one part of it.
+  constexpr int64_t kElements = 9 << 20;
+  const absl::StatusOr<StagingArena> made = storage_->CreateStaging(session_.get(), 2 * kElements);
+  ASSERT_TRUE(made.ok()) << made.status();
+  for (int64_t i = 0; i < kElements; i += 1 << 20) {
+    std::string bytes(2 << 20, static_cast<char>(1 + (i >> 20)));
+    ASSERT_TRUE(storage_->WriteStaging(*session_, made->arena, 2 * i, bytes).ok());
+  }
+  bool upload = false;
+  absl::optional<absl::Status> told;
+  const TensorType type(DType::kF16, {kElements, 2});
+  const absl::StatusOr<Storage::Bound> bound = storage_->Bind(
+      *session_, Staged(made->arena, 0, {1, 0}), type, DeviceIndex(0),
+      /*stable=*/true, [&](const absl::Status& status) { told = status; }, &upload);
+  ASSERT_TRUE(bound.ok()) << bound.status();
+  EXPECT_TRUE(upload);
+  EXPECT_FALSE(told.has_value());
+  // It goes on without the client.
+  ASSERT_TRUE(storage_->ReleaseStaging(session_.get(), made->arena).ok());
+  std::vector<CompletionMessage> none;
+  while (!told.has_value()) {
+    if (!launcher_->Drain(&none)) std::this_thread::yield();
+  }
+  EXPECT_TRUE(told->ok());
+  const char* const bytes = bound->buffer->host();
+  for (int64_t i = 0; i < 4 * kElements; ++i) {
+    ASSERT_EQ(bytes[i], 1 + (i >> 22)) << i;
+  }
 }
 
 TEST_F(StorageTest, InlineBytesAreAsManyAsTheTypeSays) {

@@ -1,5 +1,6 @@
 #include "core/node/strided.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
@@ -9,22 +10,55 @@
 namespace chorus::node {
 namespace {
 
-void CopyFrom(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides, size_t dim,
-              size_t element, const char* from, char** to) {
-  if (dim == sizes.size()) {
-    std::memcpy(*to, from, element);
-    *to += element;
+// Sizes and strides without what makes no difference: dimensions of size 1, and those that go on
+// where the next one ends.
+void Merge(std::vector<int64_t>* sizes, std::vector<int64_t>* strides) {
+  size_t kept = 0;
+  for (size_t i = 0; i < sizes->size(); ++i) {
+    const int64_t size = (*sizes)[i];
+    const int64_t stride = (*strides)[i];
+    if (size == 1) continue;
+    if (kept > 0 && (*strides)[kept - 1] == size * stride) {
+      (*sizes)[kept - 1] *= size;
+      (*strides)[kept - 1] = stride;
+      continue;
+    }
+    (*sizes)[kept] = size;
+    (*strides)[kept] = stride;
+    ++kept;
+  }
+  if (kept == 0) {  // one element
+    (*sizes)[kept] = 1;
+    (*strides)[kept] = 1;
+    ++kept;
+  }
+  sizes->resize(kept);
+  strides->resize(kept);
+}
+
+// `count` elements, of so many bytes each and `stride` elements apart, to one behind the other.
+template <size_t kBytes>
+void CopyRow(const char* from, int64_t stride, int64_t count, char* to) {
+  for (int64_t i = 0; i < count; ++i) {
+    std::memcpy(to + i * static_cast<int64_t>(kBytes),
+                from + i * stride * static_cast<int64_t>(kBytes), kBytes);
+  }
+}
+
+void CopyRow(int64_t bytes, const char* from, int64_t stride, int64_t count, char* to) {
+  if (stride == 1) {
+    std::memcpy(to, from, static_cast<size_t>(count * bytes));
     return;
   }
-  if (dim + 1 == sizes.size() && strides[dim] == 1) {
-    const size_t row = static_cast<size_t>(sizes[dim]) * element;
-    std::memcpy(*to, from, row);
-    *to += row;
-    return;
-  }
-  for (int64_t i = 0; i < sizes[dim]; ++i) {
-    CopyFrom(sizes, strides, dim + 1, element,
-             from + i * strides[dim] * static_cast<int64_t>(element), to);
+  switch (bytes) {
+    case 1:
+      return CopyRow<1>(from, stride, count, to);
+    case 2:
+      return CopyRow<2>(from, stride, count, to);
+    case 4:
+      return CopyRow<4>(from, stride, count, to);
+    default:
+      return CopyRow<8>(from, stride, count, to);
   }
 }
 
@@ -69,16 +103,42 @@ absl::StatusOr<StridedExtent> CheckStrided(const TensorType& type,
   return extent;
 }
 
-void CopyStrided(const TensorType& type, const std::vector<int64_t>& strides, const char* from,
-                 char* to) {
-  const std::vector<int64_t> sizes = type.sizes();
-  const std::vector<int64_t> row_major = RowMajorStrides(sizes);
-  if (strides.empty() || strides == row_major) {
-    std::memcpy(to, from, static_cast<size_t>(type.num_bytes()));
-    return;
+void CopyStrided(const TensorType& type, const std::vector<int64_t>& wanted, int64_t begin,
+                 int64_t end, const char* from, char* to) {
+  if (begin == end) return;
+  std::vector<int64_t> sizes = type.sizes();
+  std::vector<int64_t> strides = wanted.empty() ? RowMajorStrides(sizes) : wanted;
+  if (sizes.empty()) {
+    sizes = {1};
+    strides = {1};
   }
-  if (type.num_elements() == 0) return;
-  CopyFrom(sizes, strides, 0, static_cast<size_t>(DTypeBytes(type.dtype)), from, &to);
+  Merge(&sizes, &strides);
+  const int64_t element = DTypeBytes(type.dtype);
+  const size_t last = sizes.size() - 1;
+  // Where `begin` lies, by dimension and in `from`.
+  std::vector<int64_t> index(sizes.size());
+  int64_t rest = begin;
+  int64_t at = 0;
+  for (size_t i = sizes.size(); i-- > 0;) {
+    index[i] = rest % sizes[i];
+    rest /= sizes[i];
+    at += index[i] * strides[i];
+  }
+  to += begin * element;
+  for (int64_t left = end - begin; left > 0;) {
+    const int64_t row = std::min(left, sizes[last] - index[last]);
+    CopyRow(element, from + at * element, strides[last], row, to);
+    to += row * element;
+    left -= row;
+    // The row's end, then the first of the next one.
+    index[last] += row;
+    at += row * strides[last];
+    for (size_t i = last; i > 0 && index[i] == sizes[i]; --i) {
+      at += strides[i - 1] - sizes[i] * strides[i];
+      index[i] = 0;
+      ++index[i - 1];
+    }
+  }
 }
 
 }  // namespace chorus::node

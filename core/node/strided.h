@@ -20,10 +20,10 @@ absl::StatusOr<StridedExtent> CheckStrided(const TensorType& type,
                                            const std::vector<int64_t>& strides, int64_t offset,
                                            int64_t arena_bytes);
 
-// Copies the elements from `from` (the first element) to `to` in row-major order. The ranges have
-// passed CheckStrided.
-void CopyStrided(const TensorType& type, const std::vector<int64_t>& strides, const char* from,
-                 char* to);
+// Copies the elements `begin` to `end`, counted in row-major order, to where they stand in that
+// order; `from` and `to` are where element 0 is. The ranges have passed CheckStrided.
+void CopyStrided(const TensorType& type, const std::vector<int64_t>& strides, int64_t begin,
+                 int64_t end, const char* from, char* to);
 
 }  // namespace chorus::node
 

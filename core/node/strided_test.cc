@@ -1,5 +1,6 @@
 #include "core/node/strided.h"
 
+#include <algorithm>
 #include <limits>
 #include <numeric>
 #include <vector>
@@ -16,9 +17,20 @@ std::vector<float> Copied(const TensorType& type, const std::vector<int64_t>& st
   std::iota(from.begin(), from.end(), 0.0f);
   std::vector<float> to(static_cast<size_t>(type.num_elements()));
   EXPECT_TRUE(CheckStrided(type, strides, 0, 400).ok());
-  CopyStrided(type, strides, reinterpret_cast<const char*>(from.data()),
-              reinterpret_cast<char*>(to.data()));
-  return to;
+  const auto copy = [&](int64_t begin, int64_t end) {
+    CopyStrided(type, strides, begin, end, reinterpret_cast<const char*>(from.data()),
+                reinterpret_cast<char*>(to.data()));
+  };
+  copy(0, type.num_elements());
+  // In two parts it is the same, wherever they meet.
+  const std::vector<float> whole = to;
+  for (int64_t cut = 0; cut <= type.num_elements(); ++cut) {
+    std::fill(to.begin(), to.end(), -1.0f);
+    copy(cut, type.num_elements());
+    copy(0, cut);
+    EXPECT_EQ(to, whole) << "cut at " << cut;
+  }
+  return whole;
 }
 
 TEST(StridedTest, RowMajorIsContiguous) {
@@ -35,6 +47,14 @@ TEST(StridedTest, TransposedAndExpandedAreCopied) {
   EXPECT_FALSE(CheckStrided(type, {0, 1}, 0, 12)->contiguous);
   EXPECT_THAT(Copied(type, {0, 1}), testing::ElementsAre(0, 1, 2, 0, 1, 2));
   EXPECT_THAT(Copied(type, {10, 2}), testing::ElementsAre(0, 2, 4, 10, 12, 14));
+  // Dimensions that go on where the next one ends, or have one element, beside one that does not.
+  EXPECT_THAT(Copied(TensorType(DType::kF32, {2, 1, 2, 2}), {10, 7, 2, 1}),
+              testing::ElementsAre(0, 1, 2, 3, 10, 11, 12, 13));
+  EXPECT_THAT(Copied(TensorType(DType::kF32, {2, 2, 2}), {0, 3, 20}),
+              testing::ElementsAre(0, 20, 3, 23, 0, 20, 3, 23));
+  EXPECT_THAT(Copied(TensorType(DType::kF32, {1, 1}), {5, 5}), testing::ElementsAre(0));
+  EXPECT_THAT(Copied(TensorType(DType::kF32, {}), {}), testing::ElementsAre(0));
+  EXPECT_THAT(Copied(TensorType(DType::kF32, {0, 2}), {2, 1}), testing::IsEmpty());
 }
 
 TEST(StridedTest, WhatLeavesTheArenaIsRefused) {

@@ -27,7 +27,7 @@ class Direct : public Cluster {
  public:
   Direct(const std::string& name, const ClusterOptions& options)
       : backend_(MakeBackend(name, options.devices, options.seed, &pool_)),
-        loop_(OptionsOf(options), backend_.get()) {}
+        loop_(OptionsOf(name, options), backend_.get()) {}
 
   absl::StatusOr<sdk::Session> Open(const std::vector<int>& devices) override {
     SessionId id;
@@ -71,8 +71,10 @@ class Direct : public Cluster {
   }
 
  private:
-  static NodeOptions OptionsOf(const ClusterOptions& cluster) {
+  static NodeOptions OptionsOf(const std::string& backend, const ClusterOptions& cluster) {
     NodeOptions options;
+    // Both ways are gone: here graphs large and small are planned in the background.
+    if (backend == "sim") options.max_inline_graph_bytes = 0;
     options.share_equal_work = cluster.share_equal_work;
     return options;
   }

@@ -1,0 +1,63 @@
+// Work that takes longer than the node thread may be kept from others: large graphs are decoded,
+// checked and planned here, strided memory is copied.
+//
+// One thread, so that what is made here before somebody is charged for it is one thing at a time.
+// Tenants take turns: whoever asks for much waits behind himself.
+//
+// Threads: the node thread makes all calls; work runs on the thread of its own.
+#ifndef CHORUS_CORE_NODE_BACKGROUND_H_
+#define CHORUS_CORE_NODE_BACKGROUND_H_
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <string>
+#include <thread>
+
+#include "absl/container/flat_hash_map.h"
+#include "core/base/mutex.h"
+
+namespace chorus::node {
+
+class Background {
+ public:
+  // `post` runs a closure on the node thread, from any thread; it outlives this.
+  explicit Background(std::function<void(std::function<void()>)> post);
+  ~Background() { Stop(); }
+  Background(const Background&) = delete;
+  Background& operator=(const Background&) = delete;
+
+  // Runs `work` on the thread and `then` on the node thread afterwards. `then` never leaves the
+  // node thread: what only that may touch is kept there, until the work is done with it. Work of
+  // one tenant is done in the order of the calls; an empty name is the node itself.
+  void Do(const std::string& tenant, std::function<void()> work, std::function<void()> then);
+  // Waits for the work under way. What has not begun is dropped, as is what comes from now on, and
+  // nothing follows any more.
+  void Stop();
+
+ private:
+  struct Job {
+    uint64_t id = 0;
+    std::function<void()> work;
+  };
+  struct Queue {
+    std::string tenant;
+    std::deque<Job> jobs;
+  };
+  void Loop();
+
+  const std::function<void(std::function<void()>)> post_;
+  // The node thread's: what follows the jobs under way.
+  absl::flat_hash_map<uint64_t, std::function<void()>> then_;
+  uint64_t last_id_ = 0;
+
+  Mutex mutex_;
+  CondVar changed_;
+  bool stop_ ABSL_GUARDED_BY(mutex_) = false;
+  std::deque<Queue> turns_ ABSL_GUARDED_BY(mutex_);  // of tenants with jobs, whose turn it is first
+  std::thread thread_;                               // last: it uses the rest
+};
+
+}  // namespace chorus::node
+
+#endif  // CHORUS_CORE_NODE_BACKGROUND_H_
