@@ -92,27 +92,19 @@ absl::Status EqualWork::Find(const Run& command, absl::Span<const InstanceKey> i
     }
     if (own) continue;
     const Hash128 number = Number(what);
-    std::vector<BufferRef>& results = run->world->equal_work[number];
-    const bool first = results.empty();
-    for (size_t i = 0; i < group.results.size(); ++i) {
-      const auto buffer = static_cast<size_t>(group.results[i]);
-      const BufferSpec& spec = plan.buffers[buffer];
-      if (first) {
-        results.emplace_back();
-        if (spec.bytes > 0) {
-          absl::StatusOr<BufferRef> made =
-              storage_->Allocate(run->session->tenant.get(),
-                                 run->devices[static_cast<size_t>(spec.device_slot)], spec.bytes);
-          if (!made.ok()) {
-            run->world->equal_work.erase(number);
-            return made.status();
-          }
-          results.back() = *std::move(made);
-        }
+    std::shared_ptr<std::vector<BufferRef>>& shared = run->world->equal_work[number];
+    if (shared == nullptr) {
+      absl::StatusOr<std::vector<BufferRef>> made = Reserve(group, run);
+      if (!made.ok()) {
+        run->world->equal_work.erase(number);
+        return made.status();
       }
-      run->SetBuffer(buffer, results[i]);
+      shared = std::make_shared<std::vector<BufferRef>>(*std::move(made));
     }
-    run->equal_work[g] = number;
+    for (size_t i = 0; i < group.results.size(); ++i) {
+      run->SetBuffer(static_cast<size_t>(group.results[i]), (*shared)[i]);
+    }
+    run->equal_work[g] = {number, shared};
   }
   for (size_t i = 0; i < run->outputs.size(); ++i) {
     Cell* const cell = run->outputs[i].get();
@@ -122,26 +114,35 @@ absl::Status EqualWork::Find(const Run& command, absl::Span<const InstanceKey> i
       cell->number = NumberOfOutput(
           run->world->id, instances[static_cast<size_t>(output.participation)], output.place);
     } else if (output.equal_group >= 0) {
-      const Hash128 group = run->equal_work[static_cast<size_t>(output.equal_group)];
+      const Hash128 group = run->equal_work[static_cast<size_t>(output.equal_group)].number;
       if (group != Hash128()) cell->number = NumberOfResult(group, output.place);
     }
   }
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::vector<BufferRef>> EqualWork::Reserve(const Plan::EqualGroup& group,
+                                                          RunState* run) {
+  std::vector<BufferRef> results(group.results.size());
+  for (size_t i = 0; i < results.size(); ++i) {
+    const BufferSpec& spec = run->plan->plan.buffers[static_cast<size_t>(group.results[i])];
+    if (spec.bytes == 0) continue;
+    CHORUS_ASSIGN_OR_RETURN(
+        results[i],
+        storage_->Allocate(run->session->tenant.get(),
+                           run->devices[static_cast<size_t>(spec.device_slot)], spec.bytes));
+  }
+  return results;
+}
+
 void EqualWork::Forget(RunState* run) {
   if (run->world == nullptr) return;
   World& world = *run->world;
-  for (const Hash128& number : run->equal_work) {
-    if (number == Hash128()) continue;
-    bool held = false;
-    runs_->ForEach([&](RunState* other) {
-      held |= other != run && other->world == run->world &&
-              other->phase == RunState::Phase::kVoted &&
-              std::find(other->equal_work.begin(), other->equal_work.end(), number) !=
-                  other->equal_work.end();
-    });
-    if (!held) world.equal_work.erase(number);
+  for (RunState::EqualShare& share : run->equal_work) {
+    share.results.reset();
+    const auto shared = world.equal_work.find(share.number);
+    const bool held = shared == world.equal_work.end() || shared->second.use_count() > 1;
+    if (!held) world.equal_work.erase(shared);
   }
   run->equal_work.clear();
   const auto instances = world.agreement->Resolve(run->vote);
@@ -158,9 +159,10 @@ absl::Status EqualWork::Deal(absl::Span<RunState* const> members) {
   std::vector<Holder> holders;
   for (RunState* run : members) {
     for (size_t g = 0; g < run->equal_work.size(); ++g) {
-      if (run->equal_work[g] == Hash128()) continue;
-      holders.push_back({run->equal_work[g], run, static_cast<int32_t>(g)});
-      run->world->equal_work.erase(run->equal_work[g]);
+      const Hash128 number = run->equal_work[g].number;
+      if (number == Hash128()) continue;
+      holders.push_back({number, run, static_cast<int32_t>(g)});
+      run->world->equal_work.erase(number);
     }
   }
   if (holders.size() < 2) return absl::OkStatus();

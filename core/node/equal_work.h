@@ -11,7 +11,10 @@
 #ifndef CHORUS_CORE_NODE_EQUAL_WORK_H_
 #define CHORUS_CORE_NODE_EQUAL_WORK_H_
 
+#include <vector>
+
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "core/collective/instance.h"
 #include "core/node/info.h"
@@ -25,8 +28,8 @@ namespace chorus::node {
 class EqualWork {
  public:
   // All outlive it. `stats` counts what is shared.
-  EqualWork(RunTable* runs, Storage* storage, Launcher* launcher, NodeStats* stats)
-      : runs_(runs), storage_(storage), launcher_(launcher), stats_(stats) {}
+  EqualWork(Storage* storage, Launcher* launcher, NodeStats* stats)
+      : storage_(storage), launcher_(launcher), stats_(stats) {}
 
   // Numbers the run's outputs, and finds the buffers that its groups of equal work share with other
   // runs. `instances` by participation; empty: it votes for an epoch that is not open.
@@ -40,7 +43,8 @@ class EqualWork {
   absl::Status Deal(absl::Span<RunState* const> members);
 
  private:
-  RunTable* const runs_;
+  absl::StatusOr<std::vector<BufferRef>> Reserve(const Plan::EqualGroup& group, RunState* run);
+
   Storage* const storage_;
   Launcher* const launcher_;
   NodeStats* const stats_;

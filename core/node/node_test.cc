@@ -8,6 +8,7 @@
 
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -628,6 +629,44 @@ TEST_F(NodeTest, WhatComesOfAFailureThatWasToldEndsNoEpoch) {
   for (int r = 0; r < 2; ++r) {
     EXPECT_TRUE(ranks_[r]->LastOutcome().ok()) << ranks_[r]->LastOutcome();
     EXPECT_THAT(*ranks_[r]->Read({2, 1}), testing::ElementsAre(10, 12));
+  }
+}
+
+// Longer than the stack would be deep, if each run called the next one.
+TEST_F(NodeTest, ALongChainOfRunsIsLaunchedOrFailsWhole) {
+  constexpr int32_t kLinks = 30000;
+  NodeOptions options;
+  options.max_pending_runs = kLinks + 1;
+  Start(2, options);
+  for (int r = 0; r < 2; ++r) {
+    ranks_[r]->Register(0, AllReduceGraph(r, 2, TensorType(DType::kF32, {1}), "a.cc:1"));
+    ranks_[r]->Register(1, NegateGraph(1));
+    EXPECT_TRUE(ranks_[r]->LastOutcome().ok());
+  }
+  for (const uint32_t generation : {1, 2}) {
+    const auto submit_chain = [&] {
+      std::vector<CommandBody> chain = {
+          ranks_[0]->WorldRun(0, {DirectRank::Inline({1})}, {{0, generation}})};
+      for (int32_t i = 0; i < kLinks; ++i) {
+        chain.push_back(DirectRank::LocalRun(1, {TensorId{i, generation}}, {{i + 1, generation}}));
+      }
+      ranks_[0]->SubmitTogether(std::move(chain));
+    };
+    submit_chain();
+    const TensorId last = {kLinks, generation};
+    if (generation == 1) {
+      ranks_[1]->RunInline(0, {2}, {0, 1});
+      EXPECT_THAT(*ranks_[0]->Read(last), testing::ElementsAre(3));
+    } else {
+      ranks_[1]->AbortWorld("enough");
+      EXPECT_EQ(ErrorOf(ranks_[0]->Read(last).status()).reason, Reason::kAborted);
+    }
+    Release some;  // a frame has room for so many
+    for (int32_t i = 0; i <= kLinks; ++i) {
+      some.tensors.push_back({i, generation});
+      if (some.tensors.size() == 5000 || i == kLinks) ranks_[0]->Submit(std::exchange(some, {}));
+    }
+    EXPECT_TRUE(ranks_[0]->LastOutcome().ok()) << ranks_[0]->LastOutcome();
   }
 }
 

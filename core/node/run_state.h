@@ -35,6 +35,7 @@ struct RunState {
   int64_t bytes = 0;  // of this row, as large as its graph makes it: its session is charged for it
   Sequence sequence;
   std::shared_ptr<Session> session;
+  size_t index = 0;  // in the session's runs
   // Null: a local run; one that has been adopted by the world of its producers has theirs.
   std::shared_ptr<World> world;
   std::shared_ptr<GraphRecord> graph;
@@ -52,8 +53,13 @@ struct RunState {
   Vote vote;                                        // of a run with groups
   // By participation: the first that is of its instance, where the plan depends on it.
   absl::InlinedVector<int32_t, 1> instance_of;
-  // By Plan::equal_groups: the number under which others may have the group too; 0: nobody has.
-  absl::InlinedVector<Hash128, 1> equal_work;
+  // By Plan::equal_groups: the number under which others may have the group too; 0: nobody has. And
+  // the buffers that they share (World::equal_work).
+  struct EqualShare {
+    Hash128 number;
+    std::shared_ptr<const std::vector<BufferRef>> results;
+  };
+  absl::InlinedVector<EqualShare, 1> equal_work;
   // Inputs whose memory outputs take over: promised at submit, taken at launch.
   struct Donation {
     int32_t input = -1;

@@ -37,7 +37,8 @@ bool Runs::Submit(const std::shared_ptr<Session>& session, Sequence sequence, co
     Refuse(session, sequence, command, nullptr, DrainingError(), now);
     return true;
   }
-  if (!table_->HasRoom() || session->pending_runs >= options_->max_pending_runs) {
+  if (!table_->HasRoom() ||
+      static_cast<int64_t>(session->runs.size()) >= options_->max_pending_runs) {
     Refuse(session, sequence, command, nullptr,
            MakeError(Reason::kQuota, absl::StrCat("a session may have ", options_->max_pending_runs,
                                                   " runs under way; wait for some of them")),
@@ -47,7 +48,8 @@ bool Runs::Submit(const std::shared_ptr<Session>& session, Sequence sequence, co
   RunState* run = table_->Add();
   run->session = session;
   run->sequence = sequence;
-  ++session->pending_runs;
+  run->index = session->runs.size();
+  session->runs.push_back(run->handle);
   CHORUS_FAILPOINT("node.before_prepare");
   const absl::StatusOr<bool> prepared = preparer_->Prepare(command, planning, run);
   if (!prepared.ok()) {
@@ -332,7 +334,28 @@ void Runs::ReleaseConsumers(RunState* run, absl::Time now) {
   if (run->consumers.empty()) return;
   absl::InlinedVector<RunHandle, 2> consumers;
   consumers.swap(run->consumers);
-  for (RunHandle consumer : consumers) Unblock(consumer, now);
+  Follow(consumers, nullptr, now);
+}
+
+void Runs::Follow(absl::Span<const RunHandle> consumers, std::shared_ptr<const Error> failed,
+                  absl::Time now) {
+  for (RunHandle consumer : consumers) next_.push_back({consumer, failed});
+  if (following_) return;
+  following_ = true;
+  while (!next_.empty()) {
+    const Next next = std::move(next_.front());
+    next_.pop_front();
+    RunState* const run = Find(next.run);
+    if (run == nullptr) continue;
+    if (next.failed == nullptr) {
+      Unblock(next.run, now);
+    } else if (run->phase == RunState::Phase::kWaiting) {
+      Fail(run, *next.failed, now);
+    } else if (run->phase == RunState::Phase::kVoted) {
+      RefuseVote(run, ToStatus(*next.failed), now);
+    }
+  }
+  following_ = false;
 }
 
 void Runs::FinishGang(int32_t place, absl::Time now) {
@@ -433,21 +456,16 @@ void Runs::Fail(RunState* run, const Error& cause, absl::Time now) {
   for (const CellRef& cell : outputs) {
     if (cell != nullptr) cell->on_settled.Call(cell);
   }
-  for (RunHandle handle : consumers) {
-    RunState* consumer = Find(handle);
-    if (consumer == nullptr) continue;
-    if (consumer->phase == RunState::Phase::kWaiting) {
-      Fail(consumer, error, now);
-    } else if (consumer->phase == RunState::Phase::kVoted) {
-      RefuseVote(consumer, ToStatus(error), now);
-    }
-  }
+  Follow(consumers, shared_error, now);
 }
 
 void Runs::End(RunState* run) {
   donations_->Return(run);
   Session& session = *run->session;
-  --session.pending_runs;
+  const RunHandle last = session.runs.back();
+  session.runs[run->index] = last;
+  Find(last)->index = run->index;
+  session.runs.pop_back();
   session.run_bytes -= run->bytes;
   // Less never fails.
   (void)session.run_charge.Cover(session.run_bytes);
@@ -458,9 +476,10 @@ void Runs::End(RunState* run) {
 
 void Runs::Cancel(const Session& session, Sequence sequence, absl::Time now) {
   RunState* found = nullptr;
-  table_->ForEach([&](RunState* run) {
-    if (run->session.get() == &session && run->sequence == sequence) found = run;
-  });
+  for (RunHandle handle : session.runs) {
+    RunState* const run = Find(handle);
+    if (run->sequence == sequence) found = run;
+  }
   // Ended or launched: commit wins.
   if (found == nullptr || found->phase == RunState::Phase::kLaunched) return;
   if (found->phase == RunState::Phase::kWaiting) {
@@ -478,25 +497,21 @@ void Runs::Cancel(const Session& session, Sequence sequence, absl::Time now) {
 }
 
 void Runs::FailWaiting(const Session& session, const Error& why, absl::Time now) {
-  std::vector<RunHandle> waiting;
-  table_->ForEach([&](RunState* run) {
-    if (run->session.get() == &session && run->phase == RunState::Phase::kWaiting) {
-      waiting.push_back(run->handle);
-    }
-  });
-  for (RunHandle handle : waiting) {
-    if (RunState* run = Find(handle)) Fail(run, why, now);
+  const std::vector<RunHandle> runs = session.runs;
+  for (RunHandle handle : runs) {
+    RunState* const run = Find(handle);
+    if (run != nullptr && run->phase == RunState::Phase::kWaiting) Fail(run, why, now);
   }
 }
 
 std::vector<RunHandle> Runs::VotedIn(const World& world, const Session& session) {
   std::vector<RunHandle> voted;
-  table_->ForEach([&](RunState* run) {
-    if (run->world.get() == &world && run->session.get() == &session &&
-        run->phase == RunState::Phase::kVoted) {
-      voted.push_back(run->handle);
+  for (RunHandle handle : session.runs) {
+    const RunState* const run = Find(handle);
+    if (run->world.get() == &world && run->phase == RunState::Phase::kVoted) {
+      voted.push_back(handle);
     }
-  });
+  }
   return voted;
 }
 

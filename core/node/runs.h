@@ -5,11 +5,13 @@
 #ifndef CHORUS_CORE_NODE_RUNS_H_
 #define CHORUS_CORE_NODE_RUNS_H_
 
+#include <deque>
 #include <memory>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "core/base/error.h"
 #include "core/base/ids.h"
 #include "core/node/agreement.h"
@@ -102,6 +104,8 @@ class Runs final : public AgreementListener {
   void Unblock(RunHandle handle, absl::Time now);
   void LaunchLocal(RunState* run, absl::Time now);
   void ReleaseConsumers(RunState* run, absl::Time now);
+  void Follow(absl::Span<const RunHandle> consumers, std::shared_ptr<const Error> failed,
+              absl::Time now);
   void FinishGang(int32_t place, absl::Time now);
   void Publish(RunState* run, absl::Time now);
   void Fail(RunState* run, const Error& error, absl::Time now);
@@ -118,6 +122,13 @@ class Runs final : public AgreementListener {
   Holders* const holders_;
   NodeStats* const stats_;
   bool stopped_ = false;
+  // Whose turn it is because of what became of a run: one behind the other, however long the chain.
+  struct Next {
+    RunHandle run;
+    std::shared_ptr<const Error> failed;  // null: what it waits for is launched
+  };
+  std::deque<Next> next_;
+  bool following_ = false;  // somebody is at work on them
 };
 
 }  // namespace chorus::node

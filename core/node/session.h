@@ -85,8 +85,8 @@ struct Session : std::enable_shared_from_this<Session> {
   Names names;
   absl::flat_hash_map<ArenaId, std::shared_ptr<Arena>> staging;
   int64_t staging_bytes = 0;
-  int64_t pending_runs = 0;
-  int64_t run_bytes = 0;  // of their rows (RunState::bytes)
+  std::vector<RunHandle> runs;  // under way, in no order
+  int64_t run_bytes = 0;        // of their rows (RunState::bytes)
   std::vector<Membership> memberships;
 
   // Shared memory of an attached session.

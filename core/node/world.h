@@ -57,7 +57,7 @@ struct World : std::enable_shared_from_this<World> {
   absl::flat_hash_map<InstanceKey, BufferRef> shared;
   // Buffers for the results of groups of equal work, by number: reserved by the first run that has
   // the group, taken by the others, let go at launch.
-  absl::flat_hash_map<Hash128, std::vector<BufferRef>> equal_work;
+  absl::flat_hash_map<Hash128, std::shared_ptr<std::vector<BufferRef>>> equal_work;
   // By rank and line: what is told of gradients that it gave up. Each is told once in a while: the
   // list is begun anew when it is long.
   std::map<std::pair<int32_t, std::string>, ErrorId> given_up;
