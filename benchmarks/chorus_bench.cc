@@ -17,6 +17,7 @@
 #include "absl/flags/usage.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "benchmarks/burner.h"
 #include "benchmarks/grpc_round_trip.h"
 #include "benchmarks/handoff.h"
 #include "benchmarks/idle_sessions.h"
@@ -30,6 +31,7 @@
 #include "benchmarks/training.h"
 
 ABSL_FLAG(std::string, daemon, "", "The chorusd to measure.");
+ABSL_FLAG(std::string, attack, "", "The program of tests/hostile that attacks, for `hostile`.");
 ABSL_FLAG(bool, quick, false, "Fewer and shorter rounds: for a first look.");
 ABSL_FLAG(bool, smoke, false, "A few iterations of everything: shows that it works.");
 ABSL_FLAG(std::vector<std::string>, ranks, std::vector<std::string>({"2", "4", "8"}),
@@ -47,6 +49,7 @@ ABSL_FLAG(std::string, commit, "", "What was built, for the heading.");
 // Of the helper processes, which are this program too.
 ABSL_FLAG(std::string, helper, "", "Internal: which helper to be.");
 ABSL_FLAG(std::string, control, "", "Internal: where the driver listens.");
+ABSL_FLAG(std::vector<std::string>, busy, {}, "Internal: for what part of the time, by thread.");
 ABSL_FLAG(int, index, 0, "Internal: which of the helpers.");
 ABSL_FLAG(std::string, socket, "", "Internal: a gRPC server's socket.");
 ABSL_FLAG(std::string, address, "", "Internal: where chorusd listens.");
@@ -64,6 +67,7 @@ int BeHelper(const std::string& helper) {
   if (helper == "training") {
     return RunTrainingHelper(control, absl::GetFlag(FLAGS_index), absl::GetFlag(FLAGS_address));
   }
+  if (helper == "burner") return RunBurnerHelper(absl::GetFlag(FLAGS_busy));
   if (helper == "idle_sessions") {
     return RunIdleSessionsHelper(control, absl::GetFlag(FLAGS_address));
   }
@@ -77,11 +81,11 @@ struct Suite {
   const char* name;
   absl::Status (*run)(const Context&);
 };
-constexpr Suite kSuites[] = {{"floor", &RunFloor},       {"small", &RunSmall},
-                             {"owned", &RunOwned},       {"user", &RunUser},
-                             {"compute", &RunCompute},   {"graph", &RunGraph},
-                             {"sessions", &RunSessions}, {"death", &RunDeath},
-                             {"train", &RunTrain},       {"step", &RunStep}};
+constexpr Suite kSuites[] = {
+    {"floor", &RunFloor},       {"small", &RunSmall},     {"owned", &RunOwned},
+    {"user", &RunUser},         {"compute", &RunCompute}, {"graph", &RunGraph},
+    {"sessions", &RunSessions}, {"death", &RunDeath},     {"hostile", &RunHostile},
+    {"train", &RunTrain},       {"step", &RunStep}};
 
 absl::StatusOr<std::vector<Suite>> Chosen(const std::vector<char*>& arguments) {
   std::vector<Suite> chosen;
@@ -95,8 +99,8 @@ absl::StatusOr<std::vector<Suite>> Chosen(const std::vector<char*>& arguments) {
     if (!found) {
       return absl::InvalidArgumentError(absl::StrCat(
           "no benchmark ", arguments[i],
-          "; there are floor, small, owned, user, compute, graph, sessions, death, train, "
-          "step"));
+          "; there are floor, small, owned, user, compute, graph, sessions, death, hostile, "
+          "train, step"));
     }
   }
   if (chosen.empty()) chosen.assign(std::begin(kSuites), std::end(kSuites));
@@ -106,7 +110,7 @@ absl::StatusOr<std::vector<Suite>> Chosen(const std::vector<char*>& arguments) {
 int Main(int argc, char** argv) {
   absl::SetProgramUsageMessage(
       "measures Chorus: [floor] [small] [owned] [user] [compute] [graph] [sessions] [death] "
-      "[train] [step]");
+      "[hostile] [train] [step]");
   const std::vector<char*> arguments = absl::ParseCommandLine(argc, argv);
   if (!absl::GetFlag(FLAGS_helper).empty()) return BeHelper(absl::GetFlag(FLAGS_helper));
 
@@ -123,6 +127,7 @@ int Main(int argc, char** argv) {
   Plots plots;
   context.plots = &plots;
   context.daemon_program = absl::GetFlag(FLAGS_daemon);
+  context.attack_program = absl::GetFlag(FLAGS_attack);
   context.effort = absl::GetFlag(FLAGS_smoke)   ? Effort::kSmoke
                    : absl::GetFlag(FLAGS_quick) ? Effort::kQuick
                                                 : Effort::kFull;

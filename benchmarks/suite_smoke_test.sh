@@ -2,13 +2,13 @@
 # Runs a suite briefly: it fails when a result is wrong or a plot is missing; how long anything took
 # does not matter.
 #
-#   suite_smoke_test.sh CHORUS_BENCH CHORUSD MOST_MIB SUITE [PLOT...]
+#   suite_smoke_test.sh CHORUS_BENCH CHORUSD ATTACK MOST_MIB SUITE [PLOT...]
 set -euo pipefail
-readonly bench="$1" daemon="$2" most_mib="$3" suite="$4"
-shift 4
+readonly bench="$1" daemon="$2" attack="$3" most_mib="$4" suite="$5"
+shift 5
 
 plots="$TEST_TMPDIR/plots"
-"$bench" --smoke --ranks=2,4 --daemon="$daemon" --most_mib="$most_mib" --plot="$plots" "$suite"
+"$bench" --smoke --ranks=2,4 --daemon="$daemon" --attack="$attack" --most_mib="$most_mib" --plot="$plots" "$suite"
 expected="$(printf '%s.svg\n' "$@")"
 [[ $# -gt 0 ]] || expected=
 if [[ "$(ls "$plots")" != "$expected" ]]; then

@@ -30,12 +30,14 @@ struct Context {
   Report* report = nullptr;
   Plots* plots = nullptr;
   std::string daemon_program;
+  std::string attack_program;  // tests/hostile/attack.cc
   Effort effort = Effort::kFull;
   std::vector<int> ranks = {2, 4, 8};
   int64_t most_bytes = int64_t{256} << 20;  // of one rank's result
-  std::vector<std::string> ops;             // of the collectives only these; empty: all
-  std::string torch_python;                 // one that has torch; empty: that peer is not asked for
-  std::string torch_rank;                   // benchmarks/torch_rank.py
+  // Of the collectives, or of the attacks, only these; empty: all.
+  std::vector<std::string> ops;
+  std::string torch_python;  // one that has torch; empty: that peer is not asked for
+  std::string torch_rank;    // benchmarks/torch_rank.py
 
   InterleaveOptions Interleave() const;
   // Prints the rows that the report has got since the last time.
@@ -80,6 +82,9 @@ absl::Status RunCompute(const Context& context);
 absl::Status RunGraph(const Context& context);
 // Memory and processor time of idle sessions, and what they cost two ranks that work.
 absl::Status RunSessions(const Context& context);
+// What one client that keeps the daemon busy costs two ranks that work, against one that keeps as
+// many processors busy and never talks to the daemon.
+absl::Status RunHostile(const Context& context);
 // Steps of lesson 5's training, with updates that ranks have in common done once or by each,
 // against the same trainers without each other and PyTorch's DDP.
 absl::Status RunTrain(const Context& context);

@@ -173,6 +173,7 @@ ABSL_FLAG(int32_t, max_groups_per_world, 4096, "Groups of one world, in its life
 ABSL_FLAG(int32_t, max_tensors, 65536, "Tensors of one session.");
 ABSL_FLAG(int32_t, max_graphs, 16384, "Registered graphs of one session.");
 ABSL_FLAG(int32_t, max_graph_nodes, 1 << 20, "Nodes of one graph.");
+ABSL_FLAG(int32_t, max_graph_collectives, 1 << 13, "Collectives of one graph.");
 ABSL_FLAG(int32_t, max_pending_runs, 1024, "Runs of one session that have not ended.");
 ABSL_FLAG(int32_t, max_staging_arenas, 256, "Staging arenas of one session.");
 ABSL_FLAG(chorus::BytesFlag, max_staging_bytes, {int64_t{8} << 30}, "Bytes of them together.");
@@ -253,6 +254,7 @@ DaemonOptions OptionsFromFlags() {
   CHORUS_NODE_FLAG(max_tensors, max_tensors);
   CHORUS_NODE_FLAG(max_graphs, max_graphs);
   CHORUS_NODE_FLAG(max_graph_nodes, max_graph_nodes);
+  CHORUS_NODE_FLAG(max_graph_collectives, max_graph_collectives);
   CHORUS_NODE_FLAG(max_pending_runs, max_pending_runs);
   CHORUS_NODE_FLAG(max_staging_arenas, max_staging_arenas);
   CHORUS_NODE_FLAG(max_staging_bytes, max_staging_bytes);

@@ -34,6 +34,8 @@ class CommandLog {
  public:
   static constexpr int64_t kKeptOutcomes = 1024;
   static constexpr size_t kMaxHeldFrames = 1024;
+  // Taken from one log before other sessions have their turn.
+  static constexpr int kFramesPerTurn = 32;
 
   // What the logs of a node have in common. All outlive them.
   struct Shared {

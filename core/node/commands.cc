@@ -8,12 +8,6 @@
 #include "core/base/error.h"
 
 namespace chorus::node {
-namespace {
-
-// Of what has waited for its turn, before others have theirs.
-constexpr int kFramesPerTurn = 32;
-
-}  // namespace
 
 absl::Status Commands::Take(const std::shared_ptr<Session>& session, absl::string_view frame,
                             absl::Time now, OnOutcome done) {
@@ -39,7 +33,7 @@ absl::Status Commands::Take(const std::shared_ptr<Session>& session, absl::strin
 void Commands::TakeHeld(const std::shared_ptr<Session>& session, absl::Time now) {
   CommandLog& log = session->log;
   for (int taken = 0; !log.parked(); ++taken) {
-    if (taken == kFramesPerTurn) return GoOnLater(session);
+    if (taken == CommandLog::kFramesPerTurn) return GoOnLater(session);
     const absl::optional<CommandLog::HeldFrame> held = log.TakeHeld(now);
     if (!held.has_value()) return;
     const absl::StatusOr<Command> next = DecodeFrame(held->frame);

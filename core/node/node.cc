@@ -90,6 +90,7 @@ Budget::Limits BudgetOf(const NodeOptions& options) {
 node::GraphStore::Options GraphsOf(const NodeOptions& options, const Backend& backend) {
   node::GraphStore::Options graphs;
   graphs.limits.max_nodes = options.max_graph_nodes;
+  graphs.limits.max_collectives = options.max_graph_collectives;
   graphs.limits.max_value_bytes = options.memory_limit_bytes;
   graphs.plan.share_results = backend.host_addressable();
   graphs.plan.share_equal_work = options.share_equal_work;

@@ -26,6 +26,7 @@ struct NodeOptions {
   int64_t max_staging_bytes = int64_t{8} << 30;
   int32_t max_pending_runs = 1024;
   int32_t max_graph_nodes = 1 << 20;
+  int32_t max_graph_collectives = 1 << 13;
   // A graph that comes in more bytes than these (about a hundred nodes, half a millisecond) is
   // decoded, checked and planned beside the node thread.
   int64_t max_inline_graph_bytes = 4096;

@@ -13,8 +13,9 @@
 namespace chorus::node {
 namespace {
 
-// Frames taken from one ring before the next is looked at.
-constexpr int kFramesPerTurn = 32;
+// Taken from one ring before the next is looked at: a long frame, such as a release of thousands of
+// names, takes as long as many short ones.
+constexpr size_t kBytesPerTurn = 16 << 10;
 // A look at a ring is a miss of the caches, so those that have been silent for so long are looked
 // at less often: so many of them each time.
 constexpr absl::Duration kQuietAfter = absl::Seconds(1);
@@ -119,11 +120,14 @@ bool Rings::Poll(absl::Time now) {
 
 bool Rings::PollOne(const std::shared_ptr<Session>& session, absl::Time now) {
   bool worked = false;
-  for (int i = 0; i < kFramesPerTurn && !session->dead() && !session->log.parked(); ++i) {
+  size_t bytes = 0;
+  for (int i = 0; i < CommandLog::kFramesPerTurn && bytes < kBytesPerTurn; ++i) {
+    if (session->dead() || session->log.parked()) break;
     absl::string_view frame;
     const SubmissionRingReader::Result got = session->ring->Poll(&frame_, &frame);
     if (got == SubmissionRingReader::Result::kEmpty) break;
     worked = true;
+    bytes += frame.size();
     if (got == SubmissionRingReader::Result::kMalformed) {
       end_(session, EndedFor(session->ring->status()), now);
       break;

@@ -285,7 +285,13 @@ absl::Status ValidateGraph(const Graph& graph, const GraphLimits& limits) {
   const int64_t num_nodes = static_cast<int64_t>(graph.nodes.size());
   CHORUS_RETURN_IF_ERROR(CheckCount("number of nodes", num_nodes, 0, limits.max_nodes));
   int64_t num_values = static_cast<int64_t>(graph.inputs.size());
-  for (const Node& node : graph.nodes) num_values += static_cast<int64_t>(node.outputs.size());
+  int64_t num_collectives = 0;
+  for (const Node& node : graph.nodes) {
+    num_values += static_cast<int64_t>(node.outputs.size());
+    num_collectives += node.collective.has_value() ? 1 : 0;
+  }
+  CHORUS_RETURN_IF_ERROR(
+      CheckCount("number of collectives", num_collectives, 0, limits.max_collectives));
   CHORUS_RETURN_IF_ERROR(CheckCount("number of values", num_values, 0, limits.max_values));
   CHORUS_RETURN_IF_ERROR(CheckCount("number of outputs", static_cast<int64_t>(graph.outputs.size()),
                                     0, limits.max_values));

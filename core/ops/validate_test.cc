@@ -335,6 +335,10 @@ TEST(ValidateTest, LimitsAreTheCallers) {
   EXPECT_EQ(ErrorOf(ValidateGraph(Valid(), limits)).message,
             "number of nodes: expected from 0 to 5, got 6");
   limits = GraphLimits();
+  limits.max_collectives = 3;
+  EXPECT_EQ(ErrorOf(ValidateGraph(Valid(), limits)).message,
+            "number of collectives: expected from 0 to 3, got 4");
+  limits = GraphLimits();
   limits.max_values = 8;
   EXPECT_EQ(ErrorOf(ValidateGraph(Valid(), limits)).message,
             "number of values: expected from 0 to 8, got 9");

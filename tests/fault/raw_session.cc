@@ -37,6 +37,7 @@ absl::StatusOr<RawSession> RawSession::Open(const std::string& address, bool att
   CHORUS_RETURN_IF_ERROR(
       FromGrpc(v1::Sessions::NewStub(raw.channel)->Open(&context, request, &response)));
   raw.session = response.session();
+  raw.device = response.devices(0);
   if (!attached) return raw;
   CHORUS_ASSIGN_OR_RETURN(raw.doorbell, DoorbellView::Map(raw.attach->doorbell_fd()));
   CHORUS_ASSIGN_OR_RETURN(AttachClient::SessionMemoryFds fds, raw.attach->SessionMemory(deadline));

@@ -33,6 +33,7 @@ struct RawSession {
 
   std::shared_ptr<grpc::Channel> channel;
   int64_t session = 0;
+  int32_t device = 0;  // the one that it got
   // Of an attached one.
   std::unique_ptr<AttachClient> attach;
   std::unique_ptr<DoorbellView> doorbell;

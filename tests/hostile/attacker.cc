@@ -19,6 +19,8 @@
 #include "core/transport/command.h"
 #include "core/transport/completion.h"
 #include "core/transport/ring.h"
+#include "grpcpp/client_context.h"
+#include "proto/chorus/v1/diagnostics.grpc.pb.h"
 #include "tests/fault/raw_session.h"
 
 namespace chorus {
@@ -62,15 +64,20 @@ struct Attacker::Impl : RawSession {
     return absl::Status(outcome.code, "");
   }
 
-  // The whole arena as a graph.
-  absl::StatusOr<absl::Status> RegisterStaged(absl::string_view bytes, int32_t slot) {
-    const int64_t size = static_cast<int64_t>(bytes.size());
-    CHORUS_ASSIGN_OR_RETURN(AttachClient::Staging staging, attach->CreateStaging(size, Deadline()));
+  absl::StatusOr<AttachClient::Staging> Stage(absl::string_view bytes) {
+    CHORUS_ASSIGN_OR_RETURN(AttachClient::Staging staging,
+                            attach->CreateStaging(static_cast<int64_t>(bytes.size()), Deadline()));
     void* const data = mmap(nullptr, static_cast<size_t>(staging.bytes), PROT_READ | PROT_WRITE,
                             MAP_SHARED, staging.fd.get(), 0);
     if (data == MAP_FAILED) return absl::InternalError("mmap");
     std::copy(bytes.begin(), bytes.end(), static_cast<char*>(data));
     munmap(data, static_cast<size_t>(staging.bytes));
+    return staging;
+  }
+  // The whole arena as a graph.
+  absl::StatusOr<absl::Status> RegisterStaged(absl::string_view bytes, int32_t slot) {
+    const int64_t size = static_cast<int64_t>(bytes.size());
+    CHORUS_ASSIGN_OR_RETURN(const AttachClient::Staging staging, Stage(bytes));
     RegisterGraph command;
     command.graph = {slot, 1};
     command.staged.arena = staging.arena;
@@ -84,7 +91,7 @@ struct Attacker::Impl : RawSession {
 namespace {
 
 // Graphs of nothing: a node is a few zero bytes.
-absl::StatusOr<Report> Zeros(Attacker* attacker) {
+absl::StatusOr<Report> ZeroNodes(Attacker* attacker) {
   Report report;
   Graph empty;
   empty.nodes.resize(400000);
@@ -155,8 +162,12 @@ absl::StatusOr<Report> Gaps(Attacker* attacker) {
     CHORUS_RETURN_IF_ERROR(attacker->impl().SubmitAs(number, command).status());
     ++report.done;
   }
-  // Then the first: what is held is told, and malformed.
-  CHORUS_ASSIGN_OR_RETURN(report.refused, attacker->impl().Do(Cancel{Sequence(1)}));
+  // Then the first: what is held is carried out. Of so many outcomes the first is forgotten soon.
+  CHORUS_RETURN_IF_ERROR(attacker->impl().SubmitAs(1, Cancel{Sequence(1)}).status());
+  constexpr int64_t kHeld = 1024;
+  CHORUS_ASSIGN_OR_RETURN(const RunOutcome outcome,
+                          attacker->impl().waiter.WaitForRun(Sequence(1 + kHeld), Deadline()));
+  report.refused = absl::Status(outcome.code, "");
   return report;
 }
 
@@ -190,6 +201,160 @@ absl::StatusOr<Report> Sessions(Attacker* attacker) {
   return report;
 }
 
+// --- What takes long: none is refused ---
+
+// A chain of so many small ops on a vector.
+Graph Chain(int nodes, Dim size) {
+  Graph graph;
+  graph.num_device_slots = 1;
+  GraphInput input;
+  input.type = TensorType(DType::kF32, {size});
+  graph.inputs.push_back(input);
+  ValueIndex value = 0;
+  for (int i = 0; i < nodes; ++i) {
+    Node node;
+    node.op = "neg";
+    node.inputs = {value};
+    node.outputs = {input.type};
+    graph.nodes.push_back(std::move(node));
+    ++value;
+  }
+  GraphOutput output;
+  output.value = value;
+  graph.outputs.push_back(output);
+  return graph;
+}
+
+InlineData Zeros(int64_t floats) {
+  InlineData data;
+  data.bytes.resize(static_cast<size_t>(floats) * 4);
+  return data;
+}
+
+// The output, which has the generation of the same slot's last one plus one, is released.
+absl::Status RunAndRelease(Attacker::Impl* impl, GraphId graph, Binding input, Report* report) {
+  Run run;
+  run.graph = graph;
+  run.inputs.push_back(std::move(input));
+  run.outputs.emplace_back();
+  run.outputs.back().kind = OutBinding::Kind::kFresh;
+  run.outputs.back().id = {1, static_cast<uint32_t>(++report->done)};
+  Release release;
+  release.tensors = {run.outputs.back().id};
+  CHORUS_ASSIGN_OR_RETURN(report->refused, impl->Do(std::move(run)));
+  return impl->Submit(std::move(release)).status();
+}
+
+// Large graphs, one after the other.
+absl::StatusOr<Report> Planning(Attacker* attacker) {
+  Report report;
+  for (int32_t slot = 0; slot < 4 && report.refused.ok(); ++slot) {
+    const Graph graph = Chain(20000 + slot, Dim(int64_t{2}));
+    CHORUS_ASSIGN_OR_RETURN(report.refused,
+                            attacker->impl().RegisterStaged(EncodeGraph(graph), slot));
+    if (!report.refused.ok()) break;
+    Release release;
+    release.graphs = {{slot, 1}};
+    CHORUS_RETURN_IF_ERROR(attacker->impl().Submit(std::move(release)).status());
+    ++report.done;
+  }
+  return report;
+}
+
+// One graph, each time at sizes that it has not had.
+absl::StatusOr<Report> Sizes(Attacker* attacker) {
+  Report report;
+  Attacker::Impl& impl = attacker->impl();
+  constexpr int64_t kMost = 64;
+  Graph graph = Chain(2000, Dim(kMost));
+  graph.inputs[0].type.dims[0] = Dim::Symbol(0, kMost);
+  CHORUS_ASSIGN_OR_RETURN(report.refused, impl.RegisterStaged(EncodeGraph(graph), /*slot=*/0));
+  CHORUS_ASSIGN_OR_RETURN(const AttachClient::Staging staging,
+                          impl.Stage(std::string(4 * kMost, '\0')));
+  ExternalRange zeros;
+  zeros.arena = staging.arena;
+  for (int64_t size = 1; size <= 40 && report.refused.ok(); ++size) {
+    CreateTensor create;
+    create.tensor = {2, static_cast<uint32_t>(size)};
+    create.type = TensorType(DType::kF32, {size});
+    create.device = DeviceIndex(impl.device);
+    create.source = zeros;
+    CHORUS_RETURN_IF_ERROR(impl.Submit(create).status());
+    CHORUS_RETURN_IF_ERROR(RunAndRelease(&impl, {0, 1}, create.tensor, &report));
+    Release release;
+    release.tensors = {create.tensor};
+    CHORUS_RETURN_IF_ERROR(impl.Submit(std::move(release)).status());
+  }
+  return report;
+}
+
+// One graph of thousands of small ops, again and again.
+absl::StatusOr<Report> Steps(Attacker* attacker) {
+  Report report;
+  Attacker::Impl& impl = attacker->impl();
+  CHORUS_ASSIGN_OR_RETURN(
+      report.refused, impl.RegisterStaged(EncodeGraph(Chain(20000, Dim(int64_t{2}))), /*slot=*/0));
+  while (report.refused.ok() && report.done < 20) {
+    CHORUS_RETURN_IF_ERROR(RunAndRelease(&impl, {0, 1}, Zeros(2), &report));
+  }
+  return report;
+}
+
+// A few bytes, millions of times.
+absl::StatusOr<Report> Strides(Attacker* attacker) {
+  Report report;
+  Attacker::Impl& impl = attacker->impl();
+  CHORUS_ASSIGN_OR_RETURN(const AttachClient::Staging staging, impl.Stage(std::string(4096, '\0')));
+  for (uint32_t generation = 1; generation <= 8 && report.refused.ok(); ++generation) {
+    CreateTensor create;
+    create.tensor = {0, generation};
+    create.type = TensorType(DType::kU8, {int64_t{16} << 20, int64_t{2}});
+    create.device = DeviceIndex(impl.device);
+    ExternalRange range;
+    range.arena = staging.arena;
+    range.strides = {0, 1};
+    create.source = std::move(range);
+    CHORUS_ASSIGN_OR_RETURN(report.refused, impl.Do(create));
+    Release release;
+    release.tensors = {create.tensor};
+    CHORUS_RETURN_IF_ERROR(impl.Submit(std::move(release)).status());
+    ++report.done;
+  }
+  return report;
+}
+
+// Commands that ask for nothing, as fast as they go.
+absl::StatusOr<Report> Flood(Attacker* attacker) {
+  Report report;
+  Attacker::Impl& impl = attacker->impl();
+  Release release;
+  release.tensors.resize(4000, TensorId{0, 1});
+  for (; report.done < 20000; ++report.done) {
+    CHORUS_RETURN_IF_ERROR(impl.Submit(report.done % 10 == 0 ? release : Release()).status());
+  }
+  CHORUS_ASSIGN_OR_RETURN(report.refused, impl.Do(Release()));
+  return report;
+}
+
+// Everything that diagnostics have, after many failures.
+absl::StatusOr<Report> Listing(Attacker* attacker) {
+  Report report;
+  Attacker::Impl& impl = attacker->impl();
+  CHORUS_RETURN_IF_ERROR(Names(attacker).status());
+  const auto diagnostics = v1::Diagnostics::NewStub(impl.channel);
+  for (; report.done < 100; ++report.done) {
+    grpc::ClientContext context;
+    RawSession::SetDeadline(&context);
+    v1::ListFlightEventsRequest request;
+    request.set_limit(10000);
+    v1::ListFlightEventsResponse response;
+    const grpc::Status listed = diagnostics->ListFlightEvents(&context, request, &response);
+    report.refused = absl::Status(static_cast<absl::StatusCode>(listed.error_code()), "");
+    if (!report.refused.ok()) break;
+  }
+  return report;
+}
+
 absl::StatusOr<Report> Worlds(Attacker* attacker) {
   Report report;
   for (; report.done < 5000; ++report.done) {
@@ -203,8 +368,11 @@ absl::StatusOr<Report> Worlds(Attacker* attacker) {
 
 const std::map<std::string, Attack>& Attacks() {
   static const auto* const attacks = new std::map<std::string, Attack>{
-      {"zeros", &Zeros}, {"quadratic", &Quadratic}, {"graphs", &Graphs},     {"pages", &Pages},
-      {"gaps", &Gaps},   {"names", &Names},         {"sessions", &Sessions}, {"worlds", &Worlds},
+      {"zeros", &ZeroNodes},   {"quadratic", &Quadratic}, {"graphs", &Graphs},
+      {"pages", &Pages},       {"gaps", &Gaps},           {"names", &Names},
+      {"sessions", &Sessions}, {"worlds", &Worlds},       {"planning", &Planning},
+      {"sizes", &Sizes},       {"steps", &Steps},         {"strides", &Strides},
+      {"flood", &Flood},       {"listing", &Listing},
   };
   return *attacks;
 }
