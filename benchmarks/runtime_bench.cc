@@ -27,7 +27,7 @@
 #include "core/ops/host_kernels.h"
 #include "core/runtime/executor.h"
 #include "core/runtime/memory.h"
-#include "core/runtime/plan.h"
+#include "core/runtime/plan/plan.h"
 
 namespace chorus {
 namespace {

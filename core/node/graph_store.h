@@ -22,7 +22,7 @@
 #include "core/ops/validate.h"
 #include "core/runtime/budget.h"
 #include "core/runtime/executor.h"
-#include "core/runtime/plan.h"
+#include "core/runtime/plan/plan.h"
 
 namespace chorus::node {
 

@@ -16,7 +16,7 @@
 #include "core/ops/validate.h"
 #include "core/runtime/device_plan.h"
 #include "core/runtime/executor.h"
-#include "core/runtime/plan.h"
+#include "core/runtime/plan/plan.h"
 
 namespace chorus {
 namespace testing {

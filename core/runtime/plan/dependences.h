@@ -3,8 +3,8 @@
 // What a run votes for says which of its collectives need which others. That can be as many pairs
 // as there are collectives, squared: it is counted, and ends where it would be too much. Threads:
 // thread-compatible.
-#ifndef CHORUS_CORE_RUNTIME_DEPENDENCES_H_
-#define CHORUS_CORE_RUNTIME_DEPENDENCES_H_
+#ifndef CHORUS_CORE_RUNTIME_PLAN_DEPENDENCES_H_
+#define CHORUS_CORE_RUNTIME_PLAN_DEPENDENCES_H_
 
 #include <cstdint>
 #include <memory>
@@ -16,7 +16,7 @@
 #include "core/collective/sequencer.h"
 #include "core/graph/graph.h"
 
-namespace chorus {
+namespace chorus::planning {
 
 // Go through a graph's nodes in their order; each that leads to a collective Takes what its inputs
 // depend on, and Gives what its outputs do. Sets are shared between values, and grow in place where
@@ -56,6 +56,6 @@ class Dependences {
   std::vector<int32_t> uses_;  // by value: by needed nodes that are still to come
 };
 
-}  // namespace chorus
+}  // namespace chorus::planning
 
-#endif  // CHORUS_CORE_RUNTIME_DEPENDENCES_H_
+#endif  // CHORUS_CORE_RUNTIME_PLAN_DEPENDENCES_H_

@@ -11,7 +11,7 @@
 #include "core/graph/encoding.h"
 #include "core/ops/testing/rank_builder.h"
 #include "core/ops/validate.h"
-#include "core/runtime/plan.h"
+#include "core/runtime/plan/plan.h"
 #include "core/runtime/testing/hostile_graphs.h"
 #include "gtest/gtest.h"
 

@@ -1,4 +1,4 @@
-#include "core/runtime/dependences.h"
+#include "core/runtime/plan/dependences.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -12,7 +12,7 @@
 #include "core/runtime/testing/hostile_graphs.h"
 #include "gtest/gtest.h"
 
-namespace chorus {
+namespace chorus::planning {
 namespace {
 
 struct Found {
@@ -128,4 +128,4 @@ TEST(DependencesTest, EndsWhereItWouldBeTooMuch) {
 }
 
 }  // namespace
-}  // namespace chorus
+}  // namespace chorus::planning

@@ -4,8 +4,8 @@
 // after the other along dimension 0. To a plan, and to what ranks agree on, both are lists.
 // Where rows are only known at run time, a tensor counts as one piece.
 // Pure functions.
-#ifndef CHORUS_CORE_RUNTIME_COLLECTIVE_PIECES_H_
-#define CHORUS_CORE_RUNTIME_COLLECTIVE_PIECES_H_
+#ifndef CHORUS_CORE_RUNTIME_PLAN_COLLECTIVE_PIECES_H_
+#define CHORUS_CORE_RUNTIME_PLAN_COLLECTIVE_PIECES_H_
 
 #include <cstdint>
 #include <vector>
@@ -15,7 +15,7 @@
 #include "core/ops/op.h"
 #include "core/tensor/type.h"
 
-namespace chorus {
+namespace chorus::planning {
 
 struct CollectivePieces {
   DType dtype = DType::kUnspecified;
@@ -39,6 +39,6 @@ CollectivePieces FindPieces(const Node& node, const OpDef& def, const ValueTable
 // What the node's rank asks the others for.
 Descriptor DescriptorOf(const Node& node, const CollectivePieces& pieces);
 
-}  // namespace chorus
+}  // namespace chorus::planning
 
-#endif  // CHORUS_CORE_RUNTIME_COLLECTIVE_PIECES_H_
+#endif  // CHORUS_CORE_RUNTIME_PLAN_COLLECTIVE_PIECES_H_

@@ -1,4 +1,4 @@
-#include "core/runtime/dependences.h"
+#include "core/runtime/plan/dependences.h"
 
 #include <algorithm>
 #include <utility>
@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
 
-namespace chorus {
+namespace chorus::planning {
 
 Dependences::Dependences(const Graph& graph, const ValueTable& values, int64_t max_work)
     : graph_(graph),
@@ -119,4 +119,4 @@ void Dependences::GiveOwn(int32_t node, int32_t participation) {
   Give(node, std::move(own));
 }
 
-}  // namespace chorus
+}  // namespace chorus::planning

@@ -1,11 +1,11 @@
-#include "core/runtime/collective_pieces.h"
+#include "core/runtime/plan/collective_pieces.h"
 
 #include <algorithm>
 #include <functional>
 
 #include "absl/types/span.h"
 
-namespace chorus {
+namespace chorus::planning {
 namespace {
 
 int64_t RowsOf(const TensorType& type) { return type.dims.empty() ? 1 : type.dims[0].size; }
@@ -98,4 +98,4 @@ Descriptor DescriptorOf(const Node& node, const CollectivePieces& pieces) {
   return descriptor;
 }
 
-}  // namespace chorus
+}  // namespace chorus::planning

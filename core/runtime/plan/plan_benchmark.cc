@@ -1,6 +1,6 @@
 // What planning costs for graphs that are much to plan: time, and the most memory at any time.
 //
-//   bazel run //core/runtime:plan_benchmark [-- SIZE]
+//   bazel run //core/runtime/plan:plan_benchmark [-- SIZE]
 //
 // Each graph is planned in a process of its own, so that its memory is its own.
 #include <sys/resource.h>
@@ -15,7 +15,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "core/graph/encoding.h"
-#include "core/runtime/plan.h"
+#include "core/runtime/plan/plan.h"
 #include "core/runtime/testing/hostile_graphs.h"
 
 namespace chorus {

@@ -1,0 +1,117 @@
+#include "core/runtime/plan/forms.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/error.h"
+#include "core/base/memory_account.h"
+#include "core/graph/encoding.h"
+#include "core/ops/registry.h"
+
+namespace chorus::planning {
+namespace {
+
+absl::Status CheckSlots(const Graph& graph) {
+  for (size_t g = 0; g < graph.group_slots.size(); ++g) {
+    std::vector<int32_t> slots = graph.group_slots[g].device_slots;
+    std::sort(slots.begin(), slots.end());
+    if (std::adjacent_find(slots.begin(), slots.end()) != slots.end()) {
+      return Unsupported(
+          absl::StrCat("group slot ", g,
+                       ": two of its members are held on one device slot, where a collective "
+                       "of both would wait for itself; give each its own"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+int32_t GroupSize(const Graph& graph, const Node& node) {
+  return graph.group_slots[node.collective->group_slot].size;
+}
+
+// --- What is made of a part of the graph at most ---
+//
+// With the room that growing lists have: a count from above. Types that go into a plan are copied,
+// and encoded, which takes no more.
+
+int64_t MemoryOfType(const TensorType& type) {
+  return 2 * (static_cast<int64_t>(sizeof(TensorType)) + MemoryBehind(type));
+}
+// As a leaf of equal work, or as the operand of a step.
+int64_t MemoryToRead(const TensorType& type) {
+  return MemoryOfType(type) +
+         static_cast<int64_t>(2 * sizeof(DevicePlan::Place) + sizeof(Plan::EqualGroup::Leaf) + 64);
+}
+// What the schedule knows of it, too.
+constexpr int64_t kBytesOfValue =
+    sizeof(ValueState) + 2 * sizeof(BufferSpec) + 2 * sizeof(DevicePlan::Place) + 96;
+// Rows, the places in a step and as the plan's operands, and the step's bytes.
+constexpr int64_t kBytesOfPiece =
+    4 * sizeof(int64_t) + 2 * sizeof(DevicePlan::Place) + 2 * sizeof(Plan::Operand) + 32;
+
+int64_t MemoryToPlan(const PlanState& state, const Node& node, const OpDef& def) {
+  // Copied for equal work or as a kernel, again to be encoded, and as bytes.
+  int64_t bytes = 3 * (static_cast<int64_t>(sizeof(Node)) + MemoryBehind(node)) +
+                  static_cast<int64_t>(2 * sizeof(DevicePlan::Step) + sizeof(NodeState) + 64) +
+                  static_cast<int64_t>(node.outputs.size()) * kBytesOfValue;
+  for (const ValueIndex v : node.inputs) bytes += MemoryToRead(state.table.type(v));
+  if (!node.collective.has_value()) return bytes;
+  const int64_t members = GroupSize(state.graph, node);
+  const int64_t pieces = (def.one_input ? members : static_cast<int64_t>(node.inputs.size())) +
+                         (def.one_output ? members : static_cast<int64_t>(node.outputs.size()));
+  return bytes + pieces * kBytesOfPiece +
+         static_cast<int64_t>(2 * sizeof(Participation) + sizeof(PartLabel) +
+                              2 * sizeof(DevicePlan::CollectiveStep) +
+                              2 * sizeof(Plan::CollectiveSlot) + 1024);
+}
+
+// Of what does not stand in a node.
+int64_t MemoryToPlanEnds(const PlanState& state) {
+  int64_t bytes = 0;
+  for (const GraphInput& input : state.graph.inputs) {
+    bytes += kBytesOfValue + MemoryOfType(input.type);
+  }
+  // Who publishes an output keeps its type beside it.
+  for (const GraphOutput& output : state.graph.outputs) {
+    bytes += static_cast<int64_t>(2 * sizeof(Plan::Output) + 64) +
+             MemoryOfType(state.table.type(output.value));
+  }
+  return bytes;
+}
+
+}  // namespace
+
+absl::Status FindForms(PlanState* state) {
+  const Graph& graph = state->graph;
+  CHORUS_RETURN_IF_ERROR(CheckSlots(graph));
+  int64_t taken = 0;
+  const auto take = [&](int64_t bytes) {
+    taken += bytes;
+    const int64_t most = state->options.max_bytes;
+    return taken <= most ? absl::OkStatus() : TooMuchMemory("the graph's plan", most, taken);
+  };
+  CHORUS_RETURN_IF_ERROR(take(MemoryToPlanEnds(*state)));
+  state->nodes.resize(graph.nodes.size());
+  for (NodeIndex n = 0; n < state->num_nodes(); ++n) {
+    const Node& node = state->node(n);
+    NodeState& known = state->nodes[n];
+    known.def =
+        n > 0 && state->node(n - 1).op == node.op ? state->nodes[n - 1].def : FindOp(node.op);
+    if (known.def == nullptr) return Unsupported(absl::StrCat("op '", node.op, "' is not run"));
+    CHORUS_RETURN_IF_ERROR(take(MemoryToPlan(*state, node, *known.def)));
+    if (node.collective.has_value()) {
+      known.form = Form::kCollective;
+      known.pieces = FindPieces(node, *known.def, state->table, GroupSize(graph, node));
+    } else if (known.def->alias == OutputAlias::kInput && !node.inputs.empty()) {
+      known.form =
+          state->table.device_slot(node.inputs[0]) == node.device_slot ? Form::kAlias : Form::kCopy;
+    }
+  }
+  state->values.resize(static_cast<size_t>(state->table.size()));
+  for (ValueIndex v = 0; v < state->table.size(); ++v) state->values[v].root = v;
+  return absl::OkStatus();
+}
+
+}  // namespace chorus::planning

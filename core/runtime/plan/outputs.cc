@@ -1,0 +1,109 @@
+#include "core/runtime/plan/outputs.h"
+
+#include <cstdint>
+#include <numeric>
+#include <vector>
+
+namespace chorus::planning {
+namespace {
+
+// Whether an output may be written where the input stands that it may alias. `position_of`: by
+// node, in the order.
+bool MayTakeOver(const PlanState& state, const IndexedVector<NodeIndex, int32_t>& position_of,
+                 const GraphOutput& output) {
+  if (output.may_alias < 0 || state.graph.num_device_slots != 1) return false;
+  const ValueState& value = state.values[output.value];
+  const ValueState& input = state.values[output.may_alias];
+  const TensorType& type = state.table.type(output.value);
+  const NodeIndex producer = state.table.producer(output.value);
+  // Counted inputs are read by others, who may keep them, or are outputs themselves.
+  if (value.root != output.value || value.takes_over || producer < 0 || input.counted ||
+      state.nodes[producer].form != Form::kKernel ||
+      type.num_bytes() != state.table.type(output.may_alias).num_bytes()) {
+    return false;
+  }
+  if (!state.nodes[producer].put_off) return false;
+  // Local ops run in their order: whoever else reads the input must come before.
+  const int32_t writes = position_of[producer];
+  if (input.last_use < writes) return true;
+  if (input.last_use > writes || !state.nodes[producer].def->elementwise) return false;
+  for (const ValueIndex v : state.node(producer).inputs) {
+    if (state.values[v].root == output.may_alias && state.table.type(v) != type) return false;
+  }
+  return true;
+}
+
+// Which value each one is, if it is nothing but another one's alias.
+IndexedVector<ValueIndex, ValueIndex> FindOrigins(const PlanState& state) {
+  IndexedVector<ValueIndex, ValueIndex> origin(state.values.size());
+  std::iota(origin.begin(), origin.end(), 0);
+  for (NodeIndex n = 0; n < state.num_nodes(); ++n) {
+    if (state.nodes[n].form == Form::kAlias) {
+      origin[state.output(n, 0)] = origin[state.node(n).inputs[0]];
+    }
+  }
+  return origin;
+}
+
+// Whether other ranks may have the same value as `origin`.
+void NoteOrigin(const PlanState& state, ValueIndex origin, Plan::Output* output) {
+  const NodeIndex producer = state.table.producer(origin);
+  if (producer < 0) return;
+  const int32_t place = origin - state.table.first_output(producer);
+  if (state.values[origin].equal_group >= 0) {
+    output->equal_group = state.values[origin].equal_group;
+    output->place = state.values[origin].equal_place;
+  } else if (state.nodes[producer].form == Form::kCollective && state.options.share_results &&
+             IsEqualResult(state.node(producer), static_cast<size_t>(place))) {
+    output->participation = state.nodes[producer].participation;
+    output->place = place;
+  }
+}
+
+// Which outputs have their memory alone.
+void FindSole(Plan* plan) {
+  // Whoever reads or names a buffer behind the run: outputs, and other ranks its operands.
+  IndexedVector<BufferIndex, int32_t> readers(plan->buffers.size(), 0);
+  const auto count = [&readers](BufferIndex buffer) {
+    if (buffer >= 0) ++readers[buffer];
+  };
+  for (const Plan::Output& output : plan->outputs) count(output.buffer);
+  for (const std::vector<Plan::Operand>& operands : plan->operands) {
+    for (const Plan::Operand& operand : operands) count(operand.buffer);
+  }
+  for (Plan::Output& output : plan->outputs) {
+    output.sole = output.buffer >= 0 && output.offset == 0 && readers[output.buffer] == 1 &&
+                  plan->buffers[output.buffer].kind == BufferSpec::Kind::kOwned;
+  }
+}
+
+}  // namespace
+
+void ChooseDonors(PlanState* state) {
+  IndexedVector<NodeIndex, int32_t> position_of(state->nodes.size());
+  int32_t position = 0;
+  for (const NodeIndex n : state->order) position_of[n] = position++;
+  for (const GraphOutput& output : state->graph.outputs) {
+    state->plan.outputs.emplace_back();
+    if (!MayTakeOver(*state, position_of, output)) continue;
+    state->plan.outputs.back().donor = output.may_alias;
+    state->values[output.value].takes_over = true;
+  }
+}
+
+void PlaceOutputs(PlanState* state) {
+  const IndexedVector<ValueIndex, ValueIndex> origins = FindOrigins(*state);
+  for (size_t i = 0; i < state->plan.outputs.size(); ++i) {
+    const ValueIndex v = state->graph.outputs[i].value;
+    const DevicePlan::Place at = PlaceInBuffer(*state, v);
+    Plan::Output& output = state->plan.outputs[i];
+    output.buffer = at.buffer;
+    output.offset = at.offset;
+    output.bytes = state->table.type(v).num_bytes();
+    output.device_slot = state->table.device_slot(v);
+    NoteOrigin(*state, origins[v], &output);
+  }
+  FindSole(&state->plan);
+}
+
+}  // namespace chorus::planning

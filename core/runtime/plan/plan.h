@@ -1,0 +1,22 @@
+// Makes a plan of a graph: passes over one PlanState (plan_state.h), each in a header of its own
+// that says what it reads and what it writes. plan.cc lists them in their order.
+//
+// Pure functions: no device, no threads.
+#ifndef CHORUS_CORE_RUNTIME_PLAN_PLAN_H_
+#define CHORUS_CORE_RUNTIME_PLAN_PLAN_H_
+
+#include "absl/status/statusor.h"
+#include "core/graph/graph.h"
+#include "core/runtime/plan/compiled_plan.h"
+#include "core/runtime/plan/plan_options.h"
+
+namespace chorus {
+
+// `graph` has passed ValidateGraph. UNIMPLEMENTED: what this build cannot run. INVALID_ARGUMENT: an
+// order that is none. RESOURCE_EXHAUSTED kQuota: more than `options` allow; the text says of what,
+// how much was expected and what came. Time is linear in the graph, but for those steps.
+absl::StatusOr<Plan> CompilePlan(const Graph& graph, const PlanOptions& options);
+
+}  // namespace chorus
+
+#endif  // CHORUS_CORE_RUNTIME_PLAN_PLAN_H_

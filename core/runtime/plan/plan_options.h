@@ -1,0 +1,44 @@
+// What a plan is made for, and what it may cost. Plain data.
+#ifndef CHORUS_CORE_RUNTIME_PLAN_PLAN_OPTIONS_H_
+#define CHORUS_CORE_RUNTIME_PLAN_PLAN_OPTIONS_H_
+
+#include <cstdint>
+#include <vector>
+
+namespace chorus {
+
+struct PlanOptions {
+  // The backend's devices share one address space with the host: equal results are shared and
+  // moves of whole tensors are aliases.
+  bool share_results = true;
+  // The order in which the run's collectives are launched, as indices of Plan::votes; empty:
+  // program order. A gang whose common order differs from a rank's program order needs that rank's
+  // plan made for it (streams are queues: another order on another rank would be a deadlock). Must
+  // be a permutation that respects the participations' `after`.
+  std::vector<int32_t> order;
+  // Which participations are of one instance: those of equal numbers. They must stand together in
+  // `order`. Empty: the k-th calls of all members of a group slot are of one, as they are where the
+  // members have called equally often before.
+  std::vector<int32_t> instances;
+  // Looks for work that ranks of the node have in common (Plan::equal_groups). Only with
+  // share_results.
+  bool share_equal_work = true;
+  // What a group of equal work must read and write at least: for less, every rank for itself is
+  // quicker than waiting for each other.
+  int64_t least_equal_bytes = 64 << 10;
+
+  // --- What a graph from a client may cost; kQuota otherwise, before it is made ---
+  //
+  // Memory that planning takes at any time, beside the graph: counted from above, for each node,
+  // input, output, type and piece of a collective. Some times what the plan is in the end.
+  int64_t max_bytes = int64_t{256} << 20;
+  // Pairs of collectives of which one needs the other's result (Participation::after of all
+  // together): a thousand that all need a thousand others. Each launch looks at all of them.
+  int64_t max_dependences = 1 << 20;
+  // Steps to find these: elements of sets that are looked at or copied.
+  int64_t max_dependence_steps = 1 << 22;
+};
+
+}  // namespace chorus
+
+#endif  // CHORUS_CORE_RUNTIME_PLAN_PLAN_OPTIONS_H_

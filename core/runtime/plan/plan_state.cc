@@ -1,0 +1,35 @@
+#include "core/runtime/plan/plan_state.h"
+
+namespace chorus::planning {
+
+PlanState::PlanState(const Graph& graph, const PlanOptions& options)
+    : graph(graph), options(options), table(graph) {}
+
+int NumVisible(const Node& node) {
+  return NumVisibleOutputs(*node.collective, static_cast<int>(node.outputs.size()));
+}
+
+bool IsFactor(const Node& node, size_t i) {
+  return node.collective->reduction == Reduction::kProduct &&
+         static_cast<int>(i) >= NumVisible(node);
+}
+
+bool IsEqualResult(const Node& node, size_t i) {
+  if (HasRuntimeCounts(*node.collective) || static_cast<int>(i) >= NumVisible(node)) return false;
+  return GivesEqualResults(node.collective->kind);
+}
+
+bool IsSharedResult(const Node& node, size_t i) {
+  return i == 0 && GivesEqualResults(node.collective->kind);
+}
+
+DevicePlan::Place PlaceInBuffer(const PlanState& state, ValueIndex v) {
+  const ValueState& root = state.root(v);
+  DevicePlan::Place place;
+  place.buffer = root.buffer;
+  place.offset = root.offset;
+  if (state.values[v].root != v) place.offset += state.values[v].offset;
+  return place;
+}
+
+}  // namespace chorus::planning

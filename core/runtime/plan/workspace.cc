@@ -1,0 +1,39 @@
+#include "core/runtime/plan/workspace.h"
+
+#include <algorithm>
+#include <cstddef>
+
+#include "core/runtime/size_class.h"
+
+namespace chorus::planning {
+
+Workspace::Block Workspace::Allocate(int64_t bytes, DevicePlan::StreamId stream, int32_t known) {
+  constexpr size_t kLook = 8;
+  const SizeClass wanted = SizeClass::Of(bytes);
+  const int other = 1 - static_cast<int>(stream);
+  const int last_class = std::min(wanted.index + SizeClass::kPerDoubling, SizeClass::kCount - 1);
+  for (int c = wanted.index; c <= last_class && c < static_cast<int>(free_.size()); ++c) {
+    std::vector<Block>& blocks = free_[c];
+    for (size_t i = 0; i < std::min(kLook, blocks.size()); ++i) {
+      Block& candidate = blocks[blocks.size() - 1 - i];
+      if (candidate.touched[other] > known) continue;
+      const Block block = candidate;
+      candidate = blocks.back();
+      blocks.pop_back();
+      return block;
+    }
+  }
+  Block block;
+  block.offset = bytes_;
+  block.size_class = wanted.index;
+  bytes_ += wanted.bytes;
+  return block;
+}
+
+void Workspace::Free(const Block& block) {
+  const auto size_class = static_cast<size_t>(block.size_class);
+  if (free_.size() <= size_class) free_.resize(size_class + 1);
+  free_[size_class].push_back(block);
+}
+
+}  // namespace chorus::planning
