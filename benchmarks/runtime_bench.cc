@@ -27,6 +27,7 @@
 #include "core/ops/host_kernels.h"
 #include "core/runtime/executor.h"
 #include "core/runtime/memory.h"
+#include "core/runtime/messages.h"
 #include "core/runtime/plan/plan.h"
 
 namespace chorus {
@@ -121,21 +122,22 @@ void Eager(ThreadPool* pool, int size, int rounds) {
       completed += completion.ok() && completion->status.ok() ? 1 : 0;
     }));
     const Plan plan = EagerAllReduce(m, size);
-    if (!executors.back()->LoadPlan(1, plan.device_plans[0]).ok()) Fail("LoadPlan failed");
-    if (!executors.back()->OpenCommunicator(2, devices, m).ok()) Fail("OpenCommunicator failed");
+    if (!executors.back()->LoadPlan(PlanId(1), plan.device_plans[0]).ok()) Fail("LoadPlan failed");
+    if (!executors.back()->OpenCommunicator(CommunicatorId(2), devices, m).ok())
+      Fail("OpenCommunicator failed");
     LaunchMessage& message = messages[static_cast<size_t>(m)];
-    message.plan = 1;
+    message.plan = PlanId(1);
     const DeviceAddress input = rig.Upload(m, std::vector<float>{1.0f + static_cast<float>(m)});
     message.buffers = {input, result};
     message.collectives.resize(1);
-    message.collectives[0].communicator = 2;
+    message.collectives[0].communicator = CommunicatorId(2);
     calls.push_back(DeviceRig::AllReduceCall(DType::kF32, 1, input, result));
   }
   auto members = rig.OpenAll(3);
   std::vector<double> direct;
   std::vector<double> launched;
   ByteWriter bytes;
-  LaunchId launch = 0;
+  LaunchId launch;
   for (int round = 0; round < rounds; ++round) {
     completed = 0;
     int64_t start = bench::NowNanos();
@@ -195,7 +197,7 @@ void Nodes(ThreadPool* pool, int nodes, int rounds) {
   std::vector<double> planned;
   std::vector<double> loaded;
   std::vector<double> launched;
-  PlanId id = 0;
+  PlanId id;
   for (int round = 0; round < rounds; ++round) {
     const int64_t start = bench::NowNanos();
     const Plan plan = Compile(graph);
@@ -205,7 +207,7 @@ void Nodes(ThreadPool* pool, int nodes, int rounds) {
     planned.push_back(static_cast<double>(compiled - start) / 1e6);
     loaded.push_back(static_cast<double>(ready - compiled) / 1e6);
     LaunchMessage message;
-    message.launch = id;
+    message.launch = LaunchId(id.value());
     message.plan = id;
     DeviceAddress output = 0;
     for (const BufferSpec& spec : plan.buffers) {

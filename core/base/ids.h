@@ -23,6 +23,11 @@ class StrongId {
   constexpr explicit StrongId(Rep value) : value_(value) {}
 
   constexpr Rep value() const { return value_; }
+  // The next of its kind, where they are counted up.
+  constexpr StrongId& operator++() {
+    ++value_;
+    return *this;
+  }
 
   friend constexpr bool operator==(StrongId a, StrongId b) { return a.value_ == b.value_; }
   friend constexpr bool operator!=(StrongId a, StrongId b) { return a.value_ != b.value_; }

@@ -11,8 +11,8 @@
 #include "core/base/ids.h"
 #include "core/graph/graph.h"
 #include "core/node/waiters.h"
-#include "core/runtime/executor.h"
-#include "core/runtime/memory.h"
+#include "core/runtime/buffer.h"
+#include "core/runtime/messages.h"
 #include "core/tensor/type.h"
 
 namespace chorus::node {
@@ -29,10 +29,10 @@ struct Cell {
   State state = State::kPending;
   std::shared_ptr<const TensorType> type;
   DeviceIndex device;
-  RunHandle producer;   // while kPending
-  LaunchId launch = 0;  // while kLaunched
-  BufferRef buffer;     // null: no bytes
-  int64_t offset = 0;   // in `buffer`
+  RunHandle producer;  // while kPending
+  LaunchId launch;     // while kLaunched
+  BufferRef buffer;    // null: no bytes
+  int64_t offset = 0;  // in `buffer`
   int64_t bytes = 0;
   // Equal for equal values (node_equal.cc); 0: not known. Others may be given its buffer while it
   // is pending.

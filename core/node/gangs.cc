@@ -293,7 +293,8 @@ absl::Status Gangs::PrepareLaunch(RunState* run, Gang* gang) {
       message.collectives.emplace_back();
       LaunchMessage::CollectiveBinding& binding = message.collectives.back();
       CHORUS_RETURN_IF_ERROR(BindCommunicator(*run, wanted, &binding));
-      if (binding.communicator != 0) gang->communicators.push_back(binding.communicator);
+      if (binding.communicator != CommunicatorId())
+        gang->communicators.push_back(binding.communicator);
     }
   }
   run->launches_left = static_cast<int32_t>(run->devices.size());
@@ -355,7 +356,7 @@ absl::StatusOr<CommunicatorId> Gangs::GroupCommunicator(World* world, GroupId gr
   const size_t place = static_cast<size_t>(group.value());
   if (world->communicators.size() <= place) world->communicators.resize(place + 1);
   CommunicatorId& known = world->communicators[place];
-  if (known == 0) {
+  if (known == CommunicatorId()) {
     CHORUS_ASSIGN_OR_RETURN(const absl::Span<const Rank> members,
                             world->agreement->GroupMembers(group));
     std::vector<DeviceIndex> devices;
@@ -396,10 +397,9 @@ void Gangs::LaunchRun(RunState* run) {
 // --- Completion ---------------------------------------------------------------------------------
 
 absl::optional<int32_t> Gangs::Complete(const CompletionMessage& completion) {
-  if (completion.launch < first_launch_ || completion.launch - first_launch_ >= launches_.size()) {
-    return absl::nullopt;
-  }
-  RunHandle& entry = launches_[static_cast<size_t>(completion.launch - first_launch_)];
+  const uint64_t place = completion.launch.value() - first_launch_.value();
+  if (completion.launch < first_launch_ || place >= launches_.size()) return absl::nullopt;
+  RunHandle& entry = launches_[place];
   RunState* const run = runs_->Find(entry);
   entry = RunHandle();
   while (!launches_.empty() && launches_.front() == RunHandle()) {

@@ -23,7 +23,7 @@
 #include "core/node/run_state.h"
 #include "core/node/storage.h"
 #include "core/node/world.h"
-#include "core/runtime/executor.h"
+#include "core/runtime/messages.h"
 
 namespace chorus::node {
 
@@ -36,7 +36,7 @@ struct Gang {
   absl::Status status;
   bool knows_origin = false;  // of its failure
   std::vector<CommunicatorId> communicators;
-  CommunicatorId commit = 0;  // of all its devices, where some of them hold back
+  CommunicatorId commit;  // of all its devices, where some of them hold back
 
   void Recycle() {
     world.reset();
@@ -46,7 +46,7 @@ struct Gang {
     status = absl::OkStatus();
     knows_origin = false;
     communicators.clear();
-    commit = 0;
+    commit = CommunicatorId();
   }
 };
 
@@ -103,7 +103,7 @@ class Gangs {
   std::vector<int32_t> free_;
   // The runs of launches under way: launch `first_launch_` + i. Null handles have completed.
   std::deque<RunHandle> launches_;
-  LaunchId first_launch_ = 1;
+  LaunchId first_launch_{1};
 };
 
 }  // namespace chorus::node

@@ -21,7 +21,7 @@
 #include "core/node/variants.h"
 #include "core/ops/validate.h"
 #include "core/runtime/budget.h"
-#include "core/runtime/executor.h"
+#include "core/runtime/messages.h"
 #include "core/runtime/plan/plan.h"
 
 namespace chorus::node {

@@ -50,29 +50,29 @@ TEST(GraphStoreTest, KeepsThePlansOfTheLastOrders) {
   std::iota(order.begin(), order.end(), 0);
   std::shared_ptr<LoadedPlan> held;
   std::vector<std::vector<int32_t>> orders;
-  constexpr PlanId kOrders = GraphRecord::kMaxOrders + 44;
-  for (PlanId i = 1; i <= kOrders; ++i) {
+  constexpr uint64_t kOrders = GraphRecord::kMaxOrders + 44;
+  for (uint64_t i = 1; i <= kOrders; ++i) {
     std::next_permutation(order.begin(), order.end());
     orders.push_back(order);
     const absl::StatusOr<std::shared_ptr<LoadedPlan>> plan =
         InOrder(&store, *record, order, budget);
     ASSERT_TRUE(plan.ok()) << plan.status();
-    (*plan)->places[0].emplace_back(DeviceIndex(0), i);
+    (*plan)->places[0].emplace_back(DeviceIndex(0), PlanId(i));
     if (i == 1) held = *plan;
     // What is asked for again stays.
     if (i < 2) continue;
     const auto second = InOrder(&store, *record, orders[1], budget);
     ASSERT_TRUE(second.ok()) << second.status();
-    EXPECT_EQ((*second)->places[0][0].second, 2);
+    EXPECT_EQ((*second)->places[0][0].second, PlanId(2));
   }
   EXPECT_EQ((*record)->reordered.size(), GraphRecord::kMaxOrders);
   // All but those, and the one that a run holds.
   EXPECT_EQ(unloaded.size(), kOrders - GraphRecord::kMaxOrders - 1);
-  EXPECT_EQ(unloaded.count(1), 0u);
-  EXPECT_EQ(unloaded.count(kOrders), 0u);
+  EXPECT_EQ(unloaded.count(PlanId(1)), 0u);
+  EXPECT_EQ(unloaded.count(PlanId(kOrders)), 0u);
   EXPECT_GT(budget->held(Resource::kGraphBytes), 0);
   held.reset();
-  EXPECT_EQ(unloaded.count(1), 1u);
+  EXPECT_EQ(unloaded.count(PlanId(1)), 1u);
   record->reset();
   EXPECT_EQ(unloaded.size(), static_cast<size_t>(kOrders));
 }

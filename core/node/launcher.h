@@ -20,6 +20,7 @@
 #include "core/base/mutex.h"
 #include "core/node/graph_store.h"
 #include "core/runtime/executor.h"
+#include "core/runtime/messages.h"
 
 namespace chorus::node {
 
@@ -58,7 +59,7 @@ class Launcher {
  private:
   struct Pooled {
     std::vector<int> devices;
-    CommunicatorId id = 0;
+    CommunicatorId id;
   };
   void OnCompletion(absl::string_view bytes);
 
@@ -69,10 +70,10 @@ class Launcher {
   std::atomic<bool> ready_{false};
 
   std::vector<int64_t> launch_counts_;
-  PlanId last_plan_ = 0;
+  PlanId last_plan_;
   int64_t loaded_plans_ = 0;
-  LaunchId last_launch_ = 0;
-  CommunicatorId last_communicator_ = 0;
+  LaunchId last_launch_;
+  CommunicatorId last_communicator_;
   int64_t drops_ = 0;
   // At most one for each order of each set of the node's devices: they outlive the worlds that
   // asked for them, so that the next ones find them open.

@@ -18,7 +18,7 @@
 #include "core/collective/instance.h"
 #include "core/collective/sequencer.h"
 #include "core/node/info.h"
-#include "core/runtime/memory.h"
+#include "core/runtime/buffer.h"
 #include "core/tensor/type.h"
 
 namespace chorus {

@@ -17,7 +17,8 @@
 #include "core/node/cell.h"
 #include "core/node/graph_store.h"
 #include "core/runtime/budget.h"
-#include "core/runtime/memory.h"
+#include "core/runtime/buffer.h"
+#include "core/runtime/messages.h"
 
 namespace chorus::node {
 
@@ -81,7 +82,7 @@ struct RunState {
   absl::InlinedVector<const LaunchedInstance*, 1> instances;
   absl::InlinedVector<LaunchMessage, 1> launches;
   absl::InlinedVector<int32_t, 1> left_out;  // groups of equal work that another run does
-  CommunicatorId equal_communicator = 0;     // of the runs that share such groups; 0: none
+  CommunicatorId equal_communicator;         // of the runs that share such groups; 0: none
   int32_t launches_left = 0;
   int32_t gang = -1;  // since its launch: place in the node's gangs
   // Launched with donations and failed, but nothing was written over them.
@@ -144,7 +145,7 @@ struct RunState {
     equal_work.clear();
     launches.clear();
     left_out.clear();
-    equal_communicator = 0;
+    equal_communicator = CommunicatorId();
     launches_left = 0;
     gang = -1;
     failed = false;

@@ -414,7 +414,7 @@ void Runs::Publish(RunState* run, absl::Time now) {
     Cell* cell = run->outputs[i].get();
     if (cell == nullptr) continue;
     cell->state = Cell::State::kReady;
-    cell->launch = 0;
+    cell->launch = LaunchId();
     // The next step may have been given its memory already: then the name tells that.
     const bool given =
         cell->donated_to != Sequence() && !session->names.StandsFor(run->output_ids[i], *cell);

@@ -26,7 +26,7 @@
 #include "core/node/run_state.h"
 #include "core/node/session.h"
 #include "core/node/world.h"
-#include "core/runtime/executor.h"
+#include "core/runtime/messages.h"
 #include "core/transport/command.h"
 
 namespace chorus::node {

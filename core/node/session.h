@@ -25,6 +25,7 @@
 #include "core/node/options.h"
 #include "core/node/requests.h"
 #include "core/node/timers.h"
+#include "core/runtime/arena.h"
 #include "core/runtime/budget.h"
 #include "core/runtime/memory.h"
 #include "core/transport/ring.h"

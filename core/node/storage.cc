@@ -311,7 +311,7 @@ Waiters<CellRef>::Id Storage::WhenReadable(const CellRef& cell, std::shared_ptr<
   }
   const BufferRef target = *mirror;
   launcher_->executor(cell->device)
-      ->Download(target->host(), cell->buffer->address(), cell->buffer->bytes(), 0,
+      ->Download(target->host(), cell->buffer->address(), cell->buffer->bytes(), LaunchId(),
                  BeginTransfer([cell, target, done](absl::Status status) {
                    if (status.ok()) cell->buffer->set_mirror(target);
                    done(cell, status);

@@ -26,7 +26,10 @@
 #include "core/node/requests.h"
 #include "core/node/session.h"
 #include "core/node/timers.h"
+#include "core/runtime/arena.h"
+#include "core/runtime/buffer.h"
 #include "core/runtime/memory.h"
+#include "core/runtime/memory_thread.h"
 #include "core/transport/command.h"
 
 namespace chorus::node {

@@ -20,8 +20,8 @@
 #include "core/node/requests.h"
 #include "core/node/timers.h"
 #include "core/runtime/budget.h"
-#include "core/runtime/executor.h"
-#include "core/runtime/memory.h"
+#include "core/runtime/buffer.h"
+#include "core/runtime/messages.h"
 
 namespace chorus::node {
 

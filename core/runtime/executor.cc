@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <cstring>
 #include <string>
 #include <utility>
 
@@ -16,144 +15,6 @@
 #include "core/runtime/device_plan.h"
 
 namespace chorus {
-
-// --- Messages ---
-
-namespace {
-
-// For a small collective these bytes are more work than its arithmetic, so they are laid out to be
-// copied: a head with the counts, then the arrays, numbers as they stand in memory.
-struct LaunchHead {
-  uint64_t launch;
-  uint64_t plan;
-  uint32_t buffers;
-  uint32_t collectives;
-  uint32_t after;
-  uint32_t left_out;
-  uint64_t hold_back;
-  uint64_t commit;
-};
-struct BindingHead {
-  uint64_t communicator;
-  uint32_t present;
-  int32_t rank;
-};
-static_assert(sizeof(LaunchHead) == 48 && sizeof(BindingHead) == 16, "no padding is sent");
-
-template <typename Array>
-void PutArray(const Array& array, ByteWriter* out) {
-  if (!array.empty()) out->PutRaw(array.data(), array.size() * sizeof(array[0]));
-}
-
-template <typename Head>
-bool GetHead(ByteReader* in, Head* head) {
-  const absl::string_view bytes = in->GetRaw(sizeof(Head));
-  if (bytes.size() != sizeof(Head)) return false;
-  std::memcpy(head, bytes.data(), sizeof(Head));
-  return true;
-}
-
-template <typename Array>
-bool GetArray(ByteReader* in, uint64_t count, Array* array) {
-  constexpr size_t kEach = sizeof(typename Array::value_type);
-  if (count > in->remaining() / kEach) return false;
-  array->resize(static_cast<size_t>(count));
-  if (count == 0) return true;
-  const absl::string_view bytes = in->GetRaw(static_cast<size_t>(count) * kEach);
-  std::memcpy(array->data(), bytes.data(), bytes.size());
-  return true;
-}
-
-}  // namespace
-
-void EncodeLaunch(const LaunchMessage& message, ByteWriter* out) {
-  const LaunchHead head{message.launch,
-                        message.plan,
-                        static_cast<uint32_t>(message.buffers.size()),
-                        static_cast<uint32_t>(message.collectives.size()),
-                        static_cast<uint32_t>(message.after.size()),
-                        static_cast<uint32_t>(message.left_out.size()),
-                        message.hold_back,
-                        message.commit};
-  out->PutRaw(&head, sizeof(head));
-  PutArray(message.buffers, out);
-  for (const LaunchMessage::CollectiveBinding& binding : message.collectives) {
-    const BindingHead bound{binding.communicator, static_cast<uint32_t>(binding.present.size()),
-                            binding.rank};
-    out->PutRaw(&bound, sizeof(bound));
-    PutArray(binding.present, out);
-  }
-  PutArray(message.after, out);
-  PutArray(message.left_out, out);
-}
-
-namespace {
-
-// `message` is used again and again, so that its memory is.
-bool DecodeLaunchInto(absl::string_view bytes, LaunchMessage* message) {
-  ByteReader in(bytes);
-  LaunchHead head;
-  if (!GetHead(&in, &head)) return false;
-  message->launch = head.launch;
-  message->plan = head.plan;
-  message->hold_back = head.hold_back == 1;
-  message->commit = head.commit;
-  if (!GetArray(&in, head.buffers, &message->buffers)) return false;
-  if (head.collectives > in.remaining() / sizeof(BindingHead)) return false;
-  message->collectives.resize(head.collectives);
-  for (LaunchMessage::CollectiveBinding& binding : message->collectives) {
-    BindingHead bound;
-    if (!GetHead(&in, &bound)) return false;
-    binding.communicator = bound.communicator;
-    binding.rank = bound.rank;
-    if (!GetArray(&in, bound.present, &binding.present)) return false;
-  }
-  return GetArray(&in, head.after, &message->after) &&
-         GetArray(&in, head.left_out, &message->left_out) && in.Done() && head.hold_back <= 1;
-}
-
-}  // namespace
-
-absl::StatusOr<LaunchMessage> DecodeLaunch(absl::string_view bytes) {
-  LaunchMessage message;
-  if (!DecodeLaunchInto(bytes, &message)) {
-    return Malformed(absl::StrCat("a launch of ", bytes.size(), " bytes does not decode"));
-  }
-  return message;
-}
-
-namespace {
-// Bits of a completion's flags, where it has any.
-constexpr int kFailed = 1;
-constexpr int kHeldBack = 2;
-constexpr int kIsOrigin = 4;
-}  // namespace
-
-void EncodeCompletion(const CompletionMessage& message, ByteWriter* out) {
-  out->PutVarint(message.launch);
-  const int failed =
-      kFailed | (message.held_back ? kHeldBack : 0) | (message.is_origin ? kIsOrigin : 0);
-  out->Put(static_cast<uint8_t>(message.status.ok() ? 0 : failed));
-  if (!message.status.ok()) out->PutString(EncodeError(ErrorOf(message.status)));
-}
-
-absl::StatusOr<CompletionMessage> DecodeCompletion(absl::string_view bytes) {
-  ByteReader in(bytes);
-  CompletionMessage message;
-  message.launch = in.GetVarint();
-  const uint8_t failed = in.Get<uint8_t>();
-  message.held_back = (failed & kHeldBack) != 0;
-  message.is_origin = (failed & kIsOrigin) != 0;
-  if (failed != 0) message.status = ToStatus(DecodeError(in.GetString()));
-  if (!in.Done() || failed > (kFailed | kHeldBack | kIsOrigin) ||
-      (failed != 0 && (failed & kFailed) == 0)) {
-    return Malformed(absl::StrCat("a completion of ", bytes.size(), " bytes does not decode"));
-  }
-  return message;
-}
-
-// --- The executor ---
-
 namespace {
 
 constexpr int kCompute = static_cast<int>(DevicePlan::StreamId::kCompute);
@@ -226,7 +87,8 @@ class DeviceExecutor final : public Executor {
   }
 
   absl::Status LoadPlan(PlanId id, absl::string_view bytes) override {
-    if (plans_.contains(id)) return Malformed(absl::StrCat("plan ", id, " is loaded already"));
+    if (plans_.contains(id))
+      return Malformed(absl::StrCat("plan ", id.value(), " is loaded already"));
     CHORUS_ASSIGN_OR_RETURN(DevicePlan decoded, DecodeDevicePlan(bytes));
     auto plan = std::make_unique<LoadedPlan>();
     plan->num_buffers = static_cast<size_t>(decoded.num_buffers);
@@ -274,10 +136,10 @@ class DeviceExecutor final : public Executor {
   absl::Status OpenCommunicator(CommunicatorId id, absl::Span<const int> devices,
                                 int member) override {
     if (communicators_.contains(id)) {
-      return Malformed(absl::StrCat("communicator ", id, " is open already"));
+      return Malformed(absl::StrCat("communicator ", id.value(), " is open already"));
     }
     CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> communicator,
-                            backend_->OpenCommunicator(id, devices, member));
+                            backend_->OpenCommunicator(id.value(), devices, member));
     communicators_.emplace(id, std::move(communicator));
     return absl::OkStatus();
   }
@@ -310,7 +172,7 @@ class DeviceExecutor final : public Executor {
       Complete(message_.launch, status, /*held_back=*/true);
       return;
     }
-    const bool commits = message_.commit != 0;
+    const bool commits = message_.commit != CommunicatorId();
     bool uses[kPlanStreams] = {plan->uses[kCompute] || commits,
                                plan->uses[kCommunication] || commits};
     const Position needed = NeededBy(message_.after);
@@ -357,7 +219,7 @@ class DeviceExecutor final : public Executor {
 
   void Download(void* to, DeviceAddress from, int64_t bytes, LaunchId after,
                 std::function<void(absl::Status)> done) override {
-    if (after != 0) Order(kCopy, NeededBy({after}));
+    if (after != LaunchId()) Order(kCopy, NeededBy({after}));
     const int parity = Begin();
     ++enqueued_.end[kCopy];
     streams_[kCopy]->CopyToHost(to, from, bytes);
@@ -367,7 +229,7 @@ class DeviceExecutor final : public Executor {
  private:
   // How much work each stream had been given.
   struct Position {
-    LaunchId launch = 0;
+    LaunchId launch;
     int64_t end[kStreams] = {};
   };
   struct Retired {
@@ -470,11 +332,11 @@ class DeviceExecutor final : public Executor {
   // Finds what the message names, before anything is enqueued.
   absl::Status Bind(LoadedPlan** plan) {
     const auto it = plans_.find(message_.plan);
-    if (it == plans_.end()) return UnknownName(absl::StrCat("plan ", message_.plan));
+    if (it == plans_.end()) return UnknownName(absl::StrCat("plan ", message_.plan.value()));
     *plan = it->second.get();
     if (message_.buffers.size() != (*plan)->num_buffers ||
         message_.collectives.size() != (*plan)->num_bindings) {
-      return Malformed(absl::StrCat("a launch of plan ", message_.plan, " brings ",
+      return Malformed(absl::StrCat("a launch of plan ", message_.plan.value(), " brings ",
                                     message_.buffers.size(), " buffers and ",
                                     message_.collectives.size(), " communicators, expected ",
                                     (*plan)->num_buffers, " and ", (*plan)->num_bindings));
@@ -483,27 +345,27 @@ class DeviceExecutor final : public Executor {
     left_out_.assign((*plan)->num_equal_groups, false);
     for (const int32_t group : message_.left_out) {
       if (group < 0 || static_cast<size_t>(group) >= left_out_.size()) {
-        return Malformed(absl::StrCat("a launch of plan ", message_.plan, " leaves out group ",
-                                      group, " of ", left_out_.size()));
+        return Malformed(absl::StrCat("a launch of plan ", message_.plan.value(),
+                                      " leaves out group ", group, " of ", left_out_.size()));
       }
       left_out_[static_cast<size_t>(group)] = true;
     }
     for (const LaunchMessage::CollectiveBinding& binding : message_.collectives) {
-      if (binding.communicator == 0) {
+      if (binding.communicator == CommunicatorId()) {
         bound_.push_back(nullptr);
         continue;
       }
       const auto found = communicators_.find(binding.communicator);
       if (found == communicators_.end()) {
-        return UnknownName(absl::StrCat("communicator ", binding.communicator));
+        return UnknownName(absl::StrCat("communicator ", binding.communicator.value()));
       }
       bound_.push_back(found->second.get());
     }
     commit_ = nullptr;
-    if (message_.commit != 0) {
+    if (message_.commit != CommunicatorId()) {
       const auto found = communicators_.find(message_.commit);
       if (found == communicators_.end()) {
-        return UnknownName(absl::StrCat("communicator ", message_.commit));
+        return UnknownName(absl::StrCat("communicator ", message_.commit.value()));
       }
       commit_ = found->second.get();
     }
@@ -677,8 +539,8 @@ class DeviceExecutor final : public Executor {
           std::find(failures_.begin(), failures_.end(), launch) == failures_.end()) {
         continue;
       }
-      return MakeError(Reason::kExecFailed,
-                       absl::StrCat("launch ", launch, ", whose results it reads, has failed"));
+      return MakeError(Reason::kExecFailed, absl::StrCat("launch ", launch.value(),
+                                                         ", whose results it reads, has failed"));
     }
     return absl::OkStatus();
   }
@@ -702,13 +564,14 @@ class DeviceExecutor final : public Executor {
     const LaunchId launch = message_.launch;
     if (uses[kCompute] != uses[kCommunication] && status.ok() && hold == nullptr) {
       // Two words, so that std::function needs no memory for them.
-      const uint64_t tagged =
-          launch << 2 | static_cast<uint64_t>(uses[kCompute]) << 1 | static_cast<uint64_t>(parity);
+      const uint64_t tagged = launch.value() << 2 | static_cast<uint64_t>(uses[kCompute]) << 1 |
+                              static_cast<uint64_t>(parity);
       streams_[uses[kCompute] ? kCompute : kCommunication]->Callback(
           [this, tagged](const absl::Status& result) {
-            if (!result.ok()) NoteFailure(tagged >> 2);
+            if (!result.ok()) NoteFailure(LaunchId(tagged >> 2));
             End(static_cast<int>(tagged & 1));
-            Complete(tagged >> 2, result, /*held_back=*/false, /*is_origin=*/(tagged & 2) != 0);
+            Complete(LaunchId(tagged >> 2), result, /*held_back=*/false,
+                     /*is_origin=*/(tagged & 2) != 0);
           });
       return;
     }
@@ -780,7 +643,7 @@ class DeviceExecutor final : public Executor {
   Mutex failures_mutex_;
   std::vector<LaunchId> failures_ ABSL_GUARDED_BY(failures_mutex_);  // the last ones, in any order
   size_t next_failure_ ABSL_GUARDED_BY(failures_mutex_) = 0;
-  LaunchId forgotten_ ABSL_GUARDED_BY(failures_mutex_) = 0;  // the newest that made room for others
+  LaunchId forgotten_ ABSL_GUARDED_BY(failures_mutex_);  // the newest that made room for others
 
   // Written by completions.
   std::atomic<int64_t> in_flight_[2] = {{0}, {0}};

@@ -9,56 +9,14 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <vector>
 
-#include "absl/container/inlined_vector.h"
-#include "absl/status/statusor.h"
+#include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "core/backend/backend.h"
-#include "core/base/bytes.h"
+#include "core/runtime/messages.h"
 
 namespace chorus {
-
-// Ids of the node's choosing, unique per executor.
-using PlanId = uint64_t;
-using LaunchId = uint64_t;  // ascending; the order of launches
-using CommunicatorId = uint64_t;
-
-// Launches of one executor are enqueued in the order of the calls, on two streams: local ops on
-// one, collectives on the other. Within a launch the plan orders them. Between launches there is
-// order where `after` says so (and, for collectives, the order of the calls): list the launches
-// whose results are read, or whose workspace is used again.
-struct LaunchMessage {
-  struct CollectiveBinding {
-    CommunicatorId communicator = 0;  // 0: none; only the barrier behind equal work may go without
-    absl::InlinedVector<int32_t, 8> present;  // members that take part; empty: all
-    int32_t rank = -1;                        // whose call it is, for texts: of the world
-  };
-  LaunchId launch = 0;
-  PlanId plan = 0;
-  absl::InlinedVector<DeviceAddress, 8> buffers;          // the plan's buffer table
-  absl::InlinedVector<CollectiveBinding, 1> collectives;  // in the plan's order
-  absl::InlinedVector<LaunchId, 4> after;    // earlier launches on this device to wait for
-  absl::InlinedVector<int32_t, 4> left_out;  // groups of equal work that another device does
-  // Outputs stand where donated inputs do: nothing is written there before everything else is
-  // complete, nor when anything has failed, here or in one of `after`.
-  bool hold_back = false;
-  // The communicator of all devices that launch together with this one, of which some hold back: if
-  // anything has failed on one of them, nothing is written on any. 0: there are no others.
-  CommunicatorId commit = 0;
-};
-void EncodeLaunch(const LaunchMessage& message, ByteWriter* out);
-absl::StatusOr<LaunchMessage> DecodeLaunch(absl::string_view bytes);
-
-struct CompletionMessage {
-  LaunchId launch = 0;
-  absl::Status status;
-  bool held_back = false;  // of a failed launch that was to hold back: the inputs are intact
-  // A kernel of this launch has failed: `status` is its own, not what came from a peer.
-  bool is_origin = false;
-};
-void EncodeCompletion(const CompletionMessage& message, ByteWriter* out);
-absl::StatusOr<CompletionMessage> DecodeCompletion(absl::string_view bytes);
 
 // Threads: one thread makes all calls. Completions come on any thread, perhaps inside Launch, each
 // launch exactly once; they must not call the executor.
@@ -82,8 +40,8 @@ class Executor {
   // Enqueues one launch; never waits. A failure comes as its completion.
   virtual void Launch(absl::string_view launch) = 0;
   // Copies between host memory and the device, on a stream of their own beside the launches' work.
-  // Launches that follow an Upload see it; a Download sees what launch `after` wrote (0: nothing to
-  // wait for). The host memory must stand until `done`, which is called as completions are.
+  // Launches that follow an Upload see it; a Download sees what launch `after` wrote (none: nothing
+  // to wait for). The host memory must stand until `done`, which is called as completions are.
   virtual void Upload(DeviceAddress to, const void* from, int64_t bytes,
                       std::function<void(absl::Status)> done) = 0;
   virtual void Download(void* to, DeviceAddress from, int64_t bytes, LaunchId after,

@@ -7,7 +7,7 @@
 #include "absl/strings/string_view.h"
 #include "core/base/bytes.h"
 #include "core/runtime/device_plan.h"
-#include "core/runtime/executor.h"
+#include "core/runtime/messages.h"
 
 namespace {
 

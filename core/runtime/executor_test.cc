@@ -818,7 +818,7 @@ class ExecutorFailureTest : public ExecutorTest {
   LaunchMessage MessageFor(const Plan& plan) {
     LaunchMessage message;
     message.launch = rig_.NextLaunch();
-    message.plan = 1000;
+    message.plan = PlanId(1000);
     for (const BufferSpec& spec : plan.buffers) {
       message.buffers.push_back(rig_.Allocate(0, spec.bytes));
     }
@@ -834,17 +834,17 @@ TEST_P(ExecutorFailureTest, LaunchesThatNameUnknownThingsCompleteWithAnError) {
   const Plan plan = CompileEager();
   LaunchMessage message = MessageFor(plan);
   EXPECT_EQ(LaunchBytes(message).code(), absl::StatusCode::kNotFound);
-  ASSERT_TRUE(rig_.executor(0)->LoadPlan(1000, plan.device_plans[0]).ok());
-  EXPECT_EQ(rig_.executor(0)->LoadPlan(1000, plan.device_plans[0]).code(),
+  ASSERT_TRUE(rig_.executor(0)->LoadPlan(PlanId(1000), plan.device_plans[0]).ok());
+  EXPECT_EQ(rig_.executor(0)->LoadPlan(PlanId(1000), plan.device_plans[0]).code(),
             absl::StatusCode::kInvalidArgument);
   message.launch = rig_.NextLaunch();
   message.buffers.pop_back();
   EXPECT_EQ(LaunchBytes(message).code(), absl::StatusCode::kInvalidArgument);
   message = MessageFor(plan);
-  message.collectives[0].communicator = 77;
+  message.collectives[0].communicator = CommunicatorId(77);
   EXPECT_EQ(LaunchBytes(message).code(), absl::StatusCode::kNotFound);
   message = MessageFor(plan);
-  message.collectives[0].communicator = 0;
+  message.collectives[0].communicator = CommunicatorId();
   EXPECT_EQ(LaunchBytes(message).code(), absl::StatusCode::kInvalidArgument);
   message = MessageFor(plan);
   message.collectives.clear();
@@ -859,14 +859,14 @@ TEST_P(ExecutorFailureTest, LaunchesThatNameUnknownThingsCompleteWithAnError) {
 TEST_P(ExecutorFailureTest, AnAbortEndsTheLaunchThatWaitsAndLeavesTheDeviceUsable) {
   if (ranks() < 2) return;
   const Plan plan = CompileEager();
-  ASSERT_TRUE(rig_.executor(0)->LoadPlan(1000, plan.device_plans[0]).ok());
+  ASSERT_TRUE(rig_.executor(0)->LoadPlan(PlanId(1000), plan.device_plans[0]).ok());
   const LaunchMessage message = MessageFor(plan);
   ByteWriter bytes;
   EncodeLaunch(message, &bytes);
   rig_.executor(0)->Launch(bytes.bytes());
   const CommunicatorId id = message.collectives[0].communicator;
   // Both go while the launch uses them.
-  rig_.executor(0)->UnloadPlan(1000);
+  rig_.executor(0)->UnloadPlan(PlanId(1000));
   rig_.executor(0)->AbortCommunicator(id, absl::AbortedError("rank 1 died"));
   const absl::Status status = rig_.WaitFor(message.launch);
   EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
@@ -885,17 +885,17 @@ TEST_P(ExecutorFailureTest, AnAbortEndsTheLaunchThatWaitsAndLeavesTheDeviceUsabl
 TEST_P(ExecutorFailureTest, PlansMustBeSoundBeforeTheyAreLoaded) {
   const std::string bytes = CompileEager().device_plans[0];
   for (size_t size = 0; size < bytes.size(); ++size) {
-    EXPECT_EQ(rig_.executor(0)->LoadPlan(1000, bytes.substr(0, size)).code(),
+    EXPECT_EQ(rig_.executor(0)->LoadPlan(PlanId(1000), bytes.substr(0, size)).code(),
               absl::StatusCode::kInvalidArgument)
         << size;
   }
   absl::StatusOr<DevicePlan> plan = DecodeDevicePlan(bytes);
   ASSERT_TRUE(plan.ok());
   plan->nodes[0].node.op = "no_such_op";
-  EXPECT_FALSE(rig_.executor(0)->LoadPlan(1000, EncodeDevicePlan(*plan)).ok());
+  EXPECT_FALSE(rig_.executor(0)->LoadPlan(PlanId(1000), EncodeDevicePlan(*plan)).ok());
   plan->nodes[0].node.op = "neg";
   plan->nodes[0].node.outputs[0] = F32({5});
-  EXPECT_EQ(rig_.executor(0)->LoadPlan(1000, EncodeDevicePlan(*plan)).code(),
+  EXPECT_EQ(rig_.executor(0)->LoadPlan(PlanId(1000), EncodeDevicePlan(*plan)).code(),
             absl::StatusCode::kInvalidArgument);
 }
 
@@ -913,98 +913,6 @@ std::string Name(const ::testing::TestParamInfo<Param>& info) { return info.para
 INSTANTIATE_TEST_SUITE_P(Backends, ExecutorTest, ::testing::ValuesIn(Params({1, 2, 3, 5, 8})),
                          Name);
 INSTANTIATE_TEST_SUITE_P(Backends, ExecutorFailureTest, ::testing::ValuesIn(Params({1, 3})), Name);
-
-// --- Messages ---
-
-TEST(MessageTest, LaunchesComeBackAsTheyWere) {
-  LaunchMessage message;
-  message.launch = 300;
-  message.plan = 70000;
-  message.buffers = {0, ~uint64_t{0}, 4096};
-  message.collectives.resize(2);
-  message.collectives[0].communicator = 5;
-  message.collectives[1].present = {0, 2, 7};
-  message.after = {1, 299};
-  message.left_out = {0, 3, 4};
-  message.hold_back = true;
-  message.commit = 77;
-  ByteWriter out;
-  EncodeLaunch(message, &out);
-  const absl::StatusOr<LaunchMessage> back = DecodeLaunch(out.bytes());
-  ASSERT_TRUE(back.ok()) << back.status();
-  EXPECT_EQ(back->launch, 300u);
-  EXPECT_EQ(back->plan, 70000u);
-  EXPECT_EQ(back->buffers, message.buffers);
-  ASSERT_EQ(back->collectives.size(), 2u);
-  EXPECT_EQ(back->collectives[0].communicator, 5u);
-  EXPECT_TRUE(back->collectives[0].present.empty());
-  EXPECT_EQ(back->collectives[1].present, message.collectives[1].present);
-  EXPECT_EQ(back->after, message.after);
-  EXPECT_EQ(back->left_out, message.left_out);
-  EXPECT_TRUE(back->hold_back);
-  EXPECT_EQ(back->commit, 77u);
-  for (size_t size = 0; size < out.size(); ++size) {
-    EXPECT_FALSE(DecodeLaunch(absl::string_view(out.bytes()).substr(0, size)).ok()) << size;
-  }
-  EXPECT_FALSE(DecodeLaunch(out.bytes() + "x").ok());
-  // Every count in it, made too large: refused, and nothing is allocated for it.
-  for (size_t at = 0; at + sizeof(uint32_t) <= out.size(); at += sizeof(uint32_t)) {
-    std::string changed = out.bytes();
-    changed.replace(at, sizeof(uint32_t), "\xff\xff\xff\x7f");
-    const absl::StatusOr<LaunchMessage> large = DecodeLaunch(changed);
-    if (!large.ok()) continue;
-    EXPECT_EQ(large->buffers.size(), 3u) << at;
-    EXPECT_EQ(large->collectives.size(), 2u) << at;
-    EXPECT_EQ(large->after.size(), 2u) << at;
-    EXPECT_EQ(large->left_out.size(), 3u) << at;
-  }
-  // The last number of the head is neither 0 nor 1.
-  std::string neither = out.bytes();
-  neither[32] = 2;
-  EXPECT_FALSE(DecodeLaunch(neither).ok());
-  neither[32] = 1;
-  EXPECT_TRUE(DecodeLaunch(neither)->hold_back);
-}
-
-TEST(MessageTest, CompletionsCarryTheWholeError) {
-  ByteWriter out;
-  EncodeCompletion({9, absl::OkStatus()}, &out);
-  absl::StatusOr<CompletionMessage> back = DecodeCompletion(out.bytes());
-  ASSERT_TRUE(back.ok());
-  EXPECT_EQ(back->launch, 9u);
-  EXPECT_TRUE(back->status.ok());
-  Error error(Reason::kPeerDied);
-  error.message = "rank 2 died";
-  error.culprit.rank = 2;
-  out.Clear();
-  EncodeCompletion({10, ToStatus(error)}, &out);
-  back = DecodeCompletion(out.bytes());
-  ASSERT_TRUE(back.ok());
-  EXPECT_EQ(back->status.code(), absl::StatusCode::kAborted);
-  EXPECT_EQ(ErrorOf(back->status).reason, Reason::kPeerDied);
-  EXPECT_EQ(ErrorOf(back->status).culprit.rank, 2);
-  EXPECT_FALSE(back->held_back);
-  EXPECT_FALSE(back->is_origin);
-  for (const bool held_back : {false, true}) {
-    for (const bool is_origin : {false, true}) {
-      out.Clear();
-      EncodeCompletion({10, ToStatus(error), held_back, is_origin}, &out);
-      back = DecodeCompletion(out.bytes());
-      ASSERT_TRUE(back.ok());
-      EXPECT_EQ(back->held_back, held_back);
-      EXPECT_EQ(back->is_origin, is_origin);
-    }
-  }
-  // Flags of a failure without one.
-  std::string neither = out.bytes();
-  for (const char flags : {2, 4, 6, 8, 9}) {
-    neither[1] = flags;
-    EXPECT_FALSE(DecodeCompletion(neither).ok()) << int{flags};
-  }
-  for (size_t size = 0; size < out.size(); ++size) {
-    EXPECT_FALSE(DecodeCompletion(absl::string_view(out.bytes()).substr(0, size)).ok()) << size;
-  }
-}
 
 }  // namespace
 }  // namespace testing

@@ -1,236 +1,13 @@
 #include "core/runtime/memory.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <signal.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <thread>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
-#include "core/base/mutex.h"
-#include "core/runtime/size_class.h"
+#include "core/runtime/memory_thread.h"
 
 namespace chorus {
-namespace {
-
-// Linux 5.14; older C libraries do not name it.
-constexpr int kPopulateWrite = 23;
-// Touching stops between pieces when nobody else needs the memory any more.
-constexpr int64_t kTouchBytes = int64_t{4} << 20;
-constexpr int64_t kLargestBytes = SizeClass::kLargestBytes;
-
-int64_t PageBytes() {
-  static const int64_t bytes = sysconf(_SC_PAGESIZE);
-  return bytes;
-}
-
-int64_t RoundUp(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
-
-absl::Status OutOfMemory(absl::string_view what, int64_t bytes, int error) {
-  return MakeError(Reason::kOutOfMemory, absl::StrCat("the kernel gives no arena of ", bytes,
-                                                      " bytes: ", what, ": ", strerror(error)));
-}
-
-// Arenas are named once for the process, so that an id alone tells a client what to map.
-ArenaIds& IdsOfArenas() {
-  static auto* const ids = new ArenaIds();
-  return *ids;
-}
-
-// Another descriptor of the same file, which counts as an opener of its own.
-UniqueFd Reopen(int fd, int flags) {
-  return UniqueFd(open(absl::StrCat("/proc/self/fd/", fd).c_str(), flags | O_CLOEXEC));
-}
-
-}  // namespace
-
-// --- ArenaIds ---
-
-ArenaId ArenaIds::Take() {
-  MutexLock lock(&mutex_);
-  do {
-    last_ = last_ == most_ ? 1 : last_ + 1;
-  } while (!taken_.insert(last_).second);
-  return ArenaId(last_);
-}
-
-void ArenaIds::Free(ArenaId id) {
-  MutexLock lock(&mutex_);
-  taken_.erase(id.value());
-}
-
-// --- Arena ---
-
-ArenaMemory::~ArenaMemory() { munmap(data_, static_cast<size_t>(bytes_)); }
-
-void ArenaMemory::Touch(int64_t offset, int64_t bytes) const {
-  if (madvise(data_ + offset, static_cast<size_t>(bytes), kPopulateWrite) == 0) return;
-  // An older kernel: this gives the file its pages, and leaves only the cheap faults.
-  while (fallocate(fd_.get(), 0, offset, bytes) != 0 && errno == EINTR) {
-  }
-}
-
-bool ArenaMemory::IsHeldByOthers() const {
-  // An opener that comes while we have the lease would break it, with a signal whose default is to
-  // end the process. SIGURG's is to be ignored.
-  fcntl(fd_.get(), F_SETSIG, SIGURG);
-  if (fcntl(fd_.get(), F_SETLEASE, F_WRLCK) != 0) return errno == EAGAIN;
-  fcntl(fd_.get(), F_SETLEASE, F_UNLCK);
-  return false;
-}
-
-Arena::Arena(Charge bytes, Charge descriptor, const ArenaHelpers& helpers, Kind kind,
-             std::shared_ptr<const ArenaMemory> memory)
-    : charged_bytes_(std::move(bytes)),
-      charged_descriptor_(std::move(descriptor)),
-      helpers_(helpers),
-      kind_(kind),
-      id_(IdsOfArenas().Take()),
-      memory_(std::move(memory)) {}
-
-Arena::~Arena() {
-  IdsOfArenas().Free(id_);
-  const bool handed_out = client_fd_.valid();
-  client_fd_.Reset();
-  if (handed_out && helpers_.held != nullptr && memory_->IsHeldByOthers()) {
-    helpers_.held->Add(std::move(memory_), std::move(charged_bytes_),
-                       std::move(charged_descriptor_), helpers_.thread);
-  } else if (helpers_.thread != nullptr) {
-    helpers_.thread->Dispose(std::move(memory_));
-  }
-}
-
-absl::StatusOr<int> Arena::ClientFd() {
-  if (!client_fd_.valid()) {
-    client_fd_ = Reopen(fd(), kind_ == Kind::kStaging ? O_RDWR : O_RDONLY);
-    if (!client_fd_.valid()) {
-      return MakeError(Reason::kQuota, absl::StrCat("no descriptor for arena ", id_.value(), ": ",
-                                                    strerror(errno)));
-    }
-  }
-  return client_fd_.get();
-}
-
-absl::StatusOr<std::shared_ptr<Arena>> Arena::Create(const BudgetRef& budget, int64_t bytes,
-                                                     const ArenaHelpers& helpers, Kind kind) {
-  if (bytes <= 0 || bytes > kLargestBytes) {
-    return Malformed(absl::StrCat("an arena has 1 to ", kLargestBytes, " bytes, not ", bytes));
-  }
-  bytes = RoundUp(bytes, PageBytes());
-  const Resource resource =
-      kind == Kind::kStaging ? Resource::kStagingBytes : Resource::kResultBytes;
-  CHORUS_ASSIGN_OR_RETURN(Charge charged, budget->Charge(Domain::kHost, resource, bytes));
-  // The arena's own, and its clients'.
-  CHORUS_ASSIGN_OR_RETURN(Charge descriptors,
-                          budget->Charge(Domain::kHost, Resource::kDescriptors, 2));
-  const char* const name = kind == Kind::kStaging ? "chorus-staging" : "chorus-result";
-  const UniqueFd made(memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!made.valid()) return OutOfMemory("memfd_create", bytes, errno);
-  if (ftruncate(made.get(), bytes) != 0) return OutOfMemory("ftruncate", bytes, errno);
-  UniqueFd fd = Reopen(made.get(), O_RDWR);
-  if (!fd.valid()) return OutOfMemory("open(/proc/self/fd)", bytes, errno);
-  // Mapped before it is sealed: FUTURE_WRITE forbids writable mappings from then on.
-  const int protection = kind == Kind::kStaging ? PROT_READ : PROT_READ | PROT_WRITE;
-  void* const data = mmap(nullptr, static_cast<size_t>(bytes), protection, MAP_SHARED, fd.get(), 0);
-  if (data == MAP_FAILED) return OutOfMemory("mmap", bytes, errno);
-  const int file = fd.get();
-  auto memory = std::make_shared<const ArenaMemory>(std::move(fd), static_cast<char*>(data), bytes);
-  const int seals = kind == Kind::kStaging
-                        ? F_SEAL_SHRINK | F_SEAL_GROW
-                        : F_SEAL_FUTURE_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
-  if (fcntl(file, F_ADD_SEALS, seals) != 0) {
-    return OutOfMemory("fcntl(F_ADD_SEALS)", bytes, errno);
-  }
-  return std::shared_ptr<Arena>(
-      new Arena(std::move(charged), std::move(descriptors), helpers, kind, std::move(memory)));
-}
-
-absl::StatusOr<std::shared_ptr<Arena>> Arena::CreateStaging(const BudgetRef& budget, int64_t bytes,
-                                                            const ArenaHelpers& helpers) {
-  return Create(budget, bytes, helpers, Kind::kStaging);
-}
-
-absl::StatusOr<std::shared_ptr<Arena>> Arena::CreateResult(const BudgetRef& budget, int64_t bytes,
-                                                           const ArenaHelpers& helpers) {
-  return Create(budget, bytes, helpers, Kind::kResult);
-}
-
-absl::Status Arena::ConfirmMapped() {
-  if (kind_ != Kind::kStaging || confirmed_) return absl::OkStatus();
-  if (fcntl(fd(), F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) != 0) {
-    return Malformed(absl::StrCat("staging arena ", id_.value(), " cannot be sealed: ",
-                                  strerror(errno), "; its client has sealed it otherwise"));
-  }
-  confirmed_ = true;
-  return absl::OkStatus();
-}
-
-// --- HeldArenas ---
-
-void HeldArenas::Add(std::shared_ptr<const ArenaMemory> memory, Charge bytes, Charge descriptor,
-                     MemoryThread* thread) {
-  bytes_ += bytes.amount();
-  held_.push_back({std::move(memory), std::move(bytes), std::move(descriptor), thread});
-  if (added_ != nullptr) added_();
-}
-
-void HeldArenas::Look(size_t count) {
-  for (count = std::min(count, held_.size()); count > 0; --count) {
-    Held next = std::move(held_.front());
-    held_.pop_front();
-    if (next.memory->IsHeldByOthers()) {
-      held_.push_back(std::move(next));
-      continue;
-    }
-    bytes_ -= next.bytes.amount();
-    if (next.thread != nullptr) next.thread->Dispose(std::move(next.memory));
-  }
-}
-
-// --- Buffer ---
-
-// The home of ranges of staging arenas: each is made for one use and deleted after it.
-class StagingHome final : public BufferHome {
- public:
-  static StagingHome* Get() {
-    static StagingHome home;
-    return &home;
-  }
-  BufferRef Make(std::shared_ptr<Arena> arena, int64_t offset, int64_t bytes,
-                 BufferRef (*adopt)(Buffer*)) {
-    auto* const buffer = new Buffer;
-    buffer->home_ = this;
-    buffer->address_ = reinterpret_cast<DeviceAddress>(arena->data() + offset);
-    buffer->offset_ = offset;
-    buffer->bytes_ = bytes;
-    buffer->references_ = 1;
-    buffer->arena_ = arena->id();
-    buffer->state_ = Buffer::State::kStaging;
-    buffer->keep_ = std::move(arena);
-    return adopt(buffer);
-  }
-  void Return(Buffer* buffer) override { delete buffer; }
-};
-
-absl::StatusOr<BufferRef> Buffer::OfStaging(std::shared_ptr<Arena> arena, int64_t offset,
-                                            int64_t bytes) {
-  if (arena->kind() != Arena::Kind::kStaging) {
-    return Malformed(absl::StrCat("arena ", arena->id().value(), " is not a staging arena"));
-  }
-  if (offset < 0 || bytes < 0 || bytes > arena->bytes() || offset > arena->bytes() - bytes) {
-    return Malformed(absl::StrCat("staging arena ", arena->id().value(), " has ", arena->bytes(),
-                                  " bytes; the range of ", bytes, " at ", offset,
-                                  " is not inside it"));
-  }
-  return StagingHome::Get()->Make(std::move(arena), offset, bytes, [](Buffer* buffer) {
-    return BufferRef(buffer, BufferRef::Adopt());
-  });
-}
 
 // --- ArenaSet ---
 
@@ -255,8 +32,9 @@ void ArenaSet::Leave() {
 }
 
 absl::StatusOr<BufferRef> ArenaSet::Allocate(int64_t bytes) {
-  if (bytes < 0 || bytes > kLargestBytes) {
-    return Malformed(absl::StrCat("a buffer has 0 to ", kLargestBytes, " bytes, not ", bytes));
+  if (bytes < 0 || bytes > SizeClass::kLargestBytes) {
+    return Malformed(
+        absl::StrCat("a buffer has 0 to ", SizeClass::kLargestBytes, " bytes, not ", bytes));
   }
   const SizeClass size_class = SizeClass::Of(bytes);
   Buffer* buffer = free_[size_class.index];
@@ -402,8 +180,9 @@ Arena* ArenaSet::Find(ArenaId id) const {
 // --- DeviceSet ---
 
 absl::StatusOr<BufferRef> DeviceSet::Allocate(const BudgetRef& budget, int64_t bytes) {
-  if (bytes < 0 || bytes > kLargestBytes) {
-    return Malformed(absl::StrCat("a buffer has 0 to ", kLargestBytes, " bytes, not ", bytes));
+  if (bytes < 0 || bytes > SizeClass::kLargestBytes) {
+    return Malformed(
+        absl::StrCat("a buffer has 0 to ", SizeClass::kLargestBytes, " bytes, not ", bytes));
   }
   CHORUS_ASSIGN_OR_RETURN(Charge charge,
                           budget->Charge(Domain::kHost, Resource::kResultBytes, bytes));
@@ -425,81 +204,6 @@ void DeviceSet::Return(Buffer* buffer) {
   if (buffer->address_ != 0) device_->Free(buffer->address_);
   --live_;
   delete buffer;
-}
-
-// --- MemoryThread ---
-
-struct MemoryThread::State {
-  struct Job {
-    std::shared_ptr<const ArenaMemory> memory;
-    bool touch = false;
-  };
-
-  // Its own reference is the last one when the arena is gone: then touching is in vain.
-  void Do(Job job) {
-    if (!job.touch) return;
-    for (int64_t at = 0; at < job.memory->bytes() && job.memory.use_count() > 1;
-         at += kTouchBytes) {
-      job.memory->Touch(at, std::min(kTouchBytes, job.memory->bytes() - at));
-    }
-  }
-
-  void Loop() {
-    while (true) {
-      Job job;
-      {
-        MutexLock lock(&mutex);
-        while (jobs.empty() && !stop) changed.Wait(&mutex);
-        if (jobs.empty()) return;
-        job = std::move(jobs.front());
-        jobs.pop_front();
-        busy = true;
-      }
-      Do(std::move(job));
-      MutexLock lock(&mutex);
-      busy = false;
-      changed.SignalAll();
-    }
-  }
-
-  void Add(Job job) {
-    MutexLock lock(&mutex);
-    jobs.push_back(std::move(job));
-    changed.SignalAll();
-  }
-
-  Mutex mutex;
-  CondVar changed;
-  std::deque<Job> jobs ABSL_GUARDED_BY(mutex);
-  bool busy ABSL_GUARDED_BY(mutex) = false;
-  bool stop ABSL_GUARDED_BY(mutex) = false;
-  std::thread thread;
-};
-
-MemoryThread::MemoryThread() : state_(new State) {
-  state_->thread = std::thread([state = state_.get()] { state->Loop(); });
-}
-
-MemoryThread::~MemoryThread() {
-  {
-    MutexLock lock(&state_->mutex);
-    state_->stop = true;
-    state_->changed.SignalAll();
-  }
-  state_->thread.join();
-}
-
-void MemoryThread::Touch(std::shared_ptr<const ArenaMemory> memory) {
-  state_->Add({std::move(memory), true});
-}
-
-void MemoryThread::Dispose(std::shared_ptr<const ArenaMemory> memory) {
-  state_->Add({std::move(memory), false});
-}
-
-void MemoryThread::Drain() {
-  MutexLock lock(&state_->mutex);
-  while (!state_->jobs.empty() || state_->busy) state_->changed.Wait(&state_->mutex);
 }
 
 }  // namespace chorus

@@ -81,7 +81,8 @@ GangRig::GangRig(std::unique_ptr<Backend> backend) : backend_(std::move(backend)
       if (!completion.ok()) Die("completion", completion.status());
       MutexLock lock(&mutex_);
       if (!completions_.emplace(completion->launch, completion->status).second) {
-        Die("completion", absl::InternalError(absl::StrCat(completion->launch, " came twice")));
+        Die("completion",
+            absl::InternalError(absl::StrCat(completion->launch.value(), " came twice")));
       }
       completed_.SignalAll();
     }));
@@ -102,7 +103,7 @@ absl::Status GangRig::WaitFor(LaunchId launch) {
     const auto it = completions_.find(launch);
     if (it != completions_.end()) return it->second;
     if (absl::Now() > deadline) {
-      return absl::DeadlineExceededError(absl::StrCat("launch ", launch, " stands still"));
+      return absl::DeadlineExceededError(absl::StrCat("launch ", launch.value(), " stands still"));
     }
     completed_.WaitFor(&mutex_, absl::Milliseconds(100));
   }
@@ -179,7 +180,7 @@ std::string GangRig::Download(int device, DeviceAddress from, int64_t bytes, Lau
 CommunicatorId GangRig::CommunicatorOf(const std::vector<int>& devices) {
   const auto found = communicators_.find(devices);
   if (found != communicators_.end()) return found->second;
-  const CommunicatorId id = communicators_.size() + 1;
+  const CommunicatorId id(communicators_.size() + 1);
   communicators_.emplace(devices, id);
   for (size_t member = 0; member < devices.size(); ++member) {
     const absl::Status status =

@@ -104,7 +104,7 @@ class GangRig {
   CommunicatorId CommunicatorOf(const std::vector<int>& devices);
   DeviceAddress Allocate(int device, int64_t bytes);  // filled with garbage
   absl::Status Upload(int device, DeviceAddress to, const std::string& bytes);
-  std::string Download(int device, DeviceAddress from, int64_t bytes, LaunchId after = 0);
+  std::string Download(int device, DeviceAddress from, int64_t bytes, LaunchId after = LaunchId());
 
  private:
   struct Part {
@@ -131,8 +131,8 @@ class GangRig {
   std::function<void(DevicePlan*)> mutate_;
   std::vector<int> launch_order_;
   bool donate_ = false;
-  LaunchId last_launch_ = 0;
-  PlanId last_plan_ = 0;
+  LaunchId last_launch_;
+  PlanId last_plan_;
   std::map<std::vector<int>, CommunicatorId> communicators_;
   std::vector<std::pair<int, DeviceAddress>> allocated_;
 

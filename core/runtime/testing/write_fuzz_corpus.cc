@@ -15,7 +15,7 @@
 #include "core/ops/testing/rank_builder.h"
 #include "core/ops/validate.h"
 #include "core/runtime/device_plan.h"
-#include "core/runtime/executor.h"
+#include "core/runtime/messages.h"
 #include "core/runtime/plan/plan.h"
 
 namespace chorus {
@@ -109,13 +109,13 @@ void WriteExecutorBytes(const Corpus& corpus) {
   ByteWriter empty;
   EncodeLaunch(launch, &empty);
   corpus.Write("launch_empty", 1, empty.bytes());
-  launch.launch = 300;
-  launch.plan = 7;
+  launch.launch = LaunchId(300);
+  launch.plan = PlanId(7);
   launch.buffers = {0, 4096, ~uint64_t{0}};
   launch.collectives.resize(2);
-  launch.collectives[0].communicator = 9;
+  launch.collectives[0].communicator = CommunicatorId(9);
   launch.collectives[0].present = {0, 2};
-  launch.after = {298, 299};
+  launch.after = {LaunchId(298), LaunchId(299)};
   launch.left_out = {1};
   launch.hold_back = true;
   ByteWriter full;
@@ -123,7 +123,7 @@ void WriteExecutorBytes(const Corpus& corpus) {
   corpus.Write("launch", 1, full.bytes());
 
   CompletionMessage completion;
-  completion.launch = 300;
+  completion.launch = LaunchId(300);
   ByteWriter ok;
   EncodeCompletion(completion, &ok);
   corpus.Write("completion_ok", 2, ok.bytes());

@@ -1,0 +1,164 @@
+#include "core/runtime/arena.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "core/base/error.h"
+#include "core/runtime/memory_thread.h"
+#include "core/runtime/size_class.h"
+
+namespace chorus {
+namespace {
+
+absl::Status OutOfMemory(absl::string_view what, int64_t bytes, int error) {
+  return MakeError(Reason::kOutOfMemory, absl::StrCat("the kernel gives no arena of ", bytes,
+                                                      " bytes: ", what, ": ", strerror(error)));
+}
+
+// Arenas are named once for the process, so that an id alone tells a client what to map.
+ArenaIds& IdsOfArenas() {
+  static auto* const ids = new ArenaIds();
+  return *ids;
+}
+
+// Another descriptor of the same file, which counts as an opener of its own.
+UniqueFd Reopen(int fd, int flags) {
+  return UniqueFd(open(absl::StrCat("/proc/self/fd/", fd).c_str(), flags | O_CLOEXEC));
+}
+
+}  // namespace
+
+// --- ArenaIds ---
+
+ArenaId ArenaIds::Take() {
+  MutexLock lock(&mutex_);
+  do {
+    last_ = last_ == most_ ? 1 : last_ + 1;
+  } while (!taken_.insert(last_).second);
+  return ArenaId(last_);
+}
+
+void ArenaIds::Free(ArenaId id) {
+  MutexLock lock(&mutex_);
+  taken_.erase(id.value());
+}
+
+// --- Arena ---
+
+Arena::Arena(Charge bytes, Charge descriptor, const ArenaHelpers& helpers, Kind kind,
+             std::shared_ptr<const ArenaMemory> memory)
+    : charged_bytes_(std::move(bytes)),
+      charged_descriptor_(std::move(descriptor)),
+      helpers_(helpers),
+      kind_(kind),
+      id_(IdsOfArenas().Take()),
+      memory_(std::move(memory)) {}
+
+Arena::~Arena() {
+  IdsOfArenas().Free(id_);
+  const bool handed_out = client_fd_.valid();
+  client_fd_.Reset();
+  if (handed_out && helpers_.held != nullptr && memory_->IsHeldByOthers()) {
+    helpers_.held->Add(std::move(memory_), std::move(charged_bytes_),
+                       std::move(charged_descriptor_), helpers_.thread);
+  } else if (helpers_.thread != nullptr) {
+    helpers_.thread->Dispose(std::move(memory_));
+  }
+}
+
+absl::StatusOr<int> Arena::ClientFd() {
+  if (!client_fd_.valid()) {
+    client_fd_ = Reopen(fd(), kind_ == Kind::kStaging ? O_RDWR : O_RDONLY);
+    if (!client_fd_.valid()) {
+      return MakeError(Reason::kQuota, absl::StrCat("no descriptor for arena ", id_.value(), ": ",
+                                                    strerror(errno)));
+    }
+  }
+  return client_fd_.get();
+}
+
+absl::StatusOr<std::shared_ptr<Arena>> Arena::Create(const BudgetRef& budget, int64_t bytes,
+                                                     const ArenaHelpers& helpers, Kind kind) {
+  if (bytes <= 0 || bytes > SizeClass::kLargestBytes) {
+    return Malformed(
+        absl::StrCat("an arena has 1 to ", SizeClass::kLargestBytes, " bytes, not ", bytes));
+  }
+  bytes = RoundUp(bytes, PageBytes());
+  const Resource resource =
+      kind == Kind::kStaging ? Resource::kStagingBytes : Resource::kResultBytes;
+  CHORUS_ASSIGN_OR_RETURN(Charge charged, budget->Charge(Domain::kHost, resource, bytes));
+  // The arena's own, and its clients'.
+  CHORUS_ASSIGN_OR_RETURN(Charge descriptors,
+                          budget->Charge(Domain::kHost, Resource::kDescriptors, 2));
+  const char* const name = kind == Kind::kStaging ? "chorus-staging" : "chorus-result";
+  const UniqueFd made(memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!made.valid()) return OutOfMemory("memfd_create", bytes, errno);
+  if (ftruncate(made.get(), bytes) != 0) return OutOfMemory("ftruncate", bytes, errno);
+  UniqueFd fd = Reopen(made.get(), O_RDWR);
+  if (!fd.valid()) return OutOfMemory("open(/proc/self/fd)", bytes, errno);
+  // Mapped before it is sealed: FUTURE_WRITE forbids writable mappings from then on.
+  const int protection = kind == Kind::kStaging ? PROT_READ : PROT_READ | PROT_WRITE;
+  void* const data = mmap(nullptr, static_cast<size_t>(bytes), protection, MAP_SHARED, fd.get(), 0);
+  if (data == MAP_FAILED) return OutOfMemory("mmap", bytes, errno);
+  const int file = fd.get();
+  auto memory = std::make_shared<const ArenaMemory>(std::move(fd), static_cast<char*>(data), bytes);
+  const int seals = kind == Kind::kStaging
+                        ? F_SEAL_SHRINK | F_SEAL_GROW
+                        : F_SEAL_FUTURE_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+  if (fcntl(file, F_ADD_SEALS, seals) != 0) {
+    return OutOfMemory("fcntl(F_ADD_SEALS)", bytes, errno);
+  }
+  return std::shared_ptr<Arena>(
+      new Arena(std::move(charged), std::move(descriptors), helpers, kind, std::move(memory)));
+}
+
+absl::StatusOr<std::shared_ptr<Arena>> Arena::CreateStaging(const BudgetRef& budget, int64_t bytes,
+                                                            const ArenaHelpers& helpers) {
+  return Create(budget, bytes, helpers, Kind::kStaging);
+}
+
+absl::StatusOr<std::shared_ptr<Arena>> Arena::CreateResult(const BudgetRef& budget, int64_t bytes,
+                                                           const ArenaHelpers& helpers) {
+  return Create(budget, bytes, helpers, Kind::kResult);
+}
+
+absl::Status Arena::ConfirmMapped() {
+  if (kind_ != Kind::kStaging || confirmed_) return absl::OkStatus();
+  if (fcntl(fd(), F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) != 0) {
+    return Malformed(absl::StrCat("staging arena ", id_.value(), " cannot be sealed: ",
+                                  strerror(errno), "; its client has sealed it otherwise"));
+  }
+  confirmed_ = true;
+  return absl::OkStatus();
+}
+
+// --- HeldArenas ---
+
+void HeldArenas::Add(std::shared_ptr<const ArenaMemory> memory, Charge bytes, Charge descriptor,
+                     MemoryThread* thread) {
+  bytes_ += bytes.amount();
+  held_.push_back({std::move(memory), std::move(bytes), std::move(descriptor), thread});
+  if (added_ != nullptr) added_();
+}
+
+void HeldArenas::Look(size_t count) {
+  for (count = std::min(count, held_.size()); count > 0; --count) {
+    Held next = std::move(held_.front());
+    held_.pop_front();
+    if (next.memory->IsHeldByOthers()) {
+      held_.push_back(std::move(next));
+      continue;
+    }
+    bytes_ -= next.bytes.amount();
+    if (next.thread != nullptr) next.thread->Dispose(std::move(next.memory));
+  }
+}
+
+}  // namespace chorus

@@ -1,0 +1,143 @@
+// Arenas: shared memory that a client maps, staging (client-writable) or result (daemon-written).
+//
+//   Arena          one memfd and its mapping
+//   HeldArenas     those that are gone here, while clients still hold their pages
+//
+// Threads: the node thread, but for ArenaIds. Ownership: arenas are shared by the buffers that
+// stand in them (buffer.h). Failure: said at each function; a failed call leaves nothing behind.
+#ifndef CHORUS_CORE_RUNTIME_ARENA_H_
+#define CHORUS_CORE_RUNTIME_ARENA_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "core/base/ids.h"
+#include "core/base/mutex.h"
+#include "core/base/unique_fd.h"
+#include "core/runtime/arena_memory.h"
+#include "core/runtime/budget.h"
+
+namespace chorus {
+
+class HeldArenas;
+class MemoryThread;
+
+// What takes milliseconds or ends later, done elsewhere. Null: the calling thread does it; what
+// clients still hold is not looked after. Both outlive all arenas.
+struct ArenaHelpers {
+  MemoryThread* thread = nullptr;  // touches new arenas and unmaps old ones
+  HeldArenas* held = nullptr;      // takes those that clients still hold
+};
+
+// Names for arenas: counted up, and when all have been used, again from the first that is free. An
+// attacker gets there within hours. Threads: any.
+class ArenaIds {
+ public:
+  // Names are 1 to `most`; no more than that may be taken at a time.
+  explicit ArenaIds(int32_t most = std::numeric_limits<int32_t>::max()) : most_(most) {}
+  ArenaId Take();
+  void Free(ArenaId id);
+
+ private:
+  const int32_t most_;
+  Mutex mutex_;
+  int32_t last_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::flat_hash_set<int32_t> taken_ ABSL_GUARDED_BY(mutex_);
+};
+
+// A memfd and its mapping in the daemon. Sealed so that nobody's truncation can make the daemon's
+// reads fault, and nobody but those who should can write:
+//   staging: SHRINK|GROW from its creation; the daemon maps it for reading only. The client maps it
+//            for writing, says so, and ConfirmMapped() adds FUTURE_WRITE|SEAL.
+//   result:  the daemon maps it for writing, then FUTURE_WRITE|SHRINK|GROW|SEAL, all before fd()
+//            can be had.
+// Clients get a descriptor of their own, of a result arena for reading only. It exposes the whole
+// file: arenas never hold bytes of two tenants. Pages that a client has cannot be taken from it, so
+// they stay charged as long as anybody has them, wherever the descriptor went.
+class Arena {
+ public:
+  enum class Kind : uint8_t { kStaging = 0, kResult = 1 };
+
+  // Charged to `budget` while it lives, or clients hold it, with its descriptor; `bytes` are
+  // rounded up to whole pages. INVALID_ARGUMENT: `bytes` is not positive. RESOURCE_EXHAUSTED: the
+  // budget, or the kernel's limits (descriptors, mappings, memory).
+  static absl::StatusOr<std::shared_ptr<Arena>> CreateStaging(const BudgetRef& budget,
+                                                              int64_t bytes,
+                                                              const ArenaHelpers& helpers = {});
+  static absl::StatusOr<std::shared_ptr<Arena>> CreateResult(const BudgetRef& budget, int64_t bytes,
+                                                             const ArenaHelpers& helpers = {});
+  // Memory that clients still map stays with the kernel until they unmap it.
+  ~Arena();
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  ArenaId id() const { return id_; }
+  Kind kind() const { return kind_; }
+  int64_t bytes() const { return memory_->bytes(); }
+  int fd() const { return memory_->fd(); }  // the arena's own
+  // What clients get; made at the first call, and the arena's. RESOURCE_EXHAUSTED: the kernel's
+  // limit of descriptors.
+  absl::StatusOr<int> ClientFd();
+  char* data() const { return memory_->data(); }
+  const std::shared_ptr<const ArenaMemory>& memory() const { return memory_; }
+
+  // Staging: the client has mapped it. INVALID_ARGUMENT: the client put a seal of its own on the
+  // file, so that ours do not hold; give the arena up. A second call does nothing.
+  absl::Status ConfirmMapped();
+
+ private:
+  Arena(Charge bytes, Charge descriptor, const ArenaHelpers& helpers, Kind kind,
+        std::shared_ptr<const ArenaMemory> memory);
+  static absl::StatusOr<std::shared_ptr<Arena>> Create(const BudgetRef& budget, int64_t bytes,
+                                                       const ArenaHelpers& helpers, Kind kind);
+
+  Charge charged_bytes_;
+  Charge charged_descriptor_;
+  const ArenaHelpers helpers_;
+  const Kind kind_;
+  const ArenaId id_;
+  std::shared_ptr<const ArenaMemory> memory_;
+  UniqueFd client_fd_;
+  bool confirmed_ = false;
+};
+
+// Arenas that are gone here while clients hold their pages: these stay with the kernel, and charged
+// to whoever had the arena, until nobody has them any more.
+class HeldArenas {
+ public:
+  // `added`, unless null, is told of each.
+  explicit HeldArenas(std::function<void()> added = nullptr) : added_(std::move(added)) {}
+  HeldArenas(const HeldArenas&) = delete;
+  HeldArenas& operator=(const HeldArenas&) = delete;
+
+  void Add(std::shared_ptr<const ArenaMemory> memory, Charge bytes, Charge descriptor,
+           MemoryThread* thread);
+  // Looks whether at most so many of them are held, in turns, and lets go of those that are not.
+  void Look(size_t count);
+  size_t size() const { return held_.size(); }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  struct Held {
+    std::shared_ptr<const ArenaMemory> memory;
+    Charge bytes;
+    Charge descriptor;
+    MemoryThread* thread = nullptr;
+  };
+  const std::function<void()> added_;
+  int64_t bytes_ = 0;
+  std::deque<Held> held_;  // the one that was looked at last is the last
+};
+
+}  // namespace chorus
+
+#endif  // CHORUS_CORE_RUNTIME_ARENA_H_

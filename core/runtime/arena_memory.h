@@ -1,0 +1,45 @@
+// A file's pages in the daemon's address space, and what may be asked of them.
+//
+// Threads: Touch() and IsHeldByOthers() may be called by any; the object goes with its last
+// reference, on whichever thread drops it. Ownership: the file and the mapping are its own.
+#ifndef CHORUS_CORE_RUNTIME_ARENA_MEMORY_H_
+#define CHORUS_CORE_RUNTIME_ARENA_MEMORY_H_
+
+#include <cstdint>
+#include <utility>
+
+#include "core/base/unique_fd.h"
+
+namespace chorus {
+
+// A file and its mapping; both go with the object.
+class ArenaMemory {
+ public:
+  // `fd` was opened by the file's name: what memfd_create gives does not count as an opener.
+  ArenaMemory(UniqueFd fd, char* data, int64_t bytes)
+      : fd_(std::move(fd)), data_(data), bytes_(bytes) {}
+  ~ArenaMemory();
+  ArenaMemory(const ArenaMemory&) = delete;
+  ArenaMemory& operator=(const ArenaMemory&) = delete;
+  int fd() const { return fd_.get(); }
+  char* data() const { return data_; }
+  int64_t bytes() const { return bytes_; }
+  // Gives every page memory, without changing what is there: safe beside readers and writers.
+  // A page that the kernel refuses is left for its first use.
+  void Touch(int64_t offset, int64_t bytes) const;
+  // Whether somebody has another descriptor of the file, or maps it by one. The kernel knows: it
+  // gives a write lease to an only opener. Where it gives none to anybody: false.
+  bool IsHeldByOthers() const;
+
+ private:
+  const UniqueFd fd_;
+  char* const data_;
+  const int64_t bytes_;
+};
+
+int64_t PageBytes();
+inline int64_t RoundUp(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
+
+}  // namespace chorus
+
+#endif  // CHORUS_CORE_RUNTIME_ARENA_MEMORY_H_

@@ -1,0 +1,34 @@
+// A thread that touches new arenas and unmaps old ones, which take milliseconds.
+#ifndef CHORUS_CORE_RUNTIME_MEMORY_THREAD_H_
+#define CHORUS_CORE_RUNTIME_MEMORY_THREAD_H_
+
+#include <memory>
+
+#include "core/runtime/arena_memory.h"
+
+namespace chorus {
+
+// Does for the node thread what would stall it: the first touch of 64 MiB takes 40 ms, unmapping
+// them several. Threads: any; the destructor finishes what was asked for.
+class MemoryThread {
+ public:
+  MemoryThread();
+  ~MemoryThread();
+  MemoryThread(const MemoryThread&) = delete;
+  MemoryThread& operator=(const MemoryThread&) = delete;
+
+  // Touches all of it, unless it is disposed of first.
+  void Touch(std::shared_ptr<const ArenaMemory> memory);
+  // Drops this reference on the thread.
+  void Dispose(std::shared_ptr<const ArenaMemory> memory);
+  // Waits until everything asked for so far is done.
+  void Drain();
+
+ private:
+  struct State;
+  const std::unique_ptr<State> state_;
+};
+
+}  // namespace chorus
+
+#endif  // CHORUS_CORE_RUNTIME_MEMORY_THREAD_H_

@@ -1,0 +1,67 @@
+// What goes to an executor and comes back, as bytes: launches and completions.
+//
+// An executor may be in another process, so both cross as plain bytes, and whoever decodes trusts
+// nothing. Threads: plain data and pure functions. Failure: INVALID_ARGUMENT kMalformed for bytes
+// that are no message.
+#ifndef CHORUS_CORE_RUNTIME_MESSAGES_H_
+#define CHORUS_CORE_RUNTIME_MESSAGES_H_
+
+#include <cstdint>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "core/backend/backend.h"
+#include "core/base/bytes.h"
+#include "core/base/ids.h"
+
+namespace chorus {
+
+// Ids of the node's choosing, unique per executor; 0: none.
+using PlanId = StrongId<struct PlanIdTag, uint64_t>;
+using LaunchId = StrongId<struct LaunchIdTag, uint64_t>;  // ascending; the order of launches
+using CommunicatorId = StrongId<struct CommunicatorIdTag, uint64_t>;
+
+// Launches of one executor are enqueued in the order of the calls, on two streams: local ops on
+// one, collectives on the other. Within a launch the plan orders them. Between launches there is
+// order where `after` says so (and, for collectives, the order of the calls): list the launches
+// whose results are read, or whose workspace is used again.
+struct LaunchMessage {
+  struct CollectiveBinding {
+    CommunicatorId communicator;  // none: only the barrier behind equal work may go without
+    absl::InlinedVector<int32_t, 8> present;  // members that take part; empty: all
+    int32_t rank = -1;                        // whose call it is, for texts: of the world
+  };
+  LaunchId launch;
+  PlanId plan;
+  absl::InlinedVector<DeviceAddress, 8> buffers;          // the plan's buffer table
+  absl::InlinedVector<CollectiveBinding, 1> collectives;  // in the plan's order
+  absl::InlinedVector<LaunchId, 4> after;    // earlier launches on this device to wait for
+  absl::InlinedVector<int32_t, 4> left_out;  // groups of equal work that another device does
+  // Outputs stand where donated inputs do: nothing is written there before everything else is
+  // complete, nor when anything has failed, here or in one of `after`.
+  bool hold_back = false;
+  // The communicator of all devices that launch together with this one, of which some hold back: if
+  // anything has failed on one of them, nothing is written on any. None: there are no others.
+  CommunicatorId commit;
+};
+void EncodeLaunch(const LaunchMessage& message, ByteWriter* out);
+absl::StatusOr<LaunchMessage> DecodeLaunch(absl::string_view bytes);
+// The same into a message whose memory is used again; false: it does not decode, and what the
+// message holds is unspecified, but for `launch` where the head came whole.
+bool DecodeLaunchInto(absl::string_view bytes, LaunchMessage* message);
+
+struct CompletionMessage {
+  LaunchId launch;
+  absl::Status status;
+  bool held_back = false;  // of a failed launch that was to hold back: the inputs are intact
+  // A kernel of this launch has failed: `status` is its own, not what came from a peer.
+  bool is_origin = false;
+};
+void EncodeCompletion(const CompletionMessage& message, ByteWriter* out);
+absl::StatusOr<CompletionMessage> DecodeCompletion(absl::string_view bytes);
+
+}  // namespace chorus
+
+#endif  // CHORUS_CORE_RUNTIME_MESSAGES_H_

@@ -1,0 +1,105 @@
+#include "core/runtime/messages.h"
+
+#include <cstdint>
+#include <string>
+
+#include "absl/strings/string_view.h"
+#include "core/base/bytes.h"
+#include "core/base/error.h"
+#include "gtest/gtest.h"
+
+namespace chorus {
+namespace {
+
+TEST(MessageTest, LaunchesComeBackAsTheyWere) {
+  LaunchMessage message;
+  message.launch = LaunchId(300);
+  message.plan = PlanId(70000);
+  message.buffers = {0, ~uint64_t{0}, 4096};
+  message.collectives.resize(2);
+  message.collectives[0].communicator = CommunicatorId(5);
+  message.collectives[1].present = {0, 2, 7};
+  message.after = {LaunchId(1), LaunchId(299)};
+  message.left_out = {0, 3, 4};
+  message.hold_back = true;
+  message.commit = CommunicatorId(77);
+  ByteWriter out;
+  EncodeLaunch(message, &out);
+  const absl::StatusOr<LaunchMessage> back = DecodeLaunch(out.bytes());
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_EQ(back->launch, LaunchId(300));
+  EXPECT_EQ(back->plan, PlanId(70000));
+  EXPECT_EQ(back->buffers, message.buffers);
+  ASSERT_EQ(back->collectives.size(), 2u);
+  EXPECT_EQ(back->collectives[0].communicator, CommunicatorId(5));
+  EXPECT_TRUE(back->collectives[0].present.empty());
+  EXPECT_EQ(back->collectives[1].present, message.collectives[1].present);
+  EXPECT_EQ(back->after, message.after);
+  EXPECT_EQ(back->left_out, message.left_out);
+  EXPECT_TRUE(back->hold_back);
+  EXPECT_EQ(back->commit, CommunicatorId(77));
+  for (size_t size = 0; size < out.size(); ++size) {
+    EXPECT_FALSE(DecodeLaunch(absl::string_view(out.bytes()).substr(0, size)).ok()) << size;
+  }
+  EXPECT_FALSE(DecodeLaunch(out.bytes() + "x").ok());
+  // Every count in it, made too large: refused, and nothing is allocated for it.
+  for (size_t at = 0; at + sizeof(uint32_t) <= out.size(); at += sizeof(uint32_t)) {
+    std::string changed = out.bytes();
+    changed.replace(at, sizeof(uint32_t), "\xff\xff\xff\x7f");
+    const absl::StatusOr<LaunchMessage> large = DecodeLaunch(changed);
+    if (!large.ok()) continue;
+    EXPECT_EQ(large->buffers.size(), 3u) << at;
+    EXPECT_EQ(large->collectives.size(), 2u) << at;
+    EXPECT_EQ(large->after.size(), 2u) << at;
+    EXPECT_EQ(large->left_out.size(), 3u) << at;
+  }
+  // The last number of the head is neither 0 nor 1.
+  std::string neither = out.bytes();
+  neither[32] = 2;
+  EXPECT_FALSE(DecodeLaunch(neither).ok());
+  neither[32] = 1;
+  EXPECT_TRUE(DecodeLaunch(neither)->hold_back);
+}
+
+TEST(MessageTest, CompletionsCarryTheWholeError) {
+  ByteWriter out;
+  EncodeCompletion({LaunchId(9), absl::OkStatus()}, &out);
+  absl::StatusOr<CompletionMessage> back = DecodeCompletion(out.bytes());
+  ASSERT_TRUE(back.ok());
+  EXPECT_EQ(back->launch, LaunchId(9));
+  EXPECT_TRUE(back->status.ok());
+  Error error(Reason::kPeerDied);
+  error.message = "rank 2 died";
+  error.culprit.rank = 2;
+  out.Clear();
+  EncodeCompletion({LaunchId(10), ToStatus(error)}, &out);
+  back = DecodeCompletion(out.bytes());
+  ASSERT_TRUE(back.ok());
+  EXPECT_EQ(back->status.code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(ErrorOf(back->status).reason, Reason::kPeerDied);
+  EXPECT_EQ(ErrorOf(back->status).culprit.rank, 2);
+  EXPECT_FALSE(back->held_back);
+  EXPECT_FALSE(back->is_origin);
+  for (const bool held_back : {false, true}) {
+    for (const bool is_origin : {false, true}) {
+      out.Clear();
+      EncodeCompletion({LaunchId(10), ToStatus(error), held_back, is_origin}, &out);
+      back = DecodeCompletion(out.bytes());
+      ASSERT_TRUE(back.ok());
+      EXPECT_EQ(back->held_back, held_back);
+      EXPECT_EQ(back->is_origin, is_origin);
+    }
+  }
+  // Flags of a failure without one.
+  std::string neither = out.bytes();
+  for (const char flags : {2, 4, 6, 8, 9}) {
+    neither[1] = flags;
+    EXPECT_FALSE(DecodeCompletion(neither).ok()) << int{flags};
+  }
+  for (size_t size = 0; size < out.size(); ++size) {
+    EXPECT_FALSE(DecodeCompletion(absl::string_view(out.bytes()).substr(0, size)).ok()) << size;
+  }
+}
+
+}  // namespace
+}  // namespace chorus
