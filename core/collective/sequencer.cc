@@ -8,7 +8,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "core/collective/order.h"
 
 namespace chorus {
 namespace {
@@ -16,21 +15,7 @@ namespace {
 // Orders of gangs are kept for this many different gangs; a trainer has a handful.
 constexpr size_t kKnownOrders = 64;
 
-// What one rank asks for, with its end of a pair.
-std::string PartText(const Participation& part) {
-  return absl::StrCat(part.descriptor.ToString(), part.is_recv ? " (receiving)" : "");
-}
-
 }  // namespace
-
-std::shared_ptr<const PartLabel> LabelOf(const Participation& part) {
-  constexpr size_t kMostBytes = 256;
-  auto label = std::make_shared<PartLabel>();
-  label->op = std::string(CollectiveKindName(part.descriptor.kind));
-  label->what = PartText(part).substr(0, kMostBytes);
-  label->source = part.source.substr(0, kMostBytes);
-  return label;
-}
 
 Sequencer::Sequencer(int world_size, SequencerOptions options) : options_(options) {
   members_.resize(std::max(world_size, 0));
@@ -1263,7 +1248,7 @@ bool Sequencer::IsBlocked(int32_t component) {
 
 // Components that wait for each other in a circle can only be launched together: one of them may be
 // compiled on a rank that has no part in what lies between. They become one; whether their
-// collectives have an order is then Sort's to say.
+// collectives have an order is then FindOrder's to say.
 void Sequencer::MergeCircleThrough(int32_t start) {
   bool has_dependents = false;
   for (const int32_t r : components_[start].runs) has_dependents |= runs_[r].has_dependents;
@@ -1350,8 +1335,8 @@ absl::optional<Error> Sequencer::Order(int32_t component, std::vector<int32_t>* 
   auto known = known_orders_.find(signature);
   if (known == known_orders_.end()) {
     GangOrder order;
-    absl::optional<Error> circle = Sort(*runs, *instances, &order);
-    if (circle.has_value()) return circle;
+    absl::optional<Error> conflict = FindOrder(*runs, *instances, &order);
+    if (conflict.has_value()) return conflict;
     if (known_orders_.size() >= kKnownOrders) known_orders_.clear();
     known = known_orders_.emplace(std::move(signature), std::move(order)).first;
   }
@@ -1369,195 +1354,76 @@ absl::optional<Error> Sequencer::Order(int32_t component, std::vector<int32_t>* 
 }
 
 // `instances` by place: instances_[id].mark is the index.
-absl::optional<Error> Sequencer::Sort(const std::vector<int32_t>& runs,
-                                      const std::vector<int32_t>& instances,
-                                      GangOrder* order) const {
-  const int32_t n = static_cast<int32_t>(instances.size());
-  std::vector<int32_t> by_key(n);
-  std::iota(by_key.begin(), by_key.end(), 0);
-  std::sort(by_key.begin(), by_key.end(), [&](int32_t a, int32_t b) {
-    return instances_[instances[a]].key < instances_[instances[b]].key;
-  });
-  std::vector<int32_t> rank(n);
-  // 0 is for fences: these are taken as soon as they are free.
-  for (int32_t i = 0; i < n; ++i) rank[by_key[i]] = i + 1;
-
-  const auto mark = [this](const PendingRun& run, size_t participation) {
-    return instances_[run.instances[participation]].mark;
-  };
-  std::vector<OrderEdge> edges;
+absl::optional<Error> Sequencer::FindOrder(const std::vector<int32_t>& runs,
+                                           const std::vector<int32_t>& instances,
+                                           GangOrder* order) const {
+  GangView gang;
+  absl::flat_hash_map<int32_t, int32_t> index_of;  // of runs
+  for (const int32_t r : runs) index_of.emplace(r, static_cast<int32_t>(index_of.size()));
+  gang.runs.reserve(runs.size());
   for (const int32_t r : runs) {
-    const std::vector<Participation>& parts = runs_[r].what->participations;
-    for (size_t i = 0; i < parts.size(); ++i) {
-      for (const int32_t before : parts[i].after) {
-        edges.push_back({mark(runs_[r], before), mark(runs_[r], i)});
-      }
+    const PendingRun& run = runs_[r];
+    gang.runs.emplace_back();
+    GangView::Run& view = gang.runs.back();
+    view.parts = run.what->participations;
+    view.ranks = run.ranks;
+    for (const int32_t id : run.instances) view.instances.push_back(instances_[id].mark);
+    for (const RunHandle producer : run.producers) {
+      const auto found = run_by_handle_.find(producer);
+      if (found != run_by_handle_.end()) view.producers.push_back(index_of.at(found->second));
     }
   }
   for (const int32_t id : instances) {
     const Instance& instance = instances_[id];
+    gang.instances.push_back({&instance.key, -1});
     if (instance.parent == kNone || tapes_[instance.parent].instance == kNone) continue;
-    edges.push_back({instances_[tapes_[instance.parent].instance].mark, instance.mark});
+    gang.instances.back().forward = instances_[tapes_[instance.parent].instance].mark;
   }
-  // A fence is a node of its own: all of `before` stands ahead of it, all of `after` behind. So has
-  // a local run one, through which its consumers come after its producers.
-  std::vector<std::pair<int32_t, int32_t>> fences;
-  const auto add_node = [&](int32_t before, int32_t after) {
-    rank.push_back(0);
-    fences.emplace_back(before, after);
-    return static_cast<int32_t>(rank.size()) - 1;
-  };
-  absl::flat_hash_map<int32_t, int32_t> local_nodes;
-  for (const int32_t r : runs) {
-    if (runs_[r].instances.empty()) local_nodes.emplace(r, add_node(r, r));
-  }
-  const auto nodes_of = [&](int32_t r) {
-    std::vector<int32_t> nodes;
-    for (const int32_t id : runs_[r].instances) nodes.push_back(instances_[id].mark);
-    if (nodes.empty()) nodes.push_back(local_nodes.at(r));
-    return nodes;
-  };
-  const auto fence = [&](int32_t before, int32_t after) {
-    const int32_t node = add_node(before, after);
-    for (const int32_t ahead : nodes_of(before)) edges.push_back({ahead, node});
-    for (const int32_t behind : nodes_of(after)) edges.push_back({node, behind});
-  };
-  // A run starts when its inputs are there: all of it comes after all of its producers.
-  for (const int32_t r : runs) {
-    for (const RunHandle producer : runs_[r].producers) {
-      const auto found = run_by_handle_.find(producer);
-      if (found != run_by_handle_.end()) fence(found->second, r);
-    }
-  }
+  const absl::optional<GangConflict> conflict = FindGangOrder(gang, order);
+  if (!conflict.has_value()) return absl::nullopt;
+  return ConflictError(runs, instances, *conflict);
+}
 
-  // A rank's runs in the order of its log, if the data allows; else in whatever order it does.
-  const size_t data_edges = edges.size();
-  const size_t data_nodes = rank.size();
-  std::map<int32_t, int32_t> last_of_rank;
-  for (const int32_t r : runs) {
-    for (const Rank member : runs_[r].ranks) {
-      const auto inserted = last_of_rank.emplace(member.value(), r);
-      if (!inserted.second) {
-        fence(inserted.first->second, r);
-        inserted.first->second = r;
-      }
-    }
+Error Sequencer::ConflictError(const std::vector<int32_t>& runs,
+                               const std::vector<int32_t>& instances,
+                               const GangConflict& conflict) const {
+  Error error(Reason::kOrderCycle);
+  if (conflict.instance >= 0) {
+    error = MakeInstanceError(error.reason, instances[conflict.instance]);
   }
-  std::vector<int32_t> sorted;
-  bool found_order = TopologicalOrder(rank, edges, &sorted);
-  if (!found_order && edges.size() > data_edges) {
-    rank.resize(data_nodes);
-    edges.resize(data_edges);
-    found_order = TopologicalOrder(rank, edges, &sorted);
+  if (conflict.interleaved) {
+    error.message = absl::StrCat(
+        "no order of collectives lets ", RankText(conflict.rank),
+        " execute its runs one after the other: ", RunText(runs[conflict.run]), " and ",
+        RunText(runs[conflict.other_run]),
+        " would have to be interleaved. Compile the same collectives together on every rank");
+    return error;
   }
-
-  const auto instance_text = [&](int32_t node) {
-    const Instance& instance = instances_[instances[node]];
+  const auto instance_text = [&](int32_t index) {
+    const Instance& instance = instances_[instances[index]];
     const Participation& part = PartAt(instance, instance.first);
     return absl::StrCat(PartText(part), " (", instance.key.ToString(), ")");
   };
-  Error error(Reason::kOrderCycle);
-  if (!found_order) {
-    std::vector<std::string> texts;
-    int32_t seed = kNone;
-    for (size_t i = 0; i < sorted.size(); ++i) {
-      const int32_t before = sorted[i];
-      const int32_t after = sorted[(i + 1) % sorted.size()];
-      if (before < n) seed = before;
-      if (after >= n) {
-        const auto& pair = fences[after - n];
-        if (pair.first == pair.second) continue;  // a local run
-        texts.push_back(absl::StrCat(RunText(pair.second), " waits for ", RunText(pair.first)));
-      } else if (before < n) {
-        // Which rank says so?
-        std::string who = "autograd";
-        for (const int32_t r : runs) {
-          const std::vector<Participation>& parts = runs_[r].what->participations;
-          for (size_t p = 0; p < parts.size(); ++p) {
-            if (mark(runs_[r], p) != after) continue;
-            for (const int32_t q : parts[p].after) {
-              if (mark(runs_[r], q) != before) continue;
-              who =
-                  absl::StrCat(RankText(RankAt(instances_[instances[after]].key,
-                                               SeatOf(instances_[instances[after]].key, parts[p]))),
-                               ", ", parts[p].source);
-            }
-          }
-        }
-        texts.push_back(absl::StrCat(instance_text(after), " waits for ", instance_text(before),
-                                     " (", who, ")"));
-      }
+  std::vector<std::string> texts;
+  for (const GangConflict::Wait& wait : conflict.circle) {
+    if (wait.of_runs) {
+      texts.push_back(
+          absl::StrCat(RunText(runs[wait.after]), " waits for ", RunText(runs[wait.before])));
+      continue;
     }
-    error = MakeInstanceError(error.reason, instances[std::max(seed, 0)]);
-    error.message =
-        absl::StrCat("the ranks' data dependences order these collectives in a circle: ",
-                     absl::StrJoin(texts, "; "), ". Use them in the same order on every rank");
-    return error;
-  }
-
-  for (const int32_t node : sorted) {
-    if (node < n) order->instances.push_back(node);
-  }
-  // Runs by their first instance, local ones right behind the last of their producers; a device
-  // enqueues whole runs, so a rank's may not interleave.
-  std::vector<int32_t> place(n);
-  for (int32_t i = 0; i < n; ++i) place[order->instances[i]] = i;
-  std::vector<std::pair<int32_t, int32_t>> range(runs.size());
-  absl::flat_hash_map<int32_t, int32_t> ends;  // the same by run: of each, the last instance
-  order->reordered.resize(runs.size());
-  for (size_t r = 0; r < runs.size(); ++r) {
-    range[r] = {n, -1};
-    if (runs_[runs[r]].instances.empty()) {
-      // Producers have been submitted before.
-      for (const RunHandle producer : runs_[runs[r]].producers) {
-        const auto found = run_by_handle_.find(producer);
-        if (found == run_by_handle_.end() || ends.count(found->second) == 0) continue;
-        range[r].second = std::max(range[r].second, ends.at(found->second));
-      }
-      range[r].first = range[r].second;
+    std::string who = "autograd";
+    if (wait.run >= 0) {
+      const Participation& part = runs_[runs[wait.run]].what->participations[wait.participation];
+      const InstanceKey& key = instances_[instances[wait.after]].key;
+      who = absl::StrCat(RankText(RankAt(key, SeatOf(key, part))), ", ", part.source);
     }
-    std::vector<std::pair<int32_t, int32_t>> at;  // by participation
-    for (size_t i = 0; i < runs_[runs[r]].instances.size(); ++i) {
-      const InstanceKey& key = instances_[runs_[runs[r]].instances[i]].key;
-      const int32_t here = place[mark(runs_[runs[r]], i)];
-      range[r] = {std::min(range[r].first, here), std::max(range[r].second, here)};
-      // Who sends to itself takes part twice, the sender first.
-      at.emplace_back(here,
-                      key.is_pair() ? SeatOf(key, runs_[runs[r]].what->participations[i]) : 0);
-    }
-    ends.emplace(runs[r], range[r].second);
-    if (std::is_sorted(at.begin(), at.end())) continue;
-    std::vector<int32_t>& reordered = order->reordered[r];
-    reordered.resize(at.size());
-    std::iota(reordered.begin(), reordered.end(), 0);
-    std::stable_sort(reordered.begin(), reordered.end(),
-                     [&](int32_t a, int32_t b) { return at[a] < at[b]; });
+    texts.push_back(absl::StrCat(instance_text(wait.after), " waits for ",
+                                 instance_text(wait.before), " (", who, ")"));
   }
-  order->runs.resize(runs.size());
-  std::iota(order->runs.begin(), order->runs.end(), 0);
-  const auto begins = [&](int32_t r) {
-    return std::make_pair(range[r].first, runs_[runs[r]].instances.empty());
-  };
-  std::stable_sort(order->runs.begin(), order->runs.end(),
-                   [&](int32_t a, int32_t b) { return begins(a) < begins(b); });
-  std::map<int32_t, int32_t> previous;
-  for (const int32_t r : order->runs) {
-    for (const Rank member : runs_[runs[r]].ranks) {
-      const auto inserted = previous.emplace(member.value(), r);
-      if (inserted.second) continue;
-      if (range[r].first < range[inserted.first->second].second) {
-        error = MakeInstanceError(error.reason, runs_[runs[r]].instances[0]);
-        error.message = absl::StrCat(
-            "no order of collectives lets ", RankText(member),
-            " execute its runs one after the other: ", RunText(runs[r]), " and ",
-            RunText(runs[inserted.first->second]),
-            " would have to be interleaved. Compile the same collectives together on every rank");
-        return error;
-      }
-      inserted.first->second = r;
-    }
-  }
-  return absl::nullopt;
+  error.message =
+      absl::StrCat("the ranks' data dependences order these collectives in a circle: ",
+                   absl::StrJoin(texts, "; "), ". Use them in the same order on every rank");
+  return error;
 }
 
 // A closed component that nothing blocks does not change any more, so its order stands while its
@@ -2535,19 +2401,6 @@ void Sequencer::Tick(absl::Time now) {
 }
 
 bool Sequencer::IsRank(Rank rank) const { return rank.value() >= 0 && rank.value() < size(); }
-
-// The k-th order gradient of a pair flows against the one before it; seats stay the forward
-// instance's source and destination.
-int32_t Sequencer::SeatOf(const InstanceKey& key, const Participation& part) {
-  if (!key.is_pair()) return part.member.value();
-  const bool reversed = key.path.size() % 2 == 1;
-  return part.is_recv != reversed ? 1 : 0;
-}
-
-GroupRank Sequencer::MemberAt(const InstanceKey& key, int32_t seat) {
-  if (!key.is_pair()) return GroupRank(seat);
-  return seat == 0 ? key.source : key.destination;
-}
 
 Rank Sequencer::RankAt(const InstanceKey& key, int32_t seat) const {
   return groups_[key.group.value()].members[MemberAt(key, seat).value()];

@@ -42,77 +42,13 @@
 #include "core/base/error.h"
 #include "core/base/ids.h"
 #include "core/collective/call_sites.h"
+#include "core/collective/gang_order.h"
 #include "core/collective/instance.h"
+#include "core/collective/sequencer_tables.h"
+#include "core/collective/vote.h"
 #include "core/graph/graph.h"
 
 namespace chorus {
-
-// A participation in words, for what is said of it when its run is long over.
-struct PartLabel {
-  std::string op;      // "all_reduce"
-  std::string what;    // "all_reduce SUM f32[4]"
-  std::string source;  // trainer's file:line; cut where it is long
-};
-
-// One collective node of a registered graph, as far as agreement is concerned.
-struct Participation {
-  Descriptor descriptor;
-  int32_t group_slot = 0;
-  GroupRank member;      // whom this node speaks for
-  InstanceRef instance;  // kGradient's `node` is an index into VoteTemplate::participations
-  GroupRank peer{-1};    // send/recv: the other end
-  int64_t tag = 0;
-  bool is_recv = false;
-  int32_t part = 0;  // as in Collective
-  // The rank holds a tape entry after the run, until DropTape. A rank without one counts as
-  // abandoned for every gradient of this instance that this same run does not ask for.
-  bool wants_grad = false;
-  // Where its operand comes from (Collective): what a rank that gives up its part of a gradient
-  // takes with it. Whoever asks for one that would have led to another collective is told so; one
-  // that would have led to a leaf goes on with zeros, which are right for everybody else.
-  bool leads_to_collective = false;
-  bool leads_to_leaf = false;
-  std::vector<int32_t> after;  // earlier participations of this run whose result this one needs
-  int32_t node = 0;            // in the graph, for the plan
-  std::string source;          // trainer's file:line
-  // LabelOf, made once for all runs, where the operand leads anywhere.
-  std::shared_ptr<const PartLabel> label;
-};
-std::shared_ptr<const PartLabel> LabelOf(const Participation& part);
-
-// What a registered graph votes for, made once at registration and shared by its runs.
-struct VoteTemplate {
-  std::vector<Participation> participations;  // program order
-  Hash128 fingerprint;                        // of all of the above but sources
-};
-
-// What a run binds to a group slot: the group, and for each member held here, in the slot's order,
-// the position of its next call of that group (gradients and pairs apart). Empty: as counted here.
-// Slots that are bound to one group give the same positions and share the count.
-struct GroupBinding {
-  GroupId group;
-  absl::InlinedVector<CallPosition, 1> base;
-};
-
-struct Vote {
-  RunHandle run;
-  Epoch epoch;                                    // the epoch that the session is in
-  std::shared_ptr<const VoteTemplate> what;       // never null; no participations: a local run
-  std::vector<GroupBinding> groups;               // one for each group slot
-  const std::vector<GroupSlot>* slots = nullptr;  // the graph's, same length; read in Submit only
-  std::vector<InstanceKey> bound;                 // one for each instance slot
-  // The number of the next call at each end of a pair, in the order in which the participations use
-  // them first. Empty: as counted here.
-  absl::InlinedVector<int64_t, 1> pair_calls;
-  bool call_goes_on = false;  // the last call of each member has more parts, in later runs
-  // Runs of this sequencer whose results it consumes. One that is not pending counts as launched: a
-  // run that consumes a failed result is never submitted.
-  std::vector<RunHandle> producers;
-  // True: it also consumes results of runs outside this sequencer; Unblock() or Cancel() follows.
-  bool externally_blocked = false;
-  // It may take over the memory of inputs that were given to it. Granted with its launch only.
-  bool donates = false;
-};
 
 struct SequencerOptions {
   absl::Duration agree_timeout = absl::Seconds(60);
@@ -123,11 +59,6 @@ struct SequencerOptions {
   CheckCallSites check_call_sites = CheckCallSites::kOff;
   int kept_causes = 64;   // of ended epochs; older ones are answered with kEpochEnded
   int max_groups = 4096;  // ever, with the world's own: their numbers are not given again
-};
-
-struct MemberInfo {
-  int32_t pid = -1;  // for culprits; of the trainer
-  std::string node;
 };
 
 // One instance of a launched gang.
@@ -295,195 +226,20 @@ class Sequencer {
   size_t HeldRows() const;
 
  private:
-  static constexpr int32_t kNone = -1;
-
-  // A table whose rows are named by number and used again: a copy of it is a copy of the state, and
-  // nothing is allocated once it has been as large as it gets. Row references end at New().
+  static constexpr int32_t kNone = sequencer_tables::kNone;
   template <typename T>
-  class Pool {
-   public:
-    int32_t New() {
-      if (free_.empty()) {
-        rows_.emplace_back();
-        return static_cast<int32_t>(rows_.size()) - 1;
-      }
-      const int32_t row = free_.back();
-      free_.pop_back();
-      return row;
-    }
-    void Free(int32_t row) { free_.push_back(row); }
-    void Clear() {
-      rows_.clear();
-      free_.clear();
-    }
-    T& operator[](int32_t row) { return rows_[row]; }
-    const T& operator[](int32_t row) const { return rows_[row]; }
-    size_t size() const { return rows_.size() - free_.size(); }
-
-    // Rows in a list by their own links.
-    struct Chain {
-      int32_t head = kNone;
-      int32_t tail = kNone;
-    };
-    void Append(Chain* chain, int32_t row) {
-      rows_[row].previous = chain->tail;
-      rows_[row].next = kNone;
-      (chain->tail == kNone ? chain->head : rows_[chain->tail].next) = row;
-      chain->tail = row;
-    }
-    void Remove(Chain* chain, int32_t row) {
-      const int32_t previous = rows_[row].previous;
-      const int32_t next = rows_[row].next;
-      (previous == kNone ? chain->head : rows_[previous].next) = next;
-      (next == kNone ? chain->tail : rows_[next].previous) = previous;
-    }
-
-   private:
-    std::vector<T> rows_;
-    std::vector<int32_t> free_;
-  };
-
-  // One end of a pair.
-  struct PairEnd {
-    GroupId group;
-    GroupRank source;
-    GroupRank destination;
-    int64_t tag = 0;
-    bool is_recv = false;
-    friend bool operator==(const PairEnd& a, const PairEnd& b) {
-      return a.group == b.group && a.source == b.source && a.destination == b.destination &&
-             a.tag == b.tag && a.is_recv == b.is_recv;
-    }
-    template <typename H>
-    friend H AbslHashValue(H h, const PairEnd& e) {
-      return H::combine(std::move(h), e.group, e.source, e.destination, e.tag, e.is_recv);
-    }
-  };
-
-  // How far a member has counted in a group, or at an end of a pair.
-  struct Counter {
-    CallPosition next;  // of an earlier step than the member's: it has made no call in its step
-    std::string last;   // line of the last call, for texts
-  };
-
-  struct Member {
-    enum class State : uint8_t { kHere, kLeft, kDead };
-    State state = State::kHere;
-    std::string how_dead;
-    MemberInfo info;
-    int64_t step = 0;                             // the last that it has been heard of in
-    bool left_rest = false;                       // it takes part in nothing more of that step
-    std::string left_rest_text;                   // why, for others
-    int64_t lacking = 0;                          // pending instances that need its vote
-    absl::flat_hash_map<PairEnd, Counter> pairs;  // in `step`
-  };
-
-  struct Group {
-    std::vector<Rank> members;      // empty: gone with a former membership
-    std::vector<Counter> counters;  // by member
-    Rank dead{-1};                  // the first member that died
-  };
-
-  // An instance's *seats*: the members of its group, or source and destination of its pair. A
-  // gradient has the seats of its forward instance.
-  struct Seat {
-    int32_t run = kNone;
-    int32_t participation = kNone;
-    bool absent = false;  // it abandoned this gradient
-  };
-  struct Instance {  // pending
-    InstanceKey key;
-    int32_t component = kNone;
-    int32_t missing = 0;
-    int32_t tape = kNone;      // its own
-    int32_t parent = kNone;    // a gradient's: tape of the instance that it is asked of
-    int32_t first = kNone;     // seat of the first vote
-    int32_t mark = kNone;      // scratch of the gang's order
-    bool rows_differ = false;  // somebody has voted with pieces of different rows
-    bool differs = false;      // in differing_: the ranks ask for different things
-    absl::Time differs_until;  // then they are told
-    absl::Time first_vote;
-    bool timed = false;        // in timed_
-    int32_t previous = kNone;  // in timed_, by first vote
-    int32_t next = kNone;
-    absl::InlinedVector<Seat, 4> seats;
-  };
-
-  struct PendingRun {
-    RunHandle handle;
-    std::shared_ptr<const VoteTemplate> what;
-    int64_t order = 0;  // of submission
-    absl::Time submitted;
-    bool externally_blocked = false;
-    bool donates = false;
-    bool has_dependents = false;  // a pending run, or a gradient, waits for its launch
-    // Whether it can follow its gang's order where that is not its program's.
-    enum class Reserve : uint8_t { kNotAsked, kAsked, kDone };
-    Reserve reserve = Reserve::kNotAsked;
-    int32_t component = kNone;
-    absl::InlinedVector<int32_t, 2> instances;  // by participation
-    absl::InlinedVector<RunHandle, 2> producers;
-    absl::InlinedVector<Rank, 2> ranks;  // whom it speaks for
-    // Closed components that are tried when it launches. One that was merged into another since is
-    // a free row, or somebody else's, who is then tried for nothing.
-    absl::InlinedVector<int32_t, 2> waiters;
-    int32_t previous = kNone;  // pending runs, by submission
-    int32_t next = kNone;
-  };
-
-  // A gang in the making: runs that share instances, directly or through others.
-  struct Component {
-    absl::InlinedVector<int32_t, 4> runs;  // empty: the row is free
-    absl::InlinedVector<int32_t, 4> instances;
-    int64_t missing = 0;  // votes, over all instances
-    int32_t mark = 0;     // scratch of the search for circles
-  };
-
-  struct TapeEntry {
-    // kRefused: a gradient that the rank could not take may have used it: there is none any more.
-    enum class State : uint8_t { kNotVoted, kLive, kAbandoned, kConsumed, kRefused };
-    State state = State::kNotVoted;
-    // Of its vote. Whether its part leads further, and then what it was.
-    bool recorded = false;
-    bool leads_to_collective = false;
-    bool leads_to_leaf = false;
-    InstanceKey::Request next;  // that the rank has not made
-    Epoch consumed_in;
-    std::shared_ptr<const PartLabel> label;
-
-    bool given_up() const { return state == State::kAbandoned || state == State::kConsumed; }
-  };
-  // What the ranks may still ask of an instance. It exists while a rank holds an entry or a
-  // gradient is pending.
-  struct Tape {
-    InstanceKey key;
-    int32_t instance = kNone;  // while pending
-    int32_t live = 0;
-    absl::InlinedVector<TapeEntry, 4> entries;  // by seat
-    absl::InlinedVector<int32_t, 2> children;   // pending gradients
-  };
-
-  struct Gang {  // launched, not finished
-    Ticket ticket;
-    Epoch epoch;
-    absl::Time launched;
-    std::vector<RunHandle> runs;
-    absl::optional<InstanceKey> last_of_world;
-    // Its first instance as the first voter asks for it, for texts. Null: it has no instance.
-    std::shared_ptr<const VoteTemplate> what;
-    int32_t participation = kNone;
-    int32_t previous = kNone;
-    int32_t next = kNone;
-  };
-
-  // An order found before, in places: of instances by first use in the gang's runs, and of runs.
-  struct GangOrder {
-    std::vector<int32_t> instances;
-    std::vector<int32_t> runs;
-    // By run, in order of submission: its participations, where they do not stand in the order of
-    // its program. Else empty.
-    std::vector<std::vector<int32_t>> reordered;
-  };
+  using Pool = sequencer_tables::Pool<T>;
+  using Component = sequencer_tables::Component;
+  using Counter = sequencer_tables::Counter;
+  using Gang = sequencer_tables::Gang;
+  using Group = sequencer_tables::Group;
+  using Instance = sequencer_tables::Instance;
+  using Member = sequencer_tables::Member;
+  using PairEnd = sequencer_tables::PairEnd;
+  using PendingRun = sequencer_tables::PendingRun;
+  using Seat = sequencer_tables::Seat;
+  using Tape = sequencer_tables::Tape;
+  using TapeEntry = sequencer_tables::TapeEntry;
 
   // What a vote's calls, or refused ones, do to one counter.
   struct Move {
@@ -554,8 +310,10 @@ class Sequencer {
   void MergeCircleThrough(int32_t component);
   absl::optional<Error> Order(int32_t component, std::vector<int32_t>* runs,
                               std::vector<int32_t>* instances);
-  absl::optional<Error> Sort(const std::vector<int32_t>& runs,
-                             const std::vector<int32_t>& instances, GangOrder* order) const;
+  absl::optional<Error> FindOrder(const std::vector<int32_t>& runs,
+                                  const std::vector<int32_t>& instances, GangOrder* order) const;
+  Error ConflictError(const std::vector<int32_t>& runs, const std::vector<int32_t>& instances,
+                      const GangConflict& conflict) const;
   bool AwaitReserves(Actions* actions);
   void Launch(const std::vector<int32_t>& runs, const std::vector<int32_t>& instances,
               Actions* actions);
@@ -581,8 +339,6 @@ class Sequencer {
   // Texts and lookups.
   void Tick(absl::Time now);
   bool IsRank(Rank rank) const;
-  static int32_t SeatOf(const InstanceKey& key, const Participation& part);
-  static GroupRank MemberAt(const InstanceKey& key, int32_t seat);
   Rank RankAt(const InstanceKey& key, int32_t seat) const;
   int32_t SeatCount(const InstanceKey& key) const;
   const Participation& PartAt(const Instance& instance, int32_t seat) const;
@@ -626,6 +382,7 @@ class Sequencer {
   Pool<Gang>::Chain launched_;  // by ticket
   absl::flat_hash_map<Ticket, int32_t> gang_by_ticket_;
   std::map<int64_t, int32_t> externally_blocked_;  // runs, by submission
+  // By what the order depends on: of instances by first use in the gang's runs, and of runs.
   absl::flat_hash_map<std::vector<int64_t>, GangOrder> known_orders_;
   std::deque<std::pair<Epoch, Error>> causes_;
 

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "core/collective/sequencer.h"
+#include "core/collective/vote.h"
 #include "core/graph/graph.h"
 
 namespace chorus {

@@ -13,7 +13,7 @@
 #include "absl/container/btree_set.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "core/collective/sequencer.h"
+#include "core/collective/vote.h"
 #include "core/graph/graph.h"
 
 namespace chorus::planning {

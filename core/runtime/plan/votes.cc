@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/bytes.h"
 #include "core/base/error.h"
+#include "core/collective/vote.h"
 #include "core/runtime/plan/dependences.h"
 
 namespace chorus::planning {

@@ -1,0 +1,198 @@
+#include "core/collective/gang_order.h"
+
+#include <deque>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace chorus {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+// Instances are calls 0, 1, 2 ... of the world group, unless a test says otherwise.
+class Gang {
+ public:
+  explicit Gang(int32_t num_instances) : keys_(num_instances) {
+    for (int32_t i = 0; i < num_instances; ++i) {
+      keys_[i].at.call = i;
+      view_.instances.push_back({&keys_[i], -1});
+    }
+  }
+
+  // Returns the new run.
+  int32_t Run(int32_t rank, std::vector<int32_t> instances, std::vector<int32_t> producers = {}) {
+    parts_.emplace_back(instances.size());
+    for (Participation& part : parts_.back()) part.member = GroupRank(rank);
+    ranks_.push_back({Rank(rank)});
+    view_.runs.push_back({parts_.back(), std::move(instances), ranks_.back(), producers});
+    return static_cast<int32_t>(view_.runs.size()) - 1;
+  }
+  // The call at `after` of a run needs the result of the one at `before`.
+  void Needs(int32_t run, int32_t after, int32_t before) {
+    parts_[run][after].after.push_back(before);
+  }
+  Participation& part(int32_t run, int32_t i) { return parts_[run][i]; }
+  InstanceKey& key(int32_t i) { return keys_[i]; }
+  void IsGradientOf(int32_t gradient, int32_t forward) {
+    view_.instances[gradient].forward = forward;
+  }
+
+  absl::optional<GangConflict> Find(GangOrder* order) const { return FindGangOrder(view_, order); }
+  GangOrder Order() const {
+    GangOrder order;
+    EXPECT_FALSE(Find(&order).has_value());
+    return order;
+  }
+  GangConflict Conflict() const {
+    GangOrder order;
+    const absl::optional<GangConflict> conflict = Find(&order);
+    EXPECT_TRUE(conflict.has_value());
+    return conflict.value_or(GangConflict());
+  }
+
+ private:
+  std::deque<InstanceKey> keys_;
+  std::deque<std::vector<Participation>> parts_;
+  std::deque<std::vector<Rank>> ranks_;
+  GangView view_;
+};
+
+TEST(GangOrderTest, FreeInstancesStandByTheirKeysAndWhoCallsOtherwiseIsReordered) {
+  Gang gang(3);
+  gang.Run(0, {2, 0, 1});
+  gang.Run(1, {0, 1, 2});
+  const GangOrder order = gang.Order();
+  EXPECT_THAT(order.instances, ElementsAre(0, 1, 2));
+  EXPECT_THAT(order.runs, ElementsAre(0, 1));
+  EXPECT_THAT(order.reordered, ElementsAre(ElementsAre(1, 2, 0), IsEmpty()));
+}
+
+TEST(GangOrderTest, EveryRanksDependencesAreKept) {
+  Gang gang(3);
+  const int32_t first = gang.Run(0, {2, 1});
+  gang.Needs(first, 1, 0);
+  const int32_t second = gang.Run(1, {1, 0, 2});
+  gang.Needs(second, 1, 0);
+  EXPECT_THAT(gang.Order().instances, ElementsAre(2, 1, 0));
+}
+
+TEST(GangOrderTest, AGradientStandsBehindItsForward) {
+  Gang gang(2);
+  gang.Run(0, {0, 1});
+  gang.IsGradientOf(0, 1);
+  EXPECT_THAT(gang.Order().instances, ElementsAre(1, 0));
+}
+
+TEST(GangOrderTest, AConsumerStandsBehindAllOfItsProducerAndALocalRunBetween) {
+  Gang gang(3);
+  const int32_t producer = gang.Run(0, {1, 2});
+  const int32_t local = gang.Run(0, {}, {producer});
+  gang.Run(0, {0}, {local});
+  gang.Run(1, {0, 1, 2});
+  const GangOrder order = gang.Order();
+  EXPECT_THAT(order.instances, ElementsAre(1, 2, 0));
+  EXPECT_THAT(order.runs, ElementsAre(0, 3, 1, 2));
+}
+
+TEST(GangOrderTest, ARanksRunsStandInTheOrderOfItsLogIfTheDataAllowsIt) {
+  for (const bool forced : {false, true}) {
+    Gang gang(2);
+    gang.Run(0, {1});
+    gang.Run(0, {0});
+    const int32_t other = gang.Run(1, {0, 1});
+    if (forced) gang.Needs(other, 1, 0);
+    const GangOrder order = gang.Order();
+    if (forced) {
+      EXPECT_THAT(order.instances, ElementsAre(0, 1));
+      EXPECT_THAT(order.runs, ElementsAre(1, 2, 0));
+    } else {
+      EXPECT_THAT(order.instances, ElementsAre(1, 0));
+      EXPECT_THAT(order.runs, ElementsAre(0, 2, 1));
+    }
+  }
+}
+
+TEST(GangOrderTest, WhoSendsToItselfDoesSoBeforeItReceives) {
+  Gang gang(1);
+  gang.key(0).source = GroupRank(0);
+  gang.key(0).destination = GroupRank(0);
+  const int32_t run = gang.Run(0, {0, 0});
+  gang.part(run, 0).is_recv = true;
+  EXPECT_THAT(gang.Order().reordered, ElementsAre(ElementsAre(1, 0)));
+}
+
+TEST(GangOrderTest, ACircleOfDependencesNamesWhoNeedsWhat) {
+  Gang gang(2);
+  const int32_t a = gang.Run(0, {0, 1});
+  gang.Needs(a, 1, 0);
+  const int32_t b = gang.Run(1, {1, 0});
+  gang.Needs(b, 1, 0);
+  const GangConflict conflict = gang.Conflict();
+  EXPECT_FALSE(conflict.interleaved);
+  ASSERT_THAT(conflict.circle, SizeIs(2));
+  for (const GangConflict::Wait& wait : conflict.circle) {
+    EXPECT_FALSE(wait.of_runs);
+    EXPECT_EQ(wait.before, 1 - wait.after);
+    EXPECT_EQ(wait.run, wait.after == 1 ? a : b);
+    EXPECT_EQ(wait.participation, 1);
+  }
+  EXPECT_GE(conflict.instance, 0);
+}
+
+TEST(GangOrderTest, ACircleThroughRunsNamesTheRuns) {
+  Gang gang(2);
+  const int32_t producer = gang.Run(0, {1});
+  const int32_t consumer = gang.Run(0, {0}, {producer});
+  const int32_t other = gang.Run(1, {0, 1});
+  gang.Needs(other, 1, 0);
+  const GangConflict conflict = gang.Conflict();
+  ASSERT_THAT(conflict.circle, SizeIs(2));
+  int runs = 0;
+  for (const GangConflict::Wait& wait : conflict.circle) {
+    if (!wait.of_runs) continue;
+    ++runs;
+    EXPECT_EQ(wait.after, consumer);
+    EXPECT_EQ(wait.before, producer);
+  }
+  EXPECT_EQ(runs, 1);
+}
+
+TEST(GangOrderTest, RunsOfOneRankThatWouldInterleaveAreAConflict) {
+  Gang gang(3);
+  const int32_t around = gang.Run(0, {0, 2});
+  const int32_t between = gang.Run(0, {1});
+  const int32_t other = gang.Run(1, {0, 1, 2});
+  gang.Needs(other, 1, 0);
+  gang.Needs(other, 2, 1);
+  const GangConflict conflict = gang.Conflict();
+  EXPECT_TRUE(conflict.interleaved);
+  EXPECT_EQ(conflict.rank, Rank(0));
+  EXPECT_EQ(conflict.run, between);
+  EXPECT_EQ(conflict.other_run, around);
+  EXPECT_EQ(conflict.instance, 1);
+}
+
+// A local run has no instance to name: the other's is named.
+TEST(GangOrderTest, ALocalRunBetweenTheCollectivesOfAnotherIsAConflictThatNamesTheOther) {
+  Gang gang(3);
+  const int32_t around = gang.Run(0, {0, 2});
+  const int32_t elsewhere = gang.Run(1, {1});
+  const int32_t local = gang.Run(0, {}, {elsewhere});
+  const int32_t other = gang.Run(2, {0, 1, 2});
+  gang.Needs(other, 1, 0);
+  gang.Needs(other, 2, 1);
+  gang.Run(3, {2}, {local});
+  const GangConflict conflict = gang.Conflict();
+  EXPECT_TRUE(conflict.interleaved);
+  EXPECT_EQ(conflict.run, local);
+  EXPECT_EQ(conflict.other_run, around);
+  EXPECT_EQ(conflict.instance, 0);
+}
+
+}  // namespace
+}  // namespace chorus

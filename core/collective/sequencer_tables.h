@@ -1,0 +1,215 @@
+// The sequencer's tables: what it knows of members, groups, instances, runs, tapes and gangs.
+//
+// Its own, in a header only because it is a value: whoever holds a Sequencer must be able to copy
+// it. Rows name each other by number, so that a copy of the tables is a copy of the state.
+#ifndef CHORUS_CORE_COLLECTIVE_SEQUENCER_TABLES_H_
+#define CHORUS_CORE_COLLECTIVE_SEQUENCER_TABLES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/inlined_vector.h"
+#include "absl/time/time.h"
+#include "absl/types/optional.h"
+#include "core/base/ids.h"
+#include "core/collective/instance.h"
+#include "core/collective/vote.h"
+
+namespace chorus {
+
+struct MemberInfo {
+  int32_t pid = -1;  // for culprits; of the trainer
+  std::string node;
+};
+
+namespace sequencer_tables {
+
+inline constexpr int32_t kNone = -1;
+
+// A table whose rows are named by number and used again: a copy of it is a copy of the state, and
+// nothing is allocated once it has been as large as it gets. Row references end at New().
+template <typename T>
+class Pool {
+ public:
+  int32_t New() {
+    if (free_.empty()) {
+      rows_.emplace_back();
+      return static_cast<int32_t>(rows_.size()) - 1;
+    }
+    const int32_t row = free_.back();
+    free_.pop_back();
+    return row;
+  }
+  void Free(int32_t row) { free_.push_back(row); }
+  void Clear() {
+    rows_.clear();
+    free_.clear();
+  }
+  T& operator[](int32_t row) { return rows_[row]; }
+  const T& operator[](int32_t row) const { return rows_[row]; }
+  size_t size() const { return rows_.size() - free_.size(); }
+
+  // Rows in a list by their own links.
+  struct Chain {
+    int32_t head = kNone;
+    int32_t tail = kNone;
+  };
+  void Append(Chain* chain, int32_t row) {
+    rows_[row].previous = chain->tail;
+    rows_[row].next = kNone;
+    (chain->tail == kNone ? chain->head : rows_[chain->tail].next) = row;
+    chain->tail = row;
+  }
+  void Remove(Chain* chain, int32_t row) {
+    const int32_t previous = rows_[row].previous;
+    const int32_t next = rows_[row].next;
+    (previous == kNone ? chain->head : rows_[previous].next) = next;
+    (next == kNone ? chain->tail : rows_[next].previous) = previous;
+  }
+
+ private:
+  std::vector<T> rows_;
+  std::vector<int32_t> free_;
+};
+
+// One end of a pair.
+struct PairEnd {
+  GroupId group;
+  GroupRank source;
+  GroupRank destination;
+  int64_t tag = 0;
+  bool is_recv = false;
+  friend bool operator==(const PairEnd& a, const PairEnd& b) {
+    return a.group == b.group && a.source == b.source && a.destination == b.destination &&
+           a.tag == b.tag && a.is_recv == b.is_recv;
+  }
+  template <typename H>
+  friend H AbslHashValue(H h, const PairEnd& e) {
+    return H::combine(std::move(h), e.group, e.source, e.destination, e.tag, e.is_recv);
+  }
+};
+
+// How far a member has counted in a group, or at an end of a pair.
+struct Counter {
+  CallPosition next;  // of an earlier step than the member's: it has made no call in its step
+  std::string last;   // line of the last call, for texts
+};
+
+struct Member {
+  enum class State : uint8_t { kHere, kLeft, kDead };
+  State state = State::kHere;
+  std::string how_dead;
+  MemberInfo info;
+  int64_t step = 0;                             // the last that it has been heard of in
+  bool left_rest = false;                       // it takes part in nothing more of that step
+  std::string left_rest_text;                   // why, for others
+  int64_t lacking = 0;                          // pending instances that need its vote
+  absl::flat_hash_map<PairEnd, Counter> pairs;  // in `step`
+};
+
+struct Group {
+  std::vector<Rank> members;      // empty: gone with a former membership
+  std::vector<Counter> counters;  // by member
+  Rank dead{-1};                  // the first member that died
+};
+
+// What has come for a seat (SeatOf in vote.h).
+struct Seat {
+  int32_t run = kNone;
+  int32_t participation = kNone;
+  bool absent = false;  // it abandoned this gradient
+};
+struct Instance {  // pending
+  InstanceKey key;
+  int32_t component = kNone;
+  int32_t missing = 0;
+  int32_t tape = kNone;      // its own
+  int32_t parent = kNone;    // a gradient's: tape of the instance that it is asked of
+  int32_t first = kNone;     // seat of the first vote
+  int32_t mark = kNone;      // scratch of the gang's order
+  bool rows_differ = false;  // somebody has voted with pieces of different rows
+  bool differs = false;      // in differing_: the ranks ask for different things
+  absl::Time differs_until;  // then they are told
+  absl::Time first_vote;
+  bool timed = false;        // in timed_
+  int32_t previous = kNone;  // in timed_, by first vote
+  int32_t next = kNone;
+  absl::InlinedVector<Seat, 4> seats;
+};
+
+struct PendingRun {
+  RunHandle handle;
+  std::shared_ptr<const VoteTemplate> what;
+  int64_t order = 0;  // of submission
+  absl::Time submitted;
+  bool externally_blocked = false;
+  bool donates = false;
+  bool has_dependents = false;  // a pending run, or a gradient, waits for its launch
+  // Whether it can follow its gang's order where that is not its program's.
+  enum class Reserve : uint8_t { kNotAsked, kAsked, kDone };
+  Reserve reserve = Reserve::kNotAsked;
+  int32_t component = kNone;
+  absl::InlinedVector<int32_t, 2> instances;  // by participation
+  absl::InlinedVector<RunHandle, 2> producers;
+  absl::InlinedVector<Rank, 2> ranks;  // whom it speaks for
+  // Closed components that are tried when it launches. One that was merged into another since is
+  // a free row, or somebody else's, who is then tried for nothing.
+  absl::InlinedVector<int32_t, 2> waiters;
+  int32_t previous = kNone;  // pending runs, by submission
+  int32_t next = kNone;
+};
+
+// A gang in the making: runs that share instances, directly or through others.
+struct Component {
+  absl::InlinedVector<int32_t, 4> runs;  // empty: the row is free
+  absl::InlinedVector<int32_t, 4> instances;
+  int64_t missing = 0;  // votes, over all instances
+  int32_t mark = 0;     // scratch of the search for circles
+};
+
+struct TapeEntry {
+  // kRefused: a gradient that the rank could not take may have used it: there is none any more.
+  enum class State : uint8_t { kNotVoted, kLive, kAbandoned, kConsumed, kRefused };
+  State state = State::kNotVoted;
+  // Of its vote. Whether its part leads further, and then what it was.
+  bool recorded = false;
+  bool leads_to_collective = false;
+  bool leads_to_leaf = false;
+  InstanceKey::Request next;  // that the rank has not made
+  Epoch consumed_in;
+  std::shared_ptr<const PartLabel> label;
+
+  bool given_up() const { return state == State::kAbandoned || state == State::kConsumed; }
+};
+// What the ranks may still ask of an instance. It exists while a rank holds an entry or a
+// gradient is pending.
+struct Tape {
+  InstanceKey key;
+  int32_t instance = kNone;  // while pending
+  int32_t live = 0;
+  absl::InlinedVector<TapeEntry, 4> entries;  // by seat
+  absl::InlinedVector<int32_t, 2> children;   // pending gradients
+};
+
+struct Gang {  // launched, not finished
+  Ticket ticket;
+  Epoch epoch;
+  absl::Time launched;
+  std::vector<RunHandle> runs;
+  absl::optional<InstanceKey> last_of_world;
+  // Its first instance as the first voter asks for it, for texts. Null: it has no instance.
+  std::shared_ptr<const VoteTemplate> what;
+  int32_t participation = kNone;
+  int32_t previous = kNone;
+  int32_t next = kNone;
+};
+
+}  // namespace sequencer_tables
+}  // namespace chorus
+
+#endif  // CHORUS_CORE_COLLECTIVE_SEQUENCER_TABLES_H_
