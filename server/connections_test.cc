@@ -87,9 +87,9 @@ TEST(ConnectionsTest, AnIdleOneIsClosedAndOneWithACallUnderWayIsNot) {
     options->node.lease = absl::Milliseconds(100);
   });
   const std::shared_ptr<grpc::Channel> busy = daemon.Connect();
-  const auto graphs = v1::Graphs::NewStub(busy);
+  const auto log = v1::Log::NewStub(busy);
   grpc::ClientContext context;
-  const auto stream = graphs->Commands(&context);
+  const auto stream = log->Commands(&context);
   // The daemon has the stream when it answers a call behind it.
   ASSERT_TRUE(RpcRank(busy).ListSessions().ok());
   const std::shared_ptr<grpc::Channel> idle = daemon.Connect();

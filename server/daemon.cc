@@ -34,6 +34,8 @@
 #include "server/service/context.h"
 #include "server/service/farewell.h"
 #include "server/service/graphs_service.h"
+#include "server/service/log_service.h"
+#include "server/service/moved_methods.h"
 #include "server/service/sessions_service.h"
 #include "server/service/tensors_service.h"
 #include "server/service/worker.h"
@@ -127,6 +129,7 @@ struct Daemon::Impl {
         worlds(&context),
         tensors(&context),
         graphs(&context),
+        log(&context),
         diagnostics(&context),
         capabilities(&context) {
     context.loop = &loop;
@@ -164,8 +167,10 @@ struct Daemon::Impl {
   WorldsService worlds;
   TensorsService tensors;
   GraphsService graphs;
+  LogService log;
   DiagnosticsService diagnostics;
   CapabilitiesService capabilities;
+  MovedMethods moved_methods;
   std::unique_ptr<AttachServer> attach;
   std::unique_ptr<grpc::Server> server;
   std::unique_ptr<Acceptor> acceptor;
@@ -235,8 +240,10 @@ absl::Status Daemon::Impl::Serve() {
   builder.RegisterService(&worlds);
   builder.RegisterService(&tensors);
   builder.RegisterService(&graphs);
+  builder.RegisterService(&log);
   builder.RegisterService(&diagnostics);
   builder.RegisterService(&capabilities);
+  builder.RegisterCallbackGenericService(&moved_methods);
   addresses = options.listen;
   std::vector<int> ports(addresses.size(), -1);
   for (size_t i = 0; i < addresses.size(); ++i) {

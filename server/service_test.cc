@@ -22,6 +22,8 @@
 #include "gmock/gmock.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "gtest/gtest.h"
+#include "proto/convert/api_version.h"
+#include "proto/convert/errors_convert.h"
 #include "server/testing/rpc.h"
 #include "server/testing/test_daemon.h"
 
@@ -68,6 +70,41 @@ struct Pair {
   RpcRank b;
 };
 
+// A unary call of `method`, with no byte in its request.
+grpc::Status CallByName(const TestDaemon& daemon, const std::string& method,
+                        grpc::ByteBuffer* response) {
+  grpc::GenericStub generic(daemon.Connect());
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(30)));
+  grpc::CompletionQueue queue;
+  const grpc::Slice nothing;
+  const auto call =
+      generic.PrepareUnaryCall(&context, method, grpc::ByteBuffer(&nothing, 1), &queue);
+  call->StartCall();
+  grpc::Status status;
+  call->Finish(response, &status, &queue);
+  void* tag = nullptr;
+  bool ok = false;
+  EXPECT_TRUE(queue.Next(&tag, &ok));
+  return status;
+}
+
+TEST(MovedMethodsTest, OldNamesAnswerWithTheNewOnes) {
+  TestDaemon daemon;
+  grpc::ByteBuffer response;
+  for (const std::string method : {"Submit", "Wait", "Commands"}) {
+    const absl::Status old =
+        FromGrpc(CallByName(daemon, absl::StrCat("/chorus.v1.Graphs/", method), &response));
+    ExpectError(old, absl::StatusCode::kUnimplemented, Reason::kVersion);
+    EXPECT_THAT(std::string(old.message()), HasSubstr(absl::StrCat("chorus.v1.Log/", method)));
+    EXPECT_THAT(std::string(old.message()), HasSubstr(absl::StrCat("version ", kApiVersion)));
+  }
+  // What never was is another matter.
+  const absl::Status never = FromGrpc(CallByName(daemon, "/chorus.v1.Graphs/Dance", &response));
+  ExpectError(never, absl::StatusCode::kUnimplemented, Reason::kUnsupported);
+  EXPECT_THAT(std::string(never.message()), HasSubstr("chorus.v1.Graphs/Dance"));
+}
+
 // Once each, and what there is.
 TEST(CapabilitiesTest, AreThoseOfTheTables) {
   TestDaemon daemon;
@@ -107,7 +144,7 @@ TEST(SessionsTest, CompressedRequestsAreRefusedAndNotInflated) {
     grpc::ClientContext context;
     context.set_compression_algorithm(algorithm);
     v1::OpenSessionRequest request;
-    request.set_api_version(2);
+    request.set_api_version(kApiVersion);
     request.set_label(std::string(1 << 20, 'a'));
     v1::OpenSessionResponse response;
     const grpc::Status status = stub->Open(&context, request, &response);
@@ -127,11 +164,14 @@ TEST(SessionsTest, AnotherVersionIsRefusedWithBothVersions) {
   const absl::Status status = client.Open(request);
   ExpectError(status, absl::StatusCode::kUnimplemented, Reason::kVersion);
   EXPECT_THAT(std::string(status.message()), HasSubstr("version 7"));
-  EXPECT_THAT(std::string(status.message()), HasSubstr("version 2"));
-  // Names of instances mean something else there: no world may have both.
-  request.set_api_version(1);
-  ExpectError(client.Open(request), absl::StatusCode::kUnimplemented, Reason::kVersion);
-  request.set_api_version(2);
+  EXPECT_THAT(std::string(status.message()), HasSubstr(absl::StrCat("version ", kApiVersion)));
+  // Names of instances mean something else there, the log has another place: no world may have
+  // both.
+  for (const int32_t older : {1, 2}) {
+    request.set_api_version(older);
+    ExpectError(client.Open(request), absl::StatusCode::kUnimplemented, Reason::kVersion);
+  }
+  request.set_api_version(kApiVersion);
   EXPECT_OK(client.Open(request));
 }
 
@@ -219,20 +259,9 @@ TEST(DiagnosticsTest, OtherUidsAreToldNothingOfOthers) {
         Ask(*client.diagnostics, &v1::Diagnostics::Stub::GetStats, v1::GetStatsRequest(), &stats));
     EXPECT_EQ(stats.memory_limit_bytes() > 0, own);
 
-    grpc::GenericStub generic(daemon.Connect());
-    grpc::ClientContext context;
-    context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(30)));
-    grpc::CompletionQueue queue;
-    const grpc::Slice nothing;
-    const auto call = generic.PrepareUnaryCall(&context, "/grpc.channelz.v1.Channelz/GetServers",
-                                               grpc::ByteBuffer(&nothing, 1), &queue);
-    call->StartCall();
     grpc::ByteBuffer servers;
-    grpc::Status status;
-    call->Finish(&servers, &status, &queue);
-    void* tag = nullptr;
-    bool ok = false;
-    ASSERT_TRUE(queue.Next(&tag, &ok));
+    const grpc::Status status =
+        CallByName(daemon, "/grpc.channelz.v1.Channelz/GetServers", &servers);
     EXPECT_EQ(status.error_code(), own ? grpc::StatusCode::OK : grpc::StatusCode::CANCELLED)
         << status.error_message();
     EXPECT_EQ(servers.Valid() && servers.Length() > 0, own);
@@ -714,7 +743,7 @@ using Stream = grpc::ClientReaderWriter<v1::CommandsRequest, v1::CommandsRespons
 struct OpenStream {
   explicit OpenStream(RpcRank& rank) {
     context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(60)));
-    stream = rank.graphs->Commands(&context);
+    stream = rank.log->Commands(&context);
   }
   bool Send(int64_t session, const v1::Command& command) {
     v1::CommandsRequest request;

@@ -91,13 +91,13 @@ class OutcomeLink : public RpcLink {
       calls_.splice(calls_.end(), *made);
       place = std::prev(calls_.end());
     }
-    graphs()->async()->Submit(&call.context, &call.request, &call.response,
-                              [this, place, told](grpc::Status status) {
-                                told(Done(status), &place->request);
-                                MutexLock lock(&mutex_);
-                                calls_.erase(place);
-                                ended_.SignalAll();
-                              });
+    log()->async()->Submit(&call.context, &call.request, &call.response,
+                           [this, place, told](grpc::Status status) {
+                             told(Done(status), &place->request);
+                             MutexLock lock(&mutex_);
+                             calls_.erase(place);
+                             ended_.SignalAll();
+                           });
   }
 
   // What a daemon would refuse waits here.
@@ -130,7 +130,7 @@ class OutcomeLink : public RpcLink {
 class StreamLink : public OutcomeLink {
  public:
   explicit StreamLink(OpenedSession opened)
-      : OutcomeLink(std::move(opened)), stream_(graphs()->Commands(&context_)) {
+      : OutcomeLink(std::move(opened)), stream_(log()->Commands(&context_)) {
     reader_ = std::thread([this] { ReadOutcomes(); });
     StartWatching();
   }

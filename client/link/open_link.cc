@@ -25,14 +25,13 @@
 #include "grpcpp/create_channel.h"
 #include "grpcpp/create_channel_posix.h"
 #include "grpcpp/security/credentials.h"
+#include "proto/convert/api_version.h"
 #include "proto/convert/errors_convert.h"
 
 namespace chorus {
 inline namespace sdk {
 namespace {
 
-// Of the API, as the daemon's server/service/context.h has it.
-constexpr int32_t kApiVersion = 2;
 constexpr size_t kMaxLabelBytes = 256;
 constexpr absl::string_view kUnix = "unix:";
 

@@ -81,7 +81,7 @@ RpcLink::RpcLink(OpenedSession opened)
       sessions_(v1::Sessions::NewStub(opened_.channel)),
       worlds_(v1::Worlds::NewStub(opened_.channel)),
       tensors_(v1::Tensors::NewStub(opened_.channel)),
-      graphs_(v1::Graphs::NewStub(opened_.channel)),
+      log_(v1::Log::NewStub(opened_.channel)),
       diagnostics_(v1::Diagnostics::NewStub(opened_.channel)) {}
 
 RpcLink::~RpcLink() = default;
@@ -223,7 +223,7 @@ absl::Status RpcLink::WaitByRpc(Sequence sequence, absl::Duration timeout) {
   v1::WaitResponse response;
   request.set_session(opened_.session);
   request.set_sequence(sequence.value());
-  return Done(graphs_->Wait(&context, request, &response));
+  return Done(log_->Wait(&context, request, &response));
 }
 
 // --- Bytes --------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "chorus/v1/diagnostics.grpc.pb.h"
-#include "chorus/v1/graphs.grpc.pb.h"
+#include "chorus/v1/log.grpc.pb.h"
 #include "chorus/v1/sessions.grpc.pb.h"
 #include "chorus/v1/tensors.grpc.pb.h"
 #include "chorus/v1/worlds.grpc.pb.h"
@@ -97,7 +97,7 @@ class RpcLink : public Link {
   static void SetDeadline(grpc::ClientContext* context, absl::Duration timeout);
 
   const OpenedSession& opened() const { return opened_; }
-  v1::Graphs::Stub* graphs() { return graphs_.get(); }
+  v1::Log::Stub* log() { return log_.get(); }
 
  private:
   void RenewLease();
@@ -106,7 +106,7 @@ class RpcLink : public Link {
   const std::unique_ptr<v1::Sessions::Stub> sessions_;
   const std::unique_ptr<v1::Worlds::Stub> worlds_;
   const std::unique_ptr<v1::Tensors::Stub> tensors_;
-  const std::unique_ptr<v1::Graphs::Stub> graphs_;
+  const std::unique_ptr<v1::Log::Stub> log_;
   const std::unique_ptr<v1::Diagnostics::Stub> diagnostics_;
 
   std::atomic<bool> draining_{false};  // the daemon has said so in an answer

@@ -7,6 +7,7 @@
 #include "core/ops/registry.h"
 #include "core/tensor/type.h"
 #include "core/transport/command.h"
+#include "proto/convert/api_version.h"
 #include "proto/convert/convert.h"
 #include "server/service/call.h"
 

@@ -24,7 +24,7 @@ void PostForSession(const ServiceContext& context, const std::string& peer, int6
 
 absl::Status CallTimedOut() {
   return MakeError(Reason::kTransportTimeout,
-                   "the call's deadline has passed; what it asked for goes on (Graphs.Wait tells "
+                   "the call's deadline has passed; what it asked for goes on (Log.Wait tells "
                    "the outcome of a command)");
 }
 

@@ -1,8 +1,8 @@
-// One Graphs.Commands: a session's log by messages.
+// One Log.Commands: a session's log by messages.
 #ifndef CHORUS_SERVER_SERVICE_COMMAND_STREAM_H_
 #define CHORUS_SERVER_SERVICE_COMMAND_STREAM_H_
 
-#include "chorus/v1/graphs.pb.h"
+#include "chorus/v1/log.pb.h"
 #include "grpcpp/support/server_callback.h"
 #include "server/service/context.h"
 

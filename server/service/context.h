@@ -18,7 +18,6 @@
 
 namespace chorus {
 
-inline constexpr int32_t kApiVersion = 2;
 inline constexpr char kDaemonVersion[] = "chorusd 0.1.0";
 // Bytes of one part of an upload or download; well below gRPC's own limit of 4 MiB a message.
 inline constexpr int64_t kMaxChunkBytes = 1 << 20;

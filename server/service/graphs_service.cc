@@ -1,13 +1,7 @@
 #include "server/service/graphs_service.h"
 
-#include <algorithm>
-#include <utility>
-
-#include "absl/strings/str_cat.h"
-#include "core/base/error.h"
 #include "proto/convert/convert.h"
 #include "server/service/call.h"
-#include "server/service/command_stream.h"
 #include "server/service/submit.h"
 
 namespace chorus {
@@ -36,43 +30,6 @@ grpc::ServerUnaryReactor* GraphsService::Release(grpc::CallbackServerContext* co
   *release.mutable_graphs() = request->graphs();
   SubmitCommand(call, request->session(), request->sequence(), FromProto(release));
   return call.get();
-}
-
-grpc::ServerUnaryReactor* GraphsService::Submit(grpc::CallbackServerContext* context,
-                                                const v1::SubmitRequest* request,
-                                                v1::SubmitResponse* response) {
-  auto call = Call<v1::SubmitResponse>::Start(service_, context, response);
-  absl::StatusOr<Command> command = FromProto(request->command());
-  if (!command.ok()) {
-    call->Reply(command.status());
-    return call.get();
-  }
-  SubmitCommand(call, request->session(), command->sequence.value(), std::move(command->body));
-  return call.get();
-}
-
-grpc::ServerUnaryReactor* GraphsService::Wait(grpc::CallbackServerContext* context,
-                                              const v1::WaitRequest* request,
-                                              v1::WaitResponse* response) {
-  auto call = Call<v1::WaitResponse>::Start(service_, context, response);
-  if (request->sequence() < 1) {
-    call->Reply(
-        Malformed(absl::StrCat("sequence: expected a number >= 1, got ", request->sequence())));
-    return call.get();
-  }
-  const absl::Time deadline =
-      std::min(absl::FromChrono(context->deadline()), absl::Now() + service_->max_wait);
-  call->ForSession(request->session(), [call, deadline, sequence = Sequence(request->sequence())](
-                                           LocalNode& node, absl::Time, SessionId session) {
-    node.WaitOutcome(session, sequence, deadline,
-                     [call](Outcome outcome) { call->Reply(outcome.status); });
-  });
-  return call.get();
-}
-
-grpc::ServerBidiReactor<v1::CommandsRequest, v1::CommandsResponse>* GraphsService::Commands(
-    grpc::CallbackServerContext* context) {
-  return StartCommandStream(service_, context);
 }
 
 }  // namespace chorus

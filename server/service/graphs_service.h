@@ -23,14 +23,6 @@ class GraphsService : public v1::Graphs::CallbackService {
   grpc::ServerUnaryReactor* Release(grpc::CallbackServerContext* context,
                                     const v1::ReleaseGraphsRequest* request,
                                     v1::ReleaseGraphsResponse* response) override;
-  grpc::ServerUnaryReactor* Submit(grpc::CallbackServerContext* context,
-                                   const v1::SubmitRequest* request,
-                                   v1::SubmitResponse* response) override;
-  grpc::ServerUnaryReactor* Wait(grpc::CallbackServerContext* context,
-                                 const v1::WaitRequest* request,
-                                 v1::WaitResponse* response) override;
-  grpc::ServerBidiReactor<v1::CommandsRequest, v1::CommandsResponse>* Commands(
-      grpc::CallbackServerContext* context) override;
 
  private:
   const ServiceContext* const service_;

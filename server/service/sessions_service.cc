@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
 #include "glog/logging.h"
+#include "proto/convert/api_version.h"
 #include "server/service/call.h"
 #include "server/service/durations.h"
 

@@ -14,7 +14,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "chorus/v1/diagnostics.grpc.pb.h"
-#include "chorus/v1/graphs.grpc.pb.h"
+#include "chorus/v1/log.grpc.pb.h"
 #include "chorus/v1/sessions.grpc.pb.h"
 #include "chorus/v1/tensors.grpc.pb.h"
 #include "chorus/v1/worlds.grpc.pb.h"
@@ -47,7 +47,7 @@ class RpcRank {
       : sessions(v1::Sessions::NewStub(channel)),
         worlds(v1::Worlds::NewStub(channel)),
         tensors(v1::Tensors::NewStub(channel)),
-        graphs(v1::Graphs::NewStub(channel)),
+        log(v1::Log::NewStub(channel)),
         diagnostics(v1::Diagnostics::NewStub(channel)) {}
 
   absl::Status Open(const v1::OpenSessionRequest& request = {}) {
@@ -139,7 +139,7 @@ class RpcRank {
     request.set_session(session);
     *request.mutable_command() = command;
     v1::SubmitResponse response;
-    return Ask(*graphs, &v1::Graphs::Stub::Submit, request, &response, timeout);
+    return Ask(*log, &v1::Log::Stub::Submit, request, &response, timeout);
   }
 
   absl::Status Wait(int64_t sequence, absl::Duration timeout = absl::Seconds(30)) {
@@ -147,7 +147,7 @@ class RpcRank {
     request.set_session(session);
     request.set_sequence(sequence);
     v1::WaitResponse response;
-    return Ask(*graphs, &v1::Graphs::Stub::Wait, request, &response, timeout);
+    return Ask(*log, &v1::Log::Stub::Wait, request, &response, timeout);
   }
 
   // The parts of a download.
@@ -195,7 +195,7 @@ class RpcRank {
   std::unique_ptr<v1::Sessions::Stub> sessions;
   std::unique_ptr<v1::Worlds::Stub> worlds;
   std::unique_ptr<v1::Tensors::Stub> tensors;
-  std::unique_ptr<v1::Graphs::Stub> graphs;
+  std::unique_ptr<v1::Log::Stub> log;
   std::unique_ptr<v1::Diagnostics::Stub> diagnostics;
   int64_t session = 0;
   int64_t world = 0;

@@ -1,0 +1,27 @@
+// Methods that have another name since an older version of the API: who calls the old one is told
+// the new one, instead of gRPC's empty UNIMPLEMENTED.
+//
+// Threads: gRPC's.
+#ifndef CHORUS_SERVER_SERVICE_MOVED_METHODS_H_
+#define CHORUS_SERVER_SERVICE_MOVED_METHODS_H_
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "grpcpp/generic/async_generic_service.h"
+
+namespace chorus {
+
+// What a call of `method` ("/chorus.v1.Graphs/Submit"), which no service here has, ends with.
+// UNIMPLEMENTED: kVersion, with both names, for one that has moved; kUnsupported for any other.
+absl::Status NoSuchMethod(absl::string_view method);
+
+// Ends every call that no other service takes, before it reads any message of it.
+class MovedMethods : public grpc::CallbackGenericService {
+ public:
+  grpc::ServerGenericBidiReactor* CreateReactor(
+      grpc::GenericCallbackServerContext* context) override;
+};
+
+}  // namespace chorus
+
+#endif  // CHORUS_SERVER_SERVICE_MOVED_METHODS_H_
