@@ -1,4 +1,5 @@
 // A graph as bytes: the form in which it is registered and stored, and by which it is known.
+// proto/chorus/v1/graph_encoding.md says what they are, byte by byte.
 //
 // The bytes come from anywhere. A decoder that believed them would make gigabytes of a few
 // megabytes (an empty node is nine bytes, and several hundred in memory), so that what a graph may

@@ -9,12 +9,17 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "chorus/v1/commands.pb.h"
 #include "chorus/v1/errors.pb.h"
 #include "core/base/bytes.h"
 #include "core/base/error.h"
+#include "core/graph/encoding.h"
+#include "core/graph/graph.h"
 #include "core/transport/command.h"
 #include "gmock/gmock.h"
 #include "google/protobuf/util/json_util.h"
@@ -28,25 +33,29 @@ namespace {
 
 constexpr char kFolder[] = "proto/chorus/v1/golden";
 
-std::vector<std::string> GoldenFiles(const std::string& prefix) {
+std::vector<std::string> GoldenFiles(const std::string& prefix,
+                                     const std::string& suffix = ".json") {
   std::vector<std::string> files;
   DIR* const folder = opendir(kFolder);
   if (folder == nullptr) return files;
   while (const dirent* entry = readdir(folder)) {
     const std::string name = entry->d_name;
-    if (absl::StartsWith(name, prefix) && absl::EndsWith(name, ".json")) files.push_back(name);
+    if (absl::StartsWith(name, prefix) && absl::EndsWith(name, suffix)) files.push_back(name);
   }
   closedir(folder);
   std::sort(files.begin(), files.end());
   return files;
 }
 
+std::string ReadGolden(const std::string& name) {
+  std::ifstream file(absl::StrCat(kFolder, "/", name));
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
 template <typename Message>
 Message Parse(const std::string& name) {
-  std::ifstream file(absl::StrCat(kFolder, "/", name));
-  const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
   Message message;
-  const auto status = google::protobuf::util::JsonStringToMessage(text, &message);
+  const auto status = google::protobuf::util::JsonStringToMessage(ReadGolden(name), &message);
   EXPECT_TRUE(status.ok()) << name << ": " << status.message().ToString();
   return message;
 }
@@ -112,6 +121,31 @@ TEST(GoldenTest, EveryFieldOfTheGraphIsUsed) {
   walker.Walk(graph);
   EXPECT_GT(walker.used.size(), 40u);
   for (const auto& [field, count] : walker.used) EXPECT_GT(count, 0) << field->full_name();
+}
+
+// The graph of a golden message, by the name of its bytes.
+absl::StatusOr<Graph> GoldenGraph(const std::string& hex_file) {
+  const std::string json = absl::StrCat(absl::StripSuffix(hex_file, ".graph.hex"), ".json");
+  if (absl::StartsWith(json, "graph_")) return FromProto(Parse<v1::Graph>(json));
+  return FromProto(Parse<v1::Command>(json).register_graph().graph());
+}
+
+// proto/chorus/v1/graph_encoding.md says what these bytes are.
+TEST(GoldenTest, GraphsHaveTheirCanonicalBytes) {
+  const std::vector<std::string> files = GoldenFiles("", ".graph.hex");
+  ASSERT_GE(files.size(), 3u);
+  for (const std::string& name : files) {
+    SCOPED_TRACE(name);
+    std::string digits = ReadGolden(name);
+    digits.erase(std::remove_if(digits.begin(), digits.end(), absl::ascii_isspace), digits.end());
+    const std::string bytes = absl::HexStringToBytes(digits);
+    const absl::StatusOr<Graph> graph = GoldenGraph(name);
+    ASSERT_TRUE(graph.ok()) << graph.status();
+    EXPECT_EQ(absl::BytesToHexString(EncodeGraph(*graph)), digits);
+    const absl::StatusOr<Graph> decoded = DecodeGraph(bytes);
+    ASSERT_TRUE(decoded.ok()) << decoded.status();
+    EXPECT_TRUE(*decoded == *graph) << DebugString(*decoded);
+  }
 }
 
 TEST(GoldenTest, ErrorsSurviveTheWayThroughAStatus) {
