@@ -108,10 +108,25 @@ TEST_F(ChorusdTest, SighupDoesNotEndIt) {
   EXPECT_EQ(chorusd.Wait(), 0) << chorusd.output();
 }
 
+TEST_F(ChorusdTest, ItSaysHowMuchMemoryItMayUseAndWhy) {
+  for (const bool said : {false, true}) {
+    std::vector<std::string> flags = {Listen()};
+    if (said) flags.push_back("--memory_limit_bytes=64MiB");
+    ChorusdProcess chorusd(folder_, flags);
+    ASSERT_TRUE(chorusd.WaitForStart()) << chorusd.output();
+    chorusd.Signal(SIGTERM);
+    EXPECT_EQ(chorusd.Wait(), 0) << chorusd.output();
+    EXPECT_THAT(chorusd.output(),
+                HasSubstr(said ? "memory limit: 67108864 bytes: --memory_limit_bytes"
+                               : "bytes: three quarters of the "));
+  }
+}
+
 TEST_F(ChorusdTest, HelpShowsItsFlags) {
   const std::string said = Refusal({"--help"});
   EXPECT_THAT(said, HasSubstr("--listen"));
   EXPECT_THAT(said, HasSubstr("--memory_limit_bytes"));
+  EXPECT_THAT(said, HasSubstr("default: auto"));
   EXPECT_THAT(said, HasSubstr("--agree_timeout"));
   EXPECT_THAT(said, Not(HasSubstr("--undefok")));  // of the library
 }

@@ -30,6 +30,7 @@
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "absl/types/optional.h"
 #include "core/backend/backends.h"
 #include "core/backend/fault/fault_backend.h"
 #include "core/base/thread_pool.h"
@@ -39,6 +40,7 @@
 #include "server/daemon.h"
 #include "server/listen_address.h"
 #include "server/log_writer.h"
+#include "server/memory_limit.h"
 #include "server/service/context.h"
 #include "server/watchdog.h"
 
@@ -140,6 +142,22 @@ bool AbslParseFlag(absl::string_view text, BytesFlag* flag, std::string* error) 
 
 std::string AbslUnparseFlag(const BytesFlag& flag) { return absl::StrCat(flag.value); }
 
+// The same, or "auto".
+struct MemoryFlag {
+  absl::optional<BytesFlag> said;
+};
+
+bool AbslParseFlag(absl::string_view text, MemoryFlag* flag, std::string* error) {
+  flag->said.reset();
+  if (text == "auto") return true;
+  flag->said.emplace();
+  return AbslParseFlag(text, &*flag->said, error);
+}
+
+std::string AbslUnparseFlag(const MemoryFlag& flag) {
+  return flag.said.has_value() ? AbslUnparseFlag(*flag.said) : "auto";
+}
+
 }  // namespace chorus
 
 ABSL_FLAG(chorus::ListenFlag, listen, {},
@@ -164,8 +182,9 @@ ABSL_FLAG(std::string, fault_script, "",
 ABSL_FLAG(bool, share_equal_work, true,
           "Do work that is the same on several ranks, such as an optimiser's update, once and keep "
           "its results once. Results are the same bits either way.");
-ABSL_FLAG(chorus::BytesFlag, memory_limit_bytes, {int64_t{8} << 30},
-          "Of all tensors and arenas together; also 512MiB, 8GiB.");
+ABSL_FLAG(chorus::MemoryFlag, memory_limit_bytes, {},
+          "Of all tensors and arenas together; also 512MiB, 8GiB. auto: three quarters of the "
+          "machine's memory or, where that is less, of what the daemon's cgroup may have.");
 ABSL_FLAG(int32_t, max_sessions, 4096, "Sessions at a time.");
 ABSL_FLAG(int32_t, max_worlds, 1024, "Worlds at a time.");
 ABSL_FLAG(int64_t, max_waits, 65536, "Calls at a time that wait for something.");
@@ -246,7 +265,6 @@ DaemonOptions OptionsFromFlags() {
   options.idle_timeout = absl::GetFlag(FLAGS_idle_timeout).value;
   NodeOptions& node = options.node;
 #define CHORUS_NODE_FLAG(flag, field) node.field = Positive(#flag, absl::GetFlag(FLAGS_##flag))
-  CHORUS_NODE_FLAG(memory_limit_bytes, memory_limit_bytes);
   CHORUS_NODE_FLAG(max_sessions, max_sessions);
   CHORUS_NODE_FLAG(max_worlds, max_worlds);
   CHORUS_NODE_FLAG(max_waits, max_waits);
@@ -268,6 +286,11 @@ DaemonOptions OptionsFromFlags() {
 #undef CHORUS_NODE_FLAG
   node.share_equal_work = absl::GetFlag(FLAGS_share_equal_work);
   return options;
+}
+
+MemoryLimit MemoryLimitFromFlags() {
+  const absl::optional<BytesFlag> said = absl::GetFlag(FLAGS_memory_limit_bytes).said;
+  return said.has_value() ? MemoryLimit{said->value, "--memory_limit_bytes"} : DefaultMemoryLimit();
 }
 
 std::unique_ptr<Backend> MakeSoundBackend(ThreadPool* pool) {
@@ -327,8 +350,11 @@ int Main() {
   signal(SIGPIPE, SIG_IGN);
   InstallWatchdog();
 
-  const DaemonOptions options = OptionsFromFlags();
+  DaemonOptions options = OptionsFromFlags();
   const LogWriter log(STDERR_FILENO);
+  const MemoryLimit memory = MemoryLimitFromFlags();
+  options.node.memory_limit_bytes = memory.bytes;
+  LOG(INFO) << "memory limit: " << memory.bytes << " bytes: " << memory.source;
   RaiseDescriptorLimit();
   auto pool = std::make_unique<ThreadPool>(UsableCpus());
   std::unique_ptr<Backend> backend = MakeBackend(pool.get());

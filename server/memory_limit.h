@@ -1,0 +1,25 @@
+// How much memory a daemon may use where nobody has said it: what this machine and the daemon's own
+// cgroup have, less room for what is not charged (core/runtime/budget.h) and for others.
+//
+// Threads: any. What cannot be read counts as no bound.
+#ifndef CHORUS_SERVER_MEMORY_LIMIT_H_
+#define CHORUS_SERVER_MEMORY_LIMIT_H_
+
+#include <cstdint>
+#include <string>
+
+namespace chorus {
+
+struct MemoryLimit {
+  int64_t bytes = 0;
+  std::string source;  // in words, for the log: where it comes from
+};
+
+// Three quarters of the lowest of: MemTotal of /proc/meminfo; memory.max (cgroup v2) or
+// memory.limit_in_bytes (v1) of the process's cgroup and of each above it. 8 GiB where none of them
+// can be read. `root` stands in front of every path ("" but in tests).
+MemoryLimit DefaultMemoryLimit(const std::string& root = "");
+
+}  // namespace chorus
+
+#endif  // CHORUS_SERVER_MEMORY_LIMIT_H_

@@ -1,0 +1,90 @@
+#include "server/memory_limit.h"
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace chorus {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr int64_t kMiB = int64_t{1} << 20;
+
+// A tree of files that stand in for the system's.
+class MemoryLimitTest : public testing::Test {
+ protected:
+  MemoryLimitTest() {
+    std::string pattern = absl::StrCat(testing::TempDir(), "/memory-limit-XXXXXX");
+    if (mkdtemp(&pattern[0]) == nullptr) abort();
+    root_ = pattern;
+    Write("/proc/meminfo", "MemFree:  1 kB\nMemTotal:       16384 kB\nSwapTotal: 9 kB\n");
+  }
+  ~MemoryLimitTest() override { std::filesystem::remove_all(root_); }
+
+  void Write(const std::string& path, const std::string& text) {
+    const std::filesystem::path file = root_ + path;
+    std::filesystem::create_directories(file.parent_path());
+    std::ofstream(file) << text;
+  }
+  MemoryLimit Limit() const { return DefaultMemoryLimit(root_); }
+
+  std::string root_;
+};
+
+TEST_F(MemoryLimitTest, WithoutACgroupItIsOfTheMachinesMemory) {
+  EXPECT_EQ(Limit().bytes, 12 * kMiB);
+  EXPECT_THAT(Limit().source, HasSubstr("/proc/meminfo"));
+  EXPECT_THAT(Limit().source, HasSubstr(absl::StrCat(16 * kMiB, " bytes")));
+}
+
+TEST_F(MemoryLimitTest, TheLowestOfItsOwnCgroupAndThoseAboveCounts) {
+  Write("/proc/self/cgroup", "0::/jobs/chorusd\n");
+  Write("/sys/fs/cgroup/jobs/chorusd/memory.max", "8388608\n");
+  EXPECT_EQ(Limit().bytes, 6 * kMiB);
+  EXPECT_THAT(Limit().source, HasSubstr("/sys/fs/cgroup/jobs/chorusd/memory.max"));
+  Write("/sys/fs/cgroup/jobs/memory.max", "4194304\n");
+  EXPECT_EQ(Limit().bytes, 3 * kMiB);
+  EXPECT_THAT(Limit().source, HasSubstr("(/sys/fs/cgroup/jobs/memory.max)"));
+  // A container's own, whatever path it is told.
+  Write("/sys/fs/cgroup/memory.max", "2097152\n");
+  EXPECT_EQ(Limit().bytes, 3 * kMiB / 2);
+  EXPECT_THAT(Limit().source, HasSubstr("(/sys/fs/cgroup/memory.max)"));
+}
+
+TEST_F(MemoryLimitTest, ACgroupWithoutABoundHasNone) {
+  Write("/proc/self/cgroup", "0::/\n");
+  Write("/sys/fs/cgroup/memory.max", "max\n");
+  EXPECT_EQ(Limit().bytes, 12 * kMiB);
+  EXPECT_THAT(Limit().source, HasSubstr("/proc/meminfo"));
+}
+
+TEST_F(MemoryLimitTest, CgroupsOfVersionOneCountToo) {
+  Write("/proc/self/cgroup", "12:pids:/x\n9:cpu,memory:/docker/12ab\n1:name=systemd:/y\n0::/\n");
+  Write("/sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
+  EXPECT_EQ(Limit().bytes, 12 * kMiB);
+  Write("/sys/fs/cgroup/memory/docker/12ab/memory.limit_in_bytes", "4194304\n");
+  EXPECT_EQ(Limit().bytes, 3 * kMiB);
+  // What other controllers have is no memory.
+  Write("/sys/fs/cgroup/memory/x/memory.limit_in_bytes", "1048576\n");
+  EXPECT_EQ(Limit().bytes, 3 * kMiB);
+}
+
+TEST_F(MemoryLimitTest, WhatCannotBeReadBoundsNothing) {
+  Write("/proc/meminfo", "");
+  EXPECT_EQ(Limit().bytes, int64_t{8} << 30);
+  EXPECT_THAT(Limit().source, HasSubstr("neither"));
+  Write("/proc/self/cgroup", "junk\n0::\n");
+  Write("/sys/fs/cgroup/memory.max", "junk");
+  EXPECT_EQ(Limit().bytes, int64_t{8} << 30);
+  Write("/sys/fs/cgroup/memory.max", "4194304");
+  EXPECT_EQ(Limit().bytes, 3 * kMiB);
+}
+
+}  // namespace
+}  // namespace chorus
