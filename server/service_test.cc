@@ -136,6 +136,23 @@ TEST(CapabilitiesTest, AreThoseOfTheTables) {
   for (const int dtype : got.dtypes()) EXPECT_TRUE(IsSupported(static_cast<DType>(dtype)));
 }
 
+// The host's devices share its memory and its processors (of a test daemon 1 GiB, and two threads).
+TEST(CapabilitiesTest, EachDeviceHasItsPartOfTheMemory) {
+  TestDaemon daemon;
+  v1::GetCapabilitiesResponse got;
+  grpc::ClientContext context;
+  ASSERT_TRUE(v1::Capabilities::NewStub(daemon.Connect())
+                  ->Get(&context, v1::GetCapabilitiesRequest(), &got)
+                  .ok());
+  ASSERT_EQ(got.devices_size(), 4);
+  for (int i = 0; i < 4; ++i) {
+    EXPECT_EQ(got.devices(i).device(), i);
+    EXPECT_EQ(got.devices(i).name(), absl::StrCat("host:", i));
+    EXPECT_EQ(got.devices(i).memory_bytes(), int64_t{1} << 28);
+    EXPECT_EQ(got.devices(i).core_count(), 2);
+  }
+}
+
 // A few bytes may stand for gigabytes.
 TEST(SessionsTest, CompressedRequestsAreRefusedAndNotInflated) {
   TestDaemon daemon;

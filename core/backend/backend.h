@@ -202,6 +202,8 @@ class Backend {
   virtual ~Backend() = default;
   virtual absl::string_view name() const = 0;  // "host"
   virtual int device_count() const = 0;
+  // Processors (of a GPU, multiprocessors) that compute for each device; devices may share them.
+  virtual int cores_per_device() const = 0;
   virtual Device* device(int index) = 0;
   // True: device addresses are pointers of this process and all devices share them, so that results
   // may be shared and arenas are device memory.

@@ -54,6 +54,9 @@ struct WorldInfo {
 struct DeviceInfo {
   DeviceIndex index;
   std::string name;  // "host:0"
+  // What it may hold: of devices that share a memory (the host's do), an equal part of its limit.
+  int64_t memory_bytes = 0;
+  int32_t cores = 0;  // that compute for it; devices of the host share them
   int64_t launches = 0;
   int32_t sessions = 0;
 };

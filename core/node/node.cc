@@ -39,8 +39,7 @@ struct LocalNode::Parts {
   }
 
   node::Viewed viewed() const {
-    return {backend->name(), &sessions,       &worlds,           &launcher,
-            &storage,        &runs_under_way, &failures.flight()};
+    return {backend, &sessions, &worlds, &launcher, &storage, &runs_under_way, &failures.flight()};
   }
 
   const NodeOptions options;

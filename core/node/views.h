@@ -10,6 +10,7 @@
 
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "core/backend/backend.h"
 #include "core/node/info.h"
 #include "core/node/launcher.h"
 #include "core/node/records.h"
@@ -22,7 +23,7 @@ namespace chorus::node {
 
 // What is looked at. All outlive the call.
 struct Viewed {
-  absl::string_view backend;  // its name
+  const Backend* backend = nullptr;
   const SessionTable* sessions = nullptr;
   const Worlds* worlds = nullptr;
   const Launcher* launcher = nullptr;

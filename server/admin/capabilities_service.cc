@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <vector>
 
 #include "core/graph/graph.h"
 #include "core/ops/registry.h"
@@ -14,7 +15,8 @@
 namespace chorus {
 namespace {
 
-void Fill(const ServiceContext& service, v1::GetCapabilitiesResponse* to) {
+void Fill(const ServiceContext& service, const std::vector<DeviceInfo>& devices,
+          v1::GetCapabilitiesResponse* to) {
   to->set_oldest_api_version(kApiVersion);
   to->set_newest_api_version(kApiVersion);
   to->set_daemon_version(kDaemonVersion);
@@ -44,6 +46,13 @@ void Fill(const ServiceContext& service, v1::GetCapabilitiesResponse* to) {
   to->set_max_tensors(service.max_tensors);
   to->set_max_graphs(service.max_graphs);
   to->set_attach_path(service.attach_path);
+  for (const DeviceInfo& info : devices) {
+    v1::GetCapabilitiesResponse::Device* device = to->add_devices();
+    device->set_device(info.index.value());
+    device->set_name(info.name);
+    device->set_memory_bytes(info.memory_bytes);
+    device->set_core_count(info.cores);
+  }
 }
 
 }  // namespace
@@ -52,8 +61,12 @@ grpc::ServerUnaryReactor* CapabilitiesService::Get(grpc::CallbackServerContext* 
                                                    const v1::GetCapabilitiesRequest*,
                                                    v1::GetCapabilitiesResponse* response) {
   auto call = Call<v1::GetCapabilitiesResponse>::Start(service_, context, response);
-  call->Reply(absl::OkStatus(),
-              [service = service_](v1::GetCapabilitiesResponse* to) { Fill(*service, to); });
+  service_->loop->Post([service = service_, call](LocalNode& node, absl::Time) {
+    call->Reply(absl::OkStatus(),
+                [service, devices = node.Devices("")](v1::GetCapabilitiesResponse* to) {
+                  Fill(*service, devices, to);
+                });
+  });
   return call.get();
 }
 

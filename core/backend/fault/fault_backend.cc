@@ -439,6 +439,7 @@ class FaultBackend : public Backend {
 
   absl::string_view name() const override { return inner_->name(); }
   int device_count() const override { return inner_->device_count(); }
+  int cores_per_device() const override { return inner_->cores_per_device(); }
   Device* device(int index) override { return devices_[index].get(); }
   bool host_addressable() const override { return inner_->host_addressable(); }
   absl::StatusOr<std::unique_ptr<Communicator>> OpenCommunicator(uint64_t id,

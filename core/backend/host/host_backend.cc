@@ -40,6 +40,8 @@ class HostEngine : public StreamEngine {
     while (in_flight_ > 0) landed_.Wait(&mutex_);
   }
 
+  int cores() const { return options_.pool->size(); }
+
  private:
   // The engine whose ready streams this thread is running, further up its stack: callbacks may
   // enqueue, and what that makes ready is run when they have returned.
@@ -363,6 +365,7 @@ class HostBackend : public Backend {
   }
   absl::string_view name() const override { return "host"; }
   int device_count() const override { return static_cast<int>(devices_.size()); }
+  int cores_per_device() const override { return engine_.cores(); }
   Device* device(int index) override { return devices_[index].get(); }
   bool host_addressable() const override { return true; }
   absl::StatusOr<std::unique_ptr<Communicator>> OpenCommunicator(uint64_t id,

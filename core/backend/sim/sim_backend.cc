@@ -196,6 +196,7 @@ class SimBackend : public Backend {
   }
   absl::string_view name() const override { return "sim"; }
   int device_count() const override { return static_cast<int>(devices_.size()); }
+  int cores_per_device() const override { return 1; }
   Device* device(int index) override { return devices_[index].get(); }
   bool host_addressable() const override { return false; }
   absl::StatusOr<std::unique_ptr<Communicator>> OpenCommunicator(uint64_t id,
