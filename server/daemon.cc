@@ -46,6 +46,7 @@ namespace {
 
 // Of one message in: a chunk of bytes or a large graph, with room for the rest.
 constexpr int kMaxMessageBytes = 4 << 20;
+static_assert(kMaxChunkBytes <= kMaxMessageBytes / 2);
 // How often a drain looks whether the node has become idle.
 constexpr absl::Duration kDrainLook = absl::Milliseconds(5);
 // For a node thread that has much to do. One that does not come to it at all is passed by.
@@ -138,6 +139,7 @@ struct Daemon::Impl {
     context.peers = &peers;
     context.incarnation = NewIncarnation();
     context.max_wait = options.max_wait;
+    context.download_timeout = options.download_timeout;
     context.backend = std::string(backend->name());
     context.max_tensors = options.node.max_tensors;
     context.max_graphs = options.node.max_graphs;

@@ -24,7 +24,8 @@ struct DaemonOptions {
   bool insecure_loopback = false;
   SocketAccess access;
   NodeOptions node;
-  absl::Duration max_wait = absl::Minutes(10);  // of one call
+  absl::Duration max_wait = absl::Minutes(10);          // of one call
+  absl::Duration download_timeout = absl::Seconds(60);  // for a client to take a part of a tensor
   // For a connection to say what it is for: to open its session, to make its first call.
   absl::Duration attach_open_timeout = absl::Seconds(60);
   // Of a Unix connection of gRPC between two calls, unless its process is attached. Not shorter

@@ -188,6 +188,11 @@ ABSL_FLAG(chorus::MemoryFlag, memory_limit_bytes, {},
 ABSL_FLAG(int32_t, max_sessions, 4096, "Sessions at a time.");
 ABSL_FLAG(int32_t, max_worlds, 1024, "Worlds at a time.");
 ABSL_FLAG(int64_t, max_waits, 65536, "Calls at a time that wait for something.");
+ABSL_FLAG(int64_t, max_downloads, 512,
+          "Tensors at a time that clients read by gRPC; each takes up to 2 MiB.");
+ABSL_FLAG(int64_t, max_session_downloads, 64, "Of one session.");
+ABSL_FLAG(chorus::DurationFlag, download_timeout, {absl::Seconds(60)},
+          "For a client to take a part (1 MiB) of a tensor that it reads by gRPC.");
 ABSL_FLAG(int32_t, max_groups_per_world, 4096, "Groups of one world, in its life.");
 ABSL_FLAG(int32_t, max_tensors, 65536, "Tensors of one session.");
 ABSL_FLAG(int32_t, max_graphs, 16384, "Registered graphs of one session.");
@@ -238,7 +243,8 @@ void RaiseDescriptorLimit() {
   }
 }
 
-int32_t Positive(const char* flag, int32_t value) {
+template <typename Int>
+Int Positive(const char* flag, Int value) {
   if (value > 0) return value;
   std::cerr << "chorusd: --" << flag << ": expected a positive number, got " << value << "\n";
   exit(2);
@@ -261,6 +267,7 @@ DaemonOptions OptionsFromFlags() {
   options.access.mode = absl::GetFlag(FLAGS_socket_mode).mode;
   options.access.group = absl::GetFlag(FLAGS_socket_group);
   options.max_wait = absl::GetFlag(FLAGS_max_wait).value;
+  options.download_timeout = absl::GetFlag(FLAGS_download_timeout).value;
   options.max_connections = Positive("max_connections", absl::GetFlag(FLAGS_max_connections));
   options.idle_timeout = absl::GetFlag(FLAGS_idle_timeout).value;
   NodeOptions& node = options.node;
@@ -268,6 +275,8 @@ DaemonOptions OptionsFromFlags() {
   CHORUS_NODE_FLAG(max_sessions, max_sessions);
   CHORUS_NODE_FLAG(max_worlds, max_worlds);
   CHORUS_NODE_FLAG(max_waits, max_waits);
+  CHORUS_NODE_FLAG(max_downloads, max_downloads);
+  CHORUS_NODE_FLAG(max_session_downloads, max_session_downloads);
   CHORUS_NODE_FLAG(max_groups_per_world, max_groups_per_world);
   CHORUS_NODE_FLAG(max_tensors, max_tensors);
   CHORUS_NODE_FLAG(max_graphs, max_graphs);

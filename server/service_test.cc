@@ -755,6 +755,83 @@ TEST(TensorsTest, BytesGoThroughStagingAndBackInParts) {
   EXPECT_EQ(client.Download(5).status().code(), absl::StatusCode::kNotFound);
 }
 
+// A session with two tensors: 16 MiB, more than a connection takes in before anybody reads, in slot
+// 5, and one number in slot 6.
+struct TwoTensors {
+  explicit TwoTensors(const TestDaemon& daemon) : client(daemon.Connect()) {
+    constexpr int64_t kBytes = 16 << 20;
+    v1::OpenSessionRequest open;
+    open.add_devices(0);
+    EXPECT_OK(client.Open(open));
+    v1::CreateStagingRequest create;
+    create.set_session(client.session);
+    create.set_size_bytes(kBytes);
+    v1::CreateStagingResponse staging;
+    EXPECT_OK(Ask(*client.tensors, &v1::Tensors::Stub::CreateStaging, create, &staging));
+    v1::Command command;
+    v1::CreateTensor* tensor = command.mutable_create_tensor();
+    tensor->mutable_id()->set_generation(1);
+    tensor->mutable_type()->set_dtype(v1::DTYPE_U8);
+    tensor->mutable_type()->add_dims(kBytes);
+    tensor->mutable_id()->set_slot(5);
+    tensor->mutable_source()->mutable_external()->set_arena(staging.arena());
+    command.set_sequence(1);
+    EXPECT_OK(client.Submit(command));
+    tensor->mutable_id()->set_slot(6);
+    tensor->mutable_type()->set_dims(0, 1);
+    tensor->mutable_source()->set_inline_("7");
+    command.set_sequence(2);
+    EXPECT_OK(client.Submit(command));
+  }
+  // Asks for the large one, and reads nothing of it.
+  std::unique_ptr<grpc::ClientReader<v1::DownloadTensorResponse>> Begin(
+      grpc::ClientContext* context) {
+    v1::DownloadTensorRequest request;
+    request.set_session(client.session);
+    request.mutable_tensor()->set_slot(5);
+    request.mutable_tensor()->set_generation(1);
+    return client.tensors->Download(context, request);
+  }
+  RpcRank client;
+};
+
+TEST(TensorsTest, ASessionReadsSoManyTensorsAtATime) {
+  TestDaemon daemon([](DaemonOptions* options) { options->node.max_session_downloads = 2; });
+  TwoTensors two(daemon);
+  grpc::ClientContext contexts[2];
+  const auto first = two.Begin(&contexts[0]);
+  const auto second = two.Begin(&contexts[1]);
+  absl::Status refused;
+  ASSERT_TRUE(Eventually([&] { return !(refused = two.client.Download(6).status()).ok(); }));
+  ExpectError(refused, absl::StatusCode::kResourceExhausted, Reason::kQuota);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("holds 2 downloads of 2"));
+  // Another session has its own.
+  EXPECT_OK(TwoTensors(daemon).client.Download(6).status());
+  contexts[0].TryCancel();
+  EXPECT_TRUE(Eventually([&] { return two.client.Download(6).ok(); }));
+  contexts[1].TryCancel();
+  first->Finish();
+  second->Finish();
+}
+
+TEST(TensorsTest, WhoDoesNotReadIsToldSoAndHoldsNothingMore) {
+  TestDaemon daemon([](DaemonOptions* options) {
+    options->node.max_session_downloads = 1;
+    options->download_timeout = absl::Milliseconds(100);
+  });
+  TwoTensors two(daemon);
+  grpc::ClientContext context;
+  const auto reader = two.Begin(&context);
+  ASSERT_TRUE(Eventually([&] { return !two.client.Download(6).ok(); }));
+  EXPECT_TRUE(Eventually([&] { return two.client.Download(6).ok(); }));
+  v1::DownloadTensorResponse part;
+  while (reader->Read(&part)) {
+  }
+  const absl::Status told = FromGrpc(reader->Finish());
+  ExpectError(told, absl::StatusCode::kDeadlineExceeded, Reason::kTransportTimeout);
+  EXPECT_THAT(std::string(told.message()), HasSubstr("has not taken"));
+}
+
 using Stream = grpc::ClientReaderWriter<v1::CommandsRequest, v1::CommandsResponse>;
 
 struct OpenStream {

@@ -83,6 +83,7 @@ Budget::Limits BudgetOf(const NodeOptions& options) {
   limits.worlds = options.max_worlds;
   limits.descriptors = options.max_descriptors;
   limits.waits = options.max_waits;
+  limits.downloads = options.max_downloads;
   return limits;
 }
 

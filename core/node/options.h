@@ -18,6 +18,7 @@ struct NodeOptions {
   int32_t max_sessions = 4096;
   int32_t max_worlds = 1024;
   int64_t max_waits = 65536;            // calls that wait for something
+  int64_t max_downloads = 512;          // tensors that somebody reads; each takes up to 2 MiB
   int64_t max_descriptors = INT64_MAX;  // of arenas and sessions
   // For each session:
   int32_t max_tensors = 65536;
@@ -30,6 +31,7 @@ struct NodeOptions {
   // A graph that comes in more bytes than these (about a hundred nodes, half a millisecond) is
   // decoded, checked and planned beside the node thread.
   int64_t max_inline_graph_bytes = 4096;
+  int64_t max_session_downloads = 64;
   int32_t max_groups_per_world = 4096;              // in its life
   absl::Duration lease = absl::Seconds(60);         // of unattached sessions, unless they ask
   absl::Duration max_lease = absl::Hours(1);        // that they may ask for

@@ -18,6 +18,7 @@
 #include "core/collective/instance.h"
 #include "core/collective/sequencer.h"
 #include "core/node/info.h"
+#include "core/runtime/budget.h"
 #include "core/runtime/buffer.h"
 #include "core/tensor/type.h"
 
@@ -82,6 +83,10 @@ struct Outcome {
 
 using OnOutcome = std::function<void(Outcome)>;
 
+// Bytes of one part of an upload or download. A reader who stops has two such: as a message, and as
+// what of it waits to be sent.
+inline constexpr int64_t kMaxChunkBytes = int64_t{1} << 20;
+
 // A tensor that the host can read.
 struct ReadableTensor {
   TensorType type;
@@ -89,6 +94,7 @@ struct ReadableTensor {
   BufferRef buffer;  // keeps the bytes while held (node thread!)
   const char* data = nullptr;
   int64_t bytes = 0;
+  Charge download;  // that it is being read; given back with it (node thread!)
 };
 using OnTensor = std::function<void(absl::StatusOr<ReadableTensor>)>;
 

@@ -79,8 +79,10 @@ absl::StatusOr<std::shared_ptr<Session>> SessionTable::Open(const OpenSessionReq
   CHORUS_ASSIGN_OR_RETURN(Charge counted,
                           tenant->budget->Charge(Domain::kHost, Resource::kSessions, 1));
   const Names::Limits limits{options_->max_tensors, options_->max_graphs};
+  Budget::Limits own;
+  own.downloads = options_->max_session_downloads;
   auto session = std::make_shared<Session>(SessionId(++last_session_), request, std::move(tenant),
-                                           logs, limits, news);
+                                           logs, limits, own, news);
   session->counted = std::move(counted);
   session->devices = std::move(devices);
   session->lease = request.lease > absl::ZeroDuration() ? request.lease : options_->lease;

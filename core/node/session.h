@@ -55,11 +55,12 @@ struct Session : std::enable_shared_from_this<Session> {
   };
 
   Session(SessionId session, const OpenSessionRequest& opened, std::shared_ptr<Tenant> who,
-          const CommandLog::Shared& logs, const Names::Limits& limits, News* news)
+          const CommandLog::Shared& logs, const Names::Limits& limits, const Budget::Limits& own,
+          News* news)
       : id(session),
         request(opened),
         tenant(std::move(who)),
-        budget(Budget::Within(tenant->budget, absl::StrCat("session ", id.value()), {})),
+        budget(Budget::Within(tenant->budget, absl::StrCat("session ", id.value()), own)),
         run_charge(budget, Resource::kRunBytes, int64_t{64} << 10),
         completions(news),
         log(logs, tenant->name, budget, &completions),

@@ -325,28 +325,36 @@ void Storage::ReadTensor(const Session& session, TensorId id, absl::Time deadlin
     done(found.status());
     return;
   }
+  absl::StatusOr<Charge> download = session.budget->Charge(Domain::kHost, Resource::kDownloads, 1);
+  if (!download.ok()) {
+    done(download.status());
+    return;
+  }
   // Whichever comes first takes the callback; bytes that are on their way to the host cannot be
   // stopped.
   auto once = std::make_shared<OnTensor>(std::move(done));
+  auto charge = std::make_shared<Charge>(*std::move(download));
   auto waiter = std::make_shared<Waiters<CellRef>::Id>();
   const std::weak_ptr<Cell> weak = *found;
-  const TimerQueue::Id timer = timers_->Add(deadline, [once, weak, waiter, id](absl::Time) {
+  const TimerQueue::Id timer = timers_->Add(deadline, [once, charge, weak, waiter, id](absl::Time) {
     if (const CellRef cell = weak.lock()) cell->on_settled.Remove(*waiter);
     OnTensor call = std::move(*once);
     *once = nullptr;
+    *charge = Charge();
     call(MakeError(Reason::kTransportTimeout, absl::StrCat("tensor ", id.slot, ".", id.generation,
                                                            " is not computed yet; ask again")));
   });
-  const auto answer = [this, once, timer](const CellRef& cell, const absl::Status& status) {
+  const auto answer = [this, once, charge, timer](const CellRef& cell, const absl::Status& status) {
     if (*once == nullptr) return;
     timers_->Cancel(timer);
     OnTensor call = std::move(*once);
     *once = nullptr;
+    ReadableTensor view;
+    view.download = std::move(*charge);
     if (!status.ok()) {
       call(status);
       return;
     }
-    ReadableTensor view;
     view.type = *cell->type;
     view.device = cell->device;
     view.buffer = cell->buffer;

@@ -81,6 +81,7 @@ class Storage {
   using OnReadable = std::function<void(const CellRef& cell, const absl::Status& status)>;
   Waiters<CellRef>::Id WhenReadable(const CellRef& cell, std::shared_ptr<Tenant> tenant,
                                     OnReadable done);
+  // RESOURCE_EXHAUSTED kQuota: too many are read already.
   void ReadTensor(const Session& session, TensorId id, absl::Time deadline, OnTensor done);
 
   bool host() const { return host_; }                // the devices' memory is the host's

@@ -38,9 +38,11 @@ class StorageTest : public ::testing::Test {
                                          [this] { ++asked_; });
     OpenSessionRequest open;
     open.tenant = "uid:1";
+    Budget::Limits own;
+    own.downloads = 2;
     session_ = std::make_unique<Session>(SessionId(1), open, storage_->TenantNamed("uid:1"),
                                          CommandLog::Shared{&timers_, &errors_, absl::Seconds(1)},
-                                         Names::Limits{8, 8}, &news_);
+                                         Names::Limits{8, 8}, own, &news_);
   }
   ~StorageTest() override {
     background_->Stop();
@@ -187,7 +189,7 @@ TEST_F(StorageTest, ATenantsArenasAreItsOwn) {
   OpenSessionRequest open;
   open.tenant = "uid:2";
   const Session other(SessionId(2), open, storage_->TenantNamed("uid:2"),
-                      {&timers_, &errors_, absl::Seconds(1)}, {8, 8}, &news_);
+                      {&timers_, &errors_, absl::Seconds(1)}, {8, 8}, {}, &news_);
   EXPECT_EQ(ErrorOf(storage_->ResultArenaFd(other, (*buffer)->arena()).status()).reason,
             Reason::kUnknownName);
   EXPECT_EQ(storage_->TenantNamed("uid:1"), session_->tenant);
@@ -238,6 +240,41 @@ TEST_F(StorageTest, ATensorIsReadWhenItIsThere) {
   cell->on_settled.Call(cell);
   EXPECT_THAT(read, ::testing::ElementsAre("TRANSPORT_TIMEOUT", "abcd"));
   EXPECT_EQ(timers_.Next(), absl::InfiniteFuture());
+}
+
+// Whoever reads has the tensor's bytes until it has done with them: so many at a time.
+TEST_F(StorageTest, AReadIsGivenBackWithWhatWasReadOrByItsDeadline) {
+  const auto there = std::make_shared<Cell>();
+  there->type = std::make_shared<TensorType>(TensorType(DType::kF32, {1}));
+  there->buffer = *storage_->Allocate(session_->tenant.get(), DeviceIndex(0), 4);
+  there->bytes = 4;
+  there->state = Cell::State::kReady;
+  const auto late = std::make_shared<Cell>();
+  session_->names.NameTensor({1, 1}, there);
+  session_->names.NameTensor({2, 1}, late);
+  const absl::Time start = absl::FromUnixSeconds(1000);
+  std::vector<ReadableTensor> held;
+  const auto read = [&](int32_t slot, absl::Duration patience) {
+    const auto status = std::make_shared<absl::Status>();
+    storage_->ReadTensor(*session_, {slot, 1}, start + patience,
+                         [&held, status](absl::StatusOr<ReadableTensor> tensor) {
+                           *status = tensor.status();
+                           if (tensor.ok()) held.push_back(*std::move(tensor));
+                         });
+    return *status;
+  };
+  EXPECT_TRUE(read(1, absl::Hours(1)).ok());
+  EXPECT_TRUE(read(2, absl::Seconds(5)).ok()) << "it waits";
+  ASSERT_EQ(held.size(), 1u);
+  const absl::Status refused = read(1, absl::Hours(1));
+  EXPECT_EQ(ErrorOf(refused).reason, Reason::kQuota);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("holds 2 downloads of 2"));
+  timers_.Fire(start + absl::Seconds(5));
+  EXPECT_TRUE(read(1, absl::Hours(1)).ok());
+  EXPECT_FALSE(read(1, absl::Hours(1)).ok());
+  held.clear();
+  EXPECT_TRUE(read(1, absl::Hours(1)).ok());
+  EXPECT_EQ(budget_->held(Resource::kDownloads), 1);
 }
 
 }  // namespace

@@ -8,12 +8,10 @@
 namespace chorus {
 namespace {
 
-constexpr const char* kNames[kResources] = {"staging bytes", "result bytes",    "session bytes",
-                                            "name bytes",    "graph bytes",     "command bytes",
-                                            "run bytes",     "agreement bytes", "sessions",
-                                            "worlds",        "descriptors",     "waits"};
-
-int64_t ShareOf(int64_t limit) { return limit == INT64_MAX ? limit : limit - limit / 8; }
+constexpr const char* kNames[kResources] = {
+    "staging bytes", "result bytes", "session bytes",   "name bytes", "graph bytes",
+    "command bytes", "run bytes",    "agreement bytes", "sessions",   "worlds",
+    "descriptors",   "waits",        "downloads"};
 
 }  // namespace
 
@@ -36,7 +34,8 @@ absl::Status Charge::Resize(int64_t amount) {
 // --- Budget -------------------------------------------------------------------------------------
 
 Budget::Limits Budget::Limits::Share() const {
-  Limits share = {bytes, ShareOf(sessions), ShareOf(worlds), ShareOf(descriptors), ShareOf(waits)};
+  Limits share = {bytes,          ShareOf(sessions), ShareOf(worlds), ShareOf(descriptors),
+                  ShareOf(waits), ShareOf(downloads)};
   for (int64_t& limit : share.bytes) limit = ShareOf(limit);
   return share;
 }
@@ -73,6 +72,8 @@ int64_t Budget::Free(Domain domain, Resource resource) const {
       return limits_.worlds - held;
     case Resource::kDescriptors:
       return limits_.descriptors - held;
+    case Resource::kDownloads:
+      return limits_.downloads - held;
     default:
       return limits_.waits - held;
   }

@@ -43,9 +43,16 @@ enum class Resource : uint8_t {
   kWorlds,
   kDescriptors,  // of arenas and sessions
   kWaits,        // calls that wait for something
+  kDownloads,    // tensors that somebody reads
 };
-inline constexpr size_t kResources = 12;
+inline constexpr size_t kResources = 13;
 inline constexpr bool IsBytes(Resource resource) { return resource <= Resource::kAgreementBytes; }
+
+// Of a bound on what all have together, what one may have, so that another always gets in: seven
+// eighths, rounded down, and at least one. INT64_MAX is no bound, and has no share.
+constexpr int64_t ShareOf(int64_t bound) {
+  return bound < 2 || bound == INT64_MAX ? bound : bound - bound / 8 - (bound % 8 != 0 ? 1 : 0);
+}
 
 class Budget;
 using BudgetRef = std::shared_ptr<Budget>;
@@ -96,7 +103,8 @@ class Budget : public std::enable_shared_from_this<Budget> {
     int64_t worlds = INT64_MAX;
     int64_t descriptors = INT64_MAX;
     int64_t waits = INT64_MAX;
-    // Seven eighths of each, and at least one: one tenant's share of a node.
+    int64_t downloads = INT64_MAX;
+    // ShareOf each: one tenant's share of a node.
     Limits Share() const;
   };
 

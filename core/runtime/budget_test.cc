@@ -72,6 +72,16 @@ TEST(BudgetTest, OneTenantLeavesRoomForAnother) {
   EXPECT_TRUE(greedy->Charge(Domain::kHost, Resource::kWorlds, 1).ok());
 }
 
+TEST(BudgetTest, AShareOfAnyBoundLetsSomebodyIn) {
+  EXPECT_EQ(ShareOf(1), 1);
+  EXPECT_EQ(ShareOf(2), 1);
+  EXPECT_EQ(ShareOf(7), 6);
+  EXPECT_EQ(ShareOf(8), 7);
+  EXPECT_EQ(ShareOf(9), 7);
+  EXPECT_EQ(ShareOf(8192), 7168);
+  EXPECT_EQ(ShareOf(INT64_MAX), INT64_MAX);
+}
+
 TEST(BudgetTest, AChargeGrowsAndShrinks) {
   const BudgetRef node = Budget::OfNode(100);
   absl::StatusOr<Charge> charge = Bytes(node, 10);

@@ -19,8 +19,6 @@
 namespace chorus {
 
 inline constexpr char kDaemonVersion[] = "chorusd 0.1.0";
-// Bytes of one part of an upload or download; well below gRPC's own limit of 4 MiB a message.
-inline constexpr int64_t kMaxChunkBytes = 1 << 20;
 
 struct ServiceContext {
   NodeLoop* loop = nullptr;
@@ -30,8 +28,9 @@ struct ServiceContext {
   AttachServer* attach = nullptr;               // null: the daemon listens on TCP alone
   int64_t incarnation = 0;                      // 1 .. 2^31 - 1, other after each start
   absl::Duration max_wait = absl::Minutes(10);  // of one call, whatever deadline its client set
-  std::string backend;                          // "host"
-  std::string attach_path;                      // empty: none
+  absl::Duration download_timeout = absl::Seconds(60);  // for a client to take one part
+  std::string backend;                                  // "host"
+  std::string attach_path;                              // empty: none
   int32_t max_tensors = 0;
   int32_t max_graphs = 0;
 };

@@ -7,8 +7,12 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "core/base/error.h"
 #include "core/base/mutex.h"
+#include "grpc/grpc.h"
+#include "grpcpp/alarm.h"
 #include "proto/convert/convert.h"
 #include "proto/convert/errors_convert.h"
 #include "server/service/call.h"
@@ -32,14 +36,14 @@ class Download : public grpc::ServerWriteReactor<v1::DownloadTensorResponse>,
       return End(Malformed(absl::StrCat("offset_bytes, size_bytes: expected numbers >= 0, got ",
                                         offset_, " and ", size_)));
     }
-    const absl::Time deadline =
-        std::min(absl::FromChrono(context_->deadline()), absl::Now() + service_->max_wait);
+    deadline_ = std::min(absl::FromChrono(context_->deadline()), absl::Now() + service_->max_wait);
     PostForSession(
         *service_, context_->peer(), request.session(),
-        [download = self_, id = *tensor, deadline](LocalNode& node, absl::Time, SessionId session) {
-          node.ReadTensor(session, id, deadline, [download](absl::StatusOr<ReadableTensor> view) {
-            download->HaveTensor(std::move(view));
-          });
+        [download = self_, id = *tensor](LocalNode& node, absl::Time, SessionId session) {
+          node.ReadTensor(session, id, download->deadline_,
+                          [download](absl::StatusOr<ReadableTensor> view) {
+                            download->HaveTensor(std::move(view));
+                          });
         },
         [download = self_](absl::Status status) { download->End(status); });
   }
@@ -84,7 +88,37 @@ class Download : public grpc::ServerWriteReactor<v1::DownloadTensorResponse>,
     offset_ += size;
     // Start* and Finish of one reactor may race with a cancel: whoever is second does nothing.
     MutexLock lock(&mutex_);
-    if (!ended_) StartWrite(&part_);
+    if (ended_) return;
+    part_due_ = std::min(deadline_, absl::Now() + service_->download_timeout);
+    if (alarm_ == nullptr) WatchLocked();
+    StartWrite(&part_);
+  }
+
+  // One alarm looks after all parts: it fires when the one that was on its way would be late.
+  void WatchLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    alarm_ = std::make_unique<grpc::Alarm>();
+    alarm_->Set(absl::ToChronoTime(part_due_), [weak = weak_from_this()](bool fired) {
+      const std::shared_ptr<Download> download = weak.lock();
+      if (fired && download != nullptr) download->Look();
+    });
+  }
+
+  void Look() {
+    MutexLock lock(&mutex_);
+    if (ended_) return;
+    if (absl::Now() < part_due_) return WatchLocked();
+    ended_ = true;
+    const grpc::Status late = ToGrpc(MakeError(
+        Reason::kTransportTimeout,
+        absl::StrCat("the caller has not taken the ", part_.data().size(), " bytes of the tensor ",
+                     "from byte ", part_.offset_bytes(), " in time; expected at most ",
+                     absl::FormatDuration(service_->download_timeout), " for each part and ",
+                     absl::FormatDuration(service_->max_wait), " for all; read again from there")));
+    // What Finish sends stands behind the part that nobody takes; this does not.
+    grpc_call_cancel_with_status(context_->c_call(),
+                                 static_cast<grpc_status_code>(late.error_code()),
+                                 late.error_message().c_str(), nullptr);
+    Finish(late);
   }
 
   void OnWriteDone(bool ok) override {
@@ -104,10 +138,17 @@ class Download : public grpc::ServerWriteReactor<v1::DownloadTensorResponse>,
   }
 
   void OnCancel() override { End(MakeError(Reason::kCancelled, "the caller has cancelled")); }
-  void OnDone() override { self_.reset(); }
+  void OnDone() override {
+    {
+      MutexLock lock(&mutex_);
+      if (alarm_ != nullptr) alarm_->Cancel();
+    }
+    self_.reset();
+  }
 
   const ServiceContext* const service_;
   grpc::CallbackServerContext* const context_;
+  absl::Time deadline_;  // of all of it; constant once it waits
   // Of Start, then of one write after the other.
   int64_t offset_ = 0;
   int64_t size_ = 0;
@@ -117,6 +158,8 @@ class Download : public grpc::ServerWriteReactor<v1::DownloadTensorResponse>,
 
   Mutex mutex_;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Time part_due_ ABSL_GUARDED_BY(mutex_);  // of the part that is on its way
+  std::unique_ptr<grpc::Alarm> alarm_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<Download> self_;  // gRPC's reference, until OnDone
 };
 
