@@ -50,7 +50,7 @@ class CallCounters : public grpc::experimental::ServerInterceptorFactoryInterfac
 
 }  // namespace
 
-Acceptor::Acceptor(std::vector<UniqueFd> listeners, PeerTable::Idle idle, PeerTable* peers,
+Acceptor::Acceptor(std::vector<Listener> listeners, PeerTable::Idle idle, PeerTable* peers,
                    grpc::Server* server)
     : listeners_(std::move(listeners)),
       idle_(std::move(idle)),
@@ -99,7 +99,9 @@ void Acceptor::Loop() {
     std::vector<pollfd> entries;
     entries.push_back({wake_.get(), POLLIN, 0});
     entries.push_back({peers_->hangups_fd(), POLLIN, 0});
-    for (const UniqueFd& listener : listeners_) entries.push_back({listener.get(), POLLIN, 0});
+    for (const Listener& listener : listeners_) {
+      entries.push_back({listener.socket.get(), POLLIN, 0});
+    }
     if (poll(entries.data(), entries.size(), Sweep()) < 0 && errno != EINTR) {
       // Out of memory: pause instead of spinning.
       LOG(ERROR) << "acceptor: poll: " << strerror(errno);
@@ -111,7 +113,7 @@ void Acceptor::Loop() {
     // First those that make room.
     if (entries[1].revents != 0) peers_->TakeHangups();
     for (size_t i = 2; i < entries.size(); ++i) {
-      if (entries[i].revents != 0) AcceptAll(entries[i].fd);
+      if (entries[i].revents != 0) AcceptAll(listeners_[i - 2]);
     }
   }
 }
@@ -141,9 +143,10 @@ int Acceptor::Sweep() {
       absl::ToInt64Milliseconds(std::min(absl::Ceil(left, absl::Milliseconds(1)), absl::Hours(1))));
 }
 
-void Acceptor::AcceptAll(int listener) {
+void Acceptor::AcceptAll(const Listener& listener) {
   for (;;) {
-    UniqueFd connection(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    UniqueFd connection(
+        accept4(listener.socket.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!connection.valid()) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
       if (errno == EAGAIN || errno == EWOULDBLOCK) return;
@@ -154,12 +157,16 @@ void Acceptor::AcceptAll(int listener) {
       poll(&stopped, 1, 100);
       return;
     }
-    const absl::StatusOr<PeerCredentials> peer = GetPeerCredentials(connection.get());
-    if (!peer.ok()) {
-      LOG(ERROR) << "acceptor: " << peer.status();
-      continue;
+    absl::optional<PeerCredentials> peer;
+    if (listener.is_unix) {
+      const absl::StatusOr<PeerCredentials> known = GetPeerCredentials(connection.get());
+      if (!known.ok()) {
+        LOG(ERROR) << "acceptor: " << known.status();
+        continue;
+      }
+      peer = *known;
     }
-    absl::StatusOr<UniqueFd> numbered = peers_->Add(std::move(connection), *peer);
+    absl::StatusOr<UniqueFd> numbered = peers_->Add(std::move(connection), peer);
     if (!numbered.ok()) {
       LOG_EVERY_T(ERROR, 1) << "acceptor: " << ErrorOf(numbered.status()).message;
       continue;

@@ -1,5 +1,5 @@
-// Accepts gRPC's Unix connections, so that the daemon knows who calls (server/peers.h), and ends
-// those that are idle.
+// Accepts gRPC's connections, so that the daemon knows who calls and how many they are
+// (server/peers.h), and ends those that are idle.
 //
 // Threads: one of its own. Start, Stop and the destructor are the owner's.
 #ifndef CHORUS_SERVER_ACCEPTOR_H_
@@ -21,8 +21,12 @@ namespace chorus {
 
 class Acceptor {
  public:
+  struct Listener {
+    UniqueFd socket;
+    bool is_unix = false;  // else TCP
+  };
   // `peers` and `server` outlive it.
-  Acceptor(std::vector<UniqueFd> listeners, PeerTable::Idle idle, PeerTable* peers,
+  Acceptor(std::vector<Listener> listeners, PeerTable::Idle idle, PeerTable* peers,
            grpc::Server* server);
   // Takes no more connections: none comes to the server after it returns. Ends all that there are
   // `patience` later.
@@ -32,12 +36,12 @@ class Acceptor {
 
  private:
   void Loop();
-  void AcceptAll(int listener);
+  void AcceptAll(const Listener& listener);
   // Ends what is due, and returns when to look again, in milliseconds; -1: never.
   int Sweep();
   void Wake();
 
-  std::vector<UniqueFd> listeners_;  // the thread's
+  std::vector<Listener> listeners_;  // the thread's
   absl::Time next_sweep_;            // the thread's
   const PeerTable::Idle idle_;
   PeerTable* const peers_;

@@ -64,35 +64,68 @@ TEST(ConnectionsTest, OneThatSaysNothingOrHalfOfItIsClosed) {
   for (const bool tcp : {false, true}) {
     SCOPED_TRACE(tcp ? "TCP" : "Unix");
     std::vector<UniqueFd> clients;
-    for (const std::string& words : {std::string(), preface.substr(0, 7), preface}) {
+    // The last two are HTTP/2, but no call.
+    for (const std::string& words : {std::string(), preface.substr(0, 7), preface,
+                                     preface + settings, preface + settings + half_a_call}) {
       clients.push_back(tcp ? ConnectTcp(port) : ConnectUnix(daemon.path()));
       EXPECT_EQ(write(clients.back().get(), words.data(), words.size()),
                 static_cast<ssize_t>(words.size()));
-    }
-    if (!tcp) {
-      // HTTP/2, but no call.
-      for (const std::string& words : {preface + settings, preface + settings + half_a_call}) {
-        clients.push_back(ConnectUnix(daemon.path()));
-        EXPECT_EQ(write(clients.back().get(), words.data(), words.size()),
-                  static_cast<ssize_t>(words.size()));
-      }
     }
     for (size_t i = 0; i < clients.size(); ++i) EXPECT_TRUE(AwaitHangup(clients[i].get())) << i;
   }
 }
 
-TEST(ConnectionsTest, AnIdleOneIsClosedAndOneWithACallUnderWayIsNot) {
+// One whose client says that it will send nothing more, and waits.
+TEST(ConnectionsTest, OneThatIsHalfOpenIsClosed) {
+  TestDaemon daemon(AddTcp);
+  for (const bool tcp : {false, true}) {
+    SCOPED_TRACE(tcp ? "TCP" : "Unix");
+    const UniqueFd client =
+        tcp ? ConnectTcp(daemon.daemon().addresses()[1].port) : ConnectUnix(daemon.path());
+    EXPECT_EQ(shutdown(client.get(), SHUT_WR), 0);
+    EXPECT_TRUE(AwaitHangup(client.get()));
+  }
+}
+
+TEST(ConnectionsTest, WhoComesByTcpLeavesRoomForOthers) {
   TestDaemon daemon([](DaemonOptions* options) {
+    AddTcp(options);
+    options->max_connections = 16;
+  });
+  const int port = daemon.daemon().addresses()[1].port;
+  std::vector<UniqueFd> crowd;
+  for (int i = 0; i < 14; ++i) crowd.push_back(ConnectTcp(port));
+  // It is taken from the queue behind the others, and ended.
+  EXPECT_TRUE(AwaitHangup(ConnectTcp(port).get()));
+  for (const UniqueFd& one : crowd) {
+    pollfd entry = {one.get(), POLLRDHUP, 0};
+    EXPECT_EQ(poll(&entry, 1, 0), 0);
+  }
+  EXPECT_TRUE(RpcRank(daemon.Connect()).ListSessions().ok());
+  // Whoever goes makes room.
+  crowd.pop_back();
+  const auto channel = daemon.ConnectTo(daemon.daemon().addresses()[1].ToString());
+  EXPECT_TRUE(Eventually([&] { return RpcRank(channel).ListSessions().ok(); }));
+}
+
+class IdleConnectionsTest : public testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Sockets, IdleConnectionsTest, testing::Bool(),
+                         [](const auto& info) { return info.param ? "Tcp" : "Unix"; });
+
+TEST_P(IdleConnectionsTest, AnIdleOneIsClosedAndOneWithACallUnderWayIsNot) {
+  TestDaemon daemon([](DaemonOptions* options) {
+    AddTcp(options);
     options->idle_timeout = absl::Milliseconds(100);
     options->node.lease = absl::Milliseconds(100);
   });
-  const std::shared_ptr<grpc::Channel> busy = daemon.Connect();
+  const std::string address = daemon.daemon().addresses()[GetParam() ? 1 : 0].ToString();
+  const std::shared_ptr<grpc::Channel> busy = daemon.ConnectTo(address);
   const auto log = v1::Log::NewStub(busy);
   grpc::ClientContext context;
   const auto stream = log->Commands(&context);
   // The daemon has the stream when it answers a call behind it.
   ASSERT_TRUE(RpcRank(busy).ListSessions().ok());
-  const std::shared_ptr<grpc::Channel> idle = daemon.Connect();
+  const std::shared_ptr<grpc::Channel> idle = daemon.ConnectTo(address);
   for (int i = 0; i < 3; ++i) {
     // One that was closed connects again.
     ASSERT_TRUE(Eventually([&] { return RpcRank(idle).ListSessions().ok(); }));

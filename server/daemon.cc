@@ -40,6 +40,7 @@
 #include "server/service/tensors_service.h"
 #include "server/service/worker.h"
 #include "server/service/worlds_service.h"
+#include "server/tcp_listener.h"
 
 namespace chorus {
 namespace {
@@ -154,10 +155,10 @@ struct Daemon::Impl {
   const DaemonOptions options;
   const int max_connections;
   std::vector<LockFile> locks;
-  std::vector<UniqueFd> grpc_listeners;    // until Serve
-  std::vector<UniqueFd> attach_listeners;  // until Serve
-  std::vector<std::string> paths;          // made by Listen, for removal
-  std::vector<std::string> directories;    // made by Listen
+  std::vector<Acceptor::Listener> grpc_listeners;  // until Serve
+  std::vector<UniqueFd> attach_listeners;          // until Serve
+  std::vector<std::string> paths;                  // made by Listen, for removal
+  std::vector<std::string> directories;            // made by Listen
   std::vector<ListenAddress> addresses;
 
   ServiceContext context;
@@ -181,9 +182,16 @@ struct Daemon::Impl {
 
 absl::Status Daemon::Impl::Listen() {
   if (options.listen.empty()) return Malformed("--listen: expected at least one address");
-  for (const ListenAddress& address : options.listen) {
-    CHORUS_RETURN_IF_ERROR(CheckListenAddress(address, options.insecure_loopback));
-    if (!address.is_unix()) continue;
+  for (const ListenAddress& wanted : options.listen) {
+    CHORUS_RETURN_IF_ERROR(CheckListenAddress(wanted, options.insecure_loopback));
+    ListenAddress& address = addresses.emplace_back(wanted);
+    if (!address.is_unix()) {
+      CHORUS_ASSIGN_OR_RETURN(std::vector<UniqueFd> listeners, ListenTcp(&address));
+      for (UniqueFd& listener : listeners) {
+        grpc_listeners.push_back({std::move(listener), /*is_unix=*/false});
+      }
+      continue;
+    }
     CHORUS_RETURN_IF_ERROR(MakeDirectory(address.path, &directories));
     CHORUS_RETURN_IF_ERROR(CheckDirectory(address.path, geteuid()));
     CHORUS_ASSIGN_OR_RETURN(LockFile lock, TakeLockFile(address.path));
@@ -197,7 +205,7 @@ absl::Status Daemon::Impl::Listen() {
     CHORUS_ASSIGN_OR_RETURN(UniqueFd listener,
                             ListenUnix(address.path, SOCK_STREAM, options.access));
     paths.push_back(address.path);
-    grpc_listeners.push_back(std::move(listener));
+    grpc_listeners.push_back({std::move(listener), /*is_unix=*/true});
     if (context.attach_path.empty()) context.attach_path = attach_path;
   }
   return absl::OkStatus();
@@ -227,17 +235,10 @@ absl::Status Daemon::Impl::Serve() {
   for (const grpc_compression_algorithm algorithm : {GRPC_COMPRESS_DEFLATE, GRPC_COMPRESS_GZIP}) {
     builder.SetCompressionAlgorithmSupportStatus(algorithm, false);
   }
-  // Who connects by TCP and does not say what HTTP/2 begins with. (Unix connections have another
-  // bound: server/acceptor.h.)
-  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
-                             static_cast<int>(absl::ToInt64Milliseconds(
-                                 std::min(options.attach_open_timeout, absl::Hours(24)))));
   std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> interceptors;
   interceptors.push_back(CountCalls(&peers));
   interceptors.push_back(GuardChannelz(&peers));
   builder.experimental().SetInterceptorCreators(std::move(interceptors));
-  // Two servers on one port would each get some of the clients.
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.RegisterService(&sessions);
   builder.RegisterService(&worlds);
   builder.RegisterService(&tensors);
@@ -246,22 +247,7 @@ absl::Status Daemon::Impl::Serve() {
   builder.RegisterService(&diagnostics);
   builder.RegisterService(&capabilities);
   builder.RegisterCallbackGenericService(&moved_methods);
-  addresses = options.listen;
-  std::vector<int> ports(addresses.size(), -1);
-  for (size_t i = 0; i < addresses.size(); ++i) {
-    if (addresses[i].is_unix()) continue;
-    builder.AddListeningPort(addresses[i].ToString(), grpc::InsecureServerCredentials(), &ports[i]);
-  }
   server = builder.BuildAndStart();
-  for (size_t i = 0; i < addresses.size(); ++i) {
-    if (addresses[i].is_unix()) continue;
-    if (server == nullptr || ports[i] <= 0) {
-      return MakeError(Reason::kCannotServe,
-                       absl::StrCat("--listen=", addresses[i].ToString(),
-                                    ": the address is in use, or not this machine's"));
-    }
-    addresses[i].port = ports[i];
-  }
   if (server == nullptr) {
     return MakeError(Reason::kInternal, "gRPC does not start");
   }

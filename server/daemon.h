@@ -28,11 +28,11 @@ struct DaemonOptions {
   absl::Duration download_timeout = absl::Seconds(60);  // for a client to take a part of a tensor
   // For a connection to say what it is for: to open its session, to make its first call.
   absl::Duration attach_open_timeout = absl::Seconds(60);
-  // Of a Unix connection of gRPC between two calls, unless its process is attached. Not shorter
-  // than a lease.
+  // Of a connection of gRPC between two calls, unless its process is attached. Not shorter than a
+  // lease.
   absl::Duration idle_timeout = absl::Minutes(15);
-  // Unix connections of each kind, attach and gRPC, at a time; 7/8 of them for one uid. Fewer where
-  // the process has not eight descriptors for each.
+  // Connections of each kind, attach and gRPC, at a time; 7/8 of them for one uid, or by TCP. Fewer
+  // where the process has not eight descriptors for each.
   int max_connections = 8192;
   // Whose processes may write without attaching.
   uid_t trusted_uid = geteuid();

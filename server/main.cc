@@ -222,11 +222,11 @@ ABSL_FLAG(chorus::DurationFlag, drain_timeout, {absl::Seconds(10)},
 ABSL_FLAG(chorus::DurationFlag, exit_timeout, {absl::Seconds(10)},
           "How long after that the daemon has to end: what hangs then is cut off, status 3.");
 ABSL_FLAG(int32_t, max_connections, 8192,
-          "Unix connections of each kind (attach, gRPC) at a time, 7/8 of them for one uid. Fewer "
-          "where there are not eight descriptors for each.");
+          "Connections of each kind (attach, gRPC) at a time, 7/8 of them for one uid, or by TCP. "
+          "Fewer where there are not eight descriptors for each.");
 ABSL_FLAG(chorus::DurationFlag, idle_timeout, {absl::Minutes(15)},
-          "Of a Unix connection of gRPC without a call, if its process is not attached; never "
-          "shorter than --lease.");
+          "Of a connection of gRPC without a call, if its process is not attached; never shorter "
+          "than --lease.");
 
 namespace chorus {
 namespace {

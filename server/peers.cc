@@ -10,11 +10,11 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "core/base/error.h"
+#include "core/runtime/budget.h"
 
 namespace chorus {
 int DescriptorLimit() {
@@ -32,14 +32,17 @@ PeerTable::PeerTable(uid_t daemon_uid, int max_connections)
       hangups_(epoll_create1(EPOLL_CLOEXEC)),
       next_(first_) {}
 
-absl::StatusOr<UniqueFd> PeerTable::Add(UniqueFd connection, const PeerCredentials& peer) {
+absl::StatusOr<UniqueFd> PeerTable::Add(UniqueFd connection,
+                                        const absl::optional<PeerCredentials>& peer) {
+  const Owner owner = OwnerOf(peer);
   MutexLock lock(&mutex_);
-  const auto count = of_uid_.find(peer.uid);
-  const int of_uid = count == of_uid_.end() ? 0 : count->second;
-  if (of_uid >= ShareOfOneUid(max_connections_) || open_ >= max_connections_) {
+  const auto count = per_owner_.find(owner);
+  const int own = count == per_owner_.end() ? 0 : count->second;
+  if (own >= ShareOf(max_connections_) || open_ >= max_connections_) {
     return MakeError(Reason::kQuota,
-                     absl::StrCat("too many connections: ", of_uid, " of uid ", peer.uid, ", ",
-                                  open_, " in all, of ", max_connections_));
+                     absl::StrCat("too many connections: ", own,
+                                  owner.has_value() ? absl::StrCat(" of uid ", *owner) : " by TCP",
+                                  ", ", open_, " in all, of ", max_connections_));
   }
   // F_DUPFD gives the lowest free number that is not below `next_`; a full upper end wraps once.
   for (int attempt = 0; attempt < 2; ++attempt) {
@@ -59,7 +62,7 @@ absl::StatusOr<UniqueFd> PeerTable::Add(UniqueFd connection, const PeerCredentia
       added.called = false;
       added.since = Clock::now();
       ++open_;
-      ++of_uid_[peer.uid];
+      ++per_owner_[owner];
       return numbered;
     }
     next_ = first_;
@@ -74,8 +77,8 @@ void PeerTable::EndedLocked(Connection* connection) {
   epoll_ctl(hangups_.get(), EPOLL_CTL_DEL, connection->watch.get(), nullptr);
   connection->watch = UniqueFd();
   --open_;
-  const auto count = of_uid_.find(connection->peer.uid);
-  if (--count->second == 0) of_uid_.erase(count);
+  const auto count = per_owner_.find(OwnerOf(connection->peer));
+  if (--count->second == 0) per_owner_.erase(count);
 }
 
 absl::optional<int> PeerTable::NumberOf(absl::string_view peer) {
@@ -115,7 +118,7 @@ void PeerTable::EndIdle(const Idle& idle) {
     if (!connection.watch.valid() || connection.calls > 0) continue;
     const absl::Duration time = absl::FromChrono(now - connection.since);
     if (time < (connection.called ? idle.next_call : idle.first_call)) continue;
-    if (connection.called && idle.keeps(connection.peer)) continue;
+    if (connection.called && connection.peer.has_value() && idle.keeps(*connection.peer)) continue;
     // Both gRPC and TakeHangups see its end.
     shutdown(connection.watch.get(), SHUT_RDWR);
   }
@@ -134,19 +137,19 @@ int PeerTable::open() const {
 }
 
 absl::StatusOr<Caller> PeerTable::Resolve(absl::string_view peer) const {
-  Caller caller;
-  if (absl::StartsWith(peer, "ipv4:127.") || absl::StartsWith(peer, "ipv6:[::1]") ||
-      absl::StartsWith(peer, "ipv6:%5B::1%5D")) {
-    caller.tenant = "loopback";
-    return caller;
-  }
   if (const absl::optional<int> number = NumberOf(peer)) {
     MutexLock lock(&mutex_);
     const auto it = peers_.find(*number);
     if (it != peers_.end()) {
-      caller.uid = it->second.peer.uid;
+      Caller caller;
+      caller.is_unix = it->second.peer.has_value();
+      if (!caller.is_unix) {
+        // Nothing else is listened on.
+        caller.tenant = "loopback";
+        return caller;
+      }
+      caller.uid = it->second.peer->uid;
       caller.tenant = absl::StrCat("uid:", caller.uid);
-      caller.is_unix = true;
       caller.is_daemon = caller.uid == daemon_uid_;
       return caller;
     }

@@ -1,9 +1,10 @@
-// Who calls: the tenant of an RPC, and the Unix connections that gRPC serves.
+// Who calls: the tenant of an RPC, and the connections that gRPC serves.
 //
 // gRPC tells nothing about a client on a Unix socket, and has no bound on connections. So the
-// daemon accepts those connections itself, reads SO_PEERCRED, notes it under the descriptor's
-// number and hands the descriptor over; in a handler gRPC then names the peer "fd:NUMBER". Of each
-// connection it keeps a duplicate, by which it sees the end, and can bring it about.
+// daemon accepts connections itself, reads SO_PEERCRED of those on Unix sockets, notes it under the
+// descriptor's number and hands the descriptor over; in a handler gRPC then names the peer
+// "fd:NUMBER". Of each connection it keeps a duplicate, by which it sees the end, and can bring it
+// about.
 // A number is given out again only after thousands of others: a call of a closed connection that is
 // still on its way must not meet the credentials of a newer one.
 //
@@ -49,17 +50,17 @@ struct Caller {
 class PeerTable {
  public:
   // `daemon_uid`: whose processes are trusted without attaching. At most `max_connections` are open
-  // at a time, ShareOfOneUid(max_connections) of them of one uid.
+  // at a time, ShareOf(max_connections) of them of one uid, or by TCP.
   PeerTable(uid_t daemon_uid, int max_connections);
 
-  // Notes a connection's peer and returns its descriptor under the number that gRPC shall get.
-  // RESOURCE_EXHAUSTED: too many connections, or no descriptor is free.
-  absl::StatusOr<UniqueFd> Add(UniqueFd connection, const PeerCredentials& peer);
+  // Notes a connection's peer, nobody for one by TCP, and returns its descriptor under the number
+  // that gRPC shall get. RESOURCE_EXHAUSTED: too many connections, or no descriptor is free.
+  absl::StatusOr<UniqueFd> Add(UniqueFd connection, const absl::optional<PeerCredentials>& peer);
 
   // `peer` as gRPC names it. UNAUTHENTICATED: it is not known.
   absl::StatusOr<Caller> Resolve(absl::string_view peer) const;
 
-  // The number of a Unix connection; none of others.
+  // The number of a connection.
   static absl::optional<int> NumberOf(absl::string_view peer);
   // A call of connection `number` is under way, until it has ended.
   void CallBegan(int number);
@@ -85,12 +86,17 @@ class PeerTable {
  private:
   using Clock = std::chrono::steady_clock;
   struct Connection {
-    PeerCredentials peer;     // stays when it has ended: see above
-    UniqueFd watch;           // a duplicate; not valid when the connection has ended
-    int calls = 0;            // under way
-    bool called = false;      // ever
-    Clock::time_point since;  // accepted, or the last call's end
+    absl::optional<PeerCredentials> peer;  // stays when it has ended: see above. None: by TCP
+    UniqueFd watch;                        // a duplicate; not valid when the connection has ended
+    int calls = 0;                         // under way
+    bool called = false;                   // ever
+    Clock::time_point since;               // accepted, or the last call's end
   };
+  // Whose it is, as far as it is known: one of the uids, or all that come by TCP.
+  using Owner = absl::optional<uid_t>;
+  static Owner OwnerOf(const absl::optional<PeerCredentials>& peer) {
+    return peer.has_value() ? Owner(peer->uid) : absl::nullopt;
+  }
 
   void EndedLocked(Connection* connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -102,7 +108,7 @@ class PeerTable {
   mutable Mutex mutex_;
   int next_ ABSL_GUARDED_BY(mutex_);
   int open_ ABSL_GUARDED_BY(mutex_) = 0;
-  absl::flat_hash_map<uid_t, int> of_uid_ ABSL_GUARDED_BY(mutex_);  // open ones
+  absl::flat_hash_map<Owner, int> per_owner_ ABSL_GUARDED_BY(mutex_);  // open ones
   absl::flat_hash_map<int, Connection> peers_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -67,13 +67,6 @@ TEST(PeerTableTest, OneUidHasSevenEighthsAndAnotherGetsIn) {
   EXPECT_TRUE(Pair(&table, 1000).status.ok());
 }
 
-TEST(PeerTableTest, ABoundOfAnySizeLetsSomebodyIn) {
-  EXPECT_EQ(ShareOfOneUid(1), 1);
-  EXPECT_EQ(ShareOfOneUid(2), 1);
-  EXPECT_EQ(ShareOfOneUid(8), 7);
-  EXPECT_EQ(ShareOfOneUid(8192), 7168);
-}
-
 TEST(PeerTableTest, ItSeesTheEndOfWhatGrpcStillHolds) {
   PeerTable table(0, 8);
   Pair pair(&table, 1000);

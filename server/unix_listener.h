@@ -29,9 +29,6 @@ absl::StatusOr<UniqueFd> ListenUnix(const std::string& path, int type, const Soc
 // FAILED_PRECONDITION (CANNOT_SERVE): the text has what was expected and what is there.
 absl::Status CheckSocketDirectory(const std::string& directory, uid_t uid);
 
-// Of a bound on what all users have together, what one may have: so another always gets in.
-constexpr int ShareOfOneUid(int bound) { return bound < 2 ? bound : bound * 7 / 8; }
-
 // The process at the other end, as it was when it connected. pid 0: not visible from here (another
 // PID namespace).
 struct PeerCredentials {

@@ -17,6 +17,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
+#include "core/runtime/budget.h"
 #include "glog/logging.h"
 #include "server/unix_listener.h"
 
@@ -145,12 +146,11 @@ void AttachServer::AcceptAll(int listener) {
     connection->pid = peer->pid;
     connection->uid = peer->uid;
     connection->socket = std::move(socket);
-    connection->deadline = absl::Now() + options_.handshake_timeout;
     {
       MutexLock lock(&mutex_);
       const auto count = per_uid_.find(connection->uid);
       const int of_uid = count == per_uid_.end() ? 0 : count->second;
-      if (of_uid >= ShareOfOneUid(options_.max_connections) ||
+      if (of_uid >= ShareOf(options_.max_connections) ||
           connections_.size() >= static_cast<size_t>(options_.max_connections)) {
         AnswerError(connection->socket.get(), 0,
                     MakeError(Reason::kQuota,
@@ -162,6 +162,7 @@ void AttachServer::AcceptAll(int listener) {
       ++per_uid_[connection->uid];
       connection->id = next_id_++;
       connections_[connection->id] = connection;
+      SetDeadlineLocked(connection.get(), absl::Now() + options_.handshake_timeout);
     }
     epoll_event event = {};
     event.events = EPOLLIN | EPOLLRDHUP;
@@ -276,7 +277,7 @@ absl::Status AttachServer::HandleProof(const ConnectionRef& connection,
     MutexLock lock(&mutex_);
     connection->secret = reply.secret;
     connection->state = Connection::State::kWelcome;
-    connection->deadline = absl::Now() + options_.open_timeout;
+    SetDeadlineLocked(connection.get(), absl::Now() + options_.open_timeout);
     tokens_[reply.secret] = connection;
   }
   // The doorbell's descriptor is the node's, so its thread sends it.
@@ -329,6 +330,7 @@ void AttachServer::Close(const ConnectionRef& connection) {
   {
     MutexLock lock(&mutex_);
     if (connections_.erase(connection->id) == 0) return;
+    SetDeadlineLocked(connection.get(), absl::InfiniteFuture());
     tokens_.erase(connection->secret);
     const auto count = per_uid_.find(connection->uid);
     if (--count->second == 0) per_uid_.erase(count);
@@ -347,24 +349,35 @@ void AttachServer::Close(const ConnectionRef& connection) {
   }
 }
 
+void AttachServer::SetDeadlineLocked(Connection* connection, absl::Time deadline) {
+  deadlines_.erase({connection->deadline, connection->id});
+  connection->deadline = deadline;
+  if (deadline != absl::InfiniteFuture()) deadlines_.insert({deadline, connection->id});
+}
+
 int AttachServer::Sweep() {
   std::vector<ConnectionRef> overdue;
   std::vector<ConnectionRef> bound;
   absl::Time next = absl::InfiniteFuture();
   const absl::Time now = absl::Now();
-  const bool looks = next_look_ <= now;
-  if (looks) next_look_ = now + options_.open_timeout / 4;
   {
     MutexLock lock(&mutex_);
-    for (const auto& [id, connection] : connections_) {
-      if (connection->state == Connection::State::kBound) {
-        if (looks) bound.push_back(connection);
-        next = std::min(next, next_look_);
-      } else if (connection->deadline <= now) {
-        overdue.push_back(connection);
-      } else {
-        next = std::min(next, connection->deadline);
+    for (const auto& [deadline, id] : deadlines_) {
+      if (deadline > now) {
+        next = deadline;
+        break;
       }
+      overdue.push_back(connections_[id]);
+    }
+    if (!attached_.empty()) {
+      // Once in a while, all of them.
+      if (next_look_ <= now) {
+        next_look_ = now + options_.open_timeout / 4;
+        for (const auto& [id, connection] : connections_) {
+          if (connection->state == Connection::State::kBound) bound.push_back(connection);
+        }
+      }
+      next = std::min(next, next_look_);
     }
   }
   for (const ConnectionRef& connection : overdue) {
@@ -429,6 +442,7 @@ bool AttachServer::Bind(uint64_t connection, SessionId session) {
   if (it == connections_.end()) return false;
   it->second->state = Connection::State::kBound;
   it->second->session = session;
+  SetDeadlineLocked(it->second.get(), absl::InfiniteFuture());
   return true;
 }
 

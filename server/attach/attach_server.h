@@ -14,9 +14,11 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/container/btree_set.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -36,7 +38,7 @@ struct AttachOptions {
   // For a handshake, and then for Sessions.Open.
   absl::Duration handshake_timeout = absl::Seconds(10);
   absl::Duration open_timeout = absl::Seconds(60);
-  // In all; one uid has ShareOfOneUid of them.
+  // In all; one uid has ShareOf of them.
   int max_connections = 8192;
 };
 
@@ -72,9 +74,9 @@ class AttachServer {
     uid_t uid = 0;
     UniqueFd pidfd;
     enum class State { kNew, kChallenged, kWelcome, kClaimed, kBound } state = State::kNew;
-    std::string secret;   // the nonce, then the token
-    SessionId session;    // kBound
-    absl::Time deadline;  // of all but kBound
+    std::string secret;                            // the nonce, then the token
+    SessionId session;                             // kBound
+    absl::Time deadline = absl::InfiniteFuture();  // by SetDeadlineLocked; of all but kBound
   };
   using ConnectionRef = std::shared_ptr<Connection>;
 
@@ -90,6 +92,9 @@ class AttachServer {
                            const Packet& packet);
   void CarryOut(const ConnectionRef& connection, const AttachRequest& request, SessionId session);
   void Close(const ConnectionRef& connection);
+  // InfiniteFuture: none.
+  void SetDeadlineLocked(Connection* connection, absl::Time deadline)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Closes what is overdue; milliseconds to the next look, -1: none.
   int Sweep();
   // Closes, on the node thread, those of `bound` whose session has ended.
@@ -106,6 +111,8 @@ class AttachServer {
   mutable Mutex mutex_;
   uint64_t next_id_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<uint64_t, ConnectionRef> connections_ ABSL_GUARDED_BY(mutex_);
+  // Of those that have one: whoever sweeps, before each wait, looks at the first.
+  absl::btree_set<std::pair<absl::Time, uint64_t>> deadlines_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<std::string, ConnectionRef> tokens_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<uid_t, int32_t> per_uid_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<pid_t, int32_t> attached_ ABSL_GUARDED_BY(mutex_);  // kClaimed and kBound
