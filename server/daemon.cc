@@ -48,7 +48,7 @@ namespace {
 // Of one message in: a chunk of bytes or a large graph, with room for the rest.
 constexpr int kMaxMessageBytes = 4 << 20;
 static_assert(kMaxChunkBytes <= kMaxMessageBytes / 2);
-// How often a drain looks whether the node has become idle.
+// How often a drain looks whether the node has become idle, or calls have ended.
 constexpr absl::Duration kDrainLook = absl::Milliseconds(5);
 // For a node thread that has much to do. One that does not come to it at all is passed by.
 constexpr absl::Duration kDrainPatience = absl::Seconds(5);
@@ -285,6 +285,11 @@ void Daemon::Impl::Drain(absl::Time deadline) {
     const absl::Status why = MakeError(Reason::kDraining, "the daemon is shutting down");
     if (attach != nullptr) attach->SayGoodbye(why);
     farewell.Say(why);
+    // gRPC closes a connection with its last call once it has said that it will, whatever is on its
+    // way there; and a client that sends at this moment finds it broken before it has read why. So
+    // the calls end first.
+    const absl::Time patience_of_clients = absl::Now() + kDrainFarewell;
+    while (peers.calls() > 0 && absl::Now() < patience_of_clients) absl::SleepFor(kDrainLook);
   }
   // gRPC closes them by then: this is for what it may keep.
   if (acceptor != nullptr) acceptor->Stop(2 * kDrainFarewell);

@@ -136,6 +136,15 @@ int PeerTable::open() const {
   return open_;
 }
 
+int PeerTable::calls() const {
+  MutexLock lock(&mutex_);
+  int calls = 0;
+  for (const auto& [number, connection] : peers_) {
+    if (connection.watch.valid()) calls += connection.calls;
+  }
+  return calls;
+}
+
 absl::StatusOr<Caller> PeerTable::Resolve(absl::string_view peer) const {
   if (const absl::optional<int> number = NumberOf(peer)) {
     MutexLock lock(&mutex_);

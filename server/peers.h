@@ -82,6 +82,8 @@ class PeerTable {
   void EndAll();
 
   int open() const;
+  // Calls under way, of all open connections.
+  int calls() const;
 
  private:
   using Clock = std::chrono::steady_clock;

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <limits>
 #include <memory>
 #include <set>
@@ -981,6 +982,53 @@ TEST(DiagnosticsTest, StatsAndFlightRecord) {
   EXPECT_EQ(
       Ask(*pair.a.diagnostics, &v1::Diagnostics::Stub::ListFlightEvents, limited, &events).code(),
       absl::StatusCode::kInvalidArgument);
+}
+
+// Streams whose clients write as fast as they can while the daemon ends. Each is told why, by the
+// status of the stream: who has TCP and no attach socket learns of it nowhere else.
+class FarewellTest : public testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Sockets, FarewellTest, testing::Bool(),
+                         [](const auto& info) { return info.param ? "Tcp" : "Unix"; });
+
+TEST_P(FarewellTest, EveryStreamHearsItHoweverMuchItSends) {
+  constexpr int kStreams = 8;
+  TestDaemon daemon([](DaemonOptions* options) {
+    ListenAddress tcp;
+    tcp.host = "127.0.0.1";
+    options->listen.push_back(tcp);
+    options->insecure_loopback = true;
+  });
+  const std::string address = daemon.daemon().addresses()[GetParam() ? 1 : 0].ToString();
+  std::vector<absl::Status> told(kStreams);
+  std::atomic<int> busy{0};
+  std::vector<std::thread> clients;
+  for (int i = 0; i < kStreams; ++i) {
+    clients.emplace_back([&, i] {
+      RpcRank client(daemon.ConnectTo(address));
+      EXPECT_OK(client.Open());
+      OpenStream stream(client);
+      std::thread writer([&] {
+        v1::Command nothing;
+        nothing.mutable_release();
+        do {
+          nothing.set_sequence(nothing.sequence() + 1);
+          if (nothing.sequence() == 100) ++busy;
+        } while (stream.Send(client.session, nothing));
+      });
+      v1::CommandsResponse response;
+      while (stream.stream->Read(&response)) {
+      }
+      writer.join();
+      told[static_cast<size_t>(i)] = FromGrpc(stream.stream->Finish());
+    });
+  }
+  EXPECT_TRUE(Eventually([&] { return busy == kStreams; }));
+  daemon.daemon().Drain(absl::Now());
+  for (std::thread& client : clients) client.join();
+  for (const absl::Status& status : told) {
+    ExpectError(status, absl::StatusCode::kUnavailable, Reason::kDraining);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("shutting down"));
+  }
 }
 
 TEST(DrainTest, WhoWaitsIsToldAndNothingNewIsTaken) {

@@ -204,9 +204,10 @@ absl::Status FromGrpc(const grpc::Status& status) {
     return FromRpcStatus(message);
   }
   const absl::StatusCode code = CodeFrom(status.error_code());
-  // A daemon that is stopped cancels what still waits there and what comes late. (Nobody reads a
-  // call that he cancelled.)
-  if (code == absl::StatusCode::kCancelled) {
+  // A daemon that is stopped cancels what still waits there and what comes late, the one in these
+  // words of gRPC's. (Nobody reads a call that he cancelled.)
+  if (code == absl::StatusCode::kCancelled || (code == absl::StatusCode::kUnavailable &&
+                                               status.error_message() == "Cancelling all calls")) {
     return MakeError(Reason::kDraining, "the daemon is shutting down, and has ended the call");
   }
   Error error(ReasonOfTransport(code), status.error_message());

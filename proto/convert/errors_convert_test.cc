@@ -115,6 +115,9 @@ TEST(ErrorsConvertTest, StatusesOfTheTransportGetAReason) {
   EXPECT_EQ(reason(grpc::StatusCode::UNAVAILABLE), Reason::kDaemonLost);
   EXPECT_EQ(reason(grpc::StatusCode::DEADLINE_EXCEEDED), Reason::kTransportTimeout);
   EXPECT_EQ(reason(grpc::StatusCode::CANCELLED), Reason::kDraining);
+  EXPECT_EQ(
+      ErrorOf(FromGrpc(grpc::Status(grpc::StatusCode::UNAVAILABLE, "Cancelling all calls"))).reason,
+      Reason::kDraining);
   EXPECT_EQ(reason(grpc::StatusCode::INTERNAL), Reason::kUnspecified);
 }
 

@@ -43,6 +43,11 @@ class CommandStream : public grpc::ServerBidiReactor<v1::CommandsRequest, v1::Co
       EndIfDone();
       return;
     }
+    {
+      // Commands that come behind the farewell are not taken: the stream's end tells why.
+      MutexLock lock(&mutex_);
+      if (!farewell_.ok()) return;
+    }
     if (request_.session() != 0 && session_ != 0 && request_.session() != session_) {
       return End(Malformed(
           absl::StrCat("session: the stream is for ", session_, ", got ", request_.session())));
@@ -51,7 +56,7 @@ class CommandStream : public grpc::ServerBidiReactor<v1::CommandsRequest, v1::Co
     TakeCommand();
     MutexLock lock(&mutex_);
     ++under_way_;
-    if (ended_) return;
+    if (ended_ || !farewell_.ok()) return;
     if (under_way_ < kMaxCommandsUnderWay) {
       StartRead(&request_);
     } else {
@@ -110,7 +115,7 @@ class CommandStream : public grpc::ServerBidiReactor<v1::CommandsRequest, v1::Co
       ended_ = true;
       return Finish(ToGrpc(farewell_));
     }
-    if (read_paused_) {
+    if (read_paused_ && farewell_.ok()) {
       read_paused_ = false;
       StartRead(&request_);
     }
@@ -129,7 +134,8 @@ class CommandStream : public grpc::ServerBidiReactor<v1::CommandsRequest, v1::Co
     Finish(ToGrpc(status));
   }
 
-  // The same when the outcomes that are there have been written.
+  // The same when the outcomes that are there have been written. Nothing more is read: a client
+  // that goes on sending would put the end off, until gRPC cancels the stream without our word.
   void EndWhenTold(const absl::Status& status) {
     MutexLock lock(&mutex_);
     if (ended_) return;

@@ -62,9 +62,11 @@ absl::StatusOr<absl::optional<Packet>> ReceivePacket(int socket, size_t max_byte
   message.msg_controllen =
       CMSG_SPACE(sizeof(ucred)) + (max_fds > 0 ? CMSG_SPACE(sizeof(int) * max_fds) : 0);
   ssize_t size;
+  // A peer that has closed without reading everything is told first, once, then what it had sent.
+  bool reset = false;
   do {
     size = recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-  } while (size < 0 && errno == EINTR);
+  } while (size < 0 && (errno == EINTR || (errno == ECONNRESET && !std::exchange(reset, true))));
   if (size < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return absl::optional<Packet>();
   if (size < 0) return Gone("receive", errno);
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;

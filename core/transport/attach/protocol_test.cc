@@ -155,6 +155,19 @@ TEST(PacketTest, TellsTooLongFromGone) {
   EXPECT_EQ(SendPacket(sockets.b.get(), "x", {}).code(), absl::StatusCode::kUnavailable);
 }
 
+// What a daemon says last is there for a client that had asked something at that moment.
+TEST(PacketTest, TheLastWordOfAPeerThatHasNotReadAllIsHeard) {
+  Sockets sockets;
+  ASSERT_TRUE(SendPacket(sockets.b.get(), "a question", {}).ok());
+  ASSERT_TRUE(SendPacket(sockets.a.get(), "goodbye", {}).ok());
+  sockets.a.Reset();
+  const auto packet = ReceivePacket(sockets.b.get(), 100, 0);
+  ASSERT_TRUE(packet.ok()) << packet.status();
+  ASSERT_TRUE(packet->has_value());
+  EXPECT_EQ((*packet)->bytes, "goodbye");
+  EXPECT_EQ(ReceivePacket(sockets.b.get(), 100, 0).status().code(), absl::StatusCode::kUnavailable);
+}
+
 TEST(PacketTest, AFullSocketIsAnErrorAndNoWait) {
   Sockets sockets;
   absl::Status status;
