@@ -1,5 +1,6 @@
 #include "core/node/launcher.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "core/base/error.h"
@@ -14,7 +15,11 @@ Launcher::Launcher(Backend* backend, std::function<void()> wake)
   }
 }
 
-Launcher::~Launcher() = default;
+// Whole gangs, or their devices would wait for each other.
+Launcher::~Launcher() {
+  while (Continue()) {
+  }
+}
 
 absl::StatusOr<PlanId> Launcher::PlanOn(LoadedPlan* plan, int slot, DeviceIndex device) {
   auto& places = plan->places[static_cast<size_t>(slot)];
@@ -72,7 +77,20 @@ void Launcher::Launch(DeviceIndex device, const LaunchMessage& message) {
   ++launch_counts_[static_cast<size_t>(device.value())];
   scratch_.Clear();
   EncodeLaunch(message, &scratch_);
-  executor(device)->Launch(scratch_.bytes());
+  const bool more = executor(device)->Launch(scratch_.bytes());
+  if (!more) return;
+  if (std::find(unfinished_.begin(), unfinished_.end(), device) == unfinished_.end()) {
+    unfinished_.push_back(device);
+  }
+}
+
+bool Launcher::Continue() {
+  if (unfinished_.empty()) return false;
+  unfinished_.erase(
+      std::remove_if(unfinished_.begin(), unfinished_.end(),
+                     [this](DeviceIndex device) { return !executor(device)->Continue(); }),
+      unfinished_.end());
+  return true;
 }
 
 void Launcher::OnCompletion(absl::string_view bytes) {

@@ -49,6 +49,9 @@ class Launcher {
   // Ids ascend in the order of launches.
   LaunchId NextLaunchId() { return ++last_launch_; }
   void Launch(DeviceIndex device, const LaunchMessage& message);
+  // Goes on with launches that were too large to be enqueued at once. Whether there were any.
+  bool Continue();
+  bool HasMore() const { return !unfinished_.empty(); }
 
   // Posts a closure to be run by Drain(), from any thread.
   void Post(std::function<void()> closure);
@@ -80,6 +83,7 @@ class Launcher {
   absl::flat_hash_map<std::vector<int>, CommunicatorId> pool_;
   absl::flat_hash_map<CommunicatorId, std::vector<int>> devices_of_;
   ByteWriter scratch_;
+  std::vector<DeviceIndex> unfinished_;  // executors that have not enqueued all they were given
   // Last: its end waits for work that may still complete into the members above.
   std::vector<std::unique_ptr<Executor>> executors_;
 };

@@ -155,6 +155,7 @@ bool LocalNode::Poll(absl::Time now) {
   parts.clock.now = now;
   bool worked = parts.timers.Fire(now);
   worked |= parts.rings.Poll(now);
+  worked |= parts.launcher.Continue();
   // After the rings: small work has been done inside its launch.
   if (parts.launcher.HasCompletions()) {
     std::vector<CompletionMessage> completed;
@@ -173,7 +174,9 @@ bool LocalNode::Busy() const { return parts_->runs_under_way.live() > 0; }
 int LocalNode::doorbell_fd() const { return parts_->rings.doorbell_fd(); }
 int LocalNode::wake_epoll_fd() const { return parts_->rings.wake_epoll_fd(); }
 bool LocalNode::SleepUnlessBusy(const std::function<void()>& sleep) {
-  return parts_->rings.SleepUnless([this] { return parts_->launcher.HasCompletions(); }, sleep);
+  const node::Launcher& launcher = parts_->launcher;
+  return parts_->rings.SleepUnless(
+      [&launcher] { return launcher.HasCompletions() || launcher.HasMore(); }, sleep);
 }
 
 // --- Sessions -----------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <deque>
+#include <functional>
 #include <string>
 #include <utility>
 
@@ -57,10 +59,11 @@ struct LoadedPlan {
 
 class DeviceExecutor final : public Executor {
  public:
-  DeviceExecutor(Backend* backend, int index, OnCompletion on_completion)
+  DeviceExecutor(Backend* backend, int index, OnCompletion on_completion, int64_t slice_steps)
       : backend_(backend),
         device_(backend->device(index)),
-        on_completion_(std::move(on_completion)) {
+        on_completion_(std::move(on_completion)),
+        slice_steps_(slice_steps) {
     for (int s = 0; s < kStreams; ++s) {
       streams_[s] = device_->CreateStream();
       crossing_[s] = device_->CreateEvent();
@@ -68,6 +71,8 @@ class DeviceExecutor final : public Executor {
   }
 
   ~DeviceExecutor() override {
+    while (Continue()) {
+    }
     // A stream's callbacks run in order: behind these nothing of ours is left.
     Mutex mutex;
     CondVar changed;
@@ -126,6 +131,7 @@ class DeviceExecutor final : public Executor {
   }
 
   void UnloadPlan(PlanId id) override {
+    if (MustWait([this, id] { UnloadPlan(id); })) return;
     const auto it = plans_.find(id);
     if (it == plans_.end()) return;
     retired_.plans.push_back(std::move(it->second));
@@ -150,6 +156,7 @@ class DeviceExecutor final : public Executor {
   }
 
   void CloseCommunicator(CommunicatorId id) override {
+    if (MustWait([this, id] { CloseCommunicator(id); })) return;
     const auto it = communicators_.find(id);
     if (it == communicators_.end()) return;
     retired_.communicators.push_back(std::move(it->second));
@@ -157,7 +164,61 @@ class DeviceExecutor final : public Executor {
     Reap();
   }
 
-  void Launch(absl::string_view bytes) override {
+  bool Launch(absl::string_view bytes) override {
+    slice_ = slice_steps_;
+    if (launching_ || !behind_.empty()) {
+      behind_.push_back([this, kept = std::string(bytes)] { BeginLaunch(kept); });
+    } else {
+      BeginLaunch(bytes);
+    }
+    return HasMore();
+  }
+
+  bool Continue() override {
+    slice_ = slice_steps_;
+    if (launching_) EnqueueSlice();
+    while (!launching_ && !behind_.empty() && slice_ > 0) {
+      const std::function<void()> next = std::move(behind_.front());
+      behind_.pop_front();
+      unwinding_ = true;
+      next();
+      unwinding_ = false;
+      --slice_;
+    }
+    return HasMore();
+  }
+
+  void Upload(DeviceAddress to, const void* from, int64_t bytes,
+              std::function<void(absl::Status)> done) override {
+    const int parity = Begin();
+    uploaded_ = ++enqueued_.end[kCopy];
+    streams_[kCopy]->CopyFromHost(to, from, bytes);
+    CallBack(kCopy, parity, std::move(done));
+  }
+
+  void Download(void* to, DeviceAddress from, int64_t bytes, LaunchId after,
+                std::function<void(absl::Status)> done) override {
+    if (MustWait([=] { Download(to, from, bytes, after, done); })) return;
+    if (after != LaunchId()) Order(kCopy, NeededBy({after}));
+    const int parity = Begin();
+    ++enqueued_.end[kCopy];
+    streams_[kCopy]->CopyToHost(to, from, bytes);
+    CallBack(kCopy, parity, std::move(done));
+  }
+
+ private:
+  // --- Slices ---
+
+  bool HasMore() const { return launching_ || !behind_.empty(); }
+  // What must come behind a launch that has been enqueued in part waits until all of it is.
+  template <typename Call>
+  bool MustWait(Call call) {
+    if (unwinding_ || !HasMore()) return false;
+    behind_.push_back(std::move(call));
+    return true;
+  }
+
+  void BeginLaunch(absl::string_view bytes) {
     if (!retired_.empty() || !dying_.empty()) Reap();
     if (!DecodeLaunchInto(bytes, &message_)) {
       NoteFailure(message_.launch);
@@ -172,61 +233,58 @@ class DeviceExecutor final : public Executor {
       Complete(message_.launch, status, /*held_back=*/true);
       return;
     }
-    const bool commits = message_.commit != CommunicatorId();
-    bool uses[kPlanStreams] = {plan->uses[kCompute] || commits,
-                               plan->uses[kCommunication] || commits};
+    UnderWay& launch = launch_;
+    launch.plan = plan;
+    launch.next = 0;
+    launch.commits = message_.commit != CommunicatorId();
+    launch.status = absl::OkStatus();
+    for (int s = 0; s < kPlanStreams; ++s) launch.uses[s] = plan->uses[s] || launch.commits;
     const Position needed = NeededBy(message_.after);
-    if (plan->steps.empty() && !commits) {
+    if (plan->steps.empty() && !launch.commits) {
       // Its results are its inputs: complete when they are.
       if (AllDone()) {
         Note();
         Complete(message_.launch, absl::OkStatus());
         return;
       }
-      uses[kCompute] = true;
+      launch.uses[kCompute] = true;
     }
     for (int s = 0; s < kPlanStreams; ++s) {
-      if (uses[s]) Order(s, needed);
+      if (launch.uses[s]) Order(s, needed);
     }
-    const int parity = Begin();
-    absl::Status status;
-    std::shared_ptr<Hold> hold;
-    for (LoadedPlan::LoadedStep& step : plan->steps) {
+    launch.parity = Begin();
+    launching_ = true;
+    EnqueueSlice();
+  }
+
+  void EnqueueSlice() {
+    UnderWay& launch = launch_;
+    LoadedPlan* const plan = launch.plan;
+    const size_t left = plan->steps.size() - launch.next;
+    const size_t end = launch.next + std::min(left, static_cast<size_t>(slice_));
+    for (; launch.next < end; ++launch.next, --slice_) {
+      LoadedPlan::LoadedStep& step = plan->steps[launch.next];
       // Devices that commit together do so at one place among their collectives: where the first of
       // them may have to hold back, and before the barrier behind equal work, which is the last
       // step.
       const bool commits_here =
           step.held_back || (plan->num_equal_groups > 0 && &step == &plan->steps.back());
-      if (hold == nullptr &&
-          ((message_.hold_back && step.held_back) || (commits && commits_here))) {
-        hold = HoldBack(uses, status);
+      if (launch.hold == nullptr &&
+          ((message_.hold_back && step.held_back) || (launch.commits && commits_here))) {
+        launch.hold = HoldBack(launch.uses, launch.status);
       }
-      Enqueue(&step, hold.get(), &status);
+      Enqueue(&step, launch.hold.get(), &launch.status);
     }
-    if (commits && hold == nullptr) hold = HoldBack(uses, status);
-    for (int s = 0; s < kPlanStreams; ++s) enqueued_.end[s] += uses[s];
+    if (end < plan->steps.size()) return;
+    if (launch.commits && launch.hold == nullptr) {
+      launch.hold = HoldBack(launch.uses, launch.status);
+    }
+    for (int s = 0; s < kPlanStreams; ++s) enqueued_.end[s] += launch.uses[s];
     Note();
-    Finish(uses, parity, std::move(hold), std::move(status));
+    launching_ = false;
+    Finish(launch.uses, launch.parity, std::move(launch.hold), std::move(launch.status));
   }
 
-  void Upload(DeviceAddress to, const void* from, int64_t bytes,
-              std::function<void(absl::Status)> done) override {
-    const int parity = Begin();
-    uploaded_ = ++enqueued_.end[kCopy];
-    streams_[kCopy]->CopyFromHost(to, from, bytes);
-    CallBack(kCopy, parity, std::move(done));
-  }
-
-  void Download(void* to, DeviceAddress from, int64_t bytes, LaunchId after,
-                std::function<void(absl::Status)> done) override {
-    if (after != LaunchId()) Order(kCopy, NeededBy({after}));
-    const int parity = Begin();
-    ++enqueued_.end[kCopy];
-    streams_[kCopy]->CopyToHost(to, from, bytes);
-    CallBack(kCopy, parity, std::move(done));
-  }
-
- private:
   // How much work each stream had been given.
   struct Position {
     LaunchId launch;
@@ -269,6 +327,16 @@ class DeviceExecutor final : public Executor {
       return {Detached(failure.status), failure.is_origin};
     }
     absl::Status status() override { return Result().status; }
+  };
+  // The launch that is being enqueued; `message_`, `bound_`, `left_out_` and `commit_` are its own.
+  struct UnderWay {
+    LoadedPlan* plan = nullptr;
+    size_t next = 0;  // step
+    bool commits = false;
+    bool uses[kPlanStreams] = {};
+    int parity = 0;
+    absl::Status status;  // of what could not be enqueued
+    std::shared_ptr<Hold> hold;
   };
   // What the ends of one launch on its streams have in common.
   struct Ending {
@@ -621,6 +689,7 @@ class DeviceExecutor final : public Executor {
   Backend* const backend_;
   Device* const device_;
   const OnCompletion on_completion_;
+  const int64_t slice_steps_;
 
   absl::flat_hash_map<PlanId, std::unique_ptr<LoadedPlan>> plans_;
   absl::flat_hash_map<CommunicatorId, std::unique_ptr<Communicator>> communicators_;
@@ -635,7 +704,12 @@ class DeviceExecutor final : public Executor {
   std::array<Position, kPositions> positions_;  // of the last launches
   size_t positions_count_ = 0;
 
-  LaunchMessage message_;  // the one being launched
+  UnderWay launch_;
+  bool launching_ = false;                    // it is not enqueued whole
+  int64_t slice_ = 0;                         // steps that may still be enqueued in this call
+  std::deque<std::function<void()>> behind_;  // calls that wait for that
+  bool unwinding_ = false;                    // their turn has come
+  LaunchMessage message_;                     // the one being launched
   absl::InlinedVector<Communicator*, 4> bound_;
   std::vector<bool> left_out_;  // by group of equal work
   Communicator* commit_ = nullptr;
@@ -656,8 +730,9 @@ class DeviceExecutor final : public Executor {
 }  // namespace
 
 std::unique_ptr<Executor> CreateDeviceExecutor(Backend* backend, int index,
-                                               Executor::OnCompletion on_completion) {
-  return std::make_unique<DeviceExecutor>(backend, index, std::move(on_completion));
+                                               Executor::OnCompletion on_completion,
+                                               int64_t slice_steps) {
+  return std::make_unique<DeviceExecutor>(backend, index, std::move(on_completion), slice_steps);
 }
 
 }  // namespace chorus

@@ -37,8 +37,13 @@ class Executor {
   virtual void AbortCommunicator(CommunicatorId id, absl::Status why) = 0;
   // Launches under way keep it until they are complete.
   virtual void CloseCommunicator(CommunicatorId id) = 0;
-  // Enqueues one launch; never waits. A failure comes as its completion.
-  virtual void Launch(absl::string_view launch) = 0;
+  // Enqueues one launch; never waits. A failure comes as its completion. Of a large one a slice is
+  // enqueued, so that the caller has time for others, and true is returned: then Continue(), the
+  // next slice, must be called until it returns false. What must come behind waits inside, in the
+  // order of the calls.
+  static constexpr int64_t kSliceSteps = 256;
+  virtual bool Launch(absl::string_view launch) = 0;
+  virtual bool Continue() = 0;
   // Copies between host memory and the device, on a stream of their own beside the launches' work.
   // Launches that follow an Upload see it; a Download sees what launch `after` wrote (none: nothing
   // to wait for). The host memory must stand until `done`, which is called as completions are.
@@ -49,9 +54,11 @@ class Executor {
 };
 
 // An executor in this process over device `index` of `backend`, which must outlive it. Its
-// destructor waits for the launches under way: abort communicators whose peers will not come.
+// destructor waits for the launches under way: abort communicators whose peers will not come, and
+// let the executors that launch together Continue() to the end.
 std::unique_ptr<Executor> CreateDeviceExecutor(Backend* backend, int index,
-                                               Executor::OnCompletion on_completion);
+                                               Executor::OnCompletion on_completion,
+                                               int64_t slice_steps = Executor::kSliceSteps);
 
 }  // namespace chorus
 

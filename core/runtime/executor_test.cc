@@ -795,6 +795,61 @@ TEST(WaitTest, EveryWaitIsMissedOnSim) {
   EXPECT_EQ(waits, 4);
 }
 
+// --- Slices ---
+
+TEST_P(ExecutorTest, ALargeLaunchIsEnqueuedInSlicesAndWhatComesBehindWaits) {
+  constexpr int kSteps = 7;
+  RankBuilder b(0, 1);
+  ValueIndex value = b.Input(F32({4}));
+  for (int i = 0; i < kSteps; ++i) value = b.Op("neg", {value});
+  AddOutput(&b, value);
+  const auto plan = CompilePlan(b.graph().Build(), PlanOptions());
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  Executor& executor = *rig_.executor(0);
+  ASSERT_TRUE(executor.LoadPlan(PlanId(1000), plan->device_plans[0]).ok());
+  const std::vector<float> ones = {1, 1, 1, 1};
+  const std::string in(reinterpret_cast<const char*>(ones.data()), 16);
+  LaunchMessage messages[3];
+  bool more = false;
+  for (LaunchMessage& message : messages) {
+    message.launch = rig_.NextLaunch();
+    message.plan = PlanId(1000);
+    for (const BufferSpec& spec : plan->buffers) {
+      message.buffers.push_back(rig_.Allocate(0, std::max<int64_t>(spec.bytes, 16)));
+      if (spec.kind == BufferSpec::Kind::kInput) {
+        ASSERT_TRUE(rig_.Upload(0, message.buffers.back(), in).ok());
+      }
+    }
+  }
+  for (int i = 0; i < 3; ++i) {
+    // Gone for the third alone.
+    if (i == 2) executor.UnloadPlan(PlanId(1000));
+    ByteWriter bytes;
+    EncodeLaunch(messages[i], &bytes);
+    more = executor.Launch(bytes.bytes());
+    EXPECT_TRUE(more);
+  }
+  int slices = 1;
+  while (more) {
+    more = executor.Continue();
+    ++slices;
+  }
+  EXPECT_GE(slices, 2 * kSteps / 2);
+  EXPECT_FALSE(executor.Continue());
+  for (const LaunchMessage& message : {messages[0], messages[1]}) {
+    ASSERT_TRUE(rig_.WaitFor(message.launch).ok());
+    const Plan::Output& output = plan->outputs[0];
+    const std::string out = rig_.Download(0,
+                                          message.buffers[static_cast<size_t>(output.buffer)] +
+                                              static_cast<DeviceAddress>(output.offset),
+                                          16, message.launch);
+    float first = 0;
+    std::memcpy(&first, out.data(), sizeof(first));
+    EXPECT_EQ(first, -1);
+  }
+  EXPECT_EQ(rig_.WaitFor(messages[2].launch).code(), absl::StatusCode::kNotFound);
+}
+
 // --- Failures ---
 
 class ExecutorFailureTest : public ExecutorTest {

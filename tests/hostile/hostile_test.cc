@@ -5,18 +5,25 @@
 #include <signal.h>
 
 #include <cstdint>
+#include <cstdlib>
 #include <iostream>
+#include <iterator>
+#include <map>
 #include <memory>
 #include <ostream>
+#include <random>
 #include <string>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "benchmarks/process.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/fault/processes.h"
+#include "tests/hostile/own_cgroup.h"
 
 namespace chorus {
 namespace hostile {
@@ -26,6 +33,8 @@ constexpr int64_t kMemoryLimit = int64_t{96} << 20;
 constexpr int64_t kShare = kMemoryLimit / 8 * 7;  // of one tenant
 // What the daemon may take beside what it is told to hold.
 constexpr int64_t kOwnBytes = int64_t{256} << 20;
+constexpr int64_t kSessionBytes = int64_t{64} << 10;
+constexpr int64_t kSessions = 40;
 
 struct Case {
   const char* attack;
@@ -53,7 +62,7 @@ constexpr Case kCases[] = {
     {"listing", "OK", 100, 100},
 };
 
-class HostileTest : public ::testing::TestWithParam<Case> {
+class Beside : public ::testing::Test {
  protected:
   void SetUp() override {
     fault::Daemon::Options options;
@@ -61,7 +70,7 @@ class HostileTest : public ::testing::TestWithParam<Case> {
     options.log = scratch_.path() + "/chorusd.log";
     options.clock = scratch_.path() + "/clock";
     options.flags = {"--host_devices=4", absl::StrCat("--memory_limit_bytes=", kMemoryLimit),
-                     "--max_sessions=40", "--max_worlds=64"};
+                     absl::StrCat("--max_sessions=", kSessions), "--max_worlds=64"};
     absl::StatusOr<std::unique_ptr<fault::Daemon>> daemon = fault::Daemon::Start(options);
     ASSERT_TRUE(daemon.ok()) << daemon.status() << "\n" << bench::FileText(options.log);
     daemon_ = *std::move(daemon);
@@ -91,6 +100,8 @@ class HostileTest : public ::testing::TestWithParam<Case> {
   std::unique_ptr<fault::Daemon> daemon_;
   std::unique_ptr<fault::Trainer> honest_;
 };
+class HostileTest : public Beside, public ::testing::WithParamInterface<Case> {};
+class MixedTest : public Beside {};
 
 TEST_P(HostileTest, AsksForTooMuch) {
   const auto before = daemon_->Stats();
@@ -142,6 +153,57 @@ INSTANTIATE_TEST_SUITE_P(Attacks, HostileTest, ::testing::ValuesIn(kCases),
                          [](const ::testing::TestParamInfo<Case>& info) {
                            return std::string(info.param.attack);
                          });
+
+// CHORUS_HOSTILE_SECONDS: for how long; an hour before an issue is resolved that is about them.
+TEST_F(MixedTest, AttacksOfAllKindsAtATime) {
+  const char* const given = std::getenv("CHORUS_HOSTILE_SECONDS");
+  int64_t seconds = std::getenv("CHORUS_LONG") != nullptr ? 300 : 4;
+  if (given != nullptr) seconds = std::atoll(given);
+  const char* const seed_given = std::getenv("CHORUS_TEST_SEED");
+  const uint64_t seed =
+      seed_given != nullptr ? std::strtoull(seed_given, nullptr, 10) : std::random_device()();
+  std::cout << "CHORUS_TEST_SEED=" << seed << ", " << seconds << " s" << std::endl;
+  std::mt19937_64 random(seed);
+  const auto before = daemon_->Stats();
+  ASSERT_TRUE(before.ok()) << before.status();
+  const auto cgroup = OwnCgroup::Of(daemon_->pid());
+  if (!cgroup.ok()) {
+    std::cout << "the daemon's memory is not measured: " << cgroup.status().message() << std::endl;
+  }
+  constexpr int kAtATime = 3;
+  bench::Process attackers[kAtATime];
+  std::map<std::string, int> begun;
+  const absl::Time end = absl::Now() + absl::Seconds(seconds);
+  while (absl::Now() < end) {
+    const Case& next = kCases[random() % std::size(kCases)];
+    ++begun[next.attack];
+    bench::Process::Options options;
+    options.log = scratch_.path() + "/attack.log";
+    absl::StatusOr<bench::Process> attacker = bench::Process::Start(
+        {"tests/hostile/attack", daemon_->address(), next.attack, "again"}, options);
+    ASSERT_TRUE(attacker.ok()) << attacker.status();
+    attackers[random() % kAtATime] = *std::move(attacker);  // kills the one that was there
+    for (uint64_t steps = 1 + random() % 8; steps > 0; --steps) ExpectHonestOnesGoOn();
+    if (HasFailure()) break;
+    const auto during = daemon_->Stats();
+    ASSERT_TRUE(during.ok()) << during.status();
+    ASSERT_LE(during->memory_used_bytes(), kShare);
+  }
+  for (bench::Process& attacker : attackers) attacker = bench::Process();
+  for (const auto& [attack, times] : begun) std::cout << attack << " " << times << "  ";
+  std::cout << std::endl;
+  constexpr int64_t kKept = int64_t{32} << 20;  // of results, by the tenant, for its next ones
+  ExpectNothingLeft(before->memory_used_bytes() + kKept);
+  if (cgroup.ok() && !bench::kSanitized) {
+    const absl::StatusOr<int64_t> peak = (*cgroup)->PeakBytes();
+    ASSERT_TRUE(peak.ok()) << peak.status();
+    std::cout << "peak of the daemon's cgroup: " << *peak << " bytes" << std::endl;
+    EXPECT_LE(*peak, kMemoryLimit + kOwnBytes + kSessions * kSessionBytes);
+  }
+  const fault::Reply stopped = honest_->Ask("pair-stop");
+  EXPECT_TRUE(stopped.ok) << stopped;
+  EXPECT_TRUE(daemon_->Lives());
+}
 
 }  // namespace
 }  // namespace hostile

@@ -76,7 +76,7 @@ absl::StatusOr<std::unique_ptr<HostKernel>> MakeReferenceKernel(
 
 GangRig::GangRig(std::unique_ptr<Backend> backend) : backend_(std::move(backend)) {
   for (int d = 0; d < backend_->device_count(); ++d) {
-    executors_.push_back(CreateDeviceExecutor(backend_.get(), d, [this](absl::string_view bytes) {
+    const auto complete = [this](absl::string_view bytes) {
       const absl::StatusOr<CompletionMessage> completion = DecodeCompletion(bytes);
       if (!completion.ok()) Die("completion", completion.status());
       MutexLock lock(&mutex_);
@@ -85,11 +85,22 @@ GangRig::GangRig(std::unique_ptr<Backend> backend) : backend_(std::move(backend)
             absl::InternalError(absl::StrCat(completion->launch.value(), " came twice")));
       }
       completed_.SignalAll();
-    }));
+    };
+    // Small slices: launches are in parts, and of the devices of a gang some more than others.
+    executors_.push_back(CreateDeviceExecutor(backend_.get(), d, complete,
+                                              /*slice_steps=*/d % 2 == 0 ? 2 : 5));
+  }
+}
+
+void GangRig::Pump() {
+  for (bool more = true; more;) {
+    more = false;
+    for (const auto& executor : executors_) more |= executor->Continue();
   }
 }
 
 GangRig::~GangRig() {
+  Pump();
   executors_.clear();
   for (const auto& block : allocated_) backend_->device(block.first)->Free(block.second);
 }
@@ -97,6 +108,7 @@ GangRig::~GangRig() {
 // --- Waiting and bytes ---
 
 absl::Status GangRig::WaitFor(LaunchId launch) {
+  Pump();
   const absl::Time deadline = absl::Now() + kDeadline;
   MutexLock lock(&mutex_);
   while (true) {
@@ -165,6 +177,7 @@ class Transfer {
 absl::Status GangRig::Upload(int device, DeviceAddress to, const std::string& bytes) {
   Transfer transfer;
   executor(device)->Upload(to, bytes.data(), static_cast<int64_t>(bytes.size()), transfer.Done());
+  Pump();
   return transfer.Wait();
 }
 
@@ -172,6 +185,7 @@ std::string GangRig::Download(int device, DeviceAddress from, int64_t bytes, Lau
   std::string result(static_cast<size_t>(bytes), '\0');
   Transfer transfer;
   executor(device)->Download(&result[0], from, bytes, after, transfer.Done());
+  Pump();
   const absl::Status status = transfer.Wait();
   if (!status.ok()) Die("Download", status);
   return result;

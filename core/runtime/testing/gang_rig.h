@@ -107,6 +107,8 @@ class GangRig {
   std::string Download(int device, DeviceAddress from, int64_t bytes, LaunchId after = LaunchId());
 
  private:
+  // Has the executors enqueue all that they were given.
+  void Pump();
   struct Part {
     int session;
     int32_t participation;

@@ -1,0 +1,43 @@
+// A memory cgroup for one process, which tells what it has had at most: pages of its own, of shared
+// memory and of files that it was the first to touch.
+//
+// Threads: one at a time.
+#ifndef CHORUS_TESTS_HOSTILE_OWN_CGROUP_H_
+#define CHORUS_TESTS_HOSTILE_OWN_CGROUP_H_
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+
+namespace chorus {
+namespace hostile {
+
+class OwnCgroup {
+ public:
+  // Below this process's own. What `pid` has so far is not in it. UNAVAILABLE: none can be made
+  // here, which takes root, and says why.
+  static absl::StatusOr<std::unique_ptr<OwnCgroup>> Of(pid_t pid);
+  // Back to where it was.
+  ~OwnCgroup();
+  OwnCgroup(const OwnCgroup&) = delete;
+  OwnCgroup& operator=(const OwnCgroup&) = delete;
+
+  absl::StatusOr<int64_t> PeakBytes() const;
+
+ private:
+  OwnCgroup(std::string folder, std::string peak, pid_t pid)
+      : folder_(std::move(folder)), peak_(std::move(peak)), pid_(pid) {}
+
+  const std::string folder_;
+  const std::string peak_;  // the file's name
+  const pid_t pid_;
+};
+
+}  // namespace hostile
+}  // namespace chorus
+
+#endif  // CHORUS_TESTS_HOSTILE_OWN_CGROUP_H_
