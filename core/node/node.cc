@@ -209,6 +209,8 @@ absl::StatusOr<SessionInfo> LocalNode::OpenSession(const OpenSessionRequest& req
         request.tenant, request.pid,
         MakeError(Reason::kDraining, "the daemon is shutting down and takes no new sessions"));
   }
+  const absl::Status checked = request.Check();
+  if (!checked.ok()) return Refused(request.tenant, request.pid, checked);
   const absl::StatusOr<std::shared_ptr<Session>> opened = parts.sessions.Open(
       request, [&](const std::string& tenant) { return parts.storage.TenantNamed(tenant); },
       {&parts.timers, &parts.errors, parts.options.gap_timeout}, &parts.news, now);
@@ -328,11 +330,9 @@ void LocalNode::JoinWorld(SessionId id, const JoinRequest& request, absl::Time n
   }
   parts_->worlds.Join(*session, request, now, tell);
 }
-absl::StatusOr<GroupId> LocalNode::CreateGroup(SessionId id, WorldId world, Rank rank,
-                                               absl::Span<const Rank> members,
-                                               absl::optional<InstanceKey::Request> request) {
+absl::StatusOr<GroupId> LocalNode::CreateGroup(SessionId id, const CreateGroupRequest& request) {
   return WithSession(id, [&](const std::shared_ptr<Session>& session) {
-    return parts_->worlds.CreateGroup(*session, world, rank, members, request);
+    return parts_->worlds.CreateGroup(*session, request);
   });
 }
 absl::Status LocalNode::LeaveWorld(SessionId id, WorldId world, Rank rank, absl::Time now) {
@@ -340,18 +340,18 @@ absl::Status LocalNode::LeaveWorld(SessionId id, WorldId world, Rank rank, absl:
     return parts_->worlds.Leave(*session, world, rank, now);
   });
 }
-absl::Status LocalNode::AbortWorld(SessionId id, WorldId world, Rank rank, Epoch epoch,
-                                   absl::string_view message, absl::Time now) {
+absl::Status LocalNode::AbortWorld(SessionId id, const AbortWorldRequest& request, absl::Time now) {
   return WithSession(id, [&](const std::shared_ptr<Session>& session) {
-    return parts_->worlds.Abort(*session, world, rank, epoch, message, now);
+    CHORUS_RETURN_IF_ERROR(request.Check());
+    return parts_->worlds.Abort(*session, request, now);
   });
 }
-void LocalNode::ReformWorld(SessionId id, WorldId world, Rank rank, absl::Duration timeout,
-                            absl::Time now, OnReformed done) {
+void LocalNode::ReformWorld(SessionId id, const ReformWorldRequest& request, absl::Time now,
+                            OnReformed done) {
   const auto session = parts_->sessions.Find(id);
   if (!session.ok()) return done(session.status());
   parts_->worlds.Reform(
-      **session, world, rank, timeout, now,
+      **session, request, now,
       [this, session = *session, done = std::move(done)](absl::StatusOr<ReformResult> result) {
         if (result.ok()) return done(std::move(result));
         done(parts_->failures.Told(session.get(), result.status()));
@@ -394,6 +394,8 @@ void LocalNode::Submit(SessionId id, std::string frame, absl::Time now, OnOutcom
 void LocalNode::WaitOutcome(SessionId id, Sequence sequence, absl::Time deadline, OnOutcome done) {
   const auto session = parts_->sessions.Find(id);
   if (!session.ok()) return done({sequence, session.status()});
+  const absl::Status checked = CheckSequence(sequence);
+  if (!checked.ok()) return done({sequence, checked});
   absl::StatusOr<OnOutcome> counted = Counted(**session, done);
   if (!counted.ok()) {
     return done({sequence, parts_->failures.Told(session->get(), counted.status())});
@@ -426,14 +428,23 @@ absl::StatusOr<SessionInfo> LocalNode::Describe(SessionId id, absl::Time now) co
 std::vector<SessionInfo> LocalNode::Sessions(absl::string_view tenant, absl::Time now) const {
   return node::ViewSessions(parts_->viewed(), tenant, now);
 }
-std::vector<WorldInfo> LocalNode::Worlds(absl::string_view tenant, absl::Time now) const {
-  return node::ViewWorlds(parts_->viewed(), tenant, now);
+absl::StatusOr<std::vector<WorldInfo>> LocalNode::Worlds(absl::string_view tenant,
+                                                         absl::optional<WorldId> one,
+                                                         absl::Time now) const {
+  std::vector<WorldInfo> worlds = node::ViewWorlds(parts_->viewed(), tenant, now);
+  if (!one.has_value()) return worlds;
+  for (WorldInfo& world : worlds) {
+    if (world.id == *one) return std::vector<WorldInfo>{std::move(world)};
+  }
+  return UnknownName(absl::StrCat("there is no world ", one->value()));
 }
 std::vector<PendingView> LocalNode::Pending(absl::string_view tenant, absl::Time now) const {
   return node::ViewPending(parts_->viewed(), tenant, now);
 }
-std::vector<FlightEvent> LocalNode::Flight(absl::string_view tenant, int64_t limit) const {
-  return node::ViewFlight(parts_->viewed(), tenant, limit);
+absl::StatusOr<std::vector<FlightEvent>> LocalNode::Flight(absl::string_view tenant,
+                                                           int64_t limit) const {
+  CHORUS_ASSIGN_OR_RETURN(const int64_t most, FlightEventLimit(limit));
+  return node::ViewFlight(parts_->viewed(), tenant, most);
 }
 NodeStats LocalNode::Stats(absl::string_view tenant) const {
   parts_->storage.LookAtHeld();
@@ -444,8 +455,10 @@ absl::Status LocalNode::Refused(absl::string_view tenant, int32_t pid, const abs
   failure.pid = pid;
   return parts_->failures.Told(std::string(tenant), failure, status);
 }
-absl::optional<Error> LocalNode::FindError(ErrorId id, absl::string_view tenant) const {
-  return parts_->errors.Find(id, tenant);
+absl::StatusOr<Error> LocalNode::FindError(ErrorId id, absl::string_view tenant) const {
+  absl::optional<Error> found = parts_->errors.Find(id, tenant);
+  if (found.has_value()) return *std::move(found);
+  return UnknownName(absl::StrCat("error ", id.value(), " is not recorded, or no longer kept"));
 }
 
 // --- The end ------------------------------------------------------------------------------------

@@ -79,18 +79,13 @@ class LocalNode {
   // Ends when every rank has joined, or at join_timeout naming the missing ranks. A duplicate rank,
   // another size or a device that another rank of that world uses is refused at once.
   void JoinWorld(SessionId session, const JoinRequest& request, absl::Time now, OnJoined done);
-  // `request`: which of the rank's requests for this list; absent: its next one.
-  absl::StatusOr<GroupId> CreateGroup(SessionId session, WorldId world, Rank rank,
-                                      absl::Span<const Rank> members,
-                                      absl::optional<InstanceKey::Request> request);
+  absl::StatusOr<GroupId> CreateGroup(SessionId session, const CreateGroupRequest& request);
   absl::Status LeaveWorld(SessionId session, WorldId world, Rank rank, absl::Time now);
-  // Ends `epoch`, if it is the open one, with ABORTED kAborted naming `rank` and `message`. 0: the
-  // open one, whichever it is.
-  absl::Status AbortWorld(SessionId session, WorldId world, Rank rank, Epoch epoch,
-                          absl::string_view message, absl::Time now);
-  // Ends when every survivor has asked, or at `timeout` naming who has not.
-  void ReformWorld(SessionId session, WorldId world, Rank rank, absl::Duration timeout,
-                   absl::Time now, OnReformed done);
+  // Ends the epoch, if it is the open one, with ABORTED kAborted naming rank and message.
+  absl::Status AbortWorld(SessionId session, const AbortWorldRequest& request, absl::Time now);
+  // Ends when every survivor has asked, or at its timeout naming who has not.
+  void ReformWorld(SessionId session, const ReformWorldRequest& request, absl::Time now,
+                   OnReformed done);
 
   // --- The log by gRPC ------------------------------------------------------------------------
   // Takes one frame. Out-of-order sequences wait for their predecessors up to gap_timeout; a repeat
@@ -111,12 +106,16 @@ class LocalNode {
   std::vector<SessionInfo> Sessions(absl::string_view tenant, absl::Time now) const;
   // NOT_FOUND kSessionLost.
   absl::StatusOr<SessionInfo> Describe(SessionId session, absl::Time now) const;
-  std::vector<WorldInfo> Worlds(absl::string_view tenant, absl::Time now) const;
+  // All, or the one that is named. NOT_FOUND kUnknownName: there is none of that name to be seen.
+  absl::StatusOr<std::vector<WorldInfo>> Worlds(absl::string_view tenant,
+                                                absl::optional<WorldId> one, absl::Time now) const;
   std::vector<PendingView> Pending(absl::string_view tenant, absl::Time now) const;
   // Records the refusal of a request that never became a session's, and returns it with its id.
   absl::Status Refused(absl::string_view tenant, int32_t pid, const absl::Status& status);
-  absl::optional<Error> FindError(ErrorId id, absl::string_view tenant) const;
-  std::vector<FlightEvent> Flight(absl::string_view tenant, int64_t limit) const;
+  // NOT_FOUND kUnknownName: not recorded, no longer kept, or another tenant's.
+  absl::StatusOr<Error> FindError(ErrorId id, absl::string_view tenant) const;
+  // The newest so many (FlightEventLimit).
+  absl::StatusOr<std::vector<FlightEvent>> Flight(absl::string_view tenant, int64_t limit) const;
   NodeStats Stats(absl::string_view tenant) const;
   // The tenant of a session, for authorisation; also of one that has died lately, so that its owner
   // may be told how. NOT_FOUND kSessionLost when it is gone.

@@ -286,12 +286,12 @@ class DirectRank {
 
   GroupId CreateGroup(const std::vector<Rank>& members) {
     return *Call<absl::StatusOr<GroupId>>([&](LocalNode& node, absl::Time, auto* done) {
-      done->Set(node.CreateGroup(session_, world_, Rank(rank_), members, absl::nullopt));
+      done->Set(node.CreateGroup(session_, {world_, Rank(rank_), members, {}, {}}));
     });
   }
   void AbortWorld(const std::string& why) {
     EXPECT_TRUE(Call<absl::Status>([&](LocalNode& node, absl::Time now, auto* done) {
-                  done->Set(node.AbortWorld(session_, world_, Rank(rank_), Epoch(), why, now));
+                  done->Set(node.AbortWorld(session_, {world_, Rank(rank_), Epoch(), why}, now));
                 }).ok());
   }
   void RunTwoGroups(int32_t graph, GroupId first, TensorId out) {
@@ -929,7 +929,7 @@ TEST_F(NodeTest, AGangWhoseOrderTakesTooMuchMemoryIsRefusedBeforeItsLaunch) {
     }
     EXPECT_THAT(reasons, testing::UnorderedElementsAre(Reason::kOutOfMemory, Reason::kPeerRefused));
     const auto flight = ranks_[0]->Call<std::vector<FlightEvent>>(
-        [&](LocalNode& node, absl::Time, auto* done) { done->Set(node.Flight("", 100)); });
+        [&](LocalNode& node, absl::Time, auto* done) { done->Set(*node.Flight("", 100)); });
     for (const FlightEvent& event : flight) EXPECT_NE(event.kind, FlightKind::kLaunched);
     const auto devices = ranks_[0]->Call<std::vector<DeviceInfo>>(
         [&](LocalNode& node, absl::Time, auto* done) { done->Set(node.Devices("")); });
@@ -1660,8 +1660,10 @@ TEST_F(NodeTest, ARunInAWorldThatIsNotCompleteIsRefusedAndNothingElse) {
   backend_ = HostDevices(2);
   loop_ = std::make_unique<NodeLoop>(NodeOptions(), backend_.get());
   DirectRank early(loop_.get(), 0, 2, "job", {DeviceIndex(0)});
-  const std::vector<WorldInfo> worlds = early.Call<std::vector<WorldInfo>>(
-      [](LocalNode& node, absl::Time now, auto* done) { done->Set(node.Worlds("", now)); });
+  const std::vector<WorldInfo> worlds =
+      early.Call<std::vector<WorldInfo>>([](LocalNode& node, absl::Time now, auto* done) {
+        done->Set(*node.Worlds("", absl::nullopt, now));
+      });
   ASSERT_EQ(worlds.size(), 1u);
   early.Register(0, AllReduceGraph(0, 2, TensorType(DType::kF32, {4}), "early.cc:1"));
   auto run = early.WorldRun(0, {DirectRank::Inline({1, 2, 3, 4})}, {{0, 1}});

@@ -1,4 +1,7 @@
-// What is asked of a node outside the sessions' logs, and what it answers with.
+// What is asked of a node outside the sessions' logs, and what it answers with: the whole of it,
+// with defaults, rights and checks, so that a transport only decodes and encodes. Whoever carries a
+// request out checks it; a transport may do so before, where a refusal is to cost nothing. Errors
+// of Check() are MALFORMED, with what was expected and what came, where nothing else is said.
 //
 // Plain data. Callbacks run on the node thread, exactly once each, perhaps inside the call that
 // takes them.
@@ -26,12 +29,15 @@ namespace chorus {
 
 struct OpenSessionRequest {
   std::string tenant;                // "uid:1000"
-  std::string label;                 // for diagnostics
+  std::string label;                 // for diagnostics; at most 256 bytes
   int32_t pid = -1;                  // of an attached client
   bool attached = false;             // lives by its pidfd; else by its lease
+  bool may_open = true;              // without having attached; NOT_ATTACHED where it may not
   absl::Duration lease;              // 0: the node's
   std::vector<DeviceIndex> devices;  // empty: `device_count` free-est ones
-  int32_t device_count = 1;
+  int32_t device_count = 0;          // 0 counts as 1
+
+  absl::Status Check() const;
 };
 
 // The shared memory of an attached session. The descriptors stay the node's.
@@ -49,17 +55,51 @@ struct StagingArena {
 };
 
 struct JoinRequest {
-  std::string name;
+  std::string name;  // 1 to 256 bytes
   int32_t size = 0;
   Rank rank;
-  DeviceIndex device{-1};        // one of the session's; -1: its first
-  absl::Duration join_timeout;   // 0: the node's
-  absl::Duration agree_timeout;  // 0: the node's; the first member's counts
+  absl::optional<DeviceIndex> device;  // one of the session's; absent: its first
+  absl::Duration join_timeout;         // 0: the node's
+  absl::Duration agree_timeout;        // 0: the node's; the first member's counts
   absl::Duration exec_timeout;
   CheckCallSites check_call_sites = CheckCallSites::kOff;  // the same on every rank
+
+  absl::Status Check() const;
 };
 
 using OnJoined = std::function<void(absl::StatusOr<WorldInfo>)>;
+
+struct CreateGroupRequest {
+  WorldId world;
+  Rank rank;                  // the caller's
+  std::vector<Rank> members;  // in group order
+  // The caller's step, and how many requests for this list it has made in it before. Both or none;
+  // none: as the node has counted.
+  absl::optional<int64_t> step;
+  absl::optional<int64_t> number;
+
+  absl::Status Check() const;
+};
+
+struct AbortWorldRequest {
+  WorldId world;
+  Rank rank;            // the caller's
+  Epoch epoch;          // the one to end; 0: the open one
+  std::string message;  // told to every rank; at most 1,024 bytes
+
+  absl::Status Check() const;
+};
+
+struct ReformWorldRequest {
+  static constexpr absl::Duration kDefaultTimeout = absl::Seconds(60);
+
+  WorldId world;
+  Rank rank;                        // the caller's old one
+  absl::Duration timeout;           // for the other survivors; 0: kDefaultTimeout
+  absl::optional<int32_t> grow_to;  // UNSUPPORTED where it is there
+
+  absl::Status Check() const;
+};
 
 struct ReformResult {
   Rank rank;  // the caller's new one
@@ -83,9 +123,36 @@ struct Outcome {
 
 using OnOutcome = std::function<void(Outcome)>;
 
+// A command of a log counts from 1.
+absl::Status CheckSequence(Sequence sequence);
+
 // Bytes of one part of an upload or download. A reader who stops has two such: as a message, and as
 // what of it waits to be sent.
 inline constexpr int64_t kMaxChunkBytes = int64_t{1} << 20;
+
+// A part of a staging arena.
+struct WriteStagingRequest {
+  ArenaId arena;
+  int64_t offset = 0;
+  std::string bytes;  // at most kMaxChunkBytes
+
+  absl::Status Check() const;
+};
+
+// A range of a tensor's bytes.
+struct DownloadRequest {
+  TensorId tensor;
+  int64_t offset = 0;
+  int64_t size = 0;  // 0: to the end
+
+  absl::Status Check() const;
+  // Where it ends in a tensor of so many bytes. MALFORMED: it begins behind them.
+  absl::StatusOr<int64_t> EndIn(int64_t tensor_bytes) const;
+};
+
+// How many events of the flight record to show: 100 where 0 are asked for. MALFORMED: more than
+// 10,000, or less than none.
+absl::StatusOr<int64_t> FlightEventLimit(int64_t asked);
 
 // A tensor that the host can read.
 struct ReadableTensor {

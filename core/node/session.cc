@@ -41,15 +41,16 @@ absl::StatusOr<std::vector<DeviceIndex>> SessionTable::ChooseDevices(
   std::vector<DeviceIndex> devices = request.devices;
   const int device_count = static_cast<int>(on_device_.size());
   if (devices.empty()) {
-    if (request.device_count < 1 || request.device_count > device_count) {
-      return Malformed(absl::StrCat("a session holds 1 to ", device_count, " devices, not ",
-                                    request.device_count));
+    const int count = std::max(request.device_count, 1);
+    if (count > device_count) {
+      return Malformed(
+          absl::StrCat("a session holds 1 to ", device_count, " devices, not ", count));
     }
     for (int i = 0; i < device_count; ++i) devices.push_back(DeviceIndex(i));
     // Those with the fewest sessions, in the order of their numbers.
     std::stable_sort(devices.begin(), devices.end(),
                      [this](DeviceIndex a, DeviceIndex b) { return on_device(a) < on_device(b); });
-    devices.resize(static_cast<size_t>(request.device_count));
+    devices.resize(static_cast<size_t>(count));
     std::sort(devices.begin(), devices.end());
   }
   for (size_t i = 0; i < devices.size(); ++i) {

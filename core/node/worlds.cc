@@ -42,22 +42,11 @@ absl::StatusOr<Worlds::MemberRef> Worlds::FindMember(const Session& session, Wor
 // --- Joining ------------------------------------------------------------------------------------
 
 absl::Status Worlds::CheckJoin(const Session& session, const JoinRequest& request) const {
-  constexpr int32_t kMaxWorldSize = 1024;
-  if (request.name.empty() || request.name.size() > 256) {
-    return Malformed(absl::StrCat("a world's name has 1 to 256 bytes, not ", request.name.size()));
-  }
-  if (request.size < 1 || request.size > kMaxWorldSize) {
-    return Malformed(
-        absl::StrCat("a world has 1 to ", kMaxWorldSize, " ranks, not ", request.size));
-  }
-  if (request.rank.value() < 0 || request.rank.value() >= request.size) {
-    return Malformed(absl::StrCat("ranks of a world of ", request.size, " go from 0 to ",
-                                  request.size - 1, ", not ", request.rank.value()));
-  }
-  if (std::find(session.devices.begin(), session.devices.end(), request.device) ==
+  CHORUS_RETURN_IF_ERROR(request.Check());
+  if (std::find(session.devices.begin(), session.devices.end(), *request.device) ==
       session.devices.end()) {
     return UnknownName(
-        absl::StrCat("device ", request.device.value(), " is none of the session's"));
+        absl::StrCat("device ", request.device->value(), " is none of the session's"));
   }
   return absl::OkStatus();
 }
@@ -126,7 +115,7 @@ void Worlds::LimitJoin(const std::shared_ptr<World>& joining, absl::Duration pat
 void Worlds::Join(const std::shared_ptr<Session>& session, const JoinRequest& asked, absl::Time now,
                   OnJoined done) {
   JoinRequest request = asked;
-  if (request.device == DeviceIndex(-1)) request.device = session->devices[0];
+  if (!request.device.has_value()) request.device = session->devices[0];
   const absl::Status checked = CheckJoin(*session, request);
   if (!checked.ok()) return done(checked);
   absl::StatusOr<std::shared_ptr<World>> found = FindOrMake(*session, request, now);
@@ -167,10 +156,10 @@ void Worlds::Join(const std::shared_ptr<Session>& session, const JoinRequest& as
   }
   for (int rank = 0; rank < world->size(); ++rank) {
     const World::Member& other = world->members[static_cast<size_t>(rank)];
-    if (other.state == World::Member::State::kJoined && other.device == request.device) {
+    if (other.state == World::Member::State::kJoined && other.device == *request.device) {
       const absl::Status why =
           MakeError(Reason::kQuota,
-                    absl::StrCat("device ", request.device.value(), " is rank ", rank,
+                    absl::StrCat("device ", request.device->value(), " is rank ", rank,
                                  "'s in world \"", request.name,
                                  "\"; each rank of a world needs a device of its own (start the "
                                  "daemon with more: --host_devices)"));
@@ -179,7 +168,7 @@ void Worlds::Join(const std::shared_ptr<Session>& session, const JoinRequest& as
     }
   }
   member.session = session;
-  member.device = request.device;
+  member.device = *request.device;
   member.pid = session->request.pid;
   member.state = World::Member::State::kJoined;
   member.on_joined = std::move(done);
@@ -223,14 +212,16 @@ void Worlds::Form(const std::shared_ptr<World>& world, absl::Time now) {
 
 // --- Members ------------------------------------------------------------------------------------
 
-absl::StatusOr<GroupId> Worlds::CreateGroup(const Session& session, WorldId world, Rank rank,
-                                            absl::Span<const Rank> members,
-                                            absl::optional<InstanceKey::Request> request) {
-  CHORUS_ASSIGN_OR_RETURN(const MemberRef member, FindMember(session, world, rank));
+absl::StatusOr<GroupId> Worlds::CreateGroup(const Session& session,
+                                            const CreateGroupRequest& request) {
+  CHORUS_RETURN_IF_ERROR(request.Check());
+  CHORUS_ASSIGN_OR_RETURN(const MemberRef member, FindMember(session, request.world, request.rank));
   if (!member.world->formed()) {
     return NotFormed(*member.world);
   }
-  return member.world->agreement->AddGroup(rank, members, request);
+  absl::optional<InstanceKey::Request> which;
+  if (request.step.has_value()) which = InstanceKey::Request{*request.step, *request.number};
+  return member.world->agreement->AddGroup(request.rank, request.members, which);
 }
 
 absl::Status Worlds::Leave(const Session& session, WorldId world, Rank rank, absl::Time now) {
@@ -291,18 +282,21 @@ void Worlds::DropIfEmpty(const std::shared_ptr<World>& world) {
   if (it != by_name_.end() && it->second == world) by_name_.erase(it);
 }
 
-absl::Status Worlds::Abort(const Session& session, WorldId world, Rank rank, Epoch epoch,
-                           absl::string_view message, absl::Time now) {
-  CHORUS_ASSIGN_OR_RETURN(const MemberRef member, FindMember(session, world, rank));
+absl::Status Worlds::Abort(const Session& session, const AbortWorldRequest& request,
+                           absl::Time now) {
+  CHORUS_ASSIGN_OR_RETURN(const MemberRef member, FindMember(session, request.world, request.rank));
   if (!member.world->formed()) {
     return NotFormed(*member.world);
   }
   Error error(Reason::kAborted);
-  error.culprit.rank = rank.value();
+  error.culprit.rank = request.rank.value();
   error.culprit.pid = session.request.pid;
-  error.message = absl::StrCat("rank ", rank.value(), " aborted the world's epoch: ", message);
+  error.message =
+      absl::StrCat("rank ", request.rank.value(), " aborted the world's epoch: ", request.message);
   const std::shared_ptr<World> kept = member.world;
-  if (epoch != Epoch() && epoch != kept->agreement->epoch()) return absl::OkStatus();
+  if (request.epoch != Epoch() && request.epoch != kept->agreement->epoch()) {
+    return absl::OkStatus();
+  }
   kept->agreement->Abort(error, now);
   return absl::OkStatus();
 }
@@ -328,8 +322,9 @@ absl::Status Worlds::Refuse(const Session& session, const chorus::Refuse& comman
   error.source = command.why.source;
   error.alone = command.why.alone && !command.by_hand;
   if (command.by_hand) {
-    CHORUS_RETURN_IF_ERROR(Abort(session, command.world, command.members[0].rank, command.epoch,
-                                 command.why.message, now));
+    CHORUS_RETURN_IF_ERROR(
+        Abort(session, {command.world, command.members[0].rank, command.epoch, command.why.message},
+              now));
   } else {
     world->agreement->Refuse(command.members, command.epoch, error, now).CarryOut(now);
   }
@@ -340,9 +335,11 @@ absl::Status Worlds::Refuse(const Session& session, const chorus::Refuse& comman
   return ToStatus(error);
 }
 
-void Worlds::Reform(const Session& session, WorldId world, Rank rank, absl::Duration timeout,
-                    absl::Time now, OnReformed done) {
-  absl::StatusOr<MemberRef> found = FindMember(session, world, rank);
+void Worlds::Reform(const Session& session, const ReformWorldRequest& request, absl::Time now,
+                    OnReformed done) {
+  const absl::Status checked = request.Check();
+  if (!checked.ok()) return done(checked);
+  absl::StatusOr<MemberRef> found = FindMember(session, request.world, request.rank);
   if (!found.ok()) return done(found.status());
   const std::shared_ptr<World> kept = found->world;
   if (stopped_) return done(DrainingError());
@@ -351,14 +348,17 @@ void Worlds::Reform(const Session& session, WorldId world, Rank rank, absl::Dura
   }
   if (found->member->on_reformed != nullptr) {
     return done(MakeError(Reason::kDuplicateRank,
-                          absl::StrCat("rank ", rank.value(), " has asked already")));
+                          absl::StrCat("rank ", request.rank.value(), " has asked already")));
   }
   const bool first =
       std::none_of(kept->members.begin(), kept->members.end(),
                    [](const World::Member& member) { return member.on_reformed != nullptr; });
   found->member->on_reformed = std::move(done);
   if (first) {
-    LimitReform(kept, timeout > absl::ZeroDuration() ? timeout : kept->options.agree_timeout, now);
+    LimitReform(kept,
+                request.timeout > absl::ZeroDuration() ? request.timeout
+                                                       : ReformWorldRequest::kDefaultTimeout,
+                now);
   }
   TryReform(kept, now);
 }

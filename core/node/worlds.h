@@ -52,14 +52,11 @@ class Worlds {
   // --- Requests (LocalNode) -------------------------------------------------------------------
   void Join(const std::shared_ptr<Session>& session, const JoinRequest& request, absl::Time now,
             OnJoined done);
-  absl::StatusOr<GroupId> CreateGroup(const Session& session, WorldId world, Rank rank,
-                                      absl::Span<const Rank> members,
-                                      absl::optional<InstanceKey::Request> request);
+  absl::StatusOr<GroupId> CreateGroup(const Session& session, const CreateGroupRequest& request);
   absl::Status Leave(const Session& session, WorldId world, Rank rank, absl::Time now);
-  absl::Status Abort(const Session& session, WorldId world, Rank rank, Epoch epoch,
-                     absl::string_view message, absl::Time now);
-  void Reform(const Session& session, WorldId world, Rank rank, absl::Duration timeout,
-              absl::Time now, OnReformed done);
+  absl::Status Abort(const Session& session, const AbortWorldRequest& request, absl::Time now);
+  void Reform(const Session& session, const ReformWorldRequest& request, absl::Time now,
+              OnReformed done);
 
   // --- Commands of a session's log ------------------------------------------------------------
   void DropTape(const Session& session, const chorus::DropTape& command, absl::Time now);

@@ -5,9 +5,8 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
-#include "absl/types/optional.h"
-#include "core/base/error.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "proto/convert/convert.h"
 #include "server/service/call.h"
 #include "server/service/durations.h"
@@ -15,11 +14,18 @@
 namespace chorus {
 namespace {
 
-constexpr int32_t kDefaultFlightEvents = 100;
-constexpr int32_t kMaxFlightEvents = 10000;
+// What ends a call with what was looked at: good, unless the look itself says otherwise.
+template <typename What>
+absl::Status StatusOf(const What&) {
+  return absl::OkStatus();
+}
+template <typename What>
+absl::Status StatusOf(const absl::StatusOr<What>& what) {
+  return what.status();
+}
 
 // Lets `look(node, now, tenant)` take what it needs on the node thread, and `fill(what, response)`
-// make a message of it elsewhere.
+// make a message of it elsewhere; a look that fails ends the call with its error.
 template <typename Response, typename Look, typename Fill>
 grpc::ServerUnaryReactor* Show(const ServiceContext* service, grpc::CallbackServerContext* context,
                                Response* response, Look look, Fill fill) {
@@ -31,8 +37,9 @@ grpc::ServerUnaryReactor* Show(const ServiceContext* service, grpc::CallbackServ
   }
   service->loop->Post([call, sees = std::string(caller->sees()), look = std::move(look),
                        fill = std::move(fill)](LocalNode& node, absl::Time now) {
-    call->Reply(absl::OkStatus(),
-                [what = look(node, now, sees), fill](Response* to) { fill(what, to); });
+    auto what = look(node, now, sees);
+    const absl::Status status = StatusOf(what);
+    call->Reply(status, [what = std::move(what), fill](Response* to) { fill(what, to); });
   });
   return call.get();
 }
@@ -148,11 +155,8 @@ grpc::ServerUnaryReactor* DiagnosticsService::GetError(grpc::CallbackServerConte
   }
   service_->loop->Post([call, id = ErrorId(request->error_id()),
                         sees = std::string(caller->sees())](LocalNode& node, absl::Time) {
-    const absl::optional<Error> error = node.FindError(id, sees);
-    if (!error.has_value()) {
-      return call->Reply(
-          UnknownName(absl::StrCat("error ", id.value(), " is not recorded, or no longer kept")));
-    }
+    const absl::StatusOr<Error> error = node.FindError(id, sees);
+    if (!error.ok()) return call->Reply(error.status());
     call->Reply(absl::OkStatus(), [error = *error](v1::GetErrorResponse* to) {
       ToProto(error, to->mutable_error());
     });
@@ -163,21 +167,14 @@ grpc::ServerUnaryReactor* DiagnosticsService::GetError(grpc::CallbackServerConte
 grpc::ServerUnaryReactor* DiagnosticsService::ListFlightEvents(
     grpc::CallbackServerContext* context, const v1::ListFlightEventsRequest* request,
     v1::ListFlightEventsResponse* response) {
-  const int32_t limit = request->limit() == 0 ? kDefaultFlightEvents : request->limit();
-  if (limit < 0 || limit > kMaxFlightEvents) {
-    auto call = Call<v1::ListFlightEventsResponse>::Start(service_, context, response);
-    call->Reply(
-        Malformed(absl::StrCat("limit: expected 0 to ", kMaxFlightEvents, ", got ", limit)));
-    return call.get();
-  }
   return Show(
       service_, context, response,
-      [limit](LocalNode& node, absl::Time, const std::string& sees) {
+      [limit = request->limit()](LocalNode& node, absl::Time, const std::string& sees) {
         return node.Flight(sees, limit);
       },
-      [service = service_](const std::vector<FlightEvent>& events,
+      [service = service_](const absl::StatusOr<std::vector<FlightEvent>>& events,
                            v1::ListFlightEventsResponse* to) {
-        for (const FlightEvent& event : events) {
+        for (const FlightEvent& event : *events) {
           EventTo(service->incarnation, event, to->add_events());
         }
       });

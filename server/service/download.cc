@@ -30,17 +30,14 @@ class Download : public grpc::ServerWriteReactor<v1::DownloadTensorResponse>,
     self_ = shared_from_this();
     const absl::StatusOr<TensorId> tensor = FromProto(request.tensor());
     if (!tensor.ok()) return End(tensor.status());
-    offset_ = request.offset_bytes();
-    size_ = request.size_bytes();
-    if (offset_ < 0 || size_ < 0) {
-      return End(Malformed(absl::StrCat("offset_bytes, size_bytes: expected numbers >= 0, got ",
-                                        offset_, " and ", size_)));
-    }
+    asked_ = {*tensor, request.offset_bytes(), request.size_bytes()};
+    const absl::Status checked = asked_.Check();
+    if (!checked.ok()) return End(checked);
     deadline_ = std::min(absl::FromChrono(context_->deadline()), absl::Now() + service_->max_wait);
     PostForSession(
         *service_, context_->peer(), request.session(),
-        [download = self_, id = *tensor](LocalNode& node, absl::Time, SessionId session) {
-          node.ReadTensor(session, id, download->deadline_,
+        [download = self_](LocalNode& node, absl::Time, SessionId session) {
+          node.ReadTensor(session, download->asked_.tensor, download->deadline_,
                           [download](absl::StatusOr<ReadableTensor> view) {
                             download->HaveTensor(std::move(view));
                           });
@@ -71,11 +68,10 @@ class Download : public grpc::ServerWriteReactor<v1::DownloadTensorResponse>,
   }
 
   void Begin(ViewRef view) {
-    if (offset_ > view->bytes) {
-      return End(Malformed(absl::StrCat("offset_bytes: expected at most the tensor's ", view->bytes,
-                                        " bytes, got ", offset_)));
-    }
-    end_ = size_ == 0 ? view->bytes : offset_ + std::min(size_, view->bytes - offset_);
+    const absl::StatusOr<int64_t> end = asked_.EndIn(view->bytes);
+    if (!end.ok()) return End(end.status());
+    offset_ = asked_.offset;
+    end_ = *end;
     ToProto(view->type, part_.mutable_type());
     view_ = std::move(view);
     SendPart();
@@ -148,10 +144,10 @@ class Download : public grpc::ServerWriteReactor<v1::DownloadTensorResponse>,
 
   const ServiceContext* const service_;
   grpc::CallbackServerContext* const context_;
-  absl::Time deadline_;  // of all of it; constant once it waits
-  // Of Start, then of one write after the other.
+  absl::Time deadline_;    // of all of it; constant once it waits
+  DownloadRequest asked_;  // constant once it waits
+  // Of one write after the other.
   int64_t offset_ = 0;
-  int64_t size_ = 0;
   int64_t end_ = 0;
   ViewRef view_;
   v1::DownloadTensorResponse part_;

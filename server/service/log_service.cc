@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
-#include "core/base/error.h"
 #include "proto/convert/convert.h"
 #include "server/service/call.h"
 #include "server/service/command_stream.h"
@@ -29,11 +27,6 @@ grpc::ServerUnaryReactor* LogService::Wait(grpc::CallbackServerContext* context,
                                            const v1::WaitRequest* request,
                                            v1::WaitResponse* response) {
   auto call = Call<v1::WaitResponse>::Start(service_, context, response);
-  if (request->sequence() < 1) {
-    call->Reply(
-        Malformed(absl::StrCat("sequence: expected a number >= 1, got ", request->sequence())));
-    return call.get();
-  }
   const absl::Time deadline =
       std::min(absl::FromChrono(context->deadline()), absl::Now() + service_->max_wait);
   call->ForSession(request->session(), [call, deadline, sequence = Sequence(request->sequence())](

@@ -15,8 +15,6 @@
 namespace chorus {
 namespace {
 
-constexpr size_t kMaxLabelBytes = 256;
-
 absl::Status CheckVersion(int32_t version) {
   if (version == 0 || version == kApiVersion) return absl::OkStatus();
   return MakeError(Reason::kVersion,
@@ -24,48 +22,30 @@ absl::Status CheckVersion(int32_t version) {
                                 kDaemonVersion, ") version ", kApiVersion));
 }
 
-absl::StatusOr<OpenSessionRequest> RequestFrom(const v1::OpenSessionRequest& message) {
+absl::StatusOr<OpenSessionRequest> RequestFrom(const Caller& caller,
+                                               const v1::OpenSessionRequest& message) {
   CHORUS_RETURN_IF_ERROR(CheckVersion(message.api_version()));
   OpenSessionRequest request;
-  if (message.label().size() > kMaxLabelBytes) {
-    return Malformed(absl::StrCat("label: expected at most ", kMaxLabelBytes, " bytes, got ",
-                                  message.label().size()));
-  }
+  request.tenant = caller.tenant;
+  request.may_open = caller.may_write();
+  request.attached = !message.attach_token().empty();
   request.label = message.label();
   CHORUS_ASSIGN_OR_RETURN(request.lease, DurationFrom(message.lease(), "lease"));
-  for (int32_t device : message.devices()) {
-    if (device < 0) {
-      return Malformed(absl::StrCat("devices: expected numbers >= 0, got ", device));
-    }
-    request.devices.push_back(DeviceIndex(device));
-  }
-  if (message.device_count() < 0) {
-    return Malformed(
-        absl::StrCat("device_count: expected a number >= 0, got ", message.device_count()));
-  }
-  request.device_count = message.device_count() == 0 ? 1 : message.device_count();
+  for (int32_t device : message.devices()) request.devices.push_back(DeviceIndex(device));
+  request.device_count = message.device_count();
+  // A token is good once: a request that is refused anyway does not take it.
+  CHORUS_RETURN_IF_ERROR(request.Check());
   return request;
 }
 
-// Who the session is for. With a token: the attached process, whose pidfd comes along.
-absl::StatusOr<AttachServer::Client> Authorize(const ServiceContext& service, const Caller& caller,
-                                               const std::string& token,
-                                               OpenSessionRequest* request) {
-  request->tenant = caller.tenant;
-  if (token.empty()) {
-    if (caller.may_write()) return AttachServer::Client();
-    return MakeError(Reason::kNotAttached,
-                     absl::StrCat("a caller of uid ", caller.uid,
-                                  ", which is not the daemon's, may only read until it has "
-                                  "attached (attach_token)"));
-  }
+// The process whose token it is, with its pidfd; nobody where there is none.
+absl::StatusOr<AttachServer::Client> Claim(const ServiceContext& service, const Caller& caller,
+                                           const std::string& token) {
+  if (token.empty()) return AttachServer::Client();
   if (service.attach == nullptr || !caller.is_unix) {
     return MakeError(Reason::kNotAttached, "attach_token: only good on a Unix socket");
   }
-  CHORUS_ASSIGN_OR_RETURN(AttachServer::Client client, service.attach->Claim(token, caller.uid));
-  request->attached = true;
-  request->pid = client.pid;
-  return client;
+  return service.attach->Claim(token, caller.uid);
 }
 
 void ResponseTo(const ServiceContext& service, const SessionInfo& info,
@@ -84,14 +64,12 @@ grpc::ServerUnaryReactor* SessionsService::Open(grpc::CallbackServerContext* con
                                                 v1::OpenSessionResponse* response) {
   auto call = Call<v1::OpenSessionResponse>::Start(service_, context, response);
   const absl::StatusOr<Caller> caller = call->caller();
-  absl::StatusOr<OpenSessionRequest> open = RequestFrom(*request);
-  absl::Status status = caller.ok() ? open.status() : caller.status();
-  absl::StatusOr<AttachServer::Client> client = AttachServer::Client();
-  if (status.ok()) {
-    client = Authorize(*service_, *caller, request->attach_token(), &*open);
-    status = client.status();
-  }
-  if (!status.ok()) {
+  absl::StatusOr<OpenSessionRequest> open =
+      caller.ok() ? RequestFrom(*caller, *request) : caller.status();
+  absl::StatusOr<AttachServer::Client> client =
+      open.ok() ? Claim(*service_, *caller, request->attach_token()) : open.status();
+  if (client.ok()) open->pid = client->pid;
+  if (const absl::Status status = client.status(); !status.ok()) {
     const std::string tenant = caller.ok() ? caller->tenant : "";
     service_->loop->Post([call, tenant, status](LocalNode& node, absl::Time) {
       call->Reply(node.Refused(tenant, /*pid=*/-1, status));

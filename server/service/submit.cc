@@ -3,14 +3,13 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/bytes.h"
 #include "core/base/error.h"
+#include "core/node/requests.h"
 
 namespace chorus {
 
 absl::StatusOr<std::string> FrameOf(int64_t sequence, absl::StatusOr<CommandBody> body) {
   CHORUS_RETURN_IF_ERROR(body.status());
-  if (sequence < 1) {
-    return Malformed(absl::StrCat("sequence: expected a number >= 1, got ", sequence));
-  }
+  CHORUS_RETURN_IF_ERROR(CheckSequence(Sequence(sequence)));
   Command command;
   command.sequence = Sequence(sequence);
   command.body = *std::move(body);

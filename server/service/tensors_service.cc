@@ -1,12 +1,10 @@
 #include "server/service/tensors_service.h"
 
-#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
-#include "core/base/error.h"
+#include "absl/strings/string_view.h"
 #include "proto/convert/convert.h"
 #include "server/service/call.h"
 #include "server/service/download.h"
@@ -25,21 +23,21 @@ v1::Release ReleaseOf(const Names& tensors) {
   return release;
 }
 
-// Writes `bytes` from `offset` slice by slice, each in its own turn of the node thread.
+// Writes `write` slice by slice, from byte `done` on, each in its own turn of the node thread.
 void WriteSlices(const ServiceContext* service,
                  const std::shared_ptr<Call<v1::WriteStagingResponse>>& call, SessionId session,
-                 ArenaId arena, int64_t offset, std::shared_ptr<const std::string> bytes,
-                 size_t done, LocalNode& node) {
-  const absl::string_view slice = absl::string_view(*bytes).substr(done, kSliceBytes);
+                 const std::shared_ptr<const WriteStagingRequest>& write, size_t done,
+                 LocalNode& node) {
+  const absl::string_view slice = absl::string_view(write->bytes).substr(done, kSliceBytes);
   const absl::Status status =
-      node.WriteStaging(session, arena, offset + static_cast<int64_t>(done), slice);
+      node.WriteStaging(session, write->arena, write->offset + static_cast<int64_t>(done), slice);
   const size_t next = done + slice.size();
-  if (!status.ok() || next == bytes->size()) {
+  if (!status.ok() || next == write->bytes.size()) {
     node.CountStreamed(static_cast<int64_t>(next));
     return call->Reply(status);
   }
   service->loop->Post([=](LocalNode& later, absl::Time) {
-    WriteSlices(service, call, session, arena, offset, bytes, next, later);
+    WriteSlices(service, call, session, write, next, later);
   });
 }
 
@@ -93,20 +91,17 @@ grpc::ServerUnaryReactor* TensorsService::WriteStaging(grpc::CallbackServerConte
                                                        const v1::WriteStagingRequest* request,
                                                        v1::WriteStagingResponse* response) {
   auto call = Call<v1::WriteStagingResponse>::Start(service_, context, response);
-  const int64_t size = static_cast<int64_t>(request->data().size());
-  if (size > kMaxChunkBytes || request->offset_bytes() < 0) {
-    call->Reply(Malformed(absl::StrCat("expected at most ", kMaxChunkBytes,
-                                       " bytes from offset_bytes >= 0, got ", size, " bytes from ",
-                                       request->offset_bytes())));
+  const auto write = std::make_shared<const WriteStagingRequest>(
+      WriteStagingRequest{ArenaId(request->arena()), request->offset_bytes(), request->data()});
+  const absl::Status checked = write->Check();
+  if (!checked.ok()) {
+    call->Reply(checked);
     return call.get();
   }
-  call->ForSession(request->session(),
-                   [service = service_, call, arena = ArenaId(request->arena()),
-                    offset = request->offset_bytes(),
-                    bytes = std::make_shared<const std::string>(request->data())](
-                       LocalNode& node, absl::Time, SessionId session) {
-                     WriteSlices(service, call, session, arena, offset, bytes, 0, node);
-                   });
+  call->ForSession(request->session(), [service = service_, call, write](
+                                           LocalNode& node, absl::Time, SessionId session) {
+    WriteSlices(service, call, session, write, 0, node);
+  });
   return call.get();
 }
 

@@ -15,10 +15,6 @@
 namespace chorus {
 namespace {
 
-constexpr size_t kMaxNameBytes = 256;
-constexpr size_t kMaxMessageBytes = 1024;
-constexpr absl::Duration kReformTimeout = absl::Seconds(60);
-
 v1::MemberState StateOf(const WorldInfo::Member& member) {
   if (!member.joined) return v1::MEMBER_STATE_MISSING;
   return member.alive ? v1::MEMBER_STATE_ALIVE : v1::MEMBER_STATE_GONE;
@@ -49,18 +45,10 @@ void WorldTo(int64_t incarnation, const WorldInfo& info, v1::World* message) {
 
 absl::StatusOr<JoinRequest> RequestFrom(const v1::JoinWorldRequest& message) {
   JoinRequest request;
-  if (message.name().empty() || message.name().size() > kMaxNameBytes) {
-    return Malformed(
-        absl::StrCat("name: expected 1 to ", kMaxNameBytes, " bytes, got ", message.name().size()));
-  }
   request.name = message.name();
   request.size = message.size();
   request.rank = Rank(message.rank());
-  // -1: the session's first, which the node thread puts in.
-  request.device = DeviceIndex(message.has_device() ? message.device() : -1);
-  if (message.has_device() && message.device() < 0) {
-    return Malformed(absl::StrCat("device: expected a number >= 0, got ", message.device()));
-  }
+  if (message.has_device()) request.device = DeviceIndex(message.device());
   CHORUS_ASSIGN_OR_RETURN(request.join_timeout,
                           DurationFrom(message.join_timeout(), "join_timeout"));
   CHORUS_ASSIGN_OR_RETURN(request.agree_timeout,
@@ -75,16 +63,23 @@ absl::StatusOr<JoinRequest> RequestFrom(const v1::JoinWorldRequest& message) {
   return request;
 }
 
-// Absent: the rank's next one, as the node counts.
-absl::StatusOr<absl::optional<InstanceKey::Request>> RequestFrom(
-    const v1::CreateGroupRequest& message) {
-  if (message.has_step() != message.has_number()) {
-    return Malformed("step, number: expected both or none, got one");
-  }
-  if (!message.has_step()) return absl::optional<InstanceKey::Request>();
-  CHORUS_ASSIGN_OR_RETURN(const int64_t step, CallNumber(message.step(), "step"));
-  CHORUS_ASSIGN_OR_RETURN(const int64_t number, CallNumber(message.number(), "number"));
-  return absl::make_optional(InstanceKey::Request{step, number});
+CreateGroupRequest RequestFrom(const v1::CreateGroupRequest& message) {
+  CreateGroupRequest request;
+  request.world = WorldId(message.world());
+  request.rank = Rank(message.rank());
+  for (int32_t rank : message.ranks()) request.members.push_back(Rank(rank));
+  if (message.has_step()) request.step = message.step();
+  if (message.has_number()) request.number = message.number();
+  return request;
+}
+
+absl::StatusOr<ReformWorldRequest> RequestFrom(const v1::ReformWorldRequest& message) {
+  ReformWorldRequest request;
+  request.world = WorldId(message.world());
+  request.rank = Rank(message.rank());
+  CHORUS_ASSIGN_OR_RETURN(request.timeout, DurationFrom(message.timeout(), "timeout"));
+  if (message.has_grow_to()) request.grow_to = message.grow_to();
+  return request;
 }
 
 void ResponseTo(const ReformResult& result, v1::ReformWorldResponse* response) {
@@ -128,23 +123,13 @@ grpc::ServerUnaryReactor* WorldsService::CreateGroup(grpc::CallbackServerContext
                                                      const v1::CreateGroupRequest* request,
                                                      v1::CreateGroupResponse* response) {
   auto call = Call<v1::CreateGroupResponse>::Start(service_, context, response);
-  absl::StatusOr<absl::optional<InstanceKey::Request>> which = RequestFrom(*request);
-  if (!which.ok()) {
-    call->Reply(which.status());
-    return call.get();
-  }
-  std::vector<Rank> ranks;
-  for (int32_t rank : request->ranks()) ranks.push_back(Rank(rank));
-  call->ForSession(
-      request->session(),
-      [call, world = WorldId(request->world()), rank = Rank(request->rank()),
-       ranks = std::move(ranks), which = *which](LocalNode& node, absl::Time, SessionId session) {
-        const absl::StatusOr<GroupId> group = node.CreateGroup(session, world, rank, ranks, which);
-        if (!group.ok()) return call->Reply(group.status());
-        call->Reply(absl::OkStatus(), [group = *group](v1::CreateGroupResponse* to) {
-          to->set_group(group.value());
-        });
-      });
+  call->ForSession(request->session(), [call, create = RequestFrom(*request)](
+                                           LocalNode& node, absl::Time, SessionId session) {
+    const absl::StatusOr<GroupId> group = node.CreateGroup(session, create);
+    if (!group.ok()) return call->Reply(group.status());
+    call->Reply(absl::OkStatus(),
+                [group = *group](v1::CreateGroupResponse* to) { to->set_group(group.value()); });
+  });
   return call.get();
 }
 
@@ -164,22 +149,12 @@ grpc::ServerUnaryReactor* WorldsService::Abort(grpc::CallbackServerContext* cont
                                                const v1::AbortWorldRequest* request,
                                                v1::AbortWorldResponse* response) {
   auto call = Call<v1::AbortWorldResponse>::Start(service_, context, response);
-  if (request->message().size() > kMaxMessageBytes) {
-    call->Reply(Malformed(absl::StrCat("message: expected at most ", kMaxMessageBytes,
-                                       " bytes, got ", request->message().size())));
-    return call.get();
-  }
-  const absl::StatusOr<int64_t> epoch = NonNegative(request->epoch(), "epoch");
-  if (!epoch.ok()) {
-    call->Reply(epoch.status());
-    return call.get();
-  }
-  call->ForSession(
-      request->session(),
-      [call, world = WorldId(request->world()), rank = Rank(request->rank()), epoch = Epoch(*epoch),
-       message = request->message()](LocalNode& node, absl::Time now, SessionId session) {
-        call->Reply(node.AbortWorld(session, world, rank, epoch, message, now));
-      });
+  const AbortWorldRequest abort{WorldId(request->world()), Rank(request->rank()),
+                                Epoch(request->epoch()), request->message()};
+  call->ForSession(request->session(),
+                   [call, abort](LocalNode& node, absl::Time now, SessionId session) {
+                     call->Reply(node.AbortWorld(session, abort, now));
+                   });
   return call.get();
 }
 
@@ -187,24 +162,19 @@ grpc::ServerUnaryReactor* WorldsService::Reform(grpc::CallbackServerContext* con
                                                 const v1::ReformWorldRequest* request,
                                                 v1::ReformWorldResponse* response) {
   auto call = Call<v1::ReformWorldResponse>::Start(service_, context, response);
-  absl::StatusOr<absl::Duration> timeout = DurationFrom(request->timeout(), "timeout");
-  if (!timeout.ok() || request->has_grow_to()) {
-    call->Reply(!timeout.ok() ? timeout.status()
-                              : Unsupported("grow_to: this daemon shrinks worlds, but cannot grow "
-                                            "them again; make a new world"));
+  const absl::StatusOr<ReformWorldRequest> reform = RequestFrom(*request);
+  if (!reform.ok()) {
+    call->Reply(reform.status());
     return call.get();
   }
-  if (*timeout == absl::ZeroDuration()) timeout = kReformTimeout;
-  call->ForSession(request->session(), [call, world = WorldId(request->world()),
-                                        rank = Rank(request->rank()), timeout = *timeout](
-                                           LocalNode& node, absl::Time now, SessionId session) {
-    node.ReformWorld(
-        session, world, rank, timeout, now, [call](absl::StatusOr<ReformResult> result) {
-          if (!result.ok()) return call->Reply(result.status());
-          call->Reply(absl::OkStatus(), [result = *std::move(result)](v1::ReformWorldResponse* to) {
-            ResponseTo(result, to);
-          });
-        });
+  call->ForSession(request->session(), [call, reform = *reform](LocalNode& node, absl::Time now,
+                                                                SessionId session) {
+    node.ReformWorld(session, reform, now, [call](absl::StatusOr<ReformResult> result) {
+      if (!result.ok()) return call->Reply(result.status());
+      call->Reply(absl::OkStatus(), [result = *std::move(result)](v1::ReformWorldResponse* to) {
+        ResponseTo(result, to);
+      });
+    });
   });
   return call.get();
 }
@@ -218,18 +188,14 @@ grpc::ServerUnaryReactor* WorldsService::Describe(grpc::CallbackServerContext* c
     call->Reply(caller.status());
     return call.get();
   }
-  const bool one = request->has_world();
-  service_->loop->Post([service = service_, call, one, world = WorldId(request->world()),
-                        sees = std::string(caller->sees())](LocalNode& node, absl::Time now) {
-    std::vector<WorldInfo> worlds;
-    for (WorldInfo& info : node.Worlds(sees, now)) {
-      if (!one || info.id == world) worlds.push_back(std::move(info));
-    }
-    if (one && worlds.empty()) {
-      return call->Reply(UnknownName(absl::StrCat("there is no world ", world.value())));
-    }
+  absl::optional<WorldId> one;
+  if (request->has_world()) one = WorldId(request->world());
+  service_->loop->Post([service = service_, call, one, sees = std::string(caller->sees())](
+                           LocalNode& node, absl::Time now) {
+    absl::StatusOr<std::vector<WorldInfo>> worlds = node.Worlds(sees, one, now);
+    if (!worlds.ok()) return call->Reply(worlds.status());
     call->Reply(absl::OkStatus(),
-                [service, worlds = std::move(worlds)](v1::DescribeWorldsResponse* to) {
+                [service, worlds = *std::move(worlds)](v1::DescribeWorldsResponse* to) {
                   for (const WorldInfo& info : worlds) {
                     WorldTo(service->incarnation, info, to->add_worlds());
                   }

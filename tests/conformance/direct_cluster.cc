@@ -58,10 +58,11 @@ class Direct : public Cluster {
       counts.shared_bytes = stats.paths.shared_bytes;
       counts.donated_bytes = stats.paths.donated_bytes;
       counts.gradients_given_up = stats.gradients_given_up;
-      for (const FlightEvent& event : node.Flight("", 1000)) {
+      const auto events = node.Flight("", 1000);
+      for (const FlightEvent& event : *events) {
         if (event.kind != FlightKind::kGradientGivenUp) continue;
-        const absl::optional<Error> error = node.FindError(event.error, "");
-        counts.given_up.push_back(error.has_value() ? error->message : "");
+        const absl::StatusOr<Error> error = node.FindError(event.error, "");
+        counts.given_up.push_back(error.ok() ? error->message : "");
       }
       done.Notify();
     });

@@ -235,7 +235,8 @@ class DirectLink : public Link {
     for (const int member : members) ranks.push_back(Rank(member));
     return Ask<absl::StatusOr<GroupId>>("create group", [session = session_, world, rank, ranks,
                                                          request](LocalNode& node, absl::Time) {
-      absl::StatusOr<GroupId> made = node.CreateGroup(session, world, rank, ranks, request);
+      absl::StatusOr<GroupId> made =
+          node.CreateGroup(session, {world, rank, ranks, request.step, request.number});
       return made.ok() ? made : absl::StatusOr<GroupId>(Detached(made.status()));
     });
   }
@@ -252,7 +253,7 @@ class DirectLink : public Link {
     loop_->Post([session = session_, world, rank, timeout, answer](LocalNode& node,
                                                                    absl::Time now) {
       node.ReformWorld(
-          session, world, rank, absl::FromChrono(timeout), now,
+          session, {world, rank, absl::FromChrono(timeout), absl::nullopt}, now,
           [answer](absl::StatusOr<ReformResult> result) {
             if (!result.ok()) return answer.Set(Detached(result.status()));
             ReformedWorld reformed;
@@ -309,7 +310,8 @@ class DirectLink : public Link {
                    }
                    absl::StrAppend(&text, ") ");
                  }
-                 for (const FlightEvent& event : node.Flight("", 12)) {
+                 const auto events = node.Flight("", 12);
+                 for (const FlightEvent& event : *events) {
                    absl::StrAppend(&text, "[session ", event.session.value(), " command ",
                                    event.sequence.value(), " event ", static_cast<int>(event.kind),
                                    "] ");
