@@ -221,7 +221,7 @@ void Nodes(ThreadPool* pool, int nodes, int rounds) {
     const int64_t begin = bench::NowNanos();
     executor->Launch(bytes.bytes());
     launched.push_back(Since(begin) / nodes);
-    if (completed != static_cast<int>(id)) Fail("a small run was not complete at once");
+    if (completed != static_cast<int>(id.value())) Fail("a small run was not complete at once");
     if (rig.Download<float>(0, output, 1)[0] != (nodes % 2 == 0 ? 3.0f : -3.0f))
       Fail("wrong value");
     executor->UnloadPlan(id);

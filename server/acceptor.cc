@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "absl/time/clock.h"
+#include "core/base/clock.h"
 #include "core/base/error.h"
 #include "glog/logging.h"
 #include "grpcpp/server_posix.h"
@@ -72,7 +72,7 @@ void Acceptor::Stop(absl::Duration patience) {
   {
     MutexLock lock(&mutex_);
     accepts_ = false;
-    end_all_ = absl::Now() + patience;
+    end_all_ = SteadyNow() + patience;
   }
   Wake();
   MutexLock lock(&mutex_);
@@ -122,7 +122,7 @@ int Acceptor::Sweep() {
   absl::Duration left = absl::InfiniteDuration();
   {
     MutexLock lock(&mutex_);
-    left = end_all_ - absl::Now();
+    left = end_all_ - SteadyNow();
     if (left <= absl::ZeroDuration()) end_all_ = absl::InfiniteFuture();
   }
   if (left <= absl::ZeroDuration()) {
@@ -130,7 +130,7 @@ int Acceptor::Sweep() {
     left = absl::InfiniteDuration();
   }
   if (peers_->open() > 0) {
-    const absl::Time now = absl::Now();
+    const absl::Time now = SteadyNow();
     if (now >= next_sweep_) {
       peers_->EndIdle(idle_);
       // A connection is ended that much late at most.

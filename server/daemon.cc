@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "core/base/clock.h"
 #include "core/base/error.h"
 #include "core/base/unique_fd.h"
 #include "core/node/node_loop.h"
@@ -112,7 +113,7 @@ bool AskNode(NodeLoop* loop, absl::Time deadline, Look look) {
   std::future<bool> future = promise->get_future();
   loop->Post(
       [promise, look](LocalNode& node, absl::Time now) { promise->set_value(look(node, now)); });
-  const absl::Duration left = std::min(deadline - absl::Now(), absl::Hours(1));
+  const absl::Duration left = std::min(deadline - SteadyNow(), absl::Hours(1));
   if (future.wait_for(absl::ToChronoNanoseconds(left)) != std::future_status::ready) return false;
   return future.get();
 }
@@ -266,17 +267,17 @@ void Daemon::Impl::Drain(absl::Time deadline) {
   if (std::exchange(drained, true)) return;
   if (server != nullptr) {
     server->GetHealthCheckService()->SetServingStatus(false);
-    const absl::Time patience = std::max(deadline, absl::Now() + kDrainPatience);
+    const absl::Time patience = std::max(deadline, SteadyNow() + kDrainPatience);
     AskNode(&loop, patience, [](LocalNode& node, absl::Time) {
       node.StartDraining();
       return true;
     });
     const auto idle = [](LocalNode& node, absl::Time) { return node.Idle(); };
-    while (!AskNode(&loop, patience, idle) && absl::Now() < deadline) {
-      absl::SleepFor(std::min(kDrainLook, deadline - absl::Now()));
+    while (!AskNode(&loop, patience, idle) && SteadyNow() < deadline) {
+      absl::SleepFor(std::min(kDrainLook, deadline - SteadyNow()));
     }
     const bool ended =
-        AskNode(&loop, absl::Now() + kDrainPatience, [](LocalNode& node, absl::Time now) {
+        AskNode(&loop, SteadyNow() + kDrainPatience, [](LocalNode& node, absl::Time now) {
           node.AbortAll(now);
           return true;
         });
@@ -288,8 +289,8 @@ void Daemon::Impl::Drain(absl::Time deadline) {
     // gRPC closes a connection with its last call once it has said that it will, whatever is on its
     // way there; and a client that sends at this moment finds it broken before it has read why. So
     // the calls end first.
-    const absl::Time patience_of_clients = absl::Now() + kDrainFarewell;
-    while (peers.calls() > 0 && absl::Now() < patience_of_clients) absl::SleepFor(kDrainLook);
+    const absl::Time patience_of_clients = SteadyNow() + kDrainFarewell;
+    while (peers.calls() > 0 && SteadyNow() < patience_of_clients) absl::SleepFor(kDrainLook);
   }
   // gRPC closes them by then: this is for what it may keep.
   if (acceptor != nullptr) acceptor->Stop(2 * kDrainFarewell);
@@ -307,7 +308,7 @@ void Daemon::Impl::Drain(absl::Time deadline) {
 }
 
 void Daemon::Impl::Undo() {
-  Drain(absl::Now());
+  Drain(SteadyNow());
   locks.clear();
   // Only what is empty can be removed: others may have come to use it.
   for (auto made = directories.rbegin(); made != directories.rend(); ++made) rmdir(made->c_str());
@@ -324,7 +325,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& optio
 }
 
 Daemon::Daemon(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-Daemon::~Daemon() { impl_->Drain(absl::Now()); }
+Daemon::~Daemon() { impl_->Drain(SteadyNow()); }
 
 const std::vector<ListenAddress>& Daemon::addresses() const { return impl_->addresses; }
 int64_t Daemon::incarnation() const { return impl_->context.incarnation; }

@@ -14,7 +14,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
+#include "core/base/clock.h"
 #include "core/base/mutex.h"
 #include "grpc/support/log.h"
 
@@ -138,10 +138,10 @@ LogWriter::~LogWriter() {
 }
 
 void LogWriter::Flush(absl::Duration patience) {
-  const absl::Time deadline = absl::Now() + patience;
+  const absl::Time deadline = SteadyNow() + patience;
   MutexLock lock(&state_->mutex);
   while (!state_->lines.empty() || state_->left_out > 0 || state_->writing) {
-    const absl::Duration left = deadline - absl::Now();
+    const absl::Duration left = deadline - SteadyNow();
     if (left <= absl::ZeroDuration()) return;
     state_->changed.WaitFor(&state_->mutex, left);
   }

@@ -28,11 +28,11 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/optional.h"
 #include "core/backend/backends.h"
 #include "core/backend/fault/fault_backend.h"
+#include "core/base/clock.h"
 #include "core/base/thread_pool.h"
 #include "core/ops/host_kernels.h"
 #include "core/transport/attach/protocol.h"
@@ -389,7 +389,7 @@ int Main() {
   NowAt("ending the calls of clients");
   LOG(INFO) << strsignal(signal_number) << ": draining for at most "
             << absl::FormatDuration(patience);
-  (*daemon)->Drain(absl::Now() + patience);
+  (*daemon)->Drain(SteadyNow() + patience);
   LOG(INFO) << "serves nobody any more";
   NowAt("ending sessions and the work that devices have");
   daemon->reset();

@@ -12,6 +12,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "core/base/adaptive_spin.h"
+#include "core/base/clock.h"
 #include "core/base/mutex.h"
 #include "core/base/unique_fd.h"
 #include "core/transport/doorbell.h"
@@ -86,7 +87,7 @@ class NodeLoop::Impl {
     bool worked = false;
     if (has_tasks_.load(std::memory_order_acquire)) worked |= RunTasks();
     // Deaths are seen while the loop is busy as well as while it sleeps.
-    const absl::Time now = absl::Now();
+    const absl::Time now = SteadyNow();
     if (!processes_.empty() && now >= next_look_) {
       next_look_ = now + absl::Milliseconds(1);
       worked |= TakeEvents(0);
@@ -102,13 +103,13 @@ class NodeLoop::Impl {
       MutexLock lock(&mutex_);
       tasks.swap(tasks_);
     }
-    const absl::Time now = absl::Now();
+    const absl::Time now = SteadyNow();
     for (Task& task : tasks) task(node_, now);
     return !tasks.empty();
   }
 
   void Sleep() {
-    const absl::Time started = absl::Now();
+    const absl::Time started = SteadyNow();
     asleep_.store(true, std::memory_order_seq_cst);
     if (!has_tasks_.load(std::memory_order_seq_cst)) {
       node_.SleepUnlessBusy([this, started] {
@@ -123,7 +124,7 @@ class NodeLoop::Impl {
       });
     }
     asleep_.store(false, std::memory_order_relaxed);
-    spin_.WaitEnded(absl::ToInt64Nanoseconds(absl::Now() - started));
+    spin_.WaitEnded(absl::ToInt64Nanoseconds(SteadyNow() - started));
   }
 
   bool TakeEvents(int timeout_ms) {
@@ -136,7 +137,7 @@ class NodeLoop::Impl {
         epoll_event rung[64];
         epoll_wait(node_.wake_epoll_fd(), rung, 64, 0);  // edge-triggered: this quiets it
       } else if (tag != kWakeTag) {
-        node_.SessionDied(SessionId(tag), absl::Now());
+        node_.SessionDied(SessionId(tag), SteadyNow());
         died = true;
       }
     }

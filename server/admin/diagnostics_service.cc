@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "core/base/clock.h"
 #include "proto/convert/convert.h"
 #include "server/service/call.h"
 #include "server/service/durations.h"
@@ -85,7 +86,7 @@ void PendingTo(const PendingView& view, v1::ListPendingResponse::Pending* messag
 
 void EventTo(int64_t incarnation, const FlightEvent& event,
              v1::ListFlightEventsResponse::Event* message) {
-  const int64_t nanos = absl::ToUnixNanos(event.time);
+  const int64_t nanos = absl::ToUnixNanos(WallTime(event.time));
   message->mutable_time()->set_seconds(nanos / 1'000'000'000);
   message->mutable_time()->set_nanos(static_cast<int32_t>(nanos % 1'000'000'000));
   message->set_kind(static_cast<v1::FlightKind>(static_cast<int>(event.kind)));

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "core/base/clock.h"
 #include "core/base/error.h"
 #include "core/runtime/budget.h"
 #include "glog/logging.h"
@@ -162,7 +163,7 @@ void AttachServer::AcceptAll(int listener) {
       ++per_uid_[connection->uid];
       connection->id = next_id_++;
       connections_[connection->id] = connection;
-      SetDeadlineLocked(connection.get(), absl::Now() + options_.handshake_timeout);
+      SetDeadlineLocked(connection.get(), SteadyNow() + options_.handshake_timeout);
     }
     epoll_event event = {};
     event.events = EPOLLIN | EPOLLRDHUP;
@@ -277,7 +278,7 @@ absl::Status AttachServer::HandleProof(const ConnectionRef& connection,
     MutexLock lock(&mutex_);
     connection->secret = reply.secret;
     connection->state = Connection::State::kWelcome;
-    SetDeadlineLocked(connection.get(), absl::Now() + options_.open_timeout);
+    SetDeadlineLocked(connection.get(), SteadyNow() + options_.open_timeout);
     tokens_[reply.secret] = connection;
   }
   // The doorbell's descriptor is the node's, so its thread sends it.
@@ -359,7 +360,7 @@ int AttachServer::Sweep() {
   std::vector<ConnectionRef> overdue;
   std::vector<ConnectionRef> bound;
   absl::Time next = absl::InfiniteFuture();
-  const absl::Time now = absl::Now();
+  const absl::Time now = SteadyNow();
   {
     MutexLock lock(&mutex_);
     for (const auto& [deadline, id] : deadlines_) {

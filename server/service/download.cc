@@ -7,8 +7,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "core/base/clock.h"
 #include "core/base/error.h"
 #include "core/base/mutex.h"
 #include "grpc/grpc.h"
@@ -33,7 +33,8 @@ class Download : public grpc::ServerWriteReactor<v1::DownloadTensorResponse>,
     asked_ = {*tensor, request.offset_bytes(), request.size_bytes()};
     const absl::Status checked = asked_.Check();
     if (!checked.ok()) return End(checked);
-    deadline_ = std::min(absl::FromChrono(context_->deadline()), absl::Now() + service_->max_wait);
+    deadline_ = std::min(SteadyTime(absl::FromChrono(context_->deadline())),
+                         SteadyNow() + service_->max_wait);
     PostForSession(
         *service_, context_->peer(), request.session(),
         [download = self_](LocalNode& node, absl::Time, SessionId session) {
@@ -85,7 +86,7 @@ class Download : public grpc::ServerWriteReactor<v1::DownloadTensorResponse>,
     // Start* and Finish of one reactor may race with a cancel: whoever is second does nothing.
     MutexLock lock(&mutex_);
     if (ended_) return;
-    part_due_ = std::min(deadline_, absl::Now() + service_->download_timeout);
+    part_due_ = std::min(deadline_, SteadyNow() + service_->download_timeout);
     if (alarm_ == nullptr) WatchLocked();
     StartWrite(&part_);
   }
@@ -93,7 +94,7 @@ class Download : public grpc::ServerWriteReactor<v1::DownloadTensorResponse>,
   // One alarm looks after all parts: it fires when the one that was on its way would be late.
   void WatchLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     alarm_ = std::make_unique<grpc::Alarm>();
-    alarm_->Set(absl::ToChronoTime(part_due_), [weak = weak_from_this()](bool fired) {
+    alarm_->Set(absl::ToChronoTime(WallTime(part_due_)), [weak = weak_from_this()](bool fired) {
       const std::shared_ptr<Download> download = weak.lock();
       if (fired && download != nullptr) download->Look();
     });
@@ -102,7 +103,7 @@ class Download : public grpc::ServerWriteReactor<v1::DownloadTensorResponse>,
   void Look() {
     MutexLock lock(&mutex_);
     if (ended_) return;
-    if (absl::Now() < part_due_) return WatchLocked();
+    if (SteadyNow() < part_due_) return WatchLocked();
     ended_ = true;
     const grpc::Status late = ToGrpc(MakeError(
         Reason::kTransportTimeout,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/base/clock.h"
 #include "proto/convert/convert.h"
 #include "server/service/call.h"
 #include "server/service/command_stream.h"
@@ -28,7 +29,7 @@ grpc::ServerUnaryReactor* LogService::Wait(grpc::CallbackServerContext* context,
                                            v1::WaitResponse* response) {
   auto call = Call<v1::WaitResponse>::Start(service_, context, response);
   const absl::Time deadline =
-      std::min(absl::FromChrono(context->deadline()), absl::Now() + service_->max_wait);
+      std::min(SteadyTime(absl::FromChrono(context->deadline())), SteadyNow() + service_->max_wait);
   call->ForSession(request->session(), [call, deadline, sequence = Sequence(request->sequence())](
                                            LocalNode& node, absl::Time, SessionId session) {
     node.WaitOutcome(session, sequence, deadline,

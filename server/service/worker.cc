@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "core/base/clock.h"
+
 namespace chorus {
 
 ServiceWorker::ServiceWorker(NodeLoop* loop, absl::Duration renew_period)
@@ -45,7 +47,7 @@ void ServiceWorker::RenewAll() {
 }
 
 void ServiceWorker::Loop() {
-  absl::Time next_renewal = absl::Now() + renew_period_;
+  absl::Time next_renewal = SteadyNow() + renew_period_;
   for (;;) {
     std::vector<std::function<void()>> tasks;
     {
@@ -53,13 +55,13 @@ void ServiceWorker::Loop() {
       while (tasks_.empty() && !stop_) {
         if (held_.empty()) {
           changed_.Wait(&mutex_);
-          next_renewal = absl::Now() + renew_period_;
+          next_renewal = SteadyNow() + renew_period_;
         } else {
-          changed_.WaitFor(&mutex_, next_renewal - absl::Now());
+          changed_.WaitFor(&mutex_, next_renewal - SteadyNow());
         }
-        if (!held_.empty() && absl::Now() >= next_renewal) {
+        if (!held_.empty() && SteadyNow() >= next_renewal) {
           RenewAll();
-          next_renewal = absl::Now() + renew_period_;
+          next_renewal = SteadyNow() + renew_period_;
         }
       }
       if (tasks_.empty()) return;

@@ -5,6 +5,8 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "client/internal/core.h"
 #include "client/internal/tape.h"
 #include "core/base/error.h"

@@ -1,6 +1,7 @@
-// Preloaded into a daemon: its wall clock, which all its deadlines follow, runs ahead of the real
-// one by the nanoseconds in the file $CHORUS_TEST_CLOCK (8 bytes). A test that writes there need
-// not wait for a deadline, and no rank of a loaded machine is late by chance.
+// Preloaded into a daemon: its steady clock, which all its deadlines follow, and its wall clock,
+// which none may follow, run ahead of the real ones by the nanoseconds in the file
+// $CHORUS_TEST_CLOCK (8 bytes each). A test that writes there need not wait for a deadline, and no
+// rank of a loaded machine is late by chance.
 #include "absl/time/clock.h"
 
 #include <dlfcn.h>
@@ -21,25 +22,30 @@ constexpr int64_t kSecond = 1000000000;
 
 using ClockGettime = int (*)(clockid_t, timespec*);
 
-const std::atomic<int64_t>* MapAhead() {
+struct Ahead {
+  std::atomic<int64_t> steady;
+  std::atomic<int64_t> wall;
+};
+
+const Ahead* MapAhead() {
   const char* const path = std::getenv("CHORUS_TEST_CLOCK");
   const int fd = path == nullptr ? -1 : open(path, O_RDONLY | O_CLOEXEC);
   if (fd < 0) _exit(2);
-  void* const mapped =
-      mmap(nullptr, sizeof(std::atomic<int64_t>), PROT_READ, MAP_SHARED, fd, /*offset=*/0);
+  void* const mapped = mmap(nullptr, sizeof(Ahead), PROT_READ, MAP_SHARED, fd, /*offset=*/0);
   close(fd);
   if (mapped == MAP_FAILED) _exit(2);
-  return static_cast<const std::atomic<int64_t>*>(mapped);
+  return static_cast<const Ahead*>(mapped);
 }
 
 }  // namespace
 
 extern "C" int clock_gettime(clockid_t clock, timespec* time) noexcept {
   static const auto real = reinterpret_cast<ClockGettime>(dlsym(RTLD_NEXT, "clock_gettime"));
-  static const std::atomic<int64_t>* const ahead = MapAhead();
+  static const Ahead* const ahead = MapAhead();
   const int result = real(clock, time);
-  if (result != 0 || clock != CLOCK_REALTIME) return result;
-  const int64_t nanos = time->tv_nsec + ahead->load(std::memory_order_relaxed);
+  if (result != 0 || (clock != CLOCK_REALTIME && clock != CLOCK_BOOTTIME)) return result;
+  const std::atomic<int64_t>& of_clock = clock == CLOCK_REALTIME ? ahead->wall : ahead->steady;
+  const int64_t nanos = time->tv_nsec + of_clock.load(std::memory_order_relaxed);
   time->tv_sec += nanos / kSecond;
   time->tv_nsec = nanos % kSecond;
   return 0;

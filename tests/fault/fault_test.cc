@@ -423,6 +423,39 @@ TEST_P(FaultModesTest, ALateRankIsNamed) {
   ExpectBystanderGoesOn();
 }
 
+TEST_P(FaultModesTest, AWallClockThatIsSetEndsNothing) {
+  StartDaemon();
+  StartBystander();
+  StartWorld(kRanks, 0, absl::StrCat("leased ", daemon_->address()), "hostile-join",
+             absl::ToInt64Seconds(1000 * kLease));
+  // Rank 0 has a lease alone; the others wait for it.
+  const std::string steps = StepsCommand(1, Elements());
+  for (int r = 1; r < kRanks; ++r) rank(r).Send(steps);
+  WaitUntilPendingFor({0});
+  for (const absl::Duration ahead :
+       {absl::Hours(24 * 365), -absl::Hours(24 * 365), absl::ZeroDuration()}) {
+    const absl::Status set = daemon_->SetWallClock(ahead);
+    ASSERT_TRUE(set.ok()) << set;
+    ExpectBystanderGoesOn();
+    const auto sessions = daemon_->Sessions();
+    ASSERT_TRUE(sessions.ok()) << sessions.status();
+    EXPECT_EQ(sessions->sessions_size(), 2 + kRanks);
+    WaitUntilPendingFor({0});
+  }
+  // On the steady clock the lease ends.
+  const int victim = 0;
+  Kill(victim);
+  const absl::Status gone = AskUntil([&]() -> absl::StatusOr<bool> {
+    CHORUS_RETURN_IF_ERROR(daemon_->LetTimePass(kLease));
+    CHORUS_ASSIGN_OR_RETURN(const v1::ListSessionsResponse list, daemon_->Sessions());
+    return list.sessions_size() == 2 + kRanks - 1;
+  });
+  EXPECT_TRUE(gone.ok()) << gone;
+  ExpectDeathIsTold(victim, /*pid=*/-1, Receive());
+  EndWorld();
+  ExpectBystanderGoesOn();
+}
+
 TEST_P(FaultModesTest, AStoppedRankIsLateThenNamedAndGoesOnInTheNextEpoch) {
   StartDaemon();
   StartBystander();

@@ -168,7 +168,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Options& options) {
   bench::Process::Options process_options;
   process_options.log = options.log;
   const UniqueFd clock(open(options.clock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
-  if (ftruncate(clock.get(), sizeof(int64_t)) != 0) return absl::InternalError(options.clock);
+  if (ftruncate(clock.get(), 2 * sizeof(int64_t)) != 0) return absl::InternalError(options.clock);
   // The sanitizer, where there is one, would rather be the first library.
   const char* const asan = std::getenv("ASAN_OPTIONS");
   process_options.env = {
@@ -206,8 +206,18 @@ absl::Status Daemon::LetTimePass(absl::Duration time) {
   int64_t ahead = 0;
   const auto size = static_cast<ssize_t>(sizeof(ahead));
   if (pread(clock_.get(), &ahead, sizeof(ahead), 0) != size) return absl::InternalError("clock");
-  ahead += absl::ToInt64Nanoseconds(time);
-  if (pwrite(clock_.get(), &ahead, sizeof(ahead), 0) != size) return absl::InternalError("clock");
+  return SetClock(0, ahead + absl::ToInt64Nanoseconds(time));
+}
+
+absl::Status Daemon::SetWallClock(absl::Duration ahead) {
+  return SetClock(sizeof(int64_t), absl::ToInt64Nanoseconds(ahead));
+}
+
+absl::Status Daemon::SetClock(off_t offset, int64_t ahead_nanos) {
+  const auto size = static_cast<ssize_t>(sizeof(ahead_nanos));
+  if (pwrite(clock_.get(), &ahead_nanos, sizeof(ahead_nanos), offset) != size) {
+    return absl::InternalError("clock");
+  }
   // Its thread may sleep: a call wakes it, and the one after that comes behind what was due.
   CHORUS_RETURN_IF_ERROR(Stats().status());
   return Stats().status();

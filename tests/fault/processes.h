@@ -90,6 +90,8 @@ class Daemon {
   absl::StatusOr<int> WaitForEnd();
   // On its clock, at once: what was due by then has been done when this returns.
   absl::Status LetTimePass(absl::Duration time);
+  // Somebody sets its wall clock; that it has seen it when this returns.
+  absl::Status SetWallClock(absl::Duration ahead);
 
   // Over gRPC.
   absl::StatusOr<v1::GetStatsResponse> Stats();
@@ -102,6 +104,9 @@ class Daemon {
 
   bench::Process process_;
   const std::string address_;
+  // The one of its clocks that the file (clock.cc) has at `offset`.
+  absl::Status SetClock(off_t offset, int64_t ahead_nanos);
+
   const UniqueFd clock_;
   const std::shared_ptr<grpc::Channel> channel_;
 };
