@@ -336,11 +336,10 @@ void Storage::ReadTensor(const Session& session, TensorId id, absl::Time deadlin
   auto charge = std::make_shared<Charge>(*std::move(download));
   auto waiter = std::make_shared<Waiters<CellRef>::Id>();
   const std::weak_ptr<Cell> weak = *found;
-  const TimerQueue::Id timer = timers_->Add(deadline, [once, charge, weak, waiter, id](absl::Time) {
+  const TimerQueue::Id timer = timers_->Add(deadline, [once, weak, waiter, id](absl::Time) {
     if (const CellRef cell = weak.lock()) cell->on_settled.Remove(*waiter);
     OnTensor call = std::move(*once);
     *once = nullptr;
-    *charge = Charge();
     call(MakeError(Reason::kTransportTimeout, absl::StrCat("tensor ", id.slot, ".", id.generation,
                                                            " is not computed yet; ask again")));
   });
