@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -69,8 +70,11 @@ absl::StatusOr<std::vector<UniqueFd>> ListenTcp(ListenAddress* address) {
   if (error != 0) return Failed(*address, gai_strerror(error));
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owned(list, freeaddrinfo);
   std::vector<UniqueFd> listeners;
+  std::set<std::string> seen;
   int failed = 0;
   for (const addrinfo* at = list; at != nullptr; at = at->ai_next) {
+    // A hosts file may give a name the same address twice.
+    if (!seen.emplace(reinterpret_cast<const char*>(at->ai_addr), at->ai_addrlen).second) continue;
     // The others take the port that the system has chosen for the first.
     sockaddr_storage bound = {};
     memcpy(&bound, at->ai_addr, at->ai_addrlen);
