@@ -12,6 +12,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "benchmarks/process.h"
 #include "core/base/error.h"
@@ -34,7 +35,8 @@ struct Place {
 };
 absl::StatusOr<Place> OwnPlace() {
   // "4:memory:/a/b" of version 1, "0::/a/b" of version 2.
-  for (const std::string line : absl::StrSplit(bench::FileText("/proc/self/cgroup"), '\n')) {
+  const std::string text = bench::FileText("/proc/self/cgroup");
+  for (const absl::string_view line : absl::StrSplit(text, '\n')) {
     const std::vector<std::string> parts = absl::StrSplit(line, absl::MaxSplits(':', 2));
     if (parts.size() != 3) continue;
     if (parts[1] == "memory") {
