@@ -583,7 +583,7 @@ class CompiledImpl {
       } else if (result.input >= 0) {
         results.push_back(MakeTensor(inputs[static_cast<size_t>(result.input)].impl()->data));
       } else if (result.output >= 0) {
-        results.push_back(MakeTensor(sent.outputs[static_cast<size_t>(result.output)]));
+        results.push_back(MakeTensor(sent.results[static_cast<size_t>(result.output)]));
       } else {
         auto absent = std::make_shared<TensorData>(program.session);
         absent->device_slot = result.device_slot;
@@ -597,7 +597,7 @@ class CompiledImpl {
 
   // A run of a program.
   struct Sent {
-    TensorDatas outputs;
+    TensorDatas results;
     Sequence sequence;
   };
 
@@ -606,85 +606,63 @@ class CompiledImpl {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
     SessionCore* const session = program.session.get();
     const Trace::Finished& trace = program.trace;
-    DependencesPtr after;
-    {
-      session->FlushLocked();
-      chorus::Run run;
-      run.graph = program.graph;
-      const auto bind = [&](const TensorDataPtr& data) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
-        if (data->failure != nullptr) return data->failure->status;
-        run.inputs.push_back(session->BindingOf(*data));
-        return absl::OkStatus();
-      };
-      TensorDatas copies;
-      for (const Tensor& input : inputs) {
-        TensorDataPtr data = input.impl()->data;
-        const int place = static_cast<int>(run.inputs.size());
-        if (std::any_of(options_.varying.begin(), options_.varying.end(),
-                        [place](const auto& v) { return v.input == place; })) {
-          // The daemon takes the size from it, which bytes alone do not have.
-          CHORUS_RETURN_IF_ERROR(session->NameLocked(data.get()));
-          if (data->state.load(std::memory_order_relaxed) == TensorData::State::kExternal) {
-            CHORUS_ASSIGN_OR_RETURN(data, session->FreezeLocked(*data));
-            copies.push_back(data);
-          }
-        }
-        CHORUS_RETURN_IF_ERROR(bind(data));
-        session->Join(&after, input.impl()->data->after);
+    RunDraft draft;
+    chorus::Run& run = draft.run();
+    run.graph = program.graph;
+    TensorDatas copies;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const TensorDataPtr& data = inputs[i].impl()->data;
+      draft.operands.push_back(data.get());
+      if (std::none_of(options_.varying.begin(), options_.varying.end(),
+                       [i](const auto& v) { return v.input == static_cast<int>(i); })) {
+        continue;
       }
-      for (const Trace::Capture& capture : trace.captures) {
-        CHORUS_RETURN_IF_ERROR(bind(capture.data));
-        session->Join(&after, capture.data->after);
-      }
-      if (!options_.donate.empty()) {
-        run.donate.assign(run.inputs.size(), false);
-        for (const int donated : options_.donate) {
-          const auto place = static_cast<size_t>(donated);
-          if (!trace.graph.inputs[place].donatable) continue;
-          // Detached tensors, and what autograd keeps, hold the same name.
-          run.donate[place] = inputs[place].impl()->data.use_count() == 1;
-        }
-      }
-      run.outputs.resize(infos.size());
-      CHORUS_RETURN_IF_ERROR(session->NameOutputsLocked(absl::MakeSpan(run.outputs)));
-      std::vector<TensorId> ids;
-      for (const OutBinding& output : run.outputs) ids.push_back(output.id);
-      // One run is of one epoch. Members that are behind bring the run down with the cause that
-      // they have not handed out yet.
-      int64_t epoch = 0;
-      for (const auto& member : trace.members) {
-        const int64_t e = member->epoch.load(std::memory_order_relaxed);
-        epoch = epoch == 0 ? e : std::min(epoch, e);
-      }
-      for (size_t s = 0; s < trace.slots.size(); ++s) {
-        const Trace::Slot& slot = trace.slots[s];
-        RunGroup group;
-        group.world = slot.groups[0]->member->world;
-        group.group = slot.groups[0]->id;
-        group.epoch = Epoch(epoch);
-        group.base = counted.bases[s];
-        run.groups.push_back(std::move(group));
-      }
-      run.pair_calls = counted.pairs;
-      const auto given = run.donate;
-      CHORUS_ASSIGN_OR_RETURN(sent->sequence, session->SubmitLocked(std::move(run)));
-      for (size_t i = 0; i < given.size(); ++i) {
-        if (given[i]) inputs[i].impl()->data->given_to.store(sent->sequence.value());
-      }
-      session->CountUnderWayLocked(sent->sequence);
-      // All results come at once, when the last of the collectives is done.
-      for (const Trace::Slot& slot : trace.slots) {
-        for (GroupCore* g : slot.groups) {
-          session->Join(&after, session->AfterGroup(g, sent->sequence));
-        }
-      }
-      for (DropTape::Entry& drop : Drops(trace, counted)) session->RetireTape(std::move(drop));
-      for (size_t i = 0; i < ids.size(); ++i) {
-        sent->outputs.push_back(
-            session->NewSentLocked(infos[i], program.output_devices[i], ids[i], sent->sequence));
-        sent->outputs.back()->after = after;
+      // The daemon takes the size from it, which bytes alone do not have.
+      CHORUS_RETURN_IF_ERROR(session->NameLocked(data.get()));
+      if (data->state.load(std::memory_order_relaxed) == TensorData::State::kExternal) {
+        CHORUS_ASSIGN_OR_RETURN(TensorDataPtr copy, session->FreezeLocked(*data));
+        draft.operands.back() = copy.get();
+        copies.push_back(std::move(copy));
       }
     }
+    for (const Trace::Capture& capture : trace.captures) {
+      draft.operands.push_back(capture.data.get());
+    }
+    if (!options_.donate.empty()) {
+      run.donate.assign(draft.operands.size(), false);
+      for (const int donated : options_.donate) {
+        const auto place = static_cast<size_t>(donated);
+        if (!trace.graph.inputs[place].donatable) continue;
+        // Detached tensors, and what autograd keeps, hold the same name.
+        run.donate[place] = inputs[place].impl()->data.use_count() == 1;
+      }
+    }
+    // One run is of one epoch. Members that are behind bring the run down with the cause that
+    // they have not handed out yet.
+    int64_t epoch = 0;
+    for (const auto& member : trace.members) {
+      const int64_t e = member->epoch.load(std::memory_order_relaxed);
+      epoch = epoch == 0 ? e : std::min(epoch, e);
+    }
+    for (size_t s = 0; s < trace.slots.size(); ++s) {
+      const Trace::Slot& slot = trace.slots[s];
+      RunGroup group;
+      group.world = slot.groups[0]->member->world;
+      group.group = slot.groups[0]->id;
+      group.epoch = Epoch(epoch);
+      group.base = counted.bases[s];
+      run.groups.push_back(std::move(group));
+      for (GroupCore* g : slot.groups) draft.origins.push_back(session->OriginOf(g));
+    }
+    run.pair_calls = counted.pairs;
+    for (size_t o = 0; o < infos.size(); ++o) {
+      draft.results.push_back({infos[o], program.output_devices[o], nullptr});
+    }
+    CHORUS_ASSIGN_OR_RETURN(sent->sequence, session->SubmitRun(&draft, &sent->results));
+    for (size_t i = 0; i < run.donate.size(); ++i) {
+      if (run.donate[i]) inputs[i].impl()->data->given_to.store(sent->sequence.value());
+    }
+    for (DropTape::Entry& drop : Drops(trace, counted)) session->RetireTape(std::move(drop));
     return absl::OkStatus();
   }
 

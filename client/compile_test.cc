@@ -53,6 +53,29 @@ TEST(CompileTest, ALocalFunctionIsOneRun) {
   EXPECT_FALSE(f.Run({Vector(session, {1, 2, 3})}).ok());
 }
 
+// Names that a run would have given to its results are there for the next one.
+TEST(CompileTest, ARunThatIsTooLargeForAFrameTakesNoNames) {
+  FakeDaemon daemon;
+  const sdk::Session session = daemon.Open();
+  // Each travels with the run, in 64 bytes.
+  const std::vector<Tensor> inputs(1100, Vector(session, Doubles(8, 1)));
+  const Compiled large = Compile([](const std::vector<Tensor>& in) {
+    std::vector<Tensor> out;
+    for (const Tensor& x : in) out.push_back(x + x);
+    return out;
+  });
+  const Compiled small =
+      Compile([](const std::vector<Tensor>& in) { return std::vector<Tensor>{in[0] + in[0]}; });
+  for (int i = 0; i * 1100 < 2 * FakeDaemon::kMaxTensors; ++i) {
+    EXPECT_EQ(ErrorOf(large.Run(inputs).status()).reason, Reason::kMalformed);
+  }
+  const auto out = small.Run({inputs[0]});
+  ASSERT_TRUE(out.ok()) << out.status();
+  EXPECT_EQ(Values<double>((*out)[0]), Doubles(8, 2));
+  // And there are no others: a name that was skipped would still be free.
+  EXPECT_EQ(daemon.live_tensors(), 1);
+}
+
 // A schedule changes numbers, never the graph; and they need no message of their own.
 TEST(CompileTest, NumbersAndSeedsTravelWithTheCall) {
   FakeDaemon daemon;

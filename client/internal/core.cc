@@ -117,8 +117,8 @@ void OwnWorld::Add(const MemberCore& gone) {
 MemberCore::~MemberCore() {
   std::vector<GraphId> graphs;
   for (const auto& group : groups) {
-    for (const auto& call : group->calls) graphs.push_back(call.second->run().graph);
-    for (const auto& batch : group->batches) graphs.push_back(batch.second->run().graph);
+    for (const auto& call : group->calls) graphs.push_back(call.second->draft.run().graph);
+    for (const auto& batch : group->batches) graphs.push_back(batch.second->draft.run().graph);
   }
   if (!graphs.empty()) session->RetireGraphs(graphs, /*of_calls=*/true);
   if (own_world != nullptr && !left.load(std::memory_order_relaxed)) own_world->Add(*this);
@@ -293,27 +293,11 @@ void SessionCore::JoinSets(DependencesPtr* both, const Dependences& other) {
   *both = united.empty() ? nullptr : InternDependences(united);
 }
 
-const DependencesPtr& SessionCore::AfterGroup(GroupCore* group, Sequence run) {
+const DependencesPtr& SessionCore::OriginOf(GroupCore* group) {
   if (group->after == nullptr) {
     group->after = InternDependences({std::make_shared<Origin>(next_origin_++)});
   }
-  group->after->front()->last = run;
   return group->after;
-}
-
-void SessionCore::JoinAfter(const CallPart& part, Sequence run, DependencesPtr* after) {
-  GroupCore* const group = part.group;
-  const CollectiveKind kind = part.key.op->kind;
-  if (HasPeer(kind)) {
-    OriginPtr& origin =
-        group->pairs[{{part.key.peer, kind == CollectiveKind::kSend ? 1 : 0}, part.key.tag}].origin;
-    if (origin == nullptr) origin = std::make_shared<Origin>(next_origin_++);
-    origin->last = run;
-    Join(after, InternDependences({origin}));
-  } else {
-    Join(after, AfterGroup(group, run));
-  }
-  for (const TensorData* input : part.inputs) Join(after, input->after);
 }
 
 int32_t SessionCore::FragmentInput(Fragment* fragment, const TensorDataPtr& data) {
@@ -471,7 +455,7 @@ absl::Status SessionCore::SendLocked(Fragment* fragment) {
       if (input >= 0) needed[input] = true;
     }
   }
-  Run run;
+  RunDraft draft;
   Graph graph;
   graph.num_device_slots = device_count();
   std::vector<int32_t> input_number(fragment->inputs.size(), -1);
@@ -481,10 +465,9 @@ absl::Status SessionCore::SendLocked(Fragment* fragment) {
       if (input >= 0 || input_number[~input] >= 0) continue;
       input_number[~input] = static_cast<int32_t>(graph.inputs.size());
       graph.inputs.push_back(fragment->input_types[~input]);
-      run.inputs.push_back(fragment->inputs[~input]);
+      draft.run().inputs.push_back(fragment->inputs[~input]);
     }
   }
-  std::vector<TensorDataPtr> results;
   std::vector<ValueIndex> number(fragment->num_values, -1);
   ValueIndex next = static_cast<ValueIndex>(graph.inputs.size());
   for (size_t n = 0; n < nodes.size(); ++n) {
@@ -501,7 +484,8 @@ absl::Status SessionCore::SendLocked(Fragment* fragment) {
         GraphOutput output;
         output.value = next;
         graph.outputs.push_back(output);
-        results.push_back(std::move(held[value]));
+        const TensorDataPtr& data = held[value];
+        draft.results.push_back({data->info, data->device_slot, data});
       }
       ++next;
     }
@@ -514,29 +498,67 @@ absl::Status SessionCore::SendLocked(Fragment* fragment) {
     node.source = std::move(spec.source);
     graph.nodes.push_back(std::move(node));
   }
-  if (results.empty()) return absl::OkStatus();
+  if (draft.results.empty()) return absl::OkStatus();
+  draft.encoded = EncodeGraph(graph);
+  TensorDatas sent;
+  return SubmitRun(&draft, &sent).status();
+}
 
-  // Before its graph is looked for: this may send other fragments, and theirs may push it out.
-  run.outputs.resize(results.size());
+// --- Runs ---------------------------------------------------------------------------------------
+
+absl::StatusOr<Sequence> SessionCore::SubmitRun(RunDraft* draft, TensorDatas* results) {
+  Run& run = draft->run();
+  if (draft->encoded.empty()) {
+    FlushLocked();
+    run.inputs.resize(draft->operands.size());
+    for (size_t i = 0; i < draft->operands.size(); ++i) {
+      const TensorData& operand = *draft->operands[i];
+      // Flushing may have failed.
+      if (operand.failure != nullptr) return operand.failure->status;
+      run.inputs[i] = BindingOf(operand);
+    }
+  }
+  run.outputs.resize(draft->results.size());
   CHORUS_RETURN_IF_ERROR(NameOutputsLocked(absl::MakeSpan(run.outputs)));
-  const auto names = run.outputs;
-  const auto submit = [&]()
-                          ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) -> absl::StatusOr<Sequence> {
-    CHORUS_ASSIGN_OR_RETURN(run.graph, FragmentGraphLocked(EncodeGraph(graph)));
-    return SubmitLocked(std::move(run));
-  };
-  const absl::StatusOr<Sequence> sequence = submit();
+  absl::StatusOr<Sequence> sequence = Sequence();
+  // Behind the names: to find them may send other fragments, whose graphs may push this one out.
+  if (!draft->encoded.empty()) {
+    const absl::StatusOr<GraphId> graph = FragmentGraphLocked(std::move(draft->encoded));
+    if (graph.ok()) {
+      run.graph = *graph;
+    } else {
+      sequence = graph.status();
+    }
+  }
+  if (sequence.ok()) sequence = SubmitLocked(&draft->command);
   if (!sequence.ok()) {
-    GiveBackLocked(names);
+    GiveBackLocked(run.outputs);
     return sequence.status();
   }
-  CountUnderWayLocked(*sequence);
-  for (size_t i = 0; i < results.size(); ++i) {
-    results[i]->id = names[i].id;
-    results[i]->producer = *sequence;
-    results[i]->state.store(TensorData::State::kSent, std::memory_order_release);
+  under_way_.push_back(*sequence);
+  under_way_count_.store(under_way_.size(), std::memory_order_relaxed);
+
+  // All results come at once, when the last of the collectives is done.
+  DependencesPtr after;
+  for (const DependencesPtr& origin : draft->origins) {
+    origin->front()->last = *sequence;
+    Join(&after, origin);
   }
-  return absl::OkStatus();
+  for (const TensorData* const operand : draft->operands) Join(&after, operand->after);
+  for (size_t i = 0; i < draft->results.size(); ++i) {
+    const RunDraft::Result& result = draft->results[i];
+    TensorDataPtr data = result.lazy;
+    if (data == nullptr) {
+      data = NewSentLocked(result.info, result.device_slot, run.outputs[i].id, *sequence);
+      data->after = after;
+    } else {
+      data->id = run.outputs[i].id;
+      data->producer = *sequence;
+      data->state.store(TensorData::State::kSent, std::memory_order_release);
+    }
+    results->push_back(std::move(data));
+  }
+  return sequence;
 }
 
 // --- Graphs -------------------------------------------------------------------------------------
@@ -986,8 +1008,8 @@ void SessionCore::TrimCallsLocked() {
 }
 
 void SessionCore::ForgetCallsLocked(GroupCore* group) {
-  for (const auto& call : group->calls) ReleaseGraphLocked(call.second->run().graph);
-  for (const auto& batch : group->batches) ReleaseGraphLocked(batch.second->run().graph);
+  for (const auto& call : group->calls) ReleaseGraphLocked(call.second->draft.run().graph);
+  for (const auto& batch : group->batches) ReleaseGraphLocked(batch.second->draft.run().graph);
   call_graphs_ -= static_cast<int32_t>(group->calls.size() + group->batches.size());
   group->calls.clear();
   group->batches.clear();
@@ -1116,6 +1138,7 @@ absl::StatusOr<std::unique_ptr<CallEntry>> SessionCore::MakeEntryLocked(
     } else if (!part.inputs.empty()) {
       made.info = part.inputs[0]->info;
     }
+    made.outputs = types.size();
     made.visible = NumVisibleOutputs(*spec.collective, static_cast<int>(types.size()));
     made.saved = SavedBy(*call.op, spec, static_cast<int>(part.inputs.size()),
                          static_cast<int>(types.size()));
@@ -1124,7 +1147,7 @@ absl::StatusOr<std::unique_ptr<CallEntry>> SessionCore::MakeEntryLocked(
     Node node;
     for (size_t i = 0; i < part.inputs.size(); ++i) node.inputs.push_back(next_input++);
     for (const TensorType& type : types) {
-      made.outputs.push_back(Intern(type));
+      entry->draft.results.push_back({Intern(type), spec.device_slot, nullptr});
       GraphOutput output;
       output.value = next_value++;
       graph.outputs.push_back(output);
@@ -1141,46 +1164,48 @@ absl::StatusOr<std::unique_ptr<CallEntry>> SessionCore::MakeEntryLocked(
     made.spec = std::make_shared<const NodeSpec>(std::move(spec));
     entry->parts.push_back(std::move(made));
   }
-  Run run;
+  Run& run = entry->draft.run();
   CHORUS_ASSIGN_OR_RETURN(run.graph, RegisterLocked(EncodeGraph(graph)));
-  run.inputs.resize(graph.inputs.size());
-  run.outputs.resize(graph.outputs.size());
   run.groups.resize(1);
   run.groups[0].group = held[0]->id;
   run.groups[0].base.resize(held.size());
   run.instances.resize(graph.num_instance_slots);
-  entry->command.body = std::move(run);
   return entry;
 }
 
-absl::StatusOr<Sequence> SessionCore::CollectivesLocked(
-    absl::Span<CallPart> parts, bool bound, const CallInRuns* runs, const CallEntry** used,
-    absl::FunctionRef<void(size_t part, size_t output, TensorDataPtr)> add) {
-  FlushLocked();
+absl::StatusOr<Sequence> SessionCore::CollectivesLocked(absl::Span<CallPart> parts, bool bound,
+                                                        const CallInRuns* runs,
+                                                        const CallEntry** used,
+                                                        TensorDatas* results) {
   for (const CallPart& part : parts) {
-    for (TensorData* const input : part.inputs) {
-      // Flushing may have failed.
-      if (input->failure != nullptr) return input->failure->status;
-      CHORUS_RETURN_IF_ERROR(NameLocked(input));
-    }
+    for (TensorData* const input : part.inputs) CHORUS_RETURN_IF_ERROR(NameLocked(input));
   }
   CHORUS_ASSIGN_OR_RETURN(CallEntry* const entry, EntryLocked(parts));
   *used = entry;
-  Run& run = entry->run();
-  Binding* operand = run.inputs.data();
-  for (const CallPart& part : parts) {
-    for (const TensorData* input : part.inputs) *operand++ = BindingOf(*input);
-  }
-  CHORUS_RETURN_IF_ERROR(NameOutputsLocked(absl::MakeSpan(run.outputs)));
+  RunDraft& draft = entry->draft;
+  Run& run = draft.run();
   MemberCore* const member = parts[0].group->member;
   run.groups[0].world = member->world;
   run.groups[0].epoch = Epoch(member->epoch.load(std::memory_order_relaxed));
   run.pair_calls.clear();
+  run.call_goes_on = runs != nullptr && !runs->last;
+  draft.operands.clear();
+  draft.origins.resize(parts.size());
   for (size_t p = 0; p < parts.size(); ++p) {
     const CallPart& part = parts[p];
+    GroupCore* const group = part.group;
+    for (TensorData* const input : part.inputs) draft.operands.push_back(input);
+    if (HasPeer(part.key.op->kind)) {
+      const int send = part.key.op->kind == CollectiveKind::kSend ? 1 : 0;
+      OriginPtr& origin = group->pairs[{{part.key.peer, send}, part.key.tag}].origin;
+      if (origin == nullptr) origin = std::make_shared<Origin>(next_origin_++);
+      draft.origins[p] = InternDependences({origin});
+    } else if (draft.origins[p] != OriginOf(group)) {
+      draft.origins[p] = OriginOf(group);
+    }
     CallPosition& base = run.groups[0].base[entry->parts[p].rank];
     if (bound || part.instance.is_pair()) {
-      base = {part.group->member->step.load(std::memory_order_relaxed), part.group->next_call, 0};
+      base = {group->member->step.load(std::memory_order_relaxed), group->next_call, 0};
     }
     if (!bound && part.instance.is_pair()) run.pair_calls.push_back(part.instance.at.call);
   }
@@ -1190,28 +1215,12 @@ absl::StatusOr<Sequence> SessionCore::CollectivesLocked(
     if (parts[p].instance.is_pair() || PartBefore(parts, p) != nullptr) continue;
     run.groups[0].base[entry->parts[p].rank] = parts[p].instance.at;
   }
-  run.call_goes_on = runs != nullptr && !runs->last;
-  CHORUS_ASSIGN_OR_RETURN(const Sequence sequence, SubmitLocked(&entry->command));
-  CountUnderWayLocked(sequence);
-  // All results come at once, when the last of the collectives is done.
-  DependencesPtr after;
-  for (const CallPart& part : parts) JoinAfter(part, sequence, &after);
-  const OutBinding* binding = run.outputs.data();
+  const absl::StatusOr<Sequence> sequence = SubmitRun(&draft, results);
+  // Tags come and go: what a pair's results depend on is not kept for its next call.
   for (size_t p = 0; p < parts.size(); ++p) {
-    const CallEntry::Part& part = entry->parts[p];
-    const int32_t device_slot = parts[p].group->member->device_slot;
-    for (size_t o = 0; o < part.outputs.size(); ++o) {
-      TensorDataPtr result = NewSentLocked(part.outputs[o], device_slot, (binding++)->id, sequence);
-      result->after = after;
-      add(p, o, std::move(result));
-    }
+    if (HasPeer(parts[p].key.op->kind)) draft.origins[p] = nullptr;
   }
   return sequence;
-}
-
-void SessionCore::CountUnderWayLocked(Sequence run) {
-  under_way_.push_back(run);
-  under_way_count_.store(under_way_.size(), std::memory_order_relaxed);
 }
 
 void SessionCore::Throttle() {

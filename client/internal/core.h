@@ -21,7 +21,6 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/inlined_vector.h"
-#include "absl/functional/function_ref.h"
 #include "absl/hash/hash.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -208,6 +207,28 @@ struct CallKey {
 
 struct GroupCore;
 
+// A run as whoever wants one describes it; SessionCore::SubmitRun decides the rest, which is its
+// sequence and the names of its results. May be kept and submitted again.
+struct RunDraft {
+  struct Result {
+    TensorInfoPtr info;
+    int32_t device_slot = 0;
+    TensorDataPtr lazy;  // the tensor whose value it is; null: a new one
+  };
+
+  RunDraft() : command{Sequence(), Run()} {}
+  Run& run() { return absl::get<Run>(command.body); }
+  const Run& run() const { return absl::get<Run>(command.body); }
+
+  Command command;      // a Run with the bindings of its groups; of its inputs, where no operands
+  std::string encoded;  // the graph of a fragment; empty: the run names one
+  // What is bound to the inputs: this session's.
+  absl::InlinedVector<const TensorData*, 2> operands;
+  std::vector<Result> results;
+  // New results depend on these, each of one origin, and on what the operands depend on.
+  absl::InlinedVector<DependencesPtr, 1> origins;
+};
+
 // One of the collectives of an eager run, as a member calls it.
 struct CallPart {
   GroupCore* group = nullptr;
@@ -230,17 +251,15 @@ struct CallInRuns {
 const CallPart* PartBefore(absl::Span<const CallPart> parts, size_t p);
 
 struct CallEntry {
-  Run& run() { return absl::get<Run>(command.body); }
-
   struct Part {
-    std::shared_ptr<const NodeSpec> spec;           // without inputs
-    TensorInfoPtr info;                             // of its key
-    absl::InlinedVector<TensorInfoPtr, 1> outputs;  // extras last
-    int32_t rank = 0;     // place of its member among those that the run holds
-    int32_t visible = 0;  // outputs that are no extras
-    Saved saved;          // what the gradient rule uses
+    std::shared_ptr<const NodeSpec> spec;  // without inputs
+    TensorInfoPtr info;                    // of its key
+    size_t outputs = 0;                    // extras last
+    int32_t rank = 0;                      // place of its member among those that the run holds
+    int32_t visible = 0;                   // outputs that are no extras
+    Saved saved;                           // what the gradient rule uses
   };
-  Command command;  // a run, with the names of the last call
+  RunDraft draft;  // with the bindings of the last call
   absl::InlinedVector<Part, 1> parts;
 };
 
@@ -382,9 +401,8 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
       JoinSets(both, *other);
     }
   }
-  // What the results of `run` of a group depend on, beside its inputs.
-  const DependencesPtr& AfterGroup(GroupCore* group, Sequence run)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  // What the results of a group's calls depend on, beside its inputs.
+  const DependencesPtr& OriginOf(GroupCore* group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 
   // The next command of the log: gives it its sequence. INVALID_ARGUMENT kMalformed: it cannot be
   // sent, and the sequence is the next one's.
@@ -398,6 +416,12 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   TensorDatas AppendLocked(NodeSpec spec, absl::Span<const TensorDataPtr> inputs,
                            absl::Span<const TensorType> outputs)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  // The one way to send a run: sends what is pending, unless that is what the draft is made of,
+  // binds the operands, names all results or none, counts the run for Throttle, and adds the
+  // results to *results. Not OK: the run was not sent and has taken no name; the error is an
+  // operand's own, or says why.
+  absl::StatusOr<Sequence> SubmitRun(RunDraft* draft, TensorDatas* results)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // Sends all pending fragments. What fails to be sent marks its tensors.
   void FlushLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 
@@ -408,11 +432,10 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   static void CountCallLocked(absl::Span<CallPart> parts, CallInRuns* runs)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // Sends collectives that are counted as one run: of one group, or of its members in this session.
-  // `bound`: it is one alone, and a gradient. Gives the run's sequence; hands each result to `add`,
-  // with the place of its part and its number among that part's outputs.
-  absl::StatusOr<Sequence> CollectivesLocked(
-      absl::Span<CallPart> parts, bool bound, const CallInRuns* runs, const CallEntry** entry,
-      absl::FunctionRef<void(size_t part, size_t output, TensorDataPtr)> add)
+  // `bound`: it is one alone, and a gradient. Results are those of the entry's parts, in order.
+  absl::StatusOr<Sequence> CollectivesLocked(absl::Span<CallPart> parts, bool bound,
+                                             const CallInRuns* runs, const CallEntry** entry,
+                                             TensorDatas* results)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // Drops the graphs of all calls of a group.
   void ForgetCallsLocked(GroupCore* group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
@@ -460,17 +483,6 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   // Leaves own worlds that are gone, if their runs are over by now.
   void LeaveWhatIsOver() ABSL_LOCKS_EXCLUDED(session_lock);
 
-  absl::StatusOr<TensorId> NewTensorIdLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
-  // New names for all of a run's outputs, or for none.
-  absl::Status NameOutputsLocked(absl::Span<OutBinding> outputs)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
-  // These were not used: the run was not sent.
-  void GiveBackLocked(absl::Span<const OutBinding> outputs)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
-  TensorDataPtr NewSentLocked(const TensorInfoPtr& info, int32_t device_slot, TensorId id,
-                              Sequence producer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
-  Binding BindingOf(const TensorData& data) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
-
   // A tensor with a copy of `bytes`: the daemon's, or, where they are few, kHost.
   absl::StatusOr<TensorDataPtr> FromHostLocked(const TensorInfoPtr& info, int32_t device_slot,
                                                const char* bytes, CallSite site)
@@ -481,8 +493,6 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   absl::StatusOr<TensorDataPtr> FreezeLocked(const TensorData& data)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 
-  // Notes a run of this session, for Throttle.
-  void CountUnderWayLocked(Sequence run) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   void AddMemberLocked(const std::shared_ptr<MemberCore>& member)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 
@@ -542,6 +552,16 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   absl::StatusOr<Created> CreateLocked(const TensorInfoPtr& info, int32_t device_slot,
                                        Binding source, const std::string& call_site = "")
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  absl::StatusOr<TensorId> NewTensorIdLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  // New names for all of a run's outputs, or for none.
+  absl::Status NameOutputsLocked(absl::Span<OutBinding> outputs)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  // These were not used: the run was not sent.
+  void GiveBackLocked(absl::Span<const OutBinding> outputs)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  TensorDataPtr NewSentLocked(const TensorInfoPtr& info, int32_t device_slot, TensorId id,
+                              Sequence producer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  Binding BindingOf(const TensorData& data) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // `all`: also the few tensors that could wait for company.
   void DrainLocked(bool all) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // The open one of these dependences; null: none is.
@@ -560,9 +580,6 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   void JoinSets(DependencesPtr* both, const Dependences& other)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   DependencesPtr InternDependences(const Dependences& set)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
-  // Adds what the results of a part of `run` depend on.
-  void JoinAfter(const CallPart& part, Sequence run, DependencesPtr* after)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // Every run before it is over.
   Sequence OldestUnderWayLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);

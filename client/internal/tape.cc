@@ -570,22 +570,20 @@ void Apply(size_t number, Recording* recordings, CallPart* parts) {
         SetKey(call, recordings[i].record, recordings[i].leads, session.get(), &parts[i]);
       }
       const CallEntry* entry = nullptr;
-      const absl::StatusOr<Sequence> sequence = session->CollectivesLocked(
-          absl::MakeSpan(parts, count), first.bound != nullptr, first.runs, &entry,
-          [&](size_t part, size_t, TensorDataPtr data) {
-            Recording& r = recordings[part];
-            if (r.record) {
-              r.outputs.push_back(std::move(data));
-            } else {
-              r.results->push_back(MakeTensor(std::move(data)));
-            }
-          });
-      refused = sequence.status();
+      TensorDatas sent;
+      const absl::StatusOr<Sequence> run =
+          session->CollectivesLocked(absl::MakeSpan(parts, count), first.bound != nullptr,
+                                     first.runs, &entry, kOne ? &recordings[0].outputs : &sent);
+      refused = run.status();
+      auto next = sent.begin();
       for (size_t i = 0; refused.ok() && i < count; ++i) {
-        if (recordings[i].record) recordings[i].spec = entry->parts[i].spec;
-        recordings[i].visible = entry->parts[i].visible;
-        recordings[i].saved = entry->parts[i].saved;
-        recordings[i].producer = *sequence;
+        Recording& r = recordings[i];
+        const CallEntry::Part& part = entry->parts[i];
+        for (size_t o = 0; !kOne && o < part.outputs; ++o) r.outputs.push_back(std::move(*next++));
+        if (r.record) r.spec = part.spec;
+        r.visible = part.visible;
+        r.saved = part.saved;
+        r.producer = *run;
       }
     }
     if (!refused.ok()) return refuse(sourced(refused), /*counted=*/true);
