@@ -90,19 +90,15 @@ bool Travels(const TensorData& data) {
   return state == TensorData::State::kInline || state == TensorData::State::kHost;
 }
 
-// How often a run calls, by group and end of a pair: peer, direction (1: send) and tag, and (-1, 0,
-// 0) for the group itself.
-std::map<std::tuple<GroupCore*, int32_t, int, int64_t>, int64_t> CallsOf(
-    const Trace::Finished& trace) {
-  std::map<std::tuple<GroupCore*, int32_t, int, int64_t>, int64_t> calls;
+// How often a run calls, by group and end of a pair; by no end for the group itself.
+std::map<std::pair<GroupCore*, PairEnd>, int64_t> CallsOf(const Trace::Finished& trace) {
+  std::map<std::pair<GroupCore*, PairEnd>, int64_t> calls;
   for (const Trace::Slot& slot : trace.slots) {
     for (size_t i = 0; i < slot.groups.size(); ++i) {
-      if (slot.used[i] > 0) calls[{slot.groups[i], -1, 0, 0}] = slot.used[i];
+      if (slot.used[i] > 0) calls[{slot.groups[i], PairEnd()}] = slot.used[i];
     }
   }
-  for (const Trace::PairUse& pair : trace.pairs) {
-    calls[{pair.group, pair.peer, pair.send ? 1 : 0, pair.tag}] = pair.used;
-  }
+  for (const Trace::PairUse& pair : trace.pairs) calls[{pair.group, pair.end}] = pair.used;
   return calls;
 }
 
@@ -119,15 +115,12 @@ Counted CountLocked(const Trace::Finished& trace) ABSL_EXCLUSIVE_LOCKS_REQUIRED(
     counted.bases.emplace_back();
     for (size_t i = 0; i < slot.groups.size(); ++i) {
       GroupCore* const group = slot.groups[i];
-      counted.bases.back().push_back(
-          {group->member->step.load(std::memory_order_relaxed), group->next_call, 0});
-      group->next_call += slot.used[i];
+      counted.bases.back().push_back({group->member->step.load(std::memory_order_relaxed),
+                                      group->counters.Count(slot.used[i]), 0});
     }
   }
   for (const Trace::PairUse& pair : trace.pairs) {
-    int64_t& next = pair.group->pairs[{{pair.peer, pair.send ? 1 : 0}, pair.tag}].next;
-    counted.pairs.push_back(next);
-    next += pair.used;
+    counted.pairs.push_back(pair.group->counters.Count(pair.end, pair.used));
   }
   return counted;
 }
@@ -149,10 +142,9 @@ void AddRefused(const Trace::Finished& trace, const Counted& counted,
     const Trace::PairUse& pair = trace.pairs[p];
     RefusedCalls calls;
     calls.group = pair.group->id;
-    calls.source = GroupRank(pair.send ? pair.group->rank : pair.peer);
-    calls.destination = GroupRank(pair.send ? pair.peer : pair.group->rank);
-    calls.tag = pair.tag;
-    calls.is_recv = !pair.send;
+    std::tie(calls.source, calls.destination) = Between(*pair.group, pair.end);
+    calls.tag = pair.end.tag;
+    calls.is_recv = !pair.end.send;
     calls.first = counted.pairs[p];
     calls.next = calls.first + pair.used;
     SessionCore::RefusedOf(pair.group->member, refusals)->calls.push_back(calls);
@@ -673,37 +665,24 @@ class CompiledImpl {
     std::vector<InstanceKey> keys;
     keys.reserve(trace.tapes.size());
     for (const Trace::TapeUse& use : trace.tapes) {
-      const Trace::Slot& slot = trace.slots[use.group_slot];
-      const size_t place = static_cast<size_t>(
-          std::find_if(slot.groups.begin(), slot.groups.end(),
-                       [&](const GroupCore* g) { return g->rank == use.member.value(); }) -
-          slot.groups.begin());
-      const CallPosition& base = counted.bases[use.group_slot][place];
+      GroupCore* const group = trace.slots[use.group_slot].groups[use.held];
+      const CallPosition& base = counted.bases[use.group_slot][use.held];
       InstanceKey key;
       if (use.parent >= 0) {
         key = keys[use.parent].Gradient({base.step, use.offset});
       } else {
-        GroupCore* const group = slot.groups[place];
         key.group = group->id;
         key.since = group->member->since;
-        key.at = {base.step, use.offset, use.part};
-        if (use.source.value() >= 0) {
-          key.source = use.source;
-          key.destination = use.destination;
-          key.tag = use.tag;
-          const bool send = use.source == use.member;
-          const int32_t peer = (send ? use.destination : use.source).value();
-          const auto pair =
-              std::find_if(trace.pairs.begin(), trace.pairs.end(), [&](const Trace::PairUse& p) {
-                return p.group == group && p.peer == peer && p.send == send && p.tag == use.tag;
-              });
-          key.at.call += counted.pairs[static_cast<size_t>(pair - trace.pairs.begin())];
-        } else {
-          key.at.call += base.call;
+        key.at = {base.step, base.call + use.offset, use.part};
+        if (use.pair >= 0) {
+          const PairEnd& end = trace.pairs[use.pair].end;
+          std::tie(key.source, key.destination) = Between(*group, end);
+          key.tag = end.tag;
+          key.at.call = counted.pairs[use.pair] + use.offset;
         }
       }
       if (use.live) {
-        drops.push_back({slot.groups[0]->member->world, use.member, key, /*consumed=*/true});
+        drops.push_back({group->member->world, GroupRank(group->rank), key, /*consumed=*/true});
       }
       keys.push_back(std::move(key));
     }

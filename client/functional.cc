@@ -46,13 +46,6 @@ const CollectiveOps& Ops() {
   return ops;
 }
 
-CollectiveCall CallOf(const OpDef* op, CallSite site) {
-  CollectiveCall call;
-  call.op = op;
-  call.site = site;
-  return call;
-}
-
 absl::Span<const Tensor> Only(const Tensor& x) { return absl::MakeConstSpan(&x, 1); }
 Tensor One(Results results) { return std::move(results[0]); }
 
@@ -65,15 +58,15 @@ std::vector<Tensor> List(Results results, int places) {
                              std::make_move_iterator(results.end()));
 }
 
-Results Apply(const CollectiveCall& call, absl::Span<const Tensor> inputs, const Group& group) {
+Results Apply(const CallRequest& call, absl::Span<const Tensor> inputs, const Group& group) {
   return ApplyCollective(call, inputs, group.member(), group.core());
 }
 
 // This member is refused: as if its operand had failed.
-Results Refuse(const CollectiveCall& call, const Group& group, absl::string_view problem) {
-  const std::string text = absl::StrCat(call.op->name, ": ", problem);
+Results Refuse(const CallRequest& call, const Group& group, absl::string_view problem) {
+  const std::string text = absl::StrCat(call.spec.op->name, ": ", problem);
   const Tensor bad = FailedTensor(group.member() == nullptr ? nullptr : group.member()->session,
-                                  WithSource(BadType(text), SourceOf(call.site)));
+                                  WithSource(BadType(text), SourceOf(call.spec.site)));
   return Apply(call, Only(bad), group);
 }
 
@@ -90,12 +83,12 @@ Tensor FactorOf(const ReduceOp& op, absl::Span<const Tensor> xs, CallSite site) 
                   site);
 }
 
-Results ApplyReduction(CollectiveCall call, absl::Span<const Tensor> xs, const Group& group,
+Results ApplyReduction(CallRequest call, absl::Span<const Tensor> xs, const Group& group,
                        const ReduceOp& op) {
-  call.reduction = op.reduction();
+  call.spec.collective.reduction = op.reduction();
   if (op.reduction() != Reduction::kPremulSum) return Apply(call, xs, group);
   std::vector<Tensor> operands(xs.begin(), xs.end());
-  operands.push_back(FactorOf(op, xs, call.site));
+  operands.push_back(FactorOf(op, xs, call.spec.site));
   return Apply(call, operands, group);
 }
 
@@ -134,11 +127,11 @@ TensorType TypeOfPiece(DType dtype, const Shape& shape) {
 }
 
 Results ApplyBroadcast(const Tensor& x, int root, const Group& group, CallSite site) {
-  CollectiveCall call = CallOf(Ops().broadcast, site);
-  call.root = root;
+  CallRequest call(Ops().broadcast, site);
+  call.spec.collective.root = GroupRank(root);
   if (!IsUsable(x) || group.rank() == root) return Apply(call, Only(x), group);
   // Off the root only the type counts, and what is behind it: the root's x has a gradient.
-  call.type = &x.impl()->data->info->type;
+  call.spec.type = &x.impl()->data->info->type;
   call.behind = Only(x);
   return Apply(call, {}, group);
 }
@@ -151,7 +144,7 @@ Tensor AllReduce(const Tensor& x, const Group& group, ReduceOp op, CallSite site
 
 Tensor AllReduceIn(CallInRuns* runs, const Tensor& x, const Group& group, const ReduceOp& op,
                    CallSite site) {
-  CollectiveCall call = CallOf(Ops().all_reduce, site);
+  CallRequest call(Ops().all_reduce, site);
   call.runs = runs;
   return One(ApplyReduction(call, Only(x), group, op));
 }
@@ -161,56 +154,56 @@ Tensor Broadcast(const Tensor& x, int root, const Group& group, CallSite site) {
 }
 
 Tensor Reduce(const Tensor& x, int root, const Group& group, ReduceOp op, CallSite site) {
-  CollectiveCall call = CallOf(Ops().reduce, site);
-  call.root = root;
+  CallRequest call(Ops().reduce, site);
+  call.spec.collective.root = GroupRank(root);
   return One(ApplyReduction(call, Only(x), group, op));
 }
 
 std::vector<Tensor> AllGather(const Tensor& x, const Group& group, const std::vector<int64_t>& rows,
                               CallSite site) {
-  CollectiveCall call = CallOf(Ops().all_gather, site);
-  call.counts = rows;
+  CallRequest call(Ops().all_gather, site);
+  call.spec.collective.counts = rows;
   return List(Apply(call, Only(x), group), group.size());
 }
 
 Tensor AllGatherIntoTensorIn(CallInRuns* runs, const Tensor& x, const Group& group, CallSite site) {
-  CollectiveCall call = CallOf(Ops().all_gather_into_tensor, site);
+  CallRequest call(Ops().all_gather_into_tensor, site);
   call.runs = runs;
   return One(Apply(call, Only(x), group));
 }
 
 Tensor AllGatherIntoTensor(const Tensor& x, const Group& group, const std::vector<int64_t>& rows,
                            int64_t dim, CallSite site) {
-  CollectiveCall call = CallOf(Ops().all_gather_into_tensor, site);
-  call.counts = rows;
+  CallRequest call(Ops().all_gather_into_tensor, site);
+  call.spec.collective.counts = rows;
   const Tensor piece = ToFront("all_gather_into_tensor", AsRow(x, site), dim, site);
   return FromFront(One(Apply(call, Only(piece), group)), dim, site);
 }
 
 std::vector<Tensor> Gather(const Tensor& x, int root, const Group& group,
                            const std::vector<int64_t>& rows, CallSite site) {
-  CollectiveCall call = CallOf(Ops().gather, site);
-  call.root = root;
-  call.counts = rows;
+  CallRequest call(Ops().gather, site);
+  call.spec.collective.root = GroupRank(root);
+  call.spec.collective.counts = rows;
   return List(Apply(call, Only(x), group), group.rank() == root ? group.size() : 1);
 }
 
 Tensor GatherIntoTensor(const Tensor& x, int root, const Group& group,
                         const std::vector<int64_t>& rows, int64_t dim, CallSite site) {
-  CollectiveCall call = CallOf(Ops().gather_into_tensor, site);
-  call.root = root;
-  call.counts = rows;
+  CallRequest call(Ops().gather_into_tensor, site);
+  call.spec.collective.root = GroupRank(root);
+  call.spec.collective.counts = rows;
   const Tensor piece = ToFront("gather_into_tensor", AsRow(x, site), dim, site);
   return FromFront(One(Apply(call, Only(piece), group)), dim, site);
 }
 
 Tensor Scatter(const std::vector<Tensor>& xs, DType dtype, const Shape& shape, int root,
                const Group& group, CallSite site) {
-  CollectiveCall call = CallOf(Ops().scatter, site);
-  call.root = root;
+  CallRequest call(Ops().scatter, site);
+  call.spec.collective.root = GroupRank(root);
   const TensorType type = TypeOfPiece(dtype, shape);
   if (group.rank() != root || group.core() == nullptr) {
-    call.type = &type;
+    call.spec.type = &type;
     call.behind = xs;
     return One(Apply(call, {}, group));
   }
@@ -227,8 +220,8 @@ Tensor Scatter(const std::vector<Tensor>& xs, DType dtype, const Shape& shape, i
 
 Tensor ScatterTensor(const Tensor& x, DType dtype, const Shape& shape, int root, const Group& group,
                      const std::vector<int64_t>& rows, int64_t dim, CallSite site) {
-  CollectiveCall call = CallOf(Ops().scatter_tensor, site);
-  call.root = root;
+  CallRequest call(Ops().scatter_tensor, site);
+  call.spec.collective.root = GroupRank(root);
   const int64_t rank = static_cast<int64_t>(shape.size());
   if (dim < -rank || dim >= rank) {
     return One(Refuse(call, group,
@@ -248,11 +241,11 @@ Tensor ScatterTensor(const Tensor& x, DType dtype, const Shape& shape, int root,
   }
   const TensorType type = TypeOfPiece(dtype, turned);
   if (group.rank() != root || group.core() == nullptr) {
-    call.type = &type;
+    call.spec.type = &type;
     call.behind = Only(x);
     return FromFront(One(Apply(call, {}, group)), dim, site);
   }
-  call.counts = rows;
+  call.spec.collective.counts = rows;
   const Tensor whole = ToFront("scatter_tensor", x, dim, site);
   if (IsUsable(whole)) {
     // What the root says of its own piece; how the tensor is split is the op's to check.
@@ -273,27 +266,27 @@ Tensor ScatterTensor(const Tensor& x, DType dtype, const Shape& shape, int root,
 
 Tensor ReduceScatter(const std::vector<Tensor>& xs, const Group& group, ReduceOp op,
                      CallSite site) {
-  return One(ApplyReduction(CallOf(Ops().reduce_scatter, site), xs, group, op));
+  return One(ApplyReduction(CallRequest(Ops().reduce_scatter, site), xs, group, op));
 }
 
 Tensor ReduceScatterTensor(const Tensor& x, const Group& group, ReduceOp op,
                            const std::vector<int64_t>& rows, int64_t dim, CallSite site) {
-  CollectiveCall call = CallOf(Ops().reduce_scatter_tensor, site);
-  call.counts = rows;
+  CallRequest call(Ops().reduce_scatter_tensor, site);
+  call.spec.collective.counts = rows;
   const Tensor whole = ToFront("reduce_scatter_tensor", x, dim, site);
   return FromFront(One(ApplyReduction(call, Only(whole), group, op)), dim, site);
 }
 
 std::vector<Tensor> AllToAll(const std::vector<Tensor>& xs, const Group& group,
                              const std::vector<int64_t>& rows, CallSite site) {
-  CollectiveCall call = CallOf(Ops().all_to_all, site);
-  call.counts = rows;
+  CallRequest call(Ops().all_to_all, site);
+  call.spec.collective.counts = rows;
   return List(Apply(call, xs, group), group.size());
 }
 
 Tensor AllToAllSingle(const Tensor& x, const Group& group, const std::vector<int64_t>& send_rows,
                       const std::vector<int64_t>& receive_rows, CallSite site) {
-  CollectiveCall call = CallOf(Ops().all_to_all_single, site);
+  CallRequest call(Ops().all_to_all_single, site);
   const size_t size = static_cast<size_t>(group.size());
   const bool even = send_rows.empty() && receive_rows.empty();
   if (!even && (send_rows.size() != size || receive_rows.size() != size)) {
@@ -304,24 +297,24 @@ Tensor AllToAllSingle(const Tensor& x, const Group& group, const std::vector<int
   }
   std::vector<int64_t> counts = send_rows;
   counts.insert(counts.end(), receive_rows.begin(), receive_rows.end());
-  call.counts = counts;
+  call.spec.collective.counts = std::move(counts);
   return One(Apply(call, Only(x), group));
 }
 
 Tensor Send(const Tensor& x, int to, const Group& group, int64_t tag, CallSite site) {
-  CollectiveCall call = CallOf(Ops().send, site);
-  call.peer = to;
-  call.tag = tag;
+  CallRequest call(Ops().send, site);
+  call.spec.collective.peer = GroupRank(to);
+  call.spec.collective.tag = tag;
   return One(Apply(call, Only(x), group));
 }
 
 Tensor Recv(DType dtype, const Shape& shape, int from, const Group& group, int64_t tag,
             CallSite site) {
-  CollectiveCall call = CallOf(Ops().recv, site);
-  call.peer = from;
-  call.tag = tag;
+  CallRequest call(Ops().recv, site);
+  call.spec.collective.peer = GroupRank(from);
+  call.spec.collective.tag = tag;
   const TensorType type = TypeOfPiece(dtype, shape);
-  call.type = &type;
+  call.spec.type = &type;
   return One(Apply(call, {}, group));
 }
 
@@ -337,7 +330,7 @@ std::vector<Tensor> BatchSendRecv(const std::vector<Transfer>& transfers, const 
 }
 
 Tensor Barrier(const Group& group, CallSite site) {
-  return One(Apply(CallOf(Ops().barrier, site), {}, group));
+  return One(Apply(CallRequest(Ops().barrier, site), {}, group));
 }
 
 // --- Ragged -------------------------------------------------------------------------------------
@@ -345,10 +338,10 @@ Tensor Barrier(const Group& group, CallSite site) {
 namespace {
 
 // A call on `x` and its counts, whose result has room for so many rows.
-CollectiveCall RaggedCall(const OpDef* op, int64_t max_rows, CallSite site) {
-  CollectiveCall call = CallOf(op, site);
-  call.runtime_counts_input = 1;
-  call.runtime_count_maximum = max_rows;
+CallRequest RaggedCall(const OpDef* op, int64_t max_rows, CallSite site) {
+  CallRequest call(op, site);
+  call.spec.collective.runtime_counts_input = 1;
+  call.spec.collective.runtime_count_maximum = max_rows;
   return call;
 }
 
@@ -369,20 +362,20 @@ Ragged AllGatherRagged(const Tensor& x, const Tensor& count, int64_t max_rows, c
 
 Ragged GatherRagged(const Tensor& x, const Tensor& count, int64_t max_rows, int root,
                     const Group& group, CallSite site) {
-  CollectiveCall call = RaggedCall(Ops().gather_into_tensor, max_rows, site);
-  call.root = root;
+  CallRequest call = RaggedCall(Ops().gather_into_tensor, max_rows, site);
+  call.spec.collective.root = GroupRank(root);
   return Both(Apply(call, {x, AsRow(count, site)}, group));
 }
 
 Ragged ScatterRagged(const Tensor& x, const Tensor& counts, DType dtype, const Shape& shape,
                      int root, const Group& group, CallSite site) {
-  CollectiveCall call = RaggedCall(Ops().scatter_tensor, shape.empty() ? 0 : shape[0], site);
-  call.root = root;
+  CallRequest call = RaggedCall(Ops().scatter_tensor, shape.empty() ? 0 : shape[0], site);
+  call.spec.collective.root = GroupRank(root);
   const TensorType type = TypeOfPiece(dtype, shape);
   if (group.rank() != root || group.core() == nullptr) {
-    call.type = &type;
+    call.spec.type = &type;
     call.behind = Only(x);
-    call.runtime_counts_input = 0;
+    call.spec.collective.runtime_counts_input = 0;
     return Both(Apply(call, {}, group));
   }
   if (IsUsable(x)) {
@@ -412,7 +405,7 @@ constexpr size_t kMaxCoalescedValues = 4096;
 
 // `calls[i]` on `inputs[i]`, as few runs as may be: one call, however many they are.
 // `results_each`: the most that one has.
-std::vector<Results> ApplyAll(std::vector<CollectiveCall> calls,
+std::vector<Results> ApplyAll(std::vector<CallRequest> calls,
                               const std::vector<absl::Span<const Tensor>>& inputs,
                               size_t results_each, const Group& group) {
   std::vector<Results> results;
@@ -453,10 +446,10 @@ std::vector<Tensor> OneEach(std::vector<Results> results) {
 }
 
 // The same call on each of `xs`.
-std::vector<Results> ApplyEach(const CollectiveCall& call,
+std::vector<Results> ApplyEach(const CallRequest& call,
                                const std::vector<absl::Span<const Tensor>>& xs, size_t results_each,
                                const Group& group) {
-  return ApplyAll(std::vector<CollectiveCall>(xs.size(), call), xs, results_each, group);
+  return ApplyAll(std::vector<CallRequest>(xs.size(), call), xs, results_each, group);
 }
 
 std::vector<absl::Span<const Tensor>> Singly(const std::vector<Tensor>& xs) {
@@ -466,9 +459,9 @@ std::vector<absl::Span<const Tensor>> Singly(const std::vector<Tensor>& xs) {
   return spans;
 }
 
-std::vector<Tensor> ReduceEach(CollectiveCall call, const std::vector<absl::Span<const Tensor>>& xs,
+std::vector<Tensor> ReduceEach(CallRequest call, const std::vector<absl::Span<const Tensor>>& xs,
                                const Group& group, const ReduceOp& op) {
-  call.reduction = op.reduction();
+  call.spec.collective.reduction = op.reduction();
   const size_t extras = static_cast<size_t>(std::max(1, group.size()));
   if (op.reduction() != Reduction::kPremulSum) {
     return OneEach(ApplyEach(call, xs, 1 + extras, group));
@@ -477,7 +470,7 @@ std::vector<Tensor> ReduceEach(CollectiveCall call, const std::vector<absl::Span
   std::vector<absl::Span<const Tensor>> spans;
   for (const absl::Span<const Tensor> x : xs) {
     operands.emplace_back(x.begin(), x.end());
-    operands.back().push_back(FactorOf(op, x, call.site));
+    operands.back().push_back(FactorOf(op, x, call.spec.site));
   }
   for (const std::vector<Tensor>& x : operands) spans.push_back(x);
   return OneEach(ApplyEach(call, spans, 1, group));
@@ -487,18 +480,18 @@ std::vector<Tensor> ReduceEach(CollectiveCall call, const std::vector<absl::Span
 
 std::vector<Tensor> AllReduceCoalesced(const std::vector<Tensor>& xs, const Group& group,
                                        ReduceOp op, CallSite site) {
-  return ReduceEach(CallOf(Ops().all_reduce, site), Singly(xs), group, op);
+  return ReduceEach(CallRequest(Ops().all_reduce, site), Singly(xs), group, op);
 }
 
 std::vector<Tensor> BroadcastCoalesced(const std::vector<Tensor>& xs, int root, const Group& group,
                                        CallSite site) {
-  CollectiveCall call = CallOf(Ops().broadcast, site);
-  call.root = root;
-  std::vector<CollectiveCall> calls(xs.size(), call);
+  CallRequest call(Ops().broadcast, site);
+  call.spec.collective.root = GroupRank(root);
+  std::vector<CallRequest> calls(xs.size(), call);
   std::vector<absl::Span<const Tensor>> inputs = Singly(xs);
   for (size_t i = 0; i < xs.size(); ++i) {
     if (!IsUsable(xs[i]) || group.rank() == root) continue;
-    calls[i].type = &xs[i].impl()->data->info->type;
+    calls[i].spec.type = &xs[i].impl()->data->info->type;
     calls[i].behind = Only(xs[i]);
     inputs[i] = {};
   }
@@ -507,8 +500,8 @@ std::vector<Tensor> BroadcastCoalesced(const std::vector<Tensor>& xs, int root, 
 
 std::vector<Tensor> ReduceCoalesced(const std::vector<Tensor>& xs, int root, const Group& group,
                                     ReduceOp op, CallSite site) {
-  CollectiveCall call = CallOf(Ops().reduce, site);
-  call.root = root;
+  CallRequest call(Ops().reduce, site);
+  call.spec.collective.root = GroupRank(root);
   return ReduceEach(call, Singly(xs), group, op);
 }
 
@@ -516,7 +509,8 @@ std::vector<std::vector<Tensor>> AllGatherCoalesced(const std::vector<Tensor>& x
                                                     const Group& group, CallSite site) {
   const size_t places = static_cast<size_t>(std::max(1, group.size()));
   std::vector<std::vector<Tensor>> lists;
-  for (Results& results : ApplyEach(CallOf(Ops().all_gather, site), Singly(xs), places, group)) {
+  for (Results& results :
+       ApplyEach(CallRequest(Ops().all_gather, site), Singly(xs), places, group)) {
     lists.push_back(List(std::move(results), group.size()));
   }
   return lists;
@@ -526,18 +520,19 @@ std::vector<Tensor> AllGatherIntoTensorCoalesced(const std::vector<Tensor>& xs, 
                                                  CallSite site) {
   std::vector<Tensor> pieces;
   for (const Tensor& x : xs) pieces.push_back(AsRow(x, site));
-  return OneEach(ApplyEach(CallOf(Ops().all_gather_into_tensor, site), Singly(pieces), 1, group));
+  return OneEach(
+      ApplyEach(CallRequest(Ops().all_gather_into_tensor, site), Singly(pieces), 1, group));
 }
 
 std::vector<Tensor> ReduceScatterCoalesced(const std::vector<std::vector<Tensor>>& xs,
                                            const Group& group, ReduceOp op, CallSite site) {
   std::vector<absl::Span<const Tensor>> spans(xs.begin(), xs.end());
-  return ReduceEach(CallOf(Ops().reduce_scatter, site), spans, group, op);
+  return ReduceEach(CallRequest(Ops().reduce_scatter, site), spans, group, op);
 }
 
 std::vector<Tensor> ReduceScatterTensorCoalesced(const std::vector<Tensor>& xs, const Group& group,
                                                  ReduceOp op, CallSite site) {
-  return ReduceEach(CallOf(Ops().reduce_scatter_tensor, site), Singly(xs), group, op);
+  return ReduceEach(CallRequest(Ops().reduce_scatter_tensor, site), Singly(xs), group, op);
 }
 
 // --- Local ops ----------------------------------------------------------------------------------

@@ -151,16 +151,14 @@ std::vector<int64_t> FromFront(int64_t rank, int64_t axis) {
 struct GroupCall {
   explicit GroupCall(const DeviceGroup& devices) : inputs(static_cast<size_t>(devices.size())) {}
 
-  CollectiveCall call;            // of a member that gives inputs
+  CallRequest call;               // of a member that gives inputs
   std::vector<Tensors> inputs;    // by place
   std::vector<TensorType> types;  // by place: of what a member without inputs gets; empty: nothing
 };
 
-CollectiveCall CallOf(const char* op, bool record, CallSite site) {
-  CollectiveCall call;
-  call.op = FindOp(op);
+CallRequest CallOf(const char* op, bool record, CallSite site) {
+  CallRequest call(FindOp(op), site);
   call.record = record;
-  call.site = site;
   return call;
 }
 
@@ -169,17 +167,17 @@ CollectiveCall CallOf(const char* op, bool record, CallSite site) {
 std::vector<std::vector<Results>> Apply(const std::vector<GroupCall>& calls,
                                         const DeviceGroup& devices) {
   const size_t places = static_cast<size_t>(devices.size());
-  std::vector<std::vector<CollectiveCall>> variants(places);
+  std::vector<std::vector<CallRequest>> variants(places);
   std::vector<MemberCall> members;
   for (size_t p = 0; p < places; ++p) {
     const std::shared_ptr<MemberCore>& member = devices.world(static_cast<int>(p)).member();
     variants[p].reserve(calls.size());
     for (const GroupCall& call : calls) {
       variants[p].push_back(call.call);
-      CollectiveCall& own = variants[p].back();
+      CallRequest& own = variants[p].back();
       if (call.inputs[p].empty()) {
-        own.counts = {};
-        if (!call.types.empty()) own.type = &call.types[p];
+        own.spec.collective.counts.clear();
+        if (!call.types.empty()) own.spec.type = &call.types[p];
       }
       members.push_back({&own, call.inputs[p], &member, member->everybody});
     }
@@ -436,7 +434,7 @@ std::vector<Tensors> BroadcastCoalesced(const Tensors& xs, const DeviceGroup& de
     }
     calls.emplace_back(devices);
     calls.back().call = CallOf("broadcast", xs[i].requires_grad(), site);
-    calls.back().call.root = root;
+    calls.back().call.spec.collective.root = GroupRank(root);
     calls.back().inputs[static_cast<size_t>(root)] = {xs[i]};
     calls.back().types.assign(static_cast<size_t>(devices.size()), TypeOf(xs[i]));
   }
@@ -496,8 +494,8 @@ Tensors ReduceAddCoalesced(const std::vector<Tensors>& xs, const DeviceGroup& de
       record = record || xs[d][i].requires_grad();
     }
     call.call = CallOf("reduce", record, site);
-    call.call.root = destination;
-    call.call.reduction = Reduction::kSum;
+    call.call.spec.collective.root = GroupRank(destination);
+    call.call.spec.collective.reduction = Reduction::kSum;
   }
   Tensors sums;
   std::vector<std::vector<Results>> results = ApplyAll(std::move(calls), devices);
@@ -528,7 +526,7 @@ Tensors Scatter(const Tensor& x, const DeviceGroup& devices, const std::vector<i
   if (!whole.status().ok()) return refuse(whole.status());
   GroupCall call(devices);
   call.call = CallOf("scatter_tensor", x.requires_grad(), site);
-  call.call.root = *root;
+  call.call.spec.collective.root = GroupRank(*root);
   call.inputs[static_cast<size_t>(*root)] = {whole};
   std::vector<int64_t> rows;
   for (const int64_t chunk : *chunks) {
@@ -537,7 +535,7 @@ Tensors Scatter(const Tensor& x, const DeviceGroup& devices, const std::vector<i
     call.types.back().dims[0] = Dim(rows.back());
   }
   const bool even = std::all_of(rows.begin(), rows.end(), [&](int64_t n) { return n == rows[0]; });
-  if (!even) call.call.counts = rows;
+  if (!even) call.call.spec.collective.counts = rows;
   std::vector<std::vector<Results>> results = Apply({call}, devices);
   Tensors pieces;
   for (int64_t i = 0; i < CountChunks(*chunks); ++i) {
@@ -680,9 +678,9 @@ Tensor Gather(const Tensors& xs, const DeviceGroup& devices, int destination, in
   const bool in_order = std::is_sorted(order.begin(), order.end());
   call.call =
       CallOf(in_order ? "gather_into_tensor" : "gather", AnyRequiresGrad(checked->xs), site);
-  call.call.root = destination;
+  call.call.spec.collective.root = GroupRank(destination);
   const bool even = std::all_of(rows.begin(), rows.end(), [&](int64_t n) { return n == rows[0]; });
-  if (!even) call.call.counts = rows;
+  if (!even) call.call.spec.collective.counts = rows;
   std::vector<std::vector<Results>> results = Apply({call}, devices);
   Results& gathered = results[static_cast<size_t>(destination)][0];
   Tensor whole = gathered[0];

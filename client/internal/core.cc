@@ -11,7 +11,7 @@
 #include "core/base/source_line.h"
 #include "core/graph/encoding.h"
 #include "core/graph/graph.h"
-#include "core/ops/registry.h"
+#include "core/ops/graph_builder.h"
 
 namespace chorus {
 inline namespace sdk {
@@ -22,8 +22,7 @@ constexpr size_t kMaxFragmentNodes = 256;
 constexpr size_t kMaxFragments = 1024;
 // Graphs of one group's collectives.
 constexpr size_t kMaxCalls = 1024;
-// Lists of counts and of types, of all groups together; and lines of the program.
-constexpr size_t kMaxShapes = 4096;
+// Lines of the program.
 constexpr size_t kMaxSources = 4096;
 // Of a set of dependences, but for those that may have runs under way.
 constexpr size_t kMaxOrigins = 8;
@@ -472,10 +471,8 @@ absl::Status SessionCore::SendLocked(Fragment* fragment) {
   ValueIndex next = static_cast<ValueIndex>(graph.inputs.size());
   for (size_t n = 0; n < nodes.size(); ++n) {
     if (!kept[n]) continue;
-    Node node;
-    NodeSpec& spec = nodes[n].spec;
-    for (const ValueIndex input : spec.inputs) {
-      node.inputs.push_back(input >= 0 ? number[input] : input_number[~input]);
+    for (ValueIndex& input : nodes[n].spec.inputs) {
+      input = input >= 0 ? number[input] : input_number[~input];
     }
     for (size_t o = 0; o < nodes[n].outputs.size(); ++o) {
       const int32_t value = nodes[n].first_value + static_cast<int32_t>(o);
@@ -489,14 +486,7 @@ absl::Status SessionCore::SendLocked(Fragment* fragment) {
       }
       ++next;
     }
-    node.op = std::move(spec.op);
-    node.version = spec.version;
-    node.attributes = std::move(spec.attributes);
-    node.outputs = std::move(nodes[n].types);
-    node.device_slot = spec.device_slot;
-    node.effect = FindOp(node.op)->effect;
-    node.source = std::move(spec.source);
-    graph.nodes.push_back(std::move(node));
+    graph.nodes.push_back(NodeOf(std::move(nodes[n].spec), std::move(nodes[n].types)));
   }
   if (draft.results.empty()) return absl::OkStatus();
   draft.encoded = EncodeGraph(graph);
@@ -755,7 +745,6 @@ SessionCore::Tables SessionCore::CountTables() {
   Tables tables;
   tables.types = types_.size();
   tables.dependences = dependences_.size();
-  tables.shapes = shapes_.size();
   tables.sources = sources_.size();
   tables.members = members_.size();
   tables.worlds = leaving_.size();
@@ -765,10 +754,36 @@ SessionCore::Tables SessionCore::CountTables() {
 
 // --- Collectives --------------------------------------------------------------------------------
 
+NodeSpec NodeSpecOf(const CollectiveSpec& call, const GroupCore& group, int32_t part) {
+  NodeSpec spec;
+  spec.op.assign(call.op->name.data(), call.op->name.size());
+  spec.version = call.op->version;
+  spec.device_slot = group.member->device_slot;
+  spec.source = call.source != nullptr ? *call.source : SourceOf(call.site);
+  if (call.type != nullptr) spec.attributes = TypeAttributes(*call.type);
+  spec.collective = call.collective;
+  spec.collective->group_slot = 0;
+  spec.collective->rank = GroupRank(group.rank);
+  spec.collective->part = part;
+  return spec;
+}
+
+std::pair<GroupRank, GroupRank> Between(const GroupCore& group, const PairEnd& end) {
+  const GroupRank own(group.rank);
+  const GroupRank peer(end.peer);
+  return end.send ? std::make_pair(own, peer) : std::make_pair(peer, own);
+}
+
+void GroupCounters::Reset() {
+  next_ = 0;
+  absl::erase_if(ends_, [](const auto& end) { return end.second.next == 0; });
+  for (auto& end : ends_) end.second.next = 0;
+}
+
 const CallPart* PartBefore(absl::Span<const CallPart> parts, size_t p) {
-  if (HasPeer(parts[p].key.op->kind)) return nullptr;
+  if (HasPeer(parts[p].key.spec.op->kind)) return nullptr;
   for (size_t other = p; other-- > 0;) {
-    if (parts[other].group == parts[p].group && !HasPeer(parts[other].key.op->kind)) {
+    if (parts[other].group == parts[p].group && !HasPeer(parts[other].key.spec.op->kind)) {
       return &parts[other];
     }
   }
@@ -783,13 +798,12 @@ void SessionCore::CountCallLocked(absl::Span<CallPart> parts, CallInRuns* runs) 
     key.group = group->id;
     key.since = group->member->since;
     key.at.step = group->member->step.load(std::memory_order_relaxed);
-    const CollectiveKind kind = part.key.op->kind;
-    if (HasPeer(kind)) {
-      const bool send = kind == CollectiveKind::kSend;
-      key.source = GroupRank(send ? group->rank : part.key.peer);
-      key.destination = GroupRank(send ? part.key.peer : group->rank);
-      key.tag = part.key.tag;
-      key.at.call = group->pairs[{{part.key.peer, send ? 1 : 0}, part.key.tag}].next++;
+    const Collective& collective = part.key.spec.collective;
+    if (HasPeer(collective.kind)) {
+      const PairEnd end = EndOf(collective);
+      std::tie(key.source, key.destination) = Between(*group, end);
+      key.tag = end.tag;
+      key.at.call = group->counters.Count(end, 1);
       continue;
     }
     if (const CallPart* const before = PartBefore(parts, p)) {
@@ -798,7 +812,7 @@ void SessionCore::CountCallLocked(absl::Span<CallPart> parts, CallInRuns* runs) 
     } else if (runs != nullptr && runs->begun) {
       key.at = runs->next;
     } else {
-      key.at.call = group->next_call++;
+      key.at.call = group->counters.Count(1);
     }
     if (runs == nullptr) continue;
     runs->begun = true;
@@ -838,14 +852,14 @@ void SessionCore::AddRefused(absl::Span<const CallPart> parts, Refusals* refusal
     calls.source = key.source;
     calls.destination = key.destination;
     calls.tag = key.tag;
-    calls.is_recv = part.key.op->kind == CollectiveKind::kRecv;
+    const Collective& collective = part.key.spec.collective;
+    calls.is_recv = collective.kind == CollectiveKind::kRecv;
     calls.first = key.at.call;
     calls.next = key.at.call + 1;
     // A peer that is no member waits for nothing.
     const int32_t size = static_cast<int32_t>(part.group->ranks.size());
-    if (key.is_pair() || HasPeer(part.key.op->kind)) {
-      if (part.key.peer < 0 || part.key.peer >= size) continue;
-    }
+    const int32_t peer = collective.peer.value();
+    if (HasPeer(collective.kind) && (peer < 0 || peer >= size)) continue;
     // Parts of one call count once.
     const bool again = std::any_of(
         member->calls.begin(), member->calls.end(), [&calls](const RefusedCalls& other) {
@@ -940,7 +954,7 @@ absl::Status SessionCore::RefuseRest(GroupCore* group, CallInRuns* call, const a
     if (!member->out_of_line.ok()) return Detached(member->out_of_line);
     if (!call->begun) {
       call->begun = true;
-      call->next = {member->step.load(std::memory_order_relaxed), group->next_call++, 0};
+      call->next = {member->step.load(std::memory_order_relaxed), group->counters.Count(1), 0};
     }
     // A call of a step that is over is passed.
     if (call->next.step != member->step.load(std::memory_order_relaxed)) return why;
@@ -959,17 +973,7 @@ void SessionCore::ResetCountsLocked(MemberCore* member) {
   member->out_of_line = absl::OkStatus();
   member->group_requests.clear();
   for (const auto& group : member->groups) {
-    group->next_call = 0;
-    // Pairs with tags that come and go must not fill the table.
-    for (auto pair = group->pairs.begin(); pair != group->pairs.end();) {
-      const auto next = std::next(pair);
-      if (pair->second.next == 0) {
-        group->pairs.erase(pair);
-      } else {
-        pair->second.next = 0;
-      }
-      pair = next;
-    }
+    group->counters.Reset();
   }
 }
 
@@ -987,15 +991,8 @@ absl::Status SessionCore::BeginStep(MemberCore* member, int64_t step) {
   return absl::OkStatus();
 }
 
-const CallShape* SessionCore::InternShape(CallShape shape) {
-  std::unique_ptr<const CallShape>& entry = shapes_[shape];
-  if (entry == nullptr) entry = std::make_unique<const CallShape>(std::move(shape));
-  return entry.get();
-}
-
 void SessionCore::TrimCallsLocked() {
-  if (shapes_.size() < kMaxShapes && sources_.size() < kMaxSources &&
-      static_cast<size_t>(call_graphs_) < MaxGraphs() / 2) {
+  if (sources_.size() < kMaxSources && static_cast<size_t>(call_graphs_) < MaxGraphs() / 2) {
     return;
   }
   for (const auto& held : members_) {
@@ -1003,7 +1000,6 @@ void SessionCore::TrimCallsLocked() {
     if (member == nullptr) continue;
     for (const auto& group : member->groups) ForgetCallsLocked(group.get());
   }
-  shapes_.clear();
   sources_.clear();
 }
 
@@ -1052,10 +1048,6 @@ absl::StatusOr<CallEntry*> SessionCore::EntryLocked(absl::Span<const CallPart> p
 
 absl::StatusOr<std::unique_ptr<CallEntry>> SessionCore::MakeEntryLocked(
     absl::Span<const CallPart> parts) {
-  auto entry = std::make_unique<CallEntry>();
-  Graph graph;
-  graph.num_device_slots = device_count();
-  graph.num_instance_slots = parts[0].key.bound ? 1 : 0;
   // The members that the run holds, by rank.
   std::vector<GroupCore*> held;
   for (const CallPart& part : parts) {
@@ -1069,107 +1061,54 @@ absl::StatusOr<std::unique_ptr<CallEntry>> SessionCore::MakeEntryLocked(
     slot.held.push_back(GroupRank(group->rank));
     slot.device_slots.push_back(group->member->device_slot);
   }
-  graph.group_slots.push_back(std::move(slot));
-  // Inputs of all parts come first.
-  ValueIndex next_input = 0;
-  for (const CallPart& part : parts) {
+  auto entry = std::make_unique<CallEntry>();
+  GraphBuilder builder(device_count(), {std::move(slot)});
+  absl::flat_hash_map<const GroupCore*, int32_t> next_part;
+  for (size_t p = 0; p < parts.size(); ++p) {
+    const CallPart& part = parts[p];
+    const CollectiveSpec& call = part.key.spec;
+    CallEntry::Part made;
+    if (part.declared != nullptr) made.types.push_back(part.declared);
+    NodeSpec spec =
+        NodeSpecOf(call, *part.group, HasPeer(call.op->kind) ? 0 : next_part[part.group]++);
+    made.spec = std::make_shared<const NodeSpec>(spec);
     for (const TensorData* input : part.inputs) {
+      made.types.push_back(input->info);
       GraphInput added;
       added.type = input->info->type;
       // A number of the run, like a factor.
       if (input->state.load(std::memory_order_relaxed) == TensorData::State::kInline) {
         added.role = InputRole::kScalar;
       }
-      added.device_slot = part.group->member->device_slot;
-      graph.inputs.push_back(std::move(added));
+      added.device_slot = spec.device_slot;
+      spec.inputs.push_back(builder.AddInput(std::move(added)));
     }
-  }
-  ValueIndex next_value = static_cast<ValueIndex>(graph.inputs.size());
-  absl::flat_hash_map<const GroupCore*, int32_t> next_part;
-  for (const CallPart& part : parts) {
-    const CallKey& call = part.key;
-    NodeSpec spec;
-    spec.op.assign(call.op->name.data(), call.op->name.size());
-    spec.version = call.op->version;
-    spec.device_slot = part.group->member->device_slot;
-    spec.source = call.source != nullptr ? *call.source : SourceOf(call.site);
-    if (call.declared) spec.attributes = TypeAttributes(call.info->type);
-    Collective collective;
-    collective.kind = call.op->kind;
-    collective.rank = GroupRank(part.group->rank);
-    collective.root = GroupRank(call.root);
-    collective.reduction = call.reduction;
-    collective.wants_grad = call.wants_grad;
-    collective.leads_to_collective = call.leads_to_collective;
-    collective.leads_to_leaf = call.leads_to_leaf;
-    collective.peer = GroupRank(call.peer);
-    collective.tag = call.tag;
-    if (!HasPeer(call.op->kind)) collective.part = next_part[part.group]++;
-    if (call.shape != nullptr) {
-      collective.counts = call.shape->counts;
-      collective.runtime_counts_input = call.shape->runtime_counts_input;
-      collective.runtime_count_maximum = call.shape->runtime_count_maximum;
+    const absl::StatusOr<std::vector<ValueIndex>> values = builder.Emit(std::move(spec));
+    if (!values.ok()) return parts.size() == 1 ? values.status() : AtPlace(values.status(), p);
+    for (const ValueIndex value : *values) {
+      GraphOutput output;
+      output.value = value;
+      builder.AddOutput(output);
+      entry->draft.results.push_back(
+          {Intern(builder.TypeOf(value)), made.spec->device_slot, nullptr});
     }
-    if (call.bound) {
-      collective.instance.kind = InstanceRef::Kind::kBound;
-      collective.instance.slot = 0;
-    }
-    spec.collective = std::move(collective);
-
-    NodeView view;
-    view.op = spec.op;
-    view.version = spec.version;
-    view.attributes = spec.attributes;
-    std::vector<const TensorType*> inputs;
-    for (const TensorData* input : part.inputs) inputs.push_back(&input->info->type);
-    view.inputs = inputs;
-    view.collective = &*spec.collective;
-    view.group_size = graph.group_slots[0].size;
-    absl::StatusOr<std::vector<TensorType>> inferred = InferTypes(view);
-    if (!inferred.ok()) {
-      if (parts.size() == 1) return inferred.status();
-      return AtPlace(inferred.status(), static_cast<size_t>(&part - parts.data()));
-    }
-    std::vector<TensorType>& types = *inferred;
-
-    CallEntry::Part made;
-    if (part.declared != nullptr) {
-      made.info = part.declared;
-    } else if (!part.inputs.empty()) {
-      made.info = part.inputs[0]->info;
-    }
-    made.outputs = types.size();
-    made.visible = NumVisibleOutputs(*spec.collective, static_cast<int>(types.size()));
-    made.saved = SavedBy(*call.op, spec, static_cast<int>(part.inputs.size()),
-                         static_cast<int>(types.size()));
+    const int num_outputs = static_cast<int>(values->size());
+    made.outputs = values->size();
+    made.visible = NumVisibleOutputs(*made.spec->collective, num_outputs);
+    made.saved = SavedBy(*call.op, *made.spec, static_cast<int>(part.inputs.size()), num_outputs);
     made.rank =
         static_cast<int32_t>(std::find(held.begin(), held.end(), part.group) - held.begin());
-    Node node;
-    for (size_t i = 0; i < part.inputs.size(); ++i) node.inputs.push_back(next_input++);
-    for (const TensorType& type : types) {
-      entry->draft.results.push_back({Intern(type), spec.device_slot, nullptr});
-      GraphOutput output;
-      output.value = next_value++;
-      graph.outputs.push_back(output);
-    }
-    node.op = spec.op;
-    node.version = spec.version;
-    node.attributes = spec.attributes;
-    node.outputs = std::move(types);
-    node.device_slot = spec.device_slot;
-    node.effect = Effect::kCollective;
-    node.collective = spec.collective;
-    node.source = spec.source;
-    graph.nodes.push_back(std::move(node));
-    made.spec = std::make_shared<const NodeSpec>(std::move(spec));
     entry->parts.push_back(std::move(made));
   }
+  Graph graph = builder.Build();
+  const InstanceRef& instance = parts[0].key.spec.collective.instance;
+  if (instance.kind == InstanceRef::Kind::kBound) graph.num_instance_slots = 1;
   Run& run = entry->draft.run();
   CHORUS_ASSIGN_OR_RETURN(run.graph, RegisterLocked(EncodeGraph(graph)));
   run.groups.resize(1);
   run.groups[0].group = held[0]->id;
   run.groups[0].base.resize(held.size());
-  run.instances.resize(graph.num_instance_slots);
+  run.instances.resize(static_cast<size_t>(graph.num_instance_slots));
   return entry;
 }
 
@@ -1195,9 +1134,8 @@ absl::StatusOr<Sequence> SessionCore::CollectivesLocked(absl::Span<CallPart> par
     const CallPart& part = parts[p];
     GroupCore* const group = part.group;
     for (TensorData* const input : part.inputs) draft.operands.push_back(input);
-    if (HasPeer(part.key.op->kind)) {
-      const int send = part.key.op->kind == CollectiveKind::kSend ? 1 : 0;
-      OriginPtr& origin = group->pairs[{{part.key.peer, send}, part.key.tag}].origin;
+    if (HasPeer(part.key.spec.op->kind)) {
+      OriginPtr& origin = group->counters.OriginAt(EndOf(part.key.spec.collective));
       if (origin == nullptr) origin = std::make_shared<Origin>(next_origin_++);
       draft.origins[p] = InternDependences({origin});
     } else if (draft.origins[p] != OriginOf(group)) {
@@ -1205,7 +1143,7 @@ absl::StatusOr<Sequence> SessionCore::CollectivesLocked(absl::Span<CallPart> par
     }
     CallPosition& base = run.groups[0].base[entry->parts[p].rank];
     if (bound || part.instance.is_pair()) {
-      base = {group->member->step.load(std::memory_order_relaxed), group->next_call, 0};
+      base = {group->member->step.load(std::memory_order_relaxed), group->counters.next(), 0};
     }
     if (!bound && part.instance.is_pair()) run.pair_calls.push_back(part.instance.at.call);
   }
@@ -1218,7 +1156,7 @@ absl::StatusOr<Sequence> SessionCore::CollectivesLocked(absl::Span<CallPart> par
   const absl::StatusOr<Sequence> sequence = SubmitRun(&draft, results);
   // Tags come and go: what a pair's results depend on is not kept for its next call.
   for (size_t p = 0; p < parts.size(); ++p) {
-    if (HasPeer(parts[p].key.op->kind)) draft.origins[p] = nullptr;
+    if (HasPeer(parts[p].key.spec.op->kind)) draft.origins[p] = nullptr;
   }
   return sequence;
 }

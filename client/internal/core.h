@@ -149,59 +149,43 @@ struct TensorData {
 using TensorDataPtr = std::shared_ptr<TensorData>;
 using TensorDatas = absl::InlinedVector<TensorDataPtr, 1>;
 
-// What a collective's signature has beside one type: the types of inputs that differ, and counts.
-// Interned by the session.
-struct CallShape {
-  std::vector<TensorInfoPtr> inputs;  // empty: all of one type
-  std::vector<int64_t> counts;
-  // Counts at run time, as in Collective.
-  int32_t runtime_counts_input = -1;
-  int64_t runtime_count_maximum = 0;
+// A collective as a member calls it: a NodeSpec whose texts have not been made. To make and hash
+// them would cost a call two thirds more (docs/performance.md): NodeSpecOf makes them of calls that
+// have not been seen before.
+struct CollectiveSpec {
+  CollectiveSpec() = default;
+  CollectiveSpec(const OpDef* o, CallSite where) : op(o), site(where) { collective.kind = o->kind; }
 
-  friend bool operator==(const CallShape& a, const CallShape& b) {
-    return a.inputs == b.inputs && a.counts == b.counts &&
-           a.runtime_counts_input == b.runtime_counts_input &&
-           a.runtime_count_maximum == b.runtime_count_maximum;
-  }
-  template <typename H>
-  friend H AbslHashValue(H h, const CallShape& s) {
-    return H::combine(std::move(h), s.inputs, s.counts, s.runtime_counts_input,
-                      s.runtime_count_maximum);
-  }
+  const OpDef* op = nullptr;         // NodeSpec's op and version
+  Collective collective;             // but for group slot, rank and part, which the call gives
+  const TensorType* type = nullptr;  // the result's, where no input has it: NodeSpec's attributes
+  // The line of the call: NodeSpec's source. Files are compared by address: another one is only
+  // another entry.
+  CallSite site;
+  const std::string* source = nullptr;  // instead of `site`
 };
 
-// What decides which graph an eager collective is.
+// What decides which graph an eager collective is: `type` and `source` are interned, so they are
+// compared by address, like the types of inputs. Its entry keeps these.
 struct CallKey {
-  const OpDef* op = nullptr;
-  Reduction reduction = Reduction::kNone;
-  bool wants_grad = false;
-  bool leads_to_collective = false;
-  bool leads_to_leaf = false;
-  bool bound = false;     // its instance is bound, not the next one
-  bool declared = false;  // `info` is the type that the call names for its result
-  int32_t root = -1;
-  int32_t peer = -1;
+  CollectiveSpec spec;
+  absl::InlinedVector<const TensorInfo*, 2> types;  // of inputs; one, where all are of one
   int32_t num_inputs = 0;
-  int64_t tag = 0;
-  const TensorInfo* info = nullptr;  // else of the first input; its entry keeps it
-  const CallShape* shape = nullptr;  // null: that is all
-  // Where the call was made. Files are compared by address: another one is only another entry.
-  CallSite site;
-  const std::string* source = nullptr;  // interned; instead of `site`
 
   friend bool operator==(const CallKey& a, const CallKey& b) {
-    return a.info == b.info && a.site.line == b.site.line && a.site.file == b.site.file &&
-           a.source == b.source && a.op == b.op && a.shape == b.shape &&
-           a.reduction == b.reduction && a.wants_grad == b.wants_grad &&
-           a.leads_to_collective == b.leads_to_collective && a.leads_to_leaf == b.leads_to_leaf &&
-           a.bound == b.bound && a.declared == b.declared && a.root == b.root && a.peer == b.peer &&
-           a.num_inputs == b.num_inputs && a.tag == b.tag;
+    return a.types == b.types && a.spec.site.line == b.spec.site.line &&
+           a.spec.site.file == b.spec.site.file && a.spec.source == b.spec.source &&
+           a.spec.op == b.spec.op && a.spec.type == b.spec.type && a.num_inputs == b.num_inputs &&
+           a.spec.collective == b.spec.collective;
   }
   template <typename H>
   friend H AbslHashValue(H h, const CallKey& k) {
-    return H::combine(std::move(h), k.op, k.shape, k.reduction, k.wants_grad, k.leads_to_collective,
-                      k.leads_to_leaf, k.bound, k.declared, k.root, k.peer, k.num_inputs, k.tag,
-                      k.info, static_cast<const void*>(k.site.file), k.site.line, k.source);
+    const Collective& c = k.spec.collective;
+    return H::combine(std::move(h), k.types, k.num_inputs, k.spec.op, k.spec.type,
+                      static_cast<const void*>(k.spec.site.file), k.spec.site.line, k.spec.source,
+                      c.root.value(), c.reduction, c.wants_grad, c.leads_to_collective,
+                      c.leads_to_leaf, c.peer.value(), c.tag, c.instance.kind, c.counts,
+                      c.runtime_counts_input, c.runtime_count_maximum);
   }
 };
 
@@ -233,7 +217,7 @@ struct RunDraft {
 struct CallPart {
   GroupCore* group = nullptr;
   CallKey key;
-  TensorInfoPtr declared;                      // keeps the key's, where no input has it
+  TensorInfoPtr declared;                      // keeps the key's type
   absl::InlinedVector<TensorData*, 2> inputs;  // this session's and not failed
   InstanceKey instance;                        // as counted
 };
@@ -252,15 +236,60 @@ const CallPart* PartBefore(absl::Span<const CallPart> parts, size_t p);
 
 struct CallEntry {
   struct Part {
-    std::shared_ptr<const NodeSpec> spec;  // without inputs
-    TensorInfoPtr info;                    // of its key
-    size_t outputs = 0;                    // extras last
-    int32_t rank = 0;                      // place of its member among those that the run holds
-    int32_t visible = 0;                   // outputs that are no extras
-    Saved saved;                           // what the gradient rule uses
+    std::shared_ptr<const NodeSpec> spec;         // without inputs
+    absl::InlinedVector<TensorInfoPtr, 2> types;  // of its key
+    size_t outputs = 0;                           // extras last
+    int32_t rank = 0;     // place of its member among those that the run holds
+    int32_t visible = 0;  // outputs that are no extras
+    Saved saved;          // what the gradient rule uses
   };
   RunDraft draft;  // with the bindings of the last call
   absl::InlinedVector<Part, 1> parts;
+};
+
+// One end of a pair of members as the member at that end sees it: what it sends to a peer with a
+// tag, or receives from it.
+struct PairEnd {
+  int32_t peer = -1;  // by place in the group
+  bool send = false;
+  int64_t tag = 0;
+
+  friend bool operator==(const PairEnd& a, const PairEnd& b) {
+    return a.peer == b.peer && a.send == b.send && a.tag == b.tag;
+  }
+  friend bool operator<(const PairEnd& a, const PairEnd& b) {
+    return std::tie(a.peer, a.send, a.tag) < std::tie(b.peer, b.send, b.tag);
+  }
+  template <typename H>
+  friend H AbslHashValue(H h, const PairEnd& e) {
+    return H::combine(std::move(h), e.peer, e.send, e.tag);
+  }
+};
+
+// What a member has called of a group in its step. Positions are names: every call counts once,
+// whatever becomes of it. The group's own calls have one count, each end of a pair has one.
+class GroupCounters {
+ public:
+  int64_t next() const { return next_; }
+  // Counts so many calls; where they begin.
+  int64_t Count(int64_t calls) { return std::exchange(next_, next_ + calls); }
+  int64_t Count(const PairEnd& end, int64_t calls) {
+    int64_t& next = ends_[end].next;
+    return std::exchange(next, next + calls);
+  }
+  // Where results at an end come from; null at first.
+  OriginPtr& OriginAt(const PairEnd& end) { return ends_[end].origin; }
+  // A new step. Ends that had no call in the last one are forgotten: tags that come and go must not
+  // fill the table.
+  void Reset();
+
+ private:
+  struct End {
+    int64_t next = 0;
+    OriginPtr origin;
+  };
+  int64_t next_ = 0;
+  absl::flat_hash_map<PairEnd, End> ends_;
 };
 
 // A group as one member sees it. Owned by its member as long as that lives: the counters are the
@@ -270,18 +299,11 @@ struct GroupCore {
   MemberCore* member = nullptr;
   GroupId id;
   // Not guarded: only a Reform changes them, and no other thread may use the group meanwhile.
-  std::vector<int> ranks;                               // world ranks, by place
-  int rank = -1;                                        // this member's place
-  std::atomic<bool> alive{true};                        // false: gone with a Reform
-  std::atomic<int64_t> generation{0};                   // counts Reforms
-  int64_t next_call ABSL_GUARDED_BY(session_lock) = 0;  // in the member's step
-  struct Pair {
-    int64_t next = 0;  // call in the member's step
-    OriginPtr origin;  // null: none yet
-  };
-  // By peer, direction (1: send) and tag.
-  absl::flat_hash_map<std::pair<std::pair<int32_t, int32_t>, int64_t>, Pair> pairs
-      ABSL_GUARDED_BY(session_lock);
+  std::vector<int> ranks;              // world ranks, by place
+  int rank = -1;                       // this member's place
+  std::atomic<bool> alive{true};       // false: gone with a Reform
+  std::atomic<int64_t> generation{0};  // counts Reforms
+  GroupCounters counters ABSL_GUARDED_BY(session_lock);
   // What its results depend on; null: none so far.
   DependencesPtr after ABSL_GUARDED_BY(session_lock);
   // Calls seen, and the last one: a loop asks for the same again.
@@ -292,6 +314,16 @@ struct GroupCore {
   CallKey last_key ABSL_GUARDED_BY(session_lock);
   CallEntry* last_entry ABSL_GUARDED_BY(session_lock) = nullptr;
 };
+
+// What a call is as a node of one of the group's graphs, `part` of its call.
+NodeSpec NodeSpecOf(const CollectiveSpec& call, const GroupCore& group, int32_t part);
+
+// The end of a pair whose calls these are, of a kind that has a peer.
+inline PairEnd EndOf(const Collective& collective) {
+  return {collective.peer.value(), collective.kind == CollectiveKind::kSend, collective.tag};
+}
+// Source and destination of what goes through an end.
+std::pair<GroupRank, GroupRank> Between(const GroupCore& group, const PairEnd& end);
 
 // A world all of whose members are one session's and go together: with the last of them (of the
 // handles, and of what was recorded with them) the session leaves it, once its runs there are over.
@@ -425,10 +457,9 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   // Sends all pending fragments. What fails to be sent marks its tensors.
   void FlushLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 
-  const CallShape* InternShape(CallShape shape) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // Counts a call of each member that takes part, and names its collectives: done once for every
   // call, whatever becomes of it. Where `runs` is given and has begun, it goes on with that call.
-  // Uses of a part: group, and op, peer and tag of its key.
+  // Uses of a part: group, and op, peer and tag of its key's spec.
   static void CountCallLocked(absl::Span<CallPart> parts, CallInRuns* runs)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // Sends collectives that are counted as one run: of one group, or of its members in this session.
@@ -527,7 +558,6 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   struct Tables {
     size_t types = 0;
     size_t dependences = 0;
-    size_t shapes = 0;
     size_t sources = 0;
     size_t members = 0;
     size_t worlds = 0;  // to be left
@@ -625,7 +655,7 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   // Tables of the log. What bounds them:
   //   types_, dependences_  what tensors, tape entries, calls and programs have that live, twice
   //   fragments_            kMaxFragments, and a quarter of the graphs that a session may have
-  //   shapes_, sources_     kMaxShapes and kMaxSources
+  //   sources_              kMaxSources
   //   calls and batches of groups   kMaxCalls a group, and half of the graphs of a session
   //   members_              members that live, twice
   //   leaving_              worlds with runs under way
@@ -634,8 +664,6 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   int64_t next_origin_ ABSL_GUARDED_BY(session_lock) = 1;
   // By encoded graph.
   absl::flat_hash_map<std::string, GraphId> fragments_ ABSL_GUARDED_BY(session_lock);
-  absl::flat_hash_map<CallShape, std::unique_ptr<const CallShape>> shapes_
-      ABSL_GUARDED_BY(session_lock);
   absl::flat_hash_map<std::string, std::unique_ptr<std::string>> sources_
       ABSL_GUARDED_BY(session_lock);
   std::vector<std::unique_ptr<StagingBlock>> staging_ ABSL_GUARDED_BY(session_lock);

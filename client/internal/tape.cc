@@ -324,9 +324,10 @@ Tensor Refused(absl::Span<CallPart> parts, bool counted, CallInRuns* runs, absl:
 // What is wrong with a member's call before its types are looked at; else its operands.
 absl::Status CheckCall(const MemberCall& call, const Trace* trace, CallPart* part,
                        std::shared_ptr<const Failure>* failure) {
-  const absl::string_view op = call.call->op->name;
+  const absl::string_view op = call.call->spec.op->name;
   const MemberCore& member = **call.member;
-  if (call.call->type != nullptr) CHORUS_RETURN_IF_ERROR(call.call->type->Validate(kMaxValueBytes));
+  const TensorType* const declared = call.call->spec.type;
+  if (declared != nullptr) CHORUS_RETURN_IF_ERROR(declared->Validate(kMaxValueBytes));
   for (const Tensor& input : call.inputs) {
     CHORUS_RETURN_IF_ERROR(CheckOperand(op, input, member.session.get(), trace, failure));
     TensorData& data = *input.impl()->data;
@@ -340,43 +341,22 @@ absl::Status CheckCall(const MemberCall& call, const Trace* trace, CallPart* par
   return absl::OkStatus();
 }
 
-void SetKey(const CollectiveCall& call, bool record, Leads leads, SessionCore* session,
-            CallPart* made) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
-  const CallPart& part = *made;
-  CallKey& key = made->key;
-  key.op = call.op;
-  key.reduction = call.reduction;
-  key.wants_grad = record;
-  key.leads_to_collective = leads.to_collective;
-  key.leads_to_leaf = leads.to_leaf;
-  key.bound = call.bound != nullptr;
-  key.root = call.root;
-  key.peer = call.peer;
-  key.tag = call.tag;
-  key.num_inputs = static_cast<int32_t>(part.inputs.size());
-  key.declared = call.type != nullptr;
-  if (key.declared) {
-    made->declared = session->Intern(*call.type);
-    key.info = made->declared.get();
-  } else if (!part.inputs.empty()) {
-    key.info = part.inputs[0]->info.get();
+// Makes the key of a part from its spec and inputs.
+void InternKey(SessionCore* session, CallPart* part) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
+  CallKey& key = part->key;
+  if (key.spec.type != nullptr) {
+    part->declared = session->Intern(*key.spec.type);
+    key.spec.type = &part->declared->type;
   }
+  if (key.spec.source != nullptr) key.spec.source = session->InternSource(*key.spec.source);
+  key.num_inputs = static_cast<int32_t>(part->inputs.size());
   bool differ = false;
-  for (const TensorData* input : part.inputs) differ = differ || input->info.get() != key.info;
-  if (differ || !call.counts.empty() || call.runtime_counts_input >= 0) {
-    CallShape shape;
-    shape.runtime_counts_input = call.runtime_counts_input;
-    shape.runtime_count_maximum = call.runtime_count_maximum;
-    shape.counts.assign(call.counts.begin(), call.counts.end());
-    for (const TensorData* input : part.inputs) {
-      if (differ) shape.inputs.push_back(input->info);
-    }
-    key.shape = session->InternShape(std::move(shape));
+  for (const TensorData* input : part->inputs) {
+    differ = differ || input->info != part->inputs[0]->info;
   }
-  if (call.source != nullptr) {
-    key.source = session->InternSource(*call.source);
-  } else {
-    key.site = call.site;
+  for (size_t i = 0; i < (differ ? part->inputs.size() : std::min<size_t>(1, key.num_inputs));
+       ++i) {
+    key.types.push_back(part->inputs[i]->info.get());
   }
 }
 
@@ -393,7 +373,6 @@ TensorDataPtr AbsentResult(const MemberCore& member, Trace* trace, Sequence prod
 struct Recording {
   MemberCall call;
   bool record = false;
-  Leads leads;
   absl::InlinedVector<TensorDataPtr, 1> outputs;  // extras last
   std::shared_ptr<const NodeSpec> spec;
   int visible = 0;
@@ -442,30 +421,8 @@ void Finish(Recording* r, Trace* trace) {
 }
 
 absl::Status AddToTrace(Recording* r, Trace* trace) {
-  const CollectiveCall& call = *r->call.call;
-  const MemberCore& member = **r->call.member;
-  NodeSpec spec;
-  spec.op.assign(call.op->name.data(), call.op->name.size());
-  spec.version = call.op->version;
-  spec.device_slot = member.device_slot;
-  spec.source = call.source != nullptr ? *call.source : SourceOf(call.site);
-  if (call.type != nullptr) spec.attributes = TypeAttributes(*call.type);
-  Collective collective;
-  collective.kind = call.op->kind;
-  collective.rank = GroupRank(r->call.group->rank);
-  collective.root = GroupRank(call.root);
-  collective.reduction = call.reduction;
-  collective.wants_grad = r->record;
-  collective.leads_to_collective = r->leads.to_collective;
-  collective.leads_to_leaf = r->leads.to_leaf;
-  collective.peer = GroupRank(call.peer);
-  collective.tag = call.tag;
-  collective.counts.assign(call.counts.begin(), call.counts.end());
-  collective.runtime_counts_input = call.runtime_counts_input;
-  collective.runtime_count_maximum = call.runtime_count_maximum;
-  if (call.ref != nullptr) collective.instance = *call.ref;
-  collective.part = r->part->instance.at.part;
-  spec.collective = std::move(collective);
+  const CollectiveSpec& call = r->part->key.spec;
+  NodeSpec spec = NodeSpecOf(call, *r->call.group, r->part->instance.at.part);
   TensorDatas operands;
   for (const Tensor& input : r->call.inputs) operands.push_back(input.impl()->data);
   auto kept = std::make_shared<NodeSpec>(spec);
@@ -484,19 +441,21 @@ absl::Status AddToTrace(Recording* r, Trace* trace) {
 template <bool kOne>
 void Apply(size_t number, Recording* recordings, CallPart* parts) {
   const size_t count = kOne ? 1 : number;
-  const CollectiveCall& first = *recordings[0].call.call;
+  const CallRequest& first = *recordings[0].call.call;
+  const CollectiveSpec& first_spec = first.spec;
   Trace* const trace = Trace::Current();
   const auto fail = [&](const Tensor& failed) {
     // Without it the function would call less than it does on other ranks.
     if (trace != nullptr) trace->Fail(failed.status());
     for (size_t i = 0; i < count; ++i) *recordings[i].results = {failed};
   };
-  const auto sourced = [&first](const absl::Status& status) {
-    return WithSource(status, first.source != nullptr ? *first.source : SourceOf(first.site));
+  const auto sourced = [&first_spec](const absl::Status& status) {
+    return WithSource(
+        status, first_spec.source != nullptr ? *first_spec.source : SourceOf(first_spec.site));
   };
   for (size_t i = 0; i < count; ++i) {
     const MemberCall& call = recordings[i].call;
-    const absl::string_view op = call.call->op->name;
+    const absl::string_view op = call.call->spec.op->name;
     if (*call.member == nullptr) {
       return fail(sdk::FailedTensor(
           nullptr, sourced(BadType(absl::StrCat(op, ": expected a group, got none")))));
@@ -507,9 +466,7 @@ void Apply(size_t number, Recording* recordings, CallPart* parts) {
                                         op, ": the group ended when its world was reformed")))));
     }
     parts[i].group = call.group;
-    parts[i].key.op = call.call->op;
-    parts[i].key.peer = call.call->peer;
-    parts[i].key.tag = call.call->tag;
+    parts[i].key.spec = call.call->spec;
   }
   const std::shared_ptr<SessionCore>& session = (*recordings[0].call.member)->session;
   const auto refuse = [&](const absl::Status& status, bool counted) {
@@ -525,17 +482,24 @@ void Apply(size_t number, Recording* recordings, CallPart* parts) {
       if (count > 1 && failure == nullptr) status = AtPlace(status, i);
       return refuse(failure != nullptr ? failure->status : sourced(status), /*counted=*/false);
     }
-    const TensorType* type = call.call->type;
+    Collective& collective = parts[i].key.spec.collective;
+    const TensorType* type = call.call->spec.type;
     if (type == nullptr && !parts[i].inputs.empty()) type = &parts[i].inputs[0]->info->type;
     recordings[i].part = &parts[i];
     recordings[i].record = grad_enabled && call.call->record &&
-                           call.call->op->kind != CollectiveKind::kBarrier && type != nullptr &&
+                           collective.kind != CollectiveKind::kBarrier && type != nullptr &&
                            IsFloating(type->dtype);
+    Leads leads;
     if (call.call->unrecorded_gradient) {
-      recordings[i].leads = {true, true};
+      leads = {true, true};
     } else if (recordings[i].record) {
-      recordings[i].leads = LeadsOf(call.inputs, trace);
+      leads = LeadsOf(call.inputs, trace);
     }
+    collective.wants_grad = recordings[i].record;
+    collective.leads_to_collective = leads.to_collective;
+    collective.leads_to_leaf = leads.to_leaf;
+    // Of the rule's own numbering of groups; a call says which group by itself.
+    collective.group_slot = 0;
   }
   if (trace != nullptr) {
     for (size_t i = 0; i < count; ++i) {
@@ -565,10 +529,7 @@ void Apply(size_t number, Recording* recordings, CallPart* parts) {
         SessionCore::CountCallLocked(absl::MakeSpan(parts, count), first.runs);
       }
       session->TrimCallsLocked();
-      for (size_t i = 0; i < count; ++i) {
-        const CollectiveCall& call = *recordings[i].call.call;
-        SetKey(call, recordings[i].record, recordings[i].leads, session.get(), &parts[i]);
-      }
+      for (size_t i = 0; i < count; ++i) InternKey(session.get(), &parts[i]);
       const CallEntry* entry = nullptr;
       TensorDatas sent;
       const absl::StatusOr<Sequence> run =
@@ -593,7 +554,7 @@ void Apply(size_t number, Recording* recordings, CallPart* parts) {
 
 }  // namespace
 
-Results ApplyCollective(const CollectiveCall& call, absl::Span<const Tensor> inputs,
+Results ApplyCollective(const CallRequest& call, absl::Span<const Tensor> inputs,
                         const std::shared_ptr<MemberCore>& member, GroupCore* group) {
   Results results;
   Recording recording;
@@ -675,41 +636,28 @@ class TapeEmitter : public Emitter {
       outputs.push_back(AddTensor(result));
       return outputs;
     }
-    const Collective& collective = *spec.collective;
-    CollectiveCall call;
-    call.op = FindOp(spec.op);
-    if (call.op == nullptr) {
+    const OpDef* const op = FindOp(spec.op);
+    if (op == nullptr) {
       return MakeError(Reason::kInternal,
                        absl::StrCat("a gradient rule emits an op '", spec.op, "', which is none"));
     }
-    call.reduction = collective.reduction;
-    call.root = collective.root.value();
-    call.peer = collective.peer.value();
-    call.tag = collective.tag;
-    call.counts = collective.counts;
-    call.runtime_counts_input = collective.runtime_counts_input;
-    call.runtime_count_maximum = collective.runtime_count_maximum;
-    call.source = &spec.source;
-    call.unrecorded_gradient = !grad_enabled;
+    const GradNodePtr& group = groups_[spec.collective->group_slot];
+    CallRequest call(op, CallSite());
+    call.spec.collective = *std::move(spec.collective);
+    call.spec.source = &spec.source;
     TensorType type;
     if (!spec.attributes.empty()) {
       NodeView view;
       view.op = spec.op;
       view.attributes = spec.attributes;
       CHORUS_ASSIGN_OR_RETURN(type, TypeOfAttributes(view));
-      call.type = &type;
+      call.spec.type = &type;
     }
-    if (Trace::Current() != nullptr) {
-      call.ref = &collective.instance;
-    } else {
-      call.bound = &bound_;
-    }
-    const GradNodePtr& group = groups_[collective.group_slot];
+    call.unrecorded_gradient = !grad_enabled;
+    if (call.spec.collective.instance.kind == InstanceRef::Kind::kBound) call.bound = &bound_;
     // Requests of one entry meet by number: the line tells those of one loss from another's.
-    std::string source;
     if (group->member->compares_lines) {
-      source = absl::StrCat(spec.source, ", differentiated at ", source_);
-      call.source = &source;
+      absl::StrAppend(&spec.source, ", differentiated at ", source_);
     }
     const Results results = ApplyCollective(call, inputs, group->member, group->group);
     for (const Tensor& result : results) {

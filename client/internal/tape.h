@@ -120,41 +120,32 @@ Tensor FailedTensor(const std::shared_ptr<SessionCore>& session, absl::Status st
 Tensor ApplyLocal(NodeSpec spec, absl::Span<const Tensor> inputs,
                   const DeviceRef* device = nullptr);
 
-// A collective as one member calls it.
-struct CollectiveCall {
-  const OpDef* op = nullptr;
-  Reduction reduction = Reduction::kNone;
-  int32_t root = -1;
-  int32_t peer = -1;
-  int64_t tag = 0;
-  absl::Span<const int64_t> counts;
-  int32_t runtime_counts_input = -1;  // as in Collective
-  int64_t runtime_count_maximum = 0;
-  bool record = true;  // where gradients are on; false: it is known that nobody wants one
+// A call of a collective by one member.
+struct CallRequest {
+  CallRequest() = default;
+  CallRequest(const OpDef* op, CallSite site) : spec(op, site) {}
+
+  CollectiveSpec spec;  // what is recorded, and where its operand comes from, is found out
+  bool record = true;   // where gradients are on; false: it is known that nobody wants one
   // It is a gradient that is not recorded though its operand may depend on anything.
   bool unrecorded_gradient = false;
   absl::Span<const Tensor> behind;  // GradNode::behind; what is unusable is left out
-  // The result's type where no input has it.
-  const TensorType* type = nullptr;
-  // The instance, where it is not the group's next one.
-  const InstanceKey* bound = nullptr;  // eager
-  const InstanceRef* ref = nullptr;    // in a trace
-  CallInRuns* runs = nullptr;          // where one run is not all of the call
-  CallSite site;
-  const std::string* source = nullptr;  // instead of `site`
+  // The instance, where the spec's is bound.
+  const InstanceKey* bound = nullptr;
+  CallInRuns* runs = nullptr;  // where one run is not all of the call
 };
 
 // Its visible results; one absent tensor where there are none. Errors are in the tensors. A call
 // that is refused here counts, and the other ranks are told, so that they need not wait for this
 // one: that takes an answer of the daemon. In a trace nothing is sent, and the trace fails.
 using Results = absl::InlinedVector<Tensor, 1>;
-Results ApplyCollective(const CollectiveCall& call, absl::Span<const Tensor> inputs,
+Results ApplyCollective(const CallRequest& call, absl::Span<const Tensor> inputs,
                         const std::shared_ptr<MemberCore>& member, GroupCore* group);
 
 // Several in one run: of one group, or of its members in this session (whose calls meet). Results
 // are by call. One that is refused refuses them all: each result carries the error.
 struct MemberCall {
-  const CollectiveCall* call = nullptr;
+  const CallRequest* call = nullptr;
   absl::Span<const Tensor> inputs;
   const std::shared_ptr<MemberCore>* member = nullptr;
   GroupCore* group = nullptr;

@@ -167,40 +167,30 @@ absl::StatusOr<Trace::Finished> Trace::Finish(absl::Span<const TensorDataPtr> ou
     collective.wants_grad = differentiated[n];
     TapeUse use;
     use.group_slot = collective.group_slot;
-    use.member = collective.rank;
+    Slot& slot = finished.slots[collective.group_slot];
+    use.held = static_cast<size_t>(
+        std::find_if(slot.groups.begin(), slot.groups.end(),
+                     [&](const GroupCore* g) { return g->rank == collective.rank.value(); }) -
+        slot.groups.begin());
     use.live = differentiated[n];
     if (collective.instance.kind == InstanceRef::Kind::kGradient) {
       use.parent = tape_of[collective.instance.node];
       use.offset = collective.instance.request;
-    } else {
-      Slot& slot = finished.slots[collective.group_slot];
-      const size_t place = static_cast<size_t>(
-          std::find_if(slot.groups.begin(), slot.groups.end(),
-                       [&](const GroupCore* g) { return g->rank == collective.rank.value(); }) -
-          slot.groups.begin());
-      if (HasPeer(collective.kind)) {
-        const bool send = collective.kind == CollectiveKind::kSend;
-        use.source = send ? collective.rank : collective.peer;
-        use.destination = send ? collective.peer : collective.rank;
-        use.tag = collective.tag;
-        GroupCore* const group = slot.groups[place];
-        PairUse* pair = nullptr;
-        for (PairUse& p : finished.pairs) {
-          if (p.group == group && p.peer == collective.peer.value() && p.send == send &&
-              p.tag == use.tag) {
-            pair = &p;
-          }
-        }
-        if (pair == nullptr) {
-          finished.pairs.push_back({group, collective.peer.value(), send, use.tag, 0});
-          pair = &finished.pairs.back();
-        }
-        use.offset = pair->used++;
-      } else {
-        if (collective.part == 0) ++slot.used[place];
-        use.offset = slot.used[place] - 1;
-        use.part = collective.part;
+    } else if (HasPeer(collective.kind)) {
+      GroupCore* const group = slot.groups[use.held];
+      const PairEnd end = EndOf(collective);
+      auto pair = std::find_if(finished.pairs.begin(), finished.pairs.end(),
+                               [&](const PairUse& p) { return p.group == group && p.end == end; });
+      if (pair == finished.pairs.end()) {
+        pair = finished.pairs.insert(pair, PairUse{group, end, 0});
       }
+      use.pair = static_cast<int32_t>(pair - finished.pairs.begin());
+      use.offset = pair->used++;
+    } else {
+      int64_t& used = slot.used[use.held];
+      if (collective.part == 0) ++used;
+      use.offset = used - 1;
+      use.part = collective.part;
     }
     tape_of[n] = static_cast<int32_t>(finished.tapes.size());
     finished.tapes.push_back(std::move(use));

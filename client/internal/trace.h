@@ -65,10 +65,8 @@ class Trace {
   struct TapeUse {
     int32_t parent = -1;  // place in this list: a gradient of that, request `offset`
     int32_t group_slot = 0;
-    GroupRank member;
-    GroupRank source{-1};
-    GroupRank destination{-1};
-    int64_t tag = 0;
+    size_t held = 0;     // place of the member in its slot
+    int32_t pair = -1;   // place among the pairs; -1: it has no peer
     int64_t offset = 0;  // from the member's next call, or the pair's
     int32_t part = 0;
     bool live = false;  // false: only a parent of others
@@ -81,9 +79,7 @@ class Trace {
   // Send and recv: counted by pair and tag.
   struct PairUse {
     GroupCore* group = nullptr;
-    int32_t peer = -1;
-    bool send = false;
-    int64_t tag = 0;
+    PairEnd end;
     int64_t used = 0;
   };
   struct Finished {

@@ -8,6 +8,20 @@
 
 namespace chorus {
 
+Node NodeOf(NodeSpec spec, std::vector<TensorType> outputs) {
+  Node node;
+  node.effect = FindOp(spec.op)->effect;
+  node.op = std::move(spec.op);
+  node.version = spec.version;
+  node.attributes = std::move(spec.attributes);
+  node.inputs = std::move(spec.inputs);
+  node.outputs = std::move(outputs);
+  node.device_slot = spec.device_slot;
+  node.collective = std::move(spec.collective);
+  node.source = std::move(spec.source);
+  return node;
+}
+
 GraphBuilder::GraphBuilder(int32_t num_device_slots, std::vector<GroupSlot> group_slots)
     : num_device_slots_(num_device_slots), group_slots_(std::move(group_slots)) {}
 
@@ -87,17 +101,10 @@ Graph GraphBuilder::Build() const {
   graph.inputs = inputs_;
   graph.nodes.reserve(nodes_.size());
   for (const RecordedNode& recorded : nodes_) {
-    Node node;
-    node.op = recorded.spec.op;
-    node.version = recorded.spec.version;
-    node.attributes = recorded.spec.attributes;
-    for (const ValueIndex value : recorded.spec.inputs) node.inputs.push_back(FinalIndex(value));
-    for (const ValueIndex value : recorded.outputs) node.outputs.push_back(types_[value]);
-    node.device_slot = recorded.spec.device_slot;
-    node.effect = FindOp(node.op)->effect;
-    node.collective = recorded.spec.collective;
-    node.source = recorded.spec.source;
-    graph.nodes.push_back(std::move(node));
+    std::vector<TensorType> outputs;
+    for (const ValueIndex value : recorded.outputs) outputs.push_back(types_[value]);
+    graph.nodes.push_back(NodeOf(recorded.spec, std::move(outputs)));
+    for (ValueIndex& input : graph.nodes.back().inputs) input = FinalIndex(input);
   }
   graph.outputs = outputs_;
   for (GraphOutput& output : graph.outputs) output.value = FinalIndex(output.value);

@@ -17,6 +17,10 @@
 
 namespace chorus {
 
+// The node that `spec` describes, where its outputs have been inferred. Its op is one of this
+// build.
+Node NodeOf(NodeSpec spec, std::vector<TensorType> outputs);
+
 class GraphBuilder : public Emitter {
  public:
   explicit GraphBuilder(int32_t num_device_slots = 1, std::vector<GroupSlot> group_slots = {});
