@@ -2,6 +2,8 @@
 #include <vector>
 
 #include "client/chorus.h"
+#include "client/internal/access.h"
+#include "client/internal/tape.h"
 #include "client/testing/fake_daemon.h"
 #include "client/testing/ranks.h"
 #include "core/base/error.h"
@@ -10,6 +12,8 @@
 
 namespace chorus {
 namespace {
+
+using internal::ImplOf;
 
 using ::testing::ElementsAre;
 using testing::FakeDaemon;
@@ -27,7 +31,7 @@ void ExpectNoLeaks(const FakeDaemon& daemon) { EXPECT_EQ(daemon.live_tapes(), 0)
 
 TEST(AutogradTest, LocalGradients) {
   FakeDaemon daemon;
-  const sdk::Session session = daemon.Open();
+  const Session session = daemon.Open();
   const Tensor x = Leaf(session, {1, 2, 3});
   EXPECT_TRUE(x.requires_grad());
   EXPECT_FALSE(x.grad().defined());
@@ -43,7 +47,7 @@ TEST(AutogradTest, LocalGradients) {
 
 TEST(AutogradTest, AnInputUsedTwiceGetsBothGradientsOnce) {
   FakeDaemon daemon;
-  const sdk::Session session = daemon.Open();
+  const Session session = daemon.Open();
   const Tensor x = Leaf(session, {2});
   const Tensor y = x * 3;
   ASSERT_TRUE(Backward(Sum(y + y * y)).ok());
@@ -52,7 +56,7 @@ TEST(AutogradTest, AnInputUsedTwiceGetsBothGradientsOnce) {
 
 TEST(AutogradTest, SeedsWeighTheRoots) {
   FakeDaemon daemon;
-  const sdk::Session session = daemon.Open();
+  const Session session = daemon.Open();
   const Tensor x = Leaf(session, {1, 2});
   const Tensor y = x * x;
   BackwardOptions options;
@@ -88,7 +92,7 @@ TEST(AutogradTest, ABackwardSendsNothingForMetricsThatAreKept) {
 
 TEST(AutogradTest, DetachAndNoGradCutTheHistory) {
   FakeDaemon daemon;
-  const sdk::Session session = daemon.Open();
+  const Session session = daemon.Open();
   const Tensor x = Leaf(session, {3});
   const Tensor y = x * x;
   const Tensor cut = y.Detach();
@@ -102,7 +106,7 @@ TEST(AutogradTest, DetachAndNoGradCutTheHistory) {
 
 TEST(AutogradTest, TheTapeIsUsedUpUnlessRetained) {
   FakeDaemon daemon;
-  const sdk::Session session = daemon.Open();
+  const Session session = daemon.Open();
   const Tensor x = Leaf(session, {3});
   const Tensor y = Sum(x * x);
   BackwardOptions retain;
@@ -117,8 +121,8 @@ TEST(AutogradTest, TheTapeIsUsedUpUnlessRetained) {
 
 TEST(AutogradTest, WrongUseIsAnError) {
   FakeDaemon daemon;
-  const sdk::Session session = daemon.Open();
-  const sdk::Session other = daemon.Open();
+  const Session session = daemon.Open();
+  const Session other = daemon.Open();
   const Tensor x = Leaf(session, {3});
   EXPECT_EQ(Backward(FromHost<double>(session, {1}, {1})).code(),
             absl::StatusCode::kFailedPrecondition);
@@ -138,7 +142,7 @@ TEST(AutogradTest, WrongUseIsAnError) {
 
 TEST(AutogradTest, GradLeavesLeavesAlone) {
   FakeDaemon daemon;
-  const sdk::Session session = daemon.Open();
+  const Session session = daemon.Open();
   const Tensor x = Leaf(session, {3});
   const Tensor w = Leaf(session, {5});
   const Tensor unused = Leaf(session, {5, 6});
@@ -153,7 +157,7 @@ TEST(AutogradTest, GradLeavesLeavesAlone) {
 
 TEST(AutogradTest, GradientsOfGradients) {
   FakeDaemon daemon;
-  const sdk::Session session = daemon.Open();
+  const Session session = daemon.Open();
   const Tensor x = Leaf(session, {2});
   BackwardOptions create;
   create.create_graph = true;
@@ -169,7 +173,7 @@ TEST(AutogradTest, GradientsOfGradients) {
 
 TEST(AutogradTest, MappedMemoryIsFrozenWhenItIsSaved) {
   FakeDaemon daemon;
-  const sdk::Session session = daemon.Open();
+  const Session session = daemon.Open();
   absl::StatusOr<MappedTensor<double>> mapped = Map<double>(session, {1});
   ASSERT_TRUE(mapped.ok());
   mapped->data()[0] = 3;
@@ -442,7 +446,7 @@ TEST(CollectiveGradientTest, TwoGroupsInOneLoss) {
 TEST(CollectiveGradientTest, TwoRanksInOneSession) {
   FakeDaemon daemon;
   {
-    const sdk::Session session = daemon.Open(2);
+    const Session session = daemon.Open(2);
     std::vector<Tensor> x, loss;
     for (int r = 0; r < 2; ++r) {
       WorldOptions options;
@@ -505,14 +509,14 @@ TEST(CollectiveGradientTest, EqualCallsOnTwoLinesAreToldApart) {
       ASSERT_TRUE(Backward(root).ok());
       const std::string taken(Backward(root).message());
       EXPECT_THAT(taken, HasSubstr(std::string(__FILE__) + ":" +
-                                   std::to_string(line + (root.impl() == z.impl() ? 1 : 0))));
+                                   std::to_string(line + (ImplOf(root) == ImplOf(z) ? 1 : 0))));
     }
   }
 }
 
 TEST(CollectiveGradientTest, ALongTapeIsTakenDownWithoutRecursion) {
   FakeDaemon daemon;
-  const sdk::Session session = daemon.Open();
+  const Session session = daemon.Open();
   Tensor x = Leaf(session, {1});
   Tensor y = x;
   for (int i = 0; i < 200000; ++i) y = -y;

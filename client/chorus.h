@@ -83,15 +83,16 @@
 #include "core/tensor/type.h"
 
 namespace chorus {
-// Inline: the SDK's classes never share a name with one of the daemon's in a program with both.
-inline namespace sdk {
 
-class SessionCore;   // internal
-class MemberCore;    // internal
-struct GroupCore;    // internal
-class TensorImpl;    // internal
-class CompiledImpl;  // internal
-class GradMode;      // internal
+namespace internal {
+class Access;
+class CompiledImpl;
+class GradMode;
+class MemberCore;
+class SessionCore;
+class TensorImpl;
+struct GroupCore;
+}  // namespace internal
 
 class Group;
 class Session;
@@ -248,14 +249,15 @@ class DeviceRef {
   DeviceRef() = default;
   DeviceRef(const Session& session);  // NOLINT: stands for device 0
   DeviceRef(const World& world);      // NOLINT: stands for its member's device
-  DeviceRef(std::shared_ptr<SessionCore> session, int slot)
-      : session_(std::move(session)), slot_(slot) {}
 
-  const std::shared_ptr<SessionCore>& session() const { return session_; }
   int slot() const { return slot_; }  // place in the session's list
 
  private:
-  std::shared_ptr<SessionCore> session_;
+  friend class internal::Access;
+  DeviceRef(std::shared_ptr<internal::SessionCore> session, int slot)
+      : session_(std::move(session)), slot_(slot) {}
+
+  std::shared_ptr<internal::SessionCore> session_;
   int slot_ = 0;
 };
 
@@ -283,15 +285,15 @@ class Session {
   absl::Status Close() const;
 
   int device_count() const;
-  DeviceRef device(int slot) const { return DeviceRef(core_, slot); }
+  DeviceRef device(int slot) const;
   Transport transport() const;  // the one in use, never kAuto
   bool is_open() const;
 
-  const std::shared_ptr<SessionCore>& core() const { return core_; }
-  explicit Session(std::shared_ptr<SessionCore> core) : core_(std::move(core)) {}
-
  private:
-  std::shared_ptr<SessionCore> core_;
+  friend class internal::Access;
+  explicit Session(std::shared_ptr<internal::SessionCore> session) : session_(std::move(session)) {}
+
+  std::shared_ptr<internal::SessionCore> session_;
 };
 
 // An ordered subset of a world's ranks, as one of its members sees it. Roots, peers, sources and
@@ -307,14 +309,13 @@ class Group {
   int GroupRankOf(int world_rank) const;
   const std::vector<int>& world_ranks() const;  // by place
 
-  Group(std::shared_ptr<MemberCore> member, GroupCore* core)
-      : member_(std::move(member)), core_(core) {}
-  const std::shared_ptr<MemberCore>& member() const { return member_; }
-  GroupCore* core() const { return core_; }
-
  private:
-  std::shared_ptr<MemberCore> member_;
-  GroupCore* core_ = nullptr;  // its member's
+  friend class internal::Access;
+  Group(std::shared_ptr<internal::MemberCore> member, internal::GroupCore* core)
+      : member_(std::move(member)), core_(core) {}
+
+  std::shared_ptr<internal::MemberCore> member_;
+  internal::GroupCore* core_ = nullptr;  // its member's
 };
 
 // One member of a job: this rank.
@@ -371,11 +372,11 @@ class World {
   // anew, and the step is 0 again. Meanwhile no other thread may use the world's groups.
   absl::StatusOr<Reformed> Reform(Timeout timeout = std::chrono::seconds(60));
 
-  explicit World(std::shared_ptr<MemberCore> member) : member_(std::move(member)) {}
-  const std::shared_ptr<MemberCore>& member() const { return member_; }
-
  private:
-  std::shared_ptr<MemberCore> member_;
+  friend class internal::Access;
+  explicit World(std::shared_ptr<internal::MemberCore> member) : member_(std::move(member)) {}
+
+  std::shared_ptr<internal::MemberCore> member_;
 };
 
 // --- Tensors ------------------------------------------------------------------------------------
@@ -447,14 +448,13 @@ class Tensor {
   // The same tensor without its history.
   Tensor Detach() const;
 
-  explicit Tensor(std::shared_ptr<TensorImpl> impl) : impl_(std::move(impl)) {}
-  const std::shared_ptr<TensorImpl>& impl() const { return impl_; }
-
  private:
+  friend class internal::Access;
+  explicit Tensor(std::shared_ptr<internal::TensorImpl> impl) : impl_(std::move(impl)) {}
   absl::Status ReadInto(DType dtype, std::function<char*(int64_t elements)> allocate) const;
   absl::StatusOr<std::pair<std::shared_ptr<const void>, const char*>> Map(DType dtype) const;
 
-  std::shared_ptr<TensorImpl> impl_;
+  std::shared_ptr<internal::TensorImpl> impl_;
 };
 
 // Memory of the trainer's that the daemon reads in place: staging. Fill data(), then use tensor()
@@ -852,7 +852,7 @@ class NoGrad {
   NoGrad& operator=(const NoGrad&) = delete;
 
  private:
-  std::unique_ptr<GradMode> mode_;
+  std::unique_ptr<internal::GradMode> mode_;
 };
 
 // --- Compile ------------------------------------------------------------------------------------
@@ -914,10 +914,10 @@ class Compiled {
   // last 256 lists are kept.
   int traces() const;
 
-  explicit Compiled(std::shared_ptr<CompiledImpl> impl) : impl_(std::move(impl)) {}
+  explicit Compiled(std::shared_ptr<internal::CompiledImpl> impl) : impl_(std::move(impl)) {}
 
  private:
-  std::shared_ptr<CompiledImpl> impl_;
+  std::shared_ptr<internal::CompiledImpl> impl_;
 };
 Compiled Compile(Function function, const CompileOptions& options = {});
 
@@ -957,7 +957,6 @@ absl::StatusOr<TensorView<T>> Tensor::View() const {
                        static_cast<size_t>(num_elements()));
 }
 
-}  // namespace sdk
 }  // namespace chorus
 
 #endif  // CHORUS_CLIENT_CHORUS_H_

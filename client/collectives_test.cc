@@ -927,7 +927,7 @@ TEST(CoalescedTest, AnErrorIsEverybodysAndNamesThePlace) {
 TEST(CollectivesTest, BadInputIsRefusedWithATextOfItsOwn) {
   FakeDaemon daemon;
   Ranks ranks(3, &daemon);
-  const sdk::Session stranger = daemon.Open();
+  const Session stranger = daemon.Open();
   const World& w = ranks.worlds[0];
   const Tensor x = Row(w, {1, 2, 3});
   const Tensor scalar = Scalar<double>(w, 1);

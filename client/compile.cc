@@ -10,7 +10,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/chorus.h"
-#include "client/internal/core.h"
+#include "client/internal/access.h"
+#include "client/internal/refusals.h"
+#include "client/internal/session_core.h"
 #include "client/internal/tape.h"
 #include "client/internal/trace.h"
 #include "client/internal/unify.h"
@@ -20,9 +22,68 @@
 #include "core/ops/specialize.h"
 
 namespace chorus {
-inline namespace sdk {
-
 namespace {
+
+using internal::AddRefused;
+using internal::AwaitRefused;
+using internal::Between;
+using internal::GradMode;
+using internal::GroupCore;
+using internal::ImplOf;
+using internal::IsLost;
+using internal::MakeTensor;
+using internal::OriginOf;
+using internal::PairEnd;
+using internal::PutOutOfLine;
+using internal::Refusals;
+using internal::RefusedOf;
+using internal::RoleOf;
+using internal::RunDraft;
+using internal::session_lock;
+using internal::SessionCore;
+using internal::SessionLock;
+using internal::SessionOf;
+using internal::SourceOf;
+using internal::SubmitRefusals;
+using internal::TensorData;
+using internal::TensorDataPtr;
+using internal::TensorDatas;
+using internal::TensorFrom;
+using internal::TensorImpl;
+using internal::TensorInfoPtr;
+using internal::Trace;
+using internal::UnifyGraphs;
+using internal::VaryingDim;
+using internal::WithSource;
+
+using internal::AddRefused;
+using internal::AwaitRefused;
+using internal::Between;
+using internal::GradMode;
+using internal::GroupCore;
+using internal::IsLost;
+using internal::MakeTensor;
+using internal::OriginOf;
+using internal::PairEnd;
+using internal::PutOutOfLine;
+using internal::Refusals;
+using internal::RefusedOf;
+using internal::RoleOf;
+using internal::RunDraft;
+using internal::session_lock;
+using internal::SessionCore;
+using internal::SessionLock;
+using internal::SourceOf;
+using internal::SubmitRefusals;
+using internal::TensorData;
+using internal::TensorDataPtr;
+using internal::TensorDatas;
+using internal::TensorImpl;
+using internal::TensorInfoPtr;
+using internal::Trace;
+using internal::UnifyGraphs;
+using internal::VaryingDim;
+using internal::WithSource;
 
 // What a trace depends on of one input.
 struct InputKey {
@@ -49,7 +110,9 @@ struct Program {
   // Its last run has been sent, or nobody can send one.
   ~Program() {
     if (graph == GraphId()) return;
-    session->RetireGraphs({graph}, /*of_calls=*/false);
+    if (internal::Releases* const releases = session->releases()) {
+      releases->Add({graph}, /*of_calls=*/false);
+    }
     session->DrainIfUrgent();
   }
 
@@ -125,8 +188,8 @@ Counted CountLocked(const Trace::Finished& trace) ABSL_EXCLUSIVE_LOCKS_REQUIRED(
   return counted;
 }
 
-void AddRefused(const Trace::Finished& trace, const Counted& counted,
-                SessionCore::Refusals* refusals) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
+void AddRefused(const Trace::Finished& trace, const Counted& counted, Refusals* refusals)
+    ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
   for (size_t s = 0; s < trace.slots.size(); ++s) {
     const Trace::Slot& slot = trace.slots[s];
     for (size_t i = 0; i < slot.groups.size(); ++i) {
@@ -135,7 +198,7 @@ void AddRefused(const Trace::Finished& trace, const Counted& counted,
       calls.group = slot.groups[i]->id;
       calls.first = counted.bases[s][i].call;
       calls.next = calls.first + slot.used[i];
-      SessionCore::RefusedOf(slot.groups[i]->member, refusals)->calls.push_back(calls);
+      RefusedOf(slot.groups[i]->member, refusals)->calls.push_back(calls);
     }
   }
   for (size_t p = 0; p < trace.pairs.size(); ++p) {
@@ -147,7 +210,7 @@ void AddRefused(const Trace::Finished& trace, const Counted& counted,
     calls.is_recv = !pair.end.send;
     calls.first = counted.pairs[p];
     calls.next = calls.first + pair.used;
-    SessionCore::RefusedOf(pair.group->member, refusals)->calls.push_back(calls);
+    RefusedOf(pair.group->member, refusals)->calls.push_back(calls);
   }
 }
 
@@ -194,6 +257,8 @@ absl::Status CheckSame(const Traced& a, const Traced& b, size_t num_inputs) {
 }
 
 }  // namespace
+
+namespace internal {
 
 class CompiledImpl {
  public:
@@ -243,7 +308,7 @@ class CompiledImpl {
         return BadType("compiled function: expected tensors, got an undefined or absent one");
       }
       CHORUS_RETURN_IF_ERROR(input.status());
-      const TensorData& data = *input.impl()->data;
+      const TensorData& data = *ImplOf(input)->data;
       if (session == nullptr) session = data.session;
       if (session != data.session) {
         return BadType("compiled function: expected inputs of one session");
@@ -283,8 +348,8 @@ class CompiledImpl {
   std::shared_ptr<SessionCore> SessionOf(const std::vector<Tensor>& inputs) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     for (const Tensor& input : inputs) {
-      if (input.defined() && input.impl()->data->session != nullptr) {
-        return input.impl()->data->session;
+      if (input.defined() && ImplOf(input)->data->session != nullptr) {
+        return ImplOf(input)->data->session;
       }
     }
     std::shared_ptr<SessionCore> session;
@@ -317,16 +382,16 @@ class CompiledImpl {
     {
       SessionLock lock(session.get());
       CHORUS_RETURN_IF_ERROR(lock.status());
-      SessionCore::Refusals refusals;
+      Refusals refusals;
       if (known == nullptr || differ) {
-        session->PutOutOfLineLocked(why, &refusals);
+        PutOutOfLine(session->members(), why, &refusals);
       } else {
         CHORUS_RETURN_IF_ERROR(OutOfLine(known->trace));
         AddRefused(known->trace, CountLocked(known->trace), &refusals);
       }
-      sent = session->RefuseLocked(std::move(refusals), why);
+      sent = SubmitRefusals(&session->log(), std::move(refusals), why);
     }
-    return session->AwaitRefused(sent, why);
+    return AwaitRefused(session.get(), sent, why);
   }
 
   // The first of the members that takes part in nothing more in its step says why.
@@ -362,7 +427,7 @@ class CompiledImpl {
     if (type.dims.empty()) return info;
     SessionLock lock(session);
     CHORUS_RETURN_IF_ERROR(lock.status());
-    return session->Intern(type);
+    return session->interner().Type(type);
   }
 
   // The types of the outputs where the size that varies is `size` (-1: none does).
@@ -376,7 +441,7 @@ class CompiledImpl {
     SessionLock lock(program->session.get());
     CHORUS_RETURN_IF_ERROR(lock.status());
     for (const GraphOutput& output : graph.outputs) {
-      infos->push_back(program->session->Intern(values.type(output.value)));
+      infos->push_back(program->session->interner().Type(values.type(output.value)));
     }
     if (program->infos_at.size() > Program::kMaxSizes) program->infos_at.clear();
     program->infos_at[size] = infos;
@@ -461,7 +526,7 @@ class CompiledImpl {
     }
     SessionLock lock(session.get());
     CHORUS_RETURN_IF_ERROR(lock.status());
-    CHORUS_ASSIGN_OR_RETURN(program->graph, session->RegisterLocked(EncodeGraph(graph)));
+    CHORUS_ASSIGN_OR_RETURN(program->graph, session->Register(EncodeGraph(graph)));
     return program;
   }
 
@@ -478,9 +543,9 @@ class CompiledImpl {
       auto impl = std::make_shared<TensorImpl>();
       impl->data =
           trace.AddInput(key[i].info, key[i].device_slot,
-                         donated ? InputRole::kState : RoleOf(*inputs[i].impl()->data), donated);
+                         donated ? InputRole::kState : RoleOf(*ImplOf(inputs[i])->data), donated);
       impl->leaf_requires_grad = key[i].requires_grad;
-      placeholders.emplace_back(std::move(impl));
+      placeholders.push_back(TensorFrom(std::move(impl)));
     }
     std::vector<Tensor> returned;
     {
@@ -495,14 +560,14 @@ class CompiledImpl {
         return BadType(absl::StrCat("compiled function: result ", i, " is an undefined tensor"));
       }
       CHORUS_RETURN_IF_ERROR(returned[i].status());
-      const TensorDataPtr& data = returned[i].impl()->data;
+      const TensorDataPtr& data = ImplOf(returned[i])->data;
       Result result;
       result.info = data->info;
       result.device_slot = data->device_slot;
       const TensorData::State state = data->state.load(std::memory_order_acquire);
       if (state == TensorData::State::kTraced) {
         for (size_t p = 0; p < placeholders.size(); ++p) {
-          if (placeholders[p].impl()->data == data) result.input = static_cast<int32_t>(p);
+          if (ImplOf(placeholders[p])->data == data) result.input = static_cast<int32_t>(p);
         }
         if (result.input < 0) {
           const auto found = std::find(outputs.begin(), outputs.end(), data);
@@ -558,12 +623,12 @@ class CompiledImpl {
       const Counted counted = CountLocked(program.trace);
       refused = WithSource(SendLocked(program, inputs, infos, counted, &sent), source);
       if (!refused.ok() && !IsLost(refused)) {
-        SessionCore::Refusals refusals;
+        Refusals refusals;
         AddRefused(program.trace, counted, &refusals);
-        refusals_sent = session->RefuseLocked(std::move(refusals), refused);
+        refusals_sent = SubmitRefusals(&session->log(), std::move(refusals), refused);
       }
     }
-    if (!refused.ok()) return session->AwaitRefused(refusals_sent, refused);
+    if (!refused.ok()) return AwaitRefused(session, refusals_sent, refused);
     {
       MutexLock lock(&mutex_);
       under_way_.emplace_back(program.session, sent.sequence);
@@ -573,7 +638,7 @@ class CompiledImpl {
       if (result.outside != nullptr) {
         results.push_back(MakeTensor(result.outside));
       } else if (result.input >= 0) {
-        results.push_back(MakeTensor(inputs[static_cast<size_t>(result.input)].impl()->data));
+        results.push_back(MakeTensor(ImplOf(inputs[static_cast<size_t>(result.input)])->data));
       } else if (result.output >= 0) {
         results.push_back(MakeTensor(sent.results[static_cast<size_t>(result.output)]));
       } else {
@@ -603,16 +668,16 @@ class CompiledImpl {
     run.graph = program.graph;
     TensorDatas copies;
     for (size_t i = 0; i < inputs.size(); ++i) {
-      const TensorDataPtr& data = inputs[i].impl()->data;
+      const TensorDataPtr& data = ImplOf(inputs[i])->data;
       draft.operands.push_back(data.get());
       if (std::none_of(options_.varying.begin(), options_.varying.end(),
                        [i](const auto& v) { return v.input == static_cast<int>(i); })) {
         continue;
       }
       // The daemon takes the size from it, which bytes alone do not have.
-      CHORUS_RETURN_IF_ERROR(session->NameLocked(data.get()));
+      CHORUS_RETURN_IF_ERROR(session->Name(data.get()));
       if (data->state.load(std::memory_order_relaxed) == TensorData::State::kExternal) {
-        CHORUS_ASSIGN_OR_RETURN(TensorDataPtr copy, session->FreezeLocked(*data));
+        CHORUS_ASSIGN_OR_RETURN(TensorDataPtr copy, session->Freeze(*data));
         draft.operands.back() = copy.get();
         copies.push_back(std::move(copy));
       }
@@ -626,7 +691,7 @@ class CompiledImpl {
         const auto place = static_cast<size_t>(donated);
         if (!trace.graph.inputs[place].donatable) continue;
         // Detached tensors, and what autograd keeps, hold the same name.
-        run.donate[place] = inputs[place].impl()->data.use_count() == 1;
+        run.donate[place] = ImplOf(inputs[place])->data.use_count() == 1;
       }
     }
     // One run is of one epoch. Members that are behind bring the run down with the cause that
@@ -644,7 +709,7 @@ class CompiledImpl {
       group.epoch = Epoch(epoch);
       group.base = counted.bases[s];
       run.groups.push_back(std::move(group));
-      for (GroupCore* g : slot.groups) draft.origins.push_back(session->OriginOf(g));
+      for (GroupCore* g : slot.groups) draft.origins.push_back(OriginOf(g, &session->interner()));
     }
     run.pair_calls = counted.pairs;
     for (size_t o = 0; o < infos.size(); ++o) {
@@ -652,9 +717,9 @@ class CompiledImpl {
     }
     CHORUS_ASSIGN_OR_RETURN(sent->sequence, session->SubmitRun(&draft, &sent->results));
     for (size_t i = 0; i < run.donate.size(); ++i) {
-      if (run.donate[i]) inputs[i].impl()->data->given_to.store(sent->sequence.value());
+      if (run.donate[i]) ImplOf(inputs[i])->data->given_to.store(sent->sequence.value());
     }
-    for (DropTape::Entry& drop : Drops(trace, counted)) session->RetireTape(std::move(drop));
+    for (DropTape::Entry& drop : Drops(trace, counted)) session->releases()->Add(std::move(drop));
     return absl::OkStatus();
   }
 
@@ -702,8 +767,10 @@ class CompiledImpl {
   std::deque<std::pair<std::shared_ptr<SessionCore>, Sequence>> under_way_ ABSL_GUARDED_BY(mutex_);
 };
 
+}  // namespace internal
+
 Compiled Compile(Function function, const CompileOptions& options) {
-  return Compiled(std::make_shared<CompiledImpl>(std::move(function), options));
+  return Compiled(std::make_shared<internal::CompiledImpl>(std::move(function), options));
 }
 
 absl::StatusOr<std::vector<Tensor>> Compiled::Run(const std::vector<Tensor>& inputs,
@@ -716,5 +783,4 @@ absl::StatusOr<std::vector<Tensor>> Compiled::Run(const std::vector<Tensor>& inp
 
 int Compiled::traces() const { return impl_ == nullptr ? 0 : impl_->traces(); }
 
-}  // namespace sdk
 }  // namespace chorus

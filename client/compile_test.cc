@@ -28,7 +28,7 @@ Tensor Vector(const DeviceRef& device, const Doubles& values) {
 
 TEST(CompileTest, ALocalFunctionIsOneRun) {
   FakeDaemon daemon;
-  const sdk::Session session = daemon.Open();
+  const Session session = daemon.Open();
   const Tensor captured = Vector(session, {10, 20});
   const Compiled f = Compile([captured](const std::vector<Tensor>& in) {
     const Tensor y = in[0] * in[0] + captured;
@@ -56,7 +56,7 @@ TEST(CompileTest, ALocalFunctionIsOneRun) {
 // Names that a run would have given to its results are there for the next one.
 TEST(CompileTest, ARunThatIsTooLargeForAFrameTakesNoNames) {
   FakeDaemon daemon;
-  const sdk::Session session = daemon.Open();
+  const Session session = daemon.Open();
   // Each travels with the run, in 64 bytes.
   const std::vector<Tensor> inputs(1100, Vector(session, Doubles(8, 1)));
   const Compiled large = Compile([](const std::vector<Tensor>& in) {
@@ -79,7 +79,7 @@ TEST(CompileTest, ARunThatIsTooLargeForAFrameTakesNoNames) {
 // A schedule changes numbers, never the graph; and they need no message of their own.
 TEST(CompileTest, NumbersAndSeedsTravelWithTheCall) {
   FakeDaemon daemon;
-  const sdk::Session session = daemon.Open();
+  const Session session = daemon.Open();
   const Tensor captured = Scalar<double>(session, 100);
   const Compiled f = Compile([captured](const std::vector<Tensor>& in) {
     return std::vector<Tensor>{in[0] * in[1] + captured, in[2] + in[3]};
@@ -115,7 +115,7 @@ TEST(CompileTest, NumbersAndSeedsTravelWithTheCall) {
 // give everywhere.
 TEST(CompileTest, ASeedThatChangesIsNoOtherGraph) {
   FakeDaemon daemon;
-  const sdk::Session session = daemon.Open();
+  const Session session = daemon.Open();
   const Compiled f = Compile([session](const std::vector<Tensor>& in) {
     return std::vector<Tensor>{
         in[0] + RandomUniform(session, DType::kF64, {3}, in[1], /*offset=*/in[2]),
@@ -279,7 +279,7 @@ TEST(CompileTest, CompiledAndEagerCollectivesShareOneOrder) {
 TEST(CompileTest, SeveralRanksInOneGraph) {
   FakeDaemon daemon;
   {
-    const sdk::Session session = daemon.Open(3);
+    const Session session = daemon.Open(3);
     std::vector<World> worlds;
     for (int r = 0; r < 3; ++r) {
       WorldOptions options;
@@ -338,7 +338,7 @@ TEST(CompileTest, AFailedStepLeavesTheFunctionUsable) {
 // A last short batch: one trace, one graph, results and gradients of each size.
 TEST(CompileTest, ABatchMayVary) {
   FakeDaemon daemon;
-  const sdk::Session session = daemon.Open();
+  const Session session = daemon.Open();
   const auto function = [](const std::vector<Tensor>& in) {
     const Tensor y = MatMul(in[0], in[2]);
     const Tensor per_row = Sum(y * y, {1}) * in[1];
@@ -374,7 +374,7 @@ TEST(CompileTest, ABatchMayVary) {
 
 TEST(CompileTest, WhatIsNoFunctionOfABatchThatVariesSaysWhere) {
   FakeDaemon daemon;
-  const sdk::Session session = daemon.Open();
+  const Session session = daemon.Open();
   const auto error_of = [&](Function function, int64_t rows = 5) {
     CompileOptions options;
     options.varying = {0};
@@ -460,7 +460,7 @@ TEST(CompileTest, CallsUnderWayAreBounded) {
 
 TEST(CompileTest, WrongUseIsAnError) {
   FakeDaemon daemon;
-  const sdk::Session session = daemon.Open();
+  const Session session = daemon.Open();
   const Tensor x = Vector(session, {1});
   const auto run = [&](Function f, CompileOptions options = {}) {
     return Compile(std::move(f), options).Run({x}).status();
@@ -503,7 +503,7 @@ TEST(CompileTest, WrongUseIsAnError) {
 
 TEST(CompileTest, CapturedLeavesWorkWithGrad) {
   FakeDaemon daemon;
-  const sdk::Session session = daemon.Open();
+  const Session session = daemon.Open();
   const Tensor leaf = Vector(session, {2}).RequireGrad();
   const Tensor mid = leaf * 3;  // has a history outside
   const auto out = Compile([&](const std::vector<Tensor>& in) {

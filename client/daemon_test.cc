@@ -24,7 +24,8 @@
 #include "client/chorus.h"
 #include "client/functional/math.h"
 #include "client/functional/nn.h"
-#include "client/internal/core.h"
+#include "client/internal/access.h"
+#include "client/internal/session_core.h"
 #include "client/testing/values.h"
 #include "core/backend/host/host_backend.h"
 #include "core/base/error.h"
@@ -39,6 +40,11 @@
 
 namespace chorus {
 namespace {
+
+using internal::Link;
+using internal::OpenLink;
+using internal::SessionCore;
+using internal::WaitReportOptions;
 
 using ::testing::ElementsAre;
 using ::testing::FloatNear;
@@ -83,18 +89,18 @@ class DaemonTest : public ::testing::TestWithParam<Way> {
     address_ = daemon_->addresses()[GetParam().tcp ? 1 : 0].ToString();
   }
 
-  absl::StatusOr<sdk::Session> TryOpen(int devices = 1) {
+  absl::StatusOr<Session> TryOpen(int devices = 1) {
     SessionOptions options;
     options.address = address_;
     options.transport = GetParam().transport;
     options.device_count = devices;
     options.wait_timeout = std::chrono::seconds(30);
-    return sdk::Session::Open(options);
+    return Session::Open(options);
   }
-  sdk::Session Open(int devices = 1) {
-    absl::StatusOr<sdk::Session> session = TryOpen(devices);
+  Session Open(int devices = 1) {
+    absl::StatusOr<Session> session = TryOpen(devices);
     EXPECT_TRUE(session.ok()) << session.status();
-    return session.ok() ? *session : sdk::Session();
+    return session.ok() ? *session : Session();
   }
 
   // Runs `body` as every rank of a world, each in a thread with a session of its own.
@@ -102,7 +108,7 @@ class DaemonTest : public ::testing::TestWithParam<Way> {
     std::vector<std::thread> threads;
     for (int r = 0; r < size; ++r) {
       threads.emplace_back([this, r, size, &body] {
-        const sdk::Session session = Open();
+        const Session session = Open();
         ASSERT_TRUE(session.is_open());
         WorldOptions options;
         options.name = "job";
@@ -117,7 +123,7 @@ class DaemonTest : public ::testing::TestWithParam<Way> {
   }
 
   // A world of two ranks in one session of two devices.
-  static std::vector<World> JoinBoth(const sdk::Session& session, const std::string& name) {
+  static std::vector<World> JoinBoth(const Session& session, const std::string& name) {
     std::vector<World> worlds(2);
     std::vector<std::thread> joining;
     for (int r = 0; r < 2; ++r) {
@@ -165,7 +171,7 @@ TEST_P(DaemonTest, UsesTheTransportThatWasAskedFor) {
 }
 
 TEST_P(DaemonTest, LocalOpsOfAllSizes) {
-  const sdk::Session session = Open(2);
+  const Session session = Open(2);
   for (const size_t count : {0u, 1u, 16u, 17u, 1000u, 3000000u}) {
     std::vector<float> values(count);
     for (size_t i = 0; i < count; ++i) values[i] = static_cast<float>(i % 1000);
@@ -178,7 +184,7 @@ TEST_P(DaemonTest, LocalOpsOfAllSizes) {
 }
 
 TEST_P(DaemonTest, LocalOpsOfTheMathHeader) {
-  const sdk::Session session = Open();
+  const Session session = Open();
   const Tensor x = FromHost<double>(session, {-1, 0.5, 2, 3}, {2, 2}).RequireGrad();
   const Tensor loss = Mean(Where(x > 0, Log1p(Maximum(x, 0)), Exp(x)) / Max(x, {1}, true));
   EXPECT_DOUBLE_EQ(
@@ -195,7 +201,7 @@ TEST_P(DaemonTest, LocalOpsOfTheMathHeader) {
 }
 
 TEST_P(DaemonTest, AKernelThatRefusesItsOperandsFailsItsRunAlone) {
-  const sdk::Session session = Open();
+  const Session session = Open();
   const Tensor x = FromHost<int64_t>(session, {6, 7}, {2});
   ASSERT_TRUE(x.Wait().ok());
   const absl::Status status = (x / FromHost<int64_t>(session, {1, 0}, {2})).Wait();
@@ -448,7 +454,7 @@ TEST_P(DaemonTest, AUsersOwnTimeoutChangesNothing) {
 }
 
 TEST_P(DaemonTest, SeveralRanksInOneSession) {
-  const sdk::Session session = Open(3);
+  const Session session = Open(3);
   std::vector<World> worlds(3);
   std::vector<std::thread> threads;
   for (int r = 0; r < 3; ++r) {
@@ -485,7 +491,7 @@ TEST_P(DaemonTest, SeveralRanksInOneSession) {
 }
 
 TEST_P(DaemonTest, ALostDaemonEndsEveryWait) {
-  const sdk::Session session = Open(2);
+  const Session session = Open(2);
   const std::vector<World> worlds = JoinBoth(session, "two");
   const Tensor waiting = AllReduce(Scalar<float>(worlds[0], 1), worlds[0]);
   EXPECT_EQ(waiting.Wait(std::chrono::milliseconds(20)).code(),
@@ -502,8 +508,8 @@ TEST_P(DaemonTest, ALostDaemonEndsEveryWait) {
 
 // One wait of each kind when a daemon is stopped, and calls behind them.
 TEST_P(DaemonTest, AStoppedDaemonSaysSoToEveryClientAndEveryWaiter) {
-  const sdk::Session session = Open(2);
-  const sdk::Session idle = Open();
+  const Session session = Open(2);
+  const Session idle = Open();
   const std::vector<World> worlds = JoinBoth(session, "two");
   const Tensor waiting = AllReduce(Scalar<float>(worlds[0], 1), worlds[0]);
   const Tensor behind = waiting + waiting;
@@ -536,7 +542,7 @@ TEST_P(DaemonTest, AStoppedDaemonSaysSoToEveryClientAndEveryWaiter) {
     EXPECT_THAT(std::string(told[i].message()), HasSubstr("shutting down"));
   }
   daemon_.reset();
-  for (const sdk::Session& client : {session, idle}) {
+  for (const Session& client : {session, idle}) {
     absl::Status later = Scalar<float>(client, 1).Wait();
     if (later.ok()) later = (FromHost<float>(client, std::vector<float>(100), {100}) * 2).Wait();
     EXPECT_EQ(later.code(), absl::StatusCode::kUnavailable) << later;
@@ -564,7 +570,7 @@ TEST_P(DaemonTest, ALongWaitSaysWhomItWaitsFor) {
     reports += report;
     said.SignalAll();
   };
-  const sdk::Session session(
+  const Session session = internal::SessionFrom(
       std::make_shared<SessionCore>(*std::move(link), absl::Seconds(30), often));
   const auto await = [&](const std::string& text) {
     MutexLock lock(&mutex);
@@ -613,19 +619,19 @@ TEST_P(DaemonTest, OpenWaitsForADaemonThatIsStarting) {
     daemon_.reset();
     std::system(("rm -rf " + directory_ + " && mkdir " + directory_).c_str());
   }
-  absl::StatusOr<sdk::Session> session;
+  absl::StatusOr<Session> session;
   SessionOptions options;
   options.address = address_;
   options.transport = GetParam().transport;
   options.open_timeout = std::chrono::seconds(60);
-  std::thread opening([&] { session = sdk::Session::Open(options); });
+  std::thread opening([&] { session = Session::Open(options); });
   Start(address_);
   opening.join();
   EXPECT_TRUE(session.ok()) << session.status();
 }
 
 TEST_P(DaemonTest, MappedMemoryAndViews) {
-  const sdk::Session session = Open();
+  const Session session = Open();
   absl::StatusOr<MappedTensor<float>> mapped = Map<float>(session, {2});
   if (GetParam().transport != Transport::kRing) {
     EXPECT_EQ(mapped.status().code(), absl::StatusCode::kUnimplemented);
@@ -643,7 +649,7 @@ TEST_P(DaemonTest, MappedMemoryAndViews) {
 }
 
 TEST_P(DaemonTest, ALargeGraphGoesThroughStaging) {
-  const sdk::Session session = Open();
+  const Session session = Open();
   const Compiled f = Compile([](const std::vector<Tensor>& in) {
     Tensor y = in[0];
     for (int i = 0; i < 3000; ++i) y = y + in[0];
@@ -658,7 +664,7 @@ TEST_P(DaemonTest, ALargeGraphGoesThroughStaging) {
 // the next step writes there.
 TEST_P(DaemonTest, WhatWasGivenAwayIsNeverReadAsSomethingElse) {
   constexpr int64_t kSize = 1 << 16;
-  const sdk::Session session = Open();
+  const Session session = Open();
   CompileOptions options;
   options.donate = {0};
   const Compiled step = Compile(
@@ -701,7 +707,7 @@ absl::Status OpenError(const std::string& address,
   SessionOptions options;
   options.address = address;
   options.open_timeout = timeout;
-  return sdk::Session::Open(options).status();
+  return Session::Open(options).status();
 }
 
 class Directory {
@@ -806,13 +812,13 @@ TEST(OpenTest, SaysWhereNobodyAnswers) {
   SessionOptions options;
   options.address = "unix:/nowhere/chorusd.sock";
   options.open_timeout = std::chrono::milliseconds(100);
-  const absl::Status status = sdk::Session::Open(options).status();
+  const absl::Status status = Session::Open(options).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(ErrorOf(status).reason, Reason::kDaemonLost);
   EXPECT_THAT(std::string(status.message()), HasSubstr("/nowhere/chorusd.sock"));
   options.address = "localhost:1";
   options.transport = Transport::kRing;
-  EXPECT_EQ(ErrorOf(sdk::Session::Open(options).status()).reason, Reason::kNotAttached);
+  EXPECT_EQ(ErrorOf(Session::Open(options).status()).reason, Reason::kNotAttached);
 }
 
 }  // namespace

@@ -14,7 +14,8 @@
 #include "client/chorus.h"
 #include "client/functional/math.h"
 #include "client/functional/nn.h"
-#include "client/internal/core.h"
+#include "client/internal/access.h"
+#include "client/internal/session_core.h"
 #include "client/internal/tape.h"
 #include "client/testing/fake_daemon.h"
 #include "client/testing/ranks.h"
@@ -24,6 +25,10 @@
 
 namespace chorus {
 namespace {
+
+using internal::DependencesPtr;
+using internal::ImplOf;
+using internal::SessionOf;
 
 using ::testing::ElementsAre;
 using testing::FakeDaemon;
@@ -120,7 +125,7 @@ TEST(EagerTest, GroupsHaveTheirOwnOrder) {
 
 TEST(EagerTest, LocalOpsAreSentTogetherAndOnlyWhenNeeded) {
   FakeDaemon daemon;
-  const sdk::Session session = daemon.Open();
+  const Session session = daemon.Open();
   const Tensor x = FromHost<float>(session, {1, 2, 3, 4}, {2, 2});
   const Tensor y = 2 * x + Transpose(x) - 1;
   const Tensor z = Sum(Relu(MatMul(y, x)), {1});
@@ -134,7 +139,7 @@ TEST(EagerTest, LocalOpsAreSentTogetherAndOnlyWhenNeeded) {
 
 TEST(EagerTest, RepeatedFragmentsAreRegisteredOnce) {
   FakeDaemon daemon;
-  const sdk::Session session = daemon.Open();
+  const Session session = daemon.Open();
   const Tensor x = FromHost<float>(session, {1, 2}, {2});
   for (int i = 0; i < 5; ++i) {
     const Tensor y = (i * 1.5) * x;
@@ -158,7 +163,7 @@ TEST(EagerTest, RepeatedCollectivesAreRegisteredOnce) {
 
 TEST(EagerTest, BroadcastsShapesAndRefusesThoseThatDoNotMeet) {
   FakeDaemon daemon;
-  const sdk::Session session = daemon.Open();
+  const Session session = daemon.Open();
   const Tensor x = FromHost<double>(session, {1, 2, 3, 4, 5, 6}, {2, 3});
   const Tensor row = FromHost<double>(session, {10, 20, 30}, {3});
   const Tensor column = FromHost<double>(session, {1, 2}, {2, 1});
@@ -171,7 +176,7 @@ TEST(EagerTest, BroadcastsShapesAndRefusesThoseThatDoNotMeet) {
 
 TEST(EagerTest, AZeroDimTensorStandsForAllElements) {
   FakeDaemon daemon;
-  const sdk::Session session = daemon.Open();
+  const Session session = daemon.Open();
   const Tensor x = FromHost<double>(session, {1, 2, 3, 4, 5, 6}, {2, 3}).RequireGrad();
   const Tensor rate = FromHost<double>(session, {0.5}, {}).RequireGrad();
   const Tensor y = x - rate * x;
@@ -186,7 +191,7 @@ TEST(EagerTest, AZeroDimTensorStandsForAllElements) {
 
 TEST(EagerTest, ShapeOps) {
   FakeDaemon daemon;
-  const sdk::Session session = daemon.Open(2);
+  const Session session = daemon.Open(2);
   const Tensor x = FromHost<int64_t>(session, {1, 2, 3, 4, 5, 6}, {2, 3});
   EXPECT_THAT(Values<int64_t>(Slice(x, -1, 1, 3)), ElementsAre(2, 3, 5, 6));
   EXPECT_THAT(Values<int64_t>(Concat({x, x}, 1)), ElementsAre(1, 2, 3, 1, 2, 3, 4, 5, 6, 4, 5, 6));
@@ -204,7 +209,7 @@ TEST(EagerTest, ShapeOps) {
 
 TEST(EagerTest, ErrorsNameTheLineAndAreCarriedOn) {
   FakeDaemon daemon;
-  const sdk::Session session = daemon.Open();
+  const Session session = daemon.Open();
   const Tensor x = FromHost<float>(session, {1, 2}, {2});
   const Tensor y = FromHost<float>(session, {1, 2, 3}, {3});
   const int line = __LINE__ + 1;
@@ -238,7 +243,7 @@ Tensor OfHelpers(const Tensor& x, const Tensor& y, CallSite site = CallSite::Her
 
 TEST(EagerTest, AHelpersErrorsNameItsCallersLine) {
   FakeDaemon daemon;
-  const sdk::Session session = daemon.Open();
+  const Session session = daemon.Open();
   const Tensor x = FromHost<float>(session, {1, 2}, {2});
   const Tensor y = FromHost<float>(session, {1, 2, 3}, {3});
   const int line = __LINE__;
@@ -335,8 +340,8 @@ TEST(EagerTest, EveryCallTakesALine) {
 
 TEST(EagerTest, WrongUseIsAnErrorNotACrash) {
   FakeDaemon daemon;
-  const sdk::Session session = daemon.Open();
-  const sdk::Session other = daemon.Open();
+  const Session session = daemon.Open();
+  const Session other = daemon.Open();
   const Tensor x = FromHost<float>(session, {1, 2}, {2});
   EXPECT_FALSE((x + Tensor()).status().ok());
   EXPECT_FALSE((Tensor() + Tensor()).status().ok());
@@ -353,14 +358,14 @@ TEST(EagerTest, WrongUseIsAnErrorNotACrash) {
   EXPECT_FALSE(Sum(x, {3}).status().ok());
   EXPECT_FALSE(Slice(x, 0, 1, 5).status().ok());
   EXPECT_FALSE(Concat({}, 0).status().ok());
-  EXPECT_FALSE(sdk::Session().Join().ok());
+  EXPECT_FALSE(Session().Join().ok());
   EXPECT_FALSE(World().NewGroup({0}).ok());
   EXPECT_FALSE(Compiled().Run({x}).ok());
 }
 
 TEST(EagerTest, UploadsOfAllSizes) {
   FakeDaemon daemon;
-  const sdk::Session session = daemon.Open();
+  const Session session = daemon.Open();
   for (const size_t count : {0u, 1u, 16u, 17u, 1000u, 3000000u}) {
     Floats values(count);
     for (size_t i = 0; i < count; ++i) values[i] = static_cast<float>(i % 1000);
@@ -372,7 +377,7 @@ TEST(EagerTest, UploadsOfAllSizes) {
 
 TEST(EagerTest, StagingIsUsedAgain) {
   FakeDaemon daemon;
-  const sdk::Session session = daemon.Open();
+  const Session session = daemon.Open();
   std::vector<Tensor> kept;
   for (int i = 0; i < 100; ++i) {
     kept.push_back(FromHost<float>(session, Floats(100000, static_cast<float>(i)), {100000}));
@@ -403,7 +408,7 @@ TEST(EagerTest, MappedMemoryIsReadInPlace) {
 
 TEST(EagerTest, ViewsReadInPlace) {
   FakeDaemon daemon;
-  const sdk::Session session = daemon.Open();
+  const Session session = daemon.Open();
   Tensor x = FromHost<float>(session, {1, 2, 3}, {3});
   const absl::StatusOr<TensorView<float>> view = x.View<float>();
   ASSERT_TRUE(view.ok());
@@ -413,9 +418,9 @@ TEST(EagerTest, ViewsReadInPlace) {
 
 TEST(EagerTest, AnOpWaitsForNothingButItsOperands) {
   FakeDaemon daemon;
-  const sdk::Session session = daemon.Open(2);
-  const sdk::Session peer = daemon.Open();
-  const auto join = [](const sdk::Session& s, const std::string& name, int rank, int device) {
+  const Session session = daemon.Open(2);
+  const Session peer = daemon.Open();
+  const auto join = [](const Session& s, const std::string& name, int rank, int device) {
     WorldOptions options;
     options.name = name;
     options.rank = rank;
@@ -539,7 +544,7 @@ TEST(EagerTest, TensorsAreReleased) {
 // Types, and sets of what a tensor waits for, are kept as long as somebody has them.
 TEST(EagerTest, WhatIsInternedGoesWithItsTensors) {
   FakeDaemon daemon;
-  const sdk::Session session = daemon.Open();
+  const Session session = daemon.Open();
   std::vector<Tensor> held;
   for (int64_t n = 1; n <= 3000; ++n) {
     const Tensor x = FromHost<float>(session, Floats(static_cast<size_t>(n), 1), {n});
@@ -550,7 +555,7 @@ TEST(EagerTest, WhatIsInternedGoesWithItsTensors) {
     }
   }
   // Those of the last 256 or so, of the ones that are held, and of an open batch.
-  EXPECT_LE(session.core()->CountTables().types, 1024u);
+  EXPECT_LE(SessionOf(session)->CountTables().types, 1024u);
   for (size_t i = 0; i < held.size(); ++i) {
     EXPECT_EQ(Values<float>(held[i]), Floats(100 * (i + 1), 2));
   }
@@ -565,18 +570,18 @@ TEST(EagerTest, ASumOverEverNewTagsWaitsForFew) {
   for (int tag = 0; tag < 1000; ++tag) {
     const Tensor sent = Send(Scalar<double>(ranks.worlds[0], tag), 1, ranks.worlds[0], tag);
     sum = sum + Recv(DType::kF64, {}, 0, ranks.worlds[1], tag);
-    const DependencesPtr& after = sum.impl()->data->after;
+    const DependencesPtr& after = ImplOf(sum)->data->after;
     most = std::max(most, after == nullptr ? 0 : after->size());
   }
   EXPECT_LE(most, 16u);
-  EXPECT_LE(ranks.sessions[1].core()->CountTables().dependences, 1024u);
+  EXPECT_LE(SessionOf(ranks.sessions[1])->CountTables().dependences, 1024u);
   EXPECT_THAT(Values<double>(sum), ElementsAre(499500));
 }
 
 // To get a name for what a batch makes, others are released: not those that the batch uses.
 TEST(EagerTest, TheLastNamesAreFound) {
   FakeDaemon daemon;
-  const sdk::Session session = daemon.Open();
+  const Session session = daemon.Open();
   const auto make = [&session](float value) {
     return FromHost<float>(session, Floats(17, value), {17});
   };
@@ -604,7 +609,7 @@ TEST(EagerTest, TheLastNamesAreFound) {
 
 TEST(EagerTest, LargeTensorsAreReleasedAtOnce) {
   FakeDaemon daemon;
-  const sdk::Session session = daemon.Open();
+  const Session session = daemon.Open();
   Tensor x = Zeros(session, DType::kF32, {1 << 20});
   ASSERT_TRUE(x.Wait().ok());
   EXPECT_EQ(daemon.live_tensors(), 1);
@@ -690,7 +695,7 @@ TEST(EpochTest, ACallThatIsRefusedHereEndsTheEpochForTheOthers) {
 
 TEST(EpochTest, MembersOfOneSessionEnterTogether) {
   FakeDaemon daemon;
-  const sdk::Session session = daemon.Open(2);
+  const Session session = daemon.Open(2);
   std::vector<World> worlds;
   for (int r = 0; r < 2; ++r) {
     WorldOptions options;
@@ -716,7 +721,7 @@ TEST(EpochTest, MembersOfOneSessionEnterTogether) {
 
 TEST(SessionTest, TakesRankAndNameFromTheEnvironment) {
   FakeDaemon daemon;
-  const sdk::Session session = daemon.Open();
+  const Session session = daemon.Open();
   for (const char* name : {"CHORUS_WORLD", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "RANK",
                            "SLURM_PROCID", "WORLD_SIZE", "SLURM_NTASKS"}) {
     ::unsetenv(name);
@@ -783,7 +788,7 @@ TEST(SessionTest, AForkedChildCannotTouchItsParentsSession) {
 
 TEST(SessionTest, ThreadsOfOneSessionMayHoldARankEach) {
   FakeDaemon daemon;
-  const sdk::Session session = daemon.Open(4);
+  const Session session = daemon.Open(4);
   std::vector<std::thread> threads;
   std::vector<float> results(4);
   for (int r = 0; r < 4; ++r) {

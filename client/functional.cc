@@ -9,14 +9,50 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/chorus.h"
-#include "client/internal/core.h"
+#include "client/internal/access.h"
+#include "client/internal/gradients.h"
 #include "client/internal/local.h"
+#include "client/internal/record.h"
+#include "client/internal/session_core.h"
 #include "client/internal/tape.h"
 #include "core/base/error.h"
 #include "core/ops/registry.h"
 
 namespace chorus {
-inline namespace sdk {
+namespace {
+
+using internal::AllGatherIntoTensorIn;
+using internal::AllReduceIn;
+using internal::ApplyCollective;
+using internal::ApplyCollectives;
+using internal::ApplyLocal;
+using internal::Axis;
+using internal::BroadcastShapes;
+using internal::CallInRuns;
+using internal::CallRequest;
+using internal::CoreOf;
+using internal::Elementwise;
+using internal::Fail;
+using internal::FailedTensor;
+using internal::GradientRequest;
+using internal::ImplOf;
+using internal::IsUsable;
+using internal::MemberCall;
+using internal::MemberOf;
+using internal::NumberOf;
+using internal::Operate;
+using internal::ReduceAxes;
+using internal::Results;
+using internal::SessionOf;
+using internal::SiteOf;
+using internal::SourceOf;
+using internal::Spec;
+using internal::TakeGradients;
+using internal::TensorData;
+using internal::TypeText;
+using internal::WithSource;
+
+}  // namespace
 
 // --- Collectives --------------------------------------------------------------------------------
 
@@ -59,13 +95,13 @@ std::vector<Tensor> List(Results results, int places) {
 }
 
 Results Apply(const CallRequest& call, absl::Span<const Tensor> inputs, const Group& group) {
-  return ApplyCollective(call, inputs, group.member(), group.core());
+  return ApplyCollective(call, inputs, MemberOf(group), CoreOf(group));
 }
 
 // This member is refused: as if its operand had failed.
-Results Refuse(const CallRequest& call, const Group& group, absl::string_view problem) {
+Results RefuseHere(const CallRequest& call, const Group& group, absl::string_view problem) {
   const std::string text = absl::StrCat(call.spec.op->name, ": ", problem);
-  const Tensor bad = FailedTensor(group.member() == nullptr ? nullptr : group.member()->session,
+  const Tensor bad = FailedTensor(MemberOf(group) == nullptr ? nullptr : MemberOf(group)->session,
                                   WithSource(BadType(text), SourceOf(call.spec.site)));
   return Apply(call, Only(bad), group);
 }
@@ -74,7 +110,7 @@ Results Refuse(const CallRequest& call, const Group& group, absl::string_view pr
 Tensor FactorOf(const ReduceOp& op, absl::Span<const Tensor> xs, CallSite site) {
   // What is wrong with the tensors is said of them.
   if (xs.empty() || !IsUsable(xs[0])) return Tensor();
-  const TensorData& data = *xs[0].impl()->data;
+  const TensorData& data = *ImplOf(xs[0])->data;
   if (!op.has_factor()) {
     return Fail(xs[0], BadType("PREMUL_SUM: expected ReduceOp::PremulSum(factor), got no factor"),
                 site);
@@ -131,7 +167,7 @@ Results ApplyBroadcast(const Tensor& x, int root, const Group& group, CallSite s
   call.spec.collective.root = GroupRank(root);
   if (!IsUsable(x) || group.rank() == root) return Apply(call, Only(x), group);
   // Off the root only the type counts, and what is behind it: the root's x has a gradient.
-  call.spec.type = &x.impl()->data->info->type;
+  call.spec.type = &ImplOf(x)->data->info->type;
   call.behind = Only(x);
   return Apply(call, {}, group);
 }
@@ -142,8 +178,8 @@ Tensor AllReduce(const Tensor& x, const Group& group, ReduceOp op, CallSite site
   return AllReduceIn(nullptr, x, group, op, site);
 }
 
-Tensor AllReduceIn(CallInRuns* runs, const Tensor& x, const Group& group, const ReduceOp& op,
-                   CallSite site) {
+Tensor internal::AllReduceIn(CallInRuns* runs, const Tensor& x, const Group& group,
+                             const ReduceOp& op, CallSite site) {
   CallRequest call(Ops().all_reduce, site);
   call.runs = runs;
   return One(ApplyReduction(call, Only(x), group, op));
@@ -166,7 +202,8 @@ std::vector<Tensor> AllGather(const Tensor& x, const Group& group, const std::ve
   return List(Apply(call, Only(x), group), group.size());
 }
 
-Tensor AllGatherIntoTensorIn(CallInRuns* runs, const Tensor& x, const Group& group, CallSite site) {
+Tensor internal::AllGatherIntoTensorIn(CallInRuns* runs, const Tensor& x, const Group& group,
+                                       CallSite site) {
   CallRequest call(Ops().all_gather_into_tensor, site);
   call.runs = runs;
   return One(Apply(call, Only(x), group));
@@ -202,18 +239,18 @@ Tensor Scatter(const std::vector<Tensor>& xs, DType dtype, const Shape& shape, i
   CallRequest call(Ops().scatter, site);
   call.spec.collective.root = GroupRank(root);
   const TensorType type = TypeOfPiece(dtype, shape);
-  if (group.rank() != root || group.core() == nullptr) {
+  if (group.rank() != root || CoreOf(group) == nullptr) {
     call.spec.type = &type;
     call.behind = xs;
     return One(Apply(call, {}, group));
   }
   const size_t place = static_cast<size_t>(root);
   if (xs.size() == static_cast<size_t>(group.size()) && IsUsable(xs[place]) &&
-      xs[place].impl()->data->info->type != type) {
-    return One(Refuse(
+      ImplOf(xs[place])->data->info->type != type) {
+    return One(RefuseHere(
         call, group,
         absl::StrCat("expected the root's own piece, tensor ", root, ", as ", type.ToString(),
-                     ", which it says, got ", xs[place].impl()->data->info->type.ToString())));
+                     ", which it says, got ", ImplOf(xs[place])->data->info->type.ToString())));
   }
   return One(Apply(call, xs, group));
 }
@@ -224,9 +261,9 @@ Tensor ScatterTensor(const Tensor& x, DType dtype, const Shape& shape, int root,
   call.spec.collective.root = GroupRank(root);
   const int64_t rank = static_cast<int64_t>(shape.size());
   if (dim < -rank || dim >= rank) {
-    return One(Refuse(call, group,
-                      absl::StrCat("expected an axis of the pieces, ",
-                                   TypeOfPiece(dtype, shape).ToString(), ", got ", dim)));
+    return One(RefuseHere(call, group,
+                          absl::StrCat("expected an axis of the pieces, ",
+                                       TypeOfPiece(dtype, shape).ToString(), ", got ", dim)));
   }
   const size_t axis = static_cast<size_t>(dim < 0 ? dim + rank : dim);
   Shape turned = shape;
@@ -234,13 +271,13 @@ Tensor ScatterTensor(const Tensor& x, DType dtype, const Shape& shape, int root,
               turned.begin() + static_cast<std::ptrdiff_t>(axis) + 1);
   if (!rows.empty() && rows.size() == static_cast<size_t>(group.size()) &&
       rows[static_cast<size_t>(group.rank())] != turned[0]) {
-    return One(Refuse(call, group,
-                      absl::StrCat("expected ", rows[static_cast<size_t>(group.rank())],
-                                   " rows for this rank, by the list of them, got ",
-                                   TypeOfPiece(dtype, shape).ToString())));
+    return One(RefuseHere(call, group,
+                          absl::StrCat("expected ", rows[static_cast<size_t>(group.rank())],
+                                       " rows for this rank, by the list of them, got ",
+                                       TypeOfPiece(dtype, shape).ToString())));
   }
   const TensorType type = TypeOfPiece(dtype, turned);
-  if (group.rank() != root || group.core() == nullptr) {
+  if (group.rank() != root || CoreOf(group) == nullptr) {
     call.spec.type = &type;
     call.behind = Only(x);
     return FromFront(One(Apply(call, {}, group)), dim, site);
@@ -249,12 +286,12 @@ Tensor ScatterTensor(const Tensor& x, DType dtype, const Shape& shape, int root,
   const Tensor whole = ToFront("scatter_tensor", x, dim, site);
   if (IsUsable(whole)) {
     // What the root says of its own piece; how the tensor is split is the op's to check.
-    TensorType piece = whole.impl()->data->info->type;
+    TensorType piece = ImplOf(whole)->data->info->type;
     const int64_t size = group.size();
     if (!piece.dims.empty() && (!rows.empty() || piece.dims[0].size % size == 0)) {
       piece.dims[0] = rows.empty() ? piece.dims[0].size / size : turned[0];
       if (piece != type) {
-        return One(Refuse(
+        return One(RefuseHere(
             call, group,
             absl::StrCat("expected pieces like ", type.ToString(), ", which the root says, got ",
                          piece.ToString(), " of ", TypeText(x))));
@@ -290,10 +327,10 @@ Tensor AllToAllSingle(const Tensor& x, const Group& group, const std::vector<int
   const size_t size = static_cast<size_t>(group.size());
   const bool even = send_rows.empty() && receive_rows.empty();
   if (!even && (send_rows.size() != size || receive_rows.size() != size)) {
-    return One(Refuse(call, group,
-                      absl::StrCat("expected rows to send to and to receive from each of ", size,
-                                   " members, or neither, got ", send_rows.size(), " and ",
-                                   receive_rows.size())));
+    return One(RefuseHere(call, group,
+                          absl::StrCat("expected rows to send to and to receive from each of ",
+                                       size, " members, or neither, got ", send_rows.size(),
+                                       " and ", receive_rows.size())));
   }
   std::vector<int64_t> counts = send_rows;
   counts.insert(counts.end(), receive_rows.begin(), receive_rows.end());
@@ -372,19 +409,19 @@ Ragged ScatterRagged(const Tensor& x, const Tensor& counts, DType dtype, const S
   CallRequest call = RaggedCall(Ops().scatter_tensor, shape.empty() ? 0 : shape[0], site);
   call.spec.collective.root = GroupRank(root);
   const TensorType type = TypeOfPiece(dtype, shape);
-  if (group.rank() != root || group.core() == nullptr) {
+  if (group.rank() != root || CoreOf(group) == nullptr) {
     call.spec.type = &type;
     call.behind = Only(x);
     call.spec.collective.runtime_counts_input = 0;
     return Both(Apply(call, {}, group));
   }
   if (IsUsable(x)) {
-    TensorType own = x.impl()->data->info->type;
+    TensorType own = ImplOf(x)->data->info->type;
     if (!own.dims.empty() && !shape.empty()) own.dims[0] = Dim(shape[0]);
     if (own != type) {
-      return Both(Refuse(call, group,
-                         absl::StrCat("expected rows like those of ", type.ToString(),
-                                      ", which the root says, got ", TypeText(x))));
+      return Both(RefuseHere(call, group,
+                             absl::StrCat("expected rows like those of ", type.ToString(),
+                                          ", which the root says, got ", TypeText(x))));
     }
   }
   return Both(Apply(call, {x, counts}, group));
@@ -430,7 +467,7 @@ std::vector<Results> ApplyAll(std::vector<CallRequest> calls,
       }
     }
     calls[i].runs = &runs;
-    run.push_back({&calls[i], inputs[i], &group.member(), group.core()});
+    run.push_back({&calls[i], inputs[i], &MemberOf(group), CoreOf(group)});
     values += more;
   }
   runs.last = true;
@@ -491,7 +528,7 @@ std::vector<Tensor> BroadcastCoalesced(const std::vector<Tensor>& xs, int root, 
   std::vector<absl::Span<const Tensor>> inputs = Singly(xs);
   for (size_t i = 0; i < xs.size(); ++i) {
     if (!IsUsable(xs[i]) || group.rank() == root) continue;
-    calls[i].spec.type = &xs[i].impl()->data->info->type;
+    calls[i].spec.type = &ImplOf(xs[i])->data->info->type;
     calls[i].behind = Only(xs[i]);
     inputs[i] = {};
   }
@@ -644,8 +681,8 @@ Tensor Concat(const std::vector<Tensor>& xs, int64_t axis, CallSite site) {
 Tensor CopyTo(const Tensor& x, const DeviceRef& device, CallSite site) {
   NodeSpec spec = Spec("copy", site);
   spec.device_slot = device.slot();
-  if (IsUsable(x) && (device.session() != x.impl()->data->session || device.slot() < 0 ||
-                      device.slot() >= device.session()->device_count())) {
+  if (IsUsable(x) && (SessionOf(device) != ImplOf(x)->data->session || device.slot() < 0 ||
+                      device.slot() >= SessionOf(device)->device_count())) {
     return Fail(x, BadType("copy: expected a device of the tensor's session"), site);
   }
   return ApplyLocal(std::move(spec), {x}, &device);
@@ -694,5 +731,4 @@ absl::StatusOr<std::vector<Tensor>> Grad(const std::vector<Tensor>& outputs,
   return TakeGradients(request, site);
 }
 
-}  // namespace sdk
 }  // namespace chorus

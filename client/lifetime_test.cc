@@ -10,7 +10,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "client/chorus.h"
-#include "client/internal/core.h"
+#include "client/internal/access.h"
+#include "client/internal/session_core.h"
 #include "client/parallel.h"
 #include "client/testing/values.h"
 #include "core/backend/host/host_backend.h"
@@ -23,6 +24,9 @@
 
 namespace chorus {
 namespace {
+
+using internal::SessionCore;
+using internal::SessionOf;
 
 using parallel::DeviceGroup;
 using ::testing::ElementsAre;
@@ -66,12 +70,12 @@ class LifetimeTest : public ::testing::TestWithParam<Way> {
     session.transport = GetParam().transport;
     session.device_count = 2;
     session.wait_timeout = std::chrono::seconds(30);
-    absl::StatusOr<sdk::Session> opened = sdk::Session::Open(session);
+    absl::StatusOr<Session> opened = Session::Open(session);
     ASSERT_TRUE(opened.ok()) << opened.status();
     session_ = *opened;
   }
   void TearDown() override {
-    session_ = sdk::Session();
+    session_ = Session();
     daemon_.reset();
     backend_.reset();
     std::system(("rm -rf " + directory_).c_str());
@@ -93,14 +97,14 @@ class LifetimeTest : public ::testing::TestWithParam<Way> {
       ASSERT_TRUE(world->Leave().ok());
     }
   }
-  SessionCore::Tables Tables() { return session_.core()->CountTables(); }
+  SessionCore::Tables Tables() { return SessionOf(session_)->CountTables(); }
 
   std::atomic<int> failures_{0};  // lines in the daemon's log
   std::string directory_;
   std::unique_ptr<ThreadPool> pool_;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Daemon> daemon_;
-  sdk::Session session_;
+  Session session_;
 };
 
 // Several graphs each: the daemon has room for a few worlds of these.

@@ -28,7 +28,7 @@ class MathTest : public ::testing::Test {
   }
 
   FakeDaemon daemon_;
-  sdk::Session session_ = daemon_.Open();
+  Session session_ = daemon_.Open();
 };
 
 TEST_F(MathTest, FunctionsAreTheirNames) {

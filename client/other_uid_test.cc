@@ -203,11 +203,11 @@ TEST_F(OtherUidTest, ASessionIsOpenedWithWhomTheOptionsName) {
   ASSERT_TRUE(chorusd.WaitForStart()) << chorusd.output();
   SessionOptions options;
   options.address = "unix:" + path;
-  const absl::Status refused = sdk::Session::Open(options).status();
+  const absl::Status refused = Session::Open(options).status();
   EXPECT_EQ(ErrorOf(refused).reason, Reason::kNotAttached) << refused;
   EXPECT_THAT(std::string(refused.message()), HasSubstr(BothUids()));
   options.daemon_uids = {user_};
-  const auto session = sdk::Session::Open(options);
+  const auto session = Session::Open(options);
   ASSERT_TRUE(session.ok()) << session.status();
   EXPECT_THAT(testing::Values<float>(Scalar<float>(*session, 3) * 2), ElementsAre(6));
 }
@@ -219,10 +219,10 @@ TEST_F(OtherUidTest, EachConnectionIsLookedAt) {
   ASSERT_TRUE(chorusd.WaitForStart()) << chorusd.output();
   SessionOptions options;
   options.address = "unix:" + path;
-  EXPECT_TRUE(sdk::Session::Open(options).ok());
+  EXPECT_TRUE(Session::Open(options).ok());
   ASSERT_EQ(::unlink(path.c_str()), 0);
   const Listener impostor(path, SOCK_STREAM, user_);
-  const absl::Status refused = sdk::Session::Open(options).status();
+  const absl::Status refused = Session::Open(options).status();
   EXPECT_EQ(ErrorOf(refused).reason, Reason::kNotAttached) << refused;
   EXPECT_THAT(std::string(refused.message()), AllOf(HasSubstr(BothUids()), HasSubstr(path)));
 }

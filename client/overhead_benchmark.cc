@@ -3,17 +3,21 @@
 
 #include "benchmark/benchmark.h"
 #include "client/chorus.h"
-#include "client/internal/core.h"
+#include "client/internal/access.h"
+#include "client/internal/session_core.h"
 #include "client/testing/null_link.h"
 
 namespace chorus {
 namespace {
 
+using internal::SessionCore;
+
 struct Rig {
   Rig() {
     auto made = std::make_unique<testing::NullLink>();
     link = made.get();
-    session = sdk::Session(std::make_shared<SessionCore>(std::move(made), absl::Seconds(10)));
+    session =
+        internal::SessionFrom(std::make_shared<SessionCore>(std::move(made), absl::Seconds(10)));
     WorldOptions options;
     options.name = "bench";
     options.rank = 0;
@@ -31,7 +35,7 @@ struct Rig {
   }
 
   testing::NullLink* link = nullptr;
-  sdk::Session session;
+  Session session;
   World world;
 };
 

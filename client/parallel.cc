@@ -11,15 +11,37 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "client/internal/core.h"
+#include "client/internal/access.h"
+#include "client/internal/record.h"
+#include "client/internal/session_core.h"
 #include "client/internal/tape.h"
 #include "core/base/error.h"
 #include "core/base/mutex.h"
 #include "core/ops/registry.h"
 
 namespace chorus {
-inline namespace sdk {
 namespace parallel {
+namespace {
+
+using internal::Access;
+using internal::ApplyCollectives;
+using internal::CallRequest;
+using internal::Companions;
+using internal::FailedTensor;
+using internal::GradNodePtr;
+using internal::ImplOf;
+using internal::MemberCall;
+using internal::MemberCore;
+using internal::MemberOf;
+using internal::OwnWorld;
+using internal::Results;
+using internal::SessionCore;
+using internal::SessionOf;
+using internal::SourceOf;
+using internal::TensorDataPtr;
+using internal::WithSource;
+
+}  // namespace
 
 struct HostTensorImpl {
   absl::Status status;
@@ -47,14 +69,14 @@ using Tensors = std::vector<Tensor>;
 
 const std::shared_ptr<SessionCore>& SessionOf(const DeviceGroup& devices) {
   static const auto* const none = new std::shared_ptr<SessionCore>();
-  return devices.size() == 0 ? *none : devices.world(0).member()->session;
+  return devices.size() == 0 ? *none : MemberOf(devices.world(0))->session;
 }
 
 absl::Status NoDevices(absl::string_view op) {
   return BadType(absl::StrCat(op, ": expected a group of devices, got an empty one"));
 }
 
-const TensorType& TypeOf(const Tensor& x) { return x.impl()->data->info->type; }
+const TensorType& TypeOf(const Tensor& x) { return ImplOf(x)->data->info->type; }
 
 // Where a tensor is in the group; what is wrong with it if it is nowhere there. Names it by `what`.
 absl::StatusOr<int> PlaceOf(absl::string_view op, absl::string_view what, const Tensor& x,
@@ -66,7 +88,7 @@ absl::StatusOr<int> PlaceOf(absl::string_view op, absl::string_view what, const 
   }
   const int place = devices.PlaceOf(x.device());
   if (place >= 0) return place;
-  if (x.device().session() != SessionOf(devices)) {
+  if (SessionOf(x.device()) != SessionOf(devices)) {
     return BadType(absl::StrCat(op, ": ", what, " is of another session than the devices"));
   }
   return BadType(absl::StrCat(op, ": ", what, " is on device ", x.device().slot(),
@@ -170,7 +192,7 @@ std::vector<std::vector<Results>> Apply(const std::vector<GroupCall>& calls,
   std::vector<std::vector<CallRequest>> variants(places);
   std::vector<MemberCall> members;
   for (size_t p = 0; p < places; ++p) {
-    const std::shared_ptr<MemberCore>& member = devices.world(static_cast<int>(p)).member();
+    const std::shared_ptr<MemberCore>& member = MemberOf(devices.world(static_cast<int>(p)));
     variants[p].reserve(calls.size());
     for (const GroupCall& call : calls) {
       variants[p].push_back(call.call);
@@ -192,13 +214,13 @@ std::vector<std::vector<Results>> Apply(const std::vector<GroupCall>& calls,
   for (size_t c = 0; c < calls.size(); ++c) {
     auto nodes = std::make_shared<std::vector<GradNodePtr>>();
     for (const auto& own : results) {
-      if (own[c][0].impl()->node != nullptr) nodes->push_back(own[c][0].impl()->node);
+      if (ImplOf(own[c][0])->node != nullptr) nodes->push_back(ImplOf(own[c][0])->node);
     }
     if (nodes->empty()) continue;
     const Companions companions = std::move(nodes);
     for (auto& own : results) {
       for (Tensor& result : own[c]) {
-        if (result.impl()->node != nullptr) result.impl()->companions = companions;
+        if (ImplOf(result)->node != nullptr) ImplOf(result)->companions = companions;
       }
     }
   }
@@ -275,14 +297,14 @@ absl::StatusOr<DeviceGroup> DeviceGroup::Create(const Session& session,
   }
   for (std::thread& thread : threads) thread.join();
   // What has joined leaves again, also where the group does not come about.
-  const auto own_world = std::make_shared<OwnWorld>(session.core());
+  const auto own_world = std::make_shared<OwnWorld>(SessionOf(session));
   DeviceGroup group;
   absl::Status status;
   for (absl::StatusOr<World>& world : joined) {
     status.Update(world.status());
     if (!world.ok()) continue;
-    world->member()->in_device_group = true;
-    world->member()->own_world = own_world;
+    MemberOf(*world)->in_device_group = true;
+    MemberOf(*world)->own_world = own_world;
     group.worlds_.push_back(*std::move(world));
   }
   if (!status.ok()) return status;
@@ -292,7 +314,7 @@ absl::StatusOr<DeviceGroup> DeviceGroup::Create(const Session& session,
 int DeviceGroup::PlaceOf(const DeviceRef& device) const {
   for (int place = 0; place < size(); ++place) {
     const DeviceRef own = this->device(place);
-    if (own.session() == device.session() && own.slot() == device.slot()) return place;
+    if (SessionOf(own) == SessionOf(device) && own.slot() == device.slot()) return place;
   }
   return -1;
 }
@@ -387,7 +409,7 @@ absl::Status HostTensor::ReadInto(DType dtype,
   size_t offset = 0;
   for (const Tensor& piece : host.pieces) {
     CHORUS_RETURN_IF_ERROR(piece.Wait());
-    const TensorDataPtr& data = piece.impl()->data;
+    const TensorDataPtr& data = ImplOf(piece)->data;
     const size_t block = static_cast<size_t>(data->info->bytes / before);
     if (block == 0) continue;
     // Several blocks come by way of a place of their own.
@@ -554,7 +576,7 @@ Tensors Scatter(const HostTensor& x, const DeviceGroup& devices, const std::vect
   if (!x.status().ok()) return refuse(x.status());
   const Tensor stand_in = x.tensor();
   if (stand_in.defined()) return Scatter(stand_in, devices, sizes, dim, site);
-  const HostTensorImpl& host = *x.impl();
+  const HostTensorImpl& host = *Access::Impl(x);
   const absl::StatusOr<int64_t> axis = AxisOf("scatter", host.type, dim);
   if (!axis.ok()) return refuse(axis.status());
   const absl::StatusOr<std::vector<int64_t>> chunks =
@@ -706,7 +728,7 @@ HostTensor GatherToHost(const Tensors& xs, const DeviceGroup& devices, int64_t d
   } else {
     host->status = WithSource(checked.status(), SourceOf(site));
   }
-  return HostTensor(std::move(host));
+  return Access::Make<HostTensor>(std::move(host));
 }
 
 // --- Nested values ------------------------------------------------------------------------------
@@ -879,5 +901,4 @@ absl::StatusOr<Nest> GatherNest(const std::vector<Nest>& nests, const DeviceGrou
 }
 
 }  // namespace parallel
-}  // namespace sdk
 }  // namespace chorus

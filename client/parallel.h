@@ -31,7 +31,6 @@
 #include "client/chorus.h"
 
 namespace chorus {
-inline namespace sdk {
 namespace parallel {
 
 struct HostTensorImpl;  // internal
@@ -73,7 +72,7 @@ class HostTensor {
   // Refers to memory that the daemon shares.
   template <typename T>
   HostTensor(const MappedTensor<T>& mapped)  // NOLINT: its elements
-      : HostTensor(mapped.tensor().impl(), DTypeOf<T>(),
+      : HostTensor(std::make_shared<Tensor>(mapped.tensor()), DTypeOf<T>(),
                    reinterpret_cast<const char*>(mapped.data()), mapped.size(),
                    mapped.tensor().shape()) {}
 
@@ -97,10 +96,9 @@ class HostTensor {
   template <typename T>
   absl::StatusOr<std::vector<T>> Read() const;
 
-  explicit HostTensor(std::shared_ptr<HostTensorImpl> impl) : impl_(std::move(impl)) {}
-  const std::shared_ptr<HostTensorImpl>& impl() const { return impl_; }
-
  private:
+  friend class internal::Access;
+  explicit HostTensor(std::shared_ptr<HostTensorImpl> impl) : impl_(std::move(impl)) {}
   HostTensor(std::shared_ptr<const void> keep, DType dtype, const char* data, size_t count,
              const Shape& shape);
   absl::Status ReadInto(DType dtype, std::function<char*(int64_t elements)> allocate) const;
@@ -266,7 +264,6 @@ absl::StatusOr<std::vector<T>> HostTensor::Read() const {
 }
 
 }  // namespace parallel
-}  // namespace sdk
 }  // namespace chorus
 
 #endif  // CHORUS_CLIENT_PARALLEL_H_

@@ -41,7 +41,7 @@ class ParallelTest : public ::testing::Test {
   ~ParallelTest() override { EXPECT_EQ(daemon_.live_tapes(), 0); }
 
   FakeDaemon daemon_;
-  sdk::Session session_;
+  Session session_;
   DeviceGroup devices_;
 };
 
@@ -56,7 +56,7 @@ TEST_F(ParallelTest, GroupsAreDevicesInAnOrder) {
               HasSubstr("device 3 is none of the session's 3"));
   EXPECT_THAT(std::string(DeviceGroup::Create(session_, {1, 1}).status().message()),
               HasSubstr("device 1 is named twice"));
-  EXPECT_FALSE(DeviceGroup::Create(sdk::Session()).ok());
+  EXPECT_FALSE(DeviceGroup::Create(Session()).ok());
 }
 
 TEST_F(ParallelTest, BroadcastPutsACopyOnEveryDeviceInOneRun) {
@@ -304,7 +304,7 @@ TEST_F(ParallelTest, ArgumentsComeInSetsOfOneNumber) {
 }
 
 TEST_F(ParallelTest, BadInputIsRefusedAndTheGroupStaysUsable) {
-  const sdk::Session other = daemon_.Open();
+  const Session other = daemon_.Open();
   const DeviceGroup two = *DeviceGroup::Create(session_, {0, 1});
   const auto at = [&](int d) { return Row(session_.device(d), {1, 2}); };
   const Tensor stranger = Row(other, {1});

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "client/chorus.h"
-#include "client/internal/tape.h"
+#include "client/internal/record.h"
 #include "client/testing/fake_daemon.h"
 #include "client/testing/ranks.h"
 #include "client/testing/values.h"
@@ -18,6 +18,9 @@
 
 namespace chorus {
 namespace {
+
+using internal::AllReduceIn;
+using internal::CallInRuns;
 
 using ::testing::AllOf;
 using ::testing::ElementsAre;

@@ -9,13 +9,50 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "client/chorus.h"
-#include "client/internal/core.h"
+#include "client/internal/access.h"
+#include "client/internal/refusals.h"
+#include "client/internal/session_core.h"
 #include "client/internal/trace.h"
 #include "core/base/error.h"
 
 namespace chorus {
-inline namespace sdk {
 namespace {
+
+using internal::DeviceFrom;
+using internal::ForkedError;
+using internal::GroupCore;
+using internal::GroupFrom;
+using internal::Link;
+using internal::MemberCore;
+using internal::MemberOf;
+using internal::OpenLink;
+using internal::Refusals;
+using internal::RefusedOf;
+using internal::SessionCore;
+using internal::SessionFrom;
+using internal::SessionLock;
+using internal::SessionOf;
+using internal::SourceOf;
+using internal::Trace;
+using internal::WaitReportOptions;
+using internal::WaitReports;
+using internal::WithSource;
+using internal::WorldFrom;
+
+using internal::ForkedError;
+using internal::GroupCore;
+using internal::Link;
+using internal::MemberCore;
+using internal::OpenLink;
+using internal::Refusals;
+using internal::RefusedOf;
+using internal::SessionCore;
+using internal::SessionLock;
+using internal::SourceOf;
+using internal::Trace;
+using internal::WaitReportOptions;
+using internal::WaitReports;
+using internal::WithSource;
 
 absl::Status NoSession() {
   return MakeError(Reason::kWrongState, "an empty session: make one with Session::Open");
@@ -50,11 +87,11 @@ absl::StatusOr<int> NumberFromEnvironment(const char* what,
 
 }  // namespace
 
-DeviceRef::DeviceRef(const Session& session) : session_(session.core()) {}
+DeviceRef::DeviceRef(const Session& session) : session_(SessionOf(session)) {}
 DeviceRef::DeviceRef(const World& world) {
-  if (world.member() == nullptr) return;
-  session_ = world.member()->session;
-  slot_ = world.member()->device_slot;
+  if (MemberOf(world) == nullptr) return;
+  session_ = MemberOf(world)->session;
+  slot_ = MemberOf(world)->device_slot;
 }
 
 // --- Session ------------------------------------------------------------------------------------
@@ -64,13 +101,13 @@ absl::StatusOr<Session> Session::Open(const SessionOptions& options) {
   if (!link.ok()) return link.status();
   WaitReportOptions reports;
   reports.on = options.report_waits;
-  return Session(std::make_shared<SessionCore>(
+  return SessionFrom(std::make_shared<SessionCore>(
       *std::move(link), absl::FromChrono(options.wait_timeout), std::move(reports)));
 }
 
 absl::StatusOr<World> Session::Join(const WorldOptions& given) const {
-  if (core_ == nullptr) return NoSession();
-  if (core_->Forked()) return ForkedError();
+  if (session_ == nullptr) return NoSession();
+  if (session_->Forked()) return ForkedError();
   WorldOptions options = given;
   if (options.name.empty()) {
     options.name = FromEnvironment({"CHORUS_WORLD", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID",
@@ -87,17 +124,17 @@ absl::StatusOr<World> Session::Join(const WorldOptions& given) const {
                             NumberFromEnvironment("size", {"WORLD_SIZE", "SLURM_NTASKS",
                                                            "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}));
   }
-  if (options.device < 0 || options.device >= core_->device_count()) {
+  if (options.device < 0 || options.device >= session_->device_count()) {
     return BadType(absl::StrCat("WorldOptions: device ", options.device,
-                                " is none of the session's ", core_->device_count()));
+                                " is none of the session's ", session_->device_count()));
   }
-  core_->LeaveWhatIsOver();
+  session_->LeaveWhatIsOver();
   const auto joined = [&] {
-    const WaitReports::During reports(&core_->reports());
-    return core_->link().Join(options, core_->device(options.device));
+    const WaitReports::During reports(&session_->reports());
+    return session_->link().Join(options, session_->device(options.device));
   }();
   if (!joined.ok()) return joined.status();
-  auto member = std::make_shared<MemberCore>(core_, options.name);
+  auto member = std::make_shared<MemberCore>(session_, options.name);
   member->world = joined->world;
   member->device_slot = options.device;
   member->compares_lines = options.check_call_sites != CheckCallSites::kOff;
@@ -110,33 +147,37 @@ absl::StatusOr<World> Session::Join(const WorldOptions& given) const {
   for (int r = 0; r < options.size; ++r) everybody->ranks.push_back(r);
   everybody->rank = options.rank;
   member->everybody = everybody.get();
-  SessionLock lock(core_.get());
+  SessionLock lock(session_.get());
   if (!lock.status().ok()) return lock.status();
   member->since = Epoch(1);
   member->groups.push_back(std::move(everybody));
-  core_->AddMemberLocked(member);
-  return World(std::move(member));
+  session_->members().Add(member);
+  return WorldFrom(std::move(member));
 }
 
-absl::Status Session::Close() const { return core_ == nullptr ? NoSession() : core_->Close(); }
+absl::Status Session::Close() const {
+  return session_ == nullptr ? NoSession() : session_->Close();
+}
 
-int Session::device_count() const { return core_ == nullptr ? 0 : core_->device_count(); }
+DeviceRef Session::device(int slot) const { return DeviceFrom(session_, slot); }
+
+int Session::device_count() const { return session_ == nullptr ? 0 : session_->device_count(); }
 
 Transport Session::transport() const {
-  return core_ == nullptr ? Transport::kAuto : core_->link().transport();
+  return session_ == nullptr ? Transport::kAuto : session_->link().transport();
 }
 
 bool Session::is_open() const {
-  if (core_ == nullptr || core_->Forked()) return false;
-  SessionLock lock(core_.get());
+  if (session_ == nullptr || session_->Forked()) return false;
+  SessionLock lock(session_.get());
   return lock.status().ok();
 }
 
 // --- Group --------------------------------------------------------------------------------------
 
 Group::Group(const World& world) {
-  if (world.member() == nullptr) return;
-  member_ = world.member();
+  if (MemberOf(world) == nullptr) return;
+  member_ = MemberOf(world);
   core_ = member_->everybody;
 }
 
@@ -179,7 +220,7 @@ absl::Status World::Step(int64_t n, CallSite site) const {
                                 "Step: a compiled function is part of a step; begin it outside"),
                       SourceOf(site));
   }
-  return WithSource(member_->session->BeginStep(member_.get(), n), SourceOf(site));
+  return WithSource(member_->BeginStep(n), SourceOf(site));
 }
 
 absl::StatusOr<Group> World::NewGroup(const std::vector<int>& world_ranks) const {
@@ -207,7 +248,7 @@ absl::StatusOr<Group> World::NewGroup(const std::vector<int>& world_ranks) const
   SessionLock lock(session);
   if (!lock.status().ok()) return lock.status();
   member_->groups.push_back(std::move(group));
-  return Group(member_, member_->groups.back().get());
+  return GroupFrom(member_, member_->groups.back().get());
 }
 
 absl::Status World::Leave() const {
@@ -219,7 +260,7 @@ absl::Status World::Leave() const {
   // Nothing of it can be called any more.
   SessionLock lock(session);
   if (!lock.status().ok()) return lock.status();
-  for (const auto& group : member_->groups) session->ForgetCallsLocked(group.get());
+  for (const auto& group : member_->groups) session->ForgetCalls(group.get());
   return absl::OkStatus();
 }
 
@@ -232,11 +273,11 @@ absl::Status World::Abort(const std::string& why) const {
   {
     SessionLock lock(session);
     CHORUS_RETURN_IF_ERROR(lock.status());
-    SessionCore::Refusals refusals;
-    SessionCore::RefusedOf(member_.get(), &refusals);
+    Refusals refusals;
+    RefusedOf(member_.get(), &refusals);
     refusals[0].by_hand = true;
     refusals[0].why = std::move(error);
-    sent = session->SubmitLocked(std::move(refusals[0]));
+    sent = session->log().Submit(std::move(refusals[0]));
   }
   if (!sent.ok()) return sent.status();
   const absl::Status outcome = session->link().WaitCommand(*sent, session->wait_timeout());
@@ -261,11 +302,11 @@ absl::StatusOr<World::Reformed> World::Reform(Timeout timeout) {
   member_->epoch = reformed->epoch.value();
   member_->since = reformed->epoch;
   member_->step = 0;
-  SessionCore::ResetCountsLocked(member_.get());
+  member_->ResetCounts();
   for (const auto& group : member_->groups) {
     group->alive = group->id == GroupId(0);
     ++group->generation;
-    session->ForgetCallsLocked(group.get());
+    session->ForgetCalls(group.get());
   }
   GroupCore* const everybody = member_->everybody;
   everybody->ranks.clear();
@@ -279,5 +320,4 @@ absl::StatusOr<World::Reformed> World::Reform(Timeout timeout) {
   return result;
 }
 
-}  // namespace sdk
 }  // namespace chorus

@@ -139,7 +139,7 @@ class StepTest : public ::testing::Test {
     open.address = stage.daemon->addresses()[0].ToString();
     open.devices = {rank};
     open.wait_timeout = std::chrono::seconds(30);
-    const absl::StatusOr<sdk::Session> session = sdk::Session::Open(open);
+    const absl::StatusOr<Session> session = Session::Open(open);
     ASSERT_TRUE(session.ok()) << session.status();
     WorldOptions join;
     join.name = "job";

@@ -5,13 +5,39 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/chorus.h"
-#include "client/internal/core.h"
+#include "client/internal/access.h"
+#include "client/internal/session_core.h"
 #include "client/internal/tape.h"
 #include "core/base/error.h"
 
 namespace chorus {
-inline namespace sdk {
 namespace {
+
+using internal::DeviceFrom;
+using internal::FailedTensor;
+using internal::ForkedError;
+using internal::GradMode;
+using internal::Link;
+using internal::MakeTensor;
+using internal::SessionCore;
+using internal::SessionLock;
+using internal::SessionOf;
+using internal::SourceOf;
+using internal::TensorData;
+using internal::TensorDataPtr;
+using internal::WithSource;
+
+using internal::FailedTensor;
+using internal::ForkedError;
+using internal::GradMode;
+using internal::Link;
+using internal::MakeTensor;
+using internal::SessionCore;
+using internal::SessionLock;
+using internal::SourceOf;
+using internal::TensorData;
+using internal::TensorDataPtr;
+using internal::WithSource;
 
 absl::Status Undefined() { return MakeError(Reason::kWrongState, "an undefined tensor"); }
 
@@ -43,7 +69,7 @@ int64_t Tensor::num_elements() const {
 
 DeviceRef Tensor::device() const {
   if (impl_ == nullptr) return DeviceRef();
-  return DeviceRef(impl_->data->session, impl_->data->device_slot);
+  return DeviceFrom(impl_->data->session, impl_->data->device_slot);
 }
 
 bool Tensor::absent() const {
@@ -150,7 +176,7 @@ NoGrad::~NoGrad() = default;
 
 Tensor FromBytes(const DeviceRef& device, DType dtype, const Shape& shape, const char* bytes,
                  int64_t elements, CallSite site) {
-  const std::shared_ptr<SessionCore>& session = device.session();
+  const std::shared_ptr<SessionCore>& session = SessionOf(device);
   const auto fail = [&](const absl::Status& status) {
     return FailedTensor(session, WithSource(status, SourceOf(site)));
   };
@@ -170,20 +196,20 @@ Tensor FromBytes(const DeviceRef& device, DType dtype, const Shape& shape, const
   {
     SessionLock lock(session.get());
     if (!lock.status().ok()) return fail(lock.status());
-    data = session->FromHostLocked(session->Intern(*type), device.slot(), bytes, site);
+    data = session->FromHost(session->interner().Type(*type), device.slot(), bytes, site);
   }
   if (!data.ok()) return fail(data.status());
   return MakeTensor(*std::move(data));
 }
 
 Tensor FromError(const DeviceRef& device, const absl::Status& error) {
-  return FailedTensor(device.session(),
+  return FailedTensor(SessionOf(device),
                       error.ok() ? BadType("FromError: expected an error, got OK") : error);
 }
 
 absl::StatusOr<std::pair<Tensor, char*>> MapBytes(const DeviceRef& device, DType dtype,
                                                   const Shape& shape, CallSite site) {
-  const std::shared_ptr<SessionCore>& session = device.session();
+  const std::shared_ptr<SessionCore>& session = SessionOf(device);
   if (session == nullptr) return Undefined();
   if (session->Forked()) return ForkedError();
   const absl::StatusOr<TensorType> type = TypeOf(dtype, shape);
@@ -204,11 +230,10 @@ absl::StatusOr<std::pair<Tensor, char*>> MapBytes(const DeviceRef& device, DType
   {
     SessionLock lock(session.get());
     CHORUS_RETURN_IF_ERROR(lock.status());
-    data->info = session->Intern(*type);
+    data->info = session->interner().Type(*type);
   }
   data->state.store(TensorData::State::kExternal, std::memory_order_release);
   return std::make_pair(MakeTensor(std::move(data)), staging->data);
 }
 
-}  // namespace sdk
 }  // namespace chorus

@@ -13,14 +13,38 @@
 #endif
 
 #include "absl/strings/str_cat.h"
-#include "client/internal/core.h"
+#include "client/internal/access.h"
+#include "client/internal/record.h"
+#include "client/internal/refusals.h"
+#include "client/internal/session_core.h"
 #include "client/internal/tape.h"
 #include "client/internal/trace.h"
 #include "core/base/error.h"
 
 namespace chorus {
-inline namespace sdk {
 namespace {
+
+using internal::AllGatherIntoTensorIn;
+using internal::AllReduceIn;
+using internal::CallInRuns;
+using internal::CoreOf;
+using internal::DeviceFrom;
+using internal::ImplOf;
+using internal::MemberOf;
+using internal::RefuseRest;
+using internal::SourceOf;
+using internal::TensorDataPtr;
+using internal::Trace;
+using internal::WithSource;
+
+using internal::AllGatherIntoTensorIn;
+using internal::AllReduceIn;
+using internal::CallInRuns;
+using internal::RefuseRest;
+using internal::SourceOf;
+using internal::TensorDataPtr;
+using internal::Trace;
+using internal::WithSource;
 
 // Large beside what an all_reduce of 4 B takes, small beside the caches that the ranks share:
 // docs/performance.md has the measurement.
@@ -108,12 +132,12 @@ std::vector<size_t> UserMemory::ChunksOf(size_t count, size_t element_bytes) {
 }
 
 DeviceRef UserMemory::Device() const {
-  return DeviceRef(group_.member()->session, group_.member()->device_slot);
+  return DeviceFrom(MemberOf(group_)->session, MemberOf(group_)->device_slot);
 }
 
 absl::Status UserMemory::Run(DType dtype, size_t element_bytes, const std::vector<Extent>& extents,
                              const ReduceOp& op, CallSite site) {
-  if (group_.core() == nullptr) {
+  if (CoreOf(group_) == nullptr) {
     return WithSource(MakeError(Reason::kWrongState, "UserMemory: a group that was never joined"),
                       SourceOf(site));
   }
@@ -132,8 +156,7 @@ absl::Status UserMemory::Run(DType dtype, size_t element_bytes, const std::vecto
     bool everywhere = false;
     const absl::Status agreed = AgreeOn(extents, element_bytes, &call, &everywhere, site);
     if (!agreed.ok()) {
-      return everywhere ? agreed
-                        : group_.member()->session->RefuseRest(group_.core(), &call, agreed);
+      return everywhere ? agreed : RefuseRest(CoreOf(group_), &call, agreed);
     }
   }
   size_t total = 0;
@@ -162,7 +185,7 @@ absl::Status UserMemory::Run(DType dtype, size_t element_bytes, const std::vecto
     }
     // Others may wait for the chunks that this rank does not send any more, also where an epoch has
     // ended by this: they may be in the next one already, in the middle of this call.
-    first_error = group_.member()->session->RefuseRest(group_.core(), &call, first_error);
+    first_error = RefuseRest(CoreOf(group_), &call, first_error);
     break;
   }
   while (!under_way.empty()) finish_oldest();
@@ -263,7 +286,7 @@ absl::Status UserMemory::Finish(UnderWay* chunk, bool streaming, Cursor* to) {
       from += length;
     });
   };
-  const TensorDataPtr& data = chunk->result.impl()->data;
+  const TensorDataPtr& data = ImplOf(chunk->result)->data;
   if (!remote_) {
     const absl::StatusOr<const char*> mapped = data->session->MapTensor(data);
     if (mapped.ok()) copy_out(*mapped);
@@ -306,5 +329,4 @@ absl::StatusOr<UserMemory::Staging*> UserMemory::Take(DType dtype, size_t count,
   return staging;
 }
 
-}  // namespace sdk
 }  // namespace chorus

@@ -37,9 +37,10 @@
 #include "client/chorus.h"
 
 namespace chorus {
-inline namespace sdk {
 
-struct CallInRuns;  // internal
+namespace internal {
+struct CallInRuns;
+}  // namespace internal
 
 class UserMemory {
  public:
@@ -103,12 +104,13 @@ class UserMemory {
   absl::Status Run(DType dtype, size_t element_bytes, const std::vector<Extent>& extents,
                    const ReduceOp& op, CallSite site);
   absl::StatusOr<UnderWay> Start(DType dtype, size_t count, size_t bytes, Cursor* from,
-                                 const ReduceOp& op, CallInRuns* call, CallSite site);
+                                 const ReduceOp& op, internal::CallInRuns* call, CallSite site);
   // *everywhere: the error is one that every rank comes to.
-  absl::Status AgreeOn(const std::vector<Extent>& extents, size_t element_bytes, CallInRuns* call,
-                       bool* everywhere, CallSite site);
+  absl::Status AgreeOn(const std::vector<Extent>& extents, size_t element_bytes,
+                       internal::CallInRuns* call, bool* everywhere, CallSite site);
   absl::StatusOr<std::string> CountsOf(int64_t rank, const std::vector<Extent>& extents,
-                                       size_t element_bytes, CallInRuns* call, CallSite site);
+                                       size_t element_bytes, internal::CallInRuns* call,
+                                       CallSite site);
   absl::Status Finish(UnderWay* chunk, bool streaming, Cursor* to);
   // Null: the daemon is remote.
   absl::StatusOr<Staging*> Take(DType dtype, size_t count, CallSite site);
@@ -137,7 +139,6 @@ absl::Status UserMemory::AllReduceCoalesced(const std::vector<Part<T>>& parts, R
   return Run(DTypeOf<T>(), sizeof(T), extents, op, site);
 }
 
-}  // namespace sdk
 }  // namespace chorus
 
 #endif  // CHORUS_CLIENT_USER_MEMORY_H_

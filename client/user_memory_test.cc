@@ -109,7 +109,7 @@ class UserMemoryTest : public ::testing::TestWithParam<Way> {
         options.address = daemon_->addresses()[GetParam().tcp ? 1 : 0].ToString();
         options.transport = GetParam().transport;
         options.wait_timeout = std::chrono::seconds(90);
-        const absl::StatusOr<sdk::Session> session = sdk::Session::Open(options);
+        const absl::StatusOr<Session> session = Session::Open(options);
         ASSERT_TRUE(session.ok()) << session.status();
         WorldOptions member;
         member.name = "job";
@@ -146,8 +146,8 @@ void ExpectTheBitsOfAllReduce(UserMemory* memory, const World& world, size_t cou
   std::vector<T> out(count + 2, T{77});
   const absl::Status status = memory->AllReduce(in.data(), out.data() + 1, count);
   ASSERT_TRUE(status.ok()) << status;
-  const auto expected = sdk::AllReduce(FromHost<T>(world, in, {static_cast<int64_t>(count)}), world)
-                            .template Read<T>();
+  const auto expected =
+      AllReduce(FromHost<T>(world, in, {static_cast<int64_t>(count)}), world).template Read<T>();
   ASSERT_TRUE(expected.ok()) << expected.status();
   // Memory of no elements may be null, which memcmp does not take even for nothing.
   EXPECT_TRUE(count == 0 || std::memcmp(out.data() + 1, expected->data(), count * sizeof(T)) == 0);
@@ -236,7 +236,7 @@ TEST_P(UserMemoryTest, ManyPartsAreReducedAsIfTheyWereOne) {
       SCOPED_TRACE(k);
       const auto shape = static_cast<int64_t>(counts[k]);
       const auto expected =
-          sdk::AllReduce(FromHost<float>(world, before[k], {shape}), world, Reduction::kAvg)
+          AllReduce(FromHost<float>(world, before[k], {shape}), world, Reduction::kAvg)
               .Read<float>();
       ASSERT_TRUE(expected.ok()) << expected.status();
       EXPECT_EQ(std::vector<float>(parts[k].out, parts[k].out + counts[k]), *expected);

@@ -3,12 +3,29 @@
 #include <string>
 #include <utility>
 
+#include "client/internal/access.h"
 #include "client/internal/local.h"
-#include "client/internal/tape.h"
+#include "client/internal/record.h"
 
 namespace chorus {
-inline namespace sdk {
 namespace {
+
+using internal::ApplyLocal;
+using internal::Elementwise;
+using internal::IntegerOf;
+using internal::Operate;
+using internal::ReduceAxes;
+using internal::SessionOf;
+using internal::SiteOf;
+using internal::Spec;
+
+using internal::ApplyLocal;
+using internal::Elementwise;
+using internal::IntegerOf;
+using internal::Operate;
+using internal::ReduceAxes;
+using internal::SiteOf;
+using internal::Spec;
 
 Tensor Unary(const char* op, const Tensor& x, CallSite site) {
   return ApplyLocal(Spec(op, site), {x});
@@ -113,8 +130,8 @@ Tensor Product(const Tensor& x, const Axes& axes, bool keep_dims, CallSite site)
 // --- Random numbers -----------------------------------------------------------------------------
 
 Tensor RandomNumber::On(const DeviceRef& device) const {
-  if (!is_value_ || device.session() == nullptr) return tensor_;
-  return IntegerOf(value_, device.session(), device.slot());
+  if (!is_value_ || SessionOf(device) == nullptr) return tensor_;
+  return IntegerOf(value_, SessionOf(device), device.slot());
 }
 
 namespace {
@@ -143,5 +160,4 @@ Tensor RandomBits(const DeviceRef& device, DType dtype, const Shape& shape,
   return Random("random_bits", device, dtype, shape, seed, offset, site);
 }
 
-}  // namespace sdk
 }  // namespace chorus

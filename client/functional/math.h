@@ -13,7 +13,6 @@
 #include "client/chorus.h"
 
 namespace chorus {
-inline namespace sdk {
 
 // --- Arithmetic ---------------------------------------------------------------------------------
 
@@ -114,7 +113,6 @@ Tensor RandomBits(const DeviceRef& device, DType dtype, const Shape& shape,
                   const RandomNumber& seed, const RandomNumber& offset = 0,
                   CallSite site = CallSite::Here());
 
-}  // namespace sdk
 }  // namespace chorus
 
 #endif  // CHORUS_CLIENT_FUNCTIONAL_MATH_H_

@@ -5,11 +5,22 @@
 
 #include "absl/types/span.h"
 #include "client/internal/local.h"
-#include "client/internal/tape.h"
+#include "client/internal/record.h"
 
 namespace chorus {
-inline namespace sdk {
 namespace {
+
+using internal::ApplyLocal;
+using internal::Axis;
+using internal::Fail;
+using internal::IsUsable;
+using internal::Spec;
+
+using internal::ApplyLocal;
+using internal::Axis;
+using internal::Fail;
+using internal::IsUsable;
+using internal::Spec;
 
 // An op with attribute `axis` of its first input, and others, which come after it.
 Tensor Along(const char* op, absl::Span<const Tensor> inputs, int64_t axis, Attributes others,
@@ -81,5 +92,4 @@ Tensor ArgMin(const Tensor& x, int64_t axis, bool keep_dims, CallSite site) {
   return Along("arg_min", {x}, axis, KeepDims(keep_dims), site);
 }
 
-}  // namespace sdk
 }  // namespace chorus

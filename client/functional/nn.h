@@ -13,7 +13,6 @@
 #include "client/chorus.h"
 
 namespace chorus {
-inline namespace sdk {
 
 // exp(x) over its sum along an axis, and the logarithm of that.
 Tensor Softmax(const Tensor& x, int64_t axis = -1, CallSite site = CallSite::Here());
@@ -50,7 +49,6 @@ Tensor ArgMax(const Tensor& x, int64_t axis = -1, bool keep_dims = false,
 Tensor ArgMin(const Tensor& x, int64_t axis = -1, bool keep_dims = false,
               CallSite site = CallSite::Here());
 
-}  // namespace sdk
 }  // namespace chorus
 
 #endif  // CHORUS_CLIENT_FUNCTIONAL_NN_H_

@@ -37,7 +37,7 @@ class NnTest : public ::testing::Test {
   }
 
   FakeDaemon daemon_;
-  const sdk::Session session_ = daemon_.Open();
+  const Session session_ = daemon_.Open();
 };
 
 TEST_F(NnTest, SoftmaxAlongAnAxis) {

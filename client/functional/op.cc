@@ -5,13 +5,20 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/internal/local.h"
-#include "client/internal/tape.h"
+#include "client/internal/record.h"
 #include "core/base/error.h"
 #include "core/ops/registry.h"
 
 namespace chorus {
-inline namespace sdk {
 namespace {
+
+using internal::ApplyLocal;
+using internal::Fail;
+using internal::Spec;
+
+using internal::ApplyLocal;
+using internal::Fail;
+using internal::Spec;
 
 Tensor Apply(const DeviceRef* device, const std::string& name, const std::vector<Tensor>& inputs,
              const std::vector<OpAttribute>& attributes, CallSite site) {
@@ -47,5 +54,4 @@ Tensor OpOn(const DeviceRef& device, const std::string& name, const std::vector<
   return Apply(&device, name, inputs, attributes, site);
 }
 
-}  // namespace sdk
 }  // namespace chorus

@@ -15,7 +15,6 @@
 #include "client/chorus.h"
 
 namespace chorus {
-inline namespace sdk {
 
 // A named constant of an op, part of the graph: another value is another graph. In any order.
 struct OpAttribute {
@@ -31,7 +30,6 @@ Tensor Op(const std::string& name, const std::vector<Tensor>& inputs,
 Tensor OpOn(const DeviceRef& device, const std::string& name, const std::vector<Tensor>& inputs,
             const std::vector<OpAttribute>& attributes = {}, CallSite site = CallSite::Here());
 
-}  // namespace sdk
 }  // namespace chorus
 
 #endif  // CHORUS_CLIENT_FUNCTIONAL_OP_H_

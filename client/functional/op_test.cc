@@ -28,7 +28,7 @@ class OpTest : public ::testing::Test {
   }
 
   FakeDaemon daemon_;
-  const sdk::Session session_ = daemon_.Open();
+  const Session session_ = daemon_.Open();
 };
 
 TEST_F(OpTest, IsWhatItsFunctionIsWithItsGradient) {

@@ -28,7 +28,7 @@
 #include "core/transport/completion.h"
 
 namespace chorus {
-inline namespace sdk {
+namespace internal {
 
 struct JoinedWorld {
   WorldId world;
@@ -105,7 +105,7 @@ class Link {
 // Opens a session at options.address: the one place where transports are chosen.
 absl::StatusOr<std::unique_ptr<Link>> OpenLink(const SessionOptions& options);
 
-}  // namespace sdk
+}  // namespace internal
 }  // namespace chorus
 
 #endif  // CHORUS_CLIENT_INTERNAL_LINK_H_

@@ -6,10 +6,11 @@
 
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
+#include "client/internal/access.h"
 #include "core/base/error.h"
 
 namespace chorus {
-inline namespace sdk {
+namespace internal {
 
 NodeSpec Spec(const char* op, CallSite site, Attributes attributes) {
   NodeSpec spec;
@@ -20,13 +21,13 @@ NodeSpec Spec(const char* op, CallSite site, Attributes attributes) {
 }
 
 Tensor Fail(const Tensor& like, const absl::Status& status, CallSite site) {
-  return FailedTensor(like.defined() ? like.impl()->data->session : nullptr,
+  return FailedTensor(like.defined() ? ImplOf(like)->data->session : nullptr,
                       WithSource(status, SourceOf(site)));
 }
 
 bool IsUsable(const Tensor& x) { return x.defined() && !x.absent() && x.status().ok(); }
 
-std::string TypeText(const Tensor& x) { return x.impl()->data->info->type.ToString(); }
+std::string TypeText(const Tensor& x) { return ImplOf(x)->data->info->type.ToString(); }
 
 bool BroadcastShapes(const Shape& other, Shape* shape) {
   if (shape->size() < other.size()) shape->insert(shape->begin(), other.size() - shape->size(), 1);
@@ -103,7 +104,7 @@ Tensor InlineTensor(const TensorType& type, InlineData bytes,
   {
     SessionLock lock(session.get());
     if (!lock.status().ok()) return FailedTensor(session, lock.status());
-    data->info = session->Intern(type);
+    data->info = session->interner().Type(type);
   }
   data->device_slot = device_slot;
   data->inline_data = std::move(bytes);
@@ -158,7 +159,7 @@ Tensor IntegerOf(int64_t value, const std::shared_ptr<SessionCore>& session, int
 
 Tensor NumberLike(double value, const Tensor& like, CallSite site) {
   if (!IsUsable(like)) return like;
-  const TensorData& data = *like.impl()->data;
+  const TensorData& data = *ImplOf(like)->data;
   return NumberOf(data.info->type.dtype, value, data.session, data.device_slot, site);
 }
 
@@ -190,5 +191,5 @@ Tensor ReduceAxes(const char* op, const Tensor& x, const Axes& axes, bool keep_d
   return ApplyLocal(Spec(op, site, std::move(attributes)), {x});
 }
 
-}  // namespace sdk
+}  // namespace internal
 }  // namespace chorus

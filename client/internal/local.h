@@ -15,12 +15,14 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "client/chorus.h"
-#include "client/internal/core.h"
+#include "client/internal/errors.h"
+#include "client/internal/record.h"
+#include "client/internal/session_core.h"
 #include "client/internal/tape.h"
 #include "core/ops/op.h"
 
 namespace chorus {
-inline namespace sdk {
+namespace internal {
 
 NodeSpec Spec(const char* op, CallSite site, Attributes attributes = {});
 
@@ -67,7 +69,7 @@ absl::StatusOr<int64_t> Axis(const char* op, const Tensor& x, int64_t axis);
 // A reduction.
 Tensor ReduceAxes(const char* op, const Tensor& x, const Axes& axes, bool keep_dims, CallSite site);
 
-}  // namespace sdk
+}  // namespace internal
 }  // namespace chorus
 
 #endif  // CHORUS_CLIENT_INTERNAL_LOCAL_H_

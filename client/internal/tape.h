@@ -1,29 +1,29 @@
-// Recording: from a call on tensors to commands or nodes of a trace, and to entries of the tape.
+// The tape: what tensors were computed from, as far as gradients are concerned.
 //
 // A tape entry (GradNode) belongs to the results of one op: it lives as long as one of them, or an
-// entry that depends on one, does. Backward gathers the entries that its roots lead to, in the
-// order of recording, and core/autograd turns them into more ops, which are recorded like any
-// other.
+// entry that depends on one, does. Ops are recorded by record.h; gradients.h takes gradients.
 //
-// Threads: any; one tensor's gradients are accumulated by one thread at a time.
+// Threads: any; one tensor's gradients are accumulated by one thread at a time. Whether gradients
+//   are on is each thread's own.
 #ifndef CHORUS_CLIENT_INTERNAL_TAPE_H_
 #define CHORUS_CLIENT_INTERNAL_TAPE_H_
 
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
-#include "absl/status/statusor.h"
+#include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "client/chorus.h"
-#include "client/internal/core.h"
+#include "client/internal/interner.h"
+#include "client/internal/member.h"
+#include "client/internal/tensor_data.h"
 #include "core/collective/instance.h"
 #include "core/ops/op.h"
 
 namespace chorus {
-inline namespace sdk {
+namespace internal {
 
 struct GradNode;
 using GradNodePtr = std::shared_ptr<GradNode>;
@@ -97,6 +97,9 @@ struct GradNode {
 
   // Frees what the rule would need, and tells the daemon that the entry is gone.
   void Consume();
+
+ private:
+  void DropEntry(bool was_consumed);
 };
 
 bool GradEnabled();
@@ -112,66 +115,27 @@ class GradMode {
   const bool before_;
 };
 
+// Orders of entries: the next one, and what all so far are below.
+uint64_t TakeOrder();
+uint64_t NextOrder();
+
 Tensor MakeTensor(TensorDataPtr data);
+// A tensor that carries an error.
 Tensor FailedTensor(const std::shared_ptr<SessionCore>& session, absl::Status status);
+Tensor FailedTensor(const std::shared_ptr<SessionCore>& session,
+                    std::shared_ptr<const Failure> failure);
 
-// A local op on tensors of one session: its one result, or a tensor with the error. Ops without
-// inputs say on which device they run.
-Tensor ApplyLocal(NodeSpec spec, absl::Span<const Tensor> inputs,
-                  const DeviceRef* device = nullptr);
+// `impl`'s companions, where this trace knows them.
+Companions CompanionsIn(const Trace* trace, const TensorImpl& impl);
+// `x` as an input of an entry of this trace (null: of none). `keep_data`: the rule uses it.
+Edge EdgeTo(const Tensor& x, const Trace* trace, bool keep_data);
+// Where what is computed from these comes from, by the tape of this trace.
+Leads LeadsOf(absl::Span<const Tensor> inputs, const Trace* trace);
+void AddEdges(GradNode* node, absl::Span<const Tensor> inputs, const Trace* trace, Saved saved);
+// Makes `result` the output `output` of a tape entry.
+void Attach(const GradNodePtr& node, size_t output, Tensor* result);
 
-// A call of a collective by one member.
-struct CallRequest {
-  CallRequest() = default;
-  CallRequest(const OpDef* op, CallSite site) : spec(op, site) {}
-
-  CollectiveSpec spec;  // what is recorded, and where its operand comes from, is found out
-  bool record = true;   // where gradients are on; false: it is known that nobody wants one
-  // It is a gradient that is not recorded though its operand may depend on anything.
-  bool unrecorded_gradient = false;
-  absl::Span<const Tensor> behind;  // GradNode::behind; what is unusable is left out
-  // The instance, where the spec's is bound.
-  const InstanceKey* bound = nullptr;
-  CallInRuns* runs = nullptr;  // where one run is not all of the call
-};
-
-// Its visible results; one absent tensor where there are none. Errors are in the tensors. A call
-// that is refused here counts, and the other ranks are told, so that they need not wait for this
-// one: that takes an answer of the daemon. In a trace nothing is sent, and the trace fails.
-using Results = absl::InlinedVector<Tensor, 1>;
-Results ApplyCollective(const CallRequest& call, absl::Span<const Tensor> inputs,
-                        const std::shared_ptr<MemberCore>& member, GroupCore* group);
-
-// Several in one run: of one group, or of its members in this session (whose calls meet). Results
-// are by call. One that is refused refuses them all: each result carries the error.
-struct MemberCall {
-  const CallRequest* call = nullptr;
-  absl::Span<const Tensor> inputs;
-  const std::shared_ptr<MemberCore>* member = nullptr;
-  GroupCore* group = nullptr;
-};
-std::vector<Results> ApplyCollectives(absl::Span<const MemberCall> calls);
-
-// As in chorus.h, in one of the runs of a call. (Defined with the others, in client/functional.cc.)
-Tensor AllReduceIn(CallInRuns* runs, const Tensor& x, const Group& group, const ReduceOp& op,
-                   CallSite site);
-Tensor AllGatherIntoTensorIn(CallInRuns* runs, const Tensor& x, const Group& group, CallSite site);
-
-// Roots and wanted tensors for the gradients of their sum. The result is one tensor for each wanted
-// one (undefined: the roots do not depend on it).
-struct GradientRequest {
-  absl::Span<const Tensor> roots;
-  absl::Span<const Tensor> seeds;  // empty: ones
-  absl::Span<const Tensor> wanted;
-  bool leaves = false;  // instead of `wanted`: adds to every leaf's grad
-  bool retain = false;
-  bool create = false;
-};
-// Refused where a root has failed or leads to a collective of which others may want this rank's
-// gradient, the other ranks are told, and what was recorded before has no gradient any more.
-absl::StatusOr<std::vector<Tensor>> TakeGradients(const GradientRequest& request, CallSite site);
-
-}  // namespace sdk
+}  // namespace internal
 }  // namespace chorus
 
 #endif  // CHORUS_CLIENT_INTERNAL_TAPE_H_

@@ -7,7 +7,7 @@
 #include "core/base/error.h"
 
 namespace chorus {
-inline namespace sdk {
+namespace internal {
 namespace {
 
 thread_local Trace* current_trace = nullptr;
@@ -114,7 +114,7 @@ absl::StatusOr<TensorDatas> Trace::Add(NodeSpec spec, absl::Span<const TensorDat
     {
       SessionLock lock(session_.get());
       CHORUS_RETURN_IF_ERROR(lock.status());
-      data->info = session_->Intern(builder_.TypeOf(value));
+      data->info = session_->interner().Type(builder_.TypeOf(value));
     }
     data->device_slot = device_slot;
     data->trace = this;
@@ -203,5 +203,5 @@ absl::StatusOr<Trace::Finished> Trace::Finish(absl::Span<const TensorDataPtr> ou
   return finished;
 }
 
-}  // namespace sdk
+}  // namespace internal
 }  // namespace chorus

@@ -14,11 +14,11 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "client/chorus.h"
-#include "client/internal/core.h"
+#include "client/internal/session_core.h"
 #include "core/ops/graph_builder.h"
 
 namespace chorus {
-inline namespace sdk {
+namespace internal {
 
 // A tensor's role as an input of a graph: of no dimensions and the trainer's own, it is a number.
 InputRole RoleOf(const TensorData& data);
@@ -108,7 +108,7 @@ class Trace {
   std::vector<std::shared_ptr<MemberCore>> members_;
 };
 
-}  // namespace sdk
+}  // namespace internal
 }  // namespace chorus
 
 #endif  // CHORUS_CLIENT_INTERNAL_TRACE_H_

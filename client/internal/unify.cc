@@ -7,7 +7,7 @@
 #include "core/base/error.h"
 
 namespace chorus {
-inline namespace sdk {
+namespace internal {
 namespace {
 
 absl::Status Differs(const Node& node, absl::string_view what, absl::string_view hint = "") {
@@ -175,5 +175,5 @@ absl::StatusOr<Graph> UnifyGraphs(absl::Span<const Graph> graphs, absl::Span<con
   return unified;
 }
 
-}  // namespace sdk
+}  // namespace internal
 }  // namespace chorus

@@ -10,7 +10,7 @@
 #include "core/graph/graph.h"
 
 namespace chorus {
-inline namespace sdk {
+namespace internal {
 
 // A dimension of an input that is the batch.
 struct VaryingDim {
@@ -24,7 +24,7 @@ struct VaryingDim {
 absl::StatusOr<Graph> UnifyGraphs(absl::Span<const Graph> graphs, absl::Span<const int64_t> sizes,
                                   absl::Span<const VaryingDim> varying);
 
-}  // namespace sdk
+}  // namespace internal
 }  // namespace chorus
 
 #endif  // CHORUS_CLIENT_INTERNAL_UNIFY_H_

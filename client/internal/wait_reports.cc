@@ -7,7 +7,7 @@
 #include "absl/time/clock.h"
 
 namespace chorus {
-inline namespace sdk {
+namespace internal {
 
 void WaitReports::Report(absl::Duration waited) const {
   absl::StatusOr<std::vector<std::string>> waits = link_->Waits();
@@ -52,5 +52,5 @@ void WaitReports::During::Run() {
   }
 }
 
-}  // namespace sdk
+}  // namespace internal
 }  // namespace chorus

@@ -19,7 +19,7 @@
 #include "core/base/mutex.h"
 
 namespace chorus {
-inline namespace sdk {
+namespace internal {
 
 struct WaitReportOptions {
   bool on = true;
@@ -82,7 +82,7 @@ class WaitReports {
   const WaitReportOptions options_;
 };
 
-}  // namespace sdk
+}  // namespace internal
 }  // namespace chorus
 
 #endif  // CHORUS_CLIENT_INTERNAL_WAIT_REPORTS_H_

@@ -15,7 +15,7 @@
 #include "proto/convert/errors_convert.h"
 
 namespace chorus {
-inline namespace sdk {
+namespace internal {
 namespace {
 
 // The message of a command, checked as the daemon does: what it would not take must not take a
@@ -250,5 +250,5 @@ std::unique_ptr<Link> MakeUnaryLink(OpenedSession opened) {
   return std::make_unique<UnaryLink>(std::move(opened));
 }
 
-}  // namespace sdk
+}  // namespace internal
 }  // namespace chorus

@@ -8,12 +8,12 @@
 #include "client/link/rpc_link.h"
 
 namespace chorus {
-inline namespace sdk {
+namespace internal {
 
 std::unique_ptr<Link> MakeStreamLink(OpenedSession opened);
 std::unique_ptr<Link> MakeUnaryLink(OpenedSession opened);
 
-}  // namespace sdk
+}  // namespace internal
 }  // namespace chorus
 
 #endif  // CHORUS_CLIENT_LINK_GRPC_LINKS_H_

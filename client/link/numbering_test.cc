@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "client/internal/core.h"
 #include "client/internal/link.h"
+#include "client/internal/session_core.h"
 #include "core/backend/host/host_backend.h"
 #include "core/base/error.h"
 #include "core/base/thread_pool.h"
@@ -20,6 +20,11 @@
 
 namespace chorus {
 namespace {
+
+using internal::Link;
+using internal::OpenLink;
+using internal::SessionCore;
+using internal::SessionLock;
 
 struct Way {
   Transport transport;
@@ -64,7 +69,7 @@ class NumberingTest : public ::testing::TestWithParam<Way> {
   absl::StatusOr<Sequence> Submit(CommandBody body) {
     SessionLock lock(core_.get());
     CHORUS_RETURN_IF_ERROR(lock.status());
-    return core_->SubmitLocked(std::move(body));
+    return core_->log().Submit(std::move(body));
   }
   absl::Status Outcome(Sequence sequence) {
     return core_->link().WaitCommand(sequence, absl::Seconds(60));

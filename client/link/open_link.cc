@@ -29,7 +29,7 @@
 #include "proto/convert/errors_convert.h"
 
 namespace chorus {
-inline namespace sdk {
+namespace internal {
 namespace {
 
 constexpr size_t kMaxLabelBytes = 256;
@@ -148,5 +148,5 @@ absl::StatusOr<std::unique_ptr<Link>> OpenLink(const SessionOptions& options) {
   return MakeRingLink(std::move(opened), deadline);
 }
 
-}  // namespace sdk
+}  // namespace internal
 }  // namespace chorus

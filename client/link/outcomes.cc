@@ -7,7 +7,7 @@
 #include "core/base/error.h"
 
 namespace chorus {
-inline namespace sdk {
+namespace internal {
 
 void Outcomes::Set(Sequence sequence, absl::Status status) {
   MutexLock lock(&mutex_);
@@ -58,5 +58,5 @@ absl::Status Outcomes::Wait(Sequence sequence, absl::Duration timeout) {
   }
 }
 
-}  // namespace sdk
+}  // namespace internal
 }  // namespace chorus

@@ -14,7 +14,7 @@
 #include "core/base/mutex.h"
 
 namespace chorus {
-inline namespace sdk {
+namespace internal {
 
 class Outcomes {
  public:
@@ -44,7 +44,7 @@ class Outcomes {
   absl::Status lost_ ABSL_GUARDED_BY(mutex_);
 };
 
-}  // namespace sdk
+}  // namespace internal
 }  // namespace chorus
 
 #endif  // CHORUS_CLIENT_LINK_OUTCOMES_H_

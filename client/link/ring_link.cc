@@ -22,7 +22,7 @@
 #include "core/transport/session_memory.h"
 
 namespace chorus {
-inline namespace sdk {
+namespace internal {
 namespace {
 
 constexpr absl::Duration kRequestTimeout = absl::Seconds(30);
@@ -258,5 +258,5 @@ absl::StatusOr<std::unique_ptr<Link>> MakeRingLink(OpenedSession opened, absl::T
                                                           std::move(memory), std::move(fds.wake)));
 }
 
-}  // namespace sdk
+}  // namespace internal
 }  // namespace chorus

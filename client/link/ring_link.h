@@ -10,12 +10,12 @@
 #include "client/link/rpc_link.h"
 
 namespace chorus {
-inline namespace sdk {
+namespace internal {
 
 // UNIMPLEMENTED kVersion: the daemon's shared memory is of another layout.
 absl::StatusOr<std::unique_ptr<Link>> MakeRingLink(OpenedSession opened, absl::Time deadline);
 
-}  // namespace sdk
+}  // namespace internal
 }  // namespace chorus
 
 #endif  // CHORUS_CLIENT_LINK_RING_LINK_H_

@@ -11,7 +11,7 @@
 #include "proto/convert/errors_convert.h"
 
 namespace chorus {
-inline namespace sdk {
+namespace internal {
 namespace {
 
 // Of a request that the daemon answers at once.
@@ -495,5 +495,5 @@ absl::Status RpcLink::Close() {
   return status;
 }
 
-}  // namespace sdk
+}  // namespace internal
 }  // namespace chorus

@@ -29,7 +29,7 @@
 #include "grpcpp/client_context.h"
 
 namespace chorus {
-inline namespace sdk {
+namespace internal {
 
 // A session that Sessions.Open has made, and how to reach it.
 struct OpenedSession {
@@ -127,7 +127,7 @@ class RpcLink : public Link {
   std::thread renewer_;
 };
 
-}  // namespace sdk
+}  // namespace internal
 }  // namespace chorus
 
 #endif  // CHORUS_CLIENT_LINK_RPC_LINK_H_

@@ -14,7 +14,7 @@
 #include "core/base/mutex.h"
 
 namespace chorus {
-inline namespace sdk {
+namespace internal {
 namespace {
 
 class Watcher {
@@ -115,5 +115,5 @@ std::unique_ptr<Watch> WatchForHangup(int socket_fd, std::function<void()> on_ha
   return std::make_unique<WatchImpl>(watcher, socket_fd, id);
 }
 
-}  // namespace sdk
+}  // namespace internal
 }  // namespace chorus

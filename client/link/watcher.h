@@ -11,7 +11,7 @@
 #include <memory>
 
 namespace chorus {
-inline namespace sdk {
+namespace internal {
 
 // Watches until it is destroyed. Its destructor waits for a callback that is under way; it must not
 // be called by it.
@@ -24,7 +24,7 @@ class Watch {
 // Null when the system has no descriptors left: then nobody watches.
 std::unique_ptr<Watch> WatchForHangup(int socket_fd, std::function<void()> on_hangup);
 
-}  // namespace sdk
+}  // namespace internal
 }  // namespace chorus
 
 #endif  // CHORUS_CLIENT_LINK_WATCHER_H_

@@ -9,7 +9,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "client/internal/core.h"
+#include "client/internal/access.h"
+#include "client/internal/session_core.h"
 #include "core/base/error.h"
 #include "core/base/mutex.h"
 #include "core/graph/encoding.h"
@@ -837,6 +838,10 @@ class FakeDaemon::Impl {
 
 namespace {
 
+using internal::JoinedWorld;
+using internal::Link;
+using internal::ReformedWorld;
+
 class FakeLink : public Link {
  public:
   FakeLink(std::shared_ptr<FakeDaemon::Impl> daemon, FakeLinkState* state, int devices)
@@ -968,11 +973,11 @@ class FakeLink : public Link {
 FakeDaemon::FakeDaemon() : impl_(std::make_shared<Impl>()) {}
 FakeDaemon::~FakeDaemon() = default;
 
-sdk::Session FakeDaemon::Open(int devices, Timeout wait_timeout) {
+chorus::Session FakeDaemon::Open(int devices, Timeout wait_timeout) {
   MutexLock lock(&impl_->mutex);
   impl_->links.push_back(std::make_unique<FakeLinkState>());
   impl_->links.back()->number = static_cast<int>(impl_->links.size()) - 1;
-  return sdk::Session(std::make_shared<SessionCore>(
+  return internal::SessionFrom(std::make_shared<internal::SessionCore>(
       std::make_unique<FakeLink>(impl_, impl_->links.back().get(), devices),
       absl::FromChrono(wait_timeout)));
 }

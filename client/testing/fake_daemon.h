@@ -30,7 +30,7 @@ class FakeDaemon {
   static constexpr int kMaxTensors = 4096;  // of a session
 
   // A session with `devices` devices. The daemon outlives it. `wait_timeout`: as in SessionOptions.
-  sdk::Session Open(int devices = 1, Timeout wait_timeout = std::chrono::seconds(20));
+  Session Open(int devices = 1, Timeout wait_timeout = std::chrono::seconds(20));
 
   // What the sessions have sent, all together.
   struct Counts {

@@ -13,7 +13,7 @@
 namespace chorus {
 namespace testing {
 
-class NullLink : public Link {
+class NullLink : public internal::Link {
  public:
   Transport transport() const override { return Transport::kRing; }
   std::vector<DeviceIndex> devices() const override { return {DeviceIndex(0)}; }
@@ -43,15 +43,15 @@ class NullLink : public Link {
     return Unsupported("staging");
   }
   absl::Status ReleaseStaging(ArenaId) override { return absl::OkStatus(); }
-  absl::StatusOr<JoinedWorld> Join(const WorldOptions&, DeviceIndex) override {
-    return JoinedWorld{WorldId(1), Epoch(1)};
+  absl::StatusOr<internal::JoinedWorld> Join(const WorldOptions&, DeviceIndex) override {
+    return internal::JoinedWorld{WorldId(1), Epoch(1)};
   }
   absl::StatusOr<GroupId> CreateGroup(WorldId, Rank, absl::Span<const int>,
                                       InstanceKey::Request) override {
     return GroupId(1);
   }
   absl::Status Leave(WorldId, Rank) override { return absl::OkStatus(); }
-  absl::StatusOr<ReformedWorld> Reform(WorldId, Rank, Timeout) override {
+  absl::StatusOr<internal::ReformedWorld> Reform(WorldId, Rank, Timeout) override {
     return Unsupported("reform");
   }
   absl::StatusOr<std::vector<std::string>> Waits() override { return std::vector<std::string>(); }

@@ -29,7 +29,7 @@ struct Ranks {
   }
   int size() const { return static_cast<int>(worlds.size()); }
 
-  std::vector<sdk::Session> sessions;
+  std::vector<Session> sessions;
   std::vector<World> worlds;
 };
 

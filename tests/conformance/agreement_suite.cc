@@ -9,7 +9,8 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "client/functional/math.h"
-#include "client/internal/core.h"
+#include "client/internal/access.h"
+#include "client/internal/session_core.h"
 #include "client/internal/tape.h"
 #include "core/base/error.h"
 #include "gmock/gmock.h"
@@ -18,6 +19,11 @@
 namespace chorus {
 namespace conformance {
 namespace {
+
+using internal::ImplOf;
+using internal::SessionCore;
+using internal::SessionLock;
+using internal::SessionOf;
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -507,9 +513,9 @@ TEST_P(Conformance, ACancelledRunFailsForAllOrForNobody) {
   job.Run([&cancelled](int rank, World& world) {
     const NoGrad no_grad;
     const auto cancel = [&world](const Tensor& y) {
-      SessionCore* const core = world.device().session().get();
+      SessionCore* const core = SessionOf(world.device()).get();
       SessionLock lock(core);
-      return core->SubmitLocked(Cancel{y.impl()->data->producer}).status();
+      return core->log().Submit(Cancel{ImplOf(y)->data->producer}).status();
     };
     if (rank == 0) {
       const Tensor y = AllReduce(Scalar<double>(world, 1), world);

@@ -7,7 +7,7 @@
 namespace chorus {
 namespace conformance {
 
-void Cluster::Kill(const sdk::Session&) { ADD_FAILURE() << "no session dies alone here"; }
+void Cluster::Kill(const Session&) { ADD_FAILURE() << "no session dies alone here"; }
 
 ClusterCounts Cluster::Counts() {
   ADD_FAILURE() << "it cannot be asked what it has counted";

@@ -40,11 +40,11 @@ class Cluster {
   virtual ~Cluster() = default;
 
   // A session that holds these of the cluster's devices, with kWaitTimeout.
-  virtual absl::StatusOr<sdk::Session> Open(const std::vector<int>& devices) = 0;
+  virtual absl::StatusOr<Session> Open(const std::vector<int>& devices) = 0;
 
   // Only on clusters without a transport:
   // Does what the daemon does when the session's process has died.
-  virtual void Kill(const sdk::Session& session);
+  virtual void Kill(const Session& session);
   virtual ClusterCounts Counts();
 };
 

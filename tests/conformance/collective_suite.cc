@@ -546,19 +546,19 @@ class OneSession {
     cluster_ = *std::move(cluster);
     std::vector<int> all;
     for (int d = 0; d < devices; ++d) all.push_back(d);
-    absl::StatusOr<sdk::Session> session = cluster_->Open(all);
+    absl::StatusOr<Session> session = cluster_->Open(all);
     EXPECT_TRUE(session.ok()) << session.status();
     session_ = *std::move(session);
     absl::StatusOr<parallel::DeviceGroup> group = parallel::DeviceGroup::Create(session_);
     EXPECT_TRUE(group.ok()) << group.status();
     devices_ = *std::move(group);
   }
-  const sdk::Session& session() const { return session_; }
+  const Session& session() const { return session_; }
   const parallel::DeviceGroup& devices() const { return devices_; }
 
  private:
   std::unique_ptr<Cluster> cluster_;
-  sdk::Session session_;
+  Session session_;
   parallel::DeviceGroup devices_;
 };
 

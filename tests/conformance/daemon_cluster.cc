@@ -52,7 +52,7 @@ class DaemonInProcess : public Cluster {
     ::rmdir(directory_.c_str());
   }
 
-  absl::StatusOr<sdk::Session> Open(const std::vector<int>& devices) override {
+  absl::StatusOr<Session> Open(const std::vector<int>& devices) override {
     SessionOptions options;
     options.address = daemon_->addresses()[0].ToString();
     options.transport = transport_;
@@ -60,7 +60,7 @@ class DaemonInProcess : public Cluster {
     options.open_timeout = kWaitTimeout;
     options.wait_timeout = kWaitTimeout;
     options.label = "conformance";
-    return sdk::Session::Open(options);
+    return Session::Open(options);
   }
 
  private:

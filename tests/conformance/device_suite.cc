@@ -176,7 +176,7 @@ class DeviceProgram {
       if (in_pair) {
         if (d < 2) made.push_back(AllReduce(x, pair_[d]));
       } else if (scatter) {
-        made.push_back(sdk::Broadcast(x, 0, devices_.world(d)));
+        made.push_back(Broadcast(x, 0, devices_.world(d)));
       } else {
         made.push_back(AllReduce(x, devices_.world(d)));
       }
@@ -205,7 +205,7 @@ TEST_P(ConformanceInside, CompiledFunctionsOfSeveralDevicesEqualEagerOnes) {
   constexpr int kPrograms = 40;
   for (int devices = 2; devices <= 4; ++devices) {
     Job job(GetParam(), OneSession(devices));
-    const sdk::Session& session = job.session(0);
+    const Session& session = job.session(0);
     const absl::StatusOr<DeviceGroup> group = DeviceGroup::Create(session);
     ASSERT_TRUE(group.ok()) << group.status();
     const Group pair[] = {*group->world(0).NewGroup({1, 0}), *group->world(1).NewGroup({1, 0})};
@@ -243,7 +243,7 @@ TEST_P(ConformanceInside, CompiledFunctionsOfSeveralDevicesEqualEagerOnes) {
 // the program pairs: here the second one of device 0 needs the first one of device 1.
 TEST_P(ConformanceInside, ACompiledFunctionMeetsCallsFromBeforeAndBehindIt) {
   Job job(GetParam(), OneSession(2));
-  const sdk::Session& session = job.session(0);
+  const Session& session = job.session(0);
   const Tensor x = FromHost<float>(session.device(0), {1, 2}, {2});
   const Tensor y = FromHost<float>(session.device(1), {10, 20}, {2});
   const Compiled both = Compile([&](const Tensors& in) {
@@ -264,7 +264,7 @@ TEST_P(ConformanceInside, ACompiledFunctionMeetsCallsFromBeforeAndBehindIt) {
 // Device 0 would have to copy, in its second run, what device 1 needs to meet its first.
 TEST_P(ConformanceInside, RunsOfADeviceThatWouldHaveToBeInterleavedAreRefused) {
   Job job(GetParam(), OneSession(2));
-  const sdk::Session& session = job.session(0);
+  const Session& session = job.session(0);
   const Tensor x = FromHost<float>(session.device(0), {1, 2}, {2});
   const Tensor y = FromHost<float>(session.device(1), {10, 20}, {2});
   const Compiled both = Compile([&](const Tensors& in) {

@@ -1,6 +1,7 @@
 // First: the SDK's names hide the daemon's where both are seen, so the daemon's headers must come
 // before them.
 // clang-format off
+#include "client/internal/access.h"
 #include "core/node/node_loop.h"
 // clang-format on
 
@@ -10,7 +11,7 @@
 #include <utility>
 
 #include "absl/synchronization/notification.h"
-#include "client/internal/core.h"
+#include "client/internal/session_core.h"
 #include "core/base/mutex.h"
 #include "core/base/thread_pool.h"
 #include "tests/conformance/backends.h"
@@ -29,22 +30,22 @@ class Direct : public Cluster {
       : backend_(MakeBackend(name, options.devices, options.seed, &pool_)),
         loop_(OptionsOf(name, options), backend_.get()) {}
 
-  absl::StatusOr<sdk::Session> Open(const std::vector<int>& devices) override {
+  absl::StatusOr<Session> Open(const std::vector<int>& devices) override {
     SessionId id;
     MutexLock lock(&mutex_);
     CHORUS_ASSIGN_OR_RETURN(
-        std::unique_ptr<Link> link,
+        std::unique_ptr<internal::Link> link,
         OpenDirectLink(&loop_, devices, next_pid_++, backend_->host_addressable(), &id));
-    auto core = std::make_shared<SessionCore>(std::move(link), absl::FromChrono(kWaitTimeout));
+    auto core =
+        std::make_shared<internal::SessionCore>(std::move(link), absl::FromChrono(kWaitTimeout));
     sessions_[core.get()] = id;
-    return sdk::Session(std::move(core));
+    return internal::SessionFrom(std::move(core));
   }
 
-  void Kill(const sdk::Session& session) override {
+  void Kill(const Session& session) override {
     MutexLock lock(&mutex_);
-    loop_.Post([id = sessions_[session.core().get()]](LocalNode& node, absl::Time now) {
-      node.SessionDied(id, now);
-    });
+    loop_.Post([id = sessions_[internal::SessionOf(session).get()]](
+                   LocalNode& node, absl::Time now) { node.SessionDied(id, now); });
   }
 
   ClusterCounts Counts() override {
@@ -84,7 +85,7 @@ class Direct : public Cluster {
   const std::unique_ptr<Backend> backend_;
   Mutex mutex_;
   int next_pid_ ABSL_GUARDED_BY(mutex_) = kFirstPid;
-  std::map<const SessionCore*, SessionId> sessions_ ABSL_GUARDED_BY(mutex_);
+  std::map<const internal::SessionCore*, SessionId> sessions_ ABSL_GUARDED_BY(mutex_);
   NodeLoop loop_;
 };
 

@@ -23,6 +23,10 @@ namespace chorus {
 namespace conformance {
 namespace {
 
+using internal::JoinedWorld;
+using internal::Link;
+using internal::ReformedWorld;
+
 // The node answers at once whatever is not a wait; longer means that it is stuck.
 constexpr absl::Duration kAnswer = absl::Seconds(60);
 constexpr size_t kKeptOutcomes = 1024;

@@ -20,9 +20,10 @@ namespace conformance {
 
 // Opens a session for a trainer that says it is process `pid`. `loop` outlives the link.
 // `host_readable`: the backend's memory is the host's. Sets *session.
-absl::StatusOr<std::unique_ptr<Link>> OpenDirectLink(NodeLoop* loop,
-                                                     const std::vector<int>& devices, int pid,
-                                                     bool host_readable, SessionId* session);
+absl::StatusOr<std::unique_ptr<internal::Link>> OpenDirectLink(NodeLoop* loop,
+                                                               const std::vector<int>& devices,
+                                                               int pid, bool host_readable,
+                                                               SessionId* session);
 
 }  // namespace conformance
 }  // namespace chorus

@@ -433,7 +433,7 @@ double Total(const Numbers& numbers) {
 Evaluated EvaluateNaively(const Composition& c, const std::vector<Numbers>& x,
                           const std::vector<Numbers>& v) {
   chorus::testing::FakeDaemon daemon;
-  std::vector<sdk::Session> sessions;
+  std::vector<Session> sessions;
   std::vector<Results> results;
   for (int r = 0; r < c.ranks; ++r) {
     sessions.push_back(daemon.Open());

@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
-#include "client/internal/tape.h"
+#include "client/internal/record.h"
 #include "client/parallel.h"
 #include "core/base/error.h"
 #include "gmock/gmock.h"
@@ -18,6 +18,8 @@
 namespace chorus {
 namespace conformance {
 namespace {
+
+using internal::ApplyLocal;
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;

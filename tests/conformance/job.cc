@@ -52,7 +52,7 @@ Job::Job(const ConformanceParam& param, const JobOptions& options) {
   for (int s = 0; s < sessions; ++s) {
     std::vector<int> devices;
     for (int rank = s; rank < options.ranks; rank += sessions) devices.push_back(rank);
-    absl::StatusOr<sdk::Session> session = cluster_->Open(devices);
+    absl::StatusOr<Session> session = cluster_->Open(devices);
     if (!session.ok()) {
       std::cerr << "cannot open a session: " << session.status() << std::endl;
       std::abort();

@@ -35,7 +35,7 @@ class Job {
 
   int size() const { return static_cast<int>(worlds_.size()); }
   World& world(int rank) { return worlds_[static_cast<size_t>(rank)]; }
-  const sdk::Session& session(int rank) const {
+  const Session& session(int rank) const {
     return sessions_[static_cast<size_t>(rank) % sessions_.size()];
   }
   Cluster& cluster() { return *cluster_; }
@@ -52,7 +52,7 @@ class Job {
   }
 
   std::unique_ptr<Cluster> cluster_;
-  std::vector<sdk::Session> sessions_;
+  std::vector<Session> sessions_;
   std::vector<World> worlds_;
 };
 

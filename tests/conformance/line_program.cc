@@ -136,8 +136,7 @@ class RankProgram {
   };
 
   bool IsMember(int call) const {
-    return groups_[static_cast<size_t>(p_.calls[static_cast<size_t>(call)].group)].core() !=
-           nullptr;
+    return groups_[static_cast<size_t>(p_.calls[static_cast<size_t>(call)].group)].size() > 0;
   }
   const Group& GroupOf(int call) const {
     return groups_[static_cast<size_t>(p_.calls[static_cast<size_t>(call)].group)];

@@ -112,7 +112,7 @@ TEST(LineTest, WhateverRanksDoWrongTheirResultsAreRightOrErrorsAndRightAgainAfte
 
 // A rank's process: runs its part of what it is told, until the input ends.
 int Serve(int in_fd, int out_fd) {
-  sdk::Session session;
+  Session session;
   std::string opened;
   std::string task;
   absl::StatusOr<World> joined = absl::UnknownError("none yet");
@@ -125,7 +125,7 @@ int Serve(int in_fd, int out_fd) {
     std::istringstream(task) >> address >> join.name >> join.rank >> seed;
     const LineProgram p = MakeLineProgram(seed);
     if (opened != address) {
-      session = sdk::Session();
+      session = Session();
       SessionOptions options;
       options.address = address;
       options.transport = Transport::kRing;
@@ -133,7 +133,7 @@ int Serve(int in_fd, int out_fd) {
       options.open_timeout = kWaitTimeout;
       options.wait_timeout = kWaitTimeout;
       options.label = "conformance";
-      absl::StatusOr<sdk::Session> open = sdk::Session::Open(options);
+      absl::StatusOr<Session> open = Session::Open(options);
       if (!open.ok()) {
         std::cerr << "cannot open a session: " << open.status() << std::endl;
         return 3;

@@ -7,7 +7,8 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "client/internal/core.h"
+#include "client/internal/access.h"
+#include "client/internal/session_core.h"
 #include "client/internal/tape.h"
 #include "core/base/error.h"
 #include "gmock/gmock.h"
@@ -18,6 +19,14 @@
 namespace chorus {
 namespace conformance {
 namespace {
+
+using internal::Link;
+using internal::MakeTensor;
+using internal::SessionCore;
+using internal::SessionLock;
+using internal::SessionOf;
+using internal::TensorData;
+using internal::TensorDataPtr;
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -256,7 +265,7 @@ TEST_P(Conformance, TensorsAndGradientsCrossTheDevicesOfASession) {
   options.ranks = 3;
   options.sessions = 1;
   Job job(GetParam(), options);
-  const sdk::Session& session = job.session(0);
+  const Session& session = job.session(0);
   const auto gradient = [&session](const std::vector<Tensor>& in) {
     Tensor total;
     for (int d = 0; d < 3; ++d) {
@@ -311,7 +320,8 @@ TEST_P(Conformance, MappedMemoryIsReadWhereItIs) {
     if (!x.ok()) {
       // Only where no memory is shared.
       EXPECT_EQ(x.status().code(), absl::StatusCode::kUnimplemented) << x.status();
-      const Transport transport = sdk::Session(world.device().session()).transport();
+      const Transport transport =
+          internal::SessionFrom(internal::SessionOf(world.device())).transport();
       EXPECT_TRUE(transport == Transport::kStream || transport == Transport::kUnary);
       return;
     }
@@ -352,7 +362,7 @@ TEST_P(Conformance, InputsMayBeStridedRangesOfStagingMemory) {
         sum.push_back(Element<float>(0, at) + Element<float>(1, at));
       }
     }
-    const std::shared_ptr<SessionCore> core = world.device().session();
+    const std::shared_ptr<SessionCore> core = SessionOf(world.device());
     const int64_t bytes = static_cast<int64_t>(whole.size() * sizeof(float));
     const absl::StatusOr<Link::Staging> staging = core->link().CreateStaging(bytes);
     ASSERT_TRUE(staging.ok()) << staging.status();
@@ -370,13 +380,13 @@ TEST_P(Conformance, InputsMayBeStridedRangesOfStagingMemory) {
     {
       SessionLock lock(core.get());
       ASSERT_TRUE(lock.status().ok());
-      data->info = core->Intern(TensorType(DType::kF32, {kColumns, kRows}));
+      data->info = core->interner().Type(TensorType(DType::kF32, {kColumns, kRows}));
       data->staging = staging->data;
       data->external.arena = staging->arena;
       data->external.offset = kOffset * static_cast<int64_t>(sizeof(float));
       data->external.strides = {1, kPitch};
       data->state.store(TensorData::State::kExternal, std::memory_order_release);
-      const absl::StatusOr<TensorDataPtr> copy = core->FreezeLocked(*data);
+      const absl::StatusOr<TensorDataPtr> copy = core->Freeze(*data);
       ASSERT_TRUE(copy.ok()) << copy.status();
       copied = MakeTensor(*copy);
     }

@@ -146,7 +146,7 @@ class Trainer {
   std::vector<World> Worlds() const {
     std::vector<World> worlds;
     for (const int rank : ranks_) {
-      if (WorldOf(rank).member() != nullptr) worlds.push_back(WorldOf(rank));
+      if (WorldOf(rank).size() > 0) worlds.push_back(WorldOf(rank));
     }
     for (const parallel::DeviceGroup& devices : devices_) {
       for (int place = 0; place < devices.size(); ++place) worlds.push_back(devices.world(place));

@@ -30,8 +30,8 @@ struct Outcome {
 using Outcomes = std::map<int, Outcome>;  // by value
 
 struct Part {
-  sdk::Session session;  // that holds the devices of the trainer's ranks, in their order
-  std::string world;     // its name, new for each run of a program
+  Session session;    // that holds the devices of the trainer's ranks, in their order
+  std::string world;  // its name, new for each run of a program
   Mode mode;
   Timeout patience = std::chrono::seconds(20);  // how late a rank may be
 };

@@ -166,9 +166,9 @@ class Runner::Threads : public Runner::Place {
 
   absl::StatusOr<Outcomes> Run(const Program& program, const Mode& mode, const std::string& world,
                                Timeout patience) override {
-    std::vector<sdk::Session> sessions;
+    std::vector<Session> sessions;
     for (int t = 0; t < program.trainers(); ++t) {
-      sdk::Session& session = sessions_[program.RanksOf(t)];
+      Session& session = sessions_[program.RanksOf(t)];
       if (!session.is_open()) {
         CHORUS_ASSIGN_OR_RETURN(session, cluster_->Open(program.RanksOf(t)));
       }
@@ -187,7 +187,7 @@ class Runner::Threads : public Runner::Place {
       threads.emplace_back([shared, gathering, t, part = std::move(part)]() mutable {
         std::vector<World> worlds;
         const Outcomes outcomes = RunPart(*shared, t, part, &worlds);
-        part.session = sdk::Session();
+        part.session = Session();
         gathering->Give(outcomes, worlds);
       });
     }
@@ -195,7 +195,7 @@ class Runner::Threads : public Runner::Place {
       for (std::thread& thread : threads) thread.detach();
       // They use it for good.
       cluster_.release();  // NOLINT
-      for (auto& session : sessions_) new sdk::Session(session.second);
+      for (auto& session : sessions_) new Session(session.second);
       return absl::DeadlineExceededError("a trainer hangs for good");
     }
     for (std::thread& thread : threads) thread.join();
@@ -204,7 +204,7 @@ class Runner::Threads : public Runner::Place {
 
  private:
   std::unique_ptr<conformance::Cluster> cluster_;
-  std::map<std::vector<int>, sdk::Session> sessions_;  // by devices
+  std::map<std::vector<int>, Session> sessions_;  // by devices
 };
 
 namespace {
@@ -323,7 +323,7 @@ class Runner::Processes : public Runner::Place {
 };
 
 int Serve(int in_fd, int out_fd) {
-  sdk::Session session;
+  Session session;
   std::vector<int> devices;
   std::string task;
   std::vector<World> worlds;  // of the last task
@@ -351,7 +351,7 @@ int Serve(int in_fd, int out_fd) {
       options.open_timeout = 2 * part.patience;
       options.wait_timeout = 4 * part.patience;
       options.label = "random programs";
-      absl::StatusOr<sdk::Session> opened = sdk::Session::Open(options);
+      absl::StatusOr<Session> opened = Session::Open(options);
       if (!opened.ok()) return 3;
       session = *std::move(opened);
     }

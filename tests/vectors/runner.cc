@@ -65,7 +65,7 @@ absl::Status Runner::Prepare(int devices) {
   trainers.open = [session](const std::vector<int>& devices) {
     SessionOptions mine = session;
     mine.devices = devices;
-    return sdk::Session::Open(mine);
+    return Session::Open(mine);
   };
   trainers.pending = [address = daemon_->address()] { return PendingText(address); };
   trainers_ = std::make_unique<Trainers>(trainers);

@@ -62,7 +62,7 @@ class Trainers::Rank {
   absl::StatusOr<Group> GroupOf(const World& world, const Vector& v) {
     if (v.everybody()) return world.group();
     Group& group = groups_[{v.world, v.group}];
-    if (group.core() == nullptr) {
+    if (group.size() == 0) {
       CHORUS_ASSIGN_OR_RETURN(group, world.NewGroup(v.group));
     }
     return group;
@@ -71,7 +71,7 @@ class Trainers::Rank {
   const TrainerOptions options_;
   const std::string name_;
   const int rank_;
-  sdk::Session session_;
+  Session session_;
   std::map<int, World> worlds_;                               // by size
   std::map<std::pair<int, std::vector<int>>, Group> groups_;  // by world's size and ranks
 };
@@ -92,7 +92,7 @@ class Trainers::Process {
 
  private:
   struct Devices {
-    sdk::Session session;
+    Session session;
     parallel::DeviceGroup group;
   };
 

@@ -20,7 +20,7 @@ namespace vectors {
 struct TrainerOptions {
   // A session with these of the daemon's devices. Called by several threads at a time. Its waits
   // should end after twice the patience.
-  std::function<absl::StatusOr<sdk::Session>(const std::vector<int>& devices)> open;
+  std::function<absl::StatusOr<Session>(const std::vector<int>& devices)> open;
   // What the daemon waits for, in one line.
   std::function<std::string()> pending;
   // How late a rank may be, and how long a launched collective may take. What still runs after

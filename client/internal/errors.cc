@@ -1,0 +1,46 @@
+#include "client/internal/errors.h"
+
+#include "absl/strings/str_cat.h"
+#include "core/base/error.h"
+#include "core/base/source_line.h"
+
+namespace chorus {
+namespace internal {
+
+absl::Status ForkedError() {
+  return MakeError(Reason::kForked,
+                   "this object belongs to the parent process; open a session of your own after "
+                   "fork");
+}
+
+bool IsLost(const absl::Status& status) {
+  switch (ErrorOf(status).reason) {
+    case Reason::kDaemonLost:
+    case Reason::kSessionLost:
+    case Reason::kForked:
+      return true;
+    default:
+      return false;
+  }
+}
+
+std::string SourceOf(CallSite site) {
+  return std::string(ShortSourceLine(absl::StrCat(site.file, ":", site.line)));
+}
+
+absl::Status WithSource(const absl::Status& status, const std::string& source) {
+  Error error = ErrorOf(status);
+  if (!error.source.empty() || source.empty()) return status;
+  error.source = source;
+  error.message = absl::StrCat(error.message, " (", source, ")");
+  return ToStatus(error);
+}
+
+absl::Status AtPlace(const absl::Status& status, size_t place) {
+  Error error = ErrorOf(status);
+  error.message = absl::StrCat("in place ", place, " of the coalesced call: ", error.message);
+  return ToStatus(error);
+}
+
+}  // namespace internal
+}  // namespace chorus

@@ -1,0 +1,30 @@
+// Errors of the SDK with the line of the trainer that made the call.
+//
+// Threads: any; plain functions.
+#ifndef CHORUS_CLIENT_INTERNAL_ERRORS_H_
+#define CHORUS_CLIENT_INTERNAL_ERRORS_H_
+
+#include <cstddef>
+#include <string>
+
+#include "absl/status/status.h"
+#include "client/chorus.h"
+
+namespace chorus {
+namespace internal {
+
+// FAILED_PRECONDITION kForked: the object is the parent process's.
+absl::Status ForkedError();
+// True for errors after which there is no daemon to tell anything.
+bool IsLost(const absl::Status& status);
+// At most kMaxSourceLineBytes: the end of it, where the path is longer.
+std::string SourceOf(CallSite site);
+// `status` with the call site, where it has none.
+absl::Status WithSource(const absl::Status& status, const std::string& source);
+// `status` of one of the calls of a coalesced one.
+absl::Status AtPlace(const absl::Status& status, size_t place);
+
+}  // namespace internal
+}  // namespace chorus
+
+#endif  // CHORUS_CLIENT_INTERNAL_ERRORS_H_

@@ -1,0 +1,91 @@
+// Local ops that have been recorded and not sent yet: a fragment of each set of dependences.
+//
+// Threads: the session's lock guards it.
+// Ownership: a fragment holds the names of its inputs and, weakly, the tensors that it makes: what
+//   nobody holds any more and nothing needs is not computed.
+#ifndef CHORUS_CLIENT_INTERNAL_FRAGMENTS_H_
+#define CHORUS_CLIENT_INTERNAL_FRAGMENTS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "client/internal/interner.h"
+#include "client/internal/run_draft.h"
+#include "client/internal/session_lock.h"
+#include "client/internal/tensor_data.h"
+#include "core/graph/graph.h"
+#include "core/ops/op.h"
+#include "core/transport/command.h"
+
+namespace chorus {
+namespace internal {
+
+// Open from its first op until it is sent, and gone then; its number is never another's, so a value
+// of it cannot be taken for one of those that come after it.
+class Fragment {
+ public:
+  Fragment(int64_t number, DependencesPtr after) : number_(number), after_(std::move(after)) {}
+
+  int64_t number() const { return number_; }
+  const DependencesPtr& after() const { return after_; }
+  // No op more: a loop without collectives or reads still gets going.
+  bool full() const { return nodes_.size() >= kMaxNodes; }
+
+  // Adds an op on tensors that have a name, travel, or are values of this fragment.
+  TensorDatas Append(NodeSpec spec, absl::Span<const TensorDataPtr> inputs,
+                     absl::Span<const TensorType> outputs,
+                     const std::shared_ptr<SessionCore>& session, Interner* interner)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  bool Uses(TensorId tensor) const;
+  bool Uses(ArenaId arena) const;
+  // Its run; without results where nobody holds any. Leaves the fragment without its ops.
+  RunDraft TakeDraft(int device_count);
+
+ private:
+  // Local ops that wait at most.
+  static constexpr size_t kMaxNodes = 256;
+
+  struct Op {
+    NodeSpec spec;  // inputs: >= 0 a value of the fragment, < 0: ~ place among its inputs
+    std::vector<TensorType> types;
+    int32_t first_value = 0;
+    absl::InlinedVector<std::weak_ptr<TensorData>, 1> outputs;
+  };
+  int32_t InputOf(const TensorDataPtr& data) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+
+  const int64_t number_;
+  const DependencesPtr after_;
+  std::vector<GraphInput> input_types_;
+  std::vector<Binding> inputs_;
+  std::vector<Op> nodes_;
+  int32_t num_values_ = 0;
+};
+
+// The open ones, in the order of their first ops.
+class Fragments {
+ public:
+  // The open one of these dependences; null: none is.
+  Fragment* Find(const DependencesPtr& after) const;
+  // A new one of them.
+  Fragment* Open(const DependencesPtr& after);
+  // The number of the oldest; 0: none is open.
+  int64_t oldest() const { return open_.empty() ? 0 : open_.front()->number(); }
+  // The one of this number, not open any more; null: it is not open.
+  std::unique_ptr<Fragment> Take(int64_t number);
+  void Clear() { open_.clear(); }
+
+ private:
+  std::vector<std::unique_ptr<Fragment>> open_;
+  int64_t next_ = 1;
+};
+
+}  // namespace internal
+}  // namespace chorus
+
+#endif  // CHORUS_CLIENT_INTERNAL_FRAGMENTS_H_

@@ -1,0 +1,590 @@
+#include "client/internal/gradients.h"
+
+#include <algorithm>
+#include <deque>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/str_cat.h"
+#include "client/internal/access.h"
+#include "client/internal/record.h"
+#include "client/internal/refusals.h"
+#include "client/internal/session_core.h"
+#include "client/internal/tape.h"
+#include "client/internal/trace.h"
+#include "core/autograd/backward.h"
+#include "core/base/error.h"
+#include "core/ops/registry.h"
+
+namespace chorus {
+namespace internal {
+
+namespace {
+
+absl::Status Precondition(absl::string_view message) {
+  return MakeError(Reason::kWrongState, message);
+}
+
+// Gradient rules number values; here a value is a tensor, or what is left of one on the tape.
+class TapeEmitter : public Emitter {
+ public:
+  // `source`: the line that asks for the gradients.
+  TapeEmitter(std::shared_ptr<SessionCore> session, std::string source)
+      : session_(std::move(session)), source_(std::move(source)) {}
+
+  ValueIndex AddTensor(const Tensor& tensor) {
+    Value value;
+    value.tensor = tensor;
+    value.info = ImplOf(tensor)->data->info;
+    value.device_slot = ImplOf(tensor)->data->device_slot;
+    values_.push_back(std::move(value));
+    return static_cast<ValueIndex>(values_.size()) - 1;
+  }
+  ValueIndex AddType(const TensorInfoPtr& info, int32_t device_slot) {
+    Value value;
+    value.info = info;
+    value.device_slot = device_slot;
+    values_.push_back(std::move(value));
+    return static_cast<ValueIndex>(values_.size()) - 1;
+  }
+  // Gives a value that only had a type its tensor.
+  void SetTensor(ValueIndex value, const Tensor& tensor) { values_[value].tensor = tensor; }
+  bool HasTensor(ValueIndex value) const { return values_[value].tensor.defined(); }
+
+  const Tensor& tensor(ValueIndex value) const { return values_[value].tensor; }
+
+  int32_t AddGroup(const GradNodePtr& node) {
+    for (size_t i = 0; i < groups_.size(); ++i) {
+      if (groups_[i]->group == node->group) return static_cast<int32_t>(i);
+    }
+    groups_.push_back(node);
+    return static_cast<int32_t>(groups_.size()) - 1;
+  }
+  void SetRecord(const std::vector<GradNodePtr>* record) { record_ = record; }
+
+  absl::StatusOr<std::vector<ValueIndex>> Emit(NodeSpec spec) override {
+    std::vector<Tensor> inputs;
+    for (const ValueIndex value : spec.inputs) {
+      if (!values_[value].tensor.defined()) {
+        return MakeError(Reason::kInternal, absl::StrCat("the gradient of ", spec.op,
+                                                         " needs a result that was not kept"));
+      }
+      inputs.push_back(values_[value].tensor);
+    }
+    std::vector<ValueIndex> outputs;
+    if (!spec.collective.has_value()) {
+      const DeviceRef device = DeviceFrom(session_, spec.device_slot);
+      spec.inputs.clear();
+      const Tensor result = ApplyLocal(std::move(spec), inputs, &device);
+      CHORUS_RETURN_IF_ERROR(result.status());
+      outputs.push_back(AddTensor(result));
+      return outputs;
+    }
+    const OpDef* const op = FindOp(spec.op);
+    if (op == nullptr) {
+      return MakeError(Reason::kInternal,
+                       absl::StrCat("a gradient rule emits an op '", spec.op, "', which is none"));
+    }
+    const GradNodePtr& group = groups_[spec.collective->group_slot];
+    CallRequest call(op, CallSite());
+    call.spec.collective = *std::move(spec.collective);
+    call.spec.source = &spec.source;
+    TensorType type;
+    if (!spec.attributes.empty()) {
+      NodeView view;
+      view.op = spec.op;
+      view.attributes = spec.attributes;
+      CHORUS_ASSIGN_OR_RETURN(type, TypeOfAttributes(view));
+      call.spec.type = &type;
+    }
+    call.unrecorded_gradient = !GradEnabled();
+    if (call.spec.collective.instance.kind == InstanceRef::Kind::kBound) call.bound = &bound_;
+    // Requests of one entry meet by number: the line tells those of one loss from another's.
+    if (group->member->compares_lines) {
+      absl::StrAppend(&spec.source, ", differentiated at ", source_);
+    }
+    const Results results = ApplyCollective(call, inputs, group->member, group->group);
+    for (const Tensor& result : results) {
+      CHORUS_RETURN_IF_ERROR(result.status());
+      if (!result.absent()) outputs.push_back(AddTensor(result));
+    }
+    if (const GradNodePtr& node = ImplOf(results[0])->node) companions_.push_back(node);
+    return outputs;
+  }
+  const TensorType& TypeOf(ValueIndex value) const override { return values_[value].info->type; }
+  int32_t DeviceOf(ValueIndex value) const override { return values_[value].device_slot; }
+  int32_t GroupSizeOf(int32_t group_slot) const override {
+    return static_cast<int32_t>(groups_[group_slot]->group->ranks.size());
+  }
+  void BindGradient(const RecordedNode& forward, Collective* gradient) override {
+    GradNode& node = *(*record_)[forward.id];
+    gradient->wants_grad = GradEnabled();
+    if (node.trace != nullptr) {
+      gradient->instance.kind = InstanceRef::Kind::kGradient;
+      gradient->instance.node = node.trace_node;
+      gradient->instance.request = static_cast<int32_t>(node.next_request++);
+      return;
+    }
+    const int64_t step = node.member->step.load(std::memory_order_relaxed);
+    if (node.request_step != step) {
+      node.request_step = step;
+      node.next_request = 0;
+    }
+    gradient->instance.kind = InstanceRef::Kind::kBound;
+    gradient->instance.slot = 0;
+    bound_ = node.key.Gradient({step, node.next_request++});
+  }
+
+  // The entries of the collectives that were emitted.
+  std::vector<GradNodePtr> TakeCompanions() { return std::move(companions_); }
+
+ private:
+  struct Value {
+    Tensor tensor;
+    TensorInfoPtr info;
+    int32_t device_slot = 0;
+  };
+  const std::shared_ptr<SessionCore> session_;
+  const std::string source_;
+  std::deque<Value> values_;
+  std::vector<GradNodePtr> groups_;  // one entry of each group
+  const std::vector<GradNodePtr>* record_ = nullptr;
+  InstanceKey bound_;
+  std::vector<GradNodePtr> companions_;
+};
+
+bool IsLostEntry(const GradNode& node) {
+  return node.member != nullptr && node.trace == nullptr &&
+         node.order < node.member->tapes_lost_before.load(std::memory_order_relaxed);
+}
+
+absl::Status CheckNotLost(const GradNode& node) {
+  if (!IsLostEntry(node)) return absl::OkStatus();
+  SessionLock lock(node.session.get());
+  CHORUS_RETURN_IF_ERROR(lock.status());
+  return Detached(node.member->why_tapes_lost);
+}
+
+// The entries that the roots lead to, and how their values are numbered.
+class Tape {
+  // (entry, output), (leaf, 0), or (reader, ~place).
+  using Name = std::pair<const void*, int>;
+
+ public:
+  Tape(TapeEmitter* emitter, const Trace* trace) : emitter_(emitter), trace_(trace) {}
+
+  // Gathers what `tensor` was computed from.
+  absl::Status Gather(const Tensor& tensor) {
+    Push(EdgeTo(tensor, trace_, false));
+    while (!stack_.empty()) {
+      const GradNodePtr node = std::move(stack_.back());
+      stack_.pop_back();
+      if (!seen_.insert(node.get()).second) continue;
+      if (node->consumed) {
+        return Precondition(absl::StrCat(
+            "the gradient through ", node->spec->op, " at ", node->spec->source,
+            " was taken before; BackwardOptions::retain_graph keeps it for another time"));
+      }
+      CHORUS_RETURN_IF_ERROR(CheckNotLost(*node));
+      for (const Edge& edge : node->inputs) Push(edge);
+      for (const Edge& edge : node->behind) Push(edge);
+      nodes_.push_back(node);
+    }
+    return absl::OkStatus();
+  }
+
+  void Number() {
+    std::sort(nodes_.begin(), nodes_.end(),
+              [](const GradNodePtr& a, const GradNodePtr& b) { return a->order < b->order; });
+    for (size_t n = 0; n < nodes_.size(); ++n) {
+      const GradNodePtr& node = nodes_[n];
+      RecordedNode recorded;
+      recorded.spec = *node->spec;
+      recorded.id = static_cast<int32_t>(n);
+      place_[node.get()] = recorded.id;
+      for (size_t i = 0; i < node->inputs.size(); ++i) {
+        const Edge& edge = node->inputs[i];
+        const ValueIndex value = NumberOf(edge, *node, static_cast<int>(i));
+        recorded.spec.inputs.push_back(value);
+        // Any reader's view of the value serves: they are the same tensor.
+        if (emitter_->HasTensor(value) || edge.data == nullptr) continue;
+        auto impl = std::make_shared<TensorImpl>();
+        impl->data = edge.data;
+        impl->leaf = edge.leaf;
+        impl->leaf_requires_grad = edge.leaf != nullptr && edge.leaf->leaf_requires_grad;
+        impl->node = edge.node;
+        impl->output = edge.output;
+        impl->companions = edge.companions;
+        emitter_->SetTensor(value, TensorFrom(std::move(impl)));
+      }
+      for (size_t o = 0; o < node->outputs.size(); ++o) {
+        recorded.outputs.push_back(emitter_->AddType(node->outputs[o], node->device_slot));
+        numbers_[{node.get(), static_cast<int>(o)}] = recorded.outputs.back();
+      }
+      // What the rule uses of them stands for itself in the record: its own gradients flow on.
+      const size_t first_saved = node->outputs.size() - node->saved.size();
+      for (size_t k = 0; k < node->saved.size(); ++k) {
+        auto impl = std::make_shared<TensorImpl>();
+        impl->data = node->saved[k];
+        Tensor saved = TensorFrom(std::move(impl));
+        Attach(node, first_saved + k, &saved);
+        emitter_->SetTensor(recorded.outputs[first_saved + k], saved);
+      }
+      if (recorded.spec.collective.has_value()) {
+        recorded.spec.collective->group_slot = emitter_->AddGroup(node);
+        // Recorded means wanted; a trace decides later what it says about it.
+        recorded.spec.collective->wants_grad = true;
+      }
+      record_.push_back(std::move(recorded));
+    }
+    emitter_->SetRecord(&nodes_);
+  }
+
+  // -1: not on this tape.
+  ValueIndex Find(const Tensor& tensor) const {
+    const auto found = numbers_.find(NameOf(EdgeTo(tensor, trace_, false)));
+    return found == numbers_.end() ? -1 : found->second;
+  }
+  // As Find, and numbers what is not there yet.
+  ValueIndex FindOrAdd(const Tensor& tensor) {
+    const ValueIndex found = Find(tensor);
+    if (found >= 0) return found;
+    const ValueIndex added = emitter_->AddTensor(tensor);
+    numbers_[NameOf(EdgeTo(tensor, trace_, false))] = added;
+    return added;
+  }
+  int32_t PlaceOf(const GradNode* node) const { return place_.at(node); }
+
+  const std::vector<GradNodePtr>& nodes() const { return nodes_; }
+  const std::vector<RecordedNode>& record() const { return record_; }
+  // Leaves whose gradient is wanted, in the order in which they were first used.
+  std::vector<std::shared_ptr<TensorImpl>> Leaves() const {
+    std::vector<std::shared_ptr<TensorImpl>> leaves;
+    absl::flat_hash_set<const TensorImpl*> seen;
+    for (const GradNodePtr& node : nodes_) {
+      for (const Edge& edge : node->inputs) {
+        if (edge.leaf == nullptr || !edge.leaf->leaf_requires_grad) continue;
+        if (seen.insert(edge.leaf.get()).second) leaves.push_back(edge.leaf);
+      }
+    }
+    return leaves;
+  }
+
+ private:
+  void Push(const Edge& edge) {
+    if (edge.node != nullptr) stack_.push_back(edge.node);
+    // Gradients of one call share their list: thousands of parameters may.
+    if (edge.companions == nullptr || !seen_lists_.insert(edge.companions.get()).second) return;
+    for (const GradNodePtr& companion : *edge.companions) {
+      if (!seen_.contains(companion.get())) stack_.push_back(companion);
+    }
+  }
+  static Name NameOf(const Edge& edge) {
+    return edge.node != nullptr ? Name{edge.node.get(), edge.output} : Name{edge.leaf.get(), 0};
+  }
+  ValueIndex NumberOf(const Edge& edge, const GradNode& reader, int place) {
+    Name name = NameOf(edge);
+    // Nobody can ask for the gradient of what has no history and requires none.
+    if (name.first == nullptr) name = {&reader, ~place};
+    const auto found = numbers_.find(name);
+    if (found != numbers_.end()) return found->second;
+    const ValueIndex added = emitter_->AddType(edge.info, edge.device_slot);
+    numbers_[name] = added;
+    return added;
+  }
+
+  TapeEmitter* const emitter_;
+  const Trace* const trace_;
+  std::vector<GradNodePtr> stack_;
+  absl::flat_hash_set<const GradNode*> seen_;
+  absl::flat_hash_set<const std::vector<GradNodePtr>*> seen_lists_;
+  std::vector<GradNodePtr> nodes_;
+  std::vector<RecordedNode> record_;
+  absl::flat_hash_map<Name, ValueIndex> numbers_;
+  absl::flat_hash_map<const GradNode*, int32_t> place_;
+};
+
+Tensor FillLike(const Tensor& like, double value, const std::string& source) {
+  const TensorData& data = *ImplOf(like)->data;
+  NodeSpec spec;
+  spec.op = "fill";
+  spec.attributes = TypeAttributes(data.info->type);
+  spec.attributes.push_back({"value", value});
+  spec.device_slot = data.device_slot;
+  spec.source = source;
+  const DeviceRef device = DeviceFrom(data.session, data.device_slot);
+  return ApplyLocal(std::move(spec), {}, &device);
+}
+
+// Who would have taken part in gradients of collectives if a call for those of `roots` had not been
+// refused; but for device groups, in which nobody else waits.
+absl::flat_hash_set<std::shared_ptr<MemberCore>> MembersAsked(absl::Span<const Tensor> roots,
+                                                              const Trace* trace) {
+  absl::flat_hash_set<std::shared_ptr<MemberCore>> members;
+  absl::flat_hash_set<const void*> seen;
+  std::vector<GradNodePtr> stack;
+  const auto push = [&](const Edge& edge) {
+    if (edge.node != nullptr) stack.push_back(edge.node);
+    if (edge.companions == nullptr || !seen.insert(edge.companions.get()).second) return;
+    stack.insert(stack.end(), edge.companions->begin(), edge.companions->end());
+  };
+  for (const Tensor& root : roots) push(EdgeTo(root, trace, false));
+  while (!stack.empty()) {
+    const GradNodePtr node = std::move(stack.back());
+    stack.pop_back();
+    if (node->consumed || !seen.insert(node.get()).second) continue;
+    if (node->member != nullptr && !IsLostEntry(*node) &&
+        !node->member->in_device_group.load(std::memory_order_relaxed)) {
+      members.insert(node->member);
+    }
+    for (const Edge& edge : node->inputs) push(edge);
+    for (const Edge& edge : node->behind) push(edge);
+  }
+  return members;
+}
+
+// A call for the gradients of `roots` was refused: `why`. Tells the other ranks, where they may
+// wait for this one's part.
+absl::Status RefusedGradients(absl::Span<const Tensor> roots, const absl::Status& why) {
+  if (IsLost(why)) return why;
+  Trace* const trace = Trace::Current();
+  std::shared_ptr<SessionCore> session;
+  bool failed = false;  // where such a root would have led to nobody knows
+  bool untold = false;  // and others have not heard of it
+  for (const Tensor& root : roots) {
+    if (!root.defined()) {
+      failed = untold = true;
+      continue;
+    }
+    const TensorData& data = *ImplOf(root)->data;
+    if (session == nullptr) session = data.session;
+    if (data.state.load(std::memory_order_acquire) != TensorData::State::kFailed) continue;
+    failed = true;
+    untold = untold || !data.failure->told;
+  }
+  std::vector<Tensor> defined;
+  for (const Tensor& root : roots) {
+    if (root.defined()) defined.push_back(root);
+  }
+  const auto asked = MembersAsked(defined, trace);
+  if (session == nullptr || (!failed && asked.empty())) return why;
+  if (trace != nullptr) {
+    trace->Fail(why);
+    return why;
+  }
+  std::vector<Sequence> sent;
+  {
+    SessionLock lock(session.get());
+    CHORUS_RETURN_IF_ERROR(lock.status());
+    Refusals refusals;
+    const auto lose = [&](MemberCore* member) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
+      LoseTapes(member, NextOrder(), why, &refusals);
+    };
+    if (failed) {
+      for (const auto& member : session->members().members()) {
+        if (!member->in_device_group.load(std::memory_order_relaxed)) lose(member.get());
+      }
+    } else {
+      for (const auto& member : asked) lose(member.get());
+    }
+    if (!untold && asked.empty()) {
+      // Others have been told of the cause already, and the epoch before the member's own is over.
+      for (Refuse& refuse : refusals) refuse.epoch = Epoch(refuse.epoch.value() - 1);
+    }
+    sent = SubmitRefusals(&session->log(), std::move(refusals), why);
+  }
+  return AwaitRefused(session.get(), sent, why);
+}
+
+absl::StatusOr<std::vector<Tensor>> GradientsOf(const GradientRequest& request, CallSite site) {
+  const std::string source = SourceOf(site);
+  const auto refuse = [&source](const absl::Status& status) { return WithSource(status, source); };
+  std::shared_ptr<SessionCore> session;
+  if (request.roots.empty()) return refuse(BadType("backward: expected a root, got none"));
+  if (!request.seeds.empty() && request.seeds.size() != request.roots.size()) {
+    return refuse(
+        BadType(absl::StrCat("backward: expected one seed for each of ", request.roots.size(),
+                             " roots, got ", request.seeds.size())));
+  }
+  for (const Tensor& root : request.roots) {
+    if (!root.defined())
+      return refuse(BadType("backward: expected a tensor, got an undefined one"));
+    CHORUS_RETURN_IF_ERROR(root.status());
+    if (session == nullptr) session = ImplOf(root)->data->session;
+    if (ImplOf(root)->data->session != session) {
+      return refuse(BadType("backward: expected roots of one session, got one of another"));
+    }
+    if (!root.requires_grad()) {
+      return refuse(Precondition(
+          "backward: a root has no history: nothing that it was computed from requires a gradient, "
+          "or it comes from under NoGrad, Detach or a compiled function (differentiate inside "
+          "it)"));
+    }
+  }
+  for (const Tensor& wanted : request.wanted) {
+    if (!wanted.defined()) return refuse(BadType("grad: expected a tensor, got an undefined one"));
+    CHORUS_RETURN_IF_ERROR(wanted.status());
+    if (ImplOf(wanted)->data->session != session) {
+      return refuse(BadType("grad: expected inputs of the outputs' session, got one of another"));
+    }
+    if (wanted.absent()) return refuse(BadType("grad: an absent result has no gradient"));
+    if (!wanted.requires_grad()) {
+      return refuse(Precondition("grad: an input does not require a gradient; RequireGrad first"));
+    }
+  }
+  if (session->Forked()) return ForkedError();
+
+  const GradMode mode(request.create);
+  const Trace* const trace = Trace::Current();
+  TapeEmitter emitter(session, source);
+  Tape tape(&emitter, trace);
+  for (const Tensor& root : request.roots) {
+    const absl::Status gathered = tape.Gather(root);
+    if (!gathered.ok()) return refuse(gathered);
+  }
+  tape.Number();
+
+  std::vector<BackwardRoot> roots;
+  for (size_t i = 0; i < request.roots.size(); ++i) {
+    const Tensor& root = request.roots[i];
+    if (root.absent()) {
+      roots.push_back(BackwardRoot::AbsentResult(tape.PlaceOf(ImplOf(root)->node.get())));
+      continue;
+    }
+    Tensor seed;
+    if (!request.seeds.empty() && request.seeds[i].defined()) {
+      seed = request.seeds[i];
+      CHORUS_RETURN_IF_ERROR(seed.status());
+      if (ImplOf(seed)->data->session != session || seed.absent()) {
+        return refuse(BadType("backward: a seed must be a tensor of the roots' session"));
+      }
+    } else if (root.num_elements() == 1) {
+      seed = FillLike(root, 1, source);
+      CHORUS_RETURN_IF_ERROR(seed.status());
+    } else {
+      return refuse(
+          BadType(absl::StrCat("backward: expected a root of one element, or a seed, got ",
+                               ImplOf(root)->data->info->type.ToString())));
+    }
+    const ValueIndex value = tape.FindOrAdd(root);
+    roots.push_back(BackwardRoot::Value(value, emitter.AddTensor(seed)));
+  }
+
+  std::vector<Tensor> wanted(request.wanted.begin(), request.wanted.end());
+  if (request.leaves) {
+    for (const std::shared_ptr<TensorImpl>& leaf : tape.Leaves())
+      wanted.push_back(TensorFrom(leaf));
+    for (const Tensor& root : request.roots) {
+      // A leaf may be a root itself.
+      const std::shared_ptr<TensorImpl>& leaf =
+          ImplOf(root)->leaf != nullptr ? ImplOf(root)->leaf : ImplOf(root);
+      if (leaf->leaf_requires_grad && tape.Find(root) >= 0 &&
+          std::find_if(wanted.begin(), wanted.end(),
+                       [&leaf](const Tensor& w) { return ImplOf(w) == leaf; }) == wanted.end()) {
+        wanted.push_back(TensorFrom(leaf));
+      }
+    }
+    for (const Tensor& leaf : wanted) {
+      if (trace != nullptr &&
+          ImplOf(leaf)->data->state.load(std::memory_order_acquire) != TensorData::State::kTraced) {
+        return refuse(Precondition(
+            "backward: inside a compiled function, the gradient of a captured tensor has no place "
+            "to stay; make it an input of the function, or use Grad"));
+      }
+    }
+  }
+  std::vector<ValueIndex> wanted_values;
+  std::vector<int> place(wanted.size(), -1);
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    const ValueIndex value = tape.Find(wanted[i]);
+    if (value < 0) continue;
+    place[i] = static_cast<int>(wanted_values.size());
+    wanted_values.push_back(value);
+  }
+
+  std::vector<const RecordedNode*> record;
+  for (const RecordedNode& node : tape.record()) record.push_back(&node);
+  const absl::StatusOr<BackwardResult> built =
+      BuildBackward(record, roots, wanted_values, &emitter);
+  if (!built.ok()) return refuse(built.status());
+
+  Companions companions;
+  std::vector<GradNodePtr> took_part = emitter.TakeCompanions();
+  for (size_t i = 0; request.create && i < built->visited.size(); ++i) {
+    const GradNodePtr& node = tape.nodes()[built->visited[i].node];
+    if (node->member != nullptr) took_part.push_back(node);
+  }
+  if (!took_part.empty()) {
+    companions = std::make_shared<const std::vector<GradNodePtr>>(std::move(took_part));
+  }
+  // Gradients that are the seeds themselves, or one value for two inputs, get handles of their own,
+  // with the history of the value: a seed's, where the call is recorded.
+  const auto own = [&](const Tensor& gradient) {
+    auto impl = std::make_shared<TensorImpl>();
+    const std::shared_ptr<TensorImpl>& of = ImplOf(gradient);
+    impl->data = of->data;
+    if (!request.create) return TensorFrom(std::move(impl));
+    impl->node = of->node;
+    impl->output = of->output;
+    impl->companions = of->companions;
+    if (of->leaf_requires_grad) {
+      impl->leaf = of->leaf != nullptr ? of->leaf : of;
+      impl->leaf_requires_grad = true;
+    }
+    if (companions == nullptr) return TensorFrom(std::move(impl));
+    const Companions before = CompanionsIn(trace, *impl);
+    impl->companions = companions;
+    if (before != nullptr) {  // a seed's
+      auto both = std::make_shared<std::vector<GradNodePtr>>(*before);
+      both->insert(both->end(), companions->begin(), companions->end());
+      impl->companions = std::move(both);
+    }
+    return TensorFrom(std::move(impl));
+  };
+  std::vector<Tensor> gradients;
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    if (place[i] >= 0 && built->gradients[place[i]].has_value()) {
+      gradients.push_back(own(emitter.tensor(*built->gradients[place[i]])));
+    } else if (request.leaves) {
+      gradients.emplace_back();
+    } else {
+      const Tensor zeros = FillLike(wanted[i], 0, source);
+      CHORUS_RETURN_IF_ERROR(zeros.status());
+      gradients.push_back(own(zeros));
+    }
+  }
+  if (request.leaves) {
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      if (!gradients[i].defined()) continue;
+      Tensor& grad = ImplOf(wanted[i])->grad;
+      grad = grad.defined() ? Add(grad, gradients[i], site) : gradients[i];
+      CHORUS_RETURN_IF_ERROR(grad.status());
+    }
+  }
+  if (!request.retain && !request.create) {
+    // What was only taken part in with zeros may be asked for by another loss.
+    for (const BackwardResult::Visited& visited : built->visited) {
+      if (visited.reached) tape.nodes()[visited.node]->Consume();
+    }
+  }
+  if (trace == nullptr) {
+    SessionLock lock(session.get());
+    CHORUS_RETURN_IF_ERROR(lock.status());
+    session->Flush();
+  }
+  return gradients;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<Tensor>> TakeGradients(const GradientRequest& request, CallSite site) {
+  absl::StatusOr<std::vector<Tensor>> gradients = GradientsOf(request, site);
+  if (gradients.ok()) return gradients;
+  return RefusedGradients(request.roots, gradients.status());
+}
+
+}  // namespace internal
+}  // namespace chorus

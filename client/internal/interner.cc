@@ -1,0 +1,46 @@
+#include "client/internal/interner.h"
+
+#include <iterator>
+
+namespace chorus {
+namespace internal {
+
+TensorInfoPtr Interner::Type(const TensorType& type) {
+  return types_.Get(type, [&type] {
+    auto info = std::make_shared<TensorInfo>();
+    info->type = type;
+    info->shape = type.sizes();
+    info->elements = type.num_elements();
+    info->bytes = type.num_bytes();
+    return info;
+  });
+}
+
+DependencesPtr Interner::Set(const Dependences& set) {
+  return dependences_.Get(set, [&set] { return std::make_shared<const Dependences>(set); });
+}
+
+void Interner::Unite(DependencesPtr* both, const Dependences& other,
+                     absl::FunctionRef<Sequence()> oldest_run) {
+  Dependences united;
+  std::set_union((*both)->begin(), (*both)->end(), other.begin(), other.end(),
+                 std::back_inserter(united),
+                 [](const OriginPtr& a, const OriginPtr& b) { return a->number < b->number; });
+  if (united.size() > kMaxOrigins) {
+    const Sequence oldest = oldest_run();
+    united.erase(std::remove_if(united.begin(), united.end(),
+                                [oldest](const OriginPtr& origin) ABSL_EXCLUSIVE_LOCKS_REQUIRED(
+                                    session_lock) { return origin->last < oldest; }),
+                 united.end());
+  }
+  *both = united.empty() ? nullptr : Set(united);
+}
+
+const std::string* Interner::Source(const std::string& source) {
+  std::unique_ptr<std::string>& entry = sources_[source];
+  if (entry == nullptr) entry = std::make_unique<std::string>(source);
+  return entry.get();
+}
+
+}  // namespace internal
+}  // namespace chorus

@@ -1,0 +1,129 @@
+// What tensors and calls of a session have in common, each once: equal ones are equal pointers.
+//
+// Threads: the session's lock guards an Interner; what it hands out does not change, but for
+//   Origin::last, which the same lock guards.
+// Ownership: a type or a set of dependences lives as long as anybody has it; a line of the program
+//   until ForgetSources.
+#ifndef CHORUS_CLIENT_INTERNAL_INTERNER_H_
+#define CHORUS_CLIENT_INTERNAL_INTERNER_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/functional/function_ref.h"
+#include "absl/hash/hash.h"
+#include "client/chorus.h"
+#include "client/internal/session_lock.h"
+#include "core/base/ids.h"
+#include "core/tensor/type.h"
+
+namespace chorus {
+namespace internal {
+
+// A type that tensors share.
+struct TensorInfo {
+  TensorType type;
+  Shape shape;
+  int64_t elements = 0;
+  int64_t bytes = 0;
+};
+using TensorInfoPtr = std::shared_ptr<const TensorInfo>;
+
+// What collectives of a group (of one member), or at one end of a pair, have given.
+struct Origin {
+  explicit Origin(int64_t n) : number(n) {}
+  const int64_t number;                         // in the session
+  Sequence last ABSL_GUARDED_BY(session_lock);  // run of theirs
+};
+using OriginPtr = std::shared_ptr<Origin>;
+
+// What a tensor may have to wait for, by number. Local ops are sent together only where these are
+// equal: an op never waits for a collective that it does not depend on, which could be waiting for
+// what comes after the op on another rank. Null: nothing.
+using Dependences = std::vector<OriginPtr>;
+using DependencesPtr = std::shared_ptr<const Dependences>;
+
+struct TensorTypeHash {
+  size_t operator()(const TensorType& type) const {
+    using Part = std::tuple<size_t, int64_t, int32_t>;
+    size_t hash = static_cast<size_t>(type.dtype);
+    for (const Dim& dim : type.dims) hash = absl::Hash<Part>()(Part(hash, dim.size, dim.symbol));
+    return hash;
+  }
+};
+
+// One object for all keys that are equal, as long as anybody has it: rows that nobody has any more
+// go once they may be as many as the others.
+template <typename Key, typename T, typename Hash = absl::Hash<Key>>
+class InternTable {
+ public:
+  // `make` gives the T of a key that has none.
+  template <typename Make>
+  std::shared_ptr<const T> Get(const Key& key, const Make& make) {
+    const auto found = rows_.find(key);
+    if (found != rows_.end()) return found->second;
+    if (rows_.size() >= trim_at_) {
+      absl::erase_if(rows_, [](const auto& row) { return row.second.use_count() == 1; });
+      trim_at_ = std::max(kLeast, 2 * rows_.size());
+    }
+    return rows_.emplace(key, make()).first->second;
+  }
+  size_t size() const { return rows_.size(); }
+
+ private:
+  static constexpr size_t kLeast = 256;
+  absl::flat_hash_map<Key, std::shared_ptr<const T>, Hash> rows_;
+  size_t trim_at_ = kLeast;
+};
+
+class Interner {
+ public:
+  TensorInfoPtr Type(const TensorType& type);
+  DependencesPtr Set(const Dependences& set);
+  // Makes *both the dependences of what needs *both and `other`. Few origins are kept, and those
+  // beyond only as long as a run of theirs may be under way: `oldest_run` says the first that may.
+  void Join(DependencesPtr* both, const DependencesPtr& other,
+            absl::FunctionRef<Sequence()> oldest_run) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
+    if (other == nullptr || *both == other) return;
+    if (*both == nullptr) {
+      *both = other;
+    } else {
+      Unite(both, *other, oldest_run);
+    }
+  }
+  OriginPtr NewOrigin() { return std::make_shared<Origin>(next_origin_++); }
+  const std::string* Source(const std::string& source);
+  // So many lines that keys of calls should be forgotten with them.
+  bool HasManySources() const { return sources_.size() >= kMaxSources; }
+  void ForgetSources() { sources_.clear(); }
+
+  size_t types() const { return types_.size(); }
+  size_t dependences() const { return dependences_.size(); }
+  size_t sources() const { return sources_.size(); }
+
+ private:
+  static constexpr size_t kMaxSources = 4096;  // lines of the program
+  // Of a set of dependences, but for those that may have runs under way.
+  static constexpr size_t kMaxOrigins = 8;
+
+  void Unite(DependencesPtr* both, const Dependences& other,
+             absl::FunctionRef<Sequence()> oldest_run) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+
+  // Bounded by what tensors, tape entries, calls and programs have that live, twice.
+  InternTable<TensorType, TensorInfo, TensorTypeHash> types_;
+  InternTable<Dependences, Dependences> dependences_;
+  int64_t next_origin_ = 1;
+  absl::flat_hash_map<std::string, std::unique_ptr<std::string>> sources_;
+};
+
+}  // namespace internal
+}  // namespace chorus
+
+#endif  // CHORUS_CLIENT_INTERNAL_INTERNER_H_

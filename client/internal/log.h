@@ -1,0 +1,100 @@
+// A session's log as the SDK writes it: sequences, the names that commands use, runs under way.
+//
+// Threads: the session's lock guards it; IsFull alone may be called without.
+// Ownership: the link is the session's, and outlives it.
+// Errors: Submit's are the link's (link.h). After one that is no passing one every Submit gives it.
+#ifndef CHORUS_CLIENT_INTERNAL_LOG_H_
+#define CHORUS_CLIENT_INTERNAL_LOG_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/optional.h"
+#include "client/internal/link.h"
+#include "core/base/ids.h"
+#include "core/transport/command.h"
+
+namespace chorus {
+namespace internal {
+
+// Names of tensors, or of graphs: slots, of which there are so many, with a generation for each
+// use.
+template <typename Id>
+class NamePool {
+ public:
+  explicit NamePool(int32_t most) : most_(most) {}
+
+  bool empty() const { return free_.empty() && next_ >= most_; }
+  // Null: all are in use.
+  absl::optional<Id> Take() {
+    if (free_.empty()) {
+      if (next_ >= most_) return absl::nullopt;
+      return Id{next_++, 1};
+    }
+    const Id id = free_.back();
+    free_.pop_back();
+    return id;
+  }
+  // It was not used: the daemon has not heard of it.
+  void GiveBack(Id id) { free_.push_back(id); }
+  // The daemon has been told that it is released.
+  void Release(Id id) { free_.push_back(Id{id.slot, id.generation + 1}); }
+
+  size_t used() const { return static_cast<size_t>(next_) - free_.size(); }
+  int32_t most() const { return most_; }
+
+ private:
+  const int32_t most_;
+  int32_t next_ = 0;
+  std::vector<Id> free_;  // with the generation to use next
+};
+
+class Log {
+ public:
+  explicit Log(Link* link)
+      : link_(link), tensors_(link->max_tensors()), graphs_(link->max_graphs()) {}
+
+  // The next command: gives it its sequence. INVALID_ARGUMENT kMalformed: it cannot be sent, and
+  // the sequence is the next one's.
+  absl::StatusOr<Sequence> Submit(Command* command);
+  absl::StatusOr<Sequence> Submit(CommandBody body);
+  const absl::Status& broken() const { return broken_; }  // it takes nothing any more
+  Sequence next() const { return Sequence(next_sequence_); }
+
+  NamePool<TensorId>& tensors() { return tensors_; }
+  NamePool<GraphId>& graphs() { return graphs_; }
+
+  // Runs whose end has not been seen.
+  void CountRun(Sequence run);
+  bool IsOver(Sequence run);
+  // Every run before it is over.
+  Sequence OldestUnderWay();
+  // As many runs may be under way as a daemon lets a session have. Any thread, no lock.
+  bool IsFull() const { return under_way_count_.load(std::memory_order_relaxed) >= kMaxUnderWay; }
+  // Looks which are over; the one that has to end before there is room, if there is none.
+  absl::optional<Sequence> AwaitsRoom();
+
+ private:
+  // Half of what a daemon allows unless told otherwise: flushes come on top.
+  static constexpr size_t kMaxUnderWay = 512;
+
+  void Counted() { under_way_count_.store(under_way_.size(), std::memory_order_relaxed); }
+
+  Link* const link_;
+  absl::Status broken_;
+  int64_t next_sequence_ = 1;
+  NamePool<TensorId> tensors_;
+  NamePool<GraphId> graphs_;
+  std::deque<Sequence> under_way_;
+  std::atomic<size_t> under_way_count_{0};
+};
+
+}  // namespace internal
+}  // namespace chorus
+
+#endif  // CHORUS_CLIENT_INTERNAL_LOG_H_

@@ -1,0 +1,89 @@
+#include "client/internal/member.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/internal/session_core.h"
+#include "core/base/error.h"
+#include "core/collective/instance.h"
+
+namespace chorus {
+namespace internal {
+
+std::pair<GroupRank, GroupRank> Between(const GroupCore& group, const PairEnd& end) {
+  const GroupRank own(group.rank);
+  const GroupRank peer(end.peer);
+  return end.send ? std::make_pair(own, peer) : std::make_pair(peer, own);
+}
+
+const DependencesPtr& OriginOf(GroupCore* group, Interner* interner) {
+  if (group->after == nullptr) group->after = interner->Set({interner->NewOrigin()});
+  return group->after;
+}
+
+OwnWorld::~OwnWorld() {
+  Releases* const releases = session_->releases();
+  if (gone_.ranks.empty() || releases == nullptr) return;
+  releases->Add(std::move(gone_));
+  session_->DrainIfUrgent();
+}
+
+void OwnWorld::Add(const MemberCore& gone) {
+  MutexLock lock(&mutex_);
+  gone_.world = gone.world;
+  gone_.ranks.push_back(Rank(gone.rank.load(std::memory_order_relaxed)));
+}
+
+MemberCore::~MemberCore() {
+  std::vector<GraphId> graphs;
+  for (const auto& group : groups) {
+    const std::vector<GraphId> own = group->calls.graphs();
+    graphs.insert(graphs.end(), own.begin(), own.end());
+  }
+  Releases* const releases = session->releases();
+  if (!graphs.empty() && releases != nullptr) releases->Add(graphs, /*of_calls=*/true);
+  if (own_world != nullptr && !left.load(std::memory_order_relaxed)) own_world->Add(*this);
+  session->DrainIfUrgent();
+}
+
+void MemberCore::ResetCounts() {
+  out_of_line = absl::OkStatus();
+  group_requests.clear();
+  for (const auto& group : groups) group->counters.Reset();
+}
+
+absl::Status MemberCore::BeginStep(int64_t n) {
+  SessionLock lock(session.get());
+  CHORUS_RETURN_IF_ERROR(lock.status());
+  const int64_t last = step.load(std::memory_order_relaxed);
+  if (n <= last || n >= kMaxCallNumber) {
+    return Malformed(absl::StrCat("Step: expected a number above that of the last step, ", last,
+                                  ", and below ", kMaxCallNumber, ", got ", n,
+                                  "; a step that is done again has a new number"));
+  }
+  step.store(n, std::memory_order_relaxed);
+  ResetCounts();
+  return absl::OkStatus();
+}
+
+void MemberTable::Add(const std::shared_ptr<MemberCore>& member) {
+  if (members_.size() >= trim_at_) {
+    members_.erase(std::remove_if(members_.begin(), members_.end(),
+                                  [](const auto& held) { return held.expired(); }),
+                   members_.end());
+    trim_at_ = std::max<size_t>(64, 2 * members_.size());
+  }
+  members_.push_back(member);
+}
+
+std::vector<std::shared_ptr<MemberCore>> MemberTable::members() const {
+  std::vector<std::shared_ptr<MemberCore>> members;
+  for (const auto& held : members_) {
+    if (std::shared_ptr<MemberCore> member = held.lock()) members.push_back(std::move(member));
+  }
+  return members;
+}
+
+}  // namespace internal
+}  // namespace chorus

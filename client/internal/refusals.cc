@@ -1,0 +1,153 @@
+#include "client/internal/refusals.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "client/internal/errors.h"
+#include "client/internal/session_core.h"
+#include "core/base/error.h"
+
+namespace chorus {
+namespace internal {
+
+RefusedMember* RefusedOf(MemberCore* member, Refusals* refusals) {
+  Refuse* refuse = nullptr;
+  for (Refuse& one : *refusals) {
+    if (one.world == member->world) refuse = &one;
+  }
+  if (refuse == nullptr) {
+    refusals->emplace_back();
+    refuse = &refusals->back();
+    refuse->world = member->world;
+    refuse->epoch = Epoch(member->epoch.load(std::memory_order_relaxed));
+  }
+  const Rank rank(member->rank.load(std::memory_order_relaxed));
+  for (RefusedMember& one : refuse->members) {
+    if (one.rank == rank) return &one;
+  }
+  RefusedMember refused;
+  refused.rank = rank;
+  refused.step = member->step.load(std::memory_order_relaxed);
+  refuse->members.push_back(std::move(refused));
+  return &refuse->members.back();
+}
+
+void AddRefused(absl::Span<const CallPart> parts, Refusals* refusals) {
+  for (const CallPart& part : parts) {
+    RefusedMember* const member = RefusedOf(part.group->member, refusals);
+    const InstanceKey& key = part.instance;
+    RefusedCalls calls;
+    calls.group = key.group;
+    calls.source = key.source;
+    calls.destination = key.destination;
+    calls.tag = key.tag;
+    const Collective& collective = part.key.spec.collective;
+    calls.is_recv = collective.kind == CollectiveKind::kRecv;
+    calls.first = key.at.call;
+    calls.next = key.at.call + 1;
+    // A peer that is no member waits for nothing.
+    const int32_t size = static_cast<int32_t>(part.group->ranks.size());
+    const int32_t peer = collective.peer.value();
+    if (HasPeer(collective.kind) && (peer < 0 || peer >= size)) continue;
+    // Parts of one call count once.
+    const bool again = std::any_of(
+        member->calls.begin(), member->calls.end(), [&calls](const RefusedCalls& other) {
+          return other.group == calls.group && other.source == calls.source &&
+                 other.destination == calls.destination && other.tag == calls.tag &&
+                 other.first == calls.first;
+        });
+    if (!again) member->calls.push_back(calls);
+  }
+}
+
+void PutOutOfLine(const MemberTable& members, const absl::Status& why, Refusals* refusals) {
+  Error error = ErrorOf(why);
+  error.SetReason(Reason::kOutOfLine);
+  error.message = absl::StrCat(
+      "this rank is out of line: a call could not be made here, and what would have followed from "
+      "it is not known, so it takes part in nothing more until its next World::Step (or Reform); "
+      "the call: ",
+      error.message);
+  for (const std::shared_ptr<MemberCore>& member : members.members()) {
+    if (member->in_device_group.load(std::memory_order_relaxed)) continue;
+    if (!member->out_of_line.ok()) continue;
+    member->out_of_line = ToStatus(error);
+    RefusedOf(member.get(), refusals)->rest_of_step = true;
+  }
+}
+
+void LoseTapes(MemberCore* member, uint64_t order, const absl::Status& why, Refusals* refusals) {
+  // Nobody waits for it in this step, and requests count anew in the next.
+  if (!member->out_of_line.ok()) return;
+  Error error = ErrorOf(why);
+  error.SetReason(Reason::kTapeConsumed);
+  error.message = absl::StrCat(
+      "what was recorded before has no gradient any more: a call for gradients was refused here, "
+      "and which it would have asked for is not known; record anew; the call: ",
+      error.message);
+  member->tapes_lost_before.store(order, std::memory_order_relaxed);
+  member->why_tapes_lost = ToStatus(error);
+  RefusedOf(member, refusals)->drops_tapes = true;
+}
+
+std::vector<Sequence> SubmitRefusals(Log* log, Refusals refusals, const absl::Status& why) {
+  std::vector<Sequence> sent;
+  for (Refuse& refuse : refusals) {
+    refuse.why = ErrorOf(why);
+    // Where it comes of a failure that has ended an epoch the others have been told.
+    for (const Error::EndedEpoch& ended : refuse.why.ended) {
+      refuse.why.alone |= ended.world == refuse.world;
+    }
+    const absl::StatusOr<Sequence> sequence = log->Submit(std::move(refuse));
+    if (sequence.ok()) sent.push_back(*sequence);
+  }
+  return sent;
+}
+
+absl::Status AwaitRefused(SessionCore* session, const std::vector<Sequence>& sent,
+                          const absl::Status& why) {
+  absl::Status recorded = why;
+  for (const Sequence sequence : sent) {
+    const absl::Status outcome = session->link().WaitCommand(sequence, session->wait_timeout());
+    session->OnError(outcome);
+    const Error error = ErrorOf(outcome);
+    // It is `why` with its number, unless the command itself was not understood or not answered.
+    if (error.reason == ErrorOf(why).reason && outcome.code() == why.code() &&
+        ErrorOf(recorded).id.value() == ErrorOf(why).id.value()) {
+      recorded = outcome;
+    }
+  }
+  return recorded;
+}
+
+absl::Status RefuseRest(GroupCore* group, CallInRuns* call, const absl::Status& why) {
+  if (IsLost(why)) return why;
+  MemberCore* const member = group->member;
+  SessionCore* const session = member->session.get();
+  std::vector<Sequence> sent;
+  {
+    SessionLock lock(session);
+    CHORUS_RETURN_IF_ERROR(lock.status());
+    if (!member->out_of_line.ok()) return Detached(member->out_of_line);
+    if (!call->begun) {
+      call->begun = true;
+      call->next = {member->step.load(std::memory_order_relaxed), group->counters.Count(1), 0};
+    }
+    // A call of a step that is over is passed.
+    if (call->next.step != member->step.load(std::memory_order_relaxed)) return why;
+    RefusedCalls calls;
+    calls.group = group->id;
+    calls.first = call->next.call;
+    calls.next = calls.first + 1;
+    Refusals refusals;
+    RefusedOf(member, &refusals)->calls.push_back(calls);
+    sent = SubmitRefusals(&session->log(), std::move(refusals), why);
+  }
+  return AwaitRefused(session, sent, why);
+}
+
+}  // namespace internal
+}  // namespace chorus

@@ -1,0 +1,54 @@
+// What cannot be called. Others must not wait for it: the daemon is told, which ends the epoch for
+// everybody unless they have passed these calls.
+//
+// Threads: the session's lock guards the members. A Refusals is one thread's, until
+//   SubmitRefusals sends it.
+#ifndef CHORUS_CLIENT_INTERNAL_REFUSALS_H_
+#define CHORUS_CLIENT_INTERNAL_REFUSALS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "client/internal/calls.h"
+#include "client/internal/log.h"
+#include "client/internal/member.h"
+#include "client/internal/session_lock.h"
+#include "core/transport/command.h"
+
+namespace chorus {
+namespace internal {
+
+// A command for each world; `why` is filled in when they are sent.
+using Refusals = absl::InlinedVector<Refuse, 1>;
+
+// What is refused of a member: of its step, and from its epoch.
+RefusedMember* RefusedOf(MemberCore* member, Refusals* refusals)
+    ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+void AddRefused(absl::Span<const CallPart> parts, Refusals* refusals)
+    ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+// It is not known what these members would have called: they are out of line until their next
+// steps. Those of device groups call together, and are not meant.
+void PutOutOfLine(const MemberTable& members, const absl::Status& why, Refusals* refusals)
+    ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+// A member's tape entries from before `order` have no gradient any more, as MemberCore says.
+void LoseTapes(MemberCore* member, uint64_t order, const absl::Status& why, Refusals* refusals)
+    ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+
+// Sends them. What comes back is for AwaitRefused, without the lock.
+std::vector<Sequence> SubmitRefusals(Log* log, Refusals refusals, const absl::Status& why)
+    ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+// Waits until the daemon has told the others, and enters the epochs that are open now. `why` as the
+// daemon has recorded it.
+absl::Status AwaitRefused(SessionCore* session, const std::vector<Sequence>& sent,
+                          const absl::Status& why) ABSL_LOCKS_EXCLUDED(session_lock);
+// Both, of the rest of a call in runs, which counts if it has not begun.
+absl::Status RefuseRest(GroupCore* group, CallInRuns* call, const absl::Status& why)
+    ABSL_LOCKS_EXCLUDED(session_lock);
+
+}  // namespace internal
+}  // namespace chorus
+
+#endif  // CHORUS_CLIENT_INTERNAL_REFUSALS_H_

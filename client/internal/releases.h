@@ -1,0 +1,68 @@
+// What destructors leave: names and worlds that the daemon is to be told are gone.
+//
+// Destructors of tensors and tape entries may run anywhere, under the session's lock too: they only
+// queue what is to be released. The queue is sent at the end of the next locked section, or at once
+// where that matters to others (tape entries, many bytes).
+//
+// Threads: any. Its own lock is held for a few instructions.
+#ifndef CHORUS_CLIENT_INTERNAL_RELEASES_H_
+#define CHORUS_CLIENT_INTERNAL_RELEASES_H_
+
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "core/base/ids.h"
+#include "core/base/mutex.h"
+#include "core/transport/command.h"
+
+namespace chorus {
+namespace internal {
+
+// Members of a world that are gone, all of one session.
+struct GoneWorld {
+  WorldId world;
+  std::vector<Rank> ranks;
+  Sequence runs_before;  // its runs have lower ones; 0: not known yet
+};
+
+class Releases {
+ public:
+  struct Graphs {
+    std::vector<GraphId> ids;
+    int32_t of_calls = 0;  // so many of these
+  };
+  struct Batch {
+    std::vector<TensorId> tensors;
+    std::vector<ArenaId> arenas;
+    std::vector<DropTape::Entry> tapes;
+    std::vector<GoneWorld> worlds;
+  };
+
+  void Add(TensorId tensor, int64_t bytes);
+  void Add(ArenaId arena);
+  void Add(DropTape::Entry tape);
+  void Add(GoneWorld world);
+  // `of_calls`: the members' own, which are counted.
+  void Add(absl::Span<const GraphId> graphs, bool of_calls);
+  // Something there should not wait.
+  bool urgent() const { return urgent_.load(std::memory_order_relaxed); }
+
+  // What is there but for graphs; tensors only where they are many, or `all` are asked for: tape
+  // entries are urgent by themselves, tensors need not go with each of them.
+  Batch Take(bool all);
+  Graphs TakeGraphs();
+
+ private:
+  Mutex mutex_;
+  Batch batch_ ABSL_GUARDED_BY(mutex_);
+  int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // of its tensors
+  Graphs graphs_ ABSL_GUARDED_BY(mutex_);
+  std::atomic<bool> urgent_{false};
+};
+
+}  // namespace internal
+}  // namespace chorus
+
+#endif  // CHORUS_CLIENT_INTERNAL_RELEASES_H_

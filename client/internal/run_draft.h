@@ -1,0 +1,46 @@
+// A run as whoever wants one describes it: pending local ops (fragments.h), collectives (calls.h),
+// a compiled function. SessionCore::SubmitRun decides the rest, which is its sequence and the names
+// of its results.
+//
+// Threads: plain data; under the session's lock where it is the session's.
+#ifndef CHORUS_CLIENT_INTERNAL_RUN_DRAFT_H_
+#define CHORUS_CLIENT_INTERNAL_RUN_DRAFT_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/types/variant.h"
+#include "client/internal/interner.h"
+#include "client/internal/tensor_data.h"
+#include "core/transport/command.h"
+
+namespace chorus {
+namespace internal {
+
+// May be kept and submitted again.
+struct RunDraft {
+  struct Result {
+    TensorInfoPtr info;
+    int32_t device_slot = 0;
+    TensorDataPtr lazy;  // the tensor whose value it is; null: a new one
+  };
+
+  RunDraft() { command.body.emplace<Run>(); }
+  Run& run() { return absl::get<Run>(command.body); }
+  const Run& run() const { return absl::get<Run>(command.body); }
+
+  Command command;      // a Run with the bindings of its groups; of its inputs, where no operands
+  std::string encoded;  // the graph of a fragment; empty: the run names one
+  // What is bound to the inputs: this session's.
+  absl::InlinedVector<const TensorData*, 2> operands;
+  std::vector<Result> results;
+  // New results depend on these, each of one origin, and on what the operands depend on.
+  absl::InlinedVector<DependencesPtr, 1> origins;
+};
+
+}  // namespace internal
+}  // namespace chorus
+
+#endif  // CHORUS_CLIENT_INTERNAL_RUN_DRAFT_H_

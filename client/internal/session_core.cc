@@ -1,0 +1,628 @@
+#include "client/internal/session_core.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/error.h"
+#include "core/graph/encoding.h"
+
+namespace chorus {
+namespace internal {
+namespace {
+
+constexpr size_t kMaxFragmentGraphs = 1024;
+// Larger graphs go through staging memory: a frame must fit the ring more than once.
+constexpr size_t kMaxInlineGraphBytes = 32 * 1024;
+constexpr size_t kDropsPerFrame = 512;
+constexpr size_t kGraphsPerFrame = 512;
+
+// `data` has this name from now on.
+void SetSent(TensorId id, Sequence producer, TensorData* data) {
+  data->id = id;
+  data->producer = producer;
+  data->state.store(TensorData::State::kSent, std::memory_order_release);
+}
+
+std::atomic<uint64_t> fork_count{0};
+
+void CountFork() { fork_count.fetch_add(1, std::memory_order_relaxed); }
+
+uint64_t ForkCount() {
+  static const int registered = pthread_atfork(nullptr, nullptr, CountFork);
+  (void)registered;
+  return fork_count.load(std::memory_order_relaxed);
+}
+
+// The session whose lock this thread holds.
+thread_local const SessionCore* locked_session = nullptr;
+
+}  // namespace
+
+// --- SessionLock --------------------------------------------------------------------------------
+
+SessionLock::SessionLock(SessionCore* core) : core_(core) {
+  if (core_->Forked()) {
+    status_ = ForkedError();
+    return;
+  }
+  core_->mutex_.Lock();
+  held_ = true;
+  locked_session = core_;
+  if (core_->closed_) {
+    status_ = MakeError(Reason::kSessionLost, "the session is closed");
+  } else {
+    status_ = core_->log_.broken();
+  }
+}
+
+SessionLock::~SessionLock() {
+  if (!held_) return;
+  if (core_->releases_.urgent()) core_->Drain(/*all=*/false);
+  locked_session = nullptr;
+  core_->mutex_.Unlock();
+}
+
+// --- SessionCore --------------------------------------------------------------------------------
+
+SessionCore::SessionCore(std::unique_ptr<Link> link, absl::Duration wait_timeout,
+                         WaitReportOptions reports)
+    : link_(link.release()),
+      wait_timeout_(wait_timeout),
+      reports_(link_, std::move(reports)),
+      devices_(link_->devices()),
+      fork_count_(ForkCount()),
+      log_(link_),
+      staging_(link_, wait_timeout) {}
+
+SessionCore::~SessionCore() {
+  // In a forked child the link's threads do not exist, and its session is the parent's.
+  if (Forked()) return;
+  Close().IgnoreError();
+  delete link_;
+}
+
+bool SessionCore::Forked() const {
+  return fork_count.load(std::memory_order_relaxed) != fork_count_;
+}
+
+// --- Names --------------------------------------------------------------------------------------
+
+absl::StatusOr<TensorId> SessionCore::NewTensorId() {
+  if (log_.tensors().empty()) Drain(/*all=*/true);
+  if (const absl::optional<TensorId> id = log_.tensors().Take()) return *id;
+  return MakeError(Reason::kQuota, absl::StrCat("the session holds ", log_.tensors().most(),
+                                                " tensors, as many as it may; drop some"));
+}
+
+absl::StatusOr<GraphId> SessionCore::Register(const std::string& encoded) {
+  if (log_.graphs().empty()) ReleaseRetiredGraphs();
+  const absl::optional<GraphId> id = log_.graphs().Take();
+  if (!id.has_value()) {
+    return MakeError(
+        Reason::kQuota,
+        absl::StrCat("the session has ", log_.graphs().most(),
+                     " graphs, as many as it may: most are of "
+                     "compiled functions, drop some, or give them inputs of fewer types"));
+  }
+  RegisterGraph body;
+  body.graph = *id;
+  absl::StatusOr<Sequence> sequence = Sequence();
+  Sequence* reader = nullptr;
+  if (encoded.size() <= kMaxInlineGraphBytes) {
+    body.encoded = encoded;
+  } else {
+    absl::StatusOr<StagingPool::Placed> placed = staging_.Put(encoded);
+    if (placed.ok()) {
+      body.staged = std::move(placed->range);
+      body.staged_bytes = static_cast<int64_t>(encoded.size());
+      reader = placed->reader;
+    } else {
+      sequence = placed.status();
+    }
+  }
+  if (sequence.ok()) sequence = log_.Submit(std::move(body));
+  if (!sequence.ok()) {
+    log_.graphs().GiveBack(*id);
+    return sequence.status();
+  }
+  if (reader != nullptr) *reader = *sequence;
+  return *id;
+}
+
+void SessionCore::ReleaseGraphs(absl::Span<const GraphId> graphs) {
+  for (size_t begin = 0; begin < graphs.size(); begin += kGraphsPerFrame) {
+    const absl::Span<const GraphId> some = graphs.subspan(begin, kGraphsPerFrame);
+    Release release;
+    release.graphs.assign(some.begin(), some.end());
+    if (!log_.Submit(std::move(release)).ok()) return;
+    for (const GraphId graph : some) log_.graphs().Release(graph);
+  }
+}
+
+// --- Local ops ----------------------------------------------------------------------------------
+
+TensorDatas SessionCore::Append(NodeSpec spec, absl::Span<const TensorDataPtr> inputs,
+                                absl::Span<const TensorType> outputs) {
+  DependencesPtr after;
+  for (const TensorDataPtr& input : inputs) {
+    interner_.Join(&after, input->after, [this] { return log_.OldestUnderWay(); });
+  }
+  // To name a tensor, and to send a fragment, may send all others: the op's own is looked for
+  // last, and nothing is sent from there on.
+  std::shared_ptr<const Failure> failure;
+  for (const TensorDataPtr& input : inputs) {
+    const absl::Status named = Name(input.get());
+    if (!named.ok()) failure = std::make_shared<Failure>(Failure{named});
+  }
+  for (const TensorDataPtr& input : inputs) {
+    if (input->state.load(std::memory_order_relaxed) != TensorData::State::kLazy) continue;
+    const Fragment* const own = fragments_.Find(after);
+    if (own == nullptr || input->fragment != own->number()) FlushOne(input->fragment);
+  }
+  Fragment* fragment = fragments_.Find(after);
+  if (fragment != nullptr && fragment->full()) {
+    FlushOne(fragment->number());
+    fragment = nullptr;
+  }
+  for (const TensorDataPtr& input : inputs) {
+    // Flushing may have failed.
+    if (input->failure != nullptr) failure = input->failure;
+  }
+  if (failure == nullptr) {
+    if (fragment == nullptr) fragment = fragments_.Open(after);
+    return fragment->Append(std::move(spec), inputs, outputs, shared_from_this(), &interner_);
+  }
+  TensorDatas results;
+  for (const TensorType& type : outputs) {
+    auto data = std::make_shared<TensorData>(shared_from_this());
+    data->info = interner_.Type(type);
+    data->device_slot = spec.device_slot;
+    data->after = after;
+    data->failure = failure;
+    data->state.store(TensorData::State::kFailed, std::memory_order_release);
+    results.push_back(std::move(data));
+  }
+  return results;
+}
+
+void SessionCore::Flush() {
+  while (const int64_t oldest = fragments_.oldest()) FlushOne(oldest);
+}
+
+void SessionCore::FlushOne(int64_t number) {
+  // Not open any more: what is done to send it may send the others, never it again.
+  const std::unique_ptr<Fragment> fragment = fragments_.Take(number);
+  if (fragment == nullptr) return;
+  RunDraft draft = fragment->TakeDraft(device_count());
+  if (draft.results.empty()) return;
+  sending_.push_back(fragment.get());
+  TensorDatas sent;
+  const absl::Status status = SubmitRun(&draft, &sent).status();
+  sending_.pop_back();
+  if (status.ok()) return;
+  const auto failure = std::make_shared<Failure>(Failure{status});
+  for (const RunDraft::Result& result : draft.results) {
+    result.lazy->failure = failure;
+    result.lazy->state.store(TensorData::State::kFailed, std::memory_order_release);
+  }
+}
+
+absl::StatusOr<GraphId> SessionCore::FragmentGraph(std::string encoded) {
+  const auto found = fragment_graphs_.find(encoded);
+  if (found != fragment_graphs_.end()) return found->second;
+  if (fragment_graphs_.size() >=
+      std::min(kMaxFragmentGraphs, static_cast<size_t>(log_.graphs().most()) / 4)) {
+    for (const auto& entry : fragment_graphs_) ReleaseGraphs({entry.second});
+    fragment_graphs_.clear();
+  }
+  CHORUS_ASSIGN_OR_RETURN(const GraphId id, Register(encoded));
+  fragment_graphs_.emplace(std::move(encoded), id);
+  return id;
+}
+
+// --- Runs ---------------------------------------------------------------------------------------
+
+absl::StatusOr<Sequence> SessionCore::SubmitRun(RunDraft* draft, TensorDatas* results) {
+  Run& run = draft->run();
+  if (draft->encoded.empty()) {
+    Flush();
+    run.inputs.resize(draft->operands.size());
+    for (size_t i = 0; i < draft->operands.size(); ++i) {
+      const TensorData& operand = *draft->operands[i];
+      // Flushing may have failed.
+      if (operand.failure != nullptr) return operand.failure->status;
+      run.inputs[i] = operand.binding();
+    }
+  }
+  run.outputs.resize(draft->results.size());
+  const auto give_back = [&](size_t count) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
+    for (size_t i = 0; i < count; ++i) log_.tensors().GiveBack(run.outputs[i].id);
+  };
+  for (size_t i = 0; i < run.outputs.size(); ++i) {
+    const absl::StatusOr<TensorId> id = NewTensorId();
+    if (!id.ok()) {
+      give_back(i);
+      return id.status();
+    }
+    run.outputs[i].kind = OutBinding::Kind::kFresh;
+    run.outputs[i].id = *id;
+  }
+  absl::StatusOr<Sequence> sequence = Sequence();
+  // Behind the names: to find them may send other fragments, whose graphs may push this one out.
+  if (!draft->encoded.empty()) {
+    const absl::StatusOr<GraphId> graph = FragmentGraph(std::move(draft->encoded));
+    if (graph.ok()) {
+      run.graph = *graph;
+    } else {
+      sequence = graph.status();
+    }
+  }
+  if (sequence.ok()) sequence = log_.Submit(&draft->command);
+  if (!sequence.ok()) {
+    give_back(run.outputs.size());
+    return sequence.status();
+  }
+  log_.CountRun(*sequence);
+
+  // All results come at once, when the last of the collectives is done.
+  DependencesPtr after;
+  const auto oldest_run = [this] { return log_.OldestUnderWay(); };
+  for (const DependencesPtr& origin : draft->origins) {
+    origin->front()->last = *sequence;
+    interner_.Join(&after, origin, oldest_run);
+  }
+  for (const TensorData* const operand : draft->operands)
+    interner_.Join(&after, operand->after, oldest_run);
+  for (size_t i = 0; i < draft->results.size(); ++i) {
+    const RunDraft::Result& result = draft->results[i];
+    TensorDataPtr data = result.lazy;
+    if (data == nullptr) {
+      data = std::make_shared<TensorData>(shared_from_this());
+      data->info = result.info;
+      data->device_slot = result.device_slot;
+      data->after = after;
+    }
+    SetSent(run.outputs[i].id, *sequence, data.get());
+    results->push_back(std::move(data));
+  }
+  return sequence;
+}
+
+absl::StatusOr<CallEntry*> SessionCore::EntryOf(absl::Span<const CallPart> parts) {
+  GroupCore* const group = parts[0].group;
+  if (CallEntry* const entry = group->calls.Find(parts)) return entry;
+  // Counts that change with every call must not fill the daemon with graphs.
+  if (group->calls.size() >= CallTable::kMax) ForgetCalls(group);
+  Graph graph;
+  CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<CallEntry> made,
+                          MakeEntry(parts, device_count(), &interner_, &graph));
+  CHORUS_ASSIGN_OR_RETURN(made->draft.run().graph, Register(EncodeGraph(graph)));
+  ++call_graphs_;
+  return group->calls.Add(parts, std::move(made));
+}
+
+absl::StatusOr<Sequence> SessionCore::SubmitCalls(absl::Span<CallPart> parts, bool bound,
+                                                  const CallInRuns* runs, const CallEntry** used,
+                                                  TensorDatas* results) {
+  for (const CallPart& part : parts) {
+    for (TensorData* const input : part.inputs) CHORUS_RETURN_IF_ERROR(Name(input));
+  }
+  CHORUS_ASSIGN_OR_RETURN(CallEntry* const entry, EntryOf(parts));
+  *used = entry;
+  RunDraft& draft = entry->draft;
+  Bind(parts, bound, runs, &interner_, entry);
+  const absl::StatusOr<Sequence> sequence = SubmitRun(&draft, results);
+  // Tags come and go: what a pair's results depend on is not kept for its next call.
+  for (size_t p = 0; p < parts.size(); ++p) {
+    if (HasPeer(parts[p].key.spec.op->kind)) draft.origins[p] = nullptr;
+  }
+  return sequence;
+}
+
+void SessionCore::ForgetCalls(GroupCore* group) {
+  ReleaseGraphs(group->calls.graphs());
+  call_graphs_ -= static_cast<int32_t>(group->calls.size());
+  group->calls.Clear();
+}
+
+void SessionCore::TrimCalls() {
+  if (!interner_.HasManySources() && call_graphs_ < log_.graphs().most() / 2) return;
+  for (const std::shared_ptr<MemberCore>& member : members_.members()) {
+    for (const auto& group : member->groups) ForgetCalls(group.get());
+  }
+  interner_.ForgetSources();
+}
+
+void SessionCore::Throttle() {
+  if (!log_.IsFull()) return;
+  absl::optional<Sequence> oldest;
+  {
+    SessionLock lock(this);
+    if (!lock.status().ok()) return;
+    oldest = log_.AwaitsRoom();
+  }
+  if (oldest.has_value()) WaitForRun(*oldest).IgnoreError();
+}
+
+absl::Status SessionCore::WaitForRun(Sequence run) {
+  return reports_.InParts(wait_timeout_,
+                          [&](absl::Duration part) { return link_->WaitCommand(run, part); });
+}
+
+// --- Bytes --------------------------------------------------------------------------------------
+
+absl::StatusOr<SessionCore::Created> SessionCore::Create(const TensorInfoPtr& info,
+                                                         int32_t device_slot, Binding source,
+                                                         const std::string& call_site) {
+  CreateTensor create;
+  create.type = info->type;
+  create.device = devices_[device_slot];
+  create.source = std::move(source);
+  create.call_site = call_site;
+  Created created;
+  CHORUS_ASSIGN_OR_RETURN(created.id, NewTensorId());
+  create.tensor = created.id;
+  const absl::StatusOr<Sequence> sequence = log_.Submit(std::move(create));
+  if (!sequence.ok()) {
+    log_.tensors().GiveBack(created.id);
+    return sequence.status();
+  }
+  created.sequence = *sequence;
+  return created;
+}
+
+absl::StatusOr<TensorDataPtr> SessionCore::FromHost(const TensorInfoPtr& info, int32_t device_slot,
+                                                    const char* bytes, CallSite site) {
+  auto data = std::make_shared<TensorData>(shared_from_this());
+  data->info = info;
+  data->device_slot = device_slot;
+  if (info->bytes <= static_cast<int64_t>(InlineData::kMaxBytes)) {
+    data->inline_data.bytes.assign(bytes, bytes + info->bytes);
+    data->state.store(TensorData::State::kHost, std::memory_order_release);
+    return data;
+  }
+  CHORUS_ASSIGN_OR_RETURN(StagingPool::Placed placed,
+                          staging_.Put(absl::string_view(bytes, static_cast<size_t>(info->bytes))));
+  CHORUS_ASSIGN_OR_RETURN(const Created created,
+                          Create(info, device_slot, std::move(placed.range), SourceOf(site)));
+  *placed.reader = created.sequence;
+  SetSent(created.id, created.sequence, data.get());
+  return data;
+}
+
+absl::Status SessionCore::Name(TensorData* data) {
+  if (data->state.load(std::memory_order_relaxed) != TensorData::State::kHost) {
+    return absl::OkStatus();
+  }
+  CHORUS_ASSIGN_OR_RETURN(const Created created,
+                          Create(data->info, data->device_slot, data->inline_data));
+  SetSent(created.id, created.sequence, data);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<TensorDataPtr> SessionCore::Freeze(const TensorData& data) {
+  CHORUS_ASSIGN_OR_RETURN(const Created created,
+                          Create(data.info, data.device_slot, data.external));
+  auto frozen = std::make_shared<TensorData>(shared_from_this());
+  frozen->info = data.info;
+  frozen->device_slot = data.device_slot;
+  SetSent(created.id, created.sequence, frozen.get());
+  return frozen;
+}
+
+// --- Waiting ------------------------------------------------------------------------------------
+
+void SessionCore::OnError(const absl::Status& status) {
+  const Error error = ErrorOf(status);
+  if (error.ended.empty()) return;
+  SessionLock lock(this);
+  if (!lock.status().ok()) return;
+  for (const Error::EndedEpoch& ended : error.ended) {
+    bool entered = false;
+    for (const std::shared_ptr<MemberCore>& member : members_.members()) {
+      if (member->world != ended.world ||
+          member->epoch.load(std::memory_order_relaxed) >= ended.open.value()) {
+        continue;
+      }
+      member->epoch.store(ended.open.value(), std::memory_order_relaxed);
+      entered = true;
+    }
+    if (entered) log_.Submit(EnterEpoch{ended.world, ended.open}).status().IgnoreError();
+  }
+}
+
+absl::Status SessionCore::Wait(const TensorDataPtr& data, absl::Duration timeout) {
+  if (Forked()) return ForkedError();
+  TensorData::State state = data->state.load(std::memory_order_acquire);
+  if (state == TensorData::State::kLazy) {
+    SessionLock lock(this);
+    CHORUS_RETURN_IF_ERROR(lock.status());
+    Flush();
+    state = data->state.load(std::memory_order_acquire);
+  }
+  switch (state) {
+    case TensorData::State::kSent: {
+      const absl::StatusOr<bool> done = reports_.InParts(timeout, [&](absl::Duration part) {
+        return link_->WaitTensor(data->id, data->producer, part);
+      });
+      LeaveWhatIsOver();
+      if (done.ok()) return absl::OkStatus();
+      OnError(done.status());
+      return done.status();
+    }
+    case TensorData::State::kAbsent: {
+      if (data->producer == Sequence()) return absl::OkStatus();
+      const absl::Status status = reports_.InParts(
+          timeout, [&](absl::Duration part) { return link_->WaitCommand(data->producer, part); });
+      if (!status.ok()) OnError(status);
+      return status;
+    }
+    case TensorData::State::kFailed:
+      return data->failure->status;
+    case TensorData::State::kTraced:
+      return MakeError(Reason::kWrongState,
+                       "a tensor inside a compiled function has no bytes: return it, and read the "
+                       "result of the call");
+    case TensorData::State::kInline:
+    case TensorData::State::kHost:
+    case TensorData::State::kExternal:
+    case TensorData::State::kLazy:
+      break;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SessionCore::ReadTensor(const TensorDataPtr& data, char* out) {
+  if (data->info->bytes == 0) return absl::OkStatus();
+  switch (data->state.load(std::memory_order_acquire)) {
+    case TensorData::State::kInline:
+    case TensorData::State::kHost:
+      std::memcpy(out, data->inline_data.bytes.data(), data->inline_data.bytes.size());
+      return absl::OkStatus();
+    case TensorData::State::kExternal:
+      std::memcpy(out, data->staging, static_cast<size_t>(data->info->bytes));
+      return absl::OkStatus();
+    default:
+      break;
+  }
+  const absl::StatusOr<bool> on_device = link_->WaitTensor(data->id, data->producer, wait_timeout_);
+  CHORUS_RETURN_IF_ERROR(on_device.status());
+  if (*on_device) {
+    SessionLock lock(this);
+    CHORUS_RETURN_IF_ERROR(lock.status());
+    CHORUS_RETURN_IF_ERROR(log_.Submit(MakeReadable{{data->id}}).status());
+  }
+  return link_->Read(data->id, data->producer, out, data->info->bytes, wait_timeout_);
+}
+
+absl::StatusOr<const char*> SessionCore::MapTensor(const TensorDataPtr& data) {
+  if (data->state.load(std::memory_order_acquire) == TensorData::State::kHost) {
+    // Like any tensor: what works does not depend on how large it is.
+    SessionLock lock(this);
+    CHORUS_RETURN_IF_ERROR(lock.status());
+    CHORUS_RETURN_IF_ERROR(Name(data.get()));
+  }
+  // Whoever looks there would see what that run writes: whether it has the memory must be known.
+  if (const Sequence given(data->given_to.load()); given != Sequence()) {
+    link_->WaitCommand(given, wait_timeout_).IgnoreError();
+  }
+  const absl::StatusOr<bool> on_device = link_->WaitTensor(data->id, data->producer, wait_timeout_);
+  CHORUS_RETURN_IF_ERROR(on_device.status());
+  if (*on_device) {
+    SessionLock lock(this);
+    CHORUS_RETURN_IF_ERROR(lock.status());
+    CHORUS_RETURN_IF_ERROR(log_.Submit(MakeReadable{{data->id}}).status());
+  }
+  return link_->MapTensor(data->id, data->producer, data->info->bytes, wait_timeout_);
+}
+
+// --- Ends ---------------------------------------------------------------------------------------
+
+absl::Status SessionCore::Close() {
+  {
+    SessionLock lock(this);
+    if (Forked()) return lock.status();
+    if (closed_) return absl::OkStatus();
+    closed_ = true;
+    fragments_.Clear();
+  }
+  return link_->Close();
+}
+
+void SessionCore::DrainIfUrgent() {
+  if (!releases_.urgent() || locked_session == this || Forked()) return;
+  SessionLock lock(this);  // drains when it ends
+}
+
+void SessionCore::ReleaseRetiredGraphs() {
+  const Releases::Graphs graphs = releases_.TakeGraphs();
+  call_graphs_ -= graphs.of_calls;
+  ReleaseGraphs(graphs.ids);
+}
+
+void SessionCore::Drain(bool all) {
+  Releases::Batch batch = releases_.Take(all);
+  if (closed_) return;
+  // What a fragment uses that is being sent goes later.
+  for (const Fragment* fragment : sending_) {
+    const auto keep = [&](auto* names, const auto& put_back) {
+      const auto used = std::partition(names->begin(), names->end(), [fragment](const auto& name) {
+        return !fragment->Uses(name);
+      });
+      std::for_each(used, names->end(), put_back);
+      names->erase(used, names->end());
+    };
+    // How large they are has been forgotten: they go next time.
+    keep(&batch.tensors,
+         [this](TensorId id) { releases_.Add(id, std::numeric_limits<int32_t>::max()); });
+    keep(&batch.arenas, [this](ArenaId arena) { releases_.Add(arena); });
+  }
+  for (size_t begin = 0; begin < batch.tapes.size(); begin += kDropsPerFrame) {
+    const size_t end = std::min(begin + kDropsPerFrame, batch.tapes.size());
+    DropTape drop;
+    drop.entries.assign(std::make_move_iterator(batch.tapes.begin() + begin),
+                        std::make_move_iterator(batch.tapes.begin() + end));
+    log_.Submit(std::move(drop)).status().IgnoreError();
+  }
+  ReleaseRetiredGraphs();
+  leaving_.insert(leaving_.end(), std::make_move_iterator(batch.worlds.begin()),
+                  std::make_move_iterator(batch.worlds.end()));
+  if (!leaving_.empty()) Leave();
+  if (batch.tensors.empty() && batch.arenas.empty()) return;
+  // The pending fragments may use them.
+  Flush();
+  if (!batch.tensors.empty()) {
+    Release release;
+    release.tensors = batch.tensors;
+    if (log_.Submit(std::move(release)).ok()) {
+      for (const TensorId id : batch.tensors) log_.tensors().Release(id);
+    }
+  }
+  for (const ArenaId arena : batch.arenas) link_->ReleaseStaging(arena).IgnoreError();
+}
+
+void SessionCore::Leave() {
+  // A rank that leaves takes its runs with it that wait for others; in a world of one session's
+  // they wait for its own, which have been sent before.
+  for (GoneWorld& world : leaving_) {
+    if (world.runs_before == Sequence()) world.runs_before = log_.next();
+  }
+  const Sequence oldest = log_.OldestUnderWay();
+  const auto gone = std::stable_partition(
+      leaving_.begin(), leaving_.end(),
+      [oldest](const GoneWorld& world) { return oldest < world.runs_before; });
+  std::vector<GoneWorld> left(std::make_move_iterator(gone),
+                              std::make_move_iterator(leaving_.end()));
+  leaving_.erase(gone, leaving_.end());
+  leaving_count_.store(leaving_.size(), std::memory_order_relaxed);
+  for (const GoneWorld& world : left) {
+    for (const Rank rank : world.ranks) link_->Leave(world.world, rank).IgnoreError();
+  }
+}
+
+void SessionCore::LeaveWhatIsOver() {
+  if (leaving_count_.load(std::memory_order_relaxed) == 0 || Forked()) return;
+  SessionLock lock(this);
+  if (lock.status().ok()) Leave();
+}
+
+SessionCore::Tables SessionCore::CountTables() {
+  SessionLock lock(this);
+  Tables tables;
+  tables.types = interner_.types();
+  tables.dependences = interner_.dependences();
+  tables.sources = interner_.sources();
+  tables.members = members_.size();
+  tables.worlds = leaving_.size();
+  tables.graphs = log_.graphs().used();
+  return tables;
+}
+
+}  // namespace internal
+}  // namespace chorus

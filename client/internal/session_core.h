@@ -1,0 +1,217 @@
+// A session as the SDK has it: the one place that sends commands, and waits for what they give.
+//
+// Its parts have headers of their own: log.h (sequences, names), interner.h, staging.h, fragments.h
+// (pending local ops), member.h, releases.h (what destructors leave). Whoever wants a run describes
+// it (run_draft.h); SubmitRun sends it.
+//
+// Threads: any. The session's lock (SessionLock) guards what is annotated with session_lock; the
+//   rest is atomic, or does not change. Lock order: session_lock.h.
+// Ownership: handles, tensors and tape entries share it. It owns its link, but for a forked child:
+//   there its objects do nothing, see Forked.
+// Errors: kForked in a child; kSessionLost when it is closed; the link's once the daemon is gone.
+#ifndef CHORUS_CLIENT_INTERNAL_SESSION_CORE_H_
+#define CHORUS_CLIENT_INTERNAL_SESSION_CORE_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "client/chorus.h"
+#include "client/internal/calls.h"
+#include "client/internal/errors.h"
+#include "client/internal/fragments.h"
+#include "client/internal/interner.h"
+#include "client/internal/link.h"
+#include "client/internal/log.h"
+#include "client/internal/member.h"
+#include "client/internal/releases.h"
+#include "client/internal/run_draft.h"
+#include "client/internal/session_lock.h"
+#include "client/internal/staging.h"
+#include "client/internal/tensor_data.h"
+#include "client/internal/wait_reports.h"
+#include "core/base/mutex.h"
+#include "core/ops/op.h"
+#include "core/transport/command.h"
+
+namespace chorus {
+namespace internal {
+
+class SessionCore : public std::enable_shared_from_this<SessionCore> {
+ public:
+  SessionCore(std::unique_ptr<Link> link, absl::Duration wait_timeout,
+              WaitReportOptions reports = {});
+  ~SessionCore();
+
+  Link& link() { return *link_; }
+  absl::Duration wait_timeout() const { return wait_timeout_; }
+  const WaitReports& reports() const { return reports_; }
+  int device_count() const { return static_cast<int>(devices_.size()); }
+  DeviceIndex device(int slot) const { return devices_[slot]; }
+  Log& log() ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) { return log_; }
+  Interner& interner() ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) { return interner_; }
+  MemberTable& members() ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) { return members_; }
+
+  // True in a child of the process that opened the session. Any thread, no lock.
+  bool Forked() const;
+
+  // --- Runs -------------------------------------------------------------------------------------
+  // Adds a local op to the open fragment of its dependences. `inputs` are this session's and not
+  // failed. What other fragments make is sent first.
+  TensorDatas Append(NodeSpec spec, absl::Span<const TensorDataPtr> inputs,
+                     absl::Span<const TensorType> outputs)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  // Sends all pending fragments. What fails to be sent marks its tensors.
+  void Flush() ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  // Sends collectives that are counted and have their keys as one run: of one group, or of its
+  // members in this session. `bound`: it is one alone, and a gradient. Adds the results of the
+  // entry's parts to *results, in order.
+  absl::StatusOr<Sequence> SubmitCalls(absl::Span<CallPart> parts, bool bound,
+                                       const CallInRuns* runs, const CallEntry** entry,
+                                       TensorDatas* results)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  // The one way to send a run: sends what is pending, unless that is what the draft is made of,
+  // binds the operands, names all results or none, counts the run for Throttle, and adds the
+  // results to *results. Not OK: the run was not sent and has taken no name; the error is an
+  // operand's own, or says why.
+  absl::StatusOr<Sequence> SubmitRun(RunDraft* draft, TensorDatas* results)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  // Waits while as many runs are under way as a daemon lets a session have: called before one more
+  // is recorded. Errors of runs are not its business.
+  void Throttle() ABSL_LOCKS_EXCLUDED(session_lock);
+
+  // --- Graphs -----------------------------------------------------------------------------------
+  // Registers a graph under a new name.
+  absl::StatusOr<GraphId> Register(const std::string& encoded)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  // Drops the graphs of all calls of a group.
+  void ForgetCalls(GroupCore* group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  // Forgets calls of the past with what they had that was interned, once it is much. No key of a
+  // call may be in use.
+  void TrimCalls() ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+
+  // --- Tensors ----------------------------------------------------------------------------------
+  // A tensor with a copy of `bytes`: the daemon's, or, where they are few, kHost.
+  absl::StatusOr<TensorDataPtr> FromHost(const TensorInfoPtr& info, int32_t device_slot,
+                                         const char* bytes, CallSite site)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  // Makes a kHost tensor one of the daemon's; nothing to do for others.
+  absl::Status Name(TensorData* data) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  // A tensor that `data`'s staging memory holds now: the trainer may write there afterwards.
+  absl::StatusOr<TensorDataPtr> Freeze(const TensorData& data)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+
+  // --- Waiting ----------------------------------------------------------------------------------
+  // Waits until `data` is computed; if it has failed, enters the epochs that are open since.
+  absl::Status Wait(const TensorDataPtr& data, absl::Duration timeout)
+      ABSL_LOCKS_EXCLUDED(session_lock);
+  // Waits for a run's end, at most the session's wait_timeout.
+  absl::Status WaitForRun(Sequence run) ABSL_LOCKS_EXCLUDED(session_lock);
+  // Copies out what Wait has seen.
+  absl::Status ReadTensor(const TensorDataPtr& data, char* out) ABSL_LOCKS_EXCLUDED(session_lock);
+  absl::StatusOr<const char*> MapTensor(const TensorDataPtr& data)
+      ABSL_LOCKS_EXCLUDED(session_lock);
+  // An error of the daemon has come here: members whose world's epoch ended by it enter the one
+  // that was opened. By this alone do they.
+  void OnError(const absl::Status& status) ABSL_LOCKS_EXCLUDED(session_lock);
+
+  // --- Ends -------------------------------------------------------------------------------------
+  // Where destructors leave what is to be released; null in a forked child.
+  Releases* releases() { return Forked() ? nullptr : &releases_; }
+  // Sends what is queued if anybody may be waiting for it. Under the lock, its end does that.
+  void DrainIfUrgent();
+  // Leaves own worlds that are gone, if their runs are over by now.
+  void LeaveWhatIsOver() ABSL_LOCKS_EXCLUDED(session_lock);
+  absl::Status Close() ABSL_LOCKS_EXCLUDED(session_lock);
+
+  // Rows of the tables that live as long as the session, for tests that they do not grow.
+  struct Tables {
+    size_t types = 0;
+    size_t dependences = 0;
+    size_t sources = 0;
+    size_t members = 0;
+    size_t worlds = 0;  // to be left
+    size_t graphs = 0;
+  };
+  Tables CountTables() ABSL_LOCKS_EXCLUDED(session_lock);
+
+ private:
+  friend class SessionLock;
+
+  // A new tensor of the daemon's with the bytes of `source`.
+  struct Created {
+    TensorId id;
+    Sequence sequence;
+  };
+  absl::StatusOr<Created> Create(const TensorInfoPtr& info, int32_t device_slot, Binding source,
+                                 const std::string& call_site = "")
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  absl::StatusOr<TensorId> NewTensorId() ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  // Sends the fragment of this number, if it is open.
+  void FlushOne(int64_t number) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  // The graph of a fragment, registered if it is a new one.
+  absl::StatusOr<GraphId> FragmentGraph(std::string encoded)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  absl::StatusOr<CallEntry*> EntryOf(absl::Span<const CallPart> parts)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  void ReleaseGraphs(absl::Span<const GraphId> graphs) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  void ReleaseRetiredGraphs() ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  // Sends what destructors left. `all`: also the few tensors that could wait for company.
+  void Drain(bool all) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  // Leaves the worlds that are gone and whose runs are over.
+  void Leave() ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+
+  Link* const link_;  // owned, but for a forked child
+  const absl::Duration wait_timeout_;
+  const WaitReports reports_;
+  const std::vector<DeviceIndex> devices_;
+  const uint64_t fork_count_;
+
+  Mutex mutex_;  // what session_lock stands for
+  bool closed_ ABSL_GUARDED_BY(session_lock) = false;
+  Log log_;  // guarded by session_lock, but for Log::IsFull
+  StagingPool staging_ ABSL_GUARDED_BY(session_lock);
+  Interner interner_ ABSL_GUARDED_BY(session_lock);
+  Fragments fragments_ ABSL_GUARDED_BY(session_lock);
+  // Those that are no longer open and not in the log yet: the names that they use are kept.
+  std::vector<const Fragment*> sending_ ABSL_GUARDED_BY(session_lock);
+  // Graphs of fragments, by their bytes: at most kMaxFragmentGraphs, and a quarter of the graphs
+  // that a session may have. Those of calls are in the tables of their groups: at most
+  // CallTable::kMax in each, and half of the session's in all.
+  absl::flat_hash_map<std::string, GraphId> fragment_graphs_ ABSL_GUARDED_BY(session_lock);
+  int32_t call_graphs_ ABSL_GUARDED_BY(session_lock) = 0;
+  MemberTable members_ ABSL_GUARDED_BY(session_lock);
+  std::vector<GoneWorld> leaving_ ABSL_GUARDED_BY(session_lock);  // with runs under way
+  std::atomic<size_t> leaving_count_{0};
+  Releases releases_;
+};
+
+// Holds a session's lock. In a forked child, or when the session is closed or lost, status() says
+// so. In the child nothing is locked: whoever goes on there without an OK status holds no lock,
+// which the analysis cannot see, as it looks into no constructor or destructor.
+class ABSL_SCOPED_LOCKABLE SessionLock {
+ public:
+  explicit SessionLock(SessionCore* core) ABSL_EXCLUSIVE_LOCK_FUNCTION(session_lock);
+  ~SessionLock() ABSL_UNLOCK_FUNCTION();
+  SessionLock(const SessionLock&) = delete;
+  SessionLock& operator=(const SessionLock&) = delete;
+  const absl::Status& status() const { return status_; }
+
+ private:
+  SessionCore* const core_;
+  bool held_ = false;
+  absl::Status status_;
+};
+
+}  // namespace internal
+}  // namespace chorus
+
+#endif  // CHORUS_CLIENT_INTERNAL_SESSION_CORE_H_

@@ -1,0 +1,23 @@
+// The name of a session's lock, for clang's thread-safety analysis.
+//
+// Sessions share the name: the analysis cannot see that a group or a tensor belongs to the session
+// that is locked, and no thread holds two of them. SessionLock (session_core.h) takes it.
+//
+// Lock order, outermost first: a session's lock; Releases; what a Link locks. CompiledImpl's mutex
+// and OwnWorld's are held while nothing else is locked. No lock is held while a function of the
+// trainer's runs.
+#ifndef CHORUS_CLIENT_INTERNAL_SESSION_LOCK_H_
+#define CHORUS_CLIENT_INTERNAL_SESSION_LOCK_H_
+
+#include "core/base/mutex.h"
+
+namespace chorus {
+namespace internal {
+
+class ABSL_LOCKABLE SessionLockName {};
+inline SessionLockName session_lock;
+
+}  // namespace internal
+}  // namespace chorus
+
+#endif  // CHORUS_CLIENT_INTERNAL_SESSION_LOCK_H_
