@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "benchmarks/process.h"
 #include "benchmarks/timed_loop.h"
-#include "client/chorus.h"
+#include "chorus/chorus.h"
 #include "core/base/error.h"
 
 namespace chorus {

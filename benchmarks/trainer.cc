@@ -16,8 +16,8 @@
 #include "benchmarks/gradients.h"
 #include "benchmarks/pattern.h"
 #include "benchmarks/timed_loop.h"
-#include "client/chorus.h"
-#include "client/user_memory.h"
+#include "chorus/chorus.h"
+#include "chorus/user_memory.h"
 #include "core/base/error.h"
 
 namespace chorus {

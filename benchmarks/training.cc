@@ -11,7 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "benchmarks/timed_loop.h"
-#include "client/chorus.h"
+#include "chorus/chorus.h"
 #include "core/base/error.h"
 #include "examples/05_trainer/dataset.h"
 #include "examples/05_trainer/model.h"

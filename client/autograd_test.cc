@@ -1,7 +1,7 @@
 #include <string>
 #include <vector>
 
-#include "client/chorus.h"
+#include "chorus/chorus.h"
 #include "client/internal/access.h"
 #include "client/internal/tape.h"
 #include "client/testing/fake_daemon.h"

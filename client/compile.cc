@@ -1,3 +1,5 @@
+#include "chorus/compile.h"
+
 #include <algorithm>
 #include <deque>
 #include <exception>
@@ -9,7 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "client/chorus.h"
+#include "chorus/autograd.h"
 #include "client/internal/access.h"
 #include "client/internal/refusals.h"
 #include "client/internal/session_core.h"
@@ -23,6 +25,38 @@
 
 namespace chorus {
 namespace {
+
+using internal::AddRefused;
+using internal::AwaitRefused;
+using internal::Between;
+using internal::GradMode;
+using internal::GroupCore;
+using internal::ImplOf;
+using internal::IsLost;
+using internal::MakeTensor;
+using internal::OriginOf;
+using internal::PairEnd;
+using internal::PutOutOfLine;
+using internal::Refusals;
+using internal::RefusedOf;
+using internal::RoleOf;
+using internal::RunDraft;
+using internal::session_lock;
+using internal::SessionCore;
+using internal::SessionLock;
+using internal::SessionOf;
+using internal::SourceOf;
+using internal::SubmitRefusals;
+using internal::TensorData;
+using internal::TensorDataPtr;
+using internal::TensorDatas;
+using internal::TensorFrom;
+using internal::TensorImpl;
+using internal::TensorInfoPtr;
+using internal::Trace;
+using internal::UnifyGraphs;
+using internal::VaryingDim;
+using internal::WithSource;
 
 using internal::AddRefused;
 using internal::AwaitRefused;

@@ -3,8 +3,8 @@
 #include <thread>
 #include <vector>
 
-#include "client/chorus.h"
-#include "client/functional/math.h"
+#include "chorus/chorus.h"
+#include "chorus/functional/math.h"
 #include "client/testing/fake_daemon.h"
 #include "client/testing/ranks.h"
 #include "core/base/error.h"

@@ -21,9 +21,9 @@
 #include <vector>
 
 #include "absl/strings/match.h"
-#include "client/chorus.h"
-#include "client/functional/math.h"
-#include "client/functional/nn.h"
+#include "chorus/chorus.h"
+#include "chorus/functional/math.h"
+#include "chorus/functional/nn.h"
 #include "client/internal/access.h"
 #include "client/internal/session_core.h"
 #include "client/testing/values.h"

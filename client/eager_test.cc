@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "client/chorus.h"
-#include "client/functional/math.h"
-#include "client/functional/nn.h"
+#include "chorus/chorus.h"
+#include "chorus/functional/math.h"
+#include "chorus/functional/nn.h"
 #include "client/internal/access.h"
 #include "client/internal/session_core.h"
 #include "client/internal/tape.h"

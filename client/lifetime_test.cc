@@ -9,10 +9,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "client/chorus.h"
+#include "chorus/chorus.h"
+#include "chorus/parallel.h"
 #include "client/internal/access.h"
 #include "client/internal/session_core.h"
-#include "client/parallel.h"
 #include "client/testing/values.h"
 #include "core/backend/host/host_backend.h"
 #include "core/base/error.h"

@@ -1,6 +1,6 @@
 // The functions of client/functional/math.h, through the reference evaluator.
 
-#include "client/functional/math.h"
+#include "chorus/functional/math.h"
 
 #include <cmath>
 #include <limits>

@@ -17,8 +17,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "chorus/chorus.h"
 #include "client/attach/daemon_socket.h"
-#include "client/chorus.h"
 #include "client/testing/values.h"
 #include "core/base/error.h"
 #include "core/base/unique_fd.h"

@@ -2,7 +2,7 @@
 #include <memory>
 
 #include "benchmark/benchmark.h"
-#include "client/chorus.h"
+#include "chorus/chorus.h"
 #include "client/internal/access.h"
 #include "client/internal/session_core.h"
 #include "client/testing/null_link.h"

@@ -1,4 +1,4 @@
-#include "client/parallel.h"
+#include "chorus/parallel.h"
 
 #include <unistd.h>
 
@@ -11,6 +11,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "chorus/collectives.h"
+#include "chorus/math.h"
 #include "client/internal/access.h"
 #include "client/internal/record.h"
 #include "client/internal/session_core.h"

@@ -28,7 +28,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "client/chorus.h"
+#include "chorus/call_site.h"
+#include "chorus/session.h"
+#include "chorus/tensor.h"
 
 namespace chorus {
 namespace parallel {

@@ -1,4 +1,4 @@
-#include "client/parallel.h"
+#include "chorus/parallel.h"
 
 #include <any>
 #include <string>

@@ -6,12 +6,12 @@
 #include <thread>
 #include <vector>
 
-#include "client/chorus.h"
+#include "chorus/chorus.h"
+#include "chorus/user_memory.h"
 #include "client/internal/record.h"
 #include "client/testing/fake_daemon.h"
 #include "client/testing/ranks.h"
 #include "client/testing/values.h"
-#include "client/user_memory.h"
 #include "core/base/error.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -1,3 +1,5 @@
+#include "chorus/session.h"
+
 #include <unistd.h>
 
 #include <cstdlib>
@@ -8,7 +10,6 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "client/chorus.h"
 #include "client/internal/access.h"
 #include "client/internal/refusals.h"
 #include "client/internal/session_core.h"
@@ -17,6 +18,27 @@
 
 namespace chorus {
 namespace {
+
+using internal::DeviceFrom;
+using internal::ForkedError;
+using internal::GroupCore;
+using internal::GroupFrom;
+using internal::Link;
+using internal::MemberCore;
+using internal::MemberOf;
+using internal::OpenLink;
+using internal::Refusals;
+using internal::RefusedOf;
+using internal::SessionCore;
+using internal::SessionFrom;
+using internal::SessionLock;
+using internal::SessionOf;
+using internal::SourceOf;
+using internal::Trace;
+using internal::WaitReportOptions;
+using internal::WaitReports;
+using internal::WithSource;
+using internal::WorldFrom;
 
 using internal::DeviceFrom;
 using internal::ForkedError;

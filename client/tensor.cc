@@ -1,17 +1,35 @@
+#include "chorus/tensor.h"
+
 #include <cstring>
 #include <functional>
 #include <memory>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "client/chorus.h"
 #include "client/internal/access.h"
+#include "client/internal/local.h"
+#include "client/internal/record.h"
 #include "client/internal/session_core.h"
 #include "client/internal/tape.h"
 #include "core/base/error.h"
 
 namespace chorus {
 namespace {
+
+using internal::ApplyLocal;
+using internal::DeviceFrom;
+using internal::FailedTensor;
+using internal::ForkedError;
+using internal::Link;
+using internal::MakeTensor;
+using internal::SessionCore;
+using internal::SessionLock;
+using internal::SessionOf;
+using internal::SourceOf;
+using internal::Spec;
+using internal::TensorData;
+using internal::TensorDataPtr;
+using internal::WithSource;
 
 using internal::DeviceFrom;
 using internal::FailedTensor;
@@ -169,9 +187,6 @@ void Tensor::ClearGrad() const {
 }
 Tensor Tensor::Detach() const { return impl_ == nullptr ? Tensor() : MakeTensor(impl_->data); }
 
-NoGrad::NoGrad() : mode_(std::make_unique<GradMode>(false)) {}
-NoGrad::~NoGrad() = default;
-
 // --- From the host ------------------------------------------------------------------------------
 
 Tensor FromBytes(const DeviceRef& device, DType dtype, const Shape& shape, const char* bytes,
@@ -200,6 +215,24 @@ Tensor FromBytes(const DeviceRef& device, DType dtype, const Shape& shape, const
   }
   if (!data.ok()) return fail(data.status());
   return MakeTensor(*std::move(data));
+}
+
+Tensor Full(const DeviceRef& device, DType dtype, const Shape& shape, double value, CallSite site) {
+  TensorType type(dtype, {});
+  for (const int64_t size : shape) type.dims.emplace_back(size);
+  Attributes attributes = TypeAttributes(type);
+  if (IsFloating(dtype)) {
+    attributes.push_back({"value", value});
+  } else {
+    attributes.push_back({"value", static_cast<int64_t>(value)});
+  }
+  NodeSpec spec = Spec("fill", site, std::move(attributes));
+  spec.device_slot = device.slot();
+  return ApplyLocal(std::move(spec), {}, &device);
+}
+
+Tensor Zeros(const DeviceRef& device, DType dtype, const Shape& shape, CallSite site) {
+  return Full(device, dtype, shape, 0, site);
 }
 
 Tensor FromError(const DeviceRef& device, const absl::Status& error) {

@@ -1,4 +1,4 @@
-#include "client/user_memory.h"
+#include "chorus/user_memory.h"
 
 #include <algorithm>
 #include <cstring>
@@ -13,6 +13,7 @@
 #endif
 
 #include "absl/strings/str_cat.h"
+#include "chorus/autograd.h"
 #include "client/internal/access.h"
 #include "client/internal/record.h"
 #include "client/internal/refusals.h"

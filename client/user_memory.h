@@ -34,7 +34,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "client/chorus.h"
+#include "chorus/call_site.h"
+#include "chorus/collectives.h"
+#include "chorus/session.h"
+#include "chorus/tensor.h"
 
 namespace chorus {
 

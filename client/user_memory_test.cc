@@ -1,5 +1,5 @@
 // All_reduce of the trainer's own memory, against a whole daemon in this process.
-#include "client/user_memory.h"
+#include "chorus/user_memory.h"
 
 #include <cstdlib>
 #include <cstring>
@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "client/chorus.h"
+#include "chorus/chorus.h"
 #include "core/backend/host/host_backend.h"
 #include "core/base/error.h"
 #include "core/base/thread_pool.h"

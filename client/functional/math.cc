@@ -1,4 +1,4 @@
-#include "client/functional/math.h"
+#include "chorus/functional/math.h"
 
 #include <string>
 #include <utility>
@@ -9,6 +9,15 @@
 
 namespace chorus {
 namespace {
+
+using internal::ApplyLocal;
+using internal::Elementwise;
+using internal::IntegerOf;
+using internal::Operate;
+using internal::ReduceAxes;
+using internal::SessionOf;
+using internal::SiteOf;
+using internal::Spec;
 
 using internal::ApplyLocal;
 using internal::Elementwise;

@@ -10,7 +10,10 @@
 
 #include <cstdint>
 
-#include "client/chorus.h"
+#include "chorus/call_site.h"
+#include "chorus/math.h"
+#include "chorus/session.h"
+#include "chorus/tensor.h"
 
 namespace chorus {
 

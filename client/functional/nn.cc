@@ -1,4 +1,4 @@
-#include "client/functional/nn.h"
+#include "chorus/functional/nn.h"
 
 #include <string>
 #include <utility>

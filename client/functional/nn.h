@@ -10,7 +10,8 @@
 
 #include <cstdint>
 
-#include "client/chorus.h"
+#include "chorus/call_site.h"
+#include "chorus/tensor.h"
 
 namespace chorus {
 

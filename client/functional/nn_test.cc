@@ -1,11 +1,11 @@
-#include "client/functional/nn.h"
+#include "chorus/functional/nn.h"
 
 #include <cmath>
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "client/chorus.h"
+#include "chorus/chorus.h"
 #include "client/testing/fake_daemon.h"
 #include "client/testing/values.h"
 #include "core/base/error.h"

@@ -1,4 +1,4 @@
-#include "client/functional/op.h"
+#include "chorus/functional/op.h"
 
 #include <algorithm>
 #include <utility>

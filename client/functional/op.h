@@ -12,7 +12,9 @@
 #include <variant>
 #include <vector>
 
-#include "client/chorus.h"
+#include "chorus/call_site.h"
+#include "chorus/session.h"
+#include "chorus/tensor.h"
 
 namespace chorus {
 

@@ -1,12 +1,12 @@
-#include "client/functional/op.h"
+#include "chorus/functional/op.h"
 
 #include <cmath>
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "client/chorus.h"
-#include "client/functional/math.h"
+#include "chorus/chorus.h"
+#include "chorus/functional/math.h"
 #include "client/testing/fake_daemon.h"
 #include "client/testing/values.h"
 #include "core/base/error.h"

@@ -7,7 +7,8 @@
 #include <memory>
 #include <utility>
 
-#include "client/chorus.h"
+#include "chorus/session.h"
+#include "chorus/tensor.h"
 
 namespace chorus {
 namespace internal {

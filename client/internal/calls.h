@@ -23,7 +23,7 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "client/chorus.h"
+#include "chorus/call_site.h"
 #include "client/internal/interner.h"
 #include "client/internal/run_draft.h"
 #include "client/internal/session_lock.h"

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "client/chorus.h"
+#include "chorus/call_site.h"
 
 namespace chorus {
 namespace internal {

@@ -9,6 +9,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
+#include "chorus/math.h"
 #include "client/internal/access.h"
 #include "client/internal/record.h"
 #include "client/internal/refusals.h"

@@ -9,7 +9,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "client/chorus.h"
+#include "chorus/call_site.h"
+#include "chorus/tensor.h"
 
 namespace chorus {
 namespace internal {

@@ -19,7 +19,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/functional/function_ref.h"
 #include "absl/hash/hash.h"
-#include "client/chorus.h"
+#include "chorus/tensor.h"
 #include "client/internal/session_lock.h"
 #include "core/base/ids.h"
 #include "core/tensor/type.h"

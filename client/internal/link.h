@@ -22,7 +22,7 @@
 #include "absl/time/time.h"
 #include "absl/types/optional.h"
 #include "absl/types/span.h"
-#include "client/chorus.h"
+#include "chorus/session.h"
 #include "core/base/ids.h"
 #include "core/transport/command.h"
 #include "core/transport/completion.h"

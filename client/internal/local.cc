@@ -6,6 +6,7 @@
 
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
+#include "chorus/math.h"
 #include "client/internal/access.h"
 #include "core/base/error.h"
 

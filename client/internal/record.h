@@ -10,7 +10,9 @@
 
 #include "absl/container/inlined_vector.h"
 #include "absl/types/span.h"
-#include "client/chorus.h"
+#include "chorus/collectives.h"
+#include "chorus/session.h"
+#include "chorus/tensor.h"
 #include "client/internal/calls.h"
 #include "client/internal/member.h"
 #include "core/collective/instance.h"

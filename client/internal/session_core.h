@@ -24,7 +24,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "client/chorus.h"
+#include "chorus/call_site.h"
 #include "client/internal/calls.h"
 #include "client/internal/errors.h"
 #include "client/internal/fragments.h"

@@ -15,7 +15,7 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "client/chorus.h"
+#include "chorus/tensor.h"
 #include "client/internal/interner.h"
 #include "client/internal/member.h"
 #include "client/internal/tensor_data.h"

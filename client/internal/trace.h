@@ -13,7 +13,6 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "client/chorus.h"
 #include "client/internal/session_core.h"
 #include "core/ops/graph_builder.h"
 

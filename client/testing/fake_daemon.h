@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "client/chorus.h"
+#include "chorus/chorus.h"
 #include "client/internal/link.h"
 
 namespace chorus {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "client/chorus.h"
+#include "chorus/chorus.h"
 #include "client/testing/fake_daemon.h"
 #include "client/testing/values.h"
 #include "gtest/gtest.h"

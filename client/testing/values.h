@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "client/chorus.h"
+#include "chorus/chorus.h"
 #include "gtest/gtest.h"
 
 namespace chorus {

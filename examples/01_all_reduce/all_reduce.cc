@@ -7,7 +7,7 @@
 #include <cstdio>
 #include <vector>
 
-#include "client/chorus.h"
+#include "chorus/chorus.h"
 
 namespace {
 

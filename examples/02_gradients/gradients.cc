@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "client/chorus.h"
+#include "chorus/chorus.h"
 
 namespace {
 

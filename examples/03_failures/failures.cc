@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "client/chorus.h"
+#include "chorus/chorus.h"
 
 namespace {
 

@@ -7,7 +7,7 @@
 #include <deque>
 #include <vector>
 
-#include "client/chorus.h"
+#include "chorus/chorus.h"
 #include "core/base/error.h"
 
 namespace {

@@ -4,8 +4,8 @@
 #include <random>
 #include <utility>
 
-#include "client/functional/math.h"
-#include "client/functional/nn.h"
+#include "chorus/functional/math.h"
+#include "chorus/functional/nn.h"
 #include "core/base/error.h"
 
 namespace trainer {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "client/chorus.h"
+#include "chorus/chorus.h"
 #include "examples/05_trainer/dataset.h"
 
 namespace trainer {

@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
-#include "client/functional/math.h"
+#include "chorus/functional/math.h"
 #include "client/internal/access.h"
 #include "client/internal/session_core.h"
 #include "client/internal/tape.h"

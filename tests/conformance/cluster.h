@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "client/chorus.h"
+#include "chorus/chorus.h"
 
 namespace chorus {
 namespace conformance {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "client/parallel.h"
+#include "chorus/parallel.h"
 #include "core/base/error.h"
 #include "gmock/gmock.h"
 #include "tests/conformance/job.h"

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/types/optional.h"
-#include "client/chorus.h"
+#include "chorus/chorus.h"
 
 namespace chorus {
 namespace conformance {

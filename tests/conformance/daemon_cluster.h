@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "client/chorus.h"
+#include "chorus/chorus.h"
 #include "tests/conformance/cluster.h"
 
 namespace chorus {

@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "client/functional/math.h"
-#include "client/parallel.h"
+#include "chorus/functional/math.h"
+#include "chorus/parallel.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/conformance/conformance.h"

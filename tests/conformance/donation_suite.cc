@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "client/functional/math.h"
+#include "chorus/functional/math.h"
 #include "gtest/gtest.h"
 #include "tests/conformance/conformance.h"
 #include "tests/conformance/job.h"

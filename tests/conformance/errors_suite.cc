@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "client/functional/math.h"
-#include "client/functional/nn.h"
+#include "chorus/functional/math.h"
+#include "chorus/functional/nn.h"
 #include "core/base/error.h"
 #include "gmock/gmock.h"
 #include "tests/conformance/job.h"

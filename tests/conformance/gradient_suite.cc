@@ -9,8 +9,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/optional.h"
-#include "client/functional/math.h"
-#include "client/functional/nn.h"
+#include "chorus/functional/math.h"
+#include "chorus/functional/nn.h"
 #include "client/testing/fake_daemon.h"
 #include "gmock/gmock.h"
 #include "tests/conformance/collectives.h"

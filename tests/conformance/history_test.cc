@@ -20,7 +20,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/types/optional.h"
-#include "client/chorus.h"
+#include "chorus/chorus.h"
 #include "core/base/error.h"
 #include "gtest/gtest.h"
 #include "tests/conformance/conformance.h"

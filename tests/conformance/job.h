@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "client/chorus.h"
+#include "chorus/chorus.h"
 #include "gtest/gtest.h"
 #include "tests/conformance/backends.h"
 #include "tests/conformance/conformance.h"

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "client/chorus.h"
+#include "chorus/chorus.h"
 
 namespace chorus {
 namespace conformance {

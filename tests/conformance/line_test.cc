@@ -24,7 +24,7 @@
 #include "absl/time/time.h"
 #include "benchmarks/daemon.h"
 #include "benchmarks/process.h"
-#include "client/chorus.h"
+#include "chorus/chorus.h"
 #include "core/base/error.h"
 #include "core/base/unique_fd.h"
 #include "gtest/gtest.h"

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "client/user_memory.h"
+#include "chorus/user_memory.h"
 #include "core/base/error.h"
 #include "gmock/gmock.h"
 #include "tests/conformance/job.h"

@@ -20,7 +20,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "benchmarks/process.h"
-#include "client/chorus.h"
+#include "chorus/chorus.h"
 #include "core/base/error.h"
 #include "examples/05_trainer/dataset.h"
 #include "examples/05_trainer/model.h"

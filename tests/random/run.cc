@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "client/functional/math.h"
-#include "client/functional/nn.h"
-#include "client/parallel.h"
+#include "chorus/functional/math.h"
+#include "chorus/functional/nn.h"
+#include "chorus/parallel.h"
 #include "core/base/error.h"
 
 namespace chorus {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "client/chorus.h"
+#include "chorus/chorus.h"
 #include "tests/random/program.h"
 
 namespace chorus {

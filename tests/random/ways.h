@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "client/chorus.h"
+#include "chorus/chorus.h"
 #include "tests/conformance/cluster.h"
 #include "tests/random/program.h"
 #include "tests/random/run.h"

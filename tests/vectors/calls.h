@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "client/chorus.h"
-#include "client/parallel.h"
+#include "chorus/chorus.h"
+#include "chorus/parallel.h"
 #include "tests/vectors/array.h"
 #include "tests/vectors/vector.h"
 

@@ -13,7 +13,7 @@
 #include "absl/time/time.h"
 #include "benchmarks/daemon.h"
 #include "benchmarks/process.h"
-#include "client/chorus.h"
+#include "chorus/chorus.h"
 #include "tests/vectors/trainers.h"
 #include "tests/vectors/vector.h"
 

@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "client/parallel.h"
+#include "chorus/parallel.h"
 #include "core/base/error.h"
 #include "core/base/mutex.h"
 #include "tests/vectors/run.h"

@@ -10,7 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "client/chorus.h"
+#include "chorus/chorus.h"
 #include "tests/vectors/check.h"
 #include "tests/vectors/vector.h"
 

@@ -1,3 +1,5 @@
+#include "chorus/collectives.h"
+
 #include <algorithm>
 #include <cstddef>
 #include <iterator>
@@ -7,56 +9,40 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "client/chorus.h"
+#include "absl/types/span.h"
+#include "chorus/math.h"
 #include "client/internal/access.h"
-#include "client/internal/gradients.h"
+#include "client/internal/errors.h"
 #include "client/internal/local.h"
+#include "client/internal/member.h"
 #include "client/internal/record.h"
-#include "client/internal/session_core.h"
 #include "client/internal/tape.h"
+#include "client/internal/tensor_data.h"
 #include "core/base/error.h"
 #include "core/ops/registry.h"
 
 namespace chorus {
 namespace {
 
-using internal::AllGatherIntoTensorIn;
 using internal::AllReduceIn;
 using internal::ApplyCollective;
 using internal::ApplyCollectives;
-using internal::ApplyLocal;
 using internal::Axis;
-using internal::BroadcastShapes;
 using internal::CallInRuns;
 using internal::CallRequest;
 using internal::CoreOf;
-using internal::Elementwise;
 using internal::Fail;
 using internal::FailedTensor;
-using internal::GradientRequest;
 using internal::ImplOf;
 using internal::IsUsable;
 using internal::MemberCall;
 using internal::MemberOf;
 using internal::NumberOf;
-using internal::Operate;
-using internal::ReduceAxes;
 using internal::Results;
-using internal::SessionOf;
-using internal::SiteOf;
 using internal::SourceOf;
-using internal::Spec;
-using internal::TakeGradients;
 using internal::TensorData;
 using internal::TypeText;
 using internal::WithSource;
-
-}  // namespace
-
-// --- Collectives --------------------------------------------------------------------------------
-
-namespace {
 
 // Looked up once.
 struct CollectiveOps {
@@ -570,165 +556,6 @@ std::vector<Tensor> ReduceScatterCoalesced(const std::vector<std::vector<Tensor>
 std::vector<Tensor> ReduceScatterTensorCoalesced(const std::vector<Tensor>& xs, const Group& group,
                                                  ReduceOp op, CallSite site) {
   return ReduceEach(CallRequest(Ops().reduce_scatter_tensor, site), Singly(xs), group, op);
-}
-
-// --- Local ops ----------------------------------------------------------------------------------
-
-Tensor Full(const DeviceRef& device, DType dtype, const Shape& shape, double value, CallSite site) {
-  TensorType type(dtype, {});
-  for (const int64_t size : shape) type.dims.emplace_back(size);
-  Attributes attributes = TypeAttributes(type);
-  if (IsFloating(dtype)) {
-    attributes.push_back({"value", value});
-  } else {
-    attributes.push_back({"value", static_cast<int64_t>(value)});
-  }
-  NodeSpec spec = Spec("fill", site, std::move(attributes));
-  spec.device_slot = device.slot();
-  return ApplyLocal(std::move(spec), {}, &device);
-}
-
-Tensor Zeros(const DeviceRef& device, DType dtype, const Shape& shape, CallSite site) {
-  return Full(device, dtype, shape, 0, site);
-}
-
-Tensor Add(const Tensor& a, const Tensor& b, CallSite site) {
-  return Elementwise("add", {a, b}, site);
-}
-Tensor Sub(const Tensor& a, const Tensor& b, CallSite site) {
-  return Elementwise("sub", {a, b}, site);
-}
-Tensor Mul(const Tensor& a, const Tensor& b, CallSite site) {
-  return Elementwise("mul", {a, b}, site);
-}
-Tensor Neg(const Tensor& x, CallSite site) { return ApplyLocal(Spec("neg", site), {x}); }
-Tensor MatMul(const Tensor& a, const Tensor& b, CallSite site) {
-  const auto is_matrix = [](const Tensor& x) { return IsUsable(x) && x.shape().size() >= 2; };
-  const auto one_by_one = [&] { return ApplyLocal(Spec("matmul", site), {a, b}); };
-  if (!is_matrix(a) || !is_matrix(b)) return one_by_one();
-  Shape leading(a.shape().begin(), a.shape().end() - 2);
-  const Shape of_b(b.shape().begin(), b.shape().end() - 2);
-  if (leading == of_b) return one_by_one();
-  if (of_b.empty()) {
-    // The rows of all matrices of a are those of one.
-    Shape shape = a.shape();
-    int64_t rows = 1;
-    for (size_t i = 0; i + 1 < shape.size(); ++i) rows *= shape[i];
-    shape.back() = b.shape().back();
-    return Reshape(MatMul(Reshape(a, {rows, a.shape().back()}, site), b, site), shape, site);
-  }
-  if (!BroadcastShapes(of_b, &leading)) {
-    return Fail(a,
-                BadType(absl::StrCat("matmul: expected leading dimensions that broadcast, got ",
-                                     TypeText(a), " and ", TypeText(b))),
-                site);
-  }
-  const auto stretched = [&](const Tensor& x) {
-    Shape shape = leading;
-    shape.insert(shape.end(), x.shape().end() - 2, x.shape().end());
-    return x.shape() == shape ? x : Expand(x, shape, site);
-  };
-  return ApplyLocal(Spec("matmul", site), {stretched(a), stretched(b)});
-}
-Tensor Relu(const Tensor& x, CallSite site) { return ApplyLocal(Spec("relu", site), {x}); }
-Tensor Sin(const Tensor& x, CallSite site) { return ApplyLocal(Spec("sin", site), {x}); }
-Tensor Cos(const Tensor& x, CallSite site) { return ApplyLocal(Spec("cos", site), {x}); }
-Tensor Sum(const Tensor& x, const Axes& axes, bool keep_dims, CallSite site) {
-  return ReduceAxes("sum", x, axes, keep_dims, site);
-}
-
-Tensor Expand(const Tensor& x, const Shape& shape, CallSite site) {
-  return ApplyLocal(Spec("expand", site, {{"dims", shape}}), {x});
-}
-
-Tensor Reshape(const Tensor& x, const Shape& shape, CallSite site) {
-  return ApplyLocal(Spec("reshape", site, {{"dims", shape}}), {x});
-}
-
-Tensor Transpose(const Tensor& x, CallSite site) {
-  std::vector<int64_t> permutation(x.shape().size());
-  for (size_t i = 0; i < permutation.size(); ++i) permutation[i] = static_cast<int64_t>(i);
-  if (IsUsable(x) && permutation.size() < 2) {
-    return Fail(
-        x, BadType(absl::StrCat("transpose: expected at least two dimensions, got ", TypeText(x))),
-        site);
-  }
-  if (permutation.size() >= 2) std::swap(permutation.end()[-1], permutation.end()[-2]);
-  return Transpose(x, permutation, site);
-}
-
-Tensor Transpose(const Tensor& x, const std::vector<int64_t>& permutation, CallSite site) {
-  return ApplyLocal(Spec("transpose", site, {{"perm", permutation}}), {x});
-}
-
-Tensor Slice(const Tensor& x, int64_t axis, int64_t begin, int64_t end, CallSite site) {
-  if (!IsUsable(x)) return ApplyLocal(Spec("slice", site), {x});
-  const absl::StatusOr<int64_t> checked = Axis("slice", x, axis);
-  if (!checked.ok()) return Fail(x, checked.status(), site);
-  return ApplyLocal(Spec("slice", site, {{"axis", *checked}, {"begin", begin}, {"end", end}}), {x});
-}
-
-Tensor Concat(const std::vector<Tensor>& xs, int64_t axis, CallSite site) {
-  int64_t place = axis;
-  if (!xs.empty() && IsUsable(xs[0])) {
-    const absl::StatusOr<int64_t> checked = Axis("concat", xs[0], axis);
-    if (!checked.ok()) return Fail(xs[0], checked.status(), site);
-    place = *checked;
-  }
-  return ApplyLocal(Spec("concat", site, {{"axis", place}}), xs);
-}
-
-Tensor CopyTo(const Tensor& x, const DeviceRef& device, CallSite site) {
-  NodeSpec spec = Spec("copy", site);
-  spec.device_slot = device.slot();
-  if (IsUsable(x) && (SessionOf(device) != ImplOf(x)->data->session || device.slot() < 0 ||
-                      device.slot() >= SessionOf(device)->device_count())) {
-    return Fail(x, BadType("copy: expected a device of the tensor's session"), site);
-  }
-  return ApplyLocal(std::move(spec), {x}, &device);
-}
-
-Tensor operator+(const Operand& a, const Operand& b) {
-  const CallSite site = SiteOf(a, b);
-  return Operate(a, b, site, [&](const Tensor& x, const Tensor& y) { return Add(x, y, site); });
-}
-Tensor operator-(const Operand& a, const Operand& b) {
-  const CallSite site = SiteOf(a, b);
-  return Operate(a, b, site, [&](const Tensor& x, const Tensor& y) { return Sub(x, y, site); });
-}
-Tensor operator*(const Operand& a, const Operand& b) {
-  const CallSite site = SiteOf(a, b);
-  return Operate(a, b, site, [&](const Tensor& x, const Tensor& y) { return Mul(x, y, site); });
-}
-Tensor operator-(const Operand& x) { return Neg(x.tensor(), x.site()); }
-
-// --- Gradients ----------------------------------------------------------------------------------
-
-absl::Status Backward(const Tensor& root, const BackwardOptions& options, CallSite site) {
-  return Backward(std::vector<Tensor>{root}, options, site);
-}
-
-absl::Status Backward(const std::vector<Tensor>& roots, const BackwardOptions& options,
-                      CallSite site) {
-  GradientRequest request;
-  request.roots = roots;
-  request.seeds = options.seeds;
-  request.leaves = true;
-  request.retain = options.retain_graph;
-  request.create = options.create_graph;
-  return TakeGradients(request, site).status();
-}
-
-absl::StatusOr<std::vector<Tensor>> Grad(const std::vector<Tensor>& outputs,
-                                         const std::vector<Tensor>& inputs,
-                                         const BackwardOptions& options, CallSite site) {
-  GradientRequest request;
-  request.roots = outputs;
-  request.seeds = options.seeds;
-  request.wanted = inputs;
-  request.retain = options.retain_graph;
-  request.create = options.create_graph;
-  return TakeGradients(request, site);
 }
 
 }  // namespace chorus

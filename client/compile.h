@@ -1,0 +1,90 @@
+// Functions of tensors as one graph, one small message a call.
+//
+// Threads: any number may run one Compiled. Ownership: a Compiled is a handle; its graphs go with
+//   the last one. Errors: Run's, and those that its results carry.
+#ifndef CHORUS_CLIENT_COMPILE_H_
+#define CHORUS_CLIENT_COMPILE_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "chorus/call_site.h"
+#include "chorus/tensor.h"
+
+namespace chorus {
+
+namespace internal {
+class CompiledImpl;
+}  // namespace internal
+
+using Function = std::function<std::vector<Tensor>(const std::vector<Tensor>& inputs)>;
+
+struct CompileOptions {
+  // Inputs whose memory outputs of their types may take over (parameters that the step replaces),
+  // by place. Honoured where nobody else has the tensor (detached from it, for a gradient, or in
+  // another run that is not over), the function runs on one device and does not return the input
+  // itself, and no collective needs the output; else the step gets memory of its own, and the input
+  // stays. Where it is honoured the tensor, and every copy of its handle, is gone: its use is
+  // FAILED_PRECONDITION `DONATED`. The result of a call that is under way may be given to the next.
+  // Steps are whole: one that fails (a mismatch, a late rank, no memory, a kernel or a device of
+  // any rank) leaves what went into it, and its handle, as they were, and the calls behind it that
+  // use its results fail with its error: keep the handles of the last steps, and go on from the
+  // last one that can be waited for. Only a device that fails while it writes the outputs
+  // themselves loses what was donated; what was not donated never is.
+  std::vector<int> donate;
+  // A dimension of an input that may change from call to call, like the rows of a last short batch.
+  struct Varying {
+    Varying(int i, int d = 0) : input(i), dim(d) {}  // NOLINT: an input, its first dimension
+    int input = 0;
+    int dim = 0;
+  };
+  // They all have one size, of 1 to `max_size`; another size is neither another trace nor another
+  // graph. The function is traced with a few sizes, and must be the same op by op but for shapes,
+  // whose sizes may be linear in it: what it makes of the size otherwise (a number 1 / size: use
+  // Mean) is an error that names the line. With several ranks each may have its own size, unless a
+  // collective's shape depends on it.
+  std::vector<Varying> varying;
+  int64_t max_size = 0;
+  // How many calls may be under way: one more waits for the first of them. Each has memory for its
+  // results and for what it computes on the way.
+  int max_under_way = 16;
+};
+
+// A function of tensors as one registered graph: local ops, collectives, Backward and Grad inside,
+// one small message a call.
+class Compiled {
+ public:
+  Compiled() = default;
+  // Runs it; the first call with inputs of these types, devices and `requires_grad` traces the
+  // function, which sees tensors without bytes (Read and Wait fail in it). Tensors that it captures
+  // become further inputs; groups that it captures are bound anew at each call. Results carry no
+  // history: differentiate inside. Returns at once, like any op, unless as many calls as
+  // CompileOptions says are under way. A few bytes from the host (Scalar,
+  // or FromHost of 64 bytes at most) travel with the call: a learning rate, a step number or a seed
+  // that changes costs nothing beside it, and no other graph.
+  // A run that is refused (an input that has failed or is undefined, a function that cannot be
+  // traced, a collective that is refused in it, also where its result is not used, or an exception,
+  // which goes on to the caller) counts what all traces so far have counted, and ends the epoch for
+  // everybody. Where they have counted differently, or there is none, it is not known what this
+  // rank would have called: it is out of line until its next World::Step. While a function is
+  // traced nothing is sent.
+  absl::StatusOr<std::vector<Tensor>> Run(const std::vector<Tensor>& inputs,
+                                          CallSite site = CallSite::Here()) const;
+  // How often the function was traced: once for each list of types of its inputs. The graphs of the
+  // last 256 lists are kept.
+  int traces() const;
+
+  explicit Compiled(std::shared_ptr<internal::CompiledImpl> impl) : impl_(std::move(impl)) {}
+
+ private:
+  std::shared_ptr<internal::CompiledImpl> impl_;
+};
+Compiled Compile(Function function, const CompileOptions& options = {});
+
+}  // namespace chorus
+
+#endif  // CHORUS_CLIENT_COMPILE_H_

@@ -1,0 +1,93 @@
+// Local ops on tensors: those that nearly every model has. More of them are in functional/math.h
+// and functional/nn.h; docs/ops.md has them all.
+//
+// Threads: chorus.h. Errors: in the results, with the line of the call.
+#ifndef CHORUS_CLIENT_MATH_H_
+#define CHORUS_CLIENT_MATH_H_
+
+#include <cstdint>
+#include <initializer_list>
+#include <utility>
+#include <vector>
+
+#include "chorus/call_site.h"
+#include "chorus/session.h"
+#include "chorus/tensor.h"
+#include "core/tensor/type.h"
+
+namespace chorus {
+
+// More of them are in client/functional: math.h and nn.h; docs/ops.md has them all.
+// Recorded, and sent together when a result is needed: at a collective, a read, a limit, or the end
+// of Backward. Shapes of two operands broadcast as usual (sizes 1 and missing leading dimensions
+// stretch); dtypes and devices must be equal.
+Tensor Add(const Tensor& a, const Tensor& b, CallSite site = CallSite::Here());
+Tensor Sub(const Tensor& a, const Tensor& b, CallSite site = CallSite::Here());
+Tensor Mul(const Tensor& a, const Tensor& b, CallSite site = CallSite::Here());
+Tensor Neg(const Tensor& x, CallSite site = CallSite::Here());
+// Of matrices: [..., m, k] and [..., k, n]. Leading dimensions broadcast; one matrix on the right
+// for all on the left costs nothing more.
+Tensor MatMul(const Tensor& a, const Tensor& b, CallSite site = CallSite::Here());
+Tensor Relu(const Tensor& x, CallSite site = CallSite::Here());
+Tensor Sin(const Tensor& x, CallSite site = CallSite::Here());
+Tensor Cos(const Tensor& x, CallSite site = CallSite::Here());
+// The axes of a reduction: all, or a list of them (negative: from the end), which may be empty.
+class Axes {
+ public:
+  Axes() = default;
+  Axes(std::vector<int64_t> axes)  // NOLINT: implicit
+      : all_(false), axes_(std::move(axes)) {}
+  Axes(std::initializer_list<int64_t> axes) : all_(false), axes_(axes) {}  // NOLINT: implicit
+
+  bool all() const { return all_; }
+  const std::vector<int64_t>& list() const { return axes_; }
+
+ private:
+  bool all_ = true;
+  std::vector<int64_t> axes_;
+};
+Tensor Sum(const Tensor& x, const Axes& axes = Axes(), bool keep_dims = false,
+           CallSite site = CallSite::Here());
+Tensor Expand(const Tensor& x, const Shape& shape, CallSite site = CallSite::Here());
+Tensor Reshape(const Tensor& x, const Shape& shape, CallSite site = CallSite::Here());
+// Swaps the last two axes, or permutes all.
+Tensor Transpose(const Tensor& x, CallSite site = CallSite::Here());
+Tensor Transpose(const Tensor& x, const std::vector<int64_t>& permutation,
+                 CallSite site = CallSite::Here());
+// [begin, end) of one axis.
+Tensor Slice(const Tensor& x, int64_t axis, int64_t begin, int64_t end,
+             CallSite site = CallSite::Here());
+Tensor Concat(const std::vector<Tensor>& xs, int64_t axis, CallSite site = CallSite::Here());
+// To another device of the same session.
+Tensor CopyTo(const Tensor& x, const DeviceRef& device, CallSite site = CallSite::Here());
+
+// For operators: a tensor, or a number that takes the other side's dtype.
+class Operand {
+ public:
+  Operand(const Tensor& tensor, CallSite site = CallSite::Here())  // NOLINT: implicit
+      : tensor_(tensor), site_(site) {}
+  template <typename T>
+  Operand(const MappedTensor<T>& mapped, CallSite site = CallSite::Here())  // NOLINT: implicit
+      : tensor_(mapped.tensor()), site_(site) {}
+  Operand(double value, CallSite site = CallSite::Here())  // NOLINT: implicit
+      : value_(value), is_value_(true), site_(site) {}
+
+  const Tensor& tensor() const { return tensor_; }
+  double value() const { return value_; }
+  bool is_value() const { return is_value_; }
+  CallSite site() const { return site_; }
+
+ private:
+  Tensor tensor_;
+  double value_ = 0;
+  bool is_value_ = false;
+  CallSite site_;
+};
+Tensor operator+(const Operand& a, const Operand& b);
+Tensor operator-(const Operand& a, const Operand& b);
+Tensor operator*(const Operand& a, const Operand& b);
+Tensor operator-(const Operand& x);
+
+}  // namespace chorus
+
+#endif  // CHORUS_CLIENT_MATH_H_
