@@ -32,6 +32,7 @@ using internal::Between;
 using internal::GradMode;
 using internal::GroupCore;
 using internal::ImplOf;
+using internal::Interner;
 using internal::IsLost;
 using internal::MakeTensor;
 using internal::OriginOf;
@@ -54,67 +55,7 @@ using internal::TensorFrom;
 using internal::TensorImpl;
 using internal::TensorInfoPtr;
 using internal::Trace;
-using internal::UnifyGraphs;
-using internal::VaryingDim;
-using internal::WithSource;
-
-using internal::AddRefused;
-using internal::AwaitRefused;
-using internal::Between;
-using internal::GradMode;
-using internal::GroupCore;
-using internal::ImplOf;
-using internal::IsLost;
-using internal::MakeTensor;
-using internal::OriginOf;
-using internal::PairEnd;
-using internal::PutOutOfLine;
-using internal::Refusals;
-using internal::RefusedOf;
-using internal::RoleOf;
-using internal::RunDraft;
-using internal::session_lock;
-using internal::SessionCore;
-using internal::SessionLock;
-using internal::SessionOf;
-using internal::SourceOf;
-using internal::SubmitRefusals;
-using internal::TensorData;
-using internal::TensorDataPtr;
-using internal::TensorDatas;
-using internal::TensorFrom;
-using internal::TensorImpl;
-using internal::TensorInfoPtr;
-using internal::Trace;
-using internal::UnifyGraphs;
-using internal::VaryingDim;
-using internal::WithSource;
-
-using internal::AddRefused;
-using internal::AwaitRefused;
-using internal::Between;
-using internal::GradMode;
-using internal::GroupCore;
-using internal::IsLost;
-using internal::MakeTensor;
-using internal::OriginOf;
-using internal::PairEnd;
-using internal::PutOutOfLine;
-using internal::Refusals;
-using internal::RefusedOf;
-using internal::RoleOf;
-using internal::RunDraft;
-using internal::session_lock;
-using internal::SessionCore;
-using internal::SessionLock;
-using internal::SourceOf;
-using internal::SubmitRefusals;
-using internal::TensorData;
-using internal::TensorDataPtr;
-using internal::TensorDatas;
-using internal::TensorImpl;
-using internal::TensorInfoPtr;
-using internal::Trace;
+using internal::TraceScope;
 using internal::UnifyGraphs;
 using internal::VaryingDim;
 using internal::WithSource;
@@ -157,7 +98,7 @@ struct Program {
   std::vector<int32_t> output_devices;
   Trace::Finished trace;
   GraphId graph;
-  // By size.
+  // By size. Guarded by the mutex of its CompiledImpl.
   static constexpr size_t kMaxSizes = 1024;
   std::map<int64_t, std::shared_ptr<const Infos>> infos_at;
 
@@ -294,6 +235,8 @@ absl::Status CheckSame(const Traced& a, const Traced& b, size_t num_inputs) {
 
 namespace internal {
 
+// Threads that are the first with one list of types at a time trace the function for it each, and
+// use one graph. Lock order: session_lock.h.
 class CompiledImpl {
  public:
   CompiledImpl(Function function, CompileOptions options)
@@ -332,7 +275,7 @@ class CompiledImpl {
     std::shared_ptr<const Infos> infos;  // of its outputs
   };
 
-  // Traces the function where it has to: that may throw.
+  // Traces the function where it has to, under no lock: it may throw, and wait for what it likes.
   absl::StatusOr<Prepared> Prepare(const std::vector<Tensor>& inputs) {
     std::shared_ptr<SessionCore> session;
     std::vector<InputKey> key;
@@ -358,24 +301,43 @@ class CompiledImpl {
           "runs");
     }
     Prepared prepared;
-    MutexLock lock(&mutex_);
-    for (size_t i = 0; i < programs_.size(); ++i) {
-      if (programs_[i]->session != session || programs_[i]->key != key) continue;
-      if (programs_[i]->IsCurrent()) {
-        prepared.program = programs_[i];
-      } else {
-        programs_.erase(programs_.begin() + static_cast<int64_t>(i));
-      }
-      break;
-    }
+    prepared.program = Find(session, key);
     if (prepared.program == nullptr) {
-      CHORUS_ASSIGN_OR_RETURN(prepared.program, MakeProgram(session, inputs, key));
-      if (programs_.size() >= kMaxPrograms) programs_.erase(programs_.begin());
-      programs_.push_back(prepared.program);
-      ++traces_;
+      CHORUS_ASSIGN_OR_RETURN(std::shared_ptr<Program> made, MakeProgram(session, inputs, key));
+      prepared.program = Keep(std::move(made));
     }
     CHORUS_ASSIGN_OR_RETURN(prepared.infos, InfosAt(prepared.program.get(), size));
     return prepared;
+  }
+
+  // The program of such inputs; null: there is none, or its groups are others by now.
+  std::shared_ptr<Program> Find(const std::shared_ptr<SessionCore>& session,
+                                const std::vector<InputKey>& key) {
+    std::shared_ptr<Program> past;  // goes behind the lock: it tells its session
+    MutexLock lock(&mutex_);
+    for (size_t i = 0; i < programs_.size(); ++i) {
+      if (programs_[i]->session != session || programs_[i]->key != key) continue;
+      if (programs_[i]->IsCurrent()) return programs_[i];
+      past = std::move(programs_[i]);
+      programs_.erase(programs_.begin() + static_cast<int64_t>(i));
+      break;
+    }
+    return nullptr;
+  }
+
+  // The one to use: another thread may have traced the function for such inputs meanwhile.
+  std::shared_ptr<Program> Keep(std::shared_ptr<Program> made) {
+    std::shared_ptr<Program> known = Find(made->session, made->key);
+    if (known != nullptr) return known;
+    std::shared_ptr<Program> past;
+    MutexLock lock(&mutex_);
+    if (programs_.size() >= kMaxPrograms) {
+      past = std::move(programs_.front());
+      programs_.erase(programs_.begin());
+    }
+    programs_.push_back(made);
+    ++traces_;
+    return made;
   }
 
   // The session on which a call with these inputs would have run, as far as that can be told.
@@ -465,18 +427,25 @@ class CompiledImpl {
   }
 
   // The types of the outputs where the size that varies is `size` (-1: none does).
-  static absl::StatusOr<std::shared_ptr<const Infos>> InfosAt(Program* program, int64_t size) {
+  absl::StatusOr<std::shared_ptr<const Infos>> InfosAt(Program* program, int64_t size) {
     if (size < 0) return program->output_infos;
-    std::shared_ptr<const Infos>& known = program->infos_at[size];
-    if (known != nullptr) return known;
+    {
+      MutexLock lock(&mutex_);
+      const auto known = program->infos_at.find(size);
+      if (known != program->infos_at.end()) return known->second;
+    }
     CHORUS_ASSIGN_OR_RETURN(const Graph graph, Specialize(program->trace.graph, {size}));
     const ValueTable values(graph);
     auto infos = std::make_shared<Infos>();
-    SessionLock lock(program->session.get());
-    CHORUS_RETURN_IF_ERROR(lock.status());
-    for (const GraphOutput& output : graph.outputs) {
-      infos->push_back(program->session->interner().Type(values.type(output.value)));
+    {
+      SessionLock lock(program->session.get());
+      CHORUS_RETURN_IF_ERROR(lock.status());
+      Interner& interner = program->session->interner();
+      for (const GraphOutput& output : graph.outputs) {
+        infos->push_back(interner.Type(values.type(output.value)));
+      }
     }
+    MutexLock lock(&mutex_);
     if (program->infos_at.size() > Program::kMaxSizes) program->infos_at.clear();
     program->infos_at[size] = infos;
     return std::shared_ptr<const Infos>(std::move(infos));
@@ -585,7 +554,7 @@ class CompiledImpl {
     {
       const GradMode mode(true);
       const CallSiteScope own_lines;
-      const Trace::Scope scope(&trace);
+      const TraceScope scope(&trace);
       returned = function_(placeholders);
     }
     std::vector<TensorDataPtr> outputs;

@@ -1,4 +1,6 @@
 #include <atomic>
+#include <chrono>
+#include <future>
 #include <string>
 #include <thread>
 #include <vector>
@@ -456,6 +458,60 @@ TEST(CompileTest, CallsUnderWayAreBounded) {
   }
   ahead.join();
   EXPECT_THAT(Values<double>(last), ElementsAre(8));
+}
+
+// A trace holds no lock: what it waits for may use the same Compiled.
+TEST(CompileTest, AFunctionMayWaitForAThreadThatRunsIt) {
+  FakeDaemon daemon;
+  const Session session = daemon.Open();
+  std::thread other;
+  absl::StatusOr<std::vector<Tensor>> there = std::vector<Tensor>();
+  std::promise<void> done;
+  std::future_status waited = std::future_status::timeout;
+  std::atomic<bool> begun{false};
+  Compiled f;
+  f = Compile([&](const std::vector<Tensor>& in) {
+    if (!begun.exchange(true)) {
+      other = std::thread([&] {
+        there = f.Run({Vector(session, {1, 2})});
+        done.set_value();
+      });
+      waited = done.get_future().wait_for(std::chrono::seconds(20));
+    }
+    return std::vector<Tensor>{in[0] + in[0]};
+  });
+  const auto here = f.Run({Vector(session, {3})});
+  other.join();
+  EXPECT_EQ(waited, std::future_status::ready);
+  ASSERT_TRUE(here.ok()) << here.status();
+  EXPECT_THAT(Values<double>((*here)[0]), ElementsAre(6));
+  ASSERT_TRUE(there.ok()) << there.status();
+  EXPECT_THAT(Values<double>((*there)[0]), ElementsAre(2, 4));
+  EXPECT_EQ(f.traces(), 2);
+}
+
+// Two threads that trace a function for one list of types use one graph.
+TEST(CompileTest, ThreadsThatTraceAtATimeUseOneGraph) {
+  FakeDaemon daemon;
+  const Session session = daemon.Open();
+  std::atomic<int> tracing{0};
+  std::promise<void> both;
+  const std::shared_future<void> both_trace = both.get_future().share();
+  const Compiled f = Compile([&](const std::vector<Tensor>& in) {
+    if (++tracing == 2) both.set_value();
+    EXPECT_EQ(both_trace.wait_for(std::chrono::seconds(20)), std::future_status::ready);
+    return std::vector<Tensor>{in[0] + in[0]};
+  });
+  const auto run = [&] {
+    const auto out = f.Run({Vector(session, {3})});
+    ASSERT_TRUE(out.ok()) << out.status();
+    EXPECT_THAT(Values<double>((*out)[0]), ElementsAre(6));
+  };
+  std::thread other(run);
+  run();
+  other.join();
+  EXPECT_EQ(f.traces(), 1);
+  EXPECT_EQ(daemon.live_graphs(), 1);
 }
 
 TEST(CompileTest, WrongUseIsAnError) {

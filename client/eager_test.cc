@@ -607,6 +607,18 @@ TEST(EagerTest, TheLastNamesAreFound) {
   EXPECT_EQ(Values<float>(sum(4, 10)), Floats(17, 14));
 }
 
+TEST(EagerTest, AReadWaitsOnce) {
+  FakeDaemon daemon;
+  const Session session = daemon.Open();
+  const Tensor x = FromHost<float>(session, Floats(17, 2), {17});
+  EXPECT_EQ(Values<float>(x + x), Floats(17, 4));
+  EXPECT_EQ(daemon.counts().tensor_waits, 1);
+  const auto view = x.View<float>();
+  ASSERT_TRUE(view.ok()) << view.status();
+  EXPECT_EQ(Floats(view->begin(), view->end()), Floats(17, 2));
+  EXPECT_EQ(daemon.counts().tensor_waits, 2);
+}
+
 TEST(EagerTest, LargeTensorsAreReleasedAtOnce) {
   FakeDaemon daemon;
   const Session session = daemon.Open();

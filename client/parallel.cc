@@ -410,14 +410,15 @@ absl::Status HostTensor::ReadInto(DType dtype,
   const size_t row = static_cast<size_t>(host.type.num_bytes() / before);
   size_t offset = 0;
   for (const Tensor& piece : host.pieces) {
-    CHORUS_RETURN_IF_ERROR(piece.Wait());
     const TensorDataPtr& data = ImplOf(piece)->data;
+    CHORUS_ASSIGN_OR_RETURN(const bool on_device,
+                            data->session->Wait(data, data->session->wait_timeout()));
     const size_t block = static_cast<size_t>(data->info->bytes / before);
     if (block == 0) continue;
     // Several blocks come by way of a place of their own.
     std::string bytes(before == 1 ? 0 : static_cast<size_t>(data->info->bytes), '\0');
     char* const into = before == 1 ? out + offset : &bytes[0];
-    CHORUS_RETURN_IF_ERROR(data->session->ReadTensor(data, into));
+    CHORUS_RETURN_IF_ERROR(data->session->Read(data, on_device, into));
     for (int64_t r = 0; before > 1 && r < before; ++r) {
       std::memcpy(out + static_cast<size_t>(r) * row + offset,
                   bytes.data() + static_cast<size_t>(r) * block, block);

@@ -40,42 +40,6 @@ using internal::WaitReports;
 using internal::WithSource;
 using internal::WorldFrom;
 
-using internal::DeviceFrom;
-using internal::ForkedError;
-using internal::GroupCore;
-using internal::GroupFrom;
-using internal::Link;
-using internal::MemberCore;
-using internal::MemberOf;
-using internal::OpenLink;
-using internal::Refusals;
-using internal::RefusedOf;
-using internal::SessionCore;
-using internal::SessionFrom;
-using internal::SessionLock;
-using internal::SessionOf;
-using internal::SourceOf;
-using internal::Trace;
-using internal::WaitReportOptions;
-using internal::WaitReports;
-using internal::WithSource;
-using internal::WorldFrom;
-
-using internal::ForkedError;
-using internal::GroupCore;
-using internal::Link;
-using internal::MemberCore;
-using internal::OpenLink;
-using internal::Refusals;
-using internal::RefusedOf;
-using internal::SessionCore;
-using internal::SessionLock;
-using internal::SourceOf;
-using internal::Trace;
-using internal::WaitReportOptions;
-using internal::WaitReports;
-using internal::WithSource;
-
 absl::Status NoSession() {
   return MakeError(Reason::kWrongState, "an empty session: make one with Session::Open");
 }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/types/optional.h"
 #include "client/internal/access.h"
 #include "client/internal/local.h"
 #include "client/internal/record.h"
@@ -29,32 +30,7 @@ using internal::SourceOf;
 using internal::Spec;
 using internal::TensorData;
 using internal::TensorDataPtr;
-using internal::WithSource;
-
-using internal::DeviceFrom;
-using internal::FailedTensor;
-using internal::ForkedError;
-using internal::GradMode;
-using internal::Link;
-using internal::MakeTensor;
-using internal::SessionCore;
-using internal::SessionLock;
-using internal::SessionOf;
-using internal::SourceOf;
-using internal::TensorData;
-using internal::TensorDataPtr;
-using internal::WithSource;
-
-using internal::FailedTensor;
-using internal::ForkedError;
-using internal::GradMode;
-using internal::Link;
-using internal::MakeTensor;
-using internal::SessionCore;
-using internal::SessionLock;
-using internal::SourceOf;
-using internal::TensorData;
-using internal::TensorDataPtr;
+using internal::TensorImpl;
 using internal::WithSource;
 
 absl::Status Undefined() { return MakeError(Reason::kWrongState, "an undefined tensor"); }
@@ -106,22 +82,25 @@ absl::Status Tensor::status() const {
 
 // --- Waiting and reading ------------------------------------------------------------------------
 
-absl::Status Tensor::Wait() const {
-  if (impl_ == nullptr) return Undefined();
-  const TensorDataPtr& data = impl_->data;
-  if (data->session == nullptr) return status();
-  return data->session->Wait(data, data->session->wait_timeout());
+namespace {
+
+// As SessionCore::Wait. No timeout: the session's.
+absl::StatusOr<bool> Await(const std::shared_ptr<TensorImpl>& impl,
+                           absl::optional<Timeout> timeout = absl::nullopt) {
+  if (impl == nullptr) return Undefined();
+  const TensorDataPtr& data = impl->data;
+  if (data->session == nullptr) return data->failure->status;
+  return data->session->Wait(
+      data, timeout.has_value() ? absl::FromChrono(*timeout) : data->session->wait_timeout());
 }
 
-absl::Status Tensor::Wait(Timeout timeout) const {
-  if (impl_ == nullptr) return Undefined();
-  const TensorDataPtr& data = impl_->data;
-  if (data->session == nullptr) return status();
-  return data->session->Wait(data, absl::FromChrono(timeout));
-}
+}  // namespace
+
+absl::Status Tensor::Wait() const { return Await(impl_).status(); }
+absl::Status Tensor::Wait(Timeout timeout) const { return Await(impl_, timeout).status(); }
 
 absl::Status Tensor::ReadInto(DType dtype, std::function<char*(int64_t elements)> allocate) const {
-  CHORUS_RETURN_IF_ERROR(Wait());
+  CHORUS_ASSIGN_OR_RETURN(const bool on_device, Await(impl_));
   const TensorData& data = *impl_->data;
   if (data.info == nullptr) {
     return MakeError(Reason::kWrongState, "read: this rank gets no result of that collective");
@@ -131,11 +110,11 @@ absl::Status Tensor::ReadInto(DType dtype, std::function<char*(int64_t elements)
     return BadType(
         absl::StrCat("read: expected a tensor of ", asked, ", got ", data.info->type.ToString()));
   }
-  return data.session->ReadTensor(impl_->data, allocate(data.info->elements));
+  return data.session->Read(impl_->data, on_device, allocate(data.info->elements));
 }
 
 absl::StatusOr<std::pair<std::shared_ptr<const void>, const char*>> Tensor::Map(DType dtype) const {
-  CHORUS_RETURN_IF_ERROR(Wait());
+  CHORUS_ASSIGN_OR_RETURN(const bool on_device, Await(impl_));
   const TensorDataPtr& data = impl_->data;
   if (data->info == nullptr || data->info->type.dtype != dtype) {
     const absl::string_view asked = DTypeName(dtype);
@@ -153,7 +132,7 @@ absl::StatusOr<std::pair<std::shared_ptr<const void>, const char*>> Tensor::Map(
       break;
     default:
       if (data->info->bytes == 0) break;
-      CHORUS_ASSIGN_OR_RETURN(mapped.second, data->session->MapTensor(data));
+      CHORUS_ASSIGN_OR_RETURN(mapped.second, data->session->Map(data, on_device));
   }
   return mapped;
 }

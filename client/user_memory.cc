@@ -38,15 +38,6 @@ using internal::TensorDataPtr;
 using internal::Trace;
 using internal::WithSource;
 
-using internal::AllGatherIntoTensorIn;
-using internal::AllReduceIn;
-using internal::CallInRuns;
-using internal::RefuseRest;
-using internal::SourceOf;
-using internal::TensorDataPtr;
-using internal::Trace;
-using internal::WithSource;
-
 // Large beside what an all_reduce of 4 B takes, small beside the caches that the ranks share:
 // docs/performance.md has the measurement.
 constexpr size_t kChunkBytes = 1 << 20;
@@ -273,13 +264,14 @@ absl::StatusOr<std::string> UserMemory::CountsOf(int64_t rank, const std::vector
 }
 
 absl::Status UserMemory::Finish(UnderWay* chunk, bool streaming, Cursor* to) {
-  const absl::Status done = chunk->result.Wait();
+  const TensorDataPtr& data = ImplOf(chunk->result)->data;
+  const absl::StatusOr<bool> done = data->session->Wait(data, data->session->wait_timeout());
   if (chunk->staging != nullptr) {
     chunk->staging->taken = false;
     // After a timeout the run may go on, and read it: nobody writes there again.
     if (!done.ok()) *chunk->staging = Staging();
   }
-  CHORUS_RETURN_IF_ERROR(done);
+  CHORUS_RETURN_IF_ERROR(done.status());
   if (chunk->bytes == 0) return absl::OkStatus();
   const auto copy_out = [&](const char* from) {
     to->Pass(chunk->bytes, [&](const Extent& extent, size_t offset, size_t length) {
@@ -287,15 +279,14 @@ absl::Status UserMemory::Finish(UnderWay* chunk, bool streaming, Cursor* to) {
       from += length;
     });
   };
-  const TensorDataPtr& data = ImplOf(chunk->result)->data;
   if (!remote_) {
-    const absl::StatusOr<const char*> mapped = data->session->MapTensor(data);
+    const absl::StatusOr<const char*> mapped = data->session->Map(data, *done);
     if (mapped.ok()) copy_out(*mapped);
     if (mapped.status().code() != absl::StatusCode::kUnimplemented) return mapped.status();
     remote_ = true;
   }
   std::string read(chunk->bytes, '\0');
-  CHORUS_RETURN_IF_ERROR(data->session->ReadTensor(data, &read[0]));
+  CHORUS_RETURN_IF_ERROR(data->session->Read(data, *done, &read[0]));
   copy_out(read.data());
   return absl::OkStatus();
 }

@@ -19,23 +19,6 @@ using internal::SessionOf;
 using internal::SiteOf;
 using internal::Spec;
 
-using internal::ApplyLocal;
-using internal::Elementwise;
-using internal::IntegerOf;
-using internal::Operate;
-using internal::ReduceAxes;
-using internal::SessionOf;
-using internal::SiteOf;
-using internal::Spec;
-
-using internal::ApplyLocal;
-using internal::Elementwise;
-using internal::IntegerOf;
-using internal::Operate;
-using internal::ReduceAxes;
-using internal::SiteOf;
-using internal::Spec;
-
 Tensor Unary(const char* op, const Tensor& x, CallSite site) {
   return ApplyLocal(Spec(op, site), {x});
 }

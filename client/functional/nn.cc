@@ -16,12 +16,6 @@ using internal::Fail;
 using internal::IsUsable;
 using internal::Spec;
 
-using internal::ApplyLocal;
-using internal::Axis;
-using internal::Fail;
-using internal::IsUsable;
-using internal::Spec;
-
 // An op with attribute `axis` of its first input, and others, which come after it.
 Tensor Along(const char* op, absl::Span<const Tensor> inputs, int64_t axis, Attributes others,
              CallSite site) {

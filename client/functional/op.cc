@@ -16,10 +16,6 @@ using internal::ApplyLocal;
 using internal::Fail;
 using internal::Spec;
 
-using internal::ApplyLocal;
-using internal::Fail;
-using internal::Spec;
-
 Tensor Apply(const DeviceRef* device, const std::string& name, const std::vector<Tensor>& inputs,
              const std::vector<OpAttribute>& attributes, CallSite site) {
   NodeSpec spec = Spec(name.c_str(), site);

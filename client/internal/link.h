@@ -71,7 +71,8 @@ class Link {
                                           absl::Duration timeout) = 0;
 
   // --- Bytes ---
-  // Copies out a tensor that WaitTensor has seen (and that MakeReadable was asked for).
+  // Copies out a tensor that WaitTensor has seen. Where MakeReadable was asked for it waits for
+  // that, and for nothing else.
   virtual absl::Status Read(TensorId tensor, Sequence producer, char* out, int64_t bytes,
                             absl::Duration timeout) = 0;
   // The same in place, read-only, as long as the session and the tensor live. UNIMPLEMENTED where

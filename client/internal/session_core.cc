@@ -437,7 +437,7 @@ void SessionCore::OnError(const absl::Status& status) {
   }
 }
 
-absl::Status SessionCore::Wait(const TensorDataPtr& data, absl::Duration timeout) {
+absl::StatusOr<bool> SessionCore::Wait(const TensorDataPtr& data, absl::Duration timeout) {
   if (Forked()) return ForkedError();
   TensorData::State state = data->state.load(std::memory_order_acquire);
   if (state == TensorData::State::kLazy) {
@@ -448,19 +448,19 @@ absl::Status SessionCore::Wait(const TensorDataPtr& data, absl::Duration timeout
   }
   switch (state) {
     case TensorData::State::kSent: {
-      const absl::StatusOr<bool> done = reports_.InParts(timeout, [&](absl::Duration part) {
+      absl::StatusOr<bool> on_device = reports_.InParts(timeout, [&](absl::Duration part) {
         return link_->WaitTensor(data->id, data->producer, part);
       });
       LeaveWhatIsOver();
-      if (done.ok()) return absl::OkStatus();
-      OnError(done.status());
-      return done.status();
+      if (!on_device.ok()) OnError(on_device.status());
+      return on_device;
     }
     case TensorData::State::kAbsent: {
-      if (data->producer == Sequence()) return absl::OkStatus();
+      if (data->producer == Sequence()) return false;
       const absl::Status status = reports_.InParts(
           timeout, [&](absl::Duration part) { return link_->WaitCommand(data->producer, part); });
-      if (!status.ok()) OnError(status);
+      if (status.ok()) return false;
+      OnError(status);
       return status;
     }
     case TensorData::State::kFailed:
@@ -475,10 +475,17 @@ absl::Status SessionCore::Wait(const TensorDataPtr& data, absl::Duration timeout
     case TensorData::State::kLazy:
       break;
   }
-  return absl::OkStatus();
+  return false;
 }
 
-absl::Status SessionCore::ReadTensor(const TensorDataPtr& data, char* out) {
+absl::Status SessionCore::MakeReadableIf(bool on_device, TensorId id) {
+  if (!on_device) return absl::OkStatus();
+  SessionLock lock(this);
+  CHORUS_RETURN_IF_ERROR(lock.status());
+  return log_.Submit(MakeReadable{{id}}).status();
+}
+
+absl::Status SessionCore::Read(const TensorDataPtr& data, bool on_device, char* out) {
   if (data->info->bytes == 0) return absl::OkStatus();
   switch (data->state.load(std::memory_order_acquire)) {
     case TensorData::State::kInline:
@@ -491,34 +498,25 @@ absl::Status SessionCore::ReadTensor(const TensorDataPtr& data, char* out) {
     default:
       break;
   }
-  const absl::StatusOr<bool> on_device = link_->WaitTensor(data->id, data->producer, wait_timeout_);
-  CHORUS_RETURN_IF_ERROR(on_device.status());
-  if (*on_device) {
-    SessionLock lock(this);
-    CHORUS_RETURN_IF_ERROR(lock.status());
-    CHORUS_RETURN_IF_ERROR(log_.Submit(MakeReadable{{data->id}}).status());
-  }
+  CHORUS_RETURN_IF_ERROR(MakeReadableIf(on_device, data->id));
   return link_->Read(data->id, data->producer, out, data->info->bytes, wait_timeout_);
 }
 
-absl::StatusOr<const char*> SessionCore::MapTensor(const TensorDataPtr& data) {
+absl::StatusOr<const char*> SessionCore::Map(const TensorDataPtr& data, bool on_device) {
   if (data->state.load(std::memory_order_acquire) == TensorData::State::kHost) {
     // Like any tensor: what works does not depend on how large it is.
-    SessionLock lock(this);
-    CHORUS_RETURN_IF_ERROR(lock.status());
-    CHORUS_RETURN_IF_ERROR(Name(data.get()));
+    {
+      SessionLock lock(this);
+      CHORUS_RETURN_IF_ERROR(lock.status());
+      CHORUS_RETURN_IF_ERROR(Name(data.get()));
+    }
+    CHORUS_ASSIGN_OR_RETURN(on_device, Wait(data, wait_timeout_));
   }
   // Whoever looks there would see what that run writes: whether it has the memory must be known.
   if (const Sequence given(data->given_to.load()); given != Sequence()) {
     link_->WaitCommand(given, wait_timeout_).IgnoreError();
   }
-  const absl::StatusOr<bool> on_device = link_->WaitTensor(data->id, data->producer, wait_timeout_);
-  CHORUS_RETURN_IF_ERROR(on_device.status());
-  if (*on_device) {
-    SessionLock lock(this);
-    CHORUS_RETURN_IF_ERROR(lock.status());
-    CHORUS_RETURN_IF_ERROR(log_.Submit(MakeReadable{{data->id}}).status());
-  }
+  CHORUS_RETURN_IF_ERROR(MakeReadableIf(on_device, data->id));
   return link_->MapTensor(data->id, data->producer, data->info->bytes, wait_timeout_);
 }
 

@@ -110,14 +110,16 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 
   // --- Waiting ----------------------------------------------------------------------------------
-  // Waits until `data` is computed; if it has failed, enters the epochs that are open since.
-  absl::Status Wait(const TensorDataPtr& data, absl::Duration timeout)
+  // Waits until `data` is computed; if it has failed, enters the epochs that are open since. True:
+  // it is where only its device can read it.
+  absl::StatusOr<bool> Wait(const TensorDataPtr& data, absl::Duration timeout)
       ABSL_LOCKS_EXCLUDED(session_lock);
   // Waits for a run's end, at most the session's wait_timeout.
   absl::Status WaitForRun(Sequence run) ABSL_LOCKS_EXCLUDED(session_lock);
-  // Copies out what Wait has seen.
-  absl::Status ReadTensor(const TensorDataPtr& data, char* out) ABSL_LOCKS_EXCLUDED(session_lock);
-  absl::StatusOr<const char*> MapTensor(const TensorDataPtr& data)
+  // Copies out what Wait has seen, which said `on_device`; or gives it in place.
+  absl::Status Read(const TensorDataPtr& data, bool on_device, char* out)
+      ABSL_LOCKS_EXCLUDED(session_lock);
+  absl::StatusOr<const char*> Map(const TensorDataPtr& data, bool on_device)
       ABSL_LOCKS_EXCLUDED(session_lock);
   // An error of the daemon has come here: members whose world's epoch ended by it enter the one
   // that was opened. By this alone do they.
@@ -155,6 +157,7 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
                                  const std::string& call_site = "")
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   absl::StatusOr<TensorId> NewTensorId() ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  absl::Status MakeReadableIf(bool on_device, TensorId id) ABSL_LOCKS_EXCLUDED(session_lock);
   // Sends the fragment of this number, if it is open.
   void FlushOne(int64_t number) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // The graph of a fragment, registered if it is a new one.

@@ -46,8 +46,8 @@ Trace::Trace(std::shared_ptr<SessionCore> session)
 
 Trace* Trace::Current() { return current_trace; }
 
-Trace::Scope::Scope(Trace* trace) : outer_(current_trace) { current_trace = trace; }
-Trace::Scope::~Scope() { current_trace = outer_; }
+TraceScope::TraceScope(Trace* trace) : outer_(current_trace) { current_trace = trace; }
+TraceScope::~TraceScope() { current_trace = outer_; }
 
 TensorDataPtr Trace::AddInput(const TensorInfoPtr& info, int32_t device_slot, InputRole role,
                               bool donatable) {

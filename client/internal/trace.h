@@ -28,18 +28,6 @@ class Trace {
 
   // The one that this thread is making; null outside Compile.
   static Trace* Current();
-  // Makes a trace the current one while it lives.
-  class Scope {
-   public:
-    explicit Scope(Trace* trace);
-    ~Scope();
-    Scope(const Scope&) = delete;
-    Scope& operator=(const Scope&) = delete;
-
-   private:
-    Trace* const outer_;
-  };
-
   const std::shared_ptr<SessionCore>& session() const { return session_; }
 
   // A placeholder for an input of the function.
@@ -105,6 +93,18 @@ class Trace {
   };
   std::vector<OpenSlot> slots_;
   std::vector<std::shared_ptr<MemberCore>> members_;
+};
+
+// Makes a trace the current one of this thread while it lives.
+class TraceScope {
+ public:
+  explicit TraceScope(Trace* trace);
+  ~TraceScope();
+  TraceScope(const TraceScope&) = delete;
+  TraceScope& operator=(const TraceScope&) = delete;
+
+ private:
+  Trace* const outer_;
 };
 
 }  // namespace internal

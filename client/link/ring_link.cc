@@ -107,9 +107,10 @@ class RingLink : public RpcLink {
                     absl::Duration timeout) override {
     CHORUS_ASSIGN_OR_RETURN(const Found found, Find(tensor, bytes, timeout, /*keep=*/false));
     std::memcpy(out, found.data, static_cast<size_t>(bytes));
-    // A run that was given the tensor may have written there meanwhile: its name tells before.
+    // A run that was given the tensor may have written there meanwhile: its name tells before, and
+    // is looked at, not waited for.
     std::atomic_thread_fence(std::memory_order_acquire);
-    return Await(tensor, CompletionWaiter::Until::kReadable, timeout).status();
+    return StillThere(tensor);
   }
   absl::StatusOr<const char*> MapTensor(TensorId tensor, Sequence, int64_t bytes,
                                         absl::Duration timeout) override {
@@ -172,6 +173,14 @@ class RingLink : public RpcLink {
     CHORUS_RETURN_IF_ERROR(record.status());
     if (record->state == TensorState::kFailed) return FetchError(record->code, record->error);
     return record;
+  }
+
+  // The error of a tensor that was there and has failed since.
+  absl::Status StillThere(TensorId tensor) {
+    const absl::StatusOr<TensorRecord> record = waiter_.Tensor(tensor);
+    CHORUS_RETURN_IF_ERROR(record.status());
+    if (record->state == TensorState::kFailed) return FetchError(record->code, record->error);
+    return absl::OkStatus();
   }
 
   // Where a readable tensor's bytes are, as long as this is held; with `keep`, as long as the

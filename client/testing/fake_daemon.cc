@@ -874,6 +874,10 @@ class FakeLink : public Link {
     });
   }
   absl::StatusOr<bool> WaitTensor(TensorId id, Sequence producer, absl::Duration timeout) override {
+    {
+      MutexLock lock(&daemon_->mutex);
+      ++daemon_->counts.tensor_waits;
+    }
     const absl::Status status =
         Await(timeout, [&](FakeLinkState& state) -> absl::optional<absl::Status> {
           const FakeTensor& tensor = state.Tensor(id.slot);

@@ -43,6 +43,7 @@ class FakeDaemon {
     int drops_abandoned = 0;
     int drops_consumed = 0;
     int released_tensors = 0;
+    int tensor_waits = 0;
   };
   Counts counts() const;
   // Tape entries that are live.
