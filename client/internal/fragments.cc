@@ -94,7 +94,7 @@ RunDraft Fragment::TakeDraft(int device_count) {
   RunDraft draft;
   Graph graph;
   graph.num_device_slots = device_count;
-  std::vector<int32_t> input_number(inputs_.size(), -1);
+  std::vector<ValueIndex> input_number(inputs_.size(), -1);
   for (size_t n = 0; n < nodes.size(); ++n) {
     if (!kept[n]) continue;
     for (const ValueIndex input : nodes[n].spec.inputs) {

@@ -247,7 +247,7 @@ class Tape {
   // -1: not on this tape.
   ValueIndex Find(const Tensor& tensor) const {
     const auto found = numbers_.find(NameOf(EdgeTo(tensor, trace_, false)));
-    return found == numbers_.end() ? -1 : found->second;
+    return found == numbers_.end() ? ValueIndex() : found->second;
   }
   // As Find, and numbers what is not there yet.
   ValueIndex FindOrAdd(const Tensor& tensor) {

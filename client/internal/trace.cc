@@ -27,7 +27,7 @@ void DropExtras(Graph* graph, const std::vector<bool>& recorded) {
     if (recorded[n] && !node.collective->wants_grad) {
       kept = NumVisibleOutputs(*node.collective, outputs);
     }
-    for (int o = 0; o < outputs; ++o) number[before++] = o < kept ? after++ : -1;
+    for (int o = 0; o < outputs; ++o) number[before++] = o < kept ? after++ : ValueIndex();
     node.outputs.resize(static_cast<size_t>(kept));
   }
   for (GraphOutput& output : graph->outputs) output.value = number[output.value];

@@ -33,6 +33,8 @@ class IndexedVector {
 
   size_t size() const { return items_.size(); }
   bool empty() const { return items_.empty(); }
+  size_t capacity() const { return items_.capacity(); }
+  void reserve(size_t size) { items_.reserve(size); }
   void resize(size_t size) { items_.resize(size); }
   // The new element's index.
   Index push_back(T item) {

@@ -42,7 +42,7 @@ struct Participation {
   bool leads_to_collective = false;
   bool leads_to_leaf = false;
   std::vector<int32_t> after;  // earlier participations of this run whose result this one needs
-  int32_t node = 0;            // in the graph, for the plan
+  NodeIndex node = 0;          // for the plan
   std::string source;          // trainer's file:line
   // LabelOf, made once for all runs, where the operand leads anywhere.
   std::shared_ptr<const PartLabel> label;

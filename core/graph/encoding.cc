@@ -26,14 +26,10 @@ constexpr uint8_t kHasPart = 8;
 
 // --- Encoding ---
 
-void PutInts(absl::Span<const int64_t> values, ByteWriter* out) {
+template <typename Int>
+void PutInts(const std::vector<Int>& values, ByteWriter* out) {
   out->PutVarint(values.size());
-  for (const int64_t value : values) out->PutSigned(value);
-}
-
-void PutInts(absl::Span<const int32_t> values, ByteWriter* out) {
-  out->PutVarint(values.size());
-  for (const int32_t value : values) out->PutSigned(value);
+  for (const Int value : values) out->PutSigned(value);
 }
 
 void EncodeAttribute(const Attribute& attribute, ByteWriter* out) {
@@ -249,8 +245,9 @@ class Decoder {
     return values;
   }
 
-  std::vector<int32_t> GetInts32() {
-    std::vector<int32_t> values;
+  template <typename Int>
+  std::vector<Int> GetInts32() {
+    std::vector<Int> values;
     const size_t count = GetRoom(1, &values);
     for (size_t i = 0; i < count && in_.ok(); ++i) values.push_back(GetInt32());
     return values;
@@ -318,7 +315,7 @@ class Decoder {
     node.version = GetInt32();
     const size_t attributes = GetRoom(3, &node.attributes);
     for (size_t i = 0; i < attributes && in_.ok(); ++i) node.attributes.push_back(GetAttribute());
-    node.inputs = GetInts32();
+    node.inputs = GetInts32<ValueIndex>();
     const size_t outputs = GetRoom(3, &node.outputs);
     for (size_t i = 0; i < outputs && in_.ok(); ++i) node.outputs.push_back(GetType());
     node.device_slot = GetInt32();
@@ -333,7 +330,7 @@ class Decoder {
     slot.size = GetInt32();
     const size_t held = GetRoom(1, &slot.held);
     for (size_t i = 0; i < held && in_.ok(); ++i) slot.held.emplace_back(GetInt32());
-    slot.device_slots = GetInts32();
+    slot.device_slots = GetInts32<int32_t>();
     return slot;
   }
 

@@ -68,9 +68,9 @@ int32_t Graph::num_values() const {
   return static_cast<int32_t>(count);
 }
 
-ValueIndex Graph::ValueOf(int32_t node, int32_t output) const {
+ValueIndex Graph::ValueOf(NodeIndex node, int32_t output) const {
   size_t value = inputs.size();
-  for (int32_t i = 0; i < node; ++i) value += nodes[i].outputs.size();
+  for (NodeIndex i = 0; i < node; ++i) value += nodes[i].outputs.size();
   return static_cast<ValueIndex>(value) + output;
 }
 
@@ -82,15 +82,15 @@ ValueTable::ValueTable(const Graph& graph) {
   first_output_.reserve(graph.nodes.size());
   for (const GraphInput& input : graph.inputs) {
     types_.push_back(&input.type);
-    producer_.push_back(-1);
+    producer_.push_back(NodeIndex());
     device_slot_.push_back(input.device_slot);
   }
-  for (size_t n = 0; n < graph.nodes.size(); ++n) {
-    first_output_.push_back(static_cast<ValueIndex>(types_.size()));
-    for (const TensorType& type : graph.nodes[n].outputs) {
+  for (const Node& node : graph.nodes) {
+    const NodeIndex producer = first_output_.push_back(static_cast<ValueIndex>(types_.size()));
+    for (const TensorType& type : node.outputs) {
       types_.push_back(&type);
-      producer_.push_back(static_cast<int32_t>(n));
-      device_slot_.push_back(graph.nodes[n].device_slot);
+      producer_.push_back(producer);
+      device_slot_.push_back(node.device_slot);
     }
   }
 }
@@ -108,7 +108,7 @@ std::string DebugString(const Graph& graph) {
                       [](std::string* out, GroupRank rank) { absl::StrAppend(out, rank.value()); }),
         "] devices=[", absl::StrJoin(slot.device_slots, ","), "]\n");
   }
-  ValueIndex value = 0;
+  int32_t value = 0;
   for (const GraphInput& input : graph.inputs) {
     absl::StrAppend(&text, "%", value++, ": ", input.type.ToString(), " = input");
     if (input.role != InputRole::kData) {
@@ -126,7 +126,7 @@ std::string DebugString(const Graph& graph) {
     }
     absl::StrAppend(&text, node.outputs.empty() ? "" : " = ", node.op, "(");
     for (size_t i = 0; i < node.inputs.size(); ++i) {
-      absl::StrAppend(&text, i == 0 ? "" : ", ", "%", node.inputs[i]);
+      absl::StrAppend(&text, i == 0 ? "" : ", ", "%", node.inputs[i].value());
     }
     text += ")";
     for (const Attribute& attribute : node.attributes) {
@@ -138,7 +138,7 @@ std::string DebugString(const Graph& graph) {
     text += "\n";
   }
   for (const GraphOutput& output : graph.outputs) {
-    absl::StrAppend(&text, "output %", output.value);
+    absl::StrAppend(&text, "output %", output.value.value());
     if (output.may_alias >= 0) absl::StrAppend(&text, " may_alias=", output.may_alias);
     text += "\n";
   }

@@ -18,12 +18,16 @@
 #include "absl/types/span.h"
 #include "absl/types/variant.h"
 #include "core/base/ids.h"
+#include "core/base/index.h"
+#include "core/base/indexed_vector.h"
 #include "core/graph/collective_kind.h"
 #include "core/tensor/type.h"
 
 namespace chorus {
 
-using ValueIndex = int32_t;
+// A node in its graph, in program order; a value. Negative: none.
+using NodeIndex = Index<struct NodeIndexTag>;
+using ValueIndex = Index<struct ValueIndexTag>;
 
 // A small named constant of a node: an axis list, a scale, a permutation.
 using AttributeValue = absl::variant<int64_t, double, std::vector<int64_t>, std::string>;
@@ -132,7 +136,7 @@ struct SizeRule {
     kCount = 1,                // Collective::counts[element]
     kRuntimeCountMaximum = 2,  // Collective::runtime_count_maximum
   };
-  int32_t node = 0;
+  NodeIndex node = 0;
   Place place = Place::kAttribute;
   int32_t attribute = 0;
   int32_t element = 0;
@@ -160,7 +164,7 @@ struct Graph {
 
   int32_t num_values() const;
   // Value number of output `output` of node `node`. Linear in nodes; ValueTable is for loops.
-  ValueIndex ValueOf(int32_t node, int32_t output) const;
+  ValueIndex ValueOf(NodeIndex node, int32_t output) const;
 
   // Field by field, sources included.
   friend bool operator==(const Graph& a, const Graph& b);
@@ -171,16 +175,16 @@ class ValueTable {
  public:
   explicit ValueTable(const Graph& graph);
   const TensorType& type(ValueIndex v) const { return *types_[v]; }
-  int32_t producer(ValueIndex v) const { return producer_[v]; }  // node, or -1 for an input
+  NodeIndex producer(ValueIndex v) const { return producer_[v]; }  // none: an input
   int32_t device_slot(ValueIndex v) const { return device_slot_[v]; }
-  ValueIndex first_output(int32_t node) const { return first_output_[node]; }
+  ValueIndex first_output(NodeIndex node) const { return first_output_[node]; }
   int32_t size() const { return static_cast<int32_t>(types_.size()); }
 
  private:
-  std::vector<const TensorType*> types_;
-  std::vector<int32_t> producer_;
-  std::vector<int32_t> device_slot_;
-  std::vector<ValueIndex> first_output_;
+  IndexedVector<ValueIndex, const TensorType*> types_;
+  IndexedVector<ValueIndex, NodeIndex> producer_;
+  IndexedVector<ValueIndex, int32_t> device_slot_;
+  IndexedVector<NodeIndex, ValueIndex> first_output_;
 };
 
 struct Hash128 {

@@ -377,8 +377,8 @@ absl::StatusOr<bool> Preparer::FollowOrder(RunState* run, const std::vector<int3
         follows, graphs_->MakeInOrder(run->graph, order, ClientOf(*run), std::move(made)));
     if (follows == nullptr) return false;
   }
-  const std::vector<BufferSpec>& before = run->plan->plan.buffers;
-  const std::vector<BufferSpec>& after = follows->plan.buffers;
+  const auto& before = run->plan->plan.buffers;
+  const auto& after = follows->plan.buffers;
   const auto is_workspace = [](const BufferSpec& spec) {
     return spec.kind == BufferSpec::Kind::kWorkspace;
   };

@@ -46,8 +46,8 @@ absl::StatusOr<std::vector<ValueIndex>> GraphBuilder::Emit(NodeSpec spec) {
   inputs.reserve(spec.inputs.size());
   for (const ValueIndex value : spec.inputs) {
     if (value < 0 || value >= static_cast<ValueIndex>(types_.size())) {
-      return Malformed(
-          absl::StrCat(spec.op, ": value ", value, " is none of the ", types_.size(), " so far"));
+      return Malformed(absl::StrCat(spec.op, ": value ", value.value(), " is none of the ",
+                                    types_.size(), " so far"));
     }
     inputs.push_back(&types_[value]);
   }

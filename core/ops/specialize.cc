@@ -22,7 +22,7 @@ absl::Status Bad(absl::string_view what, absl::string_view expected, absl::strin
 // The number that a rule is about; null: there is none such.
 const int64_t* Find(const SizeRule& rule, const Graph& graph) {
   if (rule.node < 0 || static_cast<size_t>(rule.node) >= graph.nodes.size()) return nullptr;
-  const Node& node = graph.nodes[static_cast<size_t>(rule.node)];
+  const Node& node = graph.nodes[rule.node];
   const auto within = [](int32_t i, size_t size) {
     return i >= 0 && static_cast<size_t>(i) < size;
   };
@@ -99,7 +99,7 @@ absl::StatusOr<std::vector<int64_t>> CheckSymbols(const Graph& graph) {
     if (number == nullptr) {
       return Bad(what, "an integer of a node",
                  absl::StrCat("place ", static_cast<int>(rule.place), ", number ", rule.attribute,
-                              ", element ", rule.element, " of node ", rule.node));
+                              ", element ", rule.element, " of node ", rule.node.value()));
     }
     int64_t at_maximum = 0;
     const bool fits =
@@ -131,7 +131,7 @@ absl::StatusOr<Graph> Specialize(const Graph& graph, absl::Span<const int64_t> s
   for (const SizeRule& rule : graph.sizes) {
     int64_t* const number = const_cast<int64_t*>(Find(rule, result));  // `result` is not const
     if (!Evaluate(rule, sizes[static_cast<size_t>(rule.symbol)], number)) {
-      return BadType(absl::StrCat("node ", rule.node, ": ", rule.scale, " * ",
+      return BadType(absl::StrCat("node ", rule.node.value(), ": ", rule.scale, " * ",
                                   sizes[static_cast<size_t>(rule.symbol)], " + ", rule.offset,
                                   " is out of bounds"));
     }

@@ -202,14 +202,15 @@ absl::Status CheckNode(const Graph& graph, const ValueTable& values, int32_t n,
   inputs.reserve(node.inputs.size());
   for (const ValueIndex value : node.inputs) {
     if (value < 0 || value >= values.first_output(n)) {
-      return Bad("input", absl::StrCat("one of the ", values.first_output(n), " values before it"),
-                 absl::StrCat("value ", value));
+      return Bad("input",
+                 absl::StrCat("one of the ", values.first_output(n).value(), " values before it"),
+                 absl::StrCat("value ", value.value()));
     }
     if (values.device_slot(value) != node.device_slot && def != nullptr && !def->crosses_devices) {
       return Bad("input",
                  absl::StrCat("a value on its own device slot, ", node.device_slot,
                               " (copy moves values)"),
-                 absl::StrCat("value ", value, " on slot ", values.device_slot(value)));
+                 absl::StrCat("value ", value.value(), " on slot ", values.device_slot(value)));
     }
     inputs.push_back(&values.type(value));
   }

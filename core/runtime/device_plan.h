@@ -12,10 +12,14 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/optional.h"
+#include "core/base/index.h"
 #include "core/graph/graph.h"
 #include "core/tensor/type.h"
 
 namespace chorus {
+
+// An entry of a launch's buffer table. Negative: none.
+using BufferIndex = Index<struct BufferIndexTag>;
 
 struct DevicePlan {
   static constexpr int kStreams = 2;
@@ -23,7 +27,7 @@ struct DevicePlan {
 
   // An entry of the launch's buffer table, and where in it.
   struct Place {
-    int32_t buffer = -1;  // -1: no memory, address 0
+    BufferIndex buffer;  // none: no memory, address 0
     int64_t offset = 0;
     // Collective outputs that stand in the memory of member `producer`: written (with zeros) only
     // when that member does not take part. -1: always written.

@@ -170,12 +170,13 @@ TEST_P(ExecutorTest, EveryKindOfCollective) {
     b->Barrier();
     AddOutput(b, b->ReduceScatter(gathered));
     const int root = b->size() - 1;
-    const ValueIndex seen = b->Broadcast(b->rank() == root ? b->Op("neg", {made}) : -1, type, root);
+    const ValueIndex seen =
+        b->Broadcast(b->rank() == root ? b->Op("neg", {made}) : ValueIndex(), type, root);
     AddOutput(b, seen);
     AddOutput(b, b->Op("mul", {seen, x}));
     for (const ValueIndex v : b->Reduce(seen, 0)) AddOutput(b, b->Op("neg", {v}));
     // What was broadcast is broadcast on: an operand that stands with another rank.
-    const ValueIndex again = b->Broadcast(b->rank() == 0 ? seen : -1, type, 0);
+    const ValueIndex again = b->Broadcast(b->rank() == 0 ? seen : ValueIndex(), type, 0);
     AddOutput(b, b->Op("add", {again, x}));
   })),
             "");
@@ -440,7 +441,7 @@ void BuildRandom(RankBuilder* b, uint64_t seed, int nodes) {
         break;
       case 1: {
         const ValueIndex v = pick();
-        values[t].push_back(b->Broadcast(b->rank() == root ? v : -1, types[t], root));
+        values[t].push_back(b->Broadcast(b->rank() == root ? v : ValueIndex(), types[t], root));
         break;
       }
       case 2: {

@@ -20,7 +20,7 @@ int64_t MemoryOf(const VoteTemplate& votes) {
 }  // namespace
 
 int64_t MemoryOf(const Plan& plan) {
-  int64_t bytes = static_cast<int64_t>(sizeof(Plan)) + ListBytes(plan.buffers) +
+  int64_t bytes = static_cast<int64_t>(sizeof(Plan)) + ListBytes<BufferSpec>(plan.buffers.size()) +
                   ListBytes(plan.outputs) + ListBytes(plan.equal_groups) +
                   BlockBytes(static_cast<int64_t>(plan.input_may_be_staging.size()) / 8) +
                   ListBytes(plan.operands) + ListBytes(plan.instances) + ListBytes(plan.written) +

@@ -12,8 +12,10 @@
 #include <string>
 #include <vector>
 
+#include "core/base/indexed_vector.h"
 #include "core/collective/vote.h"
 #include "core/graph/graph.h"
+#include "core/runtime/device_plan.h"
 
 namespace chorus {
 
@@ -48,11 +50,11 @@ struct BufferSpec {
 struct Plan {
   // A run of the graph needs these addresses; index = the number that steps use. The graph's inputs
   // come first, in their order.
-  std::vector<BufferSpec> buffers;
+  IndexedVector<BufferIndex, BufferSpec> buffers;
   // Where each graph output stands. Outputs may share a buffer (the same value twice, reshapes),
   // and the buffer may be of any kind but kWorkspace: an output that is just an input stands in it.
   struct Output {
-    int32_t buffer = -1;
+    BufferIndex buffer;
     int64_t offset = 0;
     int64_t bytes = 0;
     int32_t device_slot = 0;  // on which it is produced, and where launches that read it belong
@@ -90,7 +92,7 @@ struct Plan {
       int32_t place = 0;
     };
     std::vector<Leaf> leaves;
-    std::vector<int32_t> results;  // the kOwned buffers that it writes, by place
+    std::vector<BufferIndex> results;  // the kOwned buffers that it writes, by place
     int64_t kernels = 0;
   };
   std::vector<EqualGroup> equal_groups;
@@ -101,7 +103,7 @@ struct Plan {
   // What collectives of this run read: for kPeer entries of other ranks' plans. Operands of moves
   // stand in counted buffers (input, owned, shared, peer), never in a workspace.
   struct Operand {
-    int32_t buffer = -1;
+    BufferIndex buffer;
     int64_t offset = 0;
   };
   std::vector<std::vector<Operand>> operands;  // by participation, by list index

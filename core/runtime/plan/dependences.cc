@@ -16,14 +16,14 @@ Dependences::Dependences(const Graph& graph, const ValueTable& values, int64_t m
       needed_(graph.nodes.size(), false),
       sets_(static_cast<size_t>(values.size())),
       uses_(static_cast<size_t>(values.size()), 0) {
-  for (size_t n = graph.nodes.size(); n-- > 0;) {
+  for (NodeIndex n = static_cast<NodeIndex>(graph.nodes.size()); n-- > 0;) {
     const Node& node = graph.nodes[n];
     if (node.collective.has_value()) needed_[n] = true;
     if (!needed_[n]) continue;
     for (const ValueIndex v : node.inputs) {
-      ++uses_[static_cast<size_t>(v)];
-      const int32_t producer = values.producer(v);
-      if (producer >= 0) needed_[static_cast<size_t>(producer)] = true;
+      ++uses_[v];
+      const NodeIndex producer = values.producer(v);
+      if (producer >= 0) needed_[producer] = true;
     }
   }
 }
@@ -52,12 +52,12 @@ void LeaveOutRepeated(std::vector<Dependences::Set>* sets) {
 
 }  // namespace
 
-absl::StatusOr<Dependences::Set> Dependences::Take(int32_t node,
+absl::StatusOr<Dependences::Set> Dependences::Take(NodeIndex node,
                                                    absl::Span<const Participation> participations) {
   std::vector<Set> sets;
-  for (const ValueIndex v : graph_.nodes[static_cast<size_t>(node)].inputs) {
-    Set& set = sets_[static_cast<size_t>(v)];
-    const bool last_use = --uses_[static_cast<size_t>(v)] == 0;
+  for (const ValueIndex v : graph_.nodes[node].inputs) {
+    Set& set = sets_[v];
+    const bool last_use = --uses_[v] == 0;
     if (set == nullptr) continue;
     sets.push_back(set);
     if (last_use) set = nullptr;
@@ -96,7 +96,7 @@ absl::Status Dependences::Reduce(absl::Span<const Participation> participations,
   CHORUS_RETURN_IF_ERROR(Count((*set)->size() * (*set)->size()));
   const std::vector<int32_t> all((*set)->begin(), (*set)->end());
   for (const int32_t y : all) {
-    const std::vector<int32_t>& before = participations[static_cast<size_t>(y)].after;
+    const std::vector<int32_t>& before = participations[y].after;
     for (const int32_t x : all) {
       if (std::binary_search(before.begin(), before.end(), x)) (*set)->erase(x);
     }
@@ -104,16 +104,16 @@ absl::Status Dependences::Reduce(absl::Span<const Participation> participations,
   return absl::OkStatus();
 }
 
-void Dependences::Give(int32_t node, Set set) {
+void Dependences::Give(NodeIndex node, Set set) {
   if (set == nullptr) return;
-  const auto first = static_cast<size_t>(values_.first_output(node));
-  const size_t outputs = graph_.nodes[static_cast<size_t>(node)].outputs.size();
-  for (size_t v = first; v < first + outputs; ++v) {
+  const ValueIndex first = values_.first_output(node);
+  const auto outputs = static_cast<int32_t>(graph_.nodes[node].outputs.size());
+  for (ValueIndex v = first; v < first + outputs; ++v) {
     if (uses_[v] > 0) sets_[v] = set;
   }
 }
 
-void Dependences::GiveOwn(int32_t node, int32_t participation) {
+void Dependences::GiveOwn(NodeIndex node, int32_t participation) {
   auto own = std::make_shared<absl::btree_set<int32_t>>();
   own->insert(participation);
   Give(node, std::move(own));

@@ -13,6 +13,7 @@
 #include "absl/container/btree_set.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "core/base/indexed_vector.h"
 #include "core/collective/vote.h"
 #include "core/graph/graph.h"
 
@@ -31,15 +32,15 @@ class Dependences {
   Dependences(const Graph& graph, const ValueTable& values, int64_t max_work);
 
   // False: no collective needs its results, and nobody Takes or Gives for it.
-  bool IsNeeded(int32_t node) const { return needed_[static_cast<size_t>(node)]; }
+  bool IsNeeded(NodeIndex node) const { return needed_[node]; }
 
   // What the node's inputs depend on; `participations` are those of the nodes before. In short sets
   // what another element waits for itself is left out. kQuota: it is more work than there may be.
-  absl::StatusOr<Set> Take(int32_t node, absl::Span<const Participation> participations);
+  absl::StatusOr<Set> Take(NodeIndex node, absl::Span<const Participation> participations);
   // Of each of the node's outputs.
-  void Give(int32_t node, Set set);
+  void Give(NodeIndex node, Set set);
   // Of a collective, whose outputs depend on its own participation alone.
-  void GiveOwn(int32_t node, int32_t participation);
+  void GiveOwn(NodeIndex node, int32_t participation);
 
   int64_t work() const { return work_; }
 
@@ -51,9 +52,9 @@ class Dependences {
   const ValueTable& values_;
   const int64_t max_work_;
   int64_t work_ = 0;
-  std::vector<bool> needed_;   // by node: it is a collective, or leads to one
-  std::vector<Set> sets_;      // by value
-  std::vector<int32_t> uses_;  // by value: by needed nodes that are still to come
+  IndexedVector<NodeIndex, bool> needed_;  // it is a collective, or leads to one
+  IndexedVector<ValueIndex, Set> sets_;
+  IndexedVector<ValueIndex, int32_t> uses_;  // by needed nodes that are still to come
 };
 
 }  // namespace chorus::planning

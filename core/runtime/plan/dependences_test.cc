@@ -78,20 +78,20 @@ TEST(DependencesTest, AreThoseOfTheDefinition) {
   for (int round = 0; round < 300; ++round) {
     Graph graph;
     graph.inputs.resize(2);
-    ValueIndex values = 2;
+    int32_t values = 2;
     const int nodes = 1 + static_cast<int>(random() % 150);
     // Few collectives give long local chains, few near inputs long sets.
     const uint32_t collectives = 2 + random() % 6;
-    const ValueIndex reach = 1 + static_cast<ValueIndex>(random() % 60);
+    const int32_t reach = 1 + static_cast<int32_t>(random() % 60);
     for (int n = 0; n < nodes; ++n) {
       Node node;
       for (uint32_t i = random() % 4; i > 0; --i) {
-        const ValueIndex back = 1 + static_cast<ValueIndex>(random() % 60) % reach;
+        const int32_t back = 1 + static_cast<int32_t>(random() % 60) % reach;
         node.inputs.push_back(std::max(values - back, 0));
       }
       if (random() % collectives == 0) node.collective = Collective();
       node.outputs.resize(random() % 3);
-      values += static_cast<ValueIndex>(node.outputs.size());
+      values += static_cast<int32_t>(node.outputs.size());
       graph.nodes.push_back(node);
     }
     const Found found = Find(graph);

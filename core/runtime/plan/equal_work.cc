@@ -134,7 +134,7 @@ void TakeCandidate(Candidate* candidate, PlanState* state) {
     candidate->graph.outputs.push_back(output);
     state->values[v].equal_group = index;
     state->values[v].equal_place = static_cast<int32_t>(group.results.size());
-    group.results.push_back(-1);
+    group.results.emplace_back();
   }
   for (const NodeIndex n : candidate->kernels) state->nodes[n].equal_group = index;
   group.hash = HashGraph(candidate->graph);

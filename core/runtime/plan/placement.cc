@@ -21,8 +21,7 @@ BufferSpec SpecOf(const PlanState& state, BufferSpec::Kind kind, ValueIndex v) {
 }
 
 void AddBuffer(const BufferSpec& spec, ValueIndex v, PlanState* state) {
-  state->values[v].buffer = static_cast<BufferIndex>(state->plan.buffers.size());
-  state->plan.buffers.push_back(spec);
+  state->values[v].buffer = state->plan.buffers.push_back(spec);
 }
 
 // Output `i` of a live node, which is the root of its memory.

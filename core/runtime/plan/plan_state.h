@@ -19,9 +19,6 @@
 
 namespace chorus::planning {
 
-using NodeIndex = int32_t;
-using BufferIndex = int32_t;
-
 // How a node is executed.
 enum class Form : uint8_t {
   kKernel,
@@ -43,13 +40,13 @@ struct NodeState {
 // Values that share memory have one root, which stands for it.
 struct ValueState {
   bool used = false;  // by a live node or as an output
-  ValueIndex root = -1;
+  ValueIndex root;
   int64_t offset = 0;  // in its root, bytes; of a root: in its buffer
   // The member whose operand it is, and which of them (share_results); then it stands there.
   int32_t list_member = -1;
   int32_t list_index = 0;
   // The result of whose slice it is an operand: it is produced there.
-  ValueIndex slice_of = -1;
+  ValueIndex slice_of;
   // Of roots:
   bool counted = false;  // must not stand in a workspace
   bool is_output = false;
@@ -58,7 +55,7 @@ struct ValueState {
   int32_t equal_place = 0;
   int32_t last_use = -1;  // position in the order of the last node that touches it
   bool in_workspace = false;
-  BufferIndex buffer = -1;  // else
+  BufferIndex buffer;  // else
 };
 
 struct PlanState {

@@ -29,7 +29,7 @@ struct Scheduled {
 struct Slot {
   DevicePlan plan;
   Workspace workspace;
-  BufferIndex workspace_buffer = -1;
+  BufferIndex workspace_buffer;
   // The last step of the other stream that each stream has waited for.
   int32_t known[DevicePlan::kStreams] = {-1, -1};
   std::vector<int32_t> waits_for;  // by step: a step of the other stream, or -1
@@ -162,8 +162,7 @@ class Scheduler {
     BufferSpec spec;
     spec.kind = BufferSpec::Kind::kWorkspace;
     spec.device_slot = slot_index;
-    plan_.buffers.push_back(spec);
-    return static_cast<BufferIndex>(plan_.buffers.size()) - 1;
+    return plan_.buffers.push_back(spec);
   }
 
   // Gives back what nobody touches after the node at `position` of the order.

@@ -56,10 +56,10 @@ absl::Status TooManyDependences(const Node& node, NodeIndex n, int64_t most, int
   Error error(Reason::kQuota);
   error.op = Printable(node.op);
   error.source = Printable(node.source);
-  error.message =
-      absl::StrCat("node ", n, " (", error.op, error.source.empty() ? "" : " at ", error.source,
-                   "): which of the graph's collectives need which others: expected at most ", most,
-                   " pairs, got ", got, " or more");
+  error.message = absl::StrCat(
+      "node ", n.value(), " (", error.op, error.source.empty() ? "" : " at ", error.source,
+      "): which of the graph's collectives need which others: expected at most ", most,
+      " pairs, got ", got, " or more");
   return ToStatus(error);
 }
 
