@@ -1,5 +1,5 @@
 // Arithmetic and functions of tensors, comparisons, selection, conversion, reductions and random
-// numbers: more local ops (see client/chorus.h, which has the first ones). docs/ops.md has them
+// numbers: more local ops (see chorus/math.h, which has the first ones). docs/ops.md has them
 // all.
 //
 // Shapes of operands broadcast as usual; dtypes and devices must be equal. An Operand is a tensor,

@@ -1,5 +1,5 @@
 // What classifiers and look-ups are made of: softmax, cross-entropy, one-hot, elements by index.
-// All are recorded and differentiated like the local ops of client/chorus.h; docs/ops.md has a
+// All are recorded and differentiated like the local ops of chorus/math.h; docs/ops.md has a
 // table of all.
 //
 // Axes count from the end where they are negative. Indices and labels are tensors of any integer

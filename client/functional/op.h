@@ -1,7 +1,7 @@
 // Any local op of this build, by its name (docs/ops.md, core/ops): also one that has no function
 // here yet. Eager, compiled and differentiated like the functions.
 //
-// Threads: as those of client/chorus.h. Errors: the tensor carries them: INVALID_ARGUMENT
+// Threads: as those of chorus/chorus.h. Errors: the tensor carries them: INVALID_ARGUMENT
 // kBadType for a collective, and for inputs or attributes that the op does not take;
 // UNIMPLEMENTED kUnsupported for a name that is no op of this build.
 #ifndef CHORUS_CLIENT_FUNCTIONAL_OP_H_

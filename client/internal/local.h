@@ -1,4 +1,4 @@
-// What the SDK's functions on local ops have in common: client/functional.cc and
+// What the SDK's functions on local ops have in common: client/math.cc and
 // client/functional/*.cc.
 //
 // Threads: any.

@@ -58,7 +58,8 @@ struct MemberCall {
 };
 std::vector<Results> ApplyCollectives(absl::Span<const MemberCall> calls);
 
-// As in chorus.h, in one of the runs of a call. (Defined with the others, in client/functional.cc.)
+// As in collectives.h, in one of the runs of a call. (Defined with the others, in
+// client/collectives.cc.)
 Tensor AllReduceIn(CallInRuns* runs, const Tensor& x, const Group& group, const ReduceOp& op,
                    CallSite site);
 Tensor AllGatherIntoTensorIn(CallInRuns* runs, const Tensor& x, const Group& group, CallSite site);

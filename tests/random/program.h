@@ -109,7 +109,7 @@ enum class Op {
   kGatherRagged,
   kScatterRagged,
   kReduceScatterRagged,
-  // Of client/parallel.h: one call for all devices of a group of devices, `root` the one that has
+  // Of chorus/parallel.h: one call for all devices of a group of devices, `root` the one that has
   // or gets. ints: rows of pieces.
   kDevicesBroadcast,
   kDevicesReduceAdd,
