@@ -48,6 +48,10 @@ extern "C" int clock_gettime(clockid_t clock, timespec* time) noexcept {
   const int64_t nanos = time->tv_nsec + of_clock.load(std::memory_order_relaxed);
   time->tv_sec += nanos / kSecond;
   time->tv_nsec = nanos % kSecond;
+  if (time->tv_nsec < 0) {  // set back
+    time->tv_nsec += kSecond;
+    --time->tv_sec;
+  }
   return 0;
 }
 

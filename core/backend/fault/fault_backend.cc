@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/optional.h"
 #include "core/backend/collective_work.h"
+#include "core/base/clock.h"
 #include "core/base/error.h"
 #include "core/base/mutex.h"
 
@@ -174,10 +175,10 @@ class Core {
     if (item->fault->effect == Effect::kDelay) {
       if (!item->delayed) {
         item->delayed = true;
-        item->not_before = absl::Now() + item->fault->delay;
+        item->not_before = SteadyNow() + item->fault->delay;
         changed_.SignalAll();
       }
-      return absl::Now() >= item->not_before;
+      return SteadyNow() >= item->not_before;
     }
     return true;
   }
@@ -262,15 +263,15 @@ class Core {
         const Item& item = stream->items.front();
         if (item.delayed) next = std::min(next, item.not_before);
       }
-      if (absl::Now() >= next) {
+      if (SteadyNow() >= next) {
         if (!forwarding_) {
           Forward();
           continue;
         }
-        next = absl::Now() + absl::Milliseconds(1);  // whoever forwards may have passed it over
+        next = SteadyNow() + absl::Milliseconds(1);  // whoever forwards may have passed it over
         again_ = true;
       }
-      changed_.WaitFor(&mutex_, next - absl::Now());
+      changed_.WaitFor(&mutex_, next - SteadyNow());
     }
   }
 

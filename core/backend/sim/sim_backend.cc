@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/backend/sim/sim_memory.h"
 #include "core/backend/stream_engine.h"
+#include "core/base/clock.h"
 #include "core/base/error.h"
 
 namespace chorus {
@@ -65,14 +66,14 @@ class SimEngine : public StreamEngine {
   // Lets the program go on for as long as it keeps enqueuing, within patience_. Work that is ready
   // anyway is not what the program is waiting for; a lone starved stream may well be.
   void Hold() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    const absl::Time end = absl::Now() + patience_;
+    const absl::Time end = SteadyNow() + patience_;
     const absl::Duration quiet = patience_ / 8;
-    while (!stopping_ && absl::Now() < end) {
+    while (!stopping_ && SteadyNow() < end) {
       const uint64_t before = enqueued_;
       if (before == held_at_) return;  // nothing new since the last time
-      const absl::Time until = std::min(end, absl::Now() + quiet);
-      while (!stopping_ && absl::Now() < until) {
-        changed_.WaitFor(&mutex_, until - absl::Now());
+      const absl::Time until = std::min(end, SteadyNow() + quiet);
+      while (!stopping_ && SteadyNow() < until) {
+        changed_.WaitFor(&mutex_, until - SteadyNow());
       }
       if (enqueued_ == before) break;
     }
