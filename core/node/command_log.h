@@ -35,7 +35,7 @@ class CommandLog {
   static constexpr int64_t kKeptOutcomes = 1024;
   static constexpr size_t kMaxHeldFrames = 1024;
   // Taken from one log before other sessions have their turn.
-  static constexpr int kFramesPerTurn = 32;
+  static constexpr int kFramesPerTurn = 8;
 
   // What the logs of a node have in common. All outlive them.
   struct Shared {

@@ -15,7 +15,7 @@ namespace {
 
 // Taken from one ring before the next is looked at: a long frame, such as a release of thousands of
 // names, takes as long as many short ones.
-constexpr size_t kBytesPerTurn = 16 << 10;
+constexpr size_t kBytesPerTurn = 4 << 10;
 // A look at a ring is a miss of the caches, so those that have been silent for so long are looked
 // at less often: so many of them each time.
 constexpr absl::Duration kQuietAfter = absl::Seconds(1);

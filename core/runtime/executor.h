@@ -41,7 +41,7 @@ class Executor {
   // enqueued, so that the caller has time for others, and true is returned: then Continue(), the
   // next slice, must be called until it returns false. What must come behind waits inside, in the
   // order of the calls.
-  static constexpr int64_t kSliceSteps = 256;
+  static constexpr int64_t kSliceSteps = 64;
   virtual bool Launch(absl::string_view launch) = 0;
   virtual bool Continue() = 0;
   // Copies between host memory and the device, on a stream of their own beside the launches' work.
