@@ -26,11 +26,10 @@ int RunBurnerHelper(const std::vector<std::string>& busy) {
     }
     if (part == 0) continue;
     threads.emplace_back([part] {
-      for (int64_t begin = NowNanos();; begin += kPeriod) {
-        const int64_t until = begin + static_cast<int64_t>(part * kPeriod);
-        // Processor time, as far as it gets it: what it has missed it does not make up for.
-        if (NowNanos() > begin + kPeriod) begin = NowNanos();
-        while (NowNanos() < until) {
+      const auto busy_for = static_cast<int64_t>(part * kPeriod);
+      while (true) {
+        const int64_t begin = NowNanos();
+        while (NowNanos() < begin + busy_for) {
         }
         if (const int64_t left = begin + kPeriod - NowNanos(); left > 0) Pause(left);
       }

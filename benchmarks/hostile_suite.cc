@@ -1,7 +1,6 @@
 #include <signal.h>
 
 #include <algorithm>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,34 +16,11 @@ namespace chorus {
 namespace bench {
 namespace {
 
-constexpr int kRanks = 2;
-
-// A daemon with two ranks that all_reduce, and somebody beside them who stands still between the
-// rounds.
+// A pair, and somebody beside them who stands still between the rounds.
 struct Beside {
-  // Gone after everything that uses it.
-  std::unique_ptr<ScratchDirectory> scratch;
-  std::unique_ptr<Daemon> daemon;
-  std::unique_ptr<Job> job;
+  WorkingPair pair;
   Process other;
 };
-
-Task SmallAllReduce() {
-  Task task;
-  task.op = "all_reduce_mapped";
-  task.bytes = 4;
-  return task;
-}
-
-absl::StatusOr<Beside> StartBeside(const Context& context) {
-  Beside b;
-  b.scratch = std::make_unique<ScratchDirectory>();
-  CHORUS_ASSIGN_OR_RETURN(b.daemon, Daemon::Start(context.daemon_program, *b.scratch,
-                                                  {absl::StrCat("--host_devices=", kRanks)}));
-  CHORUS_ASSIGN_OR_RETURN(b.job, Job::Start(*b.scratch, *b.daemon, kRanks));
-  CHORUS_RETURN_IF_ERROR(RunJob(b.job.get(), SmallAllReduce(), 100).status());
-  return b;
-}
 
 // Starts the attack, and says for what part of the time it keeps processors busy: its own process
 // one, the daemon's node thread and what works for it others.
@@ -53,9 +29,10 @@ absl::StatusOr<std::vector<double>> StartAttack(const Context& context, const st
   const int64_t span = context.effort == Effort::kSmoke ? 50000000 : 1000000000;
   CHORUS_ASSIGN_OR_RETURN(
       beside->other,
-      Process::Start({context.attack_program, beside->daemon->address(), attack, "again"}, {}));
+      Process::Start({context.attack_program, beside->pair.daemon->address(), attack, "again"},
+                     {}));
   Pause(span / 2);  // it has begun
-  const pid_t pids[] = {beside->other.pid(), beside->daemon->pid()};
+  const pid_t pids[] = {beside->other.pid(), beside->pair.daemon->pid()};
   int64_t used[2];
   for (int i = 0; i < 2; ++i) {
     CHORUS_ASSIGN_OR_RETURN(used[i], CpuNanosOf(pids[i]));
@@ -76,7 +53,7 @@ absl::StatusOr<std::vector<double>> StartAttack(const Context& context, const st
 Contender WithOther(const std::string& name, Role role, const Beside& beside) {
   const auto run = [&beside](int64_t iterations) {
     beside.other.Signal(SIGCONT);
-    auto samples = RunJob(beside.job.get(), SmallAllReduce(), iterations);
+    auto samples = RunJob(beside.pair.job.get(), WorkingPair::SmallAllReduce(), iterations);
     beside.other.Stop();
     return samples;
   };
@@ -91,8 +68,11 @@ double WorstOf(const Measured& measured) {
 }
 
 absl::Status MeasureBeside(const Context& context, const std::string& attack) {
-  CHORUS_ASSIGN_OR_RETURN(Beside attacked, StartBeside(context));
-  CHORUS_ASSIGN_OR_RETURN(Beside left_alone, StartBeside(context));
+  Beside attacked;
+  Beside left_alone;
+  for (Beside* beside : {&attacked, &left_alone}) {
+    CHORUS_ASSIGN_OR_RETURN(beside->pair, WorkingPair::Start(context));
+  }
   CHORUS_ASSIGN_OR_RETURN(const std::vector<double> busy, StartAttack(context, attack, &attacked));
   CHORUS_ASSIGN_OR_RETURN(left_alone.other, StartBurner(busy));
   left_alone.other.Stop();
@@ -121,8 +101,8 @@ absl::Status MeasureBeside(const Context& context, const std::string& attack) {
   Case c;
   c.benchmark = "hostile";
   c.what = "all_reduce beside " + attack;
-  c.ranks = kRanks;
-  c.bytes = SmallAllReduce().bytes;
+  c.ranks = WorkingPair::kRanks;
+  c.bytes = WorkingPair::SmallAllReduce().bytes;
   context.report->Add(c, std::move(measured));
   context.Show();
   return absl::OkStatus();

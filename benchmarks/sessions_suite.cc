@@ -8,24 +8,12 @@ namespace chorus {
 namespace bench {
 namespace {
 
-constexpr int kRanks = 2;
-
-// A daemon with two ranks that all_reduce, beside so many sessions that do nothing.
+// A pair beside so many sessions that do nothing.
 struct Neighbours {
   int sessions = 0;
-  // Gone after everything that uses it.
-  std::unique_ptr<ScratchDirectory> scratch;
-  std::unique_ptr<Daemon> daemon;
-  std::unique_ptr<Job> job;
+  WorkingPair pair;
   std::unique_ptr<IdleSessions> idle;
 };
-
-Task SmallAllReduce() {
-  Task task;
-  task.op = "all_reduce_mapped";
-  task.bytes = 4;
-  return task;
-}
 
 std::string Beside(int sessions) { return absl::StrCat("sessions: ", sessions, " idle, "); }
 
@@ -33,17 +21,12 @@ std::string Beside(int sessions) { return absl::StrCat("sessions: ", sessions, "
 absl::StatusOr<Neighbours> StartBeside(const Context& context, int sessions) {
   Neighbours n;
   n.sessions = sessions;
-  n.scratch = std::make_unique<ScratchDirectory>();
-  CHORUS_ASSIGN_OR_RETURN(n.daemon, Daemon::Start(context.daemon_program, *n.scratch,
-                                                  {absl::StrCat("--host_devices=", kRanks)}));
-  CHORUS_ASSIGN_OR_RETURN(n.job, Job::Start(*n.scratch, *n.daemon, kRanks));
-  CHORUS_ASSIGN_OR_RETURN(n.idle, IdleSessions::Start(*n.scratch, *n.daemon));
-  // What the daemon takes for being in use at all is there from now on.
-  CHORUS_RETURN_IF_ERROR(RunJob(n.job.get(), SmallAllReduce(), 100).status());
+  CHORUS_ASSIGN_OR_RETURN(n.pair, WorkingPair::Start(context));
+  CHORUS_ASSIGN_OR_RETURN(n.idle, IdleSessions::Start(*n.pair.scratch, *n.pair.daemon));
   if (sessions == 0) return n;
-  CHORUS_ASSIGN_OR_RETURN(const int64_t before, ResidentBytesOf(n.daemon->pid()));
+  CHORUS_ASSIGN_OR_RETURN(const int64_t before, ResidentBytesOf(n.pair.daemon->pid()));
   CHORUS_ASSIGN_OR_RETURN(std::vector<double> opening, n.idle->Open(sessions));
-  CHORUS_ASSIGN_OR_RETURN(const int64_t after, ResidentBytesOf(n.daemon->pid()));
+  CHORUS_ASSIGN_OR_RETURN(const int64_t after, ResidentBytesOf(n.pair.daemon->pid()));
   Goal goal;
   goal.what = Beside(sessions) + "memory of the daemon for each";
   goal.limit = 64;
@@ -68,7 +51,7 @@ absl::Status MeasureIdle(const Context& context, const std::vector<Neighbours>& 
   Pause(span / 10);
   std::vector<int64_t> before;
   for (const Neighbours& n : all) {
-    for (const pid_t pid : {n.daemon->pid(), n.idle->pid()}) {
+    for (const pid_t pid : {n.pair.daemon->pid(), n.idle->pid()}) {
       CHORUS_ASSIGN_OR_RETURN(const int64_t cpu, CpuNanosOf(pid));
       before.push_back(cpu);
     }
@@ -79,7 +62,7 @@ absl::Status MeasureIdle(const Context& context, const std::vector<Neighbours>& 
     Goal goal;
     goal.limit = 0.1;
     goal.unit = " %";
-    CHORUS_ASSIGN_OR_RETURN(const int64_t daemon, CpuNanosOf(n.daemon->pid()));
+    CHORUS_ASSIGN_OR_RETURN(const int64_t daemon, CpuNanosOf(n.pair.daemon->pid()));
     goal.what = Beside(n.sessions) + "processor time of the daemon";
     goal.value = 100 * static_cast<double>(daemon - *then++) / span;
     context.report->AddGoal(goal);
@@ -94,9 +77,9 @@ absl::Status MeasureIdle(const Context& context, const std::vector<Neighbours>& 
 absl::Status MeasureSmall(const Context& context, const std::vector<Neighbours>& all) {
   std::vector<Contender> contenders;
   for (const Neighbours& n : all) {
-    Job* const job = n.job.get();
+    Job* const job = n.pair.job.get();
     const auto run = [job](int64_t iterations) {
-      return RunJob(job, SmallAllReduce(), iterations);
+      return RunJob(job, WorkingPair::SmallAllReduce(), iterations);
     };
     contenders.push_back({absl::StrCat("beside ", n.sessions, " idle sessions"),
                           n.sessions == 0 ? Role::kFloor : Role::kOurs,
@@ -123,8 +106,8 @@ absl::Status MeasureSmall(const Context& context, const std::vector<Neighbours>&
   Case c;
   c.benchmark = "sessions";
   c.what = "all_reduce";
-  c.ranks = kRanks;
-  c.bytes = SmallAllReduce().bytes;
+  c.ranks = WorkingPair::kRanks;
+  c.bytes = WorkingPair::SmallAllReduce().bytes;
   context.report->Add(c, std::move(measured));
   context.Show();
   return absl::OkStatus();

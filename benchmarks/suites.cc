@@ -124,5 +124,22 @@ absl::StatusOr<std::vector<double>> RunJob(Job* job, Task task, int64_t iteratio
   return GroupSamples(outcomes);
 }
 
+Task WorkingPair::SmallAllReduce() {
+  Task task;
+  task.op = "all_reduce_mapped";
+  task.bytes = 4;
+  return task;
+}
+
+absl::StatusOr<WorkingPair> WorkingPair::Start(const Context& context) {
+  WorkingPair pair;
+  pair.scratch = std::make_unique<ScratchDirectory>();
+  CHORUS_ASSIGN_OR_RETURN(pair.daemon, Daemon::Start(context.daemon_program, *pair.scratch,
+                                                     {absl::StrCat("--host_devices=", kRanks)}));
+  CHORUS_ASSIGN_OR_RETURN(pair.job, Job::Start(*pair.scratch, *pair.daemon, kRanks));
+  CHORUS_RETURN_IF_ERROR(RunJob(pair.job.get(), SmallAllReduce(), 100).status());
+  return pair;
+}
+
 }  // namespace bench
 }  // namespace chorus

@@ -63,6 +63,19 @@ void DropHopeless(const std::vector<Measured>& measured, OpenMpi* mpi);
 // One round of a task on all ranks of a job: all their samples.
 absl::StatusOr<std::vector<double>> RunJob(Job* job, Task task, int64_t iterations);
 
+// A daemon of their own with two ranks that all_reduce 4 B, for what is measured beside somebody.
+struct WorkingPair {
+  static constexpr int kRanks = 2;
+  static Task SmallAllReduce();
+  // They have worked once when this returns: what that takes is there.
+  static absl::StatusOr<WorkingPair> Start(const Context& context);
+
+  // Gone after everything that uses it.
+  std::unique_ptr<ScratchDirectory> scratch;
+  std::unique_ptr<Daemon> daemon;
+  std::unique_ptr<Job> job;
+};
+
 // What the machine itself takes: memory traffic, bare hand-offs, a gRPC call.
 absl::Status RunFloor(const Context& context);
 // all_reduce of 4 B to 64 KiB, against the bare hand-off and Open MPI.
