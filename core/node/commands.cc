@@ -26,7 +26,7 @@ absl::Status Commands::Take(const std::shared_ptr<Session>& session, absl::strin
   }
   log.Begin(command.sequence, std::move(done));
   Execute(session, command, frame, now);
-  if (log.holds() && !log.parked()) TakeHeld(session, now);
+  if (log.holds()) TakeHeld(session, now);
   return absl::OkStatus();
 }
 

@@ -1,6 +1,5 @@
 #include "core/node/graph_store.h"
 
-#include <type_traits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -92,15 +91,13 @@ absl::StatusOr<std::shared_ptr<GraphRecord>> GraphStore::FindOrMake(std::string 
   if (!made->maxima.empty()) {
     CHORUS_ASSIGN_OR_RETURN(at_maxima, MakeAt(made->graph, made->maxima));
   }
-  made->large = large;
   made->bytes += static_cast<int64_t>(encoded.size());
   made->encoded = std::make_shared<const std::string>(std::move(encoded));
   if (at_maxima != nullptr) {
-    at_maxima->large = large;
-    made->at_sizes.Add(made->maxima, Share(std::move(at_maxima), nullptr));
+    made->at_sizes.Add(made->maxima, Share(std::move(at_maxima), large));
   }
   const auto forget = [known, bytes = made->encoded] { known->Forget(*bytes); };
-  std::shared_ptr<GraphRecord> record = Share(std::move(made), forget);
+  std::shared_ptr<GraphRecord> record = Share(std::move(made), large, forget);
   known->Add(record);
   return record;
 }
@@ -140,31 +137,27 @@ absl::Status GraphStore::ChargeMaxima(GraphRecord* record, const BudgetRef& budg
 }
 
 template <typename Key, typename T, size_t kMost, typename Make>
-absl::StatusOr<std::shared_ptr<T>> GraphStore::MakeVariant(
+absl::StatusOr<std::shared_ptr<T>> GraphStore::FindVariant(
     const std::shared_ptr<GraphRecord>& record, Variants<Key, T, kMost> GraphRecord::*variants,
-    const Key& key, const Client& client, Make make, OnMade later) {
+    const Key& key, const Client& client, const Waiting& waiting, Make make) {
   using Made = absl::StatusOr<std::unique_ptr<T>>;
+  if (std::shared_ptr<T> known = ((*record).*variants).Find(key)) return known;
+  CHORUS_RETURN_IF_ERROR(waiting.failed);
   const auto keep = [this, variants, key, budget = client.budget](
                         GraphRecord* of, Made made) -> absl::StatusOr<std::shared_ptr<T>> {
     CHORUS_RETURN_IF_ERROR(made.status());
     CHORUS_ASSIGN_OR_RETURN((*made)->charge,
                             budget->Charge(Domain::kHost, Resource::kGraphBytes, BytesOf(**made)));
-    std::shared_ptr<T> kept;
-    if constexpr (std::is_same<T, GraphRecord>::value) {
-      (*made)->large = of->large;
-      kept = Share(*std::move(made), nullptr);
-    } else {
-      kept = Share(*std::move(made), of->large);
-    }
+    std::shared_ptr<T> kept = Share(*std::move(made), of->large);
     (of->*variants).Add(key, kept);
     return kept;
   };
   if (!record->large) return keep(record.get(), make(*record));
+  CHORUS_ASSIGN_OR_RETURN(OnMade later, waiting.wait());
   if (!((*record).*variants).Wait(key, std::move(later))) return nullptr;
   auto made = std::make_shared<Made>(nullptr);
   background_->Do(
-      client.tenant,
-      [make, made, of = record.get()] { *made = make(static_cast<const GraphRecord&>(*of)); },
+      client.tenant, [make, made, of = record.get()] { *made = make(*of); },
       [keep, made, record, variants, key] {
         const absl::Status status = keep(record.get(), std::move(*made)).status();
         ((*record).*variants).Tell(key, status);
@@ -172,20 +165,18 @@ absl::StatusOr<std::shared_ptr<T>> GraphStore::MakeVariant(
   return nullptr;
 }
 
-absl::StatusOr<std::shared_ptr<GraphRecord>> GraphStore::MakeAtSizes(
+absl::StatusOr<std::shared_ptr<GraphRecord>> GraphStore::AtSizes(
     const std::shared_ptr<GraphRecord>& record, const std::vector<int64_t>& sizes,
-    const Client& client, OnMade later) {
-  return MakeVariant(
-      record, &GraphRecord::at_sizes, sizes, client,
-      [this, sizes](const GraphRecord& of) { return MakeAt(of.graph, sizes); }, std::move(later));
+    const Client& client, const Waiting& waiting) {
+  return FindVariant(record, &GraphRecord::at_sizes, sizes, client, waiting,
+                     [this, sizes](const GraphRecord& of) { return MakeAt(of.graph, sizes); });
 }
 
-absl::StatusOr<std::shared_ptr<LoadedPlan>> GraphStore::MakeInOrder(
+absl::StatusOr<std::shared_ptr<LoadedPlan>> GraphStore::InOrder(
     const std::shared_ptr<GraphRecord>& record, const PlanOrder& order, const Client& client,
-    OnMade later) {
-  return MakeVariant(
-      record, &GraphRecord::reordered, order, client,
-      [this, order](const GraphRecord& of) { return MakePlan(of.graph, order); }, std::move(later));
+    const Waiting& waiting) {
+  return FindVariant(record, &GraphRecord::reordered, order, client, waiting,
+                     [this, order](const GraphRecord& of) { return MakePlan(of.graph, order); });
 }
 
 // --- Going --------------------------------------------------------------------------------------
@@ -196,14 +187,14 @@ void GraphStore::UnloadAll(const LoadedPlan& plan) const {
   }
 }
 
-std::shared_ptr<GraphRecord> GraphStore::Share(std::unique_ptr<GraphRecord> record,
+std::shared_ptr<GraphRecord> GraphStore::Share(std::unique_ptr<GraphRecord> record, bool large,
                                                std::function<void()> forget) {
-  return {record.release(), [this, forget = std::move(forget)](GraphRecord* gone) {
+  record->large = large;
+  return {record.release(), [this, large, forget = std::move(forget)](GraphRecord* gone) {
             UnloadAll(gone->main);
             // Each on its own way.
             gone->reordered = {};
             gone->at_sizes = {};
-            const bool large = gone->large;
             Discard(std::unique_ptr<GraphRecord>(gone), large, forget);
           }};
 }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "core/graph/encoding.h"
@@ -98,8 +99,8 @@ class GraphStore {
   };
   // Who asks. What is made for him, beside what he names, is charged to his budget.
   struct Client {
-    std::string tenant;
-    BudgetRef budget;
+    const std::string& tenant;
+    const BudgetRef& budget;
   };
   // `unload` is told of every loaded plan whose last session has gone. `background` outlives this;
   // null: all is done at once.
@@ -109,8 +110,8 @@ class GraphStore {
   GraphStore(const GraphStore&) = delete;
   GraphStore& operator=(const GraphStore&) = delete;
 
-  // --- What is asked for of a large graph comes later: then these return null, and `later` is told
-  // once, unless the node ends before ---
+  // --- What is asked for of a large graph comes later: then these return null, and whoever waits
+  // is told once, unless the node ends before ---
 
   // Decodes, checks and plans; the record of equal bytes is shared. A graph of more nodes than the
   // limits have, or of more bytes, is refused before it is made. Whoever names the record is
@@ -118,17 +119,25 @@ class GraphStore {
   using OnRecord = std::function<void(absl::StatusOr<std::shared_ptr<GraphRecord>>)>;
   absl::StatusOr<std::shared_ptr<GraphRecord>> Register(absl::string_view encoded,
                                                         const Client& client, OnRecord later);
-  // `record` at these sizes, one for each of its maxima: makes, checks and plans what at_sizes does
-  // not have, where it is when `later` is told.
+  // How a variant of a record is waited for.
   using OnMade = std::function<void(const absl::Status&)>;
-  absl::StatusOr<std::shared_ptr<GraphRecord>> MakeAtSizes(
-      const std::shared_ptr<GraphRecord>& record, const std::vector<int64_t>& sizes,
-      const Client& client, OnMade later);
-  // The plan of `record` with this order and these instances, the same way by `reordered`. It must
-  // not outlive the record.
-  absl::StatusOr<std::shared_ptr<LoadedPlan>> MakeInOrder(
-      const std::shared_ptr<GraphRecord>& record, const PlanOrder& order, const Client& client,
-      OnMade later);
+  struct Waiting {
+    const absl::Status& failed;  // it was waited for, and could not be made
+    // Who is told when it is there, and asks again; called where it must be waited for. An error:
+    // it cannot be.
+    absl::FunctionRef<absl::StatusOr<OnMade>()> wait;
+  };
+  // `record` at these sizes, one for each of its maxima: made, checked and planned at the first
+  // request, and kept with those of a few other sizes.
+  absl::StatusOr<std::shared_ptr<GraphRecord>> AtSizes(const std::shared_ptr<GraphRecord>& record,
+                                                       const std::vector<int64_t>& sizes,
+                                                       const Client& client,
+                                                       const Waiting& waiting);
+  // The plan of `record` with this order and these instances, in the same way. It must not outlive
+  // the record.
+  absl::StatusOr<std::shared_ptr<LoadedPlan>> InOrder(const std::shared_ptr<GraphRecord>& record,
+                                                      const PlanOrder& order, const Client& client,
+                                                      const Waiting& waiting);
 
  private:
   // What may run in the background.
@@ -141,15 +150,15 @@ class GraphStore {
                                                           GraphsByBytes* known);
 
   // On the node thread. What is shared goes, with its loaded plans, when its last user does.
-  std::shared_ptr<GraphRecord> Share(std::unique_ptr<GraphRecord> record,
-                                     std::function<void()> forget);
+  std::shared_ptr<GraphRecord> Share(std::unique_ptr<GraphRecord> record, bool large,
+                                     std::function<void()> forget = nullptr);
   std::shared_ptr<LoadedPlan> Share(std::unique_ptr<LoadedPlan> plan, bool large);
   absl::Status ChargeMaxima(GraphRecord* record, const BudgetRef& budget) const;
   template <typename Key, typename T, size_t kMost, typename Make>
-  absl::StatusOr<std::shared_ptr<T>> MakeVariant(const std::shared_ptr<GraphRecord>& record,
+  absl::StatusOr<std::shared_ptr<T>> FindVariant(const std::shared_ptr<GraphRecord>& record,
                                                  Variants<Key, T, kMost> GraphRecord::*variants,
-                                                 const Key& key, const Client& client, Make make,
-                                                 OnMade later);
+                                                 const Key& key, const Client& client,
+                                                 const Waiting& waiting, Make make);
   template <typename T>
   void Discard(std::unique_ptr<T> gone, bool large, std::function<void()> forget);
   void UnloadAll(const LoadedPlan& plan) const;

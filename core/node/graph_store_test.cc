@@ -27,15 +27,19 @@ std::string Independent(int collectives) {
   return EncodeGraph(builder.graph().Build());
 }
 
-GraphStore::Client Who(const BudgetRef& budget) { return {"uid:1", budget}; }
+GraphStore::Client Who(const BudgetRef& budget) {
+  static const std::string* const tenant = new std::string("uid:1");
+  return {*tenant, budget};
+}
 
-// As a client gets it: the one that is there, or a new one.
 absl::StatusOr<std::shared_ptr<LoadedPlan>> InOrder(GraphStore* store,
                                                     const std::shared_ptr<GraphRecord>& record,
                                                     const std::vector<int32_t>& order,
                                                     const BudgetRef& budget) {
-  if (std::shared_ptr<LoadedPlan> known = record->reordered.Find({order, {}})) return known;
-  return store->MakeInOrder(record, {order, {}}, Who(budget), nullptr);
+  const auto wait = []() -> absl::StatusOr<GraphStore::OnMade> {
+    return absl::InternalError("a small graph is not waited for");
+  };
+  return store->InOrder(record, {order, {}}, Who(budget), {absl::OkStatus(), wait});
 }
 
 TEST(GraphStoreTest, KeepsThePlansOfTheLastOrders) {

@@ -34,9 +34,9 @@ PlanOrder OrderOf(const RunState& run, const std::vector<int32_t>& order) {
 
 }  // namespace
 
-absl::StatusOr<bool> Preparer::Prepare(const Run& command, const Planning& planning,
+absl::StatusOr<bool> Preparer::Prepare(const Run& command, const GraphStore::Waiting& waiting,
                                        RunState* run) {
-  CHORUS_ASSIGN_OR_RETURN(const bool planned, FindPlan(command, planning, run));
+  CHORUS_ASSIGN_OR_RETURN(const bool planned, FindPlan(command, waiting, run));
   if (!planned) return false;
   CHORUS_RETURN_IF_ERROR(MakeOutputs(command, run));
   // Late for an epoch that has ended: the vote gets its cause, which an error of its own here (no
@@ -54,16 +54,16 @@ absl::StatusOr<bool> Preparer::Prepare(const Run& command, const Planning& plann
   return true;
 }
 
-absl::StatusOr<bool> Preparer::FindPlan(const Run& command, const Planning& planning,
+absl::StatusOr<bool> Preparer::FindPlan(const Run& command, const GraphStore::Waiting& waiting,
                                         RunState* run) {
-  CHORUS_ASSIGN_OR_RETURN(const bool found, FindGraph(command, planning, run));
+  CHORUS_ASSIGN_OR_RETURN(const bool found, FindGraph(command, waiting, run));
   if (!found) return false;
   CHORUS_RETURN_IF_ERROR(FindDevices(command, run));
   CHORUS_RETURN_IF_ERROR(FindWorld(command, run));
-  return FollowInstances(planning, run);
+  return FollowInstances(waiting, run);
 }
 
-absl::StatusOr<bool> Preparer::FindGraph(const Run& command, const Planning& planning,
+absl::StatusOr<bool> Preparer::FindGraph(const Run& command, const GraphStore::Waiting& waiting,
                                          RunState* run) {
   CHORUS_ASSIGN_OR_RETURN(run->graph, run->session->names.FindGraph(command.graph));
   const Graph& graph = run->graph->graph;  // whatever its sizes
@@ -88,14 +88,9 @@ absl::StatusOr<bool> Preparer::FindGraph(const Run& command, const Planning& pla
   }
   if (!run->graph->maxima.empty()) {
     CHORUS_ASSIGN_OR_RETURN(const std::vector<int64_t> sizes, SizesOf(command, *run));
-    std::shared_ptr<GraphRecord> at_sizes = run->graph->at_sizes.Find(sizes);
-    if (at_sizes == nullptr) {
-      CHORUS_RETURN_IF_ERROR(planning.failed);
-      CHORUS_ASSIGN_OR_RETURN(GraphStore::OnMade wait, planning.wait());
-      CHORUS_ASSIGN_OR_RETURN(
-          at_sizes, graphs_->MakeAtSizes(run->graph, sizes, ClientOf(*run), std::move(wait)));
-      if (at_sizes == nullptr) return false;
-    }
+    CHORUS_ASSIGN_OR_RETURN(std::shared_ptr<GraphRecord> at_sizes,
+                            graphs_->AtSizes(run->graph, sizes, ClientOf(*run), waiting));
+    if (at_sizes == nullptr) return false;
     run->graph = std::move(at_sizes);
   }
   run->plan = &run->graph->main;
@@ -340,7 +335,7 @@ absl::Status Preparer::ReserveBuffers(absl::Span<const InstanceKey> instances, R
 
 // The plan is for members that have called equally often before. Where they have not, other calls
 // of the run meet.
-absl::StatusOr<bool> Preparer::FollowInstances(const Planning& planning, RunState* run) {
+absl::StatusOr<bool> Preparer::FollowInstances(const GraphStore::Waiting& waiting, RunState* run) {
   const std::vector<int32_t>& planned = run->plan->plan.instances;
   if (planned.empty() || run->world == nullptr) return true;
   CHORUS_ASSIGN_OR_RETURN(const absl::Span<const InstanceKey> instances,
@@ -352,15 +347,9 @@ absl::StatusOr<bool> Preparer::FollowInstances(const Planning& planning, RunStat
     run->instance_of.push_back(first_of.emplace(key, next).first->second);
   }
   if (absl::MakeConstSpan(run->instance_of) == absl::MakeConstSpan(planned)) return true;
-  const PlanOrder order = OrderOf(*run, {});
-  run->own_plan = run->graph->reordered.Find(order);
-  if (run->own_plan == nullptr) {
-    CHORUS_RETURN_IF_ERROR(planning.failed);
-    CHORUS_ASSIGN_OR_RETURN(GraphStore::OnMade wait, planning.wait());
-    CHORUS_ASSIGN_OR_RETURN(
-        run->own_plan, graphs_->MakeInOrder(run->graph, order, ClientOf(*run), std::move(wait)));
-    if (run->own_plan == nullptr) return false;
-  }
+  CHORUS_ASSIGN_OR_RETURN(run->own_plan,
+                          graphs_->InOrder(run->graph, OrderOf(*run, {}), ClientOf(*run), waiting));
+  if (run->own_plan == nullptr) return false;
   run->plan = run->own_plan.get();
   return true;
 }
@@ -368,15 +357,12 @@ absl::StatusOr<bool> Preparer::FollowInstances(const Planning& planning, RunStat
 // The gang has agreed on another order than this rank's program has: its streams are queues, so its
 // plan must follow. Where values stand is the same in every order but for those that live in a
 // workspace.
-absl::StatusOr<bool> Preparer::FollowOrder(RunState* run, const std::vector<int32_t>& wanted,
-                                           GraphStore::OnMade made) {
-  const PlanOrder order = OrderOf(*run, wanted);
-  std::shared_ptr<LoadedPlan> follows = run->graph->reordered.Find(order);
-  if (follows == nullptr) {
-    CHORUS_ASSIGN_OR_RETURN(
-        follows, graphs_->MakeInOrder(run->graph, order, ClientOf(*run), std::move(made)));
-    if (follows == nullptr) return false;
-  }
+absl::StatusOr<bool> Preparer::FollowOrder(RunState* run, const std::vector<int32_t>& order,
+                                           const GraphStore::Waiting& waiting) {
+  CHORUS_ASSIGN_OR_RETURN(
+      std::shared_ptr<LoadedPlan> follows,
+      graphs_->InOrder(run->graph, OrderOf(*run, order), ClientOf(*run), waiting));
+  if (follows == nullptr) return false;
   const auto& before = run->plan->plan.buffers;
   const auto& after = follows->plan.buffers;
   const auto is_workspace = [](const BufferSpec& spec) {

@@ -9,7 +9,6 @@
 #include <functional>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -23,13 +22,6 @@
 #include "core/transport/command.h"
 
 namespace chorus::node {
-
-// How a run gets a plan that is not there yet.
-struct Planning {
-  const absl::Status& failed;  // it was waited for, and could not be made
-  // Whoever is told when it is there, and submits the run again. An error: it cannot wait.
-  absl::FunctionRef<absl::StatusOr<GraphStore::OnMade>()> wait;
-};
 
 class Preparer {
  public:
@@ -47,18 +39,21 @@ class Preparer {
   // `run` is new: it has its session, handle and sequence. An error leaves it half made; Forget()
   // and Return() (EqualWork, Donations) give back what it has reserved with others. False: its plan
   // is being made; nothing has happened.
-  absl::StatusOr<bool> Prepare(const Run& command, const Planning& planning, RunState* run);
+  absl::StatusOr<bool> Prepare(const Run& command, const GraphStore::Waiting& waiting,
+                               RunState* run);
   // The gang has agreed on another order than this rank's program has: its streams are queues, so
   // its plan must follow. RESOURCE_EXHAUSTED: what that takes is not there. False: the plan is
-  // being made; `made` will be told, then the same can be asked for again.
+  // being made.
   absl::StatusOr<bool> FollowOrder(RunState* run, const std::vector<int32_t>& order,
-                                   GraphStore::OnMade made);
+                                   const GraphStore::Waiting& waiting);
 
  private:
   // False: it must be waited for.
-  absl::StatusOr<bool> FindPlan(const Run& command, const Planning& planning, RunState* run);
-  absl::StatusOr<bool> FindGraph(const Run& command, const Planning& planning, RunState* run);
-  absl::StatusOr<bool> FollowInstances(const Planning& planning, RunState* run);
+  absl::StatusOr<bool> FindPlan(const Run& command, const GraphStore::Waiting& waiting,
+                                RunState* run);
+  absl::StatusOr<bool> FindGraph(const Run& command, const GraphStore::Waiting& waiting,
+                                 RunState* run);
+  absl::StatusOr<bool> FollowInstances(const GraphStore::Waiting& waiting, RunState* run);
   absl::StatusOr<std::vector<int64_t>> SizesOf(const Run& command, const RunState& run) const;
   absl::Status ChargeRows(RunState* run);
   absl::Status FindDevices(const Run& command, RunState* run);

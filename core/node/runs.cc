@@ -32,7 +32,7 @@ Error AsTold(const World& world, const Error& error) {
 }  // namespace
 
 bool Runs::Submit(const std::shared_ptr<Session>& session, Sequence sequence, const Run& command,
-                  const Planning& planning, absl::Time now) {
+                  const GraphStore::Waiting& waiting, absl::Time now) {
   if (stopped_) {
     Refuse(session, sequence, command, nullptr, DrainingError(), now);
     return true;
@@ -51,7 +51,7 @@ bool Runs::Submit(const std::shared_ptr<Session>& session, Sequence sequence, co
   run->index = session->runs.size();
   session->runs.push_back(run->handle);
   CHORUS_FAILPOINT("node.before_prepare");
-  const absl::StatusOr<bool> prepared = preparer_->Prepare(command, planning, run);
+  const absl::StatusOr<bool> prepared = preparer_->Prepare(command, waiting, run);
   if (!prepared.ok()) {
     Refuse(session, sequence, command, run, prepared.status(), now);
     return true;
@@ -276,20 +276,20 @@ void Runs::LaunchLocal(RunState* run, absl::Time now) {
 }
 
 void Runs::OnReserve(const std::shared_ptr<World>&, const SequencerAction& action, absl::Time now) {
-  FollowOrder(action.run, action.order, now);
+  FollowOrder(action.run, action.order, absl::OkStatus(), now);
 }
 
 // A gang that has closed stands still until its runs are ready: the order stays what it is.
-void Runs::FollowOrder(RunHandle handle, const std::vector<int32_t>& order, absl::Time now) {
+void Runs::FollowOrder(RunHandle handle, const std::vector<int32_t>& order,
+                       const absl::Status& planned, absl::Time now) {
   RunState* const run = Find(handle);
   if (run == nullptr || run->phase != RunState::Phase::kVoted) return;
-  const absl::StatusOr<bool> follows =
-      preparer_->FollowOrder(run, order, [this, handle, order](const absl::Status& made) {
-        RunState* const planned = Find(handle);
-        if (planned == nullptr || planned->phase != RunState::Phase::kVoted) return;
-        if (made.ok()) return FollowOrder(handle, order, clock_->now);
-        RefuseVote(planned, made, clock_->now);
-      });
+  const auto wait = [&]() -> absl::StatusOr<GraphStore::OnMade> {
+    return GraphStore::OnMade([this, handle, order](const absl::Status& made) {
+      FollowOrder(handle, order, made, clock_->now);
+    });
+  };
+  const absl::StatusOr<bool> follows = preparer_->FollowOrder(run, order, {planned, wait});
   if (!follows.ok()) return RefuseVote(run, follows.status(), now);
   if (*follows) run->world->agreement->Reserved(handle, now);
 }

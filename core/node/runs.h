@@ -63,7 +63,7 @@ class Runs final : public AgreementListener {
   // Its outcome goes to the session's log. False: it has to be planned first, and nothing has
   // happened.
   bool Submit(const std::shared_ptr<Session>& session, Sequence sequence, const Run& command,
-              const Planning& planning, absl::Time now);
+              const GraphStore::Waiting& waiting, absl::Time now);
   // Withdraws a run of the session, unless it is launched: commit wins.
   void Cancel(const Session& session, Sequence sequence, absl::Time now);
   // Bytes of one of its inputs have come to its device, or have not.
@@ -91,7 +91,8 @@ class Runs final : public AgreementListener {
 
  private:
   RunState* Find(RunHandle handle) { return table_->Find(handle); }
-  void FollowOrder(RunHandle handle, const std::vector<int32_t>& order, absl::Time now);
+  void FollowOrder(RunHandle handle, const std::vector<int32_t>& order, const absl::Status& planned,
+                   absl::Time now);
   void FindProducers(RunState* run, absl::Time now);
   RunState* PendingProducer(const CellRef& cell);
   void AdoptProducers(const RunState& run, absl::Time now);

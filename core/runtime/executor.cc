@@ -166,7 +166,7 @@ class DeviceExecutor final : public Executor {
 
   bool Launch(absl::string_view bytes) override {
     slice_ = slice_steps_;
-    if (launching_ || !behind_.empty()) {
+    if (HasMore()) {
       behind_.push_back([this, kept = std::string(bytes)] { BeginLaunch(kept); });
     } else {
       BeginLaunch(bytes);
