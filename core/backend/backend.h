@@ -190,6 +190,7 @@ class Device {
   virtual absl::StatusOr<DeviceAddress> Allocate(int64_t bytes) = 0;
   virtual void Free(DeviceAddress address) = 0;
   virtual std::unique_ptr<Stream> CreateStream() = 0;
+  // These two on any thread, beside all other calls.
   virtual std::unique_ptr<Event> CreateEvent() = 0;
   // The kernel of a local node that passed InferTypes (core/ops/registry.h), with the output types
   // that it gave; both are only read during the call. INTERNAL: the op has no kernel here.

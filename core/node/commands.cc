@@ -49,7 +49,7 @@ void Commands::TakeHeld(const std::shared_ptr<Session>& session, absl::Time now)
 // Others' frames come in between.
 void Commands::GoOnLater(const std::shared_ptr<Session>& session) {
   session->log.Park();
-  post_([this, weak = std::weak_ptr<Session>(session)] {
+  launcher_->Post([this, weak = std::weak_ptr<Session>(session)] {
     const std::shared_ptr<Session> found = weak.lock();
     if (found != nullptr && !found->dead()) GoOn(found, clock_->now);
   });
@@ -111,7 +111,7 @@ void Commands::Register(const std::shared_ptr<Session>& session, Sequence sequen
   if (!fresh.ok()) return Finish(session.get(), sequence, fresh);
   absl::StatusOr<std::shared_ptr<GraphRecord>> made = MakeGraph(session, sequence, command);
   if (made.ok() && *made == nullptr) return session->log.Park();
-  NameGraph(session.get(), sequence, command.graph, std::move(made));
+  Finish(session.get(), sequence, NameGraph(session.get(), command.graph, std::move(made)));
 }
 
 absl::StatusOr<std::shared_ptr<GraphRecord>> Commands::MakeGraph(
@@ -139,13 +139,36 @@ absl::StatusOr<std::shared_ptr<GraphRecord>> Commands::MakeGraph(
                            [this, session, sequence, encoded,
                             id = command.graph](absl::StatusOr<std::shared_ptr<GraphRecord>> made) {
                              if (session->dead()) return;
-                             NameGraph(session.get(), sequence, id, std::move(made));
+                             const absl::Status named = NameGraph(session.get(), id, made);
+                             if (named.ok() && LoadGraph(session, sequence, *made)) return;
+                             Finish(session.get(), sequence, named);
                              GoOn(session, clock_->now);
                            });
 }
 
-void Commands::NameGraph(Session* session, Sequence sequence, GraphId id,
-                         absl::StatusOr<std::shared_ptr<GraphRecord>> record) {
+// Large plans are loaded before their first run asks for it, where that will most likely be. False:
+// there is nothing to wait for.
+bool Commands::LoadGraph(const std::shared_ptr<Session>& session, Sequence sequence,
+                         const std::shared_ptr<GraphRecord>& record) {
+  const size_t slots = static_cast<size_t>(record->graph.num_device_slots);
+  if (!record->maxima.empty() || slots > session->devices.size()) return false;
+  const auto wait = [&]() -> absl::StatusOr<GraphStore::OnMade> {
+    // If it cannot be loaded the run says why.
+    return GraphStore::OnMade([this, session, sequence](const absl::Status&) {
+      if (session->dead()) return;
+      Finish(session.get(), sequence, absl::OkStatus());
+      GoOn(session, clock_->now);
+    });
+  };
+  const absl::StatusOr<bool> loaded =
+      launcher_->LoadPlan(std::shared_ptr<LoadedPlan>(record, &record->main),
+                          absl::MakeConstSpan(session->devices).first(slots), session->tenant->name,
+                          {absl::OkStatus(), wait});
+  return loaded.ok() && !*loaded;
+}
+
+absl::Status Commands::NameGraph(Session* session, GraphId id,
+                                 absl::StatusOr<std::shared_ptr<GraphRecord>> record) {
   const auto check = [&]() -> absl::Status {
     if (!record.ok()) return absl::OkStatus();  // for whoever names it to say
     int64_t workspace = 0;
@@ -157,7 +180,7 @@ void Commands::NameGraph(Session* session, Sequence sequence, GraphId id,
   };
   const absl::Status fits = check();
   if (!fits.ok()) record = fits;
-  Finish(session, sequence, session->names.NameGraph(id, std::move(record)));
+  return session->names.NameGraph(id, std::move(record));
 }
 
 // --- Runs ---------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@
 #include "core/node/failures.h"
 #include "core/node/graph_store.h"
 #include "core/node/holders.h"
+#include "core/node/launcher.h"
 #include "core/node/options.h"
 #include "core/node/requests.h"
 #include "core/node/runs.h"
@@ -35,25 +36,24 @@ class Commands {
     const NodeOptions* options = nullptr;
     SessionTable* sessions = nullptr;
     GraphStore* graphs = nullptr;
+    Launcher* launcher = nullptr;
     Storage* storage = nullptr;
     Runs* runs = nullptr;
     Worlds* worlds = nullptr;
     Failures* failures = nullptr;
     Holders* holders = nullptr;
-    // Runs a closure in a later turn of the node.
-    std::function<void(std::function<void()>)> post;
     const Clock* clock = nullptr;
   };
   explicit Commands(const Parts& parts)
       : options_(parts.options),
         sessions_(parts.sessions),
         graphs_(parts.graphs),
+        launcher_(parts.launcher),
         storage_(parts.storage),
         runs_(parts.runs),
         worlds_(parts.worlds),
         failures_(parts.failures),
         holders_(parts.holders),
-        post_(parts.post),
         clock_(parts.clock) {}
   Commands(const Commands&) = delete;
   Commands& operator=(const Commands&) = delete;
@@ -79,8 +79,10 @@ class Commands {
   absl::StatusOr<std::shared_ptr<GraphRecord>> MakeGraph(const std::shared_ptr<Session>& session,
                                                          Sequence sequence,
                                                          const RegisterGraph& command);
-  void NameGraph(Session* session, Sequence sequence, GraphId id,
-                 absl::StatusOr<std::shared_ptr<GraphRecord>> record);
+  absl::Status NameGraph(Session* session, GraphId id,
+                         absl::StatusOr<std::shared_ptr<GraphRecord>> record);
+  bool LoadGraph(const std::shared_ptr<Session>& session, Sequence sequence,
+                 const std::shared_ptr<GraphRecord>& record);
   void Create(const std::shared_ptr<Session>& session, Sequence sequence,
               const CreateTensor& command);
   absl::Status BeginCreate(const std::shared_ptr<Session>& session, Sequence sequence,
@@ -93,12 +95,12 @@ class Commands {
   const NodeOptions* const options_;
   SessionTable* const sessions_;
   GraphStore* const graphs_;
+  Launcher* const launcher_;
   Storage* const storage_;
   Runs* const runs_;
   Worlds* const worlds_;
   Failures* const failures_;
   Holders* const holders_;
-  const std::function<void(std::function<void()>)> post_;
   const Clock* const clock_;
 };
 

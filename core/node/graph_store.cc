@@ -154,13 +154,13 @@ absl::StatusOr<std::shared_ptr<T>> GraphStore::FindVariant(
   };
   if (!record->large) return keep(record.get(), make(*record));
   CHORUS_ASSIGN_OR_RETURN(OnMade later, waiting.wait());
-  if (!((*record).*variants).Wait(key, std::move(later))) return nullptr;
+  if (!((*record).*variants).waits().Wait(key, std::move(later))) return nullptr;
   auto made = std::make_shared<Made>(nullptr);
   background_->Do(
       client.tenant, [make, made, of = record.get()] { *made = make(*of); },
       [keep, made, record, variants, key] {
         const absl::Status status = keep(record.get(), std::move(*made)).status();
-        ((*record).*variants).Tell(key, status);
+        ((*record).*variants).waits().Tell(key, status);
       });
   return nullptr;
 }

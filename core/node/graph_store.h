@@ -34,6 +34,7 @@ struct LoadedPlan {
   // Of the kPeer entries of `plan.buffers`, by participation: their indices.
   std::vector<std::vector<int32_t>> peer_buffers;
   std::vector<std::vector<std::pair<DeviceIndex, PlanId>>> places;  // by device slot
+  Waits<std::vector<DeviceIndex>> loading;                          // by device slot
 };
 
 // PlanOptions' order and instances.

@@ -7,11 +7,29 @@
 
 namespace chorus::node {
 
-Launcher::Launcher(Backend* backend, std::function<void()> wake)
-    : wake_(std::move(wake)), launch_counts_(static_cast<size_t>(backend->device_count())) {
+namespace {
+
+// Where the part for `slot` is on `device`. Invalid: nowhere.
+PlanId FindOn(const LoadedPlan& plan, size_t slot, DeviceIndex device) {
+  for (const auto& place : plan.places[slot]) {
+    if (place.first == device) return place.second;
+  }
+  return PlanId();
+}
+
+}  // namespace
+
+Launcher::Launcher(Backend* backend, Background* background, std::function<void()> wake)
+    : background_(background),
+      wake_(std::move(wake)),
+      launch_counts_(static_cast<size_t>(backend->device_count())) {
   for (int i = 0; i < backend->device_count(); ++i) {
-    executors_.push_back(
-        CreateDeviceExecutor(backend, i, [this](absl::string_view bytes) { OnCompletion(bytes); }));
+    DeviceExecutorOptions options;
+    options.dispose = [this](std::function<void()> take_apart) {
+      background_->Do("", std::move(take_apart), [] {});
+    };
+    executors_.push_back(CreateDeviceExecutor(
+        backend, i, [this](absl::string_view bytes) { OnCompletion(bytes); }, std::move(options)));
   }
 }
 
@@ -22,16 +40,62 @@ Launcher::~Launcher() {
 }
 
 absl::StatusOr<PlanId> Launcher::PlanOn(LoadedPlan* plan, int slot, DeviceIndex device) {
-  auto& places = plan->places[static_cast<size_t>(slot)];
-  for (const auto& place : places) {
-    if (place.first == device) return place.second;
-  }
+  const size_t s = static_cast<size_t>(slot);
+  if (const PlanId id = FindOn(*plan, s, device); id != PlanId()) return id;
   const PlanId id = ++last_plan_;
-  CHORUS_RETURN_IF_ERROR(
-      executor(device)->LoadPlan(id, plan->plan.device_plans[static_cast<size_t>(slot)]));
-  places.emplace_back(device, id);
+  CHORUS_RETURN_IF_ERROR(executor(device)->LoadPlan(id, plan->plan.device_plans[s]));
+  plan->places[s].emplace_back(device, id);
   ++loaded_plans_;
   return id;
+}
+
+absl::StatusOr<bool> Launcher::LoadPlan(const std::shared_ptr<LoadedPlan>& plan,
+                                        absl::Span<const DeviceIndex> devices,
+                                        const std::string& tenant,
+                                        const GraphStore::Waiting& waiting) {
+  struct Part {
+    size_t slot;
+    Executor* executor;
+    DeviceIndex device;
+    PlanId id;
+    absl::Status loaded;
+  };
+  std::vector<size_t> missing;
+  for (size_t slot = 0; slot < devices.size(); ++slot) {
+    if (FindOn(*plan, slot, devices[slot]) == PlanId()) missing.push_back(slot);
+  }
+  if (missing.empty()) return true;
+  CHORUS_RETURN_IF_ERROR(waiting.failed);
+  CHORUS_ASSIGN_OR_RETURN(GraphStore::OnMade later, waiting.wait());
+  const std::vector<DeviceIndex> key(devices.begin(), devices.end());
+  if (!plan->loading.Wait(key, std::move(later))) return false;
+  auto parts = std::make_shared<std::vector<Part>>();
+  for (const size_t slot : missing) {
+    parts->push_back({slot, executor(devices[slot]), devices[slot], ++last_plan_, {}});
+  }
+  background_->Do(
+      tenant,
+      [parts, bytes = &plan->plan.device_plans] {
+        for (Part& part : *parts) {
+          part.loaded = part.executor->LoadPlan(part.id, (*bytes)[part.slot]);
+        }
+      },
+      [this, parts, plan, key] {
+        absl::Status status;
+        for (const Part& part : *parts) {
+          status.Update(part.loaded);
+          if (!part.loaded.ok()) continue;
+          ++loaded_plans_;
+          // Others may have asked for it, together with other devices.
+          if (FindOn(*plan, part.slot, part.device) != PlanId()) {
+            UnloadPlan(part.device, part.id);
+          } else {
+            plan->places[part.slot].emplace_back(part.device, part.id);
+          }
+        }
+        plan->loading.Tell(key, status);
+      });
+  return false;
 }
 
 void Launcher::UnloadPlan(DeviceIndex device, PlanId plan) {

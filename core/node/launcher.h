@@ -18,6 +18,7 @@
 #include "absl/types/span.h"
 #include "core/backend/backend.h"
 #include "core/base/mutex.h"
+#include "core/node/background.h"
 #include "core/node/graph_store.h"
 #include "core/runtime/executor.h"
 #include "core/runtime/messages.h"
@@ -26,8 +27,9 @@ namespace chorus::node {
 
 class Launcher {
  public:
-  // `wake` is called, from any thread, when a completion has come.
-  Launcher(Backend* backend, std::function<void()> wake);
+  // `wake` is called, from any thread, when a completion has come. The background outlives this and
+  // is stopped before this ends.
+  Launcher(Backend* backend, Background* background, std::function<void()> wake);
   ~Launcher();
 
   int device_count() const { return static_cast<int>(executors_.size()); }
@@ -36,6 +38,11 @@ class Launcher {
 
   // The part of `plan` for device slot `slot` on `device`, loaded at its first use.
   absl::StatusOr<PlanId> PlanOn(LoadedPlan* plan, int slot, DeviceIndex device);
+  // Loads what PlanOn() would, of a plan so large that it takes the node thread too long, in the
+  // background; `devices` by slot. False: whoever waits is told when it is there.
+  absl::StatusOr<bool> LoadPlan(const std::shared_ptr<LoadedPlan>& plan,
+                                absl::Span<const DeviceIndex> devices, const std::string& tenant,
+                                const GraphStore::Waiting& waiting);
   void UnloadPlan(DeviceIndex device, PlanId plan);
   int64_t loaded_plans() const { return loaded_plans_; }
 
@@ -66,6 +73,7 @@ class Launcher {
   };
   void OnCompletion(absl::string_view bytes);
 
+  Background* const background_;
   const std::function<void()> wake_;
   Mutex mutex_;
   std::vector<CompletionMessage> completed_ ABSL_GUARDED_BY(mutex_);

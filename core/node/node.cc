@@ -134,15 +134,14 @@ LocalNode::Parts::Parts(NodeOptions node_options, Backend* devices, std::functio
       holders(&clock, &sessions, &runs_under_way),
       donations(&runs_under_way, &errors),
       equal_work(&storage, &launcher, &stats),
-      preparer(&graphs, &storage, &donations, &equal_work,
+      preparer(&graphs, &launcher, &storage, &donations, &equal_work,
                [this](RunHandle run, const absl::Status& status) { runs.Uploaded(run, status); }),
       gangs(&runs_under_way, &storage, &launcher, &donations, &equal_work, &stats),
       runs({&options, &clock, &runs_under_way, &preparer, &donations, &equal_work, &gangs,
             &failures, &holders, &stats}),
-      commands({&options, &sessions, &graphs, &storage, &runs, &worlds, &failures, &holders,
-                [this](std::function<void()> closure) { launcher.Post(std::move(closure)); },
-                &clock}),
-      launcher(backend, std::move(wake)) {}
+      commands({&options, &sessions, &graphs, &launcher, &storage, &runs, &worlds, &failures,
+                &holders, &clock}),
+      launcher(backend, &background, std::move(wake)) {}
 
 LocalNode::LocalNode(NodeOptions options, Backend* backend, std::function<void()> wake)
     : parts_(std::make_unique<Parts>(std::move(options), backend, std::move(wake), this)) {}

@@ -332,6 +332,9 @@ class DirectRank {
     });
   }
 
+  // Until all commands have been taken: reads come behind them, of what does not exist as well.
+  void WaitUntilTaken() { EXPECT_FALSE(Read({-1, 1}).ok()); }
+
   // Holds `reader` until something has come of it.
   void StartReading(TensorId id, std::shared_ptr<int> reader) {
     loop_->Post([this, id, reader = std::move(reader)](LocalNode& node, absl::Time now) {
@@ -423,6 +426,7 @@ class NodeTest : public testing::Test {
     ranks_[0]->Register(0, AllReduceGraph(0, 2, TensorType(DType::kF32, {4}), "a.cc:1"));
     EXPECT_TRUE(ranks_[0]->LastOutcome().ok());
     ranks_[0]->RunInline(0, {1, 2, 3, 4}, {0, 1});
+    ranks_[0]->WaitUntilTaken();
     auto reader = std::make_shared<int>();
     const std::weak_ptr<int> reads = reader;
     ranks_[0]->StartReading({0, 1}, std::move(reader));
@@ -643,6 +647,13 @@ TEST_F(NodeTest, ALongChainOfRunsIsLaunchedOrFailsWhole) {
     ranks_[r]->Register(1, NegateGraph(1));
     EXPECT_TRUE(ranks_[r]->LastOutcome().ok());
   }
+  // Their plans are loaded: while one is, frames are held, and not as many as come together here.
+  const TensorId before = {kLinks + 1, 1};
+  for (int r = 0; r < 2; ++r) {
+    ranks_[r]->RunInline(0, {1}, before);
+    ranks_[r]->RunLocal(1, {before}, {kLinks + 2, 1});
+  }
+  for (int r = 0; r < 2; ++r) EXPECT_TRUE(ranks_[r]->LastOutcome().ok());
   for (const uint32_t generation : {1, 2}) {
     const auto submit_chain = [&] {
       std::vector<CommandBody> chain = {
@@ -950,6 +961,7 @@ TEST_F(NodeTest, AnEndedEpochKeepsNoSharedResult) {
   int64_t used = 0;
   for (int32_t epoch = 1; epoch <= 3; ++epoch) {
     ranks_[0]->RunOn(1, ones, {epoch, 1});
+    ranks_[0]->WaitUntilTaken();
     ranks_[1]->AbortWorld("enough");
     ranks_[1]->LeaveOut();
     EXPECT_EQ(ErrorOf(ranks_[0]->LastOutcome()).reason, Reason::kAborted);

@@ -60,7 +60,18 @@ absl::StatusOr<bool> Preparer::FindPlan(const Run& command, const GraphStore::Wa
   if (!found) return false;
   CHORUS_RETURN_IF_ERROR(FindDevices(command, run));
   CHORUS_RETURN_IF_ERROR(FindWorld(command, run));
-  return FollowInstances(waiting, run);
+  CHORUS_ASSIGN_OR_RETURN(const bool follows, FollowInstances(waiting, run));
+  if (!follows) return false;
+  // Of a graph that is small the launch does it.
+  if (!run->graph->large) return true;
+  std::shared_ptr<LoadedPlan> plan = run->own_plan;
+  if (plan == nullptr) plan = std::shared_ptr<LoadedPlan>(run->graph, &run->graph->main);
+  return Load(*run, plan, waiting);
+}
+
+absl::StatusOr<bool> Preparer::Load(const RunState& run, const std::shared_ptr<LoadedPlan>& plan,
+                                    const GraphStore::Waiting& waiting) {
+  return launcher_->LoadPlan(plan, run.devices, run.session->tenant->name, waiting);
 }
 
 absl::StatusOr<bool> Preparer::FindGraph(const Run& command, const GraphStore::Waiting& waiting,
@@ -363,6 +374,10 @@ absl::StatusOr<bool> Preparer::FollowOrder(RunState* run, const std::vector<int3
       std::shared_ptr<LoadedPlan> follows,
       graphs_->InOrder(run->graph, OrderOf(*run, order), ClientOf(*run), waiting));
   if (follows == nullptr) return false;
+  if (run->graph->large) {
+    CHORUS_ASSIGN_OR_RETURN(const bool loaded, Load(*run, follows, waiting));
+    if (!loaded) return false;
+  }
   const auto& before = run->plan->plan.buffers;
   const auto& after = follows->plan.buffers;
   const auto is_workspace = [](const BufferSpec& spec) {

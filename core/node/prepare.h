@@ -16,6 +16,7 @@
 #include "core/node/donation.h"
 #include "core/node/equal_work.h"
 #include "core/node/graph_store.h"
+#include "core/node/launcher.h"
 #include "core/node/run_state.h"
 #include "core/node/session.h"
 #include "core/node/storage.h"
@@ -28,9 +29,10 @@ class Preparer {
   // `uploaded` is told when bytes of a run's inputs have come to its device, or that they have not:
   // each is one of the run's blockers. All outlive it.
   using Uploaded = std::function<void(RunHandle run, const absl::Status& status)>;
-  Preparer(GraphStore* graphs, Storage* storage, Donations* donations, EqualWork* equal_work,
-           Uploaded uploaded)
+  Preparer(GraphStore* graphs, Launcher* launcher, Storage* storage, Donations* donations,
+           EqualWork* equal_work, Uploaded uploaded)
       : graphs_(graphs),
+        launcher_(launcher),
         storage_(storage),
         donations_(donations),
         equal_work_(equal_work),
@@ -38,12 +40,12 @@ class Preparer {
 
   // `run` is new: it has its session, handle and sequence. An error leaves it half made; Forget()
   // and Return() (EqualWork, Donations) give back what it has reserved with others. False: its plan
-  // is being made; nothing has happened.
+  // is being made or loaded; nothing has happened.
   absl::StatusOr<bool> Prepare(const Run& command, const GraphStore::Waiting& waiting,
                                RunState* run);
   // The gang has agreed on another order than this rank's program has: its streams are queues, so
   // its plan must follow. RESOURCE_EXHAUSTED: what that takes is not there. False: the plan is
-  // being made.
+  // being made or loaded.
   absl::StatusOr<bool> FollowOrder(RunState* run, const std::vector<int32_t>& order,
                                    const GraphStore::Waiting& waiting);
 
@@ -54,6 +56,8 @@ class Preparer {
   absl::StatusOr<bool> FindGraph(const Run& command, const GraphStore::Waiting& waiting,
                                  RunState* run);
   absl::StatusOr<bool> FollowInstances(const GraphStore::Waiting& waiting, RunState* run);
+  absl::StatusOr<bool> Load(const RunState& run, const std::shared_ptr<LoadedPlan>& plan,
+                            const GraphStore::Waiting& waiting);
   absl::StatusOr<std::vector<int64_t>> SizesOf(const Run& command, const RunState& run) const;
   absl::Status ChargeRows(RunState* run);
   absl::Status FindDevices(const Run& command, RunState* run);
@@ -63,6 +67,7 @@ class Preparer {
   absl::Status ReserveBuffers(absl::Span<const InstanceKey> instances, RunState* run);
 
   GraphStore* const graphs_;
+  Launcher* const launcher_;
   Storage* const storage_;
   Donations* const donations_;
   EqualWork* const equal_work_;

@@ -30,9 +30,9 @@ class StorageTest : public ::testing::Test {
     host.pool = &pool_;
     host.make_kernel = MakeHostKernel;
     backend_ = CreateHostBackend(host);
-    launcher_ = std::make_unique<Launcher>(backend_.get(), [] {});
     background_ = std::make_unique<Background>(
         [this](std::function<void()> closure) { launcher_->Post(std::move(closure)); });
+    launcher_ = std::make_unique<Launcher>(backend_.get(), background_.get(), [] {});
     storage_ = std::make_unique<Storage>(&options_, budget_, backend_.get(), launcher_.get(),
                                          background_.get(), &clock_, &timers_, &paths_,
                                          [this] { ++asked_; });

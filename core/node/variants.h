@@ -1,4 +1,4 @@
-// The last variants of something that were asked for, by key, and who waits for those being made.
+// The last variants of something that were asked for, by key, and who waits for what is being made.
 //
 // Threads: the node thread.
 #ifndef CHORUS_CORE_NODE_VARIANTS_H_
@@ -14,6 +14,36 @@
 #include "absl/status/status.h"
 
 namespace chorus::node {
+
+// Who waits for what is being made, by its key.
+template <typename Key>
+class Waits {
+ public:
+  // `made` is told with all that wait for the same. True: it is the first.
+  using OnMade = std::function<void(const absl::Status&)>;
+  bool Wait(const Key& key, OnMade made) {
+    auto making = Find(key);
+    const bool first = making == making_.end();
+    if (first) making = making_.insert(making, {key, {}});
+    making->second.push_back(std::move(made));
+    return first;
+  }
+  void Tell(const Key& key, const absl::Status& status) {
+    const auto making = Find(key);
+    const std::vector<OnMade> waiting = std::move(making->second);
+    making_.erase(making);
+    for (const OnMade& made : waiting) made(status);
+  }
+
+ private:
+  using Making = std::vector<std::pair<Key, std::vector<OnMade>>>;
+  typename Making::iterator Find(const Key& key) {
+    return std::find_if(making_.begin(), making_.end(),
+                        [&](const auto& making) { return making.first == key; });
+  }
+
+  Making making_;
+};
 
 template <typename Key, typename T, size_t kMost>
 class Variants {
@@ -34,32 +64,11 @@ class Variants {
     known_.emplace_back(std::move(key), std::move(made));
   }
   size_t size() const { return known_.size(); }
-
-  // `made` is told with all that wait for the same. True: it is the first.
-  using OnMade = std::function<void(const absl::Status&)>;
-  bool Wait(const Key& key, OnMade made) {
-    auto making = FindMaking(key);
-    const bool first = making == making_.end();
-    if (first) making = making_.insert(making, {key, {}});
-    making->second.push_back(std::move(made));
-    return first;
-  }
-  void Tell(const Key& key, const absl::Status& status) {
-    const auto making = FindMaking(key);
-    const std::vector<OnMade> waiting = std::move(making->second);
-    making_.erase(making);
-    for (const OnMade& made : waiting) made(status);
-  }
+  Waits<Key>& waits() { return waits_; }
 
  private:
-  using Making = std::vector<std::pair<Key, std::vector<OnMade>>>;
-  typename Making::iterator FindMaking(const Key& key) {
-    return std::find_if(making_.begin(), making_.end(),
-                        [&](const auto& making) { return making.first == key; });
-  }
-
   std::vector<std::pair<Key, std::shared_ptr<T>>> known_;
-  Making making_;
+  Waits<Key> waits_;
 };
 
 }  // namespace chorus::node

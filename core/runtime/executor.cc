@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
 #include "core/base/mutex.h"
@@ -55,15 +56,18 @@ struct LoadedPlan {
   bool uses[kPlanStreams] = {false, false};
   std::vector<LoadedStep> steps;
   std::vector<std::unique_ptr<Kernel>> kernels;
+  // Those that it needs and the device did not have yet when it was loaded.
+  std::vector<std::unique_ptr<Event>> new_events;
 };
 
 class DeviceExecutor final : public Executor {
  public:
-  DeviceExecutor(Backend* backend, int index, OnCompletion on_completion, int64_t slice_steps)
+  DeviceExecutor(Backend* backend, int index, OnCompletion on_completion,
+                 DeviceExecutorOptions options)
       : backend_(backend),
         device_(backend->device(index)),
         on_completion_(std::move(on_completion)),
-        slice_steps_(slice_steps) {
+        options_(std::move(options)) {
     for (int s = 0; s < kStreams; ++s) {
       streams_[s] = device_->CreateStream();
       crossing_[s] = device_->CreateEvent();
@@ -91,9 +95,8 @@ class DeviceExecutor final : public Executor {
     for (auto& stream : streams_) stream.reset();
   }
 
+  // On any thread: touches nothing of the others' but what is guarded.
   absl::Status LoadPlan(PlanId id, absl::string_view bytes) override {
-    if (plans_.contains(id))
-      return Malformed(absl::StrCat("plan ", id.value(), " is loaded already"));
     CHORUS_ASSIGN_OR_RETURN(DevicePlan decoded, DecodeDevicePlan(bytes));
     auto plan = std::make_unique<LoadedPlan>();
     plan->num_buffers = static_cast<size_t>(decoded.num_buffers);
@@ -125,17 +128,27 @@ class DeviceExecutor final : public Executor {
       loaded.outputs = std::move(step.outputs);
       plan->steps.push_back(std::move(loaded));
     }
-    while (events_.size() < plan->num_events) events_.push_back(device_->CreateEvent());
-    plans_.emplace(id, std::move(plan));
+    for (size_t i = num_events_.load(std::memory_order_acquire); i < plan->num_events; ++i) {
+      plan->new_events.push_back(device_->CreateEvent());
+    }
+    MutexLock lock(&loading_mutex_);
+    if (!ids_.insert(id).second) {
+      return Malformed(absl::StrCat("plan ", id.value(), " is loaded already"));
+    }
+    arrived_.emplace_back(id, std::move(plan));
     return absl::OkStatus();
   }
 
   void UnloadPlan(PlanId id) override {
     if (MustWait([this, id] { UnloadPlan(id); })) return;
+    if (FindPlan(id) == nullptr) return;
     const auto it = plans_.find(id);
-    if (it == plans_.end()) return;
     retired_.plans.push_back(std::move(it->second));
     plans_.erase(it);
+    {
+      MutexLock lock(&loading_mutex_);
+      ids_.erase(id);
+    }
     Reap();
   }
 
@@ -165,7 +178,7 @@ class DeviceExecutor final : public Executor {
   }
 
   bool Launch(absl::string_view bytes) override {
-    slice_ = slice_steps_;
+    slice_ = options_.slice_steps;
     if (HasMore()) {
       behind_.push_back([this, kept = std::string(bytes)] { BeginLaunch(kept); });
     } else {
@@ -175,7 +188,7 @@ class DeviceExecutor final : public Executor {
   }
 
   bool Continue() override {
-    slice_ = slice_steps_;
+    slice_ = options_.slice_steps;
     if (launching_) EnqueueSlice();
     while (!launching_ && !behind_.empty() && slice_ > 0) {
       const std::function<void()> next = std::move(behind_.front());
@@ -294,10 +307,6 @@ class DeviceExecutor final : public Executor {
     std::vector<std::unique_ptr<LoadedPlan>> plans;
     std::vector<std::unique_ptr<Communicator>> communicators;
     bool empty() const { return plans.empty() && communicators.empty(); }
-    void clear() {
-      plans.clear();
-      communicators.clear();
-    }
   };
   // What a launch has come to: the first failure, or the first of a kernel of its own.
   struct Failure {
@@ -397,11 +406,31 @@ class DeviceExecutor final : public Executor {
     return loaded;
   }
 
+  // Null: there is none. What has been loaded since the last plan that was not found is taken in.
+  LoadedPlan* FindPlan(PlanId id) {
+    auto it = plans_.find(id);
+    if (it != plans_.end()) return it->second.get();
+    std::vector<std::pair<PlanId, std::unique_ptr<LoadedPlan>>> arrived;
+    {
+      MutexLock lock(&loading_mutex_);
+      arrived.swap(arrived_);
+    }
+    for (auto& loaded : arrived) {
+      for (std::unique_ptr<Event>& event : loaded.second->new_events) {
+        if (events_.size() < loaded.second->num_events) events_.push_back(std::move(event));
+      }
+      loaded.second->new_events.clear();
+      plans_.insert(std::move(loaded));
+    }
+    num_events_.store(events_.size(), std::memory_order_release);
+    it = plans_.find(id);
+    return it == plans_.end() ? nullptr : it->second.get();
+  }
+
   // Finds what the message names, before anything is enqueued.
   absl::Status Bind(LoadedPlan** plan) {
-    const auto it = plans_.find(message_.plan);
-    if (it == plans_.end()) return UnknownName(absl::StrCat("plan ", message_.plan.value()));
-    *plan = it->second.get();
+    *plan = FindPlan(message_.plan);
+    if (*plan == nullptr) return UnknownName(absl::StrCat("plan ", message_.plan.value()));
     if (message_.buffers.size() != (*plan)->num_buffers ||
         message_.collectives.size() != (*plan)->num_bindings) {
       return Malformed(absl::StrCat("a launch of plan ", message_.plan.value(), " brings ",
@@ -676,21 +705,40 @@ class DeviceExecutor final : public Executor {
   // go when the older class is empty.
   void Reap() {
     if (in_flight_[1 - parity_].load(std::memory_order_acquire) != 0) return;
-    dying_.clear();
+    Free(&dying_);
     if (retired_.empty()) return;
     if (in_flight_[parity_].load(std::memory_order_acquire) == 0) {
-      retired_.clear();
+      Free(&retired_);
       return;
     }
     std::swap(dying_, retired_);
     parity_ = 1 - parity_;
   }
 
+  void Free(Retired* retired) {
+    for (std::unique_ptr<LoadedPlan>& plan : retired->plans) {
+      if (options_.dispose == nullptr ||
+          static_cast<int64_t>(plan->steps.size()) <= options_.slice_steps) {
+        continue;
+      }
+      options_.dispose(
+          [large = std::shared_ptr<LoadedPlan>(std::move(plan))]() mutable { large.reset(); });
+    }
+    retired->plans.clear();
+    retired->communicators.clear();
+  }
+
   Backend* const backend_;
   Device* const device_;
   const OnCompletion on_completion_;
-  const int64_t slice_steps_;
+  const DeviceExecutorOptions options_;
 
+  Mutex loading_mutex_;
+  absl::flat_hash_set<PlanId> ids_ ABSL_GUARDED_BY(loading_mutex_);  // of all that are loaded
+  // Those that nobody has asked for yet.
+  std::vector<std::pair<PlanId, std::unique_ptr<LoadedPlan>>> arrived_
+      ABSL_GUARDED_BY(loading_mutex_);
+  std::atomic<size_t> num_events_{0};  // of `events_`
   absl::flat_hash_map<PlanId, std::unique_ptr<LoadedPlan>> plans_;
   absl::flat_hash_map<CommunicatorId, std::unique_ptr<Communicator>> communicators_;
   Retired retired_;                                        // since the last flip
@@ -731,8 +779,9 @@ class DeviceExecutor final : public Executor {
 
 std::unique_ptr<Executor> CreateDeviceExecutor(Backend* backend, int index,
                                                Executor::OnCompletion on_completion,
-                                               int64_t slice_steps) {
-  return std::make_unique<DeviceExecutor>(backend, index, std::move(on_completion), slice_steps);
+                                               DeviceExecutorOptions options) {
+  return std::make_unique<DeviceExecutor>(backend, index, std::move(on_completion),
+                                          std::move(options));
 }
 
 }  // namespace chorus

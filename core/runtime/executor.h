@@ -18,8 +18,9 @@
 
 namespace chorus {
 
-// Threads: one thread makes all calls. Completions come on any thread, perhaps inside Launch, each
-// launch exactly once; they must not call the executor.
+// Threads: one thread makes all calls, but LoadPlan, which any thread may make, beside them.
+// Completions come on any thread, perhaps inside Launch, each launch exactly once; they must not
+// call the executor.
 // Failure: a kernel or a communicator that fails in the middle does not stop the launch: everything
 //   is enqueued (so that peers do not wait for this device) and the completion has the first error.
 class Executor {
@@ -27,7 +28,8 @@ class Executor {
   using OnCompletion = std::function<void(absl::string_view completion)>;
   virtual ~Executor() = default;
 
-  // INVALID_ARGUMENT: bytes that are no plan, or an op without a kernel here.
+  // Takes time for each step of the plan. INVALID_ARGUMENT: bytes that are no plan, an op without a
+  // kernel here, or an id that is taken.
   virtual absl::Status LoadPlan(PlanId id, absl::string_view plan) = 0;
   virtual void UnloadPlan(PlanId id) = 0;  // launches under way keep it
   virtual absl::Status OpenCommunicator(CommunicatorId id, absl::Span<const int> devices,
@@ -56,9 +58,15 @@ class Executor {
 // An executor in this process over device `index` of `backend`, which must outlive it. Its
 // destructor waits for the launches under way: abort communicators whose peers will not come, and
 // let the executors that launch together Continue() to the end.
+struct DeviceExecutorOptions {
+  int64_t slice_steps = Executor::kSliceSteps;
+  // Takes large plans apart, which takes time for each step: runs or drops what it is given, on any
+  // thread, now or later. Null: it is done by the call that they end in.
+  std::function<void(std::function<void()> take_apart)> dispose;
+};
 std::unique_ptr<Executor> CreateDeviceExecutor(Backend* backend, int index,
                                                Executor::OnCompletion on_completion,
-                                               int64_t slice_steps = Executor::kSliceSteps);
+                                               DeviceExecutorOptions options = {});
 
 }  // namespace chorus
 

@@ -8,6 +8,7 @@
 #include <ostream>
 #include <random>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -794,6 +795,68 @@ TEST(WaitTest, EveryWaitIsMissedOnSim) {
     EXPECT_TRUE(wrong) << "wait " << waits << " is not missed in " << seeds << " seeds";
   }
   EXPECT_EQ(waits, 4);
+}
+
+// --- Plans ---
+
+std::string NegatedTimes(int times) {
+  RankBuilder b(0, 1);
+  ValueIndex value = b.Input(F32({4}));
+  for (int i = 0; i < times; ++i) value = b.Op("neg", {value});
+  AddOutput(&b, value);
+  return CompilePlan(b.graph().Build(), PlanOptions())->device_plans[0];
+}
+
+TEST_P(ExecutorTest, PlansAreLoadedOnOtherThreadsBesideTheWork) {
+  Executor& executor = *rig_.executor(0);
+  const std::string plan = NegatedTimes(20);
+  constexpr uint64_t kPlans = 50;
+  const auto load = [&](uint64_t first) {
+    for (uint64_t i = 0; i < kPlans; ++i) {
+      EXPECT_TRUE(executor.LoadPlan(PlanId(first + i), plan).ok());
+    }
+  };
+  std::thread one(load, 1000);
+  std::thread other(load, 2000);
+  for (int i = 0; i < 20; ++i) {
+    RankBuilder b(0, 1);
+    AddOutput(&b, b.Op("neg", {b.Input(F32({3}))}));
+    EXPECT_EQ(rig_.Check({MakeSession(&b)}), "");
+  }
+  one.join();
+  other.join();
+  EXPECT_EQ(executor.LoadPlan(PlanId(2000), plan).code(), absl::StatusCode::kInvalidArgument);
+  // Known, though not with these buffers.
+  for (const uint64_t id : {1000 + kPlans - 1, 2000 + kPlans - 1}) {
+    LaunchMessage message;
+    message.launch = rig_.NextLaunch();
+    message.plan = PlanId(id);
+    ByteWriter bytes;
+    EncodeLaunch(message, &bytes);
+    executor.Launch(bytes.bytes());
+    EXPECT_EQ(rig_.WaitFor(message.launch).code(), absl::StatusCode::kInvalidArgument);
+    executor.UnloadPlan(PlanId(id));
+    EXPECT_TRUE(executor.LoadPlan(PlanId(id), plan).ok()) << "the id is free again";
+  }
+}
+
+TEST_P(ExecutorTest, LargePlansAreGivenToSomebodyElseToBeTakenApart) {
+  const std::unique_ptr<Backend> backend = GetParam().open(1, Seed());
+  std::vector<std::function<void()>> given;
+  DeviceExecutorOptions options;
+  options.slice_steps = 8;
+  options.dispose = [&given](std::function<void()> take_apart) {
+    given.push_back(std::move(take_apart));
+  };
+  const auto executor = CreateDeviceExecutor(
+      backend.get(), 0, [](absl::string_view) {}, std::move(options));
+  for (const int steps : {8, 9}) {
+    ASSERT_TRUE(executor->LoadPlan(PlanId(1), NegatedTimes(steps)).ok());
+    executor->UnloadPlan(PlanId(1));
+    EXPECT_EQ(given.size(), steps == 9 ? 1u : 0u) << steps;
+  }
+  given.front()();
+  given.front()();  // nothing is left
 }
 
 // --- Slices ---

@@ -87,8 +87,9 @@ GangRig::GangRig(std::unique_ptr<Backend> backend) : backend_(std::move(backend)
       completed_.SignalAll();
     };
     // Small slices: launches are in parts, and of the devices of a gang some more than others.
-    executors_.push_back(CreateDeviceExecutor(backend_.get(), d, complete,
-                                              /*slice_steps=*/d % 2 == 0 ? 2 : 5));
+    DeviceExecutorOptions options;
+    options.slice_steps = d % 2 == 0 ? 2 : 5;
+    executors_.push_back(CreateDeviceExecutor(backend_.get(), d, complete, std::move(options)));
   }
 }
 
