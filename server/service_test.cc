@@ -815,6 +815,12 @@ TEST(TensorsTest, ASessionReadsSoManyTensorsAtATime) {
   second->Finish();
 }
 
+TEST(TensorsTest, OneAfterTheOtherIsOneAtATime) {
+  TestDaemon daemon([](DaemonOptions* options) { options->node.max_session_downloads = 1; });
+  TwoTensors two(daemon);
+  for (int i = 0; i < 300; ++i) ASSERT_OK(two.client.Download(6).status());
+}
+
 TEST(TensorsTest, WhoDoesNotReadIsToldSoAndHoldsNothingMore) {
   TestDaemon daemon([](DaemonOptions* options) {
     options->node.max_session_downloads = 1;

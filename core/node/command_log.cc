@@ -38,6 +38,7 @@ void CommandLog::Finish(Sequence sequence) {
 }
 
 void CommandLog::Finish(Sequence sequence, const Error& error) {
+  ++failed_;
   Conclude(sequence, {error.code, error.id});
   if (!waiters_.empty()) Tell(sequence, ToStatus(error));
 }

@@ -72,6 +72,7 @@ class CommandLog {
   // It is over: well, or with an error that is recorded.
   void Finish(Sequence sequence);
   void Finish(Sequence sequence, const Error& error);
+  int64_t failed() const { return failed_; }  // so many of them
 
   // Whether a frame's turn has not come.
   bool IsEarly(Sequence sequence) const {
@@ -122,6 +123,7 @@ class CommandLog {
   Completions* const completions_;
   int64_t next_ = 1;
   bool parked_ = false;
+  int64_t failed_ = 0;
   std::vector<std::function<void(const absl::Status&)>> when_taken_;  // none unless it is parked
   std::map<int64_t, HeldFrame> held_;
   TimerQueue::Id gap_timer_;

@@ -133,10 +133,7 @@ class NodeLoop::Impl {
     bool died = false;
     for (int i = 0; i < count; ++i) {
       const int64_t tag = static_cast<int64_t>(events[i].data.u64);
-      if (tag == kSessionsTag) {
-        epoll_event rung[64];
-        epoll_wait(node_.wake_epoll_fd(), rung, 64, 0);  // edge-triggered: this quiets it
-      } else if (tag != kWakeTag) {
+      if (tag != kSessionsTag && tag != kWakeTag) {
         node_.SessionDied(SessionId(tag), SteadyNow());
         died = true;
       }

@@ -1,6 +1,7 @@
 // Rings of many sessions: whoever has something in its ring is heard, and soon.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 
 #include <map>
 #include <memory>
@@ -11,6 +12,7 @@
 #include "core/base/error.h"
 #include "core/base/thread_pool.h"
 #include "core/node/node.h"
+#include "core/node/rings.h"
 #include "core/ops/host_kernels.h"
 #include "core/transport/command.h"
 #include "core/transport/ring.h"
@@ -28,13 +30,19 @@ class Client {
     open.attached = true;
     open.devices = {DeviceIndex(0)};
     session_ = node->OpenSession(open, absl::Now())->id;
-    memory_ = *MapSessionMemory(node->AttachMemory(session_)->memory_fd);
+    const SessionDescriptors attached = *node->AttachMemory(session_);
+    memory_ = *MapSessionMemory(attached.memory_fd);
+    wake_ = attached.wake_fd;
     writer_ = std::make_unique<SubmissionRingWriter>(memory_.get());
   }
 
   SessionId session() const { return session_; }
 
   void Submit() {
+    SubmitWithoutRinging();
+    if (writer_->must_ring()) RingWakeEvent(wake_);
+  }
+  void SubmitWithoutRinging() {
     Command command;
     command.sequence = Sequence(++sequence_);
     command.body = Release();
@@ -52,6 +60,7 @@ class Client {
  private:
   SessionId session_;
   std::unique_ptr<SessionMemory> memory_;
+  int wake_ = -1;  // the node's
   std::unique_ptr<SubmissionRingWriter> writer_;
   int64_t sequence_ = 0;
 };
@@ -70,7 +79,8 @@ class NodePollTest : public testing::Test {
     for (int i = 0; i < kSessions; ++i) clients_.emplace_back(node_.get());
   }
 
-  bool Poll() { return node_->Poll(now_); }
+  // Late enough for a look at who has rung.
+  bool Poll() { return node_->Poll(now_ += node::Rings::kLookForRungEvery); }
   int CountHeard() const {
     int heard = 0;
     for (const Client& client : clients_) heard += client.Heard() ? 1 : 0;
@@ -95,11 +105,10 @@ class NodePollTest : public testing::Test {
   absl::Time now_ = absl::Now();
 };
 
-TEST_F(NodePollTest, QuietSessionsAreLookedAtInTurns) {
+TEST_F(NodePollTest, QuietSessionsAreHeardWhenTheyRing) {
+  EXPECT_FALSE(Poll());
   SubmitAll();
-  Poll();
-  EXPECT_THAT(CountHeard(), testing::AllOf(testing::Gt(0), testing::Lt(kSessions)));
-  // Each of them is heard by its turn at the latest, where others are heard before it too.
+  EXPECT_TRUE(Poll());
   EXPECT_LE(PollsUntilAllAreHeard(), kSessions / 8);
 }
 
@@ -107,30 +116,44 @@ TEST_F(NodePollTest, WhoWasHeardIsLookedAtEachTime) {
   SubmitAll();
   PollsUntilAllAreHeard();
   for (int round = 0; round < 3; ++round) {
-    now_ += absl::Milliseconds(900);
-    SubmitAll();
+    now_ += node::Rings::kQuietAfter / 2;
+    for (Client& client : clients_) client.SubmitWithoutRinging();
     Poll();
     EXPECT_EQ(CountHeard(), kSessions) << "round " << round;
   }
 }
 
-TEST_F(NodePollTest, WhoHasBeenSilentIsQuietAgain) {
+TEST_F(NodePollTest, WhoHasBeenSilentIsLookedAtNoMoreUntilItRings) {
   SubmitAll();
   PollsUntilAllAreHeard();
-  now_ += absl::Seconds(2);
+  now_ += 2 * node::Rings::kQuietAfter;
   Poll();
+  for (Client& client : clients_) client.SubmitWithoutRinging();
+  EXPECT_FALSE(Poll());
+  EXPECT_EQ(CountHeard(), 0);
   SubmitAll();
-  Poll();
-  EXPECT_LT(CountHeard(), kSessions);
   EXPECT_LE(PollsUntilAllAreHeard(), kSessions / 8);
 }
 
-TEST_F(NodePollTest, AfterASleepAllAreLookedAt) {
+TEST_F(NodePollTest, WhoHasAFrameKeepsTheNodeFromSleep) {
+  SubmitAll();
+  PollsUntilAllAreHeard();
   EXPECT_TRUE(node_->SleepUnlessBusy([] {}));
   SubmitAll();
   EXPECT_FALSE(node_->SleepUnlessBusy([] {})) << "there is work";
   Poll();
   EXPECT_EQ(CountHeard(), kSessions);
+}
+
+TEST_F(NodePollTest, WhoRingsEndsASleep) {
+  Client& one = clients_[kSessions / 2];
+  one.Submit();
+  pollfd watched = {node_->wake_epoll_fd(), POLLIN, 0};
+  EXPECT_TRUE(node_->SleepUnlessBusy([&] { EXPECT_EQ(poll(&watched, 1, 0), 1); }));
+  // Heard at once after it, whatever the time.
+  node_->Poll(now_);
+  EXPECT_TRUE(one.Heard());
+  EXPECT_TRUE(node_->SleepUnlessBusy([&] { EXPECT_EQ(poll(&watched, 1, 0), 0); }));
 }
 
 TEST_F(NodePollTest, SessionsThatEndLeaveTheOthersHeard) {
@@ -144,7 +167,7 @@ TEST_F(NodePollTest, SessionsThatEndLeaveTheOthersHeard) {
   for (int round = 0; round < 3; ++round) {
     SubmitAll();
     EXPECT_LE(PollsUntilAllAreHeard(), kSessions / 8) << "round " << round;
-    now_ += absl::Seconds(2 * round);
+    now_ += round * node::Rings::kQuietAfter;
     Poll();
   }
 }

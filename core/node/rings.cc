@@ -16,10 +16,6 @@ namespace {
 // Taken from one ring before the next is looked at: a long frame, such as a release of thousands of
 // names, takes as long as many short ones.
 constexpr size_t kBytesPerTurn = 4 << 10;
-// A look at a ring is a miss of the caches, so those that have been silent for so long are looked
-// at less often: so many of them each time.
-constexpr absl::Duration kQuietAfter = absl::Seconds(1);
-constexpr size_t kQuietLooks = 16;
 
 // Whether there is a frame that may be taken.
 bool HasFrame(const Session& session) { return !session.log.parked() && session.ring->HasFrame(); }
@@ -53,6 +49,7 @@ absl::StatusOr<SessionDescriptors> Rings::Attach(const std::shared_ptr<Session>&
     CHORUS_ASSIGN_OR_RETURN(UniqueFd wake, CreateWakeEvent());
     epoll_event event{};
     event.events = EPOLLIN | EPOLLET;  // the ring tells what there is, not the count
+    event.data.u64 = static_cast<uint64_t>(session->id.value());
     if (epoll_ctl(wake_epoll_.get(), EPOLL_CTL_ADD, wake.get(), &event) != 0) {
       return MakeError(Reason::kQuota,
                        absl::StrCat("no descriptor for the session's wake-up: ", strerror(errno)));
@@ -63,7 +60,8 @@ absl::StatusOr<SessionDescriptors> Rings::Attach(const std::shared_ptr<Session>&
     session->wake_fd = std::move(wake);
     session->ring = std::make_unique<SubmissionRingReader>(session->memory.get());
     session->completions.Attach(session->memory.get());
-    polled_.push_back(session);
+    session->ring->StopLooking();
+    quiet_.emplace(session->id, session);
   }
   SessionDescriptors descriptors;
   descriptors.memory_fd = session->memory->fd();
@@ -72,12 +70,12 @@ absl::StatusOr<SessionDescriptors> Rings::Attach(const std::shared_ptr<Session>&
 }
 
 void Rings::Detach(Session* session) {
-  const auto polled =
-      std::find_if(polled_.begin(), polled_.end(),
-                   [&](const std::shared_ptr<Session>& other) { return other.get() == session; });
-  if (polled == polled_.end()) return;
-  if (polled - polled_.begin() < static_cast<ptrdiff_t>(active_)) --active_;
-  polled_.erase(polled);
+  if (session->memory == nullptr) return;
+  quiet_.erase(session->id);
+  active_.erase(
+      std::remove_if(active_.begin(), active_.end(),
+                     [&](const std::shared_ptr<Session>& other) { return other.get() == session; }),
+      active_.end());
   epoll_ctl(wake_epoll_.get(), EPOLL_CTL_DEL, session->wake_fd.get(), nullptr);
   session->completions.Detach();
   session->ring.reset();
@@ -87,33 +85,40 @@ void Rings::Detach(Session* session) {
   session->memory_descriptors = Charge();
 }
 
+// A look at a ring is a miss of the caches: of thousands of sessions most are silent.
+void Rings::LookAtRung(absl::Time now) {
+  epoll_event rung[64];
+  const int count = epoll_wait(wake_epoll_.get(), rung, 64, 0);
+  for (int i = 0; i < count; ++i) {
+    const auto it = quiet_.find(SessionId(static_cast<int64_t>(rung[i].data.u64)));
+    if (it == quiet_.end()) continue;  // it is looked at, or has ended
+    it->second->ring->LookAgain();
+    it->second->last_frame = now;
+    active_.push_back(std::move(it->second));
+    quiet_.erase(it);
+  }
+}
+
 bool Rings::Poll(absl::Time now) {
+  if (now >= next_look_for_rung_) {
+    next_look_for_rung_ = now + kLookForRungEvery;
+    LookAtRung(now);
+  }
   bool worked = false;
-  const auto take_from = [&](size_t place) {
-    // A frame may end its session, which shortens the list.
-    const std::shared_ptr<Session> session = polled_[place];
-    session->last_frame = now;
-    worked |= PollOne(session, now);
-  };
-  for (size_t i = 0; i < active_;) {
-    const Session& session = *polled_[i];
-    if (HasFrame(session)) {
-      take_from(i++);
-    } else if (now - session.last_frame > kQuietAfter) {
-      std::swap(polled_[i], polled_[--active_]);
+  for (size_t i = 0; i < active_.size();) {
+    if (HasFrame(*active_[i])) {
+      // A frame may end sessions, which shortens the list.
+      const std::shared_ptr<Session> session = active_[i++];
+      session->last_frame = now;
+      worked |= PollOne(session, now);
+    } else if (now - active_[i]->last_frame > kQuietAfter && !active_[i]->log.parked() &&
+               active_[i]->ring->StopLooking()) {
+      quiet_.emplace(active_[i]->id, active_[i]);
+      std::swap(active_[i], active_.back());
+      active_.pop_back();
     } else {
       ++i;
     }
-  }
-  size_t looks = look_at_all_ ? polled_.size() : kQuietLooks;
-  look_at_all_ = false;
-  for (looks = std::min(looks, polled_.size() - active_); looks > 0; --looks) {
-    if (active_ == polled_.size()) break;
-    if (next_quiet_ < active_ || next_quiet_ >= polled_.size()) next_quiet_ = active_;
-    const size_t place = next_quiet_++;
-    if (!HasFrame(*polled_[place])) continue;
-    std::swap(polled_[place], polled_[active_]);
-    take_from(active_++);
   }
   return worked;
 }
@@ -121,8 +126,11 @@ bool Rings::Poll(absl::Time now) {
 bool Rings::PollOne(const std::shared_ptr<Session>& session, absl::Time now) {
   bool worked = false;
   size_t bytes = 0;
+  const int64_t failed = session->log.failed();
   for (int i = 0; i < CommandLog::kFramesPerTurn && bytes < kBytesPerTurn; ++i) {
     if (session->dead() || session->log.parked()) break;
+    // Its error took as long as several commands that go well.
+    if (session->log.failed() > failed) break;
     absl::string_view frame;
     const SubmissionRingReader::Result got = session->ring->Poll(&frame_, &frame);
     if (got == SubmissionRingReader::Result::kEmpty) break;
@@ -140,11 +148,11 @@ bool Rings::PollOne(const std::shared_ptr<Session>& session, absl::Time now) {
 }
 
 bool Rings::SleepUnless(const std::function<bool()>& busy, const std::function<void()>& sleep) {
-  look_at_all_ = true;  // whoever ends the sleep
+  next_look_for_rung_ = absl::InfinitePast();  // whoever ends the sleep
   return doorbell_->SleepUnless(
       [&] {
         return busy() ||
-               std::any_of(polled_.begin(), polled_.end(),
+               std::any_of(active_.begin(), active_.end(),
                            [](const std::shared_ptr<Session>& s) { return HasFrame(*s); });
       },
       sleep);

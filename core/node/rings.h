@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
@@ -39,7 +40,10 @@ class Rings {
   // The session has ended; its shared memory goes.
   void Detach(Session* session);
 
-  // Takes the frames that are there, some of each ring. Whether there were any.
+  // Takes the frames that are there, some of each ring. Whether there were any. Rings that have
+  // been silent are not looked at: their clients ring, which is seen within kLookForRungEvery.
+  static constexpr absl::Duration kLookForRungEvery = absl::Microseconds(20);
+  static constexpr absl::Duration kQuietAfter = absl::Milliseconds(20);
   bool Poll(absl::Time now);
   // Calls `sleep` unless a ring has a frame or `busy` says so; while it runs, clients ring their
   // wake descriptors. Whether it was called.
@@ -48,24 +52,24 @@ class Rings {
   int doorbell_fd() const { return doorbell_->fd(); }
   // Every client, of what it does not need any more.
   void AskToLetGo() { doorbell_->AskToLetGo(); }
-  // Descriptor of an epoll set of all sessions' wake descriptors.
+  // Descriptor of an epoll set of all sessions' wake descriptors: readable when a client has rung,
+  // until the next Poll().
   int wake_epoll_fd() const { return wake_epoll_.get(); }
 
  private:
   bool PollOne(const std::shared_ptr<Session>& session, absl::Time now);
+  void LookAtRung(absl::Time now);
 
   const int32_t max_tensors_;
   const Take take_;
   const End end_;
   std::unique_ptr<Doorbell> doorbell_;
   UniqueFd wake_epoll_;
-  // First the `active_` ones, which have sent something lately and which every Poll looks at, then
-  // the quiet ones in turns.
-  std::vector<std::shared_ptr<Session>> polled_;
-  size_t active_ = 0;
-  size_t next_quiet_ = 0;     // place in `polled_`
-  bool look_at_all_ = false;  // the next time
-  FrameBuffer frame_;         // the frame at hand, copied out of its ring
+  std::vector<std::shared_ptr<Session>> active_;  // every Poll looks at them
+  // Those that have been silent: their clients ring.
+  absl::flat_hash_map<SessionId, std::shared_ptr<Session>> quiet_;
+  absl::Time next_look_for_rung_ = absl::InfinitePast();
+  FrameBuffer frame_;  // the frame at hand, copied out of its ring
 };
 
 }  // namespace chorus::node

@@ -1,15 +1,17 @@
 // How a client wakes a daemon that sleeps, and how it knows that there is no need to.
 //
 // The doorbell page belongs to the whole daemon: clients can only read it. It says whether the node
-// thread sleeps (or is about to). A client that has published a frame looks at it and, if it says
-// "asleep", writes to its session's eventfd, which the daemon's epoll set holds. An eventfd is
-// sticky: a wake that comes before the sleep is not lost. A futex word would have to be one that
-// the client cannot write, so that it could not be changed before the wake, and would lose wakes.
+// thread sleeps (or is about to). A word of the session's own memory says whether the daemon looks
+// at its ring at all: of a session that has been silent it does not. A client that has published a
+// frame looks at both and, if either says so, writes to its session's eventfd, which the daemon's
+// epoll set holds. An eventfd is sticky: a wake that comes before the sleep is not lost. A futex
+// word would have to be one that the client cannot write, so that it could not be changed before
+// the wake, and would lose wakes.
 //
-// Why no wake is lost. Four accesses are sequentially consistent, so they have one order:
+// Why no wake is lost. These accesses are sequentially consistent, so they have one order:
 //     client                              daemon
-//   C1 tail = new  (ring.h)             D1 asleep = 1
-//   C2 read asleep                      D2 read every tail
+//   C1 tail = new  (ring.h)             D1 asleep = 1, or must_ring = 1
+//   C2 read asleep and must_ring        D2 read every tail that it looks at, or this session's
 // If C2 comes before D1 the client sees "awake" and does not ring; but then C1 comes before D2 and
 // the daemon finds the frame. Otherwise C2 sees 1 and the eventfd is written. Release and acquire
 // alone would not do: a processor may let C2 overtake C1.

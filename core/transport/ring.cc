@@ -145,6 +145,18 @@ bool SubmissionRingReader::HasFrame() const {
   return memory_->control().client.tail.load(std::memory_order_seq_cst) != head_ || !status_.ok();
 }
 
+bool SubmissionRingReader::StopLooking() {
+  memory_->control().bell.must_ring.store(1, std::memory_order_seq_cst);  // doorbell.h, D1
+  if (!HasFrame()) return true;                                           // D2
+  LookAgain();
+  return false;
+}
+
+// Late is harmless: until the client sees it, it rings for nothing.
+void SubmissionRingReader::LookAgain() {
+  memory_->control().bell.must_ring.store(0, std::memory_order_relaxed);
+}
+
 SubmissionRingReader::Result SubmissionRingReader::Refuse(absl::string_view what) {
   status_ = Malformed(absl::StrCat("submission ring, after ", head_, " bytes: ", what));
   return Result::kMalformed;
@@ -223,7 +235,7 @@ absl::Status Submitter::Submit(absl::string_view frame, absl::Duration timeout) 
     }
   }
   CHORUS_FAILPOINT("ring.before_doorbell");
-  if (doorbell_->daemon_asleep()) RingWakeEvent(wake_event_.get());
+  if (doorbell_->daemon_asleep() || writer_.must_ring()) RingWakeEvent(wake_event_.get());
   return absl::OkStatus();
 }
 

@@ -53,6 +53,11 @@ class SubmissionRingWriter {
   // more use.
   absl::StatusOr<bool> TryWrite(absl::string_view frame);
 
+  // Whether the reader looks at nothing until it is rung for (doorbell.h); asked after each write.
+  bool must_ring() const {
+    return memory_->control().bell.must_ring.load(std::memory_order_seq_cst) != 0;  // C2
+  }
+
   // Waits until a frame of `frame_bytes` fits: spins, then sleeps. At once when it fits already.
   // DEADLINE_EXCEEDED (TRANSPORT_TIMEOUT), or what `liveness` says.
   absl::Status WaitForSpace(size_t frame_bytes, absl::Time deadline);
@@ -103,6 +108,11 @@ class SubmissionRingReader {
   // Whether Poll would give something other than kEmpty. Cheap: one load.
   bool HasFrame() const;
 
+  // Whoever reads looks no more until the writer rings (doorbell.h). False: there is a frame, which
+  // it may not have rung for, and nothing has changed.
+  bool StopLooking();
+  void LookAgain();
+
   // INVALID_ARGUMENT (MALFORMED) after kMalformed, else OK.
   const absl::Status& status() const { return status_; }
 
@@ -126,8 +136,8 @@ class Submitter {
             WaitOptions options = {});
 
   // Writes the frame, waiting for room at most `timeout` (mostly there is some, and then no clock
-  // is read), and wakes the daemon if it sleeps. On an error nothing was written; errors are the
-  // writer's.
+  // is read), and wakes the daemon if it sleeps or does not look. On an error nothing was written;
+  // errors are the writer's.
   absl::Status Submit(absl::string_view frame, absl::Duration timeout);
 
   size_t max_frame_bytes() const { return writer_.max_frame_bytes(); }

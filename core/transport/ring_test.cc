@@ -498,8 +498,11 @@ TEST(RingThreadsTest, NoWakeIsLostWhenSleepMeetsRoom) {
   EXPECT_FALSE(lost);
 }
 
-// The same for a daemon that goes to sleep and a client that submits.
-TEST(RingThreadsTest, NoWakeIsLostWhenSleepMeetsAFrame) {
+// The same for a daemon that goes to sleep, or stops looking at one ring, and a client that
+// submits.
+class RingSleepTest : public testing::TestWithParam<bool> {};
+TEST_P(RingSleepTest, NoWakeIsLostWhenSleepMeetsAFrame) {
+  const bool one_ring = GetParam();
   const uint64_t seed = std::random_device()();
   SCOPED_TRACE(seed);
   constexpr int kRounds = 10000;
@@ -519,7 +522,8 @@ TEST(RingThreadsTest, NoWakeIsLostWhenSleepMeetsAFrame) {
     for (int i = 0; i < kRounds; ++i) {
       rendezvous.Race(0, random());
       writer.TryWrite(frame).IgnoreError();  // it always fits
-      rang.store((*view)->daemon_asleep(), std::memory_order_relaxed);
+      rang.store(one_ring ? writer.must_ring() : (*view)->daemon_asleep(),
+                 std::memory_order_relaxed);
       rendezvous.Meet(0);
     }
   });
@@ -530,20 +534,30 @@ TEST(RingThreadsTest, NoWakeIsLostWhenSleepMeetsAFrame) {
   for (int i = 0; i < kRounds; ++i) {
     rendezvous.Race(1, random());
     bool slept = false;
-    (*doorbell)->SleepUnless([&] { return reader.HasFrame(); },
-                             [&] {
-                               slept = true;
-                               rendezvous.Meet(1);
-                             });
-    if (!slept) rendezvous.Meet(1);
+    if (one_ring) {
+      slept = reader.StopLooking();
+      rendezvous.Meet(1);
+    } else {
+      (*doorbell)->SleepUnless([&] { return reader.HasFrame(); },
+                               [&] {
+                                 slept = true;
+                                 rendezvous.Meet(1);
+                               });
+      if (!slept) rendezvous.Meet(1);
+    }
     rendezvous.First(slept ? 1 : 0);
     if (slept && !rang.load(std::memory_order_relaxed)) ++lost;
     absl::string_view taken;
     ASSERT_EQ(reader.Poll(&buffer, &taken), Result::kFrame);
+    reader.LookAgain();
   }
   client.join();
   EXPECT_EQ(lost, 0);
 }
+INSTANTIATE_TEST_SUITE_P(Ways, RingSleepTest, testing::Bool(),
+                         [](const testing::TestParamInfo<bool>& info) {
+                           return std::string(info.param ? "OneRing" : "AllRings");
+                         });
 
 TEST(RingThreadsTest, AWaitForSpaceEndsWhenTheDaemonIsGone) {
   const auto memory = NewMemory();

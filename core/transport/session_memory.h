@@ -32,7 +32,7 @@ namespace chorus {
 
 inline constexpr uint64_t kSessionMemoryMagic = 0x314d454d'53524843;  // "CHRSMEM1"
 // Grows with every change of the layout, of the frames in the ring or of the meaning of a word.
-inline constexpr uint32_t kSessionMemoryVersion = 1;
+inline constexpr uint32_t kSessionMemoryVersion = 2;
 // Outcomes that are kept (DESIGN section 5).
 inline constexpr uint32_t kRunSlots = 1024;
 
@@ -74,12 +74,17 @@ struct alignas(kSharedLine) SessionDaemonCompleted {
   std::atomic<uint32_t> completed;
 };
 inline constexpr uint32_t kCompletedWakeBit = 1u << 31;
+// Changes seldom, so that the client has it in its cache.
+struct alignas(kSharedLine) SessionDaemonBell {
+  std::atomic<uint32_t> must_ring;  // 1: nobody looks at the ring until the client rings
+};
 
 struct SessionControl {
   alignas(kSharedLine) SessionHeader header;
   SessionClientLine client;
   SessionDaemonHead daemon;
   SessionDaemonCompleted completion;
+  SessionDaemonBell bell;
 };
 
 enum class TensorState : uint8_t {

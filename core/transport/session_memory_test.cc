@@ -10,6 +10,7 @@
 #include <fstream>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "core/base/error.h"
 #include "core/transport/doorbell.h"
 #include "gmock/gmock.h"
@@ -83,7 +84,8 @@ TEST(SessionMemoryTest, AnotherVersionIsRefusedWithBothVersions) {
   const absl::Status status = MapSessionMemory((*memory)->fd()).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
   EXPECT_EQ(ErrorOf(status).reason, Reason::kVersion);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("this client speaks layout version 1"));
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr(absl::StrCat("this client speaks layout version ", kSessionMemoryVersion)));
   EXPECT_THAT(std::string(status.message()), HasSubstr("the daemon version 99"));
 }
 

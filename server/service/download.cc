@@ -123,7 +123,11 @@ class Download : public grpc::ServerWriteReactor<v1::DownloadTensorResponse>,
       return End(
           MakeError(Reason::kCancelled, "the caller does not take the tensor's bytes any more"));
     }
-    if (offset_ == end_) return End(absl::OkStatus());
+    if (offset_ == end_) {
+      // Before the caller hears of the end: its next download finds this one gone.
+      view_.reset();
+      return End(absl::OkStatus());
+    }
     part_.clear_type();
     SendPart();
   }
