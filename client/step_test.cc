@@ -48,7 +48,7 @@ class StepTest : public ::testing::Test {
  protected:
   // Ends with the test.
   struct Stage {
-    explicit Stage(const std::string& faults, const NodeOptions& node = {}) {
+    explicit Stage(const std::string& faults, const node::NodeOptions& node = {}) {
       char name[] = "/tmp/chorus_XXXXXX";
       EXPECT_NE(::mkdtemp(name), nullptr);
       directory = name;
@@ -373,7 +373,7 @@ TEST_F(StepTest, ALateRankIsNamedAndAWholeStateIsLeft) {
 }
 
 TEST_F(StepTest, ARankWithoutMemoryIsNamedAndAWholeStateIsLeft) {
-  NodeOptions node;
+  node::NodeOptions node;
   node.memory_limit_bytes = 48 << 20;
   for (const bool common : {false, true}) {
     SCOPED_TRACE(common);

@@ -48,7 +48,7 @@ namespace {
 
 // Of one message in: a chunk of bytes or a large graph, with room for the rest.
 constexpr int kMaxMessageBytes = 4 << 20;
-static_assert(kMaxChunkBytes <= kMaxMessageBytes / 2);
+static_assert(node::kMaxChunkBytes <= kMaxMessageBytes / 2);
 // How often a drain looks whether the node has become idle, or calls have ended.
 constexpr absl::Duration kDrainLook = absl::Milliseconds(5);
 // For a node thread that has much to do. One that does not come to it at all is passed by.
@@ -94,7 +94,7 @@ absl::Status CheckDirectory(const std::string& path, uid_t uid) {
   return absl::OkStatus();
 }
 
-NodeOptions ForDaemon(NodeOptions options) {
+node::NodeOptions ForDaemon(node::NodeOptions options) {
   // What is neither a connection's nor a client's: listeners, threads' wake-ups, files.
   constexpr int64_t kOwnDescriptors = 128;
   options.max_descriptors = std::min(
@@ -108,11 +108,12 @@ NodeOptions ForDaemon(NodeOptions options) {
 // Runs `look` on the node thread and waits until `deadline` for what it gives. False: the node
 // thread has not come to it.
 template <typename Look>
-bool AskNode(NodeLoop* loop, absl::Time deadline, Look look) {
+bool AskNode(node::NodeLoop* loop, absl::Time deadline, Look look) {
   auto promise = std::make_shared<std::promise<bool>>();
   std::future<bool> future = promise->get_future();
-  loop->Post(
-      [promise, look](LocalNode& node, absl::Time now) { promise->set_value(look(node, now)); });
+  loop->Post([promise, look](node::LocalNode& node, absl::Time now) {
+    promise->set_value(look(node, now));
+  });
   const absl::Duration left = std::min(deadline - SteadyNow(), absl::Hours(1));
   if (future.wait_for(absl::ToChronoNanoseconds(left)) != std::future_status::ready) return false;
   return future.get();
@@ -165,7 +166,7 @@ struct Daemon::Impl {
   ServiceContext context;
   PeerTable peers;
   Farewell farewell;
-  NodeLoop loop;
+  node::NodeLoop loop;
   ServiceWorker worker;
   SessionsService sessions;
   WorldsService worlds;
@@ -268,16 +269,16 @@ void Daemon::Impl::Drain(absl::Time deadline) {
   if (server != nullptr) {
     server->GetHealthCheckService()->SetServingStatus(false);
     const absl::Time patience = std::max(deadline, SteadyNow() + kDrainPatience);
-    AskNode(&loop, patience, [](LocalNode& node, absl::Time) {
+    AskNode(&loop, patience, [](node::LocalNode& node, absl::Time) {
       node.StartDraining();
       return true;
     });
-    const auto idle = [](LocalNode& node, absl::Time) { return node.Idle(); };
+    const auto idle = [](node::LocalNode& node, absl::Time) { return node.Idle(); };
     while (!AskNode(&loop, patience, idle) && SteadyNow() < deadline) {
       absl::SleepFor(std::min(kDrainLook, deadline - SteadyNow()));
     }
     const bool ended =
-        AskNode(&loop, SteadyNow() + kDrainPatience, [](LocalNode& node, absl::Time now) {
+        AskNode(&loop, SteadyNow() + kDrainPatience, [](node::LocalNode& node, absl::Time now) {
           node.AbortAll(now);
           return true;
         });

@@ -23,7 +23,7 @@ struct DaemonOptions {
   std::vector<ListenAddress> listen;
   bool insecure_loopback = false;
   SocketAccess access;
-  NodeOptions node;
+  node::NodeOptions node;
   absl::Duration max_wait = absl::Minutes(10);          // of one call
   absl::Duration download_timeout = absl::Seconds(60);  // for a client to take a part of a tensor
   // For a connection to say what it is for: to open its session, to make its first call.

@@ -270,7 +270,7 @@ DaemonOptions OptionsFromFlags() {
   options.download_timeout = absl::GetFlag(FLAGS_download_timeout).value;
   options.max_connections = Positive("max_connections", absl::GetFlag(FLAGS_max_connections));
   options.idle_timeout = absl::GetFlag(FLAGS_idle_timeout).value;
-  NodeOptions& node = options.node;
+  node::NodeOptions& node = options.node;
 #define CHORUS_NODE_FLAG(flag, field) node.field = Positive(#flag, absl::GetFlag(FLAGS_##flag))
   CHORUS_NODE_FLAG(max_sessions, max_sessions);
   CHORUS_NODE_FLAG(max_worlds, max_worlds);

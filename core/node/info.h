@@ -11,7 +11,7 @@
 #include "core/collective/instance.h"
 #include "core/collective/sequencer.h"
 
-namespace chorus {
+namespace chorus::node {
 
 enum class SessionState { kActive, kDetached, kDead };
 
@@ -96,6 +96,6 @@ struct PendingView {
   PendingInstance instance;
 };
 
-}  // namespace chorus
+}  // namespace chorus::node
 
 #endif  // CHORUS_CORE_NODE_INFO_H_

@@ -25,9 +25,7 @@
 #include "core/node/views.h"
 #include "core/node/worlds.h"
 
-namespace chorus {
-
-using node::Session;
+namespace chorus::node {
 
 // The rooms of the house, those that others stand on first. What must outlive it is above each; the
 // launcher is the last, so that it ends first, and with it all work on the devices.
@@ -38,40 +36,40 @@ struct LocalNode::Parts {
     background.Stop();
   }
 
-  node::Viewed viewed() const {
+  Viewed viewed() const {
     return {backend, &sessions, &worlds, &launcher, &storage, &runs_under_way, &failures.flight()};
   }
 
   const NodeOptions options;
   Backend* const backend;
-  node::Clock clock;
-  node::TimerQueue timers;
+  Clock clock;
+  TimerQueue timers;
   ErrorStore errors{4096};
   NodeStats stats;
   bool draining = false;
   bool ending = false;
   std::function<void(SessionId)> on_session_ended;
   const BudgetRef budget;
-  node::News news;
-  node::Failures failures;
-  node::Background background;
-  node::Storage storage;
-  node::GraphStore graphs;
-  node::SessionTable sessions;
-  node::Rings rings;
-  node::ActionQueue actions;
-  node::Worlds worlds;
+  News news;
+  Failures failures;
+  Background background;
+  Storage storage;
+  GraphStore graphs;
+  SessionTable sessions;
+  Rings rings;
+  ActionQueue actions;
+  node::Worlds worlds;  // LocalNode::Worlds is another
   // Behind all that their memory, graphs and sessions belong to: some may be waiting to the end.
-  node::RunTable runs_under_way;
-  node::Holders holders;
-  node::Donations donations;
-  node::EqualWork equal_work;
-  node::Preparer preparer;
-  node::Gangs gangs;
-  node::Runs runs;
-  node::Commands commands;
+  RunTable runs_under_way;
+  Holders holders;
+  Donations donations;
+  EqualWork equal_work;
+  Preparer preparer;
+  Gangs gangs;
+  Runs runs;
+  Commands commands;
   std::vector<CompletionMessage> completed;
-  node::Launcher launcher;
+  Launcher launcher;
 };
 
 namespace {
@@ -87,8 +85,8 @@ Budget::Limits BudgetOf(const NodeOptions& options) {
   return limits;
 }
 
-node::GraphStore::Options GraphsOf(const NodeOptions& options, const Backend& backend) {
-  node::GraphStore::Options graphs;
+GraphStore::Options GraphsOf(const NodeOptions& options, const Backend& backend) {
+  GraphStore::Options graphs;
   graphs.limits.max_nodes = options.max_graph_nodes;
   graphs.limits.max_collectives = options.max_graph_collectives;
   graphs.limits.max_value_bytes = options.memory_limit_bytes;
@@ -128,7 +126,7 @@ LocalNode::Parts::Parts(NodeOptions node_options, Backend* devices, std::functio
           }),
       actions(&runs),
       worlds(&options, &timers, &actions, &failures,
-             [this](const node::World& world, const Session& session) {
+             [this](const World& world, const Session& session) {
                return runs.VotedIn(world, session);
              }),
       holders(&clock, &sessions, &runs_under_way),
@@ -173,7 +171,7 @@ bool LocalNode::Busy() const { return parts_->runs_under_way.live() > 0; }
 int LocalNode::doorbell_fd() const { return parts_->rings.doorbell_fd(); }
 int LocalNode::wake_epoll_fd() const { return parts_->rings.wake_epoll_fd(); }
 bool LocalNode::SleepUnlessBusy(const std::function<void()>& sleep) {
-  const node::Launcher& launcher = parts_->launcher;
+  const Launcher& launcher = parts_->launcher;
   return parts_->rings.SleepUnless(
       [&launcher] { return launcher.HasCompletions() || launcher.HasMore(); }, sleep);
 }
@@ -224,7 +222,7 @@ void LocalNode::EndSession(const std::shared_ptr<Session>& session, const std::s
   Parts& parts = *parts_;
   if (session->dead()) return;
   session->state = SessionState::kDead;
-  Error gone = ErrorOf(node::SessionLost(died));
+  Error gone = ErrorOf(SessionLost(died));
   if (!died.empty()) {
     // Of a member of a complete world the others are told, and the log with them.
     const bool told = std::any_of(session->memberships.begin(), session->memberships.end(),
@@ -418,19 +416,19 @@ void LocalNode::CountStreamed(int64_t bytes) { parts_->stats.paths.streamed_byte
 // --- Diagnostics --------------------------------------------------------------------------------
 
 std::vector<DeviceInfo> LocalNode::Devices(absl::string_view tenant) const {
-  return node::ViewDevices(parts_->viewed(), tenant);
+  return ViewDevices(parts_->viewed(), tenant);
 }
 absl::StatusOr<SessionInfo> LocalNode::Describe(SessionId id, absl::Time now) const {
   CHORUS_ASSIGN_OR_RETURN(const std::shared_ptr<Session> session, parts_->sessions.Find(id));
   return node::Describe(*session, now);
 }
 std::vector<SessionInfo> LocalNode::Sessions(absl::string_view tenant, absl::Time now) const {
-  return node::ViewSessions(parts_->viewed(), tenant, now);
+  return ViewSessions(parts_->viewed(), tenant, now);
 }
 absl::StatusOr<std::vector<WorldInfo>> LocalNode::Worlds(absl::string_view tenant,
                                                          absl::optional<WorldId> one,
                                                          absl::Time now) const {
-  std::vector<WorldInfo> worlds = node::ViewWorlds(parts_->viewed(), tenant, now);
+  std::vector<WorldInfo> worlds = ViewWorlds(parts_->viewed(), tenant, now);
   if (!one.has_value()) return worlds;
   for (WorldInfo& world : worlds) {
     if (world.id == *one) return std::vector<WorldInfo>{std::move(world)};
@@ -438,16 +436,16 @@ absl::StatusOr<std::vector<WorldInfo>> LocalNode::Worlds(absl::string_view tenan
   return UnknownName(absl::StrCat("there is no world ", one->value()));
 }
 std::vector<PendingView> LocalNode::Pending(absl::string_view tenant, absl::Time now) const {
-  return node::ViewPending(parts_->viewed(), tenant, now);
+  return ViewPending(parts_->viewed(), tenant, now);
 }
 absl::StatusOr<std::vector<FlightEvent>> LocalNode::Flight(absl::string_view tenant,
                                                            int64_t limit) const {
   CHORUS_ASSIGN_OR_RETURN(const int64_t most, FlightEventLimit(limit));
-  return node::ViewFlight(parts_->viewed(), tenant, most);
+  return ViewFlight(parts_->viewed(), tenant, most);
 }
 NodeStats LocalNode::Stats(absl::string_view tenant) const {
   parts_->storage.LookAtHeld();
-  return node::ViewStats(parts_->viewed(), tenant, parts_->stats);
+  return ViewStats(parts_->viewed(), tenant, parts_->stats);
 }
 absl::Status LocalNode::Refused(absl::string_view tenant, int32_t pid, const absl::Status& status) {
   FailureOrigin failure;
@@ -467,7 +465,7 @@ bool LocalNode::Idle() const { return !Busy(); }
 void LocalNode::AbortAll(absl::Time now) {
   Parts& parts = *parts_;
   parts.runs.StopTaking();
-  const Error error = ErrorOf(node::DrainingError());
+  const Error error = ErrorOf(DrainingError());
   parts.worlds.Stop(error, now);
   // What is left is of one session, or launched.
   parts.runs.FailAll(error, now);
@@ -476,4 +474,4 @@ void LocalNode::AbortAll(absl::Time now) {
       [&](const std::shared_ptr<Session>& session) { session->log.Abandon(ToStatus(error)); });
 }
 
-}  // namespace chorus
+}  // namespace chorus::node

@@ -30,11 +30,9 @@
 #include "core/node/records.h"
 #include "core/node/requests.h"
 
-namespace chorus {
+namespace chorus::node {
 
-namespace node {
 struct Session;
-}
 
 class LocalNode {
  public:
@@ -138,14 +136,13 @@ class LocalNode {
 
  private:
   struct Parts;
-  void EndSession(const std::shared_ptr<node::Session>& session, const std::string& died,
-                  absl::Time now);
+  void EndSession(const std::shared_ptr<Session>& session, const std::string& died, absl::Time now);
   template <typename Fn>
-  auto WithSession(SessionId id, Fn fn) -> decltype(fn(std::shared_ptr<node::Session>()));
+  auto WithSession(SessionId id, Fn fn) -> decltype(fn(std::shared_ptr<Session>()));
 
   const std::unique_ptr<Parts> parts_;
 };
 
-}  // namespace chorus
+}  // namespace chorus::node
 
 #endif  // CHORUS_CORE_NODE_NODE_H_

@@ -20,7 +20,7 @@
 #include "core/transport/ring.h"
 #include "core/transport/session_memory.h"
 
-namespace chorus {
+namespace chorus::node {
 namespace {
 
 Graph AllReduceGraph(int rank, int size, int collectives) {
@@ -143,4 +143,4 @@ BENCHMARK(BM_SmallAllReduce)
     ->Args({8, 500});
 
 }  // namespace
-}  // namespace chorus
+}  // namespace chorus::node

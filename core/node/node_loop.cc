@@ -17,7 +17,7 @@
 #include "core/base/unique_fd.h"
 #include "core/transport/doorbell.h"
 
-namespace chorus {
+namespace chorus::node {
 
 class NodeLoop::Impl {
  public:
@@ -163,4 +163,4 @@ NodeLoop::~NodeLoop() = default;
 void NodeLoop::Post(Task task) { impl_->Post(std::move(task)); }
 void NodeLoop::WatchProcess(SessionId session, int pidfd) { impl_->WatchProcess(session, pidfd); }
 
-}  // namespace chorus
+}  // namespace chorus::node

@@ -9,7 +9,7 @@
 
 #include "core/node/node.h"
 
-namespace chorus {
+namespace chorus::node {
 
 class NodeLoop {
  public:
@@ -31,6 +31,6 @@ class NodeLoop {
   std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace chorus
+}  // namespace chorus::node
 
 #endif  // CHORUS_CORE_NODE_NODE_LOOP_H_

@@ -18,7 +18,7 @@
 #include "core/transport/ring.h"
 #include "core/transport/session_memory.h"
 
-namespace chorus {
+namespace chorus::node {
 namespace {
 
 // An attached session, as its client sees it.
@@ -224,4 +224,4 @@ TEST_F(NodePollTest, WhatIsHeldBehindTwoGapsIsRefusedWhenTheSecondIsNotFilled) {
 }
 
 }  // namespace
-}  // namespace chorus
+}  // namespace chorus::node

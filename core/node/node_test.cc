@@ -27,7 +27,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace chorus {
+namespace chorus::node {
 namespace {
 
 constexpr absl::Duration kPatience = absl::Seconds(30);
@@ -1813,4 +1813,4 @@ TEST_F(NodeTest, AClosedSessionIsNotWatchedAnyMore) {
 }
 
 }  // namespace
-}  // namespace chorus
+}  // namespace chorus::node

@@ -9,7 +9,7 @@
 #include "absl/time/time.h"
 #include "core/collective/sequencer.h"
 
-namespace chorus {
+namespace chorus::node {
 
 struct NodeOptions {
   // One tenant may have seven eighths of each of these (core/runtime/budget.h), so that another
@@ -46,6 +46,6 @@ struct NodeOptions {
   std::function<void(absl::string_view line)> log_failure;
 };
 
-}  // namespace chorus
+}  // namespace chorus::node
 
 #endif  // CHORUS_CORE_NODE_OPTIONS_H_

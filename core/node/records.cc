@@ -5,7 +5,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 
-namespace chorus {
+namespace chorus::node {
 
 absl::string_view FlightKindName(FlightKind kind) {
   switch (kind) {
@@ -100,4 +100,4 @@ bool LineBudget::Take(absl::Time now, int64_t* left_out) {
   return true;
 }
 
-}  // namespace chorus
+}  // namespace chorus::node

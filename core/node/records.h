@@ -15,7 +15,7 @@
 #include "core/base/error.h"
 #include "core/base/ids.h"
 
-namespace chorus {
+namespace chorus::node {
 
 enum class FlightKind : uint8_t {
   kSessionOpened = 1,
@@ -103,6 +103,6 @@ class LineBudget {
   int64_t left_out_ = 0;
 };
 
-}  // namespace chorus
+}  // namespace chorus::node
 
 #endif  // CHORUS_CORE_NODE_RECORDS_H_

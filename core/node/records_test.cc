@@ -2,7 +2,7 @@
 
 #include "gtest/gtest.h"
 
-namespace chorus {
+namespace chorus::node {
 namespace {
 
 Error Make(const std::string& message) {
@@ -88,4 +88,4 @@ TEST(FlightRecordTest, KeepsTheLatestInOrder) {
 }
 
 }  // namespace
-}  // namespace chorus
+}  // namespace chorus::node

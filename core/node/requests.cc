@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
 
-namespace chorus {
+namespace chorus::node {
 namespace {
 
 constexpr size_t kMaxLabelBytes = 256;
@@ -113,4 +113,4 @@ absl::Status CheckSequence(Sequence sequence) {
   return Malformed(absl::StrCat("sequence: expected a number >= 1, got ", sequence.value()));
 }
 
-}  // namespace chorus
+}  // namespace chorus::node

@@ -25,7 +25,7 @@
 #include "core/runtime/buffer.h"
 #include "core/tensor/type.h"
 
-namespace chorus {
+namespace chorus::node {
 
 struct OpenSessionRequest {
   std::string tenant;                // "uid:1000"
@@ -165,6 +165,6 @@ struct ReadableTensor {
 };
 using OnTensor = std::function<void(absl::StatusOr<ReadableTensor>)>;
 
-}  // namespace chorus
+}  // namespace chorus::node
 
 #endif  // CHORUS_CORE_NODE_REQUESTS_H_

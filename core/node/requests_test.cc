@@ -5,7 +5,7 @@
 #include "core/base/error.h"
 #include "gtest/gtest.h"
 
-namespace chorus {
+namespace chorus::node {
 namespace {
 
 Reason ReasonOf(const absl::Status& status) {
@@ -126,4 +126,4 @@ TEST(RequestsTest, TheFlightRecordIsShownInPart) {
 }
 
 }  // namespace
-}  // namespace chorus
+}  // namespace chorus::node

@@ -15,7 +15,7 @@
 namespace chorus {
 namespace {
 
-void Fill(const ServiceContext& service, const std::vector<DeviceInfo>& devices,
+void Fill(const ServiceContext& service, const std::vector<node::DeviceInfo>& devices,
           v1::GetCapabilitiesResponse* to) {
   to->set_oldest_api_version(kApiVersion);
   to->set_newest_api_version(kApiVersion);
@@ -41,12 +41,12 @@ void Fill(const ServiceContext& service, const std::vector<DeviceInfo>& devices,
   if (service.attach != nullptr) to->add_transports(v1::TRANSPORT_RING);
   to->set_max_inline_bytes(InlineData::kMaxBytes);
   to->set_max_frame_bytes(kMaxFrameBytes);
-  to->set_max_chunk_bytes(kMaxChunkBytes);
+  to->set_max_chunk_bytes(node::kMaxChunkBytes);
   to->set_newest_ir_version(Graph::kIrVersion);
   to->set_max_tensors(service.max_tensors);
   to->set_max_graphs(service.max_graphs);
   to->set_attach_path(service.attach_path);
-  for (const DeviceInfo& info : devices) {
+  for (const node::DeviceInfo& info : devices) {
     v1::GetCapabilitiesResponse::Device* device = to->add_devices();
     device->set_device(info.index.value());
     device->set_name(info.name);
@@ -61,7 +61,7 @@ grpc::ServerUnaryReactor* CapabilitiesService::Get(grpc::CallbackServerContext* 
                                                    const v1::GetCapabilitiesRequest*,
                                                    v1::GetCapabilitiesResponse* response) {
   auto call = Call<v1::GetCapabilitiesResponse>::Start(service_, context, response);
-  service_->loop->Post([service = service_, call](LocalNode& node, absl::Time) {
+  service_->loop->Post([service = service_, call](node::LocalNode& node, absl::Time) {
     call->Reply(absl::OkStatus(),
                 [service, devices = node.Devices("")](v1::GetCapabilitiesResponse* to) {
                   Fill(*service, devices, to);

@@ -37,7 +37,7 @@ grpc::ServerUnaryReactor* Show(const ServiceContext* service, grpc::CallbackServ
     return call.get();
   }
   service->loop->Post([call, sees = std::string(caller->sees()), look = std::move(look),
-                       fill = std::move(fill)](LocalNode& node, absl::Time now) {
+                       fill = std::move(fill)](node::LocalNode& node, absl::Time now) {
     auto what = look(node, now, sees);
     const absl::Status status = StatusOf(what);
     call->Reply(status, [what = std::move(what), fill](Response* to) { fill(what, to); });
@@ -45,19 +45,19 @@ grpc::ServerUnaryReactor* Show(const ServiceContext* service, grpc::CallbackServ
   return call.get();
 }
 
-v1::SessionState StateTo(SessionState state) {
+v1::SessionState StateTo(node::SessionState state) {
   switch (state) {
-    case SessionState::kActive:
+    case node::SessionState::kActive:
       return v1::SESSION_STATE_ACTIVE;
-    case SessionState::kDetached:
+    case node::SessionState::kDetached:
       return v1::SESSION_STATE_DETACHED;
-    case SessionState::kDead:
+    case node::SessionState::kDead:
       return v1::SESSION_STATE_DEAD;
   }
   return v1::SESSION_STATE_UNSPECIFIED;
 }
 
-void SessionTo(int64_t incarnation, const SessionInfo& info,
+void SessionTo(int64_t incarnation, const node::SessionInfo& info,
                v1::ListSessionsResponse::Session* message) {
   message->set_session(WireSession(incarnation, info.id));
   message->set_tenant(info.tenant);
@@ -73,7 +73,7 @@ void SessionTo(int64_t incarnation, const SessionInfo& info,
   if (!info.attached) DurationTo(info.lease_left, message->mutable_lease_left());
 }
 
-void PendingTo(const PendingView& view, v1::ListPendingResponse::Pending* message) {
+void PendingTo(const node::PendingView& view, v1::ListPendingResponse::Pending* message) {
   message->set_world(view.world.value());
   message->set_world_name(view.world_name);
   ToProto(view.instance.key, message->mutable_instance());
@@ -84,7 +84,7 @@ void PendingTo(const PendingView& view, v1::ListPendingResponse::Pending* messag
   message->set_source(view.instance.source);
 }
 
-void EventTo(int64_t incarnation, const FlightEvent& event,
+void EventTo(int64_t incarnation, const node::FlightEvent& event,
              v1::ListFlightEventsResponse::Event* message) {
   const int64_t nanos = absl::ToUnixNanos(WallTime(event.time));
   message->mutable_time()->set_seconds(nanos / 1'000'000'000);
@@ -105,9 +105,9 @@ grpc::ServerUnaryReactor* DiagnosticsService::ListDevices(grpc::CallbackServerCo
                                                           v1::ListDevicesResponse* response) {
   return Show(
       service_, context, response,
-      [](LocalNode& node, absl::Time, const std::string& sees) { return node.Devices(sees); },
-      [](const std::vector<DeviceInfo>& devices, v1::ListDevicesResponse* to) {
-        for (const DeviceInfo& info : devices) {
+      [](node::LocalNode& node, absl::Time, const std::string& sees) { return node.Devices(sees); },
+      [](const std::vector<node::DeviceInfo>& devices, v1::ListDevicesResponse* to) {
+        for (const node::DeviceInfo& info : devices) {
           v1::ListDevicesResponse::Device* device = to->add_devices();
           device->set_device(info.index.value());
           device->set_name(info.name);
@@ -122,11 +122,12 @@ grpc::ServerUnaryReactor* DiagnosticsService::ListSessions(grpc::CallbackServerC
                                                            v1::ListSessionsResponse* response) {
   return Show(
       service_, context, response,
-      [](LocalNode& node, absl::Time now, const std::string& sees) {
+      [](node::LocalNode& node, absl::Time now, const std::string& sees) {
         return node.Sessions(sees, now);
       },
-      [service = service_](const std::vector<SessionInfo>& sessions, v1::ListSessionsResponse* to) {
-        for (const SessionInfo& info : sessions) {
+      [service = service_](const std::vector<node::SessionInfo>& sessions,
+                           v1::ListSessionsResponse* to) {
+        for (const node::SessionInfo& info : sessions) {
           SessionTo(service->incarnation, info, to->add_sessions());
         }
       });
@@ -137,11 +138,11 @@ grpc::ServerUnaryReactor* DiagnosticsService::ListPending(grpc::CallbackServerCo
                                                           v1::ListPendingResponse* response) {
   return Show(
       service_, context, response,
-      [](LocalNode& node, absl::Time now, const std::string& sees) {
+      [](node::LocalNode& node, absl::Time now, const std::string& sees) {
         return node.Pending(sees, now);
       },
-      [](const std::vector<PendingView>& views, v1::ListPendingResponse* to) {
-        for (const PendingView& view : views) PendingTo(view, to->add_pending());
+      [](const std::vector<node::PendingView>& views, v1::ListPendingResponse* to) {
+        for (const node::PendingView& view : views) PendingTo(view, to->add_pending());
       });
 }
 
@@ -155,7 +156,7 @@ grpc::ServerUnaryReactor* DiagnosticsService::GetError(grpc::CallbackServerConte
     return call.get();
   }
   service_->loop->Post([call, id = ErrorId(request->error_id()),
-                        sees = std::string(caller->sees())](LocalNode& node, absl::Time) {
+                        sees = std::string(caller->sees())](node::LocalNode& node, absl::Time) {
     const absl::StatusOr<Error> error = node.FindError(id, sees);
     if (!error.ok()) return call->Reply(error.status());
     call->Reply(absl::OkStatus(), [error = *error](v1::GetErrorResponse* to) {
@@ -170,12 +171,12 @@ grpc::ServerUnaryReactor* DiagnosticsService::ListFlightEvents(
     v1::ListFlightEventsResponse* response) {
   return Show(
       service_, context, response,
-      [limit = request->limit()](LocalNode& node, absl::Time, const std::string& sees) {
+      [limit = request->limit()](node::LocalNode& node, absl::Time, const std::string& sees) {
         return node.Flight(sees, limit);
       },
-      [service = service_](const absl::StatusOr<std::vector<FlightEvent>>& events,
+      [service = service_](const absl::StatusOr<std::vector<node::FlightEvent>>& events,
                            v1::ListFlightEventsResponse* to) {
-        for (const FlightEvent& event : *events) {
+        for (const node::FlightEvent& event : *events) {
           EventTo(service->incarnation, event, to->add_events());
         }
       });
@@ -186,8 +187,8 @@ grpc::ServerUnaryReactor* DiagnosticsService::GetStats(grpc::CallbackServerConte
                                                        v1::GetStatsResponse* response) {
   return Show(
       service_, context, response,
-      [](LocalNode& node, absl::Time, const std::string& sees) { return node.Stats(sees); },
-      [](const NodeStats& stats, v1::GetStatsResponse* to) {
+      [](node::LocalNode& node, absl::Time, const std::string& sees) { return node.Stats(sees); },
+      [](const node::NodeStats& stats, v1::GetStatsResponse* to) {
         to->set_memory_limit_bytes(stats.memory_limit_bytes);
         to->set_memory_used_bytes(stats.memory_used_bytes);
         to->set_published_run_count(stats.runs_published);

@@ -67,7 +67,8 @@ std::string RandomToken() {
   return token;
 }
 
-AttachServer::AttachServer(std::vector<UniqueFd> listeners, AttachOptions options, NodeLoop* loop)
+AttachServer::AttachServer(std::vector<UniqueFd> listeners, AttachOptions options,
+                           node::NodeLoop* loop)
     : listeners_(std::move(listeners)),
       options_(std::move(options)),
       loop_(loop),
@@ -282,15 +283,16 @@ absl::Status AttachServer::HandleProof(const ConnectionRef& connection,
     tokens_[reply.secret] = connection;
   }
   // The doorbell's descriptor is the node's, so its thread sends it.
-  loop_->Post([connection, id = request.id, reply = std::move(reply)](LocalNode& node, absl::Time) {
-    Answer(connection->socket.get(), id, reply, {node.doorbell_fd()});
-  });
+  loop_->Post(
+      [connection, id = request.id, reply = std::move(reply)](node::LocalNode& node, absl::Time) {
+        Answer(connection->socket.get(), id, reply, {node.doorbell_fd()});
+      });
   return absl::OkStatus();
 }
 
 void AttachServer::CarryOut(const ConnectionRef& connection, const AttachRequest& request,
                             SessionId session) {
-  loop_->Post([connection, request, session](LocalNode& node, absl::Time) {
+  loop_->Post([connection, request, session](node::LocalNode& node, absl::Time) {
     const int socket = connection->socket.get();
     switch (request.kind) {
       case AttachRequest::Kind::kSessionMemory: {
@@ -346,7 +348,7 @@ void AttachServer::Close(const ConnectionRef& connection) {
   shutdown(connection->socket.get(), SHUT_RDWR);
   if (bound) {
     loop_->Post(
-        [session](LocalNode& node, absl::Time now) { node.SetDetached(session, true, now); });
+        [session](node::LocalNode& node, absl::Time now) { node.SetDetached(session, true, now); });
   }
 }
 
@@ -392,7 +394,7 @@ int AttachServer::Sweep() {
 }
 
 void AttachServer::CloseEnded(std::vector<ConnectionRef> bound) {
-  loop_->Post([bound = std::move(bound)](LocalNode& node, absl::Time) {
+  loop_->Post([bound = std::move(bound)](node::LocalNode& node, absl::Time) {
     for (const ConnectionRef& connection : bound) {
       if (node.TenantOf(connection->session).ok()) continue;
       // The attach thread sees it.

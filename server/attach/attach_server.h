@@ -45,7 +45,7 @@ struct AttachOptions {
 class AttachServer {
  public:
   // `loop` outlives it.
-  AttachServer(std::vector<UniqueFd> listeners, AttachOptions options, NodeLoop* loop);
+  AttachServer(std::vector<UniqueFd> listeners, AttachOptions options, node::NodeLoop* loop);
   // Closes every connection; sessions are then detached.
   ~AttachServer();
 
@@ -102,7 +102,7 @@ class AttachServer {
 
   const std::vector<UniqueFd> listeners_;
   const AttachOptions options_;
-  NodeLoop* const loop_;
+  node::NodeLoop* const loop_;
   const UniqueFd epoll_;
   const UniqueFd stop_;  // an eventfd
 

@@ -247,7 +247,7 @@ TEST(AttachTest, ATokenIsOfItsUid) {
   ASSERT_TRUE(listener.ok()) << listener.status();
   std::vector<UniqueFd> listeners;
   listeners.push_back(*std::move(listener));
-  NodeLoop loop(NodeOptions(), daemon.backend());
+  node::NodeLoop loop(node::NodeOptions(), daemon.backend());
   AttachServer server(std::move(listeners), AttachOptions(), &loop);
   const auto client = AttachClient::Connect(path, Soon());
   ASSERT_TRUE(client.ok()) << client.status();
@@ -432,7 +432,7 @@ TEST(AttachTest, AConnectionThatSaysNothingOrHalfOfItIsClosed) {
   listeners.push_back(*std::move(listener));
   AttachOptions options;
   options.handshake_timeout = absl::Milliseconds(100);
-  NodeLoop loop(NodeOptions(), daemon.backend());
+  node::NodeLoop loop(node::NodeOptions(), daemon.backend());
   AttachServer server(std::move(listeners), options, &loop);
   const RawClient silent(path);
   RawClient half(path);

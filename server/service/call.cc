@@ -13,7 +13,7 @@ void PostForSession(const ServiceContext& context, const std::string& peer, int6
   if (!session.ok()) return refuse(session.status());
   context.loop->Post([tenant = std::move(caller->tenant), name, id = *session,
                       task = std::move(task),
-                      refuse = std::move(refuse)](LocalNode& node, absl::Time now) {
+                      refuse = std::move(refuse)](node::LocalNode& node, absl::Time now) {
     const absl::StatusOr<std::string> owner = node.TenantOf(id);
     if (!owner.ok() || *owner != tenant) return refuse(SessionLost(name));
     const absl::Status renewed = node.RenewLease(id, now);

@@ -34,7 +34,7 @@
 namespace chorus {
 
 // What the node thread does for a session of the caller's.
-using SessionTask = std::function<void(LocalNode& node, absl::Time now, SessionId session)>;
+using SessionTask = std::function<void(node::LocalNode& node, absl::Time now, SessionId session)>;
 
 // Posts `task` when `caller` may use the session `name`; else tells `refuse` (on any thread).
 void PostForSession(const ServiceContext& context, const std::string& peer, int64_t name,
@@ -71,7 +71,7 @@ class Call : public grpc::ServerUnaryReactor, public std::enable_shared_from_thi
     std::shared_ptr<Call> call = this->shared_from_this();
     PostForSession(
         *service_, context_->peer(), name,
-        [call, task = std::move(task)](LocalNode& node, absl::Time now, SessionId session) {
+        [call, task = std::move(task)](node::LocalNode& node, absl::Time now, SessionId session) {
           call->Hold(session);
           task(node, now, session);
         },

@@ -73,10 +73,10 @@ class CommandStream : public grpc::ServerBidiReactor<v1::CommandsRequest, v1::Co
     if (!frame.ok()) return PostOutcome(sequence, frame.status());
     PostForSession(
         *service_, context_->peer(), session_,
-        [stream = self_, sequence, frame = *std::move(frame)](LocalNode& node, absl::Time now,
+        [stream = self_, sequence, frame = *std::move(frame)](node::LocalNode& node, absl::Time now,
                                                               SessionId session) {
           stream->Hold(session);
-          node.Submit(session, frame, now, [stream, sequence](Outcome outcome) {
+          node.Submit(session, frame, now, [stream, sequence](node::Outcome outcome) {
             stream->PostOutcome(sequence, outcome.status);
           });
         },

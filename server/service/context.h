@@ -21,7 +21,7 @@ namespace chorus {
 inline constexpr char kDaemonVersion[] = "chorusd 0.1.0";
 
 struct ServiceContext {
-  NodeLoop* loop = nullptr;
+  node::NodeLoop* loop = nullptr;
   ServiceWorker* worker = nullptr;
   const PeerTable* peers = nullptr;
   Farewell* farewell = nullptr;

@@ -37,9 +37,9 @@ class Download : public grpc::ServerWriteReactor<v1::DownloadTensorResponse>,
                          SteadyNow() + service_->max_wait);
     PostForSession(
         *service_, context_->peer(), request.session(),
-        [download = self_](LocalNode& node, absl::Time, SessionId session) {
+        [download = self_](node::LocalNode& node, absl::Time, SessionId session) {
           node.ReadTensor(session, download->asked_.tensor, download->deadline_,
-                          [download](absl::StatusOr<ReadableTensor> view) {
+                          [download](absl::StatusOr<node::ReadableTensor> view) {
                             download->HaveTensor(std::move(view));
                           });
         },
@@ -47,22 +47,23 @@ class Download : public grpc::ServerWriteReactor<v1::DownloadTensorResponse>,
   }
 
  private:
-  using ViewRef = std::shared_ptr<const ReadableTensor>;
+  using ViewRef = std::shared_ptr<const node::ReadableTensor>;
 
   // On the node thread. The view's buffer belongs to that thread, so its end is sent back there.
-  void HaveTensor(absl::StatusOr<ReadableTensor> view) {
+  void HaveTensor(absl::StatusOr<node::ReadableTensor> view) {
     if (!view.ok()) {
       service_->worker->Post(
           [download = shared_from_this(), status = view.status()] { download->End(status); });
       return;
     }
-    NodeLoop* const loop = service_->loop;
-    ViewRef shared(new ReadableTensor(*std::move(view)), [loop](const ReadableTensor* done) {
-      loop->Post([done](LocalNode& node, absl::Time) {
-        node.CountStreamed(done->bytes);
-        delete done;
-      });
-    });
+    node::NodeLoop* const loop = service_->loop;
+    ViewRef shared(new node::ReadableTensor(*std::move(view)),
+                   [loop](const node::ReadableTensor* done) {
+                     loop->Post([done](node::LocalNode& node, absl::Time) {
+                       node.CountStreamed(done->bytes);
+                       delete done;
+                     });
+                   });
     service_->worker->Post([download = shared_from_this(), shared = std::move(shared)]() mutable {
       download->Begin(std::move(shared));
     });
@@ -79,7 +80,7 @@ class Download : public grpc::ServerWriteReactor<v1::DownloadTensorResponse>,
   }
 
   void SendPart() {
-    const int64_t size = std::min(kMaxChunkBytes, end_ - offset_);
+    const int64_t size = std::min(node::kMaxChunkBytes, end_ - offset_);
     part_.set_offset_bytes(offset_);
     part_.set_data(view_->data + offset_, static_cast<size_t>(size));
     offset_ += size;
@@ -149,8 +150,8 @@ class Download : public grpc::ServerWriteReactor<v1::DownloadTensorResponse>,
 
   const ServiceContext* const service_;
   grpc::CallbackServerContext* const context_;
-  absl::Time deadline_;    // of all of it; constant once it waits
-  DownloadRequest asked_;  // constant once it waits
+  absl::Time deadline_;          // of all of it; constant once it waits
+  node::DownloadRequest asked_;  // constant once it waits
   // Of one write after the other.
   int64_t offset_ = 0;
   int64_t end_ = 0;

@@ -31,9 +31,9 @@ grpc::ServerUnaryReactor* LogService::Wait(grpc::CallbackServerContext* context,
   const absl::Time deadline =
       std::min(SteadyTime(absl::FromChrono(context->deadline())), SteadyNow() + service_->max_wait);
   call->ForSession(request->session(), [call, deadline, sequence = Sequence(request->sequence())](
-                                           LocalNode& node, absl::Time, SessionId session) {
+                                           node::LocalNode& node, absl::Time, SessionId session) {
     node.WaitOutcome(session, sequence, deadline,
-                     [call](Outcome outcome) { call->Reply(outcome.status); });
+                     [call](node::Outcome outcome) { call->Reply(outcome.status); });
   });
   return call.get();
 }

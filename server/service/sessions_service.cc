@@ -22,10 +22,10 @@ absl::Status CheckVersion(int32_t version) {
                                 kDaemonVersion, ") version ", kApiVersion));
 }
 
-absl::StatusOr<OpenSessionRequest> RequestFrom(const Caller& caller,
-                                               const v1::OpenSessionRequest& message) {
+absl::StatusOr<node::OpenSessionRequest> RequestFrom(const Caller& caller,
+                                                     const v1::OpenSessionRequest& message) {
   CHORUS_RETURN_IF_ERROR(CheckVersion(message.api_version()));
-  OpenSessionRequest request;
+  node::OpenSessionRequest request;
   request.tenant = caller.tenant;
   request.may_open = caller.may_write();
   request.attached = !message.attach_token().empty();
@@ -48,7 +48,7 @@ absl::StatusOr<AttachServer::Client> Claim(const ServiceContext& service, const 
   return service.attach->Claim(token, caller.uid);
 }
 
-void ResponseTo(const ServiceContext& service, const SessionInfo& info,
+void ResponseTo(const ServiceContext& service, const node::SessionInfo& info,
                 v1::OpenSessionResponse* response) {
   response->set_session(WireSession(service.incarnation, info.id));
   for (DeviceIndex device : info.devices) response->add_devices(device.value());
@@ -64,22 +64,22 @@ grpc::ServerUnaryReactor* SessionsService::Open(grpc::CallbackServerContext* con
                                                 v1::OpenSessionResponse* response) {
   auto call = Call<v1::OpenSessionResponse>::Start(service_, context, response);
   const absl::StatusOr<Caller> caller = call->caller();
-  absl::StatusOr<OpenSessionRequest> open =
+  absl::StatusOr<node::OpenSessionRequest> open =
       caller.ok() ? RequestFrom(*caller, *request) : caller.status();
   absl::StatusOr<AttachServer::Client> client =
       open.ok() ? Claim(*service_, *caller, request->attach_token()) : open.status();
   if (client.ok()) open->pid = client->pid;
   if (const absl::Status status = client.status(); !status.ok()) {
     const std::string tenant = caller.ok() ? caller->tenant : "";
-    service_->loop->Post([call, tenant, status](LocalNode& node, absl::Time) {
+    service_->loop->Post([call, tenant, status](node::LocalNode& node, absl::Time) {
       call->Reply(node.Refused(tenant, /*pid=*/-1, status));
     });
     return call.get();
   }
   service_->loop->Post([service = service_, call, open = *std::move(open),
                         client = std::make_shared<AttachServer::Client>(*std::move(client))](
-                           LocalNode& node, absl::Time now) {
-    const absl::StatusOr<SessionInfo> info = node.OpenSession(open, now);
+                           node::LocalNode& node, absl::Time now) {
+    const absl::StatusOr<node::SessionInfo> info = node.OpenSession(open, now);
     if (!info.ok()) return call->Reply(info.status());
     if (open.attached) {
       service->loop->WatchProcess(info->id, client->pidfd.Release());
@@ -101,12 +101,13 @@ grpc::ServerUnaryReactor* SessionsService::Close(grpc::CallbackServerContext* co
                                                  const v1::CloseSessionRequest* request,
                                                  v1::CloseSessionResponse* response) {
   auto call = Call<v1::CloseSessionResponse>::Start(service_, context, response);
-  call->ForSession(request->session(), [call](LocalNode& node, absl::Time now, SessionId session) {
-    const absl::Status status = node.CloseSession(session, now);
-    call->Reply(status, [session](v1::CloseSessionResponse*) {
-      LOG(INFO) << "session " << session << " closed";
-    });
-  });
+  call->ForSession(request->session(),
+                   [call](node::LocalNode& node, absl::Time now, SessionId session) {
+                     const absl::Status status = node.CloseSession(session, now);
+                     call->Reply(status, [session](v1::CloseSessionResponse*) {
+                       LOG(INFO) << "session " << session << " closed";
+                     });
+                   });
   return call.get();
 }
 
@@ -114,13 +115,14 @@ grpc::ServerUnaryReactor* SessionsService::Renew(grpc::CallbackServerContext* co
                                                  const v1::RenewSessionRequest* request,
                                                  v1::RenewSessionResponse* response) {
   auto call = Call<v1::RenewSessionResponse>::Start(service_, context, response);
-  call->ForSession(request->session(), [call](LocalNode& node, absl::Time now, SessionId session) {
-    const absl::StatusOr<SessionInfo> info = node.Describe(session, now);
-    if (!info.ok()) return call->Reply(info.status());
-    call->Reply(absl::OkStatus(), [left = info->lease_left](v1::RenewSessionResponse* to) {
-      if (left != absl::InfiniteDuration()) DurationTo(left, to->mutable_lease_left());
-    });
-  });
+  call->ForSession(
+      request->session(), [call](node::LocalNode& node, absl::Time now, SessionId session) {
+        const absl::StatusOr<node::SessionInfo> info = node.Describe(session, now);
+        if (!info.ok()) return call->Reply(info.status());
+        call->Reply(absl::OkStatus(), [left = info->lease_left](v1::RenewSessionResponse* to) {
+          if (left != absl::InfiniteDuration()) DurationTo(left, to->mutable_lease_left());
+        });
+      });
   return call.get();
 }
 

@@ -9,7 +9,7 @@ namespace chorus {
 
 absl::StatusOr<std::string> FrameOf(int64_t sequence, absl::StatusOr<CommandBody> body) {
   CHORUS_RETURN_IF_ERROR(body.status());
-  CHORUS_RETURN_IF_ERROR(CheckSequence(Sequence(sequence)));
+  CHORUS_RETURN_IF_ERROR(node::CheckSequence(Sequence(sequence)));
   Command command;
   command.sequence = Sequence(sequence);
   command.body = *std::move(body);

@@ -24,10 +24,10 @@ void SubmitCommand(const std::shared_ptr<Call<Response>>& call, int64_t session,
                    absl::StatusOr<CommandBody> body) {
   absl::StatusOr<std::string> frame = FrameOf(sequence, std::move(body));
   if (!frame.ok()) return call->Reply(frame.status());
-  call->ForSession(
-      session, [call, frame = *std::move(frame)](LocalNode& node, absl::Time now, SessionId id) {
-        node.Submit(id, frame, now, [call](Outcome outcome) { call->Reply(outcome.status); });
-      });
+  call->ForSession(session, [call, frame = *std::move(frame)](node::LocalNode& node, absl::Time now,
+                                                              SessionId id) {
+    node.Submit(id, frame, now, [call](node::Outcome outcome) { call->Reply(outcome.status); });
+  });
 }
 
 }  // namespace chorus

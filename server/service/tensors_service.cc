@@ -26,8 +26,8 @@ v1::Release ReleaseOf(const Names& tensors) {
 // Writes `write` slice by slice, from byte `done` on, each in its own turn of the node thread.
 void WriteSlices(const ServiceContext* service,
                  const std::shared_ptr<Call<v1::WriteStagingResponse>>& call, SessionId session,
-                 const std::shared_ptr<const WriteStagingRequest>& write, size_t done,
-                 LocalNode& node) {
+                 const std::shared_ptr<const node::WriteStagingRequest>& write, size_t done,
+                 node::LocalNode& node) {
   const absl::string_view slice = absl::string_view(write->bytes).substr(done, kSliceBytes);
   const absl::Status status =
       node.WriteStaging(session, write->arena, write->offset + static_cast<int64_t>(done), slice);
@@ -36,7 +36,7 @@ void WriteSlices(const ServiceContext* service,
     node.CountStreamed(static_cast<int64_t>(next));
     return call->Reply(status);
   }
-  service->loop->Post([=](LocalNode& later, absl::Time) {
+  service->loop->Post([=](node::LocalNode& later, absl::Time) {
     WriteSlices(service, call, session, write, next, later);
   });
 }
@@ -75,7 +75,7 @@ grpc::ServerUnaryReactor* TensorsService::CreateStaging(grpc::CallbackServerCont
                                                         v1::CreateStagingResponse* response) {
   auto call = Call<v1::CreateStagingResponse>::Start(service_, context, response);
   call->ForSession(request->session(), [call, bytes = request->size_bytes()](
-                                           LocalNode& node, absl::Time, SessionId session) {
+                                           node::LocalNode& node, absl::Time, SessionId session) {
     const auto staging = node.CreateStaging(session, bytes);
     if (!staging.ok()) return call->Reply(staging.status());
     call->Reply(absl::OkStatus(),
@@ -91,15 +91,15 @@ grpc::ServerUnaryReactor* TensorsService::WriteStaging(grpc::CallbackServerConte
                                                        const v1::WriteStagingRequest* request,
                                                        v1::WriteStagingResponse* response) {
   auto call = Call<v1::WriteStagingResponse>::Start(service_, context, response);
-  const auto write = std::make_shared<const WriteStagingRequest>(
-      WriteStagingRequest{ArenaId(request->arena()), request->offset_bytes(), request->data()});
+  const auto write = std::make_shared<const node::WriteStagingRequest>(node::WriteStagingRequest{
+      ArenaId(request->arena()), request->offset_bytes(), request->data()});
   const absl::Status checked = write->Check();
   if (!checked.ok()) {
     call->Reply(checked);
     return call.get();
   }
   call->ForSession(request->session(), [service = service_, call, write](
-                                           LocalNode& node, absl::Time, SessionId session) {
+                                           node::LocalNode& node, absl::Time, SessionId session) {
     WriteSlices(service, call, session, write, 0, node);
   });
   return call.get();
@@ -110,7 +110,7 @@ grpc::ServerUnaryReactor* TensorsService::ReleaseStaging(grpc::CallbackServerCon
                                                          v1::ReleaseStagingResponse* response) {
   auto call = Call<v1::ReleaseStagingResponse>::Start(service_, context, response);
   call->ForSession(request->session(), [call, arena = ArenaId(request->arena())](
-                                           LocalNode& node, absl::Time, SessionId session) {
+                                           node::LocalNode& node, absl::Time, SessionId session) {
     call->Reply(node.ReleaseStaging(session, arena));
   });
   return call.get();

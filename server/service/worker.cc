@@ -6,7 +6,7 @@
 
 namespace chorus {
 
-ServiceWorker::ServiceWorker(NodeLoop* loop, absl::Duration renew_period)
+ServiceWorker::ServiceWorker(node::NodeLoop* loop, absl::Duration renew_period)
     : loop_(loop), renew_period_(renew_period), thread_([this] { Loop(); }) {}
 
 ServiceWorker::~ServiceWorker() {
@@ -40,7 +40,7 @@ void ServiceWorker::Drop(SessionId session) {
 void ServiceWorker::RenewAll() {
   std::vector<SessionId> sessions;
   for (const auto& [session, calls] : held_) sessions.push_back(session);
-  loop_->Post([sessions](LocalNode& node, absl::Time now) {
+  loop_->Post([sessions](node::LocalNode& node, absl::Time now) {
     // One that has ended meanwhile needs no lease.
     for (SessionId session : sessions) node.RenewLease(session, now).IgnoreError();
   });

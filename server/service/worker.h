@@ -22,7 +22,7 @@ class ServiceWorker {
  public:
   // `loop` outlives it. A session with a call under way is renewed every `renew_period`, so that a
   // long wait does not outlive its own lease.
-  ServiceWorker(NodeLoop* loop, absl::Duration renew_period);
+  ServiceWorker(node::NodeLoop* loop, absl::Duration renew_period);
   ~ServiceWorker();
 
   void Post(std::function<void()> task);
@@ -35,7 +35,7 @@ class ServiceWorker {
   void Loop();
   void RenewAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  NodeLoop* const loop_;
+  node::NodeLoop* const loop_;
   const absl::Duration renew_period_;
 
   Mutex mutex_;

@@ -15,17 +15,17 @@
 namespace chorus {
 namespace {
 
-v1::MemberState StateOf(const WorldInfo::Member& member) {
+v1::MemberState StateOf(const node::WorldInfo::Member& member) {
   if (!member.joined) return v1::MEMBER_STATE_MISSING;
   return member.alive ? v1::MEMBER_STATE_ALIVE : v1::MEMBER_STATE_GONE;
 }
 
-void WorldTo(int64_t incarnation, const WorldInfo& info, v1::World* message) {
+void WorldTo(int64_t incarnation, const node::WorldInfo& info, v1::World* message) {
   message->set_world(info.id.value());
   message->set_name(info.name);
   message->set_size(info.size);
   message->set_epoch(info.epoch.value());
-  for (const WorldInfo::Member& member : info.members) {
+  for (const node::WorldInfo::Member& member : info.members) {
     v1::World::Member* to = message->add_members();
     to->set_rank(member.rank.value());
     to->set_session(WireSessionOrZero(incarnation, member.session));
@@ -43,8 +43,8 @@ void WorldTo(int64_t incarnation, const WorldInfo& info, v1::World* message) {
   if (info.waiting > absl::ZeroDuration()) DurationTo(info.waiting, message->mutable_waiting());
 }
 
-absl::StatusOr<JoinRequest> RequestFrom(const v1::JoinWorldRequest& message) {
-  JoinRequest request;
+absl::StatusOr<node::JoinRequest> RequestFrom(const v1::JoinWorldRequest& message) {
+  node::JoinRequest request;
   request.name = message.name();
   request.size = message.size();
   request.rank = Rank(message.rank());
@@ -63,8 +63,8 @@ absl::StatusOr<JoinRequest> RequestFrom(const v1::JoinWorldRequest& message) {
   return request;
 }
 
-CreateGroupRequest RequestFrom(const v1::CreateGroupRequest& message) {
-  CreateGroupRequest request;
+node::CreateGroupRequest RequestFrom(const v1::CreateGroupRequest& message) {
+  node::CreateGroupRequest request;
   request.world = WorldId(message.world());
   request.rank = Rank(message.rank());
   for (int32_t rank : message.ranks()) request.members.push_back(Rank(rank));
@@ -73,8 +73,8 @@ CreateGroupRequest RequestFrom(const v1::CreateGroupRequest& message) {
   return request;
 }
 
-absl::StatusOr<ReformWorldRequest> RequestFrom(const v1::ReformWorldRequest& message) {
-  ReformWorldRequest request;
+absl::StatusOr<node::ReformWorldRequest> RequestFrom(const v1::ReformWorldRequest& message) {
+  node::ReformWorldRequest request;
   request.world = WorldId(message.world());
   request.rank = Rank(message.rank());
   CHORUS_ASSIGN_OR_RETURN(request.timeout, DurationFrom(message.timeout(), "timeout"));
@@ -82,11 +82,11 @@ absl::StatusOr<ReformWorldRequest> RequestFrom(const v1::ReformWorldRequest& mes
   return request;
 }
 
-void ResponseTo(const ReformResult& result, v1::ReformWorldResponse* response) {
+void ResponseTo(const node::ReformResult& result, v1::ReformWorldResponse* response) {
   response->set_rank(result.rank.value());
   response->set_size(result.size);
   response->set_epoch(result.epoch.value());
-  for (const ReformResult::Survivor& survivor : result.survivors) {
+  for (const node::ReformResult::Survivor& survivor : result.survivors) {
     v1::ReformWorldResponse::Survivor* to = response->add_survivors();
     to->set_old_rank(survivor.old_rank.value());
     if (survivor.last_published.has_value()) {
@@ -101,21 +101,22 @@ grpc::ServerUnaryReactor* WorldsService::Join(grpc::CallbackServerContext* conte
                                               const v1::JoinWorldRequest* request,
                                               v1::JoinWorldResponse* response) {
   auto call = Call<v1::JoinWorldResponse>::Start(service_, context, response);
-  absl::StatusOr<JoinRequest> join = RequestFrom(*request);
+  absl::StatusOr<node::JoinRequest> join = RequestFrom(*request);
   if (!join.ok()) {
     call->Reply(join.status());
     return call.get();
   }
-  call->ForSession(request->session(), [service = service_, call, join = *std::move(join)](
-                                           LocalNode& node, absl::Time now, SessionId session) {
-    node.JoinWorld(session, join, now, [service, call](absl::StatusOr<WorldInfo> world) {
-      if (!world.ok()) return call->Reply(world.status());
-      call->Reply(absl::OkStatus(),
-                  [service, world = *std::move(world)](v1::JoinWorldResponse* to) {
-                    WorldTo(service->incarnation, world, to->mutable_world());
-                  });
-    });
-  });
+  call->ForSession(
+      request->session(), [service = service_, call, join = *std::move(join)](
+                              node::LocalNode& node, absl::Time now, SessionId session) {
+        node.JoinWorld(session, join, now, [service, call](absl::StatusOr<node::WorldInfo> world) {
+          if (!world.ok()) return call->Reply(world.status());
+          call->Reply(absl::OkStatus(),
+                      [service, world = *std::move(world)](v1::JoinWorldResponse* to) {
+                        WorldTo(service->incarnation, world, to->mutable_world());
+                      });
+        });
+      });
   return call.get();
 }
 
@@ -124,7 +125,7 @@ grpc::ServerUnaryReactor* WorldsService::CreateGroup(grpc::CallbackServerContext
                                                      v1::CreateGroupResponse* response) {
   auto call = Call<v1::CreateGroupResponse>::Start(service_, context, response);
   call->ForSession(request->session(), [call, create = RequestFrom(*request)](
-                                           LocalNode& node, absl::Time, SessionId session) {
+                                           node::LocalNode& node, absl::Time, SessionId session) {
     const absl::StatusOr<GroupId> group = node.CreateGroup(session, create);
     if (!group.ok()) return call->Reply(group.status());
     call->Reply(absl::OkStatus(),
@@ -139,7 +140,7 @@ grpc::ServerUnaryReactor* WorldsService::Leave(grpc::CallbackServerContext* cont
   auto call = Call<v1::LeaveWorldResponse>::Start(service_, context, response);
   call->ForSession(request->session(),
                    [call, world = WorldId(request->world()), rank = Rank(request->rank())](
-                       LocalNode& node, absl::Time now, SessionId session) {
+                       node::LocalNode& node, absl::Time now, SessionId session) {
                      call->Reply(node.LeaveWorld(session, world, rank, now));
                    });
   return call.get();
@@ -149,10 +150,10 @@ grpc::ServerUnaryReactor* WorldsService::Abort(grpc::CallbackServerContext* cont
                                                const v1::AbortWorldRequest* request,
                                                v1::AbortWorldResponse* response) {
   auto call = Call<v1::AbortWorldResponse>::Start(service_, context, response);
-  const AbortWorldRequest abort{WorldId(request->world()), Rank(request->rank()),
-                                Epoch(request->epoch()), request->message()};
+  const node::AbortWorldRequest abort{WorldId(request->world()), Rank(request->rank()),
+                                      Epoch(request->epoch()), request->message()};
   call->ForSession(request->session(),
-                   [call, abort](LocalNode& node, absl::Time now, SessionId session) {
+                   [call, abort](node::LocalNode& node, absl::Time now, SessionId session) {
                      call->Reply(node.AbortWorld(session, abort, now));
                    });
   return call.get();
@@ -162,14 +163,14 @@ grpc::ServerUnaryReactor* WorldsService::Reform(grpc::CallbackServerContext* con
                                                 const v1::ReformWorldRequest* request,
                                                 v1::ReformWorldResponse* response) {
   auto call = Call<v1::ReformWorldResponse>::Start(service_, context, response);
-  const absl::StatusOr<ReformWorldRequest> reform = RequestFrom(*request);
+  const absl::StatusOr<node::ReformWorldRequest> reform = RequestFrom(*request);
   if (!reform.ok()) {
     call->Reply(reform.status());
     return call.get();
   }
-  call->ForSession(request->session(), [call, reform = *reform](LocalNode& node, absl::Time now,
-                                                                SessionId session) {
-    node.ReformWorld(session, reform, now, [call](absl::StatusOr<ReformResult> result) {
+  call->ForSession(request->session(), [call, reform = *reform](node::LocalNode& node,
+                                                                absl::Time now, SessionId session) {
+    node.ReformWorld(session, reform, now, [call](absl::StatusOr<node::ReformResult> result) {
       if (!result.ok()) return call->Reply(result.status());
       call->Reply(absl::OkStatus(), [result = *std::move(result)](v1::ReformWorldResponse* to) {
         ResponseTo(result, to);
@@ -191,12 +192,12 @@ grpc::ServerUnaryReactor* WorldsService::Describe(grpc::CallbackServerContext* c
   absl::optional<WorldId> one;
   if (request->has_world()) one = WorldId(request->world());
   service_->loop->Post([service = service_, call, one, sees = std::string(caller->sees())](
-                           LocalNode& node, absl::Time now) {
-    absl::StatusOr<std::vector<WorldInfo>> worlds = node.Worlds(sees, one, now);
+                           node::LocalNode& node, absl::Time now) {
+    absl::StatusOr<std::vector<node::WorldInfo>> worlds = node.Worlds(sees, one, now);
     if (!worlds.ok()) return call->Reply(worlds.status());
     call->Reply(absl::OkStatus(),
                 [service, worlds = *std::move(worlds)](v1::DescribeWorldsResponse* to) {
-                  for (const WorldInfo& info : worlds) {
+                  for (const node::WorldInfo& info : worlds) {
                     WorldTo(service->incarnation, info, to->add_worlds());
                   }
                 });

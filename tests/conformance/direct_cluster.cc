@@ -45,14 +45,14 @@ class Direct : public Cluster {
   void Kill(const Session& session) override {
     MutexLock lock(&mutex_);
     loop_.Post([id = sessions_[internal::SessionOf(session).get()]](
-                   LocalNode& node, absl::Time now) { node.SessionDied(id, now); });
+                   node::LocalNode& node, absl::Time now) { node.SessionDied(id, now); });
   }
 
   ClusterCounts Counts() override {
     ClusterCounts counts;
     absl::Notification done;
-    loop_.Post([&](LocalNode& node, absl::Time) {
-      const NodeStats stats = node.Stats("");
+    loop_.Post([&](node::LocalNode& node, absl::Time) {
+      const node::NodeStats stats = node.Stats("");
       // What its clients still map is theirs to give back.
       counts.memory_in_use = stats.memory_used_bytes - stats.client_held_bytes;
       counts.shared_kernels = stats.shared_kernels;
@@ -60,8 +60,8 @@ class Direct : public Cluster {
       counts.donated_bytes = stats.paths.donated_bytes;
       counts.gradients_given_up = stats.gradients_given_up;
       const auto events = node.Flight("", 1000);
-      for (const FlightEvent& event : *events) {
-        if (event.kind != FlightKind::kGradientGivenUp) continue;
+      for (const node::FlightEvent& event : *events) {
+        if (event.kind != node::FlightKind::kGradientGivenUp) continue;
         const absl::StatusOr<Error> error = node.FindError(event.error, "");
         counts.given_up.push_back(error.ok() ? error->message : "");
       }
@@ -73,8 +73,8 @@ class Direct : public Cluster {
   }
 
  private:
-  static NodeOptions OptionsOf(const std::string& backend, const ClusterOptions& cluster) {
-    NodeOptions options;
+  static node::NodeOptions OptionsOf(const std::string& backend, const ClusterOptions& cluster) {
+    node::NodeOptions options;
     // Both ways are gone: here graphs large and small are planned in the background.
     if (backend == "sim") options.max_inline_graph_bytes = 0;
     options.share_equal_work = cluster.share_equal_work;
@@ -86,7 +86,7 @@ class Direct : public Cluster {
   Mutex mutex_;
   int next_pid_ ABSL_GUARDED_BY(mutex_) = kFirstPid;
   std::map<const internal::SessionCore*, SessionId> sessions_ ABSL_GUARDED_BY(mutex_);
-  NodeLoop loop_;
+  node::NodeLoop loop_;
 };
 
 }  // namespace

@@ -68,7 +68,7 @@ class Answer {
 
 class DirectLink : public Link {
  public:
-  DirectLink(NodeLoop* loop, SessionId session, std::vector<DeviceIndex> devices,
+  DirectLink(node::NodeLoop* loop, SessionId session, std::vector<DeviceIndex> devices,
              bool host_readable)
       : loop_(loop),
         session_(session),
@@ -82,16 +82,16 @@ class DirectLink : public Link {
 
   Transport transport() const override { return Transport::kAuto; }
   std::vector<DeviceIndex> devices() const override { return devices_; }
-  int32_t max_tensors() const override { return NodeOptions().max_tensors; }
-  int32_t max_graphs() const override { return NodeOptions().max_graphs; }
+  int32_t max_tensors() const override { return node::NodeOptions().max_tensors; }
+  int32_t max_graphs() const override { return node::NodeOptions().max_graphs; }
 
   absl::Status Submit(const Command& command) override {
     ByteWriter out;
     EncodeFrame(command, &out);
     const std::shared_ptr<Log> log = log_;
     loop_->Post([session = session_, frame = out.Take(), log, sequence = command.sequence](
-                    LocalNode& node, absl::Time now) {
-      node.Submit(session, frame, now, [log, sequence](Outcome outcome) {
+                    node::LocalNode& node, absl::Time now) {
+      node.Submit(session, frame, now, [log, sequence](node::Outcome outcome) {
         MutexLock lock(&log->mutex);
         log->outcomes[sequence] = Detached(outcome.status);
         if (log->outcomes.size() > kKeptOutcomes) log->outcomes.erase(log->outcomes.begin());
@@ -136,13 +136,14 @@ class DirectLink : public Link {
   absl::Status Read(TensorId tensor, Sequence, char* out, int64_t bytes,
                     absl::Duration timeout) override {
     const Answer<absl::StatusOr<std::string>> answer;
-    loop_->Post([session = session_, tensor, timeout, answer](LocalNode& node, absl::Time now) {
-      node.ReadTensor(session, tensor, now + timeout,
-                      [answer](absl::StatusOr<ReadableTensor> view) {
-                        if (!view.ok()) return answer.Set(Detached(view.status()));
-                        answer.Set(std::string(view->data, static_cast<size_t>(view->bytes)));
-                      });
-    });
+    loop_->Post(
+        [session = session_, tensor, timeout, answer](node::LocalNode& node, absl::Time now) {
+          node.ReadTensor(session, tensor, now + timeout,
+                          [answer](absl::StatusOr<node::ReadableTensor> view) {
+                            if (!view.ok()) return answer.Set(Detached(view.status()));
+                            answer.Set(std::string(view->data, static_cast<size_t>(view->bytes)));
+                          });
+        });
     const absl::optional<absl::StatusOr<std::string>> read = answer.Get(timeout + kAnswer);
     if (!read.has_value()) return Late("read");
     CHORUS_RETURN_IF_ERROR(read->status());
@@ -157,13 +158,14 @@ class DirectLink : public Link {
   absl::StatusOr<const char*> MapTensor(TensorId tensor, Sequence, int64_t bytes,
                                         absl::Duration timeout) override {
     const Answer<absl::StatusOr<std::pair<const char*, int64_t>>> answer;
-    loop_->Post([session = session_, tensor, timeout, answer](LocalNode& node, absl::Time now) {
-      node.ReadTensor(session, tensor, now + timeout,
-                      [answer](absl::StatusOr<ReadableTensor> view) {
-                        if (!view.ok()) return answer.Set(Detached(view.status()));
-                        answer.Set(std::make_pair(view->data, view->bytes));
-                      });
-    });
+    loop_->Post(
+        [session = session_, tensor, timeout, answer](node::LocalNode& node, absl::Time now) {
+          node.ReadTensor(session, tensor, now + timeout,
+                          [answer](absl::StatusOr<node::ReadableTensor> view) {
+                            if (!view.ok()) return answer.Set(Detached(view.status()));
+                            answer.Set(std::make_pair(view->data, view->bytes));
+                          });
+        });
     const auto mapped = answer.Get(timeout + kAnswer);
     if (!mapped.has_value()) return Late("map");
     CHORUS_RETURN_IF_ERROR(mapped->status());
@@ -178,7 +180,7 @@ class DirectLink : public Link {
     // Mapped on the node thread: the node closes its descriptor when the arena goes.
     using Made = std::pair<Staging, int64_t>;
     const absl::StatusOr<Made> made = Ask<absl::StatusOr<Made>>(
-        "create staging", [session = session_, bytes](LocalNode& node, absl::Time) {
+        "create staging", [session = session_, bytes](node::LocalNode& node, absl::Time) {
           const auto arena = node.CreateStaging(session, bytes);
           if (!arena.ok()) return absl::StatusOr<Made>(Detached(arena.status()));
           void* const data = mmap(nullptr, static_cast<size_t>(arena->bytes),
@@ -207,13 +209,13 @@ class DirectLink : public Link {
 
   absl::Status ReleaseStaging(ArenaId arena) override {
     return Ask<absl::Status>("release staging",
-                             [session = session_, arena](LocalNode& node, absl::Time) {
+                             [session = session_, arena](node::LocalNode& node, absl::Time) {
                                return Detached(node.ReleaseStaging(session, arena));
                              });
   }
 
   absl::StatusOr<JoinedWorld> Join(const WorldOptions& options, DeviceIndex device) override {
-    JoinRequest join;
+    node::JoinRequest join;
     join.name = options.name;
     join.size = options.size;
     join.rank = Rank(options.rank);
@@ -223,8 +225,8 @@ class DirectLink : public Link {
     join.exec_timeout = absl::FromChrono(options.exec_timeout);
     join.check_call_sites = options.check_call_sites;
     const Answer<absl::StatusOr<JoinedWorld>> answer;
-    loop_->Post([session = session_, join, answer](LocalNode& node, absl::Time now) {
-      node.JoinWorld(session, join, now, [answer](absl::StatusOr<WorldInfo> info) {
+    loop_->Post([session = session_, join, answer](node::LocalNode& node, absl::Time now) {
+      node.JoinWorld(session, join, now, [answer](absl::StatusOr<node::WorldInfo> info) {
         if (!info.ok()) return answer.Set(Detached(info.status()));
         answer.Set(JoinedWorld{info->id, info->epoch});
       });
@@ -237,34 +239,35 @@ class DirectLink : public Link {
                                       InstanceKey::Request request) override {
     std::vector<Rank> ranks;
     for (const int member : members) ranks.push_back(Rank(member));
-    return Ask<absl::StatusOr<GroupId>>("create group", [session = session_, world, rank, ranks,
-                                                         request](LocalNode& node, absl::Time) {
-      absl::StatusOr<GroupId> made =
-          node.CreateGroup(session, {world, rank, ranks, request.step, request.number});
-      return made.ok() ? made : absl::StatusOr<GroupId>(Detached(made.status()));
-    });
+    return Ask<absl::StatusOr<GroupId>>(
+        "create group",
+        [session = session_, world, rank, ranks, request](node::LocalNode& node, absl::Time) {
+          absl::StatusOr<GroupId> made =
+              node.CreateGroup(session, {world, rank, ranks, request.step, request.number});
+          return made.ok() ? made : absl::StatusOr<GroupId>(Detached(made.status()));
+        });
   }
 
   absl::Status Leave(WorldId world, Rank rank) override {
-    return Ask<absl::Status>("leave",
-                             [session = session_, world, rank](LocalNode& node, absl::Time now) {
-                               return Detached(node.LeaveWorld(session, world, rank, now));
-                             });
+    return Ask<absl::Status>(
+        "leave", [session = session_, world, rank](node::LocalNode& node, absl::Time now) {
+          return Detached(node.LeaveWorld(session, world, rank, now));
+        });
   }
 
   absl::StatusOr<ReformedWorld> Reform(WorldId world, Rank rank, Timeout timeout) override {
     const Answer<absl::StatusOr<ReformedWorld>> answer;
-    loop_->Post([session = session_, world, rank, timeout, answer](LocalNode& node,
+    loop_->Post([session = session_, world, rank, timeout, answer](node::LocalNode& node,
                                                                    absl::Time now) {
       node.ReformWorld(
           session, {world, rank, absl::FromChrono(timeout), absl::nullopt}, now,
-          [answer](absl::StatusOr<ReformResult> result) {
+          [answer](absl::StatusOr<node::ReformResult> result) {
             if (!result.ok()) return answer.Set(Detached(result.status()));
             ReformedWorld reformed;
             reformed.rank = result->rank.value();
             reformed.size = result->size;
             reformed.epoch = result->epoch;
-            for (const ReformResult::Survivor& survivor : result->survivors) {
+            for (const node::ReformResult::Survivor& survivor : result->survivors) {
               const auto& last = survivor.last_published;
               reformed.survivors.push_back(
                   {survivor.old_rank.value(), last.has_value() ? last->ToString() : std::string()});
@@ -278,7 +281,7 @@ class DirectLink : public Link {
 
   absl::StatusOr<std::vector<std::string>> Waits() override { return std::vector<std::string>(); }
   absl::Status Close() override {
-    return Ask<absl::Status>("close", [session = session_](LocalNode& node, absl::Time now) {
+    return Ask<absl::Status>("close", [session = session_](node::LocalNode& node, absl::Time now) {
       return Detached(node.CloseSession(session, now));
     });
   }
@@ -294,7 +297,7 @@ class DirectLink : public Link {
   template <typename T, typename F>
   T Ask(absl::string_view what, F f) {
     const Answer<T> answer;
-    loop_->Post([f, answer](LocalNode& node, absl::Time now) { answer.Set(f(node, now)); });
+    loop_->Post([f, answer](node::LocalNode& node, absl::Time now) { answer.Set(f(node, now)); });
     absl::optional<T> got = answer.Get(kAnswer);
     return got.has_value() ? *std::move(got) : T(Late(what));
   }
@@ -304,9 +307,9 @@ class DirectLink : public Link {
   std::string Pending() {
     return Ask<absl::StatusOr<std::string>>(
                "pending",
-               [](LocalNode& node, absl::Time now) {
+               [](node::LocalNode& node, absl::Time now) {
                  std::string text;
-                 for (const PendingView& view : node.Pending("", now)) {
+                 for (const node::PendingView& view : node.Pending("", now)) {
                    absl::StrAppend(&text, view.instance.key.ToString(), " (", view.instance.what,
                                    ", missing ranks:");
                    for (const Rank rank : view.instance.missing) {
@@ -315,7 +318,7 @@ class DirectLink : public Link {
                    absl::StrAppend(&text, ") ");
                  }
                  const auto events = node.Flight("", 12);
-                 for (const FlightEvent& event : *events) {
+                 for (const node::FlightEvent& event : *events) {
                    absl::StrAppend(&text, "[session ", event.session.value(), " command ",
                                    event.sequence.value(), " event ", static_cast<int>(event.kind),
                                    "] ");
@@ -337,7 +340,7 @@ class DirectLink : public Link {
     return absl::optional<absl::Status>();
   }
 
-  NodeLoop* const loop_;
+  node::NodeLoop* const loop_;
   const SessionId session_;
   const std::vector<DeviceIndex> devices_;
   const bool host_readable_;
@@ -349,10 +352,10 @@ class DirectLink : public Link {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Link>> OpenDirectLink(NodeLoop* loop,
+absl::StatusOr<std::unique_ptr<Link>> OpenDirectLink(node::NodeLoop* loop,
                                                      const std::vector<int>& devices, int pid,
                                                      bool host_readable, SessionId* session) {
-  OpenSessionRequest request;
+  node::OpenSessionRequest request;
   request.tenant = "uid:0";
   request.label = "conformance";
   request.pid = pid;
@@ -361,8 +364,8 @@ absl::StatusOr<std::unique_ptr<Link>> OpenDirectLink(NodeLoop* loop,
   for (const int device : devices) held.push_back(DeviceIndex(device));
   request.devices = held;
   const Answer<absl::StatusOr<SessionId>> answer;
-  loop->Post([request, answer](LocalNode& node, absl::Time now) {
-    const absl::StatusOr<SessionInfo> info = node.OpenSession(request, now);
+  loop->Post([request, answer](node::LocalNode& node, absl::Time now) {
+    const absl::StatusOr<node::SessionInfo> info = node.OpenSession(request, now);
     if (!info.ok()) return answer.Set(Detached(info.status()));
     answer.Set(info->id);
   });

@@ -14,13 +14,15 @@
 
 namespace chorus {
 
+namespace node {
 class NodeLoop;
+}
 
 namespace conformance {
 
 // Opens a session for a trainer that says it is process `pid`. `loop` outlives the link.
 // `host_readable`: the backend's memory is the host's. Sets *session.
-absl::StatusOr<std::unique_ptr<internal::Link>> OpenDirectLink(NodeLoop* loop,
+absl::StatusOr<std::unique_ptr<internal::Link>> OpenDirectLink(node::NodeLoop* loop,
                                                                const std::vector<int>& devices,
                                                                int pid, bool host_readable,
                                                                SessionId* session);
