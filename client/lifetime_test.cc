@@ -61,7 +61,7 @@ class LifetimeTest : public ::testing::TestWithParam<Way> {
     options.node.max_graphs = kMaxGraphs;
     options.node.max_worlds = kMaxWorlds;
     options.node.max_groups_per_world = kMaxGroups;
-    options.node.log_failure = [this](absl::string_view) { ++failures_; };
+    options.node.log_failure = [this](absl::string_view, absl::string_view) { ++failures_; };
     absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(options, backend_.get());
     ASSERT_TRUE(daemon.ok()) << daemon.status();
     daemon_ = *std::move(daemon);

@@ -94,13 +94,15 @@ absl::Status CheckDirectory(const std::string& path, uid_t uid) {
   return absl::OkStatus();
 }
 
-node::NodeOptions ForDaemon(node::NodeOptions options) {
+node::NodeOptions ForDaemon(node::NodeOptions options, TenantLog* log) {
   // What is neither a connection's nor a client's: listeners, threads' wake-ups, files.
   constexpr int64_t kOwnDescriptors = 128;
   options.max_descriptors = std::min(
       options.max_descriptors, std::max<int64_t>(DescriptorLimit() / 2 - kOwnDescriptors, 64));
   if (options.log_failure == nullptr) {
-    options.log_failure = [](absl::string_view line) { LOG(WARNING) << line; };
+    options.log_failure = [log](absl::string_view tenant, absl::string_view line) {
+      log->Say(google::GLOG_WARNING, tenant, line);
+    };
   }
   return options;
 }
@@ -126,8 +128,9 @@ struct Daemon::Impl {
   explicit Impl(const DaemonOptions& options, Backend* backend)
       : options(options),
         max_connections(std::min(options.max_connections, DescriptorLimit() / 8)),
+        tenant_log(options.write_line),
         peers(options.trusted_uid, max_connections),
-        loop(ForDaemon(options.node), backend),
+        loop(ForDaemon(options.node, &tenant_log), backend),
         worker(&loop, RenewPeriod(options.node.lease)),
         sessions(&context),
         worlds(&context),
@@ -140,6 +143,7 @@ struct Daemon::Impl {
     context.worker = &worker;
     context.farewell = &farewell;
     context.peers = &peers;
+    context.log = &tenant_log;
     context.incarnation = NewIncarnation();
     context.max_wait = options.max_wait;
     context.download_timeout = options.download_timeout;
@@ -164,6 +168,7 @@ struct Daemon::Impl {
   std::vector<ListenAddress> addresses;
 
   ServiceContext context;
+  TenantLog tenant_log;
   PeerTable peers;
   Farewell farewell;
   node::NodeLoop loop;
@@ -221,7 +226,7 @@ absl::Status Daemon::Impl::Serve() {
     attach_options.open_timeout = options.attach_open_timeout;
     attach_options.max_connections = max_connections;
     attach = std::make_unique<AttachServer>(std::move(attach_listeners), std::move(attach_options),
-                                            &loop);
+                                            &loop, &tenant_log);
     context.attach = attach.get();
   }
   grpc::EnableDefaultHealthCheckService(true);

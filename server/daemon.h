@@ -15,6 +15,7 @@
 #include "core/backend/backend.h"
 #include "core/node/node.h"
 #include "server/listen_address.h"
+#include "server/tenant_log.h"
 #include "server/unix_listener.h"
 
 namespace chorus {
@@ -34,6 +35,8 @@ struct DaemonOptions {
   // Connections of each kind, attach and gRPC, at a time; 7/8 of them for one uid, or by TCP. Fewer
   // where the process has not eight descriptors for each.
   int max_connections = 8192;
+  // Writes the lines that clients cause; null: glog does.
+  TenantLog::Write write_line;
   // Whose processes may write without attaching.
   uid_t trusted_uid = geteuid();
 };

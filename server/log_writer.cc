@@ -11,11 +11,13 @@
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "core/base/clock.h"
 #include "core/base/mutex.h"
+#include "core/runtime/budget.h"
 #include "grpc/support/log.h"
 
 namespace chorus {
@@ -37,6 +39,12 @@ void LogOfGrpc(gpr_log_func_args* args) {
   if (writer != nullptr && absl::StrContains(args->message, "assertion failed")) {
     writer->Flush(kLastWords);
   }
+}
+
+std::string Formatted(google::LogSeverity severity, const char* file, int line,
+                      const google::LogMessageTime& time, absl::string_view message) {
+  const std::string text = OneLine(message);
+  return google::LogSink::ToString(severity, file, line, time, text.data(), text.size()) + "\n";
 }
 
 // False: nobody will ever read it.
@@ -69,24 +77,31 @@ size_t ControlBytes(absl::string_view text) {
 
 struct LogWriter::State {
   explicit State(int fd) : fd(fd) {}
-  void Say(std::string line);
+  // `tenant`: empty: the daemon's own.
+  void Say(absl::string_view tenant, std::string line);
   void Loop();
 
   const int fd;
   Mutex mutex;
   CondVar changed;
   std::string lines ABSL_GUARDED_BY(mutex);
+  absl::flat_hash_map<std::string, int64_t> bytes_of ABSL_GUARDED_BY(mutex);  // tenants in `lines`
   int64_t left_out ABSL_GUARDED_BY(mutex) = 0;
   bool writing ABSL_GUARDED_BY(mutex) = false;
   bool stop ABSL_GUARDED_BY(mutex) = false;
 };
 
-void LogWriter::State::Say(std::string line) {
+void LogWriter::State::Say(absl::string_view tenant, std::string line) {
+  const int64_t size = static_cast<int64_t>(line.size());
   MutexLock lock(&mutex);
-  if (lines.size() + line.size() > kMaxBytes) {
+  const auto own = bytes_of.find(tenant);
+  const int64_t of_tenant = (own == bytes_of.end() ? 0 : own->second) + size;
+  if (static_cast<int64_t>(lines.size()) + size > kMaxBytes ||
+      (!tenant.empty() && of_tenant > ShareOf(kMaxBytes))) {
     ++left_out;
     return;
   }
+  if (!tenant.empty()) bytes_of[tenant] = of_tenant;
   lines += line;
   changed.SignalAll();
 }
@@ -101,6 +116,7 @@ void LogWriter::State::Loop() {
     if (lines.empty() && left_out == 0) break;
     text.clear();
     text.swap(lines);
+    bytes_of.clear();
     if (left_out > 0) {
       absl::StrAppend(&text, "chorusd: ", left_out,
                       " lines of the log were left out here: standard error was full\n");
@@ -147,10 +163,27 @@ void LogWriter::Flush(absl::Duration patience) {
   }
 }
 
+void LogWriter::Say(google::LogSeverity severity, absl::string_view tenant,
+                    absl::string_view line) {
+  // glog puts time and thread before it, and hands it to this sink alone.
+  struct Sink : google::LogSink {
+    Sink(State* to, absl::string_view whose) : state(to), tenant(whose) {}
+    void send(google::LogSeverity how, const char*, const char* file, int number,
+              const google::LogMessageTime& time, const char* message, size_t size) override {
+      state->Say(tenant, Formatted(how, file, number, time, absl::string_view(message, size)));
+    }
+    State* const state;
+    const absl::string_view tenant;
+  };
+  Sink sink(state_.get(), tenant);
+  google::LogMessage(__FILE__, __LINE__, severity, &sink, /*also_send_to_log=*/false).stream()
+      << line;
+}
+
 void LogWriter::send(google::LogSeverity severity, const char*, const char* base_filename, int line,
                      const google::LogMessageTime& time, const char* message, size_t size) {
-  const std::string text = OneLine(absl::string_view(message, size));
-  state_->Say(ToString(severity, base_filename, line, time, text.data(), text.size()) + "\n");
+  state_->Say(/*tenant=*/"",
+              Formatted(severity, base_filename, line, time, absl::string_view(message, size)));
   if (severity != google::GLOG_FATAL) return;
   // glog ends the process next; a full standard error must not keep it from that.
   alarm(5);

@@ -4,15 +4,16 @@
 // line that does not fit any more would stop its thread, and then everybody who says something. So
 // lines go into a queue of bounded size, and a thread that does nothing else writes them. What does
 // not fit is left out, and counted in a line of its own. (O_NONBLOCK instead would be for everybody
-// who shares the pipe, and cut lines.)
-// A line is one line: what cannot be printed is escaped, so that no text of a client's (a label, a
-// job's name) can look like a line of the daemon's.
+// who shares the pipe, and cut lines.) Where nobody reads, one tenant's lines leave room for
+// others'. A line is one line: what cannot be printed is escaped, so that no text of a client's (a
+// label, a job's name) can look like a line of the daemon's.
 //
 // Threads: one of its own writes. The rest is thread-safe.
 #ifndef CHORUS_SERVER_LOG_WRITER_H_
 #define CHORUS_SERVER_LOG_WRITER_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -30,8 +31,11 @@ class LogWriter : public google::LogSink {
   // Waits until what was said is written, a second at most.
   ~LogWriter() override;
 
-  // Of lines that wait to be written.
-  static constexpr size_t kMaxBytes = 1 << 20;
+  // Of lines that wait to be written; those of one tenant may have ShareOf of them.
+  static constexpr int64_t kMaxBytes = 1 << 20;
+
+  // A line that `tenant` has caused.
+  void Say(google::LogSeverity severity, absl::string_view tenant, absl::string_view line);
 
   // Waits until what was said before is written, or `patience` is over.
   void Flush(absl::Duration patience);

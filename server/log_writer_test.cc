@@ -7,6 +7,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -65,15 +66,25 @@ class LogWriterTest : public testing::Test {
     return text;
   }
   std::string ReadLine() {
-    std::string line;
     for (;;) {
-      const std::string next = Read(1);
-      if (next.empty()) ADD_FAILURE() << "no more after \"" << line << "\"";
-      if (next.empty() || next == "\n") return line;
-      line += next;
+      const size_t end = unread_.find('\n');
+      if (end != std::string::npos) {
+        const std::string line = unread_.substr(0, end);
+        unread_.erase(0, end + 1);
+        return line;
+      }
+      pollfd entry = {read_.get(), POLLIN, 0};
+      char part[1000];
+      const ssize_t got = poll(&entry, 1, 20000) > 0 ? read(read_.get(), part, sizeof(part)) : 0;
+      if (got <= 0) {
+        ADD_FAILURE() << "no more after \"" << unread_ << "\"";
+        return std::exchange(unread_, {});
+      }
+      unread_.append(part, static_cast<size_t>(got));
     }
   }
 
+  std::string unread_;  // what ReadLine has read of the next lines
   UniqueFd read_;
   UniqueFd write_;
 };
@@ -124,6 +135,27 @@ TEST_F(LogWriterTest, WhatDoesNotFitIsLeftOutAndCounted) {
   EXPECT_EQ(next, kLines);
   LOG(INFO) << "later";
   EXPECT_THAT(ReadLine(), EndsWith("] later"));
+}
+
+// Nobody reads, and one tenant says what would fill the queue four times: the lines that are being
+// written are in it no more.
+TEST_F(LogWriterTest, ALineOfAnotherTenantStillFits) {
+  const size_t filled = Fill();
+  LogWriter log(write_.get());
+  const std::string loud(1000, 'x');
+  for (int i = 0; i < 4000; ++i) log.Say(google::GLOG_WARNING, "uid:1", loud);
+  const std::string other(10000, 'y');  // no gap that is left over
+  log.Say(google::GLOG_WARNING, "uid:2", other);
+  LOG(INFO) << "of the daemon";
+  EXPECT_EQ(Read(filled), std::string(filled, '-'));
+  int of_uid1 = 0;
+  std::string line = ReadLine();
+  for (; absl::EndsWith(line, "xx"); line = ReadLine()) ++of_uid1;
+  EXPECT_GT(of_uid1, 700);
+  EXPECT_LT(of_uid1, 2 * LogWriter::kMaxBytes / 1000);
+  EXPECT_THAT(line, EndsWith("] " + other));
+  EXPECT_THAT(ReadLine(), EndsWith("] of the daemon"));
+  EXPECT_THAT(ReadLine(), HasSubstr("lines of the log were left out here"));
 }
 
 TEST_F(LogWriterTest, EndsThoughNobodyReads) {

@@ -196,8 +196,16 @@ ABSL_FLAG(chorus::DurationFlag, download_timeout, {absl::Seconds(60)},
 ABSL_FLAG(int32_t, max_groups_per_world, 4096, "Groups of one world, in its life.");
 ABSL_FLAG(int32_t, max_tensors, 65536, "Tensors of one session.");
 ABSL_FLAG(int32_t, max_graphs, 16384, "Registered graphs of one session.");
+ABSL_FLAG(int64_t, max_node_graphs, 1 << 20, "Registered graphs of all sessions together.");
 ABSL_FLAG(int32_t, max_graph_nodes, 1 << 20, "Nodes of one graph.");
 ABSL_FLAG(int32_t, max_graph_collectives, 1 << 13, "Collectives of one graph.");
+ABSL_FLAG(chorus::BytesFlag, max_graph_bytes, {chorus::kMaxClientGraphBytes},
+          "Of one graph in the daemon's memory, and on its way there.");
+ABSL_FLAG(chorus::BytesFlag, max_plan_bytes, {chorus::PlanLimits().max_bytes},
+          "Of memory that planning one graph may take.");
+ABSL_FLAG(int64_t, max_plan_dependences, chorus::PlanLimits().max_dependences,
+          "Of one graph: pairs of collectives of which one needs the other's result.");
+ABSL_FLAG(int64_t, max_plan_steps, chorus::PlanLimits().max_dependence_steps, "To find these.");
 ABSL_FLAG(int32_t, max_pending_runs, 1024, "Runs of one session that have not ended.");
 ABSL_FLAG(int32_t, max_staging_arenas, 256, "Staging arenas of one session.");
 ABSL_FLAG(chorus::BytesFlag, max_staging_bytes, {int64_t{8} << 30}, "Bytes of them together.");
@@ -282,6 +290,11 @@ DaemonOptions OptionsFromFlags() {
   CHORUS_NODE_FLAG(max_graphs, max_graphs);
   CHORUS_NODE_FLAG(max_graph_nodes, max_graph_nodes);
   CHORUS_NODE_FLAG(max_graph_collectives, max_graph_collectives);
+  CHORUS_NODE_FLAG(max_node_graphs, max_node_graphs);
+  CHORUS_NODE_FLAG(max_graph_bytes, max_graph_bytes);
+  CHORUS_NODE_FLAG(max_plan_bytes, plan.max_bytes);
+  CHORUS_NODE_FLAG(max_plan_dependences, plan.max_dependences);
+  CHORUS_NODE_FLAG(max_plan_steps, plan.max_dependence_steps);
   CHORUS_NODE_FLAG(max_pending_runs, max_pending_runs);
   CHORUS_NODE_FLAG(max_staging_arenas, max_staging_arenas);
   CHORUS_NODE_FLAG(max_staging_bytes, max_staging_bytes);
@@ -360,7 +373,9 @@ int Main() {
   InstallWatchdog();
 
   DaemonOptions options = OptionsFromFlags();
-  const LogWriter log(STDERR_FILENO);
+  LogWriter log(STDERR_FILENO);
+  options.write_line = [&log](google::LogSeverity severity, absl::string_view tenant,
+                              absl::string_view line) { log.Say(severity, tenant, line); };
   const MemoryLimit memory = MemoryLimitFromFlags();
   options.node.memory_limit_bytes = memory.bytes;
   LOG(INFO) << "memory limit: " << memory.bytes << " bytes: " << memory.source;

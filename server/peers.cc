@@ -15,6 +15,7 @@
 #include "absl/strings/strip.h"
 #include "core/base/error.h"
 #include "core/runtime/budget.h"
+#include "server/tenant_log.h"
 
 namespace chorus {
 int DescriptorLimit() {
@@ -158,7 +159,7 @@ absl::StatusOr<Caller> PeerTable::Resolve(absl::string_view peer) const {
         return caller;
       }
       caller.uid = it->second.peer->uid;
-      caller.tenant = absl::StrCat("uid:", caller.uid);
+      caller.tenant = TenantOf(caller.uid);
       caller.is_daemon = caller.uid == daemon_uid_;
       return caller;
     }

@@ -233,7 +233,7 @@ absl::Status Commands::BeginCreate(const std::shared_ptr<Session>& session, Sequ
   if (absl::holds_alternative<TensorId>(command.source)) {
     return Malformed("a tensor is made from inline bytes or from staging, not from a tensor");
   }
-  CHORUS_RETURN_IF_ERROR(session->names.Reserve(1));
+  CHORUS_RETURN_IF_ERROR(session->names.Reserve(1, command.tensor.slot));
   auto cell = std::make_shared<Cell>();
   cell->type = std::make_shared<TensorType>(command.type);
   cell->device = command.device;

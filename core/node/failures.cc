@@ -48,13 +48,7 @@ void Failures::Record(const std::string& tenant, const FailureOrigin& failure, E
   if (!errors_->Record(tenant, error) || log_ == nullptr) return;
   // What the peers of a refused call are told: the refusal has its line.
   if (error->reason == Reason::kPeerRefused) return;
-  int64_t left_out = 0;
-  if (!lines_[tenant].Take(clock_->now, &left_out)) return;
-  if (left_out > 0) {
-    log_(absl::StrCat("failure: ", left_out, " more of ", tenant,
-                      " were too many for the log; Diagnostics has them"));
-  }
-  log_(FailureLine(failure, *error));
+  log_(tenant, FailureLine(failure, *error));
 }
 
 absl::Status Failures::Told(const Session* session, const absl::Status& status) {

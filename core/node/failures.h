@@ -8,7 +8,6 @@
 #include <functional>
 #include <string>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "core/base/error.h"
@@ -23,7 +22,7 @@ namespace chorus::node {
 
 class Failures {
  public:
-  using LogLine = std::function<void(absl::string_view line)>;
+  using LogLine = std::function<void(absl::string_view tenant, absl::string_view line)>;
   // `clock` and `errors` outlive it. `log` gets one line a failure; null: nobody does.
   Failures(const Clock* clock, ErrorStore* errors, LogLine log)
       : clock_(clock), errors_(errors), log_(std::move(log)) {}
@@ -53,7 +52,6 @@ class Failures {
   ErrorStore* const errors_;
   const LogLine log_;
   FlightRecord flight_{65536};
-  absl::flat_hash_map<std::string, LineBudget> lines_;  // of the log, by tenant
 };
 
 // UNAVAILABLE kDraining: of what the end of the daemon ends.

@@ -47,9 +47,15 @@ absl::Status Names::CheckFresh(TensorId id) const {
   return absl::OkStatus();
 }
 
+int64_t Names::Bytes(int64_t tensors, size_t tensor_slots, size_t graph_slots, int64_t refused) {
+  const int64_t unused = std::max<int64_t>(static_cast<int64_t>(tensor_slots) - tensors, 0);
+  return tensors * kBytesPerTensor + unused * kBytesPerSlot +
+         static_cast<int64_t>(graph_slots) * kBytesPerGraphSlot + refused * kBytesPerRefusal;
+}
+
 void Names::NameTensor(TensorId id, CellRef cell) {
   const size_t slot = static_cast<size_t>(id.slot);
-  if (tensors_.size() <= slot) tensors_.resize(std::max(slot + 1, tensors_.size() * 2));
+  if (tensors_.size() <= slot) tensors_.resize(slot + 1);  // makes room for more
   tensors_[slot].generation = id.generation;
   tensors_[slot].cell = std::move(cell);
   ++live_tensors_;
@@ -62,7 +68,7 @@ void Names::NameFailed(TensorId id, std::shared_ptr<const Error> error) {
   cell->error = std::move(error);
   cell->type = std::make_shared<TensorType>();
   Publish(id, *cell);
-  if (Reserve(1).ok()) NameTensor(id, std::move(cell));
+  if (Reserve(1, id.slot).ok()) NameTensor(id, std::move(cell));
 }
 
 bool Names::StandsFor(TensorId id, const Cell& cell) const {
@@ -124,19 +130,25 @@ absl::Status Names::CheckFresh(GraphId id) const {
 
 absl::Status Names::NameGraph(GraphId id, absl::StatusOr<std::shared_ptr<GraphRecord>> record) {
   const size_t slot = static_cast<size_t>(id.slot);
-  if (graphs_.size() <= slot) graphs_.resize(slot + 1);
+  const size_t slots = std::max(graphs_.size(), slot + 1);
+  CHORUS_RETURN_IF_ERROR(
+      charged_.Cover(Bytes(live_tensors_, tensors_.size(), slots, refused_graphs_ + 1)));
+  graphs_.resize(slots);
   GraphSlot& place = graphs_[slot];
+  Release(&place);
   place.generation = id.generation;
-  place.refused = record.status();
-  if (record.ok()) {
-    absl::StatusOr<Charge> charge =
-        budget_->Charge(Domain::kHost, Resource::kGraphBytes, (*record)->bytes);
-    place.refused = charge.status();
-    if (charge.ok()) place.charge = *std::move(charge);
-  }
-  CHORUS_RETURN_IF_ERROR(place.refused);
-  place.record = *std::move(record);
-  ++live_graphs_;
+  place.refused = Hold(&place, std::move(record));
+  ++(place.refused.ok() ? live_graphs_ : refused_graphs_);
+  return place.refused;
+}
+
+absl::Status Names::Hold(GraphSlot* slot, absl::StatusOr<std::shared_ptr<GraphRecord>> record) {
+  CHORUS_RETURN_IF_ERROR(record.status());
+  CHORUS_ASSIGN_OR_RETURN(Charge counted, budget_->Charge(Domain::kHost, Resource::kGraphs, 1));
+  CHORUS_ASSIGN_OR_RETURN(slot->charge,
+                          budget_->Charge(Domain::kHost, Resource::kGraphBytes, (*record)->bytes));
+  slot->counted = std::move(counted);
+  slot->record = *std::move(record);
   return absl::OkStatus();
 }
 
@@ -155,25 +167,27 @@ absl::StatusOr<std::shared_ptr<GraphRecord>> Names::FindGraph(GraphId id) const 
 void Names::ReleaseGraph(GraphId id) {
   if (id.slot < 0 || static_cast<size_t>(id.slot) >= graphs_.size()) return;
   GraphSlot& slot = graphs_[static_cast<size_t>(id.slot)];
-  if (slot.record == nullptr || slot.generation != id.generation) return;
-  Release(&slot);
-  --live_graphs_;
+  if (slot.generation == id.generation) Release(&slot);
 }
 
 // What goes with its last name stays charged until it is gone.
 void Names::Release(GraphSlot* slot) {
+  if (!slot->refused.ok()) --refused_graphs_;
+  if (slot->record != nullptr) --live_graphs_;
   if (slot->record != nullptr && slot->record.use_count() == 1) {
     slot->record->charge = std::move(slot->charge);
   }
   slot->record.reset();
   slot->charge = Charge();
+  slot->counted = Charge();
+  slot->refused = absl::OkStatus();
 }
 
 void Names::Clear() {
   tensors_.clear();
   for (GraphSlot& slot : graphs_) Release(&slot);
   graphs_.clear();
-  live_tensors_ = live_graphs_ = 0;
+  live_tensors_ = 0;
   charged_.Reset();
 }
 

@@ -7,6 +7,7 @@
 #ifndef CHORUS_CORE_NODE_NAMES_H_
 #define CHORUS_CORE_NODE_NAMES_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -31,6 +32,11 @@ class Names {
 
   // What a name and the cell that it stands for take, about.
   static constexpr int64_t kBytesPerTensor = 512;
+  // What a tensor's slot takes that names nothing, and a graph's; a table may have twice its slots.
+  static constexpr int64_t kBytesPerSlot = 64;
+  static constexpr int64_t kBytesPerGraphSlot = 256;
+  // What is kept of why a graph was refused, about.
+  static constexpr int64_t kBytesPerRefusal = 4096;
 
   // Names are charged to `budget`. `completions` is told what they come to stand for, and outlives
   // it.
@@ -48,9 +54,12 @@ class Names {
   absl::StatusOr<CellRef> FindTensor(TensorId id) const;
   // INVALID_ARGUMENT kMalformed: the slot is out of range or in use, or the generation not new.
   absl::Status CheckFresh(TensorId id) const;
-  // Charges for so many more names, which come next. RESOURCE_EXHAUSTED kOutOfMemory.
-  absl::Status Reserve(size_t more) {
-    return charged_.Cover((live_tensors_ + static_cast<int64_t>(more)) * kBytesPerTensor);
+  // Charges for so many more names, which come next, in slots up to `top_slot`. RESOURCE_EXHAUSTED
+  // kOutOfMemory.
+  absl::Status Reserve(size_t more, int32_t top_slot) {
+    return charged_.Cover(Bytes(live_tensors_ + static_cast<int64_t>(more),
+                                std::max(tensors_.size(), static_cast<size_t>(top_slot + 1)),
+                                graphs_.size(), refused_graphs_));
   }
   // The id is fresh, and reserved.
   void NameTensor(TensorId id, CellRef cell);
@@ -75,7 +84,9 @@ class Names {
 
   // --- Graphs ---------------------------------------------------------------------------------
   absl::Status CheckFresh(GraphId id) const;
-  // The id is fresh. Charges for the record; returns why there is none, which runs of it are told.
+  // The id is fresh. Charges for the name and the record; returns why there is none, which runs of
+  // it are told, unless there is not even memory for the name. RESOURCE_EXHAUSTED kQuota: the
+  // tenant has as many graphs as it may have.
   absl::Status NameGraph(GraphId id, absl::StatusOr<std::shared_ptr<GraphRecord>> record);
   // NOT_FOUND kUnknownName, or why it was refused.
   absl::StatusOr<std::shared_ptr<GraphRecord>> FindGraph(GraphId id) const;
@@ -94,9 +105,15 @@ class Names {
     uint32_t generation = 0;
     std::shared_ptr<GraphRecord> record;
     Charge charge;
+    Charge counted;        // it is one of so many
     absl::Status refused;  // why there is no record of this generation
   };
-  static void Release(GraphSlot* slot);
+  static_assert(2 * sizeof(TensorSlot) <= kBytesPerSlot);
+  static_assert(2 * sizeof(GraphSlot) <= kBytesPerGraphSlot);
+  void Release(GraphSlot* slot);
+  absl::Status Hold(GraphSlot* slot, absl::StatusOr<std::shared_ptr<GraphRecord>> record);
+  // What so many names take, in tables of so many slots.
+  static int64_t Bytes(int64_t tensors, size_t tensor_slots, size_t graph_slots, int64_t refused);
   // Null: it names nothing.
   const TensorSlot* SlotOf(TensorId id) const;
   TensorSlot* SlotOf(TensorId id) {
@@ -106,11 +123,12 @@ class Names {
   const Limits limits_;
   const BudgetRef budget_;
   Completions* const completions_;
-  SteppedCharge charged_;  // for live names
+  SteppedCharge charged_;  // for live names, tables and refusals
   std::vector<TensorSlot> tensors_;
   std::vector<GraphSlot> graphs_;
   int64_t live_tensors_ = 0;
   int64_t live_graphs_ = 0;
+  int64_t refused_graphs_ = 0;
 };
 
 }  // namespace chorus::node

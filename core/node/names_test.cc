@@ -33,11 +33,19 @@ CellRef Ready() {
 
 Reason ReasonOf(const absl::Status& status) { return ErrorOf(status).reason; }
 
+// Two graphs, 64 tensors, a little for graphs.
+Budget::Limits LimitsOfTest() {
+  Budget::Limits limits;
+  limits.bytes[static_cast<size_t>(Domain::kHost)] = 64 * Names::kBytesPerTensor + 4096;
+  limits.graphs = 2;
+  return limits;
+}
+
 class NamesTest : public ::testing::Test {
  protected:
   News news_;
   Completions completions_{&news_};
-  BudgetRef budget_ = Budget::OfNode(64 * Names::kBytesPerTensor);
+  BudgetRef budget_ = Budget::OfNode(LimitsOfTest());
   Names names_{{/*tensors=*/256, /*graphs=*/4}, budget_, &completions_};
 };
 
@@ -122,7 +130,7 @@ TEST_F(NamesTest, AGraphThatWasRefusedTellsItsRunsWhy) {
   EXPECT_EQ(names_.live_graphs(), 1);
   names_.ReleaseGraph(GraphAt(2, 2));
   EXPECT_EQ(ReasonOf(names_.FindGraph(GraphAt(2, 2)).status()), Reason::kUnknownName);
-  EXPECT_EQ(budget_->used(), 0);
+  EXPECT_EQ(budget_->held(Resource::kGraphBytes), 0);
   // There is no memory for a larger one: that is what its runs are told.
   record->bytes = 1 << 20;
   EXPECT_EQ(ReasonOf(names_.NameGraph(GraphAt(2, 3), record)), Reason::kOutOfMemory);
@@ -131,20 +139,55 @@ TEST_F(NamesTest, AGraphThatWasRefusedTellsItsRunsWhy) {
 }
 
 TEST_F(NamesTest, NamesAreChargedBeforeTheyAreGiven) {
-  ASSERT_TRUE(names_.Reserve(60).ok());
+  ASSERT_TRUE(names_.Reserve(60, 59).ok());
   for (int32_t i = 0; i < 60; ++i) names_.NameTensor(Tensor(i, 1), Ready());
   EXPECT_EQ(budget_->used(), 64 * Names::kBytesPerTensor);
-  EXPECT_TRUE(names_.Reserve(4).ok());
-  EXPECT_EQ(ReasonOf(names_.Reserve(5)), Reason::kOutOfMemory);
+  EXPECT_TRUE(names_.Reserve(4, 63).ok());
+  EXPECT_EQ(ReasonOf(names_.Reserve(5, 64)), Reason::kOutOfMemory);
   for (int32_t i = 60; i < 70; ++i) {
     names_.NameFailed(Tensor(i, 1), std::make_shared<Error>(Reason::kMismatch));
   }
   EXPECT_EQ(names_.live_tensors(), 64)
       << "of what failed there are names as long as there is memory";
   names_.ReleaseTensor(Tensor(0, 1));
-  EXPECT_TRUE(names_.Reserve(1).ok());
+  EXPECT_TRUE(names_.Reserve(1, 0).ok());
   names_.Clear();
   EXPECT_EQ(budget_->used(), 0);
+}
+
+TEST_F(NamesTest, GraphsHaveANumberOfTheirOwn) {
+  const auto record = std::make_shared<GraphRecord>();
+  EXPECT_TRUE(names_.NameGraph(GraphAt(0, 1), record).ok());
+  EXPECT_TRUE(names_.NameGraph(GraphAt(1, 1), record).ok());
+  const absl::Status third = names_.NameGraph(GraphAt(2, 1), record);
+  EXPECT_EQ(ReasonOf(third), Reason::kQuota);
+  EXPECT_THAT(ErrorOf(third).message, HasSubstr("2 graphs of 2"));
+  EXPECT_EQ(names_.FindGraph(GraphAt(2, 1)).status(), third) << "its runs are told";
+  names_.ReleaseGraph(GraphAt(2, 1));
+  EXPECT_EQ(ReasonOf(names_.FindGraph(GraphAt(2, 1)).status()), Reason::kUnknownName);
+  names_.ReleaseGraph(GraphAt(0, 1));
+  EXPECT_EQ(budget_->held(Resource::kGraphs), 1);
+  EXPECT_TRUE(names_.NameGraph(GraphAt(2, 2), record).ok());
+  EXPECT_EQ(names_.live_graphs(), 2);
+}
+
+// Refusals, and tables of slots that name little, are held as well.
+TEST(NamesTablesTest, AreCharged) {
+  News news;
+  Completions completions(&news);
+  const BudgetRef budget = Budget::OfNode(int64_t{1} << 30);
+  Names names({/*tensors=*/1 << 16, /*graphs=*/1 << 14}, budget, &completions);
+  ASSERT_TRUE(names.Reserve(1, (1 << 16) - 1).ok());
+  names.NameTensor(Tensor((1 << 16) - 1, 1), Ready());
+  EXPECT_GE(budget->used(), (1 << 16) * Names::kBytesPerSlot);
+  const int64_t before = budget->used();
+  for (int32_t slot = 0; slot < 1000; ++slot) {
+    EXPECT_FALSE(names.NameGraph(GraphAt(slot, 1), MakeError(Reason::kBadType, "no")).ok());
+  }
+  const int64_t refused = budget->used() - before;
+  EXPECT_GE(refused, 900 * (Names::kBytesPerGraphSlot + Names::kBytesPerRefusal));
+  names.Clear();
+  EXPECT_EQ(budget->used(), 0);
 }
 
 TEST_F(NamesTest, NothingIsLeftOfAll) {

@@ -82,6 +82,7 @@ Budget::Limits BudgetOf(const NodeOptions& options) {
   limits.descriptors = options.max_descriptors;
   limits.waits = options.max_waits;
   limits.downloads = options.max_downloads;
+  limits.graphs = options.max_node_graphs;
   return limits;
 }
 
@@ -90,6 +91,8 @@ GraphStore::Options GraphsOf(const NodeOptions& options, const Backend& backend)
   graphs.limits.max_nodes = options.max_graph_nodes;
   graphs.limits.max_collectives = options.max_graph_collectives;
   graphs.limits.max_value_bytes = options.memory_limit_bytes;
+  graphs.max_graph_bytes = options.max_graph_bytes;
+  graphs.plan.limits = options.plan;
   graphs.plan.share_results = backend.host_addressable();
   graphs.plan.share_equal_work = options.share_equal_work;
   graphs.max_inline_bytes = options.max_inline_graph_bytes;

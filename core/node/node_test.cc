@@ -740,7 +740,7 @@ TEST_F(NodeTest, EveryFailureIsOneLineForTheLog) {
   std::vector<std::string> lines;
   NodeOptions options;
   options.memory_limit_bytes = 3 * kLarge * static_cast<int64_t>(sizeof(float)) / 2;
-  options.log_failure = [&](absl::string_view line) {
+  options.log_failure = [&](absl::string_view, absl::string_view line) {
     MutexLock lock(&mutex);
     lines.emplace_back(line);
   };

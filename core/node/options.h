@@ -8,6 +8,8 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "core/collective/sequencer.h"
+#include "core/graph/encoding.h"
+#include "core/runtime/plan/plan_options.h"
 
 namespace chorus::node {
 
@@ -19,6 +21,7 @@ struct NodeOptions {
   int32_t max_worlds = 1024;
   int64_t max_waits = 65536;            // calls that wait for something
   int64_t max_downloads = 512;          // tensors that somebody reads; each takes up to 2 MiB
+  int64_t max_node_graphs = 1 << 20;    // registered ones, of all sessions together
   int64_t max_descriptors = INT64_MAX;  // of arenas and sessions
   // For each session:
   int32_t max_tensors = 65536;
@@ -28,6 +31,8 @@ struct NodeOptions {
   int32_t max_pending_runs = 1024;
   int32_t max_graph_nodes = 1 << 20;
   int32_t max_graph_collectives = 1 << 13;
+  int64_t max_graph_bytes = kMaxClientGraphBytes;  // in memory, and on its way
+  PlanLimits plan;
   // A graph that comes in more bytes than these (about a hundred nodes, half a millisecond) is
   // decoded, checked and planned beside the node thread.
   int64_t max_inline_graph_bytes = 4096;
@@ -42,8 +47,9 @@ struct NodeOptions {
   // Work that is the same on several ranks (a data-parallel optimiser's update) is done once and
   // kept once. Results are the same bits either way.
   bool share_equal_work = true;
-  // Takes one line for each failure (records.h, FailureLine), on the node thread; empty: nobody.
-  std::function<void(absl::string_view line)> log_failure;
+  // Takes one line for each failure of a tenant's (records.h, FailureLine), on the node thread;
+  // empty: nobody.
+  std::function<void(absl::string_view tenant, absl::string_view line)> log_failure;
 };
 
 }  // namespace chorus::node

@@ -112,7 +112,9 @@ absl::StatusOr<bool> Preparer::FindGraph(const Run& command, const GraphStore::W
 // what its ranks may still ask of its calls, and its own row, of what RunState lists by input,
 // output, buffer and participation.
 absl::Status Preparer::ChargeRows(RunState* run) {
-  CHORUS_RETURN_IF_ERROR(run->session->names.Reserve(run->outputs.size()));
+  int32_t top_slot = -1;
+  for (const TensorId& id : run->output_ids) top_slot = std::max(top_slot, id.slot);
+  CHORUS_RETURN_IF_ERROR(run->session->names.Reserve(run->outputs.size(), top_slot));
   if (run->world != nullptr) {
     CHORUS_RETURN_IF_ERROR(run->world->ReserveRows(run->plan->plan.votes->participations.size()));
   }

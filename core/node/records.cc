@@ -85,19 +85,4 @@ std::string FailureLine(const FailureOrigin& failure, const Error& error) {
                       " error_id=", error.id.value(), ": ", message);
 }
 
-bool LineBudget::Take(absl::Time now, int64_t* left_out) {
-  if (now - since_ >= absl::Seconds(1)) {
-    since_ = now;
-    lines_ = 0;
-  }
-  if (lines_ >= kLinesPerSecond) {
-    ++left_out_;
-    return false;
-  }
-  ++lines_;
-  *left_out = left_out_;
-  left_out_ = 0;
-  return true;
-}
-
 }  // namespace chorus::node

@@ -90,19 +90,6 @@ struct FailureOrigin {
 };
 std::string FailureLine(const FailureOrigin& failure, const Error& error);
 
-// Bounds the lines of one tenant: a client that fails in a loop fills no disk, and slows nobody.
-class LineBudget {
- public:
-  static constexpr int kLinesPerSecond = 100;
-  // Whether a line may be written now; then *left_out says how many were not since the last one.
-  bool Take(absl::Time now, int64_t* left_out);
-
- private:
-  absl::Time since_ = absl::InfinitePast();
-  int lines_ = 0;
-  int64_t left_out_ = 0;
-};
-
 }  // namespace chorus::node
 
 #endif  // CHORUS_CORE_NODE_RECORDS_H_

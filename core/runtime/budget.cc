@@ -11,7 +11,7 @@ namespace {
 constexpr const char* kNames[kResources] = {
     "staging bytes", "result bytes", "session bytes",   "name bytes", "graph bytes",
     "command bytes", "run bytes",    "agreement bytes", "sessions",   "worlds",
-    "descriptors",   "waits",        "downloads"};
+    "descriptors",   "waits",        "downloads",       "graphs"};
 
 }  // namespace
 
@@ -34,8 +34,8 @@ absl::Status Charge::Resize(int64_t amount) {
 // --- Budget -------------------------------------------------------------------------------------
 
 Budget::Limits Budget::Limits::Share() const {
-  Limits share = {bytes,          ShareOf(sessions), ShareOf(worlds), ShareOf(descriptors),
-                  ShareOf(waits), ShareOf(downloads)};
+  Limits share = {bytes,          ShareOf(sessions),  ShareOf(worlds), ShareOf(descriptors),
+                  ShareOf(waits), ShareOf(downloads), ShareOf(graphs)};
   for (int64_t& limit : share.bytes) limit = ShareOf(limit);
   return share;
 }
@@ -74,6 +74,8 @@ int64_t Budget::Free(Domain domain, Resource resource) const {
       return limits_.descriptors - held;
     case Resource::kDownloads:
       return limits_.downloads - held;
+    case Resource::kGraphs:
+      return limits_.graphs - held;
     default:
       return limits_.waits - held;
   }

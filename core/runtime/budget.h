@@ -44,8 +44,9 @@ enum class Resource : uint8_t {
   kDescriptors,  // of arenas and sessions
   kWaits,        // calls that wait for something
   kDownloads,    // tensors that somebody reads
+  kGraphs,       // that sessions have names for
 };
-inline constexpr size_t kResources = 13;
+inline constexpr size_t kResources = 14;
 inline constexpr bool IsBytes(Resource resource) { return resource <= Resource::kAgreementBytes; }
 
 // Of a bound on what all have together, what one may have, so that another always gets in: seven
@@ -104,6 +105,7 @@ class Budget : public std::enable_shared_from_this<Budget> {
     int64_t descriptors = INT64_MAX;
     int64_t waits = INT64_MAX;
     int64_t downloads = INT64_MAX;
+    int64_t graphs = INT64_MAX;
     // ShareOf each: one tenant's share of a node.
     Limits Share() const;
   };

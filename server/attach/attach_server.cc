@@ -68,10 +68,11 @@ std::string RandomToken() {
 }
 
 AttachServer::AttachServer(std::vector<UniqueFd> listeners, AttachOptions options,
-                           node::NodeLoop* loop)
+                           node::NodeLoop* loop, TenantLog* log)
     : listeners_(std::move(listeners)),
       options_(std::move(options)),
       loop_(loop),
+      log_(log),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       next_id_(kFirstConnection) {
@@ -194,14 +195,19 @@ void AttachServer::Receive(const ConnectionRef& connection) {
     }
     if (!status.ok()) {
       if (!absl::IsUnavailable(status)) {
-        LOG(WARNING) << "attach: pid " << connection->pid << " uid " << connection->uid
-                     << " is refused: " << status.message();
+        Say(google::GLOG_WARNING, *connection, absl::StrCat("is refused: ", status.message()));
         AnswerError(connection->socket.get(), id, status);
       }
       Close(connection);
       return;
     }
   }
+}
+
+void AttachServer::Say(google::LogSeverity severity, const Connection& connection,
+                       absl::string_view what) {
+  log_->Say(severity, TenantOf(connection.uid),
+            absl::StrCat("attach: pid ", connection.pid, " uid ", connection.uid, " ", what));
 }
 
 absl::Status AttachServer::Handle(const ConnectionRef& connection, const AttachRequest& request,
@@ -384,7 +390,7 @@ int AttachServer::Sweep() {
     }
   }
   for (const ConnectionRef& connection : overdue) {
-    LOG(INFO) << "attach: pid " << connection->pid << " has opened no session in time";
+    Say(google::GLOG_INFO, *connection, "has opened no session in time");
     Close(connection);
   }
   if (!bound.empty()) CloseEnded(std::move(bound));

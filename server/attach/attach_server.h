@@ -29,6 +29,7 @@
 #include "core/node/node_loop.h"
 #include "core/transport/attach/packet.h"
 #include "core/transport/attach/protocol.h"
+#include "server/tenant_log.h"
 
 namespace chorus {
 
@@ -44,8 +45,9 @@ struct AttachOptions {
 
 class AttachServer {
  public:
-  // `loop` outlives it.
-  AttachServer(std::vector<UniqueFd> listeners, AttachOptions options, node::NodeLoop* loop);
+  // `loop` and `log` outlive it.
+  AttachServer(std::vector<UniqueFd> listeners, AttachOptions options, node::NodeLoop* loop,
+               TenantLog* log);
   // Closes every connection; sessions are then detached.
   ~AttachServer();
 
@@ -92,6 +94,8 @@ class AttachServer {
                            const Packet& packet);
   void CarryOut(const ConnectionRef& connection, const AttachRequest& request, SessionId session);
   void Close(const ConnectionRef& connection);
+  // A line of the log: what the connection's process did.
+  void Say(google::LogSeverity severity, const Connection& connection, absl::string_view what);
   // InfiniteFuture: none.
   void SetDeadlineLocked(Connection* connection, absl::Time deadline)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -103,6 +107,7 @@ class AttachServer {
   const std::vector<UniqueFd> listeners_;
   const AttachOptions options_;
   node::NodeLoop* const loop_;
+  TenantLog* const log_;
   const UniqueFd epoll_;
   const UniqueFd stop_;  // an eventfd
 

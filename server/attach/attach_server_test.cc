@@ -248,7 +248,8 @@ TEST(AttachTest, ATokenIsOfItsUid) {
   std::vector<UniqueFd> listeners;
   listeners.push_back(*std::move(listener));
   node::NodeLoop loop(node::NodeOptions(), daemon.backend());
-  AttachServer server(std::move(listeners), AttachOptions(), &loop);
+  TenantLog log(nullptr);
+  AttachServer server(std::move(listeners), AttachOptions(), &loop, &log);
   const auto client = AttachClient::Connect(path, Soon());
   ASSERT_TRUE(client.ok()) << client.status();
   EXPECT_EQ(server.Claim((*client)->token(), geteuid() + 1).status().code(),
@@ -433,7 +434,8 @@ TEST(AttachTest, AConnectionThatSaysNothingOrHalfOfItIsClosed) {
   AttachOptions options;
   options.handshake_timeout = absl::Milliseconds(100);
   node::NodeLoop loop(node::NodeOptions(), daemon.backend());
-  AttachServer server(std::move(listeners), options, &loop);
+  TenantLog log(nullptr);
+  AttachServer server(std::move(listeners), options, &loop, &log);
   const RawClient silent(path);
   RawClient half(path);
   half.Send(Hello());

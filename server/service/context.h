@@ -15,6 +15,7 @@
 #include "server/peers.h"
 #include "server/service/farewell.h"
 #include "server/service/worker.h"
+#include "server/tenant_log.h"
 
 namespace chorus {
 
@@ -25,6 +26,7 @@ struct ServiceContext {
   ServiceWorker* worker = nullptr;
   const PeerTable* peers = nullptr;
   Farewell* farewell = nullptr;
+  TenantLog* log = nullptr;
   AttachServer* attach = nullptr;               // null: the daemon listens on TCP alone
   int64_t incarnation = 0;                      // 1 .. 2^31 - 1, other after each start
   absl::Duration max_wait = absl::Minutes(10);  // of one call, whatever deadline its client set

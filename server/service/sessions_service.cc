@@ -88,9 +88,10 @@ grpc::ServerUnaryReactor* SessionsService::Open(grpc::CallbackServerContext* con
       }
     }
     call->Reply(absl::OkStatus(), [service, info = *info](v1::OpenSessionResponse* to) {
-      LOG(INFO) << "session " << info.id << " opened: " << info.tenant << " pid " << info.pid
-                << (info.attached ? " attached" : " by lease") << " \""
-                << absl::Utf8SafeCEscape(info.label) << "\"";
+      service->log->Say(google::GLOG_INFO, info.tenant,
+                        absl::StrCat("session ", info.id.value(), " opened: ", info.tenant, " pid ",
+                                     info.pid, info.attached ? " attached" : " by lease", " \"",
+                                     absl::Utf8SafeCEscape(info.label), "\""));
       ResponseTo(*service, info, to);
     });
   });
@@ -101,13 +102,19 @@ grpc::ServerUnaryReactor* SessionsService::Close(grpc::CallbackServerContext* co
                                                  const v1::CloseSessionRequest* request,
                                                  v1::CloseSessionResponse* response) {
   auto call = Call<v1::CloseSessionResponse>::Start(service_, context, response);
-  call->ForSession(request->session(),
-                   [call](node::LocalNode& node, absl::Time now, SessionId session) {
-                     const absl::Status status = node.CloseSession(session, now);
-                     call->Reply(status, [session](v1::CloseSessionResponse*) {
-                       LOG(INFO) << "session " << session << " closed";
-                     });
-                   });
+  const absl::StatusOr<Caller> caller = call->caller();
+  if (!caller.ok()) {
+    call->Reply(caller.status());
+    return call.get();
+  }
+  call->ForSession(
+      request->session(), [log = service_->log, call, tenant = caller->tenant](
+                              node::LocalNode& node, absl::Time now, SessionId session) {
+        const absl::Status status = node.CloseSession(session, now);
+        call->Reply(status, [log, tenant, session](v1::CloseSessionResponse*) {
+          log->Say(google::GLOG_INFO, tenant, absl::StrCat("session ", session.value(), " closed"));
+        });
+      });
   return call.get();
 }
 

@@ -89,7 +89,7 @@ absl::Status FindForms(PlanState* state) {
   int64_t taken = 0;
   const auto take = [&](int64_t bytes) {
     taken += bytes;
-    const int64_t most = state->options.max_bytes;
+    const int64_t most = state->options.limits.max_bytes;
     return taken <= most ? absl::OkStatus() : TooMuchMemory("the graph's plan", most, taken);
   };
   CHORUS_RETURN_IF_ERROR(take(MemoryToPlanEnds(*state)));

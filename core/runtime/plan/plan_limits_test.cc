@@ -21,7 +21,7 @@ namespace {
 
 PlanOptions Limits(int64_t max_bytes) {
   PlanOptions options;
-  options.max_bytes = max_bytes;
+  options.limits.max_bytes = max_bytes;
   return options;
 }
 
@@ -128,9 +128,9 @@ TEST(PlanLimitsTest, APlanTakesWhatItsAccountSays) {
 TEST(PlanLimitsTest, PairsOfCollectivesAreCounted) {
   const Graph graph = MakeHostileGraph(HostileGraph::kAllAfterAll, 100);
   PlanOptions options;
-  options.max_dependences = 100 * 100;
+  options.limits.max_dependences = 100 * 100;
   EXPECT_TRUE(CompilePlan(graph, options).ok());
-  options.max_dependences = 100 * 100 - 1;
+  options.limits.max_dependences = 100 * 100 - 1;
   const Error error = ErrorOf(CompilePlan(graph, options).status());
   EXPECT_EQ(error.reason, Reason::kQuota);
   EXPECT_EQ(error.op, "all_reduce");
@@ -144,7 +144,7 @@ TEST(PlanLimitsTest, StepsToFindThemAreCounted) {
   const Graph graph = MakeHostileGraph(HostileGraph::kSums, 1000);
   PlanOptions options;
   EXPECT_TRUE(CompilePlan(graph, options).ok());
-  options.max_dependence_steps = 100000;
+  options.limits.max_dependence_steps = 100000;
   const Error error = ErrorOf(CompilePlan(graph, options).status());
   EXPECT_EQ(error.reason, Reason::kQuota);
   EXPECT_NE(error.message.find("expected at most 100000 steps to find it"), std::string::npos)
@@ -156,7 +156,7 @@ TEST(PlanLimitsTest, EveryGraphIsPlannedWithinTheLimitsOrRefused) {
     const Graph graph = MakeHostileGraph(kind, 20000);
     const HeapUse heap;
     const absl::StatusOr<Plan> plan = CompilePlan(graph, {});
-    EXPECT_LE(heap.most_bytes(), PlanOptions().max_bytes) << NameOf(kind);
+    EXPECT_LE(heap.most_bytes(), PlanLimits().max_bytes) << NameOf(kind);
     EXPECT_TRUE(plan.ok() || ErrorOf(plan.status()).reason == Reason::kQuota) << plan.status();
   }
 }

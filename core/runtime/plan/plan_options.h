@@ -7,6 +7,18 @@
 
 namespace chorus {
 
+// What a graph from a client may cost; kQuota otherwise, before it is made.
+struct PlanLimits {
+  // Memory that planning takes at any time, beside the graph: counted from above, for each node,
+  // input, output, type and piece of a collective. Some times what the plan is in the end.
+  int64_t max_bytes = int64_t{256} << 20;
+  // Pairs of collectives of which one needs the other's result (Participation::after of all
+  // together): a thousand that all need a thousand others. Each launch looks at all of them.
+  int64_t max_dependences = 1 << 20;
+  // Steps to find these: elements of sets that are looked at or copied.
+  int64_t max_dependence_steps = 1 << 22;
+};
+
 struct PlanOptions {
   // The backend's devices share one address space with the host: equal results are shared and
   // moves of whole tensors are aliases.
@@ -26,17 +38,7 @@ struct PlanOptions {
   // What a group of equal work must read and write at least: for less, every rank for itself is
   // quicker than waiting for each other.
   int64_t least_equal_bytes = 64 << 10;
-
-  // --- What a graph from a client may cost; kQuota otherwise, before it is made ---
-  //
-  // Memory that planning takes at any time, beside the graph: counted from above, for each node,
-  // input, output, type and piece of a collective. Some times what the plan is in the end.
-  int64_t max_bytes = int64_t{256} << 20;
-  // Pairs of collectives of which one needs the other's result (Participation::after of all
-  // together): a thousand that all need a thousand others. Each launch looks at all of them.
-  int64_t max_dependences = 1 << 20;
-  // Steps to find these: elements of sets that are looked at or copied.
-  int64_t max_dependence_steps = 1 << 22;
+  PlanLimits limits;
 };
 
 }  // namespace chorus

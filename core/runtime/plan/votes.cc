@@ -127,8 +127,8 @@ std::vector<int32_t> InstancesOf(const std::vector<Participation>& participation
 
 absl::Status FindVotes(PlanState* state) {
   auto votes = std::make_shared<VoteTemplate>();
-  Dependences dependences(state->graph, state->table, state->options.max_dependence_steps);
-  const int64_t most = state->options.max_dependences;
+  Dependences dependences(state->graph, state->table, state->options.limits.max_dependence_steps);
+  const int64_t most = state->options.limits.max_dependences;
   int64_t kept = 0;
   for (NodeIndex n = 0; n < state->num_nodes(); ++n) {
     const Node& node = state->node(n);

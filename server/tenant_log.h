@@ -1,0 +1,61 @@
+// The lines of the daemon's log that clients cause: sessions that come and go, failures, breaches
+// of the attach protocol.
+//
+// Each tenant may cause so many a second, and what is more is counted in a line of its own: a
+// client that fails in a loop fills no disk.
+//
+// Threads: thread-safe. Nothing is written under its lock.
+#ifndef CHORUS_SERVER_TENANT_LOG_H_
+#define CHORUS_SERVER_TENANT_LOG_H_
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "core/base/mutex.h"
+#include "glog/logging.h"
+
+namespace chorus {
+
+// The tenant that processes of a user act for: "uid:1000".
+std::string TenantOf(uid_t uid);
+
+// Bounds the lines of one tenant. Threads: one at a time.
+class LineBudget {
+ public:
+  static constexpr int kLinesPerSecond = 100;
+  // Whether a line may be written now; then *left_out says how many were not since the last one.
+  bool Take(absl::Time now, int64_t* left_out);
+
+ private:
+  absl::Time since_ = absl::InfinitePast();
+  int lines_ = 0;
+  int64_t left_out_ = 0;
+};
+
+class TenantLog {
+ public:
+  // Writes a line; from any thread.
+  using Write = std::function<void(google::LogSeverity severity, absl::string_view tenant,
+                                   absl::string_view line)>;
+  // `write` null: as any other line of the daemon's.
+  explicit TenantLog(Write write);
+
+  // `tenant` empty: nobody who is known.
+  void Say(google::LogSeverity severity, absl::string_view tenant, absl::string_view line);
+
+ private:
+  const Write write_;
+  Mutex mutex_;
+  absl::flat_hash_map<std::string, LineBudget> budgets_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace chorus
+
+#endif  // CHORUS_SERVER_TENANT_LOG_H_
