@@ -46,9 +46,6 @@
 namespace chorus {
 namespace {
 
-// Of one message in: a chunk of bytes or a large graph, with room for the rest.
-constexpr int kMaxMessageBytes = 4 << 20;
-static_assert(node::kMaxChunkBytes <= kMaxMessageBytes / 2);
 // How often a drain looks whether the node has become idle, or calls have ended.
 constexpr absl::Duration kDrainLook = absl::Milliseconds(5);
 // For a node thread that has much to do. One that does not come to it at all is passed by.
@@ -144,6 +141,8 @@ struct Daemon::Impl {
     context.farewell = &farewell;
     context.peers = &peers;
     context.log = &tenant_log;
+    context.parsing = &parsing;
+    context.uploads = &uploads;
     context.incarnation = NewIncarnation();
     context.max_wait = options.max_wait;
     context.download_timeout = options.download_timeout;
@@ -169,6 +168,8 @@ struct Daemon::Impl {
 
   ServiceContext context;
   TenantLog tenant_log;
+  Room parsing{kMaxParsedBytes};
+  Room uploads{kMaxUploadBytes};
   PeerTable peers;
   Farewell farewell;
   node::NodeLoop loop;

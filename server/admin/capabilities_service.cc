@@ -58,9 +58,11 @@ void Fill(const ServiceContext& service, const std::vector<node::DeviceInfo>& de
 }  // namespace
 
 grpc::ServerUnaryReactor* CapabilitiesService::Get(grpc::CallbackServerContext* context,
-                                                   const v1::GetCapabilitiesRequest*,
-                                                   v1::GetCapabilitiesResponse* response) {
+                                                   const grpc::ByteBuffer* bytes,
+                                                   grpc::ByteBuffer* response) {
   auto call = Call<v1::GetCapabilitiesResponse>::Start(service_, context, response);
+  const Parsed<v1::GetCapabilitiesRequest> request(service_->parsing, bytes);
+  if (!request.ok()) return call->Refuse(request.status());
   service_->loop->Post([service = service_, call](node::LocalNode& node, absl::Time) {
     call->Reply(absl::OkStatus(),
                 [service, devices = node.Devices("")](v1::GetCapabilitiesResponse* to) {

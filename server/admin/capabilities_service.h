@@ -6,17 +6,18 @@
 
 #include "chorus/v1/capabilities.grpc.pb.h"
 #include "server/service/context.h"
+#include "server/service/parsed.h"
 
 namespace chorus {
 
-class CapabilitiesService : public v1::Capabilities::CallbackService {
+class CapabilitiesService
+    : public Raw<v1::Capabilities::Service, v1::Capabilities::WithRawCallbackMethod_Get> {
  public:
   // `service` outlives it.
   explicit CapabilitiesService(const ServiceContext* service) : service_(service) {}
 
-  grpc::ServerUnaryReactor* Get(grpc::CallbackServerContext* context,
-                                const v1::GetCapabilitiesRequest* request,
-                                v1::GetCapabilitiesResponse* response) override;
+  grpc::ServerUnaryReactor* Get(grpc::CallbackServerContext* context, const grpc::ByteBuffer* bytes,
+                                grpc::ByteBuffer* response) override;
 
  private:
   const ServiceContext* const service_;

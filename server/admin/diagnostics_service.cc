@@ -28,14 +28,10 @@ absl::Status StatusOf(const absl::StatusOr<What>& what) {
 // Lets `look(node, now, tenant)` take what it needs on the node thread, and `fill(what, response)`
 // make a message of it elsewhere; a look that fails ends the call with its error.
 template <typename Response, typename Look, typename Fill>
-grpc::ServerUnaryReactor* Show(const ServiceContext* service, grpc::CallbackServerContext* context,
-                               Response* response, Look look, Fill fill) {
-  auto call = Call<Response>::Start(service, context, response);
+grpc::ServerUnaryReactor* Show(const ServiceContext* service,
+                               const std::shared_ptr<Call<Response>>& call, Look look, Fill fill) {
   const absl::StatusOr<Caller> caller = call->caller();
-  if (!caller.ok()) {
-    call->Reply(caller.status());
-    return call.get();
-  }
+  if (!caller.ok()) return call->Refuse(caller.status());
   service->loop->Post([call, sees = std::string(caller->sees()), look = std::move(look),
                        fill = std::move(fill)](node::LocalNode& node, absl::Time now) {
     auto what = look(node, now, sees);
@@ -101,10 +97,13 @@ void EventTo(int64_t incarnation, const node::FlightEvent& event,
 }  // namespace
 
 grpc::ServerUnaryReactor* DiagnosticsService::ListDevices(grpc::CallbackServerContext* context,
-                                                          const v1::ListDevicesRequest*,
-                                                          v1::ListDevicesResponse* response) {
+                                                          const grpc::ByteBuffer* bytes,
+                                                          grpc::ByteBuffer* response) {
+  auto call = Call<v1::ListDevicesResponse>::Start(service_, context, response);
+  const Parsed<v1::ListDevicesRequest> request(service_->parsing, bytes);
+  if (!request.ok()) return call->Refuse(request.status());
   return Show(
-      service_, context, response,
+      service_, call,
       [](node::LocalNode& node, absl::Time, const std::string& sees) { return node.Devices(sees); },
       [](const std::vector<node::DeviceInfo>& devices, v1::ListDevicesResponse* to) {
         for (const node::DeviceInfo& info : devices) {
@@ -118,10 +117,13 @@ grpc::ServerUnaryReactor* DiagnosticsService::ListDevices(grpc::CallbackServerCo
 }
 
 grpc::ServerUnaryReactor* DiagnosticsService::ListSessions(grpc::CallbackServerContext* context,
-                                                           const v1::ListSessionsRequest*,
-                                                           v1::ListSessionsResponse* response) {
+                                                           const grpc::ByteBuffer* bytes,
+                                                           grpc::ByteBuffer* response) {
+  auto call = Call<v1::ListSessionsResponse>::Start(service_, context, response);
+  const Parsed<v1::ListSessionsRequest> request(service_->parsing, bytes);
+  if (!request.ok()) return call->Refuse(request.status());
   return Show(
-      service_, context, response,
+      service_, call,
       [](node::LocalNode& node, absl::Time now, const std::string& sees) {
         return node.Sessions(sees, now);
       },
@@ -134,10 +136,13 @@ grpc::ServerUnaryReactor* DiagnosticsService::ListSessions(grpc::CallbackServerC
 }
 
 grpc::ServerUnaryReactor* DiagnosticsService::ListPending(grpc::CallbackServerContext* context,
-                                                          const v1::ListPendingRequest*,
-                                                          v1::ListPendingResponse* response) {
+                                                          const grpc::ByteBuffer* bytes,
+                                                          grpc::ByteBuffer* response) {
+  auto call = Call<v1::ListPendingResponse>::Start(service_, context, response);
+  const Parsed<v1::ListPendingRequest> request(service_->parsing, bytes);
+  if (!request.ok()) return call->Refuse(request.status());
   return Show(
-      service_, context, response,
+      service_, call,
       [](node::LocalNode& node, absl::Time now, const std::string& sees) {
         return node.Pending(sees, now);
       },
@@ -147,14 +152,13 @@ grpc::ServerUnaryReactor* DiagnosticsService::ListPending(grpc::CallbackServerCo
 }
 
 grpc::ServerUnaryReactor* DiagnosticsService::GetError(grpc::CallbackServerContext* context,
-                                                       const v1::GetErrorRequest* request,
-                                                       v1::GetErrorResponse* response) {
+                                                       const grpc::ByteBuffer* bytes,
+                                                       grpc::ByteBuffer* response) {
   auto call = Call<v1::GetErrorResponse>::Start(service_, context, response);
+  const Parsed<v1::GetErrorRequest> request(service_->parsing, bytes);
+  if (!request.ok()) return call->Refuse(request.status());
   const absl::StatusOr<Caller> caller = call->caller();
-  if (!caller.ok()) {
-    call->Reply(caller.status());
-    return call.get();
-  }
+  if (!caller.ok()) return call->Refuse(caller.status());
   service_->loop->Post([call, id = ErrorId(request->error_id()),
                         sees = std::string(caller->sees())](node::LocalNode& node, absl::Time) {
     const absl::StatusOr<Error> error = node.FindError(id, sees);
@@ -166,11 +170,14 @@ grpc::ServerUnaryReactor* DiagnosticsService::GetError(grpc::CallbackServerConte
   return call.get();
 }
 
-grpc::ServerUnaryReactor* DiagnosticsService::ListFlightEvents(
-    grpc::CallbackServerContext* context, const v1::ListFlightEventsRequest* request,
-    v1::ListFlightEventsResponse* response) {
+grpc::ServerUnaryReactor* DiagnosticsService::ListFlightEvents(grpc::CallbackServerContext* context,
+                                                               const grpc::ByteBuffer* bytes,
+                                                               grpc::ByteBuffer* response) {
+  auto call = Call<v1::ListFlightEventsResponse>::Start(service_, context, response);
+  const Parsed<v1::ListFlightEventsRequest> request(service_->parsing, bytes);
+  if (!request.ok()) return call->Refuse(request.status());
   return Show(
-      service_, context, response,
+      service_, call,
       [limit = request->limit()](node::LocalNode& node, absl::Time, const std::string& sees) {
         return node.Flight(sees, limit);
       },
@@ -183,10 +190,13 @@ grpc::ServerUnaryReactor* DiagnosticsService::ListFlightEvents(
 }
 
 grpc::ServerUnaryReactor* DiagnosticsService::GetStats(grpc::CallbackServerContext* context,
-                                                       const v1::GetStatsRequest*,
-                                                       v1::GetStatsResponse* response) {
+                                                       const grpc::ByteBuffer* bytes,
+                                                       grpc::ByteBuffer* response) {
+  auto call = Call<v1::GetStatsResponse>::Start(service_, context, response);
+  const Parsed<v1::GetStatsRequest> request(service_->parsing, bytes);
+  if (!request.ok()) return call->Refuse(request.status());
   return Show(
-      service_, context, response,
+      service_, call,
       [](node::LocalNode& node, absl::Time, const std::string& sees) { return node.Stats(sees); },
       [](const node::NodeStats& stats, v1::GetStatsResponse* to) {
         to->set_memory_limit_bytes(stats.memory_limit_bytes);

@@ -6,32 +6,39 @@
 
 #include "chorus/v1/diagnostics.grpc.pb.h"
 #include "server/service/context.h"
+#include "server/service/parsed.h"
 
 namespace chorus {
 
-class DiagnosticsService : public v1::Diagnostics::CallbackService {
+class DiagnosticsService
+    : public Raw<v1::Diagnostics::Service, v1::Diagnostics::WithRawCallbackMethod_ListDevices,
+                 v1::Diagnostics::WithRawCallbackMethod_ListSessions,
+                 v1::Diagnostics::WithRawCallbackMethod_ListPending,
+                 v1::Diagnostics::WithRawCallbackMethod_GetError,
+                 v1::Diagnostics::WithRawCallbackMethod_ListFlightEvents,
+                 v1::Diagnostics::WithRawCallbackMethod_GetStats> {
  public:
   // `service` outlives it.
   explicit DiagnosticsService(const ServiceContext* service) : service_(service) {}
 
   grpc::ServerUnaryReactor* ListDevices(grpc::CallbackServerContext* context,
-                                        const v1::ListDevicesRequest* request,
-                                        v1::ListDevicesResponse* response) override;
+                                        const grpc::ByteBuffer* bytes,
+                                        grpc::ByteBuffer* response) override;
   grpc::ServerUnaryReactor* ListSessions(grpc::CallbackServerContext* context,
-                                         const v1::ListSessionsRequest* request,
-                                         v1::ListSessionsResponse* response) override;
+                                         const grpc::ByteBuffer* bytes,
+                                         grpc::ByteBuffer* response) override;
   grpc::ServerUnaryReactor* ListPending(grpc::CallbackServerContext* context,
-                                        const v1::ListPendingRequest* request,
-                                        v1::ListPendingResponse* response) override;
+                                        const grpc::ByteBuffer* bytes,
+                                        grpc::ByteBuffer* response) override;
   grpc::ServerUnaryReactor* GetError(grpc::CallbackServerContext* context,
-                                     const v1::GetErrorRequest* request,
-                                     v1::GetErrorResponse* response) override;
+                                     const grpc::ByteBuffer* bytes,
+                                     grpc::ByteBuffer* response) override;
   grpc::ServerUnaryReactor* ListFlightEvents(grpc::CallbackServerContext* context,
-                                             const v1::ListFlightEventsRequest* request,
-                                             v1::ListFlightEventsResponse* response) override;
+                                             const grpc::ByteBuffer* bytes,
+                                             grpc::ByteBuffer* response) override;
   grpc::ServerUnaryReactor* GetStats(grpc::CallbackServerContext* context,
-                                     const v1::GetStatsRequest* request,
-                                     v1::GetStatsResponse* response) override;
+                                     const grpc::ByteBuffer* bytes,
+                                     grpc::ByteBuffer* response) override;
 
  private:
   const ServiceContext* const service_;

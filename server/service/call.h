@@ -30,6 +30,7 @@
 #include "grpcpp/support/server_callback.h"
 #include "proto/convert/errors_convert.h"
 #include "server/service/context.h"
+#include "server/service/parsed.h"
 
 namespace chorus {
 
@@ -48,7 +49,8 @@ class Call : public grpc::ServerUnaryReactor, public std::enable_shared_from_thi
   using Fill = std::function<void(Response* response)>;
 
   static std::shared_ptr<Call> Start(const ServiceContext* service,
-                                     grpc::CallbackServerContext* context, Response* response) {
+                                     grpc::CallbackServerContext* context,
+                                     grpc::ByteBuffer* response) {
     std::shared_ptr<Call> call(new Call(service, context, response));
     call->self_ = call;
     const absl::Time deadline =
@@ -84,13 +86,24 @@ class Call : public grpc::ServerUnaryReactor, public std::enable_shared_from_thi
                             fill = std::move(fill)] { call->End(status, fill); });
   }
 
+  // The same, for a handler to return.
+  grpc::ServerUnaryReactor* Refuse(absl::Status status) {
+    Reply(std::move(status));
+    return this;
+  }
+
  private:
-  Call(const ServiceContext* service, grpc::CallbackServerContext* context, Response* response)
+  Call(const ServiceContext* service, grpc::CallbackServerContext* context,
+       grpc::ByteBuffer* response)
       : service_(service), context_(context), response_(response) {}
 
   void End(const absl::Status& status, const Fill& fill) {
     if (ended_.exchange(true)) return;
-    if (status.ok() && fill) fill(response_);
+    if (status.ok()) {
+      Response response;
+      if (fill) fill(&response);
+      *response_ = Serialized(response);
+    }
     this->Finish(ToGrpc(status));
   }
 
@@ -116,7 +129,7 @@ class Call : public grpc::ServerUnaryReactor, public std::enable_shared_from_thi
 
   const ServiceContext* const service_;
   grpc::CallbackServerContext* const context_;  // until OnDone
-  Response* const response_;                    // until OnDone; for whoever ends the call
+  grpc::ByteBuffer* const response_;            // until OnDone; for whoever ends the call
   std::atomic<bool> ended_{false};
   Mutex mutex_;
   bool done_ ABSL_GUARDED_BY(mutex_) = false;

@@ -7,6 +7,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "chorus/v1/log.pb.h"
 #include "core/base/error.h"
 #include "core/base/mutex.h"
 #include "proto/convert/convert.h"
@@ -17,7 +18,7 @@
 namespace chorus {
 namespace {
 
-class CommandStream : public grpc::ServerBidiReactor<v1::CommandsRequest, v1::CommandsResponse>,
+class CommandStream : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
                       public std::enable_shared_from_this<CommandStream> {
  public:
   CommandStream(const ServiceContext* service, grpc::CallbackServerContext* context)
@@ -48,12 +49,7 @@ class CommandStream : public grpc::ServerBidiReactor<v1::CommandsRequest, v1::Co
       MutexLock lock(&mutex_);
       if (!farewell_.ok()) return;
     }
-    if (request_.session() != 0 && session_ != 0 && request_.session() != session_) {
-      return End(Malformed(
-          absl::StrCat("session: the stream is for ", session_, ", got ", request_.session())));
-    }
-    if (request_.session() != 0) session_ = request_.session();
-    TakeCommand();
+    if (!TakeCommand()) return;
     MutexLock lock(&mutex_);
     ++under_way_;
     if (ended_ || !farewell_.ok()) return;
@@ -64,13 +60,29 @@ class CommandStream : public grpc::ServerBidiReactor<v1::CommandsRequest, v1::Co
     }
   }
 
-  void TakeCommand() {
-    const int64_t sequence = request_.command().sequence();
-    absl::StatusOr<Command> command = FromProto(request_.command());
+  // False: the stream ends.
+  bool TakeCommand() {
+    const Parsed<v1::CommandsRequest> request(service_->parsing, &request_,
+                                              kMaxCommandMessageBytes);
+    if (!request.ok()) {
+      End(request.status());
+      return false;
+    }
+    if (request->session() != 0 && session_ != 0 && request->session() != session_) {
+      End(Malformed(
+          absl::StrCat("session: the stream is for ", session_, ", got ", request->session())));
+      return false;
+    }
+    if (request->session() != 0) session_ = request->session();
+    const int64_t sequence = request->command().sequence();
+    absl::StatusOr<Command> command = FromProto(request->command());
     absl::StatusOr<std::string> frame =
         command.ok() ? FrameOf(sequence, std::move(command->body)) : command.status();
     // Not a command of the log then: the next one may be the right one with the same sequence.
-    if (!frame.ok()) return PostOutcome(sequence, frame.status());
+    if (!frame.ok()) {
+      PostOutcome(sequence, frame.status());
+      return true;
+    }
     PostForSession(
         *service_, context_->peer(), session_,
         [stream = self_, sequence, frame = *std::move(frame)](node::LocalNode& node, absl::Time now,
@@ -83,6 +95,7 @@ class CommandStream : public grpc::ServerBidiReactor<v1::CommandsRequest, v1::Co
         [stream = self_](absl::Status status) {
           stream->service_->worker->Post([stream, status] { stream->End(status); });
         });
+    return true;
   }
 
   void PostOutcome(int64_t sequence, absl::Status status) {
@@ -97,7 +110,7 @@ class CommandStream : public grpc::ServerBidiReactor<v1::CommandsRequest, v1::Co
     if (!status.ok()) *response.mutable_error() = ToRpcStatus(status);
     MutexLock lock(&mutex_);
     if (ended_) return;
-    outcomes_.push_back(std::move(response));
+    outcomes_.push_back(Serialized(response));
     if (outcomes_.size() == 1) StartWrite(&outcomes_.front());
   }
 
@@ -166,12 +179,12 @@ class CommandStream : public grpc::ServerBidiReactor<v1::CommandsRequest, v1::Co
 
   const ServiceContext* const service_;
   grpc::CallbackServerContext* const context_;
-  uint64_t farewell_id_ = 0;     // constant once it reads
-  v1::CommandsRequest request_;  // of the read under way
-  int64_t session_ = 0;          // by OnReadDone alone
+  uint64_t farewell_id_ = 0;  // constant once it reads
+  grpc::ByteBuffer request_;  // of the read under way
+  int64_t session_ = 0;       // by OnReadDone alone
 
   Mutex mutex_;
-  std::deque<v1::CommandsResponse> outcomes_ ABSL_GUARDED_BY(mutex_);  // the first is being written
+  std::deque<grpc::ByteBuffer> outcomes_ ABSL_GUARDED_BY(mutex_);  // the first is being written
   int under_way_ ABSL_GUARDED_BY(mutex_) = 0;
   bool half_closed_ ABSL_GUARDED_BY(mutex_) = false;
   bool read_paused_ ABSL_GUARDED_BY(mutex_) = false;
@@ -185,7 +198,7 @@ class CommandStream : public grpc::ServerBidiReactor<v1::CommandsRequest, v1::Co
 
 }  // namespace
 
-grpc::ServerBidiReactor<v1::CommandsRequest, v1::CommandsResponse>* StartCommandStream(
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* StartCommandStream(
     const ServiceContext* service, grpc::CallbackServerContext* context) {
   auto stream = std::make_shared<CommandStream>(service, context);
   stream->Start();

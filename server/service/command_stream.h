@@ -2,7 +2,6 @@
 #ifndef CHORUS_SERVER_SERVICE_COMMAND_STREAM_H_
 #define CHORUS_SERVER_SERVICE_COMMAND_STREAM_H_
 
-#include "chorus/v1/log.pb.h"
 #include "grpcpp/support/server_callback.h"
 #include "server/service/context.h"
 
@@ -12,7 +11,7 @@ namespace chorus {
 // ended, so that a client that does not read its outcomes stops itself.
 inline constexpr int kMaxCommandsUnderWay = 1024;
 
-grpc::ServerBidiReactor<v1::CommandsRequest, v1::CommandsResponse>* StartCommandStream(
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* StartCommandStream(
     const ServiceContext* service, grpc::CallbackServerContext* context);
 
 }  // namespace chorus

@@ -14,6 +14,7 @@
 #include "server/attach/attach_server.h"
 #include "server/peers.h"
 #include "server/service/farewell.h"
+#include "server/service/parsed.h"
 #include "server/service/worker.h"
 #include "server/tenant_log.h"
 
@@ -27,6 +28,8 @@ struct ServiceContext {
   const PeerTable* peers = nullptr;
   Farewell* farewell = nullptr;
   TenantLog* log = nullptr;
+  Room* parsing = nullptr;                      // for messages that are being parsed
+  Room* uploads = nullptr;                      // for bytes that the node has not written yet
   AttachServer* attach = nullptr;               // null: the daemon listens on TCP alone
   int64_t incarnation = 0;                      // 1 .. 2^31 - 1, other after each start
   absl::Duration max_wait = absl::Minutes(10);  // of one call, whatever deadline its client set

@@ -20,23 +20,25 @@
 namespace chorus {
 namespace {
 
-class Download : public grpc::ServerWriteReactor<v1::DownloadTensorResponse>,
+class Download : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
                  public std::enable_shared_from_this<Download> {
  public:
   Download(const ServiceContext* service, grpc::CallbackServerContext* context)
       : service_(service), context_(context) {}
 
-  void Start(const v1::DownloadTensorRequest& request) {
+  void Start(const grpc::ByteBuffer* bytes) {
     self_ = shared_from_this();
-    const absl::StatusOr<TensorId> tensor = FromProto(request.tensor());
+    const Parsed<v1::DownloadTensorRequest> request(service_->parsing, bytes);
+    if (!request.ok()) return End(request.status());
+    const absl::StatusOr<TensorId> tensor = FromProto(request->tensor());
     if (!tensor.ok()) return End(tensor.status());
-    asked_ = {*tensor, request.offset_bytes(), request.size_bytes()};
+    asked_ = {*tensor, request->offset_bytes(), request->size_bytes()};
     const absl::Status checked = asked_.Check();
     if (!checked.ok()) return End(checked);
     deadline_ = std::min(SteadyTime(absl::FromChrono(context_->deadline())),
                          SteadyNow() + service_->max_wait);
     PostForSession(
-        *service_, context_->peer(), request.session(),
+        *service_, context_->peer(), request->session(),
         [download = self_](node::LocalNode& node, absl::Time, SessionId session) {
           node.ReadTensor(session, download->asked_.tensor, download->deadline_,
                           [download](absl::StatusOr<node::ReadableTensor> view) {
@@ -74,19 +76,23 @@ class Download : public grpc::ServerWriteReactor<v1::DownloadTensorResponse>,
     if (!end.ok()) return End(end.status());
     offset_ = asked_.offset;
     end_ = *end;
-    ToProto(view->type, part_.mutable_type());
     view_ = std::move(view);
     SendPart();
   }
 
   void SendPart() {
     const int64_t size = std::min(node::kMaxChunkBytes, end_ - offset_);
-    part_.set_offset_bytes(offset_);
-    part_.set_data(view_->data + offset_, static_cast<size_t>(size));
+    v1::DownloadTensorResponse part;
+    if (offset_ == asked_.offset) ToProto(view_->type, part.mutable_type());
+    part.set_offset_bytes(offset_);
+    part.set_data(view_->data + offset_, static_cast<size_t>(size));
+    part_ = Serialized(part);
     offset_ += size;
     // Start* and Finish of one reactor may race with a cancel: whoever is second does nothing.
     MutexLock lock(&mutex_);
     if (ended_) return;
+    part_begin_ = offset_ - size;
+    part_bytes_ = size;
     part_due_ = std::min(deadline_, SteadyNow() + service_->download_timeout);
     if (alarm_ == nullptr) WatchLocked();
     StartWrite(&part_);
@@ -108,8 +114,8 @@ class Download : public grpc::ServerWriteReactor<v1::DownloadTensorResponse>,
     ended_ = true;
     const grpc::Status late = ToGrpc(MakeError(
         Reason::kTransportTimeout,
-        absl::StrCat("the caller has not taken the ", part_.data().size(), " bytes of the tensor ",
-                     "from byte ", part_.offset_bytes(), " in time; expected at most ",
+        absl::StrCat("the caller has not taken the ", part_bytes_, " bytes of the tensor ",
+                     "from byte ", part_begin_, " in time; expected at most ",
                      absl::FormatDuration(service_->download_timeout), " for each part and ",
                      absl::FormatDuration(service_->max_wait), " for all; read again from there")));
     // What Finish sends stands behind the part that nobody takes; this does not.
@@ -129,7 +135,6 @@ class Download : public grpc::ServerWriteReactor<v1::DownloadTensorResponse>,
       view_.reset();
       return End(absl::OkStatus());
     }
-    part_.clear_type();
     SendPart();
   }
 
@@ -156,22 +161,25 @@ class Download : public grpc::ServerWriteReactor<v1::DownloadTensorResponse>,
   int64_t offset_ = 0;
   int64_t end_ = 0;
   ViewRef view_;
-  v1::DownloadTensorResponse part_;
+  grpc::ByteBuffer part_;
 
   Mutex mutex_;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
-  absl::Time part_due_ ABSL_GUARDED_BY(mutex_);  // of the part that is on its way
+  // Of the part that is on its way.
+  int64_t part_begin_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t part_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::Time part_due_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<grpc::Alarm> alarm_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<Download> self_;  // gRPC's reference, until OnDone
 };
 
 }  // namespace
 
-grpc::ServerWriteReactor<v1::DownloadTensorResponse>* StartDownload(
-    const ServiceContext* service, grpc::CallbackServerContext* context,
-    const v1::DownloadTensorRequest& request) {
+grpc::ServerWriteReactor<grpc::ByteBuffer>* StartDownload(const ServiceContext* service,
+                                                          grpc::CallbackServerContext* context,
+                                                          const grpc::ByteBuffer* bytes) {
   auto download = std::make_shared<Download>(service, context);
-  download->Start(request);
+  download->Start(bytes);
   return download.get();
 }
 

@@ -11,9 +11,9 @@ namespace chorus {
 // Waits for the tensor, then sends it part by part, each made when the one before is on its way.
 // The tensor's bytes are kept as long as that takes, whatever becomes of its name: a reader that
 // leaves a part for ServiceContext::download_timeout is told TRANSPORT_TIMEOUT, and holds no more.
-grpc::ServerWriteReactor<v1::DownloadTensorResponse>* StartDownload(
-    const ServiceContext* service, grpc::CallbackServerContext* context,
-    const v1::DownloadTensorRequest& request);
+grpc::ServerWriteReactor<grpc::ByteBuffer>* StartDownload(const ServiceContext* service,
+                                                          grpc::CallbackServerContext* context,
+                                                          const grpc::ByteBuffer* bytes);
 
 }  // namespace chorus
 

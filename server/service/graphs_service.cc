@@ -7,25 +7,31 @@
 namespace chorus {
 
 grpc::ServerUnaryReactor* GraphsService::Register(grpc::CallbackServerContext* context,
-                                                  const v1::RegisterGraphRequest* request,
-                                                  v1::RegisterGraphResponse* response) {
+                                                  const grpc::ByteBuffer* bytes,
+                                                  grpc::ByteBuffer* response) {
   auto call = Call<v1::RegisterGraphResponse>::Start(service_, context, response);
+  const Parsed<v1::RegisterGraphRequest> request(service_->parsing, bytes, kMaxCommandMessageBytes);
+  if (!request.ok()) return call->Refuse(request.status());
   SubmitCommand(call, request->session(), request->sequence(), FromProto(request->graph()));
   return call.get();
 }
 
 grpc::ServerUnaryReactor* GraphsService::Run(grpc::CallbackServerContext* context,
-                                             const v1::RunGraphRequest* request,
-                                             v1::RunGraphResponse* response) {
+                                             const grpc::ByteBuffer* bytes,
+                                             grpc::ByteBuffer* response) {
   auto call = Call<v1::RunGraphResponse>::Start(service_, context, response);
+  const Parsed<v1::RunGraphRequest> request(service_->parsing, bytes, kMaxCommandMessageBytes);
+  if (!request.ok()) return call->Refuse(request.status());
   SubmitCommand(call, request->session(), request->sequence(), FromProto(request->run()));
   return call.get();
 }
 
 grpc::ServerUnaryReactor* GraphsService::Release(grpc::CallbackServerContext* context,
-                                                 const v1::ReleaseGraphsRequest* request,
-                                                 v1::ReleaseGraphsResponse* response) {
+                                                 const grpc::ByteBuffer* bytes,
+                                                 grpc::ByteBuffer* response) {
   auto call = Call<v1::ReleaseGraphsResponse>::Start(service_, context, response);
+  const Parsed<v1::ReleaseGraphsRequest> request(service_->parsing, bytes, kMaxCommandMessageBytes);
+  if (!request.ok()) return call->Refuse(request.status());
   v1::Release release;
   *release.mutable_graphs() = request->graphs();
   SubmitCommand(call, request->session(), request->sequence(), FromProto(release));

@@ -12,22 +12,23 @@
 namespace chorus {
 
 grpc::ServerUnaryReactor* LogService::Submit(grpc::CallbackServerContext* context,
-                                             const v1::SubmitRequest* request,
-                                             v1::SubmitResponse* response) {
+                                             const grpc::ByteBuffer* bytes,
+                                             grpc::ByteBuffer* response) {
   auto call = Call<v1::SubmitResponse>::Start(service_, context, response);
+  const Parsed<v1::SubmitRequest> request(service_->parsing, bytes, kMaxCommandMessageBytes);
+  if (!request.ok()) return call->Refuse(request.status());
   absl::StatusOr<Command> command = FromProto(request->command());
-  if (!command.ok()) {
-    call->Reply(command.status());
-    return call.get();
-  }
+  if (!command.ok()) return call->Refuse(command.status());
   SubmitCommand(call, request->session(), command->sequence.value(), std::move(command->body));
   return call.get();
 }
 
 grpc::ServerUnaryReactor* LogService::Wait(grpc::CallbackServerContext* context,
-                                           const v1::WaitRequest* request,
-                                           v1::WaitResponse* response) {
+                                           const grpc::ByteBuffer* bytes,
+                                           grpc::ByteBuffer* response) {
   auto call = Call<v1::WaitResponse>::Start(service_, context, response);
+  const Parsed<v1::WaitRequest> request(service_->parsing, bytes);
+  if (!request.ok()) return call->Refuse(request.status());
   const absl::Time deadline =
       std::min(SteadyTime(absl::FromChrono(context->deadline())), SteadyNow() + service_->max_wait);
   call->ForSession(request->session(), [call, deadline, sequence = Sequence(request->sequence())](
@@ -38,7 +39,7 @@ grpc::ServerUnaryReactor* LogService::Wait(grpc::CallbackServerContext* context,
   return call.get();
 }
 
-grpc::ServerBidiReactor<v1::CommandsRequest, v1::CommandsResponse>* LogService::Commands(
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* LogService::Commands(
     grpc::CallbackServerContext* context) {
   return StartCommandStream(service_, context);
 }

@@ -60,9 +60,11 @@ void ResponseTo(const ServiceContext& service, const node::SessionInfo& info,
 }  // namespace
 
 grpc::ServerUnaryReactor* SessionsService::Open(grpc::CallbackServerContext* context,
-                                                const v1::OpenSessionRequest* request,
-                                                v1::OpenSessionResponse* response) {
+                                                const grpc::ByteBuffer* bytes,
+                                                grpc::ByteBuffer* response) {
   auto call = Call<v1::OpenSessionResponse>::Start(service_, context, response);
+  const Parsed<v1::OpenSessionRequest> request(service_->parsing, bytes);
+  if (!request.ok()) return call->Refuse(request.status());
   const absl::StatusOr<Caller> caller = call->caller();
   absl::StatusOr<node::OpenSessionRequest> open =
       caller.ok() ? RequestFrom(*caller, *request) : caller.status();
@@ -99,14 +101,13 @@ grpc::ServerUnaryReactor* SessionsService::Open(grpc::CallbackServerContext* con
 }
 
 grpc::ServerUnaryReactor* SessionsService::Close(grpc::CallbackServerContext* context,
-                                                 const v1::CloseSessionRequest* request,
-                                                 v1::CloseSessionResponse* response) {
+                                                 const grpc::ByteBuffer* bytes,
+                                                 grpc::ByteBuffer* response) {
   auto call = Call<v1::CloseSessionResponse>::Start(service_, context, response);
+  const Parsed<v1::CloseSessionRequest> request(service_->parsing, bytes);
+  if (!request.ok()) return call->Refuse(request.status());
   const absl::StatusOr<Caller> caller = call->caller();
-  if (!caller.ok()) {
-    call->Reply(caller.status());
-    return call.get();
-  }
+  if (!caller.ok()) return call->Refuse(caller.status());
   call->ForSession(
       request->session(), [log = service_->log, call, tenant = caller->tenant](
                               node::LocalNode& node, absl::Time now, SessionId session) {
@@ -119,9 +120,11 @@ grpc::ServerUnaryReactor* SessionsService::Close(grpc::CallbackServerContext* co
 }
 
 grpc::ServerUnaryReactor* SessionsService::Renew(grpc::CallbackServerContext* context,
-                                                 const v1::RenewSessionRequest* request,
-                                                 v1::RenewSessionResponse* response) {
+                                                 const grpc::ByteBuffer* bytes,
+                                                 grpc::ByteBuffer* response) {
   auto call = Call<v1::RenewSessionResponse>::Start(service_, context, response);
+  const Parsed<v1::RenewSessionRequest> request(service_->parsing, bytes);
+  if (!request.ok()) return call->Refuse(request.status());
   call->ForSession(
       request->session(), [call](node::LocalNode& node, absl::Time now, SessionId session) {
         const absl::StatusOr<node::SessionInfo> info = node.Describe(session, now);

@@ -1,5 +1,6 @@
 #include "server/service/tensors_service.h"
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
@@ -23,11 +24,16 @@ v1::Release ReleaseOf(const Names& tensors) {
   return release;
 }
 
-// Writes `write` slice by slice, from byte `done` on, each in its own turn of the node thread.
+struct Upload {
+  Room::Part room;
+  node::WriteStagingRequest write;
+};
+
+// Writes `upload` slice by slice, from byte `done` on, each in its own turn of the node thread.
 void WriteSlices(const ServiceContext* service,
                  const std::shared_ptr<Call<v1::WriteStagingResponse>>& call, SessionId session,
-                 const std::shared_ptr<const node::WriteStagingRequest>& write, size_t done,
-                 node::LocalNode& node) {
+                 const std::shared_ptr<const Upload>& upload, size_t done, node::LocalNode& node) {
+  const node::WriteStagingRequest* const write = &upload->write;
   const absl::string_view slice = absl::string_view(write->bytes).substr(done, kSliceBytes);
   const absl::Status status =
       node.WriteStaging(session, write->arena, write->offset + static_cast<int64_t>(done), slice);
@@ -37,24 +43,28 @@ void WriteSlices(const ServiceContext* service,
     return call->Reply(status);
   }
   service->loop->Post([=](node::LocalNode& later, absl::Time) {
-    WriteSlices(service, call, session, write, next, later);
+    WriteSlices(service, call, session, upload, next, later);
   });
 }
 
 }  // namespace
 
 grpc::ServerUnaryReactor* TensorsService::Create(grpc::CallbackServerContext* context,
-                                                 const v1::CreateTensorRequest* request,
-                                                 v1::CreateTensorResponse* response) {
+                                                 const grpc::ByteBuffer* bytes,
+                                                 grpc::ByteBuffer* response) {
   auto call = Call<v1::CreateTensorResponse>::Start(service_, context, response);
+  const Parsed<v1::CreateTensorRequest> request(service_->parsing, bytes, kMaxCommandMessageBytes);
+  if (!request.ok()) return call->Refuse(request.status());
   SubmitCommand(call, request->session(), request->sequence(), FromProto(request->tensor()));
   return call.get();
 }
 
 grpc::ServerUnaryReactor* TensorsService::MakeReadable(grpc::CallbackServerContext* context,
-                                                       const v1::MakeReadableRequest* request,
-                                                       v1::MakeReadableResponse* response) {
+                                                       const grpc::ByteBuffer* bytes,
+                                                       grpc::ByteBuffer* response) {
   auto call = Call<v1::MakeReadableResponse>::Start(service_, context, response);
+  const Parsed<v1::MakeReadableRequest> request(service_->parsing, bytes, kMaxCommandMessageBytes);
+  if (!request.ok()) return call->Refuse(request.status());
   v1::MakeReadable command;
   *command.mutable_tensors() = request->tensors();
   SubmitCommand(call, request->session(), request->sequence(), FromProto(command));
@@ -62,18 +72,23 @@ grpc::ServerUnaryReactor* TensorsService::MakeReadable(grpc::CallbackServerConte
 }
 
 grpc::ServerUnaryReactor* TensorsService::Release(grpc::CallbackServerContext* context,
-                                                  const v1::ReleaseTensorsRequest* request,
-                                                  v1::ReleaseTensorsResponse* response) {
+                                                  const grpc::ByteBuffer* bytes,
+                                                  grpc::ByteBuffer* response) {
   auto call = Call<v1::ReleaseTensorsResponse>::Start(service_, context, response);
+  const Parsed<v1::ReleaseTensorsRequest> request(service_->parsing, bytes,
+                                                  kMaxCommandMessageBytes);
+  if (!request.ok()) return call->Refuse(request.status());
   SubmitCommand(call, request->session(), request->sequence(),
                 FromProto(ReleaseOf(request->tensors())));
   return call.get();
 }
 
 grpc::ServerUnaryReactor* TensorsService::CreateStaging(grpc::CallbackServerContext* context,
-                                                        const v1::CreateStagingRequest* request,
-                                                        v1::CreateStagingResponse* response) {
+                                                        const grpc::ByteBuffer* bytes,
+                                                        grpc::ByteBuffer* response) {
   auto call = Call<v1::CreateStagingResponse>::Start(service_, context, response);
+  const Parsed<v1::CreateStagingRequest> request(service_->parsing, bytes);
+  if (!request.ok()) return call->Refuse(request.status());
   call->ForSession(request->session(), [call, bytes = request->size_bytes()](
                                            node::LocalNode& node, absl::Time, SessionId session) {
     const auto staging = node.CreateStaging(session, bytes);
@@ -88,27 +103,30 @@ grpc::ServerUnaryReactor* TensorsService::CreateStaging(grpc::CallbackServerCont
 }
 
 grpc::ServerUnaryReactor* TensorsService::WriteStaging(grpc::CallbackServerContext* context,
-                                                       const v1::WriteStagingRequest* request,
-                                                       v1::WriteStagingResponse* response) {
+                                                       const grpc::ByteBuffer* bytes,
+                                                       grpc::ByteBuffer* response) {
   auto call = Call<v1::WriteStagingResponse>::Start(service_, context, response);
-  const auto write = std::make_shared<const node::WriteStagingRequest>(node::WriteStagingRequest{
-      ArenaId(request->arena()), request->offset_bytes(), request->data()});
-  const absl::Status checked = write->Check();
-  if (!checked.ok()) {
-    call->Reply(checked);
-    return call.get();
-  }
-  call->ForSession(request->session(), [service = service_, call, write](
+  Room::Part room = service_->uploads->Enter(
+      std::min(static_cast<int64_t>(bytes->Length()), kMaxWriteMessageBytes));
+  const Parsed<v1::WriteStagingRequest> request(service_->parsing, bytes, kMaxWriteMessageBytes);
+  if (!request.ok()) return call->Refuse(request.status());
+  const std::shared_ptr<const Upload> upload(new Upload{
+      std::move(room), {ArenaId(request->arena()), request->offset_bytes(), request->data()}});
+  const absl::Status checked = upload->write.Check();
+  if (!checked.ok()) return call->Refuse(checked);
+  call->ForSession(request->session(), [service = service_, call, upload](
                                            node::LocalNode& node, absl::Time, SessionId session) {
-    WriteSlices(service, call, session, write, 0, node);
+    WriteSlices(service, call, session, upload, 0, node);
   });
   return call.get();
 }
 
 grpc::ServerUnaryReactor* TensorsService::ReleaseStaging(grpc::CallbackServerContext* context,
-                                                         const v1::ReleaseStagingRequest* request,
-                                                         v1::ReleaseStagingResponse* response) {
+                                                         const grpc::ByteBuffer* bytes,
+                                                         grpc::ByteBuffer* response) {
   auto call = Call<v1::ReleaseStagingResponse>::Start(service_, context, response);
+  const Parsed<v1::ReleaseStagingRequest> request(service_->parsing, bytes);
+  if (!request.ok()) return call->Refuse(request.status());
   call->ForSession(request->session(), [call, arena = ArenaId(request->arena())](
                                            node::LocalNode& node, absl::Time, SessionId session) {
     call->Reply(node.ReleaseStaging(session, arena));
@@ -116,9 +134,9 @@ grpc::ServerUnaryReactor* TensorsService::ReleaseStaging(grpc::CallbackServerCon
   return call.get();
 }
 
-grpc::ServerWriteReactor<v1::DownloadTensorResponse>* TensorsService::Download(
-    grpc::CallbackServerContext* context, const v1::DownloadTensorRequest* request) {
-  return StartDownload(service_, context, *request);
+grpc::ServerWriteReactor<grpc::ByteBuffer>* TensorsService::Download(
+    grpc::CallbackServerContext* context, const grpc::ByteBuffer* bytes) {
+  return StartDownload(service_, context, bytes);
 }
 
 }  // namespace chorus

@@ -1,39 +1,47 @@
 // Handlers of chorus.v1.Tensors; the proto says what each RPC does.
 //
-// Threads: gRPC's. Handlers convert and post; nothing here waits.
+// Threads: gRPC's. Handlers parse, convert and post; nothing here waits but for room to parse
+// (parsed.h).
 #ifndef CHORUS_SERVER_SERVICE_TENSORS_SERVICE_H_
 #define CHORUS_SERVER_SERVICE_TENSORS_SERVICE_H_
 
 #include "chorus/v1/tensors.grpc.pb.h"
 #include "server/service/context.h"
+#include "server/service/parsed.h"
 
 namespace chorus {
 
-class TensorsService : public v1::Tensors::CallbackService {
+class TensorsService : public Raw<v1::Tensors::Service, v1::Tensors::WithRawCallbackMethod_Download,
+                                  v1::Tensors::WithRawCallbackMethod_Create,
+                                  v1::Tensors::WithRawCallbackMethod_MakeReadable,
+                                  v1::Tensors::WithRawCallbackMethod_Release,
+                                  v1::Tensors::WithRawCallbackMethod_CreateStaging,
+                                  v1::Tensors::WithRawCallbackMethod_WriteStaging,
+                                  v1::Tensors::WithRawCallbackMethod_ReleaseStaging> {
  public:
   // `service` outlives it.
   explicit TensorsService(const ServiceContext* service) : service_(service) {}
 
   grpc::ServerUnaryReactor* Create(grpc::CallbackServerContext* context,
-                                   const v1::CreateTensorRequest* request,
-                                   v1::CreateTensorResponse* response) override;
+                                   const grpc::ByteBuffer* bytes,
+                                   grpc::ByteBuffer* response) override;
   grpc::ServerUnaryReactor* MakeReadable(grpc::CallbackServerContext* context,
-                                         const v1::MakeReadableRequest* request,
-                                         v1::MakeReadableResponse* response) override;
+                                         const grpc::ByteBuffer* bytes,
+                                         grpc::ByteBuffer* response) override;
   grpc::ServerUnaryReactor* Release(grpc::CallbackServerContext* context,
-                                    const v1::ReleaseTensorsRequest* request,
-                                    v1::ReleaseTensorsResponse* response) override;
+                                    const grpc::ByteBuffer* bytes,
+                                    grpc::ByteBuffer* response) override;
   grpc::ServerUnaryReactor* CreateStaging(grpc::CallbackServerContext* context,
-                                          const v1::CreateStagingRequest* request,
-                                          v1::CreateStagingResponse* response) override;
+                                          const grpc::ByteBuffer* bytes,
+                                          grpc::ByteBuffer* response) override;
   grpc::ServerUnaryReactor* WriteStaging(grpc::CallbackServerContext* context,
-                                         const v1::WriteStagingRequest* request,
-                                         v1::WriteStagingResponse* response) override;
+                                         const grpc::ByteBuffer* bytes,
+                                         grpc::ByteBuffer* response) override;
   grpc::ServerUnaryReactor* ReleaseStaging(grpc::CallbackServerContext* context,
-                                           const v1::ReleaseStagingRequest* request,
-                                           v1::ReleaseStagingResponse* response) override;
-  grpc::ServerWriteReactor<v1::DownloadTensorResponse>* Download(
-      grpc::CallbackServerContext* context, const v1::DownloadTensorRequest* request) override;
+                                           const grpc::ByteBuffer* bytes,
+                                           grpc::ByteBuffer* response) override;
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* Download(grpc::CallbackServerContext* context,
+                                                       const grpc::ByteBuffer* bytes) override;
 
  private:
   const ServiceContext* const service_;

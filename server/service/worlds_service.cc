@@ -98,14 +98,13 @@ void ResponseTo(const node::ReformResult& result, v1::ReformWorldResponse* respo
 }  // namespace
 
 grpc::ServerUnaryReactor* WorldsService::Join(grpc::CallbackServerContext* context,
-                                              const v1::JoinWorldRequest* request,
-                                              v1::JoinWorldResponse* response) {
+                                              const grpc::ByteBuffer* bytes,
+                                              grpc::ByteBuffer* response) {
   auto call = Call<v1::JoinWorldResponse>::Start(service_, context, response);
+  const Parsed<v1::JoinWorldRequest> request(service_->parsing, bytes);
+  if (!request.ok()) return call->Refuse(request.status());
   absl::StatusOr<node::JoinRequest> join = RequestFrom(*request);
-  if (!join.ok()) {
-    call->Reply(join.status());
-    return call.get();
-  }
+  if (!join.ok()) return call->Refuse(join.status());
   call->ForSession(
       request->session(), [service = service_, call, join = *std::move(join)](
                               node::LocalNode& node, absl::Time now, SessionId session) {
@@ -121,9 +120,11 @@ grpc::ServerUnaryReactor* WorldsService::Join(grpc::CallbackServerContext* conte
 }
 
 grpc::ServerUnaryReactor* WorldsService::CreateGroup(grpc::CallbackServerContext* context,
-                                                     const v1::CreateGroupRequest* request,
-                                                     v1::CreateGroupResponse* response) {
+                                                     const grpc::ByteBuffer* bytes,
+                                                     grpc::ByteBuffer* response) {
   auto call = Call<v1::CreateGroupResponse>::Start(service_, context, response);
+  const Parsed<v1::CreateGroupRequest> request(service_->parsing, bytes);
+  if (!request.ok()) return call->Refuse(request.status());
   call->ForSession(request->session(), [call, create = RequestFrom(*request)](
                                            node::LocalNode& node, absl::Time, SessionId session) {
     const absl::StatusOr<GroupId> group = node.CreateGroup(session, create);
@@ -135,9 +136,11 @@ grpc::ServerUnaryReactor* WorldsService::CreateGroup(grpc::CallbackServerContext
 }
 
 grpc::ServerUnaryReactor* WorldsService::Leave(grpc::CallbackServerContext* context,
-                                               const v1::LeaveWorldRequest* request,
-                                               v1::LeaveWorldResponse* response) {
+                                               const grpc::ByteBuffer* bytes,
+                                               grpc::ByteBuffer* response) {
   auto call = Call<v1::LeaveWorldResponse>::Start(service_, context, response);
+  const Parsed<v1::LeaveWorldRequest> request(service_->parsing, bytes);
+  if (!request.ok()) return call->Refuse(request.status());
   call->ForSession(request->session(),
                    [call, world = WorldId(request->world()), rank = Rank(request->rank())](
                        node::LocalNode& node, absl::Time now, SessionId session) {
@@ -147,9 +150,11 @@ grpc::ServerUnaryReactor* WorldsService::Leave(grpc::CallbackServerContext* cont
 }
 
 grpc::ServerUnaryReactor* WorldsService::Abort(grpc::CallbackServerContext* context,
-                                               const v1::AbortWorldRequest* request,
-                                               v1::AbortWorldResponse* response) {
+                                               const grpc::ByteBuffer* bytes,
+                                               grpc::ByteBuffer* response) {
   auto call = Call<v1::AbortWorldResponse>::Start(service_, context, response);
+  const Parsed<v1::AbortWorldRequest> request(service_->parsing, bytes);
+  if (!request.ok()) return call->Refuse(request.status());
   const node::AbortWorldRequest abort{WorldId(request->world()), Rank(request->rank()),
                                       Epoch(request->epoch()), request->message()};
   call->ForSession(request->session(),
@@ -160,14 +165,13 @@ grpc::ServerUnaryReactor* WorldsService::Abort(grpc::CallbackServerContext* cont
 }
 
 grpc::ServerUnaryReactor* WorldsService::Reform(grpc::CallbackServerContext* context,
-                                                const v1::ReformWorldRequest* request,
-                                                v1::ReformWorldResponse* response) {
+                                                const grpc::ByteBuffer* bytes,
+                                                grpc::ByteBuffer* response) {
   auto call = Call<v1::ReformWorldResponse>::Start(service_, context, response);
+  const Parsed<v1::ReformWorldRequest> request(service_->parsing, bytes);
+  if (!request.ok()) return call->Refuse(request.status());
   const absl::StatusOr<node::ReformWorldRequest> reform = RequestFrom(*request);
-  if (!reform.ok()) {
-    call->Reply(reform.status());
-    return call.get();
-  }
+  if (!reform.ok()) return call->Refuse(reform.status());
   call->ForSession(request->session(), [call, reform = *reform](node::LocalNode& node,
                                                                 absl::Time now, SessionId session) {
     node.ReformWorld(session, reform, now, [call](absl::StatusOr<node::ReformResult> result) {
@@ -181,14 +185,13 @@ grpc::ServerUnaryReactor* WorldsService::Reform(grpc::CallbackServerContext* con
 }
 
 grpc::ServerUnaryReactor* WorldsService::Describe(grpc::CallbackServerContext* context,
-                                                  const v1::DescribeWorldsRequest* request,
-                                                  v1::DescribeWorldsResponse* response) {
+                                                  const grpc::ByteBuffer* bytes,
+                                                  grpc::ByteBuffer* response) {
   auto call = Call<v1::DescribeWorldsResponse>::Start(service_, context, response);
+  const Parsed<v1::DescribeWorldsRequest> request(service_->parsing, bytes);
+  if (!request.ok()) return call->Refuse(request.status());
   const absl::StatusOr<Caller> caller = call->caller();
-  if (!caller.ok()) {
-    call->Reply(caller.status());
-    return call.get();
-  }
+  if (!caller.ok()) return call->Refuse(caller.status());
   absl::optional<WorldId> one;
   if (request->has_world()) one = WorldId(request->world());
   service_->loop->Post([service = service_, call, one, sees = std::string(caller->sees())](

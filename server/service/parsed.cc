@@ -1,0 +1,33 @@
+#include "server/service/parsed.h"
+
+#include "absl/strings/str_cat.h"
+#include "core/base/error.h"
+#include "grpcpp/support/proto_buffer_reader.h"
+#include "grpcpp/support/slice.h"
+
+namespace chorus {
+
+absl::Status Parse(grpc::ByteBuffer* bytes, int64_t most, google::protobuf::Message* message) {
+  const int64_t size = static_cast<int64_t>(bytes->Length());
+  bool read = false;
+  if (size <= most) {
+    grpc::ProtoBufferReader reader(bytes);
+    read = reader.status().ok() && message->ParseFromZeroCopyStream(&reader);
+  }
+  bytes->Clear();
+  if (read) return absl::OkStatus();
+  const std::string& name = message->GetDescriptor()->full_name();
+  if (size > most) {
+    return Malformed(absl::StrCat(name, ": expected at most ", most, " bytes, got ", size));
+  }
+  return Malformed(absl::StrCat("expected a ", name, ", got ", size, " bytes that are none"));
+}
+
+grpc::ByteBuffer Serialized(const google::protobuf::Message& message) {
+  // Straight into the slice that is sent.
+  grpc::Slice slice(message.ByteSizeLong());
+  message.SerializeWithCachedSizesToArray(const_cast<uint8_t*>(slice.begin()));
+  return grpc::ByteBuffer(&slice, 1);
+}
+
+}  // namespace chorus

@@ -1,0 +1,125 @@
+// Messages of clients: how large they may be, and how much memory parsing them takes at a time.
+//
+// Few bytes can say much: parsed, a message takes up to kParsedFactor times its bytes. So gRPC
+// hands over bytes. A handler parses them, takes what it needs and lets go of both when it returns,
+// whatever becomes of its call; and messages are parsed only as many at a time as kMaxParsedBytes
+// holds. Whoever finds no room waits for those that are being parsed, which wait for nothing.
+//
+// Threads: a Parsed belongs to one thread.
+#ifndef CHORUS_SERVER_SERVICE_PARSED_H_
+#define CHORUS_SERVER_SERVICE_PARSED_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "core/base/mutex.h"
+#include "core/node/requests.h"
+#include "core/transport/frame_format.h"
+#include "google/protobuf/message.h"
+#include "grpcpp/support/byte_buffer.h"
+
+namespace chorus {
+
+// Bytes of one message. A command has a frame's worth of content, which takes more as a message.
+inline constexpr int64_t kMaxRequestBytes = 64 << 10;
+inline constexpr int64_t kMaxCommandMessageBytes = 8 * int64_t{kMaxFrameBytes};
+inline constexpr int64_t kMaxWriteMessageBytes = node::kMaxChunkBytes + (4 << 10);
+inline constexpr int64_t kMaxMessageBytes = kMaxWriteMessageBytes;
+
+// Two bytes are an empty message in a list, or a field that this build does not know.
+inline constexpr int64_t kParsedFactor = 96;
+// Of all messages that are being parsed, in memory; of all uploads until they are written.
+inline constexpr int64_t kMaxParsedBytes = int64_t{128} << 20;
+inline constexpr int64_t kMaxUploadBytes = int64_t{32} << 20;
+static_assert(kMaxMessageBytes * kParsedFactor <= kMaxParsedBytes);
+
+// So many bytes of memory, for whoever finds room there. Threads: thread-safe.
+class Room {
+ public:
+  explicit Room(int64_t bytes) : free_(bytes) {}
+
+  // Some of it, given back with this object.
+  class Part {
+   public:
+    Part() = default;
+    Part(Room* room, int64_t bytes) : room_(room), bytes_(bytes) {}
+    Part(Part&& other) noexcept
+        : room_(std::exchange(other.room_, nullptr)), bytes_(other.bytes_) {}
+    ~Part() {
+      if (room_ != nullptr) room_->Leave(bytes_);
+    }
+
+   private:
+    Room* room_ = nullptr;
+    int64_t bytes_ = 0;
+  };
+  // Waits until `bytes`, at most all that there are, are free.
+  Part Enter(int64_t bytes) {
+    MutexLock lock(&mutex_);
+    while (free_ < bytes) changed_.Wait(&mutex_);
+    free_ -= bytes;
+    return Part(this, bytes);
+  }
+
+ private:
+  void Leave(int64_t bytes) {
+    MutexLock lock(&mutex_);
+    free_ += bytes;
+    changed_.SignalAll();
+  }
+
+  Mutex mutex_;
+  CondVar changed_;
+  int64_t free_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Takes `bytes`, which are empty afterwards, into `message`. INVALID_ARGUMENT kMalformed: more than
+// `most`, which are not parsed, or no message of this type.
+absl::Status Parse(grpc::ByteBuffer* bytes, int64_t most, google::protobuf::Message* message);
+
+template <typename Message>
+class Parsed {
+ public:
+  // `parsing` outlives it. `bytes` are gRPC's, which would keep them as long as the call and does
+  // not look at them again.
+  Parsed(Room* parsing, const grpc::ByteBuffer* bytes, int64_t most = kMaxRequestBytes)
+      : room_(
+            parsing->Enter(kParsedFactor * std::min(static_cast<int64_t>(bytes->Length()), most))),
+        message_(std::make_unique<Message>()),
+        status_(Parse(const_cast<grpc::ByteBuffer*>(bytes), most, message_.get())) {}
+  Parsed(const Parsed&) = delete;
+  Parsed& operator=(const Parsed&) = delete;
+
+  bool ok() const { return status_.ok(); }
+  const absl::Status& status() const { return status_; }
+  const Message& operator*() const { return *message_; }
+  const Message* operator->() const { return message_.get(); }
+
+ private:
+  const Room::Part room_;  // goes behind the message
+  const std::unique_ptr<Message> message_;
+  const absl::Status status_;
+};
+
+// `message` as bytes.
+grpc::ByteBuffer Serialized(const google::protobuf::Message& message);
+
+// The service `Service` of which these methods ("WithRawCallbackMethod_...") get bytes.
+template <typename Service, template <typename> class... Methods>
+struct RawService {
+  using Type = Service;
+};
+template <typename Service, template <typename> class Method, template <typename> class... Methods>
+struct RawService<Service, Method, Methods...> {
+  using Type = Method<typename RawService<Service, Methods...>::Type>;
+};
+template <typename Service, template <typename> class... Methods>
+using Raw = typename RawService<Service, Methods...>::Type;
+
+}  // namespace chorus
+
+#endif  // CHORUS_SERVER_SERVICE_PARSED_H_
