@@ -335,8 +335,10 @@ absl::StatusOr<std::unique_ptr<Kernel>> StreamEngine::MakeKernel(
   for (const TensorType* input : node.inputs) prepared->input_bytes.push_back(input->num_bytes());
   for (const TensorType& output : outputs) prepared->output_bytes.push_back(output.num_bytes());
   prepared->cost = prepared->kernel->units() * prepared->kernel->cost_per_unit();
+  prepared->op = std::string(node.op);
   prepared->source = std::string(node.source);
   const OpDef* const def = FindOp(node.op);
+  prepared->may_fail = def == nullptr || MayFail(*def, node);  // a test's own op may
   prepared->elementwise = def != nullptr && def->elementwise && outputs.size() == 1 &&
                           prepared->kernel->units() == outputs[0].num_elements();
   for (const TensorType* input : node.inputs) {
@@ -348,11 +350,23 @@ absl::StatusOr<std::unique_ptr<Kernel>> StreamEngine::MakeKernel(
 absl::Status StreamEngine::ResolvedKernel::Run(int64_t begin, int64_t end) const {
   if (begin == end) return absl::OkStatus();
   absl::Status status =
-      kernel->Run(absl::MakeConstSpan(inputs), absl::MakeConstSpan(outputs), begin, end);
-  if (status.ok() || source->empty()) return status;
+      prepared->kernel->Run(absl::MakeConstSpan(inputs), absl::MakeConstSpan(outputs), begin, end);
+  if (status.ok()) return status;
   Error error = ErrorOf(status);
-  error.source = Printable(*source);
-  absl::StrAppend(&error.message, " (", error.source, ")");
+  if (!prepared->may_fail) {
+    error =
+        ErrorOf(MakeError(Reason::kInternal, absl::StrCat(prepared->op,
+                                                          ": no kernel of this op may fail, this "
+                                                          "one did: ",
+                                                          error.message)));
+    error.op = prepared->op;
+  } else if (prepared->source.empty()) {
+    return status;
+  }
+  if (!prepared->source.empty()) {
+    error.source = Printable(prepared->source);
+    absl::StrAppend(&error.message, " (", error.source, ")");
+  }
   return ToStatus(error);
 }
 
@@ -371,8 +385,7 @@ absl::StatusOr<StreamEngine::ResolvedKernel> StreamEngine::Resolve(const KernelC
                                   call.inputs.size(), " and ", call.outputs.size()));
   }
   ResolvedKernel resolved;
-  resolved.kernel = prepared->kernel.get();
-  resolved.source = &prepared->source;
+  resolved.prepared = prepared;
   void* pointer = nullptr;
   const auto resolve = [&](DeviceAddress address, int64_t bytes) {
     if (space_ != nullptr && bytes > 0) return space_->Resolve(device, address, bytes, &pointer);

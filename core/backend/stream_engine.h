@@ -121,14 +121,16 @@ class StreamEngine {
     // The op is elementwise and a unit is an element; which inputs have the output's type.
     bool elementwise = false;
     std::vector<bool> input_is_like_output;
+    std::string op;
+    bool may_fail = false;  // its op says so
     std::string source;
   };
   struct ResolvedKernel {
-    // Units [begin, end). What fails says where in the trainer it was asked for.
+    // Units [begin, end). What fails says where in the trainer it was asked for. INTERNAL: a kernel
+    // failed that must not (MayFail of core/ops/op.h): nobody guards against that.
     absl::Status Run(int64_t begin, int64_t end) const;
 
-    const HostKernel* kernel = nullptr;
-    const std::string* source = nullptr;
+    const PreparedKernel* prepared = nullptr;
     absl::InlinedVector<const void*, 4> inputs;
     absl::InlinedVector<void*, 2> outputs;
   };

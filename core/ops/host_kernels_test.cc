@@ -303,6 +303,7 @@ class Kernel {
 
   const HostKernel& operator*() const { return *kernel_; }
   bool ok() const { return kernel_ != nullptr; }
+  bool may_fail() const { return MayFail(*FindOp(op_), node_); }
   Value Expected() const {
     const auto expected = testing::EvaluateLocal(node_, values_, outputs_);
     EXPECT_TRUE(expected.ok()) << expected.status();
@@ -959,6 +960,63 @@ TEST(HostKernelsTest, IndicesAreChecked) {
   EXPECT_EQ(
       text("take", {floats({2}), testing::MakeValue<int64_t>(Ints{1}, {int64_t{1} << 32})}, axis),
       "take: input 1, i64[1], holds 4294967296 at [0], expected from 0 to 1");
+}
+
+// Bytes that no shape rule sees: of each op that may fail some kernel fails for them, and no other.
+TEST(HostKernelsTest, AnOpFailsWhereItSaysThatItMayAndNowhereElse) {
+  std::mt19937_64 random(kSeed);
+  std::set<std::string> failed;  // with the dtype
+  std::set<std::string> may_fail;
+  for (const DType dtype : AllDTypes()) {
+    for (const Case& c : Cases()) {
+      if (!Takes(c, dtype)) continue;
+      for (const int fill : {0, 0x80, -1}) {
+        std::vector<Value> inputs;
+        for (size_t i = 0; i < c.inputs.size(); ++i) {
+          inputs.push_back(testing::Zeros(TypeOfInput(c, i, dtype)));
+          for (char& byte : inputs.back().bytes) {
+            byte = static_cast<char>(fill < 0 ? random() : static_cast<uint64_t>(fill));
+          }
+        }
+        const Kernel kernel(c.op, inputs, c.attributes);
+        ASSERT_TRUE(kernel.ok());
+        const std::string what = c.op + " of " + std::string(DTypeName(dtype));
+        if (kernel.may_fail()) may_fail.insert(what);
+        const absl::Status status = kernel.TryRun();
+        if (status.ok()) continue;
+        failed.insert(what);
+        EXPECT_TRUE(kernel.may_fail()) << what << ": " << status;
+      }
+    }
+  }
+  EXPECT_EQ(failed, may_fail);
+  // Nothing that says so stands outside this test.
+  for (const OpDef* def : AllOps()) {
+    const std::string prefix = std::string(def->name) + " of ";
+    const auto found = may_fail.lower_bound(prefix);
+    EXPECT_EQ(found != may_fail.end() && found->compare(0, prefix.size(), prefix) == 0,
+              def->fallible != 0)
+        << def->name;
+  }
+}
+
+// Whatever types its operands have: a collective of whole numbers is none of those.
+TEST(HostKernelsTest, OfCollectivesThoseWithCountsAtRunTimeMayFail) {
+  const TensorType type = WithDType(DType::kI64, {2});
+  const std::vector<const TensorType*> inputs = {&type, &type};
+  Collective collective;
+  for (const OpDef* def : AllOps()) {
+    if (def->effect != Effect::kCollective) continue;
+    NodeView node;
+    node.op = def->name;
+    node.inputs = inputs;
+    node.collective = &collective;
+    collective.kind = def->kind;
+    collective.runtime_counts_input = -1;
+    EXPECT_FALSE(MayFail(*def, node)) << def->name;
+    collective.runtime_counts_input = 1;
+    EXPECT_TRUE(MayFail(*def, node)) << def->name;
+  }
 }
 
 TEST(HostKernelsTest, ScatterAddRoundsHalfTypesOnceAndWraps) {

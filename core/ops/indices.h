@@ -7,7 +7,7 @@
 namespace chorus {
 
 // Integers of any width. Their values are checked when they are used (core/ops/host_indices.h).
-inline constexpr DTypes kIndexDTypes = kNumberDTypes & ~kFloatingDTypes;
+inline constexpr DTypes kIndexDTypes = kIntegerDTypes;
 
 }  // namespace chorus
 

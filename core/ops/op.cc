@@ -24,6 +24,13 @@ absl::StatusOr<TensorType> StretchedType(const NodeView& node, int first) {
   return *type;
 }
 
+bool MayFail(const OpDef& def, const NodeView& node) {
+  if (node.collective != nullptr) return HasRuntimeCounts(*node.collective);
+  return std::any_of(node.inputs.begin(), node.inputs.end(), [&def](const TensorType* input) {
+    return Contains(def.fallible, input->dtype);
+  });
+}
+
 Saved SaveInputs(const NodeSpec&, int, int num_outputs) { return {0, num_outputs}; }
 
 Saved SaveForCollective(const NodeSpec& spec, int num_inputs, int num_outputs) {

@@ -95,7 +95,16 @@ struct OpDef {
   // whatever it likes of inputs of other types (a 0-dim one is read for all elements): kernels may
   // run in the place of an input of the output's type.
   bool elementwise = false;
+  // Where an input is of one of these types a kernel may fail for what it holds: an index or a
+  // label out of range, a divisor of 0. None: kernels of the op never fail, and one that does is a
+  // bug (kInternal). Collectives fail for what they read where counts come at run time, whatever
+  // this says: MayFail.
+  DTypes fallible = 0;
 };
+
+// Whether running `node`, which is one of `def` and passed InferTypes, may fail for what its inputs
+// hold. Executors guard against failures only where something may fail.
+bool MayFail(const OpDef& def, const NodeView& node);
 
 inline Saved SavedBy(const OpDef& def, const NodeSpec& spec, int num_inputs, int num_outputs) {
   if (def.gradient_saves == nullptr) return {num_inputs, num_outputs};

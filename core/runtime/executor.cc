@@ -54,6 +54,7 @@ struct LoadedPlan {
   size_t num_events = 0;
   size_t num_equal_groups = 0;
   bool uses[kPlanStreams] = {false, false};
+  bool kernels_may_fail = false;
   std::vector<LoadedStep> steps;
   std::vector<std::unique_ptr<Kernel>> kernels;
   // Those that it needs and the device did not have yet when it was loaded.
@@ -105,7 +106,8 @@ class DeviceExecutor final : public Executor {
     plan->num_equal_groups = static_cast<size_t>(decoded.num_equal_groups);
     plan->kernels.reserve(decoded.nodes.size());
     for (const DevicePlan::Kernel& kernel : decoded.nodes) {
-      CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<Kernel> made, MakeKernel(kernel));
+      CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<Kernel> made,
+                              MakeKernel(kernel, &plan->kernels_may_fail));
       plan->kernels.push_back(std::move(made));
     }
     plan->steps.reserve(decoded.steps.size());
@@ -253,10 +255,13 @@ class DeviceExecutor final : public Executor {
     launch.status = absl::OkStatus();
     for (int s = 0; s < kPlanStreams; ++s) launch.uses[s] = plan->uses[s] || launch.commits;
     const Position needed = NeededBy(message_.after);
+    // Collectives fail where peers do.
+    launch.may_fail =
+        plan->kernels_may_fail || plan->uses[kCommunication] || launch.commits || needed.may_fail;
     if (plan->steps.empty() && !launch.commits) {
       // Its results are its inputs: complete when they are.
       if (AllDone()) {
-        Note();
+        Note(launch.may_fail);
         Complete(message_.launch, absl::OkStatus());
         return;
       }
@@ -282,8 +287,8 @@ class DeviceExecutor final : public Executor {
       // step.
       const bool commits_here =
           step.held_back || (plan->num_equal_groups > 0 && &step == &plan->steps.back());
-      if (launch.hold == nullptr &&
-          ((message_.hold_back && step.held_back) || (launch.commits && commits_here))) {
+      if (launch.hold == nullptr && ((message_.hold_back && step.held_back && launch.may_fail) ||
+                                     (launch.commits && commits_here))) {
         launch.hold = HoldBack(launch.uses, launch.status);
       }
       Enqueue(&step, launch.hold.get(), &launch.status);
@@ -293,7 +298,7 @@ class DeviceExecutor final : public Executor {
       launch.hold = HoldBack(launch.uses, launch.status);
     }
     for (int s = 0; s < kPlanStreams; ++s) enqueued_.end[s] += launch.uses[s];
-    Note();
+    Note(launch.may_fail);
     launching_ = false;
     Finish(launch.uses, launch.parity, std::move(launch.hold), std::move(launch.status));
   }
@@ -302,6 +307,7 @@ class DeviceExecutor final : public Executor {
   struct Position {
     LaunchId launch;
     int64_t end[kStreams] = {};
+    bool may_fail = false;  // the launch, or one whose results it reads
   };
   struct Retired {
     std::vector<std::unique_ptr<LoadedPlan>> plans;
@@ -342,6 +348,7 @@ class DeviceExecutor final : public Executor {
     LoadedPlan* plan = nullptr;
     size_t next = 0;  // step
     bool commits = false;
+    bool may_fail = false;  // else it has nothing to hold back for
     bool uses[kPlanStreams] = {};
     int parity = 0;
     absl::Status status;  // of what could not be enqueued
@@ -356,7 +363,9 @@ class DeviceExecutor final : public Executor {
   static constexpr size_t kPositions = 1024;
   static constexpr size_t kFailures = 1024;
 
-  absl::StatusOr<std::unique_ptr<Kernel>> MakeKernel(const DevicePlan::Kernel& kernel) {
+  // Sets `may_fail` where this one may, and else leaves it.
+  absl::StatusOr<std::unique_ptr<Kernel>> MakeKernel(const DevicePlan::Kernel& kernel,
+                                                     bool* may_fail) {
     const Node& node = kernel.node;
     if (node.collective.has_value() || node.effect == Effect::kCollective) {
       return Malformed(absl::StrCat("a device plan has the collective ", node.op, " as a kernel"));
@@ -374,6 +383,7 @@ class DeviceExecutor final : public Executor {
       return Malformed(absl::StrCat("a device plan has outputs for ", node.op,
                                     " that are not what its inputs give"));
     }
+    *may_fail |= MayFail(*FindOp(node.op), view);
     return device_->MakeKernel(view, node.outputs);
   }
 
@@ -498,6 +508,7 @@ class DeviceExecutor final : public Executor {
         if (low < kept && (position(low).launch == id || low == 0)) at = position(low);
       }
       for (int s = 0; s < kStreams; ++s) needed.end[s] = std::max(needed.end[s], at.end[s]);
+      needed.may_fail |= at.may_fail || at.launch != id;
     }
     return needed;
   }
@@ -515,10 +526,11 @@ class DeviceExecutor final : public Executor {
     }
   }
 
-  void Note() {
+  void Note(bool may_fail) {
     Position& position = positions_[positions_count_++ % kPositions];
     position = enqueued_;
     position.launch = message_.launch;
+    position.may_fail = may_fail;
   }
 
   // --- Steps ---

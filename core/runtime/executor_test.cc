@@ -702,6 +702,78 @@ TEST_P(ExecutorTest, OutputsTakeOverDonatedInputs) {
   }
 }
 
+// "neg", which must not fail, and "div", which of integers may, fail; other ops are the
+// reference's.
+class FailingKernel : public HostKernel {
+ public:
+  FailingKernel() : HostKernel(1, 1) {}
+  absl::Status Run(absl::Span<const void* const>, absl::Span<void* const>, int64_t,
+                   int64_t) const override {
+    return BadType("it fails");
+  }
+};
+
+absl::StatusOr<std::unique_ptr<HostKernel>> MakeFailingKernel(
+    const NodeView& node, absl::Span<const TensorType> outputs) {
+  if (node.op != "neg" && node.op != "div") return MakeReferenceKernel(node, outputs);
+  return std::unique_ptr<HostKernel>(std::make_unique<FailingKernel>());
+}
+
+// A launch pays for holding back only where something may fail: a kernel of its own, or a launch
+// whose results it reads. What happens where nothing may fail and something does shows which it is.
+TEST(HoldBackTest, IsForLaunchesInWhichSomethingMayFail) {
+  HostBackendOptions options;
+  options.devices = 1;
+  options.pool = Pool();
+  options.make_kernel = &MakeFailingKernel;
+  GangRig rig(CreateHostBackend(options));
+  rig.set_donate(true);
+  const TensorType type(DType::kI64, {300});
+  const Value twos = FromDoubles(type, std::vector<double>(300, 2));
+  // p' = p + op(x, x), where p' may stand where p does; then what became of it.
+  const auto launch = [&](const std::string& op, size_t operands, const GangRig::Source& x,
+                          CompletionMessage* completion) {
+    RankBuilder b(0, 1);
+    GraphInput input;
+    input.type = type;
+    input.role = InputRole::kState;
+    input.donatable = true;
+    const ValueIndex p = b.graph().AddInput(input);
+    const std::vector<ValueIndex> all(operands, b.Input(type));
+    GraphOutput output;
+    output.value = b.Op("add", {p, b.Op(op, all)});
+    output.may_alias = 0;
+    b.graph().AddOutput(output);
+    Session session;
+    session.graph = b.graph().Build();
+    session.devices = {0};
+    session.groups = {0};
+    session.inputs = {twos, x};
+    std::unique_ptr<GangRig::Result> result = rig.Launch({session});
+    EXPECT_TRUE(result->status.ok()) << result->status;
+    EXPECT_EQ(result->sessions[0].plan.outputs[0].donor, 0);
+    *completion = rig.CompletionOf(result->sessions[0].launches[0]);
+    return result;
+  };
+  CompletionMessage completion;
+  launch("neg", 1, twos, &completion);
+  EXPECT_EQ(ErrorOf(completion.status).reason, Reason::kInternal) << completion.status;
+  EXPECT_FALSE(completion.held_back);
+  const auto failed = launch("div", 2, twos, &completion);
+  EXPECT_EQ(ErrorOf(completion.status).reason, Reason::kBadType) << completion.status;
+  EXPECT_TRUE(completion.held_back);
+  EXPECT_EQ(rig.Output(*failed, 0, 0), twos);  // the input stands there as it was
+  const auto behind = launch("mul", 2, {failed.get(), 0, 0}, &completion);
+  EXPECT_EQ(ErrorOf(completion.status).reason, Reason::kExecFailed) << completion.status;
+  EXPECT_TRUE(completion.held_back);
+  launch("mul", 2, {behind.get(), 0, 0}, &completion);
+  EXPECT_TRUE(completion.held_back);
+  const auto sound = launch("mul", 2, twos, &completion);
+  EXPECT_TRUE(completion.status.ok()) << completion.status;
+  launch("neg", 1, {sound.get(), 0, 0}, &completion);
+  EXPECT_FALSE(completion.held_back);
+}
+
 TEST_P(ExecutorTest, OneSessionMayHoldAllRanks) {
   GroupSlot slot;
   slot.size = ranks();

@@ -40,7 +40,8 @@ struct LaunchMessage {
   absl::InlinedVector<LaunchId, 4> after;    // earlier launches on this device to wait for
   absl::InlinedVector<int32_t, 4> left_out;  // groups of equal work that another device does
   // Outputs stand where donated inputs do: nothing is written there before everything else is
-  // complete, nor when anything has failed, here or in one of `after`.
+  // complete, nor when anything has failed, here or in one of `after`. Where nothing of that may
+  // fail (MayFail of core/ops/op.h), that costs nothing.
   bool hold_back = false;
   // The communicator of all devices that launch together with this one, of which some hold back: if
   // anything has failed on one of them, nothing is written on any. None: there are no others.

@@ -1,4 +1,7 @@
 // What a tensor is, without its bytes: dtype, dimensions, layout.
+//
+// Threads: plain data and pure functions. Ownership: values; nothing refers to anything else.
+// Failure: what decodes need not be sound, so Validate() comes before sizes are asked for.
 #ifndef CHORUS_CORE_TENSOR_TYPE_H_
 #define CHORUS_CORE_TENSOR_TYPE_H_
 
@@ -40,9 +43,10 @@ using DTypes = uint32_t;
 constexpr DTypes OneDType(DType dtype) { return DTypes{1} << static_cast<int>(dtype); }
 inline constexpr DTypes kFloatingDTypes =
     OneDType(DType::kF16) | OneDType(DType::kBF16) | OneDType(DType::kF32) | OneDType(DType::kF64);
-inline constexpr DTypes kNumberDTypes = kFloatingDTypes | OneDType(DType::kI8) |
-                                        OneDType(DType::kU8) | OneDType(DType::kI16) |
-                                        OneDType(DType::kI32) | OneDType(DType::kI64);
+inline constexpr DTypes kIntegerDTypes = OneDType(DType::kI8) | OneDType(DType::kU8) |
+                                         OneDType(DType::kI16) | OneDType(DType::kI32) |
+                                         OneDType(DType::kI64);
+inline constexpr DTypes kNumberDTypes = kFloatingDTypes | kIntegerDTypes;
 // What this build computes with: all but complex, which decode and are refused.
 inline constexpr DTypes kSupportedDTypes = kNumberDTypes | OneDType(DType::kBool);
 constexpr bool Contains(DTypes set, DType dtype) {

@@ -216,7 +216,7 @@ class HostEngine : public StreamEngine {
     Mutex mutex;
     absl::Status status ABSL_GUARDED_BY(mutex);
 
-    int64_t units() const { return kernels[0].kernel->units(); }
+    int64_t units() const { return kernels[0].prepared->kernel->units(); }
 
     absl::Status Run(int64_t begin, int64_t end) const {
       const int64_t block = kernels.size() == 1 ? end - begin : kBlockElements;

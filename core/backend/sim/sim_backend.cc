@@ -145,7 +145,7 @@ class SimEngine : public StreamEngine {
 
   absl::Status RunKernel(const KernelCall& call, int device) {
     CHORUS_ASSIGN_OR_RETURN(const ResolvedKernel resolved, Resolve(call, device));
-    return resolved.Run(0, resolved.kernel->units());
+    return resolved.Run(0, resolved.prepared->kernel->units());
   }
 
   absl::Status RunCopy(const CopyItem& item, int device) {

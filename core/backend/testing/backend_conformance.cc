@@ -69,7 +69,9 @@ absl::StatusOr<std::unique_ptr<HostKernel>> MakeTestKernel(const NodeView& node,
   if (node.op == "test_affine") {
     return std::unique_ptr<HostKernel>(std::make_unique<AffineKernel>(outputs[0].num_elements()));
   }
-  if (node.op == "test_fail") return std::unique_ptr<HostKernel>(std::make_unique<FailingKernel>());
+  if (node.op == "test_fail" || node.op == "neg") {
+    return std::unique_ptr<HostKernel>(std::make_unique<FailingKernel>());
+  }
   return absl::InternalError(absl::StrCat("no kernel for ", node.op));
 }
 
@@ -1045,6 +1047,30 @@ TEST_P(BackendConformance, ACallbackGetsTheFirstFailureSinceTheLastOne) {
   EXPECT_EQ(rig.Synchronize(0).code(), absl::StatusCode::kAborted);
   EXPECT_TRUE(rig.Synchronize(0).ok());
   EXPECT_EQ(rig.Download<float>(0, after, 1)[0], 1);
+}
+
+// Nobody guards against a failure of an op that has none (OpDef::fallible).
+TEST_P(BackendConformance, AKernelThatMustNotFailIsABugWhereItDoes) {
+  DeviceRig rig(GetParam().open(1, &MakeTestKernel));
+  const TensorType type(DType::kF32, {1});
+  const TensorType* inputs[] = {&type};
+  NodeView node;
+  node.op = "neg";
+  node.inputs = inputs;
+  node.source = "train.cc:12";
+  auto kernel = rig.backend()->device(0)->MakeKernel(node, {type});
+  ASSERT_TRUE(kernel.ok());
+  KernelCall call;
+  call.kernel = kernel->get();
+  call.inputs = {rig.Upload(0, std::vector<float>{1})};
+  call.outputs = {rig.Upload(0, std::vector<float>{2})};
+  rig.stream(0)->Launch(call);
+  const absl::Status status = rig.Synchronize(0);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(ErrorOf(status).reason, Reason::kInternal);
+  EXPECT_EQ(ErrorOf(status).op, "neg");
+  EXPECT_EQ(ErrorOf(status).message,
+            "neg: no kernel of this op may fail, this one did: test_fail fails (train.cc:12)");
 }
 
 // A callback that enqueues the next, on a stream of its own.

@@ -121,6 +121,7 @@ const OpDef* Make(absl::string_view name, int inputs, absl::string_view doc,
       {"ignore_index", AttributeSpec::Kind::kInt, false, "a label of rows that do not count"}};
   def->min_inputs = def->max_inputs = inputs;
   def->dtypes = kNumberDTypes;
+  def->fallible = kIndexDTypes;
   def->infer_types = infer;
   def->gradient = gradient;
   def->gradient_saves = SaveInputs;

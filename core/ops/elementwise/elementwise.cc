@@ -246,9 +246,9 @@ Saved SaveAll(const NodeSpec&, int, int) { return {0, 0}; }
 Saved SaveOutput(const NodeSpec&, int num_inputs, int) { return {num_inputs, 0}; }
 Saved SaveDivisorAndOutput(const NodeSpec&, int, int) { return {1, 0}; }
 
-const OpDef* Make(absl::string_view name, int inputs, absl::string_view doc,
-                  decltype(OpDef::infer_types) infer, decltype(OpDef::gradient) gradient,
-                  decltype(OpDef::gradient_saves) gradient_saves = nullptr) {
+OpDef* Make(absl::string_view name, int inputs, absl::string_view doc,
+            decltype(OpDef::infer_types) infer, decltype(OpDef::gradient) gradient,
+            decltype(OpDef::gradient_saves) gradient_saves = nullptr) {
   auto* def = new OpDef;
   def->name = name;
   def->doc = doc;
@@ -261,6 +261,13 @@ const OpDef* Make(absl::string_view name, int inputs, absl::string_view doc,
   return def;
 }
 
+const OpDef* MakeDiv() {
+  OpDef* const def =
+      Make("div", 2, "a / b; of integers truncated.", SameTypes, DivGradient, SaveDivisorAndOutput);
+  def->fallible = kIntegerDTypes;
+  return def;
+}
+
 }  // namespace
 
 absl::Span<const OpDef* const> ElementwiseOps() {
@@ -269,7 +276,7 @@ absl::Span<const OpDef* const> ElementwiseOps() {
       Make("add", 2, "a + b", SameTypes, AddGradient),
       Make("ceil", 1, "The next whole number, upwards.", SameFloatingTypes, NoGradient),
       Make("cos", 1, "Cosine of radians.", SameFloatingTypes, CosGradient, SaveInputs),
-      Make("div", 2, "a / b; of integers truncated.", SameTypes, DivGradient, SaveDivisorAndOutput),
+      MakeDiv(),
       Make("erf", 1, "The error function.", SameFloatingTypes, ErfGradient, SaveInputs),
       Make("exp", 1, "e to the power of x.", SameFloatingTypes, ExpGradient, SaveOutput),
       Make("expm1", 1, "exp(x) - 1, exact near 0.", SameFloatingTypes, Expm1Gradient, SaveInputs),

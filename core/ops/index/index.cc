@@ -178,8 +178,20 @@ const OpDef* MakeLinear(absl::string_view name, absl::string_view doc,
                         decltype(OpDef::infer_types) infer, decltype(OpDef::gradient) gradient) {
   OpDef* const def = Make(name, 2, doc, std::move(attributes), infer);
   def->dtypes = dtypes;
+  def->fallible = kIndexDTypes;
   def->gradient = gradient;
   def->gradient_saves = SaveIndices;
+  return def;
+}
+
+const OpDef* MakeOneHot() {
+  OpDef* const def =
+      Make("one_hot", 1, "1 at each index, else 0.",
+           {{"depth", AttributeSpec::Kind::kInt, true, "the result's last dimension"},
+            {"dtype", AttributeSpec::Kind::kString, true, "the result's dtype"},
+            {"ignore_index", AttributeSpec::Kind::kInt, false, "an index that gives zeros"}},
+           InferOneHot);
+  def->fallible = kIndexDTypes;
   return def;
 }
 
@@ -195,11 +207,7 @@ absl::Span<const OpDef* const> IndexOps() {
   static const auto* const ops = new std::vector<const OpDef*>{
       MakeArg("arg_max", "The first index of the largest element along an axis."),
       MakeArg("arg_min", "The first index of the smallest element along an axis."),
-      Make("one_hot", 1, "1 at each index, else 0.",
-           {{"depth", AttributeSpec::Kind::kInt, true, "the result's last dimension"},
-            {"dtype", AttributeSpec::Kind::kString, true, "the result's dtype"},
-            {"ignore_index", AttributeSpec::Kind::kInt, false, "an index that gives zeros"}},
-           InferOneHot),
+      MakeOneHot(),
       MakeLinear("scatter_add", "Slices added up where indices say.", {kAxis, kSize}, kNumberDTypes,
                  InferScatterAdd, ScatterAddGradient),
       MakeLinear("scatter_add_along", "Elements added up where indices along an axis say.",

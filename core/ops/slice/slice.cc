@@ -181,6 +181,7 @@ const OpDef* MakePackedRows(absl::string_view name, absl::string_view doc) {
   def->doc = doc;
   def->attributes = {{"parts", AttributeSpec::Kind::kInt, true, "parts of equal rows"}};
   def->min_inputs = def->max_inputs = 2;
+  def->fallible = kIntegerDTypes;
   def->infer_types = InferPackedRows;
   def->gradient = PackedRowsGradient;
   def->gradient_saves = SaveCount;

@@ -80,7 +80,7 @@ GangRig::GangRig(std::unique_ptr<Backend> backend) : backend_(std::move(backend)
       const absl::StatusOr<CompletionMessage> completion = DecodeCompletion(bytes);
       if (!completion.ok()) Die("completion", completion.status());
       MutexLock lock(&mutex_);
-      if (!completions_.emplace(completion->launch, completion->status).second) {
+      if (!completions_.emplace(completion->launch, *completion).second) {
         Die("completion",
             absl::InternalError(absl::StrCat(completion->launch.value(), " came twice")));
       }
@@ -108,7 +108,7 @@ GangRig::~GangRig() {
 
 // --- Waiting and bytes ---
 
-absl::Status GangRig::WaitFor(LaunchId launch) {
+CompletionMessage GangRig::CompletionOf(LaunchId launch) {
   Pump();
   const absl::Time deadline = absl::Now() + kDeadline;
   MutexLock lock(&mutex_);
@@ -116,7 +116,10 @@ absl::Status GangRig::WaitFor(LaunchId launch) {
     const auto it = completions_.find(launch);
     if (it != completions_.end()) return it->second;
     if (absl::Now() > deadline) {
-      return absl::DeadlineExceededError(absl::StrCat("launch ", launch.value(), " stands still"));
+      CompletionMessage none;
+      none.status =
+          absl::DeadlineExceededError(absl::StrCat("launch ", launch.value(), " stands still"));
+      return none;
     }
     completed_.WaitFor(&mutex_, absl::Milliseconds(100));
   }

@@ -99,7 +99,9 @@ class GangRig {
   // What the outputs of `result` should be and are not.
   std::string Differences(const std::vector<Session>& sessions, const Result& result);
 
-  absl::Status WaitFor(LaunchId launch);
+  absl::Status WaitFor(LaunchId launch) { return CompletionOf(launch).status; }
+  // Waits for it.
+  CompletionMessage CompletionOf(LaunchId launch);
   LaunchId NextLaunch() { return ++last_launch_; }
   CommunicatorId CommunicatorOf(const std::vector<int>& devices);
   DeviceAddress Allocate(int device, int64_t bytes);  // filled with garbage
@@ -145,7 +147,7 @@ class GangRig {
 
   Mutex mutex_;
   CondVar completed_;
-  std::map<LaunchId, absl::Status> completions_ ABSL_GUARDED_BY(mutex_);
+  std::map<LaunchId, CompletionMessage> completions_ ABSL_GUARDED_BY(mutex_);
 
   std::vector<std::unique_ptr<Executor>> executors_;
 };
