@@ -44,12 +44,17 @@ using DeviceAddress = uint64_t;
 class Kernel {
  public:
   virtual ~Kernel() = default;
+  virtual int64_t workspace_bytes() const = 0;  // see KernelCall::workspace
 };
 
 struct KernelCall {
   const Kernel* kernel = nullptr;
   absl::InlinedVector<DeviceAddress, 4> inputs;  // of the types that the kernel was made for
   absl::InlinedVector<DeviceAddress, 2> outputs;
+  // The kernel's workspace_bytes() of scratch, aligned to 64 bytes: nothing else may use them from
+  // what comes before this call on its stream to what comes behind it. What they hold before and
+  // after means nothing.
+  DeviceAddress workspace = 0;
   // Set when its turn comes: the kernel is left out. Null: it never is. Must stand until a Callback
   // behind it.
   const std::atomic<bool>* unless = nullptr;
@@ -209,6 +214,10 @@ class Backend {
   // True: device addresses are pointers of this process and all devices share them, so that results
   // may be shared and arenas are device memory.
   virtual bool host_addressable() const = 0;
+  // Scratch for MakeKernel's kernel of such a node, by its attributes and types alone. From any
+  // thread. Failure: as MakeKernel.
+  virtual absl::StatusOr<int64_t> WorkspaceBytes(const NodeView& node,
+                                                 absl::Span<const TensorType> outputs) const = 0;
   // Member `member` of the communicator of `devices` (indices; members on one device must enqueue
   // on different streams). Members of the same `id` meet; an id is free again when all its members
   // are gone. The call does not wait for the others. INVALID_ARGUMENT: devices that differ from

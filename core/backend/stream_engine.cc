@@ -340,17 +340,24 @@ absl::StatusOr<std::unique_ptr<Kernel>> StreamEngine::MakeKernel(
   const OpDef* const def = FindOp(node.op);
   prepared->may_fail = def == nullptr || MayFail(*def, node);  // a test's own op may
   prepared->elementwise = def != nullptr && def->elementwise && outputs.size() == 1 &&
-                          prepared->kernel->units() == outputs[0].num_elements();
+                          prepared->kernel->units() == outputs[0].num_elements() &&
+                          prepared->workspace_bytes() == 0;
   for (const TensorType* input : node.inputs) {
     prepared->input_is_like_output.push_back(outputs.size() == 1 && *input == outputs[0]);
   }
   return std::unique_ptr<Kernel>(std::move(prepared));
 }
 
+absl::StatusOr<int64_t> StreamEngine::WorkspaceBytes(const NodeView& node,
+                                                     absl::Span<const TensorType> outputs) const {
+  CHORUS_ASSIGN_OR_RETURN(const std::unique_ptr<HostKernel> kernel, make_kernel_(node, outputs));
+  return kernel->workspace_bytes();
+}
+
 absl::Status StreamEngine::ResolvedKernel::Run(int64_t begin, int64_t end) const {
   if (begin == end) return absl::OkStatus();
-  absl::Status status =
-      prepared->kernel->Run(absl::MakeConstSpan(inputs), absl::MakeConstSpan(outputs), begin, end);
+  const HostBuffers buffers = {inputs, outputs, workspace};
+  absl::Status status = prepared->kernel->Run(buffers, begin, end);
   if (status.ok()) return status;
   Error error = ErrorOf(status);
   if (!prepared->may_fail) {
@@ -399,6 +406,15 @@ absl::StatusOr<StreamEngine::ResolvedKernel> StreamEngine::Resolve(const KernelC
   for (size_t i = 0; i < call.outputs.size(); ++i) {
     CHORUS_RETURN_IF_ERROR(resolve(call.outputs[i], prepared->output_bytes[i]));
     resolved.outputs.push_back(pointer);
+  }
+  if (const int64_t bytes = prepared->workspace_bytes(); bytes > 0) {
+    if (call.workspace == 0) {
+      return MakeError(Reason::kInternal,
+                       absl::StrCat(prepared->op, ": a kernel that wants ", bytes,
+                                    " bytes of workspace was launched without any"));
+    }
+    CHORUS_RETURN_IF_ERROR(resolve(call.workspace, bytes));
+    resolved.workspace = absl::MakeSpan(static_cast<char*>(pointer), static_cast<size_t>(bytes));
   }
   return resolved;
 }

@@ -43,6 +43,8 @@ class StreamEngine {
   std::unique_ptr<Event> CreateEvent();
   absl::StatusOr<std::unique_ptr<Kernel>> MakeKernel(const NodeView& node,
                                                      absl::Span<const TensorType> outputs);
+  absl::StatusOr<int64_t> WorkspaceBytes(const NodeView& node,
+                                         absl::Span<const TensorType> outputs) const;
   absl::StatusOr<std::unique_ptr<Communicator>> OpenCommunicator(uint64_t id,
                                                                  absl::Span<const int> devices,
                                                                  int member);
@@ -114,11 +116,14 @@ class StreamEngine {
 
   // What KernelCall::kernel points to.
   struct PreparedKernel : Kernel {
+    int64_t workspace_bytes() const override { return kernel->workspace_bytes(); }
+
     std::unique_ptr<HostKernel> kernel;
     std::vector<int64_t> input_bytes;
     std::vector<int64_t> output_bytes;
     int64_t cost = 0;
-    // The op is elementwise and a unit is an element; which inputs have the output's type.
+    // May be one of a chain: the op is elementwise, a unit is an element, and there is no
+    // workspace, which may be the next kernel's too. Which inputs have the output's type.
     bool elementwise = false;
     std::vector<bool> input_is_like_output;
     std::string op;
@@ -133,6 +138,7 @@ class StreamEngine {
     const PreparedKernel* prepared = nullptr;
     absl::InlinedVector<const void*, 4> inputs;
     absl::InlinedVector<void*, 2> outputs;
+    absl::Span<char> workspace;
   };
   struct ResolvedCopy {
     void* to = nullptr;

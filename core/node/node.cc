@@ -95,6 +95,10 @@ GraphStore::Options GraphsOf(const NodeOptions& options, const Backend& backend)
   graphs.plan.limits = options.plan;
   graphs.plan.share_results = backend.host_addressable();
   graphs.plan.share_equal_work = options.share_equal_work;
+  graphs.plan.workspace_bytes = [&backend](const NodeView& node,
+                                           absl::Span<const TensorType> outputs) {
+    return backend.WorkspaceBytes(node, outputs);
+  };
   graphs.max_inline_bytes = options.max_inline_graph_bytes;
   return graphs;
 }

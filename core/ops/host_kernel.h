@@ -1,15 +1,16 @@
 // A local op's computation on host memory.
 //
 // A kernel is made once for a node, when a graph is registered: attributes and types are read then,
-// and running it allocates nothing that grows with the tensors. Its work is a number of independent
-// units; a runtime may run any partition of them, in any order, on any threads: the result's bits
-// do not depend on the partition.
+// and running it allocates nothing: what it needs beside its operands it says (workspace_bytes),
+// and gets. Its work is a number of independent units; a runtime may run any partition of them, in
+// any order, on any threads: the result's bits do not depend on the partition.
 //
 // Threads: Run is const and thread-compatible with itself on disjoint ranges.
 // Memory: buffers are row-major, of exactly the types the kernel was made for, aligned to 64 bytes
 // or at least to their element; zero-sized buffers may be null. Outputs do not overlap inputs,
 // except that an elementwise op (OpDef::elementwise) may have its output in the place of an input
 // of the same type. Inputs are daemon memory: nobody writes to them meanwhile.
+// Errors: only kernels of ops that say so fail (MayFail of core/ops/op.h).
 #ifndef CHORUS_CORE_OPS_HOST_KERNEL_H_
 #define CHORUS_CORE_OPS_HOST_KERNEL_H_
 
@@ -23,6 +24,16 @@
 
 namespace chorus {
 
+// What a kernel works on.
+struct HostBuffers {
+  absl::Span<const void* const> inputs;
+  absl::Span<void* const> outputs;
+  // As many bytes as the kernel wants, aligned to 64 and unlike all other buffers; whatever they
+  // hold. Between two runs anybody may write there. Units that run at a time have it in common: a
+  // kernel gives each its own part.
+  absl::Span<char> workspace;
+};
+
 class HostKernel {
  public:
   virtual ~HostKernel() = default;
@@ -31,20 +42,24 @@ class HostKernel {
   int64_t units() const { return units_; }
   // Roughly how many bytes or multiply-adds one unit costs: how a runtime chooses where to split.
   int64_t cost_per_unit() const { return cost_per_unit_; }
+  // Scratch for all units, known from attributes and types. It is reserved with each run's memory,
+  // so kernels that want much for a unit have few units.
+  int64_t workspace_bytes() const { return workspace_bytes_; }
 
   // Computes units [begin, end). An error means that the inputs' values are not acceptable.
-  virtual absl::Status Run(absl::Span<const void* const> inputs, absl::Span<void* const> outputs,
-                           int64_t begin, int64_t end) const = 0;
-  absl::Status RunAll(absl::Span<const void* const> inputs, absl::Span<void* const> outputs) const {
-    return units_ == 0 ? absl::OkStatus() : Run(inputs, outputs, 0, units_);
+  virtual absl::Status Run(const HostBuffers& buffers, int64_t begin, int64_t end) const = 0;
+  absl::Status RunAll(const HostBuffers& buffers) const {
+    return units_ == 0 ? absl::OkStatus() : Run(buffers, 0, units_);
   }
 
  protected:
-  HostKernel(int64_t units, int64_t cost_per_unit) : units_(units), cost_per_unit_(cost_per_unit) {}
+  HostKernel(int64_t units, int64_t cost_per_unit, int64_t workspace_bytes = 0)
+      : units_(units), cost_per_unit_(cost_per_unit), workspace_bytes_(workspace_bytes) {}
 
  private:
   const int64_t units_;
   const int64_t cost_per_unit_;
+  const int64_t workspace_bytes_;
 };
 
 // What an op's folder offers the list in host_kernels.cc. `node` passed InferTypes and `outputs`

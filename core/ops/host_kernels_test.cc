@@ -298,7 +298,12 @@ class Kernel {
     outputs_ = *types;
     auto made = MakeHostKernel(node_, outputs_);
     EXPECT_TRUE(made.ok()) << made.status();
-    if (made.ok()) kernel_ = *std::move(made);
+    if (!made.ok()) return;
+    kernel_ = *std::move(made);
+    // All NaN, which shows in a result that what stands there comes into.
+    const auto lines = static_cast<size_t>((kernel_->workspace_bytes() + 63) / 64);
+    workspace_.assign(lines, CacheLine());
+    for (CacheLine& line : workspace_) std::memset(line.bytes, 0xff, sizeof(line.bytes));
   }
 
   const HostKernel& operator*() const { return *kernel_; }
@@ -322,15 +327,15 @@ class Kernel {
     }
     const auto element = static_cast<size_t>(DTypeBytes(outputs_[0].dtype));
     std::string out(element + static_cast<size_t>(outputs_[0].num_bytes()) + 64, '\xff');
-    EXPECT_TRUE(kernel_->RunAll(pointers, {&out[element]}).ok());
+    EXPECT_TRUE(kernel_->RunAll({pointers, {&out[element]}, workspace()}).ok());
     return Value{outputs_[0], out.substr(element, static_cast<size_t>(outputs_[0].num_bytes()))};
   }
   void RunUnit(int64_t unit, Value* out) const {
-    EXPECT_TRUE(kernel_->Run(pointers_, {&out->bytes[0]}, unit, unit + 1).ok());
+    EXPECT_TRUE(kernel_->Run({pointers_, {&out->bytes[0]}, workspace()}, unit, unit + 1).ok());
   }
   absl::Status TryRun() const {
     std::string out(outputs_[0].num_bytes(), '\0');
-    return kernel_->RunAll(pointers_, {out.empty() ? nullptr : &out[0]});
+    return kernel_->RunAll({pointers_, {out.empty() ? nullptr : &out[0]}, workspace()});
   }
   // Runs the units in pieces that end at `cuts`.
   Value Run(const std::vector<int64_t>& cuts) const {
@@ -340,13 +345,22 @@ class Kernel {
     for (int64_t cut : cuts) {
       cut = std::min(cut, kernel_->units());
       if (cut <= begin) continue;
-      EXPECT_TRUE(kernel_->Run(pointers_, {pointer}, begin, cut).ok());
+      EXPECT_TRUE(kernel_->Run({pointers_, {pointer}, workspace()}, begin, cut).ok());
       begin = cut;
     }
     return out;
   }
 
  private:
+  struct alignas(64) CacheLine {
+    char bytes[64];
+  };
+
+  absl::Span<char> workspace() const {
+    return absl::MakeSpan(reinterpret_cast<char*>(workspace_.data()),
+                          static_cast<size_t>(kernel_->workspace_bytes()));
+  }
+
   const std::string op_;
   const Attributes attributes_;
   const std::vector<Value> inputs_;
@@ -356,6 +370,7 @@ class Kernel {
   NodeView node_;
   std::vector<TensorType> outputs_;
   std::unique_ptr<HostKernel> kernel_;
+  mutable std::vector<CacheLine> workspace_;
 };
 
 // Half types are rounded once, so they are as near as their own precision.
@@ -634,11 +649,12 @@ TEST(HostKernelsTest, IntegersAreNotDividedByZero) {
   const Value zero = testing::MakeValue<int64_t>(Ints{4}, {1, 1, 0, 0});
   const Kernel bad("div", {a, zero}, {});
   Ints out(4);
-  const absl::Status status = (*bad).Run({a.bytes.data(), zero.bytes.data()}, {out.data()}, 0, 4);
+  const absl::Status status =
+      (*bad).Run({{a.bytes.data(), zero.bytes.data()}, {out.data()}, {}}, 0, 4);
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(ErrorOf(status).message,
             "div: element 2 of i64[4] is an integer divided by 0, expected divisors other than 0");
-  EXPECT_TRUE((*bad).Run({a.bytes.data(), zero.bytes.data()}, {out.data()}, 0, 2).ok());
+  EXPECT_TRUE((*bad).Run({{a.bytes.data(), zero.bytes.data()}, {out.data()}, {}}, 0, 2).ok());
 }
 
 // Bit by bit, at the values where conversions go wrong.
@@ -1047,7 +1063,7 @@ TEST(HostKernelsTest, ElementwiseOpsRunInPlace) {
         std::vector<Value> copies = inputs;
         std::vector<const void*> pointers;
         for (Value& copy : copies) pointers.push_back(&copy.bytes[0]);
-        ASSERT_TRUE((*kernel).RunAll(pointers, {const_cast<void*>(pointers[in_place])}).ok());
+        ASSERT_TRUE((*kernel).RunAll({pointers, {const_cast<void*>(pointers[in_place])}, {}}).ok());
         EXPECT_EQ(copies[in_place], expected)
             << c.op << " " << expected.type.ToString() << " in place of input " << in_place;
       }

@@ -5,6 +5,17 @@
 
 namespace chorus {
 
+NodeView ViewOf(const Node& node, absl::Span<const TensorType* const> inputs) {
+  NodeView view;
+  view.op = node.op;
+  view.version = node.version;
+  view.attributes = node.attributes;
+  view.inputs = inputs;
+  if (node.collective.has_value()) view.collective = &*node.collective;
+  view.source = node.source;
+  return view;
+}
+
 const AttributeValue* FindAttribute(absl::Span<const Attribute> attributes,
                                     absl::string_view name) {
   for (const Attribute& attribute : attributes) {

@@ -45,6 +45,10 @@ struct NodeView {
   const TensorType& input(int i) const { return *inputs[i]; }
 };
 
+// A node of a graph whose inputs have these types; group_size is the caller's to say. Refers to
+// both.
+NodeView ViewOf(const Node& node, absl::Span<const TensorType* const> inputs);
+
 // No value of any graph is larger than this: the daemon's own limits are below it, and it keeps
 // every product of sizes within 64 bits.
 inline constexpr int64_t kMaxValueBytes = int64_t{1} << 40;

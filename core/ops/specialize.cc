@@ -143,13 +143,8 @@ absl::StatusOr<Graph> Specialize(const Graph& graph, absl::Span<const int64_t> s
     Node& node = result.nodes[n];
     std::vector<const TensorType*> inputs;
     for (const ValueIndex v : node.inputs) inputs.push_back(types[static_cast<size_t>(v)]);
-    NodeView view;
-    view.op = node.op;
-    view.version = node.version;
-    view.attributes = node.attributes;
-    view.inputs = inputs;
+    NodeView view = ViewOf(node, inputs);
     if (node.collective.has_value()) {
-      view.collective = &*node.collective;
       view.group_size = result.group_slots[static_cast<size_t>(node.collective->group_slot)].size;
     }
     absl::StatusOr<std::vector<TensorType>> outputs = InferTypes(view);

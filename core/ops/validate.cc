@@ -214,15 +214,10 @@ absl::Status CheckNode(const Graph& graph, const ValueTable& values, int32_t n,
     }
     inputs.push_back(&values.type(value));
   }
-  NodeView view;
-  view.op = node.op;
-  view.version = node.version;
-  view.attributes = node.attributes;
-  view.inputs = inputs;
+  NodeView view = ViewOf(node, inputs);
   if (node.collective.has_value()) {
     CHORUS_RETURN_IF_ERROR(CheckIndex("group slot", node.collective->group_slot,
                                       static_cast<int64_t>(graph.group_slots.size())));
-    view.collective = &*node.collective;
     view.group_size = graph.group_slots[node.collective->group_slot].size;
   }
   CHORUS_ASSIGN_OR_RETURN(const std::vector<TensorType> types, InferTypes(view));

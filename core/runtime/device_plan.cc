@@ -12,7 +12,7 @@ namespace chorus {
 namespace {
 
 constexpr uint32_t kMagic = 0x4e4c5043;  // "CPLN"
-constexpr uint8_t kVersion = 3;
+constexpr uint8_t kVersion = 4;
 
 // An executor keeps a bit for each.
 constexpr int64_t kMaxEqualGroups = int64_t{1} << 20;
@@ -154,6 +154,8 @@ std::string EncodeDevicePlan(const DevicePlan& plan) {
     for (const DevicePlan::Place& place : step.inputs) PutPlace(place, &out);
     out.PutVarint(step.outputs.size());
     for (const DevicePlan::Place& place : step.outputs) PutPlace(place, &out);
+    out.PutSigned(step.workspace_bytes);
+    if (step.workspace_bytes > 0) PutPlace(step.workspace, &out);
   }
   return out.Take();
 }
@@ -203,7 +205,7 @@ absl::StatusOr<DevicePlan> DecodeDevicePlan(absl::string_view bytes) {
     EventState state = EventState::kFree;
     DevicePlan::StreamId stream = DevicePlan::StreamId::kCompute;
   };
-  const size_t steps = in.GetCount(9);
+  const size_t steps = in.GetCount(10);
   if (static_cast<size_t>(plan.num_events) > steps) in.Fail();
   std::vector<EventUse> events(in.ok() ? static_cast<size_t>(plan.num_events) : 0);
   for (size_t i = 0; i < steps && in.ok(); ++i) {
@@ -221,6 +223,11 @@ absl::StatusOr<DevicePlan> DecodeDevicePlan(absl::string_view bytes) {
     for (size_t k = 0; k < inputs && in.ok(); ++k) step.inputs.push_back(GetPlace(plan, &in));
     const size_t outputs = in.GetCount(3);
     for (size_t k = 0; k < outputs && in.ok(); ++k) step.outputs.push_back(GetPlace(plan, &in));
+    step.workspace_bytes = GetInRange(&in, 0, kAnyInt64);
+    if (step.workspace_bytes > 0) {
+      step.workspace = GetPlace(plan, &in);
+      if (step.node < 0 || step.workspace.buffer < 0) in.Fail();
+    }
     if (!in.ok()) break;
     if (step.collective >= 0 &&
         !HasSoundOperands(plan.collectives[static_cast<size_t>(step.collective)], step)) {

@@ -52,6 +52,10 @@ struct DevicePlan {
     int32_t equal_group = -1;
     absl::InlinedVector<Place, 2> inputs;
     absl::InlinedVector<Place, 1> outputs;
+    // Scratch of a kernel, and how many bytes: its own until it has run, then perhaps another
+    // step's. None: 0 bytes.
+    Place workspace;
+    int64_t workspace_bytes = 0;
   };
 
   // See CollectiveCall::RuntimeCounts; which of its operands the step has.

@@ -31,6 +31,21 @@ TEST(DevicePlanTest, DevicePlansComeBackAsTheyWereAndTruncatedOnesDoNot) {
   EXPECT_FALSE(DecodeDevicePlan(bytes + "x").ok());
 }
 
+TEST(DevicePlanTest, AKernelsWorkspaceComesBack) {
+  RankBuilder b;
+  AddOutput(&b, b.Op("neg", {b.Input(F32({4}))}));
+  absl::StatusOr<DevicePlan> plan = DecodeDevicePlan(Compile(b).device_plans[0]);
+  ASSERT_TRUE(plan.ok());
+  EXPECT_EQ(plan->steps[0].workspace_bytes, 0);
+  plan->steps[0].workspace_bytes = 4096;
+  plan->steps[0].workspace.buffer = 1;
+  plan->steps[0].workspace.offset = 128;
+  const absl::StatusOr<DevicePlan> back = DecodeDevicePlan(EncodeDevicePlan(*plan));
+  ASSERT_TRUE(back.ok());
+  EXPECT_EQ(back->steps[0].workspace_bytes, 4096);
+  EXPECT_EQ(back->steps[0].workspace, plan->steps[0].workspace);
+}
+
 TEST(DevicePlanTest, UnsoundDevicePlansAreRefused) {
   RankBuilder b(0, 3);
   const ValueIndex x = b.Input(F32({4}));
@@ -61,6 +76,16 @@ TEST(DevicePlanTest, UnsoundDevicePlansAreRefused) {
       << "a stream that waits for itself";
   EXPECT_TRUE(refused([](DevicePlan* p) { p->num_events = 1 << 30; }));
   EXPECT_TRUE(refused([](DevicePlan* p) { p->num_buffers = 0; }));
+  EXPECT_FALSE(refused([](DevicePlan* p) {
+    p->steps[0].workspace_bytes = 64;
+    p->steps[0].workspace.buffer = 0;
+  }));
+  EXPECT_TRUE(refused([](DevicePlan* p) { p->steps[0].workspace_bytes = 64; })) << "nowhere";
+  EXPECT_TRUE(refused([](DevicePlan* p) { p->steps[0].workspace_bytes = -1; }));
+  EXPECT_TRUE(refused([](DevicePlan* p) {
+    p->steps[1].workspace_bytes = 64;
+    p->steps[1].workspace.buffer = 0;
+  })) << "a collective's";
 }
 
 }  // namespace

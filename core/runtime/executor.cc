@@ -48,6 +48,7 @@ struct LoadedPlan {
     int32_t equal_group = -1;
     absl::InlinedVector<DevicePlan::Place, 2> inputs;
     absl::InlinedVector<DevicePlan::Place, 1> outputs;
+    DevicePlan::Place workspace;
   };
   size_t num_buffers = 0;
   size_t num_bindings = 0;
@@ -120,7 +121,14 @@ class DeviceExecutor final : public Executor {
       loaded.held_back = step.held_back;
       loaded.equal_group = step.equal_group;
       if (step.node >= 0) {
-        loaded.kernel = plan->kernels[static_cast<size_t>(step.node)].get();
+        const auto node = static_cast<size_t>(step.node);
+        loaded.kernel = plan->kernels[node].get();
+        if (step.workspace_bytes < loaded.kernel->workspace_bytes()) {
+          return Malformed(absl::StrCat("a device plan has ", step.workspace_bytes,
+                                        " bytes of workspace for ", decoded.nodes[node].node.op,
+                                        ", expected ", loaded.kernel->workspace_bytes()));
+        }
+        loaded.workspace = step.workspace;
       } else {
         const DevicePlan::CollectiveStep& c =
             decoded.collectives[static_cast<size_t>(step.collective)];
@@ -372,12 +380,7 @@ class DeviceExecutor final : public Executor {
     }
     absl::InlinedVector<const TensorType*, 4> types;
     for (const TensorType& type : kernel.input_types) types.push_back(&type);
-    NodeView view;
-    view.op = node.op;
-    view.version = node.version;
-    view.attributes = node.attributes;
-    view.inputs = types;
-    view.source = node.source;
+    const NodeView view = ViewOf(node, types);
     CHORUS_ASSIGN_OR_RETURN(const std::vector<TensorType> inferred, InferTypes(view));
     if (inferred != node.outputs) {
       return Malformed(absl::StrCat("a device plan has outputs for ", node.op,
@@ -581,6 +584,7 @@ class DeviceExecutor final : public Executor {
       if (hold != nullptr && step->held_back) call.unless = &hold->failed;
       for (const DevicePlan::Place& place : step->inputs) call.inputs.push_back(AddressOf(place));
       for (const DevicePlan::Place& place : step->outputs) call.outputs.push_back(AddressOf(place));
+      call.workspace = AddressOf(step->workspace);
       stream->Launch(std::move(call));
     } else {
       LoadedPlan::LoadedCall& collective = *step->collective;

@@ -707,8 +707,7 @@ TEST_P(ExecutorTest, OutputsTakeOverDonatedInputs) {
 class FailingKernel : public HostKernel {
  public:
   FailingKernel() : HostKernel(1, 1) {}
-  absl::Status Run(absl::Span<const void* const>, absl::Span<void* const>, int64_t,
-                   int64_t) const override {
+  absl::Status Run(const HostBuffers&, int64_t, int64_t) const override {
     return BadType("it fails");
   }
 };
@@ -939,7 +938,7 @@ TEST_P(ExecutorTest, ALargeLaunchIsEnqueuedInSlicesAndWhatComesBehindWaits) {
   ValueIndex value = b.Input(F32({4}));
   for (int i = 0; i < kSteps; ++i) value = b.Op("neg", {value});
   AddOutput(&b, value);
-  const auto plan = CompilePlan(b.graph().Build(), PlanOptions());
+  const auto plan = CompilePlan(b.graph().Build(), rig_.Options());
   ASSERT_TRUE(plan.ok()) << plan.status();
   Executor& executor = *rig_.executor(0);
   ASSERT_TRUE(executor.LoadPlan(PlanId(1000), plan->device_plans[0]).ok());
@@ -1000,9 +999,7 @@ class ExecutorFailureTest : public ExecutorTest {
   Plan CompileEager() {
     RankBuilder b(0, ranks());
     AddOutput(&b, b.Op("neg", {b.AllReduce(b.Input(F32({4})))}));
-    PlanOptions options;
-    options.share_results = rig_.backend()->host_addressable();
-    auto plan = CompilePlan(b.graph().Build(), options);
+    auto plan = CompilePlan(b.graph().Build(), rig_.Options());
     EXPECT_TRUE(plan.ok()) << plan.status();
     return *std::move(plan);
   }
@@ -1085,6 +1082,9 @@ TEST_P(ExecutorFailureTest, PlansMustBeSoundBeforeTheyAreLoaded) {
   plan->nodes[0].node.op = "no_such_op";
   EXPECT_FALSE(rig_.executor(0)->LoadPlan(PlanId(1000), EncodeDevicePlan(*plan)).ok());
   plan->nodes[0].node.op = "neg";
+  plan->steps.back().workspace_bytes = 3;
+  const absl::Status small = rig_.executor(0)->LoadPlan(PlanId(1000), EncodeDevicePlan(*plan));
+  EXPECT_EQ(ErrorOf(small).message, "a device plan has 3 bytes of workspace for neg, expected 100");
   plan->nodes[0].node.outputs[0] = F32({5});
   EXPECT_EQ(rig_.executor(0)->LoadPlan(PlanId(1000), EncodeDevicePlan(*plan)).code(),
             absl::StatusCode::kInvalidArgument);

@@ -443,6 +443,10 @@ class FaultBackend : public Backend {
   int cores_per_device() const override { return inner_->cores_per_device(); }
   Device* device(int index) override { return devices_[index].get(); }
   bool host_addressable() const override { return inner_->host_addressable(); }
+  absl::StatusOr<int64_t> WorkspaceBytes(const NodeView& node,
+                                         absl::Span<const TensorType> outputs) const override {
+    return inner_->WorkspaceBytes(node, outputs);
+  }
   absl::StatusOr<std::unique_ptr<Communicator>> OpenCommunicator(uint64_t id,
                                                                  absl::Span<const int> devices,
                                                                  int member) override {

@@ -368,6 +368,10 @@ class HostBackend : public Backend {
   int cores_per_device() const override { return engine_.cores(); }
   Device* device(int index) override { return devices_[index].get(); }
   bool host_addressable() const override { return true; }
+  absl::StatusOr<int64_t> WorkspaceBytes(const NodeView& node,
+                                         absl::Span<const TensorType> outputs) const override {
+    return engine_.WorkspaceBytes(node, outputs);
+  }
   absl::StatusOr<std::unique_ptr<Communicator>> OpenCommunicator(uint64_t id,
                                                                  absl::Span<const int> devices,
                                                                  int member) override {

@@ -43,12 +43,24 @@ namespace {
 class AffineKernel : public HostKernel {
  public:
   explicit AffineKernel(int64_t count) : HostKernel(count, 12) {}
-  absl::Status Run(absl::Span<const void* const> inputs, absl::Span<void* const> outputs,
-                   int64_t begin, int64_t end) const override {
-    const auto* a = static_cast<const float*>(inputs[0]);
-    const auto* b = static_cast<const float*>(inputs[1]);
-    auto* out = static_cast<float*>(outputs[0]);
+  absl::Status Run(const HostBuffers& buffers, int64_t begin, int64_t end) const override {
+    const auto* a = static_cast<const float*>(buffers.inputs[0]);
+    const auto* b = static_cast<const float*>(buffers.inputs[1]);
+    auto* out = static_cast<float*>(buffers.outputs[0]);
     for (int64_t i = begin; i < end; ++i) out[i] = 2 * a[i] + b[i];
+    return absl::OkStatus();
+  }
+};
+
+class ScratchKernel : public HostKernel {
+ public:
+  explicit ScratchKernel(int64_t count) : HostKernel(count, 8, count * 4) {}
+  absl::Status Run(const HostBuffers& buffers, int64_t begin, int64_t end) const override {
+    const auto* a = static_cast<const float*>(buffers.inputs[0]);
+    auto* scratch = reinterpret_cast<float*>(buffers.workspace.data());
+    auto* out = static_cast<float*>(buffers.outputs[0]);
+    for (int64_t i = begin; i < end; ++i) scratch[i] = a[i];
+    for (int64_t i = begin; i < end; ++i) out[i] = scratch[i];
     return absl::OkStatus();
   }
 };
@@ -56,8 +68,7 @@ class AffineKernel : public HostKernel {
 class FailingKernel : public HostKernel {
  public:
   FailingKernel() : HostKernel(1, 1) {}
-  absl::Status Run(absl::Span<const void* const>, absl::Span<void* const>, int64_t,
-                   int64_t) const override {
+  absl::Status Run(const HostBuffers&, int64_t, int64_t) const override {
     return absl::AbortedError("test_fail fails");
   }
 };
@@ -68,6 +79,9 @@ absl::StatusOr<std::unique_ptr<HostKernel>> MakeTestKernel(const NodeView& node,
                                                            absl::Span<const TensorType> outputs) {
   if (node.op == "test_affine") {
     return std::unique_ptr<HostKernel>(std::make_unique<AffineKernel>(outputs[0].num_elements()));
+  }
+  if (node.op == "test_scratch") {
+    return std::unique_ptr<HostKernel>(std::make_unique<ScratchKernel>(outputs[0].num_elements()));
   }
   if (node.op == "test_fail" || node.op == "neg") {
     return std::unique_ptr<HostKernel>(std::make_unique<FailingKernel>());
@@ -1025,6 +1039,52 @@ TEST_P(BackendConformance, KernelsComputeSmallAndLarge) {
   NodeView unknown;
   unknown.op = "no_such_op";
   EXPECT_EQ(rig.backend()->device(0)->MakeKernel(unknown, {}).status().code(),
+            absl::StatusCode::kInternal);
+}
+
+TEST_P(BackendConformance, AKernelHasTheWorkspaceThatItWants) {
+  DeviceRig rig(GetParam().open(2, &MakeTestKernel));
+  for (const int64_t count : {1, 100000}) {
+    const TensorType type(DType::kF32, {count});
+    const TensorType* inputs[] = {&type};
+    NodeView node;
+    node.op = "test_scratch";
+    node.inputs = inputs;
+    const auto bytes = rig.backend()->WorkspaceBytes(node, {type});
+    ASSERT_TRUE(bytes.ok()) << bytes.status();
+    EXPECT_EQ(*bytes, 4 * count);
+    auto kernel = rig.backend()->device(1)->MakeKernel(node, {type});
+    ASSERT_TRUE(kernel.ok()) << kernel.status();
+    EXPECT_EQ((*kernel)->workspace_bytes(), *bytes);
+    std::vector<float> a(count);
+    for (int64_t i = 0; i < count; ++i) a[i] = Value<float>(0, 0, i);
+    std::vector<float> b(count);
+    for (int64_t i = 0; i < count; ++i) b[i] = Value<float>(1, 0, i);
+    // One behind the other in the same scratch.
+    KernelCall first;
+    first.kernel = kernel->get();
+    first.inputs = {rig.Upload(1, a)};
+    first.outputs = {rig.Allocate(1, count * 4)};
+    first.workspace = rig.Allocate(1, *bytes);
+    KernelCall second = first;
+    second.inputs = {rig.Upload(1, b)};
+    second.outputs = {rig.Allocate(1, count * 4)};
+    rig.stream(1)->Launch(first);
+    rig.stream(1)->Launch(second);
+    ASSERT_TRUE(rig.Synchronize(1).ok());
+    EXPECT_EQ(rig.Download<float>(1, first.outputs[0], count), a);
+    EXPECT_EQ(rig.Download<float>(1, second.outputs[0], count), b);
+    first.workspace = 0;
+    rig.stream(1)->Launch(first);
+    const absl::Status status = rig.Synchronize(1);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
+    EXPECT_EQ(ErrorOf(status).message,
+              absl::StrCat("test_scratch: a kernel that wants ", *bytes,
+                           " bytes of workspace was launched without any"));
+  }
+  NodeView unknown;
+  unknown.op = "no_such_op";
+  EXPECT_EQ(rig.backend()->WorkspaceBytes(unknown, {}).status().code(),
             absl::StatusCode::kInternal);
 }
 

@@ -39,8 +39,9 @@ inline std::string BackendConformanceName(
 
 class BackendConformance : public testing::TestWithParam<BackendConformanceParam> {};
 
-// Kernels of the suite: "test_affine" (a, b: f32[n]) -> 2 a + b; "test_fail" (a) -> ABORTED, and
-// "neg" (a) -> ABORTED, which is a bug: that op never fails.
+// Kernels of the suite: "test_affine" (a, b: f32[n]) -> 2 a + b; "test_scratch" (a: f32[n]) -> a,
+// by way of its workspace; "test_fail" (a) -> ABORTED, and "neg" (a) -> ABORTED, which is a bug:
+// that op never fails.
 absl::StatusOr<std::unique_ptr<HostKernel>> MakeTestKernel(const NodeView& node,
                                                            absl::Span<const TensorType> outputs);
 

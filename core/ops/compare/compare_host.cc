@@ -77,11 +77,10 @@ class Compare : public HostKernel {
       : HostKernel(size, 2 * sizeof(T) + 1),
         first_{first, IsStretched(node.input(first))},
         second_{second, IsStretched(node.input(second))} {}
-  absl::Status Run(absl::Span<const void* const> inputs, absl::Span<void* const> outputs,
-                   int64_t begin, int64_t end) const override {
-    const HostOperand<T> a(inputs[first_.input], first_.stretched, end - begin);
-    const HostOperand<T> b(inputs[second_.input], second_.stretched, end - begin);
-    Bool* const out = static_cast<Bool*>(outputs[0]);
+  absl::Status Run(const HostBuffers& buffers, int64_t begin, int64_t end) const override {
+    const HostOperand<T> a(buffers.inputs[first_.input], first_.stretched, end - begin);
+    const HostOperand<T> b(buffers.inputs[second_.input], second_.stretched, end - begin);
+    Bool* const out = static_cast<Bool*>(buffers.outputs[0]);
     ForEachPiece(begin, end, [&](int64_t from, int64_t size) {
       Piece(a.At(from), b.At(from), out + from, size);
     });
@@ -113,12 +112,11 @@ class Where : public HostKernel {
       : HostKernel(size, 3 * sizeof(T) + 1),
         stretched_{IsStretched(node.input(0)), IsStretched(node.input(1)),
                    IsStretched(node.input(2))} {}
-  absl::Status Run(absl::Span<const void* const> inputs, absl::Span<void* const> outputs,
-                   int64_t begin, int64_t end) const override {
-    const HostOperand<Bool> c(inputs[0], stretched_[0], end - begin);
-    const HostOperand<T> a(inputs[1], stretched_[1], end - begin);
-    const HostOperand<T> b(inputs[2], stretched_[2], end - begin);
-    T* const out = static_cast<T*>(outputs[0]);
+  absl::Status Run(const HostBuffers& buffers, int64_t begin, int64_t end) const override {
+    const HostOperand<Bool> c(buffers.inputs[0], stretched_[0], end - begin);
+    const HostOperand<T> a(buffers.inputs[1], stretched_[1], end - begin);
+    const HostOperand<T> b(buffers.inputs[2], stretched_[2], end - begin);
+    T* const out = static_cast<T*>(buffers.outputs[0]);
     ForEachPiece(begin, end, [&](int64_t from, int64_t size) {
       Piece(c.At(from), a.At(from), b.At(from), out + from, size);
     });
@@ -189,10 +187,9 @@ template <typename To, typename From>
 class Cast : public HostKernel {
  public:
   explicit Cast(int64_t size) : HostKernel(size, sizeof(To) + sizeof(From)) {}
-  absl::Status Run(absl::Span<const void* const> inputs, absl::Span<void* const> outputs,
-                   int64_t begin, int64_t end) const override {
-    const From* const x = static_cast<const From*>(inputs[0]);
-    To* const out = static_cast<To*>(outputs[0]);
+  absl::Status Run(const HostBuffers& buffers, int64_t begin, int64_t end) const override {
+    const From* const x = static_cast<const From*>(buffers.inputs[0]);
+    To* const out = static_cast<To*>(buffers.outputs[0]);
     for (int64_t i = begin; i < end; ++i) out[i] = Convert<To>(x[i]);
     return absl::OkStatus();
   }

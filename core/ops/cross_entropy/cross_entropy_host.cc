@@ -51,17 +51,16 @@ class CrossEntropy : public RowKernel<T> {
  public:
   explicit CrossEntropy(const NodeView& node) : RowKernel<T>(node, 1) {}
 
-  absl::Status Run(absl::Span<const void* const> inputs, absl::Span<void* const> outputs,
-                   int64_t begin, int64_t end) const override {
-    T* const out = static_cast<T*>(outputs[0]);
+  absl::Status Run(const HostBuffers& buffers, int64_t begin, int64_t end) const override {
+    T* const out = static_cast<T*>(buffers.outputs[0]);
     for (int64_t row = begin; row < end; ++row) {
-      const int64_t label = this->labels_.At(inputs[1], row);
+      const int64_t label = this->labels_.At(buffers.inputs[1], row);
       if (this->labels_.IsIgnored(label)) {
         out[row] = T{};
         continue;
       }
       if (!this->labels_.IsWithin(label)) return this->labels_.OutOfRange(row, label);
-      const T* const x = static_cast<const T*>(inputs[0]) + row * this->classes();
+      const T* const x = static_cast<const T*>(buffers.inputs[0]) + row * this->classes();
       const auto exps = this->ExpsOf(x, label);
       const auto own = static_cast<typename RowKernel<T>::A>(x[label]);
       out[row] =
@@ -78,20 +77,19 @@ class CrossEntropyGrad : public RowKernel<T> {
   explicit CrossEntropyGrad(const NodeView& node)
       : RowKernel<T>(node, node.input(0).dims.back().size) {}
 
-  absl::Status Run(absl::Span<const void* const> inputs, absl::Span<void* const> outputs,
-                   int64_t begin, int64_t end) const override {
+  absl::Status Run(const HostBuffers& buffers, int64_t begin, int64_t end) const override {
     using A = typename RowKernel<T>::A;
     const int64_t classes = this->classes();
     for (int64_t row = begin; row < end; ++row) {
-      T* const out = static_cast<T*>(outputs[0]) + row * classes;
-      const int64_t label = this->labels_.At(inputs[1], row);
+      T* const out = static_cast<T*>(buffers.outputs[0]) + row * classes;
+      const int64_t label = this->labels_.At(buffers.inputs[1], row);
       if (this->labels_.IsIgnored(label)) {
         std::fill_n(out, classes, T{});
         continue;
       }
       if (!this->labels_.IsWithin(label)) return this->labels_.OutOfRange(row, label);
-      const T* const x = static_cast<const T*>(inputs[0]) + row * classes;
-      const A g = static_cast<A>(static_cast<const T*>(inputs[2])[row]);
+      const T* const x = static_cast<const T*>(buffers.inputs[0]) + row * classes;
+      const A g = static_cast<A>(static_cast<const T*>(buffers.inputs[2])[row]);
       const auto exps = this->ExpsOf(x, label);
       const A sum = exps.own + exps.others;
       for (int64_t i = 0; i < classes; ++i) {

@@ -150,10 +150,9 @@ template <typename F, typename T>
 class Unary : public HostKernel {
  public:
   Unary(const NodeView&, int64_t size) : HostKernel(size, 2 * sizeof(T)) {}
-  absl::Status Run(absl::Span<const void* const> inputs, absl::Span<void* const> outputs,
-                   int64_t begin, int64_t end) const override {
-    const T* const a = static_cast<const T*>(inputs[0]);
-    T* const out = static_cast<T*>(outputs[0]);
+  absl::Status Run(const HostBuffers& buffers, int64_t begin, int64_t end) const override {
+    const T* const a = static_cast<const T*>(buffers.inputs[0]);
+    T* const out = static_cast<T*>(buffers.outputs[0]);
     CHORUS_INDEPENDENT
     for (int64_t i = begin; i < end; ++i) out[i] = F::Of(a[i]);
     return absl::OkStatus();
@@ -166,11 +165,10 @@ class Binary : public HostKernel {
   Binary(const NodeView& node, int64_t size)
       : HostKernel(size, 3 * sizeof(T)),
         stretched_{IsStretched(node.input(0)), IsStretched(node.input(1))} {}
-  absl::Status Run(absl::Span<const void* const> inputs, absl::Span<void* const> outputs,
-                   int64_t begin, int64_t end) const override {
-    const HostOperand<T> a(inputs[0], stretched_[0], end - begin);
-    const HostOperand<T> b(inputs[1], stretched_[1], end - begin);
-    T* const out = static_cast<T*>(outputs[0]);
+  absl::Status Run(const HostBuffers& buffers, int64_t begin, int64_t end) const override {
+    const HostOperand<T> a(buffers.inputs[0], stretched_[0], end - begin);
+    const HostOperand<T> b(buffers.inputs[1], stretched_[1], end - begin);
+    T* const out = static_cast<T*>(buffers.outputs[0]);
     ForEachPiece(begin, end, [&](int64_t first, int64_t size) {
       Piece(a.At(first), b.At(first), out + first, size);
     });
@@ -194,11 +192,10 @@ class IntegerDiv : public HostKernel {
       : HostKernel(type.num_elements(), 8 * sizeof(T)),
         type_(type),
         stretched_{IsStretched(node.input(0)), IsStretched(node.input(1))} {}
-  absl::Status Run(absl::Span<const void* const> inputs, absl::Span<void* const> outputs,
-                   int64_t begin, int64_t end) const override {
-    const T* const a = static_cast<const T*>(inputs[0]);
-    const T* const b = static_cast<const T*>(inputs[1]);
-    T* const out = static_cast<T*>(outputs[0]);
+  absl::Status Run(const HostBuffers& buffers, int64_t begin, int64_t end) const override {
+    const T* const a = static_cast<const T*>(buffers.inputs[0]);
+    const T* const b = static_cast<const T*>(buffers.inputs[1]);
+    T* const out = static_cast<T*>(buffers.outputs[0]);
     for (int64_t i = begin; i < end; ++i) {
       const T dividend = a[stretched_[0] ? 0 : i];
       const T divisor = b[stretched_[1] ? 0 : i];

@@ -15,9 +15,8 @@ template <typename T>
 class Fill : public HostKernel {
  public:
   Fill(int64_t size, T value) : HostKernel(size, sizeof(T)), value_(value) {}
-  absl::Status Run(absl::Span<const void* const>, absl::Span<void* const> outputs, int64_t begin,
-                   int64_t end) const override {
-    T* const out = static_cast<T*>(outputs[0]);
+  absl::Status Run(const HostBuffers& buffers, int64_t begin, int64_t end) const override {
+    T* const out = static_cast<T*>(buffers.outputs[0]);
     std::fill(out + begin, out + end, value_);
     return absl::OkStatus();
   }

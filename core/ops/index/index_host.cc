@@ -23,12 +23,11 @@ class OneHot : public HostKernel {
       : HostKernel(depth == 0 ? 0 : node.input(0).num_elements(), depth * int64_t{sizeof(T)} + 8),
         indices_(node, 0, depth) {}
 
-  absl::Status Run(absl::Span<const void* const> inputs, absl::Span<void* const> outputs,
-                   int64_t begin, int64_t end) const override {
+  absl::Status Run(const HostBuffers& buffers, int64_t begin, int64_t end) const override {
     for (int64_t i = begin; i < end; ++i) {
-      T* const out = static_cast<T*>(outputs[0]) + i * indices_.limit();
+      T* const out = static_cast<T*>(buffers.outputs[0]) + i * indices_.limit();
       std::fill_n(out, indices_.limit(), T{});
-      const int64_t index = indices_.At(inputs[0], i);
+      const int64_t index = indices_.At(buffers.inputs[0], i);
       if (indices_.IsIgnored(index)) continue;
       if (!indices_.IsWithin(index)) return indices_.OutOfRange(i, index);
       out[index] = static_cast<T>(1.0f);
@@ -52,21 +51,21 @@ class Take : public HostKernel {
         along_(along),
         indices_(node, 1, x.size) {}
 
-  absl::Status Run(absl::Span<const void* const> inputs, absl::Span<void* const> outputs,
-                   int64_t begin, int64_t end) const override {
+  absl::Status Run(const HostBuffers& buffers, int64_t begin, int64_t end) const override {
     for (int64_t unit = begin; unit < end; ++unit) {
-      const T* const x = static_cast<const T*>(inputs[0]) + unit / count_ * x_.size * x_.stride;
-      T* const out = static_cast<T*>(outputs[0]) + unit * x_.stride;
+      const T* const x =
+          static_cast<const T*>(buffers.inputs[0]) + unit / count_ * x_.size * x_.stride;
+      T* const out = static_cast<T*>(buffers.outputs[0]) + unit * x_.stride;
       if (!along_) {
         const int64_t place = unit % count_;
-        const int64_t index = indices_.At(inputs[1], place);
+        const int64_t index = indices_.At(buffers.inputs[1], place);
         if (!indices_.IsWithin(index)) return indices_.OutOfRange(place, index);
         std::copy_n(x + index * x_.stride, x_.stride, out);
         continue;
       }
       for (int64_t column = 0; column < x_.stride; ++column) {
         const int64_t place = unit * x_.stride + column;
-        const int64_t index = indices_.At(inputs[1], place);
+        const int64_t index = indices_.At(buffers.inputs[1], place);
         if (!indices_.IsWithin(index)) return indices_.OutOfRange(place, index);
         out[column] = x[index * x_.stride + column];
       }
@@ -94,19 +93,19 @@ class ScatterAdd : public HostKernel {
         along_(along),
         indices_(node, 1, out.size) {}
 
-  absl::Status Run(absl::Span<const void* const> inputs, absl::Span<void* const> outputs,
-                   int64_t begin, int64_t end) const override {
+  absl::Status Run(const HostBuffers& buffers, int64_t begin, int64_t end) const override {
     const int64_t blocks = (out_.stride + kColumns - 1) / kColumns;
     for (int64_t unit = begin; unit < end; ++unit) {
       const int64_t outer = unit / blocks;
       const int64_t column = unit % blocks * kColumns;
       const int64_t columns = std::min(kColumns, out_.stride - column);
-      T* const out = static_cast<T*>(outputs[0]) + outer * out_.size * out_.stride + column;
+      T* const out = static_cast<T*>(buffers.outputs[0]) + outer * out_.size * out_.stride + column;
       if constexpr (std::is_same<A, T>::value) {
         for (int64_t row = 0; row < out_.size; ++row) {
           std::fill_n(out + row * out_.stride, columns, T{});
         }
-        CHORUS_RETURN_IF_ERROR(Add(inputs, outer, column, columns, 0, out_.size, out_.stride, out));
+        CHORUS_RETURN_IF_ERROR(
+            Add(buffers.inputs, outer, column, columns, 0, out_.size, out_.stride, out));
       } else {
         // Sums are wider than the result: as many rows at a time as there is room for.
         A sums[kSums];
@@ -115,7 +114,8 @@ class ScatterAdd : public HostKernel {
         do {
           const int64_t rows = std::min(rows_at_once, out_.size - row);
           std::fill_n(sums, rows * columns, A{});
-          CHORUS_RETURN_IF_ERROR(Add(inputs, outer, column, columns, row, rows, columns, sums));
+          CHORUS_RETURN_IF_ERROR(
+              Add(buffers.inputs, outer, column, columns, row, rows, columns, sums));
           for (int64_t i = 0; i < rows; ++i) {
             for (int64_t j = 0; j < columns; ++j) {
               out[(row + i) * out_.stride + j] = static_cast<T>(sums[i * columns + j]);
@@ -172,10 +172,9 @@ class Arg : public HostKernel {
   Arg(const HostRows& rows, bool largest)
       : HostKernel(rows.count(), rows.size * int64_t{sizeof(T)}), rows_(rows), largest_(largest) {}
 
-  absl::Status Run(absl::Span<const void* const> inputs, absl::Span<void* const> outputs,
-                   int64_t begin, int64_t end) const override {
-    const T* const in = static_cast<const T*>(inputs[0]);
-    int64_t* const out = static_cast<int64_t*>(outputs[0]);
+  absl::Status Run(const HostBuffers& buffers, int64_t begin, int64_t end) const override {
+    const T* const in = static_cast<const T*>(buffers.inputs[0]);
+    int64_t* const out = static_cast<int64_t*>(buffers.outputs[0]);
     for (int64_t lanes = 0; begin < end; begin += lanes) {
       lanes = std::min(rows_.LanesAt(begin, end), kLanes);
       const T* const first = in + rows_.FirstOf(begin);

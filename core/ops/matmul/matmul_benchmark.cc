@@ -68,7 +68,7 @@ void Kernel(benchmark::State& state) {
   const std::vector<const void*> inputs = {p.a.data(), p.b.data()};
   const std::vector<void*> outputs = {p.c.data()};
   for (auto _ : state) {
-    if (!(*kernel)->RunAll(inputs, outputs).ok()) state.SkipWithError("run");
+    if (!(*kernel)->RunAll({inputs, outputs, {}}).ok()) state.SkipWithError("run");
     benchmark::ClobberMemory();
   }
   p.Finish(state);

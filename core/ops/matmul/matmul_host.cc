@@ -72,11 +72,11 @@ void PrepareSgemm() {
   static_cast<void>(prepared);
 }
 
-absl::Status Multiply(const Product<float>& p) { return Sgemm(p, false); }
+absl::Status Multiply(const Product<float>& p, float*) { return Sgemm(p, false); }
 
 // f64, and integers as unsigned, so that they wrap.
 template <typename T>
-absl::Status Multiply(const Product<T>& p) {
+absl::Status Multiply(const Product<T>& p, float*) {
   using Matrix = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
   using ConstMap = Eigen::Map<const Matrix, Eigen::Unaligned, Eigen::OuterStride<>>;
   Eigen::Map<Matrix, Eigen::Unaligned, Eigen::OuterStride<>> c(p.c, p.m, p.n,
@@ -110,16 +110,28 @@ void Widen(const T* x, int64_t stride, bool transposed, int64_t row, int64_t col
   }
 }
 
-// Sums stay in floats until they are whole.
+// The tiles of a product of half types: of the left factor, the right one and the sums.
+struct Tiles {
+  Tiles(int64_t m, int64_t n, int64_t k)
+      : columns(std::min(n, kTile)), depth(std::min(k, kTile)), a(m * depth), b(depth * columns) {
+    floats = a + b + m * columns;
+  }
+  int64_t columns;
+  int64_t depth;
+  int64_t a;  // floats
+  int64_t b;
+  int64_t floats;  // of all three
+};
+
+// Sums stay in floats until they are whole. `tiles` is room for Tiles.
 template <typename T>
-absl::Status MultiplyWide(const Product<T>& p) {
-  const int64_t columns = std::min(p.n, kTile);
-  const int64_t depth = std::min(p.k, kTile);
-  const std::unique_ptr<float[]> memory(
-      new float[static_cast<size_t>(p.m * depth + depth * columns + p.m * columns)]);
-  float* const a = memory.get();
-  float* const b = a + p.m * depth;
-  float* const c = b + depth * columns;
+absl::Status MultiplyWide(const Product<T>& p, float* tiles) {
+  const Tiles sizes(p.m, p.n, p.k);
+  const int64_t columns = sizes.columns;
+  const int64_t depth = sizes.depth;
+  float* const a = tiles;
+  float* const b = a + sizes.a;
+  float* const c = b + sizes.b;
   Product<float> tile;
   tile.m = p.m;
   tile.a = a;
@@ -145,8 +157,8 @@ absl::Status MultiplyWide(const Product<T>& p) {
   }
   return absl::OkStatus();
 }
-absl::Status Multiply(const Product<F16>& p) { return MultiplyWide(p); }
-absl::Status Multiply(const Product<BF16>& p) { return MultiplyWide(p); }
+absl::Status Multiply(const Product<F16>& p, float* tiles) { return MultiplyWide(p, tiles); }
+absl::Status Multiply(const Product<BF16>& p, float* tiles) { return MultiplyWide(p, tiles); }
 
 // The shape of each product and where its parts begin.
 struct Shape {
@@ -155,45 +167,80 @@ struct Shape {
   bool transpose_a = false, transpose_b = false;
 
   int64_t blocks() const { return (m + kRowBlock - 1) / kRowBlock; }
+  int64_t products() const { return n == 0 ? 0 : batch * blocks(); }
+};
+
+// Half types need tiles for each unit: this many give every processor work, and are 48 MiB at most.
+constexpr int64_t kMostUnitsWithTiles = 64;
+
+// How a kernel for T is cut: units of some products each, in their order, with tiles of their own.
+template <typename T>
+struct Cut {
+  static constexpr bool kHasTiles = std::is_same<T, F16>::value || std::is_same<T, BF16>::value;
+
+  explicit Cut(const Shape& shape) : units(shape.products()) {
+    if (!kHasTiles || units == 0 || shape.k == 0) return;
+    products_per_unit = (units + kMostUnitsWithTiles - 1) / kMostUnitsWithTiles;
+    units = (units + products_per_unit - 1) / products_per_unit;
+    constexpr int64_t kAligned = 64 / sizeof(float);
+    const int64_t floats = Tiles(std::min(shape.m, kRowBlock), shape.n, shape.k).floats;
+    tile_floats = (floats + kAligned - 1) / kAligned * kAligned;
+  }
+  int64_t workspace_bytes() const { return units * tile_floats * int64_t{sizeof(float)}; }
+
+  int64_t units;
+  int64_t products_per_unit = 1;
+  int64_t tile_floats = 0;  // of a unit
 };
 
 template <typename T>
 class Matmul : public HostKernel {
  public:
-  explicit Matmul(const Shape& shape)
-      : HostKernel(shape.n == 0 ? 0 : shape.batch * shape.blocks(), CostOf(shape)), shape_(shape) {
+  explicit Matmul(const Shape& shape) : Matmul(shape, Cut<T>(shape)) {
     if (!std::is_integral<T>::value && !std::is_same<T, double>::value) PrepareSgemm();
   }
 
-  absl::Status Run(absl::Span<const void* const> inputs, absl::Span<void* const> outputs,
-                   int64_t begin, int64_t end) const override {
-    const Shape& s = shape_;
+  absl::Status Run(const HostBuffers& buffers, int64_t begin, int64_t end) const override {
     for (int64_t unit = begin; unit < end; ++unit) {
-      const int64_t index = unit / s.blocks();
-      const int64_t row = unit % s.blocks() * kRowBlock;
-      Product<T> product;
-      product.m = std::min(kRowBlock, s.m - row);
-      product.n = s.n;
-      product.k = s.k;
-      product.c = static_cast<T*>(outputs[0]) + (index * s.m + row) * s.n;
-      product.c_stride = s.n;
-      if (s.k == 0) {
-        std::fill_n(product.c, product.m * s.n, T{});
-        continue;
-      }
-      product.transpose_a = s.transpose_a;
-      product.a_stride = s.transpose_a ? s.m : s.k;
-      product.a =
-          static_cast<const T*>(inputs[0]) + index * s.m * s.k + (s.transpose_a ? row : row * s.k);
-      product.transpose_b = s.transpose_b;
-      product.b_stride = s.transpose_b ? s.k : s.n;
-      product.b = static_cast<const T*>(inputs[1]) + index * s.k * s.n;
-      CHORUS_RETURN_IF_ERROR(Multiply(product));
+      auto* const tiles =
+          reinterpret_cast<float*>(buffers.workspace.data()) + unit * cut_.tile_floats;
+      const int64_t first = unit * cut_.products_per_unit;
+      const int64_t last = std::min(first + cut_.products_per_unit, shape_.products());
+      for (int64_t p = first; p < last; ++p) CHORUS_RETURN_IF_ERROR(RunProduct(buffers, p, tiles));
     }
     return absl::OkStatus();
   }
 
  private:
+  Matmul(const Shape& shape, const Cut<T>& cut)
+      : HostKernel(cut.units, CostOf(shape) * cut.products_per_unit, cut.workspace_bytes()),
+        shape_(shape),
+        cut_(cut) {}
+
+  absl::Status RunProduct(const HostBuffers& buffers, int64_t index, float* tiles) const {
+    const Shape& s = shape_;
+    const int64_t matrix = index / s.blocks();
+    const int64_t row = index % s.blocks() * kRowBlock;
+    Product<T> product;
+    product.m = std::min(kRowBlock, s.m - row);
+    product.n = s.n;
+    product.k = s.k;
+    product.c = static_cast<T*>(buffers.outputs[0]) + (matrix * s.m + row) * s.n;
+    product.c_stride = s.n;
+    if (s.k == 0) {
+      std::fill_n(product.c, product.m * s.n, T{});
+      return absl::OkStatus();
+    }
+    product.transpose_a = s.transpose_a;
+    product.a_stride = s.transpose_a ? s.m : s.k;
+    product.a = static_cast<const T*>(buffers.inputs[0]) + matrix * s.m * s.k +
+                (s.transpose_a ? row : row * s.k);
+    product.transpose_b = s.transpose_b;
+    product.b_stride = s.transpose_b ? s.k : s.n;
+    product.b = static_cast<const T*>(buffers.inputs[1]) + matrix * s.k * s.n;
+    return Multiply(product, tiles);
+  }
+
   // sgemm does four multiply-adds and more in the time that others take for one.
   static int64_t CostOf(const Shape& shape) {
     const int64_t products = std::min(shape.m, kRowBlock) * shape.n * shape.k;
@@ -201,6 +248,7 @@ class Matmul : public HostKernel {
   }
 
   const Shape shape_;
+  const Cut<T> cut_;
 };
 
 absl::StatusOr<std::unique_ptr<HostKernel>> Make(const NodeView& node,

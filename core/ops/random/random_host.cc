@@ -91,11 +91,10 @@ class Random : public HostKernel {
                    std::is_same<F, Normal>::value ? 256 : 64),
         size_(size) {}
 
-  absl::Status Run(absl::Span<const void* const> inputs, absl::Span<void* const> outputs,
-                   int64_t begin, int64_t end) const override {
-    const auto seed = static_cast<uint64_t>(*static_cast<const int64_t*>(inputs[0]));
-    const auto offset = static_cast<uint64_t>(*static_cast<const int64_t*>(inputs[1]));
-    T* const out = static_cast<T*>(outputs[0]);
+  absl::Status Run(const HostBuffers& buffers, int64_t begin, int64_t end) const override {
+    const auto seed = static_cast<uint64_t>(*static_cast<const int64_t*>(buffers.inputs[0]));
+    const auto offset = static_cast<uint64_t>(*static_cast<const int64_t*>(buffers.inputs[1]));
+    T* const out = static_cast<T*>(buffers.outputs[0]);
     for (int64_t n = begin; n < end; ++n) {
       const PhiloxBlock counter = {
           static_cast<uint32_t>(n), static_cast<uint32_t>(static_cast<uint64_t>(n) >> 32),

@@ -69,7 +69,7 @@ Value Draw(const std::string& op, const TensorType& type, int64_t seed, int64_t 
   Value value = testing::Zeros(type);
   for (int64_t begin = 0; begin < (*kernel)->units(); begin += step) {
     const int64_t end = std::min((*kernel)->units(), begin + step);
-    EXPECT_TRUE((*kernel)->Run({&seed, &offset}, {&value.bytes[0]}, begin, end).ok());
+    EXPECT_TRUE((*kernel)->Run({{&seed, &offset}, {&value.bytes[0]}, {}}, begin, end).ok());
   }
   return value;
 }

@@ -17,11 +17,10 @@ class Holds : public HostKernel {
   Holds(int64_t size, const NodeView& node)
       : HostKernel(size, 2 * sizeof(T) + sizeof(float)),
         stretched_{IsStretched(node.input(0)), IsStretched(node.input(1))} {}
-  absl::Status Run(absl::Span<const void* const> inputs, absl::Span<void* const> outputs,
-                   int64_t begin, int64_t end) const override {
-    const HostOperand<T> x(inputs[0], stretched_[0], end - begin);
-    const HostOperand<T> y(inputs[1], stretched_[1], end - begin);
-    float* const out = static_cast<float*>(outputs[0]);
+  absl::Status Run(const HostBuffers& buffers, int64_t begin, int64_t end) const override {
+    const HostOperand<T> x(buffers.inputs[0], stretched_[0], end - begin);
+    const HostOperand<T> y(buffers.inputs[1], stretched_[1], end - begin);
+    float* const out = static_cast<float*>(buffers.outputs[0]);
     ForEachPiece(begin, end, [&](int64_t first, int64_t size) {
       Piece(x.At(first), y.At(first), out + first, size);
     });
@@ -45,11 +44,10 @@ template <typename T>
 class Share : public HostKernel {
  public:
   explicit Share(int64_t size) : HostKernel(size, 2 * sizeof(T) + sizeof(float)) {}
-  absl::Status Run(absl::Span<const void* const> inputs, absl::Span<void* const> outputs,
-                   int64_t begin, int64_t end) const override {
-    const T* const x = static_cast<const T*>(inputs[0]);
-    const float* const holders = static_cast<const float*>(inputs[1]);
-    T* const out = static_cast<T*>(outputs[0]);
+  absl::Status Run(const HostBuffers& buffers, int64_t begin, int64_t end) const override {
+    const T* const x = static_cast<const T*>(buffers.inputs[0]);
+    const float* const holders = static_cast<const float*>(buffers.inputs[1]);
+    T* const out = static_cast<T*>(buffers.outputs[0]);
     for (int64_t i = begin; i < end; ++i) {
       using A = Arithmetic<T>;
       const float h = holders[i];
@@ -63,11 +61,10 @@ template <typename T>
 class Scale : public HostKernel {
  public:
   explicit Scale(int64_t size) : HostKernel(size, 2 * sizeof(T)) {}
-  absl::Status Run(absl::Span<const void* const> inputs, absl::Span<void* const> outputs,
-                   int64_t begin, int64_t end) const override {
-    const T* const x = static_cast<const T*>(inputs[0]);
-    const Arithmetic<T> factor = *static_cast<const Arithmetic<T>*>(inputs[1]);
-    T* const out = static_cast<T*>(outputs[0]);
+  absl::Status Run(const HostBuffers& buffers, int64_t begin, int64_t end) const override {
+    const T* const x = static_cast<const T*>(buffers.inputs[0]);
+    const Arithmetic<T> factor = *static_cast<const Arithmetic<T>*>(buffers.inputs[1]);
+    T* const out = static_cast<T*>(buffers.outputs[0]);
     for (int64_t i = begin; i < end; ++i) {
       out[i] = static_cast<T>(static_cast<Arithmetic<T>>(x[i]) * factor);
     }
@@ -79,16 +76,15 @@ template <typename T>
 class Product : public HostKernel {
  public:
   Product(int64_t size, int num_inputs) : HostKernel(size, (num_inputs + 1) * sizeof(T)) {}
-  absl::Status Run(absl::Span<const void* const> inputs, absl::Span<void* const> outputs,
-                   int64_t begin, int64_t end) const override {
+  absl::Status Run(const HostBuffers& buffers, int64_t begin, int64_t end) const override {
     // In pieces that stay in the cache, and apart from the output, which may be one of the inputs.
     constexpr int64_t kPiece = 512;
     Arithmetic<T> product[kPiece];
-    T* const out = static_cast<T*>(outputs[0]);
+    T* const out = static_cast<T*>(buffers.outputs[0]);
     while (begin < end) {
       const int64_t size = std::min(kPiece, end - begin);
-      for (size_t n = 0; n < inputs.size(); ++n) {
-        const T* const x = static_cast<const T*>(inputs[n]) + begin;
+      for (size_t n = 0; n < buffers.inputs.size(); ++n) {
+        const T* const x = static_cast<const T*>(buffers.inputs[n]) + begin;
         if (n == 0) {
           for (int64_t i = 0; i < size; ++i) product[i] = static_cast<Arithmetic<T>>(x[i]);
         } else {

@@ -18,11 +18,10 @@ class Copy : public HostKernel {
       : HostKernel(type.num_elements(), 2 * DTypeBytes(type.dtype)),
         width_(DTypeBytes(type.dtype)) {}
 
-  absl::Status Run(absl::Span<const void* const> inputs, absl::Span<void* const> outputs,
-                   int64_t begin, int64_t end) const override {
-    if (inputs[0] == outputs[0]) return absl::OkStatus();
-    std::memcpy(static_cast<char*>(outputs[0]) + begin * width_,
-                static_cast<const char*>(inputs[0]) + begin * width_,
+  absl::Status Run(const HostBuffers& buffers, int64_t begin, int64_t end) const override {
+    if (buffers.inputs[0] == buffers.outputs[0]) return absl::OkStatus();
+    std::memcpy(static_cast<char*>(buffers.outputs[0]) + begin * width_,
+                static_cast<const char*>(buffers.inputs[0]) + begin * width_,
                 static_cast<size_t>((end - begin) * width_));
     return absl::OkStatus();
   }
@@ -57,10 +56,9 @@ class Transpose : public HostKernel {
     std::reverse(loops_.begin(), loops_.end());
   }
 
-  absl::Status Run(absl::Span<const void* const> inputs, absl::Span<void* const> outputs,
-                   int64_t begin, int64_t end) const override {
-    const T* const in = static_cast<const T*>(inputs[0]);
-    T* const out = static_cast<T*>(outputs[0]);
+  absl::Status Run(const HostBuffers& buffers, int64_t begin, int64_t end) const override {
+    const T* const in = static_cast<const T*>(buffers.inputs[0]);
+    T* const out = static_cast<T*>(buffers.outputs[0]);
     while (begin < end) {
       const int64_t column = begin % inner_.size;
       const int64_t columns = std::min(inner_.size - column, end - begin);

@@ -27,9 +27,8 @@ class RowSegments : public HostKernel {
         row_size_(row_size),
         segments_(std::move(segments)) {}
 
-  absl::Status Run(absl::Span<const void* const> inputs, absl::Span<void* const> outputs,
-                   int64_t begin, int64_t end) const override {
-    char* out = static_cast<char*>(outputs[0]) + begin * row_size_;
+  absl::Status Run(const HostBuffers& buffers, int64_t begin, int64_t end) const override {
+    char* out = static_cast<char*>(buffers.outputs[0]) + begin * row_size_;
     for (int64_t row = begin; row < end; ++row) {
       for (const Segment& segment : segments_) {
         // A zero-sized buffer may be null, which memcpy does not take even for nothing.
@@ -37,10 +36,10 @@ class RowSegments : public HostKernel {
         if (segment.input < 0) {
           std::memset(out, 0, static_cast<size_t>(segment.size));
         } else {
-          std::memcpy(
-              out,
-              static_cast<const char*>(inputs[segment.input]) + row * segment.row + segment.offset,
-              static_cast<size_t>(segment.size));
+          std::memcpy(out,
+                      static_cast<const char*>(buffers.inputs[segment.input]) + row * segment.row +
+                          segment.offset,
+                      static_cast<size_t>(segment.size));
         }
         out += segment.size;
       }
@@ -112,17 +111,16 @@ class PackedRows : public HostKernel {
         packs_(packs),
         count_(node, 1, rows_ + 1) {}
 
-  absl::Status Run(absl::Span<const void* const> inputs, absl::Span<void* const> outputs,
-                   int64_t begin, int64_t end) const override {
-    const int64_t count = count_.At(inputs[1], 0);
+  absl::Status Run(const HostBuffers& buffers, int64_t begin, int64_t end) const override {
+    const int64_t count = count_.At(buffers.inputs[1], 0);
     if (!count_.IsWithin(count)) return count_.OutOfRange(0, count);
     for (int64_t to = begin; to < end; ++to) {
-      char* const out = static_cast<char*>(outputs[0]) + to * row_;
+      char* const out = static_cast<char*>(buffers.outputs[0]) + to * row_;
       const int64_t from = packs_ ? Unpacked(to, count) : Packed(to, count);
       if (from < 0) {
         std::memset(out, 0, static_cast<size_t>(row_));
       } else {
-        std::memcpy(out, static_cast<const char*>(inputs[0]) + from * row_,
+        std::memcpy(out, static_cast<const char*>(buffers.inputs[0]) + from * row_,
                     static_cast<size_t>(row_));
       }
     }

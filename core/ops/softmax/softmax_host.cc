@@ -24,10 +24,9 @@ class Softmax : public HostKernel {
         rows_(rows),
         log_(log) {}
 
-  absl::Status Run(absl::Span<const void* const> inputs, absl::Span<void* const> outputs,
-                   int64_t begin, int64_t end) const override {
-    const T* const in = static_cast<const T*>(inputs[0]);
-    T* const out = static_cast<T*>(outputs[0]);
+  absl::Status Run(const HostBuffers& buffers, int64_t begin, int64_t end) const override {
+    const T* const in = static_cast<const T*>(buffers.inputs[0]);
+    T* const out = static_cast<T*>(buffers.outputs[0]);
     if (rows_.stride == 1) {
       for (int64_t row = begin; row < end; ++row) {
         RunRow(in + row * rows_.size, out + row * rows_.size);
@@ -125,11 +124,10 @@ class Center : public HostKernel {
                    rows.size * static_cast<int64_t>(3 * sizeof(T))),
         rows_(rows) {}
 
-  absl::Status Run(absl::Span<const void* const> inputs, absl::Span<void* const> outputs,
-                   int64_t begin, int64_t end) const override {
-    const T* const w = static_cast<const T*>(inputs[0]);
-    const T* const x = static_cast<const T*>(inputs[1]);
-    T* const out = static_cast<T*>(outputs[0]);
+  absl::Status Run(const HostBuffers& buffers, int64_t begin, int64_t end) const override {
+    const T* const w = static_cast<const T*>(buffers.inputs[0]);
+    const T* const x = static_cast<const T*>(buffers.inputs[1]);
+    T* const out = static_cast<T*>(buffers.outputs[0]);
     for (int64_t lanes = 0; begin < end; begin += lanes) {
       lanes = std::min(rows_.LanesAt(begin, end), kLanes);
       const int64_t first = rows_.FirstOf(begin);

@@ -140,10 +140,9 @@ class Reduce : public HostKernel {
     }
   }
 
-  absl::Status Run(absl::Span<const void* const> inputs, absl::Span<void* const> outputs,
-                   int64_t begin, int64_t end) const override {
-    const T* const in = static_cast<const T*>(inputs[0]);
-    T* const out = static_cast<T*>(outputs[0]);
+  absl::Status Run(const HostBuffers& buffers, int64_t begin, int64_t end) const override {
+    const T* const in = static_cast<const T*>(buffers.inputs[0]);
+    T* const out = static_cast<T*>(buffers.outputs[0]);
     if (inner_.reduced) {
       for (int64_t o = begin; o < end; ++o) {
         const T* const first = in + RowOf(o, kept_) * inner_.size;
@@ -218,10 +217,9 @@ class Repeat : public HostKernel {
     }
   }
 
-  absl::Status Run(absl::Span<const void* const> inputs, absl::Span<void* const> outputs,
-                   int64_t begin, int64_t end) const override {
-    const T* const in = static_cast<const T*>(inputs[0]);
-    T* const out = static_cast<T*>(outputs[0]);
+  absl::Status Run(const HostBuffers& buffers, int64_t begin, int64_t end) const override {
+    const T* const in = static_cast<const T*>(buffers.inputs[0]);
+    T* const out = static_cast<T*>(buffers.outputs[0]);
     while (begin < end) {
       const int64_t column = begin % inner_.size;
       const int64_t columns = std::min(inner_.size - column, end - begin);

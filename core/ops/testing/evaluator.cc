@@ -899,11 +899,8 @@ class Evaluation {
       inputs.push_back(&values_[s][input]);
       types.push_back(&values_[s][input].type);
     }
-    NodeView view;
-    view.op = local.op;
-    view.attributes = local.attributes;
-    view.inputs = types;
-    CHORUS_ASSIGN_OR_RETURN(std::vector<Value> outputs, EvaluateLocal(view, inputs, local.outputs));
+    CHORUS_ASSIGN_OR_RETURN(std::vector<Value> outputs,
+                            EvaluateLocal(ViewOf(local, types), inputs, local.outputs));
     for (size_t i = 0; i < outputs.size(); ++i) {
       Publish(s, n, static_cast<int32_t>(i), std::move(outputs[i]));
     }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
 #include "core/base/memory_account.h"
@@ -81,6 +82,13 @@ int64_t MemoryToPlanEnds(const PlanState& state) {
   return bytes;
 }
 
+absl::StatusOr<int64_t> WorkspaceBytes(const PlanState& state, const Node& node) {
+  if (state.options.workspace_bytes == nullptr) return 0;
+  absl::InlinedVector<const TensorType*, 4> inputs;
+  for (const ValueIndex v : node.inputs) inputs.push_back(&state.table.type(v));
+  return state.options.workspace_bytes(ViewOf(node, inputs), node.outputs);
+}
+
 }  // namespace
 
 absl::Status FindForms(PlanState* state) {
@@ -107,6 +115,8 @@ absl::Status FindForms(PlanState* state) {
     } else if (known.def->alias == OutputAlias::kInput && !node.inputs.empty()) {
       known.form =
           state->table.device_slot(node.inputs[0]) == node.device_slot ? Form::kAlias : Form::kCopy;
+    } else {
+      CHORUS_ASSIGN_OR_RETURN(known.workspace_bytes, WorkspaceBytes(*state, node));
     }
   }
   state->values.resize(static_cast<size_t>(state->table.size()));

@@ -1,9 +1,9 @@
 // Pass: how each node is executed.
 //
-// Reads the graph and the options. Writes `nodes` (def, form, pieces) and makes `values`, each its
-// own root. It comes first, and counts before anything is made what the whole plan takes: kQuota
-// where that is more than PlanLimits::max_bytes. UNIMPLEMENTED: an op that is not run, or two
-// members of one group on one device slot.
+// Reads the graph and the options. Writes `nodes` (def, form, pieces, workspace_bytes) and makes
+// `values`, each its own root. It comes first, and counts before anything is made what the whole
+// plan takes: kQuota where that is more than PlanLimits::max_bytes. UNIMPLEMENTED: an op that is
+// not run, or two members of one group on one device slot. INTERNAL: an op without a kernel.
 #ifndef CHORUS_CORE_RUNTIME_PLAN_FORMS_H_
 #define CHORUS_CORE_RUNTIME_PLAN_FORMS_H_
 

@@ -3,9 +3,16 @@
 #define CHORUS_CORE_RUNTIME_PLAN_PLAN_OPTIONS_H_
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "core/tensor/type.h"
+
 namespace chorus {
+
+struct NodeView;  // core/ops/node_spec.h
 
 // What a graph from a client may cost; kQuota otherwise, before it is made.
 struct PlanLimits {
@@ -35,6 +42,10 @@ struct PlanOptions {
   // Looks for work that ranks of the node have in common (Plan::equal_groups). Only with
   // share_results.
   bool share_equal_work = true;
+  // Scratch for the kernel of a local node: Backend::WorkspaceBytes. It is reserved with the run's
+  // workspace, and used again as that is. Null: no kernel wants any.
+  std::function<absl::StatusOr<int64_t>(const NodeView& node, absl::Span<const TensorType> outputs)>
+      workspace_bytes;
   // What a group of equal work must read and write at least: for less, every rank for itself is
   // quicker than waiting for each other.
   int64_t least_equal_bytes = 64 << 10;

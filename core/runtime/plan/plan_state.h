@@ -34,7 +34,8 @@ struct NodeState {
   int32_t participation = -1;  // of collectives: in Plan::votes
   bool put_off = false;        // comes behind all collectives, for it may write over an input
   bool live = false;
-  int32_t equal_group = -1;  // of equal work
+  int64_t workspace_bytes = 0;  // of kernels
+  int32_t equal_group = -1;     // of equal work
 };
 
 // Values that share memory have one root, which stands for it.

@@ -141,14 +141,10 @@ class Scheduler {
   // Finds room for an output of the step that was begun.
   Place PlaceOutput(ValueIndex v, int32_t slot_index, StreamId stream) {
     const ValueState& value = state_.values[v];
-    Slot& slot = slots_[slot_index];
     Place place;
     if (value.root == v) {
       if (value.in_workspace) {
-        if (slot.workspace_buffer < 0) slot.workspace_buffer = AddWorkspace(slot_index);
-        scheduled_[v].block = slot.workspace.Allocate(state_.table.type(v).num_bytes(), stream,
-                                                      slot.known[static_cast<int>(stream)]);
-        TouchBlock(v, slot_index, stream);
+        scheduled_[v].block = AllocateBlock(state_.table.type(v).num_bytes(), slot_index, stream);
       }
       place = PlaceOf(v);
       place.producer = value.list_member;
@@ -158,11 +154,30 @@ class Scheduler {
     return place;
   }
 
-  BufferIndex AddWorkspace(int32_t slot_index) {
-    BufferSpec spec;
-    spec.kind = BufferSpec::Kind::kWorkspace;
-    spec.device_slot = slot_index;
-    return plan_.buffers.push_back(spec);
+  // Finds room for what the step that was begun needs beside its operands. The block is free again
+  // behind it.
+  Workspace::Block PlaceScratch(int64_t bytes, int32_t slot_index, Step* step) {
+    if (bytes == 0) return {};
+    const Workspace::Block block = AllocateBlock(bytes, slot_index, step->stream);
+    step->workspace.buffer = slots_[slot_index].workspace_buffer;
+    step->workspace.offset = block.offset;
+    step->workspace_bytes = bytes;
+    return block;
+  }
+
+  // A block of the slot's workspace that the step that was begun may write.
+  Workspace::Block AllocateBlock(int64_t bytes, int32_t slot_index, StreamId stream) {
+    Slot& slot = slots_[slot_index];
+    if (slot.workspace_buffer < 0) {
+      BufferSpec spec;
+      spec.kind = BufferSpec::Kind::kWorkspace;
+      spec.device_slot = slot_index;
+      slot.workspace_buffer = plan_.buffers.push_back(spec);
+    }
+    Workspace::Block block =
+        slot.workspace.Allocate(bytes, stream, slot.known[static_cast<int>(stream)]);
+    block.touched[static_cast<int>(stream)] = CurrentStep(slot_index);
+    return block;
   }
 
   // Gives back what nobody touches after the node at `position` of the order.
@@ -207,6 +222,9 @@ class Scheduler {
   void ScheduleKernel(NodeIndex n, int32_t position) {
     const Node& node = state_.node(n);
     Step step = Begin(node.device_slot, StreamId::kCompute, node.inputs);
+    // Apart from the operands: they stand while the kernel runs.
+    const Workspace::Block scratch =
+        PlaceScratch(state_.nodes[n].workspace_bytes, node.device_slot, &step);
     // In place, where the op allows it and the input is not needed any more.
     if (state_.nodes[n].def->elementwise && node.outputs.size() == 1) {
       for (const ValueIndex v : node.inputs) {
@@ -218,6 +236,7 @@ class Scheduler {
       step.outputs.push_back(PlaceOutput(v, node.device_slot, StreamId::kCompute));
       step.held_back |= state_.values[v].takes_over;
     }
+    if (step.workspace_bytes > 0) slots_[node.device_slot].workspace.Free(scratch);
     DevicePlan& plan = slots_[node.device_slot].plan;
     step.node = static_cast<int32_t>(plan.nodes.size());
     step.equal_group = state_.nodes[n].equal_group;

@@ -72,6 +72,58 @@ TEST(ScheduleTest, MemoryThatTheOtherStreamStillReadsIsNotUsedAgain) {
   EXPECT_EQ(device.steps[4].outputs[0].offset, 0);
 }
 
+// Kernels of "sin" want as much scratch as a value has bytes.
+DevicePlan CompileWithScratch(RankBuilder* b, int64_t* workspace_bytes) {
+  PlanOptions options;
+  options.share_results = false;
+  options.workspace_bytes = [](const NodeView& node, absl::Span<const TensorType> outputs) {
+    return node.op == "sin" ? outputs[0].num_bytes() : 0;
+  };
+  const absl::StatusOr<Plan> plan = CompilePlan(b->graph().Build(), options);
+  EXPECT_TRUE(plan.ok()) << plan.status();
+  *workspace_bytes = plan->workspace_bytes[0];
+  EXPECT_EQ(Count(*plan, Kind::kWorkspace), 1);
+  return Slot(*plan);
+}
+
+TEST(ScheduleTest, StepsOfOneStreamUseTheSameScratch) {
+  RankBuilder b;
+  const ValueIndex x = b.Input(F32({1000}));
+  AddOutput(&b, b.Op("neg", {b.Op("sin", {b.Op("sin", {x})})}));
+  int64_t bytes = 0;
+  const DevicePlan device = CompileWithScratch(&b, &bytes);
+  ASSERT_EQ(device.steps.size(), 3u);
+  for (const size_t s : {0, 1}) {
+    const DevicePlan::Step& step = device.steps[s];
+    EXPECT_EQ(step.workspace_bytes, 4000);
+    EXPECT_EQ(step.workspace, device.steps[0].workspace);
+    // Neither does the step read or write a value there.
+    EXPECT_FALSE(step.workspace == step.inputs[0]);
+    EXPECT_FALSE(step.workspace == step.outputs[0]);
+  }
+  EXPECT_EQ(device.steps[1].inputs[0], device.steps[1].outputs[0]) << "in place all the same";
+  EXPECT_EQ(device.steps[2].workspace_bytes, 0);
+  EXPECT_EQ(bytes, 2 * 4096) << "the scratch, and the one value on its way";
+}
+
+// What the other stream does at the same time must not write there.
+TEST(ScheduleTest, TheOtherStreamUsesScratchOnlyBehindItsStep) {
+  RankBuilder b(0, 2);
+  const ValueIndex x = b.Input(F32({1000}));
+  const ValueIndex local = b.Op("sin", {x});
+  const ValueIndex beside = b.AllReduce(x);      // not ordered behind the kernel
+  const ValueIndex behind = b.AllReduce(local);  // waits for it
+  AddOutput(&b, b.Op("add", {beside, behind}));
+  int64_t bytes = 0;
+  const DevicePlan device = CompileWithScratch(&b, &bytes);
+  ASSERT_EQ(device.steps.size(), 4u);
+  const DevicePlan::Place scratch = device.steps[0].workspace;
+  EXPECT_EQ(device.steps[1].wait, -1);
+  EXPECT_FALSE(device.steps[1].outputs[0] == scratch);
+  EXPECT_GE(device.steps[2].wait, 0);
+  EXPECT_EQ(device.steps[2].outputs[0], scratch);
+}
+
 TEST(ScheduleTest, WaitsStandOnlyWhereAValueCrossesStreams) {
   RankBuilder b(0, 2);
   const ValueIndex x = b.Input(F32({8}));

@@ -1,6 +1,7 @@
 #include "core/runtime/testing/gang_rig.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -18,23 +19,26 @@ constexpr absl::Duration kDeadline = absl::Minutes(1);
 class ReferenceKernel final : public HostKernel {
  public:
   ReferenceKernel(const NodeView& node, absl::Span<const TensorType> outputs)
-      : HostKernel(1, 1),
+      : HostKernel(1, 1, kScratchBytes),
         op_(node.op.data(), node.op.size()),
         attributes_(node.attributes.begin(), node.attributes.end()),
         outputs_(outputs.begin(), outputs.end()) {
     for (const TensorType* type : node.inputs) inputs_.push_back(*type);
   }
 
-  absl::Status Run(absl::Span<const void* const> inputs, absl::Span<void* const> outputs, int64_t,
-                   int64_t) const override {
+  absl::Status Run(const HostBuffers& buffers, int64_t, int64_t) const override {
+    // Nothing that runs beside it, and none of its operands, is to be where its scratch is.
+    const auto mark = static_cast<char>(++marks_);
+    std::fill(buffers.workspace.begin(), buffers.workspace.end(), mark);
     std::vector<Value> values;
     std::vector<const Value*> value_pointers;
     std::vector<const TensorType*> types;
     for (size_t i = 0; i < inputs_.size(); ++i) {
       const auto bytes = static_cast<size_t>(inputs_[i].num_bytes());
-      values.push_back({inputs_[i], bytes == 0
-                                        ? std::string()
-                                        : std::string(static_cast<const char*>(inputs[i]), bytes)});
+      values.push_back(
+          {inputs_[i], bytes == 0
+                           ? std::string()
+                           : std::string(static_cast<const char*>(buffers.inputs[i]), bytes)});
     }
     for (size_t i = 0; i < values.size(); ++i) {
       value_pointers.push_back(&values[i]);
@@ -48,18 +52,25 @@ class ReferenceKernel final : public HostKernel {
                             EvaluateLocal(view, value_pointers, outputs_));
     for (size_t i = 0; i < results.size(); ++i) {
       if (!results[i].bytes.empty()) {
-        std::memcpy(outputs[i], results[i].bytes.data(), results[i].bytes.size());
+        std::memcpy(buffers.outputs[i], results[i].bytes.data(), results[i].bytes.size());
       }
     }
-    return absl::OkStatus();
+    const bool is_whole = std::all_of(buffers.workspace.begin(), buffers.workspace.end(),
+                                      [mark](char byte) { return byte == mark; });
+    return is_whole ? absl::OkStatus() : absl::InternalError("somebody wrote over its workspace");
   }
 
  private:
+  static constexpr int64_t kScratchBytes = 100;
+  static std::atomic<int> marks_;
+
   const std::string op_;
   const std::vector<Attribute> attributes_;
   std::vector<TensorType> inputs_;
   const std::vector<TensorType> outputs_;
 };
+
+std::atomic<int> ReferenceKernel::marks_{0};
 
 [[noreturn]] void Die(absl::string_view what, const absl::Status& status) {
   std::fprintf(stderr, "GangRig: %s: %s\n", std::string(what.data(), what.size()).c_str(),
@@ -91,6 +102,15 @@ GangRig::GangRig(std::unique_ptr<Backend> backend) : backend_(std::move(backend)
     options.slice_steps = d % 2 == 0 ? 2 : 5;
     executors_.push_back(CreateDeviceExecutor(backend_.get(), d, complete, std::move(options)));
   }
+}
+
+PlanOptions GangRig::Options() const {
+  PlanOptions options;
+  options.share_results = backend_->host_addressable();
+  options.workspace_bytes = [this](const NodeView& node, absl::Span<const TensorType> outputs) {
+    return backend_->WorkspaceBytes(node, outputs);
+  };
+  return options;
 }
 
 void GangRig::Pump() {
@@ -296,8 +316,7 @@ absl::Status GangRig::PrepareInto(const std::vector<Session>& sessions, Result* 
   for (size_t s = 0; s < sessions.size(); ++s) {
     const Session& session = sessions[s];
     Result::OnSession on;
-    PlanOptions options;
-    options.share_results = backend_->host_addressable();
+    PlanOptions options = Options();
     options.order = session.order;
     CHORUS_ASSIGN_OR_RETURN(on.plan, CompilePlan(session.graph, options));
     on.devices = session.devices;

@@ -26,7 +26,8 @@
 namespace chorus {
 namespace testing {
 
-// Kernels by the reference evaluator, so that these tests are about plans and executors alone.
+// Kernels by the reference evaluator, so that these tests are about plans and executors alone. Each
+// wants a workspace, and fails where anybody else writes there.
 absl::StatusOr<std::unique_ptr<HostKernel>> MakeReferenceKernel(
     const NodeView& node, absl::Span<const TensorType> outputs);
 
@@ -72,6 +73,9 @@ class GangRig {
 
   Backend* backend() { return backend_.get(); }
   Executor* executor(int device) { return executors_[static_cast<size_t>(device)].get(); }
+
+  // For plans of its backend.
+  PlanOptions Options() const;
 
   // Called for each device plan before it is loaded: to break it on purpose.
   void set_mutate(std::function<void(DevicePlan*)> mutate) { mutate_ = std::move(mutate); }

@@ -49,6 +49,9 @@ class Corpus {
     PlanOptions options;
     options.share_results = share;
     options.least_equal_bytes = 0;
+    options.workspace_bytes = [](const NodeView& node, absl::Span<const TensorType>) {
+      return int64_t{node.op == "matmul" ? 4096 : 0};
+    };
     const absl::StatusOr<Plan> plan = CompilePlan(b->graph().Build(), options);
     if (!plan.ok()) {
       std::cerr << name << ": " << plan.status() << "\n";
@@ -99,6 +102,11 @@ void WriteExecutorBytes(const Corpus& corpus) {
     }
     b.Barrier();
     corpus.WritePlan(share ? "plan_mixed_shared" : "plan_mixed", &b, outputs, share);
+  }
+  {
+    RankBuilder b;
+    const ValueIndex m = b.Input(TensorType(DType::kF16, {6, 6}));
+    corpus.WritePlan("plan_workspace", &b, {b.Op("matmul", {b.Op("matmul", {m, m}), m})});
   }
   {
     RankBuilder b(0, 1, 2);

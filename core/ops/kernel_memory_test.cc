@@ -1,0 +1,126 @@
+// Kernels allocate nothing as they run: what they need beside their operands is their workspace,
+// which is reserved and charged with the run.
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/counting_heap.h"
+#include "core/ops/host_kernels.h"
+#include "core/ops/registry.h"
+#include "core/ops/testing/value.h"
+#include "gtest/gtest.h"
+
+namespace chorus {
+namespace {
+
+using testing::Value;
+
+struct Case {
+  const char* op;
+  std::vector<TensorType> inputs;
+  Attributes attributes;
+};
+
+TensorType Type(DType dtype, const std::vector<int64_t>& sizes) {
+  TensorType type(dtype, {});
+  for (const int64_t size : sizes) type.dims.emplace_back(size);
+  return type;
+}
+
+// One of each family of kernels; those that add up in wider numbers than they give.
+std::vector<Case> Cases() {
+  const TensorType bf16 = Type(DType::kBF16, {40, 300});
+  const TensorType f32 = Type(DType::kF32, {40, 300});
+  const TensorType i64 = Type(DType::kI64, {40, 300});
+  const TensorType indices = Type(DType::kI32, {40});
+  const Attributes rows = {{"axis", int64_t{0}}};
+  const Attributes columns = {{"axis", int64_t{1}}};
+  return {
+      {"matmul", {Type(DType::kF16, {600, 300}), Type(DType::kF16, {300, 280})}, {}},
+      {"matmul", {bf16, Type(DType::kBF16, {300, 7})}, {}},
+      {"matmul", {f32, Type(DType::kF32, {300, 7})}, {}},
+      {"add", {bf16, bf16}, {}},
+      {"tanh", {f32}, {}},
+      {"cast", {bf16}, {{"dtype", std::string("f64")}}},
+      {"eq", {i64, i64}, {}},
+      {"softmax", {bf16}, rows},
+      {"log_softmax", {bf16}, columns},
+      {"softmax_grad", {bf16, bf16}, rows},
+      {"cross_entropy", {bf16, indices}, {}},
+      {"cross_entropy_grad", {f32, indices, Type(DType::kF32, {40})}, {}},
+      {"sum", {bf16}, {{"axes", std::vector<int64_t>{0}}}},
+      {"mean", {bf16}, {{"axes", std::vector<int64_t>{1}}}},
+      {"max", {i64}, {}},
+      {"expand", {Type(DType::kF32, {1, 300})}, {{"dims", std::vector<int64_t>{40, 300}}}},
+      {"take", {f32, indices}, rows},
+      {"scatter_add", {bf16, indices}, {{"axis", int64_t{0}}, {"size", int64_t{50}}}},
+      {"one_hot", {indices}, {{"depth", int64_t{9}}, {"dtype", std::string("f32")}}},
+      {"arg_max", {bf16}, rows},
+      {"product", {bf16, bf16, bf16}, {}},
+      {"transpose", {f32}, {{"perm", std::vector<int64_t>{1, 0}}}},
+      {"concat", {f32, f32}, rows},
+      {"pack_rows", {f32, Type(DType::kI64, {1})}, {{"parts", int64_t{4}}}},
+      {"random_normal", {Type(DType::kI64, {}), Type(DType::kI64, {})}, TypeAttributes(bf16)},
+  };
+}
+
+TEST(KernelMemoryTest, KernelsAllocateNothingAsTheyRun) {
+  for (const Case& c : Cases()) {
+    std::vector<Value> inputs;
+    for (const TensorType& type : c.inputs) inputs.push_back(testing::Zeros(type));
+    std::vector<const TensorType*> types;
+    std::vector<const void*> pointers;
+    for (const Value& input : inputs) {
+      types.push_back(&input.type);
+      pointers.push_back(input.bytes.data());
+    }
+    NodeView node;
+    node.op = c.op;
+    node.attributes = c.attributes;
+    node.inputs = types;
+    const auto outputs = InferTypes(node);
+    ASSERT_TRUE(outputs.ok()) << outputs.status();
+    const auto kernel = MakeHostKernel(node, *outputs);
+    ASSERT_TRUE(kernel.ok()) << kernel.status();
+    Value result = testing::Zeros((*outputs)[0]);
+    std::vector<void*> out = {&result.bytes[0]};
+    std::vector<float> workspace(static_cast<size_t>((*kernel)->workspace_bytes()) / sizeof(float));
+    const HostBuffers buffers = {pointers, out,
+                                 absl::MakeSpan(reinterpret_cast<char*>(workspace.data()),
+                                                static_cast<size_t>((*kernel)->workspace_bytes()))};
+    const HeapUse use;
+    const absl::Status status = (*kernel)->RunAll(buffers);
+    EXPECT_EQ(use.most_bytes(), 0) << c.op << " of " << inputs[0].type.ToString();
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+// Scratch is reserved with each run: it must not grow with the number of products.
+TEST(KernelMemoryTest, AWorkspaceHasABound) {
+  const auto workspace_of = [](DType dtype, int64_t batch, int64_t m, int64_t n, int64_t k) {
+    const TensorType a = Type(dtype, {batch, m, k}), b = Type(dtype, {batch, k, n});
+    const std::vector<const TensorType*> types = {&a, &b};
+    NodeView node;
+    node.op = "matmul";
+    node.inputs = types;
+    const auto kernel = MakeHostKernel(node, {Type(dtype, {batch, m, n})});
+    EXPECT_TRUE(kernel.ok());
+    return (*kernel)->workspace_bytes();
+  };
+  for (const DType dtype : {DType::kF32, DType::kF64, DType::kI64}) {
+    EXPECT_EQ(workspace_of(dtype, 2, 300, 300, 300), 0);
+  }
+  for (const DType dtype : {DType::kF16, DType::kBF16}) {
+    // Tiles of the left factor, the right one and the sums, in whole lines of 64 bytes.
+    EXPECT_EQ(workspace_of(dtype, 1, 3, 5, 7), (3 * 7 + 7 * 5 + 3 * 5 + 9) * 4);
+    EXPECT_EQ(workspace_of(dtype, 1, 257, 5, 7), 2 * (256 * 7 + 7 * 5 + 256 * 5 + 13) * 4);
+    EXPECT_EQ(workspace_of(dtype, 1, 1, 1, 0), 0);
+    constexpr int64_t kMost = 64 * 3 * 256 * 256 * 4;
+    EXPECT_EQ(workspace_of(dtype, 1, 1 << 14, 1 << 10, 1 << 10), kMost);
+    EXPECT_EQ(workspace_of(dtype, 100, 1 << 14, 1 << 10, 1 << 10), kMost);
+  }
+}
+
+}  // namespace
+}  // namespace chorus
