@@ -722,39 +722,7 @@ class CompiledImpl {
     for (size_t i = 0; i < run.donate.size(); ++i) {
       if (run.donate[i]) ImplOf(inputs[i])->data->given_to.store(sent->sequence.value());
     }
-    for (DropTape::Entry& drop : Drops(trace, counted)) session->releases()->Add(std::move(drop));
     return absl::OkStatus();
-  }
-
-  // The tape entries that the run holds: they are used up when it is over.
-  static std::vector<DropTape::Entry> Drops(const Trace::Finished& trace, const Counted& counted)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
-    std::vector<DropTape::Entry> drops;
-    std::vector<InstanceKey> keys;
-    keys.reserve(trace.tapes.size());
-    for (const Trace::TapeUse& use : trace.tapes) {
-      GroupCore* const group = trace.slots[use.group_slot].groups[use.held];
-      const CallPosition& base = counted.bases[use.group_slot][use.held];
-      InstanceKey key;
-      if (use.parent >= 0) {
-        key = keys[use.parent].Gradient({base.step, use.offset});
-      } else {
-        key.group = group->id;
-        key.since = group->member->since;
-        key.at = {base.step, base.call + use.offset, use.part};
-        if (use.pair >= 0) {
-          const PairEnd& end = trace.pairs[use.pair].end;
-          std::tie(key.source, key.destination) = Between(*group, end);
-          key.tag = end.tag;
-          key.at.call = counted.pairs[use.pair] + use.offset;
-        }
-      }
-      if (use.live) {
-        drops.push_back({group->member->world, GroupRank(group->rank), key, /*consumed=*/true});
-      }
-      keys.push_back(std::move(key));
-    }
-    return drops;
   }
 
   // Types of inputs that have a graph at a time: who has ever new ones traces again, and does not

@@ -149,8 +149,8 @@ absl::StatusOr<Trace::Finished> Trace::Finish(absl::Span<const TensorDataPtr> ou
     finished.slots.push_back(std::move(slot));
   }
 
-  // A node holds a tape entry exactly where the graph takes its gradient: nothing is left of the
-  // tape when the run is over.
+  // A node holds a tape entry exactly where the graph takes its gradient, which uses the entry up:
+  // nothing is left of the tape when the run is over.
   std::vector<bool> differentiated(graph.nodes.size(), false);
   for (const Node& node : graph.nodes) {
     if (node.collective.has_value() &&
@@ -159,47 +159,31 @@ absl::StatusOr<Trace::Finished> Trace::Finish(absl::Span<const TensorDataPtr> ou
     }
   }
   std::vector<bool> recorded(graph.nodes.size(), false);
-  std::vector<int32_t> tape_of(graph.nodes.size(), -1);
   for (size_t n = 0; n < graph.nodes.size(); ++n) {
     if (!graph.nodes[n].collective.has_value()) continue;
     Collective& collective = *graph.nodes[n].collective;
     recorded[n] = collective.wants_grad;
     collective.wants_grad = differentiated[n];
-    TapeUse use;
-    use.group_slot = collective.group_slot;
+    if (collective.instance.kind == InstanceRef::Kind::kGradient) continue;
     Slot& slot = finished.slots[collective.group_slot];
-    use.held = static_cast<size_t>(
+    const auto held = static_cast<size_t>(
         std::find_if(slot.groups.begin(), slot.groups.end(),
                      [&](const GroupCore* g) { return g->rank == collective.rank.value(); }) -
         slot.groups.begin());
-    use.live = differentiated[n];
-    if (collective.instance.kind == InstanceRef::Kind::kGradient) {
-      use.parent = tape_of[collective.instance.node];
-      use.offset = collective.instance.request;
-    } else if (HasPeer(collective.kind)) {
-      GroupCore* const group = slot.groups[use.held];
-      const PairEnd end = EndOf(collective);
-      auto pair = std::find_if(finished.pairs.begin(), finished.pairs.end(),
-                               [&](const PairUse& p) { return p.group == group && p.end == end; });
-      if (pair == finished.pairs.end()) {
-        pair = finished.pairs.insert(pair, PairUse{group, end, 0});
-      }
-      use.pair = static_cast<int32_t>(pair - finished.pairs.begin());
-      use.offset = pair->used++;
-    } else {
-      int64_t& used = slot.used[use.held];
-      if (collective.part == 0) ++used;
-      use.offset = used - 1;
-      use.part = collective.part;
+    if (!HasPeer(collective.kind)) {
+      if (collective.part == 0) ++slot.used[held];
+      continue;
     }
-    tape_of[n] = static_cast<int32_t>(finished.tapes.size());
-    finished.tapes.push_back(std::move(use));
+    GroupCore* const group = slot.groups[held];
+    const PairEnd end = EndOf(collective);
+    auto pair = std::find_if(finished.pairs.begin(), finished.pairs.end(),
+                             [&](const PairUse& p) { return p.group == group && p.end == end; });
+    if (pair == finished.pairs.end()) {
+      pair = finished.pairs.insert(pair, PairUse{group, end, 0});
+    }
+    ++pair->used;
   }
   DropExtras(&graph, recorded);
-  // Only entries that live, and what they descend from, need names.
-  bool any = false;
-  for (const TapeUse& use : finished.tapes) any = any || use.live;
-  if (!any) finished.tapes.clear();
   return finished;
 }
 

@@ -48,16 +48,6 @@ class Trace {
   struct Capture {
     TensorDataPtr data;
   };
-  // How to name an instance of which a member held a tape entry within the run.
-  struct TapeUse {
-    int32_t parent = -1;  // place in this list: a gradient of that, request `offset`
-    int32_t group_slot = 0;
-    size_t held = 0;     // place of the member in its slot
-    int32_t pair = -1;   // place among the pairs; -1: it has no peer
-    int64_t offset = 0;  // from the member's next call, or the pair's
-    int32_t part = 0;
-    bool live = false;  // false: only a parent of others
-  };
   struct Slot {
     std::vector<GroupCore*> groups;  // the members held here, by place
     std::vector<int64_t> generations;
@@ -74,7 +64,6 @@ class Trace {
     std::vector<Capture> captures;  // inputs after the function's own
     std::vector<Slot> slots;
     std::vector<PairUse> pairs;
-    std::vector<TapeUse> tapes;
     std::vector<std::shared_ptr<MemberCore>> members;  // kept for the slots
   };
   // The graph with these values of it as outputs, or the first error of Fail.

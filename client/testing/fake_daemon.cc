@@ -304,6 +304,13 @@ class FakeDaemon::Impl {
       own.source = graph.nodes[n].source;
     }
     if (next_pair != run->run.pair_calls.size()) return Malformed("numbers of pairs too many");
+    // A run that takes a gradient of what it has recorded itself uses the entry up.
+    for (size_t n = 0; n < graph.nodes.size(); ++n) {
+      const absl::optional<Collective>& c = graph.nodes[n].collective;
+      if (!c.has_value() || c->instance.kind != InstanceRef::Kind::kGradient) continue;
+      FakeTape& tape = world->tapes[run->keys[c->instance.node].ToString()][run->ranks[n]];
+      if (tape.state == FakeTape::kLive) tape.state = FakeTape::kConsumed;
+    }
     return absl::OkStatus();
   }
 

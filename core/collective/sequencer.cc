@@ -829,10 +829,20 @@ void Sequencer::Record(int32_t r, const Vote& vote, absl::optional<Error>* fault
   runs_[r].component = component;
   components_[component].runs.push_back(r);
   ready_.push_back(component);
-  // Only now is it known which gradients this run asks for itself.
+  // Only now is it known which gradients this run asks for itself. Those use their entries up.
+  for (const Participation& part : parts) {
+    if (part.instance.kind != InstanceRef::Kind::kGradient) continue;
+    const int32_t forward = part.instance.node;
+    Tape& tape = tapes_[instances_[runs_[r].instances[forward]].tape];
+    TapeEntry& entry = tape.entries[seats_[forward]];
+    if (entry.state != TapeEntry::State::kLive) continue;
+    entry.state = TapeEntry::State::kConsumed;
+    entry.consumed_in = epoch_;
+    --tape.live;
+  }
   for (size_t i = 0; i < parts.size(); ++i) {
     const int32_t tape = instances_[runs_[r].instances[i]].tape;
-    if (tape == kNone || parts[i].wants_grad) continue;
+    if (tape == kNone || tapes_[tape].entries[seats_[i]].state == TapeEntry::State::kLive) continue;
     absl::optional<Error> lost = MarkAbandoned(tape, seats_[i]);
     if (lost.has_value() && !fault->has_value()) *fault = std::move(lost);
   }

@@ -175,7 +175,8 @@ class Sequencer {
   // fail: those pending end their epoch with kPeerLeft, those voted for later with
   // kNeedsReform.
   void Left(Rank rank, absl::Time now, Actions* actions);
-  // Its tape entry for `key` is gone: abandoned (it gives zeros to every gradient of `key` it has
+  // Its tape entry for `key` is gone, where it held one after the run (Participation::wants_grad):
+  // abandoned (it gives zeros to every gradient of `key` it has
   // not voted for) or consumed in `epoch`, the one that its session is in. Consumed counts as zeros
   // for further requests in that epoch; a request in a later epoch ends that with
   // FAILED_PRECONDITION kTapeConsumed naming the rank. Where the rank's operand led to another

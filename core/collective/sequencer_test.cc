@@ -1341,6 +1341,43 @@ TEST(SequencerGradientTest, ConsumedGivesZerosToFurtherRequestsOfTheEpoch) {
             Reason::kTapeConsumed);
 }
 
+// Nobody says so: it follows from the run.
+TEST(SequencerGradientTest, ARunThatTakesItsOwnGradientUsesTheEntryUp) {
+  Sequencer sequencer = World(2);
+  const InstanceKey forward = WorldKey(1, 0);
+  Cast(&sequencer, WithTape(sequencer, 1, 1, 0));
+  // Rank 1 asks twice, and waits for rank 0, which asks once.
+  TestRun whole(2, sequencer.epoch());
+  const int32_t slot = whole.Slot(kWorld, 2, {0}, {0});
+  whole.AllReduce(slot, 0).wants_grad = true;
+  whole.GradientHere(0, 0, slot, 0);
+  Cast(&sequencer, Gradient(sequencer, 11, 1, forward, 0));
+  Cast(&sequencer, Gradient(sequencer, 12, 1, forward, 1));
+  const Actions actions = Cast(&sequencer, whole);
+  EXPECT_THAT(Launched(actions), ElementsAre(1, 2, 11, 12));
+  EXPECT_EQ(ErrorOf(Refused(&sequencer, Gradient(sequencer, 13, 0, forward, 1))).reason,
+            Reason::kTapeConsumed);
+  // A drop of what is gone does nothing; with the last entry the tape goes.
+  Actions none;
+  sequencer.DropTape(Rank(0), forward, true, Epoch(1), At(0), &none);
+  EXPECT_EQ(sequencer.HeldRows(), 1u);
+  sequencer.DropTape(Rank(1), forward, true, Epoch(1), At(0), &none);
+  EXPECT_EQ(sequencer.HeldRows(), 0u);
+  EXPECT_THAT(none, IsEmpty());
+}
+
+// And the gradient's own, of which it takes another.
+TEST(SequencerGradientTest, ARunThatTakesAllOrdersItselfLeavesNoTape) {
+  Sequencer sequencer = World(1);
+  TestRun run(1, sequencer.epoch());
+  const int32_t slot = run.Slot(kWorld, 1, {0}, {0});
+  run.AllReduce(slot, 0).wants_grad = true;
+  run.GradientHere(0, 0, slot, 0).wants_grad = true;
+  run.GradientHere(1, 0, slot, 0);
+  EXPECT_THAT(Launched(Cast(&sequencer, run)), ElementsAre(1));
+  EXPECT_EQ(sequencer.HeldRows(), 0u);
+}
+
 TEST(SequencerGradientTest, ConsumedInAFailedEpochCannotBeHadAgain) {
   for (const bool drop_late : {false, true}) {  // the drop reaches the daemon before or after
     SCOPED_TRACE(drop_late);

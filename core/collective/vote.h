@@ -33,8 +33,9 @@ struct Participation {
   int64_t tag = 0;
   bool is_recv = false;
   int32_t part = 0;  // as in Collective
-  // The rank holds a tape entry after the run, until DropTape. A rank without one counts as
-  // abandoned for every gradient of this instance that this same run does not ask for.
+  // The rank holds a tape entry after the run, until DropTape, unless the run takes a gradient of
+  // it itself (a participation of kind kGradient): that uses the entry up. A rank without one
+  // counts as abandoned for every gradient of this instance that this same run does not ask for.
   bool wants_grad = false;
   // Where its operand comes from (Collective): what a rank that gives up its part of a gradient
   // takes with it. Whoever asks for one that would have led to another collective is told so; one

@@ -983,6 +983,20 @@ std::vector<ModelConfig> ModelConfigs() {
     configs.push_back(config);
   }
   {
+    // Rank 0 has compiled forward and backward into one run, which uses its entry up; rank 1 asks
+    // once more than that, and rank 2 never held one.
+    ModelConfig config;
+    config.name = "used_up";
+    config.groups = nested;
+    ModelPart here = All(0);
+    here.kind = ModelPart::Kind::kGradientHere;
+    here.of_part = 0;
+    config.programs = {{Step({Taped(0), here}), Step({})},
+                       {Step({Taped(0)}), Step({Gradient(0)}), Step({Gradient(0)})},
+                       {Step({ToLeaf(All(0))}), Step({})}};
+    configs.push_back(config);
+  }
+  {
     // Rank 1 gives up what led to another collective, rank 2 what led to a leaf; rank 0 asks.
     ModelConfig config;
     config.name = "given_up";
@@ -995,7 +1009,8 @@ std::vector<ModelConfig> ModelConfigs() {
     configs.push_back(config);
   }
   {
-    // The same, compiled: rank 1's run keeps no entry, rank 0's asks itself.
+    // The same, compiled: rank 1's run keeps no entry, rank 0's takes the gradient itself, and has
+    // used its entry up when rank 2 asks again.
     ModelConfig config;
     config.name = "given_up_compiled";
     config.groups = nested;
@@ -1003,14 +1018,15 @@ std::vector<ModelConfig> ModelConfigs() {
     here.kind = ModelPart::Kind::kGradientHere;
     here.of_part = 0;
     config.programs = {
-        {Step({Taped(0), here}), Drop(0, true), Step({})},
+        {Step({Taped(0), here}), Step({}), Step({})},
         {Step({ToCollective(All(0)), here}), Step({})},
         {Step({ToLeaf(ToCollective(Taped(0)))}), Step({Gradient(0)}), Step({Gradient(0)})}};
     config.may_lose = true;
     configs.push_back(config);
   }
   {
-    // Rank 0 compiled forward and backward into one run; double backward on the others.
+    // Rank 0 compiled forward and backward into one run, which keeps nothing, though it records all
+    // that it differentiates; double backward on the others.
     ModelConfig config;
     config.name = "double_backward";
     config.groups = nested;
@@ -1019,9 +1035,10 @@ std::vector<ModelConfig> ModelConfigs() {
     first.of_part = 0;
     ModelPart second = first;
     second.of_part = 1;
+    first.tape = true;
     ModelPart kept = Gradient(0);
     kept.tape = true;
-    config.programs = {{Step({All(0), first, second}), Step({}, {0})},
+    config.programs = {{Step({Taped(0), first, second}), Step({}, {0})},
                        {Step({Taped(0)}), Step({kept}), Step({Gradient(1)}), Drop(0, false)},
                        {Step({Taped(0)}), Step({Gradient(0)}), Drop(0, true)}};
     configs.push_back(config);

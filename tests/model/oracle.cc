@@ -26,6 +26,14 @@ void Oracle::Submitted(int64_t run, Run what) {
       tape.leads_to_leaf = part.leads_to_leaf;
       tapes_[part.key][part.rank] = tape;
     }
+    // Whoever takes the gradient in the same run has used the entry up.
+    for (const Part& part : what.parts) {
+      if (!part.key.is_gradient()) continue;
+      for (const Part& forward : what.parts) {
+        if (forward.rank != part.rank || forward.key != part.key.Parent()) continue;
+        Dropped(part.rank, forward.key, /*consumed=*/true, what.epoch);
+      }
+    }
   }
   // Late or not, the calls count.
   for (const Part& part : what.parts) Count(part, what.goes_on);

@@ -260,11 +260,28 @@ class Simulation {
       asks[forward] = Chance(0.8);
     }
     Planned run;
+    std::vector<int32_t> abandoned;
     size_t length = Chance(whole.compiled) ? 2 + random_() % 3 : 1;
     const auto flush = [&] {
       if (!run.ops.empty()) state.plan.push_back(run);
+      for (const int32_t forward : abandoned) {
+        Planned drop;
+        drop.drops = {forward};
+        state.plan.push_back(drop);
+      }
       run = Planned();
+      abandoned.clear();
       length = Chance(whole.compiled) ? 2 + random_() % 3 : 1;
+    };
+    const auto is_here = [&run](int32_t op) {
+      return std::find(run.ops.begin(), run.ops.end(), op) != run.ops.end();
+    };
+    // A run that takes a gradient of its own op uses the entry up: so it takes all of them.
+    const auto may_end = [&](size_t i) {
+      return std::none_of(run.ops.begin(), run.ops.end(), [&](int32_t op) {
+        const int32_t forward = script[op].gradient_of;
+        return forward >= 0 && is_here(forward) && last[forward] > i;
+      });
     };
     for (size_t i = 0; i < script.size(); ++i) {
       if (!IsIn(rank, script[i].group)) continue;
@@ -272,19 +289,17 @@ class Simulation {
       if (forward >= 0) {
         if (state.tapes.count(forward) == 0) continue;
         if (!asks[forward]) {
-          flush();
-          Planned drop;
-          drop.drops = {forward};
-          state.plan.push_back(drop);
+          abandoned.push_back(forward);
+          if (may_end(i)) flush();
           continue;
         }
       }
       run.ops.push_back(static_cast<int32_t>(i));
-      if (forward >= 0 && last[forward] == i) {
+      if (forward >= 0 && last[forward] == i && !is_here(forward)) {
         run.drops.push_back(forward);
         run.consumed = true;
       }
-      if (run.ops.size() >= length) flush();
+      if (run.ops.size() >= length && may_end(i)) flush();
     }
     flush();
   }
