@@ -10,12 +10,12 @@
 #include <new>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "benchmarks/memory_traffic.h"
 #include "benchmarks/pattern.h"
 #include "benchmarks/timed_loop.h"
 #include "core/base/adaptive_spin.h"
 #include "core/base/bytes.h"
+#include "core/base/clock.h"
 #include "core/base/error.h"
 #include "core/base/futex.h"
 #include "core/base/ids.h"
@@ -140,7 +140,7 @@ class RingClient {
     CHORUS_RETURN_IF_ERROR(submitter_->Submit(frame_.bytes(), kPatience));
     CHORUS_ASSIGN_OR_RETURN(const TensorRecord record,
                             waiter_->WaitForTensor(output, CompletionWaiter::Until::kReadable,
-                                                   absl::Now() + kPatience));
+                                                   SteadyNow() + kPatience));
     if (record.offset != turn_) return WrongAnswer(turn_, record.offset);
     return absl::OkStatus();
   }

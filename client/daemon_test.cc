@@ -28,6 +28,7 @@
 #include "client/internal/session_core.h"
 #include "client/testing/values.h"
 #include "core/backend/host/host_backend.h"
+#include "core/base/clock.h"
 #include "core/base/error.h"
 #include "core/base/mutex.h"
 #include "core/base/thread_pool.h"
@@ -533,7 +534,7 @@ TEST_P(DaemonTest, AStoppedDaemonSaysSoToEveryClientAndEveryWaiter) {
     told[3] = world.Reform(std::chrono::seconds(30)).status();
   });
   AwaitPending({"join", "reform", "all_reduce"});
-  daemon_->Drain(absl::Now() + absl::Milliseconds(20));
+  daemon_->Drain(SteadyNow() + absl::Milliseconds(20));
   for (std::thread& waiter : waiters) waiter.join();
   for (size_t i = 0; i < told.size(); ++i) {
     SCOPED_TRACE(i);
@@ -574,9 +575,9 @@ TEST_P(DaemonTest, ALongWaitSaysWhomItWaitsFor) {
       std::make_shared<SessionCore>(*std::move(link), absl::Seconds(30), often));
   const auto await = [&](const std::string& text) {
     MutexLock lock(&mutex);
-    const absl::Time deadline = absl::Now() + absl::Seconds(30);
-    while (reports.find(text) == std::string::npos && absl::Now() < deadline) {
-      said.WaitFor(&mutex, deadline - absl::Now());
+    const absl::Time deadline = SteadyNow() + absl::Seconds(30);
+    while (reports.find(text) == std::string::npos && SteadyNow() < deadline) {
+      said.WaitFor(&mutex, deadline - SteadyNow());
     }
     EXPECT_THAT(reports, HasSubstr(text));
     reports.clear();

@@ -16,10 +16,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "chorus/chorus.h"
 #include "client/attach/daemon_socket.h"
 #include "client/testing/values.h"
+#include "core/base/clock.h"
 #include "core/base/error.h"
 #include "core/base/unique_fd.h"
 #include "gmock/gmock.h"
@@ -33,7 +33,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-absl::Time Soon() { return absl::Now() + absl::Seconds(20); }
+absl::Time Soon() { return SteadyNow() + absl::Seconds(20); }
 
 UniqueFd Listen(const std::string& path, int type) {
   UniqueFd listener(::socket(AF_UNIX, type | SOCK_CLOEXEC, 0));

@@ -13,12 +13,12 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
-#include "absl/time/clock.h"
 #include "chorus/chorus.h"
 #include "chorus/functional/nn.h"
 #include "core/backend/fault/fault_backend.h"
 #include "core/backend/fault/fault_script.h"
 #include "core/backend/host/host_backend.h"
+#include "core/base/clock.h"
 #include "core/base/error.h"
 #include "core/base/thread_pool.h"
 #include "core/ops/host_kernels.h"
@@ -186,7 +186,7 @@ class StepTest : public ::testing::Test {
       ASSERT_LT(outcome->failures.size(), 10u) << failure;
       if (training.on_failure) training.on_failure(world);
       // A device that is late may still have them.
-      const absl::Time deadline = absl::Now() + kPatience;
+      const absl::Time deadline = SteadyNow() + kPatience;
       absl::Status there;
       do {
         for (size_t after = states.size(); after-- > 0;) {
@@ -202,7 +202,7 @@ class StepTest : public ::testing::Test {
           states.resize(after + 1);
           break;
         }
-      } while (!there.ok() && absl::Now() < deadline);
+      } while (!there.ok() && SteadyNow() < deadline);
       ASSERT_TRUE(there.ok()) << there << "; " << failure;
       ReadWhole(static_cast<int>(states.size()) - 1, states.back(), outcome);
     }

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/optional.h"
 #include "client/attach/daemon_socket.h"
+#include "core/base/clock.h"
 #include "core/base/error.h"
 
 namespace chorus {
@@ -23,14 +24,14 @@ absl::Status TimedOut(absl::string_view path, absl::string_view what) {
 // Waits until there is something to read. False at the deadline.
 bool AwaitReadable(int fd, absl::Time deadline) {
   for (;;) {
-    const absl::Duration left = deadline - absl::Now();
+    const absl::Duration left = deadline - SteadyNow();
     // An hour at a time, so that an infinite deadline is no overflow.
     const int64_t wait_ms = std::min<int64_t>(
         absl::ToInt64Milliseconds(absl::Ceil(left, absl::Milliseconds(1))), 3'600'000);
     pollfd entry = {fd, POLLIN, 0};
     const int ready = poll(&entry, 1, static_cast<int>(std::max<int64_t>(wait_ms, 0)));
     if (ready > 0) return true;
-    if (ready == 0 && absl::Now() >= deadline) return false;
+    if (ready == 0 && SteadyNow() >= deadline) return false;
   }
 }
 

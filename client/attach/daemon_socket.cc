@@ -16,7 +16,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "absl/time/clock.h"
+#include "core/base/clock.h"
 #include "core/base/error.h"
 
 namespace chorus {
@@ -131,7 +131,7 @@ absl::StatusOr<UniqueFd> ConnectToDaemon(const std::string& path, int type,
   }
   // connect() waits while the daemon's queue is full; this bounds it.
   const absl::Duration left =
-      std::min(std::max(deadline - absl::Now(), absl::Milliseconds(1)), absl::Hours(1));
+      std::min(std::max(deadline - SteadyNow(), absl::Milliseconds(1)), absl::Hours(1));
   const timeval timeout = absl::ToTimeval(left);
   setsockopt(connection.get(), SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout));
   if (connect(connection.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {

@@ -11,7 +11,7 @@
 // A connection that was let through stays with the process that it was made to, or ends: gRPC gets
 // the connected descriptor and never connects by itself.
 //
-// Threads: plain functions.
+// Threads: plain functions. Deadlines: by SteadyNow (core/base/clock.h).
 #ifndef CHORUS_CLIENT_ATTACH_DAEMON_SOCKET_H_
 #define CHORUS_CLIENT_ATTACH_DAEMON_SOCKET_H_
 

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "core/base/clock.h"
 
 namespace chorus {
 namespace internal {
@@ -39,12 +39,12 @@ WaitReports::During::~During() {
 }
 
 void WaitReports::During::Run() {
-  const absl::Time start = absl::Now();
+  const absl::Time start = SteadyNow();
   absl::Time due = start + reports_->options_.first;
   for (;;) {
     {
       MutexLock lock(&mutex_);
-      while (!over_ && absl::Now() < due) ended_.WaitFor(&mutex_, due - absl::Now());
+      while (!over_ && SteadyNow() < due) ended_.WaitFor(&mutex_, due - SteadyNow());
       if (over_) return;
     }
     reports_->Report(due - start);

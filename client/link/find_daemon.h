@@ -1,6 +1,7 @@
 // Which daemon a session goes to, and waiting for one that is starting.
 //
-// Threads: plain functions; they wait until their deadline at most.
+// Threads: plain functions; they wait until their deadline, by SteadyNow (core/base/clock.h), at
+//   most.
 #ifndef CHORUS_CLIENT_LINK_FIND_DAEMON_H_
 #define CHORUS_CLIENT_LINK_FIND_DAEMON_H_
 
@@ -17,6 +18,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "client/attach/attach_client.h"
+#include "core/base/clock.h"
 #include "core/base/error.h"
 
 namespace chorus {
@@ -61,7 +63,7 @@ auto WhenItServes(absl::Time deadline, const Open& open) -> decltype(open()) {
     const Reason reason = ErrorOf(result.status()).reason;
     // The last look may have had no time: what the one before saw says more.
     if (reason == Reason::kTransportTimeout && !why.ok()) return why;
-    const absl::Duration left = deadline - absl::Now();
+    const absl::Duration left = deadline - SteadyNow();
     if (reason != Reason::kDaemonLost || left <= absl::ZeroDuration()) return result;
     why = result.status();
     absl::SleepFor(std::min(look, left));

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "core/base/clock.h"
 #include "core/transport/attach/protocol.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -26,7 +27,7 @@ constexpr absl::Duration kShort = absl::Milliseconds(50);
 
 absl::StatusOr<FoundDaemon> Find(const std::vector<std::string>& paths,
                                  absl::Duration patience = absl::Seconds(20)) {
-  return FindDaemon(paths, {}, absl::Now() + patience, patience);
+  return FindDaemon(paths, {}, SteadyNow() + patience, patience);
 }
 
 TEST(AddressesTest, WhatIsAskedForGoesBeforeTheEnvironmentAndThatBeforeThePaths) {

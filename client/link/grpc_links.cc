@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/link/outcomes.h"
 #include "core/base/bytes.h"
+#include "core/base/clock.h"
 #include "core/base/error.h"
 #include "core/base/mutex.h"
 #include "core/transport/command.h"
@@ -162,10 +163,10 @@ class StreamLink : public OutcomeLink {
   absl::Status Goodbye() override {
     const absl::Status attached = RpcLink::Goodbye();
     if (!attached.ok()) return attached;
-    const absl::Time deadline = absl::Now() + kFarewell;
+    const absl::Time deadline = SteadyNow() + kFarewell;
     MutexLock lock(&mutex_);
-    while (!end_.has_value() && absl::Now() < deadline) {
-      read_.WaitFor(&mutex_, deadline - absl::Now());
+    while (!end_.has_value() && SteadyNow() < deadline) {
+      read_.WaitFor(&mutex_, deadline - SteadyNow());
     }
     return end_.has_value() && ErrorOf(*end_).reason == Reason::kDraining ? *end_
                                                                           : absl::OkStatus();
@@ -218,11 +219,11 @@ class UnaryLink : public OutcomeLink {
   }
 
   absl::Status WaitCommand(Sequence sequence, absl::Duration timeout) override {
-    const absl::Time deadline = absl::Now() + timeout;
+    const absl::Time deadline = SteadyNow() + timeout;
     absl::Status status = OutcomeLink::WaitCommand(sequence, timeout);
     // The daemon ends calls that last too long; the command goes on.
-    while (ErrorOf(status).reason == Reason::kTransportTimeout && absl::Now() < deadline) {
-      status = WaitByRpc(sequence, deadline - absl::Now());
+    while (ErrorOf(status).reason == Reason::kTransportTimeout && SteadyNow() < deadline) {
+      status = WaitByRpc(sequence, deadline - SteadyNow());
     }
     return status;
   }

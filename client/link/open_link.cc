@@ -9,7 +9,6 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "chorus/v1/capabilities.grpc.pb.h"
 #include "chorus/v1/sessions.grpc.pb.h"
 #include "client/attach/attach_client.h"
@@ -19,6 +18,7 @@
 #include "client/link/grpc_links.h"
 #include "client/link/ring_link.h"
 #include "client/link/rpc_link.h"
+#include "core/base/clock.h"
 #include "core/base/error.h"
 #include "core/base/unique_fd.h"
 #include "grpc/grpc.h"
@@ -47,7 +47,7 @@ std::string LabelOf(const SessionOptions& options) {
 
 absl::StatusOr<std::unique_ptr<Link>> OpenLink(const SessionOptions& options) {
   const absl::Duration patience = absl::FromChrono(options.open_timeout);
-  const absl::Time deadline = absl::Now() + patience;
+  const absl::Time deadline = SteadyNow() + patience;
   OpenedSession opened;
   CHORUS_ASSIGN_OR_RETURN(std::vector<std::string> paths, AddressesFor(options.address));
   opened.address = paths[0];
@@ -95,7 +95,7 @@ absl::StatusOr<std::unique_ptr<Link>> OpenLink(const SessionOptions& options) {
     }
     const auto stub = v1::Capabilities::NewStub(opened.channel);
     grpc::ClientContext context;
-    context.set_deadline(absl::ToChronoTime(deadline));
+    SetDeadline(&context, deadline - SteadyNow());
     v1::GetCapabilitiesResponse response;
     CHORUS_RETURN_IF_ERROR(FromGrpc(stub->Get(&context, v1::GetCapabilitiesRequest(), &response)));
     return response;
@@ -124,7 +124,7 @@ absl::StatusOr<std::unique_ptr<Link>> OpenLink(const SessionOptions& options) {
   request.set_device_count(options.device_count);
   {
     grpc::ClientContext context;
-    context.set_deadline(absl::ToChronoTime(deadline));
+    SetDeadline(&context, deadline - SteadyNow());
     const absl::Status open =
         FromGrpc(v1::Sessions::NewStub(opened.channel)->Open(&context, request, &response));
     if (!open.ok()) return NoAnswer(opened.address, open, patience);

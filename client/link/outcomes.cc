@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "core/base/clock.h"
 #include "core/base/error.h"
 
 namespace chorus {
@@ -41,14 +41,14 @@ absl::StatusOr<absl::optional<absl::Status>> Outcomes::Peek(Sequence sequence) c
 }
 
 absl::Status Outcomes::Wait(Sequence sequence, absl::Duration timeout) {
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = SteadyNow() + timeout;
   MutexLock lock(&mutex_);
   while (true) {
     const absl::StatusOr<absl::optional<absl::Status>> outcome = PeekLocked(sequence);
     CHORUS_RETURN_IF_ERROR(outcome.status());
     if (outcome->has_value()) return **outcome;
     CHORUS_RETURN_IF_ERROR(lost_);
-    const absl::Duration left = deadline - absl::Now();
+    const absl::Duration left = deadline - SteadyNow();
     if (left <= absl::ZeroDuration()) {
       return MakeError(Reason::kTransportTimeout,
                        absl::StrCat("command ", sequence.value(),

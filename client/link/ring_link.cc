@@ -14,6 +14,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "core/base/bytes.h"
+#include "core/base/clock.h"
 #include "core/base/error.h"
 #include "core/base/mutex.h"
 #include "core/transport/completion.h"
@@ -89,7 +90,7 @@ class RingLink : public RpcLink {
   }
 
   absl::Status WaitCommand(Sequence sequence, absl::Duration timeout) override {
-    const absl::StatusOr<RunOutcome> outcome = waiter_.WaitForRun(sequence, absl::Now() + timeout);
+    const absl::StatusOr<RunOutcome> outcome = waiter_.WaitForRun(sequence, SteadyNow() + timeout);
     if (outcome.ok()) return FetchError(outcome->code, outcome->error);
     if (ErrorOf(outcome.status()).reason == Reason::kOutcomeForgotten) {
       return WaitByRpc(sequence, timeout);
@@ -122,10 +123,10 @@ class RingLink : public RpcLink {
     CHORUS_RETURN_IF_ERROR(liveness());
     AttachClient& attach = *this->opened().attach;
     CHORUS_ASSIGN_OR_RETURN(AttachClient::Staging made,
-                            attach.CreateStaging(bytes, absl::Now() + kRequestTimeout));
+                            attach.CreateStaging(bytes, SteadyNow() + kRequestTimeout));
     CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<Mapping> mapping,
                             Mapping::Make(made.fd.get(), made.bytes, PROT_READ | PROT_WRITE));
-    CHORUS_RETURN_IF_ERROR(attach.ConfirmStaging(made.arena, absl::Now() + kRequestTimeout));
+    CHORUS_RETURN_IF_ERROR(attach.ConfirmStaging(made.arena, SteadyNow() + kRequestTimeout));
     Staging staging;
     staging.arena = made.arena;
     staging.data = mapping->data();
@@ -146,7 +147,7 @@ class RingLink : public RpcLink {
       staging_.erase(arena.value());
     }
     CHORUS_RETURN_IF_ERROR(liveness());
-    return this->opened().attach->ReleaseStaging(arena, absl::Now() + kRequestTimeout);
+    return this->opened().attach->ReleaseStaging(arena, SteadyNow() + kRequestTimeout);
   }
 
  protected:
@@ -168,7 +169,7 @@ class RingLink : public RpcLink {
              (record->state == TensorState::kOnDevice && until == CompletionWaiter::Until::kDone);
     };
     if (!record.ok() || !done()) {
-      record = waiter_.WaitForTensor(tensor, until, absl::Now() + timeout);
+      record = waiter_.WaitForTensor(tensor, until, SteadyNow() + timeout);
     }
     CHORUS_RETURN_IF_ERROR(record.status());
     if (record->state == TensorState::kFailed) return FetchError(record->code, record->error);
@@ -231,7 +232,7 @@ class RingLink : public RpcLink {
     CHORUS_RETURN_IF_ERROR(liveness());
     CHORUS_ASSIGN_OR_RETURN(
         const AttachClient::ResultArenaFd made,
-        this->opened().attach->ResultArena(arena, absl::Now() + kRequestTimeout));
+        this->opened().attach->ResultArena(arena, SteadyNow() + kRequestTimeout));
     CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<Mapping> mapping,
                             Mapping::Make(made.fd.get(), made.bytes, PROT_READ));
     return std::shared_ptr<const Mapping>(std::move(mapping));

@@ -12,7 +12,8 @@
 namespace chorus {
 namespace internal {
 
-// UNIMPLEMENTED kVersion: the daemon's shared memory is of another layout.
+// `deadline`: by SteadyNow (core/base/clock.h). UNIMPLEMENTED kVersion: the daemon's shared memory
+// is of another layout.
 absl::StatusOr<std::unique_ptr<Link>> MakeRingLink(OpenedSession opened, absl::Time deadline);
 
 }  // namespace internal

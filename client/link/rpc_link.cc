@@ -6,7 +6,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "core/base/clock.h"
 #include "core/base/error.h"
+#include "grpc/support/time.h"
 #include "proto/convert/convert.h"
 #include "proto/convert/errors_convert.h"
 
@@ -63,6 +65,12 @@ std::string ShuttingDown(absl::string_view address) {
 
 }  // namespace
 
+void SetDeadline(grpc::ClientContext* context, absl::Duration timeout) {
+  const gpr_timespec left = gpr_time_from_nanos(
+      absl::ToInt64Nanoseconds(std::min(timeout, absl::Hours(24))), GPR_TIMESPAN);
+  context->set_deadline(gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), left));
+}
+
 absl::Status AtAddress(absl::string_view address, const grpc::Status& status) {
   Error error = ErrorOf(FromGrpc(status));
   if (!status.error_details().empty()) return ToStatus(error);
@@ -115,9 +123,9 @@ void RpcLink::RenewLease() {
   const absl::Duration period = opened_.lease / 3;
   while (true) {
     {
-      const absl::Time due = absl::Now() + period;
+      const absl::Time due = SteadyNow() + period;
       MutexLock lock(&mutex_);
-      while (!stop_ && absl::Now() < due) stopped_.WaitFor(&mutex_, due - absl::Now());
+      while (!stop_ && SteadyNow() < due) stopped_.WaitFor(&mutex_, due - SteadyNow());
       if (stop_) return;
     }
     grpc::ClientContext context;
@@ -170,10 +178,6 @@ absl::Status RpcLink::Done(const grpc::Status& status) {
   // What the daemon has said meanwhile, if it has.
   const absl::Status lost = liveness();
   return ErrorOf(lost).reason == Reason::kDraining ? lost : converted;
-}
-
-void RpcLink::SetDeadline(grpc::ClientContext* context, absl::Duration timeout) {
-  context->set_deadline(absl::ToChronoTime(absl::Now() + std::min(timeout, absl::Hours(24))));
 }
 
 absl::Status RpcLink::FetchError(absl::StatusCode code, ErrorId id) {

@@ -43,6 +43,10 @@ struct OpenedSession {
   std::string address;
 };
 
+// The call ends by itself when `timeout` has passed, whatever is done to the wall clock: gRPC would
+// go by that where a deadline is a time on it.
+void SetDeadline(grpc::ClientContext* context, absl::Duration timeout);
+
 // FromGrpc, which names `address` where the daemon has said nothing: it is gone, or silent.
 absl::Status AtAddress(absl::string_view address, const grpc::Status& status);
 
@@ -94,7 +98,6 @@ class RpcLink : public Link {
 
   // FromGrpc with the daemon's address where the daemon has said nothing; a lost one is noted.
   absl::Status Done(const grpc::Status& status);
-  static void SetDeadline(grpc::ClientContext* context, absl::Duration timeout);
 
   const OpenedSession& opened() const { return opened_; }
   v1::Log::Stub* log() { return log_.get(); }

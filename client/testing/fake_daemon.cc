@@ -11,6 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "client/internal/access.h"
 #include "client/internal/session_core.h"
+#include "core/base/clock.h"
 #include "core/base/error.h"
 #include "core/base/mutex.h"
 #include "core/graph/encoding.h"
@@ -960,12 +961,12 @@ class FakeLink : public Link {
  private:
   template <typename F>
   absl::Status Await(absl::Duration timeout, const F& done) {
-    const absl::Time deadline = absl::Now() + timeout;
+    const absl::Time deadline = SteadyNow() + timeout;
     MutexLock lock(&daemon_->mutex);
     while (true) {
       const absl::optional<absl::Status> status = done(*state_);
       if (status.has_value()) return *status;
-      const absl::Duration left = deadline - absl::Now();
+      const absl::Duration left = deadline - SteadyNow();
       if (left <= absl::ZeroDuration()) {
         return MakeError(Reason::kTransportTimeout,
                          absl::StrCat("not done in time; pending: ", daemon_->Pending()));

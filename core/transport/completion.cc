@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "core/base/clock.h"
 #include "core/base/error.h"
 #include "core/base/failpoint.h"
 #include "core/base/futex.h"
@@ -154,7 +154,7 @@ absl::Status CompletionWaiter::Await(const Done& done, absl::Time deadline, cons
       status = options_.liveness();
       if (!status.ok()) break;
     }
-    const absl::Duration left = deadline - absl::Now();
+    const absl::Duration left = deadline - SteadyNow();
     if (left <= absl::ZeroDuration()) {
       status = MakeError(Reason::kTransportTimeout,
                          absl::StrCat(what(), " was not done before the deadline; it goes on, and ",

@@ -68,8 +68,8 @@ class CompletionWriter {
 
 // Client side.
 //
-// Threads: any number. Deadlines: absl::InfiniteFuture() is allowed; a wait may end a spin (at most
-// 400 us) late.
+// Threads: any number. Deadlines: by SteadyNow (core/base/clock.h); absl::InfiniteFuture() is
+// allowed; a wait may end a spin (at most 400 us) late.
 class CompletionWaiter {
  public:
   // `memory` outlives this. `liveness` is also asked after WakeAll(); on the waiting thread.

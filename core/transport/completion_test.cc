@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "absl/time/clock.h"
+#include "core/base/clock.h"
 #include "core/base/error.h"
 #include "core/base/failpoint.h"
 #include "core/transport/doorbell.h"
@@ -25,7 +25,7 @@ namespace {
 using ::testing::HasSubstr;
 using Until = CompletionWaiter::Until;
 
-absl::Time Soon() { return absl::Now() + absl::Seconds(60); }
+absl::Time Soon() { return SteadyNow() + absl::Seconds(60); }
 
 std::unique_ptr<SessionMemory> NewMemory() {
   SessionMemoryOptions options;
@@ -170,7 +170,7 @@ TEST_F(CompletionTest, RunsAreKeptUntilTheirRecordGoesToALaterOne) {
 }
 
 TEST_F(CompletionTest, ADeadlineNamesWhatWasWaitedFor) {
-  const auto run = waiter_.WaitForRun(Sequence(9), absl::Now() + absl::Milliseconds(2));
+  const auto run = waiter_.WaitForRun(Sequence(9), SteadyNow() + absl::Milliseconds(2));
   EXPECT_EQ(run.status().code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_EQ(ErrorOf(run.status()).reason, Reason::kTransportTimeout);
   EXPECT_THAT(std::string(run.status().message()), HasSubstr("run 9"));
@@ -233,10 +233,10 @@ TEST_F(CompletionTest, WakeAllJustBeforeTheSleep) {
       waiter.WakeAll();
     };
     SetFailpointHook(&RunBeforeSleep);
-    const absl::Time deadline = absl::Now() + absl::Seconds(20);
+    const absl::Time deadline = SteadyNow() + absl::Seconds(20);
     const auto run = waiter.WaitForRun(Sequence(1), deadline);
     SetFailpointHook(nullptr);
-    EXPECT_LT(absl::Now(), deadline) << "it slept";
+    EXPECT_LT(SteadyNow(), deadline) << "it slept";
     EXPECT_EQ(ErrorOf(run.status()).reason, Reason::kDaemonLost) << run.status();
     EXPECT_EQ(sleeps, 1);
     // The daemon's own next change clears the bit that WakeAll flips.
@@ -254,10 +254,10 @@ TEST_F(CompletionTest, AnOutcomeJustBeforeTheSleep) {
     writer_.Signal();
   };
   SetFailpointHook(&RunBeforeSleep);
-  const absl::Time deadline = absl::Now() + absl::Seconds(20);
+  const absl::Time deadline = SteadyNow() + absl::Seconds(20);
   const auto run = waiter.WaitForRun(Sequence(1), deadline);
   SetFailpointHook(nullptr);
-  EXPECT_LT(absl::Now(), deadline) << "it slept";
+  EXPECT_LT(SteadyNow(), deadline) << "it slept";
   EXPECT_TRUE(run.ok()) << run.status();
   EXPECT_EQ(sleeps, 1);
 }
@@ -312,7 +312,7 @@ TEST_F(CompletionTest, NoWakeIsLostWhenSleepMeetsAnOutcome) {
   for (int64_t i = 1; i <= kRounds && !lost; ++i) {
     rendezvous.Race(1, random());
     waited = false;
-    if (!waiter.WaitForRun(Sequence(i), absl::Now() + absl::Seconds(10)).ok()) lost = true;
+    if (!waiter.WaitForRun(Sequence(i), SteadyNow() + absl::Seconds(10)).ok()) lost = true;
     rendezvous.First(waited ? 1 : 0);
     rendezvous.Meet(1);
   }
@@ -381,7 +381,7 @@ TEST_F(CompletionTest, ARecordToldTwiceIsSeen) {
   for (uint32_t i = 1; i <= kRounds && !lost; ++i) {
     asked.store(i, std::memory_order_release);
     const auto record =
-        waiter_.WaitForTensor(TensorId{1, i}, Until::kDone, absl::Now() + absl::Seconds(10));
+        waiter_.WaitForTensor(TensorId{1, i}, Until::kDone, SteadyNow() + absl::Seconds(10));
     if (!record.ok()) lost = true;
   }
   daemon.join();

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "core/base/clock.h"
 #include "core/base/error.h"
 #include "core/base/failpoint.h"
 #include "core/base/futex.h"
@@ -117,7 +117,7 @@ absl::Status SubmissionRingWriter::WaitForSpace(size_t frame_bytes, absl::Time d
       status = fits.status();
       break;
     }
-    const absl::Duration left = deadline - absl::Now();
+    const absl::Duration left = deadline - SteadyNow();
     if (left <= absl::ZeroDuration()) {
       status = MakeError(Reason::kTransportTimeout,
                          absl::StrCat("submission ring: no room for ", frame_bytes,
@@ -228,7 +228,7 @@ Submitter::Submitter(SessionMemory* memory, const DoorbellView* doorbell, Unique
 absl::Status Submitter::Submit(absl::string_view frame, absl::Duration timeout) {
   CHORUS_ASSIGN_OR_RETURN(bool written, writer_.TryWrite(frame));
   if (!written) {
-    const absl::Time deadline = absl::Now() + timeout;
+    const absl::Time deadline = SteadyNow() + timeout;
     while (!written) {
       CHORUS_RETURN_IF_ERROR(writer_.WaitForSpace(frame.size(), deadline));
       CHORUS_ASSIGN_OR_RETURN(written, writer_.TryWrite(frame));

@@ -59,6 +59,7 @@ class SubmissionRingWriter {
   }
 
   // Waits until a frame of `frame_bytes` fits: spins, then sleeps. At once when it fits already.
+  // `deadline`: by SteadyNow (core/base/clock.h).
   // DEADLINE_EXCEEDED (TRANSPORT_TIMEOUT), or what `liveness` says.
   absl::Status WaitForSpace(size_t frame_bytes, absl::Time deadline);
 

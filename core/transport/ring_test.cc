@@ -8,7 +8,7 @@
 #include <string>
 #include <thread>
 
-#include "absl/time/clock.h"
+#include "core/base/clock.h"
 #include "core/base/error.h"
 #include "core/base/failpoint.h"
 #include "core/transport/rendezvous.h"
@@ -31,7 +31,7 @@ std::unique_ptr<SessionMemory> NewMemory(uint32_t ring_bytes = kSmallRing) {
   return *std::move(memory);
 }
 
-absl::Time Soon() { return absl::Now() + absl::Seconds(60); }
+absl::Time Soon() { return SteadyNow() + absl::Seconds(60); }
 
 // No spinning and no looking around: what is not woken stays asleep until its deadline.
 WaitOptions SleepOnly() {
@@ -115,7 +115,7 @@ TEST(RingTest, AFullRingTakesNothingMore) {
   while (*writer.TryWrite(frame)) ++written;
   EXPECT_EQ(written, 4);
   const absl::Status status =
-      writer.WaitForSpace(frame.size(), absl::Now() + absl::Milliseconds(5));
+      writer.WaitForSpace(frame.size(), SteadyNow() + absl::Milliseconds(5));
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
   EXPECT_EQ(ErrorOf(status).reason, Reason::kTransportTimeout);
   // The fifth needs the 96 bytes that are skipped before the end and the first frame's place.
@@ -328,7 +328,7 @@ TEST(HostileRingStressTest, ScribblingNeverGetsPastTheChecks) {
   const absl::Time deadline = Soon() + absl::Seconds(60);
   // Enough of both that every check has met its match, also where the threads share a processor.
   while (frames < 2000 || malformed < 50) {
-    ASSERT_LT(absl::Now(), deadline) << frames << " frames, " << malformed << " refused";
+    ASSERT_LT(SteadyNow(), deadline) << frames << " frames, " << malformed << " refused";
     const auto memory = NewMemory();
     auto theirs = MapSessionMemory(memory->fd());
     ASSERT_TRUE(theirs.ok());
@@ -368,7 +368,7 @@ TEST(HostileRingStressTest, ScribblingNeverGetsPastTheChecks) {
       absl::string_view frame;
       const Result result = reader.Poll(&buffer, &frame);
       if (result == Result::kEmpty) std::this_thread::yield();
-      if (result == Result::kEmpty && absl::Now() > deadline) break;
+      if (result == Result::kEmpty && SteadyNow() > deadline) break;
       if (result != Result::kFrame) continue;
       ++frames;
       uint32_t stated = 0;
@@ -417,7 +417,7 @@ TEST(RingThreadsTest, ManyFramesOfManySizesInOrder) {
       ++expected;
     } else {
       std::this_thread::yield();
-      ASSERT_LT(absl::Now(), deadline);
+      ASSERT_LT(SteadyNow(), deadline);
     }
   }
   client.join();
@@ -441,7 +441,7 @@ TEST(RingThreadsTest, NoWakeOfAFullRingIsLost) {
   FrameBuffer buffer;
   const absl::Time deadline = Soon() + absl::Seconds(20);
   int64_t frames = 0;
-  while (frames < kFrames && absl::Now() < deadline) {
+  while (frames < kFrames && SteadyNow() < deadline) {
     absl::string_view frame;
     const Result result = reader.Poll(&buffer, &frame);
     ASSERT_NE(result, Result::kMalformed) << reader.status();
@@ -478,7 +478,7 @@ TEST(RingThreadsTest, NoWakeIsLostWhenSleepMeetsRoom) {
     for (int i = 0; i < kRounds && !lost; ++i) {
       rendezvous.Race(0, random());
       waited = false;
-      if (!writer.WaitForSpace(frame.size(), absl::Now() + absl::Seconds(10)).ok()) lost = true;
+      if (!writer.WaitForSpace(frame.size(), SteadyNow() + absl::Seconds(10)).ok()) lost = true;
       rendezvous.First(waited ? 0 : 1);
       Write(&writer, frame);
       rendezvous.Meet(0);

@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "absl/time/clock.h"
+#include "core/base/clock.h"
 #include "core/base/error.h"
 #include "core/base/unique_fd.h"
 #include "core/transport/completion.h"
@@ -21,7 +21,7 @@ namespace {
 constexpr absl::Duration kPatience = absl::Seconds(60);
 
 absl::Status Main(int memory_fd, int doorbell_fd, int event_fd, bool fill) {
-  const absl::Time deadline = absl::Now() + kPatience;
+  const absl::Time deadline = SteadyNow() + kPatience;
   CHORUS_ASSIGN_OR_RETURN(const auto memory, MapSessionMemory(memory_fd));
   CHORUS_ASSIGN_OR_RETURN(const auto doorbell, DoorbellView::Map(doorbell_fd));
   WaitOptions options;

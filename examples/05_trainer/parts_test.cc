@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "absl/time/clock.h"
+#include "core/base/clock.h"
 #include "examples/05_trainer/dataset.h"
 #include "examples/05_trainer/progress.h"
 #include "gmock/gmock.h"
@@ -98,7 +98,7 @@ TEST(ProgressTest, WhatIsNoTerminalGetsPlainLines) {
   ASSERT_NE(file, nullptr);
   {
     Progress progress(file, 3);
-    const absl::Time now = absl::Now();
+    const absl::Time now = chorus::SteadyNow();
     progress.Show(1, 0.5, now);
     progress.Show(2, 0.25, now);  // too soon
     progress.Say("epoch 1");

@@ -3,7 +3,7 @@
 #include <unistd.h>
 
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
+#include "core/base/clock.h"
 
 namespace trainer {
 
@@ -14,7 +14,7 @@ std::string ProgressBar(int64_t step, int64_t steps, int width) {
 }
 
 Progress::Progress(std::FILE* out, int64_t steps)
-    : out_(out), terminal_(isatty(fileno(out)) != 0), steps_(steps), start_(absl::Now()) {}
+    : out_(out), terminal_(isatty(fileno(out)) != 0), steps_(steps), start_(chorus::SteadyNow()) {}
 
 Progress::~Progress() {
   if (open_) std::fputc('\n', out_);

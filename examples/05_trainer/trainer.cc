@@ -17,8 +17,8 @@
 #include "absl/flags/usage.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
 #include "chorus/chorus.h"
+#include "core/base/clock.h"
 #include "core/base/error.h"
 #include "examples/05_trainer/dataset.h"
 #include "examples/05_trainer/model.h"
@@ -130,11 +130,11 @@ absl::Status Train() {
       const auto done = asked - static_cast<int64_t>(pending.size());
       losses.x.push_back(static_cast<double>(done));
       losses.y.push_back(loss);
-      if (speaks) progress.Show(done, loss, absl::Now());
+      if (speaks) progress.Show(done, loss, chorus::SteadyNow());
       return absl::OkStatus();
     };
     absl::Duration evaluating;
-    const absl::Time start = absl::Now();
+    const absl::Time start = chorus::SteadyNow();
     for (int epoch = 0; epoch < epochs; ++epoch) {
       const std::vector<int32_t> order = EpochOrder(data.count, seed, epoch);
       for (int64_t begin = 0; begin < data.count; begin += global_batch) {
@@ -152,16 +152,17 @@ absl::Status Train() {
         while (pending.size() > under_way) CHORUS_RETURN_IF_ERROR(take_loss());
       }
       while (!pending.empty()) CHORUS_RETURN_IF_ERROR(take_loss());
-      const absl::Time trained = absl::Now();
+      const absl::Time trained = chorus::SteadyNow();
       CHORUS_ASSIGN_OR_RETURN(accuracy, Accuracy(world, test, state, &trainer));
-      evaluating += absl::Now() - trained;
+      evaluating += chorus::SteadyNow() - trained;
       accuracies.x.push_back(epoch + 1);
       accuracies.y.push_back(accuracy);
       if (speaks) {
         progress.Say(absl::StrFormat("epoch %d/%d accuracy %.4f", epoch + 1, epochs, accuracy));
       }
     }
-    speed = static_cast<double>(asked) / absl::ToDoubleSeconds(absl::Now() - start - evaluating);
+    speed = static_cast<double>(asked) /
+            absl::ToDoubleSeconds(chorus::SteadyNow() - start - evaluating);
   }
 
   const std::string parameters = absl::GetFlag(FLAGS_parameters);

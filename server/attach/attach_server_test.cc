@@ -20,9 +20,9 @@
 #include <string>
 #include <vector>
 
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "client/attach/attach_client.h"
+#include "core/base/clock.h"
 #include "core/base/error.h"
 #include "core/base/unique_fd.h"
 #include "core/node/node_loop.h"
@@ -40,7 +40,7 @@ namespace {
 
 using testing::HasSubstr;
 
-absl::Time Soon() { return absl::Now() + absl::Seconds(20); }
+absl::Time Soon() { return SteadyNow() + absl::Seconds(20); }
 
 std::unique_ptr<AttachClient> Attach(const TestDaemon& daemon) {
   absl::StatusOr<std::unique_ptr<AttachClient>> client =
@@ -403,11 +403,11 @@ TEST(AttachTest, ADeadProcessIsSeenThoughItsForkedChildHoldsTheSocket) {
   RpcRank rank(daemon.Connect());
   ASSERT_TRUE(OpenWith(&rank, std::string(token, sizeof(token))).ok());
   ASSERT_EQ(rank.ListSessions()->sessions(0).pid(), child);
-  const absl::Time killed = absl::Now();
+  const absl::Time killed = SteadyNow();
   kill(child, SIGKILL);
   EXPECT_TRUE(
       Eventually([&] { return rank.ListSessions()->sessions_size() == 0; }, absl::Seconds(5)));
-  std::cout << "known after " << absl::Now() - killed << std::endl;
+  std::cout << "known after " << SteadyNow() - killed << std::endl;
   kill(-child, SIGKILL);  // the grandchild
   waitpid(child, nullptr, 0);
   close(to_parent[0]);

@@ -1,7 +1,9 @@
-// Preloaded into a daemon: its steady clock, which all its deadlines follow, and its wall clock,
-// which none may follow, run ahead of the real ones by the nanoseconds in the file
+// Preloaded into a daemon or a trainer: its steady clock, which all its deadlines follow, and its
+// wall clock, which none may follow, run ahead of the real ones by the nanoseconds in the file
 // $CHORUS_TEST_CLOCK (8 bytes each). A test that writes there need not wait for a deadline, and no
-// rank of a loaded machine is late by chance.
+// rank of a loaded machine is late by chance. The third number of the file is how far each call of
+// absl::Now sets the wall clock, as Chorus sees it: whatever goes by it ends too early, or never.
+// (gRPC, which asks the system, sleeps by the wall clock itself, tenths of a second at a time.)
 #include "absl/time/clock.h"
 
 #include <dlfcn.h>
@@ -19,12 +21,15 @@
 namespace {
 
 constexpr int64_t kSecond = 1000000000;
+// After so many calls of absl::Now the wall clock is where it was.
+constexpr int64_t kCalls = 4096;
 
 using ClockGettime = int (*)(clockid_t, timespec*);
 
 struct Ahead {
   std::atomic<int64_t> steady;
   std::atomic<int64_t> wall;
+  std::atomic<int64_t> wall_step;
 };
 
 const Ahead* MapAhead() {
@@ -37,14 +42,19 @@ const Ahead* MapAhead() {
   return static_cast<const Ahead*>(mapped);
 }
 
+const Ahead& TheAhead() {
+  static const Ahead* const ahead = MapAhead();
+  return *ahead;
+}
+
 }  // namespace
 
 extern "C" int clock_gettime(clockid_t clock, timespec* time) noexcept {
   static const auto real = reinterpret_cast<ClockGettime>(dlsym(RTLD_NEXT, "clock_gettime"));
-  static const Ahead* const ahead = MapAhead();
+  const Ahead& ahead = TheAhead();
   const int result = real(clock, time);
   if (result != 0 || (clock != CLOCK_REALTIME && clock != CLOCK_BOOTTIME)) return result;
-  const std::atomic<int64_t>& of_clock = clock == CLOCK_REALTIME ? ahead->wall : ahead->steady;
+  const std::atomic<int64_t>& of_clock = clock == CLOCK_REALTIME ? ahead.wall : ahead.steady;
   const int64_t nanos = time->tv_nsec + of_clock.load(std::memory_order_relaxed);
   time->tv_sec += nanos / kSecond;
   time->tv_nsec = nanos % kSecond;
@@ -59,9 +69,12 @@ extern "C" int clock_gettime(clockid_t clock, timespec* time) noexcept {
 namespace absl {
 ABSL_NAMESPACE_BEGIN
 Time Now() {
+  static std::atomic<int64_t> calls{0};
   timespec time;
   clock_gettime(CLOCK_REALTIME, &time);
-  return TimeFromTimespec(time);
+  const int64_t call = calls.fetch_add(1, std::memory_order_relaxed) % kCalls;
+  const int64_t step = TheAhead().wall_step.load(std::memory_order_relaxed);
+  return TimeFromTimespec(time) + Nanoseconds(call * step);
 }
 ABSL_NAMESPACE_END
 }  // namespace absl

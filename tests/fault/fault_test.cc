@@ -130,7 +130,7 @@ class FaultTest : public ::testing::Test {
 
   void StartTrainer(std::unique_ptr<Trainer>* trainer) {
     absl::StatusOr<std::unique_ptr<Trainer>> started =
-        Trainer::Start(scratch_.path() + "/trainers.log");
+        Trainer::Start(scratch_.path() + "/trainers.log", wall_step_);
     ASSERT_TRUE(started.ok()) << started.status();
     *trainer = *std::move(started);
   }
@@ -327,6 +327,7 @@ class FaultTest : public ::testing::Test {
   std::unique_ptr<Daemon> daemon_;
   std::unique_ptr<Trainer> bystander_;
   std::vector<std::unique_ptr<Trainer>> ranks_;  // null: was killed
+  absl::Duration wall_step_;                     // of the trainers that are started from now on
   int64_t memory_before_ = 0;
   int worlds_ = 0;
   int64_t first_step_ = 0;
@@ -457,6 +458,32 @@ TEST_P(FaultModesTest, AWallClockThatIsSetEndsNothing) {
   ExpectDeathIsTold(victim, /*pid=*/-1, Receive());
   EndWorld();
   ExpectBystanderGoesOn();
+}
+
+// Whenever a trainer looks at its wall clock, that has been set. Forwards: a deadline on it has
+// passed at the next look. Backwards: it never comes.
+TEST_P(FaultModesTest, AWallClockThatIsSetUnderATrainerEndsNothing) {
+  StartDaemon();
+  for (const absl::Duration wall_step : {absl::Hours(1), -absl::Hours(1)}) {
+    SCOPED_TRACE(absl::FormatDuration(wall_step));
+    ranks_.clear();
+    wall_step_ = wall_step;
+    ASSERT_NO_FATAL_FAILURE(StartWorld());
+    ExpectWorldGoesOn();
+    // They wait for rank 0, each with a deadline far away.
+    const std::string steps = StepsCommand(5, 1000);
+    for (int r = 1; r < kRanks; ++r) rank(r).Send(steps);
+    WaitUntilPendingFor({0});
+    rank(0).Send(steps);
+    for (const Reply& reply : Receive()) EXPECT_TRUE(reply.ok) << reply;
+    // A deadline that is near comes.
+    ASSERT_TRUE(rank(1).Ask("vote").ok);
+    const Reply waited = rank(1).Ask("outcome 20");
+    EXPECT_EQ(waited.word("reason"), std::string(ReasonName(Reason::kTransportTimeout))) << waited;
+    ExpectWorldGoesOn();
+    EndWorld();
+  }
+  ranks_.clear();
 }
 
 TEST_P(FaultModesTest, AStoppedRankIsLateThenNamedAndGoesOnInTheNextEpoch) {

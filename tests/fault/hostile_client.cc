@@ -8,10 +8,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "chorus/v1/sessions.grpc.pb.h"
 #include "core/base/bytes.h"
+#include "core/base/clock.h"
 #include "core/base/error.h"
 #include "core/tensor/type.h"
 #include "core/transport/command.h"
@@ -47,9 +47,9 @@ struct HostileClient::Impl : RawSession {
 
   // Asks until the daemon no longer knows the session: what it says then.
   absl::StatusOr<std::string> WaitForTheEnd() {
-    const absl::Time deadline = absl::Now() + kPatience;
+    const absl::Time deadline = SteadyNow() + kPatience;
     const auto stub = v1::Sessions::NewStub(channel);
-    while (absl::Now() < deadline) {
+    while (SteadyNow() < deadline) {
       grpc::ClientContext context;
       SetDeadline(&context);
       v1::RenewSessionRequest request;
@@ -153,7 +153,7 @@ Command HostileClient::Impl::WildCommand() {
 absl::StatusOr<std::string> HostileClient::Impl::WildNumbers() {
   Submitter submitter(memory.get(), doorbell.get(), std::move(wake));
   CompletionWaiter waiter(memory.get());
-  const absl::Time deadline = absl::Now() + kPatience;
+  const absl::Time deadline = SteadyNow() + kPatience;
   constexpr int kCommands = 64;
   int refused = 0;
   int unreadable = 0;

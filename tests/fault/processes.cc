@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -30,6 +31,14 @@ namespace {
 constexpr char kTrainer[] = "tests/fault/trainer";
 constexpr char kDaemon[] = "server/chorusd";
 constexpr char kClock[] = "tests/fault/libclock.so";
+constexpr absl::Duration kYear = absl::Hours(365 * 24);
+
+// What clock.cc reads.
+struct ClockFile {
+  int64_t steady_nanos;
+  int64_t wall_nanos;
+  int64_t wall_step_nanos;
+};
 
 Reply ReplyOf(absl::string_view line) {
   Reply reply;
@@ -51,6 +60,26 @@ Reply ReplyOf(absl::string_view line) {
 
 void SetDeadline(grpc::ClientContext* context) {
   context->set_deadline(absl::ToChronoTime(absl::Now() + kPatience));
+}
+
+// A clock's file, made where there is none.
+absl::StatusOr<UniqueFd> OpenClock(const std::string& path) {
+  UniqueFd file(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  if (ftruncate(file.get(), sizeof(ClockFile)) != 0) return absl::InternalError(path);
+  return file;
+}
+absl::Status WriteClock(int file, off_t offset, const void* nanos, size_t size) {
+  if (pwrite(file, nanos, size, offset) == static_cast<ssize_t>(size)) return absl::OkStatus();
+  return absl::InternalError("clock");
+}
+
+// Of a process that goes by the clock in the file `path`.
+std::vector<std::string> ClockEnvironment(const std::string& path) {
+  // The sanitizer, where there is one, would rather be the first library.
+  const char* const asan = std::getenv("ASAN_OPTIONS");
+  return {absl::StrCat("CHORUS_TEST_CLOCK=", path),
+          absl::StrCat("LD_PRELOAD=", std::filesystem::absolute(kClock).string()),
+          absl::StrCat("ASAN_OPTIONS=", asan == nullptr ? "" : asan, ":verify_asan_link_order=0")};
 }
 
 absl::StatusOr<int> WaitFor(bench::Process* process) {
@@ -79,7 +108,8 @@ Trainer::Trainer(bench::Process process, UniqueFd to, UniqueFd from)
       to_(std::move(to)),
       from_(std::move(from)) {}
 
-absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Start(const std::string& log) {
+absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Start(const std::string& log,
+                                                        absl::Duration wall_step) {
   int in[2];
   int out[2];
   if (pipe2(in, O_CLOEXEC) != 0) return absl::InternalError("pipe2");
@@ -91,6 +121,15 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Start(const std::string& log) 
   bench::Process::Options options;
   options.log = log;
   options.keep_fds = {its_in.get(), its_out.get()};
+  if (wall_step != absl::ZeroDuration()) {
+    // In a file of its own, which it maps at its first look.
+    const std::string clock = absl::StrCat(log, ".clock", absl::FormatDuration(wall_step));
+    CHORUS_ASSIGN_OR_RETURN(const UniqueFd file, OpenClock(clock));
+    const ClockFile ahead = {0, absl::ToInt64Nanoseconds(-kYear),
+                             absl::ToInt64Nanoseconds(wall_step)};
+    CHORUS_RETURN_IF_ERROR(WriteClock(file.get(), 0, &ahead, sizeof(ahead)));
+    options.env = ClockEnvironment(clock);
+  }
   CHORUS_ASSIGN_OR_RETURN(
       bench::Process process,
       bench::Process::Start({kTrainer, absl::StrCat(its_in.get()), absl::StrCat(its_out.get())},
@@ -167,14 +206,8 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Options& options) {
   argv.insert(argv.end(), options.flags.begin(), options.flags.end());
   bench::Process::Options process_options;
   process_options.log = options.log;
-  const UniqueFd clock(open(options.clock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
-  if (ftruncate(clock.get(), 2 * sizeof(int64_t)) != 0) return absl::InternalError(options.clock);
-  // The sanitizer, where there is one, would rather be the first library.
-  const char* const asan = std::getenv("ASAN_OPTIONS");
-  process_options.env = {
-      absl::StrCat("CHORUS_TEST_CLOCK=", options.clock),
-      absl::StrCat("LD_PRELOAD=", std::filesystem::absolute(kClock).string()),
-      absl::StrCat("ASAN_OPTIONS=", asan == nullptr ? "" : asan, ":verify_asan_link_order=0")};
+  CHORUS_RETURN_IF_ERROR(OpenClock(options.clock).status());
+  process_options.env = ClockEnvironment(options.clock);
   if (!options.failpoint.empty()) {
     process_options.env.push_back(absl::StrCat("CHORUS_FAILPOINT=", options.failpoint));
   }
@@ -206,18 +239,15 @@ absl::Status Daemon::LetTimePass(absl::Duration time) {
   int64_t ahead = 0;
   const auto size = static_cast<ssize_t>(sizeof(ahead));
   if (pread(clock_.get(), &ahead, sizeof(ahead), 0) != size) return absl::InternalError("clock");
-  return SetClock(0, ahead + absl::ToInt64Nanoseconds(time));
+  return SetClock(offsetof(ClockFile, steady_nanos), ahead + absl::ToInt64Nanoseconds(time));
 }
 
 absl::Status Daemon::SetWallClock(absl::Duration ahead) {
-  return SetClock(sizeof(int64_t), absl::ToInt64Nanoseconds(ahead));
+  return SetClock(offsetof(ClockFile, wall_nanos), absl::ToInt64Nanoseconds(ahead));
 }
 
 absl::Status Daemon::SetClock(off_t offset, int64_t ahead_nanos) {
-  const auto size = static_cast<ssize_t>(sizeof(ahead_nanos));
-  if (pwrite(clock_.get(), &ahead_nanos, sizeof(ahead_nanos), offset) != size) {
-    return absl::InternalError("clock");
-  }
+  CHORUS_RETURN_IF_ERROR(WriteClock(clock_.get(), offset, &ahead_nanos, sizeof(ahead_nanos)));
   // Its thread may sleep: a call wakes it, and the one after that comes behind what was due.
   CHORUS_RETURN_IF_ERROR(Stats().status());
   return Stats().status();

@@ -41,8 +41,10 @@ std::ostream& operator<<(std::ostream& os, const Reply& reply);
 
 class Trainer {
  public:
-  // Its errors go to the file `log`.
-  static absl::StatusOr<std::unique_ptr<Trainer>> Start(const std::string& log);
+  // Its errors go to the file `log`. Its wall clock, a year late at first, is set by `wall_step`
+  // whenever it looks.
+  static absl::StatusOr<std::unique_ptr<Trainer>> Start(
+      const std::string& log, absl::Duration wall_step = absl::ZeroDuration());
 
   pid_t pid() const { return pid_; }
   void Send(absl::string_view command);

@@ -6,6 +6,7 @@
 #include "absl/time/clock.h"
 #include "chorus/v1/sessions.grpc.pb.h"
 #include "chorus/v1/worlds.grpc.pb.h"
+#include "core/base/clock.h"
 #include "core/base/error.h"
 #include "core/transport/attach/protocol.h"
 #include "grpcpp/create_channel.h"
@@ -14,10 +15,10 @@
 
 namespace chorus {
 
-absl::Time RawSession::Deadline() { return absl::Now() + kPatience; }
+absl::Time RawSession::Deadline() { return SteadyNow() + kPatience; }
 
 void RawSession::SetDeadline(grpc::ClientContext* context) {
-  context->set_deadline(absl::ToChronoTime(Deadline()));
+  context->set_deadline(absl::ToChronoTime(absl::Now() + kPatience));
 }
 
 absl::StatusOr<RawSession> RawSession::Open(const std::string& address, bool attached) {

@@ -427,7 +427,8 @@ class Trainer {
   }
 
   // vote: an all_reduce that is not waited for. vote-blocked OTHER FROM: one with OTHER alone, of
-  // what rank FROM is to send; -1: of a number of its own. outcome: waits for the last one
+  // what rank FROM is to send; -1: of a number of its own. outcome [MILLISECONDS]: waits for the
+  // last one, at most so long.
   absl::Status Vote(const Words&) {
     const NoGrad no_grad;
     voted_ = AllReduce(Scalar<float>(world_, 1), world_);
@@ -443,9 +444,10 @@ class Trainer {
         AllReduce(from < 0 ? Scalar<float>(world_, 1) : Recv(DType::kF32, {}, from, world_), pair);
     return voted_.status();
   }
-  absl::Status Outcome(const Words&) {
+  absl::Status Outcome(const Words& words) {
     const Tensor voted = std::exchange(voted_, Tensor());
-    return voted.Wait();
+    const int64_t within = Number(words, 1);
+    return within < 0 ? voted.Wait() : voted.Wait(std::chrono::milliseconds(within));
   }
 
   // flood COUNT: sends so many commands that wait for nobody, and waits for none: tensors that are
