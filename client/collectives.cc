@@ -35,6 +35,7 @@ using internal::Fail;
 using internal::FailedTensor;
 using internal::ImplOf;
 using internal::IsUsable;
+using internal::kMaxRunValues;
 using internal::MemberCall;
 using internal::MemberOf;
 using internal::NumberOf;
@@ -423,9 +424,6 @@ Ragged ReduceScatterRagged(const Tensor& x, const Tensor& counts, int64_t max_ro
 
 namespace {
 
-// A run has at most so many inputs and results: a frame holds their names.
-constexpr size_t kMaxCoalescedValues = 4096;
-
 // `calls[i]` on `inputs[i]`, as few runs as may be: one call, however many they are.
 // `results_each`: the most that one has.
 std::vector<Results> ApplyAll(std::vector<CallRequest> calls,
@@ -444,7 +442,7 @@ std::vector<Results> ApplyAll(std::vector<CallRequest> calls,
   };
   for (size_t i = 0; i < calls.size(); ++i) {
     const size_t more = inputs[i].size() + results_each;
-    if (!run.empty() && values + more > kMaxCoalescedValues) {
+    if (!run.empty() && values + more > kMaxRunValues) {
       go();
       // The rest of the call was refused with it.
       if (!results.back()[0].status().ok()) {

@@ -74,8 +74,10 @@ class Compiled {
   // traced nothing is sent.
   absl::StatusOr<std::vector<Tensor>> Run(const std::vector<Tensor>& inputs,
                                           CallSite site = CallSite::Here()) const;
-  // How often the function was traced: once for each list of types of its inputs. The graphs of the
-  // last 256 lists are kept.
+  // How many graphs the function has been made into: one for each list of types of its inputs, and
+  // another one where a list comes again whose graph is gone. (Those of the last 256 lists are
+  // kept; a Reform ends those that use its groups.) A trace that fails, or that another thread's of
+  // the same list was faster than, makes none.
   int traces() const;
 
   explicit Compiled(std::shared_ptr<internal::CompiledImpl> impl) : impl_(std::move(impl)) {}

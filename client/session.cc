@@ -206,7 +206,8 @@ absl::Status World::Step(int64_t n, CallSite site) const {
                                 "Step: a compiled function is part of a step; begin it outside"),
                       SourceOf(site));
   }
-  return WithSource(member_->BeginStep(n), SourceOf(site));
+  SessionLock lock(member_->session.get());
+  return WithSource(lock.status().ok() ? member_->BeginStep(n) : lock.status(), SourceOf(site));
 }
 
 absl::StatusOr<Group> World::NewGroup(const std::vector<int>& world_ranks) const {
@@ -246,7 +247,7 @@ absl::Status World::Leave() const {
   // Nothing of it can be called any more.
   SessionLock lock(session);
   if (!lock.status().ok()) return lock.status();
-  for (const auto& group : member_->groups) session->ForgetCalls(group.get());
+  for (const auto& group : member_->groups) session->graphs().ForgetCalls(group.get());
   return absl::OkStatus();
 }
 
@@ -292,7 +293,7 @@ absl::StatusOr<World::Reformed> World::Reform(Timeout timeout) {
   for (const auto& group : member_->groups) {
     group->alive = group->id == GroupId(0);
     ++group->generation;
-    session->ForgetCalls(group.get());
+    session->graphs().ForgetCalls(group.get());
   }
   GroupCore* const everybody = member_->everybody;
   everybody->ranks.clear();

@@ -1,8 +1,12 @@
 #include "client/internal/calls.h"
 
 #include <algorithm>
+#include <string>
 #include <tuple>
+#include <utility>
+#include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "client/internal/errors.h"
 #include "client/internal/group_counters.h"
 #include "client/internal/member.h"
@@ -185,47 +189,6 @@ void Bind(absl::Span<const CallPart> parts, bool bound, const CallInRuns* runs, 
     if (parts[p].instance.is_pair() || PartBefore(parts, p) != nullptr) continue;
     run.groups[0].base[entry->parts[p].rank] = parts[p].instance.at;
   }
-}
-
-CallTable::BatchKey CallTable::KeyOf(absl::Span<const CallPart> parts) {
-  BatchKey key;
-  key.reserve(parts.size());
-  for (const CallPart& part : parts) key.emplace_back(part.group, part.key);
-  return key;
-}
-
-CallEntry* CallTable::Find(absl::Span<const CallPart> parts) {
-  if (parts.size() > 1) {
-    const auto found = batches_.find(KeyOf(parts));
-    return found == batches_.end() ? nullptr : found->second.get();
-  }
-  const CallKey& key = parts[0].key;
-  if (last_entry_ != nullptr && last_key_ == key) return last_entry_;
-  const auto found = calls_.find(key);
-  if (found == calls_.end()) return nullptr;
-  last_key_ = key;
-  last_entry_ = found->second.get();
-  return last_entry_;
-}
-
-CallEntry* CallTable::Add(absl::Span<const CallPart> parts, std::unique_ptr<CallEntry> entry) {
-  if (parts.size() > 1) {
-    return batches_.emplace(KeyOf(parts), std::move(entry)).first->second.get();
-  }
-  return calls_.emplace(parts[0].key, std::move(entry)).first->second.get();
-}
-
-std::vector<GraphId> CallTable::graphs() const {
-  std::vector<GraphId> graphs;
-  for (const auto& call : calls_) graphs.push_back(call.second->draft.run().graph);
-  for (const auto& batch : batches_) graphs.push_back(batch.second->draft.run().graph);
-  return graphs;
-}
-
-void CallTable::Clear() {
-  calls_.clear();
-  batches_.clear();
-  last_entry_ = nullptr;
 }
 
 }  // namespace internal

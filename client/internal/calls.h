@@ -1,12 +1,9 @@
-// Collectives as members call them eagerly: how a call is described and counted, which graph it is,
-// and the run of it.
+// Collectives as members call them eagerly: counting a call, and the run of it.
 //
 // Calls -> MakeEntry (a call that has not been seen) -> Bind -> SessionCore::SubmitRun.
 //
 // Threads: the session's lock guards all of it.
-// Ownership: entries belong to the table of their first group; their graphs are the session's,
-// which
-//   releases them.
+// Ownership: call_table.h.
 // Errors: a call whose types do not fit is MakeEntry's, INVALID_ARGUMENT kBadType; of a coalesced
 //   one it names the place.
 #ifndef CHORUS_CLIENT_INTERNAL_CALLS_H_
@@ -15,83 +12,16 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "absl/container/flat_hash_map.h"
-#include "absl/container/inlined_vector.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "chorus/call_site.h"
+#include "client/internal/call_table.h"
 #include "client/internal/interner.h"
-#include "client/internal/run_draft.h"
 #include "client/internal/session_lock.h"
-#include "client/internal/tensor_data.h"
-#include "core/collective/instance.h"
 #include "core/ops/op.h"
 
 namespace chorus {
 namespace internal {
-
-struct GroupCore;
-
-// A collective as a member calls it: a NodeSpec whose texts have not been made. To make and hash
-// them would cost a call two thirds more (docs/performance.md): NodeSpecOf makes them of calls that
-// have not been seen before.
-struct CollectiveSpec {
-  CollectiveSpec() = default;
-  CollectiveSpec(const OpDef* o, CallSite where) : op(o), site(where) { collective.kind = o->kind; }
-
-  const OpDef* op = nullptr;         // NodeSpec's op and version
-  Collective collective;             // but for group slot, rank and part, which the call gives
-  const TensorType* type = nullptr;  // the result's, where no input has it: NodeSpec's attributes
-  // The line of the call: NodeSpec's source. Files are compared by address: another one is only
-  // another entry.
-  CallSite site;
-  const std::string* source = nullptr;  // instead of `site`
-};
-
-// What decides which graph an eager collective is: `type` and `source` are interned, so they are
-// compared by address, like the types of inputs. Its entry keeps these.
-struct CallKey {
-  CollectiveSpec spec;
-  absl::InlinedVector<const TensorInfo*, 2> types;  // of inputs; one, where all are of one
-  int32_t num_inputs = 0;
-
-  friend bool operator==(const CallKey& a, const CallKey& b) {
-    return a.types == b.types && a.spec.site.line == b.spec.site.line &&
-           a.spec.site.file == b.spec.site.file && a.spec.source == b.spec.source &&
-           a.spec.op == b.spec.op && a.spec.type == b.spec.type && a.num_inputs == b.num_inputs &&
-           a.spec.collective == b.spec.collective;
-  }
-  template <typename H>
-  friend H AbslHashValue(H h, const CallKey& k) {
-    const Collective& c = k.spec.collective;
-    return H::combine(std::move(h), k.types, k.num_inputs, k.spec.op, k.spec.type,
-                      static_cast<const void*>(k.spec.site.file), k.spec.site.line, k.spec.source,
-                      c.root.value(), c.reduction, c.wants_grad, c.leads_to_collective,
-                      c.leads_to_leaf, c.peer.value(), c.tag, c.instance.kind, c.counts,
-                      c.runtime_counts_input, c.runtime_count_maximum);
-  }
-};
-
-// One of the collectives of an eager run, as a member calls it.
-struct CallPart {
-  GroupCore* group = nullptr;
-  CallKey key;
-  TensorInfoPtr declared;                      // keeps the key's type
-  absl::InlinedVector<TensorData*, 2> inputs;  // this session's and not failed
-  InstanceKey instance;                        // as counted
-};
-
-// A call that takes several runs, which share its position: coalesced, of very many tensors, or a
-// trainer's own memory in pieces.
-struct CallInRuns {
-  bool begun = false;
-  bool last = false;  // set before the last run
-  CallPosition next;  // of the first collective of its next run
-};
 
 // What a call is as a node of one of the group's graphs, `part` of its call.
 NodeSpec NodeSpecOf(const CollectiveSpec& call, const GroupCore& group, int32_t part);
@@ -109,20 +39,6 @@ void CountCall(absl::Span<CallPart> parts, CallInRuns* runs)
 // Makes the key of a part from its spec and inputs.
 void InternKey(Interner* interner, CallPart* part) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 
-// Collectives that have been called: their graph, and what a run of it is.
-struct CallEntry {
-  struct Part {
-    std::shared_ptr<const NodeSpec> spec;         // without inputs
-    absl::InlinedVector<TensorInfoPtr, 2> types;  // of its key
-    size_t outputs = 0;                           // extras last
-    int32_t rank = 0;     // place of its member among those that the run holds
-    int32_t visible = 0;  // outputs that are no extras
-    Saved saved;          // what the gradient rule uses
-  };
-  RunDraft draft;  // with the bindings of the last call
-  absl::InlinedVector<Part, 1> parts;
-};
-
 // The entry of parts that have been counted, but for its graph's name, and that graph. Of one
 // group, or of its members in this session.
 absl::StatusOr<std::unique_ptr<CallEntry>> MakeEntry(absl::Span<const CallPart> parts,
@@ -134,29 +50,6 @@ absl::StatusOr<std::unique_ptr<CallEntry>> MakeEntry(absl::Span<const CallPart> 
 // alone, and a gradient. Inputs have a name, or are still to be sent.
 void Bind(absl::Span<const CallPart> parts, bool bound, const CallInRuns* runs, Interner* interner,
           CallEntry* entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
-
-// Calls that a group has seen, and the last one: a loop asks for the same again.
-class CallTable {
- public:
-  static constexpr size_t kMax = 1024;
-
-  // Null: they have not been seen. The parts' first group is the table's.
-  CallEntry* Find(absl::Span<const CallPart> parts);
-  CallEntry* Add(absl::Span<const CallPart> parts, std::unique_ptr<CallEntry> entry);
-  size_t size() const { return calls_.size() + batches_.size(); }
-  std::vector<GraphId> graphs() const;
-  void Clear();
-
- private:
-  // Of several collectives, of this group's members in this session.
-  using BatchKey = std::vector<std::pair<GroupCore*, CallKey>>;
-  static BatchKey KeyOf(absl::Span<const CallPart> parts);
-
-  absl::flat_hash_map<CallKey, std::unique_ptr<CallEntry>> calls_;
-  absl::flat_hash_map<BatchKey, std::unique_ptr<CallEntry>> batches_;
-  CallKey last_key_;
-  CallEntry* last_entry_ = nullptr;
-};
 
 }  // namespace internal
 }  // namespace chorus

@@ -36,28 +36,20 @@ int32_t Fragment::InputOf(const TensorDataPtr& data) {
   return ~static_cast<int32_t>(inputs_.size() - 1);
 }
 
-TensorDatas Fragment::Append(NodeSpec spec, absl::Span<const TensorDataPtr> inputs,
-                             absl::Span<const TensorType> outputs,
-                             const std::shared_ptr<SessionCore>& session, Interner* interner) {
+void Fragment::Append(NodeSpec spec, absl::Span<const TensorDataPtr> inputs,
+                      const TensorDatas& results) {
   Op node;
   spec.inputs.clear();
   for (const TensorDataPtr& input : inputs) spec.inputs.push_back(InputOf(input));
   node.first_value = num_values_;
-  TensorDatas results;
-  for (const TensorType& type : outputs) {
-    auto data = std::make_shared<TensorData>(session);
-    data->info = interner->Type(type);
-    data->device_slot = spec.device_slot;
-    data->after = after_;
-    data->fragment = number_;
-    data->value = num_values_++;
-    node.outputs.push_back(data);
-    results.push_back(std::move(data));
+  for (const TensorDataPtr& result : results) {
+    result->fragment = number_;
+    result->value = num_values_++;
+    node.types.push_back(result->info->type);
+    node.outputs.push_back(result);
   }
   node.spec = std::move(spec);
-  node.types.assign(outputs.begin(), outputs.end());
   nodes_.push_back(std::move(node));
-  return results;
 }
 
 bool Fragment::Uses(TensorId tensor) const {

@@ -37,10 +37,9 @@ class Fragment {
   // No op more: a loop without collectives or reads still gets going.
   bool full() const { return nodes_.size() >= kMaxNodes; }
 
-  // Adds an op on tensors that have a name, travel, or are values of this fragment.
-  TensorDatas Append(NodeSpec spec, absl::Span<const TensorDataPtr> inputs,
-                     absl::Span<const TensorType> outputs,
-                     const std::shared_ptr<SessionCore>& session, Interner* interner)
+  // Adds an op on tensors that have a name, travel, or are values of this fragment. `results` are
+  // new, with types and device, and become values of it.
+  void Append(NodeSpec spec, absl::Span<const TensorDataPtr> inputs, const TensorDatas& results)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   bool Uses(TensorId tensor) const;
   bool Uses(ArenaId arena) const;

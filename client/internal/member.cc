@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "client/internal/session_core.h"
 #include "core/base/error.h"
 #include "core/collective/instance.h"
 
@@ -23,10 +22,9 @@ const DependencesPtr& OriginOf(GroupCore* group, Interner* interner) {
 }
 
 OwnWorld::~OwnWorld() {
-  Releases* const releases = session_->releases();
-  if (gone_.ranks.empty() || releases == nullptr) return;
-  releases->Add(std::move(gone_));
-  session_->DrainIfUrgent();
+  if (gone_.ranks.empty()) return;
+  releases_->Add(std::move(gone_));
+  releases_->DrainIfUrgent();
 }
 
 void OwnWorld::Add(const MemberCore& gone) {
@@ -41,10 +39,9 @@ MemberCore::~MemberCore() {
     const std::vector<GraphId> own = group->calls.graphs();
     graphs.insert(graphs.end(), own.begin(), own.end());
   }
-  Releases* const releases = session->releases();
-  if (!graphs.empty() && releases != nullptr) releases->Add(graphs, /*of_calls=*/true);
+  if (!graphs.empty()) releases->Add(graphs, /*of_calls=*/true);
   if (own_world != nullptr && !left.load(std::memory_order_relaxed)) own_world->Add(*this);
-  session->DrainIfUrgent();
+  releases->DrainIfUrgent();
 }
 
 void MemberCore::ResetCounts() {
@@ -54,8 +51,6 @@ void MemberCore::ResetCounts() {
 }
 
 absl::Status MemberCore::BeginStep(int64_t n) {
-  SessionLock lock(session.get());
-  CHORUS_RETURN_IF_ERROR(lock.status());
   const int64_t last = step.load(std::memory_order_relaxed);
   if (n <= last || n >= kMaxCallNumber) {
     return Malformed(absl::StrCat("Step: expected a number above that of the last step, ", last,

@@ -5,6 +5,7 @@
 // Ownership: a member lives as long as a handle of it, or a tape entry or compiled function that
 // was
 //   recorded with it; it owns its groups. The graphs of its calls go with it, or when it leaves.
+// Errors: BeginStep's.
 #ifndef CHORUS_CLIENT_INTERNAL_MEMBER_H_
 #define CHORUS_CLIENT_INTERNAL_MEMBER_H_
 
@@ -19,7 +20,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
-#include "client/internal/calls.h"
+#include "client/internal/call_table.h"
 #include "client/internal/group_counters.h"
 #include "client/internal/interner.h"
 #include "client/internal/releases.h"
@@ -60,7 +61,9 @@ const DependencesPtr& OriginOf(GroupCore* group, Interner* interner)
 // handles, and of what was recorded with them) the session leaves it, once its runs there are over.
 class OwnWorld {
  public:
-  explicit OwnWorld(std::shared_ptr<SessionCore> s) : session_(std::move(s)) {}
+  template <typename Session>
+  explicit OwnWorld(std::shared_ptr<Session> s)
+      : releases_(&s->releases()), session_(std::move(s)) {}
   ~OwnWorld();
   OwnWorld(const OwnWorld&) = delete;
   OwnWorld& operator=(const OwnWorld&) = delete;
@@ -68,6 +71,7 @@ class OwnWorld {
   void Add(const MemberCore& gone);
 
  private:
+  Releases* const releases_;
   const std::shared_ptr<SessionCore> session_;
   Mutex mutex_;
   GoneWorld gone_ ABSL_GUARDED_BY(mutex_);
@@ -76,15 +80,17 @@ class OwnWorld {
 // A member of a world.
 class MemberCore : public std::enable_shared_from_this<MemberCore> {
  public:
-  MemberCore(std::shared_ptr<SessionCore> s, std::string n)
-      : session(std::move(s)), name(std::move(n)) {}
+  template <typename Session>
+  MemberCore(std::shared_ptr<Session> s, std::string n)
+      : releases(&s->releases()), session(std::move(s)), name(std::move(n)) {}
   ~MemberCore();
 
   // Begins a step. INVALID_ARGUMENT: not above its last one.
-  absl::Status BeginStep(int64_t n) ABSL_LOCKS_EXCLUDED(session_lock);
+  absl::Status BeginStep(int64_t n) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // Sets the counts of all that it calls to nothing.
   void ResetCounts() ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 
+  Releases* const releases;  // the session's
   const std::shared_ptr<SessionCore> session;
   const std::string name;
   WorldId world;

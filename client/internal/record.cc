@@ -4,6 +4,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/internal/access.h"
+#include "client/internal/calls.h"
+#include "client/internal/errors.h"
 #include "client/internal/refusals.h"
 #include "client/internal/session_core.h"
 #include "client/internal/tape.h"

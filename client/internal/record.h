@@ -5,6 +5,7 @@
 #ifndef CHORUS_CLIENT_INTERNAL_RECORD_H_
 #define CHORUS_CLIENT_INTERNAL_RECORD_H_
 
+#include <cstddef>
 #include <memory>
 #include <vector>
 
@@ -13,7 +14,7 @@
 #include "chorus/collectives.h"
 #include "chorus/session.h"
 #include "chorus/tensor.h"
-#include "client/internal/calls.h"
+#include "client/internal/call_table.h"
 #include "client/internal/member.h"
 #include "core/collective/instance.h"
 #include "core/ops/op.h"
@@ -47,6 +48,9 @@ struct CallRequest {
 using Results = absl::InlinedVector<Tensor, 1>;
 Results ApplyCollective(const CallRequest& call, absl::Span<const Tensor> inputs,
                         const std::shared_ptr<MemberCore>& member, GroupCore* group);
+
+// The most inputs and results that one run of calls may have: a frame holds their names.
+inline constexpr size_t kMaxRunValues = 4096;
 
 // Several in one run: of one group, or of its members in this session (whose calls meet). Results
 // are by call. One that is refused refuses them all: each result carries the error.

@@ -12,7 +12,7 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "client/internal/calls.h"
+#include "client/internal/call_table.h"
 #include "client/internal/log.h"
 #include "client/internal/member.h"
 #include "client/internal/session_lock.h"

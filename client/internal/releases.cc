@@ -14,6 +14,7 @@ constexpr int64_t kMaxBytes = 256 * 1024;
 }  // namespace
 
 void Releases::Add(TensorId tensor, int64_t bytes) {
+  if (mark_.Forked()) return;
   MutexLock lock(&mutex_);
   batch_.tensors.push_back(tensor);
   bytes_ += bytes;
@@ -23,24 +24,28 @@ void Releases::Add(TensorId tensor, int64_t bytes) {
 }
 
 void Releases::Add(ArenaId arena) {
+  if (mark_.Forked()) return;
   MutexLock lock(&mutex_);
   batch_.arenas.push_back(arena);
   urgent_.store(true, std::memory_order_relaxed);
 }
 
 void Releases::Add(DropTape::Entry tape) {
+  if (mark_.Forked()) return;
   MutexLock lock(&mutex_);
   batch_.tapes.push_back(std::move(tape));
   urgent_.store(true, std::memory_order_relaxed);
 }
 
 void Releases::Add(GoneWorld world) {
+  if (mark_.Forked()) return;
   MutexLock lock(&mutex_);
   batch_.worlds.push_back(std::move(world));
   urgent_.store(true, std::memory_order_relaxed);
 }
 
 void Releases::Add(absl::Span<const GraphId> graphs, bool of_calls) {
+  if (mark_.Forked()) return;
   MutexLock lock(&mutex_);
   if (of_calls) graphs_.of_calls += static_cast<int32_t>(graphs.size());
   graphs_.ids.insert(graphs_.ids.end(), graphs.begin(), graphs.end());

@@ -5,14 +5,19 @@
 // where that matters to others (tape entries, many bytes).
 //
 // Threads: any. Its own lock is held for a few instructions.
+// Ownership: the session's; what is to be released later keeps the session.
+// Errors: none. In a forked child nothing is queued or sent: what is released is the parent's.
 #ifndef CHORUS_CLIENT_INTERNAL_RELEASES_H_
 #define CHORUS_CLIENT_INTERNAL_RELEASES_H_
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
+#include <utility>
 #include <vector>
 
 #include "absl/types/span.h"
+#include "client/internal/fork_mark.h"
 #include "core/base/ids.h"
 #include "core/base/mutex.h"
 #include "core/transport/command.h"
@@ -40,6 +45,9 @@ class Releases {
     std::vector<GoneWorld> worlds;
   };
 
+  // `drain` sends what is there, unless this thread is about to.
+  explicit Releases(std::function<void()> drain) : drain_(std::move(drain)) {}
+
   void Add(TensorId tensor, int64_t bytes);
   void Add(ArenaId arena);
   void Add(DropTape::Entry tape);
@@ -48,6 +56,10 @@ class Releases {
   void Add(absl::Span<const GraphId> graphs, bool of_calls);
   // Something there should not wait.
   bool urgent() const { return urgent_.load(std::memory_order_relaxed); }
+  // Sends what is there if somebody may be waiting for it.
+  void DrainIfUrgent() const {
+    if (urgent() && !mark_.Forked()) drain_();
+  }
 
   // What is there but for graphs; tensors only where they are many, or `all` are asked for: tape
   // entries are urgent by themselves, tensors need not go with each of them.
@@ -55,6 +67,8 @@ class Releases {
   Graphs TakeGraphs();
 
  private:
+  const std::function<void()> drain_;
+  const ForkMark mark_;
   Mutex mutex_;
   Batch batch_ ABSL_GUARDED_BY(mutex_);
   int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // of its tensors

@@ -1,6 +1,6 @@
-// A run as whoever wants one describes it: pending local ops (fragments.h), collectives (calls.h),
-// a compiled function. SessionCore::SubmitRun decides the rest, which is its sequence and the names
-// of its results.
+// A run as its maker describes it: pending local ops (fragments.h), collectives (calls.h), a
+// compiled function (program_run.h). SessionCore::SubmitRun decides the rest, which is its sequence
+// and the names of its results.
 //
 // Threads: plain data; under the session's lock where it is the session's.
 #ifndef CHORUS_CLIENT_INTERNAL_RUN_DRAFT_H_

@@ -1,7 +1,5 @@
 #include "client/internal/session_core.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <cstring>
 #include <iterator>
@@ -9,34 +7,20 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/internal/calls.h"
 #include "core/base/error.h"
-#include "core/graph/encoding.h"
 
 namespace chorus {
 namespace internal {
 namespace {
 
-constexpr size_t kMaxFragmentGraphs = 1024;
-// Larger graphs go through staging memory: a frame must fit the ring more than once.
-constexpr size_t kMaxInlineGraphBytes = 32 * 1024;
 constexpr size_t kDropsPerFrame = 512;
-constexpr size_t kGraphsPerFrame = 512;
 
 // `data` has this name from now on.
 void SetSent(TensorId id, Sequence producer, TensorData* data) {
   data->id = id;
   data->producer = producer;
   data->state.store(TensorData::State::kSent, std::memory_order_release);
-}
-
-std::atomic<uint64_t> fork_count{0};
-
-void CountFork() { fork_count.fetch_add(1, std::memory_order_relaxed); }
-
-uint64_t ForkCount() {
-  static const int registered = pthread_atfork(nullptr, nullptr, CountFork);
-  (void)registered;
-  return fork_count.load(std::memory_order_relaxed);
 }
 
 // The session whose lock this thread holds.
@@ -76,19 +60,19 @@ SessionCore::SessionCore(std::unique_ptr<Link> link, absl::Duration wait_timeout
       wait_timeout_(wait_timeout),
       reports_(link_, std::move(reports)),
       devices_(link_->devices()),
-      fork_count_(ForkCount()),
       log_(link_),
-      staging_(link_, wait_timeout) {}
+      staging_(link_, wait_timeout),
+      releases_([this] {
+        if (locked_session == this) return;
+        SessionLock lock(this);  // drains when it ends
+      }),
+      graphs_(&log_, &staging_, &releases_) {}
 
 SessionCore::~SessionCore() {
   // In a forked child the link's threads do not exist, and its session is the parent's.
   if (Forked()) return;
   Close().IgnoreError();
   delete link_;
-}
-
-bool SessionCore::Forked() const {
-  return fork_count.load(std::memory_order_relaxed) != fork_count_;
 }
 
 // --- Names --------------------------------------------------------------------------------------
@@ -98,51 +82,6 @@ absl::StatusOr<TensorId> SessionCore::NewTensorId() {
   if (const absl::optional<TensorId> id = log_.tensors().Take()) return *id;
   return MakeError(Reason::kQuota, absl::StrCat("the session holds ", log_.tensors().most(),
                                                 " tensors, as many as it may; drop some"));
-}
-
-absl::StatusOr<GraphId> SessionCore::Register(const std::string& encoded) {
-  if (log_.graphs().empty()) ReleaseRetiredGraphs();
-  const absl::optional<GraphId> id = log_.graphs().Take();
-  if (!id.has_value()) {
-    return MakeError(
-        Reason::kQuota,
-        absl::StrCat("the session has ", log_.graphs().most(),
-                     " graphs, as many as it may: most are of "
-                     "compiled functions, drop some, or give them inputs of fewer types"));
-  }
-  RegisterGraph body;
-  body.graph = *id;
-  absl::StatusOr<Sequence> sequence = Sequence();
-  Sequence* reader = nullptr;
-  if (encoded.size() <= kMaxInlineGraphBytes) {
-    body.encoded = encoded;
-  } else {
-    absl::StatusOr<StagingPool::Placed> placed = staging_.Put(encoded);
-    if (placed.ok()) {
-      body.staged = std::move(placed->range);
-      body.staged_bytes = static_cast<int64_t>(encoded.size());
-      reader = placed->reader;
-    } else {
-      sequence = placed.status();
-    }
-  }
-  if (sequence.ok()) sequence = log_.Submit(std::move(body));
-  if (!sequence.ok()) {
-    log_.graphs().GiveBack(*id);
-    return sequence.status();
-  }
-  if (reader != nullptr) *reader = *sequence;
-  return *id;
-}
-
-void SessionCore::ReleaseGraphs(absl::Span<const GraphId> graphs) {
-  for (size_t begin = 0; begin < graphs.size(); begin += kGraphsPerFrame) {
-    const absl::Span<const GraphId> some = graphs.subspan(begin, kGraphsPerFrame);
-    Release release;
-    release.graphs.assign(some.begin(), some.end());
-    if (!log_.Submit(std::move(release)).ok()) return;
-    for (const GraphId graph : some) log_.graphs().Release(graph);
-  }
 }
 
 // --- Local ops ----------------------------------------------------------------------------------
@@ -174,20 +113,21 @@ TensorDatas SessionCore::Append(NodeSpec spec, absl::Span<const TensorDataPtr> i
     // Flushing may have failed.
     if (input->failure != nullptr) failure = input->failure;
   }
-  if (failure == nullptr) {
-    if (fragment == nullptr) fragment = fragments_.Open(after);
-    return fragment->Append(std::move(spec), inputs, outputs, shared_from_this(), &interner_);
-  }
   TensorDatas results;
   for (const TensorType& type : outputs) {
     auto data = std::make_shared<TensorData>(shared_from_this());
     data->info = interner_.Type(type);
     data->device_slot = spec.device_slot;
     data->after = after;
-    data->failure = failure;
-    data->state.store(TensorData::State::kFailed, std::memory_order_release);
+    if (failure != nullptr) {
+      data->failure = failure;
+      data->state.store(TensorData::State::kFailed, std::memory_order_release);
+    }
     results.push_back(std::move(data));
   }
+  if (failure != nullptr) return results;
+  if (fragment == nullptr) fragment = fragments_.Open(after);
+  fragment->Append(std::move(spec), inputs, results);
   return results;
 }
 
@@ -211,19 +151,6 @@ void SessionCore::FlushOne(int64_t number) {
     result.lazy->failure = failure;
     result.lazy->state.store(TensorData::State::kFailed, std::memory_order_release);
   }
-}
-
-absl::StatusOr<GraphId> SessionCore::FragmentGraph(std::string encoded) {
-  const auto found = fragment_graphs_.find(encoded);
-  if (found != fragment_graphs_.end()) return found->second;
-  if (fragment_graphs_.size() >=
-      std::min(kMaxFragmentGraphs, static_cast<size_t>(log_.graphs().most()) / 4)) {
-    for (const auto& entry : fragment_graphs_) ReleaseGraphs({entry.second});
-    fragment_graphs_.clear();
-  }
-  CHORUS_ASSIGN_OR_RETURN(const GraphId id, Register(encoded));
-  fragment_graphs_.emplace(std::move(encoded), id);
-  return id;
 }
 
 // --- Runs ---------------------------------------------------------------------------------------
@@ -256,7 +183,7 @@ absl::StatusOr<Sequence> SessionCore::SubmitRun(RunDraft* draft, TensorDatas* re
   absl::StatusOr<Sequence> sequence = Sequence();
   // Behind the names: to find them may send other fragments, whose graphs may push this one out.
   if (!draft->encoded.empty()) {
-    const absl::StatusOr<GraphId> graph = FragmentGraph(std::move(draft->encoded));
+    const absl::StatusOr<GraphId> graph = graphs_.OfFragment(std::move(draft->encoded));
     if (graph.ok()) {
       run.graph = *graph;
     } else {
@@ -294,26 +221,14 @@ absl::StatusOr<Sequence> SessionCore::SubmitRun(RunDraft* draft, TensorDatas* re
   return sequence;
 }
 
-absl::StatusOr<CallEntry*> SessionCore::EntryOf(absl::Span<const CallPart> parts) {
-  GroupCore* const group = parts[0].group;
-  if (CallEntry* const entry = group->calls.Find(parts)) return entry;
-  // Counts that change with every call must not fill the daemon with graphs.
-  if (group->calls.size() >= CallTable::kMax) ForgetCalls(group);
-  Graph graph;
-  CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<CallEntry> made,
-                          MakeEntry(parts, device_count(), &interner_, &graph));
-  CHORUS_ASSIGN_OR_RETURN(made->draft.run().graph, Register(EncodeGraph(graph)));
-  ++call_graphs_;
-  return group->calls.Add(parts, std::move(made));
-}
-
 absl::StatusOr<Sequence> SessionCore::SubmitCalls(absl::Span<CallPart> parts, bool bound,
                                                   const CallInRuns* runs, const CallEntry** used,
                                                   TensorDatas* results) {
   for (const CallPart& part : parts) {
     for (TensorData* const input : part.inputs) CHORUS_RETURN_IF_ERROR(Name(input));
   }
-  CHORUS_ASSIGN_OR_RETURN(CallEntry* const entry, EntryOf(parts));
+  CHORUS_ASSIGN_OR_RETURN(CallEntry* const entry,
+                          graphs_.OfCalls(parts, device_count(), &interner_));
   *used = entry;
   RunDraft& draft = entry->draft;
   Bind(parts, bound, runs, &interner_, entry);
@@ -325,16 +240,10 @@ absl::StatusOr<Sequence> SessionCore::SubmitCalls(absl::Span<CallPart> parts, bo
   return sequence;
 }
 
-void SessionCore::ForgetCalls(GroupCore* group) {
-  ReleaseGraphs(group->calls.graphs());
-  call_graphs_ -= static_cast<int32_t>(group->calls.size());
-  group->calls.Clear();
-}
-
 void SessionCore::TrimCalls() {
-  if (!interner_.HasManySources() && call_graphs_ < log_.graphs().most() / 2) return;
+  if (!interner_.HasManySources() && !graphs_.HasManyOfCalls()) return;
   for (const std::shared_ptr<MemberCore>& member : members_.members()) {
-    for (const auto& group : member->groups) ForgetCalls(group.get());
+    for (const auto& group : member->groups) graphs_.ForgetCalls(group.get());
   }
   interner_.ForgetSources();
 }
@@ -533,17 +442,6 @@ absl::Status SessionCore::Close() {
   return link_->Close();
 }
 
-void SessionCore::DrainIfUrgent() {
-  if (!releases_.urgent() || locked_session == this || Forked()) return;
-  SessionLock lock(this);  // drains when it ends
-}
-
-void SessionCore::ReleaseRetiredGraphs() {
-  const Releases::Graphs graphs = releases_.TakeGraphs();
-  call_graphs_ -= graphs.of_calls;
-  ReleaseGraphs(graphs.ids);
-}
-
 void SessionCore::Drain(bool all) {
   Releases::Batch batch = releases_.Take(all);
   if (closed_) return;
@@ -568,7 +466,7 @@ void SessionCore::Drain(bool all) {
                         std::make_move_iterator(batch.tapes.begin() + end));
     log_.Submit(std::move(drop)).status().IgnoreError();
   }
-  ReleaseRetiredGraphs();
+  graphs_.ReleaseLeft();
   leaving_.insert(leaving_.end(), std::make_move_iterator(batch.worlds.begin()),
                   std::make_move_iterator(batch.worlds.end()));
   if (!leaving_.empty()) Leave();

@@ -1,8 +1,8 @@
 // A session as the SDK has it: the one place that sends commands, and waits for what they give.
 //
-// Its parts have headers of their own: log.h (sequences, names), interner.h, staging.h, fragments.h
-// (pending local ops), member.h, releases.h (what destructors leave). Whoever wants a run describes
-// it (run_draft.h); SubmitRun sends it.
+// Its parts have headers of their own: log.h (sequences, names), interner.h, staging.h, graphs.h,
+// fragments.h (pending local ops), member.h, releases.h (what destructors leave). Whoever wants a
+// run describes it (run_draft.h); SubmitRun sends it.
 //
 // Threads: any. The session's lock (SessionLock) guards what is annotated with session_lock; the
 //   rest is atomic, or does not change. Lock order: session_lock.h.
@@ -19,15 +19,16 @@
 #include <string>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "chorus/call_site.h"
-#include "client/internal/calls.h"
+#include "client/internal/call_table.h"
 #include "client/internal/errors.h"
+#include "client/internal/fork_mark.h"
 #include "client/internal/fragments.h"
+#include "client/internal/graphs.h"
 #include "client/internal/interner.h"
 #include "client/internal/link.h"
 #include "client/internal/log.h"
@@ -59,9 +60,12 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   Log& log() ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) { return log_; }
   Interner& interner() ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) { return interner_; }
   MemberTable& members() ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) { return members_; }
+  Graphs& graphs() ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) { return graphs_; }
+  // Where destructors leave what is to be released.
+  Releases& releases() { return releases_; }
 
   // True in a child of the process that opened the session. Any thread, no lock.
-  bool Forked() const;
+  bool Forked() const { return mark_.Forked(); }
 
   // --- Runs -------------------------------------------------------------------------------------
   // Adds a local op to the open fragment of its dependences. `inputs` are this session's and not
@@ -87,13 +91,6 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   // Waits while as many runs are under way as a daemon lets a session have: called before one more
   // is recorded. Errors of runs are not its business.
   void Throttle() ABSL_LOCKS_EXCLUDED(session_lock);
-
-  // --- Graphs -----------------------------------------------------------------------------------
-  // Registers a graph under a new name.
-  absl::StatusOr<GraphId> Register(const std::string& encoded)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
-  // Drops the graphs of all calls of a group.
-  void ForgetCalls(GroupCore* group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // Forgets calls of the past with what they had that was interned, once it is much. No key of a
   // call may be in use.
   void TrimCalls() ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
@@ -126,10 +123,6 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   void OnError(const absl::Status& status) ABSL_LOCKS_EXCLUDED(session_lock);
 
   // --- Ends -------------------------------------------------------------------------------------
-  // Where destructors leave what is to be released; null in a forked child.
-  Releases* releases() { return Forked() ? nullptr : &releases_; }
-  // Sends what is queued if anybody may be waiting for it. Under the lock, its end does that.
-  void DrainIfUrgent();
   // Leaves own worlds that are gone, if their runs are over by now.
   void LeaveWhatIsOver() ABSL_LOCKS_EXCLUDED(session_lock);
   absl::Status Close() ABSL_LOCKS_EXCLUDED(session_lock);
@@ -160,13 +153,6 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   absl::Status MakeReadableIf(bool on_device, TensorId id) ABSL_LOCKS_EXCLUDED(session_lock);
   // Sends the fragment of this number, if it is open.
   void FlushOne(int64_t number) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
-  // The graph of a fragment, registered if it is a new one.
-  absl::StatusOr<GraphId> FragmentGraph(std::string encoded)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
-  absl::StatusOr<CallEntry*> EntryOf(absl::Span<const CallPart> parts)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
-  void ReleaseGraphs(absl::Span<const GraphId> graphs) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
-  void ReleaseRetiredGraphs() ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // Sends what destructors left. `all`: also the few tensors that could wait for company.
   void Drain(bool all) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // Leaves the worlds that are gone and whose runs are over.
@@ -176,7 +162,7 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   const absl::Duration wait_timeout_;
   const WaitReports reports_;
   const std::vector<DeviceIndex> devices_;
-  const uint64_t fork_count_;
+  const ForkMark mark_;
 
   Mutex mutex_;  // what session_lock stands for
   bool closed_ ABSL_GUARDED_BY(session_lock) = false;
@@ -186,15 +172,11 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   Fragments fragments_ ABSL_GUARDED_BY(session_lock);
   // Those that are no longer open and not in the log yet: the names that they use are kept.
   std::vector<const Fragment*> sending_ ABSL_GUARDED_BY(session_lock);
-  // Graphs of fragments, by their bytes: at most kMaxFragmentGraphs, and a quarter of the graphs
-  // that a session may have. Those of calls are in the tables of their groups: at most
-  // CallTable::kMax in each, and half of the session's in all.
-  absl::flat_hash_map<std::string, GraphId> fragment_graphs_ ABSL_GUARDED_BY(session_lock);
-  int32_t call_graphs_ ABSL_GUARDED_BY(session_lock) = 0;
   MemberTable members_ ABSL_GUARDED_BY(session_lock);
   std::vector<GoneWorld> leaving_ ABSL_GUARDED_BY(session_lock);  // with runs under way
   std::atomic<size_t> leaving_count_{0};
   Releases releases_;
+  Graphs graphs_ ABSL_GUARDED_BY(session_lock);
 };
 
 // Holds a session's lock. In a forked child, or when the session is closed or lost, status() says

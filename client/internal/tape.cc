@@ -43,7 +43,7 @@ GradNode::~GradNode() {
   graveyard.active = false;
   const auto sessions = std::move(graveyard.sessions);
   graveyard.sessions.clear();
-  for (const auto& s : sessions) s->DrainIfUrgent();
+  for (const auto& s : sessions) s->releases().DrainIfUrgent();
 }
 
 void GradNode::Consume() {
@@ -60,9 +60,8 @@ void GradNode::Consume() {
 }
 
 void GradNode::DropEntry(bool was_consumed) {
-  Releases* const releases = session->releases();
-  if (releases == nullptr) return;
-  releases->Add(DropTape::Entry{member->world, GroupRank(group->rank), key, was_consumed});
+  session->releases().Add(
+      DropTape::Entry{member->world, GroupRank(group->rank), key, was_consumed});
 }
 
 bool GradEnabled() { return grad_enabled; }

@@ -1,21 +1,17 @@
 #include "client/internal/tensor_data.h"
 
-#include "client/internal/session_core.h"
-
 namespace chorus {
 namespace internal {
 
 TensorData::~TensorData() {
   const State s = state.load(std::memory_order_acquire);
   if (s != State::kSent && s != State::kExternal) return;
-  Releases* const releases = session->releases();
-  if (releases == nullptr) return;
   if (s == State::kExternal) {
     releases->Add(external.arena);
   } else {
     releases->Add(id, info->bytes);
   }
-  session->DrainIfUrgent();
+  releases->DrainIfUrgent();
 }
 
 Binding TensorData::binding() const {

@@ -15,6 +15,7 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "client/internal/interner.h"
+#include "client/internal/releases.h"
 #include "client/internal/session_lock.h"
 #include "core/base/ids.h"
 #include "core/transport/command.h"
@@ -44,7 +45,10 @@ struct TensorData {
     kFailed,
   };
 
-  explicit TensorData(std::shared_ptr<SessionCore> s) : session(std::move(s)) {}
+  // (A template: the session is of a class that knows tensors.)
+  template <typename Session>
+  explicit TensorData(std::shared_ptr<Session> s)
+      : releases(s == nullptr ? nullptr : &s->releases()), session(std::move(s)) {}
   ~TensorData();
   TensorData(const TensorData&) = delete;
   TensorData& operator=(const TensorData&) = delete;
@@ -52,6 +56,7 @@ struct TensorData {
   // What a run that uses it binds: it has been sent, or travels.
   Binding binding() const;
 
+  Releases* const releases;  // the session's
   const std::shared_ptr<SessionCore> session;
   TensorInfoPtr info;  // null: absent or failed
   int32_t device_slot = 0;

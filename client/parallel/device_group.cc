@@ -37,6 +37,7 @@ using internal::Failed;
 using internal::FailedEverywhere;
 using internal::GradNodePtr;
 using internal::ImplOf;
+using internal::kMaxRunValues;
 using internal::MemberCall;
 using internal::MemberCore;
 using internal::MemberOf;
@@ -48,9 +49,6 @@ using internal::SessionOf;
 using internal::Tensors;
 using internal::ToGather;
 using internal::TypeOf;
-
-// A run has at most so many inputs and results: a frame holds their names.
-constexpr int64_t kMaxValues = 4096;
 
 absl::Status CheckDestination(absl::string_view op, int destination, const DeviceGroup& devices) {
   if (destination >= 0 && destination < devices.size()) return absl::OkStatus();
@@ -139,7 +137,7 @@ std::vector<std::vector<Results>> Apply(const std::vector<GroupCall>& calls,
 std::vector<std::vector<Results>> ApplyAll(std::vector<GroupCall> calls,
                                            const DeviceGroup& devices) {
   const size_t places = static_cast<size_t>(devices.size());
-  const size_t most = std::max<size_t>(1, static_cast<size_t>(kMaxValues) / (2 * places));
+  const size_t most = std::max<size_t>(1, kMaxRunValues / (2 * places));
   std::vector<std::vector<Results>> results(places);
   for (size_t begin = 0; begin < calls.size(); begin += most) {
     const size_t end = std::min(calls.size(), begin + most);

@@ -1,0 +1,93 @@
+// A function of tensors as one graph: traced for a list of types of its inputs, and registered.
+//
+// Threads: plain functions, which take the session's lock where they need it. A Program does not
+//   change, but for `infos_at`.
+// Ownership: a program has its graph's name and keeps its session; its destructor queues the name
+// for
+//   release.
+// Errors: INVALID_ARGUMENT kBadType: inputs or options that do not fit, a function that is another
+// one
+//   at another size; UNIMPLEMENTED kUnsupported: groups of different worlds; what the function's
+//   own tensors carry; what it throws.
+#ifndef CHORUS_CLIENT_INTERNAL_PROGRAM_H_
+#define CHORUS_CLIENT_INTERNAL_PROGRAM_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "chorus/compile.h"
+#include "chorus/tensor.h"
+#include "client/internal/interner.h"
+#include "client/internal/session_core.h"
+#include "client/internal/tensor_data.h"
+#include "client/internal/trace.h"
+#include "core/base/ids.h"
+
+namespace chorus {
+namespace internal {
+
+// What a trace depends on of one input.
+struct InputKey {
+  TensorInfoPtr info;
+  int32_t device_slot = 0;
+  bool requires_grad = false;
+  friend bool operator==(const InputKey& a, const InputKey& b) {
+    return a.info == b.info && a.device_slot == b.device_slot && a.requires_grad == b.requires_grad;
+  }
+};
+
+// Where a result of the function comes from.
+struct ProgramResult {
+  int32_t output = -1;    // of the graph
+  TensorDataPtr outside;  // a tensor from outside that the function returned
+  int32_t input = -1;     // an input, returned as it is
+  TensorInfoPtr info;     // null: absent
+  int32_t device_slot = 0;
+};
+
+// Of outputs.
+using Infos = std::vector<TensorInfoPtr>;
+
+// A function for inputs of one list of types.
+struct Program {
+  // Its last run has been sent, or nobody can send one.
+  ~Program();
+
+  std::shared_ptr<SessionCore> session;
+  std::vector<InputKey> key;
+  std::vector<ProgramResult> results;
+  std::shared_ptr<const Infos> output_infos;  // where the size that varies is the largest
+  std::vector<int32_t> output_devices;
+  Trace::Finished trace;
+  GraphId graph;
+  // By size. Guarded by the mutex of its CompiledImpl.
+  static constexpr size_t kMaxSizes = 1024;
+  std::map<int64_t, std::shared_ptr<const Infos>> infos_at;
+
+  // The groups are those that were traced: a Reform changes ranks and sizes.
+  bool IsCurrent() const;
+};
+
+// The type of input `i` with its dimensions that vary as `size`; *actual_size is what they are, the
+// same in all inputs (-1: none has been seen).
+absl::StatusOr<TensorInfoPtr> AtSize(SessionCore* session, const CompileOptions& options, int i,
+                                     const TensorInfoPtr& info, int64_t size, int64_t* actual_size);
+
+// Traces `function`, which may throw, for inputs of these types, and registers its graph.
+absl::StatusOr<std::shared_ptr<Program>> MakeProgram(const Function& function,
+                                                     const CompileOptions& options,
+                                                     const std::shared_ptr<SessionCore>& session,
+                                                     const std::vector<Tensor>& inputs,
+                                                     const std::vector<InputKey>& key);
+
+// The types of its outputs where the size that varies is `size`.
+absl::StatusOr<std::shared_ptr<const Infos>> OutputInfosAt(const Program& program, int64_t size);
+
+}  // namespace internal
+}  // namespace chorus
+
+#endif  // CHORUS_CLIENT_INTERNAL_PROGRAM_H_
