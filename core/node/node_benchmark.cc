@@ -1,8 +1,10 @@
 // What an all_reduce of W ranks costs the node itself, alone and as one of many in a graph: W
 // frames in through real rings, W published results out, on one thread, without any hand-off
-// between processes.
+// between processes. And what one command costs at a time that has as many results as a frame can
+// name: the node does nothing else meanwhile.
 //
 // Run: bazel run //core/node:node_benchmark. Floor and hand-offs: tools/bench.
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -17,6 +19,7 @@
 #include "core/ops/host_kernels.h"
 #include "core/transport/command.h"
 #include "core/transport/completion.h"
+#include "core/transport/doorbell.h"
 #include "core/transport/ring.h"
 #include "core/transport/session_memory.h"
 
@@ -49,9 +52,39 @@ Graph AllReduceGraph(int rank, int size, int collectives) {
   return builder.Build();
 }
 
+// As many negated inputs.
+Graph NegateGraph(int outputs) {
+  GraphBuilder builder(1, {});
+  GraphInput input;
+  input.type = TensorType(DType::kF32, {1});
+  NodeSpec spec;
+  spec.op = "neg";
+  spec.inputs = {builder.AddInput(input)};
+  for (int i = 0; i < outputs; ++i) {
+    GraphOutput output;
+    output.value = builder.Emit(spec)->front();
+    builder.AddOutput(output);
+  }
+  return builder.Build();
+}
+
 struct Client {
+  Client(LocalNode* node, DeviceIndex device) {
+    OpenSessionRequest open;
+    open.tenant = "uid:0";
+    open.attached = true;
+    open.devices = {device};
+    session = node->OpenSession(open, absl::Now())->id;
+    const SessionDescriptors attached = *node->AttachMemory(session);
+    memory = *MapSessionMemory(attached.memory_fd);
+    wake = attached.wake_fd;
+    writer = std::make_unique<SubmissionRingWriter>(memory.get(), WaitOptions());
+    waiter = std::make_unique<CompletionWaiter>(memory.get(), WaitOptions());
+  }
+
   SessionId session;
   std::unique_ptr<SessionMemory> memory;
+  int wake = -1;  // the node's
   std::unique_ptr<SubmissionRingWriter> writer;
   std::unique_ptr<CompletionWaiter> waiter;
   int64_t sequence = 0;
@@ -64,31 +97,33 @@ struct Client {
     frame.Clear();
     EncodeFrame(command, &frame);
     if (!*writer->TryWrite(frame.bytes())) std::abort();
+    if (writer->must_ring()) RingWakeEvent(wake);
   }
+  bool Has(TensorId id) const { return waiter->Tensor(id)->state == TensorState::kReady; }
+};
+
+struct HostDevices {
+  explicit HostDevices(int devices) {
+    HostBackendOptions host;
+    host.devices = devices;
+    host.pool = &pool;
+    host.make_kernel = MakeHostKernel;
+    backend = CreateHostBackend(host);
+  }
+  ThreadPool pool{2};
+  std::unique_ptr<Backend> backend;
 };
 
 void BM_SmallAllReduce(benchmark::State& state) {
   const int ranks = static_cast<int>(state.range(0));
   const int collectives = static_cast<int>(state.range(1));
-  ThreadPool pool(2);
-  HostBackendOptions host;
-  host.devices = ranks;
-  host.pool = &pool;
-  host.make_kernel = MakeHostKernel;
-  const std::unique_ptr<Backend> backend = CreateHostBackend(host);
-  LocalNode node({}, backend.get(), [] {});
-  std::vector<Client> clients(static_cast<size_t>(ranks));
+  HostDevices devices(ranks);
+  LocalNode node({}, devices.backend.get(), [] {});
+  std::vector<Client> clients;
   WorldId world;
   for (int r = 0; r < ranks; ++r) {
-    Client& client = clients[static_cast<size_t>(r)];
-    OpenSessionRequest open;
-    open.tenant = "uid:0";
-    open.attached = true;
-    open.devices = {DeviceIndex(r)};
-    client.session = node.OpenSession(open, absl::Now())->id;
-    client.memory = *MapSessionMemory(node.AttachMemory(client.session)->memory_fd);
-    client.writer = std::make_unique<SubmissionRingWriter>(client.memory.get(), WaitOptions());
-    client.waiter = std::make_unique<CompletionWaiter>(client.memory.get(), WaitOptions());
+    clients.emplace_back(&node, DeviceIndex(r));
+    Client& client = clients.back();
     JoinRequest join;
     join.name = "bench";
     join.size = ranks;
@@ -126,9 +161,7 @@ void BM_SmallAllReduce(benchmark::State& state) {
       client.Submit(run);
     }
     const TensorId last{collectives - 1, generation};
-    while (clients.back().waiter->Tensor(last)->state != TensorState::kReady) {
-      node.Poll(absl::Now());
-    }
+    while (!clients.back().Has(last)) node.Poll(absl::Now());
     release.tensors.clear();
     for (const OutBinding& out : run.outputs) release.tensors.push_back(out.id);
   }
@@ -141,6 +174,51 @@ BENCHMARK(BM_SmallAllReduce)
     ->Args({8, 1})
     ->Args({2, 500})
     ->Args({8, 500});
+
+// The longest turn of the node for a run of so many results, and for their release.
+void BM_LongestTurn(benchmark::State& state) {
+  const int outputs = static_cast<int>(state.range(0));
+  HostDevices devices(1);
+  LocalNode node({}, devices.backend.get(), [] {});
+  Client client(&node, DeviceIndex(0));
+  RegisterGraph graph;
+  graph.graph = {0, 1};
+  graph.encoded = EncodeGraph(NegateGraph(outputs));
+  client.Submit(std::move(graph));
+  Run run;
+  run.graph = {0, 1};
+  InlineData data;
+  data.bytes.assign(4, 0);
+  run.inputs.push_back(data);
+  run.outputs.resize(static_cast<size_t>(outputs));
+  for (OutBinding& out : run.outputs) out.kind = OutBinding::Kind::kFresh;
+  Release release;
+  const auto turn = [&node] {
+    const absl::Time begun = absl::Now();
+    node.Poll(begun);
+    return absl::Now() - begun;
+  };
+  std::vector<absl::Duration> longest[2];
+  uint32_t generation = 0;
+  for (auto _ : state) {
+    ++generation;
+    for (int i = 0; i < outputs; ++i) run.outputs[i].id = {i, generation};
+    client.Submit(run);
+    absl::Duration most;
+    while (!client.Has({outputs - 1, generation})) most = std::max(most, turn());
+    longest[0].push_back(most);
+    release.tensors.clear();
+    for (const OutBinding& out : run.outputs) release.tensors.push_back(out.id);
+    client.Submit(release);
+    longest[1].push_back(turn());
+  }
+  const char* const names[] = {"run_us", "release_us"};
+  for (int i = 0; i < 2; ++i) {
+    std::sort(longest[i].begin(), longest[i].end());
+    state.counters[names[i]] = absl::ToDoubleMicroseconds(longest[i][longest[i].size() / 2]);
+  }
+}
+BENCHMARK(BM_LongestTurn)->ArgNames({"results"})->Arg(1)->Arg(100)->Arg(1000)->Arg(8000);
 
 }  // namespace
 }  // namespace chorus::node
