@@ -126,7 +126,7 @@ struct Daemon::Impl {
       : options(options),
         max_connections(std::min(options.max_connections, DescriptorLimit() / 8)),
         tenant_log(options.write_line),
-        peers(options.trusted_uid, max_connections),
+        peers(options.trusted_uid, max_connections, options.max_calls),
         loop(ForDaemon(options.node, &tenant_log), backend),
         worker(&loop, RenewPeriod(options.node.lease)),
         sessions(&context),

@@ -35,6 +35,8 @@ struct DaemonOptions {
   // Connections of each kind, attach and gRPC, at a time; 7/8 of them for one uid, or by TCP. Fewer
   // where the process has not eight descriptors for each.
   int max_connections = 8192;
+  // Calls of gRPC under way; each takes some 20 KiB beside what it waits for. 7/8 as above.
+  int max_calls = 16384;
   // Writes the lines that clients cause; null: glog does.
   TenantLog::Write write_line;
   // Whose processes may write without attaching.

@@ -25,9 +25,10 @@ int DescriptorLimit() {
 }
 
 // The upper half of the numbers is for connections.
-PeerTable::PeerTable(uid_t daemon_uid, int max_connections)
+PeerTable::PeerTable(uid_t daemon_uid, int max_connections, int max_calls)
     : daemon_uid_(daemon_uid),
       max_connections_(max_connections),
+      max_calls_(max_calls),
       first_(DescriptorLimit() / 2),
       last_(DescriptorLimit()),
       hangups_(epoll_create1(EPOLL_CLOEXEC)),
@@ -53,13 +54,13 @@ absl::StatusOr<UniqueFd> PeerTable::Add(UniqueFd connection,
       Connection& added = peers_[numbered.get()];
       // gRPC has closed the last one of this number; its hangup was not looked at yet.
       EndedLocked(&added);
+      AddCallsLocked(&added, -added.calls);
       epoll_event event = {};
       event.events = EPOLLRDHUP;
       event.data.fd = numbered.get();
       if (epoll_ctl(hangups_.get(), EPOLL_CTL_ADD, connection.get(), &event) != 0) break;
       added.peer = peer;
       added.watch = std::move(connection);
-      added.calls = 0;
       added.called = false;
       added.since = Clock::now();
       ++open_;
@@ -92,7 +93,7 @@ void PeerTable::CallBegan(int number) {
   MutexLock lock(&mutex_);
   const auto it = peers_.find(number);
   if (it == peers_.end()) return;
-  ++it->second.calls;
+  AddCallsLocked(&it->second, 1);
   it->second.called = true;
 }
 
@@ -101,8 +102,32 @@ void PeerTable::CallEnded(int number) {
   const auto it = peers_.find(number);
   // 0: of a connection before this one of the same number.
   if (it == peers_.end() || it->second.calls == 0) return;
-  --it->second.calls;
+  AddCallsLocked(&it->second, -1);
   it->second.since = Clock::now();
+}
+
+void PeerTable::AddCallsLocked(Connection* connection, int calls) {
+  connection->calls += calls;
+  all_calls_ += calls;
+  const auto own = calls_of_.try_emplace(OwnerOf(connection->peer), 0).first;
+  own->second += calls;
+  if (own->second == 0) calls_of_.erase(own);
+}
+
+absl::Status PeerTable::CheckCalls(absl::string_view peer) const {
+  const absl::optional<int> number = NumberOf(peer);
+  if (!number.has_value()) return absl::OkStatus();
+  MutexLock lock(&mutex_);
+  const auto it = peers_.find(*number);
+  if (it == peers_.end()) return absl::OkStatus();
+  const Owner owner = OwnerOf(it->second.peer);
+  const auto own = calls_of_.find(owner);
+  const int own_calls = own == calls_of_.end() ? 0 : own->second;
+  if (own_calls <= ShareOf(max_calls_) && all_calls_ <= max_calls_) return absl::OkStatus();
+  return MakeError(Reason::kQuota,
+                   absl::StrCat("too many calls under way: ", own_calls,
+                                owner.has_value() ? absl::StrCat(" of uid ", *owner) : " by TCP",
+                                ", ", all_calls_, " in all, of ", max_calls_));
 }
 
 void PeerTable::TakeHangups() {

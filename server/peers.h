@@ -50,8 +50,8 @@ struct Caller {
 class PeerTable {
  public:
   // `daemon_uid`: whose processes are trusted without attaching. At most `max_connections` are open
-  // at a time, ShareOf(max_connections) of them of one uid, or by TCP.
-  PeerTable(uid_t daemon_uid, int max_connections);
+  // at a time, and at most `max_calls` calls under way: ShareOf each of them of one uid, or by TCP.
+  PeerTable(uid_t daemon_uid, int max_connections, int max_calls);
 
   // Notes a connection's peer, nobody for one by TCP, and returns its descriptor under the number
   // that gRPC shall get. RESOURCE_EXHAUSTED: too many connections, or no descriptor is free.
@@ -62,9 +62,13 @@ class PeerTable {
 
   // The number of a connection.
   static absl::optional<int> NumberOf(absl::string_view peer);
-  // A call of connection `number` is under way, until it has ended.
+  // A call of connection `number` is under way, until it has ended; those that are too many, too.
   void CallBegan(int number);
   void CallEnded(int number);
+
+  // RESOURCE_EXHAUSTED kQuota: `peer` (as gRPC names it), whose call it is, has too many under way,
+  // this one included.
+  absl::Status CheckCalls(absl::string_view peer) const;
 
   // Readable when a connection has ended, for TakeHangups.
   int hangups_fd() const { return hangups_.get(); }
@@ -100,10 +104,12 @@ class PeerTable {
     return peer.has_value() ? Owner(peer->uid) : absl::nullopt;
   }
 
+  void AddCallsLocked(Connection* connection, int calls) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EndedLocked(Connection* connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const uid_t daemon_uid_;
   const int max_connections_;
+  const int max_calls_;
   const int first_;  // the range of numbers
   const int last_;
   const UniqueFd hangups_;  // an epoll of the duplicates
@@ -111,6 +117,8 @@ class PeerTable {
   int next_ ABSL_GUARDED_BY(mutex_);
   int open_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::flat_hash_map<Owner, int> per_owner_ ABSL_GUARDED_BY(mutex_);  // open ones
+  int all_calls_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::flat_hash_map<Owner, int> calls_of_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<int, Connection> peers_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -46,7 +46,7 @@ struct Pair {
 };
 
 TEST(PeerTableTest, OneUidHasSevenEighthsAndAnotherGetsIn) {
-  PeerTable table(0, 16);
+  PeerTable table(0, 16, 16);
   std::vector<Pair> pairs;
   for (int i = 0; i < 14; ++i) {
     pairs.emplace_back(&table, 1000);
@@ -67,8 +67,36 @@ TEST(PeerTableTest, OneUidHasSevenEighthsAndAnotherGetsIn) {
   EXPECT_TRUE(Pair(&table, 1000).status.ok());
 }
 
+TEST(PeerTableTest, OneUidHasSevenEighthsOfTheCallsAndAnotherGetsIn) {
+  PeerTable table(0, 8, 16);
+  const Pair one(&table, 1000);
+  const Pair two(&table, 1000);
+  const Pair other(&table, 1001);
+  const auto check = [&table](const Pair& pair) {
+    return table.CheckCalls(absl::StrCat("fd:", pair.number()));
+  };
+  for (int i = 0; i < 14; ++i) {
+    table.CallBegan(i % 2 == 0 ? one.number() : two.number());
+    EXPECT_TRUE(check(two).ok()) << i;
+  }
+  table.CallBegan(one.number());
+  const absl::Status refused = check(two);
+  EXPECT_EQ(ErrorOf(refused).reason, Reason::kQuota);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("15 of uid 1000, 15 in all, of 16"));
+  table.CallBegan(other.number());
+  EXPECT_TRUE(check(other).ok()) << check(other);
+  table.CallEnded(one.number());
+  EXPECT_TRUE(check(two).ok()) << check(two);
+  // More than there are: of one number's last connection.
+  for (int i = 0; i < 20; ++i) table.CallEnded(one.number());
+  for (int i = 0; i < 7; ++i) table.CallBegan(two.number());
+  EXPECT_TRUE(check(one).ok()) << check(one);
+  table.CallBegan(two.number());
+  EXPECT_FALSE(check(one).ok());
+}
+
 TEST(PeerTableTest, ItSeesTheEndOfWhatGrpcStillHolds) {
-  PeerTable table(0, 8);
+  PeerTable table(0, 8, 16);
   Pair pair(&table, 1000);
   EXPECT_FALSE(HungUp(table.hangups_fd()));
   pair.client = UniqueFd();
@@ -83,7 +111,7 @@ TEST(PeerTableTest, ItSeesTheEndOfWhatGrpcStillHolds) {
 }
 
 TEST(PeerTableTest, WhatIsIdleIsEndedAndWhatIsNotStays) {
-  PeerTable table(0, 64);
+  PeerTable table(0, 64, 16);
   PeerTable::Idle idle;
   idle.keeps = [](const PeerCredentials& peer) { return peer.uid == 1001; };
   const Pair silent(&table, 1000);

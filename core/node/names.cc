@@ -47,12 +47,6 @@ absl::Status Names::CheckFresh(TensorId id) const {
   return absl::OkStatus();
 }
 
-int64_t Names::Bytes(int64_t tensors, size_t tensor_slots, size_t graph_slots, int64_t refused) {
-  const int64_t unused = std::max<int64_t>(static_cast<int64_t>(tensor_slots) - tensors, 0);
-  return tensors * kBytesPerTensor + unused * kBytesPerSlot +
-         static_cast<int64_t>(graph_slots) * kBytesPerGraphSlot + refused * kBytesPerRefusal;
-}
-
 void Names::NameTensor(TensorId id, CellRef cell) {
   const size_t slot = static_cast<size_t>(id.slot);
   if (tensors_.size() <= slot) tensors_.resize(slot + 1);  // makes room for more
@@ -131,8 +125,7 @@ absl::Status Names::CheckFresh(GraphId id) const {
 absl::Status Names::NameGraph(GraphId id, absl::StatusOr<std::shared_ptr<GraphRecord>> record) {
   const size_t slot = static_cast<size_t>(id.slot);
   const size_t slots = std::max(graphs_.size(), slot + 1);
-  CHORUS_RETURN_IF_ERROR(
-      charged_.Cover(Bytes(live_tensors_, tensors_.size(), slots, refused_graphs_ + 1)));
+  CHORUS_RETURN_IF_ERROR(CoverTables(tensors_.size(), slots, refused_graphs_ + 1));
   graphs_.resize(slots);
   GraphSlot& place = graphs_[slot];
   Release(&place);
@@ -189,6 +182,7 @@ void Names::Clear() {
   graphs_.clear();
   live_tensors_ = 0;
   charged_.Reset();
+  tables_.Reset();
 }
 
 }  // namespace chorus::node

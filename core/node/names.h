@@ -32,7 +32,8 @@ class Names {
 
   // What a name and the cell that it stands for take, about.
   static constexpr int64_t kBytesPerTensor = 512;
-  // What a tensor's slot takes that names nothing, and a graph's; a table may have twice its slots.
+  // What a slot takes; a table may have room for twice as many. Of usual sessions one step has all.
+  static constexpr int64_t kTableStep = int64_t{64} << 10;
   static constexpr int64_t kBytesPerSlot = 64;
   static constexpr int64_t kBytesPerGraphSlot = 256;
   // What is kept of why a graph was refused, about.
@@ -44,7 +45,8 @@ class Names {
       : limits_(limits),
         budget_(std::move(budget)),
         completions_(completions),
-        charged_(budget_, Resource::kNameBytes, 64 * kBytesPerTensor) {}
+        charged_(budget_, Resource::kNameBytes, 64 * kBytesPerTensor),
+        tables_(budget_, Resource::kNameBytes, kTableStep) {}
   Names(const Names&) = delete;
   Names& operator=(const Names&) = delete;
 
@@ -57,9 +59,9 @@ class Names {
   // Charges for so many more names, which come next, in slots up to `top_slot`. RESOURCE_EXHAUSTED
   // kOutOfMemory.
   absl::Status Reserve(size_t more, int32_t top_slot) {
-    return charged_.Cover(Bytes(live_tensors_ + static_cast<int64_t>(more),
-                                std::max(tensors_.size(), static_cast<size_t>(top_slot + 1)),
-                                graphs_.size(), refused_graphs_));
+    CHORUS_RETURN_IF_ERROR(CoverTables(std::max(tensors_.size(), static_cast<size_t>(top_slot + 1)),
+                                       graphs_.size(), refused_graphs_));
+    return charged_.Cover((live_tensors_ + static_cast<int64_t>(more)) * kBytesPerTensor);
   }
   // The id is fresh, and reserved.
   void NameTensor(TensorId id, CellRef cell);
@@ -112,8 +114,11 @@ class Names {
   static_assert(2 * sizeof(GraphSlot) <= kBytesPerGraphSlot);
   void Release(GraphSlot* slot);
   absl::Status Hold(GraphSlot* slot, absl::StatusOr<std::shared_ptr<GraphRecord>> record);
-  // What so many names take, in tables of so many slots.
-  static int64_t Bytes(int64_t tensors, size_t tensor_slots, size_t graph_slots, int64_t refused);
+  absl::Status CoverTables(size_t tensor_slots, size_t graph_slots, int64_t refused) {
+    return tables_.Cover(static_cast<int64_t>(tensor_slots) * kBytesPerSlot +
+                         static_cast<int64_t>(graph_slots) * kBytesPerGraphSlot +
+                         refused * kBytesPerRefusal);
+  }
   // Null: it names nothing.
   const TensorSlot* SlotOf(TensorId id) const;
   TensorSlot* SlotOf(TensorId id) {
@@ -123,7 +128,8 @@ class Names {
   const Limits limits_;
   const BudgetRef budget_;
   Completions* const completions_;
-  SteppedCharge charged_;  // for live names, tables and refusals
+  SteppedCharge charged_;  // for live names
+  SteppedCharge tables_;   // for slots and refusals
   std::vector<TensorSlot> tensors_;
   std::vector<GraphSlot> graphs_;
   int64_t live_tensors_ = 0;

@@ -33,10 +33,11 @@ CellRef Ready() {
 
 Reason ReasonOf(const absl::Status& status) { return ErrorOf(status).reason; }
 
-// Two graphs, 64 tensors, a little for graphs.
+// Two graphs, 64 tensors in a small table, a little for graphs.
 Budget::Limits LimitsOfTest() {
   Budget::Limits limits;
-  limits.bytes[static_cast<size_t>(Domain::kHost)] = 64 * Names::kBytesPerTensor + 4096;
+  limits.bytes[static_cast<size_t>(Domain::kHost)] =
+      64 * Names::kBytesPerTensor + Names::kTableStep + 4096;
   limits.graphs = 2;
   return limits;
 }
@@ -141,7 +142,7 @@ TEST_F(NamesTest, AGraphThatWasRefusedTellsItsRunsWhy) {
 TEST_F(NamesTest, NamesAreChargedBeforeTheyAreGiven) {
   ASSERT_TRUE(names_.Reserve(60, 59).ok());
   for (int32_t i = 0; i < 60; ++i) names_.NameTensor(Tensor(i, 1), Ready());
-  EXPECT_EQ(budget_->used(), 64 * Names::kBytesPerTensor);
+  EXPECT_EQ(budget_->used(), 64 * Names::kBytesPerTensor + Names::kTableStep);
   EXPECT_TRUE(names_.Reserve(4, 63).ok());
   EXPECT_EQ(ReasonOf(names_.Reserve(5, 64)), Reason::kOutOfMemory);
   for (int32_t i = 60; i < 70; ++i) {

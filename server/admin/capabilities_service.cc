@@ -61,7 +61,7 @@ grpc::ServerUnaryReactor* CapabilitiesService::Get(grpc::CallbackServerContext* 
                                                    const grpc::ByteBuffer* bytes,
                                                    grpc::ByteBuffer* response) {
   auto call = Call<v1::GetCapabilitiesResponse>::Start(service_, context, response);
-  const Parsed<v1::GetCapabilitiesRequest> request(service_->parsing, bytes);
+  const Parsed<v1::GetCapabilitiesRequest> request(service_, context, bytes);
   if (!request.ok()) return call->Refuse(request.status());
   service_->loop->Post([service = service_, call](node::LocalNode& node, absl::Time) {
     call->Reply(absl::OkStatus(),

@@ -100,7 +100,7 @@ grpc::ServerUnaryReactor* DiagnosticsService::ListDevices(grpc::CallbackServerCo
                                                           const grpc::ByteBuffer* bytes,
                                                           grpc::ByteBuffer* response) {
   auto call = Call<v1::ListDevicesResponse>::Start(service_, context, response);
-  const Parsed<v1::ListDevicesRequest> request(service_->parsing, bytes);
+  const Parsed<v1::ListDevicesRequest> request(service_, context, bytes);
   if (!request.ok()) return call->Refuse(request.status());
   return Show(
       service_, call,
@@ -120,7 +120,7 @@ grpc::ServerUnaryReactor* DiagnosticsService::ListSessions(grpc::CallbackServerC
                                                            const grpc::ByteBuffer* bytes,
                                                            grpc::ByteBuffer* response) {
   auto call = Call<v1::ListSessionsResponse>::Start(service_, context, response);
-  const Parsed<v1::ListSessionsRequest> request(service_->parsing, bytes);
+  const Parsed<v1::ListSessionsRequest> request(service_, context, bytes);
   if (!request.ok()) return call->Refuse(request.status());
   return Show(
       service_, call,
@@ -139,7 +139,7 @@ grpc::ServerUnaryReactor* DiagnosticsService::ListPending(grpc::CallbackServerCo
                                                           const grpc::ByteBuffer* bytes,
                                                           grpc::ByteBuffer* response) {
   auto call = Call<v1::ListPendingResponse>::Start(service_, context, response);
-  const Parsed<v1::ListPendingRequest> request(service_->parsing, bytes);
+  const Parsed<v1::ListPendingRequest> request(service_, context, bytes);
   if (!request.ok()) return call->Refuse(request.status());
   return Show(
       service_, call,
@@ -155,7 +155,7 @@ grpc::ServerUnaryReactor* DiagnosticsService::GetError(grpc::CallbackServerConte
                                                        const grpc::ByteBuffer* bytes,
                                                        grpc::ByteBuffer* response) {
   auto call = Call<v1::GetErrorResponse>::Start(service_, context, response);
-  const Parsed<v1::GetErrorRequest> request(service_->parsing, bytes);
+  const Parsed<v1::GetErrorRequest> request(service_, context, bytes);
   if (!request.ok()) return call->Refuse(request.status());
   const absl::StatusOr<Caller> caller = call->caller();
   if (!caller.ok()) return call->Refuse(caller.status());
@@ -174,7 +174,7 @@ grpc::ServerUnaryReactor* DiagnosticsService::ListFlightEvents(grpc::CallbackSer
                                                                const grpc::ByteBuffer* bytes,
                                                                grpc::ByteBuffer* response) {
   auto call = Call<v1::ListFlightEventsResponse>::Start(service_, context, response);
-  const Parsed<v1::ListFlightEventsRequest> request(service_->parsing, bytes);
+  const Parsed<v1::ListFlightEventsRequest> request(service_, context, bytes);
   if (!request.ok()) return call->Refuse(request.status());
   return Show(
       service_, call,
@@ -193,7 +193,7 @@ grpc::ServerUnaryReactor* DiagnosticsService::GetStats(grpc::CallbackServerConte
                                                        const grpc::ByteBuffer* bytes,
                                                        grpc::ByteBuffer* response) {
   auto call = Call<v1::GetStatsResponse>::Start(service_, context, response);
-  const Parsed<v1::GetStatsRequest> request(service_->parsing, bytes);
+  const Parsed<v1::GetStatsRequest> request(service_, context, bytes);
   if (!request.ok()) return call->Refuse(request.status());
   return Show(
       service_, call,

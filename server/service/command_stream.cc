@@ -26,6 +26,8 @@ class CommandStream : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byt
 
   void Start() {
     self_ = shared_from_this();
+    const absl::Status admitted = service_->peers->CheckCalls(context_->peer());
+    if (!admitted.ok()) return End(admitted);
     // By the worker, behind the outcomes that came before.
     farewell_id_ = service_->farewell->Add(
         [service = service_, weak = weak_from_this()](const absl::Status& why) {

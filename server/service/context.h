@@ -14,7 +14,7 @@
 #include "server/attach/attach_server.h"
 #include "server/peers.h"
 #include "server/service/farewell.h"
-#include "server/service/parsed.h"
+#include "server/service/room.h"
 #include "server/service/worker.h"
 #include "server/tenant_log.h"
 

@@ -28,7 +28,7 @@ class Download : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
 
   void Start(const grpc::ByteBuffer* bytes) {
     self_ = shared_from_this();
-    const Parsed<v1::DownloadTensorRequest> request(service_->parsing, bytes);
+    const Parsed<v1::DownloadTensorRequest> request(service_, context_, bytes);
     if (!request.ok()) return End(request.status());
     const absl::StatusOr<TensorId> tensor = FromProto(request->tensor());
     if (!tensor.ok()) return End(tensor.status());

@@ -10,7 +10,7 @@ grpc::ServerUnaryReactor* GraphsService::Register(grpc::CallbackServerContext* c
                                                   const grpc::ByteBuffer* bytes,
                                                   grpc::ByteBuffer* response) {
   auto call = Call<v1::RegisterGraphResponse>::Start(service_, context, response);
-  const Parsed<v1::RegisterGraphRequest> request(service_->parsing, bytes, kMaxCommandMessageBytes);
+  const Parsed<v1::RegisterGraphRequest> request(service_, context, bytes, kMaxCommandMessageBytes);
   if (!request.ok()) return call->Refuse(request.status());
   SubmitCommand(call, request->session(), request->sequence(), FromProto(request->graph()));
   return call.get();
@@ -20,7 +20,7 @@ grpc::ServerUnaryReactor* GraphsService::Run(grpc::CallbackServerContext* contex
                                              const grpc::ByteBuffer* bytes,
                                              grpc::ByteBuffer* response) {
   auto call = Call<v1::RunGraphResponse>::Start(service_, context, response);
-  const Parsed<v1::RunGraphRequest> request(service_->parsing, bytes, kMaxCommandMessageBytes);
+  const Parsed<v1::RunGraphRequest> request(service_, context, bytes, kMaxCommandMessageBytes);
   if (!request.ok()) return call->Refuse(request.status());
   SubmitCommand(call, request->session(), request->sequence(), FromProto(request->run()));
   return call.get();
@@ -30,7 +30,7 @@ grpc::ServerUnaryReactor* GraphsService::Release(grpc::CallbackServerContext* co
                                                  const grpc::ByteBuffer* bytes,
                                                  grpc::ByteBuffer* response) {
   auto call = Call<v1::ReleaseGraphsResponse>::Start(service_, context, response);
-  const Parsed<v1::ReleaseGraphsRequest> request(service_->parsing, bytes, kMaxCommandMessageBytes);
+  const Parsed<v1::ReleaseGraphsRequest> request(service_, context, bytes, kMaxCommandMessageBytes);
   if (!request.ok()) return call->Refuse(request.status());
   v1::Release release;
   *release.mutable_graphs() = request->graphs();

@@ -15,7 +15,7 @@ grpc::ServerUnaryReactor* LogService::Submit(grpc::CallbackServerContext* contex
                                              const grpc::ByteBuffer* bytes,
                                              grpc::ByteBuffer* response) {
   auto call = Call<v1::SubmitResponse>::Start(service_, context, response);
-  const Parsed<v1::SubmitRequest> request(service_->parsing, bytes, kMaxCommandMessageBytes);
+  const Parsed<v1::SubmitRequest> request(service_, context, bytes, kMaxCommandMessageBytes);
   if (!request.ok()) return call->Refuse(request.status());
   absl::StatusOr<Command> command = FromProto(request->command());
   if (!command.ok()) return call->Refuse(command.status());
@@ -27,7 +27,7 @@ grpc::ServerUnaryReactor* LogService::Wait(grpc::CallbackServerContext* context,
                                            const grpc::ByteBuffer* bytes,
                                            grpc::ByteBuffer* response) {
   auto call = Call<v1::WaitResponse>::Start(service_, context, response);
-  const Parsed<v1::WaitRequest> request(service_->parsing, bytes);
+  const Parsed<v1::WaitRequest> request(service_, context, bytes);
   if (!request.ok()) return call->Refuse(request.status());
   const absl::Time deadline =
       std::min(SteadyTime(absl::FromChrono(context->deadline())), SteadyNow() + service_->max_wait);

@@ -12,15 +12,15 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
-#include <utility>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "core/base/mutex.h"
 #include "core/node/requests.h"
 #include "core/transport/frame_format.h"
 #include "google/protobuf/message.h"
+#include "grpcpp/server_context.h"
 #include "grpcpp/support/byte_buffer.h"
+#include "server/service/context.h"
+#include "server/service/room.h"
 
 namespace chorus {
 
@@ -37,46 +37,6 @@ inline constexpr int64_t kMaxParsedBytes = int64_t{128} << 20;
 inline constexpr int64_t kMaxUploadBytes = int64_t{32} << 20;
 static_assert(kMaxMessageBytes * kParsedFactor <= kMaxParsedBytes);
 
-// So many bytes of memory, for whoever finds room there. Threads: thread-safe.
-class Room {
- public:
-  explicit Room(int64_t bytes) : free_(bytes) {}
-
-  // Some of it, given back with this object.
-  class Part {
-   public:
-    Part() = default;
-    Part(Room* room, int64_t bytes) : room_(room), bytes_(bytes) {}
-    Part(Part&& other) noexcept
-        : room_(std::exchange(other.room_, nullptr)), bytes_(other.bytes_) {}
-    ~Part() {
-      if (room_ != nullptr) room_->Leave(bytes_);
-    }
-
-   private:
-    Room* room_ = nullptr;
-    int64_t bytes_ = 0;
-  };
-  // Waits until `bytes`, at most all that there are, are free.
-  Part Enter(int64_t bytes) {
-    MutexLock lock(&mutex_);
-    while (free_ < bytes) changed_.Wait(&mutex_);
-    free_ -= bytes;
-    return Part(this, bytes);
-  }
-
- private:
-  void Leave(int64_t bytes) {
-    MutexLock lock(&mutex_);
-    free_ += bytes;
-    changed_.SignalAll();
-  }
-
-  Mutex mutex_;
-  CondVar changed_;
-  int64_t free_ ABSL_GUARDED_BY(mutex_);
-};
-
 // Takes `bytes`, which are empty afterwards, into `message`. INVALID_ARGUMENT kMalformed: more than
 // `most`, which are not parsed, or no message of this type.
 absl::Status Parse(grpc::ByteBuffer* bytes, int64_t most, google::protobuf::Message* message);
@@ -84,13 +44,26 @@ absl::Status Parse(grpc::ByteBuffer* bytes, int64_t most, google::protobuf::Mess
 template <typename Message>
 class Parsed {
  public:
-  // `parsing` outlives it. `bytes` are gRPC's, which would keep them as long as the call and does
-  // not look at them again.
-  Parsed(Room* parsing, const grpc::ByteBuffer* bytes, int64_t most = kMaxRequestBytes)
+  // `bytes` are gRPC's, which would keep them as long as the call and does not look at them again.
+  // RESOURCE_EXHAUSTED kQuota: its caller has too many calls under way.
+  Parsed(const ServiceContext* service, const grpc::CallbackServerContext* context,
+         const grpc::ByteBuffer* bytes, int64_t most = kMaxRequestBytes)
+      : Parsed(service->parsing, bytes, most, service->peers->CheckCalls(context->peer())) {}
+  // `admitted` not OK: they are not parsed. `parsing` outlives it.
+  Parsed(Room* parsing, const grpc::ByteBuffer* bytes, int64_t most = kMaxRequestBytes,
+         const absl::Status& admitted = absl::OkStatus())
       : room_(
-            parsing->Enter(kParsedFactor * std::min(static_cast<int64_t>(bytes->Length()), most))),
+            parsing->Enter(kParsedFactor * std::min<int64_t>(static_cast<int64_t>(bytes->Length()),
+                                                             admitted.ok() ? most : 0))),
         message_(std::make_unique<Message>()),
-        status_(Parse(const_cast<grpc::ByteBuffer*>(bytes), most, message_.get())) {}
+        status_(admitted) {
+    grpc::ByteBuffer* const taken = const_cast<grpc::ByteBuffer*>(bytes);
+    if (status_.ok()) {
+      status_ = Parse(taken, most, message_.get());
+    } else {
+      taken->Clear();
+    }
+  }
   Parsed(const Parsed&) = delete;
   Parsed& operator=(const Parsed&) = delete;
 
@@ -102,7 +75,7 @@ class Parsed {
  private:
   const Room::Part room_;  // goes behind the message
   const std::unique_ptr<Message> message_;
-  const absl::Status status_;
+  absl::Status status_;
 };
 
 // `message` as bytes.

@@ -63,7 +63,7 @@ grpc::ServerUnaryReactor* SessionsService::Open(grpc::CallbackServerContext* con
                                                 const grpc::ByteBuffer* bytes,
                                                 grpc::ByteBuffer* response) {
   auto call = Call<v1::OpenSessionResponse>::Start(service_, context, response);
-  const Parsed<v1::OpenSessionRequest> request(service_->parsing, bytes);
+  const Parsed<v1::OpenSessionRequest> request(service_, context, bytes);
   if (!request.ok()) return call->Refuse(request.status());
   const absl::StatusOr<Caller> caller = call->caller();
   absl::StatusOr<node::OpenSessionRequest> open =
@@ -104,7 +104,7 @@ grpc::ServerUnaryReactor* SessionsService::Close(grpc::CallbackServerContext* co
                                                  const grpc::ByteBuffer* bytes,
                                                  grpc::ByteBuffer* response) {
   auto call = Call<v1::CloseSessionResponse>::Start(service_, context, response);
-  const Parsed<v1::CloseSessionRequest> request(service_->parsing, bytes);
+  const Parsed<v1::CloseSessionRequest> request(service_, context, bytes);
   if (!request.ok()) return call->Refuse(request.status());
   const absl::StatusOr<Caller> caller = call->caller();
   if (!caller.ok()) return call->Refuse(caller.status());
@@ -123,7 +123,7 @@ grpc::ServerUnaryReactor* SessionsService::Renew(grpc::CallbackServerContext* co
                                                  const grpc::ByteBuffer* bytes,
                                                  grpc::ByteBuffer* response) {
   auto call = Call<v1::RenewSessionResponse>::Start(service_, context, response);
-  const Parsed<v1::RenewSessionRequest> request(service_->parsing, bytes);
+  const Parsed<v1::RenewSessionRequest> request(service_, context, bytes);
   if (!request.ok()) return call->Refuse(request.status());
   call->ForSession(
       request->session(), [call](node::LocalNode& node, absl::Time now, SessionId session) {

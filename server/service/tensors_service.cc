@@ -53,7 +53,7 @@ grpc::ServerUnaryReactor* TensorsService::Create(grpc::CallbackServerContext* co
                                                  const grpc::ByteBuffer* bytes,
                                                  grpc::ByteBuffer* response) {
   auto call = Call<v1::CreateTensorResponse>::Start(service_, context, response);
-  const Parsed<v1::CreateTensorRequest> request(service_->parsing, bytes, kMaxCommandMessageBytes);
+  const Parsed<v1::CreateTensorRequest> request(service_, context, bytes, kMaxCommandMessageBytes);
   if (!request.ok()) return call->Refuse(request.status());
   SubmitCommand(call, request->session(), request->sequence(), FromProto(request->tensor()));
   return call.get();
@@ -63,7 +63,7 @@ grpc::ServerUnaryReactor* TensorsService::MakeReadable(grpc::CallbackServerConte
                                                        const grpc::ByteBuffer* bytes,
                                                        grpc::ByteBuffer* response) {
   auto call = Call<v1::MakeReadableResponse>::Start(service_, context, response);
-  const Parsed<v1::MakeReadableRequest> request(service_->parsing, bytes, kMaxCommandMessageBytes);
+  const Parsed<v1::MakeReadableRequest> request(service_, context, bytes, kMaxCommandMessageBytes);
   if (!request.ok()) return call->Refuse(request.status());
   v1::MakeReadable command;
   *command.mutable_tensors() = request->tensors();
@@ -75,7 +75,7 @@ grpc::ServerUnaryReactor* TensorsService::Release(grpc::CallbackServerContext* c
                                                   const grpc::ByteBuffer* bytes,
                                                   grpc::ByteBuffer* response) {
   auto call = Call<v1::ReleaseTensorsResponse>::Start(service_, context, response);
-  const Parsed<v1::ReleaseTensorsRequest> request(service_->parsing, bytes,
+  const Parsed<v1::ReleaseTensorsRequest> request(service_, context, bytes,
                                                   kMaxCommandMessageBytes);
   if (!request.ok()) return call->Refuse(request.status());
   SubmitCommand(call, request->session(), request->sequence(),
@@ -87,7 +87,7 @@ grpc::ServerUnaryReactor* TensorsService::CreateStaging(grpc::CallbackServerCont
                                                         const grpc::ByteBuffer* bytes,
                                                         grpc::ByteBuffer* response) {
   auto call = Call<v1::CreateStagingResponse>::Start(service_, context, response);
-  const Parsed<v1::CreateStagingRequest> request(service_->parsing, bytes);
+  const Parsed<v1::CreateStagingRequest> request(service_, context, bytes);
   if (!request.ok()) return call->Refuse(request.status());
   call->ForSession(request->session(), [call, bytes = request->size_bytes()](
                                            node::LocalNode& node, absl::Time, SessionId session) {
@@ -108,7 +108,7 @@ grpc::ServerUnaryReactor* TensorsService::WriteStaging(grpc::CallbackServerConte
   auto call = Call<v1::WriteStagingResponse>::Start(service_, context, response);
   Room::Part room = service_->uploads->Enter(
       std::min(static_cast<int64_t>(bytes->Length()), kMaxWriteMessageBytes));
-  const Parsed<v1::WriteStagingRequest> request(service_->parsing, bytes, kMaxWriteMessageBytes);
+  const Parsed<v1::WriteStagingRequest> request(service_, context, bytes, kMaxWriteMessageBytes);
   if (!request.ok()) return call->Refuse(request.status());
   const std::shared_ptr<const Upload> upload(new Upload{
       std::move(room), {ArenaId(request->arena()), request->offset_bytes(), request->data()}});
@@ -125,7 +125,7 @@ grpc::ServerUnaryReactor* TensorsService::ReleaseStaging(grpc::CallbackServerCon
                                                          const grpc::ByteBuffer* bytes,
                                                          grpc::ByteBuffer* response) {
   auto call = Call<v1::ReleaseStagingResponse>::Start(service_, context, response);
-  const Parsed<v1::ReleaseStagingRequest> request(service_->parsing, bytes);
+  const Parsed<v1::ReleaseStagingRequest> request(service_, context, bytes);
   if (!request.ok()) return call->Refuse(request.status());
   call->ForSession(request->session(), [call, arena = ArenaId(request->arena())](
                                            node::LocalNode& node, absl::Time, SessionId session) {

@@ -101,7 +101,7 @@ grpc::ServerUnaryReactor* WorldsService::Join(grpc::CallbackServerContext* conte
                                               const grpc::ByteBuffer* bytes,
                                               grpc::ByteBuffer* response) {
   auto call = Call<v1::JoinWorldResponse>::Start(service_, context, response);
-  const Parsed<v1::JoinWorldRequest> request(service_->parsing, bytes);
+  const Parsed<v1::JoinWorldRequest> request(service_, context, bytes);
   if (!request.ok()) return call->Refuse(request.status());
   absl::StatusOr<node::JoinRequest> join = RequestFrom(*request);
   if (!join.ok()) return call->Refuse(join.status());
@@ -123,7 +123,7 @@ grpc::ServerUnaryReactor* WorldsService::CreateGroup(grpc::CallbackServerContext
                                                      const grpc::ByteBuffer* bytes,
                                                      grpc::ByteBuffer* response) {
   auto call = Call<v1::CreateGroupResponse>::Start(service_, context, response);
-  const Parsed<v1::CreateGroupRequest> request(service_->parsing, bytes);
+  const Parsed<v1::CreateGroupRequest> request(service_, context, bytes);
   if (!request.ok()) return call->Refuse(request.status());
   call->ForSession(request->session(), [call, create = RequestFrom(*request)](
                                            node::LocalNode& node, absl::Time, SessionId session) {
@@ -139,7 +139,7 @@ grpc::ServerUnaryReactor* WorldsService::Leave(grpc::CallbackServerContext* cont
                                                const grpc::ByteBuffer* bytes,
                                                grpc::ByteBuffer* response) {
   auto call = Call<v1::LeaveWorldResponse>::Start(service_, context, response);
-  const Parsed<v1::LeaveWorldRequest> request(service_->parsing, bytes);
+  const Parsed<v1::LeaveWorldRequest> request(service_, context, bytes);
   if (!request.ok()) return call->Refuse(request.status());
   call->ForSession(request->session(),
                    [call, world = WorldId(request->world()), rank = Rank(request->rank())](
@@ -153,7 +153,7 @@ grpc::ServerUnaryReactor* WorldsService::Abort(grpc::CallbackServerContext* cont
                                                const grpc::ByteBuffer* bytes,
                                                grpc::ByteBuffer* response) {
   auto call = Call<v1::AbortWorldResponse>::Start(service_, context, response);
-  const Parsed<v1::AbortWorldRequest> request(service_->parsing, bytes);
+  const Parsed<v1::AbortWorldRequest> request(service_, context, bytes);
   if (!request.ok()) return call->Refuse(request.status());
   const node::AbortWorldRequest abort{WorldId(request->world()), Rank(request->rank()),
                                       Epoch(request->epoch()), request->message()};
@@ -168,7 +168,7 @@ grpc::ServerUnaryReactor* WorldsService::Reform(grpc::CallbackServerContext* con
                                                 const grpc::ByteBuffer* bytes,
                                                 grpc::ByteBuffer* response) {
   auto call = Call<v1::ReformWorldResponse>::Start(service_, context, response);
-  const Parsed<v1::ReformWorldRequest> request(service_->parsing, bytes);
+  const Parsed<v1::ReformWorldRequest> request(service_, context, bytes);
   if (!request.ok()) return call->Refuse(request.status());
   const absl::StatusOr<node::ReformWorldRequest> reform = RequestFrom(*request);
   if (!reform.ok()) return call->Refuse(reform.status());
@@ -188,7 +188,7 @@ grpc::ServerUnaryReactor* WorldsService::Describe(grpc::CallbackServerContext* c
                                                   const grpc::ByteBuffer* bytes,
                                                   grpc::ByteBuffer* response) {
   auto call = Call<v1::DescribeWorldsResponse>::Start(service_, context, response);
-  const Parsed<v1::DescribeWorldsRequest> request(service_->parsing, bytes);
+  const Parsed<v1::DescribeWorldsRequest> request(service_, context, bytes);
   if (!request.ok()) return call->Refuse(request.status());
   const absl::StatusOr<Caller> caller = call->caller();
   if (!caller.ok()) return call->Refuse(caller.status());

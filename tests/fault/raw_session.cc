@@ -11,6 +11,7 @@
 #include "core/transport/attach/protocol.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/security/credentials.h"
+#include "grpcpp/support/channel_arguments.h"
 #include "proto/convert/errors_convert.h"
 
 namespace chorus {
@@ -28,7 +29,10 @@ absl::StatusOr<RawSession> RawSession::Open(const std::string& address, bool att
   if (attached) {
     CHORUS_ASSIGN_OR_RETURN(raw.attach, AttachClient::Connect(AttachPath(path), deadline));
   }
-  raw.channel = grpc::CreateChannel(address, grpc::InsecureChannelCredentials());
+  // It takes little that it does not read: a window that grows would take whole tensors.
+  grpc::ChannelArguments window;
+  window.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  raw.channel = grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), window);
   grpc::ClientContext context;
   SetDeadline(&context);
   v1::OpenSessionRequest request;

@@ -1,7 +1,8 @@
-// attack ADDRESS NAME [again]: one attack (attacker.h) by a process of its own.
+// attack ADDRESS NAME [again] [uid=N]: one attack (attacker.h) by a process of its own.
 //
 // Says "done=N code=CODE message=..." when it has been refused, or has had enough; then it keeps
 // what it has until it is killed. "again": it says nothing and begins anew, by another session.
+// "uid=N": as another user, which takes root.
 #include <unistd.h>
 
 #include <iostream>
@@ -9,26 +10,51 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_replace.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "tests/hostile/attacker.h"
 
-int main(int argc, char** argv) {
-  using namespace chorus;
-  const bool again = argc == 4 && std::string(argv[3]) == "again";
-  if (argc != (again ? 4 : 3) || hostile::Attacks().count(argv[2]) == 0) {
-    std::cerr << "attack ADDRESS NAME [again]" << std::endl;
+namespace chorus {
+namespace hostile {
+namespace {
+
+absl::StatusOr<Report> Once(const std::string& address, const std::string& attack,
+                            std::unique_ptr<Attacker>* attacker) {
+  absl::StatusOr<std::unique_ptr<Attacker>> opened = Attacker::Open(address, attack);
+  if (!opened.ok()) return opened.status();
+  *attacker = *std::move(opened);
+  return Attack(attack, attacker->get());
+}
+
+int Main(int argc, char** argv) {
+  bool again = false;
+  bool understood = argc >= 3 && IsAttack(argv[2]);
+  for (int i = 3; i < argc; ++i) {
+    absl::string_view word = argv[i];
+    uint32_t uid = 0;
+    if (word == "again") {
+      again = true;
+    } else if (absl::ConsumePrefix(&word, "uid=") && absl::SimpleAtoi(word, &uid)) {
+      if (setgid(uid) != 0 || setuid(uid) != 0) {
+        std::cerr << "cannot become uid " << uid << std::endl;
+        return 1;
+      }
+    } else {
+      understood = false;
+    }
+  }
+  if (!understood) {
+    std::cerr << "attack ADDRESS NAME [again] [uid=N]" << std::endl;
     return 2;
   }
+  std::unique_ptr<Attacker> attacker;
   while (again) {
-    const auto attacker = hostile::Attacker::Open(argv[1]);
-    if (attacker.ok()) (void)hostile::Attacks().at(argv[2])(attacker->get());
+    (void)Once(argv[1], argv[2], &attacker);
+    attacker.reset();
   }
-  absl::StatusOr<std::unique_ptr<hostile::Attacker>> attacker = hostile::Attacker::Open(argv[1]);
-  if (!attacker.ok()) {
-    std::cerr << attacker.status() << std::endl;
-    return 1;
-  }
-  const absl::StatusOr<hostile::Report> report = hostile::Attacks().at(argv[2])(attacker->get());
+  const absl::StatusOr<Report> report = Once(argv[1], argv[2], &attacker);
   if (!report.ok()) {
     std::cerr << report.status() << std::endl;
     return 1;
@@ -39,3 +65,9 @@ int main(int argc, char** argv) {
             << std::endl;
   for (;;) pause();
 }
+
+}  // namespace
+}  // namespace hostile
+}  // namespace chorus
+
+int main(int argc, char** argv) { return chorus::hostile::Main(argc, argv); }

@@ -3,12 +3,14 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <map>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "absl/types/optional.h"
 #include "client/attach/attach_client.h"
 #include "core/base/bytes.h"
 #include "core/base/error.h"
@@ -22,6 +24,7 @@
 #include "grpcpp/client_context.h"
 #include "proto/chorus/v1/diagnostics.grpc.pb.h"
 #include "tests/fault/raw_session.h"
+#include "tests/hostile/rpc_attacks.h"
 
 namespace chorus {
 namespace hostile {
@@ -32,18 +35,19 @@ absl::Time Deadline() { return RawSession::Deadline(); }
 }  // namespace
 
 struct Attacker::Impl : RawSession {
-  Impl(const std::string& daemon, RawSession raw)
-      : RawSession(std::move(raw)),
-        address(daemon),
-        submitter(memory.get(), doorbell.get(), std::move(wake)),
-        waiter(memory.get()) {}
+  Impl(const std::string& daemon, RawSession raw) : RawSession(std::move(raw)), address(daemon) {
+    if (memory == nullptr) return;
+    submitter.emplace(memory.get(), doorbell.get(), std::move(wake));
+    waiter.emplace(memory.get());
+  }
 
   const std::string address;
-  Submitter submitter;
-  CompletionWaiter waiter;
+  absl::optional<Submitter> submitter;  // of one that is attached
+  absl::optional<CompletionWaiter> waiter;
   int64_t sequence = 0;
   std::vector<UniqueFd> kept;                     // descriptors
   std::vector<std::unique_ptr<Attacker>> others;  // sessions of its own
+  Kept calls;
 
   absl::StatusOr<Sequence> Submit(CommandBody body) {
     return SubmitAs(++sequence, std::move(body));
@@ -54,13 +58,13 @@ struct Attacker::Impl : RawSession {
     command.body = std::move(body);
     ByteWriter frame;
     EncodeFrame(command, &frame);
-    CHORUS_RETURN_IF_ERROR(submitter.Submit(frame.bytes(), RawSession::kPatience));
+    CHORUS_RETURN_IF_ERROR(submitter->Submit(frame.bytes(), RawSession::kPatience));
     return command.sequence;
   }
   // OK, or the code with which it ended.
   absl::StatusOr<absl::Status> Do(CommandBody body) {
     CHORUS_ASSIGN_OR_RETURN(const Sequence number, Submit(std::move(body)));
-    CHORUS_ASSIGN_OR_RETURN(const RunOutcome outcome, waiter.WaitForRun(number, Deadline()));
+    CHORUS_ASSIGN_OR_RETURN(const RunOutcome outcome, waiter->WaitForRun(number, Deadline()));
     return absl::Status(outcome.code, "");
   }
 
@@ -166,7 +170,7 @@ absl::StatusOr<Report> Gaps(Attacker* attacker) {
   CHORUS_RETURN_IF_ERROR(attacker->impl().SubmitAs(1, Cancel{Sequence(1)}).status());
   constexpr int64_t kHeld = 1024;
   CHORUS_ASSIGN_OR_RETURN(const RunOutcome outcome,
-                          attacker->impl().waiter.WaitForRun(Sequence(1 + kHeld), Deadline()));
+                          attacker->impl().waiter->WaitForRun(Sequence(1 + kHeld), Deadline()));
   report.refused = absl::Status(outcome.code, "");
   return report;
 }
@@ -184,7 +188,7 @@ absl::StatusOr<Report> Names(Attacker* attacker) {
     ++report.done;
     if (slot % 500 != 499) continue;
     CHORUS_ASSIGN_OR_RETURN(const RunOutcome outcome,
-                            attacker->impl().waiter.WaitForRun(number, Deadline()));
+                            attacker->impl().waiter->WaitForRun(number, Deadline()));
     report.refused = absl::Status(outcome.code, "");
   }
   return report;
@@ -193,7 +197,8 @@ absl::StatusOr<Report> Names(Attacker* attacker) {
 absl::StatusOr<Report> Sessions(Attacker* attacker) {
   Report report;
   for (; report.done < 1000; ++report.done) {
-    absl::StatusOr<std::unique_ptr<Attacker>> other = Attacker::Open(attacker->impl().address);
+    absl::StatusOr<std::unique_ptr<Attacker>> other =
+        Attacker::Open(attacker->impl().address, "sessions");
     report.refused = other.status();
     if (!other.ok()) break;
     attacker->impl().others.push_back(*std::move(other));
@@ -364,10 +369,9 @@ absl::StatusOr<Report> Worlds(Attacker* attacker) {
   return report;
 }
 
-}  // namespace
-
-const std::map<std::string, Attack>& Attacks() {
-  static const auto* const attacks = new std::map<std::string, Attack>{
+using RingAttack = absl::StatusOr<Report> (*)(Attacker* attacker);
+const std::map<std::string, RingAttack>& RingAttacks() {
+  static const auto* const attacks = new std::map<std::string, RingAttack>{
       {"zeros", &ZeroNodes},   {"quadratic", &Quadratic}, {"graphs", &Graphs},
       {"pages", &Pages},       {"gaps", &Gaps},           {"names", &Names},
       {"sessions", &Sessions}, {"worlds", &Worlds},       {"planning", &Planning},
@@ -377,11 +381,25 @@ const std::map<std::string, Attack>& Attacks() {
   return *attacks;
 }
 
+}  // namespace
+
+bool IsAttack(const std::string& name) {
+  return RingAttacks().count(name) > 0 || RpcAttacks().count(name) > 0;
+}
+
+absl::StatusOr<Report> Attack(const std::string& name, Attacker* attacker) {
+  const auto rpc = RpcAttacks().find(name);
+  if (rpc == RpcAttacks().end()) return RingAttacks().at(name)(attacker);
+  return rpc->second(attacker->impl(), &attacker->impl().calls);
+}
+
 Attacker::Attacker(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Attacker::~Attacker() = default;
 
-absl::StatusOr<std::unique_ptr<Attacker>> Attacker::Open(const std::string& address) {
-  CHORUS_ASSIGN_OR_RETURN(RawSession raw, RawSession::Open(address, /*attached=*/true));
+absl::StatusOr<std::unique_ptr<Attacker>> Attacker::Open(const std::string& address,
+                                                         const std::string& attack) {
+  const bool attached = RpcAttacks().count(attack) == 0;
+  CHORUS_ASSIGN_OR_RETURN(RawSession raw, RawSession::Open(address, attached));
   return std::unique_ptr<Attacker>(new Attacker(std::make_unique<Impl>(address, std::move(raw))));
 }
 

@@ -7,34 +7,27 @@
 #ifndef CHORUS_TESTS_HOSTILE_ATTACKER_H_
 #define CHORUS_TESTS_HOSTILE_ATTACKER_H_
 
-#include <cstdint>
-#include <functional>
-#include <map>
 #include <memory>
 #include <string>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "tests/hostile/report.h"
 
 namespace chorus {
 namespace hostile {
 
 class Attacker;
 
-// What it was told at last, and how often it was not refused before.
-struct Report {
-  absl::Status refused;  // OK: it was never refused
-  int64_t done = 0;
-};
-
-using Attack = std::function<absl::StatusOr<Report>(Attacker* attacker)>;
-// By name, which says what is asked for.
-const std::map<std::string, Attack>& Attacks();
+// By its name, which says what is asked for: by an attached client, or by gRPC alone
+// (rpc_attacks.h).
+bool IsAttack(const std::string& name);
+absl::StatusOr<Report> Attack(const std::string& name, Attacker* attacker);
 
 class Attacker {
  public:
-  // A session with a ring. `address`: "unix:PATH".
-  static absl::StatusOr<std::unique_ptr<Attacker>> Open(const std::string& address);
+  // A session for this attack. `address`: "unix:PATH".
+  static absl::StatusOr<std::unique_ptr<Attacker>> Open(const std::string& address,
+                                                        const std::string& attack);
   ~Attacker();
 
   struct Impl;

@@ -1,0 +1,231 @@
+#include "tests/hostile/rpc_attacks.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+#include "chorus/v1/log.grpc.pb.h"
+#include "chorus/v1/sessions.grpc.pb.h"
+#include "chorus/v1/tensors.grpc.pb.h"
+#include "chorus/v1/worlds.grpc.pb.h"
+#include "core/base/error.h"
+#include "google/protobuf/unknown_field_set.h"
+#include "grpcpp/client_context.h"
+#include "proto/convert/errors_convert.h"
+
+namespace chorus {
+namespace hostile {
+namespace {
+
+constexpr int kUnknown = 15;  // of no message's fields; one byte as a tag
+
+// Two bytes each, many times that when they are parsed.
+void AddUnknownFields(google::protobuf::Message* message, int count) {
+  google::protobuf::UnknownFieldSet* const fields =
+      message->GetReflection()->MutableUnknownFields(message);
+  for (int i = 0; i < count; ++i) fields->AddLengthDelimited(kUnknown, "");
+}
+
+absl::Status Submit(const RawSession& session, v1::Log::Stub* log, v1::SubmitRequest request) {
+  grpc::ClientContext context;
+  RawSession::SetDeadline(&context);
+  v1::SubmitResponse response;
+  request.set_session(session.session);
+  return FromGrpc(log->Submit(&context, request, &response));
+}
+
+// Calls that wait for what never comes, each with as much as a message may have.
+absl::StatusOr<Report> Messages(const RawSession& session, Kept* kept) {
+  struct Call {
+    grpc::ClientContext context;
+    v1::WaitResponse response;
+  };
+  Report report;
+  const std::shared_ptr<v1::Log::Stub> log = v1::Log::NewStub(session.channel);
+  kept->push_back(log);
+  v1::WaitRequest request;
+  request.set_session(session.session);
+  request.set_sequence(1000000);
+  AddUnknownFields(&request, 30000);
+  for (; report.done < 1000; ++report.done) {
+    const auto call = std::make_shared<Call>();
+    kept->push_back(call);
+    log->async()->Wait(&call->context, &request, &call->response, [](const grpc::Status&) {});
+  }
+  // When this is answered the daemon has had them all: it is one connection.
+  request = v1::WaitRequest();
+  request.set_session(session.session);
+  request.set_sequence(-1);
+  grpc::ClientContext context;
+  RawSession::SetDeadline(&context);
+  v1::WaitResponse response;
+  report.refused = FromGrpc(log->Wait(&context, request, &response));
+  return report;
+}
+
+// Commands that are no frame: little as a message, much when parsed.
+absl::StatusOr<Report> Large(const RawSession& session, Kept*) {
+  Report report;
+  const auto log = v1::Log::NewStub(session.channel);
+  v1::SubmitRequest request;
+  request.mutable_command()->set_sequence(1);
+  v1::Graph* const graph = request.mutable_command()->mutable_register_graph()->mutable_graph();
+  for (const int nodes : {250000, 500000}) {  // of two bytes: the second is too large a message
+    while (graph->nodes_size() < nodes) graph->add_nodes();
+    for (int i = 0; i < 10; ++i) {
+      report.refused = Submit(session, log.get(), request);
+      if (report.refused.ok()) ++report.done;
+    }
+  }
+  return report;
+}
+
+// Streams with a command that nobody ends. It leaves a little, for others of its user.
+absl::StatusOr<Report> Streams(const RawSession& session, Kept* kept) {
+  struct Stream {
+    grpc::ClientContext context;
+    std::unique_ptr<grpc::ClientReaderWriter<v1::CommandsRequest, v1::CommandsResponse>> stream;
+    ~Stream() { context.TryCancel(); }
+  };
+  Report report;
+  const std::shared_ptr<v1::Log::Stub> log = v1::Log::NewStub(session.channel);
+  kept->push_back(log);
+  v1::CommandsRequest request;
+  request.set_session(session.session);
+  request.mutable_command()->mutable_release();
+  for (; report.done < 5000; ++report.done) {
+    auto stream = std::make_shared<Stream>();
+    RawSession::SetDeadline(&stream->context);
+    stream->stream = log->Commands(&stream->context);
+    request.mutable_command()->set_sequence(report.done + 1);
+    v1::CommandsResponse response;
+    if (!stream->stream->Write(request) || !stream->stream->Read(&response)) {
+      report.refused = FromGrpc(stream->stream->Finish());
+      break;
+    }
+    kept->push_back(std::move(stream));
+  }
+  kept->resize(kept->size() - std::min<size_t>(kept->size() - 1, 8));
+  return report;
+}
+
+// Few bytes that would be many.
+absl::StatusOr<Report> Compressed(const RawSession& session, Kept*) {
+  Report report;
+  const auto log = v1::Log::NewStub(session.channel);
+  for (int i = 0; i < 100; ++i) {
+    grpc::ClientContext context;
+    RawSession::SetDeadline(&context);
+    context.set_compression_algorithm(GRPC_COMPRESS_GZIP);
+    v1::WaitRequest request;
+    request.set_session(session.session);
+    request.set_sequence(1);
+    google::protobuf::UnknownFieldSet* const fields =
+        request.GetReflection()->MutableUnknownFields(&request);
+    fields->AddLengthDelimited(kUnknown, std::string(3 << 20, '\0'));
+    v1::WaitResponse response;
+    report.refused = FromGrpc(log->Wait(&context, request, &response));
+    if (report.refused.ok()) ++report.done;
+  }
+  return report;
+}
+
+// Tensors that are read up to their first part.
+absl::StatusOr<Report> Downloads(const RawSession& session, Kept* kept) {
+  struct Download {
+    grpc::ClientContext context;
+    std::unique_ptr<grpc::ClientReader<v1::DownloadTensorResponse>> reader;
+    ~Download() { context.TryCancel(); }
+  };
+  Report report;
+  const std::shared_ptr<v1::Tensors::Stub> tensors = v1::Tensors::NewStub(session.channel);
+  kept->push_back(tensors);
+  constexpr int64_t kBytes = int64_t{8} << 20;
+  v1::CreateStagingResponse staging;
+  {
+    grpc::ClientContext context;
+    RawSession::SetDeadline(&context);
+    v1::CreateStagingRequest request;
+    request.set_session(session.session);
+    request.set_size_bytes(kBytes);
+    CHORUS_RETURN_IF_ERROR(FromGrpc(tensors->CreateStaging(&context, request, &staging)));
+  }
+  v1::DownloadTensorRequest read;
+  {
+    grpc::ClientContext context;
+    RawSession::SetDeadline(&context);
+    v1::CreateTensorRequest request;
+    request.set_session(session.session);
+    request.set_sequence(1);
+    v1::CreateTensor* const tensor = request.mutable_tensor();
+    tensor->mutable_id()->set_generation(1);
+    tensor->mutable_type()->set_dtype(v1::DTYPE_U8);
+    tensor->mutable_type()->add_dims(kBytes);
+    tensor->set_device(session.device);
+    tensor->mutable_source()->mutable_external()->set_arena(staging.arena());
+    *read.mutable_tensor() = tensor->id();
+    v1::CreateTensorResponse response;
+    CHORUS_RETURN_IF_ERROR(FromGrpc(tensors->Create(&context, request, &response)));
+  }
+  read.set_session(session.session);
+  for (; report.done < 1000; ++report.done) {
+    const auto download = std::make_shared<Download>();
+    RawSession::SetDeadline(&download->context);
+    download->reader = tensors->Download(&download->context, read);
+    v1::DownloadTensorResponse part;
+    if (!download->reader->Read(&part)) {
+      report.refused = FromGrpc(download->reader->Finish());
+      break;
+    }
+    kept->push_back(download);
+  }
+  return report;
+}
+
+// The longest lists that a message has room for.
+absl::StatusOr<Report> Lists(const RawSession& session, Kept*) {
+  Report report;
+  const auto worlds = v1::Worlds::NewStub(session.channel);
+  const auto sessions = v1::Sessions::NewStub(session.channel);
+  const auto log = v1::Log::NewStub(session.channel);
+  v1::CreateGroupRequest group;
+  group.set_session(session.session);
+  group.set_world(1);
+  for (int i = 0; i < 60000; ++i) group.add_ranks(i % 100);
+  v1::OpenSessionRequest open;
+  for (int i = 0; i < 60000; ++i) open.add_devices(i % 100);
+  v1::SubmitRequest release;
+  release.mutable_command()->set_sequence(1);
+  for (int i = 0; i < 80000; ++i) {
+    release.mutable_command()->mutable_release()->add_tensors()->set_generation(1);
+  }
+  for (int i = 0; i < 100; ++i) {
+    grpc::ClientContext first;
+    grpc::ClientContext second;
+    RawSession::SetDeadline(&first);
+    RawSession::SetDeadline(&second);
+    v1::CreateGroupResponse group_response;
+    v1::OpenSessionResponse open_response;
+    for (const absl::Status& status :
+         {FromGrpc(worlds->CreateGroup(&first, group, &group_response)),
+          FromGrpc(sessions->Open(&second, open, &open_response)),
+          Submit(session, log.get(), release)}) {
+      report.refused = status;
+      if (status.ok()) ++report.done;
+    }
+  }
+  return report;
+}
+
+}  // namespace
+
+const std::map<std::string, RpcAttack>& RpcAttacks() {
+  static const auto* const attacks = new std::map<std::string, RpcAttack>{
+      {"messages", &Messages},     {"large", &Large},         {"streams", &Streams},
+      {"compressed", &Compressed}, {"downloads", &Downloads}, {"lists", &Lists},
+  };
+  return *attacks;
+}
+
+}  // namespace hostile
+}  // namespace chorus
