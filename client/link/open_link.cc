@@ -131,6 +131,7 @@ absl::StatusOr<std::unique_ptr<Link>> OpenLink(const SessionOptions& options) {
   }
   opened.session = response.session();
   for (const int32_t device : response.devices()) opened.devices.push_back(DeviceIndex(device));
+  opened.request_timeout = std::min(opened.request_timeout, absl::FromChrono(options.wait_timeout));
   opened.lease =
       absl::Seconds(response.lease().seconds()) + absl::Nanoseconds(response.lease().nanos());
 

@@ -16,8 +16,6 @@ namespace chorus {
 namespace internal {
 namespace {
 
-// Of a request that the daemon answers at once.
-constexpr absl::Duration kRequestTimeout = absl::Seconds(30);
 // What the daemon's own deadlines may be late.
 constexpr absl::Duration kMargin = absl::Seconds(10);
 // Of one without a deadline of its own: the daemon's decides.
@@ -193,7 +191,7 @@ absl::Status RpcLink::FetchError(absl::StatusCode code, ErrorId id) {
   error.message = absl::StrCat("error ", id.value(), " of the daemon");
   if (id.value() != 0) {
     grpc::ClientContext context;
-    SetDeadline(&context, kRequestTimeout);
+    SetDeadline(&context, opened_.request_timeout);
     v1::GetErrorRequest request;
     v1::GetErrorResponse response;
     request.set_error_id(id.value());
@@ -270,7 +268,7 @@ absl::StatusOr<const char*> RpcLink::MapTensor(TensorId, Sequence, int64_t, absl
 absl::StatusOr<Link::Staging> RpcLink::CreateStaging(int64_t bytes) {
   CHORUS_RETURN_IF_ERROR(liveness());
   grpc::ClientContext context;
-  SetDeadline(&context, kRequestTimeout);
+  SetDeadline(&context, opened_.request_timeout);
   v1::CreateStagingRequest request;
   v1::CreateStagingResponse response;
   request.set_session(opened_.session);
@@ -286,7 +284,7 @@ absl::Status RpcLink::WriteStaging(ArenaId arena, int64_t offset, absl::string_v
     CHORUS_RETURN_IF_ERROR(liveness());
     const absl::string_view chunk = bytes.substr(0, kChunkBytes);
     grpc::ClientContext context;
-    SetDeadline(&context, kRequestTimeout);
+    SetDeadline(&context, opened_.request_timeout);
     v1::WriteStagingRequest request;
     v1::WriteStagingResponse response;
     request.set_session(opened_.session);
@@ -303,7 +301,7 @@ absl::Status RpcLink::WriteStaging(ArenaId arena, int64_t offset, absl::string_v
 absl::Status RpcLink::ReleaseStaging(ArenaId arena) {
   CHORUS_RETURN_IF_ERROR(liveness());
   grpc::ClientContext context;
-  SetDeadline(&context, kRequestTimeout);
+  SetDeadline(&context, opened_.request_timeout);
   v1::ReleaseStagingRequest request;
   v1::ReleaseStagingResponse response;
   request.set_session(opened_.session);
@@ -365,7 +363,7 @@ absl::StatusOr<GroupId> RpcLink::CreateGroup(WorldId world, Rank rank,
                                              InstanceKey::Request which) {
   CHORUS_RETURN_IF_ERROR(liveness());
   grpc::ClientContext context;
-  SetDeadline(&context, kRequestTimeout);
+  SetDeadline(&context, opened_.request_timeout);
   v1::CreateGroupRequest request;
   v1::CreateGroupResponse response;
   request.set_session(opened_.session);
@@ -381,7 +379,7 @@ absl::StatusOr<GroupId> RpcLink::CreateGroup(WorldId world, Rank rank,
 absl::Status RpcLink::Leave(WorldId world, Rank rank) {
   CHORUS_RETURN_IF_ERROR(liveness());
   grpc::ClientContext context;
-  SetDeadline(&context, kRequestTimeout);
+  SetDeadline(&context, opened_.request_timeout);
   v1::LeaveWorldRequest request;
   v1::LeaveWorldResponse response;
   request.set_session(opened_.session);
@@ -490,7 +488,7 @@ absl::StatusOr<std::vector<std::string>> RpcLink::Waits() {
 absl::Status RpcLink::Close() {
   if (!liveness().ok()) return absl::OkStatus();
   grpc::ClientContext context;
-  SetDeadline(&context, kRequestTimeout);
+  SetDeadline(&context, opened_.request_timeout);
   v1::CloseSessionRequest request;
   v1::CloseSessionResponse response;
   request.set_session(opened_.session);

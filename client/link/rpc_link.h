@@ -40,6 +40,9 @@ struct OpenedSession {
   int32_t max_tensors = 0;
   int32_t max_graphs = 0;
   absl::Duration lease;  // of a session that is not attached
+  // Of a request that the daemon answers at once. One that is stopped holds nobody longer than the
+  // session's own waits would.
+  absl::Duration request_timeout = absl::Seconds(30);
   std::string address;
 };
 

@@ -1,4 +1,6 @@
 // All reachable states of three ranks, two groups and three runs a rank, in several programs.
+//
+// With CHORUS_LONG=1 in the environment all of them; else gangs of two programs finish at once.
 #include "tests/model/enumeration.h"
 
 #include <cstdlib>
@@ -9,11 +11,23 @@
 #include <sstream>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "gtest/gtest.h"
 
 namespace chorus {
 namespace {
+
+std::vector<ModelConfig> Programs() {
+  std::vector<ModelConfig> programs = ModelConfigs();
+  if (std::getenv("CHORUS_LONG") != nullptr) return programs;
+  // These are about what is not launched; in which order other gangs finish makes most of their
+  // states.
+  for (ModelConfig& program : programs) {
+    if (program.name == "inner_circle" || program.name == "mismatch") program.finish = false;
+  }
+  return programs;
+}
 
 const ModelResult& ResultOf(const ModelConfig& config) {
   static auto* results = new std::map<std::string, ModelResult>;
@@ -37,7 +51,7 @@ TEST_P(EnumerationTest, EveryReachableStateKeepsThePromises) {
   RecordProperty("states", std::to_string(result.states));
 }
 
-INSTANTIATE_TEST_SUITE_P(Programs, EnumerationTest, ::testing::ValuesIn(ModelConfigs()),
+INSTANTIATE_TEST_SUITE_P(Programs, EnumerationTest, ::testing::ValuesIn(Programs()),
                          [](const auto& info) { return info.param.name; });
 
 TEST(ProgramsTest, ThoseWithoutAFaultOfTheirOwnCanPublishEverything) {
@@ -45,7 +59,7 @@ TEST(ProgramsTest, ThoseWithoutAFaultOfTheirOwnCanPublishEverything) {
   const std::set<std::string> faulty = {"nested",       "circle",   "inner_circle",
                                         "mismatch",     "given_up", "given_up_compiled",
                                         "unequal_parts"};
-  for (const ModelConfig& config : ModelConfigs()) {
+  for (const ModelConfig& config : Programs()) {
     EXPECT_EQ(ResultOf(config).all_published > 0, faulty.count(config.name) == 0) << config.name;
   }
 }
@@ -54,7 +68,7 @@ TEST(ProgramsTest, ThoseWithoutAFaultOfTheirOwnCanPublishEverything) {
 // its places is a failpoint, each line a thing that can happen there.
 TEST(FailpointsTest, TheCommittedTableIsComplete) {
   std::set<std::pair<std::string, std::string>> points;
-  for (const ModelConfig& config : ModelConfigs()) {
+  for (const ModelConfig& config : Programs()) {
     const ModelResult& result = ResultOf(config);
     points.insert(result.points.begin(), result.points.end());
   }
