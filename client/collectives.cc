@@ -106,7 +106,7 @@ Tensor FactorOf(const ReduceOp& op, absl::Span<const Tensor> xs, CallSite site) 
                   site);
 }
 
-Results ApplyReduction(CallRequest call, absl::Span<const Tensor> xs, const Group& group,
+Results ApplyReduction(CallRequest&& call, absl::Span<const Tensor> xs, const Group& group,
                        const ReduceOp& op) {
   call.spec.collective.reduction = op.reduction();
   if (op.reduction() != Reduction::kPremulSum) return Apply(call, xs, group);
@@ -169,7 +169,7 @@ Tensor internal::AllReduceIn(CallInRuns* runs, const Tensor& x, const Group& gro
                              const ReduceOp& op, CallSite site) {
   CallRequest call(Ops().all_reduce, site);
   call.runs = runs;
-  return One(ApplyReduction(call, Only(x), group, op));
+  return One(ApplyReduction(std::move(call), Only(x), group, op));
 }
 
 Tensor Broadcast(const Tensor& x, int root, const Group& group, CallSite site) {
@@ -179,7 +179,7 @@ Tensor Broadcast(const Tensor& x, int root, const Group& group, CallSite site) {
 Tensor Reduce(const Tensor& x, int root, const Group& group, ReduceOp op, CallSite site) {
   CallRequest call(Ops().reduce, site);
   call.spec.collective.root = GroupRank(root);
-  return One(ApplyReduction(call, Only(x), group, op));
+  return One(ApplyReduction(std::move(call), Only(x), group, op));
 }
 
 std::vector<Tensor> AllGather(const Tensor& x, const Group& group, const std::vector<int64_t>& rows,
@@ -298,7 +298,7 @@ Tensor ReduceScatterTensor(const Tensor& x, const Group& group, ReduceOp op,
   CallRequest call(Ops().reduce_scatter_tensor, site);
   call.spec.collective.counts = rows;
   const Tensor whole = ToFront("reduce_scatter_tensor", x, dim, site);
-  return FromFront(One(ApplyReduction(call, Only(whole), group, op)), dim, site);
+  return FromFront(One(ApplyReduction(std::move(call), Only(whole), group, op)), dim, site);
 }
 
 std::vector<Tensor> AllToAll(const std::vector<Tensor>& xs, const Group& group,

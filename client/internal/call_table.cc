@@ -10,13 +10,12 @@ CallTable::BatchKey CallTable::KeyOf(absl::Span<const CallPart> parts) {
   return key;
 }
 
-CallEntry* CallTable::Find(absl::Span<const CallPart> parts) {
+CallEntry* CallTable::Search(absl::Span<const CallPart> parts) {
   if (parts.size() > 1) {
     const auto found = batches_.find(KeyOf(parts));
     return found == batches_.end() ? nullptr : found->second.get();
   }
   const CallKey& key = parts[0].key;
-  if (last_entry_ != nullptr && last_key_ == key) return last_entry_;
   const auto found = calls_.find(key);
   if (found == calls_.end()) return nullptr;
   last_key_ = key;

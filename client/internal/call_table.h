@@ -51,6 +51,9 @@ struct CollectiveSpec {
 // What decides which graph an eager collective is: `type` and `source` are interned, so they are
 // compared by address, like the types of inputs. Its entry keeps these.
 struct CallKey {
+  CallKey() = default;
+  explicit CallKey(const CollectiveSpec& call) : spec(call) {}
+
   CollectiveSpec spec;
   absl::InlinedVector<const TensorInfo*, 2> types;  // of inputs; one, where all are of one
   int32_t num_inputs = 0;
@@ -74,7 +77,9 @@ struct CallKey {
 
 // One of the collectives of an eager run, as a member calls it.
 struct CallPart {
-  GroupCore* group = nullptr;
+  CallPart(GroupCore* called, const CollectiveSpec& call) : group(called), key(call) {}
+
+  GroupCore* group;
   CallKey key;
   TensorInfoPtr declared;                      // keeps the key's type
   absl::InlinedVector<TensorData*, 2> inputs;  // this session's and not failed
@@ -109,13 +114,18 @@ class CallTable {
   static constexpr size_t kMax = 1024;
 
   // Null: they have not been seen. The parts' first group is the table's.
-  CallEntry* Find(absl::Span<const CallPart> parts);
+  CallEntry* Find(absl::Span<const CallPart> parts) {
+    const bool again = parts.size() == 1 && last_entry_ != nullptr && last_key_ == parts[0].key;
+    return again ? last_entry_ : Search(parts);
+  }
   CallEntry* Add(absl::Span<const CallPart> parts, std::unique_ptr<CallEntry> entry);
   size_t size() const { return calls_.size() + batches_.size(); }
   std::vector<GraphId> graphs() const;
   void Clear();
 
  private:
+  CallEntry* Search(absl::Span<const CallPart> parts);
+
   // Of several collectives, of this group's members in this session.
   using BatchKey = std::vector<std::pair<GroupCore*, CallKey>>;
   static BatchKey KeyOf(absl::Span<const CallPart> parts);

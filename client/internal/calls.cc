@@ -79,13 +79,15 @@ void InternKey(Interner* interner, CallPart* part) {
   }
   if (key.spec.source != nullptr) key.spec.source = interner->Source(*key.spec.source);
   key.num_inputs = static_cast<int32_t>(part->inputs.size());
-  bool differ = false;
-  for (const TensorData* input : part->inputs) {
-    differ = differ || input->info != part->inputs[0]->info;
+  if (part->inputs.empty()) return;
+  const TensorInfo* const first = part->inputs[0]->info.get();
+  key.types.push_back(first);
+  if (std::all_of(part->inputs.begin() + 1, part->inputs.end(),
+                  [first](const TensorData* input) { return input->info.get() == first; })) {
+    return;
   }
-  for (size_t i = 0; i < (differ ? part->inputs.size() : std::min<size_t>(1, key.num_inputs));
-       ++i) {
-    key.types.push_back(part->inputs[i]->info.get());
+  for (auto input = part->inputs.begin() + 1; input != part->inputs.end(); ++input) {
+    key.types.push_back((*input)->info.get());
   }
 }
 
@@ -144,6 +146,7 @@ absl::StatusOr<std::unique_ptr<CallEntry>> MakeEntry(absl::Span<const CallPart> 
         static_cast<int32_t>(std::find(held.begin(), held.end(), part.group) - held.begin());
     entry->parts.push_back(std::move(made));
   }
+  entry->draft.origins.resize(parts.size());
   *graph = builder.Build();
   const InstanceRef& instance = parts[0].key.spec.collective.instance;
   if (instance.kind == InstanceRef::Kind::kBound) graph->num_instance_slots = 1;
@@ -159,13 +162,17 @@ void Bind(absl::Span<const CallPart> parts, bool bound, const CallInRuns* runs, 
           CallEntry* entry) {
   RunDraft& draft = entry->draft;
   Run& run = draft.run();
+  RunGroup& bound_group = run.groups[0];
   MemberCore* const member = parts[0].group->member;
-  run.groups[0].world = member->world;
-  run.groups[0].epoch = Epoch(member->epoch.load(std::memory_order_relaxed));
+  bound_group.world = member->world;
+  bound_group.epoch = Epoch(member->epoch.load(std::memory_order_relaxed));
   run.pair_calls.clear();
   run.call_goes_on = runs != nullptr && !runs->last;
   draft.operands.clear();
-  draft.origins.resize(parts.size());
+  // (Each look into an InlinedVector asks where it is.)
+  const CallEntry::Part* const entry_parts = entry->parts.data();
+  CallPosition* const bases = bound_group.base.data();
+  DependencesPtr* const origins = draft.origins.data();
   for (size_t p = 0; p < parts.size(); ++p) {
     const CallPart& part = parts[p];
     GroupCore* const group = part.group;
@@ -173,13 +180,13 @@ void Bind(absl::Span<const CallPart> parts, bool bound, const CallInRuns* runs, 
     if (HasPeer(part.key.spec.op->kind)) {
       OriginPtr& origin = group->counters.OriginAt(EndOf(part.key.spec.collective));
       if (origin == nullptr) origin = interner->NewOrigin();
-      draft.origins[p] = interner->Set({origin});
-    } else if (draft.origins[p] != OriginOf(group, interner)) {
-      draft.origins[p] = OriginOf(group, interner);
+      origins[p] = interner->Set({origin});
+    } else if (origins[p] == nullptr || origins[p] != group->after) {
+      origins[p] = OriginOf(group, interner);
     }
-    CallPosition& base = run.groups[0].base[entry->parts[p].rank];
     if (bound || part.instance.is_pair()) {
-      base = {group->member->step.load(std::memory_order_relaxed), group->counters.next(), 0};
+      bases[entry_parts[p].rank] = {group->member->step.load(std::memory_order_relaxed),
+                                    group->counters.next(), 0};
     }
     if (!bound && part.instance.is_pair()) run.pair_calls.push_back(part.instance.at.call);
   }
@@ -187,7 +194,7 @@ void Bind(absl::Span<const CallPart> parts, bool bound, const CallInRuns* runs, 
   for (size_t p = 0; p < parts.size() && !bound; ++p) {
     // Where the call of the group stands, not what was counted since.
     if (parts[p].instance.is_pair() || PartBefore(parts, p) != nullptr) continue;
-    run.groups[0].base[entry->parts[p].rank] = parts[p].instance.at;
+    bases[entry_parts[p].rank] = parts[p].instance.at;
   }
 }
 

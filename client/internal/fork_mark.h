@@ -5,6 +5,7 @@
 #ifndef CHORUS_CLIENT_INTERNAL_FORK_MARK_H_
 #define CHORUS_CLIENT_INTERNAL_FORK_MARK_H_
 
+#include <atomic>
 #include <cstdint>
 
 namespace chorus {
@@ -12,12 +13,15 @@ namespace internal {
 
 class ForkMark {
  public:
-  ForkMark();
+  ForkMark() : forks_before_(CountForks()) {}
   // True in a forked child of the process that made it.
-  bool Forked() const;
+  bool Forked() const { return forks_.load(std::memory_order_relaxed) != forks_before_; }
 
  private:
-  const uint64_t forks_;
+  static uint64_t CountForks();
+
+  static inline std::atomic<uint64_t> forks_{0};  // on the way from the first process to this one
+  const uint64_t forks_before_;
 };
 
 }  // namespace internal

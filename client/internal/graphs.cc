@@ -8,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/optional.h"
 #include "client/internal/calls.h"
-#include "client/internal/member.h"
 #include "core/base/error.h"
 #include "core/graph/encoding.h"
 #include "core/transport/command.h"
@@ -72,10 +71,9 @@ absl::StatusOr<GraphId> Graphs::OfFragment(std::string encoded) {
   return id;
 }
 
-absl::StatusOr<CallEntry*> Graphs::OfCalls(absl::Span<const CallPart> parts, int device_count,
-                                           Interner* interner) {
+absl::StatusOr<CallEntry*> Graphs::RegisterCalls(absl::Span<const CallPart> parts, int device_count,
+                                                 Interner* interner) {
   GroupCore* const group = parts[0].group;
-  if (CallEntry* const entry = group->calls.Find(parts)) return entry;
   // Counts that change with every call must not fill the daemon with graphs.
   if (group->calls.size() >= CallTable::kMax) ForgetCalls(group);
   Graph graph;

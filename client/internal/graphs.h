@@ -20,6 +20,7 @@
 #include "client/internal/call_table.h"
 #include "client/internal/interner.h"
 #include "client/internal/log.h"
+#include "client/internal/member.h"
 #include "client/internal/releases.h"
 #include "client/internal/session_lock.h"
 #include "client/internal/staging.h"
@@ -40,7 +41,10 @@ class Graphs {
   // The entry of calls, with its graph registered if they have not been seen.
   absl::StatusOr<CallEntry*> OfCalls(absl::Span<const CallPart> parts, int device_count,
                                      Interner* interner)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
+    if (CallEntry* const entry = parts[0].group->calls.Find(parts)) return entry;
+    return RegisterCalls(parts, device_count, interner);
+  }
   // Drops the graphs of all calls of a group.
   void ForgetCalls(GroupCore* group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // Half of the session's graphs are of calls.
@@ -49,6 +53,9 @@ class Graphs {
   void ReleaseLeft();
 
  private:
+  absl::StatusOr<CallEntry*> RegisterCalls(absl::Span<const CallPart> parts, int device_count,
+                                           Interner* interner)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   void Release(absl::Span<const GraphId> graphs);
 
   Log* const log_;

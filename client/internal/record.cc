@@ -287,7 +287,7 @@ absl::Status AddToTrace(Recording* r, Trace* trace) {
   return absl::OkStatus();
 }
 
-// Fills in the results of `number` recordings. `parts` are room for as many. kOne: of one, which is
+// Fills in the results of `number` recordings, whose calls are `parts`. kOne: of one, which is
 // the usual case; then the loops are none.
 template <bool kOne>
 void Apply(size_t number, Recording* recordings, CallPart* parts) {
@@ -316,8 +316,6 @@ void Apply(size_t number, Recording* recordings, CallPart* parts) {
                                sourced(Precondition(absl::StrCat(
                                    op, ": the group ended when its world was reformed")))));
     }
-    parts[i].group = call.group;
-    parts[i].key.spec = call.call->spec;
   }
   const std::shared_ptr<SessionCore>& session = (*recordings[0].call.member)->session;
   const auto refuse = [&](const absl::Status& status, bool counted) {
@@ -411,7 +409,7 @@ Results ApplyCollective(const CallRequest& call, absl::Span<const Tensor> inputs
   Recording recording;
   recording.call = {&call, inputs, &member, group};
   recording.results = &results;
-  CallPart part;
+  CallPart part(group, call.spec);
   Apply<true>(1, &recording, &part);
   return results;
 }
@@ -423,7 +421,9 @@ std::vector<Results> ApplyCollectives(absl::Span<const MemberCall> calls) {
     recordings[i].call = calls[i];
     recordings[i].results = &results[i];
   }
-  std::vector<CallPart> parts(calls.size());
+  std::vector<CallPart> parts;
+  parts.reserve(calls.size());
+  for (const MemberCall& call : calls) parts.emplace_back(call.group, call.call->spec);
   if (!calls.empty()) Apply<false>(calls.size(), recordings.data(), parts.data());
   return results;
 }

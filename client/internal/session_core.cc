@@ -167,7 +167,8 @@ absl::StatusOr<Sequence> SessionCore::SubmitRun(RunDraft* draft, TensorDatas* re
       run.inputs[i] = operand.binding();
     }
   }
-  run.outputs.resize(draft->results.size());
+  // (They are there in a draft that is sent again, and to resize is not free.)
+  if (run.outputs.size() != draft->results.size()) run.outputs.resize(draft->results.size());
   const auto give_back = [&](size_t count) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
     for (size_t i = 0; i < count; ++i) log_.tensors().GiveBack(run.outputs[i].id);
   };
@@ -180,20 +181,18 @@ absl::StatusOr<Sequence> SessionCore::SubmitRun(RunDraft* draft, TensorDatas* re
     run.outputs[i].kind = OutBinding::Kind::kFresh;
     run.outputs[i].id = *id;
   }
-  absl::StatusOr<Sequence> sequence = Sequence();
-  // Behind the names: to find them may send other fragments, whose graphs may push this one out.
-  if (!draft->encoded.empty()) {
-    const absl::StatusOr<GraphId> graph = graphs_.OfFragment(std::move(draft->encoded));
-    if (graph.ok()) {
-      run.graph = *graph;
-    } else {
-      sequence = graph.status();
+  const auto submit = [&]()
+                          ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) -> absl::StatusOr<Sequence> {
+    // Behind the names: to find them may send other fragments, whose graphs may push this one out.
+    if (!draft->encoded.empty()) {
+      CHORUS_ASSIGN_OR_RETURN(run.graph, graphs_.OfFragment(std::move(draft->encoded)));
     }
-  }
-  if (sequence.ok()) sequence = log_.Submit(&draft->command);
+    return log_.Submit(&draft->command);
+  };
+  const absl::StatusOr<Sequence> sequence = submit();
   if (!sequence.ok()) {
     give_back(run.outputs.size());
-    return sequence.status();
+    return sequence;
   }
   log_.CountRun(*sequence);
 
@@ -305,10 +304,7 @@ absl::StatusOr<TensorDataPtr> SessionCore::FromHost(const TensorInfoPtr& info, i
   return data;
 }
 
-absl::Status SessionCore::Name(TensorData* data) {
-  if (data->state.load(std::memory_order_relaxed) != TensorData::State::kHost) {
-    return absl::OkStatus();
-  }
+absl::Status SessionCore::NameHost(TensorData* data) {
   CHORUS_ASSIGN_OR_RETURN(const Created created,
                           Create(data->info, data->device_slot, data->inline_data));
   SetSent(created.id, created.sequence, data);

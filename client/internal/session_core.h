@@ -101,7 +101,10 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
                                          const char* bytes, CallSite site)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // Makes a kHost tensor one of the daemon's; nothing to do for others.
-  absl::Status Name(TensorData* data) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  absl::Status Name(TensorData* data) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
+    const bool host = data->state.load(std::memory_order_relaxed) == TensorData::State::kHost;
+    return host ? NameHost(data) : absl::OkStatus();
+  }
   // A tensor that `data`'s staging memory holds now: the trainer may write there afterwards.
   absl::StatusOr<TensorDataPtr> Freeze(const TensorData& data)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
@@ -150,6 +153,7 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
                                  const std::string& call_site = "")
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   absl::StatusOr<TensorId> NewTensorId() ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  absl::Status NameHost(TensorData* data) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   absl::Status MakeReadableIf(bool on_device, TensorId id) ABSL_LOCKS_EXCLUDED(session_lock);
   // Sends the fragment of this number, if it is open.
   void FlushOne(int64_t number) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
