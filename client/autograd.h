@@ -27,13 +27,14 @@ class GradMode;
 // Each rank asks for the gradients of one collective in one order; those of different ones in any.
 // A call that is refused, and whose roots have failed or lead to collectives, ends the epoch for
 // everybody: which gradients it would have asked for is not known. So what this rank has recorded
-// up to then has no gradient any more: kTapeConsumed for who asks, here and on other ranks.
+// up to then has no gradient any more: kTapeConsumed for a caller that asks, here and on other
+// ranks.
 struct BackwardOptions {
   std::vector<Tensor> seeds;  // empty: ones
   bool retain_graph = false;
   // Record the gradients, so that they can be differentiated. All of them, constants too, have for
-  // history the collectives in which the call took part: whoever differentiates one takes part in
-  // these, with zeros where nothing comes in.
+  // history the collectives in which the call took part: a caller that differentiates one takes
+  // part in these, with zeros where nothing comes in.
   bool create_graph = false;
 };
 absl::Status Backward(const Tensor& root, const BackwardOptions& options = {},

@@ -1,6 +1,7 @@
 // The line of the trainer that made a call.
 //
 // Threads: any; a CallSiteScope counts for its thread.
+// Ownership: file names are literals of the program. Errors: none.
 #ifndef CHORUS_CLIENT_CALL_SITE_H_
 #define CHORUS_CLIENT_CALL_SITE_H_
 

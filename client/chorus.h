@@ -28,7 +28,7 @@
 //     tells but that calls which do not fit (another type, shape or reduction) mismatch.
 //   * What is sent in a step is received in it. A step that is done again has a new number.
 // What can become of a call:
-//   * Who is ahead waits, at most agree_timeout.
+//   * A rank that is ahead waits, at most agree_timeout.
 //   * A call that one rank cannot make (an operand that does not fit, a function that cannot be
 //     compiled, ...) ends the world's *epoch*: that rank has its own error, every call of
 //     the world that is under way on other ranks fails with kPeerRefused naming the rank, the line
@@ -36,23 +36,23 @@
 //     death and Abort. A rank is in the next epoch as soon as it has been handed the cause. Where
 //     all ranks make one mistake at one call, one epoch ends.
 //   * What uses a result that has failed carries its error on. A call of which that is all ends no
-//     epoch again, for the others have been told: who needs it fails, alone.
+//     epoch again, for the others have been told: a rank that needs it fails, alone.
 //   * A call that needs a rank which has passed its position (it has made a later call of the
 //     group, or begun a later step, without that one) fails with kMismatch naming both calls and
 //     lines: alone, with what waits for it and what uses its result. No epoch ends.
-//   * A rank of which nobody knows what it would have called (a compiled function that could not
-//     be traced, see Compiled) is *out of line*: it takes part in nothing more until its next step
-//     (Reform, where there are no steps). Its calls fail at once, for those who need them too.
+//   * A rank of which nobody knows what it would have called (a compiled function that could not be
+//     traced, see Compiled) is *out of line*: it takes part in nothing more until its next step
+//     (Reform, where there are no steps). Its calls fail at once, for the ranks that need them too.
 //
 // **The loss that is differentiated is the sum over ranks of each rank's loss.** So the gradient of
-// AllReduce is an AllReduce, and a loss that each rank computes alike counts once for every rank.
-// A gradient is a collective like any other: every rank that took part in the forward collective
+// AllReduce is an AllReduce, and a loss that each rank computes alike counts once for every rank. A
+// gradient is a collective like any other: every rank that took part in the forward collective
 // takes part in its gradient, by Backward or Grad, or has given up its tape (NoGrad, Detach, or the
 // result's last handle dropped) and then counts as zeros; where its operand had come from another
-// collective zeros would make others' gradients wrong, so that who asks for them gets kGradientLost
-// naming it. While gradients are on, every collective of a floating type is recorded, also where
-// this rank's input wants no gradient: another rank's may, and then needs this rank's part of the
-// loss. Put metrics under NoGrad.
+// collective zeros would make others' gradients wrong, so that a rank that asks for them gets
+// kGradientLost naming it. While gradients are on, every collective of a floating type is recorded,
+// also where this rank's input wants no gradient: another rank's may, and then needs this rank's
+// part of the loss. Put metrics under NoGrad.
 //
 // Threads: every function and class here may be used from any thread; a Tensor, World or Group
 //   object itself is a handle like a std::shared_ptr: copy it, do not change one object from two

@@ -72,10 +72,10 @@ const CollectiveOps& Ops() {
 absl::Span<const Tensor> Only(const Tensor& x) { return absl::MakeConstSpan(&x, 1); }
 Tensor One(Results results) { return std::move(results[0]); }
 
-// Of a list form; a refused call carries its error in every place.
-std::vector<Tensor> List(Results results, int places) {
+// Of a list form; a refused call carries its error in every result.
+std::vector<Tensor> List(Results results, int size) {
   if (!results[0].status().ok()) {
-    return std::vector<Tensor>(static_cast<size_t>(std::max(1, places)), results[0]);
+    return std::vector<Tensor>(static_cast<size_t>(std::max(1, size)), results[0]);
   }
   return std::vector<Tensor>(std::make_move_iterator(results.begin()),
                              std::make_move_iterator(results.end()));
@@ -231,13 +231,13 @@ Tensor Scatter(const std::vector<Tensor>& xs, DType dtype, const Shape& shape, i
     call.behind = xs;
     return One(Apply(call, {}, group));
   }
-  const size_t place = static_cast<size_t>(root);
-  if (xs.size() == static_cast<size_t>(group.size()) && IsUsable(xs[place]) &&
-      ImplOf(xs[place])->data->info->type != type) {
-    return One(RefuseHere(
-        call, group,
-        absl::StrCat("expected the root's own piece, tensor ", root, ", as ", type.ToString(),
-                     ", which it says, got ", ImplOf(xs[place])->data->info->type.ToString())));
+  const size_t root_index = static_cast<size_t>(root);
+  if (xs.size() == static_cast<size_t>(group.size()) && IsUsable(xs[root_index]) &&
+      ImplOf(xs[root_index])->data->info->type != type) {
+    return One(RefuseHere(call, group,
+                          absl::StrCat("expected the root's own piece, tensor ", root, ", as ",
+                                       type.ToString(), ", which it says, got ",
+                                       ImplOf(xs[root_index])->data->info->type.ToString())));
   }
   return One(Apply(call, xs, group));
 }
@@ -403,9 +403,9 @@ Ragged ScatterRagged(const Tensor& x, const Tensor& counts, DType dtype, const S
     return Both(Apply(call, {}, group));
   }
   if (IsUsable(x)) {
-    TensorType own = ImplOf(x)->data->info->type;
-    if (!own.dims.empty() && !shape.empty()) own.dims[0] = Dim(shape[0]);
-    if (own != type) {
+    TensorType row_type = ImplOf(x)->data->info->type;
+    if (!row_type.dims.empty() && !shape.empty()) row_type.dims[0] = Dim(shape[0]);
+    if (row_type != type) {
       return Both(RefuseHere(call, group,
                              absl::StrCat("expected rows like those of ", type.ToString(),
                                           ", which the root says, got ", TypeText(x))));
@@ -434,16 +434,16 @@ std::vector<Results> ApplyAll(std::vector<CallRequest> calls,
   CallInRuns runs;
   std::vector<MemberCall> run;
   size_t values = 0;
-  const auto go = [&] {
-    std::vector<Results> some = ApplyCollectives(run);
-    std::move(some.begin(), some.end(), std::back_inserter(results));
+  const auto submit = [&] {
+    std::vector<Results> run_results = ApplyCollectives(run);
+    std::move(run_results.begin(), run_results.end(), std::back_inserter(results));
     run.clear();
     values = 0;
   };
   for (size_t i = 0; i < calls.size(); ++i) {
-    const size_t more = inputs[i].size() + results_each;
-    if (!run.empty() && values + more > kMaxRunValues) {
-      go();
+    const size_t call_values = inputs[i].size() + results_each;
+    if (!run.empty() && values + call_values > kMaxRunValues) {
+      submit();
       // The rest of the call was refused with it.
       if (!results.back()[0].status().ok()) {
         results.resize(calls.size(), results.back());
@@ -452,10 +452,10 @@ std::vector<Results> ApplyAll(std::vector<CallRequest> calls,
     }
     calls[i].runs = &runs;
     run.push_back({&calls[i], inputs[i], &MemberOf(group), CoreOf(group)});
-    values += more;
+    values += call_values;
   }
   runs.last = true;
-  if (!run.empty()) go();
+  if (!run.empty()) submit();
   return results;
 }
 
@@ -528,10 +528,10 @@ std::vector<Tensor> ReduceCoalesced(const std::vector<Tensor>& xs, int root, con
 
 std::vector<std::vector<Tensor>> AllGatherCoalesced(const std::vector<Tensor>& xs,
                                                     const Group& group, CallSite site) {
-  const size_t places = static_cast<size_t>(std::max(1, group.size()));
+  const size_t members = static_cast<size_t>(std::max(1, group.size()));
   std::vector<std::vector<Tensor>> lists;
   for (Results& results :
-       ApplyEach(CallRequest(Ops().all_gather, site), Singly(xs), places, group)) {
+       ApplyEach(CallRequest(Ops().all_gather, site), Singly(xs), members, group)) {
     lists.push_back(List(std::move(results), group.size()));
   }
   return lists;

@@ -20,24 +20,24 @@ namespace chorus {
 // A mismatch is INVALID_ARGUMENT kMismatch on every rank, with each rank's version and line;
 // nothing was executed. A call that is refused on one rank (a wrong number of tensors or of rows, a
 // root outside the group, a failed operand, ...) carries that error there, and ends the epoch for
-// the others, who are told.
+// the others, which are told.
 //
-// Ranks (`root`, `to`, `from`) are places in the group: Group::GroupRankOf translates those of the
+// Ranks (`root`, `to`, `from`) are ranks in the group: Group::GroupRankOf translates those of the
 // world. A *piece* is what goes from one member to another; its *rows* are its dimension 0. Pieces
 // of one collective are alike but for their rows: where these differ, and only there, `rows` says
-// how many each member's piece has, by place; empty means that all are equal. Forms "IntoTensor",
-// "Tensor" and "Single" have all pieces in one tensor, one after the other along `dim` (negative:
-// from the end), and then rows are sizes of that dimension; list forms have a tensor a piece. Both
-// forms of one collective may meet. Tensors of no dimensions are pieces of one type, and count as
-// one row where pieces come into one tensor.
+// how many each member's piece has, by rank in the group; empty means that all are equal. Forms
+// "IntoTensor", "Tensor" and "Single" have all pieces in one tensor, one after the other along
+// `dim` (negative: from the end), and then rows are sizes of that dimension; list forms have a
+// tensor a piece. Both forms of one collective may meet. Tensors of no dimensions are pieces of one
+// type, and count as one row where pieces come into one tensor.
 //
-// Reductions between ranks are taken in one order: with operand r of the member at place r,
+// Reductions between ranks are taken in one order: with operand r of the group's rank r,
 //   T(lo, n) = operand lo where n = 1, else T(lo, p) op T(lo + p, n - p),
-// p the largest power of two below n, over all places of the group, the same for every form, piece,
+// p the largest power of two below n, over all ranks of the group, the same for every form, piece,
 // destination and coalescing. A member that takes no part in a gradient is left out: a side of a
 // node in which nobody is there is nothing, and the node is its other side; a single operand is the
 // result, bit for bit (AVG, PREMUL_SUM and bool apart). Factors of PREMUL_SUM are applied to the
-// operands; AVG divides T by the number of all members, whoever is absent; half types are f32 up to
+// operands; AVG divides T by the number of all members, absent ones too; half types are f32 up to
 // T, which is rounded once; a NaN T is the one NaN; MIN and MAX keep the left one of +0 and -0.
 // Integers wrap; of bool, SUM and MAX are "or", PRODUCT and MIN "and". So bits are equal from run
 // to run, and on all ranks that get the same, wherever the ranks are.
@@ -88,7 +88,7 @@ Tensor Broadcast(const Tensor& x, int root, const Group& group, CallSite site = 
 Tensor Reduce(const Tensor& x, int root, const Group& group, ReduceOp op = {},
               CallSite site = CallSite::Here());
 
-// Every member's tensor, by place. Equal on all: rows, and the other dimensions.
+// Every member's tensor, by rank. Equal on all: rows, and the other dimensions.
 // Gradient: ReduceScatter.
 std::vector<Tensor> AllGather(const Tensor& x, const Group& group,
                               const std::vector<int64_t>& rows = {},
@@ -97,7 +97,7 @@ std::vector<Tensor> AllGather(const Tensor& x, const Group& group,
 Tensor AllGatherIntoTensor(const Tensor& x, const Group& group,
                            const std::vector<int64_t>& rows = {}, int64_t dim = 0,
                            CallSite site = CallSite::Here());
-// Every member's tensor, by place, on the root; elsewhere one absent tensor. Equal on all: root,
+// Every member's tensor, by rank, on the root; elsewhere one absent tensor. Equal on all: root,
 // and the dimensions but for the rows. The root gives the rows where they differ; others may.
 // Gradient: Scatter.
 std::vector<Tensor> Gather(const Tensor& x, int root, const Group& group,
@@ -107,7 +107,7 @@ Tensor GatherIntoTensor(const Tensor& x, int root, const Group& group,
                         const std::vector<int64_t>& rows = {}, int64_t dim = 0,
                         CallSite site = CallSite::Here());
 
-// The piece for this member of the root's `xs`, which has one for each, by place, and is not looked
+// The piece for this member of the root's `xs`, which has one for each, by rank, and is not looked
 // at elsewhere (leave it empty). `dtype` and `shape` are those of this member's piece, on the root
 // too. Equal on all: root, and the dimensions but for the rows. Gradient: Gather.
 Tensor Scatter(const std::vector<Tensor>& xs, DType dtype, const Shape& shape, int root,
@@ -118,7 +118,7 @@ Tensor ScatterTensor(const Tensor& x, DType dtype, const Shape& shape, int root,
                      const std::vector<int64_t>& rows = {}, int64_t dim = 0,
                      CallSite site = CallSite::Here());
 
-// `xs`: one for each member, by place. Gives the reduction of what the members have for this one.
+// `xs`: one for each member, by rank. Gives the reduction of what the members have for this one.
 // Equal on all: the shape of each member's piece, reduction. Gradient: AllGather; of PRODUCT,
 // AllToAll.
 Tensor ReduceScatter(const std::vector<Tensor>& xs, const Group& group, ReduceOp op = {},
@@ -128,7 +128,7 @@ Tensor ReduceScatterTensor(const Tensor& x, const Group& group, ReduceOp op = {}
                            const std::vector<int64_t>& rows = {}, int64_t dim = 0,
                            CallSite site = CallSite::Here());
 
-// `xs`: one for each member, by place; what comes back is what each has for this one. `rows`: of
+// `xs`: one for each member, by rank; what comes back is what each has for this one. `rows`: of
 // what comes from each. What two members say of what goes between them must be the same; all other
 // dimensions are equal on all. Gradient: AllToAll back.
 std::vector<Tensor> AllToAll(const std::vector<Tensor>& xs, const Group& group,
@@ -149,7 +149,7 @@ Tensor Send(const Tensor& x, int to, const Group& group, int64_t tag = 0,
 Tensor Recv(DType dtype, const Shape& shape, int from, const Group& group, int64_t tag = 0,
             CallSite site = CallSite::Here());
 // Any number of them, in one call. Each is done as soon as its peer has come, whatever the others
-// wait for; results are by place, absent for sends.
+// wait for; results are in the order of the transfers, absent for sends.
 struct Transfer {
   static Transfer Send(Tensor x, int to, int64_t tag = 0) {
     return Transfer{true, std::move(x), DType::kUnspecified, {}, to, tag};
@@ -202,8 +202,8 @@ Ragged ReduceScatterRagged(const Tensor& x, const Tensor& counts, int64_t max_ro
 // Coalesced: as many collectives in one call, for many small tensors. Results, gradients and bits
 // are those of the single calls in that order; what they cost is not. Every member coalesces the
 // same ones: it is one call, whatever is in its list, and none where that is empty. Results come
-// when all are done; an error in one of them is an error of all, and names its place. Shapes and
-// dtypes may differ from place to place; nothing in, nothing out.
+// when all are done; an error in one of them is an error of all, and says in which it is. Shapes
+// and dtypes may differ from one to the next; nothing in, nothing out.
 std::vector<Tensor> AllReduceCoalesced(const std::vector<Tensor>& xs, const Group& group,
                                        ReduceOp op = {}, CallSite site = CallSite::Here());
 std::vector<Tensor> BroadcastCoalesced(const std::vector<Tensor>& xs, int root, const Group& group,

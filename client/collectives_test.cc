@@ -252,26 +252,27 @@ TEST(RaggedTest, AllToAllTakesAnotherSplitWithoutAnotherGraph) {
   FakeDaemon daemon;
   {
     Ranks ranks(2, &daemon);
-    for (const int more : {0, 1}) {
+    for (const int added_rows : {0, 1}) {
       std::vector<Tensor> x;
       std::vector<Ragged> y;
       for (int r = 0; r < 2; ++r) {
         const World& w = ranks.worlds[r];
         Doubles values;
         for (int k = 0; k < 2; ++k) {
-          values.insert(values.end(), static_cast<size_t>(r + k + more), 10 * r + k);
+          values.insert(values.end(), static_cast<size_t>(r + k + added_rows), 10 * r + k);
         }
         values.resize(6, 99);  // not sent
         x.push_back(Leaf(w, values, {6, 1}));
-        y.push_back(AllToAllRagged(x[r], Counts(w, {r + more, r + 1 + more}), 5, w));
+        y.push_back(AllToAllRagged(x[r], Counts(w, {r + added_rows, r + 1 + added_rows}), 5, w));
       }
       for (int r = 0; r < 2; ++r) {
-        Doubles expected(static_cast<size_t>(r + more), r);
-        expected.insert(expected.end(), static_cast<size_t>(r + 1 + more), 10 + r);
+        Doubles expected(static_cast<size_t>(r + added_rows), r);
+        expected.insert(expected.end(), static_cast<size_t>(r + 1 + added_rows), 10 + r);
         expected.resize(5, 0);
         EXPECT_EQ(y[r].values.shape(), Shape({5, 1}));
         EXPECT_EQ(Values<double>(y[r].values), expected);
-        EXPECT_EQ(Values<int64_t>(y[r].counts), (std::vector<int64_t>{r + more, r + 1 + more}));
+        EXPECT_EQ(Values<int64_t>(y[r].counts),
+                  (std::vector<int64_t>{r + added_rows, r + 1 + added_rows}));
         EXPECT_FALSE(y[r].counts.requires_grad());
         const absl::Status status =
             Backward(Sum(y[r].values * y[r].values * static_cast<double>(r + 2)));
@@ -280,7 +281,7 @@ TEST(RaggedTest, AllToAllTakesAnotherSplitWithoutAnotherGraph) {
       for (int r = 0; r < 2; ++r) {
         Doubles expected;
         for (int k = 0; k < 2; ++k) {
-          expected.insert(expected.end(), static_cast<size_t>(r + k + more),
+          expected.insert(expected.end(), static_cast<size_t>(r + k + added_rows),
                           2 * (10 * r + k) * (k + 2));
         }
         expected.resize(6, 0);
@@ -530,9 +531,9 @@ TEST(CollectiveGradientTest, DoubleBackwardOfAProductFlowsThroughItsFactors) {
         if (compiled) {
           absl::Status traced;
           const Compiled function = Compile([&](const std::vector<Tensor>& in) {
-            absl::StatusOr<std::vector<Tensor>> made = both(r, w, in[0]);
-            traced = made.status();
-            return made.ok() ? *made : std::vector<Tensor>{Tensor()};
+            absl::StatusOr<std::vector<Tensor>> results = both(r, w, in[0]);
+            traced = results.status();
+            return results.ok() ? *results : std::vector<Tensor>{Tensor()};
           });
           results = function.Run({x[r]});
           ASSERT_TRUE(traced.ok()) << traced;

@@ -99,9 +99,9 @@ class CompiledImpl {
     Prepared prepared;
     prepared.program = Find(session, key);
     if (prepared.program == nullptr) {
-      CHORUS_ASSIGN_OR_RETURN(std::shared_ptr<Program> made,
+      CHORUS_ASSIGN_OR_RETURN(std::shared_ptr<Program> program,
                               MakeProgram(function_, options_, session, inputs, key));
-      prepared.program = Keep(std::move(made));
+      prepared.program = Keep(std::move(program));
     }
     CHORUS_ASSIGN_OR_RETURN(prepared.infos, InfosAt(prepared.program.get(), size));
     return prepared;
@@ -123,18 +123,18 @@ class CompiledImpl {
   }
 
   // The one to use: another thread may have traced the function for such inputs meanwhile.
-  std::shared_ptr<Program> Keep(std::shared_ptr<Program> made) {
-    std::shared_ptr<Program> known = Find(made->session, made->key);
-    if (known != nullptr) return known;
+  std::shared_ptr<Program> Keep(std::shared_ptr<Program> program) {
+    std::shared_ptr<Program> other = Find(program->session, program->key);
+    if (other != nullptr) return other;
     std::shared_ptr<Program> past;
     MutexLock lock(&mutex_);
     if (programs_.size() >= kMaxPrograms) {
       past = std::move(programs_.front());
       programs_.erase(programs_.begin());
     }
-    programs_.push_back(made);
+    programs_.push_back(program);
     ++traces_;
-    return made;
+    return program;
   }
 
   // The session on which a call with these inputs would have run, as far as that can be told.
@@ -159,15 +159,15 @@ class CompiledImpl {
   absl::Status Refuse(const std::vector<Tensor>& inputs, const absl::Status& why) {
     if (IsLost(why)) return why;
     std::shared_ptr<SessionCore> session;
-    std::shared_ptr<Program> known;
+    std::shared_ptr<Program> current;
     bool differ = false;
     {
       MutexLock lock(&mutex_);
       session = SessionOf(inputs);
       for (const auto& program : programs_) {
         if (program->session != session || !program->IsCurrent()) continue;
-        if (known == nullptr) known = program;
-        differ = differ || CallsOf(known->trace) != CallsOf(program->trace);
+        if (current == nullptr) current = program;
+        differ = differ || CallsOf(current->trace) != CallsOf(program->trace);
       }
     }
     if (session == nullptr || session->Forked()) return why;
@@ -176,11 +176,11 @@ class CompiledImpl {
       SessionLock lock(session.get());
       CHORUS_RETURN_IF_ERROR(lock.status());
       Refusals refusals;
-      if (known == nullptr || differ) {
+      if (current == nullptr || differ) {
         PutOutOfLine(session->members(), why, &refusals);
       } else {
-        CHORUS_RETURN_IF_ERROR(OutOfLine(known->trace));
-        AddRefused(known->trace, CountCalls(known->trace), &refusals);
+        CHORUS_RETURN_IF_ERROR(OutOfLine(current->trace));
+        AddRefused(current->trace, CountCalls(current->trace), &refusals);
       }
       sent = SubmitRefusals(&session->log(), std::move(refusals), why);
     }
@@ -192,8 +192,8 @@ class CompiledImpl {
     if (size < 0) return program->output_infos;
     {
       MutexLock lock(&mutex_);
-      const auto known = program->infos_at.find(size);
-      if (known != program->infos_at.end()) return known->second;
+      const auto row = program->infos_at.find(size);
+      if (row != program->infos_at.end()) return row->second;
     }
     CHORUS_ASSIGN_OR_RETURN(std::shared_ptr<const Infos> infos, OutputInfosAt(*program, size));
     MutexLock lock(&mutex_);
@@ -269,8 +269,8 @@ class CompiledImpl {
     return results;
   }
 
-  // Types of inputs that have a graph at a time: who has ever new ones traces again, and does not
-  // fill the daemon.
+  // Types of inputs that have a graph at a time: a caller that always has new ones traces again,
+  // and does not fill the daemon.
   static constexpr size_t kMaxPrograms = 256;
 
   const Function function_;

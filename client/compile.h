@@ -25,7 +25,7 @@ using Function = std::function<std::vector<Tensor>(const std::vector<Tensor>& in
 
 struct CompileOptions {
   // Inputs whose memory outputs of their types may take over (parameters that the step replaces),
-  // by place. Honoured where nobody else has the tensor (detached from it, for a gradient, or in
+  // by index. Honoured where nobody else has the tensor (detached from it, for a gradient, or in
   // another run that is not over), the function runs on one device and does not return the input
   // itself, and no collective needs the output; else the step gets memory of its own, and the input
   // stays. Where it is honoured the tensor, and every copy of its handle, is gone: its use is

@@ -302,10 +302,10 @@ TEST_P(DaemonTest, ACompiledStepTakesBatchesOfAnySize) {
     Tensor w = FromHost<double>(world, std::vector<double>(60, 0), {20, 3}).RequireGrad();
     double expected = 0;
     for (const int64_t rows : {40, 40, 7, 1, 40, 7}) {
-      const int64_t own = r == 0 ? rows : 41 - rows;
-      const std::vector<double> x(static_cast<size_t>(own * 20), r + 1);
+      const int64_t own_rows = r == 0 ? rows : 41 - rows;
+      const std::vector<double> x(static_cast<size_t>(own_rows * 20), r + 1);
       const auto out =
-          step.Run({w, FromHost<double>(world, x, {own, 20}), Scalar<double>(world, 0.5)});
+          step.Run({w, FromHost<double>(world, x, {own_rows, 20}), Scalar<double>(world, 0.5)});
       ASSERT_TRUE(out.ok()) << out.status();
       EXPECT_EQ(Values<double>((*out)[1]),
                 std::vector<double>(static_cast<size_t>(own * 3), expected * 20 * (r + 1)));
@@ -514,7 +514,7 @@ TEST_P(DaemonTest, AStoppedDaemonSaysSoToEveryClientAndEveryWaiter) {
   const std::vector<World> worlds = JoinBoth(session, "two");
   const Tensor waiting = AllReduce(Scalar<float>(worlds[0], 1), worlds[0]);
   const Tensor behind = waiting + waiting;
-  // Both are sent: who comes when the daemon is gone can be told nothing.
+  // Both are sent: a wait that begins when the daemon is gone can be told nothing.
   for (const Tensor& sent : {waiting, behind}) {
     EXPECT_EQ(sent.Wait(std::chrono::milliseconds(20)).code(), absl::StatusCode::kDeadlineExceeded);
   }

@@ -481,9 +481,9 @@ TEST(EagerTest, LocalOpsBetweenGroupsHaveTheirValues) {
   const World& world = ranks.worlds[0];
   std::vector<Group> groups = {world.group()};
   for (int g = 0; g < 2; ++g) {
-    absl::StatusOr<Group> made = world.NewGroup({0});
-    ASSERT_TRUE(made.ok()) << made.status();
-    groups.push_back(*std::move(made));
+    absl::StatusOr<Group> group = world.NewGroup({0});
+    ASSERT_TRUE(group.ok()) << group.status();
+    groups.push_back(*std::move(group));
   }
   for (int program = 0; program < kPrograms; ++program) {
     std::vector<std::pair<Tensor, double>> values;

@@ -198,8 +198,8 @@ TEST_P(LifetimeTest, ADeviceGroupsWorldThatWasLeftIsNotLeftAgain) {
   {
     const absl::StatusOr<DeviceGroup> group = DeviceGroup::Create(session_);
     ASSERT_TRUE(group.ok()) << group.status();
-    for (int place = 0; place < 2; ++place) {
-      const absl::Status left = group->world(place).Leave();
+    for (int index = 0; index < 2; ++index) {
+      const absl::Status left = group->world(index).Leave();
       ASSERT_TRUE(left.ok()) << left;
     }
   }

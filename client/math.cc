@@ -108,13 +108,13 @@ Tensor Slice(const Tensor& x, int64_t axis, int64_t begin, int64_t end, CallSite
 }
 
 Tensor Concat(const std::vector<Tensor>& xs, int64_t axis, CallSite site) {
-  int64_t place = axis;
+  int64_t axis_index = axis;
   if (!xs.empty() && IsUsable(xs[0])) {
     const absl::StatusOr<int64_t> checked = Axis("concat", xs[0], axis);
     if (!checked.ok()) return Fail(xs[0], checked.status(), site);
-    place = *checked;
+    axis_index = *checked;
   }
-  return ApplyLocal(Spec("concat", site, {{"axis", place}}), xs);
+  return ApplyLocal(Spec("concat", site, {{"axis", axis_index}}), xs);
 }
 
 Tensor CopyTo(const Tensor& x, const DeviceRef& device, CallSite site) {

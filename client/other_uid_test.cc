@@ -64,7 +64,7 @@ std::string As(uid_t uid, const std::function<std::string()>& body) {
   return said;
 }
 
-// A process of another user that listens at a path, and says nothing to who comes.
+// A process of another user that listens at a path, and says nothing to what connects.
 class Listener {
  public:
   Listener(const std::string& path, int type, uid_t uid) {
@@ -141,7 +141,7 @@ TEST_F(OtherUidTest, AnotherUsersDaemonIsGoodWhereRootHasPutItAlone) {
   EXPECT_EQ(Refusal(path), "let in");
   Own(placed_, 0, 0755);
   EXPECT_EQ(Refusal(path), "let in");
-  // Whoever else may write there could be the one who listens, sticky or not.
+  // Another user that may write there could be the one that listens, sticky or not.
   for (const mode_t mode : {0775, 0757, 01777, 01757}) {
     Own(placed_, user_, mode);
     EXPECT_THAT(Refusal(path), HasSubstr(placed_)) << mode;

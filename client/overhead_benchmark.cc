@@ -14,10 +14,10 @@ using internal::SessionCore;
 
 struct Rig {
   Rig() {
-    auto made = std::make_unique<testing::NullLink>();
-    link = made.get();
-    session =
-        internal::SessionFrom(std::make_shared<SessionCore>(std::move(made), absl::Seconds(10)));
+    auto null_link = std::make_unique<testing::NullLink>();
+    link = null_link.get();
+    session = internal::SessionFrom(
+        std::make_shared<SessionCore>(std::move(null_link), absl::Seconds(10)));
     WorldOptions options;
     options.name = "bench";
     options.rank = 0;

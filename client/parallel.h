@@ -3,10 +3,9 @@
 //
 // They are the collectives of chorus.h, called by all members of a world that lives in one session
 // (a DeviceGroup): one run a call, the same gradients to any order, the same bits. What differs
-// comes of there being one caller, who knows everything:
+// comes of there being one caller, which knows everything:
 //   * A call is recorded only where an input requires a gradient; otherwise its results require
-//   none
-//     on any device.
+//     none on any device.
 //   * Backward takes part for every device as soon as one result is reached: a result that no loss
 //     uses counts as zeros, and nobody waits for it.
 //   * A call that is refused is refused before anything is sent: the group stays usable.

@@ -50,8 +50,8 @@ TEST_F(ParallelTest, GroupsAreDevicesInAnOrder) {
   const absl::StatusOr<DeviceGroup> two = DeviceGroup::Create(session_, {2, 0});
   ASSERT_TRUE(two.ok()) << two.status();
   EXPECT_EQ(two->device(0).slot(), 2);
-  EXPECT_EQ(two->PlaceOf(session_.device(0)), 1);
-  EXPECT_EQ(two->PlaceOf(session_.device(1)), -1);
+  EXPECT_EQ(two->IndexOf(session_.device(0)), 1);
+  EXPECT_EQ(two->IndexOf(session_.device(1)), -1);
   EXPECT_THAT(std::string(DeviceGroup::Create(session_, {0, 3}).status().message()),
               HasSubstr("device 3 is none of the session's 3"));
   EXPECT_THAT(std::string(DeviceGroup::Create(session_, {1, 1}).status().message()),
@@ -257,13 +257,13 @@ TEST_F(ParallelTest, NestsAreScatteredAndGathered) {
   const absl::StatusOr<std::vector<Nest>> each = ScatterNest(nest, devices_);
   ASSERT_TRUE(each.ok()) << each.status();
   ASSERT_EQ(each->size(), 3u);
-  const Nest& own = (*each)[1];
-  ASSERT_EQ(own.kind(), Nest::Kind::kTuple);
-  EXPECT_THAT(Values<double>(own.items()[0].tensor()), ElementsAre(3, 4, 5));
-  EXPECT_THAT(Values<double>(own.items()[1].items()[0].tensor()), ElementsAre(2));
-  EXPECT_EQ(std::any_cast<int>(own.items()[1].items()[1].opaque()), 7);
-  EXPECT_THAT(Values<double>(own.items()[2].fields().at("mask").tensor()), ElementsAre(5));
-  EXPECT_EQ(own.items()[2].fields().at("none").kind(), Nest::Kind::kNothing);
+  const Nest& second = (*each)[1];
+  ASSERT_EQ(second.kind(), Nest::Kind::kTuple);
+  EXPECT_THAT(Values<double>(second.items()[0].tensor()), ElementsAre(3, 4, 5));
+  EXPECT_THAT(Values<double>(second.items()[1].items()[0].tensor()), ElementsAre(2));
+  EXPECT_EQ(std::any_cast<int>(second.items()[1].items()[1].opaque()), 7);
+  EXPECT_THAT(Values<double>(second.items()[2].fields().at("mask").tensor()), ElementsAre(5));
+  EXPECT_EQ(second.items()[2].fields().at("none").kind(), Nest::Kind::kNothing);
 
   std::vector<Nest> results;
   for (const Nest& n : *each) results.push_back(Nest::Tuple({n.items()[0], n.items()[2]}));

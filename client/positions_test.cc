@@ -131,7 +131,7 @@ TEST(PositionsTest, ARefusalInATracePutsTheRankOutOfLineUntilItsNextStep) {
     EXPECT_EQ(daemon.counts().ended_epochs, 1);
     EXPECT_EQ(ranks.worlds[1].epoch(), 2);
     EXPECT_EQ(ErrorOf((*good)[0].Wait()).reason, Reason::kPeerRefused);
-    // Its calls fail at once, here and for who needs them.
+    // Its calls fail at once, here and for the ranks that need them.
     const int runs = daemon.counts().runs;
     const Tensor mine = AllReduce(Vector(ranks.worlds[1], {1}), ranks.worlds[1]);
     EXPECT_THAT(Text(mine.status()), AllOf(HasSubstr("out of line"), HasSubstr("matmul"),
@@ -634,7 +634,8 @@ TEST(PositionsTest, MemoryThatStopsAtAnErrorCountsOneCall) {
   EXPECT_EQ(daemon.counts().ended_epochs, 1);
 }
 
-// Whoever is in the new epoch already, in the middle of the same call, waits for no further piece.
+// A rank that is in the new epoch already, in the middle of the same call, waits for no further
+// piece.
 TEST(PositionsTest, MemoryThatStopsBecauseItsEpochHasEndedTellsWhoGoesOn) {
   FakeDaemon daemon;
   const Ranks ranks(2, &daemon, std::chrono::seconds(10));
@@ -667,23 +668,23 @@ TEST(PositionsTest, MemoryAndOtherCallsCountTogether) {
   const auto rank = [&](int r) {
     UserMemory memory(ranks.worlds[r]);
     std::vector<float> all(count, r + 1.0f);
-    std::vector<float> some(5, r + 1.0f);
+    std::vector<float> values(5, r + 1.0f);
     for (int i = 0; i < 2; ++i) {
-      EXPECT_TRUE(memory.AllReduce(some.data(), some.data(), some.size()).ok());
+      EXPECT_TRUE(memory.AllReduce(values.data(), values.data(), values.size()).ok());
       EXPECT_THAT(Values<double>(AllReduce(Vector(ranks.worlds[r], {1.0 + r}), ranks.worlds[r])),
                   ElementsAre(3));
       EXPECT_TRUE(memory
                       .AllReduceCoalesced<float>({{all.data(), all.data(), count},
-                                                  {some.data(), some.data(), some.size()}})
+                                                  {values.data(), values.data(), values.size()}})
                       .ok());
     }
     EXPECT_EQ(all.front(), 6);
     EXPECT_EQ(all.back(), 6);
-    EXPECT_EQ(some.back(), 24);
+    EXPECT_EQ(values.back(), 24);
     // Counts that differ are everybody's error.
     EXPECT_EQ(ErrorOf(memory.AllReduceCoalesced<float>(
                           {{all.data(), all.data(), 7},
-                           {some.data(), some.data(), r == 0 ? size_t{1} : size_t{2}}}))
+                           {values.data(), values.data(), r == 0 ? size_t{1} : size_t{2}}}))
                   .reason,
               Reason::kMismatch);
   };

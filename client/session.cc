@@ -171,8 +171,8 @@ int Group::rank() const { return core_ == nullptr ? -1 : core_->rank; }
 int Group::size() const { return core_ == nullptr ? 0 : static_cast<int>(core_->ranks.size()); }
 
 int Group::GroupRankOf(int world_rank) const {
-  for (int place = 0; place < size(); ++place) {
-    if (core_->ranks[static_cast<size_t>(place)] == world_rank) return place;
+  for (int rank_in_group = 0; rank_in_group < size(); ++rank_in_group) {
+    if (core_->ranks[static_cast<size_t>(rank_in_group)] == world_rank) return rank_in_group;
   }
   return -1;
 }
@@ -229,8 +229,8 @@ absl::StatusOr<Group> World::NewGroup(const std::vector<int>& world_ranks) const
   group->member = member_.get();
   group->id = id;
   group->ranks = world_ranks;
-  for (size_t place = 0; place < world_ranks.size(); ++place) {
-    if (world_ranks[place] == rank()) group->rank = static_cast<int>(place);
+  for (size_t rank_in_group = 0; rank_in_group < world_ranks.size(); ++rank_in_group) {
+    if (world_ranks[rank_in_group] == rank()) group->rank = static_cast<int>(rank_in_group);
   }
   SessionLock lock(session);
   if (!lock.status().ok()) return lock.status();

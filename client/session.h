@@ -64,8 +64,8 @@ struct SessionOptions {
   // timeouts together, so that their errors, which say more, come first.
   Timeout wait_timeout = std::chrono::minutes(10);
   std::string label;  // shown in diagnostics; empty: the program's name and pid
-  // Join, Reform and waits for tensors say on standard error whom they wait for, after 10 s and
-  // then each 60 s.
+  // Join, Reform and waits for tensors say on standard error which ranks they wait for, after 10 s
+  // and then each 60 s.
   bool report_waits = true;
 };
 
@@ -75,7 +75,7 @@ struct WorldOptions {
   std::string name;
   int rank = -1;   // -1: RANK, SLURM_PROCID, OMPI_COMM_WORLD_RANK or PMI_RANK
   int size = -1;   // -1: WORLD_SIZE, SLURM_NTASKS, OMPI_COMM_WORLD_SIZE or PMI_SIZE
-  int device = 0;  // the member's device: a place in the session's list
+  int device = 0;  // the member's device: its slot in the session's list
   Timeout join_timeout = Timeout::zero();   // 0: the daemon's
   Timeout agree_timeout = Timeout::zero();  // 0: the daemon's (60 s); how late a rank may be
   Timeout exec_timeout = Timeout::zero();   // 0: the daemon's (300 s)
@@ -95,7 +95,7 @@ class DeviceRef {
   DeviceRef(const Session& session);  // NOLINT: stands for device 0
   DeviceRef(const World& world);      // NOLINT: stands for its member's device
 
-  int slot() const { return slot_; }  // place in the session's list
+  int slot() const { return slot_; }  // index in the session's list
 
  private:
   friend class internal::Access;
@@ -120,9 +120,9 @@ class Session {
   // another version. UNAUTHENTICATED kNotAttached: the ring was asked for and is not to be had.
   static absl::StatusOr<Session> Open(const SessionOptions& options = {});
 
-  // Waits until every rank of the world has joined. ALREADY_EXISTS kDuplicateRank,
-  // INVALID_ARGUMENT kWorldSize, DEADLINE_EXCEEDED kJoinTimeout naming the missing ranks. A rank
-  // that is not let in is told, and so are at once, with its error, those who wait for it.
+  // Waits until every rank of the world has joined. ALREADY_EXISTS kDuplicateRank, INVALID_ARGUMENT
+  // kWorldSize, DEADLINE_EXCEEDED kJoinTimeout naming the missing ranks. A rank that is not let in
+  // is told, and so are at once, with its error, the ranks that wait for it.
   absl::StatusOr<World> Join(const WorldOptions& options = {}) const;
 
   // Releases everything now: members leave their worlds, tensors become unusable (NOT_FOUND
@@ -142,17 +142,17 @@ class Session {
 };
 
 // An ordered subset of a world's ranks, as one of its members sees it. Roots, peers, sources and
-// destinations are places in the group.
+// destinations are ranks in the group.
 class Group {
  public:
   Group() = default;
   Group(const World& world);  // NOLINT: everybody
 
-  int rank() const;  // this member's place
+  int rank() const;  // this member's, in the group
   int size() const;
-  // The place of a rank of the world; -1 when it is not in the group.
+  // The rank in the group of a rank of the world; -1 when it is not in the group.
   int GroupRankOf(int world_rank) const;
-  const std::vector<int>& world_ranks() const;  // by place
+  const std::vector<int>& world_ranks() const;  // by rank in the group
 
  private:
   friend class internal::Access;
@@ -194,9 +194,9 @@ class World {
   absl::StatusOr<Group> NewGroup(const std::vector<int>& world_ranks) const;
 
   // Orderly: only collectives that need this rank fail from now on (kPeerLeft, then kNeedsReform).
-  // What the session kept for the world goes with it: who joins, uses and leaves worlds may do so
-  // for ever. (The last handle of a world does not leave it: others may need the rank until its
-  // session closes.)
+  // What the session kept for the world goes with it: a session may join, use and leave worlds for
+  // ever. (The last handle of a world does not leave it: others may need the rank until its session
+  // closes.)
   absl::Status Leave() const;
   // Ends the epoch with ABORTED kAborted naming this rank, with `why`, for every rank: behind
   // this rank's calls so far. Where the epoch has ended already, only enters the open one.

@@ -224,8 +224,8 @@ class StepTest : public ::testing::Test {
 
   // After each step when nothing goes wrong, without donation.
   static const std::map<int, State>& Expected(const Training& training) {
-    static auto* const known = new std::map<std::pair<int64_t, bool>, std::map<int, State>>();
-    std::map<int, State>& expected = (*known)[{training.size, training.labels}];
+    static auto* const states_of = new std::map<std::pair<int64_t, bool>, std::map<int, State>>();
+    std::map<int, State>& expected = (*states_of)[{training.size, training.labels}];
     if (expected.empty()) {
       Training good;
       good.donate = false;

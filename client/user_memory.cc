@@ -226,9 +226,9 @@ absl::Status UserMemory::AgreeOn(const std::vector<Extent>& extents, size_t elem
     hash = (hash ^ extent.bytes) * 0x9E3779B97F4A7C15;
     hash ^= hash >> 32;
   }
-  const Tensor own = FromHost<int64_t>(Device(), {static_cast<int64_t>(hash)}, {1}, site);
+  const Tensor own_hash = FromHost<int64_t>(Device(), {static_cast<int64_t>(hash)}, {1}, site);
   CHORUS_ASSIGN_OR_RETURN(const std::vector<int64_t> hashes,
-                          AllGatherIntoTensorIn(call, own, group_, site).Read<int64_t>());
+                          AllGatherIntoTensorIn(call, own_hash, group_, site).Read<int64_t>());
   const auto other = std::adjacent_find(hashes.begin(), hashes.end(), std::not_equal_to<>());
   if (other == hashes.end()) return absl::OkStatus();
   const auto rank = other + 1 - hashes.begin();
@@ -252,9 +252,9 @@ absl::StatusOr<std::string> UserMemory::CountsOf(int64_t rank, const std::vector
     numbers[1 + i] = static_cast<int64_t>(extents[i].bytes / element_bytes);
   }
   const auto each = static_cast<int64_t>(numbers.size());
-  const Tensor own = FromHost<int64_t>(Device(), numbers, {each}, site);
+  const Tensor own_numbers = FromHost<int64_t>(Device(), numbers, {each}, site);
   CHORUS_ASSIGN_OR_RETURN(const std::vector<int64_t> all,
-                          AllGatherIntoTensorIn(call, own, group_, site).Read<int64_t>());
+                          AllGatherIntoTensorIn(call, own_numbers, group_, site).Read<int64_t>());
   const auto expected = all.begin();
   const auto [differs, got] = std::mismatch(expected, expected + each, all.begin() + rank * each);
   const auto at = differs - expected;

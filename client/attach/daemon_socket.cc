@@ -42,8 +42,8 @@ absl::Status WritableBy(const std::string& directory, uid_t uid) {
 }
 
 void Prepend(const std::string& path, std::deque<std::string>* names) {
-  const std::vector<std::string> more = absl::StrSplit(path, '/', absl::SkipEmpty());
-  names->insert(names->begin(), more.begin(), more.end());
+  const std::vector<std::string> components = absl::StrSplit(path, '/', absl::SkipEmpty());
+  names->insert(names->begin(), components.begin(), components.end());
 }
 
 // The directory `path` without links, if root alone decides what each name on the way to it means.
@@ -143,7 +143,7 @@ absl::StatusOr<UniqueFd> ConnectToDaemon(const std::string& path, int type,
     return MakeError(errno == EACCES ? Reason::kNotAttached : Reason::kDaemonLost,
                      absl::StrCat("no chorusd answers at ", path, ": ", strerror(errno)));
   }
-  // Of whoever has called listen() on the other end.
+  // Of the process that has called listen() on the other end.
   ucred daemon = {};
   socklen_t size = sizeof(daemon);
   if (getsockopt(connection.get(), SOL_SOCKET, SO_PEERCRED, &daemon, &size) != 0) {

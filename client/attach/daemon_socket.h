@@ -1,8 +1,8 @@
 // A daemon's Unix sockets as a client sees them: connecting, and whose daemon it is that answers.
 //
-// Anybody may listen on a path that he may write to, also in the place of a daemon that is gone for
-// a moment. So the client asks the kernel for the uid of whoever listens at the other end of each
-// connection that it makes (SO_PEERCRED), before it sends a byte, and talks to
+// Any user may listen on a path that it may write to, also in the place of a daemon that is gone
+// for a moment. So the client asks the kernel for the uid of the process that listens at the other
+// end of each connection that it makes (SO_PEERCRED), before it sends a byte, and talks to
 //   * a daemon of its own uid, wherever the socket lies;
 //   * a daemon of root;
 //   * another user's daemon if root has given it that place: the socket's directory belongs to the

@@ -5,6 +5,10 @@
 // Shapes of operands broadcast as usual; dtypes and devices must be equal. An Operand is a tensor,
 // or a number, which takes the dtype of the tensor beside it and is no part of the graph: another
 // one is no other graph. At least one operand is a tensor.
+//
+// Threads and ownership: chorus/chorus.h. Errors: in the results, with the line of the call:
+//   INVALID_ARGUMENT kBadType where shapes, dtypes or devices do not fit, or a number is none of
+//   the dtype's.
 #ifndef CHORUS_CLIENT_FUNCTIONAL_MATH_H_
 #define CHORUS_CLIENT_FUNCTIONAL_MATH_H_
 
@@ -85,9 +89,9 @@ Tensor Product(const Tensor& x, const Axes& axes = Axes(), bool keep_dims = fals
                CallSite site = CallSite::Here());
 
 // --- Random numbers -----------------------------------------------------------------------------
-// Functions of the seed, the offset and an element's place alone: the same on every rank and
+// Functions of the seed, the offset and an element's index alone: the same on every rank and
 // device. `seed` and `offset` are 0-dim i64 tensors, or numbers: other ones are no other graph.
-// Take the step as the offset, and another seed for each place that wants numbers of its own; a
+// Take the step as the offset, and another seed for each line that wants numbers of its own; a
 // rank that wants its own adds its rank to the seed.
 
 class RandomNumber {

@@ -19,13 +19,13 @@ using internal::Spec;
 // An op with attribute `axis` of its first input, and others, which come after it.
 Tensor Along(const char* op, absl::Span<const Tensor> inputs, int64_t axis, Attributes others,
              CallSite site) {
-  int64_t place = axis;
+  int64_t axis_index = axis;
   if (IsUsable(inputs[0])) {
     const absl::StatusOr<int64_t> checked = Axis(op, inputs[0], axis);
     if (!checked.ok()) return Fail(inputs[0], checked.status(), site);
-    place = *checked;
+    axis_index = *checked;
   }
-  others.insert(others.begin(), {"axis", place});
+  others.insert(others.begin(), {"axis", axis_index});
   return ApplyLocal(Spec(op, site, std::move(others)), inputs);
 }
 
@@ -62,12 +62,12 @@ Tensor Take(const Tensor& x, const Tensor& indices, int64_t axis, CallSite site)
 
 Tensor ScatterAdd(const Tensor& updates, const Tensor& indices, int64_t size, int64_t axis,
                   CallSite site) {
-  int64_t place = axis;
+  int64_t axis_index = axis;
   if (axis < 0 && IsUsable(updates) && IsUsable(indices)) {
-    place += static_cast<int64_t>(updates.shape().size()) + 1 -
-             static_cast<int64_t>(indices.shape().size());
+    axis_index += static_cast<int64_t>(updates.shape().size()) + 1 -
+                  static_cast<int64_t>(indices.shape().size());
   }
-  return ApplyLocal(Spec("scatter_add", site, {{"axis", place}, {"size", size}}),
+  return ApplyLocal(Spec("scatter_add", site, {{"axis", axis_index}, {"size", size}}),
                     {updates, indices});
 }
 

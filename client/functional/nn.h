@@ -5,6 +5,9 @@
 // Axes count from the end where they are negative. Indices and labels are tensors of any integer
 // dtype; one outside its range ends the run that uses it with INVALID_ARGUMENT, which names the
 // place, the value and the range. They have no gradient.
+//
+// Threads and ownership: chorus/chorus.h. Errors: in the results, with the line of the call:
+//   INVALID_ARGUMENT kBadType where shapes or dtypes do not fit.
 #ifndef CHORUS_CLIENT_FUNCTIONAL_NN_H_
 #define CHORUS_CLIENT_FUNCTIONAL_NN_H_
 
@@ -33,7 +36,7 @@ Tensor OneHot(const Tensor& indices, int64_t depth, DType dtype = DType::kF32,
 // rows.
 Tensor Take(const Tensor& x, const Tensor& indices, int64_t axis = 0,
             CallSite site = CallSite::Here());
-// Its adjoint: the slices of `updates` added up in `size` places along `axis`, which counts in the
+// Its adjoint: the slices of `updates` added up in `size` slices along `axis`, which counts in the
 // result. Always in the order of the indices.
 Tensor ScatterAdd(const Tensor& updates, const Tensor& indices, int64_t size, int64_t axis = 0,
                   CallSite site = CallSite::Here());

@@ -12,14 +12,14 @@ CallTable::BatchKey CallTable::KeyOf(absl::Span<const CallPart> parts) {
 
 CallEntry* CallTable::Search(absl::Span<const CallPart> parts) {
   if (parts.size() > 1) {
-    const auto found = batches_.find(KeyOf(parts));
-    return found == batches_.end() ? nullptr : found->second.get();
+    const auto row = batches_.find(KeyOf(parts));
+    return row == batches_.end() ? nullptr : row->second.get();
   }
   const CallKey& key = parts[0].key;
-  const auto found = calls_.find(key);
-  if (found == calls_.end()) return nullptr;
+  const auto row = calls_.find(key);
+  if (row == calls_.end()) return nullptr;
   last_key_ = key;
-  last_entry_ = found->second.get();
+  last_entry_ = row->second.get();
   return last_entry_;
 }
 

@@ -100,7 +100,7 @@ struct CallEntry {
     std::shared_ptr<const NodeSpec> spec;         // without inputs
     absl::InlinedVector<TensorInfoPtr, 2> types;  // of its key
     size_t outputs = 0;                           // extras last
-    int32_t rank = 0;     // place of its member among those that the run holds
+    int32_t rank = 0;     // index of its member among those that the run holds
     int32_t visible = 0;  // outputs that are no extras
     Saved saved;          // what the gradient rule uses
   };

@@ -113,13 +113,13 @@ absl::StatusOr<std::unique_ptr<CallEntry>> MakeEntry(absl::Span<const CallPart> 
   for (size_t p = 0; p < parts.size(); ++p) {
     const CallPart& part = parts[p];
     const CollectiveSpec& call = part.key.spec;
-    CallEntry::Part made;
-    if (part.declared != nullptr) made.types.push_back(part.declared);
+    CallEntry::Part entry_part;
+    if (part.declared != nullptr) entry_part.types.push_back(part.declared);
     NodeSpec spec =
         NodeSpecOf(call, *part.group, HasPeer(call.op->kind) ? 0 : next_part[part.group]++);
-    made.spec = std::make_shared<const NodeSpec>(spec);
+    entry_part.spec = std::make_shared<const NodeSpec>(spec);
     for (const TensorData* input : part.inputs) {
-      made.types.push_back(input->info);
+      entry_part.types.push_back(input->info);
       GraphInput added;
       added.type = input->info->type;
       // A number of the run, like a factor.
@@ -130,21 +130,22 @@ absl::StatusOr<std::unique_ptr<CallEntry>> MakeEntry(absl::Span<const CallPart> 
       spec.inputs.push_back(builder.AddInput(std::move(added)));
     }
     const absl::StatusOr<std::vector<ValueIndex>> values = builder.Emit(std::move(spec));
-    if (!values.ok()) return parts.size() == 1 ? values.status() : AtPlace(values.status(), p);
+    if (!values.ok()) return parts.size() == 1 ? values.status() : AtIndex(values.status(), p);
     for (const ValueIndex value : *values) {
       GraphOutput output;
       output.value = value;
       builder.AddOutput(output);
       entry->draft.results.push_back(
-          {interner->Type(builder.TypeOf(value)), made.spec->device_slot, nullptr});
+          {interner->Type(builder.TypeOf(value)), entry_part.spec->device_slot, nullptr});
     }
     const int num_outputs = static_cast<int>(values->size());
-    made.outputs = values->size();
-    made.visible = NumVisibleOutputs(*made.spec->collective, num_outputs);
-    made.saved = SavedBy(*call.op, *made.spec, static_cast<int>(part.inputs.size()), num_outputs);
-    made.rank =
+    entry_part.outputs = values->size();
+    entry_part.visible = NumVisibleOutputs(*entry_part.spec->collective, num_outputs);
+    entry_part.saved =
+        SavedBy(*call.op, *entry_part.spec, static_cast<int>(part.inputs.size()), num_outputs);
+    entry_part.rank =
         static_cast<int32_t>(std::find(held.begin(), held.end(), part.group) - held.begin());
-    entry->parts.push_back(std::move(made));
+    entry->parts.push_back(std::move(entry_part));
   }
   entry->draft.origins.resize(parts.size());
   *graph = builder.Build();

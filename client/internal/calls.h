@@ -5,7 +5,7 @@
 // Threads: the session's lock guards all of it.
 // Ownership: call_table.h.
 // Errors: a call whose types do not fit is MakeEntry's, INVALID_ARGUMENT kBadType; of a coalesced
-//   one it names the place.
+//   one it says which.
 #ifndef CHORUS_CLIENT_INTERNAL_CALLS_H_
 #define CHORUS_CLIENT_INTERNAL_CALLS_H_
 

@@ -36,9 +36,9 @@ absl::Status WithSource(const absl::Status& status, const std::string& source) {
   return ToStatus(error);
 }
 
-absl::Status AtPlace(const absl::Status& status, size_t place) {
+absl::Status AtIndex(const absl::Status& status, size_t index) {
   Error error = ErrorOf(status);
-  error.message = absl::StrCat("in place ", place, " of the coalesced call: ", error.message);
+  error.message = absl::StrCat("in place ", index, " of the coalesced call: ", error.message);
   return ToStatus(error);
 }
 

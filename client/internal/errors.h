@@ -1,6 +1,7 @@
 // Errors of the SDK with the line of the trainer that made the call.
 //
 // Threads: any; plain functions.
+// Ownership: plain values.
 #ifndef CHORUS_CLIENT_INTERNAL_ERRORS_H_
 #define CHORUS_CLIENT_INTERNAL_ERRORS_H_
 
@@ -22,7 +23,7 @@ std::string SourceOf(CallSite site);
 // `status` with the call site, where it has none.
 absl::Status WithSource(const absl::Status& status, const std::string& source);
 // `status` of one of the calls of a coalesced one.
-absl::Status AtPlace(const absl::Status& status, size_t place);
+absl::Status AtIndex(const absl::Status& status, size_t index);
 
 }  // namespace internal
 }  // namespace chorus

@@ -2,6 +2,7 @@
 // held for good by threads that do not exist, and what it stands for is the parent's.
 //
 // Threads: any.
+// Ownership, errors: none.
 #ifndef CHORUS_CLIENT_INTERNAL_FORK_MARK_H_
 #define CHORUS_CLIENT_INTERNAL_FORK_MARK_H_
 

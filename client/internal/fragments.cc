@@ -134,11 +134,11 @@ Fragment* Fragments::Open(const DependencesPtr& after) {
 }
 
 std::unique_ptr<Fragment> Fragments::Take(int64_t number) {
-  const auto found = std::find_if(open_.begin(), open_.end(),
-                                  [number](const auto& open) { return open->number() == number; });
-  if (found == open_.end()) return nullptr;
-  std::unique_ptr<Fragment> fragment = std::move(*found);
-  open_.erase(found);
+  const auto position = std::find_if(
+      open_.begin(), open_.end(), [number](const auto& open) { return open->number() == number; });
+  if (position == open_.end()) return nullptr;
+  std::unique_ptr<Fragment> fragment = std::move(*position);
+  open_.erase(position);
   return fragment;
 }
 

@@ -3,6 +3,7 @@
 // Threads: the session's lock guards it.
 // Ownership: a fragment holds the names of its inputs and, weakly, the tensors that it makes: what
 //   nobody holds any more and nothing needs is not computed.
+// Errors: none; what cannot be sent is told by SessionCore.
 #ifndef CHORUS_CLIENT_INTERNAL_FRAGMENTS_H_
 #define CHORUS_CLIENT_INTERNAL_FRAGMENTS_H_
 
@@ -51,7 +52,7 @@ class Fragment {
   static constexpr size_t kMaxNodes = 256;
 
   struct Op {
-    NodeSpec spec;  // inputs: >= 0 a value of the fragment, < 0: ~ place among its inputs
+    NodeSpec spec;  // inputs: >= 0 a value of the fragment, < 0: ~ index among its inputs
     std::vector<TensorType> types;
     int32_t first_value = 0;
     absl::InlinedVector<std::weak_ptr<TensorData>, 1> outputs;

@@ -171,7 +171,7 @@ absl::Status CheckNotLost(const GradNode& node) {
 
 // The entries that the roots lead to, and how their values are numbered.
 class Tape {
-  // (entry, output), (leaf, 0), or (reader, ~place).
+  // (entry, output), (leaf, 0), or (reader, ~input).
   using Name = std::pair<const void*, int>;
 
  public:
@@ -205,7 +205,7 @@ class Tape {
       RecordedNode recorded;
       recorded.spec = *node->spec;
       recorded.id = static_cast<int32_t>(n);
-      place_[node.get()] = recorded.id;
+      index_[node.get()] = recorded.id;
       for (size_t i = 0; i < node->inputs.size(); ++i) {
         const Edge& edge = node->inputs[i];
         const ValueIndex value = NumberOf(edge, *node, static_cast<int>(i));
@@ -246,18 +246,18 @@ class Tape {
 
   // -1: not on this tape.
   ValueIndex Find(const Tensor& tensor) const {
-    const auto found = numbers_.find(NameOf(EdgeTo(tensor, trace_, false)));
-    return found == numbers_.end() ? ValueIndex() : found->second;
+    const auto row = numbers_.find(NameOf(EdgeTo(tensor, trace_, false)));
+    return row == numbers_.end() ? ValueIndex() : row->second;
   }
   // As Find, and numbers what is not there yet.
   ValueIndex FindOrAdd(const Tensor& tensor) {
-    const ValueIndex found = Find(tensor);
-    if (found >= 0) return found;
+    const ValueIndex value = Find(tensor);
+    if (value >= 0) return value;
     const ValueIndex added = emitter_->AddTensor(tensor);
     numbers_[NameOf(EdgeTo(tensor, trace_, false))] = added;
     return added;
   }
-  int32_t PlaceOf(const GradNode* node) const { return place_.at(node); }
+  int32_t IndexOf(const GradNode* node) const { return index_.at(node); }
 
   const std::vector<GradNodePtr>& nodes() const { return nodes_; }
   const std::vector<RecordedNode>& record() const { return record_; }
@@ -286,12 +286,12 @@ class Tape {
   static Name NameOf(const Edge& edge) {
     return edge.node != nullptr ? Name{edge.node.get(), edge.output} : Name{edge.leaf.get(), 0};
   }
-  ValueIndex NumberOf(const Edge& edge, const GradNode& reader, int place) {
+  ValueIndex NumberOf(const Edge& edge, const GradNode& reader, int input) {
     Name name = NameOf(edge);
     // Nobody can ask for the gradient of what has no history and requires none.
-    if (name.first == nullptr) name = {&reader, ~place};
-    const auto found = numbers_.find(name);
-    if (found != numbers_.end()) return found->second;
+    if (name.first == nullptr) name = {&reader, ~input};
+    const auto row = numbers_.find(name);
+    if (row != numbers_.end()) return row->second;
     const ValueIndex added = emitter_->AddType(edge.info, edge.device_slot);
     numbers_[name] = added;
     return added;
@@ -305,7 +305,7 @@ class Tape {
   std::vector<GradNodePtr> nodes_;
   std::vector<RecordedNode> record_;
   absl::flat_hash_map<Name, ValueIndex> numbers_;
-  absl::flat_hash_map<const GradNode*, int32_t> place_;
+  absl::flat_hash_map<const GradNode*, int32_t> index_;
 };
 
 Tensor FillLike(const Tensor& like, double value, const std::string& source) {
@@ -320,8 +320,8 @@ Tensor FillLike(const Tensor& like, double value, const std::string& source) {
   return ApplyLocal(std::move(spec), {}, &device);
 }
 
-// Who would have taken part in gradients of collectives if a call for those of `roots` had not been
-// refused; but for device groups, in which nobody else waits.
+// The members that would have taken part in gradients of collectives if a call for those of `roots`
+// had not been refused; but for device groups, in which nobody else waits.
 absl::flat_hash_set<std::shared_ptr<MemberCore>> MembersAsked(absl::Span<const Tensor> roots,
                                                               const Trace* trace) {
   absl::flat_hash_set<std::shared_ptr<MemberCore>> members;
@@ -452,7 +452,7 @@ absl::StatusOr<std::vector<Tensor>> GradientsOf(const GradientRequest& request, 
   for (size_t i = 0; i < request.roots.size(); ++i) {
     const Tensor& root = request.roots[i];
     if (root.absent()) {
-      roots.push_back(BackwardRoot::AbsentResult(tape.PlaceOf(ImplOf(root)->node.get())));
+      roots.push_back(BackwardRoot::AbsentResult(tape.IndexOf(ImplOf(root)->node.get())));
       continue;
     }
     Tensor seed;
@@ -498,11 +498,11 @@ absl::StatusOr<std::vector<Tensor>> GradientsOf(const GradientRequest& request, 
     }
   }
   std::vector<ValueIndex> wanted_values;
-  std::vector<int> place(wanted.size(), -1);
+  std::vector<int> value_index(wanted.size(), -1);
   for (size_t i = 0; i < wanted.size(); ++i) {
     const ValueIndex value = tape.Find(wanted[i]);
     if (value < 0) continue;
-    place[i] = static_cast<int>(wanted_values.size());
+    value_index[i] = static_cast<int>(wanted_values.size());
     wanted_values.push_back(value);
   }
 
@@ -523,7 +523,7 @@ absl::StatusOr<std::vector<Tensor>> GradientsOf(const GradientRequest& request, 
   }
   // Gradients that are the seeds themselves, or one value for two inputs, get handles of their own,
   // with the history of the value: a seed's, where the call is recorded.
-  const auto own = [&](const Tensor& gradient) {
+  const auto handle_of = [&](const Tensor& gradient) {
     auto impl = std::make_shared<TensorImpl>();
     const std::shared_ptr<TensorImpl>& of = ImplOf(gradient);
     impl->data = of->data;
@@ -547,14 +547,14 @@ absl::StatusOr<std::vector<Tensor>> GradientsOf(const GradientRequest& request, 
   };
   std::vector<Tensor> gradients;
   for (size_t i = 0; i < wanted.size(); ++i) {
-    if (place[i] >= 0 && built->gradients[place[i]].has_value()) {
-      gradients.push_back(own(emitter.tensor(*built->gradients[place[i]])));
+    if (value_index[i] >= 0 && built->gradients[value_index[i]].has_value()) {
+      gradients.push_back(handle_of(emitter.tensor(*built->gradients[value_index[i]])));
     } else if (request.leaves) {
       gradients.emplace_back();
     } else {
       const Tensor zeros = FillLike(wanted[i], 0, source);
       CHORUS_RETURN_IF_ERROR(zeros.status());
-      gradients.push_back(own(zeros));
+      gradients.push_back(handle_of(zeros));
     }
   }
   if (request.leaves) {

@@ -2,6 +2,8 @@
 // recording; core/autograd turns them into more ops, which are recorded like any other.
 //
 // Threads: any; one tensor's gradients are accumulated by one thread at a time.
+// Ownership: what is recorded belongs to the results. Errors: the functions' statuses; a call that
+//   is refused is told to the other ranks.
 #ifndef CHORUS_CLIENT_INTERNAL_GRADIENTS_H_
 #define CHORUS_CLIENT_INTERNAL_GRADIENTS_H_
 

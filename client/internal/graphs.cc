@@ -40,13 +40,13 @@ absl::StatusOr<GraphId> Graphs::Register(const std::string& encoded) {
   if (encoded.size() <= kMaxInlineBytes) {
     body.encoded = encoded;
   } else {
-    absl::StatusOr<StagingPool::Placed> placed = staging_->Put(encoded);
-    if (placed.ok()) {
-      body.staged = std::move(placed->range);
+    absl::StatusOr<StagingPool::Placement> placement = staging_->Put(encoded);
+    if (placement.ok()) {
+      body.staged = std::move(placement->range);
       body.staged_bytes = static_cast<int64_t>(encoded.size());
-      reader = placed->reader;
+      reader = placement->reader;
     } else {
-      sequence = placed.status();
+      sequence = placement.status();
     }
   }
   if (sequence.ok()) sequence = log_->Submit(std::move(body));

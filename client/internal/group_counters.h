@@ -2,6 +2,7 @@
 // whatever becomes of it.
 //
 // Threads: the session's lock guards it. Owned by the group.
+// Errors: none.
 #ifndef CHORUS_CLIENT_INTERNAL_GROUP_COUNTERS_H_
 #define CHORUS_CLIENT_INTERNAL_GROUP_COUNTERS_H_
 
@@ -19,7 +20,7 @@ namespace internal {
 // One end of a pair of members as the member at that end sees it: what it sends to a peer with a
 // tag, or receives from it.
 struct PairEnd {
-  int32_t peer = -1;  // by place in the group
+  int32_t peer = -1;  // its rank in the group
   bool send = false;
   int64_t tag = 0;
 

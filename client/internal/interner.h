@@ -4,6 +4,7 @@
 //   Origin::last, which the same lock guards.
 // Ownership: a type or a set of dependences lives as long as anybody has it; a line of the program
 //   until ForgetSources.
+// Errors: none.
 #ifndef CHORUS_CLIENT_INTERNAL_INTERNER_H_
 #define CHORUS_CLIENT_INTERNAL_INTERNER_H_
 
@@ -67,8 +68,8 @@ class InternTable {
   // `make` gives the T of a key that has none.
   template <typename Make>
   std::shared_ptr<const T> Get(const Key& key, const Make& make) {
-    const auto found = rows_.find(key);
-    if (found != rows_.end()) return found->second;
+    const auto row = rows_.find(key);
+    if (row != rows_.end()) return row->second;
     if (rows_.size() >= trim_at_) {
       absl::erase_if(rows_, [](const auto& row) { return row.second.use_count() == 1; });
       trim_at_ = std::max(kLeast, 2 * rows_.size());

@@ -96,7 +96,8 @@ class Link {
   virtual absl::Status Leave(WorldId world, Rank rank) = 0;
   virtual absl::StatusOr<ReformedWorld> Reform(WorldId world, Rank rank, Timeout timeout) = 0;
 
-  // What this session's ranks wait for others in, a line each: what, whose, who is missing.
+  // What this session's ranks wait for others in, a line each: what, whose, which ranks are
+  // missing.
   virtual absl::StatusOr<std::vector<std::string>> Waits() = 0;
 
   // Ends the session. Later calls return NOT_FOUND kSessionLost.

@@ -2,6 +2,7 @@
 // client/functional/*.cc.
 //
 // Threads: any.
+// Ownership: results are handles. Errors: in the tensors, with the line of the call.
 #ifndef CHORUS_CLIENT_INTERNAL_LOCAL_H_
 #define CHORUS_CLIENT_INTERNAL_LOCAL_H_
 

@@ -11,9 +11,9 @@ namespace chorus {
 namespace internal {
 
 std::pair<GroupRank, GroupRank> Between(const GroupCore& group, const PairEnd& end) {
-  const GroupRank own(group.rank);
+  const GroupRank rank(group.rank);
   const GroupRank peer(end.peer);
-  return end.send ? std::make_pair(own, peer) : std::make_pair(peer, own);
+  return end.send ? std::make_pair(rank, peer) : std::make_pair(peer, rank);
 }
 
 const DependencesPtr& OriginOf(GroupCore* group, Interner* interner) {
@@ -36,8 +36,8 @@ void OwnWorld::Add(const MemberCore& gone) {
 MemberCore::~MemberCore() {
   std::vector<GraphId> graphs;
   for (const auto& group : groups) {
-    const std::vector<GraphId> own = group->calls.graphs();
-    graphs.insert(graphs.end(), own.begin(), own.end());
+    const std::vector<GraphId> call_graphs = group->calls.graphs();
+    graphs.insert(graphs.end(), call_graphs.begin(), call_graphs.end());
   }
   if (!graphs.empty()) releases->Add(graphs, /*of_calls=*/true);
   if (own_world != nullptr && !left.load(std::memory_order_relaxed)) own_world->Add(*this);

@@ -41,8 +41,8 @@ struct GroupCore {
   MemberCore* member = nullptr;
   GroupId id;
   // Not guarded: only a Reform changes them, and no other thread may use the group meanwhile.
-  std::vector<int> ranks;              // world ranks, by place
-  int rank = -1;                       // this member's place
+  std::vector<int> ranks;              // world ranks, by rank in the group
+  int rank = -1;                       // this member's, in the group
   std::atomic<bool> alive{true};       // false: gone with a Reform
   std::atomic<int64_t> generation{0};  // counts Reforms
   GroupCounters counters ABSL_GUARDED_BY(session_lock);
@@ -101,8 +101,8 @@ class MemberCore : public std::enable_shared_from_this<MemberCore> {
   std::atomic<int> size{0};
   std::atomic<int64_t> epoch{0};
   std::atomic<int64_t> step{0};
-  // All members of its world are this session's, and call together: whoever differentiates takes
-  // part for all, and nobody else waits for them. Set before the member is used.
+  // All members of its world are this session's, and call together: a caller that differentiates
+  // takes part for all, and nobody else waits for them. Set before the member is used.
   std::atomic<bool> in_device_group{false};
   std::shared_ptr<OwnWorld> own_world;  // null: it leaves when it is told to. Set before, too.
   std::atomic<bool> left{false};        // it was told to

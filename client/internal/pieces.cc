@@ -26,15 +26,15 @@ absl::Status NoDevices(absl::string_view op) {
 
 const TensorType& TypeOf(const Tensor& x) { return ImplOf(x)->data->info->type; }
 
-absl::StatusOr<int> PlaceOf(absl::string_view op, absl::string_view what, const Tensor& x,
+absl::StatusOr<int> IndexOf(absl::string_view op, absl::string_view what, const Tensor& x,
                             const DeviceGroup& devices) {
   if (!x.defined()) return BadType(absl::StrCat(op, ": ", what, " is an undefined tensor"));
   CHORUS_RETURN_IF_ERROR(x.status());
   if (x.absent()) {
     return BadType(absl::StrCat(op, ": ", what, " is the absent result of another rank"));
   }
-  const int place = devices.PlaceOf(x.device());
-  if (place >= 0) return place;
+  const int index = devices.IndexOf(x.device());
+  if (index >= 0) return index;
   if (SessionOf(x.device()) != SessionOf(devices)) {
     return BadType(absl::StrCat(op, ": ", what, " is of another session than the devices"));
   }
@@ -98,13 +98,13 @@ absl::StatusOr<ToGather> CheckGather(const Tensors& xs, const DeviceGroup& devic
   std::vector<bool> taken(static_cast<size_t>(devices.size()), false);
   bool scalars = true;
   for (size_t i = 0; i < xs.size(); ++i) {
-    CHORUS_ASSIGN_OR_RETURN(const int place,
-                            PlaceOf("gather", absl::StrCat("tensor ", i), xs[i], devices));
-    if (taken[static_cast<size_t>(place)]) {
+    CHORUS_ASSIGN_OR_RETURN(const int index,
+                            IndexOf("gather", absl::StrCat("tensor ", i), xs[i], devices));
+    if (taken[static_cast<size_t>(index)]) {
       return BadType(absl::StrCat("gather: expected tensors on different devices, got tensor ", i,
                                   " on the device of another"));
     }
-    taken[static_cast<size_t>(place)] = true;
+    taken[static_cast<size_t>(index)] = true;
     scalars = scalars && xs[i].shape().empty();
   }
   if (scalars && (dim == 0 || dim == -1)) {

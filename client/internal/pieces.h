@@ -31,7 +31,7 @@ absl::Status NoDevices(absl::string_view op);
 // Of a usable tensor.
 const TensorType& TypeOf(const Tensor& x);
 // Where a tensor is in the group; what is wrong with it if it is nowhere there. Names it by `what`.
-absl::StatusOr<int> PlaceOf(absl::string_view op, absl::string_view what, const Tensor& x,
+absl::StatusOr<int> IndexOf(absl::string_view op, absl::string_view what, const Tensor& x,
                             const DeviceGroup& devices);
 // A dimension of a type, counted from the front; negative ones come from the end.
 absl::StatusOr<int64_t> AxisOf(absl::string_view op, const TensorType& type, int64_t dim);

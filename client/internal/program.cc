@@ -42,9 +42,9 @@ absl::Status CheckSame(const Traced& a, const Traced& b, size_t num_inputs) {
     }
     std::string where;
     for (const Node& node : a.trace.graph.nodes) {
-      const auto found = std::find(node.inputs.begin(), node.inputs.end(),
-                                   static_cast<ValueIndex>(num_inputs + i));
-      if (where.empty() && found != node.inputs.end()) {
+      const auto use = std::find(node.inputs.begin(), node.inputs.end(),
+                                 static_cast<ValueIndex>(num_inputs + i));
+      if (where.empty() && use != node.inputs.end()) {
         where = absl::StrCat(" in ", node.op, " at ", node.source);
       }
     }
@@ -109,9 +109,9 @@ absl::StatusOr<Traced> TraceOnce(const Function& function, const CompileOptions&
         if (ImplOf(placeholders[p])->data == data) result.input = static_cast<int32_t>(p);
       }
       if (result.input < 0) {
-        const auto found = std::find(outputs.begin(), outputs.end(), data);
-        result.output = static_cast<int32_t>(found - outputs.begin());
-        if (found == outputs.end()) outputs.push_back(data);
+        const auto position = std::find(outputs.begin(), outputs.end(), data);
+        result.output = static_cast<int32_t>(position - outputs.begin());
+        if (position == outputs.end()) outputs.push_back(data);
       }
     } else if (state != TensorData::State::kAbsent) {
       result.outside = data;

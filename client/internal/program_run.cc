@@ -104,10 +104,10 @@ absl::StatusOr<Sequence> SubmitProgram(const Program& program, const CompileOpti
   if (!options.donate.empty()) {
     run.donate.assign(draft.operands.size(), false);
     for (const int donated : options.donate) {
-      const auto place = static_cast<size_t>(donated);
-      if (!trace.graph.inputs[place].donatable) continue;
+      const auto index = static_cast<size_t>(donated);
+      if (!trace.graph.inputs[index].donatable) continue;
       // Detached tensors, and what autograd keeps, hold the same name.
-      run.donate[place] = ImplOf(inputs[place])->data.use_count() == 1;
+      run.donate[index] = ImplOf(inputs[index])->data.use_count() == 1;
     }
   }
   // One run is of one epoch. Members that are behind bring the run down with the cause that

@@ -328,7 +328,7 @@ void Apply(size_t number, Recording* recordings, CallPart* parts) {
     std::shared_ptr<const Failure> failure;
     absl::Status status = CheckCall(call, trace, &parts[i], &failure);
     if (!status.ok()) {
-      if (count > 1 && failure == nullptr) status = AtPlace(status, i);
+      if (count > 1 && failure == nullptr) status = AtIndex(status, i);
       return refuse(failure != nullptr ? failure->status : sourced(status), /*counted=*/false);
     }
     Collective& collective = parts[i].key.spec.collective;

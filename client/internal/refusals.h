@@ -3,6 +3,8 @@
 //
 // Threads: the session's lock guards the members. A Refusals is one thread's, until
 //   SubmitRefusals sends it.
+// Ownership: plain values. Errors: SubmitRefusals leaves out what the link does not take;
+//   AwaitRefused and RefuseRest give the error as the daemon has recorded it.
 #ifndef CHORUS_CLIENT_INTERNAL_REFUSALS_H_
 #define CHORUS_CLIENT_INTERNAL_REFUSALS_H_
 

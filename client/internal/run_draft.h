@@ -3,6 +3,8 @@
 // and the names of its results.
 //
 // Threads: plain data; under the session's lock where it is the session's.
+// Ownership: operands are their callers', and outlive the submission. Errors: none; SubmitRun says
+//   them.
 #ifndef CHORUS_CLIENT_INTERNAL_RUN_DRAFT_H_
 #define CHORUS_CLIENT_INTERNAL_RUN_DRAFT_H_
 

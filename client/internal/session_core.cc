@@ -101,8 +101,8 @@ TensorDatas SessionCore::Append(NodeSpec spec, absl::Span<const TensorDataPtr> i
   }
   for (const TensorDataPtr& input : inputs) {
     if (input->state.load(std::memory_order_relaxed) != TensorData::State::kLazy) continue;
-    const Fragment* const own = fragments_.Find(after);
-    if (own == nullptr || input->fragment != own->number()) FlushOne(input->fragment);
+    const Fragment* const open = fragments_.Find(after);
+    if (open == nullptr || input->fragment != open->number()) FlushOne(input->fragment);
   }
   Fragment* fragment = fragments_.Find(after);
   if (fragment != nullptr && fragment->full()) {
@@ -295,11 +295,11 @@ absl::StatusOr<TensorDataPtr> SessionCore::FromHost(const TensorInfoPtr& info, i
     data->state.store(TensorData::State::kHost, std::memory_order_release);
     return data;
   }
-  CHORUS_ASSIGN_OR_RETURN(StagingPool::Placed placed,
+  CHORUS_ASSIGN_OR_RETURN(StagingPool::Placement placement,
                           staging_.Put(absl::string_view(bytes, static_cast<size_t>(info->bytes))));
   CHORUS_ASSIGN_OR_RETURN(const Created created,
-                          Create(info, device_slot, std::move(placed.range), SourceOf(site)));
-  *placed.reader = created.sequence;
+                          Create(info, device_slot, std::move(placement.range), SourceOf(site)));
+  *placement.reader = created.sequence;
   SetSent(created.id, created.sequence, data.get());
   return data;
 }
@@ -417,7 +417,8 @@ absl::StatusOr<const char*> SessionCore::Map(const TensorDataPtr& data, bool on_
     }
     CHORUS_ASSIGN_OR_RETURN(on_device, Wait(data, wait_timeout_));
   }
-  // Whoever looks there would see what that run writes: whether it has the memory must be known.
+  // A trainer that looks there would see what that run writes: whether the run has the memory must
+  // be known.
   if (const Sequence given(data->given_to.load()); given != Sequence()) {
     link_->WaitCommand(given, wait_timeout_).IgnoreError();
   }

@@ -1,8 +1,8 @@
 // A session as the SDK has it: the one place that sends commands, and waits for what they give.
 //
 // Its parts have headers of their own: log.h (sequences, names), interner.h, staging.h, graphs.h,
-// fragments.h (pending local ops), member.h, releases.h (what destructors leave). Whoever wants a
-// run describes it (run_draft.h); SubmitRun sends it.
+// fragments.h (pending local ops), member.h, releases.h (what destructors leave). A part that wants
+// a run describes it (run_draft.h); SubmitRun sends it.
 //
 // Threads: any. The session's lock (SessionLock) guards what is annotated with session_lock; the
 //   rest is atomic, or does not change. Lock order: session_lock.h.
@@ -184,8 +184,8 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
 };
 
 // Holds a session's lock. In a forked child, or when the session is closed or lost, status() says
-// so. In the child nothing is locked: whoever goes on there without an OK status holds no lock,
-// which the analysis cannot see, as it looks into no constructor or destructor.
+// so. In the child nothing is locked: a thread that goes on there without an OK status holds no
+// lock, which the analysis cannot see, as it looks into no constructor or destructor.
 class ABSL_SCOPED_LOCKABLE SessionLock {
  public:
   explicit SessionLock(SessionCore* core) ABSL_EXCLUSIVE_LOCK_FUNCTION(session_lock);

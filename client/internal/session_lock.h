@@ -7,6 +7,8 @@
 // CompiledImpl and of OwnWorld are held while nothing else is locked. No lock is held while a
 // function of the trainer's runs, or something is waited for; but for room in a link (link.h) and
 // in staging memory (staging.h), which no other thread of this session's has to give.
+//
+// Threads: that is what it is about. Ownership, errors: none.
 #ifndef CHORUS_CLIENT_INTERNAL_SESSION_LOCK_H_
 #define CHORUS_CLIENT_INTERNAL_SESSION_LOCK_H_
 

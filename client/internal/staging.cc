@@ -45,20 +45,20 @@ absl::StatusOr<StagingPool::Block*> StagingPool::BlockFor(int64_t bytes) {
   return blocks_.back().get();
 }
 
-absl::StatusOr<StagingPool::Placed> StagingPool::Put(absl::string_view bytes) {
+absl::StatusOr<StagingPool::Placement> StagingPool::Put(absl::string_view bytes) {
   const auto size = static_cast<int64_t>(bytes.size());
   CHORUS_ASSIGN_OR_RETURN(Block* const block, BlockFor(size));
-  Placed placed;
-  placed.range.arena = block->staging.arena;
-  placed.range.offset = block->used;
-  placed.reader = &block->last;
+  Placement placement;
+  placement.range.arena = block->staging.arena;
+  placement.range.offset = block->used;
+  placement.reader = &block->last;
   if (block->staging.data != nullptr) {
     std::memcpy(block->staging.data + block->used, bytes.data(), bytes.size());
   } else {
     CHORUS_RETURN_IF_ERROR(link_->WriteStaging(block->staging.arena, block->used, bytes));
   }
   block->used += (size + kAlign - 1) / kAlign * kAlign;
-  return placed;
+  return placement;
 }
 
 }  // namespace internal

@@ -3,6 +3,7 @@
 //
 // Threads: the session's lock guards it. Put waits for the oldest command where the blocks are
 // full. Ownership: the link is the session's, and outlives it; blocks live as long as the session.
+// Errors: Put's: the link's, and those of the command that it waits for.
 #ifndef CHORUS_CLIENT_INTERNAL_STAGING_H_
 #define CHORUS_CLIENT_INTERNAL_STAGING_H_
 
@@ -24,13 +25,13 @@ class StagingPool {
  public:
   StagingPool(Link* link, absl::Duration wait_timeout) : link_(link), wait_timeout_(wait_timeout) {}
 
-  struct Placed {
+  struct Placement {
     ExternalRange range;
     Sequence* reader = nullptr;  // set to the command that reads it
   };
   // Copies `bytes` there. RESOURCE_EXHAUSTED: no memory is to be had. DEADLINE_EXCEEDED
   // kTransportTimeout: what is there was not read in time.
-  absl::StatusOr<Placed> Put(absl::string_view bytes);
+  absl::StatusOr<Placement> Put(absl::string_view bytes);
 
  private:
   struct Block {

@@ -102,14 +102,14 @@ Edge EdgeTo(const Tensor& x, const Trace* trace, bool keep_data) {
   edge.device_slot = impl.data->device_slot;
   if (keep_data) edge.data = impl.data;
   // What an outer tape says about a captured tensor is not the function's business.
-  const bool own = impl.node == nullptr || impl.node->trace == trace;
-  if (impl.node != nullptr && own) {
+  const bool of_trace = impl.node == nullptr || impl.node->trace == trace;
+  if (impl.node != nullptr && of_trace) {
     edge.node = impl.node;
     edge.output = impl.output;
   } else if (keep_data || impl.requires_grad()) {
     edge.leaf = impl.leaf != nullptr ? impl.leaf : ImplOf(x);
   }
-  if (own) edge.companions = CompanionsIn(trace, impl);
+  if (of_trace) edge.companions = CompanionsIn(trace, impl);
   return edge;
 }
 

@@ -5,6 +5,9 @@
 //
 // Threads: any; one tensor's gradients are accumulated by one thread at a time. Whether gradients
 //   are on is each thread's own.
+// Ownership: an entry keeps its session, its member, the entries that it depends on and the tensors
+//   that its rule uses; Consume gives the last two up.
+// Errors: none; a tensor may carry one.
 #ifndef CHORUS_CLIENT_INTERNAL_TAPE_H_
 #define CHORUS_CLIENT_INTERNAL_TAPE_H_
 
@@ -27,7 +30,7 @@ namespace internal {
 
 struct GradNode;
 using GradNodePtr = std::shared_ptr<GradNode>;
-// Entries of collectives that a tensor stands for beside what it was computed from: whoever
+// Entries of collectives that a tensor stands for beside what it was computed from: a caller that
 // differentiates it takes part in them. The gradients of a call with create_graph, constants too,
 // have for history every collective in which that call took part, the forward ones and its own:
 // through just these came what other ranks' parts of the gradients depend on, so ranks that were in

@@ -1,9 +1,10 @@
 // A tensor of a session, without its history: where its value is, or on what way it is there.
 //
 // Threads: any may read. What is written after its making is written under the session's lock,
-//   before `state`, which is atomic: who has seen a state sees what belongs to it.
+//   before `state`, which is atomic: a thread that has seen a state sees what belongs to it.
 // Ownership: handles, tape entries and pending ops share it. Its destructor may run anywhere, under
 //   the lock too: it only queues the name for release (releases.h).
+// Errors: none; `failure` has a tensor's.
 #ifndef CHORUS_CLIENT_INTERNAL_TENSOR_DATA_H_
 #define CHORUS_CLIENT_INTERNAL_TENSOR_DATA_H_
 

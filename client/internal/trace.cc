@@ -12,8 +12,8 @@ namespace {
 
 thread_local Trace* current_trace = nullptr;
 
-// Takes the extra outputs of collectives that no gradient is taken of: nobody uses them, and who
-// wants no gradient has none. `recorded`: which nodes had them when they were added.
+// Takes the extra outputs of collectives that no gradient is taken of: nobody uses them, and a call
+// that wants no gradient has none. `recorded`: which nodes had them when they were added.
 void DropExtras(Graph* graph, const std::vector<bool>& recorded) {
   std::vector<ValueIndex> number(graph->num_values(), -1);
   ValueIndex before = 0;
@@ -101,9 +101,9 @@ absl::StatusOr<TensorDatas> Trace::Add(NodeSpec spec, absl::Span<const TensorDat
   if (group != nullptr) {
     spec.collective->group_slot = SlotOf(group);
     const auto& member = group->member;
-    const bool known = std::any_of(members_.begin(), members_.end(),
-                                   [member](const auto& m) { return m.get() == member; });
-    if (!known) members_.push_back(member->shared_from_this());
+    const bool listed = std::any_of(members_.begin(), members_.end(),
+                                    [member](const auto& m) { return m.get() == member; });
+    if (!listed) members_.push_back(member->shared_from_this());
   }
   const int32_t device_slot = spec.device_slot;
   *node = static_cast<int32_t>(builder_.nodes().size());

@@ -1,6 +1,8 @@
 // Tracing for Compile: the ops of one call of a function, as one graph.
 //
 // Threads: a trace belongs to the thread that makes it, from Begin to Finish.
+// Ownership: a trace keeps its session and the members whose groups it uses. Errors: Add says what
+//   does not fit; Finish gives the first error of Fail.
 #ifndef CHORUS_CLIENT_INTERNAL_TRACE_H_
 #define CHORUS_CLIENT_INTERNAL_TRACE_H_
 
@@ -49,7 +51,7 @@ class Trace {
     TensorDataPtr data;
   };
   struct Slot {
-    std::vector<GroupCore*> groups;  // the members held here, by place
+    std::vector<GroupCore*> groups;  // the members held here, by rank
     std::vector<int64_t> generations;
     std::vector<int64_t> used;  // calls that each makes in a run
   };
@@ -78,7 +80,7 @@ class Trace {
   std::vector<Capture> captures_;
   absl::flat_hash_map<const TensorData*, TensorDataPtr> captured_;  // -> placeholder
   struct OpenSlot {
-    std::vector<GroupCore*> groups;  // ascending by place
+    std::vector<GroupCore*> groups;  // ascending by rank
   };
   std::vector<OpenSlot> slots_;
   std::vector<std::shared_ptr<MemberCore>> members_;

@@ -167,9 +167,9 @@ absl::StatusOr<Graph> UnifyGraphs(absl::Span<const Graph> graphs, absl::Span<con
   for (size_t i = 2; i < graphs.size(); ++i) {
     CHORUS_RETURN_IF_ERROR(CheckRules(unified, graphs[i], sizes[0], sizes[i]));
   }
-  for (const VaryingDim& place : varying) {
+  for (const VaryingDim& batch : varying) {
     Dim& dim =
-        unified.inputs[static_cast<size_t>(place.input)].type.dims[static_cast<size_t>(place.dim)];
+        unified.inputs[static_cast<size_t>(batch.input)].type.dims[static_cast<size_t>(batch.dim)];
     dim = Dim::Symbol(0, sizes[0]);
   }
   return unified;

@@ -1,4 +1,4 @@
-// Says on standard error whom a long wait waits for.
+// Says on standard error which ranks a long wait waits for.
 //
 // Threads: any. Nothing is read or written before a wait has become long.
 #ifndef CHORUS_CLIENT_INTERNAL_WAIT_REPORTS_H_

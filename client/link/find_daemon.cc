@@ -60,16 +60,16 @@ absl::Status ForeignSocket(const std::string& path, const absl::Status& denied) 
 absl::StatusOr<FoundDaemon> AttachAt(const std::string& path,
                                      absl::Span<const uint32_t> daemon_uids, absl::Time deadline) {
   CHORUS_RETURN_IF_ERROR(CheckSocket(path));
-  FoundDaemon found;
-  found.path = path;
+  FoundDaemon daemon;
+  daemon.path = path;
   auto attached = AttachClient::Connect(AttachPath(path), deadline, daemon_uids);
   // Not the daemon's own word on who may attach.
   if (ErrorOf(attached.status()).reason == Reason::kNotAttached &&
       faccessat(AT_FDCWD, AttachPath(path).c_str(), W_OK, AT_EACCESS) != 0) {
     return ForeignSocket(path, attached.status());
   }
-  CHORUS_ASSIGN_OR_RETURN(found.attach, std::move(attached));
-  return found;
+  CHORUS_ASSIGN_OR_RETURN(daemon.attach, std::move(attached));
+  return daemon;
 }
 
 bool IsLost(const absl::Status& status) { return ErrorOf(status).reason == Reason::kDaemonLost; }
@@ -94,7 +94,7 @@ absl::StatusOr<FoundDaemon> FindDaemon(const std::vector<std::string>& paths,
                                        absl::Span<const uint32_t> daemon_uids, absl::Time deadline,
                                        absl::Duration patience) {
   absl::Status elsewhere;
-  auto found = WhenItServes(deadline, [&]() -> absl::StatusOr<FoundDaemon> {
+  auto daemon = WhenItServes(deadline, [&]() -> absl::StatusOr<FoundDaemon> {
     auto first = AttachAt(paths[0], daemon_uids, deadline);
     if (first.ok()) return first;
     elsewhere = absl::OkStatus();
@@ -105,9 +105,9 @@ absl::StatusOr<FoundDaemon> FindDaemon(const std::vector<std::string>& paths,
     }
     return first;
   });
-  if (found.ok()) return found;
-  if (IsLost(found.status()) && !elsewhere.ok()) return elsewhere;
-  return NoAnswer(absl::StrCat("unix:", absl::StrJoin(paths, " or unix:")), found.status(),
+  if (daemon.ok()) return daemon;
+  if (IsLost(daemon.status()) && !elsewhere.ok()) return elsewhere;
+  return NoAnswer(absl::StrCat("unix:", absl::StrJoin(paths, " or unix:")), daemon.status(),
                   patience);
 }
 

@@ -2,6 +2,7 @@
 //
 // Threads: plain functions; they wait until their deadline, by SteadyNow (core/base/clock.h), at
 //   most.
+// Ownership: FoundDaemon owns its connection. Errors: each function says them.
 #ifndef CHORUS_CLIENT_LINK_FIND_DAEMON_H_
 #define CHORUS_CLIENT_LINK_FIND_DAEMON_H_
 

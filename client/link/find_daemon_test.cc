@@ -46,11 +46,11 @@ TEST(AddressesTest, WhatIsAskedForGoesBeforeTheEnvironmentAndThatBeforeThePaths)
 }
 
 TEST(FindDaemonTest, TheFirstPathAtWhichADaemonServesIsTaken) {
-  TestDaemon own;
+  TestDaemon users;
   TestDaemon system;
-  EXPECT_EQ(Find({own.path(), system.path()})->path, own.path());
+  EXPECT_EQ(Find({users.path(), system.path()})->path, users.path());
   EXPECT_EQ(Find({"/nowhere/d.sock", system.path()})->path, system.path());
-  EXPECT_EQ(Find({own.path(), "/nowhere/d.sock"})->path, own.path());
+  EXPECT_EQ(Find({users.path(), "/nowhere/d.sock"})->path, users.path());
 }
 
 TEST(FindDaemonTest, NobodyAnywhereNamesThemAll) {
@@ -71,17 +71,17 @@ TEST(FindDaemonTest, WhatIsWrongAtTheOwnPathIsToldAtOnceUnlessAnotherServes) {
 
 // A system's daemon that lets nobody in says nothing about this user's own, which may be starting.
 TEST(FindDaemonTest, WhatIsWrongAtTheSystemsPathDoesNotEndTheWaitForTheOwn) {
-  TestDaemon own;
-  const std::string file = own.folder() + "/file";
+  TestDaemon users;
+  const std::string file = users.folder() + "/file";
   std::ofstream(file) << "no socket";
-  const std::string late = own.folder() + "/late.sock";
+  const std::string late = users.folder() + "/late.sock";
   EXPECT_EQ(ErrorOf(Find({late, file}, kShort).status()).reason, Reason::kMalformed);
-  absl::StatusOr<FoundDaemon> found;
-  std::thread looking([&] { found = Find({late, file}); });
-  ASSERT_EQ(symlink(own.attach_path().c_str(), AttachPath(late).c_str()), 0);
+  absl::StatusOr<FoundDaemon> daemon;
+  std::thread looking([&] { daemon = Find({late, file}); });
+  ASSERT_EQ(symlink(users.attach_path().c_str(), AttachPath(late).c_str()), 0);
   looking.join();
-  ASSERT_TRUE(found.ok()) << found.status();
-  EXPECT_EQ(found->path, late);
+  ASSERT_TRUE(daemon.ok()) << daemon.status();
+  EXPECT_EQ(daemon->path, late);
 }
 
 }  // namespace

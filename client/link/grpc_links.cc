@@ -51,7 +51,7 @@ class OutcomeLink : public RpcLink {
   }
   absl::StatusOr<bool> WaitTensor(TensorId, Sequence producer, absl::Duration timeout) override {
     const absl::Status status = WaitCommand(producer, timeout);
-    // Long ago, and the name is still held: whoever reads it learns what became of it.
+    // Long ago, and the name is still held: a read of it tells what became of it.
     if (!status.ok() && ErrorOf(status).reason != Reason::kOutcomeForgotten) return status;
     return false;
   }
@@ -73,30 +73,30 @@ class OutcomeLink : public RpcLink {
   void HaveOutcome(Sequence sequence, const absl::Status& status) {
     outcomes_.Set(sequence, status);
     if (ErrorOf(status).reason != Reason::kMalformed) return;
-    Calls made(1);
+    Calls calls(1);
     Command nothing{sequence, Release()};
-    if (!ToMessage(nothing, made.front().request.mutable_command()).ok()) return;
-    Start(&made, [](const absl::Status&, v1::SubmitRequest*) {});
+    if (!ToMessage(nothing, calls.front().request.mutable_command()).ok()) return;
+    Start(&calls, [](const absl::Status&, v1::SubmitRequest*) {});
   }
 
   // Sends the one call of `made` as a unary one. `told` gets its answer and its request, on a
   // thread of gRPC's.
   template <typename Told>
-  void Start(Calls* made, Told told) {
-    Call& call = made->front();
+  void Start(Calls* calls, Told told) {
+    Call& call = calls->front();
     call.request.set_session(this->opened().session);
-    Calls::iterator place;
+    Calls::iterator position;
     {
       MutexLock lock(&mutex_);
       if (ending_) return;
-      calls_.splice(calls_.end(), *made);
-      place = std::prev(calls_.end());
+      calls_.splice(calls_.end(), *calls);
+      position = std::prev(calls_.end());
     }
     log()->async()->Submit(&call.context, &call.request, &call.response,
-                           [this, place, told](grpc::Status status) {
-                             told(Done(status), &place->request);
+                           [this, position, told](grpc::Status status) {
+                             told(Done(status), &position->request);
                              MutexLock lock(&mutex_);
-                             calls_.erase(place);
+                             calls_.erase(position);
                              ended_.SignalAll();
                            });
   }
@@ -156,8 +156,9 @@ class StreamLink : public OutcomeLink {
   }
 
  private:
-  // The longest that whoever finds the daemon gone waits for the end of the stream to be read: a
-  // broken stream has its end at once, one that only another connection has lost may have none.
+  // How long the thread that finds the daemon gone waits at most for the end of the stream to be
+  // read: a broken stream has its end at once, one that only another connection has lost may have
+  // none.
   static constexpr absl::Duration kFarewell = absl::Milliseconds(500);
 
   absl::Status Goodbye() override {
@@ -211,10 +212,10 @@ class UnaryLink : public OutcomeLink {
 
   absl::Status Submit(const Command& command) override {
     CHORUS_RETURN_IF_ERROR(liveness());
-    Calls made(1);
-    CHORUS_RETURN_IF_ERROR(ToMessage(command, made.front().request.mutable_command()));
+    Calls calls(1);
+    CHORUS_RETURN_IF_ERROR(ToMessage(command, calls.front().request.mutable_command()));
     WaitForRoom();
-    Send(&made, command.sequence);
+    Send(&calls, command.sequence);
     return absl::OkStatus();
   }
 
@@ -232,8 +233,8 @@ class UnaryLink : public OutcomeLink {
   // Calls overtake each other, and this process may be stopped between two of them for longer than
   // the daemon waits for the one that is missing. What it refuses then was not executed, and comes
   // again.
-  void Send(Calls* made, Sequence sequence) {
-    Start(made, [this, sequence](const absl::Status& status, v1::SubmitRequest* sent) {
+  void Send(Calls* calls, Sequence sequence) {
+    Start(calls, [this, sequence](const absl::Status& status, v1::SubmitRequest* sent) {
       if (ErrorOf(status).reason != Reason::kSequenceGap) return HaveOutcome(sequence, status);
       Calls again(1);
       again.front().request.Swap(sent);

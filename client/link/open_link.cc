@@ -61,14 +61,14 @@ absl::StatusOr<std::unique_ptr<Link>> OpenLink(const SessionOptions& options) {
   if (local) {
     // The credentials are its; without it a session of another user could only read.
     for (std::string& path : paths) path.erase(0, kUnix.size());
-    CHORUS_ASSIGN_OR_RETURN(FoundDaemon found,
+    CHORUS_ASSIGN_OR_RETURN(FoundDaemon daemon,
                             FindDaemon(paths, options.daemon_uids, deadline, patience));
-    opened.address = absl::StrCat(kUnix, found.path);
-    opened.attach = std::move(found.attach);
-    path = std::move(found.path);
+    opened.address = absl::StrCat(kUnix, daemon.path);
+    opened.attach = std::move(daemon.attach);
+    path = std::move(daemon.path);
   }
-  // Once and for all: with the last channel of a process gRPC would shut itself down, and whoever
-  // closes a session would wait for its poller, for 10 s now and then (gRPC 1.51).
+  // Once and for all: with the last channel of a process gRPC would shut itself down, and the
+  // thread that closes a session would wait for its poller, for 10 s now and then (gRPC 1.51).
   static const bool kept = (grpc_init(), true);
   static_cast<void>(kept);
   grpc::ChannelArguments arguments;
@@ -84,7 +84,7 @@ absl::StatusOr<std::unique_ptr<Link>> OpenLink(const SessionOptions& options) {
       return grpc::CreateCustomChannel(opened.address, grpc::InsecureChannelCredentials(),
                                        arguments);
     }
-    // gRPC would connect by itself, again and again, to whoever listens at the path then.
+    // gRPC would connect by itself, again and again, to the process that listens at the path then.
     CHORUS_ASSIGN_OR_RETURN(UniqueFd connection,
                             ConnectToDaemon(path, SOCK_STREAM, options.daemon_uids, deadline));
     return grpc::CreateCustomInsecureChannelFromFd("chorusd", connection.Release(), arguments);
@@ -111,7 +111,7 @@ absl::StatusOr<std::unique_ptr<Link>> OpenLink(const SessionOptions& options) {
                      capabilities.oldest_api_version(), " to ", capabilities.newest_api_version()));
   }
   opened.max_tensors = capabilities.max_tensors();
-  // One that does not say tells whoever comes there.
+  // A daemon that does not say so refuses a graph that is one too many.
   opened.max_graphs = capabilities.max_graphs() > 0 ? capabilities.max_graphs()
                                                     : std::numeric_limits<int32_t>::max();
 

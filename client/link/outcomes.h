@@ -1,6 +1,7 @@
 // Outcomes of commands, as gRPC transports learn them.
 //
 // Threads: any.
+// Ownership: plain values. Errors: each function says them.
 #ifndef CHORUS_CLIENT_LINK_OUTCOMES_H_
 #define CHORUS_CLIENT_LINK_OUTCOMES_H_
 
@@ -22,7 +23,7 @@ class Outcomes {
   static constexpr int64_t kKept = 4096;
 
   void Set(Sequence sequence, absl::Status status);
-  // Whoever waits, now or later, gets `why`.
+  // All waits, now and later, give `why`.
   void Lose(const absl::Status& why);
 
   // NOT_FOUND kOutcomeForgotten: a later one has its place.

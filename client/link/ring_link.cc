@@ -106,8 +106,9 @@ class RingLink : public RpcLink {
 
   absl::Status Read(TensorId tensor, Sequence, char* out, int64_t bytes,
                     absl::Duration timeout) override {
-    CHORUS_ASSIGN_OR_RETURN(const Found found, Find(tensor, bytes, timeout, /*keep=*/false));
-    std::memcpy(out, found.data, static_cast<size_t>(bytes));
+    CHORUS_ASSIGN_OR_RETURN(const Location location,
+                            Locate(tensor, bytes, timeout, /*keep=*/false));
+    std::memcpy(out, location.data, static_cast<size_t>(bytes));
     // A run that was given the tensor may have written there meanwhile: its name tells before, and
     // is looked at, not waited for.
     std::atomic_thread_fence(std::memory_order_acquire);
@@ -115,30 +116,30 @@ class RingLink : public RpcLink {
   }
   absl::StatusOr<const char*> MapTensor(TensorId tensor, Sequence, int64_t bytes,
                                         absl::Duration timeout) override {
-    CHORUS_ASSIGN_OR_RETURN(const Found found, Find(tensor, bytes, timeout, /*keep=*/true));
-    return found.data;
+    CHORUS_ASSIGN_OR_RETURN(const Location location, Locate(tensor, bytes, timeout, /*keep=*/true));
+    return location.data;
   }
 
   absl::StatusOr<Staging> CreateStaging(int64_t bytes) override {
     CHORUS_RETURN_IF_ERROR(liveness());
     AttachClient& attach = *this->opened().attach;
-    CHORUS_ASSIGN_OR_RETURN(AttachClient::Staging made,
+    CHORUS_ASSIGN_OR_RETURN(AttachClient::Staging created,
                             attach.CreateStaging(bytes, SteadyNow() + kRequestTimeout));
     CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<Mapping> mapping,
-                            Mapping::Make(made.fd.get(), made.bytes, PROT_READ | PROT_WRITE));
-    CHORUS_RETURN_IF_ERROR(attach.ConfirmStaging(made.arena, SteadyNow() + kRequestTimeout));
+                            Mapping::Make(created.fd.get(), created.bytes, PROT_READ | PROT_WRITE));
+    CHORUS_RETURN_IF_ERROR(attach.ConfirmStaging(created.arena, SteadyNow() + kRequestTimeout));
     Staging staging;
-    staging.arena = made.arena;
+    staging.arena = created.arena;
     staging.data = mapping->data();
     MutexLock lock(&mutex_);
-    staging_[made.arena.value()] = std::move(mapping);
+    staging_[created.arena.value()] = std::move(mapping);
     return staging;
   }
   absl::Status WriteStaging(ArenaId arena, int64_t offset, absl::string_view bytes) override {
     MutexLock lock(&mutex_);
-    const auto found = staging_.find(arena.value());
-    if (found == staging_.end()) return UnknownName("no such staging arena");
-    std::memcpy(found->second->data() + offset, bytes.data(), bytes.size());
+    const auto row = staging_.find(arena.value());
+    if (row == staging_.end()) return UnknownName("no such staging arena");
+    std::memcpy(row->second->data() + offset, bytes.data(), bytes.size());
     return absl::OkStatus();
   }
   absl::Status ReleaseStaging(ArenaId arena) override {
@@ -186,24 +187,25 @@ class RingLink : public RpcLink {
 
   // Where a readable tensor's bytes are, as long as this is held; with `keep`, as long as the
   // session.
-  struct Found {
+  struct Location {
     std::shared_ptr<const Mapping> arena;
     const char* data = nullptr;
   };
-  absl::StatusOr<Found> Find(TensorId tensor, int64_t bytes, absl::Duration timeout, bool keep) {
+  absl::StatusOr<Location> Locate(TensorId tensor, int64_t bytes, absl::Duration timeout,
+                                  bool keep) {
     CHORUS_ASSIGN_OR_RETURN(const TensorRecord record,
                             Await(tensor, CompletionWaiter::Until::kReadable, timeout));
     std::shared_ptr<const Mapping> arena;
     {
       MutexLock lock(&mutex_);
       LetGo();
-      const auto known = results_.find(record.arena.value());
-      if (known == results_.end()) {
+      const auto row = results_.find(record.arena.value());
+      if (row == results_.end()) {
         CHORUS_ASSIGN_OR_RETURN(arena, MapResults(record.arena));
         results_[record.arena.value()] = {arena, keep};
       } else {
-        arena = known->second.mapping;
-        known->second.keep |= keep;
+        arena = row->second.mapping;
+        row->second.keep |= keep;
       }
     }
     if (record.bytes != bytes || record.offset < 0 || record.offset > arena->bytes() - bytes) {
@@ -213,7 +215,7 @@ class RingLink : public RpcLink {
                        record.offset, " of an arena of ", arena->bytes()));
     }
     const char* const data = arena->data() + record.offset;
-    return Found{std::move(arena), data};
+    return Location{std::move(arena), data};
   }
   // Where the daemon has asked: arenas that it has no more keep their memory as long as they are
   // mapped here, and their names may come to stand for others. What is still in use is mapped again
@@ -231,10 +233,10 @@ class RingLink : public RpcLink {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     CHORUS_RETURN_IF_ERROR(liveness());
     CHORUS_ASSIGN_OR_RETURN(
-        const AttachClient::ResultArenaFd made,
+        const AttachClient::ResultArenaFd granted,
         this->opened().attach->ResultArena(arena, SteadyNow() + kRequestTimeout));
     CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<Mapping> mapping,
-                            Mapping::Make(made.fd.get(), made.bytes, PROT_READ));
+                            Mapping::Make(granted.fd.get(), granted.bytes, PROT_READ));
     return std::shared_ptr<const Mapping>(std::move(mapping));
   }
 

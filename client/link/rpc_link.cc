@@ -182,8 +182,8 @@ absl::Status RpcLink::FetchError(absl::StatusCode code, ErrorId id) {
   if (code == absl::StatusCode::kOk) return absl::OkStatus();
   {
     MutexLock lock(&mutex_);
-    const auto found = errors_.find(id.value());
-    if (found != errors_.end()) return found->second;
+    const auto row = errors_.find(id.value());
+    if (row != errors_.end()) return row->second;
   }
   Error error;
   error.code = code;
@@ -476,11 +476,11 @@ absl::StatusOr<std::vector<std::string>> RpcLink::Waits() {
       if (missing.size() == Error::kMaxRanks) break;
       missing.push_back(rank_text(wait.world(), rank));
     }
-    const int more = wait.missing_ranks_size() - static_cast<int>(missing.size());
+    const int unnamed = wait.missing_ranks_size() - static_cast<int>(missing.size());
     lines.push_back(absl::StrCat(
         wait.what(), wait.source().empty() ? "" : absl::StrCat(" at ", wait.source()), " (rank ",
         membership->rank, " of world \"", wait.world_name(), "\"): missing ",
-        absl::StrJoin(missing, ", "), more > 0 ? absl::StrCat(" and ", more, " more") : ""));
+        absl::StrJoin(missing, ", "), unnamed > 0 ? absl::StrCat(" and ", unnamed, " more") : ""));
   }
   return lines;
 }

@@ -2,6 +2,8 @@
 // happens when the daemon is gone.
 //
 // Threads: as Link.
+// Ownership: it owns the opened session; a derived class starts and stops what watches the daemon.
+// Errors: Link's; a message without the daemon's details names its address.
 #ifndef CHORUS_CLIENT_LINK_RPC_LINK_H_
 #define CHORUS_CLIENT_LINK_RPC_LINK_H_
 
@@ -84,7 +86,7 @@ class RpcLink : public Link {
   void StartWatching();
   void StopWatching();
 
-  // Once: everyone who waits is to be told. Called on any thread.
+  // Once: all waits are to be told. Called on any thread.
   virtual void OnLost() = 0;
   // What the daemon has said before it went: kDraining, or OK where it has said nothing. Called on
   // any thread; waits no longer than it takes to read what has come.

@@ -51,10 +51,10 @@ class Watcher {
       std::function<void()> callback;
       {
         MutexLock lock(&mutex_);
-        const auto found = callbacks_.find(event.data.u64);
-        if (found == callbacks_.end()) continue;
-        callback = std::move(found->second);
-        callbacks_.erase(found);
+        const auto row = callbacks_.find(event.data.u64);
+        if (row == callbacks_.end()) continue;
+        callback = std::move(row->second);
+        callbacks_.erase(row);
         running_ = event.data.u64;
       }
       callback();

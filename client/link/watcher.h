@@ -4,6 +4,8 @@
 // forked child has none: its sessions are inert, and sessions of its own start another.
 //
 // Threads: any.
+// Ownership: the caller keeps the socket open as long as the Watch. Errors: WatchForHangup says
+//   what it gives where it cannot watch.
 #ifndef CHORUS_CLIENT_LINK_WATCHER_H_
 #define CHORUS_CLIENT_LINK_WATCHER_H_
 

@@ -37,13 +37,13 @@ using internal::Failed;
 using internal::FailedEverywhere;
 using internal::GradNodePtr;
 using internal::ImplOf;
+using internal::IndexOf;
 using internal::kMaxRunValues;
 using internal::MemberCall;
 using internal::MemberCore;
 using internal::MemberOf;
 using internal::NoDevices;
 using internal::OwnWorld;
-using internal::PlaceOf;
 using internal::Results;
 using internal::SessionOf;
 using internal::Tensors;
@@ -80,8 +80,8 @@ struct GroupCall {
   explicit GroupCall(const DeviceGroup& devices) : inputs(static_cast<size_t>(devices.size())) {}
 
   CallRequest call;               // of a member that gives inputs
-  std::vector<Tensors> inputs;    // by place
-  std::vector<TensorType> types;  // by place: of what a member without inputs gets; empty: nothing
+  std::vector<Tensors> inputs;    // by index
+  std::vector<TensorType> types;  // by index: of what a member without inputs gets; empty: nothing
 };
 
 CallRequest CallOf(const char* op, bool record, CallSite site) {
@@ -90,29 +90,29 @@ CallRequest CallOf(const char* op, bool record, CallSite site) {
   return call;
 }
 
-// Their results, by [place][call]. Whoever differentiates one result of a call takes part in its
-// gradient for all devices.
+// Their results, by [index][call]. A caller that differentiates one result of a call takes part in
+// its gradient for all devices.
 std::vector<std::vector<Results>> Apply(const std::vector<GroupCall>& calls,
                                         const DeviceGroup& devices) {
-  const size_t places = static_cast<size_t>(devices.size());
-  std::vector<std::vector<CallRequest>> variants(places);
+  const size_t device_count = static_cast<size_t>(devices.size());
+  std::vector<std::vector<CallRequest>> variants(device_count);
   std::vector<MemberCall> members;
-  for (size_t p = 0; p < places; ++p) {
+  for (size_t p = 0; p < device_count; ++p) {
     const std::shared_ptr<MemberCore>& member = MemberOf(devices.world(static_cast<int>(p)));
     variants[p].reserve(calls.size());
     for (const GroupCall& call : calls) {
       variants[p].push_back(call.call);
-      CallRequest& own = variants[p].back();
+      CallRequest& variant = variants[p].back();
       if (call.inputs[p].empty()) {
-        own.spec.collective.counts.clear();
-        if (!call.types.empty()) own.spec.type = &call.types[p];
+        variant.spec.collective.counts.clear();
+        if (!call.types.empty()) variant.spec.type = &call.types[p];
       }
-      members.push_back({&own, call.inputs[p], &member, member->everybody});
+      members.push_back({&variant, call.inputs[p], &member, member->everybody});
     }
   }
   std::vector<Results> flat = ApplyCollectives(members);
-  std::vector<std::vector<Results>> results(places);
-  for (size_t p = 0; p < places; ++p) {
+  std::vector<std::vector<Results>> results(device_count);
+  for (size_t p = 0; p < device_count; ++p) {
     for (size_t c = 0; c < calls.size(); ++c) {
       results[p].push_back(std::move(flat[p * calls.size() + c]));
     }
@@ -136,16 +136,16 @@ std::vector<std::vector<Results>> Apply(const std::vector<GroupCall>& calls,
 // The same in as few runs as may be.
 std::vector<std::vector<Results>> ApplyAll(std::vector<GroupCall> calls,
                                            const DeviceGroup& devices) {
-  const size_t places = static_cast<size_t>(devices.size());
-  const size_t most = std::max<size_t>(1, kMaxRunValues / (2 * places));
-  std::vector<std::vector<Results>> results(places);
+  const size_t device_count = static_cast<size_t>(devices.size());
+  const size_t most = std::max<size_t>(1, kMaxRunValues / (2 * device_count));
+  std::vector<std::vector<Results>> results(device_count);
   for (size_t begin = 0; begin < calls.size(); begin += most) {
     const size_t end = std::min(calls.size(), begin + most);
-    std::vector<GroupCall> some(std::make_move_iterator(calls.begin() + begin),
-                                std::make_move_iterator(calls.begin() + end));
-    std::vector<std::vector<Results>> made = Apply(some, devices);
-    for (size_t p = 0; p < places; ++p) {
-      std::move(made[p].begin(), made[p].end(), std::back_inserter(results[p]));
+    std::vector<GroupCall> chunk(std::make_move_iterator(calls.begin() + begin),
+                                 std::make_move_iterator(calls.begin() + end));
+    std::vector<std::vector<Results>> chunk_results = Apply(chunk, devices);
+    for (size_t p = 0; p < device_count; ++p) {
+      std::move(chunk_results[p].begin(), chunk_results[p].end(), std::back_inserter(results[p]));
     }
   }
   return results;
@@ -155,38 +155,39 @@ std::vector<std::vector<Results>> ApplyAll(std::vector<GroupCall> calls,
 
 absl::StatusOr<DeviceGroup> DeviceGroup::Create(const Session& session,
                                                 const std::vector<int>& devices) {
-  std::vector<int> places = devices;
-  if (places.empty()) {
-    places.resize(static_cast<size_t>(session.device_count()));
-    std::iota(places.begin(), places.end(), 0);
+  std::vector<int> slots = devices;
+  if (slots.empty()) {
+    slots.resize(static_cast<size_t>(session.device_count()));
+    std::iota(slots.begin(), slots.end(), 0);
   }
-  if (places.empty()) {
+  if (slots.empty()) {
     return MakeError(Reason::kWrongState,
                      "DeviceGroup: expected a session with devices, got an empty one");
   }
-  for (size_t i = 0; i < places.size(); ++i) {
-    if (places[i] < 0 || places[i] >= session.device_count()) {
-      return BadType(absl::StrCat("DeviceGroup: device ", places[i], " is none of the session's ",
+  for (size_t i = 0; i < slots.size(); ++i) {
+    if (slots[i] < 0 || slots[i] >= session.device_count()) {
+      return BadType(absl::StrCat("DeviceGroup: device ", slots[i], " is none of the session's ",
                                   session.device_count()));
     }
-    if (std::find(places.begin(), places.begin() + static_cast<int64_t>(i), places[i]) !=
-        places.begin() + static_cast<int64_t>(i)) {
-      return BadType(absl::StrCat("DeviceGroup: device ", places[i], " is named twice"));
+    if (std::find(slots.begin(), slots.begin() + static_cast<int64_t>(i), slots[i]) !=
+        slots.begin() + static_cast<int64_t>(i)) {
+      return BadType(absl::StrCat("DeviceGroup: device ", slots[i], " is named twice"));
     }
   }
   // Of nobody else's: sessions of one tenant share the names of worlds.
   std::random_device random;
   WorldOptions options;
   options.name = absl::StrCat("devices-", getpid(), "-", absl::Hex(random()), absl::Hex(random()));
-  options.size = static_cast<int>(places.size());
+  options.size = static_cast<int>(slots.size());
   // A join waits for the others.
-  std::vector<absl::StatusOr<World>> joined(places.size());
+  std::vector<absl::StatusOr<World>> joined(slots.size());
   std::vector<std::thread> threads;
-  for (size_t i = 0; i < places.size(); ++i) {
-    WorldOptions own = options;
-    own.rank = static_cast<int>(i);
-    own.device = places[i];
-    threads.emplace_back([&session, &joined, own, i] { joined[i] = session.Join(own); });
+  for (size_t i = 0; i < slots.size(); ++i) {
+    WorldOptions member_options = options;
+    member_options.rank = static_cast<int>(i);
+    member_options.device = slots[i];
+    threads.emplace_back(
+        [&session, &joined, member_options, i] { joined[i] = session.Join(member_options); });
   }
   for (std::thread& thread : threads) thread.join();
   // What has joined leaves again, also where the group does not come about.
@@ -204,10 +205,11 @@ absl::StatusOr<DeviceGroup> DeviceGroup::Create(const Session& session,
   return group;
 }
 
-int DeviceGroup::PlaceOf(const DeviceRef& device) const {
-  for (int place = 0; place < size(); ++place) {
-    const DeviceRef own = this->device(place);
-    if (SessionOf(own) == SessionOf(device) && own.slot() == device.slot()) return place;
+int DeviceGroup::IndexOf(const DeviceRef& device) const {
+  for (int index = 0; index < size(); ++index) {
+    const DeviceRef candidate = this->device(index);
+    if (SessionOf(candidate) == SessionOf(device) && candidate.slot() == device.slot())
+      return index;
   }
   return -1;
 }
@@ -233,13 +235,13 @@ std::vector<Tensors> BroadcastCoalesced(const Tensors& xs, const DeviceGroup& de
   std::vector<GroupCall> calls;
   int root = -1;
   for (size_t i = 0; i < xs.size(); ++i) {
-    const absl::StatusOr<int> place =
-        PlaceOf("broadcast", absl::StrCat("tensor ", i), xs[i], devices);
-    if (!place.ok()) return refuse(place.status());
-    if (i == 0) root = *place;
-    if (*place != root) {
+    const absl::StatusOr<int> index =
+        IndexOf("broadcast", absl::StrCat("tensor ", i), xs[i], devices);
+    if (!index.ok()) return refuse(index.status());
+    if (i == 0) root = *index;
+    if (*index != root) {
       return refuse(BadType(absl::StrCat("broadcast: expected tensors on one device, place ", root,
-                                         ", got tensor ", i, " at place ", *place)));
+                                         ", got tensor ", i, " at place ", *index)));
     }
     calls.emplace_back(devices);
     calls.back().call = CallOf("broadcast", xs[i].requires_grad(), site);
@@ -248,9 +250,9 @@ std::vector<Tensors> BroadcastCoalesced(const Tensors& xs, const DeviceGroup& de
     calls.back().types.assign(static_cast<size_t>(devices.size()), TypeOf(xs[i]));
   }
   std::vector<Tensors> results;
-  for (std::vector<Results>& own : ApplyAll(std::move(calls), devices)) {
+  for (std::vector<Results>& call_results : ApplyAll(std::move(calls), devices)) {
     results.emplace_back();
-    for (Results& result : own) results.back().push_back(std::move(result[0]));
+    for (Results& result : call_results) results.back().push_back(std::move(result[0]));
   }
   return results;
 }
@@ -287,10 +289,10 @@ Tensors ReduceAddCoalesced(const std::vector<Tensors>& xs, const DeviceGroup& de
                                  xs[d].size(), " in list ", d)));
       }
       const std::string what = absl::StrCat("tensor ", i, " of list ", d);
-      const absl::StatusOr<int> place = PlaceOf("reduce_add", what, xs[d][i], devices);
-      if (!place.ok()) return refuse(place.status());
-      Tensors& own = call.inputs[static_cast<size_t>(*place)];
-      if (!own.empty()) {
+      const absl::StatusOr<int> index = IndexOf("reduce_add", what, xs[d][i], devices);
+      if (!index.ok()) return refuse(index.status());
+      Tensors& operands = call.inputs[static_cast<size_t>(*index)];
+      if (!operands.empty()) {
         return refuse(BadType(absl::StrCat("reduce_add: expected one tensor on each device, got ",
                                            what, " on the device of another")));
       }
@@ -299,7 +301,7 @@ Tensors ReduceAddCoalesced(const std::vector<Tensors>& xs, const DeviceGroup& de
             BadType(absl::StrCat("reduce_add: expected tensors like ", TypeOf(xs[0][i]).ToString(),
                                  ", got ", TypeOf(xs[d][i]).ToString(), " as ", what)));
       }
-      own = {xs[d][i]};
+      operands = {xs[d][i]};
       record = record || xs[d][i].requires_grad();
     }
     call.call = CallOf("reduce", record, site);
@@ -322,7 +324,7 @@ Tensors Scatter(const Tensor& x, const DeviceGroup& devices, const std::vector<i
     return FailedEverywhere(devices, status, site);
   };
   if (devices.size() == 0) return refuse(NoDevices("scatter"));
-  const absl::StatusOr<int> root = PlaceOf("scatter", "the tensor", x, devices);
+  const absl::StatusOr<int> root = IndexOf("scatter", "the tensor", x, devices);
   if (!root.ok()) return refuse(root.status());
   const absl::StatusOr<int64_t> axis = AxisOf("scatter", TypeOf(x), dim);
   if (!axis.ok()) return refuse(axis.status());
@@ -366,14 +368,14 @@ Tensor Gather(const Tensors& xs, const DeviceGroup& devices, int destination, in
   const int64_t rank = static_cast<int64_t>(checked->type.dims.size());
   GroupCall call(devices);
   std::vector<int64_t> rows(call.inputs.size(), 0);
-  std::vector<size_t> order;  // places of the tensors
+  std::vector<size_t> order;  // indices of the tensors
   for (const Tensor& x : checked->xs) {
-    const size_t place = static_cast<size_t>(devices.PlaceOf(x.device()));
+    const size_t index = static_cast<size_t>(devices.IndexOf(x.device()));
     const Tensor piece = axis == 0 ? x : Transpose(x, ToFront(rank, axis), site);
     if (!piece.status().ok()) return piece;
-    call.inputs[place] = {piece};
-    rows[place] = piece.shape()[0];
-    order.push_back(place);
+    call.inputs[index] = {piece};
+    rows[index] = piece.shape()[0];
+    order.push_back(index);
   }
   // A device without a tensor gives one of no rows.
   Shape nothing = call.inputs[order[0]][0].shape();
@@ -394,7 +396,7 @@ Tensor Gather(const Tensors& xs, const DeviceGroup& devices, int destination, in
   Tensor whole = gathered[0];
   if (!in_order && whole.status().ok()) {
     Tensors pieces;
-    for (const size_t place : order) pieces.push_back(gathered[place]);
+    for (const size_t index : order) pieces.push_back(gathered[index]);
     whole = Concat(pieces, 0, site);
   }
   if (axis == 0 || !whole.status().ok()) return whole;

@@ -67,9 +67,9 @@ absl::StatusOr<std::vector<Nest>> ScatterNest(const Nest& nest, const DeviceGrou
         items.resize(std::min(items.size(), parts.size()));
         for (size_t i = 0; i < items.size(); ++i) items[i].push_back(std::move(parts[i]));
       }
-      for (Nest::Items& own : items) {
-        each.push_back(nest.kind() == Nest::Kind::kList ? Nest::List(std::move(own))
-                                                        : Nest::Tuple(std::move(own)));
+      for (Nest::Items& children : items) {
+        each.push_back(nest.kind() == Nest::Kind::kList ? Nest::List(std::move(children))
+                                                        : Nest::Tuple(std::move(children)));
       }
       return each;
     }
@@ -81,7 +81,7 @@ absl::StatusOr<std::vector<Nest>> ScatterNest(const Nest& nest, const DeviceGrou
         fields.resize(std::min(fields.size(), parts.size()));
         for (size_t i = 0; i < fields.size(); ++i) fields[i][field.first] = std::move(parts[i]);
       }
-      for (Nest::Fields& own : fields) each.push_back(Nest::Map(std::move(own)));
+      for (Nest::Fields& children : fields) each.push_back(Nest::Map(std::move(children)));
       return each;
     }
     case Nest::Kind::kNothing:
@@ -101,12 +101,12 @@ absl::StatusOr<ScatteredInputs> ScatterInputs(const Nest::Items& inputs,
   if (!inputs.empty()) {
     CHORUS_ASSIGN_OR_RETURN(const std::vector<Nest> each,
                             ScatterNest(Nest::Tuple(inputs), devices, dim, site));
-    for (const Nest& own : each) scattered.inputs.push_back(own.items());
+    for (const Nest& part : each) scattered.inputs.push_back(part.items());
   }
   if (!keywords.empty()) {
     CHORUS_ASSIGN_OR_RETURN(const std::vector<Nest> each,
                             ScatterNest(Nest::Map(keywords), devices, dim, site));
-    for (const Nest& own : each) scattered.keywords.push_back(own.fields());
+    for (const Nest& part : each) scattered.keywords.push_back(part.fields());
   }
   const size_t count = std::max(scattered.inputs.size(), scattered.keywords.size());
   scattered.inputs.resize(count);
@@ -161,13 +161,13 @@ absl::StatusOr<Nest> GatherNest(const std::vector<Nest>& nests, const DeviceGrou
       for (const auto& field : first.fields()) {
         std::vector<Nest> parts;
         for (size_t i = 0; i < nests.size(); ++i) {
-          const auto found = nests[i].fields().find(field.first);
-          if (found == nests[i].fields().end() ||
+          const auto other = nests[i].fields().find(field.first);
+          if (other == nests[i].fields().end() ||
               nests[i].fields().size() != first.fields().size()) {
             return refuse(absl::StrCat("expected maps of the same ", first.fields().size(),
                                        " keys from every device, got another one from device ", i));
           }
-          parts.push_back(found->second);
+          parts.push_back(other->second);
         }
         CHORUS_ASSIGN_OR_RETURN(fields[field.first],
                                 GatherNest(parts, devices, destination, dim, warnings, site));

@@ -69,8 +69,8 @@ struct Member {
     left_rest = false;
   }
   CallPosition Next(int32_t group) const {
-    const auto found = calls.find(group);
-    return found == calls.end() ? CallPosition{step, 0, 0} : found->second;
+    const auto row = calls.find(group);
+    return row == calls.end() ? CallPosition{step, 0, 0} : row->second;
   }
 };
 
@@ -210,11 +210,11 @@ class FakeDaemon::Impl {
       const RunGroup& bound = run->run.groups[s];
       const GroupSlot& slot = graph.group_slots[s];
       if (bound.base.size() != slot.held.size()) return Malformed("a run without its positions");
-      for (size_t place = 0; place < slot.held.size(); ++place) {
-        const int rank = world->groups[bound.group.value()][slot.held[place].value()];
+      for (size_t held_index = 0; held_index < slot.held.size(); ++held_index) {
+        const int rank = world->groups[bound.group.value()][slot.held[held_index].value()];
         Member& member = world->members[rank];
         if (member.link != run->link) return Malformed("a member of another session");
-        const CallPosition& base = bound.base[place];
+        const CallPosition& base = bound.base[held_index];
         if (base.step < member.step) return Malformed("a vote of a step that is over");
         member.Begin(base.step);
         steps[rank] = base.step;
@@ -299,10 +299,10 @@ class FakeDaemon::Impl {
       }
       run->keys[n] = key;
       // A member that was told that nobody asks is told nothing more.
-      FakeTape& own = world->tapes[key.ToString()][rank];
-      own.state = c.wants_grad ? FakeTape::kLive : FakeTape::kAbandoned;
-      own.leads_to_collective = c.leads_to_collective;
-      own.source = graph.nodes[n].source;
+      FakeTape& tape = world->tapes[key.ToString()][rank];
+      tape.state = c.wants_grad ? FakeTape::kLive : FakeTape::kAbandoned;
+      tape.leads_to_collective = c.leads_to_collective;
+      tape.source = graph.nodes[n].source;
     }
     if (next_pair != run->run.pair_calls.size()) return Malformed("numbers of pairs too many");
     // A run that takes a gradient of what it has recorded itself uses the entry up.
@@ -344,7 +344,7 @@ class FakeDaemon::Impl {
                               receives}] > key.at.call;
   }
 
-  // The first of those that a run needs who has passed it.
+  // Of the members that a run needs, the first that has passed it.
   absl::optional<absl::Status> PassedBy(PendingRun* run) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     for (size_t n = 0; n < run->keys.size(); ++n) {
       if (run->ranks[n] < 0 || run->finished[n]) continue;
@@ -449,22 +449,22 @@ class FakeDaemon::Impl {
         if (tape.state == FakeTape::kLive) tape.state = FakeTape::kRefused;
       }
     }
-    Error own(refuse.why.reason, refuse.why.message);
-    own.source = refuse.why.source;
-    own.alone = refuse.why.alone && !refuse.by_hand;
-    if (refuse.epoch.value() == world->epoch && !passed && !own.alone) {
-      Error error = own;
+    Error own_error(refuse.why.reason, refuse.why.message);
+    own_error.source = refuse.why.source;
+    own_error.alone = refuse.why.alone && !refuse.by_hand;
+    if (refuse.epoch.value() == world->epoch && !passed && !own_error.alone) {
+      Error error = own_error;
       const int rank = refuse.members[0].rank.value();
       error.SetReason(refuse.by_hand ? Reason::kAborted : Reason::kPeerRefused);
       error.culprit.rank = rank;
-      error.message = refuse.by_hand
-                          ? absl::StrCat("rank ", rank, " aborted: ", own.message)
-                          : absl::StrCat("the part of rank ", rank, " was refused: ", own.message);
+      error.message = refuse.by_hand ? absl::StrCat("rank ", rank, " aborted: ", own_error.message)
+                                     : absl::StrCat("the part of rank ", rank,
+                                                    " was refused: ", own_error.message);
       EndEpoch(world, Record(ToStatus(error)));
     } else {
       FailPassed(world);
     }
-    return WithOpen(*world, ToStatus(own));
+    return WithOpen(*world, ToStatus(own_error));
   }
 
   std::vector<int> Members(FakeWorld* world, const InstanceKey& key) {
@@ -475,10 +475,10 @@ class FakeDaemon::Impl {
 
   bool IsAbsent(FakeWorld* world, const InstanceKey& key, int rank) {
     if (!key.is_gradient()) return false;
-    const auto found = world->tapes.find(key.Parent().ToString());
-    if (found == world->tapes.end()) return false;
-    auto entry = found->second.find(rank);
-    if (entry == found->second.end()) return false;
+    const auto row = world->tapes.find(key.Parent().ToString());
+    if (row == world->tapes.end()) return false;
+    auto entry = row->second.find(rank);
+    if (entry == row->second.end()) return false;
     FakeTape& tape = entry->second;
     // A vote stands, though its part may not be here yet.
     if (tape.next_request[key.step()] > key.path.back().number) return false;
@@ -519,10 +519,10 @@ class FakeDaemon::Impl {
       graph.num_instance_slots = 1;
       Node node = whole.nodes[part.node];
       for (ValueIndex& input : node.inputs) {
-        const size_t place = graph.inputs.size();
+        const size_t input_index = graph.inputs.size();
         graph.inputs.emplace_back();
-        graph.inputs.back().type = part.inputs[place].type;
-        input = static_cast<ValueIndex>(place);
+        graph.inputs.back().type = part.inputs[input_index].type;
+        input = static_cast<ValueIndex>(input_index);
       }
       node.collective->instance.kind = InstanceRef::Kind::kBound;
       node.collective->instance.slot = 0;
@@ -870,15 +870,15 @@ class FakeLink : public Link {
   }
   absl::StatusOr<absl::optional<RunOutcome>> Peek(Sequence sequence) override {
     MutexLock lock(&daemon_->mutex);
-    const auto found = state_->outcomes.find(sequence.value());
-    if (found == state_->outcomes.end()) return absl::optional<RunOutcome>();
-    return absl::optional<RunOutcome>(RunOutcome{found->second.code(), ErrorOf(found->second).id});
+    const auto row = state_->outcomes.find(sequence.value());
+    if (row == state_->outcomes.end()) return absl::optional<RunOutcome>();
+    return absl::optional<RunOutcome>(RunOutcome{row->second.code(), ErrorOf(row->second).id});
   }
   absl::Status WaitCommand(Sequence sequence, absl::Duration timeout) override {
     return Await(timeout, [&](FakeLinkState& state) -> absl::optional<absl::Status> {
-      const auto found = state.outcomes.find(sequence.value());
-      if (found == state.outcomes.end()) return absl::nullopt;
-      return found->second;
+      const auto row = state.outcomes.find(sequence.value());
+      if (row == state.outcomes.end()) return absl::nullopt;
+      return row->second;
     });
   }
   absl::StatusOr<bool> WaitTensor(TensorId id, Sequence producer, absl::Duration timeout) override {
@@ -890,8 +890,8 @@ class FakeLink : public Link {
         Await(timeout, [&](FakeLinkState& state) -> absl::optional<absl::Status> {
           const FakeTensor& tensor = state.Tensor(id.slot);
           if (tensor.generation == id.generation && tensor.done) return tensor.status;
-          const auto found = state.outcomes.find(producer.value());
-          if (found != state.outcomes.end()) return found->second;
+          const auto row = state.outcomes.find(producer.value());
+          if (row != state.outcomes.end()) return row->second;
           return absl::nullopt;
         });
     CHORUS_RETURN_IF_ERROR(status);
@@ -941,11 +941,11 @@ class FakeLink : public Link {
     MutexLock lock(&daemon_->mutex);
     FakeWorld* const world = daemon_->worlds_by_id[id.value()];
     const std::vector<int> list(members.begin(), members.end());
-    const auto made =
+    const auto inserted =
         world->groups_by_request.emplace(std::make_tuple(list, request.step, request.number),
                                          static_cast<int>(world->groups.size()));
-    if (made.second) world->groups.push_back(list);
-    return GroupId(made.first->second);
+    if (inserted.second) world->groups.push_back(list);
+    return GroupId(inserted.first->second);
   }
   absl::Status Leave(WorldId, Rank) override { return absl::OkStatus(); }
   absl::StatusOr<ReformedWorld> Reform(WorldId, Rank, Timeout) override {

@@ -7,6 +7,8 @@
 // every gradient, names that exist.
 //
 // Threads: any.
+// Ownership: its links share its state, and may outlive it. Errors: those of the log's contract, as
+//   outcomes.
 #ifndef CHORUS_CLIENT_TESTING_FAKE_DAEMON_H_
 #define CHORUS_CLIENT_TESTING_FAKE_DAEMON_H_
 

@@ -1,4 +1,6 @@
 // Several ranks of one world in one thread, each with a session of its own.
+//
+// Threads: one. Ownership: it has the sessions; the daemon outlives it. Errors: fail the test.
 #ifndef CHORUS_CLIENT_TESTING_RANKS_H_
 #define CHORUS_CLIENT_TESTING_RANKS_H_
 

@@ -1,4 +1,6 @@
 // Reading tensors in tests.
+//
+// Threads: one. Ownership: copies. Errors: fail the test.
 #ifndef CHORUS_CLIENT_TESTING_VALUES_H_
 #define CHORUS_CLIENT_TESTING_VALUES_H_
 

@@ -4,7 +4,10 @@
 // frames: the ring as they are, gRPC as messages that proto/convert turns into these structs. A
 // frame comes from a process that may be hostile and may still be writing: it is copied out first,
 // then decoded (every count and index checked against the bytes at hand), then used.
-// Plain data; no threads.
+//
+// Threads: plain data. Ownership: a decoded command has copies of all that it names.
+//
+// Errors: DecodeFrame says them: INVALID_ARGUMENT (MALFORMED).
 #ifndef CHORUS_CORE_TRANSPORT_COMMAND_H_
 #define CHORUS_CORE_TRANSPORT_COMMAND_H_
 

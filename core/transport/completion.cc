@@ -102,7 +102,7 @@ absl::StatusOr<TensorRecord> CompletionWaiter::Tensor(TensorId id) const {
   const int64_t value = slot.value.load(std::memory_order_acquire);
   const int32_t code = slot.code.load(std::memory_order_acquire);
   if (slot.word.load(std::memory_order_relaxed) != word) {
-    // It changed meanwhile. Whoever wants the new one looks again.
+    // It changed meanwhile. A caller that wants the new one looks again.
     record.state = TensorState::kPending;
     return record;
   }
@@ -120,18 +120,18 @@ absl::StatusOr<TensorRecord> CompletionWaiter::Tensor(TensorId id) const {
 
 absl::StatusOr<absl::optional<RunOutcome>> CompletionWaiter::Run(Sequence sequence) const {
   const RunSlot& slot = memory_->runs()[static_cast<uint64_t>(sequence.value()) % kRunSlots];
-  const int64_t found = slot.sequence.load(std::memory_order_acquire);
-  if (found > sequence.value()) {
+  const int64_t owner = slot.sequence.load(std::memory_order_acquire);
+  if (owner > sequence.value()) {
     return MakeError(Reason::kOutcomeForgotten,
-                     absl::StrCat("run ", sequence.value(), ": its record went to run ", found,
+                     absl::StrCat("run ", sequence.value(), ": its record went to run ", owner,
                                   "; the last ", kRunSlots, " outcomes are kept"));
   }
-  if (found != sequence.value()) return absl::optional<RunOutcome>();
+  if (owner != sequence.value()) return absl::optional<RunOutcome>();
   RunOutcome outcome;
   outcome.code = static_cast<absl::StatusCode>(slot.code.load(std::memory_order_acquire));
   outcome.error = ErrorId(slot.error.load(std::memory_order_acquire));
   // Changed meanwhile: the next look says that it is forgotten.
-  if (slot.sequence.load(std::memory_order_relaxed) != found) return absl::optional<RunOutcome>();
+  if (slot.sequence.load(std::memory_order_relaxed) != owner) return absl::optional<RunOutcome>();
   return absl::optional<RunOutcome>(outcome);
 }
 

@@ -8,6 +8,8 @@
 // changes `completed`, reads `completion_waiters`. The two stores and the two loads are
 // sequentially consistent: if the daemon misses the waiter, the waiter reads the changed word, and
 // with it the records published before.
+//
+// Threads, ownership and errors: each class says them.
 #ifndef CHORUS_CORE_TRANSPORT_COMPLETION_H_
 #define CHORUS_CORE_TRANSPORT_COMPLETION_H_
 
@@ -94,7 +96,7 @@ class CompletionWaiter {
   absl::StatusOr<TensorRecord> WaitForTensor(TensorId id, Until until, absl::Time deadline);
   absl::StatusOr<RunOutcome> WaitForRun(Sequence sequence, absl::Time deadline);
 
-  // Makes everyone who waits ask `liveness` now. For whoever watches the daemon's process.
+  // Makes all waits ask `liveness` now. For the thread that watches the daemon's process.
   void WakeAll();
 
  private:

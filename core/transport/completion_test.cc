@@ -365,7 +365,7 @@ TEST_F(CompletionTest, RecordsAreNeverMixed) {
   EXPECT_GT(seen, 0);
 }
 
-// A record may be told twice, between two looks of one who waits.
+// A record may be told twice, between two looks of a waiter.
 TEST_F(CompletionTest, ARecordToldTwiceIsSeen) {
   constexpr uint32_t kRounds = 300000;
   std::atomic<uint32_t> asked{0};

@@ -17,6 +17,10 @@
 // alone would not do: a processor may let C2 overtake C1.
 //
 // Threads: DoorbellView: any. Doorbell: the node thread.
+// Ownership: each has its own mapping; the memfd is the Doorbell's, which gives clients descriptors
+//   of it.
+// Errors: OUT_OF_MEMORY what the system refuses; INVALID_ARGUMENT (MALFORMED) and UNIMPLEMENTED
+//   (VERSION) a page that is none of this layout.
 #ifndef CHORUS_CORE_TRANSPORT_DOORBELL_H_
 #define CHORUS_CORE_TRANSPORT_DOORBELL_H_
 
@@ -37,8 +41,8 @@ struct DoorbellPage {
   uint64_t magic;
   uint32_t version;  // kSessionMemoryVersion: one number for all that is shared
   alignas(128) std::atomic<uint32_t> asleep;
-  // Changes when result arenas are gone that clients still map: who sees it unmaps what it does not
-  // need, and maps again what it does. Until then the pages are charged to its tenant.
+  // Changes when result arenas are gone that clients still map: a client that sees it unmaps what
+  // it does not need, and maps again what it does. Until then the pages are charged to its tenant.
   alignas(128) std::atomic<uint32_t> let_go;
 };
 
@@ -104,7 +108,7 @@ class DoorbellView {
 // client shares and may change. The client may write to it at any time; that costs the daemon one
 // look at the rings.
 absl::StatusOr<UniqueFd> CreateWakeEvent();
-// Client: wakes whoever watches it.
+// Client: wakes the thread that watches it.
 void RingWakeEvent(int event_fd);
 
 }  // namespace chorus

@@ -2,6 +2,8 @@
 //
 //   u32 size of the whole frame, u16 kind, u16 version, i64 sequence: little-endian,
 //   kFrameHeaderBytes then the body, whose form command.cc knows
+//
+// Threads: plain data. Ownership, errors: none.
 #ifndef CHORUS_CORE_TRANSPORT_FRAME_FORMAT_H_
 #define CHORUS_CORE_TRANSPORT_FRAME_FORMAT_H_
 

@@ -1,4 +1,6 @@
 // Lets two threads start the same step at the same moment, again and again, for tests of races.
+//
+// Threads: two, as said. Ownership: it outlives both. Errors: none.
 #ifndef CHORUS_CORE_TRANSPORT_RENDEZVOUS_H_
 #define CHORUS_CORE_TRANSPORT_RENDEZVOUS_H_
 
@@ -32,7 +34,7 @@ class Rendezvous {
     const int64_t delay = side == 0 ? delay_.load() : -delay_.load();
     Dither(random % 64 + static_cast<uint64_t>(delay > 0 ? delay : 0));
   }
-  // After a race, by one of the sides: who was first.
+  // After a race, by one of the sides: which of them was first.
   void First(int side) { delay_.fetch_add(side == 0 ? 4 : -4); }
 
  private:

@@ -19,7 +19,7 @@ constexpr uint64_t Padded(uint64_t bytes) {
 
 // Where the byte after `count` bytes lies. The size is a power of two: a division would take longer
 // than the rest of a write.
-constexpr uint64_t Place(uint64_t count, uint64_t ring_bytes) { return count & (ring_bytes - 1); }
+constexpr uint64_t Offset(uint64_t count, uint64_t ring_bytes) { return count & (ring_bytes - 1); }
 
 static_assert(sizeof(FrameStart) == kRecordAlign, "fits into the smallest rest of the ring");
 
@@ -43,7 +43,7 @@ SubmissionRingWriter::SubmissionRingWriter(SessionMemory* memory, WaitOptions op
 size_t SubmissionRingWriter::max_frame_bytes() const { return MaxFrameBytes(ring_bytes_); }
 
 uint64_t SubmissionRingWriter::SkipFor(uint64_t record_bytes) const {
-  const uint64_t to_end = ring_bytes_ - Place(tail_, ring_bytes_);
+  const uint64_t to_end = ring_bytes_ - Offset(tail_, ring_bytes_);
   return record_bytes <= to_end ? 0 : to_end;
 }
 
@@ -75,11 +75,11 @@ absl::StatusOr<bool> SubmissionRingWriter::TryWrite(absl::string_view frame) {
   const uint64_t record = Padded(frame.size());
   if (const uint64_t skip = SkipFor(record)) {
     const FrameStart skip_record{static_cast<uint32_t>(skip), kSkipKind, 0};
-    std::memcpy(memory_->ring() + Place(tail_, ring_bytes_), &skip_record, sizeof(skip_record));
+    std::memcpy(memory_->ring() + Offset(tail_, ring_bytes_), &skip_record, sizeof(skip_record));
     tail_ += skip;  // published together with the frame
   }
   CHORUS_FAILPOINT("ring.before_copy");
-  char* const to = memory_->ring() + Place(tail_, ring_bytes_);
+  char* const to = memory_->ring() + Offset(tail_, ring_bytes_);
   // In two parts, so that a fault test can stop between them.
   std::memcpy(to, frame.data(), kFrameHeaderBytes);
   CHORUS_FAILPOINT("ring.mid_copy");
@@ -181,7 +181,7 @@ SubmissionRingReader::Result SubmissionRingReader::Poll(FrameBuffer* buffer,
                                " bytes ahead, in steps of ", kRecordAlign, ", got ", tail));
   }
   for (;;) {
-    const uint64_t offset = Place(head_, ring_bytes_);
+    const uint64_t offset = Offset(head_, ring_bytes_);
     const char* const from = memory_->ring() + offset;
     FrameStart start;
     std::memcpy(&start, from, sizeof(start));

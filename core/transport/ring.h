@@ -6,6 +6,8 @@
 // in, `head` those ever taken out: 64 bits that never wrap, each on its own cache line.
 //
 // A frame is published by one store of `tail`. A client that dies before it leaves nothing behind.
+//
+// Threads, ownership and errors: each class says them.
 #ifndef CHORUS_CORE_TRANSPORT_RING_H_
 #define CHORUS_CORE_TRANSPORT_RING_H_
 
@@ -28,8 +30,8 @@ inline constexpr size_t kRecordAlign = 8;
 
 // How a client waits for the daemon.
 struct WaitOptions {
-  // Asked by whoever sleeps, after each `look_around`: an error ends the wait with it. The client
-  // library answers UNAVAILABLE when its daemon is gone. Empty: never asked.
+  // Asked by a thread that sleeps, after each `look_around`: an error ends the wait with it. The
+  // client library answers UNAVAILABLE when its daemon is gone. Empty: never asked.
   std::function<absl::Status()> liveness;
   absl::Duration look_around = absl::Milliseconds(100);
   SpinClock* clock = SpinClock::Real();

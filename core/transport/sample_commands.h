@@ -1,4 +1,6 @@
 // A command of each kind, with every field used, for tests and benchmarks.
+//
+// Threads: plain functions. Ownership: plain values. Errors: none.
 #ifndef CHORUS_CORE_TRANSPORT_SAMPLE_COMMANDS_H_
 #define CHORUS_CORE_TRANSPORT_SAMPLE_COMMANDS_H_
 

@@ -15,7 +15,7 @@
 namespace chorus {
 namespace {
 
-// The size must not change under a mapping (a file that shrinks kills who reads it), and nobody may
+// The size must not change under a mapping (a file that shrinks kills its reader), and nobody may
 // take that promise back.
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 

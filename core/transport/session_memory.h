@@ -15,7 +15,10 @@
 // Pages that nobody touches cost nothing: a table of 65,536 tensors is 2 MiB of address space.
 // After fork the mapping is absent in the child (MADV_DONTFORK), so that a forked child cannot
 // disturb its parent's session; the client library makes its own objects inert there.
-// Threads: the mapping itself is constant; ring.h and completion.h say who may use which words.
+// Threads: the mapping itself is constant; ring.h and completion.h say which side may use which
+// words.
+// Ownership: each side has its own mapping, and the daemon the memfd. Errors: CreateSessionMemory
+//   and MapSessionMemory say them.
 #ifndef CHORUS_CORE_TRANSPORT_SESSION_MEMORY_H_
 #define CHORUS_CORE_TRANSPORT_SESSION_MEMORY_H_
 
@@ -33,7 +36,7 @@ namespace chorus {
 inline constexpr uint64_t kSessionMemoryMagic = 0x314d454d'53524843;  // "CHRSMEM1"
 // Grows with every change of the layout, of the frames in the ring or of the meaning of a word.
 inline constexpr uint32_t kSessionMemoryVersion = 2;
-// Outcomes that are kept (DESIGN section 5).
+// Outcomes that are kept.
 inline constexpr uint32_t kRunSlots = 1024;
 
 struct SessionMemoryOptions {

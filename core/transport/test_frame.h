@@ -1,4 +1,6 @@
 // Frames with a body that shows whether it arrived whole, for tests of the ring.
+//
+// Threads: plain functions. Ownership: plain values. Errors: none.
 #ifndef CHORUS_CORE_TRANSPORT_TEST_FRAME_H_
 #define CHORUS_CORE_TRANSPORT_TEST_FRAME_H_
 

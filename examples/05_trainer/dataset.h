@@ -1,5 +1,8 @@
 // Images and their labels, from files in the format of MNIST (IDX, gzipped or not), such as
 // Debian's package dataset-fashion-mnist.
+//
+// Threads: plain functions and values. Ownership: a Dataset has its images. Errors: the statuses
+//   name the file and what was expected.
 #ifndef CHORUS_EXAMPLES_TRAINER_DATASET_H_
 #define CHORUS_EXAMPLES_TRAINER_DATASET_H_
 

@@ -1,5 +1,8 @@
 // A perceptron with one hidden layer, and its whole training step as one function: forward, loss,
 // gradients, their sum over the ranks, update. Compiled, a step is one request to the daemon.
+//
+// Threads: one trains. Ownership: parameters are handles of tensors. Errors: the statuses of the
+//   steps.
 #ifndef CHORUS_EXAMPLES_TRAINER_MODEL_H_
 #define CHORUS_EXAMPLES_TRAINER_MODEL_H_
 

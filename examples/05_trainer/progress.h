@@ -1,4 +1,7 @@
 // How far a training is: a bar that stays on its line of a terminal, or plain lines elsewhere.
+//
+// Threads: one. Ownership: the file is the caller's, and outlives it. Errors: none: what cannot be
+//   written is not shown.
 #ifndef CHORUS_EXAMPLES_TRAINER_PROGRESS_H_
 #define CHORUS_EXAMPLES_TRAINER_PROGRESS_H_
 

@@ -67,8 +67,8 @@ absl::StatusOr<double> Accuracy(const chorus::World& world, const Dataset& data,
   }
   int64_t right = 0;
   for (const Tensor& count : counts) {
-    CHORUS_ASSIGN_OR_RETURN(const int64_t some, count.Item<int64_t>());
-    right += some;
+    CHORUS_ASSIGN_OR_RETURN(const int64_t chunk, count.Item<int64_t>());
+    right += chunk;
   }
   return static_cast<double>(right) / static_cast<double>(data.count);
 }

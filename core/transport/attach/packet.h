@@ -1,6 +1,8 @@
 // Packets with descriptors over a SOCK_SEQPACKET Unix socket.
 //
 // Threads: plain functions; one sender and one receiver at a time a socket.
+// Ownership: descriptors are sent as they are and received as the caller's. Errors: each function
+//   says them.
 #ifndef CHORUS_CORE_TRANSPORT_ATTACH_PACKET_H_
 #define CHORUS_CORE_TRANSPORT_ATTACH_PACKET_H_
 

@@ -10,7 +10,7 @@
 namespace chorus {
 namespace {
 
-// Tells a client of ours from somebody who connected to the wrong socket.
+// Tells a client of ours from a process that connected to the wrong socket.
 constexpr uint32_t kMagic = 0x41524843;  // "CHRA"
 
 absl::Status NoRequest(absl::string_view why) {

@@ -9,19 +9,19 @@
 //   Hello{magic, versions}               ->  opens a pidfd of that pid
 //                                        <-  Challenge{version, nonce}
 //   Proof{nonce}                         ->  the kernel says that this pid sent it
-//   (SCM_CREDENTIALS),
-//                                            after the pidfd was opened: so the pidfd is the
-//                                            client's
+//                                            (SCM_CREDENTIALS), after the pidfd was opened: so
+//                                            the pidfd is the client's
 //                                        <-  Welcome{token, incarnation} + the doorbell page
 //   Sessions.Open{attach_token} by gRPC
 //   SessionMemory, CreateStaging ...     ->
 //                                        <-  answers with descriptors
 //
 // The token is good for one Sessions.Open of the same uid while this connection lives. When the
-// connection closes while the process lives, its session is detached (DESIGN section 9).
+// connection closes while the process lives, its session is detached.
 // Messages come from processes that may be hostile: decoding checks everything. No gRPC here.
 //
 // Threads: plain functions and data.
+// Ownership: plain values. Errors: INVALID_ARGUMENT (MALFORMED) where a message does not decode.
 #ifndef CHORUS_CORE_TRANSPORT_ATTACH_PROTOCOL_H_
 #define CHORUS_CORE_TRANSPORT_ATTACH_PROTOCOL_H_
 
