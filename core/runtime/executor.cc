@@ -295,20 +295,20 @@ class DeviceExecutor final : public Executor {
       // step.
       const bool commits_here =
           step.held_back || (plan->num_equal_groups > 0 && &step == &plan->steps.back());
-      if (launch.hold == nullptr && ((message_.hold_back && step.held_back && launch.may_fail) ||
-                                     (launch.commits && commits_here))) {
-        launch.hold = HoldBack(launch.uses, launch.status);
+      if (launch.guard == nullptr && ((message_.hold_back && step.held_back && launch.may_fail) ||
+                                      (launch.commits && commits_here))) {
+        launch.guard = MakeGuard(launch.uses, launch.status);
       }
-      Enqueue(&step, launch.hold.get(), &launch.status);
+      Enqueue(&step, launch.guard.get(), &launch.status);
     }
     if (end < plan->steps.size()) return;
-    if (launch.commits && launch.hold == nullptr) {
-      launch.hold = HoldBack(launch.uses, launch.status);
+    if (launch.commits && launch.guard == nullptr) {
+      launch.guard = MakeGuard(launch.uses, launch.status);
     }
     for (int s = 0; s < kPlanStreams; ++s) enqueued_.end[s] += launch.uses[s];
     Note(launch.may_fail);
     launching_ = false;
-    Finish(launch.uses, launch.parity, std::move(launch.hold), std::move(launch.status));
+    Finish(launch.uses, launch.parity, std::move(launch.guard), std::move(launch.status));
   }
 
   // How much work each stream had been given.
@@ -334,7 +334,7 @@ class DeviceExecutor final : public Executor {
     }
   };
   // What decides whether a launch may write over what was given to it.
-  struct Hold : Veto {
+  struct Guard : Veto {
     std::atomic<bool> failed{false};
     Mutex mutex;
     Failure failure ABSL_GUARDED_BY(mutex);
@@ -360,7 +360,7 @@ class DeviceExecutor final : public Executor {
     bool uses[kPlanStreams] = {};
     int parity = 0;
     absl::Status status;  // of what could not be enqueued
-    std::shared_ptr<Hold> hold;
+    std::shared_ptr<Guard> guard;
   };
   // What the ends of one launch on its streams have in common.
   struct Ending {
@@ -547,33 +547,33 @@ class DeviceExecutor final : public Executor {
   // What follows on the compute stream waits for all of the launch so far, collectives too, and
   // learns whether any of it has failed, here, in a launch whose results it reads or on a device
   // that launches together with this one.
-  std::shared_ptr<Hold> HoldBack(const bool (&uses)[kPlanStreams], const absl::Status& enqueued) {
-    auto hold = std::make_shared<Hold>();
-    hold->Add(enqueued);
-    const auto add = [hold](const absl::Status& result) { hold->Add(result); };
+  std::shared_ptr<Guard> MakeGuard(const bool (&uses)[kPlanStreams], const absl::Status& enqueued) {
+    auto guard = std::make_shared<Guard>();
+    guard->Add(enqueued);
+    const auto add = [guard](const absl::Status& result) { guard->Add(result); };
     if (uses[kCommunication]) {
       streams_[kCommunication]->Callback(add);
       streams_[kCommunication]->Record(crossing_[kCommunication].get());
       streams_[kCompute]->Wait(crossing_[kCommunication].get());
     }
-    streams_[kCompute]->Callback([this, hold, after = message_.after](const absl::Status& result) {
-      hold->Add(result, /*of_kernel=*/true);
-      hold->Add(FailureOf(after));
+    streams_[kCompute]->Callback([this, guard, after = message_.after](const absl::Status& result) {
+      guard->Add(result, /*of_kernel=*/true);
+      guard->Add(FailureOf(after));
     });
-    if (commit_ == nullptr) return hold;
+    if (commit_ == nullptr) return guard;
     streams_[kCompute]->Record(crossing_[kCompute].get());
     streams_[kCommunication]->Wait(crossing_[kCompute].get());
     CollectiveCall all;
     all.kind = CollectiveKind::kBarrier;
-    all.veto = hold.get();
-    hold->Add(commit_->Enqueue(all, streams_[kCommunication].get()));
+    all.veto = guard.get();
+    guard->Add(commit_->Enqueue(all, streams_[kCommunication].get()));
     streams_[kCommunication]->Callback(add);
     streams_[kCommunication]->Record(crossing_[kCommunication].get());
     streams_[kCompute]->Wait(crossing_[kCommunication].get());
-    return hold;
+    return guard;
   }
 
-  void Enqueue(LoadedPlan::LoadedStep* step, const Hold* hold, absl::Status* status) {
+  void Enqueue(LoadedPlan::LoadedStep* step, const Guard* guard, absl::Status* status) {
     Stream* const stream = streams_[step->stream].get();
     if (step->wait >= 0) stream->Wait(events_[static_cast<size_t>(step->wait)].get());
     if (step->equal_group >= 0 && left_out_[static_cast<size_t>(step->equal_group)]) {
@@ -581,7 +581,7 @@ class DeviceExecutor final : public Executor {
     } else if (step->kernel != nullptr) {
       KernelCall call;
       call.kernel = step->kernel;
-      if (hold != nullptr && step->held_back) call.unless = &hold->failed;
+      if (guard != nullptr && step->held_back) call.unless = &guard->failed;
       for (const DevicePlan::Place& place : step->inputs) call.inputs.push_back(AddressOf(place));
       for (const DevicePlan::Place& place : step->outputs) call.outputs.push_back(AddressOf(place));
       call.workspace = AddressOf(step->workspace);
@@ -672,10 +672,10 @@ class DeviceExecutor final : public Executor {
     });
   }
 
-  void Finish(const bool (&uses)[kPlanStreams], int parity, std::shared_ptr<Hold> hold,
+  void Finish(const bool (&uses)[kPlanStreams], int parity, std::shared_ptr<Guard> guard,
               absl::Status status) {
     const LaunchId launch = message_.launch;
-    if (uses[kCompute] != uses[kCommunication] && status.ok() && hold == nullptr) {
+    if (uses[kCompute] != uses[kCommunication] && status.ok() && guard == nullptr) {
       // Two words, so that std::function needs no memory for them.
       const uint64_t tagged = launch.value() << 2 | static_cast<uint64_t>(uses[kCompute]) << 1 |
                               static_cast<uint64_t>(parity);
@@ -698,7 +698,7 @@ class DeviceExecutor final : public Executor {
       if (!uses[s]) continue;
       const bool of_kernel = s == kCompute;
       streams_[s]->Callback(
-          [this, ending, hold, launch, parity, of_kernel](const absl::Status& result) {
+          [this, ending, guard, launch, parity, of_kernel](const absl::Status& result) {
             Failure all;
             {
               MutexLock lock(&ending->mutex);
@@ -706,7 +706,7 @@ class DeviceExecutor final : public Executor {
               if (ending->left.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
               all = ending->failure;
             }
-            const Failure before = hold == nullptr ? Failure() : hold->Result();
+            const Failure before = guard == nullptr ? Failure() : guard->Result();
             const bool held_back = !before.status.ok();
             const Failure& failure = held_back ? before : all;
             if (!failure.status.ok()) NoteFailure(launch);
