@@ -105,7 +105,7 @@ class Unifier {
     SizeRule rule;
     rule.node = n;
     if (a.counts.size() == b.counts.size()) {
-      rule.place = SizeRule::Place::kCount;
+      rule.field = SizeRule::Field::kCount;
       for (size_t e = 0; e < a.counts.size(); ++e) {
         if (a.counts[e] == b.counts[e]) continue;
         rule.element = static_cast<int32_t>(e);
@@ -114,7 +114,7 @@ class Unifier {
       b.counts = a.counts;
     }
     if (a.runtime_count_maximum != b.runtime_count_maximum) {
-      rule.place = SizeRule::Place::kRuntimeCountMaximum;
+      rule.field = SizeRule::Field::kRuntimeCountMaximum;
       rule.element = 0;
       CHORUS_RETURN_IF_ERROR(
           Add(rule, a.runtime_count_maximum, b.runtime_count_maximum, "max_rows"));

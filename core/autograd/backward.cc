@@ -219,17 +219,18 @@ absl::StatusOr<BackwardResult> AppendBackward(absl::Span<const BackwardRoot> roo
   }
   // Pointers into a deque that grows at its end stay valid while the walk appends.
   std::vector<const RecordedNode*> record;
-  std::vector<int32_t> number(history.size(), -1);  // by node of the builder: its place there
+  std::vector<int32_t> record_index(history.size(),
+                                    -1);  // by node of the builder: its index in the record
   std::vector<int32_t> node_at;
   for (size_t n = 0; n < history.size(); ++n) {
     if (!history[n]) continue;
-    number[n] = static_cast<int32_t>(record.size());
+    record_index[n] = static_cast<int32_t>(record.size());
     record.push_back(&builder->nodes()[n]);
     node_at.push_back(static_cast<int32_t>(n));
   }
   std::vector<BackwardRoot> renumbered(roots.begin(), roots.end());
   for (BackwardRoot& root : renumbered) {
-    if (root.value < 0) root.node = number[static_cast<size_t>(root.node)];
+    if (root.value < 0) root.node = record_index[static_cast<size_t>(root.node)];
   }
   CHORUS_ASSIGN_OR_RETURN(BackwardResult result,
                           BuildBackward(record, renumbered, wanted, builder));

@@ -73,7 +73,7 @@ class Veto {
 // order; the i-th call of each member meets the i-th of the others.
 //
 // A piece is what goes from one member to another: its count is stated by the sender (of its input)
-// and by the receiver (of its output), who must agree.
+// and by the receiver (of its output), and the two must agree.
 //   kind            inputs                  outputs
 //   all_reduce      1                       1
 //   reduce          1                       root 1, others any (nobody writes them)

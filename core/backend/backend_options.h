@@ -1,4 +1,6 @@
 // What every backend is opened with. A backend's own header has what else it can be told.
+//
+// Threads: plain data. Ownership: refers to the pool, which must outlive the backend.
 #ifndef CHORUS_CORE_BACKEND_BACKEND_OPTIONS_H_
 #define CHORUS_CORE_BACKEND_BACKEND_OPTIONS_H_
 

@@ -289,8 +289,8 @@ absl::Status CollectiveWork::AddReducedInputs(absl::Span<const Member> members, 
     CHORUS_RETURN_IF_ERROR(AddInput(members, static_cast<int>(m), index));
     if (count_holders_ == nullptr) continue;
     void* holders = nullptr;
-    const std::vector<DeviceAddress>& wanted = member.call->holders;
-    const DeviceAddress base = wanted.empty() ? 0 : wanted[common_.runtime ? 0 : index];
+    const std::vector<DeviceAddress>& addresses = member.call->holders;
+    const DeviceAddress base = addresses.empty() ? 0 : addresses[common_.runtime ? 0 : index];
     if (move_.count > 0 && base != 0) {
       const int64_t first = InputOf(*member.call, static_cast<int>(m), index).first;
       CHORUS_RETURN_IF_ERROR(Resolve(member, base + first * sizeof(float),
@@ -384,11 +384,11 @@ absl::Status CollectiveWork::PrepareReduction(absl::Span<const Member> members) 
   const bool ordered = common_.reduction == Reduction::kMin || common_.reduction == Reduction::kMax;
   count_holders_ = ordered ? FindHolders(common_.dtype) : nullptr;
   CHORUS_RETURN_IF_ERROR(ReadScales(members));
-  places_.clear();
+  ranks_.clear();
   for (int m = 0; m < size; ++m) {
-    if (members[m].call != nullptr) places_.push_back(m);
+    if (members[m].call != nullptr) ranks_.push_back(m);
   }
-  tree_.Set(places_);
+  tree_.Set(ranks_);
   if (common_.kind == CollectiveKind::kReduceScatter) {
     for (int to = 0; to < size; ++to) {
       if (members[to].call == nullptr) continue;

@@ -148,11 +148,11 @@ class CollectiveWork {
   int64_t traffic_bytes_ = 0;
   int64_t chunk_elements_ = 1;
   double divisor_ = 1;
-  std::vector<double> scales_;   // AVG, PREMUL_SUM: by input of a move
-  std::vector<int32_t> places_;  // the members that take part: the inputs of each move that reduces
-  ReductionTree tree_;           // of these
-  Move move_;                    // being made
-  Operand first_;                // that gave move_ its number of elements
+  std::vector<double> scales_;  // AVG, PREMUL_SUM: by input of a move
+  std::vector<int32_t> ranks_;  // the members that take part: the inputs of each move that reduces
+  ReductionTree tree_;          // of these
+  Move move_;                   // being made
+  Operand first_;               // that gave move_ its number of elements
   std::vector<Move> moves_;
   std::vector<const void*> inputs_;
   std::vector<void*> outputs_;

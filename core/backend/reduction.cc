@@ -576,18 +576,18 @@ HWY_AFTER_NAMESPACE();
 
 namespace chorus {
 
-// T is the tree of a power of two of places of which the last are absent: there two neighbours
+// T is the tree of a power of two of ranks of which the last are absent: there two neighbours
 // among the operands, at a < b, part at the height of the highest bit of a ^ b. An operand thus
 // completes the open nodes that are lower than where it parts from the next, the last one all.
-void ReductionTree::Set(absl::Span<const int32_t> places) {
-  if (places == absl::MakeConstSpan(places_)) return;
-  places_.assign(places.begin(), places.end());
+void ReductionTree::Set(absl::Span<const int32_t> ranks) {
+  if (ranks == absl::MakeConstSpan(ranks_)) return;
+  ranks_.assign(ranks.begin(), ranks.end());
   steps_.clear();
   uint32_t open = 0;  // heights of the nodes that lack their right side
-  for (size_t k = 0; k < places.size(); ++k) {
+  for (size_t k = 0; k < ranks.size(); ++k) {
     uint32_t height = 0x80000000;
-    if (k + 1 < places.size()) {
-      const auto differ = static_cast<uint32_t>(places[k] ^ places[k + 1]);
+    if (k + 1 < ranks.size()) {
+      const auto differ = static_cast<uint32_t>(ranks[k] ^ ranks[k + 1]);
       height >>= hwy::Num0BitsAboveMS1Bit_Nonzero32(differ);
     }
     const uint32_t lower = height - 1;
@@ -607,10 +607,10 @@ void ReductionTree::Set(absl::Span<const int32_t> places) {
 }
 
 ReductionTree ReductionTree::Whole(int size) {
-  std::vector<int32_t> places(size);
-  std::iota(places.begin(), places.end(), 0);
+  std::vector<int32_t> ranks(size);
+  std::iota(ranks.begin(), ranks.end(), 0);
   ReductionTree tree;
-  tree.Set(places);
+  tree.Set(ranks);
   return tree;
 }
 

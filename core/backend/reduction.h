@@ -1,20 +1,20 @@
 // Element-wise reduction between ranks, of any number of inputs in one pass: one read of each input
 // and one write, whatever their number.
 //
-// There is one order. Operand r is what the member at place r of the group has, and of n places
+// There is one order. Operand r is what the member of rank r in the group has, and of n ranks
 // from lo on
 //   T(lo, n) = operand lo where n = 1, else T(lo, p) op T(lo + p, n - p),
-// p the largest power of two below n. out = T(0, size), over all places of the group, the same for
+// p the largest power of two below n. out = T(0, size), over all ranks of the group, the same for
 // every form, piece, destination, chunk and coalescing, so that bits do not depend on where the
-// members are: who has some of the operands can send on what they come to. A subtree in which no
-// member is present is nothing, and a node with one such side is its other side: absent is not
-// zero, which may differ from it in the sign of a zero.
+// members are: a device that has some of the operands can send on what they come to. A subtree in
+// which no member is present is nothing, and a node with one such side is its other side: absent is
+// not zero, which may differ from it in the sign of a zero.
 //
 // An element's bits depend on its operands alone: not on vector width, instruction set or position.
 // To that end
 // * PREMUL_SUM's factors are applied to the operands, and AVG divides T by the number of all
 // members
-//   of the group, whoever is absent;
+//   of the group, also where some are absent;
 // * half types are floats up to T, which is rounded once, to nearest even;
 // * where T is NaN it becomes the one NaN (positive, quiet, no payload): which operand's payload
 //   survives an addition is the compiler's choice;
@@ -34,11 +34,11 @@
 
 namespace chorus {
 
-// The tree over the places of those operands that there are, as steps that take them one after the
+// The tree over the ranks of those operands that there are, as steps that take them one after the
 // other and need no recursion. Threads: thread-compatible.
 class ReductionTree {
  public:
-  // Heights of a tree of as many places as int32_t numbers: no more partial results ever wait.
+  // Heights of a tree of as many ranks as int32_t numbers: no more partial results ever wait.
   static constexpr int kMaxHeight = 31;
   static constexpr int kMostOperands = 4;
 
@@ -50,16 +50,16 @@ class ReductionTree {
     uint8_t joins = 0;
   };
 
-  // `places` ascend from 0 on. Allocates nothing that a tree of as many has had before, and does
+  // `ranks` ascend from 0 on. Allocates nothing that a tree of as many has had before, and does
   // nothing for the same ones again.
-  void Set(absl::Span<const int32_t> places);
-  // With the places 0 to size - 1.
+  void Set(absl::Span<const int32_t> ranks);
+  // With the ranks 0 to size - 1.
   static ReductionTree Whole(int size);
 
   const Step* steps() const { return steps_.data(); }
 
  private:
-  std::vector<int32_t> places_;
+  std::vector<int32_t> ranks_;
   std::vector<Step> steps_;
 };
 
@@ -67,9 +67,9 @@ class ReductionTree {
 struct ReducePass {
   static constexpr ReductionTree::Step kOneInput = {1, 0};
 
-  const void* const* inputs = nullptr;            // by place, without those that are absent
+  const void* const* inputs = nullptr;            // by rank, without those that are absent
   int num_inputs = 0;                             // at least 1
-  const ReductionTree::Step* steps = &kOneInput;  // of the tree of the inputs' places
+  const ReductionTree::Step* steps = &kOneInput;  // of the tree of the inputs' ranks
   void* output = nullptr;
   // AVG and PREMUL_SUM: the terms factors[k] in[k] are reduced, and T is divided by divisor.
   // Factors are numbers of the accumulator (f64 for f64, else f32).

@@ -305,20 +305,20 @@ TEST_P(ReductionTest, PartialResultsMayRoundAndOverflowElsewhere) {
   EXPECT_EQ(f32(Reduction::kProduct, {1e30f, 1e-30f, 1e30f, 1e-30f}), 1);
 }
 
-// The tree as it is said, of the places that are there, and as its steps make it.
-TEST(ReductionTreeTest, StepsMakeTheTreeOverAllPlacesWhoeverIsThere) {
+// The tree as it is said, of the ranks that are there, and as its steps make it.
+TEST(ReductionTreeTest, StepsMakeTheTreeOverAllRanksWhoeverIsThere) {
   const auto join = [](const std::string& a, const std::string& b) {
     return absl::StrCat("(", a, " ", b, ")");
   };
-  const auto check = [&](int size, const std::vector<int>& places, ReductionTree* tree) {
-    tree->Set(places);
+  const auto check = [&](int size, const std::vector<int>& ranks, ReductionTree* tree) {
+    tree->Set(ranks);
     std::vector<std::string> stack;
     size_t k = 0;
-    for (const ReductionTree::Step* step = tree->steps(); k < places.size(); ++step) {
-      ASSERT_LE(k + step->operands, places.size());
+    for (const ReductionTree::Step* step = tree->steps(); k < ranks.size(); ++step) {
+      ASSERT_LE(k + step->operands, ranks.size());
       std::string partial = *NaiveTree<std::string>(
           0, step->operands,
-          [&](int i) { return absl::optional<std::string>(absl::StrCat(places[k + i])); }, join);
+          [&](int i) { return absl::optional<std::string>(absl::StrCat(ranks[k + i])); }, join);
       for (int joins = step->joins; joins > 0; --joins) {
         ASSERT_FALSE(stack.empty());
         partial = join(stack.back(), partial);
@@ -329,20 +329,20 @@ TEST(ReductionTreeTest, StepsMakeTheTreeOverAllPlacesWhoeverIsThere) {
       k += step->operands;
     }
     ASSERT_EQ(stack.size(), 1);
-    const auto operand = [&](int place) -> absl::optional<std::string> {
-      if (!std::binary_search(places.begin(), places.end(), place)) return absl::nullopt;
-      return absl::StrCat(place);
+    const auto operand = [&](int rank) -> absl::optional<std::string> {
+      if (!std::binary_search(ranks.begin(), ranks.end(), rank)) return absl::nullopt;
+      return absl::StrCat(rank);
     };
     ASSERT_EQ(stack[0], *NaiveTree<std::string>(0, size, operand, join));
   };
   ReductionTree tree;
   for (int size = 1; size <= 11; ++size) {
     for (int present = 1; present < 1 << size; ++present) {
-      std::vector<int> places;
-      for (int place = 0; place < size; ++place) {
-        if ((present >> place & 1) != 0) places.push_back(place);
+      std::vector<int> ranks;
+      for (int rank = 0; rank < size; ++rank) {
+        if ((present >> rank & 1) != 0) ranks.push_back(rank);
       }
-      check(size, places, &tree);
+      check(size, ranks, &tree);
       if (HasFatalFailure()) return;
     }
   }
@@ -350,12 +350,12 @@ TEST(ReductionTreeTest, StepsMakeTheTreeOverAllPlacesWhoeverIsThere) {
   for (int round = 0; round < 300; ++round) {
     const int size = static_cast<int>(random() % 1024) + 1;
     const uint64_t one_of = random() % 20 + 1;
-    std::vector<int> places;
-    for (int place = 0; place < size; ++place) {
-      if (random() % one_of == 0) places.push_back(place);
+    std::vector<int> ranks;
+    for (int rank = 0; rank < size; ++rank) {
+      if (random() % one_of == 0) ranks.push_back(rank);
     }
-    if (places.empty()) continue;
-    check(size, places, &tree);
+    if (ranks.empty()) continue;
+    check(size, ranks, &tree);
     if (HasFatalFailure()) return;
   }
 }

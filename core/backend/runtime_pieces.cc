@@ -69,7 +69,7 @@ absl::Status RuntimePieces::CheckAgreement(absl::Span<const Part> parts) const {
             absl::StrCat(" has ", parts[m].sends[k], " rows for ", Name(parts, k), ", expected ",
                          parts[first].sends[k], " as ", Name(parts, first), " has"));
       }
-      // Everybody gets the same from those who are missing, too.
+      // All members get the same from members that are missing, too.
       if (kind_ == CollectiveKind::kAllGather &&
           outputs_[m * size_ + k].count != outputs_[first * size_ + k].count) {
         return Wrong(

@@ -33,8 +33,8 @@ class RuntimePieces {
   };
 
   // INVALID_ARGUMENT kBadType: a count that is negative or exceeds its tensor; kMismatch: members
-  // contradict each other. Who, expected and got are in the text. Allocates nothing unless there
-  // are more members than ever before.
+  // contradict each other. The text says which member, what was expected and what came. Allocates
+  // nothing unless there are more members than ever before.
   absl::Status Place(CollectiveKind kind, int root, absl::Span<const Part> parts);
 
   // Of member m's input, piece `index` of those that go in; of its output, of those that come out.

@@ -191,7 +191,7 @@ bool StreamEngine::Begin(StreamState* stream, Item* work) {
     Item& head = stream->items.front();
     if (const auto* wait = absl::get_if<WaitItem>(&head)) {
       if (wait->on->completed < wait->position) {
-        // The item stays: whoever makes the stream ready again has it looked at once more.
+        // The item stays: it is looked at once more when the stream is made ready again.
         stream->state = StreamState::State::kBlocked;
         wait->on->waiters.push_back({stream, wait->position});
         BreakCircleThrough(stream);
@@ -304,7 +304,7 @@ void StreamEngine::TakeChain(StreamState* stream, const KernelCall& first) {
   };
   if (!has_operands(first)) return;
   append(first);
-  // Who waits for a kernel is not kept waiting for those behind it.
+  // A stream that waits for a kernel is not kept waiting for those behind it.
   uint64_t last = std::numeric_limits<uint64_t>::max();
   for (const StreamState::Waiter& waiter : stream->waiters) last = std::min(last, waiter.position);
   while (!stream->items.empty() && stream->chain.size() < kMostChained &&
@@ -557,10 +557,10 @@ StreamEngine::Meeting* StreamEngine::Join(Group* group, int member, const Collec
   if (!call.present.empty() || HasPeer(call.kind)) {
     present = Participants(call, group->size(), member);
     if (!present.empty()) {
-      const auto found = std::find_if(group->subsets.begin(), group->subsets.end(),
-                                      [&](const auto& c) { return c->present == present; });
-      if (found != group->subsets.end()) {
-        channel = found->get();
+      const auto subset = std::find_if(group->subsets.begin(), group->subsets.end(),
+                                       [&](const auto& c) { return c->present == present; });
+      if (subset != group->subsets.end()) {
+        channel = subset->get();
       } else {
         group->subsets.push_back(std::make_unique<Channel>());
         channel = group->subsets.back().get();
@@ -611,7 +611,7 @@ absl::Status StreamEngine::EnqueueCall(Group* group, int member, const Collectiv
                                        StreamState* stream) {
   MutexLock lock(&mutex_);
   if (!group->broken.ok()) {
-    // For the reason that broke it: what whoever made this call can do about it is the same.
+    // For the reason that broke it: what the caller can do about it is the same.
     Error error = ErrorOf(group->broken);
     error.message =
         absl::StrCat("communicator ", group->id, " is broken, open another: ", error.message);

@@ -155,7 +155,7 @@ class StreamEngine {
 
   // Takes the next work from a stream that the caller has removed from ready_. True: `work` is to
   // be run (a copy, kernel or callback, then Advance; or a collective that all members have
-  // reached, then FinishMeeting). False: the stream is idle or blocked, whoever changes that makes
+  // reached, then FinishMeeting). False: the stream is idle or blocked, and what changes that makes
   // it ready.
   bool Begin(StreamState* stream, Item* work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Takes those of the kernels behind `first`, which Begin gave, that may run with it block by

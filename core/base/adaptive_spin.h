@@ -6,12 +6,12 @@
 //   the bound   of one spin follows recent waits: near their 90th percentile, doubled;
 //   the budget  is processor time. A wait that ends while spinning earns `credit` (what going to
 //               sleep and being woken would have cost) and pays what it used, one that does not
-//               pays the bound, and time passing earns a small share. Who cannot pay a bound sleeps
-//               at once.
+//               pays the bound, and time passing earns a small share. A waiter that
+//               cannot pay a bound sleeps at once.
 // So spinning goes on as long as it pays for itself, and a process whose waits last longer than
 // that spends at most `credit` a wait plus `share` of its time on it. With the defaults and one
-// wait a millisecond that is the 2 % of DESIGN section 11. Who has waited for at least as long as
-// it has worked before has nothing better to do: a wait that ends while it spins costs it nothing.
+// wait a millisecond that is 2 % of the time. A waiter that has waited for at least as long as it
+// has worked before has nothing better to do: a wait that ends while it spins costs it nothing.
 // Processor time is counted by rounds: a round that took longer than looking takes went to somebody
 // else, which is what yielding is for.
 //

@@ -78,7 +78,7 @@ TEST_F(AdaptiveSpinTest, TheBoundFollowsShortWaitsDown) {
   EXPECT_TRUE(Wait(8000));
 }
 
-// DESIGN section 11, cost to compute: one wait each millisecond, most of them long.
+// What waiting may cost those that compute: one wait each millisecond, most of them long.
 TEST_F(AdaptiveSpinTest, LongWaitsCostTwoPercent) {
   for (int i = 0; i < 200; ++i) {
     Wait(400000);

@@ -3,6 +3,8 @@
 // A ByteReader never reads past its input, whatever the input says: after the first fault every
 // read gives zero and ok() is false, so a decoder checks once at the end (and before it trusts a
 // count). Input that another process can still change must be copied before it is read.
+//
+// Threads: thread-compatible. Ownership: a reader refers to its input.
 #ifndef CHORUS_CORE_BASE_BYTES_H_
 #define CHORUS_CORE_BASE_BYTES_H_
 

@@ -10,6 +10,8 @@
 //       [BAD_TYPE; fix the call; error 17]
 // The brackets are the status's alone: an Error's message never has them, so that records are equal
 // where their errors are, and an error that quotes another does not say two remedies.
+//
+// Threads: plain values and pure functions.
 #ifndef CHORUS_CORE_BASE_ERROR_H_
 #define CHORUS_CORE_BASE_ERROR_H_
 
@@ -76,7 +78,7 @@ struct ReasonInfo {
   Reason reason;
   const char* name;       // "AGREE_TIMEOUT" for kAgreeTimeout, and so on
   absl::StatusCode code;  // of every error of this reason
-  const char* remedy;     // what the one who reads it does next
+  const char* remedy;     // what its reader does next
 };
 // In the order of their numbers. kUnspecified alone has no code of its own: it is the reason of
 // statuses from elsewhere, which keep theirs.
@@ -87,7 +89,7 @@ absl::string_view ReasonName(Reason reason);
 // The inverse; kUnspecified for a name that this build does not know.
 Reason ReasonFromName(absl::string_view name);
 
-// Who is to blame. Unset numbers are -1.
+// The rank, process or device at fault. Unset numbers are -1.
 struct Culprit {
   int32_t rank = -1;  // world rank
   int32_t pid = -1;   // of the trainer, on its own node
@@ -130,8 +132,8 @@ struct Error {
   std::string expected;
   std::string got;
   std::vector<Version> ranks;
-  // Worlds whose epoch ended with this, and the epoch that was open afterwards. Who is told of it
-  // has received the cause, and goes on there. Empty: no epoch has ended.
+  // Worlds whose epoch ended with this, and the epoch that was open afterwards. A session that is
+  // told of it has received the cause, and goes on there. Empty: no epoch has ended.
   struct EndedEpoch {
     WorldId world;
     Epoch open;
@@ -141,7 +143,7 @@ struct Error {
     }
   };
   std::vector<EndedEpoch> ended;  // at most kMaxRanks
-  // A call failed without ending its epoch: whoever is concerned has been told, and what uses its
+  // A call failed without ending its epoch: those concerned have been told, and what uses its
   // result fails in the same way.
   bool alone = false;
 };

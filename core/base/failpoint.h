@@ -1,4 +1,5 @@
-// Named places where a fault test can make a process die, or look at what is going on.
+// Named points of the code at which a fault test can make a process die, or look at what is going
+// on.
 //
 //   CHORUS_FAILPOINT("ring.before_tail");
 //

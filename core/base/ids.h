@@ -46,9 +46,9 @@ class StrongId {
   Rep value_{};
 };
 
-// A member's place in its world, 0..size-1.
+// A member's index in its world, 0..size-1.
 using Rank = StrongId<struct RankTag, int32_t>;
-// A member's place in a group, 0..size-1. Sources, destinations and peers are always group ranks.
+// A member's rank in a group, 0..size-1. Sources, destinations and peers are always group ranks.
 using GroupRank = StrongId<struct GroupRankTag, int32_t>;
 // Names a group inside its world. Group 0 is the whole world.
 using GroupId = StrongId<struct GroupIdTag, int32_t>;
@@ -62,12 +62,13 @@ using WorldId = StrongId<struct WorldIdTag, int64_t>;
 using ArenaId = StrongId<struct ArenaIdTag, int32_t>;
 // Names a recorded error; Diagnostics.GetError(id) has all of it. 0: no error.
 using ErrorId = StrongId<struct ErrorIdTag, int64_t>;
-// A device's place in the daemon's device list.
+// A device's index in the daemon's device list.
 using DeviceIndex = StrongId<struct DeviceIndexTag, int32_t>;
 // Names one run inside the daemon; never reused, never seen by clients.
 using RunHandle = StrongId<struct RunHandleTag, int64_t>;
-// A command's place in its session's command log, 1, 2, 3 ... It is also the run's id: the outcome
-// of a run is asked for by it, and a repeated sequence is answered from the record, not executed.
+// A command's position in its session's command log, 1, 2, 3 ... It is also the run's id: the
+// outcome of a run is asked for by it, and a repeated sequence is answered from the record, not
+// executed.
 using Sequence = StrongId<struct SequenceTag, int64_t>;
 
 // A name that the client chooses, so that it can use it before any reply. The generation makes a

@@ -1,4 +1,4 @@
-// Numbers that name places in lists, of one kind each: a graph's nodes, its values, a plan's
+// Indices into lists, of one kind each: a graph's nodes, its values, a plan's
 // buffers.
 //
 // They are made of numbers and read as numbers without ado, for they are counted, compared and

@@ -11,7 +11,7 @@
 
 namespace chorus {
 
-// Decoders refuse more; whoever sends one cuts it before.
+// Decoders refuse more; a sender cuts it before.
 inline constexpr size_t kMaxSourceLineBytes = 512;
 
 // The end of `source`, where the file's name and the line are: at most kMaxSourceLineBytes, and no

@@ -192,7 +192,7 @@ struct ChunkedRun {
       chunk(i);
       ++mine;
     }
-    // acq_rel: whoever brings the sum to `count` sees what all others wrote.
+    // acq_rel: the thread that brings the sum to `count` sees what all others wrote.
     if (mine > 0 && ended.fetch_add(mine, std::memory_order_acq_rel) + mine == count) done();
   }
 };

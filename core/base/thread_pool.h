@@ -16,8 +16,8 @@ namespace chorus {
 // CPUs that this process may use, at least 1: its affinity mask, cut by the cpu limits of its
 // control groups (version 1 and 2), rounded up.
 int UsableCpus();
-// The control groups' part, from the text of /proc/self/cgroup and the place where the hierarchies
-// are mounted. 0: no limit found.
+// The control groups' part, from the text of /proc/self/cgroup and the path at which the
+// hierarchies are mounted. 0: no limit found.
 int CgroupCpuLimit(const std::string& proc_self_cgroup, const std::string& mount_root);
 
 // A fixed set of threads that run tasks in the order in which they were posted. A thread without a
@@ -25,7 +25,7 @@ int CgroupCpuLimit(const std::string& proc_self_cgroup, const std::string& mount
 // sleeps: waking it costs more than a chunk of most collectives.
 //
 // Threads: Post may come from anywhere, tasks included. Tasks must not wait for other tasks: what
-//   has to wait is posted again by whoever completes it.
+//   has to wait is posted again by what completes it.
 // The destructor runs everything that was posted before it, then joins.
 class ThreadPool {
  public:
@@ -54,7 +54,7 @@ class ThreadPool {
   Task* last_ ABSL_GUARDED_BY(mutex_) = nullptr;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   int asleep_ ABSL_GUARDED_BY(mutex_) = 0;
-  // There is a task, or the end; a hint for those who look without the mutex.
+  // There is a task, or the end; a hint for threads that look without the mutex.
   std::atomic<bool> has_tasks_{false};
   std::vector<std::thread> threads_;
 };

@@ -152,14 +152,14 @@ struct Range {
   int32_t last = -1;
 };
 
-// Fills order->reordered; `place` by instance.
-std::vector<Range> FindRanges(const GangView& gang, const std::vector<int32_t>& place,
+// Fills order->reordered; `position` by instance.
+std::vector<Range> FindRanges(const GangView& gang, const std::vector<int32_t>& position,
                               GangOrder* order) {
   std::vector<Range> ranges(gang.runs.size());
   order->reordered.assign(gang.runs.size(), {});
   for (size_t r = 0; r < gang.runs.size(); ++r) {
     const GangView::Run& run = gang.runs[r];
-    ranges[r] = {static_cast<int32_t>(place.size()), -1};
+    ranges[r] = {static_cast<int32_t>(position.size()), -1};
     if (run.instances.empty()) {
       // Right behind the last of its producers, which stand before it in `runs`.
       for (const int32_t producer : run.producers) {
@@ -171,9 +171,9 @@ std::vector<Range> FindRanges(const GangView& gang, const std::vector<int32_t>& 
     std::vector<std::pair<int32_t, int32_t>> at;  // by participation
     for (size_t i = 0; i < run.instances.size(); ++i) {
       const InstanceKey& key = *gang.instances[run.instances[i]].key;
-      const int32_t here = place[run.instances[i]];
+      const int32_t here = position[run.instances[i]];
       ranges[r] = {std::min(ranges[r].first, here), std::max(ranges[r].last, here)};
-      // Who sends to itself takes part twice, the sender first.
+      // A rank that sends to itself takes part twice, as the sender first.
       at.emplace_back(here, key.is_pair() ? SeatOf(key, run.parts[i]) : 0);
     }
     if (std::is_sorted(at.begin(), at.end())) continue;
@@ -220,13 +220,13 @@ absl::optional<GangConflict> FindGangOrder(const GangView& gang, GangOrder* orde
   std::vector<int32_t> sorted;
   if (!graph.Sort(&sorted)) return graph.Describe(sorted);
   order->instances.clear();
-  std::vector<int32_t> place(gang.instances.size());
+  std::vector<int32_t> position(gang.instances.size());
   for (const int32_t node : sorted) {
     if (!graph.IsInstance(node)) continue;
-    place[node] = static_cast<int32_t>(order->instances.size());
+    position[node] = static_cast<int32_t>(order->instances.size());
     order->instances.push_back(node);
   }
-  const std::vector<Range> ranges = FindRanges(gang, place, order);
+  const std::vector<Range> ranges = FindRanges(gang, position, order);
   order->runs.resize(gang.runs.size());
   std::iota(order->runs.begin(), order->runs.end(), 0);
   const auto begins = [&](int32_t r) {

@@ -25,7 +25,7 @@ struct GangView {
   struct Run {
     absl::Span<const Participation> parts;
     std::vector<int32_t> instances;  // by participation
-    absl::Span<const Rank> ranks;    // whom it speaks for
+    absl::Span<const Rank> ranks;    // that it speaks for
     std::vector<int32_t> producers;  // whose results it consumes
   };
   struct Instance {

@@ -74,8 +74,8 @@ TEST(InstanceKeyTest, StepIsThatOfWhoAsks) {
   EXPECT_EQ(Key(0, {3, 1}, {}).Gradient({5, 0}).step(), 5);
 }
 
-// Names of one place of the program are equal, and no two differ in nothing but what is compared:
-// each field tells them apart.
+// Names of one position in the program are equal, and no two differ in nothing but what is
+// compared: each field tells them apart.
 TEST(InstanceKeyTest, EveryFieldTellsKeysApart) {
   const std::vector<InstanceKey> keys = {
       Key(0, {1, 2, 3}, {}),

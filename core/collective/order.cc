@@ -70,8 +70,8 @@ int32_t FindStuck(const std::vector<std::vector<int32_t>>& calls) {
     std::vector<int32_t> here;
   };
   std::vector<Meeting> meetings;
-  for (const std::vector<int32_t>& own : calls) {
-    for (const int32_t m : own) {
+  for (const std::vector<int32_t>& calls_of_one : calls) {
+    for (const int32_t m : calls_of_one) {
       if (static_cast<size_t>(m) >= meetings.size()) meetings.resize(static_cast<size_t>(m) + 1);
       ++meetings[static_cast<size_t>(m)].members;
     }

@@ -1,5 +1,8 @@
 // A deterministic topological order, or the circle that makes it impossible; and what such orders
 // are for.
+//
+// Threads: pure functions. Failure: an order that there is not is an answer, not an error. `calls`,
+//   ranks and edges must be in bounds.
 #ifndef CHORUS_CORE_COLLECTIVE_ORDER_H_
 #define CHORUS_CORE_COLLECTIVE_ORDER_H_
 
@@ -19,9 +22,9 @@ struct OrderEdge {
 bool TopologicalOrder(const std::vector<int32_t>& rank, const std::vector<OrderEdge>& edges,
                       std::vector<int32_t>* order);
 
-// Whether all get through who come to their `calls` (meetings, numbered from 0, none twice) one
-// after the other: a meeting takes place when everyone who has it is there. Returns the first of
-// those who do not, or -1.
+// Each participant comes to its `calls` (meetings, numbered from 0, none twice) one after the
+// other, and a meeting begins when every participant that has it is there. Returns the first
+// participant that does not get through all of its calls, or -1.
 int32_t FindStuck(const std::vector<std::vector<int32_t>>& calls);
 
 }  // namespace chorus

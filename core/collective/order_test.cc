@@ -43,10 +43,10 @@ TEST(TopologicalOrderTest, RandomGraphsAreOrderedOrShowARealCircle) {
     }
     std::vector<int32_t> order;
     if (TopologicalOrder(rank, edges, &order)) {
-      std::vector<int32_t> place(n, -1);
+      std::vector<int32_t> position(n, -1);
       ASSERT_EQ(order.size(), static_cast<size_t>(n));
-      for (int32_t i = 0; i < n; ++i) place[order[i]] = i;
-      for (const OrderEdge& edge : edges) EXPECT_LT(place[edge.before], place[edge.after]);
+      for (int32_t i = 0; i < n; ++i) position[order[i]] = i;
+      for (const OrderEdge& edge : edges) EXPECT_LT(position[edge.before], position[edge.after]);
     } else {
       ++circles;
       ASSERT_FALSE(order.empty());

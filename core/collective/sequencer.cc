@@ -57,16 +57,17 @@ absl::StatusOr<GroupId> Sequencer::AddGroup(Rank rank, absl::Span<const Rank> me
                                   request->step, ": expected numbers from 0 to 2^48 - 1"));
   }
   const InstanceKey::Request first{members_[rank.value()].step, 0};
-  InstanceKey::Request asked = first;
+  InstanceKey::Request wanted_request = first;
   bool is_new = true;
-  const auto known = group_requests_.find(list);
-  if (known != group_requests_.end()) {
-    const auto next = known->second.next.find(rank.value());
-    if (next != known->second.next.end()) asked = std::max(asked, next->second);
-    if (request.has_value()) asked = *request;
-    is_new = known->second.groups.count(asked) == 0;
+  const auto requests_of_list = group_requests_.find(list);
+  if (requests_of_list != group_requests_.end()) {
+    const auto next = requests_of_list->second.next.find(rank.value());
+    if (next != requests_of_list->second.next.end())
+      wanted_request = std::max(wanted_request, next->second);
+    if (request.has_value()) wanted_request = *request;
+    is_new = requests_of_list->second.groups.count(wanted_request) == 0;
   } else if (request.has_value()) {
-    asked = *request;
+    wanted_request = *request;
   }
   if (is_new && num_groups() >= options_.max_groups) {
     return MakeError(Reason::kQuota,
@@ -76,7 +77,7 @@ absl::StatusOr<GroupId> Sequencer::AddGroup(Rank rank, absl::Span<const Rank> me
   }
   GroupRequests& requests = group_requests_[list];
   InstanceKey::Request& next = requests.next[rank.value()];
-  next = std::max(next, InstanceKey::Request{asked.step, asked.number + 1});
+  next = std::max(next, InstanceKey::Request{wanted_request.step, wanted_request.number + 1});
   if (is_new) {
     Group group;
     group.members.assign(members.begin(), members.end());
@@ -86,10 +87,10 @@ absl::StatusOr<GroupId> Sequencer::AddGroup(Rank rank, absl::Span<const Rank> me
         group.dead = member;
       }
     }
-    requests.groups.emplace(asked, GroupId(num_groups()));
+    requests.groups.emplace(wanted_request, GroupId(num_groups()));
     groups_.push_back(std::move(group));
   }
-  return requests.groups.at(asked);
+  return requests.groups.at(wanted_request);
 }
 
 absl::StatusOr<absl::Span<const Rank>> Sequencer::GroupMembers(GroupId group) const {
@@ -172,7 +173,7 @@ absl::Status Sequencer::ResolveKeys(const Vote& vote, bool late) {
 // The move that this call belongs to, with `next` the call's own position. `held`: which member of
 // the slot it is.
 absl::Status Sequencer::MoveFor(const Vote& vote, const Participation& part, size_t held,
-                                Move** found) {
+                                Move** result) {
   const auto refuse = [&part](const std::string& why) {
     return Malformed(absl::StrCat(part.descriptor.ToString(), " (", part.source, "): ", why));
   };
@@ -219,7 +220,7 @@ absl::Status Sequencer::MoveFor(const Vote& vote, const Participation& part, siz
       return refuse(absl::StrCat("part ", part.part, " of a call follows part ", move.part));
     }
     move.part = part.part;
-    *found = &move;
+    *result = &move;
     return absl::OkStatus();
   }
   if (part.part != 0) {
@@ -240,12 +241,12 @@ absl::Status Sequencer::MoveFor(const Vote& vote, const Participation& part, siz
   }
   move.first = next;
   if (move.is_pair && !vote.pair_calls.empty()) {
-    const size_t place = pair_moves_.size() - 1;
-    if (place >= vote.pair_calls.size()) {
+    const size_t index = pair_moves_.size() - 1;
+    if (index >= vote.pair_calls.size()) {
       return refuse(absl::StrCat("the run gives numbers of calls for ", vote.pair_calls.size(),
                                  " ends of pairs; this is a further one"));
     }
-    move.first.call = vote.pair_calls[place];
+    move.first.call = vote.pair_calls[index];
     if (move.first.call < 0 || move.first.call >= kMaxCallNumber) {
       return refuse(absl::StrCat("its call has number ", move.first.call));
     }
@@ -258,7 +259,7 @@ absl::Status Sequencer::MoveFor(const Vote& vote, const Participation& part, siz
                                "; the run goes back to ", move.first.ToString()));
   }
   move.next = move.first;
-  *found = &move;
+  *result = &move;
   return absl::OkStatus();
 }
 
@@ -274,9 +275,9 @@ absl::Status Sequencer::ResolveOne(const Vote& vote, size_t i, bool late) {
   const Group& group = groups_[binding.group.value()];
   const int32_t group_size = static_cast<int32_t>(group.members.size());
   const std::vector<GroupRank>& held = (*vote.slots)[part.group_slot].held;
-  size_t place = 0;
-  while (place < held.size() && held[place] != part.member) ++place;
-  if (place == held.size()) {
+  size_t slot = 0;
+  while (slot < held.size() && held[slot] != part.member) ++slot;
+  if (slot == held.size()) {
     return refuse(absl::StrCat("this session does not hold member ", part.member.value(),
                                " of group ", binding.group.value()));
   }
@@ -284,14 +285,14 @@ absl::Status Sequencer::ResolveOne(const Vote& vote, size_t i, bool late) {
   const bool is_pair = HasPeer(part.descriptor.kind);
   const Rank rank = group.members[part.member.value()];
   const int64_t begun = members_[rank.value()].step;
-  const int64_t step = binding.base.empty() ? begun : binding.base[place].step;
-  const auto known = std::find_if(steps_.begin(), steps_.end(),
-                                  [rank](const auto& entry) { return entry.first == rank; });
-  if (known == steps_.end()) {
+  const int64_t step = binding.base.empty() ? begun : binding.base[slot].step;
+  const auto begun_step = std::find_if(steps_.begin(), steps_.end(),
+                                       [rank](const auto& entry) { return entry.first == rank; });
+  if (begun_step == steps_.end()) {
     steps_.emplace_back(rank, step);
-  } else if (known->second != step) {
-    return refuse(absl::StrCat(RankText(rank), " makes calls of steps ", known->second, " and ",
-                               step, " in one run"));
+  } else if (begun_step->second != step) {
+    return refuse(absl::StrCat(RankText(rank), " makes calls of steps ", begun_step->second,
+                               " and ", step, " in one run"));
   }
   if (step < begun) {
     return refuse(absl::StrCat(RankText(rank), " has begun step ", begun,
@@ -305,7 +306,7 @@ absl::Status Sequencer::ResolveOne(const Vote& vote, size_t i, bool late) {
             absl::StrCat("peer ", part.peer.value(), " is no member of a group of ", group_size));
       }
       Move* move = nullptr;
-      CHORUS_RETURN_IF_ERROR(MoveFor(vote, part, place, &move));
+      CHORUS_RETURN_IF_ERROR(MoveFor(vote, part, slot, &move));
       key.group = binding.group;
       key.since = since_;
       key.at = move->next;
@@ -373,8 +374,8 @@ absl::Status Sequencer::ResolveOne(const Vote& vote, size_t i, bool late) {
   }
   if (part.instance.kind != InstanceRef::Kind::kBound) return absl::OkStatus();
 
-  const auto found = tape_by_key_.find(key.Parent());
-  if (found == tape_by_key_.end()) {
+  const auto it = tape_by_key_.find(key.Parent());
+  if (it == tape_by_key_.end()) {
     if (late) return absl::OkStatus();
     // Nobody can wait for a gradient of it. A rank that runs ahead asks for one where the
     // collective has failed alone: so does this.
@@ -385,7 +386,7 @@ absl::Status Sequencer::ResolveOne(const Vote& vote, size_t i, bool late) {
     error.alone = true;
     return ToStatus(error);
   }
-  const TapeEntry& entry = tapes_[found->second].entries[seat];
+  const TapeEntry& entry = tapes_[it->second].entries[seat];
   if (entry.state != TapeEntry::State::kLive) {
     if (late) return absl::OkStatus();
     if (entry.state == TapeEntry::State::kConsumed) {
@@ -400,7 +401,7 @@ absl::Status Sequencer::ResolveOne(const Vote& vote, size_t i, bool late) {
   const InstanceKey::Request asked = key.path.back();
   InstanceKey::Request next = entry.next;
   for (const Asked& earlier : requests_) {
-    if (earlier.tape == found->second && earlier.seat == seat) next = earlier.next;
+    if (earlier.tape == it->second && earlier.seat == seat) next = earlier.next;
   }
   if (asked < next) {
     return refuse(absl::StrCat("request ", asked.number, " of step ", asked.step,
@@ -408,7 +409,7 @@ absl::Status Sequencer::ResolveOne(const Vote& vote, size_t i, bool late) {
                                " goes back; the next one is ", next.number, " of step ",
                                next.step));
   }
-  requests_.push_back({found->second, seat, {asked.step, asked.number + 1}});
+  requests_.push_back({it->second, seat, {asked.step, asked.number + 1}});
   return absl::OkStatus();
 }
 
@@ -425,8 +426,8 @@ absl::StatusOr<absl::Span<const InstanceKey>> Sequencer::Resolve(const Vote& vot
 Sequencer::Counter* Sequencer::CounterOf(const Move& move) {
   if (!move.is_pair) return &groups_[move.group.value()].counters[move.member.value()];
   auto& pairs = members_[move.rank.value()].pairs;
-  const auto found = pairs.find(move.end);
-  return found == pairs.end() ? nullptr : &found->second;
+  const auto it = pairs.find(move.end);
+  return it == pairs.end() ? nullptr : &it->second;
 }
 
 CallPosition Sequencer::NextOf(Rank rank, const Counter& counter) const {
@@ -457,8 +458,8 @@ bool Sequencer::BeginMoves() {
   for (const Asked& request : requests_) {
     const Tape& tape = tapes_[request.tape];
     const InstanceKey::Request& next = tape.entries[request.seat].next;
-    const int64_t made = next.step < request.next.step ? 0 : next.number;
-    skipped |= request.next.number > made + 1 &&
+    const int64_t requests_made = next.step < request.next.step ? 0 : next.number;
+    skipped |= request.next.number > requests_made + 1 &&
                members_[RankAt(tape.key, request.seat).value()].lacking > 0;
   }
   return skipped;
@@ -482,12 +483,12 @@ bool Sequencer::HasPassed(const InstanceKey& key, int32_t seat) const {
   const Member& member = members_[rank.value()];
   const bool over = member.step > key.step() || (member.step == key.step() && member.left_rest);
   if (key.is_gradient()) {
-    const auto found = tape_by_key_.find(key.Parent());
-    if (found == tape_by_key_.end()) return over;
-    const TapeEntry& entry = tapes_[found->second].entries[seat];
+    const auto it = tape_by_key_.find(key.Parent());
+    if (it == tape_by_key_.end()) return over;
+    const TapeEntry& entry = tapes_[it->second].entries[seat];
     if (key.path.back() < entry.next) return true;
     if (entry.state == TapeEntry::State::kRefused) return true;
-    // Who has given the entry up gives zeros, wherever it is.
+    // A member that has given the entry up gives zeros, wherever it is.
     return over &&
            (entry.state == TapeEntry::State::kLive || entry.state == TapeEntry::State::kNotVoted);
   }
@@ -495,10 +496,9 @@ bool Sequencer::HasPassed(const InstanceKey& key, int32_t seat) const {
   if (member.step < key.step()) return false;
   const Counter* counter = nullptr;
   if (key.is_pair()) {
-    const auto found =
-        member.pairs.find({key.group, key.source, key.destination, key.tag, seat == 1});
-    if (found == member.pairs.end()) return false;
-    counter = &found->second;
+    const auto it = member.pairs.find({key.group, key.source, key.destination, key.tag, seat == 1});
+    if (it == member.pairs.end()) return false;
+    counter = &it->second;
   } else {
     counter = &groups_[key.group.value()].counters[MemberAt(key, seat).value()];
   }
@@ -515,8 +515,8 @@ bool Sequencer::AnotherHasPassed(const InstanceKey& key, int32_t seat) const {
   return passed;
 }
 
-std::string Sequencer::StandsText(const InstanceKey& key, int32_t seat, std::string* position,
-                                  std::string* source) const {
+std::string Sequencer::PositionText(const InstanceKey& key, int32_t seat, std::string* position,
+                                    std::string* source) const {
   const Rank rank = RankAt(key, seat);
   const Member& member = members_[rank.value()];
   position->clear();
@@ -528,9 +528,9 @@ std::string Sequencer::StandsText(const InstanceKey& key, int32_t seat, std::str
                         member.left_rest_text);
   }
   if (key.is_gradient()) {
-    const auto found = tape_by_key_.find(key.Parent());
-    if (found != tape_by_key_.end()) {
-      const TapeEntry& entry = tapes_[found->second].entries[seat];
+    const auto it = tape_by_key_.find(key.Parent());
+    if (it != tape_by_key_.end()) {
+      const TapeEntry& entry = tapes_[it->second].entries[seat];
       if (entry.state == TapeEntry::State::kRefused) {
         *position = "no gradient";
         return absl::StrCat(text,
@@ -548,9 +548,8 @@ std::string Sequencer::StandsText(const InstanceKey& key, int32_t seat, std::str
   }
   const Counter* counter = nullptr;
   if (key.is_pair()) {
-    const auto found =
-        member.pairs.find({key.group, key.source, key.destination, key.tag, seat == 1});
-    if (found != member.pairs.end()) counter = &found->second;
+    const auto it = member.pairs.find({key.group, key.source, key.destination, key.tag, seat == 1});
+    if (it != member.pairs.end()) counter = &it->second;
   } else {
     counter = &groups_[key.group.value()].counters[MemberAt(key, seat).value()];
   }
@@ -572,7 +571,7 @@ Error Sequencer::PassedError(const InstanceKey& key, const Participation& part, 
   error.op = std::string(CollectiveKindName(part.descriptor.kind));
   error.source = part.source;
   std::string source;
-  const std::string stands = StandsText(key, passed_by, &error.got, &source);
+  const std::string stands = PositionText(key, passed_by, &error.got, &source);
   error.expected = key.is_gradient() ? key.ToString() : key.at.ToString();
   error.message =
       absl::StrCat(PartText(part), " (", error.instance, ") of ", RankText(RankAt(key, seat)),
@@ -593,9 +592,9 @@ void Sequencer::FailPassed(Actions* actions) {
   }
   std::sort(waiting.begin(), waiting.end());
   for (const InstanceKey& key : waiting) {
-    const auto found = instance_by_key_.find(key);
-    if (found == instance_by_key_.end()) continue;  // failed with another one
-    const Instance& instance = instances_[found->second];
+    const auto it = instance_by_key_.find(key);
+    if (it == instance_by_key_.end()) continue;  // failed with another one
+    const Instance& instance = instances_[it->second];
     for (int32_t seat = 0; seat < static_cast<int32_t>(instance.seats.size()); ++seat) {
       const Seat& vote = instance.seats[seat];
       if (vote.run != kNone || vote.absent || !HasPassed(key, seat)) continue;
@@ -673,7 +672,7 @@ absl::optional<Error> Sequencer::FindRefusal(const Vote& vote) const {
   }
   if (!somebody_left_) return absl::nullopt;
   for (size_t i = 0; i < keys_.size(); ++i) {
-    if (keys_[i].is_gradient()) continue;  // who left has abandoned its gradients
+    if (keys_[i].is_gradient()) continue;  // a member that left has abandoned its gradients
     for (int32_t p = 0; p < SeatCount(keys_[i]); ++p) {
       const Rank rank = RankAt(keys_[i], p);
       if (members_[rank.value()].state != Member::State::kLeft) continue;
@@ -708,9 +707,9 @@ int32_t Sequencer::AddRun(const Vote& vote) {
   run.ranks.clear();
   run.waiters.clear();
   for (const RunHandle producer : vote.producers) {
-    const auto found = run_by_handle_.find(producer);
-    if (found == run_by_handle_.end()) continue;
-    runs_[found->second].has_dependents = true;
+    const auto it = run_by_handle_.find(producer);
+    if (it == run_by_handle_.end()) continue;
+    runs_[it->second].has_dependents = true;
     run.producers.push_back(producer);
   }
   for (const Participation& part : vote.what->participations) {
@@ -728,7 +727,7 @@ int32_t Sequencer::AddRun(const Vote& vote) {
 
 absl::Status Sequencer::Submit(const Vote& vote, absl::Time now, Actions* actions) {
   const bool resolved = resolved_ == vote.run && vote.run != RunHandle();
-  Tick(now);
+  BeginEvent(now);
   if (vote.what == nullptr) return Malformed("a vote without a template");
   if (vote.epoch > epoch_) {
     return Malformed(absl::StrCat("the run is for epoch ", vote.epoch.value(), "; epoch ",
@@ -752,7 +751,7 @@ absl::Status Sequencer::Submit(const Vote& vote, absl::Time now, Actions* action
   const int32_t run = AddRun(vote);
   absl::optional<Error> fault = FindRefusal(vote);
   absl::optional<Error> passed;
-  if (!fault.has_value()) Record(run, vote, &fault, &passed, actions);
+  if (!fault.has_value()) RecordVote(run, vote, &fault, &passed, actions);
   EndMoves();
   if (fault.has_value()) {
     EndEpoch(*fault, actions);
@@ -765,9 +764,9 @@ absl::Status Sequencer::Submit(const Vote& vote, absl::Time now, Actions* action
 }
 
 // Enters a resolved vote into its instances. `fault` is set when the epoch must end, `passed` when
-// the run must fail alone: somebody whom it needs has passed one of its calls.
-void Sequencer::Record(int32_t r, const Vote& vote, absl::optional<Error>* fault,
-                       absl::optional<Error>* passed, Actions* actions) {
+// the run must fail alone: a member that it needs has passed one of its calls.
+void Sequencer::RecordVote(int32_t r, const Vote& vote, absl::optional<Error>* fault,
+                           absl::optional<Error>* passed, Actions* actions) {
   const std::vector<Participation>& parts = vote.what->participations;
   int32_t component = kNone;
   for (size_t i = 0; i < parts.size(); ++i) {
@@ -803,7 +802,7 @@ void Sequencer::Record(int32_t r, const Vote& vote, absl::optional<Error>* fault
       if (options_.check_call_sites == CheckCallSites::kWarn) {
         WarnOfCallSites(instance, part, seat, actions);
       }
-      if (!instance.differs && Contradicts(instance, seat)) HoldForOthers(id);
+      if (!instance.differs && Contradicts(instance, seat)) DelayMismatch(id);
     }
     CountVote(id, seat);
     if (instance.differs && !fault->has_value() &&
@@ -815,7 +814,7 @@ void Sequencer::Record(int32_t r, const Vote& vote, absl::optional<Error>* fault
       const InstanceKey::Request& asked = key.path.back();
       tape.entries[seat].next = {asked.step, asked.number + 1};
       if (tape.instance != kNone) {
-        // Who asks for a gradient has asked for the forward instance before.
+        // A member that asks for a gradient has asked for the forward instance before.
         runs_[instances_[tape.instance].seats[seat].run].has_dependents = true;
       }
     }
@@ -874,7 +873,7 @@ int32_t Sequencer::NewInstance(const InstanceKey& key, int32_t seats, int32_t ru
     for (int32_t p = 0; p < seats; ++p) {
       const TapeEntry& entry = tape.entries[p];
       if (!entry.given_up() || key.path.back() < entry.next) continue;
-      // The run at hand may still ask for it itself; Record settles that at its end.
+      // The run at hand may still ask for it itself; RecordVote settles that at its end.
       if (tape.instance != kNone && instances_[tape.instance].seats[p].run == run) continue;
       if (entry.state == TapeEntry::State::kConsumed && entry.consumed_in < epoch_ &&
           !fault->has_value()) {
@@ -886,7 +885,7 @@ int32_t Sequencer::NewInstance(const InstanceKey& key, int32_t seats, int32_t ru
                                      ", which has failed: its gradient cannot be had again");
         *fault = error;
       }
-      absl::optional<Error> lost = Absent(key, tape, p);
+      absl::optional<Error> lost = LostGradientError(key, tape, p);
       if (lost.has_value() && !fault->has_value()) *fault = std::move(lost);
       instance.seats[p].absent = true;
       --instance.missing;
@@ -939,8 +938,8 @@ void Sequencer::CountAbsent(int32_t id, int32_t seat) {
   if (components_[instances_[id].component].missing == 0) {
     ready_.push_back(instances_[id].component);
   }
-  // Others hold tape entries of the gradient: who is absent from it has none, so nobody waits for
-  // its part in the gradient's own gradients.
+  // Others hold tape entries of the gradient: a member that is absent from it has none, so nobody
+  // waits for its part in the gradient's own gradients.
   const int32_t tape = instances_[id].tape;
   if (tape == kNone) return;
   // Its part was zeros, which lead nowhere.
@@ -991,7 +990,7 @@ absl::optional<Error> Sequencer::MarkAbandoned(int32_t t, int32_t seat) {
   for (const int32_t child : tapes_[t].children) {
     const Seat& vote = instances_[child].seats[seat];
     if (vote.run == kNone && !vote.absent && !(instances_[child].key.path.back() < entry.next)) {
-      if (!lost.has_value()) lost = Absent(instances_[child].key, tapes_[t], seat);
+      if (!lost.has_value()) lost = LostGradientError(instances_[child].key, tapes_[t], seat);
       CountAbsent(child, seat);
     }
   }
@@ -1001,8 +1000,8 @@ absl::optional<Error> Sequencer::MarkAbandoned(int32_t t, int32_t seat) {
 // What is wrong with `gradient`, of `tape`, where the member at `position` gives zeros to it:
 // nothing, as long as no other collective lies behind its part. What that one would have got was to
 // come from the member's local ops, which are gone.
-absl::optional<Error> Sequencer::Absent(const InstanceKey& gradient, const Tape& tape,
-                                        int32_t position) const {
+absl::optional<Error> Sequencer::LostGradientError(const InstanceKey& gradient, const Tape& tape,
+                                                   int32_t position) const {
   const TapeEntry& entry = tape.entries[position];
   if (!entry.leads_to_collective) return absl::nullopt;
   const PartLabel& part = *entry.label;
@@ -1042,14 +1041,14 @@ absl::optional<Difference> Sequencer::DifferenceOf(const Instance& instance, int
                                                    int32_t b) const {
   const Participation& one = PartAt(instance, a);
   const Participation& other = PartAt(instance, b);
-  absl::optional<Difference> found = FirstDifference(MemberAt(instance.key, a), one.descriptor,
-                                                     MemberAt(instance.key, b), other.descriptor);
+  absl::optional<Difference> difference = FirstDifference(
+      MemberAt(instance.key, a), one.descriptor, MemberAt(instance.key, b), other.descriptor);
   // The ends of a pair stand in lines of their own.
-  if (!found.has_value() && options_.check_call_sites == CheckCallSites::kRefuse &&
+  if (!difference.has_value() && options_.check_call_sites == CheckCallSites::kRefuse &&
       !instance.key.is_pair() && one.source != other.source) {
-    found = Difference{"line", one.source, other.source};
+    difference = Difference{"line", one.source, other.source};
   }
-  return found;
+  return difference;
 }
 
 // Whether the vote at `seat` contradicts another of the instance: the first one where rows are
@@ -1064,9 +1063,9 @@ bool Sequencer::Contradicts(const Instance& instance, int32_t seat) const {
   return false;
 }
 
-// Those who have not voted yet are given a while: so that the error says what everybody asks for,
-// and who it is that differs. The instance counts as one that lacks a vote.
-void Sequencer::HoldForOthers(int32_t id) {
+// Members that have not voted yet are given a while, so that the error says what all of them ask
+// for, and which one differs. The instance counts as one that lacks a vote.
+void Sequencer::DelayMismatch(int32_t id) {
   Instance& instance = instances_[id];
   instance.differs = true;
   instance.differs_until =
@@ -1119,7 +1118,7 @@ std::string Sequencer::VersionsText(const Instance& instance) const {
 
 Error Sequencer::MismatchError(int32_t id) const {
   const Instance& instance = instances_[id];
-  // The first of many are enough to find who differs.
+  // The first of many are enough to find the one that differs.
   constexpr size_t kMostCompared = 64;
   std::vector<int32_t> voted;
   for (int32_t p = 0; p < static_cast<int32_t>(instance.seats.size()); ++p) {
@@ -1138,7 +1137,7 @@ Error Sequencer::MismatchError(int32_t id) const {
       if (expected == kNone) std::tie(expected, got) = std::make_pair(voted[j], voted[i]);
     }
   }
-  // One rank against at least two is to blame; of two alone nobody can say who is wrong.
+  // One rank against at least two is to blame; of two alone nobody can say which is wrong.
   int32_t culprit = kNone;
   for (const int32_t seat : voted) {
     if (contradicts[seat] >= 2 && contradicts[seat] == pairs) culprit = seat;
@@ -1202,7 +1201,7 @@ void Sequencer::LaunchReady(Actions* actions) {
       MergeCircleThrough(component);
       continue;
     }
-    const absl::optional<Error> circle = Order(component, &gang_runs_, &gang_instances_);
+    const absl::optional<Error> circle = OrderComponent(component, &gang_runs_, &gang_instances_);
     if (circle.has_value()) {
       EndEpoch(*circle, actions);
       return;
@@ -1218,9 +1217,9 @@ void Sequencer::DependencesOf(int32_t component,
                               std::vector<std::pair<int32_t, int32_t>>* out) const {
   for (const int32_t r : components_[component].runs) {
     for (const RunHandle producer : runs_[r].producers) {
-      const auto found = run_by_handle_.find(producer);
-      if (found != run_by_handle_.end() && runs_[found->second].component != component) {
-        out->emplace_back(r, found->second);
+      const auto it = run_by_handle_.find(producer);
+      if (it != run_by_handle_.end() && runs_[it->second].component != component) {
+        out->emplace_back(r, it->second);
       }
     }
   }
@@ -1294,8 +1293,8 @@ void Sequencer::MergeCircleThrough(int32_t start) {
   }
 }
 
-absl::optional<Error> Sequencer::Order(int32_t component, std::vector<int32_t>* runs,
-                                       std::vector<int32_t>* instances) {
+absl::optional<Error> Sequencer::OrderComponent(int32_t component, std::vector<int32_t>* runs,
+                                                std::vector<int32_t>* instances) {
   const Component& gang = components_[component];
   runs->assign(gang.runs.begin(), gang.runs.end());
   std::sort(runs->begin(), runs->end(),
@@ -1311,7 +1310,7 @@ absl::optional<Error> Sequencer::Order(int32_t component, std::vector<int32_t>* 
     return absl::nullopt;
   }
 
-  // Places by first use. Together with the fingerprints they say everything that the order depends
+  // Indices by first use. Together with the fingerprints they say everything that the order depends
   // on, so an order once found holds for every gang with the same signature.
   for (const int32_t id : gang.instances) instances_[id].mark = kNone;
   std::vector<int64_t> signature;
@@ -1331,10 +1330,10 @@ absl::optional<Error> Sequencer::Order(int32_t component, std::vector<int32_t>* 
       signature.push_back(instance.mark);
     }
     for (const RunHandle producer : run.producers) {
-      const auto found = run_by_handle_.find(producer);
-      if (found == run_by_handle_.end()) continue;
-      const auto place = std::find(runs->begin(), runs->end(), found->second);
-      signature.push_back(-1 - (place - runs->begin()));
+      const auto it = run_by_handle_.find(producer);
+      if (it == run_by_handle_.end()) continue;
+      const auto producer_run = std::find(runs->begin(), runs->end(), it->second);
+      signature.push_back(-1 - (producer_run - runs->begin()));
     }
   }
   for (const int32_t id : *instances) {
@@ -1342,28 +1341,28 @@ absl::optional<Error> Sequencer::Order(int32_t component, std::vector<int32_t>* 
     if (instance.parent == kNone || tapes_[instance.parent].instance == kNone) continue;
     signature.push_back(instances_[tapes_[instance.parent].instance].mark);
   }
-  auto known = known_orders_.find(signature);
-  if (known == known_orders_.end()) {
+  auto order_it = known_orders_.find(signature);
+  if (order_it == known_orders_.end()) {
     GangOrder order;
     absl::optional<Error> conflict = FindOrder(*runs, *instances, &order);
     if (conflict.has_value()) return conflict;
     if (known_orders_.size() >= kKnownOrders) known_orders_.clear();
-    known = known_orders_.emplace(std::move(signature), std::move(order)).first;
+    order_it = known_orders_.emplace(std::move(signature), std::move(order)).first;
   }
-  const std::vector<int32_t> by_place = *instances;
+  const std::vector<int32_t> by_first_use = *instances;
   const std::vector<int32_t> by_submission = *runs;
-  for (size_t i = 0; i < by_place.size(); ++i) {
-    (*instances)[i] = by_place[known->second.instances[i]];
+  for (size_t i = 0; i < by_first_use.size(); ++i) {
+    (*instances)[i] = by_first_use[order_it->second.instances[i]];
   }
   for (size_t i = 0; i < by_submission.size(); ++i) {
-    (*runs)[i] = by_submission[known->second.runs[i]];
-    if (known->second.reordered[i].empty()) continue;
-    reordered_.emplace_back(by_submission[i], &known->second.reordered[i]);
+    (*runs)[i] = by_submission[order_it->second.runs[i]];
+    if (order_it->second.reordered[i].empty()) continue;
+    reordered_.emplace_back(by_submission[i], &order_it->second.reordered[i]);
   }
   return absl::nullopt;
 }
 
-// `instances` by place: instances_[id].mark is the index.
+// `instances` by first use: instances_[id].mark is the index.
 absl::optional<Error> Sequencer::FindOrder(const std::vector<int32_t>& runs,
                                            const std::vector<int32_t>& instances,
                                            GangOrder* order) const {
@@ -1379,8 +1378,8 @@ absl::optional<Error> Sequencer::FindOrder(const std::vector<int32_t>& runs,
     view.ranks = run.ranks;
     for (const int32_t id : run.instances) view.instances.push_back(instances_[id].mark);
     for (const RunHandle producer : run.producers) {
-      const auto found = run_by_handle_.find(producer);
-      if (found != run_by_handle_.end()) view.producers.push_back(index_of.at(found->second));
+      const auto it = run_by_handle_.find(producer);
+      if (it != run_by_handle_.end()) view.producers.push_back(index_of.at(it->second));
     }
   }
   for (const int32_t id : instances) {
@@ -1549,10 +1548,10 @@ void Sequencer::Launch(const std::vector<int32_t>& runs, const std::vector<int32
 // --- Other events -------------------------------------------------------------------------------
 
 void Sequencer::Unblock(RunHandle run, absl::Time now, Actions* actions) {
-  Tick(now);
-  const auto found = run_by_handle_.find(run);
-  if (found == run_by_handle_.end()) return;
-  PendingRun& row = runs_[found->second];
+  BeginEvent(now);
+  const auto it = run_by_handle_.find(run);
+  if (it == run_by_handle_.end()) return;
+  PendingRun& row = runs_[it->second];
   if (!row.externally_blocked) return;
   row.externally_blocked = false;
   externally_blocked_.erase(row.order);
@@ -1561,10 +1560,10 @@ void Sequencer::Unblock(RunHandle run, absl::Time now, Actions* actions) {
 }
 
 void Sequencer::Reserved(RunHandle run, absl::Time now, Actions* actions) {
-  Tick(now);
-  const auto found = run_by_handle_.find(run);
-  if (found == run_by_handle_.end()) return;
-  PendingRun& row = runs_[found->second];
+  BeginEvent(now);
+  const auto it = run_by_handle_.find(run);
+  if (it == run_by_handle_.end()) return;
+  PendingRun& row = runs_[it->second];
   if (row.reserve != PendingRun::Reserve::kAsked) return;
   row.reserve = PendingRun::Reserve::kDone;
   ready_.push_back(row.component);
@@ -1572,22 +1571,22 @@ void Sequencer::Reserved(RunHandle run, absl::Time now, Actions* actions) {
 }
 
 void Sequencer::Cancel(RunHandle run, Rank rank, absl::Time now, Actions* actions) {
-  Tick(now);
-  const auto found = run_by_handle_.find(run);
-  if (found == run_by_handle_.end()) return;
+  BeginEvent(now);
+  const auto it = run_by_handle_.find(run);
+  if (it == run_by_handle_.end()) return;
   Error error(Reason::kCancelled);
-  if (!runs_[found->second].instances.empty()) {
-    error = MakeInstanceError(error.reason, runs_[found->second].instances[0]);
+  if (!runs_[it->second].instances.empty()) {
+    error = MakeInstanceError(error.reason, runs_[it->second].instances[0]);
   }
   error.culprit = CulpritOf(rank);
-  error.message = absl::StrCat(RankText(rank), " cancelled ", RunText(found->second),
-                               " before it was launched");
+  error.message =
+      absl::StrCat(RankText(rank), " cancelled ", RunText(it->second), " before it was launched");
   EndEpoch(error, actions);
 }
 
 void Sequencer::Refuse(absl::Span<const RefusedMember> members, Epoch epoch, const Error& why,
                        absl::Time now, Actions* actions) {
-  Tick(now);
+  BeginEvent(now);
   moves_.clear();
   steps_.clear();
   requests_.clear();
@@ -1624,12 +1623,12 @@ void Sequencer::Refuse(absl::Span<const RefusedMember> members, Epoch epoch, con
     }
     for (const InstanceKey& key : refused.gradients) {
       if (!key.is_gradient()) continue;
-      const auto found = tape_by_key_.find(key.Parent());
-      if (found == tape_by_key_.end()) continue;  // it has no gradient any more, for anybody
+      const auto it = tape_by_key_.find(key.Parent());
+      if (it == tape_by_key_.end()) continue;  // it has no gradient any more, for anybody
       const InstanceKey::Request asked = key.path.back();
       for (int32_t seat = 0; seat < SeatCount(key); ++seat) {
         if (RankAt(key, seat) != refused.rank || asked.number >= kMaxCallNumber) continue;
-        requests_.push_back({found->second, seat, {asked.step, asked.number + 1}});
+        requests_.push_back({it->second, seat, {asked.step, asked.number + 1}});
         passed |= AnotherHasPassed(key, seat);
         break;
       }
@@ -1665,10 +1664,10 @@ void Sequencer::Refuse(absl::Span<const RefusedMember> members, Epoch epoch, con
 }
 
 void Sequencer::Withdraw(RunHandle run, const Error& why, absl::Time now, Actions* actions) {
-  Tick(now);
-  const auto found = run_by_handle_.find(run);
-  if (found == run_by_handle_.end()) return;
-  FailAlone(runs_[found->second].component, why, actions);
+  BeginEvent(now);
+  const auto it = run_by_handle_.find(run);
+  if (it == run_by_handle_.end()) return;
+  FailAlone(runs_[it->second].component, why, actions);
 }
 
 // kNone: the rank does not sit there.
@@ -1684,8 +1683,8 @@ int32_t Sequencer::SeatOfRefused(Rank rank, const InstanceKey& key, bool is_recv
     const int32_t seat = is_recv ? 1 : 0;
     return RankAt(key, seat) == rank ? seat : kNone;
   }
-  const auto found = std::find(members.begin(), members.end(), rank);
-  return found == members.end() ? kNone : static_cast<int32_t>(found - members.begin());
+  const auto it = std::find(members.begin(), members.end(), rank);
+  return it == members.end() ? kNone : static_cast<int32_t>(it - members.begin());
 }
 
 // Which of its entries the rank would have used is not known: none has a gradient any more.
@@ -1706,12 +1705,12 @@ void Sequencer::RefuseTapes(Rank rank) {
 }
 
 void Sequencer::Abort(const Error& cause, absl::Time now, Actions* actions) {
-  Tick(now);
+  BeginEvent(now);
   EndEpoch(cause, actions);
 }
 
 void Sequencer::Dead(Rank rank, absl::string_view how, absl::Time now, Actions* actions) {
-  Tick(now);
+  BeginEvent(now);
   if (!IsRank(rank) || members_[rank.value()].state != Member::State::kHere) return;
   members_[rank.value()].state = Member::State::kDead;
   members_[rank.value()].how_dead = std::string(how);
@@ -1759,7 +1758,7 @@ void Sequencer::Dead(Rank rank, absl::string_view how, absl::Time now, Actions* 
 }
 
 void Sequencer::Left(Rank rank, absl::Time now, Actions* actions) {
-  Tick(now);
+  BeginEvent(now);
   if (!IsRank(rank) || members_[rank.value()].state != Member::State::kHere) return;
   members_[rank.value()].state = Member::State::kLeft;
   somebody_left_ = true;
@@ -1795,10 +1794,10 @@ void Sequencer::Left(Rank rank, absl::Time now, Actions* actions) {
 
 void Sequencer::DropTape(Rank rank, const InstanceKey& key, bool consumed, Epoch epoch,
                          absl::Time now, Actions* actions) {
-  Tick(now);
-  const auto found = tape_by_key_.find(key);
-  if (found == tape_by_key_.end()) return;
-  const int32_t t = found->second;
+  BeginEvent(now);
+  const auto it = tape_by_key_.find(key);
+  if (it == tape_by_key_.end()) return;
+  const int32_t t = it->second;
   const int32_t seats = static_cast<int32_t>(tapes_[t].entries.size());
   for (int32_t p = 0; p < seats; ++p) {
     Tape& tape = tapes_[t];
@@ -1833,10 +1832,10 @@ void Sequencer::DropTape(Rank rank, const InstanceKey& key, bool consumed, Epoch
 
 void Sequencer::Finished(Ticket ticket, const absl::Status& status, absl::Time now,
                          Actions* actions) {
-  Tick(now);
-  const auto found = gang_by_ticket_.find(ticket);
-  if (found == gang_by_ticket_.end()) return;
-  const int32_t g = found->second;
+  BeginEvent(now);
+  const auto it = gang_by_ticket_.find(ticket);
+  if (it == gang_by_ticket_.end()) return;
+  const int32_t g = it->second;
   if (status.ok()) {
     if (gangs_[g].last_of_world.has_value()) {
       // Gangs may finish in another order than they were launched in.
@@ -1853,7 +1852,7 @@ void Sequencer::Finished(Ticket ticket, const absl::Status& status, absl::Time n
 }
 
 void Sequencer::Advance(absl::Time now, Actions* actions) {
-  Tick(now);
+  BeginEvent(now);
   while (launched_.head != kNone &&
          gangs_[launched_.head].launched + options_.exec_timeout <= clock_) {
     const Gang& gang = gangs_[launched_.head];
@@ -2002,7 +2001,7 @@ absl::Time Sequencer::NextDeadline() const {
 }
 
 std::vector<int32_t> Sequencer::Shrink(absl::Time now, Actions* actions) {
-  Tick(now);
+  BeginEvent(now);
   Error error(Reason::kEpochEnded);
   error.message = "the world was reformed with the ranks that are left";
   EndEpoch(error, actions);
@@ -2061,9 +2060,9 @@ void Sequencer::FailAlone(int32_t component, const Error& error, Actions* action
   for (size_t at = 0; at < failed.size(); ++at) {
     for (const int32_t r : components_[failed[at]].runs) {
       runs.push_back(r);
-      const auto found = consumers.find(runs_[r].handle);
-      if (found == consumers.end()) continue;
-      for (const int32_t consumer : found->second) add(consumer);
+      const auto it = consumers.find(runs_[r].handle);
+      if (it == consumers.end()) continue;
+      for (const int32_t consumer : it->second) add(consumer);
     }
     for (const int32_t id : components_[failed[at]].instances) {
       instances.push_back(id);
@@ -2141,9 +2140,9 @@ void Sequencer::EndEpoch(const Error& why, Actions* actions) {
   epoch_ = opened;
 
   // Forward instances that were never launched have no gradients. The others keep their entries.
-  std::vector<int32_t> kept;
-  for (const auto& entry : tape_by_key_) kept.push_back(entry.second);
-  for (const int32_t t : kept) {
+  std::vector<int32_t> tapes;
+  for (const auto& entry : tape_by_key_) tapes.push_back(entry.second);
+  for (const int32_t t : tapes) {
     Tape& tape = tapes_[t];
     if (tape.instance != kNone) tape.live = 0;
     tape.instance = kNone;
@@ -2205,9 +2204,9 @@ int Sequencer::size() const { return static_cast<int>(members_.size()); }
 CallPosition Sequencer::NextCall(GroupId group, Rank rank) const {
   if (group.value() < 0 || group.value() >= num_groups() || !IsRank(rank)) return CallPosition();
   const Group& row = groups_[group.value()];
-  const auto found = std::find(row.members.begin(), row.members.end(), rank);
-  if (found == row.members.end()) return CallPosition();
-  return NextOf(rank, row.counters[found - row.members.begin()]);
+  const auto it = std::find(row.members.begin(), row.members.end(), rank);
+  if (it == row.members.end()) return CallPosition();
+  return NextOf(rank, row.counters[it - row.members.begin()]);
 }
 int Sequencer::num_groups() const { return static_cast<int>(groups_.size()); }
 bool Sequencer::IsPending(RunHandle run) const { return run_by_handle_.contains(run); }
@@ -2289,10 +2288,10 @@ std::string Sequencer::CanonicalState() const {
   }
   const auto pair_call = [this](const InstanceKey& pair, bool is_recv) {
     const Member& member = members_[RankAt(pair, is_recv ? 1 : 0).value()];
-    const auto found =
+    const auto it =
         member.pairs.find({pair.group, pair.source, pair.destination, pair.tag, is_recv});
     return std::make_pair(member.step,
-                          found == member.pairs.end() ? int64_t{0} : found->second.next.call);
+                          it == member.pairs.end() ? int64_t{0} : it->second.next.call);
   };
   const auto least_of = [&](const InstanceKey& key) {
     if (!key.is_pair()) return least_calls[key.group.value()];
@@ -2362,8 +2361,8 @@ std::string Sequencer::CanonicalState() const {
     out.Put(run.reserve);
     out.PutVarint(run.producers.size());
     for (const RunHandle producer : run.producers) {
-      const auto found = run_by_handle_.find(producer);
-      out.PutSigned(found == run_by_handle_.end() ? 0 : producer.value());
+      const auto it = run_by_handle_.find(producer);
+      out.PutSigned(it == run_by_handle_.end() ? 0 : producer.value());
     }
     for (const int32_t id : run.instances) {
       const Instance& instance = instances_[id];
@@ -2405,7 +2404,7 @@ std::string Sequencer::CanonicalState() const {
 // Time never runs backwards in here: the lists by time stay sorted whatever the caller's clock
 // does.
 // Every event begins with it.
-void Sequencer::Tick(absl::Time now) {
+void Sequencer::BeginEvent(absl::Time now) {
   clock_ = std::max(clock_, now);
   resolved_ = RunHandle();
 }

@@ -8,15 +8,15 @@
 // abandoned a gradient excepted), and sets that wait for each other's results are one. When a gang
 // is closed, its votes match, its producers have tickets and its order has no circle, it gets the
 // world's next ticket: Launch, the one point of no return. Anything that goes wrong before ends the
-// epoch: every pending run of it fails with one recorded cause, who comes late gets the same, and
-// the next epoch is open at once.
+// epoch: every pending run of it fails with one recorded cause, votes that come late get the same,
+// and the next epoch is open at once.
 //
 // An instance's name is the position of the call in its rank's program, so calls of different
 // positions never meet, whatever has failed before. Each member's position in each group is kept,
 // over epochs, from all that it votes for or refuses. A member *has passed* a position when its own
 // is behind it, or it has begun a later step, and it has no vote pending there. A vote that needs
-// somebody who has passed fails at once, and so does a vote that somebody passes who is needed,
-// both alone: with the runs that share instances with them or wait for their results, and no epoch
+// a member that has passed fails at once, and so does a vote whose needed member passes it, both
+// alone: with the runs that share instances with them or wait for their results, and no epoch
 // ends for that.
 //
 // Threads: thread-compatible.
@@ -53,8 +53,8 @@ namespace chorus {
 struct SequencerOptions {
   absl::Duration agree_timeout = absl::Seconds(60);
   absl::Duration exec_timeout = absl::Seconds(300);
-  // How long the error of a mismatch waits for those who have not voted, so that it says what all
-  // of them ask for. Never longer than agree_timeout.
+  // How long the error of a mismatch waits for members that have not voted, so that it says what
+  // all of them ask for. Never longer than agree_timeout.
   absl::Duration mismatch_grace = absl::Milliseconds(100);
   CheckCallSites check_call_sites = CheckCallSites::kOff;
   int kept_causes = 64;   // of ended epochs; older ones are answered with kEpochEnded
@@ -73,7 +73,7 @@ struct LaunchedInstance {
   // this gradient has no part.
   std::vector<Part> parts;
   std::vector<GroupRank> absent;  // members that abandoned this gradient: they have no part in it
-  // Of these, who had a leaf behind its part, which now gets less than its gradient.
+  // Of these, the members with a leaf behind their part, which now gets less than its gradient.
   struct GivenUp {
     Rank rank;
     std::shared_ptr<const PartLabel> what;  // its part of the forward collective
@@ -157,8 +157,8 @@ class Sequencer {
   // its launch nothing happens: commit wins.
   void Cancel(RunHandle run, Rank rank, absl::Time now, Actions* actions);
   // Calls of these members (one session's; the first is named) cannot be taken: `why`. They count.
-  // Ends `epoch` if that is the open one, with ABORTED kPeerRefused, unless somebody who is needed
-  // has passed them already: then nobody can wait for them but alone.
+  // Ends `epoch` if that is the open one, with ABORTED kPeerRefused, unless a member that is
+  // needed has passed them already: then nobody can wait for them but alone.
   void Refuse(absl::Span<const RefusedMember> members, Epoch epoch, const Error& why,
               absl::Time now, Actions* actions);
   // A pending run cannot take part, for a reason that ends no epoch: it fails alone.
@@ -261,11 +261,11 @@ class Sequencer {
   // counts matter, so a gradient may be of what is gone.
   absl::Status ResolveKeys(const Vote& vote, bool late);
   absl::Status ResolveOne(const Vote& vote, size_t i, bool late);
-  absl::Status MoveFor(const Vote& vote, const Participation& part, size_t held, Move** found);
+  absl::Status MoveFor(const Vote& vote, const Participation& part, size_t held, Move** result);
   absl::optional<Error> FindRefusal(const Vote& vote) const;
   int32_t AddRun(const Vote& vote);
-  void Record(int32_t run, const Vote& vote, absl::optional<Error>* fault,
-              absl::optional<Error>* passed, Actions* actions);
+  void RecordVote(int32_t run, const Vote& vote, absl::optional<Error>* fault,
+                  absl::optional<Error>* passed, Actions* actions);
   int32_t NewInstance(const InstanceKey& key, int32_t seats, int32_t run,
                       absl::optional<Error>* fault);
   void Merge(int32_t* into, int32_t other);
@@ -274,12 +274,13 @@ class Sequencer {
   int32_t EnsureTape(int32_t instance);
   void SetEntry(int32_t tape, int32_t seat, const Participation& part);
   absl::optional<Error> MarkAbandoned(int32_t tape, int32_t seat);
-  absl::optional<Error> Absent(const InstanceKey& gradient, const Tape& tape, int32_t seat) const;
+  absl::optional<Error> LostGradientError(const InstanceKey& gradient, const Tape& tape,
+                                          int32_t seat) const;
   void ForgetTapeIfUnused(int32_t tape);
   // As the one seat says it and as the other does.
   absl::optional<Difference> DifferenceOf(const Instance& instance, int32_t a, int32_t b) const;
   bool Contradicts(const Instance& instance, int32_t seat) const;
-  void HoldForOthers(int32_t instance);
+  void DelayMismatch(int32_t instance);
   std::string VersionsText(const Instance& instance) const;
   Error MismatchError(int32_t instance) const;
   void WarnOfCallSites(const Instance& instance, const Participation& part, int32_t seat,
@@ -289,28 +290,28 @@ class Sequencer {
   Counter* CounterOf(const Move& move);
   // The position of a member's next call, given its counter.
   CallPosition NextOf(Rank rank, const Counter& counter) const;
-  // Begins the steps of steps_, and counts the calls that were left out before moves_. True: who
-  // waits for a call, or for a gradient, may have been passed.
+  // Begins the steps of steps_, and counts the calls that were left out before moves_. True: a
+  // vote that waits for a call, or for a gradient, may have been passed.
   bool BeginMoves();
   // Counts the calls of moves_.
   void EndMoves();
-  // Whether who sits there has passed `key`, given that it has no vote pending for it.
+  // Whether the member of that seat has passed `key`, given that it has no vote pending for it.
   bool HasPassed(const InstanceKey& key, int32_t seat) const;
   bool AnotherHasPassed(const InstanceKey& key, int32_t seat) const;
-  // Fails what is pending and has been passed by somebody whom it needs.
+  // Fails what is pending and has been passed by a member that it needs.
   void FailPassed(Actions* actions);
   Error PassedError(const InstanceKey& key, const Participation& part, int32_t seat,
                     int32_t passed_by) const;
-  // Where who sits there stands, and its last line there, in words; the position alone.
-  std::string StandsText(const InstanceKey& key, int32_t seat, std::string* position,
-                         std::string* source) const;
+  // Where the member of that seat stands, and its last line there, in words; the position alone.
+  std::string PositionText(const InstanceKey& key, int32_t seat, std::string* position,
+                           std::string* source) const;
 
   // Launching.
   void LaunchReady(Actions* actions);
   bool IsBlocked(int32_t component);
   void MergeCircleThrough(int32_t component);
-  absl::optional<Error> Order(int32_t component, std::vector<int32_t>* runs,
-                              std::vector<int32_t>* instances);
+  absl::optional<Error> OrderComponent(int32_t component, std::vector<int32_t>* runs,
+                                       std::vector<int32_t>* instances);
   absl::optional<Error> FindOrder(const std::vector<int32_t>& runs,
                                   const std::vector<int32_t>& instances, GangOrder* order) const;
   Error ConflictError(const std::vector<int32_t>& runs, const std::vector<int32_t>& instances,
@@ -338,7 +339,7 @@ class Sequencer {
   Error CauseOrForgotten(Epoch epoch) const;
 
   // Texts and lookups.
-  void Tick(absl::Time now);
+  void BeginEvent(absl::Time now);
   bool IsRank(Rank rank) const;
   Rank RankAt(const InstanceKey& key, int32_t seat) const;
   int32_t SeatCount(const InstanceKey& key) const;
@@ -392,7 +393,7 @@ class Sequencer {
   RunHandle resolved_;             // whose keys_ ... requests_ hold until the next event; 0: none
   std::vector<int32_t> seats_;
   std::vector<Move> moves_;
-  absl::InlinedVector<std::pair<Rank, int64_t>, 2> steps_;  // of who makes calls
+  absl::InlinedVector<std::pair<Rank, int64_t>, 2> steps_;  // of the ranks that make calls
   std::vector<int32_t> moves_of_;  // by held member of the vote's slots; -1: none yet
   absl::flat_hash_map<PairEnd, int32_t> pair_moves_;
   std::vector<int32_t> asked_;

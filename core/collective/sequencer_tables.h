@@ -1,7 +1,9 @@
 // The sequencer's tables: what it knows of members, groups, instances, runs, tapes and gangs.
 //
-// Its own, in a header only because it is a value: whoever holds a Sequencer must be able to copy
+// Its own, in a header only because it is a value: its holders must be able to copy
 // it. Rows name each other by number, so that a copy of the tables is a copy of the state.
+//
+// Threads: thread-compatible, with the sequencer that holds them. Failure: none; rows must exist.
 #ifndef CHORUS_CORE_COLLECTIVE_SEQUENCER_TABLES_H_
 #define CHORUS_CORE_COLLECTIVE_SEQUENCER_TABLES_H_
 
@@ -156,9 +158,9 @@ struct PendingRun {
   int32_t component = kNone;
   absl::InlinedVector<int32_t, 2> instances;  // by participation
   absl::InlinedVector<RunHandle, 2> producers;
-  absl::InlinedVector<Rank, 2> ranks;  // whom it speaks for
+  absl::InlinedVector<Rank, 2> ranks;  // that it speaks for
   // Closed components that are tried when it launches. One that was merged into another since is
-  // a free row, or somebody else's, who is then tried for nothing.
+  // a free row, or another's, which is then tried for nothing.
   absl::InlinedVector<int32_t, 2> waiters;
   int32_t previous = kNone;  // pending runs, by submission
   int32_t next = kNone;

@@ -563,7 +563,7 @@ TEST(SequencerMismatchTest, EveryPartOfADescriptorIsCompared) {
     EXPECT_EQ(error.reason, Reason::kMismatch);
     EXPECT_EQ(error.expected, test.expected);
     EXPECT_EQ(error.got, test.got);
-    // Of two whose counts contradict each other nobody can say who is wrong.
+    // Of two whose counts contradict each other nobody can say which is wrong.
     const bool one_against_two =
         absl::string_view(test.expected) != "receives 4 rows from member 1";
     EXPECT_EQ(error.culprit.rank, one_against_two ? 1 : -1);
@@ -578,7 +578,7 @@ TEST(SequencerMismatchTest, EveryPartOfADescriptorIsCompared) {
     EXPECT_THAT(error.message,
                 AllOf(HasSubstr(test.what), HasSubstr(test.expected), HasSubstr(test.got),
                       HasSubstr("rank 1"), HasSubstr("rank 0"), HasSubstr("rank0.cc:10")));
-    // Who comes late gets the same; the next epoch is open at once.
+    // A vote that comes late gets the same; the next epoch is open at once.
     TestRun late = OneAllReduce(12, Epoch(1), kWorld, 4, 2, 0);
     const Actions after = Cast(&sequencer, late);
     ASSERT_THAT(after, SizeIs(1));
@@ -685,7 +685,8 @@ TEST(SequencerMismatchTest, RowsAreComparedPieceByPiece) {
   }
 }
 
-// The ranks are given a while, so that the error says what all of them ask for and who differs.
+// The ranks are given a while, so that the error says what all of them ask for and which one
+// differs.
 TEST(SequencerMismatchTest, WaitsForWhoHasNotVotedAndNamesAllVersions) {
   for (const bool all_come : {false, true}) {
     SCOPED_TRACE(all_come);
@@ -1257,8 +1258,8 @@ TEST(SequencerGradientTest, DroppingCompletesWhatIsPending) {
   }
 }
 
-// Who is absent from a gradient is absent from the gradients of that, whenever it dropped its
-// entry: before they were asked for, between, or after.
+// A rank that is absent from a gradient is absent from the gradients of that, whenever it dropped
+// its entry: before they were asked for, between, or after.
 TEST(SequencerGradientTest, WhoIsAbsentFromAGradientIsAbsentFromItsGradients) {
   constexpr int kOrders = 4;
   for (int drop_at = 0; drop_at <= kOrders; ++drop_at) {
@@ -1653,7 +1654,7 @@ TEST(SequencerGradientTest, LeavingAbandonsAndDyingDoesNot) {
 
 // --- Positions ----------------------------------------------------------------------------------
 
-// Runs that fail here have failed alone: no epoch has ended, and who uses their results knows.
+// Runs that fail here have failed alone: no epoch has ended, and what uses their results is told.
 std::vector<int64_t> FailedAlone(const Actions& actions) {
   for (const SequencerAction& action : actions) {
     if (action.kind != Kind::kFail) continue;
@@ -1833,8 +1834,8 @@ TEST(SequencerPositionTest, RequestsOfGradientsAreNamesToo) {
               ElementsAre(11, 12));
 }
 
-// A run whose input has failed alone: its requests count as its calls do, and who waits for them is
-// told at once.
+// A run whose input has failed alone: its requests count as its calls do, and what waits for them
+// is told at once.
 TEST(SequencerPositionTest, RequestsOfARunThatIsRefusedAloneCount) {
   Sequencer sequencer = World(2);
   const InstanceKey forward = Forward(&sequencer, 1, 0);

@@ -1,4 +1,6 @@
 // Builds votes for tests: one run, its group slots and its participations.
+//
+// Threads: thread-compatible. Ownership: the vote that Build() returns refers to the TestRun.
 #ifndef CHORUS_CORE_COLLECTIVE_TEST_RUN_H_
 #define CHORUS_CORE_COLLECTIVE_TEST_RUN_H_
 

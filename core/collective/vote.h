@@ -27,7 +27,7 @@ struct PartLabel {
 struct Participation {
   Descriptor descriptor;
   int32_t group_slot = 0;
-  GroupRank member;      // whom this node speaks for
+  GroupRank member;      // that this node speaks for
   InstanceRef instance;  // kGradient's `node` is an index into VoteTemplate::participations
   GroupRank peer{-1};    // send/recv: the other end
   int64_t tag = 0;
@@ -38,8 +38,8 @@ struct Participation {
   // counts as abandoned for every gradient of this instance that this same run does not ask for.
   bool wants_grad = false;
   // Where its operand comes from (Collective): what a rank that gives up its part of a gradient
-  // takes with it. Whoever asks for one that would have led to another collective is told so; one
-  // that would have led to a leaf goes on with zeros, which are right for everybody else.
+  // takes with it. A rank that asks for one that would have led to another collective is told so;
+  // one that would have led to a leaf goes on with zeros, which are right for everybody else.
   bool leads_to_collective = false;
   bool leads_to_leaf = false;
   std::vector<int32_t> after;  // earlier participations of this run whose result this one needs

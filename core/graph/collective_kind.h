@@ -3,6 +3,8 @@
 //
 // A new kind is a row here, its op's folder, its work in core/backend/collective_work.cc, and its
 // number in proto/chorus/v1/types.proto (docs/architecture.md has the whole recipe).
+//
+// Threads: constants and pure functions.
 #ifndef CHORUS_CORE_GRAPH_COLLECTIVE_KIND_H_
 #define CHORUS_CORE_GRAPH_COLLECTIVE_KIND_H_
 

@@ -85,7 +85,7 @@ void EncodeNode(const Node& node, bool with_source, ByteWriter* out) {
 
 void EncodeSizeRule(const SizeRule& rule, ByteWriter* out) {
   out->PutSigned(rule.node);
-  out->Put(static_cast<uint8_t>(rule.place));
+  out->Put(static_cast<uint8_t>(rule.field));
   out->PutSigned(rule.attribute);
   out->PutSigned(rule.element);
   out->PutSigned(rule.symbol);
@@ -354,7 +354,7 @@ class Decoder {
   SizeRule GetSizeRule() {
     SizeRule rule;
     rule.node = GetInt32();
-    rule.place = GetEnum(SizeRule::Place::kRuntimeCountMaximum);
+    rule.field = GetEnum(SizeRule::Field::kRuntimeCountMaximum);
     rule.attribute = GetInt32();
     rule.element = GetInt32();
     rule.symbol = GetInt32();

@@ -16,8 +16,8 @@
 
 namespace chorus {
 
-// What a decoded graph may be. The defaults are for whoever has no reason to ask for less: what is
-// not from a client (plans of this build, tests).
+// What a decoded graph may be. The defaults are for callers that have no reason to ask for less:
+// what is not from a client (plans of this build, tests).
 struct DecodeLimits {
   int64_t max_nodes = int64_t{1} << 24;
   int64_t max_bytes = int64_t{1} << 32;  // MemoryOf(graph)

@@ -1,9 +1,11 @@
 // The graph: an immutable DAG of ops as one session sees it, every node on a device slot.
 //
-// These types are whole (DESIGN section 4): what cannot run yet is still decoded and checked, and
+// These types say more than this build runs: what cannot run yet is still decoded and checked, and
 // then refused as UNIMPLEMENTED (core/ops/validate.h). Values are numbered: the graph's inputs
 // first, then each node's outputs in program order. Ops are pure and outputs fresh; a value crosses
-// devices only by a `copy` node or a collective. Plain data: no threads, no ownership.
+// devices only by a `copy` node or a collective.
+//
+// Threads: plain data. Ownership: values; a ValueTable refers to its graph.
 #ifndef CHORUS_CORE_GRAPH_GRAPH_H_
 #define CHORUS_CORE_GRAPH_GRAPH_H_
 
@@ -131,20 +133,20 @@ struct GroupSlot {
 // A number in a node that depends on a size that a run fixes: scale * size + offset. See
 // core/ops/specialize.h.
 struct SizeRule {
-  enum class Place : uint8_t {
+  enum class Field : uint8_t {
     kAttribute = 0,            // attribute number `attribute`, or element `element` of it
     kCount = 1,                // Collective::counts[element]
     kRuntimeCountMaximum = 2,  // Collective::runtime_count_maximum
   };
   NodeIndex node = 0;
-  Place place = Place::kAttribute;
+  Field field = Field::kAttribute;
   int32_t attribute = 0;
   int32_t element = 0;
   int32_t symbol = 0;  // of a dimension of an input
   int64_t scale = 0;
   int64_t offset = 0;
   friend bool operator==(const SizeRule& a, const SizeRule& b) {
-    return a.node == b.node && a.place == b.place && a.attribute == b.attribute &&
+    return a.node == b.node && a.field == b.field && a.attribute == b.attribute &&
            a.element == b.element && a.symbol == b.symbol && a.scale == b.scale &&
            a.offset == b.offset;
   }
@@ -160,10 +162,10 @@ struct Graph {
   int32_t num_device_slots = 1;
   std::vector<GroupSlot> group_slots;
   int32_t num_instance_slots = 0;
-  std::vector<SizeRule> sizes;  // by node, place, attribute and element; each place once
+  std::vector<SizeRule> sizes;  // by node, field, attribute and element; each of these once
 
   int32_t num_values() const;
-  // Value number of output `output` of node `node`. Linear in nodes; ValueTable is for loops.
+  // The value that is output `output` of node `node`. Linear in nodes; ValueTable is for loops.
   ValueIndex ValueOf(NodeIndex node, int32_t output) const;
 
   // Field by field, sources included.

@@ -80,7 +80,7 @@ absl::Status EqualWork::Find(const Run& command, absl::Span<const InstanceKey> i
     for (const Plan::EqualGroup::Leaf& leaf : group.leaves) {
       if (leaf.input < 0) {
         Put(NumberOfOutput(run->world->id, instances[static_cast<size_t>(leaf.participation)],
-                           leaf.place),
+                           leaf.index),
             &what);
         continue;
       }
@@ -112,10 +112,10 @@ absl::Status EqualWork::Find(const Run& command, absl::Span<const InstanceKey> i
     const Plan::Output& output = plan.outputs[i];
     if (output.participation >= 0) {
       cell->number = NumberOfOutput(
-          run->world->id, instances[static_cast<size_t>(output.participation)], output.place);
+          run->world->id, instances[static_cast<size_t>(output.participation)], output.index);
     } else if (output.equal_group >= 0) {
       const Hash128 group = run->equal_work[static_cast<size_t>(output.equal_group)].number;
-      if (group != Hash128()) cell->number = NumberOfResult(group, output.place);
+      if (group != Hash128()) cell->number = NumberOfResult(group, output.index);
     }
   }
   return absl::OkStatus();

@@ -1,4 +1,6 @@
 // What elements of each dtype are computed in on the host, for kernels.
+//
+// Threads: pure functions.
 #ifndef CHORUS_CORE_OPS_HOST_ARITHMETIC_H_
 #define CHORUS_CORE_OPS_HOST_ARITHMETIC_H_
 

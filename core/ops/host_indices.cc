@@ -16,12 +16,12 @@ HostIndices::HostIndices(const NodeView& node, int input, int64_t limit)
 }
 
 absl::Status HostIndices::OutOfRange(int64_t i, int64_t index) const {
-  std::vector<int64_t> place;
+  std::vector<int64_t> location;
   for (size_t d = type_.dims.size(); d-- > 0;) {
-    place.push_back(i % type_.dims[d].size);
+    location.push_back(i % type_.dims[d].size);
     i /= type_.dims[d].size;
   }
-  std::reverse(place.begin(), place.end());
+  std::reverse(location.begin(), location.end());
   const std::string range = limit_ == 0 ? "none, for there is nothing to choose from"
                                         : absl::StrCat("from 0 to ", limit_ - 1);
   Error error(Reason::kBadType);
@@ -29,8 +29,9 @@ absl::Status HostIndices::OutOfRange(int64_t i, int64_t index) const {
   error.expected = absl::StrCat(
       range, ignored_.has_value() ? absl::StrCat(", or ", *ignored_, ", which is ignored") : "");
   error.got = absl::StrCat(index);
-  error.message = absl::StrCat(op_, ": input ", input_, ", ", type_.ToString(), ", holds ", index,
-                               " at [", absl::StrJoin(place, ","), "], expected ", error.expected);
+  error.message =
+      absl::StrCat(op_, ": input ", input_, ", ", type_.ToString(), ", holds ", index, " at [",
+                   absl::StrJoin(location, ","), "], expected ", error.expected);
   return ToStatus(error);
 }
 

@@ -1,5 +1,7 @@
 // Indices and labels, tensors of any integer dtype, for kernels. They came from a client: each is
 // checked where it is used.
+//
+// Threads: immutable; any. Ownership: it keeps copies of what it was made of.
 #ifndef CHORUS_CORE_OPS_HOST_INDICES_H_
 #define CHORUS_CORE_OPS_HOST_INDICES_H_
 

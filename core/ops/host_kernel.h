@@ -64,8 +64,9 @@ class HostKernel {
 
 // What an op's folder offers the list in host_kernels.cc. `node` passed InferTypes and `outputs`
 // are what it gave; both are only read during the call.
-using HostKernelFactory = absl::StatusOr<std::unique_ptr<HostKernel>> (*)(
-    const NodeView& node, absl::Span<const TensorType> outputs);
+using HostKernelOrError = absl::StatusOr<std::unique_ptr<HostKernel>>;
+using HostKernelFactory = HostKernelOrError (*)(const NodeView& node,
+                                                absl::Span<const TensorType> outputs);
 struct HostKernelEntry {
   absl::string_view op;
   HostKernelFactory make = nullptr;

@@ -25,8 +25,7 @@ const Factories& TheFactories() {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<HostKernel>> MakeHostKernel(const NodeView& node,
-                                                           absl::Span<const TensorType> outputs) {
+HostKernelOrError MakeHostKernel(const NodeView& node, absl::Span<const TensorType> outputs) {
   const auto it = TheFactories().find(node.op);
   if (it == TheFactories().end()) return NoHostKernel(node, outputs);
   return it->second(node, outputs);

@@ -1,4 +1,6 @@
 // The host kernels of this build. Linked by what executes graphs, never by clients.
+//
+// Threads: any. Ownership: a kernel is the caller's, and refers to nothing that it was made of.
 #ifndef CHORUS_CORE_OPS_HOST_KERNELS_H_
 #define CHORUS_CORE_OPS_HOST_KERNELS_H_
 
@@ -13,8 +15,7 @@ namespace chorus {
 
 // The kernel of a local node that passed InferTypes, whose output types are `outputs`. INTERNAL for
 // an op without a kernel; collectives have none, their bytes move in a backend's communicator.
-absl::StatusOr<std::unique_ptr<HostKernel>> MakeHostKernel(const NodeView& node,
-                                                           absl::Span<const TensorType> outputs);
+HostKernelOrError MakeHostKernel(const NodeView& node, absl::Span<const TensorType> outputs);
 
 }  // namespace chorus
 

@@ -112,11 +112,11 @@ void AppendRowCases(std::vector<Case>* cases) {
       for (const int64_t count : {0, 1, 11}) {
         if (size == 0 && count > 0) continue;
         const DType dtype = size > 127 ? DType::kI16 : index_dtypes[next++ % 5];
-        Ints places = sizes;
-        places[axis] = count;
-        cases->push_back({"take_along", {sizes, places}, axis_is(axis), 1, size, dtype});
+        Ints index_sizes = sizes;
+        index_sizes[axis] = count;
+        cases->push_back({"take_along", {sizes, index_sizes}, axis_is(axis), 1, size, dtype});
         cases->push_back({"scatter_add_along",
-                          {places, places},
+                          {index_sizes, index_sizes},
                           {{"axis", axis}, {"size", size}},
                           1,
                           size,

@@ -22,7 +22,8 @@ absl::Span<const OpDef* const> AllOps();
 // The types of a node's outputs. INVALID_ARGUMENT (kBadType): arity, attributes, collective fields
 // or shapes that the op does not take, with op, expected and got in the Error. UNIMPLEMENTED
 // (kUnsupported): an op, version or dtype that this build does not run.
-// The node's place in a graph is not its business: ValidateGraph checks device and group slots.
+// Where the node stands in a graph is not its business: ValidateGraph checks device and group
+// slots.
 absl::StatusOr<std::vector<TensorType>> InferTypes(const NodeView& node);
 
 }  // namespace chorus

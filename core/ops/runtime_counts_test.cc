@@ -204,7 +204,7 @@ struct Exchange {
   }
 
   // All outputs that this member has.
-  Values Apply(RankBuilder& b, ValueIndex x) const {
+  Values ApplyExchange(RankBuilder& b, ValueIndex x) const {
     RankBuilder::How how;
     const CollectiveKind kind = FindOp(op)->kind;
     if (HasRoot(kind)) how.root = Root(b.size());
@@ -243,11 +243,11 @@ struct Exchange {
       factor.push_back({"value", 1.5 + b.rank()});
       inputs.push_back(b.Op("fill", {}, factor));
     }
-    return b.Apply(op, inputs, how, attributes);
+    return b.ApplyCollective(op, inputs, how, attributes);
   }
   // y alone.
   Values Y(RankBuilder& b, ValueIndex x) const {
-    Values outputs = Apply(b, x);
+    Values outputs = ApplyExchange(b, x);
     if (outputs.size() > 1) outputs.resize(1);
     return outputs;
   }
@@ -266,10 +266,12 @@ TEST(RuntimeCountsTest, ValuesAreThoseOfTheSameCountsInTheCollective) {
           rank.takes_part = false;
         }
         const std::vector<RankResult> got = RunBackward(
-            cases, [&](RankBuilder& b, const Values& x) { return exchange.Apply(b, x[0]); });
+            cases,
+            [&](RankBuilder& b, const Values& x) { return exchange.ApplyExchange(b, x[0]); });
         exchange.fixed = true;
         const std::vector<RankResult> fixed = RunBackward(
-            cases, [&](RankBuilder& b, const Values& x) { return exchange.Apply(b, x[0]); });
+            cases,
+            [&](RankBuilder& b, const Values& x) { return exchange.ApplyExchange(b, x[0]); });
         ASSERT_TRUE(!got.empty() && !fixed.empty());
         for (int32_t r = 0; r < ranks; ++r) {
           ASSERT_EQ(got[r].outputs.size(), fixed[r].outputs.size() * 2);

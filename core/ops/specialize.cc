@@ -27,8 +27,8 @@ const int64_t* Find(const SizeRule& rule, const Graph& graph) {
     return i >= 0 && static_cast<size_t>(i) < size;
   };
   const size_t element = static_cast<size_t>(rule.element);
-  switch (rule.place) {
-    case SizeRule::Place::kAttribute: {
+  switch (rule.field) {
+    case SizeRule::Field::kAttribute: {
       if (!within(rule.attribute, node.attributes.size())) return nullptr;
       const AttributeValue& value = node.attributes[static_cast<size_t>(rule.attribute)].value;
       if (const int64_t* number = absl::get_if<int64_t>(&value)) {
@@ -37,12 +37,12 @@ const int64_t* Find(const SizeRule& rule, const Graph& graph) {
       const auto* list = absl::get_if<std::vector<int64_t>>(&value);
       return list != nullptr && within(rule.element, list->size()) ? &(*list)[element] : nullptr;
     }
-    case SizeRule::Place::kCount: {
+    case SizeRule::Field::kCount: {
       if (rule.attribute != 0 || !node.collective.has_value()) return nullptr;
       const std::vector<int64_t>& counts = node.collective->counts;
       return within(rule.element, counts.size()) ? &counts[element] : nullptr;
     }
-    case SizeRule::Place::kRuntimeCountMaximum:
+    case SizeRule::Field::kRuntimeCountMaximum:
       if (rule.attribute != 0 || rule.element != 0 || !node.collective.has_value()) return nullptr;
       return &node.collective->runtime_count_maximum;
   }
@@ -83,13 +83,13 @@ absl::StatusOr<std::vector<int64_t>> CheckSymbols(const Graph& graph) {
     }
   }
   const auto place_of = [](const SizeRule& rule) {
-    return std::make_tuple(rule.node, rule.place, rule.attribute, rule.element);
+    return std::make_tuple(rule.node, rule.field, rule.attribute, rule.element);
   };
   for (size_t r = 0; r < graph.sizes.size(); ++r) {
     const SizeRule& rule = graph.sizes[r];
     const std::string what = absl::StrCat("size rule ", r);
     if (r > 0 && !(place_of(graph.sizes[r - 1]) < place_of(rule))) {
-      return Bad(what, "rules in the order of their places, each once", "another order");
+      return Bad(what, "rules in the order of their fields, each once", "another order");
     }
     if (rule.symbol < 0 || static_cast<size_t>(rule.symbol) >= maxima.size()) {
       return Bad(absl::StrCat(what, ": symbol"), absl::StrCat("one of ", maxima.size()),
@@ -98,7 +98,7 @@ absl::StatusOr<std::vector<int64_t>> CheckSymbols(const Graph& graph) {
     const int64_t* const number = Find(rule, graph);
     if (number == nullptr) {
       return Bad(what, "an integer of a node",
-                 absl::StrCat("place ", static_cast<int>(rule.place), ", number ", rule.attribute,
+                 absl::StrCat("field ", static_cast<int>(rule.field), ", number ", rule.attribute,
                               ", element ", rule.element, " of node ", rule.node.value()));
     }
     int64_t at_maximum = 0;

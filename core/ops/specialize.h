@@ -5,6 +5,8 @@
 // counts. Graph::sizes lists the numbers among these that depend on a symbol, and how. So a graph
 // can be checked, planned and admitted at its largest, and at other sizes it is a pure function of
 // the graph and the sizes.
+//
+// Threads: pure functions.
 #ifndef CHORUS_CORE_OPS_SPECIALIZE_H_
 #define CHORUS_CORE_OPS_SPECIALIZE_H_
 

@@ -79,7 +79,7 @@ Graph Symbolic() {
   graph.sizes = {Rule(0, 0, 3, 0), Rule(1, 0, 1, 0), Rule(2, 2, 3, 2)};
   for (const int32_t element : {0, 1}) {
     SizeRule count = Rule(5, 0, element + 1, 0);
-    count.place = SizeRule::Place::kCount;
+    count.field = SizeRule::Field::kCount;
     count.element = element;
     graph.sizes.push_back(count);
   }
@@ -145,9 +145,9 @@ TEST(SpecializeTest, WhatIsWrongIsRefused) {
       {"element", [](Graph* g) { g->sizes[0].element = 1; }},
       {"element of a number", [](Graph* g) { g->sizes[1].element = 1; }},
       {"count", [](Graph* g) { g->sizes[4].element = 2; }},
-      {"count of a local op", [](Graph* g) { g->sizes[0].place = SizeRule::Place::kCount; }},
+      {"count of a local op", [](Graph* g) { g->sizes[0].field = SizeRule::Field::kCount; }},
       {"runtime counts of a local op",
-       [](Graph* g) { g->sizes[0].place = SizeRule::Place::kRuntimeCountMaximum; }},
+       [](Graph* g) { g->sizes[0].field = SizeRule::Field::kRuntimeCountMaximum; }},
       {"symbol", [](Graph* g) { g->sizes[0].symbol = 1; }},
       {"negative symbol", [](Graph* g) { g->sizes[0].symbol = -1; }},
       {"scale", [](Graph* g) { g->sizes[0].scale = 4; }},

@@ -35,7 +35,7 @@ absl::Status CheckCount(absl::string_view what, int64_t count, int64_t least, in
   return Bad(what, absl::StrCat("from ", least, " to ", most), absl::StrCat(count));
 }
 
-// Puts the node's place before the text and its op and source beside it.
+// Puts the node's index before the text and its op and source beside it.
 absl::Status AtNode(const Graph& graph, int32_t n, const absl::Status& status) {
   if (status.ok()) return status;
   const Node& node = graph.nodes[n];
@@ -148,7 +148,7 @@ absl::Status CheckPart(const Collective& c, Joined* joined) {
              absl::StrCat(c.part));
 }
 
-absl::Status CheckCollectivePlace(const Graph& graph, int32_t n, Joined* joined) {
+absl::Status CheckCollectiveRefs(const Graph& graph, int32_t n, Joined* joined) {
   const Node& node = graph.nodes[n];
   const Collective& c = *node.collective;
   const GroupSlot& slot = graph.group_slots[c.group_slot];
@@ -234,7 +234,7 @@ absl::Status CheckNode(const Graph& graph, const ValueTable& values, int32_t n,
     return Bad("effect", absl::StrCat(static_cast<int>(def->effect)),
                absl::StrCat(static_cast<int>(node.effect)));
   }
-  return node.collective.has_value() ? CheckCollectivePlace(graph, n, joined) : absl::OkStatus();
+  return node.collective.has_value() ? CheckCollectiveRefs(graph, n, joined) : absl::OkStatus();
 }
 
 absl::Status CheckOutputs(const Graph& graph, const ValueTable& values) {

@@ -98,10 +98,10 @@ absl::StatusOr<std::shared_ptr<Arena>> Arena::Create(const BudgetRef& budget, in
   CHORUS_ASSIGN_OR_RETURN(Charge descriptors,
                           budget->Charge(Domain::kHost, Resource::kDescriptors, 2));
   const char* const name = kind == Kind::kStaging ? "chorus-staging" : "chorus-result";
-  const UniqueFd made(memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!made.valid()) return OutOfMemory("memfd_create", bytes, errno);
-  if (ftruncate(made.get(), bytes) != 0) return OutOfMemory("ftruncate", bytes, errno);
-  UniqueFd fd = Reopen(made.get(), O_RDWR);
+  const UniqueFd memory_file(memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!memory_file.valid()) return OutOfMemory("memfd_create", bytes, errno);
+  if (ftruncate(memory_file.get(), bytes) != 0) return OutOfMemory("ftruncate", bytes, errno);
+  UniqueFd fd = Reopen(memory_file.get(), O_RDWR);
   if (!fd.valid()) return OutOfMemory("open(/proc/self/fd)", bytes, errno);
   // Mapped before it is sealed: FUTURE_WRITE forbids writable mappings from then on.
   const int protection = kind == Kind::kStaging ? PROT_READ : PROT_READ | PROT_WRITE;

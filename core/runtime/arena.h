@@ -55,7 +55,7 @@ class ArenaIds {
 };
 
 // A memfd and its mapping in the daemon. Sealed so that nobody's truncation can make the daemon's
-// reads fault, and nobody but those who should can write:
+// reads fault, and nobody can write that should not:
 //   staging: SHRINK|GROW from its creation; the daemon maps it for reading only. The client maps it
 //            for writing, says so, and ConfirmMapped() adds FUTURE_WRITE|SEAL.
 //   result:  the daemon maps it for writing, then FUTURE_WRITE|SHRINK|GROW|SEAL, all before fd()
@@ -111,7 +111,7 @@ class Arena {
 };
 
 // Arenas that are gone here while clients hold their pages: these stay with the kernel, and charged
-// to whoever had the arena, until nobody has them any more.
+// to those that had the arena, until none of them has them any more.
 class HeldArenas {
  public:
   // `added`, unless null, is told of each.

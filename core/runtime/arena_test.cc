@@ -148,7 +148,7 @@ TEST(ArenaTest, StagingArenaIsWritableByWhoMappedItBeforeItWasConfirmed) {
   munmap(client, 8192);
 }
 
-// Whoever has them, and however: by a descriptor, by one made of it, by a mapping alone.
+// Whatever process has them, and however: by a descriptor, by one made of it, by a mapping alone.
 TEST(ArenaTest, PagesThatClientsHoldStayChargedUntilNobodyDoes) {
   const int descriptors = OpenDescriptors();
   const BudgetRef budget = Budget::OfNode(kMiB);

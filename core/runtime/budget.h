@@ -1,5 +1,5 @@
-// What a node may hold, and who holds how much of it. Charging is the admission test: what a client
-// can make the node hold is charged before it is made.
+// What a node may hold, and which client holds how much of it. Charging is the admission test: what
+// a client can make the node hold is charged before it is made.
 //
 // Budgets form a tree: the node's, within it one for each tenant, within that one for each session.
 // What is charged to one is charged to those that it lies within, or to none. A tenant has a share
@@ -22,8 +22,8 @@
 
 namespace chorus {
 
-// A place that bytes stand in. One now, whatever devices there are: each physical GPU's memory will
-// be one.
+// A memory that bytes stand in. One now, whatever devices there are: each physical GPU's memory
+// will be one.
 enum class Domain : uint8_t { kHost = 0 };
 inline constexpr size_t kDomains = 1;
 
@@ -119,7 +119,7 @@ class Budget : public std::enable_shared_from_this<Budget> {
   Budget& operator=(const Budget&) = delete;
 
   // RESOURCE_EXHAUSTED: kOutOfMemory for bytes, with need and free; kQuota for numbers. Where too
-  // few bytes are free those who keep some for reuse give them back first.
+  // few bytes are free owners that keep some for reuse give them back first.
   absl::StatusOr<chorus::Charge> Charge(Domain domain, Resource resource, int64_t amount);
 
   // Bytes of a domain, of all kinds.

@@ -17,10 +17,10 @@ constexpr uint8_t kVersion = 4;
 // An executor keeps a bit for each.
 constexpr int64_t kMaxEqualGroups = int64_t{1} << 20;
 
-void PutPlace(const DevicePlan::Place& place, ByteWriter* out) {
-  out->PutSigned(place.buffer);
-  out->PutSigned(place.offset);
-  out->PutSigned(place.producer);
+void PutLocation(const DevicePlan::Location& location, ByteWriter* out) {
+  out->PutSigned(location.buffer);
+  out->PutSigned(location.offset);
+  out->PutSigned(location.producer);
 }
 
 // Reads numbers that must lie in a range; out of it the reader fails.
@@ -46,12 +46,12 @@ Enum GetEnum(ByteReader* in, Enum last) {
   return Enum();
 }
 
-DevicePlan::Place GetPlace(const DevicePlan& plan, ByteReader* in) {
-  DevicePlan::Place place;
-  place.buffer = GetInt32(in, -1, plan.num_buffers);
-  place.offset = GetInRange(in, 0, kAnyInt64);
-  place.producer = GetInt32(in, -1, kAnyInt32);
-  return place;
+DevicePlan::Location GetLocation(const DevicePlan& plan, ByteReader* in) {
+  DevicePlan::Location location;
+  location.buffer = GetInt32(in, -1, plan.num_buffers);
+  location.offset = GetInRange(in, 0, kAnyInt64);
+  location.producer = GetInt32(in, -1, kAnyInt32);
+  return location;
 }
 
 void PutCounts(const std::vector<int64_t>& counts, ByteWriter* out) {
@@ -151,11 +151,11 @@ std::string EncodeDevicePlan(const DevicePlan& plan) {
     out.Put(static_cast<uint8_t>(step.held_back));
     out.PutSigned(step.equal_group);
     out.PutVarint(step.inputs.size());
-    for (const DevicePlan::Place& place : step.inputs) PutPlace(place, &out);
+    for (const DevicePlan::Location& location : step.inputs) PutLocation(location, &out);
     out.PutVarint(step.outputs.size());
-    for (const DevicePlan::Place& place : step.outputs) PutPlace(place, &out);
+    for (const DevicePlan::Location& location : step.outputs) PutLocation(location, &out);
     out.PutSigned(step.workspace_bytes);
-    if (step.workspace_bytes > 0) PutPlace(step.workspace, &out);
+    if (step.workspace_bytes > 0) PutLocation(step.workspace, &out);
   }
   return out.Take();
 }
@@ -220,12 +220,12 @@ absl::StatusOr<DevicePlan> DecodeDevicePlan(absl::string_view bytes) {
     step.equal_group = GetInt32(&in, -1, plan.num_equal_groups);
     if ((step.held_back || step.equal_group >= 0) && step.node < 0) in.Fail();
     const size_t inputs = in.GetCount(3);
-    for (size_t k = 0; k < inputs && in.ok(); ++k) step.inputs.push_back(GetPlace(plan, &in));
+    for (size_t k = 0; k < inputs && in.ok(); ++k) step.inputs.push_back(GetLocation(plan, &in));
     const size_t outputs = in.GetCount(3);
-    for (size_t k = 0; k < outputs && in.ok(); ++k) step.outputs.push_back(GetPlace(plan, &in));
+    for (size_t k = 0; k < outputs && in.ok(); ++k) step.outputs.push_back(GetLocation(plan, &in));
     step.workspace_bytes = GetInRange(&in, 0, kAnyInt64);
     if (step.workspace_bytes > 0) {
-      step.workspace = GetPlace(plan, &in);
+      step.workspace = GetLocation(plan, &in);
       if (step.node < 0 || step.workspace.buffer < 0) in.Fail();
     }
     if (!in.ok()) break;

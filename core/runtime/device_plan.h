@@ -1,6 +1,8 @@
 // What one device slot of a plan runs: the content of Plan::device_plans.
 //
 // Written by CompilePlan, read by executors, which may be in another process. Plain data.
+//
+// Threads: plain data and pure functions.
 #ifndef CHORUS_CORE_RUNTIME_DEVICE_PLAN_H_
 #define CHORUS_CORE_RUNTIME_DEVICE_PLAN_H_
 
@@ -26,13 +28,13 @@ struct DevicePlan {
   enum class StreamId : uint8_t { kCompute = 0, kCommunication = 1 };
 
   // An entry of the launch's buffer table, and where in it.
-  struct Place {
+  struct Location {
     BufferIndex buffer;  // none: no memory, address 0
     int64_t offset = 0;
     // Collective outputs that stand in the memory of member `producer`: written (with zeros) only
     // when that member does not take part. -1: always written.
     int32_t producer = -1;
-    friend bool operator==(const Place& a, const Place& b) {
+    friend bool operator==(const Location& a, const Location& b) {
       return a.buffer == b.buffer && a.offset == b.offset && a.producer == b.producer;
     }
   };
@@ -50,11 +52,11 @@ struct DevicePlan {
     // A kernel of this group of equal work (Plan::equal_groups), which a launch may leave out; else
     // -1.
     int32_t equal_group = -1;
-    absl::InlinedVector<Place, 2> inputs;
-    absl::InlinedVector<Place, 1> outputs;
+    absl::InlinedVector<Location, 2> inputs;
+    absl::InlinedVector<Location, 1> outputs;
     // Scratch of a kernel, and how many bytes: its own until it has run, then perhaps another
     // step's. None: 0 bytes.
-    Place workspace;
+    Location workspace;
     int64_t workspace_bytes = 0;
   };
 

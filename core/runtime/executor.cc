@@ -46,9 +46,9 @@ struct LoadedPlan {
     int32_t record = -1;
     bool held_back = false;
     int32_t equal_group = -1;
-    absl::InlinedVector<DevicePlan::Place, 2> inputs;
-    absl::InlinedVector<DevicePlan::Place, 1> outputs;
-    DevicePlan::Place workspace;
+    absl::InlinedVector<DevicePlan::Location, 2> inputs;
+    absl::InlinedVector<DevicePlan::Location, 1> outputs;
+    DevicePlan::Location workspace;
   };
   size_t num_buffers = 0;
   size_t num_bindings = 0;
@@ -538,7 +538,7 @@ class DeviceExecutor final : public Executor {
 
   // --- Steps ---
 
-  DeviceAddress AddressOf(const DevicePlan::Place& place) const {
+  DeviceAddress AddressOf(const DevicePlan::Location& place) const {
     if (place.buffer < 0) return 0;
     const DeviceAddress base = message_.buffers[static_cast<size_t>(place.buffer)];
     return base == 0 ? 0 : base + static_cast<DeviceAddress>(place.offset);
@@ -582,8 +582,10 @@ class DeviceExecutor final : public Executor {
       KernelCall call;
       call.kernel = step->kernel;
       if (guard != nullptr && step->held_back) call.unless = &guard->failed;
-      for (const DevicePlan::Place& place : step->inputs) call.inputs.push_back(AddressOf(place));
-      for (const DevicePlan::Place& place : step->outputs) call.outputs.push_back(AddressOf(place));
+      for (const DevicePlan::Location& place : step->inputs)
+        call.inputs.push_back(AddressOf(place));
+      for (const DevicePlan::Location& place : step->outputs)
+        call.outputs.push_back(AddressOf(place));
       call.workspace = AddressOf(step->workspace);
       stream->Launch(std::move(call));
     } else {
@@ -591,15 +593,15 @@ class DeviceExecutor final : public Executor {
       CollectiveCall& call = collective.call;
       const auto& present = message_.collectives[collective.binding].present;
       call.present.assign(present.begin(), present.end());
-      const auto result = [&](const DevicePlan::Place& place) {
+      const auto result = [&](const DevicePlan::Location& place) {
         const bool stands_there =
             place.producer >= 0 && (present.empty() || std::find(present.begin(), present.end(),
                                                                  place.producer) != present.end());
         return stands_there ? 0 : AddressOf(place);
       };
-      const DevicePlan::Place* from = step->inputs.data();
+      const DevicePlan::Location* from = step->inputs.data();
       for (DeviceAddress& address : call.inputs) address = AddressOf(*from++);
-      const DevicePlan::Place* to = step->outputs.data();
+      const DevicePlan::Location* to = step->outputs.data();
       for (DeviceAddress& address : call.outputs) address = result(*to++);
       if (call.runtime.has_value()) {
         call.runtime->rank = message_.collectives[collective.binding].rank;

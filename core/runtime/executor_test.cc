@@ -712,8 +712,7 @@ class FailingKernel : public HostKernel {
   }
 };
 
-absl::StatusOr<std::unique_ptr<HostKernel>> MakeFailingKernel(
-    const NodeView& node, absl::Span<const TensorType> outputs) {
+HostKernelOrError MakeFailingKernel(const NodeView& node, absl::Span<const TensorType> outputs) {
   if (node.op != "neg" && node.op != "div") return MakeReferenceKernel(node, outputs);
   return std::unique_ptr<HostKernel>(std::make_unique<FailingKernel>());
 }

@@ -153,7 +153,7 @@ int64_t ArenaSet::Trim() {
     }
   }
   int64_t given_back = 0;
-  auto kept = blocks_.begin();
+  auto used_end = blocks_.begin();
   for (auto& block : blocks_) {
     if (block->live == 0) {
       given_back += block->arena->bytes();
@@ -162,10 +162,10 @@ int64_t ArenaSet::Trim() {
       if (block.get() == spare_) spare_ = nullptr;
       block.reset();
     } else {
-      *kept++ = std::move(block);
+      *used_end++ = std::move(block);
     }
   }
-  blocks_.erase(kept, blocks_.end());
+  blocks_.erase(used_end, blocks_.end());
   arena_bytes_ -= given_back;
   return given_back;
 }

@@ -195,10 +195,10 @@ absl::StatusOr<SizeRule> SizeRuleFrom(const v1::SizeRule& message) {
       break;
     }
     case v1::SizeRule::kCount:
-      rule.place = SizeRule::Place::kCount;
+      rule.field = SizeRule::Field::kCount;
       break;
     case v1::SizeRule::kRuntimeCountMaximum:
-      rule.place = SizeRule::Place::kRuntimeCountMaximum;
+      rule.field = SizeRule::Field::kRuntimeCountMaximum;
       break;
     case v1::SizeRule::PLACE_NOT_SET:
       return Missing("attribute, count or runtime_count_maximum");
@@ -979,14 +979,14 @@ void ToProto(const Graph& graph, v1::Graph* message) {
   for (const SizeRule& rule : graph.sizes) {
     v1::SizeRule* to = message->add_size_rules();
     to->set_node(rule.node);
-    switch (rule.place) {
-      case SizeRule::Place::kAttribute:
+    switch (rule.field) {
+      case SizeRule::Field::kAttribute:
         to->set_attribute(rule.attribute);
         break;
-      case SizeRule::Place::kCount:
+      case SizeRule::Field::kCount:
         to->set_count(true);
         break;
-      case SizeRule::Place::kRuntimeCountMaximum:
+      case SizeRule::Field::kRuntimeCountMaximum:
         to->set_runtime_count_maximum(true);
         break;
     }

@@ -153,7 +153,7 @@ class Enumerator {
       std::map<int32_t, size_t> refused;                    // by group: into names.calls
       for (const ModelPart& part : what.parts) {
         const std::vector<int32_t>& members = config_.groups[part.group];
-        const auto place = [&](int32_t world_rank) {
+        const auto rank_in_group = [&](int32_t world_rank) {
           return GroupRank(static_cast<int32_t>(
               std::find(members.begin(), members.end(), world_rank) - members.begin()));
         };
@@ -181,8 +181,8 @@ class Enumerator {
           case ModelPart::Kind::kSend:
           case ModelPart::Kind::kRecv: {
             const bool is_recv = part.kind == ModelPart::Kind::kRecv;
-            key.source = is_recv ? place(part.peer) : place(rank);
-            key.destination = is_recv ? place(rank) : place(part.peer);
+            key.source = is_recv ? rank_in_group(part.peer) : rank_in_group(rank);
+            key.destination = is_recv ? rank_in_group(rank) : rank_in_group(part.peer);
             int64_t& calls = pairs[{key, is_recv}];
             if (ends.emplace(std::make_pair(key, is_recv), names.calls.size()).second) {
               names.pair_calls.push_back(calls);
@@ -314,7 +314,7 @@ class Enumerator {
   }
 
   // Where the rank stands in its latest run.
-  std::string Place(const State& state, int rank) const {
+  std::string StageOf(const State& state, int rank) const {
     const RankState& at = state.ranks[rank];
     if (at.told != Epoch()) return "cause_received";
     if (at.epoch < state.sequencer.epoch()) return "epoch_ended_unseen";
@@ -363,11 +363,11 @@ class Enumerator {
     for (size_t i = 0; i < what.parts.size(); ++i) {
       const ModelPart& part = what.parts[i];
       const std::vector<int32_t>& members = config_.groups[part.group];
-      const auto place = [&](int32_t world_rank) {
+      const auto rank_in_group = [&](int32_t world_rank) {
         return static_cast<int32_t>(std::find(members.begin(), members.end(), world_rank) -
                                     members.begin());
       };
-      const int32_t member = place(rank);
+      const int32_t member = rank_in_group(rank);
       if (slots[part.group] < 0) {
         slots[part.group] =
             run.Slot(GroupId(part.group), static_cast<int32_t>(members.size()), {member}, {0});
@@ -393,8 +393,8 @@ class Enumerator {
         case ModelPart::Kind::kRecv:
           voted.is_recv = part.kind == ModelPart::Kind::kRecv;
           voted.all = {voted.is_recv ? part.peer : rank, voted.is_recv ? rank : part.peer};
-          out = voted.is_recv ? &run.RecvFrom(slots[part.group], member, place(part.peer))
-                              : &run.SendTo(slots[part.group], member, place(part.peer));
+          out = voted.is_recv ? &run.RecvFrom(slots[part.group], member, rank_in_group(part.peer))
+                              : &run.SendTo(slots[part.group], member, rank_in_group(part.peer));
           break;
         case ModelPart::Kind::kGradient:
         case ModelPart::Kind::kGradientHere: {
@@ -468,7 +468,7 @@ class Enumerator {
     const bool was_pending = state->oracle.AnyPending();
     std::set<Reason> allowed;  // causes that this event may give an epoch
     const auto point = [&](int rank, const char* name) {
-      result_.points.emplace(Place(*state, rank), name);
+      result_.points.emplace(StageOf(*state, rank), name);
     };
     switch (event.kind) {
       case Kind::kStep: {
@@ -576,7 +576,7 @@ class Enumerator {
       case Kind::kExecFail: {
         const bool ok = event.kind == Kind::kFinish;
         for (int rank = 0; rank < kRanks; ++rank) {
-          if (state->ranks[rank].here && Place(*state, rank) == "launched") {
+          if (state->ranks[rank].here && StageOf(*state, rank) == "launched") {
             point(rank, ok ? "finish" : "exec_fail");
           }
         }
@@ -681,7 +681,7 @@ class Enumerator {
                             action.error.message);
       }
     }
-    const std::string fault = state->oracle.Apply(actions, sequencer.epoch());
+    const std::string fault = state->oracle.ApplyActions(actions, sequencer.epoch());
     if (!fault.empty()) return fault;
     for (const SequencerAction& action : actions) {
       if (action.kind != SequencerAction::Kind::kFail) continue;
@@ -749,7 +749,8 @@ class Enumerator {
     return "";
   }
 
-  // Who makes the same calls as the others, and says so where it does not, leaves nobody waiting.
+  // A rank that makes the same calls as the others, and says so where it does not, leaves none
+  // waiting.
   std::string CheckEnd(const State& state) const {
     if (!config_.in_line || state.silent) return "";
     for (int rank = 0; rank < kRanks; ++rank) {

@@ -26,7 +26,7 @@ void Oracle::Submitted(int64_t run, Run what) {
       tape.leads_to_leaf = part.leads_to_leaf;
       tapes_[part.key][part.rank] = tape;
     }
-    // Whoever takes the gradient in the same run has used the entry up.
+    // A run that takes the gradient itself has used the entry up.
     for (const Part& part : what.parts) {
       if (!part.key.is_gradient()) continue;
       for (const Part& forward : what.parts) {
@@ -47,46 +47,46 @@ Oracle::Line Oracle::LineOf(const InstanceKey& key, bool is_recv) {
 
 void Oracle::BeginStep(int32_t rank, int64_t step) {
   moved_.insert(rank);
-  Place& place = places_[rank];
-  if (step <= place.step) return;
-  place.step = step;
-  place.left_rest = false;
-  place.next.clear();
+  Position& position = positions_[rank];
+  if (step <= position.step) return;
+  position.step = step;
+  position.left_rest = false;
+  position.next.clear();
 }
 
 void Oracle::Count(const Part& part, bool goes_on) {
   BeginStep(part.rank, part.key.step());
-  Place& place = places_[part.rank];
+  Position& position = positions_[part.rank];
   if (part.key.is_gradient()) {
     const InstanceKey::Request& request = part.key.path.back();
-    place.requests[part.key.Parent()] = {request.step, request.number + 1};
+    position.requests[part.key.Parent()] = {request.step, request.number + 1};
     return;
   }
   const CallPosition& at = part.key.at;
-  place.next[LineOf(part.key, part.is_recv)] = goes_on && !part.key.is_pair()
-                                                   ? CallPosition{at.step, at.call, at.part + 1}
-                                                   : CallPosition{at.step, at.call + 1, 0};
+  position.next[LineOf(part.key, part.is_recv)] = goes_on && !part.key.is_pair()
+                                                      ? CallPosition{at.step, at.call, at.part + 1}
+                                                      : CallPosition{at.step, at.call + 1, 0};
 }
 
 bool Oracle::IsBehind(const InstanceKey& key, int32_t rank, bool is_recv) const {
-  const auto found = places_.find(rank);
-  static const auto* nowhere = new Place;
-  const Place& place = found == places_.end() ? *nowhere : found->second;
+  const auto found = positions_.find(rank);
+  static const auto* nowhere = new Position;
+  const Position& position = found == positions_.end() ? *nowhere : found->second;
   if (key.is_gradient()) {
     const auto tape = tapes_.find(key.Parent());
     if (tape != tapes_.end()) {
       const auto entry = tape->second.find(rank);
       if (entry != tape->second.end() && entry->second.refused) return true;
     }
-    const auto next = place.requests.find(key.Parent());
-    if (next != place.requests.end() && key.path.back() < next->second) return true;
-    return place.step > key.step() || (place.step == key.step() && place.left_rest);
+    const auto next = position.requests.find(key.Parent());
+    if (next != position.requests.end() && key.path.back() < next->second) return true;
+    return position.step > key.step() || (position.step == key.step() && position.left_rest);
   }
-  if (place.step > key.step()) return true;
-  if (place.step < key.step()) return false;
-  if (place.left_rest) return true;
-  const auto next = place.next.find(LineOf(key, is_recv));
-  return next != place.next.end() && key.at < next->second;
+  if (position.step > key.step()) return true;
+  if (position.step < key.step()) return false;
+  if (position.left_rest) return true;
+  const auto next = position.next.find(LineOf(key, is_recv));
+  return next != position.next.end() && key.at < next->second;
 }
 
 void Oracle::Refused(const std::vector<RefusedMember>& members, Epoch epoch, bool alone,
@@ -100,12 +100,12 @@ void Oracle::Refused(const std::vector<RefusedMember>& members, Epoch epoch, boo
     }
     return false;
   };
-  // Whether somebody who is needed has passed the first of the calls, by kind of call.
+  // Whether a rank that is needed has passed the first of the calls, by kind of call.
   size_t calls = 0;
   size_t passed = 0;
   for (const RefusedMember& member : members) {
     const int32_t rank = member.rank.value();
-    if (member.step < places_[rank].step) continue;
+    if (member.step < positions_[rank].step) continue;
     for (const RefusedCalls& refused : member.calls) {
       InstanceKey key;
       key.group = refused.group;
@@ -115,9 +115,9 @@ void Oracle::Refused(const std::vector<RefusedMember>& members, Epoch epoch, boo
       key.tag = refused.tag;
       const CallPosition first{member.step, refused.first, 0};
       key.at = first;
-      if (member.step == places_[rank].step) {
-        const auto next = places_[rank].next.find(LineOf(key, refused.is_recv));
-        if (next != places_[rank].next.end()) key.at = std::max(first, next->second);
+      if (member.step == positions_[rank].step) {
+        const auto next = positions_[rank].next.find(LineOf(key, refused.is_recv));
+        if (next != positions_[rank].next.end()) key.at = std::max(first, next->second);
       }
       if (!(key.at < CallPosition{member.step, refused.next, 0})) continue;
       ++calls;
@@ -143,22 +143,22 @@ void Oracle::Refused(const std::vector<RefusedMember>& members, Epoch epoch, boo
   for (const RefusedMember& member : members) {
     const int32_t rank = member.rank.value();
     BeginStep(rank, member.step);
-    Place& place = places_[rank];
+    Position& position = positions_[rank];
     for (const RefusedCalls& refused : member.calls) {
-      if (member.step < place.step) continue;
+      if (member.step < position.step) continue;
       InstanceKey key;
       key.group = refused.group;
       key.source = refused.source;
       key.destination = refused.destination;
       key.tag = refused.tag;
-      CallPosition& next = place.next[LineOf(key, refused.is_recv)];
+      CallPosition& next = position.next[LineOf(key, refused.is_recv)];
       next = std::max(next, CallPosition{member.step, refused.next, 0});
     }
     for (const InstanceKey& key : gradients) {
-      InstanceKey::Request& next = place.requests[key.Parent()];
+      InstanceKey::Request& next = position.requests[key.Parent()];
       next = std::max(next, InstanceKey::Request{key.path.back().step, key.path.back().number + 1});
     }
-    if (member.rest_of_step && member.step == place.step) place.left_rest = true;
+    if (member.rest_of_step && member.step == position.step) position.left_rest = true;
     if (!member.drops_tapes) continue;
     for (auto& tape : tapes_) {
       const auto entry = tape.second.find(rank);
@@ -229,13 +229,13 @@ bool Oracle::IsAbsent(const InstanceKey& key, int32_t rank) const {
   }
   if (entry->second.live || entry->second.refused) return false;
   if (entry->second.consumed && entry->second.consumed_in < open_) return false;
-  const auto place = places_.find(rank);
-  if (place == places_.end()) return true;
-  const auto next = place->second.requests.find(key.Parent());
-  return next == place->second.requests.end() || !(key.path.back() < next->second);
+  const auto position = positions_.find(rank);
+  if (position == positions_.end()) return true;
+  const auto next = position->second.requests.find(key.Parent());
+  return next == position->second.requests.end() || !(key.path.back() < next->second);
 }
 
-// `rank` is one of those who must vote for `key`.
+// `rank` is one of those that must vote for `key`.
 void Oracle::AddPassed(const InstanceKey& key, int32_t rank, std::set<int64_t>* runs) const {
   const auto& votes = votes_.at(key);
   if (votes.count(rank) > 0 || IsAbsent(key, rank)) return;
@@ -456,11 +456,11 @@ std::string Oracle::Launch(const SequencerAction& action) {
 
   // Each vote is in the list once, each instance has every member once, and the order respects what
   // the ranks said.
-  std::map<InstanceKey, size_t> place;
+  std::map<InstanceKey, size_t> position;
   size_t votes = 0;
   for (size_t i = 0; i < action.instances.size(); ++i) {
     const LaunchedInstance& instance = action.instances[i];
-    if (!place.emplace(instance.key, i).second) {
+    if (!position.emplace(instance.key, i).second) {
       return absl::StrCat(name, instance.key.ToString(), " is listed twice");
     }
     const Part* sample = nullptr;
@@ -496,7 +496,7 @@ std::string Oracle::Launch(const SequencerAction& action) {
                             instance.key.ToString(), " though it holds its tape entry");
       }
     }
-    // Nobody goes on with zeros that are wrong, and who loses a number of its own is named.
+    // Nobody goes on with zeros that are wrong, and a rank that loses a number of its own is named.
     std::vector<int32_t> told;
     for (const LaunchedInstance::GivenUp& part : instance.given_up) {
       told.push_back(part.rank.value());
@@ -520,12 +520,12 @@ std::string Oracle::Launch(const SequencerAction& action) {
     const std::vector<Part>& parts = runs_[run].parts;
     expected_votes += parts.size();
     for (const Part& part : parts) {
-      if (part.key.is_gradient() && place.count(part.key.Parent()) > 0 &&
-          place.at(part.key.Parent()) > place.at(part.key)) {
+      if (part.key.is_gradient() && position.count(part.key.Parent()) > 0 &&
+          position.at(part.key.Parent()) > position.at(part.key)) {
         return absl::StrCat(name, part.key.ToString(), " stands before its forward instance");
       }
       for (const int32_t before : part.after) {
-        if (place.at(parts[before].key) >= place.at(part.key)) {
+        if (position.at(parts[before].key) >= position.at(part.key)) {
           return absl::StrCat(name, part.key.ToString(), " stands before what it depends on");
         }
       }
@@ -533,11 +533,11 @@ std::string Oracle::Launch(const SequencerAction& action) {
   }
   if (votes != expected_votes) return absl::StrCat(name, "votes are missing from its instances");
   // A rank's runs are whole.
-  std::map<int32_t, std::pair<int64_t, size_t>> at;  // by rank: run and last place
+  std::map<int32_t, std::pair<int64_t, size_t>> at;  // by rank: run and last position
   for (const RunHandle handle : action.runs) {
     std::map<int32_t, std::pair<size_t, size_t>> range;
     for (const Part& part : runs_[handle.value()].parts) {
-      const size_t here = place.at(part.key);
+      const size_t here = position.at(part.key);
       const auto inserted = range.emplace(part.rank, std::make_pair(here, here));
       inserted.first->second.first = std::min(inserted.first->second.first, here);
       inserted.first->second.second = std::max(inserted.first->second.second, here);
@@ -552,7 +552,7 @@ std::string Oracle::Launch(const SequencerAction& action) {
   }
 
   // All of a run stands behind all that it consumes, also through local runs.
-  std::map<int64_t, int64_t> end;  // by run: the last place of it and of what is ahead of it
+  std::map<int64_t, int64_t> end;  // by run: the last position of it and of what is ahead of it
   for (const RunHandle handle : action.runs) {
     const Run& run = runs_[handle.value()];
     int64_t ahead = -1;
@@ -561,7 +561,7 @@ std::string Oracle::Launch(const SequencerAction& action) {
     }
     int64_t last = ahead;
     for (const Part& part : run.parts) {
-      const auto here = static_cast<int64_t>(place.at(part.key));
+      const auto here = static_cast<int64_t>(position.at(part.key));
       if (here <= ahead) {
         return absl::StrCat(name, part.key.ToString(), " stands before what its run consumes");
       }
@@ -586,7 +586,7 @@ std::string Oracle::Launch(const SequencerAction& action) {
       return absl::StrCat(name, "run ", entry.first, " has got ready for another order");
     }
   }
-  // The permission goes with the launch, and only to those who gave it.
+  // The permission goes with the launch, and only to runs that gave it.
   std::set<int64_t> donating;
   for (const RunHandle run : action.donating) donating.insert(run.value());
   for (const int64_t run : runs) {
@@ -687,7 +687,7 @@ std::string Oracle::NothingLaunchable() const {
   return absl::StrCat("run ", *remaining.begin(), " could be launched and was not");
 }
 
-std::string Oracle::Apply(const Sequencer::Actions& actions, Epoch open) {
+std::string Oracle::ApplyActions(const Sequencer::Actions& actions, Epoch open) {
   std::set<int64_t> may_fail;  // launched runs whose gang has not finished well
   for (const auto& gang : failed_gangs_) may_fail.insert(gang.second.begin(), gang.second.end());
   failed_gangs_.clear();
@@ -791,8 +791,8 @@ std::string Oracle::CheckPending() const {
 }
 
 void Oracle::Forget() {
-  for (auto& place : places_) {
-    auto& requests = place.second.requests;
+  for (auto& position : positions_) {
+    auto& requests = position.second.requests;
     for (auto it = requests.begin(); it != requests.end();) {
       it = tapes_.count(it->first) == 0 ? requests.erase(it) : std::next(it);
     }
@@ -827,12 +827,12 @@ std::string Oracle::Canonical() const {
     }
   }
   for (const int32_t rank : left_) out.PutSigned(rank);
-  for (const auto& entry : places_) {
-    const Place& place = entry.second;
+  for (const auto& entry : positions_) {
+    const Position& position = entry.second;
     out.PutSigned(entry.first);
-    out.PutSigned(place.step);
-    out.Put<uint8_t>(place.left_rest);
-    for (const auto& next : place.next) {
+    out.PutSigned(position.step);
+    out.Put<uint8_t>(position.left_rest);
+    for (const auto& next : position.next) {
       out.PutSigned(next.first.group.value());
       out.PutSigned(next.first.source.value());
       out.PutSigned(next.first.destination.value());
@@ -842,7 +842,7 @@ std::string Oracle::Canonical() const {
       out.PutSigned(next.second.call);
       out.PutSigned(next.second.part);
     }
-    for (const auto& request : place.requests) {
+    for (const auto& request : position.requests) {
       if (tapes_.count(request.first) == 0) continue;
       EncodeInstanceKey(request.first, &out);
       out.PutSigned(request.second.step);

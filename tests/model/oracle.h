@@ -1,9 +1,9 @@
 // Watches a sequencer from outside and says when it breaks a promise.
 //
 // It keeps its own record of every run, tape entry and position and judges each batch of actions by
-// definition, the slow way: what a gang is, when it is closed, what may stand below what, who has
-// passed a call, who fails with it, when an epoch ends. It shares no code with the sequencer but
-// the types.
+// definition, the slow way: what a gang is, when it is closed, what may stand below what, which
+// ranks have passed a call, what fails with it, when an epoch ends. It shares no code with the
+// sequencer but the types.
 #ifndef CHORUS_TESTS_MODEL_ORACLE_H_
 #define CHORUS_TESTS_MODEL_ORACLE_H_
 
@@ -26,9 +26,10 @@ class Oracle {
   // One vote of a run.
   struct Part {
     InstanceKey key;
-    int32_t rank = -1;         // world rank of the voter
-    std::vector<int32_t> all;  // world ranks of all who must vote for the instance, in member order
-    bool is_recv = false;      // of a pair: which end the voter is at
+    int32_t rank = -1;  // world rank of the voter
+    std::vector<int32_t>
+        all;               // world ranks of all that must vote for the instance, in member order
+    bool is_recv = false;  // of a pair: which end the voter is at
     // Which call of the programs this is, whatever it is called: only equal ones may ever meet. -1:
     // not known.
     int64_t point = -1;
@@ -68,9 +69,10 @@ class Oracle {
   void Withdrawn(int64_t run) { withdrawn_.insert(run); }
 
   // Judges what the sequencer did. `open` is its epoch now. Empty, or the first promise broken.
-  std::string Apply(const Sequencer::Actions& actions, Epoch open);
-  // The part of Apply that looks at every pending run: nothing that could be launched is waiting,
-  // and no ended epoch has left a run behind. Apply does it too unless told otherwise.
+  std::string ApplyActions(const Sequencer::Actions& actions, Epoch open);
+  // The part of ApplyActions that looks at every pending run: nothing that could be launched is
+  // waiting, and no ended epoch has left a run behind. ApplyActions does it too unless told
+  // otherwise.
   std::string CheckPending() const;
   void set_check_pending(bool always) { check_pending_ = always; }
 
@@ -79,7 +81,7 @@ class Oracle {
   const Run& run(int64_t run) const { return runs_.at(run); }
   bool AnyPending() const;
   std::vector<int64_t> Pending() const;
-  // Groups by id: world ranks in group order. Who refuses names places in them.
+  // Groups by id: world ranks in group order. Refusals name ranks in them.
   void SetGroup(GroupId group, std::vector<int32_t> members) {
     groups_[group] = std::move(members);
   }
@@ -118,7 +120,7 @@ class Oracle {
     }
   };
   // What has been heard of where a rank is in its program.
-  struct Place {
+  struct Position {
     int64_t step = 0;
     bool left_rest = false;
     std::map<Line, CallPosition> next;
@@ -135,7 +137,7 @@ class Oracle {
   void BeginStep(int32_t rank, int64_t step);
   // Whether `rank` is past the call, whatever it may have pending.
   bool IsBehind(const InstanceKey& key, int32_t rank, bool is_recv) const;
-  // Pending runs that need somebody who has passed them, and all that falls with them. Looks at
+  // Pending runs that need a rank that has passed them, and all that falls with them. Looks at
   // what this event has changed alone, unless all is looked at anyway.
   std::set<int64_t> MustFailAlone() const;
   void AddPassed(const InstanceKey& key, int32_t rank, std::set<int64_t>* runs) const;
@@ -154,13 +156,13 @@ class Oracle {
   bool AnyLost(int32_t rank) const;
 
   std::map<int64_t, Run> runs_;
-  std::map<InstanceKey, std::map<int32_t, int64_t>> votes_;  // pending: who, with which run
-  std::map<InstanceKey, std::map<int32_t, Tape>> tapes_;     // of who voted for it
-  std::map<int32_t, Place> places_;                          // by rank
+  std::map<InstanceKey, std::map<int32_t, int64_t>> votes_;  // pending: by rank, with which run
+  std::map<InstanceKey, std::map<int32_t, Tape>> tapes_;     // by rank that voted for it
+  std::map<int32_t, Position> positions_;                    // by rank
   std::map<GroupId, std::vector<int32_t>> groups_;
   // Of the event at hand.
   std::set<int64_t> withdrawn_;
-  std::set<int32_t> moved_;      // ranks whose place has changed
+  std::set<int32_t> moved_;      // ranks whose position has changed
   std::set<int64_t> submitted_;  // in the open epoch
   // What a refusal must do to the open epoch.
   enum class Ends : uint8_t { kAnything, kMust, kMustNot };

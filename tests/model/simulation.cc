@@ -188,7 +188,7 @@ class Simulation {
     return static_cast<int32_t>(groups_.size()) - 1;
   }
 
-  // What every rank works off in this step. The last op joins all who are there.
+  // What every rank works off in this step. The last op joins all that are there.
   const Script& ScriptOf(int64_t step) {
     const auto inserted = scripts_.emplace(step, Script());
     if (!inserted.second) return inserted.first->second;
@@ -448,7 +448,7 @@ class Simulation {
       record.donates = true;
     }
     std::map<int32_t, int32_t> slots;
-    std::map<int32_t, int32_t> places;  // op: its part of this run
+    std::map<int32_t, int32_t> part_of;  // op: its part of this run
     for (const int32_t i : planned.ops) {
       const Op& op = script[i];
       const std::vector<int32_t>& members = groups_[op.group];
@@ -481,10 +481,10 @@ class Simulation {
         const InstanceKey forward = state.keys.at(op.gradient_of);
         const int64_t request = state.requests[op.gradient_of]++;
         part.key = forward.Gradient({NameStep(state.step), request});
-        const auto here = places.find(op.gradient_of);
+        const auto here = part_of.find(op.gradient_of);
         const auto number = static_cast<int32_t>(request);
-        out = here != places.end() ? &run->GradientHere(here->second, number, slot, member)
-                                   : &run->GradientOf(forward, number, slot, member);
+        out = here != part_of.end() ? &run->GradientHere(here->second, number, slot, member)
+                                    : &run->GradientOf(forward, number, slot, member);
       }
       out->wants_grad = part.wants_grad;
       out->leads_to_collective = part.leads_to_collective;
@@ -495,7 +495,7 @@ class Simulation {
         out->descriptor.dims = {5};
         part.shape = 1;
       }
-      places[i] = static_cast<int32_t>(record.parts.size());
+      part_of[i] = static_cast<int32_t>(record.parts.size());
       record.parts.push_back(std::move(part));
     }
     state.last_run = id;
@@ -615,7 +615,7 @@ class Simulation {
         failed_.insert({part.rank, part.key});
       }
     }
-    result_.fault = oracle_.Apply(actions, sequencer_.epoch());
+    result_.fault = oracle_.ApplyActions(actions, sequencer_.epoch());
     if (!result_.fault.empty()) return;
     for (const SequencerAction& action : actions) {
       switch (action.kind) {

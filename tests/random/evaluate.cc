@@ -93,7 +93,7 @@ enum class Function : uint8_t {
   kErf
 };
 
-double Apply(Function f, double x) {
+double ApplyFunction(Function f, double x) {
   switch (f) {
     case Function::kSin:
       return std::sin(x);
@@ -145,33 +145,33 @@ struct Array {
 
 absl::Status No(const std::string& why) { return absl::InvalidArgumentError(why); }
 
-// The places of `shape`, row-major.
-std::vector<Dims> Places(const Dims& shape) {
-  std::vector<Dims> places;
+// The indices of `shape`, row-major.
+std::vector<Dims> IndicesOf(const Dims& shape) {
+  std::vector<Dims> all;
   const int64_t n = Elements(shape);
   for (int64_t i = 0; i < n; ++i) {
-    Dims place(shape.size());
+    Dims index(shape.size());
     int64_t rest = i;
     for (size_t d = shape.size(); d-- > 0;) {
-      place[d] = rest % shape[d];
+      index[d] = rest % shape[d];
       rest /= shape[d];
     }
-    places.push_back(std::move(place));
+    all.push_back(std::move(index));
   }
-  return places;
+  return all;
 }
 
-size_t Offset(const Dims& shape, const Dims& place) {
+size_t Offset(const Dims& shape, const Dims& index) {
   int64_t offset = 0;
-  for (size_t d = 0; d < shape.size(); ++d) offset = offset * shape[d] + place[d];
+  for (size_t d = 0; d < shape.size(); ++d) offset = offset * shape[d] + index[d];
   return static_cast<size_t>(offset);
 }
 
-// The place in an operand of shape `from` that stands at `place` where shapes are broadcast.
-Dims Stretched(const Dims& from, const Dims& place) {
+// The index in an operand of shape `from` that stands at `index` where shapes are broadcast.
+Dims Stretched(const Dims& from, const Dims& index) {
   Dims result(from.size());
   for (size_t d = 0; d < from.size(); ++d) {
-    result[d] = from[d] == 1 ? 0 : place[place.size() - from.size() + d];
+    result[d] = from[d] == 1 ? 0 : index[index.size() - from.size() + d];
   }
   return result;
 }
@@ -355,11 +355,11 @@ class Evaluator::Graph {
     node.function = f;
     node.dtype = dtype;
     const Node& x = at(a);
-    node.value = Apply(f, x.value);
+    node.value = ApplyFunction(f, x.value);
     double spread = 0;
     if (x.error > 0) {
-      spread = std::max(std::fabs(Apply(f, x.value + x.error) - node.value),
-                        std::fabs(Apply(f, x.value - x.error) - node.value));
+      spread = std::max(std::fabs(ApplyFunction(f, x.value + x.error) - node.value),
+                        std::fabs(ApplyFunction(f, x.value - x.error) - node.value));
       // Not all are monotone.
       if (f == Function::kSin || f == Function::kCos) spread = x.error;
     }
@@ -694,7 +694,7 @@ class Evaluator::Graph {
     return Constant(to, convert(x.value), known ? 0 : kUnknown);
   }
 
-  // A reduction of elements of several ranks or places.
+  // A reduction of elements of several ranks or indices.
   absl::StatusOr<int> Reduced(Reduction reduction, DType dtype, const std::vector<int>& of,
                               const std::vector<double>& factors) {
     if (of.empty()) return No("a reduction of nothing");
@@ -755,8 +755,8 @@ class Evaluator::Graph {
 
   Array Mapped(const Array& x, const Dims& shape, const std::function<Dims(const Dims&)>& from) {
     Array result{x.dtype, shape, {}};
-    for (const Dims& place : Places(shape)) {
-      result.nodes.push_back(Copy(x.nodes[Offset(x.shape, from(place))]));
+    for (const Dims& index : IndicesOf(shape)) {
+      result.nodes.push_back(Copy(x.nodes[Offset(x.shape, from(index))]));
     }
     return result;
   }
@@ -789,9 +789,9 @@ class Evaluator::Graph {
   Array Sliced(const Array& x, int64_t axis, int64_t begin, int64_t end) {
     Dims shape = x.shape;
     shape[static_cast<size_t>(axis)] = end - begin;
-    return Mapped(x, shape, [&](Dims place) {
-      place[static_cast<size_t>(axis)] += begin;
-      return place;
+    return Mapped(x, shape, [&](Dims index) {
+      index[static_cast<size_t>(axis)] += begin;
+      return index;
     });
   }
   // Pieces of these rows along an axis.
@@ -833,11 +833,11 @@ class Evaluator::Graph {
       shape[a] += rows;
     }
     Array result{pieces[0].dtype, shape, {}};
-    for (Dims place : Places(shape)) {
-      const auto& [piece, row] = owner[static_cast<size_t>(place[a])];
-      place[a] = row;
+    for (Dims index : IndicesOf(shape)) {
+      const auto& [piece, row] = owner[static_cast<size_t>(index[a])];
+      index[a] = row;
       result.nodes.push_back(
-          Copy(piece->nodes[piece->shape.empty() ? 0 : Offset(piece->shape, place)]));
+          Copy(piece->nodes[piece->shape.empty() ? 0 : Offset(piece->shape, index)]));
     }
     return result;
   }
@@ -872,9 +872,9 @@ class Evaluator::Graph {
         if (in[1].dtype != dtype || !BroadcastShapes(in[0].shape, in[1].shape, &result.shape)) {
           return No("two of different types");
         }
-        for (const Dims& place : Places(result.shape)) {
-          const int a = in[0].nodes[Offset(in[0].shape, Stretched(in[0].shape, place))];
-          const int b = in[1].nodes[Offset(in[1].shape, Stretched(in[1].shape, place))];
+        for (const Dims& index : IndicesOf(result.shape)) {
+          const int a = in[0].nodes[Offset(in[0].shape, Stretched(in[0].shape, index))];
+          const int b = in[1].nodes[Offset(in[1].shape, Stretched(in[1].shape, index))];
           CHORUS_RETURN_IF_ERROR(Append(Binary(s.op, dtype, a, b), &result.nodes));
         }
         return result;
@@ -885,9 +885,9 @@ class Evaluator::Graph {
             !BroadcastShapes(in[0].shape, shape, &result.shape)) {
           return No("where: types");
         }
-        for (const Dims& place : Places(result.shape)) {
+        for (const Dims& index : IndicesOf(result.shape)) {
           const auto pick = [&](size_t i) {
-            return in[i].nodes[Offset(in[i].shape, Stretched(in[i].shape, place))];
+            return in[i].nodes[Offset(in[i].shape, Stretched(in[i].shape, index))];
           };
           const Node condition = at(pick(0));
           const int a = pick(1);
@@ -932,9 +932,9 @@ class Evaluator::Graph {
           if (!has_axis(p, in[0].shape)) return No("transpose");
           shape.push_back(in[0].shape[static_cast<size_t>(p)]);
         }
-        return Mapped(in[0], shape, [&](const Dims& place) {
-          Dims from(place.size());
-          for (size_t d = 0; d < place.size(); ++d) from[static_cast<size_t>(s.ints[d])] = place[d];
+        return Mapped(in[0], shape, [&](const Dims& index) {
+          Dims from(index.size());
+          for (size_t d = 0; d < index.size(); ++d) from[static_cast<size_t>(s.ints[d])] = index[d];
           return from;
         });
       }
@@ -1010,11 +1010,11 @@ class Evaluator::Graph {
         shape.insert(shape.end(), in[1].shape.begin(), in[1].shape.end());
         shape.insert(shape.end(), in[0].shape.begin() + axis + 1, in[0].shape.end());
         const size_t n = in[1].shape.size();
-        return Mapped(in[0], shape, [&](const Dims& place) {
-          const Dims at(place.begin() + axis, place.begin() + axis + static_cast<int64_t>(n));
-          Dims from(place.begin(), place.begin() + axis);
+        return Mapped(in[0], shape, [&](const Dims& index) {
+          const Dims at(index.begin() + axis, index.begin() + axis + static_cast<int64_t>(n));
+          Dims from(index.begin(), index.begin() + axis);
           from.push_back(indices[Offset(in[1].shape, at)]);
-          from.insert(from.end(), place.begin() + axis + static_cast<int64_t>(n), place.end());
+          from.insert(from.end(), index.begin() + axis + static_cast<int64_t>(n), index.end());
           return from;
         });
       }
@@ -1036,11 +1036,11 @@ class Evaluator::Graph {
         result.shape.insert(result.shape.end(), in[0].shape.begin() + axis + n, in[0].shape.end());
         std::vector<Edges> sums(static_cast<size_t>(Elements(result.shape)));
         size_t i = 0;
-        for (const Dims& place : Places(in[0].shape)) {
-          const Dims at(place.begin() + axis, place.begin() + axis + n);
-          Dims to(place.begin(), place.begin() + axis);
+        for (const Dims& index : IndicesOf(in[0].shape)) {
+          const Dims at(index.begin() + axis, index.begin() + axis + n);
+          Dims to(index.begin(), index.begin() + axis);
           to.push_back(indices[Offset(in[1].shape, at)]);
-          to.insert(to.end(), place.begin() + axis + n, place.end());
+          to.insert(to.end(), index.begin() + axis + n, index.end());
           sums[Offset(result.shape, to)].push_back({in[0].nodes[i++], 1});
         }
         return Summed(result, sums);
@@ -1058,9 +1058,9 @@ class Evaluator::Graph {
         for (const int64_t i : indices) {
           if (i < 0 || i >= in[0].shape[a]) return No("take_along: an index out of range");
         }
-        return Mapped(in[0], in[1].shape, [&](Dims place) {
-          place[a] = indices[Offset(in[1].shape, place)];
-          return place;
+        return Mapped(in[0], in[1].shape, [&](Dims index) {
+          index[a] = indices[Offset(in[1].shape, index)];
+          return index;
         });
       }
       case Op::kScatterAddAlong: {
@@ -1076,9 +1076,9 @@ class Evaluator::Graph {
         result.shape[static_cast<size_t>(axis)] = size;
         std::vector<Edges> sums(static_cast<size_t>(Elements(result.shape)));
         size_t i = 0;
-        for (Dims place : Places(in[0].shape)) {
-          place[static_cast<size_t>(axis)] = indices[i];
-          sums[Offset(result.shape, place)].push_back({in[0].nodes[i++], 1});
+        for (Dims index : IndicesOf(in[0].shape)) {
+          index[static_cast<size_t>(axis)] = indices[i];
+          sums[Offset(result.shape, index)].push_back({in[0].nodes[i++], 1});
         }
         return Summed(result, sums);
       }
@@ -1111,11 +1111,11 @@ class Evaluator::Graph {
                           const std::function<void(const std::vector<size_t>&)>& body) {
     Dims rest = shape;
     rest[static_cast<size_t>(axis)] = 1;
-    for (Dims place : Places(rest)) {
+    for (Dims index : IndicesOf(rest)) {
       std::vector<size_t> line;
       for (int64_t i = 0; i < shape[static_cast<size_t>(axis)]; ++i) {
-        place[static_cast<size_t>(axis)] = i;
-        line.push_back(Offset(shape, place));
+        index[static_cast<size_t>(axis)] = i;
+        line.push_back(Offset(shape, index));
       }
       body(line);
     }
@@ -1168,11 +1168,11 @@ class Evaluator::Graph {
     }
     std::vector<std::vector<int>> sets(static_cast<size_t>(Elements(kept)));
     size_t i = 0;
-    for (Dims place : Places(x.shape)) {
-      for (size_t d = 0; d < place.size(); ++d) {
-        if (reduced[d]) place[d] = 0;
+    for (Dims index : IndicesOf(x.shape)) {
+      for (size_t d = 0; d < index.size(); ++d) {
+        if (reduced[d]) index[d] = 0;
       }
-      sets[Offset(kept, place)].push_back(x.nodes[i++]);
+      sets[Offset(kept, index)].push_back(x.nodes[i++]);
     }
     if (dtype == DType::kBool && s.op != Op::kArgMax) return No("reduce: bool");
     for (const std::vector<int>& set : sets) {
@@ -1221,14 +1221,14 @@ class Evaluator::Graph {
     const Dims leading = result.shape;
     result.shape.push_back(m);
     result.shape.push_back(n);
-    for (const Dims& place : Places(leading)) {
+    for (const Dims& index : IndicesOf(leading)) {
       for (int64_t i = 0; i < m; ++i) {
         for (int64_t j = 0; j < n; ++j) {
           Edges sum;
           uint64_t bits = 0;
           for (int64_t l = 0; l < k; ++l) {
-            Dims x = Stretched(left, place);
-            Dims y = Stretched(right, place);
+            Dims x = Stretched(left, index);
+            Dims y = Stretched(right, index);
             x.insert(x.end(), {i, l});
             y.insert(y.end(), {l, j});
             const int p = a.nodes[Offset(a.shape, x)];
@@ -1347,12 +1347,12 @@ class Evaluator::Graph {
         std::vector<int64_t> sizes = s.ints;
         if (sizes.empty()) {
           if (in[0].shape.empty()) return No("scatter");
-          const auto places = static_cast<int64_t>(group.ranks.size());
+          const auto members = static_cast<int64_t>(group.ranks.size());
           const int64_t rows = in[0].shape[static_cast<size_t>(Axis(s.dim, in[0].shape))];
           if (rows == 0) {
             sizes.assign(group.ranks.size(), 0);
           } else {
-            const int64_t chunk = (rows + places - 1) / places;
+            const int64_t chunk = (rows + members - 1) / members;
             for (int64_t at = 0; at < rows; at += chunk)
               sizes.push_back(std::min(chunk, rows - at));
           }

@@ -614,11 +614,11 @@ class Generator {
     const int64_t to = Between(1, 4);
     switch (Between(0, 5)) {
       case 0: {
-        const Dims places = Chance(0.2) ? Dims{} : Dims{Between(0, 3)};
+        const Dims indices = Chance(0.2) ? Dims{} : Dims{Between(0, 3)};
         Dims shape(a.shape.begin(), a.shape.begin() + axis);
-        shape.insert(shape.end(), places.begin(), places.end());
+        shape.insert(shape.end(), indices.begin(), indices.end());
         shape.insert(shape.end(), a.shape.begin() + axis + 1, a.shape.end());
-        Statement s = Of(Op::kTake, rank, {x, Indices(rank, places, size)}, a.dtype, shape);
+        Statement s = Of(Op::kTake, rank, {x, Indices(rank, indices, size)}, a.dtype, shape);
         s.ints = {axis};
         return Try(std::move(s));
       }
@@ -1074,7 +1074,7 @@ class Generator {
         if (shape.empty()) shape = {Between(0, 4)};
         s.dim = Between(0, static_cast<int>(shape.size()) - 1);
         auto& rows = shape[static_cast<size_t>(s.dim)];
-        const auto places = static_cast<int64_t>(ranks.size());
+        const auto members = static_cast<int64_t>(ranks.size());
         std::vector<int64_t> sizes;
         if (Chance(0.5)) {
           rows = 0;
@@ -1084,7 +1084,7 @@ class Generator {
         } else if (rows == 0) {
           sizes.assign(ranks.size(), 0);
         } else {
-          const int64_t chunk = (rows + places - 1) / places;
+          const int64_t chunk = (rows + members - 1) / members;
           for (int64_t at = 0; at < rows; at += chunk) sizes.push_back(std::min(chunk, rows - at));
         }
         mine.in = {Operand(at_root, type.dtype, shape)};

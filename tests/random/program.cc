@@ -254,7 +254,7 @@ Analysis Analyse(const Program& program, bool directly = false) {
           }
         }
       }
-      // Who is asked, and does not take part.
+      // The rank is asked, and does not take part.
       std::set<int> collectives;
       for (const auto& [trainer, root] : roots) {
         for (const Entry& entry : root.may) collectives.insert(entry.first);

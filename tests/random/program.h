@@ -86,7 +86,8 @@ enum class Op {
   kTakeAlong,
   kScatterAddAlong,
   kArgMax,
-  // Collectives: a call for each member, by place. Pieces along `dim` have `rows` where not empty.
+  // Collectives: a call for each member, by rank in the group. Pieces along `dim` have `rows` where
+  // not empty.
   kAllReduce,
   kBroadcast,
   kReduce,
@@ -139,7 +140,7 @@ struct Statement {
   Op op = Op::kLeaf;
   int group = -1;
   Reduction reduction = Reduction::kSum;
-  int root = -1;  // a place
+  int root = -1;  // a rank in the group
   int64_t dim = 0;
   std::vector<int64_t> ints;
   std::vector<int64_t> rows;
@@ -167,7 +168,7 @@ struct Value {
 };
 
 struct GroupOf {
-  std::vector<int> ranks;  // by place; of the world, in any order
+  std::vector<int> ranks;  // by rank in the group; of the world, in any order
   bool devices = false;    // a DeviceGroup: all of one trainer
 };
 

@@ -106,13 +106,13 @@ class Trainer {
       devices_.emplace_back();
       const bool here = !group.ranks.empty() && IsMine(group.ranks[0]);
       if (group.devices && here) {
-        std::vector<int> places;
+        std::vector<int> device_indices;
         for (const int rank : group.ranks) {
-          places.push_back(
+          device_indices.push_back(
               static_cast<int>(std::find(ranks_.begin(), ranks_.end(), rank) - ranks_.begin()));
         }
         CHORUS_ASSIGN_OR_RETURN(devices_.back(),
-                                parallel::DeviceGroup::Create(part_.session, places));
+                                parallel::DeviceGroup::Create(part_.session, device_indices));
       }
       for (const int rank : group.ranks) {
         if (group.devices || !IsMine(rank)) continue;
@@ -149,7 +149,7 @@ class Trainer {
       if (WorldOf(rank).size() > 0) worlds.push_back(WorldOf(rank));
     }
     for (const parallel::DeviceGroup& devices : devices_) {
-      for (int place = 0; place < devices.size(); ++place) worlds.push_back(devices.world(place));
+      for (int rank = 0; rank < devices.size(); ++rank) worlds.push_back(devices.world(rank));
     }
     return worlds;
   }
@@ -557,7 +557,7 @@ class Trainer {
 
   Tensors Collective(const Statement& s, const Call& call, const Tensors& in) const {
     const Group& group = groups_[static_cast<size_t>(s.group)][static_cast<size_t>(call.rank)];
-    const auto place = static_cast<size_t>(group.rank());
+    const auto rank_in_group = static_cast<size_t>(group.rank());
     const auto size = static_cast<size_t>(group.size());
     const ReduceOp op = OpOf(s, call);
     const auto type = [&](size_t i) -> const Value& { return program_.value(call.out[i]); };
@@ -565,7 +565,8 @@ class Trainer {
     const auto rows = [&](bool sent) {
       std::vector<int64_t> result;
       for (size_t other = 0; other < size && !s.rows.empty(); ++other) {
-        result.push_back(sent ? s.rows[place * size + other] : s.rows[other * size + place]);
+        result.push_back(sent ? s.rows[rank_in_group * size + other]
+                              : s.rows[other * size + rank_in_group]);
       }
       return result;
     };

@@ -137,17 +137,17 @@ std::vector<Way> WaysNamed(const std::string& part) {
 }
 
 // Somewhere programs run.
-class Runner::Place {
+class Runner::Deployment {
  public:
-  virtual ~Place() = default;
+  virtual ~Deployment() = default;
   virtual absl::StatusOr<Outcomes> Run(const Program& program, const Mode& mode,
                                        const std::string& world, Timeout patience) = 0;
 };
 
 // Trainers that are threads of this process.
-class Runner::Threads : public Runner::Place {
+class Runner::Threads : public Runner::Deployment {
  public:
-  static absl::StatusOr<std::shared_ptr<Place>> Make(const Way& way, uint64_t seed) {
+  static absl::StatusOr<std::shared_ptr<Deployment>> Make(const Way& way, uint64_t seed) {
     conformance::ClusterOptions options;
     options.devices = kMostRanks;
     options.seed = seed;
@@ -159,9 +159,9 @@ class Runner::Threads : public Runner::Place {
         : way.reach == Reach::kStream
             ? conformance::DaemonCluster(way.backend, Transport::kStream, conformance::Wire::kUnix)
             : conformance::DaemonCluster(way.backend, Transport::kUnary, conformance::Wire::kTcp);
-    auto place = std::make_shared<Threads>();
-    CHORUS_ASSIGN_OR_RETURN(place->cluster_, open(options));
-    return std::shared_ptr<Place>(place);
+    auto deployment = std::make_shared<Threads>();
+    CHORUS_ASSIGN_OR_RETURN(deployment->cluster_, open(options));
+    return std::shared_ptr<Deployment>(deployment);
   }
 
   absl::StatusOr<Outcomes> Run(const Program& program, const Mode& mode, const std::string& world,
@@ -254,18 +254,18 @@ struct Child {
 }  // namespace
 
 // Trainers that are processes, over the ring to a chorusd of their own.
-class Runner::Processes : public Runner::Place {
+class Runner::Processes : public Runner::Deployment {
  public:
-  static absl::StatusOr<std::shared_ptr<Place>> Make(const RunnerOptions& options) {
+  static absl::StatusOr<std::shared_ptr<Deployment>> Make(const RunnerOptions& options) {
     if (options.daemon.empty() || options.trainer.empty()) {
       return absl::FailedPreconditionError("processes: no program for them was given");
     }
-    auto place = std::make_shared<Processes>();
-    CHORUS_ASSIGN_OR_RETURN(place->daemon_,
-                            bench::Daemon::Start(options.daemon, place->scratch_,
+    auto deployment = std::make_shared<Processes>();
+    CHORUS_ASSIGN_OR_RETURN(deployment->daemon_,
+                            bench::Daemon::Start(options.daemon, deployment->scratch_,
                                                  {absl::StrCat("--host_devices=", kMostRanks)}));
-    place->trainer_ = options.trainer;
-    return std::shared_ptr<Place>(place);
+    deployment->trainer_ = options.trainer;
+    return std::shared_ptr<Deployment>(deployment);
   }
 
   absl::StatusOr<Outcomes> Run(const Program& program, const Mode& mode, const std::string& world,
@@ -376,23 +376,23 @@ Outcomes Runner::Run(const Program& program, const Way& way) {
     }
     return outcomes;
   };
-  std::shared_ptr<Place>& place = places_[key];
-  if (place == nullptr) {
-    absl::StatusOr<std::shared_ptr<Place>> made = way.reach == Reach::kProcesses
-                                                      ? Processes::Make(options_)
-                                                      : Threads::Make(way, options_.seed);
+  std::shared_ptr<Deployment>& deployment = deployments_[key];
+  if (deployment == nullptr) {
+    absl::StatusOr<std::shared_ptr<Deployment>> made = way.reach == Reach::kProcesses
+                                                           ? Processes::Make(options_)
+                                                           : Threads::Make(way, options_.seed);
     if (!made.ok()) return all_fail(made.status());
-    place = *std::move(made);
+    deployment = *std::move(made);
   }
-  absl::StatusOr<Outcomes> outcomes = place->Run(program, way.mode, world, options_.patience);
+  absl::StatusOr<Outcomes> outcomes = deployment->Run(program, way.mode, world, options_.patience);
   if (!outcomes.ok()) {
-    place.reset();
+    deployment.reset();
     return all_fail(outcomes.status());
   }
   for (const auto& [v, outcome] : *outcomes) {
     if (!outcome.status.ok()) {
       // What an error leaves there is not the next program's business.
-      place.reset();
+      deployment.reset();
       break;
     }
   }

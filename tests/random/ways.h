@@ -53,13 +53,13 @@ class Runner {
   Outcomes Run(const Program& program, const Way& way);
 
  private:
-  class Place;
+  class Deployment;
   class Threads;
   class Processes;
 
   const RunnerOptions options_;
   int worlds_ = 0;
-  std::map<std::string, std::shared_ptr<Place>> places_;
+  std::map<std::string, std::shared_ptr<Deployment>> deployments_;
 };
 
 // A trainer's process: does what it is told on `in_fd` and tells what came of it on `out_fd`, until

@@ -125,9 +125,10 @@ void CheckValues(const ReducingOp& op, Reduction reduction, const std::vector<Do
     part.dims[0] = Dim((end - begin) / kColumns);
     cases[r].grads = {FromDoubles(part, Doubles(g[r].begin() + begin, g[r].begin() + end))};
   }
-  const std::vector<RankResult> results = RunBackward(
-      cases,
-      [&](RankBuilder& b, const Values& inputs) { return op.Apply(b, reduction, inputs[0]); });
+  const std::vector<RankResult> results =
+      RunBackward(cases, [&](RankBuilder& b, const Values& inputs) {
+        return op.ApplyReduction(b, reduction, inputs[0]);
+      });
   ASSERT_EQ(results.size(), x.size());
   for (size_t r = 0; r < x.size(); ++r) {
     SCOPED_TRACE(absl::StrCat("rank ", r));
@@ -155,7 +156,8 @@ int64_t ReducingOp::Rows(int32_t ranks) const {
   return Scatters(*this) ? sum : 2;
 }
 
-std::vector<ValueIndex> ReducingOp::Apply(RankBuilder& b, Reduction reduction, ValueIndex x) const {
+std::vector<ValueIndex> ReducingOp::ApplyReduction(RankBuilder& b, Reduction reduction,
+                                                   ValueIndex x) const {
   RankBuilder::How how;
   how.reduction = reduction;
   if (op == "reduce") how.root = b.size() - 1;
@@ -177,7 +179,7 @@ std::vector<ValueIndex> ReducingOp::Apply(RankBuilder& b, Reduction reduction, V
     factor.push_back({"value", FactorOf(b.rank())});
     inputs.push_back(b.Op("fill", {}, factor));
   }
-  Values outputs = b.Apply(op, inputs, how);
+  Values outputs = b.ApplyCollective(op, inputs, how);
   outputs.resize(NumVisibleOutputs(*b.graph().nodes().back().spec.collective,
                                    static_cast<int>(outputs.size())));
   return outputs;
@@ -188,7 +190,7 @@ void CheckReductionGradients(int32_t ranks, const ReducingOp& op) {
     SCOPED_TRACE(absl::StrCat(op.op, op.uneven ? " uneven " : " ", ReductionName(reduction)));
     CheckGradients(ranks, {WholeType(op, ranks, DType::kF64)},
                    [&](RankBuilder& b, const Values& x) {
-                     Values y = op.Apply(b, reduction, b.Op("sin", {x[0]}));
+                     Values y = op.ApplyReduction(b, reduction, b.Op("sin", {x[0]}));
                      for (ValueIndex& part : y) part = b.Op("mul", {part, part});
                      y.push_back(b.Op("mul", {x[0], x[0]}));
                      return y;
@@ -204,7 +206,7 @@ void CheckProductOfZeros(const ReducingOp& op) {
           ranks, {WholeType(op, ranks, DType::kF64)},
           [&](RankBuilder& b, const Values& x) {
             // With a first and a second derivative where the product is 0.
-            Values y = op.Apply(b, Reduction::kProduct, x[0]);
+            Values y = op.ApplyReduction(b, Reduction::kProduct, x[0]);
             for (ValueIndex& part : y) part = b.Op("add", {part, b.Op("mul", {part, part})});
             // Of its own, so that there is something to compare where all products vanish.
             y.push_back(b.Op("add", {x[0], b.Op("mul", {x[0], x[0]})}));
@@ -234,7 +236,7 @@ void CheckReductionValues(const ReducingOp& op) {
   const auto size = static_cast<size_t>(op.Rows(ranks) * kColumns);
   std::vector<bool> seen(columns.size(), false);
   for (const Reduction reduction : kFloatingReductions) {
-    // As many shifts as bring every column to every place that there is.
+    // As many shifts as bring every column to every position that there is.
     for (size_t shift = 0; shift < columns.size(); shift += 3) {
       std::vector<Doubles> x(columns[0].size(), Doubles(size));
       std::vector<Doubles> g = x;
@@ -302,9 +304,10 @@ void CheckReductionDTypes(const ReducingOp& op) {
       ranks[r].inputs = {FromDoubles(type, Doubles(type.num_elements(), c.x[r]))};
       ranks[r].takes_part = false;
     }
-    const std::vector<RankResult> results = RunBackward(
-        ranks,
-        [&](RankBuilder& b, const Values& inputs) { return op.Apply(b, c.reduction, inputs[0]); });
+    const std::vector<RankResult> results =
+        RunBackward(ranks, [&](RankBuilder& b, const Values& inputs) {
+          return op.ApplyReduction(b, c.reduction, inputs[0]);
+        });
     ASSERT_EQ(results.size(), ranks.size());
     for (const RankResult& result : results) {
       for (const Value& y : result.outputs) {
@@ -319,8 +322,9 @@ void CheckAbandonedReductions(const ReducingOp& op) {
   for (const Reduction reduction : kFloatingReductions) {
     for (const int32_t ranks : {1, 2, 3}) {
       SCOPED_TRACE(absl::StrCat(op.op, op.uneven ? " uneven " : " ", ReductionName(reduction)));
-      CheckAbandoned(ranks, {WholeType(op, ranks, DType::kF64)},
-                     [&](RankBuilder& b, const Values& x) { return op.Apply(b, reduction, x[0]); });
+      CheckAbandoned(
+          ranks, {WholeType(op, ranks, DType::kF64)},
+          [&](RankBuilder& b, const Values& x) { return op.ApplyReduction(b, reduction, x[0]); });
     }
   }
 }

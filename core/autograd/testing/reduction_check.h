@@ -3,6 +3,8 @@
 //
 // The formulas are those of the whole: with every op, member r puts in x_r, some rows; the
 // reduction y of all x_r, element by element, comes out on every member, on the root, or in pieces.
+//
+// Threads: each check runs in the thread that calls it. Failure: gtest's.
 #ifndef CHORUS_CORE_AUTOGRAD_TESTING_REDUCTION_CHECK_H_
 #define CHORUS_CORE_AUTOGRAD_TESTING_REDUCTION_CHECK_H_
 
@@ -26,13 +28,13 @@ struct ReducingOp {
   int64_t Rows(int32_t ranks) const;
   // The op on `x`, its visible outputs. The factor of PREMUL_SUM is 1.5 + rank; the root is the
   // last member.
-  std::vector<ValueIndex> Apply(RankBuilder& b, Reduction reduction, ValueIndex x) const;
+  std::vector<ValueIndex> ApplyReduction(RankBuilder& b, Reduction reduction, ValueIndex x) const;
 };
 
 // First and second order against differences, for each reduction of floating point.
 void CheckReductionGradients(int32_t ranks, const ReducingOp& op);
 
-// PRODUCT where up to three members have zeros in the same places.
+// PRODUCT where up to three members have zeros at the same indices.
 void CheckProductOfZeros(const ReducingOp& op);
 
 // Results and first order against the formulas at ties, zeros of both signs, NaN, infinities, and

@@ -268,7 +268,7 @@ class Core {
           Forward();
           continue;
         }
-        next = SteadyNow() + absl::Milliseconds(1);  // whoever forwards may have passed it over
+        next = SteadyNow() + absl::Milliseconds(1);  // a forwarding thread may have passed it over
         again_ = true;
       }
       changed_.WaitFor(&mutex_, next - SteadyNow());

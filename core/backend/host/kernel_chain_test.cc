@@ -60,8 +60,7 @@ class Logged : public HostKernel {
   const std::unique_ptr<HostKernel> kernel_;
 };
 
-absl::StatusOr<std::unique_ptr<HostKernel>> MakeLogged(const NodeView& node,
-                                                       absl::Span<const TensorType> outputs) {
+HostKernelOrError MakeLogged(const NodeView& node, absl::Span<const TensorType> outputs) {
   auto kernel = MakeHostKernel(node, outputs);
   if (!kernel.ok()) return kernel.status();
   return std::unique_ptr<HostKernel>(std::make_unique<Logged>(node.op, *std::move(kernel)));
@@ -231,14 +230,14 @@ TEST_F(KernelChainTest, KeepsNobodyWaitingWhoWaitsForAKernel) {
   EXPECT_EQ(TheLog()->Take().substr(0, 24), "neg[0,5000) neg[0,2048) ");
 }
 
-// Programs of kernels on a few places, of which some overlap.
+// Programs of kernels on a few slots of memory, of which some overlap.
 TEST_F(KernelChainTest, GivesWhatTheKernelsGiveOneByOne) {
   std::random_device entropy;
   const uint32_t seed = entropy();
   SCOPED_TRACE(absl::StrCat("seed ", seed));
   std::mt19937 random(seed);
   const auto draw = [&](int n) { return static_cast<int>(random() % static_cast<uint32_t>(n)); };
-  constexpr int kPlaces = 8;
+  constexpr int kSlots = 8;
   for (int program = 0; program < 60; ++program) {
     // Most take one block and some; some are cut over the pool.
     const int64_t count = program % 6 == 0 ? 70000 : 4096 + draw(3000);
@@ -246,25 +245,25 @@ TEST_F(KernelChainTest, GivesWhatTheKernelsGiveOneByOne) {
     const Kernel* const neg = Make("neg", {type}, type);
     const Kernel* const add = Make("add", {type, type}, type);
     const Kernel* const mul = Make("mul", {type, TensorType(DType::kI32, {})}, type);
-    std::vector<uint32_t> memory(static_cast<size_t>(count * kPlaces));
+    std::vector<uint32_t> memory(static_cast<size_t>(count * kSlots));
     for (uint32_t& value : memory) value = static_cast<uint32_t>(random());
     const DeviceAddress base = rig_.Upload(0, memory);
-    // Places stand side by side; every other program has some that are shifted.
-    const auto place = [&] {
-      const int64_t at = draw(kPlaces - 1) * count;
+    // Slots stand side by side; every other program has some that are shifted.
+    const auto slot = [&] {
+      const int64_t at = draw(kSlots - 1) * count;
       return program % 2 == 0 || draw(4) > 0 ? at : at + 1 + draw(static_cast<int>(count) - 1);
     };
     const auto overlaps = [&](int64_t a, int64_t b) { return a < b + count && b < a + count; };
     Shut();
     for (int k = 0; k < 20; ++k) {
       const int kind = draw(3);
-      const int64_t a = place();
-      const int64_t b = kind == 2 ? place() + draw(10) : place();
-      int64_t out = place();
+      const int64_t a = slot();
+      const int64_t b = kind == 2 ? slot() + draw(10) : slot();
+      int64_t out = slot();
       // A kernel's own output is in an input's place or away from it.
       while ((overlaps(out, a) && out != a) || (kind == 1 && overlaps(out, b) && out != b) ||
              (kind == 2 && b >= out && b < out + count)) {
-        out = place();
+        out = slot();
       }
       const auto address = [&](int64_t at) {
         return base + static_cast<DeviceAddress>(at) * sizeof(uint32_t);
@@ -279,7 +278,7 @@ TEST_F(KernelChainTest, GivesWhatTheKernelsGiveOneByOne) {
       }
     }
     OpenGate();
-    ASSERT_EQ(rig_.Download<uint32_t>(0, base, count * kPlaces), memory) << program;
+    ASSERT_EQ(rig_.Download<uint32_t>(0, base, count * kSlots), memory) << program;
   }
   EXPECT_NE(TheLog()->Take().find("[2048,4096)"), std::string::npos) << "nothing ran together";
 }

@@ -75,8 +75,7 @@ class FailingKernel : public HostKernel {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<HostKernel>> MakeTestKernel(const NodeView& node,
-                                                           absl::Span<const TensorType> outputs) {
+HostKernelOrError MakeTestKernel(const NodeView& node, absl::Span<const TensorType> outputs) {
   if (node.op == "test_affine") {
     return std::unique_ptr<HostKernel>(std::make_unique<AffineKernel>(outputs[0].num_elements()));
   }
@@ -630,7 +629,7 @@ std::vector<std::vector<int32_t>> PresentSets(int size) {
   return sets;
 }
 
-TEST_P(BackendConformance, EveryFormAndDTypeIsTheTreeOverAllPlacesWhoeverIsAbsent) {
+TEST_P(BackendConformance, EveryFormAndDTypeIsTheTreeOverAllRanksWhoeverIsAbsent) {
   std::mt19937_64 random(TestSeed());
   constexpr DType kDTypes[] = {DType::kF32, DType::kBF16, DType::kF64, DType::kF16};
   size_t turn = 0;
@@ -1323,16 +1322,16 @@ TEST_P(BackendConformance, CallsThatDisagreeFailOnAllMembers) {
   using Change = std::function<void(CollectiveCall*)>;
   const auto movement = [&](Kind kind, Change change) -> Change {
     return [=](CollectiveCall* call) {
-      const DeviceAddress place = call->inputs[0];
-      const int m = place == memory ? 0 : 1;
+      const DeviceAddress address = call->inputs[0];
+      const int m = address == memory ? 0 : 1;
       Case c;
       c.kind = kind;
       c.size = 2;
       call->kind = kind;
       call->root = 0;
-      call->inputs.assign(c.NumInputs(m), place);
+      call->inputs.assign(c.NumInputs(m), address);
       call->outputs.clear();
-      for (int j = 0; j < c.NumOutputs(m); ++j) call->outputs.push_back(place + 16 + 16 * j);
+      for (int j = 0; j < c.NumOutputs(m); ++j) call->outputs.push_back(address + 16 + 16 * j);
       if (m == 1) change(call);
     };
   };
@@ -1418,8 +1417,8 @@ TEST_P(BackendConformance, CallsInDifferentOrdersFailOnAllMembers) {
     return members;
   };
   const auto call = [&](Communicator* member, int device, Stream* stream = nullptr) {
-    const DeviceAddress place = memory[static_cast<size_t>(device)];
-    return member->Enqueue(rig.AllReduceCall(DType::kF32, 2, place, place),
+    const DeviceAddress address = memory[static_cast<size_t>(device)];
+    return member->Enqueue(rig.AllReduceCall(DType::kF32, 2, address, address),
                            stream != nullptr ? stream : rig.stream(device));
   };
   const auto expect = [&](std::vector<int> devices) {

@@ -5,6 +5,8 @@
 //       "default", [](int devices, HostKernelFactory kernels) { return ...; }}),
 //       BackendConformanceName);
 // Seeds are printed; CHORUS_TEST_SEED sets one. Every wait has a deadline.
+//
+// Threads: tests run one after the other; backends use what threads they like.
 #ifndef CHORUS_CORE_BACKEND_TESTING_BACKEND_CONFORMANCE_H_
 #define CHORUS_CORE_BACKEND_TESTING_BACKEND_CONFORMANCE_H_
 
@@ -42,8 +44,7 @@ class BackendConformance : public testing::TestWithParam<BackendConformanceParam
 // Kernels of the suite: "test_affine" (a, b: f32[n]) -> 2 a + b; "test_scratch" (a: f32[n]) -> a,
 // by way of its workspace; "test_fail" (a) -> ABORTED, and "neg" (a) -> ABORTED, which is a bug:
 // that op never fails.
-absl::StatusOr<std::unique_ptr<HostKernel>> MakeTestKernel(const NodeView& node,
-                                                           absl::Span<const TensorType> outputs);
+HostKernelOrError MakeTestKernel(const NodeView& node, absl::Span<const TensorType> outputs);
 
 // The seed of this run, printed once.
 uint64_t TestSeed();

@@ -1,7 +1,7 @@
 // Reductions by their definition, one element at a time, to test the fast ones against: no code of
 // core/backend/reduction.h is used here.
 //
-// Operands are given by their places in the group, as the bytes of one element each; null where a
+// Operands are given by their ranks in the group, as the bytes of one element each; null where a
 // member is absent. Threads: pure functions.
 #ifndef CHORUS_CORE_BACKEND_TESTING_NAIVE_REDUCTION_H_
 #define CHORUS_CORE_BACKEND_TESTING_NAIVE_REDUCTION_H_
@@ -29,7 +29,7 @@ std::vector<uint8_t> RandomElements(DType dtype, int64_t count, bool with_nan,
 
 // The one order in which ranks are reduced:
 //   T(lo, n) = operand lo where n = 1, else T(lo, p) op T(lo + p, n - p),
-// p the largest power of two below n. `operand(place)` is absent where the member is; a side in
+// p the largest power of two below n. `operand(rank)` is absent where the member is; a side in
 // which nobody is there is nothing, and a node with one such side is its other side.
 template <typename T, typename Operand, typename Op>
 absl::optional<T> NaiveTree(int lo, int n, const Operand& operand, const Op& op) {
@@ -43,7 +43,7 @@ absl::optional<T> NaiveTree(int lo, int n, const Operand& operand, const Op& op)
   return op(*left, *right);
 }
 
-// `factors`: of PREMUL_SUM, one for each place. `divisor`: of AVG. A single operand is reduced like
+// `factors`: of PREMUL_SUM, one for each rank. `divisor`: of AVG. A single operand is reduced like
 // several: its NaN becomes the one NaN.
 void NaiveReduce(Reduction reduction, DType dtype, absl::Span<const uint8_t* const> operands,
                  absl::Span<const double> factors, int divisor, uint8_t* result);

@@ -363,7 +363,7 @@ TEST_P(BackendConformance, RuntimeCountsThatAreWrongEndTheCallOnAllMembers) {
        "member 0 expected 2 rows from member 1, got 1", Reason::kMismatch},
       {"disagree", Kind::kReduceScatter, [](Counts* s, Counts*, Runtime*) { (*s)[0] = 1; },
        "member 1 has 1 rows for member 0, expected 2 as member 0 has", Reason::kMismatch},
-      {"too few places", Kind::kReduceScatter,
+      {"too few members", Kind::kReduceScatter,
        [](Counts*, Counts*, Runtime* r) { r->output_rows = 1, r->receives = 0; },
        "member 1 gets 2 rows, expected at most the 1 of its output", Reason::kBadType},
       {"unexpected", Kind::kScatter, [](Counts*, Counts* r, Runtime*) { (*r)[0] = 0; },

@@ -9,7 +9,7 @@
 //   of the gradients of x_r, a reduce_scatter(_tensor) SUM. Outputs that a rank does not use count
 //   as zeros.
 // reduce_scatter(x_0 ... x_{W-1}): one output; member r's is the reduction of all members' x_r, in
-//   the tree over all places of the group (core/ops/all_reduce/all_reduce.h), the same for every r.
+//   the tree over all ranks of the group (core/ops/all_reduce/all_reduce.h), the same for every r.
 //   Input r of every member has one type.
 // reduce_scatter_tensor(x): the same of the pieces that follow one another in x: `counts` rows for
 //   each member, or equal parts.
@@ -24,6 +24,8 @@
 // Second order: through the same rules.
 // Counts of the forms in one tensor may come at run time (NumRuntimeSends in core/ops/op.h): then
 // only PRODUCT has no gradient.
+//
+// Threads: any; definitions are never changed. Failure: kBadType (ShapeError).
 #ifndef CHORUS_CORE_OPS_ALL_GATHER_ALL_GATHER_H_
 #define CHORUS_CORE_OPS_ALL_GATHER_ALL_GATHER_H_
 

@@ -120,7 +120,7 @@ Values UnevenAllGather(RankBuilder& b, const std::string& op, ValueIndex x) {
   for (int32_t r = 0; r < b.size(); ++r) how.counts.push_back(UnevenRows(r));
   const Attributes range = {
       {"axis", int64_t{0}}, {"begin", int64_t{0}}, {"end", UnevenRows(b.rank())}};
-  return b.Apply(op, {b.Op("slice", {x}, range)}, how);
+  return b.ApplyCollective(op, {b.Op("slice", {x}, range)}, how);
 }
 
 TEST(AllGatherTest, UnevenPiecesEqualTheirAdjoint) {
@@ -129,7 +129,7 @@ TEST(AllGatherTest, UnevenPiecesEqualTheirAdjoint) {
       CheckAdjoint(ranks, {Rows(3)},
                    [&](RankBuilder& b, const Values& x) { return UnevenAllGather(b, op, x[0]); });
       CheckAdjoint(ranks, {kX},
-                   [&](RankBuilder& b, const Values& x) { return b.Apply(op, {x[0]}); });
+                   [&](RankBuilder& b, const Values& x) { return b.ApplyCollective(op, {x[0]}); });
     }
   }
 }
@@ -144,7 +144,7 @@ TEST(AllGatherTest, FormsMeetInOneInstance) {
       for (ValueIndex& part : parts) part = b.Op("mul", {part, part});
       const ReducingOp back{list ? "reduce_scatter" : "reduce_scatter_tensor", true};
       const ValueIndex whole = list ? b.Op("concat", parts, {{"axis", int64_t{0}}}) : parts[0];
-      const ValueIndex y = back.Apply(b, Reduction::kProduct, whole)[0];
+      const ValueIndex y = back.ApplyReduction(b, Reduction::kProduct, whole)[0];
       return Values{b.Op("mul", {y, y}), whole};
     });
   }

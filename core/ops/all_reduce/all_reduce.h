@@ -1,18 +1,18 @@
 // all_reduce(x): the reduction of all members' inputs, on every member.
 //
 // Shapes: every member's x has one type; the result has it too. Of reductions between ranks there
-// is one order, of this op and all others: with operand r of the member at place r,
+// is one order, of this op and all others: with operand r of the member of rank r,
 //   T(lo, n) = operand lo where n = 1, else T(lo, p) op T(lo + p, n - p),
-// p the largest power of two below n, over all places of the group, whatever the form, piece,
+// p the largest power of two below n, over all ranks of the group, whatever the form, piece,
 // destination or coalescing. Members that are absent from a gradient are left out: a subtree
 // without a present member is nothing, a node with one such side is its other side, and the result
 // of one operand is that operand, bit for bit (AVG, PREMUL_SUM and bool apart). So the bits are the
 // same on every member, from run to run, and wherever the members are. Factors of PREMUL_SUM are
-// applied to the operands; AVG divides T by W, whoever is absent; integers wrap; half types are f32
-// up to T, which is rounded once; a NaN T becomes the one NaN; MIN and MAX keep the left one of +0
-// and -0. bool: SUM = MAX = or, PRODUCT = MIN = and. W is the group's size, G the sum of the output
-// gradients of all members (the loss is the sum over ranks of each rank's loss, so a loss that
-// every rank computes alike counts once for each rank).
+// applied to the operands; AVG divides T by W, whatever members are absent; integers wrap; half
+// types are f32 up to T, which is rounded once; a NaN T becomes the one NaN; MIN and MAX keep the
+// left one of +0 and -0. bool: SUM = MAX = or, PRODUCT = MIN = and. W is the group's size, G the
+// sum of the output gradients of all members (the loss is the sum over ranks of each rank's loss,
+// so a loss that every rank computes alike counts once for each rank).
 //
 //   reduction       result                       VJP, rank r's input gradient
 //   SUM             sum of x_r                   G
@@ -32,6 +32,8 @@
 // be NaN. What one member multiplies by itself is no such tree: the others' factors are taken from
 // left to right, then G (core/ops/reduction/reduction.h). Second order: through the same rules; the
 // shares of MIN and MAX are constants there, the factors of PRODUCT are not.
+//
+// Threads: any; definitions are never changed. Failure: kBadType (ShapeError).
 #ifndef CHORUS_CORE_OPS_ALL_REDUCE_ALL_REDUCE_H_
 #define CHORUS_CORE_OPS_ALL_REDUCE_ALL_REDUCE_H_
 

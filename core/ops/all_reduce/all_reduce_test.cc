@@ -116,7 +116,7 @@ TEST(AllReduceTest, IsOneTreeOverAllPlacesForwardAndBackwardWhoeverIsAbsent) {
               testing::RunBackward(cases, [&](RankBuilder& builder, const Values& x) {
                 RankBuilder::How how;
                 how.reduction = reduction;
-                return Values{builder.Apply("all_reduce", x, how)[0]};
+                return Values{builder.ApplyCollective("all_reduce", x, how)[0]};
               });
           ASSERT_EQ(results.size(), ranks);
           for (size_t r = 0; r < ranks; ++r) {

@@ -12,6 +12,8 @@
 // VJP, the loss being the sum over ranks: the gradient of what went to member k is member k's
 //   gradient of what came from here, an all_to_all with the counts swapped. Outputs that a rank
 //   does not use count as zeros. Second order: its own gradient again.
+//
+// Threads: any; definitions are never changed. Failure: kBadType (ShapeError).
 #ifndef CHORUS_CORE_OPS_ALL_TO_ALL_ALL_TO_ALL_H_
 #define CHORUS_CORE_OPS_ALL_TO_ALL_ALL_TO_ALL_H_
 

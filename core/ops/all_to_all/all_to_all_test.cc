@@ -107,22 +107,24 @@ Values Exchange(RankBuilder& b, const std::string& op, ValueIndex x) {
     if (single) how.counts.push_back(rows);
   }
   for (int32_t from = 0; from < b.size(); ++from) how.counts.push_back(Sent(from, b.rank()));
-  if (!single) return b.Apply(op, pieces, how);
-  return b.Apply(op, {b.Op("concat", pieces, {{"axis", int64_t{0}}})}, how);
+  if (!single) return b.ApplyCollective(op, pieces, how);
+  return b.ApplyCollective(op, {b.Op("concat", pieces, {{"axis", int64_t{0}}})}, how);
 }
 
 TEST(AllToAllTest, EqualsItsAdjoint) {
   for (const int32_t ranks : kRanks) {
     for (const TensorType& type : {kX, kScalar, TensorType(DType::kF32, {0})}) {
-      CheckAdjoint(ranks, std::vector<TensorType>(ranks, type),
-                   [](RankBuilder& b, const Values& x) { return b.Apply("all_to_all", x); });
+      CheckAdjoint(
+          ranks, std::vector<TensorType>(ranks, type),
+          [](RankBuilder& b, const Values& x) { return b.ApplyCollective("all_to_all", x); });
     }
     // One of the results only.
     CheckAdjoint(ranks, std::vector<TensorType>(ranks, kX), [](RankBuilder& b, const Values& x) {
-      return Values{b.Apply("all_to_all", x)[(b.rank() + 1) % b.size()]};
+      return Values{b.ApplyCollective("all_to_all", x)[(b.rank() + 1) % b.size()]};
     });
-    CheckAdjoint(ranks, {Rows(2 * ranks)},
-                 [](RankBuilder& b, const Values& x) { return b.Apply("all_to_all_single", x); });
+    CheckAdjoint(ranks, {Rows(2 * ranks)}, [](RankBuilder& b, const Values& x) {
+      return b.ApplyCollective("all_to_all_single", x);
+    });
     if (ranks == 1) continue;  // member 0 would send itself nothing
     for (const char* op : {"all_to_all", "all_to_all_single"}) {
       CheckAdjoint(ranks, {Rows(3)},
@@ -140,7 +142,7 @@ TEST(AllToAllTest, EvenPiecesMeetUnevenOnes) {
                {{"axis", int64_t{0}}, {"begin", int64_t{0}}, {"end", int64_t{1} + b.rank()}});
       RankBuilder::How how;
       for (int32_t from = 0; from < b.size(); ++from) how.counts.push_back(1 + from);
-      return b.Apply("all_to_all", Values(b.size(), piece), how);
+      return b.ApplyCollective("all_to_all", Values(b.size(), piece), how);
     });
   }
 }

@@ -1,4 +1,6 @@
 // barrier(): every member has come to it. No inputs, no outputs, no gradient.
+//
+// Threads: any; definitions are never changed. Failure: kBadType (ShapeError).
 #ifndef CHORUS_CORE_OPS_BARRIER_BARRIER_H_
 #define CHORUS_CORE_OPS_BARRIER_BARRIER_H_
 

@@ -14,6 +14,8 @@
 //   scatter of the products that the root makes. Off the root backward starts at the node itself
 //   (BackwardRoot::AbsentResult), since it has no value.
 // Second order: through the same rules.
+//
+// Threads: any; definitions are never changed. Failure: kBadType (ShapeError).
 #ifndef CHORUS_CORE_OPS_BROADCAST_BROADCAST_H_
 #define CHORUS_CORE_OPS_BROADCAST_BROADCAST_H_
 

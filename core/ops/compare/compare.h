@@ -18,6 +18,8 @@
 //   is x != 0 (true for NaN); from bool it gives 0 or 1. VJP between floating dtypes: g cast back;
 //   else none.
 // The others have no gradient.
+//
+// Threads: any; definitions are never changed. Failure: kBadType (ShapeError).
 #ifndef CHORUS_CORE_OPS_COMPARE_COMPARE_H_
 #define CHORUS_CORE_OPS_COMPARE_COMPARE_H_
 

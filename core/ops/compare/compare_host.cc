@@ -88,7 +88,7 @@ class Compare : public HostKernel {
   }
 
  private:
-  struct Place {
+  struct Operand {
     int input;
     bool stretched;
   };
@@ -100,8 +100,8 @@ class Compare : public HostKernel {
     }
   }
 
-  const Place first_;
-  const Place second_;
+  const Operand first_;
+  const Operand second_;
 };
 
 // T has the width of an element; what it holds does not matter.
@@ -195,43 +195,41 @@ class Cast : public HostKernel {
   }
 };
 
-using Made = absl::StatusOr<std::unique_ptr<HostKernel>>;
-
 // a > b is b < a.
 template <typename F, bool swapped = false>
-Made MakeCompare(const NodeView& node, absl::Span<const TensorType> outputs) {
+HostKernelOrError MakeCompare(const NodeView& node, absl::Span<const TensorType> outputs) {
   return VisitAll(
       node.input(0).dtype,
-      [&](auto t) -> Made {
+      [&](auto t) -> HostKernelOrError {
         return std::make_unique<Compare<F, decltype(t)>>(node, outputs[0].num_elements(),
                                                          swapped ? 1 : 0, swapped ? 0 : 1);
       },
-      [&] { return Made(NoHostKernel(node, outputs)); });
+      [&] { return HostKernelOrError(NoHostKernel(node, outputs)); });
 }
 
 template <typename F>
-Made MakeLogical(const NodeView& node, absl::Span<const TensorType> outputs) {
+HostKernelOrError MakeLogical(const NodeView& node, absl::Span<const TensorType> outputs) {
   return std::make_unique<Compare<F, Bool>>(node, outputs[0].num_elements(), 0,
                                             node.num_inputs() - 1);
 }
 
-Made MakeWhere(const NodeView& node, absl::Span<const TensorType> outputs) {
+HostKernelOrError MakeWhere(const NodeView& node, absl::Span<const TensorType> outputs) {
   return VisitWidth(
       outputs[0].dtype,
-      [&](auto t) -> Made {
+      [&](auto t) -> HostKernelOrError {
         return std::make_unique<Where<decltype(t)>>(node, outputs[0].num_elements());
       },
-      [&] { return Made(NoHostKernel(node, outputs)); });
+      [&] { return HostKernelOrError(NoHostKernel(node, outputs)); });
 }
 
-Made MakeCast(const NodeView& node, absl::Span<const TensorType> outputs) {
-  const auto none = [&] { return Made(NoHostKernel(node, outputs)); };
+HostKernelOrError MakeCast(const NodeView& node, absl::Span<const TensorType> outputs) {
+  const auto none = [&] { return HostKernelOrError(NoHostKernel(node, outputs)); };
   return VisitAll(
       node.input(0).dtype,
-      [&](auto from) -> Made {
+      [&](auto from) -> HostKernelOrError {
         return VisitAll(
             outputs[0].dtype,
-            [&](auto to) -> Made {
+            [&](auto to) -> HostKernelOrError {
               return std::make_unique<Cast<decltype(to), decltype(from)>>(
                   outputs[0].num_elements());
             },

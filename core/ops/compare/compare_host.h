@@ -1,4 +1,6 @@
 // Comparisons, logic, where and cast on host memory. A unit is an element. In place is allowed.
+//
+// Threads, memory, failure: core/ops/host_kernel.h.
 #ifndef CHORUS_CORE_OPS_COMPARE_COMPARE_HOST_H_
 #define CHORUS_CORE_OPS_COMPARE_COMPARE_HOST_H_
 

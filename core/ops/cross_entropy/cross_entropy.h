@@ -13,6 +13,8 @@
 // p is not taken from p - one_hot(labels), which is -1 where p is small, nor 1 - p from p: where a
 // class is all but certain each has its digits. Made of cross_entropy_grad, softmax, its gradient,
 // mul, sum, reshape and expand, and with ignore_index of one_hot, eq and where: any order.
+//
+// Threads: any; definitions are never changed. Failure: kBadType (ShapeError).
 #ifndef CHORUS_CORE_OPS_CROSS_ENTROPY_CROSS_ENTROPY_H_
 #define CHORUS_CORE_OPS_CROSS_ENTROPY_CROSS_ENTROPY_H_
 

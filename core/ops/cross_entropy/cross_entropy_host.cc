@@ -31,14 +31,14 @@ class RowKernel : public HostKernel {
   // is all but certain is not taken from 1.
   struct Exps {
     A most;
-    A own;
+    A of_label;
     A others;
   };
   Exps ExpsOf(const T* row, int64_t label) const {
     Exps exps = {MostOf(row, classes()), A{}, A{}};
     const auto exp = [&](int64_t i) { return std::exp(static_cast<A>(row[i]) - exps.most); };
     for (int64_t i = 0; i < label; ++i) exps.others += exp(i);
-    exps.own = exp(label);
+    exps.of_label = exp(label);
     for (int64_t i = label + 1; i < classes(); ++i) exps.others += exp(i);
     return exps;
   }
@@ -62,10 +62,10 @@ class CrossEntropy : public RowKernel<T> {
       if (!this->labels_.IsWithin(label)) return this->labels_.OutOfRange(row, label);
       const T* const x = static_cast<const T*>(buffers.inputs[0]) + row * this->classes();
       const auto exps = this->ExpsOf(x, label);
-      const auto own = static_cast<typename RowKernel<T>::A>(x[label]);
-      out[row] =
-          static_cast<T>(own == exps.most ? std::log1p(exps.others / exps.own)
-                                          : std::log(exps.own + exps.others) + (exps.most - own));
+      const auto score = static_cast<typename RowKernel<T>::A>(x[label]);
+      out[row] = static_cast<T>(score == exps.most
+                                    ? std::log1p(exps.others / exps.of_label)
+                                    : std::log(exps.of_label + exps.others) + (exps.most - score));
     }
     return absl::OkStatus();
   }
@@ -91,7 +91,7 @@ class CrossEntropyGrad : public RowKernel<T> {
       const T* const x = static_cast<const T*>(buffers.inputs[0]) + row * classes;
       const A g = static_cast<A>(static_cast<const T*>(buffers.inputs[2])[row]);
       const auto exps = this->ExpsOf(x, label);
-      const A sum = exps.own + exps.others;
+      const A sum = exps.of_label + exps.others;
       for (int64_t i = 0; i < classes; ++i) {
         const A exp = i == label ? -exps.others : std::exp(static_cast<A>(x[i]) - exps.most);
         out[i] = static_cast<T>(g * (exp / sum));
@@ -102,12 +102,11 @@ class CrossEntropyGrad : public RowKernel<T> {
 };
 
 template <template <typename> class Kernel>
-absl::StatusOr<std::unique_ptr<HostKernel>> Make(const NodeView& node,
-                                                 absl::Span<const TensorType> outputs) {
-  using Made = absl::StatusOr<std::unique_ptr<HostKernel>>;
+HostKernelOrError Make(const NodeView& node, absl::Span<const TensorType> outputs) {
   return VisitFloating(
-      outputs[0].dtype, [&](auto t) -> Made { return std::make_unique<Kernel<decltype(t)>>(node); },
-      [&] { return Made(NoHostKernel(node, outputs)); });
+      outputs[0].dtype,
+      [&](auto t) -> HostKernelOrError { return std::make_unique<Kernel<decltype(t)>>(node); },
+      [&] { return HostKernelOrError(NoHostKernel(node, outputs)); });
 }
 
 constexpr HostKernelEntry kEntries[] = {{"cross_entropy", Make<CrossEntropy>},

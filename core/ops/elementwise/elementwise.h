@@ -49,6 +49,8 @@
 //   do, like that of an all_reduce MAX; it selects (see share and holds in core/ops/reduction).
 // abs, sign: of NaN NaN; the derivative of abs at 0 is 0.
 // sqrt of a negative number and log of one are NaN; log(0) is -infinity.
+//
+// Threads: any; definitions are never changed. Failure: kBadType (ShapeError).
 #ifndef CHORUS_CORE_OPS_ELEMENTWISE_ELEMENTWISE_H_
 #define CHORUS_CORE_OPS_ELEMENTWISE_ELEMENTWISE_H_
 

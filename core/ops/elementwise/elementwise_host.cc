@@ -223,41 +223,39 @@ class IntegerDiv : public HostKernel {
   const bool stretched_[2];
 };
 
-using Made = absl::StatusOr<std::unique_ptr<HostKernel>>;
-
 template <template <typename, typename> class Kernel, typename F>
-Made Make(const NodeView& node, absl::Span<const TensorType> outputs) {
+HostKernelOrError Make(const NodeView& node, absl::Span<const TensorType> outputs) {
   return VisitNumbers(
       outputs[0].dtype,
-      [&](auto t) -> Made {
+      [&](auto t) -> HostKernelOrError {
         return std::make_unique<Kernel<F, decltype(t)>>(node, outputs[0].num_elements());
       },
-      [&] { return Made(NoHostKernel(node, outputs)); });
+      [&] { return HostKernelOrError(NoHostKernel(node, outputs)); });
 }
 
 // The same of ops whose shape rules admit floating point only.
 template <template <typename, typename> class Kernel, typename F>
-Made MakeFloating(const NodeView& node, absl::Span<const TensorType> outputs) {
+HostKernelOrError MakeFloating(const NodeView& node, absl::Span<const TensorType> outputs) {
   return VisitFloating(
       outputs[0].dtype,
-      [&](auto t) -> Made {
+      [&](auto t) -> HostKernelOrError {
         return std::make_unique<Kernel<F, decltype(t)>>(node, outputs[0].num_elements());
       },
-      [&] { return Made(NoHostKernel(node, outputs)); });
+      [&] { return HostKernelOrError(NoHostKernel(node, outputs)); });
 }
 
-Made MakeDiv(const NodeView& node, absl::Span<const TensorType> outputs) {
+HostKernelOrError MakeDiv(const NodeView& node, absl::Span<const TensorType> outputs) {
   if (IsFloating(outputs[0].dtype)) return MakeFloating<Binary, Div>(node, outputs);
   return VisitNumbers(
       outputs[0].dtype,
-      [&](auto t) -> Made {
+      [&](auto t) -> HostKernelOrError {
         using T = decltype(t);
         if constexpr (std::is_integral<T>::value) {
           return std::make_unique<IntegerDiv<T>>(node, outputs[0]);
         }
         return NoHostKernel(node, outputs);
       },
-      [&] { return Made(NoHostKernel(node, outputs)); });
+      [&] { return HostKernelOrError(NoHostKernel(node, outputs)); });
 }
 
 constexpr HostKernelEntry kEntries[] = {

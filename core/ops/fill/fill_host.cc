@@ -25,9 +25,7 @@ class Fill : public HostKernel {
   const T value_;
 };
 
-using Made = absl::StatusOr<std::unique_ptr<HostKernel>>;
-
-Made Make(const NodeView& node, absl::Span<const TensorType> outputs) {
+HostKernelOrError Make(const NodeView& node, absl::Span<const TensorType> outputs) {
   const AttributeValue& value = *FindAttribute(node.attributes, "value");
   const int64_t size = outputs[0].num_elements();
   if (outputs[0].dtype == DType::kBool) {
@@ -35,7 +33,7 @@ Made Make(const NodeView& node, absl::Span<const TensorType> outputs) {
   }
   return VisitNumbers(
       outputs[0].dtype,
-      [&](auto t) -> Made {
+      [&](auto t) -> HostKernelOrError {
         using T = decltype(t);
         if constexpr (std::is_integral<T>::value) {
           return std::make_unique<Fill<T>>(size, static_cast<T>(absl::get<int64_t>(value)));
@@ -44,7 +42,7 @@ Made Make(const NodeView& node, absl::Span<const TensorType> outputs) {
               size, static_cast<T>(static_cast<Arithmetic<T>>(absl::get<double>(value))));
         }
       },
-      [&] { return Made(NoHostKernel(node, outputs)); });
+      [&] { return HostKernelOrError(NoHostKernel(node, outputs)); });
 }
 
 constexpr HostKernelEntry kEntries[] = {{"fill", Make}};

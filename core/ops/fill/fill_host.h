@@ -1,4 +1,6 @@
 // fill on host memory. A unit is an element.
+//
+// Threads, memory, failure: core/ops/host_kernel.h.
 #ifndef CHORUS_CORE_OPS_FILL_FILL_HOST_H_
 #define CHORUS_CORE_OPS_FILL_FILL_HOST_H_
 

@@ -17,6 +17,8 @@
 //   input, so no gradient, but take part.
 // Second order: each other's.
 // Counts of the forms in one tensor may come at run time (NumRuntimeSends in core/ops/op.h).
+//
+// Threads: any; definitions are never changed. Failure: kBadType (ShapeError).
 #ifndef CHORUS_CORE_OPS_GATHER_GATHER_H_
 #define CHORUS_CORE_OPS_GATHER_GATHER_H_
 

@@ -160,7 +160,7 @@ Values UnevenGather(RankBuilder& b, const std::string& op, ValueIndex x, int32_t
   RankBuilder::How how;
   how.root = root;
   if (b.rank() == root || b.rank() % 2 == 0) how.counts = UnevenCounts(b.size());
-  return b.Apply(op, {Piece(b, x, b.rank())}, how);
+  return b.ApplyCollective(op, {Piece(b, x, b.rank())}, how);
 }
 
 Values UnevenScatter(RankBuilder& b, const std::string& op, ValueIndex x, int32_t root) {
@@ -169,13 +169,13 @@ Values UnevenScatter(RankBuilder& b, const std::string& op, ValueIndex x, int32_
   if (b.rank() != root) {
     TensorType type = b.graph().TypeOf(x);
     type.dims[0] = Dim(UnevenRows(b.rank()));
-    return b.Apply(op, {}, how, TypeAttributes(type));
+    return b.ApplyCollective(op, {}, how, TypeAttributes(type));
   }
   Values pieces;
   for (int32_t r = 0; r < b.size(); ++r) pieces.push_back(Piece(b, x, r));
-  if (op == "scatter") return b.Apply(op, pieces, how);
+  if (op == "scatter") return b.ApplyCollective(op, pieces, how);
   how.counts = UnevenCounts(b.size());
-  return b.Apply(op, {b.Op("concat", pieces, {{"axis", int64_t{0}}})}, how);
+  return b.ApplyCollective(op, {b.Op("concat", pieces, {{"axis", int64_t{0}}})}, how);
 }
 
 TEST(GatherTest, EqualsItsAdjoint) {
@@ -184,11 +184,12 @@ TEST(GatherTest, EqualsItsAdjoint) {
     RankBuilder::How how;
     how.root = root;
     for (const TensorType& type : {kX, kScalar, TensorType(DType::kF32, {0})}) {
-      CheckAdjoint(ranks, {type},
-                   [&](RankBuilder& b, const Values& x) { return b.Apply("gather", {x[0]}, how); });
+      CheckAdjoint(ranks, {type}, [&](RankBuilder& b, const Values& x) {
+        return b.ApplyCollective("gather", {x[0]}, how);
+      });
     }
     CheckAdjoint(ranks, {kX}, [&](RankBuilder& b, const Values& x) {
-      return b.Apply("gather_into_tensor", {x[0]}, how);
+      return b.ApplyCollective("gather_into_tensor", {x[0]}, how);
     });
     for (const char* op : {"gather", "gather_into_tensor"}) {
       CheckAdjoint(ranks, {Rows(3)}, [&](RankBuilder& b, const Values& x) {
@@ -207,14 +208,14 @@ TEST(ScatterTest, EqualsItsAdjoint) {
       CheckAdjoint(ranks, std::vector<TensorType>(ranks, type),
                    [&](RankBuilder& b, const Values& x) {
                      if (b.rank() != root) {
-                       return b.Apply("scatter", {}, how, TypeAttributes(type));
+                       return b.ApplyCollective("scatter", {}, how, TypeAttributes(type));
                      }
-                     return b.Apply("scatter", x, how);
+                     return b.ApplyCollective("scatter", x, how);
                    });
     }
     CheckAdjoint(ranks, {Rows(2 * ranks)}, [&](RankBuilder& b, const Values& x) {
-      if (b.rank() != root) return b.Apply("scatter_tensor", {}, how, TypeAttributes(kX));
-      return b.Apply("scatter_tensor", x, how);
+      if (b.rank() != root) return b.ApplyCollective("scatter_tensor", {}, how, TypeAttributes(kX));
+      return b.ApplyCollective("scatter_tensor", x, how);
     });
     for (const char* op : {"scatter", "scatter_tensor"}) {
       CheckAdjoint(ranks, {Rows(3)}, [&](RankBuilder& b, const Values& x) {

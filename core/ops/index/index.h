@@ -1,6 +1,6 @@
 // Elements by index: one_hot, take, take_along, their adjoints scatter_add and scatter_add_along,
 // arg_max and arg_min. Indices are of any integer dtype, from 0 on; one outside its range is
-// INVALID_ARGUMENT from the run, which names its place. Indices have no gradient.
+// INVALID_ARGUMENT from the run, which names its position. Indices have no gradient.
 //
 // one_hot(indices [...]) -> [...,depth]: 1 at the index, else 0. Attributes depth, dtype; with
 //   ignore_index (absent: none) that index gives a row of zeros. No gradient.
@@ -20,6 +20,8 @@
 //   Second order: these are linear, and their VJPs are made of each other.
 // arg_max(x), arg_min(x) -> i64 without `axis` (1 there with keep_dims): the first index of the
 //   largest or smallest element; the first NaN, where there is one. No gradient.
+//
+// Threads: any; definitions are never changed. Failure: kBadType (ShapeError).
 #ifndef CHORUS_CORE_OPS_INDEX_INDEX_H_
 #define CHORUS_CORE_OPS_INDEX_INDEX_H_
 

@@ -13,8 +13,6 @@
 namespace chorus {
 namespace {
 
-using Made = absl::StatusOr<std::unique_ptr<HostKernel>>;
-
 // bool is a byte here.
 template <typename T>
 class OneHot : public HostKernel {
@@ -40,7 +38,7 @@ class OneHot : public HostKernel {
 };
 
 // take and take_along, of elements of one width. `x` are x's rows along the axis; the result has
-// `count` places in each.
+// `count` elements in each.
 template <typename T>
 class Take : public HostKernel {
  public:
@@ -57,16 +55,16 @@ class Take : public HostKernel {
           static_cast<const T*>(buffers.inputs[0]) + unit / count_ * x_.size * x_.stride;
       T* const out = static_cast<T*>(buffers.outputs[0]) + unit * x_.stride;
       if (!along_) {
-        const int64_t place = unit % count_;
-        const int64_t index = indices_.At(buffers.inputs[1], place);
-        if (!indices_.IsWithin(index)) return indices_.OutOfRange(place, index);
+        const int64_t position = unit % count_;
+        const int64_t index = indices_.At(buffers.inputs[1], position);
+        if (!indices_.IsWithin(index)) return indices_.OutOfRange(position, index);
         std::copy_n(x + index * x_.stride, x_.stride, out);
         continue;
       }
       for (int64_t column = 0; column < x_.stride; ++column) {
-        const int64_t place = unit * x_.stride + column;
-        const int64_t index = indices_.At(buffers.inputs[1], place);
-        if (!indices_.IsWithin(index)) return indices_.OutOfRange(place, index);
+        const int64_t position = unit * x_.stride + column;
+        const int64_t index = indices_.At(buffers.inputs[1], position);
+        if (!indices_.IsWithin(index)) return indices_.OutOfRange(position, index);
         out[column] = x[index * x_.stride + column];
       }
     }
@@ -211,33 +209,37 @@ class Arg : public HostKernel {
 
 int64_t AxisOf(const NodeView& node) { return IntAttribute(node.attributes, "axis"); }
 
-Made MakeOneHot(const NodeView& node, absl::Span<const TensorType> outputs) {
+HostKernelOrError MakeOneHot(const NodeView& node, absl::Span<const TensorType> outputs) {
   const int64_t depth = outputs[0].dims.back().size;
   if (outputs[0].dtype == DType::kBool) return std::make_unique<OneHot<uint8_t>>(node, depth);
   return VisitNumbers(
       outputs[0].dtype,
-      [&](auto t) -> Made { return std::make_unique<OneHot<decltype(t)>>(node, depth); },
-      [&] { return Made(NoHostKernel(node, outputs)); });
+      [&](auto t) -> HostKernelOrError {
+        return std::make_unique<OneHot<decltype(t)>>(node, depth);
+      },
+      [&] { return HostKernelOrError(NoHostKernel(node, outputs)); });
 }
 
 template <bool along>
-Made MakeTake(const NodeView& node, absl::Span<const TensorType> outputs) {
+HostKernelOrError MakeTake(const NodeView& node, absl::Span<const TensorType> outputs) {
   const HostRows x(node.input(0), AxisOf(node));
   const int64_t count = along ? outputs[0].dims[AxisOf(node)].size : node.input(1).num_elements();
   return VisitWidth(
       outputs[0].dtype,
-      [&](auto t) -> Made { return std::make_unique<Take<decltype(t)>>(node, x, count, along); },
-      [&] { return Made(NoHostKernel(node, outputs)); });
+      [&](auto t) -> HostKernelOrError {
+        return std::make_unique<Take<decltype(t)>>(node, x, count, along);
+      },
+      [&] { return HostKernelOrError(NoHostKernel(node, outputs)); });
 }
 
 template <bool along>
-Made MakeScatterAdd(const NodeView& node, absl::Span<const TensorType> outputs) {
+HostKernelOrError MakeScatterAdd(const NodeView& node, absl::Span<const TensorType> outputs) {
   const HostRows out(outputs[0], AxisOf(node));
   const int64_t count =
       along ? node.input(0).dims[AxisOf(node)].size : node.input(1).num_elements();
   return VisitNumbers(
       outputs[0].dtype,
-      [&](auto t) -> Made {
+      [&](auto t) -> HostKernelOrError {
         using T = decltype(t);
         if constexpr (std::is_integral<T>::value) {
           return std::make_unique<ScatterAdd<std::make_unsigned_t<T>>>(node, out, count, along);
@@ -245,17 +247,19 @@ Made MakeScatterAdd(const NodeView& node, absl::Span<const TensorType> outputs) 
           return std::make_unique<ScatterAdd<T>>(node, out, count, along);
         }
       },
-      [&] { return Made(NoHostKernel(node, outputs)); });
+      [&] { return HostKernelOrError(NoHostKernel(node, outputs)); });
 }
 
 template <bool largest>
-Made MakeArg(const NodeView& node, absl::Span<const TensorType> outputs) {
+HostKernelOrError MakeArg(const NodeView& node, absl::Span<const TensorType> outputs) {
   const HostRows rows(node.input(0), AxisOf(node));
   if (node.input(0).dtype == DType::kBool) return std::make_unique<Arg<uint8_t>>(rows, largest);
   return VisitNumbers(
       node.input(0).dtype,
-      [&](auto t) -> Made { return std::make_unique<Arg<decltype(t)>>(rows, largest); },
-      [&] { return Made(NoHostKernel(node, outputs)); });
+      [&](auto t) -> HostKernelOrError {
+        return std::make_unique<Arg<decltype(t)>>(rows, largest);
+      },
+      [&] { return HostKernelOrError(NoHostKernel(node, outputs)); });
 }
 
 constexpr HostKernelEntry kEntries[] = {

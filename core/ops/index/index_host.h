@@ -1,6 +1,8 @@
 // one_hot, take, scatter_add, their forms along an axis, arg_max and arg_min on host memory. A unit
 // is a slice of the result for what only moves, a number of columns for scatter_add, and what one
 // index of all dimensions but the axis selects for arg_max.
+//
+// Threads, memory, failure: core/ops/host_kernel.h.
 #ifndef CHORUS_CORE_OPS_INDEX_INDEX_HOST_H_
 #define CHORUS_CORE_OPS_INDEX_INDEX_HOST_H_
 

@@ -8,6 +8,8 @@
 // into flags, so that nothing is copied:
 //   a: g op(b)^T, transposed when transpose_a;   b: op(a)^T g, transposed when transpose_b.
 // Second order: the VJP is made of matmul, so it goes through matmul.
+//
+// Threads: any; definitions are never changed. Failure: kBadType (ShapeError).
 #ifndef CHORUS_CORE_OPS_MATMUL_MATMUL_H_
 #define CHORUS_CORE_OPS_MATMUL_MATMUL_H_
 

@@ -251,8 +251,7 @@ class Matmul : public HostKernel {
   const Cut<T> cut_;
 };
 
-absl::StatusOr<std::unique_ptr<HostKernel>> Make(const NodeView& node,
-                                                 absl::Span<const TensorType> outputs) {
+HostKernelOrError Make(const NodeView& node, absl::Span<const TensorType> outputs) {
   const TensorType& c = outputs[0];
   const size_t batch = c.dims.size() - 2;
   Shape shape;

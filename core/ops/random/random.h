@@ -1,9 +1,9 @@
-// Random numbers that are a function of a seed, an offset and the element's place alone: the same
+// Random numbers that are a function of a seed, an offset and the element's index alone: the same
 // on every rank, device and partition, whatever ran before.
 //
 // random_bits, random_uniform and random_normal have the attributes dims and dtype, the result's
 // type, and two inputs, seed and offset, both 0-dim i64. A step of a trainer takes its number as
-// the offset, and a place in the program that wants numbers of its own another seed.
+// the offset, and a part of the program that wants numbers of its own another seed.
 //
 //   op                dtypes     element
 //   random_bits       integers   its word's lowest bits, for i64 those of two words
@@ -21,6 +21,8 @@
 // and uniform numbers are the same everywhere.
 //
 // Gradients: none; seed and offset are integers.
+//
+// Threads: any; definitions are never changed. Failure: kBadType (ShapeError).
 #ifndef CHORUS_CORE_OPS_RANDOM_RANDOM_H_
 #define CHORUS_CORE_OPS_RANDOM_RANDOM_H_
 

@@ -117,25 +117,23 @@ class Random : public HostKernel {
   const int64_t size_;
 };
 
-using Made = absl::StatusOr<std::unique_ptr<HostKernel>>;
-
 template <typename F>
-Made MakeReal(const NodeView& node, absl::Span<const TensorType> outputs) {
+HostKernelOrError MakeReal(const NodeView& node, absl::Span<const TensorType> outputs) {
   return VisitFloating(
       outputs[0].dtype,
-      [&](auto t) -> Made {
+      [&](auto t) -> HostKernelOrError {
         return std::make_unique<Random<F, decltype(t)>>(outputs[0].num_elements());
       },
-      [&] { return Made(NoHostKernel(node, outputs)); });
+      [&] { return HostKernelOrError(NoHostKernel(node, outputs)); });
 }
 
-Made MakeBits(const NodeView& node, absl::Span<const TensorType> outputs) {
+HostKernelOrError MakeBits(const NodeView& node, absl::Span<const TensorType> outputs) {
   return VisitWidth(
       outputs[0].dtype,
-      [&](auto t) -> Made {
+      [&](auto t) -> HostKernelOrError {
         return std::make_unique<Random<Bits, decltype(t)>>(outputs[0].num_elements());
       },
-      [&] { return Made(NoHostKernel(node, outputs)); });
+      [&] { return HostKernelOrError(NoHostKernel(node, outputs)); });
 }
 
 constexpr HostKernelEntry kEntries[] = {

@@ -1,4 +1,6 @@
 // Random numbers on host memory. A unit is a block of Philox: four elements, or two of eight bytes.
+//
+// Threads, memory, failure: core/ops/host_kernel.h.
 #ifndef CHORUS_CORE_OPS_RANDOM_RANDOM_HOST_H_
 #define CHORUS_CORE_OPS_RANDOM_RANDOM_HOST_H_
 

@@ -15,6 +15,8 @@
 // scale: factor is 0-dim, f64 for f64 and else f32. It has no gradient: it is a number.
 // product: one input or more, of one type. Its gradient never divides. It is what one rank reduces,
 //   so it is no tree, as reductions between ranks are (core/ops/all_reduce/all_reduce.h).
+//
+// Threads: any; definitions are never changed. Failure: kBadType (ShapeError).
 #ifndef CHORUS_CORE_OPS_REDUCTION_REDUCTION_H_
 #define CHORUS_CORE_OPS_REDUCTION_REDUCTION_H_
 

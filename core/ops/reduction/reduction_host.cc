@@ -98,23 +98,21 @@ class Product : public HostKernel {
   }
 };
 
-using Made = absl::StatusOr<std::unique_ptr<HostKernel>>;
-
 template <template <typename> class Kernel, typename... Args>
-Made Make(const NodeView& node, absl::Span<const TensorType> outputs, Args... args) {
+HostKernelOrError Make(const NodeView& node, absl::Span<const TensorType> outputs, Args... args) {
   return VisitFloating(
       node.input(0).dtype,
-      [&](auto t) -> Made {
+      [&](auto t) -> HostKernelOrError {
         return std::make_unique<Kernel<decltype(t)>>(outputs[0].num_elements(), args...);
       },
-      [&] { return Made(NoHostKernel(node, outputs)); });
+      [&] { return HostKernelOrError(NoHostKernel(node, outputs)); });
 }
 
-Made MakeProduct(const NodeView& node, absl::Span<const TensorType> outputs) {
+HostKernelOrError MakeProduct(const NodeView& node, absl::Span<const TensorType> outputs) {
   return Make<Product>(node, outputs, node.num_inputs());
 }
 
-Made MakeHolds(const NodeView& node, absl::Span<const TensorType> outputs) {
+HostKernelOrError MakeHolds(const NodeView& node, absl::Span<const TensorType> outputs) {
   return Make<Holds, const NodeView&>(node, outputs, node);
 }
 

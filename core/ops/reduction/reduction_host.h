@@ -1,4 +1,6 @@
 // holds, share, scale and product on host memory. A unit is an element. In place is allowed.
+//
+// Threads, memory, failure: core/ops/host_kernel.h.
 #ifndef CHORUS_CORE_OPS_REDUCTION_REDUCTION_HOST_H_
 #define CHORUS_CORE_OPS_REDUCTION_REDUCTION_HOST_H_
 

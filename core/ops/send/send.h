@@ -5,6 +5,8 @@
 // sum over ranks: the sender's input gradient is the receiver's g, so the receiver sends it back
 // and the sender receives it. On the sender backward starts at the node itself
 // (BackwardRoot::AbsentResult), since it has no value. Second order: each other's.
+//
+// Threads: any; definitions are never changed. Failure: kBadType (ShapeError).
 #ifndef CHORUS_CORE_OPS_SEND_SEND_H_
 #define CHORUS_CORE_OPS_SEND_SEND_H_
 

@@ -6,6 +6,8 @@
 // transpose(x): attribute perm; dimension i of the result is dimension perm[i] of x.
 //   VJP: g transposed by the inverse permutation.
 // Second order: all are linear and their VJPs are made of themselves.
+//
+// Threads: any; definitions are never changed. Failure: kBadType (ShapeError).
 #ifndef CHORUS_CORE_OPS_SHAPE_SHAPE_H_
 #define CHORUS_CORE_OPS_SHAPE_SHAPE_H_
 

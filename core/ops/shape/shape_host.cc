@@ -84,18 +84,18 @@ class Transpose : public HostKernel {
   std::vector<Loop> loops_;  // of the result's other dimensions, last first
 };
 
-using Made = absl::StatusOr<std::unique_ptr<HostKernel>>;
-
-Made MakeCopy(const NodeView&, absl::Span<const TensorType> outputs) {
+HostKernelOrError MakeCopy(const NodeView&, absl::Span<const TensorType> outputs) {
   return std::make_unique<Copy>(outputs[0]);
 }
 
-Made MakeTranspose(const NodeView& node, absl::Span<const TensorType> outputs) {
+HostKernelOrError MakeTranspose(const NodeView& node, absl::Span<const TensorType> outputs) {
   const std::vector<int64_t> perm = IntsAttribute(node.attributes, "perm");
   return VisitWidth(
       outputs[0].dtype,
-      [&](auto t) -> Made { return std::make_unique<Transpose<decltype(t)>>(node.input(0), perm); },
-      [&] { return Made(NoHostKernel(node, outputs)); });
+      [&](auto t) -> HostKernelOrError {
+        return std::make_unique<Transpose<decltype(t)>>(node.input(0), perm);
+      },
+      [&] { return HostKernelOrError(NoHostKernel(node, outputs)); });
 }
 
 constexpr HostKernelEntry kEntries[] = {

@@ -1,5 +1,7 @@
 // copy, reshape and transpose on host memory. A unit is an element. copy may work in place, which
 // does nothing.
+//
+// Threads, memory, failure: core/ops/host_kernel.h.
 #ifndef CHORUS_CORE_OPS_SHAPE_SHAPE_HOST_H_
 #define CHORUS_CORE_OPS_SHAPE_SHAPE_HOST_H_
 

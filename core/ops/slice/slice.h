@@ -11,6 +11,8 @@
 // unpack_rows(x, count): the inverse, with zeros behind the rows of each part. VJP of x: pack_rows.
 // A count that is negative or larger than a part is INVALID_ARGUMENT from the run.
 // Second order: all are linear and their VJPs are made of each other.
+//
+// Threads: any; definitions are never changed. Failure: kBadType (ShapeError).
 #ifndef CHORUS_CORE_OPS_SLICE_SLICE_H_
 #define CHORUS_CORE_OPS_SLICE_SLICE_H_
 

@@ -65,9 +65,7 @@ struct Rows {
   int64_t size = 0;  // bytes of a row
 };
 
-using Made = absl::StatusOr<std::unique_ptr<HostKernel>>;
-
-Made MakeSlice(const NodeView& node, absl::Span<const TensorType> outputs) {
+HostKernelOrError MakeSlice(const NodeView& node, absl::Span<const TensorType> outputs) {
   const int64_t axis = IntAttribute(node.attributes, "axis");
   const Rows in(node.input(0), axis);
   const Rows out(outputs[0], axis);
@@ -77,7 +75,7 @@ Made MakeSlice(const NodeView& node, absl::Span<const TensorType> outputs) {
           {0, in.size, IntAttribute(node.attributes, "begin") * in.step, out.size}});
 }
 
-Made MakePad(const NodeView& node, absl::Span<const TensorType> outputs) {
+HostKernelOrError MakePad(const NodeView& node, absl::Span<const TensorType> outputs) {
   const int64_t axis = IntAttribute(node.attributes, "axis");
   const Rows in(node.input(0), axis);
   const Rows out(outputs[0], axis);
@@ -88,7 +86,7 @@ Made MakePad(const NodeView& node, absl::Span<const TensorType> outputs) {
                            {-1, 0, 0, IntAttribute(node.attributes, "after") * in.step}});
 }
 
-Made MakeConcat(const NodeView& node, absl::Span<const TensorType> outputs) {
+HostKernelOrError MakeConcat(const NodeView& node, absl::Span<const TensorType> outputs) {
   const int64_t axis = IntAttribute(node.attributes, "axis");
   const Rows out(outputs[0], axis);
   std::vector<Segment> segments;
@@ -128,7 +126,7 @@ class PackedRows : public HostKernel {
   }
 
  private:
-  // Where the row at that place stands in the other form; -1: nowhere.
+  // Where the row of that index stands in the other form; -1: nowhere.
   int64_t Unpacked(int64_t packed, int64_t count) const {
     if (count == 0 || packed >= end_ / rows_ * count) return -1;
     return packed / count * rows_ + packed % count;
@@ -145,11 +143,11 @@ class PackedRows : public HostKernel {
   const HostIndices count_;
 };
 
-Made MakePackRows(const NodeView& node, absl::Span<const TensorType>) {
+HostKernelOrError MakePackRows(const NodeView& node, absl::Span<const TensorType>) {
   return std::make_unique<PackedRows>(node, /*packs=*/true);
 }
 
-Made MakeUnpackRows(const NodeView& node, absl::Span<const TensorType>) {
+HostKernelOrError MakeUnpackRows(const NodeView& node, absl::Span<const TensorType>) {
   return std::make_unique<PackedRows>(node, /*packs=*/false);
 }
 

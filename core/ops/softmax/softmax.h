@@ -20,6 +20,8 @@
 // takes x relative to the x of the largest weight, center_grad has sums without the largest weight,
 // and the VJP of softmax_grad takes h relative to its mean.
 // Second order: VJPs are made of these, softmax, mul, sub and neg: any order.
+//
+// Threads: any; definitions are never changed. Failure: kBadType (ShapeError).
 #ifndef CHORUS_CORE_OPS_SOFTMAX_SOFTMAX_H_
 #define CHORUS_CORE_OPS_SOFTMAX_SOFTMAX_H_
 

@@ -203,25 +203,23 @@ class Center : public HostKernel {
 };
 
 template <bool log>
-absl::StatusOr<std::unique_ptr<HostKernel>> Make(const NodeView& node,
-                                                 absl::Span<const TensorType> outputs) {
-  using Made = absl::StatusOr<std::unique_ptr<HostKernel>>;
+HostKernelOrError Make(const NodeView& node, absl::Span<const TensorType> outputs) {
   const HostRows rows(outputs[0], IntAttribute(node.attributes, "axis"));
   return VisitFloating(
       outputs[0].dtype,
-      [&](auto t) -> Made { return std::make_unique<Softmax<decltype(t)>>(rows, log); },
-      [&] { return Made(NoHostKernel(node, outputs)); });
+      [&](auto t) -> HostKernelOrError {
+        return std::make_unique<Softmax<decltype(t)>>(rows, log);
+      },
+      [&] { return HostKernelOrError(NoHostKernel(node, outputs)); });
 }
 
 template <Centering kOp>
-absl::StatusOr<std::unique_ptr<HostKernel>> MakeCenter(const NodeView& node,
-                                                       absl::Span<const TensorType> outputs) {
-  using Made = absl::StatusOr<std::unique_ptr<HostKernel>>;
+HostKernelOrError MakeCenter(const NodeView& node, absl::Span<const TensorType> outputs) {
   const HostRows rows(outputs[0], IntAttribute(node.attributes, "axis"));
   return VisitFloating(
       outputs[0].dtype,
-      [&](auto t) -> Made { return std::make_unique<Center<decltype(t), kOp>>(rows); },
-      [&] { return Made(NoHostKernel(node, outputs)); });
+      [&](auto t) -> HostKernelOrError { return std::make_unique<Center<decltype(t), kOp>>(rows); },
+      [&] { return HostKernelOrError(NoHostKernel(node, outputs)); });
 }
 
 constexpr HostKernelEntry kEntries[] = {

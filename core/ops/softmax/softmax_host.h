@@ -1,5 +1,7 @@
 // softmax and log_softmax on host memory. A unit is a row: what one index of all dimensions but the
 // axis selects.
+//
+// Threads, memory, failure: core/ops/host_kernel.h.
 #ifndef CHORUS_CORE_OPS_SOFTMAX_SOFTMAX_HOST_H_
 #define CHORUS_CORE_OPS_SOFTMAX_SOFTMAX_HOST_H_
 

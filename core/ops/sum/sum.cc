@@ -86,10 +86,10 @@ absl::StatusOr<ValueIndex> Reshape(GradientContext& c, ValueIndex x, const Tenso
 // A value of the output's type as x's: by expand or spread.
 absl::StatusOr<ValueIndex> Widen(GradientContext& c, absl::string_view op, ValueIndex y) {
   const TensorType& input = c.input_type(0);
-  TensorType kept = KeptType(c);
-  kept.dtype = c.TypeOf(y).dtype;
-  CHORUS_ASSIGN_OR_RETURN(const ValueIndex wide, Reshape(c, y, kept));
-  if (kept.dims == input.dims) return wide;
+  TensorType kept_type = KeptType(c);
+  kept_type.dtype = c.TypeOf(y).dtype;
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex wide, Reshape(c, y, kept_type));
+  if (kept_type.dims == input.dims) return wide;
   return c.Emit(op, {wide}, {{"dims", input.sizes()}});
 }
 

@@ -27,6 +27,8 @@
 //   NaN where it is), like that of an all_reduce MAX; it selects (see holds and share in
 //   core/ops/reduction). Of +0 and -0 the result is one or the other, by the shape.
 // Second order: all are made of each other and of ops with gradients of their own.
+//
+// Threads: any; definitions are never changed. Failure: kBadType (ShapeError).
 #ifndef CHORUS_CORE_OPS_SUM_SUM_H_
 #define CHORUS_CORE_OPS_SUM_SUM_H_
 

@@ -241,10 +241,8 @@ class Repeat : public HostKernel {
   int64_t times_ = 1;  // how often each element is repeated
 };
 
-using Made = absl::StatusOr<std::unique_ptr<HostKernel>>;
-
 template <template <typename> class F>
-Made MakeReduction(const NodeView& node, absl::Span<const TensorType> outputs) {
+HostKernelOrError MakeReduction(const NodeView& node, absl::Span<const TensorType> outputs) {
   const TensorType& input = node.input(0);
   const std::vector<int64_t> axes = IntsAttribute(node.attributes, "axes");
   std::vector<Extent> dims;
@@ -252,11 +250,11 @@ Made MakeReduction(const NodeView& node, absl::Span<const TensorType> outputs) {
   for (const int64_t axis : axes) dims[axis].reduced = true;
   const int64_t units = outputs[0].num_elements();
   const int64_t cost = input.num_bytes() / std::max<int64_t>(units, 1);
-  const auto make = [&](auto t) -> Made {
+  const auto make = [&](auto t) -> HostKernelOrError {
     using T = decltype(t);
     return std::make_unique<Reduce<F<T>, T>>(units, cost, Extents(dims));
   };
-  const auto none = [&] { return Made(NoHostKernel(node, outputs)); };
+  const auto none = [&] { return HostKernelOrError(NoHostKernel(node, outputs)); };
   if constexpr (std::is_same<F<float>, MeanOf<float>>::value) {
     return VisitFloating(input.dtype, make, none);
   } else if constexpr (std::is_same<F<float>, MaxOf<float>>::value ||
@@ -265,7 +263,7 @@ Made MakeReduction(const NodeView& node, absl::Span<const TensorType> outputs) {
   } else {
     return VisitNumbers(
         input.dtype,
-        [&](auto t) -> Made {
+        [&](auto t) -> HostKernelOrError {
           using T = decltype(t);
           if constexpr (std::is_integral<T>::value) {
             return make(std::make_unsigned_t<T>());
@@ -286,26 +284,26 @@ std::vector<Extent> RepeatedExtents(const TensorType& input, const TensorType& o
   return dims;
 }
 
-Made MakeExpand(const NodeView& node, absl::Span<const TensorType> outputs) {
+HostKernelOrError MakeExpand(const NodeView& node, absl::Span<const TensorType> outputs) {
   return VisitWidth(
       outputs[0].dtype,
-      [&](auto t) -> Made {
+      [&](auto t) -> HostKernelOrError {
         using T = decltype(t);
         return std::make_unique<Repeat<Repeated<T>, T>>(
             outputs[0].num_elements(), Extents(RepeatedExtents(node.input(0), outputs[0])));
       },
-      [&] { return Made(NoHostKernel(node, outputs)); });
+      [&] { return HostKernelOrError(NoHostKernel(node, outputs)); });
 }
 
-Made MakeSpread(const NodeView& node, absl::Span<const TensorType> outputs) {
+HostKernelOrError MakeSpread(const NodeView& node, absl::Span<const TensorType> outputs) {
   return VisitFloating(
       outputs[0].dtype,
-      [&](auto t) -> Made {
+      [&](auto t) -> HostKernelOrError {
         using T = decltype(t);
         return std::make_unique<Repeat<Divided<T>, T>>(
             outputs[0].num_elements(), Extents(RepeatedExtents(node.input(0), outputs[0])));
       },
-      [&] { return Made(NoHostKernel(node, outputs)); });
+      [&] { return HostKernelOrError(NoHostKernel(node, outputs)); });
 }
 
 constexpr HostKernelEntry kEntries[] = {

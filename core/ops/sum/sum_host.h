@@ -1,5 +1,7 @@
 // Reductions over axes, expand and spread on host memory. A unit is an element of the result; the
 // order of operations in it depends on the input's shape alone.
+//
+// Threads, memory, failure: core/ops/host_kernel.h.
 #ifndef CHORUS_CORE_OPS_SUM_SUM_HOST_H_
 #define CHORUS_CORE_OPS_SUM_SUM_HOST_H_
 

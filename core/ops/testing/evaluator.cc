@@ -719,7 +719,8 @@ std::vector<W> Tree(Reduction reduction, const std::vector<std::vector<W>>& oper
 }
 
 // `pieces` and `factors` by rank: null where the member is absent. Factors are there for PREMUL_SUM
-// alone. Who is absent is left out, also of what a single operand would be reduced to: itself.
+// alone. A member that is absent is left out, also of what a single operand would be reduced to:
+// itself.
 Value ReduceAll(Reduction reduction, const std::vector<const Value*>& pieces,
                 const std::vector<const Value*>& factors) {
   const Value* some = nullptr;

@@ -5,7 +5,9 @@
 // It runs the graphs of several sessions at once. Collectives meet by instance, in any order that
 // the data dependences allow. Ranks are reduced in the one order that there is: T(lo, n) is operand
 // lo where n is 1, else T(lo, p) op T(lo + p, n - p), p the largest power of two below n, over all
-// places of the group; who is absent is left out.
+// ranks of the group; absent members are left out.
+//
+// Threads: pure functions.
 #ifndef CHORUS_CORE_OPS_TESTING_EVALUATOR_H_
 #define CHORUS_CORE_OPS_TESTING_EVALUATOR_H_
 

@@ -71,8 +71,9 @@ std::vector<ValueIndex> RankBuilder::Emit(const Collective& collective,
   return Must(builder_.Emit(std::move(spec)));
 }
 
-std::vector<ValueIndex> RankBuilder::Apply(absl::string_view op, std::vector<ValueIndex> inputs,
-                                           const How& how, Attributes attributes) {
+std::vector<ValueIndex> RankBuilder::ApplyCollective(absl::string_view op,
+                                                     std::vector<ValueIndex> inputs, const How& how,
+                                                     Attributes attributes) {
   Collective c = MakeCollective(FindOp(op)->kind);
   if (how.reduction != Reduction::kNone) c.reduction = how.reduction;
   c.root = GroupRank(how.root);

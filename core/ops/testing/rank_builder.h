@@ -1,5 +1,7 @@
 // Builds one rank's graph in tests: a GraphBuilder with a name for each op, which ends the test
 // with the error's text when an op is refused.
+//
+// Threads: thread-compatible.
 #ifndef CHORUS_CORE_OPS_TESTING_RANK_BUILDER_H_
 #define CHORUS_CORE_OPS_TESTING_RANK_BUILDER_H_
 
@@ -49,10 +51,10 @@ class RankBuilder {
     int32_t runtime_counts_input = -1;
     int64_t runtime_count_maximum = 0;
   };
-  std::vector<ValueIndex> Apply(absl::string_view op, std::vector<ValueIndex> inputs,
-                                const How& how, Attributes attributes = {});
-  std::vector<ValueIndex> Apply(absl::string_view op, std::vector<ValueIndex> inputs) {
-    return Apply(op, std::move(inputs), How());
+  std::vector<ValueIndex> ApplyCollective(absl::string_view op, std::vector<ValueIndex> inputs,
+                                          const How& how, Attributes attributes = {});
+  std::vector<ValueIndex> ApplyCollective(absl::string_view op, std::vector<ValueIndex> inputs) {
+    return ApplyCollective(op, std::move(inputs), How());
   }
 
   // A collective on this rank of group slot 0, with defaults for the rest.

@@ -65,15 +65,15 @@ struct Plan {
     // -1: never: it is needed longer, or the graph has several device slots. Each input is the
     // donor of one output at most.
     int32_t donor = -1;
-    // Nothing but this output stands in its buffer, a kOwned one, and no other rank reads it: who
-    // has the output alone has the memory alone.
+    // Nothing but this output stands in its buffer, a kOwned one, and no other rank reads it: a
+    // session that has the output alone has the memory alone.
     bool sole = false;
-    // Where its value comes from, if other ranks may have the same: output `place` of the
-    // collective of participation `participation`, which is equal on all its members, or the result
-    // at `place` of `equal_group`. -1: neither.
+    // Where its value comes from, if other ranks may have the same: output `index` of the
+    // collective of participation `participation`, which is equal on all its members, or result
+    // `index` of `equal_group`. -1: neither.
     int32_t participation = -1;
     int32_t equal_group = -1;
-    int32_t place = 0;
+    int32_t index = 0;
   };
   std::vector<Output> outputs;
   // Work that is the same on every rank that has the same leaves: pure ops that depend on the
@@ -88,11 +88,11 @@ struct Plan {
     Hash128 hash;  // of the ops and of the types of the leaves
     struct Leaf {
       int32_t input = -1;          // a graph input
-      int32_t participation = -1;  // else output `place` of that one
-      int32_t place = 0;
+      int32_t participation = -1;  // else output `index` of that one
+      int32_t index = 0;
     };
     std::vector<Leaf> leaves;
-    std::vector<BufferIndex> results;  // the kOwned buffers that it writes, by place
+    std::vector<BufferIndex> results;  // the kOwned buffers that it writes, by index
     int64_t kernels = 0;
   };
   std::vector<EqualGroup> equal_groups;

@@ -114,9 +114,9 @@ void Dependences::Give(NodeIndex node, Set set) {
 }
 
 void Dependences::GiveOwn(NodeIndex node, int32_t participation) {
-  auto own = std::make_shared<absl::btree_set<int32_t>>();
-  own->insert(participation);
-  Give(node, std::move(own));
+  auto single = std::make_shared<absl::btree_set<int32_t>>();
+  single->insert(participation);
+  Give(node, std::move(single));
 }
 
 }  // namespace chorus::planning

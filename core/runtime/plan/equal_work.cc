@@ -70,8 +70,8 @@ IndexedVector<NodeIndex, bool> FindSharable(const PlanState& state,
 struct Candidate {
   Graph graph;
   std::vector<Plan::EqualGroup::Leaf> leaves;
-  absl::flat_hash_map<ValueIndex, ValueIndex> numbers;  // in `graph`; of leaves: ~place
-  ValueIndex next_number = 0;
+  absl::flat_hash_map<ValueIndex, ValueIndex> value_ids;  // in `graph`; of leaves: ~index
+  ValueIndex next_value_id = 0;
   std::vector<ValueIndex> results;
   std::vector<NodeIndex> kernels;  // that may be left out
   bool after_collective = false;
@@ -85,7 +85,7 @@ void AddLeaf(const PlanState& state, ValueIndex v, Candidate* candidate) {
     leaf.input = v;
   } else {
     leaf.participation = state.nodes[producer].participation;
-    leaf.place = v - state.table.first_output(producer);
+    leaf.index = v - state.table.first_output(producer);
     candidate->after_collective = true;
   }
   GraphInput input;
@@ -99,12 +99,12 @@ void AddNode(const PlanState& state, NodeIndex n, bool sharable, Candidate* cand
   Node copy = node;
   for (ValueIndex& v : copy.inputs) {
     const auto added =
-        candidate->numbers.emplace(v, ~static_cast<ValueIndex>(candidate->leaves.size()));
+        candidate->value_ids.emplace(v, ~static_cast<ValueIndex>(candidate->leaves.size()));
     if (added.second) AddLeaf(state, v, candidate);
     v = added.first->second;
   }
   for (size_t i = 0; i < node.outputs.size(); ++i) {
-    candidate->numbers.emplace(state.output(n, i), candidate->next_number++);
+    candidate->value_ids.emplace(state.output(n, i), candidate->next_value_id++);
   }
   candidate->graph.nodes.push_back(std::move(copy));
   if (!sharable || state.nodes[n].form != Form::kKernel) return;
@@ -130,10 +130,10 @@ void TakeCandidate(Candidate* candidate, PlanState* state) {
   Plan::EqualGroup group;
   for (const ValueIndex v : candidate->results) {
     GraphOutput output;
-    output.value = candidate->numbers[v] + leaves;
+    output.value = candidate->value_ids[v] + leaves;
     candidate->graph.outputs.push_back(output);
     state->values[v].equal_group = index;
-    state->values[v].equal_place = static_cast<int32_t>(group.results.size());
+    state->values[v].equal_index = static_cast<int32_t>(group.results.size());
     group.results.emplace_back();
   }
   for (const NodeIndex n : candidate->kernels) state->nodes[n].equal_group = index;
@@ -160,8 +160,9 @@ void FindEqualWork(PlanState* state) {
     if (candidate_of.emplace(set_of[n], candidates.size()).second) candidates.emplace_back();
   }
   for (NodeIndex n = 0; n < state->num_nodes(); ++n) {
-    const auto found = candidate_of.find(set_of[n]);
-    if (found != candidate_of.end()) AddNode(*state, n, sharable[n], &candidates[found->second]);
+    const auto candidate = candidate_of.find(set_of[n]);
+    if (candidate != candidate_of.end())
+      AddNode(*state, n, sharable[n], &candidates[candidate->second]);
   }
   for (Candidate& candidate : candidates) TakeCandidate(&candidate, state);
 }

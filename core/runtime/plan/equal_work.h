@@ -2,6 +2,8 @@
 //
 // Reads forms, participations, `live` and is_output. Writes Plan::equal_groups, but for the
 // buffers of its results (placement.h), and equal_group of nodes and values.
+//
+// Threads: pure functions of the state.
 #ifndef CHORUS_CORE_RUNTIME_PLAN_EQUAL_WORK_H_
 #define CHORUS_CORE_RUNTIME_PLAN_EQUAL_WORK_H_
 

@@ -37,12 +37,12 @@ TEST(EqualWorkTest, AnUpdateIsAGroupOfEqualWork) {
   ASSERT_EQ(group.leaves.size(), 3u);
   EXPECT_EQ(group.leaves[0].input, 2);
   EXPECT_EQ(group.leaves[1].participation, 0);
-  EXPECT_EQ(group.leaves[1].place, 0);
+  EXPECT_EQ(group.leaves[1].index, 0);
   EXPECT_EQ(group.leaves[2].input, 1);
   ASSERT_EQ(group.results.size(), 2u);
   for (size_t i = 0; i < 2; ++i) {
     EXPECT_EQ(plan.outputs[i].equal_group, 0);
-    EXPECT_EQ(plan.outputs[i].place, static_cast<int32_t>(i));
+    EXPECT_EQ(plan.outputs[i].index, static_cast<int32_t>(i));
     EXPECT_EQ(plan.outputs[i].buffer, group.results[i]);
     EXPECT_EQ(OutputSpec(plan, i).kind, Kind::kOwned);
   }
@@ -80,8 +80,8 @@ TEST(EqualWorkTest, WhatIsNoEqualWork) {
 
   RankBuilder local(1, 3);
   AddOutput(&local, local.Op("neg", {local.Input(F32({100000}))}));
-  AddOutput(&local,
-            local.Op("neg", local.Apply("reduce_scatter_tensor", {local.Input(F32({300000}))})));
+  AddOutput(&local, local.Op("neg", local.ApplyCollective("reduce_scatter_tensor",
+                                                          {local.Input(F32({300000}))})));
   EXPECT_TRUE(Compile(local).equal_groups.empty())
       << "depends on no collective, or on one that gives each rank its own";
 }

@@ -42,15 +42,15 @@ int64_t MemoryOfType(const TensorType& type) {
 }
 // As a leaf of equal work, or as the operand of a step.
 int64_t MemoryToRead(const TensorType& type) {
-  return MemoryOfType(type) +
-         static_cast<int64_t>(2 * sizeof(DevicePlan::Place) + sizeof(Plan::EqualGroup::Leaf) + 64);
+  return MemoryOfType(type) + static_cast<int64_t>(2 * sizeof(DevicePlan::Location) +
+                                                   sizeof(Plan::EqualGroup::Leaf) + 64);
 }
 // What the schedule knows of it, too.
 constexpr int64_t kBytesOfValue =
-    sizeof(ValueState) + 2 * sizeof(BufferSpec) + 2 * sizeof(DevicePlan::Place) + 96;
-// Rows, the places in a step and as the plan's operands, and the step's bytes.
+    sizeof(ValueState) + 2 * sizeof(BufferSpec) + 2 * sizeof(DevicePlan::Location) + 96;
+// Rows, the locations in a step and as the plan's operands, and the step's bytes.
 constexpr int64_t kBytesOfPiece =
-    4 * sizeof(int64_t) + 2 * sizeof(DevicePlan::Place) + 2 * sizeof(Plan::Operand) + 32;
+    4 * sizeof(int64_t) + 2 * sizeof(DevicePlan::Location) + 2 * sizeof(Plan::Operand) + 32;
 
 int64_t MemoryToPlan(const PlanState& state, const Node& node, const OpDef& def) {
   // Copied for equal work or as a kernel, again to be encoded, and as bytes.
@@ -74,7 +74,7 @@ int64_t MemoryToPlanEnds(const PlanState& state) {
   for (const GraphInput& input : state.graph.inputs) {
     bytes += kBytesOfValue + MemoryOfType(input.type);
   }
-  // Who publishes an output keeps its type beside it.
+  // The publisher of an output keeps its type beside it.
   for (const GraphOutput& output : state.graph.outputs) {
     bytes += static_cast<int64_t>(2 * sizeof(Plan::Output) + 64) +
              MemoryOfType(state.table.type(output.value));
@@ -104,19 +104,20 @@ absl::Status FindForms(PlanState* state) {
   state->nodes.resize(graph.nodes.size());
   for (NodeIndex n = 0; n < state->num_nodes(); ++n) {
     const Node& node = state->node(n);
-    NodeState& known = state->nodes[n];
-    known.def =
+    NodeState& node_state = state->nodes[n];
+    node_state.def =
         n > 0 && state->node(n - 1).op == node.op ? state->nodes[n - 1].def : FindOp(node.op);
-    if (known.def == nullptr) return Unsupported(absl::StrCat("op '", node.op, "' is not run"));
-    CHORUS_RETURN_IF_ERROR(take(MemoryToPlan(*state, node, *known.def)));
+    if (node_state.def == nullptr)
+      return Unsupported(absl::StrCat("op '", node.op, "' is not run"));
+    CHORUS_RETURN_IF_ERROR(take(MemoryToPlan(*state, node, *node_state.def)));
     if (node.collective.has_value()) {
-      known.form = Form::kCollective;
-      known.pieces = FindPieces(node, *known.def, state->table, GroupSize(graph, node));
-    } else if (known.def->alias == OutputAlias::kInput && !node.inputs.empty()) {
-      known.form =
+      node_state.form = Form::kCollective;
+      node_state.pieces = FindPieces(node, *node_state.def, state->table, GroupSize(graph, node));
+    } else if (node_state.def->alias == OutputAlias::kInput && !node.inputs.empty()) {
+      node_state.form =
           state->table.device_slot(node.inputs[0]) == node.device_slot ? Form::kAlias : Form::kCopy;
     } else {
-      CHORUS_ASSIGN_OR_RETURN(known.workspace_bytes, WorkspaceBytes(*state, node));
+      CHORUS_ASSIGN_OR_RETURN(node_state.workspace_bytes, WorkspaceBytes(*state, node));
     }
   }
   state->values.resize(static_cast<size_t>(state->table.size()));

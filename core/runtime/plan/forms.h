@@ -4,6 +4,8 @@
 // `values`, each its own root. It comes first, and counts before anything is made what the whole
 // plan takes: kQuota where that is more than PlanLimits::max_bytes. UNIMPLEMENTED: an op that is
 // not run, or two members of one group on one device slot. INTERNAL: an op without a kernel.
+//
+// Threads: pure functions of the state.
 #ifndef CHORUS_CORE_RUNTIME_PLAN_FORMS_H_
 #define CHORUS_CORE_RUNTIME_PLAN_FORMS_H_
 

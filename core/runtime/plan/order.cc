@@ -127,9 +127,9 @@ class Orderer {
 
   // What a call needs and is not there yet.
   absl::Status EmitNeedsOf(int32_t p) {
-    const NodeIndex wanted = NodeOf(p);
+    const NodeIndex target = NodeOf(p);
     std::vector<std::pair<NodeIndex, size_t>> stack;  // node, next input to look at
-    stack.emplace_back(wanted, 0);
+    stack.emplace_back(target, 0);
     while (!stack.empty()) {
       auto& [n, next] = stack.back();
       const Node& node = state_.node(n);
@@ -143,7 +143,7 @@ class Orderer {
         }
         stack.emplace_back(producer, 0);
       } else {
-        if (n != wanted && !emitted_[n]) Emit(n);
+        if (n != target && !emitted_[n]) Emit(n);
         stack.pop_back();
       }
     }

@@ -4,6 +4,8 @@
 // nodes once, and `put_off`. That is program order, but where the options give another one, or
 // where members' calls of one instance have to stand together; what may write over a donated input
 // comes at the end. kMalformed: PlanOptions::order is no order of the run's participations.
+//
+// Threads: pure functions of the state.
 #ifndef CHORUS_CORE_RUNTIME_PLAN_ORDER_H_
 #define CHORUS_CORE_RUNTIME_PLAN_ORDER_H_
 

@@ -16,14 +16,14 @@ bool MayTakeOver(const PlanState& state, const IndexedVector<NodeIndex, int32_t>
   const ValueState& input = state.values[output.may_alias];
   const TensorType& type = state.table.type(output.value);
   const NodeIndex producer = state.table.producer(output.value);
-  // Counted inputs are read by others, who may keep them, or are outputs themselves.
+  // Counted inputs are read by other ranks, which may keep them, or are outputs themselves.
   if (value.root != output.value || value.takes_over || producer < 0 || input.counted ||
       state.nodes[producer].form != Form::kKernel ||
       type.num_bytes() != state.table.type(output.may_alias).num_bytes()) {
     return false;
   }
   if (!state.nodes[producer].put_off) return false;
-  // Local ops run in their order: whoever else reads the input must come before.
+  // Local ops run in their order: other readers of the input must come before.
   const int32_t writes = position_of[producer];
   if (input.last_use < writes) return true;
   if (input.last_use > writes || !state.nodes[producer].def->elementwise) return false;
@@ -49,20 +49,20 @@ IndexedVector<ValueIndex, ValueIndex> FindOrigins(const PlanState& state) {
 void NoteOrigin(const PlanState& state, ValueIndex origin, Plan::Output* output) {
   const NodeIndex producer = state.table.producer(origin);
   if (producer < 0) return;
-  const int32_t place = origin - state.table.first_output(producer);
+  const int32_t index = origin - state.table.first_output(producer);
   if (state.values[origin].equal_group >= 0) {
     output->equal_group = state.values[origin].equal_group;
-    output->place = state.values[origin].equal_place;
+    output->index = state.values[origin].equal_index;
   } else if (state.nodes[producer].form == Form::kCollective && state.options.share_results &&
-             IsEqualResult(state.node(producer), static_cast<size_t>(place))) {
+             IsEqualResult(state.node(producer), static_cast<size_t>(index))) {
     output->participation = state.nodes[producer].participation;
-    output->place = place;
+    output->index = index;
   }
 }
 
 // Which outputs have their memory alone.
 void FindSole(Plan* plan) {
-  // Whoever reads or names a buffer behind the run: outputs, and other ranks its operands.
+  // What reads or names a buffer behind the run: outputs, and other ranks its operands.
   IndexedVector<BufferIndex, int32_t> readers(plan->buffers.size(), 0);
   const auto count = [&readers](BufferIndex buffer) {
     if (buffer >= 0) ++readers[buffer];
@@ -95,7 +95,7 @@ void PlaceOutputs(PlanState* state) {
   const IndexedVector<ValueIndex, ValueIndex> origins = FindOrigins(*state);
   for (size_t i = 0; i < state->plan.outputs.size(); ++i) {
     const ValueIndex v = state->graph.outputs[i].value;
-    const DevicePlan::Place at = PlaceInBuffer(*state, v);
+    const DevicePlan::Location at = LocationInBuffer(*state, v);
     Plan::Output& output = state->plan.outputs[i];
     output.buffer = at.buffer;
     output.offset = at.offset;

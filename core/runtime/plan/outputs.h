@@ -1,4 +1,6 @@
 // Passes: what each of the graph's outputs may take over, and where it stands.
+//
+// Threads: pure functions of the state.
 #ifndef CHORUS_CORE_RUNTIME_PLAN_OUTPUTS_H_
 #define CHORUS_CORE_RUNTIME_PLAN_OUTPUTS_H_
 

@@ -27,21 +27,21 @@ void AddBuffer(const BufferSpec& spec, ValueIndex v, PlanState* state) {
 // Output `i` of a live node, which is the root of its memory.
 void PlaceOutput(NodeIndex n, size_t i, PlanState* state) {
   const Node& node = state->node(n);
-  const NodeState& known = state->nodes[n];
+  const NodeState& node_state = state->nodes[n];
   const ValueIndex v = state->output(n, i);
   ValueState& value = state->values[v];
-  const bool of_collective = known.form == Form::kCollective;
+  const bool of_collective = node_state.form == Form::kCollective;
   if (value.list_member >= 0) {
     if (!value.used) return;
     BufferSpec spec = SpecOf(*state, BufferSpec::Kind::kPeer, v);
-    spec.index = known.participation;
+    spec.index = node_state.participation;
     spec.list_member = value.list_member;
     spec.list_index = value.list_index;
     AddBuffer(spec, v, state);
   } else if (value.used && of_collective && state->options.share_results &&
              IsSharedResult(node, i)) {
     BufferSpec spec = SpecOf(*state, BufferSpec::Kind::kShared, v);
-    spec.index = known.participation;
+    spec.index = node_state.participation;
     AddBuffer(spec, v, state);
   } else if (value.counted) {
     AddBuffer(SpecOf(*state, BufferSpec::Kind::kOwned, v), v, state);
@@ -72,16 +72,16 @@ struct StagingUse {
 
 void CountStagingUses(const PlanState& state, NodeIndex n, std::vector<StagingUse>* uses) {
   const Node& node = state.node(n);
-  const NodeState& known = state.nodes[n];
-  if (known.form == Form::kAlias) return;  // those who read the alias count
+  const NodeState& node_state = state.nodes[n];
+  if (node_state.form == Form::kAlias) return;  // those that read the alias count
   for (const ValueIndex v : node.inputs) {
     const ValueIndex root = state.values[v].root;
     if (static_cast<size_t>(root) >= uses->size()) continue;
     StagingUse& use = (*uses)[root];
-    if (known.def->input_use == InputUse::kReductionOperand &&
+    if (node_state.def->input_use == InputUse::kReductionOperand &&
         IsFloating(state.table.type(v).dtype) && ReadsOnce(node)) {
       use.reduced = true;
-    } else if (known.form == Form::kCopy && !state.options.share_results) {
+    } else if (node_state.form == Form::kCopy && !state.options.share_results) {
       ++use.copies;
     } else {
       use.other = true;
@@ -122,7 +122,7 @@ void PlaceValues(PlanState* state) {
   for (ValueState& value : state->values) {
     if (value.slice_of >= 0) value.buffer = state->values[value.slice_of].buffer;
     if (value.equal_group >= 0) {
-      state->plan.equal_groups[value.equal_group].results[value.equal_place] = value.buffer;
+      state->plan.equal_groups[value.equal_group].results[value.equal_index] = value.buffer;
     }
   }
   state->plan.input_may_be_staging = FindStagingInputs(*state);

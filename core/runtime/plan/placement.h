@@ -3,6 +3,8 @@
 // Reads roots, counted, slice_of, list_member, `used`, is_output and forms. Writes Plan::buffers
 // but for workspaces (schedule.h), Plan::input_may_be_staging, the results of Plan::equal_groups,
 // and of values `buffer` or in_workspace.
+//
+// Threads: pure functions of the state.
 #ifndef CHORUS_CORE_RUNTIME_PLAN_PLACEMENT_H_
 #define CHORUS_CORE_RUNTIME_PLAN_PLACEMENT_H_
 

@@ -1,4 +1,6 @@
 // What a plan is made for, and what it may cost. Plain data.
+//
+// Threads: `workspace_bytes` is called on the thread that plans.
 #ifndef CHORUS_CORE_RUNTIME_PLAN_PLAN_OPTIONS_H_
 #define CHORUS_CORE_RUNTIME_PLAN_PLAN_OPTIONS_H_
 

@@ -23,13 +23,13 @@ bool IsSharedResult(const Node& node, size_t i) {
   return i == 0 && GivesEqualResults(node.collective->kind);
 }
 
-DevicePlan::Place PlaceInBuffer(const PlanState& state, ValueIndex v) {
+DevicePlan::Location LocationInBuffer(const PlanState& state, ValueIndex v) {
   const ValueState& root = state.root(v);
-  DevicePlan::Place place;
-  place.buffer = root.buffer;
-  place.offset = root.offset;
-  if (state.values[v].root != v) place.offset += state.values[v].offset;
-  return place;
+  DevicePlan::Location location;
+  location.buffer = root.buffer;
+  location.offset = root.offset;
+  if (state.values[v].root != v) location.offset += state.values[v].offset;
+  return location;
 }
 
 }  // namespace chorus::planning

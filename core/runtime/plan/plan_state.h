@@ -52,8 +52,8 @@ struct ValueState {
   bool counted = false;  // must not stand in a workspace
   bool is_output = false;
   bool takes_over = false;   // an output that may stand where its donor does
-  int32_t equal_group = -1;  // whose result `equal_place` it is
-  int32_t equal_place = 0;
+  int32_t equal_group = -1;  // whose result `equal_index` it is
+  int32_t equal_index = 0;
   int32_t last_use = -1;  // position in the order of the last node that touches it
   bool in_workspace = false;
   BufferIndex buffer;  // else
@@ -87,13 +87,13 @@ struct PlanState {
 int NumVisible(const Node& node);
 // Of a PRODUCT: output `i` is a member's operand, kept for backward.
 bool IsFactor(const Node& node, size_t i);
-// Whoever is a member has the same as output `i`.
+// All members have the same as output `i`.
 bool IsEqualResult(const Node& node, size_t i);
 // Output `i` is one for all ranks of the node: the result alone. Where results are shared.
 bool IsSharedResult(const Node& node, size_t i);
 
 // Where a value stands that is not in a workspace.
-DevicePlan::Place PlaceInBuffer(const PlanState& state, ValueIndex v);
+DevicePlan::Location LocationInBuffer(const PlanState& state, ValueIndex v);
 
 }  // namespace chorus::planning
 

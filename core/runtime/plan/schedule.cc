@@ -13,7 +13,7 @@
 namespace chorus::planning {
 namespace {
 
-using Place = DevicePlan::Place;
+using Location = DevicePlan::Location;
 using Step = DevicePlan::Step;
 using StreamId = DevicePlan::StreamId;
 
@@ -31,7 +31,7 @@ struct Slot {
   Workspace workspace;
   BufferIndex workspace_buffer;
   // The last step of the other stream that each stream has waited for.
-  int32_t known[DevicePlan::kStreams] = {-1, -1};
+  int32_t waited_step[DevicePlan::kStreams] = {-1, -1};
   std::vector<int32_t> waits_for;  // by step: a step of the other stream, or -1
   // Bindings of copies, by the pair of slots; this one is the sender, or the receiver.
   absl::flat_hash_map<std::pair<int32_t, int32_t>, int32_t> pair_bindings;
@@ -93,14 +93,14 @@ class Scheduler {
  private:
   // --- Where values stand, and when they are there ---
 
-  Place PlaceOf(ValueIndex v) const {
+  Location LocationOf(ValueIndex v) const {
     const ValueIndex root = state_.values[v].root;
-    Place place = PlaceInBuffer(state_, v);
+    Location location = LocationInBuffer(state_, v);
     if (state_.values[root].in_workspace) {
-      place.buffer = slots_[state_.table.device_slot(root)].workspace_buffer;
-      place.offset += scheduled_[root].block.offset;
+      location.buffer = slots_[state_.table.device_slot(root)].workspace_buffer;
+      location.offset += scheduled_[root].block.offset;
     }
-    return place;
+    return location;
   }
 
   // Begins a step: what it reads, and the wait that this takes.
@@ -115,12 +115,12 @@ class Scheduler {
       if (value.ready_step >= 0 && value.ready_stream != stream) {
         needed = std::max(needed, value.ready_step);
       }
-      step.inputs.push_back(PlaceOf(v));
+      step.inputs.push_back(LocationOf(v));
     }
-    int32_t& known = slot.known[static_cast<int>(stream)];
-    if (needed > known) {
+    int32_t& waited_step = slot.waited_step[static_cast<int>(stream)];
+    if (needed > waited_step) {
       slot.waits_for.push_back(needed);
-      known = needed;
+      waited_step = needed;
     } else {
       slot.waits_for.push_back(-1);
     }
@@ -139,19 +139,19 @@ class Scheduler {
   }
 
   // Finds room for an output of the step that was begun.
-  Place PlaceOutput(ValueIndex v, int32_t slot_index, StreamId stream) {
+  Location PlaceOutput(ValueIndex v, int32_t slot_index, StreamId stream) {
     const ValueState& value = state_.values[v];
-    Place place;
+    Location location;
     if (value.root == v) {
       if (value.in_workspace) {
         scheduled_[v].block = AllocateBlock(state_.table.type(v).num_bytes(), slot_index, stream);
       }
-      place = PlaceOf(v);
-      place.producer = value.list_member;
+      location = LocationOf(v);
+      location.producer = value.list_member;
     }
     scheduled_[v].ready_step = CurrentStep(slot_index);
     scheduled_[v].ready_stream = stream;
-    return place;
+    return location;
   }
 
   // Finds room for what the step that was begun needs beside its operands. The block is free again
@@ -175,7 +175,7 @@ class Scheduler {
       slot.workspace_buffer = plan_.buffers.push_back(spec);
     }
     Workspace::Block block =
-        slot.workspace.Allocate(bytes, stream, slot.known[static_cast<int>(stream)]);
+        slot.workspace.Allocate(bytes, stream, slot.waited_step[static_cast<int>(stream)]);
     block.touched[static_cast<int>(stream)] = CurrentStep(slot_index);
     return block;
   }
@@ -251,60 +251,62 @@ class Scheduler {
 
   void ScheduleCollective(NodeIndex n) {
     const Node& node = state_.node(n);
-    const NodeState& known = state_.nodes[n];
+    const NodeState& node_state = state_.nodes[n];
     Step step = Begin(node.device_slot, StreamId::kCommunication, node.inputs);
     SpreadInputs(n, &step);
-    for (size_t i = 0; i < known.pieces.inputs.size(); ++i) {
-      const Place& place = step.inputs[i];
-      plan_.operands[known.participation].push_back({place.buffer, place.offset});
+    for (size_t i = 0; i < node_state.pieces.inputs.size(); ++i) {
+      const Location& location = step.inputs[i];
+      plan_.operands[node_state.participation].push_back({location.buffer, location.offset});
     }
     PlaceOutputs(n, &step);
-    plan_.written[known.participation] = WrittenBy(n);
+    plan_.written[node_state.participation] = WrittenBy(n);
     Plan::CollectiveSlot binding;
-    binding.participation = known.participation;
+    binding.participation = node_state.participation;
     PushCollective(node.device_slot, AddBinding(node.device_slot, binding),
-                   CollectiveStepOf(node, known.pieces), std::move(step));
+                   CollectiveStepOf(node, node_state.pieces), std::move(step));
   }
 
-  // A tensor that holds pieces of so many rows, as the places of all of them.
-  template <typename Places>
+  // A tensor that holds pieces of so many rows, as the locations of all of them.
+  template <typename Locations>
   static void PushPieces(const CollectivePieces& pieces, const std::vector<int64_t>& rows,
-                         DType dtype, Place place, Places* to) {
+                         DType dtype, Location location, Locations* to) {
     for (const int64_t n : rows) {
-      to->push_back(place);
-      place.offset += n * pieces.row_elements * DTypeBytes(dtype);
+      to->push_back(location);
+      location.offset += n * pieces.row_elements * DTypeBytes(dtype);
     }
   }
 
   void SpreadInputs(NodeIndex n, Step* step) const {
     const Node& node = state_.node(n);
-    const NodeState& known = state_.nodes[n];
-    if (!known.def->one_input || HasRuntimeCounts(*node.collective) || node.inputs.empty()) return;
+    const NodeState& node_state = state_.nodes[n];
+    if (!node_state.def->one_input || HasRuntimeCounts(*node.collective) || node.inputs.empty())
+      return;
     const auto operands = step->inputs;
     step->inputs.clear();
-    PushPieces(known.pieces, known.pieces.inputs, known.pieces.dtype, operands[0], &step->inputs);
+    PushPieces(node_state.pieces, node_state.pieces.inputs, node_state.pieces.dtype, operands[0],
+               &step->inputs);
     step->inputs.insert(step->inputs.end(), operands.begin() + 1, operands.end());
   }
 
   void PlaceOutputs(NodeIndex n, Step* step) {
     const Node& node = state_.node(n);
-    const NodeState& known = state_.nodes[n];
-    const CollectivePieces& pieces = known.pieces;
+    const NodeState& node_state = state_.nodes[n];
+    const CollectivePieces& pieces = node_state.pieces;
     const bool runtime = HasRuntimeCounts(*node.collective);
     for (size_t i = 0; i < node.outputs.size(); ++i) {
-      const Place place =
+      const Location location =
           PlaceOutput(state_.output(n, i), node.device_slot, StreamId::kCommunication);
       const bool holders = static_cast<int>(i) >= NumVisible(node) && !IsFactor(node, i);
-      if (known.def->one_output && !runtime && i == 0) {
-        PushPieces(pieces, pieces.outputs, pieces.dtype, place, &step->outputs);
+      if (node_state.def->one_output && !runtime && i == 0) {
+        PushPieces(pieces, pieces.outputs, pieces.dtype, location, &step->outputs);
         continue;
       }
-      if (known.def->one_input && !runtime && holders) {
-        PushPieces(pieces, pieces.inputs, DType::kF32, place, &step->outputs);
+      if (node_state.def->one_input && !runtime && holders) {
+        PushPieces(pieces, pieces.inputs, DType::kF32, location, &step->outputs);
         continue;
       }
-      step->outputs.push_back(place);
-      if (HasPeer(node.collective->kind) && place.producer >= 0) {
+      step->outputs.push_back(location);
+      if (HasPeer(node.collective->kind) && location.producer >= 0) {
         step->outputs.back().producer = PeerInPair(*node.collective);
       }
     }

@@ -3,6 +3,8 @@
 // Reads `order`, everything that is known of nodes and values, and Plan::buffers. Adds workspaces
 // to Plan::buffers; writes Plan::operands, written, collectives, meetings, device_plans and
 // workspace_bytes.
+//
+// Threads: pure functions of the state.
 #ifndef CHORUS_CORE_RUNTIME_PLAN_SCHEDULE_H_
 #define CHORUS_CORE_RUNTIME_PLAN_SCHEDULE_H_
 

@@ -117,7 +117,7 @@ TEST(ScheduleTest, TheOtherStreamUsesScratchOnlyBehindItsStep) {
   int64_t bytes = 0;
   const DevicePlan device = CompileWithScratch(&b, &bytes);
   ASSERT_EQ(device.steps.size(), 4u);
-  const DevicePlan::Place scratch = device.steps[0].workspace;
+  const DevicePlan::Location scratch = device.steps[0].workspace;
   EXPECT_EQ(device.steps[1].wait, -1);
   EXPECT_FALSE(device.steps[1].outputs[0] == scratch);
   EXPECT_GE(device.steps[2].wait, 0);

@@ -61,9 +61,9 @@ void AliasOperands(NodeIndex n, PlanState* state) {
     }
     const auto piece = static_cast<size_t>(source.piece);
     const bool one = state->nodes[n].def->one_input;
-    const ValueState& own = state->values[node.inputs[one ? 0 : piece]];
-    value.root = own.root;
-    value.offset = own.offset + (one ? state->nodes[n].pieces.InputOffset(piece) : 0);
+    const ValueState& operand = state->values[node.inputs[one ? 0 : piece]];
+    value.root = operand.root;
+    value.offset = operand.offset + (one ? state->nodes[n].pieces.InputOffset(piece) : 0);
   }
 }
 
@@ -72,8 +72,8 @@ void AliasOperands(NodeIndex n, PlanState* state) {
 void PlaceOperandsInResults(PlanState* state) {
   for (NodeIndex n = 0; n < state->num_nodes(); ++n) {
     const Node& node = state->node(n);
-    const NodeState& known = state->nodes[n];
-    if (!known.live || known.form != Form::kCollective || !known.def->one_output ||
+    const NodeState& node_state = state->nodes[n];
+    if (!node_state.live || node_state.form != Form::kCollective || !node_state.def->one_output ||
         node.collective->kind != CollectiveKind::kAllGather || HasRuntimeCounts(*node.collective)) {
       continue;
     }
@@ -87,7 +87,8 @@ void PlaceOperandsInResults(PlanState* state) {
       continue;
     }
     operand.slice_of = result;
-    operand.offset = known.pieces.OutputOffset(static_cast<size_t>(node.collective->rank.value()));
+    operand.offset =
+        node_state.pieces.OutputOffset(static_cast<size_t>(node.collective->rank.value()));
     state->values[result].counted = true;
   }
 }

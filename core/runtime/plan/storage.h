@@ -1,4 +1,6 @@
 // Passes: which nodes run, which values share memory, and how long each is needed.
+//
+// Threads: pure functions of the state.
 #ifndef CHORUS_CORE_RUNTIME_PLAN_STORAGE_H_
 #define CHORUS_CORE_RUNTIME_PLAN_STORAGE_H_
 

@@ -152,23 +152,23 @@ absl::Status FindVotes(PlanState* state) {
 
 absl::Status FindInstances(PlanState* state) {
   const std::vector<Participation>& participations = state->participations();
-  const std::vector<int32_t>& given = state->options.instances;
+  const std::vector<int32_t>& instance_of = state->options.instances;
   Plan& plan = state->plan;
-  if (!given.empty() && given.size() != participations.size()) {
-    return Malformed(absl::StrCat("the instances of ", given.size(), " collectives for a run of ",
-                                  participations.size()));
+  if (!instance_of.empty() && instance_of.size() != participations.size()) {
+    return Malformed(absl::StrCat("the instances of ", instance_of.size(),
+                                  " collectives for a run of ", participations.size()));
   }
   const auto is_copy = [](const NodeState& node) { return node.form == Form::kCopy; };
   if (std::none_of(state->nodes.begin(), state->nodes.end(), is_copy)) return absl::OkStatus();
   plan.meetings.resize(static_cast<size_t>(state->graph.num_device_slots));
-  if (given.empty()) {
+  if (instance_of.empty()) {
     plan.instances = InstancesOf(participations);
     return absl::OkStatus();
   }
   absl::flat_hash_map<int32_t, int32_t> first_of;
-  for (const int32_t number : given) {
+  for (const int32_t instance : instance_of) {
     const auto next = static_cast<int32_t>(plan.instances.size());
-    plan.instances.push_back(first_of.emplace(number, next).first->second);
+    plan.instances.push_back(first_of.emplace(instance, next).first->second);
   }
   return absl::OkStatus();
 }

@@ -1,4 +1,6 @@
 // Passes: what the run votes for.
+//
+// Threads: pure functions of the state.
 #ifndef CHORUS_CORE_RUNTIME_PLAN_VOTES_H_
 #define CHORUS_CORE_RUNTIME_PLAN_VOTES_H_
 

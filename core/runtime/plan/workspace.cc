@@ -7,16 +7,18 @@
 
 namespace chorus::planning {
 
-Workspace::Block Workspace::Allocate(int64_t bytes, DevicePlan::StreamId stream, int32_t known) {
+Workspace::Block Workspace::Allocate(int64_t bytes, DevicePlan::StreamId stream,
+                                     int32_t passed_step) {
   constexpr size_t kLook = 8;
-  const SizeClass wanted = SizeClass::Of(bytes);
+  const SizeClass size_class = SizeClass::Of(bytes);
   const int other = 1 - static_cast<int>(stream);
-  const int last_class = std::min(wanted.index + SizeClass::kPerDoubling, SizeClass::kCount - 1);
-  for (int c = wanted.index; c <= last_class && c < static_cast<int>(free_.size()); ++c) {
+  const int last_class =
+      std::min(size_class.index + SizeClass::kPerDoubling, SizeClass::kCount - 1);
+  for (int c = size_class.index; c <= last_class && c < static_cast<int>(free_.size()); ++c) {
     std::vector<Block>& blocks = free_[c];
     for (size_t i = 0; i < std::min(kLook, blocks.size()); ++i) {
       Block& candidate = blocks[blocks.size() - 1 - i];
-      if (candidate.touched[other] > known) continue;
+      if (candidate.touched[other] > passed_step) continue;
       const Block block = candidate;
       candidate = blocks.back();
       blocks.pop_back();
@@ -25,8 +27,8 @@ Workspace::Block Workspace::Allocate(int64_t bytes, DevicePlan::StreamId stream,
   }
   Block block;
   block.offset = bytes_;
-  block.size_class = wanted.index;
-  bytes_ += wanted.bytes;
+  block.size_class = size_class.index;
+  bytes_ += size_class.bytes;
   return block;
 }
 

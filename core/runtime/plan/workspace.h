@@ -23,8 +23,8 @@ class Workspace {
   };
 
   // A block that a step of `stream` may write, which knows that the other stream has passed step
-  // `known`. It may be in use still by earlier steps of `stream`.
-  Block Allocate(int64_t bytes, DevicePlan::StreamId stream, int32_t known);
+  // `passed_step`. It may be in use still by earlier steps of `stream`.
+  Block Allocate(int64_t bytes, DevicePlan::StreamId stream, int32_t passed_step);
   void Free(const Block& block);
 
   // That all blocks together ever took.

@@ -80,8 +80,7 @@ std::atomic<int> ReferenceKernel::marks_{0};
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<HostKernel>> MakeReferenceKernel(
-    const NodeView& node, absl::Span<const TensorType> outputs) {
+HostKernelOrError MakeReferenceKernel(const NodeView& node, absl::Span<const TensorType> outputs) {
   return std::unique_ptr<HostKernel>(new ReferenceKernel(node, outputs));
 }
 
@@ -273,9 +272,9 @@ DeviceAddress GangRig::Resolve(const std::vector<Session>& sessions, Result* res
       } else {
         const Result::OnSession& from =
             source.result->sessions[static_cast<size_t>(source.session)];
-        const Plan::Output& place = from.plan.outputs[static_cast<size_t>(source.output)];
-        address = from.addresses[static_cast<size_t>(place.buffer)] +
-                  static_cast<DeviceAddress>(place.offset);
+        const Plan::Output& planned = from.plan.outputs[static_cast<size_t>(source.output)];
+        address = from.addresses[static_cast<size_t>(planned.buffer)] +
+                  static_cast<DeviceAddress>(planned.offset);
       }
       break;
     }
@@ -413,8 +412,8 @@ absl::Status GangRig::PrepareInto(const std::vector<Session>& sessions, Result* 
         }
         const Result::OnSession& from =
             source.result->sessions[static_cast<size_t>(source.session)];
-        const Plan::Output& place = from.plan.outputs[static_cast<size_t>(source.output)];
-        message.after.push_back(from.launches[static_cast<size_t>(place.device_slot)]);
+        const Plan::Output& planned = from.plan.outputs[static_cast<size_t>(source.output)];
+        message.after.push_back(from.launches[static_cast<size_t>(planned.device_slot)]);
       }
       messages->push_back(std::move(message));
     }
@@ -458,11 +457,11 @@ void GangRig::Start(const Result& result) {
 
 Value GangRig::Output(const Result& result, int session, int output) {
   const Result::OnSession& on = result.sessions[static_cast<size_t>(session)];
-  const Plan::Output& place = on.plan.outputs[static_cast<size_t>(output)];
-  const int device = on.devices[static_cast<size_t>(place.device_slot)];
-  const DeviceAddress address =
-      on.addresses[static_cast<size_t>(place.buffer)] + static_cast<DeviceAddress>(place.offset);
-  return {on.output_types[static_cast<size_t>(output)], Download(device, address, place.bytes)};
+  const Plan::Output& planned = on.plan.outputs[static_cast<size_t>(output)];
+  const int device = on.devices[static_cast<size_t>(planned.device_slot)];
+  const DeviceAddress address = on.addresses[static_cast<size_t>(planned.buffer)] +
+                                static_cast<DeviceAddress>(planned.offset);
+  return {on.output_types[static_cast<size_t>(output)], Download(device, address, planned.bytes)};
 }
 
 std::string GangRig::Differences(const std::vector<Session>& sessions, const Result& result) {

@@ -28,8 +28,7 @@ namespace testing {
 
 // Kernels by the reference evaluator, so that these tests are about plans and executors alone. Each
 // wants a workspace, and fails where anybody else writes there.
-absl::StatusOr<std::unique_ptr<HostKernel>> MakeReferenceKernel(
-    const NodeView& node, absl::Span<const TensorType> outputs);
+HostKernelOrError MakeReferenceKernel(const NodeView& node, absl::Span<const TensorType> outputs);
 
 // Threads: thread-compatible. Waits end after a minute with DEADLINE_EXCEEDED.
 class GangRig {

@@ -66,7 +66,7 @@ Graph ManyPieces(int size) {
   RankBuilder b(kMembers - 1, kMembers);
   b.set_wants_grad(false);
   const ValueIndex x = b.Input(TensorType(DType::kF32, {Dim(kMembers)}));
-  for (int i = 0; i < size; ++i) b.Apply("all_to_all_single", {x});
+  for (int i = 0; i < size; ++i) b.ApplyCollective("all_to_all_single", {x});
   return b.graph().Build();
 }
 

@@ -86,18 +86,18 @@ void WriteExecutorBytes(const Corpus& corpus) {
     const ValueIndex turned = b.Op("transpose", {data}, {{"perm", std::vector<int64_t>{1, 0}}});
     RankBuilder::How root;
     root.root = 1;
-    std::vector<ValueIndex> outputs = b.Apply("gather", {turned}, root);
+    std::vector<ValueIndex> outputs = b.ApplyCollective("gather", {turned}, root);
     RankBuilder::How counts;
     counts.counts = {2, 4, 0};
-    outputs.push_back(b.Apply("all_gather_into_tensor", {turned}, counts)[0]);
+    outputs.push_back(b.ApplyCollective("all_gather_into_tensor", {turned}, counts)[0]);
     RankBuilder::How product;
     product.reduction = Reduction::kProduct;
-    outputs.push_back(b.Apply("all_reduce", {b.Op("neg", {data})}, product)[0]);
+    outputs.push_back(b.ApplyCollective("all_reduce", {b.Op("neg", {data})}, product)[0]);
     RankBuilder::How ragged;
     ragged.runtime_counts_input = 1;
     ragged.runtime_count_maximum = 9;
     const ValueIndex rows = b.Input(TensorType(DType::kI64, {3}));
-    for (const ValueIndex v : b.Apply("all_to_all_single", {data, rows}, ragged)) {
+    for (const ValueIndex v : b.ApplyCollective("all_to_all_single", {data, rows}, ragged)) {
       outputs.push_back(v);
     }
     b.Barrier();
@@ -162,11 +162,11 @@ void WriteGraph(const Corpus& corpus, const std::string& name, RankBuilder* b,
   corpus.Write(name, EncodeGraph(graph));
 }
 
-SizeRule Rule(int32_t node, SizeRule::Place place, int32_t attribute, int32_t element,
+SizeRule Rule(int32_t node, SizeRule::Field field, int32_t attribute, int32_t element,
               int32_t symbol, int64_t scale, int64_t offset) {
   SizeRule rule;
   rule.node = node;
-  rule.place = place;
+  rule.field = field;
   rule.attribute = attribute;
   rule.element = element;
   rule.symbol = symbol;
@@ -176,7 +176,7 @@ SizeRule Rule(int32_t node, SizeRule::Place place, int32_t attribute, int32_t el
 }
 
 void WriteGraphs(const Corpus& corpus) {
-  using Place = SizeRule::Place;
+  using Field = SizeRule::Field;
   constexpr int64_t kRows = 6;
   const TensorType x(DType::kF32, {kRows, 4});
   {
@@ -195,25 +195,25 @@ void WriteGraphs(const Corpus& corpus) {
         "slice", {more}, {{"axis", int64_t{0}}, {"begin", int64_t{2}}, {"end", 4 * kRows + 2}});
     WriteGraph(
         corpus, "size_attributes", &b, {less}, {Dim::Symbol(0, kRows)},
-        {Rule(0, Place::kAttribute, 0, 0, 0, 4, 0), Rule(1, Place::kAttribute, 0, 0, 0, 1, 0),
-         Rule(2, Place::kAttribute, 2, 0, 0, 4, 2)});
+        {Rule(0, Field::kAttribute, 0, 0, 0, 4, 0), Rule(1, Field::kAttribute, 0, 0, 0, 1, 0),
+         Rule(2, Field::kAttribute, 2, 0, 0, 4, 2)});
   }
   {
     RankBuilder b(0, 2);
     RankBuilder::How counts;
     counts.counts = {kRows, 2 * kRows};
-    const ValueIndex all = b.Apply("all_gather_into_tensor", {b.Input(x)}, counts)[0];
+    const ValueIndex all = b.ApplyCollective("all_gather_into_tensor", {b.Input(x)}, counts)[0];
     RankBuilder::How ragged;
     ragged.runtime_counts_input = 1;
     ragged.runtime_count_maximum = 9;
     const ValueIndex other = b.Input(TensorType(DType::kF32, {5, 4}));
     const ValueIndex rows = b.Input(TensorType(DType::kI64, {2}));
-    std::vector<ValueIndex> outputs = b.Apply("all_to_all_single", {other, rows}, ragged);
+    std::vector<ValueIndex> outputs = b.ApplyCollective("all_to_all_single", {other, rows}, ragged);
     outputs.push_back(all);
     WriteGraph(corpus, "two_sizes_of_counts", &b, outputs,
                {Dim::Symbol(0, kRows), Dim::Symbol(1, 5)},
-               {Rule(0, Place::kCount, 0, 0, 0, 1, 0), Rule(0, Place::kCount, 0, 1, 0, 2, 0),
-                Rule(1, Place::kRuntimeCountMaximum, 0, 0, 1, 2, -1)});
+               {Rule(0, Field::kCount, 0, 0, 0, 1, 0), Rule(0, Field::kCount, 0, 1, 0, 2, 0),
+                Rule(1, Field::kRuntimeCountMaximum, 0, 0, 1, 2, -1)});
   }
 }
 
