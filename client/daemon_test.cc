@@ -308,7 +308,7 @@ TEST_P(DaemonTest, ACompiledStepTakesBatchesOfAnySize) {
           step.Run({w, FromHost<double>(world, x, {own_rows, 20}), Scalar<double>(world, 0.5)});
       ASSERT_TRUE(out.ok()) << out.status();
       EXPECT_EQ(Values<double>((*out)[1]),
-                std::vector<double>(static_cast<size_t>(own * 3), expected * 20 * (r + 1)));
+                std::vector<double>(static_cast<size_t>(own_rows * 3), expected * 20 * (r + 1)));
       expected -= 0.5 * static_cast<double>(rows + 2 * (41 - rows));
       w = (*out)[0];
       w.RequireGrad();

@@ -173,9 +173,20 @@ ValueIndex BeginStep(GraphBuilder* builder) {
   return before;
 }
 
+// With a division of whole numbers, which may fail: else a step without collectives holds nothing
+// back.
 Graph LocalStepGraph() {
   GraphBuilder builder(1, {});
-  AddOutput(&builder, BeginStep(&builder));
+  NodeSpec cast;
+  cast.op = "cast";
+  cast.attributes = {{"dtype", "i64"}};
+  cast.inputs = {BeginStep(&builder)};
+  const ValueIndex whole = (*builder.Emit(cast))[0];
+  NodeSpec one;
+  one.op = "fill";
+  one.attributes = TypeAttributes(TensorType(DType::kI64, {}));
+  one.attributes.push_back({"value", int64_t{1}});
+  AddOutput(&builder, AddOp(&builder, "div", {whole, (*builder.Emit(one))[0]}));
   return builder.Build();
 }
 
