@@ -109,26 +109,26 @@ TEST_F(ChorusdTest, SighupDoesNotEndIt) {
 }
 
 TEST_F(ChorusdTest, ItSaysHowMuchMemoryItMayUseAndWhy) {
-  for (const bool said : {false, true}) {
+  for (const bool named : {false, true}) {
     std::vector<std::string> flags = {Listen()};
-    if (said) flags.push_back("--memory_limit_bytes=64MiB");
+    if (named) flags.push_back("--memory_limit_bytes=64MiB");
     ChorusdProcess chorusd(folder_, flags);
     ASSERT_TRUE(chorusd.WaitForStart()) << chorusd.output();
     chorusd.Signal(SIGTERM);
     EXPECT_EQ(chorusd.Wait(), 0) << chorusd.output();
     EXPECT_THAT(chorusd.output(),
-                HasSubstr(said ? "memory limit: 67108864 bytes: --memory_limit_bytes"
-                               : "bytes: three quarters of the "));
+                HasSubstr(named ? "memory limit: 67108864 bytes: --memory_limit_bytes"
+                                : "bytes: three quarters of the "));
   }
 }
 
 TEST_F(ChorusdTest, HelpShowsItsFlags) {
-  const std::string said = Refusal({"--help"});
-  EXPECT_THAT(said, HasSubstr("--listen"));
-  EXPECT_THAT(said, HasSubstr("--memory_limit_bytes"));
-  EXPECT_THAT(said, HasSubstr("default: auto"));
-  EXPECT_THAT(said, HasSubstr("--agree_timeout"));
-  EXPECT_THAT(said, Not(HasSubstr("--undefok")));  // of the library
+  const std::string text = Refusal({"--help"});
+  EXPECT_THAT(text, HasSubstr("--listen"));
+  EXPECT_THAT(text, HasSubstr("--memory_limit_bytes"));
+  EXPECT_THAT(text, HasSubstr("default: auto"));
+  EXPECT_THAT(text, HasSubstr("--agree_timeout"));
+  EXPECT_THAT(text, Not(HasSubstr("--undefok")));  // of the library
 }
 
 TEST_F(ChorusdTest, AStartThatFailsLeavesNothing) {
@@ -338,8 +338,8 @@ TEST_F(ChorusdTest, AFailureIsALineOfTheLog) {
 TEST_F(ChorusdTest, ASecondDaemonIsKeptOffThePath) {
   ChorusdProcess first(folder_, {Listen()});
   ASSERT_TRUE(first.WaitForStart()) << first.output();
-  const std::string said = Refusal({Listen()});
-  EXPECT_THAT(said, HasSubstr(absl::StrCat("another chorusd (pid ", first.pid(), ")")));
+  const std::string text = Refusal({Listen()});
+  EXPECT_THAT(text, HasSubstr(absl::StrCat("another chorusd (pid ", first.pid(), ")")));
   EXPECT_TRUE(Connects(path_));
   // A killed one leaves its sockets, and no lock.
   first.Signal(SIGKILL);

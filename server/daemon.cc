@@ -204,7 +204,7 @@ absl::Status Daemon::Impl::Listen() {
     CHORUS_RETURN_IF_ERROR(CheckDirectory(address.path, geteuid()));
     CHORUS_ASSIGN_OR_RETURN(LockFile lock, TakeLockFile(address.path));
     locks.push_back(std::move(lock));
-    // First the attach socket: who finds the gRPC socket finds the other one as well.
+    // First the attach socket: a client that finds the gRPC socket finds the other one as well.
     const std::string attach_path = AttachPath(address.path);
     CHORUS_ASSIGN_OR_RETURN(UniqueFd attach_listener,
                             ListenUnix(attach_path, SOCK_SEQPACKET, options.access));
@@ -238,7 +238,7 @@ absl::Status Daemon::Impl::Serve() {
   grpc::ServerBuilder builder;
   builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
   // The limit is for bytes as they come. gRPC inflates without one, before anybody is authorised:
-  // it inflates nothing here, and who compresses is told UNIMPLEMENTED.
+  // it inflates nothing here, and a client that compresses is told UNIMPLEMENTED.
   builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
   for (const grpc_compression_algorithm algorithm : {GRPC_COMPRESS_DEFLATE, GRPC_COMPRESS_GZIP}) {
     builder.SetCompressionAlgorithmSupportStatus(algorithm, false);
@@ -318,7 +318,7 @@ void Daemon::Impl::Undo() {
   Drain(SteadyNow());
   locks.clear();
   // Only what is empty can be removed: others may have come to use it.
-  for (auto made = directories.rbegin(); made != directories.rend(); ++made) rmdir(made->c_str());
+  for (auto path = directories.rbegin(); path != directories.rend(); ++path) rmdir(path->c_str());
 }
 
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& options,

@@ -1,4 +1,4 @@
-// Where the daemon listens: unix:PATH or host:port.
+// Where the daemon listens: unix:PATH or host:port. Plain data and pure functions; threads: any.
 #ifndef CHORUS_SERVER_LISTEN_ADDRESS_H_
 #define CHORUS_SERVER_LISTEN_ADDRESS_H_
 

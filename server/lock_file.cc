@@ -30,7 +30,8 @@ bool StandsAt(const std::string& name, int file) {
 
 }  // namespace
 
-// Removed before the lock is given up: who opened this file and gets the lock sees that it is gone.
+// Removed before the lock is given up: a process that opened this file and gets the lock sees that
+// it is gone.
 LockFile::~LockFile() {
   if (file_.valid()) unlink(name_.c_str());
 }

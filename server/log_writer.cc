@@ -94,8 +94,8 @@ struct LogWriter::State {
 void LogWriter::State::Say(absl::string_view tenant, std::string line) {
   const int64_t size = static_cast<int64_t>(line.size());
   MutexLock lock(&mutex);
-  const auto own = bytes_of.find(tenant);
-  const int64_t of_tenant = (own == bytes_of.end() ? 0 : own->second) + size;
+  const auto bytes = bytes_of.find(tenant);
+  const int64_t of_tenant = (bytes == bytes_of.end() ? 0 : bytes->second) + size;
   if (static_cast<int64_t>(lines.size()) + size > kMaxBytes ||
       (!tenant.empty() && of_tenant > ShareOf(kMaxBytes))) {
     ++left_out;

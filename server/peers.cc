@@ -39,10 +39,10 @@ absl::StatusOr<UniqueFd> PeerTable::Add(UniqueFd connection,
   const Owner owner = OwnerOf(peer);
   MutexLock lock(&mutex_);
   const auto count = per_owner_.find(owner);
-  const int own = count == per_owner_.end() ? 0 : count->second;
-  if (own >= ShareOf(max_connections_) || open_ >= max_connections_) {
+  const int own_count = count == per_owner_.end() ? 0 : count->second;
+  if (own_count >= ShareOf(max_connections_) || open_ >= max_connections_) {
     return MakeError(Reason::kQuota,
-                     absl::StrCat("too many connections: ", own,
+                     absl::StrCat("too many connections: ", own_count,
                                   owner.has_value() ? absl::StrCat(" of uid ", *owner) : " by TCP",
                                   ", ", open_, " in all, of ", max_connections_));
   }
@@ -109,9 +109,9 @@ void PeerTable::CallEnded(int number) {
 void PeerTable::AddCallsLocked(Connection* connection, int calls) {
   connection->calls += calls;
   all_calls_ += calls;
-  const auto own = calls_of_.try_emplace(OwnerOf(connection->peer), 0).first;
-  own->second += calls;
-  if (own->second == 0) calls_of_.erase(own);
+  const auto count = calls_of_.try_emplace(OwnerOf(connection->peer), 0).first;
+  count->second += calls;
+  if (count->second == 0) calls_of_.erase(count);
 }
 
 absl::Status PeerTable::CheckCalls(absl::string_view peer) const {
@@ -121,8 +121,8 @@ absl::Status PeerTable::CheckCalls(absl::string_view peer) const {
   const auto it = peers_.find(*number);
   if (it == peers_.end()) return absl::OkStatus();
   const Owner owner = OwnerOf(it->second.peer);
-  const auto own = calls_of_.find(owner);
-  const int own_calls = own == calls_of_.end() ? 0 : own->second;
+  const auto count = calls_of_.find(owner);
+  const int own_calls = count == calls_of_.end() ? 0 : count->second;
   if (own_calls <= ShareOf(max_calls_) && all_calls_ <= max_calls_) return absl::OkStatus();
   return MakeError(Reason::kQuota,
                    absl::StrCat("too many calls under way: ", own_calls,

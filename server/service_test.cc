@@ -991,7 +991,7 @@ TEST(DiagnosticsTest, StatsAndFlightRecord) {
 }
 
 // Streams whose clients write as fast as they can while the daemon ends. Each is told why, by the
-// status of the stream: who has TCP and no attach socket learns of it nowhere else.
+// status of the stream: a client by TCP, without an attach socket, learns of it nowhere else.
 class FarewellTest : public testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(Sockets, FarewellTest, testing::Bool(),
                          [](const auto& info) { return info.param ? "Tcp" : "Unix"; });

@@ -1,4 +1,6 @@
 // Unix sockets that the daemon listens on.
+//
+// Threads: any. The caller owns the sockets; a listener leaves its path behind when it is closed.
 #ifndef CHORUS_SERVER_UNIX_LISTENER_H_
 #define CHORUS_SERVER_UNIX_LISTENER_H_
 

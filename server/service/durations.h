@@ -1,4 +1,4 @@
-// google.protobuf.Duration <-> absl::Duration.
+// google.protobuf.Duration <-> absl::Duration. Pure functions; threads: any.
 #ifndef CHORUS_SERVER_SERVICE_DURATIONS_H_
 #define CHORUS_SERVER_SERVICE_DURATIONS_H_
 

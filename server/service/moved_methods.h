@@ -1,5 +1,5 @@
-// Methods that have another name since an older version of the API: who calls the old one is told
-// the new one, instead of gRPC's empty UNIMPLEMENTED.
+// Methods that have another name since an older version of the API: a client that calls the old one
+// is told the new one, instead of gRPC's empty UNIMPLEMENTED.
 //
 // Threads: gRPC's.
 #ifndef CHORUS_SERVER_SERVICE_MOVED_METHODS_H_

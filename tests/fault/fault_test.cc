@@ -533,7 +533,8 @@ TEST_P(FaultModesTest, ACancelEndsTheEpochForAllRanks) {
       ExpectError(reply, absl::StatusCode::kAborted, Reason::kAborted, victim, pid);
       EXPECT_TRUE(absl::StrContains(reply.line, "enough")) << reply;
     }
-    // Who has cancelled is in the next epoch; the others have made that call in the one before.
+    // A rank that has cancelled is in the next epoch; the others have made that call in the one
+    // before.
     ExpectPassed(rank(victim).Ask(steps));
     ExpectWorldGoesOn();
   });
@@ -1028,7 +1029,8 @@ std::vector<std::pair<std::string, std::string>> FaultsByPlace() {
 
 class PlacesTest : public FaultTest {
  protected:
-  // Leads the ranks to where `victim_` stands at `place`. Who has voted waits for `outcome`.
+  // Leads the ranks to where `victim_` stands at `place`. A rank that has voted waits for
+  // `outcome`.
   void Lead(const std::string& place) {
     std::vector<int> voters;
     if (place == "before_vote") {
@@ -1053,7 +1055,8 @@ class PlacesTest : public FaultTest {
         ExpectError(rank(r).Ask(StepsCommand(1, 1)), absl::StatusCode::kAborted, Reason::kAborted,
                     third_, rank(third_).pid());
       }
-      // Who has cancelled is in the next epoch; the others have made that call in the one before.
+      // A rank that has cancelled is in the next epoch; the others have made that call in the one
+      // before.
       ExpectPassed(rank(third_).Ask(StepsCommand(1, 1)));
     } else {
       FAIL() << "no test leads a rank there";
@@ -1108,7 +1111,7 @@ TEST_F(PlacesTest, WhatMayHappenToARankIsToldToAllWhereverItStands) {
         Kill(victim_);
       } else if (event == "cancel" || event == "leave") {
         reason = event == "cancel" ? Reason::kAborted : Reason::kPeerLeft;
-        // Who leaves takes its votes back; who needs it later finds that it is gone.
+        // A rank that leaves takes its votes back; one that needs it later finds that it is gone.
         if (event == "leave" && place != "before_vote") {
           code = absl::StatusCode::kFailedPrecondition;
           reason = Reason::kNeedsReform;
@@ -1140,8 +1143,8 @@ TEST_F(PlacesTest, WhatMayHappenToARankIsToldToAllWhereverItStands) {
         return;
       }
       if (launched) {
-        // Committed: the devices alone decide. Who hears of it enters the next epoch, in which a
-        // rank that is gone is missed.
+        // Committed: the devices alone decide. A rank that hears of it enters the next epoch, in
+        // which a rank that is gone is missed.
         LetTimePass(kExecTimeout);
         for (const int r : {victim_, other_, third_}) {
           if (r == victim_ && gone) continue;

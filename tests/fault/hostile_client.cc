@@ -215,8 +215,8 @@ absl::StatusOr<std::string> HostileClient::Attack(const std::string& kind, uint6
   } else {
     return absl::InvalidArgumentError(kind);
   }
-  CHORUS_ASSIGN_OR_RETURN(const std::string told, impl_->WaitForTheEnd());
-  return absl::StrCat("ended=1 message=", told);
+  CHORUS_ASSIGN_OR_RETURN(const std::string ending, impl_->WaitForTheEnd());
+  return absl::StrCat("ended=1 message=", ending);
 }
 
 }  // namespace chorus

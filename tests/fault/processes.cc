@@ -89,8 +89,8 @@ absl::StatusOr<int> WaitFor(bench::Process* process) {
 }  // namespace
 
 std::string Reply::word(const std::string& key) const {
-  const auto found = words.find(key);
-  return found == words.end() ? "" : found->second;
+  const auto at = words.find(key);
+  return at == words.end() ? "" : at->second;
 }
 
 int64_t Reply::number(const std::string& key) const {

@@ -176,10 +176,10 @@ class Pair {
 class Trainer {
  public:
   std::string Obey(const Words& words) {
-    const auto found = Commands().find(words[0]);
-    if (found == Commands().end()) return absl::StrCat("error code=USAGE message=", words[0]);
+    const auto command = Commands().find(words[0]);
+    if (command == Commands().end()) return absl::StrCat("error code=USAGE message=", words[0]);
     answer_.clear();
-    const absl::Status status = (this->*found->second)(words);
+    const absl::Status status = (this->*command->second)(words);
     return absl::StrCat(status.ok() ? "ok" : "error", answer_,
                         status.ok() ? "" : ErrorWords(status));
   }
@@ -509,25 +509,25 @@ class Trainer {
 
   // fork: a child that holds every descriptor of this process, and stays until the input ends.
   absl::Status Fork(const Words&) {
-    int said[2];
-    if (pipe(said) != 0) return absl::InternalError("pipe");
+    int answer[2];
+    if (pipe(answer) != 0) return absl::InternalError("pipe");
     const pid_t child = fork();
     if (child < 0) return absl::InternalError("fork");
     if (child == 0) {
       // It may get nothing but kForked from what was made before the fork.
       const absl::Status status = AllReduce(Scalar<float>(world_, 1), world_).Wait();
       const auto reason = static_cast<uint16_t>(ErrorOf(status).reason);
-      if (write(said[1], &reason, sizeof(reason)) != sizeof(reason)) _exit(3);
+      if (write(answer[1], &reason, sizeof(reason)) != sizeof(reason)) _exit(3);
       // Reading would take the parent's commands away.
       pollfd input{in_fd, 0, 0};
       while (poll(&input, 1, -1) <= 0) {
       }
       _exit(0);
     }
-    close(said[1]);
+    close(answer[1]);
     uint16_t reason = 0;
-    const bool read_all = read(said[0], &reason, sizeof(reason)) == sizeof(reason);
-    close(said[0]);
+    const bool read_all = read(answer[0], &reason, sizeof(reason)) == sizeof(reason);
+    close(answer[0]);
     if (!read_all) return absl::InternalError("the child said nothing");
     Tell("child=", child, " child_reason=", ReasonName(static_cast<Reason>(reason)));
     return absl::OkStatus();

@@ -7,7 +7,8 @@
 #include "absl/strings/str_cat.h"
 
 ABSL_FLAG(std::string, transport, "ring", "How the SDK reaches the daemon: ring, stream or unary.");
-ABSL_FLAG(std::string, backend, "host", "The daemon's backend; one that it does not have it names.");
+ABSL_FLAG(std::string, backend, "host",
+          "The daemon's backend; one that it does not have it names.");
 ABSL_FLAG(uint64_t, sim_seed, 0,
           "Of --backend=sim: the order in which it runs its work; 0: another one each time.");
 ABSL_FLAG(std::string, daemon, "server/chorusd", "The program chorusd.");
