@@ -125,7 +125,11 @@ absl::Status Names::CheckFresh(GraphId id) const {
 absl::Status Names::NameGraph(GraphId id, absl::StatusOr<std::shared_ptr<GraphRecord>> record) {
   const size_t slot = static_cast<size_t>(id.slot);
   const size_t slots = std::max(graphs_.size(), slot + 1);
-  CHORUS_RETURN_IF_ERROR(CoverTables(tensors_.size(), slots, refused_graphs_ + 1));
+  const absl::Status room = CoverTables(tensors_.size(), slots, refused_graphs_ + 1);
+  if (!room.ok()) {
+    no_room_ = room;
+    return room;
+  }
   graphs_.resize(slots);
   GraphSlot& place = graphs_[slot];
   Release(&place);
@@ -153,6 +157,8 @@ absl::StatusOr<std::shared_ptr<GraphRecord>> Names::FindGraph(GraphId id) const 
       if (slot.record != nullptr) return slot.record;
     }
   }
+  // Most likely it is the one for whose name there was no memory.
+  CHORUS_RETURN_IF_ERROR(no_room_);
   return UnknownName(
       absl::StrCat("graph ", id.slot, ".", id.generation, " is not registered by this session"));
 }

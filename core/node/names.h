@@ -87,8 +87,8 @@ class Names {
   // --- Graphs ---------------------------------------------------------------------------------
   absl::Status CheckFresh(GraphId id) const;
   // The id is fresh. Charges for the name and the record; returns why there is none, which runs of
-  // it are told, unless there is not even memory for the name. RESOURCE_EXHAUSTED kQuota: the
-  // tenant has as many graphs as it may have.
+  // it are told. Where there is not even memory for the name, that is what runs of unknown graphs
+  // are told from now on. RESOURCE_EXHAUSTED kQuota: the tenant has as many graphs as it may have.
   absl::Status NameGraph(GraphId id, absl::StatusOr<std::shared_ptr<GraphRecord>> record);
   // NOT_FOUND kUnknownName, or why it was refused.
   absl::StatusOr<std::shared_ptr<GraphRecord>> FindGraph(GraphId id) const;
@@ -135,6 +135,7 @@ class Names {
   int64_t live_tensors_ = 0;
   int64_t live_graphs_ = 0;
   int64_t refused_graphs_ = 0;
+  absl::Status no_room_;  // why the last graph without a name has none
 };
 
 }  // namespace chorus::node

@@ -139,6 +139,16 @@ TEST_F(NamesTest, AGraphThatWasRefusedTellsItsRunsWhy) {
   EXPECT_EQ(ReasonOf(names_.CheckFresh(GraphAt(4, 1))), Reason::kMalformed);
 }
 
+TEST(NamesTablesTest, AGraphForWhoseNameThereIsNoMemoryTellsItsRunsSo) {
+  News news;
+  Completions completions(&news);
+  Names names({/*tensors=*/8, /*graphs=*/8}, Budget::OfNode(100), &completions);
+  EXPECT_EQ(ReasonOf(names.FindGraph(GraphAt(0, 1)).status()), Reason::kUnknownName);
+  EXPECT_EQ(ReasonOf(names.NameGraph(GraphAt(0, 1), std::make_shared<GraphRecord>())),
+            Reason::kOutOfMemory);
+  EXPECT_EQ(ReasonOf(names.FindGraph(GraphAt(0, 1)).status()), Reason::kOutOfMemory);
+}
+
 TEST_F(NamesTest, NamesAreChargedBeforeTheyAreGiven) {
   ASSERT_TRUE(names_.Reserve(60, 59).ok());
   for (int32_t i = 0; i < 60; ++i) names_.NameTensor(Tensor(i, 1), Ready());

@@ -869,17 +869,17 @@ TEST(WaitTest, EveryWaitIsMissedOnSim) {
 
 // --- Plans ---
 
-std::string NegatedTimes(int times) {
+std::string NegatedTimes(const GangRig& rig, int times) {
   RankBuilder b(0, 1);
   ValueIndex value = b.Input(F32({4}));
   for (int i = 0; i < times; ++i) value = b.Op("neg", {value});
   AddOutput(&b, value);
-  return CompilePlan(b.graph().Build(), PlanOptions())->device_plans[0];
+  return CompilePlan(b.graph().Build(), rig.Options())->device_plans[0];
 }
 
 TEST_P(ExecutorTest, PlansAreLoadedOnOtherThreadsBesideTheWork) {
   Executor& executor = *rig_.executor(0);
-  const std::string plan = NegatedTimes(20);
+  const std::string plan = NegatedTimes(rig_, 20);
   constexpr uint64_t kPlans = 50;
   const auto load = [&](uint64_t first) {
     for (uint64_t i = 0; i < kPlans; ++i) {
@@ -921,7 +921,7 @@ TEST_P(ExecutorTest, LargePlansAreGivenToSomebodyElseToBeTakenApart) {
   const auto executor = CreateDeviceExecutor(
       backend.get(), 0, [](absl::string_view) {}, std::move(options));
   for (const int steps : {8, 9}) {
-    ASSERT_TRUE(executor->LoadPlan(PlanId(1), NegatedTimes(steps)).ok());
+    ASSERT_TRUE(executor->LoadPlan(PlanId(1), NegatedTimes(rig_, steps)).ok());
     executor->UnloadPlan(PlanId(1));
     EXPECT_EQ(given.size(), steps == 9 ? 1u : 0u) << steps;
   }

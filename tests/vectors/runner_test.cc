@@ -308,8 +308,9 @@ TEST_F(ToolTest, FailsWithoutVectors) {
   const std::string good = Folder("good", {FileText({SmallVector()})});
   EXPECT_EQ(Tool({"--vectors", good, "--daemon=/none"}, &last), 1);
   EXPECT_EQ(last, "0 passed, 1 failed");
+  EXPECT_EQ(Tool({"--vectors", good, "--backend=abacus"}, &last), 1);
+  EXPECT_EQ(last, "0 passed, 1 failed");
   EXPECT_EQ(Tool({"--vectors", good, "--transport=pigeon"}, &last), 2);
-  EXPECT_EQ(Tool({"--vectors", good, "--backend=cuda"}, &last), 2);
   EXPECT_EQ(Tool({good}, &last), 2);
 }
 
