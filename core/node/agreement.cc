@@ -145,17 +145,17 @@ std::vector<int32_t> Agreement::Shrink(absl::Time now) {
   return moved;
 }
 
-Agreement::Decided Agreement::Refuse(absl::Span<const RefusedMember> members, Epoch epoch,
-                                     const Error& why, absl::Time now) {
+Agreement::Decision Agreement::Refuse(absl::Span<const RefusedMember> members, Epoch epoch,
+                                      const Error& why, absl::Time now) {
   Sequencer::Actions actions;
   sequencer_.Refuse(members, epoch, why, now, &actions);
-  return Decided(this, std::move(actions));
+  return Decision(this, std::move(actions));
 }
 
-Agreement::Decided Agreement::Withdraw(RunHandle run, const Error& why, absl::Time now) {
+Agreement::Decision Agreement::Withdraw(RunHandle run, const Error& why, absl::Time now) {
   Sequencer::Actions actions;
   sequencer_.Withdraw(run, why, now, &actions);
-  return Decided(this, std::move(actions));
+  return Decision(this, std::move(actions));
 }
 
 }  // namespace chorus::node

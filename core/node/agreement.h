@@ -1,10 +1,11 @@
-// A world's agreement on what is launched: the one place that asks its sequencer.
+// A world's agreement on what is launched: the only one to ask its sequencer.
 //
 // What the sequencer decides is carried out by the node's listener, in the order in which it was
 // decided, over all worlds; what follows from carrying out one action comes after all that were
 // there.
 //
-// Threads: the node thread.
+// Threads: the node thread. Ownership: a world owns its agreement, and the agreement the sequencer.
+// Errors: as Sequencer; what ranks are told of is an action.
 #ifndef CHORUS_CORE_NODE_AGREEMENT_H_
 #define CHORUS_CORE_NODE_AGREEMENT_H_
 
@@ -72,10 +73,11 @@ class Agreement {
   Agreement(const Agreement&) = delete;
   Agreement& operator=(const Agreement&) = delete;
 
-  // What was decided and has not been carried out. CarryOut() must follow, before another event.
-  class Decided {
+  // Actions that were decided and have not been carried out. CarryOut() must follow, before another
+  // event.
+  class Decision {
    public:
-    Decided(Agreement* agreement, std::vector<SequencerAction> actions)
+    Decision(Agreement* agreement, std::vector<SequencerAction> actions)
         : agreement_(agreement), actions_(std::move(actions)) {}
     void CarryOut(absl::Time now) { agreement_->CarryOut(&actions_, now); }
 
@@ -84,8 +86,8 @@ class Agreement {
     std::vector<SequencerAction> actions_;
   };
 
-  // --- Events (Sequencer); what they decide is carried out before they return, unless that is
-  // going on already ---
+  // --- Events (Sequencer); what they decide is carried out before they return, unless actions are
+  // being carried out already ---
   absl::Status Submit(const Vote& vote, absl::Time now);
   void Unblock(RunHandle run, absl::Time now);
   void Reserved(RunHandle run, absl::Time now);
@@ -98,10 +100,10 @@ class Agreement {
   void Left(Rank rank, absl::Span<const RunHandle> pending, absl::Time now);
   std::vector<int32_t> Shrink(absl::Time now);
 
-  // --- Events of which somebody must hear before they are carried out ---
-  ABSL_MUST_USE_RESULT Decided Refuse(absl::Span<const RefusedMember> members, Epoch epoch,
-                                      const Error& why, absl::Time now);
-  ABSL_MUST_USE_RESULT Decided Withdraw(RunHandle run, const Error& why, absl::Time now);
+  // --- Events of which the caller tells others before they are carried out ---
+  ABSL_MUST_USE_RESULT Decision Refuse(absl::Span<const RefusedMember> members, Epoch epoch,
+                                       const Error& why, absl::Time now);
+  ABSL_MUST_USE_RESULT Decision Withdraw(RunHandle run, const Error& why, absl::Time now);
 
   // --- What it knows (Sequencer) ---
   Epoch epoch() const { return sequencer_.epoch(); }

@@ -1,6 +1,7 @@
-// A tensor's value on its way: named at submit, placed at launch, readable at completion.
+// A tensor's value on its way: named at submit, given its memory at launch, readable at completion.
 //
-// Threads: the node thread.
+// Threads: the node thread. Ownership: a cell is shared, and shares its buffer. Errors: a failed
+// cell has its error.
 #ifndef CHORUS_CORE_NODE_CELL_H_
 #define CHORUS_CORE_NODE_CELL_H_
 
@@ -17,12 +18,12 @@
 
 namespace chorus::node {
 
-// What a client's tensor id stands for. Shared by the id, by who computes it and by who reads it,
-// so that releasing the id takes nothing away from work under way.
+// What a client's tensor id stands for. Shared by the id, by the run that computes it and by its
+// readers, so that releasing the id takes nothing away from work under way.
 struct Cell {
   enum class State : uint8_t {
-    kPending,   // its run is not launched: no place yet
-    kLaunched,  // placed; written when launch `launch` has completed
+    kPending,   // its run is not launched: it has no memory yet
+    kLaunched,  // has its memory; written when launch `launch` has completed
     kReady,
     kFailed,
   };
@@ -34,13 +35,13 @@ struct Cell {
   BufferRef buffer;    // null: no bytes
   int64_t offset = 0;  // in `buffer`
   int64_t bytes = 0;
-  // Equal for equal values (node_equal.cc); 0: not known. Others may be given its buffer while it
-  // is pending.
-  Hash128 number;
+  // Equal for equal values (equal_work.h); 0: not known. Other cells may be given its buffer while
+  // it is pending.
+  Hash128 value_id;
   Sequence donated_to;                 // the run that it is promised to; 0: none
   std::shared_ptr<const Error> error;  // kFailed
-  // Run once with this cell, when ready or failed. They must not hold it: it would hold itself, and
-  // some are never settled, because the node ends before.
+  // Run once with this cell, when it is ready or failed. They must not hold it: it would hold
+  // itself, and a cell that is not settled before the node ends would never go.
   Waiters<std::shared_ptr<Cell>> on_settled;
 
   bool settled() const { return state == State::kReady || state == State::kFailed; }

@@ -4,7 +4,8 @@
 // The run's submit promises the memory, its launch takes it, a failure before anything was written
 // gives it back. From the promise on the name cannot be used, so that the reference stays the last.
 //
-// Threads: the node thread.
+// Threads: the node thread. Ownership: a run keeps the memory that it was promised. Errors: said at
+// Promise(); the others cannot fail.
 #ifndef CHORUS_CORE_NODE_DONATION_H_
 #define CHORUS_CORE_NODE_DONATION_H_
 
@@ -18,7 +19,8 @@ namespace chorus::node {
 
 class Donations {
  public:
-  // `runs` finds producers, `errors` keeps what names of donated tensors tell. Both outlive it.
+  // `runs` finds producers, `errors` keeps the errors that names of donated tensors stand for. Both
+  // outlive it.
   Donations(RunTable* runs, ErrorStore* errors) : runs_(runs), errors_(errors) {}
 
   // `run` knows its inputs and outputs, and has no memory of its own yet. INVALID_ARGUMENT: the
@@ -26,7 +28,8 @@ class Donations {
   absl::Status Promise(const Run& command, RunState* run);
   // The run is being launched: the promise is kept.
   void Take(RunState* run);
-  // The run has failed. Where nothing was written all is as before; else the name tells.
+  // The run has failed. Where nothing was written all is as before; else the name stands for an
+  // error.
   void Return(RunState* run);
 
  private:

@@ -13,51 +13,51 @@
 namespace chorus::node {
 namespace {
 
-// Kinds of numbers never meet.
-enum class NumberOf : uint8_t { kInstance, kMemory, kBytes, kGroup, kResult };
+// Ids of one kind never equal those of another.
+enum class IdKind : uint8_t { kInstance, kMemory, kBytes, kGroup, kResult };
 
-Hash128 Number(const ByteWriter& what) {
-  const XXH128_hash_t hash = XXH3_128bits(what.bytes().data(), what.bytes().size());
+Hash128 HashOf(const ByteWriter& encoded) {
+  const XXH128_hash_t hash = XXH3_128bits(encoded.bytes().data(), encoded.bytes().size());
   return {hash.high64, hash.low64};
 }
 
-void Put(Hash128 number, ByteWriter* out) {
-  out->Put(number.hi);
-  out->Put(number.lo);
+void Put(Hash128 id, ByteWriter* out) {
+  out->Put(id.hi);
+  out->Put(id.lo);
 }
 
-Hash128 NumberOfOutput(WorldId world, const InstanceKey& key, int32_t place) {
-  ByteWriter what;
-  what.Put(NumberOf::kInstance);
-  what.Put(world.value());
-  what.Put(place);
-  EncodeInstanceKey(key, &what);
-  return Number(what);
+Hash128 IdOfOutput(WorldId world, const InstanceKey& key, int32_t index) {
+  ByteWriter encoded;
+  encoded.Put(IdKind::kInstance);
+  encoded.Put(world.value());
+  encoded.Put(index);
+  EncodeInstanceKey(key, &encoded);
+  return HashOf(encoded);
 }
 
-Hash128 NumberOfResult(Hash128 group, int32_t place) {
-  ByteWriter what;
-  what.Put(NumberOf::kResult);
-  Put(group, &what);
-  what.Put(place);
-  return Number(what);
+Hash128 IdOfResult(Hash128 group, int32_t index) {
+  ByteWriter encoded;
+  encoded.Put(IdKind::kResult);
+  Put(group, &encoded);
+  encoded.Put(index);
+  return HashOf(encoded);
 }
 
-// Of an input, wherever another rank has it from. Absent: nobody else can have it.
-absl::optional<Hash128> NumberOfInput(const CellRef& cell, const Binding& binding) {
-  ByteWriter what;
+// Of an input, wherever another rank has it from. Absent: no other rank can have it.
+absl::optional<Hash128> IdOfInput(const CellRef& cell, const Binding& binding) {
+  ByteWriter encoded;
   if (const InlineData* data = absl::get_if<InlineData>(&binding)) {
-    what.Put(NumberOf::kBytes);
-    what.PutString(absl::string_view(data->bytes.data(), data->bytes.size()));
-    return Number(what);
+    encoded.Put(IdKind::kBytes);
+    encoded.PutString(absl::string_view(data->bytes.data(), data->bytes.size()));
+    return HashOf(encoded);
   }
   if (cell == nullptr) return absl::nullopt;
-  if (cell->number != Hash128()) return cell->number;
-  // Placed, and kept by the run that reads it: what stands there is one value.
+  if (cell->value_id != Hash128()) return cell->value_id;
+  // It has its memory, which the run that reads it keeps: what stands there is one value.
   if (!cell->buffer) return absl::nullopt;
-  what.Put(NumberOf::kMemory);
-  what.Put(cell->address());
-  return Number(what);
+  encoded.Put(IdKind::kMemory);
+  encoded.Put(cell->address());
+  return HashOf(encoded);
 }
 
 }  // namespace
@@ -69,53 +69,52 @@ absl::Status EqualWork::Find(const Run& command, absl::Span<const InstanceKey> i
   run->equal_work.resize(plan.equal_groups.size());
   for (size_t g = 0; g < plan.equal_groups.size(); ++g) {
     const Plan::EqualGroup& group = plan.equal_groups[g];
-    // What takes over this rank's own memory is this rank's own.
-    bool own = false;
+    // What takes over this rank's own memory is this rank's alone.
+    bool exclusive = false;
     for (const int32_t buffer : group.results) {
-      own |= static_cast<bool>(run->refs[static_cast<size_t>(buffer)]);
+      exclusive |= static_cast<bool>(run->refs[static_cast<size_t>(buffer)]);
     }
-    ByteWriter what;
-    what.Put(NumberOf::kGroup);
-    Put(group.hash, &what);
+    ByteWriter encoded;
+    encoded.Put(IdKind::kGroup);
+    Put(group.hash, &encoded);
     for (const Plan::EqualGroup::Leaf& leaf : group.leaves) {
       if (leaf.input < 0) {
-        Put(NumberOfOutput(run->world->id, instances[static_cast<size_t>(leaf.participation)],
-                           leaf.index),
-            &what);
+        Put(IdOfOutput(run->world->id, instances[static_cast<size_t>(leaf.participation)],
+                       leaf.index),
+            &encoded);
         continue;
       }
       const auto input = static_cast<size_t>(leaf.input);
-      const absl::optional<Hash128> number =
-          NumberOfInput(run->inputs[input], command.inputs[input]);
-      own |= !number.has_value();
-      if (number.has_value()) Put(*number, &what);
+      const absl::optional<Hash128> value_id = IdOfInput(run->inputs[input], command.inputs[input]);
+      exclusive |= !value_id.has_value();
+      if (value_id.has_value()) Put(*value_id, &encoded);
     }
-    if (own) continue;
-    const Hash128 number = Number(what);
-    std::shared_ptr<std::vector<BufferRef>>& shared = run->world->equal_work[number];
+    if (exclusive) continue;
+    const Hash128 value_id = HashOf(encoded);
+    std::shared_ptr<std::vector<BufferRef>>& shared = run->world->equal_work[value_id];
     if (shared == nullptr) {
-      absl::StatusOr<std::vector<BufferRef>> made = Reserve(group, run);
-      if (!made.ok()) {
-        run->world->equal_work.erase(number);
-        return made.status();
+      absl::StatusOr<std::vector<BufferRef>> results = Reserve(group, run);
+      if (!results.ok()) {
+        run->world->equal_work.erase(value_id);
+        return results.status();
       }
-      shared = std::make_shared<std::vector<BufferRef>>(*std::move(made));
+      shared = std::make_shared<std::vector<BufferRef>>(*std::move(results));
     }
     for (size_t i = 0; i < group.results.size(); ++i) {
       run->SetBuffer(static_cast<size_t>(group.results[i]), (*shared)[i]);
     }
-    run->equal_work[g] = {number, shared};
+    run->equal_work[g] = {value_id, shared};
   }
   for (size_t i = 0; i < run->outputs.size(); ++i) {
     Cell* const cell = run->outputs[i].get();
     if (cell == nullptr) continue;
     const Plan::Output& output = plan.outputs[i];
     if (output.participation >= 0) {
-      cell->number = NumberOfOutput(
+      cell->value_id = IdOfOutput(
           run->world->id, instances[static_cast<size_t>(output.participation)], output.index);
     } else if (output.equal_group >= 0) {
-      const Hash128 group = run->equal_work[static_cast<size_t>(output.equal_group)].number;
-      if (group != Hash128()) cell->number = NumberOfResult(group, output.index);
+      const Hash128 group = run->equal_work[static_cast<size_t>(output.equal_group)].value_id;
+      if (group != Hash128()) cell->value_id = IdOfResult(group, output.index);
     }
   }
   return absl::OkStatus();
@@ -140,9 +139,9 @@ void EqualWork::Forget(RunState* run) {
   World& world = *run->world;
   for (RunState::EqualShare& share : run->equal_work) {
     share.results.reset();
-    const auto shared = world.equal_work.find(share.number);
-    const bool held = shared == world.equal_work.end() || shared->second.use_count() > 1;
-    if (!held) world.equal_work.erase(shared);
+    const auto shared = world.equal_work.find(share.value_id);
+    const bool in_use = shared == world.equal_work.end() || shared->second.use_count() > 1;
+    if (!in_use) world.equal_work.erase(shared);
   }
   run->equal_work.clear();
   const auto instances = world.agreement->Resolve(run->vote);
@@ -152,29 +151,30 @@ void EqualWork::Forget(RunState* run) {
 
 absl::Status EqualWork::Deal(absl::Span<RunState* const> members) {
   struct Holder {
-    Hash128 number;
+    Hash128 value_id;
     RunState* run;
     int32_t group;
   };
   std::vector<Holder> holders;
   for (RunState* run : members) {
     for (size_t g = 0; g < run->equal_work.size(); ++g) {
-      const Hash128 number = run->equal_work[g].number;
-      if (number == Hash128()) continue;
-      holders.push_back({number, run, static_cast<int32_t>(g)});
-      run->world->equal_work.erase(number);
+      const Hash128 value_id = run->equal_work[g].value_id;
+      if (value_id == Hash128()) continue;
+      holders.push_back({value_id, run, static_cast<int32_t>(g)});
+      run->world->equal_work.erase(value_id);
     }
   }
   if (holders.size() < 2) return absl::OkStatus();
   std::stable_sort(holders.begin(), holders.end(), [](const Holder& a, const Holder& b) {
-    return std::make_pair(a.number.hi, a.number.lo) < std::make_pair(b.number.hi, b.number.lo);
+    return std::make_pair(a.value_id.hi, a.value_id.lo) <
+           std::make_pair(b.value_id.hi, b.value_id.lo);
   });
   // Else each rank does its own work.
   const bool may_share = !DevicesOf(members).empty();
   std::vector<RunState*> sharing;
   for (size_t begin = 0; begin < holders.size();) {
     size_t end = begin + 1;
-    while (end < holders.size() && holders[end].number == holders[begin].number) ++end;
+    while (end < holders.size() && holders[end].value_id == holders[begin].value_id) ++end;
     const size_t worker = begin + static_cast<size_t>(holders[begin].group) % (end - begin);
     for (size_t i = begin; end - begin > 1 && i < end; ++i) {
       RunState* const run = holders[i].run;
@@ -187,9 +187,9 @@ absl::Status EqualWork::Deal(absl::Span<RunState* const> members) {
         if (may_share) stats_->paths.shared_bytes += spec.bytes;
         if (may_share || spec.bytes == 0) continue;
         CHORUS_ASSIGN_OR_RETURN(
-            const BufferRef own,
+            const BufferRef copy,
             storage_->Allocate(run->session->tenant.get(), run->devices[0], spec.bytes));
-        run->SetBuffer(static_cast<size_t>(buffer), own);
+        run->SetBuffer(static_cast<size_t>(buffer), copy);
       }
       if (!may_share) continue;
       run->left_out.push_back(holders[i].group);

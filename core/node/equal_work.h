@@ -1,13 +1,14 @@
 // Work that ranks of one node have in common is done once, and its results are kept once.
 //
-// At submit every result that other ranks may have too gets a number, which is equal exactly where
-// the value is: output k of a collective has that of its instance, the result of a group of equal
-// work (Plan::EqualGroup) that of what it computes from which values. Runs whose groups have one
-// number share the buffers of their results from then on. At launch, those of them that are in the
+// At submit every result that other ranks may have too gets a value id, which is equal exactly
+// where the value is: output k of a collective has that of its instance, the result of a group of
+// equal work (Plan::EqualGroup) that of what it computes from which values. Runs whose groups have
+// one id share the buffers of their results from then on. At launch, those of them that are in the
 // gang are dealt out: one device runs a group, the others leave it out, and a barrier between them
 // ends the launches, so that whatever follows on any of these devices finds the work done.
 //
-// Threads: the node thread.
+// Threads: the node thread. Ownership: runs and their world share the buffers. Errors: said at each
+// function.
 #ifndef CHORUS_CORE_NODE_EQUAL_WORK_H_
 #define CHORUS_CORE_NODE_EQUAL_WORK_H_
 
@@ -31,15 +32,15 @@ class EqualWork {
   EqualWork(Storage* storage, Launcher* launcher, NodeStats* stats)
       : storage_(storage), launcher_(launcher), stats_(stats) {}
 
-  // Numbers the run's outputs, and finds the buffers that its groups of equal work share with other
-  // runs. `instances` by participation; empty: it votes for an epoch that is not open.
-  // RESOURCE_EXHAUSTED: it is the first to need such a buffer, and there is no memory.
+  // Gives the run's outputs their value ids, and finds the buffers that its groups of equal work
+  // share with other runs. `instances` by participation; empty: it votes for an epoch that is not
+  // open. RESOURCE_EXHAUSTED: it is the first to need such a buffer, and there is no memory.
   absl::Status Find(const Run& command, absl::Span<const InstanceKey> instances, RunState* run);
-  // The run will not be launched: what it has reserved with others goes; of equal work, unless
-  // somebody else has it too; of its instances, whose votes fail with it.
+  // The run will not be launched. Lets go of what it has reserved with others: for equal work,
+  // where no other run has it too; for its instances in any case, for their votes fail with it.
   void Forget(RunState* run);
-  // Deals a gang's groups of equal work out to those who have them. RESOURCE_EXHAUSTED: where ranks
-  // cannot share, and there is no memory for each.
+  // Deals a gang's groups of equal work out to the runs that have them. RESOURCE_EXHAUSTED: where
+  // ranks cannot share, and there is no memory for each.
   absl::Status Deal(absl::Span<RunState* const> members);
 
  private:

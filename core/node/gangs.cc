@@ -15,7 +15,7 @@
 namespace chorus::node {
 namespace {
 
-// A kernel's failure as all ranks are told it: with whose it was, where that is one rank's.
+// A kernel's failure as all ranks are told it: with the rank that it is of, where that is known.
 absl::Status FailureOf(const RunState& run, const absl::Status& status) {
   const Session::Membership* member = nullptr;
   for (const Session::Membership& membership : run.session->memberships) {
@@ -39,22 +39,22 @@ int32_t Gangs::New() {
     gangs_.emplace_back();
     return static_cast<int32_t>(gangs_.size()) - 1;
   }
-  const int32_t place = free_.back();
+  const int32_t index = free_.back();
   free_.pop_back();
-  return place;
+  return index;
 }
 
-void Gangs::Recycle(int32_t place) {
-  at(place).Recycle();
-  free_.push_back(place);
+void Gangs::Recycle(int32_t index) {
+  at(index).Recycle();
+  free_.push_back(index);
 }
 
 // --- Launch: the point of no return -------------------------------------------------------------
 
 int32_t Gangs::Launch(const std::shared_ptr<World>& world, const SequencerAction& action) {
   CHORUS_FAILPOINT("node.before_launch");
-  const int32_t place = New();
-  Gang& gang = at(place);
+  const int32_t index = New();
+  Gang& gang = at(index);
   gang.world = world;
   gang.ticket = action.ticket;
   gang.runs.assign(action.runs.begin(), action.runs.end());
@@ -63,7 +63,7 @@ int32_t Gangs::Launch(const std::shared_ptr<World>& world, const SequencerAction
     RunState* const run = runs_->Find(handle);
     run->phase = RunState::Phase::kLaunched;
     run->ticket = action.ticket;
-    run->gang = place;
+    run->gang = index;
     run->instances.assign(run->plan->plan.votes->participations.size(), nullptr);
     members.push_back(run);
   }
@@ -85,7 +85,7 @@ int32_t Gangs::Launch(const std::shared_ptr<World>& world, const SequencerAction
   }
   CHORUS_FAILPOINT("node.after_launch");
   for (RunState* run : members) run->instances.clear();
-  return place;
+  return index;
 }
 
 // Everything that may fail before the devices hear of the gang.
@@ -104,11 +104,11 @@ absl::Status Gangs::PrepareGang(const SequencerAction& action, absl::Span<RunSta
 }
 
 int32_t Gangs::LaunchLocal(RunState* run) {
-  const int32_t place = New();
-  Gang& gang = at(place);
+  const int32_t index = New();
+  Gang& gang = at(index);
   gang.runs.push_back(run->handle);
   run->phase = RunState::Phase::kLaunched;
-  run->gang = place;
+  run->gang = index;
   gang.status = BindInputs(run);
   if (gang.status.ok()) {
     PlaceOutputs(run);
@@ -121,7 +121,7 @@ int32_t Gangs::LaunchLocal(RunState* run) {
   } else {
     run->launches_left = 0;
   }
-  return place;
+  return index;
 }
 
 // A device does one run after the other. Where it has several of a gang, and values are copied
@@ -135,7 +135,7 @@ absl::Status Gangs::CheckMeetings(absl::Span<RunState* const> members) const {
   }
   // An instance, or of a run: from which slot to which, the how-many-th copy.
   using Meeting = std::tuple<const void*, int32_t, int32_t, int32_t>;
-  absl::flat_hash_map<Meeting, int32_t> number_of;
+  absl::flat_hash_map<Meeting, int32_t> meeting_index;
   std::vector<std::vector<int32_t>> calls(static_cast<size_t>(launcher_->device_count()));
   std::vector<std::vector<const LaunchedInstance*>> instances(calls.size());
   for (const RunState* run : members) {
@@ -155,13 +155,13 @@ absl::Status Gangs::CheckMeetings(absl::Span<RunState* const> members) const {
         if (call.participation >= 0) {
           instance = run->instances[static_cast<size_t>(call.participation)];
           meeting = Meeting(instance, -1, -1, 0);
-          // Who sends to itself is there once.
+          // A rank that sends to itself takes part once.
           if (!instances[device].empty() && instances[device].back() == instance) continue;
         } else {
           std::get<3>(meeting) = copied[static_cast<size_t>(b)]++;
         }
-        const auto next = static_cast<int32_t>(number_of.size());
-        calls[device].push_back(number_of.emplace(meeting, next).first->second);
+        const auto next = static_cast<int32_t>(meeting_index.size());
+        calls[device].push_back(meeting_index.emplace(meeting, next).first->second);
         instances[device].push_back(instance);
       }
     }
@@ -192,15 +192,15 @@ absl::Status Gangs::JoinCommit(absl::Span<RunState* const> members, Gang* gang) 
 // another one of its gang computes has its instances behind that one's, local runs in between stand
 // between: so when an instance's turn comes, all that its operands may stand in has been found.
 absl::Status Gangs::FindBytes(const SequencerAction& action, absl::Span<RunState* const> members) {
-  size_t bound = 0;
+  size_t next = 0;
   for (const LaunchedInstance& instance : action.instances) {
     for (const LaunchedInstance::Part& part : instance.parts) {
       const RunState* const run = runs_->Find(part.run);
-      while (run != nullptr && !run->bound) CHORUS_RETURN_IF_ERROR(BindInputs(members[bound++]));
+      while (run != nullptr && !run->bound) CHORUS_RETURN_IF_ERROR(BindInputs(members[next++]));
     }
     CHORUS_RETURN_IF_ERROR(ResolvePeers(instance));
   }
-  for (; bound < members.size(); ++bound) CHORUS_RETURN_IF_ERROR(BindInputs(members[bound]));
+  for (; next < members.size(); ++next) CHORUS_RETURN_IF_ERROR(BindInputs(members[next]));
   for (RunState* run : members) PlaceOutputs(run);
   return absl::OkStatus();
 }
@@ -269,14 +269,14 @@ void Gangs::PlaceOutputs(RunState* run) {
   for (size_t i = 0; i < run->outputs.size(); ++i) {
     Cell* cell = run->outputs[i].get();
     if (cell == nullptr) continue;
-    const Plan::Output& place = plan.outputs[i];
+    const Plan::Output& output = plan.outputs[i];
     cell->state = Cell::State::kLaunched;
-    if (place.bytes == 0) continue;
-    const size_t buffer = static_cast<size_t>(place.buffer);
+    if (output.bytes == 0) continue;
+    const size_t buffer = static_cast<size_t>(output.buffer);
     cell->buffer = run->refs[buffer];
     // An address says where in its buffer it lies: an alias may start anywhere in it.
     cell->offset =
-        static_cast<int64_t>(run->addresses[buffer] - cell->buffer->address()) + place.offset;
+        static_cast<int64_t>(run->addresses[buffer] - cell->buffer->address()) + output.offset;
   }
 }
 
@@ -289,10 +289,10 @@ absl::Status Gangs::PrepareLaunch(RunState* run, Gang* gang) {
     message.commit = gang->commit;
     CHORUS_ASSIGN_OR_RETURN(
         message.plan, launcher_->PlanOn(run->plan, static_cast<int>(slot), run->devices[slot]));
-    for (const Plan::CollectiveSlot& wanted : plan.collectives[slot]) {
+    for (const Plan::CollectiveSlot& collective : plan.collectives[slot]) {
       message.collectives.emplace_back();
       LaunchMessage::CollectiveBinding& binding = message.collectives.back();
-      CHORUS_RETURN_IF_ERROR(BindCommunicator(*run, wanted, &binding));
+      CHORUS_RETURN_IF_ERROR(BindCommunicator(*run, collective, &binding));
       if (binding.communicator != CommunicatorId())
         gang->communicators.push_back(binding.communicator);
     }
@@ -301,23 +301,24 @@ absl::Status Gangs::PrepareLaunch(RunState* run, Gang* gang) {
   return absl::OkStatus();
 }
 
-absl::Status Gangs::BindCommunicator(const RunState& run, const Plan::CollectiveSlot& wanted,
+absl::Status Gangs::BindCommunicator(const RunState& run, const Plan::CollectiveSlot& collective,
                                      LaunchMessage::CollectiveBinding* binding) {
   absl::InlinedVector<DeviceIndex, 8> devices;
-  if (wanted.equal_work) {
+  if (collective.equal_work) {
     binding->communicator = run.equal_communicator;
     return absl::OkStatus();
   }
-  if (wanted.participation < 0) {
-    devices = {run.devices[static_cast<size_t>(wanted.from_slot)],
-               run.devices[static_cast<size_t>(wanted.to_slot)]};
+  if (collective.participation < 0) {
+    devices = {run.devices[static_cast<size_t>(collective.from_slot)],
+               run.devices[static_cast<size_t>(collective.to_slot)]};
   } else {
-    const LaunchedInstance& instance = *run.instances[static_cast<size_t>(wanted.participation)];
+    const LaunchedInstance& instance =
+        *run.instances[static_cast<size_t>(collective.participation)];
     if (!instance.key.is_pair()) {
       CHORUS_ASSIGN_OR_RETURN(const absl::Span<const Rank> ranks,
                               run.world->agreement->GroupMembers(instance.key.group));
       const Participation& part =
-          run.plan->plan.votes->participations[static_cast<size_t>(wanted.participation)];
+          run.plan->plan.votes->participations[static_cast<size_t>(collective.participation)];
       binding->rank = static_cast<int32_t>(ranks[static_cast<size_t>(part.member.value())].value());
       if (!instance.absent.empty()) {
         for (const LaunchedInstance::Part& part : instance.parts) {
@@ -353,19 +354,19 @@ absl::StatusOr<CommunicatorId> Gangs::GroupCommunicator(World* world, GroupId gr
     world->communicators_after_drops = launcher_->drops();
     world->communicators.clear();
   }
-  const size_t place = static_cast<size_t>(group.value());
-  if (world->communicators.size() <= place) world->communicators.resize(place + 1);
-  CommunicatorId& known = world->communicators[place];
-  if (known == CommunicatorId()) {
+  const size_t index = static_cast<size_t>(group.value());
+  if (world->communicators.size() <= index) world->communicators.resize(index + 1);
+  CommunicatorId& communicator = world->communicators[index];
+  if (communicator == CommunicatorId()) {
     CHORUS_ASSIGN_OR_RETURN(const absl::Span<const Rank> members,
                             world->agreement->GroupMembers(group));
     std::vector<DeviceIndex> devices;
     for (Rank rank : members) {
       devices.push_back(world->members[static_cast<size_t>(rank.value())].device);
     }
-    CHORUS_ASSIGN_OR_RETURN(known, launcher_->CommunicatorOf(devices));
+    CHORUS_ASSIGN_OR_RETURN(communicator, launcher_->CommunicatorOf(devices));
   }
-  return known;
+  return communicator;
 }
 
 void Gangs::LaunchRun(RunState* run) {
@@ -397,9 +398,9 @@ void Gangs::LaunchRun(RunState* run) {
 // --- Completion ---------------------------------------------------------------------------------
 
 absl::optional<int32_t> Gangs::Complete(const CompletionMessage& completion) {
-  const uint64_t place = completion.launch.value() - first_launch_.value();
-  if (completion.launch < first_launch_ || place >= launches_.size()) return absl::nullopt;
-  RunHandle& entry = launches_[place];
+  const uint64_t index = completion.launch.value() - first_launch_.value();
+  if (completion.launch < first_launch_ || index >= launches_.size()) return absl::nullopt;
+  RunHandle& entry = launches_[index];
   RunState* const run = runs_->Find(entry);
   entry = RunHandle();
   while (!launches_.empty() && launches_.front() == RunHandle()) {
@@ -419,8 +420,8 @@ absl::optional<int32_t> Gangs::Complete(const CompletionMessage& completion) {
   return run->gang;
 }
 
-void Gangs::Abort(int32_t place, const absl::Status& why) {
-  for (CommunicatorId id : at(place).communicators) launcher_->DropCommunicator(id, why);
+void Gangs::Abort(int32_t index, const absl::Status& why) {
+  for (CommunicatorId id : at(index).communicators) launcher_->DropCommunicator(id, why);
 }
 
 }  // namespace chorus::node

@@ -1,7 +1,8 @@
 // Gangs: runs that are launched together, from the launch, the point of no return, to the last
 // completion of their devices.
 //
-// Threads: the node thread.
+// Threads: the node thread. Ownership: Gangs owns the gangs, the table their runs. Errors: a gang's
+// status.
 #ifndef CHORUS_CORE_NODE_GANGS_H_
 #define CHORUS_CORE_NODE_GANGS_H_
 
@@ -63,18 +64,18 @@ class Gangs {
         stats_(stats) {}
 
   // Launches the runs of `action`, or one that takes part in no collective. Returns the gang's
-  // place. If its status is not OK nothing was launched; it is to be finished at once.
+  // index. If its status is not OK nothing was launched; it is to be finished at once.
   int32_t Launch(const std::shared_ptr<World>& world, const SequencerAction& action);
   int32_t LaunchLocal(RunState* run);
-  // The place of the gang that is complete with this, if one is.
+  // The index of the gang that is complete with this, if one is.
   absl::optional<int32_t> Complete(const CompletionMessage& completion);
 
   // Until Recycle(). References stay valid.
-  Gang& at(int32_t place) { return gangs_[static_cast<size_t>(place)]; }
-  void Recycle(int32_t place);
-  // Its devices have failed, or not finished in time: those that wait for each other would for
-  // ever. What holds its memory ends when they have.
-  void Abort(int32_t place, const absl::Status& why);
+  Gang& at(int32_t index) { return gangs_[static_cast<size_t>(index)]; }
+  void Recycle(int32_t index);
+  // Its devices have failed, or not finished in time, and those that wait for each other would do
+  // so for ever: ends their waits. The gang keeps its memory until its last completion.
+  void Abort(int32_t index, const absl::Status& why);
 
  private:
   int32_t New();
@@ -88,7 +89,7 @@ class Gangs {
   void PlaceOutputs(RunState* run);
   absl::Status PrepareLaunch(RunState* run, Gang* gang);
   absl::StatusOr<CommunicatorId> GroupCommunicator(World* world, GroupId group);
-  absl::Status BindCommunicator(const RunState& run, const Plan::CollectiveSlot& wanted,
+  absl::Status BindCommunicator(const RunState& run, const Plan::CollectiveSlot& collective,
                                 LaunchMessage::CollectiveBinding* binding);
   void LaunchRun(RunState* run);
 

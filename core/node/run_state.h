@@ -1,6 +1,7 @@
 // One run between its frame and its outcome.
 //
-// Threads: the node thread.
+// Threads: the node thread. Ownership: RunTable owns the runs; a run shares its session, its world,
+// its graph and its cells, and keeps its buffers until it ends.
 #ifndef CHORUS_CORE_NODE_RUN_STATE_H_
 #define CHORUS_CORE_NODE_RUN_STATE_H_
 
@@ -54,10 +55,10 @@ struct RunState {
   Vote vote;                                        // of a run with groups
   // By participation: the first that is of its instance, where the plan depends on it.
   absl::InlinedVector<int32_t, 1> instance_of;
-  // By Plan::equal_groups: the number under which others may have the group too; 0: nobody has. And
-  // the buffers that they share (World::equal_work).
+  // By Plan::equal_groups: the id of the values that the group computes, under which other runs may
+  // have it too (0: none can), and the buffers that they share (World::equal_work).
   struct EqualShare {
-    Hash128 number;
+    Hash128 value_id;
     std::shared_ptr<const std::vector<BufferRef>> results;
   };
   absl::InlinedVector<EqualShare, 1> equal_work;
@@ -69,7 +70,8 @@ struct RunState {
   absl::InlinedVector<Donation, 1> donations;
   bool donated = false;  // launched with them
 
-  // Not launched runs of this node whose results it needs, and runs that need this one's.
+  // How much it waits for: runs that are not launched, whose results it needs, and uploads. And the
+  // runs that need its own results.
   int32_t blockers = 0;
   absl::InlinedVector<RunHandle, 2> consumers;
   // Those of its producers that its own world's sequencer knows, also through local runs.
@@ -84,7 +86,7 @@ struct RunState {
   absl::InlinedVector<int32_t, 1> left_out;  // groups of equal work that another run does
   CommunicatorId equal_communicator;         // of the runs that share such groups; 0: none
   int32_t launches_left = 0;
-  int32_t gang = -1;  // since its launch: place in the node's gangs
+  int32_t gang = -1;  // since its launch: index in Gangs
   // Launched with donations and failed, but nothing was written over them.
   bool held_back = true;
   // Its failure has been told already; what is still under way only gives its memory back.
@@ -107,8 +109,8 @@ struct RunState {
     }
   }
 
-  // For the next run: what refers to others goes, what only has capacity stays, where that is not
-  // much: nobody is charged for it.
+  // For the next run: drops what refers to others and keeps what only has capacity, where that is
+  // not much, for no session is charged for it.
   void Recycle() {
     handle = RunHandle();
     bytes = 0;
@@ -164,44 +166,44 @@ inline absl::InlinedVector<DeviceIndex, 8> DevicesOf(absl::Span<RunState* const>
   return devices;
 }
 
-// Runs by handle. A handle is never reused; its place is.
+// Runs by handle. A handle is never reused; its slot is.
 class RunTable {
  public:
   RunState* Add() {
-    uint32_t place;
+    uint32_t slot;
     if (free_.empty()) {
-      place = static_cast<uint32_t>(runs_.size());
+      slot = static_cast<uint32_t>(runs_.size());
       runs_.push_back(std::make_unique<RunState>());
     } else {
-      place = free_.back();
+      slot = free_.back();
       free_.pop_back();
     }
-    runs_[place]->handle = RunHandle((++serial_ << kPlaceBits) | place);
+    runs_[slot]->handle = RunHandle((++serial_ << kSlotBits) | slot);
     ++live_;
-    return runs_[place].get();
+    return runs_[slot].get();
   }
   // Null when it has ended.
   RunState* Find(RunHandle handle) {
-    // The handle of no run is what a free place has: it must not be found there.
+    // The handle of no run is what a free slot has: it must not be found there.
     if (handle == RunHandle()) return nullptr;
-    const size_t place = static_cast<size_t>(handle.value() & ((1 << kPlaceBits) - 1));
-    if (place >= runs_.size()) return nullptr;
-    return runs_[place]->handle == handle ? runs_[place].get() : nullptr;
+    const size_t slot = static_cast<size_t>(handle.value() & ((1 << kSlotBits) - 1));
+    if (slot >= runs_.size()) return nullptr;
+    return runs_[slot]->handle == handle ? runs_[slot].get() : nullptr;
   }
   void Remove(RunHandle handle) {
     if (Find(handle) == nullptr) return;
-    const uint32_t place = static_cast<uint32_t>(handle.value() & ((1 << kPlaceBits) - 1));
-    if (runs_[place]->addresses.capacity() > kKeptCapacity ||
-        runs_[place]->outputs.capacity() > kKeptCapacity) {
-      *runs_[place] = RunState();
+    const uint32_t slot = static_cast<uint32_t>(handle.value() & ((1 << kSlotBits) - 1));
+    if (runs_[slot]->addresses.capacity() > kKeptCapacity ||
+        runs_[slot]->outputs.capacity() > kKeptCapacity) {
+      *runs_[slot] = RunState();
     }
-    runs_[place]->Recycle();
-    free_.push_back(place);
+    runs_[slot]->Recycle();
+    free_.push_back(slot);
     --live_;
   }
   int64_t live() const { return live_; }
   // True below the number of runs that a handle can name.
-  bool HasRoom() const { return live_ < (1 << kPlaceBits) - 1; }
+  bool HasRoom() const { return live_ < (1 << kSlotBits) - 1; }
   template <typename Fn>
   void ForEach(Fn fn) {
     for (size_t i = 0; i < runs_.size(); ++i) {
@@ -210,7 +212,7 @@ class RunTable {
   }
 
  private:
-  static constexpr int kPlaceBits = 22;
+  static constexpr int kSlotBits = 22;
   static constexpr size_t kKeptCapacity = 1024;  // of a row's lists
   std::vector<std::unique_ptr<RunState>> runs_;
   std::vector<uint32_t> free_;

@@ -19,14 +19,13 @@ absl::Status ExecFailure(const absl::Status& status) {
   return ToStatus(error);
 }
 
-// As the world's sequencer must take it. Where the failure has ended an epoch of the world the
-// other ranks have been told of it, and what comes of it fails alone: if each call that wants its
-// result ended an epoch more, it would take others' calls with it, and what comes of those again,
-// without end.
-Error AsTold(const World& world, const Error& error) {
-  Error told = error;
-  for (const Error::EndedEpoch& ended : error.ended) told.alone |= ended.world == world.id;
-  return told;
+// The error as the world's sequencer must take it. Where the failure has ended an epoch of the
+// world the other ranks have been told of it, and what comes of it fails alone: if each call that
+// wants its result ended an epoch more, it would take others' calls with it, and what comes of
+// those again, without end.
+Error ForAgreement(const World& world, Error error) {
+  for (const Error::EndedEpoch& ended : error.ended) error.alone |= ended.world == world.id;
+  return error;
 }
 
 }  // namespace
@@ -150,8 +149,9 @@ void Runs::CastVote(RunState* run, absl::Time now) {
   const std::shared_ptr<World> world = run->world;
   Vote& vote = run->vote;
   for (RunHandle producer : run->voted_producers) {
-    RunState* found = Find(producer);
-    if (found != nullptr && found->world == world && found->phase == RunState::Phase::kVoted) {
+    RunState* voted_producer = Find(producer);
+    if (voted_producer != nullptr && voted_producer->world == world &&
+        voted_producer->phase == RunState::Phase::kVoted) {
       vote.producers.push_back(producer);
     }
   }
@@ -171,18 +171,18 @@ void Runs::Refuse(const std::shared_ptr<Session>& session, Sequence sequence, co
   holders_->Explain(*session, run, &error);
   if (run != nullptr) equal_work_->Forget(run);
   // Decided first: the session is told which epoch is open then.
-  std::vector<std::pair<std::shared_ptr<World>, Agreement::Decided>> told;
+  std::vector<std::pair<std::shared_ptr<World>, Agreement::Decision>> decisions;
   for (const RunGroup& group : command.groups) {
     for (const Session::Membership& membership : session->memberships) {
       const std::shared_ptr<World>& world = membership.world;
       if (world->id != group.world || !world->formed()) continue;
-      if (!told.empty() && told.back().first == world) break;
+      if (!decisions.empty() && decisions.back().first == world) break;
       std::vector<RefusedMember> members;
       if (run != nullptr && run->world == world) members = world->agreement->CallsOf(run->vote);
       // Its calls are not known; its next vote shows how many they were.
       if (members.empty()) members.emplace_back().rank = membership.rank;
-      told.emplace_back(world,
-                        world->agreement->Refuse(members, group.epoch, AsTold(*world, error), now));
+      decisions.emplace_back(
+          world, world->agreement->Refuse(members, group.epoch, ForAgreement(*world, error), now));
       SayOpenEpoch(*world, world->agreement->epoch(), &error);
       break;
     }
@@ -197,7 +197,7 @@ void Runs::Refuse(const std::shared_ptr<Session>& session, Sequence sequence, co
   ++stats_->runs_failed;
   failures_->Note(FlightKind::kFailed, now, session.get(), nullptr, sequence, Ticket(), error.id);
   session->log.Finish(sequence, error);
-  for (auto& world : told) world.second.CarryOut(now);
+  for (auto& decision : decisions) decision.second.CarryOut(now);
 }
 
 void Runs::RefuseVote(RunState* run, const absl::Status& why, absl::Time now) {
@@ -205,16 +205,16 @@ void Runs::RefuseVote(RunState* run, const absl::Status& why, absl::Time now) {
   Error error = ErrorOf(why);
   holders_->Explain(*run->session, run, &error);
   equal_work_->Forget(run);
-  Agreement::Decided decided = DecideRefusal(*run, AsTold(*world, error), now);
+  Agreement::Decision decision = DecideRefusal(*run, ForAgreement(*world, error), now);
   SayOpenEpoch(*world, world->agreement->epoch(), &error);
   Fail(run, error, now);
-  decided.CarryOut(now);
+  decision.CarryOut(now);
 }
 
-Agreement::Decided Runs::DecideRefusal(const RunState& run, const Error& told, absl::Time now) {
+Agreement::Decision Runs::DecideRefusal(const RunState& run, const Error& why, absl::Time now) {
   Agreement* const agreement = run.world->agreement.get();
-  if (told.alone && agreement->IsPending(run.handle)) {
-    return agreement->Withdraw(run.handle, told, now);
+  if (why.alone && agreement->IsPending(run.handle)) {
+    return agreement->Withdraw(run.handle, why, now);
   }
   std::vector<RefusedMember> members = agreement->CallsOf(run.vote);
   for (const Session::Membership& membership : run.session->memberships) {
@@ -222,7 +222,7 @@ Agreement::Decided Runs::DecideRefusal(const RunState& run, const Error& told, a
       members.emplace_back().rank = membership.rank;
     }
   }
-  return agreement->Refuse(members, run.vote.epoch, told, now);
+  return agreement->Refuse(members, run.vote.epoch, why, now);
 }
 
 void Runs::Uploaded(RunHandle handle, const absl::Status& status) {
@@ -256,22 +256,22 @@ void Runs::OnLaunch(const std::shared_ptr<World>& world, const SequencerAction& 
     stats_->gradients_given_up += static_cast<int64_t>(instance.given_up.size());
     failures_->NoteGivenUp(world.get(), instance, action.ticket, now);
   }
-  const int32_t place = gangs_->Launch(world, action);
+  const int32_t index = gangs_->Launch(world, action);
   for (RunHandle handle : action.runs) {
     const RunState& run = *Find(handle);
     failures_->Note(FlightKind::kLaunched, now, run.session.get(), world.get(), run.sequence,
                     action.ticket);
   }
-  if (!gangs_->at(place).status.ok()) return FinishGang(place, now);
+  if (!gangs_->at(index).status.ok()) return FinishGang(index, now);
   for (RunHandle handle : action.runs) {
     if (RunState* run = Find(handle)) ReleaseConsumers(run, now);
   }
 }
 
 void Runs::LaunchLocal(RunState* run, absl::Time now) {
-  const int32_t place = gangs_->LaunchLocal(run);
+  const int32_t index = gangs_->LaunchLocal(run);
   failures_->Note(FlightKind::kLaunched, now, run->session.get(), nullptr, run->sequence);
-  if (!gangs_->at(place).status.ok()) return FinishGang(place, now);
+  if (!gangs_->at(index).status.ok()) return FinishGang(index, now);
   ReleaseConsumers(run, now);
 }
 
@@ -358,9 +358,9 @@ void Runs::Follow(absl::Span<const RunHandle> consumers, std::shared_ptr<const E
   following_ = false;
 }
 
-void Runs::FinishGang(int32_t place, absl::Time now) {
+void Runs::FinishGang(int32_t index, absl::Time now) {
   CHORUS_FAILPOINT("node.before_publish");
-  Gang& gang = gangs_->at(place);
+  Gang& gang = gangs_->at(index);
   // What was computed from a result that failed is no result either, and has failed for that
   // reason, whatever else its devices say.
   absl::Status status;
@@ -381,7 +381,7 @@ void Runs::FinishGang(int32_t place, absl::Time now) {
       End(run);
     }
   } else {
-    gangs_->Abort(place, status);
+    gangs_->Abort(index, status);
   }
   if (gang.world != nullptr) {
     const std::shared_ptr<World> world = gang.world;
@@ -399,7 +399,7 @@ void Runs::FinishGang(int32_t place, absl::Time now) {
       End(run);
     }
   }
-  gangs_->Recycle(place);
+  gangs_->Recycle(index);
   CHORUS_FAILPOINT("node.after_publish");
 }
 
@@ -415,10 +415,10 @@ void Runs::Publish(RunState* run, absl::Time now) {
     if (cell == nullptr) continue;
     cell->state = Cell::State::kReady;
     cell->launch = LaunchId();
-    // The next step may have been given its memory already: then the name tells that.
-    const bool given =
+    // The next step may have been given its memory already: then the name stands for that error.
+    const bool name_replaced =
         cell->donated_to != Sequence() && !session->names.StandsFor(run->output_ids[i], *cell);
-    if (!session->dead() && !given) session->names.Publish(run->output_ids[i], *cell);
+    if (!session->dead() && !name_replaced) session->names.Publish(run->output_ids[i], *cell);
   }
   failures_->Note(FlightKind::kPublished, now, session, run->world.get(), run->sequence,
                   run->ticket);
@@ -428,7 +428,7 @@ void Runs::Publish(RunState* run, absl::Time now) {
   }
 }
 
-// Tells the session once that its run has failed. A launched run stays until its gang is done.
+// Tells the session once that its run has failed. A launched run stays until its gang ends.
 void Runs::Fail(RunState* run, const Error& cause, absl::Time now) {
   if (run->failed) return;
   run->failed = true;
@@ -475,15 +475,15 @@ void Runs::End(RunState* run) {
 // --- By the session or the node -----------------------------------------------------------------
 
 void Runs::Cancel(const Session& session, Sequence sequence, absl::Time now) {
-  RunState* found = nullptr;
+  RunState* target = nullptr;
   for (RunHandle handle : session.runs) {
     RunState* const run = Find(handle);
-    if (run->sequence == sequence) found = run;
+    if (run->sequence == sequence) target = run;
   }
   // Ended or launched: commit wins.
-  if (found == nullptr || found->phase == RunState::Phase::kLaunched) return;
-  if (found->phase == RunState::Phase::kWaiting) {
-    Fail(found,
+  if (target == nullptr || target->phase == RunState::Phase::kLaunched) return;
+  if (target->phase == RunState::Phase::kWaiting) {
+    Fail(target,
          ErrorOf(MakeError(Reason::kCancelled,
                            absl::StrCat("run ", sequence.value(), " was cancelled"))),
          now);
@@ -491,9 +491,9 @@ void Runs::Cancel(const Session& session, Sequence sequence, absl::Time now) {
   }
   Rank rank;
   for (const Session::Membership& membership : session.memberships) {
-    if (membership.world == found->world) rank = membership.rank;
+    if (membership.world == target->world) rank = membership.rank;
   }
-  found->world->agreement->Cancel(found->handle, rank, now);
+  target->world->agreement->Cancel(target->handle, rank, now);
 }
 
 void Runs::FailWaiting(const Session& session, const Error& why, absl::Time now) {
@@ -516,9 +516,9 @@ std::vector<RunHandle> Runs::VotedIn(const World& world, const Session& session)
 }
 
 void Runs::FailAll(const Error& why, absl::Time now) {
-  std::vector<RunHandle> left;
-  table_->ForEach([&left](RunState* run) { left.push_back(run->handle); });
-  for (RunHandle handle : left) {
+  std::vector<RunHandle> handles;
+  table_->ForEach([&handles](RunState* run) { handles.push_back(run->handle); });
+  for (RunHandle handle : handles) {
     if (RunState* run = Find(handle)) Fail(run, why, now);
   }
 }

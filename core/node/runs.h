@@ -1,7 +1,8 @@
 // Runs from their submission to their outcome: voted where they take part in collectives, launched
 // with their gang, published or failed, with what waits for them.
 //
-// Threads: the node thread.
+// Threads: the node thread. Ownership: the table owns the runs. Errors: each goes to the session's
+// log and to the names of the run's results.
 #ifndef CHORUS_CORE_NODE_RUNS_H_
 #define CHORUS_CORE_NODE_RUNS_H_
 
@@ -60,8 +61,8 @@ class Runs final : public AgreementListener {
   Runs(const Runs&) = delete;
   Runs& operator=(const Runs&) = delete;
 
-  // Its outcome goes to the session's log. False: it has to be planned first, and nothing has
-  // happened.
+  // Takes a Run command; its outcome goes to the session's log. False: it has to be planned first,
+  // and nothing has happened.
   bool Submit(const std::shared_ptr<Session>& session, Sequence sequence, const Run& command,
               const GraphStore::Waiting& waiting, absl::Time now);
   // Withdraws a run of the session, unless it is launched: commit wins.
@@ -69,11 +70,11 @@ class Runs final : public AgreementListener {
   // Bytes of one of its inputs have come to its device, or have not.
   void Uploaded(RunHandle handle, const absl::Status& status);
   void Complete(const CompletionMessage& completion, absl::Time now);
-  // Nobody will read the results of the session's runs that still wait for something.
+  // The session has ended: nothing will read the results of its runs that still wait.
   void FailWaiting(const Session& session, const Error& why, absl::Time now);
   // The session's runs that `world` has votes of.
   std::vector<RunHandle> VotedIn(const World& world, const Session& session);
-  // The daemon ends: what comes is refused; what there is fails.
+  // The daemon ends: runs that come are refused, those that are there fail.
   void StopTaking() { stopped_ = true; }
   void FailAll(const Error& why, absl::Time now);
 
@@ -101,13 +102,13 @@ class Runs final : public AgreementListener {
   void Refuse(const std::shared_ptr<Session>& session, Sequence sequence, const Run& command,
               RunState* run, const absl::Status& why, absl::Time now);
   void RefuseVote(RunState* run, const absl::Status& why, absl::Time now);
-  Agreement::Decided DecideRefusal(const RunState& run, const Error& told, absl::Time now);
+  Agreement::Decision DecideRefusal(const RunState& run, const Error& why, absl::Time now);
   void Unblock(RunHandle handle, absl::Time now);
   void LaunchLocal(RunState* run, absl::Time now);
   void ReleaseConsumers(RunState* run, absl::Time now);
   void Follow(absl::Span<const RunHandle> consumers, std::shared_ptr<const Error> failed,
               absl::Time now);
-  void FinishGang(int32_t place, absl::Time now);
+  void FinishGang(int32_t index, absl::Time now);
   void Publish(RunState* run, absl::Time now);
   void Fail(RunState* run, const Error& error, absl::Time now);
   void End(RunState* run);
@@ -123,13 +124,14 @@ class Runs final : public AgreementListener {
   Holders* const holders_;
   NodeStats* const stats_;
   bool stopped_ = false;
-  // Whose turn it is because of what became of a run: one behind the other, however long the chain.
+  // Runs whose turn it is because of what became of another: one behind the other, however long the
+  // chain.
   struct Next {
     RunHandle run;
     std::shared_ptr<const Error> failed;  // null: what it waits for is launched
   };
   std::deque<Next> next_;
-  bool following_ = false;  // somebody is at work on them
+  bool following_ = false;  // a call further up goes through them
 };
 
 }  // namespace chorus::node

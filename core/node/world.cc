@@ -11,9 +11,9 @@ absl::Status NotFormed(const World& world) {
                    absl::StrCat("world \"", world.name, "\" is not complete yet"));
 }
 
-absl::Status World::ReserveRows(size_t more) {
+absl::Status World::ReserveRows(size_t count) {
   const int64_t bytes_per_row = 256 + 128 * int64_t{size()};  // a row has a seat for each rank
-  return rows.Cover(static_cast<int64_t>(agreement->HeldRows() + more) * bytes_per_row);
+  return rows.Cover(static_cast<int64_t>(agreement->HeldRows() + count) * bytes_per_row);
 }
 
 void SayOpenEpoch(const World& world, Epoch open, Error* error) {

@@ -1,6 +1,7 @@
 // What the node keeps of one world: its members, its agreement, results reserved in common.
 //
-// Threads: the node thread.
+// Threads: the node thread. Ownership: the table of worlds and each member's session share a world.
+// Errors: said at each function.
 #ifndef CHORUS_CORE_NODE_WORLD_H_
 #define CHORUS_CORE_NODE_WORLD_H_
 
@@ -55,30 +56,30 @@ struct World : std::enable_shared_from_this<World> {
   // One copy of an equal result: reserved by the first voter, taken by the others, let go at
   // launch.
   absl::flat_hash_map<InstanceKey, BufferRef> shared;
-  // Buffers for the results of groups of equal work, by number: reserved by the first run that has
-  // the group, taken by the others, let go at launch.
+  // Buffers for the results of groups of equal work, by the id of their values: reserved by the
+  // first run that has the group, taken by the others, let go at launch.
   absl::flat_hash_map<Hash128, std::shared_ptr<std::vector<BufferRef>>> equal_work;
-  // By rank and line: what is told of gradients that it gave up. Each is told once in a while: the
-  // list is begun anew when it is long.
+  // By rank and line: the error that tells of gradients that it gave up. Each is told once in a
+  // while: the list is begun anew when it is long.
   std::map<std::pair<int32_t, std::string>, ErrorId> given_up;
   // By group: its communicator in the pool; 0: to be looked up. Of the pool as it was after so many
   // were dropped from it.
   std::vector<CommunicatorId> communicators;
   int64_t communicators_after_drops = 0;
 
-  // Charges for so many more rows of its agreement, which may come next. RESOURCE_EXHAUSTED
-  // kOutOfMemory: ranks that keep what could be differentiated hold rows.
-  absl::Status ReserveRows(size_t more);
+  // Charges for `count` rows of its agreement that may come next. RESOURCE_EXHAUSTED kOutOfMemory:
+  // ranks that keep what could be differentiated hold rows.
+  absl::Status ReserveRows(size_t count);
 
   int size() const { return static_cast<int>(members.size()); }
   bool formed() const { return agreement != nullptr; }
 };
 
-// FAILED_PRECONDITION kWrongState, for who asks before all ranks have joined.
+// FAILED_PRECONDITION kWrongState, for a request that comes before all ranks have joined.
 absl::Status NotFormed(const World& world);
 
-// Whoever is told `error` goes on in epoch `open` of `world`. Where a call failed alone no epoch
-// has ended.
+// Says in `error` that a session which is told it goes on in epoch `open` of `world`. Where a call
+// failed alone no epoch has ended.
 void SayOpenEpoch(const World& world, Epoch open, Error* error);
 
 }  // namespace chorus::node
