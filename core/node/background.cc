@@ -54,7 +54,7 @@ void Background::Loop() {
       if (!queue.jobs.empty()) turns_.push_back(std::move(queue));
     }
     job.work();
-    job.work = nullptr;  // what it holds goes before anybody hears that it is done
+    job.work = nullptr;  // what it holds goes before its end is known
     post_([this, id = job.id] {
       const auto it = then_.find(id);
       const std::function<void()> then = std::move(it->second);

@@ -1,10 +1,11 @@
 // Work that takes longer than the node thread may be kept from others: large graphs are decoded,
 // checked and planned here, strided memory is copied.
 //
-// One thread, so that what is made here before somebody is charged for it is one thing at a time.
-// Tenants take turns: whoever asks for much waits behind himself.
+// One thread, so that what is made here before a session is charged for it is one thing at a time.
+// Tenants take turns: a tenant that asks for much waits behind its own work.
 //
-// Threads: the node thread makes all calls; work runs on the thread of its own.
+// Threads: the node thread makes all calls; work runs on the thread of its own. Ownership: owns
+// that thread and what has not run. Errors: none; work hands its own on.
 #ifndef CHORUS_CORE_NODE_BACKGROUND_H_
 #define CHORUS_CORE_NODE_BACKGROUND_H_
 
@@ -54,7 +55,7 @@ class Background {
   Mutex mutex_;
   CondVar changed_;
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
-  std::deque<Queue> turns_ ABSL_GUARDED_BY(mutex_);  // of tenants with jobs, whose turn it is first
+  std::deque<Queue> turns_ ABSL_GUARDED_BY(mutex_);  // of tenants with jobs; the first is next
   std::thread thread_;                               // last: it uses the rest
 };
 

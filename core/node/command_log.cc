@@ -27,9 +27,9 @@ void CommandLog::WhenTaken(std::function<void(const absl::Status&)> then) {
 }
 
 void CommandLog::TellTaken(const absl::Status& status) {
-  const auto told = std::move(when_taken_);
+  const auto waiting = std::move(when_taken_);
   when_taken_.clear();
-  for (const auto& then : told) then(status);
+  for (const auto& then : waiting) then(status);
 }
 
 void CommandLog::Finish(Sequence sequence) {
@@ -65,13 +65,13 @@ void CommandLog::Hold(Sequence sequence, absl::string_view frame, absl::Time now
     if (done != nullptr) it->second.done.push_back(std::move(done));
     return;
   }
-  absl::StatusOr<Charge> charged = ChargeHeld(frame.size());
-  if (!charged.ok()) {
-    if (done != nullptr) done({sequence, charged.status()});
+  absl::StatusOr<Charge> charge = ChargeHeld(frame.size());
+  if (!charge.ok()) {
+    if (done != nullptr) done({sequence, charge.status()});
     return;
   }
   HeldFrame held;
-  held.bytes = *std::move(charged);
+  held.bytes = *std::move(charge);
   held.frame = std::string(frame);
   if (done != nullptr) held.done.push_back(std::move(done));
   held_.emplace(sequence.value(), std::move(held));

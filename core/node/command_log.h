@@ -1,9 +1,10 @@
-// One session's log: its commands in their order, what became of them, and who waits to hear it.
+// One session's log: its commands in their order, their outcomes, and the calls that wait for them.
 //
 // A command is taken once, in the order of its sequence. One that comes before its predecessor is
 // held for a while; one that comes again is answered from the record.
 //
-// Threads: the node thread.
+// Threads: the node thread. Ownership: a session owns its log, which has the frames that it holds
+// and the callbacks that wait. Errors: said at each function; they come with the outcome.
 #ifndef CHORUS_CORE_NODE_COMMAND_LOG_H_
 #define CHORUS_CORE_NODE_COMMAND_LOG_H_
 
@@ -59,20 +60,20 @@ class CommandLog {
   Sequence next() const { return Sequence(next_); }
   int64_t taken() const { return next_ - 1; }
 
-  // Its turn has come: next() moves on. `done`, unless null, gets the outcome.
+  // The turn of `sequence` has come: next() moves on. `done`, unless null, gets the outcome.
   void Begin(Sequence sequence, OnOutcome done);
   // The command whose turn it is takes longer than the node thread may: nothing behind it is taken
   // until it goes on.
   void Park();
   void Unpark() { parked_ = false; }
   bool parked() const { return parked_; }
-  // Calls `then` when all that has come and whose turn it is has been taken: at once unless it is
-  // parked. An error: why there will be no more.
+  // Calls `then` when every frame that is there, and that no gap or parking holds back, has been
+  // taken: at once unless the log is parked. An error: why no more will be taken.
   void WhenTaken(std::function<void(const absl::Status&)> then);
-  // It is over: well, or with an error that is recorded.
+  // The command is over: well, or with an error that is recorded.
   void Finish(Sequence sequence);
   void Finish(Sequence sequence, const Error& error);
-  int64_t failed() const { return failed_; }  // so many of them
+  int64_t failed() const { return failed_; }  // commands that ended with an error
 
   // Whether a frame's turn has not come.
   bool IsEarly(Sequence sequence) const {
@@ -86,8 +87,9 @@ class CommandLog {
     std::string frame;
     std::vector<OnOutcome> done;
   };
-  // The held frame whose turn it is. Absent: there is none; what is held behind another gap has its
-  // time from `now` on, and whoever waits for it is told (WhenTaken). Not while it is parked.
+  // The held frame whose turn it is. Absent: there is none; then frames that are held behind
+  // another gap have their time from `now` on, and the calls of WhenTaken() end. Not while it is
+  // parked.
   absl::optional<HeldFrame> TakeHeld(absl::Time now);
   bool holds() const { return !held_.empty(); }
 
@@ -95,7 +97,7 @@ class CommandLog {
   // `deadline` TRANSPORT_TIMEOUT. OUTCOME_FORGOTTEN: it is too long ago.
   void Wait(Sequence sequence, absl::Time deadline, OnOutcome done);
 
-  // Nothing will be told any more: whoever waits gets `why`, and nothing is held.
+  // No outcome will come any more: every call that waits gets `why`, and held frames go.
   void Abandon(const absl::Status& why);
 
  private:

@@ -17,7 +17,7 @@ using ::testing::IsEmpty;
 
 const absl::Time kStart = absl::FromUnixSeconds(1000);
 
-// What came of the commands that somebody waits for: "SEQUENCE REASON", in the order of telling.
+// Outcomes of the commands that are waited for: "SEQUENCE REASON", in the order of telling.
 class CommandLogTest : public ::testing::Test {
  protected:
   OnOutcome Note() {
@@ -194,7 +194,7 @@ TEST_F(CommandLogTest, SoManyFramesAreHeldAndNoMore) {
   EXPECT_THAT(told_, IsEmpty());
   Hold(5000);
   EXPECT_THAT(told_, ElementsAre("5000 QUOTA"));
-  Hold(2);  // held already: who sends it again waits as well
+  Hold(2);  // held already: a second sender waits as well
   EXPECT_EQ(told_.size(), 1u);
 }
 

@@ -32,8 +32,8 @@ absl::Status Commands::Take(const std::shared_ptr<Session>& session, absl::strin
 
 void Commands::TakeHeld(const std::shared_ptr<Session>& session, absl::Time now) {
   CommandLog& log = session->log;
-  for (int taken = 0; !log.parked(); ++taken) {
-    if (taken == CommandLog::kFramesPerTurn) return GoOnLater(session);
+  for (int count = 0; !log.parked(); ++count) {
+    if (count == CommandLog::kFramesPerTurn) return GoOnLater(session);
     const absl::optional<CommandLog::HeldFrame> held = log.TakeHeld(now);
     if (!held.has_value()) return;
     const absl::StatusOr<Command> next = DecodeFrame(held->frame);
@@ -50,8 +50,8 @@ void Commands::TakeHeld(const std::shared_ptr<Session>& session, absl::Time now)
 void Commands::GoOnLater(const std::shared_ptr<Session>& session) {
   session->log.Park();
   launcher_->Post([this, weak = std::weak_ptr<Session>(session)] {
-    const std::shared_ptr<Session> found = weak.lock();
-    if (found != nullptr && !found->dead()) GoOn(found, clock_->now);
+    const std::shared_ptr<Session> live = weak.lock();
+    if (live != nullptr && !live->dead()) GoOn(live, clock_->now);
   });
 }
 
@@ -109,9 +109,9 @@ void Commands::Register(const std::shared_ptr<Session>& session, Sequence sequen
                         const RegisterGraph& command) {
   const absl::Status fresh = session->names.CheckFresh(command.graph);
   if (!fresh.ok()) return Finish(session.get(), sequence, fresh);
-  absl::StatusOr<std::shared_ptr<GraphRecord>> made = MakeGraph(session, sequence, command);
-  if (made.ok() && *made == nullptr) return session->log.Park();
-  Finish(session.get(), sequence, NameGraph(session.get(), command.graph, std::move(made)));
+  absl::StatusOr<std::shared_ptr<GraphRecord>> record = MakeGraph(session, sequence, command);
+  if (record.ok() && *record == nullptr) return session->log.Park();
+  Finish(session.get(), sequence, NameGraph(session.get(), command.graph, std::move(record)));
 }
 
 absl::StatusOr<std::shared_ptr<GraphRecord>> Commands::MakeGraph(
@@ -136,11 +136,11 @@ absl::StatusOr<std::shared_ptr<GraphRecord>> Commands::MakeGraph(
     bytes = encoded->inlined;
   }
   return graphs_->Register(bytes, {session->tenant->name, session->budget},
-                           [this, session, sequence, encoded,
-                            id = command.graph](absl::StatusOr<std::shared_ptr<GraphRecord>> made) {
+                           [this, session, sequence, encoded, id = command.graph](
+                               absl::StatusOr<std::shared_ptr<GraphRecord>> record) {
                              if (session->dead()) return;
-                             const absl::Status named = NameGraph(session.get(), id, made);
-                             if (named.ok() && LoadGraph(session, sequence, *made)) return;
+                             const absl::Status named = NameGraph(session.get(), id, record);
+                             if (named.ok() && LoadGraph(session, sequence, *record)) return;
                              Finish(session.get(), sequence, named);
                              GoOn(session, clock_->now);
                            });
@@ -170,7 +170,7 @@ bool Commands::LoadGraph(const std::shared_ptr<Session>& session, Sequence seque
 absl::Status Commands::NameGraph(Session* session, GraphId id,
                                  absl::StatusOr<std::shared_ptr<GraphRecord>> record) {
   const auto check = [&]() -> absl::Status {
-    if (!record.ok()) return absl::OkStatus();  // for whoever names it to say
+    if (!record.ok()) return absl::OkStatus();  // runs that name it say why
     int64_t workspace = 0;
     for (int64_t bytes : (*record)->main.plan.workspace_bytes) workspace += bytes;
     if (workspace <= storage_->budget().limit()) return absl::OkStatus();
@@ -188,7 +188,7 @@ absl::Status Commands::NameGraph(Session* session, GraphId id,
 void Commands::Submit(const std::shared_ptr<Session>& session, const Run& command,
                       Sequence sequence, absl::string_view frame, const absl::Status& planned,
                       absl::Time now) {
-  struct Kept {
+  struct FrameCopy {
     Charge charge;
     std::string frame;
   };
@@ -196,12 +196,12 @@ void Commands::Submit(const std::shared_ptr<Session>& session, const Run& comman
     CHORUS_ASSIGN_OR_RETURN(Charge charge,
                             session->budget->Charge(Domain::kHost, Resource::kCommandBytes,
                                                     static_cast<int64_t>(frame.size())));
-    auto kept = std::make_shared<Kept>(Kept{std::move(charge), std::string(frame)});
-    return [this, session, sequence, kept](const absl::Status& made) {
+    auto copy = std::make_shared<FrameCopy>(FrameCopy{std::move(charge), std::string(frame)});
+    return [this, session, sequence, copy](const absl::Status& status) {
       if (session->dead()) return;
       session->log.Unpark();
-      const absl::StatusOr<Command> again = DecodeFrame(kept->frame);
-      Submit(session, absl::get<Run>(again->body), sequence, kept->frame, made, clock_->now);
+      const absl::StatusOr<Command> again = DecodeFrame(copy->frame);
+      Submit(session, absl::get<Run>(again->body), sequence, copy->frame, status, clock_->now);
       TakeHeld(session, clock_->now);
     };
   };
@@ -268,19 +268,19 @@ void Commands::MakeReadable(const std::shared_ptr<Session>& session, Sequence se
                             const chorus::MakeReadable& command) {
   // Ends when the last of them is readable, or with the first failure.
   struct Progress {
-    size_t left;
+    size_t remaining;
     absl::Status status;
   };
   auto progress = std::make_shared<Progress>();
-  progress->left = command.tensors.size() + 1;
+  progress->remaining = command.tensors.size() + 1;
   const auto step = [this, session, sequence, progress](const absl::Status& status) {
     progress->status.Update(status);
-    if (--progress->left == 0 && !session->dead()) {
+    if (--progress->remaining == 0 && !session->dead()) {
       Finish(session.get(), sequence, progress->status);
     }
   };
   for (TensorId id : command.tensors) {
-    // One failure is told: of names that are wrong a frame may have many.
+    // The command has one error: a frame may have many names that are wrong.
     absl::StatusOr<CellRef> cell =
         progress->status.ok() ? session->names.FindTensor(id) : progress->status;
     if (!cell.ok()) {

@@ -1,9 +1,10 @@
 // Carries out the commands of sessions' logs, each in its turn.
 //
 // A command that would keep the node thread from others is carried out in the background: then its
-// session's log is parked until it is done, and nobody else waits.
+// session's log is parked until it is done, and no other session waits.
 //
-// Threads: the node thread.
+// Threads: the node thread. Ownership: none; work in the background keeps its session. Errors: they
+// are recorded, and are the command's outcome in the log.
 #ifndef CHORUS_CORE_NODE_COMMANDS_H_
 #define CHORUS_CORE_NODE_COMMANDS_H_
 
@@ -89,7 +90,7 @@ class Commands {
                            const CreateTensor& command);
   void MakeReadable(const std::shared_ptr<Session>& session, Sequence sequence,
                     const chorus::MakeReadable& command);
-  // It is over, with what `status` says, which is recorded.
+  // The command is over; an error in `status` is recorded.
   void Finish(Session* session, Sequence sequence, const absl::Status& status);
 
   const NodeOptions* const options_;

@@ -5,17 +5,17 @@
 namespace chorus::node {
 
 void News::Signal() {
-  for (Completions* session : told_) {
+  for (Completions* session : sessions_) {
     session->has_news_ = false;
     if (session->writer_ != nullptr) session->writer_->Signal();
   }
-  told_.clear();
+  sessions_.clear();
 }
 
 Completions::~Completions() {
   if (!has_news_) return;
-  auto& told = news_->told_;
-  told.erase(std::find(told.begin(), told.end(), this));
+  auto& sessions = news_->sessions_;
+  sessions.erase(std::find(sessions.begin(), sessions.end(), this));
 }
 
 void Completions::PublishTensor(TensorId id, const TensorRecord& record) {
@@ -33,7 +33,7 @@ void Completions::PublishRun(Sequence sequence, const RunOutcome& outcome) {
 void Completions::Tell() {
   if (has_news_) return;
   has_news_ = true;
-  news_->told_.push_back(this);
+  news_->sessions_.push_back(this);
 }
 
 }  // namespace chorus::node

@@ -1,7 +1,8 @@
-// What attached sessions are told in their shared memory. Who waits there is woken once for all
-// that one turn of the node has published.
+// Outcomes in the shared memory of attached sessions. A client that waits there is woken once for
+// all that one turn of the node has published.
 //
-// Threads: the node thread.
+// Threads: the node thread. Ownership: a session owns its Completions, which refers to the
+// session's memory. Errors: none.
 #ifndef CHORUS_CORE_NODE_COMPLETIONS_H_
 #define CHORUS_CORE_NODE_COMPLETIONS_H_
 
@@ -19,15 +20,15 @@ class Completions;
 // The sessions that have been told something since the last Signal().
 class News {
  public:
-  // Wakes those who wait for it.
+  // Wakes the clients that wait for it.
   void Signal();
 
  private:
   friend class Completions;
-  std::vector<Completions*> told_;
+  std::vector<Completions*> sessions_;
 };
 
-// One session's. Of a session without shared memory nothing is published: it asks.
+// One session's. For a session without shared memory nothing is published: it asks.
 class Completions {
  public:
   // `news` outlives it.
@@ -49,7 +50,7 @@ class Completions {
 
   News* const news_;
   std::unique_ptr<CompletionWriter> writer_;
-  bool has_news_ = false;  // is in news_->told_
+  bool has_news_ = false;  // is in news_->sessions_
 };
 
 }  // namespace chorus::node

@@ -12,7 +12,7 @@ TEST(CompletionsTest, OneTurnWakesOnce) {
   ASSERT_TRUE(memory.ok()) << memory.status();
   News news;
   Completions completions(&news);
-  completions.PublishRun(Sequence(1), {});  // nobody has its memory: nothing is told
+  completions.PublishRun(Sequence(1), {});  // it has no memory: nothing is published
   completions.Attach(memory->get());
   const auto& completed = (*memory)->control().completion.completed;
   news.Signal();

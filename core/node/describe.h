@@ -1,6 +1,6 @@
 // What sessions and worlds look like from outside. Nothing here changes anything.
 //
-// Threads: the node thread.
+// Threads: the node thread. Ownership: copies. Errors: none.
 #ifndef CHORUS_CORE_NODE_DESCRIBE_H_
 #define CHORUS_CORE_NODE_DESCRIBE_H_
 

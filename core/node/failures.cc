@@ -7,8 +7,8 @@
 namespace chorus::node {
 namespace {
 
-// Whose failure it is: the culprit's where one is known; else the caller's, unless several ranks
-// are concerned.
+// The rank that a failure is of: the culprit where one is known; else the caller, unless several
+// ranks are concerned.
 FailureOrigin WhereIs(const Session* session, const World* world, const Error& error) {
   FailureOrigin failure;
   const Session::Membership* caller = nullptr;
@@ -46,12 +46,12 @@ void Failures::Record(const Session* session, const World* world, Error* error) 
 
 void Failures::Record(const std::string& tenant, const FailureOrigin& failure, Error* error) {
   if (!errors_->Record(tenant, error) || log_ == nullptr) return;
-  // What the peers of a refused call are told: the refusal has its line.
+  // The error that peers of a refused call get: the refusal has its line.
   if (error->reason == Reason::kPeerRefused) return;
   log_(tenant, FailureLine(failure, *error));
 }
 
-absl::Status Failures::Told(const Session* session, const absl::Status& status) {
+absl::Status Failures::RecordStatus(const Session* session, const absl::Status& status) {
   if (status.ok()) return status;
   Error error = ErrorOf(status);
   if (error.id != ErrorId()) return status;
@@ -59,8 +59,8 @@ absl::Status Failures::Told(const Session* session, const absl::Status& status) 
   return ToStatus(error);
 }
 
-absl::Status Failures::Told(const std::string& tenant, const FailureOrigin& failure,
-                            const absl::Status& status) {
+absl::Status Failures::RecordStatus(const std::string& tenant, const FailureOrigin& failure,
+                                    const absl::Status& status) {
   if (status.ok()) return status;
   Error error = ErrorOf(status);
   if (error.id != ErrorId()) return status;
@@ -73,8 +73,8 @@ void Failures::NoteGivenUp(World* world, const LaunchedInstance& instance, Ticke
   constexpr size_t kKept = 256;
   for (const LaunchedInstance::GivenUp& part : instance.given_up) {
     if (world->given_up.size() >= kKept) world->given_up.clear();
-    ErrorId& known = world->given_up[{part.rank.value(), part.what->source}];
-    if (!errors_->Find(known, "").has_value()) {
+    ErrorId& error_id = world->given_up[{part.rank.value(), part.what->source}];
+    if (!errors_->Find(error_id, "").has_value()) {
       Error error(Reason::kGradientLost);
       error.culprit.rank = part.rank.value();
       error.culprit.pid = world->members[static_cast<size_t>(part.rank.value())].pid;
@@ -87,9 +87,9 @@ void Failures::NoteGivenUp(World* world, const LaunchedInstance& instance, Ticke
           "rank's part of the loss, which is right for them, and what this rank differentiates "
           "there lacks theirs. Call Backward there as well, or make the call under NoGrad");
       errors_->Record(world->tenant, &error);
-      known = error.id;
+      error_id = error.id;
     }
-    Note(FlightKind::kGradientGivenUp, now, nullptr, world, Sequence(), ticket, known);
+    Note(FlightKind::kGradientGivenUp, now, nullptr, world, Sequence(), ticket, error_id);
   }
 }
 

@@ -1,7 +1,7 @@
-// Failures: recorded once, told with their id, one line each in the daemon's log; and the flight
-// record.
+// Failures: recorded once, passed on with their id, one line each in the daemon's log; and the
+// flight record.
 //
-// Threads: the node thread.
+// Threads: the node thread. Ownership: errors are copied into the record. Errors: none of its own.
 #ifndef CHORUS_CORE_NODE_FAILURES_H_
 #define CHORUS_CORE_NODE_FAILURES_H_
 
@@ -23,26 +23,27 @@ namespace chorus::node {
 class Failures {
  public:
   using LogLine = std::function<void(absl::string_view tenant, absl::string_view line)>;
-  // `clock` and `errors` outlive it. `log` gets one line a failure; null: nobody does.
+  // `clock` and `errors` outlive it. `log` gets one line a failure; null: none is written.
   Failures(const Clock* clock, ErrorStore* errors, LogLine log)
       : clock_(clock), errors_(errors), log_(std::move(log)) {}
   Failures(const Failures&) = delete;
   Failures& operator=(const Failures&) = delete;
 
-  // Gives `error` its id, unless it has one, and the log its line, if nobody has been told the
-  // cause. `session`: whose call has failed; null: the world's. `world` may be null then.
+  // Gives `error` its id, unless it has one, and the log its line, unless the cause has one.
+  // `session`: the call that failed is its; null: the failure is the world's. `world` may be null
+  // where `session` is not.
   void Record(const Session* session, const World* world, Error* error);
   void Record(const std::string& tenant, const FailureOrigin& failure, Error* error);
-  // `status` with its error recorded, for who asked.
-  absl::Status Told(const Session* session, const absl::Status& status);
-  absl::Status Told(const std::string& tenant, const FailureOrigin& failure,
-                    const absl::Status& status);
+  // `status`, unless OK with its error recorded, for the caller whose call has failed.
+  absl::Status RecordStatus(const Session* session, const absl::Status& status);
+  absl::Status RecordStatus(const std::string& tenant, const FailureOrigin& failure,
+                            const absl::Status& status);
 
   // Into the flight record. `session` and `world` may be null.
   void Note(FlightKind kind, absl::Time now, const Session* session, const World* world,
             Sequence sequence = Sequence(), Ticket ticket = Ticket(), ErrorId error = ErrorId());
-  // Ranks whose part of this gradient is gone: their own numbers are smaller than they could be. An
-  // error would hit each loop that drops a metric; but it is not silent.
+  // Notes the ranks whose part of this gradient is gone: their own results are smaller than they
+  // could be. An error would hit each loop that drops a metric; but it is not silent.
   void NoteGivenUp(World* world, const LaunchedInstance& instance, Ticket ticket, absl::Time now);
 
   const FlightRecord& flight() const { return flight_; }

@@ -42,34 +42,34 @@ absl::StatusOr<std::unique_ptr<LoadedPlan>> GraphStore::MakePlan(const Graph& gr
   PlanOptions options = options_.plan;
   options.order = order.order;
   options.instances = order.instances;
-  auto made = std::make_unique<LoadedPlan>();
-  CHORUS_ASSIGN_OR_RETURN(made->plan, CompilePlan(graph, options));
-  made->peer_buffers.resize(made->plan.votes->participations.size());
-  for (size_t i = 0; i < made->plan.buffers.size(); ++i) {
-    const BufferSpec& spec = made->plan.buffers[i];
+  auto loaded = std::make_unique<LoadedPlan>();
+  CHORUS_ASSIGN_OR_RETURN(loaded->plan, CompilePlan(graph, options));
+  loaded->peer_buffers.resize(loaded->plan.votes->participations.size());
+  for (size_t i = 0; i < loaded->plan.buffers.size(); ++i) {
+    const BufferSpec& spec = loaded->plan.buffers[i];
     if (spec.kind == BufferSpec::Kind::kPeer) {
-      made->peer_buffers[static_cast<size_t>(spec.index)].push_back(static_cast<int32_t>(i));
+      loaded->peer_buffers[static_cast<size_t>(spec.index)].push_back(static_cast<int32_t>(i));
     }
   }
-  made->places.resize(static_cast<size_t>(graph.num_device_slots));
-  return made;
+  loaded->locations.resize(static_cast<size_t>(graph.num_device_slots));
+  return loaded;
 }
 
 absl::StatusOr<std::unique_ptr<GraphRecord>> GraphStore::MakeRecord(Graph graph) const {
   CHORUS_RETURN_IF_ERROR(ValidateGraph(graph, options_.limits));
-  auto made = std::make_unique<GraphRecord>();
-  CHORUS_ASSIGN_OR_RETURN(made->maxima, CheckSymbols(graph));
-  if (made->maxima.empty()) {
+  auto record = std::make_unique<GraphRecord>();
+  CHORUS_ASSIGN_OR_RETURN(record->maxima, CheckSymbols(graph));
+  if (record->maxima.empty()) {
     CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<LoadedPlan> plan, MakePlan(graph, {}));
-    made->main = std::move(*plan);
+    record->main = std::move(*plan);
     const ValueTable values(graph);
     for (const GraphOutput& output : graph.outputs) {
-      made->output_types.push_back(std::make_shared<TensorType>(values.type(output.value)));
+      record->output_types.push_back(std::make_shared<TensorType>(values.type(output.value)));
     }
   }
-  made->bytes = MemoryOf(graph) + MemoryOfLoaded(made->main.plan);
-  made->graph = std::move(graph);
-  return made;
+  record->bytes = MemoryOf(graph) + MemoryOfLoaded(record->main.plan);
+  record->graph = std::move(graph);
+  return record;
 }
 
 absl::StatusOr<std::unique_ptr<GraphRecord>> GraphStore::MakeAt(
@@ -79,26 +79,26 @@ absl::StatusOr<std::unique_ptr<GraphRecord>> GraphStore::MakeAt(
 }
 
 absl::StatusOr<std::shared_ptr<GraphRecord>> GraphStore::FindOrMake(std::string encoded, bool large,
-                                                                    GraphsByBytes* known) {
-  if (std::shared_ptr<GraphRecord> record = known->Find(encoded)) return record;
+                                                                    GraphsByBytes* records) {
+  if (std::shared_ptr<GraphRecord> record = records->Find(encoded)) return record;
   DecodeLimits limits;
   limits.max_nodes = options_.limits.max_nodes;
   limits.max_bytes = options_.max_graph_bytes;
   CHORUS_ASSIGN_OR_RETURN(Graph graph, DecodeGraph(encoded, limits));
-  CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<GraphRecord> made, MakeRecord(std::move(graph)));
-  // What cannot be planned at its largest is refused now.
+  CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<GraphRecord> new_record, MakeRecord(std::move(graph)));
+  // A graph that cannot be planned at its largest is refused now.
   std::unique_ptr<GraphRecord> at_maxima;
-  if (!made->maxima.empty()) {
-    CHORUS_ASSIGN_OR_RETURN(at_maxima, MakeAt(made->graph, made->maxima));
+  if (!new_record->maxima.empty()) {
+    CHORUS_ASSIGN_OR_RETURN(at_maxima, MakeAt(new_record->graph, new_record->maxima));
   }
-  made->bytes += static_cast<int64_t>(encoded.size());
-  made->encoded = std::make_shared<const std::string>(std::move(encoded));
+  new_record->bytes += static_cast<int64_t>(encoded.size());
+  new_record->encoded = std::make_shared<const std::string>(std::move(encoded));
   if (at_maxima != nullptr) {
-    made->at_sizes.Add(made->maxima, Share(std::move(at_maxima), large));
+    new_record->at_sizes.Add(new_record->maxima, Share(std::move(at_maxima), large));
   }
-  const auto forget = [known, bytes = made->encoded] { known->Forget(*bytes); };
-  std::shared_ptr<GraphRecord> record = Share(std::move(made), large, forget);
-  known->Add(record);
+  const auto forget = [records, bytes = new_record->encoded] { records->Forget(*bytes); };
+  std::shared_ptr<GraphRecord> record = Share(std::move(new_record), large, forget);
+  records->Add(record);
   return record;
 }
 
@@ -110,7 +110,7 @@ absl::StatusOr<std::shared_ptr<GraphRecord>> GraphStore::Register(absl::string_v
     return MakeError(Reason::kQuota, absl::StrCat("a graph may have ", options_.max_graph_bytes,
                                                   " bytes, got ", encoded.size()));
   }
-  const auto charged = [this, budget = client.budget](Record record) -> Record {
+  const auto charge = [this, budget = client.budget](Record record) -> Record {
     CHORUS_RETURN_IF_ERROR(record.status());
     CHORUS_RETURN_IF_ERROR(ChargeMaxima(record->get(), budget));
     return record;
@@ -118,16 +118,16 @@ absl::StatusOr<std::shared_ptr<GraphRecord>> GraphStore::Register(absl::string_v
   const bool large =
       background_ != nullptr && static_cast<int64_t>(encoded.size()) > options_.max_inline_bytes;
   // The copy comes first: nothing is decoded while the client can still write it.
-  if (!large) return charged(FindOrMake(std::string(encoded), large, &small_));
-  auto made = std::make_shared<Record>(nullptr);
+  if (!large) return charge(FindOrMake(std::string(encoded), large, &small_));
+  auto result = std::make_shared<Record>(nullptr);
   background_->Do(
       client.tenant,
-      [this, made, encoded] { *made = FindOrMake(std::string(encoded), true, &large_); },
-      [made, charged, later = std::move(later)] { later(charged(std::move(*made))); });
+      [this, result, encoded] { *result = FindOrMake(std::string(encoded), true, &large_); },
+      [result, charge, later = std::move(later)] { later(charge(std::move(*result))); });
   return nullptr;
 }
 
-// What comes with a record that was made just now.
+// Charges for the record at its maxima, which comes with one that was made just now.
 absl::Status GraphStore::ChargeMaxima(GraphRecord* record, const BudgetRef& budget) const {
   const std::shared_ptr<GraphRecord> at_maxima = record->at_sizes.Find(record->maxima);
   if (at_maxima == nullptr || at_maxima->charge.amount() > 0) return absl::OkStatus();
@@ -140,26 +140,26 @@ template <typename Key, typename T, size_t kMost, typename Make>
 absl::StatusOr<std::shared_ptr<T>> GraphStore::FindVariant(
     const std::shared_ptr<GraphRecord>& record, Variants<Key, T, kMost> GraphRecord::*variants,
     const Key& key, const Client& client, const Waiting& waiting, Make make) {
-  using Made = absl::StatusOr<std::unique_ptr<T>>;
-  if (std::shared_ptr<T> known = ((*record).*variants).Find(key)) return known;
+  using Result = absl::StatusOr<std::unique_ptr<T>>;
+  if (std::shared_ptr<T> variant = ((*record).*variants).Find(key)) return variant;
   CHORUS_RETURN_IF_ERROR(waiting.failed);
   const auto keep = [this, variants, key, budget = client.budget](
-                        GraphRecord* of, Made made) -> absl::StatusOr<std::shared_ptr<T>> {
-    CHORUS_RETURN_IF_ERROR(made.status());
-    CHORUS_ASSIGN_OR_RETURN((*made)->charge,
-                            budget->Charge(Domain::kHost, Resource::kGraphBytes, BytesOf(**made)));
-    std::shared_ptr<T> kept = Share(*std::move(made), of->large);
-    (of->*variants).Add(key, kept);
-    return kept;
+                        GraphRecord* of, Result result) -> absl::StatusOr<std::shared_ptr<T>> {
+    CHORUS_RETURN_IF_ERROR(result.status());
+    CHORUS_ASSIGN_OR_RETURN(
+        (*result)->charge, budget->Charge(Domain::kHost, Resource::kGraphBytes, BytesOf(**result)));
+    std::shared_ptr<T> shared = Share(*std::move(result), of->large);
+    (of->*variants).Add(key, shared);
+    return shared;
   };
   if (!record->large) return keep(record.get(), make(*record));
   CHORUS_ASSIGN_OR_RETURN(OnMade later, waiting.wait());
   if (!((*record).*variants).waits().Wait(key, std::move(later))) return nullptr;
-  auto made = std::make_shared<Made>(nullptr);
+  auto result = std::make_shared<Result>(nullptr);
   background_->Do(
-      client.tenant, [make, made, of = record.get()] { *made = make(*of); },
-      [keep, made, record, variants, key] {
-        const absl::Status status = keep(record.get(), std::move(*made)).status();
+      client.tenant, [make, result, of = record.get()] { *result = make(*of); },
+      [keep, result, record, variants, key] {
+        const absl::Status status = keep(record.get(), std::move(*result)).status();
         ((*record).*variants).waits().Tell(key, status);
       });
   return nullptr;
@@ -182,35 +182,36 @@ absl::StatusOr<std::shared_ptr<LoadedPlan>> GraphStore::InOrder(
 // --- Going --------------------------------------------------------------------------------------
 
 void GraphStore::UnloadAll(const LoadedPlan& plan) const {
-  for (const auto& slot : plan.places) {
-    for (const auto& place : slot) unload_(place.first, place.second);
+  for (const auto& slot : plan.locations) {
+    for (const auto& location : slot) unload_(location.first, location.second);
   }
 }
 
 std::shared_ptr<GraphRecord> GraphStore::Share(std::unique_ptr<GraphRecord> record, bool large,
                                                std::function<void()> forget) {
   record->large = large;
-  return {record.release(), [this, large, forget = std::move(forget)](GraphRecord* gone) {
-            UnloadAll(gone->main);
+  return {record.release(), [this, large, forget = std::move(forget)](GraphRecord* unused) {
+            UnloadAll(unused->main);
             // Each on its own way.
-            gone->reordered = {};
-            gone->at_sizes = {};
-            Discard(std::unique_ptr<GraphRecord>(gone), large, forget);
+            unused->reordered = {};
+            unused->at_sizes = {};
+            Discard(std::unique_ptr<GraphRecord>(unused), large, forget);
           }};
 }
 
 std::shared_ptr<LoadedPlan> GraphStore::Share(std::unique_ptr<LoadedPlan> plan, bool large) {
-  return {plan.release(), [this, large](LoadedPlan* gone) {
-            UnloadAll(*gone);
-            Discard(std::unique_ptr<LoadedPlan>(gone), large, nullptr);
+  return {plan.release(), [this, large](LoadedPlan* unused) {
+            UnloadAll(*unused);
+            Discard(std::unique_ptr<LoadedPlan>(unused), large, nullptr);
           }};
 }
 
 // Millions of small pieces take their time. Until they are gone they stay charged.
 template <typename T>
-void GraphStore::Discard(std::unique_ptr<T> gone, bool large, std::function<void()> forget) {
-  auto charge = std::make_shared<Charge>(std::move(gone->charge));
-  auto work = [doomed = std::shared_ptr<T>(std::move(gone)), forget = std::move(forget)]() mutable {
+void GraphStore::Discard(std::unique_ptr<T> unused, bool large, std::function<void()> forget) {
+  auto charge = std::make_shared<Charge>(std::move(unused->charge));
+  auto work = [doomed = std::shared_ptr<T>(std::move(unused)),
+               forget = std::move(forget)]() mutable {
     doomed.reset();
     if (forget != nullptr) forget();
   };

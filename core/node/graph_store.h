@@ -1,7 +1,8 @@
 // Registered graphs with their plans, shared by every session that registers the same bytes.
 //
 // Threads: the node thread. What takes it long is done in the background, where nothing is touched
-// but what is being made.
+// but what is being made. Ownership: sessions share the records, and each record its variants; the
+// store only finds them. Errors: said at each function.
 #ifndef CHORUS_CORE_NODE_GRAPH_STORE_H_
 #define CHORUS_CORE_NODE_GRAPH_STORE_H_
 
@@ -33,8 +34,8 @@ struct LoadedPlan {
   Charge charge;  // of one that is not its record's main plan
   // Of the kPeer entries of `plan.buffers`, by participation: their indices.
   std::vector<std::vector<int32_t>> peer_buffers;
-  std::vector<std::vector<std::pair<DeviceIndex, PlanId>>> places;  // by device slot
-  Waits<std::vector<DeviceIndex>> loading;                          // by device slot
+  std::vector<std::vector<std::pair<DeviceIndex, PlanId>>> locations;  // by device slot
+  Waits<std::vector<DeviceIndex>> loading;                             // by device slot
 };
 
 // PlanOptions' order and instances.
@@ -57,7 +58,7 @@ struct GraphRecord {
   // What it takes, with its main plan and what executors make of that: each session that names it
   // is charged for it.
   int64_t bytes = 0;
-  // Of what another record is at some sizes; of one that nobody names any more, until it is gone.
+  // For a record that another one is at some sizes; for one without a name left, until it is gone.
   Charge charge;
   std::vector<std::shared_ptr<const TensorType>> output_types;
   LoadedPlan main;  // collectives in program order, all members having called equally often
@@ -75,7 +76,7 @@ class GraphsByBytes {
   // Null: there is none.
   std::shared_ptr<GraphRecord> Find(absl::string_view encoded) const;
   void Add(const std::shared_ptr<GraphRecord>& record);
-  // The row of what has gone goes, unless another one of these bytes has come.
+  // Drops the row of a record that has gone, unless another one of these bytes has come.
   void Forget(const std::string& encoded);
 
  private:
@@ -98,7 +99,7 @@ class GraphStore {
     // A graph that comes in more bytes is large.
     int64_t max_inline_bytes = 4096;
   };
-  // Who asks. What is made for him, beside what he names, is charged to his budget.
+  // The session that asks. What is made for it, beside what it names, is charged to its budget.
   struct Client {
     const std::string& tenant;
     const BudgetRef& budget;
@@ -111,21 +112,21 @@ class GraphStore {
   GraphStore(const GraphStore&) = delete;
   GraphStore& operator=(const GraphStore&) = delete;
 
-  // --- What is asked for of a large graph comes later: then these return null, and whoever waits
-  // is told once, unless the node ends before ---
+  // --- What a large graph is asked for comes later: then these return null, and the callback is
+  // called once, unless the node ends before ---
 
   // Decodes, checks and plans; the record of equal bytes is shared. A graph of more nodes than the
-  // limits have, or of more bytes, is refused before it is made. Whoever names the record is
-  // charged for it. What `encoded` points to must stand until this has ended; it may change.
+  // limits have, or of more bytes, is refused before it is made. A session that names the record
+  // is charged for it. What `encoded` points to must stand until this has ended; it may change.
   using OnRecord = std::function<void(absl::StatusOr<std::shared_ptr<GraphRecord>>)>;
   absl::StatusOr<std::shared_ptr<GraphRecord>> Register(absl::string_view encoded,
                                                         const Client& client, OnRecord later);
   // How a variant of a record is waited for.
   using OnMade = std::function<void(const absl::Status&)>;
   struct Waiting {
-    const absl::Status& failed;  // it was waited for, and could not be made
-    // Who is told when it is there, and asks again; called where it must be waited for. An error:
-    // it cannot be.
+    const absl::Status& failed;  // why it could not be made, after it was waited for
+    // Gives the callback that is told when it is there, and asks again; called where it must be
+    // waited for. An error: it cannot be.
     absl::FunctionRef<absl::StatusOr<OnMade>()> wait;
   };
   // `record` at these sizes, one for each of its maxima: made, checked and planned at the first
@@ -148,7 +149,7 @@ class GraphStore {
   absl::StatusOr<std::unique_ptr<GraphRecord>> MakeAt(const Graph& graph,
                                                       const std::vector<int64_t>& sizes) const;
   absl::StatusOr<std::shared_ptr<GraphRecord>> FindOrMake(std::string encoded, bool large,
-                                                          GraphsByBytes* known);
+                                                          GraphsByBytes* records);
 
   // On the node thread. What is shared goes, with its loaded plans, when its last user does.
   std::shared_ptr<GraphRecord> Share(std::unique_ptr<GraphRecord> record, bool large,
@@ -161,7 +162,7 @@ class GraphStore {
                                                  const Key& key, const Client& client,
                                                  const Waiting& waiting, Make make);
   template <typename T>
-  void Discard(std::unique_ptr<T> gone, bool large, std::function<void()> forget);
+  void Discard(std::unique_ptr<T> unused, bool large, std::function<void()> forget);
   void UnloadAll(const LoadedPlan& plan) const;
 
   const Options options_;

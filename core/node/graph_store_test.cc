@@ -27,7 +27,7 @@ std::string Independent(int collectives) {
   return EncodeGraph(builder.graph().Build());
 }
 
-GraphStore::Client Who(const BudgetRef& budget) {
+GraphStore::Client ClientOf(const BudgetRef& budget) {
   static const std::string* const tenant = new std::string("uid:1");
   return {*tenant, budget};
 }
@@ -39,7 +39,7 @@ absl::StatusOr<std::shared_ptr<LoadedPlan>> InOrder(GraphStore* store,
   const auto wait = []() -> absl::StatusOr<GraphStore::OnMade> {
     return absl::InternalError("a small graph is not waited for");
   };
-  return store->InOrder(record, {order, {}}, Who(budget), {absl::OkStatus(), wait});
+  return store->InOrder(record, {order, {}}, ClientOf(budget), {absl::OkStatus(), wait});
 }
 
 TEST(GraphStoreTest, KeepsThePlansOfTheLastOrders) {
@@ -48,7 +48,7 @@ TEST(GraphStoreTest, KeepsThePlansOfTheLastOrders) {
   GraphStore store({}, nullptr, [&unloaded](DeviceIndex, PlanId plan) { unloaded.insert(plan); });
   constexpr int kCollectives = 5;
   absl::StatusOr<std::shared_ptr<GraphRecord>> record =
-      store.Register(Independent(kCollectives), Who(budget), nullptr);
+      store.Register(Independent(kCollectives), ClientOf(budget), nullptr);
   ASSERT_TRUE(record.ok()) << record.status();
   std::vector<int32_t> order(kCollectives);
   std::iota(order.begin(), order.end(), 0);
@@ -61,13 +61,13 @@ TEST(GraphStoreTest, KeepsThePlansOfTheLastOrders) {
     const absl::StatusOr<std::shared_ptr<LoadedPlan>> plan =
         InOrder(&store, *record, order, budget);
     ASSERT_TRUE(plan.ok()) << plan.status();
-    (*plan)->places[0].emplace_back(DeviceIndex(0), PlanId(i));
+    (*plan)->locations[0].emplace_back(DeviceIndex(0), PlanId(i));
     if (i == 1) held = *plan;
     // What is asked for again stays.
     if (i < 2) continue;
     const auto second = InOrder(&store, *record, orders[1], budget);
     ASSERT_TRUE(second.ok()) << second.status();
-    EXPECT_EQ((*second)->places[0][0].second, PlanId(2));
+    EXPECT_EQ((*second)->locations[0][0].second, PlanId(2));
   }
   EXPECT_EQ((*record)->reordered.size(), GraphRecord::kMaxOrders);
   // All but those, and the one that a run holds.
@@ -85,7 +85,7 @@ TEST(GraphStoreTest, PlansBesideTheMainOneAreChargedToWhoAskedForThem) {
   const BudgetRef poor = Budget::OfNode(100);
   const BudgetRef rich = Budget::OfNode(int64_t{1} << 30);
   GraphStore store({}, nullptr, [](DeviceIndex, PlanId) {});
-  auto record = store.Register(Independent(3), Who(poor),
+  auto record = store.Register(Independent(3), ClientOf(poor),
                                nullptr);  // the record itself is for its names to pay
   ASSERT_TRUE(record.ok()) << record.status();
   EXPECT_GT((*record)->bytes, 100);
@@ -105,7 +105,7 @@ TEST(GraphStoreTest, RefusesGraphsThatAreTooMuchAndKeepsNothingOfThem) {
     options.limits.max_nodes = max_nodes;
     options.max_graph_bytes = max_bytes;
     GraphStore store(options, nullptr, [](DeviceIndex, PlanId) {});
-    return store.Register(encoded, Who(Budget::OfNode(int64_t{1} << 30)), nullptr).status();
+    return store.Register(encoded, ClientOf(Budget::OfNode(int64_t{1} << 30)), nullptr).status();
   };
   const std::string three = Independent(3);
   const int64_t memory = MemoryOf(*DecodeGraph(three));

@@ -26,20 +26,20 @@ std::string NameOf(const Session& session) {
 void Locate(absl::string_view op, absl::string_view source, Error* error) {
   error->op = std::string(op);
   error->source = Printable(source);
-  const bool known = !error->source.empty();
-  error->message =
-      absl::StrCat(op, known ? " (" : "", error->source, known ? ")" : "", ": ", error->message);
+  const bool has_source = !error->source.empty();
+  error->message = absl::StrCat(op, has_source ? " (" : "", error->source, has_source ? ")" : "",
+                                ": ", error->message);
 }
 
 // The node with the largest result is what most of a run's memory is for.
 void NameLargest(const Graph& graph, Error* error) {
   const Node* largest = nullptr;
-  int64_t most = -1;
+  int64_t largest_bytes = -1;
   for (const Node& node : graph.nodes) {
     int64_t bytes = 0;
     for (const TensorType& type : node.outputs) bytes += type.num_bytes();
-    if (bytes <= most) continue;
-    most = bytes;
+    if (bytes <= largest_bytes) continue;
+    largest_bytes = bytes;
     largest = &node;
   }
   if (largest != nullptr) Locate(largest->op, largest->source, error);

@@ -1,7 +1,7 @@
-// Who holds memory, for the text of an error of memory: which op it was for and, of the caller's
-// tenant, who holds most. Nothing is said of other tenants.
+// The text of an error of memory: which op the memory was for and which sessions of the caller's
+// tenant hold most. Nothing is said of other tenants.
 //
-// Threads: the node thread.
+// Threads: the node thread. Ownership: none. Errors: it only completes one.
 #ifndef CHORUS_CORE_NODE_HOLDERS_H_
 #define CHORUS_CORE_NODE_HOLDERS_H_
 

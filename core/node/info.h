@@ -1,4 +1,6 @@
-// What a node tells of itself, its sessions, worlds and devices. Plain data, copied out.
+// What a node tells of itself, its sessions, worlds and devices.
+//
+// Threads: plain data. Ownership: copies. Errors: none.
 #ifndef CHORUS_CORE_NODE_INFO_H_
 #define CHORUS_CORE_NODE_INFO_H_
 
@@ -74,7 +76,7 @@ struct PathCounters {
 struct NodeStats {
   int64_t memory_limit_bytes = 0;
   int64_t memory_used_bytes = 0;
-  // Of these, pages of arenas that are gone here and that clients still hold.
+  // The part of these that is pages of arenas which are gone here and which clients still hold.
   int64_t client_held_bytes = 0;
   int64_t runs_published = 0;
   int64_t runs_failed = 0;

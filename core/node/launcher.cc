@@ -11,8 +11,8 @@ namespace {
 
 // Where the part for `slot` is on `device`. Invalid: nowhere.
 PlanId FindOn(const LoadedPlan& plan, size_t slot, DeviceIndex device) {
-  for (const auto& place : plan.places[slot]) {
-    if (place.first == device) return place.second;
+  for (const auto& location : plan.locations[slot]) {
+    if (location.first == device) return location.second;
   }
   return PlanId();
 }
@@ -44,7 +44,7 @@ absl::StatusOr<PlanId> Launcher::PlanOn(LoadedPlan* plan, int slot, DeviceIndex 
   if (const PlanId id = FindOn(*plan, s, device); id != PlanId()) return id;
   const PlanId id = ++last_plan_;
   CHORUS_RETURN_IF_ERROR(executor(device)->LoadPlan(id, plan->plan.device_plans[s]));
-  plan->places[s].emplace_back(device, id);
+  plan->locations[s].emplace_back(device, id);
   ++loaded_plans_;
   return id;
 }
@@ -90,7 +90,7 @@ absl::StatusOr<bool> Launcher::LoadPlan(const std::shared_ptr<LoadedPlan>& plan,
           if (FindOn(*plan, part.slot, part.device) != PlanId()) {
             UnloadPlan(part.device, part.id);
           } else {
-            plan->places[part.slot].emplace_back(part.device, part.id);
+            plan->locations[part.slot].emplace_back(part.device, part.id);
           }
         }
         plan->loading.Tell(key, status);
@@ -107,17 +107,17 @@ absl::StatusOr<CommunicatorId> Launcher::CommunicatorOf(absl::Span<const DeviceI
   std::vector<int> key;
   key.reserve(devices.size());
   for (DeviceIndex device : devices) key.push_back(device.value());
-  const auto known = pool_.find(key);
-  if (known != pool_.end()) return known->second;
+  const auto it = pool_.find(key);
+  if (it != pool_.end()) return it->second;
   const CommunicatorId id = ++last_communicator_;
   for (size_t member = 0; member < key.size(); ++member) {
-    absl::Status opened = executors_[static_cast<size_t>(key[member])]->OpenCommunicator(
+    absl::Status status = executors_[static_cast<size_t>(key[member])]->OpenCommunicator(
         id, key, static_cast<int>(member));
-    if (!opened.ok()) {
+    if (!status.ok()) {
       for (size_t i = 0; i < member; ++i) {
         executors_[static_cast<size_t>(key[i])]->CloseCommunicator(id);
       }
-      return opened;
+      return status;
     }
   }
   devices_of_[id] = key;
@@ -141,8 +141,8 @@ void Launcher::Launch(DeviceIndex device, const LaunchMessage& message) {
   ++launch_counts_[static_cast<size_t>(device.value())];
   scratch_.Clear();
   EncodeLaunch(message, &scratch_);
-  const bool more = executor(device)->Launch(scratch_.bytes());
-  if (!more) return;
+  const bool enqueued_whole = !executor(device)->Launch(scratch_.bytes());
+  if (enqueued_whole) return;
   if (std::find(unfinished_.begin(), unfinished_.end(), device) == unfinished_.end()) {
     unfinished_.push_back(device);
   }

@@ -3,7 +3,8 @@
 // Communicators are pooled by the ordered set of devices they join, so that they outlive the worlds
 // that use them and are warm for the next.
 //
-// Threads: the node thread; completions come from any thread and wait for Drain().
+// Threads: the node thread; completions come from any thread and wait for Drain(). Ownership: owns
+// the executors, and through them loaded plans and communicators. Errors: as Executor's.
 #ifndef CHORUS_CORE_NODE_LAUNCHER_H_
 #define CHORUS_CORE_NODE_LAUNCHER_H_
 
@@ -39,7 +40,7 @@ class Launcher {
   // The part of `plan` for device slot `slot` on `device`, loaded at its first use.
   absl::StatusOr<PlanId> PlanOn(LoadedPlan* plan, int slot, DeviceIndex device);
   // Loads what PlanOn() would, of a plan so large that it takes the node thread too long, in the
-  // background; `devices` by slot. False: whoever waits is told when it is there.
+  // background; `devices` by slot. False: it is not there yet, and waiting.wait() was called.
   absl::StatusOr<bool> LoadPlan(const std::shared_ptr<LoadedPlan>& plan,
                                 absl::Span<const DeviceIndex> devices, const std::string& tenant,
                                 const GraphStore::Waiting& waiting);
@@ -48,7 +49,7 @@ class Launcher {
 
   // The communicator of these devices, opened at its first use.
   absl::StatusOr<CommunicatorId> CommunicatorOf(absl::Span<const DeviceIndex> devices);
-  // It has failed or may hang: aborts it and takes it out of the pool.
+  // The communicator has failed or may hang: aborts it and takes it out of the pool.
   void DropCommunicator(CommunicatorId id, const absl::Status& why);
   // How often that has happened: ids found before may be gone after it.
   int64_t drops() const { return drops_; }

@@ -114,8 +114,8 @@ absl::Status Names::CheckFresh(GraphId id) const {
   // A slot that was never used has generation 0.
   GraphSlot unused;
   const size_t slot = static_cast<size_t>(id.slot);
-  const GraphSlot& place = slot < graphs_.size() ? graphs_[slot] : unused;
-  if (place.record != nullptr || id.generation <= place.generation) {
+  const GraphSlot& entry = slot < graphs_.size() ? graphs_[slot] : unused;
+  if (entry.record != nullptr || id.generation <= entry.generation) {
     return Malformed(absl::StrCat("graph slot ", slot, " is in use, or generation ", id.generation,
                                   " of it is not new"));
   }
@@ -131,12 +131,12 @@ absl::Status Names::NameGraph(GraphId id, absl::StatusOr<std::shared_ptr<GraphRe
     return room;
   }
   graphs_.resize(slots);
-  GraphSlot& place = graphs_[slot];
-  Release(&place);
-  place.generation = id.generation;
-  place.refused = Hold(&place, std::move(record));
-  ++(place.refused.ok() ? live_graphs_ : refused_graphs_);
-  return place.refused;
+  GraphSlot& entry = graphs_[slot];
+  Release(&entry);
+  entry.generation = id.generation;
+  entry.refused = Hold(&entry, std::move(record));
+  ++(entry.refused.ok() ? live_graphs_ : refused_graphs_);
+  return entry.refused;
 }
 
 absl::Status Names::Hold(GraphSlot* slot, absl::StatusOr<std::shared_ptr<GraphRecord>> record) {
@@ -169,7 +169,7 @@ void Names::ReleaseGraph(GraphId id) {
   if (slot.generation == id.generation) Release(&slot);
 }
 
-// What goes with its last name stays charged until it is gone.
+// A graph that goes with its last name stays charged until it is gone.
 void Names::Release(GraphSlot* slot) {
   if (!slot->refused.ok()) --refused_graphs_;
   if (slot->record != nullptr) --live_graphs_;

@@ -1,9 +1,10 @@
-// One session's names: what its tensor and graph ids stand for, and what it is told of them.
+// One session's names: what its tensor and graph ids stand for, and what is published of them.
 //
 // An id is a slot and a generation. A slot's generations rise, so that a late message about a name
 // that was released never meets its successor.
 //
-// Threads: the node thread.
+// Threads: the node thread. Ownership: a session owns its names, which share cells and graphs.
+// Errors: said at each function.
 #ifndef CHORUS_CORE_NODE_NAMES_H_
 #define CHORUS_CORE_NODE_NAMES_H_
 
@@ -56,12 +57,12 @@ class Names {
   absl::StatusOr<CellRef> FindTensor(TensorId id) const;
   // INVALID_ARGUMENT kMalformed: the slot is out of range or in use, or the generation not new.
   absl::Status CheckFresh(TensorId id) const;
-  // Charges for so many more names, which come next, in slots up to `top_slot`. RESOURCE_EXHAUSTED
+  // Charges for `count` names that come next, in slots up to `top_slot`. RESOURCE_EXHAUSTED
   // kOutOfMemory.
-  absl::Status Reserve(size_t more, int32_t top_slot) {
+  absl::Status Reserve(size_t count, int32_t top_slot) {
     CHORUS_RETURN_IF_ERROR(CoverTables(std::max(tensors_.size(), static_cast<size_t>(top_slot + 1)),
                                        graphs_.size(), refused_graphs_));
-    return charged_.Cover((live_tensors_ + static_cast<int64_t>(more)) * kBytesPerTensor);
+    return charged_.Cover((live_tensors_ + static_cast<int64_t>(count)) * kBytesPerTensor);
   }
   // The id is fresh, and reserved.
   void NameTensor(TensorId id, CellRef cell);
@@ -74,7 +75,8 @@ class Names {
   void ReplaceTensor(TensorId id, CellRef cell);
   // Tells the session of the cell, which is settled.
   void Publish(TensorId id, const Cell& cell) const;
-  // A name that is gone already is no fault: releases may cross with the end of what they name.
+  // A name that was released already is no fault: releases may cross with the end of what they
+  // name.
   void ReleaseTensor(TensorId id);
   int64_t live_tensors() const { return live_tensors_; }
   template <typename Fn>

@@ -27,8 +27,8 @@
 
 namespace chorus::node {
 
-// The rooms of the house, those that others stand on first. What must outlive it is above each; the
-// launcher is the last, so that it ends first, and with it all work on the devices.
+// The rooms, those that others stand on first. Above each is what must outlive it; the launcher is
+// the last, so that it ends first, and with it all work on the devices.
 struct LocalNode::Parts {
   Parts(NodeOptions node_options, Backend* backend, std::function<void()> wake, LocalNode* node);
   ~Parts() {
@@ -201,7 +201,7 @@ auto LocalNode::WithSession(SessionId id, Fn fn) -> decltype(fn(std::shared_ptr<
   const auto session = parts_->sessions.Find(id);
   if (!session.ok()) return session.status();
   auto result = fn(*session);
-  if (!result.ok()) return parts_->failures.Told(session->get(), StatusOf(result));
+  if (!result.ok()) return parts_->failures.RecordStatus(session->get(), StatusOf(result));
   return result;
 }
 
@@ -229,19 +229,20 @@ void LocalNode::EndSession(const std::shared_ptr<Session>& session, const std::s
   Parts& parts = *parts_;
   if (session->dead()) return;
   session->state = SessionState::kDead;
-  Error gone = ErrorOf(SessionLost(died));
+  Error error = ErrorOf(SessionLost(died));
   if (!died.empty()) {
     // Of a member of a complete world the others are told, and the log with them.
-    const bool told = std::any_of(session->memberships.begin(), session->memberships.end(),
-                                  [](const Session::Membership& m) { return m.world->formed(); });
-    if (told) parts.errors.Record(session->tenant->name, &gone);
-    parts.failures.Record(session.get(), nullptr, &gone);
+    const bool peers_hear =
+        std::any_of(session->memberships.begin(), session->memberships.end(),
+                    [](const Session::Membership& m) { return m.world->formed(); });
+    if (peers_hear) parts.errors.Record(session->tenant->name, &error);
+    parts.failures.Record(session.get(), nullptr, &error);
   }
   parts.failures.Note(FlightKind::kSessionEnded, now, session.get(), nullptr, Sequence(), Ticket(),
-                      gone.id);
+                      error.id);
   parts.worlds.RemoveSession(session.get(), died, now);
-  parts.runs.FailWaiting(*session, gone, now);
-  session->log.Abandon(ToStatus(gone));
+  parts.runs.FailWaiting(*session, error, now);
+  session->log.Abandon(ToStatus(error));
   session->names.Clear();
   session->staging.clear();
   session->staging_bytes = 0;
@@ -283,18 +284,18 @@ absl::StatusOr<SessionDescriptors> LocalNode::AttachMemory(SessionId id) {
 }
 absl::StatusOr<StagingArena> LocalNode::CreateStaging(SessionId id, int64_t bytes) {
   return WithSession(id, [&](const std::shared_ptr<Session>& session) {
-    absl::StatusOr<StagingArena> made = parts_->storage.CreateStaging(session.get(), bytes);
-    if (made.ok()) return made;
-    Error error = ErrorOf(made.status());
+    absl::StatusOr<StagingArena> staging = parts_->storage.CreateStaging(session.get(), bytes);
+    if (staging.ok()) return staging;
+    Error error = ErrorOf(staging.status());
     parts_->holders.Explain(*session, nullptr, &error);
     return absl::StatusOr<StagingArena>(ToStatus(error));
   });
 }
 absl::Status LocalNode::ConfirmStaging(SessionId id, ArenaId arena) {
   return WithSession(id, [&](const std::shared_ptr<Session>& session) -> absl::Status {
-    CHORUS_ASSIGN_OR_RETURN(const std::shared_ptr<Arena> found,
+    CHORUS_ASSIGN_OR_RETURN(const std::shared_ptr<Arena> staging,
                             parts_->storage.FindStaging(*session, arena));
-    return found->ConfirmMapped();
+    return staging->ConfirmMapped();
   });
 }
 absl::Status LocalNode::ReleaseStaging(SessionId id, ArenaId arena) {
@@ -326,7 +327,7 @@ void LocalNode::JoinWorld(SessionId id, const JoinRequest& request, absl::Time n
     const Culprit culprit = ErrorOf(info.status()).culprit;
     FailureOrigin failure{job, rank, session->request.pid};
     if (culprit.rank >= 0) failure = {job, culprit.rank, culprit.pid};
-    done(parts_->failures.Told(session->tenant->name, failure, info.status()));
+    done(parts_->failures.RecordStatus(session->tenant->name, failure, info.status()));
   };
   if (parts_->draining) {
     return tell(
@@ -358,7 +359,7 @@ void LocalNode::ReformWorld(SessionId id, const ReformWorldRequest& request, abs
       **session, request, now,
       [this, session = *session, done = std::move(done)](absl::StatusOr<ReformResult> result) {
         if (result.ok()) return done(std::move(result));
-        done(parts_->failures.Told(session.get(), result.status()));
+        done(parts_->failures.RecordStatus(session.get(), result.status()));
       });
 }
 
@@ -383,13 +384,13 @@ void LocalNode::Submit(SessionId id, std::string frame, absl::Time now, OnOutcom
   if (!session.ok()) return done({Sequence(), session.status()});
   absl::StatusOr<OnOutcome> counted = Counted(**session, done);
   if (!counted.ok()) {
-    return done({Sequence(), parts_->failures.Told(session->get(), counted.status())});
+    return done({Sequence(), parts_->failures.RecordStatus(session->get(), counted.status())});
   }
   const OnOutcome tell = [this, weak = std::weak_ptr<Session>(*session),
                           done = *std::move(counted)](Outcome out) {
     // The session holds what waits for its outcomes.
-    const std::shared_ptr<Session> waited = weak.lock();
-    if (waited != nullptr) out.status = parts_->failures.Told(waited.get(), out.status);
+    const std::shared_ptr<Session> session = weak.lock();
+    if (session != nullptr) out.status = parts_->failures.RecordStatus(session.get(), out.status);
     done(std::move(out));
   };
   const absl::Status taken = parts_->commands.Take(*session, frame, now, tell);
@@ -402,7 +403,7 @@ void LocalNode::WaitOutcome(SessionId id, Sequence sequence, absl::Time deadline
   if (!checked.ok()) return done({sequence, checked});
   absl::StatusOr<OnOutcome> counted = Counted(**session, done);
   if (!counted.ok()) {
-    return done({sequence, parts_->failures.Told(session->get(), counted.status())});
+    return done({sequence, parts_->failures.RecordStatus(session->get(), counted.status())});
   }
   (*session)->log.Wait(sequence, deadline, *std::move(counted));
 }
@@ -410,12 +411,12 @@ void LocalNode::ReadTensor(SessionId id, TensorId tensor, absl::Time deadline, O
   const auto session = parts_->sessions.Find(id);
   if (!session.ok()) return done(session.status());
   absl::StatusOr<OnTensor> counted = Counted(**session, done);
-  if (!counted.ok()) return done(parts_->failures.Told(session->get(), counted.status()));
+  if (!counted.ok()) return done(parts_->failures.RecordStatus(session->get(), counted.status()));
   // What came before it may give the name.
-  (*session)->log.WhenTaken([this, asked = session->get(), tensor, deadline,
+  (*session)->log.WhenTaken([this, reader = session->get(), tensor, deadline,
                              done = *std::move(counted)](const absl::Status& taken) {
     if (!taken.ok()) return done(taken);
-    parts_->storage.ReadTensor(*asked, tensor, deadline, done);
+    parts_->storage.ReadTensor(*reader, tensor, deadline, done);
   });
 }
 void LocalNode::CountStreamed(int64_t bytes) { parts_->stats.paths.streamed_bytes += bytes; }
@@ -457,11 +458,11 @@ NodeStats LocalNode::Stats(absl::string_view tenant) const {
 absl::Status LocalNode::Refused(absl::string_view tenant, int32_t pid, const absl::Status& status) {
   FailureOrigin failure;
   failure.pid = pid;
-  return parts_->failures.Told(std::string(tenant), failure, status);
+  return parts_->failures.RecordStatus(std::string(tenant), failure, status);
 }
 absl::StatusOr<Error> LocalNode::FindError(ErrorId id, absl::string_view tenant) const {
-  absl::optional<Error> found = parts_->errors.Find(id, tenant);
-  if (found.has_value()) return *std::move(found);
+  absl::optional<Error> error = parts_->errors.Find(id, tenant);
+  if (error.has_value()) return *std::move(error);
   return UnknownName(absl::StrCat("error ", id.value(), " is not recorded, or no longer kept"));
 }
 
@@ -474,9 +475,9 @@ void LocalNode::AbortAll(absl::Time now) {
   parts.runs.StopTaking();
   const Error error = ErrorOf(DrainingError());
   parts.worlds.Stop(error, now);
-  // What is left is of one session, or launched.
+  // Runs that are left are of one session, or launched.
   parts.runs.FailAll(error, now);
-  // And who waits for commands that have not come.
+  // And calls that wait for commands that have not come.
   parts.sessions.ForEach(
       [&](const std::shared_ptr<Session>& session) { session->log.Abandon(ToStatus(error)); });
 }

@@ -7,6 +7,9 @@
 // Threads: one thread, the node thread, makes every call (NodeLoop runs it and lets others post).
 //   Callbacks run on the node thread, exactly once each, perhaps inside the call that takes them.
 //   Nothing here blocks. Executors' completions arrive through the `wake` function.
+// Ownership: a node owns its sessions and worlds and all that they hold; the backend is the
+// caller's. Errors: each has a reason of core/base/error.h, and is recorded where a session's call
+// has failed.
 #ifndef CHORUS_CORE_NODE_NODE_H_
 #define CHORUS_CORE_NODE_NODE_H_
 
@@ -43,8 +46,8 @@ class LocalNode {
   LocalNode(const LocalNode&) = delete;
   LocalNode& operator=(const LocalNode&) = delete;
 
-  // Does what is there to do: frames in the rings, completions, timers due at `now`. Returns true
-  // when it did something.
+  // Does the work that is there: frames in the rings, completions, timers due at `now`. Returns
+  // true when it did something.
   bool Poll(absl::Time now);
   // The next timer; InfiniteFuture when there is none.
   absl::Time NextDeadline() const;
@@ -81,7 +84,7 @@ class LocalNode {
   absl::Status LeaveWorld(SessionId session, WorldId world, Rank rank, absl::Time now);
   // Ends the epoch, if it is the open one, with ABORTED kAborted naming rank and message.
   absl::Status AbortWorld(SessionId session, const AbortWorldRequest& request, absl::Time now);
-  // Ends when every survivor has asked, or at its timeout naming who has not.
+  // Ends when every survivor has asked, or at its timeout naming the ranks that have not.
   void ReformWorld(SessionId session, const ReformWorldRequest& request, absl::Time now,
                    OnReformed done);
 
@@ -98,7 +101,7 @@ class LocalNode {
   void CountStreamed(int64_t bytes);
 
   // --- Diagnostics (read only; `tenant` empty: all) -------------------------------------------
-  // Of another tenant's devices and stats nobody is told: `launches` is 0 for a tenant, and of the
+  // A tenant is shown nothing of the others' use of devices: `launches` is 0 for it, and of the
   // stats it gets its own bytes, buffers and rows.
   std::vector<DeviceInfo> Devices(absl::string_view tenant) const;
   std::vector<SessionInfo> Sessions(absl::string_view tenant, absl::Time now) const;

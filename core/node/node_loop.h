@@ -1,6 +1,7 @@
 // Runs a LocalNode on its thread: polls while there is work, sleeps when there is none.
 //
-// Threads: Post and Wake may be called from any thread; the rest from the thread that made it.
+// Threads: Post and WatchProcess may be called from any thread; the rest from the thread that made
+// it. Ownership: owns the node and its thread. Errors: none; tasks hand their own on.
 #ifndef CHORUS_CORE_NODE_NODE_LOOP_H_
 #define CHORUS_CORE_NODE_NODE_LOOP_H_
 

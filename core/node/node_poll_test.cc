@@ -1,4 +1,4 @@
-// Rings of many sessions: whoever has something in its ring is heard, and soon.
+// Rings of many sessions: each session that has something in its ring is heard, and soon.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -79,7 +79,7 @@ class NodePollTest : public testing::Test {
     for (int i = 0; i < kSessions; ++i) clients_.emplace_back(node_.get());
   }
 
-  // Late enough for a look at who has rung.
+  // Late enough for a look at which have rung.
   bool Poll() { return node_->Poll(now_ += node::Rings::kLookForRungEvery); }
   int CountHeard() const {
     int heard = 0;

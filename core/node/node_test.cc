@@ -57,7 +57,8 @@ class Promise {
   T value_ ABSL_GUARDED_BY(mutex_);
 };
 
-// The slot of a group of `size` of which the session holds place `rank`, with its first device.
+// The slot of a group of `size` of which the session holds group rank `rank`, with its first
+// device.
 GroupSlot SlotOf(int rank, int size) {
   GroupSlot slot;
   slot.size = size;
@@ -95,7 +96,7 @@ ValueIndex AddInput(GraphBuilder* builder, TensorType type, bool donatable = fal
   return builder->AddInput(input);
 }
 
-// `may_alias`: the input whose place it may take; -1: none.
+// `may_alias`: the input that it may take the memory of; -1: none.
 void AddOutput(GraphBuilder* builder, ValueIndex value, int32_t may_alias = -1) {
   GraphOutput output;
   output.value = value;
@@ -148,7 +149,7 @@ Graph SameGraph(int64_t elements) {
   return builder.Build();
 }
 
-// A step: its first input, negated, may take that input's place; its second one is all_reduced.
+// A step: its first input, negated, may take that input's memory; its second one is all_reduced.
 Graph StepGraph(int rank, int size, int64_t reduced) {
   GraphBuilder builder(1, {SlotOf(rank, size)});
   GraphInput state;
@@ -163,7 +164,7 @@ Graph StepGraph(int rank, int size, int64_t reduced) {
   return builder.Build();
 }
 
-// The beginning of a step with two inputs: the first, large and negated, may take its own place.
+// The beginning of a step with two inputs: the first, large and negated, may take its own memory.
 // The second, of two elements and negated before anything is written there, is returned.
 ValueIndex BeginStep(GraphBuilder* builder) {
   const ValueIndex state = AddInput(builder, TensorType(DType::kF32, {kLarge}), true);
@@ -190,7 +191,7 @@ Graph LocalStepGraph() {
   return builder.Build();
 }
 
-// Its input negated, in its place where that is given away.
+// Its input negated, in its memory where that is given away.
 Graph NegateGraph(int64_t elements) {
   GraphBuilder builder(1, {});
   const ValueIndex x = AddInput(&builder, TensorType(DType::kF32, {elements}), /*donatable=*/true);
@@ -533,7 +534,7 @@ TEST_F(NodeTest, StatsTellWhichWayBytesTook) {
   }
 }
 
-// Commands are not waited for one by one: who runs a graph that was refused learns why.
+// Commands are not waited for one by one: a run of a graph that was refused says why.
 TEST_F(NodeTest, RunsOfARefusedGraphTellWhyItWasRefused) {
   NodeOptions options;
   options.memory_limit_bytes = 6 * kLarge;  // for one of the values below, not for two
@@ -849,7 +850,7 @@ TEST_F(NodeTest, ARefusedJoinIsToldToThoseWhoWaitForIt) {
     Promise<absl::StatusOr<WorldInfo>> again;
     Promise<absl::StatusOr<WorldInfo>> refused;
     join(0, 0, 3, 0, &waiting);
-    // A second rank 0 is nobody whom rank 0 waits for.
+    // Rank 0 does not wait for a second rank 0.
     join(1, 0, 3, 1, &again);
     EXPECT_EQ(ErrorOf(again.Get().status()).reason, Reason::kDuplicateRank);
     join(by_size ? 1 : 0, 1, by_size ? 2 : 3, by_size ? 1 : 0, &refused);
@@ -1096,7 +1097,7 @@ TEST_F(DonationTest, ARefusedRunGivesItBack) {
   const Error promised = ErrorOf(ranks_[0]->Read(given_).status());
   EXPECT_EQ(promised.reason, Reason::kDonated);
   EXPECT_THAT(promised.message, testing::HasSubstr("not launched yet"));
-  // Who hears of the refusal finds it there again.
+  // A caller that is told of the refusal finds it there again.
   Promise<absl::Status> found;
   const SessionId session = ranks_[0]->session();
   const Sequence step = ranks_[0]->last_sequence();
@@ -1152,7 +1153,7 @@ TEST_F(DonationTest, AFailureOfTheCollectiveLeavesItIntact) {
   for (int r = 0; r < 2; ++r) ExpectAll(r, {3, 1}, -1);
 }
 
-// The device of rank 0 fails in what comes after the collective: who can tell what stands there?
+// The device of rank 0 fails in what comes after the collective: what stands there is unknown.
 TEST_F(DonationTest, AFailureAfterTheCollectiveLosesIt) {
   Begin("launch error device=0 skip=1");  // the first makes what is given
   for (int r = 0; r < 2; ++r) ranks_[r]->RunStep(2, given_, 2, {1, 1}, {2, 1});
@@ -1485,7 +1486,7 @@ TEST_F(DonationTest, BytesBesideTheRunAndEmptyTensorsMayBeGivenToo) {
   EXPECT_EQ(rank.Stats().paths.donated_bytes, 0);
 }
 
-// Who waits to read it would come when the next run has written there.
+// A reader that waits for it would come when the next run has written there.
 TEST_F(DonationTest, WhatIsToBeReadIsLeftAlone) {
   Begin();
   GiveWhatIsToBeRead();
@@ -1796,7 +1797,7 @@ TEST_F(NodeTest, WhoGivesUpWaitingForAnOutcomeLeavesNothingBehind) {
   }
 }
 
-// A pipe stands for a pidfd: who holds its other end sees when it is closed.
+// A pipe stands for a pidfd: the holder of its other end sees when it is closed.
 TEST_F(NodeTest, AClosedSessionIsNotWatchedAnyMore) {
   Start(2);
   const auto watch = [&](const DirectRank& rank) {

@@ -1,4 +1,6 @@
-// What a node is started with. Plain data.
+// What a node is started with.
+//
+// Threads: plain data; `log_failure` is called on the node thread. Ownership: copied. Errors: none.
 #ifndef CHORUS_CORE_NODE_OPTIONS_H_
 #define CHORUS_CORE_NODE_OPTIONS_H_
 
@@ -20,7 +22,7 @@ struct NodeOptions {
   int32_t max_sessions = 4096;
   int32_t max_worlds = 1024;
   int64_t max_waits = 65536;            // calls that wait for something
-  int64_t max_downloads = 512;          // tensors that somebody reads; each takes up to 2 MiB
+  int64_t max_downloads = 512;          // tensors that are being read; each takes up to 2 MiB
   int64_t max_node_graphs = 1 << 20;    // registered ones, of all sessions together
   int64_t max_descriptors = INT64_MAX;  // of arenas and sessions
   // For each session:
@@ -47,8 +49,7 @@ struct NodeOptions {
   // Work that is the same on several ranks (a data-parallel optimiser's update) is done once and
   // kept once. Results are the same bits either way.
   bool share_equal_work = true;
-  // Takes one line for each failure of a tenant's (records.h, FailureLine), on the node thread;
-  // empty: nobody.
+  // Takes one line for each failure of a tenant's (records.h, FailureLine); empty: none is written.
   std::function<void(absl::string_view tenant, absl::string_view line)> log_failure;
 };
 

@@ -56,8 +56,8 @@ absl::StatusOr<bool> Preparer::Prepare(const Run& command, const GraphStore::Wai
 
 absl::StatusOr<bool> Preparer::FindPlan(const Run& command, const GraphStore::Waiting& waiting,
                                         RunState* run) {
-  CHORUS_ASSIGN_OR_RETURN(const bool found, FindGraph(command, waiting, run));
-  if (!found) return false;
+  CHORUS_ASSIGN_OR_RETURN(const bool has_graph, FindGraph(command, waiting, run));
+  if (!has_graph) return false;
   CHORUS_RETURN_IF_ERROR(FindDevices(command, run));
   CHORUS_RETURN_IF_ERROR(FindWorld(command, run));
   CHORUS_ASSIGN_OR_RETURN(const bool follows, FollowInstances(waiting, run));
@@ -137,17 +137,19 @@ absl::Status Preparer::ChargeRows(RunState* run) {
 }
 
 absl::Status Preparer::FindDevices(const Run& command, RunState* run) {
-  const std::vector<DeviceIndex>& held = run->session->devices;
+  const std::vector<DeviceIndex>& session_devices = run->session->devices;
   const size_t slots = static_cast<size_t>(run->graph->graph.num_device_slots);
   if (command.devices.empty()) {
-    if (slots > held.size()) {
-      return Malformed(
-          absl::StrCat("the graph uses ", slots, " devices, the session holds ", held.size()));
+    if (slots > session_devices.size()) {
+      return Malformed(absl::StrCat("the graph uses ", slots, " devices, the session holds ",
+                                    session_devices.size()));
     }
-    run->devices.assign(held.begin(), held.begin() + static_cast<ptrdiff_t>(slots));
+    run->devices.assign(session_devices.begin(),
+                        session_devices.begin() + static_cast<ptrdiff_t>(slots));
   } else {
     for (DeviceIndex device : command.devices) {
-      if (std::find(held.begin(), held.end(), device) == held.end()) {
+      if (std::find(session_devices.begin(), session_devices.end(), device) ==
+          session_devices.end()) {
         return Malformed(absl::StrCat("device ", device.value(), " is none of the session's"));
       }
       if (std::find(run->devices.begin(), run->devices.end(), device) != run->devices.end()) {
@@ -165,18 +167,18 @@ absl::StatusOr<std::vector<int64_t>> Preparer::SizesOf(const Run& command,
   const GraphRecord& graph = *run.graph;
   std::vector<int64_t> sizes(graph.maxima.size(), -1);
   for (size_t i = 0; i < command.inputs.size(); ++i) {
-    const TensorType& wanted = graph.graph.inputs[i].type;
-    if (wanted.is_static() || !absl::holds_alternative<TensorId>(command.inputs[i])) continue;
+    const TensorType& type = graph.graph.inputs[i].type;
+    if (type.is_static() || !absl::holds_alternative<TensorId>(command.inputs[i])) continue;
     const TensorId id = absl::get<TensorId>(command.inputs[i]);
     CHORUS_ASSIGN_OR_RETURN(const CellRef cell, run.session->names.FindTensor(id));
     if (cell->state == Cell::State::kFailed) return ToStatus(*cell->error);
-    if (cell->type->dims.size() != wanted.dims.size()) {
-      return BadType(absl::StrCat("input ", i, " of the graph is ", wanted.ToString(), ", tensor ",
+    if (cell->type->dims.size() != type.dims.size()) {
+      return BadType(absl::StrCat("input ", i, " of the graph is ", type.ToString(), ", tensor ",
                                   id.slot, ".", id.generation, " is ", cell->type->ToString()));
     }
-    for (size_t d = 0; d < wanted.dims.size(); ++d) {
-      if (wanted.dims[d].is_symbolic()) {
-        sizes[static_cast<size_t>(wanted.dims[d].symbol)] = cell->type->dims[d].size;
+    for (size_t d = 0; d < type.dims.size(); ++d) {
+      if (type.dims[d].is_symbolic()) {
+        sizes[static_cast<size_t>(type.dims[d].symbol)] = cell->type->dims[d].size;
       }
     }
   }
@@ -189,8 +191,8 @@ absl::StatusOr<std::vector<int64_t>> Preparer::SizesOf(const Run& command,
   return sizes;
 }
 
-// Finds the world of the run's groups and shows that the session is who the graph says it speaks
-// for.
+// Finds the world of the run's groups and checks that the session holds the ranks that the graph
+// says it does.
 absl::Status Preparer::FindWorld(const Run& command, RunState* run) {
   const Session& session = *run->session;
   const Graph& graph = run->graph->graph;
@@ -199,7 +201,7 @@ absl::Status Preparer::FindWorld(const Run& command, RunState* run) {
   run->vote.slots = &graph.group_slots;
   for (size_t slot = 0; slot < command.groups.size(); ++slot) {
     const RunGroup& bound = command.groups[slot];
-    const GroupSlot& wanted = graph.group_slots[slot];
+    const GroupSlot& group_slot = graph.group_slots[slot];
     if (run->world == nullptr) {
       std::shared_ptr<World> world;
       for (const Session::Membership& membership : session.memberships) {
@@ -225,21 +227,21 @@ absl::Status Preparer::FindWorld(const Run& command, RunState* run) {
     run->vote.groups.back().base = bound.base;
     CHORUS_ASSIGN_OR_RETURN(const absl::Span<const Rank> members,
                             run->world->agreement->GroupMembers(bound.group));
-    if (static_cast<int32_t>(members.size()) != wanted.size) {
+    if (static_cast<int32_t>(members.size()) != group_slot.size) {
       return Malformed(absl::StrCat("group ", bound.group.value(), " has ", members.size(),
-                                    " members; group slot ", slot, " is for ", wanted.size));
+                                    " members; group slot ", slot, " is for ", group_slot.size));
     }
-    if (!bound.base.empty() && bound.base.size() != wanted.held.size()) {
-      return Malformed(absl::StrCat("group slot ", slot, " holds ", wanted.held.size(),
+    if (!bound.base.empty() && bound.base.size() != group_slot.held.size()) {
+      return Malformed(absl::StrCat("group slot ", slot, " holds ", group_slot.held.size(),
                                     " members; the run gives ", bound.base.size(), " positions"));
     }
-    for (size_t i = 0; i < wanted.held.size(); ++i) {
-      const Rank rank = members[static_cast<size_t>(wanted.held[i].value())];
+    for (size_t i = 0; i < group_slot.held.size(); ++i) {
+      const Rank rank = members[static_cast<size_t>(group_slot.held[i].value())];
       const World::Member& member = run->world->members[static_cast<size_t>(rank.value())];
       if (member.session.get() != &session) {
         return Malformed(absl::StrCat("rank ", rank.value(), " is not held by this session"));
       }
-      const DeviceIndex device = run->devices[static_cast<size_t>(wanted.device_slots[i])];
+      const DeviceIndex device = run->devices[static_cast<size_t>(group_slot.device_slots[i])];
       if (member.device != device) {
         return Malformed(absl::StrCat("rank ", rank.value(), " joined with device ",
                                       member.device.value(), "; the run puts it on device ",
@@ -278,13 +280,13 @@ absl::Status Preparer::FindInputs(const Run& command, RunState* run) {
   run->refs.resize(run->plan->plan.buffers.size());
   run->addresses.resize(run->plan->plan.buffers.size());
   for (size_t i = 0; i < command.inputs.size(); ++i) {
-    const GraphInput& wanted = graph.graph.inputs[i];
-    const DeviceIndex device = run->devices[static_cast<size_t>(wanted.device_slot)];
+    const GraphInput& input = graph.graph.inputs[i];
+    const DeviceIndex device = run->devices[static_cast<size_t>(input.device_slot)];
     if (const TensorId* id = absl::get_if<TensorId>(&command.inputs[i])) {
       CHORUS_ASSIGN_OR_RETURN(CellRef cell, run->session->names.FindTensor(*id));
       if (cell->state == Cell::State::kFailed) return ToStatus(*cell->error);
-      if (*cell->type != wanted.type) {
-        return BadType(absl::StrCat("input ", i, " of the graph is ", wanted.type.ToString(),
+      if (*cell->type != input.type) {
+        return BadType(absl::StrCat("input ", i, " of the graph is ", input.type.ToString(),
                                     ", tensor ", id->slot, ".", id->generation, " is ",
                                     cell->type->ToString()));
       }
@@ -301,7 +303,7 @@ absl::Status Preparer::FindInputs(const Run& command, RunState* run) {
     CHORUS_ASSIGN_OR_RETURN(
         Storage::Bound bound,
         storage_->Bind(
-            *run->session, command.inputs[i], wanted.type, device,
+            *run->session, command.inputs[i], input.type, device,
             /*stable=*/!run->plan->plan.input_may_be_staging[i],
             [this, handle](absl::Status status) { uploaded_(handle, status); }, &upload));
     run->addresses[i] = bound.address;
@@ -373,15 +375,15 @@ absl::StatusOr<bool> Preparer::FollowInstances(const GraphStore::Waiting& waitin
 absl::StatusOr<bool> Preparer::FollowOrder(RunState* run, const std::vector<int32_t>& order,
                                            const GraphStore::Waiting& waiting) {
   CHORUS_ASSIGN_OR_RETURN(
-      std::shared_ptr<LoadedPlan> follows,
+      std::shared_ptr<LoadedPlan> plan,
       graphs_->InOrder(run->graph, OrderOf(*run, order), ClientOf(*run), waiting));
-  if (follows == nullptr) return false;
+  if (plan == nullptr) return false;
   if (run->graph->large) {
-    CHORUS_ASSIGN_OR_RETURN(const bool loaded, Load(*run, follows, waiting));
+    CHORUS_ASSIGN_OR_RETURN(const bool loaded, Load(*run, plan, waiting));
     if (!loaded) return false;
   }
   const auto& before = run->plan->plan.buffers;
-  const auto& after = follows->plan.buffers;
+  const auto& after = plan->plan.buffers;
   const auto is_workspace = [](const BufferSpec& spec) {
     return spec.kind == BufferSpec::Kind::kWorkspace;
   };
@@ -407,8 +409,8 @@ absl::StatusOr<bool> Preparer::FollowOrder(RunState* run, const std::vector<int3
     refs[i] = run->refs[from];
     addresses[i] = run->addresses[from];
   }
-  run->plan = follows.get();
-  run->own_plan = std::move(follows);
+  run->plan = plan.get();
+  run->own_plan = std::move(plan);
   run->refs = std::move(refs);
   run->addresses = std::move(addresses);
   return true;

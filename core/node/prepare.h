@@ -1,7 +1,8 @@
 // From a Run command to a RunState: everything that can be wrong or missing is found here, before
 // the vote, and every byte that the run will write is reserved.
 //
-// Threads: the node thread.
+// Threads: the node thread. Ownership: none; the run keeps what it is given. Errors: said at each
+// function.
 #ifndef CHORUS_CORE_NODE_PREPARE_H_
 #define CHORUS_CORE_NODE_PREPARE_H_
 
@@ -26,8 +27,8 @@ namespace chorus::node {
 
 class Preparer {
  public:
-  // `uploaded` is told when bytes of a run's inputs have come to its device, or that they have not:
-  // each is one of the run's blockers. All outlive it.
+  // `uploaded` is called when bytes of a run's inputs have come to its device, or cannot: each is
+  // one of the run's blockers. All outlive it.
   using Uploaded = std::function<void(RunHandle run, const absl::Status& status)>;
   Preparer(GraphStore* graphs, Launcher* launcher, Storage* storage, Donations* donations,
            EqualWork* equal_work, Uploaded uploaded)

@@ -36,11 +36,11 @@ absl::string_view FlightKindName(FlightKind kind) {
 }
 
 std::vector<FlightEvent> FlightRecord::Latest(size_t limit) const {
-  const uint64_t kept = std::min<uint64_t>(count_, ring_.size());
-  const uint64_t wanted = std::min<uint64_t>(kept, limit);
+  const uint64_t available = std::min<uint64_t>(count_, ring_.size());
+  const uint64_t count = std::min<uint64_t>(available, limit);
   std::vector<FlightEvent> events;
-  events.reserve(static_cast<size_t>(wanted));
-  for (uint64_t i = count_ - wanted; i < count_; ++i) {
+  events.reserve(static_cast<size_t>(count));
+  for (uint64_t i = count_ - count; i < count_; ++i) {
     events.push_back(ring_[static_cast<size_t>(i % ring_.size())]);
   }
   return events;
@@ -73,15 +73,15 @@ absl::optional<Error> ErrorStore::Find(ErrorId id, absl::string_view tenant) con
 }
 
 std::string FailureLine(const FailureOrigin& failure, const Error& error) {
-  const auto number = [](int32_t value) { return value < 0 ? "-" : absl::StrCat(value); };
+  const auto or_dash = [](int32_t value) { return value < 0 ? "-" : absl::StrCat(value); };
   std::string message = error.message;
   for (char& c : message) {
     if (static_cast<unsigned char>(c) < ' ' || c == '\x7f') c = ' ';
   }
   const std::string job =
       failure.job.empty() ? "-" : absl::StrCat("\"", absl::Utf8SafeCEscape(failure.job), "\"");
-  return absl::StrCat("failure: job=", job, " rank=", number(failure.rank),
-                      " pid=", number(failure.pid), " reason=", ReasonName(error.reason),
+  return absl::StrCat("failure: job=", job, " rank=", or_dash(failure.rank),
+                      " pid=", or_dash(failure.pid), " reason=", ReasonName(error.reason),
                       " error_id=", error.id.value(), ": ", message);
 }
 

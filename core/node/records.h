@@ -1,6 +1,6 @@
 // What the node remembers for diagnostics: errors and the flight record. Bounded, always on.
 //
-// Threads: the node thread.
+// Threads: the node thread. Ownership: copies of what they are given. Errors: none.
 #ifndef CHORUS_CORE_NODE_RECORDS_H_
 #define CHORUS_CORE_NODE_RECORDS_H_
 
@@ -27,8 +27,8 @@ enum class FlightKind : uint8_t {
   kFailed = 7,
   kEpochEnded = 8,
   kReformed = 9,
-  // A gradient went on with zeros for a rank that had given its part up; `error` says whose and
-  // where.
+  // A gradient went on with zeros for a rank that had given its part up; `error` says which rank
+  // and where.
   kGradientGivenUp = 10,
   // The ranks of an instance call it in different lines: `error` says which.
   kCallSitesDiffer = 11,

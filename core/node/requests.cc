@@ -103,9 +103,9 @@ absl::StatusOr<int64_t> DownloadRequest::EndIn(int64_t tensor_bytes) const {
   return size == 0 ? tensor_bytes : offset + std::min(size, tensor_bytes - offset);
 }
 
-absl::StatusOr<int64_t> FlightEventLimit(int64_t asked) {
-  if (asked >= 0 && asked <= kMaxFlightEvents) return asked == 0 ? kDefaultFlightEvents : asked;
-  return Malformed(absl::StrCat("limit: expected 0 to ", kMaxFlightEvents, ", got ", asked));
+absl::StatusOr<int64_t> FlightEventLimit(int64_t limit) {
+  if (limit >= 0 && limit <= kMaxFlightEvents) return limit == 0 ? kDefaultFlightEvents : limit;
+  return Malformed(absl::StrCat("limit: expected 0 to ", kMaxFlightEvents, ", got ", limit));
 }
 
 absl::Status CheckSequence(Sequence sequence) {

@@ -1,10 +1,12 @@
 // What is asked of a node outside the sessions' logs, and what it answers with: the whole of it,
-// with defaults, rights and checks, so that a transport only decodes and encodes. Whoever carries a
-// request out checks it; a transport may do so before, where a refusal is to cost nothing. Errors
-// of Check() are MALFORMED, with what was expected and what came, where nothing else is said.
+// with defaults, rights and checks, so that a transport only decodes and encodes. The room that
+// carries a request out checks it; a transport may do so before, where a refusal is to cost
+// nothing.
 //
-// Plain data. Callbacks run on the node thread, exactly once each, perhaps inside the call that
-// takes them.
+// Threads: plain data; callbacks run on the node thread, exactly once each, perhaps inside the call
+// that takes them. Ownership: descriptors stay the node's; the rest are copies.
+// Errors: those of Check() are MALFORMED, with what was expected and what came, where nothing else
+// is said.
 #ifndef CHORUS_CORE_NODE_REQUESTS_H_
 #define CHORUS_CORE_NODE_REQUESTS_H_
 
@@ -126,8 +128,8 @@ using OnOutcome = std::function<void(Outcome)>;
 // A command of a log counts from 1.
 absl::Status CheckSequence(Sequence sequence);
 
-// Bytes of one part of an upload or download. A reader who stops has two such: as a message, and as
-// what of it waits to be sent.
+// Bytes of one part of an upload or download. For a reader that stops the daemon holds two such: as
+// a message, and as the rest of it that waits to be sent.
 inline constexpr int64_t kMaxChunkBytes = int64_t{1} << 20;
 
 // A part of a staging arena.
@@ -152,7 +154,7 @@ struct DownloadRequest {
 
 // How many events of the flight record to show: 100 where 0 are asked for. MALFORMED: more than
 // 10,000, or less than none.
-absl::StatusOr<int64_t> FlightEventLimit(int64_t asked);
+absl::StatusOr<int64_t> FlightEventLimit(int64_t limit);
 
 // A tensor that the host can read.
 struct ReadableTensor {

@@ -20,7 +20,7 @@ constexpr size_t kBytesPerTurn = 4 << 10;
 // Whether there is a frame that may be taken.
 bool HasFrame(const Session& session) { return !session.log.parked() && session.ring->HasFrame(); }
 
-// For a session whose bytes cannot be believed any more; nobody else is concerned.
+// For a session whose bytes cannot be believed any more; no other session is concerned.
 std::string EndedFor(const absl::Status& malformed) {
   return absl::StrCat("its session was ended for malformed bytes (", ErrorOf(malformed).message,
                       ")");
@@ -148,7 +148,7 @@ bool Rings::PollOne(const std::shared_ptr<Session>& session, absl::Time now) {
 }
 
 bool Rings::SleepUnless(const std::function<bool()>& busy, const std::function<void()>& sleep) {
-  next_look_for_rung_ = absl::InfinitePast();  // whoever ends the sleep
+  next_look_for_rung_ = absl::InfinitePast();  // a client may have rung, and ended the sleep
   return doorbell_->SleepUnless(
       [&] {
         return busy() ||

@@ -1,7 +1,8 @@
-// The submission rings of attached sessions: whose turn it is to be looked at, and what wakes the
-// node when it sleeps.
+// The submission rings of attached sessions: which are looked at, and what wakes the node when it
+// sleeps.
 //
-// Threads: the node thread.
+// Threads: the node thread. Ownership: owns the doorbell; each session owns its shared memory.
+// Errors: a ring with malformed bytes ends its session.
 #ifndef CHORUS_CORE_NODE_RINGS_H_
 #define CHORUS_CORE_NODE_RINGS_H_
 
@@ -24,8 +25,8 @@ namespace chorus::node {
 
 class Rings {
  public:
-  // `take` gets each frame; what it refuses ends the session, whose bytes cannot be believed any
-  // more: `end` is told, with how, in words for the session's peers.
+  // `take` gets each frame; where it refuses one the session's bytes cannot be believed any more,
+  // and `end` is called, with the cause in words for the session's peers.
   using Take = std::function<absl::Status(const std::shared_ptr<Session>& session,
                                           absl::string_view frame, absl::Time now)>;
   using End = std::function<void(const std::shared_ptr<Session>& session, const std::string& how,
@@ -50,7 +51,7 @@ class Rings {
   bool SleepUnless(const std::function<bool()>& busy, const std::function<void()>& sleep);
 
   int doorbell_fd() const { return doorbell_->fd(); }
-  // Every client, of what it does not need any more.
+  // Asks every client to let go of arenas that it does not need any more.
   void AskToLetGo() { doorbell_->AskToLetGo(); }
   // Descriptor of an epoll set of all sessions' wake descriptors: readable when a client has rung,
   // until the next Poll().

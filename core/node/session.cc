@@ -9,7 +9,7 @@
 namespace chorus::node {
 namespace {
 
-// Sessions that died, of which is known how.
+// So many sessions that died are remembered, with the cause.
 constexpr size_t kKeptDeaths = 1024;
 
 }  // namespace
@@ -47,7 +47,7 @@ absl::StatusOr<std::vector<DeviceIndex>> SessionTable::ChooseDevices(
           absl::StrCat("a session holds 1 to ", device_count, " devices, not ", count));
     }
     for (int i = 0; i < device_count; ++i) devices.push_back(DeviceIndex(i));
-    // Those with the fewest sessions, in the order of their numbers.
+    // Those with the fewest sessions, in the order of their indices.
     std::stable_sort(devices.begin(), devices.end(),
                      [this](DeviceIndex a, DeviceIndex b) { return on_device(a) < on_device(b); });
     devices.resize(static_cast<size_t>(count));
@@ -80,10 +80,10 @@ absl::StatusOr<std::shared_ptr<Session>> SessionTable::Open(const OpenSessionReq
   CHORUS_ASSIGN_OR_RETURN(Charge counted,
                           tenant->budget->Charge(Domain::kHost, Resource::kSessions, 1));
   const Names::Limits limits{options_->max_tensors, options_->max_graphs};
-  Budget::Limits own;
-  own.downloads = options_->max_session_downloads;
+  Budget::Limits bounds;
+  bounds.downloads = options_->max_session_downloads;
   auto session = std::make_shared<Session>(SessionId(++last_session_), request, std::move(tenant),
-                                           logs, limits, own, news);
+                                           logs, limits, bounds, news);
   session->counted = std::move(counted);
   session->devices = std::move(devices);
   session->lease = request.lease > absl::ZeroDuration() ? request.lease : options_->lease;

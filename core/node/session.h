@@ -1,6 +1,7 @@
 // A client's session, and all of a node's sessions.
 //
-// Threads: the node thread.
+// Threads: the node thread. Ownership: the table and the session's runs share a session, which owns
+// its log, its names and its memory. Errors: said at each function.
 #ifndef CHORUS_CORE_NODE_SESSION_H_
 #define CHORUS_CORE_NODE_SESSION_H_
 
@@ -35,9 +36,9 @@ namespace chorus::node {
 
 struct World;
 
-// What belongs to who a session acts for. One set of result arenas for each: a descriptor exposes
-// its whole file, so arenas are never shared across tenants; within a tenant they are, which keeps
-// touched memory for its next world.
+// The user that sessions act for, and what belongs to all of them. A tenant has one set of result
+// arenas: a descriptor exposes its whole file, so arenas are never shared across tenants; within a
+// tenant they are, which keeps touched memory for its next world.
 struct Tenant {
   std::string name;
   BudgetRef budget;  // within the node's
@@ -54,13 +55,13 @@ struct Session : std::enable_shared_from_this<Session> {
     Epoch epoch{1};  // that the session has entered
   };
 
-  Session(SessionId session, const OpenSessionRequest& opened, std::shared_ptr<Tenant> who,
-          const CommandLog::Shared& logs, const Names::Limits& limits, const Budget::Limits& own,
+  Session(SessionId session, const OpenSessionRequest& opened, std::shared_ptr<Tenant> of_tenant,
+          const CommandLog::Shared& logs, const Names::Limits& limits, const Budget::Limits& bounds,
           News* news)
       : id(session),
         request(opened),
-        tenant(std::move(who)),
-        budget(Budget::Within(tenant->budget, absl::StrCat("session ", id.value()), own)),
+        tenant(std::move(of_tenant)),
+        budget(Budget::Within(tenant->budget, absl::StrCat("session ", id.value()), bounds)),
         run_charge(budget, Resource::kRunBytes, int64_t{64} << 10),
         completions(news),
         log(logs, tenant->name, budget, &completions),
@@ -100,10 +101,10 @@ struct Session : std::enable_shared_from_this<Session> {
   UniqueFd wake_fd;
 };
 
-// Those that live, and what is remembered of those that died.
+// The sessions that live, and what is remembered of those that died.
 class SessionTable {
  public:
-  // What a session ends of by itself: `how`, in words for its peers.
+  // Ends a session whose lease or grace is over: `how`, in words for its peers.
   using Expire = std::function<void(const std::shared_ptr<Session>& session, const std::string& how,
                                     absl::Time now)>;
   // `options` and `timers` outlive it.
@@ -144,7 +145,7 @@ class SessionTable {
   int64_t last_session_ = 0;
   absl::flat_hash_map<SessionId, std::shared_ptr<Session>> sessions_;
   std::vector<int32_t> on_device_;  // how many of them, by device
-  // The last of those that died, for their owners who ask again.
+  // The last of those that died, for owners that ask again.
   struct Death {
     std::string tenant;
     std::string how;

@@ -46,8 +46,8 @@ Storage::Storage(const NodeOptions* options, BudgetRef budget, Backend* backend,
 Storage::~Storage() { budget_->Forget(&held_); }
 
 std::shared_ptr<Tenant> Storage::TenantNamed(const std::string& name) {
-  if (std::shared_ptr<Tenant> known = tenants_[name].tenant.lock()) return known;
-  // Those whose last session has gone, and with it all that they had.
+  if (std::shared_ptr<Tenant> tenant = tenants_[name].tenant.lock()) return tenant;
+  // Drops tenants whose last session has gone, and with it all that they had.
   for (auto it = tenants_.begin(); it != tenants_.end();) {
     if (it->second.tenant.expired() && it->second.budget.expired() && it->first != name) {
       tenants_.erase(it++);
@@ -55,24 +55,24 @@ std::shared_ptr<Tenant> Storage::TenantNamed(const std::string& name) {
       ++it;
     }
   }
-  KnownTenant& known = tenants_[name];
+  TenantEntry& entry = tenants_[name];
   auto tenant = std::make_shared<Tenant>();
   tenant->name = name;
-  // What its former sessions have left, in clients' hands, still counts.
-  tenant->budget = known.budget.lock();
+  // Pages that clients of its former sessions still hold are charged to it.
+  tenant->budget = entry.budget.lock();
   if (tenant->budget == nullptr) {
     tenant->budget = Budget::Within(budget_, absl::StrCat("tenant ", name), share_);
   }
   ArenaSetOptions arenas;
   arenas.helpers = {&memory_thread_, &held_};
   tenant->arenas = ArenaSet::Create(tenant->budget, arenas);
-  known = {tenant, tenant->budget};
+  entry = {tenant, tenant->budget};
   return tenant;
 }
 
 std::shared_ptr<const Tenant> Storage::FindTenant(absl::string_view name) const {
-  const auto known = tenants_.find(name);
-  return known == tenants_.end() ? nullptr : known->second.tenant.lock();
+  const auto it = tenants_.find(name);
+  return it == tenants_.end() ? nullptr : it->second.tenant.lock();
 }
 
 // --- Staging arenas -----------------------------------------------------------------------------
@@ -91,13 +91,13 @@ absl::StatusOr<StagingArena> Storage::CreateStaging(Session* session, int64_t by
   }
   CHORUS_ASSIGN_OR_RETURN(std::shared_ptr<Arena> arena,
                           Arena::CreateStaging(session->budget, bytes, {&memory_thread_, &held_}));
-  StagingArena made;
-  made.arena = arena->id();
-  CHORUS_ASSIGN_OR_RETURN(made.fd, arena->ClientFd());
-  made.bytes = arena->bytes();
-  session->staging_bytes += made.bytes;
+  StagingArena staging;
+  staging.arena = arena->id();
+  CHORUS_ASSIGN_OR_RETURN(staging.fd, arena->ClientFd());
+  staging.bytes = arena->bytes();
+  session->staging_bytes += staging.bytes;
   session->staging[arena->id()] = std::move(arena);
-  return made;
+  return staging;
 }
 
 absl::StatusOr<std::shared_ptr<Arena>> Storage::FindStaging(const Session& session,
@@ -111,33 +111,33 @@ absl::StatusOr<std::shared_ptr<Arena>> Storage::FindStaging(const Session& sessi
 }
 
 absl::Status Storage::ReleaseStaging(Session* session, ArenaId arena) {
-  CHORUS_ASSIGN_OR_RETURN(std::shared_ptr<Arena> found, FindStaging(*session, arena));
-  session->staging_bytes -= found->bytes();
+  CHORUS_ASSIGN_OR_RETURN(std::shared_ptr<Arena> target, FindStaging(*session, arena));
+  session->staging_bytes -= target->bytes();
   session->staging.erase(arena);
   return absl::OkStatus();
 }
 
 absl::Status Storage::WriteStaging(const Session& session, ArenaId arena, int64_t offset,
                                    absl::string_view bytes) {
-  CHORUS_ASSIGN_OR_RETURN(std::shared_ptr<Arena> found, FindStaging(session, arena));
+  CHORUS_ASSIGN_OR_RETURN(std::shared_ptr<Arena> target, FindStaging(session, arena));
   const int64_t size = static_cast<int64_t>(bytes.size());
-  if (offset < 0 || offset > found->bytes() || size > found->bytes() - offset) {
+  if (offset < 0 || offset > target->bytes() || size > target->bytes() - offset) {
     return Malformed(absl::StrCat("bytes ", offset, " to ", offset, "+", size,
-                                  " are not inside arena ", arena.value(), " of ", found->bytes(),
+                                  " are not inside arena ", arena.value(), " of ", target->bytes(),
                                   " bytes"));
   }
   // The daemon maps staging for reading only: it writes as any holder of the descriptor would.
   for (size_t done = 0; done < bytes.size();) {
-    const ssize_t wrote = pwrite(found->fd(), bytes.data() + done, bytes.size() - done,
-                                 offset + static_cast<int64_t>(done));
-    if (wrote < 0 && errno == EINTR) continue;
-    if (wrote <= 0) {
+    const ssize_t written = pwrite(target->fd(), bytes.data() + done, bytes.size() - done,
+                                   offset + static_cast<int64_t>(done));
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) {
       return MakeError(Reason::kWrongState,
                        absl::StrCat("arena ", arena.value(),
                                     " cannot be written by the daemon: ", strerror(errno),
                                     "; an attached client writes its own mapping"));
     }
-    done += static_cast<size_t>(wrote);
+    done += static_cast<size_t>(written);
   }
   paths_->streamed_bytes += size;
   return absl::OkStatus();
@@ -150,11 +150,11 @@ absl::StatusOr<BufferRef> Storage::FindStaged(const Session& session, const Exte
 }
 
 absl::StatusOr<int> Storage::ResultArenaFd(const Session& session, ArenaId arena) const {
-  Arena* const found = session.tenant->arenas->Find(arena);
-  if (found == nullptr) {
+  Arena* const target = session.tenant->arenas->Find(arena);
+  if (target == nullptr) {
     return UnknownName(absl::StrCat("arena ", arena.value(), " holds nothing of this tenant"));
   }
-  return found->ClientFd();
+  return target->ClientFd();
 }
 
 void Storage::LookAtHeld() {
@@ -162,7 +162,7 @@ void Storage::LookAtHeld() {
   held_.Look(kLooks);
 }
 
-// Nobody tells when a client lets go.
+// No event tells that a client lets go.
 void Storage::LookAtHeldLater(absl::Time now) {
   timers_->Add(now + absl::Seconds(1), [this](absl::Time then) {
     LookAtHeld();
@@ -320,9 +320,9 @@ Waiters<CellRef>::Id Storage::WhenReadable(const CellRef& cell, std::shared_ptr<
 }
 
 void Storage::ReadTensor(const Session& session, TensorId id, absl::Time deadline, OnTensor done) {
-  absl::StatusOr<CellRef> found = session.names.FindTensor(id);
-  if (!found.ok()) {
-    done(found.status());
+  absl::StatusOr<CellRef> cell = session.names.FindTensor(id);
+  if (!cell.ok()) {
+    done(cell.status());
     return;
   }
   absl::StatusOr<Charge> download = session.budget->Charge(Domain::kHost, Resource::kDownloads, 1);
@@ -335,7 +335,7 @@ void Storage::ReadTensor(const Session& session, TensorId id, absl::Time deadlin
   auto once = std::make_shared<OnTensor>(std::move(done));
   auto charge = std::make_shared<Charge>(*std::move(download));
   auto waiter = std::make_shared<Waiters<CellRef>::Id>();
-  const std::weak_ptr<Cell> weak = *found;
+  const std::weak_ptr<Cell> weak = *cell;
   const TimerQueue::Id timer = timers_->Add(deadline, [once, weak, waiter, id](absl::Time) {
     if (const CellRef cell = weak.lock()) cell->on_settled.Remove(*waiter);
     OnTensor call = std::move(*once);
@@ -361,7 +361,7 @@ void Storage::ReadTensor(const Session& session, TensorId id, absl::Time deadlin
     view.bytes = cell->bytes;
     call(std::move(view));
   };
-  *waiter = WhenReadable(*found, session.tenant, answer);
+  *waiter = WhenReadable(*cell, session.tenant, answer);
 }
 
 int64_t Storage::live_buffers() const {

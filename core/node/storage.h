@@ -2,7 +2,8 @@
 // back.
 //
 // Threads: the node thread. Transfers' ends come from the devices' threads and wait for the next
-// Launcher::Drain().
+// Launcher::Drain(). Ownership: owns the memory of devices; tenants own result arenas, sessions
+// staging, and buffers keep what they stand in. Errors: said at each function.
 #ifndef CHORUS_CORE_NODE_STORAGE_H_
 #define CHORUS_CORE_NODE_STORAGE_H_
 
@@ -37,7 +38,7 @@ namespace chorus::node {
 class Storage {
  public:
   // All outlive it. `budget`: the node's. `paths` counts how bytes took their way. `ask_to_let_go`
-  // is called when arenas are gone whose pages clients still hold.
+  // is called when arenas are gone, but clients still hold their pages.
   Storage(const NodeOptions* options, BudgetRef budget, Backend* backend, Launcher* launcher,
           Background* background, const Clock* clock, TimerQueue* timers, PathCounters* paths,
           std::function<void()> ask_to_let_go);
@@ -45,7 +46,7 @@ class Storage {
   Storage(const Storage&) = delete;
   Storage& operator=(const Storage&) = delete;
 
-  // Of who acts under that name; it lives while somebody holds it.
+  // The tenant of that name, made where there is none; it lives while its sessions do.
   std::shared_ptr<Tenant> TenantNamed(const std::string& name);
   // Null: it has no session.
   std::shared_ptr<const Tenant> FindTenant(absl::string_view name) const;
@@ -81,14 +82,14 @@ class Storage {
   using OnReadable = std::function<void(const CellRef& cell, const absl::Status& status)>;
   Waiters<CellRef>::Id WhenReadable(const CellRef& cell, std::shared_ptr<Tenant> tenant,
                                     OnReadable done);
-  // RESOURCE_EXHAUSTED kQuota: too many are read already.
+  // RESOURCE_EXHAUSTED kQuota: too many tensors are being read already.
   void ReadTensor(const Session& session, TensorId id, absl::Time deadline, OnTensor done);
 
   bool host() const { return host_; }                // the devices' memory is the host's
   const Budget& budget() const { return *budget_; }  // the node's
   int64_t live_buffers() const;
   int64_t client_held_bytes() const { return held_.bytes(); }
-  // Whether clients have let go of what was theirs alone; of some of it.
+  // Looks whether clients have let go of pages that they alone held; at some of them.
   void LookAtHeld();
 
  private:
@@ -114,11 +115,11 @@ class Storage {
   MemoryThread memory_thread_;
   HeldArenas held_;
   std::vector<std::unique_ptr<DeviceSet>> device_sets_;  // by device; empty on the host
-  struct KnownTenant {
+  struct TenantEntry {
     std::weak_ptr<Tenant> tenant;
     std::weak_ptr<Budget> budget;  // outlives it while something is charged
   };
-  absl::flat_hash_map<std::string, KnownTenant> tenants_;
+  absl::flat_hash_map<std::string, TenantEntry> tenants_;
   absl::flat_hash_map<uint64_t, std::function<void(absl::Status)>> transfers_;  // under way
   uint64_t last_transfer_ = 0;
 };

@@ -242,7 +242,7 @@ TEST_F(StorageTest, ATensorIsReadWhenItIsThere) {
   EXPECT_EQ(timers_.Next(), absl::InfiniteFuture());
 }
 
-// Whoever reads has the tensor's bytes until it has done with them: so many at a time.
+// A reader has the tensor's bytes until it has done with them: so many at a time.
 TEST_F(StorageTest, AReadIsGivenBackWithWhatWasReadOrByItsDeadline) {
   const auto there = std::make_shared<Cell>();
   there->type = std::make_shared<TensorType>(TensorType(DType::kF32, {1}));

@@ -13,27 +13,27 @@ namespace {
 // Sizes and strides without what makes no difference: dimensions of size 1, and those that go on
 // where the next one ends.
 void Merge(std::vector<int64_t>* sizes, std::vector<int64_t>* strides) {
-  size_t kept = 0;
+  size_t count = 0;
   for (size_t i = 0; i < sizes->size(); ++i) {
     const int64_t size = (*sizes)[i];
     const int64_t stride = (*strides)[i];
     if (size == 1) continue;
-    if (kept > 0 && (*strides)[kept - 1] == size * stride) {
-      (*sizes)[kept - 1] *= size;
-      (*strides)[kept - 1] = stride;
+    if (count > 0 && (*strides)[count - 1] == size * stride) {
+      (*sizes)[count - 1] *= size;
+      (*strides)[count - 1] = stride;
       continue;
     }
-    (*sizes)[kept] = size;
-    (*strides)[kept] = stride;
-    ++kept;
+    (*sizes)[count] = size;
+    (*strides)[count] = stride;
+    ++count;
   }
-  if (kept == 0) {  // one element
-    (*sizes)[kept] = 1;
-    (*strides)[kept] = 1;
-    ++kept;
+  if (count == 0) {  // one element
+    (*sizes)[count] = 1;
+    (*strides)[count] = 1;
+    ++count;
   }
-  sizes->resize(kept);
-  strides->resize(kept);
+  sizes->resize(count);
+  strides->resize(count);
 }
 
 // `count` elements, of so many bytes each and `stride` elements apart, to one behind the other.
@@ -103,11 +103,11 @@ absl::StatusOr<StridedExtent> CheckStrided(const TensorType& type,
   return extent;
 }
 
-void CopyStrided(const TensorType& type, const std::vector<int64_t>& wanted, int64_t begin,
+void CopyStrided(const TensorType& type, const std::vector<int64_t>& client_strides, int64_t begin,
                  int64_t end, const char* from, char* to) {
   if (begin == end) return;
   std::vector<int64_t> sizes = type.sizes();
-  std::vector<int64_t> strides = wanted.empty() ? RowMajorStrides(sizes) : wanted;
+  std::vector<int64_t> strides = client_strides.empty() ? RowMajorStrides(sizes) : client_strides;
   if (sizes.empty()) {
     sizes = {1};
     strides = {1};

@@ -1,4 +1,6 @@
-// Strided client memory: bounds, and the copy that makes it row-major. Pure functions.
+// Strided client memory: bounds, and the copy that makes it row-major.
+//
+// Threads: pure functions. Ownership: none. Errors: said at CheckStrided().
 #ifndef CHORUS_CORE_NODE_STRIDED_H_
 #define CHORUS_CORE_NODE_STRIDED_H_
 

@@ -1,4 +1,6 @@
-// The node's time, and closures by due time. Threads: the node thread.
+// The node's time, and closures by due time.
+//
+// Threads: the node thread. Ownership: the queue owns its closures. Errors: none.
 #ifndef CHORUS_CORE_NODE_TIMERS_H_
 #define CHORUS_CORE_NODE_TIMERS_H_
 

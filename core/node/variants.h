@@ -1,6 +1,8 @@
-// The last variants of something that were asked for, by key, and who waits for what is being made.
+// The last variants of something that were asked for, by key, and the callbacks that wait for those
+// that are being made.
 //
-// Threads: the node thread.
+// Threads: the node thread. Ownership: shared with the users of each. Errors: that a variant cannot
+// be made is passed to what waits for it.
 #ifndef CHORUS_CORE_NODE_VARIANTS_H_
 #define CHORUS_CORE_NODE_VARIANTS_H_
 
@@ -15,11 +17,11 @@
 
 namespace chorus::node {
 
-// Who waits for what is being made, by its key.
+// The callbacks that wait for what is being made, by its key.
 template <typename Key>
 class Waits {
  public:
-  // `made` is told with all that wait for the same. True: it is the first.
+  // `made` is called with all that wait for the same key. True: it is the first of them.
   using OnMade = std::function<void(const absl::Status&)>;
   bool Wait(const Key& key, OnMade made) {
     auto making = Find(key);
@@ -48,26 +50,26 @@ class Waits {
 template <typename Key, typename T, size_t kMost>
 class Variants {
  public:
-  // It is the latest from now on. Null: it is not there.
+  // The variant of `key`, which is the latest from now on. Null: it is not there.
   std::shared_ptr<T> Find(const Key& key) {
-    for (size_t i = known_.size(); i-- > 0;) {
-      if (!(known_[i].first == key)) continue;
-      const auto at = known_.begin() + static_cast<ptrdiff_t>(i);
-      std::rotate(at, at + 1, known_.end());
-      return known_.back().second;
+    for (size_t i = entries_.size(); i-- > 0;) {
+      if (!(entries_[i].first == key)) continue;
+      const auto at = entries_.begin() + static_cast<ptrdiff_t>(i);
+      std::rotate(at, at + 1, entries_.end());
+      return entries_.back().second;
     }
     return nullptr;
   }
-  // The one that nobody has asked for the longest goes; whoever uses it keeps it.
-  void Add(Key key, std::shared_ptr<T> made) {
-    if (known_.size() >= kMost) known_.erase(known_.begin());
-    known_.emplace_back(std::move(key), std::move(made));
+  // The variant that was not asked for the longest is dropped; its users keep it.
+  void Add(Key key, std::shared_ptr<T> variant) {
+    if (entries_.size() >= kMost) entries_.erase(entries_.begin());
+    entries_.emplace_back(std::move(key), std::move(variant));
   }
-  size_t size() const { return known_.size(); }
+  size_t size() const { return entries_.size(); }
   Waits<Key>& waits() { return waits_; }
 
  private:
-  std::vector<std::pair<Key, std::shared_ptr<T>>> known_;
+  std::vector<std::pair<Key, std::shared_ptr<T>>> entries_;
   Waits<Key> waits_;
 };
 

@@ -16,7 +16,7 @@ bool Shows(absl::string_view tenant, absl::string_view owner) {
 }
 
 // What waits in one world.
-void AddPending(const World& world, absl::Time now, std::vector<PendingView>* found) {
+void AddPending(const World& world, absl::Time now, std::vector<PendingView>* pending) {
   PendingView waiting;  // joining and reforming wait for ranks as well
   waiting.world = world.id;
   waiting.world_name = world.name;
@@ -28,19 +28,19 @@ void AddPending(const World& world, absl::Time now, std::vector<PendingView>* fo
           world.members[static_cast<size_t>(rank)].state != World::Member::State::kMissing;
       (joined ? waiting.instance.voted : waiting.instance.missing).push_back(Rank(rank));
     }
-    found->push_back(std::move(waiting));
+    pending->push_back(std::move(waiting));
     return;
   }
   waiting.instance.what = "reform";
   for (int rank = 0; rank < world.size(); ++rank) {
     const World::Member& member = world.members[static_cast<size_t>(rank)];
     if (member.session == nullptr) continue;
-    const bool asked = member.on_reformed != nullptr;
-    (asked ? waiting.instance.voted : waiting.instance.missing).push_back(Rank(rank));
+    const bool has_asked = member.on_reformed != nullptr;
+    (has_asked ? waiting.instance.voted : waiting.instance.missing).push_back(Rank(rank));
   }
-  if (!waiting.instance.voted.empty()) found->push_back(std::move(waiting));
+  if (!waiting.instance.voted.empty()) pending->push_back(std::move(waiting));
   for (PendingInstance& instance : world.agreement->Pending(now)) {
-    found->push_back({world.id, world.name, std::move(instance)});
+    pending->push_back({world.id, world.name, std::move(instance)});
   }
 }
 
@@ -68,23 +68,23 @@ std::vector<DeviceInfo> ViewDevices(const Viewed& node, absl::string_view tenant
 
 std::vector<SessionInfo> ViewSessions(const Viewed& node, absl::string_view tenant,
                                       absl::Time now) {
-  std::vector<SessionInfo> found;
+  std::vector<SessionInfo> infos;
   node.sessions->ForEach([&](const std::shared_ptr<Session>& session) {
-    if (Shows(tenant, session->tenant->name)) found.push_back(Describe(*session, now));
+    if (Shows(tenant, session->tenant->name)) infos.push_back(Describe(*session, now));
   });
-  std::sort(found.begin(), found.end(),
+  std::sort(infos.begin(), infos.end(),
             [](const SessionInfo& a, const SessionInfo& b) { return a.id < b.id; });
-  return found;
+  return infos;
 }
 
 std::vector<WorldInfo> ViewWorlds(const Viewed& node, absl::string_view tenant, absl::Time now) {
-  std::vector<WorldInfo> found;
+  std::vector<WorldInfo> infos;
   node.worlds->ForEach([&](const World& world) {
-    if (Shows(tenant, world.tenant)) found.push_back(Describe(world, now));
+    if (Shows(tenant, world.tenant)) infos.push_back(Describe(world, now));
   });
-  std::sort(found.begin(), found.end(),
+  std::sort(infos.begin(), infos.end(),
             [](const WorldInfo& a, const WorldInfo& b) { return a.id < b.id; });
-  return found;
+  return infos;
 }
 
 std::vector<PendingView> ViewPending(const Viewed& node, absl::string_view tenant, absl::Time now) {
@@ -94,9 +94,9 @@ std::vector<PendingView> ViewPending(const Viewed& node, absl::string_view tenan
   });
   std::sort(worlds.begin(), worlds.end(),
             [](const World* a, const World* b) { return a->id < b->id; });
-  std::vector<PendingView> found;
-  for (const World* world : worlds) AddPending(*world, now, &found);
-  return found;
+  std::vector<PendingView> pending;
+  for (const World* world : worlds) AddPending(*world, now, &pending);
+  return pending;
 }
 
 std::vector<FlightEvent> ViewFlight(const Viewed& node, absl::string_view tenant, int64_t limit) {
@@ -130,10 +130,10 @@ NodeStats ViewStats(const Viewed& node, absl::string_view tenant, const NodeStat
     now.live_runs = node.runs->live();
     now.live_buffers = node.storage->live_buffers();
     now.loaded_plans = node.launcher->loaded_plans();
-  } else if (const std::shared_ptr<const Tenant> own = node.storage->FindTenant(tenant)) {
-    now.memory_limit_bytes = own->budget->limit();
-    now.memory_used_bytes = own->budget->used();
-    now.live_buffers = own->arenas->live_buffers();
+  } else if (const std::shared_ptr<const Tenant> shown = node.storage->FindTenant(tenant)) {
+    now.memory_limit_bytes = shown->budget->limit();
+    now.memory_used_bytes = shown->budget->used();
+    now.live_buffers = shown->arenas->live_buffers();
   }
   node.worlds->ForEach([&](const World& world) {
     if (world.formed() && Shows(tenant, world.tenant))

@@ -1,6 +1,6 @@
 // What diagnostics show of a node. Nothing here changes anything.
 //
-// Threads: the node thread.
+// Threads: the node thread. Ownership: copies. Errors: none.
 #ifndef CHORUS_CORE_NODE_VIEWS_H_
 #define CHORUS_CORE_NODE_VIEWS_H_
 

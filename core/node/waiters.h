@@ -1,4 +1,6 @@
-// Closures that wait for one event. Threads: the node thread.
+// Closures that wait for one event.
+//
+// Threads: the node thread. Ownership: the list owns its closures. Errors: none; the event says.
 #ifndef CHORUS_CORE_NODE_WAITERS_H_
 #define CHORUS_CORE_NODE_WAITERS_H_
 
@@ -19,12 +21,13 @@ class Waiters {
     waiting_.emplace(++last_, std::move(fn));
     return last_;
   }
-  // It gives up; one that was called, or none, is ignored. Who asks again and again with short
-  // deadlines leaves nothing behind.
+  // Removes a closure; one that was called, or none, is ignored. So a caller that asks again and
+  // again with short deadlines leaves nothing behind.
   void Remove(Id id) { waiting_.erase(id); }
   bool empty() const { return waiting_.empty(); }
 
-  // Calls and forgets those that are there, in their order; what they add waits for the next time.
+  // Calls and forgets the closures that are there, in their order; what they add waits for the next
+  // time.
   void Call(const Args&... args) {
     std::map<Id, Fn> waiting;
     waiting.swap(waiting_);

@@ -55,8 +55,8 @@ absl::StatusOr<std::shared_ptr<World>> Worlds::FindOrMake(const Session& session
                                                           const JoinRequest& request,
                                                           absl::Time now) {
   const auto key = std::make_pair(session.tenant->name, request.name);
-  const auto known = by_name_.find(key);
-  if (known != by_name_.end()) return known->second;
+  const auto it = by_name_.find(key);
+  if (it != by_name_.end()) return it->second;
   CHORUS_ASSIGN_OR_RETURN(Charge counted,
                           session.tenant->budget->Charge(Domain::kHost, Resource::kWorlds, 1));
   auto world = std::make_shared<World>(session.tenant->budget);
@@ -112,15 +112,15 @@ void Worlds::LimitJoin(const std::shared_ptr<World>& joining, absl::Duration pat
   });
 }
 
-void Worlds::Join(const std::shared_ptr<Session>& session, const JoinRequest& asked, absl::Time now,
-                  OnJoined done) {
-  JoinRequest request = asked;
+void Worlds::Join(const std::shared_ptr<Session>& session, const JoinRequest& original,
+                  absl::Time now, OnJoined done) {
+  JoinRequest request = original;
   if (!request.device.has_value()) request.device = session->devices[0];
   const absl::Status checked = CheckJoin(*session, request);
   if (!checked.ok()) return done(checked);
-  absl::StatusOr<std::shared_ptr<World>> found = FindOrMake(*session, request, now);
-  if (!found.ok()) return done(found.status());
-  const std::shared_ptr<World> world = *std::move(found);
+  absl::StatusOr<std::shared_ptr<World>> world_or = FindOrMake(*session, request, now);
+  if (!world_or.ok()) return done(world_or.status());
+  const std::shared_ptr<World> world = *std::move(world_or);
   if (world->size() != request.size) {
     const absl::Status why =
         MakeError(Reason::kWorldSize,
@@ -181,7 +181,7 @@ void Worlds::Join(const std::shared_ptr<Session>& session, const JoinRequest& as
 
 void Worlds::RefuseJoined(const std::shared_ptr<World>& world, Rank rank, const Session& session,
                           const absl::Status& why, absl::Time now) {
-  // Of a rank that is there already nobody waits for another.
+  // For another one of a rank that is there already no rank waits.
   if (world->formed() || rank.value() >= world->size() ||
       world->members[static_cast<size_t>(rank.value())].state != World::Member::State::kMissing) {
     return;
@@ -219,9 +219,9 @@ absl::StatusOr<GroupId> Worlds::CreateGroup(const Session& session,
   if (!member.world->formed()) {
     return NotFormed(*member.world);
   }
-  absl::optional<InstanceKey::Request> which;
-  if (request.step.has_value()) which = InstanceKey::Request{*request.step, *request.number};
-  return member.world->agreement->AddGroup(request.rank, request.members, which);
+  absl::optional<InstanceKey::Request> position;
+  if (request.step.has_value()) position = InstanceKey::Request{*request.step, *request.number};
+  return member.world->agreement->AddGroup(request.rank, request.members, position);
 }
 
 absl::Status Worlds::Leave(const Session& session, WorldId world, Rank rank, absl::Time now) {
@@ -247,7 +247,7 @@ void Worlds::RemoveMember(const std::shared_ptr<World>& world, Rank rank, const 
                                    }),
                     memberships.end());
   member.session = nullptr;
-  // Who still waits is told: a callback runs once, whatever ends the membership.
+  // A call that still waits is told: a callback runs once, whatever ends the membership.
   const absl::Status ended = MakeError(
       Reason::kSessionLost, absl::StrCat("rank ", rank.value(), " of world \"", world->name,
                                          "\" has left, or its session has ended"));
@@ -293,19 +293,20 @@ absl::Status Worlds::Abort(const Session& session, const AbortWorldRequest& requ
   error.culprit.pid = session.request.pid;
   error.message =
       absl::StrCat("rank ", request.rank.value(), " aborted the world's epoch: ", request.message);
-  const std::shared_ptr<World> kept = member.world;
-  if (request.epoch != Epoch() && request.epoch != kept->agreement->epoch()) {
+  const std::shared_ptr<World> world = member.world;
+  if (request.epoch != Epoch() && request.epoch != world->agreement->epoch()) {
     return absl::OkStatus();
   }
-  kept->agreement->Abort(error, now);
+  world->agreement->Abort(error, now);
   return absl::OkStatus();
 }
 
 absl::Status Worlds::Refuse(const Session& session, const chorus::Refuse& command, absl::Time now) {
   std::shared_ptr<World> world;
   for (const RefusedMember& member : command.members) {
-    CHORUS_ASSIGN_OR_RETURN(const MemberRef found, FindMember(session, command.world, member.rank));
-    world = found.world;
+    CHORUS_ASSIGN_OR_RETURN(const MemberRef rank_member,
+                            FindMember(session, command.world, member.rank));
+    world = rank_member.world;
   }
   if (world == nullptr) {
     return Malformed("a refusal names the members whose calls are meant; got none");
@@ -339,28 +340,28 @@ void Worlds::Reform(const Session& session, const ReformWorldRequest& request, a
                     OnReformed done) {
   const absl::Status checked = request.Check();
   if (!checked.ok()) return done(checked);
-  absl::StatusOr<MemberRef> found = FindMember(session, request.world, request.rank);
-  if (!found.ok()) return done(found.status());
-  const std::shared_ptr<World> kept = found->world;
+  absl::StatusOr<MemberRef> caller = FindMember(session, request.world, request.rank);
+  if (!caller.ok()) return done(caller.status());
+  const std::shared_ptr<World> world = caller->world;
   if (stopped_) return done(DrainingError());
-  if (!kept->formed()) {
-    return done(NotFormed(*kept));
+  if (!world->formed()) {
+    return done(NotFormed(*world));
   }
-  if (found->member->on_reformed != nullptr) {
+  if (caller->member->on_reformed != nullptr) {
     return done(MakeError(Reason::kDuplicateRank,
                           absl::StrCat("rank ", request.rank.value(), " has asked already")));
   }
   const bool first =
-      std::none_of(kept->members.begin(), kept->members.end(),
+      std::none_of(world->members.begin(), world->members.end(),
                    [](const World::Member& member) { return member.on_reformed != nullptr; });
-  found->member->on_reformed = std::move(done);
+  caller->member->on_reformed = std::move(done);
   if (first) {
-    LimitReform(kept,
+    LimitReform(world,
                 request.timeout > absl::ZeroDuration() ? request.timeout
                                                        : ReformWorldRequest::kDefaultTimeout,
                 now);
   }
-  TryReform(kept, now);
+  TryReform(world, now);
 }
 
 void Worlds::LimitReform(const std::shared_ptr<World>& reforming, absl::Duration patience,
@@ -370,11 +371,11 @@ void Worlds::LimitReform(const std::shared_ptr<World>& reforming, absl::Duration
     const std::shared_ptr<World> world = weak.lock();
     if (world == nullptr) return;
     std::vector<int> missing;
-    std::vector<OnReformed> asked;
+    std::vector<OnReformed> callbacks;
     for (int i = 0; i < world->size(); ++i) {
       World::Member& member = world->members[static_cast<size_t>(i)];
       if (member.on_reformed != nullptr) {
-        asked.push_back(std::move(member.on_reformed));
+        callbacks.push_back(std::move(member.on_reformed));
         member.on_reformed = nullptr;
       } else if (member.session != nullptr) {
         missing.push_back(i);
@@ -385,7 +386,7 @@ void Worlds::LimitReform(const std::shared_ptr<World>& reforming, absl::Duration
                        absl::StrCat("world \"", world->name, "\" was not reformed after ",
                                     absl::FormatDuration(patience)),
                        missing);
-    for (OnReformed& done : asked) done(late);
+    for (OnReformed& done : callbacks) done(late);
   });
 }
 
@@ -452,10 +453,10 @@ void Worlds::DropTape(const Session& session, const chorus::DropTape& command, a
 }
 
 absl::Status Worlds::EnterEpoch(Session* session, const chorus::EnterEpoch& command) {
-  bool found = false;
+  bool is_member = false;
   for (Session::Membership& membership : session->memberships) {
     if (membership.world->id != command.world || !membership.world->formed()) continue;
-    found = true;
+    is_member = true;
     const Epoch open = membership.world->agreement->epoch();
     if (command.epoch < membership.epoch || command.epoch > open) {
       return Malformed(absl::StrCat("epoch ", command.epoch.value(), " of world ",
@@ -464,7 +465,7 @@ absl::Status Worlds::EnterEpoch(Session* session, const chorus::EnterEpoch& comm
     }
     membership.epoch = command.epoch;
   }
-  if (found) return absl::OkStatus();
+  if (is_member) return absl::OkStatus();
   return UnknownName(absl::StrCat("this session is no member of world ", command.world.value()));
 }
 

@@ -1,6 +1,7 @@
 // Worlds: joining, groups, leaving, refusing, reforming.
 //
-// Threads: the node thread.
+// Threads: the node thread. Ownership: the table, its members' sessions and actions under way share
+// a world. Errors: those of requests.h and docs/errors.md; the caller records them.
 #ifndef CHORUS_CORE_NODE_WORLDS_H_
 #define CHORUS_CORE_NODE_WORLDS_H_
 
@@ -86,7 +87,7 @@ class Worlds {
                                                     const JoinRequest& request, absl::Time now);
   absl::Status CheckJoin(const Session& session, const JoinRequest& request) const;
   void LimitJoin(const std::shared_ptr<World>& world, absl::Duration patience, absl::Time now);
-  // Those who have joined `world` and wait for `rank` are told that it was refused.
+  // Tells the ranks that have joined `world` and wait for `rank` that it was refused.
   void RefuseJoined(const std::shared_ptr<World>& world, Rank rank, const Session& session,
                     const absl::Status& why, absl::Time now);
   void Form(const std::shared_ptr<World>& world, absl::Time now);
