@@ -1,6 +1,7 @@
 // Where a daemon puts its sockets, with other users about. Needs root, to be them.
 
 #include <stdlib.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -112,6 +113,9 @@ TEST_F(OtherUidTest, ADaemonDoesNotServeInADefaultDirectoryThatIsAnothers) {
     ChorusdProcess chorusd(folder_,
                            {absl::StrCat("--listen=unix:", default_folder_, "/other.sock")}, user_);
     ASSERT_TRUE(chorusd.WaitForStart()) << chorusd.output();
+    // The log has a thread of its own: all of it is written when the daemon has ended.
+    chorusd.Signal(SIGTERM);
+    EXPECT_EQ(chorusd.Wait(), 0);
     EXPECT_THAT(chorusd.output(), AllOf(HasSubstr("mode 0777"), HasSubstr("another user")));
   }
   std::filesystem::remove_all(default_folder_);
