@@ -34,7 +34,7 @@ class Failures {
   // where `session` is not.
   void Record(const Session* session, const World* world, Error* error);
   void Record(const std::string& tenant, const FailureOrigin& failure, Error* error);
-  // `status`, unless OK with its error recorded, for the caller whose call has failed.
+  // `status`, with its error recorded unless it is OK, for the caller whose call has failed.
   absl::Status RecordStatus(const Session* session, const absl::Status& status);
   absl::Status RecordStatus(const std::string& tenant, const FailureOrigin& failure,
                             const absl::Status& status);

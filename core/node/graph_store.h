@@ -124,7 +124,7 @@ class GraphStore {
   // How a variant of a record is waited for.
   using OnMade = std::function<void(const absl::Status&)>;
   struct Waiting {
-    const absl::Status& failed;  // why it could not be made, after it was waited for
+    const absl::Status& failed;  // OK, or why it could not be made after a wait
     // Gives the callback that is told when it is there, and asks again; called where it must be
     // waited for. An error: it cannot be.
     absl::FunctionRef<absl::StatusOr<OnMade>()> wait;

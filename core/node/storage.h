@@ -46,7 +46,7 @@ class Storage {
   Storage(const Storage&) = delete;
   Storage& operator=(const Storage&) = delete;
 
-  // The tenant of that name, made where there is none; it lives while its sessions do.
+  // The tenant of that name, made where there is none; it lives as long as it is referred to.
   std::shared_ptr<Tenant> TenantNamed(const std::string& name);
   // Null: it has no session.
   std::shared_ptr<const Tenant> FindTenant(absl::string_view name) const;

@@ -60,7 +60,7 @@ class Variants {
     }
     return nullptr;
   }
-  // The variant that was not asked for the longest is dropped; its users keep it.
+  // Drops the variant whose last request is the oldest where there are too many; its users keep it.
   void Add(Key key, std::shared_ptr<T> variant) {
     if (entries_.size() >= kMost) entries_.erase(entries_.begin());
     entries_.emplace_back(std::move(key), std::move(variant));

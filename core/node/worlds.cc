@@ -181,7 +181,7 @@ void Worlds::Join(const std::shared_ptr<Session>& session, const JoinRequest& or
 
 void Worlds::RefuseJoined(const std::shared_ptr<World>& world, Rank rank, const Session& session,
                           const absl::Status& why, absl::Time now) {
-  // For another one of a rank that is there already no rank waits.
+  // No rank waits for a second one of a rank that is there already.
   if (world->formed() || rank.value() >= world->size() ||
       world->members[static_cast<size_t>(rank.value())].state != World::Member::State::kMissing) {
     return;

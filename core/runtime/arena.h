@@ -54,15 +54,15 @@ class ArenaIds {
   absl::flat_hash_set<int32_t> taken_ ABSL_GUARDED_BY(mutex_);
 };
 
-// A memfd and its mapping in the daemon. Sealed so that nobody's truncation can make the daemon's
-// reads fault, and nobody can write that should not:
+// A memfd and its mapping in the daemon. Sealed so that no truncation can make the daemon's
+// reads fault, and nothing can write that should not:
 //   staging: SHRINK|GROW from its creation; the daemon maps it for reading only. The client maps it
 //            for writing, says so, and ConfirmMapped() adds FUTURE_WRITE|SEAL.
 //   result:  the daemon maps it for writing, then FUTURE_WRITE|SHRINK|GROW|SEAL, all before fd()
 //            can be had.
 // Clients get a descriptor of their own, of a result arena for reading only. It exposes the whole
 // file: arenas never hold bytes of two tenants. Pages that a client has cannot be taken from it, so
-// they stay charged as long as anybody has them, wherever the descriptor went.
+// they stay charged as long as a process has them, wherever the descriptor went.
 class Arena {
  public:
   enum class Kind : uint8_t { kStaging = 0, kResult = 1 };

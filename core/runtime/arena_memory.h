@@ -2,6 +2,7 @@
 //
 // Threads: Touch() and IsHeldByOthers() may be called by any; the object goes with its last
 // reference, on whichever thread drops it. Ownership: the file and the mapping are its own.
+// Errors: none; what the kernel refuses is said at each function.
 #ifndef CHORUS_CORE_RUNTIME_ARENA_MEMORY_H_
 #define CHORUS_CORE_RUNTIME_ARENA_MEMORY_H_
 
@@ -27,8 +28,8 @@ class ArenaMemory {
   // Gives every page memory, without changing what is there: safe beside readers and writers.
   // A page that the kernel refuses is left for its first use.
   void Touch(int64_t offset, int64_t bytes) const;
-  // Whether somebody has another descriptor of the file, or maps it by one. The kernel knows: it
-  // gives a write lease to an only opener. Where it gives none to anybody: false.
+  // Whether another descriptor of the file is open, or the file mapped by one. The kernel knows: it
+  // gives a write lease to an only opener. Where it gives none at all: false.
   bool IsHeldByOthers() const;
 
  private:

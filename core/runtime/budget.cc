@@ -40,8 +40,8 @@ Budget::Limits Budget::Limits::Share() const {
   return share;
 }
 
-Budget::Budget(BudgetRef parent, std::string who, const Limits& limits)
-    : parent_(std::move(parent)), who_(std::move(who)), limits_(limits) {}
+Budget::Budget(BudgetRef parent, std::string holder, const Limits& limits)
+    : parent_(std::move(parent)), holder_(std::move(holder)), limits_(limits) {}
 
 BudgetRef Budget::OfNode(const Limits& limits) {
   return BudgetRef(new Budget(nullptr, "the daemon", limits));
@@ -53,8 +53,8 @@ BudgetRef Budget::OfNode(int64_t limit_bytes) {
   return OfNode(limits);
 }
 
-BudgetRef Budget::Within(BudgetRef parent, std::string who, const Limits& limits) {
-  return BudgetRef(new Budget(std::move(parent), std::move(who), limits));
+BudgetRef Budget::Within(BudgetRef parent, std::string holder, const Limits& limits) {
+  return BudgetRef(new Budget(std::move(parent), std::move(holder), limits));
 }
 
 absl::StatusOr<Charge> Budget::Charge(Domain domain, Resource resource, int64_t amount) {
@@ -120,11 +120,11 @@ absl::Status Budget::Refuse(Domain domain, Resource resource, int64_t amount) co
             ? absl::StrCat("out of memory: ", amount, " bytes are needed, ", free,
                            " of the daemon's ", limit(domain), " are free")
             : absl::StrCat("out of memory: ", amount, " bytes are needed, ", free, " of the ",
-                           limit(domain), " that ", who_, " may hold are free"));
+                           limit(domain), " that ", holder_, " may hold are free"));
   }
   const int64_t held = held_[static_cast<size_t>(resource)];
   return MakeError(Reason::kQuota,
-                   absl::StrCat(who_, parent_ == nullptr ? " has " : " holds ", held, " ",
+                   absl::StrCat(holder_, parent_ == nullptr ? " has " : " holds ", held, " ",
                                 kNames[static_cast<size_t>(resource)], " of ", held + free,
                                 " that it may have, and ", amount, " more are asked for"));
 }

@@ -5,7 +5,8 @@
 // What is charged to one is charged to those that it lies within, or to none. A tenant has a share
 // of everything that is smaller than the whole, so that another always gets in.
 //
-// Threads: the node thread.
+// Threads: the node thread. Ownership: counted; a charge keeps its budget, a budget its parent.
+// Errors: RESOURCE_EXHAUSTED where a charge does not fit; nothing is charged then.
 #ifndef CHORUS_CORE_RUNTIME_BUDGET_H_
 #define CHORUS_CORE_RUNTIME_BUDGET_H_
 
@@ -43,7 +44,7 @@ enum class Resource : uint8_t {
   kWorlds,
   kDescriptors,  // of arenas and sessions
   kWaits,        // calls that wait for something
-  kDownloads,    // tensors that somebody reads
+  kDownloads,    // tensors that are being read
   kGraphs,       // that sessions have names for
 };
 inline constexpr size_t kResources = 14;
@@ -113,8 +114,8 @@ class Budget : public std::enable_shared_from_this<Budget> {
   // The node's.
   static BudgetRef OfNode(const Limits& limits);
   static BudgetRef OfNode(int64_t limit_bytes);
-  // `who` holds it, in words: "tenant uid:1000".
-  static BudgetRef Within(BudgetRef parent, std::string who, const Limits& limits);
+  // `holder`, in words: "tenant uid:1000".
+  static BudgetRef Within(BudgetRef parent, std::string holder, const Limits& limits);
   Budget(const Budget&) = delete;
   Budget& operator=(const Budget&) = delete;
 
@@ -137,16 +138,16 @@ class Budget : public std::enable_shared_from_this<Budget> {
 
  private:
   friend class chorus::Charge;
-  Budget(BudgetRef parent, std::string who, const Limits& limits);
+  Budget(BudgetRef parent, std::string holder, const Limits& limits);
   absl::Status Add(Domain domain, Resource resource, int64_t amount);
   void Remove(Domain domain, Resource resource, int64_t amount);
-  // How much more of it fits here alone.
+  // How much of it still fits into this budget alone.
   int64_t Free(Domain domain, Resource resource) const;
   absl::Status Refuse(Domain domain, Resource resource, int64_t amount) const;
   Budget* node();
 
   const BudgetRef parent_;  // null: the node's
-  const std::string who_;
+  const std::string holder_;
   const Limits limits_;
   std::array<int64_t, kDomains> bytes_{};
   std::array<int64_t, kResources> held_{};

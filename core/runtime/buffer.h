@@ -2,7 +2,7 @@
 //
 // Threads: everything here belongs to the node thread; a buffer's reference count is plain.
 // Ownership: BufferRef counts; with the last one a buffer returns to its home (memory.h), or is
-// gone.
+// gone. Errors: said at OfStaging().
 #ifndef CHORUS_CORE_RUNTIME_BUFFER_H_
 #define CHORUS_CORE_RUNTIME_BUFFER_H_
 
@@ -65,8 +65,8 @@ class Buffer {
  public:
   enum class State : uint8_t {
     kStaging = 0,  // the client may still write it
-    kFrozen = 1,   // holds a client's bytes, copied: nobody writes it any more
-    kResult = 2,   // written by the run that made it, by nobody afterwards
+    kFrozen = 1,   // holds a client's bytes, copied: not written any more
+    kResult = 2,   // written by the run that made it, and not afterwards
   };
 
   // A range of a staging arena, which it keeps alive. INVALID_ARGUMENT kMalformed: out of bounds.

@@ -1,8 +1,8 @@
 // What one device slot of a plan runs: the content of Plan::device_plans.
 //
-// Written by CompilePlan, read by executors, which may be in another process. Plain data.
+// Written by CompilePlan, read by executors, which may be in another process.
 //
-// Threads: plain data and pure functions.
+// Threads: plain data and pure functions. Ownership: copies. Errors: said at DecodeDevicePlan().
 #ifndef CHORUS_CORE_RUNTIME_DEVICE_PLAN_H_
 #define CHORUS_CORE_RUNTIME_DEVICE_PLAN_H_
 

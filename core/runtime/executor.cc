@@ -58,7 +58,7 @@ struct LoadedPlan {
   bool kernels_may_fail = false;
   std::vector<LoadedStep> steps;
   std::vector<std::unique_ptr<Kernel>> kernels;
-  // Those that it needs and the device did not have yet when it was loaded.
+  // The events that it needs and the device did not have yet when it was loaded.
   std::vector<std::unique_ptr<Event>> new_events;
 };
 
@@ -97,7 +97,7 @@ class DeviceExecutor final : public Executor {
     for (auto& stream : streams_) stream.reset();
   }
 
-  // On any thread: touches nothing of the others' but what is guarded.
+  // On any thread: touches nothing that other calls use, but what is guarded.
   absl::Status LoadPlan(PlanId id, absl::string_view bytes) override {
     CHORUS_ASSIGN_OR_RETURN(DevicePlan decoded, DecodeDevicePlan(bytes));
     auto plan = std::make_unique<LoadedPlan>();
@@ -107,9 +107,8 @@ class DeviceExecutor final : public Executor {
     plan->num_equal_groups = static_cast<size_t>(decoded.num_equal_groups);
     plan->kernels.reserve(decoded.nodes.size());
     for (const DevicePlan::Kernel& kernel : decoded.nodes) {
-      CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<Kernel> made,
-                              MakeKernel(kernel, &plan->kernels_may_fail));
-      plan->kernels.push_back(std::move(made));
+      plan->kernels.emplace_back();
+      CHORUS_ASSIGN_OR_RETURN(plan->kernels.back(), MakeKernel(kernel, &plan->kernels_may_fail));
     }
     plan->steps.reserve(decoded.steps.size());
     for (DevicePlan::Step& step : decoded.steps) {
@@ -190,7 +189,7 @@ class DeviceExecutor final : public Executor {
   bool Launch(absl::string_view bytes) override {
     slice_ = options_.slice_steps;
     if (HasMore()) {
-      behind_.push_back([this, kept = std::string(bytes)] { BeginLaunch(kept); });
+      behind_.push_back([this, copy = std::string(bytes)] { BeginLaunch(copy); });
     } else {
       BeginLaunch(bytes);
     }
@@ -290,7 +289,7 @@ class DeviceExecutor final : public Executor {
     const size_t end = launch.next + std::min(left, static_cast<size_t>(slice_));
     for (; launch.next < end; ++launch.next, --slice_) {
       LoadedPlan::LoadedStep& step = plan->steps[launch.next];
-      // Devices that commit together do so at one place among their collectives: where the first of
+      // Devices that commit together do so at one point among their collectives: where the first of
       // them may have to hold back, and before the barrier behind equal work, which is the last
       // step.
       const bool commits_here =
@@ -419,7 +418,7 @@ class DeviceExecutor final : public Executor {
     return loaded;
   }
 
-  // Null: there is none. What has been loaded since the last plan that was not found is taken in.
+  // Null: there is none. Takes in the plans loaded since the last one that was not among `plans_`.
   LoadedPlan* FindPlan(PlanId id) {
     auto it = plans_.find(id);
     if (it != plans_.end()) return it->second.get();
@@ -465,19 +464,19 @@ class DeviceExecutor final : public Executor {
         bound_.push_back(nullptr);
         continue;
       }
-      const auto found = communicators_.find(binding.communicator);
-      if (found == communicators_.end()) {
+      const auto communicator = communicators_.find(binding.communicator);
+      if (communicator == communicators_.end()) {
         return UnknownName(absl::StrCat("communicator ", binding.communicator.value()));
       }
-      bound_.push_back(found->second.get());
+      bound_.push_back(communicator->second.get());
     }
     commit_ = nullptr;
     if (message_.commit != CommunicatorId()) {
-      const auto found = communicators_.find(message_.commit);
-      if (found == communicators_.end()) {
+      const auto communicator = communicators_.find(message_.commit);
+      if (communicator == communicators_.end()) {
         return UnknownName(absl::StrCat("communicator ", message_.commit.value()));
       }
-      commit_ = found->second.get();
+      commit_ = communicator->second.get();
     }
     return absl::OkStatus();
   }
@@ -489,16 +488,16 @@ class DeviceExecutor final : public Executor {
     Position needed;
     needed.end[kCopy] = uploaded_;
     for (const LaunchId id : launches) {
-      Position at = enqueued_;  // of a launch that is not known: all that there is
-      const size_t kept = std::min<size_t>(positions_count_, kPositions);
-      if (kept > 0) {
+      Position at = enqueued_;  // of a launch that is forgotten: all that there is
+      const size_t count = std::min<size_t>(positions_count_, kPositions);
+      if (count > 0) {
         // Ascending, newest last; most often it is the newest.
         const auto position = [&](size_t i) -> const Position& {
-          return positions_[(positions_count_ - kept + i) % kPositions];
+          return positions_[(positions_count_ - count + i) % kPositions];
         };
         size_t low = 0;
-        size_t high = kept;
-        if (position(kept - 1).launch == id) low = high = kept - 1;
+        size_t high = count;
+        if (position(count - 1).launch == id) low = high = count - 1;
         while (low < high) {
           const size_t middle = (low + high) / 2;
           if (position(middle).launch < id) {
@@ -508,7 +507,7 @@ class DeviceExecutor final : public Executor {
           }
         }
         // A launch that has been forgotten ended before the oldest that is kept.
-        if (low < kept && (position(low).launch == id || low == 0)) at = position(low);
+        if (low < count && (position(low).launch == id || low == 0)) at = position(low);
       }
       for (int s = 0; s < kStreams; ++s) needed.end[s] = std::max(needed.end[s], at.end[s]);
       needed.may_fail |= at.may_fail || at.launch != id;
@@ -520,9 +519,9 @@ class DeviceExecutor final : public Executor {
   void Order(int stream, const Position& needed) {
     for (int other = 0; other < kStreams; ++other) {
       if (other == stream) continue;
-      int64_t& known = known_[stream][other];
-      if (needed.end[other] <= known) continue;
-      known = enqueued_.end[other];
+      int64_t& end = waited_end_[stream][other];
+      if (needed.end[other] <= end) continue;
+      end = enqueued_.end[other];
       if (AllDone()) continue;
       streams_[other]->Record(crossing_[other].get());
       streams_[stream]->Wait(crossing_[other].get());
@@ -538,10 +537,10 @@ class DeviceExecutor final : public Executor {
 
   // --- Steps ---
 
-  DeviceAddress AddressOf(const DevicePlan::Location& place) const {
-    if (place.buffer < 0) return 0;
-    const DeviceAddress base = message_.buffers[static_cast<size_t>(place.buffer)];
-    return base == 0 ? 0 : base + static_cast<DeviceAddress>(place.offset);
+  DeviceAddress AddressOf(const DevicePlan::Location& location) const {
+    if (location.buffer < 0) return 0;
+    const DeviceAddress base = message_.buffers[static_cast<size_t>(location.buffer)];
+    return base == 0 ? 0 : base + static_cast<DeviceAddress>(location.offset);
   }
 
   // What follows on the compute stream waits for all of the launch so far, collectives too, and
@@ -582,10 +581,10 @@ class DeviceExecutor final : public Executor {
       KernelCall call;
       call.kernel = step->kernel;
       if (guard != nullptr && step->held_back) call.unless = &guard->failed;
-      for (const DevicePlan::Location& place : step->inputs)
-        call.inputs.push_back(AddressOf(place));
-      for (const DevicePlan::Location& place : step->outputs)
-        call.outputs.push_back(AddressOf(place));
+      for (const DevicePlan::Location& location : step->inputs)
+        call.inputs.push_back(AddressOf(location));
+      for (const DevicePlan::Location& location : step->outputs)
+        call.outputs.push_back(AddressOf(location));
       call.workspace = AddressOf(step->workspace);
       stream->Launch(std::move(call));
     } else {
@@ -593,11 +592,12 @@ class DeviceExecutor final : public Executor {
       CollectiveCall& call = collective.call;
       const auto& present = message_.collectives[collective.binding].present;
       call.present.assign(present.begin(), present.end());
-      const auto result = [&](const DevicePlan::Location& place) {
+      const auto result = [&](const DevicePlan::Location& location) {
         const bool stands_there =
-            place.producer >= 0 && (present.empty() || std::find(present.begin(), present.end(),
-                                                                 place.producer) != present.end());
-        return stands_there ? 0 : AddressOf(place);
+            location.producer >= 0 &&
+            (present.empty() ||
+             std::find(present.begin(), present.end(), location.producer) != present.end());
+        return stands_there ? 0 : AddressOf(location);
       };
       const DevicePlan::Location* from = step->inputs.data();
       for (DeviceAddress& address : call.inputs) address = AddressOf(*from++);
@@ -636,7 +636,7 @@ class DeviceExecutor final : public Executor {
   }
   void End(int parity) { in_flight_[parity].fetch_sub(1, std::memory_order_release); }
 
-  // Launches that read results of this one may ask before its end is known to anybody.
+  // Launches that read results of this one may ask before its completion has been sent.
   void NoteFailure(LaunchId launch) ABSL_LOCKS_EXCLUDED(failures_mutex_) {
     MutexLock lock(&failures_mutex_);
     if (failures_.size() < kFailures) {
@@ -753,7 +753,7 @@ class DeviceExecutor final : public Executor {
 
   Mutex loading_mutex_;
   absl::flat_hash_set<PlanId> ids_ ABSL_GUARDED_BY(loading_mutex_);  // of all that are loaded
-  // Those that nobody has asked for yet.
+  // Plans that no call has asked for yet.
   std::vector<std::pair<PlanId, std::unique_ptr<LoadedPlan>>> arrived_
       ABSL_GUARDED_BY(loading_mutex_);
   std::atomic<size_t> num_events_{0};  // of `events_`
@@ -765,9 +765,9 @@ class DeviceExecutor final : public Executor {
   std::array<std::unique_ptr<Event>, kStreams> crossing_;  // between launches; [s]: recorded on s
 
   Position enqueued_;
-  int64_t known_[kStreams][kStreams] = {};      // how far of each other stream each has waited for
-  int64_t uploaded_ = 0;                        // where on the copy stream the last upload ended
-  std::array<Position, kPositions> positions_;  // of the last launches
+  int64_t waited_end_[kStreams][kStreams] = {};  // how far of each other stream each has waited for
+  int64_t uploaded_ = 0;                         // where on the copy stream the last upload ended
+  std::array<Position, kPositions> positions_;   // of the last launches
   size_t positions_count_ = 0;
 
   UnderWay launch_;

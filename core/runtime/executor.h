@@ -3,6 +3,9 @@
 // One executor owns one device, its streams and its ends of communicators. Its plans, launches and
 // completions are plain bytes, so that an executor can live in another process (one worker a GPU)
 // without any change above it.
+//
+// Threads and failure: said at Executor. Ownership: it shares nothing with its caller; the backend
+// outlives it.
 #ifndef CHORUS_CORE_RUNTIME_EXECUTOR_H_
 #define CHORUS_CORE_RUNTIME_EXECUTOR_H_
 

@@ -413,7 +413,7 @@ TEST_P(ExecutorTest, OutputsThatAreInputsAliasesOrRepeated) {
     const ValueIndex w = b->AllReduce(z);
     AddOutput(b, w);
     AddOutput(b, w);
-    b->Op("add", {w, z});  // nobody reads it
+    b->Op("add", {w, z});  // it is not read
   })),
             "");
 }

@@ -62,14 +62,14 @@ absl::StatusOr<Buffer*> ArenaSet::Grow(int size_class, int64_t class_bytes) {
   if (!fits(current_)) {
     const int64_t next = NextArenaBytes();
     if (class_bytes > next / 4) {
-      CHORUS_ASSIGN_OR_RETURN(Block * own, AddBlock(class_bytes, false));
-      return Cut(own, size_class, class_bytes);
+      CHORUS_ASSIGN_OR_RETURN(Block * block, AddBlock(class_bytes, false));
+      return Cut(block, size_class, class_bytes);
     }
     absl::StatusOr<Block*> added = AddBlock(next, true);
     // Where a generous arena does not fit any more, one for this buffer alone may.
     if (!added.ok()) {
-      CHORUS_ASSIGN_OR_RETURN(Block * own, AddBlock(class_bytes, false));
-      return Cut(own, size_class, class_bytes);
+      CHORUS_ASSIGN_OR_RETURN(Block * block, AddBlock(class_bytes, false));
+      return Cut(block, size_class, class_bytes);
     }
     current_ = *added;
   }

@@ -4,7 +4,7 @@
 //   DeviceSet      the same for memory that the host cannot address
 //
 // Threads: everything here belongs to the node thread. Ownership: a set owns its arenas; buffers
-// may outlive an ArenaSet's handle, not a DeviceSet.
+// may outlive an ArenaSet's handle, not a DeviceSet. Errors: RESOURCE_EXHAUSTED kOutOfMemory.
 #ifndef CHORUS_CORE_RUNTIME_MEMORY_H_
 #define CHORUS_CORE_RUNTIME_MEMORY_H_
 

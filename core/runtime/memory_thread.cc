@@ -12,7 +12,7 @@
 namespace chorus {
 namespace {
 
-// Touching stops between pieces when nobody else needs the memory any more.
+// Touching stops between pieces when nothing else needs the memory any more.
 constexpr int64_t kTouchBytes = int64_t{4} << 20;
 
 }  // namespace

@@ -1,4 +1,6 @@
 // A thread that touches new arenas and unmaps old ones, which take milliseconds.
+//
+// Threads: any. Ownership: it shares the memory until it has done with it. Errors: none.
 #ifndef CHORUS_CORE_RUNTIME_MEMORY_THREAD_H_
 #define CHORUS_CORE_RUNTIME_MEMORY_THREAD_H_
 
@@ -9,7 +11,7 @@
 namespace chorus {
 
 // Does for the node thread what would stall it: the first touch of 64 MiB takes 40 ms, unmapping
-// them several. Threads: any; the destructor finishes what was asked for.
+// them several. The destructor finishes what was asked for.
 class MemoryThread {
  public:
   MemoryThread();

@@ -108,7 +108,7 @@ struct MakeReadable {
 struct DropTape {
   struct Entry {
     WorldId world;
-    GroupRank member;  // of the key's group: whose tape
+    GroupRank member;  // of the key's group: the tape's owner
     InstanceKey key;
     bool consumed = false;
   };
@@ -127,7 +127,7 @@ struct EnterEpoch {
 };
 
 // Calls that members held here have made and could not take part in: they count, and `epoch` ends
-// for everybody with `why`, unless others have passed these positions already. The command fails
+// for all members with `why`, unless others have passed these positions already. The command fails
 // with that error, which says which epoch is open.
 struct Refuse {
   static constexpr size_t kMaxMembers = 1024;

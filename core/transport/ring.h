@@ -111,8 +111,8 @@ class SubmissionRingReader {
   // Whether Poll would give something other than kEmpty. Cheap: one load.
   bool HasFrame() const;
 
-  // Whoever reads looks no more until the writer rings (doorbell.h). False: there is a frame, which
-  // it may not have rung for, and nothing has changed.
+  // The reader will not look again until the writer rings (doorbell.h). False: there is a frame,
+  // for which the writer may not have rung, and nothing has changed.
   bool StopLooking();
   void LookAgain();
 

@@ -118,7 +118,7 @@ TEST(RingTest, AFullRingTakesNothingMore) {
       writer.WaitForSpace(frame.size(), SteadyNow() + absl::Milliseconds(5));
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
   EXPECT_EQ(ErrorOf(status).reason, Reason::kTransportTimeout);
-  // The fifth needs the 96 bytes that are skipped before the end and the first frame's place.
+  // The fifth needs the 96 bytes that are skipped before the end and the first frame's bytes.
   EXPECT_EQ(Read(&reader), frame);
   EXPECT_TRUE(writer.WaitForSpace(frame.size(), absl::InfinitePast()).ok());
   Write(&writer, MakeTestFrame(2, 1000));
@@ -423,7 +423,7 @@ TEST(RingThreadsTest, ManyFramesOfManySizesInOrder) {
   client.join();
 }
 
-// The writer sleeps each time the ring is full; nobody but the reader wakes it.
+// The writer sleeps each time the ring is full; only the reader wakes it.
 TEST(RingThreadsTest, NoWakeOfAFullRingIsLost) {
   const auto memory = NewMemory();
   constexpr int64_t kFrames = 4000;

@@ -15,8 +15,8 @@
 namespace chorus {
 namespace {
 
-// The size must not change under a mapping (a file that shrinks kills its reader), and nobody may
-// take that promise back.
+// The size must not change under a mapping (a file that shrinks kills its reader), and no process
+// may take that promise back.
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 bool IsPowerOfTwo(uint32_t n) { return n != 0 && (n & (n - 1)) == 0; }

@@ -12,7 +12,7 @@
 //   then           the submission ring: ring_bytes
 //   then           the tensor table: tensor_slots records, a tensor's record is its slot
 //
-// Pages that nobody touches cost nothing: a table of 65,536 tensors is 2 MiB of address space.
+// Pages that are not touched cost nothing: a table of 65,536 tensors is 2 MiB of address space.
 // After fork the mapping is absent in the child (MADV_DONTFORK), so that a forked child cannot
 // disturb its parent's session; the client library makes its own objects inert there.
 // Threads: the mapping itself is constant; ring.h and completion.h say which side may use which
@@ -79,7 +79,7 @@ struct alignas(kSharedLine) SessionDaemonCompleted {
 inline constexpr uint32_t kCompletedWakeBit = 1u << 31;
 // Changes seldom, so that the client has it in its cache.
 struct alignas(kSharedLine) SessionDaemonBell {
-  std::atomic<uint32_t> must_ring;  // 1: nobody looks at the ring until the client rings
+  std::atomic<uint32_t> must_ring;  // 1: the daemon looks at the ring when the client rings
 };
 
 struct SessionControl {

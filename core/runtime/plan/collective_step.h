@@ -1,4 +1,6 @@
-// What a step says of a collective: the call without its addresses. Pure function.
+// What a step says of a collective: the call without its addresses.
+//
+// Threads: pure functions. Ownership: plain values. Errors: none.
 #ifndef CHORUS_CORE_RUNTIME_PLAN_COLLECTIVE_STEP_H_
 #define CHORUS_CORE_RUNTIME_PLAN_COLLECTIVE_STEP_H_
 

@@ -2,8 +2,10 @@
 //
 // The plan says for each value where its bytes stand, splits the nodes by device slot into step
 // lists on two streams (compute, communication) with the waits between them, and lists what the run
-// votes for. Plain data that CompilePlan makes (plan.h); never changed afterwards, so any number of
-// threads may read it.
+// votes for. CompilePlan makes it (plan.h).
+//
+// Threads: never changed afterwards, so any number may read it. Ownership: plain values. Errors:
+// none.
 #ifndef CHORUS_CORE_RUNTIME_PLAN_COMPILED_PLAN_H_
 #define CHORUS_CORE_RUNTIME_PLAN_COMPILED_PLAN_H_
 

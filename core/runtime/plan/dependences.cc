@@ -43,10 +43,11 @@ namespace {
 // happen to stand in memory.
 void LeaveOutRepeated(std::vector<Dependences::Set>* sets) {
   if (sets->size() < 2) return;
-  absl::flat_hash_set<const void*> seen;
-  sets->erase(std::remove_if(
-                  sets->begin(), sets->end(),
-                  [&seen](const Dependences::Set& set) { return !seen.insert(set.get()).second; }),
+  absl::flat_hash_set<const void*> sets_before;
+  sets->erase(std::remove_if(sets->begin(), sets->end(),
+                             [&sets_before](const Dependences::Set& set) {
+                               return !sets_before.insert(set.get()).second;
+                             }),
               sets->end());
 }
 

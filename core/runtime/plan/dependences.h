@@ -1,8 +1,9 @@
 // On which participations each value of a graph depends, without another one in between.
 //
 // What a run votes for says which of its collectives need which others. That can be as many pairs
-// as there are collectives, squared: it is counted, and ends where it would be too much. Threads:
-// thread-compatible.
+// as there are collectives, squared: it is counted, and ends where it would be too much.
+//
+// Threads: thread-compatible. Ownership: refers to the graph and its values. Errors: kQuota.
 #ifndef CHORUS_CORE_RUNTIME_PLAN_DEPENDENCES_H_
 #define CHORUS_CORE_RUNTIME_PLAN_DEPENDENCES_H_
 
@@ -21,17 +22,17 @@ namespace chorus::planning {
 
 // Go through a graph's nodes in their order; each that leads to a collective Takes what its inputs
 // depend on, and Gives what its outputs do. Sets are shared between values, and grow in place where
-// nobody else needs them, so that a long sum of independent results costs no more than its length.
+// nothing else needs them, so that a long sum of independent results costs no more than its length.
 class Dependences {
  public:
-  // Participations by number; never changed where it is shared. Null: none.
+  // Indices of participations; never changed where it is shared. Null: none.
   using Set = std::shared_ptr<absl::btree_set<int32_t>>;
 
   // `graph` and `values` must outlive it. `max_work`: how many elements of sets may be looked at or
   // put anywhere, all in all.
   Dependences(const Graph& graph, const ValueTable& values, int64_t max_work);
 
-  // False: no collective needs its results, and nobody Takes or Gives for it.
+  // False: no collective needs its results, and Take and Give are not called for it.
   bool IsNeeded(NodeIndex node) const { return needed_[node]; }
 
   // What the node's inputs depend on; `participations` are those of the nodes before. In short sets

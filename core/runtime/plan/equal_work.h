@@ -3,7 +3,7 @@
 // Reads forms, participations, `live` and is_output. Writes Plan::equal_groups, but for the
 // buffers of its results (placement.h), and equal_group of nodes and values.
 //
-// Threads: pure functions of the state.
+// Threads: pure functions of the state. Ownership: what they write is the state's. Errors: none.
 #ifndef CHORUS_CORE_RUNTIME_PLAN_EQUAL_WORK_H_
 #define CHORUS_CORE_RUNTIME_PLAN_EQUAL_WORK_H_
 

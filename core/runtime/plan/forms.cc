@@ -94,11 +94,11 @@ absl::StatusOr<int64_t> WorkspaceBytes(const PlanState& state, const Node& node)
 absl::Status FindForms(PlanState* state) {
   const Graph& graph = state->graph;
   CHORUS_RETURN_IF_ERROR(CheckSlots(graph));
-  int64_t taken = 0;
+  int64_t total = 0;
   const auto take = [&](int64_t bytes) {
-    taken += bytes;
+    total += bytes;
     const int64_t most = state->options.limits.max_bytes;
-    return taken <= most ? absl::OkStatus() : TooMuchMemory("the graph's plan", most, taken);
+    return total <= most ? absl::OkStatus() : TooMuchMemory("the graph's plan", most, total);
   };
   CHORUS_RETURN_IF_ERROR(take(MemoryToPlanEnds(*state)));
   state->nodes.resize(graph.nodes.size());

@@ -5,7 +5,8 @@
 // plan takes: kQuota where that is more than PlanLimits::max_bytes. UNIMPLEMENTED: an op that is
 // not run, or two members of one group on one device slot. INTERNAL: an op without a kernel.
 //
-// Threads: pure functions of the state.
+// Threads: pure functions of the state. Ownership: what they write is the state's. Errors: said
+// above.
 #ifndef CHORUS_CORE_RUNTIME_PLAN_FORMS_H_
 #define CHORUS_CORE_RUNTIME_PLAN_FORMS_H_
 

@@ -5,7 +5,8 @@
 // where members' calls of one instance have to stand together; what may write over a donated input
 // comes at the end. kMalformed: PlanOptions::order is no order of the run's participations.
 //
-// Threads: pure functions of the state.
+// Threads: pure functions of the state. Ownership: what they write is the state's. Errors: said
+// above.
 #ifndef CHORUS_CORE_RUNTIME_PLAN_ORDER_H_
 #define CHORUS_CORE_RUNTIME_PLAN_ORDER_H_
 

@@ -1,6 +1,6 @@
 // Passes: what each of the graph's outputs may take over, and where it stands.
 //
-// Threads: pure functions of the state.
+// Threads: pure functions of the state. Ownership: what they write is the state's. Errors: none.
 #ifndef CHORUS_CORE_RUNTIME_PLAN_OUTPUTS_H_
 #define CHORUS_CORE_RUNTIME_PLAN_OUTPUTS_H_
 
@@ -12,7 +12,7 @@ namespace chorus::planning {
 // donors, and writes `takes_over` of values.
 void ChooseDonors(PlanState* state);
 
-// Reads Plan::buffers and Plan::operands, which must be complete, and whatever says where values
+// Reads Plan::buffers and Plan::operands, which must be complete, and what says where values
 // stand and come from. Writes the rest of Plan::outputs.
 void PlaceOutputs(PlanState* state);
 

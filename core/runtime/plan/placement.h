@@ -4,7 +4,7 @@
 // but for workspaces (schedule.h), Plan::input_may_be_staging, the results of Plan::equal_groups,
 // and of values `buffer` or in_workspace.
 //
-// Threads: pure functions of the state.
+// Threads: pure functions of the state. Ownership: what they write is the state's. Errors: none.
 #ifndef CHORUS_CORE_RUNTIME_PLAN_PLACEMENT_H_
 #define CHORUS_CORE_RUNTIME_PLAN_PLACEMENT_H_
 

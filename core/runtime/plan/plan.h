@@ -1,7 +1,8 @@
 // Makes a plan of a graph: passes over one PlanState (plan_state.h), each in a header of its own
 // that says what it reads and what it writes. plan.cc lists them in their order.
 //
-// Pure functions: no device, no threads.
+// Threads: pure functions, without devices. Ownership: a plan is plain data. Errors: said at
+// CompilePlan().
 #ifndef CHORUS_CORE_RUNTIME_PLAN_PLAN_H_
 #define CHORUS_CORE_RUNTIME_PLAN_PLAN_H_
 

@@ -1,6 +1,7 @@
-// What a plan is made for, and what it may cost. Plain data.
+// What a plan is made for, and what it may cost.
 //
-// Threads: `workspace_bytes` is called on the thread that plans.
+// Threads: plain data; `workspace_bytes` is called on the thread that plans. Ownership: plain
+// values. Errors: none.
 #ifndef CHORUS_CORE_RUNTIME_PLAN_PLAN_OPTIONS_H_
 #define CHORUS_CORE_RUNTIME_PLAN_PLAN_OPTIONS_H_
 

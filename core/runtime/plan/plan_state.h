@@ -1,7 +1,7 @@
 // What the passes of CompilePlan know of a graph: each reads what those before it have written.
 //
 // Threads: thread-compatible. Ownership: refers to the graph and the options, which must outlive
-// it.
+// it. Errors: none.
 #ifndef CHORUS_CORE_RUNTIME_PLAN_PLAN_STATE_H_
 #define CHORUS_CORE_RUNTIME_PLAN_PLAN_STATE_H_
 

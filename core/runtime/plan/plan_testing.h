@@ -1,7 +1,7 @@
 // Compiles graphs for tests of plans, and finds its way in what comes of it. Each function fails
 // the test where it cannot do what it says.
 //
-// Threads: pure functions.
+// Threads: pure functions. Ownership: plain values.
 #ifndef CHORUS_CORE_RUNTIME_PLAN_PLAN_TESTING_H_
 #define CHORUS_CORE_RUNTIME_PLAN_PLAN_TESTING_H_
 

@@ -180,7 +180,7 @@ class Scheduler {
     return block;
   }
 
-  // Gives back what nobody touches after the node at `position` of the order.
+  // Gives back what no step touches after the node at `position` of the order.
   void FreeAfter(ValueIndex v, int32_t position) {
     const ValueIndex root = state_.values[v].root;
     const ValueState& value = state_.values[root];

@@ -4,7 +4,7 @@
 // to Plan::buffers; writes Plan::operands, written, collectives, meetings, device_plans and
 // workspace_bytes.
 //
-// Threads: pure functions of the state.
+// Threads: pure functions of the state. Ownership: what they write is the state's. Errors: none.
 #ifndef CHORUS_CORE_RUNTIME_PLAN_SCHEDULE_H_
 #define CHORUS_CORE_RUNTIME_PLAN_SCHEDULE_H_
 

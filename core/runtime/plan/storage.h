@@ -1,6 +1,6 @@
 // Passes: which nodes run, which values share memory, and how long each is needed.
 //
-// Threads: pure functions of the state.
+// Threads: pure functions of the state. Ownership: what they write is the state's. Errors: none.
 #ifndef CHORUS_CORE_RUNTIME_PLAN_STORAGE_H_
 #define CHORUS_CORE_RUNTIME_PLAN_STORAGE_H_
 

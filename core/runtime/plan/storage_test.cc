@@ -31,7 +31,7 @@ TEST(StorageTest, MovesAreAliasesAndTheirOperandsAreCounted) {
   EXPECT_EQ(OutputSpec(plan, 1).kind, Kind::kOwned);
   EXPECT_EQ(plan.operands[0][0].buffer, plan.outputs[1].buffer);
   EXPECT_FALSE(plan.input_may_be_staging[0]);
-  // all[2] is read by nobody: no buffer, no address.
+  // all[2] is never read: no buffer, no address.
   EXPECT_EQ(Count(plan, Kind::kPeer), 2);
   const DevicePlan device = Slot(plan);
   const DevicePlan::Step& gather = device.steps[1];

@@ -1,6 +1,7 @@
 // Passes: what the run votes for.
 //
-// Threads: pure functions of the state.
+// Threads: pure functions of the state. Ownership: what they write is the state's. Errors: said at
+// each.
 #ifndef CHORUS_CORE_RUNTIME_PLAN_VOTES_H_
 #define CHORUS_CORE_RUNTIME_PLAN_VOTES_H_
 

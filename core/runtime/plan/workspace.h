@@ -1,7 +1,9 @@
 // Scratch memory of one device slot: offsets for values that live for some steps only.
 //
 // A block may be handed on while steps that touch it are still to run on the other stream: only to
-// a step that is behind them anyway, so that no wait is added for it. Threads: thread-compatible.
+// a step that is behind them anyway, so that no wait is added for it.
+//
+// Threads: thread-compatible. Ownership: offsets only. Errors: none.
 #ifndef CHORUS_CORE_RUNTIME_PLAN_WORKSPACE_H_
 #define CHORUS_CORE_RUNTIME_PLAN_WORKSPACE_H_
 

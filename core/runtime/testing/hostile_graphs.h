@@ -1,6 +1,6 @@
 // Graphs that are small as bytes, and were or could be much to plan; and honest ones of their kind.
 //
-// Threads: pure functions.
+// Threads: pure functions. Ownership: plain values. Errors: none.
 #ifndef CHORUS_CORE_RUNTIME_TESTING_HOSTILE_GRAPHS_H_
 #define CHORUS_CORE_RUNTIME_TESTING_HOSTILE_GRAPHS_H_
 

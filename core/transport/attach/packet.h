@@ -23,7 +23,7 @@ namespace chorus {
 struct Packet {
   std::string bytes;
   std::vector<UniqueFd> fds;
-  // Who sent it, by the kernel's word; only where the receiver has set SO_PASSCRED.
+  // The process that sent it, by the kernel's word; only where the receiver has set SO_PASSCRED.
   absl::optional<pid_t> sender;
 };
 

@@ -1,4 +1,4 @@
-// The attach socket: how a local client proves who it is and gets descriptors.
+// The attach socket: how a local client proves its identity and gets descriptors.
 //
 // A SOCK_SEQPACKET Unix socket beside the gRPC socket (PATH.attach). One packet is one message; the
 // client asks, the daemon answers each request once and in any order. Descriptors travel with the
@@ -46,7 +46,7 @@ inline constexpr int kMaxAttachDescriptors = 2;
 std::string AttachPath(absl::string_view grpc_path);
 // Root's daemon, for all users of a machine.
 inline constexpr char kSystemSocketPath[] = "/run/chorus/chorusd.sock";
-// Where a daemon of this process's user listens when nobody says anything else: for root
+// Where a daemon of this process's user listens unless it is told another path: for root
 // kSystemSocketPath; for user U /run/user/U/chorus/chorusd.sock, or /tmp/chorus-U/chorusd.sock on
 // systems without /run/user/U.
 std::string DefaultSocketPath();
