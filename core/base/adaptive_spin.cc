@@ -52,7 +52,7 @@ void AdaptiveSpin::Succeeded(int64_t start, int64_t now, int64_t used_ns, int64_
   const int64_t waited = now - start;
   const bool mostly_waits = waited >= start - ended_.load(kRelaxed);
   ended_.store(now, kRelaxed);
-  // A round that lasted beyond the bound gave the processor to somebody with long work: asleep this
+  // A round that lasted beyond the bound gave the processor to a thread with long work: asleep this
   // thread would have been woken ahead of it.
   Earn(waited <= bound ? options_.credit_ns - (mostly_waits ? 0 : used_ns) : -bound);
   Learn(waited);

@@ -12,10 +12,11 @@
 // that spends at most `credit` a wait plus `share` of its time on it. With the defaults and one
 // wait a millisecond that is 2 % of the time. A waiter that has waited for at least as long as it
 // has worked before has nothing better to do: a wait that ends while it spins costs it nothing.
-// Processor time is counted by rounds: a round that took longer than looking takes went to somebody
-// else, which is what yielding is for.
+// Processor time is counted by rounds: a round that took longer than looking takes went to another
+// thread, which is what yielding is for.
 //
 // Threads: any number may spin with one object; the accounts are then approximate.
+// Ownership: refers to the clock. Errors: none.
 #ifndef CHORUS_CORE_BASE_ADAPTIVE_SPIN_H_
 #define CHORUS_CORE_BASE_ADAPTIVE_SPIN_H_
 

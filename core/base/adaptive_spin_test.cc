@@ -141,7 +141,7 @@ TEST_F(AdaptiveSpinTest, AfterLongWaitsShortOnesAreSoonCaughtAgain) {
   EXPECT_LT(clock_.now - start, 60000000) << "took more than 60 ms to notice";
 }
 
-// Where processors are short, a yield runs somebody else: that time is not the spinner's.
+// Where processors are short, a yield runs another thread: that time is not the spinner's.
 TEST_F(AdaptiveSpinTest, TimeGivenToOthersIsNotPaidFor) {
   clock_.round = 6000;  // three others of 2 us each, counted with 1 us of our own
   for (int i = 0; i < 10000; ++i) ASSERT_TRUE(Wait(18000)) << i;

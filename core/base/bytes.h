@@ -4,7 +4,7 @@
 // read gives zero and ok() is false, so a decoder checks once at the end (and before it trusts a
 // count). Input that another process can still change must be copied before it is read.
 //
-// Threads: thread-compatible. Ownership: a reader refers to its input.
+// Threads: thread-compatible. Ownership: a reader refers to its input. Errors: ok(), as said.
 #ifndef CHORUS_CORE_BASE_BYTES_H_
 #define CHORUS_CORE_BASE_BYTES_H_
 

@@ -33,12 +33,12 @@ void* operator new(size_t size) {
   return static_cast<char*>(block) + chorus::kSizeBytes;
 }
 
-void operator delete(void* given) noexcept {
-  if (given == nullptr) return;
-  void* const block = static_cast<char*>(given) - chorus::kSizeBytes;
+void operator delete(void* allocation) noexcept {
+  if (allocation == nullptr) return;
+  void* const block = static_cast<char*>(allocation) - chorus::kSizeBytes;
   chorus::g_bytes -= static_cast<int64_t>(*static_cast<size_t*>(block));
   --chorus::g_blocks;
   std::free(block);
 }
 
-void operator delete(void* given, size_t) noexcept { operator delete(given); }
+void operator delete(void* allocation, size_t) noexcept { operator delete(allocation); }

@@ -1,7 +1,8 @@
 // For tests of what is allocated: a binary that links this counts what it has on the heap.
 //
-// It replaces operator new and delete, and counts bytes as they were asked for. Only for tests of
-// one thread.
+// It replaces operator new and delete, and counts bytes as they were asked for.
+//
+// Threads: only for tests of one. Ownership, errors: none.
 #ifndef CHORUS_CORE_BASE_COUNTING_HEAP_H_
 #define CHORUS_CORE_BASE_COUNTING_HEAP_H_
 

@@ -272,8 +272,8 @@ std::string RemedyText(const Error& error) {
 absl::string_view WithoutRemedyText(absl::string_view text, Reason reason) {
   // Another build's remedy may be another one: only the name tells where it begins.
   const size_t begin = text.rfind(absl::StrCat(" [", ReasonName(reason), "; "));
-  const bool found = begin != absl::string_view::npos && absl::EndsWith(text, "]");
-  return found ? text.substr(0, begin) : text;
+  const bool has_remedy = begin != absl::string_view::npos && absl::EndsWith(text, "]");
+  return has_remedy ? text.substr(0, begin) : text;
 }
 
 absl::Status ToStatus(const Error& error) {

@@ -1,4 +1,4 @@
-// What went wrong, whose fault it was and what to do next.
+// What went wrong, which rank or process caused it and what to do next.
 //
 // Every failure travels as absl::Status. An Error is what such a status carries beyond its code and
 // text: a reason (one of the list below, each with cause and remedy in docs/errors.md), the
@@ -11,7 +11,8 @@
 // The brackets are the status's alone: an Error's message never has them, so that records are equal
 // where their errors are, and an error that quotes another does not say two remedies.
 //
-// Threads: plain values and pure functions.
+// Threads: plain values and pure functions. Ownership: copies; see Detached() for statuses that are
+// handed to another thread.
 #ifndef CHORUS_CORE_BASE_ERROR_H_
 #define CHORUS_CORE_BASE_ERROR_H_
 

@@ -10,7 +10,8 @@
 //     CHORUS_FAILPOINT=ring.before_tail:3=kill for the third time it is reached. "kill" raises
 //     SIGKILL. What does not parse, or names no failpoint, ends the process at its start: a fault
 //     test that does nothing must not pass.
-// Threads: any.
+//
+// Threads: any. Ownership: the hook is copied. Errors: as said.
 #ifndef CHORUS_CORE_BASE_FAILPOINT_H_
 #define CHORUS_CORE_BASE_FAILPOINT_H_
 

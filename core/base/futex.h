@@ -1,7 +1,8 @@
 // Sleeping on a word of shared memory until another thread or process changes it.
 //
 // The words are shared between processes: the private flavour of the system call is not used.
-// Threads: any.
+//
+// Threads: any. Ownership: the words are the caller's. Errors: none.
 #ifndef CHORUS_CORE_BASE_FUTEX_H_
 #define CHORUS_CORE_BASE_FUTEX_H_
 
@@ -14,7 +15,7 @@ namespace chorus {
 
 enum class FutexResult {
   kAwake,    // woken, interrupted by a signal, or the word had another value: look again
-  kTimeout,  // nobody woke it within the timeout
+  kTimeout,  // not woken within the timeout
 };
 
 // Sleeps while `word` is `expected`. A timeout that is not positive returns kTimeout at once;

@@ -1,7 +1,9 @@
 // Strong types for every number that names something.
 //
 // An id of one kind never converts to another, so a world rank cannot be passed where a group rank
-// is meant. Threads: plain values.
+// is meant.
+//
+// Threads: plain values. Ownership, errors: none.
 #ifndef CHORUS_CORE_BASE_IDS_H_
 #define CHORUS_CORE_BASE_IDS_H_
 

@@ -1,10 +1,10 @@
-// Indices into lists, of one kind each: a graph's nodes, its values, a plan's
-// buffers.
+// Indices into lists, of one kind each: a graph's nodes, its values, a plan's buffers.
 //
 // They are made of numbers and read as numbers without ado, for they are counted, compared and
 // sent; but an index of one kind is never taken for one of another kind, as a subscript
-// (IndexedVector), an argument or a field. Ids that are only names are stricter: ids.h. Threads:
-// plain values.
+// (IndexedVector), an argument or a field. Ids that are only names are stricter: ids.h.
+//
+// Threads: plain values. Ownership, errors: none.
 #ifndef CHORUS_CORE_BASE_INDEX_H_
 #define CHORUS_CORE_BASE_INDEX_H_
 

@@ -2,8 +2,9 @@
 //
 // What stands by node is never looked up by value, nor the other way round, where `Index` is a type
 // of its own (index.h); and no cast is needed where it is signed. Only what users need: for the
-// rest there is std::vector. Threads: as std::vector. Failure: an index out of bounds is a bug,
-// and asserted.
+// rest there is std::vector.
+//
+// Threads, ownership: as std::vector. Errors: an index out of bounds is a bug, and asserted.
 #ifndef CHORUS_CORE_BASE_INDEXED_VECTOR_H_
 #define CHORUS_CORE_BASE_INDEXED_VECTOR_H_
 

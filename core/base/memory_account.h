@@ -3,7 +3,9 @@
 // A structure counts with its size, and each block that it has on the heap with the bytes in use
 // and kBlockOverheadBytes for the allocator. A text stands in its structure up to kInlineTextBytes.
 // Room that is kept for more (a list's capacity) does not count: decoders and planners leave none,
-// or little. Pure; threads: any.
+// or little.
+//
+// Threads: pure functions. Ownership, errors: none.
 #ifndef CHORUS_CORE_BASE_MEMORY_ACCOUNT_H_
 #define CHORUS_CORE_BASE_MEMORY_ACCOUNT_H_
 

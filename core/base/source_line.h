@@ -1,7 +1,9 @@
 // The trainer's file:line, by which errors say where something was asked for.
 //
 // It travels with graphs and tensors, goes into errors, and stays in records that outlive their
-// session: so it is bounded, wherever it comes in. Pure; threads: any.
+// session: so it is bounded, wherever it comes in.
+//
+// Threads: pure functions. Ownership: the caller's text. Errors: none.
 #ifndef CHORUS_CORE_BASE_SOURCE_LINE_H_
 #define CHORUS_CORE_BASE_SOURCE_LINE_H_
 

@@ -58,8 +58,8 @@ int LimitOfVersion1(const std::string& directory) {
 
 int CgroupCpuLimit(const std::string& proc_self_cgroup, const std::string& mount_root) {
   int limit = 0;
-  const auto apply = [&limit](int found) {
-    if (found > 0) limit = limit == 0 ? found : std::min(limit, found);
+  const auto apply = [&limit](int cpus) {
+    if (cpus > 0) limit = limit == 0 ? cpus : std::min(limit, cpus);
   };
   for (absl::string_view line : absl::StrSplit(proc_self_cgroup, '\n', absl::SkipEmpty())) {
     // "ID:CONTROLLERS:PATH"; version 2 has no controllers here.
@@ -147,12 +147,12 @@ void ThreadPool::Work() {
   AdaptiveSpin spin(SpinClock::Real());
   while (true) {
     int64_t start = 0;
-    const bool seen =
+    const bool saw_task =
         spin.Spin([this] { return has_tasks_.load(std::memory_order_relaxed); }, &start);
     Task* task = nullptr;
     {
       MutexLock lock(&mutex_);
-      if (!seen) {
+      if (!saw_task) {
         ++asleep_;
         while (first_ == nullptr && !stopping_) posted_.Wait(&mutex_);
         --asleep_;
@@ -168,7 +168,7 @@ void ThreadPool::Work() {
         has_tasks_.store(stopping_, std::memory_order_relaxed);
       }
     }
-    if (!seen) spin.WaitEnded(SpinClock::Real()->NowNanos() - start);
+    if (!saw_task) spin.WaitEnded(SpinClock::Real()->NowNanos() - start);
     task->run(task);
   }
 }

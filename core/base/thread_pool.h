@@ -1,4 +1,6 @@
 // The node's one pool of worker threads, and how many threads this process may usefully run.
+//
+// Threads: said at each. Ownership: a pool owns its threads; a task is its poster's. Errors: none.
 #ifndef CHORUS_CORE_BASE_THREAD_POOL_H_
 #define CHORUS_CORE_BASE_THREAD_POOL_H_
 

@@ -1,6 +1,6 @@
 // Owns one file descriptor and closes it.
 //
-// Threads: thread-compatible.
+// Threads: thread-compatible. Ownership: as said. Errors: none.
 #ifndef CHORUS_CORE_BASE_UNIQUE_FD_H_
 #define CHORUS_CORE_BASE_UNIQUE_FD_H_
 
