@@ -97,20 +97,20 @@ TEST_F(BackgroundTest, TenantsTakeTurns) {
 TEST_F(BackgroundTest, WhatTheWorkHoldsIsGoneBeforeWhatFollows) {
   auto held = std::make_shared<int>(1);
   const std::weak_ptr<int> weak = held;
-  bool gone = false;
+  bool was_expired = false;
   background_.Do(
-      "a", [held = std::move(held)] {}, [&] { gone = weak.expired(); });
+      "a", [held = std::move(held)] {}, [&] { was_expired = weak.expired(); });
   RunNext();
-  EXPECT_TRUE(gone);
+  EXPECT_TRUE(was_expired);
 }
 
 TEST_F(BackgroundTest, StoppedItDropsWhatHasNotBegunAndWhatComes) {
   Block();
   int begun = 0;
-  auto kept = std::make_shared<int>(1);
-  const std::weak_ptr<int> weak = kept;
+  auto value = std::make_shared<int>(1);
+  const std::weak_ptr<int> weak = value;
   background_.Do(
-      "a", [&begun] { ++begun; }, [kept = std::move(kept), &begun] { ++begun; });
+      "a", [&begun] { ++begun; }, [value = std::move(value), &begun] { ++begun; });
   std::thread opener([this] { Open(); });
   background_.Stop();
   opener.join();

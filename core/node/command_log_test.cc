@@ -56,8 +56,8 @@ TEST_F(CommandLogTest, ParkedItHoldsWhatComesWithoutAGap) {
   EXPECT_FALSE(log_.IsEarly(Sequence(1))) << "a repeat waits for its outcome";
   Hold(3);
   Hold(2);
-  int taken = 0;
-  log_.WhenTaken([&](const absl::Status& status) { taken += status.ok() ? 1 : 100; });
+  int calls = 0;
+  log_.WhenTaken([&](const absl::Status& status) { calls += status.ok() ? 1 : 100; });
   timers_.Fire(kStart + absl::Hours(1));
   EXPECT_THAT(told_, IsEmpty()) << "nothing is missing";
   log_.Unpark();
@@ -66,13 +66,13 @@ TEST_F(CommandLogTest, ParkedItHoldsWhatComesWithoutAGap) {
     const absl::optional<CommandLog::HeldFrame> held = log_.TakeHeld(kStart);
     ASSERT_TRUE(held.has_value());
     EXPECT_EQ(held->frame, absl::StrCat("frame ", sequence));
-    EXPECT_EQ(taken, 0);
+    EXPECT_EQ(calls, 0);
     Run(sequence);
   }
   EXPECT_FALSE(log_.TakeHeld(kStart).has_value());
-  EXPECT_EQ(taken, 1);
-  log_.WhenTaken([&](const absl::Status& status) { taken += status.ok() ? 1 : 100; });
-  EXPECT_EQ(taken, 2);
+  EXPECT_EQ(calls, 1);
+  log_.WhenTaken([&](const absl::Status& status) { calls += status.ok() ? 1 : 100; });
+  EXPECT_EQ(calls, 2);
 }
 
 TEST_F(CommandLogTest, AGapBehindAParkedCommandHasItsTimeWhenTheLogGoesOn) {
@@ -93,10 +93,10 @@ TEST_F(CommandLogTest, AGapBehindAParkedCommandHasItsTimeWhenTheLogGoesOn) {
 TEST_F(CommandLogTest, AbandonedItTellsWhoWaitsForItToGoOn) {
   log_.Begin(Sequence(1), nullptr);
   log_.Park();
-  absl::Status taken;
-  log_.WhenTaken([&](const absl::Status& status) { taken = status; });
+  absl::Status outcome;
+  log_.WhenTaken([&](const absl::Status& status) { outcome = status; });
   log_.Abandon(MakeError(Reason::kDraining, "the end"));
-  EXPECT_EQ(ErrorOf(taken).reason, Reason::kDraining);
+  EXPECT_EQ(ErrorOf(outcome).reason, Reason::kDraining);
 }
 
 TEST_F(CommandLogTest, WhoeverWaitsIsToldOnce) {

@@ -94,10 +94,10 @@ TEST_F(NamesTest, ANameThatWasReleasedIsNotReplaced) {
 TEST_F(NamesTest, WhatFailedHasAName) {
   Error error(Reason::kMismatch, "they differ");
   names_.NameFailed(Tensor(2, 1), std::make_shared<Error>(error));
-  const absl::StatusOr<CellRef> found = names_.FindTensor(Tensor(2, 1));
-  ASSERT_TRUE(found.ok());
-  EXPECT_EQ((*found)->state, Cell::State::kFailed);
-  EXPECT_EQ((*found)->error->message, "they differ");
+  const absl::StatusOr<CellRef> cell = names_.FindTensor(Tensor(2, 1));
+  ASSERT_TRUE(cell.ok());
+  EXPECT_EQ((*cell)->state, Cell::State::kFailed);
+  EXPECT_EQ((*cell)->error->message, "they differ");
   // A name that is not free is left as it is.
   names_.NameFailed(Tensor(2, 1), std::make_shared<Error>(Reason::kMalformed));
   EXPECT_EQ((*names_.FindTensor(Tensor(2, 1)))->error->message, "they differ");

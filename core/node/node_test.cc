@@ -578,9 +578,9 @@ TEST_F(NodeTest, ATensorThatWasNotMadeStandsForTheError) {
   EXPECT_EQ(of_run.ended[0].open, Epoch(2));
   EXPECT_EQ(ErrorOf(rank.Read({1, 1}).status()).id, refused.id);
   ranks_[1]->RunInline(1, {1, 2}, {3, 1});
-  const Error told = ErrorOf(ranks_[1]->LastOutcome());
-  EXPECT_EQ(told.reason, Reason::kPeerRefused);
-  EXPECT_THAT(told.message, testing::HasSubstr(refused.message));
+  const Error peer_error = ErrorOf(ranks_[1]->LastOutcome());
+  EXPECT_EQ(peer_error.reason, Reason::kPeerRefused);
+  EXPECT_THAT(peer_error.message, testing::HasSubstr(refused.message));
   // The name is taken: it is released like any other.
   create.device = DeviceIndex(0);
   rank.Submit(create);
@@ -855,13 +855,13 @@ TEST_F(NodeTest, ARefusedJoinIsToldToThoseWhoWaitForIt) {
     EXPECT_EQ(ErrorOf(again.Get().status()).reason, Reason::kDuplicateRank);
     join(by_size ? 1 : 0, 1, by_size ? 2 : 3, by_size ? 1 : 0, &refused);
     const Error why = ErrorOf(refused.Get().status());
-    const Error told = ErrorOf(waiting.Get().status());
+    const Error error = ErrorOf(waiting.Get().status());
     EXPECT_EQ(why.reason, by_size ? Reason::kWorldSize : Reason::kQuota) << why.message;
-    EXPECT_EQ(told.reason, why.reason);
-    EXPECT_EQ(told.culprit.rank, 1);
-    EXPECT_EQ(told.culprit.pid, by_size ? 1001 : 1000);
-    EXPECT_EQ(told.message,
-              absl::StrCat("rank 1 (pid ", told.culprit.pid, ") was not let in: ", why.message));
+    EXPECT_EQ(error.reason, why.reason);
+    EXPECT_EQ(error.culprit.rank, 1);
+    EXPECT_EQ(error.culprit.pid, by_size ? 1001 : 1000);
+    EXPECT_EQ(error.message,
+              absl::StrCat("rank 1 (pid ", error.culprit.pid, ") was not let in: ", why.message));
   }
   Promise<absl::StatusOr<WorldInfo>> all[3];
   for (int r = 0; r < 3; ++r) join(r, r, 3, r, &all[r]);
@@ -901,11 +901,12 @@ TEST_F(NodeTest, WhoIsLateForAnEndedEpochGetsItsCauseAlsoWithoutMemory) {
     ASSERT_TRUE(ranks_[r]->LastOutcome().ok());
   }
   // Less than a page is left of what their tenant may hold.
-  const int64_t left = options.memory_limit_bytes / 8 * 7 - ranks_[0]->Stats().memory_used_bytes;
+  const int64_t free_bytes =
+      options.memory_limit_bytes / 8 * 7 - ranks_[0]->Stats().memory_used_bytes;
   ASSERT_TRUE(
       ranks_[0]
           ->Call<absl::StatusOr<StagingArena>>([&](LocalNode& node, absl::Time, auto* done) {
-            done->Set(node.CreateStaging(ranks_[0]->session(), left / 4096 * 4096));
+            done->Set(node.CreateStaging(ranks_[0]->session(), free_bytes / 4096 * 4096));
           })
           .ok());
   ranks_[0]->RunInline(0, {1, 2, 3, 4}, {0, 1});
@@ -913,11 +914,11 @@ TEST_F(NodeTest, WhoIsLateForAnEndedEpochGetsItsCauseAlsoWithoutMemory) {
   EXPECT_EQ(refused.code, absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(refused.reason, Reason::kOutOfMemory) << refused.message;
   ranks_[1]->RunInline(0, {1, 2, 3, 4}, {0, 1});
-  const Error told = ErrorOf(ranks_[1]->LastOutcome());
-  EXPECT_EQ(told.code, absl::StatusCode::kAborted);
-  EXPECT_EQ(told.reason, Reason::kPeerRefused) << told.message;
-  EXPECT_EQ(told.culprit.rank, 0);
-  EXPECT_EQ(told.culprit.pid, 1000);
+  const Error peer_error = ErrorOf(ranks_[1]->LastOutcome());
+  EXPECT_EQ(peer_error.code, absl::StatusCode::kAborted);
+  EXPECT_EQ(peer_error.reason, Reason::kPeerRefused) << peer_error.message;
+  EXPECT_EQ(peer_error.culprit.rank, 0);
+  EXPECT_EQ(peer_error.culprit.pid, 1000);
 }
 
 // Asks for memory for the gang's order before anything is launched.
@@ -1098,14 +1099,15 @@ TEST_F(DonationTest, ARefusedRunGivesItBack) {
   EXPECT_EQ(promised.reason, Reason::kDonated);
   EXPECT_THAT(promised.message, testing::HasSubstr("not launched yet"));
   // A caller that is told of the refusal finds it there again.
-  Promise<absl::Status> found;
+  Promise<absl::Status> outcome;
   const SessionId session = ranks_[0]->session();
   const Sequence step = ranks_[0]->last_sequence();
   loop_->Post([&](LocalNode& node, absl::Time now) {
     node.WaitOutcome(session, step, now + kPatience, [&, now](const Outcome&) {
-      node.ReadTensor(
-          session, given_, now + kPatience,
-          [&](const absl::StatusOr<ReadableTensor>& view) { found.Set(Detached(view.status())); });
+      node.ReadTensor(session, given_, now + kPatience,
+                      [&](const absl::StatusOr<ReadableTensor>& view) {
+                        outcome.Set(Detached(view.status()));
+                      });
     });
   });
   ranks_[1]->RunStep(3, given_, 3, {1, 1}, {2, 1});
@@ -1114,7 +1116,7 @@ TEST_F(DonationTest, ARefusedRunGivesItBack) {
     ExpectAll(r, given_, 1);
     ranks_[r]->NextEpoch();
   }
-  const absl::Status there = found.Get();
+  const absl::Status there = outcome.Get();
   EXPECT_TRUE(there.ok()) << there;
   EXPECT_EQ(ranks_[0]->Stats().paths.donated_bytes, 0);
   for (int r = 0; r < 2; ++r) ranks_[r]->RunStep(2, given_, 2, {3, 1}, {4, 1});
@@ -1783,17 +1785,17 @@ TEST_F(NodeTest, WhoGivesUpWaitingForAnOutcomeLeavesNothingBehind) {
   // Of a run that waits for the other rank, and of one that was never asked for.
   for (const int64_t ahead : {0, 1000}) {
     auto token = std::make_shared<int>();
-    const std::weak_ptr<int> left = token;
-    Promise<Reason> told;
+    const std::weak_ptr<int> weak = token;
+    Promise<Reason> reason;
     loop_->Post([&, token = std::move(token)](LocalNode& node, absl::Time now) {
-      node.WaitOutcome(ranks_[0]->session(), Sequence(ranks_[0]->last_sequence().value() + ahead),
-                       now,
-                       [&told, token](const Outcome& o) { told.Set(ErrorOf(o.status).reason); });
+      node.WaitOutcome(
+          ranks_[0]->session(), Sequence(ranks_[0]->last_sequence().value() + ahead), now,
+          [&reason, token](const Outcome& o) { reason.Set(ErrorOf(o.status).reason); });
     });
-    EXPECT_EQ(told.Get(), Reason::kTransportTimeout);
+    EXPECT_EQ(reason.Get(), Reason::kTransportTimeout);
     // The timer's own copy goes when it has been called.
     ranks_[0]->Stats();
-    EXPECT_TRUE(left.expired()) << ahead;
+    EXPECT_TRUE(weak.expired()) << ahead;
   }
 }
 

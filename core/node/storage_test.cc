@@ -102,10 +102,10 @@ TEST_F(StorageTest, ASessionHasSoMuchStaging) {
 }
 
 TEST_F(StorageTest, WritesStayInsideTheirArena) {
-  const absl::StatusOr<StagingArena> made = storage_->CreateStaging(session_.get(), 4096);
-  ASSERT_TRUE(made.ok()) << made.status();
+  const absl::StatusOr<StagingArena> staging = storage_->CreateStaging(session_.get(), 4096);
+  ASSERT_TRUE(staging.ok()) << staging.status();
   const auto write = [&](int64_t offset, const std::string& bytes) {
-    return storage_->WriteStaging(*session_, made->arena, offset, bytes);
+    return storage_->WriteStaging(*session_, staging->arena, offset, bytes);
   };
   EXPECT_TRUE(write(4092, "abcd").ok());
   EXPECT_FALSE(write(4093, "abcd").ok());
@@ -113,28 +113,28 @@ TEST_F(StorageTest, WritesStayInsideTheirArena) {
   EXPECT_FALSE(write(int64_t{1} << 62, "a").ok());
   EXPECT_EQ(paths_.streamed_bytes, 4);
   ExternalRange range;
-  range.arena = made->arena;
+  range.arena = staging->arena;
   range.offset = 4092;
   EXPECT_EQ(std::string((*storage_->FindStaged(*session_, range, 4))->host(), 4), "abcd");
   EXPECT_FALSE(storage_->FindStaged(*session_, range, 5).ok());
 }
 
 TEST_F(StorageTest, WhatMayChangeIsReadInPlaceAndWhatMayNotIsCopied) {
-  const absl::StatusOr<StagingArena> made = storage_->CreateStaging(session_.get(), 4096);
-  ASSERT_TRUE(made.ok()) << made.status();
-  ASSERT_TRUE(storage_->WriteStaging(*session_, made->arena, 8, "abcdefgh").ok());
+  const absl::StatusOr<StagingArena> staging = storage_->CreateStaging(session_.get(), 4096);
+  ASSERT_TRUE(staging.ok()) << staging.status();
+  ASSERT_TRUE(storage_->WriteStaging(*session_, staging->arena, 8, "abcdefgh").ok());
   const TensorType two(DType::kF32, {2});
   const auto read = [](const Storage::Bound& bound) {
     return std::string(bound.buffer->host(), static_cast<size_t>(bound.buffer->bytes()));
   };
-  const auto in_place = Bind(Staged(made->arena, 8), two, /*stable=*/false);
+  const auto in_place = Bind(Staged(staging->arena, 8), two, /*stable=*/false);
   ASSERT_TRUE(in_place.ok()) << in_place.status();
-  const auto copied = Bind(Staged(made->arena, 8), two, /*stable=*/true);
+  const auto copied = Bind(Staged(staging->arena, 8), two, /*stable=*/true);
   ASSERT_TRUE(copied.ok()) << copied.status();
   // In the other order of its elements it is no range of memory.
-  const auto strided = Bind(Staged(made->arena, 8, {0}), two, /*stable=*/false);
+  const auto strided = Bind(Staged(staging->arena, 8, {0}), two, /*stable=*/false);
   ASSERT_TRUE(strided.ok()) << strided.status();
-  ASSERT_TRUE(storage_->WriteStaging(*session_, made->arena, 8, "ABCDEFGH").ok());
+  ASSERT_TRUE(storage_->WriteStaging(*session_, staging->arena, 8, "ABCDEFGH").ok());
   EXPECT_EQ(read(*in_place), "ABCDEFGH");
   EXPECT_EQ(read(*copied), "abcdefgh");
   EXPECT_EQ(read(*strided), "abcdabcd");
@@ -144,28 +144,29 @@ TEST_F(StorageTest, WhatMayChangeIsReadInPlaceAndWhatMayNotIsCopied) {
 TEST_F(StorageTest, MuchThatIsStridedIsCopiedBesideTheNodeThread) {
   // Every element twice, more than one part of it.
   constexpr int64_t kElements = 9 << 20;
-  const absl::StatusOr<StagingArena> made = storage_->CreateStaging(session_.get(), 2 * kElements);
-  ASSERT_TRUE(made.ok()) << made.status();
+  const absl::StatusOr<StagingArena> staging =
+      storage_->CreateStaging(session_.get(), 2 * kElements);
+  ASSERT_TRUE(staging.ok()) << staging.status();
   for (int64_t i = 0; i < kElements; i += 1 << 20) {
     std::string bytes(2 << 20, static_cast<char>(1 + (i >> 20)));
-    ASSERT_TRUE(storage_->WriteStaging(*session_, made->arena, 2 * i, bytes).ok());
+    ASSERT_TRUE(storage_->WriteStaging(*session_, staging->arena, 2 * i, bytes).ok());
   }
   bool upload = false;
-  absl::optional<absl::Status> told;
+  absl::optional<absl::Status> outcome;
   const TensorType type(DType::kF16, {kElements, 2});
   const absl::StatusOr<Storage::Bound> bound = storage_->Bind(
-      *session_, Staged(made->arena, 0, {1, 0}), type, DeviceIndex(0),
-      /*stable=*/true, [&](const absl::Status& status) { told = status; }, &upload);
+      *session_, Staged(staging->arena, 0, {1, 0}), type, DeviceIndex(0),
+      /*stable=*/true, [&](const absl::Status& status) { outcome = status; }, &upload);
   ASSERT_TRUE(bound.ok()) << bound.status();
   EXPECT_TRUE(upload);
-  EXPECT_FALSE(told.has_value());
+  EXPECT_FALSE(outcome.has_value());
   // It goes on without the client.
-  ASSERT_TRUE(storage_->ReleaseStaging(session_.get(), made->arena).ok());
+  ASSERT_TRUE(storage_->ReleaseStaging(session_.get(), staging->arena).ok());
   std::vector<CompletionMessage> none;
-  while (!told.has_value()) {
+  while (!outcome.has_value()) {
     if (!launcher_->Drain(&none)) std::this_thread::yield();
   }
-  EXPECT_TRUE(told->ok());
+  EXPECT_TRUE(outcome->ok());
   const char* const bytes = bound->buffer->host();
   for (int64_t i = 0; i < 4 * kElements; ++i) {
     ASSERT_EQ(bytes[i], 1 + (i >> 22)) << i;
@@ -197,10 +198,10 @@ TEST_F(StorageTest, ATenantsArenasAreItsOwn) {
 
 // Its sessions may come and go: what they have left in clients' hands is the tenant's.
 TEST_F(StorageTest, PagesThatClientsKeepAreTheirTenantsUntilTheyLetGo) {
-  const absl::StatusOr<StagingArena> made = storage_->CreateStaging(session_.get(), 1 << 20);
-  ASSERT_TRUE(made.ok()) << made.status();
-  const int kept = dup(made->fd);
-  ASSERT_TRUE(storage_->ReleaseStaging(session_.get(), made->arena).ok());
+  const absl::StatusOr<StagingArena> staging = storage_->CreateStaging(session_.get(), 1 << 20);
+  ASSERT_TRUE(staging.ok()) << staging.status();
+  const int client_fd = dup(staging->fd);
+  ASSERT_TRUE(storage_->ReleaseStaging(session_.get(), staging->arena).ok());
   session_.reset();
   std::shared_ptr<Tenant> tenant = storage_->TenantNamed("uid:1");
   EXPECT_EQ(asked_, 1) << "its client to let go";
@@ -210,7 +211,7 @@ TEST_F(StorageTest, PagesThatClientsKeepAreTheirTenantsUntilTheyLetGo) {
   ASSERT_LT(due, absl::InfiniteFuture()) << "somebody looks";
   timers_.Fire(due);
   EXPECT_EQ(tenant->budget->used(), 1 << 20);
-  close(kept);
+  close(client_fd);
   timers_.Fire(timers_.Next());
   EXPECT_EQ(tenant->budget->used(), 0);
   EXPECT_EQ(timers_.Next(), absl::InfiniteFuture()) << "nothing is left to look at";

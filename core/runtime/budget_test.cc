@@ -24,9 +24,9 @@ TEST(BudgetTest, RefusesWhatDoesNotFitWithNeedAndFree) {
   const BudgetRef node = Budget::OfNode(1000);
   absl::StatusOr<Charge> first = Bytes(node, 600);
   ASSERT_TRUE(first.ok());
-  const absl::StatusOr<Charge> more = Bytes(node, 401);
-  EXPECT_EQ(Refused(more).reason, Reason::kOutOfMemory);
-  EXPECT_THAT(Refused(more).message,
+  const absl::StatusOr<Charge> charge = Bytes(node, 401);
+  EXPECT_EQ(Refused(charge).reason, Reason::kOutOfMemory);
+  EXPECT_THAT(Refused(charge).message,
               HasSubstr("401 bytes are needed, 400 of the daemon's 1000 are free"));
   EXPECT_EQ(node->used(), 600);
   EXPECT_TRUE(Bytes(node, 400, Resource::kStagingBytes).ok()) << "kinds share one limit";
@@ -61,9 +61,9 @@ TEST(BudgetTest, OneTenantLeavesRoomForAnother) {
   const BudgetRef modest = Budget::Within(node, "tenant b", limits.Share());
   const absl::StatusOr<Charge> all = Sessions(greedy, 14);
   ASSERT_TRUE(all.ok()) << all.status();
-  const absl::StatusOr<Charge> more = Sessions(greedy, 1);
-  EXPECT_EQ(Refused(more).reason, Reason::kQuota);
-  EXPECT_THAT(Refused(more).message, HasSubstr("tenant a holds 14 sessions of 14"));
+  const absl::StatusOr<Charge> charge = Sessions(greedy, 1);
+  EXPECT_EQ(Refused(charge).reason, Reason::kQuota);
+  EXPECT_THAT(Refused(charge).message, HasSubstr("tenant a holds 14 sessions of 14"));
   EXPECT_TRUE(Sessions(modest, 2).ok());
   const absl::StatusOr<Charge> bytes = Bytes(greedy, 1400);
   ASSERT_TRUE(bytes.ok());
@@ -110,19 +110,19 @@ TEST(BudgetTest, WhatIsKeptForReuseIsGivenBackFirst) {
   const BudgetRef node = Budget::OfNode(100);
   const BudgetRef tenant = Budget::Within(node, "tenant a", {});
   Charge kept = *Bytes(tenant, 90);
-  int asked = 0;
+  int reclaims = 0;
   tenant->Reclaim(&kept, [&] {
-    ++asked;
+    ++reclaims;
     kept = Charge();
   });
   EXPECT_TRUE(Bytes(node, 10).ok());
-  EXPECT_EQ(asked, 0);
+  EXPECT_EQ(reclaims, 0);
   const absl::StatusOr<Charge> large = Bytes(node, 50);
   EXPECT_TRUE(large.ok());
-  EXPECT_EQ(asked, 1);
+  EXPECT_EQ(reclaims, 1);
   node->Forget(&kept);
   EXPECT_FALSE(Bytes(node, 60).ok());
-  EXPECT_EQ(asked, 1);
+  EXPECT_EQ(reclaims, 1);
 }
 
 TEST(BudgetTest, ASteppedChargeCoversWhatThereIsAndNotMuchMore) {

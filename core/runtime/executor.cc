@@ -488,7 +488,7 @@ class DeviceExecutor final : public Executor {
     Position needed;
     needed.end[kCopy] = uploaded_;
     for (const LaunchId id : launches) {
-      Position at = enqueued_;  // of a launch that is forgotten: all that there is
+      Position at = enqueued_;  // of a launch that is not in the list: all that there is
       const size_t count = std::min<size_t>(positions_count_, kPositions);
       if (count > 0) {
         // Ascending, newest last; most often it is the newest.

@@ -162,8 +162,8 @@ TEST_P(ExecutorTest, EveryKindOfCollective) {
   EXPECT_EQ(rig_.Check(Sessions([&](RankBuilder* b) {
     const TensorType type = F32({19});
     const ValueIndex x = b->Input(type);
-    const ValueIndex made = b->Op("add", {x, x});
-    std::vector<ValueIndex> gathered = b->AllGather(made);
+    const ValueIndex doubled = b->Op("add", {x, x});
+    std::vector<ValueIndex> gathered = b->AllGather(doubled);
     ValueIndex sum = gathered[0];
     for (size_t i = 1; i < gathered.size(); ++i) sum = b->Op("add", {sum, gathered[i]});
     AddOutput(b, sum);
@@ -172,7 +172,7 @@ TEST_P(ExecutorTest, EveryKindOfCollective) {
     AddOutput(b, b->ReduceScatter(gathered));
     const int root = b->size() - 1;
     const ValueIndex seen =
-        b->Broadcast(b->rank() == root ? b->Op("neg", {made}) : ValueIndex(), type, root);
+        b->Broadcast(b->rank() == root ? b->Op("neg", {doubled}) : ValueIndex(), type, root);
     AddOutput(b, seen);
     AddOutput(b, b->Op("mul", {seen, x}));
     for (const ValueIndex v : b->Reduce(seen, 0)) AddOutput(b, b->Op("neg", {v}));
@@ -191,7 +191,7 @@ TEST_P(ExecutorTest, PiecesOfDifferentRows) {
   EXPECT_EQ(rig_.Check(Sessions([&](RankBuilder* b) {
     const int rank = b->rank();
     const bool one = rank % 2 == 0;
-    const auto made = [&](int64_t rows) { return b->Op("neg", {b->Input(F32({rows, 5}))}); };
+    const auto make = [&](int64_t rows) { return b->Op("neg", {b->Input(F32({rows, 5}))}); };
     const auto output = [&](const std::vector<ValueIndex>& values) {
       for (const ValueIndex v : values) AddOutput(b, b->Op("neg", {v}));
     };
@@ -199,53 +199,53 @@ TEST_P(ExecutorTest, PiecesOfDifferentRows) {
       output(values);
       for (const ValueIndex v : values) AddOutput(b, v);
     };
-    std::vector<int64_t> own;  // by member
+    std::vector<int64_t> own_rows;  // by member
     std::vector<int64_t> sent;
     std::vector<int64_t> received;
     int64_t all_own = 0;
     int64_t all_sent = 0;
     for (int m = 0; m < ranks(); ++m) {
-      own.push_back(RowsBetween(m, m));
+      own_rows.push_back(RowsBetween(m, m));
       sent.push_back(RowsBetween(rank, m));
       received.push_back(RowsBetween(m, rank));
-      all_own += own.back();
+      all_own += own_rows.back();
       all_sent += sent.back();
     }
     const auto pieces = [&](const std::vector<int64_t>& rows) {
       std::vector<ValueIndex> values;
-      for (const int64_t n : rows) values.push_back(made(n));
+      for (const int64_t n : rows) values.push_back(make(n));
       return values;
     };
 
     Collective gather = b->MakeCollective(CollectiveKind::kAllGather);
-    gather.counts = own;
-    const ValueIndex x = made(own[static_cast<size_t>(rank)]);
+    gather.counts = own_rows;
+    const ValueIndex x = make(own_rows[static_cast<size_t>(rank)]);
     use(b->Emit(gather, {x}, {}, one ? "all_gather_into_tensor" : "all_gather"));
     use(b->Emit(gather, {x}, {}, one ? "all_gather" : "all_gather_into_tensor"));
 
     for (const int32_t root : {0, ranks() - 1}) {
       Collective c = b->MakeCollective(CollectiveKind::kGather);
       c.root = GroupRank(root);
-      if (rank == root) c.counts = own;
+      if (rank == root) c.counts = own_rows;
       use(b->Emit(c, {x}, {}, root == 0 ? "gather_into_tensor" : "gather"));
       c = b->MakeCollective(CollectiveKind::kScatter);
       c.root = GroupRank(root);
       if (rank != root) {
-        use(b->Emit(c, {}, TypeAttributes(F32({own[static_cast<size_t>(rank)], 5}))));
+        use(b->Emit(c, {}, TypeAttributes(F32({own_rows[static_cast<size_t>(rank)], 5}))));
       } else if (root == 0) {
-        use(b->Emit(c, pieces(own)));
+        use(b->Emit(c, pieces(own_rows)));
       } else {
-        c.counts = own;
-        use(b->Emit(c, {made(all_own)}, {}, "scatter_tensor"));
+        c.counts = own_rows;
+        use(b->Emit(c, {make(all_own)}, {}, "scatter_tensor"));
       }
     }
 
     Collective scatter = b->MakeCollective(CollectiveKind::kReduceScatter);
     if (one) {
-      use(b->Emit(scatter, pieces(own)));
+      use(b->Emit(scatter, pieces(own_rows)));
     } else {
-      scatter.counts = own;
-      use(b->Emit(scatter, {made(all_own)}, {}, "reduce_scatter_tensor"));
+      scatter.counts = own_rows;
+      use(b->Emit(scatter, {make(all_own)}, {}, "reduce_scatter_tensor"));
     }
 
     Collective exchange = b->MakeCollective(CollectiveKind::kAllToAll);
@@ -255,7 +255,7 @@ TEST_P(ExecutorTest, PiecesOfDifferentRows) {
     } else {
       exchange.counts = sent;
       exchange.counts.insert(exchange.counts.end(), received.begin(), received.end());
-      use(b->Emit(exchange, {made(all_sent)}, {}, "all_to_all_single"));
+      use(b->Emit(exchange, {make(all_sent)}, {}, "all_to_all_single"));
     }
   })),
             "");
@@ -289,28 +289,30 @@ TEST_P(ExecutorTest, PiecesWhoseRowsComeAtRunTime) {
                                     : Attributes();
         for (const ValueIndex v : b.Emit(c, inputs, type, op)) AddOutput(&b, v);
       };
-      std::vector<int64_t> own;
+      std::vector<int64_t> own_rows;
       std::vector<int64_t> sent;
       std::vector<int64_t> received;
       for (int m = 0; m < ranks(); ++m) {
-        own.push_back(RowsBetween(m, m));
+        own_rows.push_back(RowsBetween(m, m));
         sent.push_back(RowsBetween(rank, m));
         received.push_back(RowsBetween(m, rank));
       }
-      const int64_t mine = own[static_cast<size_t>(rank)];
+      const int64_t mine = own_rows[static_cast<size_t>(rank)];
       const int32_t root = ranks() - 1;
       emit("all_to_all_single", b.MakeCollective(CollectiveKind::kAllToAll), sent, received);
-      emit("all_gather_into_tensor", b.MakeCollective(CollectiveKind::kAllGather), {mine}, own);
-      emit("reduce_scatter_tensor", b.MakeCollective(CollectiveKind::kReduceScatter), own, {mine});
+      emit("all_gather_into_tensor", b.MakeCollective(CollectiveKind::kAllGather), {mine},
+           own_rows);
+      emit("reduce_scatter_tensor", b.MakeCollective(CollectiveKind::kReduceScatter), own_rows,
+           {mine});
       Collective greatest = b.MakeCollective(CollectiveKind::kReduceScatter);
       greatest.reduction = Reduction::kMax;
-      emit("reduce_scatter_tensor", greatest, own, {mine});
+      emit("reduce_scatter_tensor", greatest, own_rows, {mine});
       Collective gather = b.MakeCollective(CollectiveKind::kGather);
       gather.root = GroupRank(root);
-      emit("gather_into_tensor", gather, {mine}, rank == root ? own : std::vector<int64_t>());
+      emit("gather_into_tensor", gather, {mine}, rank == root ? own_rows : std::vector<int64_t>());
       Collective scatter = b.MakeCollective(CollectiveKind::kScatter);
       scatter.root = GroupRank(root);
-      emit("scatter_tensor", scatter, rank == root ? own : std::vector<int64_t>(), {mine});
+      emit("scatter_tensor", scatter, rank == root ? own_rows : std::vector<int64_t>(), {mine});
       Session session = MakeSession(&b);
       ASSERT_EQ(session.inputs.size(), 1 + counts.size());
       for (size_t i = 0; i < counts.size(); ++i) {
@@ -622,10 +624,10 @@ TEST_P(ExecutorTest, AbsentMembersOfAGradientGiveZeros) {
       return c;
     };
     Session session;
-    const ValueIndex made = b.Op("add", {x, x});
+    const ValueIndex doubled = b.Op("add", {x, x});
     if (r != ranks() - 1) {
-      AddOutput(&b, b.Emit(bound(CollectiveKind::kAllReduce), {made})[0]);
-      for (const ValueIndex v : b.Emit(bound(CollectiveKind::kAllGather), {made})) {
+      AddOutput(&b, b.Emit(bound(CollectiveKind::kAllReduce), {doubled})[0]);
+      for (const ValueIndex v : b.Emit(bound(CollectiveKind::kAllGather), {doubled})) {
         AddOutput(&b, v);
         AddOutput(&b, b.Op("add", {v, x}));
       }
@@ -652,8 +654,8 @@ TEST_P(ExecutorTest, ValuesCrossDeviceSlotsByCopies) {
   RankBuilder b(0, 1, 2);
   const ValueIndex x = b.Input(type, 0);
   const ValueIndex y = b.Input(type, 1);
-  const ValueIndex made = b.Op("add", {x, x});
-  const ValueIndex there = b.Op("copy", {made}, {}, 1);
+  const ValueIndex doubled = b.Op("add", {x, x});
+  const ValueIndex there = b.Op("copy", {doubled}, {}, 1);
   const ValueIndex used = b.Op("mul", {there, y}, {}, 1);
   const ValueIndex back = b.Op("copy", {used}, {}, 0);
   AddOutput(&b, b.Op("add", {back, x}));
@@ -792,10 +794,10 @@ TEST_P(ExecutorTest, OneSessionMayHoldAllRanks) {
     spec.op = "add";
     spec.inputs = {x, x};
     spec.device_slot = r;
-    const ValueIndex made = (*b.Emit(spec))[0];
+    const ValueIndex doubled = (*b.Emit(spec))[0];
     NodeSpec reduce;
     reduce.op = "all_reduce";
-    reduce.inputs = {made};
+    reduce.inputs = {doubled};
     reduce.device_slot = r;
     reduce.collective = Collective();
     reduce.collective->kind = CollectiveKind::kAllReduce;
@@ -852,16 +854,16 @@ TEST(WaitTest, EveryWaitIsMissedOnSim) {
     sessions.push_back(std::move(session));
   }
   int waits = 0;
-  for (bool more = true; more; ++waits) {
+  for (bool dropped = true; dropped; ++waits) {
     int seeds = 0;
     bool wrong = false;
-    for (; seeds < kSeeds && more && !wrong; ++seeds) {
+    for (; seeds < kSeeds && dropped && !wrong; ++seeds) {
       GangRig rig(OpenSim(kRanks, Seed()));
-      rig.set_mutate([&](DevicePlan* plan) { more = DropWait(plan, waits); });
+      rig.set_mutate([&](DevicePlan* plan) { dropped = DropWait(plan, waits); });
       const std::string differences = rig.Check(sessions);
-      wrong = more && !differences.empty();
+      wrong = dropped && !differences.empty();
     }
-    if (!more) break;
+    if (!dropped) break;
     EXPECT_TRUE(wrong) << "wait " << waits << " is not missed in " << seeds << " seeds";
   }
   EXPECT_EQ(waits, 4);
@@ -912,21 +914,21 @@ TEST_P(ExecutorTest, PlansAreLoadedOnOtherThreadsBesideTheWork) {
 
 TEST_P(ExecutorTest, LargePlansAreGivenToSomebodyElseToBeTakenApart) {
   const std::unique_ptr<Backend> backend = GetParam().open(1, Seed());
-  std::vector<std::function<void()>> given;
+  std::vector<std::function<void()>> work;
   DeviceExecutorOptions options;
   options.slice_steps = 8;
-  options.dispose = [&given](std::function<void()> take_apart) {
-    given.push_back(std::move(take_apart));
+  options.dispose = [&work](std::function<void()> take_apart) {
+    work.push_back(std::move(take_apart));
   };
   const auto executor = CreateDeviceExecutor(
       backend.get(), 0, [](absl::string_view) {}, std::move(options));
   for (const int steps : {8, 9}) {
     ASSERT_TRUE(executor->LoadPlan(PlanId(1), NegatedTimes(rig_, steps)).ok());
     executor->UnloadPlan(PlanId(1));
-    EXPECT_EQ(given.size(), steps == 9 ? 1u : 0u) << steps;
+    EXPECT_EQ(work.size(), steps == 9 ? 1u : 0u) << steps;
   }
-  given.front()();
-  given.front()();  // nothing is left
+  work.front()();
+  work.front()();  // nothing is left
 }
 
 // --- Slices ---
@@ -944,7 +946,7 @@ TEST_P(ExecutorTest, ALargeLaunchIsEnqueuedInSlicesAndWhatComesBehindWaits) {
   const std::vector<float> ones = {1, 1, 1, 1};
   const std::string in(reinterpret_cast<const char*>(ones.data()), 16);
   LaunchMessage messages[3];
-  bool more = false;
+  bool unfinished = false;
   for (LaunchMessage& message : messages) {
     message.launch = rig_.NextLaunch();
     message.plan = PlanId(1000);
@@ -960,12 +962,12 @@ TEST_P(ExecutorTest, ALargeLaunchIsEnqueuedInSlicesAndWhatComesBehindWaits) {
     if (i == 2) executor.UnloadPlan(PlanId(1000));
     ByteWriter bytes;
     EncodeLaunch(messages[i], &bytes);
-    more = executor.Launch(bytes.bytes());
-    EXPECT_TRUE(more);
+    unfinished = executor.Launch(bytes.bytes());
+    EXPECT_TRUE(unfinished);
   }
   int slices = 1;
-  while (more) {
-    more = executor.Continue();
+  while (unfinished) {
+    unfinished = executor.Continue();
     ++slices;
   }
   EXPECT_GE(slices, 2 * kSteps / 2);

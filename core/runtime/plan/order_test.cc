@@ -67,22 +67,22 @@ Graph RandomSlots(std::mt19937_64* random, int32_t slots, const std::vector<int3
     group.device_slots.push_back(d);
   }
   GraphBuilder builder(slots, {group});
-  struct Made {
+  struct SlotValue {
     ValueIndex value;
     int32_t behind;  // it needs instances below this one only
   };
-  std::vector<std::vector<Made>> made(static_cast<size_t>(slots));  // by slot
+  std::vector<std::vector<SlotValue>> values_by_slot(static_cast<size_t>(slots));  // by slot
   for (int32_t d = 0; d < slots; ++d) {
     GraphInput input;
     input.type = F32({4});
     input.device_slot = d;
-    made[static_cast<size_t>(d)].push_back({builder.AddInput(input), 0});
+    values_by_slot[static_cast<size_t>(d)].push_back({builder.AddInput(input), 0});
   }
   const auto emit = [&](NodeSpec spec, int32_t behind) {
     const auto slot = static_cast<size_t>(spec.device_slot);
     absl::StatusOr<std::vector<ValueIndex>> values = builder.Emit(std::move(spec));
     ASSERT_TRUE(values.ok()) << values.status();
-    made[slot].push_back({(*values)[0], behind});
+    values_by_slot[slot].push_back({(*values)[0], behind});
   };
   const int32_t instances = 1 + draw(5);
   std::vector<int32_t> next = ahead;
@@ -91,8 +91,9 @@ Graph RandomSlots(std::mt19937_64* random, int32_t slots, const std::vector<int3
   };
   while (!is_done()) {
     const int32_t slot = draw(slots);
-    const auto& own = made[static_cast<size_t>(slot)];
-    const Made from = own[static_cast<size_t>(draw(static_cast<int32_t>(own.size())))];
+    const auto& slot_values = values_by_slot[static_cast<size_t>(slot)];
+    const SlotValue from =
+        slot_values[static_cast<size_t>(draw(static_cast<int32_t>(slot_values.size())))];
     NodeSpec spec;
     spec.inputs = {from.value};
     spec.device_slot = slot;
@@ -114,9 +115,9 @@ Graph RandomSlots(std::mt19937_64* random, int32_t slots, const std::vector<int3
       emit(std::move(spec), ++instance);
     }
   }
-  for (const auto& own : made) {
+  for (const auto& slot_values : values_by_slot) {
     GraphOutput output;
-    output.value = own.back().value;
+    output.value = slot_values.back().value;
     builder.AddOutput(output);
   }
   return builder.Build();
@@ -153,8 +154,8 @@ bool AllMeet(const Plan& plan, const std::vector<int32_t>& instance_of) {
 }
 
 TEST(PlanOrderTest, AllSlotsMeetInOneOrder) {
-  const char* const given = std::getenv("CHORUS_TEST_SEED");
-  const uint64_t seed = given != nullptr ? std::stoull(given) : std::random_device()();
+  const char* const text = std::getenv("CHORUS_TEST_SEED");
+  const uint64_t seed = text != nullptr ? std::stoull(text) : std::random_device()();
   std::printf("CHORUS_TEST_SEED=%llu\n", static_cast<unsigned long long>(seed));
   std::mt19937_64 random(seed);
   for (int i = 0; i < 500; ++i) {

@@ -117,11 +117,11 @@ TEST(PlanLimitsTest, APlanTakesWhatItsAccountSays) {
     const HeapUse heap;
     const absl::StatusOr<Plan> plan = CompilePlan(graph, {});
     ASSERT_TRUE(plan.ok()) << name << ": " << plan.status();
-    const int64_t taken =
+    const int64_t bytes =
         static_cast<int64_t>(sizeof(Plan)) + heap.bytes() + heap.blocks() * kBlockOverheadBytes;
     // Lists may have as much room again.
-    EXPECT_LE(MemoryOf(*plan), taken) << name;
-    EXPECT_GE(2 * MemoryOf(*plan), taken) << name;
+    EXPECT_LE(MemoryOf(*plan), bytes) << name;
+    EXPECT_GE(2 * MemoryOf(*plan), bytes) << name;
   }
 }
 

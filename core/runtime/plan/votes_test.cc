@@ -97,11 +97,11 @@ TEST(VotesTest, VotesSayWhatEachCollectiveIsAndWhatItFollows) {
 }
 
 TEST(VotesTest, FingerprintsTellVotesApartButNotSources) {
-  const auto build = [](int64_t size, bool more, const std::string& source) {
+  const auto build = [](int64_t size, bool barrier, const std::string& source) {
     RankBuilder b(0, 2);
     const ValueIndex x = b.Input(F32({size}));
     AddOutput(&b, b.AllReduce(x));
-    if (more) b.Barrier();
+    if (barrier) b.Barrier();
     Graph graph = b.graph().Build();
     graph.nodes[0].source = source;
     return Compile(graph).votes->fingerprint;
