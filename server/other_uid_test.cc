@@ -1,7 +1,7 @@
 // Where a daemon puts its sockets, with other users about. Needs root, to be them.
 
-#include <stdlib.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
 

@@ -912,7 +912,7 @@ TEST_P(ExecutorTest, PlansAreLoadedOnOtherThreadsBesideTheWork) {
   }
 }
 
-TEST_P(ExecutorTest, LargePlansAreGivenToSomebodyElseToBeTakenApart) {
+TEST_P(ExecutorTest, LargePlansAreTakenApartElsewhere) {
   const std::unique_ptr<Backend> backend = GetParam().open(1, Seed());
   std::vector<std::function<void()>> work;
   DeviceExecutorOptions options;
