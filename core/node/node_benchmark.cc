@@ -114,6 +114,34 @@ struct Client {
   bool Has(TensorId id) const { return waiter->Tensor(id)->state == TensorState::kReady; }
 };
 
+// A run of graph 0 by one member of a world, of one input.
+Run RunOf(WorldId world, int results) {
+  Run run;
+  run.graph = {0, 1};
+  InlineData data;
+  data.bytes.assign(4, 0);
+  run.inputs.push_back(data);
+  run.outputs.resize(static_cast<size_t>(results));
+  for (OutBinding& out : run.outputs) out.kind = OutBinding::Kind::kFresh;
+  RunGroup group;
+  group.world = world;
+  group.epoch = Epoch(1);
+  group.base.push_back({});
+  run.groups.push_back(group);
+  return run;
+}
+
+// The world's id is known when the last of its ranks has joined.
+void Join(LocalNode* node, const Client& client, int rank, int size, WorldId* world) {
+  JoinRequest join;
+  join.name = "bench";
+  join.size = size;
+  join.rank = Rank(rank);
+  join.device = DeviceIndex(rank);
+  node->JoinWorld(client.session, join, absl::Now(),
+                  [world](absl::StatusOr<WorldInfo> info) { *world = info->id; });
+}
+
 struct HostDevices {
   explicit HostDevices(int devices) {
     HostBackendOptions host;
@@ -136,13 +164,7 @@ void BM_SmallAllReduce(benchmark::State& state) {
   for (int r = 0; r < ranks; ++r) {
     clients.emplace_back(&node, DeviceIndex(r));
     Client& client = clients.back();
-    JoinRequest join;
-    join.name = "bench";
-    join.size = ranks;
-    join.rank = Rank(r);
-    join.device = DeviceIndex(r);
-    node.JoinWorld(client.session, join, absl::Now(),
-                   [&world](absl::StatusOr<WorldInfo> info) { world = info->id; });
+    Join(&node, client, r, ranks, &world);
     RegisterGraph graph;
     graph.graph = {0, 1};
     graph.encoded = EncodeGraph(AllReduceGraph(r, ranks, collectives));
@@ -150,18 +172,7 @@ void BM_SmallAllReduce(benchmark::State& state) {
   }
   node.Poll(absl::Now());
 
-  Run run;
-  run.graph = {0, 1};
-  InlineData data;
-  data.bytes.assign(4, 0);
-  run.inputs.push_back(data);
-  run.outputs.resize(static_cast<size_t>(collectives));
-  for (OutBinding& out : run.outputs) out.kind = OutBinding::Kind::kFresh;
-  RunGroup group;
-  group.world = world;
-  group.epoch = Epoch(1);
-  group.base.push_back({});
-  run.groups.push_back(group);
+  Run run = RunOf(world, collectives);
   Release release;
   uint32_t generation = 0;
   for (auto _ : state) {
@@ -195,15 +206,8 @@ void BM_LongestTurn(benchmark::State& state) {
   HostDevices devices(1);
   LocalNode node({}, devices.backend.get(), [] {});
   Client client(&node, DeviceIndex(0));
-  JoinRequest join;
-  join.name = "bench";
-  join.size = 1;
-  join.device = DeviceIndex(0);
-  RunGroup group;
-  node.JoinWorld(client.session, join, absl::Now(),
-                 [&group](absl::StatusOr<WorldInfo> info) { group.world = info->id; });
-  group.epoch = Epoch(1);
-  group.base.push_back({});
+  WorldId world;
+  Join(&node, client, /*rank=*/0, /*size=*/1, &world);
   const std::string encoded = EncodeGraph(ChainGraph(collectives, outputs));
   const StagingArena staging = *node.CreateStaging(client.session, encoded.size());
   if (!node.WriteStaging(client.session, staging.arena, 0, encoded).ok()) std::abort();
@@ -212,14 +216,7 @@ void BM_LongestTurn(benchmark::State& state) {
   graph.staged.arena = staging.arena;
   graph.staged_bytes = static_cast<int64_t>(encoded.size());
   client.Submit(std::move(graph));
-  Run run;
-  run.graph = {0, 1};
-  InlineData data;
-  data.bytes.assign(4, 0);
-  run.inputs.push_back(data);
-  run.outputs.resize(static_cast<size_t>(outputs));
-  for (OutBinding& out : run.outputs) out.kind = OutBinding::Kind::kFresh;
-  run.groups.push_back(group);
+  Run run = RunOf(world, outputs);
   Release release;
   const auto turn = [&node] {
     const absl::Time begun = absl::Now();

@@ -62,15 +62,14 @@ absl::StatusOr<bool> Preparer::FindPlan(const Run& command, const GraphStore::Wa
   CHORUS_RETURN_IF_ERROR(FindWorld(command, run));
   CHORUS_ASSIGN_OR_RETURN(const bool follows, FollowInstances(waiting, run));
   if (!follows) return false;
-  // Of a graph that is small the launch does it.
-  if (!run->graph->large) return true;
-  std::shared_ptr<LoadedPlan> plan = run->own_plan;
-  if (plan == nullptr) plan = std::shared_ptr<LoadedPlan>(run->graph, &run->graph->main);
-  return Load(*run, plan, waiting);
+  return Load(*run, run->own_plan, waiting);
 }
 
-absl::StatusOr<bool> Preparer::Load(const RunState& run, const std::shared_ptr<LoadedPlan>& plan,
+// Large plans alone: small ones are loaded by their first launch.
+absl::StatusOr<bool> Preparer::Load(const RunState& run, std::shared_ptr<LoadedPlan> plan,
                                     const GraphStore::Waiting& waiting) {
+  if (!run.graph->large) return true;
+  if (plan == nullptr) plan = std::shared_ptr<LoadedPlan>(run.graph, &run.graph->main);
   return launcher_->LoadPlan(plan, run.devices, run.session->tenant->name, waiting);
 }
 
@@ -378,10 +377,8 @@ absl::StatusOr<bool> Preparer::FollowOrder(RunState* run, const std::vector<int3
       std::shared_ptr<LoadedPlan> plan,
       graphs_->InOrder(run->graph, OrderOf(*run, order), ClientOf(*run), waiting));
   if (plan == nullptr) return false;
-  if (run->graph->large) {
-    CHORUS_ASSIGN_OR_RETURN(const bool loaded, Load(*run, plan, waiting));
-    if (!loaded) return false;
-  }
+  CHORUS_ASSIGN_OR_RETURN(const bool loaded, Load(*run, plan, waiting));
+  if (!loaded) return false;
   const auto& before = run->plan->plan.buffers;
   const auto& after = plan->plan.buffers;
   const auto is_workspace = [](const BufferSpec& spec) {

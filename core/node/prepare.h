@@ -57,7 +57,8 @@ class Preparer {
   absl::StatusOr<bool> FindGraph(const Run& command, const GraphStore::Waiting& waiting,
                                  RunState* run);
   absl::StatusOr<bool> FollowInstances(const GraphStore::Waiting& waiting, RunState* run);
-  absl::StatusOr<bool> Load(const RunState& run, const std::shared_ptr<LoadedPlan>& plan,
+  // `plan`: null: the graph's main one.
+  absl::StatusOr<bool> Load(const RunState& run, std::shared_ptr<LoadedPlan> plan,
                             const GraphStore::Waiting& waiting);
   absl::StatusOr<std::vector<int64_t>> SizesOf(const Run& command, const RunState& run) const;
   absl::Status ChargeRows(RunState* run);

@@ -832,6 +832,13 @@ ModelPart Gradient(int32_t of_step, int32_t group = 0) {
   part.of_step = of_step;
   return part;
 }
+// Of a part of the same step.
+ModelPart GradientHere(int32_t of_part) {
+  ModelPart part = All(0);
+  part.kind = ModelPart::Kind::kGradientHere;
+  part.of_part = of_part;
+  return part;
+}
 ModelPart After(ModelPart part, std::vector<int32_t> after) {
   part.after = std::move(after);
   return part;
@@ -989,10 +996,7 @@ std::vector<ModelConfig> ModelConfigs() {
     ModelConfig config;
     config.name = "used_up";
     config.groups = nested;
-    ModelPart here = All(0);
-    here.kind = ModelPart::Kind::kGradientHere;
-    here.of_part = 0;
-    config.programs = {{Step({Taped(0), here}), Step({})},
+    config.programs = {{Step({Taped(0), GradientHere(0)}), Step({})},
                        {Step({Taped(0)}), Step({Gradient(0)}), Step({Gradient(0)})},
                        {Step({ToLeaf(All(0))}), Step({})}};
     configs.push_back(config);
@@ -1015,12 +1019,9 @@ std::vector<ModelConfig> ModelConfigs() {
     ModelConfig config;
     config.name = "given_up_compiled";
     config.groups = nested;
-    ModelPart here = All(0);
-    here.kind = ModelPart::Kind::kGradientHere;
-    here.of_part = 0;
     config.programs = {
-        {Step({Taped(0), here}), Step({}), Step({})},
-        {Step({ToCollective(All(0)), here}), Step({})},
+        {Step({Taped(0), GradientHere(0)}), Step({}), Step({})},
+        {Step({ToCollective(All(0)), GradientHere(0)}), Step({})},
         {Step({ToLeaf(ToCollective(Taped(0)))}), Step({Gradient(0)}), Step({Gradient(0)})}};
     config.may_lose = true;
     configs.push_back(config);

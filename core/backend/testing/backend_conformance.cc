@@ -1087,22 +1087,30 @@ TEST_P(BackendConformance, AKernelHasTheWorkspaceThatItWants) {
             absl::StatusCode::kInternal);
 }
 
+// A call of `op`, of one number.
+struct UnaryCall {
+  UnaryCall(DeviceRig* rig, absl::string_view op, absl::string_view source) {
+    const TensorType type(DType::kF32, {1});
+    const TensorType* inputs[] = {&type};
+    NodeView node;
+    node.op = op;
+    node.inputs = inputs;
+    node.source = source;
+    kernel = *rig->backend()->device(0)->MakeKernel(node, {type});
+    call.kernel = kernel.get();
+    call.inputs = {rig->Upload(0, std::vector<float>{1})};
+    call.outputs = {rig->Upload(0, std::vector<float>{2})};
+  }
+  std::unique_ptr<Kernel> kernel;
+  KernelCall call;
+};
+
 TEST_P(BackendConformance, ACallbackGetsTheFirstFailureSinceTheLastOne) {
   DeviceRig rig(GetParam().open(1, &MakeTestKernel));
-  const TensorType type(DType::kF32, {1});
-  const TensorType* inputs[] = {&type};
-  NodeView node;
-  node.op = "test_fail";
-  node.inputs = inputs;
-  auto kernel = rig.backend()->device(0)->MakeKernel(node, {type});
-  ASSERT_TRUE(kernel.ok());
-  KernelCall call;
-  call.kernel = kernel->get();
-  call.inputs = {rig.Upload(0, std::vector<float>{1})};
-  call.outputs = {rig.Upload(0, std::vector<float>{2})};
+  const UnaryCall fails(&rig, "test_fail", "");
   const DeviceAddress after = rig.Upload(0, std::vector<float>{3});
-  rig.stream(0)->Launch(call);
-  rig.stream(0)->Copy(after, call.inputs[0], 4);  // runs all the same
+  rig.stream(0)->Launch(fails.call);
+  rig.stream(0)->Copy(after, fails.call.inputs[0], 4);  // runs all the same
   EXPECT_EQ(rig.Synchronize(0).code(), absl::StatusCode::kAborted);
   EXPECT_TRUE(rig.Synchronize(0).ok());
   EXPECT_EQ(rig.Download<float>(0, after, 1)[0], 1);
@@ -1111,19 +1119,8 @@ TEST_P(BackendConformance, ACallbackGetsTheFirstFailureSinceTheLastOne) {
 // Nobody guards against a failure of an op that has none (OpDef::fallible).
 TEST_P(BackendConformance, AKernelThatMustNotFailIsABugWhereItDoes) {
   DeviceRig rig(GetParam().open(1, &MakeTestKernel));
-  const TensorType type(DType::kF32, {1});
-  const TensorType* inputs[] = {&type};
-  NodeView node;
-  node.op = "neg";
-  node.inputs = inputs;
-  node.source = "train.cc:12";
-  auto kernel = rig.backend()->device(0)->MakeKernel(node, {type});
-  ASSERT_TRUE(kernel.ok());
-  KernelCall call;
-  call.kernel = kernel->get();
-  call.inputs = {rig.Upload(0, std::vector<float>{1})};
-  call.outputs = {rig.Upload(0, std::vector<float>{2})};
-  rig.stream(0)->Launch(call);
+  const UnaryCall fails(&rig, "neg", "train.cc:12");
+  rig.stream(0)->Launch(fails.call);
   const absl::Status status = rig.Synchronize(0);
   EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
   EXPECT_EQ(ErrorOf(status).reason, Reason::kInternal);
