@@ -1032,12 +1032,9 @@ std::vector<ModelConfig> ModelConfigs() {
     ModelConfig config;
     config.name = "double_backward";
     config.groups = nested;
-    ModelPart first = All(0);
-    first.kind = ModelPart::Kind::kGradientHere;
-    first.of_part = 0;
-    ModelPart second = first;
-    second.of_part = 1;
+    ModelPart first = GradientHere(0);
     first.tape = true;
+    const ModelPart second = GradientHere(1);
     ModelPart kept = Gradient(0);
     kept.tape = true;
     config.programs = {{Step({Taped(0), first, second}), Step({}, {0})},
