@@ -198,7 +198,7 @@ ABSL_FLAG(int32_t, max_tensors, 65536, "Tensors of one session.");
 ABSL_FLAG(int32_t, max_graphs, 16384, "Registered graphs of one session.");
 ABSL_FLAG(int64_t, max_node_graphs, 1 << 20, "Registered graphs of all sessions together.");
 ABSL_FLAG(int32_t, max_graph_nodes, 1 << 20, "Nodes of one graph.");
-ABSL_FLAG(int32_t, max_graph_collectives, 1 << 13, "Collectives of one graph.");
+ABSL_FLAG(int32_t, max_graph_collectives, 1 << 11, "Collectives of one graph.");
 ABSL_FLAG(chorus::BytesFlag, max_graph_bytes, {chorus::kMaxClientGraphBytes},
           "Of one graph in the daemon's memory, and on its way there.");
 ABSL_FLAG(chorus::BytesFlag, max_plan_bytes, {chorus::PlanLimits().max_bytes},

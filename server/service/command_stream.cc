@@ -18,6 +18,12 @@
 namespace chorus {
 namespace {
 
+// What an outcome takes, gRPC's slice and buffer included.
+int64_t BytesOf(const grpc::ByteBuffer& outcome) {
+  constexpr int64_t kOverhead = 256;
+  return kOverhead + static_cast<int64_t>(outcome.Length());
+}
+
 class CommandStream : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
                       public std::enable_shared_from_this<CommandStream> {
  public:
@@ -53,13 +59,13 @@ class CommandStream : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byt
     }
     if (!TakeCommand()) return;
     MutexLock lock(&mutex_);
-    ++under_way_;
+    ReadMore();
+  }
+
+  void ReadMore() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (ended_ || !farewell_.ok()) return;
-    if (under_way_ < kMaxCommandsUnderWay) {
-      StartRead(&request_);
-    } else {
-      read_paused_ = true;
-    }
+    read_paused_ = under_way_ >= kMaxCommandsUnderWay || unwritten_bytes_ > kMaxUnwrittenBytes;
+    if (!read_paused_) StartRead(&request_);
   }
 
   // False: the stream ends.
@@ -77,12 +83,16 @@ class CommandStream : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byt
     }
     if (request->session() != 0) session_ = request->session();
     const int64_t sequence = request->command().sequence();
+    {
+      MutexLock lock(&mutex_);
+      ++under_way_;
+    }
     absl::StatusOr<Command> command = FromProto(request->command());
     absl::StatusOr<std::string> frame =
         command.ok() ? FrameOf(sequence, std::move(command->body)) : command.status();
     // Not a command of the log then: the next one may be the right one with the same sequence.
     if (!frame.ok()) {
-      PostOutcome(sequence, frame.status());
+      HaveOutcome(sequence, frame.status());
       return true;
     }
     PostForSession(
@@ -113,6 +123,7 @@ class CommandStream : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byt
     MutexLock lock(&mutex_);
     if (ended_) return;
     outcomes_.push_back(Serialized(response));
+    unwritten_bytes_ += BytesOf(outcomes_.back());
     if (outcomes_.size() == 1) StartWrite(&outcomes_.front());
   }
 
@@ -122,6 +133,7 @@ class CommandStream : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byt
     }
     MutexLock lock(&mutex_);
     if (ended_) return;
+    unwritten_bytes_ -= BytesOf(outcomes_.front());
     outcomes_.pop_front();
     --under_way_;
     if (!outcomes_.empty()) {
@@ -130,10 +142,7 @@ class CommandStream : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byt
       ended_ = true;
       return Finish(ToGrpc(farewell_));
     }
-    if (read_paused_ && farewell_.ok()) {
-      read_paused_ = false;
-      StartRead(&request_);
-    }
+    if (read_paused_) ReadMore();
     EndIfDone();
   }
 
@@ -187,6 +196,7 @@ class CommandStream : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byt
 
   Mutex mutex_;
   std::deque<grpc::ByteBuffer> outcomes_ ABSL_GUARDED_BY(mutex_);  // the first is being written
+  int64_t unwritten_bytes_ ABSL_GUARDED_BY(mutex_) = 0;            // of these
   int under_way_ ABSL_GUARDED_BY(mutex_) = 0;
   bool half_closed_ ABSL_GUARDED_BY(mutex_) = false;
   bool read_paused_ ABSL_GUARDED_BY(mutex_) = false;

@@ -4,14 +4,18 @@
 #ifndef CHORUS_SERVER_SERVICE_COMMAND_STREAM_H_
 #define CHORUS_SERVER_SERVICE_COMMAND_STREAM_H_
 
+#include <cstdint>
+
 #include "grpcpp/support/server_callback.h"
 #include "server/service/context.h"
 
 namespace chorus {
 
-// A stream with kMaxCommandsUnderWay commands without an outcome is not read further until one has
-// ended, so that a client that does not read its outcomes stops itself.
+// A stream with kMaxCommandsUnderWay commands whose outcome has not been written, or with more than
+// kMaxUnwrittenBytes of outcomes, is not read further until that is less, so that a client that
+// does not read its outcomes stops itself. What the commands under way hold is charged by the node.
 inline constexpr int kMaxCommandsUnderWay = 1024;
+inline constexpr int64_t kMaxUnwrittenBytes = 4096;
 
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* StartCommandStream(
     const ServiceContext* service, grpc::CallbackServerContext* context);

@@ -73,6 +73,7 @@ constexpr Case kCases[] = {
     {"messages", "INVALID_ARGUMENT", 1000, 1000},
     {"large", "INVALID_ARGUMENT", 0, 0},
     {"streams", "RESOURCE_EXHAUSTED", 1000, kCalls / 8 * 7},
+    {"unread", "INVALID_ARGUMENT", 700, 700},
     {"compressed", "UNIMPLEMENTED", 0, 0},
     {"downloads", "RESOURCE_EXHAUSTED", 64, 64, int64_t{16} << 20},
     {"lists", "INVALID_ARGUMENT", 0, 0},

@@ -1,16 +1,21 @@
 #include "tests/hostile/rpc_attacks.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/time/clock.h"
 #include "chorus/v1/log.grpc.pb.h"
 #include "chorus/v1/sessions.grpc.pb.h"
 #include "chorus/v1/tensors.grpc.pb.h"
 #include "chorus/v1/worlds.grpc.pb.h"
 #include "core/base/error.h"
+#include "core/base/mutex.h"
 #include "google/protobuf/unknown_field_set.h"
 #include "grpcpp/client_context.h"
+#include "grpcpp/support/client_callback.h"
 #include "proto/convert/errors_convert.h"
 
 namespace chorus {
@@ -106,6 +111,71 @@ absl::StatusOr<Report> Streams(const RawSession& session, Kept* kept) {
     kept->push_back(std::move(stream));
   }
   kept->resize(kept->size() - std::min<size_t>(kept->size() - 1, 8));
+  const absl::Time deadline = RawSession::Deadline();
+  while (absl::IsResourceExhausted(Submit(session, log.get(), {})) && absl::Now() < deadline) {
+  }
+  return report;
+}
+
+// Streams of commands that are none, whose outcomes nobody reads.
+class UnreadStream : public grpc::ClientBidiReactor<v1::CommandsRequest, v1::CommandsResponse> {
+ public:
+  UnreadStream(v1::Log::Stub* log, const v1::CommandsRequest& request, std::atomic<int>* written)
+      : request_(request), all_written_(written) {
+    RawSession::SetDeadline(&context_);
+    log->async()->Commands(&context_, this);
+    StartWrite(&request_);
+    StartCall();
+  }
+  ~UnreadStream() override {
+    context_.TryCancel();
+    MutexLock lock(&mutex_);
+    while (!done_) changed_.Wait(&mutex_);
+  }
+
+  void OnWriteDone(bool ok) override {
+    if (!ok) return;
+    all_written_->fetch_add(1);
+    if (++written_ < kWrites) StartWrite(&request_);
+  }
+  void OnDone(const grpc::Status&) override {
+    MutexLock lock(&mutex_);
+    done_ = true;
+    changed_.SignalAll();
+  }
+
+ private:
+  static constexpr int kWrites = 1100;
+
+  grpc::ClientContext context_;
+  const v1::CommandsRequest request_;
+  std::atomic<int>* const all_written_;
+  int written_ = 0;
+  Mutex mutex_;
+  CondVar changed_;
+  bool done_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+absl::StatusOr<Report> Unread(const RawSession& session, Kept* kept) {
+  Report report;
+  const std::shared_ptr<v1::Log::Stub> log = v1::Log::NewStub(session.channel);
+  kept->push_back(log);
+  v1::CommandsRequest request;
+  request.set_session(session.session);
+  request.mutable_command()->set_sequence(1);
+  const auto written = std::make_shared<std::atomic<int>>(0);
+  kept->push_back(written);
+  for (; report.done < 700; ++report.done) {
+    kept->push_back(std::make_shared<UnreadStream>(log.get(), request, written.get()));
+  }
+  // Until the daemon answers others and reads no more of these.
+  v1::SubmitRequest other;
+  other.mutable_command()->set_sequence(1);
+  int before = -1;
+  for (int idle = 0; idle < 100; ++idle) {
+    report.refused = Submit(session, log.get(), other);
+    if (std::exchange(before, written->load()) != before) idle = 0;
+  }
   return report;
 }
 
@@ -221,8 +291,9 @@ absl::StatusOr<Report> Lists(const RawSession& session, Kept*) {
 
 const std::map<std::string, RpcAttack>& RpcAttacks() {
   static const auto* const attacks = new std::map<std::string, RpcAttack>{
-      {"messages", &Messages},     {"large", &Large},         {"streams", &Streams},
-      {"compressed", &Compressed}, {"downloads", &Downloads}, {"lists", &Lists},
+      {"messages", &Messages},     {"large", &Large},   {"streams", &Streams},
+      {"compressed", &Compressed}, {"unread", &Unread}, {"downloads", &Downloads},
+      {"lists", &Lists},
   };
   return *attacks;
 }
