@@ -250,7 +250,7 @@ BENCHMARK(BM_LongestTurn)
     ->Args({1000, 1})
     ->Args({2900, 1})  // as many as a frame can name
     ->Args({1, 1000})
-    ->Args({1, 8192});  // as many as a graph may have
+    ->Args({1, 2048});  // as many as a graph may have
 
 }  // namespace
 }  // namespace chorus::node

@@ -32,7 +32,7 @@ struct NodeOptions {
   int64_t max_staging_bytes = int64_t{8} << 30;
   int32_t max_pending_runs = 1024;
   int32_t max_graph_nodes = 1 << 20;
-  int32_t max_graph_collectives = 1 << 13;
+  int32_t max_graph_collectives = 1 << 11;
   int64_t max_graph_bytes = kMaxClientGraphBytes;  // in memory, and on its way
   PlanLimits plan;
   // A graph that comes in more bytes than these (about a hundred nodes, half a millisecond) is

@@ -15,7 +15,7 @@ namespace chorus {
 struct GraphLimits {
   int64_t max_nodes = 1 << 20;
   // A run votes on all of them at once.
-  int64_t max_collectives = 1 << 13;
+  int64_t max_collectives = 1 << 11;
   int64_t max_values = 1 << 22;  // inputs and outputs of nodes together
   int64_t max_value_bytes = int64_t{1} << 33;
   int32_t max_device_slots = 64;
