@@ -2,6 +2,7 @@
 #ifndef CHORUS_BENCHMARKS_BURNER_H_
 #define CHORUS_BENCHMARKS_BURNER_H_
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -11,10 +12,16 @@
 namespace chorus {
 namespace bench {
 
-// A thread for each of `busy`, which is busy for that part of each 20 ms, 0 to 1.
-absl::StatusOr<Process> StartBurner(const std::vector<double>& busy);
+struct Burn {
+  double part = 0;        // of the time, 0 to 1
+  int64_t period_ns = 0;  // in each of which the thread sleeps once
+};
 
-int RunBurnerHelper(const std::vector<std::string>& busy);
+// A thread for each.
+absl::StatusOr<Process> StartBurner(const std::vector<Burn>& burns);
+
+// `burns` is what StartBurner() passes: "PART/PERIOD" for each.
+int RunBurnerHelper(const std::vector<std::string>& burns);
 
 }  // namespace bench
 }  // namespace chorus

@@ -49,7 +49,8 @@ ABSL_FLAG(std::string, commit, "", "What was built, for the heading.");
 // Of the helper processes, which are this program too.
 ABSL_FLAG(std::string, helper, "", "Internal: which helper to be.");
 ABSL_FLAG(std::string, control, "", "Internal: where the driver listens.");
-ABSL_FLAG(std::vector<std::string>, busy, {}, "Internal: for what part of the time, by thread.");
+ABSL_FLAG(std::vector<std::string>, burn, {},
+          "Internal: for what part of which period, by thread.");
 ABSL_FLAG(int, index, 0, "Internal: which of the helpers.");
 ABSL_FLAG(std::string, socket, "", "Internal: a gRPC server's socket.");
 ABSL_FLAG(std::string, address, "", "Internal: where chorusd listens.");
@@ -67,7 +68,7 @@ int BeHelper(const std::string& helper) {
   if (helper == "training") {
     return RunTrainingHelper(control, absl::GetFlag(FLAGS_index), absl::GetFlag(FLAGS_address));
   }
-  if (helper == "burner") return RunBurnerHelper(absl::GetFlag(FLAGS_busy));
+  if (helper == "burner") return RunBurnerHelper(absl::GetFlag(FLAGS_burn));
   if (helper == "idle_sessions") {
     return RunIdleSessionsHelper(control, absl::GetFlag(FLAGS_address));
   }

@@ -16,16 +16,33 @@ namespace chorus {
 namespace bench {
 namespace {
 
+// A sleep is not shorter than what going to sleep and waking takes.
+constexpr int64_t kShortestPeriod = 50000;
+constexpr int64_t kLongestPeriod = 20000000;
+
 // A pair, and somebody beside them who stands still between the rounds.
 struct Beside {
   WorkingPair pair;
   Process other;
 };
 
-// Starts the attack, and says for what part of the time it keeps processors busy: its own process
-// one, the daemon's node thread and what works for it others.
-absl::StatusOr<std::vector<double>> StartAttack(const Context& context, const std::string& attack,
-                                                Beside* beside) {
+// Of a process, by now.
+struct Used {
+  int64_t cpu_ns = 0;
+  int64_t sleeps = 0;
+};
+
+absl::StatusOr<Used> UsedBy(pid_t pid) {
+  Used used;
+  CHORUS_ASSIGN_OR_RETURN(used.cpu_ns, CpuNanosOf(pid));
+  CHORUS_ASSIGN_OR_RETURN(used.sleeps, SleepsOf(pid));
+  return used;
+}
+
+// Starts the attack, and says what burns as much: its own process one processor, the daemon's node
+// thread and what works for it others, each in pieces as short as theirs.
+absl::StatusOr<std::vector<Burn>> StartAttack(const Context& context, const std::string& attack,
+                                              Beside* beside) {
   const int64_t span = context.effort == Effort::kSmoke ? 50000000 : 1000000000;
   CHORUS_ASSIGN_OR_RETURN(
       beside->other,
@@ -33,21 +50,28 @@ absl::StatusOr<std::vector<double>> StartAttack(const Context& context, const st
                      {}));
   Pause(span / 2);  // it has begun
   const pid_t pids[] = {beside->other.pid(), beside->pair.daemon->pid()};
-  int64_t used[2];
+  Used before[2];
   for (int i = 0; i < 2; ++i) {
-    CHORUS_ASSIGN_OR_RETURN(used[i], CpuNanosOf(pids[i]));
+    CHORUS_ASSIGN_OR_RETURN(before[i], UsedBy(pids[i]));
   }
   const int64_t begun = NowNanos();
   Pause(span);
-  const double took = static_cast<double>(NowNanos() - begun);
-  double busy[2];
+  const int64_t took = NowNanos() - begun;
+  std::vector<Burn> burns;
   for (int i = 0; i < 2; ++i) {
-    CHORUS_ASSIGN_OR_RETURN(const int64_t now, CpuNanosOf(pids[i]));
-    busy[i] = static_cast<double>(now - used[i]) / took;
+    CHORUS_ASSIGN_OR_RETURN(const Used after, UsedBy(pids[i]));
+    double busy = static_cast<double>(after.cpu_ns - before[i].cpu_ns) / static_cast<double>(took);
+    Burn burn;
+    burn.period_ns = std::min(
+        kLongestPeriod,
+        std::max(kShortestPeriod, took / std::max<int64_t>(1, after.sleeps - before[i].sleeps)));
+    for (; busy > 0; --busy) {
+      burn.part = std::min(1.0, busy);
+      burns.push_back(burn);
+    }
   }
   beside->other.Stop();
-  return std::vector<double>{std::min(1.0, busy[0]), std::min(1.0, busy[1]),
-                             std::min(1.0, std::max(0.0, busy[1] - 1))};
+  return burns;
 }
 
 Contender WithOther(const std::string& name, Role role, const Beside& beside) {
@@ -73,18 +97,18 @@ absl::Status MeasureBeside(const Context& context, const std::string& attack) {
   for (Beside* beside : {&attacked, &left_alone}) {
     CHORUS_ASSIGN_OR_RETURN(beside->pair, WorkingPair::Start(context));
   }
-  CHORUS_ASSIGN_OR_RETURN(const std::vector<double> busy, StartAttack(context, attack, &attacked));
-  CHORUS_ASSIGN_OR_RETURN(left_alone.other, StartBurner(busy));
+  CHORUS_ASSIGN_OR_RETURN(const std::vector<Burn> burns, StartAttack(context, attack, &attacked));
+  CHORUS_ASSIGN_OR_RETURN(left_alone.other, StartBurner(burns));
   left_alone.other.Stop();
   const std::vector<Contender> contenders = {
       WithOther("beside " + attack, Role::kOurs, attacked),
       WithOther(absl::StrCat("beside who burns ",
-                             absl::StrJoin(busy, "+",
-                                           [](std::string* out, double part) {
-                                             absl::StrAppend(out,
-                                                             static_cast<int>(100 * part + 0.5));
-                                           }),
-                             " %"),
+                             absl::StrJoin(burns, ", ",
+                                           [](std::string* out, const Burn& burn) {
+                                             absl::StrAppend(
+                                                 out, static_cast<int>(100 * burn.part + 0.5),
+                                                 " % of ", burn.period_ns / 1000, " us");
+                                           })),
                 Role::kFloor, left_alone)};
   CHORUS_ASSIGN_OR_RETURN(std::vector<Measured> measured,
                           MeasureInterleaved(contenders, context.Interleave()));

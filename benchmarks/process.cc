@@ -20,11 +20,25 @@
 #include <system_error>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/optional.h"
 #include "core/base/unique_fd.h"
 
 namespace chorus {
 namespace bench {
 namespace {
+
+// The number behind `name` in a `status` file of /proc.
+absl::optional<int64_t> StatusNumber(const std::string& path, absl::string_view name) {
+  std::istringstream status(FileText(path));
+  for (std::string line; std::getline(status, line);) {
+    std::istringstream words(line);
+    std::string first;
+    int64_t number = 0;
+    if (words >> first >> number && first == name) return number;
+  }
+  return absl::nullopt;
+}
 
 int64_t ClockNanos(clockid_t clock) {
   timespec now{};
@@ -170,6 +184,19 @@ absl::StatusOr<int64_t> CpuNanosOf(pid_t pid) {
   return ClockNanos(clock);
 }
 
+absl::StatusOr<int64_t> SleepsOf(pid_t pid) {
+  int64_t sleeps = 0;
+  std::error_code error;
+  for (const auto& thread :
+       std::filesystem::directory_iterator(absl::StrCat("/proc/", pid, "/task"), error)) {
+    const auto of_thread =
+        StatusNumber(thread.path().string() + "/status", "voluntary_ctxt_switches:");
+    sleeps += of_thread.value_or(0);  // it may have ended since
+  }
+  if (error) return absl::NotFoundError(absl::StrCat("no threads of process ", pid));
+  return sleeps;
+}
+
 absl::StatusOr<int64_t> ResidentBytesOf(pid_t pid) {
   std::istringstream pages(FileText(absl::StrCat("/proc/", pid, "/statm")));
   int64_t total = 0;
@@ -181,13 +208,8 @@ absl::StatusOr<int64_t> ResidentBytesOf(pid_t pid) {
 }
 
 absl::StatusOr<int64_t> AnonymousBytesOf(pid_t pid) {
-  std::istringstream status(FileText(absl::StrCat("/proc/", pid, "/status")));
-  for (std::string line; std::getline(status, line);) {
-    std::istringstream words(line);
-    std::string name;
-    int64_t kilobytes = 0;
-    if (words >> name >> kilobytes && name == "RssAnon:") return kilobytes * 1024;
-  }
+  const auto kilobytes = StatusNumber(absl::StrCat("/proc/", pid, "/status"), "RssAnon:");
+  if (kilobytes.has_value()) return *kilobytes * 1024;
   return absl::NotFoundError(absl::StrCat("no memory of process ", pid));
 }
 

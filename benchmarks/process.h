@@ -60,6 +60,8 @@ int64_t NowNanos();
 // Processor time used so far: by this process, or by another one of the same user.
 int64_t CpuNanos();
 absl::StatusOr<int64_t> CpuNanosOf(pid_t pid);
+// How often the threads that it has now have gone to sleep.
+absl::StatusOr<int64_t> SleepsOf(pid_t pid);
 // Whether this build keeps what is freed, as a sanitizer does: then heaps tell nothing.
 #ifdef __SANITIZE_ADDRESS__
 inline constexpr bool kSanitized = true;

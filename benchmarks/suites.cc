@@ -134,8 +134,9 @@ Task WorkingPair::SmallAllReduce() {
 absl::StatusOr<WorkingPair> WorkingPair::Start(const Context& context) {
   WorkingPair pair;
   pair.scratch = std::make_unique<ScratchDirectory>();
-  CHORUS_ASSIGN_OR_RETURN(pair.daemon, Daemon::Start(context.daemon_program, *pair.scratch,
-                                                     {absl::StrCat("--host_devices=", kRanks)}));
+  // More than there are ranks: a device is a queue, and who is beside them has another one.
+  CHORUS_ASSIGN_OR_RETURN(
+      pair.daemon, Daemon::Start(context.daemon_program, *pair.scratch, {"--host_devices=8"}));
   CHORUS_ASSIGN_OR_RETURN(pair.job, Job::Start(*pair.scratch, *pair.daemon, kRanks));
   CHORUS_RETURN_IF_ERROR(RunJob(pair.job.get(), SmallAllReduce(), 100).status());
   return pair;
