@@ -142,6 +142,7 @@ struct Daemon::Impl {
     context.peers = &peers;
     context.log = &tenant_log;
     context.parsing = &parsing;
+    context.answers = &answers;
     context.uploads = &uploads;
     context.incarnation = NewIncarnation();
     context.max_wait = options.max_wait;
@@ -169,6 +170,7 @@ struct Daemon::Impl {
   ServiceContext context;
   TenantLog tenant_log;
   Room parsing{kMaxParsedBytes};
+  SharedRoom answers{kMaxAnswerBytes};
   Room uploads{kMaxUploadBytes};
   PeerTable peers;
   Farewell farewell;

@@ -36,7 +36,7 @@ struct DaemonOptions {
   // where the process has not eight descriptors for each.
   int max_connections = 8192;
   // Calls of gRPC under way; each takes some 20 KiB beside what it waits for. 7/8 as above.
-  int max_calls = 16384;
+  int max_calls = 8192;
   // Writes the lines that clients cause; null: glog does.
   TenantLog::Write write_line;
   // Whose processes may write without attaching.

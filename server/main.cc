@@ -232,7 +232,7 @@ ABSL_FLAG(chorus::DurationFlag, exit_timeout, {absl::Seconds(10)},
 ABSL_FLAG(int32_t, max_connections, 8192,
           "Connections of each kind (attach, gRPC) at a time, 7/8 of them for one uid, or by TCP. "
           "Fewer where there are not eight descriptors for each.");
-ABSL_FLAG(int32_t, max_calls, 16384,
+ABSL_FLAG(int32_t, max_calls, 8192,
           "Calls of gRPC under way at a time, 7/8 of them of one uid, or by TCP.");
 ABSL_FLAG(chorus::DurationFlag, idle_timeout, {absl::Minutes(15)},
           "Of a connection of gRPC without a call, if its process is not attached; never shorter "

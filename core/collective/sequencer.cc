@@ -2211,10 +2211,12 @@ CallPosition Sequencer::NextCall(GroupId group, Rank rank) const {
 int Sequencer::num_groups() const { return static_cast<int>(groups_.size()); }
 bool Sequencer::IsPending(RunHandle run) const { return run_by_handle_.contains(run); }
 
-std::vector<PendingInstance> Sequencer::Pending(absl::Time now) const {
+std::vector<PendingInstance> Sequencer::Pending(absl::Time now, int64_t* room) const {
   std::vector<PendingInstance> result;
   for (int32_t r = pending_.head; r != kNone; r = runs_[r].next) {
     for (const int32_t id : runs_[r].instances) {
+      if (*room <= 0) return result;
+      *room -= 8;
       const Instance& instance = instances_[id];
       if (instance.seats[instance.first].run != r) continue;  // the first voter lists it
       PendingInstance pending;
@@ -2223,6 +2225,7 @@ std::vector<PendingInstance> Sequencer::Pending(absl::Time now) const {
       pending.what = first.descriptor.ToString();
       pending.source = first.source;
       pending.waiting = std::max(now - instance.first_vote, absl::ZeroDuration());
+      *room -= static_cast<int64_t>(instance.seats.size());
       for (int32_t p = 0; p < static_cast<int32_t>(instance.seats.size()); ++p) {
         const Rank rank = RankAt(instance.key, p);
         if (instance.seats[p].run != kNone) {

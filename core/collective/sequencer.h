@@ -207,8 +207,9 @@ class Sequencer {
   CallPosition NextCall(GroupId group, Rank rank) const;
   // GroupIds ever given are below; GroupMembers tells which are still there.
   int num_groups() const;
-  // By run, in order of submission.
-  std::vector<PendingInstance> Pending(absl::Time now) const;
+  // By run, in order of submission, until there is no more `room`: 8 are taken for each that is
+  // looked at, and one for each rank of it.
+  std::vector<PendingInstance> Pending(absl::Time now, int64_t* room) const;
   bool IsPending(RunHandle run) const;
   // The last collective of the world group (gradients apart) that was published, that is finished
   // without error, with `rank`.

@@ -890,8 +890,13 @@ TEST(SequencerFailureTest, AgreeTimeoutNamesWhoIsMissing) {
   Cast(&sequencer, Simple(sequencer, 10, 2, 0), At(5));
   Cast(&sequencer, Simple(sequencer, 11, 0, 0), At(40));
   EXPECT_EQ(sequencer.NextDeadline(), At(65));
-  const std::vector<PendingInstance> pending = sequencer.Pending(At(45));
+  int64_t room = 100;
+  const std::vector<PendingInstance> pending = sequencer.Pending(At(45), &room);
   ASSERT_THAT(pending, SizeIs(1));
+  EXPECT_EQ(room, 100 - 2 * 8 - 4);  // of two runs the first lists it
+  room = 0;
+  EXPECT_THAT(sequencer.Pending(At(45), &room), IsEmpty());
+  room = 100;
   EXPECT_THAT(pending[0].voted, ElementsAre(Rank(0), Rank(2)));
   EXPECT_THAT(pending[0].missing, ElementsAre(Rank(1), Rank(3)));
   EXPECT_EQ(pending[0].waiting, absl::Seconds(40));
@@ -911,7 +916,7 @@ TEST(SequencerFailureTest, AgreeTimeoutNamesWhoIsMissing) {
   EXPECT_THAT(error.message, AllOf(HasSubstr("rank 1 (pid 101), rank 3 (pid 103)"), HasSubstr("1m"),
                                    HasSubstr("rank2.cc:10")));
   EXPECT_EQ(sequencer.NextDeadline(), absl::InfiniteFuture());
-  EXPECT_THAT(sequencer.Pending(At(65)), IsEmpty());
+  EXPECT_THAT(sequencer.Pending(At(65), &room), IsEmpty());
 }
 
 TEST(SequencerFailureTest, TheDeadlineIsThatOfTheOldestInstanceThatLacksVotes) {

@@ -123,7 +123,9 @@ class Agreement {
   }
   CallPosition NextCall(GroupId group, Rank rank) const { return sequencer_.NextCall(group, rank); }
   int num_groups() const { return sequencer_.num_groups(); }
-  std::vector<PendingInstance> Pending(absl::Time now) const { return sequencer_.Pending(now); }
+  std::vector<PendingInstance> Pending(absl::Time now, int64_t* room) const {
+    return sequencer_.Pending(now, room);
+  }
   size_t LiveRows() const { return sequencer_.LiveRows(); }
   size_t HeldRows() const { return sequencer_.HeldRows(); }
 

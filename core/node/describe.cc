@@ -23,12 +23,13 @@ SessionInfo Describe(const Session& session, absl::Time now) {
   return info;
 }
 
-WorldInfo Describe(const World& world, absl::Time now) {
+WorldInfo Describe(const World& world, absl::Time now, int64_t* room) {
   WorldInfo info;
   info.id = world.id;
   info.tenant = world.tenant;
   info.name = world.name;
   info.size = world.size();
+  *room -= world.size();
   info.agree_timeout = world.options.agree_timeout;
   for (int rank = 0; rank < world.size(); ++rank) {
     const World::Member& member = world.members[static_cast<size_t>(rank)];
@@ -46,10 +47,11 @@ WorldInfo Describe(const World& world, absl::Time now) {
     for (WorldInfo::Member& member : info.members) {
       member.next = world.agreement->NextCall(GroupId(0), member.rank);
     }
-    for (int group = 0; group < world.agreement->num_groups(); ++group) {
+    for (int group = 0; group < world.agreement->num_groups() && *room > 0; ++group) {
       const auto members = world.agreement->GroupMembers(GroupId(group));
       info.groups.emplace_back();
       if (members.ok()) info.groups.back().assign(members->begin(), members->end());
+      *room -= 1 + static_cast<int64_t>(info.groups.back().size());
     }
   } else {
     info.waiting = now - world.first_joined;

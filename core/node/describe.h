@@ -4,6 +4,8 @@
 #ifndef CHORUS_CORE_NODE_DESCRIBE_H_
 #define CHORUS_CORE_NODE_DESCRIBE_H_
 
+#include <cstdint>
+
 #include "absl/time/time.h"
 #include "core/node/info.h"
 #include "core/node/session.h"
@@ -12,7 +14,9 @@
 namespace chorus::node {
 
 SessionInfo Describe(const Session& session, absl::Time now);
-WorldInfo Describe(const World& world, absl::Time now);
+// Takes one of `room` for each member, and for each group and its members: where there is no more
+// room groups are left out.
+WorldInfo Describe(const World& world, absl::Time now, int64_t* room);
 
 }  // namespace chorus::node
 

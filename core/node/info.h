@@ -91,6 +91,15 @@ struct NodeStats {
   int64_t agreement_rows = 0;  // of all worlds' sequencers
 };
 
+// A list that ends where it would take the node thread too long. What fits: 16,384 members and
+// ranks, or 1,600 waits of pairs.
+inline constexpr int64_t kMaxListed = 16384;
+template <typename Row>
+struct Listing {
+  std::vector<Row> rows;
+  bool truncated = false;  // there may be more
+};
+
 // What a world waits for.
 struct PendingView {
   WorldId world;

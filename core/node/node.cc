@@ -433,17 +433,14 @@ absl::StatusOr<SessionInfo> LocalNode::Describe(SessionId id, absl::Time now) co
 std::vector<SessionInfo> LocalNode::Sessions(absl::string_view tenant, absl::Time now) const {
   return ViewSessions(parts_->viewed(), tenant, now);
 }
-absl::StatusOr<std::vector<WorldInfo>> LocalNode::Worlds(absl::string_view tenant,
-                                                         absl::optional<WorldId> one,
-                                                         absl::Time now) const {
-  std::vector<WorldInfo> worlds = ViewWorlds(parts_->viewed(), tenant, now);
-  if (!one.has_value()) return worlds;
-  for (WorldInfo& world : worlds) {
-    if (world.id == *one) return std::vector<WorldInfo>{std::move(world)};
-  }
+absl::StatusOr<Listing<WorldInfo>> LocalNode::Worlds(absl::string_view tenant,
+                                                     absl::optional<WorldId> one,
+                                                     absl::Time now) const {
+  Listing<WorldInfo> worlds = ViewWorlds(parts_->viewed(), tenant, one, now);
+  if (!one.has_value() || !worlds.rows.empty()) return worlds;
   return UnknownName(absl::StrCat("there is no world ", one->value()));
 }
-std::vector<PendingView> LocalNode::Pending(absl::string_view tenant, absl::Time now) const {
+Listing<PendingView> LocalNode::Pending(absl::string_view tenant, absl::Time now) const {
   return ViewPending(parts_->viewed(), tenant, now);
 }
 absl::StatusOr<std::vector<FlightEvent>> LocalNode::Flight(absl::string_view tenant,

@@ -108,9 +108,9 @@ class LocalNode {
   // NOT_FOUND kSessionLost.
   absl::StatusOr<SessionInfo> Describe(SessionId session, absl::Time now) const;
   // All, or the one that is named. NOT_FOUND kUnknownName: there is none of that name to be seen.
-  absl::StatusOr<std::vector<WorldInfo>> Worlds(absl::string_view tenant,
-                                                absl::optional<WorldId> one, absl::Time now) const;
-  std::vector<PendingView> Pending(absl::string_view tenant, absl::Time now) const;
+  absl::StatusOr<Listing<WorldInfo>> Worlds(absl::string_view tenant, absl::optional<WorldId> one,
+                                            absl::Time now) const;
+  Listing<PendingView> Pending(absl::string_view tenant, absl::Time now) const;
   // Records the refusal of a request that never became a session's, and returns it with its id.
   absl::Status Refused(absl::string_view tenant, int32_t pid, const absl::Status& status);
   // NOT_FOUND kUnknownName: not recorded, no longer kept, or another tenant's.

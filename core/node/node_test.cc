@@ -1681,6 +1681,37 @@ TEST_F(NodeTest, ALeaseIsAsLongAsTheDaemonSays) {
             "lease: expected at most 2m, got inf");
 }
 
+TEST_F(NodeTest, ListsEndWhereTheyTakeTooLong) {
+  backend_ = HostDevices(1);
+  loop_ = std::make_unique<NodeLoop>(NodeOptions(), backend_.get());
+  constexpr int kRanks = 1024;
+  constexpr int kWhole = kMaxListed / kRanks;
+  std::vector<std::unique_ptr<DirectRank>> early;
+  const auto worlds = [&early](absl::optional<WorldId> one) {
+    return early[0]->Call<Listing<WorldInfo>>([one](LocalNode& node, absl::Time now, auto* done) {
+      done->Set(*node.Worlds("", one, now));
+    });
+  };
+  const auto pending = [&early] {
+    return early[0]->Call<Listing<PendingView>>(
+        [](LocalNode& node, absl::Time now, auto* done) { done->Set(node.Pending("", now)); });
+  };
+  while (early.size() < kWhole + 2) {
+    early.push_back(std::make_unique<DirectRank>(loop_.get(), 0, kRanks,
+                                                 absl::StrCat("job", early.size()),
+                                                 std::vector<DeviceIndex>{DeviceIndex(0)}));
+    const size_t listed = std::min<size_t>(early.size(), kWhole);
+    EXPECT_EQ(worlds(absl::nullopt).rows.size(), listed);
+    EXPECT_EQ(worlds(absl::nullopt).truncated, early.size() >= kWhole);
+    EXPECT_EQ(pending().rows.size(), listed);
+    EXPECT_EQ(pending().truncated, early.size() >= kWhole);
+  }
+  const Listing<WorldInfo> last = worlds(WorldId(kWhole + 2));
+  ASSERT_EQ(last.rows.size(), 1u);
+  EXPECT_EQ(last.rows[0].name, absl::StrCat("job", kWhole + 1));
+  EXPECT_FALSE(last.truncated);
+}
+
 // A hostile client does not wait for Join to return.
 TEST_F(NodeTest, ARunInAWorldThatIsNotCompleteIsRefusedAndNothingElse) {
   backend_ = HostDevices(2);
@@ -1688,7 +1719,7 @@ TEST_F(NodeTest, ARunInAWorldThatIsNotCompleteIsRefusedAndNothingElse) {
   DirectRank early(loop_.get(), 0, 2, "job", {DeviceIndex(0)});
   const std::vector<WorldInfo> worlds =
       early.Call<std::vector<WorldInfo>>([](LocalNode& node, absl::Time now, auto* done) {
-        done->Set(*node.Worlds("", absl::nullopt, now));
+        done->Set(node.Worlds("", absl::nullopt, now)->rows);
       });
   ASSERT_EQ(worlds.size(), 1u);
   early.Register(0, AllReduceGraph(0, 2, TensorType(DType::kF32, {4}), "early.cc:1"));

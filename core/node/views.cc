@@ -15,8 +15,24 @@ bool Shows(absl::string_view tenant, absl::string_view owner) {
   return tenant.empty() || tenant == owner;
 }
 
+// By their ids, `one` or all.
+std::vector<const World*> WorldsOf(const Viewed& node, absl::string_view tenant,
+                                   absl::optional<WorldId> one) {
+  std::vector<const World*> worlds;
+  node.worlds->ForEach([&](const World& world) {
+    if (Shows(tenant, world.tenant) && one.value_or(world.id) == world.id) {
+      worlds.push_back(&world);
+    }
+  });
+  std::sort(worlds.begin(), worlds.end(),
+            [](const World* a, const World* b) { return a->id < b->id; });
+  return worlds;
+}
+
 // What waits in one world.
-void AddPending(const World& world, absl::Time now, std::vector<PendingView>* pending) {
+void AddPending(const World& world, absl::Time now, int64_t* room,
+                std::vector<PendingView>* pending) {
+  *room -= world.size();
   PendingView waiting;  // joining and reforming wait for ranks as well
   waiting.world = world.id;
   waiting.world_name = world.name;
@@ -39,7 +55,7 @@ void AddPending(const World& world, absl::Time now, std::vector<PendingView>* pe
     (has_asked ? waiting.instance.voted : waiting.instance.missing).push_back(Rank(rank));
   }
   if (!waiting.instance.voted.empty()) pending->push_back(std::move(waiting));
-  for (PendingInstance& instance : world.agreement->Pending(now)) {
+  for (PendingInstance& instance : world.agreement->Pending(now, room)) {
     pending->push_back({world.id, world.name, std::move(instance)});
   }
 }
@@ -77,26 +93,25 @@ std::vector<SessionInfo> ViewSessions(const Viewed& node, absl::string_view tena
   return infos;
 }
 
-std::vector<WorldInfo> ViewWorlds(const Viewed& node, absl::string_view tenant, absl::Time now) {
-  std::vector<WorldInfo> infos;
-  node.worlds->ForEach([&](const World& world) {
-    if (Shows(tenant, world.tenant)) infos.push_back(Describe(world, now));
-  });
-  std::sort(infos.begin(), infos.end(),
-            [](const WorldInfo& a, const WorldInfo& b) { return a.id < b.id; });
-  return infos;
+Listing<WorldInfo> ViewWorlds(const Viewed& node, absl::string_view tenant,
+                              absl::optional<WorldId> one, absl::Time now) {
+  Listing<WorldInfo> listing;
+  int64_t room = kMaxListed;
+  for (const World* world : WorldsOf(node, tenant, one)) {
+    if (room > 0) listing.rows.push_back(Describe(*world, now, &room));
+  }
+  listing.truncated = room <= 0;
+  return listing;
 }
 
-std::vector<PendingView> ViewPending(const Viewed& node, absl::string_view tenant, absl::Time now) {
-  std::vector<const World*> worlds;
-  node.worlds->ForEach([&](const World& world) {
-    if (Shows(tenant, world.tenant)) worlds.push_back(&world);
-  });
-  std::sort(worlds.begin(), worlds.end(),
-            [](const World* a, const World* b) { return a->id < b->id; });
-  std::vector<PendingView> pending;
-  for (const World* world : worlds) AddPending(*world, now, &pending);
-  return pending;
+Listing<PendingView> ViewPending(const Viewed& node, absl::string_view tenant, absl::Time now) {
+  Listing<PendingView> listing;
+  int64_t room = kMaxListed;
+  for (const World* world : WorldsOf(node, tenant, absl::nullopt)) {
+    if (room > 0) AddPending(*world, now, &room, &listing.rows);
+  }
+  listing.truncated = room <= 0;
+  return listing;
 }
 
 std::vector<FlightEvent> ViewFlight(const Viewed& node, absl::string_view tenant, int64_t limit) {

@@ -202,7 +202,8 @@ void Worlds::Form(const std::shared_ptr<World>& world, absl::Time now) {
   timers_->Cancel(world->join_timer);
   world->agreement = std::make_unique<Agreement>(world.get(), world->options, queue_, timers_);
   failures_->Note(FlightKind::kWorldFormed, now, nullptr, world.get());
-  const WorldInfo info = Describe(*world, now);
+  int64_t room = kMaxListed;
+  const WorldInfo info = Describe(*world, now, &room);
   for (World::Member& member : world->members) {
     OnJoined done = std::move(member.on_joined);
     member.on_joined = nullptr;

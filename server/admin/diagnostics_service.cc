@@ -41,6 +41,16 @@ grpc::ServerUnaryReactor* Show(const ServiceContext* service,
   return call.get();
 }
 
+// The same for a list, which has room before the node is asked.
+template <typename Response, typename Look, typename Fill>
+grpc::ServerUnaryReactor* ShowList(const ServiceContext* service,
+                                   const std::shared_ptr<Call<Response>>& call, Look look,
+                                   Fill fill) {
+  const absl::Status room = call->Reserve(kListBytes);
+  if (!room.ok()) return call->Refuse(room);
+  return Show(service, call, std::move(look), std::move(fill));
+}
+
 v1::SessionState StateTo(node::SessionState state) {
   switch (state) {
     case node::SessionState::kActive:
@@ -122,7 +132,7 @@ grpc::ServerUnaryReactor* DiagnosticsService::ListSessions(grpc::CallbackServerC
   auto call = Call<v1::ListSessionsResponse>::Start(service_, context, response);
   const Parsed<v1::ListSessionsRequest> request(service_, context, bytes);
   if (!request.ok()) return call->Refuse(request.status());
-  return Show(
+  return ShowList(
       service_, call,
       [](node::LocalNode& node, absl::Time now, const std::string& sees) {
         return node.Sessions(sees, now);
@@ -141,13 +151,14 @@ grpc::ServerUnaryReactor* DiagnosticsService::ListPending(grpc::CallbackServerCo
   auto call = Call<v1::ListPendingResponse>::Start(service_, context, response);
   const Parsed<v1::ListPendingRequest> request(service_, context, bytes);
   if (!request.ok()) return call->Refuse(request.status());
-  return Show(
+  return ShowList(
       service_, call,
       [](node::LocalNode& node, absl::Time now, const std::string& sees) {
         return node.Pending(sees, now);
       },
-      [](const std::vector<node::PendingView>& views, v1::ListPendingResponse* to) {
-        for (const node::PendingView& view : views) PendingTo(view, to->add_pending());
+      [](const node::Listing<node::PendingView>& views, v1::ListPendingResponse* to) {
+        for (const node::PendingView& view : views.rows) PendingTo(view, to->add_pending());
+        to->set_truncated(views.truncated);
       });
 }
 
@@ -176,7 +187,7 @@ grpc::ServerUnaryReactor* DiagnosticsService::ListFlightEvents(grpc::CallbackSer
   auto call = Call<v1::ListFlightEventsResponse>::Start(service_, context, response);
   const Parsed<v1::ListFlightEventsRequest> request(service_, context, bytes);
   if (!request.ok()) return call->Refuse(request.status());
-  return Show(
+  return ShowList(
       service_, call,
       [limit = request->limit()](node::LocalNode& node, absl::Time, const std::string& sees) {
         return node.Flight(sees, limit);

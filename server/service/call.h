@@ -43,6 +43,11 @@ void PostForSession(const ServiceContext& context, const std::string& peer, int6
 
 absl::Status CallTimedOut();
 
+// Answers of more bytes take room until their clients have read them.
+inline constexpr int64_t kSmallAnswer = 4 << 10;
+// The longest list, and what it is made of.
+inline constexpr int64_t kListBytes = int64_t{2} << 20;
+
 template <typename Response>
 class Call : public grpc::ServerUnaryReactor, public std::enable_shared_from_this<Call<Response>> {
  public:
@@ -58,7 +63,7 @@ class Call : public grpc::ServerUnaryReactor, public std::enable_shared_from_thi
     std::weak_ptr<Call> weak = call;
     call->alarm_.Set(absl::ToChronoTime(deadline), [weak](bool fired) {
       if (std::shared_ptr<Call> late = weak.lock()) {
-        if (fired) late->End(CallTimedOut(), nullptr);
+        if (fired) late->EndLate();
       }
     });
     return call;
@@ -66,6 +71,17 @@ class Call : public grpc::ServerUnaryReactor, public std::enable_shared_from_thi
 
   // The caller, for handlers that need no session.
   absl::StatusOr<Caller> caller() const { return service_->peers->Resolve(context_->peer()); }
+
+  // Room for an answer of up to so many bytes, and for what it is made of. RESOURCE_EXHAUSTED
+  // kQuota: there is none.
+  absl::Status Reserve(int64_t bytes) {
+    CHORUS_ASSIGN_OR_RETURN(const Caller by, caller());
+    MutexLock lock(&mutex_);
+    if (done_ || bytes <= room_.bytes()) return absl::OkStatus();
+    CHORUS_ASSIGN_OR_RETURN(SharedRoom::Part more, service_->answers->Take(by.tenant, bytes));
+    room_ = std::move(more);
+    return absl::OkStatus();
+  }
 
   // Does `task` on the node thread for the caller's session `name`, or ends the call. While the
   // call is under way the session's lease does not run out.
@@ -97,14 +113,23 @@ class Call : public grpc::ServerUnaryReactor, public std::enable_shared_from_thi
        grpc::ByteBuffer* response)
       : service_(service), context_(context), response_(response) {}
 
-  void End(const absl::Status& status, const Fill& fill) {
+  void End(absl::Status status, const Fill& fill) {
     if (ended_.exchange(true)) return;
     if (status.ok()) {
       Response response;
       if (fill) fill(&response);
-      *response_ = Serialized(response);
+      const auto bytes = static_cast<int64_t>(response.ByteSizeLong());
+      if (bytes > kSmallAnswer) status = Reserve(bytes);
+      if (status.ok()) *response_ = Serialized(response);
     }
     this->Finish(ToGrpc(status));
+  }
+
+  // The deadline has come. An answer that its client has not taken by then is given up.
+  void EndLate() {
+    if (!ended_.load()) return End(CallTimedOut(), nullptr);
+    MutexLock lock(&mutex_);
+    if (!done_) context_->TryCancel();
   }
 
   void OnCancel() override {
@@ -116,6 +141,7 @@ class Call : public grpc::ServerUnaryReactor, public std::enable_shared_from_thi
       MutexLock lock(&mutex_);
       done_ = true;
       if (held_.value() != 0) service_->worker->Drop(held_);
+      room_ = SharedRoom::Part();
     }
     self_.reset();
   }
@@ -134,6 +160,7 @@ class Call : public grpc::ServerUnaryReactor, public std::enable_shared_from_thi
   Mutex mutex_;
   bool done_ ABSL_GUARDED_BY(mutex_) = false;
   SessionId held_ ABSL_GUARDED_BY(mutex_);  // 0: none
+  SharedRoom::Part room_ ABSL_GUARDED_BY(mutex_);
   grpc::Alarm alarm_;
   std::shared_ptr<Call> self_;  // gRPC's reference, until OnDone
 };

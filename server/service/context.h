@@ -30,6 +30,7 @@ struct ServiceContext {
   TenantLog* log = nullptr;
   Room* parsing = nullptr;                      // for messages that are being parsed
   Room* uploads = nullptr;                      // for bytes that the node has not written yet
+  SharedRoom* answers = nullptr;                // for what clients have not read yet
   AttachServer* attach = nullptr;               // null: the daemon listens on TCP alone
   int64_t incarnation = 0;                      // 1 .. 2^31 - 1, other after each start
   absl::Duration max_wait = absl::Minutes(10);  // of one call, whatever deadline its client set

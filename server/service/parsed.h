@@ -32,9 +32,11 @@ inline constexpr int64_t kMaxMessageBytes = kMaxWriteMessageBytes;
 
 // Two bytes are an empty message in a list, or a field that this build does not know.
 inline constexpr int64_t kParsedFactor = 96;
-// Of all messages that are being parsed, in memory; of all uploads until they are written.
+// Of all messages that are being parsed, in memory; of all uploads until they are written; of all
+// answers that are not small, until they are read.
 inline constexpr int64_t kMaxParsedBytes = int64_t{128} << 20;
 inline constexpr int64_t kMaxUploadBytes = int64_t{32} << 20;
+inline constexpr int64_t kMaxAnswerBytes = int64_t{64} << 20;
 static_assert(kMaxMessageBytes * kParsedFactor <= kMaxParsedBytes);
 
 // Takes `bytes`, which are empty afterwards, into `message`. INVALID_ARGUMENT kMalformed: more than

@@ -111,6 +111,10 @@ class Worst {
 };
 
 TEST(ParsedTest, NoMessageTakesMoreThanItIsCountedFor) {
+  if (mallinfo2().uordblks == 0) {
+    std::cout << "skipped: this allocator does not tell what it has given out" << std::endl;
+    GTEST_SKIP();
+  }
   const std::vector<std::shared_ptr<const Message>> types = {
       std::make_shared<v1::CommandsRequest>(),      std::make_shared<v1::SubmitRequest>(),
       std::make_shared<v1::RegisterGraphRequest>(), std::make_shared<v1::RunGraphRequest>(),

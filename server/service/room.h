@@ -1,14 +1,20 @@
-// Room for bytes that calls hold for a moment.
+// Room for bytes that calls hold for a while.
 //
-// Threads: thread-safe.
+// Threads: thread-safe. Ownership: a room outlives its parts.
 #ifndef CHORUS_SERVER_SERVICE_ROOM_H_
 #define CHORUS_SERVER_SERVICE_ROOM_H_
 
 #include <cstdint>
+#include <string>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "core/base/error.h"
 #include "core/base/mutex.h"
+#include "core/runtime/budget.h"
 
 namespace chorus {
 
@@ -50,6 +56,70 @@ class Room {
   Mutex mutex_;
   CondVar changed_;
   int64_t free_ ABSL_GUARDED_BY(mutex_);
+};
+
+// The same, of which one tenant has at most ShareOf, for as long as its client likes: nobody waits
+// for it.
+class SharedRoom {
+ public:
+  explicit SharedRoom(int64_t bytes) : bytes_(bytes) {}
+
+  class Part {
+   public:
+    Part() = default;
+    Part(Part&& other) noexcept
+        : room_(std::exchange(other.room_, nullptr)),
+          tenant_(std::move(other.tenant_)),
+          bytes_(std::exchange(other.bytes_, 0)) {}
+    Part& operator=(Part&& other) noexcept {
+      std::swap(room_, other.room_);
+      std::swap(tenant_, other.tenant_);
+      std::swap(bytes_, other.bytes_);
+      return *this;
+    }
+    ~Part() {
+      if (room_ != nullptr) room_->Leave(tenant_, bytes_);
+    }
+    int64_t bytes() const { return bytes_; }
+
+   private:
+    friend class SharedRoom;
+    Part(SharedRoom* room, std::string tenant, int64_t bytes)
+        : room_(room), tenant_(std::move(tenant)), bytes_(bytes) {}
+
+    SharedRoom* room_ = nullptr;
+    std::string tenant_;
+    int64_t bytes_ = 0;
+  };
+  // RESOURCE_EXHAUSTED kQuota: there is none.
+  absl::StatusOr<Part> Take(const std::string& tenant, int64_t bytes) {
+    MutexLock lock(&mutex_);
+    int64_t& held = held_by_[tenant];
+    if (held + bytes > ShareOf(bytes_) || held_ + bytes > bytes_) {
+      const int64_t had = held;
+      if (had == 0) held_by_.erase(tenant);
+      return MakeError(Reason::kQuota,
+                       absl::StrCat("an answer of up to ", bytes,
+                                    " bytes: answers that have not been read hold ", had, " of ",
+                                    tenant, ", ", held_, " in all, of ", bytes_));
+    }
+    held += bytes;
+    held_ += bytes;
+    return Part(this, tenant, bytes);
+  }
+
+ private:
+  void Leave(const std::string& tenant, int64_t bytes) {
+    MutexLock lock(&mutex_);
+    held_ -= bytes;
+    const auto held = held_by_.find(tenant);
+    if ((held->second -= bytes) == 0) held_by_.erase(held);
+  }
+
+  const int64_t bytes_;
+  Mutex mutex_;
+  int64_t held_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::flat_hash_map<std::string, int64_t> held_by_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace chorus

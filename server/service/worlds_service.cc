@@ -194,15 +194,18 @@ grpc::ServerUnaryReactor* WorldsService::Describe(grpc::CallbackServerContext* c
   if (!caller.ok()) return call->Refuse(caller.status());
   absl::optional<WorldId> one;
   if (request->has_world()) one = WorldId(request->world());
+  const absl::Status room = call->Reserve(kListBytes);
+  if (!room.ok()) return call->Refuse(room);
   service_->loop->Post([service = service_, call, one, sees = std::string(caller->sees())](
                            node::LocalNode& node, absl::Time now) {
-    absl::StatusOr<std::vector<node::WorldInfo>> worlds = node.Worlds(sees, one, now);
+    absl::StatusOr<node::Listing<node::WorldInfo>> worlds = node.Worlds(sees, one, now);
     if (!worlds.ok()) return call->Reply(worlds.status());
     call->Reply(absl::OkStatus(),
                 [service, worlds = *std::move(worlds)](v1::DescribeWorldsResponse* to) {
-                  for (const node::WorldInfo& info : worlds) {
+                  for (const node::WorldInfo& info : worlds.rows) {
                     WorldTo(service->incarnation, info, to->add_worlds());
                   }
+                  to->set_truncated(worlds.truncated);
                 });
   });
   return call.get();

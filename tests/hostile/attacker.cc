@@ -22,9 +22,13 @@
 #include "core/transport/completion.h"
 #include "core/transport/ring.h"
 #include "grpcpp/client_context.h"
+#include "grpcpp/generic/generic_stub.h"
+#include "grpcpp/support/byte_buffer.h"
 #include "proto/chorus/v1/diagnostics.grpc.pb.h"
+#include "proto/convert/errors_convert.h"
 #include "tests/fault/raw_session.h"
 #include "tests/hostile/rpc_attacks.h"
+#include "tests/hostile/unread_call.h"
 
 namespace chorus {
 namespace hostile {
@@ -360,6 +364,34 @@ absl::StatusOr<Report> Listing(Attacker* attacker) {
   return report;
 }
 
+// All flight events, time and again, and nobody reads them.
+absl::StatusOr<Report> Answers(Attacker* attacker) {
+  Report report;
+  Attacker::Impl& impl = attacker->impl();
+  CHORUS_RETURN_IF_ERROR(Names(attacker).status());
+  v1::ListFlightEventsRequest request;
+  request.set_limit(10000);
+  const grpc::Slice slice(request.SerializeAsString());
+  const auto stub = std::make_shared<grpc::GenericStub>(impl.channel);
+  impl.calls.push_back(stub);
+  for (; report.done < 1000; ++report.done) {
+    auto call = std::make_shared<UnreadCall<grpc::ByteBuffer, grpc::ByteBuffer>>(
+        grpc::ByteBuffer(&slice, 1), [&stub](grpc::ClientContext* context, auto* reactor) {
+          stub->PrepareBidiStreamingCall(context, "/chorus.v1.Diagnostics/ListFlightEvents", {},
+                                         reactor);
+        });
+    call->Start();
+    impl.calls.push_back(std::move(call));
+  }
+  // The node has looked at all of them when it answers another one.
+  grpc::ClientContext context;
+  RawSession::SetDeadline(&context);
+  v1::ListFlightEventsResponse response;
+  report.refused = FromGrpc(
+      v1::Diagnostics::NewStub(impl.channel)->ListFlightEvents(&context, request, &response));
+  return report;
+}
+
 absl::StatusOr<Report> Worlds(Attacker* attacker) {
   Report report;
   for (; report.done < 5000; ++report.done) {
@@ -376,7 +408,7 @@ const std::map<std::string, RingAttack>& RingAttacks() {
       {"pages", &Pages},       {"gaps", &Gaps},           {"names", &Names},
       {"sessions", &Sessions}, {"worlds", &Worlds},       {"planning", &Planning},
       {"sizes", &Sizes},       {"steps", &Steps},         {"strides", &Strides},
-      {"flood", &Flood},       {"listing", &Listing},
+      {"flood", &Flood},       {"listing", &Listing},     {"answers", &Answers},
   };
   return *attacks;
 }

@@ -69,6 +69,7 @@ constexpr Case kCases[] = {
     {"strides", "OK", 8, 8, int64_t{32} << 20},
     {"flood", "OK", 20000, 20000},
     {"listing", "OK", 100, 100},
+    {"answers", "RESOURCE_EXHAUSTED", 1000, 1000},
     // By gRPC alone.
     {"messages", "INVALID_ARGUMENT", 1000, 1000},
     {"large", "INVALID_ARGUMENT", 0, 0},

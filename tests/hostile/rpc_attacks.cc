@@ -5,18 +5,16 @@
 #include <cstdint>
 #include <utility>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/time/clock.h"
 #include "chorus/v1/log.grpc.pb.h"
 #include "chorus/v1/sessions.grpc.pb.h"
 #include "chorus/v1/tensors.grpc.pb.h"
 #include "chorus/v1/worlds.grpc.pb.h"
 #include "core/base/error.h"
-#include "core/base/mutex.h"
 #include "google/protobuf/unknown_field_set.h"
 #include "grpcpp/client_context.h"
-#include "grpcpp/support/client_callback.h"
 #include "proto/convert/errors_convert.h"
+#include "tests/hostile/unread_call.h"
 
 namespace chorus {
 namespace hostile {
@@ -117,43 +115,26 @@ absl::StatusOr<Report> Streams(const RawSession& session, Kept* kept) {
   return report;
 }
 
-// Streams of commands that are none, whose outcomes nobody reads.
-class UnreadStream : public grpc::ClientBidiReactor<v1::CommandsRequest, v1::CommandsResponse> {
+// Commands that are none.
+class UnreadStream : public UnreadCall<v1::CommandsRequest, v1::CommandsResponse> {
  public:
+  // `written`: by all such streams.
   UnreadStream(v1::Log::Stub* log, const v1::CommandsRequest& request, std::atomic<int>* written)
-      : request_(request), all_written_(written) {
-    RawSession::SetDeadline(&context_);
-    log->async()->Commands(&context_, this);
-    StartWrite(&request_);
-    StartCall();
-  }
-  ~UnreadStream() override {
-    context_.TryCancel();
-    MutexLock lock(&mutex_);
-    while (!done_) changed_.Wait(&mutex_);
-  }
+      : UnreadCall(request, [log](grpc::ClientContext* context,
+                                  auto* reactor) { log->async()->Commands(context, reactor); }),
+        all_written_(written) {}
 
   void OnWriteDone(bool ok) override {
     if (!ok) return;
     all_written_->fetch_add(1);
-    if (++written_ < kWrites) StartWrite(&request_);
-  }
-  void OnDone(const grpc::Status&) override {
-    MutexLock lock(&mutex_);
-    done_ = true;
-    changed_.SignalAll();
+    if (++written_ < kWrites) WriteAgain();
   }
 
  private:
   static constexpr int kWrites = 1100;
 
-  grpc::ClientContext context_;
-  const v1::CommandsRequest request_;
   std::atomic<int>* const all_written_;
   int written_ = 0;
-  Mutex mutex_;
-  CondVar changed_;
-  bool done_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 absl::StatusOr<Report> Unread(const RawSession& session, Kept* kept) {
@@ -166,7 +147,9 @@ absl::StatusOr<Report> Unread(const RawSession& session, Kept* kept) {
   const auto written = std::make_shared<std::atomic<int>>(0);
   kept->push_back(written);
   for (; report.done < 700; ++report.done) {
-    kept->push_back(std::make_shared<UnreadStream>(log.get(), request, written.get()));
+    auto stream = std::make_shared<UnreadStream>(log.get(), request, written.get());
+    stream->Start();
+    kept->push_back(std::move(stream));
   }
   // Until the daemon answers others and reads no more of these.
   v1::SubmitRequest other;
