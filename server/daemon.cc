@@ -37,6 +37,7 @@
 #include "server/service/graphs_service.h"
 #include "server/service/log_service.h"
 #include "server/service/moved_methods.h"
+#include "server/service/parsed.h"
 #include "server/service/sessions_service.h"
 #include "server/service/tensors_service.h"
 #include "server/service/worker.h"
@@ -45,6 +46,9 @@
 
 namespace chorus {
 namespace {
+
+// Of each call, before its request is read.
+constexpr int kUnreadBytes = 16 << 10;
 
 // How often a drain looks whether the node has become idle, or calls have ended.
 constexpr absl::Duration kDrainLook = absl::Milliseconds(5);
@@ -128,14 +132,7 @@ struct Daemon::Impl {
         tenant_log(options.write_line),
         peers(options.trusted_uid, max_connections, options.max_calls),
         loop(ForDaemon(options.node, &tenant_log), backend),
-        worker(&loop, RenewPeriod(options.node.lease)),
-        sessions(&context),
-        worlds(&context),
-        tensors(&context),
-        graphs(&context),
-        log(&context),
-        diagnostics(&context),
-        capabilities(&context) {
+        worker(&loop, RenewPeriod(options.node.lease)) {
     context.loop = &loop;
     context.worker = &worker;
     context.farewell = &farewell;
@@ -143,9 +140,12 @@ struct Daemon::Impl {
     context.log = &tenant_log;
     context.parsing = &parsing;
     context.answers = &answers;
+    context.streams = &streams;
+    context.reads = &reads;
     context.uploads = &uploads;
     context.incarnation = NewIncarnation();
     context.max_wait = options.max_wait;
+    context.read_timeout = options.read_timeout;
     context.download_timeout = options.download_timeout;
     context.backend = std::string(backend->name());
     context.max_tensors = options.node.max_tensors;
@@ -160,6 +160,7 @@ struct Daemon::Impl {
 
   const DaemonOptions options;
   const int max_connections;
+  SharedRoom streams{options.max_streams * kMaxMessageBytes, "what comes on streams of commands"};
   std::vector<LockFile> locks;
   std::vector<Acceptor::Listener> grpc_listeners;  // until Serve
   std::vector<UniqueFd> attach_listeners;          // until Serve
@@ -170,19 +171,14 @@ struct Daemon::Impl {
   ServiceContext context;
   TenantLog tenant_log;
   Room parsing{kMaxParsedBytes};
-  SharedRoom answers{kMaxAnswerBytes};
+  SharedRoom answers{kMaxAnswerBytes, "answers that have not been read"};
+  ReadTurns reads{kMaxReads};
   Room uploads{kMaxUploadBytes};
   PeerTable peers;
   Farewell farewell;
   node::NodeLoop loop;
   ServiceWorker worker;
-  SessionsService sessions;
-  WorldsService worlds;
-  TensorsService tensors;
-  GraphsService graphs;
-  LogService log;
-  DiagnosticsService diagnostics;
-  CapabilitiesService capabilities;
+  std::vector<std::unique_ptr<grpc::Service>> services;
   MovedMethods moved_methods;
   std::unique_ptr<AttachServer> attach;
   std::unique_ptr<grpc::Server> server;
@@ -239,6 +235,9 @@ absl::Status Daemon::Impl::Serve() {
   grpc::channelz::experimental::InitChannelzService();
   grpc::ServerBuilder builder;
   builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
+  // What comes before it is read: no more of one call, whatever its client's bandwidth.
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kUnreadBytes);
   // The limit is for bytes as they come. gRPC inflates without one, before anybody is authorised:
   // it inflates nothing here, and a client that compresses is told UNIMPLEMENTED.
   builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
@@ -249,13 +248,12 @@ absl::Status Daemon::Impl::Serve() {
   interceptors.push_back(CountCalls(&peers));
   interceptors.push_back(GuardChannelz(&peers));
   builder.experimental().SetInterceptorCreators(std::move(interceptors));
-  builder.RegisterService(&sessions);
-  builder.RegisterService(&worlds);
-  builder.RegisterService(&tensors);
-  builder.RegisterService(&graphs);
-  builder.RegisterService(&log);
-  builder.RegisterService(&diagnostics);
-  builder.RegisterService(&capabilities);
+  for (const auto make :
+       {&MakeSessionsService, &MakeWorldsService, &MakeTensorsService, &MakeGraphsService,
+        &MakeLogService, &MakeDiagnosticsService, &MakeCapabilitiesService}) {
+    services.push_back(make(&context));
+    builder.RegisterService(services.back().get());
+  }
   builder.RegisterCallbackGenericService(&moved_methods);
   server = builder.BuildAndStart();
   if (server == nullptr) {

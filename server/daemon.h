@@ -26,6 +26,7 @@ struct DaemonOptions {
   SocketAccess access;
   node::NodeOptions node;
   absl::Duration max_wait = absl::Minutes(10);          // of one call
+  absl::Duration read_timeout = absl::Seconds(10);      // for a request to come, once it is read
   absl::Duration download_timeout = absl::Seconds(60);  // for a client to take a part of a tensor
   // For a connection to say what it is for: to open its session, to make its first call.
   absl::Duration attach_open_timeout = absl::Seconds(60);
@@ -36,7 +37,8 @@ struct DaemonOptions {
   // where the process has not eight descriptors for each.
   int max_connections = 8192;
   // Calls of gRPC under way; each takes some 20 KiB beside what it waits for. 7/8 as above.
-  int max_calls = 8192;
+  int max_calls = 4096;
+  int max_streams = 256;  // of commands; each takes up to 1 MiB
   // Writes the lines that clients cause; null: glog does.
   TenantLog::Write write_line;
   // Whose processes may write without attaching.

@@ -232,7 +232,10 @@ ABSL_FLAG(chorus::DurationFlag, exit_timeout, {absl::Seconds(10)},
 ABSL_FLAG(int32_t, max_connections, 8192,
           "Connections of each kind (attach, gRPC) at a time, 7/8 of them for one uid, or by TCP. "
           "Fewer where there are not eight descriptors for each.");
-ABSL_FLAG(int32_t, max_calls, 8192,
+ABSL_FLAG(int32_t, max_streams, 256,
+          "Streams of commands by gRPC at a time, 7/8 of them of one uid, or by TCP; each takes up "
+          "to 1 MiB.");
+ABSL_FLAG(int32_t, max_calls, 4096,
           "Calls of gRPC under way at a time, 7/8 of them of one uid, or by TCP.");
 ABSL_FLAG(chorus::DurationFlag, idle_timeout, {absl::Minutes(15)},
           "Of a connection of gRPC without a call, if its process is not attached; never shorter "
@@ -280,6 +283,7 @@ DaemonOptions OptionsFromFlags() {
   options.download_timeout = absl::GetFlag(FLAGS_download_timeout).value;
   options.max_connections = Positive("max_connections", absl::GetFlag(FLAGS_max_connections));
   options.max_calls = Positive("max_calls", absl::GetFlag(FLAGS_max_calls));
+  options.max_streams = Positive("max_streams", absl::GetFlag(FLAGS_max_streams));
   options.idle_timeout = absl::GetFlag(FLAGS_idle_timeout).value;
   node::NodeOptions& node = options.node;
 #define CHORUS_NODE_FLAG(flag, field) node.field = Positive(#flag, absl::GetFlag(FLAGS_##flag))

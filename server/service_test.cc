@@ -784,14 +784,16 @@ struct TwoTensors {
     command.set_sequence(2);
     EXPECT_OK(client.Submit(command));
   }
-  // Asks for the large one, and reads nothing of it.
+  // Asks for the large one, and reads nothing of it. Its first part is on its way.
   std::unique_ptr<grpc::ClientReader<v1::DownloadTensorResponse>> Begin(
       grpc::ClientContext* context) {
     v1::DownloadTensorRequest request;
     request.set_session(client.session);
     request.mutable_tensor()->set_slot(5);
     request.mutable_tensor()->set_generation(1);
-    return client.tensors->Download(context, request);
+    auto reader = client.tensors->Download(context, request);
+    reader->WaitForInitialMetadata();
+    return reader;
   }
   RpcRank client;
 };
@@ -802,8 +804,7 @@ TEST(TensorsTest, ASessionReadsSoManyTensorsAtATime) {
   grpc::ClientContext contexts[2];
   const auto first = two.Begin(&contexts[0]);
   const auto second = two.Begin(&contexts[1]);
-  absl::Status refused;
-  ASSERT_TRUE(Eventually([&] { return !(refused = two.client.Download(6).status()).ok(); }));
+  const absl::Status refused = two.client.Download(6).status();
   ExpectError(refused, absl::StatusCode::kResourceExhausted, Reason::kQuota);
   EXPECT_THAT(std::string(refused.message()), HasSubstr("holds 2 downloads of 2"));
   // Another session has its own.
@@ -829,7 +830,7 @@ TEST(TensorsTest, WhoDoesNotReadIsToldSoAndHoldsNothingMore) {
   TwoTensors two(daemon);
   grpc::ClientContext context;
   const auto reader = two.Begin(&context);
-  ASSERT_TRUE(Eventually([&] { return !two.client.Download(6).ok(); }));
+  ASSERT_FALSE(two.client.Download(6).ok());
   EXPECT_TRUE(Eventually([&] { return two.client.Download(6).ok(); }));
   v1::DownloadTensorResponse part;
   while (reader->Read(&part)) {
@@ -837,6 +838,35 @@ TEST(TensorsTest, WhoDoesNotReadIsToldSoAndHoldsNothingMore) {
   const absl::Status told = FromGrpc(reader->Finish());
   ExpectError(told, absl::StatusCode::kDeadlineExceeded, Reason::kTransportTimeout);
   EXPECT_THAT(std::string(told.message()), HasSubstr("has not taken"));
+}
+
+// Calls whose request does not come have an end, and those behind them their turn.
+TEST(RequestTest, ItComesInTimeOrItsCallEnds) {
+  TestDaemon daemon([](DaemonOptions* options) { options->read_timeout = absl::Milliseconds(50); });
+  grpc::GenericStub stub(daemon.Connect());
+  grpc::CompletionQueue queue;
+  struct Begun {
+    grpc::ClientContext context;
+    std::unique_ptr<grpc::GenericClientAsyncReaderWriter> call;
+    grpc::Status status;
+  };
+  std::vector<Begun> begun(20);
+  for (Begun& one : begun) {
+    one.context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(60)));
+    one.call = stub.PrepareCall(&one.context, "/chorus.v1.Diagnostics/GetStats", &queue);
+    one.call->StartCall(nullptr);
+    one.call->Finish(&one.status, &one);
+  }
+  for (size_t ended = 0; ended < begun.size();) {
+    void* tag = nullptr;
+    bool ok = false;
+    ASSERT_TRUE(queue.Next(&tag, &ok));
+    if (tag == nullptr) continue;  // one has started
+    ++ended;
+    const absl::Status told = FromGrpc(static_cast<Begun*>(tag)->status);
+    ExpectError(told, absl::StatusCode::kDeadlineExceeded, Reason::kTransportTimeout);
+    EXPECT_THAT(std::string(told.message()), HasSubstr("has not come whole within 50ms"));
+  }
 }
 
 using Stream = grpc::ClientReaderWriter<v1::CommandsRequest, v1::CommandsResponse>;

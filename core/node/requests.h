@@ -163,7 +163,9 @@ struct ReadableTensor {
   BufferRef buffer;  // keeps the bytes while held (node thread!)
   const char* data = nullptr;
   int64_t bytes = 0;
-  Charge download;  // that it is being read; given back with it (node thread!)
+  // That it is being read, and of two parts on their way; given back with it (node thread!).
+  Charge download;
+  Charge parts;
 };
 using OnTensor = std::function<void(absl::StatusOr<ReadableTensor>)>;
 

@@ -343,13 +343,20 @@ void Storage::ReadTensor(const Session& session, TensorId id, absl::Time deadlin
     call(MakeError(Reason::kTransportTimeout, absl::StrCat("tensor ", id.slot, ".", id.generation,
                                                            " is not computed yet; ask again")));
   });
-  const auto answer = [this, once, charge, timer](const CellRef& cell, const absl::Status& status) {
+  const auto answer = [this, budget = session.budget, once, charge, timer](const CellRef& cell,
+                                                                           absl::Status status) {
     if (*once == nullptr) return;
     timers_->Cancel(timer);
     OnTensor call = std::move(*once);
     *once = nullptr;
     ReadableTensor view;
     view.download = std::move(*charge);
+    if (status.ok()) {
+      absl::StatusOr<Charge> parts = budget->Charge(Domain::kHost, Resource::kTransferBytes,
+                                                    2 * std::min(cell->bytes, kMaxChunkBytes));
+      status = parts.status();
+      if (status.ok()) view.parts = *std::move(parts);
+    }
     if (!status.ok()) {
       call(status);
       return;

@@ -276,6 +276,8 @@ TEST_F(StorageTest, AReadIsGivenBackWithWhatWasReadOrByItsDeadline) {
   held.clear();
   EXPECT_TRUE(read(1, absl::Hours(1)).ok());
   EXPECT_EQ(budget_->held(Resource::kDownloads), 1);
+  ASSERT_EQ(held.size(), 1u);
+  EXPECT_EQ(budget_->held(Resource::kTransferBytes), 2 * held[0].bytes);
 }
 
 }  // namespace

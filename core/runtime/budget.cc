@@ -1,6 +1,7 @@
 #include "core/runtime/budget.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
@@ -8,10 +9,11 @@
 namespace chorus {
 namespace {
 
-constexpr const char* kNames[kResources] = {
-    "staging bytes", "result bytes", "session bytes",   "name bytes", "graph bytes",
-    "command bytes", "run bytes",    "agreement bytes", "sessions",   "worlds",
-    "descriptors",   "waits",        "downloads",       "graphs"};
+constexpr const char* kNames[] = {
+    "staging bytes", "result bytes", "session bytes",   "name bytes",     "graph bytes",
+    "command bytes", "run bytes",    "agreement bytes", "transfer bytes", "sessions",
+    "worlds",        "descriptors",  "waits",           "downloads",      "graphs"};
+static_assert(std::size(kNames) == kResources);
 
 }  // namespace
 

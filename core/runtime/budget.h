@@ -39,6 +39,7 @@ enum class Resource : uint8_t {
   kCommandBytes,      // frames that wait for their turn
   kRunBytes,          // runs under way
   kAgreementBytes,    // what ranks may still ask of calls
+  kTransferBytes,     // parts of tensors on their way to clients
   // Numbers.
   kSessions,
   kWorlds,
@@ -47,8 +48,8 @@ enum class Resource : uint8_t {
   kDownloads,    // tensors that are being read
   kGraphs,       // that sessions have names for
 };
-inline constexpr size_t kResources = 14;
-inline constexpr bool IsBytes(Resource resource) { return resource <= Resource::kAgreementBytes; }
+inline constexpr size_t kResources = 15;
+inline constexpr bool IsBytes(Resource resource) { return resource <= Resource::kTransferBytes; }
 
 // Of a bound on what all have together, what one may have, so that another always gets in: seven
 // eighths, rounded down, and at least one. INT64_MAX is no bound, and has no share.

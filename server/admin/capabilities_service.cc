@@ -1,9 +1,11 @@
 #include "server/admin/capabilities_service.h"
 
 #include <algorithm>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "chorus/v1/capabilities.grpc.pb.h"
 #include "core/graph/graph.h"
 #include "core/ops/registry.h"
 #include "core/tensor/type.h"
@@ -11,6 +13,7 @@
 #include "proto/convert/api_version.h"
 #include "proto/convert/convert.h"
 #include "server/service/call.h"
+#include "server/service/methods.h"
 
 namespace chorus {
 namespace {
@@ -55,21 +58,22 @@ void Fill(const ServiceContext& service, const std::vector<node::DeviceInfo>& de
   }
 }
 
-}  // namespace
-
-grpc::ServerUnaryReactor* CapabilitiesService::Get(grpc::CallbackServerContext* context,
-                                                   const grpc::ByteBuffer* bytes,
-                                                   grpc::ByteBuffer* response) {
-  auto call = Call<v1::GetCapabilitiesResponse>::Start(service_, context, response);
-  const Parsed<v1::GetCapabilitiesRequest> request(service_, context, bytes);
-  if (!request.ok()) return call->Refuse(request.status());
-  service_->loop->Post([service = service_, call](node::LocalNode& node, absl::Time) {
+void OnGet(const CallRef<v1::GetCapabilitiesResponse>& call, const v1::GetCapabilitiesRequest&) {
+  const ServiceContext* const service = call->service();
+  service->loop->Post([service, call](node::LocalNode& node, absl::Time) {
     call->Reply(absl::OkStatus(),
                 [service, devices = node.Devices("")](v1::GetCapabilitiesResponse* to) {
                   Fill(*service, devices, to);
                 });
   });
-  return call.get();
+}
+
+}  // namespace
+
+std::unique_ptr<grpc::Service> MakeCapabilitiesService(const ServiceContext* context) {
+  auto service = std::make_unique<Methods<v1::Capabilities>>(context);
+  (*service).Unary("Get", &OnGet);
+  return service;
 }
 
 }  // namespace chorus

@@ -1,27 +1,17 @@
-// Handler of chorus.v1.Capabilities.
+// chorus.v1.Capabilities; the proto says what each RPC does.
 //
-// Threads: gRPC's.
+// Threads: as server/service/methods.h says. Ownership: `context` outlives it.
 #ifndef CHORUS_SERVER_ADMIN_CAPABILITIES_SERVICE_H_
 #define CHORUS_SERVER_ADMIN_CAPABILITIES_SERVICE_H_
 
-#include "chorus/v1/capabilities.grpc.pb.h"
+#include <memory>
+
+#include "grpcpp/impl/service_type.h"
 #include "server/service/context.h"
-#include "server/service/parsed.h"
 
 namespace chorus {
 
-class CapabilitiesService
-    : public Raw<v1::Capabilities::Service, v1::Capabilities::WithRawCallbackMethod_Get> {
- public:
-  // `service` outlives it.
-  explicit CapabilitiesService(const ServiceContext* service) : service_(service) {}
-
-  grpc::ServerUnaryReactor* Get(grpc::CallbackServerContext* context, const grpc::ByteBuffer* bytes,
-                                grpc::ByteBuffer* response) override;
-
- private:
-  const ServiceContext* const service_;
-};
+std::unique_ptr<grpc::Service> MakeCapabilitiesService(const ServiceContext* context);
 
 }  // namespace chorus
 

@@ -7,10 +7,12 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "chorus/v1/diagnostics.grpc.pb.h"
 #include "core/base/clock.h"
 #include "proto/convert/convert.h"
 #include "server/service/call.h"
 #include "server/service/durations.h"
+#include "server/service/methods.h"
 
 namespace chorus {
 namespace {
@@ -28,27 +30,22 @@ absl::Status StatusOf(const absl::StatusOr<What>& what) {
 // Lets `look(node, now, tenant)` take what it needs on the node thread, and `fill(what, response)`
 // make a message of it elsewhere; a look that fails ends the call with its error.
 template <typename Response, typename Look, typename Fill>
-grpc::ServerUnaryReactor* Show(const ServiceContext* service,
-                               const std::shared_ptr<Call<Response>>& call, Look look, Fill fill) {
-  const absl::StatusOr<Caller> caller = call->caller();
-  if (!caller.ok()) return call->Refuse(caller.status());
-  service->loop->Post([call, sees = std::string(caller->sees()), look = std::move(look),
-                       fill = std::move(fill)](node::LocalNode& node, absl::Time now) {
+void Show(const CallRef<Response>& call, Look look, Fill fill) {
+  call->service()->loop->Post([call, sees = std::string(call->caller().sees()),
+                               look = std::move(look),
+                               fill = std::move(fill)](node::LocalNode& node, absl::Time now) {
     auto what = look(node, now, sees);
     const absl::Status status = StatusOf(what);
     call->Reply(status, [what = std::move(what), fill](Response* to) { fill(what, to); });
   });
-  return call.get();
 }
 
 // The same for a list, which has room before the node is asked.
 template <typename Response, typename Look, typename Fill>
-grpc::ServerUnaryReactor* ShowList(const ServiceContext* service,
-                                   const std::shared_ptr<Call<Response>>& call, Look look,
-                                   Fill fill) {
+void ShowList(const CallRef<Response>& call, Look look, Fill fill) {
   const absl::Status room = call->Reserve(kListBytes);
-  if (!room.ok()) return call->Refuse(room);
-  return Show(service, call, std::move(look), std::move(fill));
+  if (!room.ok()) return call->Reply(room);
+  Show(call, std::move(look), std::move(fill));
 }
 
 v1::SessionState StateTo(node::SessionState state) {
@@ -104,16 +101,9 @@ void EventTo(int64_t incarnation, const node::FlightEvent& event,
   message->set_error_id(event.error.value());
 }
 
-}  // namespace
-
-grpc::ServerUnaryReactor* DiagnosticsService::ListDevices(grpc::CallbackServerContext* context,
-                                                          const grpc::ByteBuffer* bytes,
-                                                          grpc::ByteBuffer* response) {
-  auto call = Call<v1::ListDevicesResponse>::Start(service_, context, response);
-  const Parsed<v1::ListDevicesRequest> request(service_, context, bytes);
-  if (!request.ok()) return call->Refuse(request.status());
-  return Show(
-      service_, call,
+void OnListDevices(const CallRef<v1::ListDevicesResponse>& call, const v1::ListDevicesRequest&) {
+  Show(
+      call,
       [](node::LocalNode& node, absl::Time, const std::string& sees) { return node.Devices(sees); },
       [](const std::vector<node::DeviceInfo>& devices, v1::ListDevicesResponse* to) {
         for (const node::DeviceInfo& info : devices) {
@@ -126,33 +116,24 @@ grpc::ServerUnaryReactor* DiagnosticsService::ListDevices(grpc::CallbackServerCo
       });
 }
 
-grpc::ServerUnaryReactor* DiagnosticsService::ListSessions(grpc::CallbackServerContext* context,
-                                                           const grpc::ByteBuffer* bytes,
-                                                           grpc::ByteBuffer* response) {
-  auto call = Call<v1::ListSessionsResponse>::Start(service_, context, response);
-  const Parsed<v1::ListSessionsRequest> request(service_, context, bytes);
-  if (!request.ok()) return call->Refuse(request.status());
-  return ShowList(
-      service_, call,
+void OnListSessions(const CallRef<v1::ListSessionsResponse>& call, const v1::ListSessionsRequest&) {
+  const ServiceContext* const service = call->service();
+  ShowList(
+      call,
       [](node::LocalNode& node, absl::Time now, const std::string& sees) {
         return node.Sessions(sees, now);
       },
-      [service = service_](const std::vector<node::SessionInfo>& sessions,
-                           v1::ListSessionsResponse* to) {
+      [service = service](const std::vector<node::SessionInfo>& sessions,
+                          v1::ListSessionsResponse* to) {
         for (const node::SessionInfo& info : sessions) {
           SessionTo(service->incarnation, info, to->add_sessions());
         }
       });
 }
 
-grpc::ServerUnaryReactor* DiagnosticsService::ListPending(grpc::CallbackServerContext* context,
-                                                          const grpc::ByteBuffer* bytes,
-                                                          grpc::ByteBuffer* response) {
-  auto call = Call<v1::ListPendingResponse>::Start(service_, context, response);
-  const Parsed<v1::ListPendingRequest> request(service_, context, bytes);
-  if (!request.ok()) return call->Refuse(request.status());
-  return ShowList(
-      service_, call,
+void OnListPending(const CallRef<v1::ListPendingResponse>& call, const v1::ListPendingRequest&) {
+  ShowList(
+      call,
       [](node::LocalNode& node, absl::Time now, const std::string& sees) {
         return node.Pending(sees, now);
       },
@@ -162,52 +143,38 @@ grpc::ServerUnaryReactor* DiagnosticsService::ListPending(grpc::CallbackServerCo
       });
 }
 
-grpc::ServerUnaryReactor* DiagnosticsService::GetError(grpc::CallbackServerContext* context,
-                                                       const grpc::ByteBuffer* bytes,
-                                                       grpc::ByteBuffer* response) {
-  auto call = Call<v1::GetErrorResponse>::Start(service_, context, response);
-  const Parsed<v1::GetErrorRequest> request(service_, context, bytes);
-  if (!request.ok()) return call->Refuse(request.status());
-  const absl::StatusOr<Caller> caller = call->caller();
-  if (!caller.ok()) return call->Refuse(caller.status());
-  service_->loop->Post([call, id = ErrorId(request->error_id()),
-                        sees = std::string(caller->sees())](node::LocalNode& node, absl::Time) {
-    const absl::StatusOr<Error> error = node.FindError(id, sees);
-    if (!error.ok()) return call->Reply(error.status());
-    call->Reply(absl::OkStatus(), [error = *error](v1::GetErrorResponse* to) {
-      ToProto(error, to->mutable_error());
-    });
-  });
-  return call.get();
+void OnGetError(const CallRef<v1::GetErrorResponse>& call, const v1::GetErrorRequest& request) {
+  const ServiceContext* const service = call->service();
+  service->loop->Post(
+      [call, id = ErrorId(request.error_id()), sees = std::string(call->caller().sees())](
+          node::LocalNode& node, absl::Time) {
+        const absl::StatusOr<Error> error = node.FindError(id, sees);
+        if (!error.ok()) return call->Reply(error.status());
+        call->Reply(absl::OkStatus(), [error = *error](v1::GetErrorResponse* to) {
+          ToProto(error, to->mutable_error());
+        });
+      });
 }
 
-grpc::ServerUnaryReactor* DiagnosticsService::ListFlightEvents(grpc::CallbackServerContext* context,
-                                                               const grpc::ByteBuffer* bytes,
-                                                               grpc::ByteBuffer* response) {
-  auto call = Call<v1::ListFlightEventsResponse>::Start(service_, context, response);
-  const Parsed<v1::ListFlightEventsRequest> request(service_, context, bytes);
-  if (!request.ok()) return call->Refuse(request.status());
-  return ShowList(
-      service_, call,
-      [limit = request->limit()](node::LocalNode& node, absl::Time, const std::string& sees) {
+void OnListFlightEvents(const CallRef<v1::ListFlightEventsResponse>& call,
+                        const v1::ListFlightEventsRequest& request) {
+  const ServiceContext* const service = call->service();
+  ShowList(
+      call,
+      [limit = request.limit()](node::LocalNode& node, absl::Time, const std::string& sees) {
         return node.Flight(sees, limit);
       },
-      [service = service_](const absl::StatusOr<std::vector<node::FlightEvent>>& events,
-                           v1::ListFlightEventsResponse* to) {
+      [service = service](const absl::StatusOr<std::vector<node::FlightEvent>>& events,
+                          v1::ListFlightEventsResponse* to) {
         for (const node::FlightEvent& event : *events) {
           EventTo(service->incarnation, event, to->add_events());
         }
       });
 }
 
-grpc::ServerUnaryReactor* DiagnosticsService::GetStats(grpc::CallbackServerContext* context,
-                                                       const grpc::ByteBuffer* bytes,
-                                                       grpc::ByteBuffer* response) {
-  auto call = Call<v1::GetStatsResponse>::Start(service_, context, response);
-  const Parsed<v1::GetStatsRequest> request(service_, context, bytes);
-  if (!request.ok()) return call->Refuse(request.status());
-  return Show(
-      service_, call,
+void OnGetStats(const CallRef<v1::GetStatsResponse>& call, const v1::GetStatsRequest&) {
+  Show(
+      call,
       [](node::LocalNode& node, absl::Time, const std::string& sees) { return node.Stats(sees); },
       [](const node::NodeStats& stats, v1::GetStatsResponse* to) {
         to->set_memory_limit_bytes(stats.memory_limit_bytes);
@@ -228,6 +195,20 @@ grpc::ServerUnaryReactor* DiagnosticsService::GetStats(grpc::CallbackServerConte
         to->set_given_up_gradient_count(stats.gradients_given_up);
         to->set_client_held_bytes(stats.client_held_bytes);
       });
+}
+
+}  // namespace
+
+std::unique_ptr<grpc::Service> MakeDiagnosticsService(const ServiceContext* context) {
+  auto service = std::make_unique<Methods<v1::Diagnostics>>(context);
+  (*service)
+      .Unary("ListDevices", &OnListDevices)
+      .Unary("ListSessions", &OnListSessions)
+      .Unary("ListPending", &OnListPending)
+      .Unary("GetError", &OnGetError)
+      .Unary("ListFlightEvents", &OnListFlightEvents)
+      .Unary("GetStats", &OnGetStats);
+  return service;
 }
 
 }  // namespace chorus

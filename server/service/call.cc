@@ -5,14 +5,11 @@
 
 namespace chorus {
 
-void PostForSession(const ServiceContext& context, const std::string& peer, int64_t name,
+void PostForSession(const ServiceContext& context, const Caller& caller, int64_t name,
                     SessionTask task, std::function<void(absl::Status)> refuse) {
-  absl::StatusOr<Caller> caller = context.peers->Resolve(peer);
-  if (!caller.ok()) return refuse(caller.status());
   const absl::StatusOr<SessionId> session = ParseSession(context.incarnation, name);
   if (!session.ok()) return refuse(session.status());
-  context.loop->Post([tenant = std::move(caller->tenant), name, id = *session,
-                      task = std::move(task),
+  context.loop->Post([tenant = caller.tenant, name, id = *session, task = std::move(task),
                       refuse = std::move(refuse)](node::LocalNode& node, absl::Time now) {
     const absl::StatusOr<std::string> owner = node.TenantOf(id);
     if (!owner.ok() || *owner != tenant) return refuse(SessionLost(name));

@@ -11,7 +11,6 @@
 #define CHORUS_SERVER_SERVICE_CALL_H_
 
 #include <algorithm>
-#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -31,6 +30,7 @@
 #include "proto/convert/errors_convert.h"
 #include "server/service/context.h"
 #include "server/service/parsed.h"
+#include "server/service/request_call.h"
 
 namespace chorus {
 
@@ -38,7 +38,7 @@ namespace chorus {
 using SessionTask = std::function<void(node::LocalNode& node, absl::Time now, SessionId session)>;
 
 // Posts `task` when `caller` may use the session `name`; else tells `refuse` (on any thread).
-void PostForSession(const ServiceContext& context, const std::string& peer, int64_t name,
+void PostForSession(const ServiceContext& context, const Caller& caller, int64_t name,
                     SessionTask task, std::function<void(absl::Status)> refuse);
 
 absl::Status CallTimedOut();
@@ -49,36 +49,34 @@ inline constexpr int64_t kSmallAnswer = 4 << 10;
 inline constexpr int64_t kListBytes = int64_t{2} << 20;
 
 template <typename Response>
-class Call : public grpc::ServerUnaryReactor, public std::enable_shared_from_this<Call<Response>> {
+class Call : public RequestCall {
  public:
   using Fill = std::function<void(Response* response)>;
+  using OnRequest = std::function<void(const std::shared_ptr<Call>& call, grpc::ByteBuffer* bytes)>;
 
-  static std::shared_ptr<Call> Start(const ServiceContext* service,
-                                     grpc::CallbackServerContext* context,
-                                     grpc::ByteBuffer* response) {
-    std::shared_ptr<Call> call(new Call(service, context, response));
-    call->self_ = call;
-    const absl::Time deadline =
-        std::min(absl::FromChrono(context->deadline()), absl::Now() + service->max_wait);
+  // `on_request` outlives it.
+  static ByteStream* Start(const ServiceContext* service, grpc::CallbackServerContext* context,
+                           const OnRequest* on_request) {
+    std::shared_ptr<Call> call(new Call(service, context, on_request));
     std::weak_ptr<Call> weak = call;
-    call->alarm_.Set(absl::ToChronoTime(deadline), [weak](bool fired) {
+    call->alarm_.Set(absl::ToChronoTime(call->deadline_), [weak](bool fired) {
       if (std::shared_ptr<Call> late = weak.lock()) {
         if (fired) late->EndLate();
       }
     });
-    return call;
+    call->ReadRequest();
+    return call.get();
   }
 
-  // The caller, for handlers that need no session.
-  absl::StatusOr<Caller> caller() const { return service_->peers->Resolve(context_->peer()); }
+  // When it ends at the latest, by the wall clock.
+  absl::Time deadline() const { return deadline_; }
 
   // Room for an answer of up to so many bytes, and for what it is made of. RESOURCE_EXHAUSTED
   // kQuota: there is none.
   absl::Status Reserve(int64_t bytes) {
-    CHORUS_ASSIGN_OR_RETURN(const Caller by, caller());
     MutexLock lock(&mutex_);
     if (done_ || bytes <= room_.bytes()) return absl::OkStatus();
-    CHORUS_ASSIGN_OR_RETURN(SharedRoom::Part more, service_->answers->Take(by.tenant, bytes));
+    CHORUS_ASSIGN_OR_RETURN(SharedRoom::Part more, service_->answers->Take(caller().tenant, bytes));
     room_ = std::move(more);
     return absl::OkStatus();
   }
@@ -86,9 +84,9 @@ class Call : public grpc::ServerUnaryReactor, public std::enable_shared_from_thi
   // Does `task` on the node thread for the caller's session `name`, or ends the call. While the
   // call is under way the session's lease does not run out.
   void ForSession(int64_t name, SessionTask task) {
-    std::shared_ptr<Call> call = this->shared_from_this();
+    std::shared_ptr<Call> call = self();
     PostForSession(
-        *service_, context_->peer(), name,
+        *service_, caller(), name,
         [call, task = std::move(task)](node::LocalNode& node, absl::Time now, SessionId session) {
           call->Hold(session);
           task(node, now, session);
@@ -98,52 +96,53 @@ class Call : public grpc::ServerUnaryReactor, public std::enable_shared_from_thi
 
   // Ends the call; `fill` makes the response of a good one.
   void Reply(absl::Status status, Fill fill = nullptr) {
-    service_->worker->Post([call = this->shared_from_this(), status = std::move(status),
-                            fill = std::move(fill)] { call->End(status, fill); });
-  }
-
-  // The same, for a handler to return.
-  grpc::ServerUnaryReactor* Refuse(absl::Status status) {
-    Reply(std::move(status));
-    return this;
+    service_->worker->Post([call = self(), status = std::move(status), fill = std::move(fill)] {
+      call->EndWith(status, fill);
+    });
   }
 
  private:
   Call(const ServiceContext* service, grpc::CallbackServerContext* context,
-       grpc::ByteBuffer* response)
-      : service_(service), context_(context), response_(response) {}
+       const OnRequest* on_request)
+      : RequestCall(service, context),
+        deadline_(std::min(absl::FromChrono(context->deadline()), absl::Now() + service->max_wait)),
+        on_request_(on_request) {}
 
-  void End(absl::Status status, const Fill& fill) {
-    if (ended_.exchange(true)) return;
+  std::shared_ptr<Call> self() { return std::static_pointer_cast<Call>(shared_from_this()); }
+
+  void HaveRequest(grpc::ByteBuffer* bytes) override { (*on_request_)(self(), bytes); }
+
+  void EndWith(absl::Status status, const Fill& fill) {
+    if (!MayEnd()) return;
     if (status.ok()) {
       Response response;
       if (fill) fill(&response);
       const auto bytes = static_cast<int64_t>(response.ByteSizeLong());
       if (bytes > kSmallAnswer) status = Reserve(bytes);
-      if (status.ok()) *response_ = Serialized(response);
+      if (status.ok()) response_ = Serialized(response);
+      MutexLock lock(&mutex_);
+      room_.Shrink(bytes > kSmallAnswer && status.ok() ? bytes : 0);
     }
-    this->Finish(ToGrpc(status));
+    if (!status.ok()) return Finish(ToGrpc(status));
+    StartWriteAndFinish(&response_, grpc::WriteOptions(), grpc::Status::OK);
   }
+  void End(const absl::Status& status) override { EndWith(status, nullptr); }
 
   // The deadline has come. An answer that its client has not taken by then is given up.
   void EndLate() {
-    if (!ended_.load()) return End(CallTimedOut(), nullptr);
-    MutexLock lock(&mutex_);
-    if (!done_) context_->TryCancel();
-  }
-
-  void OnCancel() override {
-    End(MakeError(Reason::kCancelled, "the caller has cancelled"), nullptr);
-  }
-  void OnDone() override {
-    alarm_.Cancel();
     {
       MutexLock lock(&mutex_);
-      done_ = true;
-      if (held_.value() != 0) service_->worker->Drop(held_);
-      room_ = SharedRoom::Part();
+      if (done_) return;
+      if (ended_) return context_->TryCancel();
     }
-    self_.reset();
+    End(CallTimedOut());
+  }
+
+  void Forget() override {
+    alarm_.Cancel();
+    MutexLock lock(&mutex_);
+    if (held_.value() != 0) service_->worker->Drop(held_);
+    room_ = SharedRoom::Part();
   }
 
   void Hold(SessionId session) {
@@ -153,17 +152,15 @@ class Call : public grpc::ServerUnaryReactor, public std::enable_shared_from_thi
     service_->worker->Hold(session);
   }
 
-  const ServiceContext* const service_;
-  grpc::CallbackServerContext* const context_;  // until OnDone
-  grpc::ByteBuffer* const response_;            // until OnDone; for whoever ends the call
-  std::atomic<bool> ended_{false};
-  Mutex mutex_;
-  bool done_ ABSL_GUARDED_BY(mutex_) = false;
+  const absl::Time deadline_;
+  const OnRequest* const on_request_;
+  grpc::ByteBuffer response_;               // for whoever ends the call
   SessionId held_ ABSL_GUARDED_BY(mutex_);  // 0: none
   SharedRoom::Part room_ ABSL_GUARDED_BY(mutex_);
   grpc::Alarm alarm_;
-  std::shared_ptr<Call> self_;  // gRPC's reference, until OnDone
 };
+template <typename Response>
+using CallRef = std::shared_ptr<Call<Response>>;
 
 }  // namespace chorus
 

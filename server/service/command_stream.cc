@@ -24,15 +24,14 @@ int64_t BytesOf(const grpc::ByteBuffer& outcome) {
   return kOverhead + static_cast<int64_t>(outcome.Length());
 }
 
-class CommandStream : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
-                      public std::enable_shared_from_this<CommandStream> {
+class CommandStream : public ByteStream, public std::enable_shared_from_this<CommandStream> {
  public:
   CommandStream(const ServiceContext* service, grpc::CallbackServerContext* context)
       : service_(service), context_(context) {}
 
   void Start() {
     self_ = shared_from_this();
-    const absl::Status admitted = service_->peers->CheckCalls(context_->peer());
+    const absl::Status admitted = Admit();
     if (!admitted.ok()) return End(admitted);
     // By the worker, behind the outcomes that came before.
     farewell_id_ = service_->farewell->Add(
@@ -45,6 +44,13 @@ class CommandStream : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byt
   }
 
  private:
+  absl::Status Admit() {
+    CHORUS_RETURN_IF_ERROR(service_->peers->CheckCalls(context_->peer()));
+    CHORUS_ASSIGN_OR_RETURN(caller_, service_->peers->Resolve(context_->peer()));
+    CHORUS_ASSIGN_OR_RETURN(room_, service_->streams->Take(caller_.tenant, kMaxMessageBytes));
+    return absl::OkStatus();
+  }
+
   void OnReadDone(bool ok) override {
     if (!ok) {
       MutexLock lock(&mutex_);
@@ -96,7 +102,7 @@ class CommandStream : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byt
       return true;
     }
     PostForSession(
-        *service_, context_->peer(), session_,
+        *service_, caller_, session_,
         [stream = self_, sequence, frame = *std::move(frame)](node::LocalNode& node, absl::Time now,
                                                               SessionId session) {
           stream->Hold(session);
@@ -190,6 +196,8 @@ class CommandStream : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byt
 
   const ServiceContext* const service_;
   grpc::CallbackServerContext* const context_;
+  Caller caller_;             // constant once it reads
+  SharedRoom::Part room_;     // for one message
   uint64_t farewell_id_ = 0;  // constant once it reads
   grpc::ByteBuffer request_;  // of the read under way
   int64_t session_ = 0;       // by OnReadDone alone
@@ -210,8 +218,8 @@ class CommandStream : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byt
 
 }  // namespace
 
-grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* StartCommandStream(
-    const ServiceContext* service, grpc::CallbackServerContext* context) {
+ByteStream* StartCommandStream(const ServiceContext* service,
+                               grpc::CallbackServerContext* context) {
   auto stream = std::make_shared<CommandStream>(service, context);
   stream->Start();
   return stream.get();

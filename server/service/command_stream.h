@@ -6,8 +6,9 @@
 
 #include <cstdint>
 
-#include "grpcpp/support/server_callback.h"
+#include "grpcpp/server_context.h"
 #include "server/service/context.h"
+#include "server/service/request_call.h"
 
 namespace chorus {
 
@@ -17,8 +18,7 @@ namespace chorus {
 inline constexpr int kMaxCommandsUnderWay = 1024;
 inline constexpr int64_t kMaxUnwrittenBytes = 4096;
 
-grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* StartCommandStream(
-    const ServiceContext* service, grpc::CallbackServerContext* context);
+ByteStream* StartCommandStream(const ServiceContext* service, grpc::CallbackServerContext* context);
 
 }  // namespace chorus
 

@@ -14,6 +14,7 @@
 #include "server/attach/attach_server.h"
 #include "server/peers.h"
 #include "server/service/farewell.h"
+#include "server/service/read_turns.h"
 #include "server/service/room.h"
 #include "server/service/worker.h"
 #include "server/tenant_log.h"
@@ -28,12 +29,15 @@ struct ServiceContext {
   const PeerTable* peers = nullptr;
   Farewell* farewell = nullptr;
   TenantLog* log = nullptr;
-  Room* parsing = nullptr;                      // for messages that are being parsed
-  Room* uploads = nullptr;                      // for bytes that the node has not written yet
-  SharedRoom* answers = nullptr;                // for what clients have not read yet
-  AttachServer* attach = nullptr;               // null: the daemon listens on TCP alone
-  int64_t incarnation = 0;                      // 1 .. 2^31 - 1, other after each start
-  absl::Duration max_wait = absl::Minutes(10);  // of one call, whatever deadline its client set
+  Room* parsing = nullptr;                          // for messages that are being parsed
+  Room* uploads = nullptr;                          // for bytes that the node has not written yet
+  SharedRoom* answers = nullptr;                    // for what clients have not read yet
+  SharedRoom* streams = nullptr;                    // for what comes on streams of commands
+  ReadTurns* reads = nullptr;                       // of requests
+  AttachServer* attach = nullptr;                   // null: the daemon listens on TCP alone
+  int64_t incarnation = 0;                          // 1 .. 2^31 - 1, other after each start
+  absl::Duration max_wait = absl::Minutes(10);      // of one call, whatever deadline its client set
+  absl::Duration read_timeout = absl::Seconds(10);  // for a request to come, once it is read
   absl::Duration download_timeout = absl::Seconds(60);  // for a client to take one part
   std::string backend;                                  // "host"
   std::string attach_path;                              // empty: none

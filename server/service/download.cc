@@ -8,27 +8,35 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "chorus/v1/tensors.pb.h"
 #include "core/base/clock.h"
 #include "core/base/error.h"
-#include "core/base/mutex.h"
 #include "grpc/grpc.h"
 #include "grpcpp/alarm.h"
 #include "proto/convert/convert.h"
 #include "proto/convert/errors_convert.h"
 #include "server/service/call.h"
+#include "server/service/parsed.h"
 
 namespace chorus {
 namespace {
 
-class Download : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
-                 public std::enable_shared_from_this<Download> {
+class Download : public RequestCall {
  public:
   Download(const ServiceContext* service, grpc::CallbackServerContext* context)
-      : service_(service), context_(context) {}
+      : RequestCall(service, context) {}
 
-  void Start(const grpc::ByteBuffer* bytes) {
-    self_ = shared_from_this();
-    const Parsed<v1::DownloadTensorRequest> request(service_, context_, bytes);
+  void Start() { ReadRequest(); }
+
+ private:
+  using ViewRef = std::shared_ptr<const node::ReadableTensor>;
+
+  std::shared_ptr<Download> self() {
+    return std::static_pointer_cast<Download>(shared_from_this());
+  }
+
+  void HaveRequest(grpc::ByteBuffer* bytes) override {
+    const Parsed<v1::DownloadTensorRequest> request(service_->parsing, bytes);
     if (!request.ok()) return End(request.status());
     const absl::StatusOr<TensorId> tensor = FromProto(request->tensor());
     if (!tensor.ok()) return End(tensor.status());
@@ -38,24 +46,21 @@ class Download : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
     deadline_ = std::min(SteadyTime(absl::FromChrono(context_->deadline())),
                          SteadyNow() + service_->max_wait);
     PostForSession(
-        *service_, context_->peer(), request->session(),
-        [download = self_](node::LocalNode& node, absl::Time, SessionId session) {
+        *service_, caller(), request->session(),
+        [download = self()](node::LocalNode& node, absl::Time, SessionId session) {
           node.ReadTensor(session, download->asked_.tensor, download->deadline_,
                           [download](absl::StatusOr<node::ReadableTensor> view) {
                             download->HaveTensor(std::move(view));
                           });
         },
-        [download = self_](absl::Status status) { download->End(status); });
+        [download = self()](absl::Status status) { download->End(status); });
   }
-
- private:
-  using ViewRef = std::shared_ptr<const node::ReadableTensor>;
 
   // On the node thread. The view's buffer belongs to that thread, so its end is sent back there.
   void HaveTensor(absl::StatusOr<node::ReadableTensor> view) {
     if (!view.ok()) {
       service_->worker->Post(
-          [download = shared_from_this(), status = view.status()] { download->End(status); });
+          [download = self(), status = view.status()] { download->End(status); });
       return;
     }
     node::NodeLoop* const loop = service_->loop;
@@ -66,7 +71,7 @@ class Download : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
                        delete done;
                      });
                    });
-    service_->worker->Post([download = shared_from_this(), shared = std::move(shared)]() mutable {
+    service_->worker->Post([download = self(), shared = std::move(shared)]() mutable {
       download->Begin(std::move(shared));
     });
   }
@@ -102,7 +107,7 @@ class Download : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
   void WatchLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     alarm_ = std::make_unique<grpc::Alarm>();
     alarm_->Set(absl::ToChronoTime(WallTime(part_due_)), [weak = weak_from_this()](bool fired) {
-      const std::shared_ptr<Download> download = weak.lock();
+      const auto download = std::static_pointer_cast<Download>(weak.lock());
       if (fired && download != nullptr) download->Look();
     });
   }
@@ -138,23 +143,15 @@ class Download : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
     SendPart();
   }
 
-  void End(const absl::Status& status) {
+  void End(const absl::Status& status) override {
+    if (MayEnd()) Finish(ToGrpc(status));
+  }
+
+  void Forget() override {
     MutexLock lock(&mutex_);
-    if (std::exchange(ended_, true)) return;
-    Finish(ToGrpc(status));
+    if (alarm_ != nullptr) alarm_->Cancel();
   }
 
-  void OnCancel() override { End(MakeError(Reason::kCancelled, "the caller has cancelled")); }
-  void OnDone() override {
-    {
-      MutexLock lock(&mutex_);
-      if (alarm_ != nullptr) alarm_->Cancel();
-    }
-    self_.reset();
-  }
-
-  const ServiceContext* const service_;
-  grpc::CallbackServerContext* const context_;
   absl::Time deadline_;          // of all of it; constant once it waits
   node::DownloadRequest asked_;  // constant once it waits
   // Of one write after the other.
@@ -163,23 +160,18 @@ class Download : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
   ViewRef view_;
   grpc::ByteBuffer part_;
 
-  Mutex mutex_;
-  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   // Of the part that is on its way.
   int64_t part_begin_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t part_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Time part_due_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<grpc::Alarm> alarm_ ABSL_GUARDED_BY(mutex_);
-  std::shared_ptr<Download> self_;  // gRPC's reference, until OnDone
 };
 
 }  // namespace
 
-grpc::ServerWriteReactor<grpc::ByteBuffer>* StartDownload(const ServiceContext* service,
-                                                          grpc::CallbackServerContext* context,
-                                                          const grpc::ByteBuffer* bytes) {
+ByteStream* StartDownload(const ServiceContext* service, grpc::CallbackServerContext* context) {
   auto download = std::make_shared<Download>(service, context);
-  download->Start(bytes);
+  download->Start();
   return download.get();
 }
 

@@ -4,18 +4,16 @@
 #ifndef CHORUS_SERVER_SERVICE_DOWNLOAD_H_
 #define CHORUS_SERVER_SERVICE_DOWNLOAD_H_
 
-#include "chorus/v1/tensors.pb.h"
-#include "grpcpp/support/server_callback.h"
+#include "grpcpp/server_context.h"
 #include "server/service/context.h"
+#include "server/service/request_call.h"
 
 namespace chorus {
 
 // Waits for the tensor, then sends it part by part, each made when the one before is on its way.
 // The tensor's bytes are kept as long as that takes, whatever becomes of its name: a reader that
 // leaves a part for ServiceContext::download_timeout is told TRANSPORT_TIMEOUT, and holds no more.
-grpc::ServerWriteReactor<grpc::ByteBuffer>* StartDownload(const ServiceContext* service,
-                                                          grpc::CallbackServerContext* context,
-                                                          const grpc::ByteBuffer* bytes);
+ByteStream* StartDownload(const ServiceContext* service, grpc::CallbackServerContext* context);
 
 }  // namespace chorus
 

@@ -1,41 +1,41 @@
 #include "server/service/graphs_service.h"
 
+#include <memory>
+
+#include "chorus/v1/graphs.grpc.pb.h"
 #include "proto/convert/convert.h"
 #include "server/service/call.h"
+#include "server/service/methods.h"
 #include "server/service/submit.h"
 
 namespace chorus {
+namespace {
 
-grpc::ServerUnaryReactor* GraphsService::Register(grpc::CallbackServerContext* context,
-                                                  const grpc::ByteBuffer* bytes,
-                                                  grpc::ByteBuffer* response) {
-  auto call = Call<v1::RegisterGraphResponse>::Start(service_, context, response);
-  const Parsed<v1::RegisterGraphRequest> request(service_, context, bytes, kMaxCommandMessageBytes);
-  if (!request.ok()) return call->Refuse(request.status());
-  SubmitCommand(call, request->session(), request->sequence(), FromProto(request->graph()));
-  return call.get();
+void OnRegister(const CallRef<v1::RegisterGraphResponse>& call,
+                const v1::RegisterGraphRequest& request) {
+  SubmitCommand(call, request.session(), request.sequence(), FromProto(request.graph()));
 }
 
-grpc::ServerUnaryReactor* GraphsService::Run(grpc::CallbackServerContext* context,
-                                             const grpc::ByteBuffer* bytes,
-                                             grpc::ByteBuffer* response) {
-  auto call = Call<v1::RunGraphResponse>::Start(service_, context, response);
-  const Parsed<v1::RunGraphRequest> request(service_, context, bytes, kMaxCommandMessageBytes);
-  if (!request.ok()) return call->Refuse(request.status());
-  SubmitCommand(call, request->session(), request->sequence(), FromProto(request->run()));
-  return call.get();
+void OnRun(const CallRef<v1::RunGraphResponse>& call, const v1::RunGraphRequest& request) {
+  SubmitCommand(call, request.session(), request.sequence(), FromProto(request.run()));
 }
 
-grpc::ServerUnaryReactor* GraphsService::Release(grpc::CallbackServerContext* context,
-                                                 const grpc::ByteBuffer* bytes,
-                                                 grpc::ByteBuffer* response) {
-  auto call = Call<v1::ReleaseGraphsResponse>::Start(service_, context, response);
-  const Parsed<v1::ReleaseGraphsRequest> request(service_, context, bytes, kMaxCommandMessageBytes);
-  if (!request.ok()) return call->Refuse(request.status());
+void OnRelease(const CallRef<v1::ReleaseGraphsResponse>& call,
+               const v1::ReleaseGraphsRequest& request) {
   v1::Release release;
-  *release.mutable_graphs() = request->graphs();
-  SubmitCommand(call, request->session(), request->sequence(), FromProto(release));
-  return call.get();
+  *release.mutable_graphs() = request.graphs();
+  SubmitCommand(call, request.session(), request.sequence(), FromProto(release));
+}
+
+}  // namespace
+
+std::unique_ptr<grpc::Service> MakeGraphsService(const ServiceContext* context) {
+  auto service = std::make_unique<Methods<v1::Graphs>>(context);
+  (*service)
+      .Unary("Register", &OnRegister, kMaxCommandMessageBytes)
+      .Unary("Run", &OnRun, kMaxCommandMessageBytes)
+      .Unary("Release", &OnRelease, kMaxCommandMessageBytes);
+  return service;
 }
 
 }  // namespace chorus

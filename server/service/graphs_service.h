@@ -1,35 +1,17 @@
-// Handlers of chorus.v1.Graphs; the proto says what each RPC does.
+// chorus.v1.Graphs; the proto says what each RPC does.
 //
-// Threads: gRPC's. Handlers parse, convert and post; nothing here waits but for room to parse
-// (parsed.h).
+// Threads: as server/service/methods.h says. Ownership: `context` outlives it.
 #ifndef CHORUS_SERVER_SERVICE_GRAPHS_SERVICE_H_
 #define CHORUS_SERVER_SERVICE_GRAPHS_SERVICE_H_
 
-#include "chorus/v1/graphs.grpc.pb.h"
+#include <memory>
+
+#include "grpcpp/impl/service_type.h"
 #include "server/service/context.h"
-#include "server/service/parsed.h"
 
 namespace chorus {
 
-class GraphsService
-    : public Raw<v1::Graphs::Service, v1::Graphs::WithRawCallbackMethod_Register,
-                 v1::Graphs::WithRawCallbackMethod_Run, v1::Graphs::WithRawCallbackMethod_Release> {
- public:
-  // `service` outlives it.
-  explicit GraphsService(const ServiceContext* service) : service_(service) {}
-
-  grpc::ServerUnaryReactor* Register(grpc::CallbackServerContext* context,
-                                     const grpc::ByteBuffer* bytes,
-                                     grpc::ByteBuffer* response) override;
-  grpc::ServerUnaryReactor* Run(grpc::CallbackServerContext* context, const grpc::ByteBuffer* bytes,
-                                grpc::ByteBuffer* response) override;
-  grpc::ServerUnaryReactor* Release(grpc::CallbackServerContext* context,
-                                    const grpc::ByteBuffer* bytes,
-                                    grpc::ByteBuffer* response) override;
-
- private:
-  const ServiceContext* const service_;
-};
+std::unique_ptr<grpc::Service> MakeGraphsService(const ServiceContext* context);
 
 }  // namespace chorus
 

@@ -1,47 +1,46 @@
 #include "server/service/log_service.h"
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 
+#include "chorus/v1/log.grpc.pb.h"
 #include "core/base/clock.h"
 #include "proto/convert/convert.h"
 #include "server/service/call.h"
 #include "server/service/command_stream.h"
+#include "server/service/methods.h"
 #include "server/service/submit.h"
 
 namespace chorus {
+namespace {
 
-grpc::ServerUnaryReactor* LogService::Submit(grpc::CallbackServerContext* context,
-                                             const grpc::ByteBuffer* bytes,
-                                             grpc::ByteBuffer* response) {
-  auto call = Call<v1::SubmitResponse>::Start(service_, context, response);
-  const Parsed<v1::SubmitRequest> request(service_, context, bytes, kMaxCommandMessageBytes);
-  if (!request.ok()) return call->Refuse(request.status());
-  absl::StatusOr<Command> command = FromProto(request->command());
-  if (!command.ok()) return call->Refuse(command.status());
-  SubmitCommand(call, request->session(), command->sequence.value(), std::move(command->body));
-  return call.get();
+void OnSubmit(const CallRef<v1::SubmitResponse>& call, const v1::SubmitRequest& request) {
+  absl::StatusOr<Command> command = FromProto(request.command());
+  if (!command.ok()) return call->Reply(command.status());
+  SubmitCommand(call, request.session(), command->sequence.value(), std::move(command->body));
 }
 
-grpc::ServerUnaryReactor* LogService::Wait(grpc::CallbackServerContext* context,
-                                           const grpc::ByteBuffer* bytes,
-                                           grpc::ByteBuffer* response) {
-  auto call = Call<v1::WaitResponse>::Start(service_, context, response);
-  const Parsed<v1::WaitRequest> request(service_, context, bytes);
-  if (!request.ok()) return call->Refuse(request.status());
-  const absl::Time deadline =
-      std::min(SteadyTime(absl::FromChrono(context->deadline())), SteadyNow() + service_->max_wait);
-  call->ForSession(request->session(), [call, deadline, sequence = Sequence(request->sequence())](
-                                           node::LocalNode& node, absl::Time, SessionId session) {
+void OnWait(const CallRef<v1::WaitResponse>& call, const v1::WaitRequest& request) {
+  const absl::Time deadline = SteadyTime(call->deadline());
+  call->ForSession(request.session(), [call, deadline, sequence = Sequence(request.sequence())](
+                                          node::LocalNode& node, absl::Time, SessionId session) {
     node.WaitOutcome(session, sequence, deadline,
                      [call](node::Outcome outcome) { call->Reply(outcome.status); });
   });
-  return call.get();
 }
 
-grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* LogService::Commands(
-    grpc::CallbackServerContext* context) {
-  return StartCommandStream(service_, context);
+}  // namespace
+
+std::unique_ptr<grpc::Service> MakeLogService(const ServiceContext* context) {
+  auto service = std::make_unique<Methods<v1::Log>>(context);
+  (*service)
+      .Unary("Submit", &OnSubmit, kMaxCommandMessageBytes)
+      .Unary("Wait", &OnWait)
+      .Stream("Commands", [context](grpc::CallbackServerContext* call) {
+        return StartCommandStream(context, call);
+      });
+  return service;
 }
 
 }  // namespace chorus

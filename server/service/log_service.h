@@ -1,35 +1,17 @@
-// Handlers of chorus.v1.Log; the proto says what each RPC does.
+// chorus.v1.Log; the proto says what each RPC does.
 //
-// Threads: gRPC's. Handlers parse, convert and post; nothing here waits but for room to parse
-// (parsed.h).
+// Threads: as server/service/methods.h says. Ownership: `context` outlives it.
 #ifndef CHORUS_SERVER_SERVICE_LOG_SERVICE_H_
 #define CHORUS_SERVER_SERVICE_LOG_SERVICE_H_
 
-#include "chorus/v1/log.grpc.pb.h"
+#include <memory>
+
+#include "grpcpp/impl/service_type.h"
 #include "server/service/context.h"
-#include "server/service/parsed.h"
 
 namespace chorus {
 
-class LogService
-    : public Raw<v1::Log::Service, v1::Log::WithRawCallbackMethod_Commands,
-                 v1::Log::WithRawCallbackMethod_Submit, v1::Log::WithRawCallbackMethod_Wait> {
- public:
-  // `service` outlives it.
-  explicit LogService(const ServiceContext* service) : service_(service) {}
-
-  grpc::ServerUnaryReactor* Submit(grpc::CallbackServerContext* context,
-                                   const grpc::ByteBuffer* bytes,
-                                   grpc::ByteBuffer* response) override;
-  grpc::ServerUnaryReactor* Wait(grpc::CallbackServerContext* context,
-                                 const grpc::ByteBuffer* bytes,
-                                 grpc::ByteBuffer* response) override;
-  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Commands(
-      grpc::CallbackServerContext* context) override;
-
- private:
-  const ServiceContext* const service_;
-};
+std::unique_ptr<grpc::Service> MakeLogService(const ServiceContext* context);
 
 }  // namespace chorus
 

@@ -17,9 +17,7 @@
 #include "core/node/requests.h"
 #include "core/transport/frame_format.h"
 #include "google/protobuf/message.h"
-#include "grpcpp/server_context.h"
 #include "grpcpp/support/byte_buffer.h"
-#include "server/service/context.h"
 #include "server/service/room.h"
 
 namespace chorus {
@@ -35,6 +33,8 @@ inline constexpr int64_t kParsedFactor = 96;
 // Of all messages that are being parsed, in memory; of all uploads until they are written; of all
 // answers that are not small, until they are read.
 inline constexpr int64_t kMaxParsedBytes = int64_t{128} << 20;
+// Requests that are being read, each of which may become the largest.
+inline constexpr int64_t kMaxReads = 32;
 inline constexpr int64_t kMaxUploadBytes = int64_t{32} << 20;
 inline constexpr int64_t kMaxAnswerBytes = int64_t{64} << 20;
 static_assert(kMaxMessageBytes * kParsedFactor <= kMaxParsedBytes);
@@ -46,26 +46,12 @@ absl::Status Parse(grpc::ByteBuffer* bytes, int64_t most, google::protobuf::Mess
 template <typename Message>
 class Parsed {
  public:
-  // `bytes` are gRPC's, which would keep them as long as the call and does not look at them again.
-  // RESOURCE_EXHAUSTED kQuota: its caller has too many calls under way.
-  Parsed(const ServiceContext* service, const grpc::CallbackServerContext* context,
-         const grpc::ByteBuffer* bytes, int64_t most = kMaxRequestBytes)
-      : Parsed(service->parsing, bytes, most, service->peers->CheckCalls(context->peer())) {}
-  // `admitted` not OK: they are not parsed. `parsing` outlives it.
-  Parsed(Room* parsing, const grpc::ByteBuffer* bytes, int64_t most = kMaxRequestBytes,
-         const absl::Status& admitted = absl::OkStatus())
-      : room_(
-            parsing->Enter(kParsedFactor * std::min<int64_t>(static_cast<int64_t>(bytes->Length()),
-                                                             admitted.ok() ? most : 0))),
+  // Takes `bytes`, which are empty afterwards. `parsing` outlives it.
+  Parsed(Room* parsing, grpc::ByteBuffer* bytes, int64_t most = kMaxRequestBytes)
+      : room_(parsing->Enter(kParsedFactor *
+                             std::min<int64_t>(static_cast<int64_t>(bytes->Length()), most))),
         message_(std::make_unique<Message>()),
-        status_(admitted) {
-    grpc::ByteBuffer* const taken = const_cast<grpc::ByteBuffer*>(bytes);
-    if (status_.ok()) {
-      status_ = Parse(taken, most, message_.get());
-    } else {
-      taken->Clear();
-    }
-  }
+        status_(Parse(bytes, most, message_.get())) {}
   Parsed(const Parsed&) = delete;
   Parsed& operator=(const Parsed&) = delete;
 
@@ -77,23 +63,11 @@ class Parsed {
  private:
   const Room::Part room_;  // goes behind the message
   const std::unique_ptr<Message> message_;
-  absl::Status status_;
+  const absl::Status status_;
 };
 
 // `message` as bytes.
 grpc::ByteBuffer Serialized(const google::protobuf::Message& message);
-
-// The service `Service` of which these methods ("WithRawCallbackMethod_...") get bytes.
-template <typename Service, template <typename> class... Methods>
-struct RawService {
-  using Type = Service;
-};
-template <typename Service, template <typename> class Method, template <typename> class... Methods>
-struct RawService<Service, Method, Methods...> {
-  using Type = Method<typename RawService<Service, Methods...>::Type>;
-};
-template <typename Service, template <typename> class... Methods>
-using Raw = typename RawService<Service, Methods...>::Type;
 
 }  // namespace chorus
 

@@ -134,7 +134,7 @@ TEST(ParsedTest, TakesTheBytesAndGivesTheRoomBack) {
   v1::JoinWorldRequest join;
   join.set_name("job");
   for (int i = 0; i < 3; ++i) {
-    const grpc::ByteBuffer bytes = Serialized(join);
+    grpc::ByteBuffer bytes = Serialized(join);
     const Parsed<v1::JoinWorldRequest> parsed(&parsing, &bytes);
     ASSERT_TRUE(parsed.ok()) << parsed.status();
     EXPECT_EQ(parsed->name(), "job");
@@ -149,7 +149,7 @@ TEST(ParsedTest, WhatIsTooLargeIsNotParsed) {
     v1::JoinWorldRequest join;
     join.set_name(std::string(static_cast<size_t>(size) - 4, 'x'));
     ASSERT_EQ(static_cast<int64_t>(join.ByteSizeLong()), size);
-    const grpc::ByteBuffer bytes = Serialized(join);
+    grpc::ByteBuffer bytes = Serialized(join);
     const Parsed<v1::JoinWorldRequest> parsed(&parsing, &bytes);
     EXPECT_EQ(parsed.ok(), size == kMaxRequestBytes) << parsed.status();
     EXPECT_EQ(parsed->name().empty(), size != kMaxRequestBytes);
@@ -159,7 +159,7 @@ TEST(ParsedTest, WhatIsTooLargeIsNotParsed) {
         ErrorOf(parsed.status()).message,
         AllOf(HasSubstr("JoinWorldRequest"), HasSubstr("at most 65536"), HasSubstr("got 65537")));
   }
-  const grpc::ByteBuffer garbage = BufferOf("\xff\xff\xff");
+  grpc::ByteBuffer garbage = BufferOf("\xff\xff\xff");
   const Parsed<v1::JoinWorldRequest> none(&parsing, &garbage);
   EXPECT_EQ(ErrorOf(none.status()).reason, Reason::kMalformed);
 }

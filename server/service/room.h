@@ -62,7 +62,8 @@ class Room {
 // for it.
 class SharedRoom {
  public:
-  explicit SharedRoom(int64_t bytes) : bytes_(bytes) {}
+  // `what` stands there, in words: "answers that have not been read".
+  SharedRoom(int64_t bytes, std::string what) : bytes_(bytes), what_(std::move(what)) {}
 
   class Part {
    public:
@@ -77,10 +78,14 @@ class SharedRoom {
       std::swap(bytes_, other.bytes_);
       return *this;
     }
-    ~Part() {
-      if (room_ != nullptr) room_->Leave(tenant_, bytes_);
-    }
+    ~Part() { Shrink(0); }
     int64_t bytes() const { return bytes_; }
+    // To `bytes`, unless it has fewer.
+    void Shrink(int64_t bytes) {
+      if (bytes >= bytes_) return;
+      room_->Leave(tenant_, bytes_ - bytes);
+      bytes_ = bytes;
+    }
 
    private:
     friend class SharedRoom;
@@ -99,9 +104,8 @@ class SharedRoom {
       const int64_t had = held;
       if (had == 0) held_by_.erase(tenant);
       return MakeError(Reason::kQuota,
-                       absl::StrCat("an answer of up to ", bytes,
-                                    " bytes: answers that have not been read hold ", had, " of ",
-                                    tenant, ", ", held_, " in all, of ", bytes_));
+                       absl::StrCat("no room for ", bytes, " bytes of ", what_, ": ", tenant,
+                                    " has ", had, ", all have ", held_, ", of ", bytes_));
     }
     held += bytes;
     held_ += bytes;
@@ -113,10 +117,12 @@ class SharedRoom {
     MutexLock lock(&mutex_);
     held_ -= bytes;
     const auto held = held_by_.find(tenant);
-    if ((held->second -= bytes) == 0) held_by_.erase(held);
+    held->second -= bytes;
+    if (held->second == 0) held_by_.erase(held);
   }
 
   const int64_t bytes_;
+  const std::string what_;
   Mutex mutex_;
   int64_t held_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::flat_hash_map<std::string, int64_t> held_by_ ABSL_GUARDED_BY(mutex_);

@@ -6,11 +6,13 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "chorus/v1/sessions.grpc.pb.h"
 #include "core/base/error.h"
 #include "glog/logging.h"
 #include "proto/convert/api_version.h"
 #include "server/service/call.h"
 #include "server/service/durations.h"
+#include "server/service/methods.h"
 
 namespace chorus {
 namespace {
@@ -57,30 +59,22 @@ void ResponseTo(const ServiceContext& service, const node::SessionInfo& info,
   response->set_daemon_version(kDaemonVersion);
 }
 
-}  // namespace
-
-grpc::ServerUnaryReactor* SessionsService::Open(grpc::CallbackServerContext* context,
-                                                const grpc::ByteBuffer* bytes,
-                                                grpc::ByteBuffer* response) {
-  auto call = Call<v1::OpenSessionResponse>::Start(service_, context, response);
-  const Parsed<v1::OpenSessionRequest> request(service_, context, bytes);
-  if (!request.ok()) return call->Refuse(request.status());
-  const absl::StatusOr<Caller> caller = call->caller();
-  absl::StatusOr<node::OpenSessionRequest> open =
-      caller.ok() ? RequestFrom(*caller, *request) : caller.status();
+void OnOpen(const CallRef<v1::OpenSessionResponse>& call, const v1::OpenSessionRequest& request) {
+  const ServiceContext* const service = call->service();
+  const Caller& caller = call->caller();
+  absl::StatusOr<node::OpenSessionRequest> open = RequestFrom(caller, request);
   absl::StatusOr<AttachServer::Client> client =
-      open.ok() ? Claim(*service_, *caller, request->attach_token()) : open.status();
-  if (client.ok()) open->pid = client->pid;
-  if (const absl::Status status = client.status(); !status.ok()) {
-    const std::string tenant = caller.ok() ? caller->tenant : "";
-    service_->loop->Post([call, tenant, status](node::LocalNode& node, absl::Time) {
-      call->Reply(node.Refused(tenant, /*pid=*/-1, status));
+      open.ok() ? Claim(*service, caller, request.attach_token()) : open.status();
+  if (!client.ok()) {
+    service->loop->Post([call, status = client.status()](node::LocalNode& node, absl::Time) {
+      call->Reply(node.Refused(call->caller().tenant, /*pid=*/-1, status));
     });
-    return call.get();
+    return;
   }
-  service_->loop->Post([service = service_, call, open = *std::move(open),
-                        client = std::make_shared<AttachServer::Client>(*std::move(client))](
-                           node::LocalNode& node, absl::Time now) {
+  open->pid = client->pid;
+  service->loop->Post([service, call, open = *std::move(open),
+                       client = std::make_shared<AttachServer::Client>(*std::move(client))](
+                          node::LocalNode& node, absl::Time now) {
     const absl::StatusOr<node::SessionInfo> info = node.OpenSession(open, now);
     if (!info.ok()) return call->Reply(info.status());
     if (open.attached) {
@@ -97,43 +91,39 @@ grpc::ServerUnaryReactor* SessionsService::Open(grpc::CallbackServerContext* con
       ResponseTo(*service, info, to);
     });
   });
-  return call.get();
 }
 
-grpc::ServerUnaryReactor* SessionsService::Close(grpc::CallbackServerContext* context,
-                                                 const grpc::ByteBuffer* bytes,
-                                                 grpc::ByteBuffer* response) {
-  auto call = Call<v1::CloseSessionResponse>::Start(service_, context, response);
-  const Parsed<v1::CloseSessionRequest> request(service_, context, bytes);
-  if (!request.ok()) return call->Refuse(request.status());
-  const absl::StatusOr<Caller> caller = call->caller();
-  if (!caller.ok()) return call->Refuse(caller.status());
+void OnClose(const CallRef<v1::CloseSessionResponse>& call,
+             const v1::CloseSessionRequest& request) {
+  const ServiceContext* const service = call->service();
   call->ForSession(
-      request->session(), [log = service_->log, call, tenant = caller->tenant](
-                              node::LocalNode& node, absl::Time now, SessionId session) {
+      request.session(), [log = service->log, call, tenant = call->caller().tenant](
+                             node::LocalNode& node, absl::Time now, SessionId session) {
         const absl::Status status = node.CloseSession(session, now);
         call->Reply(status, [log, tenant, session](v1::CloseSessionResponse*) {
           log->Say(google::GLOG_INFO, tenant, absl::StrCat("session ", session.value(), " closed"));
         });
       });
-  return call.get();
 }
 
-grpc::ServerUnaryReactor* SessionsService::Renew(grpc::CallbackServerContext* context,
-                                                 const grpc::ByteBuffer* bytes,
-                                                 grpc::ByteBuffer* response) {
-  auto call = Call<v1::RenewSessionResponse>::Start(service_, context, response);
-  const Parsed<v1::RenewSessionRequest> request(service_, context, bytes);
-  if (!request.ok()) return call->Refuse(request.status());
+void OnRenew(const CallRef<v1::RenewSessionResponse>& call,
+             const v1::RenewSessionRequest& request) {
   call->ForSession(
-      request->session(), [call](node::LocalNode& node, absl::Time now, SessionId session) {
+      request.session(), [call](node::LocalNode& node, absl::Time now, SessionId session) {
         const absl::StatusOr<node::SessionInfo> info = node.Describe(session, now);
         if (!info.ok()) return call->Reply(info.status());
         call->Reply(absl::OkStatus(), [left = info->lease_left](v1::RenewSessionResponse* to) {
           if (left != absl::InfiniteDuration()) DurationTo(left, to->mutable_lease_left());
         });
       });
-  return call.get();
+}
+
+}  // namespace
+
+std::unique_ptr<grpc::Service> MakeSessionsService(const ServiceContext* context) {
+  auto service = std::make_unique<Methods<v1::Sessions>>(context);
+  (*service).Unary("Open", &OnOpen).Unary("Close", &OnClose).Unary("Renew", &OnRenew);
+  return service;
 }
 
 }  // namespace chorus

@@ -6,9 +6,11 @@
 #include <utility>
 
 #include "absl/strings/string_view.h"
+#include "chorus/v1/tensors.grpc.pb.h"
 #include "proto/convert/convert.h"
 #include "server/service/call.h"
 #include "server/service/download.h"
+#include "server/service/methods.h"
 #include "server/service/submit.h"
 
 namespace chorus {
@@ -47,50 +49,28 @@ void WriteSlices(const ServiceContext* service,
   });
 }
 
-}  // namespace
-
-grpc::ServerUnaryReactor* TensorsService::Create(grpc::CallbackServerContext* context,
-                                                 const grpc::ByteBuffer* bytes,
-                                                 grpc::ByteBuffer* response) {
-  auto call = Call<v1::CreateTensorResponse>::Start(service_, context, response);
-  const Parsed<v1::CreateTensorRequest> request(service_, context, bytes, kMaxCommandMessageBytes);
-  if (!request.ok()) return call->Refuse(request.status());
-  SubmitCommand(call, request->session(), request->sequence(), FromProto(request->tensor()));
-  return call.get();
+void OnCreate(const CallRef<v1::CreateTensorResponse>& call,
+              const v1::CreateTensorRequest& request) {
+  SubmitCommand(call, request.session(), request.sequence(), FromProto(request.tensor()));
 }
 
-grpc::ServerUnaryReactor* TensorsService::MakeReadable(grpc::CallbackServerContext* context,
-                                                       const grpc::ByteBuffer* bytes,
-                                                       grpc::ByteBuffer* response) {
-  auto call = Call<v1::MakeReadableResponse>::Start(service_, context, response);
-  const Parsed<v1::MakeReadableRequest> request(service_, context, bytes, kMaxCommandMessageBytes);
-  if (!request.ok()) return call->Refuse(request.status());
+void OnMakeReadable(const CallRef<v1::MakeReadableResponse>& call,
+                    const v1::MakeReadableRequest& request) {
   v1::MakeReadable command;
-  *command.mutable_tensors() = request->tensors();
-  SubmitCommand(call, request->session(), request->sequence(), FromProto(command));
-  return call.get();
+  *command.mutable_tensors() = request.tensors();
+  SubmitCommand(call, request.session(), request.sequence(), FromProto(command));
 }
 
-grpc::ServerUnaryReactor* TensorsService::Release(grpc::CallbackServerContext* context,
-                                                  const grpc::ByteBuffer* bytes,
-                                                  grpc::ByteBuffer* response) {
-  auto call = Call<v1::ReleaseTensorsResponse>::Start(service_, context, response);
-  const Parsed<v1::ReleaseTensorsRequest> request(service_, context, bytes,
-                                                  kMaxCommandMessageBytes);
-  if (!request.ok()) return call->Refuse(request.status());
-  SubmitCommand(call, request->session(), request->sequence(),
-                FromProto(ReleaseOf(request->tensors())));
-  return call.get();
+void OnRelease(const CallRef<v1::ReleaseTensorsResponse>& call,
+               const v1::ReleaseTensorsRequest& request) {
+  SubmitCommand(call, request.session(), request.sequence(),
+                FromProto(ReleaseOf(request.tensors())));
 }
 
-grpc::ServerUnaryReactor* TensorsService::CreateStaging(grpc::CallbackServerContext* context,
-                                                        const grpc::ByteBuffer* bytes,
-                                                        grpc::ByteBuffer* response) {
-  auto call = Call<v1::CreateStagingResponse>::Start(service_, context, response);
-  const Parsed<v1::CreateStagingRequest> request(service_, context, bytes);
-  if (!request.ok()) return call->Refuse(request.status());
-  call->ForSession(request->session(), [call, bytes = request->size_bytes()](
-                                           node::LocalNode& node, absl::Time, SessionId session) {
+void OnCreateStaging(const CallRef<v1::CreateStagingResponse>& call,
+                     const v1::CreateStagingRequest& request) {
+  call->ForSession(request.session(), [call, bytes = request.size_bytes()](
+                                          node::LocalNode& node, absl::Time, SessionId session) {
     const auto staging = node.CreateStaging(session, bytes);
     if (!staging.ok()) return call->Reply(staging.status());
     call->Reply(absl::OkStatus(),
@@ -99,44 +79,45 @@ grpc::ServerUnaryReactor* TensorsService::CreateStaging(grpc::CallbackServerCont
                   to->set_size_bytes(size);
                 });
   });
-  return call.get();
 }
 
-grpc::ServerUnaryReactor* TensorsService::WriteStaging(grpc::CallbackServerContext* context,
-                                                       const grpc::ByteBuffer* bytes,
-                                                       grpc::ByteBuffer* response) {
-  auto call = Call<v1::WriteStagingResponse>::Start(service_, context, response);
-  Room::Part room = service_->uploads->Enter(
-      std::min(static_cast<int64_t>(bytes->Length()), kMaxWriteMessageBytes));
-  const Parsed<v1::WriteStagingRequest> request(service_, context, bytes, kMaxWriteMessageBytes);
-  if (!request.ok()) return call->Refuse(request.status());
-  const std::shared_ptr<const Upload> upload(new Upload{
-      std::move(room), {ArenaId(request->arena()), request->offset_bytes(), request->data()}});
+void OnWriteStaging(const CallRef<v1::WriteStagingResponse>& call,
+                    const v1::WriteStagingRequest& request) {
+  const ServiceContext* const service = call->service();
+  const std::shared_ptr<const Upload> upload(
+      new Upload{service->uploads->Enter(static_cast<int64_t>(request.data().size())),
+                 {ArenaId(request.arena()), request.offset_bytes(), request.data()}});
   const absl::Status checked = upload->write.Check();
-  if (!checked.ok()) return call->Refuse(checked);
-  call->ForSession(request->session(), [service = service_, call, upload](
-                                           node::LocalNode& node, absl::Time, SessionId session) {
-    WriteSlices(service, call, session, upload, 0, node);
-  });
-  return call.get();
+  if (!checked.ok()) return call->Reply(checked);
+  call->ForSession(request.session(),
+                   [service, call, upload](node::LocalNode& node, absl::Time, SessionId session) {
+                     WriteSlices(service, call, session, upload, 0, node);
+                   });
 }
 
-grpc::ServerUnaryReactor* TensorsService::ReleaseStaging(grpc::CallbackServerContext* context,
-                                                         const grpc::ByteBuffer* bytes,
-                                                         grpc::ByteBuffer* response) {
-  auto call = Call<v1::ReleaseStagingResponse>::Start(service_, context, response);
-  const Parsed<v1::ReleaseStagingRequest> request(service_, context, bytes);
-  if (!request.ok()) return call->Refuse(request.status());
-  call->ForSession(request->session(), [call, arena = ArenaId(request->arena())](
-                                           node::LocalNode& node, absl::Time, SessionId session) {
+void OnReleaseStaging(const CallRef<v1::ReleaseStagingResponse>& call,
+                      const v1::ReleaseStagingRequest& request) {
+  call->ForSession(request.session(), [call, arena = ArenaId(request.arena())](
+                                          node::LocalNode& node, absl::Time, SessionId session) {
     call->Reply(node.ReleaseStaging(session, arena));
   });
-  return call.get();
 }
 
-grpc::ServerWriteReactor<grpc::ByteBuffer>* TensorsService::Download(
-    grpc::CallbackServerContext* context, const grpc::ByteBuffer* bytes) {
-  return StartDownload(service_, context, bytes);
+}  // namespace
+
+std::unique_ptr<grpc::Service> MakeTensorsService(const ServiceContext* context) {
+  auto service = std::make_unique<Methods<v1::Tensors>>(context);
+  (*service)
+      .Unary("Create", &OnCreate, kMaxCommandMessageBytes)
+      .Unary("MakeReadable", &OnMakeReadable, kMaxCommandMessageBytes)
+      .Unary("Release", &OnRelease, kMaxCommandMessageBytes)
+      .Unary("CreateStaging", &OnCreateStaging)
+      .Unary("WriteStaging", &OnWriteStaging, kMaxWriteMessageBytes)
+      .Unary("ReleaseStaging", &OnReleaseStaging)
+      .Stream("Download", [context](grpc::CallbackServerContext* call) {
+        return StartDownload(context, call);
+      });
+  return service;
 }
 
 }  // namespace chorus

@@ -7,10 +7,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/optional.h"
+#include "chorus/v1/worlds.grpc.pb.h"
 #include "core/base/error.h"
 #include "proto/convert/convert.h"
 #include "server/service/call.h"
 #include "server/service/durations.h"
+#include "server/service/methods.h"
 
 namespace chorus {
 namespace {
@@ -95,19 +97,13 @@ void ResponseTo(const node::ReformResult& result, v1::ReformWorldResponse* respo
   }
 }
 
-}  // namespace
-
-grpc::ServerUnaryReactor* WorldsService::Join(grpc::CallbackServerContext* context,
-                                              const grpc::ByteBuffer* bytes,
-                                              grpc::ByteBuffer* response) {
-  auto call = Call<v1::JoinWorldResponse>::Start(service_, context, response);
-  const Parsed<v1::JoinWorldRequest> request(service_, context, bytes);
-  if (!request.ok()) return call->Refuse(request.status());
-  absl::StatusOr<node::JoinRequest> join = RequestFrom(*request);
-  if (!join.ok()) return call->Refuse(join.status());
+void OnJoin(const CallRef<v1::JoinWorldResponse>& call, const v1::JoinWorldRequest& request) {
+  const ServiceContext* const service = call->service();
+  absl::StatusOr<node::JoinRequest> join = RequestFrom(request);
+  if (!join.ok()) return call->Reply(join.status());
   call->ForSession(
-      request->session(), [service = service_, call, join = *std::move(join)](
-                              node::LocalNode& node, absl::Time now, SessionId session) {
+      request.session(), [service, call, join = *std::move(join)](
+                             node::LocalNode& node, absl::Time now, SessionId session) {
         node.JoinWorld(session, join, now, [service, call](absl::StatusOr<node::WorldInfo> world) {
           if (!world.ok()) return call->Reply(world.status());
           call->Reply(absl::OkStatus(),
@@ -116,64 +112,41 @@ grpc::ServerUnaryReactor* WorldsService::Join(grpc::CallbackServerContext* conte
                       });
         });
       });
-  return call.get();
 }
 
-grpc::ServerUnaryReactor* WorldsService::CreateGroup(grpc::CallbackServerContext* context,
-                                                     const grpc::ByteBuffer* bytes,
-                                                     grpc::ByteBuffer* response) {
-  auto call = Call<v1::CreateGroupResponse>::Start(service_, context, response);
-  const Parsed<v1::CreateGroupRequest> request(service_, context, bytes);
-  if (!request.ok()) return call->Refuse(request.status());
-  call->ForSession(request->session(), [call, create = RequestFrom(*request)](
-                                           node::LocalNode& node, absl::Time, SessionId session) {
+void OnCreateGroup(const CallRef<v1::CreateGroupResponse>& call,
+                   const v1::CreateGroupRequest& request) {
+  call->ForSession(request.session(), [call, create = RequestFrom(request)](
+                                          node::LocalNode& node, absl::Time, SessionId session) {
     const absl::StatusOr<GroupId> group = node.CreateGroup(session, create);
     if (!group.ok()) return call->Reply(group.status());
     call->Reply(absl::OkStatus(),
                 [group = *group](v1::CreateGroupResponse* to) { to->set_group(group.value()); });
   });
-  return call.get();
 }
 
-grpc::ServerUnaryReactor* WorldsService::Leave(grpc::CallbackServerContext* context,
-                                               const grpc::ByteBuffer* bytes,
-                                               grpc::ByteBuffer* response) {
-  auto call = Call<v1::LeaveWorldResponse>::Start(service_, context, response);
-  const Parsed<v1::LeaveWorldRequest> request(service_, context, bytes);
-  if (!request.ok()) return call->Refuse(request.status());
-  call->ForSession(request->session(),
-                   [call, world = WorldId(request->world()), rank = Rank(request->rank())](
+void OnLeave(const CallRef<v1::LeaveWorldResponse>& call, const v1::LeaveWorldRequest& request) {
+  call->ForSession(request.session(),
+                   [call, world = WorldId(request.world()), rank = Rank(request.rank())](
                        node::LocalNode& node, absl::Time now, SessionId session) {
                      call->Reply(node.LeaveWorld(session, world, rank, now));
                    });
-  return call.get();
 }
 
-grpc::ServerUnaryReactor* WorldsService::Abort(grpc::CallbackServerContext* context,
-                                               const grpc::ByteBuffer* bytes,
-                                               grpc::ByteBuffer* response) {
-  auto call = Call<v1::AbortWorldResponse>::Start(service_, context, response);
-  const Parsed<v1::AbortWorldRequest> request(service_, context, bytes);
-  if (!request.ok()) return call->Refuse(request.status());
-  const node::AbortWorldRequest abort{WorldId(request->world()), Rank(request->rank()),
-                                      Epoch(request->epoch()), request->message()};
-  call->ForSession(request->session(),
+void OnAbort(const CallRef<v1::AbortWorldResponse>& call, const v1::AbortWorldRequest& request) {
+  const node::AbortWorldRequest abort{WorldId(request.world()), Rank(request.rank()),
+                                      Epoch(request.epoch()), request.message()};
+  call->ForSession(request.session(),
                    [call, abort](node::LocalNode& node, absl::Time now, SessionId session) {
                      call->Reply(node.AbortWorld(session, abort, now));
                    });
-  return call.get();
 }
 
-grpc::ServerUnaryReactor* WorldsService::Reform(grpc::CallbackServerContext* context,
-                                                const grpc::ByteBuffer* bytes,
-                                                grpc::ByteBuffer* response) {
-  auto call = Call<v1::ReformWorldResponse>::Start(service_, context, response);
-  const Parsed<v1::ReformWorldRequest> request(service_, context, bytes);
-  if (!request.ok()) return call->Refuse(request.status());
-  const absl::StatusOr<node::ReformWorldRequest> reform = RequestFrom(*request);
-  if (!reform.ok()) return call->Refuse(reform.status());
-  call->ForSession(request->session(), [call, reform = *reform](node::LocalNode& node,
-                                                                absl::Time now, SessionId session) {
+void OnReform(const CallRef<v1::ReformWorldResponse>& call, const v1::ReformWorldRequest& request) {
+  const absl::StatusOr<node::ReformWorldRequest> reform = RequestFrom(request);
+  if (!reform.ok()) return call->Reply(reform.status());
+  call->ForSession(request.session(), [call, reform = *reform](node::LocalNode& node,
+                                                               absl::Time now, SessionId session) {
     node.ReformWorld(session, reform, now, [call](absl::StatusOr<node::ReformResult> result) {
       if (!result.ok()) return call->Reply(result.status());
       call->Reply(absl::OkStatus(), [result = *std::move(result)](v1::ReformWorldResponse* to) {
@@ -181,23 +154,17 @@ grpc::ServerUnaryReactor* WorldsService::Reform(grpc::CallbackServerContext* con
       });
     });
   });
-  return call.get();
 }
 
-grpc::ServerUnaryReactor* WorldsService::Describe(grpc::CallbackServerContext* context,
-                                                  const grpc::ByteBuffer* bytes,
-                                                  grpc::ByteBuffer* response) {
-  auto call = Call<v1::DescribeWorldsResponse>::Start(service_, context, response);
-  const Parsed<v1::DescribeWorldsRequest> request(service_, context, bytes);
-  if (!request.ok()) return call->Refuse(request.status());
-  const absl::StatusOr<Caller> caller = call->caller();
-  if (!caller.ok()) return call->Refuse(caller.status());
+void OnDescribe(const CallRef<v1::DescribeWorldsResponse>& call,
+                const v1::DescribeWorldsRequest& request) {
+  const ServiceContext* const service = call->service();
   absl::optional<WorldId> one;
-  if (request->has_world()) one = WorldId(request->world());
+  if (request.has_world()) one = WorldId(request.world());
   const absl::Status room = call->Reserve(kListBytes);
-  if (!room.ok()) return call->Refuse(room);
-  service_->loop->Post([service = service_, call, one, sees = std::string(caller->sees())](
-                           node::LocalNode& node, absl::Time now) {
+  if (!room.ok()) return call->Reply(room);
+  service->loop->Post([service, call, one, sees = std::string(call->caller().sees())](
+                          node::LocalNode& node, absl::Time now) {
     absl::StatusOr<node::Listing<node::WorldInfo>> worlds = node.Worlds(sees, one, now);
     if (!worlds.ok()) return call->Reply(worlds.status());
     call->Reply(absl::OkStatus(),
@@ -208,7 +175,20 @@ grpc::ServerUnaryReactor* WorldsService::Describe(grpc::CallbackServerContext* c
                   to->set_truncated(worlds.truncated);
                 });
   });
-  return call.get();
+}
+
+}  // namespace
+
+std::unique_ptr<grpc::Service> MakeWorldsService(const ServiceContext* context) {
+  auto service = std::make_unique<Methods<v1::Worlds>>(context);
+  (*service)
+      .Unary("Join", &OnJoin)
+      .Unary("CreateGroup", &OnCreateGroup)
+      .Unary("Leave", &OnLeave)
+      .Unary("Abort", &OnAbort)
+      .Unary("Reform", &OnReform)
+      .Unary("Describe", &OnDescribe);
+  return service;
 }
 
 }  // namespace chorus

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "absl/time/time.h"
 #include "absl/types/optional.h"
 #include "client/attach/attach_client.h"
@@ -27,6 +28,7 @@
 #include "proto/chorus/v1/diagnostics.grpc.pb.h"
 #include "proto/convert/errors_convert.h"
 #include "tests/fault/raw_session.h"
+#include "tests/hostile/half_messages.h"
 #include "tests/hostile/rpc_attacks.h"
 #include "tests/hostile/unread_call.h"
 
@@ -392,6 +394,16 @@ absl::StatusOr<Report> Answers(Attacker* attacker) {
   return report;
 }
 
+absl::StatusOr<Report> Halves(Attacker* attacker) {
+  Attacker::Impl& impl = attacker->impl();
+  UniqueFd connection;
+  CHORUS_ASSIGN_OR_RETURN(
+      Report report,
+      SendHalfMessages(std::string(absl::StripPrefix(impl.address, "unix:")), &connection));
+  impl.kept.push_back(std::move(connection));
+  return report;
+}
+
 absl::StatusOr<Report> Worlds(Attacker* attacker) {
   Report report;
   for (; report.done < 5000; ++report.done) {
@@ -409,6 +421,7 @@ const std::map<std::string, RingAttack>& RingAttacks() {
       {"sessions", &Sessions}, {"worlds", &Worlds},       {"planning", &Planning},
       {"sizes", &Sizes},       {"steps", &Steps},         {"strides", &Strides},
       {"flood", &Flood},       {"listing", &Listing},     {"answers", &Answers},
+      {"halves", &Halves},
   };
   return *attacks;
 }

@@ -39,7 +39,8 @@ constexpr int64_t kShare = kMemoryLimit / 8 * 7;  // of one tenant
 constexpr int64_t kOwnBytes = int64_t{256} << 20;
 constexpr int64_t kSessionBytes = int64_t{64} << 10;
 constexpr int64_t kSessions = 40;
-constexpr int64_t kCalls = 2048;
+constexpr int64_t kCalls = 8192;
+constexpr int64_t kStreams = 1024;
 
 struct Case {
   const char* attack;
@@ -69,14 +70,15 @@ constexpr Case kCases[] = {
     {"strides", "OK", 8, 8, int64_t{32} << 20},
     {"flood", "OK", 20000, 20000},
     {"listing", "OK", 100, 100},
+    {"halves", "OK", 1500, 1500},
     {"answers", "RESOURCE_EXHAUSTED", 1000, 1000},
     // By gRPC alone.
     {"messages", "INVALID_ARGUMENT", 1000, 1000},
     {"large", "INVALID_ARGUMENT", 0, 0},
-    {"streams", "RESOURCE_EXHAUSTED", 1000, kCalls / 8 * 7},
+    {"streams", "RESOURCE_EXHAUSTED", 800, kStreams / 8 * 7},
     {"unread", "INVALID_ARGUMENT", 700, 700},
     {"compressed", "UNIMPLEMENTED", 0, 0},
-    {"downloads", "RESOURCE_EXHAUSTED", 64, 64, int64_t{16} << 20},
+    {"downloads", "RESOURCE_EXHAUSTED", 16, 64, int64_t{16} << 20},
     {"lists", "INVALID_ARGUMENT", 0, 0},
     // By another tenant.
     {"graphs", "RESOURCE_EXHAUSTED", 1, 999, 0, true},
@@ -108,7 +110,7 @@ class Beside : public ::testing::Test {
     options.flags = {"--host_devices=4", "--socket_mode=0666",
                      absl::StrCat("--memory_limit_bytes=", kMemoryLimit),
                      absl::StrCat("--max_sessions=", kSessions), "--max_worlds=64",
-                     absl::StrCat("--max_calls=", kCalls),
+                     absl::StrCat("--max_calls=", kCalls), absl::StrCat("--max_streams=", kStreams),
                      // Of sessions without a process, whose things go with it.
                      "--lease=2s"};
     absl::StatusOr<std::unique_ptr<fault::Daemon>> daemon = fault::Daemon::Start(options);
@@ -162,7 +164,7 @@ TEST_P(HostileTest, AsksForTooMuch) {
   });
   const std::string report = bench::FileText(log);
   std::cout << GetParam().attack << ": " << report;
-  ASSERT_TRUE(told.ok()) << told << "\n" << bench::FileText(scratch_.path() + "/chorusd.log");
+  ASSERT_TRUE(told.ok()) << told << "\n";
 
   // It still has what it got.
   ExpectHonestOnesGoOn();

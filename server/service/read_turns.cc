@@ -1,0 +1,82 @@
+#include "server/service/read_turns.h"
+
+#include <tuple>
+
+#include "core/runtime/budget.h"
+
+namespace chorus {
+
+bool ReadTurns::Has(const Reader& reader, const Line& line) const {
+  const auto of_tenant = held_by_.find(reader.tenant);
+  return held_ < turns_ && line.held < turns_ / 8 &&
+         (of_tenant == held_by_.end() || of_tenant->second < ShareOf(turns_));
+}
+
+void ReadTurns::Take(const Reader& reader, Line* line) {
+  ++held_;
+  ++held_by_[reader.tenant];
+  ++line->held;
+}
+
+void ReadTurns::Drop(const Reader& reader) {
+  const auto line = lines_.find(reader);
+  if (line->second.held == 0 && line->second.waiting.empty()) lines_.erase(line);
+}
+
+int64_t ReadTurns::Enter(const Reader& reader, Go go) {
+  int64_t name = 0;
+  {
+    MutexLock lock(&mutex_);
+    name = ++last_;
+    Line& line = lines_[reader];
+    if (!Has(reader, line)) {
+      line.waiting.emplace(name, std::move(go));
+      return name;
+    }
+    Take(reader, &line);
+  }
+  go(Turn(this, reader));
+  return name;
+}
+
+void ReadTurns::Forget(const Reader& reader, int64_t name) {
+  Go forgotten;  // goes when the mutex is free
+  MutexLock lock(&mutex_);
+  const auto line = lines_.find(reader);
+  if (line == lines_.end()) return;
+  const auto waiting = line->second.waiting.find(name);
+  if (waiting == line->second.waiting.end()) return;
+  forgotten = std::move(waiting->second);
+  line->second.waiting.erase(waiting);
+  Drop(reader);
+}
+
+void ReadTurns::End(const Reader& reader) {
+  Go go;
+  Reader next;
+  {
+    MutexLock lock(&mutex_);
+    --held_;
+    if (--held_by_[reader.tenant] == 0) held_by_.erase(reader.tenant);
+    --lines_[reader].held;
+    // The connection that holds fewest has it; of several the one that has waited for longest.
+    const auto weight = [](const Line& line) {
+      return std::make_tuple(line.held, line.waiting.begin()->first);
+    };
+    auto chosen = lines_.end();
+    for (auto line = lines_.begin(); line != lines_.end(); ++line) {
+      if (line->second.waiting.empty() || !Has(line->first, line->second)) continue;
+      if (chosen == lines_.end() || weight(line->second) < weight(chosen->second)) chosen = line;
+    }
+    if (chosen != lines_.end()) {
+      next = chosen->first;
+      go = std::move(chosen->second.waiting.begin()->second);
+      chosen->second.waiting.erase(chosen->second.waiting.begin());
+      Take(next, &chosen->second);
+    }
+    Drop(reader);
+  }
+  if (go != nullptr) go(Turn(this, next));
+}
+
+}  // namespace chorus

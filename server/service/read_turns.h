@@ -1,0 +1,84 @@
+// Whose request is read now.
+//
+// What gRPC reads of a message stands in its memory before anybody can look at it, up to the
+// largest message that it takes. So there are only so many requests under way at a time, ShareOf
+// them of one tenant and an eighth of one connection; others wait in line, and gRPC does not take
+// their bytes.
+//
+// Threads: thread-safe. Ownership: it outlives its turns.
+#ifndef CHORUS_SERVER_SERVICE_READ_TURNS_H_
+#define CHORUS_SERVER_SERVICE_READ_TURNS_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "core/base/mutex.h"
+
+namespace chorus {
+
+class ReadTurns {
+ public:
+  // At least 8 turns.
+  explicit ReadTurns(int64_t turns) : turns_(turns) {}
+
+  struct Reader {
+    std::string tenant;
+    int connection = 0;
+    friend bool operator<(const Reader& a, const Reader& b) {
+      return std::tie(a.tenant, a.connection) < std::tie(b.tenant, b.connection);
+    }
+  };
+  // Ends with this object.
+  class Turn {
+   public:
+    Turn() = default;
+    Turn(ReadTurns* turns, Reader reader) : turns_(turns), reader_(std::move(reader)) {}
+    Turn(Turn&& other) noexcept
+        : turns_(std::exchange(other.turns_, nullptr)), reader_(std::move(other.reader_)) {}
+    Turn& operator=(Turn&& other) noexcept {
+      std::swap(turns_, other.turns_);
+      std::swap(reader_, other.reader_);
+      return *this;
+    }
+    ~Turn() {
+      if (turns_ != nullptr) turns_->End(reader_);
+    }
+
+   private:
+    ReadTurns* turns_ = nullptr;
+    Reader reader_;
+  };
+  // Called with a turn, once: at once, or when another one ends, on that thread.
+  using Go = std::function<void(Turn turn)>;
+  // A name for Forget().
+  int64_t Enter(const Reader& reader, Go go);
+  // It is called no more, unless it has been.
+  void Forget(const Reader& reader, int64_t name);
+
+ private:
+  struct Line {
+    int64_t held = 0;
+    std::map<int64_t, Go> waiting;  // in the order in which they came
+  };
+  bool Has(const Reader& reader, const Line& line) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Take(const Reader& reader, Line* line) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Unless there is somebody in it.
+  void Drop(const Reader& reader) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void End(const Reader& reader);
+
+  const int64_t turns_;
+  Mutex mutex_;
+  int64_t held_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t last_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<std::string, int64_t> held_by_ ABSL_GUARDED_BY(mutex_);  // of tenants that hold some
+  std::map<Reader, Line> lines_ ABSL_GUARDED_BY(mutex_);  // of those that hold some or wait
+};
+
+}  // namespace chorus
+
+#endif  // CHORUS_SERVER_SERVICE_READ_TURNS_H_

@@ -1,0 +1,82 @@
+// One call of gRPC, until its request has been read.
+//
+// It is counted from its headers on. Its request is read when it is its turn, and has to come
+// within ServiceContext::read_timeout from then on; until it has been taken the turn lasts.
+//
+// Threads: gRPC's. Ownership: gRPC's, until OnDone; others share it.
+#ifndef CHORUS_SERVER_SERVICE_REQUEST_CALL_H_
+#define CHORUS_SERVER_SERVICE_REQUEST_CALL_H_
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "core/base/mutex.h"
+#include "grpcpp/alarm.h"
+#include "grpcpp/server_context.h"
+#include "grpcpp/support/byte_buffer.h"
+#include "grpcpp/support/server_callback.h"
+#include "server/service/context.h"
+#include "server/service/read_turns.h"
+
+namespace chorus {
+
+// What every call is to gRPC.
+using ByteStream = grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>;
+
+class RequestCall : public ByteStream, public std::enable_shared_from_this<RequestCall> {
+ public:
+  ~RequestCall() override = default;
+
+  const ServiceContext* service() const { return service_; }
+  // Whose call it is.
+  const Caller& caller() const { return caller_; }
+
+  void OnReadDone(bool ok) override;
+  void OnCancel() override;
+  void OnDone() override;
+
+ protected:
+  RequestCall(const ServiceContext* service, grpc::CallbackServerContext* context)
+      : service_(service), context_(context) {}
+
+  // Once, when it is shared: then HaveRequest follows, or End.
+  void ReadRequest();
+  // Takes what it needs of `bytes`; on one of gRPC's threads, which may wait for room.
+  virtual void HaveRequest(grpc::ByteBuffer* bytes) = 0;
+  // Ends the call, unless it has ended.
+  virtual void End(const absl::Status& status) = 0;
+  // Whether the caller is the one who ends it, which is gRPC's Finish: behind that nothing may be
+  // started.
+  bool MayEnd() ABSL_LOCKS_EXCLUDED(mutex_) {
+    MutexLock lock(&mutex_);
+    return !std::exchange(ended_, true);
+  }
+  // After the last reaction, before gRPC's reference goes.
+  virtual void Forget() = 0;
+
+  const ServiceContext* const service_;
+  grpc::CallbackServerContext* const context_;  // until OnDone
+  Mutex mutex_;
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
+  bool done_ ABSL_GUARDED_BY(mutex_) = false;  // gRPC has done with it
+
+ private:
+  void StartReading(ReadTurns::Turn turn);
+  void Late();
+
+  Caller caller_;                                // constant once it reads
+  ReadTurns::Reader reader_;                     // constant once it reads
+  grpc::ByteBuffer request_;                     // gRPC's while it reads
+  int64_t in_line_ ABSL_GUARDED_BY(mutex_) = 0;  // for its turn; 0: it never was
+  ReadTurns::Turn turn_ ABSL_GUARDED_BY(mutex_);
+  bool has_request_ ABSL_GUARDED_BY(mutex_) = false;
+  grpc::Alarm read_alarm_;
+  std::shared_ptr<RequestCall> self_;  // gRPC's reference, until OnDone
+};
+
+}  // namespace chorus
+
+#endif  // CHORUS_SERVER_SERVICE_REQUEST_CALL_H_

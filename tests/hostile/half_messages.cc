@@ -1,0 +1,202 @@
+#include "tests/hostile/half_messages.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "client/attach/daemon_socket.h"
+#include "core/base/error.h"
+#include "tests/fault/raw_session.h"
+
+namespace chorus {
+namespace hostile {
+namespace {
+
+// RFC 9113, section 6.
+enum FrameType : uint8_t {
+  kData = 0,
+  kHeaders = 1,
+  kSettings = 4,
+  kPing = 6,
+  kGoAway = 7,
+  kWindowUpdate = 8,
+};
+constexpr uint8_t kEndHeaders = 4;
+constexpr uint8_t kAck = 1;
+constexpr uint32_t kInitialWindowSize = 4;
+constexpr size_t kFrameHeader = 9;
+constexpr size_t kMaxFrame = 16384;
+
+std::string BigEndian(uint64_t number, int bytes) {
+  std::string out;
+  for (int shift = 8 * (bytes - 1); shift >= 0; shift -= 8) {
+    out.push_back(static_cast<char>(number >> shift));
+  }
+  return out;
+}
+uint32_t Number(absl::string_view bytes) {
+  uint32_t number = 0;
+  for (const char byte : bytes) number = number << 8 | static_cast<uint8_t>(byte);
+  return number;
+}
+
+class Connection {
+ public:
+  explicit Connection(int socket) : socket_(socket) {}
+
+  // False from all of these: the connection has ended, or nothing has come for long.
+  bool Send(FrameType type, uint8_t flags, uint32_t stream, absl::string_view content) {
+    return SendBytes(BigEndian(content.size(), 3) + BigEndian(type, 1) + BigEndian(flags, 1) +
+                     BigEndian(stream, 4) + std::string(content));
+  }
+  bool SendBytes(absl::string_view bytes) {
+    while (!bytes.empty()) {
+      while (Receive()) {
+      }
+      const ssize_t sent = send(socket_, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+      if (sent > 0) {
+        bytes.remove_prefix(static_cast<size_t>(sent));
+      } else if (!Wait(POLLIN | POLLOUT)) {
+        return false;
+      }
+    }
+    return true;
+  }
+  // As much of `content` as may be sent now, in `*sent`.
+  bool SendData(uint32_t stream, absl::string_view content, size_t* sent) {
+    int64_t& granted = granted_[stream];
+    *sent = static_cast<size_t>(std::max<int64_t>(
+        0, std::min({static_cast<int64_t>(content.size()), window_, initial_ + granted})));
+    window_ -= static_cast<int64_t>(*sent);
+    granted -= static_cast<int64_t>(*sent);
+    return *sent == 0 || Send(kData, 0, stream, content.substr(0, *sent));
+  }
+  // Until what the peer has said to all of this has come. (gRPC does not like pings.)
+  bool Settle() {
+    const int64_t acks = acks_;
+    if (!Send(kSettings, 0, 0, "")) return false;
+    while (acks_ == acks) {
+      if (!Receive() && !Wait(POLLIN)) return false;
+    }
+    return true;
+  }
+
+ private:
+  // Takes what has come. False: nothing has.
+  bool Receive() {
+    char bytes[kMaxFrame];
+    const ssize_t got = closed_ ? 0 : recv(socket_, bytes, sizeof(bytes), MSG_DONTWAIT);
+    closed_ |= got == 0;
+    if (got <= 0) return false;
+    received_.append(bytes, static_cast<size_t>(got));
+    while (TakeFrame()) {
+    }
+    return true;
+  }
+  bool Wait(short events) {
+    pollfd fd{socket_, events, 0};
+    return !closed_ &&
+           poll(&fd, 1, static_cast<int>(absl::ToInt64Milliseconds(RawSession::kPatience))) > 0 &&
+           (fd.revents & (POLLERR | POLLHUP)) == 0;
+  }
+
+  bool TakeFrame() {
+    if (received_.size() < kFrameHeader) return false;
+    const std::string head = received_.substr(0, kFrameHeader);
+    const size_t size = Number(absl::string_view(head).substr(0, 3));
+    if (received_.size() < kFrameHeader + size) return false;
+    const std::string content = received_.substr(kFrameHeader, size);
+    received_.erase(0, kFrameHeader + size);
+    const uint32_t stream = Number(absl::string_view(head).substr(5, 4));
+    const bool is_answer = (head[4] & kAck) != 0;
+    switch (static_cast<FrameType>(head[3])) {
+      case kWindowUpdate:
+        (stream == 0 ? window_ : granted_[stream]) += Number(content);
+        break;
+      case kSettings:
+        for (size_t at = 0; !is_answer && at + 6 <= content.size(); at += 6) {
+          const absl::string_view setting = absl::string_view(content).substr(at, 6);
+          if (Number(setting.substr(0, 2)) == kInitialWindowSize)
+            initial_ = Number(setting.substr(2));
+        }
+        acks_ += is_answer;
+        if (!is_answer) Send(kSettings, kAck, 0, "");
+        break;
+      case kPing:
+        if (!is_answer) Send(kPing, kAck, 0, content);
+        break;
+      case kGoAway:
+        closed_ = true;
+        break;
+      default:
+        break;
+    }
+    return true;
+  }
+
+  const int socket_;
+  std::string received_;
+  // What may be sent: of the connection; of each stream, and what it has been granted since, less
+  // what it has sent.
+  int64_t window_ = 65535;
+  int64_t initial_ = 65535;
+  std::map<uint32_t, int64_t> granted_;
+  int64_t acks_ = 0;  // of settings
+  bool closed_ = false;
+};
+
+// A field that no table has (RFC 7541, section 6.2.2); shorter than 127 bytes.
+std::string Field(absl::string_view name, absl::string_view value) {
+  std::string out(1, '\0');
+  for (const absl::string_view part : {name, value}) {
+    out += BigEndian(part.size(), 1);
+    out.append(part.data(), part.size());
+  }
+  return out;
+}
+
+}  // namespace
+
+absl::StatusOr<Report> SendHalfMessages(const std::string& path, UniqueFd* connection) {
+  constexpr size_t kStreams = 1500;
+  constexpr size_t kSent = 300000;
+  CHORUS_ASSIGN_OR_RETURN(*connection,
+                          ConnectToDaemon(path, SOCK_STREAM, {}, RawSession::Deadline()));
+  Connection http(connection->get());
+  const std::string headers = Field(":method", "POST") + Field(":scheme", "http") +
+                              Field(":path", "/chorus.v1.Tensors/WriteStaging") +
+                              Field(":authority", "localhost") +
+                              Field("content-type", "application/grpc") + Field("te", "trailers");
+  // Not compressed, and as long.
+  const std::string message = BigEndian(0, 1) + BigEndian(1 << 20, 4) + std::string(kSent, '\0');
+  bool open = http.SendBytes("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n") && http.Send(kSettings, 0, 0, "");
+  for (size_t i = 0; open && i < kStreams; ++i) {
+    open = http.Send(kHeaders, kEndHeaders, static_cast<uint32_t>(2 * i + 1), headers);
+  }
+  std::vector<size_t> sent(kStreams);
+  // What it grants comes when it likes.
+  for (int idle = 0; open && idle < 20; ++idle) {
+    for (size_t i = 0; open && i < kStreams; ++i) {
+      size_t now = 0;
+      open = http.SendData(static_cast<uint32_t>(2 * i + 1),
+                           absl::string_view(message).substr(sent[i], kMaxFrame), &now);
+      sent[i] += now;
+      if (now > 0) idle = 0;
+    }
+    open = open && http.Settle();
+  }
+  if (!open) return absl::UnavailableError("the connection was ended");
+  Report report;
+  report.done = kStreams;
+  return report;
+}
+
+}  // namespace hostile
+}  // namespace chorus
