@@ -309,7 +309,8 @@ class DirectLink : public Link {
                "pending",
                [](node::LocalNode& node, absl::Time now) {
                  std::string text;
-                 for (const node::PendingView& view : node.Pending("", now)) {
+                 const node::Listing<node::PendingView> pending = node.Pending("", now);
+                 for (const node::PendingView& view : pending.rows) {
                    absl::StrAppend(&text, view.instance.key.ToString(), " (", view.instance.what,
                                    ", missing ranks:");
                    for (const Rank rank : view.instance.missing) {
