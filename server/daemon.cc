@@ -131,8 +131,8 @@ struct Daemon::Impl {
         max_connections(std::min(options.max_connections, DescriptorLimit() / 8)),
         tenant_log(options.write_line),
         peers(options.trusted_uid, max_connections, options.max_calls),
-        loop(ForDaemon(options.node, &tenant_log), backend),
-        worker(&loop, RenewPeriod(options.node.lease)) {
+        worker(&loop, RenewPeriod(options.node.lease)),
+        loop(ForDaemon(options.node, &tenant_log), backend) {
     context.loop = &loop;
     context.worker = &worker;
     context.farewell = &farewell;
@@ -151,6 +151,8 @@ struct Daemon::Impl {
     context.max_tensors = options.node.max_tensors;
     context.max_graphs = options.node.max_graphs;
   }
+
+  ~Impl() { worker.Stop(); }
 
   absl::Status Listen();
   absl::Status Serve();
@@ -176,8 +178,8 @@ struct Daemon::Impl {
   Room uploads{kMaxUploadBytes};
   PeerTable peers;
   Farewell farewell;
+  ServiceWorker worker;  // the node has outcomes for it as long as it lives
   node::NodeLoop loop;
-  ServiceWorker worker;
   std::vector<std::unique_ptr<grpc::Service>> services;
   MovedMethods moved_methods;
   std::unique_ptr<AttachServer> attach;

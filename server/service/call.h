@@ -128,19 +128,27 @@ class Call : public RequestCall {
   }
   void End(const absl::Status& status) override { EndWith(status, nullptr); }
 
-  // The deadline has come. An answer that its client has not taken by then is given up.
+  // The deadline has come. An answer that its client does not take, this one included, is given up
+  // after as long as a part of a download.
   void EndLate() {
-    {
-      MutexLock lock(&mutex_);
-      if (done_) return;
-      if (ended_) return context_->TryCancel();
-    }
     End(CallTimedOut());
+    MutexLock lock(&mutex_);
+    if (done_) return;
+    unread_alarm_.Set(absl::ToChronoTime(absl::Now() + service_->download_timeout),
+                      [weak = weak_from_this()](bool fired) {
+                        const auto unread = std::static_pointer_cast<Call>(weak.lock());
+                        if (fired && unread != nullptr) unread->GiveUp();
+                      });
+  }
+  void GiveUp() {
+    MutexLock lock(&mutex_);
+    if (!done_) context_->TryCancel();
   }
 
   void Forget() override {
     alarm_.Cancel();
     MutexLock lock(&mutex_);
+    unread_alarm_.Cancel();
     if (held_.value() != 0) service_->worker->Drop(held_);
     room_ = SharedRoom::Part();
   }
@@ -158,6 +166,7 @@ class Call : public RequestCall {
   SessionId held_ ABSL_GUARDED_BY(mutex_);  // 0: none
   SharedRoom::Part room_ ABSL_GUARDED_BY(mutex_);
   grpc::Alarm alarm_;
+  grpc::Alarm unread_alarm_ ABSL_GUARDED_BY(mutex_);
 };
 template <typename Response>
 using CallRef = std::shared_ptr<Call<Response>>;

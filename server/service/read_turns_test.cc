@@ -16,6 +16,9 @@ using ::testing::ElementsAre;
 
 class ReadTurnsTest : public ::testing::Test {
  protected:
+  void TearDown() override {
+    while (!held_.empty()) EndAll();
+  }
   // `who`'s turn is kept when it comes.
   int64_t Enter(const std::string& tenant, int connection, const std::string& who) {
     return turns_.Enter({tenant, connection}, [this, who](ReadTurns::Turn turn) {

@@ -9,7 +9,8 @@ namespace chorus {
 ServiceWorker::ServiceWorker(node::NodeLoop* loop, absl::Duration renew_period)
     : loop_(loop), renew_period_(renew_period), thread_([this] { Loop(); }) {}
 
-ServiceWorker::~ServiceWorker() {
+void ServiceWorker::Stop() {
+  if (!thread_.joinable()) return;
   {
     MutexLock lock(&mutex_);
     stop_ = true;

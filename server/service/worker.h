@@ -1,7 +1,7 @@
 // A thread for what must not run on the node thread: serializing and sending replies, and keeping
 // leases.
 //
-// Threads: Post, Hold and Drop from any thread. The destructor runs what was posted before it.
+// Threads: Post, Hold and Drop from any thread, Stop and the destructor from one.
 #ifndef CHORUS_SERVER_SERVICE_WORKER_H_
 #define CHORUS_SERVER_SERVICE_WORKER_H_
 
@@ -20,10 +20,12 @@ namespace chorus {
 
 class ServiceWorker {
  public:
-  // `loop` outlives it. A session with a call under way is renewed every `renew_period`, so that a
-  // long wait does not outlive its own lease.
+  // `loop` outlives its thread. A session with a call under way is renewed every `renew_period`, so
+  // that a long wait does not outlive its own lease.
   ServiceWorker(node::NodeLoop* loop, absl::Duration renew_period);
-  ~ServiceWorker();
+  ~ServiceWorker() { Stop(); }
+  // Runs what was posted before, and ends the thread. What is posted later is not run.
+  void Stop();
 
   void Post(std::function<void()> task);
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -47,14 +48,19 @@ uint32_t Number(absl::string_view bytes) {
   return number;
 }
 
+std::string Frame(FrameType type, uint8_t flags, uint32_t stream, absl::string_view content) {
+  return BigEndian(content.size(), 3) + BigEndian(type, 1) + BigEndian(flags, 1) +
+         BigEndian(stream, 4) + std::string(content);
+}
+
 class Connection {
  public:
   explicit Connection(int socket) : socket_(socket) {}
 
   // False from all of these: the connection has ended, or nothing has come for long.
   bool Send(FrameType type, uint8_t flags, uint32_t stream, absl::string_view content) {
-    return SendBytes(BigEndian(content.size(), 3) + BigEndian(type, 1) + BigEndian(flags, 1) +
-                     BigEndian(stream, 4) + std::string(content));
+    // Not in the middle of another frame, where what it answers may have come.
+    return SendBytes(std::exchange(answers_, "") + Frame(type, flags, stream, content));
   }
   bool SendBytes(absl::string_view bytes) {
     while (!bytes.empty()) {
@@ -127,10 +133,10 @@ class Connection {
             initial_ = Number(setting.substr(2));
         }
         acks_ += is_answer;
-        if (!is_answer) Send(kSettings, kAck, 0, "");
+        if (!is_answer) answers_ += Frame(kSettings, kAck, 0, "");
         break;
       case kPing:
-        if (!is_answer) Send(kPing, kAck, 0, content);
+        if (!is_answer) answers_ += Frame(kPing, kAck, 0, content);
         break;
       case kGoAway:
         closed_ = true;
@@ -143,6 +149,7 @@ class Connection {
 
   const int socket_;
   std::string received_;
+  std::string answers_;  // that go with the next frame
   // What may be sent: of the connection; of each stream, and what it has been granted since, less
   // what it has sent.
   int64_t window_ = 65535;
