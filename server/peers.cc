@@ -130,6 +130,11 @@ absl::Status PeerTable::CheckCalls(absl::string_view peer) const {
                                 ", ", all_calls_, " in all, of ", max_calls_));
 }
 
+absl::StatusOr<Caller> PeerTable::Admit(absl::string_view peer) const {
+  CHORUS_RETURN_IF_ERROR(CheckCalls(peer));
+  return Resolve(peer);
+}
+
 void PeerTable::TakeHangups() {
   epoll_event events[64];
   MutexLock lock(&mutex_);

@@ -69,6 +69,8 @@ class PeerTable {
   // RESOURCE_EXHAUSTED kQuota: `peer` (as gRPC names it), whose call it is, has too many under way,
   // this one included.
   absl::Status CheckCalls(absl::string_view peer) const;
+  // Whose call of `peer` it is, if it may go on: errors of CheckCalls and Resolve.
+  absl::StatusOr<Caller> Admit(absl::string_view peer) const;
 
   // Readable when a connection has ended, for TakeHangups.
   int hangups_fd() const { return hangups_.get(); }

@@ -13,40 +13,10 @@
 #include "server/service/call.h"
 #include "server/service/durations.h"
 #include "server/service/methods.h"
+#include "server/service/show.h"
 
 namespace chorus {
 namespace {
-
-// What ends a call with what was looked at: good, unless the look itself says otherwise.
-template <typename What>
-absl::Status StatusOf(const What&) {
-  return absl::OkStatus();
-}
-template <typename What>
-absl::Status StatusOf(const absl::StatusOr<What>& what) {
-  return what.status();
-}
-
-// Lets `look(node, now, tenant)` take what it needs on the node thread, and `fill(what, response)`
-// make a message of it elsewhere; a look that fails ends the call with its error.
-template <typename Response, typename Look, typename Fill>
-void Show(const CallRef<Response>& call, Look look, Fill fill) {
-  call->service()->loop->Post([call, sees = std::string(call->caller().sees()),
-                               look = std::move(look),
-                               fill = std::move(fill)](node::LocalNode& node, absl::Time now) {
-    auto what = look(node, now, sees);
-    const absl::Status status = StatusOf(what);
-    call->Reply(status, [what = std::move(what), fill](Response* to) { fill(what, to); });
-  });
-}
-
-// The same for a list, which has room before the node is asked.
-template <typename Response, typename Look, typename Fill>
-void ShowList(const CallRef<Response>& call, Look look, Fill fill) {
-  const absl::Status room = call->Reserve(kListBytes);
-  if (!room.ok()) return call->Reply(room);
-  Show(call, std::move(look), std::move(fill));
-}
 
 v1::SessionState StateTo(node::SessionState state) {
   switch (state) {
@@ -123,8 +93,7 @@ void OnListSessions(const CallRef<v1::ListSessionsResponse>& call, const v1::Lis
       [](node::LocalNode& node, absl::Time now, const std::string& sees) {
         return node.Sessions(sees, now);
       },
-      [service = service](const std::vector<node::SessionInfo>& sessions,
-                          v1::ListSessionsResponse* to) {
+      [service](const std::vector<node::SessionInfo>& sessions, v1::ListSessionsResponse* to) {
         for (const node::SessionInfo& info : sessions) {
           SessionTo(service->incarnation, info, to->add_sessions());
         }
@@ -144,15 +113,14 @@ void OnListPending(const CallRef<v1::ListPendingResponse>& call, const v1::ListP
 }
 
 void OnGetError(const CallRef<v1::GetErrorResponse>& call, const v1::GetErrorRequest& request) {
-  const ServiceContext* const service = call->service();
-  service->loop->Post(
-      [call, id = ErrorId(request.error_id()), sees = std::string(call->caller().sees())](
-          node::LocalNode& node, absl::Time) {
-        const absl::StatusOr<Error> error = node.FindError(id, sees);
-        if (!error.ok()) return call->Reply(error.status());
-        call->Reply(absl::OkStatus(), [error = *error](v1::GetErrorResponse* to) {
-          ToProto(error, to->mutable_error());
-        });
+  Show(
+      call,
+      [id = ErrorId(request.error_id())](node::LocalNode& node, absl::Time,
+                                         const std::string& sees) {
+        return node.FindError(id, sees);
+      },
+      [](const absl::StatusOr<Error>& error, v1::GetErrorResponse* to) {
+        ToProto(*error, to->mutable_error());
       });
 }
 
@@ -164,8 +132,8 @@ void OnListFlightEvents(const CallRef<v1::ListFlightEventsResponse>& call,
       [limit = request.limit()](node::LocalNode& node, absl::Time, const std::string& sees) {
         return node.Flight(sees, limit);
       },
-      [service = service](const absl::StatusOr<std::vector<node::FlightEvent>>& events,
-                          v1::ListFlightEventsResponse* to) {
+      [service](const absl::StatusOr<std::vector<node::FlightEvent>>& events,
+                v1::ListFlightEventsResponse* to) {
         for (const node::FlightEvent& event : *events) {
           EventTo(service->incarnation, event, to->add_events());
         }

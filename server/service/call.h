@@ -10,7 +10,6 @@
 #ifndef CHORUS_SERVER_SERVICE_CALL_H_
 #define CHORUS_SERVER_SERVICE_CALL_H_
 
-#include <algorithm>
 #include <functional>
 #include <memory>
 #include <string>
@@ -59,7 +58,7 @@ class Call : public RequestCall {
                            const OnRequest* on_request) {
     std::shared_ptr<Call> call(new Call(service, context, on_request));
     std::weak_ptr<Call> weak = call;
-    call->alarm_.Set(absl::ToChronoTime(call->deadline_), [weak](bool fired) {
+    call->alarm_.Set(absl::ToChronoTime(call->deadline()), [weak](bool fired) {
       if (std::shared_ptr<Call> late = weak.lock()) {
         if (fired) late->EndLate();
       }
@@ -67,9 +66,6 @@ class Call : public RequestCall {
     call->ReadRequest();
     return call.get();
   }
-
-  // When it ends at the latest, by the wall clock.
-  absl::Time deadline() const { return deadline_; }
 
   // Room for an answer of up to so many bytes, and for what it is made of. RESOURCE_EXHAUSTED
   // kQuota: there is none.
@@ -104,9 +100,7 @@ class Call : public RequestCall {
  private:
   Call(const ServiceContext* service, grpc::CallbackServerContext* context,
        const OnRequest* on_request)
-      : RequestCall(service, context),
-        deadline_(std::min(absl::FromChrono(context->deadline()), absl::Now() + service->max_wait)),
-        on_request_(on_request) {}
+      : RequestCall(service, context), on_request_(on_request) {}
 
   std::shared_ptr<Call> self() { return std::static_pointer_cast<Call>(shared_from_this()); }
 
@@ -160,7 +154,6 @@ class Call : public RequestCall {
     service_->worker->Hold(session);
   }
 
-  const absl::Time deadline_;
   const OnRequest* const on_request_;
   grpc::ByteBuffer response_;               // for whoever ends the call
   SessionId held_ ABSL_GUARDED_BY(mutex_);  // 0: none

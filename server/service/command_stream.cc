@@ -45,8 +45,7 @@ class CommandStream : public ByteStream, public std::enable_shared_from_this<Com
 
  private:
   absl::Status Admit() {
-    CHORUS_RETURN_IF_ERROR(service_->peers->CheckCalls(context_->peer()));
-    CHORUS_ASSIGN_OR_RETURN(caller_, service_->peers->Resolve(context_->peer()));
+    CHORUS_ASSIGN_OR_RETURN(caller_, service_->peers->Admit(context_->peer()));
     CHORUS_ASSIGN_OR_RETURN(room_, service_->streams->Take(caller_.tenant, kMaxMessageBytes));
     return absl::OkStatus();
   }

@@ -43,8 +43,7 @@ class Download : public RequestCall {
     asked_ = {*tensor, request->offset_bytes(), request->size_bytes()};
     const absl::Status checked = asked_.Check();
     if (!checked.ok()) return End(checked);
-    deadline_ = std::min(SteadyTime(absl::FromChrono(context_->deadline())),
-                         SteadyNow() + service_->max_wait);
+    deadline_ = SteadyTime(deadline());
     PostForSession(
         *service_, caller(), request->session(),
         [download = self()](node::LocalNode& node, absl::Time, SessionId session) {
@@ -152,7 +151,7 @@ class Download : public RequestCall {
     if (alarm_ != nullptr) alarm_->Cancel();
   }
 
-  absl::Time deadline_;          // of all of it; constant once it waits
+  absl::Time deadline_;          // by the steady clock; constant once it waits
   node::DownloadRequest asked_;  // constant once it waits
   // Of one write after the other.
   int64_t offset_ = 0;

@@ -1,6 +1,5 @@
 #include "server/service/log_service.h"
 
-#include <algorithm>
 #include <memory>
 #include <utility>
 

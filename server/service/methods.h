@@ -39,9 +39,8 @@ class Methods : public Rpcs::Service {
   Methods& Unary(const char* name, Handle<Request, Response> handle,
                  int64_t most = kMaxRequestBytes) {
     const ServiceContext* const context = context_;
-    typename Call<Response>::OnRequest on_request = [context, handle, most](
-                                                        const std::shared_ptr<Call<Response>>& call,
-                                                        grpc::ByteBuffer* bytes) {
+    typename Call<Response>::OnRequest on_request = [handle, most](const CallRef<Response>& call,
+                                                                   grpc::ByteBuffer* bytes) {
       const Parsed<Request> request(call->service()->parsing, bytes, most);
       if (!request.ok()) return call->Reply(request.status());
       handle(call, *request);

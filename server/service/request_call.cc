@@ -12,13 +12,9 @@ namespace chorus {
 
 void RequestCall::ReadRequest() {
   self_ = shared_from_this();
-  absl::Status admitted = service_->peers->CheckCalls(context_->peer());
-  if (admitted.ok()) {
-    absl::StatusOr<Caller> caller = service_->peers->Resolve(context_->peer());
-    if (caller.ok()) caller_ = *std::move(caller);
-    admitted = caller.status();
-  }
-  if (!admitted.ok()) return End(admitted);
+  absl::StatusOr<Caller> caller = service_->peers->Admit(context_->peer());
+  if (!caller.ok()) return End(caller.status());
+  caller_ = *std::move(caller);
   reader_ = {caller_.tenant, PeerTable::NumberOf(context_->peer()).value_or(0)};
   // What waits in line may outlive the call.
   const int64_t in_line =

@@ -7,12 +7,15 @@
 #ifndef CHORUS_SERVER_SERVICE_REQUEST_CALL_H_
 #define CHORUS_SERVER_SERVICE_REQUEST_CALL_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "core/base/mutex.h"
 #include "grpcpp/alarm.h"
 #include "grpcpp/server_context.h"
@@ -31,6 +34,8 @@ class RequestCall : public ByteStream, public std::enable_shared_from_this<Reque
   ~RequestCall() override = default;
 
   const ServiceContext* service() const { return service_; }
+  // When it ends at the latest, by the wall clock.
+  absl::Time deadline() const { return deadline_; }
   // Whose call it is.
   const Caller& caller() const { return caller_; }
 
@@ -40,7 +45,10 @@ class RequestCall : public ByteStream, public std::enable_shared_from_this<Reque
 
  protected:
   RequestCall(const ServiceContext* service, grpc::CallbackServerContext* context)
-      : service_(service), context_(context) {}
+      : service_(service),
+        context_(context),
+        deadline_(
+            std::min(absl::FromChrono(context->deadline()), absl::Now() + service->max_wait)) {}
 
   // Once, when it is shared: then HaveRequest follows, or End.
   void ReadRequest();
@@ -67,6 +75,7 @@ class RequestCall : public ByteStream, public std::enable_shared_from_this<Reque
   void StartReading(ReadTurns::Turn turn);
   void Late();
 
+  const absl::Time deadline_;
   Caller caller_;                                // constant once it reads
   ReadTurns::Reader reader_;                     // constant once it reads
   grpc::ByteBuffer request_;                     // gRPC's while it reads

@@ -1,6 +1,5 @@
 #include "server/service/tensors_service.h"
 
-#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>

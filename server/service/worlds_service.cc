@@ -13,6 +13,7 @@
 #include "server/service/call.h"
 #include "server/service/durations.h"
 #include "server/service/methods.h"
+#include "server/service/show.h"
 
 namespace chorus {
 namespace {
@@ -161,20 +162,18 @@ void OnDescribe(const CallRef<v1::DescribeWorldsResponse>& call,
   const ServiceContext* const service = call->service();
   absl::optional<WorldId> one;
   if (request.has_world()) one = WorldId(request.world());
-  const absl::Status room = call->Reserve(kListBytes);
-  if (!room.ok()) return call->Reply(room);
-  service->loop->Post([service, call, one, sees = std::string(call->caller().sees())](
-                          node::LocalNode& node, absl::Time now) {
-    absl::StatusOr<node::Listing<node::WorldInfo>> worlds = node.Worlds(sees, one, now);
-    if (!worlds.ok()) return call->Reply(worlds.status());
-    call->Reply(absl::OkStatus(),
-                [service, worlds = *std::move(worlds)](v1::DescribeWorldsResponse* to) {
-                  for (const node::WorldInfo& info : worlds.rows) {
-                    WorldTo(service->incarnation, info, to->add_worlds());
-                  }
-                  to->set_truncated(worlds.truncated);
-                });
-  });
+  ShowList(
+      call,
+      [one](node::LocalNode& node, absl::Time now, const std::string& sees) {
+        return node.Worlds(sees, one, now);
+      },
+      [service](const absl::StatusOr<node::Listing<node::WorldInfo>>& worlds,
+                v1::DescribeWorldsResponse* to) {
+        for (const node::WorldInfo& info : worlds->rows) {
+          WorldTo(service->incarnation, info, to->add_worlds());
+        }
+        to->set_truncated(worlds->truncated);
+      });
 }
 
 }  // namespace
