@@ -3,10 +3,9 @@
 //   small   one thread enqueues the call and a callback for each member in turn, on idle streams;
 //           everything must run in the last call. Nanoseconds a round and a member.
 //   sizes   f32 SUM with one shared result, against the memory floor: N reads and 1 write by as
-//   many
-//           threads, already awake and spinning; the better of plain and streaming stores. Medians
-//           of interleaved rounds. Both use the same inner loop, so the ratio is the cost of queues
-//           and hand-over.
+//           many threads, already awake and spinning; the better of plain and streaming stores.
+//           Medians of interleaved rounds. Both use the same inner loop, so the ratio is the cost
+//           of queues and hand-over.
 // Flags: --smoke (briefly, small), --max_bytes=N, --rounds=N, --threads=N. Results are checked.
 #include <algorithm>
 #include <atomic>

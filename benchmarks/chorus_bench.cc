@@ -1,7 +1,7 @@
 // Measures Chorus beside the machine's own limits, Open MPI and c10d/Gloo. See docs/performance.md.
 //
-//   chorus_bench --daemon=PATH [--quick] [--json=FILE] [--plot=DIRECTORY] [floor] [small] [owned]
-//   [user] [compute] [graph] [sessions] [death] [train] [step]
+//   chorus_bench --daemon=PATH [--attack=PATH] [--quick] [--json=FILE] [--plot=DIRECTORY] [floor]
+//   [small] [owned] [user] [compute] [graph] [sessions] [death] [hostile] [train] [step]
 //
 // Without names: all of them. The exit status is not 0 when a result was wrong or something failed;
 // a missed goal is reported, and no failure.
@@ -38,7 +38,8 @@ ABSL_FLAG(std::vector<std::string>, ranks, std::vector<std::string>({"2", "4", "
           "How many ranks take part.");
 ABSL_FLAG(int64_t, most_mib, 256, "The largest result of a rank.");
 ABSL_FLAG(std::vector<std::string>, ops, {},
-          "owned: only these collectives, such as reduce,all_to_all_single.");
+          "owned: only these collectives, such as reduce,all_to_all_single. hostile: only these "
+          "attacks, such as flood,planning.");
 ABSL_FLAG(
     std::string, torch_python, "",
     "A Python that has torch: measures c10d/Gloo too. tools/bench --peer=torch installs one.");

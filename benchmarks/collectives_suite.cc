@@ -79,7 +79,7 @@ Held BytesHeld(const CollectiveCase& c, const Contestants& who) {
 // fewer than `least` bytes: none.
 absl::StatusOr<CollectiveCase> Fitting(const std::string& op, const Contestants& who, int64_t bytes,
                                        int64_t least) {
-  // The daemon's own limit is 8 GiB.
+  // The daemon's own limit is three quarters of the machine's memory, of which all have `room`.
   constexpr int64_t kMostOfOurs = 6 * kGiB;
   const int64_t room = AvailableMemoryBytes() / 4 * 3;
   while (true) {

@@ -31,7 +31,7 @@ absl::StatusOr<Death> KillOne(Job* job) {
   death.known_to_kernel = static_cast<double>(NowNanos() - killed);
   for (int i = 0; i <= late; ++i) {
     if (i == victim) continue;
-    // Who asks afterwards is told the same.
+    // A rank that asks afterwards is told the same.
     if (i == late) CHORUS_RETURN_IF_ERROR(ranks.Send(i, task));
     CHORUS_ASSIGN_OR_RETURN(Outcome outcome, ranks.Receive(i));
     CHORUS_RETURN_IF_ERROR(outcome.status);

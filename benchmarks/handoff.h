@@ -2,8 +2,8 @@
 // together, with nothing else to do. Same processes, same topology as ranks and their daemon.
 //
 // Three ways:
-//   yield   a word each way in shared memory; whoever waits looks and calls sched_yield
-//   futex   the same words; whoever waits sleeps at once
+//   yield   a word each way in shared memory; a side that waits looks and calls sched_yield
+//   futex   the same words; a side that waits sleeps at once
 //   ring    core/transport: a frame of a small run through the submission ring, decoded; a tensor's
 //           and a run's record back; adaptive spin, then eventfd and futex
 // With the ring it is what the daemon's transport costs, without the daemon's work.

@@ -87,7 +87,7 @@ class HelperGroup {
 
 // What an iteration of all helpers together took: from the moment when the last one had the result
 // of the iteration before to that when the last one had this one's. A helper's own samples would
-// mislead: who comes last finds everything ready, and a broadcast's root does not wait at all.
+// mislead: the one that comes last finds everything ready, and a broadcast's root does not wait.
 // Outcomes without samples do not count; the others have equally many.
 std::vector<double> GroupSamples(const std::vector<Outcome>& outcomes);
 // Iterations of a task's warm-up for that many measured ones.

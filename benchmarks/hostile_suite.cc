@@ -20,7 +20,7 @@ namespace {
 constexpr int64_t kShortestPeriod = 50000;
 constexpr int64_t kLongestPeriod = 20000000;
 
-// A pair, and somebody beside them who stands still between the rounds.
+// A pair, and a process beside them that stands still between the rounds.
 struct Beside {
   WorkingPair pair;
   Process other;
@@ -102,7 +102,7 @@ absl::Status MeasureBeside(const Context& context, const std::string& attack) {
   left_alone.other.Stop();
   const std::vector<Contender> contenders = {
       WithOther("beside " + attack, Role::kOurs, attacked),
-      WithOther(absl::StrCat("beside who burns ",
+      WithOther(absl::StrCat("beside a process that burns ",
                              absl::StrJoin(burns, ", ",
                                            [](std::string* out, const Burn& burn) {
                                              absl::StrAppend(
@@ -115,7 +115,7 @@ absl::Status MeasureBeside(const Context& context, const std::string& attack) {
   for (const bool worst : {false, true}) {
     Goal goal;
     goal.what = absl::StrCat("hostile, ", attack, ": ", worst ? "longest of a round" : "p99",
-                             " over that beside who burns as much");
+                             " over that beside a process that burns as much");
     goal.limit = 3;
     goal.value = worst ? WorstOf(measured[0]) / WorstOf(measured[1])
                        : measured[0].summary.p99 / measured[1].summary.p99;

@@ -3,8 +3,8 @@
 // Its library is loaded when a rank starts, so that benchmarks build and run where it is not
 // installed. Tasks of a rank:
 //   any op of collective_case.h   on pieces of `bytes`; number 1: then read the rank's whole result
-//   gradients                     the sums of tensors of the shapes that `text` lists; number 1 as
-//   above
+//   gradients                     the sums of tensors of the shapes that `text` lists; number 1
+//                                 as above
 //   forget                        give the memory back
 //   compute                       number rounds of arithmetic, then an all_reduce of `bytes`
 #ifndef CHORUS_BENCHMARKS_OPEN_MPI_H_

@@ -68,9 +68,9 @@ plot::Axis YAxis(Plots::Value value) {
 
 template <typename T>
 T& FindOrAdd(std::vector<T>* all, std::string T::*key, const std::string& name) {
-  const auto found =
+  const auto row =
       std::find_if(all->begin(), all->end(), [&](const T& one) { return one.*key == name; });
-  if (found != all->end()) return *found;
+  if (row != all->end()) return *row;
   all->emplace_back();
   all->back().*key = name;
   return all->back();

@@ -8,7 +8,7 @@ namespace chorus {
 namespace bench {
 namespace {
 
-// DESIGN's p50, in microseconds.
+// The goal for p50 of docs/performance.md, in microseconds.
 double GoalFor(int ranks) { return ranks <= 2 ? 4 : ranks <= 4 ? 9 : 13; }
 
 void AddGoals(const Context& context, int ranks, const std::vector<Measured>& measured) {

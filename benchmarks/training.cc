@@ -119,8 +119,8 @@ class TrainingRank {
     options.name = absl::StrCat(name, "-", rank_);
     options.rank = 0;
     options.size = 1;
-    CHORUS_ASSIGN_OR_RETURN(const World own, session_.Join(options));
-    CHORUS_ASSIGN_OR_RETURN(alone_, Trainee::Start(own));
+    CHORUS_ASSIGN_OR_RETURN(const World own_world, session_.Join(options));
+    CHORUS_ASSIGN_OR_RETURN(alone_, Trainee::Start(own_world));
     return absl::OkStatus();
   }
 

@@ -3,9 +3,8 @@
 //
 // Tasks of a rank:
 //   join   join the world called `text`, of `number` ranks; and a world of its own
-//   train  steps, a few under way; number 1: in its own world, so that nothing is exchanged. The
-//   text
-//          is equal on ranks whose parameters are
+//   train  steps, a few under way; number 1: in its own world, so that nothing is exchanged.
+//          The text is equal on ranks whose parameters are
 #ifndef CHORUS_BENCHMARKS_TRAINING_H_
 #define CHORUS_BENCHMARKS_TRAINING_H_
 

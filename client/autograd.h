@@ -27,8 +27,8 @@ class GradMode;
 // Each rank asks for the gradients of one collective in one order; those of different ones in any.
 // A call that is refused, and whose roots have failed or lead to collectives, ends the epoch for
 // everybody: which gradients it would have asked for is not known. So what this rank has recorded
-// up to then has no gradient any more: kTapeConsumed for a caller that asks, here and on other
-// ranks.
+// up to then has no gradient any more: kTapeConsumed for a caller that asks here; another rank that
+// needs this one for such a gradient gets kMismatch, alone.
 struct BackwardOptions {
   std::vector<Tensor> seeds;  // empty: ones
   bool retain_graph = false;

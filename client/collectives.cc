@@ -81,7 +81,8 @@ std::vector<Tensor> List(Results results, int size) {
                              std::make_move_iterator(results.end()));
 }
 
-Results Apply(const CallRequest& call, absl::Span<const Tensor> inputs, const Group& group) {
+// This member's call.
+Results ApplyHere(const CallRequest& call, absl::Span<const Tensor> inputs, const Group& group) {
   return ApplyCollective(call, inputs, MemberOf(group), CoreOf(group));
 }
 
@@ -90,7 +91,7 @@ Results RefuseHere(const CallRequest& call, const Group& group, absl::string_vie
   const std::string text = absl::StrCat(call.spec.op->name, ": ", problem);
   const Tensor bad = FailedTensor(MemberOf(group) == nullptr ? nullptr : MemberOf(group)->session,
                                   WithSource(BadType(text), SourceOf(call.spec.site)));
-  return Apply(call, Only(bad), group);
+  return ApplyHere(call, Only(bad), group);
 }
 
 // The factor of PREMUL_SUM beside such tensors.
@@ -109,10 +110,10 @@ Tensor FactorOf(const ReduceOp& op, absl::Span<const Tensor> xs, CallSite site) 
 Results ApplyReduction(CallRequest&& call, absl::Span<const Tensor> xs, const Group& group,
                        const ReduceOp& op) {
   call.spec.collective.reduction = op.reduction();
-  if (op.reduction() != Reduction::kPremulSum) return Apply(call, xs, group);
+  if (op.reduction() != Reduction::kPremulSum) return ApplyHere(call, xs, group);
   std::vector<Tensor> operands(xs.begin(), xs.end());
   operands.push_back(FactorOf(op, xs, call.spec.site));
-  return Apply(call, operands, group);
+  return ApplyHere(call, operands, group);
 }
 
 // `x` with axis `dim` in front, which collectives take apart; and back.
@@ -152,11 +153,11 @@ TensorType TypeOfPiece(DType dtype, const Shape& shape) {
 Results ApplyBroadcast(const Tensor& x, int root, const Group& group, CallSite site) {
   CallRequest call(Ops().broadcast, site);
   call.spec.collective.root = GroupRank(root);
-  if (!IsUsable(x) || group.rank() == root) return Apply(call, Only(x), group);
+  if (!IsUsable(x) || group.rank() == root) return ApplyHere(call, Only(x), group);
   // Off the root only the type counts, and what is behind it: the root's x has a gradient.
   call.spec.type = &ImplOf(x)->data->info->type;
   call.behind = Only(x);
-  return Apply(call, {}, group);
+  return ApplyHere(call, {}, group);
 }
 
 }  // namespace
@@ -186,14 +187,14 @@ std::vector<Tensor> AllGather(const Tensor& x, const Group& group, const std::ve
                               CallSite site) {
   CallRequest call(Ops().all_gather, site);
   call.spec.collective.counts = rows;
-  return List(Apply(call, Only(x), group), group.size());
+  return List(ApplyHere(call, Only(x), group), group.size());
 }
 
 Tensor internal::AllGatherIntoTensorIn(CallInRuns* runs, const Tensor& x, const Group& group,
                                        CallSite site) {
   CallRequest call(Ops().all_gather_into_tensor, site);
   call.runs = runs;
-  return One(Apply(call, Only(x), group));
+  return One(ApplyHere(call, Only(x), group));
 }
 
 Tensor AllGatherIntoTensor(const Tensor& x, const Group& group, const std::vector<int64_t>& rows,
@@ -201,7 +202,7 @@ Tensor AllGatherIntoTensor(const Tensor& x, const Group& group, const std::vecto
   CallRequest call(Ops().all_gather_into_tensor, site);
   call.spec.collective.counts = rows;
   const Tensor piece = ToFront("all_gather_into_tensor", AsRow(x, site), dim, site);
-  return FromFront(One(Apply(call, Only(piece), group)), dim, site);
+  return FromFront(One(ApplyHere(call, Only(piece), group)), dim, site);
 }
 
 std::vector<Tensor> Gather(const Tensor& x, int root, const Group& group,
@@ -209,7 +210,7 @@ std::vector<Tensor> Gather(const Tensor& x, int root, const Group& group,
   CallRequest call(Ops().gather, site);
   call.spec.collective.root = GroupRank(root);
   call.spec.collective.counts = rows;
-  return List(Apply(call, Only(x), group), group.rank() == root ? group.size() : 1);
+  return List(ApplyHere(call, Only(x), group), group.rank() == root ? group.size() : 1);
 }
 
 Tensor GatherIntoTensor(const Tensor& x, int root, const Group& group,
@@ -218,7 +219,7 @@ Tensor GatherIntoTensor(const Tensor& x, int root, const Group& group,
   call.spec.collective.root = GroupRank(root);
   call.spec.collective.counts = rows;
   const Tensor piece = ToFront("gather_into_tensor", AsRow(x, site), dim, site);
-  return FromFront(One(Apply(call, Only(piece), group)), dim, site);
+  return FromFront(One(ApplyHere(call, Only(piece), group)), dim, site);
 }
 
 Tensor Scatter(const std::vector<Tensor>& xs, DType dtype, const Shape& shape, int root,
@@ -229,7 +230,7 @@ Tensor Scatter(const std::vector<Tensor>& xs, DType dtype, const Shape& shape, i
   if (group.rank() != root || CoreOf(group) == nullptr) {
     call.spec.type = &type;
     call.behind = xs;
-    return One(Apply(call, {}, group));
+    return One(ApplyHere(call, {}, group));
   }
   const size_t root_index = static_cast<size_t>(root);
   if (xs.size() == static_cast<size_t>(group.size()) && IsUsable(xs[root_index]) &&
@@ -239,7 +240,7 @@ Tensor Scatter(const std::vector<Tensor>& xs, DType dtype, const Shape& shape, i
                                        type.ToString(), ", which it says, got ",
                                        ImplOf(xs[root_index])->data->info->type.ToString())));
   }
-  return One(Apply(call, xs, group));
+  return One(ApplyHere(call, xs, group));
 }
 
 Tensor ScatterTensor(const Tensor& x, DType dtype, const Shape& shape, int root, const Group& group,
@@ -267,7 +268,7 @@ Tensor ScatterTensor(const Tensor& x, DType dtype, const Shape& shape, int root,
   if (group.rank() != root || CoreOf(group) == nullptr) {
     call.spec.type = &type;
     call.behind = Only(x);
-    return FromFront(One(Apply(call, {}, group)), dim, site);
+    return FromFront(One(ApplyHere(call, {}, group)), dim, site);
   }
   call.spec.collective.counts = rows;
   const Tensor whole = ToFront("scatter_tensor", x, dim, site);
@@ -285,7 +286,7 @@ Tensor ScatterTensor(const Tensor& x, DType dtype, const Shape& shape, int root,
       }
     }
   }
-  return FromFront(One(Apply(call, Only(whole), group)), dim, site);
+  return FromFront(One(ApplyHere(call, Only(whole), group)), dim, site);
 }
 
 Tensor ReduceScatter(const std::vector<Tensor>& xs, const Group& group, ReduceOp op,
@@ -305,7 +306,7 @@ std::vector<Tensor> AllToAll(const std::vector<Tensor>& xs, const Group& group,
                              const std::vector<int64_t>& rows, CallSite site) {
   CallRequest call(Ops().all_to_all, site);
   call.spec.collective.counts = rows;
-  return List(Apply(call, xs, group), group.size());
+  return List(ApplyHere(call, xs, group), group.size());
 }
 
 Tensor AllToAllSingle(const Tensor& x, const Group& group, const std::vector<int64_t>& send_rows,
@@ -322,14 +323,14 @@ Tensor AllToAllSingle(const Tensor& x, const Group& group, const std::vector<int
   std::vector<int64_t> counts = send_rows;
   counts.insert(counts.end(), receive_rows.begin(), receive_rows.end());
   call.spec.collective.counts = std::move(counts);
-  return One(Apply(call, Only(x), group));
+  return One(ApplyHere(call, Only(x), group));
 }
 
 Tensor Send(const Tensor& x, int to, const Group& group, int64_t tag, CallSite site) {
   CallRequest call(Ops().send, site);
   call.spec.collective.peer = GroupRank(to);
   call.spec.collective.tag = tag;
-  return One(Apply(call, Only(x), group));
+  return One(ApplyHere(call, Only(x), group));
 }
 
 Tensor Recv(DType dtype, const Shape& shape, int from, const Group& group, int64_t tag,
@@ -339,7 +340,7 @@ Tensor Recv(DType dtype, const Shape& shape, int from, const Group& group, int64
   call.spec.collective.tag = tag;
   const TensorType type = TypeOfPiece(dtype, shape);
   call.spec.type = &type;
-  return One(Apply(call, {}, group));
+  return One(ApplyHere(call, {}, group));
 }
 
 std::vector<Tensor> BatchSendRecv(const std::vector<Transfer>& transfers, const Group& group,
@@ -354,7 +355,7 @@ std::vector<Tensor> BatchSendRecv(const std::vector<Transfer>& transfers, const 
 }
 
 Tensor Barrier(const Group& group, CallSite site) {
-  return One(Apply(CallRequest(Ops().barrier, site), {}, group));
+  return One(ApplyHere(CallRequest(Ops().barrier, site), {}, group));
 }
 
 // --- Ragged -------------------------------------------------------------------------------------
@@ -375,20 +376,21 @@ Ragged Both(const Results& results) { return {results.front(), results.back()}; 
 
 Ragged AllToAllRagged(const Tensor& x, const Tensor& send_counts, int64_t max_rows,
                       const Group& group, CallSite site) {
-  return Both(Apply(RaggedCall(Ops().all_to_all_single, max_rows, site), {x, send_counts}, group));
+  return Both(
+      ApplyHere(RaggedCall(Ops().all_to_all_single, max_rows, site), {x, send_counts}, group));
 }
 
 Ragged AllGatherRagged(const Tensor& x, const Tensor& count, int64_t max_rows, const Group& group,
                        CallSite site) {
-  return Both(Apply(RaggedCall(Ops().all_gather_into_tensor, max_rows, site),
-                    {x, AsRow(count, site)}, group));
+  return Both(ApplyHere(RaggedCall(Ops().all_gather_into_tensor, max_rows, site),
+                        {x, AsRow(count, site)}, group));
 }
 
 Ragged GatherRagged(const Tensor& x, const Tensor& count, int64_t max_rows, int root,
                     const Group& group, CallSite site) {
   CallRequest call = RaggedCall(Ops().gather_into_tensor, max_rows, site);
   call.spec.collective.root = GroupRank(root);
-  return Both(Apply(call, {x, AsRow(count, site)}, group));
+  return Both(ApplyHere(call, {x, AsRow(count, site)}, group));
 }
 
 Ragged ScatterRagged(const Tensor& x, const Tensor& counts, DType dtype, const Shape& shape,
@@ -400,7 +402,7 @@ Ragged ScatterRagged(const Tensor& x, const Tensor& counts, DType dtype, const S
     call.spec.type = &type;
     call.behind = Only(x);
     call.spec.collective.runtime_counts_input = 0;
-    return Both(Apply(call, {}, group));
+    return Both(ApplyHere(call, {}, group));
   }
   if (IsUsable(x)) {
     TensorType row_type = ImplOf(x)->data->info->type;
@@ -411,7 +413,7 @@ Ragged ScatterRagged(const Tensor& x, const Tensor& counts, DType dtype, const S
                                           ", which the root says, got ", TypeText(x))));
     }
   }
-  return Both(Apply(call, {x, counts}, group));
+  return Both(ApplyHere(call, {x, counts}, group));
 }
 
 Ragged ReduceScatterRagged(const Tensor& x, const Tensor& counts, int64_t max_rows,
@@ -426,9 +428,9 @@ namespace {
 
 // `calls[i]` on `inputs[i]`, as few runs as may be: one call, however many they are.
 // `results_each`: the most that one has.
-std::vector<Results> ApplyAll(std::vector<CallRequest> calls,
-                              const std::vector<absl::Span<const Tensor>>& inputs,
-                              size_t results_each, const Group& group) {
+std::vector<Results> ApplyCoalesced(std::vector<CallRequest> calls,
+                                    const std::vector<absl::Span<const Tensor>>& inputs,
+                                    size_t results_each, const Group& group) {
   std::vector<Results> results;
   results.reserve(calls.size());
   CallInRuns runs;
@@ -470,7 +472,7 @@ std::vector<Tensor> OneEach(std::vector<Results> results) {
 std::vector<Results> ApplyEach(const CallRequest& call,
                                const std::vector<absl::Span<const Tensor>>& xs, size_t results_each,
                                const Group& group) {
-  return ApplyAll(std::vector<CallRequest>(xs.size(), call), xs, results_each, group);
+  return ApplyCoalesced(std::vector<CallRequest>(xs.size(), call), xs, results_each, group);
 }
 
 std::vector<absl::Span<const Tensor>> Singly(const std::vector<Tensor>& xs) {
@@ -516,7 +518,7 @@ std::vector<Tensor> BroadcastCoalesced(const std::vector<Tensor>& xs, int root, 
     calls[i].behind = Only(xs[i]);
     inputs[i] = {};
   }
-  return OneEach(ApplyAll(calls, inputs, 1, group));
+  return OneEach(ApplyCoalesced(calls, inputs, 1, group));
 }
 
 std::vector<Tensor> ReduceCoalesced(const std::vector<Tensor>& xs, int root, const Group& group,

@@ -11,7 +11,7 @@
 #include "chorus/call_site.h"
 #include "chorus/session.h"
 #include "chorus/tensor.h"
-#include "core/graph/collective_kind.h"
+#include "core/graph/reduction_kind.h"
 
 namespace chorus {
 

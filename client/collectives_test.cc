@@ -907,16 +907,16 @@ TEST(CoalescedTest, ManyTensorsAreFewRuns) {
   for (int i = 0; i < 1000; ++i) EXPECT_THAT(Values<double>(y[1][i]), ElementsAre(2 * i + 1));
 }
 
-TEST(CoalescedTest, AnErrorIsEverybodysAndNamesThePlace) {
+TEST(CoalescedTest, AnErrorIsEverybodysAndNamesTheIndex) {
   FakeDaemon daemon;
   Ranks ranks(2, &daemon);
   const World& w = ranks.worlds[0];
   const std::vector<Tensor> y = AllReduceCoalesced(
       {Row(w, {1}), FromHost<int64_t>(w, {1}, {1}), Row(w, {2})}, w, Reduction::kAvg);
   ASSERT_EQ(y.size(), 3u);
-  for (const Tensor& t : y) EXPECT_THAT(std::string(t.status().message()), HasSubstr("place 1"));
+  for (const Tensor& t : y) EXPECT_THAT(std::string(t.status().message()), HasSubstr("index 1"));
   const std::vector<Tensor> z = AllReduceCoalesced({Row(w, {1}), Tensor()}, w);
-  EXPECT_THAT(std::string(z[0].status().message()), HasSubstr("place 1"));
+  EXPECT_THAT(std::string(z[0].status().message()), HasSubstr("index 1"));
   // The other rank hears of it.
   const std::vector<Tensor> other =
       AllReduceCoalesced({Row(ranks.worlds[1], {1})}, ranks.worlds[1]);

@@ -48,8 +48,9 @@ class CompiledImpl {
     absl::StatusOr<Prepared> prepared = Prepared();
     try {
       prepared = Prepare(inputs);
-    } catch (const std::exception& thrown) {
-      Refuse(inputs, WithSource(Thrown(absl::StrCat(": ", thrown.what())), source)).IgnoreError();
+    } catch (const std::exception& exception) {
+      Refuse(inputs, WithSource(Thrown(absl::StrCat(": ", exception.what())), source))
+          .IgnoreError();
       throw;
     } catch (...) {
       Refuse(inputs, WithSource(Thrown(""), source)).IgnoreError();

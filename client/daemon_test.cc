@@ -26,6 +26,7 @@
 #include "chorus/functional/nn.h"
 #include "client/internal/access.h"
 #include "client/internal/session_core.h"
+#include "client/link/open_link.h"
 #include "client/testing/values.h"
 #include "core/backend/host/host_backend.h"
 #include "core/base/clock.h"

@@ -26,8 +26,8 @@
 namespace chorus {
 namespace {
 
-using internal::DependencesPtr;
 using internal::ImplOf;
+using internal::OriginsPtr;
 using internal::SessionOf;
 
 using ::testing::ElementsAre;
@@ -446,7 +446,7 @@ TEST(EagerTest, AnOpWaitsForNothingButItsOperands) {
   EXPECT_THAT(Values<float>(w), ElementsAre(60));
 }
 
-// A batch that was sent and had kept its dependences took what belonged to the next one.
+// A batch that was sent and had kept its origins took what belonged to the next one.
 TEST(EagerTest, AValueIsReadFromTheBatchThatMakesIt) {
   FakeDaemon daemon;
   Ranks ranks(1, &daemon);
@@ -570,11 +570,11 @@ TEST(EagerTest, ASumOverEverNewTagsWaitsForFew) {
   for (int tag = 0; tag < 1000; ++tag) {
     const Tensor sent = Send(Scalar<double>(ranks.worlds[0], tag), 1, ranks.worlds[0], tag);
     sum = sum + Recv(DType::kF64, {}, 0, ranks.worlds[1], tag);
-    const DependencesPtr& after = ImplOf(sum)->data->after;
+    const OriginsPtr& after = ImplOf(sum)->data->after;
     most = std::max(most, after == nullptr ? 0 : after->size());
   }
   EXPECT_LE(most, 16u);
-  EXPECT_LE(SessionOf(ranks.sessions[1])->CountTables().dependences, 1024u);
+  EXPECT_LE(SessionOf(ranks.sessions[1])->CountTables().origin_sets, 1024u);
   EXPECT_THAT(Values<double>(sum), ElementsAre(499500));
 }
 

@@ -17,7 +17,6 @@
 
 namespace chorus {
 
-// More of them are in client/functional: math.h and nn.h; docs/ops.md has them all.
 // Recorded, and sent together when a result is needed: at a collective, a read, a limit, or the end
 // of Backward. Shapes of two operands broadcast as usual (sizes 1 and missing leading dimensions
 // stretch); dtypes and devices must be equal.

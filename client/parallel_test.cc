@@ -323,7 +323,7 @@ TEST_F(ParallelTest, BadInputIsRefusedAndTheGroupStaysUsable) {
       {"tensor 0 is of another session", [&] { return Broadcast(stranger, two)[1].status(); }},
       {"tensor 0 is on device 2 of the session, which is not in the group",
        [&] { return Broadcast(at(2), two)[0].status(); }},
-      {"place 0, got tensor 1 at place 1",
+      {"device index 0, got tensor 1 at device index 1",
        [&] {
          return BroadcastCoalesced({at(0), at(1)}, two)[1][1].status();
        }},

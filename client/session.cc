@@ -14,6 +14,7 @@
 #include "client/internal/refusals.h"
 #include "client/internal/session_core.h"
 #include "client/internal/trace.h"
+#include "client/link/open_link.h"
 #include "core/base/error.h"
 
 namespace chorus {
@@ -126,7 +127,7 @@ absl::StatusOr<World> Session::Join(const WorldOptions& given) const {
   member->compares_lines = options.check_call_sites != CheckCallSites::kOff;
   member->rank = options.rank;
   member->size = options.size;
-  member->epoch = joined->epoch.value();
+  member->epoch = joined->epoch;
   auto everybody = std::make_unique<GroupCore>();
   everybody->member = member.get();
   everybody->id = GroupId(0);
@@ -192,7 +193,7 @@ const std::string& World::name() const {
   return member_ == nullptr ? *none : member_->name;
 }
 
-int64_t World::epoch() const { return member_ == nullptr ? 0 : member_->epoch.load(); }
+int64_t World::epoch() const { return member_ == nullptr ? 0 : member_->epoch.load().value(); }
 DeviceRef World::device() const { return DeviceRef(*this); }
 Group World::group() const { return Group(*this); }
 
@@ -286,7 +287,7 @@ absl::StatusOr<World::Reformed> World::Reform(Timeout timeout) {
   if (!lock.status().ok()) return lock.status();
   member_->rank = reformed->rank;
   member_->size = reformed->size;
-  member_->epoch = reformed->epoch.value();
+  member_->epoch = reformed->epoch;
   member_->since = reformed->epoch;
   member_->step = 0;
   member_->ResetCounts();

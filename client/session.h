@@ -55,7 +55,7 @@ struct SessionOptions {
   // /run/chorus, not in /tmp). It is looked at before each connection is used.
   std::vector<uint32_t> daemon_uids;
   Transport transport = Transport::kAuto;
-  // Numbers of the daemon's devices; empty: the `device_count` least used ones.
+  // Indices of the daemon's devices; empty: the `device_count` least used ones.
   std::vector<int> devices;
   int device_count = 1;
   // How long Open waits for a daemon that is starting, and for its answers.
@@ -115,9 +115,9 @@ class Session {
   // UNAVAILABLE kDaemonLost: no daemon came to serve at the address within open_timeout, kDraining:
   // it is shutting down. DEADLINE_EXCEEDED kTransportTimeout: it does not answer. INVALID_ARGUMENT
   // kMalformed: no address, or a path at which something else stands than a socket.
-  // PERMISSION_DENIED kNotAttached: another user's socket that does not let this one in, or another
-  // user's daemon (SessionOptions::daemon_uids). UNIMPLEMENTED kVersion: the daemon is of
-  // another version. UNAUTHENTICATED kNotAttached: the ring was asked for and is not to be had.
+  // PERMISSION_DENIED kNotAttached: another user's socket that does not let this one in, another
+  // user's daemon (SessionOptions::daemon_uids), or the ring was asked for at an address that is
+  // not unix:PATH. UNIMPLEMENTED kVersion: the daemon is of another version.
   static absl::StatusOr<Session> Open(const SessionOptions& options = {});
 
   // Waits until every rank of the world has joined. ALREADY_EXISTS kDuplicateRank, INVALID_ARGUMENT

@@ -1,8 +1,8 @@
 // Tensors of the daemon: from the trainer's values, and back.
 //
-// Threads: chorus.h. Ownership: a Tensor is a handle of an immutable tensor, which goes with the
-// last
-//   one. Errors are in the tensors: see Tensor::status and Wait.
+// Threads: chorus.h.
+// Ownership: a Tensor is a handle of an immutable tensor, which goes with its last handle.
+// Errors are in the tensors: see Tensor::status and Wait.
 #ifndef CHORUS_CLIENT_TENSOR_H_
 #define CHORUS_CLIENT_TENSOR_H_
 

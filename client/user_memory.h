@@ -23,6 +23,10 @@
 // says so.
 //
 // Threads: thread-compatible.
+// Ownership: it keeps its group, and staging memory that its calls use again; the trainer's memory
+//   is read and written during a call alone.
+// Errors: returned, with the line of the call: those of AllReduce (chorus/collectives.h), and
+//   FAILED_PRECONDITION kWrongState for an empty group, or inside Compile.
 #ifndef CHORUS_CLIENT_USER_MEMORY_H_
 #define CHORUS_CLIENT_USER_MEMORY_H_
 
@@ -100,7 +104,7 @@ class UserMemory {
     char* out = nullptr;
     size_t bytes = 0;
   };
-  // A place in the extents of a call, as if they were one.
+  // A position in the extents of a call, as if they were one.
   class Cursor;
 
   DeviceRef Device() const;

@@ -2,8 +2,8 @@
 //
 // Threads: every method may be called from any thread; requests go one after another.
 // Deadlines: by SteadyNow (core/base/clock.h). Each request ends by its own. A late answer is
-// thrown away, with its descriptors. Failure: UNAVAILABLE (DAEMON_LOST): the connection is gone and
-// stays gone; so is the session's
+//   thrown away, with its descriptors.
+// Failure: UNAVAILABLE (DAEMON_LOST): the connection is gone and stays gone; so is the session's
 //   channel. Open another.
 #ifndef CHORUS_CLIENT_ATTACH_ATTACH_CLIENT_H_
 #define CHORUS_CLIENT_ATTACH_ATTACH_CLIENT_H_

@@ -4,7 +4,7 @@
 //
 // Axes count from the end where they are negative. Indices and labels are tensors of any integer
 // dtype; one outside its range ends the run that uses it with INVALID_ARGUMENT, which names the
-// place, the value and the range. They have no gradient.
+// position, the value and the range. They have no gradient.
 //
 // Threads and ownership: chorus/chorus.h. Errors: in the results, with the line of the call:
 //   INVALID_ARGUMENT kBadType where shapes or dtypes do not fit.

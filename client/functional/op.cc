@@ -16,8 +16,9 @@ using internal::ApplyLocal;
 using internal::Fail;
 using internal::Spec;
 
-Tensor Apply(const DeviceRef* device, const std::string& name, const std::vector<Tensor>& inputs,
-             const std::vector<OpAttribute>& attributes, CallSite site) {
+Tensor ApplyNamed(const DeviceRef* device, const std::string& name,
+                  const std::vector<Tensor>& inputs, const std::vector<OpAttribute>& attributes,
+                  CallSite site) {
   NodeSpec spec = Spec(name.c_str(), site);
   for (const OpAttribute& attribute : attributes) {
     spec.attributes.push_back(
@@ -42,12 +43,12 @@ Tensor Apply(const DeviceRef* device, const std::string& name, const std::vector
 
 Tensor Op(const std::string& name, const std::vector<Tensor>& inputs,
           const std::vector<OpAttribute>& attributes, CallSite site) {
-  return Apply(nullptr, name, inputs, attributes, site);
+  return ApplyNamed(nullptr, name, inputs, attributes, site);
 }
 
 Tensor OpOn(const DeviceRef& device, const std::string& name, const std::vector<Tensor>& inputs,
             const std::vector<OpAttribute>& attributes, CallSite site) {
-  return Apply(&device, name, inputs, attributes, site);
+  return ApplyNamed(&device, name, inputs, attributes, site);
 }
 
 }  // namespace chorus

@@ -3,8 +3,7 @@
 //
 // Threads: the session's lock guards all of it.
 // Ownership: entries belong to the table of their first group; their graphs are the session's,
-// which
-//   releases them.
+//   which releases them.
 // Errors: none.
 #ifndef CHORUS_CLIENT_INTERNAL_CALL_TABLE_H_
 #define CHORUS_CLIENT_INTERNAL_CALL_TABLE_H_

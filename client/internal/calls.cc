@@ -166,14 +166,14 @@ void Bind(absl::Span<const CallPart> parts, bool bound, const CallInRuns* runs, 
   RunGroup& bound_group = run.groups[0];
   MemberCore* const member = parts[0].group->member;
   bound_group.world = member->world;
-  bound_group.epoch = Epoch(member->epoch.load(std::memory_order_relaxed));
+  bound_group.epoch = member->epoch.load(std::memory_order_relaxed);
   run.pair_calls.clear();
   run.call_goes_on = runs != nullptr && !runs->last;
   draft.operands.clear();
   // (Each look into an InlinedVector asks where it is.)
   const CallEntry::Part* const entry_parts = entry->parts.data();
   CallPosition* const bases = bound_group.base.data();
-  DependencesPtr* const origins = draft.origins.data();
+  OriginsPtr* const origins = draft.origins.data();
   for (size_t p = 0; p < parts.size(); ++p) {
     const CallPart& part = parts[p];
     GroupCore* const group = part.group;
@@ -183,7 +183,7 @@ void Bind(absl::Span<const CallPart> parts, bool bound, const CallInRuns* runs, 
       if (origin == nullptr) origin = interner->NewOrigin();
       origins[p] = interner->Set({origin});
     } else if (origins[p] == nullptr || origins[p] != group->after) {
-      origins[p] = OriginOf(group, interner);
+      origins[p] = OriginsOf(group, interner);
     }
     if (bound || part.instance.is_pair()) {
       bases[entry_parts[p].rank] = {group->member->step.load(std::memory_order_relaxed),

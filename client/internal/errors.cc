@@ -38,7 +38,7 @@ absl::Status WithSource(const absl::Status& status, const std::string& source) {
 
 absl::Status AtIndex(const absl::Status& status, size_t index) {
   Error error = ErrorOf(status);
-  error.message = absl::StrCat("in place ", index, " of the coalesced call: ", error.message);
+  error.message = absl::StrCat("at index ", index, " of the coalesced call: ", error.message);
   return ToStatus(error);
 }
 

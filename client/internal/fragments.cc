@@ -13,7 +13,7 @@ int32_t Fragment::InputOf(const TensorDataPtr& data) {
   const TensorData::State state = data->state.load(std::memory_order_relaxed);
   // Its own and no other's. (Others have been sent: what is not, has no name either, and the daemon
   // refuses it.)
-  if (state == TensorData::State::kLazy && data->fragment == number_) return data->value;
+  if (state == TensorData::State::kLazy && data->fragment == id_) return data->value;
   // Names are compared, not handles: a handle may die before the fragment is sent, its name may
   // not.
   for (size_t i = 0; i < inputs_.size(); ++i) {
@@ -43,7 +43,7 @@ void Fragment::Append(NodeSpec spec, absl::Span<const TensorDataPtr> inputs,
   for (const TensorDataPtr& input : inputs) spec.inputs.push_back(InputOf(input));
   node.first_value = num_values_;
   for (const TensorDataPtr& result : results) {
-    result->fragment = number_;
+    result->fragment = id_;
     result->value = num_values_++;
     node.types.push_back(result->info->type);
     node.outputs.push_back(result);
@@ -86,26 +86,26 @@ RunDraft Fragment::TakeDraft(int device_count) {
   RunDraft draft;
   Graph graph;
   graph.num_device_slots = device_count;
-  std::vector<ValueIndex> input_number(inputs_.size(), -1);
+  std::vector<ValueIndex> new_input_index(inputs_.size(), -1);
   for (size_t n = 0; n < nodes.size(); ++n) {
     if (!kept[n]) continue;
     for (const ValueIndex input : nodes[n].spec.inputs) {
-      if (input >= 0 || input_number[~input] >= 0) continue;
-      input_number[~input] = static_cast<int32_t>(graph.inputs.size());
+      if (input >= 0 || new_input_index[~input] >= 0) continue;
+      new_input_index[~input] = static_cast<int32_t>(graph.inputs.size());
       graph.inputs.push_back(input_types_[~input]);
       draft.run().inputs.push_back(inputs_[~input]);
     }
   }
-  std::vector<ValueIndex> number(num_values_, -1);
+  std::vector<ValueIndex> new_index(num_values_, -1);
   ValueIndex next = static_cast<ValueIndex>(graph.inputs.size());
   for (size_t n = 0; n < nodes.size(); ++n) {
     if (!kept[n]) continue;
     for (ValueIndex& input : nodes[n].spec.inputs) {
-      input = input >= 0 ? number[input] : input_number[~input];
+      input = input >= 0 ? new_index[input] : new_input_index[~input];
     }
     for (size_t o = 0; o < nodes[n].outputs.size(); ++o) {
       const int32_t value = nodes[n].first_value + static_cast<int32_t>(o);
-      number[value] = next;
+      new_index[value] = next;
       if (held[value] != nullptr) {
         GraphOutput output;
         output.value = next;
@@ -121,21 +121,21 @@ RunDraft Fragment::TakeDraft(int device_count) {
   return draft;
 }
 
-Fragment* Fragments::Find(const DependencesPtr& after) const {
+Fragment* Fragments::Find(const OriginsPtr& after) const {
   for (const auto& open : open_) {
     if (open->after() == after) return open.get();
   }
   return nullptr;
 }
 
-Fragment* Fragments::Open(const DependencesPtr& after) {
+Fragment* Fragments::Open(const OriginsPtr& after) {
   open_.push_back(std::make_unique<Fragment>(next_++, after));
   return open_.back().get();
 }
 
-std::unique_ptr<Fragment> Fragments::Take(int64_t number) {
-  const auto position = std::find_if(
-      open_.begin(), open_.end(), [number](const auto& open) { return open->number() == number; });
+std::unique_ptr<Fragment> Fragments::Take(int64_t id) {
+  const auto position =
+      std::find_if(open_.begin(), open_.end(), [id](const auto& open) { return open->id() == id; });
   if (position == open_.end()) return nullptr;
   std::unique_ptr<Fragment> fragment = std::move(*position);
   open_.erase(position);

@@ -1,4 +1,4 @@
-// Local ops that have been recorded and not sent yet: a fragment of each set of dependences.
+// Local ops that have been recorded and not sent yet: a fragment of each set of origins.
 //
 // Threads: the session's lock guards it.
 // Ownership: a fragment holds the names of its inputs and, weakly, the tensors that it makes: what
@@ -27,14 +27,14 @@
 namespace chorus {
 namespace internal {
 
-// Open from its first op until it is sent, and gone then; its number is never another's, so a value
-// of it cannot be taken for one of those that come after it.
+// Open from its first op until it is sent, and gone then; its id is never another's, so a value of
+// it cannot be taken for one of those that come after it.
 class Fragment {
  public:
-  Fragment(int64_t number, DependencesPtr after) : number_(number), after_(std::move(after)) {}
+  Fragment(int64_t id, OriginsPtr after) : id_(id), after_(std::move(after)) {}
 
-  int64_t number() const { return number_; }
-  const DependencesPtr& after() const { return after_; }
+  int64_t id() const { return id_; }
+  const OriginsPtr& after() const { return after_; }
   // No op more: a loop without collectives or reads still gets going.
   bool full() const { return nodes_.size() >= kMaxNodes; }
 
@@ -59,8 +59,8 @@ class Fragment {
   };
   int32_t InputOf(const TensorDataPtr& data) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 
-  const int64_t number_;
-  const DependencesPtr after_;
+  const int64_t id_;
+  const OriginsPtr after_;
   std::vector<GraphInput> input_types_;
   std::vector<Binding> inputs_;
   std::vector<Op> nodes_;
@@ -70,14 +70,14 @@ class Fragment {
 // The open ones, in the order of their first ops.
 class Fragments {
  public:
-  // The open one of these dependences; null: none is.
-  Fragment* Find(const DependencesPtr& after) const;
+  // The open one of these origins; null: none is.
+  Fragment* Find(const OriginsPtr& after) const;
   // A new one of them.
-  Fragment* Open(const DependencesPtr& after);
-  // The number of the oldest; 0: none is open.
-  int64_t oldest() const { return open_.empty() ? 0 : open_.front()->number(); }
-  // The one of this number, not open any more; null: it is not open.
-  std::unique_ptr<Fragment> Take(int64_t number);
+  Fragment* Open(const OriginsPtr& after);
+  // The id of the oldest; 0: none is open.
+  int64_t oldest() const { return open_.empty() ? 0 : open_.front()->id(); }
+  // The one of this id, not open any more; null: it is not open.
+  std::unique_ptr<Fragment> Take(int64_t id);
   void Clear() { open_.clear(); }
 
  private:

@@ -29,7 +29,7 @@ absl::Status Precondition(absl::string_view message) {
   return MakeError(Reason::kWrongState, message);
 }
 
-// Gradient rules number values; here a value is a tensor, or what is left of one on the tape.
+// Gradient rules give values ids; here a value is a tensor, or what is left of one on the tape.
 class TapeEmitter : public Emitter {
  public:
   // `source`: the line that asks for the gradients.
@@ -169,7 +169,7 @@ absl::Status CheckNotLost(const GradNode& node) {
   return Detached(node.member->why_tapes_lost);
 }
 
-// The entries that the roots lead to, and how their values are numbered.
+// The entries that the roots lead to, and the ids of their values.
 class Tape {
   // (entry, output), (leaf, 0), or (reader, ~input).
   using Name = std::pair<const void*, int>;
@@ -197,7 +197,7 @@ class Tape {
     return absl::OkStatus();
   }
 
-  void Number() {
+  void AssignIds() {
     std::sort(nodes_.begin(), nodes_.end(),
               [](const GradNodePtr& a, const GradNodePtr& b) { return a->order < b->order; });
     for (size_t n = 0; n < nodes_.size(); ++n) {
@@ -208,7 +208,7 @@ class Tape {
       index_[node.get()] = recorded.id;
       for (size_t i = 0; i < node->inputs.size(); ++i) {
         const Edge& edge = node->inputs[i];
-        const ValueIndex value = NumberOf(edge, *node, static_cast<int>(i));
+        const ValueIndex value = IdOf(edge, *node, static_cast<int>(i));
         recorded.spec.inputs.push_back(value);
         // Any reader's view of the value serves: they are the same tensor.
         if (emitter_->HasTensor(value) || edge.data == nullptr) continue;
@@ -223,7 +223,7 @@ class Tape {
       }
       for (size_t o = 0; o < node->outputs.size(); ++o) {
         recorded.outputs.push_back(emitter_->AddType(node->outputs[o], node->device_slot));
-        numbers_[{node.get(), static_cast<int>(o)}] = recorded.outputs.back();
+        ids_[{node.get(), static_cast<int>(o)}] = recorded.outputs.back();
       }
       // What the rule uses of them stands for itself in the record: its own gradients flow on.
       const size_t first_saved = node->outputs.size() - node->saved.size();
@@ -246,15 +246,15 @@ class Tape {
 
   // -1: not on this tape.
   ValueIndex Find(const Tensor& tensor) const {
-    const auto row = numbers_.find(NameOf(EdgeTo(tensor, trace_, false)));
-    return row == numbers_.end() ? ValueIndex() : row->second;
+    const auto row = ids_.find(NameOf(EdgeTo(tensor, trace_, false)));
+    return row == ids_.end() ? ValueIndex() : row->second;
   }
-  // As Find, and numbers what is not there yet.
+  // As Find, and gives an id to what has none yet.
   ValueIndex FindOrAdd(const Tensor& tensor) {
     const ValueIndex value = Find(tensor);
     if (value >= 0) return value;
     const ValueIndex added = emitter_->AddTensor(tensor);
-    numbers_[NameOf(EdgeTo(tensor, trace_, false))] = added;
+    ids_[NameOf(EdgeTo(tensor, trace_, false))] = added;
     return added;
   }
   int32_t IndexOf(const GradNode* node) const { return index_.at(node); }
@@ -286,14 +286,14 @@ class Tape {
   static Name NameOf(const Edge& edge) {
     return edge.node != nullptr ? Name{edge.node.get(), edge.output} : Name{edge.leaf.get(), 0};
   }
-  ValueIndex NumberOf(const Edge& edge, const GradNode& reader, int input) {
+  ValueIndex IdOf(const Edge& edge, const GradNode& reader, int input) {
     Name name = NameOf(edge);
     // Nobody can ask for the gradient of what has no history and requires none.
     if (name.first == nullptr) name = {&reader, ~input};
-    const auto row = numbers_.find(name);
-    if (row != numbers_.end()) return row->second;
+    const auto row = ids_.find(name);
+    if (row != ids_.end()) return row->second;
     const ValueIndex added = emitter_->AddType(edge.info, edge.device_slot);
-    numbers_[name] = added;
+    ids_[name] = added;
     return added;
   }
 
@@ -304,7 +304,7 @@ class Tape {
   absl::flat_hash_set<const std::vector<GradNodePtr>*> seen_lists_;
   std::vector<GradNodePtr> nodes_;
   std::vector<RecordedNode> record_;
-  absl::flat_hash_map<Name, ValueIndex> numbers_;
+  absl::flat_hash_map<Name, ValueIndex> ids_;
   absl::flat_hash_map<const GradNode*, int32_t> index_;
 };
 
@@ -446,7 +446,7 @@ absl::StatusOr<std::vector<Tensor>> GradientsOf(const GradientRequest& request, 
     const absl::Status gathered = tape.Gather(root);
     if (!gathered.ok()) return refuse(gathered);
   }
-  tape.Number();
+  tape.AssignIds();
 
   std::vector<BackwardRoot> roots;
   for (size_t i = 0; i < request.roots.size(); ++i) {

@@ -16,16 +16,16 @@ TensorInfoPtr Interner::Type(const TensorType& type) {
   });
 }
 
-DependencesPtr Interner::Set(const Dependences& set) {
-  return dependences_.Get(set, [&set] { return std::make_shared<const Dependences>(set); });
+OriginsPtr Interner::Set(const Origins& set) {
+  return origin_sets_.Get(set, [&set] { return std::make_shared<const Origins>(set); });
 }
 
-void Interner::Unite(DependencesPtr* both, const Dependences& other,
+void Interner::Unite(OriginsPtr* both, const Origins& other,
                      absl::FunctionRef<Sequence()> oldest_run) {
-  Dependences united;
+  Origins united;
   std::set_union((*both)->begin(), (*both)->end(), other.begin(), other.end(),
                  std::back_inserter(united),
-                 [](const OriginPtr& a, const OriginPtr& b) { return a->number < b->number; });
+                 [](const OriginPtr& a, const OriginPtr& b) { return a->id < b->id; });
   if (united.size() > kMaxOrigins) {
     const Sequence oldest = oldest_run();
     united.erase(std::remove_if(united.begin(), united.end(),

@@ -2,7 +2,7 @@
 //
 // Threads: the session's lock guards an Interner; what it hands out does not change, but for
 //   Origin::last, which the same lock guards.
-// Ownership: a type or a set of dependences lives as long as anybody has it; a line of the program
+// Ownership: a type or a set of origins lives as long as anybody has it; a line of the program
 //   until ForgetSources.
 // Errors: none.
 #ifndef CHORUS_CLIENT_INTERNAL_INTERNER_H_
@@ -39,17 +39,17 @@ using TensorInfoPtr = std::shared_ptr<const TensorInfo>;
 
 // What collectives of a group (of one member), or at one end of a pair, have given.
 struct Origin {
-  explicit Origin(int64_t n) : number(n) {}
-  const int64_t number;                         // in the session
+  explicit Origin(int64_t n) : id(n) {}
+  const int64_t id;                             // in the session
   Sequence last ABSL_GUARDED_BY(session_lock);  // run of theirs
 };
 using OriginPtr = std::shared_ptr<Origin>;
 
-// What a tensor may have to wait for, by number. Local ops are sent together only where these are
+// What a tensor may have to wait for, by id. Local ops are sent together only where these are
 // equal: an op never waits for a collective that it does not depend on, which could be waiting for
 // what comes after the op on another rank. Null: nothing.
-using Dependences = std::vector<OriginPtr>;
-using DependencesPtr = std::shared_ptr<const Dependences>;
+using Origins = std::vector<OriginPtr>;
+using OriginsPtr = std::shared_ptr<const Origins>;
 
 struct TensorTypeHash {
   size_t operator()(const TensorType& type) const {
@@ -87,11 +87,11 @@ class InternTable {
 class Interner {
  public:
   TensorInfoPtr Type(const TensorType& type);
-  DependencesPtr Set(const Dependences& set);
-  // Makes *both the dependences of what needs *both and `other`. Few origins are kept, and those
+  OriginsPtr Set(const Origins& set);
+  // Makes *both the origins of what needs *both and `other`. Few origins are kept, and those
   // beyond only as long as a run of theirs may be under way: `oldest_run` says the first that may.
-  void Join(DependencesPtr* both, const DependencesPtr& other,
-            absl::FunctionRef<Sequence()> oldest_run) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
+  void Join(OriginsPtr* both, const OriginsPtr& other, absl::FunctionRef<Sequence()> oldest_run)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
     if (other == nullptr || *both == other) return;
     if (*both == nullptr) {
       *both = other;
@@ -106,20 +106,20 @@ class Interner {
   void ForgetSources() { sources_.clear(); }
 
   size_t types() const { return types_.size(); }
-  size_t dependences() const { return dependences_.size(); }
+  size_t origin_sets() const { return origin_sets_.size(); }
   size_t sources() const { return sources_.size(); }
 
  private:
   static constexpr size_t kMaxSources = 4096;  // lines of the program
-  // Of a set of dependences, but for those that may have runs under way.
+  // Of a set of origins, but for those that may have runs under way.
   static constexpr size_t kMaxOrigins = 8;
 
-  void Unite(DependencesPtr* both, const Dependences& other,
-             absl::FunctionRef<Sequence()> oldest_run) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  void Unite(OriginsPtr* both, const Origins& other, absl::FunctionRef<Sequence()> oldest_run)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 
   // Bounded by what tensors, tape entries, calls and programs have that live, twice.
   InternTable<TensorType, TensorInfo, TensorTypeHash> types_;
-  InternTable<Dependences, Dependences> dependences_;
+  InternTable<Origins, Origins> origin_sets_;
   int64_t next_origin_ = 1;
   absl::flat_hash_map<std::string, std::unique_ptr<std::string>> sources_;
 };

@@ -6,13 +6,14 @@
 //
 // Threads: Submit is called by one thread at a time, in the order of sequences (the session's lock
 //   sees to it). Everything else: any thread.
+// Ownership: the session owns its link. What a call gives is the caller's, but for memory
+//   (Staging::data, MapTensor), which is the link's.
 // Failure: once the daemon is gone every call returns UNAVAILABLE kDaemonLost, or kDraining where
 //   it has said that it was stopped; also calls that wait at that moment.
 #ifndef CHORUS_CLIENT_INTERNAL_LINK_H_
 #define CHORUS_CLIENT_INTERNAL_LINK_H_
 
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -47,7 +48,7 @@ class Link {
   virtual ~Link() = default;
 
   virtual Transport transport() const = 0;
-  // The daemon's numbers of the session's devices, in the session's order.
+  // The daemon's indices of the session's devices, in the session's order.
   virtual std::vector<DeviceIndex> devices() const = 0;
   // Names that the session may have at a time.
   virtual int32_t max_tensors() const = 0;
@@ -103,9 +104,6 @@ class Link {
   // Ends the session. Later calls return NOT_FOUND kSessionLost.
   virtual absl::Status Close() = 0;
 };
-
-// Opens a session at options.address: the one place where transports are chosen.
-absl::StatusOr<std::unique_ptr<Link>> OpenLink(const SessionOptions& options);
 
 }  // namespace internal
 }  // namespace chorus

@@ -16,7 +16,7 @@ std::pair<GroupRank, GroupRank> Between(const GroupCore& group, const PairEnd& e
   return end.send ? std::make_pair(rank, peer) : std::make_pair(peer, rank);
 }
 
-const DependencesPtr& OriginOf(GroupCore* group, Interner* interner) {
+const OriginsPtr& OriginsOf(GroupCore* group, Interner* interner) {
   if (group->after == nullptr) group->after = interner->Set({interner->NewOrigin()});
   return group->after;
 }

@@ -3,8 +3,8 @@
 // Threads: any; what is annotated is guarded by the session's lock, the rest is atomic or does not
 //   change while the member is used.
 // Ownership: a member lives as long as a handle of it, or a tape entry or compiled function that
-// was
-//   recorded with it; it owns its groups. The graphs of its calls go with it, or when it leaves.
+//   was recorded with it; it owns its groups. The graphs of its calls go with it, or when it
+//   leaves.
 // Errors: BeginStep's.
 #ifndef CHORUS_CLIENT_INTERNAL_MEMBER_H_
 #define CHORUS_CLIENT_INTERNAL_MEMBER_H_
@@ -47,14 +47,14 @@ struct GroupCore {
   std::atomic<int64_t> generation{0};  // counts Reforms
   GroupCounters counters ABSL_GUARDED_BY(session_lock);
   // What its results depend on; null: none so far.
-  DependencesPtr after ABSL_GUARDED_BY(session_lock);
+  OriginsPtr after ABSL_GUARDED_BY(session_lock);
   CallTable calls ABSL_GUARDED_BY(session_lock);
 };
 
 // Source and destination of what goes through an end of a group's pairs.
 std::pair<GroupRank, GroupRank> Between(const GroupCore& group, const PairEnd& end);
 // What the results of a group's calls depend on, beside its inputs.
-const DependencesPtr& OriginOf(GroupCore* group, Interner* interner)
+const OriginsPtr& OriginsOf(GroupCore* group, Interner* interner)
     ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 
 // A world all of whose members are one session's and go together: with the last of them (of the
@@ -99,7 +99,7 @@ class MemberCore : public std::enable_shared_from_this<MemberCore> {
   GroupCore* everybody = nullptr;  // the first of the groups
   std::atomic<int> rank{-1};
   std::atomic<int> size{0};
-  std::atomic<int64_t> epoch{0};
+  std::atomic<Epoch> epoch{Epoch(0)};
   std::atomic<int64_t> step{0};
   // All members of its world are this session's, and call together: a caller that differentiates
   // takes part for all, and nobody else waits for them. Set before the member is used.

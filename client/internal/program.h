@@ -3,12 +3,10 @@
 // Threads: plain functions, which take the session's lock where they need it. A Program does not
 //   change, but for `infos_at`.
 // Ownership: a program has its graph's name and keeps its session; its destructor queues the name
-// for
-//   release.
+//   for release.
 // Errors: INVALID_ARGUMENT kBadType: inputs or options that do not fit, a function that is another
-// one
-//   at another size; UNIMPLEMENTED kUnsupported: groups of different worlds; what the function's
-//   own tensors carry; what it throws.
+//   one at another size; UNIMPLEMENTED kUnsupported: groups of different worlds; what the
+//   function's own tensors carry; what it throws.
 #ifndef CHORUS_CLIENT_INTERNAL_PROGRAM_H_
 #define CHORUS_CLIENT_INTERNAL_PROGRAM_H_
 

@@ -112,20 +112,20 @@ absl::StatusOr<Sequence> SubmitProgram(const Program& program, const CompileOpti
   }
   // One run is of one epoch. Members that are behind bring the run down with the cause that
   // they have not handed out yet.
-  int64_t epoch = 0;
+  Epoch epoch;
   for (const auto& member : trace.members) {
-    const int64_t e = member->epoch.load(std::memory_order_relaxed);
-    epoch = epoch == 0 ? e : std::min(epoch, e);
+    const Epoch entered = member->epoch.load(std::memory_order_relaxed);
+    epoch = epoch == Epoch() ? entered : std::min(epoch, entered);
   }
   for (size_t s = 0; s < trace.slots.size(); ++s) {
     const Trace::Slot& slot = trace.slots[s];
     RunGroup group;
     group.world = slot.groups[0]->member->world;
     group.group = slot.groups[0]->id;
-    group.epoch = Epoch(epoch);
+    group.epoch = epoch;
     group.base = calls.bases[s];
     run.groups.push_back(std::move(group));
-    for (GroupCore* g : slot.groups) draft.origins.push_back(OriginOf(g, &session->interner()));
+    for (GroupCore* g : slot.groups) draft.origins.push_back(OriginsOf(g, &session->interner()));
   }
   run.pair_calls = calls.pairs;
   for (size_t o = 0; o < infos.size(); ++o) {

@@ -121,13 +121,13 @@ Tensor ApplyLocal(NodeSpec spec, absl::Span<const Tensor> inputs, const DeviceRe
       return FailedTensor(session,
                           Precondition("a compiled function uses tensors of two sessions"));
     }
-    int32_t number = -1;
-    absl::StatusOr<TensorDatas> added = trace->Add(std::move(spec), datas, nullptr, &number);
+    int32_t trace_node = -1;
+    absl::StatusOr<TensorDatas> added = trace->Add(std::move(spec), datas, nullptr, &trace_node);
     if (!added.ok()) return FailedTensor(session, added.status());
     data = std::move((*added)[0]);
     if (record) {
       node->trace = trace;
-      node->trace_node = number;
+      node->trace_node = trace_node;
     }
   } else {
     session->Throttle();
@@ -287,11 +287,11 @@ absl::Status AddToTrace(Recording* r, Trace* trace) {
   return absl::OkStatus();
 }
 
-// Fills in the results of `number` recordings, whose calls are `parts`. kOne: of one, which is
+// Fills in the results of `num_calls` recordings, whose calls are `parts`. kOne: of one, which is
 // the usual case; then the loops are none.
 template <bool kOne>
-void Apply(size_t number, Recording* recordings, CallPart* parts) {
-  const size_t count = kOne ? 1 : number;
+void RecordCalls(size_t num_calls, Recording* recordings, CallPart* parts) {
+  const size_t count = kOne ? 1 : num_calls;
   const CallRequest& first = *recordings[0].call.call;
   const CollectiveSpec& first_spec = first.spec;
   Trace* const trace = Trace::Current();
@@ -410,7 +410,7 @@ Results ApplyCollective(const CallRequest& call, absl::Span<const Tensor> inputs
   recording.call = {&call, inputs, &member, group};
   recording.results = &results;
   CallPart part(group, call.spec);
-  Apply<true>(1, &recording, &part);
+  RecordCalls<true>(1, &recording, &part);
   return results;
 }
 
@@ -424,7 +424,7 @@ std::vector<Results> ApplyCollectives(absl::Span<const MemberCall> calls) {
   std::vector<CallPart> parts;
   parts.reserve(calls.size());
   for (const MemberCall& call : calls) parts.emplace_back(call.group, call.call->spec);
-  if (!calls.empty()) Apply<false>(calls.size(), recordings.data(), parts.data());
+  if (!calls.empty()) RecordCalls<false>(calls.size(), recordings.data(), parts.data());
   return results;
 }
 

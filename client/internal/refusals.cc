@@ -22,7 +22,7 @@ RefusedMember* RefusedOf(MemberCore* member, Refusals* refusals) {
     refusals->emplace_back();
     refuse = &refusals->back();
     refuse->world = member->world;
-    refuse->epoch = Epoch(member->epoch.load(std::memory_order_relaxed));
+    refuse->epoch = member->epoch.load(std::memory_order_relaxed);
   }
   const Rank rank(member->rank.load(std::memory_order_relaxed));
   for (RefusedMember& one : refuse->members) {

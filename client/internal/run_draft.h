@@ -39,7 +39,7 @@ struct RunDraft {
   absl::InlinedVector<const TensorData*, 2> operands;
   std::vector<Result> results;
   // New results depend on these, each of one origin, and on what the operands depend on.
-  absl::InlinedVector<DependencesPtr, 1> origins;
+  absl::InlinedVector<OriginsPtr, 1> origins;
 };
 
 }  // namespace internal

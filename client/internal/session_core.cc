@@ -88,7 +88,7 @@ absl::StatusOr<TensorId> SessionCore::NewTensorId() {
 
 TensorDatas SessionCore::Append(NodeSpec spec, absl::Span<const TensorDataPtr> inputs,
                                 absl::Span<const TensorType> outputs) {
-  DependencesPtr after;
+  OriginsPtr after;
   for (const TensorDataPtr& input : inputs) {
     interner_.Join(&after, input->after, [this] { return log_.OldestUnderWay(); });
   }
@@ -102,11 +102,11 @@ TensorDatas SessionCore::Append(NodeSpec spec, absl::Span<const TensorDataPtr> i
   for (const TensorDataPtr& input : inputs) {
     if (input->state.load(std::memory_order_relaxed) != TensorData::State::kLazy) continue;
     const Fragment* const open = fragments_.Find(after);
-    if (open == nullptr || input->fragment != open->number()) FlushOne(input->fragment);
+    if (open == nullptr || input->fragment != open->id()) FlushOne(input->fragment);
   }
   Fragment* fragment = fragments_.Find(after);
   if (fragment != nullptr && fragment->full()) {
-    FlushOne(fragment->number());
+    FlushOne(fragment->id());
     fragment = nullptr;
   }
   for (const TensorDataPtr& input : inputs) {
@@ -135,9 +135,9 @@ void SessionCore::Flush() {
   while (const int64_t oldest = fragments_.oldest()) FlushOne(oldest);
 }
 
-void SessionCore::FlushOne(int64_t number) {
+void SessionCore::FlushOne(int64_t fragment_id) {
   // Not open any more: what is done to send it may send the others, never it again.
-  const std::unique_ptr<Fragment> fragment = fragments_.Take(number);
+  const std::unique_ptr<Fragment> fragment = fragments_.Take(fragment_id);
   if (fragment == nullptr) return;
   RunDraft draft = fragment->TakeDraft(device_count());
   if (draft.results.empty()) return;
@@ -197,11 +197,11 @@ absl::StatusOr<Sequence> SessionCore::SubmitRun(RunDraft* draft, TensorDatas* re
   log_.CountRun(*sequence);
 
   // All results come at once, when the last of the collectives is done.
-  DependencesPtr after;
+  OriginsPtr after;
   const auto oldest_run = [this] { return log_.OldestUnderWay(); };
-  for (const DependencesPtr& origin : draft->origins) {
-    origin->front()->last = *sequence;
-    interner_.Join(&after, origin, oldest_run);
+  for (const OriginsPtr& origins : draft->origins) {
+    origins->front()->last = *sequence;
+    interner_.Join(&after, origins, oldest_run);
   }
   for (const TensorData* const operand : draft->operands)
     interner_.Join(&after, operand->after, oldest_run);
@@ -332,10 +332,10 @@ void SessionCore::OnError(const absl::Status& status) {
     bool entered = false;
     for (const std::shared_ptr<MemberCore>& member : members_.members()) {
       if (member->world != ended.world ||
-          member->epoch.load(std::memory_order_relaxed) >= ended.open.value()) {
+          member->epoch.load(std::memory_order_relaxed) >= ended.open) {
         continue;
       }
-      member->epoch.store(ended.open.value(), std::memory_order_relaxed);
+      member->epoch.store(ended.open, std::memory_order_relaxed);
       entered = true;
     }
     if (entered) log_.Submit(EnterEpoch{ended.world, ended.open}).status().IgnoreError();
@@ -509,7 +509,7 @@ SessionCore::Tables SessionCore::CountTables() {
   SessionLock lock(this);
   Tables tables;
   tables.types = interner_.types();
-  tables.dependences = interner_.dependences();
+  tables.origin_sets = interner_.origin_sets();
   tables.sources = interner_.sources();
   tables.members = members_.size();
   tables.worlds = leaving_.size();

@@ -68,7 +68,7 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   bool Forked() const { return mark_.Forked(); }
 
   // --- Runs -------------------------------------------------------------------------------------
-  // Adds a local op to the open fragment of its dependences. `inputs` are this session's and not
+  // Adds a local op to the open fragment of its origins. `inputs` are this session's and not
   // failed. What other fragments make is sent first.
   TensorDatas Append(NodeSpec spec, absl::Span<const TensorDataPtr> inputs,
                      absl::Span<const TensorType> outputs)
@@ -133,7 +133,7 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   // Rows of the tables that live as long as the session, for tests that they do not grow.
   struct Tables {
     size_t types = 0;
-    size_t dependences = 0;
+    size_t origin_sets = 0;
     size_t sources = 0;
     size_t members = 0;
     size_t worlds = 0;  // to be left
@@ -155,8 +155,8 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   absl::StatusOr<TensorId> NewTensorId() ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   absl::Status NameHost(TensorData* data) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   absl::Status MakeReadableIf(bool on_device, TensorId id) ABSL_LOCKS_EXCLUDED(session_lock);
-  // Sends the fragment of this number, if it is open.
-  void FlushOne(int64_t number) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  // Sends the fragment of this id, if it is open.
+  void FlushOne(int64_t fragment_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // Sends what destructors left. `all`: also the few tensors that could wait for company.
   void Drain(bool all) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // Leaves the worlds that are gone and whose runs are over.

@@ -3,10 +3,18 @@
 // Sessions share the name: the analysis cannot see that a group or a tensor belongs to the session
 // that is locked, and no thread holds two of them. SessionLock (session_core.h) takes it.
 //
-// Lock order, outermost first: a session's lock; Releases' mutex; what a Link locks. The mutexes of
-// CompiledImpl and of OwnWorld are held while nothing else is locked. No lock is held while a
-// function of the trainer's runs, or something is waited for; but for room in a link (link.h) and
-// in staging memory (staging.h), which no other thread of this session's has to give.
+// Lock order, outermost first: HostTensor's mutex; a session's lock; Releases' mutex; what a Link
+// locks, which is the mutex of RingLink or of a gRPC link (client/link/grpc_links.cc), then that of
+// AttachClient or of RpcLink. The mutexes of CompiledImpl and of OwnWorld are held while nothing
+// else is locked. No lock is held while a function of the trainer's runs.
+//
+// No lock is held while something is waited for, but for these:
+// * a session's lock, while there is no room in a link (link.h) or in staging memory (staging.h),
+//   which no other thread of this session's has to give;
+// * AttachClient's, while the daemon answers on its socket, where requests go one after another,
+//   each with its deadline (AttachClient::Ask); with it RingLink's, where a reader maps an arena of
+//   results (RingLink::Locate);
+// * HostTensor's, while its pieces are gathered, which is a call like any other.
 //
 // Threads: that is what it is about. Ownership, errors: none.
 #ifndef CHORUS_CLIENT_INTERNAL_SESSION_LOCK_H_

@@ -67,10 +67,10 @@ struct TensorData {
   Sequence producer;  // kSent, kAbsent (0: nothing to wait for)
   // kSent: the last run that it was given to, which may stand there now; 0: none.
   std::atomic<int64_t> given_to{0};
-  int32_t value = -1;  // kLazy, kTraced: its number there
-  // kLazy: the number of the fragment that makes it.
+  int32_t value = -1;  // kLazy, kTraced: its index there
+  // kLazy: the id of the fragment that makes it.
   int64_t fragment ABSL_GUARDED_BY(session_lock) = 0;
-  DependencesPtr after;                    // collectives it may have to wait for
+  OriginsPtr after;                        // collectives it may have to wait for
   Trace* trace = nullptr;                  // kTraced
   InlineData inline_data;                  // kInline, kHost
   ExternalRange external;                  // kExternal

@@ -15,22 +15,22 @@ thread_local Trace* current_trace = nullptr;
 // Takes the extra outputs of collectives that no gradient is taken of: nobody uses them, and a call
 // that wants no gradient has none. `recorded`: which nodes had them when they were added.
 void DropExtras(Graph* graph, const std::vector<bool>& recorded) {
-  std::vector<ValueIndex> number(graph->num_values(), -1);
+  std::vector<ValueIndex> new_index(graph->num_values(), -1);
   ValueIndex before = 0;
   ValueIndex after = 0;
-  for (size_t i = 0; i < graph->inputs.size(); ++i) number[before++] = after++;
+  for (size_t i = 0; i < graph->inputs.size(); ++i) new_index[before++] = after++;
   for (size_t n = 0; n < graph->nodes.size(); ++n) {
     Node& node = graph->nodes[n];
-    for (ValueIndex& input : node.inputs) input = number[input];
+    for (ValueIndex& input : node.inputs) input = new_index[input];
     const int outputs = static_cast<int>(node.outputs.size());
     int kept = outputs;
     if (recorded[n] && !node.collective->wants_grad) {
       kept = NumVisibleOutputs(*node.collective, outputs);
     }
-    for (int o = 0; o < outputs; ++o) number[before++] = o < kept ? after++ : ValueIndex();
+    for (int o = 0; o < outputs; ++o) new_index[before++] = o < kept ? after++ : ValueIndex();
     node.outputs.resize(static_cast<size_t>(kept));
   }
-  for (GraphOutput& output : graph->outputs) output.value = number[output.value];
+  for (GraphOutput& output : graph->outputs) output.value = new_index[output.value];
 }
 
 }  // namespace

@@ -36,7 +36,7 @@ class Trace {
   TensorDataPtr AddInput(const TensorInfoPtr& info, int32_t device_slot, InputRole role,
                          bool donatable);
   // Appends a node. Tensors from outside become inputs. `group` for collectives: fills in its slot.
-  // *node is its number.
+  // *node is its index in the graph.
   absl::StatusOr<TensorDatas> Add(NodeSpec spec, absl::Span<const TensorDataPtr> inputs,
                                   GroupCore* group, int32_t* node);
 

@@ -1,6 +1,7 @@
 // One graph from several of one function, traced at different sizes of its batch.
 //
-// Threads: any; a plain function of values. Errors: UnifyGraphs says them.
+// Threads: any; a plain function of values. Ownership: plain values; the result is a graph of its
+//   own. Errors: UnifyGraphs says them.
 #ifndef CHORUS_CLIENT_INTERNAL_UNIFY_H_
 #define CHORUS_CLIENT_INTERNAL_UNIFY_H_
 

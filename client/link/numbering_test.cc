@@ -8,6 +8,7 @@
 
 #include "client/internal/link.h"
 #include "client/internal/session_core.h"
+#include "client/link/open_link.h"
 #include "core/backend/host/host_backend.h"
 #include "core/base/error.h"
 #include "core/base/thread_pool.h"

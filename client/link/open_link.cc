@@ -1,3 +1,5 @@
+#include "client/link/open_link.h"
+
 #include <errno.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -13,7 +15,6 @@
 #include "chorus/v1/sessions.grpc.pb.h"
 #include "client/attach/attach_client.h"
 #include "client/attach/daemon_socket.h"
-#include "client/internal/link.h"
 #include "client/link/find_daemon.h"
 #include "client/link/grpc_links.h"
 #include "client/link/ring_link.h"

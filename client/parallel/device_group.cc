@@ -90,10 +90,10 @@ CallRequest CallOf(const char* op, bool record, CallSite site) {
   return call;
 }
 
-// Their results, by [index][call]. A caller that differentiates one result of a call takes part in
-// its gradient for all devices.
-std::vector<std::vector<Results>> Apply(const std::vector<GroupCall>& calls,
-                                        const DeviceGroup& devices) {
+// The results of the calls, made in one run, by [index][call]. A caller that differentiates one
+// result of a call takes part in its gradient for all devices.
+std::vector<std::vector<Results>> ApplyGroupCalls(const std::vector<GroupCall>& calls,
+                                                  const DeviceGroup& devices) {
   const size_t device_count = static_cast<size_t>(devices.size());
   std::vector<std::vector<CallRequest>> variants(device_count);
   std::vector<MemberCall> members;
@@ -119,13 +119,14 @@ std::vector<std::vector<Results>> Apply(const std::vector<GroupCall>& calls,
   }
   for (size_t c = 0; c < calls.size(); ++c) {
     auto nodes = std::make_shared<std::vector<GradNodePtr>>();
-    for (const auto& own : results) {
-      if (ImplOf(own[c][0])->node != nullptr) nodes->push_back(ImplOf(own[c][0])->node);
+    for (const auto& device_results : results) {
+      const GradNodePtr& node = ImplOf(device_results[c][0])->node;
+      if (node != nullptr) nodes->push_back(node);
     }
     if (nodes->empty()) continue;
     const Companions companions = std::move(nodes);
-    for (auto& own : results) {
-      for (Tensor& result : own[c]) {
+    for (auto& device_results : results) {
+      for (Tensor& result : device_results[c]) {
         if (ImplOf(result)->node != nullptr) ImplOf(result)->companions = companions;
       }
     }
@@ -134,8 +135,8 @@ std::vector<std::vector<Results>> Apply(const std::vector<GroupCall>& calls,
 }
 
 // The same in as few runs as may be.
-std::vector<std::vector<Results>> ApplyAll(std::vector<GroupCall> calls,
-                                           const DeviceGroup& devices) {
+std::vector<std::vector<Results>> ApplyGroupCallsInRuns(std::vector<GroupCall> calls,
+                                                        const DeviceGroup& devices) {
   const size_t device_count = static_cast<size_t>(devices.size());
   const size_t most = std::max<size_t>(1, kMaxRunValues / (2 * device_count));
   std::vector<std::vector<Results>> results(device_count);
@@ -143,7 +144,7 @@ std::vector<std::vector<Results>> ApplyAll(std::vector<GroupCall> calls,
     const size_t end = std::min(calls.size(), begin + most);
     std::vector<GroupCall> chunk(std::make_move_iterator(calls.begin() + begin),
                                  std::make_move_iterator(calls.begin() + end));
-    std::vector<std::vector<Results>> chunk_results = Apply(chunk, devices);
+    std::vector<std::vector<Results>> chunk_results = ApplyGroupCalls(chunk, devices);
     for (size_t p = 0; p < device_count; ++p) {
       std::move(chunk_results[p].begin(), chunk_results[p].end(), std::back_inserter(results[p]));
     }
@@ -219,7 +220,7 @@ int DeviceGroup::IndexOf(const DeviceRef& device) const {
 Tensors Broadcast(const Tensor& x, const DeviceGroup& devices, CallSite site) {
   std::vector<Tensors> results = BroadcastCoalesced({x}, devices, kBufferSize, site);
   Tensors each;
-  for (Tensors& own : results) each.push_back(std::move(own[0]));
+  for (Tensors& device_results : results) each.push_back(std::move(device_results[0]));
   return each;
 }
 
@@ -240,8 +241,8 @@ std::vector<Tensors> BroadcastCoalesced(const Tensors& xs, const DeviceGroup& de
     if (!index.ok()) return refuse(index.status());
     if (i == 0) root = *index;
     if (*index != root) {
-      return refuse(BadType(absl::StrCat("broadcast: expected tensors on one device, place ", root,
-                                         ", got tensor ", i, " at place ", *index)));
+      return refuse(BadType(absl::StrCat("broadcast: expected tensors on one device, device index ",
+                                         root, ", got tensor ", i, " at device index ", *index)));
     }
     calls.emplace_back(devices);
     calls.back().call = CallOf("broadcast", xs[i].requires_grad(), site);
@@ -250,7 +251,7 @@ std::vector<Tensors> BroadcastCoalesced(const Tensors& xs, const DeviceGroup& de
     calls.back().types.assign(static_cast<size_t>(devices.size()), TypeOf(xs[i]));
   }
   std::vector<Tensors> results;
-  for (std::vector<Results>& call_results : ApplyAll(std::move(calls), devices)) {
+  for (std::vector<Results>& call_results : ApplyGroupCallsInRuns(std::move(calls), devices)) {
     results.emplace_back();
     for (Results& result : call_results) results.back().push_back(std::move(result[0]));
   }
@@ -309,7 +310,7 @@ Tensors ReduceAddCoalesced(const std::vector<Tensors>& xs, const DeviceGroup& de
     call.call.spec.collective.reduction = Reduction::kSum;
   }
   Tensors sums;
-  std::vector<std::vector<Results>> results = ApplyAll(std::move(calls), devices);
+  std::vector<std::vector<Results>> results = ApplyGroupCallsInRuns(std::move(calls), devices);
   for (Results& result : results[static_cast<size_t>(destination)]) {
     sums.push_back(std::move(result[0]));
   }
@@ -347,7 +348,7 @@ Tensors Scatter(const Tensor& x, const DeviceGroup& devices, const std::vector<i
   }
   const bool even = std::all_of(rows.begin(), rows.end(), [&](int64_t n) { return n == rows[0]; });
   if (!even) call.call.spec.collective.counts = rows;
-  std::vector<std::vector<Results>> results = Apply({call}, devices);
+  std::vector<std::vector<Results>> results = ApplyGroupCalls({call}, devices);
   Tensors pieces;
   for (int64_t i = 0; i < CountChunks(*chunks); ++i) {
     Tensor& piece = results[static_cast<size_t>(i)][0][0];
@@ -391,7 +392,7 @@ Tensor Gather(const Tensors& xs, const DeviceGroup& devices, int destination, in
   call.call.spec.collective.root = GroupRank(destination);
   const bool even = std::all_of(rows.begin(), rows.end(), [&](int64_t n) { return n == rows[0]; });
   if (!even) call.call.spec.collective.counts = rows;
-  std::vector<std::vector<Results>> results = Apply({call}, devices);
+  std::vector<std::vector<Results>> results = ApplyGroupCalls({call}, devices);
   Results& gathered = results[static_cast<size_t>(destination)][0];
   Tensor whole = gathered[0];
   if (!in_order && whole.status().ok()) {

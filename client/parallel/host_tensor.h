@@ -1,8 +1,7 @@
 // Tensors in the trainer's own memory, scattered to devices and gathered from them.
 //
-// Threads, errors, and what is recorded: chorus/parallel.h. Ownership: a HostTensor is a handle;
-// what
-//   it refers to without holding it is the caller's.
+// Threads, errors, and what is recorded: chorus/parallel.h.
+// Ownership: a HostTensor is a handle; what it refers to without holding it is the caller's.
 #ifndef CHORUS_CLIENT_PARALLEL_HOST_TENSOR_H_
 #define CHORUS_CLIENT_PARALLEL_HOST_TENSOR_H_
 

@@ -46,7 +46,7 @@ struct FakeLinkState {
   std::map<int32_t, std::pair<uint32_t, std::shared_ptr<const Graph>>> graphs;
   std::map<int64_t, absl::Status> outcomes;
   std::map<int32_t, std::unique_ptr<std::vector<char>>> arenas;
-  int number = 0;
+  int index = 0;  // among the links
   bool closed = false;
 };
 
@@ -184,7 +184,7 @@ class FakeDaemon::Impl {
   std::string Pending() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     std::string text;
     for (const auto& run : pending) {
-      absl::StrAppend(&text, "\n  run ", run->sequence, " of session ", run->link->number, ":");
+      absl::StrAppend(&text, "\n  run ", run->sequence, " of session ", run->link->index, ":");
       for (size_t i = 0; i < run->run.inputs.size(); ++i) {
         if (!run->have[i]) absl::StrAppend(&text, " lacks input ", i, ";");
       }
@@ -988,7 +988,7 @@ FakeDaemon::~FakeDaemon() = default;
 chorus::Session FakeDaemon::Open(int devices, Timeout wait_timeout) {
   MutexLock lock(&impl_->mutex);
   impl_->links.push_back(std::make_unique<FakeLinkState>());
-  impl_->links.back()->number = static_cast<int>(impl_->links.size()) - 1;
+  impl_->links.back()->index = static_cast<int>(impl_->links.size()) - 1;
   return internal::SessionFrom(std::make_shared<internal::SessionCore>(
       std::make_unique<FakeLink>(impl_, impl_->links.back().get(), devices),
       absl::FromChrono(wait_timeout)));

@@ -65,7 +65,7 @@ absl::StatusOr<BackwardResult> BuildBackward(absl::Span<const RecordedNode* cons
                                              absl::Span<const ValueIndex> wanted, Emitter* emitter);
 
 // The same over what the roots were computed from of what `builder` holds so far (root nodes, and
-// those visited, are its node numbers).
+// those visited, are indices of its nodes).
 absl::StatusOr<BackwardResult> AppendBackward(absl::Span<const BackwardRoot> roots,
                                               absl::Span<const ValueIndex> wanted,
                                               GraphBuilder* builder);

@@ -116,16 +116,16 @@ absl::Status CheckReduction(const CollectiveCall& call) {
   const std::string what =
       absl::StrCat(CollectiveKindName(call.kind), " with reduction ", ReductionName(call.reduction),
                    " of dtype ", DTypeName(call.dtype));
-  const bool known = FindReduction(Reduction::kSum, call.dtype) != nullptr;
+  const bool supports_dtype = FindReduction(Reduction::kSum, call.dtype) != nullptr;
   switch (call.reduction) {
     case Reduction::kAvg:
     case Reduction::kPremulSum:
-      if (!known) break;
+      if (!supports_dtype) break;
       return BadType(absl::StrCat(what, ", expected a floating dtype"));
     case Reduction::kBand:
     case Reduction::kBor:
     case Reduction::kBxor:
-      if (!known) break;
+      if (!supports_dtype) break;
       return BadType(absl::StrCat(what, ", expected an integer dtype or bool"));
     default:
       break;

@@ -1,8 +1,8 @@
 // Element-wise reduction between ranks, of any number of inputs in one pass: one read of each input
 // and one write, whatever their number.
 //
-// There is one order. Operand r is what the member of rank r in the group has, and of n ranks
-// from lo on
+// There is one order. Operand r is what the member of rank r in the group has, and of n ranks from
+// lo on
 //   T(lo, n) = operand lo where n = 1, else T(lo, p) op T(lo + p, n - p),
 // p the largest power of two below n. out = T(0, size), over all ranks of the group, the same for
 // every form, piece, destination, chunk and coalescing, so that bits do not depend on where the
@@ -13,8 +13,7 @@
 // An element's bits depend on its operands alone: not on vector width, instruction set or position.
 // To that end
 // * PREMUL_SUM's factors are applied to the operands, and AVG divides T by the number of all
-// members
-//   of the group, also where some are absent;
+//   members of the group, also where some are absent;
 // * half types are floats up to T, which is rounded once, to nearest even;
 // * where T is NaN it becomes the one NaN (positive, quiet, no payload): which operand's payload
 //   survives an addition is the compiler's choice;

@@ -79,7 +79,7 @@ class StreamEngine {
    public:
     bool empty() const { return size_ == 0; }
     Item& front() { return slots_[first_]; }
-    Item& Push();  // a place at the end, to be assigned
+    Item& Push();  // a slot at the end, to be assigned
     void Pop();
 
    private:

@@ -6,7 +6,7 @@
 // attached as a payload, so it survives every function that only passes the status on.
 //
 // A status's text is the error's message and, in brackets, what its reader does next:
-//   rank 1: gather: input 1, i64[3], holds 7 at [2], expected from 0 to 4 (train.cc:12)
+//   rank 1: take: input 1, i64[3], holds 7 at [2], expected from 0 to 4 (train.cc:12)
 //       [BAD_TYPE; fix the call; error 17]
 // The brackets are the status's alone: an Error's message never has them, so that records are equal
 // where their errors are, and an error that quotes another does not say two remedies.

@@ -1466,7 +1466,7 @@ void Sequencer::Launch(const std::vector<int32_t>& runs, const std::vector<int32
   next_ticket_ = Ticket(next_ticket_.value() + 1);
 
   const int32_t g = gangs_.New();
-  Gang& gang = gangs_[g];
+  OpenGang& gang = gangs_[g];
   gang.ticket = action.ticket;
   gang.epoch = epoch_;
   gang.launched = clock_;
@@ -1855,7 +1855,7 @@ void Sequencer::Advance(absl::Time now, Actions* actions) {
   BeginEvent(now);
   while (launched_.head != kNone &&
          gangs_[launched_.head].launched + options_.exec_timeout <= clock_) {
-    const Gang& gang = gangs_[launched_.head];
+    const OpenGang& gang = gangs_[launched_.head];
     Error error(Reason::kExecTimeout);
     NameGang(gang, &error);
     error.message = absl::StrCat(error.op, " (", error.source, ", ticket ", gang.ticket.value(),
@@ -2446,7 +2446,7 @@ Culprit Sequencer::CulpritOf(Rank rank) const {
   return culprit;
 }
 
-void Sequencer::NameGang(const Gang& gang, Error* error) {
+void Sequencer::NameGang(const OpenGang& gang, Error* error) {
   if (gang.what == nullptr) return;
   const Participation& first = gang.what->participations[gang.participation];
   if (error->op.empty()) error->op = first.descriptor.ToString();

@@ -19,6 +19,8 @@
 // alone: with the runs that share instances with them or wait for their results, and no epoch
 // ends for that.
 //
+// What it is told and decides is plain data: decisions.h.
+//
 // Threads: thread-compatible.
 #ifndef CHORUS_CORE_COLLECTIVE_SEQUENCER_H_
 #define CHORUS_CORE_COLLECTIVE_SEQUENCER_H_
@@ -41,7 +43,7 @@
 #include "absl/types/span.h"
 #include "core/base/error.h"
 #include "core/base/ids.h"
-#include "core/collective/call_sites.h"
+#include "core/collective/decisions.h"
 #include "core/collective/gang_order.h"
 #include "core/collective/instance.h"
 #include "core/collective/sequencer_tables.h"
@@ -49,73 +51,6 @@
 #include "core/graph/graph.h"
 
 namespace chorus {
-
-struct SequencerOptions {
-  absl::Duration agree_timeout = absl::Seconds(60);
-  absl::Duration exec_timeout = absl::Seconds(300);
-  // How long the error of a mismatch waits for members that have not voted, so that it says what
-  // all of them ask for. Never longer than agree_timeout.
-  absl::Duration mismatch_grace = absl::Milliseconds(100);
-  CheckCallSites check_call_sites = CheckCallSites::kOff;
-  int kept_causes = 64;   // of ended epochs; older ones are answered with kEpochEnded
-  int max_groups = 4096;  // ever, with the world's own: their numbers are not given again
-};
-
-// One instance of a launched gang.
-struct LaunchedInstance {
-  InstanceKey key;
-  struct Part {
-    RunHandle run;
-    int32_t participation;  // index into its VoteTemplate
-    GroupRank member;
-  };
-  // Ascending by member (a rank that sends to itself: the sender first). A member that abandoned
-  // this gradient has no part.
-  std::vector<Part> parts;
-  std::vector<GroupRank> absent;  // members that abandoned this gradient: they have no part in it
-  // Of these, the members with a leaf behind their part, which now gets less than its gradient.
-  struct GivenUp {
-    Rank rank;
-    std::shared_ptr<const PartLabel> what;  // its part of the forward collective
-  };
-  std::vector<GivenUp> given_up;
-};
-
-// What the caller must do, in this order.
-struct SequencerAction {
-  enum class Kind {
-    kLaunch,   // start `runs` as the gang with `ticket`
-    kReserve,  // `run` must follow `order` in its gang: reserve what that takes, then Reserved(),
-               // or Refuse() its rank; the gang is not launched before
-    kFail,  // tell `run`'s owner `error`; it never launches (or, after kLaunch, it did not finish)
-    kWarn,  // write `error` down: the ranks call an instance in different lines
-    kEpochEnded,  // `epoch` has ended with `error`; votes now belong to `epoch` + 1
-  };
-  Kind kind = Kind::kLaunch;
-  Ticket ticket;
-  // In the order of their first instances. A rank's runs in one gang never interleave: all
-  // instances of one come before all of the next, so that a device may enqueue whole runs in this
-  // order.
-  std::vector<RunHandle> runs;
-  std::vector<RunHandle> donating;          // of `runs`: those whose donations are granted by this
-  std::vector<LaunchedInstance> instances;  // in the one order that all ranks use
-  RunHandle run;
-  std::vector<int32_t> order;  // kReserve: its participations, as the gang orders them
-  Epoch epoch;
-  Error error;
-  // kFail: the epoch that is open now, where the run's own has ended; 0 where it failed alone.
-  Epoch opened;
-  std::vector<InstanceKey> dropped;  // kFail of a run alone: what it had voted for, pending no more
-};
-
-struct PendingInstance {
-  InstanceKey key;
-  std::string what;  // descriptor of the first vote
-  std::vector<Rank> voted;
-  std::vector<Rank> missing;
-  absl::Duration waiting;  // since the first vote
-  std::string source;      // of the first vote
-};
 
 class Sequencer {
  public:
@@ -172,16 +107,15 @@ class Sequencer {
   // naming it.
   void Dead(Rank rank, absl::string_view how, absl::Time now, Actions* actions);
   // A member left in an orderly way: its tape entries are abandoned. Only instances that need it
-  // fail: those pending end their epoch with kPeerLeft, those voted for later with
-  // kNeedsReform.
+  // fail: those pending end their epoch with kPeerLeft, those voted for later with kNeedsReform.
   void Left(Rank rank, absl::Time now, Actions* actions);
   // Its tape entry for `key` is gone, where it held one after the run (Participation::wants_grad):
-  // abandoned (it gives zeros to every gradient of `key` it has
-  // not voted for) or consumed in `epoch`, the one that its session is in. Consumed counts as zeros
-  // for further requests in that epoch; a request in a later epoch ends that with
-  // FAILED_PRECONDITION kTapeConsumed naming the rank. Where the rank's operand led to another
-  // collective nobody's zeros would be right: a request that it does not take part in ends the
-  // epoch with FAILED_PRECONDITION kGradientLost. Unknown and repeated drops do nothing.
+  // abandoned (it gives zeros to every gradient of `key` it has not voted for) or consumed in
+  // `epoch`, the one that its session is in. Consumed counts as zeros for further requests in that
+  // epoch; a request in a later epoch ends that with FAILED_PRECONDITION kTapeConsumed naming the
+  // rank. Where the rank's operand led to another collective nobody's zeros would be right: a
+  // request that it does not take part in ends the epoch with FAILED_PRECONDITION kGradientLost.
+  // Unknown and repeated drops do nothing.
   void DropTape(Rank rank, const InstanceKey& key, bool consumed, Epoch epoch, absl::Time now,
                 Actions* actions);
   // A launched gang has finished on all devices, or failed (which ends the epoch for pending runs
@@ -233,7 +167,7 @@ class Sequencer {
   using Pool = sequencer_tables::Pool<T>;
   using Component = sequencer_tables::Component;
   using Counter = sequencer_tables::Counter;
-  using Gang = sequencer_tables::Gang;
+  using OpenGang = sequencer_tables::OpenGang;
   using Group = sequencer_tables::Group;
   using Instance = sequencer_tables::Instance;
   using Member = sequencer_tables::Member;
@@ -349,7 +283,7 @@ class Sequencer {
   Culprit CulpritOf(Rank rank) const;
   Error MakeInstanceError(Reason reason, int32_t instance) const;
   // Fills what `error` does not say of op and source.
-  static void NameGang(const Gang& gang, Error* error);
+  static void NameGang(const OpenGang& gang, Error* error);
   void AddVersions(const Instance& instance, Error* error) const;
   std::string RunText(int32_t run) const;
 
@@ -381,8 +315,8 @@ class Sequencer {
   Pool<Component> components_;
   Pool<Tape> tapes_;
   absl::flat_hash_map<InstanceKey, int32_t> tape_by_key_;
-  Pool<Gang> gangs_;
-  Pool<Gang>::Chain launched_;  // by ticket
+  Pool<OpenGang> gangs_;
+  Pool<OpenGang>::Chain launched_;  // by ticket
   absl::flat_hash_map<Ticket, int32_t> gang_by_ticket_;
   std::map<int64_t, int32_t> externally_blocked_;  // runs, by submission
   // By what the order depends on: of instances by first use in the gang's runs, and of runs.

@@ -198,7 +198,8 @@ struct Tape {
   absl::InlinedVector<int32_t, 2> children;   // pending gradients
 };
 
-struct Gang {  // launched, not finished
+// A gang that has been launched and has not finished.
+struct OpenGang {
   Ticket ticket;
   Epoch epoch;
   absl::Time launched;

@@ -1,5 +1,5 @@
-// The kinds of collective and the reductions, and what is true of each: one row a kind, from which
-// ops, plans, agreement, backends, decoders and announcements derive what they ask.
+// The kinds of collective, and what is true of each: one row a kind, from which ops, plans,
+// agreement, backends, decoders and announcements derive what they ask.
 //
 // A new kind is a row here, its op's folder, its work in core/backend/collective_work.cc, and its
 // number in proto/chorus/v1/types.proto (docs/architecture.md has the whole recipe).
@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "absl/strings/string_view.h"
+#include "core/graph/reduction_kind.h"
 
 namespace chorus {
 
@@ -30,21 +31,6 @@ enum class CollectiveKind : uint8_t {
   kRecv = 10,
   kBarrier = 11,
 };
-
-enum class Reduction : uint8_t {
-  kNone = 0,
-  kSum = 1,
-  kAvg = 2,
-  kProduct = 3,
-  kMin = 4,
-  kMax = 5,
-  kPremulSum = 6,
-  kBand = 7,
-  kBor = 8,
-  kBxor = 9,
-};
-inline constexpr Reduction kLastReduction = Reduction::kBxor;
-absl::string_view ReductionName(Reduction reduction);  // "SUM"
 
 // A piece is what goes from one member to another. How many pieces a member puts in, or gets.
 enum class Pieces : uint8_t {
@@ -158,12 +144,6 @@ constexpr CollectiveKind GradientKind(CollectiveKind kind, Reduction reduction) 
 constexpr bool MayBeGradientOf(CollectiveKind forward, Reduction reduction, CollectiveKind kind) {
   return kind == GradientKind(forward, reduction) ||
          (forward == CollectiveKind::kAllReduce && kind == CollectiveKind::kAllReduce);
-}
-
-// Whether zeros change nothing, so that members may be missing.
-constexpr bool ZeroIsNeutral(Reduction reduction) {
-  return reduction != Reduction::kProduct && reduction != Reduction::kMin &&
-         reduction != Reduction::kMax && reduction != Reduction::kBand;
 }
 
 }  // namespace chorus

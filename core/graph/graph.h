@@ -76,7 +76,7 @@ struct Collective {
   // Of a coalesced call: 0 for its first collective, then 1, 2 ... in the nodes that follow for the
   // same group and rank. One call has one position, whatever is in its list.
   int32_t part = 0;
-  // Uneven sizes: all ranks' counts in rows, or the number of the input that holds them at run time
+  // Uneven sizes: all ranks' counts in rows, or the index of the input that holds them at run time
   // with the most that each may be.
   std::vector<int64_t> counts;
   int32_t runtime_counts_input = -1;

@@ -12,7 +12,7 @@
 #include "absl/strings/string_view.h"
 #include "core/base/error.h"
 #include "core/base/ids.h"
-#include "core/collective/sequencer.h"
+#include "core/collective/decisions.h"
 #include "core/node/records.h"
 #include "core/node/session.h"
 #include "core/node/timers.h"

@@ -16,7 +16,7 @@
 #include "absl/types/optional.h"
 #include "absl/types/span.h"
 #include "core/base/ids.h"
-#include "core/collective/sequencer.h"
+#include "core/collective/decisions.h"
 #include "core/node/donation.h"
 #include "core/node/equal_work.h"
 #include "core/node/info.h"

@@ -10,8 +10,8 @@
 
 #include "absl/time/time.h"
 #include "core/base/ids.h"
+#include "core/collective/decisions.h"
 #include "core/collective/instance.h"
-#include "core/collective/sequencer.h"
 
 namespace chorus::node {
 

@@ -9,7 +9,7 @@
 
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "core/collective/sequencer.h"
+#include "core/collective/decisions.h"
 #include "core/graph/encoding.h"
 #include "core/runtime/plan/plan_options.h"
 

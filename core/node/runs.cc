@@ -285,8 +285,8 @@ void Runs::FollowOrder(RunHandle handle, const std::vector<int32_t>& order,
   RunState* const run = Find(handle);
   if (run == nullptr || run->phase != RunState::Phase::kVoted) return;
   const auto wait = [&]() -> absl::StatusOr<GraphStore::OnMade> {
-    return GraphStore::OnMade([this, handle, order](const absl::Status& made) {
-      FollowOrder(handle, order, made, clock_->now);
+    return GraphStore::OnMade([this, handle, order](const absl::Status& status) {
+      FollowOrder(handle, order, status, clock_->now);
     });
   };
   const absl::StatusOr<bool> follows = preparer_->FollowOrder(run, order, {planned, wait});

@@ -21,27 +21,27 @@ namespace chorus::node {
 template <typename Key>
 class Waits {
  public:
-  // `made` is called with all that wait for the same key. True: it is the first of them.
+  // `on_made` is called with all that wait for the same key. True: it is the first of them.
   using OnMade = std::function<void(const absl::Status&)>;
-  bool Wait(const Key& key, OnMade made) {
-    auto making = Find(key);
-    const bool first = making == making_.end();
-    if (first) making = making_.insert(making, {key, {}});
-    making->second.push_back(std::move(made));
+  bool Wait(const Key& key, OnMade on_made) {
+    auto row = Find(key);
+    const bool first = row == making_.end();
+    if (first) row = making_.insert(row, {key, {}});
+    row->second.push_back(std::move(on_made));
     return first;
   }
   void Tell(const Key& key, const absl::Status& status) {
-    const auto making = Find(key);
-    const std::vector<OnMade> waiting = std::move(making->second);
-    making_.erase(making);
-    for (const OnMade& made : waiting) made(status);
+    const auto row = Find(key);
+    const std::vector<OnMade> callbacks = std::move(row->second);
+    making_.erase(row);
+    for (const OnMade& on_made : callbacks) on_made(status);
   }
 
  private:
   using Making = std::vector<std::pair<Key, std::vector<OnMade>>>;
   typename Making::iterator Find(const Key& key) {
     return std::find_if(making_.begin(), making_.end(),
-                        [&](const auto& making) { return making.first == key; });
+                        [&](const auto& row) { return row.first == key; });
   }
 
   Making making_;

@@ -16,7 +16,7 @@
 #include "absl/time/time.h"
 #include "core/base/error.h"
 #include "core/base/ids.h"
-#include "core/collective/sequencer.h"
+#include "core/collective/decisions.h"
 #include "core/node/agreement.h"
 #include "core/node/requests.h"
 #include "core/node/timers.h"

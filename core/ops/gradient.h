@@ -26,7 +26,7 @@
 namespace chorus {
 
 // A node that was recorded, and what came of it: an entry of a tape, or a node of a graph.
-// Value, device slot and group slot numbers are those of the Emitter that takes the gradient.
+// Value, device slot and group slot indices are those of the Emitter that takes the gradient.
 struct RecordedNode {
   NodeSpec spec;
   std::vector<ValueIndex> outputs;

@@ -28,8 +28,8 @@ GraphBuilder::GraphBuilder(int32_t num_device_slots, std::vector<GroupSlot> grou
 ValueIndex GraphBuilder::AddInput(GraphInput input) {
   types_.push_back(input.type);
   devices_.push_back(input.device_slot);
-  input_number_.push_back(static_cast<int32_t>(inputs_.size()));
-  output_number_.push_back(-1);
+  input_index_.push_back(static_cast<int32_t>(inputs_.size()));
+  node_output_index_.push_back(-1);
   inputs_.push_back(std::move(input));
   return static_cast<ValueIndex>(types_.size()) - 1;
 }
@@ -73,8 +73,8 @@ absl::StatusOr<std::vector<ValueIndex>> GraphBuilder::Emit(NodeSpec spec) {
     node.outputs.push_back(static_cast<ValueIndex>(types_.size()));
     types_.push_back(std::move(type));
     devices_.push_back(spec.device_slot);
-    input_number_.push_back(-1);
-    output_number_.push_back(num_node_outputs_++);
+    input_index_.push_back(-1);
+    node_output_index_.push_back(num_node_outputs_++);
   }
   node.spec = std::move(spec);
   nodes_.push_back(std::move(node));
@@ -90,8 +90,8 @@ void GraphBuilder::BindGradient(const RecordedNode& forward, Collective* gradien
 }
 
 ValueIndex GraphBuilder::FinalIndex(ValueIndex value) const {
-  if (input_number_[value] >= 0) return input_number_[value];
-  return static_cast<ValueIndex>(inputs_.size()) + output_number_[value];
+  if (input_index_[value] >= 0) return input_index_[value];
+  return static_cast<ValueIndex>(inputs_.size()) + node_output_index_[value];
 }
 
 Graph GraphBuilder::Build() const {

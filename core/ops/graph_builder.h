@@ -25,10 +25,10 @@ class GraphBuilder : public Emitter {
  public:
   explicit GraphBuilder(int32_t num_device_slots = 1, std::vector<GroupSlot> group_slots = {});
 
-  // Inputs may be added at any time: Build() numbers them first. The values returned here and by
-  // Emit are the builder's own numbers, in order of creation; FinalIndex translates.
+  // Inputs may be added at any time: Build() puts them first. The values returned here and by Emit
+  // are the builder's own indices, in order of creation; FinalIndex translates.
   ValueIndex AddInput(GraphInput input);
-  void AddOutput(GraphOutput output);  // `value` in the builder's numbers
+  void AddOutput(GraphOutput output);  // `value` is the builder's own index
   int32_t AddGroupSlot(GroupSlot slot);
 
   absl::StatusOr<std::vector<ValueIndex>> Emit(NodeSpec spec) override;
@@ -42,7 +42,7 @@ class GraphBuilder : public Emitter {
   // they will be differentiated again. Off at first.
   void set_record_gradients(bool record) { record_gradients_ = record; }
 
-  // What was emitted so far; a RecordedNode's id is its node number in the graph.
+  // What was emitted so far; a RecordedNode's id is its index among the graph's nodes.
   const std::deque<RecordedNode>& nodes() const { return nodes_; }
   ValueIndex FinalIndex(ValueIndex value) const;  // as of the inputs added so far
   Graph Build() const;
@@ -58,8 +58,8 @@ class GraphBuilder : public Emitter {
   // By value. A deque keeps references valid.
   std::deque<TensorType> types_;
   std::vector<int32_t> devices_;
-  std::vector<int32_t> input_number_;   // -1: a node's output
-  std::vector<int32_t> output_number_;  // among all outputs of nodes
+  std::vector<int32_t> input_index_;        // -1: a node's output
+  std::vector<int32_t> node_output_index_;  // among all outputs of nodes; -1: an input
   int32_t num_node_outputs_ = 0;
 };
 

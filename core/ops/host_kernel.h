@@ -11,6 +11,9 @@
 // except that an elementwise op (OpDef::elementwise) may have its output in the place of an input
 // of the same type. Inputs are daemon memory: nobody writes to them meanwhile.
 // Errors: only kernels of ops that say so fail (MayFail of core/ops/op.h).
+//
+// What each *_host.h gives is a table of constants: any thread may read it, nobody owns it, nothing
+// fails; for the kernels that are made from it all of this holds.
 #ifndef CHORUS_CORE_OPS_HOST_KERNEL_H_
 #define CHORUS_CORE_OPS_HOST_KERNEL_H_
 

@@ -76,10 +76,10 @@ absl::Status CheckAttributes(const OpDef& def, const NodeView& node) {
         std::find_if(def.attributes.begin(), def.attributes.end(),
                      [&](const AttributeSpec& s) { return s.name == attribute.name; });
     if (spec == def.attributes.end()) {
-      std::string known;
-      for (const AttributeSpec& s : def.attributes) absl::StrAppend(&known, " '", s.name, "'");
+      std::string names;
+      for (const AttributeSpec& s : def.attributes) absl::StrAppend(&names, " '", s.name, "'");
       return ShapeError(node,
-                        known.empty() ? "no attributes" : absl::StrCat("attributes among", known),
+                        names.empty() ? "no attributes" : absl::StrCat("attributes among", names),
                         absl::StrCat("'", Printable(attribute.name), "'"));
     }
     if (!HasKind(attribute.value, spec->kind)) {

@@ -28,7 +28,7 @@ constexpr int kCopy = kPlanStreams;
 constexpr int kStreams = kPlanStreams + 1;
 
 // A plan as it is launched: kernels made, calls filled in but for addresses.
-struct LoadedPlan {
+struct DeviceProgram {
   // A call is large beside a kernel's step, and most steps are kernels.
   struct LoadedCall {
     CollectiveCall call;
@@ -100,7 +100,7 @@ class DeviceExecutor final : public Executor {
   // On any thread: touches nothing that other calls use, but what is guarded.
   absl::Status LoadPlan(PlanId id, absl::string_view bytes) override {
     CHORUS_ASSIGN_OR_RETURN(DevicePlan decoded, DecodeDevicePlan(bytes));
-    auto plan = std::make_unique<LoadedPlan>();
+    auto plan = std::make_unique<DeviceProgram>();
     plan->num_buffers = static_cast<size_t>(decoded.num_buffers);
     plan->num_bindings = static_cast<size_t>(decoded.num_bindings);
     plan->num_events = static_cast<size_t>(decoded.num_events);
@@ -112,7 +112,7 @@ class DeviceExecutor final : public Executor {
     }
     plan->steps.reserve(decoded.steps.size());
     for (DevicePlan::Step& step : decoded.steps) {
-      LoadedPlan::LoadedStep loaded;
+      DeviceProgram::LoadedStep loaded;
       loaded.stream = static_cast<int>(step.stream);
       plan->uses[loaded.stream] = true;
       loaded.wait = step.wait;
@@ -249,7 +249,7 @@ class DeviceExecutor final : public Executor {
                /*held_back=*/true);
       return;
     }
-    LoadedPlan* plan = nullptr;
+    DeviceProgram* plan = nullptr;
     if (absl::Status status = Bind(&plan); !status.ok()) {
       NoteFailure(message_.launch);
       Complete(message_.launch, status, /*held_back=*/true);
@@ -284,11 +284,11 @@ class DeviceExecutor final : public Executor {
 
   void EnqueueSlice() {
     UnderWay& launch = launch_;
-    LoadedPlan* const plan = launch.plan;
+    DeviceProgram* const plan = launch.plan;
     const size_t left = plan->steps.size() - launch.next;
     const size_t end = launch.next + std::min(left, static_cast<size_t>(slice_));
     for (; launch.next < end; ++launch.next, --slice_) {
-      LoadedPlan::LoadedStep& step = plan->steps[launch.next];
+      DeviceProgram::LoadedStep& step = plan->steps[launch.next];
       // Devices that commit together do so at one point among their collectives: where the first of
       // them may have to hold back, and before the barrier behind equal work, which is the last
       // step.
@@ -317,7 +317,7 @@ class DeviceExecutor final : public Executor {
     bool may_fail = false;  // the launch, or one whose results it reads
   };
   struct Retired {
-    std::vector<std::unique_ptr<LoadedPlan>> plans;
+    std::vector<std::unique_ptr<DeviceProgram>> plans;
     std::vector<std::unique_ptr<Communicator>> communicators;
     bool empty() const { return plans.empty() && communicators.empty(); }
   };
@@ -352,7 +352,7 @@ class DeviceExecutor final : public Executor {
   };
   // The launch that is being enqueued; `message_`, `bound_`, `left_out_` and `commit_` are its own.
   struct UnderWay {
-    LoadedPlan* plan = nullptr;
+    DeviceProgram* plan = nullptr;
     size_t next = 0;  // step
     bool commits = false;
     bool may_fail = false;  // else it has nothing to hold back for
@@ -389,9 +389,9 @@ class DeviceExecutor final : public Executor {
     return device_->MakeKernel(view, node.outputs);
   }
 
-  static std::unique_ptr<LoadedPlan::LoadedCall> LoadCall(const DevicePlan::CollectiveStep& c,
-                                                          size_t num_outputs) {
-    auto loaded = std::make_unique<LoadedPlan::LoadedCall>();
+  static std::unique_ptr<DeviceProgram::LoadedCall> LoadCall(const DevicePlan::CollectiveStep& c,
+                                                             size_t num_outputs) {
+    auto loaded = std::make_unique<DeviceProgram::LoadedCall>();
     CollectiveCall& call = loaded->call;
     call.kind = c.kind;
     call.reduction = c.reduction;
@@ -419,10 +419,10 @@ class DeviceExecutor final : public Executor {
   }
 
   // Null: there is none. Takes in the plans loaded since the last one that was not among `plans_`.
-  LoadedPlan* FindPlan(PlanId id) {
+  DeviceProgram* FindPlan(PlanId id) {
     auto it = plans_.find(id);
     if (it != plans_.end()) return it->second.get();
-    std::vector<std::pair<PlanId, std::unique_ptr<LoadedPlan>>> arrived;
+    std::vector<std::pair<PlanId, std::unique_ptr<DeviceProgram>>> arrived;
     {
       MutexLock lock(&loading_mutex_);
       arrived.swap(arrived_);
@@ -440,7 +440,7 @@ class DeviceExecutor final : public Executor {
   }
 
   // Finds what the message names, before anything is enqueued.
-  absl::Status Bind(LoadedPlan** plan) {
+  absl::Status Bind(DeviceProgram** plan) {
     *plan = FindPlan(message_.plan);
     if (*plan == nullptr) return UnknownName(absl::StrCat("plan ", message_.plan.value()));
     if (message_.buffers.size() != (*plan)->num_buffers ||
@@ -572,7 +572,7 @@ class DeviceExecutor final : public Executor {
     return guard;
   }
 
-  void Enqueue(LoadedPlan::LoadedStep* step, const Guard* guard, absl::Status* status) {
+  void Enqueue(DeviceProgram::LoadedStep* step, const Guard* guard, absl::Status* status) {
     Stream* const stream = streams_[step->stream].get();
     if (step->wait >= 0) stream->Wait(events_[static_cast<size_t>(step->wait)].get());
     if (step->equal_group >= 0 && left_out_[static_cast<size_t>(step->equal_group)]) {
@@ -588,7 +588,7 @@ class DeviceExecutor final : public Executor {
       call.workspace = AddressOf(step->workspace);
       stream->Launch(std::move(call));
     } else {
-      LoadedPlan::LoadedCall& collective = *step->collective;
+      DeviceProgram::LoadedCall& collective = *step->collective;
       CollectiveCall& call = collective.call;
       const auto& present = message_.collectives[collective.binding].present;
       call.present.assign(present.begin(), present.end());
@@ -734,13 +734,13 @@ class DeviceExecutor final : public Executor {
   }
 
   void Free(Retired* retired) {
-    for (std::unique_ptr<LoadedPlan>& plan : retired->plans) {
+    for (std::unique_ptr<DeviceProgram>& plan : retired->plans) {
       if (options_.dispose == nullptr ||
           static_cast<int64_t>(plan->steps.size()) <= options_.slice_steps) {
         continue;
       }
       options_.dispose(
-          [large = std::shared_ptr<LoadedPlan>(std::move(plan))]() mutable { large.reset(); });
+          [large = std::shared_ptr<DeviceProgram>(std::move(plan))]() mutable { large.reset(); });
     }
     retired->plans.clear();
     retired->communicators.clear();
@@ -754,10 +754,10 @@ class DeviceExecutor final : public Executor {
   Mutex loading_mutex_;
   absl::flat_hash_set<PlanId> ids_ ABSL_GUARDED_BY(loading_mutex_);  // of all that are loaded
   // Plans that no call has asked for yet.
-  std::vector<std::pair<PlanId, std::unique_ptr<LoadedPlan>>> arrived_
+  std::vector<std::pair<PlanId, std::unique_ptr<DeviceProgram>>> arrived_
       ABSL_GUARDED_BY(loading_mutex_);
   std::atomic<size_t> num_events_{0};  // of `events_`
-  absl::flat_hash_map<PlanId, std::unique_ptr<LoadedPlan>> plans_;
+  absl::flat_hash_map<PlanId, std::unique_ptr<DeviceProgram>> plans_;
   absl::flat_hash_map<CommunicatorId, std::unique_ptr<Communicator>> communicators_;
   Retired retired_;                                        // since the last flip
   Retired dying_;                                          // before it

@@ -58,7 +58,7 @@ std::string DTypeNames(DTypes set);  // "f16, f32 and i64"
 // One dimension: a number, or a symbol that a run fixes, with the most that it may be.
 struct Dim {
   int64_t size = 0;     // the number, or the symbol's maximum
-  int32_t symbol = -1;  // >= 0: symbol number within the graph
+  int32_t symbol = -1;  // >= 0: the symbol's index in the graph
 
   Dim() = default;
   Dim(int64_t n) : size(n) {}  // NOLINT: a number is a dimension

@@ -367,7 +367,7 @@ class BodyReader {
 
 void ReadBody(BodyReader* in, RegisterGraph* body) {
   body->graph = in->SlotName<GraphId>("a graph's name");
-  if (in->Byte(kGraphStaged, "0 (the graph's bytes) or 1 (their place)") == kGraphInline) {
+  if (in->Byte(kGraphStaged, "0 (the graph's bytes) or 1 (where they are)") == kGraphInline) {
     const absl::string_view encoded = in->String(kMaxFrameBytes, "a graph's bytes");
     if (in->Expect(!encoded.empty(), "a graph's bytes")) {
       body->encoded.assign(encoded.data(), encoded.size());

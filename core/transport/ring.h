@@ -1,9 +1,9 @@
 // The submission ring: frames from one client to the daemon, through memory that both can write.
 //
 // Bytes of the ring hold records, one after the other, each padded to kRecordAlign. A record is a
-// frame (frame_format.h); none crosses the end of the ring: where
-// one does not fit, a skip record (kind kSkipKind) fills the rest. `tail` counts the bytes ever put
-// in, `head` those ever taken out: 64 bits that never wrap, each on its own cache line.
+// frame (frame_format.h); none crosses the end of the ring: where one does not fit, a skip record
+// (kind kSkipKind) fills the rest. `tail` counts the bytes ever put in, `head` those ever taken
+// out: 64 bits that never wrap, each on its own cache line.
 //
 // A frame is published by one store of `tail`. A client that dies before it leaves nothing behind.
 //

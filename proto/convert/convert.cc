@@ -83,24 +83,26 @@ bool IsUtf8(absl::string_view text) {
   constexpr uint32_t kLeast[] = {0, 0x80, 0x800, 0x10000};  // that needs so many more bytes
   for (size_t i = 0; i < text.size();) {
     const auto lead = static_cast<uint8_t>(text[i++]);
-    const int more = lead < 0x80             ? 0
-                     : (lead & 0xe0) == 0xc0 ? 1
-                     : (lead & 0xf0) == 0xe0 ? 2
-                     : (lead & 0xf8) == 0xf0 ? 3
-                                             : -1;
-    if (more < 0 || text.size() - i < static_cast<size_t>(more)) return false;
-    uint32_t code = more == 0 ? lead : lead & (0x3fu >> more);
-    for (int k = 0; k < more; ++k) {
+    const int continuation_bytes = lead < 0x80             ? 0
+                                   : (lead & 0xe0) == 0xc0 ? 1
+                                   : (lead & 0xf0) == 0xe0 ? 2
+                                   : (lead & 0xf8) == 0xf0 ? 3
+                                                           : -1;
+    if (continuation_bytes < 0 || text.size() - i < static_cast<size_t>(continuation_bytes))
+      return false;
+    uint32_t code = continuation_bytes == 0 ? lead : lead & (0x3fu >> continuation_bytes);
+    for (int k = 0; k < continuation_bytes; ++k) {
       const auto byte = static_cast<uint8_t>(text[i++]);
       if ((byte & 0xc0) != 0x80) return false;
       code = code << 6 | (byte & 0x3f);
     }
-    if (code < kLeast[more] || (code >= 0xd800 && code < 0xe000) || code > 0x10ffff) return false;
+    if (code < kLeast[continuation_bytes] || (code >= 0xd800 && code < 0xe000) || code > 0x10ffff)
+      return false;
   }
   return true;
 }
 
-// A trainer's text as a proto's string, which nobody reads who finds other bytes in it.
+// A trainer's text as a proto's string: a reader refuses one that has other bytes in it.
 std::string Utf8(absl::string_view text) {
   std::string result(text);
   if (IsUtf8(text)) return result;

@@ -78,7 +78,7 @@ v1::RpcStatus Pack(const Error& error, size_t limit, size_t ranks) {
     Set(metadata, prefix + "what", Shortened(error.ranks[i].what, limit));
     Set(metadata, prefix + "source", Shortened(error.ranks[i].source, limit));
   }
-  // Whoever is told goes on by these: they are never left out.
+  // A client that is told goes on by these: they are never left out.
   for (size_t i = 0; i < error.ended.size() && i < Error::kMaxRanks; ++i) {
     const std::string prefix = absl::StrCat("ended_", i, "_");
     SetNumber(metadata, prefix + "world", error.ended[i].world.value(), 0);
@@ -96,9 +96,9 @@ v1::RpcStatus Pack(const Error& error, size_t limit, size_t ranks) {
   if (error.code == absl::StatusCode::kUnavailable) {
     v1::RetryInfo retry;
     retry.mutable_retry_delay()->set_seconds(kRetrySeconds);
-    google::protobuf::Any* more = status.add_details();
-    more->set_type_url(kRetryInfoUrl);
-    more->set_value(retry.SerializeAsString());
+    google::protobuf::Any* retry_detail = status.add_details();
+    retry_detail->set_type_url(kRetryInfoUrl);
+    retry_detail->set_value(retry.SerializeAsString());
   }
   return status;
 }

@@ -356,7 +356,7 @@ TEST_P(Conformance, LossesThatDoNotMeetAreSeenWhereLinesAreCompared) {
   }
 }
 
-// Whoever comes second is told what the first has asked for, and the first waits on.
+// The rank that comes second is told what the first has asked for, and the first waits on.
 TEST_P(Conformance, RanksThatCompareLinesJoinWithRanksThatDo) {
   Job job(GetParam(), 2);
   std::atomic<int> refused{0};
@@ -557,7 +557,7 @@ void CheckReform(Job* job, Reason reason, const std::function<void()>& end_rank_
     const Tensor y = AllReduce(Scalar<double>(world, 1), world);
     if (rank == 0) asked.Notify();
     const Error error = ErrorOf(y.Wait());
-    // Who asks after an orderly leave, which only ends what needs that rank, has to repair first.
+    // After an orderly leave, which only ends what needs that rank, one that asks repairs first.
     EXPECT_TRUE(error.reason == reason ||
                 (reason == Reason::kPeerLeft && error.reason == Reason::kNeedsReform))
         << ReasonName(error.reason) << " " << error.message;

@@ -96,7 +96,7 @@ class DeviceProgram {
     for (const Tensor& x : xs) Add(x);
   }
 
-  // One tensor of `x`'s shape on each device, by place.
+  // One tensor of `x`'s shape on each device, by device index.
   Tensors OnEach(const Tensor& x) {
     Tensors each;
     for (int d = 0; d < devices_.size(); ++d) {

@@ -499,7 +499,7 @@ TEST_P(Conformance, AGradientThroughWhatARankGaveUpIsRefusedOrRight) {
 // Losses -2y^2 and -y of y = AllReduce(x), the gradients of which are G. Rank 0 drops its G, so the
 // gradient of rank 1's leads through what is gone: 0 where -4 is right. Rank 1 makes nothing of the
 // gradient that is lost, but the number that it reads comes through rank 0's part of that all the
-// same. So whoever asks behind it must hear of it, whatever became of their own request.
+// same. So a rank that asks behind it must hear of it, whatever became of its own request.
 TEST_P(Conformance, ANumberBehindALostGradientIsNotHandedOut) {
   Job job(GetParam(), 2);
   absl::Notification dropped;
@@ -553,7 +553,7 @@ TEST_P(ConformanceInside, WhatARankGaveUpInFrontOfALeafIsCountedAndNamed) {
   }
 }
 
-// Who takes its gradient without create_graph gives up its part of the next order.
+// A rank that takes its gradient without create_graph gives up its part of the next order.
 TEST_P(Conformance, AGradientThatARankDidNotRecordIsRefused) {
   for (const bool record : {true, false}) {
     JobOptions options;

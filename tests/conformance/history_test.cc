@@ -142,7 +142,7 @@ class Generator {
     p.dropped = Pick(2) == 0;
     p.complete = Pick(3) != 0;
     p.compiled = p.complete && Pick(3) == 0;
-    // Who leaves results out while it holds them is late, which is known and takes its time.
+    // A rank that leaves results out while it holds them is late, which takes its time.
     if (!p.complete) p.dropped = true;
     for (int i = 0; i < 2 * p.ranks; ++i) p.inputs.push_back(Factor());
     for (int r = 0; r < p.ranks; ++r) p.wanted.push_back(Pick(4) != 0);
@@ -175,8 +175,8 @@ class Generator {
         const int shift = order == 1 ? 0 : 1;
         if (order > 1 && (p.complete || Pick(2) == 0)) loss.push_back(TermOf(0));
         for (const int value : reduced) {
-          // The gradient has them for history. Who left one out and asks for it later would meet
-          // the others' earlier loss there: gradients of one result meet by their number.
+          // The gradient has them for history. A rank that left one out and asks for it later would
+          // meet the others' earlier loss there: gradients of one result meet by their number.
           if (order == 1 ? p.complete || Pick(2) == 0 : p.complete && Pick(3) == 0) {
             loss.push_back(TermOf(value + shift));
           }
@@ -539,7 +539,7 @@ void Refused(const absl::Status& status, const std::string& where, Outcome* outc
 // Each error names a part as lost, which its rank has left out indeed, or comes of one; and each
 // number that is not the whole gradient lacks a part that is counted as given up (the rank's own in
 // front of that input, or one of a lower order through whose gradients it comes) or lost (with the
-// input behind it), or its rank left out what only those asked for who were refused.
+// input behind it), or its rank left out what only refused ones asked for.
 void Explain(const Program& p, const ClusterCounts& counts, Outcome* all) {
   const Ways ways(p);
   const auto red = [all](const std::string& what) { absl::StrAppend(&all->wrong, "\n  ", what); };
@@ -565,8 +565,8 @@ void Explain(const Program& p, const ClusterCounts& counts, Outcome* all) {
         red(absl::StrCat(name(part), " is named, and was left out by nobody"));
     }
   }
-  // Who was refused alone has passed what the others wait for: where all are, each may have heard
-  // of another one only.
+  // A rank that was refused alone has passed what the others wait for: where all are, each may have
+  // heard of another one only.
   if (all->unnamed > 0 && all->lost.empty()) {
     all->only_passed = true;
     if (!ways.AnyLeftOut()) red("refused, and nobody has left anything out");
@@ -590,7 +590,7 @@ void Explain(const Program& p, const ClusterCounts& counts, Outcome* all) {
                   (left_out(part) &&
                    (number.order > 1 || ways.ComesFromAnyWay(part, number.rank, number.input)));
     }
-    // What was asked for by nobody but those who were refused was never counted. (An epoch that
+    // What was asked for by none but those that were refused was never counted. (An epoch that
     // ends by another request takes theirs with it, whatever they would have been told.)
     for (int r = 0; r < p.ranks; ++r) {
       for (const Part& part : ways.PartsOf(r)) {
@@ -660,8 +660,8 @@ Outcome RunProgram(const Program& p, const Right& right) {
                                                 ", right is ", expected.first)});
       }
     }
-    // A refusal of what this rank has not read is heard at its next call. Who has heard of one, or
-    // was refused alone, makes it too: others may wait for it.
+    // A refusal of what this rank has not read is heard at its next call. A rank that has heard of
+    // one, or was refused alone, makes it too: others may wait for it.
     const NoGrad no_grad;
     const absl::Status last = AllReduce(Upload<double>(world, {1}), world).Wait();
     if (last.ok() || outcome.refused > 0) return;

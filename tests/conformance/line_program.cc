@@ -59,7 +59,7 @@ LineProgram MakeLineProgram(uint64_t seed) {
     p.faults.push_back(fails);
     p.last_fault = std::max(p.last_fault, fails.step);
   }
-  // Enough for whoever is ahead: a rank whose calls fail at once goes on until it waits.
+  // Enough for a rank that is ahead: one whose calls fail at once goes on until it waits.
   p.steps = p.last_fault + 25;
   return p;
 }
@@ -261,7 +261,7 @@ class RankProgram {
         absl::StrCat("\n  rank ", rank_, ", step ", w.step, ", call ", w.call, ": ");
     if (!values.ok()) {
       const std::string text = absl::StrCat(where, std::string(values.status().message()));
-      // Whoever cannot come has passed, or is told.
+      // A rank that cannot come has passed, or is told.
       if (absl::IsDeadlineExceeded(values.status())) outcome_->wrong += text;
       outcome_->refused.emplace_back(w.step, text);
       return;

@@ -189,7 +189,7 @@ TEST_P(Conformance, AFaultOfOneRankIsOverWithItsStep) {
 
 TEST_P(Conformance, AFaultOfAllRanksIsOverWithItsStep) {
   for (const Case& c : kCases) {
-    // Shorter lists on all ranks are equal ones; who has aborted goes on with the step.
+    // Shorter lists on all ranks are equal ones; a rank that has aborted goes on with the step.
     if (c.fault == Fault::kShortList || c.fault == Fault::kAbort) continue;
     ExpectInLineAfter(GetParam(), c, /*everybody=*/true);
   }

@@ -30,8 +30,7 @@ class HostileClient {
   //   size     a frame that states another size than it has
   //   body     a whole frame with a random body
   //   numbers  commands of the right form with names, indices and ranges out of any bound: each
-  //   must
-  //            be answered with an error, and the session goes on
+  //            must be answered with an error, and the session goes on
   // All but the last end the session; this returns when the daemon says so, with what it says as
   // "message=". DEADLINE_EXCEEDED: it has not.
   absl::StatusOr<std::string> Attack(const std::string& kind, uint64_t seed);

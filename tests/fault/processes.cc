@@ -139,7 +139,7 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Start(const std::string& log,
 
 void Trainer::Send(absl::string_view command) {
   const std::string line = absl::StrCat(command, "\n");
-  // A trainer that is gone is noticed by whoever waits for its reply.
+  // A trainer that is gone is noticed by what waits for its reply.
   (void)!write(to_.get(), line.data(), line.size());
 }
 

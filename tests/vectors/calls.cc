@@ -184,7 +184,7 @@ class DevicesCaller : public Caller {
   DevicesCaller(const Vector& v, const parallel::DeviceGroup& devices)
       : Caller(v, v.group), devices_(devices) {}
 
-  DeviceRef device(size_t place) const override { return devices_.device(static_cast<int>(place)); }
+  DeviceRef device(size_t index) const override { return devices_.device(static_cast<int>(index)); }
 
   Tensors Inputs(const std::vector<bool>& requires_grad) override {
     if (v_.op != Op::kParallelScatter || !v_.attributes.host) return Caller::Inputs(requires_grad);
@@ -238,9 +238,9 @@ class DevicesCaller : public Caller {
     return y;
   }
 
-  absl::StatusOr<std::vector<Array>> Outputs(size_t place, const std::vector<Tensor>& y) override {
-    if (v_.op != Op::kParallelGather || !v_.attributes.host || place != 0) {
-      return Caller::Outputs(place, y);
+  absl::StatusOr<std::vector<Array>> Outputs(size_t index, const std::vector<Tensor>& y) override {
+    if (v_.op != Op::kParallelGather || !v_.attributes.host || index != 0) {
+      return Caller::Outputs(index, y);
     }
     CHORUS_RETURN_IF_ERROR(host_.status());
     CHORUS_RETURN_IF_ERROR(y[0].Wait());  // what gradients go through
@@ -260,16 +260,16 @@ class DevicesCaller : public Caller {
 
 }  // namespace
 
-Tensor Caller::Upload(size_t place, const Array& array, Layout layout) const {
-  return UploadAs(device(place), array, layout, false);
+Tensor Caller::Upload(size_t index, const Array& array, Layout layout) const {
+  return UploadAs(device(index), array, layout, false);
 }
 
 Tensors Caller::Inputs(const std::vector<bool>& requires_grad) {
   Tensors x(ranks_.size());
-  for (size_t place = 0; place < ranks_.size(); ++place) {
-    const auto r = static_cast<size_t>(ranks_[place]);
+  for (size_t index = 0; index < ranks_.size(); ++index) {
+    const auto r = static_cast<size_t>(ranks_[index]);
     for (const Array& array : v_.inputs[r]) {
-      x[place].push_back(UploadAs(device(place), array, v_.x_layout[r], requires_grad[r]));
+      x[index].push_back(UploadAs(device(index), array, v_.x_layout[r], requires_grad[r]));
     }
   }
   return x;

@@ -27,18 +27,18 @@ class Caller {
   Caller(const Vector& v, std::vector<int> ranks) : v_(v), ranks_(std::move(ranks)) {}
   virtual ~Caller() = default;
 
-  // Those that it stands for. What follows is by place among them.
+  // Those that it stands for. An index below counts among these.
   const std::vector<int>& ranks() const { return ranks_; }
-  virtual DeviceRef device(size_t place) const = 0;
+  virtual DeviceRef device(size_t index) const = 0;
   // A tensor without gradient, on the device.
-  Tensor Upload(size_t place, const Array& array, Layout layout) const;
+  Tensor Upload(size_t index, const Array& array, Layout layout) const;
 
   // Undefined where the op takes an input in another form and wants no gradient of it.
   virtual Tensors Inputs(const std::vector<bool>& requires_grad);
   // Results that a rank does not get are absent, or are not there.
   virtual Tensors Call(const Tensors& x) = 0;
   // What `y` of the last Call has; waits.
-  virtual absl::StatusOr<std::vector<Array>> Outputs(size_t place, const std::vector<Tensor>& y);
+  virtual absl::StatusOr<std::vector<Array>> Outputs(size_t index, const std::vector<Tensor>& y);
 
  protected:
   const Vector& v_;

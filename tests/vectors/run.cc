@@ -55,11 +55,11 @@ class Run {
     CHORUS_RETURN_IF_ERROR(ReadOutputs(y, &RankResults::y));
     if (!AsksFirst(v_, rank(0), pass_)) return absl::OkStatus();  // its tape goes with its results
     Roots roots;
-    for (size_t place = 0; place < y.size(); ++place) {
-      const Row g = Upstream(v_.first->g, rank(place));
-      for (size_t k = 0; k < y[place].size() && k < g.size(); ++k) {
+    for (size_t index = 0; index < y.size(); ++index) {
+      const Row g = Upstream(v_.first->g, rank(index));
+      for (size_t k = 0; k < y[index].size() && k < g.size(); ++k) {
         if (!g[k].has_value()) continue;
-        AddRoot(y[place][k], caller_->Upload(place, *g[k], v_.g_layout[rank(place)]), &roots);
+        AddRoot(y[index][k], caller_->Upload(index, *g[k], v_.g_layout[rank(index)]), &roots);
       }
     }
     AddAbsent(y, &roots);
@@ -82,12 +82,12 @@ class Run {
     if (!AsksSecond(v_, rank(0), pass_)) return absl::OkStatus();
 
     Roots roots;
-    for (size_t place = 0; place < y.size(); ++place) {
-      const Row w = Upstream(v_.second->w, rank(place));
-      for (size_t k = 0; k < y[place].size() && k < w.size(); ++k) {
+    for (size_t index = 0; index < y.size(); ++index) {
+      const Row w = Upstream(v_.second->w, rank(index));
+      for (size_t k = 0; k < y[index].size() && k < w.size(); ++k) {
         if (!w[k].has_value()) continue;
-        const Tensor& z = y[place][k];
-        const Tensor weights = caller_->Upload(place, *w[k], v_.g_layout[rank(place)]);
+        const Tensor& z = y[index][k];
+        const Tensor weights = caller_->Upload(index, *w[k], v_.g_layout[rank(index)]);
         AddRoot(Sum(weights * (z + z * z + z * z * z)), Tensor(), &roots);
       }
     }
@@ -107,17 +107,17 @@ class Run {
       again.Add(tensor, Zeros(tensor.device(), tensor.dtype(), tensor.shape()));
     };
     size_t next = 0;
-    for (size_t place = 0; place < x.size() && !inputs.empty(); ++place) {
-      RankResults& mine = (*out_)[rank(place)];
-      const absl::optional<Row>& v = v_.second->v[rank(place)];
-      for (size_t k = 0; k < x[place].size(); ++k) {
-        if (!Differentiable(x[place][k])) continue;
+    for (size_t index = 0; index < x.size() && !inputs.empty(); ++index) {
+      RankResults& mine = (*out_)[rank(index)];
+      const absl::optional<Row>& v = v_.second->v[rank(index)];
+      for (size_t k = 0; k < x[index].size(); ++k) {
+        if (!Differentiable(x[index][k])) continue;
         const Tensor& gradient = G[next++];
         if (!v.has_value() || !(*v)[k].has_value()) {
           add_without_weight(gradient);
           continue;
         }
-        const Tensor part = Sum(caller_->Upload(place, *(*v)[k], Layout::kContiguous) * gradient);
+        const Tensor part = Sum(caller_->Upload(index, *(*v)[k], Layout::kContiguous) * gradient);
         CHORUS_ASSIGN_OR_RETURN(const Array value, Download(part));
         mine.S += FloatAt(value, 0);
         if (part.requires_grad()) again.Add(part, Tensor());
@@ -133,7 +133,7 @@ class Run {
   }
 
  private:
-  size_t rank(size_t place) const { return static_cast<size_t>(caller_->ranks()[place]); }
+  size_t rank(size_t index) const { return static_cast<size_t>(caller_->ranks()[index]); }
 
   // What comes to a rank's outputs: zeros like these where a rank that skips joins all the same;
   // null where there is no gradient.
@@ -163,8 +163,8 @@ class Run {
   }
 
   absl::Status ReadOutputs(const Tensors& y, std::vector<Array> RankResults::*into) {
-    for (size_t place = 0; place < y.size(); ++place) {
-      CHORUS_ASSIGN_OR_RETURN((*out_)[rank(place)].*into, caller_->Outputs(place, y[place]));
+    for (size_t index = 0; index < y.size(); ++index) {
+      CHORUS_ASSIGN_OR_RETURN((*out_)[rank(index)].*into, caller_->Outputs(index, y[index]));
     }
     return absl::OkStatus();
   }
@@ -173,14 +173,14 @@ class Run {
   absl::Status ReadGradients(const Tensors& x, const std::vector<Tensor>& gradients,
                              absl::optional<Row> RankResults::*into) {
     size_t next = 0;
-    for (size_t place = 0; place < x.size(); ++place) {
+    for (size_t index = 0; index < x.size(); ++index) {
       Row row;
-      for (const Tensor& tensor : x[place]) {
+      for (const Tensor& tensor : x[index]) {
         row.emplace_back();
         if (!Differentiable(tensor)) continue;
         CHORUS_ASSIGN_OR_RETURN(row.back(), Download(gradients[next++]));
       }
-      (*out_)[rank(place)].*into = std::move(row);
+      (*out_)[rank(index)].*into = std::move(row);
     }
     return absl::OkStatus();
   }

@@ -23,13 +23,13 @@ class Trainers::Rank {
   Rank(const TrainerOptions& options, std::string name, int rank)
       : options_(options), name_(std::move(name)), rank_(rank) {}
 
-  // Everybody joins the world; who is not in the group then has done its part.
+  // Every rank joins the world; one that is not in the group then has done its part.
   absl::Status Run(const Vector& v, Pass pass, std::vector<RankResults>* out) {
     CHORUS_ASSIGN_OR_RETURN(const World world, Join(v.world));
-    const auto place = std::find(v.group.begin(), v.group.end(), rank_);
-    if (place == v.group.end()) return absl::OkStatus();
+    const auto position = std::find(v.group.begin(), v.group.end(), rank_);
+    if (position == v.group.end()) return absl::OkStatus();
     const absl::Status status =
-        RunIn(world, v, static_cast<int>(place - v.group.begin()), pass, out);
+        RunIn(world, v, static_cast<int>(position - v.group.begin()), pass, out);
     // The others need not wait for this one. They may be the cause.
     if (!status.ok()) world.Abort(std::string(status.message())).IgnoreError();
     return status;
@@ -102,7 +102,7 @@ class Trainers::Process {
 
 namespace {
 
-// One run, as its threads share it with who waits for them.
+// One run, as its threads share it with the thread that waits for them.
 struct Running {
   Running(const Vector& vector, size_t threads)
       : v(vector), results(v.group.size()), statuses(threads), left(threads) {}

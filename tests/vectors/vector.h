@@ -90,7 +90,7 @@ struct Vector {
   std::string id;
   Op op = Op::kAllReduce;
   int world = 0;
-  std::vector<int> group;  // world ranks by place; of the one process: the devices
+  std::vector<int> group;  // world ranks by group rank; of the one process: the devices
   DType dtype = DType::kUnspecified;
   Attributes attributes;
   // By group rank, as many as `group` has.

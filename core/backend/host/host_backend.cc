@@ -144,13 +144,13 @@ class HostEngine : public StreamEngine {
   template <typename Chunk, typename Finish>
   void RunOnPool(int64_t chunks, int64_t chunk_cost, bool on_pool, int64_t* budget, Chunk chunk,
                  Finish finish) ABSL_LOCKS_EXCLUDED(mutex_) {
-    const int64_t own = on_pool ? chunks : std::max<int64_t>(0, *budget / chunk_cost);
-    *budget -= std::min(own, chunks) * chunk_cost;
+    const int64_t own_chunks = on_pool ? chunks : std::max<int64_t>(0, *budget / chunk_cost);
+    *budget -= std::min(own_chunks, chunks) * chunk_cost;
     {
       MutexLock lock(&mutex_);
       ++in_flight_;
     }
-    RunInChunks(options_.pool, chunks, own, std::move(chunk), [this, finish] {
+    RunInChunks(options_.pool, chunks, own_chunks, std::move(chunk), [this, finish] {
       MutexLock lock(&mutex_);
       finish();
       // Where this thread joined in the work, it is draining already.

@@ -1,10 +1,11 @@
 // The devices that every machine has: k virtual ones, computed by the CPU.
 //
 // Streams are strands: a stream's work runs in order, on whichever thread is at hand. Small work
-// runs at once inside the call that enqueued it, or that enqueued what it waited for; more than a
-// megabyte of it goes to the pool, large items cut over all of the pool's threads. No
-// thread ever blocks for a stream: one that waits for an event or for the members of a collective
-// is taken up again by the thread that lets it go on. So there may be more devices than cores.
+// runs at once inside the call that enqueued it, or that enqueued what it waited for; more of it
+// than HostBackendOptions::inline_bytes goes to the pool, large items cut over all of the pool's
+// threads. No thread ever blocks for a stream: one that waits for an event or for the members of a
+// collective is taken up again by the thread that lets it go on. So there may be more devices than
+// cores.
 //
 // Elementwise kernels that wait behind each other run together, a block of elements at a time: what
 // one leaves for the next is still in the cache. The bits are those of one by one.

@@ -1,4 +1,9 @@
 // The address space of simulated devices.
+//
+// Threads: any.
+// Ownership: it owns the memory that it gives out.
+// Errors: RESOURCE_EXHAUSTED kOutOfMemory beyond the limit, INVALID_ARGUMENT kBadType for a size
+//   below 0, INTERNAL where an address is no memory of its device.
 #ifndef CHORUS_CORE_BACKEND_SIM_SIM_MEMORY_H_
 #define CHORUS_CORE_BACKEND_SIM_SIM_MEMORY_H_
 
@@ -14,7 +19,6 @@
 
 namespace chorus {
 
-// Threads: thread-safe.
 class SimMemory : public AddressSpace {
  public:
   // Every four bytes of fresh memory: a NaN as f32, and twice of it one as f64.

@@ -27,12 +27,12 @@ absl::StatusOr<InputGradients> ProductGradient(GradientContext& c) {
     }
     for_factors.push_back(c.grad(i).has_value() ? *c.grad(i) : zeros);
   }
-  CHORUS_ASSIGN_OR_RETURN(const std::vector<ValueIndex> own,
+  CHORUS_ASSIGN_OR_RETURN(const std::vector<ValueIndex> factor_gradient,
                           c.EmitGradientCollective("reduce_scatter", for_factors));
   if (!c.needs(0)) return InputGradients(1);
   CHORUS_ASSIGN_OR_RETURN(const ValueIndex product,
                           ProductOfOthers(&c, c.collective().rank.value(), sum[0]));
-  CHORUS_ASSIGN_OR_RETURN(const ValueIndex result, c.Emit("add", {product, own[0]}));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex result, c.Emit("add", {product, factor_gradient[0]}));
   return InputGradients{result};
 }
 

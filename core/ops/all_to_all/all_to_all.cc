@@ -36,11 +36,12 @@ Types InferAllToAllSingle(const NodeView& node) {
   const auto counts = absl::MakeConstSpan(c.counts);
   const auto sent = counts.subspan(0, c.counts.empty() ? 0 : size);
   const auto received = counts.subspan(sent.size());
-  CHORUS_ASSIGN_OR_RETURN(const int64_t own, RowsOfPiece(node, sent, c.rank.value()));
+  CHORUS_ASSIGN_OR_RETURN(const int64_t own_rows, RowsOfPiece(node, sent, c.rank.value()));
   if (counts.empty()) return std::vector<TensorType>{node.input(0)};
-  if (received[c.rank.value()] != own) {
+  if (received[c.rank.value()] != own_rows) {
     return ShapeError(
-        node, absl::StrCat(own, " rows from rank ", c.rank.value(), ", which it sends to itself"),
+        node,
+        absl::StrCat(own_rows, " rows from rank ", c.rank.value(), ", which it sends to itself"),
         absl::StrCat(received[c.rank.value()]));
   }
   int64_t rows = 0;

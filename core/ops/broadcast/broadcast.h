@@ -1,13 +1,12 @@
 // broadcast from a root, and reduce to a root: each is the other's gradient.
 //
 // broadcast: on the root, one input x and no attributes; on the other members no input, and the
-// type
-//   that the root's x has as attributes dims and dtype. The result, everywhere, is the root's x.
+//   type that the root's x has as attributes dims and dtype. The result, everywhere, is the root's
+//   x.
 //   VJP, the loss being the sum over ranks: the root's input gradient is sum_r g_r, a reduce SUM to
 //   the root. The others have no input, so no gradient, but take part.
 // reduce: one input x on every member; the result exists on the root alone. Off the root there is
-// no
-//   output: absent, not undefined. Reductions and extra outputs as for all_reduce
+//   no output: absent, not undefined. Reductions and extra outputs as for all_reduce
 //   (core/ops/all_reduce/all_reduce.h); the holders of MIN and MAX are on every member, the factors
 //   of PRODUCT on the root.
 //   VJP: as for all_reduce with the root's g for G, a broadcast from the root; for PRODUCT a

@@ -36,14 +36,12 @@
 // there is a choice, it is the following.
 //
 // relu: the derivative at 0 is taken as 0; a NaN input gives 0 (NaN > 0 is false). relu_grad
-// selects
-//   and does not multiply: an infinite or NaN g stays out where x <= 0.
+//   selects and does not multiply: an infinite or NaN g stays out where x <= 0.
 // tanh_grad, sigmoid_grad: of x, for where y is nearly 1 the digits of 1 - y are lost.
 // div of integers truncates towards zero and wraps (the least one by -1 is itself). By zero it is
 //   INVALID_ARGUMENT when it runs, naming the element.
 // pow is std::pow: of a negative base NaN unless b is whole; x^0 is 1. At a = 0 the gradient by b
-// is
-//   0 where b >= 0 (the limit for b > 0), and that by a is 0 where b = 0.
+//   is 0 where b >= 0 (the limit for b > 0), and that by a is 0 where b = 0.
 // maximum, minimum: NaN wins; of +0 and -0 they give the first operand. The gradient goes to the
 //   operand that holds the result (equals it, or is NaN where it is) and is split evenly where both
 //   do, like that of an all_reduce MAX; it selects (see share and holds in core/ops/reduction).

@@ -5,16 +5,13 @@
 // one_hot(indices [...]) -> [...,depth]: 1 at the index, else 0. Attributes depth, dtype; with
 //   ignore_index (absent: none) that index gives a row of zeros. No gradient.
 // take(x, indices) -> x's dims with those of indices in the place of `axis`: slices of x. Any
-// dtype.
-//   VJP of x: scatter_add.
+//   dtype. VJP of x: scatter_add.
 // scatter_add(updates, indices) -> the inverse shape, with `size` in the place of the indices'
-// dims,
-//   from `axis` on: zeros, to which every slice of updates is added where its index says. Numbers;
-//   in the order of the indices, so that equal ones always give the same bits; half types add up in
-//   f32 and are rounded once, integers wrap. VJP of updates: take.
+//   dims, from `axis` on: zeros, to which every slice of updates is added where its index says.
+//   Numbers; in the order of the indices, so that equal ones always give the same bits; half types
+//   add up in f32 and are rounded once, integers wrap. VJP of updates: take.
 // take_along(x, indices) -> the dims of indices, which are x's but along `axis`: element by
-// element,
-//   the index counts along the axis. Any dtype. VJP of x: scatter_add_along.
+//   element, the index counts along the axis. Any dtype. VJP of x: scatter_add_along.
 // scatter_add_along(updates, indices), dims equal -> the same with `size` along `axis`; as
 //   scatter_add, element by element. VJP of updates: take_along.
 //   Second order: these are linear, and their VJPs are made of each other.

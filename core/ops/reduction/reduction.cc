@@ -142,15 +142,16 @@ absl::StatusOr<ValueIndex> ProductOfOthers(GradientContext* c, int member, Value
 
 absl::StatusOr<std::vector<ValueIndex>> FactorGradients(GradientContext* c) {
   std::vector<ValueIndex> grads;
-  for (int own = c->num_visible(); own < c->num_outputs(); ++own) {
+  for (int output = c->num_visible(); output < c->num_outputs(); ++output) {
     if (!c->grad(0).has_value()) {
-      CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c->GradOrZeros(own));
+      CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c->GradOrZeros(output));
       grads.push_back(g);
       continue;
     }
-    CHORUS_ASSIGN_OR_RETURN(ValueIndex g, ProductOfOthers(c, own - c->num_visible(), *c->grad(0)));
-    if (c->grad(own).has_value()) {
-      CHORUS_ASSIGN_OR_RETURN(g, c->Emit("add", {g, *c->grad(own)}));
+    CHORUS_ASSIGN_OR_RETURN(ValueIndex g,
+                            ProductOfOthers(c, output - c->num_visible(), *c->grad(0)));
+    if (c->grad(output).has_value()) {
+      CHORUS_ASSIGN_OR_RETURN(g, c->Emit("add", {g, *c->grad(output)}));
     }
     grads.push_back(g);
   }

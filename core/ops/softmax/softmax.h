@@ -8,9 +8,8 @@
 // and log_softmax -inf, but a row (what shares all other indices) that has a NaN or +inf, or
 // nothing but -inf, is NaN throughout.
 //
-// center(w, x): sum_j w_j (x_i - x_j), how far x_i is above the mean weighted by w; of softmax(x)
-// it
-//   is g - sum_j g_j y_j. VJP for h: -center(h, x) for w, center_grad(w, h) for x.
+// center(w, x): sum_j w_j (x_i - x_j), how far x_i is above the mean weighted by w. VJP for h:
+//   -center(h, x) for w, center_grad(w, h) for x. center(softmax(x), g) is g - sum_j g_j y_j.
 // center_grad(w, g): sum_j (g_i w_j - w_i g_j), its adjoint; of softmax(x) it is
 //   g - softmax(x) sum_j g_j. VJP for h: -center(g, h) for w, center(w, h) for g.
 // softmax_grad(y, g): y center(y, g), of a y whose sum is 1. VJP for h, with d = center(y, h):

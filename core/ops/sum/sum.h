@@ -8,16 +8,14 @@
 // dimensions are aligned with the last ones of it; each equals its counterpart or is 1, then it is
 // repeated; missing ones are repeated too.
 //
-//   op         forward                    dtypes    of nothing   VJP for g (shaped as with
-//   keep_dims) sum(x)     the sum                    numbers   0            g expanded to x's shape
-//   mean(x)    the sum / how many         floating  NaN          g spread to x's shape
-//   prod(x)    the product                numbers   1            g times the product of the others
-//   max(x)     the largest, NaN wins      numbers   refused      g shared by the holders, see below
-//   min(x)     the smallest, NaN wins     numbers   refused      the same
-//   expand(x)  x repeated                 all       -            g summed over what was repeated
-//   spread(x)  x repeated, divided by     floating  -            the mean of g over what was
-//   repeated
-//              how often
+//   op         forward                 dtypes    of nothing  VJP for g, shaped as with keep_dims
+//   sum(x)     the sum                 numbers   0           g expanded to x's shape
+//   mean(x)    the sum / how many      floating  NaN         g spread to x's shape
+//   prod(x)    the product             numbers   1           g times the product of the others
+//   max(x)     the largest, NaN wins   numbers   refused     g shared by the holders, see below
+//   min(x)     the smallest, NaN wins  numbers   refused     the same
+//   expand(x)  x repeated              all       -           g summed over what was repeated
+//   spread(x)  x repeated / how often  floating  -           the mean of g over what was repeated
 //
 // mean, spread: how many is known when the graph is specialised, so a mean over a batch of any size
 //   is the same graph.

@@ -35,7 +35,7 @@ struct Session {
   std::vector<std::string> instances;  // a name for the instance bound to each instance slot
 };
 
-// All values of each session's graph, by value number. FAILED_PRECONDITION when something waits for
+// All values of each session's graph, by value index. FAILED_PRECONDITION when something waits for
 // a member that never comes, INVALID_ARGUMENT when members disagree. The gradient of an instance
 // (InstanceRef::kGradient or kBound) may lack members: each counts as zeros where elements only
 // move, and as nothing where they are reduced.

@@ -50,8 +50,8 @@ struct BufferSpec {
 // whole plan, in which the members' calls of one instance, and the two ends of a copy, have nothing
 // between them.
 struct Plan {
-  // A run of the graph needs these addresses; index = the number that steps use. The graph's inputs
-  // come first, in their order.
+  // A run of the graph needs these addresses; steps name them by index. The graph's inputs come
+  // first, in their order.
   IndexedVector<BufferIndex, BufferSpec> buffers;
   // Where each graph output stands. Outputs may share a buffer (the same value twice, reshapes),
   // and the buffer may be of any kind but kWorkspace: an output that is just an input stands in it.

@@ -1,0 +1,91 @@
+// What a sequencer is told, decides and shows, as plain data: for what carries its decisions out
+// and asks it nothing. What each means is core/collective/sequencer.h's.
+//
+// Threads: plain data. Ownership: copies; the words of a part (PartLabel) are shared.
+#ifndef CHORUS_CORE_COLLECTIVE_DECISIONS_H_
+#define CHORUS_CORE_COLLECTIVE_DECISIONS_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "core/base/error.h"
+#include "core/base/ids.h"
+#include "core/collective/call_sites.h"
+#include "core/collective/instance.h"
+#include "core/collective/vote.h"
+
+namespace chorus {
+
+struct SequencerOptions {
+  absl::Duration agree_timeout = absl::Seconds(60);
+  absl::Duration exec_timeout = absl::Seconds(300);
+  // How long the error of a mismatch waits for members that have not voted, so that it says what
+  // all of them ask for. Never longer than agree_timeout.
+  absl::Duration mismatch_grace = absl::Milliseconds(100);
+  CheckCallSites check_call_sites = CheckCallSites::kOff;
+  int kept_causes = 64;   // of ended epochs; older ones are answered with kEpochEnded
+  int max_groups = 4096;  // ever, with the world's own: their numbers are not given again
+};
+
+// One instance of a launched gang.
+struct LaunchedInstance {
+  InstanceKey key;
+  struct Part {
+    RunHandle run;
+    int32_t participation;  // index into its VoteTemplate
+    GroupRank member;
+  };
+  // Ascending by member (a rank that sends to itself: the sender first). A member that abandoned
+  // this gradient has no part.
+  std::vector<Part> parts;
+  std::vector<GroupRank> absent;  // members that abandoned this gradient: they have no part in it
+  // Of these, the members with a leaf behind their part, which now gets less than its gradient.
+  struct GivenUp {
+    Rank rank;
+    std::shared_ptr<const PartLabel> what;  // its part of the forward collective
+  };
+  std::vector<GivenUp> given_up;
+};
+
+// What the caller of a Sequencer must do, in this order.
+struct SequencerAction {
+  enum class Kind {
+    kLaunch,   // start `runs` as the gang with `ticket`
+    kReserve,  // `run` must follow `order` in its gang: reserve what that takes, then Reserved(),
+               // or Refuse() its rank; the gang is not launched before
+    kFail,  // tell `run`'s owner `error`; it never launches (or, after kLaunch, it did not finish)
+    kWarn,  // write `error` down: the ranks call an instance in different lines
+    kEpochEnded,  // `epoch` has ended with `error`; votes now belong to `epoch` + 1
+  };
+  Kind kind = Kind::kLaunch;
+  Ticket ticket;
+  // In the order of their first instances. A rank's runs in one gang never interleave: all
+  // instances of one come before all of the next, so that a device may enqueue whole runs in this
+  // order.
+  std::vector<RunHandle> runs;
+  std::vector<RunHandle> donating;          // of `runs`: those whose donations are granted by this
+  std::vector<LaunchedInstance> instances;  // in the one order that all ranks use
+  RunHandle run;
+  std::vector<int32_t> order;  // kReserve: its participations, as the gang orders them
+  Epoch epoch;
+  Error error;
+  // kFail: the epoch that is open now, where the run's own has ended; 0 where it failed alone.
+  Epoch opened;
+  std::vector<InstanceKey> dropped;  // kFail of a run alone: what it had voted for, pending no more
+};
+
+struct PendingInstance {
+  InstanceKey key;
+  std::string what;  // descriptor of the first vote
+  std::vector<Rank> voted;
+  std::vector<Rank> missing;
+  absl::Duration waiting;  // since the first vote
+  std::string source;      // of the first vote
+};
+
+}  // namespace chorus
+
+#endif  // CHORUS_CORE_COLLECTIVE_DECISIONS_H_
