@@ -36,7 +36,7 @@ Storage::Storage(const NodeOptions* options, BudgetRef budget, Backend* backend,
         ask();
         if (held_.size() == 1) LookAtHeldLater(clock->now);
       }) {
-  budget_->Reclaim(&held_, [this] { held_.Look(held_.size()); });
+  budget_->Reclaim(&held_, [this](const Budget& full) { held_.LookWithin(full); });
   if (host_) return;
   for (int i = 0; i < backend->device_count(); ++i) {
     device_sets_.push_back(std::make_unique<DeviceSet>(backend->device(i)));

@@ -152,13 +152,22 @@ void HeldArenas::Look(size_t count) {
   for (count = std::min(count, held_.size()); count > 0; --count) {
     Held next = std::move(held_.front());
     held_.pop_front();
-    if (next.memory->IsHeldByOthers()) {
-      held_.push_back(std::move(next));
-      continue;
-    }
-    bytes_ -= next.bytes.amount();
-    if (next.thread != nullptr) next.thread->Dispose(std::move(next.memory));
+    if (IsHeld(&next)) held_.push_back(std::move(next));
   }
+}
+
+void HeldArenas::LookWithin(const Budget& budget) {
+  held_.erase(
+      std::remove_if(held_.begin(), held_.end(),
+                     [&](Held& held) { return held.bytes.LiesWithin(budget) && !IsHeld(&held); }),
+      held_.end());
+}
+
+bool HeldArenas::IsHeld(Held* held) {
+  if (held->memory->IsHeldByOthers()) return true;
+  bytes_ -= held->bytes.amount();
+  if (held->thread != nullptr) held->thread->Dispose(std::move(held->memory));
+  return false;
 }
 
 }  // namespace chorus

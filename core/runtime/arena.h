@@ -123,6 +123,8 @@ class HeldArenas {
            MemoryThread* thread);
   // Looks whether at most so many of them are held, in turns, and lets go of those that are not.
   void Look(size_t count);
+  // Looks at all that are charged to budgets within this one.
+  void LookWithin(const Budget& budget);
   size_t size() const { return held_.size(); }
   int64_t bytes() const { return bytes_; }
 
@@ -133,6 +135,9 @@ class HeldArenas {
     Charge descriptor;
     MemoryThread* thread = nullptr;
   };
+  // Lets go of it unless it is held. Whether it is.
+  bool IsHeld(Held* held);
+
   const std::function<void()> added_;
   int64_t bytes_ = 0;
   std::deque<Held> held_;  // the one that was looked at last is the last

@@ -23,6 +23,10 @@ Charge::~Charge() {
   if (budget_ != nullptr) budget_->Remove(domain_, resource_, amount_);
 }
 
+bool Charge::LiesWithin(const Budget& budget) const {
+  return budget_ != nullptr && budget_->LiesWithin(budget);
+}
+
 absl::Status Charge::Resize(int64_t amount) {
   if (amount > amount_) {
     CHORUS_RETURN_IF_ERROR(budget_->Add(domain_, resource_, amount - amount_));
@@ -84,21 +88,17 @@ int64_t Budget::Free(Domain domain, Resource resource) const {
 }
 
 absl::Status Budget::Add(Domain domain, Resource resource, int64_t amount) {
-  const auto full = [&]() -> const Budget* {
-    for (const Budget* at = this; at != nullptr; at = at->parent_.get()) {
-      if (amount > at->Free(domain, resource)) return at;
+  for (const Budget* at = this; at != nullptr; at = at->parent_.get()) {
+    const auto fits = [&] { return amount <= at->Free(domain, resource); };
+    if (fits()) continue;
+    if (IsBytes(resource)) {
+      for (const auto& reclaim : node()->reclaims_) {
+        reclaim.second(*at);
+        if (fits()) break;
+      }
     }
-    return nullptr;
-  };
-  const Budget* where = full();
-  if (where != nullptr && IsBytes(resource)) {
-    for (const auto& reclaim : node()->reclaims_) {
-      reclaim.second();
-      where = full();
-      if (where == nullptr) break;
-    }
+    if (!fits()) return at->Refuse(domain, resource, amount);
   }
-  if (where != nullptr) return where->Refuse(domain, resource, amount);
   for (Budget* at = this; at != nullptr; at = at->parent_.get()) {
     if (IsBytes(resource)) at->bytes_[static_cast<size_t>(domain)] += amount;
     at->held_[static_cast<size_t>(resource)] += amount;
@@ -137,7 +137,14 @@ Budget* Budget::node() {
   return at;
 }
 
-void Budget::Reclaim(const void* owner, std::function<void()> reclaim) {
+bool Budget::LiesWithin(const Budget& outer) const {
+  for (const Budget* at = this; at != nullptr; at = at->parent_.get()) {
+    if (at == &outer) return true;
+  }
+  return false;
+}
+
+void Budget::Reclaim(const void* owner, GiveBack reclaim) {
   node()->reclaims_.emplace_back(owner, std::move(reclaim));
 }
 

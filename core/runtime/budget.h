@@ -76,6 +76,7 @@ class Charge {
   ~Charge();
 
   int64_t amount() const { return amount_; }
+  bool LiesWithin(const Budget& budget) const;
   // Charges more of the same, as Budget::Charge does, or gives some back. Not of a default-made
   // one.
   absl::Status Resize(int64_t amount);
@@ -121,7 +122,7 @@ class Budget : public std::enable_shared_from_this<Budget> {
   Budget& operator=(const Budget&) = delete;
 
   // RESOURCE_EXHAUSTED: kOutOfMemory for bytes, with need and free; kQuota for numbers. Where too
-  // few bytes are free owners that keep some for reuse give them back first.
+  // few bytes are free owners that keep some of them for reuse give them back first.
   absl::StatusOr<chorus::Charge> Charge(Domain domain, Resource resource, int64_t amount);
 
   // Bytes of a domain, of all kinds.
@@ -132,9 +133,14 @@ class Budget : public std::enable_shared_from_this<Budget> {
   int64_t held(Resource resource) const { return held_[static_cast<size_t>(resource)]; }
   const Limits& limits() const { return limits_; }
 
-  // `reclaim` gives back what its owner keeps for reuse. It is called until Forget() of its
-  // `owner`, for any budget of the same tree.
-  void Reclaim(const void* owner, std::function<void()> reclaim);
+  // It is `outer`, or lies within it.
+  bool LiesWithin(const Budget& outer) const;
+
+  // `reclaim` gives back what its owner keeps for reuse and has charged to budgets within `full`:
+  // what others keep is theirs. It is called until Forget() of its `owner`, for any budget of the
+  // same tree; it charges nothing.
+  using GiveBack = std::function<void(const Budget& full)>;
+  void Reclaim(const void* owner, GiveBack reclaim);
   void Forget(const void* owner);
 
  private:
@@ -153,7 +159,7 @@ class Budget : public std::enable_shared_from_this<Budget> {
   std::array<int64_t, kDomains> bytes_{};
   std::array<int64_t, kResources> held_{};
   // The node's budget alone has them.
-  std::vector<std::pair<const void*, std::function<void()>>> reclaims_;
+  std::vector<std::pair<const void*, GiveBack>> reclaims_;
 };
 
 // A charge for what goes up and down with every call: it is taken and given back in steps.

@@ -111,7 +111,7 @@ TEST(BudgetTest, WhatIsKeptForReuseIsGivenBackFirst) {
   const BudgetRef tenant = Budget::Within(node, "tenant a", {});
   Charge kept = *Bytes(tenant, 90);
   int reclaims = 0;
-  tenant->Reclaim(&kept, [&] {
+  tenant->Reclaim(&kept, [&](const Budget&) {
     ++reclaims;
     kept = Charge();
   });
@@ -123,6 +123,32 @@ TEST(BudgetTest, WhatIsKeptForReuseIsGivenBackFirst) {
   node->Forget(&kept);
   EXPECT_FALSE(Bytes(node, 60).ok());
   EXPECT_EQ(reclaims, 1);
+}
+
+// What others keep for reuse is theirs, however often somebody is refused.
+TEST(BudgetTest, OnlyOwnersWithinTheFullBudgetGiveBack) {
+  const BudgetRef node = Budget::OfNode(1000);
+  Budget::Limits share;
+  share.bytes[0] = 300;
+  const BudgetRef tenants[] = {Budget::Within(node, "tenant a", share),
+                               Budget::Within(node, "tenant b", share)};
+  const BudgetRef session = Budget::Within(tenants[0], "session 1", {});
+  Charge kept[] = {*Bytes(tenants[0], 100), *Bytes(tenants[1], 100)};
+  EXPECT_TRUE(tenants[0]->LiesWithin(*node));
+  EXPECT_TRUE(kept[0].LiesWithin(*tenants[0]));
+  EXPECT_FALSE(kept[0].LiesWithin(*session));
+  EXPECT_FALSE(Charge().LiesWithin(*node));
+  for (int i = 0; i < 2; ++i) {
+    tenants[i]->Reclaim(&kept[i], [&, i](const Budget& full) {
+      if (kept[i].LiesWithin(full)) kept[i] = Charge();
+    });
+  }
+  EXPECT_FALSE(Bytes(session, 301).ok());
+  EXPECT_EQ(kept[0].amount(), 0);
+  EXPECT_EQ(kept[1].amount(), 100);
+  Charge all = *Bytes(node, 800);
+  EXPECT_FALSE(Bytes(session, 300).ok());
+  EXPECT_EQ(kept[1].amount(), 0) << "the node is full";
 }
 
 TEST(BudgetTest, ASteppedChargeCoversWhatThereIsAndNotMuchMore) {

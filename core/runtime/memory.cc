@@ -17,7 +17,9 @@ ArenaSet::Ptr ArenaSet::Create(BudgetRef budget, const ArenaSetOptions& options)
 
 ArenaSet::ArenaSet(BudgetRef budget, const ArenaSetOptions& options)
     : budget_(std::move(budget)), options_(options) {
-  budget_->Reclaim(this, [this] { Trim(); });
+  budget_->Reclaim(this, [this](const Budget& full) {
+    if (budget_->LiesWithin(full)) Trim();
+  });
 }
 
 ArenaSet::~ArenaSet() { budget_->Forget(this); }
