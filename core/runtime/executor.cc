@@ -210,6 +210,17 @@ class DeviceExecutor final : public Executor {
     return HasMore();
   }
 
+  void Settled(LaunchId last) override {
+    if (MustWait([this, last] { Settled(last); })) return;
+    MutexLock lock(&failures_mutex_);
+    // What waits for its turn is not put off: the next call comes with the next failure.
+    if (forget_ == LaunchId()) {
+      forget_ = last;
+      forget_behind_ = last_guarded_;
+    }
+    ForgetFailures();
+  }
+
   void Upload(DeviceAddress to, const void* from, int64_t bytes,
               std::function<void(absl::Status)> done) override {
     const int parity = Begin();
@@ -368,7 +379,6 @@ class DeviceExecutor final : public Executor {
     Failure failure ABSL_GUARDED_BY(mutex);
   };
   static constexpr size_t kPositions = 1024;
-  static constexpr size_t kFailures = 1024;
 
   // Sets `may_fail` where this one may, and else leaves it.
   absl::StatusOr<std::unique_ptr<Kernel>> MakeKernel(const DevicePlan::Kernel& kernel,
@@ -549,16 +559,18 @@ class DeviceExecutor final : public Executor {
   std::shared_ptr<Guard> MakeGuard(const bool (&uses)[kPlanStreams], const absl::Status& enqueued) {
     auto guard = std::make_shared<Guard>();
     guard->Add(enqueued);
+    const LaunchId launch = last_guarded_ = message_.launch;
     const auto add = [guard](const absl::Status& result) { guard->Add(result); };
     if (uses[kCommunication]) {
       streams_[kCommunication]->Callback(add);
       streams_[kCommunication]->Record(crossing_[kCommunication].get());
       streams_[kCompute]->Wait(crossing_[kCommunication].get());
     }
-    streams_[kCompute]->Callback([this, guard, after = message_.after](const absl::Status& result) {
-      guard->Add(result, /*of_kernel=*/true);
-      guard->Add(FailureOf(after));
-    });
+    streams_[kCompute]->Callback(
+        [this, guard, launch, after = message_.after](const absl::Status& result) {
+          guard->Add(result, /*of_kernel=*/true);
+          guard->Add(FailureOf(launch, after));
+        });
     if (commit_ == nullptr) return guard;
     streams_[kCompute]->Record(crossing_[kCompute].get());
     streams_[kCommunication]->Wait(crossing_[kCompute].get());
@@ -639,25 +651,33 @@ class DeviceExecutor final : public Executor {
   // Launches that read results of this one may ask before its completion has been sent.
   void NoteFailure(LaunchId launch) ABSL_LOCKS_EXCLUDED(failures_mutex_) {
     MutexLock lock(&failures_mutex_);
-    if (failures_.size() < kFailures) {
-      failures_.push_back(launch);
-      return;
-    }
-    forgotten_ = std::max(forgotten_, failures_[next_failure_]);
-    failures_[next_failure_] = launch;
-    next_failure_ = (next_failure_ + 1) % kFailures;
+    failures_.insert(launch);
   }
-  absl::Status FailureOf(absl::Span<const LaunchId> launches) ABSL_LOCKS_EXCLUDED(failures_mutex_) {
+  // Asked by each launch with a guard, in their order: the guard's callbacks are of one stream.
+  absl::Status FailureOf(LaunchId guarded, absl::Span<const LaunchId> launches)
+      ABSL_LOCKS_EXCLUDED(failures_mutex_) {
     MutexLock lock(&failures_mutex_);
+    absl::Status status;
     for (const LaunchId launch : launches) {
-      if (launch > forgotten_ &&
-          std::find(failures_.begin(), failures_.end(), launch) == failures_.end()) {
-        continue;
-      }
-      return MakeError(Reason::kExecFailed, absl::StrCat("launch ", launch.value(),
-                                                         ", whose results it reads, has failed"));
+      if (!status.ok() || !failures_.contains(launch)) continue;
+      status = MakeError(Reason::kExecFailed, absl::StrCat("launch ", launch.value(),
+                                                           ", whose results it reads, has failed"));
     }
-    return absl::OkStatus();
+    last_asked_ = guarded;
+    ForgetFailures();
+    return status;
+  }
+  // Once the launches that may still ask have.
+  void ForgetFailures() ABSL_EXCLUSIVE_LOCKS_REQUIRED(failures_mutex_) {
+    if (forget_ == LaunchId() || last_asked_ < forget_behind_) return;
+    for (auto it = failures_.begin(); it != failures_.end();) {
+      if (*it <= forget_) {
+        failures_.erase(it++);
+      } else {
+        ++it;
+      }
+    }
+    forget_ = LaunchId();
   }
 
   void Complete(LaunchId launch, const absl::Status& status, bool held_back = false,
@@ -780,10 +800,13 @@ class DeviceExecutor final : public Executor {
   std::vector<bool> left_out_;  // by group of equal work
   Communicator* commit_ = nullptr;
 
+  LaunchId last_guarded_;  // the last launch that has a guard
   Mutex failures_mutex_;
-  std::vector<LaunchId> failures_ ABSL_GUARDED_BY(failures_mutex_);  // the last ones, in any order
-  size_t next_failure_ ABSL_GUARDED_BY(failures_mutex_) = 0;
-  LaunchId forgotten_ ABSL_GUARDED_BY(failures_mutex_);  // the newest that made room for others
+  absl::flat_hash_set<LaunchId> failures_
+      ABSL_GUARDED_BY(failures_mutex_);                      // that may be asked for
+  LaunchId last_asked_ ABSL_GUARDED_BY(failures_mutex_);     // the last launch whose guard has
+  LaunchId forget_ ABSL_GUARDED_BY(failures_mutex_);         // failures up to it, 0: none,
+  LaunchId forget_behind_ ABSL_GUARDED_BY(failures_mutex_);  // once this one's guard has asked
 
   // Written by completions.
   std::atomic<int64_t> in_flight_[2] = {{0}, {0}};

@@ -49,6 +49,9 @@ class Executor {
   static constexpr int64_t kSliceSteps = 64;
   virtual bool Launch(absl::string_view launch) = 0;
   virtual bool Continue() = 0;
+  // No launch that follows reads what this one or an earlier one wrote: nobody will ask any more
+  // whether these have failed. Until then that is kept of each that has.
+  virtual void Settled(LaunchId last) = 0;
   // Copies between host memory and the device, on a stream of their own beside the launches' work.
   // Launches that follow an Upload see it; a Download sees what launch `after` wrote (none: nothing
   // to wait for). The host memory must stand until `done`, which is called as completions are.

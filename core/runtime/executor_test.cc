@@ -772,6 +772,26 @@ TEST(HoldBackTest, IsForLaunchesInWhichSomethingMayFail) {
   EXPECT_TRUE(completion.status.ok()) << completion.status;
   launch("neg", 1, {sound.get(), 0, 0}, &completion);
   EXPECT_FALSE(completion.held_back);
+  // However many of others fail meanwhile.
+  for (int i = 0; i < 2000; ++i) {
+    LaunchMessage unknown;
+    unknown.launch = rig.NextLaunch();
+    unknown.plan = PlanId(77);
+    ByteWriter bytes;
+    EncodeLaunch(unknown, &bytes);
+    rig.executor(0)->Launch(bytes.bytes());
+    ASSERT_EQ(rig.WaitFor(unknown.launch).code(), absl::StatusCode::kNotFound);
+  }
+  const auto late = launch("mul", 2, {sound.get(), 0, 0}, &completion);
+  EXPECT_TRUE(completion.status.ok()) << completion.status;
+  launch("mul", 2, {failed.get(), 0, 0}, &completion);
+  EXPECT_EQ(ErrorOf(completion.status).reason, Reason::kExecFailed) << completion.status;
+  // What nobody asks for is forgotten.
+  rig.executor(0)->Settled(late->sessions[0].launches[0]);
+  launch("mul", 2, {failed.get(), 0, 0}, &completion);
+  EXPECT_TRUE(completion.status.ok()) << completion.status;
+  launch("mul", 2, {behind.get(), 0, 0}, &completion);
+  EXPECT_TRUE(completion.status.ok()) << completion.status;
 }
 
 TEST_P(ExecutorTest, OneSessionMayHoldAllRanks) {
