@@ -149,7 +149,7 @@ void EqualWork::Forget(RunState* run) {
   for (const InstanceKey& key : *instances) world.shared.erase(key);
 }
 
-absl::Status EqualWork::Deal(absl::Span<RunState* const> members) {
+absl::Status EqualWork::Deal(absl::Span<RunState* const> members, CommunicatorLease* lease) {
   struct Holder {
     Hash128 value_id;
     RunState* run;
@@ -202,7 +202,7 @@ absl::Status EqualWork::Deal(absl::Span<RunState* const> members) {
   for (const RunState* run : sharing) devices.push_back(run->devices[0]);
   std::sort(devices.begin(), devices.end());
   devices.erase(std::unique(devices.begin(), devices.end()), devices.end());
-  CHORUS_ASSIGN_OR_RETURN(const CommunicatorId communicator, launcher_->CommunicatorOf(devices));
+  CHORUS_ASSIGN_OR_RETURN(const CommunicatorId communicator, lease->Of(devices));
   for (RunState* run : sharing) run->equal_communicator = communicator;
   return absl::OkStatus();
 }

@@ -18,8 +18,8 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "core/collective/instance.h"
+#include "core/node/communicators.h"
 #include "core/node/info.h"
-#include "core/node/launcher.h"
 #include "core/node/run_state.h"
 #include "core/node/storage.h"
 #include "core/transport/command.h"
@@ -29,8 +29,7 @@ namespace chorus::node {
 class EqualWork {
  public:
   // All outlive it. `stats` counts what is shared.
-  EqualWork(Storage* storage, Launcher* launcher, NodeStats* stats)
-      : storage_(storage), launcher_(launcher), stats_(stats) {}
+  EqualWork(Storage* storage, NodeStats* stats) : storage_(storage), stats_(stats) {}
 
   // Gives the run's outputs their value ids, and finds the buffers that its groups of equal work
   // share with other runs. `instances` by participation; empty: it votes for an epoch that is not
@@ -39,15 +38,14 @@ class EqualWork {
   // The run will not be launched. Lets go of what it has reserved with others: for equal work,
   // where no other run has it too; for its instances in any case, for their votes fail with it.
   void Forget(RunState* run);
-  // Deals a gang's groups of equal work out to the runs that have them. RESOURCE_EXHAUSTED: where
-  // ranks cannot share, and there is no memory for each.
-  absl::Status Deal(absl::Span<RunState* const> members);
+  // Deals a gang's groups of equal work out to the runs that have them; they meet in a communicator
+  // of `lease`. RESOURCE_EXHAUSTED: where ranks cannot share, and there is no memory for each.
+  absl::Status Deal(absl::Span<RunState* const> members, CommunicatorLease* lease);
 
  private:
   absl::StatusOr<std::vector<BufferRef>> Reserve(const Plan::EqualGroup& group, RunState* run);
 
   Storage* const storage_;
-  Launcher* const launcher_;
   NodeStats* const stats_;
 };
 

@@ -45,8 +45,15 @@ int32_t Gangs::New() {
 }
 
 void Gangs::Recycle(int32_t index) {
+  const bool failed = !at(index).status.ok();
   at(index).Recycle();
   free_.push_back(index);
+  while (!launches_.empty() && runs_->Find(launches_.front().run) == nullptr) {
+    launches_.pop_front();
+    ++first_launch_;
+  }
+  // Runs that follow are told of a launch only while its results are on their way.
+  if (failed) launcher_->Settled(LaunchId(first_launch_.value() - 1));
 }
 
 // --- Launch: the point of no return -------------------------------------------------------------
@@ -91,8 +98,9 @@ int32_t Gangs::Launch(const std::shared_ptr<World>& world, const SequencerAction
 // Everything that may fail before the devices hear of the gang.
 absl::Status Gangs::PrepareGang(const SequencerAction& action, absl::Span<RunState* const> members,
                                 Gang* gang) {
+  gang->lease = LeaseFor(*members.front());
   CHORUS_RETURN_IF_ERROR(CheckMeetings(members));
-  CHORUS_RETURN_IF_ERROR(equal_work_->Deal(members));
+  CHORUS_RETURN_IF_ERROR(equal_work_->Deal(members, gang->lease.get()));
   CHORUS_RETURN_IF_ERROR(FindBytes(action, members));
   if (!action.donating.empty()) {
     CHORUS_RETURN_IF_ERROR(JoinCommit(members, gang));
@@ -109,6 +117,7 @@ int32_t Gangs::LaunchLocal(RunState* run) {
   gang.runs.push_back(run->handle);
   run->phase = RunState::Phase::kLaunched;
   run->gang = index;
+  if (run->devices.size() > 1) gang.lease = LeaseFor(*run);
   gang.status = BindInputs(run);
   if (gang.status.ok()) {
     PlaceOutputs(run);
@@ -183,7 +192,7 @@ absl::Status Gangs::JoinCommit(absl::Span<RunState* const> members, Gang* gang) 
   if (devices.size() < 2) return absl::OkStatus();
   // Descending, so that it is most often no group's: a veto breaks the one that it is spoken in.
   std::reverse(devices.begin(), devices.end());
-  CHORUS_ASSIGN_OR_RETURN(gang->commit, launcher_->CommunicatorOf(devices));
+  CHORUS_ASSIGN_OR_RETURN(gang->commit, gang->lease->Of(devices));
   gang->communicators.push_back(gang->commit);
   return absl::OkStatus();
 }
@@ -292,9 +301,12 @@ absl::Status Gangs::PrepareLaunch(RunState* run, Gang* gang) {
     for (const Plan::CollectiveSlot& collective : plan.collectives[slot]) {
       message.collectives.emplace_back();
       LaunchMessage::CollectiveBinding& binding = message.collectives.back();
-      CHORUS_RETURN_IF_ERROR(BindCommunicator(*run, collective, &binding));
-      if (binding.communicator != CommunicatorId())
-        gang->communicators.push_back(binding.communicator);
+      CHORUS_RETURN_IF_ERROR(BindCommunicator(*run, collective, gang->lease.get(), &binding));
+      std::vector<CommunicatorId>& all = gang->communicators;
+      if (binding.communicator != CommunicatorId() &&
+          (all.empty() || all.back() != binding.communicator)) {
+        all.push_back(binding.communicator);
+      }
     }
   }
   run->launches_left = static_cast<int32_t>(run->devices.size());
@@ -302,6 +314,7 @@ absl::Status Gangs::PrepareLaunch(RunState* run, Gang* gang) {
 }
 
 absl::Status Gangs::BindCommunicator(const RunState& run, const Plan::CollectiveSlot& collective,
+                                     CommunicatorLease* lease,
                                      LaunchMessage::CollectiveBinding* binding) {
   absl::InlinedVector<DeviceIndex, 8> devices;
   if (collective.equal_work) {
@@ -326,7 +339,7 @@ absl::Status Gangs::BindCommunicator(const RunState& run, const Plan::Collective
         }
       }
       CHORUS_ASSIGN_OR_RETURN(binding->communicator,
-                              GroupCommunicator(run.world.get(), instance.key.group));
+                              GroupCommunicator(*run.world, instance.key.group, lease));
       return absl::OkStatus();
     }
     CHORUS_ASSIGN_OR_RETURN(const absl::Span<const Rank> members,
@@ -344,28 +357,32 @@ absl::Status Gangs::BindCommunicator(const RunState& run, const Plan::Collective
       devices.push_back(run.world->members[static_cast<size_t>(rank.value())].device);
     }
   }
-  CHORUS_ASSIGN_OR_RETURN(binding->communicator, launcher_->CommunicatorOf(devices));
+  CHORUS_ASSIGN_OR_RETURN(binding->communicator, lease->Of(devices));
   return absl::OkStatus();
 }
 
-absl::StatusOr<CommunicatorId> Gangs::GroupCommunicator(World* world, GroupId group) {
-  // One that was dropped is opened anew.
-  if (world->communicators_after_drops != launcher_->drops()) {
-    world->communicators_after_drops = launcher_->drops();
-    world->communicators.clear();
+// Of whoever the run's communicators must not be shared beyond.
+std::shared_ptr<CommunicatorLease> Gangs::LeaseFor(const RunState& run) {
+  std::shared_ptr<CommunicatorLease>& lease =
+      run.world != nullptr ? run.world->communicators : run.session->communicators;
+  if (lease == nullptr) {
+    lease = launcher_->LeaseCommunicators(run.world != nullptr ? run.session->tenant->budget
+                                                               : run.session->budget);
   }
-  const size_t index = static_cast<size_t>(group.value());
-  if (world->communicators.size() <= index) world->communicators.resize(index + 1);
-  CommunicatorId& communicator = world->communicators[index];
-  if (communicator == CommunicatorId()) {
-    CHORUS_ASSIGN_OR_RETURN(const absl::Span<const Rank> members,
-                            world->agreement->GroupMembers(group));
-    std::vector<DeviceIndex> devices;
-    for (Rank rank : members) {
-      devices.push_back(world->members[static_cast<size_t>(rank.value())].device);
-    }
-    CHORUS_ASSIGN_OR_RETURN(communicator, launcher_->CommunicatorOf(devices));
+  return lease;
+}
+
+absl::StatusOr<CommunicatorId> Gangs::GroupCommunicator(const World& world, GroupId group,
+                                                        CommunicatorLease* lease) {
+  if (const CommunicatorId noted = lease->OfGroup(group); noted != CommunicatorId()) return noted;
+  CHORUS_ASSIGN_OR_RETURN(const absl::Span<const Rank> members,
+                          world.agreement->GroupMembers(group));
+  std::vector<DeviceIndex> devices;
+  for (Rank rank : members) {
+    devices.push_back(world.members[static_cast<size_t>(rank.value())].device);
   }
+  CHORUS_ASSIGN_OR_RETURN(const CommunicatorId communicator, lease->Of(devices));
+  lease->OfGroup(group) = communicator;
   return communicator;
 }
 
@@ -390,7 +407,7 @@ void Gangs::LaunchRun(RunState* run) {
         run->outputs[i]->launch = message.launch;
       }
     }
-    launches_.push_back(run->handle);
+    launches_.push_back({run->handle});
     launcher_->Launch(run->devices[slot], message);
   }
 }
@@ -400,14 +417,9 @@ void Gangs::LaunchRun(RunState* run) {
 absl::optional<int32_t> Gangs::Complete(const CompletionMessage& completion) {
   const uint64_t index = completion.launch.value() - first_launch_.value();
   if (completion.launch < first_launch_ || index >= launches_.size()) return absl::nullopt;
-  RunHandle& entry = launches_[index];
-  RunState* const run = runs_->Find(entry);
-  entry = RunHandle();
-  while (!launches_.empty() && launches_.front() == RunHandle()) {
-    launches_.pop_front();
-    ++first_launch_;
-  }
-  if (run == nullptr) return absl::nullopt;  // completed twice
+  Launched& launched = launches_[index];
+  RunState* const run = runs_->Find(launched.run);
+  if (run == nullptr || std::exchange(launched.complete, true)) return absl::nullopt;
   --run->launches_left;
   run->held_back = run->held_back && completion.held_back;
   Gang& gang = at(run->gang);
@@ -421,7 +433,8 @@ absl::optional<int32_t> Gangs::Complete(const CompletionMessage& completion) {
 }
 
 void Gangs::Abort(int32_t index, const absl::Status& why) {
-  for (CommunicatorId id : at(index).communicators) launcher_->DropCommunicator(id, why);
+  Gang& gang = at(index);
+  for (CommunicatorId id : gang.communicators) gang.lease->Drop(id, why);
 }
 
 }  // namespace chorus::node

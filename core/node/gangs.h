@@ -17,6 +17,7 @@
 #include "absl/types/span.h"
 #include "core/base/ids.h"
 #include "core/collective/decisions.h"
+#include "core/node/communicators.h"
 #include "core/node/donation.h"
 #include "core/node/equal_work.h"
 #include "core/node/info.h"
@@ -36,9 +37,12 @@ struct Gang {
   int32_t launches_left = 0;
   absl::Status status;
   bool knows_origin = false;  // of its failure
+  // Its world's, or its session's; and which of them it uses. Null: a run on one device.
+  std::shared_ptr<CommunicatorLease> lease;
   std::vector<CommunicatorId> communicators;
   CommunicatorId commit;  // of all its devices, where some of them hold back
 
+  static constexpr size_t kKeptCapacity = 1024;  // nobody is charged for what is kept
   void Recycle() {
     world.reset();
     ticket = Ticket();
@@ -46,6 +50,8 @@ struct Gang {
     launches_left = 0;
     status = absl::OkStatus();
     knows_origin = false;
+    lease.reset();
+    if (communicators.capacity() > kKeptCapacity) communicators = {};
     communicators.clear();
     commit = CommunicatorId();
   }
@@ -70,7 +76,7 @@ class Gangs {
   // The index of the gang that is complete with this, if one is.
   absl::optional<int32_t> Complete(const CompletionMessage& completion);
 
-  // Until Recycle(). References stay valid.
+  // Until Recycle(), when its runs have ended. References stay valid.
   Gang& at(int32_t index) { return gangs_[static_cast<size_t>(index)]; }
   void Recycle(int32_t index);
   // Its devices have failed, or not finished in time, and those that wait for each other would do
@@ -88,9 +94,12 @@ class Gangs {
   absl::Status ResolvePeers(const LaunchedInstance& instance);
   void PlaceOutputs(RunState* run);
   absl::Status PrepareLaunch(RunState* run, Gang* gang);
-  absl::StatusOr<CommunicatorId> GroupCommunicator(World* world, GroupId group);
-  absl::Status BindCommunicator(const RunState& run, const Plan::CollectiveSlot& collective,
-                                LaunchMessage::CollectiveBinding* binding);
+  std::shared_ptr<CommunicatorLease> LeaseFor(const RunState& run);
+  static absl::StatusOr<CommunicatorId> GroupCommunicator(const World& world, GroupId group,
+                                                          CommunicatorLease* lease);
+  static absl::Status BindCommunicator(const RunState& run, const Plan::CollectiveSlot& collective,
+                                       CommunicatorLease* lease,
+                                       LaunchMessage::CollectiveBinding* binding);
   void LaunchRun(RunState* run);
 
   RunTable* const runs_;
@@ -102,8 +111,12 @@ class Gangs {
 
   std::deque<Gang> gangs_;  // a deque: references stay valid
   std::vector<int32_t> free_;
-  // The runs of launches under way: launch `first_launch_` + i. Null handles have completed.
-  std::deque<RunHandle> launches_;
+  // Launches of gangs under way: launch `first_launch_` + i.
+  struct Launched {
+    RunHandle run;
+    bool complete = false;
+  };
+  std::deque<Launched> launches_;
   LaunchId first_launch_{1};
 };
 

@@ -22,7 +22,8 @@ PlanId FindOn(const LoadedPlan& plan, size_t slot, DeviceIndex device) {
 Launcher::Launcher(Backend* backend, Background* background, std::function<void()> wake)
     : background_(background),
       wake_(std::move(wake)),
-      launch_counts_(static_cast<size_t>(backend->device_count())) {
+      launch_counts_(static_cast<size_t>(backend->device_count())),
+      communicators_(std::make_shared<CommunicatorPool>(&executors_)) {
   for (int i = 0; i < backend->device_count(); ++i) {
     DeviceExecutorOptions options;
     options.dispose = [this](std::function<void()> take_apart) {
@@ -101,40 +102,6 @@ absl::StatusOr<bool> Launcher::LoadPlan(const std::shared_ptr<LoadedPlan>& plan,
 void Launcher::UnloadPlan(DeviceIndex device, PlanId plan) {
   executor(device)->UnloadPlan(plan);
   --loaded_plans_;
-}
-
-absl::StatusOr<CommunicatorId> Launcher::CommunicatorOf(absl::Span<const DeviceIndex> devices) {
-  std::vector<int> key;
-  key.reserve(devices.size());
-  for (DeviceIndex device : devices) key.push_back(device.value());
-  const auto it = pool_.find(key);
-  if (it != pool_.end()) return it->second;
-  const CommunicatorId id = ++last_communicator_;
-  for (size_t member = 0; member < key.size(); ++member) {
-    absl::Status status = executors_[static_cast<size_t>(key[member])]->OpenCommunicator(
-        id, key, static_cast<int>(member));
-    if (!status.ok()) {
-      for (size_t i = 0; i < member; ++i) {
-        executors_[static_cast<size_t>(key[i])]->CloseCommunicator(id);
-      }
-      return status;
-    }
-  }
-  devices_of_[id] = key;
-  pool_.emplace(std::move(key), id);
-  return id;
-}
-
-void Launcher::DropCommunicator(CommunicatorId id, const absl::Status& why) {
-  const auto it = devices_of_.find(id);
-  if (it == devices_of_.end()) return;
-  ++drops_;
-  for (int device : it->second) {
-    executors_[static_cast<size_t>(device)]->AbortCommunicator(id, why);
-  }
-  for (int device : it->second) executors_[static_cast<size_t>(device)]->CloseCommunicator(id);
-  pool_.erase(it->second);
-  devices_of_.erase(it);
 }
 
 void Launcher::Launch(DeviceIndex device, const LaunchMessage& message) {

@@ -1,8 +1,5 @@
 // The device side of the node: executors, loaded plans, the pool of communicators, completions.
 //
-// Communicators are pooled by the ordered set of devices they join, so that they outlive the worlds
-// that use them and are warm for the next.
-//
 // Threads: the node thread; completions come from any thread and wait for Drain(). Ownership: owns
 // the executors, and through them loaded plans and communicators. Errors: as Executor's.
 #ifndef CHORUS_CORE_NODE_LAUNCHER_H_
@@ -12,15 +9,17 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "core/backend/backend.h"
 #include "core/base/mutex.h"
 #include "core/node/background.h"
+#include "core/node/communicators.h"
 #include "core/node/graph_store.h"
+#include "core/runtime/budget.h"
 #include "core/runtime/executor.h"
 #include "core/runtime/messages.h"
 
@@ -47,12 +46,10 @@ class Launcher {
   void UnloadPlan(DeviceIndex device, PlanId plan);
   int64_t loaded_plans() const { return loaded_plans_; }
 
-  // The communicator of these devices, opened at its first use.
-  absl::StatusOr<CommunicatorId> CommunicatorOf(absl::Span<const DeviceIndex> devices);
-  // The communicator has failed or may hang: aborts it and takes it out of the pool.
-  void DropCommunicator(CommunicatorId id, const absl::Status& why);
-  // How often that has happened: ids found before may be gone after it.
-  int64_t drops() const { return drops_; }
+  // Of communicators, for whoever is to share them with nobody; charged to `budget`.
+  std::shared_ptr<CommunicatorLease> LeaseCommunicators(BudgetRef budget) {
+    return std::make_shared<CommunicatorLease>(communicators_, std::move(budget));
+  }
 
   // Ids ascend in the order of launches.
   LaunchId NextLaunchId() { return ++last_launch_; }
@@ -60,6 +57,10 @@ class Launcher {
   // Goes on with launches that were too large to be enqueued at once. Whether there were any.
   bool Continue();
   bool HasMore() const { return !unfinished_.empty(); }
+  // Executor::Settled, on each device.
+  void Settled(LaunchId last) {
+    for (auto& executor : executors_) executor->Settled(last);
+  }
 
   // Posts a closure to be run by Drain(), from any thread.
   void Post(std::function<void()> closure);
@@ -68,10 +69,6 @@ class Launcher {
   bool HasCompletions() const { return ready_.load(std::memory_order_seq_cst); }
 
  private:
-  struct Pooled {
-    std::vector<int> devices;
-    CommunicatorId id;
-  };
   void OnCompletion(absl::string_view bytes);
 
   Background* const background_;
@@ -85,16 +82,11 @@ class Launcher {
   PlanId last_plan_;
   int64_t loaded_plans_ = 0;
   LaunchId last_launch_;
-  CommunicatorId last_communicator_;
-  int64_t drops_ = 0;
-  // At most one for each order of each set of the node's devices: they outlive the worlds that
-  // asked for them, so that the next ones find them open.
-  absl::flat_hash_map<std::vector<int>, CommunicatorId> pool_;
-  absl::flat_hash_map<CommunicatorId, std::vector<int>> devices_of_;
   ByteWriter scratch_;
   std::vector<DeviceIndex> unfinished_;  // executors that have not enqueued all they were given
-  // Last: its end waits for work that may still complete into the members above.
+  // Its end waits for work that may still complete into the members above.
   std::vector<std::unique_ptr<Executor>> executors_;
+  const std::shared_ptr<CommunicatorPool> communicators_;
 };
 
 }  // namespace chorus::node

@@ -138,7 +138,7 @@ LocalNode::Parts::Parts(NodeOptions node_options, Backend* devices, std::functio
              }),
       holders(&clock, &sessions, &runs_under_way),
       donations(&runs_under_way, &errors),
-      equal_work(&storage, &launcher, &stats),
+      equal_work(&storage, &stats),
       preparer(&graphs, &launcher, &storage, &donations, &equal_work,
                [this](RunHandle run, const absl::Status& status) { runs.Uploaded(run, status); }),
       gangs(&runs_under_way, &storage, &launcher, &donations, &equal_work, &stats),

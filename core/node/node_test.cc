@@ -22,6 +22,7 @@
 #include "core/graph/encoding.h"
 #include "core/node/node_loop.h"
 #include "core/ops/graph_builder.h"
+#include "core/ops/host_kernel.h"
 #include "core/ops/host_kernels.h"
 #include "core/transport/command.h"
 #include "gmock/gmock.h"
@@ -203,7 +204,7 @@ Graph NegateGraph(int64_t elements) {
 class DirectRank {
  public:
   DirectRank(NodeLoop* loop, int rank, int size, const std::string& world,
-             std::vector<DeviceIndex> devices)
+             std::vector<DeviceIndex> devices, absl::Duration exec_timeout = {})
       : loop_(loop), rank_(rank) {
     OpenSessionRequest open;
     open.tenant = "uid:0";
@@ -218,6 +219,7 @@ class DirectRank {
     join.size = size;
     join.rank = Rank(rank);
     join.device = devices[0];
+    join.exec_timeout = exec_timeout;
     loop_->Post([this, join](LocalNode& node, absl::Time now) {
       node.JoinWorld(session_, join, now,
                      [this](absl::StatusOr<WorldInfo> info) { joined_.Set(std::move(info)); });
@@ -418,11 +420,11 @@ class NodeTest : public testing::Test {
     }
     for (auto& rank : ranks_) rank->AwaitWorld();
   }
-  std::unique_ptr<Backend> HostDevices(int count) {
+  std::unique_ptr<Backend> HostDevices(int count, HostKernelFactory make_kernel = MakeHostKernel) {
     HostBackendOptions host;
     host.devices = count;
     host.pool = &pool_;
-    host.make_kernel = MakeHostKernel;
+    host.make_kernel = make_kernel;
     return CreateHostBackend(host);
   }
   static std::vector<std::vector<DeviceIndex>> OneEach(int ranks) {
@@ -1190,6 +1192,77 @@ TEST_F(NodeTest, AGangMayEndAfterItsExecTimeout) {
   EXPECT_TRUE(ranks_[0]->LastOutcome().ok()) << ranks_[0]->LastOutcome();
   EXPECT_TRUE(ranks_[0]->Call<bool>(
       [](LocalNode& node, absl::Time, auto* done) { done->Set(node.Idle()); }));
+}
+
+// Kernels that end when the test says so: neg of so many elements.
+constexpr int64_t kGated = 7;
+struct Gate {
+  void Set(bool open) {
+    MutexLock lock(&mutex);
+    is_open = open;
+    opened.SignalAll();
+  }
+  Mutex mutex;
+  CondVar opened;
+  bool is_open ABSL_GUARDED_BY(mutex) = false;
+};
+Gate gate;
+
+class GatedNegate : public HostKernel {
+ public:
+  GatedNegate() : HostKernel(1, int64_t{1} << 30) {}  // nothing for the node thread
+  absl::Status Run(const HostBuffers& buffers, int64_t, int64_t) const override {
+    {
+      MutexLock lock(&gate.mutex);
+      const absl::Time deadline = absl::Now() + kPatience;
+      while (!gate.is_open && absl::Now() < deadline) {
+        gate.opened.WaitFor(&gate.mutex, deadline - absl::Now());
+      }
+    }
+    const auto* const x = static_cast<const float*>(buffers.inputs[0]);
+    for (int64_t i = 0; i < kGated; ++i) static_cast<float*>(buffers.outputs[0])[i] = -x[i];
+    return absl::OkStatus();
+  }
+};
+
+HostKernelOrError MakeGatedKernel(const NodeView& node, absl::Span<const TensorType> outputs) {
+  if (node.op == "neg" && outputs[0].num_elements() == kGated) {
+    return std::make_unique<GatedNegate>();
+  }
+  return MakeHostKernel(node, outputs);
+}
+
+// Two worlds on the same devices, in the same order. The second one's gang stands behind the first
+// one's and fails meanwhile; what it ends is its own.
+TEST_F(NodeTest, AGangThatFailsFailsNoOtherWorldOfItsDevices) {
+  gate.Set(false);
+  StartOn(HostDevices(2, MakeGatedKernel), OneEach(2), {});
+  for (int r = 0; r < 2; ++r) {
+    ranks_.push_back(std::make_unique<DirectRank>(loop_.get(), r, 2, "other",
+                                                  std::vector<DeviceIndex>{DeviceIndex(r)},
+                                                  absl::Milliseconds(1)));
+  }
+  for (int r = 0; r < 2; ++r) ranks_[2 + r]->AwaitWorld();
+  for (size_t i = 0; i < ranks_.size(); ++i) {
+    const TensorType type(DType::kF32, {kGated});
+    ranks_[i]->Register(0, AllReduceGraph(static_cast<int>(i) % 2, 2, type, "x.cc:1"));
+  }
+  const std::vector<float> x = {1, 2, 3, 4, 5, 6, 7};
+  ranks_[0]->Register(1, NegateGraph(kGated));
+  for (auto& rank : ranks_) ASSERT_TRUE(rank->LastOutcome().ok()) << rank->LastOutcome();
+  ranks_[0]->RunLocal(1, {DirectRank::Inline(x)}, {1, 1});
+  ranks_[0]->RunOn(0, TensorId{1, 1}, {0, 1});
+  ranks_[1]->RunInline(0, x, {0, 1});
+  for (int r = 0; r < 2; ++r) ranks_[r]->WaitUntilTaken();
+  for (int r = 0; r < 2; ++r) ranks_[2 + r]->RunInline(0, x, {0, 1});
+  for (int r = 0; r < 2; ++r) {
+    EXPECT_EQ(ErrorOf(ranks_[2 + r]->LastOutcome()).reason, Reason::kExecTimeout);
+  }
+  gate.Set(true);
+  for (int r = 0; r < 2; ++r) {
+    EXPECT_TRUE(ranks_[r]->LastOutcome().ok()) << ranks_[r]->LastOutcome();
+    EXPECT_THAT(*ranks_[r]->Read({0, 1}), testing::Each(0));
+  }
 }
 
 // It may still be written: what was given away is not back before the devices have done with it.

@@ -178,6 +178,7 @@ class RunTable {
     } else {
       slot = free_.back();
       free_.pop_back();
+      if (runs_[slot] == nullptr) runs_[slot] = std::make_unique<RunState>();
     }
     runs_[slot]->handle = RunHandle((++serial_ << kSlotBits) | slot);
     ++live_;
@@ -188,34 +189,44 @@ class RunTable {
     // The handle of no run is what a free slot has: it must not be found there.
     if (handle == RunHandle()) return nullptr;
     const size_t slot = static_cast<size_t>(handle.value() & ((1 << kSlotBits) - 1));
-    if (slot >= runs_.size()) return nullptr;
+    if (slot >= runs_.size() || runs_[slot] == nullptr) return nullptr;
     return runs_[slot]->handle == handle ? runs_[slot].get() : nullptr;
   }
   void Remove(RunHandle handle) {
     if (Find(handle) == nullptr) return;
     const uint32_t slot = static_cast<uint32_t>(handle.value() & ((1 << kSlotBits) - 1));
-    if (runs_[slot]->addresses.capacity() > kKeptCapacity ||
-        runs_[slot]->outputs.capacity() > kKeptCapacity) {
-      *runs_[slot] = RunState();
+    if (free_.size() >= kKeptRows) {
+      runs_[slot].reset();
+    } else {
+      if (runs_[slot]->addresses.capacity() > kKeptCapacity ||
+          runs_[slot]->outputs.capacity() > kKeptCapacity) {
+        *runs_[slot] = RunState();
+      }
+      runs_[slot]->Recycle();
     }
-    runs_[slot]->Recycle();
     free_.push_back(slot);
     --live_;
   }
   int64_t live() const { return live_; }
+  // Rows that there are, also those kept for the next runs.
+  int64_t rows() const {
+    return std::count_if(runs_.begin(), runs_.end(),
+                         [](const auto& run) { return run != nullptr; });
+  }
   // True below the number of runs that a handle can name.
   bool HasRoom() const { return live_ < (1 << kSlotBits) - 1; }
   template <typename Fn>
   void ForEach(Fn fn) {
     for (size_t i = 0; i < runs_.size(); ++i) {
-      if (runs_[i]->handle != RunHandle()) fn(runs_[i].get());
+      if (runs_[i] != nullptr && runs_[i]->handle != RunHandle()) fn(runs_[i].get());
     }
   }
 
  private:
   static constexpr int kSlotBits = 22;
+  static constexpr size_t kKeptRows = 1024;  // of runs that have ended: nobody is charged for them
   static constexpr size_t kKeptCapacity = 1024;  // of a row's lists
-  std::vector<std::unique_ptr<RunState>> runs_;
+  std::vector<std::unique_ptr<RunState>> runs_;  // null: a free slot
   std::vector<uint32_t> free_;
   int64_t serial_ = 0;
   int64_t live_ = 0;

@@ -34,6 +34,7 @@
 
 namespace chorus::node {
 
+class CommunicatorLease;
 struct World;
 
 // The user that sessions act for, and what belongs to all of them. A tenant has one set of result
@@ -91,6 +92,8 @@ struct Session : std::enable_shared_from_this<Session> {
   std::vector<RunHandle> runs;  // under way, in no order
   int64_t run_bytes = 0;        // of their rows (RunState::bytes)
   std::vector<Membership> memberships;
+  // For copies between its devices in runs of its own. Null until there is one.
+  std::shared_ptr<CommunicatorLease> communicators;
 
   // Shared memory of an attached session.
   Charge memory_bytes;

@@ -22,10 +22,10 @@
 #include "core/node/timers.h"
 #include "core/runtime/budget.h"
 #include "core/runtime/buffer.h"
-#include "core/runtime/messages.h"
 
 namespace chorus::node {
 
+class CommunicatorLease;
 struct Session;
 
 struct World : std::enable_shared_from_this<World> {
@@ -62,10 +62,8 @@ struct World : std::enable_shared_from_this<World> {
   // By rank and line: the error that tells of gradients that it gave up. Each is told once in a
   // while: the list is begun anew when it is long.
   std::map<std::pair<int32_t, std::string>, ErrorId> given_up;
-  // By group: its communicator in the pool; 0: to be looked up. Of the pool as it was after so many
-  // were dropped from it.
-  std::vector<CommunicatorId> communicators;
-  int64_t communicators_after_drops = 0;
+  // Of its members' devices, and nobody else's. Null until they are launched together.
+  std::shared_ptr<CommunicatorLease> communicators;
 
   // Charges for `count` rows of its agreement that may come next. RESOURCE_EXHAUSTED kOutOfMemory:
   // ranks that keep what could be differentiated hold rows.

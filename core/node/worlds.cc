@@ -423,7 +423,7 @@ void Worlds::TryReform(const std::shared_ptr<World>& world, absl::Time now) {
     members[static_cast<size_t>(rank.value())] = std::move(member);
   }
   world->members = std::move(members);
-  world->communicators.clear();
+  world->communicators.reset();  // they have other devices; gangs under way keep theirs
   result.size = survivors;
   result.epoch = world->agreement->epoch();
   failures_->Note(FlightKind::kReformed, now, nullptr, world.get());

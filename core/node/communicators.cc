@@ -1,0 +1,100 @@
+#include "core/node/communicators.h"
+
+#include <algorithm>
+
+#include "core/base/error.h"
+
+namespace chorus::node {
+namespace {
+
+// With its ends at the executors and one call under way.
+int64_t MemoryOf(const std::vector<int>& devices) {
+  return 1024 * (1 + static_cast<int64_t>(devices.size()));
+}
+
+}  // namespace
+
+absl::StatusOr<CommunicatorId> CommunicatorPool::Take(const std::vector<int>& devices) {
+  const auto idle = std::find_if(idle_.begin(), idle_.end(),
+                                 [&devices](const auto& entry) { return entry.first == devices; });
+  if (idle != idle_.end()) {
+    const CommunicatorId id = idle->second;
+    idle_.erase(idle);
+    return id;
+  }
+  const CommunicatorId id = ++last_;
+  for (size_t member = 0; member < devices.size(); ++member) {
+    const absl::Status status =
+        executor(devices[member]).OpenCommunicator(id, devices, static_cast<int>(member));
+    if (!status.ok()) {
+      for (size_t i = 0; i < member; ++i) executor(devices[i]).CloseCommunicator(id);
+      return status;
+    }
+  }
+  ++open_;
+  return id;
+}
+
+void CommunicatorPool::GiveBack(std::vector<int> devices, CommunicatorId id) {
+  idle_.emplace_back(std::move(devices), id);
+  if (idle_.size() <= kMaxIdle) return;
+  Close(idle_.front().first, idle_.front().second);
+  idle_.pop_front();
+}
+
+void CommunicatorPool::Drop(const std::vector<int>& devices, CommunicatorId id,
+                            const absl::Status& why) {
+  for (const int device : devices) executor(device).AbortCommunicator(id, why);
+  Close(devices, id);
+}
+
+void CommunicatorPool::Close(const std::vector<int>& devices, CommunicatorId id) {
+  for (const int device : devices) executor(device).CloseCommunicator(id);
+  --open_;
+}
+
+CommunicatorLease::~CommunicatorLease() {
+  const std::shared_ptr<CommunicatorPool> pool = pool_.lock();
+  if (pool == nullptr) return;
+  for (auto& entry : devices_of_) pool->GiveBack(std::move(entry.second), entry.first);
+}
+
+absl::Status CommunicatorLease::Cover(int64_t bytes) {
+  return charge_.Cover(std::max<int64_t>(0, bytes - kNotCharged));
+}
+
+absl::StatusOr<CommunicatorId> CommunicatorLease::Of(absl::Span<const DeviceIndex> devices) {
+  std::vector<int> key;
+  key.reserve(devices.size());
+  for (const DeviceIndex device : devices) key.push_back(device.value());
+  const auto it = by_devices_.find(key);
+  if (it != by_devices_.end()) return it->second;
+  const std::shared_ptr<CommunicatorPool> pool = pool_.lock();
+  if (pool == nullptr) return MakeError(Reason::kInternal, "the node has ended");
+  const int64_t bytes = bytes_ + MemoryOf(key);
+  CHORUS_RETURN_IF_ERROR(Cover(bytes));
+  CHORUS_ASSIGN_OR_RETURN(const CommunicatorId id, pool->Take(key));
+  bytes_ = bytes;
+  devices_of_.emplace(id, key);
+  by_devices_.emplace(std::move(key), id);
+  return id;
+}
+
+CommunicatorId& CommunicatorLease::OfGroup(GroupId group) {
+  const auto index = static_cast<size_t>(group.value());
+  if (by_group_.size() <= index) by_group_.resize(index + 1);
+  return by_group_[index];
+}
+
+void CommunicatorLease::Drop(CommunicatorId id, const absl::Status& why) {
+  const auto it = devices_of_.find(id);
+  if (it == devices_of_.end()) return;
+  if (const std::shared_ptr<CommunicatorPool> pool = pool_.lock()) pool->Drop(it->second, id, why);
+  bytes_ -= MemoryOf(it->second);
+  (void)Cover(bytes_);  // less never fails
+  by_devices_.erase(it->second);
+  devices_of_.erase(it);
+  by_group_.clear();
+}
+
+}  // namespace chorus::node
