@@ -218,6 +218,7 @@ absl::Status CollectiveWork::Resolve(const Member& member, DeviceAddress address
 
 void CollectiveWork::BeginMove() {
   move_ = Move();
+  move_.element_bytes = element_bytes_;
   first_ = Operand();
   move_.first_input = static_cast<int32_t>(inputs_.size());
   move_.first_output = static_cast<int32_t>(outputs_.size());
@@ -347,7 +348,7 @@ void CollectiveWork::EndMove() {
     return;
   }
   moves_.push_back(move_);
-  traffic_bytes_ += OperandsPerElement(move_) * move_.count * element_bytes_;
+  traffic_bytes_ += OperandsPerElement(move_) * move_.count * move_.element_bytes;
 }
 
 absl::Status CollectiveWork::ReadScales(absl::Span<const Member> members) {
@@ -519,13 +520,17 @@ absl::Status CollectiveWork::ReadRuntimeCounts(absl::Span<const Member> members)
   return pieces_.Place(common_.kind, common_.root, parts_);
 }
 
-absl::Status CollectiveWork::Clear(const Member& member, DeviceAddress address, int64_t begin,
-                                   int64_t end, int64_t element_bytes) {
+absl::Status CollectiveWork::AddZeros(const Member& member, DeviceAddress address, int64_t begin,
+                                      int64_t end, int64_t element_bytes) {
   if (address == 0 || begin == end) return absl::OkStatus();
-  const int64_t bytes = (end - begin) * element_bytes;
+  BeginMove();
+  move_.count = end - begin;
+  move_.element_bytes = element_bytes;
   void* to = nullptr;
-  CHORUS_RETURN_IF_ERROR(Resolve(member, address + begin * element_bytes, bytes, &to));
-  std::memset(to, 0, bytes);
+  CHORUS_RETURN_IF_ERROR(
+      Resolve(member, address + begin * element_bytes, move_.count * element_bytes, &to));
+  outputs_.push_back(to);
+  EndMove();
   return absl::OkStatus();
 }
 
@@ -556,11 +561,11 @@ absl::Status CollectiveWork::FinishRuntime(absl::Span<const Member> members) {
       EndMove();
     }
     for (const DeviceAddress factor : call.factors) {
-      CHORUS_RETURN_IF_ERROR(Clear(member, factor, output_end, outputs, element_bytes_));
+      CHORUS_RETURN_IF_ERROR(AddZeros(member, factor, output_end, outputs, element_bytes_));
     }
     for (const DeviceAddress holders : call.holders) {
-      CHORUS_RETURN_IF_ERROR(Clear(member, holders, pieces_.InputEnd(m) * row,
-                                   runtime.input_rows * row, sizeof(float)));
+      CHORUS_RETURN_IF_ERROR(AddZeros(member, holders, pieces_.InputEnd(m) * row,
+                                      runtime.input_rows * row, sizeof(float)));
     }
     if (runtime.received == 0) continue;
     void* to = nullptr;
@@ -621,8 +626,8 @@ void CollectiveWork::RunChunk(int64_t chunk, bool streaming) const {
   const Move& move = *(behind - 1);
   const int64_t begin = (chunk - move.first_chunk) * chunk_elements_;
   const int64_t end = std::min(move.count, begin + chunk_elements_);
-  const int64_t offset = begin * element_bytes_;
-  const int64_t bytes = (end - begin) * element_bytes_;
+  const int64_t offset = begin * move.element_bytes;
+  const int64_t bytes = (end - begin) * move.element_bytes;
   void* const* outputs = outputs_.data() + move.first_output;
   const void* const* inputs = inputs_.data() + move.first_input;
   const auto at = [offset](const void* base) { return static_cast<const char*>(base) + offset; };

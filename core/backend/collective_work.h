@@ -70,6 +70,7 @@ class CollectiveWork {
   // One pass: the elements of the inputs, reduced, to every output.
   struct Move {
     int64_t count = 0;  // elements
+    int64_t element_bytes = 0;
     int64_t first_chunk = 0;
     int32_t first_input = 0;
     int32_t num_inputs = 0;  // 0: zeros
@@ -103,8 +104,9 @@ class CollectiveWork {
   absl::Status CopyCounts(const Member& member, DeviceAddress address, int count);
   // What stands behind the pieces, and what is told of them.
   absl::Status FinishRuntime(absl::Span<const Member> members);
-  absl::Status Clear(const Member& member, DeviceAddress address, int64_t begin, int64_t end,
-                     int64_t element_bytes);
+  // Adds a move of zeros to elements [begin, end).
+  absl::Status AddZeros(const Member& member, DeviceAddress address, int64_t begin, int64_t end,
+                        int64_t element_bytes);
   Slice SliceOf(const RuntimePieces::Rows& rows, const CollectiveCall::RuntimeCounts& runtime,
                 const std::vector<DeviceAddress>& operands) const;
   Slice InputOf(const CollectiveCall& call, int member, size_t index) const;

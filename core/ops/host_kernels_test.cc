@@ -308,6 +308,7 @@ class Kernel {
 
   const HostKernel& operator*() const { return *kernel_; }
   bool ok() const { return kernel_ != nullptr; }
+  int64_t output_bytes() const { return outputs_[0].num_bytes(); }
   bool may_fail() const { return MayFail(*FindOp(op_), node_); }
   Value Expected() const {
     const auto expected = testing::EvaluateLocal(node_, values_, outputs_);
@@ -465,6 +466,77 @@ TEST(HostKernelsTest, EqualTheNaiveEvaluatorWholeAndInPieces) {
     }
   }
   for (const Case& c : Cases()) EXPECT_EQ(taken.count(c.op), 1) << c.op;
+}
+
+// A runtime runs what is said to cost little where it stands.
+TEST(HostKernelsTest, SayThatTheyCostWhatTheyWriteAtLeast) {
+  std::mt19937_64 random(kSeed);
+  std::vector<Case> cases = Cases();
+  cases.push_back({"matmul", {{300, 0}, {0, 70}}, {}});
+  for (const char* op : {"prod", "sum"}) cases.push_back({op, {{4096, 0}}, {{"axes", Ints{1}}}});
+  for (const DType dtype : AllDTypes()) {
+    for (const Case& c : cases) {
+      if (!Takes(c, dtype)) continue;
+      const Kernel kernel(c.op, InputsOf(c, dtype, &random), c.attributes);
+      ASSERT_TRUE(kernel.ok()) << c.op;
+      EXPECT_GE((*kernel).units() * (*kernel).cost_per_unit(), kernel.output_bytes())
+          << c.op << " " << DTypeName(dtype);
+    }
+  }
+}
+
+// What a piece of work costs beside its bytes counts where there are many.
+TEST(HostKernelsTest, SayWhatVerySmallPiecesOfWorkCost) {
+  std::mt19937_64 random(kSeed);
+  const Case products = {"matmul", {{4096, 1, 1}, {4096, 1, 1}}, {}};
+  for (const DType dtype : {DType::kF16, DType::kF32, DType::kF64}) {
+    const Kernel kernel(products.op, InputsOf(products, dtype, &random), {});
+    EXPECT_GE((*kernel).units() * (*kernel).cost_per_unit(), 4096 * 256);
+  }
+  // Of a row, its pieces; those without bytes take no time.
+  const int64_t rows = 64;
+  const Ints one = {rows, 1};
+  const Ints none = {rows, 0};
+  std::vector<int64_t> costs;
+  for (const std::vector<Ints>& inputs :
+       {std::vector<Ints>(100, one), std::vector<Ints>(1, {rows, 100}), std::vector<Ints>(1, one),
+        [&] {
+          std::vector<Ints> most_empty(1000, none);
+          most_empty[500] = one;
+          return most_empty;
+        }()}) {
+    const Case concat = {"concat", inputs, {{"axis", int64_t{1}}}};
+    const Kernel kernel(concat.op, InputsOf(concat, DType::kU8, &random), concat.attributes);
+    costs.push_back((*kernel).units() * (*kernel).cost_per_unit());
+    EXPECT_EQ(kernel.Run({rows}), kernel.Expected());
+  }
+  EXPECT_GE(costs[0], costs[1] + rows * 99 * 16);
+  EXPECT_EQ(costs[2], costs[3]);
+}
+
+// Half types are added up in floats: in so much memory that a unit looks at all updates a few times
+// at most, however large the result is.
+TEST(HostKernelsTest, ScatterAddOfHalfTypesLooksAtItsUpdatesAFewTimes) {
+  std::mt19937_64 random(kSeed);
+  for (const int64_t stride : {1, 70}) {
+    const int64_t most_at_once = stride == 1 ? 16384 : 256;
+    for (const int64_t size : {most_at_once, most_at_once + 1, 8 * most_at_once,
+                               8 * most_at_once + 1, 3001 * most_at_once / 256}) {
+      const Case c = {
+          "scatter_add", {{100, stride}, {100}}, {{"axis", int64_t{0}}, {"size", size}}, 1, size,
+          DType::kI64};
+      const Kernel kernel(c.op, InputsOf(c, DType::kF16, &random), c.attributes);
+      ASSERT_TRUE(kernel.ok());
+      const int64_t room = (*kernel).workspace_bytes() / (*kernel).units() / int64_t{sizeof(float)};
+      const int64_t rows_at_once = std::max(most_at_once, room / std::min<int64_t>(stride, 64));
+      EXPECT_LE(size, 8 * rows_at_once) << size;
+      EXPECT_LE((*kernel).workspace_bytes(), size * stride) << size;
+      const int64_t units = (*kernel).units();
+      const Value whole = kernel.Run({units});
+      EXPECT_EQ(kernel.Run({1, units}), whole) << size;
+      ExpectNear(whole, kernel.Expected(), "scatter_add");
+    }
+  }
 }
 
 TEST(HostKernelsTest, AnOpSaysWhichDTypesItTakes) {

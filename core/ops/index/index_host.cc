@@ -78,24 +78,49 @@ class Take : public HostKernel {
   const HostIndices indices_;
 };
 
+// How a scatter_add is cut: units of some columns of the result's rows. Where sums are wider than
+// the result a unit adds up as many rows at a time as there is room for, and looks at all updates
+// each time: kSums of them on the stack; where that would be often, an eighth of the rows in
+// memory.
+struct ScatterCut {
+  static constexpr int64_t kColumns = 64;
+  static constexpr int64_t kSums = 1 << 14;
+  static constexpr int64_t kMostPasses = 8;
+
+  ScatterCut(const HostRows& out, bool wide)
+      : blocks((out.stride + kColumns - 1) / kColumns),
+        units(out.outer * blocks),
+        columns(std::min(out.stride, kColumns)) {
+    if (!wide || columns == 0 || out.size == 0) return;
+    rows_at_once = kSums / columns;
+    if (rows_at_once * kMostPasses < out.size) {
+      rows_at_once = (out.size + kMostPasses - 1) / kMostPasses;
+      sums_in_memory = rows_at_once * columns;
+    }
+    passes = (out.size + rows_at_once - 1) / rows_at_once;
+  }
+
+  int64_t blocks;  // of columns
+  int64_t units;
+  int64_t columns;           // of the widest block
+  int64_t rows_at_once = 1;  // these three: of wide sums
+  int64_t sums_in_memory = 0;
+  int64_t passes = 1;
+};
+
 // scatter_add and scatter_add_along. `out` are the result's rows along the axis; `count` updates go
 // to each. Integers are unsigned here.
 template <typename T>
 class ScatterAdd : public HostKernel {
  public:
   ScatterAdd(const NodeView& node, const HostRows& out, int64_t count, bool along)
-      : HostKernel(out.outer * ((out.stride + kColumns - 1) / kColumns),
-                   (out.size + 2 * count) * std::min(out.stride, kColumns) * int64_t{sizeof(T)}),
-        out_(out),
-        count_(count),
-        along_(along),
-        indices_(node, 1, out.size) {}
+      : ScatterAdd(node, out, count, along, ScatterCut(out, !std::is_same<A, T>::value)) {}
 
   absl::Status Run(const HostBuffers& buffers, int64_t begin, int64_t end) const override {
-    const int64_t blocks = (out_.stride + kColumns - 1) / kColumns;
+    constexpr int64_t kColumns = ScatterCut::kColumns;
     for (int64_t unit = begin; unit < end; ++unit) {
-      const int64_t outer = unit / blocks;
-      const int64_t column = unit % blocks * kColumns;
+      const int64_t outer = unit / cut_.blocks;
+      const int64_t column = unit % cut_.blocks * kColumns;
       const int64_t columns = std::min(kColumns, out_.stride - column);
       T* const out = static_cast<T*>(buffers.outputs[0]) + outer * out_.size * out_.stride + column;
       if constexpr (std::is_same<A, T>::value) {
@@ -105,12 +130,13 @@ class ScatterAdd : public HostKernel {
         CHORUS_RETURN_IF_ERROR(
             Add(buffers.inputs, outer, column, columns, 0, out_.size, out_.stride, out));
       } else {
-        // Sums are wider than the result: as many rows at a time as there is room for.
-        A sums[kSums];
-        const int64_t rows_at_once = kSums / columns;
+        A on_stack[ScatterCut::kSums];
+        A* const sums = cut_.sums_in_memory == 0 ? on_stack
+                                                 : reinterpret_cast<A*>(buffers.workspace.data()) +
+                                                       unit * cut_.sums_in_memory;
         int64_t row = 0;
         do {
-          const int64_t rows = std::min(rows_at_once, out_.size - row);
+          const int64_t rows = std::min(cut_.rows_at_once, out_.size - row);
           std::fill_n(sums, rows * columns, A{});
           CHORUS_RETURN_IF_ERROR(
               Add(buffers.inputs, outer, column, columns, row, rows, columns, sums));
@@ -129,8 +155,17 @@ class ScatterAdd : public HostKernel {
  private:
   // What integers are computed in may be wider, but wraps to the same.
   using A = typename std::conditional<std::is_integral<T>::value, T, Arithmetic<T>>::type;
-  static constexpr int64_t kColumns = 64;
-  static constexpr int64_t kSums = 1 << 14;
+
+  ScatterAdd(const NodeView& node, const HostRows& out, int64_t count, bool along,
+             const ScatterCut& cut)
+      : HostKernel(cut.units,
+                   (out.size + (1 + cut.passes) * count) * cut.columns * int64_t{sizeof(T)},
+                   cut.units * cut.sums_in_memory * int64_t{sizeof(A)}),
+        out_(out),
+        count_(count),
+        along_(along),
+        indices_(node, 1, out.size),
+        cut_(cut) {}
 
   // To rows [row, row + rows) of the result, those of the updates that go there, in their order.
   // `sums`: those rows, `stride` apart.
@@ -161,6 +196,7 @@ class ScatterAdd : public HostKernel {
   const int64_t count_;
   const bool along_;
   const HostIndices indices_;
+  const ScatterCut cut_;
 };
 
 // bool is a byte here.
@@ -168,7 +204,9 @@ template <typename T>
 class Arg : public HostKernel {
  public:
   Arg(const HostRows& rows, bool largest)
-      : HostKernel(rows.count(), rows.size * int64_t{sizeof(T)}), rows_(rows), largest_(largest) {}
+      : HostKernel(rows.count(), rows.size * int64_t{sizeof(T)} + int64_t{sizeof(int64_t)}),
+        rows_(rows),
+        largest_(largest) {}
 
   absl::Status Run(const HostBuffers& buffers, int64_t begin, int64_t end) const override {
     const T* const in = static_cast<const T*>(buffers.inputs[0]);

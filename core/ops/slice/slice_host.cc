@@ -1,5 +1,6 @@
 #include "core/ops/slice/slice_host.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -12,7 +13,7 @@
 namespace chorus {
 namespace {
 
-// A part of each row of the result, in bytes.
+// A part of each row of the result, in bytes; it has some.
 struct Segment {
   int input = -1;      // -1: zeros
   int64_t row = 0;     // from one row of the input to the next
@@ -20,10 +21,21 @@ struct Segment {
   int64_t size = 0;
 };
 
+// Those of `all` that have bytes. Of the others there may be very many, and a zero-sized buffer may
+// be null, which memcpy does not take even for nothing.
+std::vector<Segment> NotEmpty(std::vector<Segment> all) {
+  all.erase(std::remove_if(all.begin(), all.end(),
+                           [](const Segment& segment) { return segment.size == 0; }),
+            all.end());
+  return all;
+}
+
 class RowSegments : public HostKernel {
  public:
+  // `segments` as NotEmpty() leaves them.
   RowSegments(int64_t rows, int64_t row_size, std::vector<Segment> segments)
-      : HostKernel(row_size == 0 ? 0 : rows, 2 * row_size),
+      : HostKernel(row_size == 0 ? 0 : rows,
+                   2 * row_size + kSegmentCost * static_cast<int64_t>(segments.size())),
         row_size_(row_size),
         segments_(std::move(segments)) {}
 
@@ -31,8 +43,6 @@ class RowSegments : public HostKernel {
     char* out = static_cast<char*>(buffers.outputs[0]) + begin * row_size_;
     for (int64_t row = begin; row < end; ++row) {
       for (const Segment& segment : segments_) {
-        // A zero-sized buffer may be null, which memcpy does not take even for nothing.
-        if (segment.size == 0) continue;
         if (segment.input < 0) {
           std::memset(out, 0, static_cast<size_t>(segment.size));
         } else {
@@ -48,6 +58,8 @@ class RowSegments : public HostKernel {
   }
 
  private:
+  static constexpr int64_t kSegmentCost = 32;  // beside its bytes
+
   const int64_t row_size_;
   const std::vector<Segment> segments_;
 };
@@ -71,8 +83,7 @@ HostKernelOrError MakeSlice(const NodeView& node, absl::Span<const TensorType> o
   const Rows out(outputs[0], axis);
   return std::make_unique<RowSegments>(
       out.count, out.size,
-      std::vector<Segment>{
-          {0, in.size, IntAttribute(node.attributes, "begin") * in.step, out.size}});
+      NotEmpty({{0, in.size, IntAttribute(node.attributes, "begin") * in.step, out.size}}));
 }
 
 HostKernelOrError MakePad(const NodeView& node, absl::Span<const TensorType> outputs) {
@@ -81,9 +92,9 @@ HostKernelOrError MakePad(const NodeView& node, absl::Span<const TensorType> out
   const Rows out(outputs[0], axis);
   return std::make_unique<RowSegments>(
       out.count, out.size,
-      std::vector<Segment>{{-1, 0, 0, IntAttribute(node.attributes, "before") * in.step},
-                           {0, in.size, 0, in.size},
-                           {-1, 0, 0, IntAttribute(node.attributes, "after") * in.step}});
+      NotEmpty({{-1, 0, 0, IntAttribute(node.attributes, "before") * in.step},
+                {0, in.size, 0, in.size},
+                {-1, 0, 0, IntAttribute(node.attributes, "after") * in.step}}));
 }
 
 HostKernelOrError MakeConcat(const NodeView& node, absl::Span<const TensorType> outputs) {
@@ -94,7 +105,7 @@ HostKernelOrError MakeConcat(const NodeView& node, absl::Span<const TensorType> 
     const Rows in(node.input(i), axis);
     segments.push_back({i, in.size, 0, in.size});
   }
-  return std::make_unique<RowSegments>(out.count, out.size, std::move(segments));
+  return std::make_unique<RowSegments>(out.count, out.size, NotEmpty(std::move(segments)));
 }
 
 // pack_rows and unpack_rows. A unit is a row of the result.

@@ -249,7 +249,8 @@ HostKernelOrError MakeReduction(const NodeView& node, absl::Span<const TensorTyp
   for (const Dim& dim : input.dims) dims.push_back({dim.size, axes.empty()});
   for (const int64_t axis : axes) dims[axis].reduced = true;
   const int64_t units = outputs[0].num_elements();
-  const int64_t cost = input.num_bytes() / std::max<int64_t>(units, 1);
+  // To find an element's terms takes as long as some bytes of them, and there may be none.
+  const int64_t cost = input.num_bytes() / std::max<int64_t>(units, 1) + 16;
   const auto make = [&](auto t) -> HostKernelOrError {
     using T = decltype(t);
     return std::make_unique<Reduce<F<T>, T>>(units, cost, Extents(dims));
