@@ -20,6 +20,7 @@ struct StreamEngine::Meeting {
   };
 
   Group* group = nullptr;
+  size_t index = 0;               // in its live ones
   CollectiveWork::Common common;  // of the first caller
   int32_t expected = 0;
   int32_t arrived = 0;
@@ -48,9 +49,7 @@ struct StreamEngine::Group {
   absl::Status broken;
   Channel all;
   std::vector<std::unique_ptr<Channel>> subsets;
-  std::vector<Meeting*> live;  // in any order
-  std::vector<Meeting*> free;
-  std::vector<std::unique_ptr<Meeting>> meetings;  // all of them
+  std::vector<std::unique_ptr<Meeting>> live;  // in any order
 
   int size() const { return static_cast<int>(devices.size()); }
 };
@@ -71,7 +70,7 @@ StreamEngine::Item& StreamEngine::ItemQueue::Push() {
 
 void StreamEngine::ItemQueue::Pop() {
   first_ = (first_ + 1) & (slots_.size() - 1);
-  --size_;
+  if (--size_ == 0 && slots_.size() > kKept) slots_ = {};
 }
 
 // --- Streams and events ---
@@ -572,14 +571,13 @@ StreamEngine::Meeting* StreamEngine::Join(Group* group, int member, const Collec
 
   const uint64_t index = channel->next[member]++ - channel->first;
   if (index == channel->incomplete.size()) {
-    if (group->free.empty()) {
-      group->meetings.push_back(std::make_unique<Meeting>());
-      group->free.push_back(group->meetings.back().get());
-      group->free.back()->group = group;
-      group->free.back()->parts.resize(group->size());
-    }
-    Meeting* fresh = group->free.back();
-    group->free.pop_back();
+    if (free_meetings_.empty()) free_meetings_.push_back(std::make_unique<Meeting>());
+    Meeting* const fresh = free_meetings_.back().get();
+    fresh->group = group;
+    fresh->index = group->live.size();
+    group->live.push_back(std::move(free_meetings_.back()));
+    free_meetings_.pop_back();
+    fresh->parts.resize(group->size());
     fresh->common = CommonOf(call, member);
     fresh->expected = present.empty() ? group->size() : static_cast<int32_t>(present.size());
     fresh->arrived = fresh->reached = fresh->passed = 0;
@@ -589,7 +587,6 @@ StreamEngine::Meeting* StreamEngine::Join(Group* group, int member, const Collec
       part.stream = nullptr;
       part.reached = false;
     }
-    group->live.push_back(fresh);
     channel->incomplete.push_back(fresh);
   }
   Meeting* meeting = channel->incomplete[index];
@@ -666,8 +663,13 @@ void StreamEngine::Pass(Meeting* meeting) {
   // A failed meeting ends with the members that had called: nobody else can any more.
   if (++meeting->passed < meeting->arrived) return;
   Group* group = meeting->group;
-  group->live.erase(std::find(group->live.begin(), group->live.end(), meeting));
-  group->free.push_back(meeting);
+  std::unique_ptr<Meeting>& place = group->live[meeting->index];
+  if (free_meetings_.size() < kKeptMeetings) free_meetings_.push_back(std::move(place));
+  if (&place != &group->live.back()) {
+    group->live.back()->index = meeting->index;
+    place = std::move(group->live.back());
+  }
+  group->live.pop_back();
   RetireIfUnused(group);
 }
 
@@ -694,11 +696,12 @@ void StreamEngine::Break(Group* group, const absl::Status& why) {
       why.ok() ? MakeError(Reason::kAborted, "the communicator was aborted") : Detached(why);
   group->all.incomplete.clear();
   group->subsets.clear();
-  const std::vector<Meeting*> live = group->live;  // failing them changes the list
-  const absl::Status cause = group->broken;        // and may free the group
-  for (Meeting* meeting : live) {
-    if (!meeting->started) FailMeeting(meeting, cause);
+  std::vector<Meeting*> waiting;  // failing them changes the list
+  for (const auto& meeting : group->live) {
+    if (!meeting->started) waiting.push_back(meeting.get());
   }
+  const absl::Status cause = group->broken;  // and may free the group
+  for (Meeting* meeting : waiting) FailMeeting(meeting, cause);
 }
 
 StreamEngine::StreamState* StreamEngine::NextAwaited(StreamState* blocked, size_t* next) {

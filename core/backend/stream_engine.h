@@ -74,7 +74,7 @@ class StreamEngine {
   };
   using Item = absl::variant<WaitItem, CopyItem, KernelCall, CallbackItem, CollectiveItem>;
 
-  // First in, first out, in memory that it keeps.
+  // First in, first out, in memory that it keeps unless that is much.
   class ItemQueue {
    public:
     bool empty() const { return size_ == 0; }
@@ -83,7 +83,8 @@ class StreamEngine {
     void Pop();
 
    private:
-    std::vector<Item> slots_;  // a power of two of them
+    static constexpr size_t kKept = 1024;
+    std::vector<Item> slots_;  // a power of two of them, or none
     size_t first_ = 0;
     size_t size_ = 0;
   };
@@ -229,6 +230,9 @@ class StreamEngine {
   absl::flat_hash_map<uint64_t, std::unique_ptr<Group>> groups_ ABSL_GUARDED_BY(mutex_);
   // Groups without members whose last calls are still under way.
   std::vector<std::unique_ptr<Group>> retired_ ABSL_GUARDED_BY(mutex_);
+  // Of meetings that have ended some are kept for the next, of whichever group.
+  static constexpr size_t kKeptMeetings = 1024;
+  std::vector<std::unique_ptr<Meeting>> free_meetings_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace chorus
