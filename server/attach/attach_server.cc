@@ -160,15 +160,22 @@ AttachServer::AttachServer(std::vector<UniqueFd> listeners, AttachOptions option
 }
 
 AttachServer::~AttachServer() {
+  if (thread_.joinable()) Stop();
+}
+
+void AttachServer::Stop() {
   const uint64_t one = 1;
   if (write(stop_.get(), &one, sizeof(one)) < 0) LOG(ERROR) << "attach: " << strerror(errno);
   thread_.join();
+  listeners_.clear();
   std::vector<ConnectionRef> rest;
   {
     MutexLock lock(&mutex_);
     for (const auto& [id, connection] : connections_) rest.push_back(connection);
   }
   for (const ConnectionRef& connection : rest) Close(connection);
+  MutexLock lock(&mutex_);
+  unread_.clear();
 }
 
 void AttachServer::Loop() {

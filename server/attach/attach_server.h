@@ -49,10 +49,13 @@ struct AttachOptions {
 
 class AttachServer {
  public:
-  // `loop` and `log` outlive it.
+  // `log` outlives it, and `loop` its Stop.
   AttachServer(std::vector<UniqueFd> listeners, AttachOptions options, node::NodeLoop* loop,
                TenantLog* log);
-  // Closes every connection; sessions are then detached.
+  // Listens no more and closes every connection; sessions are then detached. Afterwards no token is
+  // known and nobody is attached: the node thread may still ask.
+  void Stop();
+  // Stops, if nobody has.
   ~AttachServer();
 
   // What a token is worth.
@@ -130,7 +133,7 @@ class AttachServer {
   // Closes, on the node thread, those of `bound` whose session has ended.
   void CloseEnded(std::vector<ConnectionRef> bound);
 
-  const std::vector<UniqueFd> listeners_;
+  std::vector<UniqueFd> listeners_;  // the thread's, then Stop's
   const AttachOptions options_;
   node::NodeLoop* const loop_;
   TenantLog* const log_;

@@ -338,6 +338,17 @@ TEST_F(AttachServerTest, ACrowdAtTheDoorDoesNotKeepItFromThoseWhoAreIn) {
   EXPECT_TRUE(reply.ok() && reply->status.ok()) << reply.status();
 }
 
+TEST_F(AttachServerTest, WhenItHasStoppedTheNodeMayStillAsk) {
+  Serve();
+  RawClient client(path_);
+  Bind(&client);
+  server_->Stop();
+  EXPECT_TRUE(client.AwaitHangup());
+  EXPECT_FALSE(server_->Attached(getpid()));
+  EXPECT_FALSE(server_->Bind(1 << 16, SessionId(1)));
+  EXPECT_EQ(ErrorOf(server_->Claim("token", geteuid()).status()).reason, Reason::kNotAttached);
+}
+
 TEST(AttachTest, AnAttachedSessionGetsItsMemory) {
   TestDaemon daemon;
   const auto client = Attach(daemon);
@@ -698,6 +709,37 @@ TEST(AttachTest, OneUidLeavesConnectionsToOthers) {
     const absl::StatusOr<AttachReply> reply = again.Receive();
     return reply.ok() && reply->status.ok();
   }));
+}
+
+// One that comes to it after the daemon has passed it by.
+TEST(AttachTest, ANodeThreadThatIsLateOpensASessionForNobody) {
+  std::promise<void> stuck;
+  std::promise<void> go;
+  bool first = true;
+  TestDaemon daemon([&](DaemonOptions* o) {
+    o->node.log_failure = [&](absl::string_view, absl::string_view) {
+      if (!std::exchange(first, false)) return;
+      stuck.set_value();
+      go.get_future().wait();
+    };
+  });
+  const auto client = Attach(daemon);
+  std::thread failing([&] {
+    v1::OpenSessionRequest request;
+    request.set_device_count(-1);
+    EXPECT_FALSE(RpcRank(daemon.Connect()).Open(request).ok());
+  });
+  stuck.get_future().wait();
+  std::thread late([&] {
+    RpcRank rank(daemon.Connect());
+    EXPECT_FALSE(OpenWith(&rank, client->token()).ok());
+  });
+  // The daemon has one of the client's process by the connection, then one for the session to be.
+  EXPECT_TRUE(Eventually([&] { return OpenPidfds() == 2; }));
+  daemon.daemon().Drain(SteadyNow());
+  go.set_value();
+  failing.join();
+  late.join();
 }
 
 TEST(AttachTest, ClientsHearOfTheDaemonsEnd) {
