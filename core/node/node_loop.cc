@@ -50,7 +50,7 @@ class NodeLoop::Impl {
 
   void WatchProcess(SessionId session, int pidfd) {
     Post([this, session, fd = std::make_shared<UniqueFd>(pidfd)](LocalNode& node, absl::Time) {
-      if (!node.TenantOf(session).ok()) return;  // it has ended meanwhile
+      if (!node.Lives(session)) return;  // it has ended meanwhile
       Watch(fd->get(), EPOLLIN, session.value());
       processes_[session] = std::move(*fd);
     });

@@ -528,7 +528,7 @@ int AttachServer::Sweep() {
 void AttachServer::CloseEnded(std::vector<ConnectionRef> bound) {
   loop_->Post([bound = std::move(bound)](node::LocalNode& node, absl::Time) {
     for (const ConnectionRef& connection : bound) {
-      if (node.TenantOf(connection->session).ok()) continue;
+      if (node.Lives(connection->session)) continue;
       // The attach thread sees it.
       shutdown(connection->socket.get(), SHUT_RDWR);
     }

@@ -692,6 +692,24 @@ TEST(AttachTest, AConnectionWhoseSessionHasEndedIsClosed) {
   EXPECT_TRUE(other->CreateStaging(4096, Soon()).ok());
 }
 
+// A daemon remembers it for those who ask why.
+TEST(AttachTest, AConnectionWhoseSessionWasEndedForMalformedBytesIsClosed) {
+  TestDaemon daemon([](DaemonOptions* o) { o->attach_open_timeout = absl::Milliseconds(400); });
+  const auto client = Attach(daemon);
+  RpcRank rank(daemon.Connect());
+  ASSERT_TRUE(OpenWith(&rank, client->token()).ok());
+  const auto fds = client->SessionMemory(Soon());
+  ASSERT_TRUE(fds.ok()) << fds.status();
+  const auto memory = MapSessionMemory(fds->memory.get());
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  // More bytes than a ring has are said to be in it.
+  (*memory)->control().client.tail += uint64_t{1} << 32;
+  RingWakeEvent(fds->wake.get());
+  pollfd entry = {client->socket_fd(), POLLRDHUP, 0};
+  EXPECT_EQ(poll(&entry, 1, 20000), 1);
+  EXPECT_EQ(ErrorOf(rank.Renew()).reason, Reason::kSessionLost);
+}
+
 TEST(AttachTest, OneUidLeavesConnectionsToOthers) {
   TestDaemon daemon([](DaemonOptions* o) { o->max_connections = 8; });
   std::vector<std::unique_ptr<RawClient>> clients;
