@@ -1,12 +1,14 @@
 // Connections of gRPC that nobody uses, against a live daemon.
 
 #include <arpa/inet.h>
+#include <errno.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -43,6 +45,22 @@ UniqueFd ConnectTcp(int port) {
 bool AwaitHangup(int fd) {
   pollfd entry = {fd, POLLRDHUP, 0};
   return poll(&entry, 1, 20000) == 1;
+}
+
+// RFC 9113, section 4.1.
+std::string Frame(char type, char flags, uint32_t stream, const std::string& content) {
+  std::string frame;
+  for (const int shift : {16, 8, 0}) frame.push_back(static_cast<char>(content.size() >> shift));
+  frame.push_back(type);
+  frame.push_back(flags);
+  for (const int shift : {24, 16, 8, 0}) frame.push_back(static_cast<char>(stream >> shift));
+  return frame + content;
+}
+
+// One field without a table (RFC 7541, section 6.2.2).
+std::string Field(const std::string& name, const std::string& value) {
+  return std::string(1, '\0') + static_cast<char>(name.size()) + name +
+         static_cast<char>(value.size()) + value;
 }
 
 void AddTcp(DaemonOptions* options) {
@@ -85,6 +103,27 @@ TEST(ConnectionsTest, OneThatIsHalfOpenIsClosed) {
     EXPECT_EQ(shutdown(client.get(), SHUT_WR), 0);
     EXPECT_TRUE(AwaitHangup(client.get()));
   }
+}
+
+// The same while answers wait that the client does not read. gRPC alone would keep the connection
+// with its client, and the daemon would not end.
+TEST(ConnectionsTest, OneThatIsHalfOpenAndDoesNotReadIsClosed) {
+  TestDaemon daemon;
+  const std::string call = Field(":method", "POST") + Field(":scheme", "http") +
+                           Field(":path", "/chorus.v1.Nobody/Has" + std::string(80, 'x')) +
+                           Field(":authority", "localhost") +
+                           Field("content-type", "application/grpc") + Field("te", "trailers");
+  std::string words = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + Frame(4, 0, 0, "");
+  // Answered by more than the socket holds.
+  for (uint32_t i = 0; i < 4000; ++i) words += Frame(1, 5, 2 * i + 1, call);
+  const UniqueFd client = ConnectUnix(daemon.path());
+  for (size_t sent = 0; sent < words.size();) {
+    const ssize_t size = send(client.get(), words.data() + sent, words.size() - sent, MSG_NOSIGNAL);
+    ASSERT_GT(size, 0) << strerror(errno);
+    sent += static_cast<size_t>(size);
+  }
+  EXPECT_EQ(shutdown(client.get(), SHUT_WR), 0);
+  EXPECT_TRUE(AwaitHangup(client.get()));
 }
 
 TEST(ConnectionsTest, WhoComesByTcpLeavesRoomForOthers) {

@@ -179,10 +179,12 @@ struct Daemon::Impl {
   PeerTable peers;
   Farewell farewell;
   ServiceWorker worker;  // the node has outcomes for it as long as it lives
+  // Stopped before the loop ends. A session that is opened by a node thread which was late for that
+  // is still bound, or not.
+  std::unique_ptr<AttachServer> attach;
   node::NodeLoop loop;
   std::vector<std::unique_ptr<grpc::Service>> services;
   MovedMethods moved_methods;
-  std::unique_ptr<AttachServer> attach;
   std::unique_ptr<grpc::Server> server;
   std::unique_ptr<Acceptor> acceptor;
   bool drained = false;
@@ -310,8 +312,7 @@ void Daemon::Impl::Drain(absl::Time deadline) {
   }
   acceptor.reset();
   server.reset();
-  context.attach = nullptr;
-  attach.reset();
+  if (attach != nullptr) attach->Stop();
   for (const std::string& path : paths) unlink(path.c_str());
   paths.clear();
 }

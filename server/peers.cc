@@ -77,6 +77,9 @@ void PeerTable::EndedLocked(Connection* connection) {
   if (!connection->watch.valid()) return;
   // The file stays open, and would stay watched, as long as gRPC has it.
   epoll_ctl(hangups_.get(), EPOLL_CTL_DEL, connection->watch.get(), nullptr);
+  // A client that only sends no more may still let a write of gRPC's wait, and gRPC closes nothing
+  // while it writes: the connection would stay, counted by nobody, and no server shuts down.
+  shutdown(connection->watch.get(), SHUT_RDWR);
   connection->watch = UniqueFd();
   --open_;
   const auto count = per_owner_.find(OwnerOf(connection->peer));

@@ -1,5 +1,6 @@
 #include "server/peers.h"
 
+#include <errno.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -108,6 +109,20 @@ TEST(PeerTableTest, ItSeesTheEndOfWhatGrpcStillHolds) {
   EXPECT_EQ(poll(&entry, 1, 0), 0);
   // Its calls are still its uid's.
   EXPECT_EQ(table.Resolve(absl::StrCat("fd:", pair.number()))->uid, 1000u);
+}
+
+TEST(PeerTableTest, WhatAClientHasHalfEndedIsEndedWhole) {
+  PeerTable table(0, 8, 16);
+  const Pair pair(&table, 1000);
+  const std::string bytes(1 << 16, 'x');
+  while (send(pair.number(), bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL) > 0) {
+  }
+  EXPECT_EQ(errno, EAGAIN);  // where gRPC waits for the client to read
+  EXPECT_EQ(shutdown(pair.client.get(), SHUT_WR), 0);
+  table.TakeHangups();
+  EXPECT_EQ(table.open(), 0);
+  EXPECT_LT(send(pair.number(), bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL), 0);
+  EXPECT_EQ(errno, EPIPE);
 }
 
 TEST(PeerTableTest, WhatIsIdleIsEndedAndWhatIsNotStays) {

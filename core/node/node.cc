@@ -274,6 +274,7 @@ absl::Status LocalNode::RenewLease(SessionId id, absl::Time now) {
     return absl::OkStatus();
   });
 }
+bool LocalNode::Lives(SessionId id) const { return parts_->sessions.Find(id).ok(); }
 absl::StatusOr<std::string> LocalNode::TenantOf(SessionId id) const {
   return parts_->sessions.TenantOf(id);
 }

@@ -65,6 +65,8 @@ class LocalNode {
   // `ended` is told of every session that ends, whatever ends it, on the node thread.
   void OnSessionEnded(std::function<void(SessionId)> ended);
   absl::Status RenewLease(SessionId session, absl::Time now);
+  // False of one that has ended, however lately.
+  bool Lives(SessionId session) const;
 
   // Shared memory of an attached session; made at the first call.
   absl::StatusOr<SessionDescriptors> AttachMemory(SessionId session);

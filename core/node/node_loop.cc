@@ -34,7 +34,7 @@ class NodeLoop::Impl {
   }
 
   ~Impl() {
-    stopping_.store(true, std::memory_order_relaxed);
+    stopping_.store(true, std::memory_order_release);
     Post([](LocalNode&, absl::Time) {});
     thread_.join();
   }
@@ -50,7 +50,7 @@ class NodeLoop::Impl {
 
   void WatchProcess(SessionId session, int pidfd) {
     Post([this, session, fd = std::make_shared<UniqueFd>(pidfd)](LocalNode& node, absl::Time) {
-      if (!node.TenantOf(session).ok()) return;  // it has ended meanwhile
+      if (!node.Lives(session)) return;  // it has ended meanwhile
       Watch(fd->get(), EPOLLIN, session.value());
       processes_[session] = std::move(*fd);
     });
@@ -75,12 +75,12 @@ class NodeLoop::Impl {
   }
 
   void Run() {
-    while (!stopping_.load(std::memory_order_relaxed)) {
+    while (!stopping_.load(std::memory_order_acquire)) {
       if (Work()) continue;
       if (spin_.Spin([this] { return Work(); })) continue;
       Sleep();
     }
-    Work();
+    while (has_tasks_.load(std::memory_order_acquire)) Work();
   }
 
   bool Work() {
@@ -96,16 +96,27 @@ class NodeLoop::Impl {
     return worked;
   }
 
+  // At most so many of what is posted: rings, completions and timers are looked at before the rest.
+  static constexpr size_t kTasksPerTurn = 32;
+
   bool RunTasks() {
-    has_tasks_.store(false, std::memory_order_relaxed);
-    std::vector<Task> tasks;
-    {
+    if (next_ == turn_.size()) {
+      turn_.clear();
+      next_ = 0;
+      has_tasks_.store(false, std::memory_order_relaxed);
       MutexLock lock(&mutex_);
-      tasks.swap(tasks_);
+      turn_.swap(tasks_);
     }
     const absl::Time now = SteadyNow();
-    for (Task& task : tasks) task(node_, now);
-    return !tasks.empty();
+    const size_t end = std::min(turn_.size(), next_ + kTasksPerTurn);
+    if (next_ == end) return false;
+    while (next_ < end) {
+      // It ends here, with all that it holds.
+      const Task task = std::move(turn_[next_++]);
+      task(node_, now);
+    }
+    if (next_ < turn_.size()) has_tasks_.store(true, std::memory_order_relaxed);
+    return true;
   }
 
   void Sleep() {
@@ -153,6 +164,8 @@ class NodeLoop::Impl {
   absl::flat_hash_map<SessionId, UniqueFd> processes_;  // of sessions that live
   LocalNode node_;
   AdaptiveSpin spin_;
+  std::vector<Task> turn_;  // taken from tasks_; those before next_ have run
+  size_t next_ = 0;
   absl::Time next_look_ = absl::InfinitePast();
   std::thread thread_;
 };

@@ -19,7 +19,8 @@ class NodeLoop {
   // Stops the thread; posted closures that did not run are run before it ends.
   ~NodeLoop();
 
-  // Runs `task` on the node thread, in order of posting.
+  // Runs `task` on the node thread, in order of posting. However many are posted, what else the
+  // node has to do is done in between.
   using Task = std::function<void(LocalNode& node, absl::Time now)>;
   void Post(Task task);
 

@@ -2,10 +2,12 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/sockios.h>
 #include <poll.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -30,22 +32,71 @@ constexpr uint64_t kStop = 0;
 constexpr uint64_t kFirstListener = 1;
 constexpr uint64_t kFirstConnection = 1 << 16;
 
+// Whether `fd` is watched, for what, from now on.
+bool Watch(int epoll, int operation, int fd, uint32_t events, uint64_t source) {
+  epoll_event event = {};
+  event.events = events;
+  event.data.u64 = source;
+  return epoll_ctl(epoll, operation, fd, &event) == 0;
+}
+
 bool Exited(int pidfd) {
   pollfd entry = {pidfd, POLLIN, 0};
   return poll(&entry, 1, 0) != 0;
 }
 
-void Answer(int socket, uint32_t id, AttachReply reply, absl::Span<const int> fds) {
+// Of one turn: those who are in already are served in between, and a stop is seen.
+constexpr int kAcceptsPerTurn = 64;
+
+// On their way to one client. The system counts all that this process's user has sent and nobody
+// has read, and lets it send no more to anybody at as many as it may have open. There are no more
+// connections than an eighth of that (server/daemon.cc), so half of it is never reached.
+constexpr int kMaxUnreadDescriptors = 4;
+
+// Bytes that were sent and that the other end has not read; it has none where it is gone.
+int UnreadBytes(int socket) {
+  int bytes = 0;
+  return ioctl(socket, SIOCOUTQ, &bytes) == 0 ? bytes : 0;
+}
+
+// False: the client was told, or will see, that it does not get this.
+bool Answer(int socket, uint32_t id, AttachReply reply, absl::Span<const int> fds) {
   reply.id = id;
   const absl::Status sent = SendPacket(socket, EncodeAttachReply(reply), fds);
+  if (sent.ok()) return true;
+  if (absl::IsResourceExhausted(sent)) {
+    // By others' descriptors: it is no fault of this client.
+    AttachReply refused;
+    refused.status = sent;
+    Answer(socket, id, std::move(refused), {});
+    return false;
+  }
   // A client that does not take its answers: its connection ends, which its own thread sees.
-  if (!sent.ok()) shutdown(socket, SHUT_RDWR);
+  shutdown(socket, SHUT_RDWR);
+  return false;
 }
 
 void AnswerError(int socket, uint32_t id, const absl::Status& status) {
   AttachReply reply;
   reply.status = status;
   Answer(socket, id, std::move(reply), {});
+}
+
+// In its answer.
+int DescriptorsOf(AttachRequest::Kind kind) {
+  switch (kind) {
+    case AttachRequest::Kind::kSessionMemory:
+      return 2;
+    case AttachRequest::Kind::kProof:
+    case AttachRequest::Kind::kCreateStaging:
+    case AttachRequest::Kind::kResultArena:
+      return 1;
+    case AttachRequest::Kind::kHello:
+    case AttachRequest::Kind::kConfirmStaging:
+    case AttachRequest::Kind::kReleaseStaging:
+      return 0;
+  }
+  return 0;
 }
 
 absl::Status Denied(absl::string_view why) {
@@ -67,42 +118,70 @@ std::string RandomToken() {
   return token;
 }
 
+void AttachServer::Connection::Asked() {
+  MutexLock lock(&asking);
+  if (++asked == kMaxAsked) Watch(epoll->get(), EPOLL_CTL_MOD, socket.get(), EPOLLRDHUP, id);
+}
+
+void AttachServer::Connection::Answered() {
+  MutexLock lock(&asking);
+  // One that has been closed is not watched any more, and stays so.
+  if (asked-- == kMaxAsked) {
+    Watch(epoll->get(), EPOLL_CTL_MOD, socket.get(), EPOLLIN | EPOLLRDHUP, id);
+  }
+}
+
+bool AttachServer::Connection::MayAsk() {
+  MutexLock lock(&asking);
+  return asked < kMaxAsked;
+}
+
+bool AttachServer::Connection::MayHave(int descriptors) {
+  if (UnreadBytes(socket.get()) == 0) unread_fds = 0;
+  if (unread_fds + descriptors > kMaxUnreadDescriptors) return false;
+  unread_fds += descriptors;
+  return true;
+}
+
 AttachServer::AttachServer(std::vector<UniqueFd> listeners, AttachOptions options,
                            node::NodeLoop* loop, TenantLog* log)
     : listeners_(std::move(listeners)),
       options_(std::move(options)),
       loop_(loop),
       log_(log),
-      epoll_(epoll_create1(EPOLL_CLOEXEC)),
+      epoll_(std::make_shared<const UniqueFd>(epoll_create1(EPOLL_CLOEXEC))),
       stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       next_id_(kFirstConnection) {
-  epoll_event event = {};
-  event.events = EPOLLIN;
-  event.data.u64 = kStop;
-  epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, stop_.get(), &event);
+  Watch(epoll_->get(), EPOLL_CTL_ADD, stop_.get(), EPOLLIN, kStop);
   for (size_t i = 0; i < listeners_.size(); ++i) {
-    event.data.u64 = kFirstListener + i;
-    epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, listeners_[i].get(), &event);
+    Watch(epoll_->get(), EPOLL_CTL_ADD, listeners_[i].get(), EPOLLIN, kFirstListener + i);
   }
   thread_ = std::thread([this] { Loop(); });
 }
 
 AttachServer::~AttachServer() {
+  if (thread_.joinable()) Stop();
+}
+
+void AttachServer::Stop() {
   const uint64_t one = 1;
   if (write(stop_.get(), &one, sizeof(one)) < 0) LOG(ERROR) << "attach: " << strerror(errno);
   thread_.join();
+  listeners_.clear();
   std::vector<ConnectionRef> rest;
   {
     MutexLock lock(&mutex_);
     for (const auto& [id, connection] : connections_) rest.push_back(connection);
   }
   for (const ConnectionRef& connection : rest) Close(connection);
+  MutexLock lock(&mutex_);
+  unread_.clear();
 }
 
 void AttachServer::Loop() {
   for (;;) {
     epoll_event events[64];
-    const int count = epoll_wait(epoll_.get(), events, 64, Sweep());
+    const int count = epoll_wait(epoll_->get(), events, 64, Sweep());
     if (count < 0 && errno != EINTR) {
       LOG(ERROR) << "attach: epoll_wait: " << strerror(errno);
       return;
@@ -111,7 +190,7 @@ void AttachServer::Loop() {
       const uint64_t source = events[i].data.u64;
       if (source == kStop) return;
       if (source < kFirstConnection) {
-        AcceptAll(listeners_[source - kFirstListener].get());
+        Accept(listeners_[source - kFirstListener].get());
         continue;
       }
       ConnectionRef connection;
@@ -120,13 +199,15 @@ void AttachServer::Loop() {
         const auto it = connections_.find(source);
         if (it != connections_.end()) connection = it->second;
       }
-      if (connection != nullptr) Receive(connection);
+      if (connection != nullptr) {
+        Receive(connection, (events[i].events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0);
+      }
     }
   }
 }
 
-void AttachServer::AcceptAll(int listener) {
-  for (;;) {
+void AttachServer::Accept(int listener) {
+  for (int i = 0; i < kAcceptsPerTurn; ++i) {
     UniqueFd socket(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket.valid()) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
@@ -149,17 +230,19 @@ void AttachServer::AcceptAll(int listener) {
     connection->pid = peer->pid;
     connection->uid = peer->uid;
     connection->socket = std::move(socket);
+    connection->epoll = epoll_;
     {
       MutexLock lock(&mutex_);
       const auto count = per_uid_.find(connection->uid);
       const int of_uid = count == per_uid_.end() ? 0 : count->second;
+      const size_t in_all = connections_.size() + unread_.size();
       if (of_uid >= ShareOf(options_.max_connections) ||
-          connections_.size() >= static_cast<size_t>(options_.max_connections)) {
-        AnswerError(connection->socket.get(), 0,
-                    MakeError(Reason::kQuota,
-                              absl::StrCat("attach: too many connections: ", of_uid, " of uid ",
-                                           connection->uid, ", ", connections_.size(),
-                                           " in all, of ", options_.max_connections)));
+          in_all >= static_cast<size_t>(options_.max_connections)) {
+        AnswerError(
+            connection->socket.get(), 0,
+            MakeError(Reason::kQuota, absl::StrCat("attach: too many connections: ", of_uid,
+                                                   " of uid ", connection->uid, ", ", in_all,
+                                                   " in all, of ", options_.max_connections)));
         continue;
       }
       ++per_uid_[connection->uid];
@@ -167,19 +250,22 @@ void AttachServer::AcceptAll(int listener) {
       connections_[connection->id] = connection;
       SetDeadlineLocked(connection.get(), SteadyNow() + options_.handshake_timeout);
     }
-    epoll_event event = {};
-    event.events = EPOLLIN | EPOLLRDHUP;
-    event.data.u64 = connection->id;
-    if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, connection->socket.get(), &event) != 0) {
+    if (!Watch(epoll_->get(), EPOLL_CTL_ADD, connection->socket.get(), EPOLLIN | EPOLLRDHUP,
+               connection->id)) {
       LOG(ERROR) << "attach: epoll_ctl: " << strerror(errno);
       Close(connection);
     }
   }
 }
 
-void AttachServer::Receive(const ConnectionRef& connection) {
+void AttachServer::Receive(const ConnectionRef& connection, bool ended) {
   // A bound on one client's turn: the rest is still there at the next.
   for (int turn = 0; turn < 16; ++turn) {
+    // The node's answers are to come first: a client has no more of its time than that.
+    if (!connection->MayAsk()) {
+      if (ended) Close(connection);
+      return;
+    }
     absl::StatusOr<absl::optional<Packet>> packet =
         ReceivePacket(connection->socket.get(), kMaxAttachMessageBytes, 0);
     if (packet.ok() && !packet->has_value()) return;
@@ -289,22 +375,41 @@ absl::Status AttachServer::HandleProof(const ConnectionRef& connection,
     tokens_[reply.secret] = connection;
   }
   // The doorbell's descriptor is the node's, so its thread sends it.
-  loop_->Post(
-      [connection, id = request.id, reply = std::move(reply)](node::LocalNode& node, absl::Time) {
-        Answer(connection->socket.get(), id, reply, {node.doorbell_fd()});
-      });
+  AskNode(connection,
+          [c = connection.get(), id = request.id, reply = std::move(reply)](node::LocalNode& node) {
+            c->MayHave(DescriptorsOf(AttachRequest::Kind::kProof));  // the first
+            Answer(c->socket.get(), id, reply, {node.doorbell_fd()});
+          });
   return absl::OkStatus();
+}
+
+void AttachServer::AskNode(const ConnectionRef& connection,
+                           std::function<void(node::LocalNode& node)> answer) {
+  connection->Asked();
+  loop_->Post([connection, answer = std::move(answer)](node::LocalNode& node, absl::Time) {
+    answer(node);
+    connection->Answered();
+  });
 }
 
 void AttachServer::CarryOut(const ConnectionRef& connection, const AttachRequest& request,
                             SessionId session) {
-  loop_->Post([connection, request, session](node::LocalNode& node, absl::Time) {
-    const int socket = connection->socket.get();
+  AskNode(connection, [c = connection.get(), request, session](node::LocalNode& node) {
+    const int socket = c->socket.get();
+    if (!c->MayHave(DescriptorsOf(request.kind))) {
+      return AnswerError(
+          socket, request.id,
+          MakeError(Reason::kQuota,
+                    absl::StrCat("attach: ", c->unread_fds.load(),
+                                 " descriptors were sent and have not been read, of ",
+                                 kMaxUnreadDescriptors)));
+    }
     switch (request.kind) {
       case AttachRequest::Kind::kSessionMemory: {
         const auto memory = node.AttachMemory(session);
         if (!memory.ok()) return AnswerError(socket, request.id, memory.status());
-        return Answer(socket, request.id, AttachReply(), {memory->memory_fd, memory->wake_fd});
+        Answer(socket, request.id, AttachReply(), {memory->memory_fd, memory->wake_fd});
+        return;
       }
       case AttachRequest::Kind::kCreateStaging: {
         const auto staging = node.CreateStaging(session, request.bytes);
@@ -312,7 +417,10 @@ void AttachServer::CarryOut(const ConnectionRef& connection, const AttachRequest
         AttachReply reply;
         reply.arena = staging->arena;
         reply.bytes = staging->bytes;
-        return Answer(socket, request.id, std::move(reply), {staging->fd});
+        if (!Answer(socket, request.id, std::move(reply), {staging->fd})) {
+          node.ReleaseStaging(session, staging->arena).IgnoreError();
+        }
+        return;
       }
       case AttachRequest::Kind::kConfirmStaging:
         return AnswerError(socket, request.id, node.ConfirmStaging(session, request.arena));
@@ -324,7 +432,8 @@ void AttachServer::CarryOut(const ConnectionRef& connection, const AttachRequest
         AttachReply reply;
         reply.arena = request.arena;
         reply.bytes = FileBytes(*fd);
-        return Answer(socket, request.id, std::move(reply), {*fd});
+        Answer(socket, request.id, std::move(reply), {*fd});
+        return;
       }
       case AttachRequest::Kind::kHello:
       case AttachRequest::Kind::kProof:
@@ -341,8 +450,6 @@ void AttachServer::Close(const ConnectionRef& connection) {
     if (connections_.erase(connection->id) == 0) return;
     SetDeadlineLocked(connection.get(), absl::InfiniteFuture());
     tokens_.erase(connection->secret);
-    const auto count = per_uid_.find(connection->uid);
-    if (--count->second == 0) per_uid_.erase(count);
     bound = connection->state == Connection::State::kBound;
     if (bound || connection->state == Connection::State::kClaimed) {
       const auto process = attached_.find(connection->pid);
@@ -350,12 +457,26 @@ void AttachServer::Close(const ConnectionRef& connection) {
     }
     session = connection->session;
   }
-  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, connection->socket.get(), nullptr);
+  epoll_ctl(epoll_->get(), EPOLL_CTL_DEL, connection->socket.get(), nullptr);
+  // Nothing is sent to it after that.
   shutdown(connection->socket.get(), SHUT_RDWR);
+  {
+    MutexLock lock(&mutex_);
+    if (connection->unread_fds == 0 || UnreadBytes(connection->socket.get()) == 0) {
+      UncountLocked(*connection);
+    } else {
+      unread_.push_back(connection);
+    }
+  }
   if (bound) {
     loop_->Post(
         [session](node::LocalNode& node, absl::Time now) { node.SetDetached(session, true, now); });
   }
+}
+
+void AttachServer::UncountLocked(const Connection& connection) {
+  const auto count = per_uid_.find(connection.uid);
+  if (--count->second == 0) per_uid_.erase(count);
 }
 
 void AttachServer::SetDeadlineLocked(Connection* connection, absl::Time deadline) {
@@ -378,10 +499,15 @@ int AttachServer::Sweep() {
       }
       overdue.push_back(connections_[id]);
     }
-    if (!attached_.empty()) {
+    if (!attached_.empty() || !unread_.empty()) {
       // Once in a while, all of them.
       if (next_look_ <= now) {
         next_look_ = now + options_.open_timeout / 4;
+        const auto read = std::partition(
+            unread_.begin(), unread_.end(),
+            [](const ConnectionRef& closed) { return UnreadBytes(closed->socket.get()) > 0; });
+        for (auto it = read; it != unread_.end(); ++it) UncountLocked(**it);
+        unread_.erase(read, unread_.end());
         for (const auto& [id, connection] : connections_) {
           if (connection->state == Connection::State::kBound) bound.push_back(connection);
         }
@@ -402,7 +528,7 @@ int AttachServer::Sweep() {
 void AttachServer::CloseEnded(std::vector<ConnectionRef> bound) {
   loop_->Post([bound = std::move(bound)](node::LocalNode& node, absl::Time) {
     for (const ConnectionRef& connection : bound) {
-      if (node.TenantOf(connection->session).ok()) continue;
+      if (node.Lives(connection->session)) continue;
       // The attach thread sees it.
       shutdown(connection->socket.get(), SHUT_RDWR);
     }

@@ -1,7 +1,8 @@
 // The daemon's end of the attach socket (core/transport/attach/protocol.h).
 //
 // Threads: one of its own does the handshakes; requests are carried out on the node thread, which
-//   also sends their answers. Claim, Bind and Forget come from any thread.
+//   also sends their answers. Claim, Bind and Attached come from any thread; Stop and the
+//   destructor from the owner's.
 // A client that breaks the protocol, or does not read its answers, loses its connection; nobody
 //   else notices. A connection that has opened no session in time is closed, and so is one whose
 //   session has ended, after a while.
@@ -10,7 +11,9 @@
 
 #include <sys/types.h>
 
+#include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -39,16 +42,20 @@ struct AttachOptions {
   // For a handshake, and then for Sessions.Open.
   absl::Duration handshake_timeout = absl::Seconds(10);
   absl::Duration open_timeout = absl::Seconds(60);
-  // In all; one uid has ShareOf of them.
+  // In all; one uid has ShareOf of them. One that was closed counts until its client has read the
+  // descriptors that it was sent, or is gone.
   int max_connections = 8192;
 };
 
 class AttachServer {
  public:
-  // `loop` and `log` outlive it.
+  // `log` outlives it, and `loop` its Stop.
   AttachServer(std::vector<UniqueFd> listeners, AttachOptions options, node::NodeLoop* loop,
                TenantLog* log);
-  // Closes every connection; sessions are then detached.
+  // Listens no more and closes every connection; sessions are then detached. Afterwards no token is
+  // known and nobody is attached: the node thread may still ask.
+  void Stop();
+  // Stops, if nobody has.
   ~AttachServer();
 
   // What a token is worth.
@@ -79,19 +86,39 @@ class AttachServer {
     std::string secret;                            // the nonce, then the token
     SessionId session;                             // kBound
     absl::Time deadline = absl::InfiniteFuture();  // by SetDeadlineLocked; of all but kBound
+
+    // Requests that the node has not answered. At kMaxAsked the socket is watched for its end
+    // alone.
+    static constexpr int kMaxAsked = 16;
+    std::shared_ptr<const UniqueFd> epoll;  // the server's: an answer may come after its end
+    Mutex asking;
+    int asked ABSL_GUARDED_BY(asking) = 0;
+    // Descriptors that were sent to the client and, for all the node knows, not read. Its thread's
+    // to write, before it sends.
+    std::atomic<int> unread_fds{0};
+    // The node has one more, or one less.
+    void Asked();
+    void Answered();
+    bool MayAsk();
+    // Whether so many descriptors more may be on their way to the client.
+    bool MayHave(int descriptors);
   };
   using ConnectionRef = std::shared_ptr<Connection>;
 
   void Loop();
-  void AcceptAll(int listener);
-  // Reads what `connection` has sent. Closes it when it is at fault, or gone.
-  void Receive(const ConnectionRef& connection);
+  // Takes those that are there, so many at a time.
+  void Accept(int listener);
+  // Reads what `connection` has sent. Closes it when it is at fault, or gone (`ended`: it sends no
+  // more).
+  void Receive(const ConnectionRef& connection, bool ended);
   // An error closes the connection after it was told.
   absl::Status Handle(const ConnectionRef& connection, const AttachRequest& request,
                       const Packet& packet);
   absl::Status HandleHello(const ConnectionRef& connection, const AttachRequest& request);
   absl::Status HandleProof(const ConnectionRef& connection, const AttachRequest& request,
                            const Packet& packet);
+  // Runs `answer` on the node thread. It answers one request.
+  void AskNode(const ConnectionRef& connection, std::function<void(node::LocalNode& node)> answer);
   void CarryOut(const ConnectionRef& connection, const AttachRequest& request, SessionId session);
   void Close(const ConnectionRef& connection);
   // A line of the log: what the connection's process did.
@@ -99,16 +126,18 @@ class AttachServer {
   // InfiniteFuture: none.
   void SetDeadlineLocked(Connection* connection, absl::Time deadline)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // It counts no more.
+  void UncountLocked(const Connection& connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Closes what is overdue; milliseconds to the next look, -1: none.
   int Sweep();
   // Closes, on the node thread, those of `bound` whose session has ended.
   void CloseEnded(std::vector<ConnectionRef> bound);
 
-  const std::vector<UniqueFd> listeners_;
+  std::vector<UniqueFd> listeners_;  // the thread's, then Stop's
   const AttachOptions options_;
   node::NodeLoop* const loop_;
   TenantLog* const log_;
-  const UniqueFd epoll_;
+  const std::shared_ptr<const UniqueFd> epoll_;
   const UniqueFd stop_;  // an eventfd
 
   absl::Time next_look_;  // the thread's
@@ -116,6 +145,8 @@ class AttachServer {
   mutable Mutex mutex_;
   uint64_t next_id_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<uint64_t, ConnectionRef> connections_ ABSL_GUARDED_BY(mutex_);
+  // Closed, but their clients have not read what they were sent: descriptors, too.
+  std::vector<ConnectionRef> unread_ ABSL_GUARDED_BY(mutex_);
   // Of those that have one: whoever sweeps, before each wait, looks at the first.
   absl::btree_set<std::pair<absl::Time, uint64_t>> deadlines_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<std::string, ConnectionRef> tokens_ ABSL_GUARDED_BY(mutex_);

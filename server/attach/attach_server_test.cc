@@ -5,8 +5,10 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <linux/sockios.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -15,9 +17,12 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <future>
 #include <iostream>
 #include <memory>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/time/time.h"
@@ -28,6 +33,7 @@
 #include "core/node/node_loop.h"
 #include "core/transport/attach/packet.h"
 #include "core/transport/attach/protocol.h"
+#include "core/transport/doorbell.h"
 #include "core/transport/session_memory.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -120,12 +126,227 @@ AttachRequest Proof(const std::string& nonce) {
   return proof;
 }
 
-int OpenDescriptors() {
-  int count = 0;
+// What the descriptors of this process are of.
+std::vector<std::string> Descriptors() {
+  std::vector<std::string> found;
   DIR* const folder = opendir("/proc/self/fd");
-  while (readdir(folder) != nullptr) ++count;
+  while (const dirent* const entry = readdir(folder)) {
+    char what[256] = {};
+    if (readlinkat(dirfd(folder), entry->d_name, what, sizeof(what) - 1) > 0) found.push_back(what);
+  }
   closedir(folder);
+  return found;
+}
+
+int OpenDescriptors() { return static_cast<int>(Descriptors().size()); }
+
+int OpenPidfds() {
+  int count = 0;
+  for (const std::string& what : Descriptors()) count += what.find("pidfd") != std::string::npos;
   return count;
+}
+
+// A server without a daemon around it, so that a test can do what only a daemon does.
+class AttachServerTest : public testing::Test {
+ protected:
+  void Listen() {
+    absl::StatusOr<UniqueFd> listener = ListenUnix(path_, SOCK_SEQPACKET, SocketAccess());
+    ASSERT_TRUE(listener.ok()) << listener.status();
+    listeners_.push_back(*std::move(listener));
+  }
+  void Serve(const AttachOptions& options = AttachOptions()) {
+    if (listeners_.empty()) Listen();
+    server_ = std::make_unique<AttachServer>(std::move(listeners_), options, &loop_, &log_);
+  }
+
+  // On the node thread, behind what was posted before.
+  void AskNode(const node::NodeLoop::Task& task) {
+    std::promise<void> done;
+    loop_.Post([&](node::LocalNode& node, absl::Time now) {
+      task(node, now);
+      done.set_value();
+    });
+    done.get_future().wait();
+  }
+  // The node thread does nothing until the promise is kept.
+  std::promise<void> Occupy() {
+    std::promise<void> go;
+    loop_.Post([gone = std::make_shared<std::future<void>>(go.get_future())](
+                   node::LocalNode&, absl::Time) { gone->wait(); });
+    return go;
+  }
+  // Through the handshake, with a session.
+  void Bind(RawClient* client) {
+    client->Send(Hello());
+    const absl::StatusOr<AttachReply> challenge = client->Receive();
+    ASSERT_TRUE(challenge.ok()) << challenge.status();
+    client->Send(Proof(challenge->secret));
+    const absl::StatusOr<AttachReply> welcome = client->Receive();
+    ASSERT_TRUE(welcome.ok()) << welcome.status();
+    const absl::StatusOr<AttachServer::Client> claimed = server_->Claim(welcome->secret, geteuid());
+    ASSERT_TRUE(claimed.ok()) << claimed.status();
+    AskNode([&](node::LocalNode& node, absl::Time now) {
+      node::OpenSessionRequest open;
+      open.tenant = "uid:0";
+      open.attached = true;
+      const absl::StatusOr<node::SessionInfo> session = node.OpenSession(open, now);
+      ASSERT_TRUE(session.ok()) << session.status();
+      EXPECT_TRUE(server_->Bind(claimed->connection, session->id));
+    });
+  }
+  // The thread has looked at every connection so many times when it has answered.
+  void AwaitTurns(int turns) {
+    for (int i = 0; i < turns; ++i) {
+      RawClient client(path_);
+      client.Send(Hello());
+      ASSERT_TRUE(client.Receive().ok());
+    }
+  }
+
+  TestDaemon daemon_;  // for its folder and its backend
+  const std::string path_ = daemon_.folder() + "/other.sock";
+  std::vector<UniqueFd> listeners_;
+  TenantLog log_{nullptr};
+  node::NodeLoop loop_{node::NodeOptions(), daemon_.backend()};
+  std::unique_ptr<AttachServer> server_;
+};
+
+// What a client has sent and the daemon has not read.
+int Unread(const RawClient& client) {
+  int bytes = -1;
+  EXPECT_EQ(ioctl(client.fd(), SIOCOUTQ, &bytes), 0);
+  return bytes;
+}
+
+AttachRequest Ask(AttachRequest::Kind kind, uint32_t id) {
+  AttachRequest request;
+  request.kind = kind;
+  request.id = id;
+  request.bytes = 4096;
+  request.arena = ArenaId(99);
+  return request;
+}
+
+TEST_F(AttachServerTest, AClientIsReadNoFurtherThanItsRequestsAreAnswered) {
+  Serve();
+  auto client = std::make_unique<RawClient>(path_);
+  Bind(client.get());
+  std::promise<void> go = Occupy();
+  constexpr uint32_t kRequests = 100;
+  for (uint32_t id = 1; id <= kRequests; ++id) {
+    client->Send(Ask(AttachRequest::Kind::kReleaseStaging, id));
+  }
+  AwaitTurns(20);
+  EXPECT_GT(Unread(*client), 0);
+  // Each is answered in the end.
+  go.set_value();
+  for (uint32_t id = 1; id <= kRequests; ++id) {
+    const absl::StatusOr<AttachReply> reply = client->Receive();
+    ASSERT_TRUE(reply.ok()) << reply.status();
+    EXPECT_EQ(reply->id, id);
+  }
+  // One that goes while it is not read is gone.
+  go = Occupy();
+  for (uint32_t id = 1; id <= kRequests; ++id) {
+    client->Send(Ask(AttachRequest::Kind::kReleaseStaging, id));
+  }
+  AwaitTurns(20);
+  EXPECT_TRUE(server_->Attached(getpid()));
+  client.reset();
+  EXPECT_TRUE(Eventually([&] { return !server_->Attached(getpid()); }));
+  go.set_value();
+}
+
+TEST_F(AttachServerTest, DescriptorsThatAreNotReadAreFew) {
+  Serve();
+  RawClient client(path_);
+  Bind(&client);
+  using Kind = AttachRequest::Kind;
+  for (const Kind kind : {Kind::kSessionMemory, Kind::kCreateStaging}) {
+    constexpr uint32_t kRequests = 10;
+    for (uint32_t id = 1; id <= kRequests; ++id) client.Send(Ask(kind, id));
+    // Behind the last of them.
+    client.Send(Ask(Kind::kReleaseStaging, kRequests + 1));
+    EXPECT_TRUE(Eventually([&] { return Unread(client) == 0; }));
+    AskNode([](node::LocalNode&, absl::Time) {});
+    const uint32_t let_through = kind == Kind::kSessionMemory ? 2 : 4;
+    for (uint32_t id = 1; id <= kRequests; ++id) {
+      const absl::StatusOr<AttachReply> reply = client.Receive();
+      ASSERT_TRUE(reply.ok()) << reply.status();
+      EXPECT_EQ(reply->id, id);
+      EXPECT_EQ(reply->status.code(),
+                id <= let_through ? absl::StatusCode::kOk : absl::StatusCode::kResourceExhausted)
+          << id << ": " << reply->status;
+    }
+    EXPECT_EQ(client.Receive()->id, kRequests + 1);
+  }
+  // Whoever reads gets more, however much.
+  for (uint32_t id = 1; id <= 20; ++id) {
+    client.Send(Ask(Kind::kSessionMemory, id));
+    const absl::StatusOr<AttachReply> reply = client.Receive();
+    ASSERT_TRUE(reply.ok()) << reply.status();
+    EXPECT_TRUE(reply->status.ok()) << reply->status;
+  }
+}
+
+// What it has not read is on its way, with its descriptors, after its connection was closed.
+TEST_F(AttachServerTest, AClosedConnectionCountsUntilItsClientHasRead) {
+  AttachOptions options;
+  options.max_connections = 8;
+  options.open_timeout = absl::Milliseconds(40);  // the thread looks four times in that
+  Serve(options);
+  std::vector<std::unique_ptr<RawClient>> clients;
+  for (int i = 0; i < 7; ++i) {
+    clients.push_back(std::make_unique<RawClient>(path_));
+    RawClient& client = *clients.back();
+    client.Send(Hello());
+    const absl::StatusOr<AttachReply> challenge = client.Receive();
+    ASSERT_TRUE(challenge.ok()) << challenge.status();
+    client.Send(Proof(challenge->secret));
+    EXPECT_TRUE(client.AwaitHangup());  // it opens no session
+  }
+  RawClient(path_).ExpectRefused(absl::StatusCode::kResourceExhausted, "7 of uid");
+  // One reads, another goes.
+  EXPECT_TRUE(clients[0]->Receive().ok());
+  clients[1].reset();
+  for (const bool more : {true, true}) {
+    EXPECT_TRUE(Eventually([&] {
+      clients.push_back(std::make_unique<RawClient>(path_));
+      clients.back()->Send(Hello());
+      const absl::StatusOr<AttachReply> reply = clients.back()->Receive();
+      return reply.ok() && reply->status.ok() && more;
+    }));
+  }
+}
+
+TEST_F(AttachServerTest, ACrowdAtTheDoorDoesNotKeepItFromThoseWhoAreIn) {
+  Listen();
+  // All that are at fault leave at their first word: there is room for the last one when it is let
+  // in, unless all of them are let in before any is listened to.
+  constexpr int kCrowd = 400;
+  std::vector<std::unique_ptr<RawClient>> crowd;
+  for (int i = 0; i < kCrowd; ++i) {
+    crowd.push_back(std::make_unique<RawClient>(path_));
+    crowd.back()->Send("let me in");
+  }
+  RawClient last(path_);
+  last.Send(Hello());
+  AttachOptions options;
+  options.max_connections = 256;
+  Serve(options);
+  const absl::StatusOr<AttachReply> reply = last.Receive();
+  EXPECT_TRUE(reply.ok() && reply->status.ok()) << reply.status();
+}
+
+TEST_F(AttachServerTest, WhenItHasStoppedTheNodeMayStillAsk) {
+  Serve();
+  RawClient client(path_);
+  Bind(&client);
+  server_->Stop();
+  EXPECT_TRUE(client.AwaitHangup());
+  EXPECT_FALSE(server_->Attached(getpid()));
+  EXPECT_FALSE(server_->Bind(1 << 16, SessionId(1)));
+  EXPECT_EQ(ErrorOf(server_->Claim("token", geteuid()).status()).reason, Reason::kNotAttached);
 }
 
 TEST(AttachTest, AnAttachedSessionGetsItsMemory) {
@@ -471,6 +692,24 @@ TEST(AttachTest, AConnectionWhoseSessionHasEndedIsClosed) {
   EXPECT_TRUE(other->CreateStaging(4096, Soon()).ok());
 }
 
+// A daemon remembers it for those who ask why.
+TEST(AttachTest, AConnectionWhoseSessionWasEndedForMalformedBytesIsClosed) {
+  TestDaemon daemon([](DaemonOptions* o) { o->attach_open_timeout = absl::Milliseconds(400); });
+  const auto client = Attach(daemon);
+  RpcRank rank(daemon.Connect());
+  ASSERT_TRUE(OpenWith(&rank, client->token()).ok());
+  const auto fds = client->SessionMemory(Soon());
+  ASSERT_TRUE(fds.ok()) << fds.status();
+  const auto memory = MapSessionMemory(fds->memory.get());
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  // More bytes than a ring has are said to be in it.
+  (*memory)->control().client.tail += uint64_t{1} << 32;
+  RingWakeEvent(fds->wake.get());
+  pollfd entry = {client->socket_fd(), POLLRDHUP, 0};
+  EXPECT_EQ(poll(&entry, 1, 20000), 1);
+  EXPECT_EQ(ErrorOf(rank.Renew()).reason, Reason::kSessionLost);
+}
+
 TEST(AttachTest, OneUidLeavesConnectionsToOthers) {
   TestDaemon daemon([](DaemonOptions* o) { o->max_connections = 8; });
   std::vector<std::unique_ptr<RawClient>> clients;
@@ -488,6 +727,37 @@ TEST(AttachTest, OneUidLeavesConnectionsToOthers) {
     const absl::StatusOr<AttachReply> reply = again.Receive();
     return reply.ok() && reply->status.ok();
   }));
+}
+
+// One that comes to it after the daemon has passed it by.
+TEST(AttachTest, ANodeThreadThatIsLateOpensASessionForNobody) {
+  std::promise<void> stuck;
+  std::promise<void> go;
+  bool first = true;
+  TestDaemon daemon([&](DaemonOptions* o) {
+    o->node.log_failure = [&](absl::string_view, absl::string_view) {
+      if (!std::exchange(first, false)) return;
+      stuck.set_value();
+      go.get_future().wait();
+    };
+  });
+  const auto client = Attach(daemon);
+  std::thread failing([&] {
+    v1::OpenSessionRequest request;
+    request.set_device_count(-1);
+    EXPECT_FALSE(RpcRank(daemon.Connect()).Open(request).ok());
+  });
+  stuck.get_future().wait();
+  std::thread late([&] {
+    RpcRank rank(daemon.Connect());
+    EXPECT_FALSE(OpenWith(&rank, client->token()).ok());
+  });
+  // The daemon has one of the client's process by the connection, then one for the session to be.
+  EXPECT_TRUE(Eventually([&] { return OpenPidfds() == 2; }));
+  daemon.daemon().Drain(SteadyNow());
+  go.set_value();
+  failing.join();
+  late.join();
 }
 
 TEST(AttachTest, ClientsHearOfTheDaemonsEnd) {

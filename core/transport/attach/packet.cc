@@ -43,6 +43,11 @@ absl::Status SendPacket(int socket, absl::string_view bytes, absl::Span<const in
   do {
     sent = sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
   } while (sent < 0 && errno == EINTR);
+  if (sent < 0 && errno == ETOOMANYREFS) {
+    return MakeError(Reason::kQuota,
+                     "attach socket: descriptors that were sent before have not been read by those "
+                     "whom they were sent to");
+  }
   if (sent < 0) return Gone("send", errno);
   return absl::OkStatus();
 }

@@ -27,7 +27,9 @@ struct Packet {
   absl::optional<pid_t> sender;
 };
 
-// Never waits. UNAVAILABLE: the peer is gone, or does not read. The descriptors stay the caller's.
+// Never waits. UNAVAILABLE: the peer is gone, or does not read. RESOURCE_EXHAUSTED (QUOTA): too
+// many descriptors that this user has sent, to whomever, have not been read. The descriptors stay
+// the caller's.
 absl::Status SendPacket(int socket, absl::string_view bytes, absl::Span<const int> fds);
 
 // Never waits: absent when there is nothing. UNAVAILABLE: the peer has closed.
