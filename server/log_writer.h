@@ -26,7 +26,8 @@ namespace chorus {
 class LogWriter : public google::LogSink {
  public:
   // Lines go to `fd` (standard error), which stays open; as long as this lives, all of glog's and
-  // gRPC's do. glog is initialised.
+  // gRPC's do, and of protobuf's those that end the process: the others tell of clients' messages.
+  // glog is initialised, and nobody uses protobuf yet.
   explicit LogWriter(int fd);
   // Waits until what was said is written, a second at most.
   ~LogWriter() override;
