@@ -18,37 +18,6 @@
 #include "server/unix_listener.h"
 
 namespace chorus {
-namespace {
-
-class CallCounter : public grpc::experimental::Interceptor {
- public:
-  CallCounter(PeerTable* peers, int number) : peers_(peers), number_(number) {
-    peers_->CallBegan(number_);
-  }
-  ~CallCounter() override { peers_->CallEnded(number_); }
-  void Intercept(grpc::experimental::InterceptorBatchMethods* methods) override {
-    methods->Proceed();
-  }
-
- private:
-  PeerTable* const peers_;
-  const int number_;
-};
-
-class CallCounters : public grpc::experimental::ServerInterceptorFactoryInterface {
- public:
-  explicit CallCounters(PeerTable* peers) : peers_(peers) {}
-  grpc::experimental::Interceptor* CreateServerInterceptor(
-      grpc::experimental::ServerRpcInfo* info) override {
-    const absl::optional<int> number = PeerTable::NumberOf(info->server_context()->peer());
-    return number.has_value() ? new CallCounter(peers_, *number) : nullptr;
-  }
-
- private:
-  PeerTable* const peers_;
-};
-
-}  // namespace
 
 Acceptor::Acceptor(std::vector<Listener> listeners, PeerTable::Idle idle, PeerTable* peers,
                    grpc::Server* server)
@@ -173,11 +142,6 @@ void Acceptor::AcceptAll(const Listener& listener) {
     }
     grpc::AddInsecureChannelFromFd(server_, numbered->Release());
   }
-}
-
-std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface> CountCalls(
-    PeerTable* peers) {
-  return std::make_unique<CallCounters>(peers);
 }
 
 }  // namespace chorus

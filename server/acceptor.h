@@ -56,9 +56,6 @@ class Acceptor {
   std::thread thread_;
 };
 
-// Tells `peers` of each connection's calls. `peers` outlives the server.
-std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface> CountCalls(PeerTable* peers);
-
 }  // namespace chorus
 
 #endif  // CHORUS_SERVER_ACCEPTOR_H_

@@ -266,10 +266,13 @@ TEST_F(ChorusdTest, AFullLogStopsNothing) {
       grpc::CreateChannel(absl::StrCat("unix:", path_), grpc::InsecureChannelCredentials()));
   v1::OpenSessionRequest refused;
   refused.set_device_count(5);
+  v1::OpenSessionRequest no_text;
+  no_text.set_label("\xff");
   for (int i = 0; i < 100; ++i) {
     ASSERT_TRUE(rank.Open().ok());
     ASSERT_TRUE(rank.Close().ok());
-    ASSERT_FALSE(rank.Open(refused).ok());
+    ASSERT_EQ(rank.Open(refused).code(), absl::StatusCode::kInvalidArgument);
+    ASSERT_EQ(rank.Open(no_text).code(), absl::StatusCode::kInvalidArgument);
   }
   chorusd.Signal(SIGTERM);
   EXPECT_EQ(chorusd.Wait(), 0);

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <future>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -16,6 +17,7 @@
 #include "absl/time/clock.h"
 #include "core/base/clock.h"
 #include "core/base/error.h"
+#include "core/base/ids.h"
 #include "core/base/unique_fd.h"
 #include "core/node/node_loop.h"
 #include "core/transport/attach/protocol.h"
@@ -29,7 +31,7 @@
 #include "server/admin/capabilities_service.h"
 #include "server/admin/diagnostics_service.h"
 #include "server/attach/attach_server.h"
-#include "server/channelz_guard.h"
+#include "server/call_guard.h"
 #include "server/lock_file.h"
 #include "server/peers.h"
 #include "server/service/context.h"
@@ -38,6 +40,7 @@
 #include "server/service/log_service.h"
 #include "server/service/moved_methods.h"
 #include "server/service/parsed.h"
+#include "server/service/room.h"
 #include "server/service/sessions_service.h"
 #include "server/service/tensors_service.h"
 #include "server/service/worker.h"
@@ -49,6 +52,9 @@ namespace {
 
 // Of each call, before its request is read.
 constexpr int kUnreadBytes = 16 << 10;
+
+// Of gRPC's own services, or that are refused: they hold nothing but themselves.
+constexpr int kMaxOtherCalls = 1024;
 
 // How often a drain looks whether the node has become idle, or calls have ended.
 constexpr absl::Duration kDrainLook = absl::Milliseconds(5);
@@ -130,8 +136,9 @@ struct Daemon::Impl {
       : options(options),
         max_connections(std::min(options.max_connections, DescriptorLimit() / 8)),
         tenant_log(options.write_line),
-        peers(options.trusted_uid, max_connections, options.max_calls),
-        worker(&loop, RenewPeriod(options.node.lease)),
+        peers(options.trusted_uid, max_connections, {options.max_calls, kMaxOtherCalls}),
+        worker([this](std::vector<SessionId> sessions) { Renew(std::move(sessions)); },
+               RenewPeriod(options.node.lease)),
         loop(ForDaemon(options.node, &tenant_log), backend) {
     context.loop = &loop;
     context.worker = &worker;
@@ -156,13 +163,15 @@ struct Daemon::Impl {
 
   absl::Status Listen();
   absl::Status Serve();
+  void Renew(std::vector<SessionId> sessions);
   // Takes back what a start that failed has made.
   void Undo();
   void Drain(absl::Time deadline);
 
   const DaemonOptions options;
   const int max_connections;
-  SharedRoom streams{options.max_streams * kMaxMessageBytes, "what comes on streams of commands"};
+  SharedRoom streams{options.max_streams * kMaxMessageBytes,
+                     "bytes of what comes on streams of commands"};
   std::vector<LockFile> locks;
   std::vector<Acceptor::Listener> grpc_listeners;  // until Serve
   std::vector<UniqueFd> attach_listeners;          // until Serve
@@ -173,9 +182,10 @@ struct Daemon::Impl {
   ServiceContext context;
   TenantLog tenant_log;
   Room parsing{kMaxParsedBytes};
-  SharedRoom answers{kMaxAnswerBytes, "answers that have not been read"};
+  SharedRoom answers{kMaxAnswerBytes, "bytes of answers that have not been read"};
   ReadTurns reads{kMaxReads};
   Room uploads{kMaxUploadBytes};
+  SharedRoom blocking{kMaxBlockingCalls, "calls of reflection and channelz"};
   PeerTable peers;
   Farewell farewell;
   ServiceWorker worker;  // the node has outcomes for it as long as it lives
@@ -248,9 +258,13 @@ absl::Status Daemon::Impl::Serve() {
   for (const grpc_compression_algorithm algorithm : {GRPC_COMPRESS_DEFLATE, GRPC_COMPRESS_GZIP}) {
     builder.SetCompressionAlgorithmSupportStatus(algorithm, false);
   }
+  builder.SetResourceQuota(grpc::ResourceQuota("blocking calls").SetMaxThreads(kBlockingThreads));
+  // Of one connection, before anybody has looked at them. Those that are refused count, too.
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, options.max_calls);
+  // Nobody is asked by HTTP/2 whether it is there: a trainer in a debugger does not answer.
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, std::numeric_limits<int>::max());
   std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> interceptors;
-  interceptors.push_back(CountCalls(&peers));
-  interceptors.push_back(GuardChannelz(&peers));
+  interceptors.push_back(GuardCalls(&peers, &blocking));
   builder.experimental().SetInterceptorCreators(std::move(interceptors));
   for (const auto make :
        {&MakeSessionsService, &MakeWorldsService, &MakeTensorsService, &MakeGraphsService,
@@ -272,6 +286,13 @@ absl::Status Daemon::Impl::Serve() {
   acceptor =
       std::make_unique<Acceptor>(std::move(grpc_listeners), std::move(idle), &peers, server.get());
   return absl::OkStatus();
+}
+
+void Daemon::Impl::Renew(std::vector<SessionId> sessions) {
+  loop.Post([sessions = std::move(sessions)](node::LocalNode& node, absl::Time now) {
+    // One that has ended meanwhile needs no lease.
+    for (const SessionId session : sessions) node.RenewLease(session, now).IgnoreError();
+  });
 }
 
 void Daemon::Impl::Drain(absl::Time deadline) {

@@ -18,6 +18,7 @@
 #include "core/base/clock.h"
 #include "core/base/mutex.h"
 #include "core/runtime/budget.h"
+#include "google/protobuf/stubs/logging.h"
 #include "grpc/support/log.h"
 
 namespace chorus {
@@ -39,6 +40,14 @@ void LogOfGrpc(gpr_log_func_args* args) {
   if (writer != nullptr && absl::StrContains(args->message, "assertion failed")) {
     writer->Flush(kLastWords);
   }
+}
+
+// Protobuf has a line for each message of a client's that is wrong (a string that is no UTF-8): the
+// client is told itself, as often as it likes.
+void LogOfProtobuf(google::protobuf::LogLevel level, const char* file, int line,
+                   const std::string& message) {
+  if (level != google::protobuf::LOGLEVEL_FATAL) return;
+  google::LogMessage(file, line, google::GLOG_ERROR).stream() << message;
 }
 
 std::string Formatted(google::LogSeverity severity, const char* file, int line,
@@ -141,9 +150,11 @@ LogWriter::LogWriter(int fd) : state_(std::make_shared<State>(fd)) {
   google::AddLogSink(this);
   grpc_writer = this;
   gpr_set_log_function(&LogOfGrpc);
+  google::protobuf::SetLogHandler(&LogOfProtobuf);
 }
 
 LogWriter::~LogWriter() {
+  google::protobuf::SetLogHandler(nullptr);
   gpr_set_log_function(nullptr);
   grpc_writer = nullptr;
   google::RemoveLogSink(this);

@@ -1,12 +1,12 @@
-// The daemon's log: whoever has something to say never waits for whoever reads it.
+// The daemon's log: a thread that says something never waits for the reader.
 //
 // glog writes to standard error under a lock. Where that is a pipe and its reader stops, the first
-// line that does not fit any more would stop its thread, and then everybody who says something. So
-// lines go into a queue of bounded size, and a thread that does nothing else writes them. What does
-// not fit is left out, and counted in a line of its own. (O_NONBLOCK instead would be for everybody
-// who shares the pipe, and cut lines.) Where nobody reads, one tenant's lines leave room for
-// others'. A line is one line: what cannot be printed is escaped, so that no text of a client's (a
-// label, a job's name) can look like a line of the daemon's.
+// line that does not fit any more would stop its thread, and then every other that says something.
+// So lines go into a queue of bounded size, and a thread that does nothing else writes them. What
+// does not fit is left out, and counted in a line of its own. (O_NONBLOCK instead would be for
+// everybody who shares the pipe, and cut lines.) Where nobody reads, one tenant's lines leave room
+// for others'. A line is one line: what cannot be printed is escaped, so that no text of a client's
+// (a label, a job's name) can look like a line of the daemon's.
 //
 // Threads: one of its own writes. The rest is thread-safe.
 #ifndef CHORUS_SERVER_LOG_WRITER_H_
@@ -26,7 +26,8 @@ namespace chorus {
 class LogWriter : public google::LogSink {
  public:
   // Lines go to `fd` (standard error), which stays open; as long as this lives, all of glog's and
-  // gRPC's do. glog is initialised.
+  // gRPC's do, and of protobuf's those that end the process: the others tell of clients' messages.
+  // glog is initialised, and nobody uses protobuf yet.
   explicit LogWriter(int fd);
   // Waits until what was said is written, a second at most.
   ~LogWriter() override;

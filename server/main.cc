@@ -192,7 +192,8 @@ ABSL_FLAG(int64_t, max_downloads, 512,
           "Tensors at a time that clients read by gRPC; each takes up to 2 MiB.");
 ABSL_FLAG(int64_t, max_session_downloads, 64, "Of one session.");
 ABSL_FLAG(chorus::DurationFlag, download_timeout, {absl::Seconds(60)},
-          "For a client to take a part (1 MiB) of a tensor that it reads by gRPC.");
+          "For a client to take a part (1 MiB) of a tensor that it reads by gRPC; also, from a "
+          "call's deadline on, to take any other answer.");
 ABSL_FLAG(int32_t, max_groups_per_world, 4096, "Groups of one world, in its life.");
 ABSL_FLAG(int32_t, max_tensors, 65536, "Tensors of one session.");
 ABSL_FLAG(int32_t, max_graphs, 16384, "Registered graphs of one session.");

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -18,6 +19,20 @@
 #include "server/tenant_log.h"
 
 namespace chorus {
+namespace {
+
+// RESOURCE_EXHAUSTED kQuota: an owner that has `own` of `all` gets no more of `most` places. How
+// many others have is theirs.
+absl::Status CheckPlaces(absl::string_view what, int own, int all, int most) {
+  const auto share = static_cast<int>(ShareOf(most));
+  if (own < share && all < most) return absl::OkStatus();
+  return MakeError(Reason::kQuota,
+                   absl::StrCat("too many ", what, ": the caller has ", own, "; expected at most ",
+                                share, " of one user, ", most, " in all"));
+}
+
+}  // namespace
+
 int DescriptorLimit() {
   rlimit limit = {};
   getrlimit(RLIMIT_NOFILE, &limit);
@@ -25,7 +40,7 @@ int DescriptorLimit() {
 }
 
 // The upper half of the numbers is for connections.
-PeerTable::PeerTable(uid_t daemon_uid, int max_connections, int max_calls)
+PeerTable::PeerTable(uid_t daemon_uid, int max_connections, MaxCalls max_calls)
     : daemon_uid_(daemon_uid),
       max_connections_(max_connections),
       max_calls_(max_calls),
@@ -54,7 +69,7 @@ absl::StatusOr<UniqueFd> PeerTable::Add(UniqueFd connection,
       Connection& added = peers_[numbered.get()];
       // gRPC has closed the last one of this number; its hangup was not looked at yet.
       EndedLocked(&added);
-      AddCallsLocked(&added, -added.calls);
+      AddCallsLocked(&added, {-added.calls.under_way, -added.calls.admitted});
       epoll_event event = {};
       event.events = EPOLLRDHUP;
       event.data.fd = numbered.get();
@@ -92,50 +107,57 @@ absl::optional<int> PeerTable::NumberOf(absl::string_view peer) {
   return number;
 }
 
-void PeerTable::CallBegan(int number) {
+absl::Status PeerTable::CallBegan(int number) {
   MutexLock lock(&mutex_);
   const auto it = peers_.find(number);
-  if (it == peers_.end()) return;
-  AddCallsLocked(&it->second, 1);
+  if (it == peers_.end()) return absl::OkStatus();
   it->second.called = true;
+  const auto count = calls_of_.find(OwnerOf(it->second.peer));
+  const int own = count == calls_of_.end() ? 0 : count->second.others();
+  CHORUS_RETURN_IF_ERROR(CheckPlaces("calls that are refused or gRPC's own", own,
+                                     all_calls_.others(), max_calls_.others));
+  AddCallsLocked(&it->second, {1, 0});
+  return absl::OkStatus();
 }
 
 void PeerTable::CallEnded(int number) {
   MutexLock lock(&mutex_);
   const auto it = peers_.find(number);
   // 0: of a connection before this one of the same number.
-  if (it == peers_.end() || it->second.calls == 0) return;
-  AddCallsLocked(&it->second, -1);
+  if (it == peers_.end() || it->second.calls.under_way == 0) return;
+  AddCallsLocked(&it->second, {-1, 0});
   it->second.since = Clock::now();
 }
 
-void PeerTable::AddCallsLocked(Connection* connection, int calls) {
-  connection->calls += calls;
-  all_calls_ += calls;
-  const auto count = calls_of_.try_emplace(OwnerOf(connection->peer), 0).first;
-  count->second += calls;
-  if (count->second == 0) calls_of_.erase(count);
+void PeerTable::AddCallsLocked(Connection* connection, const Calls& calls) {
+  const auto count = calls_of_.try_emplace(OwnerOf(connection->peer)).first;
+  for (Calls* const sum : {&connection->calls, &all_calls_, &count->second}) {
+    sum->under_way += calls.under_way;
+    sum->admitted += calls.admitted;
+  }
+  if (count->second.under_way == 0 && count->second.admitted == 0) calls_of_.erase(count);
 }
 
-absl::Status PeerTable::CheckCalls(absl::string_view peer) const {
-  const absl::optional<int> number = NumberOf(peer);
-  if (!number.has_value()) return absl::OkStatus();
+absl::StatusOr<PeerTable::Admitted> PeerTable::Admit(absl::string_view peer) {
+  Admitted admitted;
+  CHORUS_ASSIGN_OR_RETURN(admitted.caller, Resolve(peer));
+  const int number = *NumberOf(peer);
   MutexLock lock(&mutex_);
-  const auto it = peers_.find(*number);
-  if (it == peers_.end()) return absl::OkStatus();
-  const Owner owner = OwnerOf(it->second.peer);
-  const auto count = calls_of_.find(owner);
-  const int own_calls = count == calls_of_.end() ? 0 : count->second;
-  if (own_calls <= ShareOf(max_calls_) && all_calls_ <= max_calls_) return absl::OkStatus();
-  return MakeError(Reason::kQuota,
-                   absl::StrCat("too many calls under way: ", own_calls,
-                                owner.has_value() ? absl::StrCat(" of uid ", *owner) : " by TCP",
-                                ", ", all_calls_, " in all, of ", max_calls_));
+  Connection& connection = peers_[number];
+  const auto count = calls_of_.find(OwnerOf(connection.peer));
+  const int own = count == calls_of_.end() ? 0 : count->second.admitted;
+  CHORUS_RETURN_IF_ERROR(
+      CheckPlaces("calls under way", own, all_calls_.admitted, max_calls_.admitted));
+  AddCallsLocked(&connection, {0, 1});
+  admitted.place = Place(this, number);
+  return admitted;
 }
 
-absl::StatusOr<Caller> PeerTable::Admit(absl::string_view peer) const {
-  CHORUS_RETURN_IF_ERROR(CheckCalls(peer));
-  return Resolve(peer);
+void PeerTable::Leave(int number) {
+  MutexLock lock(&mutex_);
+  Connection& connection = peers_[number];
+  // 0: as for CallEnded.
+  if (connection.calls.admitted > 0) AddCallsLocked(&connection, {0, -1});
 }
 
 void PeerTable::TakeHangups() {
@@ -145,16 +167,33 @@ void PeerTable::TakeHangups() {
   for (int i = 0; i < count; ++i) EndedLocked(&peers_[events[i].data.fd]);
 }
 
+bool PeerTable::IsIdle(const Connection& connection, const Idle& idle, Clock::time_point now) {
+  if (!connection.watch.valid() || connection.calls.under_way > 0) return false;
+  const absl::Duration time = absl::FromChrono(now - connection.since);
+  return time >= (connection.called ? idle.next_call : idle.first_call);
+}
+
 void PeerTable::EndIdle(const Idle& idle) {
   const Clock::time_point now = Clock::now();
+  std::vector<std::pair<int, PeerCredentials>> called;
+  {
+    MutexLock lock(&mutex_);
+    for (const auto& [number, connection] : peers_) {
+      if (!IsIdle(connection, idle, now)) continue;
+      if (connection.called && connection.peer.has_value()) {
+        called.emplace_back(number, *connection.peer);
+      } else {
+        // Both gRPC and TakeHangups see its end.
+        shutdown(connection.watch.get(), SHUT_RDWR);
+      }
+    }
+  }
+  const auto keeps = [&idle](const auto& one) { return idle.keeps(one.second); };
+  called.erase(std::remove_if(called.begin(), called.end(), keeps), called.end());
   MutexLock lock(&mutex_);
-  for (const auto& [number, connection] : peers_) {
-    if (!connection.watch.valid() || connection.calls > 0) continue;
-    const absl::Duration time = absl::FromChrono(now - connection.since);
-    if (time < (connection.called ? idle.next_call : idle.first_call)) continue;
-    if (connection.called && connection.peer.has_value() && idle.keeps(*connection.peer)) continue;
-    // Both gRPC and TakeHangups see its end.
-    shutdown(connection.watch.get(), SHUT_RDWR);
+  for (const auto& [number, peer] : called) {
+    const Connection& connection = peers_[number];
+    if (IsIdle(connection, idle, now)) shutdown(connection.watch.get(), SHUT_RDWR);
   }
 }
 
@@ -174,7 +213,7 @@ int PeerTable::calls() const {
   MutexLock lock(&mutex_);
   int calls = 0;
   for (const auto& [number, connection] : peers_) {
-    if (connection.watch.valid()) calls += connection.calls;
+    if (connection.watch.valid()) calls += connection.calls.under_way;
   }
   return calls;
 }

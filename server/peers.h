@@ -1,4 +1,4 @@
-// Who calls: the tenant of an RPC, and the connections that gRPC serves.
+// The tenant of an RPC, and the connections that gRPC serves.
 //
 // gRPC tells nothing about a client on a Unix socket, and has no bound on connections. So the
 // daemon accepts connections itself, reads SO_PEERCRED of those on Unix sockets, notes it under the
@@ -17,6 +17,7 @@
 #include <chrono>
 #include <functional>
 #include <string>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
@@ -49,28 +50,57 @@ struct Caller {
 
 class PeerTable {
  public:
+  struct MaxCalls {
+    int admitted = 0;  // by Admit
+    int others = 0;    // those that are refused, or of gRPC's own services
+  };
   // `daemon_uid`: whose processes are trusted without attaching. At most `max_connections` are open
   // at a time, and at most `max_calls` calls under way: ShareOf each of them of one uid, or by TCP.
-  PeerTable(uid_t daemon_uid, int max_connections, int max_calls);
+  PeerTable(uid_t daemon_uid, int max_connections, MaxCalls max_calls);
 
   // Notes a connection's peer, nobody for one by TCP, and returns its descriptor under the number
   // that gRPC shall get. RESOURCE_EXHAUSTED: too many connections, or no descriptor is free.
   absl::StatusOr<UniqueFd> Add(UniqueFd connection, const absl::optional<PeerCredentials>& peer);
 
-  // `peer` as gRPC names it. UNAUTHENTICATED: it is not known.
+  // `peer` as gRPC names it. PERMISSION_DENIED kNotAttached: it is not known.
   absl::StatusOr<Caller> Resolve(absl::string_view peer) const;
 
   // The number of a connection.
   static absl::optional<int> NumberOf(absl::string_view peer);
-  // A call of connection `number` is under way, until it has ended; those that are too many, too.
-  void CallBegan(int number);
+  // A call of connection `number` is under way, until it has ended. RESOURCE_EXHAUSTED kQuota: it
+  // is not counted, and has to end at once, for there are too many that are not admitted. That
+  // bound is not Admit's: calls that are refused keep nobody out.
+  absl::Status CallBegan(int number);
   void CallEnded(int number);
 
-  // RESOURCE_EXHAUSTED kQuota: `peer` (as gRPC names it), whose call it is, has too many under way,
-  // this one included.
-  absl::Status CheckCalls(absl::string_view peer) const;
-  // Whose call of `peer` it is, if it may go on: errors of CheckCalls and Resolve.
-  absl::StatusOr<Caller> Admit(absl::string_view peer) const;
+  // A call's place among those that are admitted, until this object goes. The table outlives it.
+  class Place {
+   public:
+    Place() = default;
+    Place(Place&& other) noexcept
+        : table_(std::exchange(other.table_, nullptr)), number_(other.number_) {}
+    Place& operator=(Place&& other) noexcept {
+      std::swap(table_, other.table_);
+      std::swap(number_, other.number_);
+      return *this;
+    }
+    ~Place() {
+      if (table_ != nullptr) table_->Leave(number_);
+    }
+
+   private:
+    friend class PeerTable;
+    Place(PeerTable* table, int number) : table_(table), number_(number) {}
+    PeerTable* table_ = nullptr;
+    int number_ = 0;
+  };
+  struct Admitted {
+    Caller caller;
+    Place place;
+  };
+  // Lets a call of `peer` that is under way go on. RESOURCE_EXHAUSTED kQuota: there are too many.
+  // Errors of Resolve.
+  absl::StatusOr<Admitted> Admit(absl::string_view peer);
 
   // Readable when a connection has ended, for TakeHangups.
   int hangups_fd() const { return hangups_.get(); }
@@ -82,7 +112,7 @@ class PeerTable {
     absl::Duration next_call;   // one that made some, after this time without any,
     std::function<bool(const PeerCredentials&)> keeps;  // unless this says that its process stays
   };
-  // Ends connections that are idle.
+  // Ends connections that are idle. Asks `keeps` without the lock.
   void EndIdle(const Idle& idle);
   // Ends all.
   void EndAll();
@@ -93,12 +123,17 @@ class PeerTable {
 
  private:
   using Clock = std::chrono::steady_clock;
+  struct Calls {
+    int under_way = 0;
+    int admitted = 0;  // of these
+    int others() const { return under_way - admitted; }
+  };
   struct Connection {
     absl::optional<PeerCredentials> peer;  // stays when it has ended: see above. None: by TCP
     UniqueFd watch;                        // a duplicate; not valid when the connection has ended
-    int calls = 0;                         // under way
-    bool called = false;                   // ever
-    Clock::time_point since;               // accepted, or the last call's end
+    Calls calls;
+    bool called = false;      // ever
+    Clock::time_point since;  // accepted, or the last call's end
   };
   // Whose it is, as far as it is known: one of the uids, or all that come by TCP.
   using Owner = absl::optional<uid_t>;
@@ -106,12 +141,15 @@ class PeerTable {
     return peer.has_value() ? Owner(peer->uid) : absl::nullopt;
   }
 
-  void AddCallsLocked(Connection* connection, int calls) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AddCallsLocked(Connection* connection, const Calls& calls)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Leave(int number);
+  static bool IsIdle(const Connection& connection, const Idle& idle, Clock::time_point now);
   void EndedLocked(Connection* connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const uid_t daemon_uid_;
   const int max_connections_;
-  const int max_calls_;
+  const MaxCalls max_calls_;
   const int first_;  // the range of numbers
   const int last_;
   const UniqueFd hangups_;  // an epoll of the duplicates
@@ -119,8 +157,8 @@ class PeerTable {
   int next_ ABSL_GUARDED_BY(mutex_);
   int open_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::flat_hash_map<Owner, int> per_owner_ ABSL_GUARDED_BY(mutex_);  // open ones
-  int all_calls_ ABSL_GUARDED_BY(mutex_) = 0;
-  absl::flat_hash_map<Owner, int> calls_of_ ABSL_GUARDED_BY(mutex_);
+  Calls all_calls_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<Owner, Calls> calls_of_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<int, Connection> peers_ ABSL_GUARDED_BY(mutex_);
 };
 

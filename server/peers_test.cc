@@ -47,7 +47,7 @@ struct Pair {
 };
 
 TEST(PeerTableTest, OneUidHasSevenEighthsAndAnotherGetsIn) {
-  PeerTable table(0, 16, 16);
+  PeerTable table(0, 16, {16, 16});
   std::vector<Pair> pairs;
   for (int i = 0; i < 14; ++i) {
     pairs.emplace_back(&table, 1000);
@@ -68,36 +68,83 @@ TEST(PeerTableTest, OneUidHasSevenEighthsAndAnotherGetsIn) {
   EXPECT_TRUE(Pair(&table, 1000).status.ok());
 }
 
+// A call that its handler has asked for.
+struct AdmittedCall {
+  AdmittedCall(PeerTable* peers, const Pair& pair) : table(peers), number(pair.number()) {
+    EXPECT_TRUE(table->CallBegan(number).ok());
+    auto admitted = table->Admit(absl::StrCat("fd:", number));
+    status = admitted.status();
+    if (admitted.ok()) place = std::move(admitted->place);
+  }
+  void End() {
+    place = PeerTable::Place();
+    table->CallEnded(number);
+  }
+
+  PeerTable* table;
+  int number;
+  absl::Status status;
+  PeerTable::Place place;
+};
+
 TEST(PeerTableTest, OneUidHasSevenEighthsOfTheCallsAndAnotherGetsIn) {
-  PeerTable table(0, 8, 16);
+  PeerTable table(0, 8, {16, 16});
   const Pair one(&table, 1000);
   const Pair two(&table, 1000);
   const Pair other(&table, 1001);
-  const auto check = [&table](const Pair& pair) {
-    return table.CheckCalls(absl::StrCat("fd:", pair.number()));
-  };
+  std::vector<AdmittedCall> calls;
   for (int i = 0; i < 14; ++i) {
-    table.CallBegan(i % 2 == 0 ? one.number() : two.number());
-    EXPECT_TRUE(check(two).ok()) << i;
+    calls.emplace_back(&table, i % 2 == 0 ? one : two);
+    EXPECT_TRUE(calls.back().status.ok()) << i << ": " << calls.back().status;
   }
-  table.CallBegan(one.number());
-  const absl::Status refused = check(two);
+  AdmittedCall refused(&table, two);
+  EXPECT_EQ(ErrorOf(refused.status).reason, Reason::kQuota);
+  EXPECT_THAT(std::string(refused.status.message()),
+              HasSubstr("the caller has 14; expected at most 14 of one user, 16 in all"));
+  AdmittedCall others(&table, other);
+  EXPECT_TRUE(others.status.ok()) << others.status;
+  calls.back().End();
+  calls.pop_back();
+  calls.emplace_back(&table, two);
+  EXPECT_TRUE(calls.back().status.ok()) << calls.back().status;
+  EXPECT_FALSE(AdmittedCall(&table, one).status.ok());
+}
+
+// Those of gRPC's own services, and those that are refused.
+TEST(PeerTableTest, CallsThatAreNotAdmittedKeepNobodyOut) {
+  PeerTable table(0, 8, {16, 16});
+  const Pair one(&table, 1000);
+  const Pair other(&table, 1001);
+  for (int i = 0; i < 14; ++i) EXPECT_TRUE(table.CallBegan(one.number()).ok()) << i;
+  for (int i = 0; i < 100; ++i) EXPECT_FALSE(table.CallBegan(one.number()).ok());
+  EXPECT_TRUE(table.CallBegan(other.number()).ok());
+  EXPECT_TRUE(table.CallBegan(other.number()).ok());
+  // There are sixteen: one more is too many, whoever's it is.
+  const absl::Status refused = table.CallBegan(other.number());
   EXPECT_EQ(ErrorOf(refused).reason, Reason::kQuota);
-  EXPECT_THAT(std::string(refused.message()), HasSubstr("15 of uid 1000, 15 in all, of 16"));
-  table.CallBegan(other.number());
-  EXPECT_TRUE(check(other).ok()) << check(other);
-  table.CallEnded(one.number());
-  EXPECT_TRUE(check(two).ok()) << check(two);
-  // More than there are: of one number's last connection.
-  for (int i = 0; i < 20; ++i) table.CallEnded(one.number());
-  for (int i = 0; i < 7; ++i) table.CallBegan(two.number());
-  EXPECT_TRUE(check(one).ok()) << check(one);
-  table.CallBegan(two.number());
-  EXPECT_FALSE(check(one).ok());
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("the caller has 2; expected at most 14 of one user, 16 in all"));
+  table.CallEnded(other.number());
+  table.CallEnded(other.number());
+  // For calls that are admitted there is as much room as before.
+  std::vector<AdmittedCall> calls;
+  for (int i = 0; i < 14; ++i) {
+    calls.emplace_back(&table, other);
+    EXPECT_TRUE(calls.back().status.ok()) << i << ": " << calls.back().status;
+  }
+}
+
+TEST(PeerTableTest, ACallOfAnUnknownConnectionIsNotAdmitted) {
+  PeerTable table(0, 8, {16, 16});
+  for (const char* peer : {"fd:1", "ipv4:127.0.0.1:80", ""}) {
+    const absl::Status refused = table.Admit(peer).status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kPermissionDenied) << peer;
+    EXPECT_EQ(ErrorOf(refused).reason, Reason::kNotAttached) << peer;
+  }
 }
 
 TEST(PeerTableTest, ItSeesTheEndOfWhatGrpcStillHolds) {
-  PeerTable table(0, 8, 16);
+  PeerTable table(0, 8, {16, 16});
   Pair pair(&table, 1000);
   EXPECT_FALSE(HungUp(table.hangups_fd()));
   pair.client = UniqueFd();
@@ -126,20 +173,20 @@ TEST(PeerTableTest, WhatAClientHasHalfEndedIsEndedWhole) {
 }
 
 TEST(PeerTableTest, WhatIsIdleIsEndedAndWhatIsNotStays) {
-  PeerTable table(0, 64, 16);
+  PeerTable table(0, 64, {16, 16});
   PeerTable::Idle idle;
   idle.keeps = [](const PeerCredentials& peer) { return peer.uid == 1001; };
   const Pair silent(&table, 1000);
   const Pair silent_and_attached(&table, 1001);
   const Pair called(&table, 1000);
-  table.CallBegan(called.number());
+  EXPECT_TRUE(table.CallBegan(called.number()).ok());
   table.CallEnded(called.number());
   const Pair calling(&table, 1000);
-  table.CallBegan(calling.number());
-  table.CallBegan(calling.number());
+  EXPECT_TRUE(table.CallBegan(calling.number()).ok());
+  EXPECT_TRUE(table.CallBegan(calling.number()).ok());
   table.CallEnded(calling.number());
   const Pair attached(&table, 1001);
-  table.CallBegan(attached.number());
+  EXPECT_TRUE(table.CallBegan(attached.number()).ok());
   table.CallEnded(attached.number());
 
   idle.first_call = kNever;

@@ -90,6 +90,102 @@ grpc::Status CallByName(const TestDaemon& daemon, const std::string& method,
   return status;
 }
 
+// A stream of messages as bytes, which stays until this object goes.
+class RawStream {
+ public:
+  RawStream(const std::shared_ptr<grpc::Channel>& channel, const std::string& method)
+      : stub_(channel) {
+    context_.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(60)));
+    call_ = stub_.PrepareCall(&context_, method, &queue_);
+    call_->StartCall(nullptr);
+    Next();
+  }
+  ~RawStream() {
+    context_.TryCancel();
+    Finish();
+  }
+  // Whether `request` has an answer.
+  bool Ask(const std::string& request) {
+    const grpc::Slice slice(request);
+    call_->Write(grpc::ByteBuffer(&slice, 1), nullptr);
+    Next();
+    grpc::ByteBuffer answer;
+    call_->Read(&answer, nullptr);
+    return Next();
+  }
+  grpc::StatusCode Finish() {
+    if (!finished_) {
+      call_->Finish(&status_, nullptr);
+      finished_ = Next();
+    }
+    return status_.error_code();
+  }
+
+ private:
+  bool Next() {
+    void* tag = nullptr;
+    bool ok = false;
+    return queue_.Next(&tag, &ok) && ok;
+  }
+
+  grpc::GenericStub stub_;
+  grpc::CompletionQueue queue_;
+  grpc::ClientContext context_;
+  std::unique_ptr<grpc::GenericClientAsyncReaderWriter> call_;
+  grpc::Status status_;
+  bool finished_ = false;
+};
+
+void AddTcp(DaemonOptions* options) {
+  options->insecure_loopback = true;
+  options->listen.push_back(*ParseListenAddress("127.0.0.1:0"));
+}
+
+// gRPC's own services: nobody admits their calls.
+TEST(CallsTest, ThoseOfHealthKeepNobodyOut) {
+  TestDaemon daemon([](DaemonOptions* options) {
+    AddTcp(options);
+    options->max_calls = 8;
+  });
+  std::vector<std::unique_ptr<RawStream>> watches;
+  for (int connection = 0; connection < 3; ++connection) {
+    const std::shared_ptr<grpc::Channel> channel = daemon.Connect();
+    for (int i = 0; i < 5; ++i) {
+      watches.push_back(std::make_unique<RawStream>(channel, "/grpc.health.v1.Health/Watch"));
+      ASSERT_TRUE(watches.back()->Ask("")) << watches.size();
+    }
+  }
+  const auto here = RpcRank(daemon.Connect()).ListSessions();
+  EXPECT_TRUE(here.ok()) << here.status();
+  const std::string tcp = daemon.daemon().addresses()[1].ToString();
+  const auto there = RpcRank(daemon.ConnectTo(tcp)).ListSessions();
+  EXPECT_TRUE(there.ok()) << there.status();
+}
+
+// Each has a thread for itself.
+TEST(CallsTest, OneTenantHasSevenEighthsOfThoseOfReflection) {
+  TestDaemon daemon(AddTcp);
+  const std::string list_services("\x3a\x01*");
+  const std::string method = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo";
+  const std::shared_ptr<grpc::Channel> channel = daemon.Connect();
+  std::vector<std::unique_ptr<RawStream>> streams;
+  for (int i = 0; i < 21; ++i) {
+    streams.push_back(std::make_unique<RawStream>(channel, method));
+    ASSERT_TRUE(streams.back()->Ask(list_services)) << i;
+  }
+  RawStream one_more(channel, method);
+  EXPECT_FALSE(one_more.Ask(list_services));
+  EXPECT_EQ(one_more.Finish(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  // Another tenant gets in, and all have their other calls.
+  const std::string tcp = daemon.daemon().addresses()[1].ToString();
+  RawStream there(daemon.ConnectTo(tcp), method);
+  EXPECT_TRUE(there.Ask(list_services));
+  EXPECT_TRUE(RpcRank(channel).ListSessions().ok());
+  // One that ends makes room.
+  streams.pop_back();
+  EXPECT_TRUE(Eventually([&] { return RawStream(channel, method).Ask(list_services); }));
+}
+
 TEST(MovedMethodsTest, OldNamesAnswerWithTheNewOnes) {
   TestDaemon daemon;
   grpc::ByteBuffer response;
@@ -280,17 +376,14 @@ TEST(DiagnosticsTest, OtherUidsAreToldNothingOfOthers) {
     grpc::ByteBuffer servers;
     const grpc::Status status =
         CallByName(daemon, "/grpc.channelz.v1.Channelz/GetServers", &servers);
-    EXPECT_EQ(status.error_code(), own ? grpc::StatusCode::OK : grpc::StatusCode::CANCELLED)
+    EXPECT_EQ(status.error_code(), own ? grpc::StatusCode::OK : grpc::StatusCode::PERMISSION_DENIED)
         << status.error_message();
     EXPECT_EQ(servers.Valid() && servers.Length() > 0, own);
   }
 }
 
 TEST(SessionsTest, TenantsSeeAndUseOnlyTheirOwn) {
-  TestDaemon daemon([](DaemonOptions* o) {
-    o->insecure_loopback = true;
-    o->listen.push_back(*ParseListenAddress("127.0.0.1:0"));
-  });
+  TestDaemon daemon(AddTcp);
   const std::string tcp = daemon.daemon().addresses()[1].ToString();
   RpcRank here(daemon.Connect());
   RpcRank there(daemon.ConnectTo(tcp));
@@ -692,6 +785,10 @@ TEST(TensorsTest, BytesGoThroughStagingAndBackInParts) {
     write.set_data(bytes.substr(at, kChunk));
     ASSERT_OK(Ask(*client.tensors, &v1::Tensors::Stub::WriteStaging, write, &written));
   }
+  v1::GetStatsResponse stats;
+  ASSERT_OK(
+      Ask(*client.diagnostics, &v1::Diagnostics::Stub::GetStats, v1::GetStatsRequest(), &stats));
+  EXPECT_EQ(stats.streamed_bytes(), static_cast<int64_t>(bytes.size()));
   // Outside, too long, negative, another arena.
   write.set_offset_bytes(staging.size_bytes() - 1);
   write.set_data("ab");
@@ -814,6 +911,25 @@ TEST(TensorsTest, ASessionReadsSoManyTensorsAtATime) {
   contexts[1].TryCancel();
   first->Finish();
   second->Finish();
+}
+
+TEST(TensorsTest, ALongDownloadKeepsItsSessionsLease) {
+  TestDaemon daemon([](DaemonOptions* options) { options->node.lease = absl::Milliseconds(300); });
+  TwoTensors two(daemon);
+  grpc::ClientContext context;
+  const auto reader = two.Begin(&context);
+  // One that begins later and calls no more has ended.
+  RpcRank other(daemon.Connect());
+  EXPECT_OK(other.Open());
+  const auto has = [&other](int64_t session) {
+    const auto sessions = other.ListSessions();
+    return std::any_of(sessions->sessions().begin(), sessions->sessions().end(),
+                       [session](const auto& one) { return one.session() == session; });
+  };
+  EXPECT_TRUE(Eventually([&] { return !has(other.session); }));
+  EXPECT_TRUE(has(two.client.session));
+  context.TryCancel();
+  reader->Finish();
 }
 
 TEST(TensorsTest, OneAfterTheOtherIsOneAtATime) {

@@ -102,16 +102,6 @@ bool IsUtf8(absl::string_view text) {
   return true;
 }
 
-// A trainer's text as a proto's string: a reader refuses one that has other bytes in it.
-std::string Utf8(absl::string_view text) {
-  std::string result(text);
-  if (IsUtf8(text)) return result;
-  for (char& c : result) {
-    if (static_cast<unsigned char>(c) >= 0x80) c = '?';
-  }
-  return result;
-}
-
 // An enum of the proto as one of the core: equal numbers, `shift` apart.
 template <typename E>
 absl::StatusOr<E> EnumFrom(int value, int first, int last, int shift, absl::string_view what) {
@@ -777,6 +767,15 @@ absl::StatusOr<CommandBody> BodyFrom(const v1::Command& message) {
 
 }  // namespace
 
+std::string Utf8(absl::string_view text) {
+  std::string result(text);
+  if (IsUtf8(text)) return result;
+  for (char& c : result) {
+    if (static_cast<unsigned char>(c) >= 0x80) c = '?';
+  }
+  return result;
+}
+
 absl::StatusOr<int64_t> NonNegative(int64_t value, absl::string_view field) {
   if (value < 0) {
     return Malformed(absl::StrCat(field, ": expected a number >= 0, got ", value));
@@ -1119,9 +1118,9 @@ void ToProto(const Error& error, v1::Error* message) {
   message->set_message(Utf8(error.message));
   if (error.culprit.rank >= 0) message->mutable_culprit()->set_rank(error.culprit.rank);
   if (error.culprit.pid >= 0) message->mutable_culprit()->set_pid(error.culprit.pid);
-  if (!error.culprit.node.empty()) message->mutable_culprit()->set_node(error.culprit.node);
-  message->set_instance(error.instance);
-  message->set_op(error.op);
+  if (!error.culprit.node.empty()) message->mutable_culprit()->set_node(Utf8(error.culprit.node));
+  message->set_instance(Utf8(error.instance));
+  message->set_op(Utf8(error.op));
   message->set_source(Utf8(error.source));
   message->set_expected(Utf8(error.expected));
   message->set_got(Utf8(error.got));

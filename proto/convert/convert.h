@@ -11,6 +11,7 @@
 #define CHORUS_PROTO_CONVERT_CONVERT_H_
 
 #include <cstdint>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -25,6 +26,10 @@
 #include "core/transport/command.h"
 
 namespace chorus {
+
+// A trainer's text as one of a message, which could not be read with other bytes in it: those are
+// '?'.
+std::string Utf8(absl::string_view text);
 
 absl::StatusOr<DType> FromProto(v1::DType dtype);
 v1::DType ToProto(DType dtype);

@@ -395,6 +395,20 @@ TEST(ConvertTest, HostileRefusalsAreRefusedByField) {
       });
 }
 
+TEST(ConvertTest, TextsOfAnErrorAreUtf8) {
+  Error error;
+  for (std::string* text : {&error.message, &error.culprit.node, &error.instance, &error.op,
+                            &error.source, &error.expected, &error.got}) {
+    *text = "\xff";
+  }
+  error.ranks.push_back({0, "\xff", "\xff"});
+  v1::Error message;
+  ToProto(error, &message);
+  v1::Error parsed;
+  EXPECT_TRUE(parsed.ParseFromString(message.SerializeAsString()));
+  EXPECT_EQ(parsed.op(), "?");
+}
+
 // A trainer may give any bytes as the text: a message with them would be lost on the way.
 TEST(ConvertTest, TextsOfARefusalAreUtf8) {
   Refuse refuse;

@@ -50,11 +50,11 @@ void PendingTo(const node::PendingView& view, v1::ListPendingResponse::Pending* 
   message->set_world(view.world.value());
   message->set_world_name(view.world_name);
   ToProto(view.instance.key, message->mutable_instance());
-  message->set_what(view.instance.what);
+  message->set_what(Utf8(view.instance.what));
   for (Rank rank : view.instance.voted) message->add_voted_ranks(rank.value());
   for (Rank rank : view.instance.missing) message->add_missing_ranks(rank.value());
   DurationTo(view.instance.waiting, message->mutable_waiting());
-  message->set_source(view.instance.source);
+  message->set_source(Utf8(view.instance.source));
 }
 
 void EventTo(int64_t incarnation, const node::FlightEvent& event,

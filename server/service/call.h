@@ -18,12 +18,10 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "core/base/error.h"
 #include "core/base/ids.h"
 #include "core/base/mutex.h"
-#include "grpcpp/alarm.h"
 #include "grpcpp/server_context.h"
 #include "grpcpp/support/server_callback.h"
 #include "proto/convert/errors_convert.h"
@@ -57,12 +55,6 @@ class Call : public RequestCall {
   static ByteStream* Start(const ServiceContext* service, grpc::CallbackServerContext* context,
                            const OnRequest* on_request) {
     std::shared_ptr<Call> call(new Call(service, context, on_request));
-    std::weak_ptr<Call> weak = call;
-    call->alarm_.Set(absl::ToChronoTime(call->deadline()), [weak](bool fired) {
-      if (std::shared_ptr<Call> late = weak.lock()) {
-        if (fired) late->EndLate();
-      }
-    });
     call->ReadRequest();
     return call.get();
   }
@@ -122,44 +114,16 @@ class Call : public RequestCall {
   }
   void End(const absl::Status& status) override { EndWith(status, nullptr); }
 
-  // The deadline has come. An answer that its client does not take, this one included, is given up
-  // after as long as a part of a download.
-  void EndLate() {
-    End(CallTimedOut());
-    MutexLock lock(&mutex_);
-    if (done_) return;
-    unread_alarm_.Set(absl::ToChronoTime(absl::Now() + service_->download_timeout),
-                      [weak = weak_from_this()](bool fired) {
-                        const auto unread = std::static_pointer_cast<Call>(weak.lock());
-                        if (fired && unread != nullptr) unread->GiveUp();
-                      });
-  }
-  void GiveUp() {
-    MutexLock lock(&mutex_);
-    if (!done_) context_->TryCancel();
-  }
+  void EndLate() override { End(CallTimedOut()); }
 
   void Forget() override {
-    alarm_.Cancel();
     MutexLock lock(&mutex_);
-    unread_alarm_.Cancel();
-    if (held_.value() != 0) service_->worker->Drop(held_);
     room_ = SharedRoom::Part();
   }
 
-  void Hold(SessionId session) {
-    MutexLock lock(&mutex_);
-    if (done_) return;
-    held_ = session;
-    service_->worker->Hold(session);
-  }
-
   const OnRequest* const on_request_;
-  grpc::ByteBuffer response_;               // for whoever ends the call
-  SessionId held_ ABSL_GUARDED_BY(mutex_);  // 0: none
+  grpc::ByteBuffer response_;  // of the one who ends the call
   SharedRoom::Part room_ ABSL_GUARDED_BY(mutex_);
-  grpc::Alarm alarm_;
-  grpc::Alarm unread_alarm_ ABSL_GUARDED_BY(mutex_);
 };
 template <typename Response>
 using CallRef = std::shared_ptr<Call<Response>>;

@@ -7,9 +7,12 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "chorus/v1/log.pb.h"
 #include "core/base/error.h"
 #include "core/base/mutex.h"
+#include "grpcpp/alarm.h"
 #include "proto/convert/convert.h"
 #include "proto/convert/errors_convert.h"
 #include "server/service/call.h"
@@ -45,7 +48,9 @@ class CommandStream : public ByteStream, public std::enable_shared_from_this<Com
 
  private:
   absl::Status Admit() {
-    CHORUS_ASSIGN_OR_RETURN(caller_, service_->peers->Admit(context_->peer()));
+    CHORUS_ASSIGN_OR_RETURN(PeerTable::Admitted admitted, service_->peers->Admit(context_->peer()));
+    caller_ = std::move(admitted.caller);
+    place_ = std::move(admitted.place);
     CHORUS_ASSIGN_OR_RETURN(room_, service_->streams->Take(caller_.tenant, kMaxMessageBytes));
     return absl::OkStatus();
   }
@@ -144,23 +149,35 @@ class CommandStream : public ByteStream, public std::enable_shared_from_this<Com
     if (!outcomes_.empty()) {
       StartWrite(&outcomes_.front());
     } else if (!farewell_.ok()) {
-      ended_ = true;
-      return Finish(ToGrpc(farewell_));
+      return EndLocked(ToGrpc(farewell_));
     }
     if (read_paused_) ReadMore();
     EndIfDone();
   }
 
   void EndIfDone() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    if (ended_ || !half_closed_ || under_way_ > 0) return;
-    ended_ = true;
-    Finish(grpc::Status::OK);
+    if (!half_closed_ || under_way_ > 0) return;
+    EndLocked(grpc::Status::OK);
   }
 
   void End(const absl::Status& status) {
     MutexLock lock(&mutex_);
+    EndLocked(ToGrpc(status));
+  }
+
+  // An end that the client does not take is given up, and all that the stream holds.
+  void EndLocked(const grpc::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (std::exchange(ended_, true)) return;
-    Finish(ToGrpc(status));
+    Finish(status);
+    unread_alarm_.Set(absl::ToChronoTime(absl::Now() + service_->download_timeout),
+                      [weak = weak_from_this()](bool fired) {
+                        const auto unread = weak.lock();
+                        if (fired && unread != nullptr) unread->GiveUp();
+                      });
+  }
+  void GiveUp() {
+    MutexLock lock(&mutex_);
+    if (!done_) context_->TryCancel();
   }
 
   // The same when the outcomes that are there have been written. Nothing more is read: a client
@@ -169,9 +186,7 @@ class CommandStream : public ByteStream, public std::enable_shared_from_this<Com
     MutexLock lock(&mutex_);
     if (ended_) return;
     farewell_ = status;
-    if (!outcomes_.empty()) return;
-    ended_ = true;
-    Finish(ToGrpc(status));
+    if (outcomes_.empty()) EndLocked(ToGrpc(status));
   }
 
   // The session's lease does not run out while the stream is open.
@@ -188,14 +203,17 @@ class CommandStream : public ByteStream, public std::enable_shared_from_this<Com
     {
       MutexLock lock(&mutex_);
       done_ = true;
+      unread_alarm_.Cancel();
       if (held_.value() != 0) service_->worker->Drop(held_);
     }
+    place_ = PeerTable::Place();
     self_.reset();
   }
 
   const ServiceContext* const service_;
   grpc::CallbackServerContext* const context_;
   Caller caller_;             // constant once it reads
+  PeerTable::Place place_;    // until OnDone
   SharedRoom::Part room_;     // for one message
   uint64_t farewell_id_ = 0;  // constant once it reads
   grpc::ByteBuffer request_;  // of the read under way
@@ -212,7 +230,8 @@ class CommandStream : public ByteStream, public std::enable_shared_from_this<Com
   absl::Status farewell_
       ABSL_GUARDED_BY(mutex_);              // why it ends once all is written; OK: it does not
   SessionId held_ ABSL_GUARDED_BY(mutex_);  // 0: none
-  std::shared_ptr<CommandStream> self_;     // gRPC's reference, until OnDone
+  grpc::Alarm unread_alarm_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<CommandStream> self_;  // gRPC's reference, until OnDone
 };
 
 }  // namespace

@@ -26,7 +26,7 @@ inline constexpr char kDaemonVersion[] = "chorusd 0.1.0";
 struct ServiceContext {
   node::NodeLoop* loop = nullptr;
   ServiceWorker* worker = nullptr;
-  const PeerTable* peers = nullptr;
+  PeerTable* peers = nullptr;
   Farewell* farewell = nullptr;
   TenantLog* log = nullptr;
   Room* parsing = nullptr;                          // for messages that are being parsed

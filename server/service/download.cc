@@ -47,6 +47,7 @@ class Download : public RequestCall {
     PostForSession(
         *service_, caller(), request->session(),
         [download = self()](node::LocalNode& node, absl::Time, SessionId session) {
+          download->Hold(session);
           node.ReadTensor(session, download->asked_.tensor, download->deadline_,
                           [download](absl::StatusOr<node::ReadableTensor> view) {
                             download->HaveTensor(std::move(view));
@@ -145,6 +146,8 @@ class Download : public RequestCall {
   void End(const absl::Status& status) override {
     if (MayEnd()) Finish(ToGrpc(status));
   }
+  // The node, or the part that is on its way, ends it by then.
+  void EndLate() override {}
 
   void Forget() override {
     MutexLock lock(&mutex_);

@@ -1,4 +1,4 @@
-// Tells those who stay connected that the daemon is ending.
+// Tells clients that stay connected that the daemon is ending.
 //
 // Threads: any.
 #ifndef CHORUS_SERVER_SERVICE_FAREWELL_H_

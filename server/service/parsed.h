@@ -3,7 +3,8 @@
 // Few bytes can say much: parsed, a message takes up to kParsedFactor times its bytes. So gRPC
 // hands over bytes. A handler parses them, takes what it needs and lets go of both when it returns,
 // whatever becomes of its call; and messages are parsed only as many at a time as kMaxParsedBytes
-// holds. Whoever finds no room waits for those that are being parsed, which wait for nothing.
+// holds. A handler that finds no room waits for those that are being parsed, which wait for
+// nothing.
 //
 // Threads: a Parsed belongs to one thread.
 #ifndef CHORUS_SERVER_SERVICE_PARSED_H_

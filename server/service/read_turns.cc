@@ -1,6 +1,7 @@
 #include "server/service/read_turns.h"
 
 #include <tuple>
+#include <utility>
 
 #include "core/runtime/budget.h"
 
@@ -29,7 +30,8 @@ int64_t ReadTurns::Enter(const Reader& reader, Go go) {
     MutexLock lock(&mutex_);
     name = ++last_;
     Line& line = lines_[reader];
-    if (!Has(reader, line)) {
+    // Whoever hands turns on comes to it.
+    if (handing_on_ || !Has(reader, line)) {
       line.waiting.emplace(name, std::move(go));
       return name;
     }
@@ -52,13 +54,24 @@ void ReadTurns::Forget(const Reader& reader, int64_t name) {
 }
 
 void ReadTurns::End(const Reader& reader) {
-  Go go;
-  Reader next;
   {
     MutexLock lock(&mutex_);
     --held_;
     if (--held_by_[reader.tenant] == 0) held_by_.erase(reader.tenant);
     --lines_[reader].held;
+    Drop(reader);
+    // It may be under this one: of a crowd that has gone none takes its turn.
+    if (std::exchange(handing_on_, true)) return;
+  }
+  while (HandOn()) {
+  }
+}
+
+bool ReadTurns::HandOn() {
+  Go go;
+  Reader next;
+  {
+    MutexLock lock(&mutex_);
     // The connection that holds fewest has it; of several the one that has waited for longest.
     const auto weight = [](const Line& line) {
       return std::make_tuple(line.held, line.waiting.begin()->first);
@@ -68,15 +81,15 @@ void ReadTurns::End(const Reader& reader) {
       if (line->second.waiting.empty() || !Has(line->first, line->second)) continue;
       if (chosen == lines_.end() || weight(line->second) < weight(chosen->second)) chosen = line;
     }
-    if (chosen != lines_.end()) {
-      next = chosen->first;
-      go = std::move(chosen->second.waiting.begin()->second);
-      chosen->second.waiting.erase(chosen->second.waiting.begin());
-      Take(next, &chosen->second);
-    }
-    Drop(reader);
+    handing_on_ = chosen != lines_.end();
+    if (!handing_on_) return false;
+    next = chosen->first;
+    go = std::move(chosen->second.waiting.begin()->second);
+    chosen->second.waiting.erase(chosen->second.waiting.begin());
+    Take(next, &chosen->second);
   }
-  if (go != nullptr) go(Turn(this, next));
+  go(Turn(this, next));
+  return true;
 }
 
 }  // namespace chorus

@@ -1,4 +1,4 @@
-// Whose request is read now.
+// Turns to read a request.
 //
 // What gRPC reads of a message stands in its memory before anybody can look at it, up to the
 // largest message that it takes. So there are only so many requests under way at a time, ShareOf
@@ -53,7 +53,8 @@ class ReadTurns {
     ReadTurns* turns_ = nullptr;
     Reader reader_;
   };
-  // Called with a turn, once: at once, or when another one ends, on that thread.
+  // Called with a turn, once: at once, or when another one ends, on that thread or on one that is
+  // handing turns on already.
   using Go = std::function<void(Turn turn)>;
   // A name for Forget().
   int64_t Enter(const Reader& reader, Go go);
@@ -70,11 +71,14 @@ class ReadTurns {
   // Unless there is somebody in it.
   void Drop(const Reader& reader) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void End(const Reader& reader);
+  // One turn. False: there is none, or nobody who may have it.
+  bool HandOn();
 
   const int64_t turns_;
   Mutex mutex_;
   int64_t held_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t last_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool handing_on_ ABSL_GUARDED_BY(mutex_) = false;                 // a thread is
   std::map<std::string, int64_t> held_by_ ABSL_GUARDED_BY(mutex_);  // of tenants that hold some
   std::map<Reader, Line> lines_ ABSL_GUARDED_BY(mutex_);  // of those that hold some or wait
 };

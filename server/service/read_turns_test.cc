@@ -88,5 +88,17 @@ TEST_F(ReadTurnsTest, ATurnThatIsNotTakenGoesOn) {
   EXPECT_EQ(came_.back(), "5");
 }
 
+TEST_F(ReadTurnsTest, ACrowdThatHasGoneTakesNoTurns) {
+  for (const char* who : {"1", "2"}) Enter("a", 1, who);
+  int called = 0;
+  for (int i = 0; i < 200000; ++i) {
+    turns_.Enter({"a", 1}, [&called](const ReadTurns::Turn&) { ++called; });
+  }
+  Enter("a", 1, "3");
+  End("1");
+  EXPECT_EQ(called, 200000);
+  EXPECT_THAT(came_, ElementsAre("1", "2", "3"));
+}
+
 }  // namespace
 }  // namespace chorus

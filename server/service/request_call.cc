@@ -7,14 +7,21 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "core/base/error.h"
+#include "grpc/grpc.h"
+#include "proto/convert/errors_convert.h"
 
 namespace chorus {
 
 void RequestCall::ReadRequest() {
   self_ = shared_from_this();
-  absl::StatusOr<Caller> caller = service_->peers->Admit(context_->peer());
-  if (!caller.ok()) return End(caller.status());
-  caller_ = *std::move(caller);
+  deadline_alarm_.Set(absl::ToChronoTime(deadline_), [weak = weak_from_this()](bool fired) {
+    const auto call = weak.lock();
+    if (fired && call != nullptr) call->DeadlineHasCome();
+  });
+  absl::StatusOr<PeerTable::Admitted> admitted = service_->peers->Admit(context_->peer());
+  if (!admitted.ok()) return End(admitted.status());
+  caller_ = std::move(admitted->caller);
+  place_ = std::move(admitted->place);
   reader_ = {caller_.tenant, PeerTable::NumberOf(context_->peer()).value_or(0)};
   // What waits in line may outlive the call.
   const int64_t in_line =
@@ -32,51 +39,80 @@ void RequestCall::StartReading(ReadTurns::Turn turn) {
   read_alarm_.Set(absl::ToChronoTime(absl::Now() + service_->read_timeout),
                   [weak = weak_from_this()](bool fired) {
                     const auto call = weak.lock();
-                    if (fired && call != nullptr) call->Late();
+                    if (fired && call != nullptr) call->ReadLate();
                   });
   StartRead(&request_);
 }
 
-void RequestCall::Late() {
-  {
-    MutexLock lock(&mutex_);
-    if (has_request_) return;
-  }
-  End(MakeError(Reason::kTransportTimeout,
-                absl::StrCat("the request has not come whole within ",
-                             absl::FormatDuration(service_->read_timeout))));
+void RequestCall::ReadLate() {
+  MutexLock lock(&mutex_);
+  if (is_read_ || done_) return;
+  const grpc::Status late = ToGrpc(MakeError(
+      Reason::kTransportTimeout, absl::StrCat("the request has not come whole within ",
+                                              absl::FormatDuration(service_->read_timeout))));
+  // The turn lasts until gRPC has done with the request. What Finish sends may stand behind what
+  // the client does not read; this waits for nobody, also where the call has ended already.
+  grpc_call_cancel_with_status(context_->c_call(), static_cast<grpc_status_code>(late.error_code()),
+                               late.error_message().c_str(), nullptr);
+  if (!std::exchange(ended_, true)) Finish(late);
+}
+
+void RequestCall::DeadlineHasCome() {
+  EndLate();
+  MutexLock lock(&mutex_);
+  if (done_) return;
+  unread_alarm_.Set(absl::ToChronoTime(absl::Now() + service_->download_timeout),
+                    [weak = weak_from_this()](bool fired) {
+                      const auto unread = weak.lock();
+                      if (fired && unread != nullptr) unread->GiveUp();
+                    });
+}
+
+void RequestCall::GiveUp() {
+  MutexLock lock(&mutex_);
+  if (!done_) context_->TryCancel();
 }
 
 void RequestCall::OnReadDone(bool ok) {
   read_alarm_.Cancel();
+  bool take = false;
   {
     MutexLock lock(&mutex_);
-    has_request_ = ok;
+    is_read_ = true;
+    take = ok && !ended_;
   }
-  if (ok) {
-    HaveRequest(&request_);
-    request_.Clear();
-  } else {
-    End(Malformed("expected a request, got none"));
-  }
+  if (take) HaveRequest(&request_);
+  if (!ok) End(Malformed("expected a request, got none"));
+  request_.Clear();
   ReadTurns::Turn turn;  // ends when the mutex is free
   MutexLock lock(&mutex_);
   turn = std::move(turn_);
+}
+
+void RequestCall::Hold(SessionId session) {
+  MutexLock lock(&mutex_);
+  if (done_ || held_.value() != 0) return;
+  held_ = session;
+  service_->worker->Hold(session);
 }
 
 void RequestCall::OnCancel() { End(MakeError(Reason::kCancelled, "the caller has cancelled")); }
 
 void RequestCall::OnDone() {
   read_alarm_.Cancel();
+  deadline_alarm_.Cancel();
   ReadTurns::Turn turn;
   int64_t in_line = 0;
   {
     MutexLock lock(&mutex_);
     done_ = true;
+    unread_alarm_.Cancel();
+    if (held_.value() != 0) service_->worker->Drop(held_);
     turn = std::move(turn_);
     in_line = in_line_;
   }
   service_->reads->Forget(reader_, in_line);
+  place_ = PeerTable::Place();
   Forget();
   self_.reset();
 }

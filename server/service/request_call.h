@@ -1,9 +1,12 @@
-// One call of gRPC, until its request has been read.
+// One call of gRPC, until its request has been read, and its end.
 //
 // It is counted from its headers on. Its request is read when it is its turn, and has to come
-// within ServiceContext::read_timeout from then on; until it has been taken the turn lasts.
+// within ServiceContext::read_timeout from then on; until it has been taken the turn lasts. A call
+// that has ended before is not carried out. An end that its client does not take is given up
+// ServiceContext::download_timeout after the call's deadline.
 //
-// Threads: gRPC's. Ownership: gRPC's, until OnDone; others share it.
+// Threads: gRPC's. Ownership: gRPC's, until OnDone; others share it. Under its mutex it takes those
+// of SharedRoom and ServiceWorker, which take no other.
 #ifndef CHORUS_SERVER_SERVICE_REQUEST_CALL_H_
 #define CHORUS_SERVER_SERVICE_REQUEST_CALL_H_
 
@@ -16,6 +19,7 @@
 #include "absl/status/status.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "core/base/ids.h"
 #include "core/base/mutex.h"
 #include "grpcpp/alarm.h"
 #include "grpcpp/server_context.h"
@@ -56,12 +60,16 @@ class RequestCall : public ByteStream, public std::enable_shared_from_this<Reque
   virtual void HaveRequest(grpc::ByteBuffer* bytes) = 0;
   // Ends the call, unless it has ended.
   virtual void End(const absl::Status& status) = 0;
+  // Its deadline has come.
+  virtual void EndLate() = 0;
   // Whether the caller is the one who ends it, which is gRPC's Finish: behind that nothing may be
   // started.
   bool MayEnd() ABSL_LOCKS_EXCLUDED(mutex_) {
     MutexLock lock(&mutex_);
     return !std::exchange(ended_, true);
   }
+  // Until the call has ended `session`'s lease does not run out.
+  void Hold(SessionId session);
   // After the last reaction, before gRPC's reference goes.
   virtual void Forget() = 0;
 
@@ -73,17 +81,23 @@ class RequestCall : public ByteStream, public std::enable_shared_from_this<Reque
 
  private:
   void StartReading(ReadTurns::Turn turn);
-  void Late();
+  void ReadLate();
+  void DeadlineHasCome();
+  void GiveUp();
 
   const absl::Time deadline_;
   Caller caller_;                                // constant once it reads
+  PeerTable::Place place_;                       // until OnDone
   ReadTurns::Reader reader_;                     // constant once it reads
   grpc::ByteBuffer request_;                     // gRPC's while it reads
   int64_t in_line_ ABSL_GUARDED_BY(mutex_) = 0;  // for its turn; 0: it never was
   ReadTurns::Turn turn_ ABSL_GUARDED_BY(mutex_);
-  bool has_request_ ABSL_GUARDED_BY(mutex_) = false;
+  bool is_read_ ABSL_GUARDED_BY(mutex_) = false;  // or never will be
   grpc::Alarm read_alarm_;
-  std::shared_ptr<RequestCall> self_;  // gRPC's reference, until OnDone
+  grpc::Alarm deadline_alarm_;
+  grpc::Alarm unread_alarm_ ABSL_GUARDED_BY(mutex_);
+  SessionId held_ ABSL_GUARDED_BY(mutex_);  // 0: none
+  std::shared_ptr<RequestCall> self_;       // gRPC's reference, until OnDone
 };
 
 }  // namespace chorus

@@ -18,7 +18,7 @@
 
 namespace chorus {
 
-// So many bytes of memory, for whoever finds room there.
+// So many bytes of memory, for as many as find room there.
 class Room {
  public:
   explicit Room(int64_t bytes) : free_(bytes) {}
@@ -62,7 +62,7 @@ class Room {
 // for it.
 class SharedRoom {
  public:
-  // `what` stands there, in words: "answers that have not been read".
+  // `what` stands there, in words: "bytes of answers that have not been read".
   SharedRoom(int64_t bytes, std::string what) : bytes_(bytes), what_(std::move(what)) {}
 
   class Part {
@@ -104,8 +104,9 @@ class SharedRoom {
       const int64_t had = held;
       if (had == 0) held_by_.erase(tenant);
       return MakeError(Reason::kQuota,
-                       absl::StrCat("no room for ", bytes, " bytes of ", what_, ": ", tenant,
-                                    " has ", had, ", all have ", held_, ", of ", bytes_));
+                       absl::StrCat("no room for ", bytes, " ", what_, ": ", tenant, " has ", had,
+                                    "; expected at most ", ShareOf(bytes_), " of one user, ",
+                                    bytes_, " in all"));
     }
     held += bytes;
     held_ += bytes;

@@ -6,8 +6,8 @@
 
 namespace chorus {
 
-ServiceWorker::ServiceWorker(node::NodeLoop* loop, absl::Duration renew_period)
-    : loop_(loop), renew_period_(renew_period), thread_([this] { Loop(); }) {}
+ServiceWorker::ServiceWorker(Renew renew, absl::Duration renew_period)
+    : renew_(std::move(renew)), renew_period_(renew_period), thread_([this] { Loop(); }) {}
 
 void ServiceWorker::Stop() {
   if (!thread_.joinable()) return;
@@ -21,6 +21,7 @@ void ServiceWorker::Stop() {
 
 void ServiceWorker::Post(std::function<void()> task) {
   MutexLock lock(&mutex_);
+  if (stop_) return;
   tasks_.push_back(std::move(task));
   if (tasks_.size() == 1) changed_.Signal();
 }
@@ -38,36 +39,31 @@ void ServiceWorker::Drop(SessionId session) {
   if (--it->second == 0) held_.erase(it);
 }
 
-void ServiceWorker::RenewAll() {
-  std::vector<SessionId> sessions;
-  for (const auto& [session, calls] : held_) sessions.push_back(session);
-  loop_->Post([sessions](node::LocalNode& node, absl::Time now) {
-    // One that has ended meanwhile needs no lease.
-    for (SessionId session : sessions) node.RenewLease(session, now).IgnoreError();
-  });
-}
-
 void ServiceWorker::Loop() {
   absl::Time next_renewal = SteadyNow() + renew_period_;
   for (;;) {
     std::vector<std::function<void()>> tasks;
+    std::vector<SessionId> renewed;
     {
       MutexLock lock(&mutex_);
       while (tasks_.empty() && !stop_) {
         if (held_.empty()) {
           changed_.Wait(&mutex_);
           next_renewal = SteadyNow() + renew_period_;
-        } else {
-          changed_.WaitFor(&mutex_, next_renewal - SteadyNow());
+          continue;
         }
-        if (!held_.empty() && SteadyNow() >= next_renewal) {
-          RenewAll();
-          next_renewal = SteadyNow() + renew_period_;
-        }
+        const absl::Duration left = next_renewal - SteadyNow();
+        if (left <= absl::ZeroDuration()) break;
+        changed_.WaitFor(&mutex_, left);
       }
-      if (tasks_.empty()) return;
+      if (tasks_.empty() && stop_) return;
       tasks.swap(tasks_);
+      if (SteadyNow() >= next_renewal) {
+        for (const auto& [session, calls] : held_) renewed.push_back(session);
+        next_renewal = SteadyNow() + renew_period_;
+      }
     }
+    if (!renewed.empty()) renew_(std::move(renewed));
     for (std::function<void()>& task : tasks) task();
   }
 }

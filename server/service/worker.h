@@ -1,7 +1,8 @@
 // A thread for what must not run on the node thread: serializing and sending replies, and keeping
 // leases.
 //
-// Threads: Post, Hold and Drop from any thread, Stop and the destructor from one.
+// Threads: Post, Hold and Drop from any thread, Stop and the destructor from one. Nothing runs
+// under its lock.
 #ifndef CHORUS_SERVER_SERVICE_WORKER_H_
 #define CHORUS_SERVER_SERVICE_WORKER_H_
 
@@ -14,17 +15,19 @@
 #include "absl/time/time.h"
 #include "core/base/ids.h"
 #include "core/base/mutex.h"
-#include "core/node/node_loop.h"
 
 namespace chorus {
 
 class ServiceWorker {
  public:
-  // `loop` outlives its thread. A session with a call under way is renewed every `renew_period`, so
-  // that a long wait does not outlive its own lease.
-  ServiceWorker(node::NodeLoop* loop, absl::Duration renew_period);
+  // Called by the thread.
+  using Renew = std::function<void(std::vector<SessionId> sessions)>;
+  // A session with a call under way is renewed every `renew_period`, so that a long wait does not
+  // outlive its own lease, however much the thread has to do.
+  ServiceWorker(Renew renew, absl::Duration renew_period);
   ~ServiceWorker() { Stop(); }
-  // Runs what was posted before, and ends the thread. What is posted later is not run.
+  // Runs what was posted before, and ends the thread. What is posted later is not run, and goes at
+  // once.
   void Stop();
 
   void Post(std::function<void()> task);
@@ -35,9 +38,8 @@ class ServiceWorker {
 
  private:
   void Loop();
-  void RenewAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  node::NodeLoop* const loop_;
+  const Renew renew_;
   const absl::Duration renew_period_;
 
   Mutex mutex_;

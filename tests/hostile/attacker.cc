@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/optional.h"
 #include "client/attach/attach_client.h"
@@ -404,6 +405,41 @@ absl::StatusOr<Report> Halves(Attacker* attacker) {
   return report;
 }
 
+absl::Status CallOnce(Attacker* attacker, absl::Duration patience) {
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + patience));
+  v1::GetStatsResponse response;
+  return FromGrpc(v1::Diagnostics::NewStub(attacker->impl().channel)
+                      ->GetStats(&context, v1::GetStatsRequest(), &response));
+}
+
+// Until it has no turn for a call of its own; then that has one.
+absl::StatusOr<Report> UnreadHalves(Attacker* attacker) {
+  Attacker::Impl& impl = attacker->impl();
+  CHORUS_ASSIGN_OR_RETURN(
+      Report report,
+      SendUnreadHalves(std::string(absl::StripPrefix(impl.address, "unix:")), &impl.kept));
+  for (int i = 0; i < 3000 && !absl::IsDeadlineExceeded(report.refused); ++i) {
+    report.refused = CallOnce(attacker, absl::Seconds(1));
+  }
+  if (absl::IsDeadlineExceeded(report.refused)) {
+    report.refused = CallOnce(attacker, RawSession::kPatience);
+  }
+  return report;
+}
+
+// Until there is no place for one of its own.
+absl::StatusOr<Report> UnreadCalls(Attacker* attacker) {
+  Attacker::Impl& impl = attacker->impl();
+  CHORUS_ASSIGN_OR_RETURN(
+      Report report,
+      SendUnreadCalls(std::string(absl::StripPrefix(impl.address, "unix:")), &impl.kept));
+  for (int i = 0; i < 3000 && report.refused.ok(); ++i) {
+    report.refused = CallOnce(attacker, RawSession::kPatience);
+  }
+  return report;
+}
+
 absl::StatusOr<Report> Worlds(Attacker* attacker) {
   Report report;
   for (; report.done < 5000; ++report.done) {
@@ -416,12 +452,24 @@ absl::StatusOr<Report> Worlds(Attacker* attacker) {
 using RingAttack = absl::StatusOr<Report> (*)(Attacker* attacker);
 const std::map<std::string, RingAttack>& RingAttacks() {
   static const auto* const attacks = new std::map<std::string, RingAttack>{
-      {"zeros", &ZeroNodes},   {"quadratic", &Quadratic}, {"graphs", &Graphs},
-      {"pages", &Pages},       {"gaps", &Gaps},           {"names", &Names},
-      {"sessions", &Sessions}, {"worlds", &Worlds},       {"planning", &Planning},
-      {"sizes", &Sizes},       {"steps", &Steps},         {"strides", &Strides},
-      {"flood", &Flood},       {"listing", &Listing},     {"answers", &Answers},
+      {"zeros", &ZeroNodes},
+      {"quadratic", &Quadratic},
+      {"graphs", &Graphs},
+      {"pages", &Pages},
+      {"gaps", &Gaps},
+      {"names", &Names},
+      {"sessions", &Sessions},
+      {"worlds", &Worlds},
+      {"planning", &Planning},
+      {"sizes", &Sizes},
+      {"steps", &Steps},
+      {"strides", &Strides},
+      {"flood", &Flood},
+      {"listing", &Listing},
+      {"answers", &Answers},
       {"halves", &Halves},
+      {"unread_halves", &UnreadHalves},
+      {"unread_calls", &UnreadCalls},
   };
   return *attacks;
 }

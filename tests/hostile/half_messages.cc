@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "client/attach/daemon_socket.h"
@@ -30,6 +31,7 @@ enum FrameType : uint8_t {
   kWindowUpdate = 8,
 };
 constexpr uint8_t kEndHeaders = 4;
+constexpr uint8_t kEndStream = 1;
 constexpr uint8_t kAck = 1;
 constexpr uint32_t kInitialWindowSize = 4;
 constexpr size_t kFrameHeader = 9;
@@ -169,6 +171,31 @@ std::string Field(absl::string_view name, absl::string_view value) {
   return out;
 }
 
+std::string HeadersOf(absl::string_view method) {
+  return Field(":method", "POST") + Field(":scheme", "http") + Field(":path", method) +
+         Field(":authority", "localhost") + Field("content-type", "application/grpc") +
+         Field("te", "trailers");
+}
+
+constexpr absl::string_view kPreface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+// Of one that reads nothing: all of `frames` on a connection of its own.
+absl::Status SendUnread(const std::string& path, absl::string_view frames, UniqueFd* connection) {
+  CHORUS_ASSIGN_OR_RETURN(*connection,
+                          ConnectToDaemon(path, SOCK_STREAM, {}, RawSession::Deadline()));
+  while (!frames.empty()) {
+    pollfd fd{connection->get(), POLLOUT, 0};
+    const int ready = poll(&fd, 1, static_cast<int>(ToInt64Milliseconds(RawSession::kPatience)));
+    const ssize_t sent =
+        ready <= 0 ? -1 : send(fd.fd, frames.data(), frames.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent <= 0) return absl::UnavailableError("the connection was ended, or is not read");
+    frames.remove_prefix(static_cast<size_t>(sent));
+  }
+  return absl::OkStatus();
+}
+
+uint32_t StreamOf(size_t call) { return static_cast<uint32_t>(2 * call + 1); }
+
 }  // namespace
 
 absl::StatusOr<Report> SendHalfMessages(const std::string& path, UniqueFd* connection) {
@@ -177,23 +204,20 @@ absl::StatusOr<Report> SendHalfMessages(const std::string& path, UniqueFd* conne
   CHORUS_ASSIGN_OR_RETURN(*connection,
                           ConnectToDaemon(path, SOCK_STREAM, {}, RawSession::Deadline()));
   Connection http(connection->get());
-  const std::string headers = Field(":method", "POST") + Field(":scheme", "http") +
-                              Field(":path", "/chorus.v1.Tensors/WriteStaging") +
-                              Field(":authority", "localhost") +
-                              Field("content-type", "application/grpc") + Field("te", "trailers");
+  const std::string headers = HeadersOf("/chorus.v1.Tensors/WriteStaging");
   // Not compressed, and as long.
   const std::string message = BigEndian(0, 1) + BigEndian(1 << 20, 4) + std::string(kSent, '\0');
-  bool open = http.SendBytes("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n") && http.Send(kSettings, 0, 0, "");
+  bool open = http.SendBytes(kPreface) && http.Send(kSettings, 0, 0, "");
   for (size_t i = 0; open && i < kStreams; ++i) {
-    open = http.Send(kHeaders, kEndHeaders, static_cast<uint32_t>(2 * i + 1), headers);
+    open = http.Send(kHeaders, kEndHeaders, StreamOf(i), headers);
   }
   std::vector<size_t> sent(kStreams);
   // What it grants comes when it likes.
   for (int idle = 0; open && idle < 20; ++idle) {
     for (size_t i = 0; open && i < kStreams; ++i) {
       size_t now = 0;
-      open = http.SendData(static_cast<uint32_t>(2 * i + 1),
-                           absl::string_view(message).substr(sent[i], kMaxFrame), &now);
+      open =
+          http.SendData(StreamOf(i), absl::string_view(message).substr(sent[i], kMaxFrame), &now);
       sent[i] += now;
       if (now > 0) idle = 0;
     }
@@ -202,6 +226,50 @@ absl::StatusOr<Report> SendHalfMessages(const std::string& path, UniqueFd* conne
   if (!open) return absl::UnavailableError("the connection was ended");
   Report report;
   report.done = kStreams;
+  return report;
+}
+
+absl::StatusOr<Report> SendUnreadHalves(const std::string& path,
+                                        std::vector<UniqueFd>* connections) {
+  constexpr size_t kConnections = 8;
+  constexpr size_t kAnswers = 256;  // of more than a thousand bytes
+  constexpr size_t kHalves = 4;
+  // Their flow is no limit.
+  std::string frames = absl::StrCat(
+      kPreface, Frame(kSettings, 0, 0, BigEndian(kInitialWindowSize, 2) + BigEndian(1 << 30, 4)),
+      Frame(kWindowUpdate, 0, 0, BigEndian(1 << 30, 4)));
+  size_t call = 0;
+  for (; call < kAnswers; ++call) {
+    frames +=
+        Frame(kHeaders, kEndHeaders, StreamOf(call), HeadersOf("/chorus.v1.Capabilities/Get"));
+    frames += Frame(kData, kEndStream, StreamOf(call), BigEndian(0, 5));
+  }
+  // These are read behind the others, whose answers fill the socket.
+  for (; call < kAnswers + kHalves; ++call) {
+    frames += Frame(kHeaders, kEndHeaders, StreamOf(call), HeadersOf("/chorus.v1.Log/Submit"));
+  }
+  Report report;
+  for (size_t i = 0; i < kConnections; ++i) {
+    CHORUS_RETURN_IF_ERROR(SendUnread(path, frames, &connections->emplace_back()));
+    report.done += kHalves;
+  }
+  return report;
+}
+
+absl::StatusOr<Report> SendUnreadCalls(const std::string& path,
+                                       std::vector<UniqueFd>* connections) {
+  constexpr size_t kConnections = 4;
+  constexpr size_t kCalls = 5000;
+  const std::string headers = HeadersOf("/chorus.v1.Log/Submit");
+  std::string frames = absl::StrCat(kPreface, Frame(kSettings, 0, 0, ""));
+  for (size_t call = 0; call < kCalls; ++call) {
+    frames += Frame(kHeaders, kEndHeaders | kEndStream, StreamOf(call), headers);
+  }
+  Report report;
+  for (size_t i = 0; i < kConnections; ++i) {
+    CHORUS_RETURN_IF_ERROR(SendUnread(path, frames, &connections->emplace_back()));
+    report.done += kCalls;
+  }
   return report;
 }
 

@@ -40,7 +40,7 @@ constexpr int64_t kShare = kMemoryLimit / 8 * 7;  // of one tenant
 constexpr int64_t kOwnBytes = int64_t{256} << 20;
 constexpr int64_t kSessionBytes = int64_t{64} << 10;
 constexpr int64_t kSessions = 40;
-constexpr int64_t kCalls = 8192;
+constexpr int64_t kCalls = 4096;
 constexpr int64_t kStreams = 1024;
 
 struct Case {
@@ -86,6 +86,9 @@ constexpr Case kCases[] = {
     {"pages", "RESOURCE_EXHAUSTED", 10, kShare >> 22, 0, true},
     {"sessions", "RESOURCE_EXHAUSTED", 10, 35, 0, true},
     {"worlds", "RESOURCE_EXHAUSTED", 40, 56, 0, true},
+    // Which leaves it no calls of its own.
+    {"unread_halves", "OK", 32, 32, 0, true},
+    {"unread_calls", "RESOURCE_EXHAUSTED", 20000, 20000, 0, true},
 };
 
 // Nobody's; none where this process may not act as another user.

@@ -1,0 +1,62 @@
+#include "server/service/worker.h"
+
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
+#include "core/base/clock.h"
+#include "gtest/gtest.h"
+
+namespace chorus {
+namespace {
+
+constexpr absl::Duration kPatience = absl::Seconds(20);
+
+TEST(ServiceWorkerTest, LeasesAreRenewedWhenItHasNothingElseToDo) {
+  absl::Notification renewed;
+  ServiceWorker worker(
+      [&](const std::vector<SessionId>& sessions) {
+        if (sessions == std::vector<SessionId>{SessionId(7)} && !renewed.HasBeenNotified()) {
+          renewed.Notify();
+        }
+      },
+      absl::Milliseconds(1));
+  worker.Hold(SessionId(7));
+  EXPECT_TRUE(renewed.WaitForNotificationWithTimeout(kPatience));
+}
+
+TEST(ServiceWorkerTest, LeasesAreRenewedHoweverMuchItHasToDo) {
+  absl::Notification renewed;
+  std::function<void()> again;
+  ServiceWorker worker(
+      [&](const std::vector<SessionId>&) {
+        if (!renewed.HasBeenNotified()) renewed.Notify();
+      },
+      absl::Milliseconds(1));
+  // The next task is there before the last one has ended.
+  const absl::Time deadline = SteadyNow() + kPatience;
+  again = [&] {
+    if (!renewed.HasBeenNotified() && SteadyNow() < deadline) worker.Post(again);
+  };
+  worker.Post(again);
+  worker.Hold(SessionId(7));
+  EXPECT_TRUE(renewed.WaitForNotificationWithTimeout(kPatience));
+}
+
+TEST(ServiceWorkerTest, WhatComesBehindItsEndGoesAtOnce) {
+  ServiceWorker worker([](const std::vector<SessionId>&) {}, absl::Hours(1));
+  bool ran = false;
+  worker.Post([&ran] { ran = true; });
+  worker.Stop();
+  EXPECT_TRUE(ran);
+  auto kept = std::make_shared<int>(1);
+  const std::weak_ptr<int> seen = kept;
+  worker.Post([kept = std::move(kept)] { FAIL() << *kept; });
+  EXPECT_TRUE(seen.expired());
+}
+
+}  // namespace
+}  // namespace chorus
