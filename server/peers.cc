@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -147,14 +148,26 @@ void PeerTable::TakeHangups() {
 
 void PeerTable::EndIdle(const Idle& idle) {
   const Clock::time_point now = Clock::now();
-  MutexLock lock(&mutex_);
-  for (const auto& [number, connection] : peers_) {
-    if (!connection.watch.valid() || connection.calls > 0) continue;
-    const absl::Duration time = absl::FromChrono(now - connection.since);
-    if (time < (connection.called ? idle.next_call : idle.first_call)) continue;
-    if (connection.called && connection.peer.has_value() && idle.keeps(*connection.peer)) continue;
+  const auto is_idle = [&](const Connection& connection) {
+    return connection.watch.valid() && connection.calls == 0 &&
+           absl::FromChrono(now - connection.since) >=
+               (connection.called ? idle.next_call : idle.first_call);
+  };
+  // Each with the process that may keep it, which is asked for when the table is free.
+  std::vector<std::pair<int, absl::optional<PeerCredentials>>> found;
+  {
+    MutexLock lock(&mutex_);
+    for (const auto& [number, connection] : peers_) {
+      if (!is_idle(connection)) continue;
+      found.emplace_back(number, connection.called ? connection.peer : absl::nullopt);
+    }
+  }
+  for (const auto& [number, process] : found) {
+    if (process.has_value() && idle.keeps(*process)) continue;
+    MutexLock lock(&mutex_);
+    const Connection& connection = peers_[number];
     // Both gRPC and TakeHangups see its end.
-    shutdown(connection.watch.get(), SHUT_RDWR);
+    if (is_idle(connection)) shutdown(connection.watch.get(), SHUT_RDWR);
   }
 }
 
