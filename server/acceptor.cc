@@ -18,6 +18,12 @@
 #include "server/unix_listener.h"
 
 namespace chorus {
+namespace {
+
+// Of one turn: ends are seen in between, those of connections and of the daemon.
+constexpr int kAcceptsPerTurn = 64;
+
+}  // namespace
 
 Acceptor::Acceptor(std::vector<Listener> listeners, PeerTable::Idle idle, PeerTable* peers,
                    grpc::Server* server)
@@ -82,7 +88,7 @@ void Acceptor::Loop() {
     // First those that make room.
     if (entries[1].revents != 0) peers_->TakeHangups();
     for (size_t i = 2; i < entries.size(); ++i) {
-      if (entries[i].revents != 0) AcceptAll(listeners_[i - 2]);
+      if (entries[i].revents != 0) Accept(listeners_[i - 2]);
     }
   }
 }
@@ -112,8 +118,8 @@ int Acceptor::Sweep() {
       absl::ToInt64Milliseconds(std::min(absl::Ceil(left, absl::Milliseconds(1)), absl::Hours(1))));
 }
 
-void Acceptor::AcceptAll(const Listener& listener) {
-  for (;;) {
+void Acceptor::Accept(const Listener& listener) {
+  for (int i = 0; i < kAcceptsPerTurn; ++i) {
     UniqueFd connection(
         accept4(listener.socket.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!connection.valid()) {

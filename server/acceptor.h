@@ -36,7 +36,8 @@ class Acceptor {
 
  private:
   void Loop();
-  void AcceptAll(const Listener& listener);
+  // Takes those that are there, so many at a time.
+  void Accept(const Listener& listener);
   // Ends what is due, and returns when to look again, in milliseconds; -1: never.
   int Sweep();
   void Wake();

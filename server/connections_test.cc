@@ -10,15 +10,22 @@
 
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "core/base/unique_fd.h"
+#include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
+#include "server/acceptor.h"
+#include "server/peers.h"
 #include "server/testing/rpc.h"
 #include "server/testing/test_daemon.h"
+#include "server/unix_listener.h"
 
 namespace chorus {
 namespace {
@@ -145,6 +152,31 @@ TEST(ConnectionsTest, WhoComesByTcpLeavesRoomForOthers) {
   crowd.pop_back();
   const auto channel = daemon.ConnectTo(daemon.daemon().addresses()[1].ToString());
   EXPECT_TRUE(Eventually([&] { return RpcRank(channel).ListSessions().ok(); }));
+}
+
+// Those who have gone already make room for the last one when it is let in, unless all of them are
+// let in before it is seen that they have.
+TEST(ConnectionsTest, ACrowdAtTheDoorDoesNotKeepTheOthersOut) {
+  TestDaemon daemon;  // for its folder
+  const std::string path = daemon.folder() + "/other.sock";
+  absl::StatusOr<UniqueFd> listener = ListenUnix(path, SOCK_STREAM, SocketAccess());
+  ASSERT_TRUE(listener.ok()) << listener.status();
+  for (int i = 0; i < 400; ++i) ConnectUnix(path);
+  const UniqueFd last = ConnectUnix(path);
+  PeerTable peers(geteuid(), /*max_connections=*/256, /*max_calls=*/16);
+  const std::unique_ptr<grpc::Server> server = grpc::ServerBuilder().BuildAndStart();
+  std::vector<Acceptor::Listener> listeners;
+  listeners.push_back({*std::move(listener), /*is_unix=*/true});
+  PeerTable::Idle idle;
+  idle.first_call = absl::Hours(1);
+  idle.next_call = absl::Hours(1);
+  Acceptor acceptor(std::move(listeners), std::move(idle), &peers, server.get());
+  pollfd entry = {last.get(), POLLIN, 0};
+  EXPECT_EQ(poll(&entry, 1, 20000), 1);
+  char byte;
+  EXPECT_EQ(read(last.get(), &byte, 1), 1) << "its settings";
+  acceptor.Stop(absl::ZeroDuration());
+  server->Shutdown();
 }
 
 class IdleConnectionsTest : public testing::TestWithParam<bool> {};

@@ -110,7 +110,8 @@ class PeerTable {
   struct Idle {
     absl::Duration first_call;  // one that has made no call yet, after this time
     absl::Duration next_call;   // one that made some, after this time without any,
-    std::function<bool(const PeerCredentials&)> keeps;  // unless this says that its process stays
+    // Unless this says that its process stays. It may call the table.
+    std::function<bool(const PeerCredentials&)> keeps;
   };
   // Ends connections that are idle. Asks `keeps` without the lock.
   void EndIdle(const Idle& idle);

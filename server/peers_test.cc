@@ -218,5 +218,28 @@ TEST(PeerTableTest, WhatIsIdleIsEndedAndWhatIsNotStays) {
   EXPECT_EQ(table.open(), 0);
 }
 
+TEST(PeerTableTest, WhoeverIsAskedForIdleOnesMayAskTheTable) {
+  PeerTable table(0, 8, 16);
+  const Pair attached(&table, 1000);
+  const Pair called(&table, 1001);
+  for (const Pair* pair : {&attached, &called}) {
+    table.CallBegan(pair->number());
+    table.CallEnded(pair->number());
+  }
+  PeerTable::Idle idle;
+  // A call may begin meanwhile, too.
+  idle.keeps = [&](const PeerCredentials& peer) {
+    if (peer.uid == 1001) table.CallBegan(called.number());
+    return peer.uid == 1000 && table.open() == 2;
+  };
+  table.EndIdle(idle);
+  EXPECT_FALSE(HungUp(attached.client.get()));
+  EXPECT_FALSE(HungUp(called.client.get()));
+  table.CallEnded(called.number());
+  idle.keeps = [](const PeerCredentials&) { return false; };
+  table.EndIdle(idle);
+  EXPECT_TRUE(HungUp(called.client.get()));
+}
+
 }  // namespace
 }  // namespace chorus

@@ -28,8 +28,8 @@ FutexResult Wait(const void* address, uint32_t expected, absl::Duration timeout)
   return rc != 0 && errno == ETIMEDOUT ? FutexResult::kTimeout : FutexResult::kAwake;
 }
 
-void WakeAll(const void* address) {
-  syscall(SYS_futex, address, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+void Wake(const void* address, int most) {
+  syscall(SYS_futex, address, FUTEX_WAKE, most, nullptr, nullptr, 0);
 }
 
 }  // namespace
@@ -44,7 +44,8 @@ FutexResult FutexWait(const std::atomic<uint64_t>& word, uint32_t expected_low,
   return Wait(&word, expected_low, timeout);
 }
 
-void FutexWakeAll(const std::atomic<uint32_t>& word) { WakeAll(&word); }
-void FutexWakeAll(const std::atomic<uint64_t>& word) { WakeAll(&word); }
+void FutexWakeAll(const std::atomic<uint32_t>& word) { Wake(&word, INT_MAX); }
+void FutexWake(const std::atomic<uint32_t>& word, int most) { Wake(&word, most); }
+void FutexWake(const std::atomic<uint64_t>& word, int most) { Wake(&word, most); }
 
 }  // namespace chorus

@@ -25,9 +25,12 @@ FutexResult FutexWait(const std::atomic<uint32_t>& word, uint32_t expected, absl
 FutexResult FutexWait(const std::atomic<uint64_t>& word, uint32_t expected_low,
                       absl::Duration timeout);
 
-// Wakes everything that sleeps on `word`. The overload fits the 64-bit wait.
+// Wakes everything that sleeps on `word`: as much work as that is.
 void FutexWakeAll(const std::atomic<uint32_t>& word);
-void FutexWakeAll(const std::atomic<uint64_t>& word);
+// Wakes those that sleep on `word`, the first ones first, at most so many. The overload fits the
+// 64-bit wait.
+void FutexWake(const std::atomic<uint32_t>& word, int most);
+void FutexWake(const std::atomic<uint64_t>& word, int most);
 
 }  // namespace chorus
 

@@ -80,7 +80,8 @@ class LocalNode {
 
   // --- Worlds ---------------------------------------------------------------------------------
   // Ends when every rank has joined, or at join_timeout naming the missing ranks. A duplicate rank,
-  // another size or a device that another rank of that world uses is refused at once.
+  // another size, other check_call_sites or a device that another rank of that world uses is
+  // refused at once.
   void JoinWorld(SessionId session, const JoinRequest& request, absl::Time now, OnJoined done);
   absl::StatusOr<GroupId> CreateGroup(SessionId session, const CreateGroupRequest& request);
   absl::Status LeaveWorld(SessionId session, WorldId world, Rank rank, absl::Time now);

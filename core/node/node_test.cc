@@ -834,12 +834,14 @@ TEST_F(NodeTest, EveryFailureIsOneLineForTheLog) {
 TEST_F(NodeTest, ARefusedJoinIsToldToThoseWhoWaitForIt) {
   Start(3);
   const auto join = [&](int caller, int rank, int size, int device,
-                        Promise<absl::StatusOr<WorldInfo>>* joined) {
+                        Promise<absl::StatusOr<WorldInfo>>* joined,
+                        CheckCallSites check_call_sites = CheckCallSites::kOff) {
     JoinRequest request;
     request.name = "late";
     request.rank = Rank(rank);
     request.size = size;
     request.device = DeviceIndex(device);
+    request.check_call_sites = check_call_sites;
     return ranks_[static_cast<size_t>(caller)]->Call<bool>([&](LocalNode& node, absl::Time now,
                                                                Promise<bool>* done) {
       node.JoinWorld(ranks_[static_cast<size_t>(caller)]->session(), request, now,
@@ -847,7 +849,7 @@ TEST_F(NodeTest, ARefusedJoinIsToldToThoseWhoWaitForIt) {
       done->Set(true);
     });
   };
-  for (const bool by_size : {true, false}) {
+  for (const Reason reason : {Reason::kWorldSize, Reason::kQuota, Reason::kMismatch}) {
     Promise<absl::StatusOr<WorldInfo>> waiting;
     Promise<absl::StatusOr<WorldInfo>> again;
     Promise<absl::StatusOr<WorldInfo>> refused;
@@ -855,13 +857,15 @@ TEST_F(NodeTest, ARefusedJoinIsToldToThoseWhoWaitForIt) {
     // Rank 0 does not wait for a second rank 0.
     join(1, 0, 3, 1, &again);
     EXPECT_EQ(ErrorOf(again.Get().status()).reason, Reason::kDuplicateRank);
-    join(by_size ? 1 : 0, 1, by_size ? 2 : 3, by_size ? 1 : 0, &refused);
+    const int caller = reason == Reason::kQuota ? 0 : 1;  // which has the other's device
+    join(caller, 1, reason == Reason::kWorldSize ? 2 : 3, caller, &refused,
+         reason == Reason::kMismatch ? CheckCallSites::kWarn : CheckCallSites::kOff);
     const Error why = ErrorOf(refused.Get().status());
     const Error error = ErrorOf(waiting.Get().status());
-    EXPECT_EQ(why.reason, by_size ? Reason::kWorldSize : Reason::kQuota) << why.message;
+    EXPECT_EQ(why.reason, reason) << why.message;
     EXPECT_EQ(error.reason, why.reason);
     EXPECT_EQ(error.culprit.rank, 1);
-    EXPECT_EQ(error.culprit.pid, by_size ? 1001 : 1000);
+    EXPECT_EQ(error.culprit.pid, 1000 + caller);
     EXPECT_EQ(error.message,
               absl::StrCat("rank 1 (pid ", error.culprit.pid, ") was not let in: ", why.message));
   }

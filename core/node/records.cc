@@ -1,6 +1,7 @@
 #include "core/node/records.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
@@ -47,29 +48,51 @@ std::vector<FlightEvent> FlightRecord::Latest(size_t limit) const {
 }
 
 bool ErrorStore::Record(absl::string_view tenant, Error* error) {
+  Errors& errors = of_tenant_[tenant];
   // One cause fails many runs one after the other: they share its record.
-  const size_t recent = std::min<size_t>(entries_.size(), 32);
+  const size_t recent = std::min<size_t>(errors.size(), 32);
   for (size_t i = 0; i < recent; ++i) {
-    const Entry& entry = entries_[entries_.size() - 1 - i];
-    if (tenant != entry.tenant || entry.error.message != error->message) continue;
+    const Error& known = errors[errors.size() - 1 - i];
+    if (known.message != error->message) continue;
     Error same = *error;
-    same.id = entry.error.id;
-    if (EncodeError(same) != EncodeError(entry.error)) continue;
-    error->id = entry.error.id;
+    same.id = known.id;
+    if (EncodeError(same) != EncodeError(known)) continue;
+    error->id = known.id;
     return false;
   }
   error->id = ErrorId(next_++);
-  entries_.push_back({std::string(tenant), *error});
-  if (entries_.size() > capacity_) entries_.pop_front();
+  errors.push_back(*error);
+  if (++count_ > capacity_) ForgetOne();
   return true;
 }
 
+void ErrorStore::ForgetOne() {
+  const auto most =
+      std::max_element(of_tenant_.begin(), of_tenant_.end(), [](const auto& a, const auto& b) {
+        // Of those that have as many the one whose oldest is the oldest.
+        return std::make_pair(a.second.size(), b.second.front().id) <
+               std::make_pair(b.second.size(), a.second.front().id);
+      });
+  most->second.pop_front();
+  if (most->second.empty()) of_tenant_.erase(most);
+  --count_;
+}
+
 absl::optional<Error> ErrorStore::Find(ErrorId id, absl::string_view tenant) const {
-  const int64_t first = next_ - static_cast<int64_t>(entries_.size());
-  if (id.value() < first || id.value() >= next_) return absl::nullopt;
-  const Entry& entry = entries_[static_cast<size_t>(id.value() - first)];
-  if (!tenant.empty() && tenant != entry.tenant) return absl::nullopt;
-  return entry.error;
+  const auto find = [id](const Errors& errors) -> absl::optional<Error> {
+    const auto at = std::lower_bound(errors.begin(), errors.end(), id,
+                                     [](const Error& e, ErrorId wanted) { return e.id < wanted; });
+    if (at == errors.end() || at->id != id) return absl::nullopt;
+    return *at;
+  };
+  if (!tenant.empty()) {
+    const auto it = of_tenant_.find(tenant);
+    return it == of_tenant_.end() ? absl::nullopt : find(it->second);
+  }
+  for (const auto& [name, errors] : of_tenant_) {
+    if (absl::optional<Error> found = find(errors)) return found;
+  }
+  return absl::nullopt;
 }
 
 std::string FailureLine(const FailureOrigin& failure, const Error& error) {

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/optional.h"
@@ -62,7 +63,8 @@ class FlightRecord {
   uint64_t count_ = 0;
 };
 
-// Gives errors their ids and keeps the last `capacity` of them. The same cause told to many runs is
+// Gives errors their ids and keeps `capacity` of them. Where there are more, the tenant that has
+// most loses its oldest: nobody's failures displace another's. The same cause told to many runs is
 // recorded once.
 class ErrorStore {
  public:
@@ -72,13 +74,13 @@ class ErrorStore {
   absl::optional<Error> Find(ErrorId id, absl::string_view tenant) const;
 
  private:
-  struct Entry {
-    std::string tenant;
-    Error error;
-  };
+  using Errors = std::deque<Error>;  // by id
+  void ForgetOne();
+
   size_t capacity_;
   int64_t next_ = 1;
-  std::deque<Entry> entries_;  // ids next_ - size .. next_ - 1
+  size_t count_ = 0;
+  absl::flat_hash_map<std::string, Errors> of_tenant_;  // of those that have some
 };
 
 // A failure for the daemon's log: one line, whatever bytes its texts have. Numbers that are not

@@ -1,5 +1,8 @@
 #include "core/node/records.h"
 
+#include <string>
+#include <vector>
+
 #include "gtest/gtest.h"
 
 namespace chorus::node {
@@ -44,6 +47,24 @@ TEST(ErrorStoreTest, ForgetsTheOldest) {
   EXPECT_EQ(store.Find(errors[1].id, "t")->message, "1");
   EXPECT_EQ(store.Find(errors[2].id, "t")->message, "2");
   EXPECT_FALSE(store.Find(ErrorId(99), "t").has_value());
+}
+
+TEST(ErrorStoreTest, WhoFailsMostForgetsItsOwn) {
+  ErrorStore store(10);
+  Error first[3] = {Make("0"), Make("1"), Make("2")};
+  for (Error& error : first) store.Record("uid:1", &error);
+  std::vector<Error> many;
+  for (int i = 0; i < 100; ++i) {
+    many.push_back(Make(std::to_string(i)));
+    EXPECT_TRUE(store.Record("uid:2", &many.back()));
+  }
+  for (const Error& error : first) {
+    EXPECT_EQ(store.Find(error.id, "uid:1")->message, error.message);
+    EXPECT_EQ(store.Find(error.id, "")->message, error.message);
+  }
+  for (int i = 0; i < 100; ++i) {
+    EXPECT_EQ(store.Find(many[i].id, "uid:2").has_value(), i >= 93) << i;
+  }
 }
 
 TEST(FailureLineTest, IsOneLineWithEverythingInItsPlace) {

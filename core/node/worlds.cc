@@ -134,12 +134,14 @@ void Worlds::Join(const std::shared_ptr<Session>& session, const JoinRequest& or
     while (world->members[static_cast<size_t>(other)].state == World::Member::State::kMissing) {
       ++other;
     }
-    return done(MakeError(
+    const absl::Status why = MakeError(
         Reason::kMismatch,
         absl::StrCat("rank ", request.rank.value(), " joins world \"", request.name,
                      "\" with check_call_sites ", CheckCallSitesName(request.check_call_sites),
                      "; rank ", other, " has joined it with ",
-                     CheckCallSitesName(world->options.check_call_sites))));
+                     CheckCallSitesName(world->options.check_call_sites)));
+    RefuseJoined(world, request.rank, *session, why, now);
+    return done(why);
   }
   World::Member& member = world->members[static_cast<size_t>(request.rank.value())];
   if (member.state == World::Member::State::kJoined) {

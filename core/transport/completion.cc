@@ -15,6 +15,10 @@ namespace {
 
 constexpr int kStateBits = 8;
 
+// By the daemon, for one change of `completed`: how long its thread takes is not the client's
+// choice. With more waiters, each that sees a change wakes one more.
+constexpr int kWakesPerSignal = 16;
+
 uint64_t Word(uint32_t generation, TensorState state) {
   return static_cast<uint64_t>(generation) << kStateBits | static_cast<uint64_t>(state);
 }
@@ -71,7 +75,7 @@ void CompletionWriter::Signal() {
   SessionControl& control = memory_->control();
   control.completion.completed.store(completed_, std::memory_order_seq_cst);
   if (control.client.completion_waiters.load(std::memory_order_seq_cst) != 0) {
-    FutexWakeAll(control.completion.completed);
+    FutexWake(control.completion.completed, kWakesPerSignal);
   }
 }
 
@@ -145,8 +149,14 @@ absl::Status CompletionWaiter::Await(const Done& done, absl::Time deadline, cons
   control.client.completion_waiters.fetch_add(1, std::memory_order_seq_cst);
   absl::Status status;
   bool look_around = false;
+  uint32_t slept_at = control.completion.completed.load(std::memory_order_seq_cst);
   for (;;) {
     const uint32_t seen = control.completion.completed.load(std::memory_order_seq_cst);
+    // Of those who sleep the daemon has woken the first.
+    if (std::exchange(slept_at, seen) != seen &&
+        control.client.completion_waiters.load(std::memory_order_seq_cst) > kWakesPerSignal) {
+      FutexWake(control.completion.completed, 1);
+    }
     if (done()) break;
     const uint32_t wakes_now = wakes_.load(std::memory_order_seq_cst);
     if ((look_around || wakes_now != wakes) && options_.liveness) {

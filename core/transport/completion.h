@@ -7,7 +7,9 @@
 // at its record and sleeps if `completed` still has that value. The daemon publishes records,
 // changes `completed`, reads `completion_waiters`. The two stores and the two loads are
 // sequentially consistent: if the daemon misses the waiter, the waiter reads the changed word, and
-// with it the records published before.
+// with it the records published before. The daemon wakes a few; where there are more, each waiter
+// that sees the word changed wakes one, and those who sleep for the change stand before those who
+// have seen it.
 //
 // Threads, ownership and errors: each class says them.
 #ifndef CHORUS_CORE_TRANSPORT_COMPLETION_H_

@@ -1,8 +1,13 @@
 #include "core/transport/completion.h"
 
+#include <linux/futex.h>
 #include <sys/epoll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <climits>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <random>
@@ -13,6 +18,7 @@
 #include "core/base/clock.h"
 #include "core/base/error.h"
 #include "core/base/failpoint.h"
+#include "core/base/futex.h"
 #include "core/transport/doorbell.h"
 #include "core/transport/rendezvous.h"
 #include "core/transport/test_frame.h"
@@ -283,6 +289,68 @@ TEST_F(CompletionTest, WakeAllWakesEveryWaiter) {
   waiter.WakeAll();
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(told, kThreads);
+}
+
+// Waits until these threads of this process sleep.
+void AwaitAsleep(const std::vector<std::atomic<pid_t>>& threads) {
+  for (const std::atomic<pid_t>& thread : threads) {
+    for (bool asleep = false; !asleep; std::this_thread::yield()) {
+      std::ifstream stat("/proc/self/task/" + std::to_string(thread.load()) + "/stat");
+      std::string text;
+      std::getline(stat, text);
+      const size_t name_end = text.rfind(')');
+      asleep = thread != 0 && name_end != std::string::npos && text.substr(name_end + 2, 1) == "S";
+    }
+  }
+}
+
+constexpr int kManyWaiters = 100;
+
+TEST_F(CompletionTest, ManyWhoWaitForOneOutcomeAllWake) {
+  CompletionWaiter waiter(memory_.get(), SleepOnly());
+  std::vector<std::atomic<pid_t>> ids(kManyWaiters);
+  std::atomic<int> woken{0};
+  std::vector<std::thread> threads;
+  const absl::Time deadline = SteadyNow() + absl::Seconds(20);
+  for (std::atomic<pid_t>& id : ids) {
+    threads.emplace_back([&] {
+      id = gettid();
+      woken += waiter.WaitForRun(Sequence(1), deadline).ok() ? 1 : 0;
+    });
+  }
+  const std::atomic<uint32_t>& waiters = memory_->control().client.completion_waiters;
+  while (waiters.load() < kManyWaiters) std::this_thread::yield();
+  AwaitAsleep(ids);
+  // One change that is nobody's outcome, then the outcome, while some have not seen the first.
+  writer_.PublishRun(Sequence(2), {});
+  writer_.Signal();
+  writer_.PublishRun(Sequence(1), {});
+  writer_.Signal();
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_LT(SteadyNow(), deadline) << "some slept on";
+  EXPECT_EQ(woken, kManyWaiters);
+}
+
+// A client may have threads asleep that it never needs.
+TEST_F(CompletionTest, TheDaemonWakesFewItself) {
+  SessionControl& control = memory_->control();
+  const uint32_t seen = control.completion.completed.load();
+  std::vector<std::atomic<pid_t>> ids(kManyWaiters);
+  std::vector<std::thread> threads;
+  for (std::atomic<pid_t>& id : ids) {
+    threads.emplace_back([&] {
+      id = gettid();
+      FutexWait(control.completion.completed, seen, absl::InfiniteDuration());
+    });
+  }
+  control.client.completion_waiters += kManyWaiters;
+  AwaitAsleep(ids);
+  writer_.PublishRun(Sequence(1), {});
+  writer_.Signal();
+  const long rest = syscall(SYS_futex, &control.completion.completed, FUTEX_WAKE, INT_MAX);
+  EXPECT_LT(rest, kManyWaiters);
+  EXPECT_GE(rest, kManyWaiters / 2);
+  for (std::thread& thread : threads) thread.join();
 }
 
 // An outcome and a waiter that goes to sleep, at the same moment. A processor that lets the

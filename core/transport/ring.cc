@@ -166,7 +166,7 @@ void SubmissionRingReader::PublishHead() {
   SessionControl& control = memory_->control();
   control.daemon.head.store(head_, std::memory_order_seq_cst);
   if (control.client.space_waiter.load(std::memory_order_seq_cst) != 0) {
-    FutexWakeAll(control.daemon.head);
+    FutexWake(control.daemon.head, 1);  // a ring has one writer
   }
 }
 
