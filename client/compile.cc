@@ -45,6 +45,11 @@ class CompiledImpl {
       return function_(inputs);
     }
     const std::string source = SourceOf(site);
+    for (const Tensor& input : inputs) {
+      // No lock before that: a thread that the child lacks may have held it.
+      if (!input.defined() || ImplOf(input)->data->session == nullptr) continue;
+      if (ImplOf(input)->data->session->Forked()) return WithSource(ForkedError(), source);
+    }
     absl::StatusOr<Prepared> prepared = Prepared();
     try {
       prepared = Prepare(inputs);
@@ -99,6 +104,11 @@ class CompiledImpl {
     }
     Prepared prepared;
     prepared.program = Find(session, key);
+    // Registered in vain, for want of memory perhaps: it is tried again.
+    if (prepared.program != nullptr && !prepared.program->IsRegistered()) {
+      Forget(prepared.program);
+      prepared.program = nullptr;
+    }
     if (prepared.program == nullptr) {
       CHORUS_ASSIGN_OR_RETURN(std::shared_ptr<Program> program,
                               MakeProgram(function_, options_, session, inputs, key));
@@ -121,6 +131,11 @@ class CompiledImpl {
       break;
     }
     return nullptr;
+  }
+
+  void Forget(const std::shared_ptr<Program>& program) {
+    MutexLock lock(&mutex_);
+    programs_.erase(std::remove(programs_.begin(), programs_.end(), program), programs_.end());
   }
 
   // The one to use: another thread may have traced the function for such inputs meanwhile.

@@ -650,6 +650,76 @@ TEST_P(DaemonTest, MappedMemoryAndViews) {
   EXPECT_THAT(std::vector<float>(view->begin(), view->end()), ElementsAre(9, 16));
 }
 
+// The log waits while the daemon plans a large graph; nothing overtakes what is behind it.
+TEST_P(DaemonTest, MappedMemoryMayBeDroppedOnceItIsUsed) {
+  if (GetParam().transport != Transport::kRing) return;
+  RunRanks(2, [](const World& world) {
+    const NoGrad no_grad;
+    const Tensor x = Scalar<double>(world, 1);
+    for (int i = 0; i < 8; ++i) {
+      Tensor large = x;
+      for (int op = 0; op < 200 + i; ++op) large = large + x;
+      absl::StatusOr<MappedTensor<float>> mapped = Map<float>(world, {3});
+      ASSERT_TRUE(mapped.ok()) << mapped.status();
+      for (int e = 0; e < 3; ++e) mapped->data()[e] = static_cast<float>(10 * world.rank() + e);
+      const Tensor sum = AllReduce(*mapped, world);
+      mapped = MappedTensor<float>();
+      EXPECT_THAT(Values<float>(sum), ElementsAre(10, 12, 14));
+      EXPECT_THAT(Values<double>(large), ElementsAre(201 + i));
+    }
+  });
+}
+
+// More commands than have a record come between.
+TEST_P(DaemonTest, WhatIsPendingForLongIsNotForgotten) {
+  RunRanks(2, [](const World& world) {
+    const NoGrad no_grad;
+    const Tensor x = Scalar<double>(world, 1);
+    ASSERT_TRUE(x.Wait().ok());
+    if (world.rank() == 1) {
+      EXPECT_THAT(Values<double>(Recv(DType::kF64, {}, 0, world, 7)), ElementsAre(1));
+      ASSERT_TRUE(Barrier(world).Wait().ok());
+      return;
+    }
+    const auto make_many = [&world] {
+      const std::vector<double> values(20, 3);
+      Tensor made;
+      for (int i = 0; i < 1100; ++i) made = FromHost<double>(world, values, {20});
+      EXPECT_EQ(Values<double>(made), values);
+    };
+    const Tensor last = Barrier(world);
+    make_many();
+    const absl::Status pending = last.Wait(std::chrono::milliseconds(1));
+    EXPECT_EQ(ErrorOf(pending).reason, Reason::kTransportTimeout) << pending;
+    const Tensor sent = Send(x, 1, world, 7);
+    EXPECT_TRUE(last.Wait().ok()) << last.Wait();
+    make_many();
+    EXPECT_TRUE(last.Wait().ok()) << last.Wait();
+    EXPECT_TRUE(sent.Wait().ok()) << sent.Wait();
+  });
+}
+
+// What the daemon has given back is kept by a view, and by nothing else.
+TEST_P(DaemonTest, AViewThatIsGoneHoldsNoMemory) {
+  if (GetParam().transport != Transport::kRing) return;
+  const Session session = Open();
+  const auto stub =
+      v1::Diagnostics::NewStub(grpc::CreateChannel(address_, grpc::InsecureChannelCredentials()));
+  for (int i = 0; i < 4; ++i) {
+    const Tensor x = Full(session, DType::kF32, {16 << 20}, i);
+    const absl::StatusOr<TensorView<float>> view = x.View<float>();
+    ASSERT_TRUE(view.ok()) << view.status();
+    EXPECT_EQ((*view)[view->size() - 1], static_cast<float>(i));
+  }
+  EXPECT_TRUE(Eventually([&] {
+    // A read sees that the daemon has asked.
+    EXPECT_EQ(Values<float>(Full(session, DType::kF32, {3}, 1)), std::vector<float>(3, 1));
+    v1::GetStatsResponse stats;
+    return Ask(*stub, &v1::Diagnostics::Stub::GetStats, v1::GetStatsRequest(), &stats).ok() &&
+           stats.client_held_bytes() == 0;
+  }));
+}
+
 TEST_P(DaemonTest, ALargeGraphGoesThroughStaging) {
   const Session session = Open();
   const Compiled f = Compile([](const std::vector<Tensor>& in) {

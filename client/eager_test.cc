@@ -406,6 +406,28 @@ TEST(EagerTest, MappedMemoryIsReadInPlace) {
   }
 }
 
+TEST(EagerTest, MappedMemoryGoesInTheLogBehindWhatUsesIt) {
+  FakeDaemon daemon;
+  Ranks ranks(2, &daemon);
+  for (int step = 0; step < 3; ++step) {
+    std::vector<Tensor> y;
+    std::vector<Tensor> z;
+    for (int r = 0; r < 2; ++r) {
+      const absl::StatusOr<MappedTensor<float>> x = Map<float>(ranks.worlds[r], {2});
+      ASSERT_TRUE(x.ok()) << x.status();
+      x->data()[0] = static_cast<float>(step);
+      x->data()[1] = static_cast<float>(r);
+      z.push_back(*x + 1);  // pending when the memory is dropped
+      y.push_back(AllReduce(*x, ranks.worlds[r]));
+    }
+    EXPECT_EQ(daemon.live_arenas(), 0);
+    for (int r = 0; r < 2; ++r) {
+      EXPECT_THAT(Values<float>(y[r]), ElementsAre(2 * step, 1));
+      EXPECT_THAT(Values<float>(z[r]), ElementsAre(step + 1, r + 1));
+    }
+  }
+}
+
 TEST(EagerTest, ViewsReadInPlace) {
   FakeDaemon daemon;
   const Session session = daemon.Open();
@@ -605,6 +627,54 @@ TEST(EagerTest, TheLastNamesAreFound) {
     EXPECT_EQ(ErrorOf(b.Wait()).reason, Reason::kQuota) << b.Wait();
   }
   EXPECT_EQ(Values<float>(sum(4, 10)), Floats(17, 14));
+}
+
+// What is pending needs names itself: those that it does not use go before it is sent.
+TEST(EagerTest, WhatIsPendingGetsNamesThatWereDropped) {
+  FakeDaemon daemon;
+  const Session session = daemon.Open();
+  const auto make = [&session](float value) {
+    return FromHost<float>(session, Floats(17, value), {17});
+  };
+  std::vector<Tensor> held;
+  for (int i = 0; i < FakeDaemon::kMaxTensors; ++i) held.push_back(make(static_cast<float>(i)));
+  const Tensor sum = held[0] + held[1];
+  for (int i = 0; i < 3; ++i) held[i] = Tensor();
+  held[3] = Tensor();
+  EXPECT_EQ(Values<float>(make(5)), Floats(17, 5));
+  EXPECT_EQ(Values<float>(sum), Floats(17, 1));
+}
+
+// As when there was no memory for it, and is now.
+TEST(EagerTest, AGraphWhoseRegistrationFailedIsRegisteredAgain) {
+  FakeDaemon daemon;
+  Ranks ranks(1, &daemon);
+  const Tensor x = FromHost<float>(ranks.worlds[0], Floats(17, 2), {17});
+  ASSERT_TRUE(x.Wait().ok());
+  daemon.FailRegistrations(1);
+  const int before = daemon.counts().registered;
+  for (int i = 0; i < 4; ++i) {
+    const Tensor sum = x + x;
+    EXPECT_EQ(sum.Wait().ok(), i > 0) << i << ": " << sum.Wait();
+  }
+  EXPECT_EQ(daemon.counts().registered, before + 2);
+  daemon.FailRegistrations(1);
+  for (int i = 0; i < 4; ++i) {
+    ASSERT_TRUE(ranks.worlds[0].Step(i + 1).ok());
+    const Tensor y = AllReduce(x, ranks.worlds[0]);
+    EXPECT_EQ(y.Wait().ok(), i > 0) << i << ": " << y.Wait();
+  }
+  EXPECT_EQ(daemon.counts().registered, before + 4);
+  daemon.FailRegistrations(1);
+  const Compiled twice =
+      Compile([](const std::vector<Tensor>& in) { return std::vector<Tensor>{in[0] * 2}; });
+  for (int i = 0; i < 4; ++i) {
+    const auto out = twice.Run({x});
+    ASSERT_TRUE(out.ok()) << out.status();
+    EXPECT_EQ((*out)[0].Wait().ok(), i > 0) << i << ": " << (*out)[0].Wait();
+  }
+  EXPECT_EQ(daemon.counts().registered, before + 6);
+  EXPECT_EQ(daemon.live_graphs(), 3);
 }
 
 TEST(EagerTest, AReadWaitsOnce) {

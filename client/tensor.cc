@@ -132,7 +132,10 @@ absl::StatusOr<std::pair<std::shared_ptr<const void>, const char*>> Tensor::Map(
       break;
     default:
       if (data->info->bytes == 0) break;
-      CHORUS_ASSIGN_OR_RETURN(mapped.second, data->session->Map(data, on_device));
+      CHORUS_ASSIGN_OR_RETURN(std::shared_ptr<const char> bytes,
+                              data->session->Map(data, on_device));
+      mapped.second = bytes.get();
+      mapped.first = std::move(bytes);
   }
   return mapped;
 }
@@ -230,7 +233,8 @@ absl::StatusOr<std::pair<Tensor, char*>> MapBytes(const DeviceRef& device, DType
       session->link().CreateStaging(std::max<int64_t>(type->num_bytes(), 1));
   if (!staging.ok()) return WithSource(staging.status(), SourceOf(site));
   if (staging->data == nullptr) {
-    session->link().ReleaseStaging(staging->arena).IgnoreError();
+    session->releases().Add(staging->arena);
+    session->releases().DrainIfUrgent();
     return WithSource(Unsupported("Map: the daemon is remote; there is no memory to share with it, "
                                   "use FromHost"),
                       SourceOf(site));

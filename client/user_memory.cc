@@ -280,8 +280,8 @@ absl::Status UserMemory::Finish(UnderWay* chunk, bool streaming, Cursor* to) {
     });
   };
   if (!remote_) {
-    const absl::StatusOr<const char*> mapped = data->session->Map(data, *done);
-    if (mapped.ok()) copy_out(*mapped);
+    const absl::StatusOr<std::shared_ptr<const char>> mapped = data->session->Map(data, *done);
+    if (mapped.ok()) copy_out(mapped->get());
     if (mapped.status().code() != absl::StatusCode::kUnimplemented) return mapped.status();
     remote_ = true;
   }

@@ -103,7 +103,8 @@ struct CallEntry {
     int32_t visible = 0;  // outputs that are no extras
     Saved saved;          // what the gradient rule uses
   };
-  RunDraft draft;  // with the bindings of the last call
+  RunDraft draft;         // with the bindings of the last call
+  Sequence registration;  // of its graph, until that is known to have gone well
   absl::InlinedVector<Part, 1> parts;
 };
 

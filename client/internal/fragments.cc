@@ -133,6 +133,11 @@ Fragment* Fragments::Open(const OriginsPtr& after) {
   return open_.back().get();
 }
 
+bool Fragments::Use(TensorId tensor) const {
+  return std::any_of(open_.begin(), open_.end(),
+                     [tensor](const auto& open) { return open->Uses(tensor); });
+}
+
 std::unique_ptr<Fragment> Fragments::Take(int64_t id) {
   const auto position =
       std::find_if(open_.begin(), open_.end(), [id](const auto& open) { return open->id() == id; });

@@ -79,6 +79,7 @@ class Fragments {
   // The one of this id, not open any more; null: it is not open.
   std::unique_ptr<Fragment> Take(int64_t id);
   void Clear() { open_.clear(); }
+  bool Use(TensorId tensor) const;
 
  private:
   std::vector<std::unique_ptr<Fragment>> open_;

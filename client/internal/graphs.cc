@@ -23,7 +23,15 @@ constexpr size_t kGraphsPerFrame = 512;
 
 }  // namespace
 
-absl::StatusOr<GraphId> Graphs::Register(const std::string& encoded) {
+bool RegistrationFailed(Link* link, Sequence* command) {
+  if (*command == Sequence()) return false;
+  const absl::optional<bool> well = WentWell(link, *command);
+  if (!well.has_value()) return false;
+  *command = Sequence();
+  return !*well;
+}
+
+absl::StatusOr<Graphs::Registered> Graphs::Register(const std::string& encoded) {
   if (log_->graphs().empty()) ReleaseLeft();
   const absl::optional<GraphId> id = log_->graphs().Take();
   if (!id.has_value()) {
@@ -35,40 +43,39 @@ absl::StatusOr<GraphId> Graphs::Register(const std::string& encoded) {
   }
   RegisterGraph body;
   body.graph = *id;
-  absl::StatusOr<Sequence> sequence = Sequence();
-  Sequence* reader = nullptr;
+  absl::StatusOr<Sequence> command = Sequence();
   if (encoded.size() <= kMaxInlineBytes) {
     body.encoded = encoded;
+    command = log_->Submit(std::move(body));
   } else {
-    absl::StatusOr<StagingPool::Placement> placement = staging_->Put(encoded);
-    if (placement.ok()) {
-      body.staged = std::move(placement->range);
+    command = staging_->Send(encoded, [&](const ExternalRange& range) {
+      body.staged = range;
       body.staged_bytes = static_cast<int64_t>(encoded.size());
-      reader = placement->reader;
-    } else {
-      sequence = placement.status();
-    }
+      return log_->Submit(std::move(body));
+    });
   }
-  if (sequence.ok()) sequence = log_->Submit(std::move(body));
-  if (!sequence.ok()) {
+  if (!command.ok()) {
     log_->graphs().GiveBack(*id);
-    return sequence.status();
+    return command.status();
   }
-  if (reader != nullptr) *reader = *sequence;
-  return *id;
+  return Registered{*id, *command};
 }
 
 absl::StatusOr<GraphId> Graphs::OfFragment(std::string encoded) {
   const auto row = of_fragments_.find(encoded);
-  if (row != of_fragments_.end()) return row->second;
+  if (row != of_fragments_.end()) {
+    if (!RegistrationFailed(link_, &row->second.command)) return row->second.graph;
+    Release({row->second.graph});
+    of_fragments_.erase(row);
+  }
   if (of_fragments_.size() >=
       std::min(kMaxOfFragments, static_cast<size_t>(log_->graphs().most()) / 4)) {
-    for (const auto& entry : of_fragments_) Release({entry.second});
+    for (const auto& entry : of_fragments_) Release({entry.second.graph});
     of_fragments_.clear();
   }
-  CHORUS_ASSIGN_OR_RETURN(const GraphId id, Register(encoded));
-  of_fragments_.emplace(std::move(encoded), id);
-  return id;
+  CHORUS_ASSIGN_OR_RETURN(const Registered registered, Register(encoded));
+  of_fragments_.emplace(std::move(encoded), registered);
+  return registered.graph;
 }
 
 absl::StatusOr<CallEntry*> Graphs::RegisterCalls(absl::Span<const CallPart> parts, int device_count,
@@ -79,9 +86,17 @@ absl::StatusOr<CallEntry*> Graphs::RegisterCalls(absl::Span<const CallPart> part
   Graph graph;
   CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<CallEntry> entry,
                           MakeEntry(parts, device_count, interner, &graph));
-  CHORUS_ASSIGN_OR_RETURN(entry->draft.run().graph, Register(EncodeGraph(graph)));
+  CHORUS_ASSIGN_OR_RETURN(const Registered registered, Register(EncodeGraph(graph)));
+  entry->draft.run().graph = registered.graph;
+  entry->registration = registered.command;
   ++of_calls_;
   return group->calls.Add(parts, std::move(entry));
+}
+
+bool Graphs::IsRegistered(CallEntry* entry, GroupCore* group) {
+  if (!RegistrationFailed(link_, &entry->registration)) return true;
+  ForgetCalls(group);
+  return false;
 }
 
 void Graphs::ForgetCalls(GroupCore* group) {

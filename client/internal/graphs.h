@@ -19,6 +19,7 @@
 #include "absl/types/span.h"
 #include "client/internal/call_table.h"
 #include "client/internal/interner.h"
+#include "client/internal/link.h"
 #include "client/internal/log.h"
 #include "client/internal/member.h"
 #include "client/internal/releases.h"
@@ -29,20 +30,33 @@
 namespace chorus {
 namespace internal {
 
+// Whether the command that registered a graph has failed: for want of memory, say, so that the same
+// graph may be registered again. Forgets *command, which is 0 then, once it is over.
+bool RegistrationFailed(Link* link, Sequence* command);
+
 class Graphs {
  public:
-  Graphs(Log* log, StagingPool* staging, Releases* releases)
-      : log_(log), staging_(staging), releases_(releases) {}
+  Graphs(Link* link, Log* log, StagingPool* staging, Releases* releases)
+      : link_(link), log_(log), staging_(staging), releases_(releases) {}
 
+  // A name, and the command that gives it to the graph: whether that goes well is not waited for.
+  struct Registered {
+    GraphId graph;
+    Sequence command;
+  };
   // Registers a graph under a new name.
-  absl::StatusOr<GraphId> Register(const std::string& encoded);
+  absl::StatusOr<Registered> Register(const std::string& encoded);
   // The graph of a fragment, registered if it is a new one.
   absl::StatusOr<GraphId> OfFragment(std::string encoded);
   // The entry of calls, with its graph registered if they have not been seen.
   absl::StatusOr<CallEntry*> OfCalls(absl::Span<const CallPart> parts, int device_count,
                                      Interner* interner)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
-    if (CallEntry* const entry = parts[0].group->calls.Find(parts)) return entry;
+    CallEntry* const entry = parts[0].group->calls.Find(parts);
+    if (entry != nullptr &&
+        (entry->registration == Sequence() || IsRegistered(entry, parts[0].group))) {
+      return entry;
+    }
     return RegisterCalls(parts, device_count, interner);
   }
   // Drops the graphs of all calls of a group.
@@ -56,14 +70,17 @@ class Graphs {
   absl::StatusOr<CallEntry*> RegisterCalls(absl::Span<const CallPart> parts, int device_count,
                                            Interner* interner)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  // Not so: the calls of the entry's group are forgotten.
+  bool IsRegistered(CallEntry* entry, GroupCore* group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   void Release(absl::Span<const GraphId> graphs);
 
+  Link* const link_;
   Log* const log_;
   StagingPool* const staging_;
   Releases* const releases_;
   // By their bytes: at most kMaxOfFragments, and a quarter of the graphs that a session may have.
   // Calls have at most CallTable::kMax in each group, and half of the session's in all.
-  absl::flat_hash_map<std::string, GraphId> of_fragments_;
+  absl::flat_hash_map<std::string, Registered> of_fragments_;
   int32_t of_calls_ = 0;
 };
 

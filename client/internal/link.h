@@ -6,14 +6,15 @@
 //
 // Threads: Submit is called by one thread at a time, in the order of sequences (the session's lock
 //   sees to it). Everything else: any thread.
-// Ownership: the session owns its link. What a call gives is the caller's, but for memory
-//   (Staging::data, MapTensor), which is the link's.
+// Ownership: the session owns its link. What a call gives is the caller's, but for Staging::data,
+//   which is the link's until UnmapStaging.
 // Failure: once the daemon is gone every call returns UNAVAILABLE kDaemonLost, or kDraining where
 //   it has said that it was stopped; also calls that wait at that moment.
 #ifndef CHORUS_CLIENT_INTERNAL_LINK_H_
 #define CHORUS_CLIENT_INTERNAL_LINK_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -61,7 +62,8 @@ class Link {
   // Once it is taken its sequence has an outcome: the link sees to it that the log has no gap where
   // the daemon did not read it.
   virtual absl::Status Submit(const Command& command) = 0;
-  // The outcome if it is known here and now; NOT_FOUND kOutcomeForgotten: it was, long ago.
+  // The outcome if it is known here and now; NOT_FOUND kOutcomeForgotten: the command is over, and
+  // WaitCommand may still know how.
   virtual absl::StatusOr<absl::optional<RunOutcome>> Peek(Sequence sequence) = 0;
   // The outcome, with all that the daemon knows of an error. DEADLINE_EXCEEDED kTransportTimeout:
   // not within `timeout`; ask again.
@@ -76,17 +78,19 @@ class Link {
   // that, and for nothing else.
   virtual absl::Status Read(TensorId tensor, Sequence producer, char* out, int64_t bytes,
                             absl::Duration timeout) = 0;
-  // The same in place, read-only, as long as the session and the tensor live. UNIMPLEMENTED where
-  // there is no shared memory.
-  virtual absl::StatusOr<const char*> MapTensor(TensorId tensor, Sequence producer, int64_t bytes,
-                                                absl::Duration timeout) = 0;
+  // The same in place, read-only. What it gives keeps the mapping; the bytes stay as long as the
+  // tensor's name does. UNIMPLEMENTED where there is no shared memory.
+  virtual absl::StatusOr<std::shared_ptr<const char>> MapTensor(TensorId tensor, Sequence producer,
+                                                                int64_t bytes,
+                                                                absl::Duration timeout) = 0;
   struct Staging {
     ArenaId arena;
     char* data = nullptr;  // null: filled by WriteStaging
   };
   virtual absl::StatusOr<Staging> CreateStaging(int64_t bytes) = 0;
   virtual absl::Status WriteStaging(ArenaId arena, int64_t offset, absl::string_view bytes) = 0;
-  virtual absl::Status ReleaseStaging(ArenaId arena) = 0;
+  // The session uses this memory no more, and has said so to the daemon (Release).
+  virtual void UnmapStaging(ArenaId arena) = 0;
 
   // --- Worlds ---
   virtual absl::StatusOr<JoinedWorld> Join(const WorldOptions& options, DeviceIndex device) = 0;

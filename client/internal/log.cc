@@ -8,6 +8,24 @@
 namespace chorus {
 namespace internal {
 
+namespace {
+
+// For what the daemon answers at once.
+constexpr absl::Duration kAnswer = absl::Seconds(30);
+
+}  // namespace
+
+absl::optional<bool> WentWell(Link* link, Sequence command) {
+  const auto outcome = link->Peek(command);
+  if (!outcome.ok()) {
+    const absl::Status told = link->WaitCommand(command, kAnswer);
+    if (ErrorOf(told).reason == Reason::kTransportTimeout) return absl::nullopt;
+    return told.ok();
+  }
+  if (!outcome->has_value()) return absl::nullopt;
+  return (*outcome)->code == absl::StatusCode::kOk;
+}
+
 absl::StatusOr<Sequence> Log::Submit(CommandBody body) {
   Command command{Sequence(), std::move(body)};
   return Submit(&command);

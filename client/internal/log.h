@@ -54,6 +54,10 @@ class NamePool {
   std::vector<Id> free_;  // with the generation to use next
 };
 
+// How a command has ended: true: well. Null: it is not over. Any thread; where its outcome is
+// forgotten here (link.h) the daemon is asked.
+absl::optional<bool> WentWell(Link* link, Sequence command);
+
 class Log {
  public:
   explicit Log(Link* link)

@@ -134,6 +134,13 @@ Program::~Program() {
   session->releases().DrainIfUrgent();
 }
 
+bool Program::IsRegistered() {
+  Sequence command(registration.load());
+  const bool failed = RegistrationFailed(&session->link(), &command);
+  if (!failed) registration.store(command.value());
+  return !failed;
+}
+
 bool Program::IsCurrent() const {
   for (const Trace::Slot& slot : trace.slots) {
     for (size_t i = 0; i < slot.groups.size(); ++i) {
@@ -252,7 +259,10 @@ absl::StatusOr<std::shared_ptr<Program>> MakeProgram(const Function& function,
   }
   SessionLock lock(session.get());
   CHORUS_RETURN_IF_ERROR(lock.status());
-  CHORUS_ASSIGN_OR_RETURN(program->graph, session->graphs().Register(EncodeGraph(graph)));
+  CHORUS_ASSIGN_OR_RETURN(const Graphs::Registered registered,
+                          session->graphs().Register(EncodeGraph(graph)));
+  program->graph = registered.graph;
+  program->registration.store(registered.command.value());
   return program;
 }
 

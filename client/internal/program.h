@@ -1,7 +1,7 @@
 // A function of tensors as one graph: traced for a list of types of its inputs, and registered.
 //
 // Threads: plain functions, which take the session's lock where they need it. A Program does not
-//   change, but for `infos_at`.
+//   change, but for `infos_at` and `registration`.
 // Ownership: a program has its graph's name and keeps its session; its destructor queues the name
 //   for release.
 // Errors: INVALID_ARGUMENT kBadType: inputs or options that do not fit, a function that is another
@@ -10,6 +10,7 @@
 #ifndef CHORUS_CLIENT_INTERNAL_PROGRAM_H_
 #define CHORUS_CLIENT_INTERNAL_PROGRAM_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -62,10 +63,13 @@ struct Program {
   std::vector<int32_t> output_devices;
   Trace::Finished trace;
   GraphId graph;
+  std::atomic<int64_t> registration{0};  // the command of that, until it is known how it ended
   // By size. Guarded by the mutex of its CompiledImpl.
   static constexpr size_t kMaxSizes = 1024;
   std::map<int64_t, std::shared_ptr<const Infos>> infos_at;
 
+  // The graph's registration has not failed, as far as is known. Asks the daemon at most once.
+  bool IsRegistered();
   // The groups are those that were traced: a Reform changes ranks and sizes.
   bool IsCurrent() const;
 };

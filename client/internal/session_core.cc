@@ -15,6 +15,7 @@ namespace internal {
 namespace {
 
 constexpr size_t kDropsPerFrame = 512;
+constexpr size_t kNamesPerFrame = 2048;
 
 // `data` has this name from now on.
 void SetSent(TensorId id, Sequence producer, TensorData* data) {
@@ -66,7 +67,7 @@ SessionCore::SessionCore(std::unique_ptr<Link> link, absl::Duration wait_timeout
         if (locked_session == this) return;
         SessionLock lock(this);  // drains when it ends
       }),
-      graphs_(&log_, &staging_, &releases_) {}
+      graphs_(link_, &log_, &staging_, &releases_) {}
 
 SessionCore::~SessionCore() {
   // In a forked child the link's threads do not exist, and its session is the parent's.
@@ -295,11 +296,14 @@ absl::StatusOr<TensorDataPtr> SessionCore::FromHost(const TensorInfoPtr& info, i
     data->state.store(TensorData::State::kHost, std::memory_order_release);
     return data;
   }
-  CHORUS_ASSIGN_OR_RETURN(StagingPool::Placement placement,
-                          staging_.Put(absl::string_view(bytes, static_cast<size_t>(info->bytes))));
-  CHORUS_ASSIGN_OR_RETURN(const Created created,
-                          Create(info, device_slot, std::move(placement.range), SourceOf(site)));
-  *placement.reader = created.sequence;
+  Created created;
+  const auto create = [&](const ExternalRange& range)
+                          ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) -> absl::StatusOr<Sequence> {
+    CHORUS_ASSIGN_OR_RETURN(created, Create(info, device_slot, range, SourceOf(site)));
+    return created.sequence;
+  };
+  CHORUS_RETURN_IF_ERROR(
+      staging_.Send(absl::string_view(bytes, static_cast<size_t>(info->bytes)), create).status());
   SetSent(created.id, created.sequence, data.get());
   return data;
 }
@@ -407,7 +411,8 @@ absl::Status SessionCore::Read(const TensorDataPtr& data, bool on_device, char* 
   return link_->Read(data->id, data->producer, out, data->info->bytes, wait_timeout_);
 }
 
-absl::StatusOr<const char*> SessionCore::Map(const TensorDataPtr& data, bool on_device) {
+absl::StatusOr<std::shared_ptr<const char>> SessionCore::Map(const TensorDataPtr& data,
+                                                             bool on_device) {
   if (data->state.load(std::memory_order_acquire) == TensorData::State::kHost) {
     // Like any tensor: what works does not depend on how large it is.
     {
@@ -420,10 +425,20 @@ absl::StatusOr<const char*> SessionCore::Map(const TensorDataPtr& data, bool on_
   // A trainer that looks there would see what that run writes: whether the run has the memory must
   // be known.
   if (const Sequence given(data->given_to.load()); given != Sequence()) {
-    link_->WaitCommand(given, wait_timeout_).IgnoreError();
+    const absl::Status over = link_->WaitCommand(given, wait_timeout_);
+    if (ErrorOf(over).reason == Reason::kTransportTimeout) return over;
   }
   CHORUS_RETURN_IF_ERROR(MakeReadableIf(on_device, data->id));
-  return link_->MapTensor(data->id, data->producer, data->info->bytes, wait_timeout_);
+  struct Kept {
+    TensorDataPtr tensor;
+    std::shared_ptr<const char> bytes;
+  };
+  auto kept = std::make_shared<Kept>();
+  kept->tensor = data;
+  CHORUS_ASSIGN_OR_RETURN(
+      kept->bytes, link_->MapTensor(data->id, data->producer, data->info->bytes, wait_timeout_));
+  const char* const bytes = kept->bytes.get();
+  return std::shared_ptr<const char>(std::move(kept), bytes);
 }
 
 // --- Ends ---------------------------------------------------------------------------------------
@@ -467,17 +482,35 @@ void SessionCore::Drain(bool all) {
   leaving_.insert(leaving_.end(), std::make_move_iterator(batch.worlds.begin()),
                   std::make_move_iterator(batch.worlds.end()));
   if (!leaving_.empty()) Leave();
+  if (all) {
+    const auto used = std::partition(batch.tensors.begin(), batch.tensors.end(),
+                                     [this](TensorId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(
+                                         session_lock) { return fragments_.Use(id); });
+    const auto count = static_cast<size_t>(used - batch.tensors.begin());
+    SendRelease(absl::MakeConstSpan(batch.tensors).subspan(count), {});
+    batch.tensors.resize(count);
+  }
   if (batch.tensors.empty() && batch.arenas.empty()) return;
   // The pending fragments may use them.
   Flush();
-  if (!batch.tensors.empty()) {
+  SendRelease(batch.tensors, batch.arenas);
+}
+
+void SessionCore::SendRelease(absl::Span<const TensorId> tensors,
+                              absl::Span<const ArenaId> arenas) {
+  while (!tensors.empty() || !arenas.empty()) {
     Release release;
-    release.tensors = batch.tensors;
+    const absl::Span<const TensorId> names = tensors.subspan(0, kNamesPerFrame);
+    const absl::Span<const ArenaId> memory = arenas.subspan(0, kNamesPerFrame);
+    release.tensors.assign(names.begin(), names.end());
+    release.arenas.assign(memory.begin(), memory.end());
     if (log_.Submit(std::move(release)).ok()) {
-      for (const TensorId id : batch.tensors) log_.tensors().Release(id);
+      for (const TensorId id : names) log_.tensors().Release(id);
     }
+    for (const ArenaId arena : memory) link_->UnmapStaging(arena);
+    tensors.remove_prefix(names.size());
+    arenas.remove_prefix(memory.size());
   }
-  for (const ArenaId arena : batch.arenas) link_->ReleaseStaging(arena).IgnoreError();
 }
 
 void SessionCore::Leave() {

@@ -119,7 +119,8 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   // Copies out what Wait has seen, which said `on_device`; or gives it in place.
   absl::Status Read(const TensorDataPtr& data, bool on_device, char* out)
       ABSL_LOCKS_EXCLUDED(session_lock);
-  absl::StatusOr<const char*> Map(const TensorDataPtr& data, bool on_device)
+  // What it gives in place keeps the tensor, and the mapping.
+  absl::StatusOr<std::shared_ptr<const char>> Map(const TensorDataPtr& data, bool on_device)
       ABSL_LOCKS_EXCLUDED(session_lock);
   // An error of the daemon has come here: members whose world's epoch ended by it enter the one
   // that was opened. By this alone do they.
@@ -157,8 +158,12 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   absl::Status MakeReadableIf(bool on_device, TensorId id) ABSL_LOCKS_EXCLUDED(session_lock);
   // Sends the fragment of this id, if it is open.
   void FlushOne(int64_t fragment_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
-  // Sends what destructors left. `all`: also the few tensors that could wait for company.
+  // Sends what destructors left. `all`: also the few tensors that could wait for company; names
+  // that no pending fragment uses first, for these may want them.
   void Drain(bool all) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  // Tells that these are gone, behind what has been sent.
+  void SendRelease(absl::Span<const TensorId> tensors, absl::Span<const ArenaId> arenas)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // Leaves the worlds that are gone and whose runs are over.
   void Leave() ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 

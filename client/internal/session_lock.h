@@ -10,7 +10,9 @@
 //
 // No lock is held while something is waited for, but for these:
 // * a session's lock, while there is no room in a link (link.h) or in staging memory (staging.h),
-//   which no other thread of this session's has to give;
+//   which no other thread of this session's has to give; and while the daemon answers at once:
+//   makes staging memory, takes note that a rank leaves (SessionCore::Leave), or says how the
+//   registration of a graph has ended (WentWell). Each has its deadline;
 // * AttachClient's, while the daemon answers on its socket, where requests go one after another,
 //   each with its deadline (AttachClient::Ask); with it RingLink's, where a reader maps an arena of
 //   results (RingLink::Locate);

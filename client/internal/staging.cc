@@ -3,6 +3,7 @@
 #include <cstring>
 #include <utility>
 
+#include "core/base/clock.h"
 #include "core/base/error.h"
 
 namespace chorus {
@@ -16,6 +17,27 @@ constexpr int64_t kAlign = 64;
 
 }  // namespace
 
+bool StagingPool::IsFree(Block* block) const {
+  if (block->unsent > 0) return false;
+  while (!block->readers.empty()) {
+    const auto outcome = link_->Peek(block->readers.back());
+    // A forgotten outcome is an outcome.
+    if (outcome.ok() && !outcome->has_value()) return false;
+    block->readers.pop_back();
+  }
+  return true;
+}
+
+absl::Status StagingPool::Await(Block* block) const {
+  const absl::Time deadline = SteadyNow() + wait_timeout_;
+  while (!IsFree(block)) {
+    const absl::Status done = link_->WaitCommand(block->readers.back(), deadline - SteadyNow());
+    if (ErrorOf(done).reason == Reason::kTransportTimeout) return done;
+    block->readers.pop_back();
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<StagingPool::Block*> StagingPool::BlockFor(int64_t bytes) {
   int64_t total = 0;
   Block* oldest = nullptr;
@@ -23,17 +45,15 @@ absl::StatusOr<StagingPool::Block*> StagingPool::BlockFor(int64_t bytes) {
     total += block->bytes;
     if (block->bytes < bytes) continue;
     if (block->bytes - block->used >= bytes) return block.get();
-    const auto outcome = link_->Peek(block->last);
-    // A forgotten outcome is an outcome.
-    if (!outcome.ok() || outcome->has_value()) {
+    if (IsFree(block.get())) {
       block->used = 0;
       return block.get();
     }
-    if (oldest == nullptr || block->last < oldest->last) oldest = block.get();
+    if (block->unsent > 0) continue;
+    if (oldest == nullptr || block->readers.back() < oldest->readers.back()) oldest = block.get();
   }
   if (oldest != nullptr && total + bytes > kMaxBytes) {
-    const absl::Status done = link_->WaitCommand(oldest->last, wait_timeout_);
-    if (ErrorOf(done).reason == Reason::kTransportTimeout) return done;
+    CHORUS_RETURN_IF_ERROR(Await(oldest));
     oldest->used = 0;
     return oldest;
   }
@@ -45,20 +65,25 @@ absl::StatusOr<StagingPool::Block*> StagingPool::BlockFor(int64_t bytes) {
   return blocks_.back().get();
 }
 
-absl::StatusOr<StagingPool::Placement> StagingPool::Put(absl::string_view bytes) {
+absl::StatusOr<Sequence> StagingPool::Send(
+    absl::string_view bytes,
+    absl::FunctionRef<absl::StatusOr<Sequence>(const ExternalRange& range)> send) {
   const auto size = static_cast<int64_t>(bytes.size());
   CHORUS_ASSIGN_OR_RETURN(Block* const block, BlockFor(size));
-  Placement placement;
-  placement.range.arena = block->staging.arena;
-  placement.range.offset = block->used;
-  placement.reader = &block->last;
+  ExternalRange range;
+  range.arena = block->staging.arena;
+  range.offset = block->used;
   if (block->staging.data != nullptr) {
     std::memcpy(block->staging.data + block->used, bytes.data(), bytes.size());
   } else {
     CHORUS_RETURN_IF_ERROR(link_->WriteStaging(block->staging.arena, block->used, bytes));
   }
   block->used += (size + kAlign - 1) / kAlign * kAlign;
-  return placement;
+  ++block->unsent;
+  const absl::StatusOr<Sequence> reader = send(range);
+  --block->unsent;
+  if (reader.ok()) block->readers.push_back(*reader);
+  return reader;
 }
 
 }  // namespace internal

@@ -1,9 +1,10 @@
 // Bytes on their way to the daemon that are too many for a frame: blocks of staging memory, used
-// again when the commands that read from them are over.
+// again when all commands that read from them are over. (These end in any order: a large upload may
+// be copied while the commands behind it have their outcomes.)
 //
-// Threads: the session's lock guards it. Put waits for the oldest command where the blocks are
-// full. Ownership: the link is the session's, and outlives it; blocks live as long as the session.
-// Errors: Put's: the link's, and those of the command that it waits for.
+// Threads: the session's lock guards it. Send waits for the commands that read the oldest block
+// where the blocks are full. Ownership: the link is the session's, and outlives it; blocks live as
+// long as the session. Errors: Send's: the link's, and those of the command that it sends.
 #ifndef CHORUS_CLIENT_INTERNAL_STAGING_H_
 #define CHORUS_CLIENT_INTERNAL_STAGING_H_
 
@@ -11,6 +12,8 @@
 #include <memory>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
@@ -25,22 +28,25 @@ class StagingPool {
  public:
   StagingPool(Link* link, absl::Duration wait_timeout) : link_(link), wait_timeout_(wait_timeout) {}
 
-  struct Placement {
-    ExternalRange range;
-    Sequence* reader = nullptr;  // set to the command that reads it
-  };
-  // Copies `bytes` there. RESOURCE_EXHAUSTED: no memory is to be had. DEADLINE_EXCEEDED
-  // kTransportTimeout: what is there was not read in time.
-  absl::StatusOr<Placement> Put(absl::string_view bytes);
+  // Copies `bytes` there and calls `send`, which sends the one command that reads them, and may
+  // come back here for others. Gives what `send` gives. RESOURCE_EXHAUSTED: no memory is to be had.
+  // DEADLINE_EXCEEDED kTransportTimeout: what is there was not read in time.
+  absl::StatusOr<Sequence> Send(
+      absl::string_view bytes,
+      absl::FunctionRef<absl::StatusOr<Sequence>(const ExternalRange& range)> send);
 
  private:
   struct Block {
     Link::Staging staging;
     int64_t bytes = 0;
     int64_t used = 0;
-    Sequence last;  // the last command that reads from it
+    int unsent = 0;                 // bytes of so many commands that are being sent
+    std::vector<Sequence> readers;  // that may not be over, in their order
   };
   absl::StatusOr<Block*> BlockFor(int64_t bytes);
+  // Whether nobody reads there any more. Forgets readers that are over.
+  bool IsFree(Block* block) const;
+  absl::Status Await(Block* block) const;
 
   Link* const link_;
   const absl::Duration wait_timeout_;

@@ -1,5 +1,8 @@
 #include "client/link/grpc_links.h"
 
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
 #include <list>
 #include <thread>
 #include <utility>
@@ -101,12 +104,21 @@ class OutcomeLink : public RpcLink {
                            });
   }
 
-  // What a daemon would refuse waits here.
-  void WaitForRoom() {
+  // What a daemon would refuse waits here. DEADLINE_EXCEEDED kTransportTimeout: no call has ended.
+  absl::Status WaitForRoom() {
+    const absl::Time deadline = SteadyNow() + this->opened().submit_timeout;
     MutexLock lock(&mutex_);
     while (calls_.size() >= kMaxCalls && liveness().ok()) {
-      ended_.WaitFor(&mutex_, absl::Seconds(1));
+      const absl::Duration left = deadline - SteadyNow();
+      if (left <= absl::ZeroDuration()) {
+        return MakeError(
+            Reason::kTransportTimeout,
+            absl::StrCat("the daemon at ", this->opened().address, " has answered none of ",
+                         calls_.size(), " commands in time; this one was not sent"));
+      }
+      ended_.WaitFor(&mutex_, std::min(left, absl::Seconds(1)));
     }
+    return absl::OkStatus();
   }
 
   // Before anything that a call's end may use is gone.
@@ -133,12 +145,19 @@ class StreamLink : public OutcomeLink {
   explicit StreamLink(OpenedSession opened)
       : OutcomeLink(std::move(opened)), stream_(log()->Commands(&context_)) {
     reader_ = std::thread([this] { ReadOutcomes(); });
+    limiter_ = std::thread([this] { LimitWrites(); });
     StartWatching();
   }
   ~StreamLink() override {
     StopWatching();
     context_.TryCancel();
     reader_.join();
+    {
+      MutexLock lock(&mutex_);
+      stop_ = true;
+      stopped_.SignalAll();
+    }
+    limiter_.join();
     EndCalls();
   }
 
@@ -149,7 +168,10 @@ class StreamLink : public OutcomeLink {
     v1::CommandsRequest request;
     request.set_session(this->opened().session);
     CHORUS_RETURN_IF_ERROR(ToMessage(command, request.mutable_command()));
-    if (stream_->Write(request)) return absl::OkStatus();
+    write_began_.store(absl::ToUnixNanos(SteadyNow()), std::memory_order_relaxed);
+    const bool written = stream_->Write(request);
+    write_began_.store(0, std::memory_order_relaxed);
+    if (written) return absl::OkStatus();
     Lose(MakeError(Reason::kDaemonLost, absl::StrCat("the stream of commands to the daemon at ",
                                                      this->opened().address, " has broken")));
     return liveness();
@@ -171,6 +193,29 @@ class StreamLink : public OutcomeLink {
     }
     return end_.has_value() && ErrorOf(*end_).reason == Reason::kDraining ? *end_
                                                                           : absl::OkStatus();
+  }
+
+  // A write waits for as long as the daemon does not read, and has no deadline of its own: ends the
+  // stream where it takes too long. (A look now and then: a timer for each write costs more than
+  // most of them.)
+  void LimitWrites() {
+    const absl::Duration most = this->opened().submit_timeout;
+    while (true) {
+      {
+        MutexLock lock(&mutex_);
+        const absl::Time next = SteadyNow() + most / 4;
+        while (!stop_ && SteadyNow() < next) stopped_.WaitFor(&mutex_, next - SteadyNow());
+        if (stop_) return;
+      }
+      const int64_t began = write_began_.load(std::memory_order_relaxed);
+      if (began == 0 || absl::ToUnixNanos(SteadyNow()) - began < absl::ToInt64Nanoseconds(most))
+        continue;
+      Lose(MakeError(Reason::kDaemonLost,
+                     absl::StrCat("the daemon at ", this->opened().address,
+                                  " has read no command for ", absl::FormatDuration(most))));
+      context_.TryCancel();
+      return;
+    }
   }
 
   void ReadOutcomes() {
@@ -197,7 +242,11 @@ class StreamLink : public OutcomeLink {
   Mutex mutex_;
   CondVar read_;
   absl::optional<absl::Status> end_ ABSL_GUARDED_BY(mutex_);  // of the stream
+  CondVar stopped_;
+  bool stop_ ABSL_GUARDED_BY(mutex_) = false;
+  std::atomic<int64_t> write_began_{0};  // the write under way; 0: there is none
   std::thread reader_;
+  std::thread limiter_;
 };
 
 class UnaryLink : public OutcomeLink {
@@ -214,7 +263,7 @@ class UnaryLink : public OutcomeLink {
     CHORUS_RETURN_IF_ERROR(liveness());
     Calls calls(1);
     CHORUS_RETURN_IF_ERROR(ToMessage(command, calls.front().request.mutable_command()));
-    WaitForRoom();
+    CHORUS_RETURN_IF_ERROR(WaitForRoom());
     Send(&calls, command.sequence);
     return absl::OkStatus();
   }

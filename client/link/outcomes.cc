@@ -9,10 +9,21 @@
 namespace chorus {
 namespace internal {
 
+Outcomes::Outcomes() : entries_(static_cast<size_t>(kKept)) {
+  // As if the sequences below 1 had come.
+  for (int64_t i = 1; i < kKept; ++i) entries_[static_cast<size_t>(i)].sequence = i - kKept;
+}
+
 void Outcomes::Set(Sequence sequence, absl::Status status) {
   MutexLock lock(&mutex_);
   Entry& entry = entries_[static_cast<size_t>(sequence.value() % kKept)];
-  if (entry.sequence >= sequence.value()) return;
+  if (entry.sequence >= sequence.value()) {
+    if (late_.erase(sequence.value()) > 0) changed_.SignalAll();
+    return;
+  }
+  for (int64_t late = entry.sequence + kKept; late < sequence.value(); late += kKept) {
+    late_.insert(late);
+  }
   entry.sequence = sequence.value();
   entry.status = std::move(status);
   changed_.SignalAll();
@@ -27,7 +38,7 @@ void Outcomes::Lose(const absl::Status& why) {
 absl::StatusOr<absl::optional<absl::Status>> Outcomes::PeekLocked(Sequence sequence) const {
   const Entry& entry = entries_[static_cast<size_t>(sequence.value() % kKept)];
   if (entry.sequence == sequence.value()) return absl::optional<absl::Status>(entry.status);
-  if (entry.sequence > sequence.value()) {
+  if (entry.sequence > sequence.value() && !late_.contains(sequence.value())) {
     return MakeError(
         Reason::kOutcomeForgotten,
         absl::StrCat("the outcome of command ", sequence.value(), " is no longer kept"));

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/optional.h"
@@ -22,18 +23,21 @@ class Outcomes {
   // As many as a daemon remembers, and some more.
   static constexpr int64_t kKept = 4096;
 
+  Outcomes();
+
+  // Of one of the session's commands, each of which gets one, in any order.
   void Set(Sequence sequence, absl::Status status);
   // All waits, now and later, give `why`.
   void Lose(const absl::Status& why);
 
-  // NOT_FOUND kOutcomeForgotten: a later one has its place.
+  // NOT_FOUND kOutcomeForgotten: it has come, and a later one has its place.
   absl::StatusOr<absl::optional<absl::Status>> Peek(Sequence sequence) const;
   // The outcome. DEADLINE_EXCEEDED kTransportTimeout; `why` of Lose; kOutcomeForgotten.
   absl::Status Wait(Sequence sequence, absl::Duration timeout);
 
  private:
   struct Entry {
-    int64_t sequence = 0;
+    int64_t sequence = 0;  // below 1: none has come
     absl::Status status;
   };
   absl::StatusOr<absl::optional<absl::Status>> PeekLocked(Sequence sequence) const
@@ -41,7 +45,9 @@ class Outcomes {
 
   mutable Mutex mutex_;
   CondVar changed_;
-  std::vector<Entry> entries_ ABSL_GUARDED_BY(mutex_) = std::vector<Entry>(kKept);
+  std::vector<Entry> entries_ ABSL_GUARDED_BY(mutex_);  // by sequence % kKept
+  // Those that have not come though a later one has their place.
+  absl::flat_hash_set<int64_t> late_ ABSL_GUARDED_BY(mutex_);
   absl::Status lost_ ABSL_GUARDED_BY(mutex_);
 };
 

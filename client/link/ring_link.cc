@@ -9,7 +9,6 @@
 #include <cstring>
 #include <memory>
 #include <utility>
-#include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
@@ -27,8 +26,6 @@ namespace internal {
 namespace {
 
 constexpr absl::Duration kRequestTimeout = absl::Seconds(30);
-// For room in the ring: the daemon empties it without waiting for anybody.
-constexpr absl::Duration kSubmitTimeout = absl::Seconds(60);
 
 // A mapping of an arena.
 class Mapping {
@@ -82,18 +79,21 @@ class RingLink : public RpcLink {
   absl::Status Submit(const Command& command) override {
     encoder_.Clear();
     EncodeFrame(command, &encoder_);
-    return submitter_.Submit(encoder_.bytes(), kSubmitTimeout);
+    return submitter_.Submit(encoder_.bytes(), this->opened().submit_timeout);
   }
 
   absl::StatusOr<absl::optional<RunOutcome>> Peek(Sequence sequence) override {
-    return waiter_.Run(sequence);
+    auto outcome = waiter_.Run(sequence);
+    if (outcome.ok() || !waiter_.MayGoOn(sequence)) return outcome;
+    return absl::optional<RunOutcome>();
   }
 
   absl::Status WaitCommand(Sequence sequence, absl::Duration timeout) override {
-    const absl::StatusOr<RunOutcome> outcome = waiter_.WaitForRun(sequence, SteadyNow() + timeout);
+    const absl::Time deadline = SteadyNow() + timeout;
+    const absl::StatusOr<RunOutcome> outcome = waiter_.WaitForRun(sequence, deadline);
     if (outcome.ok()) return FetchError(outcome->code, outcome->error);
     if (ErrorOf(outcome.status()).reason == Reason::kOutcomeForgotten) {
-      return WaitByRpc(sequence, timeout);
+      return WaitByRpc(sequence, deadline - SteadyNow());
     }
     return outcome.status();
   }
@@ -106,18 +106,16 @@ class RingLink : public RpcLink {
 
   absl::Status Read(TensorId tensor, Sequence, char* out, int64_t bytes,
                     absl::Duration timeout) override {
-    CHORUS_ASSIGN_OR_RETURN(const Location location,
-                            Locate(tensor, bytes, timeout, /*keep=*/false));
-    std::memcpy(out, location.data, static_cast<size_t>(bytes));
+    CHORUS_ASSIGN_OR_RETURN(const std::shared_ptr<const char> data, Locate(tensor, bytes, timeout));
+    std::memcpy(out, data.get(), static_cast<size_t>(bytes));
     // A run that was given the tensor may have written there meanwhile: its name tells before, and
     // is looked at, not waited for.
     std::atomic_thread_fence(std::memory_order_acquire);
     return StillThere(tensor);
   }
-  absl::StatusOr<const char*> MapTensor(TensorId tensor, Sequence, int64_t bytes,
-                                        absl::Duration timeout) override {
-    CHORUS_ASSIGN_OR_RETURN(const Location location, Locate(tensor, bytes, timeout, /*keep=*/true));
-    return location.data;
+  absl::StatusOr<std::shared_ptr<const char>> MapTensor(TensorId tensor, Sequence, int64_t bytes,
+                                                        absl::Duration timeout) override {
+    return Locate(tensor, bytes, timeout);
   }
 
   absl::StatusOr<Staging> CreateStaging(int64_t bytes) override {
@@ -142,13 +140,9 @@ class RingLink : public RpcLink {
     std::memcpy(row->second->data() + offset, bytes.data(), bytes.size());
     return absl::OkStatus();
   }
-  absl::Status ReleaseStaging(ArenaId arena) override {
-    {
-      MutexLock lock(&mutex_);
-      staging_.erase(arena.value());
-    }
-    CHORUS_RETURN_IF_ERROR(liveness());
-    return this->opened().attach->ReleaseStaging(arena, SteadyNow() + kRequestTimeout);
+  void UnmapStaging(ArenaId arena) override {
+    MutexLock lock(&mutex_);
+    staging_.erase(arena.value());
   }
 
  protected:
@@ -185,14 +179,9 @@ class RingLink : public RpcLink {
     return absl::OkStatus();
   }
 
-  // Where a readable tensor's bytes are, as long as this is held; with `keep`, as long as the
-  // session.
-  struct Location {
-    std::shared_ptr<const Mapping> arena;
-    const char* data = nullptr;
-  };
-  absl::StatusOr<Location> Locate(TensorId tensor, int64_t bytes, absl::Duration timeout,
-                                  bool keep) {
+  // A readable tensor's bytes, mapped as long as this is held.
+  absl::StatusOr<std::shared_ptr<const char>> Locate(TensorId tensor, int64_t bytes,
+                                                     absl::Duration timeout) {
     CHORUS_ASSIGN_OR_RETURN(const TensorRecord record,
                             Await(tensor, CompletionWaiter::Until::kReadable, timeout));
     std::shared_ptr<const Mapping> arena;
@@ -202,10 +191,9 @@ class RingLink : public RpcLink {
       const auto row = results_.find(record.arena.value());
       if (row == results_.end()) {
         CHORUS_ASSIGN_OR_RETURN(arena, MapResults(record.arena));
-        results_[record.arena.value()] = {arena, keep};
+        results_[record.arena.value()] = arena;
       } else {
-        arena = row->second.mapping;
-        row->second.keep |= keep;
+        arena = row->second;
       }
     }
     if (record.bytes != bytes || record.offset < 0 || record.offset > arena->bytes() - bytes) {
@@ -215,18 +203,15 @@ class RingLink : public RpcLink {
                        record.offset, " of an arena of ", arena->bytes()));
     }
     const char* const data = arena->data() + record.offset;
-    return Location{std::move(arena), data};
+    return std::shared_ptr<const char>(std::move(arena), data);
   }
   // Where the daemon has asked: arenas that it has no more keep their memory as long as they are
-  // mapped here, and their names may come to stand for others. What is still in use is mapped again
-  // by its next reader.
+  // mapped here, and their names may come to stand for others. What a caller still holds stays
+  // mapped for that one alone; the next reader maps it again.
   void LetGo() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     const uint32_t asked = doorbell_->let_go();
     if (asked == let_go_) return;
     let_go_ = asked;
-    for (auto& entry : results_) {
-      if (entry.second.keep) kept_.push_back(std::move(entry.second.mapping));
-    }
     results_.clear();
   }
   absl::StatusOr<std::shared_ptr<const Mapping>> MapResults(ArenaId arena)
@@ -247,12 +232,7 @@ class RingLink : public RpcLink {
   ByteWriter encoder_;  // Submit's
 
   Mutex mutex_;
-  struct Result {
-    std::shared_ptr<const Mapping> mapping;
-    bool keep = false;  // somebody has a pointer into it
-  };
-  std::vector<std::shared_ptr<const Mapping>> kept_ ABSL_GUARDED_BY(mutex_);  // the same, let go of
-  absl::flat_hash_map<int32_t, Result> results_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<int32_t, std::shared_ptr<const Mapping>> results_ ABSL_GUARDED_BY(mutex_);
   uint32_t let_go_ ABSL_GUARDED_BY(mutex_) = 0;  // as the daemon asked last
   absl::flat_hash_map<int32_t, std::unique_ptr<Mapping>> staging_ ABSL_GUARDED_BY(mutex_);
 };

@@ -261,7 +261,8 @@ absl::Status RpcLink::Read(TensorId tensor, Sequence, char* out, int64_t bytes,
   return absl::OkStatus();
 }
 
-absl::StatusOr<const char*> RpcLink::MapTensor(TensorId, Sequence, int64_t, absl::Duration) {
+absl::StatusOr<std::shared_ptr<const char>> RpcLink::MapTensor(TensorId, Sequence, int64_t,
+                                                               absl::Duration) {
   return Unsupported("View: this transport shares no memory with the daemon; use Read");
 }
 
@@ -296,17 +297,6 @@ absl::Status RpcLink::WriteStaging(ArenaId arena, int64_t offset, absl::string_v
     bytes.remove_prefix(chunk.size());
   }
   return absl::OkStatus();
-}
-
-absl::Status RpcLink::ReleaseStaging(ArenaId arena) {
-  CHORUS_RETURN_IF_ERROR(liveness());
-  grpc::ClientContext context;
-  SetDeadline(&context, opened_.request_timeout);
-  v1::ReleaseStagingRequest request;
-  v1::ReleaseStagingResponse response;
-  request.set_session(opened_.session);
-  request.set_arena(arena.value());
-  return Done(tensors_->ReleaseStaging(&context, request, &response));
 }
 
 // --- Worlds -------------------------------------------------------------------------------------

@@ -45,6 +45,8 @@ struct OpenedSession {
   // Of a request that the daemon answers at once. One that is stopped holds nobody longer than the
   // session's own waits would.
   absl::Duration request_timeout = absl::Seconds(30);
+  // For room for a command: the daemon takes commands without waiting for anybody.
+  absl::Duration submit_timeout = absl::Seconds(60);
   std::string address;
 };
 
@@ -66,11 +68,12 @@ class RpcLink : public Link {
 
   absl::Status Read(TensorId tensor, Sequence producer, char* out, int64_t bytes,
                     absl::Duration timeout) override;
-  absl::StatusOr<const char*> MapTensor(TensorId tensor, Sequence producer, int64_t bytes,
-                                        absl::Duration timeout) override;
+  absl::StatusOr<std::shared_ptr<const char>> MapTensor(TensorId tensor, Sequence producer,
+                                                        int64_t bytes,
+                                                        absl::Duration timeout) override;
   absl::StatusOr<Staging> CreateStaging(int64_t bytes) override;
   absl::Status WriteStaging(ArenaId arena, int64_t offset, absl::string_view bytes) override;
-  absl::Status ReleaseStaging(ArenaId arena) override;
+  void UnmapStaging(ArenaId) override {}  // it has mapped none
 
   absl::StatusOr<JoinedWorld> Join(const WorldOptions& options, DeviceIndex device) override;
   absl::StatusOr<GroupId> CreateGroup(WorldId world, Rank rank, absl::Span<const int> members,

@@ -46,6 +46,7 @@ struct FakeLinkState {
   std::map<int32_t, std::pair<uint32_t, std::shared_ptr<const Graph>>> graphs;
   std::map<int64_t, absl::Status> outcomes;
   std::map<int32_t, std::unique_ptr<std::vector<char>>> arenas;
+  int32_t next_arena = 0;
   int index = 0;  // among the links
   bool closed = false;
 };
@@ -137,6 +138,7 @@ class FakeDaemon::Impl {
   std::deque<std::shared_ptr<PendingRun>> pending ABSL_GUARDED_BY(mutex);
   std::map<std::pair<int64_t, std::string>, FakeInstance> instances ABSL_GUARDED_BY(mutex);
   int64_t next_error ABSL_GUARDED_BY(mutex) = 1;
+  int failing_registrations ABSL_GUARDED_BY(mutex) = 0;
 
   absl::Status Record(absl::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     Error error = ErrorOf(status);
@@ -715,6 +717,10 @@ class FakeDaemon::Impl {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     if (const auto* reg = absl::get_if<RegisterGraph>(&command.body)) {
       ++counts.registered;
+      if (failing_registrations > 0) {
+        --failing_registrations;
+        return MakeError(Reason::kOutOfMemory, "no memory for a graph");
+      }
       std::string bytes = reg->encoded;
       if (bytes.empty()) {
         bytes.assign(link->arenas[reg->staged.arena.value()]->data() + reg->staged.offset,
@@ -751,6 +757,9 @@ class FakeDaemon::Impl {
         ++counts.released_tensors;
       }
       for (const GraphId id : release->graphs) link->graphs.erase(id.slot);
+      for (const ArenaId arena : release->arenas) {
+        if (link->arenas.erase(arena.value()) == 0) return Malformed("released no arena");
+      }
       return absl::OkStatus();
     }
     if (const auto* drop = absl::get_if<DropTape>(&command.body)) {
@@ -806,6 +815,11 @@ class FakeDaemon::Impl {
     for (const Binding& binding : body->inputs) {
       const auto* id = absl::get_if<TensorId>(&binding);
       run->operands.emplace_back();
+      if (const auto* range = absl::get_if<ExternalRange>(&binding)) {
+        if (link->arenas.count(range->arena.value()) == 0) {
+          return Malformed("a run uses an arena that does not exist");
+        }
+      }
       if (id == nullptr) continue;
       const FakeTensor& tensor = link->Tensor(id->slot);
       if (!tensor.alive || tensor.generation != id->generation) {
@@ -904,14 +918,16 @@ class FakeLink : public Link {
     std::memcpy(out, tensor.value.bytes.data(), tensor.value.bytes.size());
     return absl::OkStatus();
   }
-  absl::StatusOr<const char*> MapTensor(TensorId id, Sequence, int64_t, absl::Duration) override {
+  absl::StatusOr<std::shared_ptr<const char>> MapTensor(TensorId id, Sequence, int64_t,
+                                                        absl::Duration) override {
     MutexLock lock(&daemon_->mutex);
-    return state_->Tensor(id.slot).value.bytes.data();
+    const char* const bytes = state_->Tensor(id.slot).value.bytes.data();
+    return std::shared_ptr<const char>(state_->tensors[id.slot], bytes);
   }
   absl::StatusOr<Staging> CreateStaging(int64_t bytes) override {
     MutexLock lock(&daemon_->mutex);
     Staging staging;
-    staging.arena = ArenaId(static_cast<int32_t>(state_->arenas.size()));
+    staging.arena = ArenaId(state_->next_arena++);
     auto arena = std::make_unique<std::vector<char>>(static_cast<size_t>(bytes));
     staging.data = arena->data();
     state_->arenas[staging.arena.value()] = std::move(arena);
@@ -920,7 +936,7 @@ class FakeLink : public Link {
   absl::Status WriteStaging(ArenaId, int64_t, absl::string_view) override {
     return Unsupported("mapped memory is written in place");
   }
-  absl::Status ReleaseStaging(ArenaId) override { return absl::OkStatus(); }
+  void UnmapStaging(ArenaId) override {}
 
   absl::StatusOr<JoinedWorld> Join(const WorldOptions& options, DeviceIndex) override {
     MutexLock lock(&daemon_->mutex);
@@ -1008,6 +1024,18 @@ int FakeDaemon::live_tapes() const {
     }
   }
   return live;
+}
+
+int FakeDaemon::live_arenas() const {
+  MutexLock lock(&impl_->mutex);
+  size_t live = 0;
+  for (const auto& link : impl_->links) live += link->arenas.size();
+  return static_cast<int>(live);
+}
+
+void FakeDaemon::FailRegistrations(int count) {
+  MutexLock lock(&impl_->mutex);
+  impl_->failing_registrations = count;
 }
 
 int FakeDaemon::live_graphs() const {

@@ -54,6 +54,11 @@ class FakeDaemon {
   int live_tensors() const;
   // Graphs that have one.
   int live_graphs() const;
+  // Of staging.
+  int live_arenas() const;
+
+  // The next `count` registrations of graphs fail with OUT_OF_MEMORY.
+  void FailRegistrations(int count);
 
   class Impl;
 

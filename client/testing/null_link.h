@@ -37,14 +37,15 @@ class NullLink : public internal::Link {
   absl::Status Read(TensorId, Sequence, char*, int64_t, absl::Duration) override {
     return Unsupported("read");
   }
-  absl::StatusOr<const char*> MapTensor(TensorId, Sequence, int64_t, absl::Duration) override {
+  absl::StatusOr<std::shared_ptr<const char>> MapTensor(TensorId, Sequence, int64_t,
+                                                        absl::Duration) override {
     return Unsupported("map");
   }
   absl::StatusOr<Staging> CreateStaging(int64_t) override { return Unsupported("staging"); }
   absl::Status WriteStaging(ArenaId, int64_t, absl::string_view) override {
     return Unsupported("staging");
   }
-  absl::Status ReleaseStaging(ArenaId) override { return absl::OkStatus(); }
+  void UnmapStaging(ArenaId) override {}
   absl::StatusOr<internal::JoinedWorld> Join(const WorldOptions&, DeviceIndex) override {
     return internal::JoinedWorld{WorldId(1), Epoch(1)};
   }

@@ -1,18 +1,28 @@
 #include "core/node/command_log.h"
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "core/transport/session_memory.h"
 
 namespace chorus::node {
+
+// Where a later outcome has the place in shared memory, the earlier command is not among the last
+// here: so PublishUnfinished says whether it is over.
+static_assert(CommandLog::kKeptOutcomes <= kRunSlots);
 
 CommandLog::~CommandLog() { shared_.timers->Cancel(gap_timer_); }
 
 void CommandLog::Begin(Sequence sequence, OnOutcome done) {
   ++next_;
   if (records_.empty()) records_.resize(kKeptOutcomes);
-  RecordOf(sequence) = {sequence.value(), false, {}};
+  Record& record = RecordOf(sequence);
+  if (record.sequence != 0 && (!record.done || record.outcome.code != absl::StatusCode::kOk)) {
+    Displace(record);
+  }
+  record = {sequence.value(), false, {}};
   if (done != nullptr) waiters_[sequence.value()].Add(std::move(done));
 }
 
@@ -44,9 +54,28 @@ void CommandLog::Finish(Sequence sequence, const Error& error) {
 }
 
 void CommandLog::Conclude(Sequence sequence, const RunOutcome& outcome) {
-  Record& record = RecordOf(sequence);
-  if (record.sequence == sequence.value()) record = {sequence.value(), true, outcome};
   completions_->PublishRun(sequence, outcome);
+  Record& record = RecordOf(sequence);
+  if (record.sequence == sequence.value()) {
+    record = {sequence.value(), true, outcome};
+    return;
+  }
+  unfinished_.erase(sequence.value());
+  if (outcome.code != absl::StatusCode::kOk) KeepFailure(sequence.value(), outcome);
+  completions_->PublishUnfinished(Sequence(unfinished_.empty() ? 0 : *unfinished_.begin()));
+}
+
+void CommandLog::Displace(const Record& record) {
+  if (record.done) return KeepFailure(record.sequence, record.outcome);
+  unfinished_.insert(record.sequence);
+  completions_->PublishUnfinished(Sequence(*unfinished_.begin()));
+}
+
+void CommandLog::KeepFailure(int64_t sequence, const RunOutcome& outcome) {
+  failures_.emplace(sequence, outcome);
+  if (static_cast<int64_t>(failures_.size()) <= kKeptOutcomes) return;
+  forgotten_ = std::max(forgotten_, failures_.begin()->first);
+  failures_.erase(failures_.begin());
 }
 
 void CommandLog::Tell(Sequence sequence, const absl::Status& status) {
@@ -125,6 +154,16 @@ const CommandLog::Record* CommandLog::Find(Sequence sequence) {
   return record.sequence == sequence.value() ? &record : nullptr;
 }
 
+absl::Status CommandLog::PastStatus(Sequence sequence) const {
+  const auto failure = failures_.find(sequence.value());
+  if (failure != failures_.end()) return StatusOf(failure->second);
+  if (sequence.value() > forgotten_) return absl::OkStatus();
+  return MakeError(Reason::kOutcomeForgotten,
+                   absl::StrCat("command ", sequence.value(), " is not among the last ",
+                                kKeptOutcomes, " of this session, nor among the last ",
+                                kKeptOutcomes, " before these that have failed"));
+}
+
 absl::Status CommandLog::StatusOf(const RunOutcome& outcome) const {
   if (outcome.code == absl::StatusCode::kOk) return absl::OkStatus();
   if (absl::optional<Error> error = shared_.errors->Find(outcome.error, tenant_)) {
@@ -142,10 +181,8 @@ void CommandLog::Wait(Sequence sequence, absl::Time deadline, OnOutcome done) {
     done({sequence, StatusOf(record->outcome)});
     return;
   }
-  if (record == nullptr && sequence.value() < next_) {
-    done({sequence, MakeError(Reason::kOutcomeForgotten,
-                              absl::StrCat("command ", sequence.value(), " is not among the last ",
-                                           kKeptOutcomes, " of this session"))});
+  if (record == nullptr && sequence.value() < next_ && unfinished_.count(sequence.value()) == 0) {
+    done({sequence, PastStatus(sequence)});
     return;
   }
   if (deadline == absl::InfiniteFuture()) {

@@ -3,6 +3,10 @@
 // A command is taken once, in the order of its sequence. One that comes before its predecessor is
 // held for a while; one that comes again is answered from the record.
 //
+// Records are of the last kKeptOutcomes commands, of all that are not over, however long ago they
+// came, and of as many more that have failed. So what is not recorded is over and went well, unless
+// a failure so long ago has been forgotten.
+//
 // Threads: the node thread. Ownership: a session owns its log, which has the frames that it holds
 // and the callbacks that wait. Errors: said at each function; they come with the outcome.
 #ifndef CHORUS_CORE_NODE_COMMAND_LOG_H_
@@ -11,6 +15,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -94,7 +99,7 @@ class CommandLog {
   bool holds() const { return !held_.empty(); }
 
   // `done` gets the outcome of `sequence`, which may not have come yet: perhaps at once, at
-  // `deadline` TRANSPORT_TIMEOUT. OUTCOME_FORGOTTEN: it is too long ago.
+  // `deadline` TRANSPORT_TIMEOUT. OUTCOME_FORGOTTEN: it is too long ago to say whether it failed.
   void Wait(Sequence sequence, absl::Time deadline, OnOutcome done);
 
   // No outcome will come any more: every call that waits gets `why`, and held frames go.
@@ -111,6 +116,11 @@ class CommandLog {
   }
   // Null when it is not among the last.
   const Record* Find(Sequence sequence);
+  // What a command that is over and not among the last came to.
+  absl::Status PastStatus(Sequence sequence) const;
+  // A later command gets the place of this record, which says more than that all went well.
+  void Displace(const Record& record);
+  void KeepFailure(int64_t sequence, const RunOutcome& outcome);
   absl::Status StatusOf(const RunOutcome& outcome) const;
   void Conclude(Sequence sequence, const RunOutcome& outcome);
   void Tell(Sequence sequence, const absl::Status& status);
@@ -130,6 +140,11 @@ class CommandLog {
   std::map<int64_t, HeldFrame> held_;
   TimerQueue::Id gap_timer_;
   std::vector<Record> records_;  // of the last, by sequence; an idle session keeps none
+  // Of those before them, by sequence: those that are not over, and those that have failed, of
+  // which all up to `forgotten_` are not kept.
+  std::set<int64_t> unfinished_;
+  std::map<int64_t, RunOutcome> failures_;
+  int64_t forgotten_ = 0;
   absl::flat_hash_map<int64_t, Waiters<Outcome>> waiters_;  // by sequence; none is empty
 };
 

@@ -1,10 +1,13 @@
 #include "core/node/command_log.h"
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
+#include "core/transport/completion.h"
+#include "core/transport/session_memory.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -125,11 +128,69 @@ TEST_F(CommandLogTest, AnErrorIsToldAsItWasRecordedUntilItIsForgotten) {
   EXPECT_THAT(told_, ElementsAre("1 BAD_TYPE", "1 OUTCOME_FORGOTTEN"));
 }
 
-TEST_F(CommandLogTest, OutcomesOfLongAgoAreForgotten) {
+TEST_F(CommandLogTest, WhatWentWellLongAgoWentWell) {
   for (int64_t i = 1; i <= CommandLog::kKeptOutcomes + 1; ++i) Run(i);
   log_.Wait(Sequence(2), absl::InfiniteFuture(), Note());
   log_.Wait(Sequence(1), absl::InfiniteFuture(), Note());
-  EXPECT_THAT(told_, ElementsAre("2 OK", "1 OUTCOME_FORGOTTEN"));
+  log_.Wait(Sequence(0), absl::InfiniteFuture(), Note());
+  EXPECT_THAT(told_, ElementsAre("2 OK", "1 OK", "0 OUTCOME_FORGOTTEN"));
+}
+
+TEST_F(CommandLogTest, WhatIsNotOverIsNotForgotten) {
+  log_.Begin(Sequence(1), nullptr);
+  log_.Begin(Sequence(2), nullptr);
+  for (int64_t i = 3; i <= 3 * CommandLog::kKeptOutcomes; ++i) Run(i);
+  log_.Wait(Sequence(1), absl::InfiniteFuture(), Note());
+  log_.Wait(Sequence(2), kStart, Note());
+  EXPECT_THAT(told_, IsEmpty());
+  timers_.Fire(kStart);
+  EXPECT_THAT(told_, ElementsAre("2 TRANSPORT_TIMEOUT"));
+  log_.Finish(Sequence(1));
+  EXPECT_THAT(told_, ElementsAre("2 TRANSPORT_TIMEOUT", "1 OK"));
+  Error error(Reason::kBadType, "f32 was expected");
+  errors_.Record("uid:1", &error);
+  log_.Finish(Sequence(2), error);
+  log_.Wait(Sequence(1), absl::InfiniteFuture(), Note());
+  log_.Wait(Sequence(2), absl::InfiniteFuture(), Note());
+  EXPECT_THAT(told_, ElementsAre("2 TRANSPORT_TIMEOUT", "1 OK", "1 OK", "2 BAD_TYPE"));
+}
+
+// The first failure of all is the one too many.
+TEST_F(CommandLogTest, SoManyFailuresOfLongAgoAreKept) {
+  Error error(Reason::kBadType, "f32 was expected");
+  errors_.Record("uid:1", &error);
+  const int64_t failures = CommandLog::kKeptOutcomes + 1;
+  Run(1);
+  for (int64_t i = 2; i < 2 + failures; ++i) {
+    log_.Begin(Sequence(i), nullptr);
+    log_.Finish(Sequence(i), error);
+  }
+  for (int64_t i = 2 + failures; i < 2 + failures + CommandLog::kKeptOutcomes; ++i) Run(i);
+  for (const int64_t asked : {1, 2, 3, 1026, 1027}) {
+    log_.Wait(Sequence(asked), absl::InfiniteFuture(), Note());
+  }
+  EXPECT_THAT(told_, ElementsAre("1 OUTCOME_FORGOTTEN", "2 OUTCOME_FORGOTTEN", "3 BAD_TYPE",
+                                 "1026 BAD_TYPE", "1027 OK"));
+}
+
+TEST_F(CommandLogTest, SharedMemorySaysWhatIsNotOverThoughItsRecordIsGone) {
+  const auto memory = CreateSessionMemory({4096, 16});
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  const CompletionWaiter client(memory->get());
+  const auto may_go_on = [&] {
+    return std::make_pair(client.MayGoOn(Sequence(1)), client.MayGoOn(Sequence(2)));
+  };
+  completions_.Attach(memory->get());
+  log_.Begin(Sequence(1), nullptr);
+  log_.Begin(Sequence(2), nullptr);
+  for (int64_t i = 3; i <= CommandLog::kKeptOutcomes + 2; ++i) Run(i);
+  EXPECT_EQ(ErrorOf(client.Run(Sequence(1)).status()).reason, Reason::kOutcomeForgotten);
+  EXPECT_EQ(may_go_on(), std::make_pair(true, true));
+  log_.Finish(Sequence(1));
+  EXPECT_EQ(may_go_on(), std::make_pair(false, true));
+  log_.Finish(Sequence(2));
+  EXPECT_EQ(may_go_on(), std::make_pair(false, false));
+  completions_.Detach();
 }
 
 TEST_F(CommandLogTest, AWaitEndsAtItsDeadline) {

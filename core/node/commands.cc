@@ -81,6 +81,10 @@ absl::Status Commands::ExecuteAtOnce(Session* session, const CommandBody& body, 
   if (const auto* release = absl::get_if<Release>(&body)) {
     for (TensorId id : release->tensors) session->names.ReleaseTensor(id);
     for (GraphId id : release->graphs) session->names.ReleaseGraph(id);
+    for (ArenaId arena : release->arenas) {
+      // As with names: one that is gone is no fault.
+      storage_->ReleaseStaging(session, arena).IgnoreError();
+    }
   } else if (const auto* drop = absl::get_if<DropTape>(&body)) {
     worlds_->DropTape(*session, *drop, now);
   } else if (const auto* cancel = absl::get_if<Cancel>(&body)) {

@@ -1,6 +1,7 @@
 #include "core/node/completions.h"
 
 #include <algorithm>
+#include <memory>
 
 namespace chorus::node {
 
@@ -18,6 +19,11 @@ Completions::~Completions() {
   sessions.erase(std::find(sessions.begin(), sessions.end(), this));
 }
 
+void Completions::Attach(SessionMemory* memory) {
+  writer_ = std::make_unique<CompletionWriter>(memory);
+  writer_->PublishUnfinished(unfinished_);
+}
+
 void Completions::PublishTensor(TensorId id, const TensorRecord& record) {
   if (writer_ == nullptr) return;
   writer_->PublishTensor(id, record);
@@ -28,6 +34,11 @@ void Completions::PublishRun(Sequence sequence, const RunOutcome& outcome) {
   if (writer_ == nullptr) return;
   writer_->PublishRun(sequence, outcome);
   Tell();
+}
+
+void Completions::PublishUnfinished(Sequence oldest) {
+  unfinished_ = oldest;
+  if (writer_ != nullptr) writer_->PublishUnfinished(oldest);
 }
 
 void Completions::Tell() {

@@ -38,11 +38,13 @@ class Completions {
   Completions& operator=(const Completions&) = delete;
 
   // `memory` outlives it, or the next Detach().
-  void Attach(SessionMemory* memory) { writer_ = std::make_unique<CompletionWriter>(memory); }
+  void Attach(SessionMemory* memory);
   void Detach() { writer_.reset(); }
 
   void PublishTensor(TensorId id, const TensorRecord& record);
   void PublishRun(Sequence sequence, const RunOutcome& outcome);
+  // As CompletionWriter's. Nobody is woken by it.
+  void PublishUnfinished(Sequence oldest);
 
  private:
   friend class News;
@@ -51,6 +53,7 @@ class Completions {
   News* const news_;
   std::unique_ptr<CompletionWriter> writer_;
   bool has_news_ = false;  // is in news_->sessions_
+  Sequence unfinished_;    // as published last
 };
 
 }  // namespace chorus::node

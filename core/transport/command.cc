@@ -187,6 +187,8 @@ CommandKind PutBody(const MakeReadable& body, FrameWriter* out) {
 CommandKind PutBody(const Release& body, FrameWriter* out) {
   PutIds(body.tensors, out);
   PutIds(body.graphs, out);
+  out->PutVarint(body.arenas.size());
+  for (const ArenaId arena : body.arenas) Put32(arena.value(), out);
   return CommandKind::kRelease;
 }
 
@@ -472,6 +474,11 @@ void ReadBody(BodyReader* in, MakeReadable* body) { ReadIds(in, &body->tensors, 
 void ReadBody(BodyReader* in, Release* body) {
   ReadIds(in, &body->tensors, "tensors' names");
   ReadIds(in, &body->graphs, "graphs' names");
+  const size_t arenas = in->Count(1, "arenas' numbers");
+  body->arenas.reserve(arenas);
+  for (size_t i = 0; i < arenas && in->ok(); ++i) {
+    body->arenas.push_back(ArenaId(in->Number32("an arena's number")));
+  }
 }
 
 void ReadBody(BodyReader* in, DropTape* body) {

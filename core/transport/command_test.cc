@@ -120,6 +120,7 @@ TEST(FrameTest, OtherFieldsComeBack) {
   const auto release = DecodeFrame(Encode(Sample(7)));
   ASSERT_TRUE(release.ok()) << release.status();
   EXPECT_EQ(absl::get<Release>(release->body).graphs.size(), 2u);
+  EXPECT_EQ(absl::get<Release>(release->body).arenas, std::vector<ArenaId>{ArenaId(4)});
   const auto tape = DecodeFrame(Encode(Sample(8)));
   ASSERT_TRUE(tape.ok()) << tape.status();
   EXPECT_TRUE(absl::get<DropTape>(tape->body).entries[0].consumed);

@@ -68,6 +68,10 @@ void CompletionWriter::PublishRun(Sequence sequence, const RunOutcome& outcome) 
   published_ = true;
 }
 
+void CompletionWriter::PublishUnfinished(Sequence oldest) {
+  memory_->control().completion.unfinished.store(oldest.value(), std::memory_order_release);
+}
+
 void CompletionWriter::Signal() {
   if (!published_) return;
   published_ = false;
@@ -137,6 +141,11 @@ absl::StatusOr<absl::optional<RunOutcome>> CompletionWaiter::Run(Sequence sequen
   // Changed meanwhile: the next look says that it is forgotten.
   if (slot.sequence.load(std::memory_order_relaxed) != owner) return absl::optional<RunOutcome>();
   return absl::optional<RunOutcome>(outcome);
+}
+
+bool CompletionWaiter::MayGoOn(Sequence sequence) const {
+  const int64_t oldest = memory_->control().completion.unfinished.load(std::memory_order_acquire);
+  return oldest != 0 && sequence.value() >= oldest;
 }
 
 template <typename Done, typename What>

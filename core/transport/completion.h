@@ -61,6 +61,8 @@ class CompletionWriter {
   bool PublishTensor(TensorId id, const TensorRecord& record);
   // The record of the run that had this slot before is gone. Sequences start at 1.
   void PublishRun(Sequence sequence, const RunOutcome& outcome);
+  // The first command that is not over though a later one may get its record; 0: there is none.
+  void PublishUnfinished(Sequence oldest);
   // Makes waiters look: once for a batch of records. Nothing when none was published.
   void Signal();
 
@@ -91,6 +93,8 @@ class CompletionWaiter {
   // The outcome of a run, if there is one.
   // NOT_FOUND (OUTCOME_FORGOTTEN): a later run has the record; the daemon may know.
   absl::StatusOr<absl::optional<RunOutcome>> Run(Sequence sequence) const;
+  // Of a run that is forgotten here, as Run() has just said: false: it is over.
+  bool MayGoOn(Sequence sequence) const;
 
   // Waits. A failed tensor or run is an answer, not an error of the wait.
   // DEADLINE_EXCEEDED (TRANSPORT_TIMEOUT): not done by then; it goes on, ask again. Else what

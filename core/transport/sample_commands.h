@@ -92,7 +92,7 @@ inline std::vector<Command> SampleCommands() {
       Command{Sequence(4), run},
       Command{Sequence(5), create},
       Command{Sequence(6), MakeReadable{{TensorId{1, 1}, TensorId{2, 300}}}},
-      Command{Sequence(7), Release{{TensorId{1, 1}}, {GraphId{2, 2}, GraphId{3, 3}}}},
+      Command{Sequence(7), Release{{TensorId{1, 1}}, {GraphId{2, 2}, GraphId{3, 3}}, {ArenaId(4)}}},
       Command{Sequence(8), DropTape{{{WorldId(1), GroupRank(2), forward, true},
                                      {WorldId(1), GroupRank(0), pair, false}}}},
       Command{Sequence(9), Cancel{Sequence(4)}},

@@ -73,6 +73,7 @@ absl::StatusOr<std::unique_ptr<SessionMemory>> CreateSessionMemory(
   control->client.space_waiter.store(0, std::memory_order_relaxed);
   control->daemon.head.store(0, std::memory_order_relaxed);
   control->completion.completed.store(0, std::memory_order_relaxed);
+  control->completion.unfinished.store(0, std::memory_order_relaxed);
   control->bell.must_ring.store(0, std::memory_order_relaxed);
   control->header = {kSessionMemoryMagic, kSessionMemoryVersion,
                      options.ring_bytes,  options.tensor_slots,

@@ -35,7 +35,7 @@ namespace chorus {
 
 inline constexpr uint64_t kSessionMemoryMagic = 0x314d454d'53524843;  // "CHRSMEM1"
 // Grows with every change of the layout, of the frames in the ring or of the meaning of a word.
-inline constexpr uint32_t kSessionMemoryVersion = 2;
+inline constexpr uint32_t kSessionMemoryVersion = 3;
 // Outcomes that are kept.
 inline constexpr uint32_t kRunSlots = 1024;
 
@@ -75,6 +75,9 @@ struct alignas(kSharedLine) SessionDaemonCompleted {
   // Changes with every batch of published records. The client flips kCompletedWakeBit to wake its
   // own waiters; the daemon's next store clears it, which is a change all the same.
   std::atomic<uint32_t> completed;
+  // The first command that is not over though a later one may have its run record; 0: there is
+  // none. Written before a later one gets the record.
+  std::atomic<int64_t> unfinished;
 };
 inline constexpr uint32_t kCompletedWakeBit = 1u << 31;
 // Changes seldom, so that the client has it in its cache.

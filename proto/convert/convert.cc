@@ -682,6 +682,7 @@ struct BodyTo {
     v1::Release* to = message->mutable_release();
     for (TensorId id : release.tensors) ToProto(id, to->add_tensors());
     for (GraphId id : release.graphs) ToProto(id, to->add_graphs());
+    for (ArenaId arena : release.arenas) to->add_arenas(arena.value());
     return absl::OkStatus();
   }
   absl::Status operator()(const DropTape& drop) const {
@@ -1093,6 +1094,10 @@ absl::StatusOr<CommandBody> FromProto(const v1::Release& message) {
   Release release;
   CHORUS_RETURN_IF_ERROR(NamesFrom(message.tensors(), "tensors", &release.tensors));
   CHORUS_RETURN_IF_ERROR(NamesFrom(message.graphs(), "graphs", &release.graphs));
+  for (int i = 0; i < message.arenas_size(); ++i) {
+    CHORUS_ASSIGN_OR_RETURN(const int32_t arena, Natural(message.arenas(i), Indexed("arenas", i)));
+    release.arenas.push_back(ArenaId(arena));
+  }
   return CommandBody(std::move(release));
 }
 

@@ -329,6 +329,7 @@ TEST(ConvertTest, HostileRunsAndOtherCommandsAreRefusedByField) {
            [](auto* c) { c->mutable_drop_tape()->add_entries()->set_member(-1); }},
           {"tensors[0].slot", [](auto* c) { c->mutable_release()->add_tensors()->set_slot(-1); }},
           {"graphs[0].generation", [](auto* c) { c->mutable_release()->add_graphs(); }},
+          {"arenas[0]", [](auto* c) { c->mutable_release()->add_arenas(-1); }},
           {"tensors[0].generation", [](auto* c) { c->mutable_make_readable()->add_tensors(); }},
           {"type.dtype",
            [](auto* c) { c->mutable_create_tensor()->mutable_id()->set_generation(1); }},

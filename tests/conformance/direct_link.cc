@@ -155,8 +155,8 @@ class DirectLink : public Link {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<const char*> MapTensor(TensorId tensor, Sequence, int64_t bytes,
-                                        absl::Duration timeout) override {
+  absl::StatusOr<std::shared_ptr<const char>> MapTensor(TensorId tensor, Sequence, int64_t bytes,
+                                                        absl::Duration timeout) override {
     const Answer<absl::StatusOr<std::pair<const char*, int64_t>>> answer;
     loop_->Post(
         [session = session_, tensor, timeout, answer](node::LocalNode& node, absl::Time now) {
@@ -173,7 +173,8 @@ class DirectLink : public Link {
       return MakeError(Reason::kInternal,
                        absl::StrCat("a tensor of ", bytes, " bytes has ", (*mapped)->second));
     }
-    return (*mapped)->first;
+    // The node's own memory, which stays as long as the tensor's name.
+    return std::shared_ptr<const char>(std::shared_ptr<void>(), (*mapped)->first);
   }
 
   absl::StatusOr<Staging> CreateStaging(int64_t bytes) override {
@@ -207,12 +208,7 @@ class DirectLink : public Link {
     return absl::OkStatus();
   }
 
-  absl::Status ReleaseStaging(ArenaId arena) override {
-    return Ask<absl::Status>("release staging",
-                             [session = session_, arena](node::LocalNode& node, absl::Time) {
-                               return Detached(node.ReleaseStaging(session, arena));
-                             });
-  }
+  void UnmapStaging(ArenaId) override {}  // with the others
 
   absl::StatusOr<JoinedWorld> Join(const WorldOptions& options, DeviceIndex device) override {
     node::JoinRequest join;
