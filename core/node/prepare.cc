@@ -324,22 +324,31 @@ absl::Status Preparer::ReserveBuffers(absl::Span<const InstanceKey> instances, R
     const DeviceIndex device = run->devices[static_cast<size_t>(spec.device_slot)];
     BufferRef buffer;
     BufferRef* shared = nullptr;
+    bool disagrees = false;
     if (spec.kind == BufferSpec::Kind::kShared && !instances.empty()) {
       shared = &run->world->shared[instances[static_cast<size_t>(spec.index)]];
-      // Of another size where the ranks disagree. The vote then says so, and nothing is launched:
-      // equal descriptors have equal results, but where counts are known at run time alone: there
-      // each rank says how many rows its own result has, with zeros behind those that come.
       buffer = *shared;
-      const std::vector<Participation>& parts = plan.votes->participations;
-      if (buffer && buffer->bytes() != spec.bytes &&
-          parts[static_cast<size_t>(spec.index)].descriptor.runtime_counts) {
+      // Another rank's is of another size where the two disagree, and where counts are known at
+      // run time alone: there each rank says how many rows its own result has, with zeros behind
+      // those that come. This rank's kernels may write all of a result of its own size.
+      if (buffer && buffer->bytes() != spec.bytes) {
+        const std::vector<Participation>& parts = plan.votes->participations;
+        disagrees = !parts[static_cast<size_t>(spec.index)].descriptor.runtime_counts;
         buffer = BufferRef();
         shared = nullptr;
       }
     }
     if (!buffer) {
-      CHORUS_ASSIGN_OR_RETURN(buffer,
-                              storage_->Allocate(run->session->tenant.get(), device, spec.bytes));
+      absl::StatusOr<BufferRef> reserved =
+          storage_->Allocate(run->session->tenant.get(), device, spec.bytes);
+      if (!reserved.ok() && disagrees) {
+        // The vote says that the ranks disagree, whatever memory there is. A blocker that nothing
+        // takes away keeps the run, which has none, from its launch.
+        ++run->blockers;
+        continue;
+      }
+      CHORUS_RETURN_IF_ERROR(reserved.status());
+      buffer = *std::move(reserved);
       if (shared != nullptr) *shared = buffer;
     }
     run->SetBuffer(i, buffer);
