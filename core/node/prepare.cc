@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
 #include "core/node/world.h"
@@ -33,6 +34,22 @@ PlanOrder OrderOf(const RunState& run, const std::vector<int32_t>& order) {
 }
 
 }  // namespace
+
+std::vector<NamedWorld> WorldsNamed(const Run& command, const Session& session) {
+  std::vector<NamedWorld> named;
+  absl::InlinedVector<WorldId, kMaxNamedWorlds> seen;
+  for (const RunGroup& group : command.groups) {
+    if (std::find(seen.begin(), seen.end(), group.world) != seen.end()) continue;
+    if (seen.size() == kMaxNamedWorlds) break;
+    seen.push_back(group.world);
+    for (const Session::Membership& membership : session.memberships) {
+      if (membership.world->id != group.world) continue;
+      named.push_back({membership.world, membership.rank, group.epoch});
+      break;
+    }
+  }
+  return named;
+}
 
 absl::StatusOr<bool> Preparer::Prepare(const Run& command, const GraphStore::Waiting& waiting,
                                        RunState* run) {
@@ -266,6 +283,7 @@ absl::Status Preparer::MakeOutputs(const Run& command, RunState* run) {
     cell->type = graph.output_types[i];
     cell->bytes = run->plan->plan.outputs[i].bytes;
     cell->producer = run->handle;
+    cell->output = static_cast<int32_t>(i);
     cell->device = run->devices[static_cast<size_t>(run->plan->plan.outputs[i].device_slot)];
     run->outputs[i] = std::move(cell);
     run->output_ids[i] = binding.id;
