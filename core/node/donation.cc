@@ -73,7 +73,7 @@ void Donations::NameDonated(RunState* run, const RunState::Donation& donation,
   errors_->Record(run->session->tenant->name, &error);
   auto replacement = std::make_shared<Cell>();
   replacement->state = Cell::State::kFailed;
-  replacement->error = std::make_shared<Error>(std::move(error));
+  replacement->error = run->session->names.Keep(std::move(error));
   replacement->type = donated->type;
   replacement->device = donated->device;
   run->session->names.ReplaceTensor(donation.id, std::move(replacement));

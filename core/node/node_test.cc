@@ -704,6 +704,60 @@ TEST_F(NodeTest, AResultOfAnotherSizeThanTheOtherRanksHasMemoryOfItsOwn) {
   EXPECT_THAT(buffers, testing::ElementsAre(2, 2)) << "of each its input and its result";
 }
 
+// What waits for a tensor takes memory: a command is charged for each that it names, once.
+TEST_F(NodeTest, WhatWaitsForTensorsIsCharged) {
+  Start(2);
+  for (int r = 0; r < 2; ++r) {
+    ranks_[r]->Register(0, AllReduceGraph(r, 2, TensorType(DType::kF32, {2}), "a.cc:1"));
+    ranks_[r]->RunInline(0, {1, 2}, {1, 1});
+  }
+  for (auto& each : ranks_) ASSERT_TRUE(each->LastOutcome().ok()) << each->LastOutcome();
+  DirectRank& rank = *ranks_[0];
+  rank.RunInline(0, {1, 2}, {0, 1});
+  rank.WaitUntilTaken();
+  const int64_t idle = rank.Stats().memory_used_bytes;
+  MakeReadable readable;
+  readable.tensors.assign(20000, TensorId{0, 1});
+  rank.Submit(readable);
+  rank.WaitUntilTaken();
+  const int64_t one = rank.Stats().memory_used_bytes - idle;
+  EXPECT_GT(one, 0);
+  EXPECT_LT(one, 2048) << "its name comes often";
+  readable.tensors.resize(1);
+  constexpr int kCommands = 100;
+  for (int i = 0; i < kCommands; ++i) rank.Submit(readable);
+  rank.WaitUntilTaken();
+  const int64_t all = rank.Stats().memory_used_bytes - idle;
+  EXPECT_GE(all, (kCommands + 1) * one);
+  ranks_[1]->RunInline(0, {3, 4}, {0, 1});
+  EXPECT_TRUE(rank.LastOutcome().ok()) << rank.LastOutcome();
+  EXPECT_THAT(*rank.Read({0, 1}), testing::ElementsAre(4, 6));
+  EXPECT_LE(rank.Stats().memory_used_bytes, idle);
+}
+
+// Names that stand for an error keep it, until they are released.
+TEST_F(NodeTest, ErrorsThatNamesStandForAreCharged) {
+  Start(1);
+  DirectRank& rank = *ranks_[0];
+  const int64_t idle = rank.Stats().memory_used_bytes;
+  constexpr int kRuns = 500;
+  constexpr int64_t kBytesPerName = 512;
+  Release release;
+  for (int32_t i = 0; i < kRuns; ++i) {
+    rank.RunLocal(7, {}, {i, 1});  // a graph that is not there
+    release.tensors.push_back({i, 1});
+  }
+  EXPECT_FALSE(rank.LastOutcome().ok());
+  const int64_t failed = rank.Stats().memory_used_bytes - idle;
+  EXPECT_GE(failed, kRuns * (kBytesPerName + static_cast<int64_t>(sizeof(Error))));
+  rank.Submit(release);
+  EXPECT_TRUE(rank.LastOutcome().ok());
+  rank.RunLocal(7, {}, {kRuns, 1});
+  EXPECT_FALSE(rank.LastOutcome().ok());
+  EXPECT_LE(rank.Stats().memory_used_bytes - idle,
+            failed - kRuns * static_cast<int64_t>(sizeof(Error)));
+}
+
 // Otherwise each use of a failed result would take the others' calls with it, and each use of
 // theirs the next ones: without end where ranks go on.
 TEST_F(NodeTest, WhatComesOfAFailureThatWasToldEndsNoEpoch) {

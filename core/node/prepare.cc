@@ -138,7 +138,8 @@ absl::Status Preparer::ChargeRows(RunState* run) {
   const Graph& graph = run->graph->graph;
   constexpr int64_t kPerRow = 4096;
   constexpr int64_t kPerInput = 64;
-  constexpr int64_t kPerOutput = 128;
+  constexpr int64_t kPerOutput = 320;  // its cell, too, which has a name of its own for a while
+  static_assert(sizeof(Cell) + sizeof(CellRef) + sizeof(TensorId) + 64 <= kPerOutput);
   constexpr int64_t kPerBuffer = 64;
   constexpr int64_t kPerParticipation = 512;  // its vote and its row in the sequencer, too
   const int64_t bytes = kPerRow + kPerInput * static_cast<int64_t>(graph.inputs.size()) +

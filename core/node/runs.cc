@@ -134,10 +134,11 @@ void Runs::Refuse(const std::shared_ptr<Session>& session, Sequence sequence, co
     SayOpenEpoch(*world, world->agreement->epoch(), &error);
   }
   failures_->Record(session.get(), run == nullptr ? nullptr : run->world.get(), &error);
-  const auto shared_error = std::make_shared<Error>(error);
+  std::shared_ptr<const Error> kept;
   for (const OutBinding& binding : command.outputs) {
     if (binding.kind != OutBinding::Kind::kFresh) continue;
-    session->names.NameFailed(binding.id, shared_error);
+    if (kept == nullptr) kept = session->names.Keep(error);
+    session->names.NameFailed(binding.id, kept);
   }
   if (run != nullptr) End(run);
   ++stats_->runs_failed;
@@ -382,13 +383,13 @@ void Runs::Fail(RunState* run, const Error& cause, absl::Time now) {
   Error error = cause;
   failures_->Record(session.get(), run->world.get(), &error);
   ++stats_->runs_failed;
-  const auto shared_error = std::make_shared<Error>(error);
+  const std::shared_ptr<const Error> kept = session->names.Keep(error);
   if (run->launches_left == 0) donations_->Return(run);
   for (size_t i = 0; i < run->outputs.size(); ++i) {
     Cell* cell = run->outputs[i].get();
     if (cell == nullptr) continue;
     cell->state = Cell::State::kFailed;
-    cell->error = shared_error;
+    cell->error = kept;
     cell->buffer = BufferRef();
     if (!session->dead()) session->names.Publish(run->output_ids[i], *cell);
   }
@@ -402,7 +403,7 @@ void Runs::Fail(RunState* run, const Error& cause, absl::Time now) {
   for (const CellRef& cell : outputs) {
     if (cell != nullptr) cell->on_settled.Call(cell);
   }
-  Follow(consumers, shared_error, now);
+  Follow(consumers, kept, now);
 }
 
 void Runs::End(RunState* run) {
