@@ -176,7 +176,32 @@ absl::optional<Difference> FirstDifference(GroupRank member, const Descriptor& e
     return Difference{"counts", rows("receives", *e.ReceivesFrom(other), "from", other),
                       rows("sends", *g.SendsTo(member), "to", member)};
   }
-  return absl::nullopt;
+  // What a member puts in once has the same rows for all that get it, and what it gets once from
+  // all that give it: of a member, too, that says nothing itself, because it is absent.
+  using RowsOf = absl::optional<int64_t> (Descriptor::*)(GroupRank member) const;
+  const auto unequal = [&](const std::vector<int64_t>& expected_rows,
+                           const std::vector<int64_t>& got_rows, RowsOf rows_of, const char* verb,
+                           const char* to) -> absl::optional<Difference> {
+    if (e.RowsDiffer() && g.RowsDiffer() && expected_rows == got_rows) return absl::nullopt;
+    const size_t members = std::max({expected_rows.size(), got_rows.size(), size_t{1}});
+    for (size_t m = 0; m < members; ++m) {
+      const GroupRank whom(static_cast<int32_t>(m));
+      const absl::optional<int64_t> expects = (e.*rows_of)(whom);
+      const absl::optional<int64_t> gets = (g.*rows_of)(whom);
+      if (!contradict(expects, gets)) continue;
+      return Difference{"counts", rows(verb, *expects, to, whom), rows(verb, *gets, to, whom)};
+    }
+    return absl::nullopt;
+  };
+  const CollectiveFacts& facts = FactsOf(e.kind);
+  absl::optional<Difference> difference;
+  if (!OfEach(facts.in)) {
+    difference = unequal(e.receives, g.receives, &Descriptor::ReceivesFrom, "receives", "from");
+  }
+  if (!difference.has_value() && !OfEach(facts.out)) {
+    difference = unequal(e.sends, g.sends, &Descriptor::SendsTo, "sends", "to");
+  }
+  return difference;
 }
 
 }  // namespace chorus

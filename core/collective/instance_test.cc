@@ -1,5 +1,7 @@
 #include "core/collective/instance.h"
 
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -164,6 +166,70 @@ TEST(DescriptorTest, TextNamesWhatIsSet) {
   descriptor = Descriptor();
   descriptor.kind = CollectiveKind::kBarrier;
   EXPECT_EQ(descriptor.ToString(), "barrier");
+}
+
+// --- What contradicts ---------------------------------------------------------------------------
+
+Descriptor Rows(CollectiveKind kind, std::vector<int64_t> sends, std::vector<int64_t> receives) {
+  Descriptor descriptor;
+  descriptor.kind = kind;
+  descriptor.dtype = DType::kF32;
+  descriptor.dims = {Descriptor::kRowsDiffer, 3};
+  descriptor.sends = std::move(sends);
+  descriptor.receives = std::move(receives);
+  if (IsReducing(kind)) descriptor.reduction = Reduction::kSum;
+  return descriptor;
+}
+
+// Between members 0 and 2 of three.
+std::string DifferenceText(const Descriptor& expected, const Descriptor& got) {
+  const absl::optional<Difference> difference =
+      FirstDifference(GroupRank(0), expected, GroupRank(2), got);
+  if (!difference.has_value()) return "";
+  EXPECT_EQ(difference->what, "counts");
+  return difference->expected + " / " + difference->got;
+}
+
+// Member 1 says nothing: it is absent. What the others have for it must have one size.
+TEST(FirstDifferenceTest, APieceThatAllGetHasTheSameRowsForAll) {
+  const CollectiveKind kind = CollectiveKind::kAllGather;
+  EXPECT_EQ(DifferenceText(Rows(kind, {2}, {2, 3, 2}), Rows(kind, {2}, {2, 3, 2})), "");
+  EXPECT_EQ(DifferenceText(Rows(kind, {2}, {2, 3, 2}), Rows(kind, {2}, {2, 1000, 2})),
+            "receives 3 rows from member 1 / receives 1000 rows from member 1");
+  // One says that all pieces are alike.
+  EXPECT_EQ(DifferenceText(Rows(kind, {2}, {2}), Rows(kind, {2}, {2, 1, 2})),
+            "receives 2 rows from member 1 / receives 1 row from member 1");
+  Descriptor alike = Rows(kind, {}, {});
+  alike.dims = {2, 3};
+  EXPECT_EQ(DifferenceText(alike, Rows(kind, {2}, {2, 0, 2})),
+            "receives 2 rows from member 1 / receives 0 rows from member 1");
+  EXPECT_EQ(DifferenceText(Rows(kind, {2}, {2, 0, 2}), alike),
+            "receives 0 rows from member 1 / receives 2 rows from member 1");
+  EXPECT_EQ(DifferenceText(alike, Rows(kind, {2}, {2})), "");
+}
+
+TEST(FirstDifferenceTest, APieceThatAllGiveHasTheSameRowsFromAll) {
+  const CollectiveKind kind = CollectiveKind::kReduceScatter;
+  EXPECT_EQ(DifferenceText(Rows(kind, {2, 3, 2}, {2}), Rows(kind, {2, 3, 2}, {2})), "");
+  EXPECT_EQ(DifferenceText(Rows(kind, {2, 3, 2}, {2}), Rows(kind, {2, 5, 2}, {2})),
+            "sends 3 rows to member 1 / sends 5 rows to member 1");
+  // What each gets itself may differ.
+  EXPECT_EQ(DifferenceText(Rows(kind, {2, 3, 7}, {2}), Rows(kind, {2, 3, 7}, {7})), "");
+}
+
+// Each of these pieces is one member's business with one other.
+TEST(FirstDifferenceTest, PiecesOfPairsAreComparedBetweenTheirEnds) {
+  const CollectiveKind each = CollectiveKind::kAllToAll;
+  EXPECT_EQ(DifferenceText(Rows(each, {1, 2, 3}, {1, 5, 6}), Rows(each, {6, 7, 8}, {3, 9, 8})), "");
+  EXPECT_EQ(DifferenceText(Rows(each, {1, 2, 3}, {1, 5, 6}), Rows(each, {6, 7, 8}, {4, 9, 8})),
+            "sends 3 rows to member 2 / receives 4 rows from member 0");
+  // Off the root nobody knows the others' pieces.
+  const CollectiveKind gather = CollectiveKind::kGather;
+  EXPECT_EQ(DifferenceText(Rows(gather, {1}, {1, 5, 6}), Rows(gather, {6}, {})), "");
+  EXPECT_EQ(DifferenceText(Rows(gather, {1}, {}), Rows(gather, {6}, {})), "");
+  const CollectiveKind scatter = CollectiveKind::kScatter;
+  EXPECT_EQ(DifferenceText(Rows(scatter, {1, 5, 6}, {1}), Rows(scatter, {}, {6})), "");
+  EXPECT_EQ(DifferenceText(Rows(scatter, {}, {1}), Rows(scatter, {}, {6})), "");
 }
 
 }  // namespace

@@ -31,6 +31,7 @@ struct Cell {
   std::shared_ptr<const TensorType> type;
   DeviceIndex device;
   RunHandle producer;  // while kPending
+  int32_t output = 0;  // of it, which one
   LaunchId launch;     // while kLaunched
   BufferRef buffer;    // null: no bytes
   int64_t offset = 0;  // in `buffer`

@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
 
@@ -222,7 +223,7 @@ void Commands::Create(const std::shared_ptr<Session>& session, Sequence sequence
   Error error = ErrorOf(begun);
   holders_->Explain(*session, command, &error);
   failures_->Record(session.get(), nullptr, &error);
-  session->names.NameFailed(command.tensor, std::make_shared<Error>(error));
+  session->names.NameFailed(command.tensor, session->names.Keep(error));
   session->log.Finish(sequence, error);
 }
 
@@ -250,7 +251,7 @@ absl::Status Commands::BeginCreate(const std::shared_ptr<Session>& session, Sequ
       Error error = ErrorOf(status);
       failures_->Record(session.get(), nullptr, &error);
       cell->state = Cell::State::kFailed;
-      cell->error = std::make_shared<Error>(std::move(error));
+      cell->error = session->names.Keep(std::move(error));
     }
     if (!session->dead()) {
       session->names.Publish(id, *cell);
@@ -270,35 +271,47 @@ absl::Status Commands::BeginCreate(const std::shared_ptr<Session>& session, Sequ
 
 void Commands::MakeReadable(const std::shared_ptr<Session>& session, Sequence sequence,
                             const chorus::MakeReadable& command) {
-  // Ends when the last of them is readable, or with the first failure.
+  // Ends when the last of them is readable, with the first failure.
   struct Progress {
     size_t remaining;
     absl::Status status;
+    Charge charge;
   };
-  auto progress = std::make_shared<Progress>();
-  progress->remaining = command.tensors.size() + 1;
-  const auto step = [this, session, sequence, progress](const absl::Status& status) {
-    progress->status.Update(status);
-    if (--progress->remaining == 0 && !session->dead()) {
-      Finish(session.get(), sequence, progress->status);
-    }
-  };
+  absl::Status status;
+  // Those that are not readable yet, each once, whatever often it is named.
+  absl::flat_hash_map<TensorId, CellRef> awaited;
   for (TensorId id : command.tensors) {
+    absl::StatusOr<CellRef> cell = session->names.FindTensor(id);
+    if (cell.ok() && (*cell)->state == Cell::State::kFailed) cell = ToStatus(*(*cell)->error);
     // The command has one error: a frame may have many names that are wrong.
-    absl::StatusOr<CellRef> cell =
-        progress->status.ok() ? session->names.FindTensor(id) : progress->status;
-    if (!cell.ok()) {
-      step(cell.status());
-      continue;
+    status = cell.status();
+    if (!status.ok()) break;
+    if ((*cell)->settled() && (*cell)->host() != nullptr) {
+      session->names.Publish(id, **cell);
+    } else {
+      awaited.emplace(id, *std::move(cell));
     }
-    storage_->WhenReadable(
-        *cell, session->tenant,
-        [session, id, step](const CellRef& readable, const absl::Status& status) {
-          if (status.ok() && !session->dead()) session->names.Publish(id, *readable);
-          step(status);
-        });
   }
-  step(absl::OkStatus());
+  if (awaited.empty()) return Finish(session.get(), sequence, status);
+  // What waits for one of them takes, and the command.
+  constexpr int64_t kBytesPerWait = 512;
+  absl::StatusOr<Charge> charge =
+      session->budget->Charge(Domain::kHost, Resource::kCommandBytes,
+                              kBytesPerWait * static_cast<int64_t>(awaited.size() + 1));
+  if (!charge.ok()) return Finish(session.get(), sequence, charge.status());
+  auto progress = std::make_shared<Progress>(Progress{awaited.size(), status, *std::move(charge)});
+  for (const auto& entry : awaited) {
+    storage_->WhenReadable(entry.second, session->tenant,
+                           [this, session, sequence, id = entry.first, progress](
+                               const CellRef& readable, const absl::Status& read) {
+                             if (read.ok() && !session->dead())
+                               session->names.Publish(id, *readable);
+                             progress->status.Update(read);
+                             if (--progress->remaining == 0 && !session->dead()) {
+                               Finish(session.get(), sequence, progress->status);
+                             }
+                           });
+  }
 }
 
 }  // namespace chorus::node

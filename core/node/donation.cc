@@ -1,6 +1,5 @@
 #include "core/node/donation.h"
 
-#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -30,10 +29,7 @@ BufferRef Donations::SoleBufferOf(const CellRef& cell) {
       cell->value_id != Hash128() || !cell->on_settled.empty()) {
     return BufferRef();
   }
-  const auto it = std::find(producer->outputs.begin(), producer->outputs.end(), cell);
-  if (it == producer->outputs.end()) return BufferRef();
-  const auto index = static_cast<size_t>(it - producer->outputs.begin());
-  const Plan::Output& output = producer->plan->plan.outputs[index];
+  const Plan::Output& output = producer->plan->plan.outputs[static_cast<size_t>(cell->output)];
   if (!output.sole) return BufferRef();
   return producer->refs[static_cast<size_t>(output.buffer)];
 }
@@ -77,7 +73,7 @@ void Donations::NameDonated(RunState* run, const RunState::Donation& donation,
   errors_->Record(run->session->tenant->name, &error);
   auto replacement = std::make_shared<Cell>();
   replacement->state = Cell::State::kFailed;
-  replacement->error = std::make_shared<Error>(std::move(error));
+  replacement->error = run->session->names.Keep(std::move(error));
   replacement->type = donated->type;
   replacement->device = donated->device;
   run->session->names.ReplaceTensor(donation.id, std::move(replacement));

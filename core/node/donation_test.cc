@@ -95,6 +95,7 @@ class DonationTest : public ::testing::Test {
       run->plan->plan.outputs.push_back(output);
       run->outputs.push_back(NewCell());
       run->outputs.back()->producer = run->handle;
+      run->outputs.back()->output = static_cast<int32_t>(run->outputs.size()) - 1;
     }
     run->refs.resize(inputs.size() + donors.size());
     run->addresses.resize(inputs.size() + donors.size());
@@ -274,7 +275,8 @@ TEST_F(DonationTest, BytesThatComeWithTheRunAreNobodysToGive) {
   run->graph->graph.inputs[0].donatable = true;
   run->inputs.push_back(nullptr);
   chorus::Run command;
-  command.inputs.push_back(InlineData());
+  const InlineData nothing;
+  command.inputs.push_back(nothing);
   command.donate = {true};
   EXPECT_TRUE(donations_.Promise(command, run).ok());
   EXPECT_TRUE(run->donations.empty());

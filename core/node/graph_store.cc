@@ -159,8 +159,10 @@ absl::StatusOr<std::shared_ptr<T>> GraphStore::FindVariant(
   background_->Do(
       client.tenant, [make, result, of = record.get()] { *result = make(*of); },
       [keep, result, record, variants, key] {
-        const absl::Status status = keep(record.get(), std::move(*result)).status();
-        ((*record).*variants).waits().Tell(key, status);
+        const absl::Status made = result->status();
+        const absl::Status kept = keep(record.get(), std::move(*result)).status();
+        // That the first who asked cannot pay for it is nothing to the others: they ask again.
+        ((*record).*variants).waits().Tell(key, kept, made);
       });
   return nullptr;
 }

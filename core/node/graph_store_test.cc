@@ -1,15 +1,20 @@
 #include "core/node/graph_store.h"
 
 #include <algorithm>
+#include <deque>
+#include <functional>
 #include <memory>
 #include <numeric>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/base/mutex.h"
 #include "core/graph/encoding.h"
 #include "core/graph/graph.h"
+#include "core/node/background.h"
 #include "core/ops/testing/rank_builder.h"
 #include "gtest/gtest.h"
 
@@ -97,6 +102,68 @@ TEST(GraphStoreTest, PlansBesideTheMainOneAreChargedToWhoAskedForThem) {
   EXPECT_TRUE(InOrder(&store, *record, order, poor).ok()) << "it is there";
   record->reset();
   EXPECT_EQ(rich->used(), 0);
+}
+
+// Tenants share a graph's record, and wait for what is made of it together.
+TEST(GraphStoreTest, ThatTheFirstWhoAsksCannotPayIsNothingToTheOthers) {
+  Mutex mutex;
+  CondVar posted;
+  std::deque<std::function<void()>> posts;
+  Background background([&](std::function<void()> post) {
+    MutexLock lock(&mutex);
+    posts.push_back(std::move(post));
+    posted.SignalAll();
+  });
+  const auto run_one = [&] {
+    std::function<void()> post;
+    {
+      MutexLock lock(&mutex);
+      while (posts.empty()) posted.Wait(&mutex);
+      post = std::move(posts.front());
+      posts.pop_front();
+    }
+    post();
+  };
+  GraphStore::Options options;
+  options.max_inline_bytes = 0;  // all are large
+  GraphStore store(options, &background, [](DeviceIndex, PlanId) {});
+  const BudgetRef poor = Budget::OfNode(100);
+  const BudgetRef rich = Budget::OfNode(int64_t{1} << 30);
+  std::shared_ptr<GraphRecord> record;
+  const std::string encoded = Independent(3);
+  const auto registered = store.Register(
+      encoded, ClientOf(rich), [&](const absl::StatusOr<std::shared_ptr<GraphRecord>>& made) {
+        ASSERT_TRUE(made.ok()) << made.status();
+        record = *made;
+      });
+  ASSERT_TRUE(registered.ok()) << registered.status();
+  while (record == nullptr) run_one();
+
+  std::vector<std::pair<std::string, absl::Status>> told;
+  const auto ask = [&](const std::string& who, const BudgetRef& budget) {
+    const auto wait = [&told, who]() -> absl::StatusOr<GraphStore::OnMade> {
+      return GraphStore::OnMade(
+          [&told, who](const absl::Status& status) { told.emplace_back(who, status); });
+    };
+    const absl::StatusOr<std::shared_ptr<LoadedPlan>> plan =
+        store.InOrder(record, {{2, 1, 0}, {}}, ClientOf(budget), {absl::OkStatus(), wait});
+    EXPECT_TRUE(plan.ok()) << plan.status();
+    return *plan;
+  };
+  EXPECT_EQ(ask("poor", poor), nullptr);
+  EXPECT_EQ(ask("rich", rich), nullptr);
+  while (told.empty()) run_one();
+  ASSERT_EQ(told.size(), 2u);
+  EXPECT_EQ(told[0].first, "poor");
+  EXPECT_EQ(ErrorOf(told[0].second).reason, Reason::kOutOfMemory);
+  EXPECT_EQ(told[1].first, "rich");
+  EXPECT_TRUE(told[1].second.ok()) << told[1].second;
+  told.clear();
+  EXPECT_EQ(ask("rich", rich), nullptr) << "it has to be made again";
+  while (told.empty()) run_one();
+  EXPECT_TRUE(told[0].second.ok()) << told[0].second;
+  EXPECT_NE(ask("rich", rich), nullptr);
+  background.Stop();
 }
 
 TEST(GraphStoreTest, RefusesGraphsThatAreTooMuchAndKeepsNothingOfThem) {

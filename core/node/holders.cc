@@ -95,10 +95,9 @@ int64_t Holders::BytesOf(const Session& session) {
     if (counted.insert(buffer.get()).second) bytes += buffer->bytes();
   };
   session.names.ForEachCell([&](const Cell& cell) { count(cell.buffer); });
-  runs_->ForEach([&](RunState* run) {
-    if (run->session.get() != &session) return;
-    for (const BufferRef& buffer : run->refs) count(buffer);
-  });
+  for (const RunHandle handle : session.runs) {
+    for (const BufferRef& buffer : runs_->Find(handle)->refs) count(buffer);
+  }
   return bytes;
 }
 

@@ -1,11 +1,41 @@
 #include "core/node/names.h"
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 
 namespace chorus::node {
+namespace {
+
+// What an error takes beside what every name is charged for, about.
+int64_t BytesOf(const Error& error) {
+  constexpr size_t kPerText = 32;  // of the heap
+  size_t bytes = sizeof(Error) + error.ended.size() * sizeof(Error::EndedEpoch);
+  for (const std::string* text : {&error.message, &error.culprit.node, &error.instance, &error.op,
+                                  &error.source, &error.expected, &error.got}) {
+    bytes += text->size() + kPerText;
+  }
+  for (const Error::Version& version : error.ranks) {
+    bytes += sizeof(version) + version.what.size() + version.source.size() + 2 * kPerText;
+  }
+  return static_cast<int64_t>(bytes);
+}
+
+// What it is about, in as many bytes whatever it was.
+Error WithoutTexts(const Error& error) {
+  Error brief(error.reason, "it has failed; there is no memory to keep why");
+  brief.code = error.code;
+  brief.id = error.id;
+  brief.culprit.rank = error.culprit.rank;
+  brief.culprit.pid = error.culprit.pid;
+  brief.ended = error.ended;
+  brief.alone = error.alone;
+  return brief;
+}
+
+}  // namespace
 
 // --- Tensors ------------------------------------------------------------------------------------
 
@@ -53,6 +83,18 @@ void Names::NameTensor(TensorId id, CellRef cell) {
   tensors_[slot].generation = id.generation;
   tensors_[slot].cell = std::move(cell);
   ++live_tensors_;
+}
+
+std::shared_ptr<const Error> Names::Keep(Error error) {
+  const int64_t bytes = BytesOf(error);
+  if (!CoverNames(live_tensors_, bytes).ok()) {
+    return std::make_shared<const Error>(WithoutTexts(error));
+  }
+  *error_bytes_ += bytes;
+  return {new Error(std::move(error)), [bytes, count = error_bytes_](const Error* unused) {
+            *count -= bytes;
+            delete unused;
+          }};
 }
 
 void Names::NameFailed(TensorId id, std::shared_ptr<const Error> error) {

@@ -62,10 +62,13 @@ class Names {
   absl::Status Reserve(size_t count, int32_t top_slot) {
     CHORUS_RETURN_IF_ERROR(CoverTables(std::max(tensors_.size(), static_cast<size_t>(top_slot + 1)),
                                        graphs_.size(), refused_graphs_));
-    return charged_.Cover((live_tensors_ + static_cast<int64_t>(count)) * kBytesPerTensor);
+    return CoverNames(live_tensors_ + static_cast<int64_t>(count), 0);
   }
   // The id is fresh, and reserved.
   void NameTensor(TensorId id, CellRef cell);
+  // `error` as cells keep it that have failed: charged, with its texts, as long as one of them has
+  // it. Where there is no memory for the texts it is kept without; GetError has them.
+  std::shared_ptr<const Error> Keep(Error error);
   // The name, if it is fresh and there is memory for it, stands for the error; the session is told
   // in any case.
   void NameFailed(TensorId id, std::shared_ptr<const Error> error);
@@ -116,6 +119,9 @@ class Names {
   static_assert(2 * sizeof(GraphSlot) <= kBytesPerGraphSlot);
   void Release(GraphSlot* slot);
   absl::Status Hold(GraphSlot* slot, absl::StatusOr<std::shared_ptr<GraphRecord>> record);
+  absl::Status CoverNames(int64_t tensors, int64_t more_of_errors) {
+    return charged_.Cover(tensors * kBytesPerTensor + *error_bytes_ + more_of_errors);
+  }
   absl::Status CoverTables(size_t tensor_slots, size_t graph_slots, int64_t refused) {
     return tables_.Cover(static_cast<int64_t>(tensor_slots) * kBytesPerSlot +
                          static_cast<int64_t>(graph_slots) * kBytesPerGraphSlot +
@@ -130,11 +136,12 @@ class Names {
   const Limits limits_;
   const BudgetRef budget_;
   Completions* const completions_;
-  SteppedCharge charged_;  // for live names
+  SteppedCharge charged_;  // for live names, and the errors that are kept
   SteppedCharge tables_;   // for slots and refusals
   std::vector<TensorSlot> tensors_;
   std::vector<GraphSlot> graphs_;
   int64_t live_tensors_ = 0;
+  const std::shared_ptr<int64_t> error_bytes_ = std::make_shared<int64_t>(0);  // errors count it
   int64_t live_graphs_ = 0;
   int64_t refused_graphs_ = 0;
   absl::Status no_room_;  // why the last graph without a name has none

@@ -1,6 +1,8 @@
 #include "core/node/names.h"
 
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -164,6 +166,47 @@ TEST_F(NamesTest, NamesAreChargedBeforeTheyAreGiven) {
   EXPECT_TRUE(names_.Reserve(1, 0).ok());
   names_.Clear();
   EXPECT_EQ(budget_->used(), 0);
+}
+
+TEST_F(NamesTest, AnErrorIsChargedAsLongAsItIsKept) {
+  Error error(Reason::kPeerRefused, std::string(3000, 'x'));
+  error.ranks.push_back({2, std::string(500, 'y'), "train.cc:7"});
+  const int64_t most = budget_->limit() / (3500 + static_cast<int64_t>(sizeof(Error)));
+  std::vector<std::shared_ptr<const Error>> kept;
+  for (int64_t i = 0; i <= most; ++i) {
+    kept.push_back(names_.Keep(error));
+    if (kept.back()->message != error.message) break;
+    EXPECT_EQ(kept.back()->ranks, error.ranks);
+    EXPECT_GE(budget_->used(), static_cast<int64_t>(kept.size()) * 3500);
+  }
+  EXPECT_NE(kept.back()->message, error.message) << "there is no memory for more";
+  EXPECT_GE(kept.size(), 8u);
+  // It is one, whatever number of names stands for it.
+  const std::shared_ptr<const Error> first = kept.front();
+  kept.clear();
+  for (int i = 0; i < 100; ++i) EXPECT_EQ(names_.Keep(error)->message, error.message);
+  EXPECT_EQ(first->message, error.message);
+}
+
+TEST(NamesErrorsTest, WithoutMemoryAnErrorIsKeptWithoutItsTexts) {
+  News news;
+  Completions completions(&news);
+  const BudgetRef budget = Budget::OfNode(2000);
+  Names names({/*tensors=*/8, /*graphs=*/8}, budget, &completions);
+  Error error(Reason::kMismatch, std::string(3000, 'x'));
+  error.id = ErrorId(17);
+  error.source = "train.cc:7";
+  error.ended.push_back({WorldId(3), Epoch(5)});
+  error.alone = true;
+  const std::shared_ptr<const Error> brief = names.Keep(error);
+  EXPECT_EQ(budget->used(), 0);
+  EXPECT_EQ(brief->reason, Reason::kMismatch);
+  EXPECT_EQ(brief->code, error.code);
+  EXPECT_EQ(brief->id, ErrorId(17));
+  EXPECT_EQ(brief->ended, error.ended);
+  EXPECT_TRUE(brief->alone);
+  EXPECT_LT(brief->message.size(), 64u);
+  EXPECT_EQ(brief->source, "");
 }
 
 TEST_F(NamesTest, GraphsHaveANumberOfTheirOwn) {

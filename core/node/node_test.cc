@@ -620,6 +620,146 @@ TEST_F(NodeTest, AMismatchFailsOnEveryRankAndTheNextEpochWorks) {
   }
 }
 
+// Three ranks' pieces of seven rows, summed: each gets its own.
+Graph UnevenSumGraph(int rank, bool wants_grad) {
+  GraphBuilder builder(1, {SlotOf(rank, 3)});
+  NodeSpec spec;
+  spec.op = "reduce_scatter_tensor";
+  spec.inputs = {AddInput(&builder, TensorType(DType::kF32, {7}))};
+  spec.collective = Collective();
+  spec.collective->kind = CollectiveKind::kReduceScatter;
+  spec.collective->reduction = Reduction::kSum;
+  spec.collective->rank = GroupRank(rank);
+  spec.collective->counts = {2, 3, 2};
+  spec.collective->wants_grad = wants_grad;
+  AddOutput(&builder, (*builder.Emit(spec))[0]);
+  return builder.Build();
+}
+
+// Its gradient on a rank that has two rows of it, where rank 1 had so many. What it gives is made
+// by an op, and so in its place in the result.
+Graph UnevenGradientGraph(int rank, int64_t rows_of_rank_1) {
+  GraphBuilder builder(1, {SlotOf(rank, 3)});
+  NodeSpec spec;
+  spec.op = "all_gather_into_tensor";
+  spec.inputs = {AddOp(&builder, "neg", {AddInput(&builder, TensorType(DType::kF32, {2}))})};
+  spec.collective = Collective();
+  spec.collective->kind = CollectiveKind::kAllGather;
+  spec.collective->rank = GroupRank(rank);
+  spec.collective->counts = {2, rows_of_rank_1, 2};
+  spec.collective->instance = {InstanceRef::Kind::kBound, -1, 0, 0};
+  AddOutput(&builder, (*builder.Emit(spec))[0]);
+  Graph graph = builder.Build();
+  graph.num_instance_slots = 1;
+  return graph;
+}
+
+// Rank 1, which gives zeros, says nothing of its piece; the others do, and have one result.
+TEST_F(NodeTest, RanksThatDisagreeAboutThePieceOfOneThatIsAbsentAreToldSo) {
+  for (const int64_t rows : {3, 1000}) {
+    SCOPED_TRACE(rows);
+    ranks_.clear();
+    loop_.reset();
+    Start(3);
+    for (int r = 0; r < 3; ++r) {
+      ranks_[r]->Register(0, UnevenSumGraph(r, /*wants_grad=*/r != 1));
+      ranks_[r]->RunInline(0, {1, 2, 3, 4, 5, 6, 7}, {0, 1});
+    }
+    for (auto& rank : ranks_) ASSERT_TRUE(rank->LastOutcome().ok()) << rank->LastOutcome();
+    InstanceKey gradient;
+    gradient.since = Epoch(1);
+    gradient.path.push_back({0, 0});
+    for (const int r : {0, 2}) {
+      ranks_[r]->Register(1, UnevenGradientGraph(r, r == 0 ? 3 : rows));
+      chorus::Run run = ranks_[r]->WorldRun(1, {DirectRank::Inline({1.0f + r, 2})}, {{1, 1}});
+      run.instances.push_back(gradient);
+      ranks_[r]->Submit(std::move(run));
+      ranks_[r]->WaitUntilTaken();
+    }
+    for (const int r : {0, 2}) {
+      if (rows == 3) {
+        EXPECT_THAT(*ranks_[r]->Read({1, 1}), testing::ElementsAre(-1, -2, 0, 0, 0, -3, -2));
+        continue;
+      }
+      const Error error = ErrorOf(ranks_[r]->LastOutcome());
+      EXPECT_EQ(error.reason, Reason::kMismatch) << error.message;
+      EXPECT_THAT(error.message,
+                  testing::AllOf(testing::HasSubstr("receives 3 rows from member 1"),
+                                 testing::HasSubstr("receives 1000 rows from member 1")));
+    }
+  }
+}
+
+// Its kernels could write behind the end of the other's.
+TEST_F(NodeTest, AResultOfAnotherSizeThanTheOtherRanksHasMemoryOfItsOwn) {
+  NodeOptions options;
+  options.sequencer.mismatch_grace = absl::Hours(1);  // they wait for rank 2
+  Start(3, options);
+  std::vector<int64_t> buffers;
+  for (int r = 0; r < 2; ++r) {
+    ranks_[r]->Register(0, AllReduceGraph(r, 3, TensorType(DType::kF32, {2 + r}), "a.cc:1"));
+    const int64_t before = ranks_[r]->Stats().live_buffers;
+    ranks_[r]->RunInline(0, std::vector<float>(2 + r, 1.0f), {0, 1});
+    ranks_[r]->WaitUntilTaken();
+    buffers.push_back(ranks_[r]->Stats().live_buffers - before);
+  }
+  EXPECT_THAT(buffers, testing::ElementsAre(2, 2)) << "of each its input and its result";
+}
+
+// What waits for a tensor takes memory: a command is charged for each that it names, once.
+TEST_F(NodeTest, WhatWaitsForTensorsIsCharged) {
+  Start(2);
+  for (int r = 0; r < 2; ++r) {
+    ranks_[r]->Register(0, AllReduceGraph(r, 2, TensorType(DType::kF32, {2}), "a.cc:1"));
+    ranks_[r]->RunInline(0, {1, 2}, {1, 1});
+  }
+  for (auto& each : ranks_) ASSERT_TRUE(each->LastOutcome().ok()) << each->LastOutcome();
+  DirectRank& rank = *ranks_[0];
+  rank.RunInline(0, {1, 2}, {0, 1});
+  rank.WaitUntilTaken();
+  const int64_t idle = rank.Stats().memory_used_bytes;
+  MakeReadable readable;
+  readable.tensors.assign(20000, TensorId{0, 1});
+  rank.Submit(readable);
+  rank.WaitUntilTaken();
+  const int64_t one = rank.Stats().memory_used_bytes - idle;
+  EXPECT_GT(one, 0);
+  EXPECT_LT(one, 2048) << "its name comes often";
+  readable.tensors.resize(1);
+  constexpr int kCommands = 100;
+  for (int i = 0; i < kCommands; ++i) rank.Submit(readable);
+  rank.WaitUntilTaken();
+  const int64_t all = rank.Stats().memory_used_bytes - idle;
+  EXPECT_GE(all, (kCommands + 1) * one);
+  ranks_[1]->RunInline(0, {3, 4}, {0, 1});
+  EXPECT_TRUE(rank.LastOutcome().ok()) << rank.LastOutcome();
+  EXPECT_THAT(*rank.Read({0, 1}), testing::ElementsAre(4, 6));
+  EXPECT_LE(rank.Stats().memory_used_bytes, idle);
+}
+
+// Names that stand for an error keep it, until they are released.
+TEST_F(NodeTest, ErrorsThatNamesStandForAreCharged) {
+  Start(1);
+  DirectRank& rank = *ranks_[0];
+  const int64_t idle = rank.Stats().memory_used_bytes;
+  constexpr int kRuns = 500;
+  constexpr int64_t kBytesPerName = 512;
+  Release release;
+  for (int32_t i = 0; i < kRuns; ++i) {
+    rank.RunLocal(7, {}, {i, 1});  // a graph that is not there
+    release.tensors.push_back({i, 1});
+  }
+  EXPECT_FALSE(rank.LastOutcome().ok());
+  const int64_t failed = rank.Stats().memory_used_bytes - idle;
+  EXPECT_GE(failed, kRuns * (kBytesPerName + static_cast<int64_t>(sizeof(Error))));
+  rank.Submit(release);
+  EXPECT_TRUE(rank.LastOutcome().ok());
+  rank.RunLocal(7, {}, {kRuns, 1});
+  EXPECT_FALSE(rank.LastOutcome().ok());
+  EXPECT_LE(rank.Stats().memory_used_bytes - idle,
+            failed - kRuns * static_cast<int64_t>(sizeof(Error)));
+}
+
 // Otherwise each use of a failed result would take the others' calls with it, and each use of
 // theirs the next ones: without end where ranks go on.
 TEST_F(NodeTest, WhatComesOfAFailureThatWasToldEndsNoEpoch) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
 #include "core/node/world.h"
@@ -33,6 +34,22 @@ PlanOrder OrderOf(const RunState& run, const std::vector<int32_t>& order) {
 }
 
 }  // namespace
+
+std::vector<NamedWorld> WorldsNamed(const Run& command, const Session& session) {
+  std::vector<NamedWorld> named;
+  absl::InlinedVector<WorldId, kMaxNamedWorlds> seen;
+  for (const RunGroup& group : command.groups) {
+    if (std::find(seen.begin(), seen.end(), group.world) != seen.end()) continue;
+    if (seen.size() == kMaxNamedWorlds) break;
+    seen.push_back(group.world);
+    for (const Session::Membership& membership : session.memberships) {
+      if (membership.world->id != group.world) continue;
+      named.push_back({membership.world, membership.rank, group.epoch});
+      break;
+    }
+  }
+  return named;
+}
 
 absl::StatusOr<bool> Preparer::Prepare(const Run& command, const GraphStore::Waiting& waiting,
                                        RunState* run) {
@@ -121,7 +138,8 @@ absl::Status Preparer::ChargeRows(RunState* run) {
   const Graph& graph = run->graph->graph;
   constexpr int64_t kPerRow = 4096;
   constexpr int64_t kPerInput = 64;
-  constexpr int64_t kPerOutput = 128;
+  constexpr int64_t kPerOutput = 320;  // its cell, too, which has a name of its own for a while
+  static_assert(sizeof(Cell) + sizeof(CellRef) + sizeof(TensorId) + 64 <= kPerOutput);
   constexpr int64_t kPerBuffer = 64;
   constexpr int64_t kPerParticipation = 512;  // its vote and its row in the sequencer, too
   const int64_t bytes = kPerRow + kPerInput * static_cast<int64_t>(graph.inputs.size()) +
@@ -266,6 +284,7 @@ absl::Status Preparer::MakeOutputs(const Run& command, RunState* run) {
     cell->type = graph.output_types[i];
     cell->bytes = run->plan->plan.outputs[i].bytes;
     cell->producer = run->handle;
+    cell->output = static_cast<int32_t>(i);
     cell->device = run->devices[static_cast<size_t>(run->plan->plan.outputs[i].device_slot)];
     run->outputs[i] = std::move(cell);
     run->output_ids[i] = binding.id;
@@ -324,22 +343,31 @@ absl::Status Preparer::ReserveBuffers(absl::Span<const InstanceKey> instances, R
     const DeviceIndex device = run->devices[static_cast<size_t>(spec.device_slot)];
     BufferRef buffer;
     BufferRef* shared = nullptr;
+    bool disagrees = false;
     if (spec.kind == BufferSpec::Kind::kShared && !instances.empty()) {
       shared = &run->world->shared[instances[static_cast<size_t>(spec.index)]];
-      // Of another size where the ranks disagree. The vote then says so, and nothing is launched:
-      // equal descriptors have equal results, but where counts are known at run time alone: there
-      // each rank says how many rows its own result has, with zeros behind those that come.
       buffer = *shared;
-      const std::vector<Participation>& parts = plan.votes->participations;
-      if (buffer && buffer->bytes() != spec.bytes &&
-          parts[static_cast<size_t>(spec.index)].descriptor.runtime_counts) {
+      // Another rank's is of another size where the two disagree, and where counts are known at
+      // run time alone: there each rank says how many rows its own result has, with zeros behind
+      // those that come. This rank's kernels may write all of a result of its own size.
+      if (buffer && buffer->bytes() != spec.bytes) {
+        const std::vector<Participation>& parts = plan.votes->participations;
+        disagrees = !parts[static_cast<size_t>(spec.index)].descriptor.runtime_counts;
         buffer = BufferRef();
         shared = nullptr;
       }
     }
     if (!buffer) {
-      CHORUS_ASSIGN_OR_RETURN(buffer,
-                              storage_->Allocate(run->session->tenant.get(), device, spec.bytes));
+      absl::StatusOr<BufferRef> reserved =
+          storage_->Allocate(run->session->tenant.get(), device, spec.bytes);
+      if (!reserved.ok() && disagrees) {
+        // The vote says that the ranks disagree, whatever memory there is. A blocker that nothing
+        // takes away keeps the run, which has none, from its launch.
+        ++run->blockers;
+        continue;
+      }
+      CHORUS_RETURN_IF_ERROR(reserved.status());
+      buffer = *std::move(reserved);
       if (shared != nullptr) *shared = buffer;
     }
     run->SetBuffer(i, buffer);

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -24,6 +25,17 @@
 #include "core/transport/command.h"
 
 namespace chorus::node {
+
+// The worlds that the groups of a run name and of which the session is a member, each once, in the
+// order of the groups: those whose other ranks hear of it where the run is refused. A run is of one
+// world; of one that names more than a few, the first are enough.
+struct NamedWorld {
+  std::shared_ptr<World> world;
+  Rank rank;  // of the session there; its first, where it has several
+  Epoch epoch;
+};
+inline constexpr size_t kMaxNamedWorlds = 8;
+std::vector<NamedWorld> WorldsNamed(const Run& command, const Session& session);
 
 class Preparer {
  public:

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
@@ -72,11 +73,14 @@ struct RunState {
   bool donated = false;  // launched with them
 
   // How much it waits for: runs that are not launched, whose results it needs, and uploads. And the
-  // runs that need its own results.
+  // runs that need its own results, each once.
   int32_t blockers = 0;
   absl::InlinedVector<RunHandle, 2> consumers;
-  // Those of its producers that its own world's sequencer knows, also through local runs.
+  // The runs that were to compute its inputs when it came, each once (producers.h).
+  absl::InlinedVector<RunHandle, 2> producers;
+  // Those of its producers that have voted, also through local runs, each once.
   absl::InlinedVector<RunHandle, 2> voted_producers;
+  int64_t looked_at = 0;  // by which look of RunTable's it was seen last
 
   // At launch: whether it knows its inputs' bytes, and its outputs have theirs; the instance of
   // each participation, and what each device is told.
@@ -101,13 +105,6 @@ struct RunState {
     if (!buffer) return;
     addresses[index] = buffer->address();
     refs[index] = buffer;
-  }
-
-  void AddVotedProducer(RunHandle producer) {
-    if (std::find(voted_producers.begin(), voted_producers.end(), producer) ==
-        voted_producers.end()) {
-      voted_producers.push_back(producer);
-    }
   }
 
   // For the next run: drops what refers to others and keeps what only has capacity, where that is
@@ -141,6 +138,7 @@ struct RunState {
     held_back = true;
     blockers = 0;
     consumers.clear();
+    producers.clear();
     voted_producers.clear();
     bound = false;
     placed = false;
@@ -207,6 +205,12 @@ class RunTable {
     free_.push_back(slot);
     --live_;
   }
+  // Begins to look at runs, and whether this one is seen in it for the first time: what lists runs
+  // in several ways goes by each once.
+  int64_t BeginLook() { return ++looks_; }
+  static bool FirstSeen(RunState* run, int64_t look) {
+    return std::exchange(run->looked_at, look) != look;
+  }
   int64_t live() const { return live_; }
   // Rows that there are, also those kept for the next runs.
   int64_t rows() const {
@@ -230,6 +234,7 @@ class RunTable {
   std::vector<uint32_t> free_;
   int64_t serial_ = 0;
   int64_t live_ = 0;
+  int64_t looks_ = 0;
 };
 
 }  // namespace chorus::node

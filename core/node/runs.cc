@@ -1,7 +1,6 @@
 #include "core/node/runs.h"
 
 #include <algorithm>
-#include <map>
 #include <utility>
 #include <vector>
 
@@ -59,7 +58,7 @@ bool Runs::Submit(const std::shared_ptr<Session>& session, Sequence sequence, co
     End(run);
     return false;
   }
-  FindProducers(run, now);
+  AwaitProducers(run, now);
   for (size_t i = 0; i < run->outputs.size(); ++i) {
     if (run->outputs[i] != nullptr) session->names.NameTensor(run->output_ids[i], run->outputs[i]);
   }
@@ -73,28 +72,11 @@ bool Runs::Submit(const std::shared_ptr<Session>& session, Sequence sequence, co
 
 // --- Agreement ----------------------------------------------------------------------------------
 
-// What this run waits for. Producers that its own sequencer knows go into the vote, also those that
-// it reaches through local runs, so that circles are seen; everything else blocks it from outside.
-void Runs::FindProducers(RunState* run, absl::Time now) {
+// What this run waits for.
+void Runs::AwaitProducers(RunState* run, absl::Time now) {
+  producers_.Find(run);
   if (run->world != nullptr) AdoptProducers(*run, now);
-  for (const CellRef& cell : run->inputs) {
-    RunState* const producer = PendingProducer(cell);
-    if (producer == nullptr) continue;
-    const bool voted = producer->phase == RunState::Phase::kVoted;
-    if (voted) run->AddVotedProducer(producer->handle);
-    if (producer->local()) {
-      for (RunHandle handle : producer->voted_producers) run->AddVotedProducer(handle);
-    }
-    if (voted && producer->world == run->world) continue;
-    producer->consumers.push_back(run->handle);
-    ++run->blockers;
-  }
-}
-
-// The run that is to compute the tensor and is not launched; null: there is none.
-RunState* Runs::PendingProducer(const CellRef& cell) {
-  if (cell == nullptr || cell->state != Cell::State::kPending) return nullptr;
-  return Find(cell->producer);
+  producers_.Await(run);
 }
 
 // A local run between two runs of one world votes there as well. Another rank may have compiled
@@ -102,46 +84,14 @@ RunState* Runs::PendingProducer(const CellRef& cell) {
 void Runs::AdoptProducers(const RunState& run, absl::Time now) {
   const std::shared_ptr<World>& world = run.world;
   if (run.vote.epoch != world->agreement->epoch()) return;  // it will not be launched
-  const auto lies_between = [&](const RunState* local) {
-    return local->phase == RunState::Phase::kWaiting &&
-           std::any_of(local->voted_producers.begin(), local->voted_producers.end(),
-                       [&](RunHandle handle) {
-                         const RunState* producer = Find(handle);
-                         return producer != nullptr && producer->world == world &&
-                                producer->phase == RunState::Phase::kVoted;
-                       });
-  };
-  // A log names no tensor before it is made: by sequence producers come first. Nearly always empty.
-  std::map<Sequence, RunState*> between;
-  absl::InlinedVector<const RunState*, 8> consumers = {&run};
-  while (!consumers.empty()) {
-    const RunState* const consumer = consumers.back();
-    consumers.pop_back();
-    for (const CellRef& cell : consumer->inputs) {
-      RunState* const producer = PendingProducer(cell);
-      if (producer == nullptr || !lies_between(producer)) continue;
-      if (between.emplace(producer->sequence, producer).second) consumers.push_back(producer);
-    }
+  for (const RunHandle handle : producers_.Between(run)) {
+    RunState* const local = Find(handle);
+    // The vote of one may have been the end of others.
+    if (local == nullptr || local->phase != RunState::Phase::kWaiting) continue;
+    producers_.Join(world, local);
+    local->vote.epoch = world->agreement->epoch();
+    CastVote(local, now);
   }
-  for (const auto& local : between) Adopt(world, local.second, now);
-}
-
-void Runs::Adopt(const std::shared_ptr<World>& world, RunState* local, absl::Time now) {
-  local->world = world;
-  local->vote.epoch = world->agreement->epoch();
-  for (const CellRef& cell : local->inputs) {
-    RunState* const producer = PendingProducer(cell);
-    if (producer == nullptr || producer->world != world ||
-        producer->phase != RunState::Phase::kVoted) {
-      continue;
-    }
-    // The sequencer waits for it now.
-    auto& consumers = producer->consumers;
-    consumers.erase(std::find(consumers.begin(), consumers.end(), local->handle));
-    --local->blockers;
-    local->AddVotedProducer(producer->handle);
-  }
-  CastVote(local, now);
 }
 
 void Runs::CastVote(RunState* run, absl::Time now) {
@@ -172,26 +122,23 @@ void Runs::Refuse(const std::shared_ptr<Session>& session, Sequence sequence, co
   if (run != nullptr) equal_work_->Forget(run);
   // Decided first: the session is told which epoch is open then.
   std::vector<std::pair<std::shared_ptr<World>, Agreement::Decision>> decisions;
-  for (const RunGroup& group : command.groups) {
-    for (const Session::Membership& membership : session->memberships) {
-      const std::shared_ptr<World>& world = membership.world;
-      if (world->id != group.world || !world->formed()) continue;
-      if (!decisions.empty() && decisions.back().first == world) break;
-      std::vector<RefusedMember> members;
-      if (run != nullptr && run->world == world) members = world->agreement->CallsOf(run->vote);
-      // Its calls are not known; its next vote shows how many they were.
-      if (members.empty()) members.emplace_back().rank = membership.rank;
-      decisions.emplace_back(
-          world, world->agreement->Refuse(members, group.epoch, ForAgreement(*world, error), now));
-      SayOpenEpoch(*world, world->agreement->epoch(), &error);
-      break;
-    }
+  for (const NamedWorld& named : WorldsNamed(command, *session)) {
+    const std::shared_ptr<World>& world = named.world;
+    if (!world->formed()) continue;
+    std::vector<RefusedMember> members;
+    if (run != nullptr && run->world == world) members = world->agreement->CallsOf(run->vote);
+    // Its calls are not known; its next vote shows how many they were.
+    if (members.empty()) members.emplace_back().rank = named.rank;
+    decisions.emplace_back(
+        world, world->agreement->Refuse(members, named.epoch, ForAgreement(*world, error), now));
+    SayOpenEpoch(*world, world->agreement->epoch(), &error);
   }
   failures_->Record(session.get(), run == nullptr ? nullptr : run->world.get(), &error);
-  const auto shared_error = std::make_shared<Error>(error);
+  std::shared_ptr<const Error> kept;
   for (const OutBinding& binding : command.outputs) {
     if (binding.kind != OutBinding::Kind::kFresh) continue;
-    session->names.NameFailed(binding.id, shared_error);
+    if (kept == nullptr) kept = session->names.Keep(error);
+    session->names.NameFailed(binding.id, kept);
   }
   if (run != nullptr) End(run);
   ++stats_->runs_failed;
@@ -436,13 +383,13 @@ void Runs::Fail(RunState* run, const Error& cause, absl::Time now) {
   Error error = cause;
   failures_->Record(session.get(), run->world.get(), &error);
   ++stats_->runs_failed;
-  const auto shared_error = std::make_shared<Error>(error);
+  const std::shared_ptr<const Error> kept = session->names.Keep(error);
   if (run->launches_left == 0) donations_->Return(run);
   for (size_t i = 0; i < run->outputs.size(); ++i) {
     Cell* cell = run->outputs[i].get();
     if (cell == nullptr) continue;
     cell->state = Cell::State::kFailed;
-    cell->error = shared_error;
+    cell->error = kept;
     cell->buffer = BufferRef();
     if (!session->dead()) session->names.Publish(run->output_ids[i], *cell);
   }
@@ -456,7 +403,7 @@ void Runs::Fail(RunState* run, const Error& cause, absl::Time now) {
   for (const CellRef& cell : outputs) {
     if (cell != nullptr) cell->on_settled.Call(cell);
   }
-  Follow(consumers, shared_error, now);
+  Follow(consumers, kept, now);
 }
 
 void Runs::End(RunState* run) {

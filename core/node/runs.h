@@ -24,6 +24,7 @@
 #include "core/node/info.h"
 #include "core/node/options.h"
 #include "core/node/prepare.h"
+#include "core/node/producers.h"
 #include "core/node/run_state.h"
 #include "core/node/session.h"
 #include "core/node/world.h"
@@ -51,6 +52,7 @@ class Runs final : public AgreementListener {
       : options_(parts.options),
         clock_(parts.clock),
         table_(parts.table),
+        producers_(parts.table),
         preparer_(parts.preparer),
         donations_(parts.donations),
         equal_work_(parts.equal_work),
@@ -94,10 +96,8 @@ class Runs final : public AgreementListener {
   RunState* Find(RunHandle handle) { return table_->Find(handle); }
   void FollowOrder(RunHandle handle, const std::vector<int32_t>& order, const absl::Status& planned,
                    absl::Time now);
-  void FindProducers(RunState* run, absl::Time now);
-  RunState* PendingProducer(const CellRef& cell);
+  void AwaitProducers(RunState* run, absl::Time now);
   void AdoptProducers(const RunState& run, absl::Time now);
-  void Adopt(const std::shared_ptr<World>& world, RunState* local, absl::Time now);
   void CastVote(RunState* run, absl::Time now);
   void Refuse(const std::shared_ptr<Session>& session, Sequence sequence, const Run& command,
               RunState* run, const absl::Status& why, absl::Time now);
@@ -116,6 +116,7 @@ class Runs final : public AgreementListener {
   const NodeOptions* const options_;
   const Clock* const clock_;
   RunTable* const table_;
+  Producers producers_;
   Preparer* const preparer_;
   Donations* const donations_;
   EqualWork* const equal_work_;

@@ -57,8 +57,10 @@ void CopyRow(int64_t bytes, const char* from, int64_t stride, int64_t count, cha
       return CopyRow<2>(from, stride, count, to);
     case 4:
       return CopyRow<4>(from, stride, count, to);
-    default:
+    case 8:
       return CopyRow<8>(from, stride, count, to);
+    default:  // c128
+      return CopyRow<16>(from, stride, count, to);
   }
 }
 

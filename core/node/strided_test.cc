@@ -57,6 +57,25 @@ TEST(StridedTest, TransposedAndExpandedAreCopied) {
   EXPECT_THAT(Copied(TensorType(DType::kF32, {0, 2}), {2, 1}), testing::IsEmpty());
 }
 
+// Each byte of the copy is one of an element, whatever size elements have.
+TEST(StridedTest, ElementsOfEverySizeAreCopiedWhole) {
+  for (const DType dtype :
+       {DType::kU8, DType::kF16, DType::kF32, DType::kF64, DType::kComplex128}) {
+    const auto bytes = static_cast<size_t>(DTypeBytes(dtype));
+    const TensorType type(dtype, {2, 3});
+    std::vector<char> from(6 * bytes);
+    std::iota(from.begin(), from.end(), static_cast<char>(0));
+    std::vector<char> to(6 * bytes, -1);
+    ASSERT_TRUE(CheckStrided(type, {1, 2}, 0, static_cast<int64_t>(from.size())).ok());
+    CopyStrided(type, {1, 2}, 0, 6, from.data(), to.data());
+    std::vector<char> expected;
+    for (const size_t element : {0, 2, 4, 1, 3, 5}) {
+      for (size_t b = 0; b < bytes; ++b) expected.push_back(static_cast<char>(element * bytes + b));
+    }
+    EXPECT_EQ(to, expected) << DTypeName(dtype);
+  }
+}
+
 TEST(StridedTest, WhatLeavesTheArenaIsRefused) {
   const TensorType type(DType::kF32, {2, 3});
   const int64_t huge = std::numeric_limits<int64_t>::max();

@@ -30,11 +30,13 @@ class Waits {
     row->second.push_back(std::move(on_made));
     return first;
   }
-  void Tell(const Key& key, const absl::Status& status) {
+  void Tell(const Key& key, const absl::Status& status) { Tell(key, status, status); }
+  // The first of those that wait may be told something else than the others.
+  void Tell(const Key& key, const absl::Status& first, const absl::Status& others) {
     const auto row = Find(key);
     const std::vector<OnMade> callbacks = std::move(row->second);
     making_.erase(row);
-    for (const OnMade& on_made : callbacks) on_made(status);
+    for (size_t i = 0; i < callbacks.size(); ++i) callbacks[i](i == 0 ? first : others);
   }
 
  private:
