@@ -123,7 +123,7 @@ class TapeEmitter : public Emitter {
   void BindGradient(const RecordedNode& forward, Collective* gradient) override {
     GradNode& node = *(*record_)[forward.id];
     gradient->wants_grad = GradEnabled();
-    if (node.trace != nullptr) {
+    if (node.trace != TraceId()) {
       gradient->instance.kind = InstanceRef::Kind::kGradient;
       gradient->instance.node = node.trace_node;
       gradient->instance.request = static_cast<int32_t>(node.next_request++);
@@ -158,7 +158,7 @@ class TapeEmitter : public Emitter {
 };
 
 bool IsLostEntry(const GradNode& node) {
-  return node.member != nullptr && node.trace == nullptr &&
+  return node.member != nullptr && node.trace == TraceId() &&
          node.order < node.member->tapes_lost_before.load(std::memory_order_relaxed);
 }
 
@@ -175,7 +175,7 @@ class Tape {
   using Name = std::pair<const void*, int>;
 
  public:
-  Tape(TapeEmitter* emitter, const Trace* trace) : emitter_(emitter), trace_(trace) {}
+  Tape(TapeEmitter* emitter, TraceId trace) : emitter_(emitter), trace_(trace) {}
 
   // Gathers what `tensor` was computed from.
   absl::Status Gather(const Tensor& tensor) {
@@ -298,7 +298,7 @@ class Tape {
   }
 
   TapeEmitter* const emitter_;
-  const Trace* const trace_;
+  const TraceId trace_;
   std::vector<GradNodePtr> stack_;
   absl::flat_hash_set<const GradNode*> seen_;
   absl::flat_hash_set<const std::vector<GradNodePtr>*> seen_lists_;
@@ -320,10 +320,18 @@ Tensor FillLike(const Tensor& like, double value, const std::string& source) {
   return ApplyLocal(std::move(spec), {}, &device);
 }
 
+// What a root leads to is known to this trace, or to the tape outside of any: inside a compiled
+// function a captured tensor is a constant, unless it is a leaf.
+bool HasHistoryIn(TraceId trace, const Tensor& root) {
+  const Edge edge = EdgeTo(root, trace, false);
+  return edge.node != nullptr || edge.companions != nullptr ||
+         (edge.leaf != nullptr && edge.leaf->leaf_requires_grad);
+}
+
 // The members that would have taken part in gradients of collectives if a call for those of `roots`
 // had not been refused; but for device groups, in which nobody else waits.
 absl::flat_hash_set<std::shared_ptr<MemberCore>> MembersAsked(absl::Span<const Tensor> roots,
-                                                              const Trace* trace) {
+                                                              TraceId trace) {
   absl::flat_hash_set<std::shared_ptr<MemberCore>> members;
   absl::flat_hash_set<const void*> seen;
   std::vector<GradNodePtr> stack;
@@ -370,7 +378,7 @@ absl::Status RefusedGradients(absl::Span<const Tensor> roots, const absl::Status
   for (const Tensor& root : roots) {
     if (root.defined()) defined.push_back(root);
   }
-  const auto asked = MembersAsked(defined, trace);
+  const auto asked = MembersAsked(defined, IdOf(trace));
   if (session == nullptr || (!failed && asked.empty())) return why;
   if (trace != nullptr) {
     trace->Fail(why);
@@ -402,7 +410,10 @@ absl::Status RefusedGradients(absl::Span<const Tensor> roots, const absl::Status
 
 absl::StatusOr<std::vector<Tensor>> GradientsOf(const GradientRequest& request, CallSite site) {
   const std::string source = SourceOf(site);
-  const auto refuse = [&source](const absl::Status& status) { return WithSource(status, source); };
+  const auto refuse = [&source](const absl::Status& status) {
+    return status.ok() ? status : WithSource(status, source);
+  };
+  const TraceId trace = IdOf(Trace::Current());
   std::shared_ptr<SessionCore> session;
   if (request.roots.empty()) return refuse(BadType("backward: expected a root, got none"));
   if (!request.seeds.empty() && request.seeds.size() != request.roots.size()) {
@@ -424,6 +435,12 @@ absl::StatusOr<std::vector<Tensor>> GradientsOf(const GradientRequest& request, 
           "or it comes from under NoGrad, Detach or a compiled function (differentiate inside "
           "it)"));
     }
+    CHORUS_RETURN_IF_ERROR(refuse(CheckTrace("backward", *ImplOf(root)->data, trace)));
+    if (!HasHistoryIn(trace, root)) {
+      return refuse(Precondition(
+          "backward: a root was computed outside of the compiled function, which sees a constant; "
+          "differentiate it there, or compute it inside"));
+    }
   }
   for (const Tensor& wanted : request.wanted) {
     if (!wanted.defined()) return refuse(BadType("grad: expected a tensor, got an undefined one"));
@@ -432,6 +449,7 @@ absl::StatusOr<std::vector<Tensor>> GradientsOf(const GradientRequest& request, 
       return refuse(BadType("grad: expected inputs of the outputs' session, got one of another"));
     }
     if (wanted.absent()) return refuse(BadType("grad: an absent result has no gradient"));
+    CHORUS_RETURN_IF_ERROR(refuse(CheckTrace("grad", *ImplOf(wanted)->data, trace)));
     if (!wanted.requires_grad()) {
       return refuse(Precondition("grad: an input does not require a gradient; RequireGrad first"));
     }
@@ -439,7 +457,6 @@ absl::StatusOr<std::vector<Tensor>> GradientsOf(const GradientRequest& request, 
   if (session->Forked()) return ForkedError();
 
   const GradMode mode(request.create);
-  const Trace* const trace = Trace::Current();
   TapeEmitter emitter(session, source);
   Tape tape(&emitter, trace);
   for (const Tensor& root : request.roots) {
@@ -462,6 +479,7 @@ absl::StatusOr<std::vector<Tensor>> GradientsOf(const GradientRequest& request, 
       if (ImplOf(seed)->data->session != session || seed.absent()) {
         return refuse(BadType("backward: a seed must be a tensor of the roots' session"));
       }
+      CHORUS_RETURN_IF_ERROR(refuse(CheckTrace("backward", *ImplOf(seed)->data, trace)));
     } else if (root.num_elements() == 1) {
       seed = FillLike(root, 1, source);
       CHORUS_RETURN_IF_ERROR(seed.status());
@@ -489,7 +507,7 @@ absl::StatusOr<std::vector<Tensor>> GradientsOf(const GradientRequest& request, 
       }
     }
     for (const Tensor& leaf : wanted) {
-      if (trace != nullptr &&
+      if (trace != TraceId() &&
           ImplOf(leaf)->data->state.load(std::memory_order_acquire) != TensorData::State::kTraced) {
         return refuse(Precondition(
             "backward: inside a compiled function, the gradient of a captured tensor has no place "
@@ -571,7 +589,7 @@ absl::StatusOr<std::vector<Tensor>> GradientsOf(const GradientRequest& request, 
       if (visited.reached) tape.nodes()[visited.node]->Consume();
     }
   }
-  if (trace == nullptr) {
+  if (trace == TraceId()) {
     SessionLock lock(session.get());
     CHORUS_RETURN_IF_ERROR(lock.status());
     session->Flush();

@@ -105,6 +105,8 @@ absl::StatusOr<Traced> TraceOnce(const Function& function, const CompileOptions&
     result.device_slot = data->device_slot;
     const TensorData::State state = data->state.load(std::memory_order_acquire);
     if (state == TensorData::State::kTraced) {
+      CHORUS_RETURN_IF_ERROR(
+          CheckTrace(absl::StrCat("compiled function: result ", i), *data, trace.id()));
       for (size_t p = 0; p < placeholders.size(); ++p) {
         if (ImplOf(placeholders[p])->data == data) result.input = static_cast<int32_t>(p);
       }

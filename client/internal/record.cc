@@ -29,7 +29,7 @@ absl::Status NoTensor(absl::string_view op) {
 // What is wrong with an operand before its type is looked at. *failure is set where the operand
 // carries an error of its own.
 absl::Status CheckOperand(absl::string_view op, const Tensor& x, const SessionCore* session,
-                          const Trace* trace, std::shared_ptr<const Failure>* failure) {
+                          std::shared_ptr<const Failure>* failure) {
   if (!x.defined()) return NoTensor(op);
   const TensorData& data = *ImplOf(x)->data;
   switch (data.state.load(std::memory_order_acquire)) {
@@ -40,10 +40,7 @@ absl::Status CheckOperand(absl::string_view op, const Tensor& x, const SessionCo
       return BadType(
           absl::StrCat(op, ": expected a tensor, got the absent result of another rank"));
     case TensorData::State::kTraced:
-      if (data.trace != trace) {
-        return Precondition(absl::StrCat(
-            op, ": a tensor of a compiled function was used outside; return it instead"));
-      }
+      CHORUS_RETURN_IF_ERROR(CheckTrace(op, data, IdOf(Trace::Current())));
       break;
     default:
       break;
@@ -74,7 +71,7 @@ Tensor ApplyLocal(NodeSpec spec, absl::Span<const Tensor> inputs, const DeviceRe
   const OpDef* const op = FindOp(spec.op);
   const bool crosses = op != nullptr && op->crosses_devices;
   for (const Tensor& input : inputs) {
-    const absl::Status status = CheckOperand(spec.op, input, session.get(), trace, &failure);
+    const absl::Status status = CheckOperand(spec.op, input, session.get(), &failure);
     if (!status.ok()) {
       if (failure != nullptr) return FailedTensor(session, failure);
       return FailedTensor(session, WithSource(status, spec.source));
@@ -112,8 +109,8 @@ Tensor ApplyLocal(NodeSpec spec, absl::Span<const Tensor> inputs, const DeviceRe
     node->session = session;
     node->device_slot = spec.device_slot;
     saved = SavedBy(*op, spec, static_cast<int>(inputs.size()), static_cast<int>(outputs->size()));
-    AddEdges(node.get(), inputs, trace, saved);
-    node->leads = LeadsOf(inputs, trace);
+    AddEdges(node.get(), inputs, IdOf(trace), saved);
+    node->leads = LeadsOf(inputs, IdOf(trace));
   }
   TensorDataPtr data;
   if (trace != nullptr) {
@@ -126,7 +123,7 @@ Tensor ApplyLocal(NodeSpec spec, absl::Span<const Tensor> inputs, const DeviceRe
     if (!added.ok()) return FailedTensor(session, added.status());
     data = std::move((*added)[0]);
     if (record) {
-      node->trace = trace;
+      node->trace = trace->id();
       node->trace_node = trace_node;
     }
   } else {
@@ -192,14 +189,14 @@ Tensor Refused(absl::Span<CallPart> parts, bool counted, CallInRuns* runs, absl:
 }
 
 // What is wrong with a member's call before its types are looked at; else its operands.
-absl::Status CheckCall(const MemberCall& call, const Trace* trace, CallPart* part,
+absl::Status CheckCall(const MemberCall& call, CallPart* part,
                        std::shared_ptr<const Failure>* failure) {
   const absl::string_view op = call.call->spec.op->name;
   const MemberCore& member = **call.member;
   const TensorType* const declared = call.call->spec.type;
   if (declared != nullptr) CHORUS_RETURN_IF_ERROR(declared->Validate(kMaxValueBytes));
   for (const Tensor& input : call.inputs) {
-    CHORUS_RETURN_IF_ERROR(CheckOperand(op, input, member.session.get(), trace, failure));
+    CHORUS_RETURN_IF_ERROR(CheckOperand(op, input, member.session.get(), failure));
     TensorData& data = *ImplOf(input)->data;
     part->inputs.push_back(&data);
     if (data.device_slot != member.device_slot) {
@@ -211,7 +208,7 @@ absl::Status CheckCall(const MemberCall& call, const Trace* trace, CallPart* par
   return absl::OkStatus();
 }
 
-TensorDataPtr AbsentResult(const MemberCore& member, Trace* trace, Sequence producer) {
+TensorDataPtr AbsentResult(const MemberCore& member, TraceId trace, Sequence producer) {
   auto absent = std::make_shared<TensorData>(member.session);
   absent->device_slot = member.device_slot;
   absent->trace = trace;
@@ -235,7 +232,7 @@ struct Recording {
 };
 
 // The results, with a tape entry where the call is recorded.
-void Finish(Recording* r, Trace* trace) {
+void Finish(Recording* r, TraceId trace) {
   const std::shared_ptr<MemberCore>& member = *r->call.member;
   Results& results = *r->results;
   if (!r->record) {
@@ -260,7 +257,7 @@ void Finish(Recording* r, Trace* trace) {
   }
   node->member = member;
   node->group = r->call.group;
-  if (trace != nullptr) {
+  if (trace != TraceId()) {
     node->trace = trace;
     node->trace_node = r->trace_node;
   } else {
@@ -326,7 +323,7 @@ void RecordCalls(size_t num_calls, Recording* recordings, CallPart* parts) {
   for (size_t i = 0; i < count; ++i) {
     const MemberCall& call = recordings[i].call;
     std::shared_ptr<const Failure> failure;
-    absl::Status status = CheckCall(call, trace, &parts[i], &failure);
+    absl::Status status = CheckCall(call, &parts[i], &failure);
     if (!status.ok()) {
       if (count > 1 && failure == nullptr) status = AtIndex(status, i);
       return refuse(failure != nullptr ? failure->status : sourced(status), /*counted=*/false);
@@ -342,7 +339,7 @@ void RecordCalls(size_t num_calls, Recording* recordings, CallPart* parts) {
     if (call.call->unrecorded_gradient) {
       leads = {true, true};
     } else if (recordings[i].record) {
-      leads = LeadsOf(call.inputs, trace);
+      leads = LeadsOf(call.inputs, IdOf(trace));
     }
     collective.wants_grad = recordings[i].record;
     collective.leads_to_collective = leads.to_collective;
@@ -398,7 +395,7 @@ void RecordCalls(size_t num_calls, Recording* recordings, CallPart* parts) {
     }
     if (!refused.ok()) return refuse(sourced(refused), /*counted=*/true);
   }
-  for (size_t i = 0; i < count; ++i) Finish(&recordings[i], trace);
+  for (size_t i = 0; i < count; ++i) Finish(&recordings[i], IdOf(trace));
 }
 
 }  // namespace

@@ -25,7 +25,7 @@ thread_local Graveyard graveyard;
 }  // namespace
 
 GradNode::~GradNode() {
-  if (member != nullptr && trace == nullptr && !consumed) {
+  if (member != nullptr && trace == TraceId() && !consumed) {
     DropEntry(/*was_consumed=*/false);
   }
   graveyard.edges.push_back(std::move(inputs));
@@ -49,7 +49,7 @@ GradNode::~GradNode() {
 void GradNode::Consume() {
   if (consumed) return;
   consumed = true;
-  if (member != nullptr && trace == nullptr) {
+  if (member != nullptr && trace == TraceId()) {
     DropEntry(/*was_consumed=*/true);
   }
   const absl::InlinedVector<Edge, 2> edges = std::move(inputs);
@@ -90,12 +90,12 @@ Tensor FailedTensor(const std::shared_ptr<SessionCore>& session, absl::Status st
   return FailedTensor(session, std::make_shared<Failure>(Failure{std::move(status)}));
 }
 
-Companions CompanionsIn(const Trace* trace, const TensorImpl& impl) {
+Companions CompanionsIn(TraceId trace, const TensorImpl& impl) {
   if (impl.companions == nullptr || impl.companions->front()->trace != trace) return nullptr;
   return impl.companions;
 }
 
-Edge EdgeTo(const Tensor& x, const Trace* trace, bool keep_data) {
+Edge EdgeTo(const Tensor& x, TraceId trace, bool keep_data) {
   const TensorImpl& impl = *ImplOf(x);
   Edge edge;
   edge.info = impl.data->info;
@@ -113,7 +113,7 @@ Edge EdgeTo(const Tensor& x, const Trace* trace, bool keep_data) {
   return edge;
 }
 
-Leads LeadsOf(absl::Span<const Tensor> inputs, const Trace* trace) {
+Leads LeadsOf(absl::Span<const Tensor> inputs, TraceId trace) {
   Leads leads;
   for (const Tensor& input : inputs) {
     const TensorImpl& impl = *ImplOf(input);
@@ -130,7 +130,7 @@ Leads LeadsOf(absl::Span<const Tensor> inputs, const Trace* trace) {
   return leads;
 }
 
-void AddEdges(GradNode* node, absl::Span<const Tensor> inputs, const Trace* trace, Saved saved) {
+void AddEdges(GradNode* node, absl::Span<const Tensor> inputs, TraceId trace, Saved saved) {
   for (size_t i = 0; i < inputs.size(); ++i) {
     node->inputs.push_back(EdgeTo(inputs[i], trace, static_cast<int>(i) >= saved.inputs_from));
   }
