@@ -8,7 +8,9 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
+#include "absl/types/optional.h"
 #include "chorus/math.h"
 #include "client/internal/access.h"
 #include "client/internal/record.h"
@@ -171,7 +173,7 @@ absl::Status CheckNotLost(const GradNode& node) {
 
 // The entries that the roots lead to, and the ids of their values.
 class Tape {
-  // (entry, output), (leaf, 0), or (reader, ~input).
+  // (entry, output), (leaf, 0), (bytes of a leaf, 0), or (reader, ~input).
   using Name = std::pair<const void*, int>;
 
  public:
@@ -210,7 +212,7 @@ class Tape {
         const Edge& edge = node->inputs[i];
         const ValueIndex value = IdOf(edge, *node, static_cast<int>(i));
         recorded.spec.inputs.push_back(value);
-        // Any reader's view of the value serves: they are the same tensor.
+        // Any reader's view of the value serves: they have the same bytes.
         if (emitter_->HasTensor(value) || edge.data == nullptr) continue;
         auto impl = std::make_shared<TensorImpl>();
         impl->data = edge.data;
@@ -244,7 +246,7 @@ class Tape {
     emitter_->SetRecord(&nodes_);
   }
 
-  // -1: not on this tape.
+  // -1: not on this tape. Of a leaf, not what stands for its bytes of some time (FindAll).
   ValueIndex Find(const Tensor& tensor) const {
     const auto row = ids_.find(NameOf(EdgeTo(tensor, trace_, false)));
     return row == ids_.end() ? ValueIndex() : row->second;
@@ -256,6 +258,17 @@ class Tape {
     const ValueIndex added = emitter_->AddTensor(tensor);
     ids_[NameOf(EdgeTo(tensor, trace_, false))] = added;
     return added;
+  }
+  // All whose gradients add up to that of `tensor`: a leaf in the trainer's own memory has held
+  // other bytes at each of its uses.
+  absl::InlinedVector<ValueIndex, 1> FindAll(const Tensor& tensor) const {
+    absl::InlinedVector<ValueIndex, 1> values;
+    const ValueIndex own = Find(tensor);
+    if (own >= 0) values.push_back(own);
+    if (of_bytes_.empty()) return values;
+    const auto row = of_bytes_.find(EdgeTo(tensor, trace_, false).leaf.get());
+    if (row != of_bytes_.end()) values.insert(values.end(), row->second.begin(), row->second.end());
+    return values;
   }
   int32_t IndexOf(const GradNode* node) const { return index_.at(node); }
 
@@ -283,8 +296,14 @@ class Tape {
       if (!seen_.contains(companion.get())) stack_.push_back(companion);
     }
   }
+  // A use of a leaf whose bytes were copied when it was recorded: it may hold others by now.
+  static bool HasOwnBytes(const Edge& edge) {
+    return edge.leaf != nullptr && edge.data != nullptr && edge.data != edge.leaf->data;
+  }
   static Name NameOf(const Edge& edge) {
-    return edge.node != nullptr ? Name{edge.node.get(), edge.output} : Name{edge.leaf.get(), 0};
+    if (edge.node != nullptr) return {edge.node.get(), edge.output};
+    if (HasOwnBytes(edge)) return {edge.data.get(), 0};
+    return {edge.leaf.get(), 0};
   }
   ValueIndex IdOf(const Edge& edge, const GradNode& reader, int input) {
     Name name = NameOf(edge);
@@ -294,6 +313,7 @@ class Tape {
     if (row != ids_.end()) return row->second;
     const ValueIndex added = emitter_->AddType(edge.info, edge.device_slot);
     ids_[name] = added;
+    if (HasOwnBytes(edge)) of_bytes_[edge.leaf.get()].push_back(added);
     return added;
   }
 
@@ -305,6 +325,8 @@ class Tape {
   std::vector<GradNodePtr> nodes_;
   std::vector<RecordedNode> record_;
   absl::flat_hash_map<Name, ValueIndex> ids_;
+  // By leaf: the values that stand for its bytes of some time, in the order of their first uses.
+  absl::flat_hash_map<const TensorImpl*, std::vector<ValueIndex>> of_bytes_;
   absl::flat_hash_map<const GradNode*, int32_t> index_;
 };
 
@@ -326,6 +348,19 @@ bool HasHistoryIn(TraceId trace, const Tensor& root) {
   const Edge edge = EdgeTo(root, trace, false);
   return edge.node != nullptr || edge.companions != nullptr ||
          (edge.leaf != nullptr && edge.leaf->leaf_requires_grad);
+}
+
+// `seed` as it is now: it may become the gradient itself, which is not to change with the
+// trainer's own memory.
+Tensor Settled(const Tensor& seed, const std::string& source) {
+  if (ImplOf(seed)->data->state.load(std::memory_order_acquire) != TensorData::State::kExternal) {
+    return seed;
+  }
+  NodeSpec copy;
+  copy.op = "reshape";
+  copy.attributes.push_back({"dims", seed.shape()});
+  copy.source = source;
+  return ApplyLocal(std::move(copy), {seed});
 }
 
 // The members that would have taken part in gradients of collectives if a call for those of `roots`
@@ -480,6 +515,8 @@ absl::StatusOr<std::vector<Tensor>> GradientsOf(const GradientRequest& request, 
         return refuse(BadType("backward: a seed must be a tensor of the roots' session"));
       }
       CHORUS_RETURN_IF_ERROR(refuse(CheckTrace("backward", *ImplOf(seed)->data, trace)));
+      seed = Settled(seed, source);
+      CHORUS_RETURN_IF_ERROR(seed.status());
     } else if (root.num_elements() == 1) {
       seed = FillLike(root, 1, source);
       CHORUS_RETURN_IF_ERROR(seed.status());
@@ -516,12 +553,10 @@ absl::StatusOr<std::vector<Tensor>> GradientsOf(const GradientRequest& request, 
     }
   }
   std::vector<ValueIndex> wanted_values;
-  std::vector<int> value_index(wanted.size(), -1);
-  for (size_t i = 0; i < wanted.size(); ++i) {
-    const ValueIndex value = tape.Find(wanted[i]);
-    if (value < 0) continue;
-    value_index[i] = static_cast<int>(wanted_values.size());
-    wanted_values.push_back(value);
+  std::vector<size_t> values_end;  // of each wanted tensor, in `wanted_values`
+  for (const Tensor& tensor : wanted) {
+    for (const ValueIndex value : tape.FindAll(tensor)) wanted_values.push_back(value);
+    values_end.push_back(wanted_values.size());
   }
 
   std::vector<const RecordedNode*> record;
@@ -529,6 +564,25 @@ absl::StatusOr<std::vector<Tensor>> GradientsOf(const GradientRequest& request, 
   const absl::StatusOr<BackwardResult> built =
       BuildBackward(record, roots, wanted_values, &emitter);
   if (!built.ok()) return refuse(built.status());
+  std::vector<absl::optional<ValueIndex>> sums(wanted.size());
+  for (size_t i = 0, v = 0; i < wanted.size(); ++i) {
+    for (; v < values_end[i]; ++v) {
+      const absl::optional<ValueIndex>& gradient = built->gradients[v];
+      if (!gradient.has_value()) continue;
+      if (!sums[i].has_value()) {
+        sums[i] = gradient;
+        continue;
+      }
+      NodeSpec add;
+      add.op = "add";
+      add.inputs = {*sums[i], *gradient};
+      add.device_slot = emitter.DeviceOf(*gradient);
+      add.source = source;
+      const absl::StatusOr<std::vector<ValueIndex>> sum = emitter.Emit(std::move(add));
+      if (!sum.ok()) return refuse(sum.status());
+      sums[i] = (*sum)[0];
+    }
+  }
 
   Companions companions;
   std::vector<GradNodePtr> took_part = emitter.TakeCompanions();
@@ -565,8 +619,8 @@ absl::StatusOr<std::vector<Tensor>> GradientsOf(const GradientRequest& request, 
   };
   std::vector<Tensor> gradients;
   for (size_t i = 0; i < wanted.size(); ++i) {
-    if (value_index[i] >= 0 && built->gradients[value_index[i]].has_value()) {
-      gradients.push_back(handle_of(emitter.tensor(*built->gradients[value_index[i]])));
+    if (sums[i].has_value()) {
+      gradients.push_back(handle_of(emitter.tensor(*sums[i])));
     } else if (request.leaves) {
       gradients.emplace_back();
     } else {

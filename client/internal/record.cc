@@ -11,6 +11,7 @@
 #include "client/internal/tape.h"
 #include "client/internal/trace.h"
 #include "core/base/error.h"
+#include "core/ops/collective_operands.h"
 #include "core/ops/registry.h"
 
 namespace chorus {
@@ -225,6 +226,9 @@ struct Recording {
   std::shared_ptr<const NodeSpec> spec;
   int visible = 0;
   Saved saved;
+  // The copies of operands in the trainer's own memory that the gradient rule uses, with their
+  // indices.
+  std::vector<std::pair<size_t, TensorDataPtr>> frozen;
   Sequence producer;               // eager
   const CallPart* part = nullptr;  // eager
   int32_t trace_node = -1;         // in a trace
@@ -247,6 +251,7 @@ void Finish(Recording* r, TraceId trace) {
   node->device_slot = member->device_slot;
   node->spec = std::move(r->spec);
   AddEdges(node.get(), r->call.inputs, trace, r->saved);
+  for (auto& [input, data] : r->frozen) node->inputs[input].data = std::move(data);
   for (const Tensor& x : r->call.call->behind) {
     if (!x.defined() || !x.requires_grad() || ImplOf(x)->data->session != member->session) continue;
     node->behind.push_back(EdgeTo(x, trace, false));
@@ -266,6 +271,22 @@ void Finish(Recording* r, TraceId trace) {
   }
   node->order = TakeOrder();
   for (size_t i = 0; i < results.size(); ++i) Attach(node, i, &results[i]);
+}
+
+// What stands beside the pieces (a factor, counts) is kept for the gradient: the trainer may write
+// to its own memory again before that is asked for, so the call uses a copy.
+absl::Status FreezeKept(SessionCore* session, Recording* r, CallPart* part)
+    ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
+  const size_t count = part->inputs.size();
+  const auto pieces = NumPieces(part->key.spec.collective, static_cast<int>(count));
+  for (auto i = static_cast<size_t>(pieces); i < count; ++i) {
+    const TensorData& data = *part->inputs[i];
+    if (data.state.load(std::memory_order_relaxed) != TensorData::State::kExternal) continue;
+    CHORUS_ASSIGN_OR_RETURN(TensorDataPtr frozen, session->Freeze(data));
+    part->inputs[i] = frozen.get();
+    r->frozen.emplace_back(i, std::move(frozen));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status AddToTrace(Recording* r, Trace* trace) {
@@ -374,13 +395,19 @@ void RecordCalls(size_t num_calls, Recording* recordings, CallPart* parts) {
       } else {
         CountCall(absl::MakeSpan(parts, count), first.runs);
       }
+      for (size_t i = 0; refused.ok() && i < count; ++i) {
+        if (!recordings[i].record || parts[i].inputs.size() < 2) continue;
+        refused = FreezeKept(session.get(), &recordings[i], &parts[i]);
+      }
       session->TrimCalls();
       for (size_t i = 0; i < count; ++i) InternKey(&session->interner(), &parts[i]);
       const CallEntry* entry = nullptr;
       TensorDatas sent;
       const absl::StatusOr<Sequence> run =
-          session->SubmitCalls(absl::MakeSpan(parts, count), first.bound != nullptr, first.runs,
-                               &entry, kOne ? &recordings[0].outputs : &sent);
+          refused.ok()
+              ? session->SubmitCalls(absl::MakeSpan(parts, count), first.bound != nullptr,
+                                     first.runs, &entry, kOne ? &recordings[0].outputs : &sent)
+              : refused;
       refused = run.status();
       auto next = sent.begin();
       for (size_t i = 0; refused.ok() && i < count; ++i) {
