@@ -43,10 +43,10 @@ struct CompileOptions {
     int dim = 0;
   };
   // They all have one size, of 1 to `max_size`; another size is neither another trace nor another
-  // graph. The function is traced with a few sizes, and must be the same op by op but for shapes,
-  // whose sizes may be linear in it: what it makes of the size otherwise (a number 1 / size: use
-  // Mean) is an error that names the line. With several ranks each may have its own size, unless a
-  // collective's shape depends on it.
+  // graph. The function is traced with a few sizes, also a small one, and must be the same op by op
+  // but for shapes, whose sizes may be linear in it: what it makes of the size otherwise (a number
+  // 1 / size: use Mean) is an error that names the line. With several ranks each may have its own
+  // size, unless a collective's shape depends on it.
   std::vector<Varying> varying;
   int64_t max_size = 0;
   // How many calls may be under way: one more waits for the first of them. Each has memory for its

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <future>
@@ -423,6 +424,53 @@ TEST(CompileTest, WhatIsNoFunctionOfABatchThatVariesSaysWhere) {
   EXPECT_FALSE(two.Run({Vector(session, {1, 2})}).ok());
   EXPECT_FALSE(two.Run({Scalar<double>(session, 2), Vector(session, {1})}).ok());
   EXPECT_TRUE(two.Run({Vector(session, {1, 2}), Vector(session, {1, 2})}).ok());
+}
+
+// What is not linear in the size is an error, however small the largest size is; or right at all
+// sizes, where there are no more than the rules are made of.
+TEST(CompileTest, ABatchOfFewSizesMayVary) {
+  FakeDaemon daemon;
+  const Session session = daemon.Open();
+  Doubles numbers(64);
+  for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<double>(i * i + 1);
+  const Tensor table = Vector(session, numbers);
+  // The sum of the first f(n) numbers.
+  const auto first = [&](int64_t (*f)(int64_t)) {
+    return [&table, f](const std::vector<Tensor>& in) {
+      return std::vector<Tensor>{Sum(Slice(table, 0, 0, f(in[0].shape()[0]))) + Sum(in[0])};
+    };
+  };
+  const Function linear = first([](int64_t n) { return 2 * n + 3; });
+  const Function square = first([](int64_t n) { return n * n; });
+  for (const int64_t max_size : {1, 2, 3, 4, 5, 8}) {
+    SCOPED_TRACE(max_size);
+    CompileOptions options;
+    options.varying = {0};
+    options.max_size = max_size;
+    const Compiled squares = Compile(square, options);
+    const Compiled sums = Compile(linear, options);
+    for (int64_t n = 1; n <= max_size; ++n) {
+      const Tensor x = Vector(session, Doubles(static_cast<size_t>(n), 0.5));
+      const auto sum = sums.Run({x});
+      ASSERT_TRUE(sum.ok()) << sum.status();
+      EXPECT_EQ(Values<double>((*sum)[0]), Values<double>(linear({x})[0])) << n;
+      const auto out = squares.Run({x});
+      EXPECT_EQ(out.ok(), max_size <= 2) << out.status();
+      if (!out.ok()) continue;
+      EXPECT_EQ(Values<double>((*out)[0]), Values<double>(square({x})[0])) << n;
+    }
+  }
+  // What is linear at large sizes alone.
+  for (const auto f : {+[](int64_t n) { return std::min<int64_t>(n, 4); },
+                       +[](int64_t n) { return std::max<int64_t>(n, 3); },
+                       +[](int64_t n) { return n / 8; }, +[](int64_t n) { return (n + 8) / 9; }}) {
+    CompileOptions options;
+    options.varying = {0};
+    options.max_size = 15;
+    const auto out = Compile(first(f), options).Run({Vector(session, Doubles(15))});
+    EXPECT_EQ(out.status().code(), absl::StatusCode::kInvalidArgument) << f(15) << f(2);
+    EXPECT_THAT(std::string(out.status().message()), HasSubstr("not linear"));
+  }
 }
 
 // One more call than may be under way waits for the first.
