@@ -1,4 +1,5 @@
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "chorus/chorus.h"
@@ -289,6 +290,33 @@ TEST(AutogradTest, ASeedInMappedMemoryHasAGradient) {
   ASSERT_TRUE(h.ok()) << h.status();
   EXPECT_THAT(Values<double>((*h)[0]), ElementsAre(2 * 33 * 11));
   EXPECT_THAT(Values<double>((*h)[1]), ElementsAre(2 * 33 * 3 * 2));
+}
+
+// A program may keep tensors to its very end, when what its threads have is gone.
+TEST(AutogradTest, AThreadsLastTensorsMayDieAfterItsOwnObjects) {
+  FakeDaemon daemon;
+  const Session session = daemon.Open();
+  const auto tree = [&session](int depth) {
+    Tensor y = Leaf(session, {1});
+    for (int i = 0; i < depth; ++i) y = Concat({y, y * 2, y * 3}, 0);
+    return Sum(y);
+  };
+  struct Kept {
+    std::vector<Tensor> tensors;
+    const Session* session = nullptr;
+    ~Kept() {
+      // One after another: what the first leaves behind, the others must not find.
+      for (Tensor& tensor : tensors) tensor = Tensor();
+    }
+  };
+  std::thread thread([&] {
+    thread_local Kept kept;  // before any that a first destructor makes: so it goes after them
+    for (int i = 0; i < 4; ++i) kept.tensors.push_back(tree(6));
+    EXPECT_THAT(Values<double>(tree(2)), ElementsAre(36));
+  });
+  thread.join();
+  // All of their values were released with them.
+  EXPECT_THAT(Values<double>(tree(1)), ElementsAre(6));
 }
 
 // --- Across ranks -------------------------------------------------------------------------------
