@@ -964,6 +964,34 @@ TEST(CoalescedTest, AnErrorIsEverybodysAndNamesTheIndex) {
   EXPECT_EQ(ErrorOf(other[0].Wait()).reason, Reason::kPeerRefused);
 }
 
+// Of a call that goes in several runs too: no result of it is left, whichever run is refused, and
+// the index is that of the list.
+TEST(CoalescedTest, AnErrorInALaterRunIsEverybodys) {
+  FakeDaemon daemon;
+  Ranks ranks(2, &daemon);
+  const World& w = ranks.worlds[0];
+  const NoGrad no_grad;
+  std::vector<Tensor> xs(1200, Row(w, {1}));
+  const struct {
+    Tensor bad;
+    ReduceOp op;
+  } cases[] = {{Tensor(), Reduction::kSum}, {FromHost<int64_t>(w, {1}, {1}), Reduction::kAvg}};
+  for (const auto& c : cases) {
+    xs[1150] = c.bad;
+    const int before = daemon.counts().runs;
+    const std::vector<Tensor> y = AllReduceCoalesced(xs, w, c.op);
+    EXPECT_EQ(daemon.counts().runs, before + 1) << "the first run was sent";
+    ASSERT_EQ(y.size(), xs.size());
+    for (const Tensor& t : y) {
+      ASSERT_THAT(std::string(t.status().message()), HasSubstr("at index 1150 of"));
+    }
+  }
+  // The other rank hears of it.
+  const std::vector<Tensor> other =
+      AllReduceCoalesced({Row(ranks.worlds[1], {1})}, ranks.worlds[1]);
+  EXPECT_EQ(ErrorOf(other[0].Wait()).reason, Reason::kPeerRefused);
+}
+
 // --- Bad input ----------------------------------------------------------------------------------
 
 TEST(CollectivesTest, BadInputIsRefusedWithATextOfItsOwn) {

@@ -8,6 +8,8 @@
 
 #include "chorus/chorus.h"
 #include "chorus/user_memory.h"
+#include "client/internal/access.h"
+#include "client/internal/member.h"
 #include "client/internal/record.h"
 #include "client/testing/fake_daemon.h"
 #include "client/testing/ranks.h"
@@ -21,6 +23,7 @@ namespace {
 
 using internal::AllReduceIn;
 using internal::CallInRuns;
+using internal::CoreOf;
 
 using ::testing::AllOf;
 using ::testing::ElementsAre;
@@ -659,6 +662,28 @@ TEST(PositionsTest, MemoryThatStopsBecauseItsEpochHasEndedTellsWhoGoesOn) {
   EXPECT_EQ(ranks.worlds[1].epoch(), 2);
   ExpectInLine(ranks, "after it");
   EXPECT_EQ(daemon.counts().ended_epochs, 1);
+}
+
+// As with AllReduce, a group that a Reform has ended is this rank's mistake alone: nobody waits in
+// it.
+TEST(PositionsTest, MemoryOfAGroupThatHasEndedEndsNoEpoch) {
+  FakeDaemon daemon;
+  const Ranks ranks(2, &daemon);
+  const auto group = ranks.worlds[0].NewGroup({0, 1});
+  ASSERT_TRUE(group.ok()) << group.status();
+  CoreOf(*group)->alive = false;  // as Reform does, which this daemon has not
+  UserMemory memory(*group);
+  std::vector<float> values(5, 1);
+  const absl::Status status = memory.AllReduce(values.data(), values.data(), values.size());
+  EXPECT_EQ(ErrorOf(status).reason, Reason::kWrongState) << status;
+  EXPECT_THAT(Text(status), AllOf(HasSubstr("reformed"), HasSubstr("positions_test.cc")));
+  EXPECT_EQ(memory
+                .AllReduceCoalesced<float>(
+                    {{values.data(), values.data(), 2}, {values.data(), values.data(), 3}})
+                .code(),
+            absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(daemon.counts().refusals, 0);
+  ExpectInLine(ranks, "after it");
 }
 
 TEST(PositionsTest, MemoryAndOtherCallsCountTogether) {

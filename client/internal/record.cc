@@ -54,6 +54,14 @@ absl::Status CheckOperand(absl::string_view op, const Tensor& x, const SessionCo
 
 }  // namespace
 
+absl::Status CheckDevice(absl::string_view op, const DeviceRef& device) {
+  const std::shared_ptr<SessionCore>& session = SessionOf(device);
+  if (session == nullptr) return absl::OkStatus();
+  if (device.slot() >= 0 && device.slot() < session->device_count()) return absl::OkStatus();
+  return BadType(absl::StrCat(op, ": device ", device.slot(), " is none of the session's ",
+                              session->device_count()));
+}
+
 // --- Local ops ----------------------------------------------------------------------------------
 
 Tensor ApplyLocal(NodeSpec spec, absl::Span<const Tensor> inputs, const DeviceRef* device) {
@@ -63,10 +71,19 @@ Tensor ApplyLocal(NodeSpec spec, absl::Span<const Tensor> inputs, const DeviceRe
   for (const Tensor& input : inputs) {
     if (session == nullptr && input.defined()) session = ImplOf(input)->data->session;
   }
+  std::shared_ptr<const Failure> failure;
   if (session == nullptr) {
+    // A call that could not even be told its session has an error of its own.
+    for (const Tensor& input : inputs) {
+      if (input.defined()) CheckOperand(spec.op, input, nullptr, &failure).IgnoreError();
+      if (failure != nullptr) return FailedTensor(nullptr, failure);
+    }
     return FailedTensor(nullptr, WithSource(NoTensor(spec.op), spec.source));
   }
-  std::shared_ptr<const Failure> failure;
+  if (device != nullptr) {
+    const absl::Status status = CheckDevice(spec.op, *device);
+    if (!status.ok()) return FailedTensor(session, WithSource(status, spec.source));
+  }
   absl::InlinedVector<TensorDataPtr, 2> datas;
   absl::InlinedVector<const TensorType*, 2> types;
   const OpDef* const op = FindOp(spec.op);
@@ -346,7 +363,7 @@ void RecordCalls(size_t num_calls, Recording* recordings, CallPart* parts) {
     std::shared_ptr<const Failure> failure;
     absl::Status status = CheckCall(call, &parts[i], &failure);
     if (!status.ok()) {
-      if (count > 1 && failure == nullptr) status = AtIndex(status, i);
+      if (failure == nullptr) status = AtIndex(status, parts[i].index);
       return refuse(failure != nullptr ? failure->status : sourced(status), /*counted=*/false);
     }
     Collective& collective = parts[i].key.spec.collective;
@@ -448,6 +465,12 @@ std::vector<Results> ApplyCollectives(absl::Span<const MemberCall> calls) {
   std::vector<CallPart> parts;
   parts.reserve(calls.size());
   for (const MemberCall& call : calls) parts.emplace_back(call.group, call.call->spec);
+  CallInRuns* const runs = calls.empty() ? nullptr : calls[0].call->runs;
+  const size_t before = runs == nullptr ? 0 : runs->calls;
+  for (size_t i = 0; before + parts.size() > 1 && i < parts.size(); ++i) {
+    parts[i].index = static_cast<int64_t>(before + i);
+  }
+  if (runs != nullptr) runs->calls += calls.size();
   if (!calls.empty()) RecordCalls<false>(calls.size(), recordings.data(), parts.data());
   return results;
 }
