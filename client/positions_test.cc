@@ -402,6 +402,36 @@ TEST(PositionsTest, StepsRise) {
 }
 
 // Three calls a step, each waited for; rank 1 leaves step 1 after its first.
+// What concerns a whole world is no part of a function that is being compiled: nothing is sent, and
+// nothing counts.
+TEST(PositionsTest, WorldsAreNotChangedWhileAFunctionIsTraced) {
+  FakeDaemon daemon;
+  Ranks ranks(2, &daemon);
+  World& world = ranks.worlds[0];
+  std::vector<absl::Status> inside;
+  const Compiled function = Compile([&](const std::vector<Tensor>& in) {
+    inside = {world.NewGroup({1, 0}).status(), world.Leave(), world.Abort("no"),
+              world.Reform().status()};
+    return in;
+  });
+  ASSERT_TRUE(function.Run({Vector(world, {1})}).ok());
+  ASSERT_EQ(inside.size(), 4u);
+  for (const absl::Status& status : inside) {
+    EXPECT_EQ(ErrorOf(status).reason, Reason::kWrongState) << status;
+    EXPECT_THAT(Text(status), HasSubstr("inside a compiled function"));
+  }
+  EXPECT_EQ(daemon.counts().ended_epochs, 0);
+  // Both ranks' first request is for one group.
+  std::vector<Tensor> y;
+  for (int r = 0; r < 2; ++r) {
+    const auto group = ranks.worlds[r].NewGroup({1, 0});
+    ASSERT_TRUE(group.ok()) << group.status();
+    y.push_back(AllReduce(Vector(ranks.worlds[r], {1.0 + r}), *group));
+  }
+  for (const Tensor& sum : y) EXPECT_THAT(Values<double>(sum), ElementsAre(3));
+  ExpectInLine(ranks, "after it");
+}
+
 TEST(PositionsTest, ARankThatLeavesAStepIsInLineInTheNext) {
   FakeDaemon daemon;
   const Ranks ranks(2, &daemon);
