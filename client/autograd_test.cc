@@ -1,4 +1,5 @@
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "chorus/chorus.h"
@@ -183,6 +184,139 @@ TEST(AutogradTest, MappedMemoryIsFrozenWhenItIsSaved) {
   mapped->data()[0] = 1000;
   ASSERT_TRUE(Backward(y).ok());
   EXPECT_THAT(Values<double>(w.grad()), ElementsAre(3));
+}
+
+// Each use has the bytes of its time, also where one gradient is taken of several.
+TEST(AutogradTest, MappedMemoryThatIsUsedAgainIsAnotherValue) {
+  FakeDaemon daemon;
+  const Session session = daemon.Open();
+  absl::StatusOr<MappedTensor<double>> mapped = Map<double>(session, {2});
+  ASSERT_TRUE(mapped.ok());
+  const Tensor w = Leaf(session, {1, 10});
+  Tensor sum = w;
+  for (const double first : {2, 5, 11}) {
+    mapped->data()[0] = first;
+    mapped->data()[1] = -first;
+    sum = sum + w * *mapped;
+    ASSERT_TRUE(sum.Wait().ok());
+  }
+  ASSERT_TRUE(Backward(Sum(sum)).ok());
+  EXPECT_THAT(Values<double>(w.grad()), ElementsAre(1 + 2 + 5 + 11, 1 - 2 - 5 - 11));
+}
+
+// The memory itself is one leaf: what flows to any of its uses adds up, to any order.
+TEST(AutogradTest, AllUsesOfMappedMemoryAddUpInItsGradient) {
+  FakeDaemon daemon;
+  const Session session = daemon.Open();
+  absl::StatusOr<MappedTensor<double>> mapped = Map<double>(session, {1});
+  ASSERT_TRUE(mapped.ok());
+  Tensor m = mapped->tensor();
+  m.RequireGrad();
+  const auto use = [&](double value) {
+    mapped->data()[0] = value;
+    const Tensor y = Sum(m * m * m + 7 * m);
+    EXPECT_THAT(Values<double>(y), ElementsAre(value * value * value + 7 * value));
+    return y;
+  };
+  const Tensor loss = use(2) + use(5);
+  mapped->data()[0] = 1000;
+  BackwardOptions create;
+  create.create_graph = true;
+  const auto g = Grad({loss}, {m}, create);
+  ASSERT_TRUE(g.ok()) << g.status();
+  EXPECT_THAT(Values<double>((*g)[0]), ElementsAre(3 * 4 + 7 + 3 * 25 + 7));
+  const auto h = Grad({Sum((*g)[0])}, {m}, create);
+  ASSERT_TRUE(h.ok()) << h.status();
+  EXPECT_THAT(Values<double>((*h)[0]), ElementsAre(6 * 2 + 6 * 5));
+  ASSERT_TRUE(Backward(loss).ok());
+  EXPECT_THAT(Values<double>(m.grad()), ElementsAre(3 * 4 + 7 + 3 * 25 + 7));
+}
+
+// A gradient may be the seed itself, and is not to change with the memory that the seed stood in.
+TEST(AutogradTest, AGradientDoesNotChangeWithTheMemoryOfItsSeed) {
+  FakeDaemon daemon;
+  const Session session = daemon.Open();
+  absl::StatusOr<MappedTensor<double>> mapped = Map<double>(session, {2});
+  ASSERT_TRUE(mapped.ok());
+  const Tensor x = Leaf(session, {1, 2});
+  const Tensor b = FromHost<double>(session, {3, 4}, {2});
+  const auto take = [&](double seed) {
+    mapped->data()[0] = seed;
+    mapped->data()[1] = 10 * seed;
+    BackwardOptions options;
+    options.seeds = {*mapped};
+    EXPECT_TRUE(Backward(x + b, options).ok());
+    const Tensor grad = x.grad();
+    EXPECT_TRUE(grad.Wait().ok());
+    x.ClearGrad();
+    return grad;
+  };
+  const Tensor first = take(5);
+  const Tensor second = take(6);
+  EXPECT_THAT(Values<double>(first), ElementsAre(5, 50));
+  EXPECT_THAT(Values<double>(second), ElementsAre(6, 60));
+  // Inside a compiled function it is a result of the function, not the memory.
+  const Compiled f = Compile([&](const std::vector<Tensor>& in) {
+    BackwardOptions options;
+    options.seeds = {*mapped};
+    const auto g = Grad({in[0] + in[1]}, {in[0]}, options);
+    return g.ok() ? *g : std::vector<Tensor>{FromError(session, g.status())};
+  });
+  const auto third = f.Run({x, b});
+  ASSERT_TRUE(third.ok()) << third.status();
+  ASSERT_TRUE((*third)[0].Wait().ok());
+  mapped->data()[0] = 7;
+  EXPECT_THAT(Values<double>((*third)[0]), ElementsAre(6, 60));
+}
+
+// A seed of which a gradient is wanted has its history, though its memory may be refilled.
+TEST(AutogradTest, ASeedInMappedMemoryHasAGradient) {
+  FakeDaemon daemon;
+  const Session session = daemon.Open();
+  absl::StatusOr<MappedTensor<double>> mapped = Map<double>(session, {1});
+  ASSERT_TRUE(mapped.ok());
+  mapped->data()[0] = 3;
+  Tensor seed = mapped->tensor();
+  seed.RequireGrad();
+  const Tensor x = Leaf(session, {5});
+  BackwardOptions create;
+  create.create_graph = true;
+  create.seeds = {seed};
+  const auto g = Grad({x * x + x}, {x}, create);  // seed * (2x + 1)
+  ASSERT_TRUE(g.ok()) << g.status();
+  EXPECT_THAT(Values<double>((*g)[0]), ElementsAre(33));
+  mapped->data()[0] = 1000;
+  const auto h = Grad({Sum((*g)[0] * (*g)[0])}, {seed, x});
+  ASSERT_TRUE(h.ok()) << h.status();
+  EXPECT_THAT(Values<double>((*h)[0]), ElementsAre(2 * 33 * 11));
+  EXPECT_THAT(Values<double>((*h)[1]), ElementsAre(2 * 33 * 3 * 2));
+}
+
+// A program may keep tensors to its very end, when what its threads have is gone.
+TEST(AutogradTest, AThreadsLastTensorsMayDieAfterItsOwnObjects) {
+  FakeDaemon daemon;
+  const Session session = daemon.Open();
+  const auto tree = [&session](int depth) {
+    Tensor y = Leaf(session, {1});
+    for (int i = 0; i < depth; ++i) y = Concat({y, y * 2, y * 3}, 0);
+    return Sum(y);
+  };
+  struct Kept {
+    std::vector<Tensor> tensors;
+    const Session* session = nullptr;
+    ~Kept() {
+      // One after another: what the first leaves behind, the others must not find.
+      for (Tensor& tensor : tensors) tensor = Tensor();
+    }
+  };
+  std::thread thread([&] {
+    thread_local Kept kept;  // before any that a first destructor makes: so it goes after them
+    for (int i = 0; i < 4; ++i) kept.tensors.push_back(tree(6));
+    EXPECT_THAT(Values<double>(tree(2)), ElementsAre(36));
+  });
+  thread.join();
+  // All of their values were released with them.
+  EXPECT_THAT(Values<double>(tree(1)), ElementsAre(6));
 }
 
 // --- Across ranks -------------------------------------------------------------------------------

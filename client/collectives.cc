@@ -442,22 +442,21 @@ std::vector<Results> ApplyCoalesced(std::vector<CallRequest> calls,
     run.clear();
     values = 0;
   };
+  const auto refused = [&results] { return !results.empty() && !results.back()[0].status().ok(); };
   for (size_t i = 0; i < calls.size(); ++i) {
     const size_t call_values = inputs[i].size() + results_each;
     if (!run.empty() && values + call_values > kMaxRunValues) {
       submit();
-      // The rest of the call was refused with it.
-      if (!results.back()[0].status().ok()) {
-        results.resize(calls.size(), results.back());
-        return results;
-      }
+      if (refused()) break;
     }
     calls[i].runs = &runs;
     run.push_back({&calls[i], inputs[i], &MemberOf(group), CoreOf(group)});
     values += call_values;
   }
   runs.last = true;
-  if (!run.empty()) submit();
+  if (!run.empty() && !refused()) submit();
+  // It is one call: a run that is refused takes with it the rest, and what has been sent.
+  if (refused()) results.assign(calls.size(), Results(results.back()));
   return results;
 }
 

@@ -202,8 +202,10 @@ Ragged ReduceScatterRagged(const Tensor& x, const Tensor& counts, int64_t max_ro
 // Coalesced: as many collectives in one call, for many small tensors. Results, gradients and bits
 // are those of the single calls in that order; what they cost is not. Every member coalesces the
 // same ones: it is one call, whatever is in its list, and none where that is empty. Results come
-// when all are done; an error in one of them is an error of all, and says in which it is. Shapes
-// and dtypes may differ from one to the next; nothing in, nothing out.
+// when all are done; an error in one of them is an error of all, and says in which it is. (A call
+// of very many, with more than 4,096 inputs and results, goes in several runs. What is wrong with
+// it here is an error of all; where a run fails later, those before it may have their results.)
+// Shapes and dtypes may differ from one to the next; nothing in, nothing out.
 std::vector<Tensor> AllReduceCoalesced(const std::vector<Tensor>& xs, const Group& group,
                                        ReduceOp op = {}, CallSite site = CallSite::Here());
 std::vector<Tensor> BroadcastCoalesced(const std::vector<Tensor>& xs, int root, const Group& group,

@@ -340,6 +340,47 @@ TEST(RaggedTest, EveryOtherForm) {
   EXPECT_EQ(daemon.live_tapes(), 0);
 }
 
+// The gradient goes by the counts of its call, whatever the trainer's own memory holds by then.
+TEST(RaggedTest, CountsInMappedMemoryMayBeRefilled) {
+  FakeDaemon daemon;
+  {
+    Ranks ranks(2, &daemon);
+    std::vector<Tensor> x;
+    std::vector<MappedTensor<int64_t>> counts;
+    std::vector<std::vector<Tensor>> y(2);
+    for (int r = 0; r < 2; ++r) {
+      x.push_back(Leaf(ranks.worlds[r], {1.0 + r, 10.0 + r, 100.0 + r}, {3, 1}));
+      absl::StatusOr<MappedTensor<int64_t>> mapped = Map<int64_t>(ranks.worlds[r], {2});
+      ASSERT_TRUE(mapped.ok());
+      counts.push_back(*std::move(mapped));
+    }
+    // Rank 0 gets so many rows of each rank; rank 1 one.
+    for (const int64_t rows : {1, 2}) {
+      for (int r = 0; r < 2; ++r) {
+        counts[r][0] = rows;
+        counts[r][1] = 1;
+        y[r].push_back(AllToAllRagged(x[r], counts[r], 4, ranks.worlds[r]).values);
+      }
+      for (int r = 0; r < 2; ++r) ASSERT_TRUE(y[r].back().Wait().ok());
+    }
+    EXPECT_EQ(Values<double>(y[0][0]), (Doubles{1, 2, 0, 0}));
+    EXPECT_EQ(Values<double>(y[0][1]), (Doubles{1, 10, 2, 11}));
+    EXPECT_EQ(Values<double>(y[1][0]), (Doubles{10, 11, 0, 0}));
+    EXPECT_EQ(Values<double>(y[1][1]), (Doubles{100, 101, 0, 0}));
+    for (int r = 0; r < 2; ++r) {
+      counts[r][0] = 77;
+      const double weight = r + 1;
+      const absl::Status status = Backward({Sum(y[r][0] * weight), Sum(y[r][1] * (10 * weight))});
+      ASSERT_TRUE(status.ok()) << status;
+    }
+    for (int r = 0; r < 2; ++r) {
+      // To rank 0, first 1 and then 2 rows; to rank 1 the row behind these.
+      EXPECT_EQ(Values<double>(x[r].grad()), (Doubles{1 + 10, 2 + 10, 20}));
+    }
+  }
+  EXPECT_EQ(daemon.live_tapes(), 0);
+}
+
 TEST(RaggedTest, BadInputIsRefused) {
   FakeDaemon daemon;
   Ranks ranks(2, &daemon);
@@ -917,6 +958,34 @@ TEST(CoalescedTest, AnErrorIsEverybodysAndNamesTheIndex) {
   for (const Tensor& t : y) EXPECT_THAT(std::string(t.status().message()), HasSubstr("index 1"));
   const std::vector<Tensor> z = AllReduceCoalesced({Row(w, {1}), Tensor()}, w);
   EXPECT_THAT(std::string(z[0].status().message()), HasSubstr("index 1"));
+  // The other rank hears of it.
+  const std::vector<Tensor> other =
+      AllReduceCoalesced({Row(ranks.worlds[1], {1})}, ranks.worlds[1]);
+  EXPECT_EQ(ErrorOf(other[0].Wait()).reason, Reason::kPeerRefused);
+}
+
+// Of a call that goes in several runs too: no result of it is left, whichever run is refused, and
+// the index is that of the list.
+TEST(CoalescedTest, AnErrorInALaterRunIsEverybodys) {
+  FakeDaemon daemon;
+  Ranks ranks(2, &daemon);
+  const World& w = ranks.worlds[0];
+  const NoGrad no_grad;
+  std::vector<Tensor> xs(1200, Row(w, {1}));
+  const struct {
+    Tensor bad;
+    ReduceOp op;
+  } cases[] = {{Tensor(), Reduction::kSum}, {FromHost<int64_t>(w, {1}, {1}), Reduction::kAvg}};
+  for (const auto& c : cases) {
+    xs[1150] = c.bad;
+    const int before = daemon.counts().runs;
+    const std::vector<Tensor> y = AllReduceCoalesced(xs, w, c.op);
+    EXPECT_EQ(daemon.counts().runs, before + 1) << "the first run was sent";
+    ASSERT_EQ(y.size(), xs.size());
+    for (const Tensor& t : y) {
+      ASSERT_THAT(std::string(t.status().message()), HasSubstr("at index 1150 of"));
+    }
+  }
   // The other rank hears of it.
   const std::vector<Tensor> other =
       AllReduceCoalesced({Row(ranks.worlds[1], {1})}, ranks.worlds[1]);

@@ -43,10 +43,10 @@ struct CompileOptions {
     int dim = 0;
   };
   // They all have one size, of 1 to `max_size`; another size is neither another trace nor another
-  // graph. The function is traced with a few sizes, and must be the same op by op but for shapes,
-  // whose sizes may be linear in it: what it makes of the size otherwise (a number 1 / size: use
-  // Mean) is an error that names the line. With several ranks each may have its own size, unless a
-  // collective's shape depends on it.
+  // graph. The function is traced with a few sizes, also a small one, and must be the same op by op
+  // but for shapes, whose sizes may be linear in it: what it makes of the size otherwise (a number
+  // 1 / size: use Mean) is an error that names the line. With several ranks each may have its own
+  // size, unless a collective's shape depends on it.
   std::vector<Varying> varying;
   int64_t max_size = 0;
   // How many calls may be under way: one more waits for the first of them. Each has memory for its
@@ -61,7 +61,11 @@ class Compiled {
   Compiled() = default;
   // Runs it; the first call with inputs of these types, devices and `requires_grad` traces the
   // function, which sees tensors without bytes (Read and Wait fail in it). Tensors that it captures
-  // become further inputs; groups that it captures are bound anew at each call. Results carry no
+  // become further inputs: those that it used when it was traced, also at calls for which a
+  // captured variable holds another tensor by then; what changes is an input of the function. To a
+  // gradient that is taken inside, a captured tensor is a constant, unless it is a leaf. Values of
+  // the function itself that it keeps somewhere are of no use outside, nor when it is traced again
+  // (FAILED_PRECONDITION). Groups that it captures are bound anew at each call. Results carry no
   // history: differentiate inside. Returns at once, like any op, unless as many calls as
   // CompileOptions says are under way. A few bytes from the host (Scalar,
   // or FromHost of 64 bytes at most) travel with the call: a learning rate, a step number or a seed

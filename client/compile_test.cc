@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <future>
@@ -425,6 +426,53 @@ TEST(CompileTest, WhatIsNoFunctionOfABatchThatVariesSaysWhere) {
   EXPECT_TRUE(two.Run({Vector(session, {1, 2}), Vector(session, {1, 2})}).ok());
 }
 
+// What is not linear in the size is an error, however small the largest size is; or right at all
+// sizes, where there are no more than the rules are made of.
+TEST(CompileTest, ABatchOfFewSizesMayVary) {
+  FakeDaemon daemon;
+  const Session session = daemon.Open();
+  Doubles numbers(64);
+  for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<double>(i * i + 1);
+  const Tensor table = Vector(session, numbers);
+  // The sum of the first f(n) numbers.
+  const auto first = [&](int64_t (*f)(int64_t)) {
+    return [&table, f](const std::vector<Tensor>& in) {
+      return std::vector<Tensor>{Sum(Slice(table, 0, 0, f(in[0].shape()[0]))) + Sum(in[0])};
+    };
+  };
+  const Function linear = first([](int64_t n) { return 2 * n + 3; });
+  const Function square = first([](int64_t n) { return n * n; });
+  for (const int64_t max_size : {1, 2, 3, 4, 5, 8}) {
+    SCOPED_TRACE(max_size);
+    CompileOptions options;
+    options.varying = {0};
+    options.max_size = max_size;
+    const Compiled squares = Compile(square, options);
+    const Compiled sums = Compile(linear, options);
+    for (int64_t n = 1; n <= max_size; ++n) {
+      const Tensor x = Vector(session, Doubles(static_cast<size_t>(n), 0.5));
+      const auto sum = sums.Run({x});
+      ASSERT_TRUE(sum.ok()) << sum.status();
+      EXPECT_EQ(Values<double>((*sum)[0]), Values<double>(linear({x})[0])) << n;
+      const auto out = squares.Run({x});
+      EXPECT_EQ(out.ok(), max_size <= 2) << out.status();
+      if (!out.ok()) continue;
+      EXPECT_EQ(Values<double>((*out)[0]), Values<double>(square({x})[0])) << n;
+    }
+  }
+  // What is linear at large sizes alone.
+  for (const auto f : {+[](int64_t n) { return std::min<int64_t>(n, 4); },
+                       +[](int64_t n) { return std::max<int64_t>(n, 3); },
+                       +[](int64_t n) { return n / 8; }, +[](int64_t n) { return (n + 8) / 9; }}) {
+    CompileOptions options;
+    options.varying = {0};
+    options.max_size = 15;
+    const auto out = Compile(first(f), options).Run({Vector(session, Doubles(15))});
+    EXPECT_EQ(out.status().code(), absl::StatusCode::kInvalidArgument) << f(15) << f(2);
+    EXPECT_THAT(std::string(out.status().message()), HasSubstr("not linear"));
+  }
+}
+
 // One more call than may be under way waits for the first.
 TEST(CompileTest, CallsUnderWayAreBounded) {
   FakeDaemon daemon;
@@ -555,6 +603,85 @@ TEST(CompileTest, WrongUseIsAnError) {
                    }).Run({Vector(session, {1}).RequireGrad()});
   ASSERT_TRUE(out.ok());
   EXPECT_THAT(std::string(Backward((*out)[0]).message()), HasSubstr("compiled function"));
+}
+
+// What a function keeps of one trace is no value of the next, whose values stand where those stood.
+TEST(CompileTest, ATensorOfAnEarlierTraceIsRefused) {
+  FakeDaemon daemon;
+  const Session session = daemon.Open();
+  const Tensor x = Vector(session, {-1, 2, 3, 4});
+  const auto run = [&](const Function& function) {
+    const Compiled f = Compile(function);
+    const auto first = f.Run({x});
+    EXPECT_TRUE(first.ok()) << first.status();
+    // The same values, another trace.
+    return f.Run({Vector(session, {-1, 2, 3, 4}).RequireGrad()}).status();
+  };
+  Tensor mask;
+  const absl::Status used = run([&](const std::vector<Tensor>& in) {
+    if (!mask.defined()) mask = Full(session, DType::kF64, {4}, 0.5);
+    return std::vector<Tensor>{Relu(in[0]) * mask};
+  });
+  EXPECT_EQ(ErrorOf(used).reason, Reason::kWrongState) << used;
+  EXPECT_THAT(std::string(used.message()), HasSubstr("compile_test.cc"));
+  Tensor kept;
+  const absl::Status returned = run([&](const std::vector<Tensor>& in) {
+    if (!kept.defined()) kept = Full(session, DType::kF64, {4}, 0.5);
+    return std::vector<Tensor>{Relu(in[0]), kept};
+  });
+  EXPECT_EQ(ErrorOf(returned).reason, Reason::kWrongState) << returned;
+  EXPECT_THAT(std::string(returned.message()), HasSubstr("result 1"));
+  // A gradient through, with regard to, and of one.
+  Tensor leaf;
+  std::vector<absl::Status> taken;
+  run([&](const std::vector<Tensor>& in) {
+    Tensor y = Vector(session, {1, 2, 3, 4}).RequireGrad() * in[0];
+    if (!leaf.defined()) leaf = y;
+    BackwardOptions seeded;
+    seeded.seeds = {leaf.Detach()};
+    taken = {Grad({Sum(leaf)}, {y}).status(), Backward(Sum(leaf)), Backward(leaf, seeded),
+             Grad({Sum(y)}, {leaf}).status(), Grad({y}, {y}, seeded).status()};
+    return std::vector<Tensor>{y};
+  }).IgnoreError();
+  ASSERT_EQ(taken.size(), 5u);
+  for (const absl::Status& status : taken) {
+    EXPECT_EQ(ErrorOf(status).reason, Reason::kWrongState) << status;
+  }
+}
+
+// Inside, a captured result is a constant: its gradient is not zero, there is none.
+TEST(CompileTest, AGradientOfACapturedResultIsRefused) {
+  FakeDaemon daemon;
+  {
+    Ranks ranks(2, &daemon);
+    const World& world = ranks.worlds[0];
+    const Tensor leaf = Vector(world, {2}).RequireGrad();
+    const Tensor loss = Sum(leaf * leaf);
+    std::vector<Tensor> sent;
+    for (int r = 0; r < 2; ++r) {
+      sent.push_back(Reduce(r == 0 ? leaf : Vector(ranks.worlds[1], {3}), 1, ranks.worlds[r]));
+    }
+    ASSERT_TRUE(sent[0].absent());
+    std::vector<absl::Status> taken;
+    const auto out = Compile([&](const std::vector<Tensor>& in) {
+                       taken = {Backward(loss), Grad({loss}, {leaf}).status(), Backward(sent[0]),
+                                Backward({Sum(in[0] * in[0]), loss})};
+                       const auto own = Grad({leaf}, {leaf});
+                       return own.ok() ? *own : std::vector<Tensor>{Tensor()};
+                     }).Run({Vector(world, {5}).RequireGrad()});
+    ASSERT_TRUE(out.ok()) << out.status();
+    EXPECT_THAT(Values<double>((*out)[0]), ElementsAre(1));
+    ASSERT_EQ(taken.size(), 4u);
+    for (const absl::Status& status : taken) {
+      EXPECT_EQ(ErrorOf(status).reason, Reason::kWrongState) << status;
+      EXPECT_THAT(std::string(status.message()), HasSubstr("outside of the compiled function"));
+    }
+    EXPECT_EQ(daemon.counts().refusals, 0);
+    // Outside it is what it was.
+    ASSERT_TRUE(Backward(loss).ok());
+    EXPECT_THAT(Values<double>(leaf.grad()), ElementsAre(4));
+  }
+  EXPECT_EQ(daemon.live_tapes(), 0);
 }
 
 TEST(CompileTest, CapturedLeavesWorkWithGrad) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <iostream>
+#include <limits>
 #include <map>
 #include <random>
 #include <string>
@@ -14,6 +15,7 @@
 #include "chorus/chorus.h"
 #include "chorus/functional/math.h"
 #include "chorus/functional/nn.h"
+#include "chorus/functional/op.h"
 #include "client/internal/access.h"
 #include "client/internal/session_core.h"
 #include "client/internal/tape.h"
@@ -361,6 +363,78 @@ TEST(EagerTest, WrongUseIsAnErrorNotACrash) {
   EXPECT_FALSE(Session().Join().ok());
   EXPECT_FALSE(World().NewGroup({0}).ok());
   EXPECT_FALSE(Compiled().Run({x}).ok());
+}
+
+// A call that has no session carries its own error on, like any.
+TEST(EagerTest, AnErrorWithoutASessionIsCarriedOn) {
+  FakeDaemon daemon;
+  const Session session = daemon.Open();
+  const Tensor x = FromHost<float>(session, {1, 2}, {2});
+  const Tensor bad = AllReduce(x, Group());
+  ASSERT_THAT(std::string(bad.status().message()), HasSubstr("expected a group"));
+  for (const Tensor& later : {Relu(bad), bad * 2, Sum(bad), bad + bad, x + bad, bad + x,
+                              Concat({bad, bad}, 0), Op("neg", {bad}), Relu(Relu(bad))}) {
+    EXPECT_EQ(later.status(), bad.status());
+    EXPECT_EQ(later.Wait(), bad.status());
+  }
+}
+
+TEST(EagerTest, AnUnknownDeviceIsThatCallsErrorAlone) {
+  FakeDaemon daemon;
+  const Session session = daemon.Open(2);
+  const Tensor x = FromHost<float>(session, {1, 2}, {2});
+  const Tensor y = x * 3;  // is sent with what is called next
+  for (const int slot : {2, 7, -1}) {
+    const DeviceRef device = session.device(slot);
+    const auto mapped = Map<float>(device, {2});
+    const struct {
+      const char* op;
+      absl::Status status;
+    } refused[] = {
+        {"fill", Full(device, DType::kF32, {2}, 1).status()},
+        {"fill", Zeros(device, DType::kI64, {2}).status()},
+        {"random_uniform", RandomUniform(device, DType::kF32, {2}, 1).status()},
+        {"random_bits", RandomBits(device, DType::kI64, {2}, 1).status()},
+        {"fill", OpOn(device, "fill", {},
+                      {{"dims", std::vector<int64_t>{2}}, {"dtype", "f32"}, {"value", 1.5}})
+                     .status()},
+        {"FromHost", FromHost<float>(device, {1, 2}, {2}).status()},
+        {"Map", mapped.status()},
+    };
+    for (const auto& each : refused) {
+      EXPECT_EQ(ErrorOf(each.status).reason, Reason::kBadType) << each.status;
+      EXPECT_THAT(std::string(each.status.message()),
+                  HasSubstr(std::string(each.op) + ": device " + std::to_string(slot) +
+                            " is none of the session's 2"));
+      EXPECT_EQ(ErrorOf(each.status).source.rfind(__FILE__, 0), 0u) << each.status;
+    }
+  }
+  EXPECT_THAT(Values<float>(y), ElementsAre(3, 6));
+  EXPECT_THAT(Values<float>(Full(session.device(1), DType::kF32, {1}, 2)), ElementsAre(2));
+}
+
+TEST(EagerTest, FullTakesTheNumbersThatTheDtypeHas) {
+  FakeDaemon daemon;
+  const Session session = daemon.Open();
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const double infinity = std::numeric_limits<double>::infinity();
+  const struct {
+    DType dtype;
+    double value;
+  } bad[] = {{DType::kI32, 1.5},    {DType::kI64, 1e300},     {DType::kI64, nan},
+             {DType::kI64, 0x1p63}, {DType::kI32, 0x1p31},    {DType::kU8, -1},
+             {DType::kU8, 256},     {DType::kI8, -129},       {DType::kBool, 2},
+             {DType::kI16, 0x1p15}, {DType::kI32, -infinity}, {DType::kBool, 0.5}};
+  for (const auto& each : bad) {
+    const absl::Status status = Full(session, each.dtype, {2}, each.value).status();
+    EXPECT_EQ(ErrorOf(status).reason, Reason::kBadType) << DTypeName(each.dtype) << each.value;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("eager_test.cc"));
+  }
+  EXPECT_THAT(Values<int64_t>(Full(session, DType::kI64, {1}, -0x1p63)),
+              ElementsAre(std::numeric_limits<int64_t>::min()));
+  EXPECT_THAT(Values<uint8_t>(Full(session, DType::kU8, {1}, 255)), ElementsAre(255));
+  EXPECT_THAT(Values<bool>(Full(session, DType::kBool, {1}, 1)), ElementsAre(true));
+  EXPECT_THAT(Values<float>(Full(session, DType::kF32, {1}, infinity)), ElementsAre(infinity));
 }
 
 TEST(EagerTest, UploadsOfAllSizes) {

@@ -284,6 +284,14 @@ TEST_F(ParallelTest, NestsAreScatteredAndGathered) {
                               .message()),
               HasSubstr("maps of the same 1 keys"));
   EXPECT_THAT(
+      std::string(
+          GatherNest({Nest::Map({}), Nest::Map({{"a", Row(session_.device(1), {1})}})}, devices_)
+              .status()
+              .message()),
+      HasSubstr("maps of the same 0 keys from every device, got another one from device 1"));
+  EXPECT_FALSE(GatherNest({Nest::Map({{"a", Nest()}}), Nest::Map({{"b", Nest()}})}, devices_).ok());
+  EXPECT_TRUE(GatherNest({Nest::Map({}), Nest::Map({})}, devices_).ok());
+  EXPECT_THAT(
       std::string(GatherNest({Nest::List({}), Nest::List({Nest()})}, devices_).status().message()),
       HasSubstr("expected 0 items"));
   EXPECT_FALSE(GatherNest({}, devices_).ok());

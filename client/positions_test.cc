@@ -8,6 +8,8 @@
 
 #include "chorus/chorus.h"
 #include "chorus/user_memory.h"
+#include "client/internal/access.h"
+#include "client/internal/member.h"
 #include "client/internal/record.h"
 #include "client/testing/fake_daemon.h"
 #include "client/testing/ranks.h"
@@ -21,6 +23,7 @@ namespace {
 
 using internal::AllReduceIn;
 using internal::CallInRuns;
+using internal::CoreOf;
 
 using ::testing::AllOf;
 using ::testing::ElementsAre;
@@ -399,6 +402,36 @@ TEST(PositionsTest, StepsRise) {
 }
 
 // Three calls a step, each waited for; rank 1 leaves step 1 after its first.
+// What concerns a whole world is no part of a function that is being compiled: nothing is sent, and
+// nothing counts.
+TEST(PositionsTest, WorldsAreNotChangedWhileAFunctionIsTraced) {
+  FakeDaemon daemon;
+  Ranks ranks(2, &daemon);
+  World& world = ranks.worlds[0];
+  std::vector<absl::Status> inside;
+  const Compiled function = Compile([&](const std::vector<Tensor>& in) {
+    inside = {world.NewGroup({1, 0}).status(), world.Leave(), world.Abort("no"),
+              world.Reform().status()};
+    return in;
+  });
+  ASSERT_TRUE(function.Run({Vector(world, {1})}).ok());
+  ASSERT_EQ(inside.size(), 4u);
+  for (const absl::Status& status : inside) {
+    EXPECT_EQ(ErrorOf(status).reason, Reason::kWrongState) << status;
+    EXPECT_THAT(Text(status), HasSubstr("inside a compiled function"));
+  }
+  EXPECT_EQ(daemon.counts().ended_epochs, 0);
+  // Both ranks' first request is for one group.
+  std::vector<Tensor> y;
+  for (int r = 0; r < 2; ++r) {
+    const auto group = ranks.worlds[r].NewGroup({1, 0});
+    ASSERT_TRUE(group.ok()) << group.status();
+    y.push_back(AllReduce(Vector(ranks.worlds[r], {1.0 + r}), *group));
+  }
+  for (const Tensor& sum : y) EXPECT_THAT(Values<double>(sum), ElementsAre(3));
+  ExpectInLine(ranks, "after it");
+}
+
 TEST(PositionsTest, ARankThatLeavesAStepIsInLineInTheNext) {
   FakeDaemon daemon;
   const Ranks ranks(2, &daemon);
@@ -659,6 +692,28 @@ TEST(PositionsTest, MemoryThatStopsBecauseItsEpochHasEndedTellsWhoGoesOn) {
   EXPECT_EQ(ranks.worlds[1].epoch(), 2);
   ExpectInLine(ranks, "after it");
   EXPECT_EQ(daemon.counts().ended_epochs, 1);
+}
+
+// As with AllReduce, a group that a Reform has ended is this rank's mistake alone: nobody waits in
+// it.
+TEST(PositionsTest, MemoryOfAGroupThatHasEndedEndsNoEpoch) {
+  FakeDaemon daemon;
+  const Ranks ranks(2, &daemon);
+  const auto group = ranks.worlds[0].NewGroup({0, 1});
+  ASSERT_TRUE(group.ok()) << group.status();
+  CoreOf(*group)->alive = false;  // as Reform does, which this daemon has not
+  UserMemory memory(*group);
+  std::vector<float> values(5, 1);
+  const absl::Status status = memory.AllReduce(values.data(), values.data(), values.size());
+  EXPECT_EQ(ErrorOf(status).reason, Reason::kWrongState) << status;
+  EXPECT_THAT(Text(status), AllOf(HasSubstr("reformed"), HasSubstr("positions_test.cc")));
+  EXPECT_EQ(memory
+                .AllReduceCoalesced<float>(
+                    {{values.data(), values.data(), 2}, {values.data(), values.data(), 3}})
+                .code(),
+            absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(daemon.counts().refusals, 0);
+  ExpectInLine(ranks, "after it");
 }
 
 TEST(PositionsTest, MemoryAndOtherCallsCountTogether) {

@@ -107,7 +107,8 @@ class DeviceRef {
 };
 
 // One client's lease with a daemon. What is made through it is released when it is closed, when the
-// last handle of it, its worlds and its tensors goes, or when the process ends.
+// last handle of it, its worlds, its tensors and the functions compiled with them goes, or when the
+// process ends.
 class Session {
  public:
   Session() = default;  // empty: calls return FAILED_PRECONDITION
@@ -163,7 +164,8 @@ class Group {
   internal::GroupCore* core_ = nullptr;  // its member's
 };
 
-// One member of a job: this rank.
+// One member of a job: this rank. Step, NewGroup, Leave, Abort and Reform are FAILED_PRECONDITION
+// inside a compiled function: they concern the whole world, and take effect at once.
 class World {
  public:
   World() = default;
@@ -181,7 +183,6 @@ class World {
   // Begins a step of this rank's program: its calls count from 0 again. A rank that is out of line
   // is in line again. Nothing is sent, and nobody waits: other ranks hear of it by the next call.
   // INVALID_ARGUMENT: `n` is not above the last step's (the first is 1 or more) or not below 2^48.
-  // FAILED_PRECONDITION: inside a compiled function.
   absl::Status Step(int64_t n, CallSite site = CallSite::Here()) const;
   int64_t step() const;  // 0 before the first
 

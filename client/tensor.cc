@@ -18,6 +18,8 @@ namespace chorus {
 namespace {
 
 using internal::ApplyLocal;
+using internal::CheckDevice;
+using internal::CheckNumber;
 using internal::DeviceFrom;
 using internal::FailedTensor;
 using internal::ForkedError;
@@ -185,10 +187,8 @@ Tensor FromBytes(const DeviceRef& device, DType dtype, const Shape& shape, const
     return fail(BadType(absl::StrCat("FromHost: expected ", type->num_elements(), " values for ",
                                      type->ToString(), ", got ", elements)));
   }
-  if (device.slot() < 0 || device.slot() >= session->device_count()) {
-    return fail(BadType(absl::StrCat("FromHost: device ", device.slot(),
-                                     " is none of the session's ", session->device_count())));
-  }
+  const absl::Status of_session = CheckDevice("FromHost", device);
+  if (!of_session.ok()) return fail(of_session);
   absl::StatusOr<TensorDataPtr> data = TensorDataPtr();
   {
     SessionLock lock(session.get());
@@ -206,6 +206,10 @@ Tensor Full(const DeviceRef& device, DType dtype, const Shape& shape, double val
   if (IsFloating(dtype)) {
     attributes.push_back({"value", value});
   } else {
+    const absl::Status status = CheckNumber(dtype, value);
+    if (!status.ok()) {
+      return FailedTensor(SessionOf(device), WithSource(status, SourceOf(site)));
+    }
     attributes.push_back({"value", static_cast<int64_t>(value)});
   }
   NodeSpec spec = Spec("fill", site, std::move(attributes));
@@ -229,6 +233,8 @@ absl::StatusOr<std::pair<Tensor, char*>> MapBytes(const DeviceRef& device, DType
   if (session->Forked()) return ForkedError();
   const absl::StatusOr<TensorType> type = TypeOf(dtype, shape);
   if (!type.ok()) return WithSource(type.status(), SourceOf(site));
+  const absl::Status of_session = CheckDevice("Map", device);
+  if (!of_session.ok()) return WithSource(of_session, SourceOf(site));
   absl::StatusOr<Link::Staging> staging =
       session->link().CreateStaging(std::max<int64_t>(type->num_bytes(), 1));
   if (!staging.ok()) return WithSource(staging.status(), SourceOf(site));

@@ -208,6 +208,8 @@ template <typename T>
 Tensor Scalar(const DeviceRef& device, T value, CallSite site = CallSite::Here()) {
   return FromBytes(device, DTypeOf<T>(), {}, reinterpret_cast<const char*>(&value), 1, site);
 }
+// INVALID_ARGUMENT (status() tells): `value` is none of the dtype's, which of an integer dtype are
+// the whole numbers of its range.
 Tensor Full(const DeviceRef& device, DType dtype, const Shape& shape, double value,
             CallSite site = CallSite::Here());
 Tensor Zeros(const DeviceRef& device, DType dtype, const Shape& shape,

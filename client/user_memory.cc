@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "chorus/autograd.h"
 #include "client/internal/access.h"
+#include "client/internal/member.h"
 #include "client/internal/record.h"
 #include "client/internal/refusals.h"
 #include "client/internal/session_core.h"
@@ -140,6 +141,11 @@ absl::Status UserMemory::Run(DType dtype, size_t element_bytes, const std::vecto
         SourceOf(site));
     trace->Fail(refused);
     return refused;
+  }
+  if (!CoreOf(group_)->alive.load(std::memory_order_relaxed)) {
+    return WithSource(
+        MakeError(Reason::kWrongState, "UserMemory: the group ended when its world was reformed"),
+        SourceOf(site));
   }
   path_ = Path::kUpload;
   const NoGrad not_recorded;

@@ -26,7 +26,8 @@
 // Ownership: it keeps its group, and staging memory that its calls use again; the trainer's memory
 //   is read and written during a call alone.
 // Errors: returned, with the line of the call: those of AllReduce (chorus/collectives.h), and
-//   FAILED_PRECONDITION kWrongState for an empty group, or inside Compile.
+//   FAILED_PRECONDITION kWrongState for a group that is empty or ended with a Reform, or inside
+//   Compile.
 #ifndef CHORUS_CLIENT_USER_MEMORY_H_
 #define CHORUS_CLIENT_USER_MEMORY_H_
 

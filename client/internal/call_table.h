@@ -83,6 +83,7 @@ struct CallPart {
   TensorInfoPtr declared;                      // keeps the key's type
   absl::InlinedVector<TensorData*, 2> inputs;  // this session's and not failed
   InstanceKey instance;                        // as counted
+  int64_t index = -1;                          // in a coalesced call; -1: it is none
 };
 
 // A call that takes several runs, which share its position: coalesced, of very many tensors, or a
@@ -91,6 +92,7 @@ struct CallInRuns {
   bool begun = false;
   bool last = false;  // set before the last run
   CallPosition next;  // of the first collective of its next run
+  size_t calls = 0;   // of a coalesced call: those of the runs so far
 };
 
 // Collectives that have been called: their graph, and what a run of it is.

@@ -130,7 +130,7 @@ absl::StatusOr<std::unique_ptr<CallEntry>> MakeEntry(absl::Span<const CallPart> 
       spec.inputs.push_back(builder.AddInput(std::move(added)));
     }
     const absl::StatusOr<std::vector<ValueIndex>> values = builder.Emit(std::move(spec));
-    if (!values.ok()) return parts.size() == 1 ? values.status() : AtIndex(values.status(), p);
+    if (!values.ok()) return AtIndex(values.status(), part.index);
     for (const ValueIndex value : *values) {
       GraphOutput output;
       output.value = value;

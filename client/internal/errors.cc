@@ -36,7 +36,8 @@ absl::Status WithSource(const absl::Status& status, const std::string& source) {
   return ToStatus(error);
 }
 
-absl::Status AtIndex(const absl::Status& status, size_t index) {
+absl::Status AtIndex(const absl::Status& status, int64_t index) {
+  if (index < 0) return status;
   Error error = ErrorOf(status);
   error.message = absl::StrCat("at index ", index, " of the coalesced call: ", error.message);
   return ToStatus(error);

@@ -5,7 +5,7 @@
 #ifndef CHORUS_CLIENT_INTERNAL_ERRORS_H_
 #define CHORUS_CLIENT_INTERNAL_ERRORS_H_
 
-#include <cstddef>
+#include <cstdint>
 #include <string>
 
 #include "absl/status/status.h"
@@ -22,8 +22,8 @@ bool IsLost(const absl::Status& status);
 std::string SourceOf(CallSite site);
 // `status` with the call site, where it has none.
 absl::Status WithSource(const absl::Status& status, const std::string& source);
-// `status` of one of the calls of a coalesced one.
-absl::Status AtIndex(const absl::Status& status, size_t index);
+// `status` of one of the calls of a coalesced one. An index of -1: it is a call of its own.
+absl::Status AtIndex(const absl::Status& status, int64_t index);
 
 }  // namespace internal
 }  // namespace chorus

@@ -8,7 +8,9 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
+#include "absl/types/optional.h"
 #include "chorus/math.h"
 #include "client/internal/access.h"
 #include "client/internal/record.h"
@@ -123,7 +125,7 @@ class TapeEmitter : public Emitter {
   void BindGradient(const RecordedNode& forward, Collective* gradient) override {
     GradNode& node = *(*record_)[forward.id];
     gradient->wants_grad = GradEnabled();
-    if (node.trace != nullptr) {
+    if (node.trace != TraceId()) {
       gradient->instance.kind = InstanceRef::Kind::kGradient;
       gradient->instance.node = node.trace_node;
       gradient->instance.request = static_cast<int32_t>(node.next_request++);
@@ -158,7 +160,7 @@ class TapeEmitter : public Emitter {
 };
 
 bool IsLostEntry(const GradNode& node) {
-  return node.member != nullptr && node.trace == nullptr &&
+  return node.member != nullptr && node.trace == TraceId() &&
          node.order < node.member->tapes_lost_before.load(std::memory_order_relaxed);
 }
 
@@ -171,11 +173,11 @@ absl::Status CheckNotLost(const GradNode& node) {
 
 // The entries that the roots lead to, and the ids of their values.
 class Tape {
-  // (entry, output), (leaf, 0), or (reader, ~input).
+  // (entry, output), (leaf, 0), (bytes of a leaf, 0), or (reader, ~input).
   using Name = std::pair<const void*, int>;
 
  public:
-  Tape(TapeEmitter* emitter, const Trace* trace) : emitter_(emitter), trace_(trace) {}
+  Tape(TapeEmitter* emitter, TraceId trace) : emitter_(emitter), trace_(trace) {}
 
   // Gathers what `tensor` was computed from.
   absl::Status Gather(const Tensor& tensor) {
@@ -210,7 +212,7 @@ class Tape {
         const Edge& edge = node->inputs[i];
         const ValueIndex value = IdOf(edge, *node, static_cast<int>(i));
         recorded.spec.inputs.push_back(value);
-        // Any reader's view of the value serves: they are the same tensor.
+        // Any reader's view of the value serves: they have the same bytes.
         if (emitter_->HasTensor(value) || edge.data == nullptr) continue;
         auto impl = std::make_shared<TensorImpl>();
         impl->data = edge.data;
@@ -244,7 +246,7 @@ class Tape {
     emitter_->SetRecord(&nodes_);
   }
 
-  // -1: not on this tape.
+  // -1: not on this tape. Of a leaf, not what stands for its bytes of some time (FindAll).
   ValueIndex Find(const Tensor& tensor) const {
     const auto row = ids_.find(NameOf(EdgeTo(tensor, trace_, false)));
     return row == ids_.end() ? ValueIndex() : row->second;
@@ -256,6 +258,17 @@ class Tape {
     const ValueIndex added = emitter_->AddTensor(tensor);
     ids_[NameOf(EdgeTo(tensor, trace_, false))] = added;
     return added;
+  }
+  // All whose gradients add up to that of `tensor`: a leaf in the trainer's own memory has held
+  // other bytes at each of its uses.
+  absl::InlinedVector<ValueIndex, 1> FindAll(const Tensor& tensor) const {
+    absl::InlinedVector<ValueIndex, 1> values;
+    const ValueIndex own = Find(tensor);
+    if (own >= 0) values.push_back(own);
+    if (of_bytes_.empty()) return values;
+    const auto row = of_bytes_.find(EdgeTo(tensor, trace_, false).leaf.get());
+    if (row != of_bytes_.end()) values.insert(values.end(), row->second.begin(), row->second.end());
+    return values;
   }
   int32_t IndexOf(const GradNode* node) const { return index_.at(node); }
 
@@ -283,8 +296,14 @@ class Tape {
       if (!seen_.contains(companion.get())) stack_.push_back(companion);
     }
   }
+  // A use of a leaf whose bytes were copied when it was recorded: it may hold others by now.
+  static bool HasOwnBytes(const Edge& edge) {
+    return edge.leaf != nullptr && edge.data != nullptr && edge.data != edge.leaf->data;
+  }
   static Name NameOf(const Edge& edge) {
-    return edge.node != nullptr ? Name{edge.node.get(), edge.output} : Name{edge.leaf.get(), 0};
+    if (edge.node != nullptr) return {edge.node.get(), edge.output};
+    if (HasOwnBytes(edge)) return {edge.data.get(), 0};
+    return {edge.leaf.get(), 0};
   }
   ValueIndex IdOf(const Edge& edge, const GradNode& reader, int input) {
     Name name = NameOf(edge);
@@ -294,17 +313,20 @@ class Tape {
     if (row != ids_.end()) return row->second;
     const ValueIndex added = emitter_->AddType(edge.info, edge.device_slot);
     ids_[name] = added;
+    if (HasOwnBytes(edge)) of_bytes_[edge.leaf.get()].push_back(added);
     return added;
   }
 
   TapeEmitter* const emitter_;
-  const Trace* const trace_;
+  const TraceId trace_;
   std::vector<GradNodePtr> stack_;
   absl::flat_hash_set<const GradNode*> seen_;
   absl::flat_hash_set<const std::vector<GradNodePtr>*> seen_lists_;
   std::vector<GradNodePtr> nodes_;
   std::vector<RecordedNode> record_;
   absl::flat_hash_map<Name, ValueIndex> ids_;
+  // By leaf: the values that stand for its bytes of some time, in the order of their first uses.
+  absl::flat_hash_map<const TensorImpl*, std::vector<ValueIndex>> of_bytes_;
   absl::flat_hash_map<const GradNode*, int32_t> index_;
 };
 
@@ -320,10 +342,31 @@ Tensor FillLike(const Tensor& like, double value, const std::string& source) {
   return ApplyLocal(std::move(spec), {}, &device);
 }
 
+// What a root leads to is known to this trace, or to the tape outside of any: inside a compiled
+// function a captured tensor is a constant, unless it is a leaf.
+bool HasHistoryIn(TraceId trace, const Tensor& root) {
+  const Edge edge = EdgeTo(root, trace, false);
+  return edge.node != nullptr || edge.companions != nullptr ||
+         (edge.leaf != nullptr && edge.leaf->leaf_requires_grad);
+}
+
+// `seed` as it is now: it may become the gradient itself, which is not to change with the
+// trainer's own memory.
+Tensor Settled(const Tensor& seed, const std::string& source) {
+  if (ImplOf(seed)->data->state.load(std::memory_order_acquire) != TensorData::State::kExternal) {
+    return seed;
+  }
+  NodeSpec copy;
+  copy.op = "reshape";
+  copy.attributes.push_back({"dims", seed.shape()});
+  copy.source = source;
+  return ApplyLocal(std::move(copy), {seed});
+}
+
 // The members that would have taken part in gradients of collectives if a call for those of `roots`
 // had not been refused; but for device groups, in which nobody else waits.
 absl::flat_hash_set<std::shared_ptr<MemberCore>> MembersAsked(absl::Span<const Tensor> roots,
-                                                              const Trace* trace) {
+                                                              TraceId trace) {
   absl::flat_hash_set<std::shared_ptr<MemberCore>> members;
   absl::flat_hash_set<const void*> seen;
   std::vector<GradNodePtr> stack;
@@ -370,7 +413,7 @@ absl::Status RefusedGradients(absl::Span<const Tensor> roots, const absl::Status
   for (const Tensor& root : roots) {
     if (root.defined()) defined.push_back(root);
   }
-  const auto asked = MembersAsked(defined, trace);
+  const auto asked = MembersAsked(defined, IdOf(trace));
   if (session == nullptr || (!failed && asked.empty())) return why;
   if (trace != nullptr) {
     trace->Fail(why);
@@ -402,7 +445,10 @@ absl::Status RefusedGradients(absl::Span<const Tensor> roots, const absl::Status
 
 absl::StatusOr<std::vector<Tensor>> GradientsOf(const GradientRequest& request, CallSite site) {
   const std::string source = SourceOf(site);
-  const auto refuse = [&source](const absl::Status& status) { return WithSource(status, source); };
+  const auto refuse = [&source](const absl::Status& status) {
+    return status.ok() ? status : WithSource(status, source);
+  };
+  const TraceId trace = IdOf(Trace::Current());
   std::shared_ptr<SessionCore> session;
   if (request.roots.empty()) return refuse(BadType("backward: expected a root, got none"));
   if (!request.seeds.empty() && request.seeds.size() != request.roots.size()) {
@@ -424,6 +470,12 @@ absl::StatusOr<std::vector<Tensor>> GradientsOf(const GradientRequest& request, 
           "or it comes from under NoGrad, Detach or a compiled function (differentiate inside "
           "it)"));
     }
+    CHORUS_RETURN_IF_ERROR(refuse(CheckTrace("backward", *ImplOf(root)->data, trace)));
+    if (!HasHistoryIn(trace, root)) {
+      return refuse(Precondition(
+          "backward: a root was computed outside of the compiled function, which sees a constant; "
+          "differentiate it there, or compute it inside"));
+    }
   }
   for (const Tensor& wanted : request.wanted) {
     if (!wanted.defined()) return refuse(BadType("grad: expected a tensor, got an undefined one"));
@@ -432,6 +484,7 @@ absl::StatusOr<std::vector<Tensor>> GradientsOf(const GradientRequest& request, 
       return refuse(BadType("grad: expected inputs of the outputs' session, got one of another"));
     }
     if (wanted.absent()) return refuse(BadType("grad: an absent result has no gradient"));
+    CHORUS_RETURN_IF_ERROR(refuse(CheckTrace("grad", *ImplOf(wanted)->data, trace)));
     if (!wanted.requires_grad()) {
       return refuse(Precondition("grad: an input does not require a gradient; RequireGrad first"));
     }
@@ -439,7 +492,6 @@ absl::StatusOr<std::vector<Tensor>> GradientsOf(const GradientRequest& request, 
   if (session->Forked()) return ForkedError();
 
   const GradMode mode(request.create);
-  const Trace* const trace = Trace::Current();
   TapeEmitter emitter(session, source);
   Tape tape(&emitter, trace);
   for (const Tensor& root : request.roots) {
@@ -462,6 +514,9 @@ absl::StatusOr<std::vector<Tensor>> GradientsOf(const GradientRequest& request, 
       if (ImplOf(seed)->data->session != session || seed.absent()) {
         return refuse(BadType("backward: a seed must be a tensor of the roots' session"));
       }
+      CHORUS_RETURN_IF_ERROR(refuse(CheckTrace("backward", *ImplOf(seed)->data, trace)));
+      seed = Settled(seed, source);
+      CHORUS_RETURN_IF_ERROR(seed.status());
     } else if (root.num_elements() == 1) {
       seed = FillLike(root, 1, source);
       CHORUS_RETURN_IF_ERROR(seed.status());
@@ -489,7 +544,7 @@ absl::StatusOr<std::vector<Tensor>> GradientsOf(const GradientRequest& request, 
       }
     }
     for (const Tensor& leaf : wanted) {
-      if (trace != nullptr &&
+      if (trace != TraceId() &&
           ImplOf(leaf)->data->state.load(std::memory_order_acquire) != TensorData::State::kTraced) {
         return refuse(Precondition(
             "backward: inside a compiled function, the gradient of a captured tensor has no place "
@@ -498,12 +553,10 @@ absl::StatusOr<std::vector<Tensor>> GradientsOf(const GradientRequest& request, 
     }
   }
   std::vector<ValueIndex> wanted_values;
-  std::vector<int> value_index(wanted.size(), -1);
-  for (size_t i = 0; i < wanted.size(); ++i) {
-    const ValueIndex value = tape.Find(wanted[i]);
-    if (value < 0) continue;
-    value_index[i] = static_cast<int>(wanted_values.size());
-    wanted_values.push_back(value);
+  std::vector<size_t> values_end;  // of each wanted tensor, in `wanted_values`
+  for (const Tensor& tensor : wanted) {
+    for (const ValueIndex value : tape.FindAll(tensor)) wanted_values.push_back(value);
+    values_end.push_back(wanted_values.size());
   }
 
   std::vector<const RecordedNode*> record;
@@ -511,6 +564,25 @@ absl::StatusOr<std::vector<Tensor>> GradientsOf(const GradientRequest& request, 
   const absl::StatusOr<BackwardResult> built =
       BuildBackward(record, roots, wanted_values, &emitter);
   if (!built.ok()) return refuse(built.status());
+  std::vector<absl::optional<ValueIndex>> sums(wanted.size());
+  for (size_t i = 0, v = 0; i < wanted.size(); ++i) {
+    for (; v < values_end[i]; ++v) {
+      const absl::optional<ValueIndex>& gradient = built->gradients[v];
+      if (!gradient.has_value()) continue;
+      if (!sums[i].has_value()) {
+        sums[i] = gradient;
+        continue;
+      }
+      NodeSpec add;
+      add.op = "add";
+      add.inputs = {*sums[i], *gradient};
+      add.device_slot = emitter.DeviceOf(*gradient);
+      add.source = source;
+      const absl::StatusOr<std::vector<ValueIndex>> sum = emitter.Emit(std::move(add));
+      if (!sum.ok()) return refuse(sum.status());
+      sums[i] = (*sum)[0];
+    }
+  }
 
   Companions companions;
   std::vector<GradNodePtr> took_part = emitter.TakeCompanions();
@@ -547,8 +619,8 @@ absl::StatusOr<std::vector<Tensor>> GradientsOf(const GradientRequest& request, 
   };
   std::vector<Tensor> gradients;
   for (size_t i = 0; i < wanted.size(); ++i) {
-    if (value_index[i] >= 0 && built->gradients[value_index[i]].has_value()) {
-      gradients.push_back(handle_of(emitter.tensor(*built->gradients[value_index[i]])));
+    if (sums[i].has_value()) {
+      gradients.push_back(handle_of(emitter.tensor(*sums[i])));
     } else if (request.leaves) {
       gradients.emplace_back();
     } else {
@@ -571,7 +643,7 @@ absl::StatusOr<std::vector<Tensor>> GradientsOf(const GradientRequest& request, 
       if (visited.reached) tape.nodes()[visited.node]->Consume();
     }
   }
-  if (trace == nullptr) {
+  if (trace == TraceId()) {
     SessionLock lock(session.get());
     CHORUS_RETURN_IF_ERROR(lock.status());
     session->Flush();

@@ -54,8 +54,8 @@ absl::StatusOr<InlineData> ElementOf(DType dtype, double value) {
   const auto put_whole = [&](auto zero, double least, double beyond) -> absl::Status {
     using T = decltype(zero);
     if (!(value >= least && value < beyond) || value != std::trunc(value)) {
-      return BadType(absl::StrCat("expected a whole number of ", DTypeName(dtype),
-                                  " beside a tensor of that dtype, got ", value));
+      return BadType(
+          absl::StrCat("expected a whole number that ", DTypeName(dtype), " has, got ", value));
     }
     put(static_cast<T>(value));
     return absl::OkStatus();
@@ -93,7 +93,7 @@ absl::StatusOr<InlineData> ElementOf(DType dtype, double value) {
       status = put_whole(uint8_t{}, 0, 2);
       break;
     default:
-      status = Unsupported(absl::StrCat("numbers beside tensors of ", DTypeName(dtype)));
+      status = Unsupported(absl::StrCat("numbers of ", DTypeName(dtype)));
   }
   if (!status.ok()) return status;
   return data;
@@ -114,6 +114,8 @@ Tensor InlineTensor(const TensorType& type, InlineData bytes,
 }
 
 }  // namespace
+
+absl::Status CheckNumber(DType dtype, double value) { return ElementOf(dtype, value).status(); }
 
 Tensor Elementwise(const char* op, absl::Span<const Tensor> inputs, CallSite site) {
   const Shape* first = nullptr;

@@ -45,6 +45,8 @@ bool BroadcastShapes(const Shape& other, Shape* shape);
 // 0-dim operand goes to the op as it is.
 Tensor Elementwise(const char* op, absl::Span<const Tensor> inputs, CallSite site);
 
+// INVALID_ARGUMENT: `value` is none of the dtype's values. UNIMPLEMENTED: no number is.
+absl::Status CheckNumber(DType dtype, double value);
 // A 0-dim tensor that travels with the run, so that another number is no other graph. The first
 // gives an error where the number is none of the dtype's values.
 Tensor NumberOf(DType dtype, double value, const std::shared_ptr<SessionCore>& session,

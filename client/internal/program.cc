@@ -105,6 +105,8 @@ absl::StatusOr<Traced> TraceOnce(const Function& function, const CompileOptions&
     result.device_slot = data->device_slot;
     const TensorData::State state = data->state.load(std::memory_order_acquire);
     if (state == TensorData::State::kTraced) {
+      CHORUS_RETURN_IF_ERROR(
+          CheckTrace(absl::StrCat("compiled function: result ", i), *data, trace.id()));
       for (size_t p = 0; p < placeholders.size(); ++p) {
         if (ImplOf(placeholders[p])->data == data) result.input = static_cast<int32_t>(p);
       }
@@ -196,12 +198,14 @@ absl::StatusOr<std::shared_ptr<Program>> MakeProgram(const Function& function,
           absl::StrCat("compiled function: donates input ", donated, " of ", inputs.size()));
     }
   }
-  // With sizes at which nothing that is not linear looks as if it were; never with 1, which
-  // stretches, unless there is nothing else.
+  // The two largest sizes make the rules, and a small one checks them, where there is a third: no
+  // product of sizes is linear at three, and what is cut off or rounded at some size is not what
+  // its rule says far below. Never with 1, which stretches, unless there is nothing else.
+  constexpr size_t kSizes = 3;
   std::vector<int64_t> sizes = {options.max_size};
   if (!options.varying.empty()) {
-    for (const int64_t size : {options.max_size - 1, options.max_size / 2 + 1}) {
-      if (size >= 1 && size < sizes.back()) sizes.push_back(size);
+    for (const int64_t size : {options.max_size - 1, int64_t{2}, int64_t{1}}) {
+      if (size >= 1 && size < sizes.back() && sizes.size() < kSizes) sizes.push_back(size);
     }
   }
   std::vector<Traced> traced;

@@ -11,6 +11,7 @@
 #include "client/internal/tape.h"
 #include "client/internal/trace.h"
 #include "core/base/error.h"
+#include "core/ops/collective_operands.h"
 #include "core/ops/registry.h"
 
 namespace chorus {
@@ -29,7 +30,7 @@ absl::Status NoTensor(absl::string_view op) {
 // What is wrong with an operand before its type is looked at. *failure is set where the operand
 // carries an error of its own.
 absl::Status CheckOperand(absl::string_view op, const Tensor& x, const SessionCore* session,
-                          const Trace* trace, std::shared_ptr<const Failure>* failure) {
+                          std::shared_ptr<const Failure>* failure) {
   if (!x.defined()) return NoTensor(op);
   const TensorData& data = *ImplOf(x)->data;
   switch (data.state.load(std::memory_order_acquire)) {
@@ -40,10 +41,7 @@ absl::Status CheckOperand(absl::string_view op, const Tensor& x, const SessionCo
       return BadType(
           absl::StrCat(op, ": expected a tensor, got the absent result of another rank"));
     case TensorData::State::kTraced:
-      if (data.trace != trace) {
-        return Precondition(absl::StrCat(
-            op, ": a tensor of a compiled function was used outside; return it instead"));
-      }
+      CHORUS_RETURN_IF_ERROR(CheckTrace(op, data, IdOf(Trace::Current())));
       break;
     default:
       break;
@@ -56,6 +54,14 @@ absl::Status CheckOperand(absl::string_view op, const Tensor& x, const SessionCo
 
 }  // namespace
 
+absl::Status CheckDevice(absl::string_view op, const DeviceRef& device) {
+  const std::shared_ptr<SessionCore>& session = SessionOf(device);
+  if (session == nullptr) return absl::OkStatus();
+  if (device.slot() >= 0 && device.slot() < session->device_count()) return absl::OkStatus();
+  return BadType(absl::StrCat(op, ": device ", device.slot(), " is none of the session's ",
+                              session->device_count()));
+}
+
 // --- Local ops ----------------------------------------------------------------------------------
 
 Tensor ApplyLocal(NodeSpec spec, absl::Span<const Tensor> inputs, const DeviceRef* device) {
@@ -65,16 +71,25 @@ Tensor ApplyLocal(NodeSpec spec, absl::Span<const Tensor> inputs, const DeviceRe
   for (const Tensor& input : inputs) {
     if (session == nullptr && input.defined()) session = ImplOf(input)->data->session;
   }
+  std::shared_ptr<const Failure> failure;
   if (session == nullptr) {
+    // A call that could not even be told its session has an error of its own.
+    for (const Tensor& input : inputs) {
+      if (input.defined()) CheckOperand(spec.op, input, nullptr, &failure).IgnoreError();
+      if (failure != nullptr) return FailedTensor(nullptr, failure);
+    }
     return FailedTensor(nullptr, WithSource(NoTensor(spec.op), spec.source));
   }
-  std::shared_ptr<const Failure> failure;
+  if (device != nullptr) {
+    const absl::Status status = CheckDevice(spec.op, *device);
+    if (!status.ok()) return FailedTensor(session, WithSource(status, spec.source));
+  }
   absl::InlinedVector<TensorDataPtr, 2> datas;
   absl::InlinedVector<const TensorType*, 2> types;
   const OpDef* const op = FindOp(spec.op);
   const bool crosses = op != nullptr && op->crosses_devices;
   for (const Tensor& input : inputs) {
-    const absl::Status status = CheckOperand(spec.op, input, session.get(), trace, &failure);
+    const absl::Status status = CheckOperand(spec.op, input, session.get(), &failure);
     if (!status.ok()) {
       if (failure != nullptr) return FailedTensor(session, failure);
       return FailedTensor(session, WithSource(status, spec.source));
@@ -112,8 +127,8 @@ Tensor ApplyLocal(NodeSpec spec, absl::Span<const Tensor> inputs, const DeviceRe
     node->session = session;
     node->device_slot = spec.device_slot;
     saved = SavedBy(*op, spec, static_cast<int>(inputs.size()), static_cast<int>(outputs->size()));
-    AddEdges(node.get(), inputs, trace, saved);
-    node->leads = LeadsOf(inputs, trace);
+    AddEdges(node.get(), inputs, IdOf(trace), saved);
+    node->leads = LeadsOf(inputs, IdOf(trace));
   }
   TensorDataPtr data;
   if (trace != nullptr) {
@@ -126,7 +141,7 @@ Tensor ApplyLocal(NodeSpec spec, absl::Span<const Tensor> inputs, const DeviceRe
     if (!added.ok()) return FailedTensor(session, added.status());
     data = std::move((*added)[0]);
     if (record) {
-      node->trace = trace;
+      node->trace = trace->id();
       node->trace_node = trace_node;
     }
   } else {
@@ -192,14 +207,14 @@ Tensor Refused(absl::Span<CallPart> parts, bool counted, CallInRuns* runs, absl:
 }
 
 // What is wrong with a member's call before its types are looked at; else its operands.
-absl::Status CheckCall(const MemberCall& call, const Trace* trace, CallPart* part,
+absl::Status CheckCall(const MemberCall& call, CallPart* part,
                        std::shared_ptr<const Failure>* failure) {
   const absl::string_view op = call.call->spec.op->name;
   const MemberCore& member = **call.member;
   const TensorType* const declared = call.call->spec.type;
   if (declared != nullptr) CHORUS_RETURN_IF_ERROR(declared->Validate(kMaxValueBytes));
   for (const Tensor& input : call.inputs) {
-    CHORUS_RETURN_IF_ERROR(CheckOperand(op, input, member.session.get(), trace, failure));
+    CHORUS_RETURN_IF_ERROR(CheckOperand(op, input, member.session.get(), failure));
     TensorData& data = *ImplOf(input)->data;
     part->inputs.push_back(&data);
     if (data.device_slot != member.device_slot) {
@@ -211,7 +226,7 @@ absl::Status CheckCall(const MemberCall& call, const Trace* trace, CallPart* par
   return absl::OkStatus();
 }
 
-TensorDataPtr AbsentResult(const MemberCore& member, Trace* trace, Sequence producer) {
+TensorDataPtr AbsentResult(const MemberCore& member, TraceId trace, Sequence producer) {
   auto absent = std::make_shared<TensorData>(member.session);
   absent->device_slot = member.device_slot;
   absent->trace = trace;
@@ -228,6 +243,9 @@ struct Recording {
   std::shared_ptr<const NodeSpec> spec;
   int visible = 0;
   Saved saved;
+  // The copies of operands in the trainer's own memory that the gradient rule uses, with their
+  // indices.
+  std::vector<std::pair<size_t, TensorDataPtr>> frozen;
   Sequence producer;               // eager
   const CallPart* part = nullptr;  // eager
   int32_t trace_node = -1;         // in a trace
@@ -235,7 +253,7 @@ struct Recording {
 };
 
 // The results, with a tape entry where the call is recorded.
-void Finish(Recording* r, Trace* trace) {
+void Finish(Recording* r, TraceId trace) {
   const std::shared_ptr<MemberCore>& member = *r->call.member;
   Results& results = *r->results;
   if (!r->record) {
@@ -250,6 +268,7 @@ void Finish(Recording* r, Trace* trace) {
   node->device_slot = member->device_slot;
   node->spec = std::move(r->spec);
   AddEdges(node.get(), r->call.inputs, trace, r->saved);
+  for (auto& [input, data] : r->frozen) node->inputs[input].data = std::move(data);
   for (const Tensor& x : r->call.call->behind) {
     if (!x.defined() || !x.requires_grad() || ImplOf(x)->data->session != member->session) continue;
     node->behind.push_back(EdgeTo(x, trace, false));
@@ -260,7 +279,7 @@ void Finish(Recording* r, Trace* trace) {
   }
   node->member = member;
   node->group = r->call.group;
-  if (trace != nullptr) {
+  if (trace != TraceId()) {
     node->trace = trace;
     node->trace_node = r->trace_node;
   } else {
@@ -269,6 +288,22 @@ void Finish(Recording* r, Trace* trace) {
   }
   node->order = TakeOrder();
   for (size_t i = 0; i < results.size(); ++i) Attach(node, i, &results[i]);
+}
+
+// What stands beside the pieces (a factor, counts) is kept for the gradient: the trainer may write
+// to its own memory again before that is asked for, so the call uses a copy.
+absl::Status FreezeKept(SessionCore* session, Recording* r, CallPart* part)
+    ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
+  const size_t count = part->inputs.size();
+  const auto pieces = NumPieces(part->key.spec.collective, static_cast<int>(count));
+  for (auto i = static_cast<size_t>(pieces); i < count; ++i) {
+    const TensorData& data = *part->inputs[i];
+    if (data.state.load(std::memory_order_relaxed) != TensorData::State::kExternal) continue;
+    CHORUS_ASSIGN_OR_RETURN(TensorDataPtr frozen, session->Freeze(data));
+    part->inputs[i] = frozen.get();
+    r->frozen.emplace_back(i, std::move(frozen));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status AddToTrace(Recording* r, Trace* trace) {
@@ -326,9 +361,9 @@ void RecordCalls(size_t num_calls, Recording* recordings, CallPart* parts) {
   for (size_t i = 0; i < count; ++i) {
     const MemberCall& call = recordings[i].call;
     std::shared_ptr<const Failure> failure;
-    absl::Status status = CheckCall(call, trace, &parts[i], &failure);
+    absl::Status status = CheckCall(call, &parts[i], &failure);
     if (!status.ok()) {
-      if (count > 1 && failure == nullptr) status = AtIndex(status, i);
+      if (failure == nullptr) status = AtIndex(status, parts[i].index);
       return refuse(failure != nullptr ? failure->status : sourced(status), /*counted=*/false);
     }
     Collective& collective = parts[i].key.spec.collective;
@@ -342,7 +377,7 @@ void RecordCalls(size_t num_calls, Recording* recordings, CallPart* parts) {
     if (call.call->unrecorded_gradient) {
       leads = {true, true};
     } else if (recordings[i].record) {
-      leads = LeadsOf(call.inputs, trace);
+      leads = LeadsOf(call.inputs, IdOf(trace));
     }
     collective.wants_grad = recordings[i].record;
     collective.leads_to_collective = leads.to_collective;
@@ -377,13 +412,19 @@ void RecordCalls(size_t num_calls, Recording* recordings, CallPart* parts) {
       } else {
         CountCall(absl::MakeSpan(parts, count), first.runs);
       }
+      for (size_t i = 0; refused.ok() && i < count; ++i) {
+        if (!recordings[i].record || parts[i].inputs.size() < 2) continue;
+        refused = FreezeKept(session.get(), &recordings[i], &parts[i]);
+      }
       session->TrimCalls();
       for (size_t i = 0; i < count; ++i) InternKey(&session->interner(), &parts[i]);
       const CallEntry* entry = nullptr;
       TensorDatas sent;
       const absl::StatusOr<Sequence> run =
-          session->SubmitCalls(absl::MakeSpan(parts, count), first.bound != nullptr, first.runs,
-                               &entry, kOne ? &recordings[0].outputs : &sent);
+          refused.ok()
+              ? session->SubmitCalls(absl::MakeSpan(parts, count), first.bound != nullptr,
+                                     first.runs, &entry, kOne ? &recordings[0].outputs : &sent)
+              : refused;
       refused = run.status();
       auto next = sent.begin();
       for (size_t i = 0; refused.ok() && i < count; ++i) {
@@ -398,7 +439,7 @@ void RecordCalls(size_t num_calls, Recording* recordings, CallPart* parts) {
     }
     if (!refused.ok()) return refuse(sourced(refused), /*counted=*/true);
   }
-  for (size_t i = 0; i < count; ++i) Finish(&recordings[i], trace);
+  for (size_t i = 0; i < count; ++i) Finish(&recordings[i], IdOf(trace));
 }
 
 }  // namespace
@@ -424,6 +465,12 @@ std::vector<Results> ApplyCollectives(absl::Span<const MemberCall> calls) {
   std::vector<CallPart> parts;
   parts.reserve(calls.size());
   for (const MemberCall& call : calls) parts.emplace_back(call.group, call.call->spec);
+  CallInRuns* const runs = calls.empty() ? nullptr : calls[0].call->runs;
+  const size_t before = runs == nullptr ? 0 : runs->calls;
+  for (size_t i = 0; before + parts.size() > 1 && i < parts.size(); ++i) {
+    parts[i].index = static_cast<int64_t>(before + i);
+  }
+  if (runs != nullptr) runs->calls += calls.size();
   if (!calls.empty()) RecordCalls<false>(calls.size(), recordings.data(), parts.data());
   return results;
 }

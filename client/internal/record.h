@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "chorus/collectives.h"
 #include "chorus/session.h"
@@ -21,6 +23,9 @@
 
 namespace chorus {
 namespace internal {
+
+// INVALID_ARGUMENT: a slot that its session does not have. A device of no session passes.
+absl::Status CheckDevice(absl::string_view op, const DeviceRef& device);
 
 // A local op on tensors of one session: its one result, or a tensor with the error. Ops without
 // inputs say on which device they run.

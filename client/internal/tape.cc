@@ -16,40 +16,48 @@ std::atomic<uint64_t> next_order{1};
 
 // Entries that die while another one dies: long tapes are taken down without recursion.
 struct Graveyard {
-  bool active = false;
-  std::vector<absl::InlinedVector<Edge, 2>> edges;
+  // Those of a few stand where it does: a short tape is taken down without memory of its own.
+  absl::InlinedVector<absl::InlinedVector<Edge, 2>, 4> edges;
   absl::InlinedVector<std::shared_ptr<SessionCore>, 1> sessions;
+
+  void Take(GradNode* node) {
+    edges.push_back(std::move(node->inputs));
+    for (Edge& edge : node->behind) {
+      edges.emplace_back();
+      edges.back().push_back(std::move(edge));
+    }
+    if (sessions.empty() || sessions.back() != node->session) sessions.push_back(node->session);
+  }
 };
-thread_local Graveyard graveyard;
+// That of the outermost destructor, which stands on the stack: an entry may die when the objects of
+// its thread are gone (a tensor that the program keeps to its end).
+thread_local Graveyard* graveyard = nullptr;
 
 }  // namespace
 
 GradNode::~GradNode() {
-  if (member != nullptr && trace == nullptr && !consumed) {
+  if (member != nullptr && trace == TraceId() && !consumed) {
     DropEntry(/*was_consumed=*/false);
   }
-  graveyard.edges.push_back(std::move(inputs));
-  for (Edge& edge : behind) {
-    graveyard.edges.emplace_back();
-    graveyard.edges.back().push_back(std::move(edge));
+  if (graveyard != nullptr) {
+    graveyard->Take(this);
+    return;
   }
-  graveyard.sessions.push_back(std::move(session));
-  if (graveyard.active) return;
-  graveyard.active = true;
-  while (!graveyard.edges.empty()) {
-    const absl::InlinedVector<Edge, 2> edges = std::move(graveyard.edges.back());
-    graveyard.edges.pop_back();
+  Graveyard own;
+  graveyard = &own;
+  own.Take(this);
+  while (!own.edges.empty()) {
+    const absl::InlinedVector<Edge, 2> edges = std::move(own.edges.back());
+    own.edges.pop_back();
   }
-  graveyard.active = false;
-  const auto sessions = std::move(graveyard.sessions);
-  graveyard.sessions.clear();
-  for (const auto& s : sessions) s->releases().DrainIfUrgent();
+  graveyard = nullptr;
+  for (const auto& s : own.sessions) s->releases().DrainIfUrgent();
 }
 
 void GradNode::Consume() {
   if (consumed) return;
   consumed = true;
-  if (member != nullptr && trace == nullptr) {
+  if (member != nullptr && trace == TraceId()) {
     DropEntry(/*was_consumed=*/true);
   }
   const absl::InlinedVector<Edge, 2> edges = std::move(inputs);
@@ -90,12 +98,12 @@ Tensor FailedTensor(const std::shared_ptr<SessionCore>& session, absl::Status st
   return FailedTensor(session, std::make_shared<Failure>(Failure{std::move(status)}));
 }
 
-Companions CompanionsIn(const Trace* trace, const TensorImpl& impl) {
+Companions CompanionsIn(TraceId trace, const TensorImpl& impl) {
   if (impl.companions == nullptr || impl.companions->front()->trace != trace) return nullptr;
   return impl.companions;
 }
 
-Edge EdgeTo(const Tensor& x, const Trace* trace, bool keep_data) {
+Edge EdgeTo(const Tensor& x, TraceId trace, bool keep_data) {
   const TensorImpl& impl = *ImplOf(x);
   Edge edge;
   edge.info = impl.data->info;
@@ -113,7 +121,7 @@ Edge EdgeTo(const Tensor& x, const Trace* trace, bool keep_data) {
   return edge;
 }
 
-Leads LeadsOf(absl::Span<const Tensor> inputs, const Trace* trace) {
+Leads LeadsOf(absl::Span<const Tensor> inputs, TraceId trace) {
   Leads leads;
   for (const Tensor& input : inputs) {
     const TensorImpl& impl = *ImplOf(input);
@@ -130,7 +138,7 @@ Leads LeadsOf(absl::Span<const Tensor> inputs, const Trace* trace) {
   return leads;
 }
 
-void AddEdges(GradNode* node, absl::Span<const Tensor> inputs, const Trace* trace, Saved saved) {
+void AddEdges(GradNode* node, absl::Span<const Tensor> inputs, TraceId trace, Saved saved) {
   for (size_t i = 0; i < inputs.size(); ++i) {
     node->inputs.push_back(EdgeTo(inputs[i], trace, static_cast<int>(i) >= saved.inputs_from));
   }

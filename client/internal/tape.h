@@ -95,7 +95,7 @@ struct GradNode {
   int64_t request_step = 0;
 
   // In a trace.
-  Trace* trace = nullptr;
+  TraceId trace;
   int32_t trace_node = -1;
 
   // Frees what the rule would need, and tells the daemon that the entry is gone.
@@ -129,12 +129,12 @@ Tensor FailedTensor(const std::shared_ptr<SessionCore>& session,
                     std::shared_ptr<const Failure> failure);
 
 // `impl`'s companions, where this trace knows them.
-Companions CompanionsIn(const Trace* trace, const TensorImpl& impl);
-// `x` as an input of an entry of this trace (null: of none). `keep_data`: the rule uses it.
-Edge EdgeTo(const Tensor& x, const Trace* trace, bool keep_data);
+Companions CompanionsIn(TraceId trace, const TensorImpl& impl);
+// `x` as an input of an entry of this trace, or of none. `keep_data`: the rule uses it.
+Edge EdgeTo(const Tensor& x, TraceId trace, bool keep_data);
 // Where what is computed from these comes from, by the tape of this trace.
-Leads LeadsOf(absl::Span<const Tensor> inputs, const Trace* trace);
-void AddEdges(GradNode* node, absl::Span<const Tensor> inputs, const Trace* trace, Saved saved);
+Leads LeadsOf(absl::Span<const Tensor> inputs, TraceId trace);
+void AddEdges(GradNode* node, absl::Span<const Tensor> inputs, TraceId trace, Saved saved);
 // Makes `result` the output `output` of a tape entry.
 void Attach(const GradNodePtr& node, size_t output, Tensor* result);
 

@@ -25,7 +25,10 @@ namespace chorus {
 namespace internal {
 
 class SessionCore;
-class Trace;
+
+// One tracing of a function. No two of a process have one: a tensor that was kept from a trace is
+// not taken for one of a later trace, which may stand where that one stood. 0: outside of any.
+using TraceId = StrongId<struct TraceIdTag, int64_t>;
 
 // Why a tensor has no value, known without the daemon.
 struct Failure {
@@ -71,7 +74,7 @@ struct TensorData {
   // kLazy: the id of the fragment that makes it.
   int64_t fragment ABSL_GUARDED_BY(session_lock) = 0;
   OriginsPtr after;                        // collectives it may have to wait for
-  Trace* trace = nullptr;                  // kTraced
+  TraceId trace;                           // kTraced, kAbsent
   InlineData inline_data;                  // kInline, kHost
   ExternalRange external;                  // kExternal
   char* staging = nullptr;                 // kExternal: where it is here

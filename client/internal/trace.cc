@@ -1,6 +1,7 @@
 #include "client/internal/trace.h"
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,6 +12,7 @@ namespace internal {
 namespace {
 
 thread_local Trace* current_trace = nullptr;
+std::atomic<int64_t> last_id{0};
 
 // Takes the extra outputs of collectives that no gradient is taken of: nobody uses them, and a call
 // that wants no gradient has none. `recorded`: which nodes had them when they were added.
@@ -42,9 +44,21 @@ InputRole RoleOf(const TensorData& data) {
 }
 
 Trace::Trace(std::shared_ptr<SessionCore> session)
-    : session_(std::move(session)), builder_(session_->device_count()) {}
+    : id_(last_id.fetch_add(1, std::memory_order_relaxed) + 1),
+      session_(std::move(session)),
+      builder_(session_->device_count()) {}
 
 Trace* Trace::Current() { return current_trace; }
+
+absl::Status CheckTrace(absl::string_view op, const TensorData& data, TraceId trace) {
+  if (data.state.load(std::memory_order_acquire) != TensorData::State::kTraced ||
+      data.trace == trace) {
+    return absl::OkStatus();
+  }
+  return MakeError(
+      Reason::kWrongState,
+      absl::StrCat(op, ": a tensor of a compiled function was used outside; return it instead"));
+}
 
 TraceScope::TraceScope(Trace* trace) : outer_(current_trace) { current_trace = trace; }
 TraceScope::~TraceScope() { current_trace = outer_; }
@@ -59,7 +73,7 @@ TensorDataPtr Trace::AddInput(const TensorInfoPtr& info, int32_t device_slot, In
   auto data = std::make_shared<TensorData>(session_);
   data->info = info;
   data->device_slot = device_slot;
-  data->trace = this;
+  data->trace = id_;
   data->value = builder_.AddInput(std::move(input));
   data->state.store(TensorData::State::kTraced, std::memory_order_release);
   return data;
@@ -117,7 +131,7 @@ absl::StatusOr<TensorDatas> Trace::Add(NodeSpec spec, absl::Span<const TensorDat
       data->info = session_->interner().Type(builder_.TypeOf(value));
     }
     data->device_slot = device_slot;
-    data->trace = this;
+    data->trace = id_;
     data->value = value;
     data->state.store(TensorData::State::kTraced, std::memory_order_release);
     results.push_back(std::move(data));

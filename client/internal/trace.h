@@ -13,9 +13,12 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "client/internal/session_core.h"
+#include "client/internal/tensor_data.h"
 #include "core/ops/graph_builder.h"
 
 namespace chorus {
@@ -30,6 +33,7 @@ class Trace {
 
   // The one that this thread is making; null outside Compile.
   static Trace* Current();
+  TraceId id() const { return id_; }
   const std::shared_ptr<SessionCore>& session() const { return session_; }
 
   // A placeholder for an input of the function.
@@ -74,6 +78,7 @@ class Trace {
  private:
   int32_t SlotOf(GroupCore* group);
 
+  const TraceId id_;
   const std::shared_ptr<SessionCore> session_;
   GraphBuilder builder_;
   absl::Status failed_;
@@ -85,6 +90,11 @@ class Trace {
   std::vector<OpenSlot> slots_;
   std::vector<std::shared_ptr<MemberCore>> members_;
 };
+
+// Outside of any for null.
+inline TraceId IdOf(const Trace* trace) { return trace == nullptr ? TraceId() : trace->id(); }
+// FAILED_PRECONDITION kWrongState: `data` is a value of another trace than this one.
+absl::Status CheckTrace(absl::string_view op, const TensorData& data, TraceId trace);
 
 // Makes a trace the current one of this thread while it lives.
 class TraceScope {

@@ -158,17 +158,18 @@ absl::StatusOr<Nest> GatherNest(const std::vector<Nest>& nests, const DeviceGrou
     }
     case Nest::Kind::kMap: {
       Nest::Fields fields;
+      for (size_t i = 1; i < nests.size(); ++i) {
+        const auto same_key = [](const auto& a, const auto& b) { return a.first == b.first; };
+        if (std::equal(first.fields().begin(), first.fields().end(), nests[i].fields().begin(),
+                       nests[i].fields().end(), same_key)) {
+          continue;
+        }
+        return refuse(absl::StrCat("expected maps of the same ", first.fields().size(),
+                                   " keys from every device, got another one from device ", i));
+      }
       for (const auto& field : first.fields()) {
         std::vector<Nest> parts;
-        for (size_t i = 0; i < nests.size(); ++i) {
-          const auto other = nests[i].fields().find(field.first);
-          if (other == nests[i].fields().end() ||
-              nests[i].fields().size() != first.fields().size()) {
-            return refuse(absl::StrCat("expected maps of the same ", first.fields().size(),
-                                       " keys from every device, got another one from device ", i));
-          }
-          parts.push_back(other->second);
-        }
+        for (const Nest& nest : nests) parts.push_back(nest.fields().at(field.first));
         CHORUS_ASSIGN_OR_RETURN(fields[field.first],
                                 GatherNest(parts, devices, destination, dim, warnings, site));
       }
