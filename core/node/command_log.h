@@ -94,8 +94,9 @@ class CommandLog {
   bool holds() const { return !held_.empty(); }
 
   // `done` gets the outcome of `sequence`, which may not have come yet: perhaps at once, at
-  // `deadline` TRANSPORT_TIMEOUT. OUTCOME_FORGOTTEN: it is too long ago.
-  void Wait(Sequence sequence, absl::Time deadline, OnOutcome done);
+  // `deadline` TRANSPORT_TIMEOUT. OUTCOME_FORGOTTEN: it is too long ago. Returns the deadline's
+  // timer, which waits as long as `done` does; of no deadline none.
+  TimerQueue::Id Wait(Sequence sequence, absl::Time deadline, OnOutcome done);
 
   // No outcome will come any more: every call that waits gets `why`, and held frames go.
   void Abandon(const absl::Status& why);
