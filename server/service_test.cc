@@ -104,11 +104,14 @@ class RawStream {
     context_.TryCancel();
     Finish();
   }
-  // Whether `request` has an answer.
-  bool Ask(const std::string& request) {
+  void Send(const std::string& request) {
     const grpc::Slice slice(request);
     call_->Write(grpc::ByteBuffer(&slice, 1), nullptr);
     Next();
+  }
+  // Whether `request` has an answer.
+  bool Ask(const std::string& request) {
+    Send(request);
     grpc::ByteBuffer answer;
     call_->Read(&answer, nullptr);
     return Next();
@@ -956,6 +959,23 @@ TEST(TensorsTest, WhoDoesNotReadIsToldSoAndHoldsNothingMore) {
   EXPECT_THAT(std::string(told.message()), HasSubstr("has not taken"));
 }
 
+using Stream = grpc::ClientReaderWriter<v1::CommandsRequest, v1::CommandsResponse>;
+
+struct OpenStream {
+  explicit OpenStream(RpcRank& rank) {
+    context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(60)));
+    stream = rank.log->Commands(&context);
+  }
+  bool Send(int64_t session, const v1::Command& command) {
+    v1::CommandsRequest request;
+    request.set_session(session);
+    *request.mutable_command() = command;
+    return stream->Write(request);
+  }
+  grpc::ClientContext context;
+  std::unique_ptr<Stream> stream;
+};
+
 // Calls whose request does not come have an end, and those behind them their turn.
 TEST(RequestTest, ItComesInTimeOrItsCallEnds) {
   TestDaemon daemon([](DaemonOptions* options) { options->read_timeout = absl::Milliseconds(50); });
@@ -1001,6 +1021,102 @@ struct OpenStream {
   grpc::ClientContext context;
   std::unique_ptr<Stream> stream;
 };
+
+// Calls whose request does not come have an end, and those behind them their turn.
+TEST(RequestTest, ItComesInTimeOrItsCallEnds) {
+  TestDaemon daemon([](DaemonOptions* options) { options->read_timeout = absl::Milliseconds(50); });
+  grpc::GenericStub stub(daemon.Connect());
+  grpc::CompletionQueue queue;
+  struct Begun {
+    grpc::ClientContext context;
+    std::unique_ptr<grpc::GenericClientAsyncReaderWriter> call;
+    grpc::Status status;
+  };
+  std::vector<Begun> begun(20);
+  for (Begun& one : begun) {
+    one.context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(60)));
+    one.call = stub.PrepareCall(&one.context, "/chorus.v1.Diagnostics/GetStats", &queue);
+    one.call->StartCall(nullptr);
+    one.call->Finish(&one.status, &one);
+  }
+  for (size_t ended = 0; ended < begun.size();) {
+    void* tag = nullptr;
+    bool ok = false;
+    ASSERT_TRUE(queue.Next(&tag, &ok));
+    if (tag == nullptr) continue;  // one has started
+    ++ended;
+    const absl::Status told = FromGrpc(static_cast<Begun*>(tag)->status);
+    ExpectError(told, absl::StatusCode::kDeadlineExceeded, Reason::kTransportTimeout);
+    EXPECT_THAT(std::string(told.message()), HasSubstr("has not come whole within 50ms"));
+  }
+}
+
+// Clients that go while they wait, by deadlines far away.
+TEST(WaitsTest, WhoGoesWaitsNoMore) {
+  TestDaemon daemon([](DaemonOptions* options) {
+    options->node.max_session_downloads = 1;
+    options->node.max_waits = 16;
+  });
+  const std::shared_ptr<grpc::Channel> channel = daemon.Connect();
+  RpcRank client(channel);
+  ASSERT_OK(client.Open());
+  const auto download = [&client](grpc::ClientContext* context, int slot) {
+    v1::DownloadTensorRequest request;
+    request.set_session(client.session);
+    request.mutable_tensor()->set_slot(slot);
+    request.mutable_tensor()->set_generation(1);
+    context->set_deadline(absl::ToChronoTime(absl::Now() + absl::Minutes(5)));
+    return client.tensors->Download(context, request);
+  };
+  const auto wait = [&client] {
+    v1::WaitRequest request;
+    request.set_session(client.session);
+    request.set_sequence(1);
+    v1::WaitResponse response;
+    return Ask(*client.log, &v1::Log::Stub::Wait, request, &response);
+  };
+  // A result that waits for another rank, and a tensor that is there.
+  RpcRank other(daemon.Connect());
+  ASSERT_OK(other.Open());
+  std::thread joins([&] { EXPECT_OK(other.Join("pair", 2, 1)); });
+  ASSERT_OK(client.Join("pair", 2, 0));
+  joins.join();
+  ASSERT_OK(client.Submit(client.RegisterCommand(1, 1, 2)));
+  OpenStream open(client);
+  ASSERT_TRUE(open.Send(client.session, client.RunCommand(2, 1, 1, 0, {1, 2})));
+  ASSERT_TRUE(Eventually([&] { return other.ListPending()->pending_size() == 1; }));
+  v1::Command create;
+  create.set_sequence(3);
+  v1::CreateTensor* const tensor = create.mutable_create_tensor();
+  tensor->mutable_id()->set_slot(9);
+  tensor->mutable_id()->set_generation(1);
+  tensor->mutable_type()->set_dtype(v1::DTYPE_U8);
+  tensor->mutable_source()->set_inline_("7");
+  ASSERT_OK(client.Submit(create));
+
+  grpc::ClientContext reads;
+  const auto reader = download(&reads, 2);
+  const auto is_refused = [](const absl::Status& status) {
+    return absl::IsResourceExhausted(status);
+  };
+  EXPECT_TRUE(Eventually([&] { return is_refused(client.Download(9).status()); }));
+  reads.TryCancel();
+  EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  EXPECT_TRUE(Eventually([&] { return client.Download(9).ok(); }));
+
+  {
+    std::vector<std::unique_ptr<RawStream>> waits;
+    v1::WaitRequest request;
+    request.set_session(client.session);
+    request.set_sequence(77);
+    for (int i = 0; i < 20; ++i) {
+      waits.push_back(std::make_unique<RawStream>(channel, "/chorus.v1.Log/Wait"));
+      waits.back()->Send(request.SerializeAsString());
+    }
+    EXPECT_TRUE(Eventually([&] { return is_refused(wait()); }));
+  }
+  EXPECT_TRUE(Eventually([&] { return wait().ok(); }));
+}
 
 TEST(CommandStreamTest, CarriesTheLogWithAnOutcomeForEachCommand) {
   TestDaemon daemon;

@@ -175,19 +175,19 @@ absl::Status CommandLog::StatusOf(const RunOutcome& outcome) const {
                    outcome.error.value(), ", which is too old: its details are forgotten"));
 }
 
-void CommandLog::Wait(Sequence sequence, absl::Time deadline, OnOutcome done) {
+TimerQueue::Id CommandLog::Wait(Sequence sequence, absl::Time deadline, OnOutcome done) {
   const Record* const record = Find(sequence);
   if (record != nullptr && record->done) {
     done({sequence, StatusOf(record->outcome)});
-    return;
+    return {};
   }
   if (record == nullptr && sequence.value() < next_ && unfinished_.count(sequence.value()) == 0) {
     done({sequence, PastStatus(sequence)});
-    return;
+    return {};
   }
   if (deadline == absl::InfiniteFuture()) {
     waiters_[sequence.value()].Add(std::move(done));
-    return;
+    return {};
   }
   // Whichever comes first ends the other.
   auto waiter = std::make_shared<Waiters<Outcome>::Id>();
@@ -204,6 +204,7 @@ void CommandLog::Wait(Sequence sequence, absl::Time deadline, OnOutcome done) {
     shared_.timers->Cancel(timer);
     done(std::move(outcome));
   });
+  return timer;
 }
 
 void CommandLog::Abandon(const absl::Status& why) {

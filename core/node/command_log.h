@@ -100,7 +100,8 @@ class CommandLog {
 
   // `done` gets the outcome of `sequence`, which may not have come yet: perhaps at once, at
   // `deadline` TRANSPORT_TIMEOUT. OUTCOME_FORGOTTEN: it is too long ago to say whether it failed.
-  void Wait(Sequence sequence, absl::Time deadline, OnOutcome done);
+  // Returns the deadline's timer, which waits as long as `done` does; of no deadline none.
+  TimerQueue::Id Wait(Sequence sequence, absl::Time deadline, OnOutcome done);
 
   // No outcome will come any more: every call that waits gets `why`, and held frames go.
   void Abandon(const absl::Status& why);

@@ -204,6 +204,18 @@ TEST_F(CommandLogTest, AWaitEndsAtItsDeadline) {
   EXPECT_EQ(timers_.Next(), absl::InfiniteFuture());
 }
 
+TEST_F(CommandLogTest, AWaitMayEndBeforeItsDeadline) {
+  const TimerQueue::Id first = log_.Wait(Sequence(1), kStart + absl::Seconds(1), Note());
+  const TimerQueue::Id second = log_.Wait(Sequence(1), kStart + absl::Seconds(1), Note());
+  timers_.Expire(first, kStart);
+  EXPECT_THAT(told_, ElementsAre("1 TRANSPORT_TIMEOUT"));
+  Run(1);
+  EXPECT_THAT(told_, ElementsAre("1 TRANSPORT_TIMEOUT", "1 OK"));
+  timers_.Expire(second, kStart);
+  EXPECT_EQ(told_.size(), 2u) << "it was told already";
+  EXPECT_EQ(timers_.Next(), absl::InfiniteFuture());
+}
+
 TEST_F(CommandLogTest, WhatHasBeenToldNeedsNoTimer) {
   log_.Wait(Sequence(1), kStart + absl::Seconds(1), Note());
   Run(1);

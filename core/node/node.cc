@@ -397,7 +397,8 @@ void LocalNode::Submit(SessionId id, std::string frame, absl::Time now, OnOutcom
   const absl::Status taken = parts_->commands.Take(*session, frame, now, tell);
   if (!taken.ok()) tell({Sequence(), taken});
 }
-void LocalNode::WaitOutcome(SessionId id, Sequence sequence, absl::Time deadline, OnOutcome done) {
+void LocalNode::WaitOutcome(SessionId id, Sequence sequence, absl::Time deadline, OnOutcome done,
+                            const WaitRef& wait) {
   const auto session = parts_->sessions.Find(id);
   if (!session.ok()) return done({sequence, session.status()});
   const absl::Status checked = CheckSequence(sequence);
@@ -406,18 +407,28 @@ void LocalNode::WaitOutcome(SessionId id, Sequence sequence, absl::Time deadline
   if (!counted.ok()) {
     return done({sequence, parts_->failures.RecordStatus(session->get(), counted.status())});
   }
-  (*session)->log.Wait(sequence, deadline, *std::move(counted));
+  const TimerQueue::Id timer = (*session)->log.Wait(sequence, deadline, *std::move(counted));
+  if (wait != nullptr) wait->deadline = timer;
 }
-void LocalNode::ReadTensor(SessionId id, TensorId tensor, absl::Time deadline, OnTensor done) {
+void LocalNode::Withdraw(const WaitRef& wait, absl::Time now) {
+  wait->withdrawn = true;
+  parts_->timers.Expire(wait->deadline, now);
+}
+void LocalNode::ReadTensor(SessionId id, TensorId tensor, absl::Time deadline, OnTensor done,
+                           const WaitRef& wait) {
   const auto session = parts_->sessions.Find(id);
   if (!session.ok()) return done(session.status());
   absl::StatusOr<OnTensor> counted = Counted(**session, done);
   if (!counted.ok()) return done(parts_->failures.RecordStatus(session->get(), counted.status()));
   // What came before it may give the name.
-  (*session)->log.WhenTaken([this, reader = session->get(), tensor, deadline,
+  (*session)->log.WhenTaken([this, reader = session->get(), tensor, deadline, wait,
                              done = *std::move(counted)](const absl::Status& taken) {
     if (!taken.ok()) return done(taken);
-    parts_->storage.ReadTensor(*reader, tensor, deadline, done);
+    if (wait != nullptr && wait->withdrawn) {
+      return done(MakeError(Reason::kCancelled, "nobody waits for the tensor any more"));
+    }
+    const TimerQueue::Id timer = parts_->storage.ReadTensor(*reader, tensor, deadline, done);
+    if (wait != nullptr) wait->deadline = timer;
   });
 }
 void LocalNode::CountStreamed(int64_t bytes) { parts_->stats.paths.streamed_bytes += bytes; }

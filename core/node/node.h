@@ -32,10 +32,18 @@
 #include "core/node/options.h"
 #include "core/node/records.h"
 #include "core/node/requests.h"
+#include "core/node/timers.h"
 
 namespace chorus::node {
 
 struct Session;
+
+// One call that waits. Threads: made on any, what it holds is the node thread's.
+struct Wait {
+  TimerQueue::Id deadline;
+  bool withdrawn = false;
+};
+using WaitRef = std::shared_ptr<Wait>;
 
 class LocalNode {
  public:
@@ -95,12 +103,18 @@ class LocalNode {
   // Takes one frame. Out-of-order sequences wait for their predecessors up to gap_timeout; a repeat
   // is answered from the record. `done` gets the outcome.
   void Submit(SessionId session, std::string frame, absl::Time now, OnOutcome done);
-  // The outcome of a command submitted earlier, by any transport; waits for it until `deadline`.
-  void WaitOutcome(SessionId session, Sequence sequence, absl::Time deadline, OnOutcome done);
+  // The outcome of a command submitted earlier, by any transport; waits for it until `deadline`, or
+  // until `wait`, unless null, is withdrawn.
+  void WaitOutcome(SessionId session, Sequence sequence, absl::Time deadline, OnOutcome done,
+                   const WaitRef& wait = nullptr);
+  // Ends a wait that nobody waits for any more, as its deadline would: what it was charged is free.
+  void Withdraw(const WaitRef& wait, absl::Time now);
 
   // --- Tensors --------------------------------------------------------------------------------
-  // Waits until the tensor is readable, or failed, or `deadline`.
-  void ReadTensor(SessionId session, TensorId tensor, absl::Time deadline, OnTensor done);
+  // Waits until the tensor is readable, or failed, or `deadline`, or `wait`, unless null, is
+  // withdrawn.
+  void ReadTensor(SessionId session, TensorId tensor, absl::Time deadline, OnTensor done,
+                  const WaitRef& wait = nullptr);
   void CountStreamed(int64_t bytes);
 
   // --- Diagnostics (read only; `tenant` empty: all) -------------------------------------------

@@ -319,16 +319,17 @@ Waiters<CellRef>::Id Storage::WhenReadable(const CellRef& cell, std::shared_ptr<
   return 0;
 }
 
-void Storage::ReadTensor(const Session& session, TensorId id, absl::Time deadline, OnTensor done) {
+TimerQueue::Id Storage::ReadTensor(const Session& session, TensorId id, absl::Time deadline,
+                                   OnTensor done) {
   absl::StatusOr<CellRef> cell = session.names.FindTensor(id);
   if (!cell.ok()) {
     done(cell.status());
-    return;
+    return {};
   }
   absl::StatusOr<Charge> download = session.budget->Charge(Domain::kHost, Resource::kDownloads, 1);
   if (!download.ok()) {
     done(download.status());
-    return;
+    return {};
   }
   // Whichever comes first takes the callback; bytes that are on their way to the host cannot be
   // stopped.
@@ -369,6 +370,7 @@ void Storage::ReadTensor(const Session& session, TensorId id, absl::Time deadlin
     call(std::move(view));
   };
   *waiter = WhenReadable(*cell, session.tenant, answer);
+  return timer;
 }
 
 int64_t Storage::live_buffers() const {

@@ -82,8 +82,10 @@ class Storage {
   using OnReadable = std::function<void(const CellRef& cell, const absl::Status& status)>;
   Waiters<CellRef>::Id WhenReadable(const CellRef& cell, std::shared_ptr<Tenant> tenant,
                                     OnReadable done);
-  // RESOURCE_EXHAUSTED kQuota: too many tensors are being read already.
-  void ReadTensor(const Session& session, TensorId id, absl::Time deadline, OnTensor done);
+  // RESOURCE_EXHAUSTED kQuota: too many tensors are being read already. Returns the deadline's
+  // timer, which waits as long as `done` does.
+  TimerQueue::Id ReadTensor(const Session& session, TensorId id, absl::Time deadline,
+                            OnTensor done);
 
   bool host() const { return host_; }                // the devices' memory is the host's
   const Budget& budget() const { return *budget_; }  // the node's

@@ -234,12 +234,16 @@ TEST_F(StorageTest, ATensorIsReadWhenItIsThere) {
   storage_->ReadTensor(*session_, id, start + absl::Seconds(9), note);
   timers_.Fire(start + absl::Seconds(1));
   EXPECT_THAT(read, ::testing::ElementsAre("TRANSPORT_TIMEOUT"));
+  const TimerQueue::Id third = storage_->ReadTensor(*session_, id, start + absl::Seconds(9), note);
+  timers_.Expire(third, start);
+  timers_.Expire(third, start);
+  EXPECT_THAT(read, ::testing::ElementsAre("TRANSPORT_TIMEOUT", "TRANSPORT_TIMEOUT"));
   cell->buffer = *storage_->Allocate(session_->tenant.get(), DeviceIndex(0), 4);
   std::memcpy(cell->buffer->host(), "abcd", 4);
   cell->bytes = 4;
   cell->state = Cell::State::kReady;
   cell->on_settled.Call(cell);
-  EXPECT_THAT(read, ::testing::ElementsAre("TRANSPORT_TIMEOUT", "abcd"));
+  EXPECT_THAT(read, ::testing::ElementsAre("TRANSPORT_TIMEOUT", "TRANSPORT_TIMEOUT", "abcd"));
   EXPECT_EQ(timers_.Next(), absl::InfiniteFuture());
 }
 

@@ -35,6 +35,15 @@ class TimerQueue {
   // A timer that has fired is ignored.
   void Cancel(Id id) { timers_.erase(std::make_pair(id.due, id.serial)); }
 
+  // Runs it now. One that has fired or was cancelled is ignored.
+  void Expire(Id id, absl::Time now) {
+    const auto it = timers_.find(std::make_pair(id.due, id.serial));
+    if (it == timers_.end()) return;
+    Fn fn = std::move(it->second);
+    timers_.erase(it);
+    fn(now);
+  }
+
   // Runs what is due, the earliest first. A closure may add and cancel timers.
   bool Fire(absl::Time now) {
     bool fired = false;

@@ -4,7 +4,7 @@
 // the node thread do the work and ends the call with Reply. Three may end a call: the work, the
 // client's cancel and the call's deadline (its own, at most ServiceContext::max_wait). The first
 // one wins; for the others nothing happens. The work itself is not withdrawn by either: a command
-// stays in its log, and its outcome can be asked for.
+// stays in its log, and its outcome can be asked for. A call that does nothing but wait is.
 //
 // Threads: Reply from any thread. The reply is made and sent on the worker's thread.
 #ifndef CHORUS_SERVER_SERVICE_CALL_H_
@@ -81,6 +81,8 @@ class Call : public RequestCall {
         },
         [call](absl::Status status) { call->Reply(std::move(status)); });
   }
+
+  using RequestCall::Waits;
 
   // Ends the call; `fill` makes the response of a good one.
   void Reply(absl::Status status, Fill fill = nullptr) {

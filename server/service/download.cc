@@ -46,12 +46,14 @@ class Download : public RequestCall {
     deadline_ = SteadyTime(deadline());
     PostForSession(
         *service_, caller(), request->session(),
-        [download = self()](node::LocalNode& node, absl::Time, SessionId session) {
+        [download = self(), wait = Waits()](node::LocalNode& node, absl::Time, SessionId session) {
           download->Hold(session);
-          node.ReadTensor(session, download->asked_.tensor, download->deadline_,
-                          [download](absl::StatusOr<node::ReadableTensor> view) {
-                            download->HaveTensor(std::move(view));
-                          });
+          node.ReadTensor(
+              session, download->asked_.tensor, download->deadline_,
+              [download](absl::StatusOr<node::ReadableTensor> view) {
+                download->HaveTensor(std::move(view));
+              },
+              wait);
         },
         [download = self()](absl::Status status) { download->End(status); });
   }

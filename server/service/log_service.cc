@@ -22,11 +22,13 @@ void OnSubmit(const CallRef<v1::SubmitResponse>& call, const v1::SubmitRequest& 
 
 void OnWait(const CallRef<v1::WaitResponse>& call, const v1::WaitRequest& request) {
   const absl::Time deadline = SteadyTime(call->deadline());
-  call->ForSession(request.session(), [call, deadline, sequence = Sequence(request.sequence())](
-                                          node::LocalNode& node, absl::Time, SessionId session) {
-    node.WaitOutcome(session, sequence, deadline,
-                     [call](node::Outcome outcome) { call->Reply(outcome.status); });
-  });
+  call->ForSession(request.session(),
+                   [call, deadline, sequence = Sequence(request.sequence()), wait = call->Waits()](
+                       node::LocalNode& node, absl::Time, SessionId session) {
+                     node.WaitOutcome(
+                         session, sequence, deadline,
+                         [call](node::Outcome outcome) { call->Reply(outcome.status); }, wait);
+                   });
 }
 
 }  // namespace

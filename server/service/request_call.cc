@@ -113,6 +113,11 @@ void RequestCall::OnDone() {
   }
   service_->reads->Forget(reader_, in_line);
   place_ = PeerTable::Place();
+  if (wait_ != nullptr && context_->IsCancelled()) {
+    service_->loop->Post([wait = std::move(wait_)](node::LocalNode& node, absl::Time now) {
+      node.Withdraw(wait, now);
+    });
+  }
   Forget();
   self_.reset();
 }

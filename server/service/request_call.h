@@ -21,6 +21,7 @@
 #include "absl/time/time.h"
 #include "core/base/ids.h"
 #include "core/base/mutex.h"
+#include "core/node/node.h"
 #include "grpcpp/alarm.h"
 #include "grpcpp/server_context.h"
 #include "grpcpp/support/byte_buffer.h"
@@ -68,6 +69,8 @@ class RequestCall : public ByteStream, public std::enable_shared_from_this<Reque
     MutexLock lock(&mutex_);
     return !std::exchange(ended_, true);
   }
+  // For a wait of the node's; by HaveRequest. The client that goes withdraws it.
+  const node::WaitRef& Waits() { return wait_ = std::make_shared<node::Wait>(); }
   // Until the call has ended `session`'s lease does not run out.
   void Hold(SessionId session);
   // After the last reaction, before gRPC's reference goes.
@@ -97,6 +100,7 @@ class RequestCall : public ByteStream, public std::enable_shared_from_this<Reque
   grpc::Alarm deadline_alarm_;
   grpc::Alarm unread_alarm_ ABSL_GUARDED_BY(mutex_);
   SessionId held_ ABSL_GUARDED_BY(mutex_);  // 0: none
+  node::WaitRef wait_;                      // null: none
   std::shared_ptr<RequestCall> self_;       // gRPC's reference, until OnDone
 };
 
