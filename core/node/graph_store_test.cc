@@ -164,7 +164,7 @@ TEST(GraphStoreTest, APlanOfManyPiecesIsMadeInTheBackground) {
           encoded, ClientOf(budget),
           [&](absl::StatusOr<std::shared_ptr<GraphRecord>> record) { made = std::move(record); });
       ASSERT_TRUE(at_once.ok()) << at_once.status();
-      EXPECT_EQ(*at_once, nullptr);
+      ASSERT_EQ(*at_once, nullptr);
       while (made.ok() && *made == nullptr) {
         std::vector<std::function<void()>> closures;
         {
