@@ -1,5 +1,6 @@
 #include "core/node/graph_store.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -9,13 +10,24 @@
 namespace chorus::node {
 namespace {
 
-// With what an executor makes of its parts, about as much again.
-int64_t MemoryOfLoaded(const Plan& plan) { return 2 * MemoryOf(plan); }
+// With what executors make of its parts, each on one device.
+int64_t MemoryOfLoaded(const Plan& plan) {
+  int64_t bytes = MemoryOf(plan);
+  for (const std::string& part : plan.device_plans) bytes += MemoryOfLoadedPart(part);
+  return bytes;
+}
 
 int64_t BytesOf(const GraphRecord& record) { return record.bytes; }
 int64_t BytesOf(const LoadedPlan& plan) { return MemoryOfLoaded(plan.plan); }
 
 }  // namespace
+
+// A step of some tens of bytes becomes a kernel with its types and texts, or a call, and lists of
+// operands: 8 times as much for a transpose, 19 times for a product.
+int64_t MemoryOfLoadedPart(const std::string& device_plan) {
+  constexpr int64_t kTimes = 20;
+  return kTimes * static_cast<int64_t>(device_plan.size());
+}
 
 // --- Records by their bytes ---------------------------------------------------------------------
 
@@ -38,8 +50,10 @@ void GraphsByBytes::Forget(const std::string& encoded) {
 // --- Making -------------------------------------------------------------------------------------
 
 absl::StatusOr<std::unique_ptr<LoadedPlan>> GraphStore::MakePlan(const Graph& graph,
-                                                                 const PlanOrder& order) const {
+                                                                 const PlanOrder& order,
+                                                                 const PlanLimits& limits) const {
   PlanOptions options = options_.plan;
+  options.limits = limits;
   options.order = order.order;
   options.instances = order.instances;
   auto loaded = std::make_unique<LoadedPlan>();
@@ -55,12 +69,13 @@ absl::StatusOr<std::unique_ptr<LoadedPlan>> GraphStore::MakePlan(const Graph& gr
   return loaded;
 }
 
-absl::StatusOr<std::unique_ptr<GraphRecord>> GraphStore::MakeRecord(Graph graph) const {
+absl::StatusOr<std::unique_ptr<GraphRecord>> GraphStore::MakeRecord(
+    Graph graph, const PlanLimits& limits) const {
   CHORUS_RETURN_IF_ERROR(ValidateGraph(graph, options_.limits));
   auto record = std::make_unique<GraphRecord>();
   CHORUS_ASSIGN_OR_RETURN(record->maxima, CheckSymbols(graph));
   if (record->maxima.empty()) {
-    CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<LoadedPlan> plan, MakePlan(graph, {}));
+    CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<LoadedPlan> plan, MakePlan(graph, {}, limits));
     record->main = std::move(*plan);
     const ValueTable values(graph);
     for (const GraphOutput& output : graph.outputs) {
@@ -72,10 +87,11 @@ absl::StatusOr<std::unique_ptr<GraphRecord>> GraphStore::MakeRecord(Graph graph)
   return record;
 }
 
-absl::StatusOr<std::unique_ptr<GraphRecord>> GraphStore::MakeAt(
-    const Graph& graph, const std::vector<int64_t>& sizes) const {
+absl::StatusOr<std::unique_ptr<GraphRecord>> GraphStore::MakeAt(const Graph& graph,
+                                                                const std::vector<int64_t>& sizes,
+                                                                const PlanLimits& limits) const {
   CHORUS_ASSIGN_OR_RETURN(Graph at_sizes, Specialize(graph, sizes));
-  return MakeRecord(std::move(at_sizes));
+  return MakeRecord(std::move(at_sizes), limits);
 }
 
 absl::StatusOr<std::shared_ptr<GraphRecord>> GraphStore::FindOrMake(std::string encoded, bool large,
@@ -85,11 +101,16 @@ absl::StatusOr<std::shared_ptr<GraphRecord>> GraphStore::FindOrMake(std::string 
   limits.max_nodes = options_.limits.max_nodes;
   limits.max_bytes = options_.max_graph_bytes;
   CHORUS_ASSIGN_OR_RETURN(Graph graph, DecodeGraph(encoded, limits));
-  CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<GraphRecord> new_record, MakeRecord(std::move(graph)));
+  PlanLimits plan = options_.plan.limits;
+  if (!large && background_ != nullptr) {
+    plan.max_bytes = std::min(plan.max_bytes, options_.max_inline_plan_bytes);
+  }
+  CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<GraphRecord> new_record,
+                          MakeRecord(std::move(graph), plan));
   // A graph that cannot be planned at its largest is refused now.
   std::unique_ptr<GraphRecord> at_maxima;
   if (!new_record->maxima.empty()) {
-    CHORUS_ASSIGN_OR_RETURN(at_maxima, MakeAt(new_record->graph, new_record->maxima));
+    CHORUS_ASSIGN_OR_RETURN(at_maxima, MakeAt(new_record->graph, new_record->maxima, plan));
   }
   new_record->bytes += static_cast<int64_t>(encoded.size());
   new_record->encoded = std::make_shared<const std::string>(std::move(encoded));
@@ -118,7 +139,11 @@ absl::StatusOr<std::shared_ptr<GraphRecord>> GraphStore::Register(absl::string_v
   const bool large =
       background_ != nullptr && static_cast<int64_t>(encoded.size()) > options_.max_inline_bytes;
   // The copy comes first: nothing is decoded while the client can still write it.
-  if (!large) return charge(FindOrMake(std::string(encoded), large, &small_));
+  if (!large) {
+    Record record = FindOrMake(std::string(encoded), large, &small_);
+    const bool may_be_large = !record.ok() && ErrorOf(record.status()).reason == Reason::kQuota;
+    if (!may_be_large || background_ == nullptr) return charge(std::move(record));
+  }
   auto result = std::make_shared<Record>(nullptr);
   background_->Do(
       client.tenant,
@@ -171,14 +196,18 @@ absl::StatusOr<std::shared_ptr<GraphRecord>> GraphStore::AtSizes(
     const std::shared_ptr<GraphRecord>& record, const std::vector<int64_t>& sizes,
     const Client& client, const Waiting& waiting) {
   return FindVariant(record, &GraphRecord::at_sizes, sizes, client, waiting,
-                     [this, sizes](const GraphRecord& of) { return MakeAt(of.graph, sizes); });
+                     [this, sizes](const GraphRecord& of) {
+                       return MakeAt(of.graph, sizes, options_.plan.limits);
+                     });
 }
 
 absl::StatusOr<std::shared_ptr<LoadedPlan>> GraphStore::InOrder(
     const std::shared_ptr<GraphRecord>& record, const PlanOrder& order, const Client& client,
     const Waiting& waiting) {
   return FindVariant(record, &GraphRecord::reordered, order, client, waiting,
-                     [this, order](const GraphRecord& of) { return MakePlan(of.graph, order); });
+                     [this, order](const GraphRecord& of) {
+                       return MakePlan(of.graph, order, options_.plan.limits);
+                     });
 }
 
 // --- Going --------------------------------------------------------------------------------------

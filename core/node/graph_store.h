@@ -38,6 +38,9 @@ struct LoadedPlan {
   Waits<std::vector<DeviceIndex>> loading;                             // by device slot
 };
 
+// What an executor makes of a device's part of a plan, by its bytes, from above.
+int64_t MemoryOfLoadedPart(const std::string& device_plan);
+
 // PlanOptions' order and instances.
 struct PlanOrder {
   std::vector<int32_t> order;
@@ -96,8 +99,10 @@ class GraphStore {
     PlanOptions plan;
     // A graph of more bytes in memory, or on its way, is refused before it is made.
     int64_t max_graph_bytes = kMaxClientGraphBytes;
-    // A graph that comes in more bytes is large.
+    // A graph that comes in more bytes is large. So is one whose plan takes more, as PlanLimits
+    // counts: few bytes may say much.
     int64_t max_inline_bytes = 4096;
+    int64_t max_inline_plan_bytes = 1 << 20;
   };
   // The session that asks. What is made for it, beside what it names, is charged to its budget.
   struct Client {
@@ -143,11 +148,14 @@ class GraphStore {
 
  private:
   // What may run in the background.
-  absl::StatusOr<std::unique_ptr<LoadedPlan>> MakePlan(const Graph& graph,
-                                                       const PlanOrder& order) const;
-  absl::StatusOr<std::unique_ptr<GraphRecord>> MakeRecord(Graph graph) const;
+  absl::StatusOr<std::unique_ptr<LoadedPlan>> MakePlan(const Graph& graph, const PlanOrder& order,
+                                                       const PlanLimits& limits) const;
+  absl::StatusOr<std::unique_ptr<GraphRecord>> MakeRecord(Graph graph,
+                                                          const PlanLimits& limits) const;
   absl::StatusOr<std::unique_ptr<GraphRecord>> MakeAt(const Graph& graph,
-                                                      const std::vector<int64_t>& sizes) const;
+                                                      const std::vector<int64_t>& sizes,
+                                                      const PlanLimits& limits) const;
+  // kQuota: also where it is not `large` and takes what makes it so.
   absl::StatusOr<std::shared_ptr<GraphRecord>> FindOrMake(std::string encoded, bool large,
                                                           GraphsByBytes* records);
 

@@ -188,5 +188,61 @@ TEST(GraphStoreTest, RefusesGraphsThatAreTooMuchAndKeepsNothingOfThem) {
   EXPECT_EQ(error.reason, Reason::kQuota) << error.message;
 }
 
+// Few bytes that take long are worked on where large graphs are.
+TEST(GraphStoreTest, APlanOfManyPiecesIsMadeInTheBackground) {
+  std::vector<std::function<void()>> posted;
+  Mutex mutex;
+  CondVar changed;
+  Background background([&](std::function<void()> closure) {
+    MutexLock lock(&mutex);
+    posted.push_back(std::move(closure));
+    changed.Signal();
+  });
+  const BudgetRef budget = Budget::OfNode(int64_t{1} << 30);
+  {
+    GraphStore store({}, &background, [](DeviceIndex, PlanId) {});
+    // As large as graphs of the node thread's are.
+    const std::string common = Independent(70);
+    EXPECT_GT(common.size(), 3000u);
+    EXPECT_LE(common.size(), 4096u);
+    const auto small = store.Register(common, ClientOf(budget), nullptr);
+    ASSERT_TRUE(small.ok()) << small.status();
+    EXPECT_NE(*small, nullptr);
+    EXPECT_FALSE((*small)->large);
+    // All the pieces between many ranks.
+    constexpr int kSize = 1024;
+    testing::RankBuilder builder(0, kSize);
+    builder.set_wants_grad(false);
+    const ValueIndex x = builder.Input(TensorType(DType::kF32, {kSize}));
+    for (int i = 0; i < 20; ++i) {
+      GraphOutput output;
+      output.value = builder.ApplyCollective("all_to_all_single", {x})[0];
+      builder.graph().AddOutput(output);
+    }
+    const std::string encoded = EncodeGraph(builder.graph().Build());
+    EXPECT_LE(encoded.size(), 4096u);
+    for (int i = 0; i < 2; ++i) {
+      absl::StatusOr<std::shared_ptr<GraphRecord>> made(nullptr);
+      const auto at_once = store.Register(
+          encoded, ClientOf(budget),
+          [&](absl::StatusOr<std::shared_ptr<GraphRecord>> record) { made = std::move(record); });
+      ASSERT_TRUE(at_once.ok()) << at_once.status();
+      ASSERT_EQ(*at_once, nullptr);
+      while (made.ok() && *made == nullptr) {
+        std::vector<std::function<void()>> closures;
+        {
+          MutexLock lock(&mutex);
+          while (posted.empty()) changed.Wait(&mutex);
+          closures.swap(posted);
+        }
+        for (const auto& closure : closures) closure();
+      }
+      ASSERT_TRUE(made.ok()) << made.status();
+      EXPECT_TRUE((*made)->large);
+    }
+    background.Stop();
+  }
+}
+
 }  // namespace
 }  // namespace chorus::node

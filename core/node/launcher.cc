@@ -17,6 +17,13 @@ PlanId FindOn(const LoadedPlan& plan, size_t slot, DeviceIndex device) {
   return PlanId();
 }
 
+// For the part for `slot` on one device more.
+absl::StatusOr<Charge> ChargePart(const LoadedPlan& plan, size_t slot, const BudgetRef& budget) {
+  if (plan.locations[slot].empty()) return Charge();  // it is in what the graph costs
+  return budget->Charge(Domain::kHost, Resource::kGraphBytes,
+                        MemoryOfLoadedPart(plan.plan.device_plans[slot]));
+}
+
 }  // namespace
 
 Launcher::Launcher(Backend* backend, Background* background, std::function<void()> wake)
@@ -40,25 +47,28 @@ Launcher::~Launcher() {
   }
 }
 
-absl::StatusOr<PlanId> Launcher::PlanOn(LoadedPlan* plan, int slot, DeviceIndex device) {
+absl::StatusOr<PlanId> Launcher::PlanOn(LoadedPlan* plan, int slot, DeviceIndex device,
+                                        const BudgetRef& budget) {
   const size_t s = static_cast<size_t>(slot);
   if (const PlanId id = FindOn(*plan, s, device); id != PlanId()) return id;
+  CHORUS_ASSIGN_OR_RETURN(Charge charge, ChargePart(*plan, s, budget));
   const PlanId id = ++last_plan_;
   CHORUS_RETURN_IF_ERROR(executor(device)->LoadPlan(id, plan->plan.device_plans[s]));
   plan->locations[s].emplace_back(device, id);
-  ++loaded_plans_;
+  loaded_.emplace(id, std::move(charge));
   return id;
 }
 
 absl::StatusOr<bool> Launcher::LoadPlan(const std::shared_ptr<LoadedPlan>& plan,
                                         absl::Span<const DeviceIndex> devices,
-                                        const std::string& tenant,
+                                        const GraphStore::Client& client,
                                         const GraphStore::Waiting& waiting) {
   struct Part {
     size_t slot;
     Executor* executor;
     DeviceIndex device;
     PlanId id;
+    Charge charge;
     absl::Status loaded;
   };
   std::vector<size_t> missing;
@@ -67,15 +77,17 @@ absl::StatusOr<bool> Launcher::LoadPlan(const std::shared_ptr<LoadedPlan>& plan,
   }
   if (missing.empty()) return true;
   CHORUS_RETURN_IF_ERROR(waiting.failed);
+  auto parts = std::make_shared<std::vector<Part>>();
+  for (const size_t slot : missing) {
+    CHORUS_ASSIGN_OR_RETURN(Charge charge, ChargePart(*plan, slot, client.budget));
+    parts->push_back(
+        {slot, executor(devices[slot]), devices[slot], ++last_plan_, std::move(charge), {}});
+  }
   CHORUS_ASSIGN_OR_RETURN(GraphStore::OnMade later, waiting.wait());
   const std::vector<DeviceIndex> key(devices.begin(), devices.end());
   if (!plan->loading.Wait(key, std::move(later))) return false;
-  auto parts = std::make_shared<std::vector<Part>>();
-  for (const size_t slot : missing) {
-    parts->push_back({slot, executor(devices[slot]), devices[slot], ++last_plan_, {}});
-  }
   background_->Do(
-      tenant,
+      client.tenant,
       [parts, bytes = &plan->plan.device_plans] {
         for (Part& part : *parts) {
           part.loaded = part.executor->LoadPlan(part.id, (*bytes)[part.slot]);
@@ -83,10 +95,10 @@ absl::StatusOr<bool> Launcher::LoadPlan(const std::shared_ptr<LoadedPlan>& plan,
       },
       [this, parts, plan, key] {
         absl::Status status;
-        for (const Part& part : *parts) {
+        for (Part& part : *parts) {
           status.Update(part.loaded);
           if (!part.loaded.ok()) continue;
-          ++loaded_plans_;
+          loaded_.emplace(part.id, std::move(part.charge));
           // Others may have asked for it, together with other devices.
           if (FindOn(*plan, part.slot, part.device) != PlanId()) {
             UnloadPlan(part.device, part.id);
@@ -101,7 +113,7 @@ absl::StatusOr<bool> Launcher::LoadPlan(const std::shared_ptr<LoadedPlan>& plan,
 
 void Launcher::UnloadPlan(DeviceIndex device, PlanId plan) {
   executor(device)->UnloadPlan(plan);
-  --loaded_plans_;
+  loaded_.erase(plan);
 }
 
 void Launcher::Launch(DeviceIndex device, const LaunchMessage& message) {

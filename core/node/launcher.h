@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "core/backend/backend.h"
@@ -36,15 +37,19 @@ class Launcher {
   Executor* executor(DeviceIndex device) { return executors_[device.value()].get(); }
   int64_t launches(DeviceIndex device) const { return launch_counts_[device.value()]; }
 
-  // The part of `plan` for device slot `slot` on `device`, loaded at its first use.
-  absl::StatusOr<PlanId> PlanOn(LoadedPlan* plan, int slot, DeviceIndex device);
+  // The part of `plan` for device slot `slot` on `device`, loaded at its first use. For one device
+  // whoever names the graph is charged; for each other one `budget` is, until it is unloaded.
+  // RESOURCE_EXHAUSTED kOutOfMemory: it cannot be; else as Executor::LoadPlan. So in LoadPlan.
+  absl::StatusOr<PlanId> PlanOn(LoadedPlan* plan, int slot, DeviceIndex device,
+                                const BudgetRef& budget);
   // Loads what PlanOn() would, of a plan so large that it takes the node thread too long, in the
   // background; `devices` by slot. False: it is not there yet, and waiting.wait() was called.
   absl::StatusOr<bool> LoadPlan(const std::shared_ptr<LoadedPlan>& plan,
-                                absl::Span<const DeviceIndex> devices, const std::string& tenant,
+                                absl::Span<const DeviceIndex> devices,
+                                const GraphStore::Client& client,
                                 const GraphStore::Waiting& waiting);
   void UnloadPlan(DeviceIndex device, PlanId plan);
-  int64_t loaded_plans() const { return loaded_plans_; }
+  int64_t loaded_plans() const { return static_cast<int64_t>(loaded_.size()); }
 
   // Of communicators, for whoever is to share them with nobody; charged to `budget`.
   std::shared_ptr<CommunicatorLease> LeaseCommunicators(BudgetRef budget) {
@@ -80,7 +85,7 @@ class Launcher {
 
   std::vector<int64_t> launch_counts_;
   PlanId last_plan_;
-  int64_t loaded_plans_ = 0;
+  absl::flat_hash_map<PlanId, Charge> loaded_;
   LaunchId last_launch_;
   ByteWriter scratch_;
   std::vector<DeviceIndex> unfinished_;  // executors that have not enqueued all they were given

@@ -87,7 +87,8 @@ absl::StatusOr<bool> Preparer::Load(const RunState& run, std::shared_ptr<LoadedP
                                     const GraphStore::Waiting& waiting) {
   if (!run.graph->large) return true;
   if (plan == nullptr) plan = std::shared_ptr<LoadedPlan>(run.graph, &run.graph->main);
-  return launcher_->LoadPlan(plan, run.devices, run.session->tenant->name, waiting);
+  return launcher_->LoadPlan(plan, run.devices, {run.session->tenant->name, run.session->budget},
+                             waiting);
 }
 
 absl::StatusOr<bool> Preparer::FindGraph(const Run& command, const GraphStore::Waiting& waiting,

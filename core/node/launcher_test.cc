@@ -1,0 +1,120 @@
+#include "core/node/launcher.h"
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/backend/host/host_backend.h"
+#include "core/base/counting_heap.h"
+#include "core/base/error.h"
+#include "core/base/thread_pool.h"
+#include "core/graph/encoding.h"
+#include "core/ops/host_kernels.h"
+#include "core/ops/testing/rank_builder.h"
+#include "gtest/gtest.h"
+
+namespace chorus::node {
+namespace {
+
+using testing::RankBuilder;
+
+class LauncherTest : public ::testing::Test {
+ protected:
+  LauncherTest() {
+    HostBackendOptions host;
+    host.devices = 3;
+    host.pool = &pool_;
+    host.make_kernel = MakeHostKernel;
+    backend_ = CreateHostBackend(host);
+    launcher_ = std::make_unique<Launcher>(backend_.get(), nullptr, [] {});
+  }
+
+  template <typename Build>
+  std::shared_ptr<GraphRecord> Register(Build build) {
+    RankBuilder builder(0, 4);
+    builder.set_wants_grad(false);
+    GraphOutput output;
+    output.value = build(&builder);
+    builder.graph().AddOutput(output);
+    auto record =
+        graphs_.Register(EncodeGraph(builder.graph().Build()), {"uid:1", budget_}, nullptr);
+    EXPECT_TRUE(record.ok()) << record.status();
+    return *record;
+  }
+
+  const BudgetRef budget_ = Budget::OfNode(int64_t{1} << 30);
+  ThreadPool pool_{1};
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<Launcher> launcher_;
+  GraphStore graphs_{{}, nullptr, [](DeviceIndex, PlanId) {}};
+};
+
+TEST_F(LauncherTest, EachDeviceMoreThatHasAPlanIsCharged) {
+  const auto record = Register(
+      [](RankBuilder* b) { return b->Op("neg", {b->Input(TensorType(DType::kF32, {3}))}); });
+  const int64_t used = budget_->used();
+  const int64_t part = MemoryOfLoadedPart(record->main.plan.device_plans[0]);
+  EXPECT_GT(record->bytes, part);
+  ASSERT_TRUE(launcher_->PlanOn(&record->main, 0, DeviceIndex(0), budget_).ok());
+  EXPECT_EQ(budget_->used(), used) << "whoever names the graph is";
+  const auto second = launcher_->PlanOn(&record->main, 0, DeviceIndex(1), budget_);
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_EQ(budget_->used(), used + part);
+  EXPECT_EQ(*launcher_->PlanOn(&record->main, 0, DeviceIndex(1), budget_), *second);
+  EXPECT_EQ(budget_->used(), used + part);
+  const BudgetRef poor = Budget::OfNode(part - 1);
+  const auto third = launcher_->PlanOn(&record->main, 0, DeviceIndex(2), poor);
+  EXPECT_EQ(ErrorOf(third.status()).reason, Reason::kOutOfMemory);
+  EXPECT_EQ(launcher_->loaded_plans(), 2);
+  launcher_->UnloadPlan(DeviceIndex(1), *second);
+  EXPECT_EQ(launcher_->loaded_plans(), 1);
+  EXPECT_EQ(budget_->used(), used);
+}
+
+TEST_F(LauncherTest, ALoadedPartTakesNoMoreThanItIsChargedFor) {
+  constexpr int kNodes = 500;
+  const auto chain = [&](const TensorType& type, auto next) {
+    return Register([&](RankBuilder* b) {
+      ValueIndex x = b->Input(type);
+      for (int i = 0; i < kNodes; ++i) x = next(b, x);
+      return x;
+    });
+  };
+  const TensorType vector(DType::kF32, {5});
+  const TensorType square(DType::kF32, {5, 5});
+  const std::vector<std::shared_ptr<GraphRecord>> records = {
+      chain(vector, [](RankBuilder* b, ValueIndex x) { return b->Op("neg", {x}); }),
+      chain(vector,
+            [](RankBuilder* b, ValueIndex x) {
+              return b->Op("add", {x, x});
+            }),
+      chain(square,
+            [](RankBuilder* b, ValueIndex x) {
+              return b->Op("matmul", {x, x});
+            }),
+      chain(square,
+            [](RankBuilder* b, ValueIndex x) {
+              const std::vector<int64_t> perm = {1, 0};
+              return b->Op("transpose", {x}, {{"perm", perm}});
+            }),
+      chain(vector, [](RankBuilder* b, ValueIndex x) { return b->AllReduce(x); }),
+      chain(vector,
+            [](RankBuilder* b, ValueIndex x) {
+              return b->Op("slice", {b->ApplyCollective("all_gather_into_tensor", {x})[0]},
+                           {{"axis", int64_t{0}}, {"begin", int64_t{0}}, {"end", int64_t{5}}});
+            }),
+  };
+  for (size_t i = 0; i < records.size(); ++i) {
+    const std::string& encoded = records[i]->main.plan.device_plans[0];
+    const HeapUse heap;
+    ASSERT_TRUE(launcher_->PlanOn(&records[i]->main, 0, DeviceIndex(0), budget_).ok());
+    EXPECT_LE(heap.bytes(), MemoryOfLoadedPart(encoded))
+        << "graph " << i << ": " << encoded.size() << " bytes";
+    RecordProperty(
+        "times_" + std::to_string(i),
+        std::to_string(static_cast<double>(heap.bytes()) / static_cast<double>(encoded.size())));
+  }
+}
+
+}  // namespace
+}  // namespace chorus::node
