@@ -258,6 +258,10 @@ absl::Status Sequencer::MoveFor(const Vote& vote, const Participation& part, siz
                                move.is_pair ? "this pair in " : "", "group ", binding.group.value(),
                                "; the run goes back to ", move.first.ToString()));
   }
+  if (move.first.part >= kMaxCallPart) {
+    return refuse(absl::StrCat("the run begins with ", move.first.ToString(),
+                               "; expected parts from 0 to 2^30 - 1"));
+  }
   move.next = move.first;
   *result = &move;
   return absl::OkStatus();
@@ -1313,7 +1317,8 @@ absl::optional<Error> Sequencer::OrderComponent(int32_t component, std::vector<i
   // Indices by first use. Together with the fingerprints they say everything that the order depends
   // on, so an order once found holds for every gang with the same signature.
   for (const int32_t id : gang.instances) instances_[id].mark = kNone;
-  std::vector<int64_t> signature;
+  for (size_t i = 0; i < runs->size(); ++i) runs_[(*runs)[i]].mark = static_cast<int32_t>(i);
+  std::vector<int64_t> signature = {static_cast<int64_t>(runs->size())};
   for (const int32_t r : *runs) {
     const PendingRun& run = runs_[r];
     signature.push_back(static_cast<int64_t>(run.what->fingerprint.hi));
@@ -1331,15 +1336,28 @@ absl::optional<Error> Sequencer::OrderComponent(int32_t component, std::vector<i
     }
     for (const RunHandle producer : run.producers) {
       const auto it = run_by_handle_.find(producer);
-      if (it == run_by_handle_.end()) continue;
-      const auto producer_run = std::find(runs->begin(), runs->end(), it->second);
-      signature.push_back(-1 - (producer_run - runs->begin()));
+      if (it != run_by_handle_.end()) signature.push_back(-1 - runs_[it->second].mark);
     }
+    signature.push_back(0);  // behind the producers
   }
+  // Of the keys, how they stand to each other, and which end of a pair is which.
+  const auto by_key = [this](int32_t a, int32_t b) {
+    return instances_[a].key < instances_[b].key;
+  };
+  if (!std::is_sorted(instances->begin(), instances->end(), by_key)) {
+    std::vector<int32_t> sorted = *instances;
+    std::sort(sorted.begin(), sorted.end(), by_key);
+    for (const int32_t id : sorted) signature.push_back(instances_[id].mark);
+  }
+  signature.push_back(-1);
   for (const int32_t id : *instances) {
     const Instance& instance = instances_[id];
-    if (instance.parent == kNone || tapes_[instance.parent].instance == kNone) continue;
-    signature.push_back(instances_[tapes_[instance.parent].instance].mark);
+    const bool reversed = instance.key.is_pair() && instance.key.path.size() % 2 == 1;
+    const int32_t forward = instance.parent == kNone ? kNone : tapes_[instance.parent].instance;
+    if (forward == kNone && !reversed) continue;
+    signature.push_back(instance.mark);
+    signature.push_back(forward == kNone ? kNone : instances_[forward].mark);
+    signature.push_back(reversed ? 1 : 0);
   }
   auto order_it = known_orders_.find(signature);
   if (order_it == known_orders_.end()) {
@@ -1362,13 +1380,11 @@ absl::optional<Error> Sequencer::OrderComponent(int32_t component, std::vector<i
   return absl::nullopt;
 }
 
-// `instances` by first use: instances_[id].mark is the index.
+// `instances` by first use: instances_[id].mark is the index, as runs_[r].mark is in `runs`.
 absl::optional<Error> Sequencer::FindOrder(const std::vector<int32_t>& runs,
                                            const std::vector<int32_t>& instances,
                                            GangOrder* order) const {
   GangView gang;
-  absl::flat_hash_map<int32_t, int32_t> index_of;  // of runs
-  for (const int32_t r : runs) index_of.emplace(r, static_cast<int32_t>(index_of.size()));
   gang.runs.reserve(runs.size());
   for (const int32_t r : runs) {
     const PendingRun& run = runs_[r];
@@ -1379,7 +1395,7 @@ absl::optional<Error> Sequencer::FindOrder(const std::vector<int32_t>& runs,
     for (const int32_t id : run.instances) view.instances.push_back(instances_[id].mark);
     for (const RunHandle producer : run.producers) {
       const auto it = run_by_handle_.find(producer);
-      if (it != run_by_handle_.end()) view.producers.push_back(index_of.at(it->second));
+      if (it != run_by_handle_.end()) view.producers.push_back(runs_[it->second].mark);
     }
   }
   for (const int32_t id : instances) {
@@ -1435,8 +1451,9 @@ Error Sequencer::ConflictError(const std::vector<int32_t>& runs,
   return error;
 }
 
-// A closed component that nothing blocks does not change any more, so its order stands while its
-// runs get ready for it: nothing may be lacking once it is launched.
+// A closed component that nothing blocks does not change any more, and its order is a function of
+// its signature: so it stands while its runs get ready for it. Nothing may be lacking once it is
+// launched.
 bool Sequencer::AwaitReserves(Actions* actions) {
   bool waits = false;
   for (const auto& wanted : reordered_) {

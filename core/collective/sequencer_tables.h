@@ -156,6 +156,7 @@ struct PendingRun {
   enum class Reserve : uint8_t { kNotAsked, kAsked, kDone };
   Reserve reserve = Reserve::kNotAsked;
   int32_t component = kNone;
+  int32_t mark = kNone;                       // scratch of the gang's order
   absl::InlinedVector<int32_t, 2> instances;  // by participation
   absl::InlinedVector<RunHandle, 2> producers;
   absl::InlinedVector<Rank, 2> ranks;  // that it speaks for

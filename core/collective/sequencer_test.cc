@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -498,6 +499,58 @@ TEST(SequencerOrderTest, AKnownOrderHoldsOnlyForVotesThatMeetInTheSameWay) {
     ASSERT_THAT(actions[0].instances, SizeIs(2));
     EXPECT_EQ(actions[0].instances[0].key.group, swapped ? b : a) << round;
   }
+}
+
+// A gang of equal graphs, which get two gradients each: rank 0's in the order given, rank 1's in
+// the other one. What comes of it.
+Actions CrosswiseGradients(Sequencer* sequencer, int64_t run, const InstanceKey& first,
+                           const InstanceKey& second) {
+  Actions actions;
+  for (int32_t rank = 0; rank < 2; ++rank) {
+    TestRun vote(run + rank, sequencer->epoch());
+    const int32_t slot = vote.Slot(kWorld, 2, {rank}, {0});
+    vote.GradientOf(rank == 0 ? first : second, 0, slot, rank);
+    vote.GradientOf(rank == 0 ? second : first, 0, slot, rank);
+    vote.vote().groups[0].base.clear();
+    actions = Submitted(sequencer, std::move(vote));
+  }
+  return actions;
+}
+
+TEST(SequencerOrderTest, AnOrderIsOfTheKeysAndStandsWhileItsRunsGetReadyForIt) {
+  Sequencer sequencer = World(2);
+  std::vector<InstanceKey> forward;
+  for (int64_t call = 0; call < 4; ++call) {
+    forward.push_back(Forward(&sequencer, 1 + 2 * call, call));
+  }
+  // Of equal keys, but for their order, each gang has the order of its own keys.
+  const Actions one = CrosswiseGradients(&sequencer, 10, forward[0], forward[1]);
+  ASSERT_THAT(one, SizeIs(1));
+  EXPECT_EQ(one[0].run, RunHandle(11));
+  const Actions other = CrosswiseGradients(&sequencer, 20, forward[3], forward[2]);
+  ASSERT_THAT(other, SizeIs(1));
+  EXPECT_EQ(other[0].kind, Kind::kReserve);
+  EXPECT_EQ(other[0].run, RunHandle(20));
+  // However many other orders are found meanwhile.
+  for (int64_t i = 0; i < 200; ++i) {
+    Actions actions;
+    for (int32_t rank = 0; rank < 2; ++rank) {
+      TestRun run(100 + 2 * i + rank, Epoch(1));
+      const int32_t slot = run.Slot(kWorld, 2, {rank}, {4 + 2 * i});
+      run.AllReduce(slot, rank).descriptor.dims = {i};
+      run.AllReduce(slot, rank);
+      actions = Cast(&sequencer, std::move(run));
+    }
+    ASSERT_THAT(Launched(actions), SizeIs(2));
+  }
+  Actions actions;
+  sequencer.Reserved(other[0].run, At(0), &actions);
+  ASSERT_THAT(Launched(actions), ElementsAre(20, 21));
+  EXPECT_EQ(actions[0].instances[0].key.at, forward[2].at);
+  actions.clear();
+  sequencer.Reserved(one[0].run, At(0), &actions);
+  ASSERT_THAT(Launched(actions), ElementsAre(10, 11));
+  EXPECT_EQ(actions[0].instances[0].key.at, forward[0].at);
 }
 
 TEST(SequencerOrderTest, DataMayReverseARanksOwnOrder) {
@@ -2033,6 +2086,13 @@ TEST(SequencerContradictionTest, AreRefusedAndLeaveNothingBehind) {
   EXPECT_EQ(code(OneAllReduce(6, Epoch(1), kWorld, 2, 2, 0)), kInvalid);    // no such member
   EXPECT_EQ(code(Gradient(sequencer, 6, 0, WorldKey(1, 1), 0)), kInvalid);  // holds no tape for it
   EXPECT_EQ(code(Gradient(sequencer, 6, 0, WorldKey(9, 9), 0)), kInvalid);
+
+  for (const bool goes_on : {false, true}) {
+    TestRun part = Simple(sequencer, 6, 0, 2);
+    part.vote().groups[0].base[0].part = std::numeric_limits<int32_t>::max();
+    part.vote().call_goes_on = goes_on;
+    EXPECT_EQ(code(std::move(part)), kInvalid);
+  }
 
   TestRun not_held(6, Epoch(1));
   not_held.AllReduce(not_held.Slot(kWorld, 2, {0}, {2}), 1);
