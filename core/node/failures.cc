@@ -51,6 +51,17 @@ void Failures::Record(const std::string& tenant, const FailureOrigin& failure, E
   log_(tenant, FailureLine(failure, *error));
 }
 
+std::shared_ptr<const Error> Failures::Share(const Error& error) {
+  std::shared_ptr<const Error> shared = shared_.lock();
+  // What is recorded once is equal, but for what is said of it afterwards.
+  if (shared == nullptr || error.id == ErrorId() || shared->id != error.id ||
+      shared->alone != error.alone || shared->ended != error.ended) {
+    shared = std::make_shared<const Error>(error);
+    shared_ = shared;
+  }
+  return shared;
+}
+
 absl::Status Failures::RecordStatus(const Session* session, const absl::Status& status) {
   if (status.ok()) return status;
   Error error = ErrorOf(status);

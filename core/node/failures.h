@@ -1,11 +1,13 @@
 // Failures: recorded once, passed on with their id, one line each in the daemon's log; and the
 // flight record.
 //
-// Threads: the node thread. Ownership: errors are copied into the record. Errors: none of its own.
+// Threads: the node thread. Ownership: errors are copied into the record; Share's are the holders'.
+// Errors: none of its own.
 #ifndef CHORUS_CORE_NODE_FAILURES_H_
 #define CHORUS_CORE_NODE_FAILURES_H_
 
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "absl/status/status.h"
@@ -34,6 +36,8 @@ class Failures {
   // where `session` is not.
   void Record(const Session* session, const World* world, Error* error);
   void Record(const std::string& tenant, const FailureOrigin& failure, Error* error);
+  // `error` to keep. Whoever is told of one cause, one after the other, shares it.
+  std::shared_ptr<const Error> Share(const Error& error);
   // `status`, with its error recorded unless it is OK, for the caller whose call has failed.
   absl::Status RecordStatus(const Session* session, const absl::Status& status);
   absl::Status RecordStatus(const std::string& tenant, const FailureOrigin& failure,
@@ -53,6 +57,7 @@ class Failures {
   ErrorStore* const errors_;
   const LogLine log_;
   FlightRecord flight_{65536};
+  std::weak_ptr<const Error> shared_;  // the last
 };
 
 // UNAVAILABLE kDraining: of what the end of the daemon ends.
