@@ -1828,7 +1828,7 @@ TEST(SequencerPositionTest, WhatWaitsForSeveralThatArePassedFailsOnce) {
   after.producers() = {RunHandle(3)};
   Cast(&sequencer, after);
   EXPECT_THAT(FailedAlone(Cast(&sequencer, Simple(sequencer, 5, 1, 4))), ElementsAre(1, 3, 4, 2));
-  EXPECT_THAT(Launched(Cast(&sequencer, Simple(sequencer, 6, 0, 4))), ElementsAre(6, 5));
+  EXPECT_THAT(Launched(Cast(&sequencer, Simple(sequencer, 6, 0, 4))), ElementsAre(5, 6));
   Actions actions;
   sequencer.Finished(Ticket(1), absl::OkStatus(), At(0), &actions);
   EXPECT_EQ(sequencer.StateSize(), rows);
