@@ -1,7 +1,7 @@
 // What a sequencer is told, decides and shows, as plain data: for what carries its decisions out
 // and asks it nothing. What each means is core/collective/sequencer.h's.
 //
-// Threads: plain data. Ownership: copies; the words of a part (PartLabel) are shared.
+// Threads: plain data. Ownership: copies; errors and the words of a part (PartLabel) are shared.
 #ifndef CHORUS_CORE_COLLECTIVE_DECISIONS_H_
 #define CHORUS_CORE_COLLECTIVE_DECISIONS_H_
 
@@ -28,6 +28,10 @@ struct SequencerOptions {
   CheckCallSites check_call_sites = CheckCallSites::kOff;
   int kept_causes = 64;   // of ended epochs; older ones are answered with kEpochEnded
   int max_groups = 4096;  // ever, with the world's own: their numbers are not given again
+  // Instances that are not launched, which bounds what one event has to look at; and those that may
+  // still be differentiated.
+  size_t max_pending = 65536;
+  size_t max_tapes = 262144;
 };
 
 // One instance of a launched gang.
@@ -71,7 +75,7 @@ struct SequencerAction {
   RunHandle run;
   std::vector<int32_t> order;  // kReserve: its participations, as the gang orders them
   Epoch epoch;
-  Error error;
+  std::shared_ptr<const Error> error;  // not null but for kLaunch and kReserve; one for each cause
   // kFail: the epoch that is open now, where the run's own has ended; 0 where it failed alone.
   Epoch opened;
   std::vector<InstanceKey> dropped;  // kFail of a run alone: what it had voted for, pending no more

@@ -54,16 +54,25 @@ class OrderGraph {
       const int32_t before = circle[i];
       const int32_t after = circle[(i + 1) % circle.size()];
       if (IsInstance(before)) conflict.instance = before;
+      const bool full = conflict.circle.size() == GangConflict::kMostWaits;
       if (!IsInstance(after)) {
         const auto& fence = fences_[after - num_instances_];
         if (fence.first == fence.second) continue;  // a local run
+        if (full) {
+          ++conflict.more;
+          continue;
+        }
         GangConflict::Wait wait;
         wait.of_runs = true;
         wait.after = fence.second;
         wait.before = fence.first;
         conflict.circle.push_back(wait);
       } else if (IsInstance(before)) {
-        conflict.circle.push_back(WaitOf(after, before));
+        if (full) {
+          ++conflict.more;
+        } else {
+          conflict.circle.push_back(WaitOf(after, before));
+        }
       }
     }
     return conflict;

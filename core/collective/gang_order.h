@@ -55,8 +55,10 @@ struct GangConflict {
     int32_t participation = -1;
   };
   int32_t instance = -1;  // to name first; -1: there is none to name
-  // Data dependences that go in a circle.
+  // Data dependences that go in a circle: the first kMostWaits of them, and how many more it has.
+  static constexpr size_t kMostWaits = 8;
   std::vector<Wait> circle;
+  size_t more = 0;
   // Or two runs of one rank that would have to be interleaved.
   bool interleaved = false;
   Rank rank;

@@ -47,6 +47,8 @@ struct CallPosition {
 
 // Steps, calls and requests are below this.
 inline constexpr int64_t kMaxCallNumber = int64_t{1} << 48;
+// A run's calls begin at parts below this.
+inline constexpr int32_t kMaxCallPart = int32_t{1} << 30;
 
 // The name of an instance. Every rank computes it alone: no reply is needed to use it, and ranks
 // that are not at the same point of their programs never compute the same one.

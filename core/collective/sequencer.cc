@@ -14,6 +14,11 @@ namespace {
 
 // Orders of gangs are kept for this many different gangs; a trainer has a handful.
 constexpr size_t kKnownOrders = 64;
+// Of a counter's line its end, which tells lines apart: rows are charged as if they were of one
+// size.
+constexpr size_t kLineBytes = 128;
+// Of the words in which a member that is out of line is spoken of.
+constexpr size_t kWhyBytes = 512;
 
 }  // namespace
 
@@ -22,6 +27,7 @@ Sequencer::Sequencer(int world_size, SequencerOptions options) : options_(option
   Group world;
   for (int32_t rank = 0; rank < size(); ++rank) world.members.push_back(Rank(rank));
   world.counters.resize(world.members.size());
+  group_members_ = size();
   groups_.push_back(std::move(world));
 }
 
@@ -87,6 +93,7 @@ absl::StatusOr<GroupId> Sequencer::AddGroup(Rank rank, absl::Span<const Rank> me
         group.dead = member;
       }
     }
+    group_members_ += static_cast<int64_t>(members.size());
     requests.groups.emplace(wanted_request, GroupId(num_groups()));
     groups_.push_back(std::move(group));
   }
@@ -167,7 +174,37 @@ absl::Status Sequencer::ResolveKeys(const Vote& vote, bool late) {
                     ? CallPosition{last.step, last.call, last.part + 1}
                     : CallPosition{last.step, last.call + 1, 0};
   }
-  return absl::OkStatus();
+  return late ? absl::OkStatus() : CheckRoom(vote);
+}
+
+// A vote for what others have brought makes nothing, and always has room: so those that are behind
+// catch up whatever those that are ahead have left.
+absl::Status Sequencer::CheckRoom(const Vote& vote) const {
+  const auto fits = [this](size_t instances, size_t tapes) {
+    return instances_.size() + instances <= options_.max_pending &&
+           tapes_.size() + tapes <= options_.max_tapes;
+  };
+  if (fits(keys_.size(), keys_.size())) return absl::OkStatus();
+  size_t instances = 0;
+  size_t tapes = 0;
+  for (size_t i = 0; i < keys_.size(); ++i) {
+    instances += instance_by_key_.contains(keys_[i]) ? 0 : 1;
+    tapes += vote.what->participations[i].wants_grad && !tape_by_key_.contains(keys_[i]) ? 1 : 0;
+  }
+  if (fits(instances, tapes)) return absl::OkStatus();
+  if (instances_.size() + instances > options_.max_pending) {
+    return MakeError(
+        Reason::kQuota,
+        absl::StrCat("the world has ", instances_.size(), " collectives pending, the run brings ",
+                     instances, " more; at most ", options_.max_pending,
+                     " may wait for other ranks: wait for results before going on"));
+  }
+  return MakeError(Reason::kQuota,
+                   absl::StrCat("the world has ", tapes_.size(),
+                                " collectives that may still be differentiated, the run brings ",
+                                tapes, " more; at most ", options_.max_tapes,
+                                " may be kept: drop results that have a history, or make calls "
+                                "under NoGrad"));
 }
 
 // The move that this call belongs to, with `next` the call's own position. `held`: which member of
@@ -257,6 +294,10 @@ absl::Status Sequencer::MoveFor(const Vote& vote, const Participation& part, siz
     return refuse(absl::StrCat(RankText(rank), " is at ", next.ToString(), " of ",
                                move.is_pair ? "this pair in " : "", "group ", binding.group.value(),
                                "; the run goes back to ", move.first.ToString()));
+  }
+  if (move.first.part >= kMaxCallPart) {
+    return refuse(absl::StrCat("the run begins with ", move.first.ToString(),
+                               "; expected parts from 0 to 2^30 - 1"));
   }
   move.next = move.first;
   *result = &move;
@@ -468,9 +509,14 @@ bool Sequencer::BeginMoves() {
 void Sequencer::EndMoves() {
   for (const Move& move : moves_) {
     Counter* counter = CounterOf(move);
-    if (counter == nullptr) counter = &members_[move.rank.value()].pairs[move.end];
+    if (counter == nullptr) {
+      if (move.next.call == 0) continue;  // where every end of a pair begins
+      counter = &members_[move.rank.value()].pairs[move.end];
+    }
     counter->next = move.next;
-    if (move.source != nullptr) counter->last = *move.source;
+    if (move.source == nullptr) continue;
+    const size_t size = move.source->size();
+    counter->last.assign(*move.source, size - std::min(size, kLineBytes), kLineBytes);
   }
   for (const Asked& request : requests_) {
     InstanceKey::Request& next = tapes_[request.tape].entries[request.seat].next;
@@ -584,24 +630,63 @@ Error Sequencer::PassedError(const InstanceKey& key, const Participation& part, 
   return error;
 }
 
-// By name, so that texts do not depend on a table's order.
 void Sequencer::FailPassed(Actions* actions) {
-  std::vector<InstanceKey> waiting;
-  for (const auto& entry : instance_by_key_) {
-    if (instances_[entry.second].missing > 0) waiting.push_back(entry.first);
+  moved_.clear();
+  for (const auto& step : steps_) {
+    if (members_[step.first.value()].lacking > 0) moved_.push_back(step.first);
   }
-  std::sort(waiting.begin(), waiting.end());
-  for (const InstanceKey& key : waiting) {
-    const auto it = instance_by_key_.find(key);
+  if (moved_.empty()) return;
+  std::sort(moved_.begin(), moved_.end());
+  moved_.erase(std::unique(moved_.begin(), moved_.end()), moved_.end());
+  std::vector<std::pair<InstanceKey, int32_t>> passed;  // with the seat of who has passed it
+  GroupId group(-1);
+  std::vector<int32_t> seats;  // of moved_ in `group`
+  // What lacks a vote is timed.
+  for (int32_t id = timed_.head; id != kNone; id = instances_[id].next) {
+    const Instance& instance = instances_[id];
+    const InstanceKey& key = instance.key;
+    if (instance.missing == 0) continue;
+    const auto is_passed_by = [&](int32_t seat) {
+      const Seat& vote = instance.seats[seat];
+      if (vote.run != kNone || vote.absent || !HasPassed(key, seat)) return false;
+      passed.emplace_back(key, seat);
+      return true;
+    };
+    if (key.is_pair()) {
+      for (int32_t seat = 0; seat < 2; ++seat) {
+        if (std::binary_search(moved_.begin(), moved_.end(), RankAt(key, seat)) &&
+            is_passed_by(seat)) {
+          break;
+        }
+      }
+      continue;
+    }
+    if (key.group != group) {
+      group = key.group;
+      seats.clear();
+      const std::vector<Rank>& members = groups_[group.value()].members;
+      for (size_t m = 0; m < members.size(); ++m) {
+        if (std::binary_search(moved_.begin(), moved_.end(), members[m])) {
+          seats.push_back(static_cast<int32_t>(m));
+        }
+      }
+    }
+    for (const int32_t seat : seats) {
+      if (is_passed_by(seat)) break;
+    }
+  }
+  if (passed.empty()) return;
+  // By name, so that texts do not depend on who voted first.
+  std::sort(passed.begin(), passed.end());
+  const Consumers consumers = FindConsumers();
+  for (const auto& entry : passed) {
+    const auto it = instance_by_key_.find(entry.first);
     if (it == instance_by_key_.end()) continue;  // failed with another one
     const Instance& instance = instances_[it->second];
-    for (int32_t seat = 0; seat < static_cast<int32_t>(instance.seats.size()); ++seat) {
-      const Seat& vote = instance.seats[seat];
-      if (vote.run != kNone || vote.absent || !HasPassed(key, seat)) continue;
-      const Error error = PassedError(key, PartAt(instance, instance.first), instance.first, seat);
-      FailAlone(instance.component, error, actions);
-      break;
-    }
+    FailAlone(
+        instance.component, consumers,
+        PassedError(entry.first, PartAt(instance, instance.first), instance.first, entry.second),
+        actions);
   }
 }
 
@@ -757,7 +842,7 @@ absl::Status Sequencer::Submit(const Vote& vote, absl::Time now, Actions* action
     EndEpoch(*fault, actions);
     return absl::OkStatus();
   }
-  if (passed.has_value()) FailAlone(runs_[run].component, *passed, actions);
+  if (passed.has_value()) FailAlone(runs_[run].component, FindConsumers(), *passed, actions);
   if (passed.has_value() || skipped || further_parts_ > 0) FailPassed(actions);
   LaunchReady(actions);
   return absl::OkStatus();
@@ -821,7 +906,7 @@ void Sequencer::RecordVote(int32_t r, const Vote& vote, absl::optional<Error>* f
     if (part.wants_grad) EnsureTape(id);
     if (instances_[id].tape != kNone) {
       SetEntry(instances_[id].tape, seat, part);
-      if (part.wants_grad) ++tapes_[instances_[id].tape].live;
+      if (part.wants_grad) Hold({instances_[id].tape, seat});
     }
   }
   if (component == kNone) component = components_.New();  // a local run
@@ -832,12 +917,10 @@ void Sequencer::RecordVote(int32_t r, const Vote& vote, absl::optional<Error>* f
   for (const Participation& part : parts) {
     if (part.instance.kind != InstanceRef::Kind::kGradient) continue;
     const int32_t forward = part.instance.node;
-    Tape& tape = tapes_[instances_[runs_[r].instances[forward]].tape];
-    TapeEntry& entry = tape.entries[seats_[forward]];
-    if (entry.state != TapeEntry::State::kLive) continue;
-    entry.state = TapeEntry::State::kConsumed;
-    entry.consumed_in = epoch_;
-    --tape.live;
+    const EntryRef at{instances_[runs_[r].instances[forward]].tape, seats_[forward]};
+    if (EntryAt(at).state != TapeEntry::State::kLive) continue;
+    LetGo(at, TapeEntry::State::kConsumed);
+    EntryAt(at).consumed_in = epoch_;
   }
   for (size_t i = 0; i < parts.size(); ++i) {
     const int32_t tape = instances_[runs_[r].instances[i]].tape;
@@ -869,6 +952,7 @@ int32_t Sequencer::NewInstance(const InstanceKey& key, int32_t seats, int32_t ru
   instance.seats.assign(seats, Seat());
   if (parent != kNone) {
     Tape& tape = tapes_[parent];
+    instance.child = static_cast<int32_t>(tape.children.size());
     tape.children.push_back(id);
     for (int32_t p = 0; p < seats; ++p) {
       const TapeEntry& entry = tape.entries[p];
@@ -971,10 +1055,10 @@ int32_t Sequencer::EnsureTape(int32_t id) {
   return t;
 }
 
-// The entry that a vote leaves behind.
+// The entry that a vote leaves behind, which is not held yet.
 void Sequencer::SetEntry(int32_t t, int32_t seat, const Participation& part) {
   TapeEntry& entry = tapes_[t].entries[seat];
-  entry.state = part.wants_grad ? TapeEntry::State::kLive : TapeEntry::State::kAbandoned;
+  entry.state = TapeEntry::State::kAbandoned;
   entry.recorded = part.wants_grad;
   entry.leads_to_collective = part.leads_to_collective;
   entry.leads_to_leaf = part.leads_to_leaf;
@@ -1027,6 +1111,50 @@ absl::optional<Error> Sequencer::LostGradientError(const InstanceKey& gradient, 
           : "Take it there with create_graph as well, or make the forward call under NoGrad if "
             "its part is a constant");
   return error;
+}
+
+void Sequencer::Hold(EntryRef at) {
+  Member& member = members_[RankAt(tapes_[at.tape].key, at.seat).value()];
+  TapeEntry& entry = EntryAt(at);
+  entry.state = TapeEntry::State::kLive;
+  entry.newer = EntryRef();
+  entry.older = member.newest_entry;
+  if (entry.older.tape != kNone) EntryAt(entry.older).newer = at;
+  member.newest_entry = at;
+  ++tapes_[at.tape].live;
+}
+
+void Sequencer::LetGo(EntryRef at, TapeEntry::State to) {
+  TapeEntry& entry = EntryAt(at);
+  entry.state = to;
+  if (entry.older.tape != kNone) EntryAt(entry.older).newer = entry.newer;
+  if (entry.newer.tape != kNone) {
+    EntryAt(entry.newer).older = entry.older;
+  } else {
+    members_[RankAt(tapes_[at.tape].key, at.seat).value()].newest_entry = entry.older;
+  }
+  --tapes_[at.tape].live;
+}
+
+// Of an instance that is never launched: it has no gradient.
+void Sequencer::LetGoOfAll(int32_t t) {
+  for (int32_t seat = 0; seat < static_cast<int32_t>(tapes_[t].entries.size()); ++seat) {
+    if (EntryAt({t, seat}).state == TapeEntry::State::kLive) {
+      LetGo({t, seat}, TapeEntry::State::kAbandoned);
+    }
+  }
+}
+
+// A gradient that is pending no more.
+void Sequencer::LeaveParent(int32_t id) {
+  const int32_t parent = instances_[id].parent;
+  if (parent == kNone) return;
+  auto& children = tapes_[parent].children;
+  const int32_t last = children.back();
+  children[instances_[id].child] = last;
+  instances_[last].child = instances_[id].child;
+  children.pop_back();
+  ForgetTapeIfUnused(parent);
 }
 
 void Sequencer::ForgetTapeIfUnused(int32_t t) {
@@ -1180,14 +1308,15 @@ void Sequencer::WarnOfCallSites(const Instance& instance, const Participation& p
   actions->emplace_back();
   SequencerAction& action = actions->back();
   action.kind = SequencerAction::Kind::kWarn;
-  action.error.SetReason(Reason::kMismatch);
-  action.error.instance = instance.key.ToString();
-  action.error.op = std::string(CollectiveKindName(part.descriptor.kind));
-  action.error.source = part.source;
-  action.error.message = absl::StrCat(
-      PartText(part), " (", action.error.instance, ") is called in different lines: ", first.source,
+  auto error = std::make_shared<Error>(Reason::kMismatch);
+  error->instance = instance.key.ToString();
+  error->op = std::string(CollectiveKindName(part.descriptor.kind));
+  error->source = part.source;
+  error->message = absl::StrCat(
+      PartText(part), " (", error->instance, ") is called in different lines: ", first.source,
       " on ", RankText(RankAt(instance.key, instance.first)), ", ", part.source, " on ",
       RankText(RankAt(instance.key, seat)), "; it was taken for one call");
+  action.error = std::move(error);
 }
 
 // --- Launching ----------------------------------------------------------------------------------
@@ -1313,7 +1442,8 @@ absl::optional<Error> Sequencer::OrderComponent(int32_t component, std::vector<i
   // Indices by first use. Together with the fingerprints they say everything that the order depends
   // on, so an order once found holds for every gang with the same signature.
   for (const int32_t id : gang.instances) instances_[id].mark = kNone;
-  std::vector<int64_t> signature;
+  for (size_t i = 0; i < runs->size(); ++i) runs_[(*runs)[i]].mark = static_cast<int32_t>(i);
+  std::vector<int64_t> signature = {static_cast<int64_t>(runs->size())};
   for (const int32_t r : *runs) {
     const PendingRun& run = runs_[r];
     signature.push_back(static_cast<int64_t>(run.what->fingerprint.hi));
@@ -1331,15 +1461,28 @@ absl::optional<Error> Sequencer::OrderComponent(int32_t component, std::vector<i
     }
     for (const RunHandle producer : run.producers) {
       const auto it = run_by_handle_.find(producer);
-      if (it == run_by_handle_.end()) continue;
-      const auto producer_run = std::find(runs->begin(), runs->end(), it->second);
-      signature.push_back(-1 - (producer_run - runs->begin()));
+      if (it != run_by_handle_.end()) signature.push_back(-1 - runs_[it->second].mark);
     }
+    signature.push_back(0);  // behind the producers
   }
+  // Of the keys, how they stand to each other, and which end of a pair is which.
+  const auto by_key = [this](int32_t a, int32_t b) {
+    return instances_[a].key < instances_[b].key;
+  };
+  if (!std::is_sorted(instances->begin(), instances->end(), by_key)) {
+    std::vector<int32_t> sorted = *instances;
+    std::sort(sorted.begin(), sorted.end(), by_key);
+    for (const int32_t id : sorted) signature.push_back(instances_[id].mark);
+  }
+  signature.push_back(-1);
   for (const int32_t id : *instances) {
     const Instance& instance = instances_[id];
-    if (instance.parent == kNone || tapes_[instance.parent].instance == kNone) continue;
-    signature.push_back(instances_[tapes_[instance.parent].instance].mark);
+    const bool reversed = instance.key.is_pair() && instance.key.path.size() % 2 == 1;
+    const int32_t forward = instance.parent == kNone ? kNone : tapes_[instance.parent].instance;
+    if (forward == kNone && !reversed) continue;
+    signature.push_back(instance.mark);
+    signature.push_back(forward == kNone ? kNone : instances_[forward].mark);
+    signature.push_back(reversed ? 1 : 0);
   }
   auto order_it = known_orders_.find(signature);
   if (order_it == known_orders_.end()) {
@@ -1362,13 +1505,11 @@ absl::optional<Error> Sequencer::OrderComponent(int32_t component, std::vector<i
   return absl::nullopt;
 }
 
-// `instances` by first use: instances_[id].mark is the index.
+// `instances` by first use: instances_[id].mark is the index, as runs_[r].mark is in `runs`.
 absl::optional<Error> Sequencer::FindOrder(const std::vector<int32_t>& runs,
                                            const std::vector<int32_t>& instances,
                                            GangOrder* order) const {
   GangView gang;
-  absl::flat_hash_map<int32_t, int32_t> index_of;  // of runs
-  for (const int32_t r : runs) index_of.emplace(r, static_cast<int32_t>(index_of.size()));
   gang.runs.reserve(runs.size());
   for (const int32_t r : runs) {
     const PendingRun& run = runs_[r];
@@ -1379,7 +1520,7 @@ absl::optional<Error> Sequencer::FindOrder(const std::vector<int32_t>& runs,
     for (const int32_t id : run.instances) view.instances.push_back(instances_[id].mark);
     for (const RunHandle producer : run.producers) {
       const auto it = run_by_handle_.find(producer);
-      if (it != run_by_handle_.end()) view.producers.push_back(index_of.at(it->second));
+      if (it != run_by_handle_.end()) view.producers.push_back(runs_[it->second].mark);
     }
   }
   for (const int32_t id : instances) {
@@ -1429,14 +1570,16 @@ Error Sequencer::ConflictError(const std::vector<int32_t>& runs,
     texts.push_back(absl::StrCat(instance_text(wait.after), " waits for ",
                                  instance_text(wait.before), " (", who, ")"));
   }
+  if (conflict.more > 0) texts.push_back(absl::StrCat("and ", conflict.more, " more"));
   error.message =
       absl::StrCat("the ranks' data dependences order these collectives in a circle: ",
                    absl::StrJoin(texts, "; "), ". Use them in the same order on every rank");
   return error;
 }
 
-// A closed component that nothing blocks does not change any more, so its order stands while its
-// runs get ready for it: nothing may be lacking once it is launched.
+// A closed component that nothing blocks does not change any more, and its order is a function of
+// its signature: so it stands while its runs get ready for it. Nothing may be lacking once it is
+// launched.
 bool Sequencer::AwaitReserves(Actions* actions) {
   bool waits = false;
   for (const auto& wanted : reordered_) {
@@ -1525,12 +1668,8 @@ void Sequencer::Launch(const std::vector<int32_t>& runs, const std::vector<int32
     runs_.Free(r);
   }
   for (const int32_t id : instances) {
+    LeaveParent(id);
     Instance& instance = instances_[id];
-    if (instance.parent != kNone) {
-      auto& children = tapes_[instance.parent].children;
-      children.erase(std::find(children.begin(), children.end(), id));
-      ForgetTapeIfUnused(instance.parent);
-    }
     if (instance.tape != kNone) {
       tapes_[instance.tape].instance = kNone;
       ForgetTapeIfUnused(instance.tape);
@@ -1641,9 +1780,11 @@ void Sequencer::Refuse(absl::Span<const RefusedMember> members, Epoch epoch, con
     Member& member = members_[refused.rank.value()];
     if (refused.rest_of_step && refused.step == member.step) {
       member.left_rest = true;
-      member.left_rest_text = why.message;
+      member.left_rest_text = why.message.substr(0, kWhyBytes);
     }
-    if (refused.drops_tapes) RefuseTapes(refused.rank);
+    if (!refused.drops_tapes) continue;
+    RefuseTapes(refused.rank);
+    steps_.emplace_back(refused.rank, member.step);
   }
   if (epoch == epoch_ && !passed && !why.alone && !members.empty()) {
     const Rank rank = members[0].rank;
@@ -1667,7 +1808,21 @@ void Sequencer::Withdraw(RunHandle run, const Error& why, absl::Time now, Action
   BeginEvent(now);
   const auto it = run_by_handle_.find(run);
   if (it == run_by_handle_.end()) return;
-  FailAlone(runs_[it->second].component, why, actions);
+  FailAlone(runs_[it->second].component, FindConsumers(), why, actions);
+}
+
+size_t Sequencer::NewPairs(absl::Span<const RefusedMember> members) const {
+  size_t count = 0;
+  for (const RefusedMember& refused : members) {
+    if (!IsRank(refused.rank)) continue;
+    const Member& member = members_[refused.rank.value()];
+    for (const RefusedCalls& calls : refused.calls) {
+      if (calls.source.value() < 0 || calls.next == 0) continue;
+      const PairEnd end{calls.group, calls.source, calls.destination, calls.tag, calls.is_recv};
+      if (refused.step > member.step || !member.pairs.contains(end)) ++count;
+    }
+  }
+  return count;
 }
 
 // kNone: the rank does not sit there.
@@ -1689,18 +1844,11 @@ int32_t Sequencer::SeatOfRefused(Rank rank, const InstanceKey& key, bool is_recv
 
 // Which of its entries the rank would have used is not known: none has a gradient any more.
 void Sequencer::RefuseTapes(Rank rank) {
-  std::vector<int32_t> tapes;
-  for (const auto& entry : tape_by_key_) tapes.push_back(entry.second);
-  for (const int32_t t : tapes) {
-    Tape& tape = tapes_[t];
-    for (int32_t seat = 0; seat < static_cast<int32_t>(tape.entries.size()); ++seat) {
-      if (tape.entries[seat].state != TapeEntry::State::kLive || RankAt(tape.key, seat) != rank) {
-        continue;
-      }
-      tape.entries[seat].state = TapeEntry::State::kRefused;
-      --tape.live;
-    }
-    ForgetTapeIfUnused(t);
+  const EntryRef& newest = members_[rank.value()].newest_entry;
+  while (newest.tape != kNone) {
+    const EntryRef at = newest;
+    LetGo(at, TapeEntry::State::kRefused);
+    ForgetTapeIfUnused(at.tape);
   }
 }
 
@@ -1742,18 +1890,11 @@ void Sequencer::Dead(Rank rank, absl::string_view how, absl::Time now, Actions* 
   error.message = absl::StrCat(RankText(rank), " is dead: ", how, waiting);
   EndEpoch(error, actions);
   // Nobody will drop its tape entries any more, and no gradient needs them: its groups are lost.
-  std::vector<std::pair<int32_t, int32_t>> entries;
-  for (const auto& entry : tape_by_key_) {
-    for (int32_t p = 0; p < SeatCount(entry.first); ++p) {
-      if (RankAt(entry.first, p) == rank) entries.emplace_back(entry.second, p);
-    }
-  }
-  for (const auto& entry : entries) {
-    TapeEntry& lost = tapes_[entry.first].entries[entry.second];
-    if (lost.state != TapeEntry::State::kLive) continue;
-    lost.state = TapeEntry::State::kAbandoned;
-    --tapes_[entry.first].live;
-    ForgetTapeIfUnused(entry.first);
+  const EntryRef& newest = members_[rank.value()].newest_entry;
+  while (newest.tape != kNone) {
+    const EntryRef at = newest;
+    LetGo(at, TapeEntry::State::kAbandoned);
+    ForgetTapeIfUnused(at.tape);
   }
 }
 
@@ -1782,14 +1923,20 @@ void Sequencer::Left(Rank rank, absl::Time now, Actions* actions) {
                                  instance.key.ToString(), ") was pending");
     EndEpoch(error, actions);
   }
-  std::vector<InstanceKey> keys;
-  for (const auto& entry : tape_by_key_) {
-    for (int32_t p = 0; p < SeatCount(entry.first); ++p) {
-      if (RankAt(entry.first, p) == rank) keys.push_back(entry.first);
+  std::vector<InstanceKey> asked;  // what gradients are pending of
+  EntryRef next = members_[rank.value()].newest_entry;
+  while (next.tape != kNone) {
+    const EntryRef at = next;
+    next = EntryAt(at).older;
+    if (!tapes_[at.tape].children.empty()) {
+      asked.push_back(tapes_[at.tape].key);
+      continue;
     }
+    LetGo(at, TapeEntry::State::kAbandoned);
+    ForgetTapeIfUnused(at.tape);
   }
-  std::sort(keys.begin(), keys.end());
-  for (const InstanceKey& key : keys) DropTape(rank, key, false, epoch_, now, actions);
+  std::sort(asked.begin(), asked.end());
+  for (const InstanceKey& key : asked) DropTape(rank, key, false, epoch_, now, actions);
 }
 
 void Sequencer::DropTape(Rank rank, const InstanceKey& key, bool consumed, Epoch epoch,
@@ -1803,9 +1950,8 @@ void Sequencer::DropTape(Rank rank, const InstanceKey& key, bool consumed, Epoch
     Tape& tape = tapes_[t];
     TapeEntry& entry = tape.entries[p];
     if (RankAt(tape.key, p) != rank || entry.state != TapeEntry::State::kLive) continue;
-    entry.state = consumed ? TapeEntry::State::kConsumed : TapeEntry::State::kAbandoned;
+    LetGo({t, p}, consumed ? TapeEntry::State::kConsumed : TapeEntry::State::kAbandoned);
     entry.consumed_in = std::min(epoch, epoch_);
-    --tape.live;
     if (consumed && entry.consumed_in < epoch_) {
       // Ranks that ask again in this epoch cannot get its share.
       for (const int32_t child : tape.children) {
@@ -1868,6 +2014,8 @@ void Sequencer::Advance(absl::Time now, Actions* actions) {
     EndEpoch(MismatchError(id), actions);
     break;
   }
+  // One search for all that is late: what it has come to lacks nothing.
+  ++search_;
   while (timed_.head != kNone &&
          instances_[timed_.head].first_vote + options_.agree_timeout <= clock_) {
     const int32_t late = timed_.head;
@@ -1907,9 +2055,9 @@ void Sequencer::Advance(absl::Time now, Actions* actions) {
   }
 }
 
-// The component and those that it waits for.
+// The component and those that it waits for, but for those that this search has come to before.
 std::vector<int32_t> Sequencer::AwaitedBy(int32_t component) {
-  ++search_;
+  if (components_[component].mark == search_) return {};
   std::vector<int32_t> awaited = {component};
   components_[component].mark = search_;
   std::vector<std::pair<int32_t, int32_t>> dependences;
@@ -2019,6 +2167,7 @@ std::vector<int32_t> Sequencer::Shrink(absl::Time now, Actions* actions) {
   for (Group& group : groups_) group = Group();
   for (int32_t rank = 0; rank < size(); ++rank) groups_[0].members.push_back(Rank(rank));
   groups_[0].counters.resize(members_.size());
+  group_members_ = size();
   group_requests_.clear();
   tapes_.Clear();
   tape_by_key_.clear();
@@ -2027,30 +2176,37 @@ std::vector<int32_t> Sequencer::Shrink(absl::Time now, Actions* actions) {
 
 // --- Ending -------------------------------------------------------------------------------------
 
-SequencerAction& Sequencer::FailRun(RunHandle run, Epoch epoch, Epoch opened, const Error& error,
-                                    Actions* actions) {
+SequencerAction& Sequencer::FailRun(RunHandle run, Epoch epoch, Epoch opened,
+                                    std::shared_ptr<const Error> error, Actions* actions) {
   actions->emplace_back();
   SequencerAction& action = actions->back();
   action.kind = SequencerAction::Kind::kFail;
   action.run = run;
   action.epoch = epoch;
   action.opened = opened;
-  action.error = error;
+  action.error = std::move(error);
   return action;
 }
 
-void Sequencer::FailAlone(int32_t component, const Error& error, Actions* actions) {
-  // By run: the components that consume its results.
-  absl::flat_hash_map<RunHandle, absl::InlinedVector<int32_t, 2>> consumers;
+Sequencer::Consumers Sequencer::FindConsumers() const {
+  Consumers consumers;
   for (int32_t r = pending_.head; r != kNone; r = runs_[r].next) {
     for (const RunHandle producer : runs_[r].producers) {
       consumers[producer].push_back(runs_[r].component);
     }
   }
+  return consumers;
+}
+
+void Sequencer::FailAlone(int32_t component, const Consumers& consumers, const Error& error,
+                          Actions* actions) {
+  auto shared_error = std::make_shared<Error>(error);
+  shared_error->alone = true;
   ++search_;
   std::vector<int32_t> failed;
   const auto add = [&](int32_t c) {
-    if (components_[c].mark == search_) return;
+    // One that has failed since `consumers` was made is a free row.
+    if (components_[c].mark == search_ || components_[c].runs.empty()) return;
     components_[c].mark = search_;
     failed.push_back(c);
   };
@@ -2076,8 +2232,7 @@ void Sequencer::FailAlone(int32_t component, const Error& error, Actions* action
             [this](int32_t a, int32_t b) { return runs_[a].order < runs_[b].order; });
   for (const int32_t r : runs) {
     PendingRun& run = runs_[r];
-    SequencerAction& action = FailRun(run.handle, epoch_, Epoch(), error, actions);
-    action.error.alone = true;
+    SequencerAction& action = FailRun(run.handle, epoch_, Epoch(), shared_error, actions);
     for (const int32_t id : run.instances) action.dropped.push_back(instances_[id].key);
     if (run.externally_blocked) externally_blocked_.erase(run.order);
     run_by_handle_.erase(run.handle);
@@ -2091,17 +2246,12 @@ void Sequencer::FailAlone(int32_t component, const Error& error, Actions* action
       const Seat& seat = instance.seats[p];
       if (seat.run == kNone && !seat.absent) --members_[RankAt(instance.key, p).value()].lacking;
     }
-    if (instance.parent != kNone) {
-      auto& children = tapes_[instance.parent].children;
-      children.erase(std::find(children.begin(), children.end(), id));
-      ForgetTapeIfUnused(instance.parent);
-    }
+    LeaveParent(id);
   }
   for (const int32_t id : instances) {
     Instance& instance = instances_[id];
     if (instance.tape != kNone) {
-      // Never launched: it has no gradient.
-      tapes_[instance.tape].live = 0;
+      LetGoOfAll(instance.tape);
       tapes_[instance.tape].instance = kNone;
       ForgetTapeIfUnused(instance.tape);
     }
@@ -2122,8 +2272,9 @@ void Sequencer::FailAlone(int32_t component, const Error& error, Actions* action
 }
 
 void Sequencer::EndEpoch(const Error& why, Actions* actions) {
-  Error cause = why;
-  cause.alone = false;
+  auto told = std::make_shared<Error>(why);
+  told->alone = false;
+  const std::shared_ptr<const Error> cause = std::move(told);
   const Epoch opened(epoch_.value() + 1);
   for (int32_t r = pending_.head; r != kNone; r = runs_[r].next) {
     FailRun(runs_[r].handle, epoch_, opened, cause, actions);
@@ -2140,15 +2291,22 @@ void Sequencer::EndEpoch(const Error& why, Actions* actions) {
   epoch_ = opened;
 
   // Forward instances that were never launched have no gradients. The others keep their entries.
-  std::vector<int32_t> tapes;
-  for (const auto& entry : tape_by_key_) tapes.push_back(entry.second);
-  for (const int32_t t : tapes) {
-    Tape& tape = tapes_[t];
-    if (tape.instance != kNone) tape.live = 0;
-    tape.instance = kNone;
-    tape.children.clear();
-    ForgetTapeIfUnused(t);
+  std::vector<int32_t> tapes;  // of what is pending, or asked for by it
+  for (const auto& entry : instance_by_key_) {
+    const Instance& instance = instances_[entry.second];
+    if (instance.tape != kNone) {
+      LetGoOfAll(instance.tape);
+      tapes_[instance.tape].instance = kNone;
+      tapes.push_back(instance.tape);
+    }
+    if (instance.parent != kNone) {
+      tapes_[instance.parent].children.clear();
+      tapes.push_back(instance.parent);
+    }
   }
+  std::sort(tapes.begin(), tapes.end());
+  tapes.erase(std::unique(tapes.begin(), tapes.end()), tapes.end());
+  for (const int32_t t : tapes) ForgetTapeIfUnused(t);
   runs_.Clear();
   pending_ = {};
   run_by_handle_.clear();
@@ -2177,7 +2335,8 @@ void Sequencer::FailGang(int32_t g, const Error& error, Actions* actions) {
   ForgetGang(g);
   // Where a later epoch is open already, its ranks have gone on.
   const Epoch opened = ends ? Epoch(epoch_.value() + 1) : epoch_;
-  for (const RunHandle run : failed) FailRun(run, epoch, opened, error, actions);
+  const auto shared_error = std::make_shared<const Error>(error);
+  for (const RunHandle run : failed) FailRun(run, epoch, opened, shared_error, actions);
   if (ends) EndEpoch(error, actions);
 }
 
@@ -2188,13 +2347,13 @@ void Sequencer::ForgetGang(int32_t g) {
   gangs_.Free(g);
 }
 
-Error Sequencer::CauseOrForgotten(Epoch epoch) const {
-  absl::optional<Error> cause = Cause(epoch);
-  if (cause.has_value()) return *std::move(cause);
-  Error error(Reason::kEpochEnded);
-  error.message =
-      absl::StrCat("epoch ", epoch.value(), " ended long ago; epoch ", epoch_.value(), " is open");
-  return error;
+std::shared_ptr<const Error> Sequencer::CauseOrForgotten(Epoch epoch) const {
+  for (const auto& cause : causes_) {
+    if (cause.first == epoch) return cause.second;
+  }
+  return std::make_shared<const Error>(
+      Reason::kEpochEnded,
+      absl::StrCat("epoch ", epoch.value(), " ended long ago; epoch ", epoch_.value(), " is open"));
 }
 
 // --- Views --------------------------------------------------------------------------------------
@@ -2247,7 +2406,7 @@ absl::optional<InstanceKey> Sequencer::LastPublished(Rank rank) const {
 
 absl::optional<Error> Sequencer::Cause(Epoch epoch) const {
   for (const auto& cause : causes_) {
-    if (cause.first == epoch) return cause.second;
+    if (cause.first == epoch) return *cause.second;
   }
   return absl::nullopt;
 }

@@ -73,8 +73,10 @@ class Sequencer {
   // INVALID_ARGUMENT (nothing recorded, nothing appended): the vote contradicts its own rank's
   //   past: a position or a gradient's request that it has used before, a gradient of what it holds
   //   no tape entry for, unknown group; FAILED_PRECONDITION kTapeConsumed: it has consumed its own
-  //   entry. Others may wait for that part: Refuse() tells them. Where nobody can, for what it is
-  //   to be a gradient of has failed, the error is `alone`, and Refuse() ends no epoch.
+  //   entry; RESOURCE_EXHAUSTED kQuota: it brings more instances than may be pending or may still
+  //   be differentiated; one for what others have brought is never refused so. Others may wait for
+  //   that part: Refuse() tells them. Where nobody can, for what it is to be a gradient of has
+  //   failed, the error is `alone`, and Refuse() ends no epoch.
   // Otherwise OK, and the run's fate follows by actions, perhaps at once: a vote for an ended epoch
   // gets kFail with that epoch's cause (its calls count), one for a position that somebody has
   // passed kFail with MISMATCH; for an epoch that is not open yet, INVALID_ARGUMENT.
@@ -98,6 +100,8 @@ class Sequencer {
               absl::Time now, Actions* actions);
   // A pending run cannot take part, for a reason that ends no epoch: it fails alone.
   void Withdraw(RunHandle run, const Error& why, absl::Time now, Actions* actions);
+  // How many counters of pairs Refuse() of these would add, at most.
+  size_t NewPairs(absl::Span<const RefusedMember> members) const;
   // What a vote's calls are to Refuse(). A vote that says nothing sensible gives none.
   std::vector<RefusedMember> CallsOf(const Vote& vote);
   // Ends the open epoch with `cause` as it is: a world aborted by hand, a daemon that drains.
@@ -141,6 +145,8 @@ class Sequencer {
   CallPosition NextCall(GroupId group, Rank rank) const;
   // GroupIds ever given are below; GroupMembers tells which are still there.
   int num_groups() const;
+  // Of all groups that are there, together.
+  int64_t num_group_members() const { return group_members_; }
   // By run, in order of submission, until there is no more `room`: 8 are taken for each that is
   // looked at, and one for each rank of it.
   std::vector<PendingInstance> Pending(absl::Time now, int64_t* room) const;
@@ -167,6 +173,7 @@ class Sequencer {
   using Pool = sequencer_tables::Pool<T>;
   using Component = sequencer_tables::Component;
   using Counter = sequencer_tables::Counter;
+  using EntryRef = sequencer_tables::EntryRef;
   using OpenGang = sequencer_tables::OpenGang;
   using Group = sequencer_tables::Group;
   using Instance = sequencer_tables::Instance;
@@ -196,6 +203,8 @@ class Sequencer {
   // counts matter, so a gradient may be of what is gone.
   absl::Status ResolveKeys(const Vote& vote, bool late);
   absl::Status ResolveOne(const Vote& vote, size_t i, bool late);
+  // Whether the world may have what the vote of keys_ makes.
+  absl::Status CheckRoom(const Vote& vote) const;
   absl::Status MoveFor(const Vote& vote, const Participation& part, size_t held, Move** result);
   absl::optional<Error> FindRefusal(const Vote& vote) const;
   int32_t AddRun(const Vote& vote);
@@ -211,6 +220,12 @@ class Sequencer {
   absl::optional<Error> MarkAbandoned(int32_t tape, int32_t seat);
   absl::optional<Error> LostGradientError(const InstanceKey& gradient, const Tape& tape,
                                           int32_t seat) const;
+  // Every entry begins and ends to be live by these.
+  void Hold(EntryRef at);
+  void LetGo(EntryRef at, TapeEntry::State to);
+  void LetGoOfAll(int32_t tape);
+  TapeEntry& EntryAt(EntryRef at) { return tapes_[at.tape].entries[at.seat]; }
+  void LeaveParent(int32_t instance);
   void ForgetTapeIfUnused(int32_t tape);
   // As the one seat says it and as the other does.
   absl::optional<Difference> DifferenceOf(const Instance& instance, int32_t a, int32_t b) const;
@@ -233,7 +248,8 @@ class Sequencer {
   // Whether the member of that seat has passed `key`, given that it has no vote pending for it.
   bool HasPassed(const InstanceKey& key, int32_t seat) const;
   bool AnotherHasPassed(const InstanceKey& key, int32_t seat) const;
-  // Fails what is pending and has been passed by a member that it needs.
+  // Fails what is pending and has been passed by a member of steps_ that it needs: where somebody
+  // waits nobody had passed, and no others have moved.
   void FailPassed(Actions* actions);
   Error PassedError(const InstanceKey& key, const Participation& part, int32_t seat,
                     int32_t passed_by) const;
@@ -264,14 +280,18 @@ class Sequencer {
   int32_t SeatOfRefused(Rank rank, const InstanceKey& key, bool is_recv) const;
   void RefuseTapes(Rank rank);
   void EndEpoch(const Error& why, Actions* actions);
+  // By run: the components that consume its results.
+  using Consumers = absl::flat_hash_map<RunHandle, absl::InlinedVector<int32_t, 2>>;
+  Consumers FindConsumers() const;
   // Fails a component and what waits for it; no epoch ends.
-  void FailAlone(int32_t component, const Error& error, Actions* actions);
+  void FailAlone(int32_t component, const Consumers& consumers, const Error& error,
+                 Actions* actions);
   // `opened`: the open epoch where the run's own has ended; else 0.
-  SequencerAction& FailRun(RunHandle run, Epoch epoch, Epoch opened, const Error& error,
-                           Actions* actions);
+  SequencerAction& FailRun(RunHandle run, Epoch epoch, Epoch opened,
+                           std::shared_ptr<const Error> error, Actions* actions);
   void FailGang(int32_t gang, const Error& error, Actions* actions);
   void ForgetGang(int32_t gang);
-  Error CauseOrForgotten(Epoch epoch) const;
+  std::shared_ptr<const Error> CauseOrForgotten(Epoch epoch) const;
 
   // Texts and lookups.
   void BeginEvent(absl::Time now);
@@ -297,6 +317,7 @@ class Sequencer {
   bool somebody_left_ = false;  // a member's state is kLeft
   absl::optional<InstanceKey> last_published_;
   std::vector<Group> groups_;
+  int64_t group_members_ = 0;
   struct GroupRequests {
     std::map<InstanceKey::Request, GroupId> groups;
     std::map<int32_t, InstanceKey::Request> next;  // by rank
@@ -321,7 +342,7 @@ class Sequencer {
   std::map<int64_t, int32_t> externally_blocked_;  // runs, by submission
   // By what the order depends on: of instances by first use in the gang's runs, and of runs.
   absl::flat_hash_map<std::vector<int64_t>, GangOrder> known_orders_;
-  std::deque<std::pair<Epoch, Error>> causes_;
+  std::deque<std::pair<Epoch, std::shared_ptr<const Error>>> causes_;
 
   // Scratch of one event.
   std::vector<InstanceKey> keys_;  // by participation of the vote at hand
@@ -331,6 +352,7 @@ class Sequencer {
   absl::InlinedVector<std::pair<Rank, int64_t>, 2> steps_;  // of the ranks that make calls
   std::vector<int32_t> moves_of_;  // by held member of the vote's slots; -1: none yet
   absl::flat_hash_map<PairEnd, int32_t> pair_moves_;
+  std::vector<Rank> moved_;  // of steps_, those that something pending needs
   std::vector<int32_t> asked_;
   struct Asked {
     int32_t tape;

@@ -99,7 +99,13 @@ struct PairEnd {
 // How far a member has counted in a group, or at an end of a pair.
 struct Counter {
   CallPosition next;  // of an earlier step than the member's: it has made no call in its step
-  std::string last;   // line of the last call, for texts
+  std::string last;   // the end of the last call's line, for texts
+};
+
+// An entry of a tape, by its row and seat.
+struct EntryRef {
+  int32_t tape = kNone;
+  int32_t seat = kNone;
 };
 
 struct Member {
@@ -112,6 +118,7 @@ struct Member {
   std::string left_rest_text;                   // why, for others
   int64_t lacking = 0;                          // pending instances that need its vote
   absl::flat_hash_map<PairEnd, Counter> pairs;  // in `step`
+  EntryRef newest_entry;                        // of those that it holds
 };
 
 struct Group {
@@ -132,6 +139,7 @@ struct Instance {  // pending
   int32_t missing = 0;
   int32_t tape = kNone;      // its own
   int32_t parent = kNone;    // a gradient's: tape of the instance that it is asked of
+  int32_t child = kNone;     // a gradient's: its index in the children of `parent`
   int32_t first = kNone;     // seat of the first vote
   int32_t mark = kNone;      // scratch of the gang's order
   bool rows_differ = false;  // somebody has voted with pieces of different rows
@@ -156,6 +164,7 @@ struct PendingRun {
   enum class Reserve : uint8_t { kNotAsked, kAsked, kDone };
   Reserve reserve = Reserve::kNotAsked;
   int32_t component = kNone;
+  int32_t mark = kNone;                       // scratch of the gang's order
   absl::InlinedVector<int32_t, 2> instances;  // by participation
   absl::InlinedVector<RunHandle, 2> producers;
   absl::InlinedVector<Rank, 2> ranks;  // that it speaks for
@@ -185,6 +194,9 @@ struct TapeEntry {
   InstanceKey::Request next;  // that the rank has not made
   Epoch consumed_in;
   std::shared_ptr<const PartLabel> label;
+  // While live: a list of all that its rank holds.
+  EntryRef newer;
+  EntryRef older;
 
   bool given_up() const { return state == State::kAbandoned || state == State::kConsumed; }
 };
@@ -192,8 +204,8 @@ struct TapeEntry {
 // gradient is pending.
 struct Tape {
   InstanceKey key;
-  int32_t instance = kNone;  // while pending
-  int32_t live = 0;
+  int32_t instance = kNone;                   // while pending
+  int32_t live = 0;                           // how many of `entries` are
   absl::InlinedVector<TapeEntry, 4> entries;  // by seat
   absl::InlinedVector<int32_t, 2> children;   // pending gradients
 };

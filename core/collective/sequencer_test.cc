@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -103,11 +104,11 @@ Error EndedBy(const Actions& actions) {
     ADD_FAILURE() << "no epoch ended";
     return Error();
   }
-  const Error& cause = actions.back().error;
+  const Error& cause = *actions.back().error;
   for (const SequencerAction& action : actions) {
     EXPECT_NE(action.kind, Kind::kLaunch);
-    EXPECT_EQ(action.error.message, cause.message);
-    EXPECT_EQ(action.error.reason, cause.reason);
+    EXPECT_EQ(action.error->message, cause.message);
+    EXPECT_EQ(action.error->reason, cause.reason);
   }
   return cause;
 }
@@ -500,6 +501,83 @@ TEST(SequencerOrderTest, AKnownOrderHoldsOnlyForVotesThatMeetInTheSameWay) {
   }
 }
 
+// A gang of equal graphs, which get two gradients each: rank 0's in the order given, rank 1's in
+// the other one. What comes of it.
+Actions CrosswiseGradients(Sequencer* sequencer, int64_t run, const InstanceKey& first,
+                           const InstanceKey& second) {
+  Actions actions;
+  for (int32_t rank = 0; rank < 2; ++rank) {
+    TestRun vote(run + rank, sequencer->epoch());
+    const int32_t slot = vote.Slot(kWorld, 2, {rank}, {0});
+    vote.GradientOf(rank == 0 ? first : second, 0, slot, rank);
+    vote.GradientOf(rank == 0 ? second : first, 0, slot, rank);
+    vote.vote().groups[0].base.clear();
+    actions = Submitted(sequencer, std::move(vote));
+  }
+  return actions;
+}
+
+TEST(SequencerOrderTest, AnOrderIsOfTheKeysAndStandsWhileItsRunsGetReadyForIt) {
+  Sequencer sequencer = World(2);
+  std::vector<InstanceKey> forward;
+  for (int64_t call = 0; call < 4; ++call) {
+    forward.push_back(Forward(&sequencer, 1 + 2 * call, call));
+  }
+  // Of equal keys, but for their order, each gang has the order of its own keys.
+  const Actions one = CrosswiseGradients(&sequencer, 10, forward[0], forward[1]);
+  ASSERT_THAT(one, SizeIs(1));
+  EXPECT_EQ(one[0].run, RunHandle(11));
+  const Actions other = CrosswiseGradients(&sequencer, 20, forward[3], forward[2]);
+  ASSERT_THAT(other, SizeIs(1));
+  EXPECT_EQ(other[0].kind, Kind::kReserve);
+  EXPECT_EQ(other[0].run, RunHandle(20));
+  // However many other orders are found meanwhile.
+  for (int64_t i = 0; i < 200; ++i) {
+    Actions actions;
+    for (int32_t rank = 0; rank < 2; ++rank) {
+      TestRun run(100 + 2 * i + rank, Epoch(1));
+      const int32_t slot = run.Slot(kWorld, 2, {rank}, {4 + 2 * i});
+      run.AllReduce(slot, rank).descriptor.dims = {i};
+      run.AllReduce(slot, rank);
+      actions = Cast(&sequencer, std::move(run));
+    }
+    ASSERT_THAT(Launched(actions), SizeIs(2));
+  }
+  Actions actions;
+  sequencer.Reserved(other[0].run, At(0), &actions);
+  ASSERT_THAT(Launched(actions), ElementsAre(20, 21));
+  EXPECT_EQ(actions[0].instances[0].key.at, forward[2].at);
+  actions.clear();
+  sequencer.Reserved(one[0].run, At(0), &actions);
+  ASSERT_THAT(Launched(actions), ElementsAre(10, 11));
+  EXPECT_EQ(actions[0].instances[0].key.at, forward[0].at);
+}
+
+TEST(SequencerOrderTest, OfALongCircleTheFirstWaitsAreNamed) {
+  Sequencer sequencer = World(2);
+  const GroupId a = AddGroup(&sequencer, {0, 1});
+  const GroupId b = AddGroup(&sequencer, {1, 0});
+  const auto chain = [&](int64_t handle, int32_t rank, int64_t calls) {
+    TestRun run(handle, sequencer.epoch());
+    const int32_t of_a = run.Slot(a, 2, {rank}, {handle > 2 ? 100 : 0});
+    const int32_t of_b = run.Slot(b, 2, {1 - rank}, {handle > 2 ? 100 : 0});
+    for (int32_t i = 0; i < 2 * calls; ++i) {
+      const bool in_a = (i < calls) == (rank == 0);
+      run.AllReduce(in_a ? of_a : of_b, in_a ? rank : 1 - rank,
+                    i == 0 ? std::vector<int32_t>() : std::vector<int32_t>{i - 1});
+    }
+    return run;
+  };
+  Cast(&sequencer, chain(1, 0, 10));
+  const Error ten = EndedBy(Cast(&sequencer, chain(2, 1, 10)));
+  EXPECT_EQ(ten.reason, Reason::kOrderCycle);
+  EXPECT_THAT(ten.message, HasSubstr("; and 12 more"));
+  Cast(&sequencer, chain(3, 0, 500));
+  const Error thousand = EndedBy(Cast(&sequencer, chain(4, 1, 500)));
+  EXPECT_THAT(thousand.message, HasSubstr("; and 992 more"));
+  EXPECT_LT(thousand.message.size(), ten.message.size() + 200);
+}
+
 TEST(SequencerOrderTest, DataMayReverseARanksOwnOrder) {
   Sequencer sequencer = World(2);
   const GroupId x = AddGroup(&sequencer, {0, 1});
@@ -580,7 +658,7 @@ TEST(SequencerMismatchTest, EveryPartOfADescriptorIsCompared) {
     const Actions after = Cast(&sequencer, late);
     ASSERT_THAT(after, SizeIs(1));
     EXPECT_EQ(after[0].kind, Kind::kFail);
-    EXPECT_EQ(after[0].error.message, error.message);
+    EXPECT_EQ(after[0].error->message, error.message);
     EXPECT_EQ(sequencer.epoch(), Epoch(2));
     Forward(&sequencer, 20, 1);
   }
@@ -765,7 +843,7 @@ TEST(SequencerMismatchTest, EqualCallsInDifferentLinesAreSeenWhereThatIsAskedFor
     ASSERT_THAT(actions, SizeIs(2));  // once for each pair of lines
     EXPECT_THAT(again, SizeIs(1));
     EXPECT_EQ(actions[0].kind, Kind::kWarn);
-    EXPECT_THAT(actions[0].error.message, AllOf(HasSubstr("a.cc:7"), HasSubstr("a.cc:8")));
+    EXPECT_THAT(actions[0].error->message, AllOf(HasSubstr("a.cc:7"), HasSubstr("a.cc:8")));
   }
 }
 
@@ -1000,6 +1078,30 @@ TEST(SequencerFailureTest, ARefusedPartIsToldToTheOthers) {
   EXPECT_THAT(actions, IsEmpty());
 }
 
+TEST(SequencerFailureTest, ACauseIsOneErrorForAllThatFailWithIt) {
+  Sequencer sequencer = World(2);
+  for (int64_t i = 0; i < 5; ++i) Cast(&sequencer, Simple(sequencer, 1 + i, 0, i));
+  Error why(Reason::kAborted, "by hand");
+  Actions actions;
+  sequencer.Abort(why, At(0), &actions);
+  ASSERT_THAT(actions, SizeIs(6));
+  const Actions late = Cast(&sequencer, OneAllReduce(10, Epoch(1), kWorld, 2, 1, 0));
+  actions.insert(actions.end(), late.begin(), late.end());
+  for (const SequencerAction& action : actions) EXPECT_EQ(action.error, actions[0].error);
+
+  TestRun whole(20, sequencer.epoch());
+  const int32_t slot = whole.Slot(kWorld, 2, {0}, {6});
+  whole.AllReduce(slot, 0);
+  Cast(&sequencer, whole);
+  TestRun uses = Simple(sequencer, 21, 0, 7);
+  uses.producers() = {RunHandle(20)};
+  Cast(&sequencer, uses);
+  actions.clear();
+  sequencer.Withdraw(RunHandle(20), why, At(0), &actions);
+  ASSERT_THAT(Failed(actions), ElementsAre(20, 21));
+  EXPECT_EQ(actions[0].error, actions[1].error);
+}
+
 TEST(SequencerFailureTest, AbortEndsTheEpochWithItsCause) {
   Sequencer sequencer = World(2);
   Cast(&sequencer, Simple(sequencer, 1, 0, 0));
@@ -1025,9 +1127,9 @@ TEST(SequencerFailureTest, CausesThatAreForgottenAreAnsweredWithEpochEnded) {
   const auto late = [&](int64_t epoch) {
     return Cast(&sequencer, OneAllReduce(10 + epoch, Epoch(epoch), kWorld, 2, 1, epoch - 1));
   };
-  EXPECT_EQ(late(1)[0].error.reason, Reason::kEpochEnded);
-  EXPECT_EQ(late(2)[0].error.reason, Reason::kCancelled);
-  EXPECT_EQ(late(3)[0].error.reason, Reason::kCancelled);
+  EXPECT_EQ(late(1)[0].error->reason, Reason::kEpochEnded);
+  EXPECT_EQ(late(2)[0].error->reason, Reason::kCancelled);
+  EXPECT_EQ(late(3)[0].error->reason, Reason::kCancelled);
 }
 
 // --- Execution ----------------------------------------------------------------------------------
@@ -1661,8 +1763,8 @@ std::vector<int64_t> FailedAlone(const Actions& actions) {
   for (const SequencerAction& action : actions) {
     if (action.kind != Kind::kFail) continue;
     EXPECT_EQ(action.opened, Epoch());
-    EXPECT_TRUE(action.error.alone);
-    EXPECT_EQ(action.error.reason, Reason::kMismatch);
+    EXPECT_TRUE(action.error->alone);
+    EXPECT_EQ(action.error->reason, Reason::kMismatch);
     EXPECT_FALSE(action.dropped.empty());
   }
   return Failed(actions);
@@ -1680,8 +1782,8 @@ TEST(SequencerPositionTest, CallsOfDifferentPositionsNeverMeet) {
   // Rank 2 is behind: its call fails at once, and it comes into line.
   const Actions behind = Cast(&sequencer, Simple(sequencer, 3, 2, 0));
   EXPECT_THAT(FailedAlone(behind), ElementsAre(3));
-  EXPECT_THAT(behind[0].error.message, AllOf(HasSubstr("call 0"), HasSubstr("rank2.cc:10"),
-                                             HasSubstr("is at call 2"), HasSubstr("rank0.cc:10")));
+  EXPECT_THAT(behind[0].error->message, AllOf(HasSubstr("call 0"), HasSubstr("rank2.cc:10"),
+                                              HasSubstr("is at call 2"), HasSubstr("rank0.cc:10")));
   EXPECT_THAT(Launched(Cast(&sequencer, Simple(sequencer, 4, 2, 1))), ElementsAre(1, 2, 4));
   EXPECT_EQ(sequencer.epoch(), Epoch(1));
 }
@@ -1709,6 +1811,24 @@ TEST(SequencerPositionTest, WhoIsPassedFailsAtOnceWithWhatWaitsForIt) {
   EXPECT_THAT(Launched(Cast(&sequencer, OneAllReduce(8, Epoch(1), pair, 2, 1, 1))),
               ElementsAre(4, 8));
   EXPECT_EQ(sequencer.epoch(), Epoch(1));
+}
+
+TEST(SequencerPositionTest, WhatWaitsForSeveralThatArePassedFailsOnce) {
+  Sequencer sequencer = World(2);
+  const size_t rows = sequencer.StateSize();
+  Cast(&sequencer, Simple(sequencer, 1, 0, 0));
+  Cast(&sequencer, Simple(sequencer, 2, 0, 1));
+  TestRun both = Simple(sequencer, 3, 0, 2);
+  both.producers() = {RunHandle(1), RunHandle(2)};
+  Cast(&sequencer, both);
+  TestRun after = Simple(sequencer, 4, 0, 3);
+  after.producers() = {RunHandle(3)};
+  Cast(&sequencer, after);
+  EXPECT_THAT(FailedAlone(Cast(&sequencer, Simple(sequencer, 5, 1, 4))), ElementsAre(1, 3, 4, 2));
+  EXPECT_THAT(Launched(Cast(&sequencer, Simple(sequencer, 6, 0, 4))), ElementsAre(5, 6));
+  Actions actions;
+  sequencer.Finished(Ticket(1), absl::OkStatus(), At(0), &actions);
+  EXPECT_EQ(sequencer.StateSize(), rows);
 }
 
 TEST(SequencerPositionTest, WhoBeginsALaterStepHasPassedAllOfTheOneBefore) {
@@ -1784,7 +1904,7 @@ TEST(SequencerPositionTest, WhoIsOutOfLineTakesPartInNothingUntilItsNextStep) {
   EXPECT_EQ(sequencer.epoch(), Epoch(2));
   const Actions waits = Cast(&sequencer, OneAllReduce(1, Epoch(2), pair, 2, 0, 0));
   EXPECT_THAT(FailedAlone(waits), ElementsAre(1));
-  EXPECT_THAT(waits[0].error.message, HasSubstr("batch.cc:7"));
+  EXPECT_THAT(waits[0].error->message, HasSubstr("batch.cc:7"));
   Cast(&sequencer, OneAllReduce(2, Epoch(2), pair, 2, 0, 0, 1));
   EXPECT_THAT(Launched(Cast(&sequencer, OneAllReduce(3, Epoch(2), pair, 2, 1, 0, 1))),
               ElementsAre(2, 3));
@@ -2031,6 +2151,13 @@ TEST(SequencerContradictionTest, AreRefusedAndLeaveNothingBehind) {
   EXPECT_EQ(code(Gradient(sequencer, 6, 0, WorldKey(1, 1), 0)), kInvalid);  // holds no tape for it
   EXPECT_EQ(code(Gradient(sequencer, 6, 0, WorldKey(9, 9), 0)), kInvalid);
 
+  for (const bool goes_on : {false, true}) {
+    TestRun part = Simple(sequencer, 6, 0, 2);
+    part.vote().groups[0].base[0].part = std::numeric_limits<int32_t>::max();
+    part.vote().call_goes_on = goes_on;
+    EXPECT_EQ(code(std::move(part)), kInvalid);
+  }
+
   TestRun not_held(6, Epoch(1));
   not_held.AllReduce(not_held.Slot(kWorld, 2, {0}, {2}), 1);
   EXPECT_EQ(code(not_held), kInvalid);
@@ -2119,6 +2246,99 @@ TEST(SequencerContradictionTest, WhatResolveHasFoundHoldsUntilTheNextEvent) {
 }
 
 // --- Memory -------------------------------------------------------------------------------------
+
+TEST(SequencerMemoryTest, SoManyCollectivesMayWaitForOtherRanks) {
+  SequencerOptions options;
+  options.max_pending = 4;
+  Sequencer sequencer(2, options);
+  const auto two = [&](int64_t handle, int32_t rank, int64_t call) {
+    TestRun run(handle, sequencer.epoch());
+    const int32_t slot = run.Slot(kWorld, 2, {rank}, {call});
+    run.AllReduce(slot, rank);
+    run.AllReduce(slot, rank);
+    return run;
+  };
+  Cast(&sequencer, two(1, 0, 0));
+  Cast(&sequencer, Simple(sequencer, 2, 0, 2));
+  const absl::Status full = Refused(&sequencer, two(3, 0, 3));
+  EXPECT_EQ(ErrorOf(full).reason, Reason::kQuota) << full;
+  Cast(&sequencer, Simple(sequencer, 4, 0, 3));
+  EXPECT_EQ(ErrorOf(sequencer.Resolve(Simple(sequencer, 5, 0, 4).Build()).status()).reason,
+            Reason::kQuota);
+  // A rank that is behind catches up, and makes room.
+  EXPECT_EQ(ErrorOf(Refused(&sequencer, Simple(sequencer, 10, 1, 4))).reason, Reason::kQuota);
+  EXPECT_THAT(Launched(Cast(&sequencer, two(11, 1, 0))), ElementsAre(1, 11));
+  Cast(&sequencer, two(12, 0, 4));
+  EXPECT_THAT(Launched(Cast(&sequencer, two(13, 1, 2))), SizeIs(3));
+  EXPECT_THAT(Launched(Cast(&sequencer, two(14, 1, 4))), ElementsAre(12, 14));
+}
+
+TEST(SequencerMemoryTest, SoManyCollectivesMayStillBeDifferentiated) {
+  SequencerOptions options;
+  options.max_tapes = 2;
+  Sequencer sequencer(2, options);
+  const InstanceKey first = Forward(&sequencer, 1, 0);
+  Cast(&sequencer, WithTape(sequencer, 3, 0, 1));
+  const absl::Status full = Refused(&sequencer, WithTape(sequencer, 4, 0, 2));
+  EXPECT_EQ(ErrorOf(full).reason, Reason::kQuota) << full;
+  Cast(&sequencer, Simple(sequencer, 5, 0, 2));
+  // Others may hold entries of what has one, and what is given up makes room.
+  EXPECT_THAT(Launched(Cast(&sequencer, WithTape(sequencer, 6, 1, 1))), ElementsAre(3, 6));
+  EXPECT_THAT(Launched(Cast(&sequencer, Simple(sequencer, 7, 1, 2))), ElementsAre(5, 7));
+  Actions actions;
+  for (int32_t rank = 0; rank < 2; ++rank) {
+    sequencer.DropTape(Rank(rank), first, false, Epoch(1), At(0), &actions);
+  }
+  Cast(&sequencer, WithTape(sequencer, 8, 0, 3));
+  EXPECT_THAT(Launched(Cast(&sequencer, WithTape(sequencer, 9, 1, 3))), ElementsAre(8, 9));
+}
+
+// Sends of rank 0 to itself that could not be made.
+RefusedMember RefusedSends(int64_t first_tag, int64_t last_tag, int64_t next) {
+  RefusedMember member;
+  for (int64_t tag = first_tag; tag <= last_tag; ++tag) {
+    RefusedCalls calls;
+    calls.source = GroupRank(0);
+    calls.destination = GroupRank(0);
+    calls.tag = tag;
+    calls.next = next;
+    member.calls.push_back(calls);
+  }
+  return member;
+}
+
+TEST(SequencerMemoryTest, RefusalsAddNoMoreCountersThanTheySay) {
+  Sequencer sequencer = World(1);
+  Error why(Reason::kBadType, "no");
+  why.alone = true;
+  Actions actions;
+  const size_t before = sequencer.HeldRows();
+  // Nothing is counted: that is where an end of a pair begins.
+  EXPECT_EQ(sequencer.NewPairs({RefusedSends(1, 100, 0)}), 0u);
+  sequencer.Refuse({RefusedSends(1, 100, 0)}, Epoch(1), why, At(0), &actions);
+  EXPECT_EQ(sequencer.HeldRows(), before);
+  EXPECT_EQ(sequencer.NewPairs({RefusedSends(1, 100, 1)}), 100u);
+  sequencer.Refuse({RefusedSends(1, 100, 1)}, Epoch(1), why, At(0), &actions);
+  EXPECT_EQ(sequencer.HeldRows(), before + 100);
+  EXPECT_EQ(sequencer.NewPairs({RefusedSends(51, 150, 2)}), 50u);
+  // In a later step all begin again.
+  RefusedMember later = RefusedSends(1, 100, 1);
+  later.step = 1;
+  EXPECT_EQ(sequencer.NewPairs({later}), 100u);
+}
+
+TEST(SequencerMemoryTest, OfALongLineTheEndIsKept) {
+  Sequencer sequencer = World(2);
+  Error why(Reason::kBadType, "no");
+  why.alone = true;
+  why.source = std::string(4000, 'x') + "/train.cc:7";
+  Actions actions;
+  sequencer.Refuse({RefusedAt(0, 0, 1)}, Epoch(1), why, At(0), &actions);
+  const Actions passed = Cast(&sequencer, Simple(sequencer, 1, 1, 0));
+  ASSERT_THAT(Failed(passed), ElementsAre(1));
+  EXPECT_THAT(passed[0].error->message, HasSubstr("x/train.cc:7"));
+  EXPECT_LT(passed[0].error->message.size(), 1000u);
+}
 
 TEST(SequencerMemoryTest, DoesNotGrowWithTheNumberOfInstances) {
   Sequencer sequencer = World(2);

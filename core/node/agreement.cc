@@ -1,5 +1,6 @@
 #include "core/node/agreement.h"
 
+#include "absl/strings/str_cat.h"
 #include "core/base/failpoint.h"
 #include "core/node/world.h"
 
@@ -14,22 +15,22 @@ void ActionQueue::CarryOut(const std::shared_ptr<World>& world,
     return;
   }
   busy_ = true;
-  for (SequencerAction& action : *actions) CarryOutOne(world, &action, now);
+  for (SequencerAction& action : *actions) CarryOutOne(world, action, now);
   while (!waiting_.empty()) {
     std::pair<std::shared_ptr<World>, SequencerAction> next = std::move(waiting_.front());
     waiting_.pop_front();
-    CarryOutOne(next.first, &next.second, now);
+    CarryOutOne(next.first, next.second, now);
   }
   busy_ = false;
 }
 
-void ActionQueue::CarryOutOne(const std::shared_ptr<World>& world, SequencerAction* action,
+void ActionQueue::CarryOutOne(const std::shared_ptr<World>& world, const SequencerAction& action,
                               absl::Time now) {
-  switch (action->kind) {
+  switch (action.kind) {
     case SequencerAction::Kind::kLaunch:
-      return listener_->OnLaunch(world, *action, now);
+      return listener_->OnLaunch(world, action, now);
     case SequencerAction::Kind::kReserve:
-      return listener_->OnReserve(world, *action, now);
+      return listener_->OnReserve(world, action, now);
     case SequencerAction::Kind::kFail:
       return listener_->OnFail(world, action, now);
     case SequencerAction::Kind::kWarn:
@@ -148,7 +149,22 @@ std::vector<int32_t> Agreement::Shrink(absl::Time now) {
 Agreement::Decision Agreement::Refuse(absl::Span<const RefusedMember> members, Epoch epoch,
                                       const Error& why, absl::Time now) {
   Sequencer::Actions actions;
-  sequencer_.Refuse(members, epoch, why, now, &actions);
+  const size_t pairs = sequencer_.NewPairs(members);
+  const absl::Status charged = pairs == 0 ? absl::OkStatus() : world_->ReserveRows(pairs);
+  if (charged.ok()) {
+    sequencer_.Refuse(members, epoch, why, now, &actions);
+  } else {
+    // That takes no memory.
+    std::vector<RefusedMember> out_of_line(members.begin(), members.end());
+    for (RefusedMember& member : out_of_line) {
+      member.calls.clear();
+      member.rest_of_step = true;
+    }
+    Error error = why;
+    error.message = absl::StrCat("its sends and receives could not be counted (",
+                                 ErrorOf(charged).message, "): ", why.message);
+    sequencer_.Refuse(out_of_line, epoch, error, now, &actions);
+  }
   return Decision(this, std::move(actions));
 }
 

@@ -35,11 +35,11 @@ class AgreementListener {
                         absl::Time now) = 0;
   virtual void OnReserve(const std::shared_ptr<World>& world, const SequencerAction& action,
                          absl::Time now) = 0;
-  virtual void OnFail(const std::shared_ptr<World>& world, SequencerAction* action,
+  virtual void OnFail(const std::shared_ptr<World>& world, const SequencerAction& action,
                       absl::Time now) = 0;
-  virtual void OnWarn(const std::shared_ptr<World>& world, SequencerAction* action,
+  virtual void OnWarn(const std::shared_ptr<World>& world, const SequencerAction& action,
                       absl::Time now) = 0;
-  virtual void OnEpochEnded(const std::shared_ptr<World>& world, SequencerAction* action,
+  virtual void OnEpochEnded(const std::shared_ptr<World>& world, const SequencerAction& action,
                             absl::Time now) = 0;
 
  protected:
@@ -58,7 +58,8 @@ class ActionQueue {
                 absl::Time now);
 
  private:
-  void CarryOutOne(const std::shared_ptr<World>& world, SequencerAction* action, absl::Time now);
+  void CarryOutOne(const std::shared_ptr<World>& world, const SequencerAction& action,
+                   absl::Time now);
 
   AgreementListener* const listener_;
   std::deque<std::pair<std::shared_ptr<World>, SequencerAction>> waiting_;
@@ -101,6 +102,7 @@ class Agreement {
   std::vector<int32_t> Shrink(absl::Time now);
 
   // --- Events of which the caller tells others before they are carried out ---
+  // Where what the members count cannot be charged, they are out of line instead.
   ABSL_MUST_USE_RESULT Decision Refuse(absl::Span<const RefusedMember> members, Epoch epoch,
                                        const Error& why, absl::Time now);
   ABSL_MUST_USE_RESULT Decision Withdraw(RunHandle run, const Error& why, absl::Time now);
@@ -117,12 +119,16 @@ class Agreement {
   // None for a vote of another epoch, which will not be launched.
   absl::StatusOr<absl::Span<const InstanceKey>> Resolve(const Vote& vote);
   std::vector<RefusedMember> CallsOf(const Vote& vote) { return sequencer_.CallsOf(vote); }
+  size_t NewPairs(absl::Span<const RefusedMember> members) const {
+    return sequencer_.NewPairs(members);
+  }
   bool IsPending(RunHandle run) const { return sequencer_.IsPending(run); }
   absl::optional<InstanceKey> LastPublished(Rank rank) const {
     return sequencer_.LastPublished(rank);
   }
   CallPosition NextCall(GroupId group, Rank rank) const { return sequencer_.NextCall(group, rank); }
   int num_groups() const { return sequencer_.num_groups(); }
+  int64_t num_group_members() const { return sequencer_.num_group_members(); }
   std::vector<PendingInstance> Pending(absl::Time now, int64_t* room) const {
     return sequencer_.Pending(now, room);
   }

@@ -303,6 +303,25 @@ class DirectRank {
       done->Set(node.CreateGroup(session_, {world_, Rank(rank_), members, {}, {}}));
     });
   }
+  // Sends to itself, of tags from `first` on, that this rank could not make.
+  void RefuseSends(int64_t first, int64_t count) {
+    Refuse refuse;
+    refuse.world = world_;
+    refuse.epoch = epoch_;
+    refuse.why = Error(Reason::kBadType, "no such shape");
+    refuse.why.alone = true;
+    refuse.members.emplace_back().rank = Rank(rank_);
+    for (int64_t tag = first; tag < first + count; ++tag) {
+      RefusedCalls calls;
+      calls.source = GroupRank(rank_);
+      calls.destination = GroupRank(rank_);
+      calls.tag = tag;
+      calls.next = 1;
+      refuse.members[0].calls.push_back(calls);
+    }
+    Submit(std::move(refuse));
+    EXPECT_EQ(ErrorOf(LastOutcome()).reason, Reason::kBadType);
+  }
   void AbortWorld(const std::string& why) {
     EXPECT_TRUE(Call<absl::Status>([&](LocalNode& node, absl::Time now, auto* done) {
                   done->Set(node.AbortWorld(session_, {world_, Rank(rank_), Epoch(), why}, now));
@@ -361,6 +380,7 @@ class DirectRank {
   // A call that this rank could not make counts all the same.
   void LeaveOut() { ++index_; }
   SessionId session() const { return session_; }
+  WorldId world() const { return world_; }
 
   template <typename T, typename Fn>
   T Call(Fn fn) {
@@ -1874,6 +1894,54 @@ TEST_F(NodeTest, RunsUnderWayAreChargedUntilTheyEnd) {
   for (int i = 1; i <= kRuns; ++i) ranks_[1]->RunInline(0, {1, 2, 3, 4}, {i, 1});
   for (int r = 0; r < 2; ++r) EXPECT_TRUE(ranks_[r]->LastOutcome().ok());
   EXPECT_LE(ranks_[0]->Stats().memory_used_bytes, waiting - kRuns * 2048);  // in steps
+}
+
+TEST_F(NodeTest, GroupsAreChargedBeforeTheyAreMade) {
+  NodeOptions options;
+  options.memory_limit_bytes = 8 << 20;
+  Start(2, options);
+  const auto make = [&](int groups) {
+    absl::Status status;
+    for (int i = 0; i < groups && status.ok(); ++i) {
+      status = ranks_[0]
+                   ->Call<absl::StatusOr<GroupId>>([&](LocalNode& node, absl::Time, auto* done) {
+                     done->Set(node.CreateGroup(
+                         ranks_[0]->session(),
+                         {ranks_[0]->world(), Rank(0), {Rank(0), Rank(1)}, {}, {}}));
+                   })
+                   .status();
+    }
+    return status;
+  };
+  const int64_t idle = ranks_[0]->Stats().memory_used_bytes;
+  EXPECT_TRUE(make(200).ok());
+  const int64_t used = ranks_[0]->Stats().memory_used_bytes;
+  EXPECT_GE(used, idle + 200 * 512);
+  const int64_t free_bytes = options.memory_limit_bytes / 8 * 7 - used;
+  ASSERT_TRUE(
+      ranks_[0]
+          ->Call<absl::StatusOr<StagingArena>>([&](LocalNode& node, absl::Time, auto* done) {
+            done->Set(node.CreateStaging(ranks_[0]->session(), free_bytes / 4096 * 4096));
+          })
+          .ok());
+  EXPECT_EQ(ErrorOf(make(200)).reason, Reason::kOutOfMemory);
+}
+
+TEST_F(NodeTest, WhatARefusalCountsIsChargedOrItsRankIsOutOfLine) {
+  NodeOptions options;
+  options.memory_limit_bytes = 8 << 20;
+  Start(2, options);
+  ranks_[1]->Register(0, AllReduceGraph(1, 2, TensorType(DType::kF32, {4}), "a.cc:1"));
+  ranks_[1]->RunInline(0, {1, 2, 3, 4}, {0, 1});
+  ranks_[1]->WaitUntilTaken();
+  const int64_t idle = ranks_[0]->Stats().memory_used_bytes;
+  ranks_[0]->RefuseSends(0, 1000);
+  ASSERT_GE(ranks_[0]->Stats().memory_used_bytes, idle + 1000 * 256);
+  // Until there is no room for more. Then the rank takes part in nothing, and nobody waits for it.
+  for (int64_t i = 1; i < 30; ++i) ranks_[0]->RefuseSends(i * 1000, 1000);
+  const Error waited = ErrorOf(ranks_[1]->LastOutcome());
+  EXPECT_EQ(waited.reason, Reason::kMismatch) << waited.message;
+  EXPECT_THAT(waited.message, testing::HasSubstr("sends and receives could not be counted"));
 }
 
 TEST_F(NodeTest, ALeaseIsAsLongAsTheDaemonSays) {

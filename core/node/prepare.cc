@@ -57,8 +57,13 @@ absl::StatusOr<bool> Preparer::Prepare(const Run& command, const GraphStore::Wai
   if (!planned) return false;
   CHORUS_RETURN_IF_ERROR(MakeOutputs(command, run));
   // Late for an epoch that has ended: the vote gets its cause, which an error of its own here (no
-  // memory, say, for the very reason that ended the epoch) must not hide. It needs no bytes.
-  if (run->world != nullptr && run->vote.epoch < run->world->agreement->epoch()) return true;
+  // memory, say, for the very reason that ended the epoch) must not hide. It needs no bytes but for
+  // the ends of pairs at which it counts.
+  if (run->world != nullptr && run->vote.epoch < run->world->agreement->epoch()) {
+    const size_t pairs = run->world->agreement->NewPairs(run->world->agreement->CallsOf(run->vote));
+    if (pairs > 0) CHORUS_RETURN_IF_ERROR(run->world->ReserveRows(pairs));
+    return true;
+  }
   CHORUS_RETURN_IF_ERROR(ChargeRows(run));
   CHORUS_RETURN_IF_ERROR(FindInputs(command, run));
   CHORUS_RETURN_IF_ERROR(donations_->Promise(command, run));

@@ -241,33 +241,38 @@ void Runs::FollowOrder(RunHandle handle, const std::vector<int32_t>& order,
   if (*follows) run->world->agreement->Reserved(handle, now);
 }
 
-void Runs::OnFail(const std::shared_ptr<World>& world, SequencerAction* action, absl::Time now) {
-  for (const InstanceKey& key : action->dropped) world->shared.erase(key);
-  RunState* const run = Find(action->run);
+void Runs::OnFail(const std::shared_ptr<World>& world, const SequencerAction& action,
+                  absl::Time now) {
+  for (const InstanceKey& key : action.dropped) world->shared.erase(key);
+  RunState* const run = Find(action.run);
   if (run == nullptr) return;
-  if (action->opened != Epoch()) {
-    SayOpenEpoch(*world, action->opened, &action->error);
+  Error error = *action.error;
+  if (action.opened != Epoch()) {
+    SayOpenEpoch(*world, action.opened, &error);
   } else {
     equal_work_->Forget(run);
   }
-  if (run->launches_left > 0) gangs_->Abort(run->gang, ToStatus(action->error));
-  Fail(run, action->error, now);
+  if (run->launches_left > 0) gangs_->Abort(run->gang, ToStatus(error));
+  Fail(run, error, now);
 }
 
-void Runs::OnWarn(const std::shared_ptr<World>& world, SequencerAction* action, absl::Time now) {
-  failures_->Record(nullptr, world.get(), &action->error);
+void Runs::OnWarn(const std::shared_ptr<World>& world, const SequencerAction& action,
+                  absl::Time now) {
+  Error error = *action.error;
+  failures_->Record(nullptr, world.get(), &error);
   failures_->Note(FlightKind::kCallSitesDiffer, now, nullptr, world.get(), Sequence(), Ticket(),
-                  action->error.id);
+                  error.id);
 }
 
-void Runs::OnEpochEnded(const std::shared_ptr<World>& world, SequencerAction* action,
+void Runs::OnEpochEnded(const std::shared_ptr<World>& world, const SequencerAction& action,
                         absl::Time now) {
   world->shared.clear();
   world->equal_work.clear();
-  SayOpenEpoch(*world, action->opened, &action->error);
-  failures_->Record(nullptr, world.get(), &action->error);
+  Error error = *action.error;
+  SayOpenEpoch(*world, action.opened, &error);
+  failures_->Record(nullptr, world.get(), &error);
   failures_->Note(FlightKind::kEpochEnded, now, nullptr, world.get(), Sequence(), Ticket(),
-                  action->error.id);
+                  error.id);
 }
 
 // --- The end ------------------------------------------------------------------------------------

@@ -85,11 +85,11 @@ class Runs final : public AgreementListener {
                 absl::Time now) override;
   void OnReserve(const std::shared_ptr<World>& world, const SequencerAction& action,
                  absl::Time now) override;
-  void OnFail(const std::shared_ptr<World>& world, SequencerAction* action,
+  void OnFail(const std::shared_ptr<World>& world, const SequencerAction& action,
               absl::Time now) override;
-  void OnWarn(const std::shared_ptr<World>& world, SequencerAction* action,
+  void OnWarn(const std::shared_ptr<World>& world, const SequencerAction& action,
               absl::Time now) override;
-  void OnEpochEnded(const std::shared_ptr<World>& world, SequencerAction* action,
+  void OnEpochEnded(const std::shared_ptr<World>& world, const SequencerAction& action,
                     absl::Time now) override;
 
  private:

@@ -11,9 +11,14 @@ absl::Status NotFormed(const World& world) {
                    absl::StrCat("world \"", world.name, "\" is not complete yet"));
 }
 
-absl::Status World::ReserveRows(size_t count) {
+absl::Status World::Reserve(size_t count, size_t groups, size_t group_members) {
   const int64_t bytes_per_row = 256 + 128 * int64_t{size()};  // a row has a seat for each rank
-  return rows.Cover(static_cast<int64_t>(agreement->HeldRows() + count) * bytes_per_row);
+  constexpr int64_t kPerGroup = 512;
+  constexpr int64_t kPerMember = 320;  // with its counter's line, and what it has asked for
+  return rows.Cover(static_cast<int64_t>(agreement->HeldRows() + count) * bytes_per_row +
+                    (agreement->num_groups() + static_cast<int64_t>(groups)) * kPerGroup +
+                    (agreement->num_group_members() + static_cast<int64_t>(group_members)) *
+                        kPerMember);
 }
 
 void SayOpenEpoch(const World& world, Epoch open, Error* error) {

@@ -44,7 +44,7 @@ struct World : std::enable_shared_from_this<World> {
 
   WorldId id;
   Charge counted;      // it is one of its tenant's
-  SteppedCharge rows;  // of its agreement; its tenant's, too
+  SteppedCharge rows;  // of its agreement, and its groups; its tenant's, too
   std::string tenant;
   std::string name;
   std::vector<Member> members;  // by rank
@@ -67,10 +67,16 @@ struct World : std::enable_shared_from_this<World> {
 
   // Charges for `count` rows of its agreement that may come next. RESOURCE_EXHAUSTED kOutOfMemory:
   // ranks that keep what could be differentiated hold rows.
-  absl::Status ReserveRows(size_t count);
+  absl::Status ReserveRows(size_t count) { return Reserve(count, 0, 0); }
+  // The same for a group that may come next.
+  absl::Status ReserveGroup(size_t members) { return Reserve(0, 1, members); }
 
   int size() const { return static_cast<int>(members.size()); }
   bool formed() const { return agreement != nullptr; }
+
+ private:
+  // For all that there is and this much more.
+  absl::Status Reserve(size_t count, size_t groups, size_t group_members);
 };
 
 // FAILED_PRECONDITION kWrongState, for a request that comes before all ranks have joined.

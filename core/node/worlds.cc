@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "core/node/describe.h"
@@ -224,6 +225,7 @@ absl::StatusOr<GroupId> Worlds::CreateGroup(const Session& session,
   }
   absl::optional<InstanceKey::Request> position;
   if (request.step.has_value()) position = InstanceKey::Request{*request.step, *request.number};
+  CHORUS_RETURN_IF_ERROR(member.world->ReserveGroup(request.members.size()));
   return member.world->agreement->AddGroup(request.rank, request.members, position);
 }
 
@@ -438,20 +440,33 @@ void Worlds::TryReform(const std::shared_ptr<World>& world, absl::Time now) {
 // --- Commands -----------------------------------------------------------------------------------
 
 void Worlds::DropTape(const Session& session, const chorus::DropTape& command, absl::Time now) {
+  // A frame has thousands of entries, and a session may have as many memberships as there are
+  // worlds.
+  using Place = std::pair<WorldId, Rank>;
+  const auto place_of = [](const Session::Membership* membership) {
+    return Place(membership->world->id, membership->rank);
+  };
+  absl::InlinedVector<const Session::Membership*, 8> memberships;
+  for (const Session::Membership& membership : session.memberships) {
+    if (membership.world->formed()) memberships.push_back(&membership);
+  }
+  std::sort(memberships.begin(), memberships.end(),
+            [&](const auto* a, const auto* b) { return place_of(a) < place_of(b); });
   for (const chorus::DropTape::Entry& entry : command.entries) {
-    for (const Session::Membership& membership : session.memberships) {
-      if (membership.world->id != entry.world || !membership.world->formed()) continue;
-      Agreement* const agreement = membership.world->agreement.get();
-      const absl::StatusOr<absl::Span<const Rank>> members =
-          agreement->GroupMembers(entry.key.group);
-      if (!members.ok() || entry.member.value() < 0 ||
-          static_cast<size_t>(entry.member.value()) >= members->size() ||
-          (*members)[static_cast<size_t>(entry.member.value())] != membership.rank) {
-        continue;
-      }
-      agreement->DropTape(membership.rank, entry.key, entry.consumed, membership.epoch, now);
-      break;
+    const auto world = worlds_.find(entry.world);
+    if (world == worlds_.end() || !world->second->formed()) continue;
+    Agreement* const agreement = world->second->agreement.get();
+    const absl::StatusOr<absl::Span<const Rank>> members = agreement->GroupMembers(entry.key.group);
+    if (!members.ok() || entry.member.value() < 0 ||
+        static_cast<size_t>(entry.member.value()) >= members->size()) {
+      continue;
     }
+    const Place place(entry.world, (*members)[static_cast<size_t>(entry.member.value())]);
+    const auto membership =
+        std::lower_bound(memberships.begin(), memberships.end(), place,
+                         [&](const auto* m, const Place& to) { return place_of(m) < to; });
+    if (membership == memberships.end() || place_of(*membership) != place) continue;
+    agreement->DropTape(place.second, entry.key, entry.consumed, (*membership)->epoch, now);
   }
 }
 

@@ -676,9 +676,9 @@ class Enumerator {
 
     for (const SequencerAction& action : actions) {
       if (action.kind == SequencerAction::Kind::kEpochEnded &&
-          allowed.count(action.error.reason) == 0) {
-        return absl::StrCat("the epoch ended with ", ReasonName(action.error.reason), ": ",
-                            action.error.message);
+          allowed.count(action.error->reason) == 0) {
+        return absl::StrCat("the epoch ended with ", ReasonName(action.error->reason), ": ",
+                            action.error->message);
       }
     }
     const std::string fault = state->oracle.ApplyActions(actions, sequencer.epoch());

@@ -609,7 +609,7 @@ std::string Oracle::Launch(const SequencerAction& action) {
 std::string Oracle::FailOf(const SequencerAction& action, std::set<int64_t>* may_fail,
                            std::set<int64_t>* passed) {
   const int64_t run = action.run.value();
-  const Error& error = action.error;
+  const Error& error = *action.error;
   const auto found = runs_.find(run);
   if (found == runs_.end()) return absl::StrCat("run ", run, " failed and was never submitted");
   Run& record = found->second;
@@ -713,7 +713,7 @@ std::string Oracle::ApplyActions(const Sequencer::Actions& actions, Epoch open) 
       case SequencerAction::Kind::kFail: {
         // An execution timeout fails a gang without Finished.
         const auto found = runs_.find(action.run.value());
-        if (action.error.reason == Reason::kExecTimeout && found != runs_.end() &&
+        if (action.error->reason == Reason::kExecTimeout && found != runs_.end() &&
             found->second.status == Status::kLaunched) {
           const auto gang = unfinished_.find(found->second.ticket);
           if (gang != unfinished_.end()) {
@@ -725,7 +725,7 @@ std::string Oracle::ApplyActions(const Sequencer::Actions& actions, Epoch open) 
                                    found->second.status == Status::kPending &&
                                    action.opened != Epoch();
         fault = FailOf(action, &may_fail, &passed);
-        if (of_open_epoch) failures.push_back(&action.error);
+        if (of_open_epoch) failures.push_back(action.error.get());
         break;
       }
       case SequencerAction::Kind::kWarn:
@@ -736,14 +736,14 @@ std::string Oracle::ApplyActions(const Sequencer::Actions& actions, Epoch open) 
               absl::StrCat("epoch ", action.epoch.value(), " ended; ", open_.value(), " was open");
           break;
         }
-        if (action.error.reason == Reason::kGradientLost && !AnyLost(action.error.culprit.rank)) {
-          fault = absl::StrCat("rank ", action.error.culprit.rank,
-                               " has given up nothing: ", action.error.message);
+        if (action.error->reason == Reason::kGradientLost && !AnyLost(action.error->culprit.rank)) {
+          fault = absl::StrCat("rank ", action.error->culprit.rank,
+                               " has given up nothing: ", action.error->message);
         }
         for (const Error* error : failures) {
-          if (!SameError(*error, action.error)) {
+          if (!SameError(*error, *action.error)) {
             fault = absl::StrCat("one epoch, two causes: ", error->message, " and ",
-                                 action.error.message);
+                                 action.error->message);
           }
         }
         failures.clear();
@@ -752,7 +752,7 @@ std::string Oracle::ApplyActions(const Sequencer::Actions& actions, Epoch open) 
             fault = absl::StrCat("run ", run.first, " is still pending after its epoch ended");
           }
         }
-        causes_[open_.value()] = action.error;
+        causes_[open_.value()] = *action.error;
         open_ = Epoch(open_.value() + 1);
         if (action.opened != open_) fault = "an epoch ended and another one was opened";
         // What was never launched has no gradients.

@@ -610,7 +610,7 @@ class Simulation {
     for (const SequencerAction& action : actions) {
       if (action.kind != SequencerAction::Kind::kFail || !oracle_.Has(action.run.value())) continue;
       const Oracle::Run& run = oracle_.run(action.run.value());
-      failed_runs_[action.run.value()] = action.error.alone;
+      failed_runs_[action.run.value()] = action.error->alone;
       for (const Oracle::Part& part : run.parts) {
         failed_.insert({part.rank, part.key});
       }
@@ -660,7 +660,7 @@ class Simulation {
           Settled(action.run.value(), action.opened, false);
           break;
         case SequencerAction::Kind::kEpochEnded:
-          ++result_.causes[std::string(ReasonName(action.error.reason))];
+          ++result_.causes[std::string(ReasonName(action.error->reason))];
           break;
         case SequencerAction::Kind::kWarn:
           break;
