@@ -1,13 +1,11 @@
 // Failures: recorded once, passed on with their id, one line each in the daemon's log; and the
 // flight record.
 //
-// Threads: the node thread. Ownership: errors are copied into the record.
-// Errors: none of its own.
+// Threads: the node thread. Ownership: errors are copied into the record. Errors: none of its own.
 #ifndef CHORUS_CORE_NODE_FAILURES_H_
 #define CHORUS_CORE_NODE_FAILURES_H_
 
 #include <functional>
-#include <memory>
 #include <string>
 
 #include "absl/status/status.h"
