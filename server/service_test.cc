@@ -1005,52 +1005,6 @@ TEST(RequestTest, ItComesInTimeOrItsCallEnds) {
   }
 }
 
-using Stream = grpc::ClientReaderWriter<v1::CommandsRequest, v1::CommandsResponse>;
-
-struct OpenStream {
-  explicit OpenStream(RpcRank& rank) {
-    context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(60)));
-    stream = rank.log->Commands(&context);
-  }
-  bool Send(int64_t session, const v1::Command& command) {
-    v1::CommandsRequest request;
-    request.set_session(session);
-    *request.mutable_command() = command;
-    return stream->Write(request);
-  }
-  grpc::ClientContext context;
-  std::unique_ptr<Stream> stream;
-};
-
-// Calls whose request does not come have an end, and those behind them their turn.
-TEST(RequestTest, ItComesInTimeOrItsCallEnds) {
-  TestDaemon daemon([](DaemonOptions* options) { options->read_timeout = absl::Milliseconds(50); });
-  grpc::GenericStub stub(daemon.Connect());
-  grpc::CompletionQueue queue;
-  struct Begun {
-    grpc::ClientContext context;
-    std::unique_ptr<grpc::GenericClientAsyncReaderWriter> call;
-    grpc::Status status;
-  };
-  std::vector<Begun> begun(20);
-  for (Begun& one : begun) {
-    one.context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(60)));
-    one.call = stub.PrepareCall(&one.context, "/chorus.v1.Diagnostics/GetStats", &queue);
-    one.call->StartCall(nullptr);
-    one.call->Finish(&one.status, &one);
-  }
-  for (size_t ended = 0; ended < begun.size();) {
-    void* tag = nullptr;
-    bool ok = false;
-    ASSERT_TRUE(queue.Next(&tag, &ok));
-    if (tag == nullptr) continue;  // one has started
-    ++ended;
-    const absl::Status told = FromGrpc(static_cast<Begun*>(tag)->status);
-    ExpectError(told, absl::StatusCode::kDeadlineExceeded, Reason::kTransportTimeout);
-    EXPECT_THAT(std::string(told.message()), HasSubstr("has not come whole within 50ms"));
-  }
-}
-
 // Clients that go while they wait, by deadlines far away.
 TEST(WaitsTest, WhoGoesWaitsNoMore) {
   TestDaemon daemon([](DaemonOptions* options) {
