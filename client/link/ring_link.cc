@@ -1,7 +1,5 @@
 #include "client/link/ring_link.h"
 
-#include <errno.h>
-#include <string.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -12,6 +10,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+#include "client/link/mapping.h"
 #include "core/base/bytes.h"
 #include "core/base/clock.h"
 #include "core/base/error.h"
@@ -26,35 +25,6 @@ namespace internal {
 namespace {
 
 constexpr absl::Duration kRequestTimeout = absl::Seconds(30);
-
-// A mapping of an arena.
-class Mapping {
- public:
-  static absl::StatusOr<std::unique_ptr<Mapping>> Make(int fd, int64_t bytes, int protection) {
-    if (bytes <= 0) {
-      return MakeError(Reason::kInternal, absl::StrCat("an arena of ", bytes, " bytes"));
-    }
-    void* const at = ::mmap(nullptr, static_cast<size_t>(bytes), protection, MAP_SHARED, fd, 0);
-    if (at == MAP_FAILED) {
-      return MakeError(Reason::kOutOfMemory, absl::StrCat("cannot map an arena of ", bytes,
-                                                          " bytes: ", ::strerror(errno)));
-    }
-    // A forked child has no business with it.
-    ::madvise(at, static_cast<size_t>(bytes), MADV_DONTFORK);
-    return std::unique_ptr<Mapping>(new Mapping(static_cast<char*>(at), bytes));
-  }
-  ~Mapping() { ::munmap(data_, static_cast<size_t>(bytes_)); }
-  Mapping(const Mapping&) = delete;
-  Mapping& operator=(const Mapping&) = delete;
-
-  char* data() const { return data_; }
-  int64_t bytes() const { return bytes_; }
-
- private:
-  Mapping(char* data, int64_t bytes) : data_(data), bytes_(bytes) {}
-  char* const data_;
-  const int64_t bytes_;
-};
 
 class RingLink : public RpcLink {
  public:
@@ -123,6 +93,10 @@ class RingLink : public RpcLink {
     AttachClient& attach = *this->opened().attach;
     CHORUS_ASSIGN_OR_RETURN(AttachClient::Staging created,
                             attach.CreateStaging(bytes, SteadyNow() + kRequestTimeout));
+    if (created.bytes < bytes) {
+      return MakeError(Reason::kInternal, absl::StrCat("a staging arena: expected ", bytes,
+                                                       " bytes, got ", created.bytes));
+    }
     CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<Mapping> mapping,
                             Mapping::Make(created.fd.get(), created.bytes, PROT_READ | PROT_WRITE));
     CHORUS_RETURN_IF_ERROR(attach.ConfirmStaging(created.arena, SteadyNow() + kRequestTimeout));

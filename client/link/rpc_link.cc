@@ -396,6 +396,13 @@ absl::StatusOr<ReformedWorld> RpcLink::Reform(WorldId world, Rank rank, Timeout 
   request.set_rank(rank.value());
   *request.mutable_timeout() = ProtoDuration(absl::FromChrono(timeout));
   CHORUS_RETURN_IF_ERROR(Done(worlds_->Reform(&context, request, &response)));
+  // The session makes a list of the ranks.
+  if (response.size() != response.survivors_size() || response.rank() < 0 ||
+      response.rank() >= response.size()) {
+    return MakeError(Reason::kInternal,
+                     absl::StrCat("reform: rank ", response.rank(), " of ", response.size(),
+                                  ", of ", response.survivors_size(), " survivors"));
+  }
   {
     MutexLock lock(&mutex_);
     for (Membership& membership : memberships_) {
@@ -437,7 +444,7 @@ absl::StatusOr<std::vector<std::string>> RpcLink::Waits() {
   }
   const auto rank_text = [&worlds](int64_t world, int32_t rank) {
     for (const v1::World& described : worlds.worlds()) {
-      if (described.world() != world || rank >= described.members_size()) continue;
+      if (described.world() != world || rank < 0 || rank >= described.members_size()) continue;
       const v1::World::Member& member = described.members(rank);
       if (member.has_pid()) return absl::StrCat("rank ", rank, " (pid ", member.pid(), ")");
     }
