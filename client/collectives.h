@@ -149,7 +149,9 @@ Tensor Send(const Tensor& x, int to, const Group& group, int64_t tag = 0,
 Tensor Recv(DType dtype, const Shape& shape, int from, const Group& group, int64_t tag = 0,
             CallSite site = CallSite::Here());
 // Any number of them, in one call. Each is done as soon as its peer has come, whatever the others
-// wait for; results are in the order of the transfers, absent for sends.
+// wait for; results are in the order of the transfers, absent for sends. A rank that has 512 runs
+// under way waits for its oldest before it adds one: where ranks send to each other, a list of more
+// than 256 has its receives among its sends, not behind them all.
 struct Transfer {
   static Transfer Send(Tensor x, int to, int64_t tag = 0) {
     return Transfer{true, std::move(x), DType::kUnspecified, {}, to, tag};

@@ -246,7 +246,7 @@ class CompiledImpl {
     absl::StatusOr<Sequence> sequence = Sequence();
     absl::Status refused;
     std::vector<Sequence> refusals_sent;
-    session->Throttle();
+    session->Throttle(program.trace.members.empty() ? nullptr : program.trace.members[0].get());
     Await();
     {
       SessionLock lock(session);

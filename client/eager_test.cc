@@ -799,6 +799,35 @@ TEST(EpochTest, MembersOfOneSessionEnterTogether) {
   EXPECT_THAT(Values<float>(d), ElementsAre(3));
 }
 
+// What a member that is ahead has under way needs the calls of the others, also of the same
+// session.
+TEST(SessionTest, AMemberIsNotKeptFromCallsThatAnotherOnesRunsWaitFor) {
+  FakeDaemon daemon;
+  const Session session = daemon.Open(2, std::chrono::seconds(1));
+  std::vector<World> worlds;
+  std::vector<Tensor> x;
+  for (int r = 0; r < 2; ++r) {
+    WorldOptions options;
+    options.name = "one";
+    options.rank = r;
+    options.size = 2;
+    options.device = r;
+    worlds.push_back(*session.Join(options));
+    x.push_back(FromHost<float>(worlds[r], Floats(17, static_cast<float>(r + 1)), {17}));
+  }
+  const NoGrad no_grad;
+  constexpr int kAhead = 512;  // as many runs as may be under way
+  std::vector<Tensor> ahead;
+  while (static_cast<int>(ahead.size()) < kAhead) {
+    ahead.push_back(AllReduce(x[0], worlds[0]));
+  }
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(Values<float>(AllReduce(x[1], worlds[1]) + 1), Floats(17, 4));
+    EXPECT_EQ(daemon.counts().command_waits, 0) << i;
+    EXPECT_EQ(Values<float>(ahead[i]), Floats(17, 3));
+  }
+}
+
 // --- Processes and threads ----------------------------------------------------------------------
 
 TEST(SessionTest, TakesRankAndNameFromTheEnvironment) {

@@ -180,7 +180,7 @@ void Bind(absl::Span<const CallPart> parts, bool bound, const CallInRuns* runs, 
     for (TensorData* const input : part.inputs) draft.operands.push_back(input);
     if (HasPeer(part.key.spec.op->kind)) {
       OriginPtr& origin = group->counters.OriginAt(EndOf(part.key.spec.collective));
-      if (origin == nullptr) origin = interner->NewOrigin();
+      if (origin == nullptr) origin = interner->NewOrigin(group->member);
       origins[p] = interner->Set({origin});
     } else if (origins[p] == nullptr || origins[p] != group->after) {
       origins[p] = OriginsOf(group, interner);

@@ -37,10 +37,13 @@ struct TensorInfo {
 };
 using TensorInfoPtr = std::shared_ptr<const TensorInfo>;
 
+class MemberCore;
+
 // What collectives of a group (of one member), or at one end of a pair, have given.
 struct Origin {
-  explicit Origin(int64_t n) : id(n) {}
+  Origin(int64_t n, const MemberCore* m) : id(n), member(m) {}
   const int64_t id;                             // in the session
+  const MemberCore* const member;               // to be compared only: it may be gone
   Sequence last ABSL_GUARDED_BY(session_lock);  // run of theirs
 };
 using OriginPtr = std::shared_ptr<Origin>;
@@ -99,7 +102,9 @@ class Interner {
       Unite(both, *other, oldest_run);
     }
   }
-  OriginPtr NewOrigin() { return std::make_shared<Origin>(next_origin_++); }
+  OriginPtr NewOrigin(const MemberCore* member) {
+    return std::make_shared<Origin>(next_origin_++, member);
+  }
   const std::string* Source(const std::string& source);
   // So many lines that keys of calls should be forgotten with them.
   bool HasManySources() const { return sources_.size() >= kMaxSources; }

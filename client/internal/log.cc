@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/container/flat_hash_set.h"
 #include "core/base/error.h"
 
 namespace chorus {
@@ -45,8 +46,8 @@ absl::StatusOr<Sequence> Log::Submit(Command* command) {
   return Sequence(next_sequence_++);
 }
 
-void Log::CountRun(Sequence run) {
-  under_way_.push_back(run);
+void Log::CountRun(Sequence run, const MemberCore* member) {
+  under_way_.push_back({run, member});
   Counted();
 }
 
@@ -57,19 +58,29 @@ bool Log::IsOver(Sequence run) {
 }
 
 Sequence Log::OldestUnderWay() {
-  while (!under_way_.empty() && IsOver(under_way_.front())) under_way_.pop_front();
+  while (!under_way_.empty() && IsOver(under_way_.front().run)) under_way_.pop_front();
   Counted();
-  return under_way_.empty() ? next() : under_way_.front();
+  return under_way_.empty() ? next() : under_way_.front().run;
 }
 
-absl::optional<Sequence> Log::AwaitsRoom() {
+absl::optional<Sequence> Log::AwaitsRoom(const MemberCore* member) {
   // Runs end in any order.
   under_way_.erase(std::remove_if(under_way_.begin(), under_way_.end(),
-                                  [this](Sequence run) { return IsOver(run); }),
+                                  [this](const UnderWay& one) { return IsOver(one.run); }),
                    under_way_.end());
   Counted();
   if (under_way_.size() < kMaxUnderWay) return absl::nullopt;
-  return under_way_.front();
+  absl::flat_hash_set<const MemberCore*> members = {member};
+  const UnderWay* oldest = nullptr;
+  size_t own = 0;
+  for (const UnderWay& one : under_way_) {
+    members.insert(one.member);
+    if (one.member != member) continue;
+    if (oldest == nullptr) oldest = &one;
+    ++own;
+  }
+  if (own * members.size() < kMaxUnderWay) return absl::nullopt;
+  return oldest->run;
 }
 
 }  // namespace internal

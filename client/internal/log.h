@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/optional.h"
+#include "client/internal/interner.h"
 #include "client/internal/link.h"
 #include "core/base/ids.h"
 #include "core/transport/command.h"
@@ -73,15 +74,18 @@ class Log {
   NamePool<TensorId>& tensors() { return tensors_; }
   NamePool<GraphId>& graphs() { return graphs_; }
 
-  // Runs whose end has not been seen.
-  void CountRun(Sequence run);
+  // Runs whose end has not been seen, each of the member whose calls it has or waits for; null: it
+  // waits for none.
+  void CountRun(Sequence run, const MemberCore* member);
   bool IsOver(Sequence run);
   // Every run before it is over.
   Sequence OldestUnderWay();
   // As many runs may be under way as a daemon lets a session have. Any thread, no lock.
   bool IsFull() const { return under_way_count_.load(std::memory_order_relaxed) >= kMaxUnderWay; }
-  // Looks which are over; the one that has to end before there is room, if there is none.
-  absl::optional<Sequence> AwaitsRoom();
+  // Looks which are over. Where there is no room, and as many as the member's share are its own,
+  // the one that has to end before it adds one. It is its own: another member's may wait for this
+  // one to make its call.
+  absl::optional<Sequence> AwaitsRoom(const MemberCore* member);
 
  private:
   // Half of what a daemon allows unless told otherwise: flushes come on top.
@@ -94,7 +98,11 @@ class Log {
   int64_t next_sequence_ = 1;
   NamePool<TensorId> tensors_;
   NamePool<GraphId> graphs_;
-  std::deque<Sequence> under_way_;
+  struct UnderWay {
+    Sequence run;
+    const MemberCore* member;  // to be compared only: it may be gone
+  };
+  std::deque<UnderWay> under_way_;
   std::atomic<size_t> under_way_count_{0};
 };
 

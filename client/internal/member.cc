@@ -17,7 +17,7 @@ std::pair<GroupRank, GroupRank> Between(const GroupCore& group, const PairEnd& e
 }
 
 const OriginsPtr& OriginsOf(GroupCore* group, Interner* interner) {
-  if (group->after == nullptr) group->after = interner->Set({interner->NewOrigin()});
+  if (group->after == nullptr) group->after = interner->Set({interner->NewOrigin(group->member)});
   return group->after;
 }
 

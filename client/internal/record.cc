@@ -130,7 +130,7 @@ Tensor ApplyLocal(NodeSpec spec, absl::Span<const Tensor> inputs, const DeviceRe
       node->trace_node = trace_node;
     }
   } else {
-    session->Throttle();
+    session->Throttle(nullptr);
     for (size_t i = 0; record && i < datas.size(); ++i) {
       if (node->inputs[i].data == nullptr) continue;
       // The trainer may write to its own memory again before the gradient is asked for.
@@ -363,7 +363,7 @@ void RecordCalls(size_t num_calls, Recording* recordings, CallPart* parts) {
       if (first.runs != nullptr) first.runs->next.part = part + 1;
     }
   } else {
-    session->Throttle();
+    session->Throttle(recordings[0].call.member->get());
     absl::Status refused;
     {
       SessionLock lock(session.get());

@@ -195,7 +195,6 @@ absl::StatusOr<Sequence> SessionCore::SubmitRun(RunDraft* draft, TensorDatas* re
     give_back(run.outputs.size());
     return sequence;
   }
-  log_.CountRun(*sequence);
 
   // All results come at once, when the last of the collectives is done.
   OriginsPtr after;
@@ -206,6 +205,9 @@ absl::StatusOr<Sequence> SessionCore::SubmitRun(RunDraft* draft, TensorDatas* re
   }
   for (const TensorData* const operand : draft->operands)
     interner_.Join(&after, operand->after, oldest_run);
+  const bool fragment = !draft->results.empty() && draft->results[0].lazy != nullptr;
+  const OriginsPtr& waits_for = fragment ? draft->results[0].lazy->after : after;
+  log_.CountRun(*sequence, waits_for == nullptr ? nullptr : waits_for->front()->member);
   for (size_t i = 0; i < draft->results.size(); ++i) {
     const RunDraft::Result& result = draft->results[i];
     TensorDataPtr data = result.lazy;
@@ -248,13 +250,13 @@ void SessionCore::TrimCalls() {
   interner_.ForgetSources();
 }
 
-void SessionCore::Throttle() {
+void SessionCore::Throttle(const MemberCore* member) {
   if (!log_.IsFull()) return;
   absl::optional<Sequence> oldest;
   {
     SessionLock lock(this);
     if (!lock.status().ok()) return;
-    oldest = log_.AwaitsRoom();
+    oldest = log_.AwaitsRoom(member);
   }
   if (oldest.has_value()) WaitForRun(*oldest).IgnoreError();
 }

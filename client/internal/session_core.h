@@ -88,9 +88,10 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   // operand's own, or says why.
   absl::StatusOr<Sequence> SubmitRun(RunDraft* draft, TensorDatas* results)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
-  // Waits while as many runs are under way as a daemon lets a session have: called before one more
-  // is recorded. Errors of runs are not its business.
-  void Throttle() ABSL_LOCKS_EXCLUDED(session_lock);
+  // Waits while as many runs are under way as a daemon lets a session have, and the member has its
+  // share of them: called before one more of it is recorded (null: of local ops). Errors of runs
+  // are not its business.
+  void Throttle(const MemberCore* member) ABSL_LOCKS_EXCLUDED(session_lock);
   // Forgets calls of the past with what they had that was interned, once it is much. No key of a
   // call may be in use.
   void TrimCalls() ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);

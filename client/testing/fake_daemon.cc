@@ -889,6 +889,10 @@ class FakeLink : public Link {
     return absl::optional<RunOutcome>(RunOutcome{row->second.code(), ErrorOf(row->second).id});
   }
   absl::Status WaitCommand(Sequence sequence, absl::Duration timeout) override {
+    {
+      MutexLock lock(&daemon_->mutex);
+      ++daemon_->counts.command_waits;
+    }
     return Await(timeout, [&](FakeLinkState& state) -> absl::optional<absl::Status> {
       const auto row = state.outcomes.find(sequence.value());
       if (row == state.outcomes.end()) return absl::nullopt;

@@ -46,6 +46,7 @@ class FakeDaemon {
     int drops_consumed = 0;
     int released_tensors = 0;
     int tensor_waits = 0;
+    int command_waits = 0;
   };
   Counts counts() const;
   // Tape entries that are live.

@@ -84,8 +84,7 @@ struct Run {
 struct Release {
   std::vector<TensorId> tensors;
   std::vector<GraphId> graphs;
-  std::vector<ArenaId>
-      arenas;  // staging: what commands before this one read stays until it is read
+  std::vector<ArenaId> arenas;  // of staging; commands before this one may still read it
 };
 
 // Makes a tensor from bytes: they are copied into daemon memory before the outcome is published.
