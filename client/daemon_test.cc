@@ -699,27 +699,6 @@ TEST_P(DaemonTest, WhatIsPendingForLongIsNotForgotten) {
   });
 }
 
-// What the daemon has given back is kept by a view, and by nothing else.
-TEST_P(DaemonTest, AViewThatIsGoneHoldsNoMemory) {
-  if (GetParam().transport != Transport::kRing) return;
-  const Session session = Open();
-  const auto stub =
-      v1::Diagnostics::NewStub(grpc::CreateChannel(address_, grpc::InsecureChannelCredentials()));
-  for (int i = 0; i < 4; ++i) {
-    const Tensor x = Full(session, DType::kF32, {16 << 20}, i);
-    const absl::StatusOr<TensorView<float>> view = x.View<float>();
-    ASSERT_TRUE(view.ok()) << view.status();
-    EXPECT_EQ((*view)[view->size() - 1], static_cast<float>(i));
-  }
-  EXPECT_TRUE(Eventually([&] {
-    // A read sees that the daemon has asked.
-    EXPECT_EQ(Values<float>(Full(session, DType::kF32, {3}, 1)), std::vector<float>(3, 1));
-    v1::GetStatsResponse stats;
-    return Ask(*stub, &v1::Diagnostics::Stub::GetStats, v1::GetStatsRequest(), &stats).ok() &&
-           stats.client_held_bytes() == 0;
-  }));
-}
-
 TEST_P(DaemonTest, ALargeGraphGoesThroughStaging) {
   const Session session = Open();
   const Compiled f = Compile([](const std::vector<Tensor>& in) {
