@@ -232,9 +232,9 @@ TEST_F(StorageTest, ATensorIsReadWhenItIsThere) {
   const absl::Time start = absl::FromUnixSeconds(1000);
   storage_->ReadTensor(*session_, id, start + absl::Seconds(1), note);
   storage_->ReadTensor(*session_, id, start + absl::Seconds(9), note);
-  const TimerQueue::Id third = storage_->ReadTensor(*session_, id, start + absl::Seconds(9), note);
   timers_.Fire(start + absl::Seconds(1));
   EXPECT_THAT(read, ::testing::ElementsAre("TRANSPORT_TIMEOUT"));
+  const TimerQueue::Id third = storage_->ReadTensor(*session_, id, start + absl::Seconds(9), note);
   timers_.Expire(third, start);
   timers_.Expire(third, start);
   EXPECT_THAT(read, ::testing::ElementsAre("TRANSPORT_TIMEOUT", "TRANSPORT_TIMEOUT"));
