@@ -40,7 +40,7 @@ constexpr int64_t kShare = kMemoryLimit / 8 * 7;  // of one tenant
 constexpr int64_t kOwnBytes = int64_t{256} << 20;
 constexpr int64_t kSessionBytes = int64_t{64} << 10;
 constexpr int64_t kSessions = 40;
-constexpr int64_t kCalls = 4096;
+constexpr int64_t kCalls = 8192;
 constexpr int64_t kStreams = 1024;
 
 struct Case {
