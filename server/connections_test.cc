@@ -163,7 +163,7 @@ TEST(ConnectionsTest, ACrowdAtTheDoorDoesNotKeepTheOthersOut) {
   ASSERT_TRUE(listener.ok()) << listener.status();
   for (int i = 0; i < 400; ++i) ConnectUnix(path);
   const UniqueFd last = ConnectUnix(path);
-  PeerTable peers(geteuid(), /*max_connections=*/256, /*max_calls=*/16);
+  PeerTable peers(geteuid(), /*max_connections=*/256, {16, 16});
   const std::unique_ptr<grpc::Server> server = grpc::ServerBuilder().BuildAndStart();
   std::vector<Acceptor::Listener> listeners;
   listeners.push_back({*std::move(listener), /*is_unix=*/true});

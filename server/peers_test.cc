@@ -159,7 +159,7 @@ TEST(PeerTableTest, ItSeesTheEndOfWhatGrpcStillHolds) {
 }
 
 TEST(PeerTableTest, WhatAClientHasHalfEndedIsEndedWhole) {
-  PeerTable table(0, 8, 16);
+  PeerTable table(0, 8, {16, 16});
   const Pair pair(&table, 1000);
   const std::string bytes(1 << 16, 'x');
   while (send(pair.number(), bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL) > 0) {
@@ -219,17 +219,19 @@ TEST(PeerTableTest, WhatIsIdleIsEndedAndWhatIsNotStays) {
 }
 
 TEST(PeerTableTest, WhoeverIsAskedForIdleOnesMayAskTheTable) {
-  PeerTable table(0, 8, 16);
+  PeerTable table(0, 8, {16, 16});
   const Pair attached(&table, 1000);
   const Pair called(&table, 1001);
   for (const Pair* pair : {&attached, &called}) {
-    table.CallBegan(pair->number());
+    EXPECT_TRUE(table.CallBegan(pair->number()).ok());
     table.CallEnded(pair->number());
   }
   PeerTable::Idle idle;
   // A call may begin meanwhile, too.
   idle.keeps = [&](const PeerCredentials& peer) {
-    if (peer.uid == 1001) table.CallBegan(called.number());
+    if (peer.uid == 1001) {
+      EXPECT_TRUE(table.CallBegan(called.number()).ok());
+    }
     return peer.uid == 1000 && table.open() == 2;
   };
   table.EndIdle(idle);

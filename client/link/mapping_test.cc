@@ -17,7 +17,9 @@ constexpr int64_t kBytes = 3 * 4096;
 UniqueFd File(int64_t bytes, int seals) {
   UniqueFd fd(memfd_create("arena", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   EXPECT_EQ(ftruncate(fd.get(), bytes), 0);
-  if (seals != 0) EXPECT_EQ(fcntl(fd.get(), F_ADD_SEALS, seals), 0);
+  if (seals != 0) {
+    EXPECT_EQ(fcntl(fd.get(), F_ADD_SEALS, seals), 0);
+  }
   return fd;
 }
 
