@@ -40,7 +40,6 @@ constexpr int64_t kShare = kMemoryLimit / 8 * 7;  // of one tenant
 constexpr int64_t kOwnBytes = int64_t{256} << 20;
 constexpr int64_t kSessionBytes = int64_t{64} << 10;
 constexpr int64_t kSessions = 40;
-constexpr int64_t kCalls = 8192;
 constexpr int64_t kStreams = 1024;
 
 struct Case {
@@ -105,6 +104,8 @@ std::vector<std::string> Command(const std::string& address, const Case& c) {
 
 class Beside : public ::testing::Test {
  protected:
+  explicit Beside(int64_t max_calls) : max_calls_(max_calls) {}
+
   void SetUp() override {
     ASSERT_EQ(chmod(scratch_.path().c_str(), 0711), 0);
     fault::Daemon::Options options;
@@ -114,7 +115,8 @@ class Beside : public ::testing::Test {
     options.flags = {"--host_devices=4", "--socket_mode=0666",
                      absl::StrCat("--memory_limit_bytes=", kMemoryLimit),
                      absl::StrCat("--max_sessions=", kSessions), "--max_worlds=64",
-                     absl::StrCat("--max_calls=", kCalls), absl::StrCat("--max_streams=", kStreams),
+                     absl::StrCat("--max_calls=", max_calls_),
+                     absl::StrCat("--max_streams=", kStreams),
                      // Of sessions without a process, whose things go with it.
                      "--lease=2s"};
     absl::StatusOr<std::unique_ptr<fault::Daemon>> daemon = fault::Daemon::Start(options);
@@ -142,12 +144,20 @@ class Beside : public ::testing::Test {
     EXPECT_TRUE(back.ok()) << back << ", " << before << " before, now " << left.DebugString();
   }
 
+  const int64_t max_calls_;
   bench::ScratchDirectory scratch_;
   std::unique_ptr<fault::Daemon> daemon_;
   std::unique_ptr<fault::Trainer> honest_;
 };
-class HostileTest : public Beside, public ::testing::WithParamInterface<Case> {};
-class MixedTest : public Beside {};
+class HostileTest : public Beside, public ::testing::WithParamInterface<Case> {
+ protected:
+  HostileTest() : Beside(4096) {}  // as it is unless said
+};
+class MixedTest : public Beside {
+ protected:
+  // Some for the honest ones: attackers of two tenants, of which one is theirs, may have all of it.
+  MixedTest() : Beside(8192) {}
+};
 
 TEST_P(HostileTest, AsksForTooMuch) {
   if (GetParam().by_another_uid && !AnotherUid().has_value()) {
