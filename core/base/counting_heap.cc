@@ -10,16 +10,16 @@ namespace {
 
 constexpr size_t kSizeBytes = 16;  // before each block; keeps the alignment
 
-int64_t g_bytes = 0;
-int64_t g_blocks = 0;
-int64_t g_most_bytes = 0;
+thread_local int64_t t_bytes = 0;
+thread_local int64_t t_blocks = 0;
+thread_local int64_t t_most_bytes = 0;
 
 }  // namespace
 
-HeapUse::HeapUse() : bytes_before_(g_bytes), blocks_before_(g_blocks) { g_most_bytes = g_bytes; }
-int64_t HeapUse::bytes() const { return g_bytes - bytes_before_; }
-int64_t HeapUse::blocks() const { return g_blocks - blocks_before_; }
-int64_t HeapUse::most_bytes() const { return g_most_bytes - bytes_before_; }
+HeapUse::HeapUse() : bytes_before_(t_bytes), blocks_before_(t_blocks) { t_most_bytes = t_bytes; }
+int64_t HeapUse::bytes() const { return t_bytes - bytes_before_; }
+int64_t HeapUse::blocks() const { return t_blocks - blocks_before_; }
+int64_t HeapUse::most_bytes() const { return t_most_bytes - bytes_before_; }
 
 }  // namespace chorus
 
@@ -27,17 +27,17 @@ void* operator new(size_t size) {
   void* const block = std::malloc(size + chorus::kSizeBytes);
   if (block == nullptr) throw std::bad_alloc();
   *static_cast<size_t*>(block) = size;
-  chorus::g_bytes += static_cast<int64_t>(size);
-  ++chorus::g_blocks;
-  chorus::g_most_bytes = std::max(chorus::g_most_bytes, chorus::g_bytes);
+  chorus::t_bytes += static_cast<int64_t>(size);
+  ++chorus::t_blocks;
+  chorus::t_most_bytes = std::max(chorus::t_most_bytes, chorus::t_bytes);
   return static_cast<char*>(block) + chorus::kSizeBytes;
 }
 
 void operator delete(void* allocation) noexcept {
   if (allocation == nullptr) return;
   void* const block = static_cast<char*>(allocation) - chorus::kSizeBytes;
-  chorus::g_bytes -= static_cast<int64_t>(*static_cast<size_t*>(block));
-  --chorus::g_blocks;
+  chorus::t_bytes -= static_cast<int64_t>(*static_cast<size_t*>(block));
+  --chorus::t_blocks;
   std::free(block);
 }
 

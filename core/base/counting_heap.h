@@ -1,8 +1,9 @@
 // For tests of what is allocated: a binary that links this counts what it has on the heap.
 //
-// It replaces operator new and delete, and counts bytes as they were asked for.
+// It replaces operator new and delete, and counts bytes as they were asked for: for each thread by
+// itself, so what one allocates and another frees counts for either.
 //
-// Threads: only for tests of one. Ownership, errors: none.
+// Threads: a HeapUse tells of the thread that it is made and asked on. Ownership, errors: none.
 #ifndef CHORUS_CORE_BASE_COUNTING_HEAP_H_
 #define CHORUS_CORE_BASE_COUNTING_HEAP_H_
 
@@ -10,7 +11,7 @@
 
 namespace chorus {
 
-// What has been allocated and not freed since this was made.
+// What this thread has allocated and not freed since this was made.
 class HeapUse {
  public:
   HeapUse();
