@@ -4,7 +4,6 @@
 #include <poll.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,15 +14,10 @@
 #include "core/base/error.h"
 #include "glog/logging.h"
 #include "grpcpp/server_posix.h"
+#include "server/accept.h"
 #include "server/unix_listener.h"
 
 namespace chorus {
-namespace {
-
-// Of one turn: ends are seen in between, those of connections and of the daemon.
-constexpr int kAcceptsPerTurn = 64;
-
-}  // namespace
 
 Acceptor::Acceptor(std::vector<Listener> listeners, PeerTable::Idle idle, PeerTable* peers,
                    grpc::Server* server)
@@ -119,35 +113,23 @@ int Acceptor::Sweep() {
 }
 
 void Acceptor::Accept(const Listener& listener) {
-  for (int i = 0; i < kAcceptsPerTurn; ++i) {
-    UniqueFd connection(
-        accept4(listener.socket.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!connection.valid()) {
-      if (errno == EINTR || errno == ECONNABORTED) continue;
-      if (errno == EAGAIN || errno == EWOULDBLOCK) return;
-      // Out of descriptors or memory: the connection stays in the queue, so pause instead of
-      // spinning. What ends the shortage are other threads.
-      LOG(ERROR) << "acceptor: accept: " << strerror(errno);
-      pollfd stopped = {wake_.get(), POLLIN, 0};
-      poll(&stopped, 1, 100);
-      return;
-    }
+  chorus::Accept("acceptor", listener.socket.get(), wake_.get(), [&](UniqueFd connection) {
     absl::optional<PeerCredentials> peer;
     if (listener.is_unix) {
       const absl::StatusOr<PeerCredentials> known = GetPeerCredentials(connection.get());
       if (!known.ok()) {
         LOG(ERROR) << "acceptor: " << known.status();
-        continue;
+        return;
       }
       peer = *known;
     }
     absl::StatusOr<UniqueFd> numbered = peers_->Add(std::move(connection), peer);
     if (!numbered.ok()) {
       LOG_EVERY_T(ERROR, 1) << "acceptor: " << ErrorOf(numbered.status()).message;
-      continue;
+      return;
     }
     grpc::AddInsecureChannelFromFd(server_, numbered->Release());
-  }
+  });
 }
 
 }  // namespace chorus

@@ -21,7 +21,7 @@ class Guard : public grpc::experimental::Interceptor {
     is_blocking_ = is_channelz_ || absl::StartsWith(method, "/grpc.reflection.");
   }
   ~Guard() override {
-    if (counted_.has_value()) peers_->CallEnded(*counted_);
+    if (connection_.has_value()) peers_->CallEnded(*connection_, began_);
   }
 
   // Not before this point has a synchronous call its caller.
@@ -36,9 +36,11 @@ class Guard : public grpc::experimental::Interceptor {
 
  private:
   absl::Status Look() {
-    const absl::optional<int> number = PeerTable::NumberOf(context_->peer());
-    if (number.has_value()) CHORUS_RETURN_IF_ERROR(peers_->CallBegan(*number));
-    counted_ = number;
+    connection_ = PeerTable::NumberOf(context_->peer());
+    if (connection_.has_value()) {
+      CHORUS_RETURN_IF_ERROR(peers_->CallBegan(*connection_));
+      began_ = true;
+    }
     if (!is_blocking_) return absl::OkStatus();
     CHORUS_ASSIGN_OR_RETURN(const Caller caller, peers_->Resolve(context_->peer()));
     if (is_channelz_ && !caller.is_daemon) {
@@ -58,7 +60,8 @@ class Guard : public grpc::experimental::Interceptor {
   grpc::ServerContextBase* const context_;
   bool is_channelz_ = false;
   bool is_blocking_ = false;
-  absl::optional<int> counted_;  // as its connection's
+  absl::optional<int> connection_;  // once it has been looked at
+  bool began_ = false;              // and is counted
   SharedRoom::Part thread_;
 };
 

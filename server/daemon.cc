@@ -32,14 +32,15 @@
 #include "server/admin/diagnostics_service.h"
 #include "server/attach/attach_server.h"
 #include "server/call_guard.h"
+#include "server/grpc_defaults.h"
 #include "server/lock_file.h"
+#include "server/own_memory.h"
 #include "server/peers.h"
 #include "server/service/context.h"
 #include "server/service/farewell.h"
 #include "server/service/graphs_service.h"
 #include "server/service/log_service.h"
 #include "server/service/moved_methods.h"
-#include "server/service/parsed.h"
 #include "server/service/room.h"
 #include "server/service/sessions_service.h"
 #include "server/service/tensors_service.h"
@@ -51,10 +52,7 @@ namespace chorus {
 namespace {
 
 // Of each call, before its request is read.
-constexpr int kUnreadBytes = 16 << 10;
-
-// Of gRPC's own services, or that are refused: they hold nothing but themselves.
-constexpr int kMaxOtherCalls = 1024;
+constexpr int kLookaheadBytes = 16 << 10;
 
 // How often a drain looks whether the node has become idle, or calls have ended.
 constexpr absl::Duration kDrainLook = absl::Milliseconds(5);
@@ -136,7 +134,8 @@ struct Daemon::Impl {
       : options(options),
         max_connections(std::min(options.max_connections, DescriptorLimit() / 8)),
         tenant_log(options.write_line),
-        peers(options.trusted_uid, max_connections, {options.max_calls, kMaxOtherCalls}),
+        peers(options.trusted_uid, max_connections,
+              {options.max_calls, kMaxOtherCalls, kMaxRefusedCalls}),
         worker([this](std::vector<SessionId> sessions) { Renew(std::move(sessions)); },
                RenewPeriod(options.node.lease)),
         loop(ForDaemon(options.node, &tenant_log), backend) {
@@ -242,6 +241,9 @@ absl::Status Daemon::Impl::Serve() {
                                             &loop, &tenant_log);
     context.attach = attach.get();
   }
+  // Of one connection, before anybody has looked at them. Those that are refused count, too.
+  const int max_streams = options.max_calls;
+  CHORUS_RETURN_IF_ERROR(SetHttpDefaults({kMaxHeaderBytes, static_cast<uint32_t>(max_streams)}));
   grpc::EnableDefaultHealthCheckService(true);
   // gRPC serves health without its descriptor; naming it here links it, for reflection.
   grpc::health::v1::HealthCheckRequest::descriptor();
@@ -249,18 +251,25 @@ absl::Status Daemon::Impl::Serve() {
   grpc::channelz::experimental::InitChannelzService();
   grpc::ServerBuilder builder;
   builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
-  // What comes before it is read: no more of one call, whatever its client's bandwidth.
+  // What comes before it is read: no more of one call, whatever its client's bandwidth. (Before it
+  // has confirmed this, its window is what all have at first.)
   builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
-  builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kUnreadBytes);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kLookaheadBytes);
   // The limit is for bytes as they come. gRPC inflates without one, before anybody is authorised:
   // it inflates nothing here, and a client that compresses is told UNIMPLEMENTED.
   builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
   for (const grpc_compression_algorithm algorithm : {GRPC_COMPRESS_DEFLATE, GRPC_COMPRESS_GZIP}) {
     builder.SetCompressionAlgorithmSupportStatus(algorithm, false);
   }
-  builder.SetResourceQuota(grpc::ResourceQuota("blocking calls").SetMaxThreads(kBlockingThreads));
-  // Of one connection, before anybody has looked at them. Those that are refused count, too.
-  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, options.max_calls);
+  builder.SetResourceQuota(grpc::ResourceQuota("chorusd")
+                               .SetMaxThreads(kBlockingThreads)
+                               .Resize(static_cast<size_t>(ReadBytes(
+                                   max_connections, options.max_calls, options.max_streams))));
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, max_streams);
+  builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, kMaxHeaderBytes);
+  // Of pings it answers as many as there are. (A connection that sends too many would be ended once
+  // its client has read what it is sent, and told so for each ping until then.)
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
   // Nobody is asked by HTTP/2 whether it is there: a trainer in a debugger does not answer.
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, std::numeric_limits<int>::max());
   std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> interceptors;

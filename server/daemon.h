@@ -15,6 +15,7 @@
 #include "core/backend/backend.h"
 #include "core/node/node.h"
 #include "server/listen_address.h"
+#include "server/own_memory.h"
 #include "server/tenant_log.h"
 #include "server/unix_listener.h"
 
@@ -36,10 +37,11 @@ struct DaemonOptions {
   absl::Duration idle_timeout = absl::Minutes(15);
   // Connections of each kind, attach and gRPC, at a time; 7/8 of them for one uid, or by TCP. Fewer
   // where the process has not eight descriptors for each.
-  int max_connections = 8192;
-  // Calls of gRPC under way; each takes some 20 KiB beside what it waits for. 7/8 as above.
-  int max_calls = 4096;
-  int max_streams = 256;  // of commands; each takes up to 1 MiB
+  int max_connections = kDefaultMaxConnections;
+  // Calls of gRPC under way, streams of commands included, of which there are `max_streams`; 7/8 as
+  // above. What each costs: server/service/own_memory.h.
+  int max_calls = kDefaultMaxCalls;
+  int max_streams = kDefaultMaxStreams;
   // Writes the lines that clients cause; null: glog does.
   TenantLog::Write write_line;
   // Whose processes may write without attaching.

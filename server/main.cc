@@ -41,6 +41,7 @@
 #include "server/listen_address.h"
 #include "server/log_writer.h"
 #include "server/memory_limit.h"
+#include "server/own_memory.h"
 #include "server/service/context.h"
 #include "server/watchdog.h"
 
@@ -185,14 +186,14 @@ ABSL_FLAG(bool, share_equal_work, true,
 ABSL_FLAG(chorus::MemoryFlag, memory_limit_bytes, {},
           "Of all tensors and arenas together; also 512MiB, 8GiB. auto: three quarters of the "
           "machine's memory or, where that is less, of what the daemon's cgroup may have.");
-ABSL_FLAG(int32_t, max_sessions, 4096, "Sessions at a time.");
+ABSL_FLAG(int32_t, max_sessions, 256, "Sessions at a time.");
 ABSL_FLAG(int32_t, max_worlds, 1024, "Worlds at a time.");
 ABSL_FLAG(int64_t, max_waits, 65536, "Calls at a time that wait for something.");
 ABSL_FLAG(int64_t, max_downloads, 512,
-          "Tensors at a time that clients read by gRPC; each takes up to 2 MiB.");
+          "Tensors at a time that clients read by gRPC; each takes up to 512 KiB.");
 ABSL_FLAG(int64_t, max_session_downloads, 64, "Of one session.");
 ABSL_FLAG(chorus::DurationFlag, download_timeout, {absl::Seconds(60)},
-          "For a client to take a part (1 MiB) of a tensor that it reads by gRPC; also, from a "
+          "For a client to take a part (256 KiB) of a tensor that it reads by gRPC; also, from a "
           "call's deadline on, to take any other answer.");
 ABSL_FLAG(int32_t, max_groups_per_world, 4096, "Groups of one world, in its life.");
 ABSL_FLAG(int32_t, max_tensors, 65536, "Tensors of one session.");
@@ -230,14 +231,15 @@ ABSL_FLAG(chorus::DurationFlag, drain_timeout, {absl::Seconds(10)},
           "For what is under way when SIGTERM or SIGINT comes; the rest is aborted.");
 ABSL_FLAG(chorus::DurationFlag, exit_timeout, {absl::Seconds(10)},
           "How long after that the daemon has to end: what hangs then is cut off, status 3.");
-ABSL_FLAG(int32_t, max_connections, 8192,
+ABSL_FLAG(int32_t, max_connections, chorus::kDefaultMaxConnections,
           "Connections of each kind (attach, gRPC) at a time, 7/8 of them for one uid, or by TCP. "
           "Fewer where there are not eight descriptors for each.");
-ABSL_FLAG(int32_t, max_streams, 256,
+ABSL_FLAG(int32_t, max_streams, chorus::kDefaultMaxStreams,
           "Streams of commands by gRPC at a time, 7/8 of them of one uid, or by TCP; each takes up "
-          "to 1 MiB.");
-ABSL_FLAG(int32_t, max_calls, 4096,
-          "Calls of gRPC under way at a time, 7/8 of them of one uid, or by TCP.");
+          "to 340 KiB.");
+ABSL_FLAG(int32_t, max_calls, chorus::kDefaultMaxCalls,
+          "Calls of gRPC under way at a time, 7/8 of them of one uid, or by TCP; each takes up to "
+          "88 KiB.");
 ABSL_FLAG(chorus::DurationFlag, idle_timeout, {absl::Minutes(15)},
           "Of a connection of gRPC without a call, if its process is not attached; never shorter "
           "than --lease.");

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/resource.h>
@@ -16,19 +17,21 @@
 #include "absl/strings/strip.h"
 #include "core/base/error.h"
 #include "core/runtime/budget.h"
+#include "server/places.h"
 #include "server/tenant_log.h"
 
 namespace chorus {
 namespace {
 
-// RESOURCE_EXHAUSTED kQuota: an owner that has `own` of `all` gets no more of `most` places. How
-// many others have is theirs.
-absl::Status CheckPlaces(absl::string_view what, int own, int all, int most) {
-  const auto share = static_cast<int>(ShareOf(most));
-  if (own < share && all < most) return absl::OkStatus();
-  return MakeError(Reason::kQuota,
-                   absl::StrCat("too many ", what, ": the caller has ", own, "; expected at most ",
-                                share, " of one user, ", most, " in all"));
+// What a connection may ask for while its client is not seen to read; and after how many it is
+// looked at, for that takes a call of the system.
+constexpr int kMaxAsked = 256;
+constexpr int kLookAfter = 32;
+
+// Whether a client has read enough of what it was sent for more to be sent.
+bool Writable(int socket) {
+  pollfd entry = {socket, POLLOUT, 0};
+  return poll(&entry, 1, 0) > 0 && (entry.revents & POLLOUT) != 0;
 }
 
 }  // namespace
@@ -36,7 +39,7 @@ absl::Status CheckPlaces(absl::string_view what, int own, int all, int most) {
 int DescriptorLimit() {
   rlimit limit = {};
   getrlimit(RLIMIT_NOFILE, &limit);
-  return static_cast<int>(std::min<rlim_t>(limit.rlim_cur, 1 << 20));
+  return static_cast<int>(std::min<rlim_t>(limit.rlim_cur, ReadGate::kMaxDescriptor + 1));
 }
 
 // The upper half of the numbers is for connections.
@@ -55,12 +58,9 @@ absl::StatusOr<UniqueFd> PeerTable::Add(UniqueFd connection,
   MutexLock lock(&mutex_);
   const auto count = per_owner_.find(owner);
   const int own_count = count == per_owner_.end() ? 0 : count->second;
-  if (own_count >= ShareOf(max_connections_) || open_ >= max_connections_) {
-    return MakeError(Reason::kQuota,
-                     absl::StrCat("too many connections: ", own_count,
-                                  owner.has_value() ? absl::StrCat(" of uid ", *owner) : " by TCP",
-                                  ", ", open_, " in all, of ", max_connections_));
-  }
+  const std::string whose = owner.has_value() ? absl::StrCat("uid ", *owner) : "TCP";
+  CHORUS_RETURN_IF_ERROR(
+      CheckPlaces(absl::StrCat("connections by ", whose), own_count, open_, max_connections_));
   // F_DUPFD gives the lowest free number that is not below `next_`; a full upper end wraps once.
   for (int attempt = 0; attempt < 2; ++attempt) {
     UniqueFd numbered(fcntl(connection.get(), F_DUPFD_CLOEXEC, next_));
@@ -69,12 +69,17 @@ absl::StatusOr<UniqueFd> PeerTable::Add(UniqueFd connection,
       Connection& added = peers_[numbered.get()];
       // gRPC has closed the last one of this number; its hangup was not looked at yet.
       EndedLocked(&added);
-      AddCallsLocked(&added, {-added.calls.under_way, -added.calls.admitted});
+      AddCallsLocked(&added, -added.calls);
       epoll_event event = {};
       event.events = EPOLLRDHUP;
       event.data.fd = numbered.get();
       if (epoll_ctl(hangups_.get(), EPOLL_CTL_ADD, connection.get(), &event) != 0) break;
       added.peer = peer;
+      const int number = numbered.get();
+      added.gate = std::make_unique<ReadGate>(
+          number,
+          [this, number](const Http2Frames::Counts& counts) { return MayAsk(number, counts); });
+      added.asked = 0;
       added.watch = std::move(connection);
       added.called = false;
       added.since = Clock::now();
@@ -107,6 +112,34 @@ absl::optional<int> PeerTable::NumberOf(absl::string_view peer) {
   return number;
 }
 
+bool PeerTable::MayAsk(int number, const Http2Frames::Counts& counts) {
+  const Clock::time_point now = Clock::now();
+  MutexLock lock(&mutex_);
+  const auto it = peers_.find(number);
+  if (it == peers_.end()) return true;
+  Connection& connection = it->second;
+  ForgetLostLocked(&connection, now);
+  connection.asked_last = now;
+  connection.asked += counts.asked;
+  if (connection.asked > kLookAfter && Writable(number)) connection.asked = 0;
+  if (connection.asked > kMaxAsked) return false;
+  const auto count = calls_of_.find(OwnerOf(connection.peer));
+  const int own = count == calls_of_.end() ? 0 : count->second.came;
+  const int most = max_calls_.all();
+  const int64_t share =
+      all_calls_.came + counts.calls > most ? most - ShareOf(most) : ShareOf(most);
+  if (counts.calls > 0 && own + counts.calls > share) return false;
+  AddCallsLocked(&connection, {counts.calls, 0, 0});
+  return true;
+}
+
+void PeerTable::ForgetLostLocked(Connection* connection, Clock::time_point now) {
+  constexpr absl::Duration kPatience = absl::Seconds(10);
+  if (connection->calls.under_way > 0 || connection->calls.came == 0) return;
+  if (absl::FromChrono(now - connection->asked_last) < kPatience) return;
+  AddCallsLocked(connection, {-connection->calls.came, 0, 0});
+}
+
 absl::Status PeerTable::CallBegan(int number) {
   MutexLock lock(&mutex_);
   const auto it = peers_.find(number);
@@ -116,26 +149,29 @@ absl::Status PeerTable::CallBegan(int number) {
   const int own = count == calls_of_.end() ? 0 : count->second.others();
   CHORUS_RETURN_IF_ERROR(CheckPlaces("calls that are refused or gRPC's own", own,
                                      all_calls_.others(), max_calls_.others));
-  AddCallsLocked(&it->second, {1, 0});
+  AddCallsLocked(&it->second, {0, 1, 0});
   return absl::OkStatus();
 }
 
-void PeerTable::CallEnded(int number) {
+void PeerTable::CallEnded(int number, bool began) {
   MutexLock lock(&mutex_);
   const auto it = peers_.find(number);
-  // 0: of a connection before this one of the same number.
-  if (it == peers_.end() || it->second.calls.under_way == 0) return;
-  AddCallsLocked(&it->second, {-1, 0});
+  if (it == peers_.end()) return;
+  // 0: of a connection before this one of the same number, or forgotten.
+  const Calls& calls = it->second.calls;
+  AddCallsLocked(&it->second, {calls.came > 0 ? -1 : 0, began && calls.under_way > 0 ? -1 : 0, 0});
   it->second.since = Clock::now();
 }
 
 void PeerTable::AddCallsLocked(Connection* connection, const Calls& calls) {
   const auto count = calls_of_.try_emplace(OwnerOf(connection->peer)).first;
   for (Calls* const sum : {&connection->calls, &all_calls_, &count->second}) {
+    sum->came += calls.came;
     sum->under_way += calls.under_way;
     sum->admitted += calls.admitted;
   }
-  if (count->second.under_way == 0 && count->second.admitted == 0) calls_of_.erase(count);
+  const Calls& left = count->second;
+  if (left.came == 0 && left.under_way == 0 && left.admitted == 0) calls_of_.erase(count);
 }
 
 absl::StatusOr<PeerTable::Admitted> PeerTable::Admit(absl::string_view peer) {
@@ -148,7 +184,7 @@ absl::StatusOr<PeerTable::Admitted> PeerTable::Admit(absl::string_view peer) {
   const int own = count == calls_of_.end() ? 0 : count->second.admitted;
   CHORUS_RETURN_IF_ERROR(
       CheckPlaces("calls under way", own, all_calls_.admitted, max_calls_.admitted));
-  AddCallsLocked(&connection, {0, 1});
+  AddCallsLocked(&connection, {0, 0, 1});
   admitted.place = Place(this, number);
   return admitted;
 }
@@ -157,7 +193,7 @@ void PeerTable::Leave(int number) {
   MutexLock lock(&mutex_);
   Connection& connection = peers_[number];
   // 0: as for CallEnded.
-  if (connection.calls.admitted > 0) AddCallsLocked(&connection, {0, -1});
+  if (connection.calls.admitted > 0) AddCallsLocked(&connection, {0, 0, -1});
 }
 
 void PeerTable::TakeHangups() {
@@ -178,7 +214,8 @@ void PeerTable::EndIdle(const Idle& idle) {
   std::vector<std::pair<int, PeerCredentials>> called;
   {
     MutexLock lock(&mutex_);
-    for (const auto& [number, connection] : peers_) {
+    for (auto& [number, connection] : peers_) {
+      ForgetLostLocked(&connection, now);
       if (!IsIdle(connection, idle, now)) continue;
       if (connection.called && connection.peer.has_value()) {
         called.emplace_back(number, *connection.peer);

@@ -16,6 +16,7 @@
 
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -27,6 +28,8 @@
 #include "absl/types/optional.h"
 #include "core/base/mutex.h"
 #include "core/base/unique_fd.h"
+#include "server/http2_frames.h"
+#include "server/read_gate.h"
 #include "server/unix_listener.h"
 
 namespace chorus {
@@ -52,7 +55,9 @@ class PeerTable {
  public:
   struct MaxCalls {
     int admitted = 0;  // by Admit
-    int others = 0;    // those that are refused, or of gRPC's own services
+    int others = 0;    // those that are not, or not yet: of gRPC's own services, say
+    int refused = 0;   // beyond these, which have only to be told that
+    int all() const { return admitted + others + refused; }
   };
   // `daemon_uid`: whose processes are trusted without attaching. At most `max_connections` are open
   // at a time, and at most `max_calls` calls under way: ShareOf each of them of one uid, or by TCP.
@@ -67,11 +72,17 @@ class PeerTable {
 
   // The number of a connection.
   static absl::optional<int> NumberOf(absl::string_view peer);
+  // Connection `number` asks for `counts`. False: it may not, and has to be ended: its user has too
+  // many calls that have not ended, or it asks and asks and does not read what it is sent. Too many
+  // are ShareOf MaxCalls::all(); where all users have that many, the rest: nobody's connection is
+  // ended for what others do.
+  bool MayAsk(int number, const Http2Frames::Counts& counts);
   // A call of connection `number` is under way, until it has ended. RESOURCE_EXHAUSTED kQuota: it
   // is not counted, and has to end at once, for there are too many that are not admitted. That
   // bound is not Admit's: calls that are refused keep nobody out.
   absl::Status CallBegan(int number);
-  void CallEnded(int number);
+  // `began`: CallBegan has counted it.
+  void CallEnded(int number, bool began);
 
   // A call's place among those that are admitted, until this object goes. The table outlives it.
   class Place {
@@ -125,14 +136,19 @@ class PeerTable {
  private:
   using Clock = std::chrono::steady_clock;
   struct Calls {
-    int under_way = 0;
-    int admitted = 0;  // of these
+    int came = 0;       // that have not ended
+    int under_way = 0;  // of these, by CallBegan
+    int admitted = 0;   // of these, by Admit
     int others() const { return under_way - admitted; }
+    Calls operator-() const { return {-came, -under_way, -admitted}; }
   };
   struct Connection {
     absl::optional<PeerCredentials> peer;  // stays when it has ended: see above. None: by TCP
     UniqueFd watch;                        // a duplicate; not valid when the connection has ended
+    std::unique_ptr<ReadGate> gate;        // goes when gRPC has closed its descriptor
     Calls calls;
+    int asked = 0;  // since its client was last seen to read
+    Clock::time_point asked_last;
     bool called = false;      // ever
     Clock::time_point since;  // accepted, or the last call's end
   };
@@ -142,6 +158,9 @@ class PeerTable {
     return peer.has_value() ? Owner(peer->uid) : absl::nullopt;
   }
 
+  // Of calls that gRPC has ended before anybody could count them as begun nobody hears.
+  void ForgetLostLocked(Connection* connection, Clock::time_point now)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AddCallsLocked(Connection* connection, const Calls& calls)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Leave(int number);

@@ -47,7 +47,7 @@ struct Pair {
 };
 
 TEST(PeerTableTest, OneUidHasSevenEighthsAndAnotherGetsIn) {
-  PeerTable table(0, 16, {16, 16});
+  PeerTable table(0, 16, {16, 16, 16});
   std::vector<Pair> pairs;
   for (int i = 0; i < 14; ++i) {
     pairs.emplace_back(&table, 1000);
@@ -55,7 +55,8 @@ TEST(PeerTableTest, OneUidHasSevenEighthsAndAnotherGetsIn) {
   }
   const absl::Status refused = Pair(&table, 1000).status;
   EXPECT_EQ(ErrorOf(refused).reason, Reason::kQuota);
-  EXPECT_THAT(std::string(refused.message()), HasSubstr("14 of uid 1000, 14 in all, of 16"));
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("connections by uid 1000: the caller has 14; expected at most 14"));
   const Pair other(&table, 1001);
   EXPECT_TRUE(other.status.ok()) << other.status;
   const Pair third(&table, 1002);
@@ -78,7 +79,7 @@ struct AdmittedCall {
   }
   void End() {
     place = PeerTable::Place();
-    table->CallEnded(number);
+    table->CallEnded(number, /*began=*/true);
   }
 
   PeerTable* table;
@@ -88,7 +89,7 @@ struct AdmittedCall {
 };
 
 TEST(PeerTableTest, OneUidHasSevenEighthsOfTheCallsAndAnotherGetsIn) {
-  PeerTable table(0, 8, {16, 16});
+  PeerTable table(0, 8, {16, 16, 16});
   const Pair one(&table, 1000);
   const Pair two(&table, 1000);
   const Pair other(&table, 1001);
@@ -112,7 +113,7 @@ TEST(PeerTableTest, OneUidHasSevenEighthsOfTheCallsAndAnotherGetsIn) {
 
 // Those of gRPC's own services, and those that are refused.
 TEST(PeerTableTest, CallsThatAreNotAdmittedKeepNobodyOut) {
-  PeerTable table(0, 8, {16, 16});
+  PeerTable table(0, 8, {16, 16, 16});
   const Pair one(&table, 1000);
   const Pair other(&table, 1001);
   for (int i = 0; i < 14; ++i) EXPECT_TRUE(table.CallBegan(one.number()).ok()) << i;
@@ -124,8 +125,8 @@ TEST(PeerTableTest, CallsThatAreNotAdmittedKeepNobodyOut) {
   EXPECT_EQ(ErrorOf(refused).reason, Reason::kQuota);
   EXPECT_THAT(std::string(refused.message()),
               HasSubstr("the caller has 2; expected at most 14 of one user, 16 in all"));
-  table.CallEnded(other.number());
-  table.CallEnded(other.number());
+  table.CallEnded(other.number(), /*began=*/true);
+  table.CallEnded(other.number(), /*began=*/true);
   // For calls that are admitted there is as much room as before.
   std::vector<AdmittedCall> calls;
   for (int i = 0; i < 14; ++i) {
@@ -134,8 +135,76 @@ TEST(PeerTableTest, CallsThatAreNotAdmittedKeepNobodyOut) {
   }
 }
 
+Http2Frames::Counts CallsOf(int calls) {
+  Http2Frames::Counts counts;
+  counts.calls = calls;
+  counts.asked = calls;
+  return counts;
+}
+
+TEST(PeerTableTest, AConnectionThatMakesMoreCallsThanThereMayBeHasToEnd) {
+  PeerTable table(0, 8, {16, 8, 8});  // 32 in all, 28 of one user
+  const Pair one(&table, 1000);
+  const Pair two(&table, 1000);
+  const Pair other(&table, 1001);
+  EXPECT_TRUE(table.MayAsk(one.number(), CallsOf(20)));
+  EXPECT_FALSE(table.MayAsk(two.number(), CallsOf(9)));
+  EXPECT_TRUE(table.MayAsk(two.number(), CallsOf(8)));
+  EXPECT_FALSE(table.MayAsk(one.number(), CallsOf(1)));
+  // Others are there, too, with as many of the rest each.
+  const Pair third(&table, 1002);
+  for (const Pair* pair : {&other, &third}) {
+    EXPECT_TRUE(table.MayAsk(pair->number(), CallsOf(4)));
+    EXPECT_FALSE(table.MayAsk(pair->number(), CallsOf(1)));
+  }
+  // Those that end make room, refused or not.
+  EXPECT_TRUE(table.CallBegan(one.number()).ok());
+  table.CallEnded(one.number(), /*began=*/true);
+  for (int i = 0; i < 5; ++i) table.CallEnded(one.number(), /*began=*/false);
+  EXPECT_FALSE(table.MayAsk(one.number(), CallsOf(3)));
+  EXPECT_TRUE(table.MayAsk(one.number(), CallsOf(2)));
+}
+
+TEST(PeerTableTest, AConnectionThatAsksAndDoesNotReadHasToEnd) {
+  PeerTable table(0, 8, {16, 16, 16});
+  const Pair pair(&table, 1000);
+  Http2Frames::Counts ping;
+  ping.asked = 1;
+  // One that reads may go on.
+  for (int i = 0; i < 2000; ++i) EXPECT_TRUE(table.MayAsk(pair.number(), ping)) << i;
+  const std::string bytes(1 << 12, 'x');
+  while (send(pair.number(), bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL) > 0) {
+  }
+  int asked = 0;
+  while (asked < 2000 && table.MayAsk(pair.number(), ping)) ++asked;
+  EXPECT_GE(asked, 200);
+  EXPECT_LE(asked, 256);
+}
+
+TEST(PeerTableTest, WhatGrpcReadsIsCounted) {
+  PeerTable table(0, 8, {16, 8, 8});
+  const Pair pair(&table, 1000);
+  std::string calls = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+  for (char stream = 1; stream < 2 * 28; stream += 2) {
+    calls += std::string("\0\0\0\1\5\0\0\0", 8) + stream;
+  }
+  char buffer[1024];
+  iovec part = {buffer, sizeof(buffer)};
+  msghdr message = {};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  ASSERT_EQ(write(pair.client.get(), calls.data(), calls.size()),
+            static_cast<ssize_t>(calls.size()));
+  EXPECT_EQ(recvmsg(pair.number(), &message, 0), static_cast<ssize_t>(calls.size()));
+  EXPECT_FALSE(HungUp(pair.client.get()));
+  ASSERT_EQ(write(pair.client.get(), "\0\0\0\1\5\0\0\0\71", 9), 9);
+  EXPECT_LT(recvmsg(pair.number(), &message, 0), 0);
+  EXPECT_EQ(errno, ECONNRESET);
+  EXPECT_TRUE(HungUp(pair.client.get()));
+}
+
 TEST(PeerTableTest, ACallOfAnUnknownConnectionIsNotAdmitted) {
-  PeerTable table(0, 8, {16, 16});
+  PeerTable table(0, 8, {16, 16, 16});
   for (const char* peer : {"fd:1", "ipv4:127.0.0.1:80", ""}) {
     const absl::Status refused = table.Admit(peer).status();
     EXPECT_EQ(refused.code(), absl::StatusCode::kPermissionDenied) << peer;
@@ -144,7 +213,7 @@ TEST(PeerTableTest, ACallOfAnUnknownConnectionIsNotAdmitted) {
 }
 
 TEST(PeerTableTest, ItSeesTheEndOfWhatGrpcStillHolds) {
-  PeerTable table(0, 8, {16, 16});
+  PeerTable table(0, 8, {16, 16, 16});
   Pair pair(&table, 1000);
   EXPECT_FALSE(HungUp(table.hangups_fd()));
   pair.client = UniqueFd();
@@ -159,7 +228,7 @@ TEST(PeerTableTest, ItSeesTheEndOfWhatGrpcStillHolds) {
 }
 
 TEST(PeerTableTest, WhatAClientHasHalfEndedIsEndedWhole) {
-  PeerTable table(0, 8, {16, 16});
+  PeerTable table(0, 8, {16, 16, 16});
   const Pair pair(&table, 1000);
   const std::string bytes(1 << 16, 'x');
   while (send(pair.number(), bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL) > 0) {
@@ -173,21 +242,21 @@ TEST(PeerTableTest, WhatAClientHasHalfEndedIsEndedWhole) {
 }
 
 TEST(PeerTableTest, WhatIsIdleIsEndedAndWhatIsNotStays) {
-  PeerTable table(0, 64, {16, 16});
+  PeerTable table(0, 64, {16, 16, 16});
   PeerTable::Idle idle;
   idle.keeps = [](const PeerCredentials& peer) { return peer.uid == 1001; };
   const Pair silent(&table, 1000);
   const Pair silent_and_attached(&table, 1001);
   const Pair called(&table, 1000);
   EXPECT_TRUE(table.CallBegan(called.number()).ok());
-  table.CallEnded(called.number());
+  table.CallEnded(called.number(), /*began=*/true);
   const Pair calling(&table, 1000);
   EXPECT_TRUE(table.CallBegan(calling.number()).ok());
   EXPECT_TRUE(table.CallBegan(calling.number()).ok());
-  table.CallEnded(calling.number());
+  table.CallEnded(calling.number(), /*began=*/true);
   const Pair attached(&table, 1001);
   EXPECT_TRUE(table.CallBegan(attached.number()).ok());
-  table.CallEnded(attached.number());
+  table.CallEnded(attached.number(), /*began=*/true);
 
   idle.first_call = kNever;
   idle.next_call = kNever;
@@ -208,7 +277,7 @@ TEST(PeerTableTest, WhatIsIdleIsEndedAndWhatIsNotStays) {
   EXPECT_TRUE(HungUp(called.client.get()));
   EXPECT_FALSE(HungUp(calling.client.get()));
   EXPECT_FALSE(HungUp(attached.client.get()));
-  table.CallEnded(calling.number());
+  table.CallEnded(calling.number(), /*began=*/true);
   table.EndIdle(idle);
   EXPECT_TRUE(HungUp(calling.client.get()));
 
@@ -219,12 +288,12 @@ TEST(PeerTableTest, WhatIsIdleIsEndedAndWhatIsNotStays) {
 }
 
 TEST(PeerTableTest, WhoeverIsAskedForIdleOnesMayAskTheTable) {
-  PeerTable table(0, 8, {16, 16});
+  PeerTable table(0, 8, {16, 16, 16});
   const Pair attached(&table, 1000);
   const Pair called(&table, 1001);
   for (const Pair* pair : {&attached, &called}) {
     EXPECT_TRUE(table.CallBegan(pair->number()).ok());
-    table.CallEnded(pair->number());
+    table.CallEnded(pair->number(), /*began=*/true);
   }
   PeerTable::Idle idle;
   // A call may begin meanwhile, too.
@@ -237,7 +306,7 @@ TEST(PeerTableTest, WhoeverIsAskedForIdleOnesMayAskTheTable) {
   table.EndIdle(idle);
   EXPECT_FALSE(HungUp(attached.client.get()));
   EXPECT_FALSE(HungUp(called.client.get()));
-  table.CallEnded(called.number());
+  table.CallEnded(called.number(), /*began=*/true);
   idle.keeps = [](const PeerCredentials&) { return false; };
   table.EndIdle(idle);
   EXPECT_TRUE(HungUp(called.client.get()));

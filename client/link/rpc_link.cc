@@ -20,7 +20,8 @@ namespace {
 constexpr absl::Duration kMargin = absl::Seconds(10);
 // Of one without a deadline of its own: the daemon's decides.
 constexpr absl::Duration kDaemonsTimeout = absl::Hours(1);
-constexpr size_t kChunkBytes = 1 << 20;
+// Of one message. Every daemon takes as much (Capabilities.max_chunk_bytes).
+constexpr size_t kChunkBytes = 256 << 10;
 constexpr size_t kMaxErrors = 256;
 // Of what a report of a long wait asks, and shows.
 constexpr absl::Duration kReportTimeout = absl::Seconds(5);

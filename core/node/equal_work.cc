@@ -60,6 +60,16 @@ absl::optional<Hash128> IdOfInput(const CellRef& cell, const Binding& binding) {
   return HashOf(encoded);
 }
 
+// Whether `results` are as large as those of `group`. Value ids are of a hash against which a client
+// may have made others: then ranks compute for themselves, and nobody writes out of bounds.
+bool Fit(const std::vector<BufferRef>& results, const Plan::EqualGroup& group, const Plan& plan) {
+  return std::equal(results.begin(), results.end(), group.results.begin(), group.results.end(),
+                    [&plan](const BufferRef& result, int32_t buffer) {
+                      const int64_t bytes = plan.buffers[static_cast<size_t>(buffer)].bytes;
+                      return (result ? result->bytes() : 0) == bytes;
+                    });
+}
+
 }  // namespace
 
 absl::Status EqualWork::Find(const Run& command, absl::Span<const InstanceKey> instances,
@@ -100,6 +110,7 @@ absl::Status EqualWork::Find(const Run& command, absl::Span<const InstanceKey> i
       }
       shared = std::make_shared<std::vector<BufferRef>>(*std::move(results));
     }
+    if (!Fit(*shared, group, plan)) continue;
     for (size_t i = 0; i < group.results.size(); ++i) {
       run->SetBuffer(static_cast<size_t>(group.results[i]), (*shared)[i]);
     }

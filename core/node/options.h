@@ -19,10 +19,10 @@ struct NodeOptions {
   // One tenant may have seven eighths of each of these (core/runtime/budget.h), so that another
   // always gets in.
   int64_t memory_limit_bytes = int64_t{8} << 30;
-  int32_t max_sessions = 4096;
+  int32_t max_sessions = 256;
   int32_t max_worlds = 1024;
   int64_t max_waits = 65536;            // calls that wait for something
-  int64_t max_downloads = 512;          // tensors that are being read; each takes up to 2 MiB
+  int64_t max_downloads = 512;          // tensors that are being read; each takes up to 512 KiB
   int64_t max_node_graphs = 1 << 20;    // registered ones, of all sessions together
   int64_t max_descriptors = INT64_MAX;  // of arenas and sessions
   // For each session:

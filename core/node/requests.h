@@ -130,7 +130,7 @@ absl::Status CheckSequence(Sequence sequence);
 
 // Bytes of one part of an upload or download. For a reader that stops the daemon holds two such: as
 // a message, and as the rest of it that waits to be sent.
-inline constexpr int64_t kMaxChunkBytes = int64_t{1} << 20;
+inline constexpr int64_t kMaxChunkBytes = int64_t{256} << 10;
 
 // A part of a staging arena.
 struct WriteStagingRequest {

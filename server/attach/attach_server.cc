@@ -20,8 +20,9 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/clock.h"
 #include "core/base/error.h"
-#include "core/runtime/budget.h"
 #include "glog/logging.h"
+#include "server/accept.h"
+#include "server/places.h"
 #include "server/unix_listener.h"
 
 namespace chorus {
@@ -44,9 +45,6 @@ bool Exited(int pidfd) {
   pollfd entry = {pidfd, POLLIN, 0};
   return poll(&entry, 1, 0) != 0;
 }
-
-// Of one turn: those who are in already are served in between, and a stop is seen.
-constexpr int kAcceptsPerTurn = 64;
 
 // On their way to one client. The system counts all that this process's user has sent and nobody
 // has read, and lets it send no more to anybody at as many as it may have open. There are no more
@@ -207,54 +205,43 @@ void AttachServer::Loop() {
 }
 
 void AttachServer::Accept(int listener) {
-  for (int i = 0; i < kAcceptsPerTurn; ++i) {
-    UniqueFd socket(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!socket.valid()) {
-      if (errno == EINTR || errno == ECONNABORTED) continue;
-      if (errno == EAGAIN || errno == EWOULDBLOCK) return;
-      // Out of descriptors: the connection stays in the queue. Pause instead of spinning.
-      LOG(ERROR) << "attach: accept: " << strerror(errno);
-      pollfd stopped = {stop_.get(), POLLIN, 0};
-      poll(&stopped, 1, 100);
+  chorus::Accept("attach", listener, stop_.get(),
+                 [this](UniqueFd socket) { Add(std::move(socket)); });
+}
+
+void AttachServer::Add(UniqueFd socket) {
+  const absl::StatusOr<PeerCredentials> peer = GetPeerCredentials(socket.get());
+  if (!peer.ok() || peer->pid <= 0) {
+    AnswerError(socket.get(), 0,
+                Denied("the daemon cannot see the client's process (another PID namespace?)"));
+    return;
+  }
+  const int on = 1;
+  setsockopt(socket.get(), SOL_SOCKET, SO_PASSCRED, &on, sizeof(on));
+  auto connection = std::make_shared<Connection>();
+  connection->pid = peer->pid;
+  connection->uid = peer->uid;
+  connection->socket = std::move(socket);
+  connection->epoll = epoll_;
+  {
+    MutexLock lock(&mutex_);
+    const auto count = per_uid_.find(connection->uid);
+    const absl::Status place = CheckPlaces(
+        "attach connections", count == per_uid_.end() ? 0 : count->second,
+        static_cast<int>(connections_.size() + unread_.size()), options_.max_connections);
+    if (!place.ok()) {
+      AnswerError(connection->socket.get(), 0, place);
       return;
     }
-    const absl::StatusOr<PeerCredentials> peer = GetPeerCredentials(socket.get());
-    if (!peer.ok() || peer->pid <= 0) {
-      AnswerError(socket.get(), 0,
-                  Denied("the daemon cannot see the client's process (another PID namespace?)"));
-      continue;
-    }
-    const int on = 1;
-    setsockopt(socket.get(), SOL_SOCKET, SO_PASSCRED, &on, sizeof(on));
-    auto connection = std::make_shared<Connection>();
-    connection->pid = peer->pid;
-    connection->uid = peer->uid;
-    connection->socket = std::move(socket);
-    connection->epoll = epoll_;
-    {
-      MutexLock lock(&mutex_);
-      const auto count = per_uid_.find(connection->uid);
-      const int of_uid = count == per_uid_.end() ? 0 : count->second;
-      const size_t in_all = connections_.size() + unread_.size();
-      if (of_uid >= ShareOf(options_.max_connections) ||
-          in_all >= static_cast<size_t>(options_.max_connections)) {
-        AnswerError(
-            connection->socket.get(), 0,
-            MakeError(Reason::kQuota, absl::StrCat("attach: too many connections: ", of_uid,
-                                                   " of uid ", connection->uid, ", ", in_all,
-                                                   " in all, of ", options_.max_connections)));
-        continue;
-      }
-      ++per_uid_[connection->uid];
-      connection->id = next_id_++;
-      connections_[connection->id] = connection;
-      SetDeadlineLocked(connection.get(), SteadyNow() + options_.handshake_timeout);
-    }
-    if (!Watch(epoll_->get(), EPOLL_CTL_ADD, connection->socket.get(), EPOLLIN | EPOLLRDHUP,
-               connection->id)) {
-      LOG(ERROR) << "attach: epoll_ctl: " << strerror(errno);
-      Close(connection);
-    }
+    ++per_uid_[connection->uid];
+    connection->id = next_id_++;
+    connections_[connection->id] = connection;
+    SetDeadlineLocked(connection.get(), SteadyNow() + options_.handshake_timeout);
+  }
+  if (!Watch(epoll_->get(), EPOLL_CTL_ADD, connection->socket.get(), EPOLLIN | EPOLLRDHUP,
+             connection->id)) {
+    LOG(ERROR) << "attach: epoll_ctl: " << strerror(errno);
+    Close(connection);
   }
 }
 

@@ -32,6 +32,7 @@
 #include "core/node/node_loop.h"
 #include "core/transport/attach/packet.h"
 #include "core/transport/attach/protocol.h"
+#include "server/own_memory.h"
 #include "server/tenant_log.h"
 
 namespace chorus {
@@ -44,7 +45,7 @@ struct AttachOptions {
   absl::Duration open_timeout = absl::Seconds(60);
   // In all; one uid has ShareOf of them. One that was closed counts until its client has read the
   // descriptors that it was sent, or is gone.
-  int max_connections = 8192;
+  int max_connections = kDefaultMaxConnections;
 };
 
 class AttachServer {
@@ -108,6 +109,7 @@ class AttachServer {
   void Loop();
   // Takes those that are there, so many at a time.
   void Accept(int listener);
+  void Add(UniqueFd socket);
   // Reads what `connection` has sent. Closes it when it is at fault, or gone (`ended`: it sends no
   // more).
   void Receive(const ConnectionRef& connection, bool ended);

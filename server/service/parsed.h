@@ -1,4 +1,4 @@
-// Messages of clients: how large they may be, and how much memory parsing them takes at a time.
+// Messages of clients, and how much memory parsing them takes at a time.
 //
 // Few bytes can say much: parsed, a message takes up to kParsedFactor times its bytes. So gRPC
 // hands over bytes. A handler parses them, takes what it needs and lets go of both when it returns,
@@ -15,30 +15,12 @@
 #include <memory>
 
 #include "absl/status/status.h"
-#include "core/node/requests.h"
-#include "core/transport/frame_format.h"
 #include "google/protobuf/message.h"
 #include "grpcpp/support/byte_buffer.h"
+#include "server/own_memory.h"
 #include "server/service/room.h"
 
 namespace chorus {
-
-// Bytes of one message. A command has a frame's worth of content, which takes more as a message.
-inline constexpr int64_t kMaxRequestBytes = 64 << 10;
-inline constexpr int64_t kMaxCommandMessageBytes = 8 * int64_t{kMaxFrameBytes};
-inline constexpr int64_t kMaxWriteMessageBytes = node::kMaxChunkBytes + (4 << 10);
-inline constexpr int64_t kMaxMessageBytes = kMaxWriteMessageBytes;
-
-// Two bytes are an empty message in a list, or a field that this build does not know.
-inline constexpr int64_t kParsedFactor = 96;
-// Of all messages that are being parsed, in memory; of all uploads until they are written; of all
-// answers that are not small, until they are read.
-inline constexpr int64_t kMaxParsedBytes = int64_t{128} << 20;
-// Requests that are being read, each of which may become the largest.
-inline constexpr int64_t kMaxReads = 32;
-inline constexpr int64_t kMaxUploadBytes = int64_t{32} << 20;
-inline constexpr int64_t kMaxAnswerBytes = int64_t{64} << 20;
-static_assert(kMaxMessageBytes * kParsedFactor <= kMaxParsedBytes);
 
 // Takes `bytes`, which are empty afterwards, into `message`. INVALID_ARGUMENT kMalformed: more than
 // `most`, which are not parsed, or no message of this type.

@@ -48,6 +48,9 @@ struct Attacker::Impl : RawSession {
     waiter.emplace(memory.get());
   }
 
+  // Of a daemon on a Unix socket.
+  std::string SocketPath() const { return std::string(absl::StripPrefix(address, "unix:")); }
+
   const std::string address;
   absl::optional<Submitter> submitter;  // of one that is attached
   absl::optional<CompletionWaiter> waiter;
@@ -377,7 +380,7 @@ absl::StatusOr<Report> Answers(Attacker* attacker) {
   const grpc::Slice slice(request.SerializeAsString());
   const auto stub = std::make_shared<grpc::GenericStub>(impl.channel);
   impl.calls.push_back(stub);
-  for (; report.done < 1000; ++report.done) {
+  for (; report.done < 600; ++report.done) {
     auto call = std::make_shared<UnreadCall<grpc::ByteBuffer, grpc::ByteBuffer>>(
         grpc::ByteBuffer(&slice, 1), [&stub](grpc::ClientContext* context, auto* reactor) {
           stub->PrepareBidiStreamingCall(context, "/chorus.v1.Diagnostics/ListFlightEvents", {},
@@ -398,9 +401,7 @@ absl::StatusOr<Report> Answers(Attacker* attacker) {
 absl::StatusOr<Report> Halves(Attacker* attacker) {
   Attacker::Impl& impl = attacker->impl();
   UniqueFd connection;
-  CHORUS_ASSIGN_OR_RETURN(
-      Report report,
-      SendHalfMessages(std::string(absl::StripPrefix(impl.address, "unix:")), &connection));
+  CHORUS_ASSIGN_OR_RETURN(Report report, SendHalfMessages(impl.SocketPath(), &connection));
   impl.kept.push_back(std::move(connection));
   return report;
 }
@@ -416,9 +417,7 @@ absl::Status CallOnce(Attacker* attacker, absl::Duration patience) {
 // Until it has no turn for a call of its own; then that has one.
 absl::StatusOr<Report> UnreadHalves(Attacker* attacker) {
   Attacker::Impl& impl = attacker->impl();
-  CHORUS_ASSIGN_OR_RETURN(
-      Report report,
-      SendUnreadHalves(std::string(absl::StripPrefix(impl.address, "unix:")), &impl.kept));
+  CHORUS_ASSIGN_OR_RETURN(Report report, SendUnreadHalves(impl.SocketPath(), &impl.kept));
   for (int i = 0; i < 3000 && !absl::IsDeadlineExceeded(report.refused); ++i) {
     report.refused = CallOnce(attacker, absl::Seconds(1));
   }
@@ -428,16 +427,13 @@ absl::StatusOr<Report> UnreadHalves(Attacker* attacker) {
   return report;
 }
 
-// Until there is no place for one of its own.
-absl::StatusOr<Report> UnreadCalls(Attacker* attacker) {
-  Attacker::Impl& impl = attacker->impl();
-  CHORUS_ASSIGN_OR_RETURN(
-      Report report,
-      SendUnreadCalls(std::string(absl::StripPrefix(impl.address, "unix:")), &impl.kept));
-  for (int i = 0; i < 3000 && report.refused.ok(); ++i) {
-    report.refused = CallOnce(attacker, RawSession::kPatience);
-  }
-  return report;
+template <FloodKind kind>
+absl::StatusOr<Report> Floods(Attacker* attacker) {
+  return SendFlood(attacker->impl().SocketPath(), kind, &attacker->impl().kept);
+}
+
+absl::StatusOr<Report> HalfHeaders(Attacker* attacker) {
+  return SendHalfHeaders(attacker->impl().SocketPath(), &attacker->impl().kept);
 }
 
 absl::StatusOr<Report> Worlds(Attacker* attacker) {
@@ -469,7 +465,13 @@ const std::map<std::string, RingAttack>& RingAttacks() {
       {"answers", &Answers},
       {"halves", &Halves},
       {"unread_halves", &UnreadHalves},
-      {"unread_calls", &UnreadCalls},
+      {"half_headers", &HalfHeaders},
+      {"calls", &Floods<FloodKind::kCalls>},
+      {"unknown_calls", &Floods<FloodKind::kUnknownCalls>},
+      {"closed_calls", &Floods<FloodKind::kClosedCalls>},
+      {"pings", &Floods<FloodKind::kPings>},
+      {"settings", &Floods<FloodKind::kSettings>},
+      {"headers", &Floods<FloodKind::kHeaders>},
   };
   return *attacks;
 }

@@ -1,5 +1,6 @@
 #include "tests/hostile/half_messages.h"
 
+#include <errno.h>
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -25,10 +26,12 @@ namespace {
 enum FrameType : uint8_t {
   kData = 0,
   kHeaders = 1,
+  kReset = 3,
   kSettings = 4,
   kPing = 6,
   kGoAway = 7,
   kWindowUpdate = 8,
+  kContinuation = 9,
 };
 constexpr uint8_t kEndHeaders = 4;
 constexpr uint8_t kEndStream = 1;
@@ -36,6 +39,7 @@ constexpr uint8_t kAck = 1;
 constexpr uint32_t kInitialWindowSize = 4;
 constexpr size_t kFrameHeader = 9;
 constexpr size_t kMaxFrame = 16384;
+constexpr int64_t kInitialWindow = 65535;  // until the daemon's settings are acknowledged
 
 std::string BigEndian(uint64_t number, int bytes) {
   std::string out;
@@ -81,7 +85,7 @@ class Connection {
   bool SendData(uint32_t stream, absl::string_view content, size_t* sent) {
     int64_t& granted = granted_[stream];
     *sent = static_cast<size_t>(std::max<int64_t>(
-        0, std::min({static_cast<int64_t>(content.size()), window_, initial_ + granted})));
+        0, std::min({static_cast<int64_t>(content.size()), window_, kInitialWindow + granted})));
     window_ -= static_cast<int64_t>(*sent);
     granted -= static_cast<int64_t>(*sent);
     return *sent == 0 || Send(kData, 0, stream, content.substr(0, *sent));
@@ -129,13 +133,7 @@ class Connection {
         (stream == 0 ? window_ : granted_[stream]) += Number(content);
         break;
       case kSettings:
-        for (size_t at = 0; !is_answer && at + 6 <= content.size(); at += 6) {
-          const absl::string_view setting = absl::string_view(content).substr(at, 6);
-          if (Number(setting.substr(0, 2)) == kInitialWindowSize)
-            initial_ = Number(setting.substr(2));
-        }
         acks_ += is_answer;
-        if (!is_answer) answers_ += Frame(kSettings, kAck, 0, "");
         break;
       case kPing:
         if (!is_answer) answers_ += Frame(kPing, kAck, 0, content);
@@ -152,10 +150,9 @@ class Connection {
   const int socket_;
   std::string received_;
   std::string answers_;  // that go with the next frame
-  // What may be sent: of the connection; of each stream, and what it has been granted since, less
-  // what it has sent.
-  int64_t window_ = 65535;
-  int64_t initial_ = 65535;
+  // What may be sent: of the connection; of each stream what it has been granted, less what it has
+  // sent.
+  int64_t window_ = kInitialWindow;
   std::map<uint32_t, int64_t> granted_;
   int64_t acks_ = 0;  // of settings
   bool closed_ = false;
@@ -179,12 +176,15 @@ std::string HeadersOf(absl::string_view method) {
 
 constexpr absl::string_view kPreface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-// Of one that reads nothing: all of `frames` on a connection of its own.
-absl::Status SendUnread(const std::string& path, absl::string_view frames, UniqueFd* connection) {
-  CHORUS_ASSIGN_OR_RETURN(*connection,
-                          ConnectToDaemon(path, SOCK_STREAM, {}, RawSession::Deadline()));
+absl::StatusOr<UniqueFd> Connect(const std::string& path) {
+  return ConnectToDaemon(path, SOCK_STREAM, {}, RawSession::Deadline());
+}
+
+// Of one that reads nothing: all of `frames`. UNAVAILABLE: the connection was ended, or nobody
+// takes them.
+absl::Status SendUnread(const UniqueFd& connection, absl::string_view frames) {
   while (!frames.empty()) {
-    pollfd fd{connection->get(), POLLOUT, 0};
+    pollfd fd{connection.get(), POLLOUT, 0};
     const int ready = poll(&fd, 1, static_cast<int>(ToInt64Milliseconds(RawSession::kPatience)));
     const ssize_t sent =
         ready <= 0 ? -1 : send(fd.fd, frames.data(), frames.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -199,22 +199,24 @@ uint32_t StreamOf(size_t call) { return static_cast<uint32_t>(2 * call + 1); }
 }  // namespace
 
 absl::StatusOr<Report> SendHalfMessages(const std::string& path, UniqueFd* connection) {
-  constexpr size_t kStreams = 1500;
-  constexpr size_t kSent = 300000;
-  CHORUS_ASSIGN_OR_RETURN(*connection,
-                          ConnectToDaemon(path, SOCK_STREAM, {}, RawSession::Deadline()));
+  constexpr size_t kStreams = 56;
+  constexpr size_t kCalls = 600;
+  constexpr size_t kMessage = 256 << 10;
+  CHORUS_ASSIGN_OR_RETURN(*connection, Connect(path));
   Connection http(connection->get());
-  const std::string headers = HeadersOf("/chorus.v1.Tensors/WriteStaging");
   // Not compressed, and as long.
-  const std::string message = BigEndian(0, 1) + BigEndian(1 << 20, 4) + std::string(kSent, '\0');
+  const std::string message =
+      BigEndian(0, 1) + BigEndian(kMessage, 4) + std::string(kMessage - 1, '\0');
   bool open = http.SendBytes(kPreface) && http.Send(kSettings, 0, 0, "");
-  for (size_t i = 0; open && i < kStreams; ++i) {
-    open = http.Send(kHeaders, kEndHeaders, StreamOf(i), headers);
+  for (size_t i = 0; open && i < kCalls; ++i) {
+    open = http.Send(
+        kHeaders, kEndHeaders, StreamOf(i),
+        HeadersOf(i < kStreams ? "/chorus.v1.Log/Commands" : "/chorus.v1.Tensors/WriteStaging"));
   }
-  std::vector<size_t> sent(kStreams);
+  std::vector<size_t> sent(kCalls);
   // What it grants comes when it likes.
   for (int idle = 0; open && idle < 20; ++idle) {
-    for (size_t i = 0; open && i < kStreams; ++i) {
+    for (size_t i = 0; open && i < kCalls; ++i) {
       size_t now = 0;
       open =
           http.SendData(StreamOf(i), absl::string_view(message).substr(sent[i], kMaxFrame), &now);
@@ -225,14 +227,32 @@ absl::StatusOr<Report> SendHalfMessages(const std::string& path, UniqueFd* conne
   }
   if (!open) return absl::UnavailableError("the connection was ended");
   Report report;
-  report.done = kStreams;
+  report.done = kCalls;
+  return report;
+}
+
+absl::StatusOr<Report> SendHalfHeaders(const std::string& path,
+                                       std::vector<UniqueFd>* connections) {
+  constexpr size_t kConnections = 500;
+  // The smallest fields, and a frame of which half is missing.
+  std::string fields;
+  while (fields.size() < kMaxFrame / 2) fields += Field("a", "b");
+  const std::string frames =
+      absl::StrCat(kPreface, Frame(kSettings, 0, 0, ""), BigEndian(kMaxFrame, 3),
+                   BigEndian(kHeaders, 1), BigEndian(kEndHeaders, 1), BigEndian(1, 4), fields);
+  Report report;
+  for (size_t i = 0; i < kConnections; ++i) {
+    CHORUS_ASSIGN_OR_RETURN(UniqueFd connection, Connect(path));
+    if (SendUnread(connection, frames).ok()) ++report.done;
+    connections->push_back(std::move(connection));
+  }
   return report;
 }
 
 absl::StatusOr<Report> SendUnreadHalves(const std::string& path,
                                         std::vector<UniqueFd>* connections) {
   constexpr size_t kConnections = 8;
-  constexpr size_t kAnswers = 256;  // of more than a thousand bytes
+  constexpr size_t kAnswers = 60;  // of more than a thousand bytes
   constexpr size_t kHalves = 4;
   // Their flow is no limit.
   std::string frames = absl::StrCat(
@@ -250,25 +270,72 @@ absl::StatusOr<Report> SendUnreadHalves(const std::string& path,
   }
   Report report;
   for (size_t i = 0; i < kConnections; ++i) {
-    CHORUS_RETURN_IF_ERROR(SendUnread(path, frames, &connections->emplace_back()));
+    CHORUS_ASSIGN_OR_RETURN(connections->emplace_back(), Connect(path));
+    CHORUS_RETURN_IF_ERROR(SendUnread(connections->back(), frames));
     report.done += kHalves;
   }
   return report;
 }
 
-absl::StatusOr<Report> SendUnreadCalls(const std::string& path,
-                                       std::vector<UniqueFd>* connections) {
-  constexpr size_t kConnections = 4;
-  constexpr size_t kCalls = 5000;
-  const std::string headers = HeadersOf("/chorus.v1.Log/Submit");
+absl::StatusOr<Report> SendFlood(const std::string& path, FloodKind kind,
+                                 std::vector<UniqueFd>* connections) {
+  constexpr size_t kConnections = 20;
+  constexpr size_t kFrames = 60000;
+  const std::string headers = HeadersOf(kind == FloodKind::kUnknownCalls ? "/chorus.v1.Nobody/HasIt"
+                                                                         : "/chorus.v1.Log/Submit");
   std::string frames = absl::StrCat(kPreface, Frame(kSettings, 0, 0, ""));
-  for (size_t call = 0; call < kCalls; ++call) {
-    frames += Frame(kHeaders, kEndHeaders | kEndStream, StreamOf(call), headers);
+  if (kind == FloodKind::kHeaders) frames += Frame(kHeaders, 0, StreamOf(0), headers);
+  const std::string content = kind == FloodKind::kHeaders ? std::string(1000, '\x82') : "";
+  for (size_t i = 0; i < kFrames; ++i) {
+    switch (kind) {
+      case FloodKind::kCalls:
+      case FloodKind::kUnknownCalls:
+        frames += Frame(kHeaders, kEndHeaders | kEndStream, StreamOf(i), headers);
+        break;
+      case FloodKind::kClosedCalls:
+        frames += Frame(kHeaders, kEndHeaders, StreamOf(i), headers);
+        frames += Frame(kReset, 0, StreamOf(i), BigEndian(8, 4));
+        break;
+      case FloodKind::kPings:
+        frames += Frame(kPing, 0, 0, BigEndian(i, 8));
+        break;
+      case FloodKind::kSettings:
+        frames += Frame(kSettings, 0, 0, "");
+        break;
+      case FloodKind::kHeaders:
+        frames += Frame(kContinuation, 0, StreamOf(0), content);
+        break;
+    }
+  }
+  struct Sender {
+    UniqueFd connection;
+    absl::string_view left;
+  };
+  std::vector<Sender> senders(kConnections);
+  for (Sender& sender : senders) {
+    CHORUS_ASSIGN_OR_RETURN(sender.connection, Connect(path));
+    sender.left = frames;
+  }
+  // Until none is taken any more: the connections have ended, or are not read.
+  for (int idle = 0; idle < 20; ++idle) {
+    std::vector<pollfd> open;
+    for (Sender& sender : senders) {
+      ssize_t sent = 0;
+      while (!sender.left.empty() &&
+             (sent = send(sender.connection.get(), sender.left.data(), sender.left.size(),
+                          MSG_NOSIGNAL | MSG_DONTWAIT)) > 0) {
+        sender.left.remove_prefix(static_cast<size_t>(sent));
+        idle = 0;
+      }
+      if (sent < 0 && errno == EAGAIN) open.push_back({sender.connection.get(), POLLOUT, 0});
+    }
+    if (open.empty()) break;
+    poll(open.data(), open.size(), 20);
   }
   Report report;
-  for (size_t i = 0; i < kConnections; ++i) {
-    CHORUS_RETURN_IF_ERROR(SendUnread(path, frames, &connections->emplace_back()));
-    report.done += kCalls;
+  for (Sender& sender : senders) {
+    report.done += sender.left.empty() ? 0 : 1;
+    connections->push_back(std::move(sender.connection));
   }
   return report;
 }

@@ -1,5 +1,5 @@
-// Messages of gRPC that begin and do not end, and answers that nobody takes from the socket, as
-// HTTP/2 by hand: no library does such.
+// Messages of gRPC that begin and do not end, answers that nobody takes from the socket, and more
+// of both than anybody answers, as HTTP/2 by hand: no library does such.
 //
 // Threads: one at a time.
 #ifndef CHORUS_TESTS_HOSTILE_HALF_MESSAGES_H_
@@ -16,17 +16,24 @@
 namespace chorus {
 namespace hostile {
 
-// Many calls of the daemon that listens at `path`, each with 300 KB of a message of 1 MiB, or as
-// much as it takes. They are under way while `connection` is open.
+// Many calls of the daemon that listens at `path`, streams of commands first, each with nearly all
+// of the largest message, or as much as it takes. They are under way while `connection` is open,
+// which acknowledges none of the daemon's settings.
 absl::StatusOr<Report> SendHalfMessages(const std::string& path, UniqueFd* connection);
+
+// As many connections as there may be of one user, each with half of a call's headers.
+absl::StatusOr<Report> SendHalfHeaders(const std::string& path, std::vector<UniqueFd>* connections);
 
 // So many connections that their requests take all turns of a tenant, which do not end in time
 // either: behind more answers than a socket has room for.
 absl::StatusOr<Report> SendUnreadHalves(const std::string& path,
                                         std::vector<UniqueFd>* connections);
 
-// Many calls without a request.
-absl::StatusOr<Report> SendUnreadCalls(const std::string& path, std::vector<UniqueFd>* connections);
+// What connections send that read nothing, without end.
+enum class FloodKind { kCalls, kUnknownCalls, kClosedCalls, kPings, kSettings, kHeaders };
+// On twenty connections; reports of how many the daemon has not taken all.
+absl::StatusOr<Report> SendFlood(const std::string& path, FloodKind kind,
+                                 std::vector<UniqueFd>* connections);
 
 }  // namespace hostile
 }  // namespace chorus

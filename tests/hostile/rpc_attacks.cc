@@ -50,7 +50,7 @@ absl::StatusOr<Report> Messages(const RawSession& session, Kept* kept) {
   request.set_session(session.session);
   request.set_sequence(1000000);
   AddUnknownFields(&request, 30000);
-  for (; report.done < 1000; ++report.done) {
+  for (; report.done < 600; ++report.done) {
     const auto call = std::make_shared<Call>();
     kept->push_back(call);
     log->async()->Wait(&call->context, &request, &call->response, [](const grpc::Status&) {});
@@ -73,7 +73,7 @@ absl::StatusOr<Report> Large(const RawSession& session, Kept*) {
   v1::SubmitRequest request;
   request.mutable_command()->set_sequence(1);
   v1::Graph* const graph = request.mutable_command()->mutable_register_graph()->mutable_graph();
-  for (const int nodes : {250000, 500000}) {  // of two bytes: the second is too large a message
+  for (const int nodes : {125000, 132000}) {  // of two bytes: the second is too large a message
     while (graph->nodes_size() < nodes) graph->add_nodes();
     for (int i = 0; i < 10; ++i) {
       report.refused = Submit(session, log.get(), request);
@@ -146,7 +146,7 @@ absl::StatusOr<Report> Unread(const RawSession& session, Kept* kept) {
   request.mutable_command()->set_sequence(1);
   const auto written = std::make_shared<std::atomic<int>>(0);
   kept->push_back(written);
-  for (; report.done < 700; ++report.done) {
+  for (; report.done < 48; ++report.done) {
     auto stream = std::make_shared<UnreadStream>(log.get(), request, written.get());
     stream->Start();
     kept->push_back(std::move(stream));
@@ -249,7 +249,7 @@ absl::StatusOr<Report> Lists(const RawSession& session, Kept*) {
   for (int i = 0; i < 60000; ++i) open.add_devices(i % 100);
   v1::SubmitRequest release;
   release.mutable_command()->set_sequence(1);
-  for (int i = 0; i < 80000; ++i) {
+  for (int i = 0; i < 60000; ++i) {
     release.mutable_command()->mutable_release()->add_tensors()->set_generation(1);
   }
   for (int i = 0; i < 100; ++i) {

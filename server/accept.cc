@@ -1,0 +1,38 @@
+#include "server/accept.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include <utility>
+
+#include "glog/logging.h"
+#include "server/own_memory.h"
+
+namespace chorus {
+namespace {
+
+constexpr int kAcceptsPerTurn = 64;
+
+}  // namespace
+
+void Accept(absl::string_view who, int listener, int stop,
+            const std::function<void(UniqueFd connection)>& take) {
+  for (int i = 0; i < kAcceptsPerTurn; ++i) {
+    UniqueFd connection(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!connection.valid()) {
+      if (errno == EINTR || errno == ECONNABORTED) continue;
+      if (errno == EAGAIN || errno == EWOULDBLOCK) return;
+      LOG(ERROR) << who << ": accept: " << strerror(errno);
+      pollfd stopped = {stop, POLLIN, 0};
+      poll(&stopped, 1, 100);
+      return;
+    }
+    const int bytes = kSocketBytes;
+    setsockopt(connection.get(), SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
+    take(std::move(connection));
+  }
+}
+
+}  // namespace chorus

@@ -1,0 +1,26 @@
+// Taking connections from a listening socket.
+//
+// Threads: any. Ownership: the caller's.
+#ifndef CHORUS_SERVER_ACCEPT_H_
+#define CHORUS_SERVER_ACCEPT_H_
+
+#include <functional>
+
+#include "absl/strings/string_view.h"
+#include "core/base/unique_fd.h"
+
+namespace chorus {
+
+// Gives `take` the connections that wait at `listener`, without blocking, at most 64: those who are
+// in already are served between two turns, and a stop is seen. A connection takes kSocketBytes of
+// what it is sent before its client reads, and does not block.
+//
+// Where the process has no descriptors or memory for one it stays in the queue: that is logged as
+// `who`'s, and the turn ends a tenth of a second later, or when `stop` is readable, so that the
+// caller does not spin. What ends the shortage are other threads.
+void Accept(absl::string_view who, int listener, int stop,
+            const std::function<void(UniqueFd connection)>& take);
+
+}  // namespace chorus
+
+#endif  // CHORUS_SERVER_ACCEPT_H_

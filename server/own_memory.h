@@ -1,0 +1,82 @@
+// What clients may make the daemon hold by gRPC, beside what is charged to sessions: together at
+// most kOwnBytes, with the flags as they are unless told otherwise.
+//
+// The library itself holds what it has read and nobody has taken, its calls, and answers that
+// nobody reads. How many calls and connections there are is bounded before it makes them
+// (read_gate.h, peers.h), and what it reads by a quota of its own (ReadBytes): beyond that it ends
+// calls, whoever's they are. So the quota has room for all that calls and streams may bring, and no
+// one user comes that far.
+//
+// Measured with gRPC 1.51: docs/protocol.md, "What a message may cost".
+#ifndef CHORUS_SERVER_OWN_MEMORY_H_
+#define CHORUS_SERVER_OWN_MEMORY_H_
+
+#include <cstdint>
+
+#include "core/node/requests.h"
+#include "core/transport/frame_format.h"
+
+namespace chorus {
+
+// Bytes of one message. A command has a frame's worth of content, which takes more as a message.
+inline constexpr int64_t kMaxRequestBytes = 64 << 10;
+inline constexpr int64_t kMaxCommandMessageBytes = 4 * int64_t{kMaxFrameBytes};
+inline constexpr int64_t kMaxWriteMessageBytes = node::kMaxChunkBytes + (4 << 10);
+inline constexpr int64_t kMaxMessageBytes = kMaxWriteMessageBytes;
+static_assert(kMaxCommandMessageBytes <= kMaxMessageBytes);
+
+// Parsed, a message takes up to so many times its bytes: two of them are an empty message in a
+// list, or a field that this build does not know.
+inline constexpr int64_t kParsedFactor = 96;
+// Of all messages that are being parsed, in memory.
+inline constexpr int64_t kMaxParsedBytes = int64_t{28} << 20;
+static_assert(kMaxMessageBytes * kParsedFactor <= kMaxParsedBytes);
+// Requests that are being read, each of which may become the largest.
+inline constexpr int64_t kMaxReads = 32;
+// Of all uploads until they are written; of all answers that are not small until they are read.
+inline constexpr int64_t kMaxUploadBytes = int64_t{8} << 20;
+inline constexpr int64_t kMaxAnswerBytes = int64_t{24} << 20;
+
+// Connections of each kind, calls that their handlers have let in, and streams of commands, which
+// are such calls: unless told otherwise.
+inline constexpr int kDefaultMaxConnections = 256;
+inline constexpr int kDefaultMaxCalls = 768;
+inline constexpr int kDefaultMaxStreams = 64;
+// Calls that are not let in, or not yet, or are of gRPC's own services; and those beyond, which
+// have only to be told that there are too many.
+inline constexpr int kMaxOtherCalls = 128;
+inline constexpr int kMaxRefusedCalls = 128;
+
+// Of one call's headers, as HTTP/2 counts: names, values and 32 for each field.
+inline constexpr int kMaxHeaderBytes = 8 << 10;
+// Of a call: what it is to gRPC and to its handler, with its headers; and what its client may send
+// before anybody reads it, to which its first window entitles it (RFC 9113, section 6.9.2). One
+// that is cancelled takes nothing more.
+inline constexpr int64_t kCallBytes = 56 << 10;
+inline constexpr int64_t kUnreadBytes = 64 << 10;
+// Of a connection: what it is to gRPC, with the beginning of a call; the answers that gRPC keeps
+// for a client that does not read; and of all this what gRPC counts as read.
+inline constexpr int64_t kConnectionBytes = 128 << 10;
+inline constexpr int64_t kConnectionReadBytes = 16 << 10;
+// Of answers, in the system: how much of them it takes from gRPC and from the attach server before
+// a connection's client has read some.
+inline constexpr int kSocketBytes = 16 << 10;
+
+// Of gRPC, for what it reads.
+constexpr int64_t ReadBytes(int64_t max_connections, int64_t max_calls, int64_t max_streams) {
+  return (max_calls + kMaxOtherCalls) * kUnreadBytes +
+         (max_streams + kMaxReads) * kMaxMessageBytes + max_connections * kConnectionReadBytes;
+}
+
+inline constexpr int64_t kOwnBytes = int64_t{256} << 20;
+// The process itself, its log and its tables.
+inline constexpr int64_t kBaseBytes = int64_t{16} << 20;
+static_assert(kBaseBytes + ReadBytes(0, kDefaultMaxCalls, kDefaultMaxStreams) +
+                  (kDefaultMaxCalls + kMaxOtherCalls + kMaxRefusedCalls) * kCallBytes +
+                  kDefaultMaxConnections * kConnectionBytes + kMaxParsedBytes + kMaxUploadBytes +
+                  kMaxAnswerBytes <=
+              kOwnBytes);
+
+}  // namespace chorus
+
+#endif  // CHORUS_SERVER_OWN_MEMORY_H_

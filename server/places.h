@@ -1,0 +1,16 @@
+// So many of something at a time, of which one user has ShareOf at most.
+#ifndef CHORUS_SERVER_PLACES_H_
+#define CHORUS_SERVER_PLACES_H_
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+
+namespace chorus {
+
+// RESOURCE_EXHAUSTED kQuota: an owner who has `own` of the `all` that there are gets no more of
+// `most`. `what` stands there, in words: "calls under way". How many others have is theirs.
+absl::Status CheckPlaces(absl::string_view what, int own, int all, int most);
+
+}  // namespace chorus
+
+#endif  // CHORUS_SERVER_PLACES_H_

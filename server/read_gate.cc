@@ -1,0 +1,59 @@
+#include "server/read_gate.h"
+
+#include <errno.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <utility>
+
+#include "absl/strings/string_view.h"
+
+namespace chorus {
+
+// By descriptor: reading must not take a lock that all connections share.
+struct ReadGates {
+  static std::atomic<ReadGate*>& Of(int fd) {
+    static std::atomic<ReadGate*> gates[ReadGate::kMaxDescriptor + 1];
+    return gates[fd];
+  }
+
+  // Whether the connection may ask for what is in the first `size` bytes of `message`.
+  static bool MayTake(ReadGate* gate, const msghdr& message, size_t size) {
+    Http2Frames::Counts sum;
+    for (size_t i = 0; size > 0 && i < message.msg_iovlen; ++i) {
+      const iovec& part = message.msg_iov[i];
+      const size_t bytes = std::min(size, part.iov_len);
+      const Http2Frames::Counts counts =
+          gate->frames_.Take(absl::string_view(static_cast<const char*>(part.iov_base), bytes));
+      sum.calls += counts.calls;
+      sum.asked += counts.asked;
+      size -= bytes;
+    }
+    return sum.asked == 0 || gate->may_ask_(sum);
+  }
+};
+
+ReadGate::ReadGate(int fd, MayAsk may_ask) : fd_(fd), may_ask_(std::move(may_ask)) {
+  ReadGates::Of(fd_).store(this, std::memory_order_release);
+}
+
+ReadGate::~ReadGate() { ReadGates::Of(fd_).store(nullptr, std::memory_order_release); }
+
+}  // namespace chorus
+
+// The C library's, for the whole process.
+extern "C" ssize_t recvmsg(int fd, msghdr* message, int flags) {
+  const ssize_t got = syscall(SYS_recvmsg, fd, message, flags);
+  if (got <= 0 || fd < 0 || fd > chorus::ReadGate::kMaxDescriptor) return got;
+  chorus::ReadGate* const gate = chorus::ReadGates::Of(fd).load(std::memory_order_acquire);
+  if (gate == nullptr || chorus::ReadGates::MayTake(gate, *message, static_cast<size_t>(got))) {
+    return got;
+  }
+  shutdown(fd, SHUT_RDWR);
+  errno = ECONNRESET;
+  return -1;
+}

@@ -1,0 +1,46 @@
+// Looks at what gRPC reads of its connections before gRPC does.
+//
+// gRPC 1.51 makes a call of each stream that a client opens, and answers each PING and SETTINGS,
+// however many there are: what it asks of its clients it does not enforce, and what it has to send
+// waits in its memory for those that do not read. (Measured with twenty connections of a client
+// that writes HTTP/2 by hand, which closes each stream as soon as it has opened it: 14 MB that it
+// sends are 1.2 GB.) No option of the library bounds that. So this program has a recvmsg of its
+// own, by which gRPC reads: it counts the frames of the descriptors that a gate has been set on,
+// and a connection that asks for more than it may is ended. All others are the system's affair.
+//
+// Threads: thread-safe; of one descriptor one thread reads at a time.
+#ifndef CHORUS_SERVER_READ_GATE_H_
+#define CHORUS_SERVER_READ_GATE_H_
+
+#include <functional>
+
+#include "server/http2_frames.h"
+
+namespace chorus {
+
+class ReadGate {
+ public:
+  // Whether the connection may ask for these; one that may not has ended. It is called by the
+  // thread that reads, which may hold locks of gRPC's.
+  using MayAsk = std::function<bool(const Http2Frames::Counts& counts)>;
+
+  // The largest descriptor with a gate.
+  static constexpr int kMaxDescriptor = (1 << 20) - 1;
+
+  // What is read from `fd`, at most kMaxDescriptor, goes through this gate. Nothing has been read
+  // from it yet, and nothing reads from it any more when the gate goes.
+  ReadGate(int fd, MayAsk may_ask);
+  ~ReadGate();
+  ReadGate(const ReadGate&) = delete;
+  ReadGate& operator=(const ReadGate&) = delete;
+
+ private:
+  friend struct ReadGates;
+  const int fd_;
+  const MayAsk may_ask_;
+  Http2Frames frames_;
+};
+
+}  // namespace chorus
+
+#endif  // CHORUS_SERVER_READ_GATE_H_
