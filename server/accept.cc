@@ -29,8 +29,13 @@ void Accept(absl::string_view who, int listener, int stop,
       poll(&stopped, 1, 100);
       return;
     }
+    int family = AF_UNSPEC;
+    socklen_t size = sizeof(family);
+    getsockopt(connection.get(), SOL_SOCKET, SO_DOMAIN, &family, &size);
     const int bytes = kSocketBytes;
-    setsockopt(connection.get(), SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
+    if (family == AF_UNIX) {
+      setsockopt(connection.get(), SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
+    }
     take(std::move(connection));
   }
 }

@@ -12,8 +12,9 @@
 namespace chorus {
 
 // Gives `take` the connections that wait at `listener`, without blocking, at most 64: those who are
-// in already are served between two turns, and a stop is seen. A connection takes kSocketBytes of
-// what it is sent before its client reads, and does not block.
+// in already are served between two turns, and a stop is seen. A connection does not block, and one
+// by a Unix socket takes kSocketBytes of what it is sent before its client reads. (By TCP the
+// system's own bound stays: with less than a segment or two it waits for acknowledgements.)
 //
 // Where the process has no descriptors or memory for one it stays in the queue: that is logged as
 // `who`'s, and the turn ends a tenth of a second later, or when `stop` is readable, so that the

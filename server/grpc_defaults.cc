@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "core/base/error.h"
+#include "core/base/mutex.h"
 #include "grpc/grpc.h"
 
 namespace chorus {
@@ -36,12 +37,13 @@ absl::Status Unknown(absl::string_view what) {
                                 " is none that chorusd knows: ", what, "; expected gRPC 1.51"));
 }
 
-// The row named `name`, whose default is `expected`, or `value` already.
+// The row named `name`. `known`: this process has changed it; else its default has to be
+// `expected`.
 absl::StatusOr<Setting*> RowOf(Setting* rows, absl::string_view name, uint32_t expected,
-                               uint32_t value) {
+                               bool known) {
   for (size_t i = 0; i < kRows; ++i) {
     if (rows[i].name == nullptr || rows[i].name != name) continue;
-    if (rows[i].default_value == expected || rows[i].default_value == value) return &rows[i];
+    if (known || rows[i].default_value == expected) return &rows[i];
     return Unknown(absl::StrCat(name, " is ", rows[i].default_value, " unless acknowledged"));
   }
   return Unknown(absl::StrCat("it has no setting ", name));
@@ -50,14 +52,15 @@ absl::StatusOr<Setting*> RowOf(Setting* rows, absl::string_view name, uint32_t e
 }  // namespace
 
 absl::Status SetHttpDefaults(const HttpDefaults& defaults) {
+  static bool known = false;
+  static Mutex* const mutex = new Mutex;
+  MutexLock lock(mutex);
   auto* const rows = static_cast<Setting*>(dlsym(RTLD_DEFAULT, "grpc_chttp2_settings_parameters"));
   if (rows == nullptr) return Unknown("it has no table of HTTP/2's settings");
-  CHORUS_ASSIGN_OR_RETURN(
-      Setting* const headers,
-      RowOf(rows, "MAX_HEADER_LIST_SIZE", kHeaderListSize, defaults.max_header_list_size));
-  CHORUS_ASSIGN_OR_RETURN(
-      Setting* const streams,
-      RowOf(rows, "MAX_CONCURRENT_STREAMS", kConcurrentStreams, defaults.max_concurrent_streams));
+  CHORUS_ASSIGN_OR_RETURN(Setting* const headers,
+                          RowOf(rows, "MAX_HEADER_LIST_SIZE", kHeaderListSize, known));
+  CHORUS_ASSIGN_OR_RETURN(Setting* const streams,
+                          RowOf(rows, "MAX_CONCURRENT_STREAMS", kConcurrentStreams, known));
   // The loader has made it read-only.
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const uintptr_t begin = reinterpret_cast<uintptr_t>(rows) / page * page;
@@ -69,6 +72,7 @@ absl::Status SetHttpDefaults(const HttpDefaults& defaults) {
   headers->default_value = defaults.max_header_list_size;
   streams->default_value = defaults.max_concurrent_streams;
   mprotect(pages, size, PROT_READ);
+  known = true;
   return absl::OkStatus();
 }
 

@@ -22,7 +22,7 @@ struct HttpDefaults {
 // FAILED_PRECONDITION (CANNOT_SERVE): the library has no such table, or other values in it, so
 // nobody knows what it takes before an acknowledgement; nothing is changed.
 //
-// Threads: any, before the process's first connection of gRPC; again is no harm.
+// Threads: any. It is for connections that begin afterwards; the last call is the one that holds.
 absl::Status SetHttpDefaults(const HttpDefaults& defaults);
 
 }  // namespace chorus

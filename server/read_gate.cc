@@ -41,7 +41,11 @@ ReadGate::ReadGate(int fd, MayAsk may_ask) : fd_(fd), may_ask_(std::move(may_ask
   ReadGates::Of(fd_).store(this, std::memory_order_release);
 }
 
-ReadGate::~ReadGate() { ReadGates::Of(fd_).store(nullptr, std::memory_order_release); }
+ReadGate::~ReadGate() {
+  // There may be another one on this descriptor's number by now.
+  ReadGate* self = this;
+  ReadGates::Of(fd_).compare_exchange_strong(self, nullptr);
+}
 
 }  // namespace chorus
 

@@ -28,7 +28,8 @@ class ReadGate {
   static constexpr int kMaxDescriptor = (1 << 20) - 1;
 
   // What is read from `fd`, at most kMaxDescriptor, goes through this gate. Nothing has been read
-  // from it yet, and nothing reads from it any more when the gate goes.
+  // from it yet, and nothing reads from it any more when the gate goes. One that is set on the same
+  // number takes its place.
   ReadGate(int fd, MayAsk may_ask);
   ~ReadGate();
   ReadGate(const ReadGate&) = delete;

@@ -768,7 +768,7 @@ TEST(TensorsTest, BytesGoThroughStagingAndBackInParts) {
   TestDaemon daemon;
   RpcRank client(daemon.Connect());
   ASSERT_OK(client.Open());
-  const int64_t count = 3 * (1 << 18) + 7;  // floats: three chunks and a bit
+  const int64_t count = 3 * (1 << 18) + 7;  // floats: twelve chunks and a bit
   std::string bytes(static_cast<size_t>(count) * 4, '\0');
   for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(i * 7 + i / 251);
 
@@ -778,7 +778,7 @@ TEST(TensorsTest, BytesGoThroughStagingAndBackInParts) {
   v1::CreateStagingResponse staging;
   ASSERT_OK(Ask(*client.tensors, &v1::Tensors::Stub::CreateStaging, create, &staging));
   EXPECT_GE(staging.size_bytes(), static_cast<int64_t>(bytes.size()));
-  constexpr size_t kChunk = 1 << 20;
+  constexpr size_t kChunk = 256 << 10;
   v1::WriteStagingRequest write;
   v1::WriteStagingResponse written;
   write.set_session(client.session);

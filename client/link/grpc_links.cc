@@ -132,7 +132,8 @@ class OutcomeLink : public RpcLink {
   Outcomes outcomes_;
 
  private:
-  static constexpr size_t kMaxCalls = 512;
+  // Ten ranks of one user have room beside each other (--max_calls of chorusd).
+  static constexpr size_t kMaxCalls = 64;
 
   Mutex mutex_;
   CondVar ended_;

@@ -60,8 +60,8 @@ absl::optional<Hash128> IdOfInput(const CellRef& cell, const Binding& binding) {
   return HashOf(encoded);
 }
 
-// Whether `results` are as large as those of `group`. Value ids are of a hash against which a client
-// may have made others: then ranks compute for themselves, and nobody writes out of bounds.
+// Whether `results` are as large as those of `group`. Value ids are of a hash against which a
+// client may have made others: then ranks compute for themselves, and nobody writes out of bounds.
 bool Fit(const std::vector<BufferRef>& results, const Plan::EqualGroup& group, const Plan& plan) {
   return std::equal(results.begin(), results.end(), group.results.begin(), group.results.end(),
                     [&plan](const BufferRef& result, int32_t buffer) {

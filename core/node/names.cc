@@ -104,7 +104,7 @@ void Names::NameFailed(TensorId id, std::shared_ptr<const Error> error) {
   cell->error = std::move(error);
   cell->type = std::make_shared<TensorType>();
   Publish(id, *cell);
-  if (Reserve(1, id.slot).ok()) NameTensor(id, std::move(cell));
+  if (Cover(1, id.slot).ok()) NameTensor(id, std::move(cell));
 }
 
 bool Names::StandsFor(TensorId id, const Cell& cell) const {

@@ -33,6 +33,9 @@ class Names {
 
   // What a name and the cell that it stands for take, about.
   static constexpr int64_t kBytesPerTensor = 512;
+  // Names that stay free for what fails: whoever uses a tensor for which there was no memory is
+  // told so, and not that there is no such name.
+  static constexpr int64_t kSpareNames = 32;
   // What a slot takes; a table may have room for twice as many. Of usual sessions one step has all.
   static constexpr int64_t kTableStep = int64_t{64} << 10;
   static constexpr int64_t kBytesPerSlot = 64;
@@ -57,12 +60,10 @@ class Names {
   absl::StatusOr<CellRef> FindTensor(TensorId id) const;
   // INVALID_ARGUMENT kMalformed: the slot is out of range or in use, or the generation not new.
   absl::Status CheckFresh(TensorId id) const;
-  // Charges for `count` names that come next, in slots up to `top_slot`. RESOURCE_EXHAUSTED
-  // kOutOfMemory.
+  // Charges for `count` names that come next, in slots up to `top_slot`, and for the spare ones.
+  // RESOURCE_EXHAUSTED kOutOfMemory.
   absl::Status Reserve(size_t count, int32_t top_slot) {
-    CHORUS_RETURN_IF_ERROR(CoverTables(std::max(tensors_.size(), static_cast<size_t>(top_slot + 1)),
-                                       graphs_.size(), refused_graphs_));
-    return CoverNames(live_tensors_ + static_cast<int64_t>(count), 0);
+    return Cover(static_cast<int64_t>(count) + kSpareNames, top_slot);
   }
   // The id is fresh, and reserved.
   void NameTensor(TensorId id, CellRef cell);
@@ -119,6 +120,11 @@ class Names {
   static_assert(2 * sizeof(GraphSlot) <= kBytesPerGraphSlot);
   void Release(GraphSlot* slot);
   absl::Status Hold(GraphSlot* slot, absl::StatusOr<std::shared_ptr<GraphRecord>> record);
+  absl::Status Cover(int64_t more_names, int32_t top_slot) {
+    CHORUS_RETURN_IF_ERROR(CoverTables(std::max(tensors_.size(), static_cast<size_t>(top_slot + 1)),
+                                       graphs_.size(), refused_graphs_));
+    return CoverNames(live_tensors_ + more_names, 0);
+  }
   absl::Status CoverNames(int64_t tensors, int64_t more_of_errors) {
     return charged_.Cover(tensors * kBytesPerTensor + *error_bytes_ + more_of_errors);
   }

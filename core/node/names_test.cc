@@ -152,18 +152,22 @@ TEST(NamesTablesTest, AGraphForWhoseNameThereIsNoMemoryTellsItsRunsSo) {
 }
 
 TEST_F(NamesTest, NamesAreChargedBeforeTheyAreGiven) {
-  ASSERT_TRUE(names_.Reserve(60, 59).ok());
-  for (int32_t i = 0; i < 60; ++i) names_.NameTensor(Tensor(i, 1), Ready());
+  constexpr int32_t kNames = 64 - Names::kSpareNames;
+  ASSERT_TRUE(names_.Reserve(kNames - 4, kNames - 5).ok());
+  for (int32_t i = 0; i < kNames - 4; ++i) names_.NameTensor(Tensor(i, 1), Ready());
   EXPECT_EQ(budget_->used(), 64 * Names::kBytesPerTensor + Names::kTableStep);
-  EXPECT_TRUE(names_.Reserve(4, 63).ok());
-  EXPECT_EQ(ReasonOf(names_.Reserve(5, 64)), Reason::kOutOfMemory);
-  for (int32_t i = 60; i < 70; ++i) {
+  EXPECT_TRUE(names_.Reserve(4, kNames - 1).ok());
+  EXPECT_EQ(ReasonOf(names_.Reserve(5, kNames)), Reason::kOutOfMemory);
+  // The others are for what fails, as long as there is memory.
+  for (int32_t i = kNames; i < 100; ++i) {
     names_.NameFailed(Tensor(i, 1), std::make_shared<Error>(Reason::kMismatch));
   }
-  EXPECT_EQ(names_.live_tensors(), 64)
-      << "of what failed there are names as long as there is memory";
-  names_.ReleaseTensor(Tensor(0, 1));
-  EXPECT_TRUE(names_.Reserve(1, 0).ok());
+  EXPECT_EQ(names_.live_tensors(), 64);
+  EXPECT_TRUE(names_.FindTensor(Tensor(kNames, 1)).ok());
+  EXPECT_EQ(ReasonOf(names_.FindTensor(Tensor(99, 1)).status()), Reason::kUnknownName);
+  EXPECT_EQ(ReasonOf(names_.Reserve(1, 0)), Reason::kOutOfMemory);
+  for (int32_t i = kNames; i < 100; ++i) names_.ReleaseTensor(Tensor(i, 1));
+  EXPECT_TRUE(names_.Reserve(4, 0).ok());
   names_.Clear();
   EXPECT_EQ(budget_->used(), 0);
 }

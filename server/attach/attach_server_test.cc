@@ -305,7 +305,7 @@ TEST_F(AttachServerTest, AClosedConnectionCountsUntilItsClientHasRead) {
     client.Send(Proof(challenge->secret));
     EXPECT_TRUE(client.AwaitHangup());  // it opens no session
   }
-  RawClient(path_).ExpectRefused(absl::StatusCode::kResourceExhausted, "7 of uid");
+  RawClient(path_).ExpectRefused(absl::StatusCode::kResourceExhausted, "the caller has 7");
   // One reads, another goes.
   EXPECT_TRUE(clients[0]->Receive().ok());
   clients[1].reset();
@@ -719,7 +719,7 @@ TEST(AttachTest, OneUidLeavesConnectionsToOthers) {
     EXPECT_TRUE(clients.back()->Receive().ok());
   }
   RawClient eighth(daemon);
-  eighth.ExpectRefused(absl::StatusCode::kResourceExhausted, "7 of uid");
+  eighth.ExpectRefused(absl::StatusCode::kResourceExhausted, "the caller has 7");
   clients.pop_back();
   EXPECT_TRUE(Eventually([&] {
     RawClient again(daemon);
