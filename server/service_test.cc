@@ -768,7 +768,7 @@ TEST(TensorsTest, BytesGoThroughStagingAndBackInParts) {
   TestDaemon daemon;
   RpcRank client(daemon.Connect());
   ASSERT_OK(client.Open());
-  const int64_t count = 3 * (1 << 18) + 7;  // floats: twelve chunks and a bit
+  const int64_t count = 3 * (1 << 16) + 7;  // floats: three chunks and a bit
   std::string bytes(static_cast<size_t>(count) * 4, '\0');
   for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(i * 7 + i / 251);
 
