@@ -13,7 +13,7 @@
 #include "absl/strings/string_view.h"
 #include "core/base/error.h"
 #include "core/base/mutex.h"
-#include "grpc/grpc.h"
+#include "grpcpp/grpcpp.h"
 
 namespace chorus {
 namespace {
@@ -33,8 +33,8 @@ constexpr uint32_t kConcurrentStreams = 4294967295u;
 
 absl::Status Unknown(absl::string_view what) {
   return MakeError(Reason::kCannotServe,
-                   absl::StrCat("gRPC ", grpc_version_string(),
-                                " is none that chorusd knows: ", what, "; expected gRPC 1.51"));
+                   absl::StrCat("gRPC ", grpc::Version(), " is none that chorusd knows: ", what,
+                                "; expected gRPC 1.51"));
 }
 
 // The row named `name`. `known`: this process has changed it; else its default has to be

@@ -7,7 +7,7 @@
 // calls, whoever's they are. So the quota has room for all that calls and streams may bring, and no
 // one user comes that far.
 //
-// Measured with gRPC 1.51: docs/protocol.md, "What a message may cost".
+// Measured with gRPC 1.51: docs/protocol.md, "What a client may make gRPC hold".
 #ifndef CHORUS_SERVER_OWN_MEMORY_H_
 #define CHORUS_SERVER_OWN_MEMORY_H_
 
