@@ -19,6 +19,7 @@ using internal::ImplOf;
 using ::testing::ElementsAre;
 using testing::FakeDaemon;
 using ::testing::HasSubstr;
+using testing::JoinAll;
 using testing::Ranks;
 using testing::Values;
 
@@ -582,13 +583,9 @@ TEST(CollectiveGradientTest, TwoRanksInOneSession) {
   {
     const Session session = daemon.Open(2);
     std::vector<Tensor> x, loss;
+    const std::vector<World> worlds = JoinAll(session, "both", 2);
     for (int r = 0; r < 2; ++r) {
-      WorldOptions options;
-      options.name = "both";
-      options.rank = r;
-      options.size = 2;
-      options.device = r;
-      const World world = *session.Join(options);
+      const World& world = worlds[static_cast<size_t>(r)];
       x.push_back(Leaf(world, {1.0 + r}));
       const Tensor y = AllReduce(x[r], world);
       loss.push_back(Sum(y * y) * (r + 1));

@@ -20,6 +20,7 @@ namespace {
 using ::testing::ElementsAre;
 using testing::FakeDaemon;
 using ::testing::HasSubstr;
+using testing::JoinAll;
 using testing::Ranks;
 using testing::Values;
 
@@ -283,15 +284,7 @@ TEST(CompileTest, SeveralRanksInOneGraph) {
   FakeDaemon daemon;
   {
     const Session session = daemon.Open(3);
-    std::vector<World> worlds;
-    for (int r = 0; r < 3; ++r) {
-      WorldOptions options;
-      options.name = "three";
-      options.rank = r;
-      options.size = 3;
-      options.device = r;
-      worlds.push_back(*session.Join(options));
-    }
+    const std::vector<World> worlds = JoinAll(session, "three", 3);
     const Compiled f = Compile([worlds](const std::vector<Tensor>& in) {
       std::vector<Tensor> losses;
       // Not in the order of ranks.

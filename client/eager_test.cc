@@ -35,6 +35,7 @@ using internal::SessionOf;
 using ::testing::ElementsAre;
 using testing::FakeDaemon;
 using ::testing::HasSubstr;
+using testing::JoinAll;
 using testing::Ranks;
 using testing::Values;
 
@@ -852,15 +853,7 @@ TEST(EpochTest, ACallThatIsRefusedHereEndsTheEpochForTheOthers) {
 TEST(EpochTest, MembersOfOneSessionEnterTogether) {
   FakeDaemon daemon;
   const Session session = daemon.Open(2);
-  std::vector<World> worlds;
-  for (int r = 0; r < 2; ++r) {
-    WorldOptions options;
-    options.name = "one";
-    options.rank = r;
-    options.size = 2;
-    options.device = r;
-    worlds.push_back(*session.Join(options));
-  }
+  const std::vector<World> worlds = JoinAll(session, "one", 2);
   const Tensor a = AllReduce(FromHost<float>(worlds[0], {1, 2}, {2}), worlds[0]);
   const Tensor b = AllReduce(FromHost<float>(worlds[1], {1}, {1}), worlds[1]);
   EXPECT_FALSE(a.Wait().ok());
@@ -878,15 +871,9 @@ TEST(EpochTest, MembersOfOneSessionEnterTogether) {
 TEST(SessionTest, AMemberIsNotKeptFromCallsThatAnotherOnesRunsWaitFor) {
   FakeDaemon daemon;
   const Session session = daemon.Open(2, std::chrono::seconds(1));
-  std::vector<World> worlds;
+  const std::vector<World> worlds = JoinAll(session, "one", 2);
   std::vector<Tensor> x;
-  for (int r = 0; r < 2; ++r) {
-    WorldOptions options;
-    options.name = "one";
-    options.rank = r;
-    options.size = 2;
-    options.device = r;
-    worlds.push_back(*session.Join(options));
+  for (size_t r = 0; r < worlds.size(); ++r) {
     x.push_back(FromHost<float>(worlds[r], Floats(17, static_cast<float>(r + 1)), {17}));
   }
   const NoGrad no_grad;

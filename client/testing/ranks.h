@@ -1,6 +1,6 @@
-// Several ranks of one world in one thread, each with a session of its own.
+// Several ranks of one world in one thread.
 //
-// Threads: one. Ownership: it has the sessions; the daemon outlives it. Errors: fail the test.
+// Threads: one. Errors: fail the test.
 #ifndef CHORUS_CLIENT_TESTING_RANKS_H_
 #define CHORUS_CLIENT_TESTING_RANKS_H_
 
@@ -16,6 +16,23 @@
 namespace chorus {
 namespace testing {
 
+// All ranks of world `name` as members of one session, each on the device of its number.
+inline std::vector<World> JoinAll(const Session& session, const std::string& name, int size) {
+  std::vector<World> worlds;
+  for (int r = 0; r < size; ++r) {
+    WorldOptions options;
+    options.name = name;
+    options.rank = r;
+    options.size = size;
+    options.device = r;
+    absl::StatusOr<World> world = session.Join(options);
+    EXPECT_TRUE(world.ok()) << world.status();
+    worlds.push_back(*std::move(world));
+  }
+  return worlds;
+}
+
+// Each with a session of its own. Ownership: it has the sessions; the daemon outlives it.
 struct Ranks {
   explicit Ranks(int size, FakeDaemon* daemon, Timeout wait_timeout = std::chrono::seconds(20)) {
     for (int r = 0; r < size; ++r) {
