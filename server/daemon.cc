@@ -242,8 +242,9 @@ absl::Status Daemon::Impl::Serve() {
     context.attach = attach.get();
   }
   // Of one connection, before anybody has looked at them. Those that are refused count, too.
-  const int max_streams = options.max_calls;
-  CHORUS_RETURN_IF_ERROR(SetHttpDefaults({kMaxHeaderBytes, static_cast<uint32_t>(max_streams)}));
+  const int max_connection_calls = options.max_calls;
+  CHORUS_RETURN_IF_ERROR(
+      SetHttpDefaults({kMaxHeaderBytes, static_cast<uint32_t>(max_connection_calls)}));
   grpc::EnableDefaultHealthCheckService(true);
   // gRPC serves health without its descriptor; naming it here links it, for reflection.
   grpc::health::v1::HealthCheckRequest::descriptor();
@@ -265,7 +266,7 @@ absl::Status Daemon::Impl::Serve() {
                                .SetMaxThreads(kBlockingThreads)
                                .Resize(static_cast<size_t>(ReadBytes(
                                    max_connections, options.max_calls, options.max_streams))));
-  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, max_streams);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, max_connection_calls);
   builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, kMaxHeaderBytes);
   // Of pings it answers as many as there are. (A connection that sends too many would be ended once
   // its client has read what it is sent, and told so for each ping until then.)

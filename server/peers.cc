@@ -123,12 +123,11 @@ bool PeerTable::MayAsk(int number, const Http2Frames::Counts& counts) {
   connection.asked += counts.asked;
   if (connection.asked > kLookAfter && Writable(number)) connection.asked = 0;
   if (connection.asked > kMaxAsked) return false;
-  const auto count = calls_of_.find(OwnerOf(connection.peer));
-  const int own = count == calls_of_.end() ? 0 : count->second.came;
+  if (counts.calls == 0) return true;
   const int most = max_calls_.all();
   const int64_t share =
       all_calls_.came + counts.calls > most ? most - ShareOf(most) : ShareOf(most);
-  if (counts.calls > 0 && own + counts.calls > share) return false;
+  if (CallsOfLocked(connection).came + counts.calls > share) return false;
   AddCallsLocked(&connection, {counts.calls, 0, 0});
   return true;
 }
@@ -145,10 +144,9 @@ absl::Status PeerTable::CallBegan(int number) {
   const auto it = peers_.find(number);
   if (it == peers_.end()) return absl::OkStatus();
   it->second.called = true;
-  const auto count = calls_of_.find(OwnerOf(it->second.peer));
-  const int own = count == calls_of_.end() ? 0 : count->second.others();
-  CHORUS_RETURN_IF_ERROR(CheckPlaces("calls that are refused or gRPC's own", own,
-                                     all_calls_.others(), max_calls_.others));
+  CHORUS_RETURN_IF_ERROR(CheckPlaces("calls that are refused or gRPC's own",
+                                     CallsOfLocked(it->second).others(), all_calls_.others(),
+                                     max_calls_.others));
   AddCallsLocked(&it->second, {0, 1, 0});
   return absl::OkStatus();
 }
@@ -161,6 +159,11 @@ void PeerTable::CallEnded(int number, bool began) {
   const Calls& calls = it->second.calls;
   AddCallsLocked(&it->second, {calls.came > 0 ? -1 : 0, began && calls.under_way > 0 ? -1 : 0, 0});
   it->second.since = Clock::now();
+}
+
+PeerTable::Calls PeerTable::CallsOfLocked(const Connection& connection) const {
+  const auto calls = calls_of_.find(OwnerOf(connection.peer));
+  return calls == calls_of_.end() ? Calls() : calls->second;
 }
 
 void PeerTable::AddCallsLocked(Connection* connection, const Calls& calls) {
@@ -180,10 +183,8 @@ absl::StatusOr<PeerTable::Admitted> PeerTable::Admit(absl::string_view peer) {
   const int number = *NumberOf(peer);
   MutexLock lock(&mutex_);
   Connection& connection = peers_[number];
-  const auto count = calls_of_.find(OwnerOf(connection.peer));
-  const int own = count == calls_of_.end() ? 0 : count->second.admitted;
-  CHORUS_RETURN_IF_ERROR(
-      CheckPlaces("calls under way", own, all_calls_.admitted, max_calls_.admitted));
+  CHORUS_RETURN_IF_ERROR(CheckPlaces("calls under way", CallsOfLocked(connection).admitted,
+                                     all_calls_.admitted, max_calls_.admitted));
   AddCallsLocked(&connection, {0, 0, 1});
   admitted.place = Place(this, number);
   return admitted;

@@ -161,6 +161,8 @@ class PeerTable {
   // Of calls that gRPC has ended before anybody could count them as begun nobody hears.
   void ForgetLostLocked(Connection* connection, Clock::time_point now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Of all connections that its owner has.
+  Calls CallsOfLocked(const Connection& connection) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AddCallsLocked(Connection* connection, const Calls& calls)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Leave(int number);

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <limits>
 #include <memory>
+#include <mutex>
 #include <set>
 #include <string>
 #include <thread>
@@ -1048,14 +1049,30 @@ TEST(WaitsTest, WhoGoesWaitsNoMore) {
   tensor->mutable_source()->set_inline_("7");
   ASSERT_OK(client.Submit(create));
 
-  grpc::ClientContext reads;
-  const auto reader = download(&reads, 2);
+  // Comes again if a Download of below had the place.
+  std::mutex mutex;
+  std::shared_ptr<grpc::ClientContext> reads;
+  grpc::StatusCode read = grpc::StatusCode::OK;
+  std::thread reader([&] {
+    do {
+      const auto context = std::make_shared<grpc::ClientContext>();
+      {
+        std::lock_guard<std::mutex> lock(mutex);
+        reads = context;
+      }
+      read = download(context.get(), 2)->Finish().error_code();
+    } while (read == grpc::StatusCode::RESOURCE_EXHAUSTED);
+  });
   const auto is_refused = [](const absl::Status& status) {
     return absl::IsResourceExhausted(status);
   };
   EXPECT_TRUE(Eventually([&] { return is_refused(client.Download(9).status()); }));
-  reads.TryCancel();
-  EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    reads->TryCancel();
+  }
+  reader.join();
+  EXPECT_EQ(read, grpc::StatusCode::CANCELLED);
   EXPECT_TRUE(Eventually([&] { return client.Download(9).ok(); }));
 
   {
