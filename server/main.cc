@@ -236,10 +236,10 @@ ABSL_FLAG(int32_t, max_connections, chorus::kDefaultMaxConnections,
           "Fewer where there are not eight descriptors for each.");
 ABSL_FLAG(int32_t, max_streams, chorus::kDefaultMaxStreams,
           "Streams of commands by gRPC at a time, 7/8 of them of one uid, or by TCP; each takes up "
-          "to 340 KiB.");
+          "to 260 KiB.");
 ABSL_FLAG(int32_t, max_calls, chorus::kDefaultMaxCalls,
           "Calls of gRPC under way at a time, 7/8 of them of one uid, or by TCP; each takes up to "
-          "88 KiB.");
+          "120 KiB.");
 ABSL_FLAG(chorus::DurationFlag, idle_timeout, {absl::Minutes(15)},
           "Of a connection of gRPC without a call, if its process is not attached; never shorter "
           "than --lease.");
