@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <deque>
 #include <exception>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/types/optional.h"
 #include "client/internal/access.h"
 #include "client/internal/errors.h"
 #include "client/internal/program.h"
@@ -77,6 +79,12 @@ class CompiledImpl {
     std::shared_ptr<const Infos> infos;  // of its outputs
   };
 
+  // What a trace counts when it is called.
+  struct Calls {
+    std::shared_ptr<SessionCore> session;
+    Trace::Finished trace;  // without its graph
+  };
+
   // Traces the function where it has to, under no lock: it may throw, and wait for what it likes.
   absl::StatusOr<Prepared> Prepare(const std::vector<Tensor>& inputs) {
     std::shared_ptr<SessionCore> session;
@@ -125,7 +133,7 @@ class CompiledImpl {
     MutexLock lock(&mutex_);
     for (size_t i = 0; i < programs_.size(); ++i) {
       if (programs_[i]->session != session || programs_[i]->key != key) continue;
-      if (programs_[i]->IsCurrent()) return programs_[i];
+      if (IsCurrent(programs_[i]->trace)) return programs_[i];
       past = std::move(programs_[i]);
       programs_.erase(programs_.begin() + static_cast<int64_t>(i));
       break;
@@ -134,8 +142,38 @@ class CompiledImpl {
   }
 
   void Forget(const std::shared_ptr<Program>& program) {
+    std::vector<Calls> old;
     MutexLock lock(&mutex_);
-    programs_.erase(std::remove(programs_.begin(), programs_.end(), program), programs_.end());
+    const auto row = std::find(programs_.begin(), programs_.end(), program);
+    if (row == programs_.end()) return;
+    RememberCalls(*program, &old);
+    programs_.erase(row);
+  }
+
+  // A program goes, but what its trace has counted is asked for when a call is refused. Two that
+  // differ say all that there is to say.
+  // *old: what does not count any more, for behind the lock.
+  void RememberCalls(const Program& program, std::vector<Calls>* old)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const auto first_old =
+        std::stable_partition(past_calls_.begin(), past_calls_.end(),
+                              [](const Calls& calls) { return IsCurrent(calls.trace); });
+    old->insert(old->end(), std::make_move_iterator(first_old),
+                std::make_move_iterator(past_calls_.end()));
+    past_calls_.erase(first_old, past_calls_.end());
+    int others = 0;
+    for (const Calls& calls : past_calls_) {
+      if (calls.session != program.session) continue;
+      if (++others == 2 || CallsOf(calls.trace) == CallsOf(program.trace)) return;
+    }
+    past_calls_.push_back({program.session, WithoutGraph(program.trace)});
+  }
+  static Trace::Finished WithoutGraph(const Trace::Finished& trace) {
+    Trace::Finished calls;
+    calls.slots = trace.slots;
+    calls.pairs = trace.pairs;
+    calls.members = trace.members;
+    return calls;
   }
 
   // The one to use: another thread may have traced the function for such inputs meanwhile.
@@ -143,10 +181,12 @@ class CompiledImpl {
     std::shared_ptr<Program> other = Find(program->session, program->key);
     if (other != nullptr) return other;
     std::shared_ptr<Program> past;
+    std::vector<Calls> old;
     MutexLock lock(&mutex_);
     if (programs_.size() >= kMaxPrograms) {
       past = std::move(programs_.front());
       programs_.erase(programs_.begin());
+      RememberCalls(*past, &old);
     }
     programs_.push_back(program);
     ++traces_;
@@ -175,16 +215,18 @@ class CompiledImpl {
   absl::Status Refuse(const std::vector<Tensor>& inputs, const absl::Status& why) {
     if (IsLost(why)) return why;
     std::shared_ptr<SessionCore> session;
-    std::shared_ptr<Program> current;
+    absl::optional<Trace::Finished> counted;
     bool differ = false;
     {
       MutexLock lock(&mutex_);
       session = SessionOf(inputs);
-      for (const auto& program : programs_) {
-        if (program->session != session || !program->IsCurrent()) continue;
-        if (current == nullptr) current = program;
-        differ = differ || CallsOf(current->trace) != CallsOf(program->trace);
-      }
+      const auto count = [&](const std::shared_ptr<SessionCore>& of, const Trace::Finished& trace) {
+        if (of != session || !IsCurrent(trace)) return;
+        differ = differ || (counted.has_value() && CallsOf(*counted) != CallsOf(trace));
+        if (!counted.has_value()) counted = WithoutGraph(trace);
+      };
+      for (const auto& program : programs_) count(program->session, program->trace);
+      for (const Calls& calls : past_calls_) count(calls.session, calls.trace);
     }
     if (session == nullptr || session->Forked()) return why;
     std::vector<Sequence> sent;
@@ -192,11 +234,11 @@ class CompiledImpl {
       SessionLock lock(session.get());
       CHORUS_RETURN_IF_ERROR(lock.status());
       Refusals refusals;
-      if (current == nullptr || differ) {
+      if (!counted.has_value() || differ) {
         PutOutOfLine(session->members(), why, &refusals);
       } else {
-        CHORUS_RETURN_IF_ERROR(OutOfLine(current->trace));
-        AddRefused(current->trace, CountCalls(current->trace), &refusals);
+        CHORUS_RETURN_IF_ERROR(OutOfLine(*counted));
+        AddRefused(*counted, CountCalls(*counted), &refusals);
       }
       sent = SubmitRefusals(&session->log(), std::move(refusals), why);
     }
@@ -293,6 +335,7 @@ class CompiledImpl {
   const CompileOptions options_;
   mutable Mutex mutex_;
   std::vector<std::shared_ptr<Program>> programs_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Calls> past_calls_ ABSL_GUARDED_BY(mutex_);  // of programs that were there
   int traces_ ABSL_GUARDED_BY(mutex_) = 0;
   // Calls whose end has not been seen, oldest first.
   std::deque<std::pair<std::shared_ptr<SessionCore>, Sequence>> under_way_ ABSL_GUARDED_BY(mutex_);

@@ -187,6 +187,34 @@ TEST(PositionsTest, WhatATraceThatFailedWouldHaveCountedIsKnownFromTheOthers) {
   }
 }
 
+// A function keeps 256 programs.
+TEST(PositionsTest, WhatATraceThatIsGoneHasCountedIsKnown) {
+  FakeDaemon daemon;
+  const Ranks ranks(2, &daemon);
+  std::vector<Compiled> step;
+  for (const World& world : ranks.worlds) {
+    ASSERT_TRUE(world.Step(1).ok());
+    step.push_back(Compile([world](const std::vector<Tensor>& in) {
+      const Tensor y = AllReduce(in[0], world);
+      return std::vector<Tensor>{in[0].num_elements() == 1 ? AllReduce(y, world) : y};
+    }));
+  }
+  for (size_t size = 1; size <= 260; ++size) {
+    std::vector<std::vector<Tensor>> y;
+    for (int r = 0; r < 2; ++r) {
+      auto run = step[r].Run({Vector(ranks.worlds[r], std::vector<double>(size, 1))});
+      ASSERT_TRUE(run.ok()) << run.status();
+      y.push_back(*std::move(run));
+    }
+    for (const auto& results : y) ASSERT_TRUE(results[0].Wait().ok());
+  }
+  // Of one element, which would call two: all that is kept calls one.
+  const Tensor failed = MatMul(Vector(ranks.worlds[0], {1}), Vector(ranks.worlds[0], {1, 2}));
+  EXPECT_FALSE(step[0].Run({failed}).ok());
+  EXPECT_THAT(Text(AllReduce(Vector(ranks.worlds[0], {1}), ranks.worlds[0]).status()),
+              HasSubstr("out of line"));
+}
+
 TEST(PositionsTest, AnExceptionInACompiledFunctionIsARefusalAndGoesOn) {
   FakeDaemon daemon;
   const Ranks ranks(2, &daemon);

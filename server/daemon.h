@@ -39,7 +39,7 @@ struct DaemonOptions {
   // where the process has not eight descriptors for each.
   int max_connections = kDefaultMaxConnections;
   // Calls of gRPC under way, streams of commands included, of which there are `max_streams`; 7/8 as
-  // above. What each costs: server/service/own_memory.h.
+  // above. What each costs: server/own_memory.h.
   int max_calls = kDefaultMaxCalls;
   int max_streams = kDefaultMaxStreams;
   // Writes the lines that clients cause; null: glog does.

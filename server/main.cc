@@ -247,7 +247,7 @@ ABSL_FLAG(chorus::DurationFlag, idle_timeout, {absl::Minutes(15)},
 namespace chorus {
 namespace {
 
-// 1,000 attached clients take 5 descriptors each.
+// An attached client takes 5 descriptors, a connection that is counted up to 8.
 void RaiseDescriptorLimit() {
   rlimit limit = {};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;

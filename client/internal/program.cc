@@ -143,7 +143,7 @@ bool Program::IsRegistered() {
   return !failed;
 }
 
-bool Program::IsCurrent() const {
+bool IsCurrent(const Trace::Finished& trace) {
   for (const Trace::Slot& slot : trace.slots) {
     for (size_t i = 0; i < slot.groups.size(); ++i) {
       if (slot.groups[i]->generation.load(std::memory_order_relaxed) != slot.generations[i]) {

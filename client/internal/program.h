@@ -70,9 +70,10 @@ struct Program {
 
   // The graph's registration has not failed, as far as is known. Asks the daemon at most once.
   bool IsRegistered();
-  // The groups are those that were traced: a Reform changes ranks and sizes.
-  bool IsCurrent() const;
 };
+
+// The groups are those that were traced: a Reform changes ranks and sizes.
+bool IsCurrent(const Trace::Finished& trace);
 
 // The type of input `i` with its dimensions that vary as `size`; *actual_size is what they are, the
 // same in all inputs (-1: none has been seen).

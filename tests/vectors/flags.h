@@ -8,7 +8,7 @@
 namespace chorus {
 namespace vectors {
 
-// INVALID_ARGUMENT: a transport or backend that there is not.
+// INVALID_ARGUMENT: a transport that there is not.
 absl::StatusOr<RunnerOptions> OptionsFromFlags();
 
 }  // namespace vectors
