@@ -103,7 +103,8 @@ class CompiledImpl {
       CHORUS_ASSIGN_OR_RETURN(const TensorInfoPtr info,
                               AtSize(session.get(), options_, static_cast<int>(key.size()),
                                      data.info, options_.max_size, &size));
-      key.push_back({info, data.device_slot, input.requires_grad()});
+      key.push_back({info, data.device_slot, input.requires_grad(),
+                     GradEnabled() && LeadsOf({input}, TraceId()).to_collective});
     }
     if (session == nullptr) {
       return BadType(

@@ -84,6 +84,7 @@ absl::StatusOr<Traced> TraceOnce(const Function& function, const CompileOptions&
         trace.AddInput(key[i].info, key[i].device_slot,
                        donated ? InputRole::kState : RoleOf(*ImplOf(inputs[i])->data), donated);
     impl->leaf_requires_grad = key[i].requires_grad;
+    impl->outer_collective = key[i].from_collective;
     placeholders.push_back(TensorFrom(std::move(impl)));
   }
   std::vector<Tensor> returned;

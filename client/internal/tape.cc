@@ -128,6 +128,7 @@ Leads LeadsOf(absl::Span<const Tensor> inputs, TraceId trace) {
     if (impl.node == nullptr) {
       const TensorImpl& leaf = impl.leaf != nullptr ? *impl.leaf : impl;
       leads.to_leaf = leads.to_leaf || leaf.leaf_requires_grad;
+      leads.to_collective = leads.to_collective || leaf.outer_collective;
     } else if (impl.node->trace == trace) {
       const GradNode& node = *impl.node;
       const bool local = node.member == nullptr;

@@ -50,6 +50,8 @@ class TensorImpl {
   int output = 0;    // of `node`
   Companions companions;
   bool leaf_requires_grad = false;
+  // Of an input of a traced function: what it stands for comes from a collective outside.
+  bool outer_collective = false;
   // Set where this stands for a leaf, with a copy of its bytes as they were when it was recorded.
   std::shared_ptr<TensorImpl> leaf;
   Tensor grad;  // of a leaf

@@ -496,6 +496,46 @@ TEST_P(Conformance, AGradientThroughWhatARankGaveUpIsRefusedOrRight) {
   }
 }
 
+// The same, where rank 1 makes y itself and gives it to a compiled function that has z alone.
+TEST_P(Conformance, AFunctionsInputThatComesFromACollectiveIsNoLeaf) {
+  for (const bool no_grad : {false, true}) {
+    SCOPED_TRACE(no_grad ? "under NoGrad" : "");
+    Job job(GetParam(), 2);
+    absl::Notification given_up;
+    job.Run([&](int rank, World& world) {
+      const Tensor x = LeafOf(world, rank + 1);
+      const Tensor y = AllReduce(x, world, Reduction::kSum, Site(rank));
+      const auto square = [&](const Tensor& of) {
+        return AllReduce(of * of, world, Reduction::kSum, Site(rank + 2));
+      };
+      if (rank == 1) {
+        std::unique_ptr<NoGrad> off;
+        if (no_grad) off = std::make_unique<NoGrad>();
+        const absl::StatusOr<Tensors> z =
+            Compile([&](const Tensors& in) { return Tensors{square(in[0])}; }).Run({y});
+        ASSERT_TRUE(z.ok()) << z.status();
+        EXPECT_EQ(Values<double>((*z)[0]), Doubles{18});
+        given_up.Notify();
+        return;
+      }
+      const Tensor z = square(y);
+      EXPECT_EQ(Values<double>(z), Doubles{18});
+      EXPECT_TRUE(given_up.WaitForNotificationWithTimeout(absl::Seconds(60)));
+      const absl::StatusOr<Tensors> g = Grad({Sum(z)}, {x});
+      ASSERT_TRUE(g.ok()) << g.status();
+      const absl::StatusOr<Doubles> got = (*g)[0].Read<double>();
+      if (no_grad) {
+        ASSERT_TRUE(got.ok()) << got.status();
+        EXPECT_EQ(*got, Doubles{6});
+        return;
+      }
+      ASSERT_FALSE(got.ok()) << (*got)[0];
+      EXPECT_EQ(ErrorOf(got.status()).reason, Reason::kGradientLost) << got.status();
+      EXPECT_EQ(ErrorOf(got.status()).culprit.rank, 1) << got.status();
+    });
+  }
+}
+
 // Losses -2y^2 and -y of y = AllReduce(x), the gradients of which are G. Rank 0 drops its G, so the
 // gradient of rank 1's leads through what is gone: 0 where -4 is right. Rank 1 makes nothing of the
 // gradient that is lost, but the number that it reads comes through rank 0's part of that all the
