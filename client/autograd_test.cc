@@ -106,6 +106,46 @@ TEST(AutogradTest, DetachAndNoGradCutTheHistory) {
   EXPECT_FALSE((x * x).requires_grad());
 }
 
+// An op that was recorded before takes it for a constant, whether its rule keeps it or not.
+TEST(AutogradTest, ALeafHasTheGradientOfItsUsesSinceItRequiresOne) {
+  FakeDaemon daemon;
+  const Session session = daemon.Open();
+  const Tensor w = Leaf(session, {2});
+  Tensor a = FromHost<double>(session, {3}, {1});
+  const Tensor y = w * a + (w + a);
+  a.RequireGrad();
+  BackwardOptions retain;
+  retain.retain_graph = true;
+  ASSERT_TRUE(Backward(Sum(y), retain).ok());
+  EXPECT_THAT(Values<double>(w.grad()), ElementsAre(3 + 1));
+  EXPECT_FALSE(a.grad().defined());
+  const auto g = Grad({Sum(y)}, {a, w}, retain);
+  ASSERT_TRUE(g.ok()) << g.status();
+  EXPECT_THAT(Values<double>((*g)[0]), ElementsAre(0));
+  EXPECT_THAT(Values<double>((*g)[1]), ElementsAre(3 + 1));
+  // Beside later uses too, of which one is a root.
+  ASSERT_TRUE(Backward({Sum(y), Sum(w * a * a), a}).ok());
+  EXPECT_THAT(Values<double>(a.grad()), ElementsAre(2 * 2 * 3 + 1));
+  EXPECT_THAT(Values<double>(w.grad()), ElementsAre(2 * (3 + 1) + 9));
+}
+
+// The same of memory that is copied at each use.
+TEST(AutogradTest, MappedMemoryHasTheGradientOfItsUsesSinceItRequiresOne) {
+  FakeDaemon daemon;
+  const Session session = daemon.Open();
+  absl::StatusOr<MappedTensor<double>> mapped = Map<double>(session, {1});
+  ASSERT_TRUE(mapped.ok());
+  mapped->data()[0] = 3;
+  const Tensor w = Leaf(session, {2});
+  Tensor m = mapped->tensor();
+  const Tensor before = Sum(w * m);
+  m.RequireGrad();
+  const Tensor after = Sum(w * m * m);
+  ASSERT_TRUE(Backward(before + after).ok());
+  EXPECT_THAT(Values<double>(m.grad()), ElementsAre(2 * 2 * 3));
+  EXPECT_THAT(Values<double>(w.grad()), ElementsAre(3 + 9));
+}
+
 TEST(AutogradTest, TheTapeIsUsedUpUnlessRetained) {
   FakeDaemon daemon;
   const Session session = daemon.Open();

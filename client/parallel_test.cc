@@ -235,6 +235,36 @@ TEST_F(ParallelTest, MemoryOfTheTrainersHasAGradient) {
   EXPECT_EQ(Values<double>(x.tensor().grad()), (Doubles{2, 4, 6, 16, 20, 24}));
 }
 
+// Who asks first does not decide what others get.
+TEST_F(ParallelTest, WhatWasGatheredUnderNoGradHasAHistoryElsewhere) {
+  const Tensor x = Row(session_, {1}).RequireGrad();
+  const HostTensor z = GatherToHost({x * 2}, devices_);
+  {
+    const NoGrad no_grad;
+    EXPECT_THAT(Values<double>(z.tensor()), ElementsAre(2));
+    EXPECT_FALSE(z.tensor().requires_grad());
+  }
+  ASSERT_TRUE(Backward(Sum(z.tensor()) + Sum(x)).ok());
+  EXPECT_THAT(Values<double>(x.grad()), ElementsAre(3));
+}
+
+TEST_F(ParallelTest, WhatWasGatheredInACompiledFunctionStaysInIt) {
+  const Tensor x = Row(session_, {1}).RequireGrad();
+  const HostTensor z = GatherToHost({x * 2}, devices_);
+  const Compiled step = Compile([&z](const std::vector<Tensor>& in) {
+    // Each time the same one, so that its gradient can be asked for.
+    const auto g = Grad({Sum(z.tensor() * in[0])}, {z.tensor()});
+    return std::vector<Tensor>{z.tensor() * in[0], g.ok() ? (*g)[0] : Tensor()};
+  });
+  const auto y = step.Run({Row(session_, {5})});
+  ASSERT_TRUE(y.ok()) << y.status();
+  EXPECT_THAT(Values<double>((*y)[0]), ElementsAre(10));
+  EXPECT_THAT(Values<double>((*y)[1]), ElementsAre(5));
+  EXPECT_THAT(Values<double>(z.tensor()), ElementsAre(2));
+  ASSERT_TRUE(Backward(Sum(z.tensor())).ok());
+  EXPECT_THAT(Values<double>(x.grad()), ElementsAre(2));
+}
+
 TEST_F(ParallelTest, MappedMemoryIsScattered) {
   absl::StatusOr<MappedTensor<float>> mapped = Map<float>(session_, {4});
   ASSERT_TRUE(mapped.ok());

@@ -307,7 +307,7 @@ class Tape {
   }
   ValueIndex IdOf(const Edge& edge, const GradNode& reader, int input) {
     Name name = NameOf(edge);
-    // Nobody can ask for the gradient of what has no history and requires none.
+    // Nobody can ask for the gradient of what had no history and required none.
     if (name.first == nullptr) name = {&reader, ~input};
     const auto row = ids_.find(name);
     if (row != ids_.end()) return row->second;

@@ -114,8 +114,10 @@ Edge EdgeTo(const Tensor& x, TraceId trace, bool keep_data) {
   if (impl.node != nullptr && of_trace) {
     edge.node = impl.node;
     edge.output = impl.output;
-  } else if (keep_data || impl.requires_grad()) {
-    edge.leaf = impl.leaf != nullptr ? impl.leaf : ImplOf(x);
+  } else if (impl.leaf != nullptr) {
+    edge.leaf = impl.leaf;
+  } else if (impl.requires_grad()) {
+    edge.leaf = ImplOf(x);
   }
   if (of_trace) edge.companions = CompanionsIn(trace, impl);
   return edge;

@@ -66,7 +66,9 @@ struct Edge {
   GradNodePtr node;
   int output = 0;
   Companions companions;
-  std::shared_ptr<TensorImpl> leaf;  // without node: whose gradient it may be; null: nobody's
+  // Without node: whose gradient it may be. Null: nobody's, as it required none when this was
+  // recorded; if it requires one later, that is of later uses alone.
+  std::shared_ptr<TensorImpl> leaf;
   TensorInfoPtr info;
   int32_t device_slot = 0;
   TensorDataPtr data;  // where the gradient rule uses it

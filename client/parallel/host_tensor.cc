@@ -9,6 +9,7 @@
 #include "client/internal/pieces.h"
 #include "client/internal/session_core.h"
 #include "client/internal/tape.h"
+#include "client/internal/trace.h"
 #include "core/base/error.h"
 #include "core/base/mutex.h"
 
@@ -24,6 +25,8 @@ using internal::ChunkSizes;
 using internal::CountChunks;
 using internal::FailedEverywhere;
 using internal::FailedTensor;
+using internal::GradEnabled;
+using internal::IdOf;
 using internal::ImplOf;
 using internal::NoDevices;
 using internal::SessionOf;
@@ -31,6 +34,8 @@ using internal::SourceOf;
 using internal::TensorDataPtr;
 using internal::Tensors;
 using internal::ToGather;
+using internal::Trace;
+using internal::TraceId;
 using internal::WithSource;
 
 }  // namespace
@@ -50,6 +55,7 @@ struct HostTensorImpl {
   // What stands for it on the first device.
   Mutex mutex;
   Tensor stand_in ABSL_GUARDED_BY(mutex);
+  Tensor traced ABSL_GUARDED_BY(mutex);  // of the pieces, in the last trace that asked
 };
 
 HostTensor::HostTensor(std::shared_ptr<const void> keep, DType dtype, const char* data,
@@ -113,10 +119,19 @@ Tensor HostTensor::tensor() const {
   if (impl_ == nullptr) return Tensor();
   if (!impl_->status.ok()) return FailedTensor(SessionOf(impl_->devices), impl_->status);
   MutexLock lock(&impl_->mutex);
-  if (!impl_->stand_in.defined() && !impl_->pieces.empty()) {
-    impl_->stand_in = Gather(impl_->pieces, impl_->devices, 0, impl_->dim);
+  if (impl_->pieces.empty()) return impl_->stand_in;
+  const TraceId trace = IdOf(Trace::Current());
+  // Apart: what a loss outside has used stays the one that Grad finds there.
+  Tensor& gathered = trace == TraceId() ? impl_->stand_in : impl_->traced;
+  const bool of_trace = gathered.defined() && ImplOf(gathered)->data->trace == trace;
+  // It was gathered under NoGrad, and a loss of it would have no gradients.
+  const bool lacks_history = of_trace && gathered.status().ok() &&
+                             ImplOf(gathered)->node == nullptr && GradEnabled() &&
+                             AnyRequiresGrad(impl_->pieces);
+  if (!of_trace || lacks_history) {
+    gathered = Gather(impl_->pieces, impl_->devices, 0, impl_->dim);
   }
-  return impl_->stand_in;
+  return gathered;
 }
 
 absl::Status HostTensor::ReadInto(DType dtype,
