@@ -887,7 +887,7 @@ void Sequencer::RecordVote(int32_t r, const Vote& vote, absl::optional<Error>* f
       if (options_.check_call_sites == CheckCallSites::kWarn) {
         WarnOfCallSites(instance, part, seat, actions);
       }
-      if (!instance.differs && Contradicts(instance, seat)) DelayMismatch(id);
+      if (!instance.differs && Contradicts(instance, seat)) DelayMismatch(id, seat);
     }
     CountVote(id, seat);
     if (instance.differs && !fault->has_value() &&
@@ -948,6 +948,7 @@ int32_t Sequencer::NewInstance(const InstanceKey& key, int32_t seats, int32_t ru
   instance.first = kNone;
   instance.rows_differ = false;
   instance.differs = false;
+  instance.against = kNone;
   instance.first_vote = clock_;
   instance.seats.assign(seats, Seat());
   if (parent != kNone) {
@@ -1193,9 +1194,10 @@ bool Sequencer::Contradicts(const Instance& instance, int32_t seat) const {
 
 // Members that have not voted yet are given a while, so that the error says what all of them ask
 // for, and which one differs. The instance counts as one that lacks a vote.
-void Sequencer::DelayMismatch(int32_t id) {
+void Sequencer::DelayMismatch(int32_t id, int32_t seat) {
   Instance& instance = instances_[id];
   instance.differs = true;
+  instance.against = seat;
   instance.differs_until =
       std::min(clock_ + options_.mismatch_grace, instance.first_vote + options_.agree_timeout);
   ++components_[instance.component].missing;
@@ -1204,23 +1206,21 @@ void Sequencer::DelayMismatch(int32_t id) {
 
 // Equal versions together: "ranks 0-2,4: all_reduce SUM f32[10] at a.cc:7; rank 3: ... at a.cc:9".
 std::string Sequencer::VersionsText(const Instance& instance) const {
+  // Of one version: errors hold at most 4 KiB, and many ranks may take turns.
+  constexpr size_t kMostRanges = 32;
   struct Version {
     std::string text;
     std::vector<int32_t> ranks;
   };
   std::vector<Version> versions;
+  absl::flat_hash_map<std::string, size_t> version_of;  // by text
   for (int32_t p = 0; p < static_cast<int32_t>(instance.seats.size()); ++p) {
     if (instance.seats[p].run == kNone) continue;
     const Participation& part = PartAt(instance, p);
-    std::string text = absl::StrCat(PartText(part), " at ", part.source);
-    const int32_t rank = RankAt(instance.key, p).value();
-    const auto same = std::find_if(versions.begin(), versions.end(),
-                                   [&text](const Version& v) { return v.text == text; });
-    if (same != versions.end()) {
-      same->ranks.push_back(rank);
-    } else {
-      versions.push_back({std::move(text), {rank}});
-    }
+    const std::string text = absl::StrCat(PartText(part), " at ", part.source);
+    const auto version = version_of.emplace(text, versions.size());
+    if (version.second) versions.push_back({text, {}});
+    versions[version.first->second].ranks.push_back(RankAt(instance.key, p).value());
   }
   std::vector<std::string> texts;
   for (Version& version : versions) {
@@ -1232,6 +1232,10 @@ std::string Sequencer::VersionsText(const Instance& instance) const {
     std::sort(ranks.begin(), ranks.end());
     std::vector<std::string> ranges;
     for (size_t begin = 0; begin < ranks.size();) {
+      if (ranges.size() == kMostRanges) {
+        ranges.push_back("...");
+        break;
+      }
       size_t end = begin + 1;
       while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
       ranges.push_back(end - begin > 1 ? absl::StrCat(ranks[begin], "-", ranks[end - 1])
@@ -1244,25 +1248,55 @@ std::string Sequencer::VersionsText(const Instance& instance) const {
   return absl::StrJoin(texts, "; ");
 }
 
+// Of `voted`, ascending, those that are compared with all of it: so many that it is seen which two
+// differ, and whether one rank is against all others. Two that differ are enough where rows are
+// alike, for then equal votes contradict the same ones; where rows differ each has pieces of its
+// own, and the first of many are compared as well.
+std::vector<int32_t> Sequencer::ComparedSeats(const Instance& instance,
+                                              const std::vector<int32_t>& voted) const {
+  constexpr size_t kMostOfRows = 64;
+  std::vector<int32_t> compared = {instance.against};
+  for (const int32_t seat : voted) {
+    if (seat == instance.against || !DifferenceOf(instance, seat, instance.against).has_value()) {
+      continue;
+    }
+    compared.push_back(seat);
+    break;
+  }
+  if (instance.rows_differ) {
+    for (size_t i = 0; i < voted.size() && i < kMostOfRows; ++i) compared.push_back(voted[i]);
+  }
+  std::sort(compared.begin(), compared.end());
+  compared.erase(std::unique(compared.begin(), compared.end()), compared.end());
+  return compared;
+}
+
 Error Sequencer::MismatchError(int32_t id) const {
   const Instance& instance = instances_[id];
-  // The first of many are enough to find the one that differs.
-  constexpr size_t kMostCompared = 64;
   std::vector<int32_t> voted;
   for (int32_t p = 0; p < static_cast<int32_t>(instance.seats.size()); ++p) {
-    if (instance.seats[p].run != kNone && voted.size() < kMostCompared) voted.push_back(p);
+    if (instance.seats[p].run != kNone) voted.push_back(p);
   }
+  const std::vector<int32_t> compared = ComparedSeats(instance, voted);
   std::vector<int32_t> contradicts(instance.seats.size(), 0);
   int32_t pairs = 0;
   int32_t expected = kNone;  // seat
   int32_t got = kNone;
-  for (size_t i = 0; i < voted.size(); ++i) {
-    for (size_t j = 0; j < i; ++j) {
-      if (!DifferenceOf(instance, voted[j], voted[i]).has_value()) continue;
-      ++contradicts[voted[i]];
-      ++contradicts[voted[j]];
+  for (const int32_t one : compared) {
+    for (const int32_t other : voted) {
+      if (other == one) continue;
+      // It has been compared with all already.
+      if (other < one && std::binary_search(compared.begin(), compared.end(), other)) continue;
+      const int32_t low = std::min(one, other);
+      const int32_t high = std::max(one, other);
+      if (!DifferenceOf(instance, low, high).has_value()) continue;
+      ++contradicts[low];
+      ++contradicts[high];
       ++pairs;
-      if (expected == kNone) std::tie(expected, got) = std::make_pair(voted[j], voted[i]);
+      // The first that differs from one before it.
+      if (expected == kNone || high < got || (high == got && low < expected)) {
+        std::tie(expected, got) = std::make_pair(low, high);
+      }
     }
   }
   // One rank against at least two is to blame; of two alone nobody can say which is wrong.
@@ -1277,7 +1311,6 @@ Error Sequencer::MismatchError(int32_t id) const {
     break;
   }
   Error error = MakeInstanceError(Reason::kMismatch, id);
-  if (expected == kNone) return error;  // the first of very many do not differ
   const Difference difference = *DifferenceOf(instance, expected, got);
   error.source = PartAt(instance, got).source;
   error.expected = difference.expected;

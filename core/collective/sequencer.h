@@ -230,8 +230,10 @@ class Sequencer {
   // As the one seat says it and as the other does.
   absl::optional<Difference> DifferenceOf(const Instance& instance, int32_t a, int32_t b) const;
   bool Contradicts(const Instance& instance, int32_t seat) const;
-  void DelayMismatch(int32_t instance);
+  void DelayMismatch(int32_t instance, int32_t seat);
   std::string VersionsText(const Instance& instance) const;
+  std::vector<int32_t> ComparedSeats(const Instance& instance,
+                                     const std::vector<int32_t>& voted) const;
   Error MismatchError(int32_t instance) const;
   void WarnOfCallSites(const Instance& instance, const Participation& part, int32_t seat,
                        Actions* actions);

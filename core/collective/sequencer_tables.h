@@ -144,6 +144,7 @@ struct Instance {  // pending
   int32_t mark = kNone;      // scratch of the gang's order
   bool rows_differ = false;  // somebody has voted with pieces of different rows
   bool differs = false;      // in differing_: the ranks ask for different things
+  int32_t against = kNone;   // then: seat of the first vote that contradicts another
   absl::Time differs_until;  // then they are told
   absl::Time first_vote;
   bool timed = false;        // in timed_

@@ -847,6 +847,153 @@ TEST(SequencerMismatchTest, EqualCallsInDifferentLinesAreSeenWhereThatIsAskedFor
   }
 }
 
+TEST(SequencerMismatchTest, AWorldIsToldOfSoManyPairsOfLinesOnceEach) {
+  constexpr int64_t kMostWarned = 1024;
+  SequencerOptions options;
+  options.check_call_sites = CheckCallSites::kWarn;
+  Sequencer sequencer(2, options);
+  int64_t run = 0;
+  const auto vote = [&](int32_t rank, int64_t call, const std::string& line) {
+    TestRun result(++run, Epoch(1));
+    result.AllReduce(result.Slot(kWorld, 2, {rank}, {call}), rank).source = line;
+    return Cast(&sequencer, result);
+  };
+  for (int64_t pair = 0; pair <= kMostWarned; ++pair) {
+    SCOPED_TRACE(pair);
+    const std::string lines[] = {absl::StrCat("a.cc:", pair), absl::StrCat("b.cc:", pair)};
+    for (const int64_t again : {int64_t{0}, int64_t{1}}) {
+      const int64_t call = 2 * pair + again;
+      EXPECT_THAT(vote(0, call, lines[again]), IsEmpty());
+      const Actions actions = vote(1, call, lines[1 - again]);
+      EXPECT_THAT(Launched(actions), ElementsAre(run - 1, run));
+      if (again == 1 || pair == kMostWarned) {
+        EXPECT_THAT(actions, SizeIs(1));
+        continue;
+      }
+      ASSERT_THAT(actions, SizeIs(2));
+      EXPECT_EQ(actions[0].kind, Kind::kWarn);
+      EXPECT_THAT(actions[0].error->message, AllOf(HasSubstr(lines[0]), HasSubstr(lines[1])));
+    }
+  }
+}
+
+// All ranks of a world vote, each for as many rows as `rows_of` says, in a line of its own for
+// each number; the error that they get.
+Error MismatchOf(int32_t size, const std::function<int64_t(int32_t)>& rows_of) {
+  Sequencer sequencer(size, SequencerOptions());
+  Actions actions;
+  for (int32_t rank = 0; rank < size; ++rank) {
+    TestRun run(rank + 1, Epoch(1));
+    Participation& part = run.AllReduce(run.Slot(kWorld, size, {rank}, {0}), rank);
+    part.descriptor.dims = {rows_of(rank)};
+    part.source = absl::StrCat("a.cc:", part.descriptor.dims[0]);
+    actions = Cast(&sequencer, run);
+  }
+  Error error = EndedBy(actions);
+  EXPECT_EQ(error.reason, Reason::kMismatch);
+  EXPECT_THAT(error.ranks, SizeIs(Error::kMaxRanks));
+  return error;
+}
+
+TEST(SequencerMismatchTest, InALargeWorldTheOddRankIsFoundWhereverItIs) {
+  struct Case {
+    int32_t size;
+    int32_t odd;
+    const char* others;
+  };
+  const std::vector<Case> cases = {
+      {65, 64, "ranks 0-63: "},
+      {65, 0, "ranks 1-64: "},
+      {100, 70, "ranks 0-69,71-99: "},
+      {1024, 1023, "ranks 0-1022: "},
+  };
+  for (const Case& test : cases) {
+    SCOPED_TRACE(absl::StrCat(test.odd, " of ", test.size));
+    const Error error =
+        MismatchOf(test.size, [&](int32_t rank) { return rank == test.odd ? 5 : 4; });
+    EXPECT_EQ(error.culprit.rank, test.odd);
+    EXPECT_EQ(error.expected, "[4]");
+    EXPECT_EQ(error.got, "[5]");
+    EXPECT_EQ(error.source, "a.cc:5");
+    EXPECT_EQ(error.ranks[0].rank, test.odd);
+    EXPECT_EQ(error.ranks[0].source, "a.cc:5");
+    EXPECT_THAT(error.message,
+                AllOf(HasSubstr(absl::StrCat("rank ", test.odd, ": all_reduce SUM f32[5] at ")),
+                      HasSubstr(absl::StrCat(test.others, "all_reduce SUM f32[4] at a.cc:4"))));
+  }
+}
+
+TEST(SequencerMismatchTest, InALargeWorldTwoOddRanksAreNobodysFault) {
+  for (const int64_t of_second : {5, 6}) {
+    SCOPED_TRACE(of_second);
+    const Error error = MismatchOf(100, [&](int32_t rank) -> int64_t {
+      return rank == 70 ? 5 : rank == 71 ? of_second : 4;
+    });
+    EXPECT_EQ(error.culprit.rank, -1);
+    EXPECT_EQ(error.expected, "[4]");
+    EXPECT_EQ(error.got, "[5]");
+    EXPECT_EQ(error.ranks[0].rank, 70);
+  }
+}
+
+TEST(SequencerMismatchTest, AtMostEightVersionsAreListed) {
+  const Error error = MismatchOf(100, [](int32_t rank) { return rank % 20 + 1; });
+  EXPECT_EQ(error.culprit.rank, -1);
+  EXPECT_EQ(error.expected, "[1]");
+  EXPECT_EQ(error.got, "[2]");
+  size_t listed = 0;
+  for (size_t at = error.message.find(" at a.cc:"); at != std::string::npos;
+       at = error.message.find(" at a.cc:", at + 1)) {
+    ++listed;
+  }
+  EXPECT_EQ(listed, Error::kMaxRanks);
+  EXPECT_THAT(error.message,
+              AllOf(HasSubstr("ranks 0,20,40,60,80: all_reduce SUM f32[1] at a.cc:1; "),
+                    HasSubstr("ranks 7,27,47,67,87: all_reduce SUM f32[8] at a.cc:8; "),
+                    HasSubstr("; and 12 more versions; nothing was launched")));
+}
+
+// The end of a text is not cut off, however many ranks take turns.
+TEST(SequencerMismatchTest, OfAVersionSoManyRangesAreListed) {
+  const Error error = MismatchOf(1024, [](int32_t rank) { return rank % 8 + 1; });
+  EXPECT_LT(error.message.size(), Error::kMaxBytes / 2);
+  EXPECT_THAT(error.message, AllOf(HasSubstr("ranks 0,8,16,"), HasSubstr(",240,248,...: "),
+                                   HasSubstr("; nothing was launched")));
+}
+
+// The two that disagree are neither the first to vote nor among the first of many.
+TEST(SequencerMismatchTest, InALargeWorldRowsAreComparedWhereverTheyDiffer) {
+  constexpr int32_t kSize = 100;
+  for (const bool of_many : {false, true}) {
+    SCOPED_TRACE(of_many);
+    Sequencer sequencer(kSize, SequencerOptions());
+    Actions actions;
+    for (int32_t rank = 0; rank < kSize; ++rank) {
+      TestRun run(rank + 1, Epoch(1));
+      Descriptor& what = run.AllReduce(run.Slot(kWorld, kSize, {rank}, {0}), rank).descriptor;
+      what.kind = CollectiveKind::kAllToAll;
+      what.reduction = Reduction::kNone;
+      what.dims = {2, 2};
+      if (rank == 70) {
+        what.dims[0] = Descriptor::kRowsDiffer;
+        what.sends.assign(kSize, 2);
+        what.receives.assign(kSize, 2);
+        what.sends[80] = 5;
+        if (of_many) what.sends[90] = 5;
+      }
+      actions = Cast(&sequencer, run);
+    }
+    const Error error = EndedBy(actions);
+    EXPECT_EQ(error.reason, Reason::kMismatch);
+    // One rank against one is nobody's fault, against two it is its own.
+    EXPECT_EQ(error.culprit.rank, of_many ? 70 : -1);
+    const std::string sends = "sends 5 rows to member 80";
+    const std::string receives = "receives 2 rows from member 70";
+    EXPECT_EQ(error.expected, of_many ? receives : sends);
+    EXPECT_EQ(error.got, of_many ? sends : receives);
+  }
+}
+
 TEST(SequencerMismatchTest, AtMostEightRanksAreListed) {
   Sequencer sequencer = World(12);
   for (int32_t member = 0; member < 11; ++member) {

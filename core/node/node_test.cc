@@ -204,7 +204,8 @@ Graph NegateGraph(int64_t elements) {
 class DirectRank {
  public:
   DirectRank(NodeLoop* loop, int rank, int size, const std::string& world,
-             std::vector<DeviceIndex> devices, absl::Duration exec_timeout = {})
+             std::vector<DeviceIndex> devices, absl::Duration exec_timeout = {},
+             CheckCallSites check_call_sites = CheckCallSites::kOff)
       : loop_(loop), rank_(rank) {
     OpenSessionRequest open;
     open.tenant = "uid:0";
@@ -220,6 +221,7 @@ class DirectRank {
     join.rank = Rank(rank);
     join.device = devices[0];
     join.exec_timeout = exec_timeout;
+    join.check_call_sites = check_call_sites;
     loop_->Post([this, join](LocalNode& node, absl::Time now) {
       node.JoinWorld(session_, join, now,
                      [this](absl::StatusOr<WorldInfo> info) { joined_.Set(std::move(info)); });
@@ -988,6 +990,59 @@ TEST_F(NodeTest, EveryFailureIsOneLineForTheLog) {
   for (size_t i = 1; i < death.size(); ++i) {
     EXPECT_THAT(death[i], testing::Not(testing::HasSubstr("reason=PEER_DIED")));
   }
+}
+
+TEST_F(NodeTest, CallsInDifferentLinesAreWrittenDownOnceAndTakenForOne) {
+  Mutex mutex;
+  std::vector<std::string> lines;
+  NodeOptions options;
+  options.log_failure = [&](absl::string_view, absl::string_view line) {
+    MutexLock lock(&mutex);
+    lines.emplace_back(line);
+  };
+  Start(2, options);
+  for (int r = 0; r < 2; ++r) {
+    ranks_.push_back(std::make_unique<DirectRank>(loop_.get(), r, 2, "warned",
+                                                  std::vector<DeviceIndex>{DeviceIndex(r)},
+                                                  absl::Duration(), CheckCallSites::kWarn));
+  }
+  for (int r = 0; r < 2; ++r) ranks_[2 + r]->AwaitWorld();
+  for (int r = 0; r < 2; ++r) {
+    ranks_[2 + r]->Register(
+        0, AllReduceGraph(r, 2, TensorType(DType::kF32, {1}), r == 0 ? "a.cc:1" : "b.cc:2"));
+    EXPECT_TRUE(ranks_[2 + r]->LastOutcome().ok());
+  }
+  for (int32_t call = 0; call < 3; ++call) {
+    for (int r = 0; r < 2; ++r) ranks_[2 + r]->RunInline(0, {1.0f + r}, {call, 1});
+    for (int r = 0; r < 2; ++r) {
+      const absl::Status status = ranks_[2 + r]->LastOutcome();
+      EXPECT_TRUE(status.ok()) << status;
+      const auto sum = ranks_[2 + r]->Read({call, 1});
+      ASSERT_TRUE(sum.ok()) << sum.status();
+      EXPECT_THAT(*sum, testing::ElementsAre(3));
+    }
+  }
+  const auto flight = ranks_[0]->Call<std::vector<FlightEvent>>(
+      [&](LocalNode& node, absl::Time, auto* done) { done->Set(*node.Flight("", 100)); });
+  std::vector<FlightEvent> events;
+  for (const FlightEvent& event : flight) {
+    if (event.kind == FlightKind::kCallSitesDiffer) events.push_back(event);
+  }
+  ASSERT_THAT(events, testing::SizeIs(1));
+  EXPECT_EQ(events[0].world, ranks_[2]->world());
+  const auto found =
+      ranks_[0]->Call<absl::StatusOr<Error>>([&](LocalNode& node, absl::Time, auto* done) {
+        done->Set(node.FindError(events[0].error, ""));
+      });
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ(found->reason, Reason::kMismatch);
+  EXPECT_THAT(found->message, testing::AllOf(testing::HasSubstr("is called in different lines: "),
+                                             testing::HasSubstr("a.cc:1 on rank 0 (pid 1000)"),
+                                             testing::HasSubstr("b.cc:2 on rank 1 (pid 1001)")));
+  MutexLock lock(&mutex);
+  EXPECT_THAT(lines, testing::ElementsAre(absl::StrCat(
+                         "failure: job=\"warned\" rank=- pid=- reason=MISMATCH error_id=",
+                         found->id.value(), ": ", found->message)));
 }
 
 // Rank 1 of 3 is not let in: rank 0, which waits for it, is told, and the name is free.
