@@ -2,18 +2,19 @@
 
 load("//tools/bazel:cc.bzl", "chorus_cc_binary")
 
-def lesson(name, ranks = 4, status = 0, expect = [], deps = []):
+def lesson(name, ranks = 4, status = 0, expect = [], deps = [], visibility = None):
     """Declares the program NAME, from NAME.cc, and NAME_test.
 
     Args:
       ranks: how many of it make the job.
       status: what tools/launch is to end with.
       expect: texts that must be in what the ranks print.
+      visibility: the program's.
     """
     chorus_cc_binary(
         name = name,
         srcs = [name + ".cc"],
-        visibility = ["//visibility:public"],
+        visibility = visibility,
         deps = ["//client:chorus"] + deps,
     )
     native.sh_test(
