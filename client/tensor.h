@@ -134,7 +134,8 @@ class Tensor {
 
   // --- Gradients ---
   // Marks a tensor that was not computed from others (a leaf) as one whose gradient is wanted.
-  // Returns itself. INVALID (status() tells): not floating point, or a result.
+  // What was computed from it before took it as a constant. Returns itself. INVALID (status()
+  // tells): not floating point, or a result.
   Tensor& RequireGrad();
   // True for such a leaf and for everything that is recorded as depending on one.
   bool requires_grad() const;
