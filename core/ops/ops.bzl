@@ -46,6 +46,7 @@ def chorus_op(name, deps = [], kernel_deps = {}, kernel_copts = {}, test_deps = 
         name = name,
         srcs = [name + ".cc"],
         hdrs = [name + ".h"],
+        visibility = ["//core/ops:__subpackages__"],
         deps = deps + [
             "//core/base:error",
             "//core/ops:op",
@@ -62,6 +63,7 @@ def chorus_op(name, deps = [], kernel_deps = {}, kernel_copts = {}, test_deps = 
             srcs = [kernel + ".cc"],
             hdrs = [kernel + ".h"],
             copts = kernel_copts.get(backend, ["-O3"]),
+            visibility = ["//core/ops:__subpackages__"],
             deps = kernel_deps.get(backend, []) + [
                 "//core/base:error",
                 "//core/ops:%s_kernel" % backend,
