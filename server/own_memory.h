@@ -13,6 +13,8 @@
 
 #include <cstdint>
 
+#include "core/base/error.h"
+#include "core/node/records.h"
 #include "core/node/requests.h"
 #include "core/transport/frame_format.h"
 
@@ -71,7 +73,9 @@ constexpr int64_t ReadBytes(int64_t max_connections, int64_t max_calls, int64_t 
 inline constexpr int64_t kOwnBytes = int64_t{256} << 20;
 // The process itself, its log and its tables.
 inline constexpr int64_t kBaseBytes = int64_t{16} << 20;
-static_assert(kBaseBytes + ReadBytes(0, kDefaultMaxCalls, kDefaultMaxStreams) +
+// Errors that it keeps, whose texts clients choose in part; the rest is a row.
+inline constexpr int64_t kErrorBytes = int64_t{node::kMaxErrors} * (Error::kMaxBytes + 128);
+static_assert(kBaseBytes + kErrorBytes + ReadBytes(0, kDefaultMaxCalls, kDefaultMaxStreams) +
                   (kDefaultMaxCalls + kMaxOtherCalls + kMaxRefusedCalls) * kCallBytes +
                   kDefaultMaxConnections * kConnectionBytes + kMaxParsedBytes + kMaxUploadBytes +
                   kMaxAnswerBytes <=

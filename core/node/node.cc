@@ -44,7 +44,7 @@ struct LocalNode::Parts {
   Backend* const backend;
   Clock clock;
   TimerQueue timers;
-  ErrorStore errors{4096};
+  ErrorStore errors{kMaxErrors};
   NodeStats stats;
   bool draining = false;
   bool ending = false;

@@ -49,19 +49,18 @@ std::vector<FlightEvent> FlightRecord::Latest(size_t limit) const {
 
 bool ErrorStore::Record(absl::string_view tenant, Error* error) {
   Errors& errors = of_tenant_[tenant];
+  error->id = ErrorId();
+  std::string bytes = EncodeError(*error);
   // One cause fails many runs one after the other: they share its record.
   const size_t recent = std::min<size_t>(errors.size(), 32);
   for (size_t i = 0; i < recent; ++i) {
-    const Error& known = errors[errors.size() - 1 - i];
-    if (known.message != error->message) continue;
-    Error same = *error;
-    same.id = known.id;
-    if (EncodeError(same) != EncodeError(known)) continue;
+    const Kept& known = errors[errors.size() - 1 - i];
+    if (known.bytes != bytes) continue;
     error->id = known.id;
     return false;
   }
   error->id = ErrorId(next_++);
-  errors.push_back(*error);
+  errors.push_back({error->id, std::move(bytes)});
   if (++count_ > capacity_) ForgetOne();
   return true;
 }
@@ -81,9 +80,11 @@ void ErrorStore::ForgetOne() {
 absl::optional<Error> ErrorStore::Find(ErrorId id, absl::string_view tenant) const {
   const auto find = [id](const Errors& errors) -> absl::optional<Error> {
     const auto at = std::lower_bound(errors.begin(), errors.end(), id,
-                                     [](const Error& e, ErrorId wanted) { return e.id < wanted; });
+                                     [](const Kept& e, ErrorId wanted) { return e.id < wanted; });
     if (at == errors.end() || at->id != id) return absl::nullopt;
-    return *at;
+    Error error = DecodeError(at->bytes);
+    error.id = id;
+    return error;
   };
   if (!tenant.empty()) {
     const auto it = of_tenant_.find(tenant);

@@ -63,9 +63,12 @@ class FlightRecord {
   uint64_t count_ = 0;
 };
 
-// Gives errors their ids and keeps `capacity` of them. Where there are more, the tenant that has
-// most loses its oldest: nobody's failures displace another's. The same cause told to many runs is
-// recorded once.
+// Errors that a node keeps.
+inline constexpr size_t kMaxErrors = 2048;
+
+// Gives errors their ids and keeps `capacity` of them, each in Error::kMaxBytes at most. Where
+// there are more, the tenant that has most loses its oldest: nobody's failures displace another's.
+// The same cause told to many runs is recorded once.
 class ErrorStore {
  public:
   explicit ErrorStore(size_t capacity) : capacity_(capacity) {}
@@ -74,7 +77,11 @@ class ErrorStore {
   absl::optional<Error> Find(ErrorId id, absl::string_view tenant) const;
 
  private:
-  using Errors = std::deque<Error>;  // by id
+  struct Kept {
+    ErrorId id;
+    std::string bytes;  // encoded, without its id
+  };
+  using Errors = std::deque<Kept>;  // by id
   void ForgetOne();
 
   size_t capacity_;

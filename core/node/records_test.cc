@@ -28,6 +28,17 @@ TEST(ErrorStoreTest, OneCauseHasOneRecord) {
   EXPECT_EQ(store.Find(a.id, "uid:1")->message, "rank 1 died");
 }
 
+TEST(ErrorStoreTest, ALongTextIsCut) {
+  ErrorStore store(10);
+  Error error = Make(std::string(1 << 20, 'x'));
+  store.Record("uid:1", &error);
+  const absl::optional<Error> kept = store.Find(error.id, "uid:1");
+  ASSERT_TRUE(kept.has_value());
+  EXPECT_EQ(kept->id, error.id);
+  EXPECT_GE(kept->message.size(), Error::kMaxBytes / 2);
+  EXPECT_LE(kept->message.size(), Error::kMaxBytes);
+}
+
 TEST(ErrorStoreTest, TenantsSeeTheirOwn) {
   ErrorStore store(10);
   Error a = Make("x");
