@@ -88,7 +88,8 @@ class CompiledImpl {
   // Traces the function where it has to, under no lock: it may throw, and wait for what it likes.
   absl::StatusOr<Prepared> Prepare(const std::vector<Tensor>& inputs) {
     std::shared_ptr<SessionCore> session;
-    std::vector<InputKey> key;
+    ProgramKey key;
+    key.grad_enabled = GradEnabled();
     int64_t size = -1;
     for (const Tensor& input : inputs) {
       if (!input.defined() || input.absent()) {
@@ -101,10 +102,10 @@ class CompiledImpl {
         return BadType("compiled function: expected inputs of one session");
       }
       CHORUS_ASSIGN_OR_RETURN(const TensorInfoPtr info,
-                              AtSize(session.get(), options_, static_cast<int>(key.size()),
+                              AtSize(session.get(), options_, static_cast<int>(key.inputs.size()),
                                      data.info, options_.max_size, &size));
-      key.push_back({info, data.device_slot, input.requires_grad(),
-                     GradEnabled() && LeadsOf({input}, TraceId()).to_collective});
+      key.inputs.push_back(
+          {info, data.device_slot, input.requires_grad(), LeadsOf({input}).to_collective});
     }
     if (session == nullptr) {
       return BadType(
@@ -129,11 +130,11 @@ class CompiledImpl {
 
   // The program of such inputs; null: there is none, or its groups are others by now.
   std::shared_ptr<Program> Find(const std::shared_ptr<SessionCore>& session,
-                                const std::vector<InputKey>& key) {
+                                const ProgramKey& key) {
     std::shared_ptr<Program> past;  // goes behind the lock: it tells its session
     MutexLock lock(&mutex_);
     for (size_t i = 0; i < programs_.size(); ++i) {
-      if (programs_[i]->session != session || programs_[i]->key != key) continue;
+      if (programs_[i]->session != session || !(programs_[i]->key == key)) continue;
       if (IsCurrent(programs_[i]->trace)) return programs_[i];
       past = std::move(programs_[i]);
       programs_.erase(programs_.begin() + static_cast<int64_t>(i));
@@ -143,31 +144,29 @@ class CompiledImpl {
   }
 
   void Forget(const std::shared_ptr<Program>& program) {
-    std::vector<Calls> old;
     MutexLock lock(&mutex_);
     const auto row = std::find(programs_.begin(), programs_.end(), program);
-    if (row == programs_.end()) return;
-    RememberCalls(*program, &old);
-    programs_.erase(row);
+    if (row != programs_.end()) programs_.erase(row);
   }
 
-  // A program goes, but what its trace has counted is asked for when a call is refused. Two that
-  // differ say all that there is to say.
+  // What a trace counts is asked for when a call is refused, also when its program is gone by then.
   // *old: what does not count any more, for behind the lock.
   void RememberCalls(const Program& program, std::vector<Calls>* old)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    const auto first_old =
-        std::stable_partition(past_calls_.begin(), past_calls_.end(),
-                              [](const Calls& calls) { return IsCurrent(calls.trace); });
+    const auto first_old = std::stable_partition(
+        calls_.begin(), calls_.end(), [](const Calls& calls) { return IsCurrent(calls.trace); });
     old->insert(old->end(), std::make_move_iterator(first_old),
-                std::make_move_iterator(past_calls_.end()));
-    past_calls_.erase(first_old, past_calls_.end());
-    int others = 0;
-    for (const Calls& calls : past_calls_) {
-      if (calls.session != program.session) continue;
-      if (++others == 2 || CallsOf(calls.trace) == CallsOf(program.trace)) return;
+                std::make_move_iterator(calls_.end()));
+    calls_.erase(first_old, calls_.end());
+    for (const Calls& calls : calls_) {
+      if (calls.session == program.session && CallsOf(calls.trace) == CallsOf(program.trace))
+        return;
     }
-    past_calls_.push_back({program.session, WithoutGraph(program.trace)});
+    if (calls_.size() < kMaxCalls) {
+      calls_.push_back({program.session, WithoutGraph(program.trace)});
+    } else {
+      calls_are_all_ = false;
+    }
   }
   static Trace::Finished WithoutGraph(const Trace::Finished& trace) {
     Trace::Finished calls;
@@ -180,14 +179,14 @@ class CompiledImpl {
   // The one to use: another thread may have traced the function for such inputs meanwhile.
   std::shared_ptr<Program> Keep(std::shared_ptr<Program> program) {
     std::shared_ptr<Program> other = Find(program->session, program->key);
-    if (other != nullptr) return other;
     std::shared_ptr<Program> past;
     std::vector<Calls> old;
     MutexLock lock(&mutex_);
+    RememberCalls(*program, &old);
+    if (other != nullptr) return other;
     if (programs_.size() >= kMaxPrograms) {
       past = std::move(programs_.front());
       programs_.erase(programs_.begin());
-      RememberCalls(*past, &old);
     }
     programs_.push_back(program);
     ++traces_;
@@ -203,9 +202,9 @@ class CompiledImpl {
       }
     }
     std::shared_ptr<SessionCore> session;
-    for (const auto& program : programs_) {
-      if (session != nullptr && session != program->session) return nullptr;
-      session = program->session;
+    for (const Calls& calls : calls_) {
+      if (session != nullptr && session != calls.session) return nullptr;
+      session = calls.session;
     }
     return session;
   }
@@ -221,13 +220,12 @@ class CompiledImpl {
     {
       MutexLock lock(&mutex_);
       session = SessionOf(inputs);
-      const auto count = [&](const std::shared_ptr<SessionCore>& of, const Trace::Finished& trace) {
-        if (of != session || !IsCurrent(trace)) return;
-        differ = differ || (counted.has_value() && CallsOf(*counted) != CallsOf(trace));
-        if (!counted.has_value()) counted = WithoutGraph(trace);
-      };
-      for (const auto& program : programs_) count(program->session, program->trace);
-      for (const Calls& calls : past_calls_) count(calls.session, calls.trace);
+      differ = !calls_are_all_;
+      for (const Calls& calls : calls_) {
+        if (calls.session != session || !IsCurrent(calls.trace)) continue;
+        differ = differ || counted.has_value();
+        counted = calls.trace;
+      }
     }
     if (session == nullptr || session->Forked()) return why;
     std::vector<Sequence> sent;
@@ -331,12 +329,15 @@ class CompiledImpl {
   // Types of inputs that have a graph at a time: a caller that always has new ones traces again,
   // and does not fill the daemon.
   static constexpr size_t kMaxPrograms = 256;
+  static constexpr size_t kMaxCalls = 256;
 
   const Function function_;
   const CompileOptions options_;
   mutable Mutex mutex_;
   std::vector<std::shared_ptr<Program>> programs_ ABSL_GUARDED_BY(mutex_);
-  std::vector<Calls> past_calls_ ABSL_GUARDED_BY(mutex_);  // of programs that were there
+  // Of all traces so far whose groups are current: one row for those that count alike.
+  std::vector<Calls> calls_ ABSL_GUARDED_BY(mutex_);
+  bool calls_are_all_ ABSL_GUARDED_BY(mutex_) = true;  // no other had to be left out
   int traces_ ABSL_GUARDED_BY(mutex_) = 0;
   // Calls whose end has not been seen, oldest first.
   std::deque<std::pair<std::shared_ptr<SessionCore>, Sequence>> under_way_ ABSL_GUARDED_BY(mutex_);

@@ -66,10 +66,13 @@ class Compiled {
   // gradient that is taken inside, a captured tensor is a constant, unless it is a leaf. Values of
   // the function itself that it keeps somewhere are of no use outside, nor when it is traced again
   // (FAILED_PRECONDITION). Groups that it captures are bound anew at each call. Results carry no
-  // history: differentiate inside. Returns at once, like any op, unless as many calls as
-  // CompileOptions says are under way. A few bytes from the host (Scalar,
-  // or FromHost of 64 bytes at most) travel with the call: a learning rate, a step number or a seed
-  // that changes costs nothing beside it, and no other graph.
+  // history: differentiate inside, with regard to the inputs that come from collectives too, and go
+  // on from their gradients outside (Grad with seeds), or Detach them: a gradient that would be cut
+  // off there is refused, since other ranks count on it. Under NoGrad the function is another
+  // graph, which records nothing and differentiates nothing, as if it were called eagerly. Returns
+  // at once, like any op, unless as many calls as CompileOptions says are under way. A few bytes
+  // from the host (Scalar, or FromHost of 64 bytes at most) travel with the call: a learning rate,
+  // a step number or a seed that changes costs nothing beside it, and no other graph.
   // A run that is refused (an input that has failed or is undefined, a function that cannot be
   // traced, a collective that is refused in it, also where its result is not used, or an exception,
   // which goes on to the caller) counts what all traces so far have counted, and ends the epoch for
@@ -78,10 +81,10 @@ class Compiled {
   // traced nothing is sent.
   absl::StatusOr<std::vector<Tensor>> Run(const std::vector<Tensor>& inputs,
                                           CallSite site = CallSite::Here()) const;
-  // How many graphs the function has been made into: one for each list of types of its inputs, and
-  // another one where a list comes again whose graph is gone. (Those of the last 256 lists are
-  // kept; a Reform ends those that use its groups.) A trace that fails, or that another thread's of
-  // the same list was faster than, makes none.
+  // How many graphs the function has been made into: one for each list of types of its inputs (and
+  // one under NoGrad), and another one where a list comes again whose graph is gone. (Those of the
+  // last 256 lists are kept; a Reform ends those that use its groups.) A trace that fails, or that
+  // another thread's of the same list was faster than, makes none.
   int traces() const;
 
   explicit Compiled(std::shared_ptr<internal::CompiledImpl> impl) : impl_(std::move(impl)) {}

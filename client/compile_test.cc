@@ -598,6 +598,27 @@ TEST(CompileTest, WrongUseIsAnError) {
   EXPECT_THAT(std::string(Backward((*out)[0]).message()), HasSubstr("compiled function"));
 }
 
+// As eager calls there: no history, so nothing to differentiate.
+TEST(CompileTest, UnderNoGradAFunctionIsAnotherGraph) {
+  FakeDaemon daemon;
+  const Session session = daemon.Open();
+  const Tensor x = Vector(session, {1, 2}).RequireGrad();
+  const Compiled f = Compile([](const std::vector<Tensor>& in) {
+    const auto gradients = Grad({Sum(in[0] * in[0])}, in);
+    return gradients.ok() ? *gradients : in;
+  });
+  const auto run = [&f, &x] {
+    const absl::StatusOr<std::vector<Tensor>> out = f.Run({x});
+    return out.ok() ? Values<double>((*out)[0]) : Doubles();
+  };
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_THAT(run(), ElementsAre(2, 4));
+    const NoGrad no_grad;
+    EXPECT_THAT(run(), ElementsAre(1, 2));
+  }
+  EXPECT_EQ(f.traces(), 2);
+}
+
 // What a function keeps of one trace is no value of the next, whose values stand where those stood.
 TEST(CompileTest, ATensorOfAnEarlierTraceIsRefused) {
   FakeDaemon daemon;

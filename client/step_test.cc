@@ -154,7 +154,6 @@ class StepTest : public ::testing::Test {
     options.max_under_way = 4;
     const Compiled step =
         Compile([world](const std::vector<Tensor>& in) { return Step(world, in); }, options);
-    const NoGrad no_grad;
     // After so many steps.
     std::vector<std::vector<Tensor>> states = {InitialState(world, training)};
     while (true) {

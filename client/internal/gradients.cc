@@ -350,6 +350,44 @@ bool HasHistoryIn(TraceId trace, const Tensor& root) {
          (edge.leaf != nullptr && edge.leaf->leaf_requires_grad);
 }
 
+// Other ranks count on this one's part of the gradient of a collective, to which a call outside
+// would go on. A function's own gradients end at what it has from outside, so that is for its
+// caller to go on from, and has to be asked for.
+absl::Status CheckNothingIsCutOff(absl::Span<const Tensor> roots, absl::Span<const Tensor> wanted,
+                                  TraceId trace) {
+  absl::flat_hash_set<const TensorImpl*> asked;
+  for (const Tensor& tensor : wanted) asked.insert(EdgeTo(tensor, trace, false).leaf.get());
+  absl::flat_hash_set<const GradNode*> seen;
+  std::vector<const GradNode*> stack;
+  // `reader`: null for a root.
+  const auto check = [&](const Edge& edge, const GradNode* reader) {
+    if (edge.node != nullptr && seen.insert(edge.node.get()).second) {
+      stack.push_back(edge.node.get());
+    }
+    if (edge.leaf == nullptr || asked.contains(edge.leaf.get()) ||
+        !LeadsOf({TensorFrom(edge.leaf)}).to_collective) {
+      return absl::OkStatus();
+    }
+    return Precondition(absl::StrCat(
+        "backward: the gradient leads through what is the result of a collective outside of the "
+        "compiled function",
+        reader == nullptr
+            ? ""
+            : absl::StrCat(" and is read by ", reader->spec->op, " at ", reader->spec->source),
+        ", and other ranks count on this one's part there: ask for its gradient too (Grad) and go "
+        "on from it outside, or Detach it"));
+  };
+  for (const Tensor& root : roots) {
+    CHORUS_RETURN_IF_ERROR(check(EdgeTo(root, trace, false), nullptr));
+  }
+  while (!stack.empty()) {
+    const GradNode* const node = stack.back();
+    stack.pop_back();
+    for (const Edge& edge : node->inputs) CHORUS_RETURN_IF_ERROR(check(edge, node));
+  }
+  return absl::OkStatus();
+}
+
 // `seed` as it is now: it may become the gradient itself, which is not to change with the
 // trainer's own memory.
 Tensor Settled(const Tensor& seed, const std::string& source) {
@@ -551,6 +589,9 @@ absl::StatusOr<std::vector<Tensor>> GradientsOf(const GradientRequest& request, 
             "to stay; make it an input of the function, or use Grad"));
       }
     }
+  }
+  if (trace != TraceId()) {
+    CHORUS_RETURN_IF_ERROR(refuse(CheckNothingIsCutOff(request.roots, wanted, trace)));
   }
   std::vector<ValueIndex> wanted_values;
   std::vector<size_t> values_end;  // of each wanted tensor, in `wanted_values`

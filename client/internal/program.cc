@@ -89,7 +89,6 @@ absl::StatusOr<Traced> TraceOnce(const Function& function, const CompileOptions&
   }
   std::vector<Tensor> returned;
   {
-    const GradMode mode(true);
     const CallSiteScope own_lines;
     const TraceScope scope(&trace);
     returned = function(placeholders);
@@ -186,7 +185,7 @@ absl::StatusOr<std::shared_ptr<Program>> MakeProgram(const Function& function,
                                                      const CompileOptions& options,
                                                      const std::shared_ptr<SessionCore>& session,
                                                      const std::vector<Tensor>& inputs,
-                                                     const std::vector<InputKey>& key) {
+                                                     const ProgramKey& key) {
   for (const CompileOptions::Varying& varying : options.varying) {
     if (varying.input < 0 || varying.input >= static_cast<int>(inputs.size())) {
       return BadType(absl::StrCat("compiled function: input ", varying.input, " of ", inputs.size(),
@@ -214,7 +213,7 @@ absl::StatusOr<std::shared_ptr<Program>> MakeProgram(const Function& function,
   std::vector<VaryingDim> varying;
   for (const CompileOptions::Varying& v : options.varying) varying.push_back({v.input, v.dim});
   for (const int64_t size : sizes) {
-    std::vector<InputKey> at = key;
+    std::vector<InputKey> at = key.inputs;
     for (size_t i = 0; i < at.size(); ++i) {
       int64_t most = -1;
       CHORUS_ASSIGN_OR_RETURN(
@@ -243,8 +242,8 @@ absl::StatusOr<std::shared_ptr<Program>> MakeProgram(const Function& function,
   const ValueTable last(graphs.back());
   const auto alike = [&](size_t o, size_t i) {
     const GraphOutput& output = graph.outputs[o];
-    return key[i].info == (*program->output_infos)[o] &&
-           key[i].device_slot == program->output_devices[o] &&
+    return key.inputs[i].info == (*program->output_infos)[o] &&
+           key.inputs[i].device_slot == program->output_devices[o] &&
            last.type(output.value) == last.type(static_cast<ValueIndex>(i));
   };
   std::vector<bool> taken(graph.inputs.size(), false);

@@ -29,7 +29,7 @@
 namespace chorus {
 namespace internal {
 
-// What a trace depends on of one input.
+// What it depends on of one input.
 struct InputKey {
   TensorInfoPtr info;
   int32_t device_slot = 0;
@@ -40,6 +40,16 @@ struct InputKey {
   friend bool operator==(const InputKey& a, const InputKey& b) {
     return a.info == b.info && a.device_slot == b.device_slot &&
            a.requires_grad == b.requires_grad && a.from_collective == b.from_collective;
+  }
+};
+
+// What a trace depends on.
+struct ProgramKey {
+  std::vector<InputKey> inputs;
+  bool grad_enabled =
+      true;  // a function under NoGrad records nothing, as if it were called eagerly
+  friend bool operator==(const ProgramKey& a, const ProgramKey& b) {
+    return a.inputs == b.inputs && a.grad_enabled == b.grad_enabled;
   }
 };
 
@@ -55,13 +65,13 @@ struct ProgramResult {
 // Of outputs.
 using Infos = std::vector<TensorInfoPtr>;
 
-// A function for inputs of one list of types.
+// A function for inputs of one list of types, and one mode.
 struct Program {
   // Its last run has been sent, or nobody can send one.
   ~Program();
 
   std::shared_ptr<SessionCore> session;
-  std::vector<InputKey> key;
+  ProgramKey key;
   std::vector<ProgramResult> results;
   std::shared_ptr<const Infos> output_infos;  // where the size that varies is the largest
   std::vector<int32_t> output_devices;
@@ -84,12 +94,13 @@ bool IsCurrent(const Trace::Finished& trace);
 absl::StatusOr<TensorInfoPtr> AtSize(SessionCore* session, const CompileOptions& options, int i,
                                      const TensorInfoPtr& info, int64_t size, int64_t* actual_size);
 
-// Traces `function`, which may throw, for inputs of these types, and registers its graph.
+// Traces `function`, which may throw, for inputs of these types in the calling thread's mode
+// (NoGrad), and registers its graph.
 absl::StatusOr<std::shared_ptr<Program>> MakeProgram(const Function& function,
                                                      const CompileOptions& options,
                                                      const std::shared_ptr<SessionCore>& session,
                                                      const std::vector<Tensor>& inputs,
-                                                     const std::vector<InputKey>& key);
+                                                     const ProgramKey& key);
 
 // The types of its outputs where the size that varies is `size`.
 absl::StatusOr<std::shared_ptr<const Infos>> OutputInfosAt(const Program& program, int64_t size);

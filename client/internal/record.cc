@@ -128,7 +128,7 @@ Tensor ApplyLocal(NodeSpec spec, absl::Span<const Tensor> inputs, const DeviceRe
     node->device_slot = spec.device_slot;
     saved = SavedBy(*op, spec, static_cast<int>(inputs.size()), static_cast<int>(outputs->size()));
     AddEdges(node.get(), inputs, IdOf(trace), saved);
-    node->leads = LeadsOf(inputs, IdOf(trace));
+    node->leads = LeadsOf(inputs);
   }
   TensorDataPtr data;
   if (trace != nullptr) {
@@ -377,7 +377,7 @@ void RecordCalls(size_t num_calls, Recording* recordings, CallPart* parts) {
     if (call.call->unrecorded_gradient) {
       leads = {true, true};
     } else if (recordings[i].record) {
-      leads = LeadsOf(call.inputs, IdOf(trace));
+      leads = LeadsOf(call.inputs);
     }
     collective.wants_grad = recordings[i].record;
     collective.leads_to_collective = leads.to_collective;

@@ -123,7 +123,7 @@ Edge EdgeTo(const Tensor& x, TraceId trace, bool keep_data) {
   return edge;
 }
 
-Leads LeadsOf(absl::Span<const Tensor> inputs, TraceId trace) {
+Leads LeadsOf(absl::Span<const Tensor> inputs) {
   Leads leads;
   for (const Tensor& input : inputs) {
     const TensorImpl& impl = *ImplOf(input);
@@ -131,12 +131,12 @@ Leads LeadsOf(absl::Span<const Tensor> inputs, TraceId trace) {
       const TensorImpl& leaf = impl.leaf != nullptr ? *impl.leaf : impl;
       leads.to_leaf = leads.to_leaf || leaf.leaf_requires_grad;
       leads.to_collective = leads.to_collective || leaf.outer_collective;
-    } else if (impl.node->trace == trace) {
-      const GradNode& node = *impl.node;
-      const bool local = node.member == nullptr;
-      leads.to_collective = leads.to_collective || !local || node.leads.to_collective;
-      leads.to_leaf = leads.to_leaf || (local && node.leads.to_leaf);
+      continue;
     }
+    const GradNode& node = *impl.node;
+    const bool local = node.member == nullptr;
+    leads.to_collective = leads.to_collective || !local || node.leads.to_collective;
+    leads.to_leaf = leads.to_leaf || (local && node.leads.to_leaf);
   }
   return leads;
 }

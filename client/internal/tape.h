@@ -136,8 +136,8 @@ Tensor FailedTensor(const std::shared_ptr<SessionCore>& session,
 Companions CompanionsIn(TraceId trace, const TensorImpl& impl);
 // `x` as an input of an entry of this trace, or of none. `keep_data`: the rule uses it.
 Edge EdgeTo(const Tensor& x, TraceId trace, bool keep_data);
-// Where what is computed from these comes from, by the tape of this trace.
-Leads LeadsOf(absl::Span<const Tensor> inputs, TraceId trace);
+// Where what is computed from these comes from. What a trace captures leads where it does outside.
+Leads LeadsOf(absl::Span<const Tensor> inputs);
 void AddEdges(GradNode* node, absl::Span<const Tensor> inputs, TraceId trace, Saved saved);
 // Makes `result` the output `output` of a tape entry.
 void Attach(const GradNodePtr& node, size_t output, Tensor* result);

@@ -497,8 +497,11 @@ TEST_P(Conformance, AGradientThroughWhatARankGaveUpIsRefusedOrRight) {
 }
 
 // The same, where rank 1 makes y itself and gives it to a compiled function that has z alone.
-TEST_P(Conformance, AFunctionsInputThatComesFromACollectiveIsNoLeaf) {
-  for (const bool no_grad : {false, true}) {
+TEST_P(Conformance, WhatAFunctionHasFromACollectiveIsNoLeaf) {
+  for (int i = 0; i < 4; ++i) {
+    const bool captured = i % 2 == 1;
+    const bool no_grad = i >= 2;
+    SCOPED_TRACE(captured ? "captured" : "an input");
     SCOPED_TRACE(no_grad ? "under NoGrad" : "");
     Job job(GetParam(), 2);
     absl::Notification given_up;
@@ -511,8 +514,9 @@ TEST_P(Conformance, AFunctionsInputThatComesFromACollectiveIsNoLeaf) {
       if (rank == 1) {
         std::unique_ptr<NoGrad> off;
         if (no_grad) off = std::make_unique<NoGrad>();
-        const absl::StatusOr<Tensors> z =
-            Compile([&](const Tensors& in) { return Tensors{square(in[0])}; }).Run({y});
+        const absl::StatusOr<Tensors> z = Compile([&](const Tensors& in) {
+                                            return Tensors{square(captured ? y : in[0])};
+                                          }).Run({captured ? x : y});
         ASSERT_TRUE(z.ok()) << z.status();
         EXPECT_EQ(Values<double>((*z)[0]), Doubles{18});
         given_up.Notify();
@@ -534,6 +538,89 @@ TEST_P(Conformance, AFunctionsInputThatComesFromACollectiveIsNoLeaf) {
       EXPECT_EQ(ErrorOf(got.status()).culprit.rank, 1) << got.status();
     });
   }
+}
+
+// Losses z = AllReduce(w y^2) of y = AllReduce(x) on both ranks. One differentiates its own in a
+// function, where y is from outside: 12 for the other's x, where 24 is right, unless it goes on
+// from y's gradient, or says that y is a constant.
+TEST_P(Conformance, AFunctionsGradientGoesOnOutsideOrIsRefused) {
+  enum class Case { kCut, kCutCaptured, kGoesOn, kDetached };
+  for (const Case what : {Case::kCut, Case::kCutCaptured, Case::kGoesOn, Case::kDetached}) {
+    SCOPED_TRACE(static_cast<int>(what));
+    Job job(GetParam(), 2);
+    job.Run([&](int rank, World& world) {
+      const Tensor x = LeafOf(world, rank + 1);
+      const Tensor w = LeafOf(world, 1);
+      Tensor y = AllReduce(x, world, Reduction::kSum, Site(rank));
+      const auto loss = [&](const Tensor& of, const Tensor& weight) {
+        return AllReduce(of * of * weight, world, Reduction::kSum, Site(rank + 2));
+      };
+      if (rank == 0) {
+        const absl::StatusOr<Tensors> g = Grad({Sum(loss(y, w))}, {x});
+        const absl::StatusOr<Doubles> got =
+            g.ok() ? (*g)[0].Read<double>() : absl::StatusOr<Doubles>(g.status());
+        if (what == Case::kCut || what == Case::kCutCaptured) {
+          EXPECT_FALSE(got.ok()) << (*got)[0];
+        } else {
+          ASSERT_TRUE(got.ok()) << got.status();
+          EXPECT_EQ(*got, Doubles{what == Case::kDetached ? 12.0 : 24.0});
+        }
+        return;
+      }
+      if (what == Case::kDetached) y = y.Detach();
+      absl::Status refused;
+      const Compiled compiled = Compile([&](const Tensors& in) {
+        const Tensor& of = what == Case::kCutCaptured ? y : in[0];
+        Tensors wanted = {in[1]};
+        if (what == Case::kGoesOn) wanted.push_back(of);
+        const absl::StatusOr<Tensors> g = Grad({Sum(loss(of, in[1]))}, wanted);
+        refused = g.status();
+        return g.ok() ? *g : Tensors();
+      });
+      const absl::StatusOr<Tensors> g = compiled.Run({y, w});
+      if (what == Case::kCut || what == Case::kCutCaptured) {
+        EXPECT_EQ(ErrorOf(refused).reason, Reason::kWrongState) << refused;
+        EXPECT_THAT(std::string(refused.message()), HasSubstr("mul at "));
+        EXPECT_THAT(std::string(refused.message()), HasSubstr("or Detach it"));
+        EXPECT_FALSE(g.ok());
+        return;
+      }
+      ASSERT_TRUE(g.ok()) << g.status();
+      EXPECT_EQ(Values<double>((*g)[0]), Doubles{18});
+      if (what == Case::kDetached) return;
+      BackwardOptions seeded;
+      seeded.seeds = {(*g)[1]};
+      const absl::StatusOr<Tensors> on = Grad({y}, {x}, seeded);
+      ASSERT_TRUE(on.ok()) << on.status();
+      EXPECT_EQ(Values<double>((*on)[0]), Doubles{24});
+    });
+  }
+}
+
+// NoGrad around a function's call says of all in it what it says inside: this rank's part of the
+// second collective is a constant, although the first one led to a leaf.
+TEST_P(Conformance, NoGradAroundAFunctionIsNoGradInIt) {
+  Job job(GetParam(), 2);
+  job.Run([&](int rank, World& world) {
+    const Tensor x = LeafOf(world, rank + 1);
+    const auto squares = [&](const Tensor& of) {
+      const Tensor y = AllReduce(of, world, Reduction::kSum, Site(rank));
+      return AllReduce(y * y, world, Reduction::kSum, Site(rank + 2));
+    };
+    if (rank == 1) {
+      const Compiled compiled = Compile([&](const Tensors& in) { return Tensors{squares(in[0])}; });
+      const NoGrad no_grad;
+      const absl::StatusOr<Tensors> z = compiled.Run({x});
+      ASSERT_TRUE(z.ok()) << z.status();
+      EXPECT_EQ(Values<double>((*z)[0]), Doubles{18});
+      return;
+    }
+    const Tensor z = squares(x);
+    EXPECT_EQ(Values<double>(z), Doubles{18});
+    const absl::StatusOr<Tensors> g = Grad({Sum(z)}, {x});
+    ASSERT_TRUE(g.ok()) << g.status();
+    EXPECT_EQ(Values<double>((*g)[0]), Doubles{6});
+  });
 }
 
 // Losses -2y^2 and -y of y = AllReduce(x), the gradients of which are G. Rank 0 drops its G, so the
