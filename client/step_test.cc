@@ -113,6 +113,7 @@ class StepTest : public ::testing::Test {
   }
 
   static std::vector<Tensor> InitialState(const World& world, const Training& training) {
+    const NoGrad no_grad;
     std::vector<Tensor> state;
     for (const float value : {1.0f, 0.0f}) {
       const Floats values(static_cast<size_t>(training.size), value);
@@ -163,7 +164,10 @@ class StepTest : public ::testing::Test {
         // meets one more, and is there.
         const int64_t again = static_cast<int64_t>(outcome->failures.size());
         ASSERT_TRUE(world.Step(1000 * again + number).ok());
-        if (training.trouble) training.trouble(number, world, states.back());
+        if (training.trouble) {
+          const NoGrad no_grad;
+          training.trouble(number, world, states.back());
+        }
         const Floats data(static_cast<size_t>(training.size),
                           0.1f * static_cast<float>(number + rank));
         std::vector<Tensor> in = states.back();

@@ -211,10 +211,14 @@ void Names::ReleaseGraph(GraphId id) {
   if (slot.generation == id.generation) Release(&slot);
 }
 
-// A graph that goes with its last name stays charged until it is gone.
 void Names::Release(GraphSlot* slot) {
   if (!slot->refused.ok()) --refused_graphs_;
   if (slot->record != nullptr) --live_graphs_;
+  Empty(slot);
+}
+
+// A graph that goes with its last name stays charged until it is gone.
+void Names::Empty(GraphSlot* slot) {
   if (slot->record != nullptr && slot->record.use_count() == 1) {
     slot->record->charge = std::move(slot->charge);
   }
@@ -224,13 +228,54 @@ void Names::Release(GraphSlot* slot) {
   slot->refused = absl::OkStatus();
 }
 
-void Names::Clear() {
-  tensors_.clear();
-  for (GraphSlot& slot : graphs_) Release(&slot);
-  graphs_.clear();
+Names::Remains Names::TakeAll() {
+  Remains remains;
+  remains.names_ = charged_.Take();
+  remains.tables_ = tables_.Take();
+  remains.tensors_.swap(tensors_);
+  remains.graphs_.swap(graphs_);
   live_tensors_ = 0;
-  charged_.Reset();
-  tables_.Reset();
+  live_graphs_ = 0;
+  refused_graphs_ = 0;
+  return remains;
+}
+
+bool Names::Remains::Release(size_t* left) {
+  for (; *left > 0 && !tensors_.empty(); --*left) tensors_.pop_back();
+  for (; *left > 0 && !graphs_.empty(); --*left) {
+    Empty(&graphs_.back());
+    graphs_.pop_back();
+  }
+  if (!tensors_.empty() || !graphs_.empty()) return false;
+  names_ = Charge();
+  tables_ = Charge();
+  return true;
+}
+
+EndedNames::~EndedNames() {
+  while (Release()) {
+  }
+}
+
+void EndedNames::Add(Names::Remains remains) {
+  size_t left = kAtOnce;
+  if (!remains.Release(&left)) entries_.push_back({std::move(remains), nullptr});
+}
+
+bool EndedNames::Release() {
+  if (entries_.empty()) return false;
+  size_t left = kPerTurn;
+  while (!entries_.empty() && entries_.front().remains.Release(&left)) {
+    const std::function<void()> done = std::move(entries_.front().done);
+    entries_.pop_front();
+    if (done != nullptr) done();
+  }
+  return true;
+}
+
+void EndedNames::After(std::function<void()> done) {
+  if (entries_.empty()) return done();
+  entries_.push_back({Names::Remains(), std::move(done)});
 }
 
 }  // namespace chorus::node

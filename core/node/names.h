@@ -9,7 +9,10 @@
 #define CHORUS_CORE_NODE_NAMES_H_
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <deque>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -25,6 +28,18 @@
 namespace chorus::node {
 
 class Names {
+  struct TensorSlot {
+    uint32_t generation = 0;
+    CellRef cell;
+  };
+  struct GraphSlot {
+    uint32_t generation = 0;
+    std::shared_ptr<GraphRecord> record;
+    Charge charge;
+    Charge counted;        // it is one of so many
+    absl::Status refused;  // why there is no record of this generation
+  };
+
  public:
   struct Limits {
     int32_t tensors = 0;
@@ -101,24 +116,28 @@ class Names {
   void ReleaseGraph(GraphId id);
   int64_t live_graphs() const { return live_graphs_; }
 
-  // Releases all of them.
-  void Clear();
+  // --- All of them ----------------------------------------------------------------------------
+  // What names stood for that are no more: charged until it is released, by its end at the latest.
+  class Remains {
+   public:
+    // Releases up to *left more, and subtracts how many. True: that was all.
+    bool Release(size_t* left);
+
+   private:
+    friend class Names;
+    Charge names_;
+    Charge tables_;
+    std::vector<TensorSlot> tensors_;
+    std::vector<GraphSlot> graphs_;
+  };
+  // Releases all names.
+  Remains TakeAll();
 
  private:
-  struct TensorSlot {
-    uint32_t generation = 0;
-    CellRef cell;
-  };
-  struct GraphSlot {
-    uint32_t generation = 0;
-    std::shared_ptr<GraphRecord> record;
-    Charge charge;
-    Charge counted;        // it is one of so many
-    absl::Status refused;  // why there is no record of this generation
-  };
   static_assert(2 * sizeof(TensorSlot) <= kBytesPerSlot);
   static_assert(2 * sizeof(GraphSlot) <= kBytesPerGraphSlot);
   void Release(GraphSlot* slot);
+  static void Empty(GraphSlot* slot);
   absl::Status Hold(GraphSlot* slot, absl::StatusOr<std::shared_ptr<GraphRecord>> record);
   absl::Status Cover(int64_t more_names, int32_t top_slot) {
     CHORUS_RETURN_IF_ERROR(CoverTables(std::max(tensors_.size(), static_cast<size_t>(top_slot + 1)),
@@ -151,6 +170,33 @@ class Names {
   int64_t live_graphs_ = 0;
   int64_t refused_graphs_ = 0;
   absl::Status no_room_;  // why the last graph without a name has none
+};
+
+// What the names of sessions that have ended stood for. A turn of the node has not the time to
+// release all that a session may have (65,536 results: 3 to 5 ms).
+class EndedNames {
+ public:
+  // Of a few sessions that end at once, and in a turn.
+  static constexpr size_t kAtOnce = 256;
+  static constexpr size_t kPerTurn = 1024;
+
+  EndedNames() = default;
+  ~EndedNames();
+  EndedNames(const EndedNames&) = delete;
+  EndedNames& operator=(const EndedNames&) = delete;
+  // Releases them if they are few, else in the turns that come.
+  void Add(Names::Remains remains);
+  // A turn's share, the oldest first. False: there is nothing.
+  bool Release();
+  // Runs `done` when all that has been added is released.
+  void After(std::function<void()> done);
+
+ private:
+  struct Entry {
+    Names::Remains remains;
+    std::function<void()> done;  // null: nobody waits
+  };
+  std::deque<Entry> entries_;
 };
 
 }  // namespace chorus::node

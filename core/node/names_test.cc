@@ -168,7 +168,7 @@ TEST_F(NamesTest, NamesAreChargedBeforeTheyAreGiven) {
   EXPECT_EQ(ReasonOf(names_.Reserve(1, 0)), Reason::kOutOfMemory);
   for (int32_t i = kNames; i < 100; ++i) names_.ReleaseTensor(Tensor(i, 1));
   EXPECT_TRUE(names_.Reserve(4, 0).ok());
-  names_.Clear();
+  names_.TakeAll();
   EXPECT_EQ(budget_->used(), 0);
 }
 
@@ -244,7 +244,7 @@ TEST(NamesTablesTest, AreCharged) {
   }
   const int64_t refused = budget->used() - before;
   EXPECT_GE(refused, 900 * (Names::kBytesPerGraphSlot + Names::kBytesPerRefusal));
-  names.Clear();
+  names.TakeAll();
   EXPECT_EQ(budget->used(), 0);
 }
 
@@ -252,10 +252,50 @@ TEST_F(NamesTest, NothingIsLeftOfAll) {
   const CellRef cell = Ready();
   names_.NameTensor(Tensor(1, 1), cell);
   EXPECT_TRUE(names_.NameGraph(GraphAt(0, 1), std::make_shared<GraphRecord>()).ok());
-  names_.Clear();
+  names_.TakeAll();
   EXPECT_EQ(cell.use_count(), 1);
   EXPECT_EQ(names_.live_tensors(), 0);
   EXPECT_EQ(names_.live_graphs(), 0);
+}
+
+// Names of so many tensors, of one cell, and of a graph.
+Names::Remains RemainsOf(size_t tensors, const CellRef& cell, const BudgetRef& budget,
+                         Completions* completions) {
+  Names names({/*tensors=*/1 << 16, /*graphs=*/4}, budget, completions);
+  const auto count = static_cast<int32_t>(tensors);
+  EXPECT_TRUE(names.Reserve(tensors, count).ok());
+  for (int32_t slot = 0; slot < count; ++slot) names.NameTensor(Tensor(slot, 1), cell);
+  EXPECT_TRUE(names.NameGraph(GraphAt(0, 1), std::make_shared<GraphRecord>()).ok());
+  return names.TakeAll();
+}
+
+TEST(EndedNamesTest, AreReleasedATurnsShareAtATimeAndThenWhoWaitsHears) {
+  News news;
+  Completions completions(&news);
+  const BudgetRef budget = Budget::OfNode(int64_t{1} << 30);
+  const CellRef cell = Ready();
+  EndedNames ended;
+  int heard = 0;
+  const auto hear = [&heard] { ++heard; };
+  EXPECT_FALSE(ended.Release());
+  ended.After(hear);
+  EXPECT_EQ(heard, 1);
+  ended.Add(RemainsOf(EndedNames::kAtOnce - 1, cell, budget, &completions));
+  EXPECT_EQ(cell.use_count(), 1);
+  EXPECT_EQ(budget->used(), 0);
+  constexpr size_t kMany = EndedNames::kAtOnce + 2 * EndedNames::kPerTurn;
+  ended.Add(RemainsOf(kMany, cell, budget, &completions));
+  ended.After(hear);
+  ended.Add(RemainsOf(EndedNames::kAtOnce + 1, cell, budget, &completions));
+  size_t turns = 0;
+  for (long held = cell.use_count(); ended.Release(); held = cell.use_count()) {
+    EXPECT_LE(held - cell.use_count(), static_cast<long>(EndedNames::kPerTurn));
+    EXPECT_EQ(heard, ++turns < 3 ? 1 : 2);
+    EXPECT_EQ(budget->used() == 0, cell.use_count() == 1);
+  }
+  EXPECT_EQ(turns, 3u);
+  EXPECT_EQ(cell.use_count(), 1);
+  EXPECT_EQ(budget->used(), 0);
 }
 
 }  // namespace

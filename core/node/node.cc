@@ -56,6 +56,7 @@ struct LocalNode::Parts {
   Storage storage;
   GraphStore graphs;
   SessionTable sessions;
+  EndedNames ended;
   Rings rings;
   ActionQueue actions;
   node::Worlds worlds;  // LocalNode::Worlds is another
@@ -160,6 +161,7 @@ bool LocalNode::Poll(absl::Time now) {
   bool worked = parts.timers.Fire(now);
   worked |= parts.rings.Poll(now);
   worked |= parts.launcher.Continue();
+  worked |= parts.ended.Release();
   // After the rings: small work has been done inside its launch.
   if (parts.launcher.HasCompletions()) {
     std::vector<CompletionMessage> completed;
@@ -243,7 +245,7 @@ void LocalNode::EndSession(const std::shared_ptr<Session>& session, const std::s
   parts.worlds.RemoveSession(session.get(), died, now);
   parts.runs.FailWaiting(*session, error, now);
   session->log.Abandon(ToStatus(error));
-  session->names.Clear();
+  parts.ended.Add(session->names.TakeAll());
   session->staging.clear();
   session->staging_bytes = 0;
   parts.rings.Detach(session.get());
@@ -268,6 +270,7 @@ void LocalNode::SetDetached(SessionId id, bool detached, absl::Time now) {
 void LocalNode::OnSessionEnded(std::function<void(SessionId)> ended) {
   parts_->on_session_ended = std::move(ended);
 }
+void LocalNode::AfterReleases(std::function<void()> done) { parts_->ended.After(std::move(done)); }
 absl::Status LocalNode::RenewLease(SessionId id, absl::Time now) {
   return WithSession(id, [&](const std::shared_ptr<Session>& session) {
     parts_->sessions.RenewLease(session.get(), now);

@@ -198,6 +198,18 @@ BENCHMARK(BM_SmallAllReduce)
     ->Args({2, 500})
     ->Args({8, 500});
 
+// Graph 0 of the client.
+void Register(LocalNode* node, Client* client, const Graph& graph) {
+  const std::string encoded = EncodeGraph(graph);
+  const StagingArena staging = *node->CreateStaging(client->session, encoded.size());
+  if (!node->WriteStaging(client->session, staging.arena, 0, encoded).ok()) std::abort();
+  RegisterGraph registration;
+  registration.graph = {0, 1};
+  registration.staged.arena = staging.arena;
+  registration.staged_bytes = static_cast<int64_t>(encoded.size());
+  client->Submit(std::move(registration));
+}
+
 // The longest turn of the node for a run of so many results and collectives, and for the release of
 // the results.
 void BM_LongestTurn(benchmark::State& state) {
@@ -208,14 +220,7 @@ void BM_LongestTurn(benchmark::State& state) {
   Client client(&node, DeviceIndex(0));
   WorldId world;
   Join(&node, client, /*rank=*/0, /*size=*/1, &world);
-  const std::string encoded = EncodeGraph(ChainGraph(collectives, outputs));
-  const StagingArena staging = *node.CreateStaging(client.session, encoded.size());
-  if (!node.WriteStaging(client.session, staging.arena, 0, encoded).ok()) std::abort();
-  RegisterGraph graph;
-  graph.graph = {0, 1};
-  graph.staged.arena = staging.arena;
-  graph.staged_bytes = static_cast<int64_t>(encoded.size());
-  client.Submit(std::move(graph));
+  Register(&node, &client, ChainGraph(collectives, outputs));
   Run run = RunOf(world, outputs);
   Release release;
   const auto turn = [&node] {
@@ -251,6 +256,41 @@ BENCHMARK(BM_LongestTurn)
     ->Args({2900, 1})  // as many as a frame can name
     ->Args({1, 1000})
     ->Args({1, 2048});  // as many as a graph may have
+
+// The longest turn of the node for the end of a session that has so many results.
+void BM_SessionEnd(benchmark::State& state) {
+  constexpr int kOutputs = 2048;
+  HostDevices devices(1);
+  LocalNode node({}, devices.backend.get(), [] {});
+  std::vector<absl::Duration> longest;
+  for (auto _ : state) {
+    Client client(&node, DeviceIndex(0));
+    WorldId world;
+    Join(&node, client, /*rank=*/0, /*size=*/1, &world);
+    Register(&node, &client, ChainGraph(1, kOutputs));
+    Run run = RunOf(world, kOutputs);
+    int32_t next = 0;
+    for (int32_t i = 0; next < state.range(0); ++i) {
+      for (OutBinding& out : run.outputs) out.id = {next++, 1};
+      run.groups[0].base[0].call = i;
+      client.Submit(run);
+      while (!client.Has(run.outputs.back().id)) node.Poll(absl::Now());
+    }
+    absl::Time begun = absl::Now();
+    if (!node.CloseSession(client.session, begun).ok()) std::abort();
+    absl::Duration most = absl::Now() - begun;
+    do {
+      begun = absl::Now();
+      const bool worked = node.Poll(begun);
+      most = std::max(most, absl::Now() - begun);
+      if (!worked) break;
+    } while (true);
+    longest.push_back(most);
+  }
+  std::sort(longest.begin(), longest.end());
+  state.counters["end_us"] = absl::ToDoubleMicroseconds(longest[longest.size() / 2]);
+}
+BENCHMARK(BM_SessionEnd)->ArgName("results")->Arg(2048)->Arg(16384)->Arg(63488);
 
 }  // namespace
 }  // namespace chorus::node

@@ -96,8 +96,10 @@ class NodeLoop::Impl {
     return worked;
   }
 
-  // At most so many of what is posted: rings, completions and timers are looked at before the rest.
+  // At most so many of what is posted, and none more when those before have taken so long: rings,
+  // completions and timers are looked at before the rest.
   static constexpr size_t kTasksPerTurn = 32;
+  static constexpr absl::Duration kTasksTime = absl::Microseconds(200);
 
   bool RunTasks() {
     if (next_ == turn_.size()) {
@@ -114,6 +116,7 @@ class NodeLoop::Impl {
       // It ends here, with all that it holds.
       const Task task = std::move(turn_[next_++]);
       task(node_, now);
+      if (SteadyNow() - now > kTasksTime) break;
     }
     if (next_ < turn_.size()) has_tasks_.store(true, std::memory_order_relaxed);
     return true;

@@ -5,9 +5,11 @@
 
 #include <future>
 #include <memory>
+#include <string>
 
 #include "core/backend/host/host_backend.h"
 #include "core/base/bytes.h"
+#include "core/base/clock.h"
 #include "core/base/thread_pool.h"
 #include "core/ops/host_kernels.h"
 #include "core/transport/command.h"
@@ -57,7 +59,12 @@ class NodeLoopTest : public testing::Test {
   std::unique_ptr<NodeLoop> loop_;
 };
 
-TEST_F(NodeLoopTest, HoweverMuchIsPostedTheRingsAreLookedAtInBetween) {
+// Many short tasks, and a few long ones.
+class NodeLoopFairnessTest : public NodeLoopTest, public testing::WithParamInterface<bool> {};
+
+TEST_P(NodeLoopFairnessTest, HoweverMuchIsPostedTheRingsAreLookedAtInBetween) {
+  const bool is_long = GetParam();
+  const int tasks = is_long ? 16 : kTasks;
   std::unique_ptr<SessionMemory> memory;
   int wake = -1;
   Ask([&](LocalNode& node, absl::Time now) {
@@ -75,24 +82,30 @@ TEST_F(NodeLoopTest, HoweverMuchIsPostedTheRingsAreLookedAtInBetween) {
   command.body = Release();
   ByteWriter frame;
   EncodeFrame(command, &frame);
-  int heard_at = kTasks;
+  int heard_at = tasks;
   std::promise<void> go = Occupy();
   // The first of those that are there at once is the client's submission.
   loop_->Post([&](LocalNode&, absl::Time) {
     EXPECT_TRUE(*writer.TryWrite(frame.bytes()));
     RingWakeEvent(wake);
   });
-  for (int i = 0; i < kTasks; ++i) {
-    loop_->Post([&, i](LocalNode&, absl::Time) {
+  for (int i = 0; i < tasks; ++i) {
+    loop_->Post([&, i](LocalNode&, absl::Time now) {
+      while (is_long && SteadyNow() < now + absl::Milliseconds(1)) {
+      }
       const SessionControl& control = memory->control();
       const bool heard = control.daemon.head.load() == control.client.tail.load();
-      if (heard && heard_at == kTasks) heard_at = i;
+      if (heard && heard_at == tasks) heard_at = i;
     });
   }
   go.set_value();
   Ask([](LocalNode&, absl::Time) {});
-  EXPECT_LT(heard_at, kTasks);
+  // The first long one is in the submission's turn.
+  EXPECT_LT(heard_at, is_long ? 2 : tasks);
 }
+INSTANTIATE_TEST_SUITE_P(Tasks, NodeLoopFairnessTest, testing::Bool(), [](const auto& test) {
+  return std::string(test.param ? "FewLong" : "ManyShort");
+});
 
 TEST_F(NodeLoopTest, AllThatIsPostedIsRunInItsOrder) {
   int ran = 0;

@@ -32,7 +32,7 @@ SessionTable::SessionTable(const NodeOptions* options, int device_count, TimerQu
 SessionTable::~SessionTable() {
   for (const auto& entry : sessions_) {
     entry.second->memberships.clear();
-    entry.second->names.Clear();
+    entry.second->names.TakeAll();
   }
 }
 

@@ -176,6 +176,8 @@ class SteppedCharge {
     return Resize(amount);
   }
   void Reset() { charge_ = Charge(); }
+  // What is covered is the caller's from now on.
+  Charge Take() { return std::move(charge_); }
 
  private:
   absl::Status Resize(int64_t amount);

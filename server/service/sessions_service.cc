@@ -100,8 +100,12 @@ void OnClose(const CallRef<v1::CloseSessionResponse>& call,
       request.session(), [log = service->log, call, tenant = call->caller().tenant](
                              node::LocalNode& node, absl::Time now, SessionId session) {
         const absl::Status status = node.CloseSession(session, now);
-        call->Reply(status, [log, tenant, session](v1::CloseSessionResponse*) {
-          log->Say(google::GLOG_INFO, tenant, absl::StrCat("session ", session.value(), " closed"));
+        // Who opens the next one has the memory of this one.
+        node.AfterReleases([log, call, tenant, session, status] {
+          call->Reply(status, [log, tenant, session](v1::CloseSessionResponse*) {
+            log->Say(google::GLOG_INFO, tenant,
+                     absl::StrCat("session ", session.value(), " closed"));
+          });
         });
       });
 }
