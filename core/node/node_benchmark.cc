@@ -257,6 +257,56 @@ BENCHMARK(BM_LongestTurn)
     ->Args({1, 1000})
     ->Args({1, 2048});  // as many as a graph may have
 
+// The longest turn of the node for the end of an epoch in which one rank waits for the other with
+// so many runs of so many collectives.
+void BM_EpochEnd(benchmark::State& state) {
+  const auto runs = static_cast<int>(state.range(0));
+  const auto collectives = static_cast<int>(state.range(1));
+  HostDevices devices(2);
+  std::vector<absl::Duration> longest;
+  for (auto _ : state) {
+    LocalNode node({}, devices.backend.get(), [] {});
+    std::vector<Client> clients;
+    WorldId world;
+    for (int rank = 0; rank < 2; ++rank) {
+      clients.emplace_back(&node, DeviceIndex(rank));
+      Join(&node, clients.back(), rank, /*size=*/2, &world);
+    }
+    Run run = RunOf(world, collectives);
+    const auto submit = [&](Client* client, int call) {
+      for (int i = 0; i < collectives; ++i) run.outputs[i].id = {call * collectives + i, 1};
+      run.groups[0].base[0].call = int64_t{call} * collectives;
+      client->Submit(run);
+      while (node.Poll(absl::Now())) {
+      }
+    };
+    // The first one by both: the graph is there when it has ended.
+    for (int rank = 0; rank < 2; ++rank) {
+      Register(&node, &clients[rank], AllReduceGraph(rank, 2, collectives));
+      submit(&clients[rank], 0);
+    }
+    while (!clients[0].Has(run.outputs.back().id)) node.Poll(absl::Now());
+    for (int call = 1; call <= runs; ++call) submit(&clients[0], call);
+    const absl::Time begun = absl::Now();
+    if (!node.CloseSession(clients[1].session, begun).ok()) std::abort();
+    absl::Duration most = absl::Now() - begun;
+    for (bool worked = true; worked;) {
+      const absl::Time turn = absl::Now();
+      worked = node.Poll(turn);
+      most = std::max(most, absl::Now() - turn);
+    }
+    longest.push_back(most);
+  }
+  std::sort(longest.begin(), longest.end());
+  state.counters["end_us"] = absl::ToDoubleMicroseconds(longest[longest.size() / 2]);
+}
+BENCHMARK(BM_EpochEnd)
+    ->ArgNames({"runs", "collectives"})
+    ->Args({1, 1})
+    ->Args({512, 1})
+    ->Args({4, 2048})
+    ->Args({31, 2048});  // as many results as a session may have
+
 // The longest turn of the node for the end of a session that has so many results.
 void BM_SessionEnd(benchmark::State& state) {
   constexpr int kOutputs = 2048;

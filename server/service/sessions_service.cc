@@ -96,18 +96,17 @@ void OnOpen(const CallRef<v1::OpenSessionResponse>& call, const v1::OpenSessionR
 void OnClose(const CallRef<v1::CloseSessionResponse>& call,
              const v1::CloseSessionRequest& request) {
   const ServiceContext* const service = call->service();
-  call->ForSession(
-      request.session(), [log = service->log, call, tenant = call->caller().tenant](
-                             node::LocalNode& node, absl::Time now, SessionId session) {
-        const absl::Status status = node.CloseSession(session, now);
-        // Who opens the next one has the memory of this one.
-        node.AfterReleases([log, call, tenant, session, status] {
-          call->Reply(status, [log, tenant, session](v1::CloseSessionResponse*) {
-            log->Say(google::GLOG_INFO, tenant,
-                     absl::StrCat("session ", session.value(), " closed"));
-          });
-        });
+  call->ForSession(request.session(), [log = service->log, call, tenant = call->caller().tenant](
+                                          node::LocalNode& node, absl::Time now,
+                                          SessionId session) {
+    const absl::Status status = node.CloseSession(session, now);
+    // Who opens the next one has the memory of this one.
+    node.AfterReleases([log, call, tenant, session, status] {
+      call->Reply(status, [log, tenant, session](v1::CloseSessionResponse*) {
+        log->Say(google::GLOG_INFO, tenant, absl::StrCat("session ", session.value(), " closed"));
       });
+    });
+  });
 }
 
 void OnRenew(const CallRef<v1::RenewSessionResponse>& call,
