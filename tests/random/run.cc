@@ -129,7 +129,7 @@ class Trainer {
   }
 
   Outcomes Run() {
-    if (part_.mode.compiled && CanCompile()) return RunCompiled();
+    if (Compiles() && CanCompile()) return RunCompiled();
     Outcomes outcomes;
     for (int run = 0; run < (part_.mode.compiled ? kRuns : 1); ++run) {
       Tensors values(program_.values.size());
@@ -163,6 +163,10 @@ class Trainer {
   }
 
  private:
+  bool Compiles() const {
+    const bool is_turn = (program_.seed + static_cast<uint64_t>(trainer_)) % 2 == 0;
+    return part_.mode.compiled && (!part_.mode.by_trainer || is_turn);
+  }
   // A compiled function has the groups of one world, and a DeviceGroup is a world. Where one
   // trainer cannot compile its part nobody does: what lies between two of its collectives may go
   // through the other world, whose runs no gang of this one can have (docs/protocol.md).

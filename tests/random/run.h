@@ -20,6 +20,8 @@ struct Mode {
   bool coalesce = false;  // statements that were joined, by one call
   bool shuffled = false;  // in the trainer's own order
   bool waits = false;     // for each statement's results before the next one
+  // Of the trainers every other one compiles, and the rest run as often.
+  bool by_trainer = false;
 };
 
 // What was read of a value: its bytes, or why not.

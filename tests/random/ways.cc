@@ -58,6 +58,10 @@ std::vector<Way> MakeWays() {
   donated_all.donate = true;
   Mode mixed = coalesced;
   mixed.shuffled = true;
+  Mode by_trainer = donated;
+  by_trainer.by_trainer = true;
+  Mode by_trainer_shuffled = by_trainer;
+  by_trainer_shuffled.shuffled = true;
   const char* const host = "host";
   const char* const sim = "sim";
   add("direct_host_eager", Reach::kDirect, host, true, eager);
@@ -67,6 +71,8 @@ std::vector<Way> MakeWays() {
   add("direct_host_compiled", Reach::kDirect, host, true, compiled);
   add("direct_host_compiled_donated", Reach::kDirect, host, true, donated);
   add("direct_host_compiled_all", Reach::kDirect, host, true, all);
+  add("direct_host_by_trainer", Reach::kDirect, host, true, by_trainer);
+  add("direct_sim_by_trainer", Reach::kDirect, sim, true, by_trainer_shuffled);
   add("direct_unshared_eager", Reach::kDirect, host, false, mixed);
   add("direct_unshared_compiled", Reach::kDirect, host, false, donated_all);
   add("direct_sim_eager", Reach::kDirect, sim, true, eager);
@@ -75,6 +81,7 @@ std::vector<Way> MakeWays() {
   add("ring_host_eager", Reach::kRing, host, true, mixed);
   add("ring_host_compiled", Reach::kRing, host, true, donated);
   add("ring_sim_compiled", Reach::kRing, sim, true, all);
+  add("ring_host_by_trainer", Reach::kRing, host, true, by_trainer);
   add("stream_host_eager", Reach::kStream, host, true, eager);
   add("stream_sim_compiled", Reach::kStream, sim, true, donated_all);
   add("unary_host_eager", Reach::kUnary, host, true, mixed);
@@ -276,7 +283,7 @@ class Runner::Processes : public Runner::Deployment {
       const std::string task =
           absl::StrCat(daemon_->address(), " ", world, " ", t, " ", patience_ms, " ", mode.compiled,
                        " ", mode.donate, " ", mode.coalesce, " ", mode.shuffled, " ", mode.waits,
-                       "\n", ToText(program));
+                       " ", mode.by_trainer, "\n", ToText(program));
       if (!WriteMessage(children_[static_cast<size_t>(t)]->to, task)) {
         return absl::UnavailableError("a trainer's process has ended");
       }
@@ -337,7 +344,8 @@ int Serve(int in_fd, int out_fd) {
     int trainer = 0;
     int64_t patience_ms = 0;
     head >> address >> part.world >> trainer >> patience_ms >> part.mode.compiled >>
-        part.mode.donate >> part.mode.coalesce >> part.mode.shuffled >> part.mode.waits;
+        part.mode.donate >> part.mode.coalesce >> part.mode.shuffled >> part.mode.waits >>
+        part.mode.by_trainer;
     part.patience = std::chrono::milliseconds(patience_ms);
     const absl::StatusOr<Program> program = FromText(task.substr(end + 1));
     if (!program.ok()) return 2;
