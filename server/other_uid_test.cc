@@ -1,8 +1,11 @@
-// Where a daemon puts its sockets, with other users about. Needs root, to be them.
+// Where a daemon puts its sockets, with other users about, and one that may make no threads. Needs
+// root, to be them.
 
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -12,8 +15,10 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
 #include "gmock/gmock.h"
+#include "grpcpp/create_channel.h"
 #include "gtest/gtest.h"
 #include "server/testing/chorusd_process.h"
+#include "server/testing/rpc.h"
 #include "server/unix_listener.h"
 
 namespace chorus {
@@ -123,6 +128,36 @@ TEST_F(OtherUidTest, ADaemonDoesNotServeInADefaultDirectoryThatIsAnothers) {
   ASSERT_TRUE(chorusd.WaitForStart()) << chorusd.output();
   EXPECT_THAT(chorusd.output(), HasSubstr(absl::StrCat(default_folder_, "/chorusd.sock")));
   EXPECT_TRUE(CheckSocketDirectory(default_folder_, user_).ok());
+}
+
+// From now on user `uid`, who is not root, can make no more threads in process `pid`, which is his.
+bool ForbidThreads(pid_t pid, uid_t uid) {
+  const pid_t child = fork();
+  if (child == 0) {
+    const rlimit none = {0, 0};
+    const bool done =
+        setgid(uid) == 0 && setuid(uid) == 0 && prlimit(pid, RLIMIT_NPROC, &none, nullptr) == 0;
+    _exit(done ? 0 : 1);
+  }
+  int status = -1;
+  return waitpid(child, &status, 0) == child && status == 0;
+}
+
+TEST_F(OtherUidTest, ADrainEndsWhereNoThreadCanBeMade) {
+  Own(folder_, user_, 0);
+  const std::string address = absl::StrCat("unix:", folder_, "/chorusd.sock");
+  ChorusdProcess chorusd(folder_, {absl::StrCat("--listen=", address), "--drain_timeout=100ms"},
+                         user_);
+  ASSERT_TRUE(chorusd.WaitForStart()) << chorusd.output();
+  // A client that stays.
+  RpcRank client(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
+  v1::GetStatsResponse stats;
+  const absl::Status answered =
+      Ask(*client.diagnostics, &v1::Diagnostics::Stub::GetStats, v1::GetStatsRequest(), &stats);
+  ASSERT_TRUE(answered.ok()) << answered;
+  ASSERT_TRUE(ForbidThreads(chorusd.pid(), user_));
+  chorusd.Signal(SIGTERM);
+  EXPECT_EQ(chorusd.Wait(), 0) << chorusd.output();
 }
 
 }  // namespace

@@ -1,0 +1,47 @@
+// What is counted does not depend on how the bytes come: at once, one by one, or in two pieces. It
+// is never more than the bytes have room for, and what is a call is answered.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+
+#include "absl/strings/string_view.h"
+#include "server/http2_frames.h"
+
+namespace chorus {
+namespace {
+
+// In pieces: the first of so many bytes, the others of `size`.
+Http2Frames::Counts Take(absl::string_view bytes, size_t first, size_t size) {
+  Http2Frames frames;
+  Http2Frames::Counts sum;
+  for (size_t piece = first; !bytes.empty(); piece = size) {
+    const Http2Frames::Counts counts = frames.Take(bytes.substr(0, piece));
+    sum.calls += counts.calls;
+    sum.asked += counts.asked;
+    bytes.remove_prefix(bytes.substr(0, piece).size());
+  }
+  return sum;
+}
+
+bool Equal(Http2Frames::Counts a, Http2Frames::Counts b) {
+  return a.calls == b.calls && a.asked == b.asked;
+}
+
+}  // namespace
+}  // namespace chorus
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  constexpr size_t kPreface = 24;
+  constexpr size_t kHead = 9;
+  const absl::string_view bytes(reinterpret_cast<const char*>(data), size);
+  const chorus::Http2Frames::Counts whole = chorus::Take(bytes, size, size);
+  if (!chorus::Equal(whole, chorus::Take(bytes, 1, 1))) std::abort();
+  // Cut where the input says, which is most often inside a frame.
+  const size_t cut = size == 0 ? 0 : 1 + data[size - 1] % size;
+  if (!chorus::Equal(whole, chorus::Take(bytes, cut, size))) std::abort();
+  const size_t frames = size < kPreface ? 0 : (size - kPreface) / kHead;
+  if (whole.asked < 0 || static_cast<size_t>(whole.asked) > frames) std::abort();
+  if (whole.calls < 0 || whole.calls > whole.asked) std::abort();
+  return 0;
+}
