@@ -1,7 +1,7 @@
 // attack ADDRESS NAME [again] [uid=N]: one attack (attacker.h) by a process of its own.
 //
 // Says "done=N code=CODE message=..." when it has been refused, or has had enough; then it keeps
-// what it has until it is killed. "again": it says nothing and begins anew, by another session.
+// what it has until it is killed. "again": it says nothing, closes its sessions and begins anew.
 // "uid=N": as another user, which takes root.
 #include <unistd.h>
 
@@ -52,6 +52,8 @@ int Main(int argc, char** argv) {
   std::unique_ptr<Attacker> attacker;
   while (again) {
     (void)Once(argv[1], argv[2], &attacker);
+    if (attacker == nullptr) continue;
+    attacker->CloseSessions();
     attacker.reset();
   }
   const absl::StatusOr<Report> report = Once(argv[1], argv[2], &attacker);

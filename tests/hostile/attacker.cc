@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
@@ -16,6 +17,7 @@
 #include "client/attach/attach_client.h"
 #include "core/base/bytes.h"
 #include "core/base/error.h"
+#include "core/base/source_line.h"
 #include "core/graph/encoding.h"
 #include "core/graph/graph.h"
 #include "core/runtime/testing/hostile_graphs.h"
@@ -27,6 +29,8 @@
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "proto/chorus/v1/diagnostics.grpc.pb.h"
+#include "proto/chorus/v1/sessions.grpc.pb.h"
+#include "proto/chorus/v1/worlds.grpc.pb.h"
 #include "proto/convert/errors_convert.h"
 #include "tests/fault/raw_session.h"
 #include "tests/hostile/half_messages.h"
@@ -103,6 +107,34 @@ struct Attacker::Impl : RawSession {
 };
 
 namespace {
+
+// A chain of so many small ops on a vector.
+Graph Chain(int nodes, Dim size) {
+  Graph graph;
+  graph.num_device_slots = 1;
+  GraphInput input;
+  input.type = TensorType(DType::kF32, {size});
+  graph.inputs.push_back(input);
+  ValueIndex value = 0;
+  for (int i = 0; i < nodes; ++i) {
+    Node node;
+    node.op = "neg";
+    node.inputs = {value};
+    node.outputs = {input.type};
+    graph.nodes.push_back(std::move(node));
+    ++value;
+  }
+  GraphOutput output;
+  output.value = value;
+  graph.outputs.push_back(output);
+  return graph;
+}
+
+InlineData Zeros(int64_t floats) {
+  InlineData data;
+  data.bytes.resize(static_cast<size_t>(floats) * 4);
+  return data;
+}
 
 // Graphs of nothing: a node is a few zero bytes.
 absl::StatusOr<Report> ZeroNodes(Attacker* attacker) {
@@ -204,6 +236,86 @@ absl::StatusOr<Report> Names(Attacker* attacker) {
   return report;
 }
 
+// A world of its own. Another attacker may have others at the same time.
+absl::StatusOr<WorldId> JoinAlone(Attacker::Impl* impl) {
+  grpc::ClientContext context;
+  RawSession::SetDeadline(&context);
+  v1::JoinWorldRequest request;
+  v1::JoinWorldResponse response;
+  request.set_session(impl->session);
+  request.set_name(absl::StrCat("alone", impl->session));
+  request.set_size(1);
+  CHORUS_RETURN_IF_ERROR(
+      FromGrpc(v1::Worlds::NewStub(impl->channel)->Join(&context, request, &response)));
+  return WorldId(response.world().world());
+}
+
+// A collective of one rank.
+Graph AllReduceAlone() {
+  Graph graph = Chain(1, Dim(int64_t{1}));
+  Node& node = graph.nodes[0];
+  node.op = "all_reduce";
+  node.effect = Effect::kCollective;
+  node.collective.emplace();
+  node.collective->kind = CollectiveKind::kAllReduce;
+  node.collective->reduction = Reduction::kSum;
+  node.collective->rank = GroupRank(0);
+  GroupSlot slot;
+  slot.size = 1;
+  slot.held = {GroupRank(0)};
+  slot.device_slots = {0};
+  graph.group_slots.push_back(slot);
+  return graph;
+}
+
+// Lines of the program that errors have in their texts: first one that is too long, then calls that
+// are refused, each with the longest. All their results are kept.
+absl::StatusOr<Report> Sources(Attacker* attacker) {
+  Report report;
+  Attacker::Impl& impl = attacker->impl();
+  Graph graph = AllReduceAlone();
+  graph.nodes[0].source = std::string(size_t{1} << 20, 'x');
+  CHORUS_ASSIGN_OR_RETURN(const absl::Status longer,
+                          impl.RegisterStaged(EncodeGraph(graph), /*slot=*/0));
+  if (longer.ok()) return absl::InternalError("a source of 1 MiB is taken");
+  graph.nodes[0].source = std::string(kMaxSourceLineBytes, 'x');
+  CHORUS_ASSIGN_OR_RETURN(report.refused, impl.RegisterStaged(EncodeGraph(graph), /*slot=*/1));
+  if (!report.refused.ok()) return report;
+  Run run;
+  run.graph = {1, 1};
+  run.inputs.push_back(Zeros(1));
+  run.outputs.emplace_back();
+  run.outputs.back().kind = OutBinding::Kind::kFresh;
+  run.groups.emplace_back();
+  CHORUS_ASSIGN_OR_RETURN(run.groups.back().world, JoinAlone(&impl));
+  run.groups.back().base.emplace_back();
+  CallPosition& position = run.groups.back().base.back();
+  position.part = kMaxCallPart;  // there is none
+  Sequence last;
+  for (; report.done < 3000; ++report.done) {
+    run.outputs.back().id = {static_cast<int32_t>(report.done), 1};
+    // Each of them ends an epoch, and is another error.
+    run.groups.back().epoch = Epoch(1 + report.done);
+    position.call = report.done;
+    CHORUS_ASSIGN_OR_RETURN(last, impl.Submit(run));
+  }
+  CHORUS_ASSIGN_OR_RETURN(const RunOutcome outcome, impl.waiter->WaitForRun(last, Deadline()));
+  report.refused = absl::Status(outcome.code, "");
+  // What is kept of it is no more than an error may have.
+  grpc::ClientContext context;
+  RawSession::SetDeadline(&context);
+  v1::GetErrorRequest request;
+  v1::GetErrorResponse kept;
+  request.set_error_id(outcome.error.value());
+  CHORUS_RETURN_IF_ERROR(
+      FromGrpc(v1::Diagnostics::NewStub(impl.channel)->GetError(&context, request, &kept)));
+  if (!absl::StrContains(kept.error().message(), std::string(kMaxSourceLineBytes / 4, 'x')) ||
+      kept.ByteSizeLong() > 2 * Error::kMaxBytes) {
+    return absl::InternalError(absl::StrCat("kept: ", kept.error().message()));
+  }
+  return report;
+}
+
 absl::StatusOr<Report> Sessions(Attacker* attacker) {
   Report report;
   for (; report.done < 1000; ++report.done) {
@@ -217,34 +329,6 @@ absl::StatusOr<Report> Sessions(Attacker* attacker) {
 }
 
 // --- What takes long: none is refused ---
-
-// A chain of so many small ops on a vector.
-Graph Chain(int nodes, Dim size) {
-  Graph graph;
-  graph.num_device_slots = 1;
-  GraphInput input;
-  input.type = TensorType(DType::kF32, {size});
-  graph.inputs.push_back(input);
-  ValueIndex value = 0;
-  for (int i = 0; i < nodes; ++i) {
-    Node node;
-    node.op = "neg";
-    node.inputs = {value};
-    node.outputs = {input.type};
-    graph.nodes.push_back(std::move(node));
-    ++value;
-  }
-  GraphOutput output;
-  output.value = value;
-  graph.outputs.push_back(output);
-  return graph;
-}
-
-InlineData Zeros(int64_t floats) {
-  InlineData data;
-  data.bytes.resize(static_cast<size_t>(floats) * 4);
-  return data;
-}
 
 // The output, which has the generation of the same slot's last one plus one, is released.
 absl::Status RunAndRelease(Attacker::Impl* impl, GraphId graph, Binding input, Report* report) {
@@ -454,6 +538,7 @@ const std::map<std::string, RingAttack>& RingAttacks() {
       {"pages", &Pages},
       {"gaps", &Gaps},
       {"names", &Names},
+      {"sources", &Sources},
       {"sessions", &Sessions},
       {"worlds", &Worlds},
       {"planning", &Planning},
@@ -486,6 +571,18 @@ absl::StatusOr<Report> Attack(const std::string& name, Attacker* attacker) {
   const auto rpc = RpcAttacks().find(name);
   if (rpc == RpcAttacks().end()) return RingAttacks().at(name)(attacker);
   return rpc->second(attacker->impl(), &attacker->impl().calls);
+}
+
+void Attacker::CloseSessions() {
+  for (const std::unique_ptr<Attacker>& other : impl_->others) other->CloseSessions();
+  impl_->calls.clear();  // else there may be none left for this one
+  grpc::ClientContext context;
+  RawSession::SetDeadline(&context);
+  v1::CloseSessionRequest request;
+  v1::CloseSessionResponse response;
+  request.set_session(impl_->session);
+  // The daemon may have ended it, or still have no call for this user.
+  (void)v1::Sessions::NewStub(impl_->channel)->Close(&context, request, &response);
 }
 
 Attacker::Attacker(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

@@ -29,6 +29,9 @@ class Attacker {
   static absl::StatusOr<std::unique_ptr<Attacker>> Open(const std::string& address,
                                                         const std::string& attack);
   ~Attacker();
+  // Its session and those that it has opened. Without it they stay for as long as this process
+  // lives, and a while.
+  void CloseSessions();
 
   struct Impl;
   Impl& impl() { return *impl_; }
