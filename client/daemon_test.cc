@@ -555,6 +555,57 @@ TEST_P(DaemonTest, AStoppedDaemonSaysSoToEveryClientAndEveryWaiter) {
   }
 }
 
+// Also where the client itself sees that the options are wrong.
+TEST_P(DaemonTest, AJoinWithWrongOptionsIsToldToThoseWhoWaitForIt) {
+  const Session first = Open();
+  const Session second = Open();
+  const auto options = [](int rank) {
+    WorldOptions options;
+    options.name = "refused";
+    options.rank = rank;
+    options.size = 2;
+    options.join_timeout = std::chrono::seconds(20);
+    return options;
+  };
+  struct Wrong {
+    WorldOptions options;
+    Reason reason;
+    const char* text;
+  };
+  std::vector<Wrong> all(4, Wrong{options(1), Reason::kBadType, ""});
+  all[0].options.device = 1;
+  all[0].text = "WorldOptions: device 1 is none of the session's 1";
+  all[1].options.device = -1;
+  all[1].text = "WorldOptions: device -1 is none of the session's 1";
+  ASSERT_EQ(::setenv("WORLD_SIZE", "many", 1), 0);
+  all[2].options.size = -1;
+  all[2].text = "environment variable WORLD_SIZE: expected a number, got \"many\"";
+  all[3].options.exec_timeout = Timeout::max();
+  all[3].reason = Reason::kMalformed;
+  all[3].text = "exec_timeout: expected 0 s to ";
+  for (const Wrong& wrong : all) {
+    SCOPED_TRACE(wrong.text);
+    absl::Status told;
+    std::thread waiting([&] { told = first.Join(options(0)).status(); });
+    AwaitPending({"join"});
+    const absl::Status refused = second.Join(wrong.options).status();
+    waiting.join();
+    EXPECT_EQ(ErrorOf(refused).reason, wrong.reason) << refused;
+    EXPECT_THAT(std::string(refused.message()), HasSubstr(wrong.text));
+    const Error error = ErrorOf(told);
+    EXPECT_EQ(error.reason, Reason::kMalformed) << told;
+    EXPECT_EQ(error.culprit.rank, 1);
+    EXPECT_THAT(error.message, HasSubstr("rank 1"));
+    EXPECT_THAT(error.message, HasSubstr(" was not let in: "));
+  }
+  ::unsetenv("WORLD_SIZE");
+  absl::Status joined[2];
+  std::thread other([&] { joined[0] = first.Join(options(0)).status(); });
+  joined[1] = second.Join(options(1)).status();
+  other.join();
+  for (const absl::Status& status : joined) EXPECT_TRUE(status.ok()) << status;
+}
+
 TEST_P(DaemonTest, ALongWaitSaysWhomItWaitsFor) {
   Mutex mutex;
   CondVar said;

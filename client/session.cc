@@ -113,20 +113,29 @@ absl::StatusOr<World> Session::Join(const WorldOptions& given) const {
         options.rank, NumberFromEnvironment(
                           "rank", {"RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"}));
   }
+  // What is wrong here goes to the daemon all the same, as numbers that it refuses: it tells the
+  // ranks that wait for this one.
+  absl::Status refused;
   if (options.size < 0) {
-    CHORUS_ASSIGN_OR_RETURN(options.size,
-                            NumberFromEnvironment("size", {"WORLD_SIZE", "SLURM_NTASKS",
-                                                           "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}));
+    const absl::StatusOr<int> size = NumberFromEnvironment(
+        "size", {"WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"});
+    options.size = size.ok() ? *size : -1;
+    refused = size.status();
   }
-  if (options.device < 0 || options.device >= session_->device_count()) {
-    return BadType(absl::StrCat("WorldOptions: device ", options.device,
-                                " is none of the session's ", session_->device_count()));
+  DeviceIndex device(-1);
+  if (options.device >= 0 && options.device < session_->device_count()) {
+    device = session_->device(options.device);
+  } else if (refused.ok()) {
+    refused = BadType(absl::StrCat("WorldOptions: device ", options.device,
+                                   " is none of the session's ", session_->device_count()));
   }
   session_->LeaveWhatIsOver();
   const auto joined = [&] {
     const WaitReports::During reports(&session_->reports());
-    return session_->link().Join(options, session_->device(options.device));
+    return session_->link().Join(options, device);
   }();
+  // Says more than the daemon's answer to such numbers.
+  if (!refused.ok()) return refused;
   if (!joined.ok()) return joined.status();
   auto member = std::make_shared<MemberCore>(session_, options.name);
   member->world = joined->world;

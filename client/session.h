@@ -123,7 +123,8 @@ class Session {
 
   // Waits until every rank of the world has joined. ALREADY_EXISTS kDuplicateRank, INVALID_ARGUMENT
   // kWorldSize, DEADLINE_EXCEEDED kJoinTimeout naming the missing ranks. A rank that is not let in
-  // is told, and so are at once, with its error, the ranks that wait for it.
+  // is told, and so are at once, with its error, the ranks that wait for it. (Not where it is the
+  // name or the rank that is wrong or missing: these say who waits.)
   absl::StatusOr<World> Join(const WorldOptions& options = {}) const;
 
   // Releases everything now: members leave their worlds, tensors become unusable (NOT_FOUND

@@ -48,7 +48,7 @@ class OutcomeLink : public RpcLink {
     return absl::optional<RunOutcome>(RunOutcome{outcome->code(), ErrorOf(*outcome).id});
   }
   absl::Status WaitCommand(Sequence sequence, absl::Duration timeout) override {
-    const absl::Status status = outcomes_.Wait(sequence, timeout);
+    const absl::Status status = Named(outcomes_.Wait(sequence, timeout));
     if (ErrorOf(status).reason != Reason::kOutcomeForgotten) return status;
     return WaitByRpc(sequence, timeout);
   }

@@ -49,7 +49,7 @@ class RingLink : public RpcLink {
   absl::Status Submit(const Command& command) override {
     encoder_.Clear();
     EncodeFrame(command, &encoder_);
-    return submitter_.Submit(encoder_.bytes(), this->opened().submit_timeout);
+    return Named(submitter_.Submit(encoder_.bytes(), this->opened().submit_timeout));
   }
 
   absl::StatusOr<absl::optional<RunOutcome>> Peek(Sequence sequence) override {
@@ -65,7 +65,7 @@ class RingLink : public RpcLink {
     if (ErrorOf(outcome.status()).reason == Reason::kOutcomeForgotten) {
       return WaitByRpc(sequence, deadline - SteadyNow());
     }
-    return outcome.status();
+    return Named(outcome.status());
   }
 
   absl::StatusOr<bool> WaitTensor(TensorId tensor, Sequence, absl::Duration timeout) override {
@@ -91,15 +91,18 @@ class RingLink : public RpcLink {
   absl::StatusOr<Staging> CreateStaging(int64_t bytes) override {
     CHORUS_RETURN_IF_ERROR(liveness());
     AttachClient& attach = *this->opened().attach;
-    CHORUS_ASSIGN_OR_RETURN(AttachClient::Staging created,
-                            attach.CreateStaging(bytes, SteadyNow() + kRequestTimeout));
+    absl::StatusOr<AttachClient::Staging> granted =
+        attach.CreateStaging(bytes, SteadyNow() + kRequestTimeout);
+    if (!granted.ok()) return Named(granted.status());
+    const AttachClient::Staging& created = *granted;
     if (created.bytes < bytes) {
       return MakeError(Reason::kInternal, absl::StrCat("a staging arena: expected ", bytes,
                                                        " bytes, got ", created.bytes));
     }
     CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<Mapping> mapping,
                             Mapping::Make(created.fd.get(), created.bytes, PROT_READ | PROT_WRITE));
-    CHORUS_RETURN_IF_ERROR(attach.ConfirmStaging(created.arena, SteadyNow() + kRequestTimeout));
+    CHORUS_RETURN_IF_ERROR(
+        Named(attach.ConfirmStaging(created.arena, SteadyNow() + kRequestTimeout)));
     Staging staging;
     staging.arena = created.arena;
     staging.data = mapping->data();
@@ -140,7 +143,7 @@ class RingLink : public RpcLink {
     if (!record.ok() || !done()) {
       record = waiter_.WaitForTensor(tensor, until, SteadyNow() + timeout);
     }
-    CHORUS_RETURN_IF_ERROR(record.status());
+    if (!record.ok()) return Named(record.status());
     if (record->state == TensorState::kFailed) return FetchError(record->code, record->error);
     return record;
   }
@@ -191,11 +194,11 @@ class RingLink : public RpcLink {
   absl::StatusOr<std::shared_ptr<const Mapping>> MapResults(ArenaId arena)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     CHORUS_RETURN_IF_ERROR(liveness());
-    CHORUS_ASSIGN_OR_RETURN(
-        const AttachClient::ResultArenaFd granted,
-        this->opened().attach->ResultArena(arena, SteadyNow() + kRequestTimeout));
+    const absl::StatusOr<AttachClient::ResultArenaFd> granted =
+        this->opened().attach->ResultArena(arena, SteadyNow() + kRequestTimeout);
+    if (!granted.ok()) return Named(granted.status());
     CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<Mapping> mapping,
-                            Mapping::Make(granted.fd.get(), granted.bytes, PROT_READ));
+                            Mapping::Make(granted->fd.get(), granted->bytes, PROT_READ));
     return std::shared_ptr<const Mapping>(std::move(mapping));
   }
 

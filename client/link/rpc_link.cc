@@ -4,8 +4,10 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 #include "core/base/clock.h"
 #include "core/base/error.h"
 #include "grpc/support/time.h"
@@ -168,8 +170,20 @@ absl::Status RpcLink::liveness() const {
   return why_lost_;
 }
 
+absl::Status RpcLink::Named(const absl::Status& status) const {
+  if (status.ok()) return status;
+  Error error = ErrorOf(status);
+  const bool lost = error.reason == Reason::kDaemonLost;
+  if (!lost && error.reason != Reason::kTransportTimeout) return status;
+  // The path alone is what errors of the attach socket have.
+  if (absl::StrContains(error.message, absl::StripPrefix(opened_.address, "unix:"))) return status;
+  error.message =
+      absl::StrCat("the daemon at ", opened_.address, lost ? " is gone: " : ": ", error.message);
+  return ToStatus(error);
+}
+
 absl::Status RpcLink::Done(const grpc::Status& status) {
-  const absl::Status converted = AtAddress(opened_.address, status);
+  const absl::Status converted = Named(AtAddress(opened_.address, status));
   const Reason reason = ErrorOf(converted).reason;
   if (reason == Reason::kDraining) draining_.store(true, std::memory_order_release);
   if (reason != Reason::kDaemonLost) return converted;

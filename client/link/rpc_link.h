@@ -104,8 +104,11 @@ class RpcLink : public Link {
   // Asks for an outcome that no record has any more.
   absl::Status WaitByRpc(Sequence sequence, absl::Duration timeout);
 
-  // FromGrpc with the daemon's address where the daemon has said nothing; a lost one is noted.
+  // FromGrpc with the daemon's address where it is gone or late; a lost one is noted.
   absl::Status Done(const grpc::Status& status);
+  // Of a wait of any kind: `status` with the daemon's address where it is gone, or the wait has
+  // reached its deadline.
+  absl::Status Named(const absl::Status& status) const;
 
   const OpenedSession& opened() const { return opened_; }
   v1::Log::Stub* log() { return log_.get(); }

@@ -8,18 +8,45 @@
 
 #include "absl/strings/str_cat.h"
 #include "chorus/v1/log.grpc.pb.h"
+#include "chorus/v1/sessions.grpc.pb.h"
+#include "client/attach/attach_client.h"
 #include "client/internal/link.h"
 #include "client/link/grpc_links.h"
+#include "client/link/ring_link.h"
+#include "core/base/clock.h"
 #include "core/base/error.h"
+#include "core/base/failpoint.h"
+#include "core/base/mutex.h"
 #include "core/transport/command.h"
+#include "gmock/gmock.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/security/server_credentials.h"
 #include "grpcpp/server_builder.h"
 #include "gtest/gtest.h"
+#include "server/testing/rpc.h"
+#include "server/testing/test_daemon.h"
 
 namespace chorus {
 namespace internal {
 namespace {
+
+using ::testing::HasSubstr;
+
+// What ends the sending of commands, which a daemon takes ever more of.
+absl::Status SubmitUntilItFails(Link* link, size_t bytes) {
+  Release release;
+  release.tensors.resize(bytes / 4, TensorId{1, 1});
+  for (int64_t sequence = 1; sequence < 10000; ++sequence) {
+    const absl::Status sent = link->Submit({Sequence(sequence), release});
+    if (!sent.ok()) return sent;
+  }
+  return absl::OkStatus();
+}
+
+void ExpectLate(const absl::Status& status, const std::string& address) {
+  EXPECT_EQ(ErrorOf(status).reason, Reason::kTransportTimeout) << status;
+  EXPECT_THAT(ErrorOf(status).message, HasSubstr(absl::StrCat("the daemon at ", address)));
+}
 
 class SilentDaemonTest : public ::testing::Test {
  protected:
@@ -44,17 +71,6 @@ class SilentDaemonTest : public ::testing::Test {
     }
   }
 
-  // What ends the sending of commands, which a daemon takes ever more of.
-  absl::Status SubmitUntilItFails(Link* link, size_t bytes) {
-    Release release;
-    release.tensors.resize(bytes / 4, TensorId{1, 1});
-    for (int64_t sequence = 1; sequence < 10000; ++sequence) {
-      const absl::Status sent = link->Submit({Sequence(sequence), release});
-      if (!sent.ok()) return sent;
-    }
-    return absl::OkStatus();
-  }
-
   // It never asks for a call: its connection takes some bytes, and no more.
   v1::Log::AsyncService service_;
   std::unique_ptr<grpc::ServerCompletionQueue> queue_;
@@ -63,7 +79,9 @@ class SilentDaemonTest : public ::testing::Test {
 };
 
 TEST_F(SilentDaemonTest, AStreamThatIsNotReadIsLost) {
+  const std::string address = opened_.address;
   const std::unique_ptr<Link> link = MakeStreamLink(std::move(opened_));
+  ExpectLate(link->WaitCommand(Sequence(1), absl::Milliseconds(1)), address);
   const absl::Status failed = SubmitUntilItFails(link.get(), 40000);
   EXPECT_EQ(ErrorOf(failed).reason, Reason::kDaemonLost) << failed;
   const absl::Status waited = link->WaitCommand(Sequence(1), absl::Hours(1));
@@ -71,9 +89,45 @@ TEST_F(SilentDaemonTest, AStreamThatIsNotReadIsLost) {
 }
 
 TEST_F(SilentDaemonTest, OneCallMoreThanMayBeUnderWayIsNotSent) {
+  const std::string address = opened_.address;
   const std::unique_ptr<Link> link = MakeUnaryLink(std::move(opened_));
-  const absl::Status failed = SubmitUntilItFails(link.get(), 4);
-  EXPECT_EQ(ErrorOf(failed).reason, Reason::kTransportTimeout) << failed;
+  ExpectLate(link->WaitCommand(Sequence(1), absl::Milliseconds(1)), address);
+  ExpectLate(SubmitUntilItFails(link.get(), 4), address);
+}
+
+Mutex& ReadingOfRings() {
+  static Mutex* const mutex = new Mutex;
+  return *mutex;
+}
+
+TEST(SilentRingTest, ADaemonThatReadsNoRingIsNamed) {
+  const TestDaemon daemon;
+  OpenedSession opened;
+  opened.address = absl::StrCat("unix:", daemon.path());
+  opened.channel = daemon.Connect();
+  opened.submit_timeout = absl::Milliseconds(200);
+  auto attach = AttachClient::Connect(daemon.attach_path(), SteadyNow() + absl::Seconds(30));
+  ASSERT_TRUE(attach.ok()) << attach.status();
+  v1::OpenSessionRequest request;
+  request.set_attach_token((*attach)->token());
+  RpcRank session(opened.channel);
+  const absl::Status open = session.Open(request);
+  ASSERT_TRUE(open.ok()) << open;
+  opened.attach = *std::move(attach);
+  opened.session = session.session;
+  const std::string address = opened.address;
+  const auto link = MakeRingLink(std::move(opened), SteadyNow() + absl::Seconds(30));
+  ASSERT_TRUE(link.ok()) << link.status();
+  // The daemon's thread waits here with the first frame.
+  MutexLock lock(&ReadingOfRings());
+  SetFailpointHook([](absl::string_view name) {
+    if (name == "ring_reader.before_copy") MutexLock wait(&ReadingOfRings());
+  });
+  ExpectLate(SubmitUntilItFails(link->get(), 4000), address);
+  ExpectLate((*link)->WaitCommand(Sequence(1), absl::Milliseconds(1)), address);
+  const auto tensor = (*link)->WaitTensor(TensorId{0, 1}, Sequence(1), absl::Milliseconds(1));
+  ExpectLate(tensor.status(), address);
+  SetFailpointHook(nullptr);
 }
 
 }  // namespace

@@ -1045,48 +1045,112 @@ TEST_F(NodeTest, CallsInDifferentLinesAreWrittenDownOnceAndTakenForOne) {
                          found->id.value(), ": ", found->message)));
 }
 
-// Rank 1 of 3 is not let in: rank 0, which waits for it, is told, and the name is free.
-TEST_F(NodeTest, ARefusedJoinIsToldToThoseWhoWaitForIt) {
-  Start(3);
-  const auto join = [&](int caller, int rank, int size, int device,
-                        Promise<absl::StatusOr<WorldInfo>>* joined,
-                        CheckCallSites check_call_sites = CheckCallSites::kOff) {
+// Requests to join the world "late" of 3.
+class NodeJoinTest : public NodeTest {
+ protected:
+  using Joined = Promise<absl::StatusOr<WorldInfo>>;
+
+  static JoinRequest RequestOf(int rank, int device) {
     JoinRequest request;
     request.name = "late";
+    request.size = 3;
     request.rank = Rank(rank);
-    request.size = size;
     request.device = DeviceIndex(device);
-    request.check_call_sites = check_call_sites;
-    return ranks_[static_cast<size_t>(caller)]->Call<bool>([&](LocalNode& node, absl::Time now,
-                                                               Promise<bool>* done) {
-      node.JoinWorld(ranks_[static_cast<size_t>(caller)]->session(), request, now,
+    return request;
+  }
+  void Join(SessionId session, const JoinRequest& request, Joined* joined) {
+    ranks_[0]->Call<bool>([&](LocalNode& node, absl::Time now, Promise<bool>* done) {
+      node.JoinWorld(session, request, now,
                      [joined](absl::StatusOr<WorldInfo> info) { joined->Set(std::move(info)); });
       done->Set(true);
     });
+  }
+  Error RefusalOf(SessionId session, const JoinRequest& request) {
+    Joined joined;
+    Join(session, request, &joined);
+    return ErrorOf(joined.Get().status());
+  }
+  SessionId SessionOf(int rank) const { return ranks_[static_cast<size_t>(rank)]->session(); }
+};
+
+// Rank 1 of 3 is not let in: rank 0, which waits for it, is told, and the name is free.
+TEST_F(NodeJoinTest, ARefusedJoinIsToldToThoseWhoWaitForIt) {
+  Start(3);
+  struct Refused {
+    Reason reason;
+    int caller = 1;
+    JoinRequest request = RequestOf(1, 1);
   };
-  for (const Reason reason : {Reason::kWorldSize, Reason::kQuota, Reason::kMismatch}) {
-    Promise<absl::StatusOr<WorldInfo>> waiting;
-    Promise<absl::StatusOr<WorldInfo>> again;
-    Promise<absl::StatusOr<WorldInfo>> refused;
-    join(0, 0, 3, 0, &waiting);
+  std::vector<Refused> all(8);
+  all[0].reason = Reason::kWorldSize;
+  all[0].request.size = 2;
+  all[1].reason = Reason::kMismatch;
+  all[1].request.check_call_sites = CheckCallSites::kWarn;
+  all[2].reason = Reason::kQuota;  // rank 0 has the device
+  all[2].caller = 0;
+  all[2].request.device = DeviceIndex(0);
+  all[3].reason = Reason::kUnknownName;
+  all[3].request.device = DeviceIndex(2);
+  // What is told of requests that make no sense.
+  for (size_t i = 4; i < all.size(); ++i) all[i].reason = Reason::kMalformed;
+  all[4].request.device = DeviceIndex(-1);
+  all[5].request.size = -1;
+  all[6].request.size = 1;
+  all[7].request.not_understood = "exec_timeout: expected more";
+  for (const Refused& refused : all) {
+    SCOPED_TRACE(&refused - all.data());
+    Joined waiting;
+    Join(SessionOf(0), RequestOf(0, 0), &waiting);
     // Rank 0 does not wait for a second rank 0.
-    join(1, 0, 3, 1, &again);
-    EXPECT_EQ(ErrorOf(again.Get().status()).reason, Reason::kDuplicateRank);
-    const int caller = reason == Reason::kQuota ? 0 : 1;  // which has the other's device
-    join(caller, 1, reason == Reason::kWorldSize ? 2 : 3, caller, &refused,
-         reason == Reason::kMismatch ? CheckCallSites::kWarn : CheckCallSites::kOff);
-    const Error why = ErrorOf(refused.Get().status());
+    EXPECT_EQ(RefusalOf(SessionOf(1), RequestOf(0, 1)).reason, Reason::kDuplicateRank);
+    const Error why = RefusalOf(SessionOf(refused.caller), refused.request);
     const Error error = ErrorOf(waiting.Get().status());
-    EXPECT_EQ(why.reason, reason) << why.message;
+    EXPECT_EQ(why.reason, refused.reason) << why.message;
     EXPECT_EQ(error.reason, why.reason);
     EXPECT_EQ(error.culprit.rank, 1);
-    EXPECT_EQ(error.culprit.pid, 1000 + caller);
+    EXPECT_EQ(error.culprit.pid, 1000 + refused.caller);
     EXPECT_EQ(error.message,
               absl::StrCat("rank 1 (pid ", error.culprit.pid, ") was not let in: ", why.message));
   }
-  Promise<absl::StatusOr<WorldInfo>> all[3];
-  for (int r = 0; r < 3; ++r) join(r, r, 3, r, &all[r]);
-  for (auto& joined : all) EXPECT_TRUE(joined.Get().ok());
+  Joined joined[3];
+  for (int r = 0; r < 3; ++r) Join(SessionOf(r), RequestOf(r, r), &joined[r]);
+  for (Joined& each : joined) EXPECT_TRUE(each.Get().ok());
+}
+
+// A refused request ends no world whose ranks do not wait for what it asked for.
+TEST_F(NodeJoinTest, ARefusedJoinConcernsNobodyElse) {
+  Start(3);
+  const SessionId stranger =
+      ranks_[0]
+          ->Call<absl::StatusOr<SessionInfo>>([](LocalNode& node, absl::Time now, auto* done) {
+            OpenSessionRequest open;
+            open.tenant = "uid:7";
+            open.lease = absl::Hours(1);
+            done->Set(node.OpenSession(open, now));
+          })
+          ->id;
+  Joined joined[3];
+  for (int r = 0; r < 2; ++r) Join(SessionOf(r), RequestOf(r, r), &joined[r]);
+  const auto expect_refused = [&](SessionId session, const JoinRequest& request) {
+    const Error error = RefusalOf(session, request);
+    EXPECT_EQ(error.reason, Reason::kMalformed) << error.message;
+  };
+  JoinRequest request = RequestOf(2, 2);
+  request.size = 0;
+  expect_refused(stranger, request);
+  request.name = "later";
+  expect_refused(SessionOf(2), request);
+  // No rank of this world, or one that is there.
+  for (const int rank : {-1, 3, 1}) {
+    JoinRequest wrong = RequestOf(rank, 2);
+    wrong.not_understood = "exec_timeout: expected more";
+    expect_refused(SessionOf(2), wrong);
+  }
+  Join(SessionOf(2), RequestOf(2, 2), &joined[2]);
+  for (Joined& each : joined) {
+    const absl::StatusOr<WorldInfo> info = each.Get();
+    EXPECT_TRUE(info.ok()) << info.status();
+  }
 }
 
 // What is under way, and what waits for commands that have not come.

@@ -58,7 +58,8 @@ absl::Status JoinRequest::Check() const {
     return Malformed(absl::StrCat("ranks of a world of ", size, " go from 0 to ", size - 1,
                                   ", not ", rank.value()));
   }
-  return device.has_value() ? NotNegative("device", device->value()) : absl::OkStatus();
+  if (device.has_value()) CHORUS_RETURN_IF_ERROR(NotNegative("device", device->value()));
+  return not_understood.empty() ? absl::OkStatus() : Malformed(not_understood);
 }
 
 absl::Status CreateGroupRequest::Check() const {

@@ -65,6 +65,9 @@ struct JoinRequest {
   absl::Duration agree_timeout;        // 0: the node's; the first member's counts
   absl::Duration exec_timeout;
   CheckCallSites check_call_sites = CheckCallSites::kOff;  // the same on every rank
+  // Not empty: what a transport could not understand. The request comes here all the same, because
+  // other ranks may wait for this one.
+  std::string not_understood;
 
   absl::Status Check() const;
 };

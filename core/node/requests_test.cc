@@ -46,6 +46,9 @@ TEST(RequestsTest, AWorldHasANameRanksAndPerhapsADevice) {
   join.device = DeviceIndex(-1);
   EXPECT_EQ(ReasonOf(join.Check()), Reason::kMalformed);
   join.device.reset();
+  join.not_understood = "exec_timeout: expected more";
+  EXPECT_EQ(ReasonOf(join.Check()), Reason::kMalformed);
+  join.not_understood.clear();
   join.rank = Rank(1024);
   EXPECT_EQ(ReasonOf(join.Check()), Reason::kMalformed);
   join.rank = Rank(-1);

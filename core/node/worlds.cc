@@ -52,12 +52,15 @@ absl::Status Worlds::CheckJoin(const Session& session, const JoinRequest& reques
   return absl::OkStatus();
 }
 
+std::shared_ptr<World> Worlds::FindByName(const Session& session, const std::string& name) const {
+  const auto it = by_name_.find(std::make_pair(session.tenant->name, name));
+  return it == by_name_.end() ? nullptr : it->second;
+}
+
 absl::StatusOr<std::shared_ptr<World>> Worlds::FindOrMake(const Session& session,
                                                           const JoinRequest& request,
                                                           absl::Time now) {
-  const auto key = std::make_pair(session.tenant->name, request.name);
-  const auto it = by_name_.find(key);
-  if (it != by_name_.end()) return it->second;
+  if (auto world = FindByName(session, request.name)) return world;
   CHORUS_ASSIGN_OR_RETURN(Charge counted,
                           session.tenant->budget->Charge(Domain::kHost, Resource::kWorlds, 1));
   auto world = std::make_shared<World>(session.tenant->budget);
@@ -81,7 +84,7 @@ absl::StatusOr<std::shared_ptr<World>> Worlds::FindOrMake(const Session& session
       request.join_timeout > absl::ZeroDuration() ? request.join_timeout : options_->join_timeout,
       now);
   worlds_[world->id] = world;
-  by_name_[key] = world;
+  by_name_[std::make_pair(world->tenant, world->name)] = world;
   return world;
 }
 
@@ -118,7 +121,11 @@ void Worlds::Join(const std::shared_ptr<Session>& session, const JoinRequest& or
   JoinRequest request = original;
   if (!request.device.has_value()) request.device = session->devices[0];
   const absl::Status checked = CheckJoin(*session, request);
-  if (!checked.ok()) return done(checked);
+  if (!checked.ok()) {
+    const std::shared_ptr<World> waiting = FindByName(*session, request.name);
+    if (waiting != nullptr) RefuseJoined(waiting, request.rank, *session, checked, now);
+    return done(checked);
+  }
   absl::StatusOr<std::shared_ptr<World>> world_or = FindOrMake(*session, request, now);
   if (!world_or.ok()) return done(world_or.status());
   const std::shared_ptr<World> world = *std::move(world_or);
@@ -185,15 +192,16 @@ void Worlds::Join(const std::shared_ptr<Session>& session, const JoinRequest& or
 void Worlds::RefuseJoined(const std::shared_ptr<World>& world, Rank rank, const Session& session,
                           const absl::Status& why, absl::Time now) {
   // No rank waits for a second one of a rank that is there already.
-  if (world->formed() || rank.value() >= world->size() ||
+  if (world->formed() || rank.value() < 0 || rank.value() >= world->size() ||
       world->members[static_cast<size_t>(rank.value())].state != World::Member::State::kMissing) {
     return;
   }
   Error error = ErrorOf(why);
   error.culprit.rank = rank.value();
   error.culprit.pid = session.request.pid;
-  error.message = absl::StrCat("rank ", rank.value(), " (pid ", session.request.pid,
-                               ") was not let in: ", error.message);
+  const std::string pid =
+      session.request.pid >= 0 ? absl::StrCat(" (pid ", session.request.pid, ")") : "";
+  error.message = absl::StrCat("rank ", rank.value(), pid, " was not let in: ", error.message);
   for (int other = 0; other < world->size(); ++other) {
     OnJoined done = std::exchange(world->members[static_cast<size_t>(other)].on_joined, nullptr);
     RemoveMember(world, Rank(other), /*died=*/"", now);

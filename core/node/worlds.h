@@ -83,11 +83,15 @@ class Worlds {
     World::Member* member;
   };
   absl::StatusOr<MemberRef> FindMember(const Session& session, WorldId world, Rank rank) const;
+  // Null where the session's tenant has none of this name.
+  std::shared_ptr<World> FindByName(const Session& session, const std::string& name) const;
   absl::StatusOr<std::shared_ptr<World>> FindOrMake(const Session& session,
                                                     const JoinRequest& request, absl::Time now);
   absl::Status CheckJoin(const Session& session, const JoinRequest& request) const;
   void LimitJoin(const std::shared_ptr<World>& world, absl::Duration patience, absl::Time now);
-  // Tells the ranks that have joined `world` and wait for `rank` that it was refused.
+  // Tells the ranks that have joined `world` and wait for `rank` that it was refused. Nothing where
+  // nobody waits for it: `rank` may be any number, of a request that was not understood too. The
+  // world is one of the session's tenant, so no other user's request reaches it.
   void RefuseJoined(const std::shared_ptr<World>& world, Rank rank, const Session& session,
                     const absl::Status& why, absl::Time now);
   void Form(const std::shared_ptr<World>& world, absl::Time now);

@@ -46,23 +46,29 @@ void WorldTo(int64_t incarnation, const node::WorldInfo& info, v1::World* messag
   if (info.waiting > absl::ZeroDuration()) DurationTo(info.waiting, message->mutable_waiting());
 }
 
-absl::StatusOr<node::JoinRequest> RequestFrom(const v1::JoinWorldRequest& message) {
-  node::JoinRequest request;
-  request.name = message.name();
-  request.size = message.size();
-  request.rank = Rank(message.rank());
-  if (message.has_device()) request.device = DeviceIndex(message.device());
-  CHORUS_ASSIGN_OR_RETURN(request.join_timeout,
+// INVALID_ARGUMENT kMalformed.
+absl::Status OptionsFrom(const v1::JoinWorldRequest& message, node::JoinRequest* request) {
+  CHORUS_ASSIGN_OR_RETURN(request->join_timeout,
                           DurationFrom(message.join_timeout(), "join_timeout"));
-  CHORUS_ASSIGN_OR_RETURN(request.agree_timeout,
+  CHORUS_ASSIGN_OR_RETURN(request->agree_timeout,
                           DurationFrom(message.agree_timeout(), "agree_timeout"));
-  CHORUS_ASSIGN_OR_RETURN(request.exec_timeout,
+  CHORUS_ASSIGN_OR_RETURN(request->exec_timeout,
                           DurationFrom(message.exec_timeout(), "exec_timeout"));
   if (!v1::CheckCallSites_IsValid(message.check_call_sites())) {
     return Malformed(absl::StrCat("check_call_sites: expected 0 to 2, got ",
                                   static_cast<int>(message.check_call_sites())));
   }
-  request.check_call_sites = static_cast<CheckCallSites>(message.check_call_sites());
+  request->check_call_sites = static_cast<CheckCallSites>(message.check_call_sites());
+  return absl::OkStatus();
+}
+
+node::JoinRequest RequestFrom(const v1::JoinWorldRequest& message) {
+  node::JoinRequest request;
+  request.name = message.name();
+  request.size = message.size();
+  request.rank = Rank(message.rank());
+  if (message.has_device()) request.device = DeviceIndex(message.device());
+  request.not_understood = ErrorOf(OptionsFrom(message, &request)).message;
   return request;
 }
 
@@ -100,10 +106,8 @@ void ResponseTo(const node::ReformResult& result, v1::ReformWorldResponse* respo
 
 void OnJoin(const CallRef<v1::JoinWorldResponse>& call, const v1::JoinWorldRequest& request) {
   const ServiceContext* const service = call->service();
-  absl::StatusOr<node::JoinRequest> join = RequestFrom(request);
-  if (!join.ok()) return call->Reply(join.status());
   call->ForSession(
-      request.session(), [service, call, join = *std::move(join)](
+      request.session(), [service, call, join = RequestFrom(request)](
                              node::LocalNode& node, absl::Time now, SessionId session) {
         node.JoinWorld(session, join, now, [service, call](absl::StatusOr<node::WorldInfo> world) {
           if (!world.ok()) return call->Reply(world.status());
