@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/failpoint.h"
+#include "core/base/work.h"
 #include "core/node/world.h"
 
 namespace chorus::node {
@@ -15,6 +16,7 @@ void ActionQueue::CarryOut(const std::shared_ptr<World>& world,
     return;
   }
   busy_ = true;
+  CountWork(static_cast<int64_t>(actions->size()));
   for (SequencerAction& action : *actions) CarryOutOne(world, action, now);
   while (!waiting_.empty()) {
     std::pair<std::shared_ptr<World>, SequencerAction> next = std::move(waiting_.front());

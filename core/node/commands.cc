@@ -7,6 +7,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
+#include "core/base/work.h"
 
 namespace chorus::node {
 
@@ -34,7 +35,7 @@ absl::Status Commands::Take(const std::shared_ptr<Session>& session, absl::strin
 void Commands::TakeHeld(const std::shared_ptr<Session>& session, absl::Time now) {
   CommandLog& log = session->log;
   for (int count = 0; !log.parked(); ++count) {
-    if (count == CommandLog::kFramesPerTurn) return GoOnLater(session);
+    if (count == CommandLog::kFramesPerTurn || SliceWork() > kTurnWork) return GoOnLater(session);
     const absl::optional<CommandLog::HeldFrame> held = log.TakeHeld(now);
     if (!held.has_value()) return;
     const absl::StatusOr<Command> next = DecodeFrame(held->frame);
@@ -64,6 +65,8 @@ void Commands::GoOn(const std::shared_ptr<Session>& session, absl::Time now) {
 
 void Commands::Execute(const std::shared_ptr<Session>& session, const Command& command,
                        absl::string_view frame, absl::Time now) {
+  constexpr size_t kNameBytes = 16;
+  CountWork(1 + static_cast<int64_t>(frame.size() / kNameBytes));
   sessions_->RenewLease(session.get(), now);
   if (const Run* run = absl::get_if<Run>(&command.body)) {
     Submit(session, *run, command.sequence, frame, absl::OkStatus(), now);

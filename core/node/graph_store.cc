@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
+#include "core/base/work.h"
 #include "core/ops/specialize.h"
 
 namespace chorus::node {
@@ -101,6 +102,7 @@ absl::StatusOr<std::shared_ptr<GraphRecord>> GraphStore::FindOrMake(std::string 
   limits.max_nodes = options_.limits.max_nodes;
   limits.max_bytes = options_.max_graph_bytes;
   CHORUS_ASSIGN_OR_RETURN(Graph graph, DecodeGraph(encoded, limits));
+  CountWork(static_cast<int64_t>(graph.nodes.size()));
   PlanLimits plan = options_.plan.limits;
   if (!large && background_ != nullptr) {
     plan.max_bytes = std::min(plan.max_bytes, options_.max_inline_plan_bytes);

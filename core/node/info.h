@@ -89,6 +89,8 @@ struct NodeStats {
   int64_t live_buffers = 0;
   int64_t loaded_plans = 0;
   int64_t agreement_rows = 0;  // of all worlds' sequencers
+  // Of the node thread, since the start (core/base/work.h).
+  int64_t largest_slice_work = 0;
 };
 
 // A list that ends where it would take the node thread too long. What fits: 16,384 members and

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/base/work.h"
 
 namespace chorus::node {
 
@@ -167,7 +168,10 @@ bool Launcher::Drain(std::vector<CompletionMessage>* completions) {
     completed_.clear();
     posted.swap(posted_);
   }
-  for (std::function<void()>& closure : posted) closure();
+  for (std::function<void()>& closure : posted) {
+    const WorkSlice slice;
+    closure();
+  }
   return true;
 }
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "core/base/work.h"
 
 namespace chorus::node {
 namespace {
@@ -270,6 +271,7 @@ bool EndedNames::Release() {
     entries_.pop_front();
     if (done != nullptr) done();
   }
+  CountWork(static_cast<int64_t>(kPerTurn - left));
   return true;
 }
 

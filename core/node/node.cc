@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/functional/function_ref.h"
+#include "core/base/work.h"
 #include "core/node/agreement.h"
 #include "core/node/background.h"
 #include "core/node/commands.h"
@@ -155,19 +157,31 @@ LocalNode::~LocalNode() = default;
 
 // --- The node's turn ----------------------------------------------------------------------------
 
+namespace {
+
+bool InSlice(absl::FunctionRef<bool()> work) {
+  const WorkSlice slice;
+  return work();
+}
+
+}  // namespace
+
 bool LocalNode::Poll(absl::Time now) {
   Parts& parts = *parts_;
   parts.clock.now = now;
-  bool worked = parts.timers.Fire(now);
+  bool worked = InSlice([&] { return parts.timers.Fire(now); });
   worked |= parts.rings.Poll(now);
-  worked |= parts.launcher.Continue();
-  worked |= parts.ended.Release();
+  worked |= InSlice([&] { return parts.launcher.Continue(); });
+  worked |= InSlice([&] { return parts.ended.Release(); });
   // After the rings: small work has been done inside its launch.
   if (parts.launcher.HasCompletions()) {
     std::vector<CompletionMessage> completed;
     completed.swap(parts.completed);
     worked |= parts.launcher.Drain(&completed);
-    for (const CompletionMessage& completion : completed) parts.runs.Complete(completion, now);
+    for (const CompletionMessage& completion : completed) {
+      const WorkSlice slice;
+      parts.runs.Complete(completion, now);
+    }
     completed.clear();
     parts.completed.swap(completed);  // keeps its capacity
   }

@@ -15,6 +15,7 @@
 #include "core/base/clock.h"
 #include "core/base/mutex.h"
 #include "core/base/unique_fd.h"
+#include "core/base/work.h"
 #include "core/transport/doorbell.h"
 
 namespace chorus::node {
@@ -114,6 +115,7 @@ class NodeLoop::Impl {
     if (next_ == end) return false;
     while (next_ < end) {
       // It ends here, with all that it holds.
+      const WorkSlice slice;
       const Task task = std::move(turn_[next_++]);
       task(node_, now);
       if (SteadyNow() - now > kTasksTime) break;

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
+#include "core/base/work.h"
 
 namespace chorus::node {
 namespace {
@@ -124,6 +125,7 @@ bool Rings::Poll(absl::Time now) {
 }
 
 bool Rings::PollOne(const std::shared_ptr<Session>& session, absl::Time now) {
+  const WorkSlice slice;
   bool worked = false;
   size_t bytes = 0;
   const int64_t failed = session->log.failed();
@@ -131,6 +133,8 @@ bool Rings::PollOne(const std::shared_ptr<Session>& session, absl::Time now) {
     if (session->dead() || session->log.parked()) break;
     // Its error took as long as several commands that go well.
     if (session->log.failed() > failed) break;
+    // With what the frames made the daemon do, such as small kernels that ran at once.
+    if (SliceWork() > kTurnWork) break;
     absl::string_view frame;
     const SubmissionRingReader::Result got = session->ring->Poll(&frame_, &frame);
     if (got == SubmissionRingReader::Result::kEmpty) break;

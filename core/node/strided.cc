@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "core/base/error.h"
+#include "core/base/work.h"
 
 namespace chorus::node {
 namespace {
@@ -108,6 +109,7 @@ absl::StatusOr<StridedExtent> CheckStrided(const TensorType& type,
 void CopyStrided(const TensorType& type, const std::vector<int64_t>& client_strides, int64_t begin,
                  int64_t end, const char* from, char* to) {
   if (begin == end) return;
+  CountWork(2 * (end - begin) * DTypeBytes(type.dtype) / kBytesOfWork);
   std::vector<int64_t> sizes = type.sizes();
   std::vector<int64_t> strides = client_strides.empty() ? RowMajorStrides(sizes) : client_strides;
   if (sizes.empty()) {

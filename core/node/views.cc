@@ -6,6 +6,7 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
+#include "core/base/work.h"
 #include "core/node/describe.h"
 
 namespace chorus::node {
@@ -90,6 +91,7 @@ std::vector<SessionInfo> ViewSessions(const Viewed& node, absl::string_view tena
   });
   std::sort(infos.begin(), infos.end(),
             [](const SessionInfo& a, const SessionInfo& b) { return a.id < b.id; });
+  CountWork(static_cast<int64_t>(infos.size()));
   return infos;
 }
 
@@ -101,6 +103,7 @@ Listing<WorldInfo> ViewWorlds(const Viewed& node, absl::string_view tenant,
     if (room > 0) listing.rows.push_back(Describe(*world, now, &room));
   }
   listing.truncated = room <= 0;
+  CountWork(kMaxListed - std::max<int64_t>(room, 0));
   return listing;
 }
 
@@ -111,12 +114,14 @@ Listing<PendingView> ViewPending(const Viewed& node, absl::string_view tenant, a
     if (room > 0) AddPending(*world, now, &room, &listing.rows);
   }
   listing.truncated = room <= 0;
+  CountWork(kMaxListed - std::max<int64_t>(room, 0));
   return listing;
 }
 
 std::vector<FlightEvent> ViewFlight(const Viewed& node, absl::string_view tenant, int64_t limit) {
   if (limit <= 0) return {};
   std::vector<FlightEvent> events = node.flight->Latest(static_cast<size_t>(limit));
+  CountWork(static_cast<int64_t>(events.size()));
   if (tenant.empty()) return events;
   absl::flat_hash_set<SessionId> sessions;
   node.sessions->ForEach([&](const std::shared_ptr<Session>& session) {
@@ -142,6 +147,7 @@ NodeStats ViewStats(const Viewed& node, absl::string_view tenant, const NodeStat
     now.memory_limit_bytes = node.storage->budget().limit();
     now.memory_used_bytes = node.storage->budget().used();
     now.client_held_bytes = node.storage->client_held_bytes();
+    now.largest_slice_work = LargestSliceWork();
     now.live_runs = node.runs->live();
     now.live_buffers = node.storage->live_buffers();
     now.loaded_plans = node.launcher->loaded_plans();

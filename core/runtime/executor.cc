@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
 #include "core/base/mutex.h"
+#include "core/base/work.h"
 #include "core/ops/op.h"
 #include "core/ops/registry.h"
 #include "core/runtime/device_plan.h"
@@ -298,6 +299,7 @@ class DeviceExecutor final : public Executor {
     DeviceProgram* const plan = launch.plan;
     const size_t left = plan->steps.size() - launch.next;
     const size_t end = launch.next + std::min(left, static_cast<size_t>(slice_));
+    CountWork(static_cast<int64_t>(end - launch.next));
     for (; launch.next < end; ++launch.next, --slice_) {
       DeviceProgram::LoadedStep& step = plan->steps[launch.next];
       // Devices that commit together do so at one point among their collectives: where the first of

@@ -26,6 +26,7 @@
 #include "absl/types/optional.h"
 #include "benchmarks/process.h"
 #include "core/base/error.h"
+#include "core/base/work.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/own_memory.h"
@@ -149,6 +150,18 @@ class Beside : public ::testing::Test {
       return stats.status();
     });
   }
+  // Of all that the node thread has done so far.
+  void ExpectSmallSlices() {
+    int64_t largest = 0;
+    const absl::Status told = AwaitStats([&](const v1::GetStatsResponse& stats) {
+      largest = stats.largest_slice_work();
+      return true;
+    });
+    ASSERT_TRUE(told.ok()) << told;
+    std::cout << "largest_slice_work=" << largest << std::endl;
+    EXPECT_GT(largest, 0);
+    EXPECT_LE(largest, kMaxSliceWork);
+  }
   // More than a little: the honest ones' own goes up and down.
   void ExpectNothingLeft(int64_t before) {
     v1::GetStatsResponse left;
@@ -209,6 +222,7 @@ TEST_P(HostileTest, AsksForTooMuch) {
 
   attacker->Signal(SIGKILL);
   ExpectNothingLeft(before->memory_used_bytes() + GetParam().kept);
+  ExpectSmallSlices();
   const fault::Reply stopped = honest_->Ask("pair-stop");
   EXPECT_TRUE(stopped.ok) << stopped;
   EXPECT_GT(stopped.number("done"), 0);
@@ -264,6 +278,7 @@ TEST_F(MixedTest, AttacksOfAllKindsAtATime) {
   // Of results, by the tenant, for its next ones: a large one and one of the usual size.
   constexpr int64_t kKept = int64_t{48} << 20;
   ExpectNothingLeft(before->memory_used_bytes() + kKept);
+  ExpectSmallSlices();
   if (cgroup.ok() && !bench::kSanitized) {
     const absl::StatusOr<int64_t> peak = (*cgroup)->PeakBytes();
     ASSERT_TRUE(peak.ok()) << peak.status();

@@ -11,6 +11,7 @@
 #include "core/backend/reduction.h"
 #include "core/backend/stream_engine.h"
 #include "core/base/error.h"
+#include "core/base/work.h"
 
 namespace chorus {
 namespace {
@@ -97,6 +98,7 @@ class HostEngine : public StreamEngine {
       RunStream(stream, on_pool, &budget);
     }
     draining = outer;
+    CountWork((options_.inline_bytes - budget) / kBytesOfWork);
   }
 
   void RunStream(StreamState* stream, bool on_pool, int64_t* budget)
