@@ -36,13 +36,13 @@ LineProgram MakeLineProgram(uint64_t seed) {
   }
   for (int rank = 0; rank < p.ranks; ++rank) {
     p.cuts.emplace_back();
-    // Gradients are taken of single calls.
     for (int call = 0; call < calls;) {
       int count = 1;
-      for (int more = pick(0, 2);
-           more > 0 && !p.calls[static_cast<size_t>(call)].gradient && call + count < calls &&
-           !p.calls[static_cast<size_t>(call + count)].gradient;
-           --more) {
+      bool gradient = p.calls[static_cast<size_t>(call)].gradient;
+      for (int more = pick(0, 2); more > 0 && call + count < calls; --more) {
+        const bool next = p.calls[static_cast<size_t>(call + count)].gradient;
+        if (gradient && next) break;
+        gradient = gradient || next;
         ++count;
       }
       p.cuts.back().push_back(count);
@@ -50,12 +50,15 @@ LineProgram MakeLineProgram(uint64_t seed) {
     }
     p.ahead.push_back(pick(0, 3));
   }
+  p.numbered = pick(0, 3) > 0;
   for (int f = pick(1, 5); f > 0; --f) {
     LineProgram::Fails fails;
-    fails.step = pick(1, 8);
+    // Without Step what a refused Run would have called is known from its traces: one comes first.
+    fails.step = pick(p.numbered ? 1 : 2, 8);
     fails.call = pick(0, calls - 1);
     fails.rank = pick(0, 4) == 0 ? -1 : pick(0, p.ranks - 1);
-    fails.fault = static_cast<Fault>(pick(0, static_cast<int>(Fault::kCount) - 1));
+    const Fault end = p.numbered ? Fault::kCount : Fault::kThrow;
+    fails.fault = static_cast<Fault>(pick(0, static_cast<int>(end) - 1));
     p.faults.push_back(fails);
     p.last_fault = std::max(p.last_fault, fails.step);
   }
@@ -100,8 +103,10 @@ class RankProgram {
       call += count;
     }
     for (int step = 1; step <= p_.steps; ++step) {
-      const absl::Status begun = world_.Step(step);
-      if (!begun.ok()) return Wrong(absl::StrCat("Step ", step), begun);
+      if (p_.numbered) {
+        const absl::Status begun = world_.Step(step);
+        if (!begun.ok()) return Wrong(absl::StrCat("Step ", step), begun);
+      }
       step_ = step;
       // What it called before it left a step others may have compiled with what it left out: that
       // is over only when it has begun the next one.
@@ -148,21 +153,39 @@ class RankProgram {
     });
   }
 
-  // The calls from `first` on, of which this rank is a member: an input and a result each. A
-  // gradient's is what its own all_reduce sums.
+  // The calls from `first` on, of which this rank is a member: an input, and what Call() gives,
+  // each.
   Compiled Function(int first, int count) {
     return Compile([this, first, count](const std::vector<Tensor>& in) {
       std::vector<Tensor> results;
       size_t at = 0;
       for (int call = first; call < first + count; ++call) {
         if (!IsMember(call)) continue;
-        const Tensor x = in[at++] * in.back();
-        results.push_back(AllReduce(x, GroupOf(call)));
+        const Tensor& x = in[at++];
+        Call(call, x, refuses_ ? MatMul(x, x) : x * in.back(), loses_, &results);
         if (throws_) throw std::runtime_error("enough");
       }
       if (results.empty()) results.push_back(in[0]);
       return results;
     });
+  }
+
+  // Adds the sum of the members' `operand`, and where the call has gradients, those of two losses
+  // with regard to `x`, each the sum over the ranks of what they take: x, or 7 x.
+  void Call(int call, const Tensor& x, const Tensor& operand, bool loses,
+            std::vector<Tensor>* results) {
+    const Tensor y = AllReduce(operand, GroupOf(call));
+    results->push_back(y);
+    if (!p_.calls[static_cast<size_t>(call)].gradient) return;
+    for (const double factor : {1.0, 7.0}) {
+      Tensor loss = y * x.Detach() * factor;
+      // Nothing that this rank's part can be told from.
+      if (loses && factor == 1) loss = y * FromHost<double>(world_, {1, 2}, {2});
+      BackwardOptions retain;
+      retain.retain_graph = true;
+      absl::StatusOr<std::vector<Tensor>> g = Grad({loss}, {x}, retain);
+      results->push_back(g.ok() ? (*g)[0] : Tensor());
+    }
   }
 
   // True: the step is left.
@@ -198,31 +221,22 @@ class RankProgram {
     Tensor x = Value(Given(step, call, rank_));
     if (Fails(step, call, Fault::kUndefined)) x = Tensor();
     if (Fails(step, call, Fault::kFailed)) x = MatMul(x, x);
-    if (!p_.calls[static_cast<size_t>(call)].gradient) {
-      Expect(step, call, Sum(p_, step, call), AllReduce(x, GroupOf(call)));
-      return false;
-    }
-    if (x.defined() && x.status().ok()) x.RequireGrad();
-    const Tensor y = AllReduce(x, GroupOf(call));
-    Expect(step, call, Sum(p_, step, call), y);
-    // Two losses: sums over the ranks of what each takes.
-    for (const int factor : {1, 7}) {
-      Tensor loss = y * Value(factor * Given(step, call, rank_));
-      // Nothing that this rank's part can be told from.
-      if (factor == 1 && Fails(step, call, Fault::kLostBackward))
-        loss = y * FromHost<double>(world_, {1, 2}, {2});
-      BackwardOptions retain;
-      retain.retain_graph = true;
-      const absl::StatusOr<std::vector<Tensor>> g = Grad({loss}, {x}, retain);
-      if (g.ok()) Expect(step, call, factor * Sum(p_, step, call), (*g)[0]);
-    }
+    RequireGradOf(call, x);
+    std::vector<Tensor> results;
+    Call(call, x, x, Fails(step, call, Fault::kLostBackward), &results);
+    Expect(step, call, results.data());
     return false;
+  }
+
+  void RequireGradOf(int call, Tensor x) const {
+    const bool gradient = p_.calls[static_cast<size_t>(call)].gradient;
+    if (gradient && x.defined() && x.status().ok()) x.RequireGrad();
   }
 
   bool InOneRun(int step, int first, int count, const Compiled& function) {
     std::vector<Tensor> inputs;
     std::vector<int> calls;
-    throws_ = false;
+    throws_ = refuses_ = loses_ = false;
     for (int call = first; call < first + count; ++call) {
       if (Fails(step, call, Fault::kLeave)) return true;
       if (Fails(step, call, Fault::kAbort)) Abort();
@@ -231,44 +245,66 @@ class RankProgram {
       if (Fails(step, call, Fault::kUndefined)) x = Tensor();
       if (Fails(step, call, Fault::kFailed)) x = MatMul(x, x);
       if (Fails(step, call, Fault::kShort)) x = FromHost<double>(world_, {1.0, 2.0}, {3});
-      // Traced anew, for its type, and thrown out of.
-      if (Fails(step, call, Fault::kThrow)) {
-        x = FromHost<double>(world_, {1.0, 2.0}, {2});
-        throws_ = true;
-      }
+      // Traced anew, for its type, and not to the end.
+      const bool throws = Fails(step, call, Fault::kThrow);
+      const bool refuses = Fails(step, call, Fault::kTrace);
+      const bool loses =
+          p_.calls[static_cast<size_t>(call)].gradient && Fails(step, call, Fault::kLostBackward);
+      if (throws || refuses || loses) x = FromHost<double>(world_, {1.0, 2.0}, {2});
+      throws_ = throws_ || throws;
+      refuses_ = refuses_ || refuses;
+      loses_ = loses_ || loses;
+      RequireGradOf(call, x);
       inputs.push_back(x);
       calls.push_back(call);
     }
     if (inputs.empty()) return false;
     inputs.push_back(Value(1));
     const absl::StatusOr<std::vector<Tensor>> results = function.Run(inputs);
-    if (!results.ok()) return false;
-    for (size_t i = 0; i < calls.size(); ++i) {
-      Expect(step, calls[i], Sum(p_, step, calls[i]), (*results)[i]);
+    if (!results.ok()) {
+      Refused(step, calls[0], results.status());
+      return false;
     }
+    const Tensor* next = results->data();
+    for (const int call : calls) next = Expect(step, call, next);
     return false;
   }
 
-  void Expect(int step, int call, double right, Tensor tensor) {
-    waiting_.push_back({step, call, right, std::move(tensor)});
+  std::string Where(int step, int call) const {
+    return absl::StrCat("\n  rank ", rank_, ", step ", step, ", call ", call, ": ");
+  }
+  void Refused(int step, int call, const absl::Status& error) {
+    outcome_->refused.emplace_back(step,
+                                   absl::StrCat(Where(step, call), std::string(error.message())));
+  }
+
+  // What Call() gave, from `next` on; returns its end.
+  const Tensor* Expect(int step, int call, const Tensor* next) {
+    if (Fails(step, call, Fault::kImpatient)) {
+      next->Wait(std::chrono::microseconds(1)).IgnoreError();
+    }
+    const double sum = Sum(p_, step, call);
+    waiting_.push_back({step, call, sum, *next++});
+    if (!p_.calls[static_cast<size_t>(call)].gradient) return next;
+    for (const int factor : {1, 7}) waiting_.push_back({step, call, factor * sum, *next++});
+    return next;
   }
 
   void Look() {
     const Waiting w = std::move(waiting_.front());
     waiting_.pop_front();
     const absl::StatusOr<std::vector<double>> values = w.tensor.Read<double>();
-    const std::string where =
-        absl::StrCat("\n  rank ", rank_, ", step ", w.step, ", call ", w.call, ": ");
     if (!values.ok()) {
-      const std::string text = absl::StrCat(where, std::string(values.status().message()));
+      Refused(w.step, w.call, values.status());
       // A rank that cannot come has passed, or is told.
-      if (absl::IsDeadlineExceeded(values.status())) outcome_->wrong += text;
-      outcome_->refused.emplace_back(w.step, text);
+      if (absl::IsDeadlineExceeded(values.status())) {
+        outcome_->wrong += outcome_->refused.back().second;
+      }
       return;
     }
     outcome_->right.push_back(w.step);
     if (*values == std::vector<double>{w.right}) return;
-    absl::StrAppend(&outcome_->wrong, where, (*values)[0], ", right is ", w.right);
+    absl::StrAppend(&outcome_->wrong, Where(w.step, w.call), (*values)[0], ", right is ", w.right);
   }
 
   const LineProgram& p_;
@@ -278,7 +314,10 @@ class RankProgram {
   std::vector<Group> groups_;
   std::vector<Compiled> functions_;
   std::deque<Waiting> waiting_;
+  // What is wrong with the function that is traced next.
   bool throws_ = false;
+  bool refuses_ = false;
+  bool loses_ = false;
   int step_ = 0;
 };
 
@@ -291,12 +330,12 @@ LineOutcome RunRank(const LineProgram& program, World& world) {
 }
 
 std::string Text(const LineProgram& p) {
-  constexpr const char* kFaults[] = {"undefined", "failed", "short",        "throw",
-                                     "leave",     "abort",  "lost backward"};
+  constexpr const char* kFaults[] = {"undefined", "failed",        "short", "trace", "impatient",
+                                     "abort",     "lost backward", "throw", "leave"};
   static_assert(sizeof(kFaults) / sizeof(kFaults[0]) == static_cast<size_t>(Fault::kCount),
                 "a name each");
-  std::string text =
-      absl::StrCat(p.sim ? "sim, " : "host, ", p.ranks, " ranks, ", p.steps, " steps\n  groups:");
+  std::string text = absl::StrCat(p.sim ? "sim, " : "host, ", p.ranks, " ranks, ", p.steps,
+                                  p.numbered ? " steps" : " steps without number", "\n  groups:");
   for (const auto& group : p.groups) absl::StrAppend(&text, " {", absl::StrJoin(group, " "), "}");
   absl::StrAppend(&text, "\n  calls:");
   for (const LineProgram::Call& call : p.calls) {

@@ -1,8 +1,8 @@
 // Random programs with faults: what each rank does, and what came of it.
 //
-// Each rank runs the same numbered calls (all_reduces and gradients, in several groups, several of
-// them in one compiled function, cut differently on each rank), runs ahead of its own results, and
-// fails at random places in random ways.
+// Each rank runs the same calls, with World::Step or without (all_reduces and gradients, in several
+// groups, several of them in one compiled function, cut differently on each rank), runs ahead of
+// its own results, and fails at random places in random ways.
 #ifndef CHORUS_TESTS_CONFORMANCE_LINE_PROGRAM_H_
 #define CHORUS_TESTS_CONFORMANCE_LINE_PROGRAM_H_
 
@@ -21,16 +21,20 @@ enum class Fault {
   kUndefined,     // an operand that is no tensor; looked at by status() only
   kFailed,        // an operand that has failed here
   kShort,         // a compiled function's input is one value short
-  kThrow,         // an exception in a compiled function
-  kLeave,         // the rest of the step is left out
+  kTrace,         // an op that a compiled function cannot have for inputs of a new type
+  kImpatient,     // a wait that is too short for its result; no fault of the program
   kAbort,         // the epoch is ended by hand
   kLostBackward,  // a gradient is asked for wrongly
+  // What leaves out calls, so that only a number tells where the rank is: with Step.
+  kThrow,  // an exception in a compiled function
+  kLeave,  // the rest of the step is left out
   kCount,
 };
 
 struct LineProgram {
   int ranks = 2;
   bool sim = false;
+  bool numbered = true;  // by World::Step; else by their calls alone
   int steps = 0;
   int last_fault = 0;                    // step
   std::vector<std::vector<int>> groups;  // world ranks; the first is everybody
@@ -38,9 +42,11 @@ struct LineProgram {
     int group = 0;
     bool gradient = false;  // two requests of one all_reduce
   };
-  std::vector<Call> calls;             // of each step
-  std::vector<std::vector<int>> cuts;  // by rank: how many calls each of its runs takes
-  std::vector<int> ahead;              // by rank: steps whose results it has not looked at
+  std::vector<Call> calls;  // of each step
+  // By rank: how many calls each of its runs takes. At most one of them has gradients: a request is
+  // made of all that a run has.
+  std::vector<std::vector<int>> cuts;
+  std::vector<int> ahead;  // by rank: steps whose results it has not looked at
   struct Fails {
     int step = 0;
     int call = 0;
