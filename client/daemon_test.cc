@@ -541,7 +541,8 @@ TEST_P(DaemonTest, AStoppedDaemonSaysSoToEveryClientAndEveryWaiter) {
     SCOPED_TRACE(i);
     EXPECT_EQ(told[i].code(), absl::StatusCode::kUnavailable) << told[i];
     EXPECT_EQ(ErrorOf(told[i]).reason, Reason::kDraining) << told[i];
-    EXPECT_THAT(std::string(told[i].message()), HasSubstr("shutting down"));
+    EXPECT_THAT(std::string(told[i].message()),
+                HasSubstr(absl::StrCat(address_, " is shutting down")));
   }
   daemon_.reset();
   for (const Session& client : {session, idle}) {

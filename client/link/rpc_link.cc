@@ -152,13 +152,10 @@ void RpcLink::Lose(const absl::Status& why) {
     const absl::Status goodbye = Goodbye();
     if (!goodbye.ok()) error = ErrorOf(goodbye);
   }
-  if (error.reason == Reason::kDraining) {
-    error.message = ShuttingDown(opened_.address);
-  }
   {
     MutexLock lock(&mutex_);
     if (!why_lost_.ok()) return;
-    why_lost_ = ToStatus(error);
+    why_lost_ = Named(ToStatus(error));
     lost_.store(true, std::memory_order_release);
   }
   OnLost();
@@ -173,6 +170,10 @@ absl::Status RpcLink::liveness() const {
 absl::Status RpcLink::Named(const absl::Status& status) const {
   if (status.ok()) return status;
   Error error = ErrorOf(status);
+  if (error.reason == Reason::kDraining) {
+    error.message = ShuttingDown(opened_.address);
+    return ToStatus(error);
+  }
   const bool lost = error.reason == Reason::kDaemonLost;
   if (!lost && error.reason != Reason::kTransportTimeout) return status;
   // The path alone is what errors of the attach socket have.
@@ -214,8 +215,7 @@ absl::Status RpcLink::FetchError(absl::StatusCode code, ErrorId id) {
     if (!got.ok() && code == absl::StatusCode::kUnavailable) {
       // It fails what is under way when it drains, and takes no more calls then.
       error.SetReason(Reason::kDraining);
-      error.message = ShuttingDown(opened_.address);
-      return ToStatus(error);
+      return Named(ToStatus(error));
     }
     if (!got.ok()) {
       error.message = absl::StrCat(error.message, " at ", opened_.address,
@@ -225,7 +225,7 @@ absl::Status RpcLink::FetchError(absl::StatusCode code, ErrorId id) {
     }
     error = ErrorFrom(response.error());
   }
-  const absl::Status status = ToStatus(error);
+  const absl::Status status = Named(ToStatus(error));
   MutexLock lock(&mutex_);
   if (errors_.size() >= kMaxErrors) errors_.clear();
   errors_[id.value()] = status;

@@ -212,6 +212,39 @@ TEST_P(Conformance, AMistakeOfAllRanksCostsOneEpoch) {
   });
 }
 
+// Without steps: a rank of which nobody knows what it would have called is out of line until all
+// have reformed.
+TEST_P(Conformance, AReformBringsARankBackInLine) {
+  Job job(GetParam(), kRanks);
+  job.Run([](int rank, World& world) {
+    const NoGrad no_grad;
+    const auto sum = [&world, rank](int step) {
+      return AllReduce(Scalar<double>(world, Given(rank, step)), world).Item<double>();
+    };
+    const Compiled function = Compile([rank, &world](const std::vector<Tensor>& in) {
+      return std::vector<Tensor>{AllReduce(rank == 1 ? MatMul(in[0], in[0]) : in[0], world)};
+    });
+    const auto run = function.Run({FromHost<double>(world, {Given(rank, 1)}, {1})});
+    EXPECT_EQ(run.ok(), rank != 1);
+    if (run.ok()) {
+      EXPECT_FALSE((*run)[0].Wait().ok()) << "rank " << rank;
+    }
+    for (int i = 0; i < 2; ++i) {
+      const absl::Status out = sum(1).status();
+      EXPECT_EQ(ErrorOf(out).reason, rank == 1 ? Reason::kOutOfLine : Reason::kMismatch)
+          << "rank " << rank << ": " << out;
+    }
+    const absl::StatusOr<World::Reformed> reformed = world.Reform(kWaitTimeout);
+    ASSERT_TRUE(reformed.ok()) << "rank " << rank << ": " << reformed.status();
+    EXPECT_EQ(reformed->size, kRanks);
+    for (int step = 1; step <= 3; ++step) {
+      const absl::StatusOr<double> whole = sum(step);
+      ASSERT_TRUE(whole.ok()) << "rank " << rank << ": " << whole.status();
+      EXPECT_EQ(*whole, Sum(step));
+    }
+  });
+}
+
 }  // namespace
 }  // namespace conformance
 }  // namespace chorus
