@@ -5,14 +5,16 @@
 //
 // Lock order, outermost first: HostTensor's mutex; a session's lock; Releases' mutex; what a Link
 // locks, which is the mutex of RingLink or of a gRPC link (client/link/grpc_links.cc), then that of
-// AttachClient or of RpcLink. The mutexes of CompiledImpl and of OwnWorld are held while nothing
-// else is locked. No lock is held while a function of the trainer's runs.
+// AttachClient, of RpcLink or of Outcomes. The mutexes of CompiledImpl and of OwnWorld are held
+// while nothing else is locked. No lock is held while a function of the trainer's runs.
 //
 // No lock is held while something is waited for, but for these:
 // * a session's lock, while there is no room in a link (link.h) or in staging memory (staging.h),
 //   which no other thread of this session's has to give; and while the daemon answers at once:
-//   makes staging memory, takes note that a rank leaves (SessionCore::Leave), or says how the
-//   registration of a graph has ended (WentWell). Each has its deadline;
+//   makes staging memory, or takes bytes for what it has elsewhere (Link::WriteStaging), takes note
+//   that a rank leaves (SessionCore::Leave), or says how the registration of a graph has ended
+//   (WentWell). Each has its deadline. A call that finds the daemon gone waits half a second for
+//   what it may have said before (RpcLink::Goodbye);
 // * AttachClient's, while the daemon answers on its socket, where requests go one after another,
 //   each with its deadline (AttachClient::Ask); with it RingLink's, where a reader maps an arena of
 //   results (RingLink::Locate);
