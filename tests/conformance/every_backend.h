@@ -1,8 +1,10 @@
-// The suite's parameters: each backend of the build, reached in one way.
+// The suite's parameters: each backend of the build, reached in one way. Every pair of the matrix
+// is tried; with CHORUS_LONG in the environment, everything.
 #ifndef CHORUS_TESTS_CONFORMANCE_EVERY_BACKEND_H_
 #define CHORUS_TESTS_CONFORMANCE_EVERY_BACKEND_H_
 
 #include <cctype>
+#include <cstdlib>
 #include <functional>
 #include <string>
 #include <vector>
@@ -16,8 +18,9 @@ namespace conformance {
 
 // "Host" and so on: what `open` makes of each name.
 inline std::vector<ConformanceParam> OnEveryBackend(
-    const std::function<OpenCluster(const std::string& backend)>& open,
-    ConformanceParam::Cover cover = ConformanceParam::kEveryPair) {
+    const std::function<OpenCluster(const std::string& backend)>& open) {
+  const bool everything = std::getenv("CHORUS_LONG") != nullptr;
+  const auto cover = everything ? ConformanceParam::kEverything : ConformanceParam::kEveryPair;
   std::vector<ConformanceParam> params;
   for (const absl::string_view name : BackendNames()) {
     const std::string backend(name);
