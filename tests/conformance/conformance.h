@@ -13,6 +13,7 @@
 #ifndef CHORUS_TESTS_CONFORMANCE_CONFORMANCE_H_
 #define CHORUS_TESTS_CONFORMANCE_CONFORMANCE_H_
 
+#include <cstdlib>
 #include <ostream>
 #include <string>
 
@@ -28,7 +29,7 @@ struct ConformanceParam {
 
   std::string name;
   OpenCluster open;
-  Cover cover = kEveryPair;
+  Cover cover = std::getenv("CHORUS_LONG") != nullptr ? kEverything : kEveryPair;
 };
 
 inline void PrintTo(const ConformanceParam& param, std::ostream* out) { *out << param.name; }

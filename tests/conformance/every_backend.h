@@ -1,10 +1,8 @@
-// The suite's parameters: each backend of the build, reached in one way. Every pair of the matrix
-// is tried; with CHORUS_LONG in the environment, everything.
+// The suite's parameters: each backend of the build, reached in one way.
 #ifndef CHORUS_TESTS_CONFORMANCE_EVERY_BACKEND_H_
 #define CHORUS_TESTS_CONFORMANCE_EVERY_BACKEND_H_
 
 #include <cctype>
-#include <cstdlib>
 #include <functional>
 #include <string>
 #include <vector>
@@ -19,14 +17,12 @@ namespace conformance {
 // "Host" and so on: what `open` makes of each name.
 inline std::vector<ConformanceParam> OnEveryBackend(
     const std::function<OpenCluster(const std::string& backend)>& open) {
-  const bool everything = std::getenv("CHORUS_LONG") != nullptr;
-  const auto cover = everything ? ConformanceParam::kEverything : ConformanceParam::kEveryPair;
   std::vector<ConformanceParam> params;
   for (const absl::string_view name : BackendNames()) {
     const std::string backend(name);
     std::string title = backend;
     title[0] = static_cast<char>(std::toupper(static_cast<unsigned char>(title[0])));
-    params.push_back({title, open(backend), cover});
+    params.push_back({title, open(backend)});
   }
   return params;
 }

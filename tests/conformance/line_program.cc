@@ -37,14 +37,7 @@ LineProgram MakeLineProgram(uint64_t seed) {
   for (int rank = 0; rank < p.ranks; ++rank) {
     p.cuts.emplace_back();
     for (int call = 0; call < calls;) {
-      int count = 1;
-      bool gradient = p.calls[static_cast<size_t>(call)].gradient;
-      for (int more = pick(0, 2); more > 0 && call + count < calls; --more) {
-        const bool next = p.calls[static_cast<size_t>(call + count)].gradient;
-        if (gradient && next) break;
-        gradient = gradient || next;
-        ++count;
-      }
+      const int count = std::min(1 + pick(0, 2), calls - call);
       p.cuts.back().push_back(count);
       call += count;
     }

@@ -42,11 +42,9 @@ struct LineProgram {
     int group = 0;
     bool gradient = false;  // two requests of one all_reduce
   };
-  std::vector<Call> calls;  // of each step
-  // By rank: how many calls each of its runs takes. At most one of them has gradients: a request is
-  // made of all that a run has.
-  std::vector<std::vector<int>> cuts;
-  std::vector<int> ahead;  // by rank: steps whose results it has not looked at
+  std::vector<Call> calls;             // of each step
+  std::vector<std::vector<int>> cuts;  // by rank: how many calls each of its runs takes
+  std::vector<int> ahead;              // by rank: steps whose results it has not looked at
   struct Fails {
     int step = 0;
     int call = 0;
