@@ -73,18 +73,11 @@ class Veto {
 // order; the i-th call of each member meets the i-th of the others.
 //
 // A piece is what goes from one member to another: its count is stated by the sender (of its input)
-// and by the receiver (of its output), and the two must agree.
-//   kind            inputs                  outputs
-//   all_reduce      1                       1
-//   reduce          1                       root 1, others any (nobody writes them)
-//   broadcast       root 1, others any      1
-//   all_gather      1                       one from each member
-//   gather          1                       root: one from each member, others any
-//   reduce_scatter  one for each member     1
-//   scatter         root: one for each      1
-//   all_to_all      one for each member     one from each member
-//   send, recv      1, 0                    0, 1
-// A caller that fills a call again with operands of the same number allocates nothing.
+// and by the receiver (of its output), and the two must agree. How many inputs and outputs a kind
+// has on a member is its row's `in` and `out` (core/graph/collective_kind.h, PiecesOn), in the
+// order of the members; where a row gives them to the root alone, the others' may be any, and
+// nobody reads or writes them. A caller that fills a call again with operands of the same number
+// allocates nothing.
 struct CollectiveCall {
   CollectiveKind kind = CollectiveKind::kUnspecified;
   Reduction reduction = Reduction::kNone;
@@ -106,8 +99,8 @@ struct CollectiveCall {
   // goes into it (reduce_scatter: the one for this member); other overlaps are not allowed.
   std::vector<DeviceAddress> outputs;
 
-  // --- Reductions: all_reduce, reduce, reduce_scatter. core/backend/reduction.h has the rules of
-  // their bits; AVG divides by the number of all members, also where some are missing. ---
+  // --- Kinds that reduce. core/backend/reduction.h has the rules of their bits; AVG divides by the
+  // number of all members, also where some are missing. ---
 
   // PREMUL_SUM: this member's factor, f64 for f64 and else f32; read when the call runs.
   DeviceAddress factor = 0;
@@ -119,10 +112,10 @@ struct CollectiveCall {
   // `outputs`; or empty. On every member (reduce: on the root); each member asks for itself.
   std::vector<DeviceAddress> factors;
 
-  // --- all_gather, gather, reduce_scatter, scatter, all_to_all ---
+  // --- Kinds with a piece for each member, or from each ---
 
-  // The rows of the pieces are only known when the call runs. Where the table above has a list of
-  // operands there is one tensor of all of them: each a run of whole rows, in member order, from
+  // The rows of the pieces are only known when the call runs. Where there is a list of operands
+  // otherwise there is one tensor of all of them: each a run of whole rows, in member order, from
   // the first row on. Rows of an output, of holders and of factors behind the last piece become
   // zeros. Nothing may overlap. The counts above say nothing.
   //

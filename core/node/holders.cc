@@ -2,11 +2,12 @@
 
 #include <algorithm>
 #include <memory>
-#include <utility>
+#include <tuple>
 #include <vector>
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
+#include "core/base/work.h"
 #include "core/graph/graph.h"
 #include "core/node/world.h"
 
@@ -71,34 +72,56 @@ void Holders::Name(const Session& caller, Error* error) {
 
 std::string Holders::TextOf(const Tenant& tenant) {
   constexpr size_t kNamed = 3;
-  std::vector<std::pair<int64_t, std::string>> holders;
+  constexpr int64_t kMostSlots = 8192;  // of all sessions
+  constexpr int64_t kMostOfOne = 4096;  // so that there is something left for the others
+  constexpr int64_t kWorkPerSlot = 2;
+  struct Holder {
+    Held held;
+    std::string name;
+  };
+  int64_t room = kMostSlots;
+  std::vector<Holder> holders;
   sessions_->ForEach([&](const std::shared_ptr<Session>& session) {
     if (session->tenant.get() != &tenant) return;
-    const int64_t bytes = BytesOf(*session);
-    if (bytes > 0) holders.emplace_back(-bytes, NameOf(*session));
+    const Held held = HeldBy(*session, std::min(room, kMostOfOne));
+    room -= held.slots;
+    if (held.bytes > 0) holders.push_back({held, NameOf(*session)});
   });
-  std::sort(holders.begin(), holders.end());
+  CountWork(kWorkPerSlot * (kMostSlots - room));
+  std::sort(holders.begin(), holders.end(), [](const Holder& a, const Holder& b) {
+    return std::tie(b.held.bytes, a.name) < std::tie(a.held.bytes, b.name);
+  });
   std::string text;
   for (size_t i = 0; i < std::min(holders.size(), kNamed); ++i) {
-    absl::StrAppend(&text, i == 0 ? "; the largest holders are " : ", ", holders[i].second,
-                    " with ", -holders[i].first, " bytes");
+    const Held& held = holders[i].held;
+    absl::StrAppend(&text, i == 0 ? "; the largest holders are " : ", ", holders[i].name, " with ",
+                    held.all ? "" : "at least ", held.bytes, " bytes");
   }
   return text;
 }
 
 // Each buffer once, whatever names it has; of a run under way those that it has bound.
-int64_t Holders::BytesOf(const Session& session) {
-  int64_t bytes = session.staging_bytes;
+Holders::Held Holders::HeldBy(const Session& session, int64_t most_slots) {
+  Held held;
+  held.bytes = session.staging_bytes;
   absl::flat_hash_set<const Buffer*> counted;
   const auto count = [&](const BufferRef& buffer) {
     if (buffer.get() == nullptr || buffer->state() == Buffer::State::kStaging) return;
-    if (counted.insert(buffer.get()).second) bytes += buffer->bytes();
+    if (counted.insert(buffer.get()).second) held.bytes += buffer->bytes();
   };
-  session.names.ForEachCell([&](const Cell& cell) { count(cell.buffer); });
+  held.slots = session.names.ForEachCell(most_slots, [&](const Cell& cell) { count(cell.buffer); });
+  held.all = held.slots < most_slots;
   for (const RunHandle handle : session.runs) {
-    for (const BufferRef& buffer : runs_->Find(handle)->refs) count(buffer);
+    const auto& refs = runs_->Find(handle)->refs;
+    const int64_t slots = held.slots + static_cast<int64_t>(refs.size());
+    if (slots > most_slots) {
+      held.all = false;
+      break;
+    }
+    held.slots = slots;
+    for (const BufferRef& buffer : refs) count(buffer);
   }
-  return bytes;
+  return held;
 }
 
 }  // namespace chorus::node

@@ -29,7 +29,14 @@ class Holders {
  private:
   void Name(const Session& caller, Error* error);
   std::string TextOf(const Tenant& tenant);
-  int64_t BytesOf(const Session& session);
+  // What a session holds, as far as it was looked at: so many of its tensors, and of its runs'
+  // buffers; `all`: there were no more.
+  struct Held {
+    int64_t bytes = 0;
+    int64_t slots = 0;
+    bool all = true;
+  };
+  Held HeldBy(const Session& session, int64_t most_slots);
 
   const Clock* const clock_;
   const SessionTable* const sessions_;

@@ -98,11 +98,14 @@ class Names {
   // name.
   void ReleaseTensor(TensorId id);
   int64_t live_tensors() const { return live_tensors_; }
+  // Those in the first `most` slots; returns how many slots these are.
   template <typename Fn>
-  void ForEachCell(Fn fn) const {
-    for (const TensorSlot& slot : tensors_) {
-      if (slot.cell != nullptr) fn(*slot.cell);
+  int64_t ForEachCell(int64_t most, Fn fn) const {
+    const size_t slots = std::min(tensors_.size(), static_cast<size_t>(most));
+    for (size_t i = 0; i < slots; ++i) {
+      if (tensors_[i].cell != nullptr) fn(*tensors_[i].cell);
     }
+    return static_cast<int64_t>(slots);
   }
 
   // --- Graphs ---------------------------------------------------------------------------------
