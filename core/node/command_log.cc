@@ -27,12 +27,12 @@ void CommandLog::Begin(Sequence sequence, OnOutcome done) {
 }
 
 void CommandLog::Park() {
-  parked_ = true;
+  ++parked_;
   shared_.timers->Cancel(gap_timer_);
 }
 
 void CommandLog::WhenTaken(std::function<void(const absl::Status&)> then) {
-  if (!parked_) return then(absl::OkStatus());
+  if (!parked()) return then(absl::OkStatus());
   when_taken_.push_back(std::move(then));
 }
 
@@ -105,7 +105,7 @@ void CommandLog::Hold(Sequence sequence, absl::string_view frame, absl::Time now
   if (done != nullptr) held.done.push_back(std::move(done));
   held_.emplace(sequence.value(), std::move(held));
   // Else the timer runs, or will when the log goes on.
-  if (held_.size() == 1 && !parked_) LimitGap(now);
+  if (held_.size() == 1 && !parked()) LimitGap(now);
 }
 
 absl::StatusOr<Charge> CommandLog::ChargeHeld(size_t bytes) const {

@@ -67,11 +67,11 @@ class CommandLog {
 
   // The turn of `sequence` has come: next() moves on. `done`, unless null, gets the outcome.
   void Begin(Sequence sequence, OnOutcome done);
-  // The command whose turn it is takes longer than the node thread may: nothing behind it is taken
-  // until it goes on.
+  // The command whose turn it is, or the end of earlier ones, takes longer than the node thread
+  // may: nothing behind it is taken until each that was parked for goes on.
   void Park();
-  void Unpark() { parked_ = false; }
-  bool parked() const { return parked_; }
+  void Unpark() { --parked_; }
+  bool parked() const { return parked_ > 0; }
   // Calls `then` when every frame that is there, and that no gap or parking holds back, has been
   // taken: at once unless the log is parked. An error: why no more will be taken.
   void WhenTaken(std::function<void(const absl::Status&)> then);
@@ -82,7 +82,7 @@ class CommandLog {
 
   // Whether a frame's turn has not come.
   bool IsEarly(Sequence sequence) const {
-    return sequence.value() > next_ || (parked_ && sequence.value() == next_);
+    return sequence.value() > next_ || (parked() && sequence.value() == next_);
   }
   // Keeps such a frame; unless null, `done` hears of it as for Begin(), or SEQUENCE_GAP when its
   // predecessors have not come in time, or at once QUOTA or OUT_OF_MEMORY.
@@ -135,7 +135,7 @@ class CommandLog {
   const BudgetRef budget_;
   Completions* const completions_;
   int64_t next_ = 1;
-  bool parked_ = false;
+  int parked_ = 0;
   int64_t failed_ = 0;
   std::vector<std::function<void(const absl::Status&)>> when_taken_;  // none unless it is parked
   std::map<int64_t, HeldFrame> held_;

@@ -196,24 +196,30 @@ absl::Status Commands::NameGraph(Session* session, GraphId id,
 void Commands::Submit(const std::shared_ptr<Session>& session, const Run& command,
                       Sequence sequence, absl::string_view frame, const absl::Status& planned,
                       absl::Time now) {
-  struct FrameCopy {
-    Charge charge;
-    std::string frame;
-  };
   const auto wait = [&]() -> absl::StatusOr<GraphStore::OnMade> {
     CHORUS_ASSIGN_OR_RETURN(Charge charge,
                             session->budget->Charge(Domain::kHost, Resource::kCommandBytes,
                                                     static_cast<int64_t>(frame.size())));
     auto copy = std::make_shared<FrameCopy>(FrameCopy{std::move(charge), std::string(frame)});
     return [this, session, sequence, copy](const absl::Status& status) {
-      if (session->dead()) return;
-      session->log.Unpark();
-      const absl::StatusOr<Command> again = DecodeFrame(copy->frame);
-      Submit(session, absl::get<Run>(again->body), sequence, copy->frame, status, clock_->now);
-      TakeHeld(session, clock_->now);
+      SubmitAgain(session, sequence, copy, status);
     };
   };
   if (!runs_->Submit(session, sequence, command, {planned, wait}, now)) session->log.Park();
+}
+
+void Commands::SubmitAgain(const std::shared_ptr<Session>& session, Sequence sequence,
+                           const std::shared_ptr<FrameCopy>& copy, const absl::Status& planned) {
+  if (session->dead()) return;
+  if (session->failing > 0) {
+    return runs_->AfterFailing([this, session, sequence, copy, planned] {
+      SubmitAgain(session, sequence, copy, planned);
+    });
+  }
+  session->log.Unpark();
+  const absl::StatusOr<Command> again = DecodeFrame(copy->frame);
+  Submit(session, absl::get<Run>(again->body), sequence, copy->frame, planned, clock_->now);
+  TakeHeld(session, clock_->now);
 }
 
 // --- Tensors ------------------------------------------------------------------------------------

@@ -64,6 +64,8 @@ class Commands {
   // frame; nothing has happened, and `done` was not called.
   absl::Status Take(const std::shared_ptr<Session>& session, absl::string_view frame,
                     absl::Time now, OnOutcome done);
+  // What the log was parked for is over.
+  void GoOn(const std::shared_ptr<Session>& session, absl::Time now);
 
  private:
   void Execute(const std::shared_ptr<Session>& session, const Command& command,
@@ -72,9 +74,15 @@ class Commands {
   // The log's next frames, as long as they are there.
   void TakeHeld(const std::shared_ptr<Session>& session, absl::Time now);
   void GoOnLater(const std::shared_ptr<Session>& session);
-  void GoOn(const std::shared_ptr<Session>& session, absl::Time now);
   void Submit(const std::shared_ptr<Session>& session, const Run& command, Sequence sequence,
               absl::string_view frame, const absl::Status& planned, absl::Time now);
+  // A Run's frame, until it is planned.
+  struct FrameCopy {
+    Charge charge;
+    std::string frame;
+  };
+  void SubmitAgain(const std::shared_ptr<Session>& session, Sequence sequence,
+                   const std::shared_ptr<FrameCopy>& copy, const absl::Status& planned);
   void Register(const std::shared_ptr<Session>& session, Sequence sequence,
                 const RegisterGraph& command);
   absl::StatusOr<std::shared_ptr<GraphRecord>> MakeGraph(const std::shared_ptr<Session>& session,

@@ -34,6 +34,9 @@ namespace chorus::node {
 struct LocalNode::Parts {
   Parts(NodeOptions node_options, Backend* backend, std::function<void()> wake, LocalNode* node);
   ~Parts() {
+    // Whoever waits for runs that fail is told.
+    while (runs.Continue(clock.now)) {
+    }
     ending = true;
     background.Stop();
   }
@@ -145,8 +148,10 @@ LocalNode::Parts::Parts(NodeOptions node_options, Backend* devices, std::functio
       preparer(&graphs, &launcher, &storage, &donations, &equal_work,
                [this](RunHandle run, const absl::Status& status) { runs.Uploaded(run, status); }),
       gangs(&runs_under_way, &storage, &launcher, &donations, &equal_work, &stats),
-      runs({&options, &clock, &runs_under_way, &preparer, &donations, &equal_work, &gangs,
-            &failures, &holders, &stats}),
+      runs(
+          {&options, &clock, &runs_under_way, &preparer, &donations, &equal_work, &gangs, &failures,
+           &holders, &stats,
+           [this](const std::shared_ptr<Session>& session) { commands.GoOn(session, clock.now); }}),
       commands({&options, &sessions, &graphs, &launcher, &storage, &runs, &worlds, &failures,
                 &holders, &clock}),
       launcher(backend, &background, std::move(wake)) {}
@@ -172,6 +177,7 @@ bool LocalNode::Poll(absl::Time now) {
   bool worked = InSlice([&] { return parts.timers.Fire(now); });
   worked |= parts.rings.Poll(now);
   worked |= InSlice([&] { return parts.launcher.Continue(); });
+  worked |= InSlice([&] { return parts.runs.Continue(now); });
   worked |= InSlice([&] { return parts.ended.Release(); });
   // After the rings: small work has been done inside its launch.
   if (parts.launcher.HasCompletions()) {
@@ -284,7 +290,9 @@ void LocalNode::SetDetached(SessionId id, bool detached, absl::Time now) {
 void LocalNode::OnSessionEnded(std::function<void(SessionId)> ended) {
   parts_->on_session_ended = std::move(ended);
 }
-void LocalNode::AfterReleases(std::function<void()> done) { parts_->ended.After(std::move(done)); }
+void LocalNode::AfterReleases(std::function<void()> done) {
+  parts_->runs.AfterFailing([this, done = std::move(done)] { parts_->ended.After(done); });
+}
 absl::Status LocalNode::RenewLease(SessionId id, absl::Time now) {
   return WithSession(id, [&](const std::shared_ptr<Session>& session) {
     parts_->sessions.RenewLease(session.get(), now);

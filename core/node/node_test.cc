@@ -430,9 +430,7 @@ class NodeTest : public testing::Test {
   // `devices`: of each rank's session.
   void StartOn(std::unique_ptr<Backend> backend,
                const std::vector<std::vector<DeviceIndex>>& devices, NodeOptions options) {
-    if (const char* bytes = getenv("CHORUS_TEST_MAX_INLINE_GRAPH_BYTES")) {
-      options.max_inline_graph_bytes = atoi(bytes);
-    }
+    if (getenv("CHORUS_TEST_LATER") != nullptr) options.DoLater();
     backend_ = std::move(backend);
     loop_ = std::make_unique<NodeLoop>(options, backend_.get());
     const int ranks = static_cast<int>(devices.size());
@@ -908,6 +906,30 @@ TEST_F(NodeTest, WantOfMemoryIsToldWithOpLineNeedFreeAndTheLargestHolders) {
   EXPECT_EQ(error.source, "data.cc:7");
   EXPECT_THAT(error.message, testing::AllOf(testing::HasSubstr("from_host (data.cc:7): "),
                                             testing::HasSubstr(held)));
+}
+
+// To look at all that a session with tens of thousands of tensors has would take too long.
+TEST_F(NodeTest, TheLargestHoldersAreLookedForInSoManyTensors) {
+  constexpr int32_t kTensors = 5000;
+  NodeOptions options;
+  options.memory_limit_bytes = int64_t{64} << 20;
+  Start(1, options);
+  CreateTensor create;
+  create.type = TensorType(DType::kU8, {8});
+  create.source = DirectRank::Inline({1, 2});
+  std::vector<CommandBody> creates;
+  for (int32_t i = 0; i < kTensors; ++i) {
+    create.tensor = {i, 1};
+    creates.push_back(create);
+  }
+  ranks_[0]->SubmitTogether(std::move(creates));
+  create.tensor = {kTensors, 1};
+  create.type = TensorType(DType::kU8, {options.memory_limit_bytes + 1});
+  ranks_[0]->Submit(create);
+  const absl::Status status = ranks_[0]->LastOutcome();
+  EXPECT_EQ(ErrorOf(status).reason, Reason::kOutOfMemory) << status;
+  EXPECT_THAT(std::string(status.message()),
+              testing::HasSubstr("rank 0 of \"job\" (pid 1000) with at least "));
 }
 
 // Of 2 ranks with pids 1000 and 1001.

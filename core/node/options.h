@@ -9,6 +9,7 @@
 
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "core/base/work.h"
 #include "core/collective/decisions.h"
 #include "core/graph/encoding.h"
 #include "core/runtime/plan/plan_options.h"
@@ -38,6 +39,9 @@ struct NodeOptions {
   // A graph that comes in more bytes than these (about a hundred nodes, half a millisecond) is
   // decoded, checked and planned beside the node thread.
   int64_t max_inline_graph_bytes = 4096;
+  // Runs that fail in one slice beyond so much work (core/base/work.h) wait for the turns that
+  // come.
+  int64_t fail_work = kTurnWork;
   int64_t max_session_downloads = 64;
   int32_t max_groups_per_world = 4096;              // in its life
   absl::Duration lease = absl::Seconds(60);         // of unattached sessions, unless they ask
@@ -49,6 +53,12 @@ struct NodeOptions {
   // Work that is the same on several ranks (a data-parallel optimiser's update) is done once and
   // kept once. Results are the same bits either way.
   bool share_equal_work = true;
+  // For tests: whatever may be done later is, large or small.
+  void DoLater() {
+    max_inline_graph_bytes = 0;
+    fail_work = -1;
+  }
+
   // Takes one line for each failure of a tenant's (records.h, FailureLine); empty: none is written.
   std::function<void(absl::string_view tenant, absl::string_view line)> log_failure;
 };

@@ -32,6 +32,7 @@ struct RunState {
   enum class Phase : uint8_t {
     kWaiting,  // for producers outside its world's agreement, or for uploads
     kVoted,    // in its world's sequencer
+    kFailing,  // it will not be launched; its session is told when others have had their turn
     kLaunched,
   };
 

@@ -7,6 +7,7 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "core/base/failpoint.h"
+#include "core/base/work.h"
 
 namespace chorus::node {
 namespace {
@@ -17,6 +18,10 @@ absl::Status ExecFailure(const absl::Status& status) {
   if (error.reason == Reason::kUnspecified) error.SetReason(Reason::kExecFailed);
   return ToStatus(error);
 }
+
+// Of a run that fails, and of each of its results: the work is as much as of so many small pieces.
+constexpr int64_t kWorkPerRun = 8;
+constexpr int64_t kWorkPerResult = 3;
 
 // The error as the world's sequencer must take it. Where the failure has ended an epoch of the
 // world the other ranks have been told of it, and what comes of it fails alone: if each call that
@@ -266,6 +271,21 @@ void Runs::OnWarn(const std::shared_ptr<World>& world, const SequencerAction& ac
 
 void Runs::OnEpochEnded(const std::shared_ptr<World>& world, const SequencerAction& action,
                         absl::Time now) {
+  const bool fails_later = std::any_of(
+      world->members.begin(), world->members.end(),
+      [](const World::Member& m) { return m.session != nullptr && m.session->failing > 0; });
+  if (fails_later) {
+    // Whoever goes on in the next epoch has the memory of this one.
+    for (const World::Member& member : world->members) {
+      if (member.session == nullptr) continue;
+      HoldBack(member.session.get());
+      AfterFailing([this, session = member.session] { LetGoOn(session); });
+    }
+    // As many bytes as they have in common.
+    auto shared = std::make_shared<decltype(world->shared)>();
+    shared->swap(world->shared);
+    AfterFailing([shared] { shared->clear(); });
+  }
   world->shared.clear();
   world->equal_work.clear();
   Error error = *action.error;
@@ -380,10 +400,31 @@ void Runs::Publish(RunState* run, absl::Time now) {
   }
 }
 
-// Tells the session once that its run has failed. A launched run stays until its gang ends.
+// Tells the session once that its run has failed: at once, unless this slice has had its share.
 void Runs::Fail(RunState* run, const Error& cause, absl::Time now) {
-  if (run->failed) return;
+  if (run->failed || run->phase == RunState::Phase::kFailing) return;
+  if (run->phase == RunState::Phase::kLaunched ||
+      (run->session->failing == 0 && SliceWork() <= options_->fail_work)) {
+    return FailAtOnce(run, cause, now);
+  }
+  CountWork(kWorkPerRun);
+  run->phase = RunState::Phase::kFailing;
+  HoldBack(run->session.get());
+  failing_.push_back({run->handle, cause, nullptr});
+}
+
+void Runs::HoldBack(Session* session) {
+  if (session->failing++ == 0) session->log.Park();
+}
+
+void Runs::LetGoOn(const std::shared_ptr<Session>& session) {
+  if (--session->failing == 0 && !session->dead()) go_on_(session);
+}
+
+// A launched run stays until its gang ends.
+void Runs::FailAtOnce(RunState* run, const Error& cause, absl::Time now) {
   run->failed = true;
+  CountWork(kWorkPerRun + kWorkPerResult * static_cast<int64_t>(run->outputs.size()));
   const std::shared_ptr<Session> session = run->session;
   Error error = cause;
   failures_->Record(session.get(), run->world.get(), &error);
@@ -411,6 +452,29 @@ void Runs::Fail(RunState* run, const Error& cause, absl::Time now) {
   Follow(consumers, kept, now);
 }
 
+void Runs::FailNext(absl::Time now) {
+  const Failing next = std::move(failing_.front());
+  failing_.pop_front();
+  if (next.then != nullptr) return next.then();
+  RunState* const run = Find(next.run);
+  const std::shared_ptr<Session> session = run->session;
+  FailAtOnce(run, next.error, now);
+  LetGoOn(session);
+}
+
+bool Runs::Continue(absl::Time now) {
+  if (failing_.empty()) return false;
+  do {
+    FailNext(now);
+  } while (!failing_.empty() && SliceWork() <= options_->fail_work);
+  return true;
+}
+
+void Runs::AfterFailing(std::function<void()> then) {
+  if (failing_.empty()) return then();
+  failing_.push_back({RunHandle(), Error(), std::move(then)});
+}
+
 void Runs::End(RunState* run) {
   donations_->Return(run);
   Session& session = *run->session;
@@ -432,8 +496,8 @@ void Runs::Cancel(const Session& session, Sequence sequence, absl::Time now) {
     RunState* const run = Find(handle);
     if (run->sequence == sequence) target = run;
   }
-  // Ended or launched: commit wins.
-  if (target == nullptr || target->phase == RunState::Phase::kLaunched) return;
+  // Ended, as good as ended, or launched: commit wins.
+  if (target == nullptr || target->phase >= RunState::Phase::kFailing) return;
   if (target->phase == RunState::Phase::kWaiting) {
     Fail(target,
          ErrorOf(MakeError(Reason::kCancelled,
@@ -473,6 +537,7 @@ void Runs::FailAll(const Error& why, absl::Time now) {
   for (RunHandle handle : handles) {
     if (RunState* run = Find(handle)) Fail(run, why, now);
   }
+  while (!failing_.empty()) FailNext(now);
 }
 
 }  // namespace chorus::node

@@ -7,6 +7,7 @@
 #define CHORUS_CORE_NODE_RUNS_H_
 
 #include <deque>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -47,6 +48,8 @@ class Runs final : public AgreementListener {
     Failures* failures = nullptr;
     Holders* holders = nullptr;
     NodeStats* stats = nullptr;
+    // The log of a session that was parked for runs that fail goes on.
+    std::function<void(const std::shared_ptr<Session>&)> go_on;
   };
   explicit Runs(const Parts& parts)
       : options_(parts.options),
@@ -59,7 +62,8 @@ class Runs final : public AgreementListener {
         gangs_(parts.gangs),
         failures_(parts.failures),
         holders_(parts.holders),
-        stats_(parts.stats) {}
+        stats_(parts.stats),
+        go_on_(parts.go_on) {}
   Runs(const Runs&) = delete;
   Runs& operator=(const Runs&) = delete;
 
@@ -79,6 +83,11 @@ class Runs final : public AgreementListener {
   // The daemon ends: runs that come are refused, those that are there fail.
   void StopTaking() { stopped_ = true; }
   void FailAll(const Error& why, absl::Time now);
+
+  // Goes on with runs that fail, for a turn's share. Whether there were any.
+  bool Continue(absl::Time now);
+  // Runs `then` when those that fail by now have: at once, or in a Continue().
+  void AfterFailing(std::function<void()> then);
 
   // --- AgreementListener ----------------------------------------------------------------------
   void OnLaunch(const std::shared_ptr<World>& world, const SequencerAction& action,
@@ -111,6 +120,10 @@ class Runs final : public AgreementListener {
   void FinishGang(int32_t index, absl::Time now);
   void Publish(RunState* run, absl::Time now);
   void Fail(RunState* run, const Error& error, absl::Time now);
+  void FailAtOnce(RunState* run, const Error& error, absl::Time now);
+  void FailNext(absl::Time now);
+  void HoldBack(Session* session);
+  void LetGoOn(const std::shared_ptr<Session>& session);
   void End(RunState* run);
 
   const NodeOptions* const options_;
@@ -124,6 +137,7 @@ class Runs final : public AgreementListener {
   Failures* const failures_;
   Holders* const holders_;
   NodeStats* const stats_;
+  const std::function<void(const std::shared_ptr<Session>&)> go_on_;
   bool stopped_ = false;
   // Runs whose turn it is because of what became of another: one behind the other, however long the
   // chain.
@@ -133,6 +147,16 @@ class Runs final : public AgreementListener {
   };
   std::deque<Next> next_;
   bool following_ = false;  // a call further up goes through them
+  // An epoch that ends may fail tens of thousands of results, more than a slice has time for. Runs
+  // in Phase::kFailing with their error, in order, and what waits for those before it. The logs of
+  // their sessions, and of all members of a world whose epoch has ended, are parked until they have
+  // failed: no command sees some of them only, or not their memory.
+  struct Failing {
+    RunHandle run;
+    Error error;
+    std::function<void()> then;  // null: it is a run's
+  };
+  std::deque<Failing> failing_;
 };
 
 }  // namespace chorus::node

@@ -91,6 +91,7 @@ struct Session : std::enable_shared_from_this<Session> {
   int64_t staging_bytes = 0;
   std::vector<RunHandle> runs;  // under way, in no order
   int64_t run_bytes = 0;        // of their rows (RunState::bytes)
+  int64_t failing = 0;          // what must have failed before its log goes on (runs.h)
   std::vector<Membership> memberships;
   // For copies between its devices in runs of its own. Null until there is one.
   std::shared_ptr<CommunicatorLease> communicators;

@@ -75,8 +75,7 @@ class Direct : public Cluster {
  private:
   static node::NodeOptions OptionsOf(const std::string& backend, const ClusterOptions& cluster) {
     node::NodeOptions options;
-    // Both ways are gone: here graphs large and small are planned in the background.
-    if (backend == "sim") options.max_inline_graph_bytes = 0;
+    if (backend == "sim") options.DoLater();  // both ways are gone
     options.share_equal_work = cluster.share_equal_work;
     return options;
   }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -236,36 +237,59 @@ absl::StatusOr<Report> Names(Attacker* attacker) {
   return report;
 }
 
-// A world of its own. Another attacker may have others at the same time.
-absl::StatusOr<WorldId> JoinAlone(Attacker::Impl* impl) {
+// A world of its own, named after one of its sessions: other attackers may have others at the same
+// time. Waits until the world is complete.
+absl::StatusOr<WorldId> JoinOwn(Attacker::Impl* impl, int64_t named_after, int rank, int size) {
   grpc::ClientContext context;
   RawSession::SetDeadline(&context);
   v1::JoinWorldRequest request;
   v1::JoinWorldResponse response;
   request.set_session(impl->session);
-  request.set_name(absl::StrCat("alone", impl->session));
-  request.set_size(1);
+  request.set_name(absl::StrCat("own", named_after));
+  request.set_rank(rank);
+  request.set_size(size);
   CHORUS_RETURN_IF_ERROR(
       FromGrpc(v1::Worlds::NewStub(impl->channel)->Join(&context, request, &response)));
   return WorldId(response.world().world());
 }
 
-// A collective of one rank.
-Graph AllReduceAlone() {
-  Graph graph = Chain(1, Dim(int64_t{1}));
-  Node& node = graph.nodes[0];
-  node.op = "all_reduce";
-  node.effect = Effect::kCollective;
-  node.collective.emplace();
-  node.collective->kind = CollectiveKind::kAllReduce;
-  node.collective->reduction = Reduction::kSum;
-  node.collective->rank = GroupRank(0);
+// A chain of so many collectives of rank 0 of so many, the last or each of them a result.
+Graph AllReduces(int size, int calls, bool all_results) {
+  Graph graph = Chain(calls, Dim(int64_t{1}));
+  if (all_results) graph.outputs.clear();
+  for (Node& node : graph.nodes) {
+    node.op = "all_reduce";
+    node.effect = Effect::kCollective;
+    node.collective.emplace();
+    node.collective->kind = CollectiveKind::kAllReduce;
+    node.collective->reduction = Reduction::kSum;
+    node.collective->rank = GroupRank(0);
+    if (!all_results) continue;
+    graph.outputs.emplace_back();
+    graph.outputs.back().value = node.inputs[0] + 1;
+  }
   GroupSlot slot;
-  slot.size = 1;
+  slot.size = size;
   slot.held = {GroupRank(0)};
   slot.device_slots = {0};
   graph.group_slots.push_back(slot);
   return graph;
+}
+
+// A run of this graph by rank 0 of the world, whose results have the slots from `slot` on.
+Run RunOfCalls(GraphId graph, WorldId world, size_t results, int32_t slot, uint32_t generation) {
+  Run run;
+  run.graph = graph;
+  run.inputs.push_back(Zeros(1));
+  run.outputs.resize(results);
+  for (OutBinding& output : run.outputs) {
+    output.kind = OutBinding::Kind::kFresh;
+    output.id = {slot++, generation};
+  }
+  run.groups.emplace_back();
+  run.groups.back().world = world;
+  run.groups.back().base.emplace_back();
+  return run;
 }
 
 // Lines of the program that errors have in their texts: first one that is too long, then calls that
@@ -273,7 +297,7 @@ Graph AllReduceAlone() {
 absl::StatusOr<Report> Sources(Attacker* attacker) {
   Report report;
   Attacker::Impl& impl = attacker->impl();
-  Graph graph = AllReduceAlone();
+  Graph graph = AllReduces(/*size=*/1, /*calls=*/1, /*all_results=*/false);
   graph.nodes[0].source = std::string(size_t{1} << 20, 'x');
   CHORUS_ASSIGN_OR_RETURN(const absl::Status longer,
                           impl.RegisterStaged(EncodeGraph(graph), /*slot=*/0));
@@ -281,14 +305,9 @@ absl::StatusOr<Report> Sources(Attacker* attacker) {
   graph.nodes[0].source = std::string(kMaxSourceLineBytes, 'x');
   CHORUS_ASSIGN_OR_RETURN(report.refused, impl.RegisterStaged(EncodeGraph(graph), /*slot=*/1));
   if (!report.refused.ok()) return report;
-  Run run;
-  run.graph = {1, 1};
-  run.inputs.push_back(Zeros(1));
-  run.outputs.emplace_back();
-  run.outputs.back().kind = OutBinding::Kind::kFresh;
-  run.groups.emplace_back();
-  CHORUS_ASSIGN_OR_RETURN(run.groups.back().world, JoinAlone(&impl));
-  run.groups.back().base.emplace_back();
+  CHORUS_ASSIGN_OR_RETURN(const WorldId world,
+                          JoinOwn(&impl, impl.session, /*rank=*/0, /*size=*/1));
+  Run run = RunOfCalls({1, 1}, world, /*results=*/1, /*slot=*/0, /*generation=*/1);
   CallPosition& position = run.groups.back().base.back();
   position.part = kMaxCallPart;  // there is none
   Sequence last;
@@ -312,6 +331,69 @@ absl::StatusOr<Report> Sources(Attacker* attacker) {
   if (!absl::StrContains(kept.error().message(), std::string(kMaxSourceLineBytes / 4, 'x')) ||
       kept.ByteSizeLong() > 2 * Error::kMaxBytes) {
     return absl::InternalError(absl::StrCat("kept: ", kept.error().message()));
+  }
+  return report;
+}
+
+// Calls of a world by one rank alone, as many as its memory has room for, of which the other rank
+// ends the epoch.
+absl::StatusOr<Report> Epochs(Attacker* attacker) {
+  constexpr int kCalls = 1000;  // of a run
+  constexpr int kRuns = 20;
+  Report report;
+  Attacker::Impl& impl = attacker->impl();
+  CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<Attacker> opened, Attacker::Open(impl.address, "epochs"));
+  impl.others.push_back(std::move(opened));
+  Attacker::Impl& other = impl.others.back()->impl();
+  CHORUS_ASSIGN_OR_RETURN(
+      report.refused,
+      impl.RegisterStaged(EncodeGraph(AllReduces(/*size=*/2, kCalls, /*all_results=*/true)),
+                          /*slot=*/0));
+  absl::Status joined;
+  std::thread other_joins([&] { joined = JoinOwn(&other, impl.session, 1, 2).status(); });
+  const absl::StatusOr<WorldId> world = JoinOwn(&impl, impl.session, 0, 2);
+  other_joins.join();
+  CHORUS_RETURN_IF_ERROR(world.status());
+  CHORUS_RETURN_IF_ERROR(joined);
+  const auto worlds = v1::Worlds::NewStub(other.channel);
+  for (; report.refused.ok() && report.done < 10; ++report.done) {
+    Sequence last;
+    Release release;
+    for (int r = 0; r < kRuns; ++r) {
+      Run run =
+          RunOfCalls({0, 1}, *world, kCalls, r * kCalls, static_cast<uint32_t>(report.done + 1));
+      run.groups.back().epoch = Epoch(report.done + 1);
+      run.groups.back().base.back().call = (report.done * kRuns + r) * kCalls;
+      for (const OutBinding& output : run.outputs) release.tensors.push_back(output.id);
+      CHORUS_ASSIGN_OR_RETURN(last, impl.Submit(std::move(run)));
+    }
+    // All of them have been taken when this one has.
+    CHORUS_RETURN_IF_ERROR(impl.Do(Release()).status());
+    grpc::ClientContext context;
+    RawSession::SetDeadline(&context);
+    v1::AbortWorldRequest abort;
+    v1::AbortWorldResponse aborted;
+    abort.set_session(other.session);
+    abort.set_world(world->value());
+    abort.set_rank(1);
+    abort.set_message("again");
+    CHORUS_RETURN_IF_ERROR(FromGrpc(worlds->Abort(&context, abort, &aborted)));
+    CHORUS_ASSIGN_OR_RETURN(const RunOutcome outcome, impl.waiter->WaitForRun(last, Deadline()));
+    if (outcome.code != absl::StatusCode::kAborted) {
+      return absl::InternalError(
+          absl::StrCat("an aborted run: ", absl::StatusCodeToString(outcome.code)));
+    }
+    for (size_t at = 0; at < release.tensors.size(); at += 4000) {
+      Release some;
+      some.tensors.assign(release.tensors.begin() + static_cast<ptrdiff_t>(at),
+                          release.tensors.begin() +
+                              static_cast<ptrdiff_t>(std::min(at + 4000, release.tensors.size())));
+      CHORUS_RETURN_IF_ERROR(impl.Submit(std::move(some)).status());
+    }
+    EnterEpoch enter;
+    enter.world = *world;
+    enter.epoch = Epoch(report.done + 2);
+    CHORUS_ASSIGN_OR_RETURN(report.refused, impl.Do(enter));
   }
   return report;
 }
@@ -539,6 +621,7 @@ const std::map<std::string, RingAttack>& RingAttacks() {
       {"gaps", &Gaps},
       {"names", &Names},
       {"sources", &Sources},
+      {"epochs", &Epochs},
       {"sessions", &Sessions},
       {"worlds", &Worlds},
       {"planning", &Planning},

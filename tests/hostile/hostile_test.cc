@@ -63,6 +63,7 @@ constexpr Case kCases[] = {
     {"gaps", "INVALID_ARGUMENT", 1998, 1998},
     {"names", "INVALID_ARGUMENT", 60000, 60000},
     {"sources", "INVALID_ARGUMENT", 3000, 3000},
+    {"epochs", "OK", 10, 10, int64_t{2} << 20},
     {"sessions", "RESOURCE_EXHAUSTED", 10, 35},
     {"worlds", "RESOURCE_EXHAUSTED", 40, 56},
     {"planning", "OK", 4, 4},

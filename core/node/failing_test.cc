@@ -1,0 +1,228 @@
+// Runs that fail when there are more of them than a slice of the node thread has time for: in turns
+// of bounded work, between which others are heard, while those concerned see it as one moment.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/backend/host/host_backend.h"
+#include "core/base/error.h"
+#include "core/base/thread_pool.h"
+#include "core/base/work.h"
+#include "core/graph/encoding.h"
+#include "core/node/node.h"
+#include "core/ops/graph_builder.h"
+#include "core/ops/host_kernels.h"
+#include "core/transport/command.h"
+
+namespace chorus::node {
+namespace {
+
+constexpr int kRanks = 3;
+constexpr int kResults = 500;  // of a run
+constexpr int kRuns = 20;
+
+// So many all_reduces of one number, each a result.
+Graph AllReduces(int rank) {
+  GroupSlot group;
+  group.size = kRanks;
+  group.held = {GroupRank(rank)};
+  group.device_slots = {0};
+  GraphBuilder builder(1, {group});
+  GraphInput input;
+  input.type = TensorType(DType::kF32, {1});
+  NodeSpec spec;
+  spec.op = "all_reduce";
+  spec.inputs = {builder.AddInput(input)};
+  spec.source = "a.cc:1";
+  Collective collective;
+  collective.kind = CollectiveKind::kAllReduce;
+  collective.reduction = Reduction::kSum;
+  collective.rank = GroupRank(rank);
+  spec.collective = collective;
+  for (int i = 0; i < kResults; ++i) {
+    GraphOutput output;
+    output.value = builder.Emit(spec)->front();
+    builder.AddOutput(output);
+  }
+  return builder.Build();
+}
+
+class FailingTest : public testing::Test {
+ protected:
+  // A session, and what becomes of its commands, in the order in which it is told.
+  struct Client {
+    SessionId session;
+    int64_t sequence = 0;
+    std::vector<std::pair<int64_t, Reason>> told;
+  };
+
+  FailingTest() {
+    HostBackendOptions host;
+    host.devices = kRanks + 1;
+    host.pool = &pool_;
+    host.make_kernel = MakeHostKernel;
+    backend_ = CreateHostBackend(host);
+    node_ = std::make_unique<LocalNode>(NodeOptions(), backend_.get(), [] {});
+    for (int i = 0; i <= kRanks; ++i) {
+      OpenSessionRequest open;
+      open.tenant = "uid:0";
+      open.devices = {DeviceIndex(i)};
+      clients_.push_back(std::make_unique<Client>());
+      clients_.back()->session = node_->OpenSession(open, now_)->id;
+    }
+    for (int rank = 0; rank < kRanks; ++rank) {
+      JoinRequest join;
+      join.name = "job";
+      join.size = kRanks;
+      join.rank = Rank(rank);
+      join.device = DeviceIndex(rank);
+      node_->JoinWorld(clients_[static_cast<size_t>(rank)]->session, join, now_,
+                       [this](const absl::StatusOr<WorldInfo>& info) { world_ = info->id; });
+    }
+  }
+
+  int64_t Submit(Client* client, CommandBody body) {
+    Command command{Sequence(++client->sequence), std::move(body)};
+    ByteWriter frame;
+    EncodeFrame(command, &frame);
+    node_->Submit(client->session, std::string(frame.bytes()), now_,
+                  [client](const Outcome& outcome) {
+                    const Reason reason =
+                        outcome.status.ok() ? Reason::kUnspecified : ErrorOf(outcome.status).reason;
+                    client->told.emplace_back(outcome.sequence.value(), reason);
+                  });
+    return client->sequence;
+  }
+  // Rank 0 alone makes its calls, and is told of none. `named`: it keeps the names of the results.
+  void RunAhead(bool named = true) {
+    RegisterGraph graph;
+    graph.graph = {0, 1};
+    graph.encoded = EncodeGraph(AllReduces(0));
+    Submit(rank(0), std::move(graph));
+    while (rank(0)->told.empty()) Poll();
+    size_t over = 1;
+    for (int number = 0; number < kRuns; ++number) {
+      chorus::Run run = RunOf(number);
+      Release names;
+      for (int i = 0; !named && i < kResults; ++i) {
+        run.outputs[static_cast<size_t>(i)].id = {i, static_cast<uint32_t>(number + 1)};
+        names.tensors.push_back(run.outputs[static_cast<size_t>(i)].id);
+      }
+      Submit(rank(0), std::move(run));
+      if (named) continue;
+      Submit(rank(0), std::move(names));
+      ++over;
+    }
+    while (Poll()) {
+    }
+    ASSERT_EQ(rank(0)->told.size(), over);
+  }
+  chorus::Run RunOf(int number) const {
+    chorus::Run run;
+    run.graph = {0, 1};
+    InlineData data;
+    data.bytes.assign(4, 0);
+    run.inputs.push_back(data);
+    run.outputs.resize(kResults);
+    for (int i = 0; i < kResults; ++i) {
+      run.outputs[static_cast<size_t>(i)].kind = OutBinding::Kind::kFresh;
+      run.outputs[static_cast<size_t>(i)].id = {number * kResults + i, 1};
+    }
+    RunGroup group;
+    group.world = world_;
+    group.epoch = Epoch(1);
+    group.base.push_back({0, int64_t{number} * kResults, 0});
+    run.groups.push_back(group);
+    return run;
+  }
+  // As the loop calls it.
+  void Close(Client* client) {
+    const WorkSlice slice;
+    ASSERT_TRUE(node_->CloseSession(client->session, now_).ok());
+  }
+  bool Poll() { return node_->Poll(now_); }
+  Client* rank(int i) { return clients_[static_cast<size_t>(i)].get(); }
+  Client* bystander() { return clients_.back().get(); }
+
+  const absl::Time now_ = absl::Now();
+  ThreadPool pool_{1};
+  std::unique_ptr<Backend> backend_;
+  std::vector<std::unique_ptr<Client>> clients_;
+  WorldId world_;
+  std::unique_ptr<LocalNode> node_;
+};
+
+TEST_F(FailingTest, ManyFailInTurnsOfBoundedWork) {
+  RunAhead();
+  Close(rank(2));
+  int turns = 0;
+  while (rank(0)->told.size() < kRuns + 1) {
+    ASSERT_TRUE(Poll()) << rank(0)->told.size() << " commands of " << kRuns + 1 << " have ended";
+    ++turns;
+  }
+  EXPECT_GT(turns, 3);
+  EXPECT_LE(LargestSliceWork(), kMaxSliceWork);
+  for (int i = 1; i <= kRuns; ++i) {
+    EXPECT_EQ(rank(0)->told[static_cast<size_t>(i)],
+              std::make_pair(int64_t{i + 1}, Reason::kPeerLeft));
+  }
+  EXPECT_EQ(node_->Stats("").live_runs, 0);
+  EXPECT_EQ(node_->Stats("").runs_failed, kRuns);
+}
+
+// Neither who has such runs nor another member, which might want their memory; others are heard.
+TEST_F(FailingTest, NoMemberGoesOnBeforeAllHaveFailed) {
+  RunAhead();
+  Close(rank(2));
+  ASSERT_LT(rank(0)->told.size(), kRuns + 1) << "all failed in one slice: nothing to be seen";
+  Release all;
+  for (int i = 0; i < kRuns * kResults; ++i) all.tensors.push_back({i, 1});
+  const int64_t last = Submit(rank(0), std::move(all));
+  Submit(rank(1), Release());
+  Submit(bystander(), Release());
+  EXPECT_EQ(bystander()->told.size(), 1u);
+  while (rank(0)->told.size() < kRuns + 1) {
+    EXPECT_EQ(rank(1)->told.size(), 0u) << rank(0)->told.size();
+    ASSERT_TRUE(Poll());
+  }
+  while (Poll()) {
+  }
+  ASSERT_EQ(rank(0)->told.size(), kRuns + 2u);
+  EXPECT_EQ(rank(0)->told.back(), std::make_pair(last, Reason::kUnspecified));
+  EXPECT_EQ(rank(1)->told.size(), 1u);
+  EXPECT_EQ(node_->Stats("").live_buffers, 0);
+}
+
+TEST_F(FailingTest, ASessionsMemoryIsFreeWhenItsRunsHaveFailed) {
+  RunAhead(/*named=*/false);
+  ASSERT_GT(node_->Stats("").live_buffers, 0);
+  Close(rank(0));
+  ASSERT_GT(node_->Stats("").live_runs, 0) << "all failed in one slice: nothing to be seen";
+  bool released = false;
+  node_->AfterReleases([&] {
+    released = true;
+    EXPECT_EQ(node_->Stats("").live_runs, 0);
+    EXPECT_EQ(node_->Stats("").live_buffers, 0);
+  });
+  while (Poll()) {
+  }
+  EXPECT_TRUE(released);
+}
+
+// Who waits for that hears of it, though the node ends.
+TEST_F(FailingTest, TheNodesEndIsTheirs) {
+  RunAhead();
+  Close(rank(0));
+  bool released = false;
+  node_->AfterReleases([&] { released = true; });
+  EXPECT_FALSE(released);
+  node_.reset();
+  EXPECT_TRUE(released);
+}
+
+}  // namespace
+}  // namespace chorus::node
