@@ -1,7 +1,12 @@
 // Gradients: of the sum over ranks of each rank's loss (chorus.h).
 //
-// Threads: one tensor's gradients are accumulated by one thread at a time; NoGrad counts for its
-//   thread. Errors: each call names its own.
+// Threads: any; one tensor's gradients are accumulated by one thread at a time. NoGrad counts for
+//   its thread.
+// Ownership: a recorded result keeps what its gradient needs, until that is used up or the last
+//   handle of all that depends on it goes. A leaf keeps its grad().
+// Errors: returned, with the line of the call. FAILED_PRECONDITION as each call says;
+//   INVALID_ARGUMENT kBadType for roots, seeds or inputs that do not fit, such as a root of several
+//   elements without a seed. One that has failed gives its own error.
 #ifndef CHORUS_CLIENT_AUTOGRAD_H_
 #define CHORUS_CLIENT_AUTOGRAD_H_
 
@@ -44,6 +49,7 @@ absl::Status Backward(const std::vector<Tensor>& roots, const BackwardOptions& o
 
 // The gradients with respect to `inputs`, one for each; leaves' grad() stays as it is. An input
 // that the outputs do not depend on gets zeros. `create_graph` implies `retain_graph`.
+// FAILED_PRECONDITION: as Backward; or an input that requires no gradient.
 absl::StatusOr<std::vector<Tensor>> Grad(const std::vector<Tensor>& outputs,
                                          const std::vector<Tensor>& inputs,
                                          const BackwardOptions& options = {},

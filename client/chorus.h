@@ -58,6 +58,13 @@
 // Threads: every function and class here may be used from any thread; a Tensor, World or Group
 //   object itself is a handle like a std::shared_ptr: copy it, do not change one object from two
 //   threads. Members of several ranks may live in one session.
+// Ownership: tensors are memory of the daemon's, and do not change. One lives as long as a handle
+//   or a view of it, a call under way that reads it or a gradient that may need it, and no longer
+//   than its session; a donated one is gone (Compile). Values of the trainer's are copied, into a
+//   tensor (FromHost) and out of one (Read); what shares memory instead says so (MappedTensor,
+//   TensorView).
+// Errors: as said above: in the tensors, and as the status of what waits or gives no tensor. Each
+//   has a reason, whose cause and remedy docs/errors.md says; none is an exception.
 // Order: the calls of one thread take effect in its order. Members of one group must call its
 //   collectives in one order; several threads that use one member must order themselves.
 // Fork: in a forked child every object made before the fork is inert: calls return kForked, and

@@ -1,6 +1,8 @@
 // Collectives between the ranks of a group, and their reductions.
 //
-// Threads and order: chorus.h. Errors: in the results.
+// Threads: any; chorus.h says in which order ranks call.
+// Ownership: results are handles. An operand's handle may go as soon as the call has returned.
+// Errors: in the results, with the line of the call. Which there are is said below and in chorus.h.
 #ifndef CHORUS_CLIENT_COLLECTIVES_H_
 #define CHORUS_CLIENT_COLLECTIVES_H_
 

@@ -1,7 +1,10 @@
 // Local ops on tensors: those that nearly every model has. More of them are in functional/math.h
 // and functional/nn.h; docs/ops.md has them all.
 //
-// Threads: chorus.h. Errors: in the results, with the line of the call.
+// Threads: any, as chorus.h says.
+// Ownership: results are handles. An operand's handle may go as soon as the call has returned.
+// Errors: in the results, with the line of the call: INVALID_ARGUMENT kBadType where shapes, dtypes
+//   or devices do not fit; UNIMPLEMENTED kUnsupported for a dtype that the op has no kernels for.
 #ifndef CHORUS_CLIENT_MATH_H_
 #define CHORUS_CLIENT_MATH_H_
 

@@ -9,9 +9,13 @@
 //   * Backward takes part for every device as soon as one result is reached: a result that no loss
 //     uses counts as zeros, and nobody waits for it.
 //   * A call that is refused is refused before anything is sent: the group stays usable.
-// Errors are in the tensors, as everywhere; where a list comes back, in each of them.
 //
-// Threads: as chorus.h; the calls on one DeviceGroup must be ordered by the caller.
+// Threads: as chorus.h says; the calls on one DeviceGroup must be ordered by the caller.
+// Ownership: handles, as in chorus.h; a HostTensor may refer to memory of the trainer's, which must
+//   then outlive it (HostTensor::View).
+// Errors: in the tensors, as everywhere; where a call that is refused gives a list, in each of
+//   them. INVALID_ARGUMENT kBadType: a group of no devices, or tensors that do not fit or are on
+//   none of its devices. What gives no tensor returns its own.
 #ifndef CHORUS_CLIENT_PARALLEL_H_
 #define CHORUS_CLIENT_PARALLEL_H_
 

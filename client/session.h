@@ -1,7 +1,8 @@
 // Sessions with a daemon, worlds and groups of ranks.
 //
-// Threads, order, fork and steps: chorus.h. What waits says so. Ownership: handles, which share
-//   what they stand for; what a session has made goes when it is closed, or with its last handle.
+// Threads: chorus.h, as for order, fork and steps. What waits says so. Ownership: handles, which
+//   share what they stand for; what a session has made goes when it is closed, or with its last
+//   handle.
 // Errors: each call names its own. All: UNAVAILABLE kDaemonLost or kDraining once the daemon is
 //   gone, NOT_FOUND kSessionLost when the session is closed.
 #ifndef CHORUS_CLIENT_SESSION_H_

@@ -1,8 +1,10 @@
 // Tensors of the daemon: from the trainer's values, and back.
 //
-// Threads: chorus.h.
-// Ownership: a Tensor is a handle of an immutable tensor, which goes with its last handle.
-// Errors are in the tensors: see Tensor::status and Wait.
+// Threads: any; one Tensor object as chorus.h says.
+// Ownership: a Tensor is a handle of an immutable tensor, which goes with its last handle. FromHost
+//   copies what it is given; a TensorView keeps the bytes that it shows; the memory of a
+//   MappedTensor stays as long as a handle of its tensor.
+// Errors: in the tensors: see Tensor::status and Wait. What waits returns them, and so does Map.
 #ifndef CHORUS_CLIENT_TENSOR_H_
 #define CHORUS_CLIENT_TENSOR_H_
 

@@ -1,6 +1,7 @@
 // Taking connections from a listening socket.
 //
-// Threads: any. Ownership: the caller's.
+// Threads: any. Ownership: the listener is the caller's; a connection is `take`'s. Errors: logged,
+// as below.
 #ifndef CHORUS_SERVER_ACCEPT_H_
 #define CHORUS_SERVER_ACCEPT_H_
 

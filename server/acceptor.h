@@ -1,7 +1,9 @@
 // Accepts gRPC's connections, so that the daemon knows who calls and how many they are
 // (server/peers.h), and ends those that are idle.
 //
-// Threads: one of its own. Start, Stop and the destructor are the owner's.
+// Threads: one of its own. The constructor, Stop and the destructor are the owner's. Ownership: it
+// has the listeners; a connection is gRPC's once it has been handed over. Errors: logged; a
+// connection that is refused is closed.
 #ifndef CHORUS_SERVER_ACCEPTOR_H_
 #define CHORUS_SERVER_ACCEPTOR_H_
 

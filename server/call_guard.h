@@ -7,7 +7,8 @@
 // daemon's as long as its client likes: there are kMaxBlockingCalls at a time, of one tenant
 // ShareOf that.
 //
-// Threads: gRPC's.
+// Threads: gRPC's. Ownership: the guards are gRPC's. Errors: end the call: RESOURCE_EXHAUSTED
+// (QUOTA) where there is no place for it, PERMISSION_DENIED (NOT_ATTACHED) of channelz.
 #ifndef CHORUS_SERVER_CALL_GUARD_H_
 #define CHORUS_SERVER_CALL_GUARD_H_
 

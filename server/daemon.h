@@ -1,6 +1,7 @@
 // chorusd as an object: everything that main.cc starts, for main.cc and for tests.
 //
-// Threads: Start, Drain and the destructor from one thread.
+// Threads: Start, Drain and the destructor from one thread. Ownership: it owns all that serves, and
+// the node; the backend is the caller's. Errors: said at Start().
 #ifndef CHORUS_SERVER_DAEMON_H_
 #define CHORUS_SERVER_DAEMON_H_
 
@@ -51,8 +52,8 @@ struct DaemonOptions {
 class Daemon {
  public:
   // Takes the paths' locks, listens and serves. `backend` outlives the daemon.
-  // FAILED_PRECONDITION, INVALID_ARGUMENT: an address that cannot be served; nothing is left
-  // behind.
+  // FAILED_PRECONDITION, INVALID_ARGUMENT: an address that cannot be served, or a gRPC library that
+  // it does not know. INTERNAL: gRPC does not start. Nothing is left behind.
   static absl::StatusOr<std::unique_ptr<Daemon>> Start(const DaemonOptions& options,
                                                        Backend* backend);
   // Drains without patience where Drain was not called.

@@ -1,4 +1,7 @@
 // Limits of gRPC's that hold before a client has acknowledged them.
+//
+// Threads: any. Ownership: the table is gRPC's, and the whole process's. Errors: said at
+// SetHttpDefaults().
 #ifndef CHORUS_SERVER_GRPC_DEFAULTS_H_
 #define CHORUS_SERVER_GRPC_DEFAULTS_H_
 
@@ -22,7 +25,7 @@ struct HttpDefaults {
 // FAILED_PRECONDITION (CANNOT_SERVE): the library has no such table, or other values in it, so
 // nobody knows what it takes before an acknowledgement; nothing is changed.
 //
-// Threads: any. It is for connections that begin afterwards; the last call is the one that holds.
+// It is for connections that begin afterwards; the last call is the one that holds.
 absl::Status SetHttpDefaults(const HttpDefaults& defaults);
 
 }  // namespace chorus

@@ -1,6 +1,6 @@
 // What a client of HTTP/2 asks for, counted from the bytes that it sends (RFC 9113).
 //
-// Threads: one at a time.
+// Threads: one at a time. Ownership: it keeps no bytes but of a frame's head. Errors: none.
 #ifndef CHORUS_SERVER_HTTP2_FRAMES_H_
 #define CHORUS_SERVER_HTTP2_FRAMES_H_
 

@@ -1,4 +1,6 @@
-// Where the daemon listens: unix:PATH or host:port. Plain data and pure functions; threads: any.
+// Where the daemon listens: unix:PATH or host:port.
+//
+// Threads: any; plain data and pure functions. Ownership: copies. Errors: said at each function.
 #ifndef CHORUS_SERVER_LISTEN_ADDRESS_H_
 #define CHORUS_SERVER_LISTEN_ADDRESS_H_
 

@@ -1,6 +1,7 @@
 // Keeps a second daemon off a path.
 //
-// Threads: any one at a time. The file goes with the object.
+// Threads: any one at a time. Ownership: the file goes with the object. Errors: said at
+// TakeLockFile().
 #ifndef CHORUS_SERVER_LOCK_FILE_H_
 #define CHORUS_SERVER_LOCK_FILE_H_
 
@@ -30,7 +31,8 @@ class LockFile {
 };
 
 // Takes PATH.lock, made when it is not there.
-// FAILED_PRECONDITION: another daemon holds it, which the text names.
+// FAILED_PRECONDITION (CANNOT_SERVE): another daemon holds it, which the text names; or it cannot
+// be made or written.
 absl::StatusOr<LockFile> TakeLockFile(absl::string_view path);
 
 }  // namespace chorus

@@ -8,7 +8,8 @@
 // for others'. A line is one line: what cannot be printed is escaped, so that no text of a client's
 // (a label, a job's name) can look like a line of the daemon's.
 //
-// Threads: one of its own writes. The rest is thread-safe.
+// Threads: one of its own writes. The rest is thread-safe. Ownership: the descriptor is the
+// caller's; lines are copied. Errors: none; what cannot be written is left out.
 #ifndef CHORUS_SERVER_LOG_WRITER_H_
 #define CHORUS_SERVER_LOG_WRITER_H_
 

@@ -1,7 +1,7 @@
 // How much memory a daemon may use where nobody has said it: what this machine and the daemon's own
 // cgroup have, less room for what is not charged (core/runtime/budget.h) and for others.
 //
-// Threads: any. What cannot be read counts as no bound.
+// Threads: any. Ownership: none. Errors: none; what cannot be read counts as no bound.
 #ifndef CHORUS_SERVER_MEMORY_LIMIT_H_
 #define CHORUS_SERVER_MEMORY_LIMIT_H_
 

@@ -8,6 +8,8 @@
 // one user comes that far.
 //
 // Measured with gRPC 1.51: docs/protocol.md, "What a client may make gRPC hold".
+//
+// Threads: constants. Ownership: none. Errors: none.
 #ifndef CHORUS_SERVER_OWN_MEMORY_H_
 #define CHORUS_SERVER_OWN_MEMORY_H_
 

@@ -8,7 +8,8 @@
 // A number is given out again only after thousands of others: a call of a closed connection that is
 // still on its way must not meet the credentials of a newer one.
 //
-// Threads: thread-safe.
+// Threads: thread-safe. Ownership: of a connection the table has a duplicate; the descriptor that
+// Add() gives is gRPC's. Errors: said at each function.
 #ifndef CHORUS_SERVER_PEERS_H_
 #define CHORUS_SERVER_PEERS_H_
 

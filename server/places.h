@@ -1,4 +1,6 @@
 // So many of something at a time, of which one user has ShareOf at most.
+//
+// Threads: any; a pure function. Ownership: none. Errors: said at CheckPlaces().
 #ifndef CHORUS_SERVER_PLACES_H_
 #define CHORUS_SERVER_PLACES_H_
 

@@ -8,7 +8,9 @@
 // own, by which gRPC reads: it counts the frames of the descriptors that a gate has been set on,
 // and a connection that asks for more than it may is ended. All others are the system's affair.
 //
-// Threads: thread-safe; of one descriptor one thread reads at a time.
+// Threads: thread-safe; of one descriptor one thread reads at a time. Ownership: a gate is its
+// maker's, the descriptor gRPC's. Errors: a connection that asks for too much is shut down; its
+// reader gets ECONNRESET.
 #ifndef CHORUS_SERVER_READ_GATE_H_
 #define CHORUS_SERVER_READ_GATE_H_
 

@@ -1,6 +1,6 @@
 // TCP sockets that the daemon listens on.
 //
-// Threads: any. The caller owns the sockets, which are closed with them.
+// Threads: any. Ownership: the sockets are the caller's. Errors: said at ListenTcp().
 #ifndef CHORUS_SERVER_TCP_LISTENER_H_
 #define CHORUS_SERVER_TCP_LISTENER_H_
 

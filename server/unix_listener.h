@@ -1,6 +1,7 @@
 // Unix sockets that the daemon listens on.
 //
-// Threads: any. The caller owns the sockets; a listener leaves its path behind when it is closed.
+// Threads: any. Ownership: sockets are the caller's; a listener leaves its path behind when it is
+// closed. Errors: said at each function.
 #ifndef CHORUS_SERVER_UNIX_LISTENER_H_
 #define CHORUS_SERVER_UNIX_LISTENER_H_
 
@@ -22,7 +23,8 @@ struct SocketAccess {
 
 // Listens on `path` (`type`: SOCK_STREAM or SOCK_SEQPACKET), in place of a socket that a dead
 // daemon left there; call it with the path's lock held. The socket never is more open than `access`
-// says, not even while it is made.
+// says, not even while it is made. FAILED_PRECONDITION (CANNOT_SERVE): the text has the path and
+// why. INVALID_ARGUMENT: there is no such group.
 absl::StatusOr<UniqueFd> ListenUnix(const std::string& path, int type, const SocketAccess& access);
 
 // Whether a daemon of `uid` can have its sockets in `directory` without another user's taking their
@@ -32,7 +34,7 @@ absl::StatusOr<UniqueFd> ListenUnix(const std::string& path, int type, const Soc
 absl::Status CheckSocketDirectory(const std::string& directory, uid_t uid);
 
 // The process at the other end, as it was when it connected. pid 0: not visible from here (another
-// PID namespace).
+// PID namespace). INTERNAL: `socket` is none that has one.
 struct PeerCredentials {
   pid_t pid = 0;
   uid_t uid = 0;

@@ -2,7 +2,8 @@
 // that hangs, threads or memory that are not to be had any more. It needs none of these: a timer of
 // the kernel's and a signal handler, both there from the start.
 //
-// Threads: any. SIGALRM and the process's real-time interval timer are its own.
+// Threads: any. Ownership: SIGALRM and the process's real-time interval timer are its own.
+// Errors: none.
 #ifndef CHORUS_SERVER_WATCHDOG_H_
 #define CHORUS_SERVER_WATCHDOG_H_
 

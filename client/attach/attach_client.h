@@ -3,8 +3,11 @@
 // Threads: every method may be called from any thread; requests go one after another.
 // Deadlines: by SteadyNow (core/base/clock.h). Each request ends by its own. A late answer is
 //   thrown away, with its descriptors.
-// Failure: UNAVAILABLE (DAEMON_LOST): the connection is gone and stays gone; so is the session's
-//   channel. Open another.
+// Ownership: it owns the connection and the doorbell's descriptor; descriptors that a request gives
+//   are the caller's.
+// Errors: of a request what the daemon answers, or DEADLINE_EXCEEDED (TRANSPORT_TIMEOUT); neither
+//   says that the connection is gone. UNAVAILABLE (DAEMON_LOST), or what the daemon has said before
+//   it closed: the connection is gone and stays gone; so is the session's channel. Open another.
 #ifndef CHORUS_CLIENT_ATTACH_ATTACH_CLIENT_H_
 #define CHORUS_CLIENT_ATTACH_ATTACH_CLIENT_H_
 

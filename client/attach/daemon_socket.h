@@ -11,7 +11,8 @@
 // A connection that was let through stays with the process that it was made to, or ends: gRPC gets
 // the connected descriptor and never connects by itself.
 //
-// Threads: plain functions. Deadlines: by SteadyNow (core/base/clock.h).
+// Threads: any; plain functions. Deadlines: by SteadyNow (core/base/clock.h).
+// Ownership: a connection is the caller's. Errors: said at each function.
 #ifndef CHORUS_CLIENT_ATTACH_DAEMON_SOCKET_H_
 #define CHORUS_CLIENT_ATTACH_DAEMON_SOCKET_H_
 
@@ -33,13 +34,14 @@ namespace chorus {
 // it lies.
 // UNAVAILABLE (DAEMON_LOST): nobody listens there. PERMISSION_DENIED (NOT_ATTACHED): this user may
 // not connect, or the daemon is another user's; the text has both uids. DEADLINE_EXCEEDED
-// (TRANSPORT_TIMEOUT): its queue is full.
+// (TRANSPORT_TIMEOUT): its queue is full. INVALID_ARGUMENT (MALFORMED): no socket can have this
+// path. RESOURCE_EXHAUSTED (QUOTA): this process has no descriptor for it.
 absl::StatusOr<UniqueFd> ConnectToDaemon(const std::string& path, int type,
                                          absl::Span<const uint32_t> daemon_uids,
                                          absl::Time deadline);
 
-// Whether root has given the socket `path` to the user `uid`, as above. An error's text is a clause
-// that says what is otherwise.
+// Whether root has given the socket `path` to the user `uid`, as above. PERMISSION_DENIED
+// (NOT_ATTACHED): it has not; the text is a clause that says what is otherwise.
 absl::Status PlacedByRoot(const std::string& path, uid_t uid);
 
 }  // namespace chorus

@@ -6,9 +6,11 @@
 // or a number, which takes the dtype of the tensor beside it and is no part of the graph: another
 // one is no other graph. At least one operand is a tensor.
 //
-// Threads and ownership: chorus/chorus.h. Errors: in the results, with the line of the call:
-//   INVALID_ARGUMENT kBadType where shapes, dtypes or devices do not fit, or a number is none of
-//   the dtype's.
+// Threads: any, as chorus/chorus.h says.
+// Ownership: results are handles. An operand's handle may go as soon as the call has returned.
+// Errors: in the results, with the line of the call: INVALID_ARGUMENT kBadType where shapes, dtypes
+//   or devices do not fit, or a number is none of the dtype's; UNIMPLEMENTED kUnsupported for a
+//   dtype that the op has no kernels for.
 #ifndef CHORUS_CLIENT_FUNCTIONAL_MATH_H_
 #define CHORUS_CLIENT_FUNCTIONAL_MATH_H_
 

@@ -6,8 +6,11 @@
 // dtype; one outside its range ends the run that uses it with INVALID_ARGUMENT, which names the
 // position, the value and the range. They have no gradient.
 //
-// Threads and ownership: chorus/chorus.h. Errors: in the results, with the line of the call:
-//   INVALID_ARGUMENT kBadType where shapes or dtypes do not fit.
+// Threads: any, as chorus/chorus.h says.
+// Ownership: results are handles. An operand's handle may go as soon as the call has returned.
+// Errors: in the results, with the line of the call: INVALID_ARGUMENT kBadType where shapes or
+//   dtypes do not fit, and as said above; UNIMPLEMENTED kUnsupported for a dtype that the op has no
+//   kernels for.
 #ifndef CHORUS_CLIENT_FUNCTIONAL_NN_H_
 #define CHORUS_CLIENT_FUNCTIONAL_NN_H_
 

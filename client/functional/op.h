@@ -1,9 +1,11 @@
 // Any local op of this build, by its name (docs/ops.md, core/ops): also one that has no function
 // here yet. Eager, compiled and differentiated like the functions.
 //
-// Threads: as those of chorus/chorus.h. Errors: the tensor carries them: INVALID_ARGUMENT
-// kBadType for a collective, and for inputs or attributes that the op does not take;
-// UNIMPLEMENTED kUnsupported for a name that is no op of this build.
+// Threads: any, as chorus/chorus.h says.
+// Ownership: results are handles. An input's handle may go as soon as the call has returned.
+// Errors: the tensor carries them: INVALID_ARGUMENT kBadType for a collective, and for inputs or
+//   attributes that the op does not take; UNIMPLEMENTED kUnsupported for a name that is no op of
+//   this build, and for a dtype that the op has no kernels for.
 #ifndef CHORUS_CLIENT_FUNCTIONAL_OP_H_
 #define CHORUS_CLIENT_FUNCTIONAL_OP_H_
 

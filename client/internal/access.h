@@ -1,6 +1,6 @@
 // The one way from the handles of the SDK to what they stand for, and back.
 //
-// Threads: any; plain functions. What they give is owned as the handles' headers say.
+// Threads: any; plain functions. Ownership: as the handles' headers say.
 // Errors: none; what a handle does not stand for is null.
 #ifndef CHORUS_CLIENT_INTERNAL_ACCESS_H_
 #define CHORUS_CLIENT_INTERNAL_ACCESS_H_

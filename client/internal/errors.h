@@ -1,7 +1,7 @@
 // Errors of the SDK with the line of the trainer that made the call.
 //
 // Threads: any; plain functions.
-// Ownership: plain values.
+// Ownership: plain values. Errors: none of their own.
 #ifndef CHORUS_CLIENT_INTERNAL_ERRORS_H_
 #define CHORUS_CLIENT_INTERNAL_ERRORS_H_
 

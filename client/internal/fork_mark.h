@@ -1,8 +1,7 @@
 // Whether this process is a child of the one that made an object: there the object's locks may be
 // held for good by threads that do not exist, and what it stands for is the parent's.
 //
-// Threads: any.
-// Ownership, errors: none.
+// Threads: any. Ownership: none. Errors: none.
 #ifndef CHORUS_CLIENT_INTERNAL_FORK_MARK_H_
 #define CHORUS_CLIENT_INTERNAL_FORK_MARK_H_
 

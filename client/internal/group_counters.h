@@ -1,8 +1,7 @@
 // What a member has called of a group in its step. Positions are names: every call counts once,
 // whatever becomes of it.
 //
-// Threads: the session's lock guards it. Owned by the group.
-// Errors: none.
+// Threads: the session's lock guards it. Ownership: the group's. Errors: none.
 #ifndef CHORUS_CLIENT_INTERNAL_GROUP_COUNTERS_H_
 #define CHORUS_CLIENT_INTERNAL_GROUP_COUNTERS_H_
 

@@ -8,8 +8,9 @@
 //   sees to it). Everything else: any thread.
 // Ownership: the session owns its link. What a call gives is the caller's, but for Staging::data,
 //   which is the link's until UnmapStaging.
-// Failure: once the daemon is gone every call returns UNAVAILABLE kDaemonLost, or kDraining where
-//   it has said that it was stopped; also calls that wait at that moment.
+// Errors: once the daemon is gone every call returns UNAVAILABLE kDaemonLost, or kDraining where it
+//   has said that it was stopped; also calls that wait at that moment. Else what the daemon
+//   answers, and as said at each call.
 #ifndef CHORUS_CLIENT_INTERNAL_LINK_H_
 #define CHORUS_CLIENT_INTERNAL_LINK_H_
 

@@ -1,7 +1,8 @@
 // What functions on tensors of a DeviceGroup have in common: where tensors are, how they are cut
 // into pieces, and how such a call fails.
 //
-// Threads: any; plain functions. Errors: INVALID_ARGUMENT kBadType, naming the op.
+// Threads: any; plain functions. Ownership: results are handles and copies.
+// Errors: INVALID_ARGUMENT kBadType, naming the op; of a tensor that has failed its own.
 #ifndef CHORUS_CLIENT_INTERNAL_PIECES_H_
 #define CHORUS_CLIENT_INTERNAL_PIECES_H_
 

@@ -1,6 +1,6 @@
 // Recording: from a call on tensors to commands or nodes of a trace, and to entries of the tape.
 //
-// Threads: any.
+// Threads: any. Ownership: entries of the tape belong to the results (tape.h).
 // Errors: in the tensors. What waits is said where it does.
 #ifndef CHORUS_CLIENT_INTERNAL_RECORD_H_
 #define CHORUS_CLIENT_INTERNAL_RECORD_H_

@@ -20,7 +20,7 @@
 //   results (RingLink::Locate);
 // * HostTensor's, while its pieces are gathered, which is a call like any other.
 //
-// Threads: that is what it is about. Ownership, errors: none.
+// Threads: that is what it is about. Ownership: none. Errors: none.
 #ifndef CHORUS_CLIENT_INTERNAL_SESSION_LOCK_H_
 #define CHORUS_CLIENT_INTERNAL_SESSION_LOCK_H_
 

@@ -1,6 +1,8 @@
 // Says on standard error which ranks a long wait waits for.
 //
-// Threads: any. Nothing is read or written before a wait has become long.
+// Threads: any; a During has one of its own. Nothing is read or written before a wait has become
+// long. Ownership: the link is the session's, and outlives it. Errors: the wait's own; where the
+// daemon does not say who is missing, the report has its error.
 #ifndef CHORUS_CLIENT_INTERNAL_WAIT_REPORTS_H_
 #define CHORUS_CLIENT_INTERNAL_WAIT_REPORTS_H_
 

@@ -1,7 +1,7 @@
 // The log by gRPC: one stream for all commands, or one unary call each.
 //
-// Threads and errors: client/internal/link.h. Ownership: a link owns its session and its calls; its
-//   destructor ends those that are under way, and waits for them.
+// Threads: as Link (client/internal/link.h). Ownership: a link owns its session and its calls; its
+//   destructor ends those that are under way, and waits for them. Errors: Link's.
 #ifndef CHORUS_CLIENT_LINK_GRPC_LINKS_H_
 #define CHORUS_CLIENT_LINK_GRPC_LINKS_H_
 

@@ -1,7 +1,7 @@
 // The log through shared memory, and bytes in place: for attached sessions.
 //
-// Threads and errors: client/internal/link.h. Ownership: the link owns the session, its memory and
-//   its mappings; what MapTensor gives may outlive it.
+// Threads: as Link (client/internal/link.h). Ownership: the link owns the session, its memory and
+//   its mappings; what MapTensor gives may outlive it. Errors: Link's; MakeRingLink says its own.
 #ifndef CHORUS_CLIENT_LINK_RING_LINK_H_
 #define CHORUS_CLIENT_LINK_RING_LINK_H_
 

@@ -1,6 +1,7 @@
 // The devices of one session as a group, and what goes between them.
 //
-// Threads, errors, and what is recorded: chorus/parallel.h. Ownership: a DeviceGroup is a handle.
+// Threads: chorus/parallel.h, which also says what is recorded.
+// Ownership: a DeviceGroup is a handle. Errors: chorus/parallel.h; Create returns its own.
 #ifndef CHORUS_CLIENT_PARALLEL_DEVICE_GROUP_H_
 #define CHORUS_CLIENT_PARALLEL_DEVICE_GROUP_H_
 

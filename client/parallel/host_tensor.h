@@ -1,7 +1,8 @@
 // Tensors in the trainer's own memory, scattered to devices and gathered from them.
 //
-// Threads, errors, and what is recorded: chorus/parallel.h.
+// Threads: chorus/parallel.h, which also says what is recorded.
 // Ownership: a HostTensor is a handle; what it refers to without holding it is the caller's.
+// Errors: a HostTensor carries its own, as a tensor does; Scatter's are in the pieces.
 #ifndef CHORUS_CLIENT_PARALLEL_HOST_TENSOR_H_
 #define CHORUS_CLIENT_PARALLEL_HOST_TENSOR_H_
 

@@ -1,6 +1,7 @@
 // Nested values, as models take and give them, for each device of a group and back.
 //
-// Threads, errors, and what is recorded: chorus/parallel.h. Ownership: a Nest holds its values.
+// Threads: chorus/parallel.h, which also says what is recorded. Ownership: a Nest holds its values.
+// Errors: returned: those of Scatter and Gather, and as each function says.
 #ifndef CHORUS_CLIENT_PARALLEL_NEST_H_
 #define CHORUS_CLIENT_PARALLEL_NEST_H_
 

@@ -1,6 +1,6 @@
 // Several ranks of one world in one thread.
 //
-// Threads: one. Errors: fail the test.
+// Threads: one. Ownership: a world is its caller's; Ranks has its sessions. Errors: fail the test.
 #ifndef CHORUS_CLIENT_TESTING_RANKS_H_
 #define CHORUS_CLIENT_TESTING_RANKS_H_
 

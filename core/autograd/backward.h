@@ -11,8 +11,12 @@
 // they give may have its way through this rank's local ops. Where several gradients meet they are
 // added in the order in which the walk finds them: bits do not depend on anything but the record.
 //
-// Pure: no threads, no clock, no I/O. Method: accumulation of vector-Jacobian products in reverse
-// program order (reverse-mode automatic differentiation, Linnainmaa 1970).
+// Method: accumulation of vector-Jacobian products in reverse program order (reverse-mode automatic
+// differentiation, Linnainmaa 1970).
+//
+// Threads: pure functions, without clock or I/O; the emitter belongs to one thread. Ownership: the
+// record and the emitter are the caller's. Errors: said at BuildBackward(), and the emitter's; what
+// was emitted before one stays emitted.
 #ifndef CHORUS_CORE_AUTOGRAD_BACKWARD_H_
 #define CHORUS_CORE_AUTOGRAD_BACKWARD_H_
 

@@ -12,6 +12,8 @@
 //   Destroying a stream does not stop the work on it. Destroying a communicator ends the calls of
 //   other members that wait for this one with ABORTED. Destroying the backend waits for work that
 //   is running and drops work that waits: its callbacks never run.
+// Errors: what can be refused is refused where it is asked for, by a status. What fails later is
+//   the status of the stream's next Callback, and breaks a communicator (see there).
 #ifndef CHORUS_CORE_BACKEND_BACKEND_H_
 #define CHORUS_CORE_BACKEND_BACKEND_H_
 
@@ -32,7 +34,7 @@
 
 namespace chorus {
 
-struct NodeView;  // core/ops/op.h
+struct NodeView;  // core/ops/node_spec.h
 
 // An address in a device's own address space. Only backends with host_addressable may turn it into
 // a pointer. 0: no memory (zero bytes).

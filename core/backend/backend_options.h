@@ -1,6 +1,7 @@
 // What every backend is opened with. A backend's own header has what else it can be told.
 //
-// Threads: plain data. Ownership: refers to the pool, which must outlive the backend.
+// Threads: plain data. Ownership: refers to the pool, which must outlive the backend. Errors: none;
+// OpenBackend (backends.h) says what it refuses.
 #ifndef CHORUS_CORE_BACKEND_BACKEND_OPTIONS_H_
 #define CHORUS_CORE_BACKEND_BACKEND_OPTIONS_H_
 

@@ -1,6 +1,7 @@
 // The backends of this build, by name.
 //
-// Threads: any.
+// Threads: any. Ownership: a backend is the caller's, and so is the pool of its options.
+// Errors: said at OpenBackend().
 #ifndef CHORUS_CORE_BACKEND_BACKENDS_H_
 #define CHORUS_CORE_BACKEND_BACKENDS_H_
 

@@ -5,6 +5,10 @@
 // reduced in the one tree over all members (core/backend/reduction.h), the same for every kind,
 // piece and output, whatever the chunks: bits depend on neither size nor timing. Members that do
 // not take part are left out of it: they are nothing, not zeros.
+//
+// Threads: said at CollectiveWork; CheckCall is a pure function. Ownership: the memory of the
+// operands is the callers'; of their calls nothing is kept. Errors: said at each function;
+// RunChunk() cannot fail.
 #ifndef CHORUS_CORE_BACKEND_COLLECTIVE_WORK_H_
 #define CHORUS_CORE_BACKEND_COLLECTIVE_WORK_H_
 

@@ -20,7 +20,9 @@
 // * MIN and MAX give NaN where any operand is NaN, and of +0 and -0 the left one;
 // * integers wrap; bool operands are true where any bit is set, bool results are 0 or 1, SUM and
 //   MAX are or, PRODUCT and MIN are and.
-// Threads: pure functions.
+//
+// Threads: pure functions. Ownership: operands and results are the caller's. Errors: none; where
+// there is no such reduction there is no function.
 #ifndef CHORUS_CORE_BACKEND_REDUCTION_H_
 #define CHORUS_CORE_BACKEND_REDUCTION_H_
 

@@ -1,7 +1,10 @@
 // Where the pieces of a collective stand in its tensors, when their rows are only known as it runs.
 //
 // Arithmetic on numbers that were copied from the members' memory; it checks all of them, for they
-// may be a client's. Threads: thread-compatible.
+// may be a client's.
+//
+// Threads: thread-compatible. Ownership: parts are only read during Place(). Errors: said at
+// Place().
 #ifndef CHORUS_CORE_BACKEND_RUNTIME_PIECES_H_
 #define CHORUS_CORE_BACKEND_RUNTIME_PIECES_H_
 

@@ -9,7 +9,9 @@
 // it has passed when as many have completed. Stream states are recycled and never freed before the
 // engine, and their counts never go back, so an old event stays meaningful.
 //
-// Threads: one mutex guards every queue. Work and callbacks run outside it.
+// Threads: one mutex guards every queue. Work and callbacks run outside it. Ownership: the engine
+// has the states of streams and the groups of communicators; the handles that it gives refer to
+// them, and go before it. Errors: those of backend.h.
 #ifndef CHORUS_CORE_BACKEND_STREAM_ENGINE_H_
 #define CHORUS_CORE_BACKEND_STREAM_ENGINE_H_
 

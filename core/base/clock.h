@@ -1,6 +1,6 @@
 // Time for leases, timers and deadlines: it goes on evenly whatever is done to the wall clock.
 //
-// Threads: any. Ownership, errors: none.
+// Threads: any. Ownership: none. Errors: none.
 #ifndef CHORUS_CORE_BASE_CLOCK_H_
 #define CHORUS_CORE_BASE_CLOCK_H_
 

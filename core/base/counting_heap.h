@@ -3,7 +3,8 @@
 // It replaces operator new and delete, and counts bytes as they were asked for: for each thread by
 // itself, so what one allocates and another frees counts for either.
 //
-// Threads: a HeapUse tells of the thread that it is made and asked on. Ownership, errors: none.
+// Threads: a HeapUse tells of the thread that it is made and asked on. Ownership: none.
+// Errors: none; without memory operator new throws, as ever.
 #ifndef CHORUS_CORE_BASE_COUNTING_HEAP_H_
 #define CHORUS_CORE_BASE_COUNTING_HEAP_H_
 

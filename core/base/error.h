@@ -12,7 +12,8 @@
 // where their errors are, and an error that quotes another does not say two remedies.
 //
 // Threads: plain values and pure functions. Ownership: copies; see Detached() for statuses that are
-// handed to another thread.
+// handed to another thread. Errors: none; each function says what it gives for what is no reason,
+// or no error.
 #ifndef CHORUS_CORE_BASE_ERROR_H_
 #define CHORUS_CORE_BASE_ERROR_H_
 

@@ -3,7 +3,7 @@
 // An id of one kind never converts to another, so a world rank cannot be passed where a group rank
 // is meant.
 //
-// Threads: plain values. Ownership, errors: none.
+// Threads: plain values. Ownership: none. Errors: none.
 #ifndef CHORUS_CORE_BASE_IDS_H_
 #define CHORUS_CORE_BASE_IDS_H_
 

@@ -4,7 +4,7 @@
 // sent; but an index of one kind is never taken for one of another kind, as a subscript
 // (IndexedVector), an argument or a field. Ids that are only names are stricter: ids.h.
 //
-// Threads: plain values. Ownership, errors: none.
+// Threads: plain values. Ownership: none. Errors: none.
 #ifndef CHORUS_CORE_BASE_INDEX_H_
 #define CHORUS_CORE_BASE_INDEX_H_
 

@@ -4,7 +4,8 @@
 // of its own (index.h); and no cast is needed where it is signed. Only what users need: for the
 // rest there is std::vector.
 //
-// Threads, ownership: as std::vector. Errors: an index out of bounds is a bug, and asserted.
+// Threads: as std::vector. Ownership: it has its elements. Errors: an index out of bounds is a bug,
+// and asserted.
 #ifndef CHORUS_CORE_BASE_INDEXED_VECTOR_H_
 #define CHORUS_CORE_BASE_INDEXED_VECTOR_H_
 

@@ -5,7 +5,7 @@
 // Room that is kept for more (a list's capacity) does not count: decoders and planners leave none,
 // or little.
 //
-// Threads: pure functions. Ownership, errors: none.
+// Threads: pure functions. Ownership: none. Errors: none.
 #ifndef CHORUS_CORE_BASE_MEMORY_ACCOUNT_H_
 #define CHORUS_CORE_BASE_MEMORY_ACCOUNT_H_
 

@@ -1,6 +1,6 @@
 // Whether the lines in which ranks call one collective are compared.
 //
-// Threads: plain values.
+// Threads: plain values. Ownership: none. Errors: none.
 #ifndef CHORUS_CORE_COLLECTIVE_CALL_SITES_H_
 #define CHORUS_CORE_COLLECTIVE_CALL_SITES_H_
 

@@ -2,6 +2,7 @@
 // and asks it nothing. What each means is core/collective/sequencer.h's.
 //
 // Threads: plain data. Ownership: copies; errors and the words of a part (PartLabel) are shared.
+// Errors: none; an action may bring one for others.
 #ifndef CHORUS_CORE_COLLECTIVE_DECISIONS_H_
 #define CHORUS_CORE_COLLECTIVE_DECISIONS_H_
 

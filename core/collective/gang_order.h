@@ -4,7 +4,8 @@
 // streams are queues, so all ranks must follow one order. It is a function of what the runs ask for
 // alone: equal gangs get equal orders, on every rank and in every life of the daemon.
 //
-// Pure functions. Threads: any.
+// Threads: any; a pure function. Ownership: a GangView refers to memory of the caller.
+// Errors: none; where there is no order a GangConflict says why.
 #ifndef CHORUS_CORE_COLLECTIVE_GANG_ORDER_H_
 #define CHORUS_CORE_COLLECTIVE_GANG_ORDER_H_
 

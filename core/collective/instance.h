@@ -1,7 +1,7 @@
 // An instance: one collective as all its ranks see it, the unit of matching.
 //
 // Threads: plain values and pure functions. Ownership: values; nothing refers to anything else.
-//   Failure: only decoding fails, see DecodeInstanceKey.
+// Errors: only decoding fails, see DecodeInstanceKey.
 #ifndef CHORUS_CORE_COLLECTIVE_INSTANCE_H_
 #define CHORUS_CORE_COLLECTIVE_INSTANCE_H_
 

@@ -1,9 +1,8 @@
 // A deterministic topological order, or the circle that makes it impossible; and what such orders
 // are for.
 //
-// Threads: pure functions. Ownership: plain values; nothing is kept.
-// Failure: an order that there is not is an answer, not an error. `calls`, ranks and edges must be
-//   in bounds.
+// Threads: pure functions. Ownership: plain values; nothing is kept. Errors: none; that there is no
+// order is an answer. `calls`, ranks and edges must be in bounds.
 #ifndef CHORUS_CORE_COLLECTIVE_ORDER_H_
 #define CHORUS_CORE_COLLECTIVE_ORDER_H_
 

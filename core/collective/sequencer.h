@@ -21,7 +21,9 @@
 //
 // What it is told and decides is plain data: decisions.h.
 //
-// Threads: thread-compatible.
+// Threads: thread-compatible. Ownership: a copy has a state of its own; templates of votes, labels
+// and errors are shared, and never change. Errors: said at each function; what ranks are told of is
+// an action.
 #ifndef CHORUS_CORE_COLLECTIVE_SEQUENCER_H_
 #define CHORUS_CORE_COLLECTIVE_SEQUENCER_H_
 

@@ -1,9 +1,11 @@
 // The sequencer's tables: what it knows of members, groups, instances, runs, tapes and gangs.
 //
-// Its own, in a header only because it is a value: its holders must be able to copy
-// it. Rows name each other by number, so that a copy of the tables is a copy of the state.
+// Its own, in a header only because it is a value: its holders must be able to copy it. Rows name
+// each other by number, so that a copy of the tables is a copy of the state.
 //
-// Threads: thread-compatible, with the sequencer that holds them. Failure: none; rows must exist.
+// Threads: thread-compatible, with the sequencer that holds them. Ownership: a Pool has its rows;
+// templates of votes, labels and errors are shared, and never change. Errors: none; rows must
+// exist.
 #ifndef CHORUS_CORE_COLLECTIVE_SEQUENCER_TABLES_H_
 #define CHORUS_CORE_COLLECTIVE_SEQUENCER_TABLES_H_
 

@@ -1,6 +1,7 @@
 // Builds votes for tests: one run, its group slots and its participations.
 //
 // Threads: thread-compatible. Ownership: the vote that Build() returns refers to the TestRun.
+// Errors: none; Sequencer::Submit says what is wrong with a vote.
 #ifndef CHORUS_CORE_COLLECTIVE_TEST_RUN_H_
 #define CHORUS_CORE_COLLECTIVE_TEST_RUN_H_
 

@@ -1,6 +1,8 @@
 // What a run asks of the others: the collectives that it takes part in.
 //
-// Plain data and pure functions. Threads: a template is never changed, and shared.
+// Threads: plain data and pure functions; a template is never changed. Ownership: runs share a
+// template and its labels; a vote refers to its graph's slots. Errors: none; Sequencer::Submit says
+// what is wrong with a vote.
 #ifndef CHORUS_CORE_COLLECTIVE_VOTE_H_
 #define CHORUS_CORE_COLLECTIVE_VOTE_H_
 

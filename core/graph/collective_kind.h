@@ -4,7 +4,8 @@
 // A new kind is a row here, its op's folder, its work in core/backend/collective_work.cc, and its
 // number in proto/chorus/v1/types.proto (docs/architecture.md has the whole recipe).
 //
-// Threads: constants and pure functions.
+// Threads: constants and pure functions. Ownership: none. Errors: none; a number of no kind has the
+// facts of kUnspecified.
 #ifndef CHORUS_CORE_GRAPH_COLLECTIVE_KIND_H_
 #define CHORUS_CORE_GRAPH_COLLECTIVE_KIND_H_
 
@@ -60,7 +61,8 @@ struct CollectiveFacts {
 };
 
 // By number. Source: each is a linear map of all members' inputs to all members' outputs (PRODUCT,
-// MIN and MAX apart: core/ops/op.h), and its gradient that map's transpose (docs/collectives.md).
+// MIN and MAX apart: core/ops/collective_operands.h), and its gradient that map's transpose
+// (docs/collectives.md).
 inline constexpr CollectiveFacts kCollectives[] = {
 #define CHORUS_ROW(kind, name, in, out, does, gradient, product_gradient)             \
   {                                                                                   \

@@ -3,7 +3,9 @@
 //
 // The bytes come from anywhere. A decoder that believed them would make gigabytes of a few
 // megabytes (an empty node is nine bytes, and several hundred in memory), so that what a graph may
-// take is checked before anything of that size is made. Pure functions; threads: any.
+// take is checked before anything of that size is made.
+//
+// Threads: any; pure functions. Ownership: copies. Errors: said at each function.
 #ifndef CHORUS_CORE_GRAPH_ENCODING_H_
 #define CHORUS_CORE_GRAPH_ENCODING_H_
 

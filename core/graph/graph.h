@@ -5,7 +5,8 @@
 // first, then each node's outputs in program order. Ops are pure and outputs fresh; a value crosses
 // devices only by a `copy` node or a collective.
 //
-// Threads: plain data. Ownership: values; a ValueTable refers to its graph.
+// Threads: plain data. Ownership: values; a ValueTable refers to its graph. Errors: none;
+// ValidateGraph (core/ops/validate.h) says what is wrong with a graph.
 #ifndef CHORUS_CORE_GRAPH_GRAPH_H_
 #define CHORUS_CORE_GRAPH_GRAPH_H_
 

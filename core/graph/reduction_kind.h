@@ -3,7 +3,7 @@
 //
 // Users see it: client/collectives.h includes it.
 //
-// Threads: constants and pure functions.
+// Threads: constants and pure functions. Ownership: none. Errors: none.
 #ifndef CHORUS_CORE_GRAPH_REDUCTION_KIND_H_
 #define CHORUS_CORE_GRAPH_REDUCTION_KIND_H_
 

@@ -1,6 +1,6 @@
 // A graph for tests of whatever walks graphs.
 //
-// Threads: pure functions.
+// Threads: pure functions. Ownership: plain values. Errors: none.
 #ifndef CHORUS_CORE_GRAPH_SAMPLE_GRAPH_H_
 #define CHORUS_CORE_GRAPH_SAMPLE_GRAPH_H_
 

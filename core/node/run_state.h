@@ -1,7 +1,8 @@
 // One run between its frame and its outcome.
 //
 // Threads: the node thread. Ownership: RunTable owns the runs; a run shares its session, its world,
-// its graph and its cells, and keeps its buffers until it ends.
+// its graph and its cells, and keeps its buffers until it ends. Errors: none; what a run has failed
+// with is told, not kept.
 #ifndef CHORUS_CORE_NODE_RUN_STATE_H_
 #define CHORUS_CORE_NODE_RUN_STATE_H_
 

@@ -1,6 +1,7 @@
 // What the inputs and outputs of a collective's node are: its pieces, counts, factor and extras.
 //
-// Threads: plain functions.
+// Threads: any; plain functions. Ownership: none. Errors: none; InferTypes (registry.h) checks what
+// a node has.
 #ifndef CHORUS_CORE_OPS_COLLECTIVE_OPERANDS_H_
 #define CHORUS_CORE_OPS_COLLECTIVE_OPERANDS_H_
 

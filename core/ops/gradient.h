@@ -6,7 +6,9 @@
 // more. The convention, everywhere: **the loss that is differentiated is the sum over ranks of each
 // rank's loss.**
 //
-// Threads: an Emitter, and a GradientContext with it, belongs to one thread.
+// Threads: an Emitter, and a GradientContext with it, belongs to one thread. Ownership: a context
+// refers to what one call of a rule is given; values are the emitter's. Errors: the emitter's,
+// which rules hand on.
 #ifndef CHORUS_CORE_OPS_GRADIENT_H_
 #define CHORUS_CORE_OPS_GRADIENT_H_
 

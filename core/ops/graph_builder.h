@@ -2,7 +2,10 @@
 //
 // For tracers and tests, and the Emitter of graph-to-graph differentiation: AppendBackward
 // (core/autograd/backward.h) extends what has been built by its own gradient.
-// Threads: thread-compatible. Owns what it builds.
+//
+// Threads: thread-compatible. Ownership: it has what it builds; Build() gives a copy.
+// Errors: Emit()'s: those of InferTypes (registry.h), and INVALID_ARGUMENT kMalformed for a value
+// or a group slot that there is not.
 #ifndef CHORUS_CORE_OPS_GRAPH_BUILDER_H_
 #define CHORUS_CORE_OPS_GRAPH_BUILDER_H_
 

@@ -1,6 +1,6 @@
 // What elements of each dtype are computed in on the host, for kernels.
 //
-// Threads: pure functions.
+// Threads: pure functions. Ownership: none. Errors: none; other dtypes are for `otherwise`.
 #ifndef CHORUS_CORE_OPS_HOST_ARITHMETIC_H_
 #define CHORUS_CORE_OPS_HOST_ARITHMETIC_H_
 

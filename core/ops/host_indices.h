@@ -1,7 +1,8 @@
 // Indices and labels, tensors of any integer dtype, for kernels. They came from a client: each is
 // checked where it is used.
 //
-// Threads: immutable; any. Ownership: it keeps copies of what it was made of.
+// Threads: immutable; any. Ownership: it keeps copies of what it was made of. Errors: said at
+// OutOfRange().
 #ifndef CHORUS_CORE_OPS_HOST_INDICES_H_
 #define CHORUS_CORE_OPS_HOST_INDICES_H_
 

@@ -6,11 +6,13 @@
 // any order, on any threads: the result's bits do not depend on the partition.
 //
 // Threads: Run is const and thread-compatible with itself on disjoint ranges.
+// Ownership: buffers are the caller's; a kernel keeps copies of what it was made of.
 // Memory: buffers are row-major, of exactly the types the kernel was made for, aligned to 64 bytes
 // or at least to their element; zero-sized buffers may be null. Outputs do not overlap inputs,
 // except that an elementwise op (OpDef::elementwise) may have its output in the place of an input
 // of the same type. Inputs are daemon memory: nobody writes to them meanwhile.
-// Errors: only kernels of ops that say so fail (MayFail of core/ops/op.h).
+// Errors: only kernels of ops that say so fail for what inputs hold (MayFail of core/ops/op.h):
+// INVALID_ARGUMENT kBadType. Where a kernel of another op fails, that is a bug.
 //
 // What each *_host.h gives is a table of constants: any thread may read it, nobody owns it, nothing
 // fails; for the kernels that are made from it all of this holds.

@@ -1,6 +1,7 @@
 // The host kernels of this build. Linked by what executes graphs, never by clients.
 //
 // Threads: any. Ownership: a kernel is the caller's, and refers to nothing that it was made of.
+// Errors: said at MakeHostKernel().
 #ifndef CHORUS_CORE_OPS_HOST_KERNELS_H_
 #define CHORUS_CORE_OPS_HOST_KERNELS_H_
 

@@ -1,6 +1,6 @@
 // Operands of elementwise kernels: tensors, or 0-dim ones that stand for all elements.
 //
-// Threads: plain values; a HostOperand refers to the operand's memory. Nothing fails.
+// Threads: plain values. Ownership: a HostOperand refers to the operand's memory. Errors: none.
 #ifndef CHORUS_CORE_OPS_HOST_OPERAND_H_
 #define CHORUS_CORE_OPS_HOST_OPERAND_H_
 

@@ -1,6 +1,6 @@
 // A tensor as rows along one axis, for kernels.
 //
-// Threads: plain values. Nothing fails: the axis was checked by the op's rule.
+// Threads: plain values. Ownership: none. Errors: none: the axis was checked by the op's rule.
 #ifndef CHORUS_CORE_OPS_HOST_ROWS_H_
 #define CHORUS_CORE_OPS_HOST_ROWS_H_
 

@@ -1,6 +1,6 @@
 // Which tensors may be indices or labels, for shape rules.
 //
-// Threads: constants.
+// Threads: constants. Ownership: none. Errors: none.
 #ifndef CHORUS_CORE_OPS_INDICES_H_
 #define CHORUS_CORE_OPS_INDICES_H_
 

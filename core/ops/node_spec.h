@@ -1,6 +1,7 @@
 // A node on its way into a graph: as a caller writes it, and as a shape rule sees it.
 //
-// Threads: plain data. Failure: what does not fit is INVALID_ARGUMENT kBadType, see ShapeError.
+// Threads: plain data. Ownership: a NodeSpec has copies, a NodeView refers to memory of the caller.
+// Errors: what does not fit is INVALID_ARGUMENT kBadType, see ShapeError.
 #ifndef CHORUS_CORE_OPS_NODE_SPEC_H_
 #define CHORUS_CORE_OPS_NODE_SPEC_H_
 

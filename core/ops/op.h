@@ -4,7 +4,8 @@
 // kernels are targets of their own beside it (core/ops/host_kernel.h). Adding an op touches one
 // folder and one line of ops.bzl.
 //
-// Threads: definitions are immutable.
+// Threads: definitions are immutable. Ownership: they are static. Errors: of a shape rule
+// INVALID_ARGUMENT kBadType (ShapeError), of a gradient rule the emitter's.
 #ifndef CHORUS_CORE_OPS_OP_H_
 #define CHORUS_CORE_OPS_OP_H_
 

@@ -3,7 +3,8 @@
 // A piece is what goes from one member to another; its rows are its dimension 0. Pieces of one
 // collective have the same dtype and the same other dimensions.
 //
-// Threads: pure functions. Failure: what does not fit is kBadType, see ShapeError.
+// Threads: pure functions. Ownership: copies. Errors: what does not fit is INVALID_ARGUMENT
+// kBadType, see ShapeError; those on gradients are the emitter's.
 #ifndef CHORUS_CORE_OPS_PIECES_H_
 #define CHORUS_CORE_OPS_PIECES_H_
 

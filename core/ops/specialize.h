@@ -6,7 +6,7 @@
 // can be checked, planned and admitted at its largest, and at other sizes it is a pure function of
 // the graph and the sizes.
 //
-// Threads: pure functions.
+// Threads: pure functions. Ownership: copies. Errors: said at each function.
 #ifndef CHORUS_CORE_OPS_SPECIALIZE_H_
 #define CHORUS_CORE_OPS_SPECIALIZE_H_
 

@@ -1,7 +1,8 @@
 // The check that stands between a graph from anywhere and everything that uses it.
 //
 // Client and daemon link the same check, so that a bad call is refused with the same text in both.
-// Pure functions; threads: any.
+//
+// Threads: any; a pure function. Ownership: none. Errors: said at ValidateGraph().
 #ifndef CHORUS_CORE_OPS_VALIDATE_H_
 #define CHORUS_CORE_OPS_VALIDATE_H_
 
@@ -27,7 +28,8 @@ struct GraphLimits {
 // op's shape rule, collectives against their group slots, aliasing. INVALID_ARGUMENT says which
 // node (with its op and source), what was expected and what came; its Error has op, source,
 // expected and got apart. UNIMPLEMENTED for the whole-but-not-yet parts: ops and dtypes that
-// this build does not run. Of a graph with symbols, what it is where they are at their maxima
+// this build does not run, another IR version. RESOURCE_EXHAUSTED (kOutOfMemory): a value of more
+// than max_value_bytes. Of a graph with symbols, what it is where they are at their maxima
 // (core/ops/specialize.h). Reads nothing out of bounds, whatever the graph holds.
 absl::Status ValidateGraph(const Graph& graph, const GraphLimits& limits);
 

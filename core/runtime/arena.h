@@ -4,7 +4,7 @@
 //   HeldArenas     those that are gone here, while clients still hold their pages
 //
 // Threads: the node thread, but for ArenaIds. Ownership: arenas are shared by the buffers that
-// stand in them (buffer.h). Failure: said at each function; a failed call leaves nothing behind.
+// stand in them (buffer.h). Errors: said at each function; a failed call leaves nothing behind.
 #ifndef CHORUS_CORE_RUNTIME_ARENA_H_
 #define CHORUS_CORE_RUNTIME_ARENA_H_
 

@@ -4,8 +4,8 @@
 // completions are plain bytes, so that an executor can live in another process (one worker a GPU)
 // without any change above it.
 //
-// Threads and failure: said at Executor. Ownership: it shares nothing with its caller; the backend
-// outlives it.
+// Threads: said at Executor. Ownership: it shares nothing with its caller; the backend outlives it.
+// Errors: said at each function; of launches, at Executor.
 #ifndef CHORUS_CORE_RUNTIME_EXECUTOR_H_
 #define CHORUS_CORE_RUNTIME_EXECUTOR_H_
 
@@ -31,10 +31,12 @@ class Executor {
   using OnCompletion = std::function<void(absl::string_view completion)>;
   virtual ~Executor() = default;
 
-  // Takes time for each step of the plan. INVALID_ARGUMENT: bytes that are no plan, an op without a
-  // kernel here, or an id that is taken.
+  // Takes time for each step of the plan. INVALID_ARGUMENT: bytes that are no plan, or an id that
+  // is taken. UNIMPLEMENTED: an op or dtype that this build does not run. INTERNAL: an op without a
+  // kernel here.
   virtual absl::Status LoadPlan(PlanId id, absl::string_view plan) = 0;
   virtual void UnloadPlan(PlanId id) = 0;  // launches under way keep it
+  // INVALID_ARGUMENT: an id that is taken; else as Backend::OpenCommunicator.
   virtual absl::Status OpenCommunicator(CommunicatorId id, absl::Span<const int> devices,
                                         int member) = 0;
   // Ends the calls that wait in it, with `why`; for what later calls do see Communicator. Unknown

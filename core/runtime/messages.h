@@ -1,8 +1,10 @@
 // What goes to an executor and comes back, as bytes: launches and completions.
 //
 // An executor may be in another process, so both cross as plain bytes, and a decoder trusts
-// nothing. Threads: plain data and pure functions. Ownership: copies. Failure: INVALID_ARGUMENT
-// kMalformed for bytes that are no message.
+// nothing.
+//
+// Threads: plain data and pure functions. Ownership: copies. Errors: INVALID_ARGUMENT kMalformed
+// for bytes that are no message.
 #ifndef CHORUS_CORE_RUNTIME_MESSAGES_H_
 #define CHORUS_CORE_RUNTIME_MESSAGES_H_
 

@@ -1,7 +1,7 @@
 // Sizes in which memory is handed out: multiples of 64 B up to 512 B, then eight to each doubling,
 // so that at most an eighth is wasted and a piece that comes back soon fits again.
 //
-// Threads: pure functions. Ownership, errors: none.
+// Threads: pure functions. Ownership: none. Errors: none.
 #ifndef CHORUS_CORE_RUNTIME_SIZE_CLASS_H_
 #define CHORUS_CORE_RUNTIME_SIZE_CLASS_H_
 

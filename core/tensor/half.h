@@ -1,7 +1,9 @@
 // The half types f16 (IEEE 754 binary16) and bf16 (the upper half of an f32) as they lie in memory.
 //
 // They are for storing and converting; arithmetic is done in float and rounded once, to the nearest
-// value, ties to the even one. Plain data, any thread.
+// value, ties to the even one.
+//
+// Threads: plain data. Ownership: none. Errors: none; what is too large becomes infinite.
 #ifndef CHORUS_CORE_TENSOR_HALF_H_
 #define CHORUS_CORE_TENSOR_HALF_H_
 

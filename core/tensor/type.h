@@ -1,7 +1,7 @@
 // What a tensor is, without its bytes: dtype, dimensions, layout.
 //
 // Threads: plain data and pure functions. Ownership: values; nothing refers to anything else.
-// Failure: what decodes need not be sound, so Validate() comes before sizes are asked for.
+// Errors: what decodes need not be sound, so Validate() comes before sizes are asked for.
 #ifndef CHORUS_CORE_TENSOR_TYPE_H_
 #define CHORUS_CORE_TENSOR_TYPE_H_
 
@@ -95,8 +95,8 @@ struct TensorType {
   std::vector<int64_t> sizes() const;
   std::string ToString() const;  // "f32[4,3]", "f64[]"
 
-  // INVALID_ARGUMENT: unknown dtype, negative size, more than kMaxRank dims, or more than
-  // `max_bytes` bytes in all (which also shows that no product overflows).
+  // INVALID_ARGUMENT: unknown dtype, negative size, or more than kMaxRank dims. RESOURCE_EXHAUSTED
+  // (kOutOfMemory): more than `max_bytes` bytes in all; if not, no product overflows.
   absl::Status Validate(int64_t max_bytes) const;
 
   friend bool operator==(const TensorType& a, const TensorType& b) {

@@ -11,7 +11,8 @@
 // that sees the word changed wakes one, and those who sleep for the change stand before those who
 // have seen it.
 //
-// Threads, ownership and errors: each class says them.
+// Threads: said at each class. Ownership: both refer to the session's memory, which outlives them.
+// Errors: said at each function.
 #ifndef CHORUS_CORE_TRANSPORT_COMPLETION_H_
 #define CHORUS_CORE_TRANSPORT_COMPLETION_H_
 

@@ -3,7 +3,7 @@
 //   u32 size of the whole frame, u16 kind, u16 version, i64 sequence: little-endian,
 //   kFrameHeaderBytes then the body, whose form command.cc knows
 //
-// Threads: plain data. Ownership, errors: none.
+// Threads: plain data. Ownership: none. Errors: none.
 #ifndef CHORUS_CORE_TRANSPORT_FRAME_FORMAT_H_
 #define CHORUS_CORE_TRANSPORT_FRAME_FORMAT_H_
 

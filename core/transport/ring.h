@@ -7,7 +7,8 @@
 //
 // A frame is published by one store of `tail`. A client that dies before it leaves nothing behind.
 //
-// Threads, ownership and errors: each class says them.
+// Threads: said at each class. Ownership: all refer to the session's memory, which outlives them; a
+// Submitter has its eventfd. Errors: said at each function.
 #ifndef CHORUS_CORE_TRANSPORT_RING_H_
 #define CHORUS_CORE_TRANSPORT_RING_H_
 

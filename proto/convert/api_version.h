@@ -1,6 +1,6 @@
 // The version of the API (proto/chorus/v1) that this tree speaks, for both of its ends.
 //
-// Threads: a constant. Ownership, errors: none.
+// Threads: a constant. Ownership: none. Errors: none.
 #ifndef CHORUS_PROTO_CONVERT_API_VERSION_H_
 #define CHORUS_PROTO_CONVERT_API_VERSION_H_
 

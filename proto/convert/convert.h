@@ -6,7 +6,7 @@
 // INVALID_ARGUMENT (MALFORMED) names the field: "nodes[3].collective.kind: 99 is none of ...".
 // ToProto takes any value that FromProto can give, and FromProto gives it back.
 //
-// Threads: any; no state.
+// Threads: any; no state. Ownership: copies. Errors: as said above; of a graph also DecodeGraph's.
 #ifndef CHORUS_PROTO_CONVERT_CONVERT_H_
 #define CHORUS_PROTO_CONVERT_CONVERT_H_
 

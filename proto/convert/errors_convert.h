@@ -1,6 +1,6 @@
 // Status of the core <-> status of gRPC. The only file that knows both.
 //
-// Threads: any; no state.
+// Threads: any; no state. Ownership: copies. Errors: none of its own.
 #ifndef CHORUS_PROTO_CONVERT_ERRORS_CONVERT_H_
 #define CHORUS_PROTO_CONVERT_ERRORS_CONVERT_H_
 
@@ -22,8 +22,8 @@ absl::Status FromRpcStatus(const v1::RpcStatus& message);
 grpc::Status ToGrpc(const absl::Status& status);
 
 // What a client makes of a failed call. A status that did not come from a daemon's handler gets a
-// reason by its code: UNAVAILABLE is kDaemonLost, DEADLINE_EXCEEDED kTransportTimeout. CANCELLED is
-// UNAVAILABLE kDaemonLost: a daemon that ends cancels what still waits there.
+// reason by its code: UNAVAILABLE is kDaemonLost, DEADLINE_EXCEEDED kTransportTimeout. What gRPC's
+// server has cancelled is UNAVAILABLE kDraining: a daemon that ends cancels what still waits there.
 absl::Status FromGrpc(const grpc::Status& status);
 
 }  // namespace chorus

@@ -1,6 +1,7 @@
 // chorus.v1.Capabilities; the proto says what each RPC does.
 //
-// Threads: as server/service/methods.h says. Ownership: `context` outlives it.
+// Threads: as server/service/methods.h says. Ownership: `context` outlives it. Errors: those of
+// every call (server/service/request_call.h).
 #ifndef CHORUS_SERVER_ADMIN_CAPABILITIES_SERVICE_H_
 #define CHORUS_SERVER_ADMIN_CAPABILITIES_SERVICE_H_
 

@@ -3,9 +3,10 @@
 // Threads: one of its own does the handshakes; requests are carried out on the node thread, which
 //   also sends their answers. Claim, Bind and Attached come from any thread; Stop and the
 //   destructor from the owner's.
-// A client that breaks the protocol, or does not read its answers, loses its connection; nobody
-//   else notices. A connection that has opened no session in time is closed, and so is one whose
-//   session has ended, after a while.
+// Ownership: it owns its listeners and connections; descriptors that it sends stay the node's.
+// Errors: a client that breaks the protocol, or does not read its answers, loses its connection;
+//   nobody else notices. A connection that has opened no session in time is closed, and so is one
+//   whose session has ended, after a while.
 #ifndef CHORUS_SERVER_ATTACH_ATTACH_SERVER_H_
 #define CHORUS_SERVER_ATTACH_ATTACH_SERVER_H_
 
@@ -66,7 +67,7 @@ class AttachServer {
     UniqueFd pidfd;
   };
   // Takes a token, once. PERMISSION_DENIED (NOT_ATTACHED): unknown, used, of another uid, or its
-  // connection has closed.
+  // connection has closed. RESOURCE_EXHAUSTED (QUOTA): no descriptor for it; it stays good.
   absl::StatusOr<Client> Claim(absl::string_view token, uid_t uid);
   // From now on the connection's requests are for `session`, which the claimer has opened. False:
   // the connection has closed meanwhile; the session is detached from the start.

@@ -7,6 +7,7 @@
 // stays in its log, and its outcome can be asked for. A call that does nothing but wait is.
 //
 // Threads: Reply from any thread. The reply is made and sent on the worker's thread.
+// Ownership: gRPC and what works for it share it, until its end. Errors: end the call.
 #ifndef CHORUS_SERVER_SERVICE_CALL_H_
 #define CHORUS_SERVER_SERVICE_CALL_H_
 

@@ -1,6 +1,7 @@
 // One Log.Commands: a session's log by messages.
 //
-// Threads: gRPC's; the stream owns itself and ends with its call. What ends it is its status.
+// Threads: gRPC's. Ownership: the stream owns itself and ends with its call. Errors: a command's
+// come with its outcome; what ends the stream is its status.
 #ifndef CHORUS_SERVER_SERVICE_COMMAND_STREAM_H_
 #define CHORUS_SERVER_SERVICE_COMMAND_STREAM_H_
 

@@ -1,6 +1,7 @@
 // What the handlers share, and how they name sessions to clients.
 //
-// Threads: constant once the server runs; what it points to is thread-safe.
+// Threads: constant once the server runs; what it points to is thread-safe. Ownership: the
+// daemon's, as is what it points to. Errors: said at ParseSession().
 #ifndef CHORUS_SERVER_SERVICE_CONTEXT_H_
 #define CHORUS_SERVER_SERVICE_CONTEXT_H_
 

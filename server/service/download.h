@@ -1,6 +1,7 @@
 // One Tensors.Download.
 //
-// Threads: gRPC's; the download owns itself and ends with its call. What ends it is its status.
+// Threads: gRPC's. Ownership: the download owns itself and ends with its call. Errors: what ends it
+// is its status.
 #ifndef CHORUS_SERVER_SERVICE_DOWNLOAD_H_
 #define CHORUS_SERVER_SERVICE_DOWNLOAD_H_
 

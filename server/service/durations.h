@@ -1,4 +1,6 @@
-// google.protobuf.Duration <-> absl::Duration. Pure functions; threads: any.
+// google.protobuf.Duration <-> absl::Duration.
+//
+// Threads: any; pure functions. Ownership: copies. Errors: said at DurationFrom().
 #ifndef CHORUS_SERVER_SERVICE_DURATIONS_H_
 #define CHORUS_SERVER_SERVICE_DURATIONS_H_
 

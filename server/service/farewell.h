@@ -1,6 +1,7 @@
 // Tells clients that stay connected that the daemon is ending.
 //
-// Threads: any.
+// Threads: any. Ownership: it has its listeners until they are removed or have been called.
+// Errors: none.
 #ifndef CHORUS_SERVER_SERVICE_FAREWELL_H_
 #define CHORUS_SERVER_SERVICE_FAREWELL_H_
 

@@ -7,7 +7,7 @@
 //
 // Threads: made before the server starts; functions are called on gRPC's threads. They parse,
 // convert and post; nothing in them waits but for room (parsed.h). Ownership: `context` outlives
-// it.
+// it. Errors: a request that does not parse ends its call; all else the functions reply.
 #ifndef CHORUS_SERVER_SERVICE_METHODS_H_
 #define CHORUS_SERVER_SERVICE_METHODS_H_
 

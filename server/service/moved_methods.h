@@ -1,7 +1,7 @@
 // Methods that have another name since an older version of the API: a client that calls the old one
 // is told the new one, instead of gRPC's empty UNIMPLEMENTED.
 //
-// Threads: gRPC's.
+// Threads: gRPC's. Ownership: a call that is refused owns itself. Errors: said at NoSuchMethod().
 #ifndef CHORUS_SERVER_SERVICE_MOVED_METHODS_H_
 #define CHORUS_SERVER_SERVICE_MOVED_METHODS_H_
 

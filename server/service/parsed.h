@@ -6,7 +6,8 @@
 // holds. A handler that finds no room waits for those that are being parsed, which wait for
 // nothing.
 //
-// Threads: a Parsed belongs to one thread.
+// Threads: a Parsed belongs to one thread. Ownership: it has the message, and its room.
+// Errors: said at Parse().
 #ifndef CHORUS_SERVER_SERVICE_PARSED_H_
 #define CHORUS_SERVER_SERVICE_PARSED_H_
 

@@ -5,7 +5,8 @@
 // them of one tenant and an eighth of one connection; others wait in line, and gRPC does not take
 // their bytes.
 //
-// Threads: thread-safe. Ownership: it outlives its turns.
+// Threads: thread-safe. Ownership: it outlives its turns. Errors: none; where there is no turn one
+// waits.
 #ifndef CHORUS_SERVER_SERVICE_READ_TURNS_H_
 #define CHORUS_SERVER_SERVICE_READ_TURNS_H_
 

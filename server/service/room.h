@@ -1,6 +1,7 @@
 // Room for bytes that calls hold for a while.
 //
-// Threads: thread-safe. Ownership: a room outlives its parts.
+// Threads: thread-safe. Ownership: a room outlives its parts. Errors: said at SharedRoom::Take();
+// in a Room one waits.
 #ifndef CHORUS_SERVER_SERVICE_ROOM_H_
 #define CHORUS_SERVER_SERVICE_ROOM_H_
 

@@ -1,6 +1,8 @@
 // Calls that change nothing: what they look at, and what they tell of it.
 //
 // Threads: Show and ShowList on any; a look is on the node thread, what is made of it elsewhere.
+// Ownership: what was looked at is a copy. Errors: a look's end the call; of a list also that there
+// is no room for it.
 #ifndef CHORUS_SERVER_SERVICE_SHOW_H_
 #define CHORUS_SERVER_SERVICE_SHOW_H_
 

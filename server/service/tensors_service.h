@@ -1,6 +1,7 @@
 // chorus.v1.Tensors; the proto says what each RPC does.
 //
-// Threads: as server/service/methods.h says. Ownership: `context` outlives it.
+// Threads: as server/service/methods.h says. Ownership: `context` outlives it. Errors: a call ends
+// with them; the proto says which.
 #ifndef CHORUS_SERVER_SERVICE_TENSORS_SERVICE_H_
 #define CHORUS_SERVER_SERVICE_TENSORS_SERVICE_H_
 

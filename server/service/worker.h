@@ -2,7 +2,8 @@
 // leases.
 //
 // Threads: Post, Hold and Drop from any thread, Stop and the destructor from one. Nothing runs
-// under its lock.
+// under its lock. Ownership: it has its thread, and what it has not run. Errors: none; tasks hand
+// their own on.
 #ifndef CHORUS_SERVER_SERVICE_WORKER_H_
 #define CHORUS_SERVER_SERVICE_WORKER_H_
 

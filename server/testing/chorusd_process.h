@@ -1,6 +1,7 @@
 // A chorusd that a test starts as a process of its own.
 //
-// Threads: each object belongs to one thread.
+// Threads: each object belongs to one thread. Ownership: the process ends with it. Errors: said at
+// each function.
 #ifndef CHORUS_SERVER_TESTING_CHORUSD_PROCESS_H_
 #define CHORUS_SERVER_TESTING_CHORUSD_PROCESS_H_
 

@@ -1,6 +1,7 @@
 // Short forms of calls for tests of the daemon over gRPC.
 //
-// Threads: an RpcRank belongs to one thread.
+// Threads: an RpcRank belongs to one thread. Ownership: it shares its channel. Errors: those of the
+// calls, as FromGrpc gives them.
 #ifndef CHORUS_SERVER_TESTING_RPC_H_
 #define CHORUS_SERVER_TESTING_RPC_H_
 

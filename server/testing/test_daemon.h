@@ -1,6 +1,7 @@
 // A daemon in the test's own process, over the host backend, on a Unix socket of its own.
 //
-// Threads: one at a time.
+// Threads: one at a time. Ownership: it has its daemon, backend and folder. Errors: end the
+// process.
 #ifndef CHORUS_SERVER_TESTING_TEST_DAEMON_H_
 #define CHORUS_SERVER_TESTING_TEST_DAEMON_H_
 

@@ -1,6 +1,6 @@
 // Curves as an SVG file and as lines of text, for what a training or a benchmark shows of itself.
 //
-// Threads: pure functions.
+// Threads: pure functions. Ownership: copies. Errors: none.
 #ifndef CHORUS_TOOLS_PLOT_PLOT_H_
 #define CHORUS_TOOLS_PLOT_PLOT_H_
 

@@ -1,6 +1,7 @@
 // Checks gradient rules against numbers, over simulated ranks, to second order.
 //
-// Threads: thread-compatible; each check runs in the thread that calls it. Failure: gtest's.
+// Threads: thread-compatible; each check runs in the thread that calls it. Ownership: plain values.
+// Errors: fail the test.
 #ifndef CHORUS_CORE_AUTOGRAD_TESTING_GRADIENT_CHECK_H_
 #define CHORUS_CORE_AUTOGRAD_TESTING_GRADIENT_CHECK_H_
 

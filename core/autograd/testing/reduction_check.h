@@ -4,7 +4,8 @@
 // The formulas are those of the whole: with every op, member r puts in x_r, some rows; the
 // reduction y of all x_r, element by element, comes out on every member, on the root, or in pieces.
 //
-// Threads: each check runs in the thread that calls it. Failure: gtest's.
+// Threads: each check runs in the thread that calls it. Ownership: plain values. Errors: fail the
+// test.
 #ifndef CHORUS_CORE_AUTOGRAD_TESTING_REDUCTION_CHECK_H_
 #define CHORUS_CORE_AUTOGRAD_TESTING_REDUCTION_CHECK_H_
 

@@ -5,9 +5,11 @@
 // device. A lost collective leaves its peers waiting until somebody aborts the communicator.
 //
 // Threads: as backend.h, on top of an inner backend that is thread-safe (host and sim are): held
-// work is forwarded by a timer's thread or by whichever thread lets it go on. A call of a
-// communicator whose stream is held is accepted before the inner backend has seen it; should that
-// refuse it, the refusal arrives as the status of the stream.
+// work is forwarded by a timer's thread or by whichever thread lets it go on. Ownership: it owns
+// the inner backend. Errors: the inner backend's, and what rules inject: INTERNAL kExecFailed, or
+// RESOURCE_EXHAUSTED kOutOfMemory of an allocation. A call of a communicator whose stream is held
+// is accepted before the inner backend has seen it; should that refuse it, the refusal arrives as
+// the status of the stream.
 #ifndef CHORUS_CORE_BACKEND_FAULT_FAULT_BACKEND_H_
 #define CHORUS_CORE_BACKEND_FAULT_FAULT_BACKEND_H_
 

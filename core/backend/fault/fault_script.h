@@ -1,6 +1,6 @@
 // Which faults to inject, where and when.
 //
-// Threads: plain data and pure functions.
+// Threads: plain data and pure functions. Ownership: copies. Errors: said at ParseFaultScript().
 #ifndef CHORUS_CORE_BACKEND_FAULT_FAULT_SCRIPT_H_
 #define CHORUS_CORE_BACKEND_FAULT_FAULT_SCRIPT_H_
 

@@ -10,7 +10,9 @@
 // Elementwise kernels that wait behind each other run together, a block of elements at a time: what
 // one leaves for the next is still in the cache. The bits are those of one by one.
 //
-// Threads: everything is thread-safe, which is more than backend.h promises.
+// Threads: everything is thread-safe, which is more than backend.h promises. Ownership: the pool is
+// the caller's, and outlives the backend; what is not freed goes with it. Errors: backend.h's;
+// making one cannot fail.
 #ifndef CHORUS_CORE_BACKEND_HOST_HOST_BACKEND_H_
 #define CHORUS_CORE_BACKEND_HOST_HOST_BACKEND_H_
 

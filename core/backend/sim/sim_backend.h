@@ -12,7 +12,9 @@
 // or as old values with most seeds. The seed is printed; a program that enqueues everything before
 // it waits sees the same order with the same seed, others nearly so.
 //
-// Threads: everything is thread-safe, which is more than backend.h promises.
+// Threads: everything is thread-safe, which is more than backend.h promises. Ownership: its thread
+// and its memory are its own; what is not freed goes with it. Errors: backend.h's, and those said
+// above; making one cannot fail.
 #ifndef CHORUS_CORE_BACKEND_SIM_SIM_BACKEND_H_
 #define CHORUS_CORE_BACKEND_SIM_SIM_BACKEND_H_
 

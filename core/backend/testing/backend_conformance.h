@@ -6,7 +6,8 @@
 //       BackendConformanceName);
 // Seeds are printed; CHORUS_TEST_SEED sets one. Every wait has a deadline.
 //
-// Threads: tests run one after the other; backends use what threads they like.
+// Threads: tests run one after the other; backends use what threads they like. Ownership: a test
+// has the backend that it opens. Errors: fail the test.
 #ifndef CHORUS_CORE_BACKEND_TESTING_BACKEND_CONFORMANCE_H_
 #define CHORUS_CORE_BACKEND_TESTING_BACKEND_CONFORMANCE_H_
 

@@ -1,7 +1,8 @@
 // A backend with a stream on each device and blocking transfers, for tests and benchmarks.
 //
 // Threads: thread-compatible. Ownership: owns the backend, and what is allocated through it.
-//   Failure: what cannot be done, or stands still, ends the process.
+// Errors: Synchronize gives the stream's; what else cannot be done, or stands still, ends the
+// process.
 #ifndef CHORUS_CORE_BACKEND_TESTING_DEVICE_RIG_H_
 #define CHORUS_CORE_BACKEND_TESTING_DEVICE_RIG_H_
 

@@ -2,7 +2,10 @@
 // core/backend/reduction.h is used here.
 //
 // Operands are given by their ranks in the group, as the bytes of one element each; null where a
-// member is absent. Threads: pure functions.
+// member is absent.
+//
+// Threads: pure functions. Ownership: operands are the caller's. Errors: none; dtypes and
+// reductions are those of the lists below.
 #ifndef CHORUS_CORE_BACKEND_TESTING_NAIVE_REDUCTION_H_
 #define CHORUS_CORE_BACKEND_TESTING_NAIVE_REDUCTION_H_
 

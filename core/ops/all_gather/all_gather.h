@@ -22,10 +22,12 @@
 //     PRODUCT     member j has every member's factor of its result: it sends each the product of
 //                 the others and g_j, an all_to_all
 // Second order: through the same rules.
-// Counts of the forms in one tensor may come at run time (NumRuntimeSends in core/ops/op.h): then
-// only PRODUCT has no gradient.
+// Counts of the forms in one tensor may come at run time (NumRuntimeSends in
+// core/ops/collective_operands.h). Gradients are then the same, by these counts.
 //
-// Threads: any; definitions are never changed. Failure: kBadType (ShapeError).
+// Threads: any; definitions are never changed. Ownership: they are static. Errors: INVALID_ARGUMENT
+// kBadType for a node that does not fit (ShapeError); counts at run time that are wrong end the run
+// on every member.
 #ifndef CHORUS_CORE_OPS_ALL_GATHER_ALL_GATHER_H_
 #define CHORUS_CORE_OPS_ALL_GATHER_ALL_GATHER_H_
 

@@ -25,15 +25,16 @@
 //
 // PREMUL_SUM has one more input, the last: this member's factor, 0-dim, f64 for f64 and else f32.
 // It is a number, which has no gradient. AVG, PREMUL_SUM: floating point only. With wants_grad,
-// MIN, MAX and PRODUCT have extra outputs (Extras in core/ops/op.h), so that backward is
-// collectives that are linear in the gradients: an all_reduce (AVG for AVG, else SUM); for PRODUCT
-// also a reduce_scatter SUM of what each member has for the others' factors, at second order. The
-// gradients are summed before they are multiplied: with an infinite factor a sum of products would
-// be NaN. What one member multiplies by itself is no such tree: the others' factors are taken from
-// left to right, then G (core/ops/reduction/reduction.h). Second order: through the same rules; the
-// shares of MIN and MAX are constants there, the factors of PRODUCT are not.
+// MIN, MAX and PRODUCT have extra outputs (Extras in core/ops/collective_operands.h), so that
+// backward is collectives that are linear in the gradients: an all_reduce (AVG for AVG, else SUM);
+// for PRODUCT also a reduce_scatter SUM of what each member has for the others' factors, at second
+// order. The gradients are summed before they are multiplied: with an infinite factor a sum of
+// products would be NaN. What one member multiplies by itself is no such tree: the others' factors
+// are taken from left to right, then G (core/ops/reduction/reduction.h). Second order: through the
+// same rules; the shares of MIN and MAX are constants there, the factors of PRODUCT are not.
 //
-// Threads: any; definitions are never changed. Failure: kBadType (ShapeError).
+// Threads: any; definitions are never changed. Ownership: they are static. Errors: INVALID_ARGUMENT
+// kBadType for a node that does not fit (ShapeError).
 #ifndef CHORUS_CORE_OPS_ALL_REDUCE_ALL_REDUCE_H_
 #define CHORUS_CORE_OPS_ALL_REDUCE_ALL_REDUCE_H_
 

@@ -13,7 +13,9 @@
 //   gradient of what came from here, an all_to_all with the counts swapped. Outputs that a rank
 //   does not use count as zeros. Second order: its own gradient again.
 //
-// Threads: any; definitions are never changed. Failure: kBadType (ShapeError).
+// Threads: any; definitions are never changed. Ownership: they are static. Errors: INVALID_ARGUMENT
+// kBadType for a node that does not fit (ShapeError); counts at run time that are wrong end the run
+// on every member.
 #ifndef CHORUS_CORE_OPS_ALL_TO_ALL_ALL_TO_ALL_H_
 #define CHORUS_CORE_OPS_ALL_TO_ALL_ALL_TO_ALL_H_
 

@@ -1,6 +1,7 @@
 // barrier(): every member has come to it. No inputs, no outputs, no gradient.
 //
-// Threads: any; definitions are never changed. Failure: kBadType (ShapeError).
+// Threads: any; definitions are never changed. Ownership: they are static. Errors: INVALID_ARGUMENT
+// kBadType for a node that does not fit (ShapeError).
 #ifndef CHORUS_CORE_OPS_BARRIER_BARRIER_H_
 #define CHORUS_CORE_OPS_BARRIER_BARRIER_H_
 

@@ -14,7 +14,8 @@
 //   (BackwardRoot::AbsentResult), since it has no value.
 // Second order: through the same rules.
 //
-// Threads: any; definitions are never changed. Failure: kBadType (ShapeError).
+// Threads: any; definitions are never changed. Ownership: they are static. Errors: INVALID_ARGUMENT
+// kBadType for a node that does not fit (ShapeError).
 #ifndef CHORUS_CORE_OPS_BROADCAST_BROADCAST_H_
 #define CHORUS_CORE_OPS_BROADCAST_BROADCAST_H_
 

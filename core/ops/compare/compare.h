@@ -19,7 +19,8 @@
 //   else none.
 // The others have no gradient.
 //
-// Threads: any; definitions are never changed. Failure: kBadType (ShapeError).
+// Threads: any; definitions are never changed. Ownership: they are static. Errors: INVALID_ARGUMENT
+// kBadType for a node that does not fit (ShapeError).
 #ifndef CHORUS_CORE_OPS_COMPARE_COMPARE_H_
 #define CHORUS_CORE_OPS_COMPARE_COMPARE_H_
 

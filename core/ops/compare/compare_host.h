@@ -1,6 +1,7 @@
 // Comparisons, logic, where and cast on host memory. A unit is an element. In place is allowed.
 //
-// Threads, memory, failure: core/ops/host_kernel.h.
+// Threads: any. Ownership: a static table. Errors: these kernels never fail. What else kernels
+// promise is said in core/ops/host_kernel.h.
 #ifndef CHORUS_CORE_OPS_COMPARE_COMPARE_HOST_H_
 #define CHORUS_CORE_OPS_COMPARE_COMPARE_HOST_H_
 

@@ -14,7 +14,8 @@
 // class is all but certain each has its digits. Made of cross_entropy_grad, softmax, its gradient,
 // mul, sum, reshape and expand, and with ignore_index of one_hot, eq and where: any order.
 //
-// Threads: any; definitions are never changed. Failure: kBadType (ShapeError).
+// Threads: any; definitions are never changed. Ownership: they are static. Errors: INVALID_ARGUMENT
+// kBadType for a node that does not fit (ShapeError), and from the run for a label as said above.
 #ifndef CHORUS_CORE_OPS_CROSS_ENTROPY_CROSS_ENTROPY_H_
 #define CHORUS_CORE_OPS_CROSS_ENTROPY_CROSS_ENTROPY_H_
 

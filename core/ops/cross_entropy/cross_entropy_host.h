@@ -1,6 +1,7 @@
 // cross_entropy and cross_entropy_grad on host memory. A unit is a row of scores.
 //
-// Threads, memory, failure: core/ops/host_kernel.h.
+// Threads: any. Ownership: a static table. Errors: INVALID_ARGUMENT kBadType for a label out of
+// range. What else kernels promise is said in core/ops/host_kernel.h.
 #ifndef CHORUS_CORE_OPS_CROSS_ENTROPY_CROSS_ENTROPY_HOST_H_
 #define CHORUS_CORE_OPS_CROSS_ENTROPY_CROSS_ENTROPY_HOST_H_
 

@@ -48,7 +48,9 @@
 // abs, sign: of NaN NaN; the derivative of abs at 0 is 0.
 // sqrt of a negative number and log of one are NaN; log(0) is -infinity.
 //
-// Threads: any; definitions are never changed. Failure: kBadType (ShapeError).
+// Threads: any; definitions are never changed. Ownership: they are static. Errors: INVALID_ARGUMENT
+// kBadType for a node that does not fit (ShapeError), and from the run where an integer is divided
+// by zero.
 #ifndef CHORUS_CORE_OPS_ELEMENTWISE_ELEMENTWISE_H_
 #define CHORUS_CORE_OPS_ELEMENTWISE_ELEMENTWISE_H_
 

@@ -1,6 +1,7 @@
 // fill on host memory. A unit is an element.
 //
-// Threads, memory, failure: core/ops/host_kernel.h.
+// Threads: any. Ownership: a static table. Errors: the kernel never fails. What else kernels
+// promise is said in core/ops/host_kernel.h.
 #ifndef CHORUS_CORE_OPS_FILL_FILL_HOST_H_
 #define CHORUS_CORE_OPS_FILL_FILL_HOST_H_
 

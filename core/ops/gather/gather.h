@@ -16,9 +16,12 @@
 //   VJP: the root's gradient of x_r is member r's g, a gather(_into_tensor). The others have no
 //   input, so no gradient, but take part.
 // Second order: each other's.
-// Counts of the forms in one tensor may come at run time (NumRuntimeSends in core/ops/op.h).
+// Counts of the forms in one tensor may come at run time (NumRuntimeSends in
+// core/ops/collective_operands.h).
 //
-// Threads: any; definitions are never changed. Failure: kBadType (ShapeError).
+// Threads: any; definitions are never changed. Ownership: they are static. Errors: INVALID_ARGUMENT
+// kBadType for a node that does not fit (ShapeError); counts at run time that are wrong end the run
+// on every member.
 #ifndef CHORUS_CORE_OPS_GATHER_GATHER_H_
 #define CHORUS_CORE_OPS_GATHER_GATHER_H_
 

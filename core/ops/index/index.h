@@ -18,7 +18,8 @@
 // arg_max(x), arg_min(x) -> i64 without `axis` (1 there with keep_dims): the first index of the
 //   largest or smallest element; the first NaN, where there is one. No gradient.
 //
-// Threads: any; definitions are never changed. Failure: kBadType (ShapeError).
+// Threads: any; definitions are never changed. Ownership: they are static. Errors: INVALID_ARGUMENT
+// kBadType for a node that does not fit (ShapeError), and from the run for an index as said above.
 #ifndef CHORUS_CORE_OPS_INDEX_INDEX_H_
 #define CHORUS_CORE_OPS_INDEX_INDEX_H_
 

@@ -9,7 +9,8 @@
 //   a: g op(b)^T, transposed when transpose_a;   b: op(a)^T g, transposed when transpose_b.
 // Second order: the VJP is made of matmul, so it goes through matmul.
 //
-// Threads: any; definitions are never changed. Failure: kBadType (ShapeError).
+// Threads: any; definitions are never changed. Ownership: they are static. Errors: INVALID_ARGUMENT
+// kBadType for a node that does not fit (ShapeError).
 #ifndef CHORUS_CORE_OPS_MATMUL_MATMUL_H_
 #define CHORUS_CORE_OPS_MATMUL_MATMUL_H_
 

@@ -4,7 +4,7 @@
 // J. K. Salmon, M. A. Moraes, R. O. Dror, D. E. Shaw: Parallel random numbers: as easy as 1, 2, 3.
 // Proceedings of SC11, 2011.
 //
-// Threads: pure functions.
+// Threads: pure functions. Ownership: none. Errors: none.
 #ifndef CHORUS_CORE_OPS_RANDOM_PHILOX_H_
 #define CHORUS_CORE_OPS_RANDOM_PHILOX_H_
 

@@ -22,7 +22,8 @@
 //
 // Gradients: none; seed and offset are integers.
 //
-// Threads: any; definitions are never changed. Failure: kBadType (ShapeError).
+// Threads: any; definitions are never changed. Ownership: they are static. Errors: INVALID_ARGUMENT
+// kBadType for a node that does not fit (ShapeError).
 #ifndef CHORUS_CORE_OPS_RANDOM_RANDOM_H_
 #define CHORUS_CORE_OPS_RANDOM_RANDOM_H_
 

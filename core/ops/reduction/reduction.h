@@ -16,7 +16,9 @@
 // product: one input or more, of one type. Its gradient never divides. It is what one rank reduces,
 //   so it is no tree, as reductions between ranks are (core/ops/all_reduce/all_reduce.h).
 //
-// Threads: any; definitions are never changed. Failure: kBadType (ShapeError).
+// Threads: any; definitions are never changed. Ownership: they are static. Errors: INVALID_ARGUMENT
+// kBadType for a node that does not fit (ShapeError); what the functions on gradients return is the
+// emitter's.
 #ifndef CHORUS_CORE_OPS_REDUCTION_REDUCTION_H_
 #define CHORUS_CORE_OPS_REDUCTION_REDUCTION_H_
 

@@ -1,6 +1,7 @@
 // holds, share, scale and product on host memory. A unit is an element. In place is allowed.
 //
-// Threads, memory, failure: core/ops/host_kernel.h.
+// Threads: any. Ownership: a static table. Errors: these kernels never fail. What else kernels
+// promise is said in core/ops/host_kernel.h.
 #ifndef CHORUS_CORE_OPS_REDUCTION_REDUCTION_HOST_H_
 #define CHORUS_CORE_OPS_REDUCTION_REDUCTION_HOST_H_
 

@@ -6,7 +6,8 @@
 // and the sender receives it. On the sender backward starts at the node itself
 // (BackwardRoot::AbsentResult), since it has no value. Second order: each other's.
 //
-// Threads: any; definitions are never changed. Failure: kBadType (ShapeError).
+// Threads: any; definitions are never changed. Ownership: they are static. Errors: INVALID_ARGUMENT
+// kBadType for a node that does not fit (ShapeError).
 #ifndef CHORUS_CORE_OPS_SEND_SEND_H_
 #define CHORUS_CORE_OPS_SEND_SEND_H_
 

@@ -7,7 +7,8 @@
 //   VJP: g transposed by the inverse permutation.
 // Second order: all are linear and their VJPs are made of themselves.
 //
-// Threads: any; definitions are never changed. Failure: kBadType (ShapeError).
+// Threads: any; definitions are never changed. Ownership: they are static. Errors: INVALID_ARGUMENT
+// kBadType for a node that does not fit (ShapeError).
 #ifndef CHORUS_CORE_OPS_SHAPE_SHAPE_H_
 #define CHORUS_CORE_OPS_SHAPE_SHAPE_H_
 

@@ -1,7 +1,8 @@
 // copy, reshape and transpose on host memory. A unit is an element. copy may work in place, which
 // does nothing.
 //
-// Threads, memory, failure: core/ops/host_kernel.h.
+// Threads: any. Ownership: a static table. Errors: these kernels never fail. What else kernels
+// promise is said in core/ops/host_kernel.h.
 #ifndef CHORUS_CORE_OPS_SHAPE_SHAPE_HOST_H_
 #define CHORUS_CORE_OPS_SHAPE_SHAPE_HOST_H_
 

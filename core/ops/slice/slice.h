@@ -12,7 +12,8 @@
 // A count that is negative or larger than a part is INVALID_ARGUMENT from the run.
 // Second order: all are linear and their VJPs are made of each other.
 //
-// Threads: any; definitions are never changed. Failure: kBadType (ShapeError).
+// Threads: any; definitions are never changed. Ownership: they are static. Errors: INVALID_ARGUMENT
+// kBadType for a node that does not fit (ShapeError), and from the run for a count as said above.
 #ifndef CHORUS_CORE_OPS_SLICE_SLICE_H_
 #define CHORUS_CORE_OPS_SLICE_SLICE_H_
 

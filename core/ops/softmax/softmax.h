@@ -20,7 +20,8 @@
 // and the VJP of softmax_grad takes h relative to its mean.
 // Second order: VJPs are made of these, softmax, mul, sub and neg: any order.
 //
-// Threads: any; definitions are never changed. Failure: kBadType (ShapeError).
+// Threads: any; definitions are never changed. Ownership: they are static. Errors: INVALID_ARGUMENT
+// kBadType for a node that does not fit (ShapeError).
 #ifndef CHORUS_CORE_OPS_SOFTMAX_SOFTMAX_H_
 #define CHORUS_CORE_OPS_SOFTMAX_SOFTMAX_H_
 

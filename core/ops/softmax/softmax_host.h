@@ -1,7 +1,8 @@
-// softmax and log_softmax on host memory. A unit is a row: what one index of all dimensions but the
-// axis selects.
+// softmax, log_softmax, softmax_grad, center and center_grad on host memory. A unit is a row: what
+// one index of all dimensions but the axis selects.
 //
-// Threads, memory, failure: core/ops/host_kernel.h.
+// Threads: any. Ownership: a static table. Errors: these kernels never fail. What else kernels
+// promise is said in core/ops/host_kernel.h.
 #ifndef CHORUS_CORE_OPS_SOFTMAX_SOFTMAX_HOST_H_
 #define CHORUS_CORE_OPS_SOFTMAX_SOFTMAX_HOST_H_
 

@@ -26,7 +26,8 @@
 //   core/ops/reduction). Of +0 and -0 the result is one or the other, by the shape.
 // Second order: all are made of each other and of ops with gradients of their own.
 //
-// Threads: any; definitions are never changed. Failure: kBadType (ShapeError).
+// Threads: any; definitions are never changed. Ownership: they are static. Errors: INVALID_ARGUMENT
+// kBadType for a node that does not fit (ShapeError).
 #ifndef CHORUS_CORE_OPS_SUM_SUM_H_
 #define CHORUS_CORE_OPS_SUM_SUM_H_
 

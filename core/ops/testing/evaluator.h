@@ -7,7 +7,8 @@
 // lo where n is 1, else T(lo, p) op T(lo + p, n - p), p the largest power of two below n, over all
 // ranks of the group; absent members are left out.
 //
-// Threads: pure functions.
+// Threads: pure functions. Ownership: graphs and operands are the caller's; results are copies.
+// Errors: UNIMPLEMENTED for an op that it does not know; else said at Evaluate().
 #ifndef CHORUS_CORE_OPS_TESTING_EVALUATOR_H_
 #define CHORUS_CORE_OPS_TESTING_EVALUATOR_H_
 

@@ -1,7 +1,7 @@
 // Builds one rank's graph in tests: a GraphBuilder with a name for each op, which ends the test
 // with the error's text when an op is refused.
 //
-// Threads: thread-compatible.
+// Threads: thread-compatible. Ownership: it has the graph. Errors: end the process, as above.
 #ifndef CHORUS_CORE_OPS_TESTING_RANK_BUILDER_H_
 #define CHORUS_CORE_OPS_TESTING_RANK_BUILDER_H_
 

@@ -1,6 +1,6 @@
 // Tensors with bytes, for tests.
 //
-// Threads: plain data and pure functions.
+// Threads: plain data and pure functions. Ownership: copies. Errors: none.
 #ifndef CHORUS_CORE_OPS_TESTING_VALUE_H_
 #define CHORUS_CORE_OPS_TESTING_VALUE_H_
 

@@ -1,7 +1,7 @@
-// Compiles graphs for tests of plans, and finds its way in what comes of it. Each function fails
-// the test where it cannot do what it says.
+// Compiles graphs for tests of plans, and finds its way in what comes of it.
 //
-// Threads: pure functions. Ownership: plain values.
+// Threads: pure functions. Ownership: plain values; OutputSpec's is the plan's. Errors: what cannot
+// be compiled or decoded fails the test.
 #ifndef CHORUS_CORE_RUNTIME_PLAN_PLAN_TESTING_H_
 #define CHORUS_CORE_RUNTIME_PLAN_PLAN_TESTING_H_
 

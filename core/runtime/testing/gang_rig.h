@@ -1,8 +1,8 @@
 // Runs the graphs of several sessions as one gang on the devices of a backend, as a node would:
 // plans, buffers, communicators and launches, but no agreement. For tests.
 //
-// Threads: the one that made it. Ownership: owns all of these; the backend is the caller's.
-// Failure: said at each function.
+// Threads: the one that made it. Ownership: owns all of these, and the backend. Errors: returned as
+// said at each function; what the rig itself cannot do ends the process.
 #ifndef CHORUS_CORE_RUNTIME_TESTING_GANG_RIG_H_
 #define CHORUS_CORE_RUNTIME_TESTING_GANG_RIG_H_
 

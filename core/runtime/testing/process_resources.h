@@ -1,6 +1,6 @@
 // What this process has taken of the kernel, to see that nothing leaks.
 //
-// Threads: any; the process must do nothing else meanwhile. Ownership, errors: none.
+// Threads: any; the process must do nothing else meanwhile. Ownership: none. Errors: none.
 #ifndef CHORUS_CORE_RUNTIME_TESTING_PROCESS_RESOURCES_H_
 #define CHORUS_CORE_RUNTIME_TESTING_PROCESS_RESOURCES_H_
 
