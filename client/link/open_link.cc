@@ -101,7 +101,11 @@ absl::StatusOr<std::unique_ptr<Link>> OpenLink(const SessionOptions& options) {
     CHORUS_RETURN_IF_ERROR(FromGrpc(stub->Get(&context, v1::GetCapabilitiesRequest(), &response)));
     return response;
   });
-  if (!asked.ok()) return NoAnswer(opened.address, asked.status(), patience);
+  const auto no_session = [&](const absl::Status& why) {
+    if (ErrorOf(why).reason == Reason::kDraining) return AtAddress(opened.address, why);
+    return NoAnswer(opened.address, why, patience);
+  };
+  if (!asked.ok()) return no_session(asked.status());
   const v1::GetCapabilitiesResponse& capabilities = *asked;
   if (kApiVersion < capabilities.oldest_api_version() ||
       kApiVersion > capabilities.newest_api_version()) {
@@ -128,7 +132,7 @@ absl::StatusOr<std::unique_ptr<Link>> OpenLink(const SessionOptions& options) {
     SetDeadline(&context, deadline - SteadyNow());
     const absl::Status open =
         FromGrpc(v1::Sessions::NewStub(opened.channel)->Open(&context, request, &response));
-    if (!open.ok()) return NoAnswer(opened.address, open, patience);
+    if (!open.ok()) return no_session(open);
   }
   opened.session = response.session();
   for (const int32_t device : response.devices()) opened.devices.push_back(DeviceIndex(device));

@@ -60,10 +60,6 @@ Error ErrorFrom(const v1::Error& message) {
   return error;
 }
 
-std::string ShuttingDown(absl::string_view address) {
-  return absl::StrCat("the daemon at ", address, " is shutting down");
-}
-
 }  // namespace
 
 void SetDeadline(grpc::ClientContext* context, absl::Duration timeout) {
@@ -72,17 +68,29 @@ void SetDeadline(grpc::ClientContext* context, absl::Duration timeout) {
   context->set_deadline(gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), left));
 }
 
+absl::Status AtAddress(absl::string_view address, const absl::Status& status) {
+  if (status.ok()) return status;
+  Error error = ErrorOf(status);
+  const bool lost = error.reason == Reason::kDaemonLost;
+  if (error.reason == Reason::kDraining) {
+    error.message = absl::StrCat("the daemon at ", address, " is shutting down");
+    return ToStatus(error);
+  }
+  if (!lost && error.reason != Reason::kTransportTimeout) return status;
+  // The path alone is what errors of the attach socket have.
+  if (absl::StrContains(error.message, absl::StripPrefix(address, "unix:"))) return status;
+  error.message =
+      absl::StrCat("the daemon at ", address, lost ? " is gone: " : ": ", error.message);
+  return ToStatus(error);
+}
+
 absl::Status AtAddress(absl::string_view address, const grpc::Status& status) {
   Error error = ErrorOf(FromGrpc(status));
-  if (!status.error_details().empty()) return ToStatus(error);
-  if (error.reason == Reason::kDaemonLost) {
-    error.message = absl::StrCat("the daemon at ", address, " is gone: ", error.message);
-  } else if (error.reason == Reason::kTransportTimeout) {
-    error.message = absl::StrCat("the daemon at ", address, " did not answer in time");
-  } else if (error.reason == Reason::kDraining) {
-    error.message = ShuttingDown(address);
+  // Then the daemon has said nothing, and gRPC only that the time is over.
+  if (error.reason == Reason::kTransportTimeout && status.error_details().empty()) {
+    error.message = "it did not answer in time";
   }
-  return ToStatus(error);
+  return AtAddress(address, ToStatus(error));
 }
 
 RpcLink::RpcLink(OpenedSession opened)
@@ -167,24 +175,8 @@ absl::Status RpcLink::liveness() const {
   return why_lost_;
 }
 
-absl::Status RpcLink::Named(const absl::Status& status) const {
-  if (status.ok()) return status;
-  Error error = ErrorOf(status);
-  if (error.reason == Reason::kDraining) {
-    error.message = ShuttingDown(opened_.address);
-    return ToStatus(error);
-  }
-  const bool lost = error.reason == Reason::kDaemonLost;
-  if (!lost && error.reason != Reason::kTransportTimeout) return status;
-  // The path alone is what errors of the attach socket have.
-  if (absl::StrContains(error.message, absl::StripPrefix(opened_.address, "unix:"))) return status;
-  error.message =
-      absl::StrCat("the daemon at ", opened_.address, lost ? " is gone: " : ": ", error.message);
-  return ToStatus(error);
-}
-
 absl::Status RpcLink::Done(const grpc::Status& status) {
-  const absl::Status converted = Named(AtAddress(opened_.address, status));
+  const absl::Status converted = AtAddress(opened_.address, status);
   const Reason reason = ErrorOf(converted).reason;
   if (reason == Reason::kDraining) draining_.store(true, std::memory_order_release);
   if (reason != Reason::kDaemonLost) return converted;

@@ -54,7 +54,9 @@ struct OpenedSession {
 // go by that where a deadline is a time on it.
 void SetDeadline(grpc::ClientContext* context, absl::Duration timeout);
 
-// FromGrpc, which names `address` where the daemon has said nothing: it is gone, or silent.
+// `status`, or what FromGrpc makes of it, with the daemon's address where it is gone, shuts down,
+// or something has waited for it in vain.
+absl::Status AtAddress(absl::string_view address, const absl::Status& status);
 absl::Status AtAddress(absl::string_view address, const grpc::Status& status);
 
 class RpcLink : public Link {
@@ -104,11 +106,12 @@ class RpcLink : public Link {
   // Asks for an outcome that no record has any more.
   absl::Status WaitByRpc(Sequence sequence, absl::Duration timeout);
 
-  // FromGrpc with the daemon's address where it is gone or late; a lost one is noted.
+  // AtAddress of this daemon; a lost one is noted.
   absl::Status Done(const grpc::Status& status);
-  // Of a wait of any kind: `status` with the daemon's address where it is gone, or the wait has
-  // reached its deadline.
-  absl::Status Named(const absl::Status& status) const;
+  // The same of a wait of any kind.
+  absl::Status Named(const absl::Status& status) const {
+    return AtAddress(opened_.address, status);
+  }
 
   const OpenedSession& opened() const { return opened_; }
   v1::Log::Stub* log() { return log_.get(); }
