@@ -67,7 +67,7 @@ class LocalNode {
   // Releases all that the session owns. Members leave their worlds in an orderly way. Of many
   // results and graphs the memory is free a few turns later (AfterReleases).
   absl::Status CloseSession(SessionId session, absl::Time now);
-  // Runs `done` when the memory of sessions that have ended is free: at once, or in a Poll.
+  // Runs `done`, in a Poll, when the memory of sessions that have ended is free.
   void AfterReleases(std::function<void()> done);
   // The client's process has ended: waiting ranks get ABORTED naming it; committed work completes.
   void SessionDied(SessionId session, absl::Time now);

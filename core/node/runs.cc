@@ -275,16 +275,15 @@ void Runs::OnEpochEnded(const std::shared_ptr<World>& world, const SequencerActi
       world->members.begin(), world->members.end(),
       [](const World::Member& m) { return m.session != nullptr && m.session->failing > 0; });
   if (fails_later) {
-    // Whoever goes on in the next epoch has the memory of this one.
+    // Whoever goes on in the next epoch has the memory of this one, what ranks had in common too.
+    auto shared = std::make_shared<decltype(world->shared)>();
+    shared->swap(world->shared);
+    AfterFailing([shared] { shared->clear(); });
     for (const World::Member& member : world->members) {
       if (member.session == nullptr) continue;
       HoldBack(member.session.get());
       AfterFailing([this, session = member.session] { LetGoOn(session); });
     }
-    // As many bytes as they have in common.
-    auto shared = std::make_shared<decltype(world->shared)>();
-    shared->swap(world->shared);
-    AfterFailing([shared] { shared->clear(); });
   }
   world->shared.clear();
   world->equal_work.clear();
@@ -470,8 +469,8 @@ bool Runs::Continue(absl::Time now) {
   return true;
 }
 
+// Never at once: what it does may be the next frame, and the caller in the middle of something.
 void Runs::AfterFailing(std::function<void()> then) {
-  if (failing_.empty()) return then();
   failing_.push_back({RunHandle(), Error(), std::move(then)});
 }
 

@@ -86,7 +86,7 @@ class Runs final : public AgreementListener {
 
   // Goes on with runs that fail, for a turn's share. Whether there were any.
   bool Continue(absl::Time now);
-  // Runs `then` when those that fail by now have: at once, or in a Continue().
+  // Runs `then`, in a Continue(), when those that fail by now have.
   void AfterFailing(std::function<void()> then);
 
   // --- AgreementListener ----------------------------------------------------------------------
