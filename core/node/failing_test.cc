@@ -14,8 +14,8 @@
 #include "core/base/work.h"
 #include "core/graph/encoding.h"
 #include "core/node/node.h"
-#include "core/ops/graph_builder.h"
 #include "core/ops/host_kernels.h"
+#include "core/ops/testing/rank_builder.h"
 #include "core/transport/command.h"
 
 namespace chorus::node {
@@ -25,33 +25,20 @@ constexpr int kRanks = 3;
 constexpr int kResults = 500;  // of a run
 constexpr int kRuns = 20;
 
-// So many all_reduces of one number, each a result.
-Graph AllReduces(int rank) {
-  GroupSlot group;
-  group.size = kRanks;
-  group.held = {GroupRank(rank)};
-  group.device_slots = {0};
-  GraphBuilder builder(1, {group});
-  GraphInput input;
-  input.type = TensorType(DType::kF32, {1});
-  NodeSpec spec;
-  spec.op = "all_reduce";
-  spec.inputs = {builder.AddInput(input)};
-  spec.source = "a.cc:1";
-  Collective collective;
-  collective.kind = CollectiveKind::kAllReduce;
-  collective.reduction = Reduction::kSum;
-  collective.rank = GroupRank(rank);
-  spec.collective = collective;
+// Rank 0's all_reduces of one number, each a result.
+Graph AllReduces() {
+  testing::RankBuilder b(/*rank=*/0, kRanks);
+  b.set_wants_grad(false);
+  const ValueIndex x = b.Input(TensorType(DType::kF32, {1}));
   for (int i = 0; i < kResults; ++i) {
     GraphOutput output;
-    output.value = builder.Emit(spec)->front();
-    builder.AddOutput(output);
+    output.value = b.AllReduce(x);
+    b.graph().AddOutput(output);
   }
-  return builder.Build();
+  return b.graph().Build();
 }
 
-class FailingTest : public testing::Test {
+class FailingTest : public ::testing::Test {
  protected:
   // A session, and what becomes of its commands, in the order in which it is told.
   struct Client {
@@ -101,19 +88,18 @@ class FailingTest : public testing::Test {
   void RunAhead(bool named = true) {
     RegisterGraph graph;
     graph.graph = {0, 1};
-    graph.encoded = EncodeGraph(AllReduces(0));
+    graph.encoded = EncodeGraph(AllReduces());
     Submit(rank(0), std::move(graph));
     while (rank(0)->told.empty()) Poll();
     size_t over = 1;
     for (int number = 0; number < kRuns; ++number) {
-      chorus::Run run = RunOf(number);
-      Release names;
-      for (int i = 0; !named && i < kResults; ++i) {
-        run.outputs[static_cast<size_t>(i)].id = {i, static_cast<uint32_t>(number + 1)};
-        names.tensors.push_back(run.outputs[static_cast<size_t>(i)].id);
-      }
-      Submit(rank(0), std::move(run));
+      const TensorId first =
+          named ? TensorId{number * kResults, 1} : TensorId{0, static_cast<uint32_t>(number + 1)};
+      const chorus::Run run = RunOf(number, first);
+      Submit(rank(0), run);
       if (named) continue;
+      Release names;
+      for (const OutBinding& output : run.outputs) names.tensors.push_back(output.id);
       Submit(rank(0), std::move(names));
       ++over;
     }
@@ -121,16 +107,18 @@ class FailingTest : public testing::Test {
     }
     ASSERT_EQ(rank(0)->told.size(), over);
   }
-  chorus::Run RunOf(int number) const {
+  // Its results have the slots from that of `first` on.
+  chorus::Run RunOf(int number, TensorId first) const {
     chorus::Run run;
     run.graph = {0, 1};
     InlineData data;
     data.bytes.assign(4, 0);
     run.inputs.push_back(data);
     run.outputs.resize(kResults);
-    for (int i = 0; i < kResults; ++i) {
-      run.outputs[static_cast<size_t>(i)].kind = OutBinding::Kind::kFresh;
-      run.outputs[static_cast<size_t>(i)].id = {number * kResults + i, 1};
+    for (OutBinding& output : run.outputs) {
+      output.kind = OutBinding::Kind::kFresh;
+      output.id = first;
+      ++first.slot;
     }
     RunGroup group;
     group.world = world_;

@@ -29,11 +29,22 @@
 namespace chorus::node {
 namespace {
 
-// What this thread has used of a processor: how long a turn takes whoever else is on the machine.
-absl::Duration ThreadTime() {
-  timespec time{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-  return absl::DurationFromTimespec(time);
+// What `work` takes of a processor on this thread: how long it is whoever else is on the machine.
+template <typename Work>
+absl::Duration TimeOf(Work work) {
+  const auto used = [] {
+    timespec time{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return absl::DurationFromTimespec(time);
+  };
+  const absl::Duration begun = used();
+  work();
+  return used() - begun;
+}
+
+double MedianMicroseconds(std::vector<absl::Duration> times) {
+  std::sort(times.begin(), times.end());
+  return absl::ToDoubleMicroseconds(times[times.size() / 2]);
 }
 
 GroupSlot GroupOf(int rank, int size) {
@@ -152,6 +163,18 @@ void Join(LocalNode* node, const Client& client, int rank, int size, WorldId* wo
                   [world](absl::StatusOr<WorldInfo> info) { *world = info->id; });
 }
 
+// Closes the session: the longest of that and the turns that follow, as long as there is work.
+absl::Duration LongestOfClosing(LocalNode* node, SessionId session) {
+  absl::Duration most = TimeOf([&] {
+    const WorkSlice slice;
+    if (!node->CloseSession(session, absl::Now()).ok()) std::abort();
+  });
+  for (bool worked = true; worked;) {
+    most = std::max(most, TimeOf([&] { worked = node->Poll(absl::Now()); }));
+  }
+  return most;
+}
+
 struct HostDevices {
   explicit HostDevices(int devices) {
     HostBackendOptions host;
@@ -238,9 +261,8 @@ void BM_LongestGangTurn(benchmark::State& state) {
   for (auto _ : state) {
     absl::Duration most;
     const auto turn = [&] {
-      const absl::Duration begun = ThreadTime();
-      const bool worked = job.node.Poll(absl::Now());
-      most = std::max(most, ThreadTime() - begun);
+      bool worked = false;
+      most = std::max(most, TimeOf([&] { worked = job.node.Poll(absl::Now()); }));
       return worked;
     };
     job.Next(++number);
@@ -254,8 +276,7 @@ void BM_LongestGangTurn(benchmark::State& state) {
   }
   // Of the first one the order of its collectives has to be found.
   state.counters["first_us"] = absl::ToDoubleMicroseconds(longest.front());
-  std::sort(longest.begin(), longest.end());
-  state.counters["turn_us"] = absl::ToDoubleMicroseconds(longest[longest.size() / 2]);
+  state.counters["turn_us"] = MedianMicroseconds(std::move(longest));
 }
 BENCHMARK(BM_LongestGangTurn)
     ->ArgNames({"ranks", "collectives"})
@@ -277,11 +298,7 @@ void BM_LongestTurn(benchmark::State& state) {
   Register(&node, &client, ChainGraph(collectives, outputs));
   Run run = RunOf(world, outputs);
   Release release;
-  const auto turn = [&node] {
-    const absl::Duration begun = ThreadTime();
-    node.Poll(absl::Now());
-    return ThreadTime() - begun;
-  };
+  const auto turn = [&node] { return TimeOf([&node] { node.Poll(absl::Now()); }); };
   std::vector<absl::Duration> longest[2];
   uint32_t generation = 0;
   for (auto _ : state) {
@@ -299,8 +316,7 @@ void BM_LongestTurn(benchmark::State& state) {
   }
   const char* const names[] = {"run_us", "release_us"};
   for (int i = 0; i < 2; ++i) {
-    std::sort(longest[i].begin(), longest[i].end());
-    state.counters[names[i]] = absl::ToDoubleMicroseconds(longest[i][longest[i].size() / 2]);
+    state.counters[names[i]] = MedianMicroseconds(std::move(longest[i]));
   }
 }
 BENCHMARK(BM_LongestTurn)
@@ -341,21 +357,9 @@ void BM_EpochEnd(benchmark::State& state) {
     }
     while (!clients[0].Has(run.outputs.back().id)) node.Poll(absl::Now());
     for (int call = 1; call <= runs; ++call) submit(&clients[0], call);
-    absl::Duration begun = ThreadTime();
-    {
-      const WorkSlice slice;
-      if (!node.CloseSession(clients[1].session, absl::Now()).ok()) std::abort();
-    }
-    absl::Duration most = ThreadTime() - begun;
-    for (bool worked = true; worked;) {
-      begun = ThreadTime();
-      worked = node.Poll(absl::Now());
-      most = std::max(most, ThreadTime() - begun);
-    }
-    longest.push_back(most);
+    longest.push_back(LongestOfClosing(&node, clients[1].session));
   }
-  std::sort(longest.begin(), longest.end());
-  state.counters["end_us"] = absl::ToDoubleMicroseconds(longest[longest.size() / 2]);
+  state.counters["end_us"] = MedianMicroseconds(std::move(longest));
 }
 BENCHMARK(BM_EpochEnd)
     ->ArgNames({"runs", "collectives"})
@@ -383,18 +387,9 @@ void BM_SessionEnd(benchmark::State& state) {
       client.Submit(run);
       while (!client.Has(run.outputs.back().id)) node.Poll(absl::Now());
     }
-    absl::Duration begun = ThreadTime();
-    if (!node.CloseSession(client.session, absl::Now()).ok()) std::abort();
-    absl::Duration most = ThreadTime() - begun;
-    for (bool worked = true; worked;) {
-      begun = ThreadTime();
-      worked = node.Poll(absl::Now());
-      most = std::max(most, ThreadTime() - begun);
-    }
-    longest.push_back(most);
+    longest.push_back(LongestOfClosing(&node, client.session));
   }
-  std::sort(longest.begin(), longest.end());
-  state.counters["end_us"] = absl::ToDoubleMicroseconds(longest[longest.size() / 2]);
+  state.counters["end_us"] = MedianMicroseconds(std::move(longest));
 }
 BENCHMARK(BM_SessionEnd)->ArgName("results")->Arg(2048)->Arg(16384)->Arg(63488);
 
