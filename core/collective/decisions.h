@@ -33,6 +33,8 @@ struct SequencerOptions {
   // still be differentiated.
   size_t max_pending = 65536;
   size_t max_tapes = 262144;
+  // Of tables of what is over that one event lets go of.
+  size_t rows_per_event = 256;
 };
 
 // One instance of a launched gang.
@@ -80,6 +82,10 @@ struct SequencerAction {
   // kFail: the epoch that is open now, where the run's own has ended; 0 where it failed alone.
   Epoch opened;
   std::vector<InstanceKey> dropped;  // kFail of a run alone: what it had voted for, pending no more
+  // kEpochEnded: tables that nobody needs, and how many rows they have. To let go of many takes
+  // long (some 50 ns each), and may be done later, on any thread.
+  std::shared_ptr<void> remains;
+  int64_t remaining_rows = 0;
 };
 
 struct PendingInstance {

@@ -182,7 +182,7 @@ absl::Status Sequencer::ResolveKeys(const Vote& vote, bool late) {
 absl::Status Sequencer::CheckRoom(const Vote& vote) const {
   const auto fits = [this](size_t instances, size_t tapes) {
     return instances_.size() + instances <= options_.max_pending &&
-           tapes_.size() + tapes <= options_.max_tapes;
+           tapes_.size() - gone_tapes_ + tapes <= options_.max_tapes;
   };
   if (fits(keys_.size(), keys_.size())) return absl::OkStatus();
   size_t instances = 0;
@@ -200,7 +200,7 @@ absl::Status Sequencer::CheckRoom(const Vote& vote) const {
                      " may wait for other ranks: wait for results before going on"));
   }
   return MakeError(Reason::kQuota,
-                   absl::StrCat("the world has ", tapes_.size(),
+                   absl::StrCat("the world has ", tapes_.size() - gone_tapes_,
                                 " collectives that may still be differentiated, the run brings ",
                                 tapes, " more; at most ", options_.max_tapes,
                                 " may be kept: drop results that have a history, or make calls "
@@ -415,8 +415,8 @@ absl::Status Sequencer::ResolveOne(const Vote& vote, size_t i, bool late) {
   }
   if (part.instance.kind != InstanceRef::Kind::kBound) return absl::OkStatus();
 
-  const auto it = tape_by_key_.find(key.Parent());
-  if (it == tape_by_key_.end()) {
+  const int32_t tape = FindTape(key.Parent());
+  if (tape == kNone) {
     if (late) return absl::OkStatus();
     // Nobody can wait for a gradient of it. A rank that runs ahead asks for one where the
     // collective has failed alone: so does this.
@@ -427,8 +427,8 @@ absl::Status Sequencer::ResolveOne(const Vote& vote, size_t i, bool late) {
     error.alone = true;
     return ToStatus(error);
   }
-  const TapeEntry& entry = tapes_[it->second].entries[seat];
-  if (entry.state != TapeEntry::State::kLive) {
+  const TapeEntry& entry = EntryAt({tape, seat});
+  if (StateOf({tape, seat}) != TapeEntry::State::kLive) {
     if (late) return absl::OkStatus();
     if (entry.state == TapeEntry::State::kConsumed) {
       return MakeError(Reason::kTapeConsumed,
@@ -442,7 +442,7 @@ absl::Status Sequencer::ResolveOne(const Vote& vote, size_t i, bool late) {
   const InstanceKey::Request asked = key.path.back();
   InstanceKey::Request next = entry.next;
   for (const Asked& earlier : requests_) {
-    if (earlier.tape == it->second && earlier.seat == seat) next = earlier.next;
+    if (earlier.tape == tape && earlier.seat == seat) next = earlier.next;
   }
   if (asked < next) {
     return refuse(absl::StrCat("request ", asked.number, " of step ", asked.step,
@@ -450,7 +450,7 @@ absl::Status Sequencer::ResolveOne(const Vote& vote, size_t i, bool late) {
                                " goes back; the next one is ", next.number, " of step ",
                                next.step));
   }
-  requests_.push_back({it->second, seat, {asked.step, asked.number + 1}});
+  requests_.push_back({tape, seat, {asked.step, asked.number + 1}});
   return absl::OkStatus();
 }
 
@@ -529,14 +529,13 @@ bool Sequencer::HasPassed(const InstanceKey& key, int32_t seat) const {
   const Member& member = members_[rank.value()];
   const bool over = member.step > key.step() || (member.step == key.step() && member.left_rest);
   if (key.is_gradient()) {
-    const auto it = tape_by_key_.find(key.Parent());
-    if (it == tape_by_key_.end()) return over;
-    const TapeEntry& entry = tapes_[it->second].entries[seat];
-    if (key.path.back() < entry.next) return true;
-    if (entry.state == TapeEntry::State::kRefused) return true;
+    const int32_t tape = FindTape(key.Parent());
+    if (tape == kNone) return over;
+    if (key.path.back() < EntryAt({tape, seat}).next) return true;
+    const TapeEntry::State state = StateOf({tape, seat});
+    if (state == TapeEntry::State::kRefused) return true;
     // A member that has given the entry up gives zeros, wherever it is.
-    return over &&
-           (entry.state == TapeEntry::State::kLive || entry.state == TapeEntry::State::kNotVoted);
+    return over && (state == TapeEntry::State::kLive || state == TapeEntry::State::kNotVoted);
   }
   if (over) return true;
   if (member.step < key.step()) return false;
@@ -574,9 +573,9 @@ std::string Sequencer::PositionText(const InstanceKey& key, int32_t seat, std::s
                         member.left_rest_text);
   }
   if (key.is_gradient()) {
-    const auto it = tape_by_key_.find(key.Parent());
-    if (it != tape_by_key_.end()) {
-      const TapeEntry& entry = tapes_[it->second].entries[seat];
+    const int32_t tape = FindTape(key.Parent());
+    if (tape != kNone) {
+      const TapeEntry& entry = EntryAt({tape, seat});
       if (entry.state == TapeEntry::State::kRefused) {
         *position = "no gradient";
         return absl::StrCat(text,
@@ -755,7 +754,7 @@ absl::optional<Error> Sequencer::FindRefusal(const Vote& vote) const {
       return error;
     }
   }
-  if (!somebody_left_) return absl::nullopt;
+  if (!somebody_gone_) return absl::nullopt;
   for (size_t i = 0; i < keys_.size(); ++i) {
     if (keys_[i].is_gradient()) continue;  // a member that left has abandoned its gradients
     for (int32_t p = 0; p < SeatCount(keys_[i]); ++p) {
@@ -845,6 +844,7 @@ absl::Status Sequencer::Submit(const Vote& vote, absl::Time now, Actions* action
   if (passed.has_value()) FailAlone(runs_[run].component, FindConsumers(), *passed, actions);
   if (passed.has_value() || skipped || further_parts_ > 0) FailPassed(actions);
   LaunchReady(actions);
+  ForgetSome();
   return absl::OkStatus();
 }
 
@@ -935,9 +935,9 @@ int32_t Sequencer::NewInstance(const InstanceKey& key, int32_t seats, int32_t ru
   int32_t parent = kNone;
   if (key.is_gradient()) {
     const InstanceKey forward = key.Parent();
-    const auto tape = tape_by_key_.find(forward);
+    parent = FindTape(forward);
     // Without a tape the forward instance is of this very vote: Resolve has seen to that.
-    parent = tape != tape_by_key_.end() ? tape->second : EnsureTape(instance_by_key_.at(forward));
+    if (parent == kNone) parent = EnsureTape(instance_by_key_.at(forward));
   }
   const int32_t id = instances_.New();
   Instance& instance = instances_[id];
@@ -957,10 +957,14 @@ int32_t Sequencer::NewInstance(const InstanceKey& key, int32_t seats, int32_t ru
     tape.children.push_back(id);
     for (int32_t p = 0; p < seats; ++p) {
       const TapeEntry& entry = tape.entries[p];
-      if (!entry.given_up() || key.path.back() < entry.next) continue;
+      const TapeEntry::State state = StateOf({parent, p});
+      if ((state != TapeEntry::State::kAbandoned && state != TapeEntry::State::kConsumed) ||
+          key.path.back() < entry.next) {
+        continue;
+      }
       // The run at hand may still ask for it itself; RecordVote settles that at its end.
       if (tape.instance != kNone && instances_[tape.instance].seats[p].run == run) continue;
-      if (entry.state == TapeEntry::State::kConsumed && entry.consumed_in < epoch_ &&
+      if (state == TapeEntry::State::kConsumed && entry.consumed_in < epoch_ &&
           !fault->has_value()) {
         Error error(Reason::kTapeConsumed);
         error.culprit = CulpritOf(RankAt(key, p));
@@ -1035,6 +1039,8 @@ void Sequencer::CountAbsent(int32_t id, int32_t seat) {
 int32_t Sequencer::EnsureTape(int32_t id) {
   if (instances_[id].tape != kNone) return instances_[id].tape;
   const InstanceKey& key = instances_[id].key;
+  const auto forgotten = tape_by_key_.find(key);  // of a member that is behind
+  if (forgotten != tape_by_key_.end()) ForgetGone(forgotten->second);
   const int32_t t = tapes_.New();
   tape_by_key_.emplace(key, t);
   instances_[id].tape = t;
@@ -1159,11 +1165,58 @@ void Sequencer::LeaveParent(int32_t id) {
 }
 
 void Sequencer::ForgetTapeIfUnused(int32_t t) {
-  const Tape& tape = tapes_[t];
+  Tape& tape = tapes_[t];
   if (tape.instance != kNone || tape.live > 0 || !tape.children.empty()) return;
   tape_by_key_.erase(tape.key);
-  tapes_[t].entries.clear();  // with what they keep
+  tape.entries.clear();  // with what they keep
   tapes_.Free(t);
+}
+
+int32_t Sequencer::FindTape(const InstanceKey& forward) const {
+  const auto it = tape_by_key_.find(forward);
+  if (it == tape_by_key_.end() || tapes_[it->second].instance == kGone) return kNone;
+  const Tape& tape = tapes_[it->second];
+  if (!somebody_gone_ || tape.instance != kNone || !tape.children.empty()) return it->second;
+  for (int32_t seat = 0; seat < static_cast<int32_t>(tape.entries.size()); ++seat) {
+    if (StateOf({it->second, seat}) == TapeEntry::State::kLive) return it->second;
+  }
+  return kNone;
+}
+
+sequencer_tables::TapeEntry::State Sequencer::StateOf(EntryRef at) const {
+  const Tape& tape = tapes_[at.tape];
+  const TapeEntry::State state = tape.entries[at.seat].state;
+  if (!somebody_gone_ || state != TapeEntry::State::kLive) return state;
+  const Member& member = members_[RankAt(tape.key, at.seat).value()];
+  return member.state == Member::State::kHere ? state : TapeEntry::State::kAbandoned;
+}
+
+void Sequencer::ForgetGone(int32_t t) {
+  LetGoOfAll(t);
+  if (tapes_[t].instance == kGone) {
+    tapes_[t].instance = kNone;
+    --gone_tapes_;
+  }
+  ForgetTapeIfUnused(t);
+}
+
+void Sequencer::ForgetSome() {
+  if (ended_tapes_.empty() && !somebody_gone_) return;
+  size_t left = options_.rows_per_event;
+  for (; left > 0 && !ended_tapes_.empty(); --left) {
+    const int32_t t = ended_tapes_.back();
+    ended_tapes_.pop_back();
+    // Or it is of something else by now.
+    if (tapes_[t].instance == kGone) ForgetGone(t);
+  }
+  for (Member& member : members_) {
+    if (member.state == Member::State::kHere) continue;
+    for (; left > 0 && member.newest_entry.tape != kNone; --left) {
+      const EntryRef at = member.newest_entry;
+      LetGo(at, TapeEntry::State::kAbandoned);
+      ForgetTapeIfUnused(at.tape);
+    }
+  }
 }
 
 absl::optional<Difference> Sequencer::DifferenceOf(const Instance& instance, int32_t a,
@@ -1710,6 +1763,7 @@ void Sequencer::Launch(const std::vector<int32_t>& runs, const std::vector<int32
     if (instance.timed) instances_.Remove(&timed_, id);
     if (instance.key.at.part > 0) --further_parts_;
     instance_by_key_.erase(instance.key);
+    instance.seats.clear();
     instances_.Free(id);
   }
   components_[component].runs.clear();
@@ -1795,12 +1849,12 @@ void Sequencer::Refuse(absl::Span<const RefusedMember> members, Epoch epoch, con
     }
     for (const InstanceKey& key : refused.gradients) {
       if (!key.is_gradient()) continue;
-      const auto it = tape_by_key_.find(key.Parent());
-      if (it == tape_by_key_.end()) continue;  // it has no gradient any more, for anybody
+      const int32_t tape = FindTape(key.Parent());
+      if (tape == kNone) continue;  // it has no gradient any more, for anybody
       const InstanceKey::Request asked = key.path.back();
       for (int32_t seat = 0; seat < SeatCount(key); ++seat) {
         if (RankAt(key, seat) != refused.rank || asked.number >= kMaxCallNumber) continue;
-        requests_.push_back({it->second, seat, {asked.step, asked.number + 1}});
+        requests_.push_back({tape, seat, {asked.step, asked.number + 1}});
         passed |= AnotherHasPassed(key, seat);
         break;
       }
@@ -1895,6 +1949,7 @@ void Sequencer::Dead(Rank rank, absl::string_view how, absl::Time now, Actions* 
   if (!IsRank(rank) || members_[rank.value()].state != Member::State::kHere) return;
   members_[rank.value()].state = Member::State::kDead;
   members_[rank.value()].how_dead = std::string(how);
+  somebody_gone_ = true;
   for (Group& group : groups_) {
     if (group.dead.value() < 0 &&
         std::find(group.members.begin(), group.members.end(), rank) != group.members.end()) {
@@ -1922,20 +1977,14 @@ void Sequencer::Dead(Rank rank, absl::string_view how, absl::Time now, Actions* 
   error.culprit = CulpritOf(rank);
   error.message = absl::StrCat(RankText(rank), " is dead: ", how, waiting);
   EndEpoch(error, actions);
-  // Nobody will drop its tape entries any more, and no gradient needs them: its groups are lost.
-  const EntryRef& newest = members_[rank.value()].newest_entry;
-  while (newest.tape != kNone) {
-    const EntryRef at = newest;
-    LetGo(at, TapeEntry::State::kAbandoned);
-    ForgetTapeIfUnused(at.tape);
-  }
+  ForgetSome();
 }
 
 void Sequencer::Left(Rank rank, absl::Time now, Actions* actions) {
   BeginEvent(now);
   if (!IsRank(rank) || members_[rank.value()].state != Member::State::kHere) return;
   members_[rank.value()].state = Member::State::kLeft;
-  somebody_left_ = true;
+  somebody_gone_ = true;
   int32_t needs_it = kNone;
   for (int32_t r = pending_.head; r != kNone && needs_it == kNone; r = runs_[r].next) {
     for (const int32_t id : runs_[r].instances) {
@@ -1957,27 +2006,22 @@ void Sequencer::Left(Rank rank, absl::Time now, Actions* actions) {
     EndEpoch(error, actions);
   }
   std::vector<InstanceKey> asked;  // what gradients are pending of
-  EntryRef next = members_[rank.value()].newest_entry;
-  while (next.tape != kNone) {
-    const EntryRef at = next;
-    next = EntryAt(at).older;
-    if (!tapes_[at.tape].children.empty()) {
-      asked.push_back(tapes_[at.tape].key);
-      continue;
-    }
-    LetGo(at, TapeEntry::State::kAbandoned);
-    ForgetTapeIfUnused(at.tape);
+  for (int32_t id = 0; id < instances_.end(); ++id) {
+    const Instance& instance = instances_[id];
+    if (instance.seats.empty() || instance.parent == kNone) continue;
+    asked.push_back(tapes_[instance.parent].key);
   }
   std::sort(asked.begin(), asked.end());
+  asked.erase(std::unique(asked.begin(), asked.end()), asked.end());
   for (const InstanceKey& key : asked) DropTape(rank, key, false, epoch_, now, actions);
+  ForgetSome();
 }
 
 void Sequencer::DropTape(Rank rank, const InstanceKey& key, bool consumed, Epoch epoch,
                          absl::Time now, Actions* actions) {
   BeginEvent(now);
-  const auto it = tape_by_key_.find(key);
-  if (it == tape_by_key_.end()) return;
-  const int32_t t = it->second;
+  const int32_t t = FindTape(key);
+  if (t == kNone) return;
   const int32_t seats = static_cast<int32_t>(tapes_[t].entries.size());
   for (int32_t p = 0; p < seats; ++p) {
     Tape& tape = tapes_[t];
@@ -2022,6 +2066,7 @@ void Sequencer::Finished(Ticket ticket, const absl::Status& status, absl::Time n
       if (!last_published_.has_value() || *last_published_ < key) last_published_ = key;
     }
     ForgetGang(g);
+    ForgetSome();
     return;
   }
   Error error = ErrorOf(status);
@@ -2032,6 +2077,7 @@ void Sequencer::Finished(Ticket ticket, const absl::Status& status, absl::Time n
 
 void Sequencer::Advance(absl::Time now, Actions* actions) {
   BeginEvent(now);
+  ForgetSome();
   while (launched_.head != kNone &&
          gangs_[launched_.head].launched + options_.exec_timeout <= clock_) {
     const OpenGang& gang = gangs_[launched_.head];
@@ -2185,7 +2231,7 @@ std::vector<int32_t> Sequencer::Shrink(absl::Time now, Actions* actions) {
   BeginEvent(now);
   Error error(Reason::kEpochEnded);
   error.message = "the world was reformed with the ranks that are left";
-  EndEpoch(error, actions);
+  SequencerAction* const ended = EndEpoch(error, actions);
   since_ = epoch_;
   std::vector<int32_t> new_rank(members_.size(), -1);
   std::vector<Member> survivors;
@@ -2196,14 +2242,22 @@ std::vector<int32_t> Sequencer::Shrink(absl::Time now, Actions* actions) {
     survivors.back().info = std::move(members_[rank].info);
   }
   members_ = std::move(survivors);
-  somebody_left_ = false;
+  somebody_gone_ = false;
   for (Group& group : groups_) group = Group();
   for (int32_t rank = 0; rank < size(); ++rank) groups_[0].members.push_back(Rank(rank));
   groups_[0].counters.resize(members_.size());
   group_members_ = size();
   group_requests_.clear();
-  tapes_.Clear();
-  tape_by_key_.clear();
+  struct Remains {
+    std::shared_ptr<void> of_epoch;
+    Pool<Tape> tapes;
+    absl::flat_hash_map<InstanceKey, int32_t> tape_by_key;
+  };
+  ended->remaining_rows += static_cast<int64_t>(tapes_.size());
+  ended->remains = std::make_shared<Remains>(Remains{
+      std::move(ended->remains), std::exchange(tapes_, {}), std::exchange(tape_by_key_, {})});
+  ended_tapes_.clear();
+  gone_tapes_ = 0;
   return new_rank;
 }
 
@@ -2294,6 +2348,7 @@ void Sequencer::FailAlone(int32_t component, const Consumers& consumers, const E
     }
     if (instance.key.at.part > 0) --further_parts_;
     instance_by_key_.erase(instance.key);
+    instance.seats.clear();
     instances_.Free(id);
   }
   for (const int32_t c : failed) {
@@ -2304,7 +2359,7 @@ void Sequencer::FailAlone(int32_t component, const Consumers& consumers, const E
   }
 }
 
-void Sequencer::EndEpoch(const Error& why, Actions* actions) {
+SequencerAction* Sequencer::EndEpoch(const Error& why, Actions* actions) {
   auto told = std::make_shared<Error>(why);
   told->alone = false;
   const std::shared_ptr<const Error> cause = std::move(told);
@@ -2323,35 +2378,50 @@ void Sequencer::EndEpoch(const Error& why, Actions* actions) {
   while (static_cast<int>(causes_.size()) > std::max(options_.kept_causes, 0)) causes_.pop_front();
   epoch_ = opened;
 
-  // Forward instances that were never launched have no gradients. The others keep their entries.
-  std::vector<int32_t> tapes;  // of what is pending, or asked for by it
-  for (const auto& entry : instance_by_key_) {
-    const Instance& instance = instances_[entry.second];
-    if (instance.tape != kNone) {
-      LetGoOfAll(instance.tape);
-      tapes_[instance.tape].instance = kNone;
-      tapes.push_back(instance.tape);
-    }
-    if (instance.parent != kNone) {
-      tapes_[instance.parent].children.clear();
-      tapes.push_back(instance.parent);
-    }
-  }
-  std::sort(tapes.begin(), tapes.end());
-  tapes.erase(std::unique(tapes.begin(), tapes.end()), tapes.end());
-  for (const int32_t t : tapes) ForgetTapeIfUnused(t);
-  runs_.Clear();
+  ForgetPendingTapes();
+  struct Remains {
+    Pool<PendingRun> runs;
+    Pool<Instance> instances;
+    absl::flat_hash_map<InstanceKey, int32_t> instance_by_key;
+    Pool<Component> components;
+  };
+  auto remains = std::make_shared<Remains>();
+  remains->runs = std::exchange(runs_, {});
+  remains->instances = std::exchange(instances_, {});
+  remains->instance_by_key = std::exchange(instance_by_key_, {});
+  remains->components = std::exchange(components_, {});
+  action.remaining_rows = static_cast<int64_t>(remains->instances.size());
+  action.remains = std::move(remains);
   pending_ = {};
   run_by_handle_.clear();
-  instances_.Clear();
   timed_ = {};
-  instance_by_key_.clear();
-  components_.Clear();
   externally_blocked_.clear();
   ready_.clear();
   differing_.clear();
   further_parts_ = 0;
   for (Member& member : members_) member.lacking = 0;
+  ForgetSome();
+  return &action;
+}
+
+// Forward instances that were never launched have no gradients. The others keep their entries, but
+// for those that only gradients asked for.
+void Sequencer::ForgetPendingTapes() {
+  if (tapes_.size() == gone_tapes_) return;
+  const auto end = [this](int32_t t) {
+    tapes_[t].instance = kGone;
+    ended_tapes_.push_back(t);
+    ++gone_tapes_;
+  };
+  for (int32_t id = 0; id < instances_.end(); ++id) {
+    const Instance& instance = instances_[id];
+    if (instance.seats.empty()) continue;
+    if (instance.tape != kNone) end(instance.tape);
+    if (instance.parent == kNone) continue;
+    Tape& parent = tapes_[instance.parent];
+    parent.children.clear();
+    if (parent.instance == kNone && parent.live == 0) end(instance.parent);
+  }
 }
 
 // The runs of a gang that did not finish fail. What is pending may need their results, unless it
@@ -2567,12 +2637,16 @@ std::string Sequencer::CanonicalState() const {
       }
     }
   }
-  std::map<InstanceKey, int32_t> tapes(tape_by_key_.begin(), tape_by_key_.end());
+  std::map<InstanceKey, int32_t> tapes;
+  for (const auto& entry : tape_by_key_) {
+    if (FindTape(entry.first) != kNone) tapes.insert(entry);
+  }
   out.PutVarint(tapes.size());
   for (const auto& entry : tapes) {
     put_key(entry.first);
-    for (const TapeEntry& tape : tapes_[entry.second].entries) {
-      out.Put(tape.state);
+    for (int32_t seat = 0; seat < SeatCount(entry.first); ++seat) {
+      const TapeEntry& tape = EntryAt({entry.second, seat});
+      out.Put(StateOf({entry.second, seat}));
       out.PutSigned(tape.next.step - least_step);
       out.PutSigned(tape.next.number);
       out.Put<uint8_t>((tape.consumed_in == epoch_) + 2 * tape.leads_to_collective +

@@ -171,6 +171,7 @@ class Sequencer {
 
  private:
   static constexpr int32_t kNone = sequencer_tables::kNone;
+  static constexpr int32_t kGone = -2;  // a tape's instance: it was pending in an epoch that ended
   template <typename T>
   using Pool = sequencer_tables::Pool<T>;
   using Component = sequencer_tables::Component;
@@ -227,8 +228,14 @@ class Sequencer {
   void LetGo(EntryRef at, TapeEntry::State to);
   void LetGoOfAll(int32_t tape);
   TapeEntry& EntryAt(EntryRef at) { return tapes_[at.tape].entries[at.seat]; }
+  const TapeEntry& EntryAt(EntryRef at) const { return tapes_[at.tape].entries[at.seat]; }
   void LeaveParent(int32_t instance);
   void ForgetTapeIfUnused(int32_t tape);
+  // kNone: nobody can ask for a gradient of it, or it is not recorded.
+  int32_t FindTape(const InstanceKey& forward) const;
+  TapeEntry::State StateOf(EntryRef at) const;
+  void ForgetGone(int32_t tape);
+  void ForgetSome();
   // As the one seat says it and as the other does.
   absl::optional<Difference> DifferenceOf(const Instance& instance, int32_t a, int32_t b) const;
   bool Contradicts(const Instance& instance, int32_t seat) const;
@@ -283,7 +290,9 @@ class Sequencer {
   Error AgreeTimeout(int32_t late, int32_t lacking) const;
   int32_t SeatOfRefused(Rank rank, const InstanceKey& key, bool is_recv) const;
   void RefuseTapes(Rank rank);
-  void EndEpoch(const Error& why, Actions* actions);
+  // Returns its last action, which has the remains.
+  SequencerAction* EndEpoch(const Error& why, Actions* actions);
+  void ForgetPendingTapes();
   // By run: the components that consume its results.
   using Consumers = absl::flat_hash_map<RunHandle, absl::InlinedVector<int32_t, 2>>;
   Consumers FindConsumers() const;
@@ -318,7 +327,7 @@ class Sequencer {
   Ticket next_ticket_{1};
   int64_t next_order_ = 0;
   std::vector<Member> members_;
-  bool somebody_left_ = false;  // a member's state is kLeft
+  bool somebody_gone_ = false;  // a member has left or is dead
   absl::optional<InstanceKey> last_published_;
   std::vector<Group> groups_;
   int64_t group_members_ = 0;
@@ -338,7 +347,12 @@ class Sequencer {
   int64_t further_parts_ = 0;  // pending instances with a part that is not 0
   absl::flat_hash_map<InstanceKey, int32_t> instance_by_key_;
   Pool<Component> components_;
+  // Tapes that nobody can ask anything of any more go a few an event (ForgetSome): those of an
+  // ended epoch, whose instance is kGone, and those whose holders have left or are dead. Until then
+  // FindTape and StateOf hide them.
   Pool<Tape> tapes_;
+  std::vector<int32_t> ended_tapes_;  // rows that were kGone once, and may be of something else now
+  size_t gone_tapes_ = 0;             // rows that are
   absl::flat_hash_map<InstanceKey, int32_t> tape_by_key_;
   Pool<OpenGang> gangs_;
   Pool<OpenGang>::Chain launched_;  // by ticket

@@ -1,5 +1,6 @@
 // What agreement costs: votes in, launches out, no bytes moved. Items are votes.
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <vector>
 
@@ -9,18 +10,12 @@
 namespace chorus {
 namespace {
 
-// Every rank runs a graph with `instances` all_reduces again and again, as in training.
-void BM_Agree(benchmark::State& state) {
-  const int32_t ranks = static_cast<int32_t>(state.range(0));
-  const int32_t instances = static_cast<int32_t>(state.range(1));
-  Sequencer sequencer(ranks, SequencerOptions());
-  std::vector<std::vector<GroupSlot>> slots(ranks);
-  std::vector<Vote> votes(ranks);
-  for (int32_t rank = 0; rank < ranks; ++rank) {
-    GroupSlot slot;
-    slot.size = ranks;
-    slot.held = {GroupRank(rank)};
-    slots[rank] = {slot};
+// A rank's run of so many all_reduces, each of the last one's result.
+struct AllReduces {
+  AllReduces(int32_t rank, int32_t ranks, int32_t instances, bool wants_grad) {
+    slots.resize(1);
+    slots[0].size = ranks;
+    slots[0].held = {GroupRank(rank)};
     auto what = std::make_shared<VoteTemplate>();
     what->fingerprint.lo = rank;
     for (int32_t i = 0; i < instances; ++i) {
@@ -30,14 +25,31 @@ void BM_Agree(benchmark::State& state) {
       part.descriptor.dtype = DType::kF32;
       part.descriptor.dims = {1024};
       part.member = GroupRank(rank);
+      part.wants_grad = wants_grad;
       if (i > 0) part.after = {i - 1};
       what->participations.push_back(part);
     }
-    votes[rank].epoch = Epoch(1);
-    votes[rank].what = what;
-    votes[rank].groups.resize(1);
-    votes[rank].groups[0].base.resize(1);
-    votes[rank].slots = &slots[rank];
+    vote.epoch = Epoch(1);
+    vote.what = what;
+    vote.groups.resize(1);
+    vote.groups[0].base.resize(1);
+    vote.slots = &slots;
+  }
+  AllReduces(const AllReduces&) = delete;
+  AllReduces& operator=(const AllReduces&) = delete;
+
+  std::vector<GroupSlot> slots;
+  Vote vote;  // but for its run, and the position of its first call
+};
+
+// Every rank runs a graph with `instances` all_reduces again and again, as in training.
+void BM_Agree(benchmark::State& state) {
+  const int32_t ranks = static_cast<int32_t>(state.range(0));
+  const int32_t instances = static_cast<int32_t>(state.range(1));
+  Sequencer sequencer(ranks, SequencerOptions());
+  std::deque<AllReduces> votes;
+  for (int32_t rank = 0; rank < ranks; ++rank) {
+    votes.emplace_back(rank, ranks, instances, /*wants_grad=*/false);
   }
   Sequencer::Actions actions;
   int64_t run = 0;
@@ -45,7 +57,8 @@ void BM_Agree(benchmark::State& state) {
   absl::Time now = absl::UnixEpoch();
   for (auto _ : state) {
     now += absl::Microseconds(1);
-    for (Vote& vote : votes) {
+    for (AllReduces& calls : votes) {
+      Vote& vote = calls.vote;
       vote.run = RunHandle(++run);
       vote.groups[0].base[0].call = base;
       if (!sequencer.Submit(vote, now, &actions).ok()) state.SkipWithError("refused");
@@ -63,6 +76,68 @@ void BM_Agree(benchmark::State& state) {
 }
 BENCHMARK(BM_Agree)->Args({2, 1})->Args({4, 1})->Args({8, 1})->Args({64, 1})->Args({4, 1000})->Args(
     {8, 1000});
+
+// What one event costs that ends all that a world may have: so many collectives by the first rank
+// of two, alone or with the other, so that they may be differentiated.
+enum class Ends { kEpoch, kLeft, kReform, kWorld };
+void BM_End(benchmark::State& state) {
+  const auto ends = static_cast<Ends>(state.range(0));
+  const auto instances = static_cast<int32_t>(state.range(1));
+  const bool wants_grad = state.range(2) != 0;
+  const bool by_both = state.range(3) != 0;
+  constexpr int32_t kInstances = 1024;  // of a run
+  Sequencer::Actions actions;
+  for (auto _ : state) {
+    state.PauseTiming();
+    auto sequencer = std::make_unique<Sequencer>(2, SequencerOptions());
+    for (int32_t run = 0; run * kInstances < instances; ++run) {
+      for (int32_t rank = 0; rank <= (by_both ? 1 : 0); ++rank) {
+        AllReduces calls(rank, 2, kInstances, wants_grad && rank == 0);
+        calls.vote.run = RunHandle(2 * run + rank + 1);
+        calls.vote.groups[0].base[0].call = int64_t{run} * kInstances;
+        actions.clear();
+        if (!sequencer->Submit(calls.vote, absl::UnixEpoch(), &actions).ok()) {
+          state.SkipWithError("refused");
+        }
+        for (const SequencerAction& action : actions) {
+          if (action.kind != SequencerAction::Kind::kLaunch) continue;
+          Sequencer::Actions none;
+          sequencer->Finished(action.ticket, absl::OkStatus(), absl::UnixEpoch(), &none);
+        }
+      }
+    }
+    actions.clear();
+    state.ResumeTiming();
+    switch (ends) {
+      case Ends::kEpoch:
+        sequencer->Abort(Error(Reason::kAborted), absl::UnixEpoch(), &actions);
+        break;
+      case Ends::kLeft:
+        sequencer->Left(Rank(0), absl::UnixEpoch(), &actions);
+        break;
+      case Ends::kReform:
+        sequencer->Shrink(absl::UnixEpoch(), &actions);
+        break;
+      case Ends::kWorld:
+        sequencer = nullptr;
+        break;
+    }
+    state.PauseTiming();
+    sequencer = nullptr;
+    actions.clear();  // with what a node lets go of elsewhere
+    state.ResumeTiming();
+  }
+}
+BENCHMARK(BM_End)
+    ->Unit(benchmark::kMicrosecond)
+    ->Iterations(20)
+    ->ArgNames({"ends", "instances", "wants_grad", "by_both"})
+    ->Args({0, 65536, 0, 0})
+    ->Args({0, 65536, 1, 0})
+    ->Args({1, 262144, 1, 1})
+    ->Args({2, 262144, 1, 1})
+    ->Args({3, 65536, 0, 0})
+    ->Args({3, 262144, 1, 1});
 
 }  // namespace
 }  // namespace chorus

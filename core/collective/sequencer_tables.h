@@ -50,13 +50,11 @@ class Pool {
     return row;
   }
   void Free(int32_t row) { free_.push_back(row); }
-  void Clear() {
-    rows_.clear();
-    free_.clear();
-  }
   T& operator[](int32_t row) { return rows_[row]; }
   const T& operator[](int32_t row) const { return rows_[row]; }
   size_t size() const { return rows_.size() - free_.size(); }
+  // All rows are below, free ones too.
+  int32_t end() const { return static_cast<int32_t>(rows_.size()); }
 
   // Rows in a list by their own links.
   struct Chain {
@@ -152,7 +150,7 @@ struct Instance {  // pending
   bool timed = false;        // in timed_
   int32_t previous = kNone;  // in timed_, by first vote
   int32_t next = kNone;
-  absl::InlinedVector<Seat, 4> seats;
+  absl::InlinedVector<Seat, 4> seats;  // empty: the row is free
 };
 
 struct PendingRun {
@@ -200,14 +198,12 @@ struct TapeEntry {
   // While live: a list of all that its rank holds.
   EntryRef newer;
   EntryRef older;
-
-  bool given_up() const { return state == State::kAbandoned || state == State::kConsumed; }
 };
 // What the ranks may still ask of an instance. It exists while a rank holds an entry or a
 // gradient is pending.
 struct Tape {
   InstanceKey key;
-  int32_t instance = kNone;                   // while pending
+  int32_t instance = kNone;                   // while pending; or kGone
   int32_t live = 0;                           // how many of `entries` are
   absl::InlinedVector<TapeEntry, 4> entries;  // by seat
   absl::InlinedVector<int32_t, 2> children;   // pending gradients

@@ -28,8 +28,9 @@ const GroupId kWorld(0);
 
 absl::Time At(double seconds) { return absl::UnixEpoch() + absl::Seconds(seconds); }
 
-Sequencer World(int size) {
+Sequencer World(int size, size_t rows_per_event = SequencerOptions().rows_per_event) {
   SequencerOptions options;
+  options.rows_per_event = rows_per_event;
   options.agree_timeout = absl::Seconds(60);
   options.exec_timeout = absl::Seconds(300);
   options.mismatch_grace = absl::ZeroDuration();
@@ -2438,6 +2439,113 @@ TEST(SequencerMemoryTest, SoManyCollectivesMayStillBeDifferentiated) {
   }
   Cast(&sequencer, WithTape(sequencer, 8, 0, 3));
   EXPECT_THAT(Launched(Cast(&sequencer, WithTape(sequencer, 9, 1, 3))), ElementsAre(8, 9));
+}
+
+// What cannot be asked for is let go of later, and nobody sees it meanwhile.
+TEST(SequencerMemoryTest, AnEventLetsGoOfSoManyTapesOfAnEpochThatEnded) {
+  Sequencer sequencer = World(2, /*rows_per_event=*/2);
+  const size_t before = sequencer.HeldRows();
+  for (int64_t call = 0; call < 5; ++call) {
+    Cast(&sequencer, WithTape(sequencer, 1 + call, 0, call));
+  }
+  EXPECT_EQ(sequencer.HeldRows(), before + 5);
+  Actions actions;
+  sequencer.Abort(Error(), At(0), &actions);
+  EXPECT_EQ(sequencer.HeldRows(), before + 3);
+  const absl::Status none = Refused(&sequencer, Gradient(sequencer, 10, 0, WorldKey(1, 0), 0));
+  EXPECT_EQ(ErrorOf(none).reason, Reason::kMismatch) << none;
+  EXPECT_TRUE(ErrorOf(none).alone);
+  sequencer.Advance(At(1), &actions);
+  EXPECT_EQ(sequencer.HeldRows(), before + 1);
+  sequencer.Advance(At(1), &actions);
+  EXPECT_EQ(sequencer.HeldRows(), before);
+}
+
+TEST(SequencerMemoryTest, ATapeThatOnlyAPendingGradientKeptGoesWithItsEpoch) {
+  Sequencer sequencer = World(1);
+  const InstanceKey forward = Forward(&sequencer, 1, 0);
+  TestRun gradient = Gradient(sequencer, 2, 0, forward, 0);
+  gradient.BlockExternally();
+  Cast(&sequencer, gradient);
+  Actions actions;
+  sequencer.DropTape(Rank(0), forward, true, Epoch(1), At(0), &actions);
+  EXPECT_EQ(sequencer.HeldRows(), 1u);
+  sequencer.Abort(Error(), At(0), &actions);
+  EXPECT_EQ(sequencer.HeldRows(), 0u);
+}
+
+TEST(SequencerMemoryTest, TapesOfAnEpochThatEndedTakeNoRoom) {
+  SequencerOptions options;
+  options.max_tapes = 2;
+  options.rows_per_event = 0;
+  Sequencer sequencer(2, options);
+  for (int64_t epoch = 0; epoch < 3; ++epoch) {
+    for (int64_t call = 2 * epoch; call < 2 * epoch + 2; ++call) {
+      Cast(&sequencer, WithTape(sequencer, 1 + call, 0, call));
+    }
+    Actions actions;
+    sequencer.Abort(Error(), At(0), &actions);
+  }
+  // The other rank is where the first one was, whose tape is there and hidden.
+  EXPECT_THAT(Failed(Cast(&sequencer, WithTape(sequencer, 10, 1, 0))), ElementsAre(10));
+  EXPECT_THAT(Launched(Cast(&sequencer, WithTape(sequencer, 11, 0, 6))), IsEmpty());
+  EXPECT_THAT(Launched(Cast(&sequencer, WithTape(sequencer, 12, 1, 6))), ElementsAre(11, 12));
+}
+
+TEST(SequencerMemoryTest, AnEventLetsGoOfSoManyEntriesOfAMemberThatIsGone) {
+  for (const bool dies : {false, true}) {
+    SCOPED_TRACE(dies);
+    Sequencer sequencer = World(2, /*rows_per_event=*/2);
+    const size_t before = sequencer.HeldRows();
+    for (int64_t call = 0; call < 5; ++call) {
+      Forward(&sequencer, 1 + 2 * call, call, /*without_tape=*/{0});
+    }
+    Actions actions;
+    if (dies) {
+      sequencer.Dead(Rank(1), "killed", At(0), &actions);
+    } else {
+      sequencer.Left(Rank(1), At(0), &actions);
+    }
+    EXPECT_GT(sequencer.HeldRows(), before);
+    EXPECT_LT(sequencer.HeldRows(), before + 5);
+    for (int i = 0; i < 3; ++i) sequencer.Advance(At(1), &actions);
+    EXPECT_EQ(sequencer.HeldRows(), before);
+  }
+}
+
+TEST(SequencerMemoryTest, EntriesOfAMemberThatHasLeftAreNoneBeforeTheyGo) {
+  Sequencer sequencer = World(2, /*rows_per_event=*/0);
+  const InstanceKey of_both = Forward(&sequencer, 1, 0);
+  const InstanceKey of_leaver = Forward(&sequencer, 3, 1, /*without_tape=*/{0});
+  Actions actions;
+  sequencer.Left(Rank(1), At(0), &actions);
+  EXPECT_THAT(actions, IsEmpty());
+  const absl::Status none = Refused(&sequencer, Gradient(sequencer, 10, 0, of_leaver, 0));
+  EXPECT_EQ(ErrorOf(none).reason, Reason::kMismatch) << none;
+  EXPECT_TRUE(ErrorOf(none).alone);
+  const Actions alone = Cast(&sequencer, Gradient(sequencer, 11, 0, of_both, 0));
+  ASSERT_THAT(Launched(alone), ElementsAre(11));
+  EXPECT_THAT(alone[0].instances[0].absent, ElementsAre(GroupRank(1)));
+}
+
+TEST(SequencerMemoryTest, AnEndedEpochHandsOutItsTables) {
+  Sequencer sequencer = World(2);
+  for (int64_t call = 0; call < 3; ++call) {
+    Cast(&sequencer, WithTape(sequencer, 1 + call, 0, call));
+  }
+  Actions actions;
+  sequencer.Abort(Error(), At(0), &actions);
+  EXPECT_EQ(actions.back().kind, Kind::kEpochEnded);
+  EXPECT_EQ(actions.back().remaining_rows, 3);
+  EXPECT_NE(actions.back().remains, nullptr);
+  const Epoch open = sequencer.epoch();
+  for (int32_t member = 0; member < 2; ++member) {
+    Cast(&sequencer, WithTape(sequencer, 10 + member, member, 3));
+  }
+  actions.clear();
+  sequencer.Shrink(At(0), &actions);  // and with them all tapes
+  EXPECT_EQ(actions.back().epoch, open);
+  EXPECT_EQ(actions.back().remaining_rows, 1);
 }
 
 // Sends of rank 0 to itself that could not be made.

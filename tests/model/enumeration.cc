@@ -86,6 +86,7 @@ class Enumerator {
     SequencerOptions options;
     options.agree_timeout = absl::Seconds(60);
     options.exec_timeout = absl::Hours(1000);
+    options.rows_per_event = 0;  // what is over must be hidden, not gone
     State start(options);
     for (size_t g = 1; g < config_.groups.size(); ++g) {
       std::vector<Rank> members;

@@ -44,7 +44,7 @@ class Simulation {
       : random_(seed),
         size_(ranks),
         with_steps_(steps),
-        sequencer_(ranks, Options()),
+        sequencer_(ranks, Options(seed)),
         ranks_(ranks) {}
 
   SimulationResult Run() {
@@ -137,10 +137,11 @@ class Simulation {
     int generation = 0;  // of its thoughts: old ones are void
   };
 
-  static SequencerOptions Options() {
+  static SequencerOptions Options(uint64_t seed) {
     SequencerOptions options;
     options.agree_timeout = absl::Seconds(kAgreeTimeout);
     options.exec_timeout = absl::Seconds(kExecTimeout);
+    options.rows_per_event = seed % 3;  // none: what is over must be hidden, not gone
     return options;
   }
 
