@@ -17,26 +17,26 @@ void ActionQueue::CarryOut(const std::shared_ptr<World>& world,
   }
   busy_ = true;
   CountWork(static_cast<int64_t>(actions->size()));
-  for (SequencerAction& action : *actions) CarryOutOne(world, action, now);
+  for (SequencerAction& action : *actions) CarryOutOne(world, &action, now);
   while (!waiting_.empty()) {
     std::pair<std::shared_ptr<World>, SequencerAction> next = std::move(waiting_.front());
     waiting_.pop_front();
-    CarryOutOne(next.first, next.second, now);
+    CarryOutOne(next.first, &next.second, now);
   }
   busy_ = false;
 }
 
-void ActionQueue::CarryOutOne(const std::shared_ptr<World>& world, const SequencerAction& action,
+void ActionQueue::CarryOutOne(const std::shared_ptr<World>& world, SequencerAction* action,
                               absl::Time now) {
-  switch (action.kind) {
+  switch (action->kind) {
     case SequencerAction::Kind::kLaunch:
-      return listener_->OnLaunch(world, action, now);
+      return listener_->OnLaunch(world, *action, now);
     case SequencerAction::Kind::kReserve:
-      return listener_->OnReserve(world, action, now);
+      return listener_->OnReserve(world, *action, now);
     case SequencerAction::Kind::kFail:
-      return listener_->OnFail(world, action, now);
+      return listener_->OnFail(world, *action, now);
     case SequencerAction::Kind::kWarn:
-      return listener_->OnWarn(world, action, now);
+      return listener_->OnWarn(world, *action, now);
     case SequencerAction::Kind::kEpochEnded:
       return listener_->OnEpochEnded(world, action, now);
   }
@@ -45,8 +45,12 @@ void ActionQueue::CarryOutOne(const std::shared_ptr<World>& world, const Sequenc
 // --- One world's --------------------------------------------------------------------------------
 
 Agreement::Agreement(World* world, const SequencerOptions& options, ActionQueue* queue,
-                     TimerQueue* timers)
-    : world_(world), queue_(queue), timers_(timers), sequencer_(world->size(), options) {
+                     TimerQueue* timers, Background* background)
+    : world_(world),
+      queue_(queue),
+      timers_(timers),
+      background_(background),
+      sequencer_(world->size(), options) {
   for (int rank = 0; rank < world->size(); ++rank) {
     MemberInfo info;
     info.pid = world->members[static_cast<size_t>(rank)].pid;
@@ -54,7 +58,14 @@ Agreement::Agreement(World* world, const SequencerOptions& options, ActionQueue*
   }
 }
 
-Agreement::~Agreement() { timers_->Cancel(timer_); }
+Agreement::~Agreement() {
+  timers_->Cancel(timer_);
+  if (static_cast<int64_t>(sequencer_.LiveRows()) <= kRowsAtOnce) return;
+  // Charged until it is gone.
+  auto charge = std::make_shared<Charge>(world_->rows.Take());
+  auto rest = std::make_shared<Sequencer>(std::move(sequencer_));
+  background_->Do(/*tenant=*/"", [rest = std::move(rest)] {}, [charge = std::move(charge)] {});
+}
 
 void Agreement::CarryOut(Sequencer::Actions* actions, absl::Time now) {
   if (actions->empty()) return ArmTimer();
@@ -79,6 +90,8 @@ void Agreement::ArmTimer() {
 
 absl::Status Agreement::Submit(const Vote& vote, absl::Time now) {
   CHORUS_FAILPOINT("node.before_vote");
+  constexpr int64_t kWorkPerVote = 4;
+  CountWork(kWorkPerVote * static_cast<int64_t>(vote.what->participations.size()));
   Sequencer::Actions actions;
   absl::Status voted = sequencer_.Submit(vote, now, &actions);
   CHORUS_FAILPOINT("node.after_vote");

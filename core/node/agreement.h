@@ -22,6 +22,7 @@
 #include "core/base/error.h"
 #include "core/base/ids.h"
 #include "core/collective/sequencer.h"
+#include "core/node/background.h"
 #include "core/node/timers.h"
 
 namespace chorus::node {
@@ -39,7 +40,8 @@ class AgreementListener {
                       absl::Time now) = 0;
   virtual void OnWarn(const std::shared_ptr<World>& world, const SequencerAction& action,
                       absl::Time now) = 0;
-  virtual void OnEpochEnded(const std::shared_ptr<World>& world, const SequencerAction& action,
+  // May take the action's remains.
+  virtual void OnEpochEnded(const std::shared_ptr<World>& world, SequencerAction* action,
                             absl::Time now) = 0;
 
  protected:
@@ -58,8 +60,7 @@ class ActionQueue {
                 absl::Time now);
 
  private:
-  void CarryOutOne(const std::shared_ptr<World>& world, const SequencerAction& action,
-                   absl::Time now);
+  void CarryOutOne(const std::shared_ptr<World>& world, SequencerAction* action, absl::Time now);
 
   AgreementListener* const listener_;
   std::deque<std::pair<std::shared_ptr<World>, SequencerAction>> waiting_;
@@ -68,8 +69,12 @@ class ActionQueue {
 
 class Agreement {
  public:
-  // `world` owns it; `queue` and `timers` outlive it.
-  Agreement(World* world, const SequencerOptions& options, ActionQueue* queue, TimerQueue* timers);
+  // More rows than that are let go of in the background: it takes about 50 ns each.
+  static constexpr int64_t kRowsAtOnce = 512;
+
+  // `world` owns it; the others outlive it.
+  Agreement(World* world, const SequencerOptions& options, ActionQueue* queue, TimerQueue* timers,
+            Background* background);
   ~Agreement();
   Agreement(const Agreement&) = delete;
   Agreement& operator=(const Agreement&) = delete;
@@ -143,6 +148,7 @@ class Agreement {
   World* const world_;
   ActionQueue* const queue_;
   TimerQueue* const timers_;
+  Background* const background_;
   Sequencer sequencer_;
   TimerQueue::Id timer_;
   absl::Time timer_due_ = absl::InfiniteFuture();

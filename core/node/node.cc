@@ -138,7 +138,7 @@ LocalNode::Parts::Parts(NodeOptions node_options, Backend* devices, std::functio
             node->EndSession(session, how, now);
           }),
       actions(&runs),
-      worlds(&options, &timers, &actions, &failures,
+      worlds(&options, &timers, &actions, &background, &failures,
              [this](const World& world, const Session& session) {
                return runs.VotedIn(world, session);
              }),
@@ -149,8 +149,8 @@ LocalNode::Parts::Parts(NodeOptions node_options, Backend* devices, std::functio
                [this](RunHandle run, const absl::Status& status) { runs.Uploaded(run, status); }),
       gangs(&runs_under_way, &storage, &launcher, &donations, &equal_work, &stats),
       runs(
-          {&options, &clock, &runs_under_way, &preparer, &donations, &equal_work, &gangs, &failures,
-           &holders, &stats,
+          {&options, &clock, &runs_under_way, &preparer, &donations, &equal_work, &gangs,
+           &background, &failures, &holders, &stats,
            [this](const std::shared_ptr<Session>& session) { commands.GoOn(session, clock.now); }}),
       commands({&options, &sessions, &graphs, &launcher, &storage, &runs, &worlds, &failures,
                 &holders, &clock}),

@@ -269,16 +269,28 @@ void Runs::OnWarn(const std::shared_ptr<World>& world, const SequencerAction& ac
                   error.id);
 }
 
-void Runs::OnEpochEnded(const std::shared_ptr<World>& world, const SequencerAction& action,
+void Runs::OnEpochEnded(const std::shared_ptr<World>& world, SequencerAction* action,
                         absl::Time now) {
+  if (action->remaining_rows > Agreement::kRowsAtOnce) {
+    // Nobody makes more before this is gone.
+    std::vector<std::shared_ptr<Session>> held;
+    for (const World::Member& member : world->members) {
+      if (member.session == nullptr) continue;
+      HoldBack(member.session.get());
+      held.push_back(member.session);
+    }
+    background_->Do(
+        /*tenant=*/"", [remains = std::move(action->remains)] {},
+        [this, held = std::move(held)] {
+          for (const std::shared_ptr<Session>& session : held) LetGoOn(session);
+        });
+  }
   const bool fails_later = std::any_of(
       world->members.begin(), world->members.end(),
       [](const World::Member& m) { return m.session != nullptr && m.session->failing > 0; });
   if (fails_later) {
     // Whoever goes on in the next epoch has the memory of this one, what ranks had in common too.
-    auto shared = std::make_shared<decltype(world->shared)>();
-    shared->swap(world->shared);
-    AfterFailing([shared] { shared->clear(); });
+    LetGoOfShared(std::exchange(world->shared, {}));
     for (const World::Member& member : world->members) {
       if (member.session == nullptr) continue;
       HoldBack(member.session.get());
@@ -287,8 +299,8 @@ void Runs::OnEpochEnded(const std::shared_ptr<World>& world, const SequencerActi
   }
   world->shared.clear();
   world->equal_work.clear();
-  Error error = *action.error;
-  SayOpenEpoch(*world, action.opened, &error);
+  Error error = *action->error;
+  SayOpenEpoch(*world, action->opened, &error);
   failures_->Record(nullptr, world.get(), &error);
   failures_->Note(FlightKind::kEpochEnded, now, nullptr, world.get(), Sequence(), Ticket(),
                   error.id);
@@ -467,6 +479,24 @@ bool Runs::Continue(absl::Time now) {
     FailNext(now);
   } while (!failing_.empty() && SliceWork() <= options_->fail_work);
   return true;
+}
+
+void Runs::LetGoOfShared(SharedResults shared) {
+  constexpr int kResults = 512;
+  if (shared.empty()) return;
+  auto held = std::make_shared<SharedResults>(std::move(shared));
+  // Each piece begins where the last one ended.
+  auto next = std::make_shared<SharedResults::iterator>(held->begin());
+  for (size_t done = 0; done < held->size(); done += kResults) {
+    AfterFailing([held, next] {
+      for (int i = 0; i < kResults && *next != held->end(); ++i) held->erase((*next)++);
+      CountWork(kResults);
+    });
+  }
+  // Empty it still has many pages.
+  AfterFailing([this, held = std::move(held)]() mutable {
+    background_->Do(/*tenant=*/"", [held = std::move(held)] {}, [] {});
+  });
 }
 
 // Never at once: what it does may be the next frame, and the caller in the middle of something.

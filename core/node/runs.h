@@ -17,6 +17,7 @@
 #include "core/base/error.h"
 #include "core/base/ids.h"
 #include "core/node/agreement.h"
+#include "core/node/background.h"
 #include "core/node/donation.h"
 #include "core/node/equal_work.h"
 #include "core/node/failures.h"
@@ -45,6 +46,7 @@ class Runs final : public AgreementListener {
     Donations* donations = nullptr;
     EqualWork* equal_work = nullptr;
     Gangs* gangs = nullptr;
+    Background* background = nullptr;
     Failures* failures = nullptr;
     Holders* holders = nullptr;
     NodeStats* stats = nullptr;
@@ -60,6 +62,7 @@ class Runs final : public AgreementListener {
         donations_(parts.donations),
         equal_work_(parts.equal_work),
         gangs_(parts.gangs),
+        background_(parts.background),
         failures_(parts.failures),
         holders_(parts.holders),
         stats_(parts.stats),
@@ -98,7 +101,7 @@ class Runs final : public AgreementListener {
               absl::Time now) override;
   void OnWarn(const std::shared_ptr<World>& world, const SequencerAction& action,
               absl::Time now) override;
-  void OnEpochEnded(const std::shared_ptr<World>& world, const SequencerAction& action,
+  void OnEpochEnded(const std::shared_ptr<World>& world, SequencerAction* action,
                     absl::Time now) override;
 
  private:
@@ -122,6 +125,9 @@ class Runs final : public AgreementListener {
   void Fail(RunState* run, const Error& error, absl::Time now);
   void FailAtOnce(RunState* run, const Error& error, absl::Time now);
   void FailNext(absl::Time now);
+  using SharedResults = decltype(World::shared);
+  // In pieces, behind what fails by now.
+  void LetGoOfShared(SharedResults shared);
   void HoldBack(Session* session);
   void LetGoOn(const std::shared_ptr<Session>& session);
   void End(RunState* run);
@@ -134,6 +140,7 @@ class Runs final : public AgreementListener {
   Donations* const donations_;
   EqualWork* const equal_work_;
   Gangs* const gangs_;
+  Background* const background_;
   Failures* const failures_;
   Holders* const holders_;
   NodeStats* const stats_;

@@ -211,7 +211,8 @@ void Worlds::RefuseJoined(const std::shared_ptr<World>& world, Rank rank, const 
 
 void Worlds::Form(const std::shared_ptr<World>& world, absl::Time now) {
   timers_->Cancel(world->join_timer);
-  world->agreement = std::make_unique<Agreement>(world.get(), world->options, queue_, timers_);
+  world->agreement =
+      std::make_unique<Agreement>(world.get(), world->options, queue_, timers_, background_);
   failures_->Note(FlightKind::kWorldFormed, now, nullptr, world.get());
   int64_t room = kMaxListed;
   const WorldInfo info = Describe(*world, now, &room);
@@ -289,7 +290,6 @@ void Worlds::DropIfEmpty(const std::shared_ptr<World>& world) {
   timers_->Cancel(world->reform_timer);
   world->shared.clear();
   world->counted = Charge();
-  world->rows.Reset();
   worlds_.erase(world->id);
   const auto it = by_name_.find(std::make_pair(world->tenant, world->name));
   if (it != by_name_.end() && it->second == world) by_name_.erase(it);

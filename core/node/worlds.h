@@ -24,6 +24,7 @@
 #include "core/base/ids.h"
 #include "core/collective/instance.h"
 #include "core/node/agreement.h"
+#include "core/node/background.h"
 #include "core/node/failures.h"
 #include "core/node/options.h"
 #include "core/node/requests.h"
@@ -40,11 +41,12 @@ class Worlds {
   using VotedRuns =
       std::function<std::vector<RunHandle>(const World& world, const Session& session)>;
   // All outlive it. `queue` carries out what its worlds agree on.
-  Worlds(const NodeOptions* options, TimerQueue* timers, ActionQueue* queue, Failures* failures,
-         VotedRuns voted_runs)
+  Worlds(const NodeOptions* options, TimerQueue* timers, ActionQueue* queue, Background* background,
+         Failures* failures, VotedRuns voted_runs)
       : options_(options),
         timers_(timers),
         queue_(queue),
+        background_(background),
         failures_(failures),
         voted_runs_(std::move(voted_runs)) {}
   Worlds(const Worlds&) = delete;
@@ -104,6 +106,7 @@ class Worlds {
   const NodeOptions* const options_;
   TimerQueue* const timers_;
   ActionQueue* const queue_;
+  Background* const background_;
   Failures* const failures_;
   const VotedRuns voted_runs_;
   int64_t last_world_ = 0;

@@ -175,7 +175,6 @@ class SteppedCharge {
     if (amount <= charge_.amount() && !much_too_much) return absl::OkStatus();
     return Resize(amount);
   }
-  void Reset() { charge_ = Charge(); }
   // What is covered is the caller's from now on.
   Charge Take() { return std::move(charge_); }
 

@@ -170,7 +170,7 @@ TEST(BudgetTest, ASteppedChargeCoversWhatThereIsAndNotMuchMore) {
   EXPECT_EQ(node->used(), 100);
   EXPECT_TRUE(charge.Cover(0).ok());
   EXPECT_EQ(node->used(), 100) << "one step stays";
-  charge.Reset();
+  (void)charge.Take();
   EXPECT_EQ(node->used(), 0);
 }
 
