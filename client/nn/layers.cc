@@ -1,0 +1,355 @@
+#include "chorus/nn/layers.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "chorus/functional/nn.h"
+#include "chorus/functional/op.h"
+#include "chorus/math.h"
+#include "chorus/nn/init.h"
+
+namespace chorus {
+namespace nn {
+namespace {
+
+std::string TypeText(const Tensor& x) {
+  return absl::StrCat(std::string(DTypeName(x.dtype())), "[", absl::StrJoin(x.shape(), ","), "]");
+}
+
+int64_t Rank(const Tensor& x) { return static_cast<int64_t>(x.shape().size()); }
+
+// A failed or absent operand: ops carry its error on.
+bool Usable(const Tensor& x) { return x.defined() && x.status().ok() && !x.absent(); }
+
+// The last `count` axes of x.
+std::vector<int64_t> LastAxes(int64_t count) {
+  std::vector<int64_t> axes;
+  for (int64_t i = -count; i < 0; ++i) axes.push_back(i);
+  return axes;
+}
+
+Tensor NormalizeOver(const Tensor& x, const std::vector<int64_t>& axes, double epsilon) {
+  const Tensor centered = x - Mean(x, axes, /*keep_dims=*/true);
+  return centered * Rsqrt(Mean(centered * centered, axes, /*keep_dims=*/true) + epsilon);
+}
+
+// a b^T, without a copy of b^T.
+Tensor TransposedMatMul(const Tensor& a, const Tensor& b) {
+  if (Usable(a) && Usable(b) && Rank(a) >= 2 && Rank(a) == Rank(b) &&
+      std::equal(a.shape().begin(), a.shape().end() - 2, b.shape().begin())) {
+    return Op("matmul", {a, b}, {{"transpose_b", int64_t{1}}});
+  }
+  return MatMul(a, Transpose(b));
+}
+
+thread_local RandomScope* innermost_random = nullptr;
+
+// splitmix64.
+uint64_t Mix(uint64_t x) {
+  x += 0x9e3779b97f4a7c15u;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+}  // namespace
+
+// --- Functions ----------------------------------------------------------------------------------
+
+Tensor Gelu(const Tensor& x, GeluForm form, CallSite site) {
+  const CallSiteScope lines(site);
+  if (form == GeluForm::kExact) return x * 0.5 * (Erf(x * std::sqrt(0.5)) + 1);
+  constexpr double kSqrtOfTwoOverPi = 0.7978845608028654;
+  return x * 0.5 * (Tanh((x + x * x * x * 0.044715) * kSqrtOfTwoOverPi) + 1);
+}
+
+Tensor Silu(const Tensor& x, CallSite site) {
+  const CallSiteScope lines(site);
+  return x * Sigmoid(x);
+}
+
+Tensor LayerNormalize(const Tensor& x, int64_t dims, double epsilon, CallSite site) {
+  const CallSiteScope lines(site);
+  return NormalizeOver(x, LastAxes(dims), epsilon);
+}
+
+Tensor DropElements(const Tensor& x, double p, const RandomNumber& seed, const RandomNumber& offset,
+                    CallSite site) {
+  const CallSiteScope lines(site);
+  if (!Usable(x)) return x * 1;
+  const Tensor kept = RandomUniform(x.device(), DType::kF32, x.shape(), seed, offset) >= p;
+  return Where(kept, x * (p < 1 ? 1 / (1 - p) : 0), 0);
+}
+
+Tensor Attention(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& mask,
+                 CallSite site) {
+  const CallSiteScope lines(site);
+  if (!Usable(query)) return MatMul(query, key);
+  const double width = query.shape().empty() ? 1 : static_cast<double>(query.shape().back());
+  Tensor scores = TransposedMatMul(query * (1 / std::sqrt(width)), key);
+  if (mask.defined()) {
+    scores = mask.dtype() == DType::kBool
+                 ? Where(mask, scores, -std::numeric_limits<double>::infinity())
+                 : scores + mask;
+  }
+  return MatMul(Softmax(scores), value);
+}
+
+Tensor CausalMask(const DeviceRef& device, int64_t n, CallSite site) {
+  const CallSiteScope lines(site);
+  std::vector<int32_t> positions;
+  for (int64_t i = 0; i < n; ++i) positions.push_back(static_cast<int32_t>(i));
+  const Tensor row = FromHost(device, positions, {1, n});
+  return Reshape(row, {n, 1}) >= row;
+}
+
+// --- Random numbers of layers -------------------------------------------------------------------
+
+RandomScope::RandomScope(uint64_t seed, const RandomNumber& offset)
+    : seed_(seed), offset_(offset), outer_(std::exchange(innermost_random, this)) {}
+RandomScope::~RandomScope() { innermost_random = outer_; }
+
+RandomScope::Numbers RandomScope::Next() {
+  RandomScope* const scope = innermost_random;
+  if (scope == nullptr) {
+    static std::atomic<int64_t> calls{0};
+    return {0, calls.fetch_add(1, std::memory_order_relaxed)};
+  }
+  return {static_cast<int64_t>(Mix(scope->seed_ ^ Mix(scope->calls_++))), scope->offset_};
+}
+
+// --- Linear -------------------------------------------------------------------------------------
+
+Linear::Linear(int64_t in, int64_t out, bool bias) : Module("Linear"), in_(in), out_(out) {
+  weight_ = AddParameter("weight", {out, in}, init::FanInUniform(in));
+  if (bias) bias_ = AddParameter("bias", {out}, init::FanInUniform(in));
+}
+
+Tensor Linear::Forward(const Tensor& x) {
+  const CallSiteScope lines(site());
+  if (Usable(x) && (x.shape().empty() || x.shape().back() != in_)) {
+    return Refuse(x, absl::StrCat("expected [..., ", in_, "], got ", TypeText(x)));
+  }
+  if (!Usable(x)) return MatMul(x, weight_());
+  Shape shape = x.shape();
+  shape.back() = out_;
+  const Tensor rows = Rank(x) == 2 ? x : Reshape(x, {x.num_elements() / std::max<int64_t>(in_, 1), in_});
+  const Tensor y = TransposedMatMul(rows, weight_());
+  const Tensor shifted = bias_.defined() ? y + bias_() : y;
+  return Rank(x) == 2 ? shifted : Reshape(shifted, shape);
+}
+
+std::string Linear::description() const { return absl::StrCat("in=", in_, ", out=", out_); }
+
+// --- Embedding ----------------------------------------------------------------------------------
+
+Embedding::Embedding(int64_t count, int64_t width, int64_t padding)
+    : Module("Embedding"), count_(count), width_(width), padding_(padding) {
+  if (padding < -1 || padding >= count) {
+    RefuseAll(absl::StrCat("expected a padding row from 0 to ", count - 1, ", or -1 for none, got ",
+                           padding));
+  }
+  const Initializer normal = init::Normal();
+  weight_ = AddParameter("weight", {count, width},
+                         [=](const DeviceRef& device, DType dtype, const Shape& shape,
+                             uint64_t seed) {
+                           const Tensor table = normal(device, dtype, shape, seed);
+                           if (padding < 0) return table;
+                           const Tensor row =
+                               FromHost<int64_t>(device, {padding}, {1});
+                           const Tensor is_padding = OneHot(row, count, DType::kBool);
+                           return Where(Reshape(is_padding, {count, 1}), 0, table);
+                         });
+}
+
+Tensor Embedding::Forward(const Tensor& indices) {
+  const CallSiteScope lines(site());
+  const Tensor rows = Take(weight_(), indices);
+  if (padding_ < 0 || !Usable(rows)) return rows;
+  Shape column = indices.shape();
+  column.push_back(1);
+  const Tensor is_padding =
+      Reshape(Equal(Cast(indices, DType::kI64), static_cast<double>(padding_)), column);
+  return Where(is_padding, rows.Detach(), rows);
+}
+
+std::string Embedding::description() const {
+  return absl::StrCat("count=", count_, ", width=", width_,
+                      padding_ < 0 ? "" : absl::StrCat(", padding=", padding_));
+}
+
+// --- Norms --------------------------------------------------------------------------------------
+
+LayerNorm::LayerNorm(const Shape& shape, double epsilon, bool affine)
+    : Module("LayerNorm"), shape_(shape), epsilon_(epsilon) {
+  if (shape.empty()) RefuseAll("expected the sizes of one axis at least, got none");
+  if (!affine) return;
+  weight_ = AddParameter("weight", shape, init::Ones());
+  bias_ = AddParameter("bias", shape, init::Zeros());
+}
+
+Tensor LayerNorm::Forward(const Tensor& x) {
+  const CallSiteScope lines(site());
+  if (Usable(x)) {
+    const bool fits = x.shape().size() >= shape_.size() &&
+                      std::equal(shape_.rbegin(), shape_.rend(), x.shape().rbegin());
+    if (!fits) {
+      return Refuse(x, absl::StrCat("expected [..., ", absl::StrJoin(shape_, ", "), "], got ",
+                                    TypeText(x)));
+    }
+  }
+  const Tensor y = LayerNormalize(x, static_cast<int64_t>(shape_.size()), epsilon_);
+  return weight_.defined() ? y * weight_() + bias_() : y;
+}
+
+std::string LayerNorm::description() const {
+  return absl::StrCat(absl::StrJoin(shape_, ", "), ", epsilon=", epsilon_);
+}
+
+RmsNorm::RmsNorm(int64_t width, double epsilon)
+    : Module("RmsNorm"), width_(width), epsilon_(epsilon) {
+  weight_ = AddParameter("weight", {width}, init::Ones());
+}
+
+Tensor RmsNorm::Forward(const Tensor& x) {
+  const CallSiteScope lines(site());
+  if (Usable(x) && (x.shape().empty() || x.shape().back() != width_)) {
+    return Refuse(x, absl::StrCat("expected [..., ", width_, "], got ", TypeText(x)));
+  }
+  return x * Rsqrt(Mean(x * x, {-1}, /*keep_dims=*/true) + epsilon_) * weight_();
+}
+
+std::string RmsNorm::description() const { return absl::StrCat(width_, ", epsilon=", epsilon_); }
+
+GroupNorm::GroupNorm(int64_t groups, int64_t channels, double epsilon, bool affine)
+    : Module("GroupNorm"), groups_(groups), channels_(channels), epsilon_(epsilon) {
+  if (groups < 1 || channels % groups != 0) {
+    RefuseAll(absl::StrCat("expected groups that divide the channels, got ", groups, " and ",
+                           channels));
+  }
+  if (!affine) return;
+  weight_ = AddParameter("weight", {channels}, init::Ones());
+  bias_ = AddParameter("bias", {channels}, init::Zeros());
+}
+
+Tensor GroupNorm::Forward(const Tensor& x) {
+  const CallSiteScope lines(site());
+  if (!Usable(x)) return x * 1;
+  if (Rank(x) < 2 || x.shape()[1] != channels_) {
+    return Refuse(x, absl::StrCat("expected [n, ", channels_, ", ...], got ", TypeText(x)));
+  }
+  Shape grouped = x.shape();
+  grouped[1] = channels_ / groups_;
+  grouped.insert(grouped.begin() + 1, groups_);
+  const Tensor y = Reshape(
+      NormalizeOver(Reshape(x, grouped), LastAxes(static_cast<int64_t>(grouped.size()) - 2),
+                    epsilon_),
+      x.shape());
+  if (!weight_.defined()) return y;
+  Shape per_channel(x.shape().size() - 1, 1);
+  per_channel[0] = channels_;
+  return y * Reshape(weight_(), per_channel) + Reshape(bias_(), per_channel);
+}
+
+std::string GroupNorm::description() const {
+  return absl::StrCat("groups=", groups_, ", channels=", channels_, ", epsilon=", epsilon_);
+}
+
+// --- Dropout ------------------------------------------------------------------------------------
+
+Dropout::Dropout(double p) : Module("Dropout"), p_(p) {
+  if (!(p >= 0 && p <= 1)) RefuseAll(absl::StrCat("expected a probability, got ", p));
+}
+
+Tensor Dropout::Forward(const Tensor& x) {
+  if (!training() || p_ == 0) return x;
+  const CallSiteScope lines(site());
+  const RandomScope::Numbers numbers = RandomScope::Next();
+  return DropElements(x, p_, numbers.seed, numbers.offset);
+}
+
+std::string Dropout::description() const { return absl::StrCat("p=", p_); }
+
+// --- Attention ----------------------------------------------------------------------------------
+
+MultiheadAttention::MultiheadAttention(int64_t width, int64_t heads, bool bias)
+    : Module("MultiheadAttention"),
+      width_(width),
+      heads_(heads),
+      query_(Add<Linear>("query", width, width, bias)),
+      key_(Add<Linear>("key", width, width, bias)),
+      value_(Add<Linear>("value", width, width, bias)),
+      out_(Add<Linear>("out", width, width, bias)) {
+  if (heads < 1 || width % heads != 0) {
+    RefuseAll(absl::StrCat("expected heads that divide the width, got ", heads, " and ", width));
+  }
+}
+
+// [batch, n, width] to [batch, heads, n, width / heads].
+Tensor MultiheadAttention::Heads(const Tensor& x) const {
+  if (!Usable(x)) return x;
+  const Shape& dims = x.shape();
+  return Transpose(Reshape(x, {dims[0], dims[1], heads_, width_ / heads_}),
+                   std::vector<int64_t>{0, 2, 1, 3});
+}
+
+Tensor MultiheadAttention::Forward(const Tensor& x) { return (*this)(x, x, x, Tensor(), site()); }
+
+Tensor MultiheadAttention::operator()(const Tensor& query, const Tensor& key, const Tensor& value,
+                                      const Tensor& mask, CallSite site) {
+  const CallSiteScope lines(site);
+  for (const Tensor* x : {&query, &key, &value}) {
+    if (Usable(*x) && (Rank(*x) != 3 || x->shape()[2] != width_)) {
+      return Refuse(*x, absl::StrCat("expected [batch, n, ", width_, "], got ", TypeText(*x)));
+    }
+  }
+  if (heads_ < 1 || width_ % heads_ != 0) return Module::operator()(query, site);
+  const Tensor y = Attention(Heads(query_(query, site)), Heads(key_(key, site)),
+                             Heads(value_(value, site)), mask);
+  if (!Usable(y)) return out_(y, site);
+  return out_(Reshape(Transpose(y, std::vector<int64_t>{0, 2, 1, 3}), query.shape()), site);
+}
+
+std::string MultiheadAttention::description() const {
+  return absl::StrCat("width=", width_, ", heads=", heads_);
+}
+
+// --- For Sequential -----------------------------------------------------------------------------
+
+std::shared_ptr<Module> ReluLayer() {
+  return std::make_shared<Lambda>("Relu", [](const Tensor& x) { return Relu(x); });
+}
+std::shared_ptr<Module> GeluLayer(GeluForm form) {
+  return std::make_shared<Lambda>("Gelu", [form](const Tensor& x) { return Gelu(x, form); });
+}
+std::shared_ptr<Module> SiluLayer() {
+  return std::make_shared<Lambda>("Silu", [](const Tensor& x) { return Silu(x); });
+}
+std::shared_ptr<Module> TanhLayer() {
+  return std::make_shared<Lambda>("Tanh", [](const Tensor& x) { return Tanh(x); });
+}
+std::shared_ptr<Module> SigmoidLayer() {
+  return std::make_shared<Lambda>("Sigmoid", [](const Tensor& x) { return Sigmoid(x); });
+}
+std::shared_ptr<Module> SoftmaxLayer(int64_t axis) {
+  return std::make_shared<Lambda>("Softmax", [axis](const Tensor& x) { return Softmax(x, axis); });
+}
+std::shared_ptr<Module> FlattenLayer(int64_t begin) {
+  return std::make_shared<Lambda>("Flatten", [begin](const Tensor& x) {
+    if (!Usable(x)) return x * 1;
+    const Shape& dims = x.shape();
+    Shape flat(dims.begin(), dims.begin() + std::min<int64_t>(begin, Rank(x)));
+    int64_t rest = 1;
+    for (size_t i = flat.size(); i < dims.size(); ++i) rest *= dims[i];
+    flat.push_back(rest);
+    return Reshape(x, flat);
+  });
+}
+
+}  // namespace nn
+}  // namespace chorus

@@ -1,0 +1,297 @@
+#include "chorus/nn/layers.h"
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "chorus/chorus.h"
+#include "chorus/functional/nn.h"
+#include "client/testing/fake_daemon.h"
+#include "client/testing/gradients.h"
+#include "client/testing/values.h"
+#include "core/base/error.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace chorus {
+namespace nn {
+namespace {
+
+using ::testing::DoubleNear;
+using ::testing::ElementsAre;
+using testing::ExpectGradients;
+using testing::FakeDaemon;
+using ::testing::HasSubstr;
+using ::testing::Pointwise;
+using testing::Values;
+
+using Doubles = std::vector<double>;
+
+auto Near(const Doubles& values) { return Pointwise(DoubleNear(1e-12), values); }
+
+class LayersTest : public ::testing::Test {
+ protected:
+  // Numbers that have no pattern, from about -1 to 1.
+  Tensor Numbers(const Shape& shape, int seed = 0) {
+    int64_t count = 1;
+    for (const int64_t size : shape) count *= size;
+    Doubles values;
+    for (int64_t i = 0; i < count; ++i) {
+      values.push_back(std::sin(12.9898 * static_cast<double>(i + 1) + 78.233 * seed));
+    }
+    return FromHost<double>(session_, values, shape);
+  }
+  // Gradients for the input and all parameters, to second order.
+  void ExpectLayerGradients(Module* layer, const Tensor& x) {
+    ASSERT_TRUE(layer->Init(session_, 3, DType::kF64).ok());
+    std::vector<Tensor> inputs = {x};
+    int seed = 10;
+    for (const Variable& variable : layer->variables()) {
+      inputs.push_back(Numbers(variable.shape(), ++seed));
+    }
+    ExpectGradients(
+        [layer](const std::vector<Tensor>& in) {
+          const StateScope scope(*layer, std::vector<Tensor>(in.begin() + 1, in.end()));
+          return (*layer)(in[0]);
+        },
+        inputs);
+  }
+
+  FakeDaemon daemon_;
+  const Session session_ = daemon_.Open();
+};
+
+TEST_F(LayersTest, LinearIsXTimesTheTransposePlusBias) {
+  Linear linear(3, 2);
+  ASSERT_TRUE(linear.Init(session_, 1, DType::kF64).ok());
+  for (const double value : Values<double>(linear.weight()())) {
+    EXPECT_LE(std::abs(value), 1 / std::sqrt(3.0));
+  }
+  linear.weight().Set(FromHost<double>(session_, {1, 2, 3, 4, 5, 6}, {2, 3}));
+  linear.bias().Set(FromHost<double>(session_, {10, 20}, {2}));
+  const Tensor row = FromHost<double>(session_, {1, 0, -1}, {3});
+  EXPECT_THAT(Values<double>(linear(row)), ElementsAre(8, 18));
+  EXPECT_EQ(linear(row).shape(), Shape({2}));
+  EXPECT_EQ(linear(Numbers({4, 5, 3})).shape(), Shape({4, 5, 2}));
+  EXPECT_EQ(linear(Numbers({0, 3})).shape(), Shape({0, 2}));
+  const Tensor wrong = linear(Numbers({2, 4}));
+  EXPECT_EQ(ErrorOf(wrong.status()).reason, Reason::kBadType);
+  EXPECT_THAT(std::string(wrong.status().message()),
+              HasSubstr("Linear: expected [..., 3], got f64[2,4]"));
+}
+
+TEST_F(LayersTest, LinearHasGradients) {
+  Linear linear(3, 2);
+  ExpectLayerGradients(&linear, Numbers({2, 2, 3}));
+  Linear plain(2, 2, /*bias=*/false);
+  ExpectLayerGradients(&plain, Numbers({2}));
+}
+
+TEST_F(LayersTest, EmbeddingTakesRows) {
+  Embedding embedding(4, 2, /*padding=*/1);
+  ASSERT_TRUE(embedding.Init(session_, 1, DType::kF64).ok());
+  const Doubles table = Values<double>(embedding.weight()());
+  EXPECT_EQ(table[2], 0);
+  EXPECT_EQ(table[3], 0);
+  EXPECT_NE(table[4], 0);
+  const Tensor words = FromHost<int32_t>(session_, {3, 1, 3}, {3});
+  const Tensor rows = embedding(words);
+  EXPECT_THAT(Values<double>(rows),
+              ElementsAre(table[6], table[7], 0, 0, table[6], table[7]));
+  ASSERT_TRUE(Backward(Sum(rows)).ok());
+  EXPECT_THAT(Values<double>(embedding.weight().grad()), ElementsAre(0, 0, 0, 0, 0, 0, 2, 2));
+  Embedding wrong(4, 2, 4);
+  EXPECT_THAT(std::string(wrong.Init(session_, 1).message()), HasSubstr("got 4"));
+}
+
+TEST_F(LayersTest, NormsNormalise) {
+  const Tensor x = Numbers({2, 6});
+  LayerNorm layer(6);
+  ASSERT_TRUE(layer.Init(session_, 1, DType::kF64).ok());
+  const Doubles y = Values<double>(layer(x));
+  const Doubles in = Values<double>(x);
+  for (size_t row = 0; row < 2; ++row) {
+    double mean = 0;
+    double square = 0;
+    for (size_t i = 0; i < 6; ++i) mean += in[6 * row + i] / 6;
+    for (size_t i = 0; i < 6; ++i) square += std::pow(in[6 * row + i] - mean, 2) / 6;
+    for (size_t i = 0; i < 6; ++i) {
+      EXPECT_NEAR(y[6 * row + i], (in[6 * row + i] - mean) / std::sqrt(square + 1e-5), 1e-12);
+    }
+  }
+  // Of all channels in one group it is the norm of the whole sample.
+  GroupNorm group(1, 3);
+  ASSERT_TRUE(group.Init(session_, 1, DType::kF64).ok());
+  EXPECT_THAT(Values<double>(group(Reshape(x, {2, 3, 2}))), Near(y));
+  RmsNorm rms(6);
+  ASSERT_TRUE(rms.Init(session_, 1, DType::kF64).ok());
+  const Doubles z = Values<double>(rms(x));
+  double square = 0;
+  for (size_t i = 0; i < 6; ++i) square += in[i] * in[i] / 6;
+  EXPECT_NEAR(z[4], in[4] / std::sqrt(square + 1e-6), 1e-12);
+
+  EXPECT_THAT(std::string(layer(Numbers({2, 5})).status().message()),
+              HasSubstr("LayerNorm: expected [..., 6], got f64[2,5]"));
+  EXPECT_THAT(std::string(group(Numbers({2, 4, 2})).status().message()),
+              HasSubstr("GroupNorm: expected [n, 3, ...], got f64[2,4,2]"));
+  EXPECT_FALSE(rms(Numbers({2, 5})).status().ok());
+  EXPECT_FALSE(GroupNorm(2, 3).Init(session_, 1).ok());
+}
+
+TEST_F(LayersTest, NormsHaveGradients) {
+  LayerNorm layer(Shape{2, 3});
+  ExpectLayerGradients(&layer, Numbers({2, 2, 3}));
+  RmsNorm rms(3);
+  ExpectLayerGradients(&rms, Numbers({2, 3}));
+  GroupNorm group(2, 4);
+  ExpectLayerGradients(&group, Numbers({2, 4, 2}));
+}
+
+TEST_F(LayersTest, ActivationsAreTheirFormulas) {
+  const Tensor x = FromHost<double>(session_, {-2, -0.5, 0, 1, 3}, {5});
+  const Doubles exact = Values<double>(Gelu(x));
+  const Doubles tanh = Values<double>(Gelu(x, GeluForm::kTanh));
+  const Doubles silu = Values<double>(Silu(x));
+  const Doubles in = Values<double>(x);
+  for (size_t i = 0; i < in.size(); ++i) {
+    EXPECT_NEAR(exact[i], in[i] * 0.5 * (1 + std::erf(in[i] / std::sqrt(2.0))), 1e-14);
+    EXPECT_NEAR(tanh[i],
+                0.5 * in[i] *
+                    (1 + std::tanh(std::sqrt(2 / M_PI) * (in[i] + 0.044715 * std::pow(in[i], 3)))),
+                1e-14);
+    EXPECT_NEAR(silu[i], in[i] / (1 + std::exp(-in[i])), 1e-14);
+  }
+  ExpectGradients([](const std::vector<Tensor>& in) { return Gelu(in[0]); }, {x});
+  ExpectGradients(
+      [](const std::vector<Tensor>& in) { return Gelu(in[0], GeluForm::kTanh); }, {x});
+  ExpectGradients([](const std::vector<Tensor>& in) { return Silu(in[0]); }, {x});
+}
+
+TEST_F(LayersTest, DropoutDropsByScopeAndOnlyInTraining) {
+  Dropout dropout(0.25);
+  const Tensor x = FromHost<double>(session_, Doubles(4000, 3.0), {4000});
+  const auto draw = [&](uint64_t seed, int64_t offset) {
+    const RandomScope scope(seed, offset);
+    return Values<double>(dropout(x));
+  };
+  const Doubles first = draw(1, 1);
+  int kept = 0;
+  for (const double value : first) {
+    EXPECT_TRUE(value == 0 || value == 4) << value;
+    kept += value != 0;
+  }
+  EXPECT_NEAR(kept, 3000, 150);
+  EXPECT_EQ(draw(1, 1), first);
+  EXPECT_NE(draw(2, 1), first);
+  EXPECT_NE(draw(1, 2), first);
+  {
+    const RandomScope scope(1, 1);
+    dropout(x);
+    EXPECT_NE(Values<double>(dropout(x)), first);  // the second call of the scope
+  }
+  EXPECT_NE(Values<double>(dropout(x)), Values<double>(dropout(x)));
+  dropout.Eval();
+  EXPECT_EQ(draw(1, 1), Values<double>(x));
+  EXPECT_THAT(Values<double>(DropElements(Numbers({2}), 1, 0, 0)), ElementsAre(0, 0));
+  EXPECT_FALSE(Dropout(1.5)(x).status().ok());
+}
+
+// The offset is an input of a compiled function: other numbers, one trace.
+TEST_F(LayersTest, DropoutInACompiledFunctionChangesWithItsOffset) {
+  Dropout dropout(0.5);
+  const Compiled step = Compile([&dropout](const std::vector<Tensor>& in) {
+    const RandomScope scope(9, in[1]);
+    return std::vector<Tensor>{dropout(in[0])};
+  });
+  const Tensor x = Numbers({64});
+  std::vector<Doubles> results;
+  for (const int64_t offset : {1, 2, 1}) {
+    const auto out = step.Run({x, Scalar<int64_t>(session_, offset)});
+    ASSERT_TRUE(out.ok()) << out.status();
+    results.push_back(Values<double>((*out)[0]));
+  }
+  EXPECT_EQ(results[0], results[2]);
+  EXPECT_NE(results[0], results[1]);
+  EXPECT_EQ(step.traces(), 1);
+}
+
+TEST_F(LayersTest, AttentionWeighsValues) {
+  const Tensor q = Numbers({1, 2, 3}, 1);
+  const Tensor k = Numbers({1, 3, 3}, 2);
+  const Tensor v = Numbers({1, 3, 2}, 3);
+  const Doubles qs = Values<double>(q);
+  const Doubles ks = Values<double>(k);
+  const Doubles vs = Values<double>(v);
+  Doubles expected;
+  for (size_t i = 0; i < 2; ++i) {
+    Doubles weights;
+    double sum = 0;
+    for (size_t j = 0; j < 2; ++j) {  // the third is masked
+      double dot = 0;
+      for (size_t d = 0; d < 3; ++d) dot += qs[3 * i + d] * ks[3 * j + d];
+      weights.push_back(std::exp(dot / std::sqrt(3.0)));
+      sum += weights.back();
+    }
+    for (size_t e = 0; e < 2; ++e) {
+      expected.push_back((weights[0] * vs[e] + weights[1] * vs[2 + e]) / sum);
+    }
+  }
+  const Tensor mask = FromHost<bool>(session_, {true, true, false}, {1, 1, 3});
+  EXPECT_THAT(Values<double>(Attention(q, k, v, mask)), Near(expected));
+  const Tensor added = FromHost<double>(session_, {0, 0, -INFINITY}, {3});
+  EXPECT_THAT(Values<double>(Attention(q, k, v, added)), Near(expected));
+  EXPECT_THAT(Values<bool>(CausalMask(session_, 3)),
+              ElementsAre(true, false, false, true, true, false, true, true, true));
+  ExpectGradients([](const std::vector<Tensor>& in) { return Attention(in[0], in[1], in[2]); },
+                  {q, k, v});
+}
+
+// Heads do not see each other, and a query does not see what is masked.
+TEST_F(LayersTest, MultiheadAttentionIsThatOfItsHeads) {
+  MultiheadAttention attention(4, 2);
+  ASSERT_TRUE(attention.Init(session_, 5, DType::kF64).ok());
+  const Tensor x = Numbers({2, 3, 4});
+  const Tensor y = attention(x);
+  EXPECT_EQ(y.shape(), Shape({2, 3, 4}));
+  const auto child = [&](size_t i) -> Module& { return *attention.children()[i].module; };
+  Tensor heads;
+  for (int64_t h = 0; h < 2; ++h) {
+    const auto part = [&](size_t i) { return Slice(child(i)(x), 2, 2 * h, 2 * h + 2); };
+    const Tensor head = Attention(part(0), part(1), part(2));
+    heads = heads.defined() ? Concat({heads, head}, 2) : head;
+  }
+  EXPECT_THAT(Values<double>(y), Near(Values<double>(child(3)(heads))));
+  // The first query sees the first key alone: what stands behind does not matter.
+  const Tensor causal = CausalMask(session_, 3);
+  const Tensor other = Concat({Slice(x, 1, 0, 1), Numbers({2, 2, 4}, 9)}, 1);
+  EXPECT_THAT(Values<double>(Slice(attention(other, other, other, causal), 1, 0, 1)),
+              Near(Values<double>(Slice(attention(x, x, x, causal), 1, 0, 1))));
+  const Tensor wrong = attention(Numbers({2, 3, 5}));
+  EXPECT_THAT(std::string(wrong.status().message()),
+              HasSubstr("MultiheadAttention: expected [batch, n, 4], got f64[2,3,5]"));
+  EXPECT_FALSE(MultiheadAttention(4, 3)(x).status().ok());
+}
+
+TEST_F(LayersTest, MultiheadAttentionHasGradients) {
+  MultiheadAttention attention(2, 2);
+  ExpectLayerGradients(&attention, Numbers({1, 2, 2}));
+}
+
+TEST_F(LayersTest, LayersForSequential) {
+  Sequential layers({std::make_shared<Linear>(4, 3), ReluLayer(), GeluLayer(), SiluLayer(),
+                     TanhLayer(), SigmoidLayer(), FlattenLayer(), SoftmaxLayer()});
+  ASSERT_TRUE(layers.Init(session_, 1, DType::kF64).ok());
+  const Tensor y = layers(Numbers({2, 5, 4}));
+  ASSERT_TRUE(y.status().ok()) << y.status();
+  EXPECT_EQ(y.shape(), Shape({2, 15}));
+  const Doubles values = Values<double>(y);
+  double sum = 0;
+  for (size_t i = 0; i < 15; ++i) sum += values[i];
+  EXPECT_NEAR(sum, 1, 1e-12);
+  const Tensor wrong = layers(Numbers({2, 5}));
+  EXPECT_THAT(std::string(wrong.status().message()), HasSubstr("0 (Linear): expected [..., 4]"));
+}
+
+}  // namespace
+}  // namespace nn
+}  // namespace chorus

@@ -1,0 +1,533 @@
+#include "chorus/nn/module.h"
+
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "chorus/math.h"
+#include "core/base/error.h"
+
+namespace chorus {
+namespace nn {
+namespace {
+
+thread_local StateScope* innermost_scope = nullptr;
+thread_local CallSite innermost_site;
+
+// FNV-1a, then splitmix64's finaliser: any bit of the path changes all of the seed.
+uint64_t SeedOf(uint64_t seed, absl::string_view path) {
+  uint64_t hash = 14695981039346656037u;
+  for (const char c : path) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
+  hash += seed * 0x9e3779b97f4a7c15u;
+  hash = (hash ^ (hash >> 30)) * 0xbf58476d1ce4e5b9u;
+  hash = (hash ^ (hash >> 27)) * 0x94d049bb133111ebu;
+  return hash ^ (hash >> 31);
+}
+
+absl::Status BadType(const std::string& text) { return MakeError(Reason::kBadType, text); }
+
+// What a call at `site` gives that cannot be made.
+Tensor Failed(const Tensor& x, const absl::Status& status, CallSite site) {
+  if (x.defined() && !x.status().ok()) return x;
+  Error error = ErrorOf(status);
+  if (error.source.empty()) error.source = absl::StrCat(site.file, ":", site.line);
+  return FromError(x.device(), ToStatus(error));
+}
+
+std::string ShapeText(const Shape& shape) { return absl::StrCat("[", absl::StrJoin(shape, ", "), "]"); }
+
+int64_t Elements(const Shape& shape) {
+  int64_t elements = 1;
+  for (const int64_t size : shape) elements *= size;
+  return elements;
+}
+
+// The lines of layers are those of the calls of them.
+class SiteScope {
+ public:
+  explicit SiteScope(CallSite site) : outer_(std::exchange(innermost_site, site)) {}
+  ~SiteScope() { innermost_site = outer_; }
+  SiteScope(const SiteScope&) = delete;
+  SiteScope& operator=(const SiteScope&) = delete;
+
+ private:
+  const CallSite outer_;
+};
+
+}  // namespace
+
+// --- Variable -----------------------------------------------------------------------------------
+
+Tensor Variable::operator()() const {
+  return slot_ == nullptr ? Tensor() : StateScope::Find(slot_.get())->tensor;
+}
+
+void Variable::Set(const Tensor& tensor) const {
+  if (slot_ == nullptr) return;
+  Variable::Slot* const slot = StateScope::Find(slot_.get());
+  slot->tensor = tensor.Detach();
+  if (requires_grad()) slot->tensor.RequireGrad();
+}
+
+const Shape& Variable::shape() const {
+  static const Shape* const none = new Shape();
+  return slot_ == nullptr ? *none : slot_->shape;
+}
+
+bool Variable::is_parameter() const { return slot_ != nullptr && slot_->is_parameter; }
+bool Variable::requires_grad() const { return is_parameter() && !slot_->frozen; }
+
+void Variable::RequireGrad(bool required) const {
+  if (!is_parameter() || slot_->frozen == !required) return;
+  slot_->frozen = !required;
+  if (slot_->tensor.defined()) Set(slot_->tensor);
+}
+
+// --- StateScope ---------------------------------------------------------------------------------
+
+StateScope::StateScope() : outer_(std::exchange(innermost_scope, this)) {}
+
+StateScope::StateScope(const Module& module, const std::vector<Tensor>& tensors) : StateScope() {
+  const std::vector<Variable> variables = module.variables();
+  for (size_t i = 0; i < variables.size(); ++i) {
+    own_.push_back(std::make_unique<Variable::Slot>());
+    if (i < tensors.size()) own_.back()->tensor = tensors[i];
+    slots_[variables[i].slot_.get()] = own_.back().get();
+  }
+}
+
+StateScope::~StateScope() { innermost_scope = outer_; }
+
+std::vector<Tensor> StateScope::tensors() const {
+  std::vector<Tensor> tensors;
+  for (const auto& slot : own_) tensors.push_back(slot->tensor);
+  return tensors;
+}
+
+// What an inner scope has for a variable may itself be a variable for which an outer one has
+// another: a replica's inside a compiled step.
+Variable::Slot* StateScope::Find(Variable::Slot* slot) {
+  for (const StateScope* scope = innermost_scope; scope != nullptr; scope = scope->outer_) {
+    const auto it = scope->slots_.find(slot);
+    if (it != scope->slots_.end()) slot = it->second;
+  }
+  return slot;
+}
+
+const bool* StateScope::FindMode(const bool* mode) {
+  for (const StateScope* scope = innermost_scope; scope != nullptr; scope = scope->outer_) {
+    const auto it = scope->modes_.find(mode);
+    if (it != scope->modes_.end()) mode = it->second;
+  }
+  return mode;
+}
+
+// --- Clones -------------------------------------------------------------------------------------
+
+// A module that calls another one's code with its own variables and modes.
+class Module::Mirror final : public Module {
+ public:
+  // What stands for what, in the whole tree.
+  struct Maps {
+    std::unordered_map<const Variable::Slot*, Variable> variables;
+    std::unordered_map<const Module*, std::weak_ptr<Module>> modules;  // the tree has them
+  };
+
+  static std::shared_ptr<Module> Of(Module* original, const std::shared_ptr<Maps>& maps) {
+    if (std::shared_ptr<Module> known = maps->modules[original].lock()) return known;
+    auto mirror = std::make_shared<Mirror>(original, maps);
+    maps->modules[original] = mirror;
+    return mirror;
+  }
+
+  Mirror(Module* original, const std::shared_ptr<Maps>& maps)
+      : Module(original->kind_),
+        original_(original),
+        keep_(original->weak_from_this().lock()) {
+    training_ = original->training();
+    refused_ = original->refused_;
+    for (const NamedVariable& named : original->variables_) {
+      Variable& variable = maps->variables[named.variable.slot_.get()];
+      if (!variable.defined()) {
+        variable = Variable(std::make_shared<Variable::Slot>(*named.variable.slot_));
+        variable.slot_->tensor = named.variable();
+      }
+      variables_.push_back({named.name, variable});
+    }
+    for (const Child& child : original->children_) {
+      AddModule(child.name, Of(child.module.get(), maps));
+    }
+    for (const Variable& variable : original->variables()) {
+      slots_.emplace_back(variable.slot_.get(), maps->variables[variable.slot_.get()].slot_.get());
+    }
+    original->ForEach([&](Module* module) {
+      const std::shared_ptr<Module> mirror = maps->modules[module].lock();
+      if (mirror != nullptr) modes_.emplace_back(&module->training_, &mirror->training_);
+    });
+    modes_.emplace_back(&original->training_, &training_);
+  }
+
+  Tensor Forward(const Tensor& x) override {
+    StateScope scope;
+    Enter(&scope);
+    return (*original_)(x, site());
+  }
+
+  absl::StatusOr<parallel::Nest> Call(const parallel::Nest::Items& inputs,
+                                      const parallel::Nest::Fields& keywords) override {
+    StateScope scope;
+    Enter(&scope);
+    return original_->Call(inputs, keywords);
+  }
+
+  std::string description() const override { return original_->description(); }
+
+ private:
+  void Enter(StateScope* scope) const {
+    scope->slots_.insert(slots_.begin(), slots_.end());
+    scope->modes_.insert(modes_.begin(), modes_.end());
+  }
+
+  Module* const original_;
+  const std::shared_ptr<const Module> keep_;
+  // Of the tree below: the original's, and what stands for it.
+  std::vector<std::pair<const Variable::Slot*, Variable::Slot*>> slots_;
+  std::vector<std::pair<const bool*, const bool*>> modes_;
+};
+
+std::shared_ptr<Module> Module::WithTensors(const std::vector<Tensor>& tensors) {
+  auto maps = std::make_shared<Mirror::Maps>();
+  std::shared_ptr<Module> mirror = Mirror::Of(this, maps);
+  const std::vector<Variable> variables = mirror->variables();
+  for (size_t i = 0; i < variables.size() && i < tensors.size(); ++i) {
+    variables[i].slot_->tensor = tensors[i];
+  }
+  return mirror;
+}
+
+absl::StatusOr<std::shared_ptr<Module>> Module::Clone(const DeviceRef& device) {
+  std::vector<Tensor> copies;
+  for (const Variable& variable : variables()) {
+    Tensor copy = CopyTo(variable().Detach(), device);
+    CHORUS_RETURN_IF_ERROR(copy.status());
+    copy = copy.Detach();
+    if (variable.requires_grad()) copy.RequireGrad();
+    copies.push_back(copy);
+  }
+  return WithTensors(copies);
+}
+
+// --- Calls --------------------------------------------------------------------------------------
+
+Module::Module(std::string kind) : kind_(std::move(kind)) {}
+
+Module::~Module() {
+  for (const Child& child : children_) {
+    if (child.module->parent_ == this) child.module->parent_ = nullptr;
+  }
+}
+
+Tensor Module::Forward(const Tensor& x) { return Refuse(x, "is not a function of one tensor"); }
+
+Tensor Module::operator()(const Tensor& x, CallSite site) {
+  const absl::Status status = Check(x);
+  if (!status.ok()) return Failed(x, status, site);
+  const SiteScope sites(site);
+  Tensor result = Forward(x);
+  for (const Hook& hook : hooks_) {
+    const Tensor other = hook(*this, x, result);
+    if (other.defined()) result = other;
+  }
+  return result;
+}
+
+absl::StatusOr<parallel::Nest> Module::Call(const parallel::Nest::Items& inputs,
+                                            const parallel::Nest::Fields& keywords) {
+  if (inputs.size() != 1 || !keywords.empty() ||
+      inputs[0].kind() != parallel::Nest::Kind::kTensor) {
+    return BadType(absl::StrCat(label(), ": expected one tensor, got ", inputs.size(),
+                                " inputs and ", keywords.size(),
+                                " keywords: override Call for another kind of function"));
+  }
+  return parallel::Nest((*this)(inputs[0].tensor()));
+}
+
+CallSite Module::site() const { return innermost_site; }
+
+Tensor Module::Refuse(const Tensor& x, const std::string& why) const {
+  return Failed(x, BadType(absl::StrCat(label(), ": ", why)), site());
+}
+
+void Module::RefuseAll(const std::string& why) {
+  if (refused_.ok()) refused_ = BadType(why);
+}
+
+absl::Status Module::Check(const Tensor& x) const {
+  if (!refused_.ok()) {
+    return BadType(absl::StrCat(label(), ": ", ErrorOf(refused_).message));
+  }
+  for (const NamedVariable& named : variables_) {
+    const Tensor tensor = named.variable();
+    if (!tensor.defined()) {
+      return MakeError(Reason::kWrongState,
+                       absl::StrCat(label(), ": ", named.name, " is not there yet: call Init"));
+    }
+    if (x.defined() && tensor.status().ok() && x.status().ok() &&
+        tensor.device().slot() != x.device().slot()) {
+      return BadType(absl::StrCat(label(), ": its input is on device ", x.device().slot(), ", its ",
+                                  named.name, " on device ", tensor.device().slot()));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// --- State --------------------------------------------------------------------------------------
+
+absl::Status Module::Init(const DeviceRef& device, uint64_t seed, DType dtype) {
+  absl::Status status;
+  ForEach([&](Module* module) {
+    if (!module->refused_.ok()) status.Update(module->Check(Tensor()));
+  });
+  CHORUS_RETURN_IF_ERROR(status);
+  for (const NamedVariable& named : named_variables()) {
+    const Variable::Slot& slot = *named.variable.slot_;
+    const DType type = slot.dtype == DType::kUnspecified ? dtype : slot.dtype;
+    const Tensor tensor = slot.init(device, type, slot.shape, SeedOf(seed, named.name));
+    if (!tensor.status().ok()) {
+      Error error = ErrorOf(tensor.status());
+      error.message = absl::StrCat(named.name, ": ", error.message);
+      return ToStatus(error);
+    }
+    named.variable.Set(tensor);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Module::To(const DeviceRef& device) {
+  for (const NamedVariable& named : named_variables()) {
+    const Tensor tensor = named.variable();
+    if (!tensor.defined()) {
+      return MakeError(Reason::kWrongState,
+                       absl::StrCat(named.name, " is not there yet: call Init"));
+    }
+    if (tensor.device().slot() == device.slot()) continue;
+    const Tensor copy = CopyTo(tensor.Detach(), device);
+    CHORUS_RETURN_IF_ERROR(copy.status());
+    named.variable.Set(copy);
+  }
+  return absl::OkStatus();
+}
+
+std::vector<NamedVariable> Module::named_variables() const {
+  std::vector<NamedVariable> all;
+  std::set<const Variable::Slot*> seen;
+  Walk("", [&](const std::string& name, const Variable& variable) {
+    if (seen.insert(variable.slot_.get()).second) all.push_back({name, variable});
+  });
+  return all;
+}
+
+std::vector<Variable> Module::variables() const {
+  std::vector<Variable> all;
+  for (NamedVariable& named : named_variables()) all.push_back(std::move(named.variable));
+  return all;
+}
+
+std::vector<Variable> Module::parameters() const {
+  std::vector<Variable> some;
+  for (const Variable& variable : variables()) {
+    if (variable.is_parameter()) some.push_back(variable);
+  }
+  return some;
+}
+
+std::vector<Variable> Module::buffers() const {
+  std::vector<Variable> some;
+  for (const Variable& variable : variables()) {
+    if (!variable.is_parameter()) some.push_back(variable);
+  }
+  return some;
+}
+
+void Module::ClearGrads() const {
+  for (const Variable& variable : parameters()) {
+    if (variable().defined()) variable().ClearGrad();
+  }
+}
+
+void Module::RequireGrad(bool required) const {
+  for (const Variable& variable : parameters()) variable.RequireGrad(required);
+}
+
+absl::StatusOr<DeviceRef> Module::device() const {
+  const NamedVariable* first = nullptr;
+  const std::vector<NamedVariable> all = named_variables();
+  for (const NamedVariable& named : all) {
+    const Tensor tensor = named.variable();
+    if (!tensor.defined()) {
+      return MakeError(Reason::kWrongState,
+                       absl::StrCat(named.name, " is not there yet: call Init"));
+    }
+    if (first == nullptr) first = &named;
+    const int at = first->variable().device().slot();
+    if (tensor.device().slot() != at) {
+      return BadType(absl::StrCat("a module on one device was expected, ", first->name,
+                                  " is on device ", at, ", ", named.name, " on device ",
+                                  tensor.device().slot()));
+    }
+  }
+  if (first == nullptr) {
+    return MakeError(Reason::kWrongState, absl::StrCat(label(), " has no parameters or buffers"));
+  }
+  return first->variable().device();
+}
+
+// --- The tree -----------------------------------------------------------------------------------
+
+std::string Module::PathOf(absl::string_view name) const {
+  const std::string own = path();
+  return own.empty() ? std::string(name) : absl::StrCat(own, ".", name);
+}
+
+std::string Module::path() const {
+  return parent_ == nullptr ? "" : parent_->PathOf(name_);
+}
+
+std::string Module::label() const {
+  const std::string own = path();
+  return own.empty() ? kind_ : absl::StrCat(own, " (", kind_, ")");
+}
+
+void Module::CheckName(const std::string& name) {
+  bool taken = false;
+  for (const Child& child : children_) taken |= child.name == name;
+  for (const NamedVariable& named : variables_) taken |= named.name == name;
+  if (taken) RefuseAll(absl::StrCat("\"", name, "\" is the name of two of its parts"));
+  if (name.empty() || name.find('.') != std::string::npos) {
+    RefuseAll(absl::StrCat("\"", name, "\": expected a name without dots"));
+  }
+}
+
+void Module::AddModule(const std::string& name, std::shared_ptr<Module> module) {
+  CheckName(name);
+  if (module == nullptr) return RefuseAll(absl::StrCat("\"", name, "\" is no module"));
+  bool is_above = false;
+  module->ForEach([&](Module* below) { is_above |= below == this; });
+  if (is_above) return RefuseAll(absl::StrCat("\"", name, "\" has this module as a part"));
+  if (module->parent_ == nullptr) {
+    module->parent_ = this;
+    module->name_ = name;
+  }
+  children_.push_back({name, std::move(module)});
+}
+
+void Module::AddVariable(const std::string& name, Variable variable) {
+  CheckName(name);
+  for (const int64_t size : variable.shape()) {
+    if (size < 0) {
+      RefuseAll(absl::StrCat("expected sizes from 0, got ", ShapeText(variable.shape()), " for ",
+                             name));
+    }
+  }
+  variables_.push_back({name, std::move(variable)});
+}
+
+Variable Module::AddParameter(const std::string& name, const Shape& shape, Initializer init) {
+  auto slot = std::make_shared<Variable::Slot>();
+  slot->shape = shape;
+  slot->init = std::move(init);
+  Variable variable(std::move(slot));
+  AddVariable(name, variable);
+  return variable;
+}
+
+Variable Module::AddBuffer(const std::string& name, const Shape& shape, Initializer init,
+                           DType dtype) {
+  Variable variable = AddParameter(name, shape, std::move(init));
+  variable.slot_->is_parameter = false;
+  variable.slot_->dtype = dtype;
+  return variable;
+}
+
+void Module::Tie(const std::string& name, const Variable& variable) {
+  if (!variable.defined()) return RefuseAll(absl::StrCat("\"", name, "\" is no variable"));
+  AddVariable(name, variable);
+}
+
+void Module::Walk(
+    const std::string& prefix,
+    const std::function<void(const std::string& name, const Variable& variable)>& visit) const {
+  for (const NamedVariable& named : variables_) visit(absl::StrCat(prefix, named.name), named.variable);
+  for (const Child& child : children_) {
+    child.module->Walk(absl::StrCat(prefix, child.name, "."), visit);
+  }
+}
+
+void Module::ForEach(const std::function<void(Module* module)>& visit) {
+  visit(this);
+  for (const Child& child : children_) child.module->ForEach(visit);
+}
+
+void Module::Train(bool training) {
+  ForEach([training](Module* module) { module->training_ = training; });
+}
+
+bool Module::training() const { return *StateScope::FindMode(&training_); }
+
+void Module::AppendTo(const std::string& indent, const std::string& name, std::string* out) const {
+  absl::StrAppend(out, indent, name.empty() ? "" : absl::StrCat(name, ": "), kind_);
+  const std::string words = description();
+  if (!words.empty()) absl::StrAppend(out, "(", words, ")");
+  for (const NamedVariable& named : variables_) {
+    absl::StrAppend(out, " ", named.name, ShapeText(named.variable.shape()));
+  }
+  absl::StrAppend(out, "\n");
+  for (const Child& child : children_) child.module->AppendTo(indent + "  ", child.name, out);
+}
+
+std::string Module::ToString() const {
+  std::string out;
+  AppendTo("", "", &out);
+  int64_t elements = 0;
+  int64_t frozen = 0;
+  for (const Variable& variable : parameters()) {
+    elements += Elements(variable.shape());
+    if (!variable.requires_grad()) frozen += Elements(variable.shape());
+  }
+  absl::StrAppend(&out, elements, " numbers in parameters");
+  if (frozen > 0) absl::StrAppend(&out, ", ", frozen, " of them frozen");
+  absl::StrAppend(&out, "\n");
+  return out;
+}
+
+std::ostream& operator<<(std::ostream& out, const Module& module) { return out << module.ToString(); }
+
+// --- Containers ---------------------------------------------------------------------------------
+
+Tensor Lambda::Forward(const Tensor& x) {
+  const CallSiteScope lines(site());
+  return function_(x);
+}
+
+Sequential::Sequential(const std::vector<std::shared_ptr<Module>>& modules) : Sequential() {
+  for (const std::shared_ptr<Module>& module : modules) {
+    AddModule(absl::StrCat(children().size()), module);
+  }
+}
+
+Tensor Sequential::Forward(const Tensor& x) {
+  Tensor y = x;
+  for (const Child& child : children()) y = (*child.module)(y, site());
+  return y;
+}
+
+Module* ModuleMap::Find(absl::string_view name) const {
+  for (const Child& child : children()) {
+    if (child.name == name) return child.module.get();
+  }
+  return nullptr;
+}
+
+}  // namespace nn
+}  // namespace chorus
